@@ -1,0 +1,45 @@
+// Element types of tensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flashkernel {
+
+enum class DType : std::uint8_t { kFloat32, kFloat16, kBFloat16, kInt32, kInt64, kUInt8 };
+
+/// Bytes of one element.
+constexpr std::size_t dtype_bytes(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kInt32: return 4;
+    case DType::kFloat16:
+    case DType::kBFloat16: return 2;
+    case DType::kInt64: return 8;
+    case DType::kUInt8: return 1;
+  }
+  return 0;
+}
+
+/// "float32", "float16", "bfloat16", "int32", "int64", "uint8".
+constexpr const char* dtype_name(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kFloat32: return "float32";
+    case DType::kFloat16: return "float16";
+    case DType::kBFloat16: return "bfloat16";
+    case DType::kInt32: return "int32";
+    case DType::kInt64: return "int64";
+    case DType::kUInt8: return "uint8";
+  }
+  return "?";
+}
+
+/// float32, float16 or bfloat16.
+constexpr bool is_floating(DType dtype) noexcept {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+/// int32 or int64: the types of indices, lengths, positions and page tables.
+constexpr bool is_index(DType dtype) noexcept { return dtype == DType::kInt32 || dtype == DType::kInt64; }
+
+}  // namespace flashkernel

@@ -1,0 +1,33 @@
+// What travels beside the tensors of every op: the stream, where workspace comes from, and whether to explain instead of run.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "flashkernel/memory_resource.hpp"
+#include "flashkernel/stream.hpp"
+
+namespace flashkernel {
+
+/// One kernel's verdict on a call: `reason` is empty when it accepts.
+struct KernelVerdict {
+  std::string kernel;
+  bool accepted = false;
+  std::string reason;
+};
+
+/// Filled instead of running when `ExecutionContext::explain` points to it: which kernel would run, and what each one said.
+struct Explanation {
+  std::string op;
+  std::string kernel;  ///< the kernel that would run; empty if none
+  std::size_t workspace_bytes = 0;
+  std::vector<KernelVerdict> candidates;
+};
+
+struct ExecutionContext {
+  Stream stream{};
+  MemoryResource* workspace = nullptr;  ///< null: the device's default_resource
+  Explanation* explain = nullptr;       ///< non-null: validate and select, but run nothing and write nothing
+};
+
+}  // namespace flashkernel

@@ -1,0 +1,22 @@
+// Everything.
+#pragma once
+
+#include "flashkernel/attention.hpp"
+#include "flashkernel/device.hpp"
+#include "flashkernel/dtype.hpp"
+#include "flashkernel/elementwise.hpp"
+#include "flashkernel/error.hpp"
+#include "flashkernel/execution.hpp"
+#include "flashkernel/kernels.hpp"
+#include "flashkernel/kv_cache.hpp"
+#include "flashkernel/kv_ops.hpp"
+#include "flashkernel/kv_page_pool.hpp"
+#include "flashkernel/linear.hpp"
+#include "flashkernel/loss.hpp"
+#include "flashkernel/memory_resource.hpp"
+#include "flashkernel/norm.hpp"
+#include "flashkernel/reduce.hpp"
+#include "flashkernel/rope.hpp"
+#include "flashkernel/stream.hpp"
+#include "flashkernel/tensor_view.hpp"
+#include "flashkernel/version.hpp"

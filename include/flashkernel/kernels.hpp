@@ -1,0 +1,33 @@
+// The registry seen from outside: list the kernels, force one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "flashkernel/device.hpp"
+#include "flashkernel/export.hpp"
+
+namespace flashkernel {
+
+struct KernelInfo {
+  std::string id;  ///< "attention_fwd/cpu/avx512": op, then backend, arch and instance
+  std::string op;
+  DeviceType device = DeviceType::kCpu;
+  int cc_min = 0, cc_max = 0;  ///< compute capabilities served (75 = 7.5); 0 on the CPU
+  std::string cpu_features;    ///< features needed; empty if none
+  int priority = 0;            ///< the highest accepting kernel runs
+  bool available = false;      ///< this machine can run it
+  std::uint64_t calls = 0;     ///< launches since the process started
+};
+
+/// Every kernel of this build, by op and then by priority.
+FK_API std::vector<KernelInfo> kernels();
+
+/// Restrict the choice to kernels whose id matches: "attention_fwd/cpu/scalar", a prefix of it ("attention_fwd/cpu"), or with
+/// "*" for the op ("*/cpu/scalar"); several, comma-separated. Ops that no pattern names choose freely. Empty: no restriction.
+/// Starts as the environment variable FLASHKERNEL_FORCE. Process-wide. A pattern that matches no kernel is InvalidArgument.
+FK_API void force_kernels(const std::string& patterns);
+FK_API std::string forced_kernels();
+
+}  // namespace flashkernel

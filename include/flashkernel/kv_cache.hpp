@@ -1,0 +1,78 @@
+// Sequences on top of a KvPagePool: append, fork with copy on write, truncate, free, shared prefixes, block tables.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "flashkernel/execution.hpp"
+#include "flashkernel/kv_page_pool.hpp"
+#include "flashkernel/tensor_view.hpp"
+
+namespace flashkernel {
+
+/// Handle of a sequence; one that was freed is recognised (InvalidArgument), also after its slot was used again.
+struct SequenceId {
+  std::uint32_t slot = 0;
+  std::uint32_t generation = 0;
+  friend bool operator==(SequenceId a, SequenceId b) noexcept { return a.slot == b.slot && a.generation == b.generation; }
+};
+
+struct KvCacheStats {
+  std::int64_t num_sequences = 0;
+  std::int64_t num_pages_used = 0;     ///< distinct pages held by sequences
+  std::int64_t num_pages_shared = 0;   ///< those held by two sequences or more
+  std::int64_t num_pages_cached = 0;   ///< held by the prefix index only; given up when the pool runs dry
+  std::int64_t num_pages_free = 0;
+  std::uint64_t num_prefix_hits = 0;   ///< pages that `create` found
+  std::uint64_t num_copies_on_write = 0;
+};
+
+/// Bookkeeping is on the host; keys and values are moved by `kv_append`, `kv_copy_pages` and read by `attention_paged`.
+/// Every call that needs pages takes all of them or throws OutOfPages and changes nothing. Thread-safe.
+class FK_API KvCache {
+ public:
+  /// `pool` must outlive the cache.
+  explicit KvCache(KvPagePool& pool);
+  ~KvCache();
+  KvCache(const KvCache&) = delete;
+  KvCache& operator=(const KvCache&) = delete;
+
+  KvPagePool& pool() const noexcept;
+
+  /// An empty sequence.
+  SequenceId create();
+  /// A sequence for these tokens that already holds the longest run of full pages that `publish` has seen under exactly these
+  /// tokens (never all of them: the last token is left to compute). `*num_cached` gets the tokens found.
+  SequenceId create(const std::int32_t* tokens, std::int64_t num_tokens, std::int64_t* num_cached);
+  /// Offers the full pages of `sequence`, which hold `tokens`, to later `create` calls.
+  void publish(SequenceId sequence, const std::int32_t* tokens, std::int64_t num_tokens);
+  /// A second sequence with the same tokens that shares every page; whoever appends to a shared, partly filled page gets a
+  /// copy of it first.
+  SequenceId fork(SequenceId sequence);
+  /// Forget tokens from `length` on; pages no longer needed are given back.
+  void truncate(SequenceId sequence, std::int64_t length);
+  void free(SequenceId sequence);
+
+  /// Room for `num_tokens` more tokens: extends the sequence and writes their slots (page * page_size + offset) to
+  /// `slots` (int64 [num_tokens], host). Copies a shared last page (all layers, ordered on context.stream).
+  void append(SequenceId sequence, std::int64_t num_tokens, std::int64_t* slots, const ExecutionContext& context = {});
+
+  std::int64_t length(SequenceId sequence) const;
+  std::int64_t num_pages(SequenceId sequence) const;
+  /// Page of every block of the sequence: int32 [num_pages(sequence)], host.
+  void pages(SequenceId sequence, PageId* pages) const;
+  /// Block table int32 [count, max_pages] (unused entries -1) and lengths int32 [count] of some sequences, written to host
+  /// memory. `max_pages` must be at least the largest num_pages.
+  void block_table(const SequenceId* sequences, std::int64_t count, std::int64_t max_pages, std::int32_t* table,
+                   std::int32_t* lengths) const;
+
+  /// Drop every page that only the prefix index holds; returns how many.
+  std::int64_t drop_cached();
+  KvCacheStats stats() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace flashkernel

@@ -1,0 +1,57 @@
+// A fixed set of fixed-size pages for keys and values, taken and given back in O(1), with reference counts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "flashkernel/memory_resource.hpp"
+#include "flashkernel/tensor_view.hpp"
+
+namespace flashkernel {
+
+using PageId = std::int32_t;
+
+struct KvPagePoolOptions {
+  std::int64_t num_pages = 0;
+  std::int64_t heads_kv = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t head_dim_v = 0;   ///< 0: head_dim
+  std::int64_t page_size = 256;  ///< tokens: 16, 32, 64, 128 or 256
+  std::int64_t num_layers = 1;   ///< one page id covers the same tokens in every layer
+  DType dtype = DType::kFloat16;
+  Device device{};
+};
+
+/// Storage and bookkeeping of pages. A page taken has one reference; it returns to the free list when the last one is given up.
+/// Exhaustion is OutOfPages and a page that is not taken is InvalidArgument; both leave everything as it was. Thread-safe.
+class FK_API KvPagePool {
+ public:
+  /// Storage comes from `resource` (null: the device's default_resource), which must outlive the pool.
+  explicit KvPagePool(const KvPagePoolOptions& options, MemoryResource* resource = nullptr);
+  ~KvPagePool();
+  KvPagePool(const KvPagePool&) = delete;
+  KvPagePool& operator=(const KvPagePool&) = delete;
+
+  const KvPagePoolOptions& options() const noexcept;
+  std::int64_t num_free() const;
+  std::int64_t num_used() const;
+
+  PageId take();
+  /// All `count` pages or none.
+  void take(std::int64_t count, PageId* pages);
+  /// One more reference to a taken page.
+  void retain(PageId page);
+  /// One reference less.
+  void give_back(PageId page);
+  std::int32_t num_references(PageId page) const;
+
+  /// [num_pages, page_size, heads_kv, head_dim] of one layer.
+  TensorView k_pages(std::int64_t layer = 0) const;
+  TensorView v_pages(std::int64_t layer = 0) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace flashkernel

@@ -1,0 +1,34 @@
+// activation(x W^T + b) in one kernel, and its gradient.
+#pragma once
+
+#include <cstdint>
+
+#include "flashkernel/execution.hpp"
+#include "flashkernel/tensor_view.hpp"
+
+namespace flashkernel {
+
+enum class Activation : std::uint8_t {
+  kNone,
+  kGeluTanh,  ///< 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+  kGelu,      ///< 0.5 x (1 + erf(x / sqrt(2)))
+  kSilu,      ///< x / (1 + exp(-x))
+};
+
+/// x [..., in_features] (up to 8 dims), weight [out_features, in_features] (either of its two dims contiguous: a transposed
+/// view of GPT-2's [in, out] weight is taken as it is), bias [out_features] or absent (x's dtype or fp32),
+/// out [..., out_features], preactivation (x W^T + b, shape and dtype of out) or absent. Accumulates in fp32.
+FK_API void linear(const TensorView& x, const TensorView& weight, const TensorView& bias, const TensorView& out,
+                   const TensorView& preactivation, Activation activation = Activation::kNone,
+                   const ExecutionContext& context = {});
+
+struct LinearGradients {
+  TensorView x, weight, bias;  ///< shapes of x, weight, bias; an absent view is not computed
+};
+
+/// Gradients of `linear`. `preactivation` is needed when `activation` is not kNone.
+FK_API void linear_backward(const TensorView& grad_out, const TensorView& x, const TensorView& weight,
+                            const TensorView& preactivation, const LinearGradients& gradients,
+                            Activation activation = Activation::kNone, const ExecutionContext& context = {});
+
+}  // namespace flashkernel
