@@ -1,0 +1,90 @@
+# The library: object files once, a shared library for users and a static one for the tests that look inside.
+find_package(Threads REQUIRED)
+
+configure_file(${PROJECT_SOURCE_DIR}/include/flashkernel/version.hpp.in ${PROJECT_BINARY_DIR}/include/flashkernel/version.hpp @ONLY)
+
+set(_src ${PROJECT_SOURCE_DIR}/src)
+add_library(flashkernel_options INTERFACE)
+target_include_directories(flashkernel_options INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include ${_src})
+target_compile_definitions(flashkernel_options INTERFACE FLASHKERNEL_BUILD)
+target_link_libraries(flashkernel_options INTERFACE Threads::Threads)
+if(MSVC)
+  set(_cxx_flags /W4 /bigobj)
+  set(_werror /WX)
+else()
+  # No -ffast-math: NaN and infinity are part of the contract. No errno or trapping maths: sqrt becomes an instruction.
+  set(_cxx_flags -Wall -Wextra -Wpedantic -fno-math-errno -fno-trapping-math)
+  set(_werror -Werror)
+endif()
+target_compile_options(flashkernel_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${_cxx_flags}>)
+if(FLASHKERNEL_WERROR)
+  target_compile_options(flashkernel_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${_werror}>)
+endif()
+if(FLASHKERNEL_SANITIZE)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${FLASHKERNEL_SANITIZE}> $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer> -g1)
+  add_link_options(-fsanitize=${FLASHKERNEL_SANITIZE})
+  if(FLASHKERNEL_SANITIZE MATCHES "undefined")
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=undefined>)
+  endif()
+endif()
+
+set(_object_libraries)
+
+# flashkernel_add_objects(name source... [FLAGS flag...]): one folder's objects with the folder's own compile flags.
+function(flashkernel_add_objects name)
+  cmake_parse_arguments(ARG "" "" "FLAGS" ${ARGN})
+  add_library(${name} OBJECT ${ARG_UNPARSED_ARGUMENTS})
+  target_link_libraries(${name} PRIVATE flashkernel_options)
+  target_compile_options(${name} PRIVATE ${ARG_FLAGS})
+  set(_object_libraries ${_object_libraries} ${name} PARENT_SCOPE)
+endfunction()
+
+file(GLOB _portable CONFIGURE_DEPENDS ${_src}/core/*.cpp ${_src}/ops/*.cpp ${_src}/cpu/*.cpp ${_src}/cpu/scalar/*.cpp
+     ${_src}/memory/*.cpp)
+list(FILTER _portable EXCLUDE REGEX "memory/cuda_")
+flashkernel_add_objects(flashkernel_portable ${_portable})
+
+# CPU kernels for newer instruction sets: each folder has its flags, and kernels.cpp learns that the folders exist.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  set_property(SOURCE ${_src}/cpu/kernels.cpp APPEND PROPERTY COMPILE_DEFINITIONS FK_CPU_X86)
+  if(MSVC)
+    set(_avx2_flags /arch:AVX2)
+    set(_avx512_flags /arch:AVX512)
+    set(_amx_flags /arch:AVX512)
+  else()
+    # Each level tunes for the processors that have it; contraction to FMA is meant.
+    set(_avx2_flags -mavx2 -mfma -mf16c -mtune=haswell)
+    set(_avx512_flags ${_avx2_flags} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mprefer-vector-width=512)
+    set(_amx_flags ${_avx512_flags} -mavx512bf16 -mamx-tile -mamx-bf16)
+  endif()
+  foreach(_isa avx2 avx512 amx)
+    file(GLOB _sources CONFIGURE_DEPENDS ${_src}/cpu/${_isa}/*.cpp)
+    if(_sources)
+      flashkernel_add_objects(flashkernel_cpu_${_isa} ${_sources} FLAGS ${_${_isa}_flags})
+    endif()
+  endforeach()
+endif()
+
+if(FLASHKERNEL_WITH_CUDA)
+  include(FlashkernelCudaTargets)
+else()
+  file(GLOB _no_cuda CONFIGURE_DEPENDS ${_src}/no_cuda/*.cpp)
+  flashkernel_add_objects(flashkernel_no_cuda ${_no_cuda})
+endif()
+
+set(_objects)
+foreach(_library IN LISTS _object_libraries)
+  list(APPEND _objects $<TARGET_OBJECTS:${_library}>)
+endforeach()
+
+add_library(flashkernel SHARED ${_objects})
+add_library(flashkernel::flashkernel ALIAS flashkernel)
+target_include_directories(flashkernel PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                              $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include> $<INSTALL_INTERFACE:include>)
+target_compile_features(flashkernel PUBLIC cxx_std_17)
+target_link_libraries(flashkernel PRIVATE Threads::Threads)
+
+# What the tests link: the same objects with the internals visible to the linker.
+add_library(flashkernel_internal STATIC EXCLUDE_FROM_ALL ${_objects})
+target_link_libraries(flashkernel_internal PUBLIC flashkernel_options)
+target_compile_definitions(flashkernel_internal INTERFACE FLASHKERNEL_STATIC)

@@ -1,0 +1,189 @@
+// Workers sleep between ops and spin a little before they do, so that a run of small ops (a decode step) does not pay a wake-up
+// for each. A child process after fork() starts a pool of its own.
+#include "core/thread_pool.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "flashkernel/device.hpp"
+#include "flashkernel/error.hpp"
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+
+namespace flashkernel {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+inline void relax() noexcept {
+#if defined(__x86_64__) || defined(_M_X64)
+  _mm_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+int usable_cores() {
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+#endif
+  const unsigned cores = std::thread::hardware_concurrency();
+  return cores ? static_cast<int>(cores) : 1;
+}
+
+// OMP_NUM_THREADS is a comma-separated list, one entry per nesting level; the first counts.
+int initial_threads() {
+  if (const char* text = std::getenv("OMP_NUM_THREADS")) {
+    const long count = std::strtol(text, nullptr, 10);
+    if (count >= 1) return static_cast<int>(count < kMaxThreads ? count : kMaxThreads);
+  }
+  return usable_cores();
+}
+
+std::atomic<int>& thread_setting() {
+  static std::atomic<int> setting{initial_threads()};
+  return setting;
+}
+
+thread_local bool t_inside_task = false;
+
+class ThreadPool {
+ public:
+  // False when another caller's op is running: the caller then works alone.
+  bool try_run(std::int64_t count, std::int64_t grain, int workers, TaskFunction function, void* context) {
+    std::unique_lock<std::mutex> submit(submit_mutex_, std::try_to_lock);
+    if (!submit.owns_lock()) return false;
+    while (static_cast<int>(threads_) < workers - 1) {
+      std::thread(&ThreadPool::work, this, threads_ + 1, epoch_.load(std::memory_order_relaxed)).detach();
+      ++threads_;
+    }
+    function_ = function;
+    context_ = context;
+    count_ = count;
+    grain_ = grain;
+    workers_ = workers;
+    next_.store(0, std::memory_order_relaxed);
+    error_ = nullptr;
+    running_.store(threads_, std::memory_order_relaxed);
+    {
+      const std::lock_guard<std::mutex> lock(wake_mutex_);
+      epoch_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    run_tasks(0);
+    for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins) {
+      if (spins < kSpins) {
+        relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+    if (error_) std::rethrow_exception(error_);
+    return true;
+  }
+
+ private:
+  static constexpr int kSpins = 2000;  // about 30 us on current processors, the price of a wake-up
+
+  void run_tasks(int worker) noexcept {
+    t_inside_task = true;
+    for (;;) {
+      const std::int64_t begin = next_.fetch_add(grain_, std::memory_order_relaxed);
+      if (begin >= count_) break;
+      const std::int64_t end = begin + grain_ < count_ ? begin + grain_ : count_;
+      try {
+        function_(context_, begin, end, worker);
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(error_mutex_);
+        if (!error_) error_ = std::current_exception();
+        next_.store(count_, std::memory_order_relaxed);
+      }
+    }
+    t_inside_task = false;
+  }
+
+  void work(int worker, std::uint64_t seen) {
+    for (;;) {
+      for (int spins = 0; spins < kSpins && epoch_.load(std::memory_order_acquire) == seen; ++spins) relax();
+      if (epoch_.load(std::memory_order_acquire) == seen) {
+        std::unique_lock<std::mutex> lock(wake_mutex_);
+        wake_.wait(lock, [&] { return epoch_.load(std::memory_order_acquire) != seen; });
+      }
+      seen = epoch_.load(std::memory_order_acquire);
+      if (worker < workers_) run_tasks(worker);
+      running_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  std::mutex submit_mutex_, wake_mutex_, error_mutex_;
+  std::condition_variable wake_;
+  std::atomic<std::uint64_t> epoch_{0};
+  std::atomic<std::int64_t> next_{0};
+  std::atomic<int> running_{0};  // workers that have not finished the current op
+  int threads_ = 0;              // workers besides the caller
+  // The current op; written before epoch_ moves, read after.
+  TaskFunction function_ = nullptr;
+  void* context_ = nullptr;
+  std::int64_t count_ = 0, grain_ = 1;
+  int workers_ = 1;
+  std::exception_ptr error_;
+};
+
+std::atomic<ThreadPool*> g_pool{nullptr};
+
+// Never destroyed: workers are detached and may outlive static destructors.
+ThreadPool& pool() {
+  ThreadPool* current = g_pool.load(std::memory_order_acquire);
+  if (current) return *current;
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  current = g_pool.load(std::memory_order_acquire);
+  if (!current) {
+#if defined(__linux__)
+    static const int registered = pthread_atfork(nullptr, nullptr, [] {
+      g_pool.store(nullptr);  // the parent's threads do not exist here
+      t_inside_task = false;
+    });
+    (void)registered;
+#endif
+    current = new ThreadPool;
+    g_pool.store(current, std::memory_order_release);
+  }
+  return *current;
+}
+
+}  // namespace
+
+int num_threads() noexcept { return thread_setting().load(std::memory_order_relaxed); }
+
+void set_num_threads(int count) {
+  if (count < 1 || count > kMaxThreads)
+    throw InvalidArgument("set_num_threads: count=" + std::to_string(count) + "; needs 1 to " + std::to_string(kMaxThreads));
+  thread_setting().store(count, std::memory_order_relaxed);
+}
+
+int num_workers() noexcept { return num_threads(); }
+
+void parallel_for(std::int64_t count, std::int64_t grain, int max_workers, TaskFunction function, void* context) {
+  if (count <= 0) return;
+  if (grain < 1) grain = 1;
+  const std::int64_t runs = (count + grain - 1) / grain;
+  const int workers = static_cast<int>(runs < max_workers ? runs : max_workers);
+  if (workers > 1 && !t_inside_task && pool().try_run(count, grain, workers, function, context)) return;
+  function(context, 0, count, 0);
+}
+
+}  // namespace flashkernel

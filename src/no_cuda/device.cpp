@@ -1,0 +1,13 @@
+// Answers about CUDA devices in a build without CUDA.
+#include "core/cuda_devices.hpp"
+#include "flashkernel/device.hpp"
+
+namespace flashkernel {
+
+int cuda_compute_capability(int) noexcept { return 0; }
+
+const char* why_no_cuda() noexcept { return "this build has no CUDA"; }
+
+int num_cuda_devices() noexcept { return 0; }
+
+}  // namespace flashkernel

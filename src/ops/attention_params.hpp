@@ -1,0 +1,155 @@
+// What an attention kernel gets: dense, variable-length and paged attention in one struct; pointers with their layouts.
+// Filled and validated by ops/attention.cpp. Strides count elements; the last dim (head_dim) is contiguous everywhere.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/params_common.hpp"
+
+namespace flashkernel {
+
+/// Additive bias [batch, heads_q, seq_q, seq_k]; a broadcast dim has stride 0.
+struct AttentionBias {
+  const void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  std::int64_t stride_batch = 0, stride_head = 0, stride_q = 0, stride_k = 0;
+};
+
+struct AttentionParams {
+  static constexpr const char* kOp = "attention_fwd";
+
+  DType dtype = DType::kFloat32;  // of q, k, v, out
+  Device device{};
+  std::int64_t batch = 0, heads_q = 0, heads_kv = 0;
+  std::int64_t seq_q = 0, seq_k = 0;  // dense: exact; variable-length and paged: the largest
+  std::int64_t head_dim = 0, head_dim_v = 0;
+
+  const void* q = nullptr;  // [batch, heads_q, seq_q, head_dim], or [total_q, heads_q, head_dim] (stride_q_batch unused)
+  const void* k = nullptr;  // [batch, heads_kv, seq_k, head_dim], [total_k, ...], or pages [num_pages, page_size, heads_kv, head_dim]
+  const void* v = nullptr;  // as k with head_dim_v
+  void* out = nullptr;      // as q with head_dim_v
+  float* lse = nullptr;     // [batch, heads_q, seq_q] or [heads_q, total_q] by the strides below; may be null
+  std::int64_t stride_q_batch = 0, stride_q_head = 0, stride_q_token = 0;
+  std::int64_t stride_k_batch = 0, stride_k_head = 0, stride_k_token = 0;  // paged: stride_k_batch is the page's, token the slot's
+  std::int64_t stride_v_batch = 0, stride_v_head = 0, stride_v_token = 0;
+  std::int64_t stride_out_batch = 0, stride_out_head = 0, stride_out_token = 0;
+  std::int64_t stride_lse_batch = 0, stride_lse_head = 0, stride_lse_token = 0;
+
+  IndexArray cu_seqlens_q;  // [batch + 1]; absent: every sequence has seq_q queries
+  IndexArray cu_seqlens_k;  // [batch + 1]; absent: dense or paged
+  std::int64_t total_q = 0, total_k = 0;  // rows of q and k when variable-length
+
+  const std::int32_t* block_table = nullptr;  // [batch, max_pages], rows `stride_block_table` apart; null: not paged
+  std::int64_t stride_block_table = 0, max_pages = 0, num_pages = 0, page_size = 0;
+  IndexArray seq_lens;  // [batch] keys per sequence when paged
+
+  float scale = 1.0f;
+  float softcap = 0.0f;  // 0: off
+  bool causal = false;   // already folded into window_right (min with 0); kept for kernels that specialise
+  std::int64_t window_left = -1, window_right = -1;  // -1: unbounded
+  AttentionBias bias;
+  const float* alibi_slopes = nullptr;  // slope of (b, h) at b * stride_alibi_batch + h
+  std::int64_t stride_alibi_batch = 0;
+  const float* sinks = nullptr;  // [heads_q]
+
+  FK_HOST_DEVICE bool is_varlen_q() const { return static_cast<bool>(cu_seqlens_q); }
+  FK_HOST_DEVICE bool is_varlen_k() const { return static_cast<bool>(cu_seqlens_k); }
+  FK_HOST_DEVICE bool is_paged() const { return block_table != nullptr; }
+  FK_HOST_DEVICE bool has_score_modifier() const { return softcap > 0 || bias.data || alibi_slopes; }
+
+  // First query row of sequence b in q, and its number of queries.
+  FK_HOST_DEVICE std::int64_t q_begin(std::int64_t b) const { return cu_seqlens_q ? cu_seqlens_q[b] : 0; }
+  FK_HOST_DEVICE std::int64_t q_length(std::int64_t b) const {
+    return cu_seqlens_q ? cu_seqlens_q[b + 1] - cu_seqlens_q[b] : seq_q;
+  }
+  FK_HOST_DEVICE std::int64_t k_begin(std::int64_t b) const { return cu_seqlens_k ? cu_seqlens_k[b] : 0; }
+  FK_HOST_DEVICE std::int64_t k_length(std::int64_t b) const {
+    return cu_seqlens_k ? cu_seqlens_k[b + 1] - cu_seqlens_k[b] : (is_paged() ? seq_lens[b] : seq_k);
+  }
+  // Element offset of the head_dim row of query i of sequence b. Variable-length sequences ignore the batch stride.
+  FK_HOST_DEVICE std::int64_t q_offset(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return (cu_seqlens_q ? (q_begin(b) + i) * stride_q_token : b * stride_q_batch + i * stride_q_token) + h * stride_q_head;
+  }
+  FK_HOST_DEVICE std::int64_t out_offset(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return (cu_seqlens_q ? (q_begin(b) + i) * stride_out_token : b * stride_out_batch + i * stride_out_token) +
+           h * stride_out_head;
+  }
+  FK_HOST_DEVICE std::int64_t lse_offset(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return (cu_seqlens_q ? (q_begin(b) + i) * stride_lse_token : b * stride_lse_batch + i * stride_lse_token) +
+           h * stride_lse_head;
+  }
+  // Element offset of the row of key j of sequence b; h counts kv heads.
+  FK_HOST_DEVICE std::int64_t k_offset(std::int64_t b, std::int64_t h, std::int64_t j) const {
+    return kv_offset(b, h, j, stride_k_batch, stride_k_head, stride_k_token);
+  }
+  FK_HOST_DEVICE std::int64_t v_offset(std::int64_t b, std::int64_t h, std::int64_t j) const {
+    return kv_offset(b, h, j, stride_v_batch, stride_v_head, stride_v_token);
+  }
+  // Keys [first, last) that query i of a sequence with these lengths may see.
+  FK_HOST_DEVICE std::int64_t first_key(std::int64_t i, std::int64_t q_len, std::int64_t k_len) const {
+    if (window_left < 0) return 0;
+    const std::int64_t first = i + k_len - q_len - window_left;
+    return first < 0 ? 0 : first;
+  }
+  FK_HOST_DEVICE std::int64_t last_key(std::int64_t i, std::int64_t q_len, std::int64_t k_len) const {
+    if (window_right < 0) return k_len;
+    const std::int64_t last = i + k_len - q_len + window_right + 1;
+    return last < 0 ? 0 : (last > k_len ? k_len : last);
+  }
+
+ private:
+  FK_HOST_DEVICE std::int64_t kv_offset(std::int64_t b, std::int64_t h, std::int64_t j, std::int64_t stride_batch,
+                                        std::int64_t stride_head, std::int64_t stride_token) const {
+    if (block_table) {
+      const std::int64_t page = block_table[b * stride_block_table + j / page_size];
+      return page * stride_batch + (j % page_size) * stride_token + h * stride_head;
+    }
+    return (cu_seqlens_k ? (k_begin(b) + j) * stride_token : b * stride_batch + j * stride_token) + h * stride_head;
+  }
+};
+
+/// Backward: `forward` describes the same call (its out and lse are read); gradients follow its layouts.
+struct AttentionBackwardParams {
+  static constexpr const char* kOp = "attention_bwd";
+
+  AttentionParams forward;
+  const void* grad_out = nullptr;   // layout of out by its own strides
+  const float* grad_lse = nullptr;  // layout of lse by its own strides; may be null
+  std::int64_t stride_grad_out_batch = 0, stride_grad_out_head = 0, stride_grad_out_token = 0;
+  std::int64_t stride_grad_lse_batch = 0, stride_grad_lse_head = 0, stride_grad_lse_token = 0;
+
+  void* grad_q = nullptr;  // layouts of q, k, v by their own strides; any may be null
+  void* grad_k = nullptr;
+  void* grad_v = nullptr;
+  std::int64_t stride_grad_q_batch = 0, stride_grad_q_head = 0, stride_grad_q_token = 0;
+  std::int64_t stride_grad_k_batch = 0, stride_grad_k_head = 0, stride_grad_k_token = 0;
+  std::int64_t stride_grad_v_batch = 0, stride_grad_v_head = 0, stride_grad_v_token = 0;
+
+  // Gradient of the bias: its own shape with dims of 1 where the bias broadcasts (those are summed over); null: not wanted.
+  void* grad_bias = nullptr;
+  DType grad_bias_dtype = DType::kFloat32;
+  std::int64_t grad_bias_shape[4] = {1, 1, 1, 1};  // each 1 or the full extent
+  std::int64_t stride_grad_bias[4] = {0, 0, 0, 0};
+  float* grad_sinks = nullptr;  // [heads_q]
+  bool deterministic = true;
+};
+
+/// merge_states: rows are flattened to [d0, d1, d2, head_dim].
+struct MergeStatesParams {
+  static constexpr const char* kOp = "merge_states";
+
+  DType dtype = DType::kFloat32;
+  Device device{};
+  std::int64_t shape[3] = {1, 1, 1};
+  std::int64_t head_dim = 0;
+  const void* out_a = nullptr;
+  const void* out_b = nullptr;
+  const float* lse_a = nullptr;
+  const float* lse_b = nullptr;
+  void* out = nullptr;
+  float* lse = nullptr;
+  std::int64_t stride_out_a[3] = {}, stride_out_b[3] = {}, stride_out[3] = {};
+  std::int64_t stride_lse_a[3] = {}, stride_lse_b[3] = {}, stride_lse[3] = {};
+};
+
+}  // namespace flashkernel

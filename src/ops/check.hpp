@@ -1,0 +1,57 @@
+// Argument checks that every front door shares: one sentence per refusal, always "op: what was got; what is needed".
+// Invariant: all checks of an op run before its first write.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "flashkernel/error.hpp"
+#include "flashkernel/tensor_view.hpp"
+#include "ops/params_common.hpp"
+
+namespace flashkernel {
+
+class Checker {
+ public:
+  Checker(const char* op, Device device) : op_(op), device_(device) {}
+
+  Device device() const noexcept { return device_; }
+
+  /// Throws InvalidArgument "op: <message>".
+  [[noreturn]] void fail(const std::string& message) const;
+  void require(bool condition, const std::string& message) const {
+    if (!condition) fail(message);
+  }
+
+  /// Present, on the op's device, data not null unless empty, sizes that fit 64 bits.
+  void tensor(const char* name, const TensorView& view) const;
+  void floating(const char* name, const TensorView& view) const;  // float32, float16 or bfloat16
+  void index(const char* name, const TensorView& view) const;     // int32 or int64
+  void dtype(const char* name, const TensorView& view, DType needed) const;
+  void ndim(const char* name, const TensorView& view, int least, int most) const;
+  /// shape[d] == needed, where `why` says what it must agree with: "q.shape[3]".
+  void extent(const char* name, const TensorView& view, int d, std::int64_t needed, const char* why) const;
+  void same_shape(const char* name, const TensorView& view, const char* other_name, const TensorView& other) const;
+  void last_dim_contiguous(const char* name, const TensorView& view) const;
+  void contiguous(const char* name, const TensorView& view) const;
+  /// Written tensors must not overlap themselves (a stride of 0 over more than one element).
+  void writable(const char* name, const TensorView& view) const;
+  /// A 1-D run of indices.
+  IndexArray index_array(const char* name, const TensorView& view, std::int64_t needed_length) const;
+
+ private:
+  const char* op_;
+  Device device_;
+};
+
+/// "op: q.shape[3]=96" style pieces.
+std::string shape_text(const char* name, const TensorView& view, int d);
+
+/// A view with leading dims of 1 added until it has `ndim` dims.
+TensorView with_leading_dims(const TensorView& view, int ndim);
+
+/// `outer` dims of a view folded into one with a constant stride; false when the layout does not allow it.
+bool fold_rows(const TensorView& view, std::int64_t* rows, std::int64_t* stride_row);
+
+}  // namespace flashkernel

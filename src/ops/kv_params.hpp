@@ -1,0 +1,64 @@
+// What the kernels that move keys and values get. Filled by ops/kv_ops.cpp.
+#pragma once
+
+#include "ops/rope_params.hpp"
+
+namespace flashkernel {
+
+/// Pages [num_pages, page_size, heads_kv, head_dim]; the last dim is contiguous.
+struct KvPages {
+  void* k = nullptr;
+  void* v = nullptr;
+  std::int64_t num_pages = 0, page_size = 0, heads_kv = 0, head_dim = 0, head_dim_v = 0;
+  std::int64_t stride_k_page = 0, stride_k_slot = 0, stride_k_head = 0;
+  std::int64_t stride_v_page = 0, stride_v_slot = 0, stride_v_head = 0;
+};
+
+struct KvAppendParams {
+  static constexpr const char* kOp = "kv_append";
+
+  DType dtype = DType::kFloat32;
+  Device device{};
+  std::int64_t tokens = 0;
+  const void* k = nullptr;  // [tokens, heads_kv, head_dim]
+  const void* v = nullptr;  // [tokens, heads_kv, head_dim_v]
+  std::int64_t stride_k_token = 0, stride_k_head = 0, stride_v_token = 0, stride_v_head = 0;
+  KvPages pages;
+  IndexArray slots;  // [tokens]; negative: skip
+
+  bool has_rope = false;
+  RopeSpec rope;
+  IndexArray positions;     // [tokens]
+  std::int64_t heads_q = 0; // 0: q absent
+  const void* q = nullptr;  // [tokens, heads_q, head_dim]
+  void* q_out = nullptr;
+  std::int64_t stride_q_token = 0, stride_q_head = 0, stride_q_out_token = 0, stride_q_out_head = 0;
+};
+
+struct KvReadParams {
+  static constexpr const char* kOp = "kv_read";
+
+  DType dtype = DType::kFloat32;
+  Device device{};
+  std::int64_t batch = 0, max_seq = 0;
+  KvPages pages;
+  const std::int32_t* block_table = nullptr;  // [batch, max_pages]
+  std::int64_t stride_block_table = 0, max_pages = 0;
+  IndexArray seq_lens;    // [batch]
+  void* k_out = nullptr;  // [batch, max_seq, heads_kv, head_dim]
+  void* v_out = nullptr;
+  std::int64_t stride_k_out_batch = 0, stride_k_out_token = 0, stride_k_out_head = 0;
+  std::int64_t stride_v_out_batch = 0, stride_v_out_token = 0, stride_v_out_head = 0;
+};
+
+struct KvCopyParams {
+  static constexpr const char* kOp = "kv_copy_pages";
+
+  DType dtype = DType::kFloat32;
+  Device device{};
+  std::int64_t count = 0;
+  KvPages pages;
+  IndexArray src, dst;  // [count]
+};
+
+}  // namespace flashkernel

@@ -1,0 +1,176 @@
+// The registry's untyped half: every row of every op, forcing, and the texts of refusals.
+#include <algorithm>
+#include <cstdlib>
+#include <mutex>
+#include <sstream>
+
+#include "core/cpu_features.hpp"
+#include "core/cuda_devices.hpp"
+#include "ops/all_params.hpp"
+#include "ops/select.hpp"
+
+namespace flashkernel {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<RowState*> rows;
+  std::string patterns;
+  bool patterns_known = false;  // FLASHKERNEL_FORCE read
+};
+
+Registry& registry() {
+  static Registry* const instance = new Registry;
+  return *instance;
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::stringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) {
+    part.erase(0, part.find_first_not_of(" \t"));
+    part.erase(part.find_last_not_of(" \t") + 1);
+    if (!part.empty()) parts.push_back(part);
+  }
+  return parts;
+}
+
+// "op/rest" or "*/rest" against the id "op/rest/more": whole path segments only.
+bool names_op(const std::string& pattern, const std::string& op) {
+  const std::string head = pattern.substr(0, pattern.find('/'));
+  return head == "*" || head == op;
+}
+
+bool matches(const std::string& pattern, const std::string& id) {
+  const std::string op = id.substr(0, id.find('/'));
+  if (!names_op(pattern, op)) return false;
+  const auto slash = pattern.find('/');
+  if (slash == std::string::npos) return true;
+  const std::string prefix = op + pattern.substr(slash);
+  return id.compare(0, prefix.size(), prefix) == 0 && (id.size() == prefix.size() || id[prefix.size()] == '/');
+}
+
+// "*/cpu/scalar" restricts an op only if the op has a kernel that matches: naming an arch must not break ops without it.
+bool restricts(const std::string& pattern, const char* op, const std::vector<RowState*>& rows) {
+  if (!names_op(pattern, op)) return false;
+  if (pattern[0] != '*') return true;
+  return std::any_of(rows.begin(), rows.end(),
+                     [&](const RowState* row) { return std::string(row->op) == op && matches(pattern, row->name); });
+}
+
+void apply_patterns(Registry& registry) {
+  const auto patterns = split(registry.patterns);
+  for (RowState* row : registry.rows) {
+    bool restricted = false, matched = false;
+    for (const auto& pattern : patterns) {
+      if (!restricts(pattern, row->op, registry.rows)) continue;
+      restricted = true;
+      matched = matched || matches(pattern, row->name);
+    }
+    row->allowed.store(!restricted || matched, std::memory_order_relaxed);
+  }
+}
+
+void read_environment(Registry& registry) {
+  if (registry.patterns_known) return;
+  registry.patterns_known = true;
+  if (const char* patterns = std::getenv("FLASHKERNEL_FORCE")) registry.patterns = patterns;
+}
+
+template <class... Params>
+void touch_tables(ParamsList<Params...>) {
+  (OpTable<Params>::instance(), ...);
+}
+
+void register_all() {
+  static const bool once = (touch_tables(AllParams{}), true);
+  (void)once;
+}
+
+}  // namespace
+
+void register_row(RowState& row) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.rows.push_back(&row);
+  read_environment(all);
+  if (!all.patterns.empty()) apply_patterns(all);
+}
+
+const char* why_unavailable(const RowState& row, Device device) noexcept {
+  if (row.device == DeviceType::kCpu)
+    return (row.cpu_features & ~available_cpu_features()) == 0 ? nullptr : "this CPU lacks an instruction set it needs";
+  const int cc = cuda_compute_capability(device.index);
+  return row.cc_min <= cc && cc <= row.cc_max ? nullptr : "it serves other compute capabilities";
+}
+
+void throw_no_kernel(const Explanation& explanation, Device device) {
+  std::string text = explanation.op + ": no kernel for this call on " + to_string(device) + ":";
+  for (const auto& candidate : explanation.candidates) text += "\n  " + candidate.kernel + ": " + candidate.reason;
+  if (explanation.candidates.empty())
+    text += device.is_cuda() ? " this build has no CUDA kernel for the op (configure with -DFLASHKERNEL_CUDA=ON, or move the tensors to the CPU)"
+                             : " this build has no CPU kernel for the op";
+  throw Unsupported(text);
+}
+
+Workspace::Workspace(std::size_t bytes, Device device, const ExecutionContext& context)
+    : bytes_(bytes), stream_(context.stream) {
+  if (bytes == 0) return;
+  resource_ = context.workspace ? context.workspace : &default_resource(device);
+  data_ = resource_->allocate(bytes, kDefaultAlignment, stream_);
+}
+
+Workspace::~Workspace() {
+  if (data_) resource_->deallocate(data_, bytes_, kDefaultAlignment, stream_);
+}
+
+std::vector<KernelInfo> kernels() {
+  register_all();
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const int num_cuda = num_cuda_devices();
+  std::vector<KernelInfo> infos;
+  for (const RowState* row : all.rows) {
+    KernelInfo info;
+    info.id = row->name;
+    info.op = row->op;
+    info.device = row->device;
+    info.cc_min = row->cc_min;
+    info.cc_max = row->cc_max;
+    info.cpu_features = cpu_feature_names(row->cpu_features);
+    info.priority = row->priority;
+    info.calls = row->calls.load(std::memory_order_relaxed);
+    if (row->device == DeviceType::kCpu) {
+      info.available = why_unavailable(*row, Device::cpu()) == nullptr;
+    } else {
+      for (int i = 0; i < num_cuda; ++i) info.available = info.available || !why_unavailable(*row, Device::cuda(i));
+    }
+    infos.push_back(info);
+  }
+  std::stable_sort(infos.begin(), infos.end(), [](const KernelInfo& a, const KernelInfo& b) {
+    return a.op != b.op ? a.op < b.op : a.priority > b.priority;
+  });
+  return infos;
+}
+
+void force_kernels(const std::string& patterns) {
+  register_all();
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  for (const auto& pattern : split(patterns)) {
+    const bool known = std::any_of(all.rows.begin(), all.rows.end(), [&](const RowState* row) { return matches(pattern, row->name); });
+    if (!known) throw InvalidArgument("force_kernels: no kernel matches \"" + pattern + "\"; kernels() lists the ids");
+  }
+  read_environment(all);
+  all.patterns = patterns;
+  apply_patterns(all);
+}
+
+std::string forced_kernels() {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  read_environment(all);
+  return all.patterns;
+}
+
+}  // namespace flashkernel

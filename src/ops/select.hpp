@@ -1,0 +1,143 @@
+// From params to one running kernel: the only place where a choice is made.
+// Called by every front door in ops/. Reads the backends' tables once per op; a call costs a short loop over the rows.
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "flashkernel/error.hpp"
+#include "flashkernel/execution.hpp"
+#include "flashkernel/kernels.hpp"
+#include "ops/kernel_entry.hpp"
+
+namespace flashkernel {
+
+/// What the registry knows of one row, whatever its params.
+struct RowState {
+  const char* name = nullptr;
+  const char* op = nullptr;
+  DeviceType device = DeviceType::kCpu;
+  int cc_min = 0, cc_max = 0;
+  std::uint32_t cpu_features = 0;
+  int priority = 0;
+  std::atomic<bool> allowed{true};  // false while another kernel of the op is forced
+  std::atomic<std::uint64_t> calls{0};
+};
+
+/// Null when this machine (CPU features) or that device (compute capability) can run the row, else why not.
+const char* why_unavailable(const RowState& row, Device device) noexcept;
+
+/// Adds a row to the registry (`kernels()`, forcing); rows live as long as the process.
+void register_row(RowState& row);
+
+/// Throws Unsupported: "attention_fwd: no kernel for cuda:0: ..." with each candidate's reason.
+[[noreturn]] void throw_no_kernel(const Explanation& explanation, Device device);
+
+/// Workspace for one launch, given back in stream order.
+class Workspace {
+ public:
+  Workspace(std::size_t bytes, Device device, const ExecutionContext& context);
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  void* data() const noexcept { return data_; }
+
+ private:
+  MemoryResource* resource_ = nullptr;
+  void* data_ = nullptr;
+  std::size_t bytes_;
+  Stream stream_;
+};
+
+template <class Params>
+class OpTable {
+ public:
+  struct Row {
+    const KernelEntry<Params>* entry = nullptr;
+    RowState state;
+  };
+
+  /// Rows by falling priority. Made once; never destroyed, so that a call at exit is safe.
+  static OpTable& instance() {
+    static OpTable* const table = new OpTable;
+    return *table;
+  }
+
+  Row* begin() noexcept { return rows_; }
+  Row* end() noexcept { return rows_ + count_; }
+
+ private:
+  OpTable() {
+    const KernelTable<Params> tables[] = {cpu_kernels<Params>(), cuda_kernels<Params>()};
+    std::vector<const KernelEntry<Params>*> entries;
+    for (const auto& table : tables)
+      for (const auto& entry : table) entries.push_back(&entry);
+    // Insertion sort: stable, and the tables are short.
+    for (std::size_t i = 1; i < entries.size(); ++i)
+      for (std::size_t j = i; j > 0 && entries[j]->priority > entries[j - 1]->priority; --j) std::swap(entries[j], entries[j - 1]);
+    count_ = entries.size();
+    rows_ = new Row[count_];
+    for (std::size_t i = 0; i < count_; ++i) {
+      const KernelEntry<Params>& entry = *entries[i];
+      RowState& state = rows_[i].state;
+      rows_[i].entry = &entry;
+      state.name = entry.name;
+      state.op = Params::kOp;
+      state.device = entry.device;
+      state.cc_min = entry.cc_min;
+      state.cc_max = entry.cc_max;
+      state.cpu_features = entry.cpu_features;
+      state.priority = entry.priority;
+      register_row(state);
+    }
+  }
+
+  Row* rows_ = nullptr;
+  std::size_t count_ = 0;
+};
+
+/// Null when this row may serve the call, else why not. The device's type must match before anything is said.
+template <class Params>
+const char* refusal(const typename OpTable<Params>::Row& row, const Params& params, Device device) {
+  if (!row.state.allowed.load(std::memory_order_relaxed)) return "another kernel is forced";
+  if (const char* reason = why_unavailable(row.state, device)) return reason;
+  const Verdict verdict = row.entry->supports(params);
+  return verdict ? nullptr : verdict.reason();
+}
+
+template <class Params>
+Explanation explain_call(const Params& params, Device device) {
+  Explanation explanation;
+  explanation.op = Params::kOp;
+  for (auto& row : OpTable<Params>::instance()) {
+    if (row.state.device != device.type) continue;
+    const char* reason = refusal<Params>(row, params, device);
+    explanation.candidates.push_back({row.state.name, reason == nullptr, reason ? reason : ""});
+    if (!reason && explanation.kernel.empty()) {
+      explanation.kernel = row.state.name;
+      explanation.workspace_bytes = row.entry->workspace_bytes ? row.entry->workspace_bytes(params) : 0;
+    }
+  }
+  return explanation;
+}
+
+/// Runs the best kernel for `params`, or explains the choice when the context asks for that.
+template <class Params>
+void dispatch(const Params& params, Device device, const ExecutionContext& context) {
+  if (context.explain) {
+    *context.explain = explain_call(params, device);
+    return;
+  }
+  for (auto& row : OpTable<Params>::instance()) {
+    if (row.state.device != device.type || refusal<Params>(row, params, device)) continue;
+    row.state.calls.fetch_add(1, std::memory_order_relaxed);
+    const std::size_t bytes = row.entry->workspace_bytes ? row.entry->workspace_bytes(params) : 0;
+    const Workspace workspace(bytes, device, context);
+    row.entry->launch(params, workspace.data(), context.stream);
+    return;
+  }
+  throw_no_kernel(explain_call(params, device), device);
+}
+
+}  // namespace flashkernel
