@@ -21,11 +21,12 @@ struct MemoryStats {
   std::uint64_t num_allocations = 0;           ///< calls that succeeded
   std::uint64_t num_deallocations = 0;
   std::uint64_t num_upstream_allocations = 0;  ///< those that a cache had to pass on
+  std::uint64_t num_invalid_frees = 0;         ///< pointers given back that were not in use; each was ignored
 };
 
 /// Stream-ordered allocation. `allocate` returns memory that work on `stream` may use at once; `deallocate` gives it back once
 /// the work queued on `stream` so far has run. Zero bytes: a non-null pointer that must not be read. `alignment` is a power of
-/// two. Fails with OutOfMemory and changes nothing. Thread-safe.
+/// two. Fails with OutOfMemory, and then nothing in use has changed. Null may be given back. Thread-safe.
 class FK_API MemoryResource {
  public:
   virtual ~MemoryResource() = default;
@@ -33,6 +34,8 @@ class FK_API MemoryResource {
   virtual void deallocate(void* pointer, std::size_t bytes, std::size_t alignment, Stream stream) noexcept = 0;
   virtual Device device() const noexcept = 0;
   virtual MemoryStats stats() const = 0;
+  /// Give unused memory that is kept for later back to where it came from; returns the bytes given back.
+  virtual std::size_t trim() { return 0; }
 
   void* allocate(std::size_t bytes, Stream stream = {}) { return allocate(bytes, kDefaultAlignment, stream); }
   void deallocate(void* pointer, std::size_t bytes, Stream stream = {}) noexcept {
@@ -60,6 +63,9 @@ class FK_API HostResource final : public MemoryResource {
 /// A cache over any upstream: size bins, blocks split and coalesced, free lists per stream with events between streams.
 /// `upstream` must outlive it. `limit_bytes` bounds what it reserves (0: no bound). When upstream is out of memory the cache is
 /// trimmed and the allocation tried once more before OutOfMemory is thrown.
+/// A pointer that is not in use here (never given out, or given back already) is ignored and counted in `num_invalid_frees`;
+/// the cache goes by its own record of a block, not by the `bytes` it is given back with. Memory still in use when the cache
+/// is destroyed stays with upstream: a leak that a checker reports, rather than memory pulled from under its user.
 class FK_API CachingResource final : public MemoryResource {
  public:
   explicit CachingResource(MemoryResource& upstream, std::size_t limit_bytes = 0);
@@ -68,8 +74,7 @@ class FK_API CachingResource final : public MemoryResource {
   void deallocate(void* pointer, std::size_t bytes, std::size_t alignment, Stream stream) noexcept override;
   Device device() const noexcept override;
   MemoryStats stats() const override;
-  /// Give cached, unused upstream blocks back; returns the bytes given back.
-  std::size_t trim();
+  std::size_t trim() override;
   using MemoryResource::allocate;
   using MemoryResource::deallocate;
 
