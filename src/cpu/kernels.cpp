@@ -1,5 +1,6 @@
 // The CPU backend's table: one row per kernel, one section per op.
 // A row here is dispatch, forcing, `flashkernel kernels`, bench and conformance test at once. Scalar rows accept any shape.
+#include "cpu/scalar/kernels.hpp"
 #include "ops/all_params.hpp"
 #include "ops/kernel_entry.hpp"
 
@@ -9,6 +10,18 @@ namespace {
 template <class Params, std::size_t N>
 constexpr KernelTable<Params> table(const KernelEntry<Params> (&rows)[N]) {
   return {rows, N};
+}
+
+template <class Params>
+Verdict accept_all(const Params&) {
+  return Verdict::ok();
+}
+
+// The row that takes every call on every processor.
+template <class Params>
+constexpr KernelEntry<Params> scalar_row(const char* name, void (*launch)(const Params&, void*, Stream),
+                                         std::size_t (*workspace_bytes)(const Params&) = nullptr) {
+  return {name, DeviceType::kCpu, 0, 0, 0, 0, accept_all<Params>, workspace_bytes, launch};
 }
 
 }  // namespace
@@ -23,37 +36,133 @@ FK_EMPTY_TABLE(AttentionBackwardParams)
 
 FK_EMPTY_TABLE(MergeStatesParams)
 
-FK_EMPTY_TABLE(RopeParams)
+template <>
+KernelTable<RopeParams> cpu_kernels<RopeParams>() {
+  static constexpr KernelEntry<RopeParams> kRows[] = {
+      scalar_row<RopeParams>("rope/cpu/scalar", cpu_scalar::rope),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(LinearParams)
+template <>
+KernelTable<LinearParams> cpu_kernels<LinearParams>() {
+  static constexpr KernelEntry<LinearParams> kRows[] = {
+      scalar_row<LinearParams>("linear/cpu/scalar", cpu_scalar::linear),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(LinearBackwardParams)
+template <>
+KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
+  static constexpr KernelEntry<LinearBackwardParams> kRows[] = {
+      scalar_row<LinearBackwardParams>("linear_bwd/cpu/scalar", cpu_scalar::linear_backward, cpu_scalar::linear_backward_workspace),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(AddParams)
+template <>
+KernelTable<AddParams> cpu_kernels<AddParams>() {
+  static constexpr KernelEntry<AddParams> kRows[] = {
+      scalar_row<AddParams>("add/cpu/scalar", cpu_scalar::add),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(SwigluParams)
+template <>
+KernelTable<SwigluParams> cpu_kernels<SwigluParams>() {
+  static constexpr KernelEntry<SwigluParams> kRows[] = {
+      scalar_row<SwigluParams>("swiglu/cpu/scalar", cpu_scalar::swiglu),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(SwigluBackwardParams)
+template <>
+KernelTable<SwigluBackwardParams> cpu_kernels<SwigluBackwardParams>() {
+  static constexpr KernelEntry<SwigluBackwardParams> kRows[] = {
+      scalar_row<SwigluBackwardParams>("swiglu_bwd/cpu/scalar", cpu_scalar::swiglu_backward),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(ReduceParams)
+template <>
+KernelTable<ReduceParams> cpu_kernels<ReduceParams>() {
+  static constexpr KernelEntry<ReduceParams> kRows[] = {
+      scalar_row<ReduceParams>("reduce/cpu/scalar", cpu_scalar::reduce),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(SoftmaxParams)
+template <>
+KernelTable<SoftmaxParams> cpu_kernels<SoftmaxParams>() {
+  static constexpr KernelEntry<SoftmaxParams> kRows[] = {
+      scalar_row<SoftmaxParams>("softmax/cpu/scalar", cpu_scalar::softmax),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(SoftmaxBackwardParams)
+template <>
+KernelTable<SoftmaxBackwardParams> cpu_kernels<SoftmaxBackwardParams>() {
+  static constexpr KernelEntry<SoftmaxBackwardParams> kRows[] = {
+      scalar_row<SoftmaxBackwardParams>("softmax_bwd/cpu/scalar", cpu_scalar::softmax_backward),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(NormParams)
+template <>
+KernelTable<NormParams> cpu_kernels<NormParams>() {
+  static constexpr KernelEntry<NormParams> kRows[] = {
+      scalar_row<NormParams>("norm/cpu/scalar", cpu_scalar::norm),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(NormBackwardParams)
+template <>
+KernelTable<NormBackwardParams> cpu_kernels<NormBackwardParams>() {
+  static constexpr KernelEntry<NormBackwardParams> kRows[] = {
+      scalar_row<NormBackwardParams>("norm_bwd/cpu/scalar", cpu_scalar::norm_backward),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(CrossEntropyParams)
+template <>
+KernelTable<CrossEntropyParams> cpu_kernels<CrossEntropyParams>() {
+  static constexpr KernelEntry<CrossEntropyParams> kRows[] = {
+      scalar_row<CrossEntropyParams>("cross_entropy/cpu/scalar", cpu_scalar::cross_entropy, cpu_scalar::cross_entropy_workspace),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(CrossEntropyBackwardParams)
+template <>
+KernelTable<CrossEntropyBackwardParams> cpu_kernels<CrossEntropyBackwardParams>() {
+  static constexpr KernelEntry<CrossEntropyBackwardParams> kRows[] = {
+      scalar_row<CrossEntropyBackwardParams>("cross_entropy_bwd/cpu/scalar", cpu_scalar::cross_entropy_backward),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(KvAppendParams)
+template <>
+KernelTable<KvAppendParams> cpu_kernels<KvAppendParams>() {
+  static constexpr KernelEntry<KvAppendParams> kRows[] = {
+      scalar_row<KvAppendParams>("kv_append/cpu/scalar", cpu_scalar::kv_append),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(KvReadParams)
+template <>
+KernelTable<KvReadParams> cpu_kernels<KvReadParams>() {
+  static constexpr KernelEntry<KvReadParams> kRows[] = {
+      scalar_row<KvReadParams>("kv_read/cpu/scalar", cpu_scalar::kv_read),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(KvCopyParams)
+template <>
+KernelTable<KvCopyParams> cpu_kernels<KvCopyParams>() {
+  static constexpr KernelEntry<KvCopyParams> kRows[] = {
+      scalar_row<KvCopyParams>("kv_copy_pages/cpu/scalar", cpu_scalar::kv_copy_pages),
+  };
+  return table(kRows);
+}
 
 #undef FK_EMPTY_TABLE
 

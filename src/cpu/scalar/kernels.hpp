@@ -1,0 +1,45 @@
+// The scalar kernels: obvious loops over any shape and stride, accumulating in double. They are the oracle that every other
+// kernel is tested against, and what runs on processors without a faster row. Listed in src/cpu/kernels.cpp.
+// Invariant: each takes every call that its front door lets through.
+#pragma once
+
+#include <cstddef>
+
+#include "flashkernel/stream.hpp"
+#include "ops/all_params.hpp"
+
+namespace flashkernel::cpu_scalar {
+
+// rope
+void rope(const RopeParams& params, void* workspace, Stream stream);
+
+// linear
+void linear(const LinearParams& params, void* workspace, Stream stream);
+std::size_t linear_backward_workspace(const LinearBackwardParams& params);
+void linear_backward(const LinearBackwardParams& params, void* workspace, Stream stream);
+
+// elementwise
+void add(const AddParams& params, void* workspace, Stream stream);
+void swiglu(const SwigluParams& params, void* workspace, Stream stream);
+void swiglu_backward(const SwigluBackwardParams& params, void* workspace, Stream stream);
+
+// reduce, softmax
+void reduce(const ReduceParams& params, void* workspace, Stream stream);
+void softmax(const SoftmaxParams& params, void* workspace, Stream stream);
+void softmax_backward(const SoftmaxBackwardParams& params, void* workspace, Stream stream);
+
+// norm
+void norm(const NormParams& params, void* workspace, Stream stream);
+void norm_backward(const NormBackwardParams& params, void* workspace, Stream stream);
+
+// loss
+std::size_t cross_entropy_workspace(const CrossEntropyParams& params);
+void cross_entropy(const CrossEntropyParams& params, void* workspace, Stream stream);
+void cross_entropy_backward(const CrossEntropyBackwardParams& params, void* workspace, Stream stream);
+
+// kv
+void kv_append(const KvAppendParams& params, void* workspace, Stream stream);
+void kv_read(const KvReadParams& params, void* workspace, Stream stream);
+void kv_copy_pages(const KvCopyParams& params, void* workspace, Stream stream);
+
+}  // namespace flashkernel::cpu_scalar

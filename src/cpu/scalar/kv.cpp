@@ -1,0 +1,115 @@
+// Keys and values into pages, out of them, and from page to page. Copies keep every bit, NaN payloads included.
+#include "core/thread_pool.hpp"
+#include "cpu/scalar/kernels.hpp"
+#include "cpu/scalar/rotation.hpp"
+
+namespace flashkernel::cpu_scalar {
+namespace {
+
+template <class T>
+void copy(const T* in, T* out, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) out[i] = in[i];
+}
+
+template <class T>
+void rotate_head(const RopeSpec& spec, std::int64_t position, std::int64_t head_dim, const T* in, T* out) {
+  for (std::int64_t pair = 0; pair < spec.rotary_dim / 2; ++pair)
+    rotate_pair(spec, pair, rotation_at(spec, pair, position), in, out);
+  copy_unrotated(spec, head_dim, in, out);
+}
+
+template <class T>
+void append_token(const KvAppendParams& p, std::int64_t token) {
+  const KvPages& pages = p.pages;
+  const std::int64_t slot = p.slots[token];
+  if (slot >= 0 && slot < pages.num_pages * pages.page_size) {
+    const std::int64_t page = slot / pages.page_size, offset = slot % pages.page_size;
+    for (std::int64_t h = 0; h < pages.heads_kv; ++h) {
+      const T* k = static_cast<const T*>(p.k) + token * p.stride_k_token + h * p.stride_k_head;
+      const T* v = static_cast<const T*>(p.v) + token * p.stride_v_token + h * p.stride_v_head;
+      T* k_page = static_cast<T*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot + h * pages.stride_k_head;
+      T* v_page = static_cast<T*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot + h * pages.stride_v_head;
+      if (p.has_rope) {
+        rotate_head(p.rope, p.positions[token], pages.head_dim, k, k_page);
+      } else {
+        copy(k, k_page, pages.head_dim);
+      }
+      copy(v, v_page, pages.head_dim_v);
+    }
+  }
+  for (std::int64_t h = 0; h < p.heads_q; ++h)
+    rotate_head(p.rope, p.positions[token], pages.head_dim, static_cast<const T*>(p.q) + token * p.stride_q_token + h * p.stride_q_head,
+                static_cast<T*>(p.q_out) + token * p.stride_q_out_token + h * p.stride_q_out_head);
+}
+
+template <class T>
+void read_token(const KvReadParams& p, std::int64_t batch, std::int64_t token) {
+  const KvPages& pages = p.pages;
+  T* k = static_cast<T*>(p.k_out) + batch * p.stride_k_out_batch + token * p.stride_k_out_token;
+  T* v = static_cast<T*>(p.v_out) + batch * p.stride_v_out_batch + token * p.stride_v_out_token;
+  const bool exists = token < p.seq_lens[batch];
+  const std::int64_t page = exists ? p.block_table[batch * p.stride_block_table + token / pages.page_size] : 0;
+  const std::int64_t offset = token % pages.page_size;
+  for (std::int64_t h = 0; h < pages.heads_kv; ++h) {
+    T* k_head = k + h * p.stride_k_out_head;
+    T* v_head = v + h * p.stride_v_out_head;
+    if (exists) {
+      copy(static_cast<const T*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot + h * pages.stride_k_head,
+           k_head, pages.head_dim);
+      copy(static_cast<const T*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot + h * pages.stride_v_head,
+           v_head, pages.head_dim_v);
+    } else {
+      for (std::int64_t i = 0; i < pages.head_dim; ++i) store<T>(k_head, i, 0.0);
+      for (std::int64_t i = 0; i < pages.head_dim_v; ++i) store<T>(v_head, i, 0.0);
+    }
+  }
+}
+
+template <class T>
+void copy_page_slot(const KvPages& pages, std::int64_t src, std::int64_t dst, std::int64_t slot) {
+  for (std::int64_t h = 0; h < pages.heads_kv; ++h) {
+    T* k = static_cast<T*>(pages.k) + slot * pages.stride_k_slot + h * pages.stride_k_head;
+    T* v = static_cast<T*>(pages.v) + slot * pages.stride_v_slot + h * pages.stride_v_head;
+    copy<T>(k + src * pages.stride_k_page, k + dst * pages.stride_k_page, pages.head_dim);
+    copy<T>(v + src * pages.stride_v_page, v + dst * pages.stride_v_page, pages.head_dim_v);
+  }
+}
+
+std::int64_t elements_per_token(const KvPages& pages) { return pages.heads_kv * (pages.head_dim + pages.head_dim_v); }
+
+}  // namespace
+
+void kv_append(const KvAppendParams& p, void*, Stream) {
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    auto task = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t token = begin; token < end; ++token) append_token<T>(p, token);
+    };
+    parallel_for(p.tokens, grain_for(elements_per_token(p.pages) + p.heads_q * p.pages.head_dim), task);
+  });
+}
+
+void kv_read(const KvReadParams& p, void*, Stream) {
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    auto task = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t i = begin; i < end; ++i) read_token<T>(p, i / p.max_seq, i % p.max_seq);
+    };
+    parallel_for(p.batch * p.max_seq, grain_for(elements_per_token(p.pages)), task);
+  });
+}
+
+void kv_copy_pages(const KvCopyParams& p, void*, Stream) {
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    auto task = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t pair = i / p.pages.page_size, slot = i % p.pages.page_size;
+        copy_page_slot<T>(p.pages, p.src[pair], p.dst[pair], slot);
+      }
+    };
+    parallel_for(p.count * p.pages.page_size, grain_for(elements_per_token(p.pages)), task);
+  });
+}
+
+}  // namespace flashkernel::cpu_scalar

@@ -1,0 +1,78 @@
+// linear and its gradient: one dot product per element, in double.
+#include "core/thread_pool.hpp"
+#include "cpu/scalar/activation.hpp"
+#include "cpu/scalar/element.hpp"
+#include "cpu/scalar/kernels.hpp"
+
+namespace flashkernel::cpu_scalar {
+
+void linear(const LinearParams& p, void*, Stream) {
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    auto task = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t row = i / p.out_features, o = i % p.out_features;
+        double sum = p.bias ? load(p.bias, o) : 0.0;
+        for (std::int64_t j = 0; j < p.in_features; ++j)
+          sum += load<T>(p.x, row * p.stride_x_row + j) * load<T>(p.weight, o * p.stride_weight_out + j * p.stride_weight_in);
+        if (p.preactivation) store<T>(p.preactivation, row * p.stride_preactivation_row + o, sum);
+        store<T>(p.out, row * p.stride_out_row + o, activate(p.activation, sum));
+      }
+    };
+    parallel_for(p.rows * p.out_features, grain_for(p.in_features), task);
+  });
+}
+
+// The gradient of the pre-activation, [rows, out_features] in double: every gradient is a product with it.
+std::size_t linear_backward_workspace(const LinearBackwardParams& p) {
+  return static_cast<std::size_t>(p.rows * p.out_features) * sizeof(double);
+}
+
+void linear_backward(const LinearBackwardParams& p, void* workspace, Stream) {
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    double* const grad = static_cast<double*>(workspace);
+    auto through_activation = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t row = i / p.out_features, o = i % p.out_features;
+        grad[i] = load<T>(p.grad_out, row * p.stride_grad_out_row + o);
+        if (p.activation != Activation::kNone)
+          grad[i] *= activation_derivative(p.activation, load<T>(p.preactivation, row * p.stride_preactivation_row + o));
+      }
+    };
+    parallel_for(p.rows * p.out_features, grain_for(1), through_activation);
+
+    auto grad_x = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t row = i / p.in_features, j = i % p.in_features;
+        double sum = 0.0;
+        for (std::int64_t o = 0; o < p.out_features; ++o)
+          sum += grad[row * p.out_features + o] * load<T>(p.weight, o * p.stride_weight_out + j * p.stride_weight_in);
+        store<T>(p.grad_x, row * p.stride_grad_x_row + j, sum);
+      }
+    };
+    if (p.grad_x) parallel_for(p.rows * p.in_features, grain_for(p.out_features), grad_x);
+
+    auto grad_weight = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t o = i / p.in_features, j = i % p.in_features;
+        double sum = 0.0;
+        for (std::int64_t row = 0; row < p.rows; ++row)
+          sum += grad[row * p.out_features + o] * load<T>(p.x, row * p.stride_x_row + j);
+        store<T>(p.grad_weight, o * p.stride_grad_weight_out + j * p.stride_grad_weight_in, sum);
+      }
+    };
+    if (p.grad_weight) parallel_for(p.out_features * p.in_features, grain_for(p.rows), grad_weight);
+
+    auto grad_bias = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t o = begin; o < end; ++o) {
+        double sum = 0.0;
+        for (std::int64_t row = 0; row < p.rows; ++row) sum += grad[row * p.out_features + o];
+        store_as(p.grad_bias_dtype, p.grad_bias, o, sum);
+      }
+    };
+    if (p.grad_bias) parallel_for(p.out_features, grain_for(p.rows), grad_bias);
+  });
+}
+
+}  // namespace flashkernel::cpu_scalar
