@@ -1,0 +1,17 @@
+# docker build -t flashkernel . && docker run --gpus all flashkernel        runs all tests (without --gpus all: on the CPU)
+# docker run --gpus all flashkernel flashkernel generate --prompt "def main():"
+FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
+
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        g++ git libgtest-dev python3 python3-dev python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /flashkernel
+COPY . .
+# The environment and the build are in the image, so that a run only tests.
+RUN python3 -m venv .venv && . .venv/bin/activate && python -m pip install -q --upgrade pip \
+    && python -m pip install -q --group build --group test \
+    && python -m pip install --no-build-isolation --no-deps . \
+        -C build-dir=build/test -C cmake.define.FLASHKERNEL_TESTS=ON -C cmake.define.FLASHKERNEL_EXAMPLES=ON
+ENV VIRTUAL_ENV=/flashkernel/.venv PATH=/flashkernel/.venv/bin:$PATH
+CMD ["bash", "scripts/test.sh"]

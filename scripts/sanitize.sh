@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# scripts/sanitize.sh asan|tsan: builds the C++ tests with sanitizers and runs them (tsan: those with threads).
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+preset=${1:?asan or tsan}
+
+export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
+cmake --preset "$preset" >/dev/null
+case $preset in
+  asan)
+    cmake --build --preset asan | grep -vE '^\[[0-9]+/' || true
+    ctest --preset asan -j "$(nproc)"
+    ;;
+  tsan)
+    tests=(thread_pool_test memory_resource_test kv_page_pool_test kv_cache_test)
+    cmake --build --preset tsan --target "${tests[@]}" | grep -vE '^\[[0-9]+/' || true
+    ctest --preset tsan -R "^($(IFS='|'; echo "${tests[*]}"))\$"
+    ;;
+esac

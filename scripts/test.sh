@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Builds everything and runs all tests: ctest, then pytest against the installed package. Needs no GPU.
+# FLASHKERNEL_CUDA=AUTO|ON|OFF (default AUTO) is passed on to CMake.
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+# GoogleTest's CMake package: Debian's libgtest-dev, unless another one is found through CMAKE_PREFIX_PATH.
+compgen -G "/usr/lib/*/cmake/GTest" >/dev/null || [ -n "${CMAKE_PREFIX_PATH:-}" ] || apt_install libgtest-dev
+
+say "installing build and test dependencies"
+python -m pip install -q --upgrade pip
+python -m pip install -q --group build --group test
+
+# One build serves both: the wheel's build folder also holds the C++ tests.
+say "building"
+python -m pip install --no-build-isolation --no-deps -v . \
+  -C build-dir=build/test -C cmake.define.FLASHKERNEL_TESTS=ON -C cmake.define.FLASHKERNEL_EXAMPLES=ON \
+  -C cmake.define.FLASHKERNEL_WERROR=ON -C cmake.define.FLASHKERNEL_CUDA="${FLASHKERNEL_CUDA:-AUTO}" 2>&1 |
+  grep -E --line-buffered '^ *(-- flashkernel|\[[0-9]+/[0-9]+\]|Successfully|.*(warning|error):)|rror' | sed -u 's/^ *//' | cut -c1-200
+
+say "C++ tests"
+ctest --test-dir build/test --output-on-failure -j "$(nproc)"
+
+say "Python tests"
+python -m pytest -q tests_py "$@"

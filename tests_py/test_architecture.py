@@ -1,0 +1,155 @@
+"""The include law, file sizes and naming rules of docs/architecture.md, checked on the source text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+if not (ROOT / "src" / "ops").is_dir():
+    pytest.skip("the source tree is not beside the tests", allow_module_level=True)
+
+CXX = {".cpp", ".hpp", ".cu", ".cuh", ".h"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+
+
+def sources(*folders: str, suffixes: set[str] = CXX) -> list[Path]:
+    found = []
+    for folder in folders:
+        found += [p for p in sorted((ROOT / folder).rglob("*")) if p.suffix in suffixes and p.is_file()]
+    return found
+
+
+def includes(path: Path) -> list[str]:
+    return INCLUDE.findall(path.read_text(encoding="utf-8"))
+
+
+# Which of the project's own folders a folder may include from. The longest matching key counts.
+# `core` is below everything; `ops/kernel_entry.hpp` and the params structs are the contract between ops and backends.
+OPS_CONTRACT = re.compile(r"ops/(\w+_params|kernel_entry|params_common)\.hpp")
+LAW: dict[str, tuple[str, ...]] = {
+    "include": ("flashkernel/",),
+    "bindings": ("flashkernel/", "bindings/"),
+    "src/core": ("flashkernel/", "core/"),
+    "src/memory": ("flashkernel/", "core/", "memory/"),
+    "src/ops": ("flashkernel/", "core/", "ops/"),
+    "src/no_cuda": ("flashkernel/", "core/", "memory/device_resources.hpp", "OPS"),
+    "src/cpu": ("flashkernel/", "core/", "OPS", "cpu/"),
+    "src/cpu/scalar": ("flashkernel/", "core/", "OPS", "cpu/scalar/"),
+    "src/cpu/simd": ("flashkernel/", "core/", "OPS", "cpu/simd/"),
+    "src/cpu/avx2": ("flashkernel/", "core/", "OPS", "cpu/simd/", "cpu/avx2/"),
+    "src/cpu/avx512": ("flashkernel/", "core/", "OPS", "cpu/simd/", "cpu/avx512/"),
+    "src/cpu/amx": ("flashkernel/", "core/", "OPS", "cpu/simd/", "cpu/amx/"),
+    "src/cuda": ("flashkernel/", "core/", "OPS", "cuda/", "memory/device_resources.hpp"),
+    "src/cuda/ptx": ("cuda/ptx/",),
+    "src/cuda/tile": ("flashkernel/", "OPS", "cuda/ptx/", "cuda/tile/"),
+    "src/cuda/host": ("flashkernel/", "core/", "OPS", "cuda/host/"),
+    "src/cuda/generic": ("flashkernel/", "core/", "OPS", "cuda/ptx/", "cuda/tile/", "cuda/host/", "cuda/generic/"),
+    "src/cuda/sm75": ("flashkernel/", "core/", "OPS", "cuda/ptx/", "cuda/tile/", "cuda/host/", "cuda/sm75/"),
+    "src/cuda/sm80": ("flashkernel/", "core/", "OPS", "cuda/ptx/", "cuda/tile/", "cuda/host/", "cuda/sm80/"),
+    "src/cuda/sm90a": ("flashkernel/", "core/", "OPS", "cuda/ptx/", "cuda/tile/", "cuda/host/", "cuda/sm90a/"),
+}
+OWN_PREFIXES = ("flashkernel/", "core/", "ops/", "cpu/", "cuda/", "memory/", "bindings/", "no_cuda/")
+
+
+def law_of(path: Path) -> tuple[str, ...]:
+    folder = path.relative_to(ROOT).parent.as_posix()
+    while folder not in LAW:
+        assert "/" in folder, f"no include law for {path}"
+        folder = folder.rsplit("/", 1)[0]
+    return LAW[folder]
+
+
+def allowed(include: str, law: tuple[str, ...]) -> bool:
+    return any(
+        OPS_CONTRACT.fullmatch(include) or include == "ops/all_params.hpp" if rule == "OPS" else include.startswith(rule)
+        for rule in law
+    )
+
+
+def test_include_law() -> None:
+    broken = [
+        f"{path.relative_to(ROOT)} includes {include}"
+        for path in sources("include", "src", "bindings")
+        for include in includes(path)
+        if include.startswith(OWN_PREFIXES) and not allowed(include, law_of(path))
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_the_law_can_fail() -> None:
+    assert not allowed("cpu/avx2/kernels.hpp", LAW["src/cpu/avx512"])
+    assert not allowed("ops/select.hpp", LAW["src/cpu"])
+    assert not allowed("cuda/sm80/traits.cuh", LAW["src/cuda/sm90a"])
+    assert allowed("ops/attention_params.hpp", LAW["src/cpu/scalar"])
+
+
+def test_cuda_headers_stay_in_the_cuda_backend() -> None:
+    broken = [
+        f"{path.relative_to(ROOT)} includes {include}"
+        for path in sources("include", "src", "bindings")
+        for include in includes(path)
+        if include.startswith(("cuda", "cub/", "cooperative_groups"))
+        and not include.startswith("cuda/")
+        and "src/cuda/" not in path.as_posix()
+        and path.name != "cuda_resource.cpp"
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_no_framework_headers() -> None:
+    broken = [
+        f"{path.relative_to(ROOT)} includes {include}"
+        for path in sources("include", "src", "bindings")
+        for include in includes(path)
+        if include.startswith(("torch/", "ATen/", "c10/", "cutlass/", "cute/"))
+        or (include == "Python.h" or include.startswith(("nanobind/", "dlpack/")))
+        and "/bindings/" not in path.as_posix()
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_public_headers_are_plain() -> None:
+    for path in sources("include"):
+        text = path.read_text(encoding="utf-8")
+        assert "#pragma once" in text, path
+        assert "__global__" not in text and "PyObject" not in text, path
+
+
+def test_asm_only_in_ptx() -> None:
+    pattern = re.compile(r"\b(asm|__asm__)\b\s*(volatile|__volatile__)?\s*\(")
+    broken = [
+        str(path.relative_to(ROOT))
+        for path in sources("include", "src", "bindings")
+        if pattern.search(path.read_text(encoding="utf-8")) and "src/cuda/ptx/" not in path.as_posix()
+    ]
+    assert not broken, broken
+
+
+def test_files_are_short_and_say_what_they_are() -> None:
+    for path in sources("include", "src", "bindings") + sources("python", suffixes={".py"}):
+        text = path.read_text(encoding="utf-8")
+        assert text.count("\n") <= 600, f"{path.relative_to(ROOT)} has over 600 lines"
+        first = text.lstrip()[:3]
+        assert first.startswith(("//", '"""', 'r"""', "#")), f"{path.relative_to(ROOT)} does not open with what it is"
+
+
+def test_at_most_ten_macros_and_all_begin_with_fk() -> None:
+    defined = set()
+    for path in sources("include", "src", "bindings"):
+        defined |= set(re.findall(r"^\s*#\s*define\s+(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    foreign = {name for name in defined if not name.startswith(("FK_", "FLASHKERNEL_VERSION_"))}
+    assert not foreign, foreign
+    assert len([name for name in defined if name.startswith("FK_")]) <= 10, sorted(defined)
+
+
+def test_nothing_in_the_library_prints_or_exits() -> None:
+    pattern = re.compile(r"\b(std::cout|std::cerr|printf|fprintf|std::exit|std::abort|abort|exit)\s*(<<|\()")
+    broken = [
+        str(path.relative_to(ROOT))
+        for path in sources("include", "src", "bindings")
+        if pattern.search(re.sub(r"//.*", "", path.read_text(encoding="utf-8")))
+    ]
+    assert not broken, broken
