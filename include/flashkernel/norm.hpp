@@ -13,9 +13,10 @@ struct NormSaved {
   TensorView rstd;          ///< fp32, x's shape less the last dim
 };
 
-/// h = x + residual, rounded to x's dtype as residual_out stores it (or x); out = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias. x [..., features]; weight and bias
-/// [features], x's dtype or fp32, may be absent. Statistics in fp32, two passes (no E[x^2] - E[x]^2). Last dims are contiguous,
-/// mean and rstd wholly so. out and residual_out may each be the same tensor as x or residual, but not as each other.
+/// h = x + residual, rounded to x's dtype as residual_out stores it (or h = x);
+/// out = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias. x [..., features]; weight and bias [features], x's dtype or fp32,
+/// may be absent. Statistics in fp32, two passes (no E[x^2] - E[x]^2). Last dims are contiguous, mean and rstd wholly so.
+/// out and residual_out may each be the same tensor as x or residual, but not as each other.
 FK_API void layer_norm(const TensorView& x, const TensorView& residual, const TensorView& weight, const TensorView& bias,
                        const TensorView& out, const NormSaved& saved = {}, float eps = 1e-5f,
                        const ExecutionContext& context = {});

@@ -19,9 +19,8 @@ void add(const AddParams& p, void*, Stream) {
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto task = [&](std::int64_t begin, std::int64_t end, int) {
-      for_each_offset<3>(p.ndim, p.shape, {p.stride_a, p.stride_b, p.stride_out}, begin, end, [&](const auto& at) {
-        store<T>(p.out, at[2], load<T>(p.a, at[0]) + load<T>(p.b, at[1]));
-      });
+      for_each_offset<3>(p.ndim, p.shape, {p.stride_a, p.stride_b, p.stride_out}, begin, end,
+                         [&](const auto& at) { store<T>(p.out, at[2], load<T>(p.a, at[0]) + load<T>(p.b, at[1])); });
     };
     parallel_for(count_of(p.ndim, p.shape), grain_for(1), task);
   });
@@ -43,8 +42,9 @@ void swiglu_backward(const SwigluBackwardParams& p, void*, Stream) {
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto task = [&](std::int64_t begin, std::int64_t end, int) {
-      for_each_offset<5>(p.ndim, p.shape, {p.stride_grad_out, p.stride_gate, p.stride_up, p.stride_grad_gate, p.stride_grad_up},
-                         begin, end, [&](const auto& at) {
+      for_each_offset<5>(p.ndim, p.shape,
+                         {p.stride_grad_out, p.stride_gate, p.stride_up, p.stride_grad_gate, p.stride_grad_up}, begin,
+                         end, [&](const auto& at) {
                            const double grad = load<T>(p.grad_out, at[0]);
                            const double gate = load<T>(p.gate, at[1]), up = load<T>(p.up, at[2]);
                            if (p.grad_gate)

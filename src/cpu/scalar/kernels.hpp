@@ -1,5 +1,5 @@
-// The scalar kernels: obvious loops over any shape and stride, accumulating in double. They are the oracle that every other
-// kernel is tested against, and what runs on processors without a faster row. Listed in src/cpu/kernels.cpp.
+// The scalar kernels: obvious loops over any shape and stride, accumulating in double. They are the oracle that every
+// other kernel is tested against, and what runs on processors without a faster row. Listed in src/cpu/kernels.cpp.
 // Invariant: each takes every call that its front door lets through.
 #pragma once
 

@@ -27,8 +27,10 @@ void append_token(const KvAppendParams& p, std::int64_t token) {
     for (std::int64_t h = 0; h < pages.heads_kv; ++h) {
       const T* k = static_cast<const T*>(p.k) + token * p.stride_k_token + h * p.stride_k_head;
       const T* v = static_cast<const T*>(p.v) + token * p.stride_v_token + h * p.stride_v_head;
-      T* k_page = static_cast<T*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot + h * pages.stride_k_head;
-      T* v_page = static_cast<T*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot + h * pages.stride_v_head;
+      T* k_page = static_cast<T*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot +
+                  h * pages.stride_k_head;
+      T* v_page = static_cast<T*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot +
+                  h * pages.stride_v_head;
       if (p.has_rope) {
         rotate_head(p.rope, p.positions[token], pages.head_dim, k, k_page);
       } else {
@@ -38,7 +40,8 @@ void append_token(const KvAppendParams& p, std::int64_t token) {
     }
   }
   for (std::int64_t h = 0; h < p.heads_q; ++h)
-    rotate_head(p.rope, p.positions[token], pages.head_dim, static_cast<const T*>(p.q) + token * p.stride_q_token + h * p.stride_q_head,
+    rotate_head(p.rope, p.positions[token], pages.head_dim,
+                static_cast<const T*>(p.q) + token * p.stride_q_token + h * p.stride_q_head,
                 static_cast<T*>(p.q_out) + token * p.stride_q_out_token + h * p.stride_q_out_head);
 }
 
@@ -54,9 +57,11 @@ void read_token(const KvReadParams& p, std::int64_t batch, std::int64_t token) {
     T* k_head = k + h * p.stride_k_out_head;
     T* v_head = v + h * p.stride_v_out_head;
     if (exists) {
-      copy(static_cast<const T*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot + h * pages.stride_k_head,
+      copy(static_cast<const T*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot +
+               h * pages.stride_k_head,
            k_head, pages.head_dim);
-      copy(static_cast<const T*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot + h * pages.stride_v_head,
+      copy(static_cast<const T*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot +
+               h * pages.stride_v_head,
            v_head, pages.head_dim_v);
     } else {
       for (std::int64_t i = 0; i < pages.head_dim; ++i) store<T>(k_head, i, 0.0);

@@ -14,7 +14,8 @@ void linear(const LinearParams& p, void*, Stream) {
         const std::int64_t row = i / p.out_features, o = i % p.out_features;
         double sum = p.bias ? load(p.bias, o) : 0.0;
         for (std::int64_t j = 0; j < p.in_features; ++j)
-          sum += load<T>(p.x, row * p.stride_x_row + j) * load<T>(p.weight, o * p.stride_weight_out + j * p.stride_weight_in);
+          sum += load<T>(p.x, row * p.stride_x_row + j) *
+                 load<T>(p.weight, o * p.stride_weight_out + j * p.stride_weight_in);
         if (p.preactivation) store<T>(p.preactivation, row * p.stride_preactivation_row + o, sum);
         store<T>(p.out, row * p.stride_out_row + o, activate(p.activation, sum));
       }
@@ -37,7 +38,8 @@ void linear_backward(const LinearBackwardParams& p, void* workspace, Stream) {
         const std::int64_t row = i / p.out_features, o = i % p.out_features;
         grad[i] = load<T>(p.grad_out, row * p.stride_grad_out_row + o);
         if (p.activation != Activation::kNone)
-          grad[i] *= activation_derivative(p.activation, load<T>(p.preactivation, row * p.stride_preactivation_row + o));
+          grad[i] *=
+              activation_derivative(p.activation, load<T>(p.preactivation, row * p.stride_preactivation_row + o));
       }
     };
     parallel_for(p.rows * p.out_features, grain_for(1), through_activation);

@@ -1,4 +1,5 @@
-// Cross-entropy and its gradient. The rows' losses go to workspace and are added up in row order, whatever the threads did.
+// Cross-entropy and its gradient. The rows' losses go to workspace and are added up in row order, whatever the threads
+// did.
 #include <cmath>
 #include <limits>
 
@@ -39,7 +40,9 @@ double row_loss(const CrossEntropyParams& p, const T* logits, std::int64_t targe
 
 }  // namespace
 
-std::size_t cross_entropy_workspace(const CrossEntropyParams& p) { return static_cast<std::size_t>(p.rows) * sizeof(double); }
+std::size_t cross_entropy_workspace(const CrossEntropyParams& p) {
+  return static_cast<std::size_t>(p.rows) * sizeof(double);
+}
 
 void cross_entropy(const CrossEntropyParams& p, void* workspace, Stream) {
   double* const losses = static_cast<double*>(workspace);
@@ -65,7 +68,8 @@ void cross_entropy(const CrossEntropyParams& p, void* workspace, Stream) {
     sum += losses[row];
     counted += p.targets[row] != p.ignore_index;
   }
-  *p.loss = static_cast<float>(p.reduction == Reduction::kSum ? sum : sum / static_cast<double>(counted));  // 0 / 0: NaN
+  *p.loss =
+      static_cast<float>(p.reduction == Reduction::kSum ? sum : sum / static_cast<double>(counted));  // 0 / 0: NaN
 }
 
 // grad = (softmax - (1 - s) [c == target] - s / classes) * grad_loss (/ counted rows for the mean)

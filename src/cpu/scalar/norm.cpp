@@ -45,7 +45,8 @@ double normalised(const NormBackwardParams& p, std::int64_t row, std::int64_t i)
   return (load<T>(p.h, row * p.stride_h_row + i) - mean) * static_cast<double>(p.rstd[row]);
 }
 
-// With n = (h - mean) rstd and g = grad_out * weight: grad_h = rstd (g - mean(g) - n mean(g n)); RMSNorm has no mean(g).
+// With n = (h - mean) rstd and g = grad_out * weight: grad_h = rstd (g - mean(g) - n mean(g n)); RMSNorm has no
+// mean(g).
 template <class T>
 void grad_x_row(const NormBackwardParams& p, std::int64_t row) {
   const auto weighted = [&](std::int64_t i) {

@@ -1,4 +1,5 @@
-// sum, mean, max and argmax: each output walks its inputs in row-major order, so the result does not depend on the threads.
+// sum, mean, max and argmax: each output walks its inputs in row-major order, so the result does not depend on the
+// threads.
 #include <cmath>
 #include <limits>
 
@@ -35,8 +36,9 @@ void reduce_one(const ReduceParams& p, std::int64_t x_offset, std::int64_t out_o
   switch (p.op) {
     case ReduceOp::kSum: store_as(p.out_dtype, p.out, out_offset, sum); return;
     case ReduceOp::kMean:
-      store_as(p.out_dtype, p.out, out_offset,
-               p.reduced_count > 0 ? sum / static_cast<double>(p.reduced_count) : std::numeric_limits<double>::quiet_NaN());
+      store_as(
+          p.out_dtype, p.out, out_offset,
+          p.reduced_count > 0 ? sum / static_cast<double>(p.reduced_count) : std::numeric_limits<double>::quiet_NaN());
       return;
     case ReduceOp::kMax: store_as(p.out_dtype, p.out, out_offset, maximum.value); return;
     case ReduceOp::kArgmax: static_cast<std::int64_t*>(p.out)[out_offset] = maximum.index; return;

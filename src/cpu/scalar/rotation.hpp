@@ -1,5 +1,5 @@
-// The rotation of one RoPE pair, shared by rope and kv_append. Angles are position * frequency in double: exact to fp32 at any
-// position below 2^31 (Su et al., 2021).
+// The rotation of one RoPE pair, shared by rope and kv_append. Angles are position * frequency in double: exact to fp32
+// at any position below 2^31 (Su et al., 2021).
 #pragma once
 
 #include <cmath>
@@ -14,8 +14,9 @@ struct Rotation {
 };
 
 inline Rotation rotation_at(const RopeSpec& spec, std::int64_t pair, std::int64_t position) {
-  const double frequency = spec.inv_freq ? static_cast<double>(spec.inv_freq[pair])
-                                         : std::pow(spec.theta, -2.0 * static_cast<double>(pair) / static_cast<double>(spec.rotary_dim));
+  const double frequency =
+      spec.inv_freq ? static_cast<double>(spec.inv_freq[pair])
+                    : std::pow(spec.theta, -2.0 * static_cast<double>(pair) / static_cast<double>(spec.rotary_dim));
   const double angle = static_cast<double>(position) * frequency;
   return {std::cos(angle), std::sin(angle)};
 }

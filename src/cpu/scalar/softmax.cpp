@@ -68,10 +68,11 @@ void softmax_backward(const SoftmaxBackwardParams& p, void*, Stream) {
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto task = [&](std::int64_t begin, std::int64_t end, int) {
-      for_each_offset<3>(p.ndim, p.shape, {p.stride_grad_out, p.stride_out, p.stride_grad_x}, begin, end, [&](const auto& at) {
-        softmax_backward_row(p, static_cast<const T*>(p.grad_out) + at[0], static_cast<const T*>(p.out) + at[1],
-                             static_cast<T*>(p.grad_x) + at[2]);
-      });
+      for_each_offset<3>(
+          p.ndim, p.shape, {p.stride_grad_out, p.stride_out, p.stride_grad_x}, begin, end, [&](const auto& at) {
+            softmax_backward_row(p, static_cast<const T*>(p.grad_out) + at[0], static_cast<const T*>(p.out) + at[1],
+                                 static_cast<T*>(p.grad_x) + at[2]);
+          });
     };
     parallel_for(p.rows, grain_for(p.columns), task);
   });
