@@ -159,6 +159,20 @@ TEST(BlockCache, PrefersUpstreamToWaiting) {
   cache.deallocate(second, stream_of(2));
 }
 
+TEST(BlockCache, WhatIsLeftOfANewSegmentBelongsToItsStream) {
+  FakeDevice device;
+  HazardChecker checker(device);
+  OrderedUpstream upstream(device, checker, 0);
+  detail::BlockCache cache(upstream, device, 0);
+  cache.deallocate(cache.allocate(1, 256, stream_of(1)), stream_of(1));
+  device.complete(1);
+  void* first = cache.allocate(2 * kMiB, 256, stream_of(1));  // from a new segment, in the order of stream 1
+  void* second = cache.allocate(2 * kMiB, 256, stream_of(2));
+  EXPECT_TRUE(checker.may_use(2, second, 2 * kMiB));
+  cache.deallocate(first, stream_of(1));
+  cache.deallocate(second, stream_of(2));
+}
+
 TEST(BlockCache, OneDefaultStreamNeedsNoEvents) {
   FakeDevice device;
   HostResource host;

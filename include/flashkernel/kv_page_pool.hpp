@@ -1,6 +1,7 @@
 // A fixed set of fixed-size pages for keys and values, taken and given back in O(1), with reference counts.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -24,29 +25,38 @@ struct KvPagePoolOptions {
 
 /// Storage and bookkeeping of pages. A page taken has one reference; it returns to the free list when the last one is given up.
 /// Exhaustion is OutOfPages and a page that is not taken is InvalidArgument; both leave everything as it was. Thread-safe.
+/// The pool orders nothing on streams: whoever gives a page back makes sure that queued work which reads it is followed by the
+/// work of the next owner (one stream is enough for that), and that none is left when the pool is destroyed.
 class FK_API KvPagePool {
  public:
-  /// Storage comes from `resource` (null: the device's default_resource), which must outlive the pool.
+  /// Storage comes from `resource` (null: the device's default_resource), which must outlive the pool. It is not initialised.
   explicit KvPagePool(const KvPagePoolOptions& options, MemoryResource* resource = nullptr);
   ~KvPagePool();
   KvPagePool(const KvPagePool&) = delete;
   KvPagePool& operator=(const KvPagePool&) = delete;
 
+  /// As given, with `head_dim_v` filled in.
   const KvPagePoolOptions& options() const noexcept;
+  /// Bytes of one page: keys and values of all layers.
+  std::size_t page_bytes() const noexcept;
   std::int64_t num_free() const;
   std::int64_t num_used() const;
 
   PageId take();
   /// All `count` pages or none.
   void take(std::int64_t count, PageId* pages);
-  /// One more reference to a taken page.
+  /// One more reference to a taken page; all of `count` or none.
   void retain(PageId page);
-  /// One reference less.
+  void retain(std::int64_t count, const PageId* pages);
+  /// One reference less; all of `count` or none. The page given back last is the next to be taken.
   void give_back(PageId page);
+  void give_back(std::int64_t count, const PageId* pages);
+  /// 0 for a free page.
   std::int32_t num_references(PageId page) const;
 
-  /// [num_pages, page_size, heads_kv, head_dim] of one layer.
+  /// [num_pages, page_size, heads_kv, head_dim] of one layer; layers lie one after another.
   TensorView k_pages(std::int64_t layer = 0) const;
+  /// [num_pages, page_size, heads_kv, head_dim_v]
   TensorView v_pages(std::int64_t layer = 0) const;
 
  private:
