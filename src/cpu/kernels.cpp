@@ -26,15 +26,29 @@ constexpr KernelEntry<Params> scalar_row(const char* name, void (*launch)(const 
 
 }  // namespace
 
-#define FK_EMPTY_TABLE(Params) \
-  template <>                  \
-  KernelTable<Params> cpu_kernels<Params>() { return {}; }
+template <>
+KernelTable<AttentionParams> cpu_kernels<AttentionParams>() {
+  static constexpr KernelEntry<AttentionParams> kRows[] = {
+      scalar_row<AttentionParams>("attention_fwd/cpu/scalar", cpu_scalar::attention_fwd),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(AttentionParams)
+template <>
+KernelTable<AttentionBackwardParams> cpu_kernels<AttentionBackwardParams>() {
+  static constexpr KernelEntry<AttentionBackwardParams> kRows[] = {
+      scalar_row<AttentionBackwardParams>("attention_bwd/cpu/scalar", cpu_scalar::attention_bwd),
+  };
+  return table(kRows);
+}
 
-FK_EMPTY_TABLE(AttentionBackwardParams)
-
-FK_EMPTY_TABLE(MergeStatesParams)
+template <>
+KernelTable<MergeStatesParams> cpu_kernels<MergeStatesParams>() {
+  static constexpr KernelEntry<MergeStatesParams> kRows[] = {
+      scalar_row<MergeStatesParams>("merge_states/cpu/scalar", cpu_scalar::merge_states),
+  };
+  return table(kRows);
+}
 
 template <>
 KernelTable<RopeParams> cpu_kernels<RopeParams>() {
@@ -163,7 +177,5 @@ KernelTable<KvCopyParams> cpu_kernels<KvCopyParams>() {
   };
   return table(kRows);
 }
-
-#undef FK_EMPTY_TABLE
 
 }  // namespace flashkernel

@@ -77,6 +77,18 @@ void Checker::writable(const char* name, const TensorView& view) const {
            " elements; a written tensor must not overlap itself");
 }
 
+void Checker::no_overlap(const char* name, const TensorView& written, const char* other_name, const TensorView& other) const {
+  if (!written.defined() || !other.defined() || written.numel() == 0 || other.numel() == 0) return;
+  bool meet = written.data == other.data;
+  if (!meet) {
+    const auto begin_a = reinterpret_cast<std::uintptr_t>(written.data), begin_b = reinterpret_cast<std::uintptr_t>(other.data);
+    const auto end_a = begin_a + static_cast<std::uintptr_t>(written.numel()) * dtype_bytes(written.dtype);
+    const auto end_b = begin_b + static_cast<std::uintptr_t>(other.numel()) * dtype_bytes(other.dtype);
+    meet = begin_a < end_b && begin_b < end_a && written.is_contiguous() && other.is_contiguous();
+  }
+  if (meet) fail(std::string(name) + " shares memory with " + other_name + "; a written tensor needs memory of its own");
+}
+
 IndexArray Checker::index_array(const char* name, const TensorView& view, std::int64_t needed_length) const {
   index(name, view);
   ndim(name, view, 1, 1);

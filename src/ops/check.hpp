@@ -37,6 +37,9 @@ class Checker {
   void contiguous(const char* name, const TensorView& view) const;
   /// Written tensors must not overlap themselves (a stride of 0 over more than one element).
   void writable(const char* name, const TensorView& view) const;
+  /// A written tensor that surely shares memory with another one (same start, or both contiguous and their ranges meet).
+  /// Interleaved slices of one buffer pass: telling them apart from overlap is not cheap. Absent views pass.
+  void no_overlap(const char* name, const TensorView& written, const char* other_name, const TensorView& other) const;
   /// A 1-D run of indices.
   IndexArray index_array(const char* name, const TensorView& view, std::int64_t needed_length) const;
 

@@ -1,0 +1,57 @@
+// softmax(scale * Q K^T) V, one query at a time: the oracle of attention_fwd.
+// Called through src/cpu/kernels.cpp. A key whose score is -inf (a bias of -inf) counts as masked: its value is not
+// read.
+#include <algorithm>
+#include <vector>
+
+#include "core/thread_pool.hpp"
+#include "cpu/scalar/attention_score.hpp"
+#include "cpu/scalar/kernels.hpp"
+
+namespace flashkernel::cpu_scalar {
+namespace {
+
+template <class T>
+void attend_row(const AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i, std::vector<double>& scores) {
+  const std::int64_t q_length = p.q_length(b), k_length = p.k_length(b);
+  const std::int64_t first = p.first_key(i, q_length, k_length), last = p.last_key(i, q_length, k_length);
+  const std::int64_t h_kv = h / (p.heads_q / p.heads_kv);
+
+  double max = p.sinks ? p.sinks[h] : kMinusInfinity;
+  scores.clear();
+  for (std::int64_t j = first; j < last; ++j) {
+    scores.push_back(attention_score<T>(p, b, h, i, j, q_length, k_length).value);
+    max = std::max(max, scores.back());
+  }
+  double accumulator[256] = {};
+  double sum = 0;
+  if (p.sinks && p.sinks[h] != kMinusInfinity) sum += std::exp(p.sinks[h] - max);
+  for (std::int64_t j = first; j < last; ++j) {
+    const double score = scores[static_cast<std::size_t>(j - first)];
+    if (score == kMinusInfinity) continue;
+    const double weight = std::exp(score - max);
+    sum += weight;
+    const std::int64_t row = p.v_offset(b, h_kv, j);
+    for (std::int64_t d = 0; d < p.head_dim_v; ++d) accumulator[d] += weight * load<T>(p.v, row + d);
+  }
+  const bool masked = sum == 0;  // no key and no sink: the largest term of any other sum is exp(0) or NaN
+  const std::int64_t row = p.out_offset(b, h, i);
+  for (std::int64_t d = 0; d < p.head_dim_v; ++d) store<T>(p.out, row + d, masked ? 0 : accumulator[d] / sum);
+  if (p.lse) p.lse[p.lse_offset(b, h, i)] = static_cast<float>(masked ? kMinusInfinity : max + std::log(sum));
+}
+
+}  // namespace
+
+void attention_fwd(const AttentionParams& p, void*, Stream) {
+  auto task = [&](std::int64_t begin, std::int64_t end, int) {
+    std::vector<double> scores;
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t i = row % p.seq_q, h = row / p.seq_q % p.heads_q, b = row / p.seq_q / p.heads_q;
+      if (i >= p.q_length(b)) continue;
+      visit_floating(p.dtype, [&](auto zero) { attend_row<decltype(zero)>(p, b, h, i, scores); });
+    }
+  };
+  parallel_for(p.batch * p.heads_q * p.seq_q, 8, task);
+}
+
+}  // namespace flashkernel::cpu_scalar

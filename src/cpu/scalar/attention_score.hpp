@@ -1,0 +1,50 @@
+// One score of attention and what it is made of, as include/flashkernel/attention.hpp defines it; shared by the scalar
+// forward and backward kernels so that both stand on the same words.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "cpu/scalar/element.hpp"
+#include "ops/attention_params.hpp"
+
+namespace flashkernel::cpu_scalar {
+
+inline constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+
+template <class T>
+double dot(const void* a, std::int64_t offset_a, const void* b, std::int64_t offset_b, std::int64_t count) {
+  double sum = 0;
+  for (std::int64_t d = 0; d < count; ++d) sum += load<T>(a, offset_a + d) * load<T>(b, offset_b + d);
+  return sum;
+}
+
+struct Score {
+  double value;             // after scale, softcap, bias and ALiBi
+  double derivative = 1.0;  // of value by scale * <q, k>: what softcap leaves
+};
+
+/// The score of query i and key j, which must be visible to it.
+template <class T>
+Score attention_score(const AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j,
+                      std::int64_t q_length, std::int64_t k_length) {
+  const std::int64_t h_kv = h / (p.heads_q / p.heads_kv);
+  Score score{p.scale * dot<T>(p.q, p.q_offset(b, h, i), p.k, p.k_offset(b, h_kv, j), p.head_dim)};
+  if (p.softcap > 0) {
+    const double t = std::tanh(score.value / p.softcap);
+    score.value = p.softcap * t;
+    score.derivative = 1 - t * t;
+  }
+  if (p.bias.data) {
+    const std::int64_t offset =
+        b * p.bias.stride_batch + h * p.bias.stride_head + i * p.bias.stride_q + j * p.bias.stride_k;
+    score.value += load_as(p.bias.dtype, p.bias.data, offset);
+  }
+  if (p.alibi_slopes) {
+    const double slope = p.alibi_slopes[b * p.stride_alibi_batch + h];
+    score.value -= slope * std::abs(static_cast<double>(i + k_length - q_length - j));
+  }
+  return score;
+}
+
+}  // namespace flashkernel::cpu_scalar

@@ -1,0 +1,66 @@
+// The front doors of attention, forward: check every argument, fill the params, let the registry choose a kernel.
+// Called by users and by the bindings. Invariant: an error leaves out and lse untouched.
+#include "flashkernel/attention.hpp"
+
+#include "ops/attention_check.hpp"
+#include "ops/select.hpp"
+
+namespace flashkernel {
+namespace {
+
+void check_written(const Checker& check, const TensorView& out, const TensorView& lse,
+                   const AttentionOptions& options) {
+  const struct {
+    const char* name;
+    const TensorView& view;
+  } inputs[] = {{"bias", options.bias}, {"alibi_slopes", options.alibi_slopes}, {"sinks", options.sinks}};
+  for (const auto& input : inputs) {
+    check.no_overlap("out", out, input.name, input.view);
+    check.no_overlap("lse", lse, input.name, input.view);
+  }
+}
+
+// No query: nothing to write. No key still writes zeros and -inf, which is the kernel's part.
+void run(const AttentionParams& params, const TensorView& out, const ExecutionContext& context) {
+  if (out.numel() == 0 && !context.explain) return;
+  dispatch(params, params.device, context);
+}
+
+}  // namespace
+
+void attention(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
+               const TensorView& lse, const AttentionOptions& options, const ExecutionContext& context) {
+  const Checker check("attention", q.device);
+  AttentionParams params;
+  check_dense(check, q, k, v, out, lse, AttentionPass::kForward, params);
+  check_options(check, options, params);
+  check_written(check, out, lse, options);
+  run(params, out, context);
+}
+
+void attention_varlen(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& cu_seqlens_q,
+                      const TensorView& cu_seqlens_k, std::int64_t max_seqlen_q, std::int64_t max_seqlen_k,
+                      const TensorView& out, const TensorView& lse, const AttentionOptions& options,
+                      const ExecutionContext& context) {
+  const Checker check("attention_varlen", q.device);
+  AttentionParams params;
+  check_varlen(check, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, out, lse,
+               AttentionPass::kForward, params);
+  check_options(check, options, params);
+  check_written(check, out, lse, options);
+  run(params, out, context);
+}
+
+void attention_paged(const TensorView& q, const TensorView& k_pages, const TensorView& v_pages,
+                     const TensorView& block_table, const TensorView& seq_lens, const TensorView& cu_seqlens_q,
+                     std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse,
+                     const AttentionOptions& options, const ExecutionContext& context) {
+  const Checker check("attention_paged", q.device);
+  AttentionParams params;
+  check_paged(check, q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, out, lse, params);
+  check_options(check, options, params);
+  check_written(check, out, lse, options);
+  run(params, out, context);
+}
+
+}  // namespace flashkernel

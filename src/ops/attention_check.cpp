@@ -1,0 +1,380 @@
+// See attention_check.hpp.
+#include "ops/attention_check.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace flashkernel {
+namespace {
+
+constexpr std::int64_t kMaxHeadDim = 256;
+
+void match(const Checker& check, const char* name, const TensorView& view, int d, const char* other_name,
+           const TensorView& other, int other_d, const char* what) {
+  if (view.shape[d] != other.shape[other_d])
+    check.fail(shape_text(name, view, d) + " but " + shape_text(other_name, other, other_d) + "; " + what +
+               " must match");
+}
+
+// dtype, dims and layout that q, k, v and out share.
+void check_operand(const Checker& check, const char* name, const TensorView& view, const TensorView& q, int least,
+                   int most) {
+  check.floating(name, view);
+  if (view.dtype != q.dtype)
+    check.fail(std::string(name) + " is " + dtype_name(view.dtype) + " but q is " + dtype_name(q.dtype) +
+               "; dtypes must match");
+  check.ndim(name, view, least, most);
+  check.last_dim_contiguous(name, view);
+}
+
+void check_head_dim(const Checker& check, const char* name, const TensorView& view) {
+  const int d = view.ndim - 1;
+  if (view.shape[d] < 1 || view.shape[d] > kMaxHeadDim)
+    check.fail(shape_text(name, view, d) + "; a head dim must be 1 to " + std::to_string(kMaxHeadDim));
+}
+
+void check_heads(const Checker& check, const TensorView& q, int q_dim, const char* k_name, const TensorView& k,
+                 int k_dim) {
+  const std::int64_t heads_q = q.shape[q_dim], heads_kv = k.shape[k_dim];
+  if (heads_q == 0 || (heads_kv > 0 && heads_q % heads_kv == 0)) return;
+  check.fail(shape_text(k_name, k, k_dim) + " but " + shape_text("q", q, q_dim) +
+             "; the number of query heads must be a multiple of that of the key heads");
+}
+
+// What every pass asks of out and lse besides their shapes.
+void check_results(const Checker& check, const TensorView& out, const TensorView& lse, const TensorView& q,
+                   const char* k_name, const TensorView& k, const char* v_name, const TensorView& v,
+                   AttentionPass pass) {
+  if (lse.defined() || pass == AttentionPass::kBackward) check.dtype("lse", lse, DType::kFloat32);
+  if (pass == AttentionPass::kBackward) return;
+  check.writable("out", out);
+  if (lse.defined()) check.writable("lse", lse);
+  check.no_overlap("out", out, "lse", lse);
+  const struct {
+    const char* name;
+    const TensorView& view;
+  } inputs[] = {{"q", q}, {k_name, k}, {v_name, v}};
+  for (const auto& input : inputs) {
+    check.no_overlap("out", out, input.name, input.view);
+    check.no_overlap("lse", lse, input.name, input.view);
+  }
+}
+
+// out is q's shape with v's head dim, lse q's shape without one: q [batch, heads, seq, head_dim] by 2 to 4 dims.
+void check_dense_results(const Checker& check, const TensorView& q, const char* v_name, const TensorView& v,
+                         const TensorView& out, const TensorView& lse, AttentionPass pass) {
+  const int ndim = q.ndim;
+  check_operand(check, "out", out, q, ndim, ndim);
+  for (int d = 0; d < ndim - 1; ++d) match(check, "out", out, d, "q", q, d, "shapes");
+  match(check, "out", out, ndim - 1, v_name, v, v.ndim - 1, "head dims");
+  if (!lse.defined() && pass == AttentionPass::kForward) return;
+  check.dtype("lse", lse, DType::kFloat32);
+  check.ndim("lse", lse, ndim - 1, ndim - 1);
+  for (int d = 0; d < ndim - 1; ++d) match(check, "lse", lse, d, "q", q, d, "shapes");
+}
+
+// q and out [total_q, heads, *], lse [heads, total_q].
+void check_varlen_results(const Checker& check, const TensorView& q, const char* v_name, const TensorView& v,
+                          const TensorView& out, const TensorView& lse, AttentionPass pass) {
+  check_operand(check, "out", out, q, 3, 3);
+  match(check, "out", out, 0, "q", q, 0, "rows");
+  match(check, "out", out, 1, "q", q, 1, "heads");
+  match(check, "out", out, 2, v_name, v, v.ndim - 1, "head dims");
+  if (!lse.defined() && pass == AttentionPass::kForward) return;
+  check.dtype("lse", lse, DType::kFloat32);
+  check.ndim("lse", lse, 2, 2);
+  match(check, "lse", lse, 0, "q", q, 1, "heads");
+  match(check, "lse", lse, 1, "q", q, 0, "rows");
+}
+
+// [batch, heads, seq, head_dim] strides of q, out and lse.
+void set_dense_rows(const TensorView& q, const TensorView& out, const TensorView& lse, AttentionParams& p) {
+  const TensorView q4 = with_leading_dims(q, 4), out4 = with_leading_dims(out, 4);
+  p.batch = q4.shape[0];
+  p.heads_q = q4.shape[1];
+  p.seq_q = q4.shape[2];
+  p.stride_q_batch = q4.strides[0];
+  p.stride_q_head = q4.strides[1];
+  p.stride_q_token = q4.strides[2];
+  p.stride_out_batch = out4.strides[0];
+  p.stride_out_head = out4.strides[1];
+  p.stride_out_token = out4.strides[2];
+  if (!lse.defined()) return;
+  const TensorView lse3 = with_leading_dims(lse, 3);
+  p.stride_lse_batch = lse3.strides[0];
+  p.stride_lse_head = lse3.strides[1];
+  p.stride_lse_token = lse3.strides[2];
+}
+
+void set_varlen_rows(const TensorView& q, const TensorView& out, const TensorView& lse, AttentionParams& p) {
+  p.total_q = q.shape[0];
+  p.heads_q = q.shape[1];
+  p.stride_q_token = q.strides[0];
+  p.stride_q_head = q.strides[1];
+  p.stride_out_token = out.strides[0];
+  p.stride_out_head = out.strides[1];
+  if (!lse.defined()) return;
+  p.stride_lse_head = lse.strides[0];
+  p.stride_lse_token = lse.strides[1];
+}
+
+void set_pointers(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
+                  const TensorView& lse, AttentionParams& p) {
+  p.dtype = q.dtype;
+  p.device = q.device;
+  p.head_dim = q.shape[q.ndim - 1];
+  p.head_dim_v = v.shape[v.ndim - 1];
+  p.q = q.data;
+  p.k = k.data;
+  p.v = v.data;
+  p.out = out.data;
+  p.lse = lse.defined() ? static_cast<float*>(lse.data) : nullptr;
+}
+
+// Cumulative lengths that the host can read: 0 first, never decreasing, `total` last, no length over `max_length`.
+// Returns the longest length; what the host can't read is taken at its word.
+std::int64_t check_cumulative(const Checker& check, const char* name, const IndexArray& values, std::int64_t batch,
+                              const char* q_name, std::int64_t total, const char* max_name, std::int64_t max_length) {
+  if (max_length < 0) check.fail(std::string(max_name) + "=" + std::to_string(max_length) + "; must not be negative");
+  if (!check.device().is_cpu()) return max_length;
+  const auto at = [&](std::int64_t b) {
+    return std::string(name) + "[" + std::to_string(b) + "]=" + std::to_string(values[b]);
+  };
+  if (values[0] != 0) check.fail(at(0) + "; cumulative lengths start at 0");
+  std::int64_t longest = 0;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t begin = values[b], end = values[b + 1];
+    if (end < begin) check.fail(at(b + 1) + " but " + at(b) + "; cumulative lengths must not decrease");
+    if (end > total)
+      check.fail(at(b + 1) + " but " + q_name + ".shape[0]=" + std::to_string(total) +
+                 "; cumulative lengths end there");
+    if (end - begin > max_length)
+      check.fail(at(b + 1) + " and " + at(b) + ": a length of " + std::to_string(end - begin) + " but " + max_name +
+                 "=" + std::to_string(max_length) + "; it must bound every length");
+    longest = std::max(longest, end - begin);
+  }
+  if (values[batch] != total)
+    check.fail(at(batch) + " but " + q_name + ".shape[0]=" + std::to_string(total) +
+               "; the last cumulative length must be the number of rows");
+  return longest;
+}
+
+std::int64_t batch_of(const Checker& check, const char* name, const TensorView& cu_seqlens) {
+  check.index(name, cu_seqlens);
+  check.ndim(name, cu_seqlens, 1, 1);
+  if (cu_seqlens.shape[0] < 1)
+    check.fail(shape_text(name, cu_seqlens, 0) + "; needs batch + 1 cumulative lengths, at least one");
+  return cu_seqlens.shape[0] - 1;
+}
+
+// Page ids that a sequence's length makes visible.
+void check_pages(const Checker& check, AttentionParams& p) {
+  p.seq_k = p.max_pages * p.page_size;
+  if (!check.device().is_cpu()) return;
+  std::int64_t longest = 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const std::int64_t length = p.seq_lens[b];
+    if (length < 0 || length > p.max_pages * p.page_size)
+      check.fail("seq_lens[" + std::to_string(b) + "]=" + std::to_string(length) + "; block_table has room for 0 to " +
+                 std::to_string(p.max_pages * p.page_size) + " tokens a sequence");
+    const std::int64_t used = (length + p.page_size - 1) / p.page_size;
+    const std::int32_t* pages = p.block_table + b * p.stride_block_table;
+    for (std::int64_t page = 0; page < used; ++page)
+      if (pages[page] < 0 || pages[page] >= p.num_pages)
+        check.fail("block_table[" + std::to_string(b) + ", " + std::to_string(page) +
+                   "]=" + std::to_string(pages[page]) + "; page ids are 0 to " + std::to_string(p.num_pages - 1));
+    longest = std::max(longest, length);
+  }
+  p.seq_k = longest;
+}
+
+void check_bias(const Checker& check, const TensorView& bias, AttentionParams& p) {
+  if (p.is_varlen_q() || p.is_varlen_k() || p.is_paged()) check.fail("bias is given; it is for dense attention only");
+  check.floating("bias", bias);
+  if (bias.dtype != DType::kFloat32 && bias.dtype != p.dtype)
+    check.fail(std::string("bias is ") + dtype_name(bias.dtype) + "; needs float32 or q's dtype, " +
+               dtype_name(p.dtype));
+  check.ndim("bias", bias, 0, 4);
+  const std::int64_t full[4] = {p.batch, p.heads_q, p.seq_q, p.seq_k};
+  std::int64_t strides[4] = {0, 0, 0, 0};
+  for (int d = 0; d < bias.ndim; ++d) {
+    const int full_d = 4 - bias.ndim + d;
+    if (bias.shape[d] != full[full_d] && bias.shape[d] != 1)
+      check.fail(shape_text("bias", bias, d) + "; needs 1 or " + std::to_string(full[full_d]) +
+                 " to broadcast to [batch, heads_q, seq_q, seq_k]");
+    strides[full_d] = bias.shape[d] == 1 ? 0 : bias.strides[d];
+  }
+  p.bias = {bias.data, bias.dtype, strides[0], strides[1], strides[2], strides[3]};
+}
+
+}  // namespace
+
+void check_mirror(const Checker& check, const char* name, const TensorView& view, const char* like_name,
+                  const TensorView& like) {
+  check.dtype(name, view, like.dtype);
+  check.ndim(name, view, like.ndim, like.ndim);
+  for (int d = 0; d < like.ndim; ++d) match(check, name, view, d, like_name, like, d, "shapes");
+}
+
+void check_dense(const Checker& check, const TensorView& q, const TensorView& k, const TensorView& v,
+                 const TensorView& out, const TensorView& lse, AttentionPass pass, AttentionParams& p) {
+  check_operand(check, "q", q, q, 2, 4);
+  check_operand(check, "k", k, q, q.ndim, q.ndim);
+  check_operand(check, "v", v, q, q.ndim, q.ndim);
+  const int head_dim = q.ndim - 1, seq = q.ndim - 2, heads = q.ndim - 3;
+  check_head_dim(check, "q", q);
+  check_head_dim(check, "v", v);
+  match(check, "k", k, head_dim, "q", q, head_dim, "head dims");
+  match(check, "v", v, seq, "k", k, seq, "lengths");
+  if (heads >= 0) {
+    check_heads(check, q, heads, "k", k, heads);
+    match(check, "v", v, heads, "k", k, heads, "heads");
+  }
+  if (q.ndim == 4) {
+    match(check, "k", k, 0, "q", q, 0, "batches");
+    match(check, "v", v, 0, "q", q, 0, "batches");
+  }
+  check_dense_results(check, q, "v", v, out, lse, pass);
+  check_results(check, out, lse, q, "k", k, "v", v, pass);
+
+  set_pointers(q, k, v, out, lse, p);
+  set_dense_rows(q, out, lse, p);
+  const TensorView k4 = with_leading_dims(k, 4), v4 = with_leading_dims(v, 4);
+  p.heads_kv = k4.shape[1];
+  p.seq_k = k4.shape[2];
+  p.stride_k_batch = k4.strides[0];
+  p.stride_k_head = k4.strides[1];
+  p.stride_k_token = k4.strides[2];
+  p.stride_v_batch = v4.strides[0];
+  p.stride_v_head = v4.strides[1];
+  p.stride_v_token = v4.strides[2];
+}
+
+void check_varlen(const Checker& check, const TensorView& q, const TensorView& k, const TensorView& v,
+                  const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k, std::int64_t max_seqlen_q,
+                  std::int64_t max_seqlen_k, const TensorView& out, const TensorView& lse, AttentionPass pass,
+                  AttentionParams& p) {
+  check_operand(check, "q", q, q, 3, 3);
+  check_operand(check, "k", k, q, 3, 3);
+  check_operand(check, "v", v, q, 3, 3);
+  check_head_dim(check, "q", q);
+  check_head_dim(check, "v", v);
+  match(check, "k", k, 2, "q", q, 2, "head dims");
+  match(check, "v", v, 0, "k", k, 0, "rows");
+  check_heads(check, q, 1, "k", k, 1);
+  match(check, "v", v, 1, "k", k, 1, "heads");
+  check_varlen_results(check, q, "v", v, out, lse, pass);
+  check_results(check, out, lse, q, "k", k, "v", v, pass);
+  p.batch = batch_of(check, "cu_seqlens_q", cu_seqlens_q);
+  p.cu_seqlens_q = check.index_array("cu_seqlens_q", cu_seqlens_q, p.batch + 1);
+  p.cu_seqlens_k = check.index_array("cu_seqlens_k", cu_seqlens_k, p.batch + 1);
+  p.seq_q =
+      check_cumulative(check, "cu_seqlens_q", p.cu_seqlens_q, p.batch, "q", q.shape[0], "max_seqlen_q", max_seqlen_q);
+  p.seq_k =
+      check_cumulative(check, "cu_seqlens_k", p.cu_seqlens_k, p.batch, "k", k.shape[0], "max_seqlen_k", max_seqlen_k);
+
+  set_pointers(q, k, v, out, lse, p);
+  set_varlen_rows(q, out, lse, p);
+  p.heads_kv = k.shape[1];
+  p.total_k = k.shape[0];
+  p.stride_k_token = k.strides[0];
+  p.stride_k_head = k.strides[1];
+  p.stride_v_token = v.strides[0];
+  p.stride_v_head = v.strides[1];
+}
+
+void check_paged(const Checker& check, const TensorView& q, const TensorView& k_pages, const TensorView& v_pages,
+                 const TensorView& block_table, const TensorView& seq_lens, const TensorView& cu_seqlens_q,
+                 std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse, AttentionParams& p) {
+  const bool varlen = cu_seqlens_q.defined();
+  check_operand(check, "q", q, q, varlen ? 3 : 2, varlen ? 3 : 4);
+  check_operand(check, "k_pages", k_pages, q, 4, 4);
+  check_operand(check, "v_pages", v_pages, q, 4, 4);
+  check_head_dim(check, "q", q);
+  check_head_dim(check, "v_pages", v_pages);
+  match(check, "k_pages", k_pages, 3, "q", q, q.ndim - 1, "head dims");
+  for (int d = 0; d < 3; ++d) match(check, "v_pages", v_pages, d, "k_pages", k_pages, d, "shapes");
+  if (k_pages.shape[1] < 1) check.fail(shape_text("k_pages", k_pages, 1) + "; a page holds at least one token");
+  if (q.ndim >= 3) {
+    check_heads(check, q, varlen ? 1 : q.ndim - 3, "k_pages", k_pages, 2);
+  } else if (k_pages.shape[2] != 1) {
+    check.fail(shape_text("k_pages", k_pages, 2) + " but q has no dim of heads; needs 1");
+  }
+  if (varlen) {
+    check_varlen_results(check, q, "v_pages", v_pages, out, lse, AttentionPass::kForward);
+  } else {
+    check_dense_results(check, q, "v_pages", v_pages, out, lse, AttentionPass::kForward);
+  }
+  check_results(check, out, lse, q, "k_pages", k_pages, "v_pages", v_pages, AttentionPass::kForward);
+  set_pointers(q, k_pages, v_pages, out, lse, p);
+  if (varlen) {
+    p.batch = batch_of(check, "cu_seqlens_q", cu_seqlens_q);
+    p.cu_seqlens_q = check.index_array("cu_seqlens_q", cu_seqlens_q, p.batch + 1);
+    p.seq_q =
+        check_cumulative(check, "cu_seqlens_q", p.cu_seqlens_q, p.batch, "q", q.shape[0], "max_seqlen_q", max_seqlen_q);
+    set_varlen_rows(q, out, lse, p);
+  } else {
+    set_dense_rows(q, out, lse, p);
+  }
+  check.dtype("block_table", block_table, DType::kInt32);
+  check.ndim("block_table", block_table, 2, 2);
+  check.last_dim_contiguous("block_table", block_table);
+  if (block_table.shape[0] != p.batch)
+    check.fail(shape_text("block_table", block_table, 0) + "; needs a row for each of the " + std::to_string(p.batch) +
+               " sequences");
+  p.seq_lens = check.index_array("seq_lens", seq_lens, p.batch);
+  p.heads_kv = k_pages.shape[2];
+  p.num_pages = k_pages.shape[0];
+  p.page_size = k_pages.shape[1];
+  p.max_pages = block_table.shape[1];
+  // A table without columns (no sequence has a key) may have no memory; paged attention is told by a pointer that is
+  // not null.
+  static const std::int32_t no_pages = 0;
+  p.block_table = block_table.data ? static_cast<const std::int32_t*>(block_table.data) : &no_pages;
+  p.stride_block_table = block_table.strides[0];
+  p.stride_k_batch = k_pages.strides[0];
+  p.stride_k_token = k_pages.strides[1];
+  p.stride_k_head = k_pages.strides[2];
+  p.stride_v_batch = v_pages.strides[0];
+  p.stride_v_token = v_pages.strides[1];
+  p.stride_v_head = v_pages.strides[2];
+  check_pages(check, p);
+}
+
+void check_options(const Checker& check, const AttentionOptions& options, AttentionParams& p) {
+  if (options.window_left < -1)
+    check.fail("window_left=" + std::to_string(options.window_left) + "; needs -1 (all) or a number of keys");
+  if (options.window_right < -1)
+    check.fail("window_right=" + std::to_string(options.window_right) + "; needs -1 (all) or a number of keys");
+  if (!std::isfinite(options.softcap) || options.softcap < 0)
+    check.fail("softcap=" + std::to_string(options.softcap) + "; needs a finite number, 0 (off) or more");
+  p.scale = options.scale ? *options.scale : 1.0f / std::sqrt(static_cast<float>(p.head_dim));
+  if (!std::isfinite(p.scale)) check.fail("scale=" + std::to_string(p.scale) + "; needs a finite number");
+  p.softcap = options.softcap;
+  // Query i sees keys up to i + k_len - q_len + window_right: all of them, for every i, from window_right = q_len - 1
+  // on. It sees keys from i + k_len - q_len - window_left: all of them from window_left = k_len - 1 on.
+  const std::int64_t right = options.causal ? 0 : options.window_right;
+  p.window_right = right >= p.seq_q - 1 ? -1 : right;
+  p.window_left = options.window_left >= p.seq_k - 1 ? -1 : options.window_left;
+  p.causal = p.window_right == 0;
+  if (options.bias.defined()) check_bias(check, options.bias, p);
+  if (options.alibi_slopes.defined()) {
+    const TensorView& slopes = options.alibi_slopes;
+    check.dtype("alibi_slopes", slopes, DType::kFloat32);
+    check.ndim("alibi_slopes", slopes, 1, 2);
+    check.last_dim_contiguous("alibi_slopes", slopes);
+    check.extent("alibi_slopes", slopes, slopes.ndim - 1, p.heads_q, "the number of query heads");
+    if (slopes.ndim == 2) check.extent("alibi_slopes", slopes, 0, p.batch, "the batch");
+    p.alibi_slopes = static_cast<const float*>(slopes.data);
+    p.stride_alibi_batch = slopes.ndim == 2 ? slopes.strides[0] : 0;
+  }
+  if (options.sinks.defined()) {
+    check.dtype("sinks", options.sinks, DType::kFloat32);
+    check.ndim("sinks", options.sinks, 1, 1);
+    check.extent("sinks", options.sinks, 0, p.heads_q, "the number of query heads");
+    check.contiguous("sinks", options.sinks);
+    p.sinks = static_cast<const float*>(options.sinks.data);
+  }
+}
+
+}  // namespace flashkernel
