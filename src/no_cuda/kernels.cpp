@@ -10,13 +10,17 @@ KernelTable<Params> cuda_kernels() {
 }
 
 namespace {
+using AnyFunction = void (*)();
+
 template <class... Params>
-void instantiate(ParamsList<Params...>) {
-  (cuda_kernels<Params>(), ...);
+AnyFunction address_of_table(ParamsList<Params...>, int i) {
+  const AnyFunction tables[] = {reinterpret_cast<AnyFunction>(&cuda_kernels<Params>)...};
+  return tables[i];
 }
 }  // namespace
 
-// Emits every specialisation; never called.
-void instantiate_no_cuda_kernels() { instantiate(AllParams{}); }
+// Never called. It takes the address of every specialisation, so that each is emitted here: one that is only called would be
+// inlined and missing at the link.
+AnyFunction no_cuda_table(int i) { return address_of_table(AllParams{}, i); }
 
 }  // namespace flashkernel
