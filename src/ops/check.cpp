@@ -77,18 +77,6 @@ void Checker::writable(const char* name, const TensorView& view) const {
            " elements; a written tensor must not overlap itself");
 }
 
-void Checker::no_overlap(const char* name, const TensorView& written, const char* other_name, const TensorView& other) const {
-  if (!written.defined() || !other.defined() || written.numel() == 0 || other.numel() == 0) return;
-  bool meet = written.data == other.data;
-  if (!meet) {
-    const auto begin_a = reinterpret_cast<std::uintptr_t>(written.data), begin_b = reinterpret_cast<std::uintptr_t>(other.data);
-    const auto end_a = begin_a + static_cast<std::uintptr_t>(written.numel()) * dtype_bytes(written.dtype);
-    const auto end_b = begin_b + static_cast<std::uintptr_t>(other.numel()) * dtype_bytes(other.dtype);
-    meet = begin_a < end_b && begin_b < end_a && written.is_contiguous() && other.is_contiguous();
-  }
-  if (meet) fail(std::string(name) + " shares memory with " + other_name + "; a written tensor needs memory of its own");
-}
-
 IndexArray Checker::index_array(const char* name, const TensorView& view, std::int64_t needed_length) const {
   index(name, view);
   ndim(name, view, 1, 1);
@@ -96,6 +84,90 @@ IndexArray Checker::index_array(const char* name, const TensorView& view, std::i
     fail(shape_text(name, view, 0) + "; needs " + std::to_string(needed_length));
   contiguous(name, view);
   return {view.data, view.dtype == DType::kInt64};
+}
+
+void Checker::float32_or(const char* name, const TensorView& view, DType op_dtype) const {
+  tensor(name, view);
+  if (view.dtype == DType::kFloat32 || view.dtype == op_dtype) return;
+  fail(std::string(name) + " is " + dtype_name(view.dtype) + "; needs float32" +
+       (op_dtype == DType::kFloat32 ? "" : std::string(" or ") + dtype_name(op_dtype)));
+}
+
+TypedPointer Checker::optional_vector(const char* name, const TensorView& view, std::int64_t length, DType op_dtype) const {
+  if (!view.defined()) return {};
+  float32_or(name, view, op_dtype);
+  ndim(name, view, 1, 1);
+  if (view.shape[0] != length) fail(shape_text(name, view, 0) + "; needs " + std::to_string(length));
+  contiguous(name, view);
+  return {view.data, view.dtype};
+}
+
+namespace {
+
+struct ByteRange {
+  std::intptr_t begin = 0, end = 0;
+  bool dense = false;  // every byte of the range is an element's
+};
+
+ByteRange byte_range(const TensorView& view) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(view.dtype));
+  std::int64_t lowest = 0, highest = 0, distinct = 1;
+  for (int d = 0; d < view.ndim; ++d) {
+    if (view.strides[d] == 0) continue;
+    distinct *= view.shape[d];
+    const std::int64_t reach = (view.shape[d] - 1) * view.strides[d];
+    (reach < 0 ? lowest : highest) += reach;
+  }
+  const auto base = reinterpret_cast<std::intptr_t>(view.data);
+  return {base + lowest * bytes, base + (highest + 1) * bytes, highest - lowest + 1 == distinct};
+}
+
+bool overlap(const TensorView& a, const TensorView& b) {
+  if (!a.defined() || !b.defined() || a.numel() == 0 || b.numel() == 0) return false;
+  if (a.data == b.data) return true;
+  const ByteRange first = byte_range(a), second = byte_range(b);
+  return first.dense && second.dense && first.begin < second.end && second.begin < first.end;
+}
+
+bool same_view(const TensorView& a, const TensorView& b) {
+  if (a.data != b.data || a.dtype != b.dtype || a.ndim != b.ndim) return false;
+  for (int d = 0; d < a.ndim; ++d)
+    if (a.shape[d] != b.shape[d] || (a.shape[d] > 1 && a.strides[d] != b.strides[d])) return false;
+  return true;
+}
+
+template <class Index>
+std::int64_t first_outside(const Index* indices, std::int64_t count, std::int64_t first, std::int64_t end) {
+  for (std::int64_t i = 0; i < count; ++i)
+    if (indices[i] < first || indices[i] >= end) return i;
+  return -1;
+}
+
+}  // namespace
+
+void Checker::no_overlap(const char* name, const TensorView& written, const char* other_name,
+                         const TensorView& other) const {
+  if (overlap(written, other))
+    fail(std::string(name) + " shares memory with " + other_name + "; a written tensor needs memory of its own");
+}
+
+void Checker::same_or_apart(const char* name, const TensorView& written, const char* other_name,
+                            const TensorView& other) const {
+  if (overlap(written, other) && !same_view(written, other))
+    fail(std::string(name) + " shares part of its memory with " + other_name + "; they must be the same tensor or apart");
+}
+
+void Checker::indices_in_range(const char* name, IndexArray indices, std::int64_t count, std::int64_t first,
+                               std::int64_t end, const char* bound) const {
+  if (!indices || !device_.is_cpu()) return;
+  const std::int64_t bad = indices.is_int64
+                               ? first_outside(static_cast<const std::int64_t*>(indices.data), count, first, end)
+                               : first_outside(static_cast<const std::int32_t*>(indices.data), count, first, end);
+  if (bad < 0) return;
+  const bool has_lower = first > std::numeric_limits<std::int64_t>::min();
+  fail(std::string(name) + "[" + std::to_string(bad) + "]=" + std::to_string(indices[bad]) + "; needs a value " +
+       (has_lower ? "from " + std::to_string(first) + " to " : "up to ") + std::to_string(end - 1) + " (" + bound + "=" +
+       std::to_string(end) + ")");
 }
 
 TensorView with_leading_dims(const TensorView& view, int ndim) {

@@ -1,0 +1,213 @@
+// Front doors of the kernels that move keys and values: shapes everywhere, and on the host every index, before a page
+// is touched.
+#include "flashkernel/kv_ops.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "ops/check.hpp"
+#include "ops/kv_params.hpp"
+#include "ops/rope_spec.hpp"
+#include "ops/select.hpp"
+
+namespace flashkernel {
+namespace {
+
+constexpr std::int64_t kNoLowerBound = std::numeric_limits<std::int64_t>::min();
+
+KvPages check_pages(const Checker& check, const TensorView& k_pages, const TensorView& v_pages, bool written) {
+  check.floating("k_pages", k_pages);
+  check.ndim("k_pages", k_pages, 4, 4);
+  check.last_dim_contiguous("k_pages", k_pages);
+  check.dtype("v_pages", v_pages, k_pages.dtype);
+  check.ndim("v_pages", v_pages, 4, 4);
+  check.last_dim_contiguous("v_pages", v_pages);
+  for (int d = 0; d < 3; ++d)
+    check.extent("v_pages", v_pages, d, k_pages.shape[d], ("k_pages.shape[" + std::to_string(d) + "]").c_str());
+  if (k_pages.shape[1] == 0) check.fail("k_pages.shape[1]=0; needs a page size of at least 1");
+  if (written) {
+    check.writable("k_pages", k_pages);
+    check.writable("v_pages", v_pages);
+    check.no_overlap("k_pages", k_pages, "v_pages", v_pages);
+  }
+  KvPages pages;
+  pages.k = k_pages.data;
+  pages.v = v_pages.data;
+  pages.num_pages = k_pages.shape[0];
+  pages.page_size = k_pages.shape[1];
+  pages.heads_kv = k_pages.shape[2];
+  pages.head_dim = k_pages.shape[3];
+  pages.head_dim_v = v_pages.shape[3];
+  pages.stride_k_page = k_pages.strides[0];
+  pages.stride_k_slot = k_pages.strides[1];
+  pages.stride_k_head = k_pages.strides[2];
+  pages.stride_v_page = v_pages.strides[0];
+  pages.stride_v_slot = v_pages.strides[1];
+  pages.stride_v_head = v_pages.strides[2];
+  return pages;
+}
+
+/// [tokens, heads, head_dim], last dim contiguous.
+void check_tokens(const Checker& check, const char* name, const TensorView& view, DType dtype, std::int64_t tokens,
+                  std::int64_t head_dim, const char* head_dim_name) {
+  check.dtype(name, view, dtype);
+  check.ndim(name, view, 3, 3);
+  check.extent(name, view, 0, tokens, "the number of tokens");
+  check.extent(name, view, 2, head_dim, head_dim_name);
+  check.last_dim_contiguous(name, view);
+}
+
+void set_rope(const Checker& check, const KvAppendRope& rope, const TensorView& k_pages, const TensorView& v_pages,
+              KvAppendParams& params) {
+  params.has_rope = true;
+  params.rope = rope_spec(check, rope.options, params.pages.head_dim);
+  params.positions = check.index_array("rope.positions", rope.positions, params.tokens);
+  if (rope.q.defined() != rope.q_out.defined())
+    check.fail(std::string(rope.q.defined() ? "rope.q_out" : "rope.q") +
+               " is absent; give both rope.q and rope.q_out, or neither");
+  if (!rope.q.defined()) return;
+  check_tokens(check, "rope.q", rope.q, params.dtype, params.tokens, params.pages.head_dim, "k_pages.shape[3]");
+  check.dtype("rope.q_out", rope.q_out, params.dtype);
+  check.same_shape("rope.q_out", rope.q_out, "rope.q", rope.q);
+  check.last_dim_contiguous("rope.q_out", rope.q_out);
+  check.writable("rope.q_out", rope.q_out);
+  check.same_or_apart("rope.q_out", rope.q_out, "rope.q", rope.q);
+  check.no_overlap("rope.q_out", rope.q_out, "k_pages", k_pages);
+  check.no_overlap("rope.q_out", rope.q_out, "v_pages", v_pages);
+  params.heads_q = rope.q.shape[1];
+  params.q = rope.q.data;
+  params.q_out = rope.q_out.data;
+  params.stride_q_token = rope.q.strides[0];
+  params.stride_q_head = rope.q.strides[1];
+  params.stride_q_out_token = rope.q_out.strides[0];
+  params.stride_q_out_head = rope.q_out.strides[1];
+}
+
+}  // namespace
+
+void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
+               const TensorView& slots, const std::optional<KvAppendRope>& rope, const ExecutionContext& context) {
+  const Checker check("kv_append", k_pages.device);
+  KvAppendParams params;
+  params.pages = check_pages(check, k_pages, v_pages, true);
+  params.dtype = k_pages.dtype;
+  params.device = check.device();
+  check.dtype("k", k, params.dtype);
+  check.ndim("k", k, 3, 3);
+  params.tokens = k.shape[0];
+  check_tokens(check, "k", k, params.dtype, params.tokens, params.pages.head_dim, "k_pages.shape[3]");
+  check_tokens(check, "v", v, params.dtype, params.tokens, params.pages.head_dim_v, "v_pages.shape[3]");
+  check.extent("k", k, 1, params.pages.heads_kv, "k_pages.shape[2]");
+  check.extent("v", v, 1, params.pages.heads_kv, "v_pages.shape[2]");
+  for (const TensorView* input : {&k, &v}) {
+    check.no_overlap("k_pages", k_pages, input == &k ? "k" : "v", *input);
+    check.no_overlap("v_pages", v_pages, input == &k ? "k" : "v", *input);
+  }
+  params.k = k.data;
+  params.v = v.data;
+  params.stride_k_token = k.strides[0];
+  params.stride_k_head = k.strides[1];
+  params.stride_v_token = v.strides[0];
+  params.stride_v_head = v.strides[1];
+  params.slots = check.index_array("slots", slots, params.tokens);
+  check.indices_in_range("slots", params.slots, params.tokens, kNoLowerBound,
+                         params.pages.num_pages * params.pages.page_size, "num_pages * page_size");
+  if (rope) {
+    set_rope(check, *rope, k_pages, v_pages, params);
+    check.no_overlap("rope.q_out", rope->q_out, "k", k);
+    check.no_overlap("rope.q_out", rope->q_out, "v", v);
+  }
+  if (params.tokens == 0 && !context.explain) return;
+  dispatch(params, params.device, context);
+}
+
+void kv_read(const TensorView& k_pages, const TensorView& v_pages, const TensorView& block_table,
+             const TensorView& seq_lens, const TensorView& k_out, const TensorView& v_out,
+             const ExecutionContext& context) {
+  const Checker check("kv_read", k_pages.device);
+  KvReadParams params;
+  params.pages = check_pages(check, k_pages, v_pages, false);
+  params.dtype = k_pages.dtype;
+  params.device = check.device();
+  check.dtype("block_table", block_table, DType::kInt32);
+  check.ndim("block_table", block_table, 2, 2);
+  check.last_dim_contiguous("block_table", block_table);
+  params.batch = block_table.shape[0];
+  params.max_pages = block_table.shape[1];
+  params.block_table = static_cast<const std::int32_t*>(block_table.data);
+  params.stride_block_table = block_table.strides[0];
+  params.seq_lens = check.index_array("seq_lens", seq_lens, params.batch);
+
+  const TensorView* const outs[] = {&k_out, &v_out};
+  const char* const names[] = {"k_out", "v_out"};
+  for (int i = 0; i < 2; ++i) {
+    const TensorView& out = *outs[i];
+    check.dtype(names[i], out, params.dtype);
+    check.ndim(names[i], out, 4, 4);
+    check.extent(names[i], out, 0, params.batch, "block_table.shape[0]");
+    if (i == 1) check.extent(names[i], out, 1, k_out.shape[1], "k_out.shape[1]");
+    check.extent(names[i], out, 2, params.pages.heads_kv, "k_pages.shape[2]");
+    check.extent(names[i], out, 3, i == 0 ? params.pages.head_dim : params.pages.head_dim_v,
+                 i == 0 ? "k_pages.shape[3]" : "v_pages.shape[3]");
+    check.last_dim_contiguous(names[i], out);
+    check.writable(names[i], out);
+    check.no_overlap(names[i], out, "k_pages", k_pages);
+    check.no_overlap(names[i], out, "v_pages", v_pages);
+    check.no_overlap(names[i], out, "block_table", block_table);
+    check.no_overlap(names[i], out, "seq_lens", seq_lens);
+  }
+  check.no_overlap("v_out", v_out, "k_out", k_out);
+  params.max_seq = k_out.shape[1];
+  params.k_out = k_out.data;
+  params.v_out = v_out.data;
+  params.stride_k_out_batch = k_out.strides[0];
+  params.stride_k_out_token = k_out.strides[1];
+  params.stride_k_out_head = k_out.strides[2];
+  params.stride_v_out_batch = v_out.strides[0];
+  params.stride_v_out_token = v_out.strides[1];
+  params.stride_v_out_head = v_out.strides[2];
+
+  const std::int64_t in_table = params.max_pages * params.pages.page_size;
+  check.indices_in_range("seq_lens", params.seq_lens, params.batch, 0, std::min(params.max_seq, in_table) + 1,
+                         params.max_seq <= in_table ? "k_out.shape[1] + 1" : "block_table.shape[1] * page_size + 1");
+  for (std::int64_t b = 0; params.device.is_cpu() && b < params.batch; ++b) {
+    const std::int64_t used = (params.seq_lens[b] + params.pages.page_size - 1) / params.pages.page_size;
+    const IndexArray row{params.block_table + b * params.stride_block_table, false};
+    check.indices_in_range(("block_table[" + std::to_string(b) + "]").c_str(), row, used, 0, params.pages.num_pages,
+                           "num_pages");
+  }
+  if (k_out.numel() == 0 && v_out.numel() == 0 && !context.explain) return;
+  dispatch(params, params.device, context);
+}
+
+void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const TensorView& src, const TensorView& dst,
+                   const ExecutionContext& context) {
+  const Checker check("kv_copy_pages", k_pages.device);
+  KvCopyParams params;
+  params.pages = check_pages(check, k_pages, v_pages, true);
+  params.dtype = k_pages.dtype;
+  params.device = check.device();
+  check.index("src", src);
+  check.ndim("src", src, 1, 1);
+  params.count = src.shape[0];
+  params.src = check.index_array("src", src, params.count);
+  params.dst = check.index_array("dst", dst, params.count);
+  check.indices_in_range("src", params.src, params.count, 0, params.pages.num_pages, "num_pages");
+  check.indices_in_range("dst", params.dst, params.count, 0, params.pages.num_pages, "num_pages");
+  if (params.device.is_cpu()) {
+    std::vector<std::int64_t> written(static_cast<std::size_t>(params.count));
+    for (std::size_t i = 0; i < written.size(); ++i) written[i] = params.dst[static_cast<std::int64_t>(i)];
+    std::sort(written.begin(), written.end());
+    const auto twice = std::adjacent_find(written.begin(), written.end());
+    if (twice != written.end()) check.fail("dst names page " + std::to_string(*twice) + " twice; needs each page once");
+    for (std::int64_t i = 0; i < params.count; ++i)
+      if (std::binary_search(written.begin(), written.end(), params.src[i]))
+        check.fail("src[" + std::to_string(i) + "]=" + std::to_string(params.src[i]) +
+                   " is in dst too; no page may be read and written");
+  }
+  if (params.count == 0 && !context.explain) return;
+  dispatch(params, params.device, context);
+}
+
+}  // namespace flashkernel
