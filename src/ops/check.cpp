@@ -182,19 +182,4 @@ TensorView with_leading_dims(const TensorView& view, int ndim) {
   return out;
 }
 
-bool fold_rows(const TensorView& view, std::int64_t* rows, std::int64_t* stride_row) {
-  *rows = 1;
-  *stride_row = 0;
-  for (int d = view.ndim - 2; d >= 0; --d) {
-    if (view.shape[d] == 1) continue;
-    if (*rows == 1 && *stride_row == 0) {
-      *stride_row = view.strides[d];
-    } else if (view.strides[d] != *rows * *stride_row) {
-      return false;
-    }
-    *rows *= view.shape[d];
-  }
-  return true;
-}
-
 }  // namespace flashkernel

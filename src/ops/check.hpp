@@ -64,7 +64,4 @@ std::string shape_text(const char* name, const TensorView& view, int d);
 /// A view with leading dims of 1 added until it has `ndim` dims.
 TensorView with_leading_dims(const TensorView& view, int ndim);
 
-/// `outer` dims of a view folded into one with a constant stride; false when the layout does not allow it.
-bool fold_rows(const TensorView& view, std::int64_t* rows, std::int64_t* stride_row);
-
 }  // namespace flashkernel
