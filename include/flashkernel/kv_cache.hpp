@@ -10,7 +10,8 @@
 
 namespace flashkernel {
 
-/// Handle of a sequence; one that was freed is recognised (InvalidArgument), also after its slot was used again.
+/// Handle of a sequence; one that was freed is recognised (InvalidArgument), also after its slot was used again. A
+/// default-constructed one never names a sequence.
 struct SequenceId {
   std::uint32_t slot = 0;
   std::uint32_t generation = 0;
@@ -25,13 +26,17 @@ struct KvCacheStats {
   std::int64_t num_pages_free = 0;
   std::uint64_t num_prefix_hits = 0;   ///< pages that `create` found
   std::uint64_t num_copies_on_write = 0;
+  std::uint64_t num_evictions = 0;     ///< pages that the prefix index gave up because the pool was dry
 };
 
-/// Bookkeeping is on the host; keys and values are moved by `kv_append`, `kv_copy_pages` and read by `attention_paged`.
-/// Every call that needs pages takes all of them or throws OutOfPages and changes nothing. Thread-safe.
+/// Bookkeeping is on the host; keys and values are moved by `kv_append` and read by `attention_paged`.
+/// Every call either succeeds or throws and leaves sequences, lengths and pages as they were; one that needs pages takes all of
+/// them or throws OutOfPages. When the pool is dry, the pages that only the prefix index holds go first, least recently used
+/// first. Thread-safe; work that writes or reads the pages of one cache belongs on one stream, or is ordered by the caller.
+/// What lies past the length of a sequence in its last page is never defined and never read.
 class FK_API KvCache {
  public:
-  /// `pool` must outlive the cache.
+  /// `pool` must outlive the cache; others may take pages from it too.
   explicit KvCache(KvPagePool& pool);
   ~KvCache();
   KvCache(const KvCache&) = delete;
@@ -42,9 +47,11 @@ class FK_API KvCache {
   /// An empty sequence.
   SequenceId create();
   /// A sequence for these tokens that already holds the longest run of full pages that `publish` has seen under exactly these
-  /// tokens (never all of them: the last token is left to compute). `*num_cached` gets the tokens found.
+  /// tokens (never all of them: the last token is left to compute). `*num_cached` (may be null) gets the tokens found: the
+  /// length of the new sequence.
   SequenceId create(const std::int32_t* tokens, std::int64_t num_tokens, std::int64_t* num_cached);
-  /// Offers the full pages of `sequence`, which hold `tokens`, to later `create` calls.
+  /// Offers the full pages of `sequence`, whose first `num_tokens` tokens are `tokens`, to later `create` calls. A page that
+  /// was published under other tokens before is InvalidArgument.
   void publish(SequenceId sequence, const std::int32_t* tokens, std::int64_t num_tokens);
   /// A second sequence with the same tokens that shares every page; whoever appends to a shared, partly filled page gets a
   /// copy of it first.
@@ -54,10 +61,12 @@ class FK_API KvCache {
   void free(SequenceId sequence);
 
   /// Room for `num_tokens` more tokens: extends the sequence and writes their slots (page * page_size + offset) to
-  /// `slots` (int64 [num_tokens], host). Copies a shared last page (all layers, ordered on context.stream).
+  /// `slots` (int64 [num_tokens], host). Copies the rows in use of a shared last page (all layers, queued on context.stream;
+  /// nothing else of `context` is used).
   void append(SequenceId sequence, std::int64_t num_tokens, std::int64_t* slots, const ExecutionContext& context = {});
 
   std::int64_t length(SequenceId sequence) const;
+  /// ceil(length / page_size)
   std::int64_t num_pages(SequenceId sequence) const;
   /// Page of every block of the sequence: int32 [num_pages(sequence)], host.
   void pages(SequenceId sequence, PageId* pages) const;
@@ -66,7 +75,7 @@ class FK_API KvCache {
   void block_table(const SequenceId* sequences, std::int64_t count, std::int64_t max_pages, std::int32_t* table,
                    std::int32_t* lengths) const;
 
-  /// Drop every page that only the prefix index holds; returns how many.
+  /// Empty the prefix index of what no sequence holds; returns the pages that this made free.
   std::int64_t drop_cached();
   KvCacheStats stats() const;
 

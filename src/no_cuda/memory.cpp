@@ -16,4 +16,8 @@ std::unique_ptr<StreamEvents> cuda_stream_events(int index) {
                     "; this build has no CUDA; build with FLASHKERNEL_CUDA=ON");
 }
 
+void cuda_copy_rows(int index, void*, const void*, std::size_t, std::size_t, std::size_t, Stream) {
+  throw Unsupported("KvCache: pages are on cuda:" + std::to_string(index) + "; this build has no CUDA");
+}
+
 }  // namespace flashkernel::detail
