@@ -1,5 +1,8 @@
 // The CPU backend's table: one row per kernel, one section per op.
 // A row here is dispatch, forcing, `flashkernel kernels`, bench and conformance test at once. Scalar rows accept any shape.
+#if defined(FK_CPU_X86)
+#include "cpu/fast_support.hpp"
+#endif
 #include "cpu/scalar/kernels.hpp"
 #include "ops/all_params.hpp"
 #include "ops/kernel_entry.hpp"
@@ -61,6 +64,14 @@ KernelTable<RopeParams> cpu_kernels<RopeParams>() {
 template <>
 KernelTable<LinearParams> cpu_kernels<LinearParams>() {
   static constexpr KernelEntry<LinearParams> kRows[] = {
+#if defined(FK_CPU_X86)
+      cpu::fast_row("linear/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear, cpu::takes_all<LinearParams>,
+                    cpu::linear_workspace<cpu::Isa::kAmx>),
+      cpu::fast_row("linear/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear, cpu::takes_all<LinearParams>,
+                    cpu::linear_workspace<cpu::Isa::kAvx512>),
+      cpu::fast_row("linear/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::linear, cpu::takes_all<LinearParams>,
+                    cpu::linear_workspace<cpu::Isa::kAvx2>),
+#endif
       scalar_row<LinearParams>("linear/cpu/scalar", cpu_scalar::linear),
   };
   return table(kRows);
@@ -69,6 +80,14 @@ KernelTable<LinearParams> cpu_kernels<LinearParams>() {
 template <>
 KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
   static constexpr KernelEntry<LinearBackwardParams> kRows[] = {
+#if defined(FK_CPU_X86)
+      cpu::fast_row("linear_bwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear_backward, cpu::takes_all<LinearBackwardParams>,
+                    cpu::linear_backward_workspace<cpu::Isa::kAmx>),
+      cpu::fast_row("linear_bwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear_backward,
+                    cpu::takes_all<LinearBackwardParams>, cpu::linear_backward_workspace<cpu::Isa::kAvx512>),
+      cpu::fast_row("linear_bwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::linear_backward, cpu::takes_all<LinearBackwardParams>,
+                    cpu::linear_backward_workspace<cpu::Isa::kAvx2>),
+#endif
       scalar_row<LinearBackwardParams>("linear_bwd/cpu/scalar", cpu_scalar::linear_backward, cpu_scalar::linear_backward_workspace),
   };
   return table(kRows);

@@ -1,0 +1,121 @@
+// The blocked matrix product behind linear and its gradients: C[m, n] = sum_k A[m, k] B[n, k], with an epilogue per tile.
+// Included by <isa>/linear.cpp. `Micro` packs operands and multiplies one tile: VecMicro (fp32 FMA, simd/gemm_vec.hpp) or
+// AmxMicro (amx/gemm_amx.hpp). Goto and van de Geijn, 2008, with tasks over C: a worker packs the blocks it needs itself,
+// which repeats 1/256 of the work and needs neither a barrier nor a shared buffer.
+// Invariant: one task owns an output and adds its k in one fixed order, so results do not depend on the number of threads.
+#pragma once
+
+#include "cpu/simd/gemm_plan.hpp"
+#include "cpu/simd/vec_math.hpp"
+
+namespace flashkernel::cpu {
+namespace {
+
+/// A matrix with its long dim ("outer": m or n) and k; one of the strides is 1.
+template <class T>
+struct Operand {
+  const T* data;
+  std::int64_t stride_outer, stride_k;
+  inline const T* at(std::int64_t outer, std::int64_t k) const { return data + outer * stride_outer + k * stride_k; }
+};
+
+/// out = activation(C + bias), and C + bias itself where asked.
+template <class T>
+struct Epilogue {
+  T* out;
+  T* preactivation;  // may be null
+  std::int64_t stride_out, stride_preactivation;  // of rows (m); n is contiguous
+  const void* bias;  // [n]; may be null
+  DType bias_dtype;
+  Activation activation;
+
+  inline void row(const float* sums, std::int64_t m, std::int64_t n, std::int64_t columns) const {
+    for (std::int64_t c = 0; c < columns; c += Simd::kWidth) {
+      Reg v = load_columns(sums, c, columns);
+      if (bias) {
+        const char* const from = static_cast<const char*>(bias) + n * (bias_dtype == DType::kFloat32 ? 4 : 2);
+        v = Simd::add(v, MixedVector{from, bias_dtype}.at(c, columns));
+      }
+      if (preactivation) save_columns(preactivation + m * stride_preactivation + n, c, columns, v);
+      save_columns(out + m * stride_out + n, c, columns, vec_activation(activation, v));
+    }
+  }
+};
+
+/// A worker's scratch and what its packed blocks hold, so that neighbouring tasks do not pack them again.
+struct GemmScratch {
+  char* a;
+  char* b;
+  float* c;
+  std::int64_t* held;  // held[0]: first row in a, held[1]: first column in b; -1: nothing
+};
+
+template <class Micro, class T>
+inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const Operand<T>& a, const Operand<T>& b,
+                 const Epilogue<T>& epilogue, void* workspace) {
+  constexpr GemmBlocks kB = Micro::kBlocks;
+  constexpr std::int64_t kBytes = gemm_worker_bytes(kB);
+  if (m <= 0 || n <= 0) return;
+  const int workers = num_workers();
+  // Even chunks of k and even blocks of m; narrower blocks of n where there are too few tasks for the threads.
+  const std::int64_t chunks = imax<std::int64_t>(1, ceil_div(k, kB.kc));
+  const std::int64_t chunk = imax<std::int64_t>(32, round_up(ceil_div(k, chunks), 32));
+  const std::int64_t mc = imin(kB.mc, round_up(ceil_div(m, ceil_div(m, kB.mc)), kB.mr));
+  const std::int64_t m_blocks = ceil_div(m, mc);
+  std::int64_t nc = kB.nc;
+  while (nc > kB.nr && m_blocks * ceil_div(n, nc) < 4 * workers) nc /= 2;
+  const std::int64_t n_blocks = ceil_div(n, nc);
+
+  char* const base = static_cast<char*>(workspace);
+  const auto scratch = [&](int worker) {
+    char* const from = base + worker * kBytes;
+    return GemmScratch{from + 64, from + 64 + gemm_scratch_a(kB),
+                       reinterpret_cast<float*>(from + 64 + gemm_scratch_a(kB) + gemm_scratch_b(kB)),
+                       reinterpret_cast<std::int64_t*>(from)};
+  };
+  for (int w = 0; w < workers; ++w) scratch(w).held[0] = scratch(w).held[1] = -1;
+
+  auto run = [&](std::int64_t begin, std::int64_t end, int worker) {
+    const GemmScratch s = scratch(worker);
+    typename Micro::Session session;
+    for (std::int64_t task = begin; task < end; ++task) {
+      const std::int64_t m0 = task / n_blocks * mc, n0 = task % n_blocks * nc;
+      const std::int64_t rows = imin(mc, m - m0), columns = imin(nc, n - n0);
+      const std::int64_t row_tiles = ceil_div(rows, kB.mr), column_tiles = ceil_div(columns, kB.nr);
+      for (std::int64_t step = 0; step < chunks; ++step) {
+        const std::int64_t k0 = step * chunk, length = imax<std::int64_t>(0, imin(chunk, k - k0));
+        const std::int64_t padded = round_up(length, kB.k_unit);
+        const bool last = step + 1 == chunks;
+        if (chunks > 1 || s.held[0] != m0) Micro::pack_a(a, m0, rows, k0, length, s.a);
+        if (chunks > 1 || s.held[1] != n0) Micro::pack_b(b, n0, columns, k0, length, s.b);
+        s.held[0] = chunks > 1 ? -1 : m0;
+        s.held[1] = chunks > 1 ? -1 : n0;
+        for (std::int64_t j = 0; j < column_tiles; ++j) {
+          for (std::int64_t i = 0; i < row_tiles; ++i) {
+            // With one chunk every tile passes through the same few lines of L1.
+            float* const tile = s.c + (chunks > 1 ? (j * row_tiles + i) * kB.mr * kB.nr : 0);
+            const std::int64_t tile_rows = imin(kB.mr, rows - i * kB.mr), tile_columns = imin(kB.nr, columns - j * kB.nr);
+            Micro::tile(tile_rows, padded, s.a, i, s.b, j, tile, step == 0);
+            if (!last) continue;
+            if (Micro::kSplits) Micro::repair(a, b, m0 + i * kB.mr, n0 + j * kB.nr, tile_rows, tile_columns, k, tile);
+            for (std::int64_t r = 0; r < tile_rows; ++r)
+              epilogue.row(tile + r * kB.nr, m0 + i * kB.mr + r, n0 + j * kB.nr, tile_columns);
+          }
+        }
+      }
+    }
+  };
+  parallel_for(m_blocks * n_blocks, 1, run);
+}
+
+/// fp32 value of one element.
+inline float scalar_value(float x) { return x; }
+template <class T>
+inline float scalar_value(T x) {
+  float lanes[Simd::kWidth];
+  Simd::save(lanes, Simd::load_first(&x, 1));
+  return lanes[0];
+}
+
+}  // namespace
+}  // namespace flashkernel::cpu

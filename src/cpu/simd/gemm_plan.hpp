@@ -1,0 +1,51 @@
+// Block sizes of the CPU matrix products, the one place that both the kernels (per instruction set) and the workspace sums
+// (portable code) read. Constants only. Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008.
+#pragma once
+
+#include <cstdint>
+
+namespace flashkernel::cpu {
+namespace {
+
+/// C[m, n] = sum_k A[m, k] B[n, k], computed in tasks of kMc x kNc outputs over chunks of kKc along k. A chunk's length
+/// depends on the total k only, so the order of additions does not depend on the number of threads.
+struct GemmBlocks {
+  std::int64_t mr, nr;     // the micro-kernel's tile
+  std::int64_t mc, nc, kc; // outputs of a task and the chunk of k
+  std::int64_t element_bytes, planes;  // of packed operands; `planes` copies (splits of one number) beside each other
+  std::int64_t k_unit;     // k is padded to a multiple of this
+};
+
+// Packed A (mc x kc) and B (nc x kc) together fill about 1.2 MB of a 2 MB L2 cache; B's sliver (nr x kc) stays in L1.
+constexpr GemmBlocks kAvx2Blocks{6, 16, 192, 256, 384, 4, 1, 1};
+constexpr GemmBlocks kAvx512Blocks{14, 32, 224, 256, 768, 4, 1, 1};
+constexpr GemmBlocks kAmxBf16Blocks{32, 32, 256, 256, 1024, 2, 1, 32};
+constexpr GemmBlocks kAmxFp16Blocks{32, 32, 256, 256, 768, 2, 2, 32};
+constexpr GemmBlocks kAmxFp32Blocks{32, 32, 256, 256, 512, 2, 3, 32};
+
+constexpr std::int64_t gemm_round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
+
+/// Elements from one packed row of A to the next: 64 bytes more than a chunk, so that rows do not meet in one cache set.
+constexpr std::int64_t gemm_row_pitch(const GemmBlocks& b) { return gemm_round_up(b.kc, 32) + 64 / b.element_bytes; }
+
+/// Bytes of one worker's scratch: what its blocks hold (64), packed A, packed B, and the fp32 sums of its task.
+constexpr std::int64_t gemm_scratch_a(const GemmBlocks& b) {
+  return gemm_round_up(gemm_round_up(b.mc, b.mr) * gemm_row_pitch(b) * b.element_bytes * b.planes, 4096);
+}
+constexpr std::int64_t gemm_scratch_b(const GemmBlocks& b) {
+  return gemm_round_up(gemm_round_up(b.nc, b.nr) * gemm_round_up(b.kc, 32) * b.element_bytes * b.planes, 4096);
+}
+constexpr std::int64_t gemm_scratch_c(const GemmBlocks& b) {
+  return gemm_round_up(gemm_round_up(b.mc, b.mr) * gemm_round_up(b.nc, b.nr) * 4, 4096);
+}
+constexpr std::int64_t gemm_worker_bytes(const GemmBlocks& b) {
+  return 64 + gemm_scratch_a(b) + gemm_scratch_b(b) + gemm_scratch_c(b);
+}
+
+/// Rows up to which a product is a matrix-vector product that streams the weight once.
+constexpr std::int64_t kGemvRows = 8;
+/// Elements from one fp32 row of x to the next in that case.
+constexpr std::int64_t gemv_pitch(std::int64_t in_features) { return gemm_round_up(in_features, 16) + 16; }
+
+}  // namespace
+}  // namespace flashkernel::cpu
