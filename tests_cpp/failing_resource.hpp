@@ -34,7 +34,12 @@ class FailingResource final : public MemoryResource {
       throw OutOfMemory("FailingResource: told to fail", bytes, 0, 0);
     }
     void* pointer = upstream_.allocate(bytes, alignment, stream);
-    given_[pointer] = {bytes, alignment};
+    try {
+      given_[pointer] = {bytes, alignment};
+    } catch (...) {
+      upstream_.deallocate(pointer, bytes, alignment, stream);
+      throw;
+    }
     return pointer;
   }
 
