@@ -1,0 +1,314 @@
+// Cases of attention_bwd: the traps of the forward pass, those of its own, and every gradient alone.
+#include <limits>
+
+#include "conformance/attention_spec.hpp"
+
+namespace flashkernel::conformance {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr Mask kFull = kMasks[0], kCausal = kMasks[1];
+
+void add(CaseList& list, const std::string& name, const AttentionSpec& spec) {
+  list.add(name + "_" + short_name(spec.dtype), [spec](Call& call) { build_attention_backward(call, spec); });
+}
+
+void mask_cases(CaseList& list, DType dtype) {
+  constexpr std::int64_t kSizes[][2] = {{1, 1}, {1, 90}, {37, 37}, {65, 129}, {130, 70}, {3, 0}, {2, 1}};
+  for (const Mask& mask : kMasks)
+    for (const auto& [q, k] : kSizes) {
+      AttentionSpec spec;
+      spec.dtype = dtype;
+      spec.mask = mask;
+      spec.batch = 1;
+      spec.seq_q = q;
+      spec.seq_k = k;
+      spec.head_dim = 24;
+      add(list, std::string("mask_") + mask.name + "_q" + std::to_string(q) + "_k" + std::to_string(k), spec);
+    }
+  for (const Mask& mask : {kFull, kCausal, kMasks[3]}) {
+    AttentionSpec spec;
+    spec.dtype = dtype;
+    spec.mask = mask;
+    spec.batch = 1;
+    spec.heads_q = 2;
+    spec.heads_kv = 1;
+    spec.seq_q = 200;
+    spec.seq_k = 300;
+    spec.head_dim = 16;
+    add(list, std::string("blocks_") + mask.name, spec);
+  }
+}
+
+void shape_cases(CaseList& list, DType dtype) {
+  for (const std::int64_t d : {1, 8, 33, 56, 64, 100, 120, 128, 200, 256}) {
+    AttentionSpec spec;
+    spec.dtype = dtype;
+    spec.batch = 1;
+    spec.seq_q = 19;
+    spec.seq_k = 35;
+    spec.head_dim = d;
+    spec.mask = kCausal;
+    add(list, "head_dim_" + std::to_string(d), spec);
+  }
+  constexpr std::int64_t kPairs[][2] = {{64, 128}, {128, 64}, {33, 100}, {1, 256}, {256, 1}};
+  for (const auto& [d, dv] : kPairs) {
+    AttentionSpec spec;
+    spec.dtype = dtype;
+    spec.batch = 1;
+    spec.seq_q = 21;
+    spec.seq_k = 37;
+    spec.head_dim = d;
+    spec.head_dim_v = dv;
+    add(list, "head_dims_" + std::to_string(d) + "_" + std::to_string(dv), spec);
+  }
+  for (const std::int64_t ratio : {3, 5, 6, 12, 20}) {
+    AttentionSpec spec;
+    spec.dtype = dtype;
+    spec.batch = 1;
+    spec.heads_q = 2 * ratio;
+    spec.heads_kv = 2;
+    spec.seq_q = 13;
+    spec.seq_k = 30;
+    spec.mask = kCausal;
+    add(list, "group_" + std::to_string(ratio), spec);
+  }
+}
+
+void feature_cases(CaseList& list, DType dtype) {
+  for (int bits = 1; bits < 32; ++bits)
+    for (const Mask& mask : {kFull, kMasks[4]}) {
+      AttentionSpec spec;
+      spec.dtype = dtype;
+      spec.heads_q = 4;
+      spec.seq_q = 20;
+      spec.seq_k = 35;
+      spec.mask = mask;
+      std::string name = "features";
+      if (bits & 1) spec.softcap = 1.5f, name += "_softcap";
+      if (bits & 2) spec.bias = BiasSpec{{2, 4, 20, 35}, DType::kFloat32}, name += "_bias";
+      if (bits & 4) spec.alibi_dims = bits & 1 ? 1 : 2, name += "_alibi";
+      if (bits & 8) spec.sinks = true, name += "_sinks";
+      if (bits & 16) spec.grad_lse = true, name += "_grad_lse";
+      add(list, name + "_" + mask.name, spec);
+    }
+}
+
+void bias_cases(CaseList& list, DType dtype) {
+  const struct {
+    const char* name;
+    Shape shape;
+  } shapes[] = {{"scalar", {}},
+                {"key", {39}},
+                {"query_key", {17, 39}},
+                {"head", {2, 1, 1}},
+                {"batch_key", {3, 1, 1, 39}},
+                {"batch_query", {3, 1, 17, 1}},
+                {"head_query_key", {1, 2, 17, 39}},
+                {"all", {3, 2, 17, 39}}};
+  for (const auto& [shape_name, shape] : shapes)
+    for (const bool same_dtype : {false, true}) {
+      if (same_dtype && dtype == DType::kFloat32) continue;
+      AttentionSpec spec;
+      spec.dtype = dtype;
+      spec.batch = 3;
+      spec.seq_q = 17;
+      spec.seq_k = 39;
+      spec.mask = kCausal;
+      spec.bias = BiasSpec{shape, same_dtype ? dtype : DType::kFloat32, {{}, {}, 0, 1, {}}};
+      spec.grad_bias_dtype = spec.bias->dtype;
+      add(list, std::string("bias_") + shape_name + (same_dtype ? "_same_dtype" : ""), spec);
+    }
+  AttentionSpec spec;
+  spec.dtype = dtype;
+  spec.seq_q = 17;
+  spec.seq_k = 39;
+  spec.bias = BiasSpec{{2, 2, 17, 39}, DType::kFloat32, {}, [](TestTensor& bias) {
+                         for (std::int64_t i = 0; i < 17; ++i)
+                           for (std::int64_t j = 0; j < 39; ++j) {
+                             if ((i + j) % 3 == 0 || i == 4) bias.set_at({0, 0, i, j}, -kInfinity);
+                             bias.set_at({1, 1, i, j}, -kInfinity);
+                           }
+                       }};
+  add(list, "bias_minus_infinity", spec);
+  spec.want_bias = false;
+  add(list, "bias_without_its_gradient", spec);
+}
+
+void extreme_cases(CaseList& list, DType dtype) {
+  // Very negative LSE: q along u, k against it. Every remainder of a tile, since padded rows are where exp(s - lse)
+  // explodes.
+  for (const std::int64_t q : {1, 15, 16, 17, 31, 33, 63, 64, 65, 96, 127, 129, 192}) {
+    AttentionSpec spec;
+    spec.dtype = dtype;
+    spec.batch = 1;
+    spec.heads_q = 1;
+    spec.heads_kv = 1;
+    spec.seq_q = q;
+    spec.seq_k = q + 3;
+    spec.head_dim = 16;
+    // Scores of about -16 * 15 * 15 / 4 = -900, summed in fp32: off by some 16 * 2^-24 * 900 / 4 = 2e-4, and the
+    // weights with them.
+    spec.factor = 50;
+    spec.adjust = [](AttentionTensors& t) {
+      for (std::int64_t i = 0; i < t.q->numel(); ++i) t.q->set(i, 15 + 0.2 * t.q->get(i));
+      for (std::int64_t i = 0; i < t.k->numel(); ++i) t.k->set(i, -15 + 0.2 * t.k->get(i));
+    };
+    add(list, "very_negative_lse_q" + std::to_string(q), spec);
+  }
+  AttentionSpec spec;
+  spec.dtype = dtype;
+  spec.seq_q = 20;
+  spec.seq_k = 35;
+  spec.factor = 5000;  // as in the forward pass: logits of 1e5 are off by up to 0.05
+  spec.adjust = [](AttentionTensors& t) {
+    for (std::int64_t i = 0; i < t.q->numel(); ++i) t.q->set(i, 320 * t.q->get(i));
+    for (std::int64_t i = 0; i < t.k->numel(); ++i) t.k->set(i, 320 * t.k->get(i));
+  };
+  spec.want_q = spec.want_k = false;  // they carry q's and k's 320 too, and say nothing more
+  add(list, "logits_1e5", spec);
+
+  spec = {};
+  spec.dtype = dtype;
+  spec.seq_q = 5;
+  spec.seq_k = 40;
+  spec.mask = {"left3_right0", false, 3, 0};
+  spec.adjust = [](AttentionTensors& t) {  // keys before 32 are seen by nobody
+    for (std::int64_t j = 0; j < 32; ++j)
+      for (std::int64_t d = 0; d < 32; ++d)
+        t.k->set_at({j % 2, 0, j, d}, kNan), t.v->set_at({j % 2, 1, j, d}, kInfinity);
+  };
+  add(list, "nan_behind_window", spec);
+  spec.seq_q = spec.seq_k = 40;
+  spec.mask = kCausal;
+  spec.adjust = [](AttentionTensors& t) { t.v->set_at({0, 1, 20, 3}, kNan); };
+  add(list, "nan_value_seen_by_later_rows", spec);
+  spec.adjust = [](AttentionTensors& t) { t.grad_out->set_at({0, 1, 20, 3}, kNan); };
+  add(list, "nan_grad_out", spec);
+  spec = {};
+  spec.dtype = dtype;
+  spec.seq_q = 30;  // rows 0..19 see no key
+  spec.seq_k = 10;
+  spec.mask = kCausal;
+  spec.grad_lse = true;
+  add(list, "fully_masked_rows", spec);
+  spec.sinks = true;
+  add(list, "fully_masked_rows_but_sinks", spec);
+}
+
+void layout_cases(CaseList& list, DType dtype) {
+  AttentionSpec spec;
+  spec.dtype = dtype;
+  spec.heads_q = 4;
+  spec.seq_q = 18;
+  spec.seq_k = 30;
+  spec.head_dim = 24;
+  spec.head_dim_v = 40;
+  spec.mask = kCausal;
+  spec.grad_lse = true;
+  spec.layout_q = {{}, {0, 2, 1, 3}, 3};
+  spec.layout_k = {{}, {2, 0, 1, 3}, 1, 1};
+  spec.layout_v = {{}, {1, 2, 0, 3}, 6, 5};
+  spec.layout_out = {{}, {2, 1, 0, 3}, 9, 7};
+  spec.layout_lse = {{}, {2, 0, 1}, 2, 3};
+  spec.layout_grad_out = {{}, {1, 0, 2, 3}, 11, 3};
+  spec.layout_grad_q = {{}, {2, 0, 1, 3}, 1, 3};
+  spec.layout_grad_k = {{}, {0, 2, 1, 3}, 2, 5};
+  spec.layout_grad_v = {{}, {2, 1, 0, 3}, 5, 1};
+  add(list, "strides_all_different", spec);
+  spec.layout_k = {{}, {}, 0, 0, {0}};
+  spec.layout_v = {{}, {}, 0, 0, {0, 1}};
+  spec.layout_grad_out = {{}, {}, 0, 0, {0, 2}};
+  add(list, "strides_expanded", spec);
+  constexpr std::int64_t kFar = (std::int64_t{1} << 31) + 96;
+  spec = {};
+  spec.dtype = dtype;
+  spec.seq_q = 3;
+  spec.seq_k = 4;
+  spec.head_dim = 16;
+  spec.layout_q = {{48, 96, kFar / 2, 1}};
+  spec.layout_k = {{64, kFar, 16, 1}};
+  spec.layout_v = {{32, 16, kFar / 2, 1}};
+  spec.layout_grad_out = {{48, kFar, 16, 1}};
+  spec.layout_grad_q = {{kFar, 48, 16, 1}};
+  spec.layout_grad_k = {{64, kFar, 16, 1}};
+  spec.layout_grad_v = {{32, 16, kFar / 2, 1}};
+  add(list, "strides_past_2_31", spec);
+  for (int wanted = 0; wanted < 3; ++wanted) {
+    spec = {};
+    spec.dtype = dtype;
+    spec.mask = kCausal;
+    spec.want_q = wanted == 0;
+    spec.want_k = wanted == 1;
+    spec.want_v = wanted == 2;
+    add(list, wanted == 0 ? "only_grad_q" : wanted == 1 ? "only_grad_k" : "only_grad_v", spec);
+  }
+  spec.want_v = false;
+  spec.sinks = true;
+  spec.bias = BiasSpec{{33}, DType::kFloat32};
+  add(list, "only_grad_bias_and_sinks", spec);
+  spec = {};
+  spec.dtype = dtype;
+  spec.batch = 3;
+  spec.heads_q = 6;
+  spec.seq_q = 50;
+  spec.seq_k = 70;
+  spec.bias = BiasSpec{{1, 1, 50, 70}, DType::kFloat32};
+  spec.repeats = 30;
+  add(list, "deterministic_30_runs", spec);
+}
+
+void varlen_cases(CaseList& list, DType dtype) {
+  const struct {
+    const char* name;
+    std::vector<std::int64_t> q, k;
+  } lengths[] = {{"plain", {5, 17, 64, 33}, {5, 17, 64, 33}},
+                 {"q_shorter_and_longer", {1, 40, 3, 30}, {9, 20, 64, 71}},
+                 {"zero_first", {0, 13, 20}, {0, 13, 20}},
+                 {"zero_q_only", {13, 0, 20}, {13, 50, 20}},
+                 {"zero_k_only", {13, 6, 20}, {13, 0, 20}},
+                 {"zero_last", {13, 20, 0}, {13, 20, 0}},
+                 {"zero_all", {0, 0}, {0, 0}},
+                 {"zero_q_all", {0, 0}, {3, 4}}};
+  for (const auto& [name, q, k] : lengths)
+    for (const Mask& mask : {kFull, kCausal, kMasks[3]}) {
+      VarlenSpec spec;
+      spec.common.dtype = dtype;
+      spec.common.heads_q = 4;
+      spec.common.head_dim = 24;
+      spec.common.head_dim_v = 40;
+      spec.common.mask = mask;
+      spec.common.grad_lse = mask.causal;
+      spec.common.layout_q = {{}, {1, 0, 2}, 5, 1};
+      spec.common.layout_grad_k = {{}, {1, 0, 2}, 3, 1};
+      spec.lengths_q = q;
+      spec.lengths_k = k;
+      spec.slack = mask.causal ? 50 : 0;
+      spec.index_dtype = mask.causal ? DType::kInt64 : DType::kInt32;
+      if (mask.left == 7) {
+        spec.common.softcap = 2;
+        spec.common.alibi_dims = 2;
+        spec.common.sinks = true;
+      }
+      list.add(std::string("varlen_") + name + "_" + mask.name + "_" + short_name(dtype),
+               [spec](Call& call) { build_attention_varlen_backward(call, spec); });
+    }
+}
+
+void cases(CaseList& list) {
+  for (const DType dtype : kFloatTypes) {
+    mask_cases(list, dtype);
+    shape_cases(list, dtype);
+    feature_cases(list, dtype);
+    bias_cases(list, dtype);
+    extreme_cases(list, dtype);
+    layout_cases(list, dtype);
+    varlen_cases(list, dtype);
+  }
+}
+
+const OpCases registration("attention_bwd", cases);
+
+}  // namespace
+}  // namespace flashkernel::conformance

@@ -1,0 +1,361 @@
+// Cases of attention_fwd, dense: the CPU-testable traps of kernels of this kind, one block each.
+#include <cmath>
+#include <limits>
+
+#include "conformance/attention_spec.hpp"
+
+namespace flashkernel::conformance {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr Mask kFull = kMasks[0], kCausal = kMasks[1];
+
+void add(CaseList& list, const std::string& name, const AttentionSpec& spec) {
+  list.add(name, [spec](Call& call) { build_attention(call, spec); });
+}
+
+std::string sizes(std::int64_t q, std::int64_t k) { return "q" + std::to_string(q) + "_k" + std::to_string(k); }
+
+// Every row of one kv head of one batch entry.
+void set_row(TestTensor& tensor, std::int64_t b, std::int64_t h, std::int64_t row, double value) {
+  for (std::int64_t d = 0; d < tensor.shape()[3]; ++d) tensor.set_at({b, h, row, d}, value);
+}
+
+void mask_cases(CaseList& list) {
+  constexpr std::int64_t kSizes[][2] = {{1, 1},    {1, 300},  {37, 37}, {64, 64}, {65, 129},
+                                        {130, 70}, {70, 130}, {3, 0},   {2, 1}};
+  for (const DType dtype : kFloatTypes)
+    for (const Mask& mask : kMasks)
+      for (const auto& [q, k] : kSizes) {
+        AttentionSpec spec;
+        spec.dtype = dtype;
+        spec.mask = mask;
+        spec.seq_q = q;
+        spec.seq_k = k;
+        add(list, std::string("mask_") + mask.name + "_" + sizes(q, k) + "_" + short_name(dtype), spec);
+      }
+  for (const DType dtype : kFloatTypes)
+    for (const Mask& mask : {kFull, kCausal, kMasks[3]}) {
+      AttentionSpec spec;  // several blocks of queries and of keys, whatever a kernel's block is
+      spec.dtype = dtype;
+      spec.mask = mask;
+      spec.batch = 1;
+      spec.seq_q = 259;
+      spec.seq_k = 1037;
+      spec.head_dim = 64;
+      add(list, std::string("blocks_") + mask.name + "_" + short_name(dtype), spec);
+    }
+}
+
+void head_dim_cases(CaseList& list) {
+  std::vector<std::int64_t> dims = {1, 33, 100};
+  for (std::int64_t d = 8; d <= 256; d += 8) dims.push_back(d);
+  for (const DType dtype : kFloatTypes)
+    for (const std::int64_t d : dims) {
+      AttentionSpec spec;
+      spec.dtype = dtype;
+      spec.batch = 1;
+      spec.seq_q = 19;
+      spec.seq_k = 45;
+      spec.head_dim = d;
+      spec.mask = kCausal;
+      add(list, "head_dim_" + std::to_string(d) + "_" + short_name(dtype), spec);
+    }
+  constexpr std::int64_t kPairs[][2] = {{64, 128}, {128, 64}, {192, 128}, {33, 100}, {1, 256}, {256, 1}, {96, 80}};
+  for (const DType dtype : kFloatTypes)
+    for (const auto& [d, dv] : kPairs) {
+      AttentionSpec spec;
+      spec.dtype = dtype;
+      spec.seq_q = 21;
+      spec.seq_k = 37;
+      spec.head_dim = d;
+      spec.head_dim_v = dv;
+      add(list, "head_dims_" + std::to_string(d) + "_" + std::to_string(dv) + "_" + short_name(dtype), spec);
+    }
+}
+
+void group_cases(CaseList& list) {
+  for (const DType dtype : kFloatTypes)
+    for (const std::int64_t ratio : {1, 3, 5, 6, 12, 20})
+      for (const std::int64_t q : {1, 19}) {
+        AttentionSpec spec;
+        spec.dtype = dtype;
+        spec.heads_q = 2 * ratio;
+        spec.heads_kv = 2;
+        spec.seq_q = q;
+        spec.seq_k = 70;
+        spec.head_dim = 40;
+        spec.mask = kCausal;
+        add(list, "group_" + std::to_string(ratio) + "_q" + std::to_string(q) + "_" + short_name(dtype), spec);
+      }
+}
+
+// softcap x bias x alibi x sinks x mask.
+void feature_cases(CaseList& list) {
+  for (const DType dtype : kFloatTypes)
+    for (int bits = 1; bits < 16; ++bits)
+      for (const Mask& mask : {kFull, kCausal, kMasks[3]}) {
+        AttentionSpec spec;
+        spec.dtype = dtype;
+        spec.heads_q = 4;
+        spec.seq_q = 40;
+        spec.seq_k = 75;
+        spec.mask = mask;
+        std::string name = "features";
+        if (bits & 1) spec.softcap = 1.5f, name += "_softcap";
+        if (bits & 2) spec.bias = BiasSpec{{2, 4, 40, 75}, DType::kFloat32}, name += "_bias";
+        if (bits & 4) spec.alibi_dims = bits & 1 ? 1 : 2, name += "_alibi";
+        if (bits & 8) spec.sinks = true, name += "_sinks";
+        add(list, name + "_" + mask.name + "_" + short_name(dtype), spec);
+      }
+}
+
+void bias_cases(CaseList& list) {
+  const struct {
+    const char* name;
+    Shape shape;
+  } shapes[] = {{"scalar", {}},
+                {"key", {39}},
+                {"query_key", {17, 39}},
+                {"head", {2, 1, 1}},
+                {"batch_key", {3, 1, 1, 39}},
+                {"batch_query", {3, 1, 17, 1}},
+                {"head_query_key", {1, 2, 17, 39}},
+                {"all", {3, 2, 17, 39}}};
+  for (const DType dtype : kFloatTypes)
+    for (const auto& [shape_name, shape] : shapes)
+      for (const bool same_dtype : {false, true}) {
+        if (same_dtype && dtype == DType::kFloat32) continue;
+        AttentionSpec spec;
+        spec.dtype = dtype;
+        spec.batch = 3;
+        spec.seq_q = 17;
+        spec.seq_k = 39;
+        spec.bias = BiasSpec{shape, same_dtype ? dtype : DType::kFloat32, {{}, {}, 0, 1, {}}};  // offset by one element
+        add(list, std::string("bias_") + shape_name + (same_dtype ? "_same_dtype_" : "_") + short_name(dtype), spec);
+      }
+  for (const DType dtype : kFloatTypes) {
+    AttentionSpec spec;
+    spec.dtype = dtype;
+    spec.seq_q = 17;
+    spec.seq_k = 39;
+    const auto with_bias = [&](const char* name, const BiasSpec& bias) {
+      spec.bias = bias;
+      add(list, std::string("bias_") + name + "_" + short_name(dtype), spec);
+    };
+    with_bias("transposed", {{2, 2, 17, 39}, dtype, {{}, {0, 1, 3, 2}}});
+    with_bias("expanded", {{2, 2, 17, 39}, dtype, {{}, {}, 0, 0, {0, 2}}});
+    with_bias("odd_rows", {{2, 2, 17, 39}, dtype, {{}, {}, 2, 3, {}}});
+    // Minus infinity masks single keys, a whole row, and all rows of one head.
+    with_bias("minus_infinity", {{2, 2, 17, 39}, dtype, {}, [](TestTensor& bias) {
+                                   for (std::int64_t i = 0; i < 17; ++i)
+                                     for (std::int64_t j = 0; j < 39; ++j) {
+                                       if ((i + j) % 3 == 0 || i == 4) bias.set_at({0, 0, i, j}, -kInfinity);
+                                       bias.set_at({1, 1, i, j}, -kInfinity);
+                                     }
+                                 }});
+    // The mask of frameworks that know no -inf: the dtype's lowest number.
+    with_bias("lowest_number",
+              {{1, 1, 1, 39}, dtype, {}, [dtype](TestTensor& bias) {
+                 for (std::int64_t j = 20; j < 39; ++j)
+                   bias.set_at({0, 0, 0, j}, dtype == DType::kFloat16 ? -65504.0 : -3.3895313892515355e38);
+               }});
+  }
+}
+
+void extreme_cases(CaseList& list) {
+  for (const DType dtype : kFloatTypes) {
+    const std::string suffix = std::string("_") + short_name(dtype);
+    for (const Mask& mask : {kFull, kCausal}) {
+      AttentionSpec spec;  // logits of about +-1e5
+      spec.dtype = dtype;
+      spec.seq_q = 40;
+      spec.seq_k = 70;
+      spec.head_dim = 64;
+      spec.mask = mask;
+      // A logit of 1e5 summed in fp32 is off by up to 64 * 2^-24 * 1e5 / 8 = 0.05, and the weights of near ties with
+      // it.
+      spec.factor = 5000;
+      spec.adjust = [](AttentionTensors& t) {
+        for (std::int64_t i = 0; i < t.q->numel(); ++i) t.q->set(i, 320 * t.q->get(i));
+        for (std::int64_t i = 0; i < t.k->numel(); ++i) t.k->set(i, 320 * t.k->get(i));
+      };
+      add(list, std::string("logits_1e5_") + mask.name + suffix, spec);
+    }
+    {
+      AttentionSpec spec;  // all scores equal and far below any finite stand-in for -inf: the mean of v
+      spec.dtype = dtype;
+      spec.bias = BiasSpec{{1, 1, 1, 1}, DType::kFloat32, {}, [](TestTensor& bias) { bias.set(0, -2e38); }};
+      spec.adjust = [](AttentionTensors& t) { t.q->fill([] { return 0.0; }); };
+      add(list, "scores_below_stand_ins" + suffix, spec);
+    }
+    {
+      AttentionSpec spec;  // scores falling along the row, and rising: the running maximum moves in every block
+      spec.dtype = dtype;
+      spec.seq_k = 600;
+      spec.factor = 40;  // scores of some 300 in fp32: 300 * 2^-24 * a few = 1e-4
+      spec.adjust = [](AttentionTensors& t) {
+        for (std::int64_t j = 0; j < 600; ++j)
+          for (std::int64_t b = 0; b < 2; ++b)
+            for (std::int64_t h = 0; h < 2; ++h)
+              t.k->set_at({b, h, j, 0}, (b == 0 ? 0.5 : -0.5) * static_cast<double>(j));
+      };
+      add(list, "moving_maximum" + suffix, spec);
+    }
+    {
+      AttentionSpec spec;
+      spec.dtype = dtype;
+      spec.scale = 0.0f;
+      add(list, "scale_zero" + suffix, spec);
+      spec.scale = -0.7f;
+      spec.mask = kCausal;
+      add(list, "scale_negative" + suffix, spec);
+    }
+  }
+}
+
+void nan_cases(CaseList& list) {
+  for (const DType dtype : kFloatTypes) {
+    const std::string suffix = std::string("_") + short_name(dtype);
+    AttentionSpec spec;
+    spec.dtype = dtype;
+    spec.seq_q = 5;
+    spec.seq_k = 70;
+    spec.mask = {"left3_right0", false, 3, 0};
+    spec.adjust = [](AttentionTensors& t) {  // keys that no query sees: before 62
+      for (std::int64_t j = 0; j < 62; ++j) {
+        set_row(*t.k, j % 2, 0, j, j % 3 ? kNan : kInfinity);
+        set_row(*t.v, j % 2, 1, j, j % 3 ? kNan : -kInfinity);
+      }
+    };
+    add(list, "nan_behind_window" + suffix, spec);
+
+    spec = {};
+    spec.dtype = dtype;
+    spec.seq_q = spec.seq_k = 70;
+    spec.mask = kCausal;
+    spec.adjust = [](AttentionTensors& t) { set_row(*t.k, 0, 1, 20, kNan); };
+    add(list, "nan_key_seen_by_later_rows" + suffix, spec);  // rows 0..19 stay clean
+    spec.adjust = [](AttentionTensors& t) { set_row(*t.v, 0, 1, 20, kNan); };
+    add(list, "nan_value_seen_by_later_rows" + suffix, spec);
+    spec.adjust = [](AttentionTensors& t) { t.v->set_at({1, 0, 33, 7}, kInfinity); };
+    add(list, "infinite_value_in_one_column" + suffix, spec);
+    spec.mask = kFull;
+    spec.adjust = [](AttentionTensors& t) { set_row(*t.q, 1, 0, 11, kNan); };
+    add(list, "nan_query" + suffix, spec);
+  }
+}
+
+void layout_cases(CaseList& list) {
+  for (const DType dtype : kFloatTypes) {
+    const std::string suffix = std::string("_") + short_name(dtype);
+    AttentionSpec spec;
+    spec.dtype = dtype;
+    spec.batch = 2;
+    spec.heads_q = 4;
+    spec.heads_kv = 2;
+    spec.seq_q = 18;
+    spec.seq_k = 45;
+    spec.head_dim = 24;
+    spec.head_dim_v = 40;
+    spec.mask = kCausal;
+    spec.layout_q = {{}, {0, 2, 1, 3}, 3};       // [batch, seq, heads, head_dim], rows 27 apart
+    spec.layout_k = {{}, {2, 0, 1, 3}, 1, 1};    // seq outermost, offset by one element
+    spec.layout_v = {{}, {1, 2, 0, 3}, 6, 5};    // heads outermost
+    spec.layout_out = {{}, {2, 1, 0, 3}, 9, 7};  // reversed
+    spec.layout_lse = {{}, {2, 0, 1}, 2, 3};
+    add(list, "strides_all_different" + suffix, spec);
+    spec.layout_k = {{}, {}, 0, 0, {0}};     // one batch's keys for all
+    spec.layout_v = {{}, {}, 0, 0, {0, 1}};  // one head's values for all
+    spec.layout_q = {{}, {}, 0, 0, {2}};     // one query for all positions
+    add(list, "strides_expanded" + suffix, spec);
+    spec.layout_q = {{-4 * 18 * 24, 18 * 24, -24, 1}};
+    spec.layout_k = {{2 * 45 * 24, -45 * 24, -24, 1}};
+    spec.layout_v = {{-2 * 45 * 40, 45 * 40, -40, 1}};
+    spec.layout_out = {{4 * 18 * 40, -18 * 40, -40, 1}};
+    spec.layout_lse = {{4 * 18, 18, -1}};
+    add(list, "strides_negative" + suffix, spec);
+  }
+  // Offsets past 2^31 elements on tensors of a few rows. Memory is reserved, not committed.
+  constexpr std::int64_t kFar = (std::int64_t{1} << 31) + 96;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
+    const std::string suffix = std::string("_") + short_name(dtype);
+    AttentionSpec spec;
+    spec.dtype = dtype;
+    spec.seq_q = 3;
+    spec.seq_k = 4;
+    spec.head_dim = 16;
+    spec.mask = kCausal;
+    spec.layout_q = {{48, 96, kFar / 2, 1}};
+    spec.layout_k = {{64, kFar, 16, 1}};
+    spec.layout_v = {{32, 16, kFar, 1}};
+    spec.layout_out = {{kFar, 64, 16, 1}};
+    spec.layout_lse = {{3, kFar, 1}};
+    add(list, "strides_past_2_31" + suffix, spec);
+  }
+}
+
+void other_cases(CaseList& list) {
+  for (const DType dtype : kFloatTypes) {
+    const std::string suffix = std::string("_") + short_name(dtype);
+    AttentionSpec spec;
+    spec.dtype = dtype;
+    spec.lse = false;
+    add(list, "without_lse" + suffix, spec);
+    spec = {};
+    spec.dtype = dtype;
+    spec.seq_k = 0;
+    add(list, "no_keys" + suffix, spec);
+    spec.sinks = true;
+    add(list, "no_keys_but_sinks" + suffix, spec);
+    spec = {};
+    spec.dtype = dtype;
+    spec.heads_q = 8;
+    spec.heads_kv = 2;
+    spec.batch = 3;
+    spec.seq_q = 1;
+    spec.seq_k = 1500;
+    spec.head_dim = 64;
+    add(list, "decode" + suffix, spec);  // one query a head: split over keys where a kernel does that
+    spec.batch = 1;
+    spec.heads_q = spec.heads_kv = 1;
+    spec.seq_k = 5000;
+    add(list, "decode_one_head" + suffix, spec);
+    spec.sinks = true;
+    spec.alibi_dims = 1;
+    spec.softcap = 3;
+    spec.seq_k = 1111;
+    spec.mask = {"left700", false, 700, 0};
+    add(list, "decode_features" + suffix, spec);
+    spec = {};
+    spec.dtype = dtype;
+    spec.batch = 3;
+    spec.heads_q = 6;
+    spec.seq_q = 97;
+    spec.seq_k = 333;
+    spec.head_dim = 64;
+    spec.mask = kCausal;
+    spec.repeats = 30;
+    add(list, "deterministic_30_runs" + suffix, spec);
+    spec.seq_q = 1;
+    add(list, "deterministic_30_runs_decode" + suffix, spec);
+  }
+}
+
+void cases(CaseList& list) {
+  mask_cases(list);
+  head_dim_cases(list);
+  group_cases(list);
+  feature_cases(list);
+  bias_cases(list);
+  extreme_cases(list);
+  nan_cases(list);
+  layout_cases(list);
+  other_cases(list);
+}
+
+const OpCases registration("attention_fwd", cases);
+
+}  // namespace
+}  // namespace flashkernel::conformance

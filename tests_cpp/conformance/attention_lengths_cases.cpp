@@ -1,0 +1,144 @@
+// Cases of attention_fwd over sequences of various lengths: side by side, and in pages.
+#include "conformance/attention_spec.hpp"
+
+namespace flashkernel::conformance {
+namespace {
+
+constexpr Mask kFull = kMasks[0], kCausal = kMasks[1];
+
+struct Lengths {
+  const char* name;
+  std::vector<std::int64_t> q, k;
+};
+
+const std::vector<Lengths>& lengths() {
+  static const std::vector<Lengths> all = {
+      {"plain", {5, 17, 64, 33}, {5, 17, 64, 33}},
+      {"q_shorter_and_longer", {1, 40, 3, 70}, {9, 20, 64, 71}},
+      {"zero_first", {0, 13, 20}, {0, 13, 20}},
+      {"zero_middle", {13, 0, 20}, {13, 0, 20}},
+      {"zero_last", {13, 20, 0}, {13, 20, 0}},
+      {"zero_q_only", {13, 0, 20}, {13, 50, 20}},
+      {"zero_k_only", {13, 6, 20}, {13, 0, 20}},
+      {"zero_k_all", {3, 2}, {0, 0}},
+      {"zero_all", {0, 0, 0}, {0, 0, 0}},
+      {"decode", {1, 1, 1, 1}, {300, 1, 77, 128}},
+      {"one", {150}, {290}},
+      {"none", {}, {}},
+  };
+  return all;
+}
+
+void varlen_cases(CaseList& list) {
+  for (const DType dtype : kFloatTypes)
+    for (const Lengths& each : lengths())
+      for (const Mask& mask : {kFull, kCausal, kMasks[3]}) {
+        VarlenSpec spec;
+        spec.common.dtype = dtype;
+        spec.common.heads_q = 4;
+        spec.common.head_dim = 40;
+        spec.common.head_dim_v = 24;
+        spec.common.mask = mask;
+        spec.lengths_q = each.q;
+        spec.lengths_k = each.k;
+        list.add(std::string("varlen_") + each.name + "_" + mask.name + "_" + short_name(dtype),
+                 [spec](Call& call) { build_attention_varlen(call, spec); });
+      }
+  for (const DType dtype : kFloatTypes)
+    for (const Lengths& each : {lengths()[1], lengths()[6]}) {
+      VarlenSpec spec;
+      spec.common.dtype = dtype;
+      spec.common.heads_q = 6;
+      spec.common.softcap = 2;
+      spec.common.alibi_dims = 2;
+      spec.common.sinks = true;
+      spec.common.mask = kMasks[4];
+      spec.common.layout_q = {{}, {1, 0, 2}, 5, 1};
+      spec.common.layout_k = {{}, {}, 3, 2};
+      spec.common.layout_v = {{}, {1, 0, 2}};
+      spec.common.layout_out = {{}, {}, 1};
+      spec.common.layout_lse = {{}, {1, 0}, 2};
+      spec.lengths_q = each.q;
+      spec.lengths_k = each.k;
+      spec.slack = 100;  // max_seqlen may be larger than the truth
+      spec.index_dtype = DType::kInt64;
+      list.add(std::string("varlen_features_") + each.name + "_" + short_name(dtype),
+               [spec](Call& call) { build_attention_varlen(call, spec); });
+    }
+}
+
+void paged_cases(CaseList& list) {
+  const auto add = [&](const std::string& name, const PagedSpec& spec) {
+    list.add("paged_" + name + "_" + short_name(spec.common.dtype),
+             [spec](Call& call) { build_attention_paged(call, spec); });
+  };
+  for (const DType dtype : kFloatTypes) {
+    PagedSpec base;
+    base.common.dtype = dtype;
+    base.common.heads_q = 6;
+    base.common.heads_kv = 2;
+    base.common.head_dim = 64;
+    base.common.seq_q = 1;
+    for (const std::int64_t page_size : {7, 16, 32, 64, 128, 256}) {
+      PagedSpec spec = base;
+      spec.page_size = page_size;
+      spec.lengths = {1, 300, 0, page_size, 2 * page_size + 1, 131};
+      add("decode_page" + std::to_string(page_size), spec);
+      spec.common.seq_q = 5;
+      spec.common.mask = kCausal;
+      add("chunk_page" + std::to_string(page_size), spec);
+    }
+    PagedSpec spec = base;
+    spec.lengths = {64, 32, 48};  // exactly full, no spare column
+    spec.spare_columns = 0;
+    add("exactly_full", spec);
+    spec = base;
+    spec.lengths = {40, 41, 55};
+    spec.shared_first_page = true;
+    spec.index_dtype = DType::kInt64;
+    add("shared_prefix", spec);
+    spec = base;
+    spec.lengths = {0, 0};
+    add("all_empty", spec);
+    spec.spare_columns = 0;
+    add("table_without_columns", spec);
+    spec = base;
+    spec.common.head_dim_v = 40;
+    spec.common.mask = kCausal;
+    spec.lengths = {20, 33, 70, 0, 9};
+    spec.lengths_q = {20, 1, 40, 0, 12};
+    spec.page_size = 32;
+    add("varlen_queries", spec);
+    spec.common.softcap = 2;
+    spec.common.alibi_dims = 2;
+    spec.common.sinks = true;
+    spec.common.mask = kMasks[4];
+    spec.layout_pages = {{}, {2, 0, 1, 3}, 3, 1};  // heads outermost: other strides for every dim
+    add("varlen_queries_features", spec);
+    spec = base;
+    spec.lengths = {40, 70};
+    spec.first_page = 1100000;  // x 16 tokens x 2 heads x 64: offsets past 2^31 elements
+    spec.common.mask = kMasks[4];
+    add("page_ids_past_a_million", spec);
+    spec = base;
+    spec.lengths = {500, 257, 31};
+    spec.page_size = 16;
+    spec.common.mask = {"left100_right0", false, 100, 0};
+    spec.common.sinks = true;
+    add("decode_window", spec);
+    spec = base;
+    spec.lengths = {3000, 1};
+    spec.common.repeats = 30;
+    add("deterministic_30_runs", spec);
+  }
+}
+
+void cases(CaseList& list) {
+  varlen_cases(list);
+  paged_cases(list);
+}
+
+const OpCases registration("attention_fwd", cases);
+
+}  // namespace
+}  // namespace flashkernel::conformance

@@ -1,0 +1,252 @@
+// See attention_spec.hpp: from a spec to tensors and a call of the public API.
+#include "conformance/attention_spec.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "flashkernel/kernels.hpp"
+
+namespace flashkernel::conformance {
+namespace {
+
+AttentionOptions make_options(Call& call, const AttentionSpec& spec) {
+  AttentionOptions options;
+  options.causal = spec.mask.causal;
+  options.window_left = spec.mask.left;
+  options.window_right = spec.mask.right;
+  options.softcap = spec.softcap;
+  options.scale = spec.scale;
+  if (spec.bias) {
+    TestTensor& bias = call.input("bias", spec.bias->dtype, spec.bias->shape, spec.bias->layout);
+    if (spec.bias->adjust) spec.bias->adjust(bias);
+    options.bias = bias.view();
+  }
+  if (spec.alibi_dims) {
+    const Shape shape = spec.alibi_dims == 1 ? Shape{spec.heads_q} : Shape{spec.batch, spec.heads_q};
+    TestTensor& slopes = call.input("alibi_slopes", DType::kFloat32, shape);
+    slopes.fill([&] { return call.random.uniform(); });
+    options.alibi_slopes = slopes.view();
+  }
+  if (spec.sinks) options.sinks = call.input("sinks", DType::kFloat32, {spec.heads_q}).view();
+  return options;
+}
+
+std::vector<std::int64_t> cumulative(const std::vector<std::int64_t>& lengths) {
+  std::vector<std::int64_t> sums(lengths.size() + 1, 0);
+  std::partial_sum(lengths.begin(), lengths.end(), sums.begin() + 1);
+  return sums;
+}
+
+std::int64_t longest(const std::vector<std::int64_t>& lengths) {
+  return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+}
+
+// Runs `forward` with the oracle, whatever kernel of the backward pass is forced.
+void run_oracle(const std::function<void()>& forward) {
+  const std::string before = forced_kernels();
+  force_kernels("attention_fwd/cpu/scalar");
+  forward();
+  force_kernels(before);
+}
+
+TensorView optional_view(TestTensor* tensor) { return tensor ? tensor->view() : TensorView(); }
+
+// The backward pass's outputs and the rest of its inputs, once q, k, v, out and lse exist.
+struct Backward {
+  TestTensor* grad_out;
+  TestTensor* grad_lse = nullptr;
+  AttentionGradients gradients;
+};
+
+Backward make_backward(Call& call, const AttentionSpec& spec, const AttentionOptions& options, TestTensor& grad_out,
+                       const TestTensor& q, const TestTensor& k, const TestTensor& v, const TestTensor& lse) {
+  Backward backward;
+  backward.grad_out = &grad_out;
+  if (spec.grad_lse) backward.grad_lse = &call.input("grad_lse", DType::kFloat32, lse.shape());
+  const auto gradient = [&](bool wanted, const char* name, const TestTensor& of, const Layout& layout) {
+    return wanted ? call.output(name, of.dtype(), of.shape(), layout, spec.factor).view() : TensorView();
+  };
+  backward.gradients.q = gradient(spec.want_q, "grad_q", q, spec.layout_grad_q);
+  backward.gradients.k = gradient(spec.want_k, "grad_k", k, spec.layout_grad_k);
+  backward.gradients.v = gradient(spec.want_v, "grad_v", v, spec.layout_grad_v);
+  if (spec.bias && spec.want_bias)
+    backward.gradients.bias = call.output("grad_bias", spec.grad_bias_dtype, spec.bias->shape, {}, spec.factor).view();
+  if (spec.sinks && spec.want_sinks)
+    backward.gradients.sinks = call.output("grad_sinks", DType::kFloat32, {spec.heads_q}, {}, spec.factor).view();
+  (void)options;
+  call.bitwise_across_threads = true;  // gradients are deterministic on any number of threads
+  call.repeats = spec.repeats;
+  return backward;
+}
+
+}  // namespace
+
+void build_attention(Call& call, const AttentionSpec& s) {
+  AttentionTensors t;
+  t.q = &call.input("q", s.dtype, {s.batch, s.heads_q, s.seq_q, s.head_dim}, s.layout_q);
+  t.k = &call.input("k", s.dtype, {s.batch, s.heads_kv, s.seq_k, s.head_dim}, s.layout_k);
+  t.v = &call.input("v", s.dtype, {s.batch, s.heads_kv, s.seq_k, s.dim_v()}, s.layout_v);
+  if (s.adjust) s.adjust(t);
+  const AttentionOptions options = make_options(call, s);
+  TestTensor& out = call.output("out", s.dtype, {s.batch, s.heads_q, s.seq_q, s.dim_v()}, s.layout_out, s.factor);
+  TestTensor* lse =
+      s.lse ? &call.output("lse", DType::kFloat32, {s.batch, s.heads_q, s.seq_q}, s.layout_lse, s.factor) : nullptr;
+  call.repeats = s.repeats;
+  call.run = [=, &out](const ExecutionContext& context) {
+    attention(t.q->view(), t.k->view(), t.v->view(), out.view(), optional_view(lse), options, context);
+  };
+}
+
+void build_attention_varlen(Call& call, const VarlenSpec& spec) {
+  AttentionSpec s = spec.common;
+  s.batch = static_cast<std::int64_t>(spec.lengths_q.size());
+  const auto cu_q = cumulative(spec.lengths_q), cu_k = cumulative(spec.lengths_k);
+  AttentionTensors t;
+  t.q = &call.input("q", s.dtype, {cu_q.back(), s.heads_q, s.head_dim}, s.layout_q);
+  t.k = &call.input("k", s.dtype, {cu_k.back(), s.heads_kv, s.head_dim}, s.layout_k);
+  t.v = &call.input("v", s.dtype, {cu_k.back(), s.heads_kv, s.dim_v()}, s.layout_v);
+  if (s.adjust) s.adjust(t);
+  const AttentionOptions options = make_options(call, s);
+  const Shape index_shape = {s.batch + 1};
+  TestTensor& starts_q = call.indices("cu_seqlens_q", spec.index_dtype, index_shape, cu_q);
+  TestTensor& starts_k = call.indices("cu_seqlens_k", spec.index_dtype, index_shape, cu_k);
+  TestTensor& out = call.output("out", s.dtype, {cu_q.back(), s.heads_q, s.dim_v()}, s.layout_out, s.factor);
+  TestTensor* lse =
+      s.lse ? &call.output("lse", DType::kFloat32, {s.heads_q, cu_q.back()}, s.layout_lse, s.factor) : nullptr;
+  call.repeats = s.repeats;
+  const std::int64_t max_q = longest(spec.lengths_q) + spec.slack, max_k = longest(spec.lengths_k) + spec.slack;
+  call.run = [=, &out, &starts_q, &starts_k](const ExecutionContext& context) {
+    attention_varlen(t.q->view(), t.k->view(), t.v->view(), starts_q.view(), starts_k.view(), max_q, max_k, out.view(),
+                     optional_view(lse), options, context);
+  };
+}
+
+void build_attention_paged(Call& call, const PagedSpec& spec) {
+  AttentionSpec s = spec.common;
+  s.batch = static_cast<std::int64_t>(spec.lengths.size());
+  const bool varlen = !spec.lengths_q.empty();
+  const auto cu_q = cumulative(spec.lengths_q);
+  const std::int64_t page_size = spec.page_size;
+  const auto pages_of = [&](std::int64_t length) { return (length + page_size - 1) / page_size; };
+  std::int64_t used = 0;
+  for (const std::int64_t length : spec.lengths) used += pages_of(length);
+  const std::int64_t num_pages = used + 2;  // two belong to nobody
+
+  AttentionTensors t;
+  t.q = varlen ? &call.input("q", s.dtype, {cu_q.back(), s.heads_q, s.head_dim}, s.layout_q)
+               : &call.input("q", s.dtype, {s.batch, s.heads_q, s.seq_q, s.head_dim}, s.layout_q);
+  t.k = &call.input("k_pages", s.dtype, {num_pages, page_size, s.heads_kv, s.head_dim}, spec.layout_pages);
+  t.v = &call.input("v_pages", s.dtype, {num_pages, page_size, s.heads_kv, s.dim_v()}, spec.layout_pages);
+
+  // Pages in random order; columns past a sequence's last page lead nowhere.
+  std::vector<std::int64_t> free_pages(static_cast<std::size_t>(num_pages));
+  std::iota(free_pages.begin(), free_pages.end(), 0);
+  call.random.shuffle(free_pages);
+  const std::int64_t columns = pages_of(longest(spec.lengths)) + spec.spare_columns;
+  std::vector<std::int64_t> table(static_cast<std::size_t>(s.batch * columns), 0x7f000000);
+  std::vector<std::int64_t> owned_tokens(static_cast<std::size_t>(num_pages), 0);
+  std::int64_t shared = -1;
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    const std::int64_t length = spec.lengths[static_cast<std::size_t>(b)];
+    for (std::int64_t column = 0; column < pages_of(length); ++column) {
+      std::int64_t page;
+      if (spec.shared_first_page && column == 0 && shared >= 0) {
+        page = shared;
+      } else {
+        page = free_pages.back();
+        free_pages.pop_back();
+        if (column == 0) shared = page;
+      }
+      table[static_cast<std::size_t>(b * columns + column)] = page + spec.first_page;
+      std::int64_t& tokens = owned_tokens[static_cast<std::size_t>(page)];
+      tokens = std::max(tokens, std::min(page_size, length - column * page_size));
+    }
+  }
+  // What no sequence owns holds NaN (even pages) or infinity (odd ones).
+  for (std::int64_t page = 0; page < num_pages; ++page)
+    for (std::int64_t token = owned_tokens[static_cast<std::size_t>(page)]; token < page_size; ++token)
+      for (std::int64_t h = 0; h < s.heads_kv; ++h) {
+        const double poison =
+            page % 2 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+        for (std::int64_t d = 0; d < s.head_dim; ++d) t.k->set_at({page, token, h, d}, poison);
+        for (std::int64_t d = 0; d < s.dim_v(); ++d) t.v->set_at({page, token, h, d}, poison);
+      }
+  if (s.adjust) s.adjust(t);
+
+  const AttentionOptions options = make_options(call, s);
+  const TensorView block_table =
+      call.indices("block_table", DType::kInt32, {s.batch, columns}, table, {{}, {}, 3, 0, {}}).view();
+  const TensorView seq_lens = call.indices("seq_lens", spec.index_dtype, {s.batch}, spec.lengths).view();
+  const TensorView starts_q =
+      varlen ? call.indices("cu_seqlens_q", spec.index_dtype, {s.batch + 1}, cu_q).view() : TensorView();
+  const Shape out_shape =
+      varlen ? Shape{cu_q.back(), s.heads_q, s.dim_v()} : Shape{s.batch, s.heads_q, s.seq_q, s.dim_v()};
+  const Shape lse_shape = varlen ? Shape{s.heads_q, cu_q.back()} : Shape{s.batch, s.heads_q, s.seq_q};
+  TestTensor& out = call.output("out", s.dtype, out_shape, s.layout_out, s.factor);
+  TestTensor* lse = s.lse ? &call.output("lse", DType::kFloat32, lse_shape, s.layout_lse, s.factor) : nullptr;
+  call.repeats = s.repeats;
+  const std::int64_t max_q = varlen ? longest(spec.lengths_q) : s.seq_q;
+
+  // Page 0 of a pool whose first pages are not there: its address is computed, never read.
+  const auto pool = [&](const TestTensor& pages) {
+    TensorView view = pages.view();
+    view.shape[0] += spec.first_page;
+    const std::int64_t skipped = spec.first_page * view.strides[0] * static_cast<std::int64_t>(dtype_bytes(view.dtype));
+    view.data = reinterpret_cast<void*>(reinterpret_cast<std::intptr_t>(view.data) - skipped);
+    return view;
+  };
+  const TensorView k_pages = pool(*t.k), v_pages = pool(*t.v);
+  call.run = [=, &out](const ExecutionContext& context) {
+    attention_paged(t.q->view(), k_pages, v_pages, block_table, seq_lens, starts_q, max_q, out.view(),
+                    optional_view(lse), options, context);
+  };
+}
+
+void build_attention_backward(Call& call, const AttentionSpec& s) {
+  AttentionTensors t;
+  t.q = &call.input("q", s.dtype, {s.batch, s.heads_q, s.seq_q, s.head_dim}, s.layout_q);
+  t.k = &call.input("k", s.dtype, {s.batch, s.heads_kv, s.seq_k, s.head_dim}, s.layout_k);
+  t.v = &call.input("v", s.dtype, {s.batch, s.heads_kv, s.seq_k, s.dim_v()}, s.layout_v);
+  TestTensor& out = call.input("out", s.dtype, {s.batch, s.heads_q, s.seq_q, s.dim_v()}, s.layout_out);
+  TestTensor& lse = call.input("lse", DType::kFloat32, {s.batch, s.heads_q, s.seq_q}, s.layout_lse);
+  t.grad_out = &call.input("grad_out", s.dtype, {s.batch, s.heads_q, s.seq_q, s.dim_v()}, s.layout_grad_out);
+  if (s.adjust) s.adjust(t);
+  const AttentionOptions options = make_options(call, s);
+  run_oracle([&] { attention(t.q->view(), t.k->view(), t.v->view(), out.view(), lse.view(), options); });
+  const Backward backward = make_backward(call, s, options, *t.grad_out, *t.q, *t.k, *t.v, lse);
+  call.run = [=, &out, &lse](const ExecutionContext& context) {
+    attention_backward(backward.grad_out->view(), t.q->view(), t.k->view(), t.v->view(), out.view(), lse.view(),
+                       optional_view(backward.grad_lse), backward.gradients, options, true, context);
+  };
+}
+
+void build_attention_varlen_backward(Call& call, const VarlenSpec& spec) {
+  AttentionSpec s = spec.common;
+  s.batch = static_cast<std::int64_t>(spec.lengths_q.size());
+  const auto cu_q = cumulative(spec.lengths_q), cu_k = cumulative(spec.lengths_k);
+  AttentionTensors t;
+  t.q = &call.input("q", s.dtype, {cu_q.back(), s.heads_q, s.head_dim}, s.layout_q);
+  t.k = &call.input("k", s.dtype, {cu_k.back(), s.heads_kv, s.head_dim}, s.layout_k);
+  t.v = &call.input("v", s.dtype, {cu_k.back(), s.heads_kv, s.dim_v()}, s.layout_v);
+  TestTensor& out = call.input("out", s.dtype, {cu_q.back(), s.heads_q, s.dim_v()}, s.layout_out);
+  TestTensor& lse = call.input("lse", DType::kFloat32, {s.heads_q, cu_q.back()}, s.layout_lse);
+  t.grad_out = &call.input("grad_out", s.dtype, {cu_q.back(), s.heads_q, s.dim_v()}, s.layout_grad_out);
+  if (s.adjust) s.adjust(t);
+  const AttentionOptions options = make_options(call, s);
+  const TensorView starts_q = call.indices("cu_seqlens_q", spec.index_dtype, {s.batch + 1}, cu_q).view();
+  const TensorView starts_k = call.indices("cu_seqlens_k", spec.index_dtype, {s.batch + 1}, cu_k).view();
+  const std::int64_t max_q = longest(spec.lengths_q) + spec.slack, max_k = longest(spec.lengths_k) + spec.slack;
+  run_oracle([&] {
+    attention_varlen(t.q->view(), t.k->view(), t.v->view(), starts_q, starts_k, max_q, max_k, out.view(), lse.view(),
+                     options);
+  });
+  const Backward backward = make_backward(call, s, options, *t.grad_out, *t.q, *t.k, *t.v, lse);
+  call.run = [=, &out, &lse](const ExecutionContext& context) {
+    attention_varlen_backward(backward.grad_out->view(), t.q->view(), t.k->view(), t.v->view(), out.view(), lse.view(),
+                              optional_view(backward.grad_lse), starts_q, starts_k, max_q, max_k, backward.gradients,
+                              options, true, context);
+  };
+}
+
+}  // namespace flashkernel::conformance

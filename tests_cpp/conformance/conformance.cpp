@@ -1,0 +1,273 @@
+// See conformance.hpp: one GoogleTest test per kernel and case, named "<kernel id>.<case>".
+#include "conformance/conformance.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include "flashkernel/flashkernel.hpp"
+
+namespace flashkernel::conformance {
+namespace {
+
+std::map<std::string, CaseList>& suites() {
+  static std::map<std::string, CaseList> all;
+  return all;
+}
+
+// FNV-1a: a case's values depend on its name alone, not on its neighbours.
+std::uint64_t seed_of(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325ull;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return hash;
+}
+
+class Forced {
+ public:
+  explicit Forced(const std::string& id) : before_(forced_kernels()) { force_kernels(id); }
+  ~Forced() { force_kernels(before_); }
+
+ private:
+  std::string before_;
+};
+
+class Threads {
+ public:
+  explicit Threads(int count) : before_(num_threads()) { set_num_threads(count); }
+  ~Threads() { set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
+struct Prepared {
+  Prepared(const std::string& op, const Case& test_case, Device device)
+      : call(seed_of(op + "/" + test_case.name), device) {
+    test_case.build(call);
+    for (TestTensor* input : call.inputs()) {
+      input->upload();
+      input_bytes.push_back(input->snapshot());
+    }
+    for (const auto& output : call.outputs()) output_bytes.push_back(output.tensor->snapshot());
+  }
+
+  // Outputs as before the first run.
+  void reset() {
+    for (std::size_t i = 0; i < call.outputs().size(); ++i) {
+      call.outputs()[i].tensor->restore(output_bytes[i]);
+      call.outputs()[i].tensor->upload();
+    }
+  }
+
+  void run() {
+    reset();
+    call.run({});
+    for (const auto& output : call.outputs()) output.tensor->download();
+  }
+
+  Call call;
+  std::vector<std::vector<unsigned char>> input_bytes, output_bytes;
+};
+
+using Values = std::vector<std::vector<double>>;
+
+Values values_of(const Call& call) {
+  Values values;
+  for (const auto& output : call.outputs()) values.push_back(output.tensor->values());
+  return values;
+}
+
+// What cpu/scalar gives; computed once a case.
+const Values& expected_values(const std::string& op, const Case& test_case) {
+  static std::map<std::string, Values> known;
+  const auto [at, missing] = known.try_emplace(op + "/" + test_case.name);
+  if (missing) {
+    const Forced forced(op + "/cpu/scalar");
+    Prepared oracle(op, test_case, Device::cpu());
+    oracle.run();
+    at->second = values_of(oracle.call);
+  }
+  return at->second;
+}
+
+// "": accepted. Asks `explain`, with only this kernel allowed.
+std::string why_refused(const std::string& id, Call& call) {
+  Explanation explanation;
+  ExecutionContext context;
+  context.explain = &explanation;
+  call.run(context);
+  for (const auto& candidate : explanation.candidates) {
+    if (candidate.kernel != id) continue;
+    if (candidate.accepted && explanation.kernel != id)
+      return "accepts, but forcing its id runs " + explanation.kernel + ": one id must not be a prefix of another";
+    return candidate.accepted ? "" : candidate.reason;
+  }
+  return "explain does not list it";
+}
+
+std::vector<std::vector<unsigned char>> bytes_of(const Call& call) {
+  std::vector<std::vector<unsigned char>> bytes;
+  for (const auto& output : call.outputs()) bytes.push_back(output.tensor->snapshot());
+  return bytes;
+}
+
+class ConformanceTest : public ::testing::Test {
+ public:
+  ConformanceTest(KernelInfo kernel, const Case* test_case) : kernel_(std::move(kernel)), case_(test_case) {}
+
+  void TestBody() override {
+    if (case_) {
+      run_case();
+    } else {
+      accepts_a_case();
+    }
+  }
+
+ private:
+  Device device() const { return kernel_.device == DeviceType::kCpu ? Device::cpu() : Device::cuda(0); }
+
+  void run_case() {
+    const Values& expected = expected_values(kernel_.op, *case_);
+    const Forced forced(kernel_.id);
+    Prepared prepared(kernel_.op, *case_, device());
+    if (const std::string reason = why_refused(kernel_.id, prepared.call); !reason.empty()) {
+      RecordProperty("refused", reason);  // its right: accepts_a_case makes sure that it does not refuse everything
+      return;
+    }
+    const int usual = num_threads();
+    std::vector<std::vector<unsigned char>> first;
+    for (const int threads : {usual, 1, 2, 3}) {
+      const Threads setting(threads);
+      const bool count_repeats = threads == usual;
+      for (int repeat = 0; repeat < (count_repeats && first.empty() ? prepared.call.repeats : 1); ++repeat) {
+        SCOPED_TRACE(std::to_string(threads) + " threads, run " + std::to_string(repeat));
+        prepared.run();
+        check(prepared, expected);
+        if (HasFailure()) return;
+        if (first.empty()) first = bytes_of(prepared.call);
+        if (count_repeats || prepared.call.bitwise_across_threads) {
+          ASSERT_TRUE(first == bytes_of(prepared.call)) << "the result is not the same bit for bit";
+        }
+      }
+    }
+  }
+
+  void check(const Prepared& prepared, const Values& expected) {
+    const Call& call = prepared.call;
+    for (std::size_t i = 0; i < call.outputs().size(); ++i) {
+      const auto& output = call.outputs()[i];
+      EXPECT_EQ(difference(output.tensor->dtype(), output.tensor->values(), expected[i], output.factor), "")
+          << output.tensor->name();
+      EXPECT_EQ(output.tensor->damage(), "");
+    }
+    for (std::size_t i = 0; i < call.inputs().size(); ++i) {
+      EXPECT_EQ(call.inputs()[i]->damage(), "");
+      EXPECT_TRUE(call.inputs()[i]->snapshot() == prepared.input_bytes[i])
+          << call.inputs()[i]->name() << " is an input and changed";
+    }
+  }
+
+  void accepts_a_case() {
+    const Forced forced(kernel_.id);
+    std::string reasons;
+    for (const Case& test_case : suites()[kernel_.op].cases) {
+      Prepared prepared(kernel_.op, test_case, device());
+      const std::string reason = why_refused(kernel_.id, prepared.call);
+      if (reason.empty()) return;
+      reasons += "\n  " + test_case.name + ": " + reason;
+    }
+    FAIL() << kernel_.id
+           << " accepts none of the cases of its op (tests_cpp/conformance), so nothing tests it:" << reasons;
+  }
+
+  KernelInfo kernel_;
+  const Case* case_;
+};
+
+void register_test(const KernelInfo& kernel, const Case* test_case) {
+  ::testing::RegisterTest(kernel.id.c_str(), test_case ? test_case->name.c_str() : "accepts_a_case", nullptr, nullptr,
+                          __FILE__, __LINE__,
+                          [=]() -> ConformanceTest* { return new ConformanceTest(kernel, test_case); });
+}
+
+}  // namespace
+
+TestTensor& Call::input(const std::string& name, DType dtype, const Shape& shape, const Layout& layout) {
+  TestTensor& tensor = tensors_.emplace_back(name, dtype, shape, layout, device_);
+  inputs_.push_back(&tensor);
+  tensor.fill([&] { return random.normal(); });
+  return tensor;
+}
+
+TestTensor& Call::indices(const std::string& name, DType dtype, const Shape& shape,
+                          const std::vector<std::int64_t>& values, const Layout& layout) {
+  TestTensor& tensor = tensors_.emplace_back(name, dtype, shape, layout, device_);
+  inputs_.push_back(&tensor);
+  for (std::int64_t i = 0; i < tensor.numel(); ++i)
+    tensor.set(i, static_cast<double>(values.at(static_cast<std::size_t>(i))));
+  return tensor;
+}
+
+TestTensor& Call::output(const std::string& name, DType dtype, const Shape& shape, const Layout& layout,
+                         double factor) {
+  TestTensor& tensor = tensors_.emplace_back(name, dtype, shape, layout, device_);
+  outputs_.push_back({&tensor, factor, false});
+  return tensor;
+}
+
+TestTensor& Call::in_out(const std::string& name, DType dtype, const Shape& shape, const Layout& layout,
+                         double factor) {
+  TestTensor& tensor = tensors_.emplace_back(name, dtype, shape, layout, device_);
+  tensor.fill([&] { return random.normal(); });
+  outputs_.push_back({&tensor, factor, true});
+  return tensor;
+}
+
+OpCases::OpCases(const char* op, void (*fill)(CaseList&)) { fill(suites()[op]); }
+
+double tolerance(DType dtype, double expected, double magnitude, double factor) {
+  if (!is_floating(dtype)) return 0;
+  const double scale = factor * std::max(1.0, magnitude);
+  if (dtype == DType::kFloat32) return 1e-5 * scale;
+  const int mantissa_bits = dtype == DType::kFloat16 ? 10 : 7;
+  const double last_place = expected == 0 ? 0 : std::ldexp(1.0, std::ilogb(expected) - mantissa_bits);
+  return std::max((dtype == DType::kFloat16 ? 1e-3 : 0x1p-8) * scale, last_place);
+}
+
+std::string difference(DType dtype, const std::vector<double>& got, const std::vector<double>& expected,
+                       double factor) {
+  if (got.size() != expected.size()) return "sizes differ";
+  double magnitude = 0;
+  for (const double value : expected)
+    if (std::isfinite(value)) magnitude = std::max(magnitude, std::abs(value));
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double a = got[i], b = expected[i];
+    const bool same_kind = std::isnan(a) == std::isnan(b) && (std::isnan(b) || std::isfinite(b) == std::isfinite(a));
+    const bool close =
+        std::isfinite(b) ? std::abs(a - b) <= tolerance(dtype, b, magnitude, factor) : (std::isnan(b) || a == b);
+    if (same_kind && close) continue;
+    return "element " + std::to_string(i) + " is " + std::to_string(a) + ", the oracle says " + std::to_string(b) +
+           " (difference " + std::to_string(std::abs(a - b) * 1e6) + "e-6, allowed " +
+           std::to_string(std::isfinite(b) ? tolerance(dtype, b, magnitude, factor) * 1e6 : 0.0) + "e-6)";
+  }
+  return "";
+}
+
+}  // namespace flashkernel::conformance
+
+int main(int argc, char** argv) {
+  using namespace flashkernel;
+  using namespace flashkernel::conformance;
+  ::testing::InitGoogleTest(&argc, argv);
+  for (const KernelInfo& kernel : kernels()) {
+    if (!kernel.available) continue;
+    const auto suite = suites().find(kernel.op);
+    if (suite == suites().end()) continue;  // its <op>_cases.cpp is still to be written
+    register_test(kernel, nullptr);
+    for (const Case& test_case : suite->second.cases) register_test(kernel, &test_case);
+  }
+  return RUN_ALL_TESTS();
+}

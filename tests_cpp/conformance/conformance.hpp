@@ -1,0 +1,92 @@
+// To register a kernel is to test it: every row of kernels() runs every case that it accepts and must agree with
+// cpu/scalar.
+// `<op>_cases.cpp` describes calls through the public API; the harness in conformance.cpp does the rest: outputs are
+// poisoned before each call, memory round every tensor is watched, inputs must come back unchanged, runs repeat bit for
+// bit, and 1, 2 and 3 threads agree. A row that accepts no case at all fails.
+//
+//   void cases(CaseList& list) {
+//     list.add("rows7_fp16", [](Call& call) {
+//       TestTensor& x = call.input("x", DType::kFloat16, {7, 33}, {{}, {}, /*gap=*/5});   // unit normal values
+//       TestTensor& y = call.output("y", DType::kFloat16, {7, 33});
+//       call.run = [&](const ExecutionContext& context) { softmax(x.view(), y.view(), context); };
+//     });
+//   }
+//   const OpCases registration("softmax", cases);
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "conformance/test_tensor.hpp"
+#include "flashkernel/execution.hpp"
+
+namespace flashkernel::conformance {
+
+/// One call of an op: its tensors, and how it is made. Built anew for each kernel, always from the same seed.
+class Call {
+ public:
+  Call(std::uint64_t seed, Device device) : random(seed), device_(device) {}
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  /// Unit normal values (floating dtypes) to be overwritten at will while the call is built. References stay valid.
+  TestTensor& input(const std::string& name, DType dtype, const Shape& shape, const Layout& layout = {});
+  /// An int32 or int64 vector or matrix.
+  TestTensor& indices(const std::string& name, DType dtype, const Shape& shape, const std::vector<std::int64_t>& values,
+                      const Layout& layout = {});
+  /// Poisoned before every run and compared. `factor` widens the tolerance; say why where it is not 1.
+  TestTensor& output(const std::string& name, DType dtype, const Shape& shape, const Layout& layout = {},
+                     double factor = 1);
+  /// Holds values before the call and is compared after it; elements that the op leaves alone are compared too.
+  TestTensor& in_out(const std::string& name, DType dtype, const Shape& shape, const Layout& layout = {},
+                     double factor = 1);
+
+  Random random;
+  std::function<void(const ExecutionContext&)> run;
+  int repeats = 2;  // runs that must agree bit for bit
+  bool bitwise_across_threads = false;
+
+  struct Output {
+    TestTensor* tensor;
+    double factor;
+    bool keeps_values;  // in_out
+  };
+  const std::vector<Output>& outputs() const { return outputs_; }
+  const std::vector<TestTensor*>& inputs() const { return inputs_; }
+
+ private:
+  Device device_;
+  std::deque<TestTensor> tensors_;
+  std::vector<Output> outputs_;
+  std::vector<TestTensor*> inputs_;
+};
+
+struct Case {
+  std::string name;  // letters, digits, underscores; unique within the op
+  std::function<void(Call&)> build;
+};
+
+class CaseList {
+ public:
+  void add(std::string name, std::function<void(Call&)> build) { cases.push_back({std::move(name), std::move(build)}); }
+  std::vector<Case> cases;
+};
+
+/// Registers an op's cases; `op` is the id's first segment ("attention_fwd").
+class OpCases {
+ public:
+  OpCases(const char* op, void (*fill)(CaseList&));
+};
+
+/// Largest difference allowed between a kernel's element and the oracle's `expected`, in an output whose largest
+/// element is `magnitude`. fp32: 1e-5 of unit-variance values, and in proportion where values are larger. fp16: 1e-3 in
+/// the same way. bf16: 2^-8. In half precision never less than one unit in the last place of `expected`, since two
+/// roundings may part there.
+double tolerance(DType dtype, double expected, double magnitude, double factor);
+
+/// Empty, or a sentence on the first element that disagrees. NaN and infinities must match exactly, integers too.
+std::string difference(DType dtype, const std::vector<double>& got, const std::vector<double>& expected, double factor);
+
+}  // namespace flashkernel::conformance
