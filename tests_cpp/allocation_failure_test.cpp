@@ -1,5 +1,6 @@
-// The records of the allocator, the pool and the cache are memory too: each call is run with operator new failing at its first,
-// second, third ... use, and must have changed nothing when it throws. This file replaces operator new for its executable.
+// The records of the allocator, the pool and the cache are memory too: each call is run with operator new failing at
+// its first, second, third ... use, and must have changed nothing when it throws. This file replaces operator new for
+// its executable.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

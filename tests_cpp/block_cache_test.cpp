@@ -106,7 +106,8 @@ class HazardChecker {
 /// A stream-ordered upstream: what it gives out belongs to that stream's order.
 class OrderedUpstream final : public MemoryResource {
  public:
-  OrderedUpstream(FakeDevice& device, HazardChecker& checker, std::size_t limit) : device_(device), checker_(checker), host_(limit) {}
+  OrderedUpstream(FakeDevice& device, HazardChecker& checker, std::size_t limit)
+      : device_(device), checker_(checker), host_(limit) {}
   void* allocate(std::size_t bytes, std::size_t alignment, Stream stream) override {
     void* data = host_.allocate(bytes, alignment, stream);
     device_.work(index_of(stream));

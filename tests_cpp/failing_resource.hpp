@@ -1,4 +1,5 @@
-// An upstream for tests: passes on to another resource, fails when told to, and checks that what comes back is what was given.
+// An upstream for tests: passes on to another resource, fails when told to, and checks that what comes back is what was
+// given.
 #pragma once
 
 #include <cstddef>
@@ -64,7 +65,9 @@ class FailingResource final : public MemoryResource {
   std::size_t num_given() const { return given_.size(); }
   /// Gives everything back that its user leaked.
   void release_all() {
-    for (const auto& [pointer, request] : given_) upstream_.deallocate(pointer, request.bytes, request.alignment, Stream{});
+    for (const auto& [pointer, request] : given_) {
+      upstream_.deallocate(pointer, request.bytes, request.alignment, Stream{});
+    }
     given_.clear();
   }
 

@@ -1,6 +1,6 @@
-// kv_cache.hpp: sequences, copy on write, prefix sharing, eviction, misuse, a random test against a model, and many threads.
-// Contents are checked through the pages: the row of a token holds a hash of the token and of all tokens before it, so that a
-// page shared under a wrong prefix, a lost copy or a stale row shows.
+// kv_cache.hpp: sequences, copy on write, prefix sharing, eviction, misuse, a random test against a model, and many
+// threads. Contents are checked through the pages: the row of a token holds a hash of the token and of all tokens
+// before it, so that a page shared under a wrong prefix, a lost copy or a stale row shows.
 #include "flashkernel/kv_cache.hpp"
 
 #include <gtest/gtest.h>
@@ -50,7 +50,9 @@ struct Bench {
     }
   }
 
-  std::uint32_t* k(std::int64_t layer, std::int64_t slot) { return static_cast<std::uint32_t*>(pool.k_pages(layer).data) + slot; }
+  std::uint32_t* k(std::int64_t layer, std::int64_t slot) {
+    return static_cast<std::uint32_t*>(pool.k_pages(layer).data) + slot;
+  }
   std::uint32_t* v(std::int64_t layer, std::int64_t slot) {
     return static_cast<std::uint32_t*>(pool.v_pages(layer).data) + slot * 2;
   }
@@ -98,9 +100,8 @@ struct Bench {
       const std::int64_t slot = table[i / kPageSize] * kPageSize + static_cast<std::int64_t>(i % kPageSize);
       for (std::int64_t layer = 0; layer < kLayers; ++layer) {
         const auto salt = static_cast<std::uint32_t>(layer);
-        if (*k(layer, slot) != hash + salt || v(layer, slot)[0] != ~hash + salt || v(layer, slot)[1] != hash * 3 + salt) {
-          return false;
-        }
+        if (*k(layer, slot) != hash + salt || v(layer, slot)[0] != ~hash + salt) return false;
+        if (v(layer, slot)[1] != hash * 3 + salt) return false;
       }
     }
     return true;
@@ -482,7 +483,9 @@ class KvCacheModel {
   Tokens random_tokens(std::size_t count) {
     const auto kind = static_cast<std::int32_t>(random_.below(3));
     Tokens tokens(count);
-    for (std::size_t i = 0; i < count; ++i) tokens[i] = i % kPageSize == 0 ? static_cast<std::int32_t>(random_.below(2)) : kind;
+    for (std::size_t i = 0; i < count; ++i) {
+      tokens[i] = i % kPageSize == 0 ? static_cast<std::int32_t>(random_.below(2)) : kind;
+    }
     return tokens;
   }
 
@@ -522,7 +525,9 @@ class KvCacheModel {
       ASSERT_THROW(b_.cache.length(gone.id), InvalidArgument);
     } else if (choice < 18) {
       const Live& live = any();
-      b_.publish(live.id, Tokens(live.tokens.begin(), live.tokens.begin() + static_cast<std::ptrdiff_t>(random_.below(live.tokens.size() + 1))));
+      Tokens tokens = live.tokens;
+      tokens.resize(random_.below(tokens.size() + 1));
+      b_.publish(live.id, tokens);
     } else if (choice < 19) {
       outsider();
     } else if (random_.one_in(10)) {
@@ -537,14 +542,15 @@ class KvCacheModel {
     const auto pages_of = [](std::size_t n) { return static_cast<std::int64_t>((n + kPageSize - 1) / kPageSize); };
     const std::int64_t num_more = pages_of(all.size()) - pages_of(live.tokens.size());
     const std::int64_t available = num_available();
-    const bool is_shared = length % kPageSize != 0 && all.size() > live.tokens.size() && b_.pool.num_references(before.back()) > 1;
+    const bool grows = all.size() > live.tokens.size();
+    const bool is_shared = grows && length % kPageSize != 0 && b_.pool.num_references(before.back()) > 1;
     const std::vector<std::int32_t> references = all_references();
     try {
       b_.fill(live.id, all);
       live.tokens = all;
       ASSERT_GE(available, num_more);
       const std::vector<PageId> after = b_.pages(live.id);
-      for (std::size_t i = static_cast<std::size_t>(length) / kPageSize; i < after.size() && all.size() > static_cast<std::size_t>(length); ++i) {
+      for (std::size_t i = static_cast<std::size_t>(length) / kPageSize; grows && i < after.size(); ++i) {
         ASSERT_EQ(b_.pool.num_references(after[i]), 1) << "a shared page was written";
       }
     } catch (const OutOfPages& error) {

@@ -49,7 +49,8 @@ TEST(KvPagePool, RefusesOptions) {
               "KvPagePool: page_size=" + std::to_string(size) + "; needs 16, 32, 64, 128 or 256");
   }
   EXPECT_EQ(refusal(with(&O::num_pages, 0)), "KvPagePool: num_pages=0; needs 1 or more");
-  EXPECT_EQ(refusal(with(&O::num_pages, std::int64_t{1} << 31)), "KvPagePool: num_pages=2147483648; needs 2147483647 or less");
+  EXPECT_EQ(refusal(with(&O::num_pages, std::int64_t{1} << 31)),
+            "KvPagePool: num_pages=2147483648; needs 2147483647 or less");
   EXPECT_EQ(refusal(with(&O::heads_kv, -1)), "KvPagePool: heads_kv=-1; needs 1 or more");
   EXPECT_EQ(refusal(with(&O::head_dim, 0)), "KvPagePool: head_dim=0; needs 1 or more");
   EXPECT_EQ(refusal(with(&O::head_dim_v, -8)), "KvPagePool: head_dim_v=-8; needs 1 or more");

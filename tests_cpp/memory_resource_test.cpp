@@ -53,7 +53,8 @@ TEST(HostResource, LimitIsExact) {
     EXPECT_EQ(error.requested_bytes, 401u);
     EXPECT_EQ(error.free_bytes, 400u);
     EXPECT_EQ(error.peak_bytes, 600u);
-    EXPECT_STREQ(error.what(), "HostResource: out of memory; requested 401 bytes, free 400 of limit_bytes=1000, peak 600");
+    EXPECT_STREQ(error.what(),
+                 "HostResource: out of memory; requested 401 bytes, free 400 of limit_bytes=1000, peak 600");
   }
   void* second = resource.allocate(400);
   resource.deallocate(first, 600);

@@ -1,5 +1,5 @@
-// Seeds and step counts of the random tests. FLASHKERNEL_TEST_SEED replaces the seed, FLASHKERNEL_TEST_STEPS the number of
-// steps; sanitizers get a tenth of the steps.
+// Seeds and step counts of the random tests. FLASHKERNEL_TEST_SEED replaces the seed, FLASHKERNEL_TEST_STEPS the number
+// of steps; sanitizers get a tenth of the steps.
 #pragma once
 
 #include <cstddef>

@@ -15,7 +15,9 @@ namespace flashkernel {
 struct SequenceId {
   std::uint32_t slot = 0;
   std::uint32_t generation = 0;
-  friend bool operator==(SequenceId a, SequenceId b) noexcept { return a.slot == b.slot && a.generation == b.generation; }
+  friend bool operator==(SequenceId a, SequenceId b) noexcept {
+    return a.slot == b.slot && a.generation == b.generation;
+  }
 };
 
 struct KvCacheStats {
@@ -30,10 +32,10 @@ struct KvCacheStats {
 };
 
 /// Bookkeeping is on the host; keys and values are moved by `kv_append` and read by `attention_paged`.
-/// Every call either succeeds or throws and leaves sequences, lengths and pages as they were; one that needs pages takes all of
-/// them or throws OutOfPages. When the pool is dry, the pages that only the prefix index holds go first, least recently used
-/// first. Thread-safe; work that writes or reads the pages of one cache belongs on one stream, or is ordered by the caller.
-/// What lies past the length of a sequence in its last page is never defined and never read.
+/// Every call either succeeds or throws and leaves sequences, lengths and pages as they were; one that needs pages
+/// takes all of them or throws OutOfPages. When the pool is dry, the pages that only the prefix index holds go first,
+/// least recently used first. Thread-safe; work that writes or reads the pages of one cache belongs on one stream, or
+/// is ordered by the caller. What lies past the length of a sequence in its last page is never defined and never read.
 class FK_API KvCache {
  public:
   /// `pool` must outlive the cache; others may take pages from it too.
@@ -46,23 +48,23 @@ class FK_API KvCache {
 
   /// An empty sequence.
   SequenceId create();
-  /// A sequence for these tokens that already holds the longest run of full pages that `publish` has seen under exactly these
-  /// tokens (never all of them: the last token is left to compute). `*num_cached` (may be null) gets the tokens found: the
-  /// length of the new sequence.
+  /// A sequence for these tokens that already holds the longest run of full pages that `publish` has seen under exactly
+  /// these tokens (never all of them: the last token is left to compute). `*num_cached` (may be null) gets the tokens
+  /// found: the length of the new sequence.
   SequenceId create(const std::int32_t* tokens, std::int64_t num_tokens, std::int64_t* num_cached);
-  /// Offers the full pages of `sequence`, whose first `num_tokens` tokens are `tokens`, to later `create` calls. A page that
-  /// was published under other tokens before is InvalidArgument.
+  /// Offers the full pages of `sequence`, whose first `num_tokens` tokens are `tokens`, to later `create` calls. A page
+  /// that was published under other tokens before is InvalidArgument.
   void publish(SequenceId sequence, const std::int32_t* tokens, std::int64_t num_tokens);
-  /// A second sequence with the same tokens that shares every page; whoever appends to a shared, partly filled page gets a
-  /// copy of it first.
+  /// A second sequence with the same tokens that shares every page; whoever appends to a shared, partly filled page
+  /// gets a copy of it first.
   SequenceId fork(SequenceId sequence);
   /// Forget tokens from `length` on; pages no longer needed are given back.
   void truncate(SequenceId sequence, std::int64_t length);
   void free(SequenceId sequence);
 
   /// Room for `num_tokens` more tokens: extends the sequence and writes their slots (page * page_size + offset) to
-  /// `slots` (int64 [num_tokens], host). Copies the rows in use of a shared last page (all layers, queued on context.stream;
-  /// nothing else of `context` is used).
+  /// `slots` (int64 [num_tokens], host). Copies the rows in use of a shared last page (all layers, queued on
+  /// context.stream; nothing else of `context` is used).
   void append(SequenceId sequence, std::int64_t num_tokens, std::int64_t* slots, const ExecutionContext& context = {});
 
   std::int64_t length(SequenceId sequence) const;
@@ -70,8 +72,8 @@ class FK_API KvCache {
   std::int64_t num_pages(SequenceId sequence) const;
   /// Page of every block of the sequence: int32 [num_pages(sequence)], host.
   void pages(SequenceId sequence, PageId* pages) const;
-  /// Block table int32 [count, max_pages] (unused entries -1) and lengths int32 [count] of some sequences, written to host
-  /// memory. `max_pages` must be at least the largest num_pages.
+  /// Block table int32 [count, max_pages] (unused entries -1) and lengths int32 [count] of some sequences, written to
+  /// host memory. `max_pages` must be at least the largest num_pages.
   void block_table(const SequenceId* sequences, std::int64_t count, std::int64_t max_pages, std::int32_t* table,
                    std::int32_t* lengths) const;
 

@@ -23,13 +23,15 @@ struct KvPagePoolOptions {
   Device device{};
 };
 
-/// Storage and bookkeeping of pages. A page taken has one reference; it returns to the free list when the last one is given up.
-/// Exhaustion is OutOfPages and a page that is not taken is InvalidArgument; both leave everything as it was. Thread-safe.
-/// The pool orders nothing on streams: whoever gives a page back makes sure that queued work which reads it is followed by the
-/// work of the next owner (one stream is enough for that), and that none is left when the pool is destroyed.
+/// Storage and bookkeeping of pages. A page taken has one reference; it returns to the free list when the last one is
+/// given up. Exhaustion is OutOfPages and a page that is not taken is InvalidArgument; both leave everything as it was.
+/// Thread-safe.
+/// The pool orders nothing on streams: whoever gives a page back makes sure that queued work which reads it is followed
+/// by the work of the next owner (one stream is enough for that), and that none is left when the pool is destroyed.
 class FK_API KvPagePool {
  public:
-  /// Storage comes from `resource` (null: the device's default_resource), which must outlive the pool. It is not initialised.
+  /// Storage comes from `resource` (null: the device's default_resource), which must outlive the pool. It is not
+  /// initialised.
   explicit KvPagePool(const KvPagePoolOptions& options, MemoryResource* resource = nullptr);
   ~KvPagePool();
   KvPagePool(const KvPagePool&) = delete;

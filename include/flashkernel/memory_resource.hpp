@@ -24,9 +24,10 @@ struct MemoryStats {
   std::uint64_t num_invalid_frees = 0;         ///< pointers given back that were not in use; each was ignored
 };
 
-/// Stream-ordered allocation. `allocate` returns memory that work on `stream` may use at once; `deallocate` gives it back once
-/// the work queued on `stream` so far has run. Zero bytes: a non-null pointer that must not be read. `alignment` is a power of
-/// two. Fails with OutOfMemory, and then nothing in use has changed. Null may be given back. Thread-safe.
+/// Stream-ordered allocation. `allocate` returns memory that work on `stream` may use at once; `deallocate` gives it
+/// back once the work queued on `stream` so far has run. Zero bytes: a non-null pointer that must not be read.
+/// `alignment` is a power of two. Fails with OutOfMemory, and then nothing in use has changed. Null may be given back.
+/// Thread-safe.
 class FK_API MemoryResource {
  public:
   virtual ~MemoryResource() = default;
@@ -61,11 +62,12 @@ class FK_API HostResource final : public MemoryResource {
 };
 
 /// A cache over any upstream: size bins, blocks split and coalesced, free lists per stream with events between streams.
-/// `upstream` must outlive it. `limit_bytes` bounds what it reserves (0: no bound). When upstream is out of memory the cache is
-/// trimmed and the allocation tried once more before OutOfMemory is thrown.
-/// A pointer that is not in use here (never given out, or given back already) is ignored and counted in `num_invalid_frees`;
-/// the cache goes by its own record of a block, not by the `bytes` it is given back with. Memory still in use when the cache
-/// is destroyed stays with upstream: a leak that a checker reports, rather than memory pulled from under its user.
+/// `upstream` must outlive it. `limit_bytes` bounds what it reserves (0: no bound). When upstream is out of memory the
+/// cache is trimmed and the allocation tried once more before OutOfMemory is thrown.
+/// A pointer that is not in use here (never given out, or given back already) is ignored and counted in
+/// `num_invalid_frees`; the cache goes by its own record of a block, not by the `bytes` it is given back with. Memory
+/// still in use when the cache is destroyed stays with upstream: a leak that a checker reports, rather than memory
+/// pulled from under its user.
 class FK_API CachingResource final : public MemoryResource {
  public:
   explicit CachingResource(MemoryResource& upstream, std::size_t limit_bytes = 0);
@@ -83,8 +85,8 @@ class FK_API CachingResource final : public MemoryResource {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The library's own resource of a device: a CachingResource over the host's allocator or over CUDA's; lives as long as the
-/// process. Unsupported when the build has no such device.
+/// The library's own resource of a device: a CachingResource over the host's allocator or over CUDA's; lives as long as
+/// the process. Unsupported when the build has no such device.
 FK_API MemoryResource& default_resource(Device device);
 
 }  // namespace flashkernel

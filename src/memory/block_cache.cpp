@@ -55,8 +55,9 @@ StreamState& BlockCache::state_of(Stream stream) {
   return *state;
 }
 
-/// The default stream is never destroyed, so that its event can wait until another stream wants its memory: programs with one
-/// stream never pay for an event. Others are marked when they give memory back and their handles are not used after that.
+/// The default stream is never destroyed, so that its event can wait until another stream wants its memory: programs
+/// with one stream never pay for an event. Others are marked when they give memory back and their handles are not used
+/// after that.
 bool BlockCache::mark(StreamState& state) noexcept {
   if (!state.marked && state.stream.handle == nullptr) state.marked = events_.record(state.event, state.stream);
   return state.marked;
@@ -191,7 +192,8 @@ void* BlockCache::use(Block& block, std::size_t bytes, std::size_t size, std::si
 // ---- Upstream ----
 
 /// A free block of a new segment that holds `size` bytes; null, with the reason, if there is no memory for one.
-Block* BlockCache::new_segment(StreamState& own, Pool pool, std::size_t size, std::size_t alignment, std::string& reason) {
+Block* BlockCache::new_segment(StreamState& own, Pool pool, std::size_t size, std::size_t alignment,
+                               std::string& reason) {
   const std::size_t room = limit_bytes_ == 0 ? kMaxBytes : limit_bytes_ - stats_.reserved_bytes;
   if (size > room) {
     reason = "limit_bytes=" + std::to_string(limit_bytes_);
@@ -368,7 +370,8 @@ void BlockCache::check() const {
       require(block->before == before && block->segment == segment, "a block's neighbours are wrong");
       require(block->size != 0 && block->size % kGranule == 0, "a block's size is not a multiple of the granule");
       require(block->requested <= block->size || block->owner != nullptr, "a block is smaller than what was asked for");
-      require(before == nullptr || before->owner == nullptr || before->owner != block->owner, "free neighbours not merged");
+      require(before == nullptr || before->owner == nullptr || before->owner != block->owner,
+              "free neighbours not merged");
       if (block->owner == nullptr) {
         ++num_used;
         allocated_bytes += block->requested;

@@ -1,5 +1,5 @@
-// The allocator behind CachingResource: segments from upstream, cut into blocks that are split, coalesced and kept in free
-// lists per stream. Tests give it an upstream that fails and streams that lag.
+// The allocator behind CachingResource: segments from upstream, cut into blocks that are split, coalesced and kept in
+// free lists per stream. Tests give it an upstream that fails and streams that lag.
 // Invariants: a segment's blocks tile it; two free neighbours of one stream are one block; a free block's memory may be
 // touched by its owner's queued work until the owner's `event`; metadata is allocated before anything changes.
 #pragma once
@@ -16,9 +16,9 @@
 
 namespace flashkernel::detail {
 
-/// Small requests share small segments, so that they never pin a large one. Also what a large block must have left to be split.
+/// Small requests share small segments, so that they don't pin a large one.
 enum Pool : int { kSmallPool = 0, kLargePool = 1 };
-inline constexpr std::size_t kSmallLimit = std::size_t{1} << 20;
+inline constexpr std::size_t kSmallLimit = std::size_t{1} << 20;  // also what a large block must have left to be split
 inline constexpr std::size_t kSmallSegment = std::size_t{2} << 20;
 inline constexpr std::size_t kLargeSegment = std::size_t{20} << 20;  // for requests up to half of it
 inline constexpr std::size_t kLargeRounding = std::size_t{2} << 20;  // for those above

@@ -30,7 +30,8 @@ void* CachingResource::allocate(std::size_t bytes, std::size_t alignment, Stream
   return impl_->cache.allocate(bytes, alignment, stream);
 }
 
-void CachingResource::deallocate(void* pointer, std::size_t /*bytes*/, std::size_t /*alignment*/, Stream stream) noexcept {
+void CachingResource::deallocate(void* pointer, std::size_t /*bytes*/, std::size_t /*alignment*/,
+                                 Stream stream) noexcept {
   impl_->cache.deallocate(pointer, stream);
 }
 

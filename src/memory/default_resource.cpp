@@ -1,5 +1,5 @@
-// default_resource: one CachingResource per device, made at first use and never destroyed, so that an array that outlives
-// main() can still give its memory back.
+// default_resource: one CachingResource per device, made at first use and never destroyed, so that an array that
+// outlives main() can still give its memory back.
 #include <map>
 #include <mutex>
 #include <string>

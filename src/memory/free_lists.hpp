@@ -1,6 +1,6 @@
-// The free blocks of one stream in size bins, found in O(1) for ordinary alignments (two-level segregated fit: Masmano et al.,
-// "TLSF: a New Dynamic Memory Allocator for Real-Time Systems", 2004), and the table from a pointer to its block in use.
-// Used by BlockCache only. Invariant: nothing here allocates, except BlockTable::reserve.
+// The free blocks of one stream in size bins, found in O(1) for ordinary alignments (two-level segregated fit: Masmano
+// et al., "TLSF: a New Dynamic Memory Allocator for Real-Time Systems", 2004), and the table from a pointer to its
+// block in use. Used by BlockCache only. Invariant: nothing here allocates, except BlockTable::reserve.
 #pragma once
 
 #include <array>
@@ -68,8 +68,8 @@ class FreeLists {
     --num_blocks_;
   }
 
-  /// A block that holds `size` bytes at `alignment`, from the smallest bin that has one; null if there is none. In the first
-  /// bin some blocks are too small; in later ones the first block fits unless `alignment` exceeds kGranule.
+  /// A block that holds `size` bytes at `alignment`, from the smallest bin that has one; null if there is none. In the
+  /// first bin some blocks are too small; in later ones the first block fits unless `alignment` exceeds kGranule.
   Block* find(std::size_t size, std::size_t alignment) const noexcept {
     for (std::size_t bin = next_occupied(bin_of(size)); bin < kNumBins; bin = next_occupied(bin + 1)) {
       for (Block* block = heads_[bin]; block != nullptr; block = block->next) {

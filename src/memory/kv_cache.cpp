@@ -1,6 +1,6 @@
 // KvCache: sequences of pages over a KvPagePool, and the prefix index over published pages.
-// Invariant: this cache has one reference in the pool for each sequence that holds a page and one for each page in the index;
-// a page with more than one reference is never written. Everything that can throw comes before the first change.
+// Invariant: this cache has one reference in the pool for each sequence that holds a page and one for each page in the
+// index; a page with more than one reference is never written. Everything that can throw comes before the first change.
 #include "flashkernel/kv_cache.hpp"
 
 #include <algorithm>
@@ -31,7 +31,9 @@ struct Sequence {
 
 void check_array(const char* op, const char* name, std::int64_t count, const void* array) {
   if (count < 0) refuse(op, std::string(name) + "=" + std::to_string(count) + "; needs 0 or more");
-  if (count > 0 && array == nullptr) refuse(op, std::string(name) + "=" + std::to_string(count) + " but the array is null");
+  if (count > 0 && array == nullptr) {
+    refuse(op, std::string(name) + "=" + std::to_string(count) + " but the array is null; needs an array of as many");
+  }
 }
 
 std::int64_t size_of(const std::vector<PageId>& pages) { return static_cast<std::int64_t>(pages.size()); }
@@ -128,7 +130,8 @@ struct KvCache::Impl {
     return num_freed;
   }
 
-  /// Pages that eviction could free, counted up to `enough`. (Pages that someone outside holds too would not become free.)
+  /// Pages that eviction could free, counted up to `enough`. (Pages that someone outside holds too would not become
+  /// free.)
   std::int64_t count_evictable(std::int64_t enough) const {
     std::int64_t count = 0;
     for (PageId page = index.oldest_evictable(); page != kNoPage && count < enough; page = index.next_evictable(page)) {
@@ -142,15 +145,16 @@ struct KvCache::Impl {
     return missing <= 0 || count_evictable(missing) == missing;
   }
 
-  /// Evicts, least recently used first, until the pool has `count` free pages; OutOfPages, and nothing evicted, if it can't.
+  /// Evicts, least recently used first, until the pool has `count` free pages; OutOfPages, and nothing evicted, if it
+  /// can't.
   void make_room(std::int64_t count) {
     const std::int64_t num_free = pool.num_free();
     if (num_free >= count) return;
     const std::int64_t evictable = count_evictable(count - num_free);
     if (num_free + evictable < count) {
       const auto available = static_cast<std::size_t>(num_free + evictable);
-      throw OutOfPages("KvCache: out of pages; requested " + std::to_string(count) + ", free " + std::to_string(num_free) +
-                           " and evictable " + std::to_string(evictable) + " of " +
+      throw OutOfPages("KvCache: out of pages; requested " + std::to_string(count) + ", free " +
+                           std::to_string(num_free) + " and evictable " + std::to_string(evictable) + " of " +
                            std::to_string(pool.options().num_pages),
                        static_cast<std::size_t>(count), available, static_cast<std::size_t>(pool.options().num_pages),
                        pool.page_bytes());
@@ -258,8 +262,9 @@ void KvCache::publish(SequenceId id, const std::int32_t* tokens, std::int64_t nu
     // A published page is never written again, so what it was published under is what it holds.
     if (impl.index.contains(page_at(i))) {
       refuse("publish", "tokens " + std::to_string(i * impl.page_size) + ".." +
-                            std::to_string((i + 1) * impl.page_size - 1) + " or those before them differ from what page " +
-                            std::to_string(page_at(i)) + " was published under");
+                            std::to_string((i + 1) * impl.page_size - 1) +
+                            " or those before them differ from what page " + std::to_string(page_at(i)) +
+                            " was published under; needs the same tokens");
     }
   }
   if (num_known == num_full) return;
@@ -388,8 +393,8 @@ void KvCache::block_table(const SequenceId* sequences, std::int64_t count, std::
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t num_pages = size_of(impl_->find("block_table", sequences[i]).pages);
     if (num_pages > max_pages) {
-      refuse("block_table", "max_pages=" + std::to_string(max_pages) + " but sequences[" + std::to_string(i) + "] has " +
-                                std::to_string(num_pages) + " pages; needs as many");
+      refuse("block_table", "max_pages=" + std::to_string(max_pages) + " but sequences[" + std::to_string(i) +
+                                "] has " + std::to_string(num_pages) + " pages; needs as many");
     }
   }
   for (std::int64_t i = 0; i < count; ++i) {

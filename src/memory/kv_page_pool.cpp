@@ -64,12 +64,14 @@ struct KvPagePool::Impl {
         v_bytes(storage_bytes(options, options.head_dim_v, "values")),
         resource(given_resource != nullptr ? *given_resource : default_resource(options.device)) {
     if (resource.device() != options.device) {
-      refuse("resource.device()", to_string(resource.device()), ("options.device, " + to_string(options.device)).c_str());
+      const std::string needed = "options.device, " + to_string(options.device);
+      refuse("resource.device()", to_string(resource.device()), needed.c_str());
     }
     const auto num_pages = static_cast<std::size_t>(options.num_pages);
     references.assign(num_pages, 0);
     free_pages.resize(num_pages);
-    for (std::size_t i = 0; i < num_pages; ++i) free_pages[i] = static_cast<PageId>(num_pages - 1 - i);  // page 0 on top
+    // Page 0 on top.
+    for (std::size_t i = 0; i < num_pages; ++i) free_pages[i] = static_cast<PageId>(num_pages - 1 - i);
     k_data = static_cast<std::byte*>(resource.allocate(static_cast<std::size_t>(k_bytes)));
     try {
       v_data = static_cast<std::byte*>(resource.allocate(static_cast<std::size_t>(v_bytes)));
@@ -86,7 +88,8 @@ struct KvPagePool::Impl {
 
   std::size_t page_bytes() const noexcept {
     // Each addend is at most 2^63 / num_pages.
-    return static_cast<std::size_t>(k_bytes / options.num_pages) + static_cast<std::size_t>(v_bytes / options.num_pages);
+    return static_cast<std::size_t>(k_bytes / options.num_pages) +
+           static_cast<std::size_t>(v_bytes / options.num_pages);
   }
 
   std::size_t check_page(const char* op, PageId page) const {

@@ -1,5 +1,5 @@
-// Under AddressSanitizer, cached memory is out of bounds until it is allocated again: a use after free is found although the
-// system's allocator never saw the free. Nothing otherwise. Used by BlockCache on host memory.
+// Under AddressSanitizer, cached memory is out of bounds until it is allocated again: a use after free is found
+// although the system's allocator never saw the free. Nothing otherwise. Used by BlockCache on host memory.
 #pragma once
 
 #include <cstddef>

@@ -4,10 +4,12 @@
 
 namespace flashkernel::detail {
 
-std::uint64_t PrefixIndex::default_hash(std::uint64_t parent_hash, const std::int32_t* tokens, std::int64_t num_tokens) {
+std::uint64_t PrefixIndex::default_hash(std::uint64_t parent_hash, const std::int32_t* tokens,
+                                        std::int64_t num_tokens) {
   std::uint64_t hash = parent_hash + 0x9E3779B97F4A7C15u;  // so that the root's 0 moves too
   for (std::int64_t i = 0; i < num_tokens; ++i) {
-    hash = (hash ^ static_cast<std::uint32_t>(tokens[i])) * 0xFF51AFD7ED558CCDu;  // a multiplier of MurmurHash3's finaliser
+    // A multiplier of MurmurHash3's finaliser.
+    hash = (hash ^ static_cast<std::uint32_t>(tokens[i])) * 0xFF51AFD7ED558CCDu;
     hash ^= hash >> 32;
   }
   return hash;

@@ -1,7 +1,7 @@
-// Which full page holds which tokens after which prefix: a tree of pages in a hash table keyed by (parent page, tokens of the
-// page), and the pages that nobody else holds in order of last use. Used by KvCache, under its lock.
-// Invariant: two entries with one key don't exist, so that a page's path from the root spells its whole prefix; tokens are
-// compared in full, so that a hash collision costs time and never shares a wrong page.
+// Which full page holds which tokens after which prefix: a tree of pages in a hash table keyed by (parent page, tokens
+// of the page), and the pages that nobody else holds in order of last use. Used by KvCache, under its lock.
+// Invariant: two entries with one key don't exist, so that a page's path from the root spells its whole prefix; tokens
+// are compared in full, so that a hash collision costs time and never shares a wrong page.
 #pragma once
 
 #include <cstddef>
@@ -24,10 +24,12 @@ class PrefixIndex {
   bool contains(PageId page) const { return node(page).is_indexed; }
   /// The page with these page_size tokens after `parent` (kNoPage: at the start); kNoPage if there is none.
   PageId find(PageId parent, const std::int32_t* tokens) const;
-  /// Adds a page that isn't in the index, under a key that `find` did not find. `parent` is in the index. Strong guarantee.
+  /// Adds a page that isn't in the index, under a key that `find` did not find. `parent` is in the index. Strong
+  /// guarantee.
   void insert(PageId parent, const std::int32_t* tokens, PageId page);
 
-  /// Takes a page and everything after it out, leaves first; `removed(page)` is called for each. Never throws by itself.
+  /// Takes a page and everything after it out, leaves first; `removed(page)` is called for each. Never throws by
+  /// itself.
   template <typename Function>
   void remove_with_descendants(PageId top, Function removed) {
     for (PageId page = top;;) {

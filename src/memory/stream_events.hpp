@@ -1,5 +1,5 @@
-// How CachingResource orders work of one stream after work of another. The CPU's answer is trivial (work has run when its
-// call returns); CUDA's wraps cudaEvent_t. Called under the cache's lock; nothing here may block the host.
+// How CachingResource orders work of one stream after work of another. The CPU's answer is trivial (work has run when
+// its call returns); CUDA's wraps cudaEvent_t. Called under the cache's lock; nothing here may block the host.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@ class StreamEvents {
  public:
   virtual ~StreamEvents() = default;
 
-  /// Equal for two streams exactly when the work of one always follows that of the other. (CUDA's per-thread default stream
-  /// has one handle and many keys.)
+  /// Equal for two streams exactly when the work of one always follows that of the other. (CUDA's per-thread default
+  /// stream has one handle and many keys.)
   virtual std::uintptr_t key(Stream stream) const noexcept = 0;
-  /// Marks the end of what is queued on `stream` now in `event`, which is created if null. False: it can't be marked (the
-  /// stream is being captured, or is broken); its memory then stays with it.
+  /// Marks the end of what is queued on `stream` now in `event`, which is created if null. False: it can't be marked
+  /// (the stream is being captured, or is broken); its memory then stays with it.
   virtual bool record(void*& event, Stream stream) noexcept = 0;
   /// Whether everything before the mark has run.
   virtual bool done(void* event) noexcept = 0;
