@@ -1,0 +1,58 @@
+// Turns the keyword arguments that every attention op shares into AttentionOptions. Used by bind_attention*.cpp.
+#pragma once
+
+#include "bindings.hpp"
+#include "flashkernel/attention.hpp"
+
+namespace flashkernel::python {
+
+/// window is None, or a pair (left, right) of token counts where None and -1 mean unbounded.
+inline void parse_window(const Call& call, nb::handle window, AttentionOptions& options) {
+  if (window.is_none()) return;
+  constexpr const char* kNeeded = "a pair (left, right) of token counts, None for unbounded,";
+  const auto [left, right] = parse_pair(call, "window", window, kNeeded);
+  const auto side = [&](const nb::object& value) -> std::int64_t {
+    if (value.is_none()) return -1;
+    std::int64_t tokens = 0;
+    if (!nb::try_cast(value, tokens) || tokens < -1)
+      call.fail("window=" + nb::cast<std::string>(nb::repr(window)) + "; " + kNeeded + " is needed");
+    return tokens;
+  };
+  options.window_left = side(left);
+  options.window_right = side(right);
+}
+
+inline AttentionOptions parse_options(Call& call, bool causal, nb::handle window, double softcap,
+                                      const std::optional<double>& scale, nb::handle bias, nb::handle alibi_slopes,
+                                      nb::handle sinks) {
+  AttentionOptions options;
+  options.causal = causal;
+  parse_window(call, window, options);
+  options.softcap = static_cast<float>(softcap);
+  if (scale) options.scale = static_cast<float>(*scale);
+  options.bias = call.optional_input("bias", bias);
+  options.alibi_slopes = call.optional_input("alibi_slopes", alibi_slopes);
+  options.sinks = call.optional_input("sinks", sinks);
+  return options;
+}
+
+/// LSE of q [total, heads, head_dim] is [heads, total].
+inline Shape varlen_lse_shape(const TensorView& q) { return Shape{extent(q, 1), extent(q, 0)}; }
+
+/// The largest difference of neighbours in cumulative lengths on the host; -1 when they are not such an array.
+inline std::int64_t largest_step(const TensorView& cu_seqlens) {
+  if (cu_seqlens.ndim != 1 || !is_index(cu_seqlens.dtype) || !cu_seqlens.device.is_cpu()) return -1;
+  const auto at = [&](std::int64_t i) -> std::int64_t {
+    const std::int64_t offset = i * cu_seqlens.strides[0];
+    return cu_seqlens.dtype == DType::kInt32 ? static_cast<const std::int32_t*>(cu_seqlens.data)[offset]
+                                             : static_cast<const std::int64_t*>(cu_seqlens.data)[offset];
+  };
+  std::int64_t largest = 0;
+  for (std::int64_t i = 1; i < cu_seqlens.shape[0]; ++i) {
+    const std::int64_t step = at(i) - at(i - 1);
+    if (step > largest) largest = step;
+  }
+  return largest;
+}
+
+}  // namespace flashkernel::python

@@ -1,0 +1,230 @@
+// Binds attention.hpp, forward: attention, attention_varlen, attention_paged, merge_states. Backward: bind_attention_backward.cpp.
+#include "attention_options.hpp"
+
+namespace flashkernel::python {
+namespace {
+
+nb::object finish(Call& call, Output& out, Output& lse, bool return_lse) {
+  if (!return_lse) return call.result(out);
+  return nb::make_tuple(call.result(out), call.result(lse));
+}
+
+nb::object attention(nb::handle q, nb::handle k, nb::handle v, bool causal, nb::handle window, double softcap,
+                     std::optional<double> scale, nb::handle bias, nb::handle alibi_slopes, nb::handle sinks, bool return_lse,
+                     nb::handle out, nb::handle stream, nb::handle dtype) {
+  Call call("attention", stream, dtype);
+  const TensorView q_view = call.input("q", q), k_view = call.input("k", k), v_view = call.input("v", v);
+  const AttentionOptions options = parse_options(call, causal, window, softcap, scale, bias, alibi_slopes, sinks);
+  Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(extent(v_view, -1)));
+  Output lse;
+  if (return_lse) lse = call.output(DType::kFloat32, Shape(q_view).without_last());
+  call.run([&](const ExecutionContext& context) {
+    flashkernel::attention(q_view, k_view, v_view, output.view, lse.view, options, context);
+  });
+  return finish(call, output, lse, return_lse);
+}
+
+nb::object attention_varlen(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
+                            std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, bool causal, nb::handle window,
+                            double softcap, std::optional<double> scale, nb::handle alibi_slopes, nb::handle sinks,
+                            bool return_lse, nb::handle out, nb::handle stream, nb::handle dtype) {
+  Call call("attention_varlen", stream, dtype);
+  const TensorView q_view = call.input("q", q), k_view = call.input("k", k), v_view = call.input("v", v);
+  const TensorView cu_q = call.input("cu_seqlens_q", cu_seqlens_q), cu_k = call.input("cu_seqlens_k", cu_seqlens_k);
+  const AttentionOptions options = parse_options(call, causal, window, softcap, scale, nb::none(), alibi_slopes, sinks);
+  Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(extent(v_view, -1)));
+  Output lse;
+  if (return_lse) lse = call.output(DType::kFloat32, varlen_lse_shape(q_view));
+  call.run([&](const ExecutionContext& context) {
+    flashkernel::attention_varlen(q_view, k_view, v_view, cu_q, cu_k, max_seqlen_q, max_seqlen_k, output.view, lse.view,
+                                  options, context);
+  });
+  return finish(call, output, lse, return_lse);
+}
+
+nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages, nb::handle block_table, nb::handle seq_lens,
+                           nb::handle cu_seqlens_q, std::optional<std::int64_t> max_seqlen_q, bool causal, nb::handle window,
+                           double softcap, std::optional<double> scale, nb::handle alibi_slopes, nb::handle sinks,
+                           bool return_lse, nb::handle out, nb::handle stream, nb::handle dtype) {
+  Call call("attention_paged", stream, dtype);
+  const TensorView q_view = call.input("q", q), k_view = call.input("k_pages", k_pages),
+                   v_view = call.input("v_pages", v_pages), table = call.input("block_table", block_table),
+                   lengths = call.input("seq_lens", seq_lens), cu_q = call.optional_input("cu_seqlens_q", cu_seqlens_q);
+  const AttentionOptions options = parse_options(call, causal, window, softcap, scale, nb::none(), alibi_slopes, sinks);
+  std::int64_t longest = max_seqlen_q.value_or(-1);
+  if (!cu_q.defined()) {
+    if (!max_seqlen_q) longest = extent(q_view, -2);
+  } else if (!max_seqlen_q) {
+    longest = largest_step(cu_q);
+    if (longest < 0) call.fail("max_seqlen_q is missing; it is needed with cu_seqlens_q on a GPU");
+  }
+  Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(extent(v_view, -1)));
+  Output lse;
+  if (return_lse) lse = call.output(DType::kFloat32, cu_q.defined() ? varlen_lse_shape(q_view) : Shape(q_view).without_last());
+  call.run([&](const ExecutionContext& context) {
+    flashkernel::attention_paged(q_view, k_view, v_view, table, lengths, cu_q, longest, output.view, lse.view, options, context);
+  });
+  return finish(call, output, lse, return_lse);
+}
+
+nb::object merge_states(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle lse_b, nb::handle out,
+                        nb::handle stream, nb::handle dtype) {
+  Call call("merge_states", stream, dtype);
+  const TensorView a = call.input("out_a", out_a), a_lse = call.input("lse_a", lse_a), b = call.input("out_b", out_b),
+                   b_lse = call.input("lse_b", lse_b);
+  nb::object given_out = nb::none(), given_lse = nb::none();
+  if (!out.is_none()) std::tie(given_out, given_lse) = parse_pair(call, "out", out, "a pair (out, lse)");
+  Output output = call.output("out[0]", given_out, a.dtype, Shape(a));
+  Output lse = call.output("out[1]", given_lse, DType::kFloat32, Shape(a_lse));
+  call.run([&](const ExecutionContext& context) {
+    flashkernel::merge_states(a, a_lse, b, b_lse, output.view, lse.view, context);
+  });
+  return finish(call, output, lse, true);
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& module) {
+  module.def("attention", &attention, "q"_a, "k"_a, "v"_a, nb::kw_only(), "causal"_a = false, "window"_a = nb::none(),
+             "softcap"_a = 0.0, "scale"_a = nb::none(), "bias"_a = nb::none(), "alibi_slopes"_a = nb::none(),
+             "sinks"_a = nb::none(), "return_lse"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(),
+             "dtype"_a = nb::none(),
+             nb::sig("def attention(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, *, causal: bool = False, "
+                     "window: Window = None, softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, "
+                     "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, return_lse: bool = False, "
+                     "out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+             R"doc(softmax(scale * q k^T) v, without ever writing the scores.
+
+q: [batch, heads_q, seq_q, head_dim]; float32, float16 or bfloat16. Every array may have any strides with a contiguous last
+   dim, so the [batch, seq, heads, head_dim] order is a transposed view. 3-D means batch 1, 2-D batch and heads 1.
+k: [batch, heads_kv, seq_k, head_dim], q's dtype; heads_q must be a multiple of heads_kv (GQA, MQA).
+v: [batch, heads_kv, seq_k, head_dim_v], q's dtype. Head dims are 1..256 and may differ between v and the others.
+causal: query i sees keys up to i + seq_k - seq_q (bottom-right aligned).
+window: (left, right) tokens seen on either side of that position; None or -1: unbounded.
+softcap: scores s become softcap * tanh(s / softcap); 0: off.
+scale: factor of the scores; default 1 / sqrt(head_dim).
+bias: added to the scores after softcap; float32 or q's dtype, broadcastable to [batch, heads_q, seq_q, seq_k].
+alibi_slopes: float32 [heads_q] or [batch, heads_q]; adds -slope * abs(i + seq_k - seq_q - j).
+sinks: float32 [heads_q]; the logit of one more key without a value.
+return_lse: also return the natural logarithm of the softmax's denominator, float32 [batch, heads_q, seq_q].
+out: written in place and returned; [batch, heads_q, seq_q, head_dim_v], q's dtype.
+
+Returns out, or (out, lse). A row that sees no key gives 0 and LSE -inf. A NaN in a visible key or value propagates; one
+behind a mask does not. Softmax and sums are float32; the error is at most twice that of the framework's own attention in the
+same dtype. Memory beyond the output does not grow with seq_q * seq_k.
+
+Source: Dao, FlashAttention-2 (2023), Algorithm 1; online softmax: Milakov and Gimelshein (2018).
+)doc" FK_DOC_COMMON R"doc(
+Example:
+
+>>> import numpy as np, flashkernel as fk
+>>> q = k = v = np.ones((1, 2, 4, 8), np.float32)
+>>> fk.attention(q, k, v, causal=True).shape
+(1, 2, 4, 8)
+>>> out, lse = fk.attention(q, k, v, scale=0.0, return_lse=True)
+>>> bool(np.allclose(lse, np.log(4)))
+True
+)doc");
+
+  module.def("attention_varlen", &attention_varlen, "q"_a, "k"_a, "v"_a, "cu_seqlens_q"_a, "cu_seqlens_k"_a, "max_seqlen_q"_a,
+             "max_seqlen_k"_a, nb::kw_only(), "causal"_a = false, "window"_a = nb::none(), "softcap"_a = 0.0,
+             "scale"_a = nb::none(), "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none(), "return_lse"_a = false,
+             "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
+             nb::sig("def attention_varlen(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, cu_seqlens_q: SupportsDLPack, "
+                     "cu_seqlens_k: SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = False, "
+                     "window: Window = None, softcap: float = 0.0, scale: float | None = None, "
+                     "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, return_lse: bool = False, "
+                     "out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+             R"doc(Attention of sequences of various lengths laid side by side, without padding.
+
+Sequence b has queries cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1 and likewise keys; each attends to its own keys only.
+
+q: [total_q, heads_q, head_dim]; k: [total_k, heads_kv, head_dim]; v: [total_k, heads_kv, head_dim_v].
+cu_seqlens_q, cu_seqlens_k: int32 or int64 [batch + 1], on the arrays' device: 0 first, never decreasing, the total last.
+max_seqlen_q, max_seqlen_k: bounds of the lengths, in tokens.
+causal, window, softcap, scale, alibi_slopes, sinks: as in `attention`, per sequence.
+return_lse: also return the LSE, float32 [heads_q, total_q].
+out: written in place and returned; [total_q, heads_q, head_dim_v].
+
+Returns out, or (out, lse). A sequence without keys gives 0 and LSE -inf; lengths of 0 are fine anywhere. Lengths that decrease
+or exceed the totals or the bounds are refused where they are on the host. Numerics as in `attention`.
+
+Source: Dao, FlashAttention-2 (2023).
+)doc" FK_DOC_COMMON R"doc(
+Example:
+
+>>> import numpy as np, flashkernel as fk
+>>> q = k = v = np.ones((5, 2, 8), np.float32)
+>>> cu_seqlens = np.array([0, 2, 5], np.int32)
+>>> fk.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, 3, 3, causal=True).shape
+(5, 2, 8)
+)doc");
+
+  module.def("attention_paged", &attention_paged, "q"_a, "k_pages"_a, "v_pages"_a, "block_table"_a, "seq_lens"_a, nb::kw_only(),
+             "cu_seqlens_q"_a = nb::none(), "max_seqlen_q"_a = nb::none(), "causal"_a = false, "window"_a = nb::none(),
+             "softcap"_a = 0.0, "scale"_a = nb::none(), "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none(),
+             "return_lse"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
+             nb::sig("def attention_paged(q: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, "
+                     "block_table: SupportsDLPack, seq_lens: SupportsDLPack, *, cu_seqlens_q: SupportsDLPack | None = None, "
+                     "max_seqlen_q: int | None = None, causal: bool = False, window: Window = None, softcap: float = 0.0, "
+                     "scale: float | None = None, alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, "
+                     "return_lse: bool = False, out: SupportsDLPack | None = None, stream: typing.Any = None, "
+                     "dtype: typing.Any = None) -> typing.Any"),
+             R"doc(Attention over keys and values that lie in pages of a cache.
+
+Key j of sequence b lies in page block_table[b, j // page_size] at offset j % page_size.
+
+q: [batch, heads_q, seq_q, head_dim], or with cu_seqlens_q [total_q, heads_q, head_dim].
+k_pages: [num_pages, page_size, heads_kv, head_dim]; v_pages: [num_pages, page_size, heads_kv, head_dim_v]; q's dtype.
+block_table: int32 [batch, max_pages]; entries past a sequence's last page are not read and may be anything.
+seq_lens: int32 or int64 [batch]: keys of each sequence, those of the new queries included.
+cu_seqlens_q: int32 or int64 [batch + 1]: where each sequence's queries start.
+max_seqlen_q: bound of the query lengths; needed with cu_seqlens_q on a GPU, found from it on the CPU.
+causal, window, softcap, scale, alibi_slopes, sinks: as in `attention`, with each sequence's own seq_k.
+return_lse: also return the LSE, float32 [batch, heads_q, seq_q] or [heads_q, total_q].
+out: written in place and returned; q's shape with head_dim_v.
+
+Returns out, or (out, lse). What lies past a sequence's length never reaches a result, whatever bits it holds. Page ids out of
+range are refused where the table is on the host. Numerics as in `attention`.
+
+Source: Kwon et al., PagedAttention (2023); split over keys: Dao et al., Flash-Decoding (2023).
+)doc" FK_DOC_COMMON R"doc(
+Example:
+
+>>> import numpy as np, flashkernel as fk
+>>> pages = np.ones((3, 16, 2, 8), np.float32)
+>>> table = np.array([[2, 0]], np.int32)
+>>> q = np.ones((1, 4, 1, 8), np.float32)
+>>> fk.attention_paged(q, pages, pages, table, np.array([20], np.int32), causal=True).shape
+(1, 4, 1, 8)
+)doc");
+
+  module.def("merge_states", &merge_states, "out_a"_a, "lse_a"_a, "out_b"_a, "lse_b"_a, nb::kw_only(), "out"_a = nb::none(),
+             "stream"_a = nb::none(), "dtype"_a = nb::none(),
+             nb::sig("def merge_states(out_a: SupportsDLPack, lse_a: SupportsDLPack, out_b: SupportsDLPack, lse_b: SupportsDLPack, *, "
+                     "out: tuple[SupportsDLPack, SupportsDLPack] | None = None, stream: typing.Any = None, "
+                     "dtype: typing.Any = None) -> tuple[typing.Any, typing.Any]"),
+             R"doc(Attention over the union of two disjoint sets of keys, from the results over each.
+
+lse = log(exp(lse_a) + exp(lse_b)); out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b.
+
+out_a, out_b: [..., head_dim], up to 4 dims, float32, float16 or bfloat16.
+lse_a, lse_b: float32, natural logarithm, out_a's shape less the last dim.
+out: pair (out, lse) to write to; may be (out_a, lse_a) itself.
+
+Returns (out, lse). A part with LSE -inf counts nothing, whatever its output holds. Computed in float32.
+
+Source: Ye et al., FlashInfer (2025), attention states; Milakov and Gimelshein (2018).
+)doc" FK_DOC_COMMON R"doc(
+Example:
+
+>>> import numpy as np, flashkernel as fk
+>>> a, b = np.zeros((1, 4), np.float32), np.ones((1, 4), np.float32)
+>>> lse = np.zeros(1, np.float32)
+>>> out, _ = fk.merge_states(a, lse, b, lse)
+>>> out.tolist()
+[[0.5, 0.5, 0.5, 0.5]]
+)doc");
+}
+
+}  // namespace flashkernel::python

@@ -1,0 +1,181 @@
+// Binds kv_ops.hpp: kv_append, kv_read, kv_copy_pages.
+#include "flashkernel/kv_ops.hpp"
+
+#include "bindings.hpp"
+
+namespace flashkernel::python {
+namespace {
+
+// The mapping given as kv_append's `rope`: flashkernel.typing.KvAppendRope. Unknown keys are refused.
+struct RopeArgument {
+  std::optional<KvAppendRope> rope;
+  Output q_out;
+  bool has_q = false;
+};
+
+RopeArgument parse_rope(Call& call, nb::handle argument) {
+  RopeArgument parsed;
+  if (argument.is_none()) return parsed;
+  if (!nb::isinstance<nb::dict>(argument))
+    call.fail("rope=" + nb::cast<std::string>(nb::repr(argument)) + "; None or a dict with 'positions' is needed");
+  KvAppendRope rope;
+  nb::object q_out = nb::none();
+  for (const auto [key, value] : nb::borrow<nb::dict>(argument)) {
+    const std::string name = nb::cast<std::string>(nb::str(key));
+    bool ok = true;
+    if (name == "positions") rope.positions = call.input("rope['positions']", value);
+    else if (name == "theta") ok = nb::try_cast(value, rope.options.theta);
+    else if (name == "rotary_dim") ok = value.is_none() || nb::try_cast(value, rope.options.rotary_dim);
+    else if (name == "interleaved") ok = nb::try_cast(value, rope.options.interleaved);
+    else if (name == "inv_freq") rope.options.inv_freq = call.optional_input("rope['inv_freq']", value);
+    else if (name == "q") rope.q = call.optional_input("rope['q']", value);
+    else if (name == "q_out") q_out = nb::borrow(value);
+    else call.fail("rope has the key '" + name + "'; positions, theta, rotary_dim, interleaved, inv_freq, q and q_out are known");
+    if (!ok) call.fail("rope['" + name + "']=" + nb::cast<std::string>(nb::repr(value)) + "; a value of another type is needed");
+  }
+  if (!rope.positions.defined()) call.fail("rope has no 'positions'; int32 or int64 [tokens] is needed");
+  parsed.has_q = rope.q.defined();
+  if (parsed.has_q) {
+    parsed.q_out = call.output("rope['q_out']", q_out, rope.q.dtype, Shape(rope.q));
+    rope.q_out = parsed.q_out.view;
+  } else if (!q_out.is_none()) {
+    call.fail("rope has 'q_out' without 'q'");
+  }
+  parsed.rope = rope;
+  return parsed;
+}
+
+nb::object kv_append(nb::handle k, nb::handle v, nb::handle k_pages, nb::handle v_pages, nb::handle slots, nb::handle rope,
+                     nb::handle stream, nb::handle dtype) {
+  Call call("kv_append", stream, dtype);
+  const TensorView k_view = call.input("k", k), v_view = call.input("v", v), k_page_view = call.inout("k_pages", k_pages),
+                   v_page_view = call.inout("v_pages", v_pages), slot_view = call.input("slots", slots);
+  RopeArgument parsed = parse_rope(call, rope);
+  call.run([&](const ExecutionContext& context) {
+    flashkernel::kv_append(k_view, v_view, k_page_view, v_page_view, slot_view, parsed.rope, context);
+  });
+  return parsed.has_q ? call.result(parsed.q_out) : nb::none();
+}
+
+// The largest of some lengths on the host; -1 when they are not such an array.
+std::int64_t largest_length(const TensorView& lengths) {
+  if (lengths.ndim != 1 || !is_index(lengths.dtype) || !lengths.device.is_cpu()) return -1;
+  std::int64_t largest = 0;
+  for (std::int64_t i = 0; i < lengths.shape[0]; ++i) {
+    const std::int64_t offset = i * lengths.strides[0];
+    const std::int64_t length = lengths.dtype == DType::kInt32 ? static_cast<const std::int32_t*>(lengths.data)[offset]
+                                                               : static_cast<const std::int64_t*>(lengths.data)[offset];
+    if (length > largest) largest = length;
+  }
+  return largest;
+}
+
+nb::tuple kv_read(nb::handle k_pages, nb::handle v_pages, nb::handle block_table, nb::handle seq_lens,
+                  std::optional<std::int64_t> max_seq, nb::handle out, nb::handle stream, nb::handle dtype) {
+  Call call("kv_read", stream, dtype);
+  const TensorView k_page_view = call.input("k_pages", k_pages), v_page_view = call.input("v_pages", v_pages),
+                   table = call.input("block_table", block_table), lengths = call.input("seq_lens", seq_lens);
+  nb::object k_given = nb::none(), v_given = nb::none();
+  if (!out.is_none()) std::tie(k_given, v_given) = parse_pair(call, "out", out, "a pair (k_out, v_out)");
+  // A length that the block table can't hold must not become the size of an allocation: the op refuses it.
+  const std::int64_t capacity = extent(table, 1) * extent(k_page_view, 1);
+  std::int64_t longest = max_seq ? *max_seq : largest_length(lengths);
+  if (longest < 0 && max_seq) call.fail("max_seq=" + std::to_string(*max_seq) + "; must not be negative");
+  if (longest < 0 && lengths.device.is_cuda() && out.is_none()) call.fail("max_seq is missing; it is needed with seq_lens on a GPU");
+  if (!max_seq && (longest < 0 || longest > capacity)) longest = capacity;
+  const auto shape = [&](const TensorView& pages) { return Shape{extent(table, 0), longest, extent(pages, 2), extent(pages, 3)}; };
+  Output k_out = call.output("k_out", k_given, k_page_view.dtype, shape(k_page_view));
+  Output v_out = call.output("v_out", v_given, v_page_view.dtype, shape(v_page_view));
+  call.run([&](const ExecutionContext& context) {
+    flashkernel::kv_read(k_page_view, v_page_view, table, lengths, k_out.view, v_out.view, context);
+  });
+  return nb::make_tuple(call.result(k_out), call.result(v_out));
+}
+
+void kv_copy_pages(nb::handle k_pages, nb::handle v_pages, nb::handle src, nb::handle dst, nb::handle stream, nb::handle dtype) {
+  Call call("kv_copy_pages", stream, dtype);
+  const TensorView k_page_view = call.inout("k_pages", k_pages), v_page_view = call.inout("v_pages", v_pages),
+                   src_view = call.input("src", src), dst_view = call.input("dst", dst);
+  call.run([&](const ExecutionContext& context) {
+    flashkernel::kv_copy_pages(k_page_view, v_page_view, src_view, dst_view, context);
+  });
+}
+
+}  // namespace
+
+void bind_kv_ops(nb::module_& module) {
+  module.def("kv_append", &kv_append, "k"_a, "v"_a, "k_pages"_a, "v_pages"_a, "slots"_a, nb::kw_only(), "rope"_a = nb::none(),
+             "stream"_a = nb::none(), "dtype"_a = nb::none(),
+             nb::sig("def kv_append(k: SupportsDLPack, v: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, "
+                     "slots: SupportsDLPack, *, rope: KvAppendRope | None = None, stream: typing.Any = None, "
+                     "dtype: typing.Any = None) -> typing.Any"),
+             R"doc(pages[slots[t] // page_size, slots[t] % page_size] = token t, for keys and values.
+
+k: [tokens, heads_kv, head_dim]; v: [tokens, heads_kv, head_dim_v]; float32, float16 or bfloat16; contiguous last dim.
+k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v], the same dtype; written in place.
+slots: int32 or int64 [tokens], as `KvCache.append` gives them; a negative slot is skipped.
+rope: rotates k on the way: a dict with "positions" (int32 or int64 [tokens]) and, as in `rope`, "theta", "rotary_dim",
+   "interleaved", "inv_freq"; with "q" [tokens, heads_q, head_dim] also q, into "q_out" or a new array.
+
+Returns the rotated q if rope has one, else None. Copies are exact; rotation is float32. Two tokens with the same slot leave
+one of them there. A slot past the last page is refused where slots are on the host, skipped on a GPU.
+
+Source: Kwon et al., PagedAttention (2023).
+)doc" FK_DOC_COMMON R"doc(
+Example:
+
+>>> import numpy as np, flashkernel as fk
+>>> k_pages, v_pages = np.zeros((2, 16, 1, 4), np.float32), np.zeros((2, 16, 1, 4), np.float32)
+>>> k = v = np.ones((2, 1, 4), np.float32)
+>>> fk.kv_append(k, v, k_pages, v_pages, np.array([17, -1]))
+>>> float(k_pages.sum()), k_pages[1, 1, 0].tolist()
+(4.0, [1.0, 1.0, 1.0, 1.0])
+)doc");
+
+  module.def("kv_read", &kv_read, "k_pages"_a, "v_pages"_a, "block_table"_a, "seq_lens"_a, nb::kw_only(), "max_seq"_a = nb::none(),
+             "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
+             nb::sig("def kv_read(k_pages: SupportsDLPack, v_pages: SupportsDLPack, block_table: SupportsDLPack, "
+                     "seq_lens: SupportsDLPack, *, max_seq: int | None = None, "
+                     "out: tuple[SupportsDLPack, SupportsDLPack] | None = None, stream: typing.Any = None, "
+                     "dtype: typing.Any = None) -> tuple[typing.Any, typing.Any]"),
+             R"doc(out[b, j] = pages[block_table[b, j // page_size], j % page_size]: gathers sequences back.
+
+k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; float32, float16 or bfloat16.
+block_table: int32 [batch, max_pages]. seq_lens: int32 or int64 [batch], in tokens.
+max_seq: the output's second dim; default: the largest length (needed when seq_lens is on a GPU).
+out: pair (k_out, v_out) to write to, [batch, max_seq, heads_kv, head_dim or head_dim_v].
+
+Returns (k_out, v_out). Tokens past a sequence's length are 0. Copies are exact.
+)doc" FK_DOC_COMMON R"doc(
+Example:
+
+>>> import numpy as np, flashkernel as fk
+>>> pages = np.arange(2 * 16, dtype=np.float32).reshape(2, 16, 1, 1)
+>>> k, v = fk.kv_read(pages, pages, np.array([[1, 0]], np.int32), np.array([18]))
+>>> k[0, 14:, 0, 0].tolist()
+[30.0, 31.0, 0.0, 1.0]
+)doc");
+
+  module.def("kv_copy_pages", &kv_copy_pages, "k_pages"_a, "v_pages"_a, "src"_a, "dst"_a, nb::kw_only(), "stream"_a = nb::none(),
+             "dtype"_a = nb::none(),
+             nb::sig("def kv_copy_pages(k_pages: SupportsDLPack, v_pages: SupportsDLPack, src: SupportsDLPack, dst: SupportsDLPack, "
+                     "*, stream: typing.Any = None, dtype: typing.Any = None) -> None"),
+             R"doc(pages[dst[i]] = pages[src[i]] in k_pages and v_pages, written in place.
+
+k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; float32, float16 or bfloat16.
+src, dst: int32 or int64 [n]; no page may be in both, none twice in dst.
+
+Copies are exact.
+)doc" FK_DOC_COMMON R"doc(
+Example:
+
+>>> import numpy as np, flashkernel as fk
+>>> k_pages, v_pages = np.zeros((2, 16, 1, 1), np.float32), np.zeros((2, 16, 1, 1), np.float32)
+>>> k_pages[0] = 7
+>>> fk.kv_copy_pages(k_pages, v_pages, np.array([0]), np.array([1]))
+>>> float(k_pages[1].min())
+7.0
+)doc");
+}
+
+}  // namespace flashkernel::python

@@ -1,0 +1,533 @@
+// Import, validation and allocation behind `Call` (see dlpack.hpp).
+// Sources: the DLPack specification, its Python and C exchange protocols, and NumPy's array interface (protocol 3).
+#include "dlpack.hpp"
+
+#include <cstring>
+#include <limits>
+#include <unordered_map>
+
+#include "array.hpp"
+#include "flashkernel/error.hpp"
+
+namespace flashkernel::python {
+namespace {
+
+thread_local Explanation* explain_into = nullptr;
+
+// NumPy's __array_struct__ (protocol 3).
+struct ArrayStruct {
+  int two;
+  int ndim;
+  char kind;
+  int itemsize;
+  int flags;
+  Py_intptr_t* shape;
+  Py_intptr_t* strides;  // in bytes
+  void* data;
+  PyObject* descr;
+};
+constexpr int kNumpyAligned = 0x100, kNumpyNotSwapped = 0x200, kNumpyWriteable = 0x400;
+
+// Looks attributes up without leaving an error behind when they are missing.
+nb::object attribute_or_null(nb::handle object, const char* name) {
+  PyObject* value = PyObject_GetAttrString(object.ptr(), name);
+  if (!value) {
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw nb::python_error();
+    PyErr_Clear();
+  }
+  return nb::steal(value);
+}
+
+std::string type_text(nb::handle object) {
+  const nb::handle type = object.type();
+  const std::string module = nb::cast<std::string>(nb::str(type.attr("__module__")));
+  const std::string name = nb::cast<std::string>(nb::str(type.attr("__qualname__")));
+  return module == "builtins" ? name : module + "." + name;
+}
+
+// The table in the chain whose major version is ours; null if there is none.
+const dlpack::ExchangeApi* exchange_api(nb::handle type) {
+  const nb::object capsule = attribute_or_null(type, "__dlpack_c_exchange_api__");
+  if (!capsule.is_valid() || !PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
+  const auto* header = static_cast<const dlpack::ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  while (header && header->version.major != dlpack::kVersion.major) header = header->previous;
+  const auto* api = reinterpret_cast<const dlpack::ExchangeApi*>(header);
+  return api && api->allocate && api->managed_from_object && api->managed_to_object && api->current_work_stream ? api : nullptr;
+}
+
+ArrayType look_up(PyTypeObject* type) {
+  const nb::handle handle(reinterpret_cast<PyObject*>(type));
+  ArrayType entry;
+  entry.type = type;
+  if (PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(numpy_attribute("ndarray").ptr()))) {
+    entry.framework = Framework::kNumpy;
+  } else if (type == reinterpret_cast<PyTypeObject*>(nb::type<Array>().ptr())) {
+    entry.framework = Framework::kOwn;
+  } else if ((entry.api = exchange_api(handle)) != nullptr) {
+    entry.framework = Framework::kExchange;
+    entry.is_neg = attribute_or_null(handle, "is_neg").release().ptr();
+  } else if (attribute_or_null(handle, "__dlpack__").is_valid() && attribute_or_null(handle, "__dlpack_device__").is_valid()) {
+    entry.framework = Framework::kProtocol;
+  }
+  return entry;
+}
+
+// False when the type is one that no op takes.
+bool dtype_from(const dlpack::DataType& type, DType& dtype) {
+  if (type.lanes != 1) return false;
+  switch (type.code) {
+    case dlpack::kFloat:
+      if (type.bits == 32) return dtype = DType::kFloat32, true;
+      if (type.bits == 16) return dtype = DType::kFloat16, true;
+      return false;
+    case dlpack::kBFloat:
+      if (type.bits == 16) return dtype = DType::kBFloat16, true;
+      return false;
+    case dlpack::kInt:
+      if (type.bits == 32) return dtype = DType::kInt32, true;
+      if (type.bits == 64) return dtype = DType::kInt64, true;
+      return false;
+    case dlpack::kUInt:
+      if (type.bits == 8) return dtype = DType::kUInt8, true;
+      return false;
+    default: return false;
+  }
+}
+
+std::string dtype_text(const dlpack::DataType& type) {
+  std::string text;
+  switch (type.code) {
+    case dlpack::kInt: text = "int"; break;
+    case dlpack::kUInt: text = "uint"; break;
+    case dlpack::kFloat: text = "float"; break;
+    case dlpack::kBFloat: text = "bfloat"; break;
+    case dlpack::kComplex: text = "complex"; break;
+    case dlpack::kBool: return "bool";
+    default: text = "DLPack type code " + std::to_string(type.code) + " with bits "; break;
+  }
+  text += std::to_string(type.bits);
+  return type.lanes == 1 ? text : text + " with " + std::to_string(type.lanes) + " lanes";
+}
+
+constexpr const char* kTypesTaken = "float32, float16 and bfloat16 (and int32, int64 for indices) are taken";
+
+// A framework refused to hand an array over (no storage, sparse, quantised, ...): its reason, as our error with its as cause.
+[[noreturn]] void raise_refusal(const char* op, const char* name, nb::handle array) {
+  nb::python_error error;
+  std::string reason = nb::cast<std::string>(nb::str(error.value()));
+  reason = reason.substr(0, reason.find('\n'));
+  nb::raise_from(error, PyExc_ValueError, "%s: %s (%s) has no memory that DLPack can describe: %s; a dense array is needed", op,
+                 name, type_text(array).c_str(), reason.c_str());
+}
+
+// For a, b >= 0: a * b into `a`; false when it does not fit.
+bool multiply(std::int64_t& a, std::int64_t b) {
+  if (a != 0 && b > std::numeric_limits<std::int64_t>::max() / a) return false;
+  a *= b;
+  return true;
+}
+
+bool on_gpu(std::int32_t type) { return type == dlpack::kCuda || type == dlpack::kCudaManaged; }
+
+void set_python_error(void*, const char* kind, const char* message) {
+  PyObject* type = std::strcmp(kind, "MemoryError") == 0 ? PyExc_MemoryError : PyExc_RuntimeError;
+  PyErr_SetString(type, message);
+}
+
+}  // namespace
+
+nb::object numpy_attribute(const char* name) { return nb::module_::import_("numpy").attr(name); }
+
+const ArrayType& array_type(PyTypeObject* type) {
+  // Guarded by the GIL. Types are kept alive so that an address can't come to mean another type. Never destroyed: the
+  // interpreter may be gone by then.
+  static auto* const types = new std::unordered_map<PyTypeObject*, ArrayType>;
+  static const ArrayType* last = nullptr;
+  if (last && last->type == type) return *last;
+  auto found = types->find(type);
+  if (found == types->end()) {
+    const ArrayType entry = look_up(type);
+    if (entry.framework == Framework::kNotArray) {
+      static const ArrayType not_array;
+      return not_array;
+    }
+    Py_INCREF(reinterpret_cast<PyObject*>(type));
+    found = types->emplace(type, entry).first;
+  }
+  return *(last = &found->second);
+}
+
+dlpack::DataType dlpack_type(DType dtype) {
+  const auto bits = static_cast<std::uint8_t>(8 * dtype_bytes(dtype));
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kFloat16: return {dlpack::kFloat, bits, 1};
+    case DType::kBFloat16: return {dlpack::kBFloat, bits, 1};
+    case DType::kInt32:
+    case DType::kInt64: return {dlpack::kInt, bits, 1};
+    case DType::kUInt8: return {dlpack::kUInt, bits, 1};
+  }
+  return {dlpack::kOpaque, bits, 1};
+}
+
+ExplainScope::ExplainScope(Explanation* explanation) : previous_(explain_into) { explain_into = explanation; }
+ExplainScope::~ExplainScope() { explain_into = previous_; }
+
+Call::Call(const char* op, nb::handle stream, nb::handle dtype) : op_(op), stream_argument_(stream) {
+  if (dtype.is_none()) return;
+  if (parse_dtype(op, dtype) != DType::kBFloat16)
+    fail("dtype=" + nb::cast<std::string>(nb::repr(dtype)) +
+         "; it says how uint16 arrays are read and can only be 'bfloat16' (other arrays carry their own dtype)");
+  uint16_is_bfloat16_ = true;
+}
+
+Call::~Call() {
+  // Deleters may run Python code; an error that is on its way must survive them.
+  if (owned_.empty() && owned_old_.empty()) return;
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  for (auto* tensor : owned_)
+    if (tensor->deleter) tensor->deleter(tensor);
+  for (auto* tensor : owned_old_)
+    if (tensor->deleter) tensor->deleter(tensor);
+  PyErr_Restore(type, value, traceback);
+}
+
+void Call::fail(const std::string& message) const { throw InvalidArgument(std::string(op_) + ": " + message); }
+
+ExecutionContext Call::context() const {
+  ExecutionContext context;
+  context.stream = stream_;
+  context.explain = explain_into;
+  return context;
+}
+
+// Data not null, sizes and offsets that fit, aligned elements; adds the byte offset. Shape and strides are in the view.
+void Call::check_view(const char* name, TensorView& view, std::uint64_t byte_offset) {
+  const std::string prefix(name);
+  const auto item = static_cast<std::int64_t>(dtype_bytes(view.dtype));
+  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+  std::int64_t count = 1;
+  bool overflow = false;
+  for (int d = 0; d < view.ndim; ++d) {
+    if (view.shape[d] < 0)
+      fail(prefix + ".shape[" + std::to_string(d) + "]=" + std::to_string(view.shape[d]) + "; must not be negative");
+    overflow = !multiply(count, view.shape[d]) || overflow;
+  }
+  overflow = overflow || count > kMax / item;
+  if (count != 0) {
+    std::int64_t reach = 0;
+    for (int d = 0; d < view.ndim && !overflow; ++d) {
+      const std::int64_t stride = view.strides[d];
+      std::int64_t span = view.shape[d] - 1;
+      overflow = stride < -kMax || !multiply(span, stride < 0 ? -stride : stride) || span > kMax / item - reach;
+      if (!overflow) reach += span;
+    }
+  }
+  if (overflow) fail(prefix + " has a shape or strides that overflow 64-bit byte offsets");
+  if (count == 0) return;
+  if (!view.data)
+    fail(prefix + " has " + std::to_string(count) + " elements but no memory (a fake, meta or wrapper tensor?)");
+  view.data = static_cast<char*>(view.data) + byte_offset;
+  if (reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(item) != 0)
+    fail(prefix + " starts at an address that is not a multiple of its element size of " + std::to_string(item) + " bytes");
+}
+
+DType Call::uint16_as(const char* name, bool is_bfloat16_array) {
+  if (!is_bfloat16_array && !uint16_is_bfloat16_)
+    fail(std::string(name) + " has dtype uint16; pass dtype=\"bfloat16\" if its bits are bfloat16 (" + kTypesTaken + ")");
+  return DType::kBFloat16;
+}
+
+TensorView Call::import_tensor(const char* name, const dlpack::Tensor& tensor) {
+  TensorView view;
+  if (tensor.ndim < 0 || tensor.ndim > kMaxDims)
+    fail(std::string(name) + " has " + std::to_string(tensor.ndim) + " dims; at most " + std::to_string(kMaxDims) + " are taken");
+  if (tensor.ndim > 0 && !tensor.shape) fail(std::string(name) + " has " + std::to_string(tensor.ndim) + " dims but no shape");
+  if (!dtype_from(tensor.dtype, view.dtype)) {
+    const bool is_uint16 = tensor.dtype.code == dlpack::kUInt && tensor.dtype.bits == 16 && tensor.dtype.lanes == 1;
+    if (!is_uint16) fail(std::string(name) + " has dtype " + dtype_text(tensor.dtype) + "; " + kTypesTaken);
+    view.dtype = uint16_as(name, false);
+  }
+  switch (tensor.device.type) {
+    case dlpack::kCpu:
+    case dlpack::kCudaHost: view.device = flashkernel::Device::cpu(); break;
+    case dlpack::kCuda:
+    case dlpack::kCudaManaged: view.device = flashkernel::Device::cuda(tensor.device.index); break;
+    default:
+      fail(std::string(name) + " is on a device of DLPack type " + std::to_string(tensor.device.type) +
+           "; CPU (1), CUDA (2), CUDA host (3) and CUDA managed (13) memory are taken");
+  }
+  view.data = tensor.data;
+  view.ndim = tensor.ndim;
+  std::int64_t stride = 1;
+  for (int d = tensor.ndim - 1; d >= 0; --d) {
+    view.shape[d] = tensor.shape[d];
+    view.strides[d] = tensor.strides ? tensor.strides[d] : stride;
+    // Only a missing stride array needs the product; check_view refuses shapes where it overflows.
+    if (!tensor.strides && !multiply(stride, tensor.shape[d] > 0 ? tensor.shape[d] : 1)) stride = 0;
+  }
+  check_view(name, view, tensor.byte_offset);
+  return view;
+}
+
+TensorView Call::import_numpy(const char* name, nb::handle array, bool write) {
+  const nb::object capsule = nb::steal(PyObject_GetAttrString(array.ptr(), "__array_struct__"));
+  if (!capsule.is_valid()) throw nb::python_error();
+  const auto* info = static_cast<const ArrayStruct*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
+  if (!info) throw nb::python_error();
+  TensorView view;
+  const dlpack::DataType type{
+      static_cast<std::uint8_t>(info->kind == 'f'   ? dlpack::kFloat
+                                : info->kind == 'i' ? dlpack::kInt
+                                : info->kind == 'u' ? dlpack::kUInt
+                                                    : dlpack::kOpaque),
+      static_cast<std::uint8_t>(8 * info->itemsize), 1};
+  if (!dtype_from(type, view.dtype)) {
+    const nb::object dtype = array.attr("dtype");
+    const bool is_uint16 = info->kind == 'u' && info->itemsize == 2;
+    // ml_dtypes' bfloat16 is a NumPy extension type: kind V, named "bfloat16".
+    const bool is_bfloat16 = info->kind == 'V' && info->itemsize == 2 && nb::cast<std::string>(nb::str(dtype)) == "bfloat16";
+    if (!is_uint16 && !is_bfloat16)
+      fail(std::string(name) + " has dtype " + nb::cast<std::string>(nb::str(dtype)) + "; " + kTypesTaken);
+    view.dtype = uint16_as(name, is_bfloat16);
+    if (is_bfloat16) ml_dtype_ = dtype;
+  }
+  if ((info->flags & kNumpyNotSwapped) == 0) fail(std::string(name) + " is not in native byte order");
+  if ((info->flags & kNumpyAligned) == 0) fail(std::string(name) + " is not aligned to its element size");
+  if (write && (info->flags & kNumpyWriteable) == 0) fail(std::string(name) + " is read-only; the op writes to it");
+  if (info->ndim > kMaxDims)
+    fail(std::string(name) + " has " + std::to_string(info->ndim) + " dims; at most " + std::to_string(kMaxDims) + " are taken");
+  view.data = info->data;
+  view.ndim = info->ndim;
+  for (int d = 0; d < info->ndim; ++d) {
+    view.shape[d] = info->shape[d];
+    if (info->strides[d] % info->itemsize != 0)
+      fail(std::string(name) + ".strides[" + std::to_string(d) + "]=" + std::to_string(info->strides[d]) +
+           " bytes; must be a multiple of the element size");
+    view.strides[d] = info->strides[d] / info->itemsize;
+  }
+  check_view(name, view, 0);
+  return view;
+}
+
+TensorView Call::import_protocol(const char* name, nb::handle array, bool write) {
+  const nb::object place = array.attr("__dlpack_device__")();
+  const auto device_type = nb::cast<int>(nb::int_(place[0]));
+  nb::dict arguments;
+  if (on_gpu(device_type)) {
+    find_stream(nullptr, flashkernel::Device::cuda(nb::cast<int>(nb::int_(place[1]))));
+    // 1 is the legacy default stream; 0 is ambiguous in the protocol and refused by its users.
+    const auto handle = reinterpret_cast<std::uintptr_t>(stream_.handle);
+    arguments["stream"] = nb::int_(handle == 0 ? std::uintptr_t{1} : handle);
+  }
+  nb::object capsule;
+  const nb::object method = array.attr("__dlpack__");
+  arguments["max_version"] = nb::make_tuple(dlpack::kVersion.major, dlpack::kVersion.minor);
+  try {
+    capsule = method(**arguments);
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+    // A producer from before DLPack 1.0 does not know max_version.
+    nb::dict old_arguments;
+    if (arguments.contains("stream")) old_arguments["stream"] = arguments["stream"];
+    capsule = method(**old_arguments);
+  }
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
+    auto* managed = static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+    if (PyCapsule_SetName(capsule.ptr(), "used_dltensor_versioned") != 0) throw nb::python_error();
+    owned_.push_back(managed);
+    if (managed->version.major != dlpack::kVersion.major)
+      fail(std::string(name) + " speaks DLPack " + std::to_string(managed->version.major) + "; 1 is needed");
+    if (write && (managed->flags & dlpack::kFlagReadOnly) != 0) fail(std::string(name) + " is read-only; the op writes to it");
+    if (write && (managed->flags & dlpack::kFlagCopied) != 0) fail(std::string(name) + " was copied by its owner; the op would write to the copy");
+    return import_tensor(name, managed->tensor);
+  }
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
+    auto* managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+    if (PyCapsule_SetName(capsule.ptr(), "used_dltensor") != 0) throw nb::python_error();
+    owned_old_.push_back(managed);
+    if (write)
+      fail(std::string(name) + " (" + type_text(array) + ") can't say whether it may be written (DLPack before 1.0); the op writes to it");
+    return import_tensor(name, managed->tensor);
+  }
+  fail(std::string(name) + ": " + type_text(array) + ".__dlpack__() returned no DLPack capsule");
+}
+
+TensorView Call::import(const char* name, nb::handle array, bool write) {
+  const ArrayType& type = array_type(Py_TYPE(array.ptr()));
+  TensorView view;
+  switch (type.framework) {
+    case Framework::kExchange: {
+      if (type.is_neg) {
+        const nb::object is_neg = nb::steal(PyObject_CallFunctionObjArgs(type.is_neg, array.ptr(), nullptr));
+        if (!is_neg.is_valid()) throw nb::python_error();
+        if (is_neg.ptr() != Py_False)
+          fail(std::string(name) + " is a lazily negated view (torch.is_neg); call resolve_neg() first");
+      }
+      if (type.api->borrow_from_object && !write) {
+        dlpack::Tensor tensor;
+        if (type.api->borrow_from_object(array.ptr(), &tensor) != 0) raise_refusal(op_, name, array);
+        view = import_tensor(name, tensor);
+      } else {
+        dlpack::ManagedTensorVersioned* managed = nullptr;  // tells whether it is read-only
+        if (type.api->managed_from_object(array.ptr(), &managed) != 0) raise_refusal(op_, name, array);
+        owned_.push_back(managed);
+        if (write && (managed->flags & dlpack::kFlagReadOnly) != 0) fail(std::string(name) + " is read-only; the op writes to it");
+        view = import_tensor(name, managed->tensor);
+      }
+      break;
+    }
+    case Framework::kNumpy: view = import_numpy(name, array, write); break;
+    case Framework::kOwn: view = nb::cast<const Array&>(array).view; break;
+    case Framework::kProtocol: view = import_protocol(name, array, write); break;
+    case Framework::kNotArray: {
+      const std::string message = std::string(op_) + ": " + name + " is " + (array.is_none() ? "None" : "a " + type_text(array)) +
+                                  "; an array that speaks DLPack is needed (torch, NumPy, JAX, CuPy, ...)";
+      throw nb::type_error(message.c_str());
+    }
+  }
+  if (!has_first_) adopt_first(type, array, view);
+  if (view.device.is_cuda() && !stream_known_) find_stream(&type, view.device);
+  return view;
+}
+
+void Call::adopt_first(const ArrayType& type, nb::handle array, const TensorView& view) {
+  has_first_ = true;
+  first_type_ = &type;
+  first_array_ = array;
+  device_ = view.device;
+}
+
+// The caller's stream: the `stream` argument, else the framework's current one, else the legacy default stream.
+void Call::find_stream(const ArrayType* type, flashkernel::Device device) {
+  if (stream_known_) return;
+  stream_known_ = true;
+  if (!stream_argument_.is_none()) {
+    stream_ = parse_stream(op_, stream_argument_);
+    return;
+  }
+  if (type && type->api) {
+    if (type->api->current_work_stream(dlpack::kCuda, device.index, &stream_.handle) != 0) throw nb::python_error();
+    return;
+  }
+  const auto modules = nb::cast<nb::dict>(nb::module_::import_("sys").attr("modules"));
+  if (modules.contains("cupy")) {
+    const nb::object stream = modules["cupy"].attr("cuda").attr("get_current_stream")();
+    stream_.handle = PyLong_AsVoidPtr(nb::object(stream.attr("ptr")).ptr());
+    if (PyErr_Occurred()) throw nb::python_error();
+  }
+}
+
+Output Call::output(const char* name, nb::handle given, DType dtype, const Shape& shape) {
+  if (given.is_none()) return allocate(dtype, shape);
+  Output output;
+  output.view = import(name, given, true);
+  output.object = nb::borrow(given);
+  return output;
+}
+
+Output Call::allocate(DType dtype, const Shape& shape) {
+  std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
+  for (int d = 0; d < shape.ndim; ++d) {
+    if (shape.dims[d] < 0 || !multiply(bytes, shape.dims[d]))
+      fail("the output would have shape[" + std::to_string(d) + "]=" + std::to_string(shape.dims[d]) + ", more than memory can hold");
+  }
+  Output output;
+  const Framework framework = first_type_ ? first_type_->framework : Framework::kNumpy;
+  if (framework == Framework::kExchange) {
+    Shape extents = shape;
+    dlpack::Tensor prototype{};
+    prototype.device = device_.is_cpu() ? dlpack::Device{dlpack::kCpu, 0} : dlpack::Device{dlpack::kCuda, device_.index};
+    prototype.ndim = shape.ndim;
+    prototype.dtype = dlpack_type(dtype);
+    prototype.shape = extents.dims;
+    dlpack::ManagedTensorVersioned* managed = nullptr;
+    if (first_type_->api->allocate(&prototype, &managed, nullptr, set_python_error) != 0) {
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "the array framework could not allocate the output");
+      throw nb::python_error();
+    }
+    output.view = import_tensor("out", managed->tensor);
+    void* object = nullptr;
+    if (first_type_->api->managed_to_object(managed, &object) != 0) throw nb::python_error();  // takes `managed` over
+    output.object = nb::steal(static_cast<PyObject*>(object));
+    return output;
+  }
+  if (framework == Framework::kNumpy && device_.is_cpu()) {
+    static PyObject* const empty = numpy_attribute("empty").release().ptr();
+    nb::object type;
+    if (dtype == DType::kBFloat16) {
+      type = ml_dtype_.is_valid() ? ml_dtype_ : nb::object(nb::str("uint16"));
+    } else {
+      type = nb::str(dtype_name(dtype));
+    }
+    nb::object extents = nb::steal(PyTuple_New(shape.ndim));
+    for (int d = 0; d < shape.ndim; ++d) PyTuple_SetItem(extents.ptr(), d, PyLong_FromLongLong(shape.dims[d]));
+    output.object = nb::steal(PyObject_CallFunctionObjArgs(empty, extents.ptr(), type.ptr(), nullptr));
+    if (!output.object.is_valid()) throw nb::python_error();
+    const bool flag = std::exchange(uint16_is_bfloat16_, true);
+    output.view = import_numpy("out", output.object, true);
+    uint16_is_bfloat16_ = flag;
+    return output;
+  }
+  Array array = Array::allocate(dtype, shape, device_, stream_);
+  output.view = array.view;
+  output.object = nb::cast(std::move(array));
+  output.is_own = framework == Framework::kProtocol;
+  return output;
+}
+
+nb::object Call::result(Output& output) {
+  if (!output.is_own) return std::move(output.object);
+  // The array-API way from our memory to the caller's arrays; without it the caller gets a flashkernel.Array.
+  const nb::object space = attribute_or_null(first_array_, "__array_namespace__");
+  if (!space.is_valid()) return std::move(output.object);
+  return space().attr("from_dlpack")(output.object);
+}
+
+Stream parse_stream(const char* op, nb::handle stream) {
+  nb::object value = nb::borrow(stream);
+  if (const nb::object method = attribute_or_null(stream, "__cuda_stream__"); method.is_valid()) {
+    value = method()[1];
+  } else if (const nb::object handle = attribute_or_null(stream, "cuda_stream"); handle.is_valid()) {
+    value = handle;  // torch.cuda.Stream before it had __cuda_stream__
+  }
+  if (!PyLong_Check(value.ptr())) {
+    const std::string message = std::string(op) + ": stream is a " + type_text(stream) +
+                                "; None, a cudaStream_t as int, or an object with __cuda_stream__() is needed";
+    throw nb::type_error(message.c_str());
+  }
+  Stream parsed;
+  parsed.handle = PyLong_AsVoidPtr(value.ptr());
+  if (PyErr_Occurred()) throw nb::python_error();
+  return parsed;
+}
+
+flashkernel::Device parse_device(nb::handle device) {
+  const std::string text = nb::cast<std::string>(nb::str(device));
+  if (text == "cpu" || text == "cpu:0") return flashkernel::Device::cpu();
+  if (text == "cuda") return flashkernel::Device::cuda(0);
+  if (text.size() > 5 && text.size() < 12 && text.compare(0, 5, "cuda:") == 0 &&
+      text.find_first_not_of("0123456789", 5) == std::string::npos)
+    return flashkernel::Device::cuda(std::stoi(text.substr(5)));
+  throw InvalidArgument("device: got '" + text + "'; 'cpu', 'cuda' or 'cuda:<index>' is needed");
+}
+
+DType parse_dtype(const char* op, nb::handle dtype) {
+  std::string text;
+  if (nb::isinstance<nb::str>(dtype)) {
+    text = nb::cast<std::string>(dtype);
+  } else if (const nb::object name = attribute_or_null(dtype, "__name__"); name.is_valid()) {
+    text = nb::cast<std::string>(nb::str(name));  // numpy.float16 and ml_dtypes.bfloat16 are classes
+  } else {
+    text = nb::cast<std::string>(nb::str(dtype));  // "torch.float16", or numpy.dtype("float16")
+  }
+  const auto dot = text.rfind('.');
+  if (dot != std::string::npos) text.erase(0, dot + 1);
+  for (const DType known : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt32, DType::kInt64, DType::kUInt8})
+    if (text == dtype_name(known)) return known;
+  throw InvalidArgument(std::string(op) + ": dtype=" + nb::cast<std::string>(nb::repr(dtype)) +
+                        "; 'float32', 'float16' or 'bfloat16' is needed");
+}
+
+}  // namespace flashkernel::python

@@ -1,0 +1,81 @@
+// Maps the library's typed errors to Python: ValueError, NotImplementedError, OutOfMemoryError, OutOfPagesError, CudaError.
+// The classes are made here so that the numbers of an out-of-memory error arrive as attributes.
+#include "bindings.hpp"
+#include "flashkernel/error.hpp"
+
+namespace flashkernel::python {
+namespace {
+
+// Borrowed for the life of the process: the module holds them.
+PyObject* out_of_memory_error = nullptr;
+PyObject* out_of_pages_error = nullptr;
+PyObject* cuda_error = nullptr;
+
+PyObject* new_class(nb::module_& module, const char* name, const char* doc, PyObject* base) {
+  const std::string full_name = std::string("flashkernel.") + name;
+  PyObject* type = PyErr_NewExceptionWithDoc(full_name.c_str(), doc, base, nullptr);
+  if (!type) throw nb::python_error();
+  module.attr(name) = nb::handle(type);
+  return type;
+}
+
+nb::object instance(PyObject* type, const Error& error) {
+  return nb::handle(type)(error.what());
+}
+
+void raise(PyObject* type, const nb::object& error) { PyErr_SetObject(type, error.ptr()); }
+
+void translate(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const OutOfPages& error) {
+    const nb::object object = instance(out_of_pages_error, error);
+    object.attr("requested_bytes") = error.requested_bytes;
+    object.attr("free_bytes") = error.free_bytes;
+    object.attr("peak_bytes") = error.peak_bytes;
+    object.attr("requested_pages") = error.requested_pages;
+    object.attr("free_pages") = error.free_pages;
+    object.attr("num_pages") = error.num_pages;
+    raise(out_of_pages_error, object);
+  } catch (const OutOfMemory& error) {
+    const nb::object object = instance(out_of_memory_error, error);
+    object.attr("requested_bytes") = error.requested_bytes;
+    object.attr("free_bytes") = error.free_bytes;
+    object.attr("peak_bytes") = error.peak_bytes;
+    raise(out_of_memory_error, object);
+  } catch (const CudaError& error) {
+    const nb::object object = instance(cuda_error, error);
+    object.attr("code") = error.code;
+    raise(cuda_error, object);
+  } catch (const Unsupported& error) {
+    PyErr_SetString(PyExc_NotImplementedError, error.what());
+  } catch (const InvalidArgument& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  }
+}
+
+}  // namespace
+
+void bind_errors(nb::module_& module) {
+  out_of_memory_error = new_class(module, "OutOfMemoryError",
+                                  "A memory resource could not serve an allocation; nothing changed.\n\n"
+                                  "Attributes: ``requested_bytes``, ``free_bytes``, ``peak_bytes``.",
+                                  PyExc_MemoryError);
+  out_of_pages_error = new_class(module, "OutOfPagesError",
+                                 "A page pool ran dry; nothing changed.\n\n"
+                                 "Attributes: ``requested_pages``, ``free_pages``, ``num_pages`` and those of OutOfMemoryError.",
+                                 out_of_memory_error);
+  cuda_error = new_class(module, "CudaError", "A CUDA runtime call failed; ``code`` is its cudaError_t.", PyExc_RuntimeError);
+  nb::register_exception_translator(translate, nullptr);
+}
+
+std::pair<nb::object, nb::object> parse_pair(const Call& call, const char* name, nb::handle pair, const char* what) {
+  if (!nb::isinstance<nb::tuple>(pair) && !nb::isinstance<nb::list>(pair))
+    call.fail(std::string(name) + "=" + nb::cast<std::string>(nb::repr(pair)) + "; " + what + " is needed");
+  const auto sequence = nb::borrow<nb::sequence>(pair);
+  if (nb::len(sequence) != 2)
+    call.fail(std::string(name) + " has " + std::to_string(nb::len(sequence)) + " entries; " + what + " is needed");
+  return {nb::object(sequence[0]), nb::object(sequence[1])};
+}
+
+}  // namespace flashkernel::python

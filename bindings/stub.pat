@@ -1,0 +1,25 @@
+# What nanobind's stub generator is told beyond the signatures: names used in them, and classes that C++ makes by hand.
+flashkernel._C.__prefix__$:
+    \from flashkernel.typing import Axis, KvAppendRope, SupportsDLPack, Window
+
+flashkernel._C.__suffix__$:
+    __version__: str
+
+flashkernel._C.CudaError$:
+    class CudaError(RuntimeError):
+        """A CUDA runtime call failed; ``code`` is its cudaError_t."""
+        code: int
+
+flashkernel._C.OutOfMemoryError$:
+    class OutOfMemoryError(MemoryError):
+        """A memory resource could not serve an allocation; nothing changed."""
+        requested_bytes: int
+        free_bytes: int
+        peak_bytes: int
+
+flashkernel._C.OutOfPagesError$:
+    class OutOfPagesError(OutOfMemoryError):
+        """A page pool ran dry; nothing changed."""
+        requested_pages: int
+        free_pages: int
+        num_pages: int
