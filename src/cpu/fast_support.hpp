@@ -4,6 +4,7 @@
 #include "core/thread_pool.hpp"
 #include "cpu/fast_ops.hpp"
 #include "cpu/simd/gemm_plan.hpp"
+#include "cpu/simd/row_plan.hpp"
 #include "ops/kernel_entry.hpp"
 
 namespace flashkernel::cpu {
@@ -52,5 +53,64 @@ std::size_t linear_backward_workspace(const LinearBackwardParams& p) {
   return static_cast<std::size_t>(num_workers() * gemm_worker_bytes(blocks_of(kIsa, p.dtype)) + gz);
 }
 
+Verdict softmax_supports(const SoftmaxParams& p) {
+  return p.stride_x_column == 1 && p.stride_out_column == 1 ? Verdict::ok() : Verdict("needs a contiguous softmax dim");
+}
+Verdict softmax_backward_supports(const SoftmaxBackwardParams& p) {
+  return p.stride_grad_out_column == 1 && p.stride_out_column == 1 && p.stride_grad_x_column == 1
+             ? Verdict::ok()
+             : Verdict("needs a contiguous softmax dim");
+}
+
+Verdict reduce_supports(const ReduceParams& p) {
+  if (p.num_reduced != 1 || p.reduced_count < 1) return "needs one merged reduced dim that is not empty";
+  if (p.stride_x_reduced[0] == 1) return Verdict::ok();
+  if (p.op == ReduceOp::kArgmax) return "argmax needs a contiguous reduced dim";
+  const bool columns = p.num_kept >= 1 && p.stride_x_kept[p.num_kept - 1] == 1 && p.stride_out[p.num_kept - 1] == 1;
+  return columns ? Verdict::ok() : Verdict("needs a contiguous reduced dim, or contiguous innermost kept dims");
+}
+/// One fp32 for each piece of each output, when there are several pieces.
+std::size_t reduce_workspace(const ReduceParams& p) {
+  const std::int64_t piece = p.stride_x_reduced[0] == 1 ? kReducePiece : kReduceRows;
+  const std::int64_t pieces = (p.reduced_count + piece - 1) / piece;
+  return p.op == ReduceOp::kArgmax || pieces <= 1 ? 0 : static_cast<std::size_t>(p.kept_count * pieces * 4);
+}
+
+/// Sums of each chunk of rows for each parameter gradient.
+std::size_t norm_backward_workspace(const NormBackwardParams& p) {
+  const int sums = (p.grad_weight != nullptr) + (p.grad_bias != nullptr);
+  return static_cast<std::size_t>(sums * norm_chunks(p.rows) * norm_sum_pitch(p.features) * 4);
+}
+
+constexpr const char* kNeedsContiguous = "needs a contiguous innermost dim in every tensor";
+Verdict add_supports(const AddParams& p) {
+  const int last = p.ndim - 1;
+  return p.stride_a[last] == 1 && p.stride_b[last] == 1 && p.stride_out[last] == 1 ? Verdict::ok() : Verdict(kNeedsContiguous);
+}
+Verdict swiglu_supports(const SwigluParams& p) {
+  const int last = p.ndim - 1;
+  return p.stride_gate[last] == 1 && p.stride_up[last] == 1 && p.stride_out[last] == 1 ? Verdict::ok() : Verdict(kNeedsContiguous);
+}
+Verdict swiglu_backward_supports(const SwigluBackwardParams& p) {
+  const int last = p.ndim - 1;
+  return p.stride_grad_out[last] == 1 && p.stride_gate[last] == 1 && p.stride_up[last] == 1 &&
+                 (!p.grad_gate || p.stride_grad_gate[last] == 1) && (!p.grad_up || p.stride_grad_up[last] == 1)
+             ? Verdict::ok()
+             : Verdict(kNeedsContiguous);
+}
+
+constexpr std::int64_t kMaxRotaryDim = 1024;  // the kernels keep a token's cosines on the stack
+Verdict rope_supports(const RopeParams& p) {
+  return p.spec.rotary_dim <= kMaxRotaryDim ? Verdict::ok() : Verdict("takes rotary_dim up to 1024");
+}
+Verdict kv_append_supports(const KvAppendParams& p) {
+  return !p.has_rope || p.rope.rotary_dim <= kMaxRotaryDim ? Verdict::ok() : Verdict("takes rotary_dim up to 1024");
+}
+
 }  // namespace
 }  // namespace flashkernel::cpu
+
+/// The AVX-512 and the AVX2 row of an op whose workspace is the same for both.
+#define FK_FAST_ROWS(id, function, supports, workspace)                                                    \
+  cpu::fast_row(id "/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::function, cpu::supports, workspace),     \
+      cpu::fast_row(id "/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::function, cpu::supports, workspace),

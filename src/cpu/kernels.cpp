@@ -2,6 +2,8 @@
 // A row here is dispatch, forcing, `flashkernel kernels`, bench and conformance test at once. Scalar rows accept any shape.
 #if defined(FK_CPU_X86)
 #include "cpu/fast_support.hpp"
+#else
+#define FK_FAST_ROWS(id, function, supports, workspace)
 #endif
 #include "cpu/scalar/kernels.hpp"
 #include "ops/all_params.hpp"
@@ -56,6 +58,7 @@ KernelTable<MergeStatesParams> cpu_kernels<MergeStatesParams>() {
 template <>
 KernelTable<RopeParams> cpu_kernels<RopeParams>() {
   static constexpr KernelEntry<RopeParams> kRows[] = {
+      FK_FAST_ROWS("rope", rope, rope_supports, nullptr)
       scalar_row<RopeParams>("rope/cpu/scalar", cpu_scalar::rope),
   };
   return table(kRows);
@@ -96,6 +99,7 @@ KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
 template <>
 KernelTable<AddParams> cpu_kernels<AddParams>() {
   static constexpr KernelEntry<AddParams> kRows[] = {
+      FK_FAST_ROWS("add", add, add_supports, nullptr)
       scalar_row<AddParams>("add/cpu/scalar", cpu_scalar::add),
   };
   return table(kRows);
@@ -104,6 +108,7 @@ KernelTable<AddParams> cpu_kernels<AddParams>() {
 template <>
 KernelTable<SwigluParams> cpu_kernels<SwigluParams>() {
   static constexpr KernelEntry<SwigluParams> kRows[] = {
+      FK_FAST_ROWS("swiglu", swiglu, swiglu_supports, nullptr)
       scalar_row<SwigluParams>("swiglu/cpu/scalar", cpu_scalar::swiglu),
   };
   return table(kRows);
@@ -112,6 +117,7 @@ KernelTable<SwigluParams> cpu_kernels<SwigluParams>() {
 template <>
 KernelTable<SwigluBackwardParams> cpu_kernels<SwigluBackwardParams>() {
   static constexpr KernelEntry<SwigluBackwardParams> kRows[] = {
+      FK_FAST_ROWS("swiglu_bwd", swiglu_backward, swiglu_backward_supports, nullptr)
       scalar_row<SwigluBackwardParams>("swiglu_bwd/cpu/scalar", cpu_scalar::swiglu_backward),
   };
   return table(kRows);
@@ -120,6 +126,7 @@ KernelTable<SwigluBackwardParams> cpu_kernels<SwigluBackwardParams>() {
 template <>
 KernelTable<ReduceParams> cpu_kernels<ReduceParams>() {
   static constexpr KernelEntry<ReduceParams> kRows[] = {
+      FK_FAST_ROWS("reduce", reduce, reduce_supports, cpu::reduce_workspace)
       scalar_row<ReduceParams>("reduce/cpu/scalar", cpu_scalar::reduce),
   };
   return table(kRows);
@@ -128,6 +135,7 @@ KernelTable<ReduceParams> cpu_kernels<ReduceParams>() {
 template <>
 KernelTable<SoftmaxParams> cpu_kernels<SoftmaxParams>() {
   static constexpr KernelEntry<SoftmaxParams> kRows[] = {
+      FK_FAST_ROWS("softmax", softmax, softmax_supports, nullptr)
       scalar_row<SoftmaxParams>("softmax/cpu/scalar", cpu_scalar::softmax),
   };
   return table(kRows);
@@ -136,6 +144,7 @@ KernelTable<SoftmaxParams> cpu_kernels<SoftmaxParams>() {
 template <>
 KernelTable<SoftmaxBackwardParams> cpu_kernels<SoftmaxBackwardParams>() {
   static constexpr KernelEntry<SoftmaxBackwardParams> kRows[] = {
+      FK_FAST_ROWS("softmax_bwd", softmax_backward, softmax_backward_supports, nullptr)
       scalar_row<SoftmaxBackwardParams>("softmax_bwd/cpu/scalar", cpu_scalar::softmax_backward),
   };
   return table(kRows);
@@ -144,6 +153,7 @@ KernelTable<SoftmaxBackwardParams> cpu_kernels<SoftmaxBackwardParams>() {
 template <>
 KernelTable<NormParams> cpu_kernels<NormParams>() {
   static constexpr KernelEntry<NormParams> kRows[] = {
+      FK_FAST_ROWS("norm", norm, takes_all<NormParams>, nullptr)
       scalar_row<NormParams>("norm/cpu/scalar", cpu_scalar::norm),
   };
   return table(kRows);
@@ -152,6 +162,7 @@ KernelTable<NormParams> cpu_kernels<NormParams>() {
 template <>
 KernelTable<NormBackwardParams> cpu_kernels<NormBackwardParams>() {
   static constexpr KernelEntry<NormBackwardParams> kRows[] = {
+      FK_FAST_ROWS("norm_bwd", norm_backward, takes_all<NormBackwardParams>, cpu::norm_backward_workspace)
       scalar_row<NormBackwardParams>("norm_bwd/cpu/scalar", cpu_scalar::norm_backward),
   };
   return table(kRows);
@@ -160,6 +171,7 @@ KernelTable<NormBackwardParams> cpu_kernels<NormBackwardParams>() {
 template <>
 KernelTable<CrossEntropyParams> cpu_kernels<CrossEntropyParams>() {
   static constexpr KernelEntry<CrossEntropyParams> kRows[] = {
+      FK_FAST_ROWS("cross_entropy", cross_entropy, takes_all<CrossEntropyParams>, cpu_scalar::cross_entropy_workspace)
       scalar_row<CrossEntropyParams>("cross_entropy/cpu/scalar", cpu_scalar::cross_entropy, cpu_scalar::cross_entropy_workspace),
   };
   return table(kRows);
@@ -168,6 +180,7 @@ KernelTable<CrossEntropyParams> cpu_kernels<CrossEntropyParams>() {
 template <>
 KernelTable<CrossEntropyBackwardParams> cpu_kernels<CrossEntropyBackwardParams>() {
   static constexpr KernelEntry<CrossEntropyBackwardParams> kRows[] = {
+      FK_FAST_ROWS("cross_entropy_bwd", cross_entropy_backward, takes_all<CrossEntropyBackwardParams>, nullptr)
       scalar_row<CrossEntropyBackwardParams>("cross_entropy_bwd/cpu/scalar", cpu_scalar::cross_entropy_backward),
   };
   return table(kRows);
@@ -176,6 +189,7 @@ KernelTable<CrossEntropyBackwardParams> cpu_kernels<CrossEntropyBackwardParams>(
 template <>
 KernelTable<KvAppendParams> cpu_kernels<KvAppendParams>() {
   static constexpr KernelEntry<KvAppendParams> kRows[] = {
+      FK_FAST_ROWS("kv_append", kv_append, kv_append_supports, nullptr)
       scalar_row<KvAppendParams>("kv_append/cpu/scalar", cpu_scalar::kv_append),
   };
   return table(kRows);

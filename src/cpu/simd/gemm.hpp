@@ -108,14 +108,5 @@ inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const Operand<T
   parallel_for(m_blocks * n_blocks, 1, run);
 }
 
-/// fp32 value of one element.
-inline float scalar_value(float x) { return x; }
-template <class T>
-inline float scalar_value(T x) {
-  float lanes[Simd::kWidth];
-  Simd::save(lanes, Simd::load_first(&x, 1));
-  return lanes[0];
-}
-
 }  // namespace
 }  // namespace flashkernel::cpu

@@ -168,6 +168,15 @@ struct MixedVector {
   }
 };
 
+/// fp32 value of one element.
+inline float scalar_value(float x) { return x; }
+template <class T>
+inline float scalar_value(T x) {
+  float lanes[Simd::kWidth];
+  Simd::save(lanes, Simd::load_first(&x, 1));
+  return lanes[0];
+}
+
 inline std::int64_t index_at(const IndexArray& array, std::int64_t i) {
   return array.is_int64 ? static_cast<const std::int64_t*>(array.data)[i] : static_cast<const std::int32_t*>(array.data)[i];
 }

@@ -47,6 +47,7 @@ struct Simd : Vec {
   static inline Mask is_nan(Reg a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }
   static inline Mask equal(Reg a, Reg b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
   static inline Mask either(Mask a, Mask b) { return _mm256_or_ps(a, b); }
+  static inline Mask lanes(int n) { return _mm256_castsi256_ps(first(n)); }  // the first n
   static inline Mask none() { return _mm256_setzero_ps(); }
   static inline bool any(Mask m) { return _mm256_movemask_ps(m) != 0; }
   static inline unsigned bits(Mask m) { return static_cast<unsigned>(_mm256_movemask_ps(m)); }

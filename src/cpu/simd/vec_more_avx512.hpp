@@ -30,6 +30,7 @@ struct Simd : Vec {
   static inline Mask is_nan(Reg a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
   static inline Mask equal(Reg a, Reg b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
   static inline Mask either(Mask a, Mask b) { return static_cast<Mask>(a | b); }
+  static inline Mask lanes(int n) { return first(n); }  // the first n
   static inline Mask none() { return 0; }
   static inline bool any(Mask m) { return m != 0; }
   static inline unsigned bits(Mask m) { return m; }

@@ -1,0 +1,15 @@
+// softmax, log-softmax and their gradients with AVX-512; the loops are in simd/softmax_impl.hpp.
+#include "cpu/fast_ops.hpp"
+#include "cpu/simd/softmax_impl.hpp"
+
+namespace flashkernel::cpu::avx512 {
+
+void softmax(const SoftmaxParams& p, void*, Stream) {
+  visit_type(p.dtype, [&](auto type) { softmax_typed<decltype(type)>(p); });
+}
+
+void softmax_backward(const SoftmaxBackwardParams& p, void*, Stream) {
+  visit_type(p.dtype, [&](auto type) { softmax_backward_typed<decltype(type)>(p); });
+}
+
+}  // namespace flashkernel::cpu::avx512
