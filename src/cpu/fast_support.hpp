@@ -19,11 +19,18 @@ constexpr std::uint32_t features_of(Isa isa) {
 }
 constexpr int priority_of(Isa isa) { return isa == Isa::kAvx2 ? 10 : isa == Isa::kAvx512 ? 20 : 30; }
 
+// Parameter types that take no part in deduction: `launch` alone says which op a row is of.
+template <class Params>
+struct RowFunctions {
+  using Supports = Verdict (*)(const Params&);
+  using WorkspaceBytes = std::size_t (*)(const Params&);
+};
+
 /// A row for one instruction set.
 template <class Params>
 constexpr KernelEntry<Params> fast_row(const char* name, Isa isa, void (*launch)(const Params&, void*, Stream),
-                                       Verdict (*supports)(const Params&),
-                                       std::size_t (*workspace_bytes)(const Params&) = nullptr) {
+                                       typename RowFunctions<Params>::Supports supports,
+                                       typename RowFunctions<Params>::WorkspaceBytes workspace_bytes) {
   return {name, DeviceType::kCpu, 0, 0, features_of(isa), priority_of(isa), supports, workspace_bytes, launch};
 }
 

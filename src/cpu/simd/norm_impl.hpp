@@ -125,6 +125,7 @@ inline void norm_backward_typed(const NormBackwardParams& p, void* workspace) {
     }
   };
   parallel_for(chunks, 1, run);
+  // Without rows there is no workspace and the gradients are 0.
   const auto finish = [&](const float* sums, void* out, DType dtype) {
     if (dtype == DType::kFloat32) {
       add_chunks(sums, chunks, pitch, p.features, static_cast<float*>(out));
@@ -132,8 +133,8 @@ inline void norm_backward_typed(const NormBackwardParams& p, void* workspace) {
       add_chunks(sums, chunks, pitch, p.features, static_cast<T*>(out));
     }
   };
-  if (weight_sums) finish(weight_sums, p.grad_weight, p.grad_weight_dtype);
-  if (bias_sums) finish(bias_sums, p.grad_bias, p.grad_bias_dtype);
+  if (p.grad_weight) finish(weight_sums, p.grad_weight, p.grad_weight_dtype);
+  if (p.grad_bias) finish(bias_sums, p.grad_bias, p.grad_bias_dtype);
 }
 
 }  // namespace
