@@ -1,6 +1,9 @@
 // The CPU backend's table: one row per kernel, one section per op.
 // A row here is dispatch, forcing, `flashkernel kernels`, bench and conformance test at once. Scalar rows accept any shape.
 #if defined(FK_CPU_X86)
+#include "cpu/amx/attention_fwd.hpp"
+#include "cpu/avx2/attention_fwd.hpp"
+#include "cpu/avx512/attention_fwd.hpp"
 #include "cpu/fast_support.hpp"
 #else
 #define FK_FAST_ROWS(id, function, supports, workspace)
@@ -34,6 +37,14 @@ constexpr KernelEntry<Params> scalar_row(const char* name, void (*launch)(const 
 template <>
 KernelTable<AttentionParams> cpu_kernels<AttentionParams>() {
   static constexpr KernelEntry<AttentionParams> kRows[] = {
+#if defined(FK_CPU_X86)
+      cpu::fast_row("attention_fwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::attention_fwd, cpu::takes_all<AttentionParams>,
+                    cpu::amx::attention_fwd_workspace),
+      cpu::fast_row("attention_fwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::attention_fwd,
+                    cpu::takes_all<AttentionParams>, cpu::avx512::attention_fwd_workspace),
+      cpu::fast_row("attention_fwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::attention_fwd, cpu::takes_all<AttentionParams>,
+                    cpu::avx2::attention_fwd_workspace),
+#endif
       scalar_row<AttentionParams>("attention_fwd/cpu/scalar", cpu_scalar::attention_fwd),
   };
   return table(kRows);

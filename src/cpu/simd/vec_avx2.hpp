@@ -20,7 +20,9 @@ struct Vec {
   static inline Reg zero() { return _mm256_setzero_ps(); }
   static inline Reg set1(float x) { return _mm256_set1_ps(x); }
   static inline Reg load(const float* p) { return _mm256_loadu_ps(p); }
-  static inline Reg load(const Half* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static inline Reg load(const Half* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   static inline Reg load(const BFloat* p) {
     return _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
@@ -37,7 +39,8 @@ struct Vec {
   static inline void store_first(float* p, Reg x, int n) { _mm256_maskstore_ps(p, first(n), x); }
   static inline void store_first(Half* p, Reg x, int n) {
     Half out[8];
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                     _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     for (int i = 0; i < n; ++i) p[i] = out[i];
   }
   static inline void store_first(BFloat* p, Reg x, int n) {

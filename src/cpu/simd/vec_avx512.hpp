@@ -80,8 +80,8 @@ struct Vec {
     return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
   }
 
-  // 2^x = 2^floor(x) * 2^(x - floor(x)): VREDUCEPS gives the fraction (0 for infinities), VSCALEFPS takes the floor itself
-  // and underflows gradually, so -inf gives 0 and NaN stays NaN without a blend.
+  // 2^x = 2^floor(x) * 2^(x - floor(x)): VREDUCEPS gives the fraction (0 for infinities), VSCALEFPS takes the floor
+  // itself and underflows gradually, so -inf gives 0 and NaN stays NaN without a blend.
   template <int kDegree>
   static inline Reg exp2(Reg x) {
     const Reg f = _mm512_reduce_ps(x, 0x01 /* toward -inf, 0 fraction bits */);
@@ -110,8 +110,10 @@ struct Vec {
     for (int i = 0; i < 4; ++i) {
       r[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(t[4 * i]), _mm512_castps_pd(t[4 * i + 2])));
       r[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(t[4 * i]), _mm512_castps_pd(t[4 * i + 2])));
-      r[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(t[4 * i + 1]), _mm512_castps_pd(t[4 * i + 3])));
-      r[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(t[4 * i + 1]), _mm512_castps_pd(t[4 * i + 3])));
+      r[4 * i + 2] =
+          _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(t[4 * i + 1]), _mm512_castps_pd(t[4 * i + 3])));
+      r[4 * i + 3] =
+          _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(t[4 * i + 1]), _mm512_castps_pd(t[4 * i + 3])));
     }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
@@ -131,7 +133,8 @@ struct Vec {
   static inline Reg sum_rows(Reg (&r)[16]) {
     Reg t[8];
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) t[i] = add(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
+    for (int i = 0; i < 8; ++i)
+      t[i] = add(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
     Reg u[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {

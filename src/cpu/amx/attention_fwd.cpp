@@ -1,0 +1,252 @@
+// Attention forward on AMX bf16 tiles: bf16 directly, fp16 and fp32 as sums of two and three bf16 parts (3 and 6 tile
+// products for one), with an fp32 softmax. A row of cpu/kernels.cpp; few-row sequences take simd/attention_decode.hpp
+// as with AVX-512. Invariants: as simd/attention_tiled.hpp; what the tiles cannot carry (see pack.hpp) is added in fp32
+// to the pairs it touches. Papers: FlashAttention-2 (Dao 2023), algorithm 1; Henry, Tang, Heinecke (2019) for the
+// split.
+#include "cpu/amx/attention_fwd.hpp"
+
+#include "cpu/simd/vec_avx512.hpp"
+// The vector type comes first.
+#include "cpu/amx/pack.hpp"
+#include "cpu/simd/attention_entry.hpp"
+
+namespace flashkernel::cpu::amx {
+namespace {
+
+constexpr int kStripRows = 32;                // two row tiles
+constexpr int kKeyBlock = 256;                // K and V of a block: 2 x 256 x 64 x 2 B = 64 KiB a part, in L2
+constexpr int kScoreStride = kKeyBlock + 16;  // in floats; not a power of two: rows fall into different cache sets
+
+template <int kParts>
+struct Scratch {
+  std::uint16_t* q;     // [kParts][row tiles][d tiles] left tiles
+  std::uint16_t* k;     // [kParts][kKeyBlock / 16][d tiles] right tiles
+  std::uint16_t* v;     // [kParts][o_stride / 16][kKeyBlock / 32] right tiles
+  std::uint16_t* p;     // [kParts][2][kKeyBlock / 32] left tiles
+  float* s;             // [kStripRows][kScoreStride]
+  float* o;             // [rows][o_stride]
+  float* m;             // [rows], units of log 2
+  float* l;             // [rows]
+  std::uint8_t* bad_q;  // [rows]
+  std::uint8_t* bad_k;  // [kKeyBlock]
+  std::int64_t o_stride, d_tiles, q_part, k_part, v_part, p_part;
+};
+
+inline int most_strips(const AttentionParams& p) { return p.head_dim > 128 || p.head_dim_v > 128 ? 8 : 16; }
+
+template <int kParts>
+inline Scratch<kParts> make_scratch(const AttentionParams& p, void* memory, std::int64_t* bytes) {
+  Arena arena{static_cast<char*>(memory)};
+  const std::int64_t rows = std::int64_t{most_strips(p)} * kStripRows;
+  Scratch<kParts> w;
+  w.o_stride = round_up(p.head_dim_v, 32);
+  w.d_tiles = ceil_div(p.head_dim, 32);
+  w.q_part = rows * w.d_tiles * 32;
+  w.k_part = kKeyBlock * w.d_tiles * 32;
+  w.v_part = kKeyBlock * w.o_stride;
+  w.p_part = kStripRows * kKeyBlock;
+  w.q = arena.take<std::uint16_t>(kParts * w.q_part);
+  w.k = arena.take<std::uint16_t>(kParts * w.k_part);
+  w.v = arena.take<std::uint16_t>(kParts * w.v_part);
+  w.p = arena.take<std::uint16_t>(kParts * w.p_part);
+  w.s = arena.take<float>(kStripRows * kScoreStride);
+  w.o = arena.take<float>(rows * w.o_stride);
+  w.m = arena.take<float>(rows);
+  w.l = arena.take<float>(rows);
+  w.bad_q = arena.take<std::uint8_t>(rows);
+  w.bad_k = arena.take<std::uint8_t>(kKeyBlock);
+  *bytes = arena.at - static_cast<char*>(memory);
+  return w;
+}
+
+inline float widen(float x) { return x; }
+inline float widen(BFloat x) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(x.bits << 16))); }
+inline float widen(Half x) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(x.bits))); }
+
+// s = Q K^T for a strip and keys [from, to) of the block, both multiples of 32.
+template <int kParts>
+inline void strip_scores(const Scratch<kParts>& w, const std::uint16_t* q, int from, int to) {
+  const std::int64_t tile_row = w.d_tiles * kTileValues;
+  fence();
+  for (int c = from; c < to; c += 32) {
+    const std::uint16_t* k = w.k + c / 16 * tile_row;
+    zero_accumulators();
+    for (std::int64_t x = 0; x < w.d_tiles; ++x) {
+      multiply_tiles<kParts>(q + x * kTileValues, w.q_part, tile_row, k + x * kTileValues, w.k_part, tile_row);
+    }
+    store_accumulators(w.s + c, kScoreStride * 4);
+  }
+  fence();
+}
+
+// o += P V for a strip and keys [from, to) of the block.
+template <int kParts>
+inline void strip_outputs(const Scratch<kParts>& w, float* o, int from, int to) {
+  constexpr std::int64_t kBlockTiles = kKeyBlock / 32 * kTileValues;
+  fence();
+  for (std::int64_t c = 0; c < w.o_stride; c += 32) {
+    load_accumulators(o + c, w.o_stride * 4);
+    for (int j = from; j < to; j += 32) {
+      multiply_tiles<kParts>(w.p + j / 32 * kTileValues, w.p_part, kBlockTiles,
+                             w.v + c / 16 * kBlockTiles + j / 32 * kTileValues, w.v_part, kBlockTiles);
+    }
+    store_accumulators(o + c, w.o_stride * 4);
+  }
+  fence();
+}
+
+// One row of scores becomes probabilities in w.p; like softmax_row in simd/attention_tiled.hpp, 32 keys at a time.
+template <class T, int kParts>
+inline void softmax_row(const Sequence<T>& seq, std::int64_t row, int r, std::int64_t key0, int from, int to, int lo,
+                        int hi, bool plain, float factor, const Scratch<kParts>& w, float* m, float* l, float* o) {
+  // Half inputs round the output to 2^-9 or 2^-12: a polynomial good to 2.9e-6 is far below.
+  constexpr int kDegree = kParts == 3 ? 6 : 4;
+  float* s = w.s + r * kScoreStride;
+  std::uint16_t* p = w.p + r / 16 * (kKeyBlock / 32 * kTileValues) + r % 16 * 32;
+  lo = imax(lo, from);
+  hi = imin(hi, to);
+  const int a = lo < hi ? lo / 32 * 32 : to, e = lo < hi ? static_cast<int>(round_up(hi, 32)) : to;
+  for (int x = from; x < to; x += 32) {
+    if (x >= a && x < e) continue;
+    for (int i = 0; i < kParts; ++i)
+      _mm512_store_si512(p + i * w.p_part + x / 32 * kTileValues, _mm512_setzero_si512());
+  }
+  if (lo >= hi) return;
+  if (!plain) modify_scores(seq, row, key0, s, a, e);
+  mask_scores(s, a, lo, hi, e);
+  float alpha;
+  const __m512 reference = _mm512_set1_ps(-advance_max(row_max(s, a, e) * factor, m, &alpha));
+  const __m512 f = _mm512_set1_ps(factor);
+  __m512 sum0 = _mm512_setzero_ps(), sum1 = sum0;
+  for (int x = a; x < e; x += 32) {
+    const __m512 p0 = Vec::exp2<kDegree>(Vec::fma(Vec::load(s + x), f, reference));
+    const __m512 p1 = Vec::exp2<kDegree>(Vec::fma(Vec::load(s + x + 16), f, reference));
+    sum0 = Vec::add(sum0, p0);
+    sum1 = Vec::add(sum1, p1);
+    __m512i part[kParts];
+    split<kParts>(p0, p1, part);
+#pragma GCC unroll 3
+    for (int i = 0; i < kParts; ++i) _mm512_store_si512(p + i * w.p_part + x / 32 * kTileValues, part[i]);
+  }
+  *l = *l * alpha + Vec::sum(Vec::add(sum0, sum1));
+  if (alpha == 1.0f) return;
+  const __m512 factor_o = _mm512_set1_ps(alpha);
+  for (std::int64_t x = 0; x < w.o_stride; x += 16) Vec::store(o + x, Vec::mul(Vec::load(o + x), factor_o));
+}
+
+// Scores of the pairs whose query or key the tiles could not carry. Rare, so nothing is hurried.
+template <class T, int kParts>
+inline void repair_scores(const Sequence<T>& seq, std::int64_t row, int r, bool bad_row, std::int64_t key0, int lo,
+                          int hi, const Scratch<kParts>& w) {
+  const T* q = seq.q_row(row);
+  for (int j = lo; j < hi; ++j) {
+    if (!bad_row && !w.bad_k[j]) continue;
+    const T* k = seq.k.row(key0 + j);
+    float sum = 0.0f;
+    for (std::int64_t x = 0; x < seq.p->head_dim; ++x) sum += widen(q[x]) * widen(k[x]);
+    w.s[r * kScoreStride + j] = sum;
+  }
+}
+
+// The values that packing left out, added to a row that sees them.
+template <class T, int kParts>
+inline void repair_outputs(const Sequence<T>& seq, std::int64_t row, int r, std::int64_t key0, int lo, int hi,
+                           const Scratch<kParts>& w, float* o) {
+  const std::uint16_t* p = w.p + r / 16 * (kKeyBlock / 32 * kTileValues) + r % 16 * 32;
+  for (int j = lo; j < hi; ++j) {
+    if (bias_hides(seq, row, key0 + j)) continue;
+    const T* v = seq.v.row(key0 + j);
+    float probability = 0.0f;
+    for (int i = 0; i < kParts; ++i) probability += widen(BFloat{p[i * w.p_part + j / 32 * kTileValues + j % 32]});
+    for (std::int64_t x = 0; x < seq.p->head_dim_v; ++x) {
+      if (is_irregular_value(widen(v[x]))) o[x] += imax(probability, kLeastWeight) * widen(v[x]);
+    }
+  }
+}
+
+// Rows [row0, row1) of one sequence and kv head.
+template <class T>
+void amx_task(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, void* memory) {
+  constexpr int kParts = PartsOf<T>::value;
+  const AttentionParams& p = *seq.p;
+  std::int64_t bytes;
+  const Scratch<kParts> w = make_scratch<kParts>(p, memory, &bytes);
+  const int d = static_cast<int>(p.head_dim), dv = static_cast<int>(p.head_dim_v);
+  const int rows = static_cast<int>(row1 - row0);
+  const bool plain = plain_scores(p);
+  const float factor = log2_factor(p);
+  configure_tiles();
+
+  for (int r = 0; r < round_up(rows, kStripRows); ++r) {  // rows past the end: zeros, so that tiles need no edges
+    std::uint16_t* to = w.q + r / 16 * w.d_tiles * kTileValues + r % 16 * 32;
+    w.bad_q[r] = pack_row(r < rows ? seq.q_row(row0 + r) : nullptr, d, to, w.q_part);
+    w.m[r] = kNegInf;
+    w.l[r] = 0.0f;
+    for (std::int64_t x = 0; x < w.o_stride; x += 16) Vec::store(w.o + r * w.o_stride + x, Vec::zero());
+  }
+
+  const std::int64_t first = seq.first_key(row0), last = seq.last_key(row1 - 1);
+  for (std::int64_t key0 = first / kKeyBlock * kKeyBlock; key0 < last; key0 += kKeyBlock) {
+    const int block_from = static_cast<int>(imax<std::int64_t>(first - key0, 0)) / 32 * 32;
+    const int block_to = static_cast<int>(imin<std::int64_t>(last - key0, kKeyBlock));
+    bool bad_k = false, bad_v = false;
+    for (int c = block_from; c < block_to; c += 32) {
+      for (int half = 0; half < 32; half += 16) {
+        bad_k |= pack_k_tile(seq.k, key0 + c + half, imin(16, block_to - c - half), d,
+                             w.k + (c + half) / 16 * w.d_tiles * kTileValues, w.k_part, w.bad_k + c + half);
+      }
+      bad_v |= pack_v_tile(seq.v, key0 + c, imin(32, block_to - c), dv, w.v + c / 32 * kTileValues, w.v_part,
+                           kKeyBlock / 32 * kTileValues);
+    }
+
+    for (int r0 = 0; r0 < rows; r0 += kStripRows) {
+      const int n = imin(kStripRows, rows - r0);
+      const int from = static_cast<int>(imax<std::int64_t>(seq.first_key(row0 + r0) - key0, 0)) / 32 * 32;
+      const int to =
+          static_cast<int>(round_up(imin<std::int64_t>(seq.last_key(row0 + r0 + n - 1) - key0, kKeyBlock), 32));
+      if (from >= to) continue;
+      strip_scores(w, w.q + r0 / 16 * w.d_tiles * kTileValues, from, to);
+      for (int r = 0; r < n; ++r) {
+        const std::int64_t row = row0 + r0 + r;
+        const int lo = static_cast<int>(imax<std::int64_t>(seq.first_key(row) - key0, 0));
+        const int hi = static_cast<int>(imin<std::int64_t>(seq.last_key(row) - key0, kKeyBlock));
+        if (bad_k || w.bad_q[r0 + r]) repair_scores(seq, row, r, w.bad_q[r0 + r] != 0, key0, lo, hi, w);
+        softmax_row(seq, row, r, key0, from, to, lo, hi, plain, factor, w, &w.m[r0 + r], &w.l[r0 + r],
+                    w.o + (r0 + r) * w.o_stride);
+      }
+      strip_outputs(w, w.o + r0 * w.o_stride, from, to);
+      if (!bad_v) continue;
+      for (int r = 0; r < n; ++r) {
+        const std::int64_t row = row0 + r0 + r;
+        const int lo = static_cast<int>(imax<std::int64_t>(seq.first_key(row) - key0, 0));
+        const int hi = static_cast<int>(imin<std::int64_t>(seq.last_key(row) - key0, kKeyBlock));
+        repair_outputs(seq, row, r, key0, lo, hi, w, w.o + (r0 + r) * w.o_stride);
+      }
+    }
+  }
+  for (int r = 0; r < rows; ++r) finish_row(seq, row0 + r, w.o + r * w.o_stride, w.m[r], w.l[r]);
+  release_tiles();
+}
+
+struct Path {
+  static constexpr int kStrip = kStripRows, kLeast = 2;
+  static int most(const AttentionParams& p) { return most_strips(p); }
+  static std::int64_t scratch_bytes(const AttentionParams& p) {
+    std::int64_t bytes;
+    p.dtype == DType::kFloat32   ? void(make_scratch<3>(p, nullptr, &bytes))
+    : p.dtype == DType::kFloat16 ? void(make_scratch<2>(p, nullptr, &bytes))
+                                 : void(make_scratch<1>(p, nullptr, &bytes));
+    return bytes;
+  }
+  template <class T>
+  static void run(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, char* memory) {
+    amx_task(seq, row0, row1, memory);
+  }
+};
+
+}  // namespace
+
+std::size_t attention_fwd_workspace(const AttentionParams& p) { return attention_workspace<Path>(p); }
+void attention_fwd(const AttentionParams& p, void* workspace, Stream) { launch_attention<Path>(p, workspace); }
+
+}  // namespace flashkernel::cpu::amx

@@ -1,0 +1,14 @@
+// Attention forward on AMX tiles, see attention_fwd.cpp.
+#pragma once
+
+#include <cstddef>
+
+#include "flashkernel/stream.hpp"
+#include "ops/attention_params.hpp"
+
+namespace flashkernel::cpu::amx {
+
+std::size_t attention_fwd_workspace(const AttentionParams& p);
+void attention_fwd(const AttentionParams& p, void* workspace, Stream);
+
+}  // namespace flashkernel::cpu::amx
