@@ -115,8 +115,9 @@ inline void softmax_row(const Sequence<T>& seq, std::int64_t row, int r, std::in
   if (!plain) modify_scores(seq, row, key0, s, a, e);
   mask_scores(s, a, lo, hi, e);
   float alpha;
-  const __m512 reference = _mm512_set1_ps(-advance_max(row_max(s, a, e) * factor, m, &alpha));
-  const __m512 f = _mm512_set1_ps(factor);
+  const Exponent exponent = exponent_of(s, a, e, factor, advance_max(row_max(s, a, e) * factor, m, &alpha));
+  const __m512 reference = _mm512_set1_ps(-exponent.reference);
+  const __m512 f = _mm512_set1_ps(exponent.factor);
   __m512 sum0 = _mm512_setzero_ps(), sum1 = sum0;
   for (int x = a; x < e; x += 32) {
     const __m512 p0 = Vec::exp2<kDegree>(Vec::fma(Vec::load(s + x), f, reference));

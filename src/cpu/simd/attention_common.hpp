@@ -218,6 +218,19 @@ inline float exp2_weight(float x) {
   return imax(lanes[0], kLeastWeight);  // NaN comes through
 }
 
+// Exponents are fma(s, factor, -reference). That leaves the rounding of s * factor at the maximum itself as a rest,
+// which is nothing for usual logits but overflows for those of 1e30: such a row is scaled and shifted in two roundings
+// beforehand.
+struct Exponent {
+  float factor, reference;
+};
+inline Exponent exponent_of(float* s, int from, int to, float factor, float reference) {
+  if (__builtin_fabsf(reference) < 0x1p20f) return {factor, reference};  // a rest below 2^-4
+  for (int x = from; x < to; x += Vec::kWidth) Vec::store(s + x, Vec::mul(Vec::load(s + x), Vec::set1(factor)));
+  for (int x = from; x < to; x += Vec::kWidth) Vec::store(s + x, Vec::sub(Vec::load(s + x), Vec::set1(reference)));
+  return {1.0f, 0.0f};
+}
+
 // The state of a row moves on to a new maximum (both in units of log 2): what it had so far counts `alpha` times, and
 // exponents are taken relative to the result. Minus infinity stands for "nothing seen": then 0 serves as the reference.
 inline float advance_max(float new_max, float* m, float* alpha) {

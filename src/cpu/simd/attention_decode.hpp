@@ -209,8 +209,9 @@ inline void decode_chunk(const Sequence<T>& seq, std::int64_t key0, const Decode
     if (!plain) modify_scores(seq, r, key0, s, a, e);
     mask_scores(s, a, lo, hi, e);
     float alpha;
-    const Vec::Reg reference = Vec::set1(-advance_max(row_max(s, a, e) * factor, &w.m[r], &alpha));
-    const Vec::Reg f = Vec::set1(factor);
+    const Exponent exponent = exponent_of(s, a, e, factor, advance_max(row_max(s, a, e) * factor, &w.m[r], &alpha));
+    const Vec::Reg reference = Vec::set1(-exponent.reference);
+    const Vec::Reg f = Vec::set1(exponent.factor);
     Vec::Reg sum = Vec::zero();
     for (int x = a; x < e; x += W) {
       const Vec::Reg e2 = Vec::exp2<6>(Vec::fma(Vec::load(s + x), f, reference));

@@ -165,8 +165,9 @@ inline void softmax_row(const Sequence<T>& seq, std::int64_t row, std::int64_t k
   for (int x = e; x < to; x += W) Vec::store(s + x, Vec::zero());
   if (!plain) modify_scores(seq, row, key0, s, a, e);
   mask_scores(s, a, lo, hi, e);
-  const Vec::Reg reference = Vec::set1(-advance_max(row_max(s, a, e) * factor, m, alpha));
-  const Vec::Reg f = Vec::set1(factor);
+  const Exponent exponent = exponent_of(s, a, e, factor, advance_max(row_max(s, a, e) * factor, m, alpha));
+  const Vec::Reg reference = Vec::set1(-exponent.reference);
+  const Vec::Reg f = Vec::set1(exponent.factor);
   Vec::Reg sum0 = Vec::zero(), sum1 = Vec::zero();
   int x = a;
   for (; x + 2 * W <= e; x += 2 * W) {
