@@ -1,0 +1,151 @@
+// Cases of kv_append, kv_read and kv_copy_pages: pages in any order, skipped slots, RoPE on the way, far strides.
+#include "conformance/conformance.hpp"
+#include "conformance/each_dtype.hpp"
+#include "flashkernel/kv_ops.hpp"
+
+namespace flashkernel::conformance {
+namespace {
+
+struct Spec {
+  DType dtype;
+  std::int64_t pages, page_size, heads, dim, dim_v;
+  std::int64_t tokens = 0, max_seq = 0;  // append; read
+  Layout k_pages = {}, v_pages = {}, k = {}, v = {};
+  bool rope = false, interleaved = false, in_place = false;
+  std::int64_t heads_q = 0, rotary = -1;
+  Layout q = {};
+};
+
+DType index_dtype(const Spec& s) { return s.dtype == DType::kBFloat16 ? DType::kInt32 : DType::kInt64; }
+
+void build_append(Call& call, const Spec& s) {
+  TestTensor& k_pages = call.in_out("k_pages", s.dtype, {s.pages, s.page_size, s.heads, s.dim}, s.k_pages);
+  TestTensor& v_pages = call.in_out("v_pages", s.dtype, {s.pages, s.page_size, s.heads, s.dim_v}, s.v_pages);
+  TestTensor& k = call.input("k", s.dtype, {s.tokens, s.heads, s.dim}, s.k);
+  TestTensor& v = call.input("v", s.dtype, {s.tokens, s.heads, s.dim_v}, s.v);
+  std::vector<std::int64_t> slots, positions;
+  for (std::int64_t i = 0; i < s.pages * s.page_size; ++i) slots.push_back(i);
+  call.random.shuffle(slots);
+  slots.resize(static_cast<std::size_t>(s.tokens), -1);
+  for (std::size_t t = 2; t < slots.size(); t += 5) slots[t] = -1 - static_cast<std::int64_t>(t);
+  for (std::int64_t t = 0; t < s.tokens; ++t) positions.push_back(call.random.integer(0, 100000));
+  TestTensor& slot = call.indices("slots", index_dtype(s), {s.tokens}, slots);
+  if (!s.rope) {
+    call.run = [&](const ExecutionContext& context) {
+      kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), slot.view(), std::nullopt, context);
+    };
+    return;
+  }
+  TestTensor& position = call.indices("positions", index_dtype(s), {s.tokens}, positions);
+  TestTensor *q = nullptr, *q_out = nullptr;
+  if (s.heads_q > 0) {
+    const Shape shape{s.tokens, s.heads_q, s.dim};
+    q = s.in_place ? &call.in_out("q", s.dtype, shape, s.q) : &call.input("q", s.dtype, shape, s.q);
+    q_out = s.in_place ? q : &call.output("q_out", s.dtype, shape);
+  }
+  RopeOptions options;
+  options.rotary_dim = s.rotary, options.interleaved = s.interleaved;
+  call.run = [=, &k, &v, &k_pages, &v_pages, &slot, &position](const ExecutionContext& context) {
+    KvAppendRope rope;
+    rope.positions = position.view();
+    rope.options = options;
+    if (q) rope.q = q->view(), rope.q_out = q_out->view();
+    kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), slot.view(), rope, context);
+  };
+}
+
+void build_read(Call& call, const Spec& s) {
+  const std::int64_t batch = 4, max_pages = (s.max_seq + s.page_size - 1) / s.page_size;
+  TestTensor& k_pages = call.input("k_pages", s.dtype, {s.pages, s.page_size, s.heads, s.dim}, s.k_pages);
+  TestTensor& v_pages = call.input("v_pages", s.dtype, {s.pages, s.page_size, s.heads, s.dim_v}, s.v_pages);
+  // Full, empty, one token, anything; table entries past a sequence's pages are no pages at all.
+  const std::vector<std::int64_t> lens{s.max_seq, 0, s.max_seq > 0 ? 1 : 0, call.random.integer(0, s.max_seq)};
+  std::vector<std::int64_t> table;
+  for (const std::int64_t len : lens)
+    for (std::int64_t page = 0; page < max_pages; ++page)
+      table.push_back(page * s.page_size < len ? call.random.integer(0, s.pages - 1) : (page % 2 ? -1 : 2147483647));
+  TestTensor& blocks = call.indices("block_table", DType::kInt32, {batch, max_pages}, table, {{}, {}, /*gap=*/3});
+  TestTensor& len = call.indices("seq_lens", index_dtype(s), {batch}, lens);
+  TestTensor& k = call.output("k_out", s.dtype, {batch, s.max_seq, s.heads, s.dim}, s.k);
+  TestTensor& v = call.output("v_out", s.dtype, {batch, s.max_seq, s.heads, s.dim_v}, s.v);
+  call.run = [&](const ExecutionContext& context) {
+    kv_read(k_pages.view(), v_pages.view(), blocks.view(), len.view(), k.view(), v.view(), context);
+  };
+}
+
+void build_copy(Call& call, const Spec& s) {
+  TestTensor& k_pages = call.in_out("k_pages", s.dtype, {s.pages, s.page_size, s.heads, s.dim}, s.k_pages);
+  TestTensor& v_pages = call.in_out("v_pages", s.dtype, {s.pages, s.page_size, s.heads, s.dim_v}, s.v_pages);
+  std::vector<std::int64_t> pages, src, dst;
+  for (std::int64_t page = 0; page < s.pages; ++page) pages.push_back(page);
+  call.random.shuffle(pages);
+  const std::int64_t sources = s.pages / 3;  // each read twice, the others written
+  for (std::int64_t i = 0; i < 2 * sources; ++i) {
+    src.push_back(pages[static_cast<std::size_t>(i % sources)]);
+    dst.push_back(pages[static_cast<std::size_t>(sources + i)]);
+  }
+  TestTensor& from = call.indices("src", index_dtype(s), {2 * sources}, src);
+  TestTensor& to = call.indices("dst", DType::kInt32, {2 * sources}, dst);
+  call.run = [&](const ExecutionContext& context) {
+    kv_copy_pages(k_pages.view(), v_pages.view(), from.view(), to.view(), context);
+  };
+}
+
+using Build = void (*)(Call&, const Spec&);
+
+template <Build kBuild>
+void cases(CaseList& list) {
+  each_dtype([&](DType dtype, const std::string& suffix) {
+    const auto add = [&](const std::string& name, const Spec& spec) {
+      list.add(name + suffix, [=](Call& call) { kBuild(call, spec); });
+    };
+    for (const std::int64_t page_size : {1, 16, 32, 64, 128, 256}) {
+      Spec spec{dtype, 4, page_size, 2, 16, 16};
+      spec.tokens = 3 * page_size, spec.max_seq = 2 * page_size + 1;
+      add("page_size" + std::to_string(page_size), spec);
+    }
+    for (const std::int64_t dim : {1, 8, 33, 64, 100, 128, 256}) {
+      Spec spec{dtype, 6, 16, 3, dim, dim % 2 ? dim + 4 : dim};
+      spec.tokens = 37, spec.max_seq = 41;
+      add("dim" + std::to_string(dim), spec);
+    }
+    Spec one{dtype, 3, 16, 4, 64, 64};
+    one.tokens = 1, one.max_seq = 1;
+    add("one_token", one);
+    one.tokens = one.max_seq = 0;
+    add("no_tokens", one);
+    Spec strided{dtype, 6, 16, 3, 24, 40};
+    strided.tokens = 30, strided.max_seq = 50;
+    strided.k_pages = {{}, {0, 2, 1, 3}, 3, 1}, strided.v_pages = {{}, {2, 0, 1, 3}, 5};
+    strided.k.gap = 7, strided.k.offset = 1, strided.v.gap = 1;
+    add("strides", strided);
+    Spec far{dtype, 3, 4, 2, 24, 24};
+    far.tokens = 9, far.max_seq = 10;
+    far.k_pages.strides = {kFarStride, 48, 24, 1}, far.v_pages.strides = {24, 48 * 4, kFarStride, 1};
+    add("strides_past_2_31", far);
+    if (kBuild != static_cast<Build>(build_append)) return;
+    for (const bool interleaved : {false, true}) {
+      const std::string form = interleaved ? "_interleaved" : "_halves";
+      Spec rope{dtype, 6, 16, 3, 64, 48};
+      rope.tokens = 40, rope.rope = true, rope.interleaved = interleaved;
+      add("rope_k_only" + form, rope);
+      rope.heads_q = 7;
+      for (const std::int64_t dim : {2, 34, 64, 128}) {
+        rope.dim = dim;
+        add("rope" + std::to_string(dim) + form, rope);
+      }
+      rope.rotary = 48;
+      rope.q = {{}, {1, 0, 2}, 5, 1};
+      add("rope_partial" + form, rope);
+      rope.in_place = true;
+      add("rope_in_place" + form, rope);
+    }
+  });
+}
+
+const OpCases append("kv_append", cases<build_append>);
+const OpCases read("kv_read", cases<build_read>);
+const OpCases copy("kv_copy_pages", cases<build_copy>);
+
+}  // namespace
+}  // namespace flashkernel::conformance

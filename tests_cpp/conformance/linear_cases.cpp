@@ -1,0 +1,142 @@
+// Cases of linear and linear_bwd: both weight layouts, every activation, sizes round the tiles of the matrix kernels.
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "conformance/conformance.hpp"
+#include "conformance/each_dtype.hpp"
+#include "flashkernel/linear.hpp"
+
+namespace flashkernel::conformance {
+namespace {
+
+struct Spec {
+  DType dtype;
+  std::int64_t rows, in, out;
+  bool transposed = false;  // the weight's out dim is contiguous
+  Activation activation = Activation::kNone;
+  bool bias = true, bias_fp32 = false, preactivation = false;
+  Layout x = {}, y = {};
+  std::int64_t weight_gap = 0;
+  std::function<void(TestTensor& x)> adjust = {};
+};
+
+Layout weight_layout(const Spec& spec) {
+  Layout layout;
+  if (spec.transposed) layout.order = {1, 0};
+  layout.gap = spec.weight_gap;
+  return layout;
+}
+
+TensorView view_of(const TestTensor* tensor) { return tensor ? tensor->view() : TensorView(); }
+
+void scale(TestTensor& tensor, double factor) {
+  for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.set(i, factor * tensor.get(i));
+}
+
+void build_forward(Call& call, const Spec& spec) {
+  TestTensor& x = call.input("x", spec.dtype, {spec.rows, spec.in}, spec.x);
+  TestTensor& weight = call.input("weight", spec.dtype, {spec.out, spec.in}, weight_layout(spec));
+  scale(weight, 1 / std::sqrt(static_cast<double>(spec.in > 0 ? spec.in : 1)));
+  const DType bias_dtype = spec.bias_fp32 ? DType::kFloat32 : spec.dtype;
+  TestTensor* bias = spec.bias ? &call.input("bias", bias_dtype, {spec.out}) : nullptr;
+  TestTensor& out = call.output("out", spec.dtype, {spec.rows, spec.out}, spec.y);
+  TestTensor* saved = spec.preactivation ? &call.output("preactivation", spec.dtype, {spec.rows, spec.out}) : nullptr;
+  if (spec.adjust) spec.adjust(x);
+  const Activation activation = spec.activation;
+  call.run = [=, &x, &weight, &out](const ExecutionContext& context) {
+    linear(x.view(), weight.view(), view_of(bias), out.view(), view_of(saved), activation, context);
+  };
+}
+
+void build_backward(Call& call, const Spec& spec) {
+  TestTensor& grad_out = call.input("grad_out", spec.dtype, {spec.rows, spec.out}, spec.y);
+  TestTensor& x = call.input("x", spec.dtype, {spec.rows, spec.in}, spec.x);
+  TestTensor& weight = call.input("weight", spec.dtype, {spec.out, spec.in}, weight_layout(spec));
+  scale(weight, 1 / std::sqrt(static_cast<double>(spec.out > 0 ? spec.out : 1)));
+  TestTensor* saved = nullptr;
+  if (spec.activation != Activation::kNone) saved = &call.input("preactivation", spec.dtype, {spec.rows, spec.out});
+  TestTensor& grad_x = call.output("grad_x", spec.dtype, {spec.rows, spec.in}, spec.x);
+  TestTensor& grad_weight = call.output("grad_weight", spec.dtype, {spec.out, spec.in}, weight_layout(spec));
+  const DType bias_dtype = spec.bias_fp32 ? DType::kFloat32 : spec.dtype;
+  TestTensor* grad_bias = nullptr;
+  if (spec.bias) {
+    // In half precision a kernel may round the gradient of the pre-activation once, which an fp32 sum of it then shows.
+    const double factor = spec.bias_fp32 && spec.dtype != DType::kFloat32 ? 400 : 1;  // 400 * 1e-5 = 2^-8
+    grad_bias = &call.output("grad_bias", bias_dtype, {spec.out}, {}, factor);
+  }
+  const Activation activation = spec.activation;
+  call.run = [=, &grad_out, &x, &weight, &grad_x, &grad_weight](const ExecutionContext& context) {
+    linear_backward(grad_out.view(), x.view(), weight.view(), view_of(saved),
+                    {grad_x.view(), grad_weight.view(), view_of(grad_bias)}, activation, context);
+  };
+}
+
+void fill(CaseList& list, void (*build)(Call&, const Spec&)) {
+  each_dtype([&](DType dtype, const std::string& suffix) {
+    const auto add = [&](const std::string& name, const Spec& spec) {
+      list.add(name + suffix, [=](Call& call) { build(call, spec); });
+    };
+    for (const bool transposed : {false, true}) {
+      const std::string layout = transposed ? "_in_out" : "_out_in";
+      // One row (decode), few rows, and sizes below, at and above tiles of 8, 14, 16, 32 and 64.
+      for (const auto& [rows, in, out] : std::vector<std::array<std::int64_t, 3>>{{1, 64, 64},
+                                                                                  {1, 1, 1},
+                                                                                  {1, 257, 131},
+                                                                                  {2, 96, 48},
+                                                                                  {3, 33, 65},
+                                                                                  {7, 15, 17},
+                                                                                  {13, 31, 200},
+                                                                                  {16, 64, 32},
+                                                                                  {33, 70, 129},
+                                                                                  {64, 128, 64},
+                                                                                  {65, 300, 40},
+                                                                                  {130, 17, 9}})
+        add("r" + std::to_string(rows) + "_i" + std::to_string(in) + "_o" + std::to_string(out) + layout,
+            {dtype, rows, in, out, transposed});
+      for (const Activation activation : {Activation::kGeluTanh, Activation::kGelu, Activation::kSilu})
+        for (const std::int64_t rows : {1, 19}) {
+          Spec spec{dtype, rows, 40, 70, transposed, activation};
+          spec.preactivation = rows > 1;
+          spec.bias_fp32 = rows > 1;
+          add("activation" + std::to_string(static_cast<int>(activation)) + "_r" + std::to_string(rows) + layout, spec);
+        }
+      Spec plain{dtype, 9, 48, 50, transposed};
+      plain.bias = false;
+      add("no_bias" + layout, plain);
+      plain.weight_gap = 5;
+      plain.x.gap = 3, plain.x.offset = 1;
+      plain.y.gap = 7, plain.y.offset = 1;
+      add("gaps" + layout, plain);
+      Spec far{dtype, 2, 24, 33, transposed};
+      far.x.strides = {kFarStride, 1};
+      far.y.strides = {kFarStride, 1};
+      add("rows_past_2_31" + layout, far);
+      add("no_in_features" + layout, {dtype, 3, 0, 5, transposed});
+    }
+    add("no_rows", {dtype, 0, 12, 5});
+  });
+}
+
+void forward_cases(CaseList& list) {
+  fill(list, build_forward);
+  each_dtype([&](DType dtype, const std::string& suffix) {
+    Spec broadcast{dtype, 21, 40, 30};
+    broadcast.x.expanded = {0};
+    list.add("broadcast_rows" + suffix, [=](Call& call) { build_forward(call, broadcast); });
+    Spec special{dtype, 17, 40, 30};
+    special.adjust = [](TestTensor& x) {
+      x.set(3 * 40 + 5, std::numeric_limits<double>::quiet_NaN());
+      x.set(16 * 40 + 39, std::numeric_limits<double>::infinity());
+    };
+    list.add("nan_and_infinity" + suffix, [=](Call& call) { build_forward(call, special); });
+  });
+}
+
+void backward_cases(CaseList& list) { fill(list, build_backward); }
+
+const OpCases forward("linear", forward_cases);
+const OpCases backward("linear_bwd", backward_cases);
+
+}  // namespace
+}  // namespace flashkernel::conformance

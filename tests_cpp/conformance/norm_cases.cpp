@@ -1,0 +1,143 @@
+// Cases of norm and norm_bwd: LayerNorm and RMSNorm with every optional piece on and off.
+#include <cmath>
+#include <limits>
+
+#include "conformance/conformance.hpp"
+#include "conformance/each_dtype.hpp"
+#include "flashkernel/norm.hpp"
+
+namespace flashkernel::conformance {
+namespace {
+
+struct Spec {
+  DType dtype;
+  bool rms;
+  Shape shape;
+  bool weight = true, bias = true, fp32_parameters = false, residual = false, saved = true;
+  Layout x = {}, residual_layout = {}, out = {};
+  bool in_place = false;
+  double mean = 0.3;
+  std::function<void(TestTensor&)> adjust = {};
+};
+
+TensorView view_of(const TestTensor* tensor) { return tensor ? tensor->view() : TensorView(); }
+
+void build(Call& call, const Spec& s) {
+  const Shape rows(s.shape.begin(), s.shape.end() - 1);
+  const DType parameter = s.fp32_parameters ? DType::kFloat32 : s.dtype;
+  TestTensor& x = s.in_place ? call.in_out("x", s.dtype, s.shape, s.x) : call.input("x", s.dtype, s.shape, s.x);
+  for (std::int64_t i = 0; i < x.numel(); ++i) x.set(i, x.get(i) + s.mean);
+  if (s.adjust) s.adjust(x);
+  TestTensor *residual = nullptr, *sum = nullptr;
+  if (s.residual) {
+    residual = s.in_place ? &call.in_out("residual", s.dtype, s.shape, s.residual_layout)
+                          : &call.input("residual", s.dtype, s.shape, s.residual_layout);
+    sum = s.in_place ? residual : &call.output("residual_out", s.dtype, s.shape, s.x);
+  }
+  TestTensor* weight = s.weight ? &call.input("weight", parameter, {s.shape.back()}) : nullptr;
+  TestTensor* bias = s.bias && !s.rms ? &call.input("bias", parameter, {s.shape.back()}) : nullptr;
+  TestTensor* out = s.in_place ? &x : &call.output("out", s.dtype, s.shape, s.out);
+  TestTensor* mean = s.saved && !s.rms ? &call.output("mean", DType::kFloat32, rows) : nullptr;
+  TestTensor* rstd = s.saved ? &call.output("rstd", DType::kFloat32, rows) : nullptr;
+  const bool rms = s.rms;
+  call.run = [=, &x](const ExecutionContext& context) {
+    const NormSaved saved{view_of(sum), view_of(mean), view_of(rstd)};
+    if (rms) {
+      rms_norm(x.view(), view_of(residual), view_of(weight), out->view(), saved, 1e-5f, context);
+    } else {
+      layer_norm(x.view(), view_of(residual), view_of(weight), view_of(bias), out->view(), saved, 1e-5f, context);
+    }
+  };
+}
+
+void build_backward(Call& call, const Spec& s) {
+  const Shape rows(s.shape.begin(), s.shape.end() - 1);
+  const DType parameter = s.fp32_parameters ? DType::kFloat32 : s.dtype;
+  TestTensor& grad_out = call.input("grad_out", s.dtype, s.shape, s.out);
+  TestTensor& h = call.input("h", s.dtype, s.shape, s.x);
+  if (s.adjust) s.adjust(h);
+  TestTensor* weight = s.weight ? &call.input("weight", parameter, {s.shape.back()}) : nullptr;
+  TestTensor* mean = s.rms ? nullptr : &call.input("mean", DType::kFloat32, rows);
+  TestTensor& rstd = call.input("rstd", DType::kFloat32, rows);
+  for (std::int64_t i = 0; i < rstd.numel(); ++i) rstd.set(i, 0.5 + std::abs(rstd.get(i)));
+  TestTensor *residual = nullptr, *grad_x = nullptr;
+  if (s.residual) {
+    residual = s.in_place ? &call.in_out("grad_residual_out", s.dtype, s.shape, s.residual_layout)
+                          : &call.input("grad_residual_out", s.dtype, s.shape, s.residual_layout);
+  }
+  grad_x = s.in_place ? residual : &call.output("grad_x", s.dtype, s.shape, s.x);
+  TestTensor* grad_weight = s.weight ? &call.output("grad_weight", parameter, {s.shape.back()}) : nullptr;
+  TestTensor* grad_bias = s.bias && !s.rms ? &call.output("grad_bias", parameter, {s.shape.back()}) : nullptr;
+  const bool rms = s.rms;
+  call.run = [=, &grad_out, &h, &rstd](const ExecutionContext& context) {
+    const NormGradients gradients{grad_x->view(), view_of(grad_weight), view_of(grad_bias)};
+    if (rms) {
+      rms_norm_backward(grad_out.view(), h.view(), view_of(weight), rstd.view(), view_of(residual), gradients, context);
+    } else {
+      layer_norm_backward(grad_out.view(), h.view(), view_of(weight), mean->view(), rstd.view(), view_of(residual),
+                          gradients, context);
+    }
+  };
+}
+
+template <void (*kBuild)(Call&, const Spec&)>
+void cases(CaseList& list) {
+  const bool backward = kBuild == static_cast<void (*)(Call&, const Spec&)>(build_backward);
+  each_dtype([&](DType dtype, const std::string& suffix) {
+    for (const bool rms : {false, true}) {
+      const auto add = [&](const std::string& name, const Spec& spec) {
+        list.add((rms ? "rms_" : "layer_") + name + suffix, [=](Call& call) { kBuild(call, spec); });
+      };
+      for (const std::int64_t n : {1, 2, 7, 15, 16, 17, 31, 32, 33, 64, 65, 100, 768, 1023, 4100})
+        add("features" + std::to_string(n), {dtype, rms, {5, n}});
+      add("many_rows", {dtype, rms, {700, 24}});
+      add("vector", {dtype, rms, {50}});
+      add("no_rows", {dtype, rms, {0, 50}});
+      Spec spec{dtype, rms, {3, 4, 70}};
+      spec.weight = spec.bias = spec.saved = false;
+      add("plain", spec);
+      spec.residual = true;
+      add("residual", spec);
+      spec.in_place = true;
+      add("residual_in_place", spec);
+      spec = {dtype, rms, {3, 4, 70}};
+      spec.fp32_parameters = true;
+      spec.residual = true;
+      add("fp32_parameters", spec);
+      spec.x.gap = 3, spec.residual_layout.gap = 5, spec.out.gap = 7, spec.out.offset = 1;
+      spec.shape = {12, 70};
+      add("gaps", spec);
+      spec.shape = {3, 4, 70};
+      spec.x = spec.residual_layout = spec.out = {};
+      if (!backward) {
+        spec.x.order = {1, 0, 2};
+        add("rows_that_do_not_fold", spec);
+        spec.x = {};
+        spec.x.expanded = {0};
+        spec.residual = false;
+        add("broadcast", spec);
+      }
+      Spec far{dtype, rms, {2, 48}};
+      far.residual = true;
+      far.x.strides = far.residual_layout.strides = far.out.strides = {kFarStride, 1};
+      add("strides_past_2_31", far);
+      Spec special{dtype, rms, {4, 50}};
+      special.adjust = [](TestTensor& x) {
+        for (std::int64_t i = 0; i < 50; ++i) x.set(i, 2.5);
+        x.set(50 + 49, std::numeric_limits<double>::quiet_NaN());
+      };
+      add("special_values", special);
+      if (!backward) {
+        Spec offset{dtype, rms, {4, 400}};
+        offset.mean = 100;
+        add("large_mean", offset);
+      }
+    }
+  });
+}
+
+const OpCases forward("norm", cases<build>);
+const OpCases backward("norm_bwd", cases<build_backward>);
+
+}  // namespace
+}  // namespace flashkernel::conformance
