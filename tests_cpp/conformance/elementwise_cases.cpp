@@ -22,9 +22,10 @@ using Binary = void (*)(const TensorView&, const TensorView&, const TensorView&,
 void prepare(TestTensor& tensor, const Spec& spec, std::int64_t shift) {
   for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.set(i, spec.scale * tensor.get(i));
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const double values[] = {kInfinity, -0.0, std::numeric_limits<double>::quiet_NaN(), -30.0, 60.0, 0.0, 1e-7};
+  const double values[] = {kInfinity, -kInfinity, -0.0, std::numeric_limits<double>::quiet_NaN(),
+                           -30.0,     60.0,       0.0,  1e-7};
   for (std::int64_t i = 0; spec.special && i < tensor.numel(); ++i)
-    if ((i + shift) % 5 == 0) tensor.set(i, values[i / 5 % 7]);
+    if ((i + shift) % 5 == 0) tensor.set(i, values[i / 5 % 8]);
 }
 
 template <Binary kOp>

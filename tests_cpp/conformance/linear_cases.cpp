@@ -18,7 +18,7 @@ struct Spec {
   bool bias = true, bias_fp32 = false, preactivation = false;
   Layout x = {}, y = {};
   std::int64_t weight_gap = 0;
-  std::function<void(TestTensor& x)> adjust = {};
+  std::function<void(TestTensor&)> adjust = {};  // x; backward: the pre-activation
 };
 
 Layout weight_layout(const Spec& spec) {
@@ -56,6 +56,7 @@ void build_backward(Call& call, const Spec& spec) {
   scale(weight, 1 / std::sqrt(static_cast<double>(spec.out > 0 ? spec.out : 1)));
   TestTensor* saved = nullptr;
   if (spec.activation != Activation::kNone) saved = &call.input("preactivation", spec.dtype, {spec.rows, spec.out});
+  if (spec.adjust) spec.adjust(*saved);
   TestTensor& grad_x = call.output("grad_x", spec.dtype, {spec.rows, spec.in}, spec.x);
   TestTensor& grad_weight = call.output("grad_weight", spec.dtype, {spec.out, spec.in}, weight_layout(spec));
   const DType bias_dtype = spec.bias_fp32 ? DType::kFloat32 : spec.dtype;
@@ -124,16 +125,37 @@ void forward_cases(CaseList& list) {
     Spec broadcast{dtype, 21, 40, 30};
     broadcast.x.expanded = {0};
     list.add("broadcast_rows" + suffix, [=](Call& call) { build_forward(call, broadcast); });
-    Spec special{dtype, 17, 40, 30};
-    special.adjust = [](TestTensor& x) {
-      x.set(3 * 40 + 5, std::numeric_limits<double>::quiet_NaN());
-      x.set(16 * 40 + 39, std::numeric_limits<double>::infinity());
-    };
-    list.add("nan_and_infinity" + suffix, [=](Call& call) { build_forward(call, special); });
+    for (const Activation activation :
+         {Activation::kNone, Activation::kGeluTanh, Activation::kGelu, Activation::kSilu}) {
+      Spec special{dtype, 17, 40, 30, false, activation};
+      special.preactivation = true;
+      special.adjust = [](TestTensor& x) {  // row 16: +inf or -inf by the weight's sign; rows 1 and 2: far out
+        x.set(3 * 40 + 5, std::numeric_limits<double>::quiet_NaN());
+        x.set(16 * 40 + 39, std::numeric_limits<double>::infinity());
+        for (std::int64_t i = 40; i < 120; ++i) x.set(i, (i < 80 ? 8 : 200) * x.get(i));
+      };
+      list.add("special_values_activation" + std::to_string(static_cast<int>(activation)) + suffix,
+               [=](Call& call) { build_forward(call, special); });
+    }
   });
 }
 
-void backward_cases(CaseList& list) { fill(list, build_backward); }
+void backward_cases(CaseList& list) {
+  fill(list, build_backward);
+  each_dtype([&](DType dtype, const std::string& suffix) {
+    for (const Activation activation : {Activation::kGeluTanh, Activation::kGelu, Activation::kSilu}) {
+      Spec special{dtype, 17, 40, 30, false, activation};
+      special.adjust = [](TestTensor& preactivation) {
+        preactivation.set(3 * 30 + 5, std::numeric_limits<double>::quiet_NaN());
+        preactivation.set(4 * 30 + 5, std::numeric_limits<double>::infinity());
+        preactivation.set(5 * 30 + 9, -std::numeric_limits<double>::infinity());
+        for (std::int64_t i = 6 * 30; i < 8 * 30; ++i) preactivation.set(i, 100 * preactivation.get(i));
+      };
+      list.add("special_values_activation" + std::to_string(static_cast<int>(activation)) + suffix,
+               [=](Call& call) { build_backward(call, special); });
+    }
+  });
+}
 
 const OpCases forward("linear", forward_cases);
 const OpCases backward("linear_bwd", backward_cases);

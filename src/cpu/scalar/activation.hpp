@@ -24,7 +24,9 @@ inline double activate(Activation activation, double x) {
   return x;
 }
 
+/// At infinity the derivatives are their limits, 0 and 1 (the formulas would give inf * 0).
 inline double activation_derivative(Activation activation, double x) {
+  if (std::isinf(x) && activation != Activation::kNone) return x > 0 ? 1.0 : 0.0;
   switch (activation) {
     case Activation::kGeluTanh: {
       const double t = std::tanh(kSqrt2OverPi * (x + kGeluCubic * x * x * x));

@@ -113,8 +113,9 @@ inline Reg vec_gelu_tanh_gradient(Reg x) {
   const Reg s = vec_sigmoid(two_u);
   return Simd::fma(Simd::mul(Simd::mul(v, slope), s), Simd::sub(Simd::set1(1.0f), s), s);
 }
-/// Phi(x) + x phi(x)
-inline Reg vec_gelu_gradient(Reg x) {
+/// Phi(x) + x phi(x); x limited where phi has long been 0, so that infinity gives the limit and not inf * 0.
+inline Reg vec_gelu_gradient(Reg unlimited) {
+  const Reg x = Simd::min(Simd::set1(30.0f), Simd::max(Simd::set1(-30.0f), unlimited));
   Reg gauss;
   const Reg tail = vec_half_erfc(x, &gauss);
   const Reg phi = Simd::select(Simd::less(x, Simd::zero()), tail, Simd::sub(Simd::set1(1.0f), tail));
