@@ -2,6 +2,7 @@
 // A row here is dispatch, forcing, `flashkernel kernels`, bench and conformance test at once. Scalar rows accept any shape.
 #if defined(FK_CPU_X86)
 #include "cpu/amx/attention_fwd.hpp"
+#include "cpu/attention_bwd.hpp"
 #include "cpu/avx2/attention_fwd.hpp"
 #include "cpu/avx512/attention_fwd.hpp"
 #include "cpu/fast_support.hpp"
@@ -53,6 +54,12 @@ KernelTable<AttentionParams> cpu_kernels<AttentionParams>() {
 template <>
 KernelTable<AttentionBackwardParams> cpu_kernels<AttentionBackwardParams>() {
   static constexpr KernelEntry<AttentionBackwardParams> kRows[] = {
+#if defined(FK_CPU_X86)
+      cpu::fast_row("attention_bwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::attention_bwd,
+                    cpu::takes_all<AttentionBackwardParams>, cpu::avx512::attention_bwd_workspace),
+      cpu::fast_row("attention_bwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::attention_bwd, cpu::takes_all<AttentionBackwardParams>,
+                    cpu::avx2::attention_bwd_workspace),
+#endif
       scalar_row<AttentionBackwardParams>("attention_bwd/cpu/scalar", cpu_scalar::attention_bwd),
   };
   return table(kRows);
