@@ -1,1 +1,0 @@
-"""FlashKernel inside other libraries; each module here is imported only by who uses it."""
