@@ -1,4 +1,4 @@
-// Binds device.hpp: threads, CPU features, number of GPUs.
+// Binds device.hpp: threads, CPU features, number of GPUs; and how the build was made (FK_BUILD_* come from CMakeLists.txt).
 #include "flashkernel/device.hpp"
 
 #include <sstream>
@@ -24,6 +24,18 @@ void bind_device(nb::module_& module) {
         return features;
       },
       "CPU features that the library found and may use, such as ``['avx2', 'avx512']``.");
+  module.def(
+      "build_info",
+      [] {
+        nb::dict info;
+        info["compiler"] = FK_BUILD_COMPILER;
+        info["build_type"] = FK_BUILD_TYPE;
+        info["cuda"] = static_cast<bool>(FK_BUILD_CUDA);
+        info["cuda_reason"] = FK_BUILD_CUDA_REASON;
+        return info;
+      },
+      nb::sig("def build_info() -> dict[str, typing.Any]"),
+      "How this build was made: compiler, build type, whether the CUDA backend is in it, and why or why not.");
 }
 
 }  // namespace flashkernel::python

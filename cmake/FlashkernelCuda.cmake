@@ -1,4 +1,4 @@
-# Decides whether the CUDA backend is built and says so in one line: sets FLASHKERNEL_WITH_CUDA.
+# Decides whether the CUDA backend is built and says so in one line: sets FLASHKERNEL_WITH_CUDA and FLASHKERNEL_CUDA_REASON.
 include(CheckLanguage)
 
 set(FLASHKERNEL_WITH_CUDA OFF)
@@ -23,3 +23,4 @@ if(FLASHKERNEL_WITH_CUDA)
 else()
   message(STATUS "flashkernel: CUDA backend OFF (${_reason})")
 endif()
+set(FLASHKERNEL_CUDA_REASON ${_reason})

@@ -83,6 +83,10 @@ target_include_directories(flashkernel PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE
                                               $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include> $<INSTALL_INTERFACE:include>)
 target_compile_features(flashkernel PUBLIC cxx_std_17)
 target_link_libraries(flashkernel PRIVATE Threads::Threads)
+if(UNIX AND NOT APPLE)  # visibility can't hide std templates: their namespace asks for the default
+  target_link_options(flashkernel PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/flashkernel.map)
+  set_target_properties(flashkernel PROPERTIES LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/flashkernel.map)
+endif()
 
 # What the tests link: the same objects with the internals visible to the linker.
 add_library(flashkernel_internal STATIC EXCLUDE_FROM_ALL ${_objects})

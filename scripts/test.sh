@@ -8,6 +8,8 @@ compgen -G "/usr/lib/*/cmake/GTest" >/dev/null || [ -n "${CMAKE_PREFIX_PATH:-}" 
 
 say "installing build and test dependencies"
 python -m pip install -q --upgrade pip
+# A pinned torch: the newest one may bring gigabytes of CUDA libraries that no test here needs.
+python -c 'import torch' 2>/dev/null || python -m pip install -q torch==2.13.0
 python -m pip install -q --group build --group test
 
 # One build serves both: the wheel's build folder also holds the C++ tests.

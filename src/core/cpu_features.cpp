@@ -75,7 +75,10 @@ std::uint32_t detect() {
     features |= kCpuAvx512;
     if (bit(leaf7_1.eax, 5)) features |= kCpuAvx512Bf16;
     if (bit(leaf7.edx, 23)) features |= kCpuAvx512Fp16;
-    if ((states & kTiles) == kTiles && bit(leaf7.edx, 24) && bit(leaf7.edx, 22) && request_amx()) features |= kCpuAmxBf16;
+    if ((states & kTiles) == kTiles && bit(leaf7.edx, 24) && bit(leaf7.edx, 22) && request_amx()) {
+      features |= kCpuAmxBf16;
+      if (bit(leaf7_1.eax, 21)) features |= kCpuAmxFp16;
+    }
   }
   return features;
 }
@@ -101,7 +104,8 @@ std::string cpu_feature_names(std::uint32_t features) {
                 {kCpuAvx512, "avx512"},
                 {kCpuAvx512Bf16, "avx512_bf16"},
                 {kCpuAvx512Fp16, "avx512_fp16"},
-                {kCpuAmxBf16, "amx_bf16"}};
+                {kCpuAmxBf16, "amx_bf16"},
+                {kCpuAmxFp16, "amx_fp16"}};
   std::string text;
   for (const auto& entry : kNames)
     if (features & entry.bit) text += (text.empty() ? "" : " ") + std::string(entry.name);

@@ -14,6 +14,7 @@ enum CpuFeature : std::uint32_t {
   kCpuAvx512Bf16 = 1u << 2,
   kCpuAvx512Fp16 = 1u << 3,
   kCpuAmxBf16 = 1u << 4,     // with AMX-TILE and the kernel's permission to use it
+  kCpuAmxFp16 = 1u << 5,
 };
 
 /// Bits of CpuFeature. Read once; asks the kernel for permission to use AMX on the first call.

@@ -32,7 +32,9 @@ FK_DECLARE_FAST_OPS
 
 namespace amx {
 void linear(const LinearParams&, void*, Stream);
+void linear_fp16(const LinearParams&, void*, Stream);
 void linear_backward(const LinearBackwardParams&, void*, Stream);
+void linear_backward_fp16(const LinearBackwardParams&, void*, Stream);
 }  // namespace amx
 
 }  // namespace flashkernel::cpu

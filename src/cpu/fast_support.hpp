@@ -10,14 +10,15 @@
 namespace flashkernel::cpu {
 namespace {
 
-enum class Isa { kAvx2, kAvx512, kAmx };
+enum class Isa { kAvx2, kAvx512, kAmx, kAmxFp16 };
 
 constexpr std::uint32_t features_of(Isa isa) {
   return isa == Isa::kAvx2     ? kCpuAvx2
          : isa == Isa::kAvx512 ? kCpuAvx2 | kCpuAvx512
-                               : kCpuAvx2 | kCpuAvx512 | kCpuAvx512Bf16 | kCpuAmxBf16;
+         : isa == Isa::kAmx    ? kCpuAvx2 | kCpuAvx512 | kCpuAvx512Bf16 | kCpuAmxBf16
+                               : kCpuAvx2 | kCpuAvx512 | kCpuAvx512Bf16 | kCpuAmxBf16 | kCpuAmxFp16;
 }
-constexpr int priority_of(Isa isa) { return isa == Isa::kAvx2 ? 10 : isa == Isa::kAvx512 ? 20 : 30; }
+constexpr int priority_of(Isa isa) { return isa == Isa::kAvx2 ? 10 : isa == Isa::kAvx512 ? 20 : isa == Isa::kAmx ? 30 : 40; }
 
 // Parameter types that take no part in deduction: `launch` alone says which op a row is of.
 template <class Params>
@@ -42,13 +43,26 @@ Verdict takes_all(const Params&) {
 constexpr GemmBlocks blocks_of(Isa isa, DType dtype) {
   if (isa == Isa::kAvx2) return kAvx2Blocks;
   if (isa == Isa::kAvx512) return kAvx512Blocks;
-  return dtype == DType::kFloat32 ? kAmxFp32Blocks : dtype == DType::kFloat16 ? kAmxFp16Blocks : kAmxBf16Blocks;
+  if (isa == Isa::kAmxFp16 || dtype == DType::kBFloat16) return kAmxBf16Blocks;
+  return dtype == DType::kFloat16 ? kAmxSplitFp16Blocks : kAmxSplitFp32Blocks;
+}
+
+// The tile unit pays where its work outweighs rearranging the weight; below, the product is a stream through vector registers.
+Verdict amx_linear_supports(const LinearParams& p) {
+  const std::int64_t least = p.dtype == DType::kBFloat16 ? kAmxMinRows : kAmxSplitMinRows;
+  return p.rows >= least ? Verdict::ok() : Verdict("takes 5 rows or more (49 in fp16 and fp32, which it splits)");
+}
+Verdict amx_fp16_linear_supports(const LinearParams& p) {
+  return p.dtype == DType::kFloat16 && p.rows >= kAmxMinRows ? Verdict::ok() : Verdict("takes fp16 and 5 rows or more");
+}
+Verdict amx_fp16_linear_backward_supports(const LinearBackwardParams& p) {
+  return p.dtype == DType::kFloat16 ? Verdict::ok() : Verdict("takes fp16");
 }
 
 /// One scratch a thread; for few rows x in fp32.
 template <Isa kIsa>
 std::size_t linear_workspace(const LinearParams& p) {
-  if (p.rows <= kGemvRows)
+  if (p.rows <= kGemvRows && (kIsa == Isa::kAvx2 || kIsa == Isa::kAvx512))
     return static_cast<std::size_t>(p.rows * gemv_pitch(p.in_features) * 4);
   return static_cast<std::size_t>(num_workers() * gemm_worker_bytes(blocks_of(kIsa, p.dtype)));
 }

@@ -2,6 +2,7 @@
 // A row here is dispatch, forcing, `flashkernel kernels`, bench and conformance test at once. Scalar rows accept any shape.
 #if defined(FK_CPU_X86)
 #include "cpu/amx/attention_fwd.hpp"
+#include "cpu/attention_bwd.hpp"
 #include "cpu/avx2/attention_fwd.hpp"
 #include "cpu/avx512/attention_fwd.hpp"
 #include "cpu/fast_support.hpp"
@@ -53,6 +54,12 @@ KernelTable<AttentionParams> cpu_kernels<AttentionParams>() {
 template <>
 KernelTable<AttentionBackwardParams> cpu_kernels<AttentionBackwardParams>() {
   static constexpr KernelEntry<AttentionBackwardParams> kRows[] = {
+#if defined(FK_CPU_X86)
+      cpu::fast_row("attention_bwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::attention_bwd,
+                    cpu::takes_all<AttentionBackwardParams>, cpu::avx512::attention_bwd_workspace),
+      cpu::fast_row("attention_bwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::attention_bwd, cpu::takes_all<AttentionBackwardParams>,
+                    cpu::avx2::attention_bwd_workspace),
+#endif
       scalar_row<AttentionBackwardParams>("attention_bwd/cpu/scalar", cpu_scalar::attention_bwd),
   };
   return table(kRows);
@@ -79,7 +86,9 @@ template <>
 KernelTable<LinearParams> cpu_kernels<LinearParams>() {
   static constexpr KernelEntry<LinearParams> kRows[] = {
 #if defined(FK_CPU_X86)
-      cpu::fast_row("linear/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear, cpu::takes_all<LinearParams>,
+      cpu::fast_row("linear/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::linear_fp16, cpu::amx_fp16_linear_supports,
+                    cpu::linear_workspace<cpu::Isa::kAmxFp16>),
+      cpu::fast_row("linear/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear, cpu::amx_linear_supports,
                     cpu::linear_workspace<cpu::Isa::kAmx>),
       cpu::fast_row("linear/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear, cpu::takes_all<LinearParams>,
                     cpu::linear_workspace<cpu::Isa::kAvx512>),
@@ -95,6 +104,8 @@ template <>
 KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
   static constexpr KernelEntry<LinearBackwardParams> kRows[] = {
 #if defined(FK_CPU_X86)
+      cpu::fast_row("linear_bwd/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::linear_backward_fp16,
+                    cpu::amx_fp16_linear_backward_supports, cpu::linear_backward_workspace<cpu::Isa::kAmxFp16>),
       cpu::fast_row("linear_bwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear_backward, cpu::takes_all<LinearBackwardParams>,
                     cpu::linear_backward_workspace<cpu::Isa::kAmx>),
       cpu::fast_row("linear_bwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear_backward,

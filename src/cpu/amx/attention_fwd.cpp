@@ -95,44 +95,95 @@ inline void strip_outputs(const Scratch<kParts>& w, float* o, int from, int to) 
   fence();
 }
 
-// One row of scores becomes probabilities in w.p; like softmax_row in simd/attention_tiled.hpp, 32 keys at a time.
+// The keys of a block that a row sees, in its own range and rounded to whole pairs of registers.
+struct RowRange {
+  int lo, hi, first, last;
+};
+
+// Sixteen rows of scores become probabilities in w.p, the rows' maxima, sums and outputs move along. Rows go side by
+// side because the horizontal steps (maximum, sum, the state's few scalars) cost more than a row's exponentials
+// otherwise.
 template <class T, int kParts>
-inline void softmax_row(const Sequence<T>& seq, std::int64_t row, int r, std::int64_t key0, int from, int to, int lo,
-                        int hi, bool plain, float factor, const Scratch<kParts>& w, float* m, float* l, float* o) {
+inline void softmax_rows(const Sequence<T>& seq, std::int64_t row0, int r0, int n, std::int64_t key0, int from, int to,
+                         bool plain, float factor, const Scratch<kParts>& w, float* m, float* l, float* o) {
   // Half inputs round the output to 2^-9 or 2^-12: a polynomial good to 2.9e-6 is far below.
   constexpr int kDegree = kParts == 3 ? 6 : 4;
-  float* s = w.s + r * kScoreStride;
-  std::uint16_t* p = w.p + r / 16 * (kKeyBlock / 32 * kTileValues) + r % 16 * 32;
-  lo = imax(lo, from);
-  hi = imin(hi, to);
-  const int a = lo < hi ? lo / 32 * 32 : to, e = lo < hi ? static_cast<int>(round_up(hi, 32)) : to;
-  for (int x = from; x < to; x += 32) {
-    if (x >= a && x < e) continue;
-    for (int i = 0; i < kParts; ++i)
-      _mm512_store_si512(p + i * w.p_part + x / 32 * kTileValues, _mm512_setzero_si512());
+  constexpr int kRows = 16;
+  float* s = w.s + r0 * kScoreStride;
+  std::uint16_t* p = w.p + r0 / 16 * (kKeyBlock / 32 * kTileValues);
+  RowRange range[kRows];
+  __m512 lanes[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    RowRange& x = range[r];
+    const std::int64_t row = row0 + imin(r, n - 1);
+    x.lo = static_cast<int>(imax<std::int64_t>(seq.first_key(row) - key0, from));
+    x.hi = static_cast<int>(imin<std::int64_t>(seq.last_key(row) - key0, to));
+    const bool any = r < n && x.lo < x.hi;
+    x.first = any ? x.lo / 32 * 32 : to;
+    x.last = any ? static_cast<int>(round_up(x.hi, 32)) : to;
+    __m512 top0 = _mm512_set1_ps(kNegInf), top1 = top0;
+    if (any) {
+      float* scores = s + r * kScoreStride;
+      if (!plain) modify_scores(seq, row, key0, scores, x.first, x.last);
+      mask_scores(scores, x.first, x.lo, x.hi, x.last);
+      for (int j = x.first; j < x.last; j += 32) {  // a NaN is dropped here and comes back through exp2 into the sum
+        top0 = Vec::max(Vec::load(scores + j), top0);
+        top1 = Vec::max(Vec::load(scores + j + 16), top1);
+      }
+    }
+    lanes[r] = Vec::max(top0, top1);
   }
-  if (lo >= hi) return;
-  if (!plain) modify_scores(seq, row, key0, s, a, e);
-  mask_scores(s, a, lo, hi, e);
-  float alpha;
-  const Exponent exponent = exponent_of(s, a, e, factor, advance_max(row_max(s, a, e) * factor, m, &alpha));
-  const __m512 reference = _mm512_set1_ps(-exponent.reference);
-  const __m512 f = _mm512_set1_ps(exponent.factor);
-  __m512 sum0 = _mm512_setzero_ps(), sum1 = sum0;
-  for (int x = a; x < e; x += 32) {
-    const __m512 p0 = Vec::exp2<kDegree>(Vec::fma(Vec::load(s + x), f, reference));
-    const __m512 p1 = Vec::exp2<kDegree>(Vec::fma(Vec::load(s + x + 16), f, reference));
-    sum0 = Vec::add(sum0, p0);
-    sum1 = Vec::add(sum1, p1);
-    __m512i part[kParts];
-    split<kParts>(p0, p1, part);
+
+  // As advance_max does for one row.
+  const __m512 old_m = Vec::load(m);
+  const __m512 new_m = Vec::max(Vec::mul(Vec::max_rows(lanes), _mm512_set1_ps(factor)), old_m);
+  const __mmask16 unseen = _mm512_cmp_ps_mask(new_m, _mm512_set1_ps(kNegInf), _CMP_EQ_OQ);
+  const __m512 reference = _mm512_mask_mov_ps(new_m, unseen, _mm512_setzero_ps());
+  const __mmask16 moved = _mm512_cmp_ps_mask(old_m, new_m, _CMP_NEQ_UQ);
+  const __m512 weight = Vec::max(_mm512_set1_ps(kLeastWeight), Vec::exp2<6>(Vec::sub(old_m, reference)));
+  const __m512 alpha = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), moved, weight);
+  Vec::store(m, new_m);
+  alignas(64) float references[kRows], alphas[kRows];
+  _mm512_store_ps(references, reference);
+  _mm512_store_ps(alphas, alpha);
+
+  for (int r = 0; r < kRows; ++r) {
+    const RowRange& x = range[r];
+    float* scores = s + r * kScoreStride;
+    std::uint16_t* out = p + r * 32;
+    __m512 sum0 = _mm512_setzero_ps(), sum1 = sum0;
+    for (int j = from; j < x.first; j += 32) {
+      for (int i = 0; i < kParts; ++i)
+        _mm512_store_si512(out + i * w.p_part + j / 32 * kTileValues, _mm512_setzero_si512());
+    }
+    if (x.first < x.last) {
+      const Exponent exponent = exponent_of(scores, x.first, x.last, factor, references[r]);
+      const __m512 shift = _mm512_set1_ps(-exponent.reference), f = _mm512_set1_ps(exponent.factor);
+      for (int j = x.first; j < x.last; j += 32) {
+        const __m512 p0 = Vec::exp2<kDegree>(Vec::fma(Vec::load(scores + j), f, shift));
+        const __m512 p1 = Vec::exp2<kDegree>(Vec::fma(Vec::load(scores + j + 16), f, shift));
+        sum0 = Vec::add(sum0, p0);
+        sum1 = Vec::add(sum1, p1);
+        __m512i part[kParts];
+        split<kParts>(p0, p1, part);
 #pragma GCC unroll 3
-    for (int i = 0; i < kParts; ++i) _mm512_store_si512(p + i * w.p_part + x / 32 * kTileValues, part[i]);
+        for (int i = 0; i < kParts; ++i) _mm512_store_si512(out + i * w.p_part + j / 32 * kTileValues, part[i]);
+      }
+    }
+    for (int j = x.last; j < to; j += 32) {
+      for (int i = 0; i < kParts; ++i)
+        _mm512_store_si512(out + i * w.p_part + j / 32 * kTileValues, _mm512_setzero_si512());
+    }
+    lanes[r] = Vec::add(sum0, sum1);
   }
-  *l = *l * alpha + Vec::sum(Vec::add(sum0, sum1));
-  if (alpha == 1.0f) return;
-  const __m512 factor_o = _mm512_set1_ps(alpha);
-  for (std::int64_t x = 0; x < w.o_stride; x += 16) Vec::store(o + x, Vec::mul(Vec::load(o + x), factor_o));
+  Vec::store(l, Vec::fma(Vec::load(l), alpha, Vec::sum_rows(lanes)));
+
+  for (unsigned left = moved; left; left &= left - 1) {
+    const int r = __builtin_ctz(left);
+    const __m512 a = _mm512_set1_ps(alphas[r]);
+    float* to_row = o + r * w.o_stride;
+    for (std::int64_t x = 0; x < w.o_stride; x += 16) Vec::store(to_row + x, Vec::mul(Vec::load(to_row + x), a));
+  }
 }
 
 // Scores of the pairs whose query or key the tiles could not carry. Rare, so nothing is hurried.
@@ -178,9 +229,11 @@ void amx_task(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, void
   const float factor = log2_factor(p);
   configure_tiles();
 
+  bool any_bad_q = false;
   for (int r = 0; r < round_up(rows, kStripRows); ++r) {  // rows past the end: zeros, so that tiles need no edges
     std::uint16_t* to = w.q + r / 16 * w.d_tiles * kTileValues + r % 16 * 32;
     w.bad_q[r] = pack_row(r < rows ? seq.q_row(row0 + r) : nullptr, d, to, w.q_part);
+    any_bad_q |= w.bad_q[r] != 0;
     w.m[r] = kNegInf;
     w.l[r] = 0.0f;
     for (std::int64_t x = 0; x < w.o_stride; x += 16) Vec::store(w.o + r * w.o_stride + x, Vec::zero());
@@ -207,13 +260,15 @@ void amx_task(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, void
           static_cast<int>(round_up(imin<std::int64_t>(seq.last_key(row0 + r0 + n - 1) - key0, kKeyBlock), 32));
       if (from >= to) continue;
       strip_scores(w, w.q + r0 / 16 * w.d_tiles * kTileValues, from, to);
-      for (int r = 0; r < n; ++r) {
+      for (int r = 0; r < n && (bad_k || any_bad_q); ++r) {
         const std::int64_t row = row0 + r0 + r;
         const int lo = static_cast<int>(imax<std::int64_t>(seq.first_key(row) - key0, 0));
         const int hi = static_cast<int>(imin<std::int64_t>(seq.last_key(row) - key0, kKeyBlock));
         if (bad_k || w.bad_q[r0 + r]) repair_scores(seq, row, r, w.bad_q[r0 + r] != 0, key0, lo, hi, w);
-        softmax_row(seq, row, r, key0, from, to, lo, hi, plain, factor, w, &w.m[r0 + r], &w.l[r0 + r],
-                    w.o + (r0 + r) * w.o_stride);
+      }
+      for (int r = 0; r < n; r += 16) {
+        softmax_rows(seq, row0 + r0 + r, r, imin(16, n - r), key0, from, to, plain, factor, w, w.m + r0 + r,
+                     w.l + r0 + r, w.o + (r0 + r) * w.o_stride);
       }
       strip_outputs(w, w.o + r0 * w.o_stride, from, to);
       if (!bad_v) continue;

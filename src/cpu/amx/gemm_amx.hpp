@@ -1,9 +1,11 @@
-// The AMX micro-kernel of simd/gemm.hpp: 32 x 32 outputs in four tile registers, bf16 products, fp32 sums.
-// fp16 and fp32 operands are split exactly into bf16 parts when they are packed (x = hi + mid + lo, 8 bits each), and the
-// products that matter are summed: fp16 has 2 parts and 3 products (what is dropped is below 2^-17 of a product), fp32 3 parts and
-// 6 products (below 2^-26: less than fp32 itself rounds). Henry, Tang and Heinecke, "Leveraging the bfloat16 artificial intelligence
-// datatype for higher-precision computations", 2019. Subnormal bf16 parts count as zero (the tile unit does so).
-// Packed A: per part, rows of a chunk `gemm_row_pitch` apart. Packed B: slivers of 32 columns, per part [k / 2][32][2].
+// The AMX micro-kernel of simd/gemm.hpp: 32 x 32 outputs in four tile registers, fp32 sums.
+// bf16 operands are multiplied as they are, fp16 too where the processor has AMX-FP16. Otherwise fp16 and fp32 operands are split
+// exactly into bf16 parts when they are packed (x = hi + mid + lo, 8 bits each) and the products that matter are summed: fp16 has
+// 2 parts and 3 products (what is dropped is below 2^-17 of a product), fp32 3 parts and 6 products (below 2^-25, less than fp32
+// itself rounds). Henry, Tang and Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision
+// computations", 2019. The tile unit takes subnormal bf16 parts and sums as zero.
+// Packed blocks are made of 1 KiB tiles that lie in the order in which they are read. A: [16 rows][part][k / 32] tiles of 16 rows x
+// 32 k. B: [32 columns][part][k / 32][2 halves] tiles of 16 pairs of k x 16 columns.
 #pragma once
 
 #include "cpu/simd/gemm.hpp"
@@ -11,38 +13,37 @@
 namespace flashkernel::cpu {
 namespace {
 
-template <class T>
-struct AmxParts;  // how many bf16 parts a T has, its block sizes, and the products (part of A, part of B) that are summed
-template <>
-struct AmxParts<BFloat> {
+constexpr std::int64_t kTile = 512;  // 16-bit elements of a tile
+
+/// How a dtype meets the tile unit: block sizes, parts, and whether the parts are the dtype's own bits.
+struct AmxBf16 {
+  using Element = BFloat;
+  static constexpr bool kMultipliesHalf = false;
   static constexpr GemmBlocks kBlocks = kAmxBf16Blocks;
 };
-template <>
-struct AmxParts<Half> {
-  static constexpr GemmBlocks kBlocks = kAmxFp16Blocks;
+struct AmxFp16 {  // AMX-FP16
+  using Element = Half;
+  static constexpr bool kMultipliesHalf = true;
+  static constexpr GemmBlocks kBlocks = kAmxBf16Blocks;
 };
-template <>
-struct AmxParts<float> {
-  static constexpr GemmBlocks kBlocks = kAmxFp32Blocks;
+struct AmxSplitFp16 {
+  using Element = Half;
+  static constexpr bool kMultipliesHalf = false;
+  static constexpr GemmBlocks kBlocks = kAmxSplitFp16Blocks;
+};
+struct AmxSplitFp32 {
+  using Element = float;
+  static constexpr bool kMultipliesHalf = false;
+  static constexpr GemmBlocks kBlocks = kAmxSplitFp32Blocks;
 };
 
-// 16 fp32 -> the bf16 parts of each; nearest even, so a remainder has at most as many bits as fp32 can hold exactly.
-template <int kParts>
-inline void split(Reg x, __m256i (&parts)[kParts]) {
-  for (int p = 0; p < kParts; ++p) {
-    parts[p] = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
-    if (p + 1 < kParts)
-      x = Simd::sub(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(parts[p]), 16)));
-  }
-}
-
-template <class T>
+template <class Format>
 struct AmxMicro {
-  static constexpr GemmBlocks kBlocks = AmxParts<T>::kBlocks;
+  using T = typename Format::Element;
+  static constexpr GemmBlocks kBlocks = Format::kBlocks;
   static constexpr int kParts = static_cast<int>(kBlocks.planes);
-  static constexpr std::int64_t kPitch = gemm_row_pitch(kBlocks);            // bf16 elements
-  static constexpr std::int64_t kPartA = gemm_round_up(kBlocks.mc, kBlocks.mr) * kPitch;
   static constexpr bool kSplits = kParts > 1;
+  static constexpr bool kIsHalf = Format::kMultipliesHalf;
 
   // Palette 1, all eight tiles 16 rows x 64 bytes.
   struct Session {
@@ -62,82 +63,140 @@ struct AmxMicro {
     ~Session() { _tile_release(); }
   };
 
-  static inline void save_parts(std::uint16_t* to, std::int64_t part_pitch, Reg x) {
-    __m256i parts[kParts];
-    split<kParts>(x, parts);
-    for (int p = 0; p < kParts; ++p) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + p * part_pitch), parts[p]);
+  // 16 fp32 -> the bf16 parts of each. Nearest even, so that a remainder has at most as many bits as fp32 holds exactly.
+  static inline void split(Reg x, __m256i (&parts)[kParts]) {
+    for (int p = 0; p < kParts; ++p) {
+      parts[p] = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
+      if (p + 1 < kParts)
+        x = Simd::sub(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(parts[p]), 16)));
+    }
+  }
+
+  /// Parts of 16 elements, the first `count` of them from memory and the rest zero.
+  static inline void load16(const T* from, std::int64_t count, __m256i (&parts)[kParts]) {
+    if constexpr (kSplits) {
+      split(count > 0 ? load_columns(from, 0, count) : Simd::zero(), parts);
+    } else {
+      const __mmask16 mask = count >= 16 ? 0xFFFF : count > 0 ? static_cast<__mmask16>((1u << count) - 1u) : 0;
+      parts[0] = _mm256_maskz_loadu_epi16(mask, from);
+    }
+  }
+
+  /// Parts of 32 elements along k.
+  static inline void load32(const T* from, std::int64_t count, __m512i (&parts)[kParts]) {
+    if constexpr (kSplits) {
+      __m256i low[kParts], high[kParts];
+      load16(from, count, low);
+      load16(from + 16, count - 16, high);
+      for (int p = 0; p < kParts; ++p) parts[p] = _mm512_inserti64x4(_mm512_castsi256_si512(low[p]), high[p], 1);
+    } else {
+      const __mmask32 mask = count >= 32 ? 0xFFFFFFFFu : count > 0 ? (1u << count) - 1u : 0;
+      parts[0] = _mm512_maskz_loadu_epi16(mask, from);
+    }
+  }
+
+  /// Parts of 16 outer elements at k and k + 1 as 16 pairs; `k_left` counts the k that exist.
+  static inline void load_pairs(const Operand<T>& from, std::int64_t outer, std::int64_t lanes, std::int64_t k,
+                                std::int64_t k_left, __m512i (&parts)[kParts]) {
+    __m256i even[kParts], odd[kParts];
+    load16(from.at(outer, k), k_left > 0 ? lanes : 0, even);
+    load16(from.at(outer, k + 1), k_left > 1 ? lanes : 0, odd);
+    for (int p = 0; p < kParts; ++p)
+      parts[p] = _mm512_or_si512(_mm512_cvtepu16_epi32(even[p]), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd[p]), 16));
+  }
+
+  /// 16 registers of 16 dwords, transposed.
+  static inline void transpose(__m512i (&rows)[16]) {
+    Reg r[16];
+    for (int i = 0; i < 16; ++i) r[i] = _mm512_castsi512_ps(rows[i]);
+    Simd::transpose(r);
+    for (int i = 0; i < 16; ++i) rows[i] = _mm512_castps_si512(r[i]);
   }
 
   static inline void pack_a(const Operand<T>& a, std::int64_t m0, std::int64_t rows, std::int64_t k0, std::int64_t length,
                             void* packed) {
-    std::uint16_t* const to = static_cast<std::uint16_t*>(packed);
-    const std::int64_t padded_rows = round_up(rows, 16), padded_k = round_up(length, 32);
-    if (a.stride_k == 1) {
-      for (std::int64_t r = 0; r < rows; ++r) {
-        const T* const from = a.at(m0 + r, k0);
-        for (std::int64_t i = 0; i < padded_k; i += 16)
-          save_parts(to + r * kPitch + i, kPartA, i < length ? load_columns(from, i, length) : Simd::zero());
-      }
-    } else {
-      for (std::int64_t r = 0; r < rows; r += 16) {
-        const std::int64_t lanes = imin<std::int64_t>(16, rows - r);
-        for (std::int64_t i = 0; i < padded_k; i += 16) {
-          Reg block[16];
-          for (int j = 0; j < 16; ++j)
-            block[j] = i + j < length ? load_columns(a.at(m0 + r, k0 + i + j), 0, lanes) : Simd::zero();
-          Simd::transpose(block);
-          for (int j = 0; j < lanes; ++j) save_parts(to + (r + j) * kPitch + i, kPartA, block[j]);
+    const std::int64_t padded_k = round_up(length, 32), part = padded_k * 16;
+    for (std::int64_t r = 0; r < rows; r += 16) {
+      std::uint16_t* const group = static_cast<std::uint16_t*>(packed) + r / 16 * kParts * part;
+      const std::int64_t lanes = imin<std::int64_t>(16, rows - r);
+      if (a.stride_k == 1) {
+        for (std::int64_t j = 0; j < 16; ++j) {
+          const T* const from = j < lanes ? a.at(m0 + r + j, k0) : a.data;
+          for (std::int64_t i = 0; i < padded_k; i += 32) {
+            __m512i parts[kParts];
+            load32(j < lanes ? from + i : from, j < lanes ? length - i : 0, parts);
+            for (int p = 0; p < kParts; ++p) _mm512_storeu_si512(group + p * part + i * 16 + j * 32, parts[p]);
+          }
+        }
+      } else {
+        for (std::int64_t i = 0; i < padded_k; i += 32) {
+          __m512i block[kParts][16];
+          for (int j = 0; j < 16; ++j) {
+            __m512i parts[kParts];
+            load_pairs(a, m0 + r, lanes, k0 + i + 2 * j, length - i - 2 * j, parts);
+            for (int p = 0; p < kParts; ++p) block[p][j] = parts[p];
+          }
+          for (int p = 0; p < kParts; ++p) {
+            transpose(block[p]);
+            for (int j = 0; j < 16; ++j) _mm512_storeu_si512(group + p * part + i * 16 + j * 32, block[p][j]);
+          }
         }
       }
     }
-    for (std::int64_t r = rows; r < padded_rows; ++r)
-      for (std::int64_t i = 0; i < padded_k; i += 16) save_parts(to + r * kPitch + i, kPartA, Simd::zero());
   }
 
   static inline void pack_b(const Operand<T>& b, std::int64_t n0, std::int64_t columns, std::int64_t k0, std::int64_t length,
                             void* packed) {
-    const std::int64_t padded_k = round_up(length, 32);
-    const std::int64_t part = padded_k * 32, sliver = part * kParts;  // bf16 elements
+    const std::int64_t padded_k = round_up(length, 32), part = padded_k * 32;
     for (std::int64_t c = 0; c < round_up(columns, 32); c += 16) {
-      std::uint16_t* const to = static_cast<std::uint16_t*>(packed) + c / 32 * sliver + c % 32 * 2;
+      std::uint16_t* const half = static_cast<std::uint16_t*>(packed) + c / 32 * kParts * part + c % 32 / 16 * kTile;
       const std::int64_t lanes = imax<std::int64_t>(0, imin<std::int64_t>(16, columns - c));
-      if (b.stride_outer == 1) {
-        for (std::int64_t i = 0; i < padded_k; i += 2) {
-          __m256i even[kParts], odd[kParts];
-          const bool some = lanes > 0;
-          split<kParts>(some && i < length ? load_columns(b.at(n0 + c, k0 + i), 0, lanes) : Simd::zero(), even);
-          split<kParts>(some && i + 1 < length ? load_columns(b.at(n0 + c, k0 + i + 1), 0, lanes) : Simd::zero(), odd);
-          for (int p = 0; p < kParts; ++p) {
-            const __m512i pairs =
-                _mm512_or_si512(_mm512_cvtepu16_epi32(even[p]), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd[p]), 16));
-            _mm512_storeu_si512(to + p * part + i * 32, pairs);
+      for (std::int64_t i = 0; i < padded_k; i += 32) {
+        __m512i block[kParts][16];  // rows of 16 pairs
+        for (int j = 0; j < 16; ++j) {
+          __m512i parts[kParts];
+          if (b.stride_outer == 1) {
+            load_pairs(b, n0 + c, lanes, k0 + i + 2 * j, length - i - 2 * j, parts);
+          } else {
+            // A column's 16 pairs of k; the transpose turns 16 columns into 16 rows of pairs.
+            load32(j < lanes ? b.at(n0 + c + j, k0 + i) : b.data, j < lanes ? length - i : 0, parts);
           }
+          for (int p = 0; p < kParts; ++p) block[p][j] = parts[p];
         }
-      } else {
-        // 16 columns x 32 k: a column's k pairs are 16 dwords, so one 16 x 16 dword transpose makes 16 rows of pairs.
-        for (std::int64_t i = 0; i < padded_k; i += 32) {
-          Reg block[kParts][16];
-          for (int j = 0; j < 16; ++j) {
-            const bool some = j < lanes;
-            const T* const from = some ? b.at(n0 + c + j, k0) : nullptr;
-            __m256i low[kParts], high[kParts];
-            split<kParts>(some && i < length ? load_columns(from, i, length) : Simd::zero(), low);
-            split<kParts>(some && i + 16 < length ? load_columns(from, i + 16, length) : Simd::zero(), high);
-            for (int p = 0; p < kParts; ++p)
-              block[p][j] = _mm512_castsi512_ps(_mm512_inserti64x4(_mm512_castsi256_si512(low[p]), high[p], 1));
-          }
-          for (int p = 0; p < kParts; ++p) {
-            Simd::transpose(block[p]);
-            for (int j = 0; j < 16; ++j) _mm512_storeu_ps(to + p * part + (i / 2 + j) * 64, block[p][j]);
-          }
+        for (int p = 0; p < kParts; ++p) {
+          if (b.stride_outer != 1) transpose(block[p]);
+          for (int j = 0; j < 16; ++j) _mm512_storeu_si512(half + p * part + i * 32 + j * 32, block[p][j]);
         }
       }
+    }
+  }
+
+  // Sum tile kDst += A tile * B tile. AMX-FP16's TDPFP16PS is TDPBF16PS with the prefix F2 for F3; spelled as bytes because
+  // compilers of 2022 do not know it (VEX.128.F2.0F38.W0 5C 11:dst:a, vvvv = not b). The intrinsic takes literals only.
+  template <int kDst>
+  static inline void multiply() {
+    constexpr int kA = kDst < 2 ? 4 : 5, kB = kDst % 2 ? 7 : 6;
+    if constexpr (kIsHalf) {
+#if defined(__GNUC__)
+      __asm__ volatile(".byte 0xc4, 0xe2, %c0, 0x5c, %c1" ::"i"(((~kB & 15) << 3) | 3), "i"(0xC0 | kDst << 3 | kA));
+#else
+      _tile_dpfp16ps(kDst, kA, kB);
+#endif
+    } else if constexpr (kDst == 0) {
+      _tile_dpbf16ps(0, 4, 6);
+    } else if constexpr (kDst == 1) {
+      _tile_dpbf16ps(1, 4, 7);
+    } else if constexpr (kDst == 2) {
+      _tile_dpbf16ps(2, 5, 6);
+    } else {
+      _tile_dpbf16ps(3, 5, 7);
     }
   }
 
   // Tiles 0..3: sums [row half][column half]; 4, 5: A's halves; 6, 7: B's halves.
   template <bool kBothHalves>
-  static inline void tile_rows(std::int64_t k, const std::uint16_t* a, const std::uint16_t* b, float* c, bool first) {
+  static inline void tile_rows(std::int64_t padded_k, std::int64_t from, std::int64_t to, const std::uint16_t* a,
+                               const std::uint16_t* b, float* c, bool first) {
     constexpr int kPitchC = 32 * 4;
     if (first) {
       _tile_zero(0);
@@ -154,21 +213,21 @@ struct AmxMicro {
         _tile_loadd(3, c + 16 * 32 + 16, kPitchC);
       }
     }
-    const std::int64_t part_b = k * 32;
-    for (std::int64_t i = 0; i < k; i += 32) {
+    const std::int64_t part_a = padded_k * 16, part_b = padded_k * 32;
+    for (std::int64_t i = from; i < to; i += 32) {
       for (int pa = 0; pa < kParts; ++pa) {
-        const std::uint16_t* const from_a = a + pa * kPartA + i;
-        _tile_loadd(4, from_a, kPitch * 2);
-        if (kBothHalves) _tile_loadd(5, from_a + 16 * kPitch, kPitch * 2);
+        const std::uint16_t* const from_a = a + pa * part_a + i * 16;
+        _tile_loadd(4, from_a, 64);
+        if (kBothHalves) _tile_loadd(5, from_a + kParts * part_a, 64);
         for (int pb = 0; pb + pa < kParts; ++pb) {
           const std::uint16_t* const from_b = b + pb * part_b + i * 32;
-          _tile_loadd(6, from_b, 128);
-          _tile_dpbf16ps(0, 4, 6);
-          _tile_loadd(7, from_b + 32, 128);
-          _tile_dpbf16ps(1, 4, 7);
+          _tile_loadd(6, from_b, 64);
+          multiply<0>();
+          _tile_loadd(7, from_b + kTile, 64);
+          multiply<1>();
           if (kBothHalves) {
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+            multiply<2>();
+            multiply<3>();
           }
         }
       }
@@ -181,14 +240,14 @@ struct AmxMicro {
     }
   }
 
-  static inline void tile(std::int64_t rows, std::int64_t k, const void* a, std::int64_t i, const void* b, std::int64_t j,
-                          float* c, bool first) {
-    const std::uint16_t* const from_a = static_cast<const std::uint16_t*>(a) + i * 32 * kPitch;
-    const std::uint16_t* const from_b = static_cast<const std::uint16_t*>(b) + j * 32 * k * kParts;
+  static inline void tile(std::int64_t rows, std::int64_t padded_k, std::int64_t from, std::int64_t to, const void* a,
+                          std::int64_t i, const void* b, std::int64_t j, float* c, bool first) {
+    const std::uint16_t* const from_a = static_cast<const std::uint16_t*>(a) + i * 2 * kParts * padded_k * 16;
+    const std::uint16_t* const from_b = static_cast<const std::uint16_t*>(b) + j * kParts * padded_k * 32;
     if (rows > 16) {
-      tile_rows<true>(k, from_a, from_b, c, first);
+      tile_rows<true>(padded_k, from, to, from_a, from_b, c, first);
     } else {
-      tile_rows<false>(k, from_a, from_b, c, first);
+      tile_rows<false>(padded_k, from, to, from_a, from_b, c, first);
     }
   }
 

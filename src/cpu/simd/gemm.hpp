@@ -85,23 +85,28 @@ inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const Operand<T
       for (std::int64_t step = 0; step < chunks; ++step) {
         const std::int64_t k0 = step * chunk, length = imax<std::int64_t>(0, imin(chunk, k - k0));
         const std::int64_t padded = round_up(length, kB.k_unit);
-        const bool last = step + 1 == chunks;
         if (chunks > 1 || s.held[0] != m0) Micro::pack_a(a, m0, rows, k0, length, s.a);
         if (chunks > 1 || s.held[1] != n0) Micro::pack_b(b, n0, columns, k0, length, s.b);
         s.held[0] = chunks > 1 ? -1 : m0;
         s.held[1] = chunks > 1 ? -1 : n0;
-        for (std::int64_t j = 0; j < column_tiles; ++j) {
-          for (std::int64_t i = 0; i < row_tiles; ++i) {
-            // With one chunk every tile passes through the same few lines of L1.
-            float* const tile = s.c + (chunks > 1 ? (j * row_tiles + i) * kB.mr * kB.nr : 0);
-            const std::int64_t tile_rows = imin(kB.mr, rows - i * kB.mr), tile_columns = imin(kB.nr, columns - j * kB.nr);
-            Micro::tile(tile_rows, padded, s.a, i, s.b, j, tile, step == 0);
-            if (!last) continue;
-            if (Micro::kSplits) Micro::repair(a, b, m0 + i * kB.mr, n0 + j * kB.nr, tile_rows, tile_columns, k, tile);
-            for (std::int64_t r = 0; r < tile_rows; ++r)
-              epilogue.row(tile + r * kB.nr, m0 + i * kB.mr + r, n0 + j * kB.nr, tile_columns);
+        std::int64_t from = 0;
+        do {  // at least once: an empty k still owes the epilogue
+          const std::int64_t to = imin(padded, from + kB.sub);
+          const bool first = step == 0 && from == 0, last = step + 1 == chunks && to == padded;
+          for (std::int64_t j = 0; j < column_tiles; ++j) {
+            for (std::int64_t i = 0; i < row_tiles; ++i) {
+              // A single pass over k sends every tile through the same few lines of L1.
+              float* const tile = s.c + (first && last ? 0 : (j * row_tiles + i) * kB.mr * kB.nr);
+              const std::int64_t tile_rows = imin(kB.mr, rows - i * kB.mr), tile_columns = imin(kB.nr, columns - j * kB.nr);
+              Micro::tile(tile_rows, padded, from, to, s.a, i, s.b, j, tile, first);
+              if (!last) continue;
+              if (Micro::kSplits) Micro::repair(a, b, m0 + i * kB.mr, n0 + j * kB.nr, tile_rows, tile_columns, k, tile);
+              for (std::int64_t r = 0; r < tile_rows; ++r)
+                epilogue.row(tile + r * kB.nr, m0 + i * kB.mr + r, n0 + j * kB.nr, tile_columns);
+            }
           }
-        }
+          from = to;
+        } while (from < padded);
       }
     }
   };

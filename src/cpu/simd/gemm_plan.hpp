@@ -11,17 +11,19 @@ namespace {
 /// depends on the total k only, so the order of additions does not depend on the number of threads.
 struct GemmBlocks {
   std::int64_t mr, nr;     // the micro-kernel's tile
-  std::int64_t mc, nc, kc; // outputs of a task and the chunk of k
+  std::int64_t mc, nc, kc; // outputs of a task and the chunk of k that is packed at once
+  std::int64_t sub;        // k of one pass over the task's tiles
   std::int64_t element_bytes, planes;  // of packed operands; `planes` copies (splits of one number) beside each other
   std::int64_t k_unit;     // k is padded to a multiple of this
 };
 
-// Packed A (mc x kc) and B (nc x kc) together fill about 1.2 MB of a 2 MB L2 cache; B's sliver (nr x kc) stays in L1.
-constexpr GemmBlocks kAvx2Blocks{6, 16, 192, 256, 384, 4, 1, 1};
-constexpr GemmBlocks kAvx512Blocks{14, 32, 224, 256, 768, 4, 1, 1};
-constexpr GemmBlocks kAmxBf16Blocks{32, 32, 256, 256, 1024, 2, 1, 32};
-constexpr GemmBlocks kAmxFp16Blocks{32, 32, 256, 256, 768, 2, 2, 32};
-constexpr GemmBlocks kAmxFp32Blocks{32, 32, 256, 256, 512, 2, 3, 32};
+// Packed A (mc x kc) and B (nc x kc) together fill 1 to 1.5 MB of a 2 MB L2 cache; the part of B's sliver that is walked at once
+// (nr x sub) fills about half of L1: 32 x 256 fp32 = 32 KiB, 32 x 384 bf16 = 24 KiB.
+constexpr GemmBlocks kAvx2Blocks{6, 16, 192, 256, 768, 256, 4, 1, 1};
+constexpr GemmBlocks kAvx512Blocks{14, 32, 224, 256, 768, 256, 4, 1, 1};
+constexpr GemmBlocks kAmxBf16Blocks{32, 32, 256, 256, 1024, 384, 2, 1, 32};
+constexpr GemmBlocks kAmxSplitFp16Blocks{32, 32, 256, 256, 768, 256, 2, 2, 32};
+constexpr GemmBlocks kAmxSplitFp32Blocks{32, 32, 256, 256, 512, 256, 2, 3, 32};
 
 constexpr std::int64_t gemm_round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 
@@ -42,8 +44,9 @@ constexpr std::int64_t gemm_worker_bytes(const GemmBlocks& b) {
   return 64 + gemm_scratch_a(b) + gemm_scratch_b(b) + gemm_scratch_c(b);
 }
 
-/// Rows up to which a product is a matrix-vector product that streams the weight once.
+/// Rows up to which a product streams the weight through vector registers; AMX tiles take over earlier, fp32 by splits later.
 constexpr std::int64_t kGemvRows = 8;
+constexpr std::int64_t kAmxMinRows = 5, kAmxSplitMinRows = 49;
 /// Elements from one fp32 row of x to the next in that case.
 constexpr std::int64_t gemv_pitch(std::int64_t in_features) { return gemm_round_up(in_features, 16) + 16; }
 

@@ -13,8 +13,8 @@ inline void vec_tile(std::int64_t k, const float* a, std::int64_t pitch, const f
   constexpr int kW = Simd::kWidth;
   Reg sum[kRows][2];
   for (int r = 0; r < kRows; ++r) {
-    sum[r][0] = first ? Simd::zero() : Simd::load(c + r * 2 * kW);
-    sum[r][1] = first ? Simd::zero() : Simd::load(c + r * 2 * kW + kW);
+    sum[r][0] = Simd::zero();
+    sum[r][1] = Simd::zero();
   }
   for (std::int64_t i = 0; i < k; ++i) {
     const Reg b0 = Simd::load(b + i * 2 * kW), b1 = Simd::load(b + i * 2 * kW + kW);
@@ -27,9 +27,11 @@ inline void vec_tile(std::int64_t k, const float* a, std::int64_t pitch, const f
       sum[r][1] = Simd::fma(x, b1, sum[r][1]);
     }
   }
+  // A pass starts from zero and is added as a whole: sums of sums round less than one long sum.
   for (int r = 0; r < kRows; ++r) {
-    Simd::save(c + r * 2 * kW, sum[r][0]);
-    Simd::save(c + r * 2 * kW + kW, sum[r][1]);
+    float* const row = c + r * 2 * kW;
+    Simd::save(row, first ? sum[r][0] : Simd::add(Simd::load(row), sum[r][0]));
+    Simd::save(row + kW, first ? sum[r][1] : Simd::add(Simd::load(row + kW), sum[r][1]));
   }
 }
 
@@ -94,10 +96,11 @@ struct VecMicro {
     }
   }
 
-  static inline void tile(std::int64_t rows, std::int64_t k, const void* a, std::int64_t i, const void* b, std::int64_t j,
-                          float* c, bool first) {
-    const float* const from_a = static_cast<const float*>(a) + i * kBlocks.mr * kPitch;
-    const float* const from_b = static_cast<const float*>(b) + j * kBlocks.nr * k;
+  static inline void tile(std::int64_t rows, std::int64_t padded_k, std::int64_t from, std::int64_t to, const void* a,
+                          std::int64_t i, const void* b, std::int64_t j, float* c, bool first) {
+    const float* const from_a = static_cast<const float*>(a) + i * kBlocks.mr * kPitch + from;
+    const float* const from_b = static_cast<const float*>(b) + j * kBlocks.nr * padded_k + from * kBlocks.nr;
+    const std::int64_t k = to - from;
     // Few rows take a narrower kernel; odd counts compute one packed row of zeros.
     switch ((rows + 1) / 2) {
       case 1: return vec_tile<2>(k, from_a, kPitch, from_b, c, first);

@@ -9,11 +9,11 @@
 namespace flashkernel::cpu {
 namespace {
 
-template <class Micro, class T>
+template <class Micro, class T, std::int64_t kFewRows = kGemvRows>
 inline void linear_typed(const LinearParams& p, void* workspace) {
   const Epilogue<T> epilogue{static_cast<T*>(p.out), static_cast<T*>(p.preactivation), p.stride_out_row,
                              p.stride_preactivation_row, p.bias.data, p.bias.dtype, p.activation};
-  if (p.rows <= kGemvRows) return gemv<T>(p, epilogue, workspace);
+  if (p.rows <= kFewRows) return gemv<T>(p, epilogue, workspace);
   const Operand<T> x{static_cast<const T*>(p.x), p.stride_x_row, 1};
   const Operand<T> weight{static_cast<const T*>(p.weight), p.stride_weight_out, p.stride_weight_in};
   gemm<Micro>(p.rows, p.out_features, p.in_features, x, weight, epilogue, workspace);

@@ -129,6 +129,23 @@ struct Vec {
     }
   }
 
+  // Lane i of the result is the maximum over the lanes of r[i].
+  static inline Reg max_rows(Reg (&r)[16]) {
+    Reg t[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i)
+      t[i] = max(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
+    Reg u[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512d a = _mm512_castps_pd(t[2 * i]), b = _mm512_castps_pd(t[2 * i + 1]);
+      u[i] = max(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    const Reg a = max(_mm512_shuffle_f32x4(u[0], u[1], 0x88), _mm512_shuffle_f32x4(u[0], u[1], 0xDD));
+    const Reg b = max(_mm512_shuffle_f32x4(u[2], u[3], 0x88), _mm512_shuffle_f32x4(u[2], u[3], 0xDD));
+    return max(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+  }
+
   // Lane i of the result is the sum over the lanes of r[i].
   static inline Reg sum_rows(Reg (&r)[16]) {
     Reg t[8];

@@ -1,0 +1,176 @@
+"""The `flashkernel` command: generate, doctor, kernels, bench.
+
+Exit codes: 0 done; 1 something failed (a self-check, a run); 2 bad usage or input; 130 interrupted. Results go to
+stdout, progress and errors to stderr. Each command's module is imported only when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from . import __version__
+
+__all__ = ["build_parser", "main"]
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: an integer >= 1 is needed")
+    return value
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flashkernel", description="Kernels of the transformer critical path, without a framework."
+    )
+    parser.add_argument("--version", action="version", version=f"flashkernel {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    generate = commands.add_parser(
+        "generate",
+        help="write text from a checkpoint",
+        description="Continue prompts with a GPT-2 or Llama checkpoint. "
+        "Without --model: the small GPT-2 that the package ships, "
+        "which writes Python.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = generate.add_argument
+    add(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="text to continue; give it several times for a batch; - reads stdin",
+    )
+    add(
+        "--model",
+        metavar="DIR",
+        help="a local Hugging Face GPT-2 or Llama checkpoint (config.json, *.safetensors, tokenizer.json)",
+    )
+    add("--max-new-tokens", type=_positive, default=128, metavar="N", help="most tokens to write per prompt")
+    add(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="sample at this temperature (0: greedy); 0.8 if left out with --top-k or --top-p",
+    )
+    add("--top-k", type=int, default=0, metavar="K", help="sample among the K likeliest tokens (0: all)")
+    add(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample among the likeliest tokens that reach probability P",
+    )
+    add("--seed", type=int, default=0, help="seed of the sampler")
+    add("--greedy", action="store_true", help="always take the likeliest token (as if no sampling option were given)")
+    add("--ignore-eos", action="store_true", help="go on past the end-of-text token")
+    add("--threads", type=_positive, metavar="N", help="CPU threads (default: OMP_NUM_THREADS, else all cores)")
+    add(
+        "--dtype",
+        choices=["float32", "float16", "bfloat16", "fp32", "fp16", "bf16"],
+        default="float32",
+        help="weights, activations and cache",
+    )
+    add(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="auto: a GPU if this build and machine have one, else the CPU",
+    )
+    add("--page-size", type=int, choices=[16, 32, 64, 128, 256], default=256, help="tokens per KV-cache page")
+    add(
+        "--num-pages", type=_positive, metavar="N", help="pages of the KV-cache (default: as many as the request needs)"
+    )
+    add(
+        "--no-flashkernel",
+        action="store_true",
+        help="run the stock model (needs torch and transformers) for comparison",
+    )
+    add(
+        "--json",
+        action="store_true",
+        help="print one JSON object with texts, token ids and statistics instead of streaming",
+    )
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="describe this build and machine, and check every kernel",
+        description="Version, build options, CPU features, CUDA devices, frameworks and the kernel table; then "
+        "runs each kernel that "
+        "this machine can run on small inputs and compares it with the oracle. Exit code 1 if one fails.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.add_argument("--no-check", action="store_true", help="do not run the kernels")
+
+    kernels = commands.add_parser("kernels", help="list the kernels of this build")
+    kernels.add_argument("--json", action="store_true", help="print a JSON array")
+    kernels.add_argument("op", nargs="?", help="only this op's kernels")
+
+    from .bench.report import add_arguments
+
+    bench = commands.add_parser(
+        "bench", help="measure ops side by side with torch", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add_arguments(bench)
+    return parser
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from .generate.command import run
+
+    return run(args)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from .doctor import run
+
+    return run(args)
+
+
+def _kernels(args: argparse.Namespace) -> int:
+    from .doctor import kernel_rows, kernel_table
+
+    rows = kernel_rows()
+    if args.op is not None:
+        ops = sorted({row["op"] for row in rows})
+        if args.op not in ops:
+            raise ValueError(f"kernels: no op {args.op!r}; one of {', '.join(ops)} is needed")
+        rows = [row for row in rows if row["op"] == args.op]
+    print(json.dumps(rows, indent=2) if args.json else kernel_table(rows))
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from .bench.report import run
+
+    return run(args)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    commands = {"generate": _generate, "doctor": _doctor, "kernels": _kernels, "bench": _bench}
+    try:
+        return commands[args.command](args)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`). Point stdout elsewhere, or Python complains at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, NotImplementedError, ImportError) as error:
+        print(f"flashkernel {args.command}: error: {error}", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError, OSError) as error:
+        print(f"flashkernel {args.command}: failed: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Text generation without torch: a GPT-2 or Llama checkpoint through FlashKernel's kernels and its paged KV-cache.
+
+>>> from flashkernel.generate import Engine, TextTokenizer, default_model, load_model
+>>> engine = Engine(load_model(default_model()))
+>>> tokenizer = TextTokenizer(default_model())
+>>> for event in engine.generate([tokenizer.encode("def main():")], max_new_tokens=32):
+...     print(tokenizer.decode([event.token]), end="")
+
+Needs the packages numpy, safetensors and tokenizers (`pip install flashkernel[generate]`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .engine import Engine, GenerationStats, TokenEvent
+from .errors import CheckpointError, GenerationError, MissingDependencyError, PromptError, UnsupportedModelError
+from .model import Model, load_model
+from .sampling import SamplingOptions
+from .tokenizer import TextStream, TextTokenizer
+
+__all__ = [
+    "CheckpointError",
+    "Engine",
+    "GenerationError",
+    "GenerationStats",
+    "MissingDependencyError",
+    "Model",
+    "PromptError",
+    "SamplingOptions",
+    "TextStream",
+    "TextTokenizer",
+    "TokenEvent",
+    "UnsupportedModelError",
+    "default_model",
+    "load_model",
+]
+
+
+def default_model() -> Path:
+    """The checkpoint that the package ships: a small GPT-2 trained on the sources of Python's standard library."""
+    return Path(__file__).resolve().parent.parent / "models" / "gpt2-python"

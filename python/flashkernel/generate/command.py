@@ -1,0 +1,196 @@
+"""`flashkernel generate`: streams text to stdout, progress to stderr, then says how fast it ran and on which
+kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+import flashkernel as fk
+
+from . import Engine, SamplingOptions, TextStream, TextTokenizer, default_model, load_model
+from .arrays import ALIASES
+from .engine import GenerationStats
+from .errors import MissingDependencyError
+
+__all__ = ["run"]
+
+
+def _progress_bar(total: int) -> Any:
+    """A bar on stderr where that is a terminal, and nothing elsewhere; wiped when it is closed."""
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        raise MissingDependencyError(
+            "generate: the package tqdm is not installed; run `pip install flashkernel[generate]`"
+        ) from error
+    return tqdm(total=total, unit="token", leave=False, disable=None, file=sys.stderr, dynamic_ncols=True)
+
+
+class _Printer:
+    """Prints the texts of a batch in the order of the prompts: the first unfinished one live, later ones when it is
+    done.
+    """
+
+    def __init__(self, prompts: list[str], stream: TextIO):
+        self._stream = stream
+        self._many = len(prompts) > 1
+        self._buffers = [[prompt] for prompt in prompts]
+        self._done = [False] * len(prompts)
+        self._current = -1
+        self._next()
+
+    def put(self, sequence: int, text: str, done: bool) -> None:
+        self._buffers[sequence].append(text)
+        self._done[sequence] = done
+        if sequence == self._current:
+            self._flush()
+            while self._current < len(self._done) and self._done[self._current]:
+                self._next()
+
+    def _next(self) -> None:
+        if self._current >= 0:
+            print(file=self._stream)
+        self._current += 1
+        if self._current < len(self._buffers):
+            if self._many:
+                print(f"--- prompt {self._current + 1} of {len(self._buffers)} ---", file=self._stream)
+            self._flush()
+
+    def _flush(self) -> None:
+        print("".join(self._buffers[self._current]), end="", file=self._stream, flush=True)
+        self._buffers[self._current].clear()
+
+
+def _sampling(args: argparse.Namespace) -> SamplingOptions:
+    asked = args.temperature is not None or args.top_k != 0 or args.top_p != 1.0
+    if args.greedy:
+        if asked and args.temperature != 0:
+            raise ValueError(
+                "generate: --greedy together with --temperature, --top-k or --top-p; leave one of them out"
+            )
+        return SamplingOptions()
+    if not asked:
+        return SamplingOptions()
+    temperature = 0.8 if args.temperature is None else args.temperature
+    return SamplingOptions(temperature=temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
+
+
+def _calls() -> dict[str, int]:
+    return {kernel.id: kernel.calls for kernel in fk.kernels()}
+
+
+def _open_engine(args: argparse.Namespace, model: Path) -> tuple[Any, str, int]:
+    """The engine, its device, and its number of threads."""
+    dtype = ALIASES.get(args.dtype, args.dtype)
+    if args.no_flashkernel:
+        from .stock import StockEngine
+
+        stock = StockEngine(model, device=args.device, dtype=dtype)
+        import torch
+
+        if args.threads:
+            torch.set_num_threads(args.threads)
+        return stock, stock.device, torch.get_num_threads()
+    if args.threads:
+        fk.set_num_threads(args.threads)
+    loaded = load_model(model, device=args.device, dtype=dtype)
+    return (
+        Engine(loaded, page_size=args.page_size, num_pages=args.num_pages),
+        loaded.arrays.device,
+        fk.get_num_threads(),
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.prompt:
+        raise ValueError(
+            "generate: no --prompt; give one, for example --prompt 'def fibonacci(n):' (several make a batch)"
+        )
+    sampling = _sampling(args)
+    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompt]
+    model = Path(args.model) if args.model else default_model()
+    texts = [""] * len(prompts)
+    tokens: list[list[int]] = [[] for _ in prompts]
+    finish: list[str | None] = [None] * len(prompts)
+    with _progress_bar(args.max_new_tokens * len(prompts)) as progress:
+        progress.set_description(f"loading {model.name}")
+        tokenizer = TextTokenizer(model)
+        ids = [tokenizer.encode(prompt) for prompt in prompts]
+        engine, device, threads = _open_engine(args, model)
+        calls = _calls()
+        stop: frozenset[int] | None = frozenset() if args.ignore_eos else None
+        events = engine.generate(ids, max_new_tokens=args.max_new_tokens, sampling=sampling, stop_tokens=stop)
+        progress.set_description(f"reading {sum(map(len, ids))} tokens")
+        streams = [TextStream(tokenizer, prompt) for prompt in ids]
+        printer = None
+        for event in events:
+            if printer is None and not args.json:
+                if sys.stdout.isatty():  # from here on the text itself shows the progress
+                    progress.close()
+                printer = _Printer(prompts, sys.stdout)
+            progress.set_description("writing", refresh=False)
+            progress.update()
+            text = streams[event.sequence].put(event.token)
+            if event.finish:
+                text += streams[event.sequence].end()
+                finish[event.sequence] = event.finish
+            tokens[event.sequence].append(event.token)
+            texts[event.sequence] += text
+            if printer is not None:
+                printer.put(event.sequence, text, event.finish is not None)
+    ran = {name: count - calls.get(name, 0) for name, count in _calls().items() if count > calls.get(name, 0)}
+    if args.json:
+        print(
+            json.dumps(_json(args, prompts, texts, ids, tokens, finish, engine.stats, device, threads, ran), indent=2)
+        )
+    else:
+        print("\n" + summary(engine.stats, device, threads, args, ran))
+    return 0
+
+
+def summary(stats: GenerationStats, device: str, threads: int, args: argparse.Namespace, ran: dict[str, int]) -> str:
+    dtype = ALIASES.get(args.dtype, args.dtype)
+    lines = [
+        f"prefill  {stats.prefill_tokens} tokens, {stats.prefill_rate:.1f} tokens/s",
+        f"decode   {stats.decode_tokens} tokens, {stats.decode_rate:.1f} tokens/s",
+        f"device   {device}, {threads} threads, {dtype}",
+    ]
+    if args.no_flashkernel:
+        lines.append("kernels  none of FlashKernel's: stock model (--no-flashkernel)")
+    else:
+        lines += [f"{'' if i else 'kernels':<9}{name} x {count}" for i, (name, count) in enumerate(sorted(ran.items()))]
+    return "\n".join(lines)
+
+
+def _json(
+    args: argparse.Namespace,
+    prompts: list[str],
+    texts: list[str],
+    ids: list[list[int]],
+    tokens: list[list[int]],
+    finish: list[str | None],
+    stats: GenerationStats,
+    device: str,
+    threads: int,
+    ran: dict[str, int],
+) -> dict[str, Any]:
+    return {
+        "sequences": [
+            {"prompt": prompt, "text": text, "prompt_tokens": prompt_ids, "tokens": new, "finish": reason}
+            for prompt, text, prompt_ids, new, reason in zip(prompts, texts, ids, tokens, finish, strict=True)
+        ],
+        "prefill_tokens": stats.prefill_tokens,
+        "prefill_tokens_per_second": stats.prefill_rate,
+        "decode_tokens": stats.decode_tokens,
+        "decode_tokens_per_second": stats.decode_rate,
+        "device": device,
+        "threads": threads,
+        "dtype": ALIASES.get(args.dtype, args.dtype),
+        "flashkernel": not args.no_flashkernel,
+        "kernels": ran,
+    }

@@ -1,0 +1,131 @@
+"""GPT-2 (Radford et al., 2019) on FlashKernel ops, from Hugging Face's GPT2LMHeadModel checkpoints.
+
+Per layer: fused residual + LayerNorm, QKV linear, KV append, paged attention, output linear, fused residual +
+LayerNorm, linear + GELU in one kernel, linear. The checkpoint's Conv1D weights are [in, out] and go to `linear` as
+transposed views.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import flashkernel as fk
+
+from .arrays import HostArrays
+from .checkpoint import Checkpoint
+from .errors import CheckpointError, UnsupportedModelError
+from .model import ACTIVATIONS, Model, PagedBatch, config_number
+
+__all__ = ["Gpt2"]
+
+
+@dataclass
+class _Layer:
+    ln_1_weight: Any
+    ln_1_bias: Any
+    attn_weight: Any
+    attn_bias: Any
+    attn_proj_weight: Any
+    attn_proj_bias: Any
+    ln_2_weight: Any
+    ln_2_bias: Any
+    fc_weight: Any
+    fc_bias: Any
+    fc_proj_weight: Any
+    fc_proj_bias: Any
+    scale: float
+
+
+class Gpt2(Model):
+    def __init__(self, checkpoint: Checkpoint, arrays: HostArrays):
+        super().__init__(checkpoint, arrays)
+        config = checkpoint.config
+        if config.get("add_cross_attention"):
+            raise UnsupportedModelError(
+                "load_model: config.json has add_cross_attention=true; a decoder-only GPT-2 is needed"
+            )
+        activation = config.get("activation_function", "gelu_new")
+        if activation not in ACTIVATIONS:
+            raise UnsupportedModelError(
+                f"load_model: config.json has activation_function={activation!r}; "
+                f"one of {', '.join(ACTIVATIONS)} is needed"
+            )
+        self.activation = ACTIVATIONS[activation]
+        hidden = int(config_number(config, "n_embd", 768))
+        self.num_layers = int(config_number(config, "n_layer", 12))
+        self.heads_q = self.heads_kv = int(config_number(config, "n_head", 12))
+        self.max_positions = int(config_number(config, "n_positions", 1024))
+        self.vocab_size = int(config_number(config, "vocab_size", 50257))
+        inner = int(config_number(config, "n_inner", 4 * hidden))
+        self.eps = float(config_number(config, "layer_norm_epsilon", 1e-5, minimum=0))
+        if hidden % self.heads_q:
+            raise CheckpointError(
+                f"load_model: config.json has n_embd={hidden} and n_head={self.heads_q}; n_embd must be a "
+                f"multiple of n_head"
+            )
+        self.head_dim = hidden // self.heads_q
+
+        # GPT2LMHeadModel saves under "transformer."; the bare GPT2Model without it.
+        prefix = "transformer." if "transformer.wte.weight" in checkpoint else ""
+
+        def read(name: str, *shape: int) -> Any:
+            return arrays.weight(checkpoint.read(prefix + name, shape))
+
+        self.wte = read("wte.weight", self.vocab_size, hidden)
+        self.wpe = read("wpe.weight", self.max_positions, hidden)
+        self.layers = []
+        for i in range(self.num_layers):
+            scale = self.head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0
+            if config.get("scale_attn_by_inverse_layer_idx", False):
+                scale /= i + 1
+            self.layers.append(
+                _Layer(
+                    read(f"h.{i}.ln_1.weight", hidden),
+                    read(f"h.{i}.ln_1.bias", hidden),
+                    read(f"h.{i}.attn.c_attn.weight", hidden, 3 * hidden).T,
+                    read(f"h.{i}.attn.c_attn.bias", 3 * hidden),
+                    read(f"h.{i}.attn.c_proj.weight", hidden, hidden).T,
+                    read(f"h.{i}.attn.c_proj.bias", hidden),
+                    read(f"h.{i}.ln_2.weight", hidden),
+                    read(f"h.{i}.ln_2.bias", hidden),
+                    read(f"h.{i}.mlp.c_fc.weight", hidden, inner).T,
+                    read(f"h.{i}.mlp.c_fc.bias", inner),
+                    read(f"h.{i}.mlp.c_proj.weight", inner, hidden).T,
+                    read(f"h.{i}.mlp.c_proj.bias", hidden),
+                    scale,
+                )
+            )
+        self.ln_f_weight = read("ln_f.weight", hidden)
+        self.ln_f_bias = read("ln_f.bias", hidden)
+        tied = config.get("tie_word_embeddings", True)
+        self.lm_head = self.wte if tied else arrays.weight(checkpoint.read("lm_head.weight", (self.vocab_size, hidden)))
+
+    def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
+        take, options = self.arrays.take, self.arrays.op_options
+        hidden = self.heads_q * self.head_dim
+        residual = fk.add(take(self.wte, batch.tokens), take(self.wpe, batch.positions), **options)
+        first = self.layers[0]
+        x = fk.layer_norm(residual, first.ln_1_weight, first.ln_1_bias, eps=self.eps, **options)
+        for i, layer in enumerate(self.layers):
+            qkv = fk.linear(x, layer.attn_weight, layer.attn_bias, **options)
+            qkv = qkv.reshape(qkv.shape[0], 3, self.heads_q, self.head_dim)
+            fk.kv_append(qkv[:, 1], qkv[:, 2], pool.k_pages(i), pool.v_pages(i), batch.slots, **options)
+            x = self.attend(qkv[:, 0], pool, i, batch, layer.scale)
+            x = fk.linear(x, layer.attn_proj_weight, layer.attn_proj_bias, **options)
+            x, residual = fk.layer_norm(
+                x, layer.ln_2_weight, layer.ln_2_bias, residual=residual, eps=self.eps, **options
+            )
+            x = fk.linear(x, layer.fc_weight, layer.fc_bias, activation=self.activation, **options)
+            x = fk.linear(x, layer.fc_proj_weight, layer.fc_proj_bias, **options)
+            if i + 1 < self.num_layers:
+                after = self.layers[i + 1]
+                x, residual = fk.layer_norm(
+                    x, after.ln_1_weight, after.ln_1_bias, residual=residual, eps=self.eps, **options
+                )
+        # Only the rows whose logits are wanted go through the last norm and the (large) output layer.
+        x, residual = take(x, batch.last_rows), take(residual, batch.last_rows)
+        x, _ = fk.layer_norm(
+            x.reshape(-1, hidden), self.ln_f_weight, self.ln_f_bias, residual=residual, eps=self.eps, **options
+        )
+        return fk.linear(x, self.lm_head, **options)

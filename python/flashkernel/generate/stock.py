@@ -1,0 +1,108 @@
+"""The same request through stock Transformers and torch: what `--no-flashkernel` runs, and what tests compare with.
+
+Gives the events of `Engine.generate`, drawn by the same sampler, so that a difference lies in the model's arithmetic.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .checkpoint import Checkpoint
+from .engine import GenerationStats, TokenEvent, check_request
+from .errors import MissingDependencyError
+from .model import stop_tokens
+from .sampling import Sampler, SamplingOptions
+
+__all__ = ["StockEngine"]
+
+
+class StockEngine:
+    """Transformers' model of a local checkpoint (safetensors only), its eager or SDPA attention, its own KV cache."""
+
+    def __init__(self, directory: str | Path, *, device: str = "auto", dtype: str = "float32", attention: str = "sdpa"):
+        try:
+            import torch
+            from transformers import AutoModelForCausalLM
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"generate: --no-flashkernel runs stock Transformers on torch, and {error.name or error} is not "
+                "installed; run `pip install torch transformers`"
+            ) from error
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and not torch.cuda.is_available():
+            raise NotImplementedError("generate: device 'cuda' was asked for, but torch finds no CUDA device")
+        checkpoint = Checkpoint(directory)  # the same checks and messages as the engine's
+        self.device = device
+        self.model: Any = (
+            AutoModelForCausalLM.from_pretrained(
+                str(directory),
+                dtype=getattr(torch, dtype),
+                attn_implementation=attention,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+            .to(device)
+            .eval()
+        )
+        config = self.model.config
+        self.vocab_size = int(config.vocab_size)
+        self.max_positions = int(config.max_position_embeddings)
+        self.stop_tokens = stop_tokens(checkpoint)
+        self.stats = GenerationStats()
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int = 128,
+        sampling: SamplingOptions | None = None,
+        stop_tokens: frozenset[int] | set[int] | None = None,
+    ) -> Iterator[TokenEvent]:
+        """See `Engine.generate`. Prompts are padded on the left, the padding masked."""
+        ids = [[int(token) for token in prompt] for prompt in prompts]
+        check_request(ids, max_new_tokens, self.vocab_size, self.max_positions)
+        stop = frozenset(self.stop_tokens if stop_tokens is None else stop_tokens)
+        return self._run(ids, max_new_tokens, sampling or SamplingOptions(), stop)
+
+    def _run(
+        self, prompts: list[list[int]], max_new_tokens: int, sampling: SamplingOptions, stop: frozenset[int]
+    ) -> Iterator[TokenEvent]:
+        import torch
+
+        self.stats = GenerationStats(prefill_tokens=sum(map(len, prompts)))
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=self.device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.device)
+        samplers = [Sampler(sampling, i) for i in range(len(prompts))]
+        running = set(range(len(prompts)))
+        past = None
+        for step in range(max_new_tokens):
+            begin = time.perf_counter()
+            positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+            with torch.inference_mode():
+                result = self.model(
+                    input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=past, use_cache=True
+                )
+            logits = result.logits[:, -1].float().cpu().numpy()
+            past = result.past_key_values
+            tokens = {i: samplers[i](logits[i]) for i in sorted(running)}
+            elapsed = time.perf_counter() - begin
+            if step == 0:
+                self.stats.prefill_seconds = elapsed
+            else:
+                self.stats.decode_seconds += elapsed
+                self.stats.decode_tokens += len(tokens)
+            for i, token in tokens.items():
+                finish = "stop" if token in stop else "length" if step + 1 == max_new_tokens else None
+                if finish:
+                    running.discard(i)
+                yield TokenEvent(i, token, finish)
+            if not running:
+                return
+            ids = torch.tensor([[tokens.get(i, 0)] for i in range(len(prompts))], device=self.device)
+            mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)

@@ -1,0 +1,1 @@
+"""FlashKernel inside other libraries; each module here is imported only by who uses it."""

@@ -1,0 +1,265 @@
+"""Oracle of attention (dense, variable-length, paged), its gradients and the merging of partial results."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flashkernel.reference._common import Float, Lengths, f64
+from flashkernel.reference.kv_ops import kv_read
+
+
+def _as_4d(x: Float) -> Float:
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+def _visible(seq_q: int, seq_k: int, causal: bool, window: tuple[int | None, int | None] | None) -> NDArray[np.bool_]:
+    """Which keys each query sees; query i stands at position i + seq_k - seq_q."""
+    distance = np.arange(seq_k)[None, :] - (np.arange(seq_q)[:, None] + seq_k - seq_q)
+    visible = np.ones((seq_q, seq_k), bool)
+    if causal:
+        visible &= distance <= 0
+    left, right = window if window is not None else (None, None)
+    if left is not None and left >= 0:
+        visible &= distance >= -left
+    if right is not None and right >= 0:
+        visible &= distance <= right
+    return visible
+
+
+def _scores(
+    q: Float,
+    k: Float,
+    causal: bool,
+    window: tuple[int | None, int | None] | None,
+    softcap: float,
+    scale: float | None,
+    bias: ArrayLike | None,
+    alibi_slopes: ArrayLike | None,
+) -> tuple[Float, Float]:
+    """Scores with -inf where a key is not seen, and d(score) / d(scale * q k); k already has q's heads."""
+    batch, heads, seq_q, head_dim = q.shape
+    seq_k = k.shape[2]
+    factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    visible = _visible(seq_q, seq_k, causal, window)
+    with np.errstate(invalid="ignore", over="ignore"):
+        score = factor * np.einsum("bhid,bhjd->bhij", q, k)
+        slope = np.ones_like(score)
+        if softcap > 0:
+            bounded = np.tanh(score / softcap)
+            score, slope = softcap * bounded, 1.0 - bounded**2
+        if bias is not None:
+            score = score + np.broadcast_to(f64(bias), score.shape)
+        if alibi_slopes is not None:
+            distance = np.abs(np.arange(seq_q)[:, None] + seq_k - seq_q - np.arange(seq_k)[None, :])
+            slopes = np.broadcast_to(np.atleast_2d(f64(alibi_slopes)), (batch, heads))
+            score = score - slopes[:, :, None, None] * distance
+    # What is masked is gone before anything is summed, so a NaN behind a mask does not count.
+    return np.where(visible, score, -np.inf), np.where(visible, slope, 0.0)
+
+
+def _normalise(score: Float, sinks: ArrayLike | None) -> tuple[Float, Float]:
+    """Probabilities and LSE of rows of scores; a row that sees nothing gives 0 and -inf."""
+    sink = None if sinks is None else f64(sinks)[None, :, None]
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        top = np.max(score, axis=-1, initial=-np.inf)
+        if sink is not None:
+            top = np.where(np.isnan(top), top, np.maximum(top, sink))
+        base = np.where(np.isneginf(top), 0.0, top)
+        weight = np.exp(score - base[..., None])
+        weight = np.where(np.isneginf(score), 0.0, weight)
+        total = weight.sum(-1)
+        if sink is not None:
+            total = total + np.exp(sink - base)
+        lse = np.where(total == 0, -np.inf, base + np.log(total))
+        return np.where(total[..., None] == 0, 0.0, weight / total[..., None]), lse
+
+
+def _weigh(probability: Float, v: Float, seen: NDArray[np.bool_]) -> Float:
+    """probability @ v, where a value that is not seen does not count even if it is NaN."""
+    if np.isfinite(v).all():
+        return np.einsum("bhij,bhjd->bhid", probability, v)
+    out = np.zeros((*probability.shape[:3], v.shape[3]))
+    with np.errstate(invalid="ignore"):
+        for j in range(v.shape[2]):
+            term = probability[:, :, :, j, None] * v[:, :, None, j, :]
+            out += np.where(seen[:, :, :, j, None], term, 0.0)
+    return out
+
+
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    bias: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+) -> tuple[Float, Float]:
+    """(out, lse) of `flashkernel.attention`: softmax(scale * q k^T) v with every feature."""
+    shape = np.shape(q)
+    q4, k4, v4 = _as_4d(f64(q)), _as_4d(f64(k)), _as_4d(f64(v))
+    group = q4.shape[1] // max(k4.shape[1], 1)
+    k4, v4 = np.repeat(k4, group, 1), np.repeat(v4, group, 1)
+    score, _ = _scores(q4, k4, causal, window, softcap, scale, bias, alibi_slopes)
+    probability, lse = _normalise(score, sinks)
+    out = _weigh(probability, v4, ~np.isneginf(score))
+    return out.reshape(*shape[:-1], v4.shape[-1]), lse.reshape(shape[:-1])
+
+
+def attention_backward(
+    grad_out: ArrayLike,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    bias: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    grad_lse: ArrayLike | None = None,
+) -> dict[str, Float | None]:
+    """Gradients of q, k, v, bias and sinks by name; out and lse are computed again, in float64."""
+    q4, k4, v4, g4 = (_as_4d(f64(x)) for x in (q, k, v, grad_out))
+    batch, heads, _, head_dim = q4.shape
+    heads_kv, seq_k = k4.shape[1], k4.shape[2]
+    group = heads // max(heads_kv, 1)
+    factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    wide_k, wide_v = np.repeat(k4, group, 1), np.repeat(v4, group, 1)
+    score, slope = _scores(q4, wide_k, causal, window, softcap, scale, bias, alibi_slopes)
+    probability, lse = _normalise(score, sinks)
+    out = np.einsum("bhij,bhjd->bhid", probability, wide_v)
+    row = (g4 * out).sum(-1)
+    if grad_lse is not None:
+        # d lse / d score is the probability, so it adds to what each score's gradient is measured against.
+        row = row - f64(grad_lse).reshape(row.shape)
+    grad_score = probability * (np.einsum("bhid,bhjd->bhij", g4, wide_v) - row[..., None])
+    grad_raw = grad_score * slope * factor
+
+    def fold(x: Float) -> Float:  # heads of one group share a key head
+        return x.reshape(batch, heads_kv, group, seq_k, x.shape[3]).sum(2)
+
+    grad_bias = None
+    if bias is not None:
+        shape = np.shape(bias)
+        wide = (1,) * (4 - len(shape)) + shape
+        axes = tuple(d for d in range(4) if wide[d] == 1)
+        grad_bias = grad_score.sum(axes, keepdims=True).reshape(shape)
+    grad_sinks = None
+    if sinks is not None:
+        with np.errstate(invalid="ignore"):
+            share = np.exp(f64(sinks)[None, :, None] - lse)
+        grad_sinks = -(share * row).sum((0, 2))
+    return {
+        "q": np.einsum("bhij,bhjd->bhid", grad_raw, wide_k).reshape(np.shape(q)),
+        "k": fold(np.einsum("bhij,bhid->bhjd", grad_raw, q4)).reshape(np.shape(k)),
+        "v": fold(np.einsum("bhij,bhid->bhjd", probability, g4)).reshape(np.shape(v)),
+        "bias": grad_bias,
+        "sinks": grad_sinks,
+    }
+
+
+def _sequence(x: ArrayLike, begin: int, end: int) -> Float:
+    """Tokens of [tokens, heads, dim] as [1, heads, tokens, dim]."""
+    return f64(x)[begin:end].transpose(1, 0, 2)[None]
+
+
+def attention_varlen(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, cu_seqlens_q: Lengths, cu_seqlens_k: Lengths, **options: Any
+) -> tuple[Float, Float]:
+    """(out, lse) of `flashkernel.attention_varlen`, sequence by sequence; options as for `attention`, less bias."""
+    total_q, heads, _ = np.shape(q)
+    out, lse = np.zeros((total_q, heads, np.shape(v)[2])), np.full((heads, total_q), -np.inf)
+    slopes = options.pop("alibi_slopes", None)
+    for b in range(len(cu_seqlens_q) - 1):
+        begin, end = int(cu_seqlens_q[b]), int(cu_seqlens_q[b + 1])
+        keys = int(cu_seqlens_k[b]), int(cu_seqlens_k[b + 1])
+        own = None if slopes is None else np.broadcast_to(np.atleast_2d(slopes), (len(cu_seqlens_q) - 1, heads))[b]
+        o, s = attention(
+            _sequence(q, begin, end), _sequence(k, *keys), _sequence(v, *keys), alibi_slopes=own, **options
+        )
+        out[begin:end], lse[:, begin:end] = o[0].transpose(1, 0, 2), s[0]
+    return out, lse
+
+
+def attention_varlen_backward(
+    grad_out: ArrayLike,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: Lengths,
+    cu_seqlens_k: Lengths,
+    **options: Any,
+) -> dict[str, Float | None]:
+    """Gradients of q, k, v and sinks by name."""
+    grads: dict[str, Float | None] = {n: np.zeros(np.shape(x)) for n, x in (("q", q), ("k", k), ("v", v))}
+    grads["sinks"] = None
+    slopes, grad_lse = options.pop("alibi_slopes", None), options.pop("grad_lse", None)
+    heads = np.shape(q)[1]
+    for b in range(len(cu_seqlens_q) - 1):
+        rows = slice(int(cu_seqlens_q[b]), int(cu_seqlens_q[b + 1]))
+        keys = slice(int(cu_seqlens_k[b]), int(cu_seqlens_k[b + 1]))
+        own = None if slopes is None else np.broadcast_to(np.atleast_2d(slopes), (len(cu_seqlens_q) - 1, heads))[b]
+        part = attention_backward(
+            _sequence(grad_out, rows.start, rows.stop),
+            _sequence(q, rows.start, rows.stop),
+            _sequence(k, keys.start, keys.stop),
+            _sequence(v, keys.start, keys.stop),
+            alibi_slopes=own,
+            grad_lse=None if grad_lse is None else f64(grad_lse)[None, :, rows],
+            **options,
+        )
+        for name, where in (("q", rows), ("k", keys), ("v", keys)):
+            whole, piece = grads[name], part[name]
+            assert whole is not None and piece is not None
+            whole[where] = piece[0].transpose(1, 0, 2)
+        if part["sinks"] is not None:
+            grads["sinks"] = part["sinks"] + (0 if grads["sinks"] is None else grads["sinks"])
+    return grads
+
+
+def attention_paged(
+    q: ArrayLike,
+    k_pages: ArrayLike,
+    v_pages: ArrayLike,
+    block_table: NDArray[Any],
+    seq_lens: NDArray[Any],
+    *,
+    cu_seqlens_q: Lengths | None = None,
+    **options: Any,
+) -> tuple[Float, Float]:
+    """(out, lse) of `flashkernel.attention_paged`: gathers each sequence and attends to it."""
+    k, v = kv_read(k_pages, v_pages, block_table, seq_lens)
+    lengths = np.concatenate([[0], np.cumsum(seq_lens)])
+    k_all = np.concatenate([k[b, :n] for b, n in enumerate(seq_lens)])
+    v_all = np.concatenate([v[b, :n] for b, n in enumerate(seq_lens)])
+    if cu_seqlens_q is not None:
+        return attention_varlen(q, k_all, v_all, cu_seqlens_q, lengths, **options)
+    batch, heads, seq_q, head_dim = np.shape(q)
+    flat = f64(q).transpose(0, 2, 1, 3).reshape(batch * seq_q, heads, head_dim)
+    starts = [b * seq_q for b in range(batch + 1)]
+    out, lse = attention_varlen(flat, k_all, v_all, starts, lengths, **options)
+    out = out.reshape(batch, seq_q, heads, -1).transpose(0, 2, 1, 3)
+    return out, lse.reshape(heads, batch, seq_q).transpose(1, 0, 2)
+
+
+def merge_states(out_a: ArrayLike, lse_a: ArrayLike, out_b: ArrayLike, lse_b: ArrayLike) -> tuple[Float, Float]:
+    """(out, lse) of two disjoint sets of keys together."""
+    a, b = f64(lse_a), f64(lse_b)
+    lse = np.logaddexp(a, b)
+    out = np.zeros(np.shape(out_a))
+    with np.errstate(invalid="ignore"):
+        for part, own in ((out_a, a), (out_b, b)):
+            share = np.where(np.isneginf(own), 0.0, np.exp(own - lse))[..., None]
+            out += np.where(share == 0, 0.0, share * f64(part))
+    return out, lse

@@ -1,0 +1,303 @@
+"""Oracle of the ops around attention: RoPE, linear, elementwise ops, reductions, softmax, norms and the loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flashkernel.reference._common import Float, f64
+
+
+def _rotate(x: ArrayLike, cos: Float, sin: Float, interleaved: bool, inverse: bool) -> Float:
+    """Rotates pairs of [batch, heads, seq, dim] by angles [batch or 1, seq, pairs]."""
+    y = f64(x).copy()
+    pairs = cos.shape[-1]
+    a, b = (
+        (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(0, pairs), slice(pairs, 2 * pairs))
+    )
+    c, s = cos[:, None], -sin[:, None] if inverse else sin[:, None]
+    first, second = y[..., a].copy(), y[..., b].copy()
+    y[..., a], y[..., b] = first * c - second * s, second * c + first * s
+    return y
+
+
+def _positions(q: ArrayLike, positions: ArrayLike | None) -> NDArray[np.int64]:
+    return np.atleast_2d(np.arange(np.shape(q)[2]) if positions is None else np.asarray(positions, np.int64))
+
+
+def rope(
+    q: ArrayLike,
+    k: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
+    *,
+    theta: float = 10000.0,
+    rotary_dim: int | None = None,
+    interleaved: bool = False,
+    inverse: bool = False,
+    inv_freq: ArrayLike | None = None,
+) -> tuple[Float, Float | None]:
+    """(q, k) rotated by position * frequency."""
+    dim = np.shape(q)[-1] if rotary_dim is None else rotary_dim
+    frequency = theta ** (-np.arange(0, dim, 2) / max(dim, 1)) if inv_freq is None else f64(inv_freq)
+    angle = _positions(q, positions)[..., None] * frequency
+    cos, sin = np.cos(angle), np.sin(angle)
+    rotated = None if k is None else _rotate(k, cos, sin, interleaved, inverse)
+    return _rotate(q, cos, sin, interleaved, inverse), rotated
+
+
+def rope_table(
+    q: ArrayLike,
+    k: ArrayLike | None,
+    cos: ArrayLike,
+    sin: ArrayLike,
+    positions: ArrayLike | None = None,
+    *,
+    interleaved: bool = False,
+    inverse: bool = False,
+) -> tuple[Float, Float | None]:
+    """(q, k) rotated by tables: [positions, pairs] looked up, or [batch or 1, seq, pairs] as they are."""
+    c, s = f64(cos), f64(sin)
+    if c.ndim == 2:
+        at = _positions(q, positions)
+        c, s = c[at], s[at]
+    rotated = None if k is None else _rotate(k, c, s, interleaved, inverse)
+    return _rotate(q, c, s, interleaved, inverse), rotated
+
+
+def _erf(x: Float) -> Float:
+    return np.vectorize(math.erf, otypes=[np.float64])(x) if x.size else x
+
+
+def _sigmoid(x: Float) -> Float:
+    return np.exp(-np.logaddexp(0.0, -x))
+
+
+def activate(x: ArrayLike, activation: str | None) -> tuple[Float, Float]:
+    """activation(x) and its derivative."""
+    y = f64(x)
+    if activation is None:
+        return y, np.ones_like(y)
+    if activation == "gelu":
+        cdf = 0.5 * (1.0 + _erf(y / math.sqrt(2.0)))
+        return y * cdf, cdf + y * np.exp(-0.5 * y * y) / math.sqrt(2.0 * math.pi)
+    if activation == "gelu_tanh":
+        c = math.sqrt(2.0 / math.pi)
+        t = np.tanh(c * (y + 0.044715 * y**3))
+        return 0.5 * y * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * y * (1.0 - t * t) * c * (1.0 + 3 * 0.044715 * y * y)
+    if activation == "silu":
+        s = _sigmoid(y)
+        return y * s, s * (1.0 + y * (1.0 - s))
+    raise ValueError(f"activation={activation!r}")
+
+
+def linear(
+    x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *, activation: str | None = None
+) -> tuple[Float, Float]:
+    """(out, preactivation) of activation(x weight^T + bias)."""
+    pre = f64(x) @ f64(weight).T
+    if bias is not None:
+        pre = pre + f64(bias)
+    return activate(pre, activation)[0], pre
+
+
+def linear_backward(
+    grad_out: ArrayLike,
+    x: ArrayLike,
+    weight: ArrayLike,
+    preactivation: ArrayLike | None = None,
+    *,
+    activation: str | None = None,
+) -> tuple[Float, Float, Float]:
+    """(grad_x, grad_weight, grad_bias)."""
+    g = f64(grad_out)
+    if activation is not None:
+        assert preactivation is not None
+        g = g * activate(preactivation, activation)[1]
+    rows, x_rows = g.reshape(-1, g.shape[-1]), f64(x).reshape(-1, np.shape(x)[-1])
+    return g @ f64(weight), rows.T @ x_rows, rows.sum(0)
+
+
+def add(a: ArrayLike, b: ArrayLike) -> Float:
+    """a + b."""
+    return f64(a) + f64(b)
+
+
+def swiglu(gate: ArrayLike, up: ArrayLike) -> Float:
+    """silu(gate) * up."""
+    return activate(gate, "silu")[0] * f64(up)
+
+
+def swiglu_backward(grad_out: ArrayLike, gate: ArrayLike, up: ArrayLike) -> tuple[Float, Float]:
+    """(grad_gate, grad_up)."""
+    value, slope = activate(gate, "silu")
+    return f64(grad_out) * f64(up) * slope, f64(grad_out) * value
+
+
+def reduce_sum(x: ArrayLike, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Float:
+    """Sum over axes."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(f64(x).sum(axis, keepdims=keepdims))
+
+
+def reduce_mean(x: ArrayLike, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Float:
+    """Mean over axes; NaN over nothing."""
+    total = reduce_sum(x, axis, keepdims=keepdims)
+    count = np.size(x) // max(total.size, 1)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(total / np.float64(count))
+
+
+def reduce_max(x: ArrayLike, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Float:
+    """Maximum over axes; a NaN wins."""
+    return np.asarray(f64(x).max(axis, keepdims=keepdims))
+
+
+def argmax(x: ArrayLike, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> NDArray[np.int64]:
+    """Row-major index within the reduced dims of the first maximum, or of the first NaN."""
+    y = f64(x)
+    axes = range(y.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+    reduced = sorted(d % y.ndim for d in axes)
+    kept = [d for d in range(y.ndim) if d not in reduced]
+    rows = y.transpose(kept + reduced).reshape(*(y.shape[d] for d in kept), -1)
+    out = rows.argmax(-1)
+    return np.asarray(out.reshape([1 if d in reduced else y.shape[d] for d in range(y.ndim)]) if keepdims else out)
+
+
+def log_softmax(x: ArrayLike, axis: int = -1) -> Float:
+    """x - log(sum(exp(x))); a row of -inf only gives -inf."""
+    y = f64(x)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        top = y.max(axis, keepdims=True, initial=-np.inf)
+        shifted = y - np.where(np.isneginf(top), 0.0, top)
+        out = shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
+    return np.where(np.isneginf(top), -np.inf, out)
+
+
+def softmax(x: ArrayLike, axis: int = -1) -> Float:
+    """exp(x) / sum(exp(x)); a row of -inf only gives 0."""
+    return np.exp(log_softmax(x, axis))
+
+
+def softmax_backward(grad_out: ArrayLike, out: ArrayLike, axis: int = -1) -> Float:
+    """out * (grad_out - sum(grad_out * out))."""
+    g, y = f64(grad_out), f64(out)
+    return y * (g - (g * y).sum(axis, keepdims=True))
+
+
+def log_softmax_backward(grad_out: ArrayLike, out: ArrayLike, axis: int = -1) -> Float:
+    """grad_out - exp(out) * sum(grad_out)."""
+    g = f64(grad_out)
+    return g - np.exp(f64(out)) * g.sum(axis, keepdims=True)
+
+
+def layer_norm(
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    eps: float = 1e-5,
+) -> tuple[Float, Float, Float]:
+    """(out, mean, rstd) over the last dim."""
+    h = f64(x)
+    mean = h.mean(-1)
+    rstd = 1.0 / np.sqrt(((h - mean[..., None]) ** 2).mean(-1) + eps)
+    out = (h - mean[..., None]) * rstd[..., None]
+    out = out if weight is None else out * f64(weight)
+    return out if bias is None else out + f64(bias), mean, rstd
+
+
+def rms_norm(x: ArrayLike, weight: ArrayLike | None = None, *, eps: float = 1e-6) -> tuple[Float, Float]:
+    """(out, rstd) over the last dim."""
+    h = f64(x)
+    rstd = 1.0 / np.sqrt((h * h).mean(-1) + eps)
+    out = h * rstd[..., None]
+    return out if weight is None else out * f64(weight), rstd
+
+
+def layer_norm_backward(
+    grad_out: ArrayLike,
+    h: ArrayLike,
+    weight: ArrayLike | None,
+    mean: ArrayLike,
+    rstd: ArrayLike,
+    *,
+    grad_residual_out: ArrayLike | None = None,
+) -> tuple[Float, Float, Float]:
+    """(grad_x, grad_weight, grad_bias)."""
+    g, r = f64(grad_out), f64(rstd)[..., None]
+    n = (f64(h) - f64(mean)[..., None]) * r
+    gw = g if weight is None else g * f64(weight)
+    grad_x = r * (gw - gw.mean(-1, keepdims=True) - n * (gw * n).mean(-1, keepdims=True))
+    grad_x = grad_x if grad_residual_out is None else grad_x + f64(grad_residual_out)
+    features = g.shape[-1]
+    return grad_x, (g * n).reshape(-1, features).sum(0), g.reshape(-1, features).sum(0)
+
+
+def rms_norm_backward(
+    grad_out: ArrayLike,
+    h: ArrayLike,
+    weight: ArrayLike | None,
+    rstd: ArrayLike,
+    *,
+    grad_residual_out: ArrayLike | None = None,
+) -> tuple[Float, Float]:
+    """(grad_x, grad_weight)."""
+    g, r = f64(grad_out), f64(rstd)[..., None]
+    n = f64(h) * r
+    gw = g if weight is None else g * f64(weight)
+    grad_x = r * (gw - n * (gw * n).mean(-1, keepdims=True))
+    grad_x = grad_x if grad_residual_out is None else grad_x + f64(grad_residual_out)
+    return grad_x, (g * n).reshape(-1, g.shape[-1]).sum(0)
+
+
+def _target_weights(
+    targets: NDArray[Any], classes: int, ignore_index: int, label_smoothing: float
+) -> tuple[Float, NDArray[np.bool_]]:
+    """Target distribution per row, and which rows count."""
+    counted = np.asarray(targets) != ignore_index
+    share = np.full((len(targets), classes), label_smoothing / max(classes, 1))
+    share[np.nonzero(counted)[0], np.asarray(targets)[counted]] += 1.0 - label_smoothing
+    share[~counted] = 0.0
+    return share, counted
+
+
+def cross_entropy(
+    logits: ArrayLike,
+    targets: NDArray[Any],
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> tuple[Float, Float]:
+    """(loss, lse)."""
+    x = f64(logits)
+    share, counted = _target_weights(targets, x.shape[1], ignore_index, label_smoothing)
+    log_p = log_softmax(x)
+    with np.errstate(invalid="ignore"):
+        loss = -np.where(share == 0, 0.0, share * log_p).sum(-1)
+        lse = np.logaddexp.reduce(x, -1)
+        if reduction == "none":
+            return loss, lse
+        total = np.float64(loss[counted].sum())
+        return np.asarray(total if reduction == "sum" else total / np.float64(counted.sum())), lse
+
+
+def cross_entropy_backward(
+    grad_loss: ArrayLike,
+    logits: ArrayLike,
+    targets: NDArray[Any],
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Float:
+    """Gradient of the logits."""
+    x = f64(logits)
+    share, counted = _target_weights(targets, x.shape[1], ignore_index, label_smoothing)
+    weight = np.broadcast_to(f64(grad_loss), counted.shape) * counted
+    if reduction == "mean":
+        weight = weight / max(int(counted.sum()), 1)
+    return np.where(counted[:, None], weight[:, None] * (softmax(x) - share), 0.0)

@@ -1,0 +1,31 @@
+"""FlashKernel's ops as `torch.library` custom ops: autograd, fake tensors, torch.compile(fullgraph=True).
+
+Calls that record no gradient and are not compiled go straight to the compiled op. Importing this module changes
+nothing in torch beyond registering the ops as `torch.ops.flashkernel.*`.
+"""
+
+from __future__ import annotations
+
+from .attention import attention, attention_paged, attention_varlen
+from .elementwise import log_softmax, softmax, swiglu
+from .linear import Linear, linear
+from .loss import cross_entropy
+from .norm import RMSNorm, layer_norm, rms_norm
+from .rope import rope, rope_table
+
+__all__ = [
+    "Linear",
+    "RMSNorm",
+    "attention",
+    "attention_paged",
+    "attention_varlen",
+    "cross_entropy",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "rms_norm",
+    "rope",
+    "rope_table",
+    "softmax",
+    "swiglu",
+]

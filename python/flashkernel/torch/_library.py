@@ -1,0 +1,86 @@
+"""How FlashKernel's ops are registered with torch: one `Library`, and helpers for fakes, gradients and the direct path.
+
+Called by the op modules of this package. Invariant: every op's kernel gets plain tensors that require no gradient,
+runs on their device and returns new tensors that alias none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["LIBRARY", "define", "dense", "direct", "empty", "no_second_derivative", "refuse_gradient"]
+
+LIBRARY = torch.library.Library("flashkernel", "DEF")
+
+
+def define(
+    schema: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., Any] | None = None,
+) -> Any:
+    """Registers `flashkernel::<schema>` for the CPU and CUDA and returns its `torch.ops` overload."""
+    name = schema.split("(", 1)[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
+    for key in ("CPU", "CUDA"):
+        LIBRARY.impl(name, kernel, key)
+    torch.library.register_fake(f"flashkernel::{name}", fake, lib=LIBRARY)
+    if backward is not None:
+        torch.library.register_autograd(f"flashkernel::{name}", backward, setup_context=setup_context, lib=LIBRARY)
+    return getattr(torch.ops.flashkernel, name).default
+
+
+def refuse_gradient(message: str) -> Callable[..., Any]:
+    """The `backward` of an op without one: an error instead of a gradient that is silently missing."""
+
+    def refuse(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(message)
+
+    return refuse
+
+
+def no_second_derivative(name: str) -> Callable[..., Any]:
+    """The `backward` of an op that itself computes gradients."""
+    return refuse_gradient(
+        f"flashkernel::{name}: second derivatives are not implemented; call backward without create_graph=True"
+    )
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def direct(*tensors: torch.Tensor | None) -> bool:
+    """Whether the compiled op may be called at once: nothing traces, transforms or records, and all are plain tensors.
+
+    Going through torch's dispatcher costs a few microseconds that a call without a gradient need not pay.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return False
+    grad = torch.is_grad_enabled()
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in _PLAIN or (grad and tensor.requires_grad)):
+            return False
+    # DLPack refuses tensors that require a gradient even where none is recorded; the dispatcher hands over detached
+    # ones.
+    return grad or not any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def dense(tensor: Any) -> Any:
+    """A gradient as autograd gives it may be expanded (`sum().backward()`); kernels need a contiguous last dim."""
+    if tensor is None or tensor.dim() == 0 or tensor.stride(-1) == 1 or tensor.shape[-1] == 1:
+        return tensor
+    return tensor.contiguous()
+
+
+def empty(like: torch.Tensor) -> torch.Tensor:
+    """Stands for an absent result: an op's schema can't return None."""
+    return like.new_empty(0)

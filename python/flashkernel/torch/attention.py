@@ -1,0 +1,554 @@
+"""Attention for torch: dense and variable-length with gradients (bias, sinks and LSE included), paged without.
+
+Shapes and options are those of `flashkernel.attention` and its siblings.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import flashkernel as fk
+
+from ._library import define, dense, direct, empty, no_second_derivative, refuse_gradient
+
+__all__ = ["attention", "attention_paged", "attention_varlen"]
+
+_OPTIONS = (
+    "Tensor? bias, Tensor? alibi_slopes, Tensor? sinks, bool causal, int window_left, int window_right, "
+    "float softcap, float? scale"
+)
+_VARLEN_OPTIONS = _OPTIONS.removeprefix("Tensor? bias, ")
+_LENGTHS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
+
+
+def _window(window: tuple[int | None, int | None] | None) -> tuple[int, int]:
+    if window is None:
+        return -1, -1
+    left, right = window
+    return -1 if left is None else left, -1 if right is None else right
+
+
+# --- dense
+
+
+def _attention_kernel(
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    alibi_slopes: Any,
+    sinks: Any,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    scale: float | None,
+) -> Any:
+    return fk.attention(
+        q,
+        k,
+        v,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        causal=causal,
+        window=(window_left, window_right),
+        softcap=softcap,
+        scale=scale,
+        return_lse=True,
+    )
+
+
+def _attention_fake(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+def _attention_backward_kernel(
+    grad_out: Any,
+    grad_lse: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    bias: Any,
+    alibi_slopes: Any,
+    sinks: Any,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    scale: float | None,
+    need_bias: bool,
+    need_sinks: bool,
+    deterministic: bool,
+) -> Any:
+    grads = list(
+        fk.attention_backward(
+            dense(grad_out),
+            q,
+            k,
+            v,
+            out,
+            lse,
+            grad_lse=dense(grad_lse),
+            bias=bias,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            causal=causal,
+            window=(window_left, window_right),
+            softcap=softcap,
+            scale=scale,
+            need_bias=need_bias,
+            need_sinks=need_sinks,
+            deterministic=deterministic,
+        )
+    )
+    grad_q, grad_k, grad_v, *rest = grads
+    grad_bias = rest.pop(0) if need_bias else empty(q)
+    return grad_q, grad_k, grad_v, grad_bias, rest.pop(0) if need_sinks else empty(q)
+
+
+def _attention_backward_fake(
+    grad_out: Any,
+    grad_lse: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    bias: Any,
+    alibi_slopes: Any,
+    sinks: Any,
+    *options: Any,
+) -> Any:
+    need_bias, need_sinks = options[-3:-1]
+    return (
+        q.new_empty(q.shape),
+        k.new_empty(k.shape),
+        v.new_empty(v.shape),
+        bias.new_empty(bias.shape) if need_bias else empty(q),
+        sinks.new_empty(sinks.shape) if need_sinks else empty(q),
+    )
+
+
+def _attention_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, v, bias, alibi_slopes, sinks, *options = inputs
+    ctx.save_for_backward(q, k, v, *output, bias, alibi_slopes, sinks)
+    ctx.options = options
+    ctx.set_materialize_grads(False)
+
+
+def _attention_grad(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
+    q, k, v, out, lse, bias, alibi_slopes, sinks = ctx.saved_tensors
+    if grad_out is None and grad_lse is None:
+        return (None,) * 11
+    need_bias, need_sinks = ctx.needs_input_grad[3], ctx.needs_input_grad[5]
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+    grads = _attention_backward(
+        grad_out, grad_lse, q, k, v, out, lse, bias, alibi_slopes, sinks, *ctx.options, need_bias, need_sinks, True
+    )
+    return (
+        *grads[:3],
+        grads[3] if need_bias else None,
+        None,
+        grads[4] if need_sinks else None,
+        None,
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+_attention_backward = define(
+    f"attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor "
+    f"lse, {_OPTIONS}, "
+    "bool need_bias, bool need_sinks, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _attention_backward_kernel,
+    _attention_backward_fake,
+    backward=no_second_derivative("attention_backward"),
+)
+_attention = define(
+    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+    _attention_kernel,
+    _attention_fake,
+    backward=_attention_grad,
+    setup_context=_attention_setup,
+)
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    bias: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """`flashkernel.attention` with gradients of q, k, v, bias and sinks, also through the LSE; works under
+    torch.compile.
+
+    >>> import torch, flashkernel.torch as fkt
+    >>> q = torch.ones(1, 2, 4, 8, requires_grad=True)
+    >>> fkt.attention(q, q, q, causal=True).sum().backward()
+    >>> q.grad.shape
+    torch.Size([1, 2, 4, 8])
+    """
+    if direct(q, k, v, bias, alibi_slopes, sinks):
+        return fk.attention(
+            q,
+            k,
+            v,
+            bias=bias,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            scale=scale,
+            return_lse=return_lse,
+        )
+    out, lse = _attention(q, k, v, bias, alibi_slopes, sinks, causal, *_window(window), softcap, scale)
+    return (out, lse) if return_lse else out
+
+
+# --- variable length
+
+
+def _varlen_kernel(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    alibi_slopes: Any,
+    sinks: Any,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    scale: float | None,
+) -> Any:
+    return fk.attention_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        causal=causal,
+        window=(window_left, window_right),
+        softcap=softcap,
+        scale=scale,
+        return_lse=True,
+    )
+
+
+def _varlen_fake(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+
+
+def _varlen_backward_kernel(
+    grad_out: Any,
+    grad_lse: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    alibi_slopes: Any,
+    sinks: Any,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    scale: float | None,
+    need_sinks: bool,
+    deterministic: bool,
+) -> Any:
+    grads = fk.attention_varlen_backward(
+        dense(grad_out),
+        q,
+        k,
+        v,
+        out,
+        lse,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        grad_lse=dense(grad_lse),
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        causal=causal,
+        window=(window_left, window_right),
+        softcap=softcap,
+        scale=scale,
+        need_sinks=need_sinks,
+        deterministic=deterministic,
+    )
+    return *grads[:3], grads[3] if need_sinks else empty(q)
+
+
+def _varlen_backward_fake(
+    grad_out: Any,
+    grad_lse: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    alibi_slopes: Any,
+    sinks: Any,
+    *options: Any,
+) -> Any:
+    return (
+        q.new_empty(q.shape),
+        k.new_empty(k.shape),
+        v.new_empty(v.shape),
+        sinks.new_empty(sinks.shape) if options[-2] else empty(q),
+    )
+
+
+def _varlen_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, v, cu_seqlens_q, cu_seqlens_k, ctx.max_seqlen_q, ctx.max_seqlen_k, alibi_slopes, sinks, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks)
+    ctx.set_materialize_grads(False)
+
+
+def _varlen_grad(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
+    q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks = ctx.saved_tensors
+    if grad_out is None and grad_lse is None:
+        return (None,) * 14
+    need_sinks = ctx.needs_input_grad[8]
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+    grads = _varlen_backward(
+        grad_out,
+        grad_lse,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        ctx.max_seqlen_q,
+        ctx.max_seqlen_k,
+        alibi_slopes,
+        sinks,
+        *ctx.options,
+        need_sinks,
+        True,
+    )
+    return *grads[:3], None, None, None, None, None, grads[3] if need_sinks else None, None, None, None, None, None
+
+
+_varlen_backward = define(
+    f"attention_varlen_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, "
+    f"Tensor lse, {_LENGTHS}, "
+    f"{_VARLEN_OPTIONS}, bool need_sinks, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)",
+    _varlen_backward_kernel,
+    _varlen_backward_fake,
+    backward=no_second_derivative("attention_varlen_backward"),
+)
+_varlen = define(
+    f"attention_varlen(Tensor q, Tensor k, Tensor v, {_LENGTHS}, {_VARLEN_OPTIONS}) -> (Tensor, Tensor)",
+    _varlen_kernel,
+    _varlen_fake,
+    backward=_varlen_grad,
+    setup_context=_varlen_setup,
+)
+
+
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """`flashkernel.attention_varlen` with gradients of q, k, v and sinks, also through the LSE; works under
+    torch.compile.
+    """
+    if direct(q, k, v, alibi_slopes, sinks):
+        return fk.attention_varlen(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            scale=scale,
+            return_lse=return_lse,
+        )
+    out, lse = _varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        alibi_slopes,
+        sinks,
+        causal,
+        *_window(window),
+        softcap,
+        scale,
+    )
+    return (out, lse) if return_lse else out
+
+
+# --- paged
+
+
+def _paged_kernel(
+    q: Any,
+    k_pages: Any,
+    v_pages: Any,
+    block_table: Any,
+    seq_lens: Any,
+    cu_seqlens_q: Any,
+    max_seqlen_q: int | None,
+    alibi_slopes: Any,
+    sinks: Any,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    scale: float | None,
+) -> Any:
+    return fk.attention_paged(
+        q,
+        k_pages,
+        v_pages,
+        block_table,
+        seq_lens,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        causal=causal,
+        window=(window_left, window_right),
+        softcap=softcap,
+        scale=scale,
+        return_lse=True,
+    )
+
+
+def _paged_fake(
+    q: Any, k_pages: Any, v_pages: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, *options: Any
+) -> Any:
+    lse = q.shape[:-1] if cu_seqlens_q is None else (q.shape[1], q.shape[0])
+    return q.new_empty((*q.shape[:-1], v_pages.shape[-1])), q.new_empty(lse, dtype=torch.float32)
+
+
+_PAGED_HAS_NO_GRADIENT = (
+    "attention_paged: an argument requires a gradient, and attention over a cache has none; "
+    "call it under torch.no_grad() or use attention_varlen"
+)
+_paged = define(
+    "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor? "
+    "cu_seqlens_q, int? max_seqlen_q, "
+    f"{_VARLEN_OPTIONS}) -> (Tensor, Tensor)",
+    _paged_kernel,
+    _paged_fake,
+    backward=refuse_gradient(_PAGED_HAS_NO_GRADIENT),
+)
+
+
+def attention_paged(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """`flashkernel.attention_paged` for inference; works under torch.compile. Raises NotImplementedError where a
+    gradient is needed.
+    """
+    if torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (q, k_pages, v_pages, alibi_slopes, sinks)
+    ):
+        raise NotImplementedError(_PAGED_HAS_NO_GRADIENT)
+    if direct(q, k_pages, v_pages, alibi_slopes, sinks):
+        return fk.attention_paged(
+            q,
+            k_pages,
+            v_pages,
+            block_table,
+            seq_lens,
+            cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            scale=scale,
+            return_lse=return_lse,
+        )
+    out, lse = _paged(
+        q,
+        k_pages,
+        v_pages,
+        block_table,
+        seq_lens,
+        cu_seqlens_q,
+        max_seqlen_q,
+        alibi_slopes,
+        sinks,
+        causal,
+        *_window(window),
+        softcap,
+        scale,
+    )
+    return (out, lse) if return_lse else out

@@ -1,0 +1,78 @@
+"""What the tests share: arrays in both frameworks and every dtype, and a check that the forced kernels are put back."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+import flashkernel as fk
+from flashkernel import testing
+
+settings.register_profile(
+    "default", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("thorough", max_examples=1000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+DTYPES = tuple(TORCH)
+
+
+class Maker:
+    """Random arrays of one framework and dtype, with the keyword that NumPy's bfloat16 needs."""
+
+    def __init__(self, framework: str, dtype: str, seed: int = 0) -> None:
+        self.framework, self.dtype = framework, dtype
+        self.rng = np.random.default_rng(seed)
+        self.kwargs = {"dtype": "bfloat16"} if (framework, dtype) == ("numpy", "bfloat16") else {}
+
+    def normal(self, *shape: int):
+        return self.array(self.rng.standard_normal(shape))
+
+    def array(self, values, dtype: str | None = None):
+        """float64 values rounded to the dtype."""
+        dtype = dtype or self.dtype
+        values = np.asarray(values)
+        if self.framework == "torch":
+            return torch.from_numpy(np.ascontiguousarray(values)).to(TORCH[dtype])
+        if dtype == "bfloat16":
+            return testing.bfloat16_bits(values)
+        return values.astype(NUMPY[dtype])
+
+    def index(self, values, dtype=np.int64):
+        values = np.asarray(values, dtype)
+        return torch.from_numpy(values) if self.framework == "torch" else values
+
+    def check(self, result, truth, **options) -> None:
+        """The tolerance rule, plus: the result is of the caller's framework and dtype."""
+        if self.framework == "torch":
+            assert isinstance(result, torch.Tensor) and result.dtype == TORCH[self.dtype]
+        else:
+            assert isinstance(result, np.ndarray) and result.dtype == NUMPY[self.dtype]
+        testing.assert_close(result, truth, self.dtype, **options)
+
+
+def f64(x):
+    return testing.to_float64(x)
+
+
+@pytest.fixture(params=DTYPES)
+def dtype(request) -> str:
+    return request.param
+
+
+@pytest.fixture(params=("numpy", "torch"))
+def make(request, dtype) -> Maker:
+    return Maker(request.param, dtype)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_forced():
+    before = fk.forced_kernels(), fk.get_num_threads()
+    yield
+    assert (fk.forced_kernels(), fk.get_num_threads()) == before

@@ -1,0 +1,207 @@
+"""The `flashkernel` command: output, exit codes and error texts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import flashkernel as fk
+import pytest
+from flashkernel.cli import main
+from flashkernel.generate import TextTokenizer, default_model
+
+needs_checkpoint = pytest.mark.skipif(
+    not (default_model() / "config.json").is_file(), reason="the package was built without its checkpoint"
+)
+PROMPT = "def fibonacci(n):"
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
+    assert main([*args, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# --- generate
+
+
+@needs_checkpoint
+def test_generate_prints_text_and_statistics(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt", PROMPT, "--max-new-tokens", "24"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(PROMPT)
+    assert "tokens/s" in out and "device   cpu" in out
+    for op in ("attention_fwd/", "linear/", "norm/", "kv_append/"):
+        assert op in out
+
+
+@needs_checkpoint
+def test_generate_json_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    args = (
+        "generate",
+        "--prompt",
+        PROMPT,
+        "--prompt",
+        "import",
+        "--max-new-tokens",
+        "16",
+        "--ignore-eos",
+        "--temperature",
+        "1",
+        "--seed",
+    )
+    first, again, other = (run_json(capsys, *args, seed) for seed in ("1", "1", "2"))
+    assert [s["tokens"] for s in first["sequences"]] == [s["tokens"] for s in again["sequences"]]
+    assert [s["tokens"] for s in first["sequences"]] != [s["tokens"] for s in other["sequences"]]
+    assert [len(s["tokens"]) for s in first["sequences"]] == [16, 16]
+    tokenizer = TextTokenizer(default_model())
+    for sequence in first["sequences"]:
+        assert sequence["text"] == tokenizer.decode(sequence["tokens"]) or "\ufffd" in sequence["text"]
+    assert first["decode_tokens"] == 30 and first["decode_tokens_per_second"] > 0
+    assert first["kernels"] and first["flashkernel"]
+
+
+@needs_checkpoint
+def test_stock_path_writes_the_same_text(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    args = ("generate", "--prompt", PROMPT, "--prompt", "class Point:\n    def", "--max-new-tokens", "32", "--greedy")
+    ours, stock = run_json(capsys, *args), run_json(capsys, *args, "--no-flashkernel")
+    assert ours["sequences"] == stock["sequences"]
+    assert stock["kernels"] == {} and not stock["flashkernel"]
+
+
+@needs_checkpoint
+def test_batch_prints_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt", "import os", "--prompt", "class A", "--max-new-tokens", "8"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        out.index("prompt 1 of 2")
+        < out.index("import os")
+        < out.index("prompt 2 of 2")
+        < out.index("class A")
+        < out.index("tokens/s")
+    )
+
+
+@needs_checkpoint
+def test_threads_and_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    before = fk.get_num_threads()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("import "))
+    try:
+        result = run_json(capsys, "generate", "--prompt", "-", "--max-new-tokens", "4", "--threads", "1")
+    finally:
+        fk.set_num_threads(before)
+    assert result["threads"] == 1 and result["sequences"][0]["prompt"] == "import "
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["generate"], "--prompt"),
+        (["generate", "--prompt", "x", "--model", "/nowhere"], "not a directory"),
+        (["generate", "--prompt", "x", "--greedy", "--top-k", "5"], "--greedy"),
+        (["generate", "--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["kernels", "nothing"], "attention_fwd"),
+    ],
+)
+def test_bad_input_exits_with_2(args: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 2
+    assert text in capsys.readouterr().err
+
+
+@needs_checkpoint
+def test_too_long_a_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt", "x", "--max-new-tokens", "100000"]) == 2
+    assert "context" in capsys.readouterr().err
+
+
+@needs_checkpoint
+def test_too_few_pages_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["generate", "--prompt", "x " * 40, "--max-new-tokens", "8", "--page-size", "16", "--num-pages", "1"]) == 1
+    )
+    assert "page" in capsys.readouterr().err
+
+
+def test_usage_errors_exit_with_2() -> None:
+    for args in ([], ["nothing"], ["generate", "--max-new-tokens", "0"], ["generate", "--dtype", "int8"]):
+        with pytest.raises(SystemExit) as exit:
+            main(args)
+        assert exit.value.code == 2
+
+
+def test_missing_torch_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["bench", "norm", "--quick"]) == 2
+    assert "pip install torch" in capsys.readouterr().err
+
+
+@needs_checkpoint
+def test_command_is_installed_and_needs_no_torch(tmp_path: Path) -> None:
+    """As a user runs it: another process, where torch and transformers can't be imported."""
+    for name in ("torch", "transformers"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not here')\n")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+    }
+    command = [sys.executable, "-m", "flashkernel.cli", "generate", "--prompt", PROMPT, "--max-new-tokens", "8"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(PROMPT) and "tokens/s" in done.stdout
+    assert done.stderr == ""  # no terminal, no progress
+    done = subprocess.run([*command, "--no-flashkernel"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "pip install torch" in done.stderr
+
+
+# --- kernels and doctor
+
+
+def test_kernels_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = run_json(capsys, "kernels")
+    assert [row["id"] for row in rows] == [kernel.id for kernel in fk.kernels()]
+    assert main(["kernels", "linear"]) == 0
+    out = capsys.readouterr().out
+    assert "linear/cpu/scalar" in out and "attention_fwd" not in out
+
+
+def test_doctor_passes_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert fk.__version__ in out and "FAIL" not in out
+    for kernel in fk.kernels():
+        if kernel.available:
+            assert f"PASS  {kernel.id}" in out
+    assert fk.forced_kernels() == os.environ.get("FLASHKERNEL_FORCE", "")  # what was forced is let go
+
+
+def test_doctor_fails_when_a_kernel_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import flashkernel.selfcheck as selfcheck
+
+    right = selfcheck.fk.add
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        out = right(*args, **kwargs)
+        if out.dtype == "float32":
+            out[3, 5] += 1e-2
+        return out
+
+    monkeypatch.setattr(selfcheck.fk, "add", wrong)
+    assert main(["doctor", "--json"]) == 1
+    checks = {check["kernel"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert not checks["add/cpu/scalar"]["passed"] and "float32: error" in checks["add/cpu/scalar"]["detail"]
+    assert checks["swiglu/cpu/scalar"]["passed"]
+
+
+def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = run_json(capsys, "doctor", "--no-check")
+    assert facts["version"] == fk.__version__ and facts["cuda"] and "checks" not in facts
+    assert facts["frameworks"]["numpy"] and facts["threads"] >= 1

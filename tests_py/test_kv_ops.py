@@ -1,0 +1,82 @@
+"""kv_append (with fused RoPE), kv_read and kv_copy_pages against the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import flashkernel as fk
+from conftest import f64
+from flashkernel import reference
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_append_writes_its_slots_and_nothing_else(make, index):
+    k, v = make.normal(5, 2, 8), make.normal(5, 2, 4)
+    k_pages, v_pages = make.array(np.full((3, 16, 2, 8), np.nan)), make.array(np.full((3, 16, 2, 4), np.nan))
+    slots = [47, 0, -1, 17, 3]
+    truth = reference.kv_append(f64(k), f64(v), f64(k_pages), f64(v_pages), slots)
+    assert fk.kv_append(k, v, k_pages, v_pages, make.index(slots, index), **make.kwargs) is None
+    np.testing.assert_array_equal(f64(k_pages), truth[0])
+    np.testing.assert_array_equal(f64(v_pages), truth[1])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_append_with_rope(make, interleaved):
+    k, v, q = make.normal(4, 2, 8), make.normal(4, 2, 8), make.normal(4, 6, 8)
+    k_pages, v_pages = make.array(np.zeros((1, 16, 2, 8))), make.array(np.zeros((1, 16, 2, 8)))
+    positions = [7, 0, 123456, 3]
+    rope = {"positions": make.index(positions), "theta": 500.0, "interleaved": interleaved, "rotary_dim": 4, "q": q}
+    rotated = fk.kv_append(k, v, k_pages, v_pages, make.index([3, 2, 1, 0]), rope=rope, **make.kwargs)
+    options = {"theta": 500.0, "interleaved": interleaved, "rotary_dim": 4}
+    true_q, true_k = reference.rope(
+        f64(q).transpose(1, 0, 2)[None], f64(k).transpose(1, 0, 2)[None], np.array(positions), **options
+    )
+    make.check(rotated, true_q[0].transpose(1, 0, 2))
+    make.check(k_pages[0, :4], true_k[0].transpose(1, 0, 2)[::-1])
+    np.testing.assert_array_equal(f64(v_pages)[0, :4], f64(v)[::-1])
+    rope["q_out"] = q
+    assert fk.kv_append(k, v, k_pages, v_pages, make.index([3, 2, 1, 0]), rope=rope, **make.kwargs) is q
+    np.testing.assert_array_equal(f64(q), f64(rotated))
+
+
+def test_read(make):
+    k_pages, v_pages = make.normal(4, 16, 2, 8), make.normal(4, 16, 2, 4)
+    table, lengths = np.array([[3, 0], [1, -1], [-1, -1]], np.int32), np.array([20, 16, 0])
+    for max_seq in (None, 32):
+        ours = fk.kv_read(
+            k_pages, v_pages, make.index(table, np.int32), make.index(lengths), max_seq=max_seq, **make.kwargs
+        )
+        truth = reference.kv_read(f64(k_pages), f64(v_pages), table, lengths, max_seq)
+        for mine, theirs in zip(ours, truth, strict=True):
+            np.testing.assert_array_equal(f64(mine), theirs)
+    out = make.normal(3, 25, 2, 8), make.normal(3, 25, 2, 4)
+    result = fk.kv_read(k_pages, v_pages, make.index(table, np.int32), make.index(lengths), out=out, **make.kwargs)
+    assert result[0] is out[0] and result[1] is out[1]
+    np.testing.assert_array_equal(f64(out[0]), reference.kv_read(f64(k_pages), f64(v_pages), table, lengths, 25)[0])
+
+
+def test_copy_pages(make):
+    k_pages, v_pages = make.normal(5, 16, 2, 8), make.normal(5, 16, 2, 4)
+    truth = reference.kv_copy_pages(f64(k_pages), f64(v_pages), [0, 3], [4, 1])
+    fk.kv_copy_pages(k_pages, v_pages, make.index([0, 3]), make.index([4, 1]), **make.kwargs)
+    np.testing.assert_array_equal(f64(k_pages), truth[0])
+    np.testing.assert_array_equal(f64(v_pages), truth[1])
+
+
+def test_refusals_change_nothing(make):
+    k, v = make.normal(2, 2, 8), make.normal(2, 2, 8)
+    k_pages, v_pages = make.normal(2, 16, 2, 8), make.normal(2, 16, 2, 8)
+    before = f64(k_pages).copy()
+    with pytest.raises(ValueError, match="slots"):
+        fk.kv_append(k, v, k_pages, v_pages, make.index([0, 32]), **make.kwargs)
+    with pytest.raises(ValueError, match="positions"):
+        fk.kv_append(k, v, k_pages, v_pages, make.index([0, 1]), rope={"theta": 1.0}, **make.kwargs)
+    with pytest.raises(ValueError, match="angle"):
+        rope = {"positions": make.index([0, 1]), "angle": 1}
+        fk.kv_append(k, v, k_pages, v_pages, make.index([0, 1]), rope=rope, **make.kwargs)
+    with pytest.raises(ValueError, match="kv_copy_pages"):
+        fk.kv_copy_pages(k_pages, v_pages, make.index([0, 1]), make.index([1, 0]), **make.kwargs)
+    with pytest.raises(ValueError, match="seq_lens"):
+        fk.kv_read(k_pages, v_pages, make.index([[0]], np.int32), make.index([17]), **make.kwargs)
+    np.testing.assert_array_equal(f64(k_pages), before)

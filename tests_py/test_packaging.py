@@ -1,0 +1,111 @@
+"""The package as a user gets it: what it exports, what it needs, and a C++ project that builds against it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import flashkernel as fk
+from flashkernel import _C
+
+ROOT = pathlib.Path(__file__).parent.parent
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads ELF files")
+
+
+def installed() -> bool:
+    """Whether the package under test was installed; a build tree (PYTHONPATH=build/python) has no C++ side."""
+    folders = [pathlib.Path(folder) for folder in fk.__path__]
+    return any((folder / "lib" / "cmake" / "flashkernel").is_dir() for folder in folders)
+
+
+def module(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "flashkernel", *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def loaded_library() -> pathlib.Path:
+    maps = pathlib.Path("/proc/self/maps").read_text()
+    return pathlib.Path(re.search(r"\S*/libflashkernel\.so\S*", maps)[0])
+
+
+def symbols(path: pathlib.Path, *options: str) -> list[list[str]]:
+    done = subprocess.run(["nm", "-D", *options, str(path)], capture_output=True, text=True, check=True)
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def needed(path: pathlib.Path) -> set[str]:
+    done = subprocess.run(["readelf", "-d", str(path)], capture_output=True, text=True, check=True)
+    return set(re.findall(r"\(NEEDED\).*\[([^]]+)\]", done.stdout))
+
+
+def test_version():
+    match = re.search(r"project\(flashkernel VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())
+    assert fk.__version__ == match[1] == module("--version")
+    if installed():
+        assert importlib.metadata.version("flashkernel") == fk.__version__
+
+
+@LINUX
+@pytest.mark.skipif(not shutil.which("nm"), reason="needs nm of binutils")
+def test_the_library_exports_its_api_only():
+    for address, kind, name in symbols(loaded_library(), "--defined-only"):
+        assert "11flashkernel" in name and not name.startswith("_ZNSt"), (address, kind, name)
+    # Nothing from inside: params structs, kernels, pools of threads.
+    names = " ".join(name for *_, name in symbols(loaded_library(), "--defined-only"))
+    for inside in ("Params", "ThreadPool", "RowState", "avx512"):
+        assert inside not in names
+
+
+@LINUX
+@pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf of binutils")
+def test_needs_no_framework_and_no_driver():
+    system = r"lib(stdc\+\+|m|gcc_s|c|pthread|dl|rt)\.so.*|ld-linux.*"
+    for name in needed(loaded_library()):
+        assert re.fullmatch(system, name), name
+    for name in needed(pathlib.Path(_C.__file__)):
+        assert re.fullmatch(system + r"|libflashkernel\.so.*", name), name
+
+
+@LINUX
+@pytest.mark.skipif(not shutil.which("nm"), reason="needs nm of binutils")
+def test_the_module_keeps_to_the_stable_abi():
+    """abi3: no CPython function outside the limited API of 3.10 (spot checks of the usual trespassers)."""
+    assert ".abi3." in _C.__file__
+    undefined = {parts[-1] for parts in symbols(pathlib.Path(_C.__file__), "--undefined-only")}
+    for trespasser in ("PyObject_Vectorcall", "PyObject_GetBuffer", "_PyObject_GetDictPtr", "PyUnicode_AsUTF8"):
+        assert trespasser not in undefined
+
+
+def test_typed():
+    folder = pathlib.Path(_C.__file__).parent
+    stub = (folder / "_C.pyi").read_text()
+    assert "def attention(q: SupportsDLPack" in stub and any(
+        (pathlib.Path(p) / "py.typed").exists() for p in fk.__path__
+    )
+    compile(stub, "_C.pyi", "exec")
+    assert "import torch" not in stub
+
+
+@pytest.mark.skipif(not installed(), reason="runs from a build tree; scripts/test.sh installs the package")
+def test_cmake_finds_the_installed_package(tmp_path):
+    """find_package through `python -m flashkernel --cmake-dir`, as a C++ user of the wheel would."""
+    cmake = shutil.which("cmake")
+    assert cmake, "the build dependencies (pip install --group build) include cmake"
+    build = tmp_path / "build"
+    options = [f"-Dflashkernel_DIR={module('--cmake-dir')}", "-DCMAKE_BUILD_TYPE=Release"]
+    for command in (
+        [cmake, "-S", str(ROOT / "tests_cpp" / "consumer"), "-B", str(build), *options],
+        [cmake, "--build", str(build), "--config", "Release"],
+        ["ctest", "--test-dir", str(build), "-C", "Release", "--output-on-failure"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (pathlib.Path(module("--include-dir")) / "flashkernel" / "attention.hpp").exists()
+    points = importlib.metadata.entry_points(group="cmake.prefix")
+    assert "flashkernel" in {point.value for point in points}

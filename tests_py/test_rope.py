@@ -1,0 +1,72 @@
+"""rope and rope_table against the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashkernel as fk
+from conftest import Maker, f64
+from flashkernel import reference
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotary_dim", [None, 8, 2])
+def test_rope(make, interleaved, rotary_dim):
+    q, k = make.normal(2, 4, 5, 16), make.normal(2, 2, 5, 16)
+    for positions in (None, make.index([4, 0, 9, 70000, 3]), make.index(np.arange(10).reshape(2, 5), np.int32)):
+        options = {"theta": 500.0, "rotary_dim": rotary_dim, "interleaved": interleaved}
+        rotated = fk.rope(q, k, positions, **options, **make.kwargs)
+        at = None if positions is None else np.asarray(positions)
+        for ours, truth in zip(rotated, reference.rope(f64(q), f64(k), at, **options), strict=True):
+            make.check(ours, truth)
+
+
+def test_inverse_and_in_place(make):
+    q, k = make.normal(1, 2, 5, 8), make.normal(1, 1, 5, 8)
+    before = f64(q).copy(), f64(k).copy()
+    assert all(a is b for a, b in zip(fk.rope(q, k, out=(q, k), **make.kwargs), (q, k), strict=True))
+    for ours, truth in zip((q, k), reference.rope(*before), strict=True):
+        make.check(ours, truth)
+    back = fk.rope(q, inverse=True, **make.kwargs)
+    make.check(back, reference.rope(f64(q), inverse=True)[0])
+
+
+def test_positions_beyond_a_million_stay_exact():
+    make = Maker("numpy", "float32")
+    q = make.normal(1, 1, 4, 64)
+    positions = np.array([100_000, 1_000_003, 2**24 + 1, 2**31 - 2])
+    make.check(fk.rope(q, None, positions), reference.rope(q, None, positions)[0])
+
+
+def test_inv_freq(make):
+    q = make.normal(1, 2, 5, 8)
+    inv_freq = make.array([1.0, 0.5, 0.01, 0.0], "float32")
+    make.check(fk.rope(q, inv_freq=inv_freq, **make.kwargs), reference.rope(f64(q), inv_freq=f64(inv_freq))[0])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_table(make, interleaved):
+    q, k = make.normal(2, 4, 5, 16), make.normal(2, 2, 5, 16)
+    angles = make.rng.standard_normal((9, 6))
+    cos, sin = make.array(np.cos(angles), "float32"), make.array(np.sin(angles), "float32")
+    positions = make.index([8, 0, 3, 3, 1])
+    options = {"interleaved": interleaved, "inverse": True}
+    rotated = fk.rope_table(q, k, cos, sin, positions, **options, **make.kwargs)
+    truth = reference.rope_table(f64(q), f64(k), f64(cos), f64(sin), np.asarray(positions), **options)
+    for ours, theirs in zip(rotated, truth, strict=True):
+        make.check(ours, theirs, scale=2.0)
+    direct = fk.rope_table(q, None, cos[None, :5], sin[None, :5], **options, **make.kwargs)
+    make.check(
+        direct, reference.rope_table(f64(q), None, f64(cos)[None, :5], f64(sin)[None, :5], **options)[0], scale=2.0
+    )
+
+
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 40), st.integers(1, 40), st.booleans(), st.integers(0, 999))
+def test_any_shape(batch, heads, seq, pairs, interleaved, seed):
+    make = Maker("torch", "float32", seed)
+    q = make.normal(batch, heads, seq, 2 * pairs + seed % 2)
+    options = {"interleaved": interleaved, "rotary_dim": 2 * pairs}
+    make.check(fk.rope(q, **options), reference.rope(f64(q), **options)[0])
