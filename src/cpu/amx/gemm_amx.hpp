@@ -77,8 +77,11 @@ struct AmxMicro {
     if constexpr (kSplits) {
       split(count > 0 ? load_columns(from, 0, count) : Simd::zero(), parts);
     } else {
-      const __mmask16 mask = count >= 16 ? 0xFFFF : count > 0 ? static_cast<__mmask16>((1u << count) - 1u) : 0;
-      parts[0] = _mm256_maskz_loadu_epi16(mask, from);
+      if (count >= 16) {
+        parts[0] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+      } else {
+        parts[0] = _mm256_maskz_loadu_epi16(count > 0 ? static_cast<__mmask16>((1u << count) - 1u) : 0, from);
+      }
     }
   }
 
@@ -90,8 +93,11 @@ struct AmxMicro {
       load16(from + 16, count - 16, high);
       for (int p = 0; p < kParts; ++p) parts[p] = _mm512_inserti64x4(_mm512_castsi256_si512(low[p]), high[p], 1);
     } else {
-      const __mmask32 mask = count >= 32 ? 0xFFFFFFFFu : count > 0 ? (1u << count) - 1u : 0;
-      parts[0] = _mm512_maskz_loadu_epi16(mask, from);
+      if (count >= 32) {
+        parts[0] = _mm512_loadu_si512(from);
+      } else {
+        parts[0] = _mm512_maskz_loadu_epi16(count > 0 ? (1u << count) - 1u : 0, from);
+      }
     }
   }
 
@@ -116,30 +122,32 @@ struct AmxMicro {
   static inline void pack_a(const Operand<T>& a, std::int64_t m0, std::int64_t rows, std::int64_t k0, std::int64_t length,
                             void* packed) {
     const std::int64_t padded_k = round_up(length, 32), part = padded_k * 16;
-    for (std::int64_t r = 0; r < rows; r += 16) {
-      std::uint16_t* const group = static_cast<std::uint16_t*>(packed) + r / 16 * kParts * part;
-      const std::int64_t lanes = imin<std::int64_t>(16, rows - r);
-      if (a.stride_k == 1) {
-        for (std::int64_t j = 0; j < 16; ++j) {
-          const T* const from = j < lanes ? a.at(m0 + r + j, k0) : a.data;
-          for (std::int64_t i = 0; i < padded_k; i += 32) {
-            __m512i parts[kParts];
-            load32(j < lanes ? from + i : from, j < lanes ? length - i : 0, parts);
-            for (int p = 0; p < kParts; ++p) _mm512_storeu_si512(group + p * part + i * 16 + j * 32, parts[p]);
-          }
-        }
-      } else {
+    if (a.stride_k == 1) {
+      for (std::int64_t r = 0; r < round_up(rows, 16); ++r) {
+        std::uint16_t* const to = static_cast<std::uint16_t*>(packed) + r / 16 * kParts * part + r % 16 * 32;
+        const T* const from = r < rows ? a.at(m0 + r, k0) : a.data;
         for (std::int64_t i = 0; i < padded_k; i += 32) {
-          __m512i block[kParts][16];
-          for (int j = 0; j < 16; ++j) {
-            __m512i parts[kParts];
-            load_pairs(a, m0 + r, lanes, k0 + i + 2 * j, length - i - 2 * j, parts);
-            for (int p = 0; p < kParts; ++p) block[p][j] = parts[p];
-          }
-          for (int p = 0; p < kParts; ++p) {
-            transpose(block[p]);
-            for (int j = 0; j < 16; ++j) _mm512_storeu_si512(group + p * part + i * 16 + j * 32, block[p][j]);
-          }
+          __m512i parts[kParts];
+          load32(r < rows ? from + i : from, r < rows ? length - i : 0, parts);
+          for (int p = 0; p < kParts; ++p) _mm512_storeu_si512(to + p * part + i * 16, parts[p]);
+        }
+      }
+      return;
+    }
+    // k outside: a row of memory is read to its end while its lines and page are at hand.
+    for (std::int64_t i = 0; i < padded_k; i += 32) {
+      for (std::int64_t r = 0; r < rows; r += 16) {
+        std::uint16_t* const tile = static_cast<std::uint16_t*>(packed) + r / 16 * kParts * part + i * 16;
+        const std::int64_t lanes = imin<std::int64_t>(16, rows - r);
+        __m512i block[kParts][16];
+        for (int j = 0; j < 16; ++j) {
+          __m512i parts[kParts];
+          load_pairs(a, m0 + r, lanes, k0 + i + 2 * j, length - i - 2 * j, parts);
+          for (int p = 0; p < kParts; ++p) block[p][j] = parts[p];
+        }
+        for (int p = 0; p < kParts; ++p) {
+          transpose(block[p]);
+          for (int j = 0; j < 16; ++j) _mm512_storeu_si512(tile + p * part + j * 32, block[p][j]);
         }
       }
     }
@@ -148,24 +156,32 @@ struct AmxMicro {
   static inline void pack_b(const Operand<T>& b, std::int64_t n0, std::int64_t columns, std::int64_t k0, std::int64_t length,
                             void* packed) {
     const std::int64_t padded_k = round_up(length, 32), part = padded_k * 32;
+    const auto half_at = [&](std::int64_t c) {
+      return static_cast<std::uint16_t*>(packed) + c / 32 * kParts * part + c % 32 / 16 * kTile;
+    };
+    if (b.stride_outer == 1) {
+      for (std::int64_t i = 0; i < padded_k; i += 2) {
+        for (std::int64_t c = 0; c < round_up(columns, 32); c += 16) {
+          __m512i parts[kParts];
+          load_pairs(b, n0 + c, imin<std::int64_t>(16, columns - c), k0 + i, length - i, parts);
+          for (int p = 0; p < kParts; ++p) _mm512_storeu_si512(half_at(c) + p * part + i / 32 * 2 * kTile + i % 32 * 16, parts[p]);
+        }
+      }
+      return;
+    }
+    // A column's 16 pairs of k; the transpose turns 16 columns into 16 rows of pairs.
     for (std::int64_t c = 0; c < round_up(columns, 32); c += 16) {
-      std::uint16_t* const half = static_cast<std::uint16_t*>(packed) + c / 32 * kParts * part + c % 32 / 16 * kTile;
-      const std::int64_t lanes = imax<std::int64_t>(0, imin<std::int64_t>(16, columns - c));
       for (std::int64_t i = 0; i < padded_k; i += 32) {
-        __m512i block[kParts][16];  // rows of 16 pairs
+        __m512i block[kParts][16];
         for (int j = 0; j < 16; ++j) {
           __m512i parts[kParts];
-          if (b.stride_outer == 1) {
-            load_pairs(b, n0 + c, lanes, k0 + i + 2 * j, length - i - 2 * j, parts);
-          } else {
-            // A column's 16 pairs of k; the transpose turns 16 columns into 16 rows of pairs.
-            load32(j < lanes ? b.at(n0 + c + j, k0 + i) : b.data, j < lanes ? length - i : 0, parts);
-          }
+          const bool some = c + j < columns;
+          load32(some ? b.at(n0 + c + j, k0 + i) : b.data, some ? length - i : 0, parts);
           for (int p = 0; p < kParts; ++p) block[p][j] = parts[p];
         }
         for (int p = 0; p < kParts; ++p) {
-          if (b.stride_outer != 1) transpose(block[p]);
-          for (int j = 0; j < 16; ++j) _mm512_storeu_si512(half + p * part + i * 32 + j * 32, block[p][j]);
+          transpose(block[p]);
+          for (int j = 0; j < 16; ++j) _mm512_storeu_si512(half_at(c) + p * part + i * 32 + j * 32, block[p][j]);
         }
       }
     }

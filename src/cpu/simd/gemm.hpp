@@ -29,15 +29,33 @@ struct Epilogue {
   DType bias_dtype;
   Activation activation;
 
-  inline void row(const float* sums, std::int64_t m, std::int64_t n, std::int64_t columns) const {
+  /// Rows [m, m + rows) and columns [n, n + columns) from fp32 sums, rows `pitch` apart.
+  inline void tile(const float* sums, std::int64_t pitch, std::int64_t m, std::int64_t rows, std::int64_t n,
+                   std::int64_t columns) const {
+    switch (activation) {
+      case Activation::kNone: return tile_as<Activation::kNone>(sums, pitch, m, rows, n, columns);
+      case Activation::kGeluTanh: return tile_as<Activation::kGeluTanh>(sums, pitch, m, rows, n, columns);
+      case Activation::kGelu: return tile_as<Activation::kGelu>(sums, pitch, m, rows, n, columns);
+      case Activation::kSilu: return tile_as<Activation::kSilu>(sums, pitch, m, rows, n, columns);
+    }
+  }
+
+  template <Activation kActivation>
+  inline void tile_as(const float* sums, std::int64_t pitch, std::int64_t m, std::int64_t rows, std::int64_t n,
+                      std::int64_t columns) const {
     for (std::int64_t c = 0; c < columns; c += Simd::kWidth) {
-      Reg v = load_columns(sums, c, columns);
+      const std::int64_t left = columns - c;
+      Reg shift = Simd::zero();
       if (bias) {
         const char* const from = static_cast<const char*>(bias) + n * (bias_dtype == DType::kFloat32 ? 4 : 2);
-        v = Simd::add(v, MixedVector{from, bias_dtype}.at(c, columns));
+        shift = MixedVector{from, bias_dtype}.at(c, columns);
       }
-      if (preactivation) save_columns(preactivation + m * stride_preactivation + n, c, columns, v);
-      save_columns(out + m * stride_out + n, c, columns, vec_activation(activation, v));
+      for (std::int64_t r = 0; r < rows; ++r) {
+        Reg v = load_columns(sums + r * pitch + c, 0, left);
+        if (bias) v = Simd::add(v, shift);  // not with 0: -0 stays -0
+        if (preactivation) save_columns(preactivation + (m + r) * stride_preactivation + n + c, 0, left, v);
+        save_columns(out + (m + r) * stride_out + n + c, 0, left, vec_activation(kActivation, v));
+      }
     }
   }
 };
@@ -63,7 +81,7 @@ inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const Operand<T
   const std::int64_t mc = imin(kB.mc, round_up(ceil_div(m, ceil_div(m, kB.mc)), kB.mr));
   const std::int64_t m_blocks = ceil_div(m, mc);
   std::int64_t nc = kB.nc;
-  while (nc > kB.nr && m_blocks * ceil_div(n, nc) < 4 * workers) nc /= 2;
+  while (nc > kB.nr && m_blocks * ceil_div(n, nc) < 2 * workers) nc = round_up(nc / 2, kB.nr);
   const std::int64_t n_blocks = ceil_div(n, nc);
 
   char* const base = static_cast<char*>(workspace);
@@ -101,8 +119,7 @@ inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const Operand<T
               Micro::tile(tile_rows, padded, from, to, s.a, i, s.b, j, tile, first);
               if (!last) continue;
               if (Micro::kSplits) Micro::repair(a, b, m0 + i * kB.mr, n0 + j * kB.nr, tile_rows, tile_columns, k, tile);
-              for (std::int64_t r = 0; r < tile_rows; ++r)
-                epilogue.row(tile + r * kB.nr, m0 + i * kB.mr + r, n0 + j * kB.nr, tile_columns);
+              epilogue.tile(tile, kB.nr, m0 + i * kB.mr, tile_rows, n0 + j * kB.nr, tile_columns);
             }
           }
           from = to;

@@ -58,9 +58,10 @@ struct VecMicro {
         for (std::int64_t i = 0; i < length; i += kW)
           Simd::save(to + r * kPitch + i, load_columns(a.at(m0 + r, k0), i, length));  // past `length`: zeros, inside the pitch
     } else {
-      for (std::int64_t r = 0; r < rows; r += kW) {
-        const std::int64_t lanes = imin<std::int64_t>(kW, rows - r);
-        for (std::int64_t i = 0; i < length; i += kW) {
+      // k outside: a row of memory is read to its end while its lines and page are at hand.
+      for (std::int64_t i = 0; i < length; i += kW) {
+        for (std::int64_t r = 0; r < rows; r += kW) {
+          const std::int64_t lanes = imin<std::int64_t>(kW, rows - r);
           Reg block[kW];
           for (int j = 0; j < kW; ++j)
             block[j] = i + j < length ? load_columns(a.at(m0 + r, k0 + i + j), 0, lanes) : Simd::zero();
@@ -77,21 +78,26 @@ struct VecMicro {
   static inline void pack_b(const Operand<T>& b, std::int64_t n0, std::int64_t columns, std::int64_t k0, std::int64_t length,
                             void* packed) {
     constexpr int kW = Simd::kWidth;
+    float* const to = static_cast<float*>(packed);
+    if (b.stride_outer == 1) {
+      for (std::int64_t i = 0; i < length; ++i) {
+        const T* const row = b.at(n0, k0 + i);
+        for (std::int64_t c = 0; c < round_up(columns, 2 * kW); c += kW)
+          Simd::save(to + c / (2 * kW) * (2 * kW) * length + i * 2 * kW + c % (2 * kW),
+                     c < columns ? load_columns(row, c, columns) : Simd::zero());
+      }
+      return;
+    }
     for (std::int64_t c = 0; c < round_up(columns, 2 * kW); c += kW) {
-      float* const to = static_cast<float*>(packed) + c / (2 * kW) * (2 * kW) * length + c % (2 * kW);
+      float* const sliver = to + c / (2 * kW) * (2 * kW) * length + c % (2 * kW);
       const std::int64_t lanes = imax<std::int64_t>(0, imin<std::int64_t>(kW, columns - c));
-      if (b.stride_outer == 1) {
-        for (std::int64_t i = 0; i < length; ++i)
-          Simd::save(to + i * 2 * kW, lanes ? load_columns(b.at(n0 + c, k0 + i), 0, lanes) : Simd::zero());
-      } else {
-        for (std::int64_t i = 0; i < length; i += kW) {
-          Reg block[kW];
-          for (int j = 0; j < kW; ++j)
-            block[j] = j < lanes ? load_columns(b.at(n0 + c + j, k0), i, length) : Simd::zero();
-          Simd::transpose(block);
-          const std::int64_t count = imin<std::int64_t>(kW, length - i);
-          for (std::int64_t j = 0; j < count; ++j) Simd::save(to + (i + j) * 2 * kW, block[j]);
-        }
+      for (std::int64_t i = 0; i < length; i += kW) {
+        Reg block[kW];
+        for (int j = 0; j < kW; ++j)
+          block[j] = j < lanes ? load_columns(b.at(n0 + c + j, k0), i, length) : Simd::zero();
+        Simd::transpose(block);
+        const std::int64_t count = imin<std::int64_t>(kW, length - i);
+        for (std::int64_t j = 0; j < count; ++j) Simd::save(sliver + (i + j) * 2 * kW, block[j]);
       }
     }
   }

@@ -73,60 +73,67 @@ inline void gemv_in_contiguous(const LinearParams& p, const float* x, std::int64
         case 3: dot_strip<3>(x + r * pitch, pitch, from, stride, outs, k, sums + r * kDotStrip); break;
         default: break;
       }
-      for (r = 0; r < p.rows; ++r) epilogue.row(sums + r * kDotStrip, r, n0, outs);
+      epilogue.tile(sums, kDotStrip, 0, p.rows, n0, outs);
     }
   };
   const std::int64_t strips = ceil_div(p.out_features, kDotStrip);
   parallel_for(strips, imax<std::int64_t>(1, rows_per_task(kDotStrip * k * static_cast<std::int64_t>(sizeof(T)))), run);
 }
 
-constexpr std::int64_t kAxpyStrip = 512;  // 8 rows x 512 sums = 16 KiB of L1
+constexpr std::int64_t kAxpySums = 4096;  // rows x outputs of a strip: 16 KiB of L1
 
-/// sums[r][n] += x[r][k..k+kDepth) * weight[k..k+kDepth)[n]
+/// sums[r][n] += x[r][k..k+kDepth) * weight[k..k+kDepth)[n]; rows of sums lie `strip` apart.
 template <int kRows, int kDepth, class T>
-inline void axpy_rows(const float* x, std::int64_t pitch, const T* weight, std::int64_t stride, std::int64_t outs, float* sums) {
+inline void axpy_rows(const float* x, std::int64_t pitch, const T* weight, std::int64_t stride, std::int64_t outs, float* sums,
+                      std::int64_t strip) {
   constexpr int kW = Simd::kWidth;
   for (std::int64_t c = 0; c < outs; c += kW) {
     Reg w[kDepth];
     for (int d = 0; d < kDepth; ++d) w[d] = load_columns(weight + d * stride, c, outs);
     for (int r = 0; r < kRows; ++r) {
-      Reg sum = Simd::load(sums + r * kAxpyStrip + c);
+      Reg sum = Simd::load(sums + r * strip + c);
       for (int d = 0; d < kDepth; ++d) sum = Simd::fma(Simd::set1(x[r * pitch + d]), w[d], sum);
-      Simd::save(sums + r * kAxpyStrip + c, sum);
+      Simd::save(sums + r * strip + c, sum);
     }
   }
 }
 
 template <int kRows, class T>
 inline void axpy_strip(const float* x, std::int64_t pitch, const T* weight, std::int64_t stride, std::int64_t outs,
-                       std::int64_t k, float* sums) {
+                       std::int64_t k, float* sums, std::int64_t strip) {
   constexpr int kDepth = 8;
-  for (std::int64_t i = 0; i < kRows * kAxpyStrip; i += Simd::kWidth) Simd::save(sums + i, Simd::zero());
   std::int64_t i = 0;
-  for (; i + kDepth <= k; i += kDepth) axpy_rows<kRows, kDepth>(x + i, pitch, weight + i * stride, stride, outs, sums);
-  for (; i < k; ++i) axpy_rows<kRows, 1>(x + i, pitch, weight + i * stride, stride, outs, sums);
+  for (; i + kDepth <= k; i += kDepth) axpy_rows<kRows, kDepth>(x + i, pitch, weight + i * stride, stride, outs, sums, strip);
+  for (; i < k; ++i) axpy_rows<kRows, 1>(x + i, pitch, weight + i * stride, stride, outs, sums, strip);
 }
 
 template <class T>
 inline void gemv_out_contiguous(const LinearParams& p, const float* x, std::int64_t pitch, const Epilogue<T>& epilogue) {
   const T* const weight = static_cast<const T*>(p.weight);
-  const std::int64_t k = p.in_features, stride = p.stride_weight_in;
-  // Four strips a thread where the outputs allow; a strip's width does not change the order of any sum.
-  const std::int64_t strip =
-      imin(kAxpyStrip, imax<std::int64_t>(64, round_up(ceil_div(p.out_features, 4 * num_workers()), 64)));
+  const std::int64_t k = p.in_features, stride = p.stride_weight_in, rows = p.rows;
+  // Wide strips, so that a row of the weight is a long run of memory, but at least two a thread. A strip's width does not change
+  // the order of any sum.
+  const std::int64_t widest = imax<std::int64_t>(64, kAxpySums / imax<std::int64_t>(1, rows) / 64 * 64);
+  const std::int64_t strip = imin(widest, imax<std::int64_t>(64, round_up(ceil_div(p.out_features, 2 * num_workers()), 64)));
   auto run = [&](std::int64_t begin, std::int64_t end, int) {
-    alignas(64) float sums[kGemvRows * kAxpyStrip];
+    alignas(64) float sums[kAxpySums];
     for (std::int64_t s = begin; s < end; ++s) {
       const std::int64_t n0 = s * strip, outs = imin(strip, p.out_features - n0);
-      std::int64_t r = 0;
-      for (; r + 4 <= p.rows; r += 4) axpy_strip<4>(x + r * pitch, pitch, weight + n0, stride, outs, k, sums + r * kAxpyStrip);
-      switch (p.rows - r) {
-        case 1: axpy_strip<1>(x + r * pitch, pitch, weight + n0, stride, outs, k, sums + r * kAxpyStrip); break;
-        case 2: axpy_strip<2>(x + r * pitch, pitch, weight + n0, stride, outs, k, sums + r * kAxpyStrip); break;
-        case 3: axpy_strip<3>(x + r * pitch, pitch, weight + n0, stride, outs, k, sums + r * kAxpyStrip); break;
-        default: break;
+      const T* const from = weight + n0;
+      for (std::int64_t i = 0; i < rows * strip; i += Simd::kWidth) Simd::save(sums + i, Simd::zero());
+      if (rows == 8) {
+        axpy_strip<8>(x, pitch, from, stride, outs, k, sums, strip);
+      } else {
+        std::int64_t r = 0;
+        for (; r + 4 <= rows; r += 4) axpy_strip<4>(x + r * pitch, pitch, from, stride, outs, k, sums + r * strip, strip);
+        switch (rows - r) {
+          case 1: axpy_strip<1>(x + r * pitch, pitch, from, stride, outs, k, sums + r * strip, strip); break;
+          case 2: axpy_strip<2>(x + r * pitch, pitch, from, stride, outs, k, sums + r * strip, strip); break;
+          case 3: axpy_strip<3>(x + r * pitch, pitch, from, stride, outs, k, sums + r * strip, strip); break;
+          default: break;
+        }
       }
-      for (r = 0; r < p.rows; ++r) epilogue.row(sums + r * kAxpyStrip, r, n0, outs);
+      epilogue.tile(sums, strip, 0, rows, n0, outs);
     }
   };
   parallel_for(ceil_div(p.out_features, strip),
