@@ -13,6 +13,8 @@ namespace {
 constexpr int kChunk = 1024;     // keys whose scores wait for their values: 16 rows x 1024 x 4 B = 64 KiB
 constexpr int kValueBlock = 32;  // keys that stay in L1 while all rows and columns use them: 32 x 256 x 4 B = 32 KiB
 
+constexpr int kPrefetchBytes = 8192;  // measured: 1 KiB is too late, from 4 KiB on it makes no difference
+
 struct DecodeScratch {
   float* q;        // [kDecodeRows][q_stride]
   float* s;        // [kDecodeRows][kChunk]
@@ -77,6 +79,16 @@ inline void score_keys(const float* q, std::int64_t q_stride, const T* const* ke
   for (int r = 0; r < kRows; ++r) __builtin_memcpy(s + r * kChunk, lanes + r * kKeys, kKeys * sizeof(float));
 }
 
+template <class T>
+inline void fetch_row(const T* row, int d) {
+  for (int x = 0; x < d; x += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(row + x);
+}
+// How many keys lie between what is computed and what is fetched.
+template <class T>
+inline std::int64_t keys_ahead(int d) {
+  return imax<std::int64_t>(1, kPrefetchBytes / (d * static_cast<int>(sizeof(T))));
+}
+
 // Scores of `n` keys `stride` apart for kRows rows. The last group of keys repeats key n - 1: same sums, kept within s.
 template <int kRows, class T>
 inline void score_run(const float* q, std::int64_t q_stride, const T* k, std::int64_t stride, int n, int d, float* s,
@@ -87,9 +99,7 @@ inline void score_run(const float* q, std::int64_t q_stride, const T* k, std::in
   for (; j + kKeys <= n; j += kKeys) {
     for (int i = 0; i < kKeys; ++i) {
       key[i] = k + (j + i) * stride;
-      if (ahead) {
-        for (int x = 0; x < d; x += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(key[i] + ahead + x);
-      }
+      if (ahead) fetch_row(key[i] + ahead * stride, d);
     }
     score_keys<kRows>(q, q_stride, key, d, s + j);
   }
@@ -155,9 +165,11 @@ inline void output_rows(const float* p, const T* v, std::int64_t stride, int n, 
 template <class T>
 inline void output_keys(const KeyRows<T>& v, std::int64_t key0, int from, int to, const float* p, int rows, int d,
                         float* o, std::int64_t o_stride) {
+  const std::int64_t ahead = keys_ahead<T>(d);
   for (int j = from; j < to;) {
     const int n = static_cast<int>(imin<std::int64_t>(imin(kValueBlock, to - j), v.run(key0 + j)));
     const T* base = v.row(key0 + j);
+    for (int i = 0; i < n; ++i) fetch_row(base + (i + ahead) * v.stride, d);
     int r = 0;
     for (; r + 4 <= rows; r += 4) output_rows<4>(p + r * kChunk + j, base, v.stride, n, d, o + r * o_stride, o_stride);
     if (r + 2 <= rows) {
@@ -184,17 +196,19 @@ inline void decode_chunk(const Sequence<T>& seq, std::int64_t key0, const Decode
   }
   if (from >= to) return;
 
+  const std::int64_t ahead = keys_ahead<T>(d);
   for (int j = from; j < to;) {
     const int n = static_cast<int>(imin<std::int64_t>(imin(W, to - j), seq.k.run(key0 + j)));
     const T* base = seq.k.row(key0 + j);
     int r = 0;
     for (; r + 4 <= rows; r += 4)
-      score_run<4>(w.q + r * w.q_stride, w.q_stride, base, seq.k.stride, n, d, w.s + r * kChunk + j, 0);
+      score_run<4>(w.q + r * w.q_stride, w.q_stride, base, seq.k.stride, n, d, w.s + r * kChunk + j, r ? 0 : ahead);
     if (r + 2 <= rows) {
-      score_run<2>(w.q + r * w.q_stride, w.q_stride, base, seq.k.stride, n, d, w.s + r * kChunk + j, 0);
+      score_run<2>(w.q + r * w.q_stride, w.q_stride, base, seq.k.stride, n, d, w.s + r * kChunk + j, r ? 0 : ahead);
       r += 2;
     }
-    if (r < rows) score_run<1>(w.q + r * w.q_stride, w.q_stride, base, seq.k.stride, n, d, w.s + r * kChunk + j, 0);
+    if (r < rows)
+      score_run<1>(w.q + r * w.q_stride, w.q_stride, base, seq.k.stride, n, d, w.s + r * kChunk + j, r ? 0 : ahead);
     j += n;
   }
 
