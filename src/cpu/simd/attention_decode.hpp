@@ -30,7 +30,7 @@ struct DecodeScratch {
 inline DecodeScratch decode_scratch(const AttentionParams& p, void* memory, std::int64_t* bytes) {
   Arena arena{static_cast<char*>(memory)};
   DecodeScratch w;
-  w.q_stride = round_up(p.head_dim, Vec::kWidth);
+  w.q_stride = round_up(p.head_dim, 2 * Vec::kWidth);
   w.o_stride = round_up(p.head_dim_v, 4 * Vec::kWidth);
   w.q = arena.take<float>(kDecodeRows * w.q_stride);
   w.s = arena.take<float>(kDecodeRows * kChunk);
@@ -53,21 +53,25 @@ inline void score_keys(const float* q, std::int64_t q_stride, const T* const* ke
   for (int i = 0; i < W; ++i) acc[i] = Vec::zero();
   int x = 0;
 #pragma GCC unroll 1
-  for (; x + W <= d; x += W) {
-    Vec::Reg a[kRows];
+  for (; x + 2 * W <= d; x += 2 * W) {  // q lies in the order of load_pair, see load_queries
+    Vec::Reg a[kRows], b[kRows];
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) a[r] = Vec::load(q + r * q_stride + x);
+    for (int r = 0; r < kRows; ++r) {
+      a[r] = Vec::load(q + r * q_stride + x);
+      b[r] = Vec::load(q + r * q_stride + x + W);
+    }
 #pragma GCC unroll 16
     for (int j = 0; j < kKeys; ++j) {
-      const Vec::Reg k = Vec::load(key[j] + x);
+      Vec::Reg k0, k1;
+      Vec::load_pair(key[j] + x, &k0, &k1);
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) acc[r * kKeys + j] = Vec::fma(a[r], k, acc[r * kKeys + j]);
+      for (int r = 0; r < kRows; ++r) acc[r * kKeys + j] = Vec::fma(b[r], k1, Vec::fma(a[r], k0, acc[r * kKeys + j]));
     }
   }
-  if (x < d) {
+  for (; x < d; x += W) {
 #pragma GCC unroll 16
     for (int j = 0; j < kKeys; ++j) {
-      const Vec::Reg k = Vec::load_first(key[j] + x, d - x);
+      const Vec::Reg k = Vec::load_first(key[j] + x, imin(W, d - x));
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r)
         acc[r * kKeys + j] = Vec::fma(Vec::load(q + r * q_stride + x), k, acc[r * kKeys + j]);
@@ -113,6 +117,15 @@ inline void score_run(const float* q, std::int64_t q_stride, const T* k, std::in
   }
 }
 
+// Two registers of a row that may end within them, in the order of load_pair only if it does not.
+template <class T>
+inline void load_columns(const T* row, int left, Vec::Reg* a, Vec::Reg* b) {
+  constexpr int W = Vec::kWidth;
+  if (left >= 2 * W) return Vec::load_pair(row, a, b);
+  *a = left > 0 ? Vec::load_first(row, imin(W, left)) : Vec::zero();
+  *b = left > W ? Vec::load_first(row + W, left - W) : Vec::zero();
+}
+
 // o[r][c] += sum over j < n of p[r][j] * v[j][c] for kRows rows and kCols registers of columns.
 template <int kRows, int kCols, class T>
 inline void output_run(const float* p, const T* v, std::int64_t stride, int n, int d, float* o, std::int64_t o_stride) {
@@ -128,16 +141,11 @@ inline void output_run(const float* p, const T* v, std::int64_t stride, int n, i
   for (int j = 0; j < n; ++j) {
     Vec::Reg x[kCols];
     if (whole) {
-#pragma GCC unroll 4
-      for (int c = 0; c < kCols; ++c) x[c] = Vec::load(v + j * stride + c * W);
+#pragma GCC unroll 2
+      for (int c = 0; c < kCols; c += 2) Vec::load_pair(v + j * stride + c * W, &x[c], &x[c + 1]);
     } else {
-#pragma GCC unroll 4
-      for (int c = 0; c < kCols; ++c) {
-        const int left = d - c * W;
-        x[c] = left >= W  ? Vec::load(v + j * stride + c * W)
-               : left > 0 ? Vec::load_first(v + j * stride + c * W, left)
-                          : Vec::zero();
-      }
+#pragma GCC unroll 2
+      for (int c = 0; c < kCols; c += 2) load_columns(v + j * stride + c * W, d - c * W, &x[c], &x[c + 1]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
@@ -267,8 +275,12 @@ inline void load_queries(const Sequence<T>& seq, const DecodeScratch& w) {
   const int d = static_cast<int>(seq.p->head_dim);
   for (std::int64_t r = 0; r < seq.rows(); ++r) {
     const T* q = seq.q_row(r);
-    for (int x = 0; x < d; x += Vec::kWidth)
-      Vec::store(w.q + r * w.q_stride + x, Vec::load_first(q + x, imin(Vec::kWidth, d - x)));
+    for (int x = 0; x < d; x += 2 * Vec::kWidth) {
+      Vec::Reg low, high;
+      load_columns(q + x, d - x, &low, &high);
+      Vec::store(w.q + r * w.q_stride + x, low);
+      Vec::store(w.q + r * w.q_stride + x + Vec::kWidth, high);
+    }
   }
 }
 
@@ -293,6 +305,20 @@ inline void start_total(const DecodeScratch& w, std::int64_t rows) {
   }
 }
 
+template <class T>
+inline void finish_total(const Sequence<T>& seq, const DecodeScratch& w) {
+  for (std::int64_t r = 0; r < seq.rows(); ++r) {
+    float* o = w.total_o + r * w.o_stride;
+    for (std::int64_t x = 0; x + 2 * Vec::kWidth <= seq.p->head_dim_v; x += 2 * Vec::kWidth) {
+      Vec::Reg low = Vec::load(o + x), high = Vec::load(o + x + Vec::kWidth);
+      Vec::natural_order<T>(&low, &high);
+      Vec::store(o + x, low);
+      Vec::store(o + x + Vec::kWidth, high);
+    }
+    finish_row(seq, r, o, w.total_m[r], w.total_l[r]);
+  }
+}
+
 // All keys of a sequence and kv head in one task.
 template <class T>
 void decode_task(const Sequence<T>& seq, const DecodeScratch& w) {
@@ -307,7 +333,7 @@ void decode_task(const Sequence<T>& seq, const DecodeScratch& w) {
                w.o_stride);
     }
   }
-  for (std::int64_t r = 0; r < rows; ++r) finish_row(seq, r, w.total_o + r * w.o_stride, w.total_m[r], w.total_l[r]);
+  finish_total(seq, w);
 }
 
 // Split keys: each chunk's partial result goes to `part` as [rows][o_stride + 2] (o, m, l); then one task folds them.
@@ -340,7 +366,7 @@ void decode_fold(const Sequence<T>& seq, const DecodeScratch& w, const float* pa
                w.o_stride);
     }
   }
-  for (std::int64_t r = 0; r < rows; ++r) finish_row(seq, r, w.total_o + r * w.o_stride, w.total_m[r], w.total_l[r]);
+  finish_total(seq, w);
 }
 
 }  // namespace

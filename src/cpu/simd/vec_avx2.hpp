@@ -35,6 +35,21 @@ struct Vec {
     for (int i = 0; i < n; ++i) padded[i] = p[i];
     return load(padded);
   }
+  // Two registers of consecutive elements in an order of the type's own (the cheapest to widen): bf16 gives the even
+  // ones, then the odd ones. `natural_order` puts a pair of fp32 registers back.
+  template <class T>
+  static inline void load_pair(const T* p, Reg* a, Reg* b) {
+    *a = load(p);
+    *b = load(p + kWidth);
+  }
+  static inline void load_pair(const BFloat* p, Reg* a, Reg* b) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    *a = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+    *b = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
+  }
+  template <class T>
+  static inline void natural_order(Reg*, Reg*) {}
+
   static inline void store(float* p, Reg x) { _mm256_storeu_ps(p, x); }
   static inline void store_first(float* p, Reg x, int n) { _mm256_maskstore_ps(p, first(n), x); }
   static inline void store_first(Half* p, Reg x, int n) {
@@ -138,6 +153,13 @@ struct Vec {
     return add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
   }
 };
+
+template <>
+inline void Vec::natural_order<BFloat>(Reg* a, Reg* b) {
+  const Reg low = _mm256_unpacklo_ps(*a, *b), high = _mm256_unpackhi_ps(*a, *b);
+  *a = _mm256_permute2f128_ps(low, high, 0x20);
+  *b = _mm256_permute2f128_ps(low, high, 0x31);
+}
 
 }  // namespace
 }  // namespace flashkernel::cpu
