@@ -80,7 +80,7 @@ endforeach()
 add_library(flashkernel SHARED ${_objects})
 add_library(flashkernel::flashkernel ALIAS flashkernel)
 target_include_directories(flashkernel PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
-                                              $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include> $<INSTALL_INTERFACE:include>)
+                                              $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>)
 target_compile_features(flashkernel PUBLIC cxx_std_17)
 target_link_libraries(flashkernel PRIVATE Threads::Threads)
 if(UNIX AND NOT APPLE)  # visibility can't hide std templates: their namespace asks for the default

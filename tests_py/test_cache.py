@@ -62,6 +62,7 @@ class TestPool:
                     getattr(pool, which)(bad)
 
     def test_pages_keep_the_pool_alive(self):
+        gc.collect()
         before = fk.memory_stats().allocated_bytes
         pool = make_pool()
         cache = fk.KvCache(pool)

@@ -327,6 +327,7 @@ class TestExport:
             own.__dlpack__(dl_device=(2, 0))
 
     def test_memory_lives_as_long_as_its_last_view(self):
+        gc.collect()
         before = fk.memory_stats().allocated_bytes
         own = self.array()
         held = fk.memory_stats().allocated_bytes
