@@ -260,11 +260,19 @@ struct AmxMicro {
                           std::int64_t i, const void* b, std::int64_t j, float* c, bool first) {
     const std::uint16_t* const from_a = static_cast<const std::uint16_t*>(a) + i * 2 * kParts * padded_k * 16;
     const std::uint16_t* const from_b = static_cast<const std::uint16_t*>(b) + j * kParts * padded_k * 32;
+    // For fp32 results a pass starts from zero and is added as a whole, as in gemm_vec.hpp: sums of sums round less than one long sum.
+    constexpr bool kRestarts = sizeof(T) == 4;
+    alignas(64) float pass[kRestarts ? 32 * 32 : 1];
+    const bool restart = kRestarts && !first;
+    float* const sums = restart ? pass : c;
     if (rows > 16) {
-      tile_rows<true>(padded_k, from, to, from_a, from_b, c, first);
+      tile_rows<true>(padded_k, from, to, from_a, from_b, sums, first || restart);
     } else {
-      tile_rows<false>(padded_k, from, to, from_a, from_b, c, first);
+      tile_rows<false>(padded_k, from, to, from_a, from_b, sums, first || restart);
     }
+    if (!restart) return;
+    for (std::int64_t e = 0; e < (rows > 16 ? 32 : 16) * 32; e += 16)
+      Simd::save(c + e, Simd::add(Simd::load(c + e), Simd::load(pass + e)));
   }
 
   // An infinite operand has an infinite high part and a NaN remainder; an fp32 near its limit rounds to infinity in bf16. Either way

@@ -35,10 +35,10 @@ inline void activation_gradient(const LinearBackwardParams& p, T* gz) {
   parallel_for(p.rows, rows_per_task(p.out_features * 3 * static_cast<std::int64_t>(sizeof(T))), run);
 }
 
-/// Column sums: strips of columns, rows in blocks of 64 whose sums are added in turn.
+/// Column sums: strips of columns, rows in blocks of 32 whose sums are added in turn.
 template <class T, class Out>
 inline void column_sums(const T* gz, std::int64_t stride, std::int64_t rows, std::int64_t columns, Out* out) {
-  constexpr std::int64_t kBlock = 64, kVectors = 4, kStrip = kVectors * Simd::kWidth;
+  constexpr std::int64_t kBlock = 32, kVectors = 4, kStrip = kVectors * Simd::kWidth;
   auto run = [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t strip = begin; strip < end; ++strip) {
       const std::int64_t c0 = strip * kStrip;

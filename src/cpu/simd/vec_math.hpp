@@ -41,11 +41,6 @@ inline Reg vec_exp(Reg x) {
   return Simd::times_power_of_two(p, n);
 }
 
-/// 1 / (1 + exp(-x)), relative error of a few ulp on both sides.
-inline Reg vec_sigmoid(Reg x) {
-  return Simd::div(Simd::set1(1.0f), Simd::add(Simd::set1(1.0f), vec_exp(Simd::negate(x))));
-}
-
 /// erfc(|x| / sqrt 2) and exp(-x^2 / 2): erfc(z) = exp(-z^2) R(t), t = (z - 2) / (z + 2), R a least-maximum fit of degree 9
 /// on z in [0, 9.6] (3.1e-8 relative); beyond, exp(-z^2) is 0.
 inline Reg vec_half_erfc(Reg x, Reg* gauss) {
@@ -97,11 +92,18 @@ inline Reg vec_activation(Activation activation, Reg x) {
   return x;
 }
 
-/// sigmoid(x) and d/dx of x * sigmoid(g(x)) = s + x s (1 - s) g'(x); x limited where s has long settled at 0 or 1.
+/// d/dx of x sigmoid(t(x)) = s + x t'(x) s (1 - s), with s (1 - s) = e / (1 + e)^2, e = exp(-|t|): 1 - s would cancel.
+inline Reg vec_gate_gradient(Reg x, Reg t, Reg t_slope) {
+  const Reg e = vec_exp(Simd::negate(Simd::abs(t)));
+  const Reg r = Simd::div(Simd::set1(1.0f), Simd::add(Simd::set1(1.0f), e));
+  const Reg small = Simd::mul(e, r);
+  const Reg s = Simd::select(Simd::less(t, Simd::zero()), small, r);
+  return Simd::fma(Simd::mul(x, t_slope), Simd::mul(small, r), s);
+}
+// x is limited where s has long settled at 0 or 1.
 inline Reg vec_silu_gradient(Reg x) {
-  const Reg limited = Simd::min(Simd::set1(120.0f), Simd::max(Simd::set1(-120.0f), x));
-  const Reg s = vec_sigmoid(limited);
-  return Simd::fma(Simd::mul(limited, s), Simd::sub(Simd::set1(1.0f), s), s);
+  const Reg v = Simd::min(Simd::set1(120.0f), Simd::max(Simd::set1(-120.0f), x));
+  return vec_gate_gradient(v, v, Simd::set1(1.0f));
 }
 inline Reg vec_gelu_tanh_gradient(Reg x) {
   const Reg v = Simd::min(Simd::set1(30.0f), Simd::max(Simd::set1(-30.0f), x));
@@ -110,8 +112,7 @@ inline Reg vec_gelu_tanh_gradient(Reg x) {
                               Simd::fma(square, Simd::set1(kGeluTanhCubic), Simd::set1(1.0f)));
   const Reg slope = Simd::mul(Simd::set1(2.0f * kGeluTanhScale),
                               Simd::fma(square, Simd::set1(3.0f * kGeluTanhCubic), Simd::set1(1.0f)));
-  const Reg s = vec_sigmoid(two_u);
-  return Simd::fma(Simd::mul(Simd::mul(v, slope), s), Simd::sub(Simd::set1(1.0f), s), s);
+  return vec_gate_gradient(v, two_u, slope);
 }
 /// Phi(x) + x phi(x); x limited where phi has long been 0, so that infinity gives the limit and not inf * 0.
 inline Reg vec_gelu_gradient(Reg unlimited) {
