@@ -478,6 +478,7 @@ def test_shipped_checkpoint_equals_the_stock_model() -> None:
     for prompt, tokens in zip(prompts, got, strict=True):
         expected = model.generate(
             torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),  # else token 0 in front would be taken for padding
             max_new_tokens=48,
             min_new_tokens=48,
             do_sample=False,
