@@ -41,6 +41,7 @@ inline double load(TypedPointer pointer, std::int64_t i) { return load_as(pointe
 template <int N, class F>
 void for_each_offset(int ndim, const std::int64_t* shape, const std::int64_t* const (&strides)[N], std::int64_t begin,
                      std::int64_t end, F&& f) {
+  if (begin >= end) return;  // an empty shape has no index to start from
   std::int64_t index[kMaxDims] = {};
   std::int64_t offsets[N] = {};
   std::int64_t rest = begin;
