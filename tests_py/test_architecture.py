@@ -29,6 +29,8 @@ def includes(path: Path) -> list[str]:
 # Which of the project's own folders a folder may include from. The longest matching key counts.
 # `core` is below everything; `ops/kernel_entry.hpp` and the params structs are the contract between ops and backends.
 OPS_CONTRACT = re.compile(r"ops/(\w+_params|kernel_entry|params_common)\.hpp")
+# Headers directly in src/cpu declare what the folders below it share; they include no folder.
+CPU_SHARED = re.compile(r"cpu/\w+\.hpp")
 LAW: dict[str, tuple[str, ...]] = {
     "include": ("flashkernel/",),
     "bindings": ("flashkernel/", "bindings/"),
@@ -39,9 +41,9 @@ LAW: dict[str, tuple[str, ...]] = {
     "src/cpu": ("flashkernel/", "core/", "OPS", "cpu/"),
     "src/cpu/scalar": ("flashkernel/", "core/", "OPS", "cpu/scalar/"),
     "src/cpu/simd": ("flashkernel/", "core/", "OPS", "cpu/simd/"),
-    "src/cpu/avx2": ("flashkernel/", "core/", "OPS", "cpu/simd/", "cpu/avx2/"),
-    "src/cpu/avx512": ("flashkernel/", "core/", "OPS", "cpu/simd/", "cpu/avx512/"),
-    "src/cpu/amx": ("flashkernel/", "core/", "OPS", "cpu/simd/", "cpu/amx/"),
+    "src/cpu/avx2": ("flashkernel/", "core/", "OPS", "CPU", "cpu/simd/", "cpu/avx2/"),
+    "src/cpu/avx512": ("flashkernel/", "core/", "OPS", "CPU", "cpu/simd/", "cpu/avx512/"),
+    "src/cpu/amx": ("flashkernel/", "core/", "OPS", "CPU", "cpu/simd/", "cpu/amx/"),
     "src/cuda": ("flashkernel/", "core/", "OPS", "cuda/", "memory/device_resources.hpp"),
     "src/cuda/ptx": ("cuda/ptx/",),
     "src/cuda/tile": ("flashkernel/", "OPS", "cuda/ptx/", "cuda/tile/"),
@@ -63,9 +65,9 @@ def law_of(path: Path) -> tuple[str, ...]:
 
 
 def allowed(include: str, law: tuple[str, ...]) -> bool:
+    contracts = {"OPS": re.compile(OPS_CONTRACT.pattern + r"|ops/all_params\.hpp"), "CPU": CPU_SHARED}
     return any(
-        OPS_CONTRACT.fullmatch(include) or include == "ops/all_params.hpp" if rule == "OPS" else include.startswith(rule)
-        for rule in law
+        contracts[rule].fullmatch(include) is not None if rule in contracts else include.startswith(rule) for rule in law
     )
 
 
@@ -81,6 +83,7 @@ def test_include_law() -> None:
 
 def test_the_law_can_fail() -> None:
     assert not allowed("cpu/avx2/kernels.hpp", LAW["src/cpu/avx512"])
+    assert not allowed("cpu/scalar/element.hpp", LAW["src/cpu/amx"])
     assert not allowed("ops/select.hpp", LAW["src/cpu"])
     assert not allowed("cuda/sm80/traits.cuh", LAW["src/cuda/sm90a"])
     assert allowed("ops/attention_params.hpp", LAW["src/cpu/scalar"])
