@@ -67,7 +67,8 @@ def law_of(path: Path) -> tuple[str, ...]:
 def allowed(include: str, law: tuple[str, ...]) -> bool:
     contracts = {"OPS": re.compile(OPS_CONTRACT.pattern + r"|ops/all_params\.hpp"), "CPU": CPU_SHARED}
     return any(
-        contracts[rule].fullmatch(include) is not None if rule in contracts else include.startswith(rule) for rule in law
+        contracts[rule].fullmatch(include) is not None if rule in contracts else include.startswith(rule)
+        for rule in law
     )
 
 

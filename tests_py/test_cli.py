@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import flashkernel as fk
 import pytest
+
+import flashkernel as fk
 from flashkernel.cli import main
 from flashkernel.generate import TextTokenizer, default_model
 
