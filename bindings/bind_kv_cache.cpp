@@ -9,7 +9,7 @@ namespace {
 template <class Element>
 std::pair<nb::object, Element*> numpy_array(const char* dtype, const nb::tuple& shape) {
   nb::object array = numpy_attribute("empty")(shape, dtype);
-  auto* data = reinterpret_cast<Element*>(nb::cast<std::uintptr_t>(array.attr("ctypes").attr("data")));
+  auto* data = static_cast<Element*>(numpy_data(array));
   return {std::move(array), data};
 }
 

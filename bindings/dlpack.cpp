@@ -138,6 +138,14 @@ void set_python_error(void*, const char* kind, const char* message) {
 
 nb::object numpy_attribute(const char* name) { return nb::module_::import_("numpy").attr(name); }
 
+void* numpy_data(nb::handle array) {
+  const nb::object capsule = nb::steal(PyObject_GetAttrString(array.ptr(), "__array_struct__"));
+  if (!capsule.is_valid()) throw nb::python_error();
+  const auto* info = static_cast<const ArrayStruct*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
+  if (!info) throw nb::python_error();
+  return info->data;
+}
+
 const ArrayType& array_type(PyTypeObject* type) {
   // Guarded by the GIL. Types are kept alive so that an address can't come to mean another type. Never destroyed: the
   // interpreter may be gone by then.

@@ -162,6 +162,8 @@ DType parse_dtype(const char* op, nb::handle dtype);
 
 /// A DLPack type for a dtype.
 dlpack::DataType dlpack_type(DType dtype);
+/// Where the elements of a numpy.ndarray are.
+void* numpy_data(nb::handle array);
 /// numpy.<name>, imported on first use.
 nb::object numpy_attribute(const char* name);
 
