@@ -55,6 +55,9 @@ Verdict amx_linear_supports(const LinearParams& p) {
 Verdict amx_fp16_linear_supports(const LinearParams& p) {
   return p.dtype == DType::kFloat16 && p.rows >= kAmxMinRows ? Verdict::ok() : Verdict("takes fp16 and 5 rows or more");
 }
+Verdict amx_fp16_attention_supports(const AttentionParams& p) {
+  return p.dtype == DType::kFloat16 ? Verdict::ok() : Verdict("takes fp16");
+}
 Verdict amx_fp16_linear_backward_supports(const LinearBackwardParams& p) {
   return p.dtype == DType::kFloat16 ? Verdict::ok() : Verdict("takes fp16");
 }

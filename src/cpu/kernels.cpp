@@ -39,6 +39,8 @@ template <>
 KernelTable<AttentionParams> cpu_kernels<AttentionParams>() {
   static constexpr KernelEntry<AttentionParams> kRows[] = {
 #if defined(FK_CPU_X86)
+      cpu::fast_row("attention_fwd/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::attention_fwd_fp16,
+                    cpu::amx_fp16_attention_supports, cpu::amx::attention_fwd_fp16_workspace),
       cpu::fast_row("attention_fwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::attention_fwd, cpu::takes_all<AttentionParams>,
                     cpu::amx::attention_fwd_workspace),
       cpu::fast_row("attention_fwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::attention_fwd,

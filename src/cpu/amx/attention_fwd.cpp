@@ -64,15 +64,16 @@ inline float widen(BFloat x) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32
 inline float widen(Half x) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(x.bits))); }
 
 // s = Q K^T for a strip and keys [from, to) of the block, both multiples of 32.
-template <int kParts>
-inline void strip_scores(const Scratch<kParts>& w, const std::uint16_t* q, int from, int to) {
+template <class S>
+inline void strip_scores(const Scratch<S::kParts>& w, const std::uint16_t* q, int from, int to) {
   const std::int64_t tile_row = w.d_tiles * kTileValues;
   fence();
   for (int c = from; c < to; c += 32) {
     const std::uint16_t* k = w.k + c / 16 * tile_row;
     zero_accumulators();
     for (std::int64_t x = 0; x < w.d_tiles; ++x) {
-      multiply_tiles<kParts>(q + x * kTileValues, w.q_part, tile_row, k + x * kTileValues, w.k_part, tile_row);
+      multiply_tiles<S::kParts, S::kHalf>(q + x * kTileValues, w.q_part, tile_row, k + x * kTileValues, w.k_part,
+                                          tile_row);
     }
     store_accumulators(w.s + c, kScoreStride * 4);
   }
@@ -80,15 +81,15 @@ inline void strip_scores(const Scratch<kParts>& w, const std::uint16_t* q, int f
 }
 
 // o += P V for a strip and keys [from, to) of the block.
-template <int kParts>
-inline void strip_outputs(const Scratch<kParts>& w, float* o, int from, int to) {
+template <class S>
+inline void strip_outputs(const Scratch<S::kParts>& w, float* o, int from, int to) {
   constexpr std::int64_t kBlockTiles = kKeyBlock / 32 * kTileValues;
   fence();
   for (std::int64_t c = 0; c < w.o_stride; c += 32) {
     load_accumulators(o + c, w.o_stride * 4);
     for (int j = from; j < to; j += 32) {
-      multiply_tiles<kParts>(w.p + j / 32 * kTileValues, w.p_part, kBlockTiles,
-                             w.v + c / 16 * kBlockTiles + j / 32 * kTileValues, w.v_part, kBlockTiles);
+      multiply_tiles<S::kParts, S::kHalf>(w.p + j / 32 * kTileValues, w.p_part, kBlockTiles,
+                                          w.v + c / 16 * kBlockTiles + j / 32 * kTileValues, w.v_part, kBlockTiles);
     }
     store_accumulators(o + c, w.o_stride * 4);
   }
@@ -103,11 +104,12 @@ struct RowRange {
 // Sixteen rows of scores become probabilities in w.p, the rows' maxima, sums and outputs move along. Rows go side by
 // side because the horizontal steps (maximum, sum, the state's few scalars) cost more than a row's exponentials
 // otherwise.
-template <class T, int kParts>
-inline void softmax_rows(const Sequence<T>& seq, std::int64_t row0, int r0, int n, std::int64_t key0, int from, int to,
-                         bool plain, float factor, const Scratch<kParts>& w, float* m, float* l, float* o) {
+template <class S>
+inline void softmax_rows(const Sequence<typename S::Element>& seq, std::int64_t row0, int r0, int n, std::int64_t key0,
+                         int from, int to, bool plain, float factor, const Scratch<S::kParts>& w, float* m, float* l,
+                         float* o) {
   // Half inputs round the output to 2^-9 or 2^-12: a polynomial good to 2.9e-6 is far below.
-  constexpr int kDegree = kParts == 3 ? 6 : 4;
+  constexpr int kParts = S::kParts, kDegree = kParts == 3 ? 6 : 4;
   constexpr int kRows = 16;
   float* s = w.s + r0 * kScoreStride;
   std::uint16_t* p = w.p + r0 / 16 * (kKeyBlock / 32 * kTileValues);
@@ -165,7 +167,7 @@ inline void softmax_rows(const Sequence<T>& seq, std::int64_t row0, int r0, int 
         sum0 = Vec::add(sum0, p0);
         sum1 = Vec::add(sum1, p1);
         __m512i part[kParts];
-        split<kParts>(p0, p1, part);
+        split_probabilities<S>(p0, p1, part);
 #pragma GCC unroll 3
         for (int i = 0; i < kParts; ++i) _mm512_store_si512(out + i * w.p_part + j / 32 * kTileValues, part[i]);
       }
@@ -201,15 +203,18 @@ inline void repair_scores(const Sequence<T>& seq, std::int64_t row, int r, bool 
 }
 
 // The values that packing left out, added to a row that sees them.
-template <class T, int kParts>
-inline void repair_outputs(const Sequence<T>& seq, std::int64_t row, int r, std::int64_t key0, int lo, int hi,
-                           const Scratch<kParts>& w, float* o) {
+template <class S>
+inline void repair_outputs(const Sequence<typename S::Element>& seq, std::int64_t row, int r, std::int64_t key0, int lo,
+                           int hi, const Scratch<S::kParts>& w, float* o) {
   const std::uint16_t* p = w.p + r / 16 * (kKeyBlock / 32 * kTileValues) + r % 16 * 32;
   for (int j = lo; j < hi; ++j) {
     if (bias_hides(seq, row, key0 + j)) continue;
-    const T* v = seq.v.row(key0 + j);
+    const typename S::Element* v = seq.v.row(key0 + j);
     float probability = 0.0f;
-    for (int i = 0; i < kParts; ++i) probability += widen(BFloat{p[i * w.p_part + j / 32 * kTileValues + j % 32]});
+    for (int i = 0; i < S::kParts; ++i) {
+      const std::uint16_t bits = p[i * w.p_part + j / 32 * kTileValues + j % 32];
+      probability += S::kHalf ? widen(Half{bits}) : widen(BFloat{bits});
+    }
     for (std::int64_t x = 0; x < seq.p->head_dim_v; ++x) {
       if (is_irregular_value(widen(v[x]))) o[x] += imax(probability, kLeastWeight) * widen(v[x]);
     }
@@ -217,9 +222,9 @@ inline void repair_outputs(const Sequence<T>& seq, std::int64_t row, int r, std:
 }
 
 // Rows [row0, row1) of one sequence and kv head.
-template <class T>
-void amx_task(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, void* memory) {
-  constexpr int kParts = PartsOf<T>::value;
+template <class S>
+void amx_task(const Sequence<typename S::Element>& seq, std::int64_t row0, std::int64_t row1, void* memory) {
+  constexpr int kParts = S::kParts;
   const AttentionParams& p = *seq.p;
   std::int64_t bytes;
   const Scratch<kParts> w = make_scratch<kParts>(p, memory, &bytes);
@@ -232,7 +237,7 @@ void amx_task(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, void
   bool any_bad_q = false;
   for (int r = 0; r < round_up(rows, kStripRows); ++r) {  // rows past the end: zeros, so that tiles need no edges
     std::uint16_t* to = w.q + r / 16 * w.d_tiles * kTileValues + r % 16 * 32;
-    w.bad_q[r] = pack_row(r < rows ? seq.q_row(row0 + r) : nullptr, d, to, w.q_part);
+    w.bad_q[r] = pack_row<S>(r < rows ? seq.q_row(row0 + r) : nullptr, d, to, w.q_part);
     any_bad_q |= w.bad_q[r] != 0;
     w.m[r] = kNegInf;
     w.l[r] = 0.0f;
@@ -246,11 +251,11 @@ void amx_task(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, void
     bool bad_k = false, bad_v = false;
     for (int c = block_from; c < block_to; c += 32) {
       for (int half = 0; half < 32; half += 16) {
-        bad_k |= pack_k_tile(seq.k, key0 + c + half, imin(16, block_to - c - half), d,
-                             w.k + (c + half) / 16 * w.d_tiles * kTileValues, w.k_part, w.bad_k + c + half);
+        bad_k |= pack_k_tile<S>(seq.k, key0 + c + half, imin(16, block_to - c - half), d,
+                                w.k + (c + half) / 16 * w.d_tiles * kTileValues, w.k_part, w.bad_k + c + half);
       }
-      bad_v |= pack_v_tile(seq.v, key0 + c, imin(32, block_to - c), dv, w.v + c / 32 * kTileValues, w.v_part,
-                           kKeyBlock / 32 * kTileValues);
+      bad_v |= pack_v_tile<S>(seq.v, key0 + c, imin(32, block_to - c), dv, w.v + c / 32 * kTileValues, w.v_part,
+                              kKeyBlock / 32 * kTileValues);
     }
 
     for (int r0 = 0; r0 < rows; r0 += kStripRows) {
@@ -259,7 +264,7 @@ void amx_task(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, void
       const int to =
           static_cast<int>(round_up(imin<std::int64_t>(seq.last_key(row0 + r0 + n - 1) - key0, kKeyBlock), 32));
       if (from >= to) continue;
-      strip_scores(w, w.q + r0 / 16 * w.d_tiles * kTileValues, from, to);
+      strip_scores<S>(w, w.q + r0 / 16 * w.d_tiles * kTileValues, from, to);
       for (int r = 0; r < n && (bad_k || any_bad_q); ++r) {
         const std::int64_t row = row0 + r0 + r;
         const int lo = static_cast<int>(imax<std::int64_t>(seq.first_key(row) - key0, 0));
@@ -267,16 +272,16 @@ void amx_task(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, void
         if (bad_k || w.bad_q[r0 + r]) repair_scores(seq, row, r, w.bad_q[r0 + r] != 0, key0, lo, hi, w);
       }
       for (int r = 0; r < n; r += 16) {
-        softmax_rows(seq, row0 + r0 + r, r, imin(16, n - r), key0, from, to, plain, factor, w, w.m + r0 + r,
-                     w.l + r0 + r, w.o + (r0 + r) * w.o_stride);
+        softmax_rows<S>(seq, row0 + r0 + r, r, imin(16, n - r), key0, from, to, plain, factor, w, w.m + r0 + r,
+                        w.l + r0 + r, w.o + (r0 + r) * w.o_stride);
       }
-      strip_outputs(w, w.o + r0 * w.o_stride, from, to);
+      strip_outputs<S>(w, w.o + r0 * w.o_stride, from, to);
       if (!bad_v) continue;
       for (int r = 0; r < n; ++r) {
         const std::int64_t row = row0 + r0 + r;
         const int lo = static_cast<int>(imax<std::int64_t>(seq.first_key(row) - key0, 0));
         const int hi = static_cast<int>(imin<std::int64_t>(seq.last_key(row) - key0, kKeyBlock));
-        repair_outputs(seq, row, r, key0, lo, hi, w, w.o + (r0 + r) * w.o_stride);
+        repair_outputs<S>(seq, row, r, key0, lo, hi, w, w.o + (r0 + r) * w.o_stride);
       }
     }
   }
@@ -284,25 +289,41 @@ void amx_task(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, void
   release_tiles();
 }
 
+// kWhole: fp16 in one part, on AMX-FP16.
+template <bool kWhole>
 struct Path {
   static constexpr int kStrip = kStripRows, kLeast = 2;
   static int most(const AttentionParams& p) { return most_strips(p); }
   static std::int64_t scratch_bytes(const AttentionParams& p) {
     std::int64_t bytes;
-    p.dtype == DType::kFloat32   ? void(make_scratch<3>(p, nullptr, &bytes))
-    : p.dtype == DType::kFloat16 ? void(make_scratch<2>(p, nullptr, &bytes))
-                                 : void(make_scratch<1>(p, nullptr, &bytes));
+    if (p.dtype == DType::kFloat32) {
+      make_scratch<3>(p, nullptr, &bytes);
+    } else if (p.dtype == DType::kFloat16 && !kWhole) {
+      make_scratch<2>(p, nullptr, &bytes);
+    } else {
+      make_scratch<1>(p, nullptr, &bytes);
+    }
     return bytes;
   }
   template <class T>
   static void run(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, char* memory) {
-    amx_task(seq, row0, row1, memory);
+    if constexpr (kWhole) {
+      amx_task<WholeHalf>(seq, row0, row1, memory);
+    } else {
+      amx_task<Split<T>>(seq, row0, row1, memory);
+    }
   }
 };
 
 }  // namespace
 
-std::size_t attention_fwd_workspace(const AttentionParams& p) { return attention_workspace<Path>(p); }
-void attention_fwd(const AttentionParams& p, void* workspace, Stream) { launch_attention<Path>(p, workspace); }
+std::size_t attention_fwd_workspace(const AttentionParams& p) { return attention_workspace<Path<false>>(p); }
+void attention_fwd(const AttentionParams& p, void* workspace, Stream) { launch_attention<Path<false>>(p, workspace); }
+
+std::size_t attention_fwd_fp16_workspace(const AttentionParams& p) { return attention_workspace<Path<true>>(p); }
+void attention_fwd_fp16(const AttentionParams& p, void* workspace, Stream) {
+  if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0) return;
+  launch_typed<Path<true>, Half>(p, workspace);
+}
 
 }  // namespace flashkernel::cpu::amx

@@ -11,4 +11,8 @@ namespace flashkernel::cpu::amx {
 std::size_t attention_fwd_workspace(const AttentionParams& p);
 void attention_fwd(const AttentionParams& p, void* workspace, Stream);
 
+// fp16 only, on AMX-FP16.
+std::size_t attention_fwd_fp16_workspace(const AttentionParams& p);
+void attention_fwd_fp16(const AttentionParams& p, void* workspace, Stream);
+
 }  // namespace flashkernel::cpu::amx

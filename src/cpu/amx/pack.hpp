@@ -12,19 +12,32 @@
 namespace flashkernel::cpu {
 namespace {
 
+// How values of a type stand in tiles: in how many parts, and whether a tile holds bf16 or fp16.
 template <class T>
-struct PartsOf;
+struct Split;
 template <>
-struct PartsOf<BFloat> {
-  static constexpr int value = 1;
+struct Split<BFloat> {
+  using Element = BFloat;
+  static constexpr int kParts = 1;
+  static constexpr bool kHalf = false;
 };
 template <>
-struct PartsOf<Half> {
-  static constexpr int value = 2;
+struct Split<Half> {
+  using Element = Half;
+  static constexpr int kParts = 2;
+  static constexpr bool kHalf = false;
 };
 template <>
-struct PartsOf<float> {
-  static constexpr int value = 3;
+struct Split<float> {
+  using Element = float;
+  static constexpr int kParts = 3;
+  static constexpr bool kHalf = false;
+};
+// fp16 as it is, on processors with AMX-FP16.
+struct WholeHalf {
+  using Element = Half;
+  static constexpr int kParts = 1;
+  static constexpr bool kHalf = true;
 };
 
 // Products of two magnitudes below 2^60 neither overflow nor lose anything by flushed denormals that a logit would
@@ -70,47 +83,62 @@ inline __m512 load_up_to(const Half* p, int n) {
 }
 
 // 32 factors of a Q or K row from `p` on, `left` of them real.
-template <class T>
-inline bool split_factors(const T* p, int left, __m512i (&part)[PartsOf<T>::value]) {
-  const __m512 low = load_up_to(p, left), high = load_up_to(p + 16, left - 16);
-  const __mmask16 bad_low = irregular_factors(low), bad_high = irregular_factors(high);
-  split<PartsOf<T>::value>(_mm512_maskz_mov_ps(static_cast<__mmask16>(~bad_low), low),
-                           _mm512_maskz_mov_ps(static_cast<__mmask16>(~bad_high), high), part);
-  return (bad_low | bad_high) != 0;
-}
 inline __mmask32 first32(int n) { return n >= 32 ? ~__mmask32{0} : n > 0 ? (__mmask32{1} << n) - 1 : 0; }
-inline bool split_factors(const BFloat* p, int left, __m512i (&part)[1]) {
-  part[0] = _mm512_maskz_loadu_epi16(first32(left), p);  // the hardware multiplies infinities and NaNs as it should
-  return false;
+
+template <class S>
+inline bool split_factors(const typename S::Element* p, int left, __m512i (&part)[S::kParts]) {
+  if constexpr (S::kParts == 1) {
+    part[0] = _mm512_maskz_loadu_epi16(first32(left), p);  // the hardware multiplies infinities and NaNs as it should
+    return false;
+  } else {
+    const __m512 low = load_up_to(p, left), high = load_up_to(p + 16, left - 16);
+    const __mmask16 bad_low = irregular_factors(low), bad_high = irregular_factors(high);
+    split<S::kParts>(_mm512_maskz_mov_ps(static_cast<__mmask16>(~bad_low), low),
+                     _mm512_maskz_mov_ps(static_cast<__mmask16>(~bad_high), high), part);
+    return (bad_low | bad_high) != 0;
+  }
 }
 
 // 32 values of a V row.
-template <class T>
-inline bool split_values(const T* p, int left, __m512i (&part)[PartsOf<T>::value]) {
-  const __m512 low = load_up_to(p, left), high = load_up_to(p + 16, left - 16);
-  const __mmask16 bad_low = irregular_values(low), bad_high = irregular_values(high);
-  split<PartsOf<T>::value>(_mm512_maskz_mov_ps(static_cast<__mmask16>(~bad_low), low),
-                           _mm512_maskz_mov_ps(static_cast<__mmask16>(~bad_high), high), part);
-  return (bad_low | bad_high) != 0;
+template <class S>
+inline bool split_values(const typename S::Element* p, int left, __m512i (&part)[S::kParts]) {
+  if constexpr (S::kParts == 1) {
+    const __m512i x = _mm512_maskz_loadu_epi16(first32(left), p);
+    const __m512i exponent = _mm512_set1_epi16(S::kHalf ? 0x7C00 : 0x7F80);
+    const __mmask32 bad = _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+    part[0] = _mm512_maskz_mov_epi16(~bad, x);
+    return bad != 0;
+  } else {
+    const __m512 low = load_up_to(p, left), high = load_up_to(p + 16, left - 16);
+    const __mmask16 bad_low = irregular_values(low), bad_high = irregular_values(high);
+    split<S::kParts>(_mm512_maskz_mov_ps(static_cast<__mmask16>(~bad_low), low),
+                     _mm512_maskz_mov_ps(static_cast<__mmask16>(~bad_high), high), part);
+    return (bad_low | bad_high) != 0;
+  }
 }
-inline bool split_values(const BFloat* p, int left, __m512i (&part)[1]) {
-  const __m512i x = _mm512_maskz_loadu_epi16(first32(left), p);
-  const __m512i exponent = _mm512_set1_epi16(0x7F80);
-  const __mmask32 bad = _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
-  part[0] = _mm512_maskz_mov_epi16(~bad, x);
-  return bad != 0;
+
+// Probabilities of 32 keys.
+template <class S>
+inline void split_probabilities(__m512 low, __m512 high, __m512i (&part)[S::kParts]) {
+  if constexpr (S::kHalf) {
+    part[0] =
+        _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)),
+                           _mm512_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), 1);
+  } else {
+    split<S::kParts>(low, high, part);
+  }
 }
 
 // Row r of a left operand: 32 values to tile (r / 16, x / 32), part after part `part_stride` values apart.
 // A null row is zeros.
-template <class T>
-inline bool pack_row(const T* row, int d, std::uint16_t* to, std::int64_t part_stride) {
-  constexpr int kParts = PartsOf<T>::value;
+template <class S>
+inline bool pack_row(const typename S::Element* row, int d, std::uint16_t* to, std::int64_t part_stride) {
+  constexpr int kParts = S::kParts;
   bool bad = false;
   for (int x = 0; x < d; x += 32) {
     __m512i part[kParts];
     for (int i = 0; i < kParts; ++i) part[i] = _mm512_setzero_si512();
-    if (row) bad |= split_factors(row + x, d - x, part);
+    if (row) bad |= split_factors<S>(row + x, d - x, part);
     for (int i = 0; i < kParts; ++i) _mm512_store_si512(to + i * part_stride + x / 32 * kTileValues, part[i]);
   }
   return bad;
@@ -118,10 +146,11 @@ inline bool pack_row(const T* row, int d, std::uint16_t* to, std::int64_t part_s
 
 // Sixteen keys from key0 on, `n` of them real, as right tiles [d / 32][16 pairs][16 keys][2]; bad[i] says that key i is
 // irregular.
-template <class T>
-inline bool pack_k_tile(const KeyRows<T>& rows, std::int64_t key0, int n, int d, std::uint16_t* to,
+template <class S>
+inline bool pack_k_tile(const KeyRows<typename S::Element>& rows, std::int64_t key0, int n, int d, std::uint16_t* to,
                         std::int64_t part_stride, std::uint8_t* bad) {
-  constexpr int kParts = PartsOf<T>::value;
+  constexpr int kParts = S::kParts;
+  using T = typename S::Element;
   const T* row[16];
   for (int i = 0; i < 16; ++i) {
     row[i] = i < n ? rows.row(key0 + i) : nullptr;
@@ -132,7 +161,7 @@ inline bool pack_k_tile(const KeyRows<T>& rows, std::int64_t key0, int n, int d,
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {
       for (int part = 0; part < kParts; ++part) key[i][part] = _mm512_setzero_si512();
-      if (i < n && split_factors(row[i] + x, d - x, key[i])) bad[i] = 1;
+      if (i < n && split_factors<S>(row[i] + x, d - x, key[i])) bad[i] = 1;
     }
 #pragma GCC unroll 3
     for (int part = 0; part < kParts; ++part) {
@@ -151,10 +180,11 @@ inline bool pack_k_tile(const KeyRows<T>& rows, std::int64_t key0, int n, int d,
 
 // Thirty-two keys of V from key0 on, `n` of them real, as right tiles: the tile of columns 16 c .. at to + c *
 // column_stride.
-template <class T>
-inline bool pack_v_tile(const KeyRows<T>& rows, std::int64_t key0, int n, int d, std::uint16_t* to,
+template <class S>
+inline bool pack_v_tile(const KeyRows<typename S::Element>& rows, std::int64_t key0, int n, int d, std::uint16_t* to,
                         std::int64_t part_stride, std::int64_t column_stride) {
-  constexpr int kParts = PartsOf<T>::value;
+  constexpr int kParts = S::kParts;
+  using T = typename S::Element;
   alignas(64) static constexpr std::uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                                          8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
   const __m512i low = _mm512_load_si512(kLow), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
@@ -165,8 +195,8 @@ inline bool pack_v_tile(const KeyRows<T>& rows, std::int64_t key0, int n, int d,
     for (int x = 0; x < d; x += 32) {
       __m512i a[kParts], b[kParts];
       for (int i = 0; i < kParts; ++i) a[i] = b[i] = _mm512_setzero_si512();
-      if (row0) bad |= split_values(row0 + x, d - x, a);
-      if (row1) bad |= split_values(row1 + x, d - x, b);
+      if (row0) bad |= split_values<S>(row0 + x, d - x, a);
+      if (row1) bad |= split_values<S>(row1 + x, d - x, b);
       std::uint16_t* out = to + x / 16 * column_stride + j / 2 * 32;
       for (int i = 0; i < kParts; ++i) {
         _mm512_store_si512(out + i * part_stride, _mm512_permutex2var_epi16(a[i], low, b[i]));
