@@ -8,6 +8,7 @@
 // 32 k. B: [32 columns][part][k / 32][2 halves] tiles of 16 pairs of k x 16 columns.
 #pragma once
 
+#include "cpu/amx/tdpfp16ps.hpp"
 #include "cpu/simd/gemm.hpp"
 
 namespace flashkernel::cpu {
@@ -187,17 +188,12 @@ struct AmxMicro {
     }
   }
 
-  // Sum tile kDst += A tile * B tile. AMX-FP16's TDPFP16PS is TDPBF16PS with the prefix F2 for F3; spelled as bytes because
-  // compilers of 2022 do not know it (VEX.128.F2.0F38.W0 5C 11:dst:a, vvvv = not b). The intrinsic takes literals only.
+  // Sum tile kDst += A tile * B tile. The bf16 intrinsic takes literals only.
   template <int kDst>
   static inline void multiply() {
     constexpr int kA = kDst < 2 ? 4 : 5, kB = kDst % 2 ? 7 : 6;
     if constexpr (kIsHalf) {
-#if defined(__GNUC__)
-      __asm__ volatile(".byte 0xc4, 0xe2, %c0, 0x5c, %c1" ::"i"(((~kB & 15) << 3) | 3), "i"(0xC0 | kDst << 3 | kA));
-#else
-      _tile_dpfp16ps(kDst, kA, kB);
-#endif
+      tdpfp16ps<kDst, kA, kB>();
     } else if constexpr (kDst == 0) {
       _tile_dpbf16ps(0, 4, 6);
     } else if constexpr (kDst == 1) {

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "cpu/amx/tdpfp16ps.hpp"
+
 namespace flashkernel::cpu {
 namespace {
 
@@ -56,16 +58,11 @@ inline void store_accumulators(float* c, std::int64_t stride) {
   _tile_stored(3, lower + 16, stride);
 }
 
-// Accumulator kC += tile kA times tile kB, of bf16 or of fp16. AMX-FP16's TDPFP16PS is TDPBF16PS with the prefix F2 for
-// F3; spelled as bytes because compilers of 2022 do not know it (VEX.128.F2.0F38.W0 5C 11:c:a, vvvv = not b).
+// Accumulator kC += tile kA times tile kB, of bf16 or of fp16.
 template <bool kHalf, int kC, int kA, int kB>
 inline void multiply_tile() {
   if constexpr (kHalf) {
-#if defined(__GNUC__)
-    __asm__ volatile(".byte 0xc4, 0xe2, %c0, 0x5c, %c1" ::"i"(((~kB & 15) << 3) | 3), "i"(0xC0 | kC << 3 | kA));
-#else
-    _tile_dpfp16ps(kC, kA, kB);
-#endif
+    tdpfp16ps<kC, kA, kB>();
   } else if constexpr (kC == 0) {  // the intrinsic takes literals only
     _tile_dpbf16ps(0, 4, 6);
   } else if constexpr (kC == 1) {
