@@ -1,5 +1,6 @@
 // softmax, log-softmax and their gradients along a contiguous dim; included by <isa>/softmax.cpp.
-// The exponential is computed twice rather than stored between the passes: cheaper than memory, and out may alias x.
+// Exponentials of a row wait on the stack for their sum; those of a row too long for that are computed twice, which is cheaper than a
+// trip through memory. out may alias x.
 #pragma once
 
 #include "cpu/simd/rows.hpp"
@@ -8,12 +9,20 @@
 namespace flashkernel::cpu {
 namespace {
 
+constexpr std::int64_t kKeptColumns = 4096;  // 16 KiB of the stack, which stay in L1 beside the row
+
 template <class T>
 inline void softmax_row(const T* x, T* out, std::int64_t n, bool log) {
   const float maximum = max_of(x, n);
   // A row of -inf only has no maximum to subtract: its sum is 0, and stays NaN if there is a NaN.
   const Reg shift = Simd::set1(maximum == kNegInf ? 0.0f : maximum);
-  const float sum = sum_of(n, [&](std::int64_t c, int lanes) { return vec_exp(Simd::sub(load_lanes(x + c, lanes), shift)); });
+  const bool keeps = !log && n <= kKeptColumns;
+  float kept[kKeptColumns + Simd::kWidth];
+  const float sum = sum_of(n, [&](std::int64_t c, int lanes) {
+    const Reg e = vec_exp(Simd::sub(load_lanes(x + c, lanes), shift));
+    if (keeps) Simd::save(kept + c, e);
+    return e;
+  });
   if (log) {
     const Reg log_sum = Simd::set1(logf(sum));  // log 0 = -inf, and -inf is what such a row gets
     const bool empty = sum == 0.0f;
@@ -24,7 +33,8 @@ inline void softmax_row(const T* x, T* out, std::int64_t n, bool log) {
   } else {
     const Reg scale = Simd::set1(sum == 0.0f ? 0.0f : 1.0f / sum);
     for_vectors(n, [&](std::int64_t c, int lanes) {
-      save_lanes(out + c, Simd::mul(vec_exp(Simd::sub(load_lanes(x + c, lanes), shift)), scale), lanes);
+      const Reg e = keeps ? Simd::load(kept + c) : vec_exp(Simd::sub(load_lanes(x + c, lanes), shift));
+      save_lanes(out + c, Simd::mul(e, scale), lanes);
     });
   }
 }
