@@ -2,8 +2,9 @@
 // A row here is dispatch, forcing, `flashkernel kernels`, bench and conformance test at once. Scalar rows accept any shape.
 #if defined(FK_CPU_X86)
 #include "cpu/amx/attention_fwd.hpp"
-#include "cpu/attention_bwd.hpp"
+#include "cpu/avx2/attention_bwd.hpp"
 #include "cpu/avx2/attention_fwd.hpp"
+#include "cpu/avx512/attention_bwd.hpp"
 #include "cpu/avx512/attention_fwd.hpp"
 #include "cpu/fast_support.hpp"
 #else

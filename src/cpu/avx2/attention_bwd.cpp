@@ -1,5 +1,5 @@
 // Attention backward with AVX2: fp32 arithmetic for every dtype. Row `attention_bwd/cpu/avx2`.
-#include "cpu/attention_bwd.hpp"
+#include "cpu/avx2/attention_bwd.hpp"
 
 #include "cpu/simd/vec_avx2.hpp"
 // After a vector type.

@@ -1,5 +1,5 @@
 // Attention backward with AVX-512: fp32 arithmetic for every dtype. Row `attention_bwd/cpu/avx512`.
-#include "cpu/attention_bwd.hpp"
+#include "cpu/avx512/attention_bwd.hpp"
 
 #include "cpu/simd/vec_avx512.hpp"
 // After a vector type.
