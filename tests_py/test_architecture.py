@@ -122,16 +122,16 @@ def test_public_headers_are_plain() -> None:
         assert "__global__" not in text and "PyObject" not in text, path
 
 
-def test_asm_only_in_ptx() -> None:
+def test_asm_only_where_one_function_is_one_instruction() -> None:
     pattern = re.compile(r"\b(asm|__asm__)\b\s*(volatile|__volatile__)?\s*\(")
+    # Not yet known to every compiler that we build with; goes when GCC 12 does.
+    stand_ins = {"src/cpu/amx/tdpfp16ps.hpp"}
     broken = [
-        str(path.relative_to(ROOT))
+        path.relative_to(ROOT).as_posix()
         for path in sources("include", "src", "bindings")
-        if pattern.search(path.read_text(encoding="utf-8"))
-        and "src/cuda/ptx/" not in path.as_posix()
-        and not path.as_posix().endswith("src/cpu/amx/tdpfp16ps.hpp")
+        if pattern.search(path.read_text(encoding="utf-8")) and "src/cuda/ptx/" not in path.as_posix()
     ]
-    assert not broken, broken
+    assert set(broken) <= stand_ins, broken
 
 
 def test_files_are_short_and_say_what_they_are() -> None:
