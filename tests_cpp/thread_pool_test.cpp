@@ -1,6 +1,8 @@
 // The CPU kernels' thread pool: every task once, exceptions, nesting, callers side by side, fork(), and the number of
 // threads.
 #include "core/thread_pool.hpp"
+#include "flashkernel/attention.hpp"
+#include "flashkernel/linear.hpp"
 
 #include <gtest/gtest.h>
 
@@ -165,6 +167,40 @@ TEST_F(ThreadPoolTest, TheNumberOfThreadsMayChangeWhileOthersRun) {
   }
   stop.store(true);
   changer.join();
+}
+
+TEST_F(ThreadPoolTest, APlanKeepsTheNumberOfWorkers) {
+  set_num_threads(3);
+  {
+    const WorkerPlan plan;
+    set_num_threads(7);
+    EXPECT_EQ(num_workers(), 3);
+    EXPECT_EQ(num_threads(), 7);
+    std::thread([] { EXPECT_EQ(num_workers(), 7); }).join();  // a plan is its thread's own
+    const WorkerPlan inner;
+    EXPECT_EQ(num_workers(), 3);
+  }
+  EXPECT_EQ(num_workers(), 7);
+}
+
+TEST_F(ThreadPoolTest, OpsSurviveAChangingNumberOfThreads) {
+  // Workspace is planned and used with one number of workers, or this writes past it (AddressSanitizer sees that).
+  std::atomic<bool> stop{false};
+  std::thread changer([&] {
+    for (int i = 0; !stop.load(); ++i) set_num_threads(1 + i % 5);
+  });
+  constexpr std::int64_t kSeq = 96, kDim = 32;
+  std::vector<float> x(kSeq * kDim, 0.5f), weight(kDim * kDim, 0.25f), out(kSeq * kDim), attended(kSeq * kDim);
+  const TensorView rows(x.data(), DType::kFloat32, {1, 1, kSeq, kDim});
+  for (int i = 0; i < 100; ++i) {
+    linear({x.data(), DType::kFloat32, {kSeq, kDim}}, {weight.data(), DType::kFloat32, {kDim, kDim}}, {},
+           {out.data(), DType::kFloat32, {kSeq, kDim}}, {});
+    attention(rows, rows, rows, {attended.data(), DType::kFloat32, {1, 1, kSeq, kDim}}, {});
+  }
+  stop = true;
+  changer.join();
+  EXPECT_FLOAT_EQ(out.front(), 0.5f * 0.25f * kDim);
+  EXPECT_FLOAT_EQ(attended.back(), 0.5f);
 }
 
 TEST_F(ThreadPoolTest, RefusesImpossibleNumbersOfThreads) {

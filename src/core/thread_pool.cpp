@@ -1,5 +1,5 @@
-// Workers sleep between ops and spin a little before they do, so that a run of small ops (a decode step) does not pay a wake-up
-// for each. A child process after fork() starts a pool of its own.
+// Workers sleep between ops and spin a little before they do, so that a run of small ops (a decode step) does not pay a
+// wake-up for each. A child process after fork() starts a pool of its own.
 #include "core/thread_pool.hpp"
 
 #include <atomic>
@@ -59,6 +59,7 @@ std::atomic<int>& thread_setting() {
 }
 
 thread_local bool t_inside_task = false;
+thread_local int t_planned_workers = 0;  // 0: no plan
 
 class ThreadPool {
  public:
@@ -67,20 +68,20 @@ class ThreadPool {
     std::unique_lock<std::mutex> submit(submit_mutex_, std::try_to_lock);
     if (!submit.owns_lock()) return false;
     while (static_cast<int>(threads_) < workers - 1) {
-      std::thread(&ThreadPool::work, this, threads_ + 1, epoch_.load(std::memory_order_relaxed)).detach();
+      std::thread(&ThreadPool::work, this, threads_ + 1, job_.load(std::memory_order_relaxed)).detach();
       ++threads_;
     }
     function_ = function;
     context_ = context;
     count_ = count;
     grain_ = grain;
-    workers_ = workers;
     next_.store(0, std::memory_order_relaxed);
     error_ = nullptr;
-    running_.store(threads_, std::memory_order_relaxed);
+    running_.store(workers - 1, std::memory_order_relaxed);
     {
       const std::lock_guard<std::mutex> lock(wake_mutex_);
-      epoch_.fetch_add(1, std::memory_order_release);
+      const std::uint64_t number = job_.load(std::memory_order_relaxed) / kJob + 1;
+      job_.store(number * kJob + static_cast<std::uint64_t>(workers), std::memory_order_release);
     }
     wake_.notify_all();
     run_tasks(0);
@@ -117,28 +118,32 @@ class ThreadPool {
 
   void work(int worker, std::uint64_t seen) {
     for (;;) {
-      for (int spins = 0; spins < kSpins && epoch_.load(std::memory_order_acquire) == seen; ++spins) relax();
-      if (epoch_.load(std::memory_order_acquire) == seen) {
+      for (int spins = 0; spins < kSpins && job_.load(std::memory_order_acquire) == seen; ++spins) relax();
+      if (job_.load(std::memory_order_acquire) == seen) {
         std::unique_lock<std::mutex> lock(wake_mutex_);
-        wake_.wait(lock, [&] { return epoch_.load(std::memory_order_acquire) != seen; });
+        wake_.wait(lock, [&] { return job_.load(std::memory_order_acquire) != seen; });
       }
-      seen = epoch_.load(std::memory_order_acquire);
-      if (worker < workers_) run_tasks(worker);
+      seen = job_.load(std::memory_order_acquire);
+      // A job that does not count on this worker is none of its business: nobody waits for it, and it must not look.
+      if (static_cast<std::uint64_t>(worker) >= seen % kJob) continue;
+      run_tasks(worker);
       running_.fetch_sub(1, std::memory_order_release);
     }
   }
 
   std::mutex submit_mutex_, wake_mutex_, error_mutex_;
   std::condition_variable wake_;
-  std::atomic<std::uint64_t> epoch_{0};
+  // The job's number times kJob, plus the workers that take part: one value, so that a worker which wakes late can't
+  // mix two jobs.
+  static constexpr std::uint64_t kJob = 1 << 16;
+  std::atomic<std::uint64_t> job_{0};
   std::atomic<std::int64_t> next_{0};
-  std::atomic<int> running_{0};  // workers that have not finished the current op
+  std::atomic<int> running_{0};  // workers of the current job that have not finished it
   int threads_ = 0;              // workers besides the caller
-  // The current op; written before epoch_ moves, read after.
+  // The current job; written before job_ moves, read after, by those that take part.
   TaskFunction function_ = nullptr;
   void* context_ = nullptr;
   std::int64_t count_ = 0, grain_ = 1;
-  int workers_ = 1;
   std::exception_ptr error_;
 };
 
@@ -171,11 +176,16 @@ int num_threads() noexcept { return thread_setting().load(std::memory_order_rela
 
 void set_num_threads(int count) {
   if (count < 1 || count > kMaxThreads)
-    throw InvalidArgument("set_num_threads: count=" + std::to_string(count) + "; needs 1 to " + std::to_string(kMaxThreads));
+    throw InvalidArgument("set_num_threads: count=" + std::to_string(count) + "; needs 1 to " +
+                          std::to_string(kMaxThreads));
   thread_setting().store(count, std::memory_order_relaxed);
 }
 
-int num_workers() noexcept { return num_threads(); }
+int num_workers() noexcept { return t_planned_workers > 0 ? t_planned_workers : num_threads(); }
+
+WorkerPlan::WorkerPlan() noexcept : previous_(t_planned_workers) { t_planned_workers = num_workers(); }
+
+WorkerPlan::~WorkerPlan() { t_planned_workers = previous_; }
 
 void parallel_for(std::int64_t count, std::int64_t grain, int max_workers, TaskFunction function, void* context) {
   if (count <= 0) return;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/thread_pool.hpp"
 #include "flashkernel/error.hpp"
 #include "flashkernel/execution.hpp"
 #include "flashkernel/kernels.hpp"
@@ -129,6 +130,7 @@ void dispatch(const Params& params, Device device, const ExecutionContext& conte
     *context.explain = explain_call(params, device);
     return;
   }
+  const WorkerPlan plan;
   for (auto& row : OpTable<Params>::instance()) {
     if (row.state.device != device.type || refusal<Params>(row, params, device)) continue;
     row.state.calls.fetch_add(1, std::memory_order_relaxed);

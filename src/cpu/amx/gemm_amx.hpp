@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cpu/amx/tdpfp16ps.hpp"
+#include "cpu/amx/tiles.hpp"
 #include "cpu/simd/gemm.hpp"
 
 namespace flashkernel::cpu {
@@ -48,20 +49,8 @@ struct AmxMicro {
 
   // Palette 1, all eight tiles 16 rows x 64 bytes.
   struct Session {
-    Session() {
-      struct alignas(64) Config {
-        std::uint8_t palette, start_row, reserved[14];
-        std::uint16_t row_bytes[16];
-        std::uint8_t rows[16];
-      } config = {};
-      config.palette = 1;
-      for (int t = 0; t < 8; ++t) {
-        config.row_bytes[t] = 64;
-        config.rows[t] = 16;
-      }
-      _tile_loadconfig(&config);
-    }
-    ~Session() { _tile_release(); }
+    Session() { configure_tiles(); }
+    ~Session() { release_tiles(); }
   };
 
   // 16 fp32 -> the bf16 parts of each. Nearest even, so that a remainder has at most as many bits as fp32 holds exactly.
@@ -210,6 +199,7 @@ struct AmxMicro {
   static inline void tile_rows(std::int64_t padded_k, std::int64_t from, std::int64_t to, const std::uint16_t* a,
                                const std::uint16_t* b, float* c, bool first) {
     constexpr int kPitchC = 32 * 4;
+    fence();  // what was packed must lie in memory: the compiler does not know that tile instructions read it
     if (first) {
       _tile_zero(0);
       _tile_zero(1);
@@ -250,6 +240,7 @@ struct AmxMicro {
       _tile_stored(2, c + 16 * 32, kPitchC);
       _tile_stored(3, c + 16 * 32 + 16, kPitchC);
     }
+    fence();
   }
 
   static inline void tile(std::int64_t rows, std::int64_t padded_k, std::int64_t from, std::int64_t to, const void* a,
