@@ -29,7 +29,7 @@ class Case:
     flop: float = 0.0  # of one call; 0: the row is about bytes
     bytes: float = 0.0  # that one call must read and write
     inner: int = 1  # calls per measurement
-    memory: bool = False  # measure the peak extra memory, with few calls
+    memory: tuple[int, ...] | None = None  # shape of q, k and v whose peak extra memory is measured, with few calls
 
 
 # Two results rounded to the dtype after sums in different orders.
@@ -63,7 +63,7 @@ def _attention(group: str, shape: tuple[int, int, int, int], causal: bool, dtype
         partial(baselines.sdpa, q, k, v, causal=causal),
         TOLERANCE[dtype],
         flop=_attention_flop(batch, heads, seq, seq, dim, causal),
-        memory=memory,
+        memory=shape if memory else None,
     )
 
 

@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -124,21 +124,11 @@ def _relative_error(ours: Any, theirs: Any) -> float:
     return float((a - b).nan_to_num().abs().max() / b.nan_to_num().abs().max().clamp(min=1e-30))
 
 
-def _extra_bytes(function: Callable[[], Any]) -> int | None:
-    """Peak memory of a call beyond its result."""
-    from .timing import peak_extra_bytes
-
-    result = _first(function())
-    size = result.numel() * result.element_size()
-    del result
-    peak = peak_extra_bytes(function)
-    return None if peak is None else max(0, peak - size)
-
-
 def measure(case: Any, args: argparse.Namespace) -> dict[str, Any]:
     """One row: both sides' times, throughput, the ratio, the error, and which kernels ran."""
     import flashkernel as fk
 
+    from .memory import measure_apart
     from .timing import alternate
 
     before = {kernel.id: kernel.calls for kernel in fk.kernels()}
@@ -159,8 +149,8 @@ def measure(case: Any, args: argparse.Namespace) -> dict[str, Any]:
         "ratio_to_torch": theirs.p50 / ours.p50,
         "relative_error": error,
         "agrees": error <= case.tolerance,
-        "peak_extra_bytes": _extra_bytes(case.ours) if case.memory else None,
-        "torch_peak_extra_bytes": _extra_bytes(case.torch) if case.memory else None,
+        "peak_extra_bytes": measure_apart("ours", case.memory, fk.get_num_threads()) if case.memory else None,
+        "torch_peak_extra_bytes": measure_apart("torch", case.memory, fk.get_num_threads()) if case.memory else None,
         "workspace_peak_bytes": fk.memory_stats("cpu").peak_allocated_bytes if case.memory else None,
     }
     for name, work in (("gflops", case.flop), ("gbytes_per_second", case.bytes)):
