@@ -1,7 +1,8 @@
 """Attention on NumPy arrays, without any framework: grouped heads, causal, checked against the formula."""
 
-import flashkernel as fk
 import numpy as np
+
+import flashkernel as fk
 
 rng = np.random.default_rng(0)
 q = rng.standard_normal((1, 8, 128, 64), dtype=np.float32)  # [batch, heads_q, seq_q, head_dim]

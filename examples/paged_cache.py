@@ -1,7 +1,8 @@
 """A paged KV-cache: sequences of different lengths, one a fork; decode attention reads each by its block table."""
 
-import flashkernel as fk
 import numpy as np
+
+import flashkernel as fk
 
 heads, dim = 4, 64
 rng = np.random.default_rng(0)

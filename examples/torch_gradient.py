@@ -1,7 +1,8 @@
 """FlashKernel's ops in torch: autograd, and the same function under torch.compile."""
 
-import flashkernel.torch as fkt
 import torch
+
+import flashkernel.torch as fkt
 
 torch.manual_seed(0)
 x = torch.randn(2, 16, 64, requires_grad=True)

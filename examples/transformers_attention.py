@@ -1,8 +1,9 @@
 """FlashKernel in Transformers: as attn_implementation="fkernel", and with all fused modules for a while."""
 
 import torch
-from flashkernel.integrations.transformers import accelerated  # importing it registers "fkernel"
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from flashkernel.integrations.transformers import accelerated  # importing it registers "fkernel"
 
 torch.manual_seed(0)
 model = LlamaForCausalLM(

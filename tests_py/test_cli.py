@@ -15,9 +15,6 @@ import flashkernel as fk
 from flashkernel.cli import main
 from flashkernel.generate import TextTokenizer, default_model
 
-needs_checkpoint = pytest.mark.skipif(
-    not (default_model() / "config.json").is_file(), reason="the package was built without its checkpoint"
-)
 PROMPT = "def fibonacci(n):"
 
 
@@ -29,7 +26,6 @@ def run_json(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
 # --- generate
 
 
-@needs_checkpoint
 def test_generate_prints_text_and_statistics(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--prompt", PROMPT, "--max-new-tokens", "24"]) == 0
     out = capsys.readouterr().out
@@ -39,7 +35,6 @@ def test_generate_prints_text_and_statistics(capsys: pytest.CaptureFixture[str])
         assert op in out
 
 
-@needs_checkpoint
 def test_generate_json_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     args = (
         "generate",
@@ -65,7 +60,6 @@ def test_generate_json_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert first["kernels"] and first["flashkernel"]
 
 
-@needs_checkpoint
 def test_stock_path_writes_the_same_text(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
@@ -75,7 +69,6 @@ def test_stock_path_writes_the_same_text(capsys: pytest.CaptureFixture[str]) -> 
     assert stock["kernels"] == {} and not stock["flashkernel"]
 
 
-@needs_checkpoint
 def test_batch_prints_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--prompt", "import os", "--prompt", "class A", "--max-new-tokens", "8"]) == 0
     out = capsys.readouterr().out
@@ -88,7 +81,6 @@ def test_batch_prints_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-@needs_checkpoint
 def test_threads_and_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
@@ -116,13 +108,11 @@ def test_bad_input_exits_with_2(args: list[str], text: str, capsys: pytest.Captu
     assert text in capsys.readouterr().err
 
 
-@needs_checkpoint
 def test_too_long_a_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--prompt", "x", "--max-new-tokens", "100000"]) == 2
     assert "context" in capsys.readouterr().err
 
 
-@needs_checkpoint
 def test_too_few_pages_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["generate", "--prompt", "x " * 40, "--max-new-tokens", "8", "--page-size", "16", "--num-pages", "1"]) == 1
@@ -143,7 +133,6 @@ def test_missing_torch_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "pip install torch" in capsys.readouterr().err
 
 
-@needs_checkpoint
 def test_command_is_installed_and_needs_no_torch(tmp_path: Path) -> None:
     """As a user runs it: another process, where torch and transformers can't be imported."""
     for name in ("torch", "transformers"):
