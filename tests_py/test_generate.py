@@ -514,3 +514,12 @@ def test_copy_of_a_checkpoint_directory_works_anywhere(tmp_path: Path) -> None:
     shutil.copytree(original, moved)
     shutil.rmtree(original)
     assert len(list(Engine(load_model(moved)).generate([[1]], max_new_tokens=3))) == 3
+
+
+def test_documentation_examples_run() -> None:
+    import doctest
+
+    import flashkernel.generate as module
+
+    result = doctest.testmod(module)
+    assert result.attempted >= 5 and result.failed == 0

@@ -560,3 +560,17 @@ def test_errors_name_the_op() -> None:
         fkt.attention(randn(1, 3, 5, 8), randn(1, 2, 5, 8), randn(1, 2, 5, 8))
     with pytest.raises(ValueError, match="linear"):
         fkt.linear(randn(3, 8), randn(6, 9))
+
+
+def test_documentation_examples_run() -> None:
+    import doctest
+    import importlib
+
+    attempted = 0
+    for name in ("attention", "linear"):
+        result = doctest.testmod(importlib.import_module(f"flashkernel.torch.{name}"))
+        assert result.failed == 0
+        attempted += result.attempted
+    assert attempted >= 8
+    for name in fkt.__all__:
+        assert getattr(fkt, name).__doc__

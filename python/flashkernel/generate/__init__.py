@@ -3,10 +3,12 @@
 >>> from flashkernel.generate import Engine, TextTokenizer, default_model, load_model
 >>> engine = Engine(load_model(default_model()))
 >>> tokenizer = TextTokenizer(default_model())
->>> for event in engine.generate([tokenizer.encode("def main():")], max_new_tokens=32):
-...     print(tokenizer.decode([event.token]), end="")
+>>> ids = tokenizer.encode("def main(argv")
+>>> events = engine.generate([ids], max_new_tokens=4)  # an iterator: tokens as they come
+>>> len([event.token for event in events])
+4
 
-Needs the packages numpy, safetensors and tokenizers (`pip install flashkernel[generate]`).
+Needs the packages numpy, safetensors and tokenizers, the command also tqdm (`pip install flashkernel[generate]`).
 """
 
 from __future__ import annotations
