@@ -1,0 +1,35 @@
+# The CUDA backend's object libraries: which folder is compiled for which architectures, and the warnings that fail a build.
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 90)  # what targets that name none get
+endif()
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+
+# SASS for 7.5 and 8.0 (which 8.6, 8.7 and 8.9 run as it is) and 9.0, PTX of 9.0 for what follows. CI and users may narrow it.
+set(FLASHKERNEL_CUDA_ARCHITECTURES "75-real;80-real;90" CACHE STRING "Architectures of the generic CUDA kernels")
+
+# -Xfatbin: the fatbins hold several archs; compressing them halves the library.
+set(_cuda_flags --expt-relaxed-constexpr -Xfatbin=-compress-all -diag-suppress=20012 -Xcompiler=-Wall,-Wextra)
+
+# flashkernel_add_cuda_objects(name "archs" source...)
+function(flashkernel_add_cuda_objects name archs)
+  if(NOT ARGN)
+    return()
+  endif()
+  add_library(${name} OBJECT ${ARGN})
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${archs}" CUDA_VISIBILITY_PRESET hidden
+                                           CUDA_RUNTIME_LIBRARY Static)
+  target_link_libraries(${name} PRIVATE flashkernel_options)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${_cuda_flags}>)
+  set(_object_libraries ${_object_libraries} ${name} PARENT_SCOPE)
+endfunction()
+
+file(GLOB _cuda_host CONFIGURE_DEPENDS ${_src}/cuda/*.cpp ${_src}/cuda/host/*.cpp ${_src}/memory/cuda_*.cpp)
+flashkernel_add_objects(flashkernel_cuda_host ${_cuda_host})
+target_include_directories(flashkernel_cuda_host SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+
+file(GLOB _cuda_generic CONFIGURE_DEPENDS ${_src}/cuda/generic/*.cu)
+flashkernel_add_cuda_objects(flashkernel_cuda_generic "${FLASHKERNEL_CUDA_ARCHITECTURES}" ${_cuda_generic})

@@ -1,0 +1,54 @@
+// The generic CUDA kernels: plain device code, any GPU, any shape and stride that the op allows. Rows are in cuda/kernels.cpp.
+#pragma once
+
+#include <cstddef>
+
+#include "flashkernel/stream.hpp"
+#include "ops/all_params.hpp"
+#include "ops/kernel_entry.hpp"
+
+namespace flashkernel::cuda {
+
+Verdict add_supports(const AddParams&);
+void add(const AddParams&, void* workspace, Stream);
+Verdict swiglu_supports(const SwigluParams&);
+void swiglu(const SwigluParams&, void* workspace, Stream);
+Verdict swiglu_bwd_supports(const SwigluBackwardParams&);
+void swiglu_bwd(const SwigluBackwardParams&, void* workspace, Stream);
+
+Verdict linear_supports(const LinearParams&);
+void linear(const LinearParams&, void* workspace, Stream);
+Verdict linear_bwd_supports(const LinearBackwardParams&);
+void linear_bwd(const LinearBackwardParams&, void* workspace, Stream);
+
+Verdict norm_fwd_supports(const NormParams&);
+void norm_fwd(const NormParams&, void* workspace, Stream);
+Verdict norm_bwd_supports(const NormBackwardParams&);
+std::size_t norm_bwd_workspace(const NormBackwardParams&);
+void norm_bwd(const NormBackwardParams&, void* workspace, Stream);
+
+Verdict reduce_supports(const ReduceParams&);
+std::size_t reduce_workspace(const ReduceParams&);
+void reduce(const ReduceParams&, void* workspace, Stream);
+Verdict softmax_supports(const SoftmaxParams&);
+void softmax(const SoftmaxParams&, void* workspace, Stream);
+Verdict softmax_bwd_supports(const SoftmaxBackwardParams&);
+void softmax_bwd(const SoftmaxBackwardParams&, void* workspace, Stream);
+
+Verdict cross_entropy_supports(const CrossEntropyParams&);
+std::size_t cross_entropy_workspace(const CrossEntropyParams&);
+void cross_entropy(const CrossEntropyParams&, void* workspace, Stream);
+Verdict cross_entropy_bwd_supports(const CrossEntropyBackwardParams&);
+std::size_t cross_entropy_bwd_workspace(const CrossEntropyBackwardParams&);
+void cross_entropy_bwd(const CrossEntropyBackwardParams&, void* workspace, Stream);
+
+Verdict rope_supports(const RopeParams&);
+void rope(const RopeParams&, void* workspace, Stream);
+Verdict kv_append_supports(const KvAppendParams&);
+void kv_append(const KvAppendParams&, void* workspace, Stream);
+Verdict kv_read_supports(const KvReadParams&);
+void kv_read(const KvReadParams&, void* workspace, Stream);
+Verdict kv_copy_supports(const KvCopyParams&);
+void kv_copy(const KvCopyParams&, void* workspace, Stream);
+
+}  // namespace flashkernel::cuda

@@ -1,0 +1,133 @@
+// LayerNorm and RMSNorm backward. Kernel 1: grad_x, one block per row. Kernels 2 and 3: grad_weight and grad_bias as column
+// sums, first over fixed chunks of rows, then over the chunks in order, so that the result is the same bit for bit every time.
+#include "cuda/generic/kernels.hpp"
+#include "cuda/host/launch.hpp"
+#include "cuda/tile/reduce.cuh"
+#include "cuda/tile/vector.cuh"
+
+namespace flashkernel::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// x_hat of element i of a row.
+template <class T>
+__device__ float normalised(const NormBackwardParams& p, const T* h, std::int64_t row, std::int64_t i) {
+  const float mean = p.mean ? p.mean[row] : 0.0f;
+  return (to_float(h[i]) - mean) * p.rstd[row];
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) grad_x_kernel(const NormBackwardParams p) {
+  __shared__ float scratch[kThreads / kWarp];
+  const std::int64_t row = blockIdx.x;
+  const T* grad_out = static_cast<const T*>(p.grad_out) + row * p.stride_grad_out_row;
+  const T* h = static_cast<const T*>(p.h) + row * p.stride_h_row;
+  const T* grad_residual = p.grad_residual_out
+                               ? static_cast<const T*>(p.grad_residual_out) + row * p.stride_grad_residual_out_row
+                               : nullptr;
+  T* grad_x = static_cast<T*>(p.grad_x) + row * p.stride_grad_x_row;
+
+  float sum = 0.0f, dot = 0.0f;  // of g * w, and of g * w * x_hat
+  for (std::int64_t i = threadIdx.x; i < p.features; i += kThreads) {
+    const float g = to_float(grad_out[i]) * (p.weight ? load_typed(p.weight.data, p.weight.dtype, i) : 1.0f);
+    sum += g;
+    dot += g * normalised(p, h, row, i);
+  }
+  const float inverse_features = 1.0f / static_cast<float>(p.features);
+  sum = block_reduce<kThreads>(sum, scratch, Sum{}) * inverse_features;
+  dot = block_reduce<kThreads>(dot, scratch, Sum{}) * inverse_features;
+  if (p.kind == NormKind::kRmsNorm) sum = 0.0f;
+  for (std::int64_t i = threadIdx.x; i < p.features; i += kThreads) {
+    const float g = to_float(grad_out[i]) * (p.weight ? load_typed(p.weight.data, p.weight.dtype, i) : 1.0f);
+    float result = p.rstd[row] * (g - sum - normalised(p, h, row, i) * dot);
+    if (grad_residual) result += to_float(grad_residual[i]);
+    grad_x[i] = from_float<T>(result);
+  }
+}
+
+// Column sums: a block takes kColumns columns of one chunk of rows; kRowLanes rows at a time.
+constexpr int kColumns = 32, kRowLanes = 8;
+
+template <class T>
+__global__ void __launch_bounds__(kColumns* kRowLanes)
+    partial_sums_kernel(const NormBackwardParams p, std::int64_t rows_per_chunk, float* partial_weight,
+                        float* partial_bias) {
+  __shared__ float sums[2][kRowLanes][kColumns];
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kColumns + threadIdx.x;
+  const std::int64_t first = blockIdx.y * rows_per_chunk;
+  const std::int64_t last = min(p.rows, first + rows_per_chunk);
+  float weight = 0.0f, bias = 0.0f;
+  if (column < p.features) {
+    for (std::int64_t row = first + threadIdx.y; row < last; row += kRowLanes) {
+      const float g = to_float(static_cast<const T*>(p.grad_out)[row * p.stride_grad_out_row + column]);
+      weight += g * normalised(p, static_cast<const T*>(p.h) + row * p.stride_h_row, row, column);
+      bias += g;
+    }
+  }
+  sums[0][threadIdx.y][threadIdx.x] = weight;
+  sums[1][threadIdx.y][threadIdx.x] = bias;
+  __syncthreads();
+  if (threadIdx.y >= 2 || column >= p.features) return;
+  float total = 0.0f;
+#pragma unroll
+  for (int lane = 0; lane < kRowLanes; ++lane) total += sums[threadIdx.y][lane][threadIdx.x];
+  float* partial = threadIdx.y == 0 ? partial_weight : partial_bias;
+  partial[blockIdx.y * p.features + column] = total;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    combine_kernel(const NormBackwardParams p, int chunks, const float* partial_weight, const float* partial_bias) {
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (column >= p.features) return;
+  float weight = 0.0f, bias = 0.0f;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    weight += partial_weight[chunk * p.features + column];
+    bias += partial_bias[chunk * p.features + column];
+  }
+  if (p.grad_weight) store_typed(p.grad_weight, p.grad_weight_dtype, column, weight);
+  if (p.grad_bias) store_typed(p.grad_bias, p.grad_bias_dtype, column, bias);
+}
+
+// Chunks depend on the shape only, so that the sums do not depend on the device.
+int num_chunks(const NormBackwardParams& p) {
+  constexpr std::int64_t kRowsPerChunk = 128, kMostChunks = 128;
+  return static_cast<int>(std::max<std::int64_t>(1, std::min(kMostChunks, ceil_div(p.rows, kRowsPerChunk))));
+}
+
+}  // namespace
+
+std::size_t norm_bwd_workspace(const NormBackwardParams& p) {
+  if (!p.grad_weight && !p.grad_bias) return 0;
+  return 2 * sizeof(float) * static_cast<std::size_t>(num_chunks(p) * p.features);
+}
+
+Verdict norm_bwd_supports(const NormBackwardParams& p) {
+  return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
+}
+
+void norm_bwd(const NormBackwardParams& p, void* workspace, Stream stream) {
+  if (p.features == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const cudaStream_t s = native(stream);
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if (p.grad_x && p.rows > 0) {
+      grad_x_kernel<T><<<static_cast<unsigned>(p.rows), kThreads, 0, s>>>(p);
+      check_launch("norm_bwd: grad_x");
+    }
+    if (!p.grad_weight && !p.grad_bias) return;
+    const int chunks = num_chunks(p);
+    float* partial_weight = static_cast<float*>(workspace);
+    float* partial_bias = partial_weight + chunks * p.features;
+    const dim3 grid(static_cast<unsigned>(ceil_div(p.features, kColumns)), static_cast<unsigned>(chunks));
+    partial_sums_kernel<T><<<grid, dim3(kColumns, kRowLanes), 0, s>>>(p, ceil_div(p.rows, chunks), partial_weight,
+                                                                      partial_bias);
+    check_launch("norm_bwd: partial sums");
+    combine_kernel<<<static_cast<unsigned>(ceil_div(p.features, kThreads)), kThreads, 0, s>>>(p, chunks, partial_weight,
+                                                                                              partial_bias);
+    check_launch("norm_bwd: combine");
+  });
+}
+
+}  // namespace flashkernel::cuda

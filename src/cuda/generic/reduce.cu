@@ -1,0 +1,247 @@
+// Sum, mean, max and argmax over any set of axes, in two steps: partial results over fixed chunks of the reduced elements, then
+// the chunks in order. Chunks depend on the shape only, so a result is the same bit for bit on every run and every GPU.
+// Row mode: a block per output, its threads over neighbouring reduced elements (warp shuffles, then shared memory).
+// Column mode: outputs are neighbours in memory and the reduced elements are not: a thread per output, 8 lanes of rows.
+#include "cuda/generic/kernels.hpp"
+#include "cuda/host/launch.hpp"
+#include "cuda/tile/reduce.cuh"
+#include "cuda/tile/vector.cuh"
+
+namespace flashkernel::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kColumns = 32, kLanes = 8;  // column mode's block
+constexpr std::int64_t kLeastChunk = 8192, kMostChunks = 2048;
+
+// A partial result. `index` is used by argmax only.
+struct Partial {
+  float value;
+  std::int64_t index;
+};
+
+template <ReduceOp kOp>
+struct Combine {
+  static __device__ Partial identity() { return {kOp == ReduceOp::kSum ? 0.0f : -INFINITY, -1}; }
+  // The first maximum wins, and the first NaN wins over everything; the order of a and b does not matter.
+  static __device__ Partial combine(Partial a, Partial b) {
+    if constexpr (kOp == ReduceOp::kSum) {
+      return {a.value + b.value, -1};
+    } else if constexpr (kOp == ReduceOp::kMax) {
+      return {Max{}(a.value, b.value), -1};
+    } else {
+      if (a.index < 0) return b;
+      if (b.index < 0) return a;
+      const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
+      if (a_nan != b_nan) return a_nan ? a : b;
+      if (!a_nan && a.value != b.value) return a.value > b.value ? a : b;
+      return a.index < b.index ? a : b;
+    }
+  }
+};
+
+template <ReduceOp kOp>
+__device__ inline Partial warp_combine(Partial mine) {
+#pragma unroll
+  for (int lane = kWarp / 2; lane > 0; lane /= 2) {
+    Partial other;
+    other.value = __shfl_xor_sync(kFullMask, mine.value, lane);
+    other.index = kOp == ReduceOp::kArgmax ? __shfl_xor_sync(kFullMask, mine.index, lane) : -1;
+    mine = Combine<kOp>::combine(mine, other);
+  }
+  return mine;
+}
+
+template <ReduceOp kOp>
+__device__ inline Partial block_combine(Partial mine) {
+  __shared__ Partial warps[kThreads / kWarp];
+  mine = warp_combine<kOp>(mine);
+  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = mine;
+  __syncthreads();
+  mine = threadIdx.x < kThreads / kWarp ? warps[threadIdx.x] : Combine<kOp>::identity();
+  return threadIdx.x < kWarp ? warp_combine<kOp>(mine) : mine;
+}
+
+__device__ inline std::int64_t offset_of(std::int64_t index, int ndim, const std::int64_t* shape,
+                                         const std::int64_t* strides) {
+  std::int64_t offset = 0;
+  for (int d = ndim - 1; d >= 0; --d) {
+    const std::int64_t rest = index / shape[d];
+    offset += (index - rest * shape[d]) * strides[d];
+    index = rest;
+  }
+  return offset;
+}
+
+__device__ inline void write_result(const ReduceParams& p, std::int64_t output, Partial result) {
+  const std::int64_t offset = offset_of(output, p.num_kept, p.kept_shape, p.stride_out);
+  if (p.op == ReduceOp::kArgmax) {
+    static_cast<std::int64_t*>(p.out)[offset] = result.index;
+  } else {
+    const float scale = p.op == ReduceOp::kMean ? 1.0f / static_cast<float>(p.reduced_count) : 1.0f;
+    const float value = p.op == ReduceOp::kMean && p.reduced_count == 0 ? NAN : result.value * scale;
+    store_typed(p.out, p.out_dtype, offset, p.op == ReduceOp::kMean ? value : result.value);
+  }
+}
+
+/// N > 1: the reduced elements of an output are neighbours, and chunks start on 16-byte boundaries.
+template <class T, ReduceOp kOp, int N>
+__global__ void __launch_bounds__(kThreads)
+    row_kernel(const ReduceParams p, std::int64_t chunk, Partial* __restrict__ partials) {
+  for (std::int64_t output = blockIdx.x; output < p.kept_count; output += gridDim.x) {
+    const T* x = static_cast<const T*>(p.x) + offset_of(output, p.num_kept, p.kept_shape, p.stride_x_kept);
+    const std::int64_t begin = blockIdx.y * chunk, end = min(p.reduced_count, begin + chunk);
+    Partial mine = Combine<kOp>::identity();
+    if constexpr (N > 1) {
+      Partial lanes[N];  // independent chains: N * unrolled loads in flight
+#pragma unroll
+      for (int i = 0; i < N; ++i) lanes[i] = Combine<kOp>::identity();
+      std::int64_t at = begin + threadIdx.x * N;
+#pragma unroll 4
+      for (; at + N <= end; at += kThreads * N) {
+        float values[N];
+        load_floats(values, x + at);
+#pragma unroll
+        for (int i = 0; i < N; ++i) lanes[i] = Combine<kOp>::combine(lanes[i], {values[i], at + i});
+      }
+      for (; at < end; ++at) mine = Combine<kOp>::combine(mine, {to_float(x[at]), at});
+#pragma unroll
+      for (int i = 0; i < N; ++i) mine = Combine<kOp>::combine(mine, lanes[i]);
+    } else {
+      for (std::int64_t at = begin + threadIdx.x; at < end; at += kThreads) {
+        const std::int64_t offset = p.num_reduced == 1
+                                        ? at * p.stride_x_reduced[0]
+                                        : offset_of(at, p.num_reduced, p.reduced_shape, p.stride_x_reduced);
+        mine = Combine<kOp>::combine(mine, {to_float(x[offset]), at});
+      }
+    }
+    mine = block_combine<kOp>(mine);
+    if (threadIdx.x == 0) {
+      if (partials) {
+        partials[output * gridDim.y + blockIdx.y] = mine;
+      } else {
+        write_result(p, output, mine);
+      }
+    }
+    __syncthreads();  // the shared partials are written again for the next output
+  }
+}
+
+template <class T, ReduceOp kOp>
+__global__ void __launch_bounds__(kColumns* kLanes)
+    column_kernel(const ReduceParams p, std::int64_t chunk, Partial* __restrict__ partials) {
+  __shared__ Partial rows[kLanes][kColumns];
+  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kColumns; first < p.kept_count;
+       first += static_cast<std::int64_t>(gridDim.x) * kColumns) {
+    const std::int64_t output = first + threadIdx.x;
+    const std::int64_t begin = blockIdx.y * chunk, end = min(p.reduced_count, begin + chunk);
+    Partial mine = Combine<kOp>::identity();
+    if (output < p.kept_count) {
+      const T* x = static_cast<const T*>(p.x) + offset_of(output, p.num_kept, p.kept_shape, p.stride_x_kept);
+#pragma unroll 4
+      for (std::int64_t at = begin + threadIdx.y; at < end; at += kLanes) {
+        const std::int64_t offset = p.num_reduced == 1
+                                        ? at * p.stride_x_reduced[0]
+                                        : offset_of(at, p.num_reduced, p.reduced_shape, p.stride_x_reduced);
+        mine = Combine<kOp>::combine(mine, {to_float(x[offset]), at});
+      }
+    }
+    rows[threadIdx.y][threadIdx.x] = mine;
+    __syncthreads();
+    if (threadIdx.y == 0 && output < p.kept_count) {
+#pragma unroll
+      for (int lane = 1; lane < kLanes; ++lane) mine = Combine<kOp>::combine(mine, rows[lane][threadIdx.x]);
+      if (partials) {
+        partials[output * gridDim.y + blockIdx.y] = mine;
+      } else {
+        write_result(p, output, mine);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+template <ReduceOp kOp>
+__global__ void __launch_bounds__(kThreads)
+    combine_kernel(const ReduceParams p, int chunks, const Partial* __restrict__ partials) {
+  for (std::int64_t output = blockIdx.x; output < p.kept_count; output += gridDim.x) {
+    Partial mine = Combine<kOp>::identity();
+    for (int chunk = threadIdx.x; chunk < chunks; chunk += kThreads)
+      mine = Combine<kOp>::combine(mine, partials[output * chunks + chunk]);
+    mine = block_combine<kOp>(mine);
+    if (threadIdx.x == 0) write_result(p, output, mine);
+    __syncthreads();
+  }
+}
+
+struct Plan {
+  bool columns;
+  std::int64_t chunk;
+  int chunks;
+};
+
+Plan plan_of(const ReduceParams& p) {
+  Plan plan{};
+  const bool reduced_neighbours = p.num_reduced == 0 || p.stride_x_reduced[p.num_reduced - 1] == 1;
+  const bool kept_neighbours = p.num_kept > 0 && p.stride_x_kept[p.num_kept - 1] == 1;
+  plan.columns = kept_neighbours && !reduced_neighbours;
+  // A block of column mode walks kLanes rows at a time, so its chunks are shorter.
+  const std::int64_t least = plan.columns ? kLeastChunk / kColumns : kLeastChunk;
+  plan.chunk = std::max(least, ceil_div(p.reduced_count, kMostChunks));
+  plan.chunk = ceil_div(plan.chunk, 64) * 64;
+  plan.chunks = static_cast<int>(std::max<std::int64_t>(1, ceil_div(p.reduced_count, plan.chunk)));
+  return plan;
+}
+
+template <class T, ReduceOp kOp>
+void run(const ReduceParams& p, Partial* workspace, cudaStream_t stream) {
+  const Plan plan = plan_of(p);
+  Partial* partials = plan.chunks > 1 ? workspace : nullptr;
+  const auto blocks_for = [&](std::int64_t units) {
+    return dim3(static_cast<unsigned>(std::min<std::int64_t>(units, 1 << 30)), static_cast<unsigned>(plan.chunks));
+  };
+  if (plan.columns) {
+    column_kernel<T, kOp><<<blocks_for(ceil_div(p.kept_count, kColumns)), dim3(kColumns, kLanes), 0, stream>>>(
+        p, plan.chunk, partials);
+  } else {
+    constexpr int N = kVectorElements<T>;
+    bool vectors = p.num_reduced == 1 && p.stride_x_reduced[0] == 1 && is_aligned(p.x, 16);
+    for (int d = 0; d < p.num_kept; ++d) vectors = vectors && (p.kept_shape[d] == 1 || p.stride_x_kept[d] % N == 0);
+    if (vectors) {
+      row_kernel<T, kOp, N><<<blocks_for(p.kept_count), kThreads, 0, stream>>>(p, plan.chunk, partials);
+    } else {
+      row_kernel<T, kOp, 1><<<blocks_for(p.kept_count), kThreads, 0, stream>>>(p, plan.chunk, partials);
+    }
+  }
+  check_launch("reduce");
+  if (!partials) return;
+  combine_kernel<kOp><<<static_cast<unsigned>(std::min<std::int64_t>(p.kept_count, 1 << 30)), kThreads, 0, stream>>>(
+      p, plan.chunks, partials);
+  check_launch("reduce: combine");
+}
+
+}  // namespace
+
+Verdict reduce_supports(const ReduceParams&) { return Verdict::ok(); }
+
+std::size_t reduce_workspace(const ReduceParams& p) {
+  const Plan plan = plan_of(p);
+  return plan.chunks > 1 ? sizeof(Partial) * static_cast<std::size_t>(p.kept_count * plan.chunks) : 0;
+}
+
+void reduce(const ReduceParams& p, void* workspace, Stream stream) {
+  if (p.kept_count == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  auto* partials = static_cast<Partial*>(workspace);
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    switch (p.op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kMean: return run<T, ReduceOp::kSum>(p, partials, native(stream));
+      case ReduceOp::kMax: return run<T, ReduceOp::kMax>(p, partials, native(stream));
+      case ReduceOp::kArgmax: return run<T, ReduceOp::kArgmax>(p, partials, native(stream));
+    }
+  });
+}
+
+}  // namespace flashkernel::cuda

@@ -1,0 +1,171 @@
+// Softmax and log-softmax along one dim, forward and backward: one block (or warp) per row, the row in registers where its
+// elements are neighbours. A row of -inf only gives 0 (log: -inf); a NaN makes its row NaN.
+#include "cuda/generic/kernels.hpp"
+#include "cuda/host/launch.hpp"
+#include "cuda/tile/reduce.cuh"
+#include "cuda/tile/row.cuh"
+#include "cuda/tile/vector.cuh"
+
+namespace flashkernel::cuda {
+namespace {
+
+// Element offset of a row whose index runs over `ndim` merged dims.
+__device__ inline std::int64_t row_offset(std::int64_t row, int ndim, const std::int64_t* shape,
+                                          const std::int64_t* strides) {
+  std::int64_t offset = 0;
+  for (int d = ndim - 1; d >= 0; --d) {
+    const std::int64_t rest = row / shape[d];
+    offset += (row - rest * shape[d]) * strides[d];
+    row = rest;
+  }
+  return offset;
+}
+
+// N neighbouring columns, or one column at its stride.
+template <class T, int N>
+__device__ inline void load_columns(float (&values)[N], const T* row, std::int64_t first, std::int64_t stride) {
+  if constexpr (N > 1) {
+    load_floats(values, row + first);
+  } else {
+    values[0] = to_float(row[first * stride]);
+  }
+}
+template <class T, int N>
+__device__ inline void store_columns(T* row, std::int64_t first, std::int64_t stride, const float (&values)[N]) {
+  if constexpr (N > 1) {
+    store_floats(row + first, values);
+  } else {
+    row[first * stride] = from_float<T>(values[0]);
+  }
+}
+
+template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
+__global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_kernel(const SoftmaxParams p) {
+  __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
+  if (kRowsPerBlock > 1 && row >= p.rows) return;
+  const T* x = static_cast<const T*>(p.x) + row_offset(row, p.ndim, p.shape, p.stride_x);
+  T* out = static_cast<T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out);
+  const auto load = [&](std::int64_t first, float(&values)[N]) { load_columns(values, x, first, p.stride_x_column); };
+  Row<kThreads, kVectors, N> values(p.columns, threadIdx.x, load);
+
+  float maximum = -INFINITY;
+  values.each(load, [&](std::int64_t, float(&v)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) maximum = Max{}(maximum, v[i]);
+  });
+  maximum = block_reduce<kThreads>(maximum, scratch[threadIdx.y], Max{});
+  const float shift = maximum == -INFINITY ? 0.0f : maximum;
+  float sum = 0.0f;
+  values.each(load, [&](std::int64_t, float(&v)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += expf(v[i] - shift);
+  });
+  sum = block_reduce<kThreads>(sum, scratch[threadIdx.y], Sum{});
+  // An empty denominator means a row of -inf: 0 / 1, and -inf - 0.
+  const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
+  const float log_sum = sum == 0.0f ? 0.0f : logf(sum);
+  values.each(load, [&](std::int64_t first, float(&v)[N]) {
+    float result[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) result[i] = p.log ? v[i] - shift - log_sum : expf(v[i] - shift) * scale;
+    store_columns(out, first, p.stride_out_column, result);
+  });
+}
+
+// softmax: grad_x = out * (g - sum(g * out)); log-softmax: grad_x = g - exp(out) * sum(g).
+template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
+__global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_bwd_kernel(const SoftmaxBackwardParams p) {
+  __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
+  if (kRowsPerBlock > 1 && row >= p.rows) return;
+  const T* grad_out = static_cast<const T*>(p.grad_out) + row_offset(row, p.ndim, p.shape, p.stride_grad_out);
+  const T* out = static_cast<const T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out);
+  T* grad_x = static_cast<T*>(p.grad_x) + row_offset(row, p.ndim, p.shape, p.stride_grad_x);
+  const auto load_grad = [&](std::int64_t first, float(&v)[N]) {
+    load_columns(v, grad_out, first, p.stride_grad_out_column);
+  };
+  const auto load_out = [&](std::int64_t first, float(&v)[N]) { load_columns(v, out, first, p.stride_out_column); };
+  Row<kThreads, kVectors, N> grads(p.columns, threadIdx.x, load_grad);
+
+  float sum = 0.0f;
+  grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
+    float y[N];
+    load_out(first, y);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += p.log ? g[i] : g[i] * y[i];
+  });
+  sum = block_reduce<kThreads>(sum, scratch[threadIdx.y], Sum{});
+  grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
+    float y[N], result[N];
+    load_out(first, y);
+#pragma unroll
+    for (int i = 0; i < N; ++i) result[i] = p.log ? g[i] - expf(y[i]) * sum : y[i] * (g[i] - sum);
+    store_columns(grad_x, first, p.stride_grad_x_column, result);
+  });
+}
+
+// Neighbouring columns, and every row on a 16-byte boundary.
+bool vectorizable(DType dtype, std::int64_t columns, int ndim, const std::int64_t* shape, const void* data,
+                  const std::int64_t* strides, std::int64_t stride_column) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
+  bool fits = stride_column == 1 && columns * bytes % 16 == 0 && is_aligned(data, 16);
+  for (int d = 0; d < ndim; ++d) fits = fits && (shape[d] == 1 || strides[d] * bytes % 16 == 0);
+  return fits;
+}
+
+}  // namespace
+
+Verdict softmax_supports(const SoftmaxParams& p) {
+  return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
+}
+
+void softmax(const SoftmaxParams& p, void*, Stream stream) {
+  if (p.rows == 0 || p.columns == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const bool vectors = vectorizable(p.dtype, p.columns, p.ndim, p.shape, p.x, p.stride_x, p.stride_x_column) &&
+                       vectorizable(p.dtype, p.columns, p.ndim, p.shape, p.out, p.stride_out, p.stride_out_column);
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int N = kVectorElements<T>;
+    if (!vectors) {
+      softmax_kernel<T, 128, 1, 0, 1><<<static_cast<unsigned>(p.rows), 128, 0, native(stream)>>>(p);
+    } else {
+      with_row_shape(p.columns / N, [&](auto threads, auto rows, auto held) {
+        softmax_kernel<T, threads.value, rows.value, held.value, N>
+            <<<static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0,
+               native(stream)>>>(p);
+      });
+    }
+    check_launch("softmax");
+  });
+}
+
+Verdict softmax_bwd_supports(const SoftmaxBackwardParams& p) {
+  return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
+}
+
+void softmax_bwd(const SoftmaxBackwardParams& p, void*, Stream stream) {
+  if (p.rows == 0 || p.columns == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const bool vectors =
+      vectorizable(p.dtype, p.columns, p.ndim, p.shape, p.grad_out, p.stride_grad_out, p.stride_grad_out_column) &&
+      vectorizable(p.dtype, p.columns, p.ndim, p.shape, p.out, p.stride_out, p.stride_out_column) &&
+      vectorizable(p.dtype, p.columns, p.ndim, p.shape, p.grad_x, p.stride_grad_x, p.stride_grad_x_column);
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int N = kVectorElements<T>;
+    if (!vectors) {
+      softmax_bwd_kernel<T, 128, 1, 0, 1><<<static_cast<unsigned>(p.rows), 128, 0, native(stream)>>>(p);
+    } else {
+      with_row_shape(p.columns / N, [&](auto threads, auto rows, auto held) {
+        softmax_bwd_kernel<T, threads.value, rows.value, held.value, N>
+            <<<static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0,
+               native(stream)>>>(p);
+      });
+    }
+    check_launch("softmax_bwd");
+  });
+}
+
+}  // namespace flashkernel::cuda

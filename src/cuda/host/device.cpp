@@ -1,0 +1,83 @@
+// See device.hpp. Never throws on a machine without driver or GPU: the library must import there.
+#include "cuda/host/device.hpp"
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/cuda_devices.hpp"
+#include "cuda/host/cuda_check.hpp"
+
+namespace flashkernel {
+namespace {
+
+struct Devices {
+  std::vector<CudaDeviceProperties> properties;
+  std::string why_none;
+};
+
+Devices read_devices() {
+  Devices devices;
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) {
+    cudaGetLastError();
+    devices.why_none = std::string("cudaGetDeviceCount: ") + cudaGetErrorString(status);
+    return devices;
+  }
+  if (count == 0) devices.why_none = "the driver reports no device";
+  for (int i = 0; i < count; ++i) {
+    const auto attribute = [i](cudaDeviceAttr name) {
+      int value = 0;
+      if (cudaDeviceGetAttribute(&value, name, i) != cudaSuccess) cudaGetLastError();
+      return value;
+    };
+    CudaDeviceProperties p;
+    p.compute_capability =
+        10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
+    p.num_sms = attribute(cudaDevAttrMultiProcessorCount);
+    p.max_shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    p.l2_bytes = attribute(cudaDevAttrL2CacheSize);
+    devices.properties.push_back(p);
+  }
+  return devices;
+}
+
+// Read at first use, kept for the process, never destroyed.
+const Devices& devices() noexcept {
+  static const Devices* const instance = new Devices(read_devices());
+  return *instance;
+}
+
+}  // namespace
+
+int num_cuda_devices() noexcept { return static_cast<int>(devices().properties.size()); }
+
+int cuda_compute_capability(int index) noexcept {
+  return index >= 0 && index < num_cuda_devices() ? devices().properties[static_cast<std::size_t>(index)].compute_capability
+                                                  : 0;
+}
+
+const char* why_no_cuda() noexcept { return num_cuda_devices() > 0 ? nullptr : devices().why_none.c_str(); }
+
+const CudaDeviceProperties& cuda_device_properties(int index) {
+  if (index < 0 || index >= num_cuda_devices())
+    throw InvalidArgument("cuda:" + std::to_string(index) + ": there are " + std::to_string(num_cuda_devices()) +
+                          " CUDA devices");
+  return devices().properties[static_cast<std::size_t>(index)];
+}
+
+CudaDeviceGuard::CudaDeviceGuard(int index) {
+  int current = 0;
+  cuda_check(cudaGetDevice(&current), "cudaGetDevice");
+  if (current == index) return;
+  cuda_check(cudaSetDevice(index), "cudaSetDevice");
+  previous_ = current;
+}
+
+CudaDeviceGuard::~CudaDeviceGuard() {
+  if (previous_ >= 0) cudaSetDevice(previous_);
+}
+
+}  // namespace flashkernel

@@ -1,0 +1,32 @@
+// Properties of CUDA devices, read once, and the current-device guard of every launch.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "flashkernel/device.hpp"
+
+namespace flashkernel {
+
+struct CudaDeviceProperties {
+  int compute_capability = 0;  // 90 for 9.0
+  int num_sms = 0;
+  int max_shared_bytes_per_block = 0;  // with the opt-in
+  int l2_bytes = 0;
+};
+
+/// Of a device that exists; cached.
+const CudaDeviceProperties& cuda_device_properties(int index);
+
+/// Makes a device current for a scope and puts the caller's back.
+class CudaDeviceGuard {
+ public:
+  explicit CudaDeviceGuard(int index);
+  ~CudaDeviceGuard();
+  CudaDeviceGuard(const CudaDeviceGuard&) = delete;
+  CudaDeviceGuard& operator=(const CudaDeviceGuard&) = delete;
+
+ private:
+  int previous_ = -1;  // -1: nothing to put back
+};
+
+}  // namespace flashkernel

@@ -1,0 +1,45 @@
+// Launching: native stream, checked launch, grid sizes, and the step from a run-time dtype to a C++ type.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/host/cuda_check.hpp"
+#include "cuda/host/device.hpp"
+#include "flashkernel/dtype.hpp"
+#include "flashkernel/stream.hpp"
+
+namespace flashkernel::cuda {
+
+inline cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+/// After `kernel<<<...>>>(...)`: reports a refused launch. Faults in the kernel surface at the caller's next synchronisation.
+inline void check_launch(const char* kernel) { cuda_check(cudaGetLastError(), kernel); }
+
+inline constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Blocks for `count` independent units walked by a grid-stride loop: enough to fill the device `waves` times over.
+inline unsigned grid_size(std::int64_t blocks_wanted, int device, int blocks_per_sm) {
+  const std::int64_t most = static_cast<std::int64_t>(cuda_device_properties(device).num_sms) * blocks_per_sm;
+  return static_cast<unsigned>(std::max<std::int64_t>(1, std::min(blocks_wanted, most)));
+}
+
+inline bool is_aligned(const void* pointer, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
+/// f(T{}) with T = float, __half or __nv_bfloat16.
+template <class F>
+void visit_floating(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kFloat16: f(__half{}); return;
+    case DType::kBFloat16: f(__nv_bfloat16{}); return;
+    default: f(float{}); return;
+  }
+}
+
+}  // namespace flashkernel::cuda

@@ -1,0 +1,149 @@
+// The CUDA backend's table: one row per kernel, one section per op. cc_min..cc_max are the devices a row serves.
+#include "cuda/generic/kernels.hpp"
+
+namespace flashkernel {
+namespace {
+
+constexpr int kOldest = 75;   // T4
+constexpr int kNewest = 999;  // what comes next runs from PTX
+constexpr int kGeneric = 10;  // priority of the generic rows; tensor-core rows stand above
+
+template <class Params, std::size_t N>
+constexpr KernelTable<Params> table(const KernelEntry<Params> (&rows)[N]) {
+  return {rows, N};
+}
+
+template <class Params>
+constexpr KernelEntry<Params> generic(const char* name, Verdict (*supports)(const Params&),
+                                      std::size_t (*workspace)(const Params&),
+                                      void (*launch)(const Params&, void*, Stream)) {
+  return {name, DeviceType::kCuda, kOldest, kNewest, kCpuAny, kGeneric, supports, workspace, launch};
+}
+
+}  // namespace
+
+template <>
+KernelTable<AddParams> cuda_kernels() {
+  static constexpr KernelEntry<AddParams> rows[] = {
+      generic<AddParams>("add/cuda/generic", cuda::add_supports, nullptr, cuda::add)};
+  return table(rows);
+}
+
+template <>
+KernelTable<SwigluParams> cuda_kernels() {
+  static constexpr KernelEntry<SwigluParams> rows[] = {
+      generic<SwigluParams>("swiglu/cuda/generic", cuda::swiglu_supports, nullptr, cuda::swiglu)};
+  return table(rows);
+}
+
+template <>
+KernelTable<SwigluBackwardParams> cuda_kernels() {
+  static constexpr KernelEntry<SwigluBackwardParams> rows[] = {
+      generic<SwigluBackwardParams>("swiglu_bwd/cuda/generic", cuda::swiglu_bwd_supports, nullptr, cuda::swiglu_bwd)};
+  return table(rows);
+}
+
+template <>
+KernelTable<LinearParams> cuda_kernels() {
+  static constexpr KernelEntry<LinearParams> rows[] = {
+      generic<LinearParams>("linear/cuda/generic", cuda::linear_supports, nullptr, cuda::linear)};
+  return table(rows);
+}
+
+template <>
+KernelTable<LinearBackwardParams> cuda_kernels() {
+  static constexpr KernelEntry<LinearBackwardParams> rows[] = {
+      generic<LinearBackwardParams>("linear_bwd/cuda/generic", cuda::linear_bwd_supports, nullptr, cuda::linear_bwd)};
+  return table(rows);
+}
+
+template <>
+KernelTable<NormParams> cuda_kernels() {
+  static constexpr KernelEntry<NormParams> rows[] = {
+      generic<NormParams>("norm/cuda/generic", cuda::norm_fwd_supports, nullptr, cuda::norm_fwd)};
+  return table(rows);
+}
+
+template <>
+KernelTable<NormBackwardParams> cuda_kernels() {
+  static constexpr KernelEntry<NormBackwardParams> rows[] = {generic<NormBackwardParams>(
+      "norm_bwd/cuda/generic", cuda::norm_bwd_supports, cuda::norm_bwd_workspace, cuda::norm_bwd)};
+  return table(rows);
+}
+
+template <>
+KernelTable<ReduceParams> cuda_kernels() {
+  static constexpr KernelEntry<ReduceParams> rows[] = {
+      generic<ReduceParams>("reduce/cuda/generic", cuda::reduce_supports, cuda::reduce_workspace, cuda::reduce)};
+  return table(rows);
+}
+
+template <>
+KernelTable<SoftmaxParams> cuda_kernels() {
+  static constexpr KernelEntry<SoftmaxParams> rows[] = {
+      generic<SoftmaxParams>("softmax/cuda/generic", cuda::softmax_supports, nullptr, cuda::softmax)};
+  return table(rows);
+}
+
+template <>
+KernelTable<SoftmaxBackwardParams> cuda_kernels() {
+  static constexpr KernelEntry<SoftmaxBackwardParams> rows[] = {generic<SoftmaxBackwardParams>(
+      "softmax_bwd/cuda/generic", cuda::softmax_bwd_supports, nullptr, cuda::softmax_bwd)};
+  return table(rows);
+}
+
+template <>
+KernelTable<CrossEntropyParams> cuda_kernels() {
+  static constexpr KernelEntry<CrossEntropyParams> rows[] = {generic<CrossEntropyParams>(
+      "cross_entropy/cuda/generic", cuda::cross_entropy_supports, cuda::cross_entropy_workspace, cuda::cross_entropy)};
+  return table(rows);
+}
+
+template <>
+KernelTable<CrossEntropyBackwardParams> cuda_kernels() {
+  static constexpr KernelEntry<CrossEntropyBackwardParams> rows[] = {
+      generic<CrossEntropyBackwardParams>("cross_entropy_bwd/cuda/generic", cuda::cross_entropy_bwd_supports,
+                                          cuda::cross_entropy_bwd_workspace, cuda::cross_entropy_bwd)};
+  return table(rows);
+}
+
+template <>
+KernelTable<RopeParams> cuda_kernels() {
+  static constexpr KernelEntry<RopeParams> rows[] = {
+      generic<RopeParams>("rope/cuda/generic", cuda::rope_supports, nullptr, cuda::rope)};
+  return table(rows);
+}
+
+template <>
+KernelTable<KvAppendParams> cuda_kernels() {
+  static constexpr KernelEntry<KvAppendParams> rows[] = {
+      generic<KvAppendParams>("kv_append/cuda/generic", cuda::kv_append_supports, nullptr, cuda::kv_append)};
+  return table(rows);
+}
+
+template <>
+KernelTable<KvReadParams> cuda_kernels() {
+  static constexpr KernelEntry<KvReadParams> rows[] = {
+      generic<KvReadParams>("kv_read/cuda/generic", cuda::kv_read_supports, nullptr, cuda::kv_read)};
+  return table(rows);
+}
+
+template <>
+KernelTable<KvCopyParams> cuda_kernels() {
+  static constexpr KernelEntry<KvCopyParams> rows[] = {
+      generic<KvCopyParams>("kv_copy_pages/cuda/generic", cuda::kv_copy_supports, nullptr, cuda::kv_copy)};
+  return table(rows);
+}
+
+#define FK_EMPTY_TABLE(Params)                 \
+  template <>                                  \
+  KernelTable<Params> cuda_kernels<Params>() { \
+    return {};                                 \
+  }
+
+FK_EMPTY_TABLE(AttentionParams)
+FK_EMPTY_TABLE(AttentionBackwardParams)
+FK_EMPTY_TABLE(MergeStatesParams)
+#undef FK_EMPTY_TABLE
+
+}  // namespace flashkernel
