@@ -28,6 +28,7 @@ function(flashkernel_add_cuda_objects name archs)
 endfunction()
 
 file(GLOB _cuda_host CONFIGURE_DEPENDS ${_src}/cuda/*.cpp ${_src}/cuda/host/*.cpp ${_src}/memory/cuda_*.cpp)
+list(APPEND _private_libraries CUDA::cudart_static)
 flashkernel_add_objects(flashkernel_cuda_host ${_cuda_host})
 target_include_directories(flashkernel_cuda_host SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 

@@ -29,6 +29,7 @@ if(FLASHKERNEL_SANITIZE)
 endif()
 
 set(_object_libraries)
+set(_private_libraries Threads::Threads)
 
 # flashkernel_add_objects(name source... [FLAGS flag...]): one folder's objects with the folder's own compile flags.
 function(flashkernel_add_objects name)
@@ -82,7 +83,7 @@ add_library(flashkernel::flashkernel ALIAS flashkernel)
 target_include_directories(flashkernel PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                               $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>)
 target_compile_features(flashkernel PUBLIC cxx_std_17)
-target_link_libraries(flashkernel PRIVATE Threads::Threads)
+target_link_libraries(flashkernel PRIVATE ${_private_libraries})
 if(UNIX AND NOT APPLE)  # visibility can't hide std templates: their namespace asks for the default
   target_link_options(flashkernel PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/flashkernel.map)
   set_target_properties(flashkernel PROPERTIES LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/flashkernel.map)
@@ -90,5 +91,5 @@ endif()
 
 # What the tests link: the same objects with the internals visible to the linker.
 add_library(flashkernel_internal STATIC EXCLUDE_FROM_ALL ${_objects})
-target_link_libraries(flashkernel_internal PUBLIC flashkernel_options)
+target_link_libraries(flashkernel_internal PUBLIC flashkernel_options ${_private_libraries})
 target_compile_definitions(flashkernel_internal INTERFACE FLASHKERNEL_STATIC)

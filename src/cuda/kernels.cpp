@@ -135,15 +135,30 @@ KernelTable<KvCopyParams> cuda_kernels() {
   return table(rows);
 }
 
-#define FK_EMPTY_TABLE(Params)                 \
-  template <>                                  \
-  KernelTable<Params> cuda_kernels<Params>() { \
-    return {};                                 \
-  }
+template <>
+KernelTable<AttentionParams> cuda_kernels() {
+  static constexpr KernelEntry<AttentionParams> rows[] = {
+      {"attention_fwd/cuda/generic/decode", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kGeneric + 2,
+       cuda::attention_fwd_decode_supports, cuda::attention_fwd_decode_workspace, cuda::attention_fwd_decode},
+      {"attention_fwd/cuda/generic/tiled", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kGeneric + 1,
+       cuda::attention_fwd_tiled_supports, nullptr, cuda::attention_fwd_tiled},
+      {"attention_fwd/cuda/generic/naive", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kGeneric,
+       cuda::attention_fwd_naive_supports, cuda::attention_fwd_naive_workspace, cuda::attention_fwd_naive}};
+  return table(rows);
+}
 
-FK_EMPTY_TABLE(AttentionParams)
-FK_EMPTY_TABLE(AttentionBackwardParams)
-FK_EMPTY_TABLE(MergeStatesParams)
-#undef FK_EMPTY_TABLE
+template <>
+KernelTable<AttentionBackwardParams> cuda_kernels() {
+  static constexpr KernelEntry<AttentionBackwardParams> rows[] = {generic<AttentionBackwardParams>(
+      "attention_bwd/cuda/generic", cuda::attention_bwd_supports, cuda::attention_bwd_workspace, cuda::attention_bwd)};
+  return table(rows);
+}
+
+template <>
+KernelTable<MergeStatesParams> cuda_kernels() {
+  static constexpr KernelEntry<MergeStatesParams> rows[] = {generic<MergeStatesParams>(
+      "merge_states/cuda/generic", cuda::merge_states_supports, nullptr, cuda::merge_states)};
+  return table(rows);
+}
 
 }  // namespace flashkernel

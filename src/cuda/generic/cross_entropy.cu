@@ -1,5 +1,5 @@
-// Cross-entropy forward and backward, one block per row of logits; the probabilities are never written. The reduction over rows
-// runs in one block, in row order, so that the loss is the same bit for bit every time.
+// Cross-entropy forward and backward, one block per row of logits; the probabilities are never written. The reduction
+// over rows runs in one block, in row order, so that the loss is the same bit for bit every time.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/convert.cuh"
@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const CrossEntropyParams
     } else {
       loss = lse - to_float(logits[target]);
       if (p.label_smoothing > 0.0f)
-        loss = (1.0f - p.label_smoothing) * loss +
-               p.label_smoothing * (lse - total / static_cast<float>(p.classes));
+        loss = (1.0f - p.label_smoothing) * loss + p.label_smoothing * (lse - total / static_cast<float>(p.classes));
     }
   }
   losses[row] = loss;
@@ -53,7 +52,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const CrossEntropyParams
 
 __device__ inline float counted_rows(IndexArray targets, std::int64_t rows, std::int64_t ignore_index, float* scratch) {
   float counted = 0.0f;
-  for (std::int64_t row = threadIdx.x; row < rows; row += kThreads) counted += targets[row] != ignore_index ? 1.0f : 0.0f;
+  for (std::int64_t row = threadIdx.x; row < rows; row += kThreads)
+    counted += targets[row] != ignore_index ? 1.0f : 0.0f;
   return block_reduce<kThreads>(counted, scratch, Sum{});
 }
 

@@ -1,5 +1,5 @@
-// add, SwiGLU and its gradient over strided tensors of up to kMaxDims merged dims. Contiguous operands (one dim of stride 1
-// after merging) go 16 bytes a lane; anything else one element a lane.
+// add, SwiGLU and its gradient over strided tensors of up to kMaxDims merged dims. Contiguous operands (one dim of
+// stride 1 after merging) go 16 bytes a lane; anything else one element a lane.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/vector.cuh"
@@ -115,8 +115,9 @@ void run(DType dtype, Device device, int ndim, const std::int64_t* shape, const 
     std::int64_t done = 0;
     if (contiguous && count >= N) {
       const std::int64_t vectors = count / N;
-      contiguous_kernel<T, Op><<<grid_size(ceil_div(vectors, kThreads), device.index, kBlocksPerSm), kThreads, 0,
-                                 native(stream)>>>(tensors, vectors);
+      contiguous_kernel<T, Op>
+          <<<grid_size(ceil_div(vectors, kThreads), device.index, kBlocksPerSm), kThreads, 0, native(stream)>>>(
+              tensors, vectors);
       check_launch(name);
       done = vectors * N;
     }
@@ -131,8 +132,9 @@ void run(DType dtype, Device device, int ndim, const std::int64_t* shape, const 
     for (int t = 0; t < Op::kOutputs; ++t)
       if (tensors.out[t]) rest.out[t] = static_cast<T*>(tensors.out[t]) + done;
     if (done > 0) layout.shape[0] = count - done;
-    strided_kernel<T, Op><<<grid_size(ceil_div(count - done, kThreads), device.index, kBlocksPerSm), kThreads, 0,
-                            native(stream)>>>(rest, layout, count - done);
+    strided_kernel<T, Op>
+        <<<grid_size(ceil_div(count - done, kThreads), device.index, kBlocksPerSm), kThreads, 0, native(stream)>>>(
+            rest, layout, count - done);
     check_launch(name);
   });
 }

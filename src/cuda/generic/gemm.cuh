@@ -1,6 +1,6 @@
-// C[m, n] = sum over k of A(m, k) * B(k, n) in plain FFMA: 64 x 64 tiles in shared memory, 4 x 4 results a thread, any strides.
-// The generic linear kernels are this loop with different operands. Operands are functors so that an activation's gradient can be
-// applied as an element is loaded.
+// C[m, n] = sum over k of A(m, k) * B(k, n) in plain FFMA: 64 x 64 tiles in shared memory, 4 x 4 results a thread, any
+// strides. The generic linear kernels are this loop with different operands. Operands are functors so that an
+// activation's gradient can be applied as an element is loaded.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ inline constexpr int kTileM = 64, kTileN = 64, kTileK = 16;
 inline constexpr int kGemmThreads = 256;
 inline constexpr int kResults = 4;  // per thread and direction: 16 x 16 threads cover 64 x 64
 
-/// A(m, k) and B(k, n) return fp32; kKFastA: neighbours along k are neighbours in memory (kNFastB: along n). `store(m, n, value)`.
+/// A(m, k) and B(k, n) return fp32; kKFastA: neighbours along k are neighbours in memory (kNFastB: along n). `store(m,
+/// n, value)`.
 template <bool kKFastA, bool kNFastB, class A, class B, class Store>
 __device__ inline void gemm_tile(std::int64_t rows, std::int64_t columns, std::int64_t depth, A a, B b, Store store) {
   __shared__ float tile_a[kTileK][kTileM + 1];

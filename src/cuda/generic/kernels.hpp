@@ -1,4 +1,5 @@
-// The generic CUDA kernels: plain device code, any GPU, any shape and stride that the op allows. Rows are in cuda/kernels.cpp.
+// The generic CUDA kernels: plain device code, any GPU, any shape and stride that the op allows. Rows are in
+// cuda/kernels.cpp.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +9,20 @@
 #include "ops/kernel_entry.hpp"
 
 namespace flashkernel::cuda {
+
+Verdict attention_fwd_naive_supports(const AttentionParams&);
+std::size_t attention_fwd_naive_workspace(const AttentionParams&);
+void attention_fwd_naive(const AttentionParams&, void* workspace, Stream);
+Verdict attention_fwd_tiled_supports(const AttentionParams&);
+void attention_fwd_tiled(const AttentionParams&, void* workspace, Stream);
+Verdict attention_fwd_decode_supports(const AttentionParams&);
+std::size_t attention_fwd_decode_workspace(const AttentionParams&);
+void attention_fwd_decode(const AttentionParams&, void* workspace, Stream);
+Verdict attention_bwd_supports(const AttentionBackwardParams&);
+std::size_t attention_bwd_workspace(const AttentionBackwardParams&);
+void attention_bwd(const AttentionBackwardParams&, void* workspace, Stream);
+Verdict merge_states_supports(const MergeStatesParams&);
+void merge_states(const MergeStatesParams&, void* workspace, Stream);
 
 Verdict add_supports(const AddParams&);
 void add(const AddParams&, void* workspace, Stream);

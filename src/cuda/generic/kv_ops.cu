@@ -1,5 +1,6 @@
-// KV append (plain, or with RoPE on k and q), gather and page copy. One warp moves one head of one token; all page arithmetic
-// is 64-bit. A slot or page id out of range moves nothing: these kernels stay in bounds whatever the table holds.
+// KV append (plain, or with RoPE on k and q), gather and page copy. One warp moves one head of one token; all page
+// arithmetic is 64-bit. A slot or page id out of range moves nothing: these kernels stay in bounds whatever the table
+// holds.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/convert.cuh"
@@ -38,7 +39,8 @@ __device__ inline void rotate_row(T* to, const T* from, std::int64_t head_dim, c
     float cosine, sine;
     rope_angle(spec, position, pair, &cosine, &sine);
     if (spec.inverse) sine = -sine;
-    const std::int64_t first = spec.interleaved ? 2 * pair : pair, second = spec.interleaved ? 2 * pair + 1 : pair + half;
+    const std::int64_t first = spec.interleaved ? 2 * pair : pair,
+                       second = spec.interleaved ? 2 * pair + 1 : pair + half;
     const float a = to_float(from[first]), b = to_float(from[second]);
     to[first] = from_float<T>(a * cosine - b * sine);
     to[second] = from_float<T>(a * sine + b * cosine);

@@ -68,7 +68,7 @@ dim3 gemm_grid(std::int64_t rows, std::int64_t columns) {
 
 Verdict linear_bwd_supports(const LinearBackwardParams& p) {
   return p.rows <= 65535LL * kTileM && p.out_features <= 65535LL * kTileM ? Verdict::ok()
-                                                                         : Verdict("more than 4194240 rows");
+                                                                          : Verdict("more than 4194240 rows");
 }
 
 void linear_bwd(const LinearBackwardParams& p, void*, Stream stream) {

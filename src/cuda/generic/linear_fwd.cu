@@ -1,5 +1,5 @@
-// activation(x W^T + b): a tiled FFMA product for many rows, and for few rows (decode) a product that streams the weights once.
-// Any dtype and layout; the tensor-core kernels stand above this one.
+// activation(x W^T + b): a tiled FFMA product for many rows, and for few rows (decode) a product that streams the
+// weights once. Any dtype and layout; the tensor-core kernels stand above this one.
 #include "cuda/generic/gemm.cuh"
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
@@ -62,7 +62,8 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock) few_rows_kernel(const L
   }
 }
 
-// Few rows, weights with neighbours along out (a transposed view): a thread per feature, kSplits warps share its inputs.
+// Few rows, weights with neighbours along out (a transposed view): a thread per feature, kSplits warps share its
+// inputs.
 constexpr int kSplits = 8;
 
 template <class T, int kRows>

@@ -1,5 +1,6 @@
-// LayerNorm and RMSNorm backward. Kernel 1: grad_x, one block per row. Kernels 2 and 3: grad_weight and grad_bias as column
-// sums, first over fixed chunks of rows, then over the chunks in order, so that the result is the same bit for bit every time.
+// LayerNorm and RMSNorm backward. Kernel 1: grad_x, one block per row. Kernels 2 and 3: grad_weight and grad_bias as
+// column sums, first over fixed chunks of rows, then over the chunks in order, so that the result is the same bit for
+// bit every time.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/reduce.cuh"
@@ -23,9 +24,8 @@ __global__ void __launch_bounds__(kThreads) grad_x_kernel(const NormBackwardPara
   const std::int64_t row = blockIdx.x;
   const T* grad_out = static_cast<const T*>(p.grad_out) + row * p.stride_grad_out_row;
   const T* h = static_cast<const T*>(p.h) + row * p.stride_h_row;
-  const T* grad_residual = p.grad_residual_out
-                               ? static_cast<const T*>(p.grad_residual_out) + row * p.stride_grad_residual_out_row
-                               : nullptr;
+  const T* grad_residual =
+      p.grad_residual_out ? static_cast<const T*>(p.grad_residual_out) + row * p.stride_grad_residual_out_row : nullptr;
   T* grad_x = static_cast<T*>(p.grad_x) + row * p.stride_grad_x_row;
 
   float sum = 0.0f, dot = 0.0f;  // of g * w, and of g * w * x_hat
@@ -121,8 +121,8 @@ void norm_bwd(const NormBackwardParams& p, void* workspace, Stream stream) {
     float* partial_weight = static_cast<float*>(workspace);
     float* partial_bias = partial_weight + chunks * p.features;
     const dim3 grid(static_cast<unsigned>(ceil_div(p.features, kColumns)), static_cast<unsigned>(chunks));
-    partial_sums_kernel<T><<<grid, dim3(kColumns, kRowLanes), 0, s>>>(p, ceil_div(p.rows, chunks), partial_weight,
-                                                                      partial_bias);
+    partial_sums_kernel<T>
+        <<<grid, dim3(kColumns, kRowLanes), 0, s>>>(p, ceil_div(p.rows, chunks), partial_weight, partial_bias);
     check_launch("norm_bwd: partial sums");
     combine_kernel<<<static_cast<unsigned>(ceil_div(p.features, kThreads)), kThreads, 0, s>>>(p, chunks, partial_weight,
                                                                                               partial_bias);

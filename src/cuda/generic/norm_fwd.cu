@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const Nor
   T* residual_out = p.residual_out ? static_cast<T*>(p.residual_out) + row * p.stride_residual_out_row : nullptr;
   T* out = static_cast<T*>(p.out) + row * p.stride_out_row;
 
-  // h = x + residual, rounded to T as residual_out holds it, so that backward sees what forward normalised. A row that is walked
-  // again takes h from residual_out: x or residual may be the same memory.
+  // h = x + residual, rounded to T as residual_out holds it, so that backward sees what forward normalised. A row that
+  // is walked again takes h from residual_out: x or residual may be the same memory.
   const auto load_sum = [&](std::int64_t first, float(&values)[N]) {
     load_floats(values, x + first);
     if (!residual) return;

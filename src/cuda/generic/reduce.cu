@@ -1,7 +1,8 @@
-// Sum, mean, max and argmax over any set of axes, in two steps: partial results over fixed chunks of the reduced elements, then
-// the chunks in order. Chunks depend on the shape only, so a result is the same bit for bit on every run and every GPU.
-// Row mode: a block per output, its threads over neighbouring reduced elements (warp shuffles, then shared memory).
-// Column mode: outputs are neighbours in memory and the reduced elements are not: a thread per output, 8 lanes of rows.
+// Sum, mean, max and argmax over any set of axes, in two steps: partial results over fixed chunks of the reduced
+// elements, then the chunks in order. Chunks depend on the shape only, so a result is the same bit for bit on every run
+// and every GPU. Row mode: a block per output, its threads over neighbouring reduced elements (warp shuffles, then
+// shared memory). Column mode: outputs are neighbours in memory and the reduced elements are not: a thread per output,
+// 8 lanes of rows.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/reduce.cuh"
@@ -201,8 +202,8 @@ void run(const ReduceParams& p, Partial* workspace, cudaStream_t stream) {
     return dim3(static_cast<unsigned>(std::min<std::int64_t>(units, 1 << 30)), static_cast<unsigned>(plan.chunks));
   };
   if (plan.columns) {
-    column_kernel<T, kOp><<<blocks_for(ceil_div(p.kept_count, kColumns)), dim3(kColumns, kLanes), 0, stream>>>(
-        p, plan.chunk, partials);
+    column_kernel<T, kOp>
+        <<<blocks_for(ceil_div(p.kept_count, kColumns)), dim3(kColumns, kLanes), 0, stream>>>(p, plan.chunk, partials);
   } else {
     constexpr int N = kVectorElements<T>;
     bool vectors = p.num_reduced == 1 && p.stride_x_reduced[0] == 1 && is_aligned(p.x, 16);

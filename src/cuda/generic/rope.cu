@@ -1,6 +1,6 @@
-// RoPE on q and k in one launch: a thread rotates kPairs pairs of a token for every head, so sin and cos are computed once per
-// token and pair. Angles: position * frequency is reduced by whole turns in fp64 (one multiply and one round per pair), the rest
-// in fp32, so that a position of 10^5 and more keeps fp32 accuracy.
+// RoPE on q and k in one launch: a thread rotates kPairs pairs of a token for every head, so sin and cos are computed
+// once per token and pair. Angles: position * frequency is reduced by whole turns in fp64 (one multiply and one round
+// per pair), the rest in fp32, so that a position of 10^5 and more keeps fp32 accuracy.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/convert.cuh"
@@ -80,8 +80,8 @@ void rope(const RopeParams& p, void*, Stream stream) {
   const std::int64_t items = p.batch * p.seq * head_groups * columns;
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    rope_kernel<T><<<grid_size(ceil_div(items, kThreads), p.device.index, 32), kThreads, 0, native(stream)>>>(
-        p, head_groups);
+    rope_kernel<T>
+        <<<grid_size(ceil_div(items, kThreads), p.device.index, 32), kThreads, 0, native(stream)>>>(p, head_groups);
     check_launch("rope");
   });
 }

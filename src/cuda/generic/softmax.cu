@@ -1,5 +1,5 @@
-// Softmax and log-softmax along one dim, forward and backward: one block (or warp) per row, the row in registers where its
-// elements are neighbours. A row of -inf only gives 0 (log: -inf); a NaN makes its row NaN.
+// Softmax and log-softmax along one dim, forward and backward: one block (or warp) per row, the row in registers where
+// its elements are neighbours. A row of -inf only gives 0 (log: -inf); a NaN makes its row NaN.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/reduce.cuh"

@@ -55,8 +55,9 @@ const Devices& devices() noexcept {
 int num_cuda_devices() noexcept { return static_cast<int>(devices().properties.size()); }
 
 int cuda_compute_capability(int index) noexcept {
-  return index >= 0 && index < num_cuda_devices() ? devices().properties[static_cast<std::size_t>(index)].compute_capability
-                                                  : 0;
+  return index >= 0 && index < num_cuda_devices()
+             ? devices().properties[static_cast<std::size_t>(index)].compute_capability
+             : 0;
 }
 
 const char* why_no_cuda() noexcept { return num_cuda_devices() > 0 ? nullptr : devices().why_none.c_str(); }

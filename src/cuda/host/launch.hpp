@@ -17,7 +17,8 @@ namespace flashkernel::cuda {
 
 inline cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-/// After `kernel<<<...>>>(...)`: reports a refused launch. Faults in the kernel surface at the caller's next synchronisation.
+/// After `kernel<<<...>>>(...)`: reports a refused launch. Faults in the kernel surface at the caller's next
+/// synchronisation.
 inline void check_launch(const char* kernel) { cuda_check(cudaGetLastError(), kernel); }
 
 inline constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

@@ -25,8 +25,7 @@ __device__ inline float activation_gradient(Activation activation, float x) {
       const float t = tanhf(kSqrtTwoOverPi * (x + kGeluCubic * x * x * x));
       return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * kSqrtTwoOverPi * (1.0f + 3.0f * kGeluCubic * x * x);
     }
-    case Activation::kGelu:
-      return 0.5f * (1.0f + erff(x * kSqrtHalf)) + x * kInverseSqrtTwoPi * expf(-0.5f * x * x);
+    case Activation::kGelu: return 0.5f * (1.0f + erff(x * kSqrtHalf)) + x * kInverseSqrtTwoPi * expf(-0.5f * x * x);
     case Activation::kSilu: {
       const float s = 1.0f / (1.0f + expf(-x));
       return s + x * s * (1.0f - s);

@@ -27,7 +27,8 @@ __device__ inline float warp_reduce(float value, Op op) {
   return value;
 }
 
-/// kThreads is the block's size; `scratch` holds kThreads / 32 floats and may be used again after the next __syncthreads.
+/// kThreads is the block's size; `scratch` holds kThreads / 32 floats and may be used again after the next
+/// __syncthreads.
 template <int kThreads, class Op>
 __device__ inline float block_reduce(float value, float* scratch, Op op) {
   static_assert(kThreads % kWarp == 0 && kThreads <= 1024, "whole warps");

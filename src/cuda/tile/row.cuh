@@ -1,5 +1,6 @@
-// A row shared by kThreads threads, N neighbouring elements of it at a time. With kVectors > 0 the row is read once and lives in
-// registers (kVectors vectors a thread); with kVectors == 0 it may be of any length and every walk reads it again.
+// A row shared by kThreads threads, N neighbouring elements of it at a time. With kVectors > 0 the row is read once and
+// lives in registers (kVectors vectors a thread); with kVectors == 0 it may be of any length and every walk reads it
+// again.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +43,9 @@ class Row {
   float values_[kVectors > 0 ? kVectors : 1][N];
 };
 
-/// Threads and vectors for a row of `vectors` vectors, as compile-time constants: f(threads, rows_per_block, vectors_per_thread).
-/// A thread holds at most 4 vectors (32 floats of 16-bit data); rows beyond 1024 threads are walked from memory.
+/// Threads and vectors for a row of `vectors` vectors, as compile-time constants: f(threads, rows_per_block,
+/// vectors_per_thread). A thread holds at most 4 vectors (32 floats of 16-bit data); rows beyond 1024 threads are
+/// walked from memory.
 template <int kValue>
 struct Constant {
   static constexpr int value = kValue;

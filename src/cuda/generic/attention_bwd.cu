@@ -1,0 +1,391 @@
+// FlashAttention backward (Dao et al., 2022; Algorithm 4) in plain FFMA, split so that nothing is added by two blocks:
+// one kernel owns a tile of queries and sums dQ over the keys, one owns a tile of keys and sums dK and dV over the
+// queries of its head group. Scores are recomputed in both; every sum runs in a fixed order, so the gradients are the
+// same bit for bit every time.
+//
+//   P = exp(S - LSE)    dV = P^T dO    dP = dO V^T    dS = P * (dP - D)    dQ = dS K    dK = dS^T Q    D = rowsum(dO *
+//   O) - dLSE
+#include "cuda/generic/attention_tile.cuh"
+#include "cuda/generic/kernels.hpp"
+#include "cuda/host/launch.hpp"
+
+namespace flashkernel::cuda {
+namespace {
+
+// D of every query, laid out [batch, heads_q, seq_q].
+__device__ inline std::int64_t delta_index(const AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i) {
+  return (b * p.heads_q + h) * p.seq_q + i;
+}
+
+template <class T>
+__device__ inline const T* grad_out_row(const AttentionBackwardParams& p, std::int64_t b, std::int64_t h,
+                                        std::int64_t i) {
+  const bool varlen = p.forward.is_varlen_q();
+  const std::int64_t row = varlen ? (p.forward.q_begin(b) + i) * p.stride_grad_out_token
+                                  : b * p.stride_grad_out_batch + i * p.stride_grad_out_token;
+  return static_cast<const T*>(p.grad_out) + row + h * p.stride_grad_out_head;
+}
+
+// A dense or variable-length offset by a gradient's own strides; `begin` is the sequence's first row.
+__device__ inline std::int64_t grad_offset(bool varlen, std::int64_t begin, std::int64_t b, std::int64_t h,
+                                           std::int64_t i, std::int64_t stride_batch, std::int64_t stride_head,
+                                           std::int64_t stride_token) {
+  return (varlen ? (begin + i) * stride_token : b * stride_batch + i * stride_token) + h * stride_head;
+}
+
+constexpr int kDeltaThreads = 128;
+
+template <class T>
+__global__ void __launch_bounds__(kDeltaThreads) delta_kernel(const AttentionBackwardParams p, float* delta) {
+  const AttentionParams& f = p.forward;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kDeltaThreads / kWarp) + threadIdx.x / kWarp;
+  const std::int64_t i = row % f.seq_q, h = row / f.seq_q % f.heads_q, b = row / f.seq_q / f.heads_q;
+  if (b >= f.batch || i >= f.q_length(b)) return;
+  const T* out = static_cast<const T*>(f.out) + f.out_offset(b, h, i);
+  const T* grad_out = grad_out_row<T>(p, b, h, i);
+  float sum = 0.0f;
+  for (std::int64_t d = threadIdx.x % kWarp; d < f.head_dim_v; d += kWarp)
+    sum = fmaf(to_float(out[d]), to_float(grad_out[d]), sum);
+  sum = warp_reduce(sum, Sum{});
+  if (p.grad_lse)
+    sum -= p.grad_lse[grad_offset(f.is_varlen_q(), f.q_begin(b), b, h, i, p.stride_grad_lse_batch,
+                                  p.stride_grad_lse_head, p.stride_grad_lse_token)];
+  if (threadIdx.x % kWarp == 0) delta[delta_index(f, b, h, i)] = sum;
+}
+
+// What a pair (query, key) gives: its probability, and the gradients of the modified score (bias) and of the dot
+// product.
+struct PairGradient {
+  float probability, score, dot;
+};
+
+__device__ inline PairGradient pair_gradient(const AttentionParams& p, const ScoreContext& at, std::int64_t i,
+                                             std::int64_t j, float dot, float grad_probability, float lse,
+                                             float delta) {
+  PairGradient pair{0.0f, 0.0f, 0.0f};
+  if (lse == -INFINITY) return pair;  // a row that sees nothing: exp(s + inf) must not be formed
+  float capped;
+  const float s = modified_score(p, at, i, j, dot, &capped);
+  pair.probability = expf(s - lse);
+  pair.score = pair.probability * (grad_probability - delta);
+  pair.dot = pair.score * p.scale;
+  if (p.softcap > 0.0f) {
+    const float t = capped / p.softcap;
+    pair.dot *= 1.0f - t * t;
+  }
+  return pair;
+}
+
+// Shared memory in fp32: the block's own two operands [kBlockM][kLd] each, one operand of the other side
+// [kBlockN][kLd], and two tiles [kBlockM][kLdP].
+template <class Tile>
+constexpr int kSharedBytes = ((2 * Tile::kBlockM + Tile::kBlockN) * Tile::kLd + 2 * Tile::kBlockM * Tile::kLdP) * 4;
+
+template <class T, class Tile>
+__global__ void __launch_bounds__(kTileThreads)
+    grad_q_kernel(const AttentionBackwardParams p, bool vectors, const float* delta) {
+  extern __shared__ float4 shared[];
+  float* tile_q = reinterpret_cast<float*>(shared);
+  float* tile_do = tile_q + Tile::kBlockM * Tile::kLd;
+  float* tile_kv = tile_do + Tile::kBlockM * Tile::kLd;
+  float* tile_ds = tile_kv + Tile::kBlockN * Tile::kLd;
+  float* tile_p = tile_ds + Tile::kBlockM * Tile::kLdP;
+  const AttentionParams& f = p.forward;
+  const std::int64_t b = blockIdx.z, h = blockIdx.y, g = h * f.heads_kv / f.heads_q;
+  const ScoreContext at(f, b, h);
+  const std::int64_t first_query = static_cast<std::int64_t>(blockIdx.x) * Tile::kBlockM;
+  if (first_query >= at.q_len) return;
+  const std::int64_t last_query = min(at.q_len, first_query + Tile::kBlockM) - 1;
+  const std::int64_t first_key = f.first_key(first_query, at.q_len, at.k_len);
+  const std::int64_t last_key = f.last_key(last_query, at.q_len, at.k_len);
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+
+  load_rows<Tile, Tile::kBlockM, T>(tile_q, f.head_dim, vectors, [&](int row) -> const T* {
+    const std::int64_t i = first_query + row;
+    return i < at.q_len ? static_cast<const T*>(f.q) + f.q_offset(b, h, i) : nullptr;
+  });
+  load_rows<Tile, Tile::kBlockM, T>(tile_do, f.head_dim_v, vectors, [&](int row) -> const T* {
+    const std::int64_t i = first_query + row;
+    return i < at.q_len ? grad_out_row<T>(p, b, h, i) : nullptr;
+  });
+  const auto load_keys = [&](std::int64_t tile) {
+    load_rows<Tile, Tile::kBlockN, T>(tile_kv, f.head_dim, vectors, [&](int row) -> const T* {
+      return tile + row < last_key ? static_cast<const T*>(f.k) + f.k_offset(b, g, tile + row) : nullptr;
+    });
+  };
+
+  float grad_q[Tile::kRowsM][Tile::kColumns][4] = {};
+  for (std::int64_t tile = first_key; tile < last_key; tile += Tile::kBlockN) {
+    __syncthreads();
+    load_rows<Tile, Tile::kBlockN, T>(tile_kv, f.head_dim_v, vectors, [&](int row) -> const T* {
+      return tile + row < last_key ? static_cast<const T*>(f.v) + f.v_offset(b, g, tile + row) : nullptr;
+    });
+    __syncthreads();
+    float grad_p[Tile::kRowsM][Tile::kRowsN] = {};
+    row_products<Tile>(grad_p, tile_do, tile_kv);
+    __syncthreads();
+    load_keys(tile);
+    __syncthreads();
+    float dot[Tile::kRowsM][Tile::kRowsN] = {};
+    row_products<Tile>(dot, tile_q, tile_kv);
+#pragma unroll
+    for (int r = 0; r < Tile::kRowsM; ++r) {
+      const std::int64_t i = first_query + ty + 16 * r;
+      const bool inside = i < at.q_len;
+      const float lse = inside ? f.lse[f.lse_offset(b, h, i)] : -INFINITY;
+      const float d = inside ? delta[delta_index(f, b, h, i)] : 0.0f;
+#pragma unroll
+      for (int c = 0; c < Tile::kRowsN; ++c) {
+        const std::int64_t j = tile + tx + 16 * c;
+        const bool visible = inside && j >= f.first_key(i, at.q_len, at.k_len) && j < f.last_key(i, at.q_len, at.k_len);
+        const int index = (ty + 16 * r) * Tile::kLdP + tx + 16 * c;
+        tile_p[index] = visible ? 0.0f : kMasked;
+        tile_ds[index] = visible ? pair_gradient(f, at, i, j, dot[r][c], grad_p[r][c], lse, d).dot : 0.0f;
+      }
+    }
+    __syncthreads();
+    accumulate_rows<Tile, Tile::kBlockN>(
+        grad_q, tile_kv, [&](int r, int n) { return tile_ds[(ty + 16 * r) * Tile::kLdP + n]; },
+        [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n] < 0.0f; });
+  }
+#pragma unroll
+  for (int r = 0; r < Tile::kRowsM; ++r) {
+    const std::int64_t i = first_query + ty + 16 * r;
+    if (i >= at.q_len) continue;
+    T* to = static_cast<T*>(p.grad_q) + grad_offset(f.is_varlen_q(), f.q_begin(b), b, h, i, p.stride_grad_q_batch,
+                                                    p.stride_grad_q_head, p.stride_grad_q_token);
+    store_row<Tile>(to, f.head_dim, grad_q[r], 1.0f);
+  }
+}
+
+template <class T, class Tile>
+__global__ void __launch_bounds__(kTileThreads)
+    grad_kv_kernel(const AttentionBackwardParams p, bool vectors, const float* delta) {
+  extern __shared__ float4 shared[];
+  float* tile_k = reinterpret_cast<float*>(shared);
+  float* tile_v = tile_k + Tile::kBlockM * Tile::kLd;
+  float* tile_query = tile_v + Tile::kBlockM * Tile::kLd;  // Q, then dO, then Q
+  float* tile_ds = tile_query + Tile::kBlockN * Tile::kLd;
+  float* tile_p = tile_ds + Tile::kBlockM * Tile::kLdP;
+  const AttentionParams& f = p.forward;
+  const std::int64_t b = blockIdx.z, g = blockIdx.y;
+  const std::int64_t q_len = f.q_length(b), k_len = f.k_length(b), group = f.heads_q / f.heads_kv;
+  const std::int64_t first_key = static_cast<std::int64_t>(blockIdx.x) * Tile::kBlockM;
+  if (first_key >= k_len) return;
+  const std::int64_t last_key = min(k_len, first_key + Tile::kBlockM) - 1;
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+
+  // Queries that see any key of the tile: i + k_len - q_len within the window of the first or the last key.
+  const std::int64_t shift = k_len - q_len;
+  const std::int64_t first_query =
+      f.window_right < 0 ? 0 : max(static_cast<std::int64_t>(0), first_key - f.window_right - shift);
+  const std::int64_t last_query = f.window_left < 0 ? q_len : min(q_len, last_key + f.window_left - shift + 1);
+
+  load_rows<Tile, Tile::kBlockM, T>(tile_k, f.head_dim, vectors, [&](int row) -> const T* {
+    return first_key + row < k_len ? static_cast<const T*>(f.k) + f.k_offset(b, g, first_key + row) : nullptr;
+  });
+  load_rows<Tile, Tile::kBlockM, T>(tile_v, f.head_dim_v, vectors, [&](int row) -> const T* {
+    return first_key + row < k_len ? static_cast<const T*>(f.v) + f.v_offset(b, g, first_key + row) : nullptr;
+  });
+
+  float grad_k[Tile::kRowsM][Tile::kColumns][4] = {}, grad_v[Tile::kRowsM][Tile::kColumns][4] = {};
+  for (std::int64_t h = g * group; h < (g + 1) * group; ++h) {
+    const ScoreContext at(f, b, h);
+    for (std::int64_t tile = first_query; tile < last_query; tile += Tile::kBlockN) {
+      const auto load_queries = [&] {
+        load_rows<Tile, Tile::kBlockN, T>(tile_query, f.head_dim, vectors, [&](int row) -> const T* {
+          return tile + row < last_query ? static_cast<const T*>(f.q) + f.q_offset(b, h, tile + row) : nullptr;
+        });
+      };
+      __syncthreads();
+      load_queries();
+      __syncthreads();
+      float dot[Tile::kRowsM][Tile::kRowsN] = {};
+      row_products<Tile>(dot, tile_k, tile_query);
+      __syncthreads();
+      load_rows<Tile, Tile::kBlockN, T>(tile_query, f.head_dim_v, vectors, [&](int row) -> const T* {
+        return tile + row < last_query ? grad_out_row<T>(p, b, h, tile + row) : nullptr;
+      });
+      __syncthreads();
+      float grad_p[Tile::kRowsM][Tile::kRowsN] = {};
+      row_products<Tile>(grad_p, tile_v, tile_query);
+#pragma unroll
+      for (int c = 0; c < Tile::kRowsN; ++c) {
+        const std::int64_t i = tile + tx + 16 * c;
+        const bool inside = i < last_query;
+        const float lse = inside ? f.lse[f.lse_offset(b, h, i)] : -INFINITY;
+        const float d = inside ? delta[delta_index(f, b, h, i)] : 0.0f;
+#pragma unroll
+        for (int r = 0; r < Tile::kRowsM; ++r) {
+          const std::int64_t j = first_key + ty + 16 * r;
+          const bool visible = inside && j >= f.first_key(i, q_len, k_len) && j < f.last_key(i, q_len, k_len);
+          const int index = (ty + 16 * r) * Tile::kLdP + tx + 16 * c;
+          PairGradient pair{kMasked, 0.0f, 0.0f};
+          if (visible) pair = pair_gradient(f, at, i, j, dot[r][c], grad_p[r][c], lse, d);
+          tile_p[index] = pair.probability;
+          tile_ds[index] = pair.dot;
+        }
+      }
+      __syncthreads();
+      const auto masked = [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n] < 0.0f; };
+      accumulate_rows<Tile, Tile::kBlockN>(
+          grad_v, tile_query, [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n]; }, masked);
+      __syncthreads();
+      load_queries();
+      __syncthreads();
+      accumulate_rows<Tile, Tile::kBlockN>(
+          grad_k, tile_query, [&](int r, int n) { return tile_ds[(ty + 16 * r) * Tile::kLdP + n]; }, masked);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < Tile::kRowsM; ++r) {
+    const std::int64_t j = first_key + ty + 16 * r;
+    if (j >= k_len) continue;
+    if (p.grad_k)
+      store_row<Tile>(
+          static_cast<T*>(p.grad_k) + grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_k_batch,
+                                                  p.stride_grad_k_head, p.stride_grad_k_token),
+          f.head_dim, grad_k[r], 1.0f);
+    if (p.grad_v)
+      store_row<Tile>(
+          static_cast<T*>(p.grad_v) + grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_v_batch,
+                                                  p.stride_grad_v_head, p.stride_grad_v_token),
+          f.head_dim_v, grad_v[r], 1.0f);
+  }
+}
+
+// One thread per element of the bias's gradient; it walks the dims over which the bias is broadcast.
+template <class T>
+__global__ void __launch_bounds__(kTileThreads) grad_bias_kernel(const AttentionBackwardParams p, const float* delta) {
+  const AttentionParams& f = p.forward;
+  const std::int64_t* shape = p.grad_bias_shape;
+  const std::int64_t count = shape[0] * shape[1] * shape[2] * shape[3];
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kTileThreads;
+  for (std::int64_t e = static_cast<std::int64_t>(blockIdx.x) * kTileThreads + threadIdx.x; e < count; e += step) {
+    const std::int64_t x3 = e % shape[3], x2 = e / shape[3] % shape[2], x1 = e / shape[3] / shape[2] % shape[1];
+    const std::int64_t x0 = e / shape[3] / shape[2] / shape[1];
+    float sum = 0.0f;
+    for (std::int64_t b = x0; b < (shape[0] == 1 ? f.batch : x0 + 1); ++b) {
+      for (std::int64_t h = x1; h < (shape[1] == 1 ? f.heads_q : x1 + 1); ++h) {
+        const ScoreContext at(f, b, h);
+        const std::int64_t g = h * f.heads_kv / f.heads_q;
+        for (std::int64_t i = x2; i < (shape[2] == 1 ? at.q_len : x2 + 1); ++i) {
+          if (i >= at.q_len) break;
+          const std::int64_t first = f.first_key(i, at.q_len, at.k_len), last = f.last_key(i, at.q_len, at.k_len);
+          const std::int64_t from = shape[3] == 1 ? first : max(x3, first),
+                             to = shape[3] == 1 ? last : min(x3 + 1, last);
+          const T* q = static_cast<const T*>(f.q) + f.q_offset(b, h, i);
+          const T* grad_out = grad_out_row<T>(p, b, h, i);
+          for (std::int64_t j = from; j < to; ++j) {
+            const T* k = static_cast<const T*>(f.k) + f.k_offset(b, g, j);
+            const T* v = static_cast<const T*>(f.v) + f.v_offset(b, g, j);
+            float dot = 0.0f, grad_p = 0.0f;
+            for (std::int64_t d = 0; d < f.head_dim; ++d) dot = fmaf(to_float(q[d]), to_float(k[d]), dot);
+            for (std::int64_t d = 0; d < f.head_dim_v; ++d)
+              grad_p = fmaf(to_float(grad_out[d]), to_float(v[d]), grad_p);
+            sum += pair_gradient(f, at, i, j, dot, grad_p, f.lse[f.lse_offset(b, h, i)], delta[delta_index(f, b, h, i)])
+                       .score;
+          }
+        }
+      }
+    }
+    store_typed(p.grad_bias, p.grad_bias_dtype,
+                x0 * p.stride_grad_bias[0] + x1 * p.stride_grad_bias[1] + x2 * p.stride_grad_bias[2] +
+                    x3 * p.stride_grad_bias[3],
+                sum);
+  }
+}
+
+// d loss / d sink of a head: -exp(sink - LSE) * D summed over its queries.
+__global__ void __launch_bounds__(kTileThreads) grad_sinks_kernel(const AttentionBackwardParams p, const float* delta) {
+  __shared__ float scratch[kTileThreads / kWarp];
+  const AttentionParams& f = p.forward;
+  const std::int64_t h = blockIdx.x;
+  float sum = 0.0f;
+  for (std::int64_t row = threadIdx.x; row < f.batch * f.seq_q; row += kTileThreads) {
+    const std::int64_t b = row / f.seq_q, i = row % f.seq_q;
+    if (i < f.q_length(b)) sum -= expf(f.sinks[h] - f.lse[f.lse_offset(b, h, i)]) * delta[delta_index(f, b, h, i)];
+  }
+  sum = block_reduce<kTileThreads>(sum, scratch, Sum{});
+  if (threadIdx.x == 0) p.grad_sinks[h] = sum;
+}
+
+template <class T, class Tile>
+void launch(const AttentionBackwardParams& p, const float* delta, cudaStream_t stream) {
+  constexpr int N = kVectorElements<T>;
+  const AttentionParams& f = p.forward;
+  const auto fits = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
+    return is_aligned(data, 16) && a % N == 0 && b % N == 0 && c % N == 0;
+  };
+  const bool vectors = fits(f.q, f.stride_q_batch, f.stride_q_head, f.stride_q_token) &&
+                       fits(f.k, f.stride_k_batch, f.stride_k_head, f.stride_k_token) &&
+                       fits(f.v, f.stride_v_batch, f.stride_v_head, f.stride_v_token) &&
+                       fits(p.grad_out, p.stride_grad_out_batch, p.stride_grad_out_head, p.stride_grad_out_token);
+  const auto batch = static_cast<unsigned>(f.batch);
+  if (p.grad_q && f.seq_q > 0) {
+    const auto kernel = grad_q_kernel<T, Tile>;
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Tile>),
+               "attention_bwd: shared memory");
+    kernel<<<dim3(static_cast<unsigned>(ceil_div(f.seq_q, Tile::kBlockM)), static_cast<unsigned>(f.heads_q), batch),
+             kTileThreads, kSharedBytes<Tile>, stream>>>(p, vectors, delta);
+    check_launch("attention_bwd: grad_q");
+  }
+  if ((p.grad_k || p.grad_v) && f.seq_k > 0) {
+    const auto kernel = grad_kv_kernel<T, Tile>;
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Tile>),
+               "attention_bwd: shared memory");
+    kernel<<<dim3(static_cast<unsigned>(ceil_div(f.seq_k, Tile::kBlockM)), static_cast<unsigned>(f.heads_kv), batch),
+             kTileThreads, kSharedBytes<Tile>, stream>>>(p, vectors, delta);
+    check_launch("attention_bwd: grad_k, grad_v");
+  }
+}
+
+}  // namespace
+
+Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
+  const AttentionParams& f = p.forward;
+  if (f.is_paged()) return "keys and values are in pages";
+  if (f.batch > 65535 || f.heads_q > 65535) return "batch or heads_q is over 65535";
+  return Verdict::ok();
+}
+
+std::size_t attention_bwd_workspace(const AttentionBackwardParams& p) {
+  return sizeof(float) * static_cast<std::size_t>(p.forward.batch * p.forward.heads_q * p.forward.seq_q);
+}
+
+void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream stream) {
+  const AttentionParams& f = p.forward;
+  const CudaDeviceGuard guard(f.device.index);
+  const cudaStream_t s = native(stream);
+  auto* delta = static_cast<float*>(workspace);
+  const std::int64_t rows = f.batch * f.heads_q * f.seq_q;
+  const std::int64_t dim = std::max(f.head_dim, f.head_dim_v);
+  visit_floating(f.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if (rows > 0) {
+      delta_kernel<T><<<static_cast<unsigned>(ceil_div(rows, kDeltaThreads / kWarp)), kDeltaThreads, 0, s>>>(p, delta);
+      check_launch("attention_bwd: delta");
+    }
+    // Turing's 64 KB: 60, 60 and 52 KB.
+    if (dim <= 64) {
+      launch<T, Tile<64, 32, 64>>(p, delta, s);
+    } else if (dim <= 128) {
+      launch<T, Tile<32, 32, 128>>(p, delta, s);
+    } else {
+      launch<T, Tile<16, 16, 256>>(p, delta, s);
+    }
+    const std::int64_t elements =
+        p.grad_bias_shape[0] * p.grad_bias_shape[1] * p.grad_bias_shape[2] * p.grad_bias_shape[3];
+    if (p.grad_bias && elements > 0) {
+      grad_bias_kernel<T>
+          <<<grid_size(ceil_div(elements, kTileThreads), f.device.index, 32), kTileThreads, 0, s>>>(p, delta);
+      check_launch("attention_bwd: grad_bias");
+    }
+    if (p.grad_sinks && f.heads_q > 0) {
+      grad_sinks_kernel<<<static_cast<unsigned>(f.heads_q), kTileThreads, 0, s>>>(p, delta);
+      check_launch("attention_bwd: grad_sinks");
+    }
+  });
+}
+
+}  // namespace flashkernel::cuda

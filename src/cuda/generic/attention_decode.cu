@@ -1,0 +1,263 @@
+// Attention for few queries over a long cache: split-KV (Flash-Decoding). A block takes one chunk of the keys for kRows
+// query heads that share a kv head, so K and V are streamed once for all of them; a second kernel merges the chunks by
+// their LSE. Lengths and the page table are read on the device; the grid depends on the largest length only, so that a
+// captured graph replays with other lengths. Bound by memory.
+#include "cuda/generic/kernels.hpp"
+#include "cuda/host/launch.hpp"
+#include "cuda/tile/attention_score.cuh"
+#include "cuda/tile/reduce.cuh"
+#include "cuda/tile/vector.cuh"
+
+namespace flashkernel::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kLanesPerKey = 8;  // lanes that share a key's row: 8 x 16 bytes
+constexpr int kKeysPerWarp = kWarp / kLanesPerKey;
+constexpr int kLeastKeysPerSplit = 128;
+constexpr int kMostSplits = 64;
+
+// A row's partial result: numerators (head_dim_v of them), then maximum and sum.
+__host__ __device__ inline std::int64_t partial_floats(const AttentionParams& p) { return p.head_dim_v + 2; }
+
+// kElements: elements of a row that a lane holds, in pieces of one 16-byte vector: piece c covers columns
+// [c * 8 * N + lane * N, +N).
+template <class T, int kRows, int kElements>
+__global__ void __launch_bounds__(kWarp* kWarps)
+    split_kernel(const AttentionParams p, int splits, bool vectors, float* __restrict__ partials) {
+  constexpr int N = kVectorElements<T>;
+  constexpr int kPieces = kElements / N;
+  __shared__ float query[kRows][kElements * kLanesPerKey];
+  __shared__ float merged[kWarps][kRows][kElements * kLanesPerKey];
+  __shared__ float merged_state[kWarps][kRows][2];
+  const std::int64_t group = p.heads_q / p.heads_kv;
+  const std::int64_t row_blocks = (group * p.seq_q + kRows - 1) / kRows;
+  const int split = blockIdx.x;
+  const std::int64_t g = blockIdx.y / row_blocks, first_row = blockIdx.y % row_blocks * kRows, b = blockIdx.z;
+  const std::int64_t q_len = p.q_length(b), k_len = p.k_length(b), q_rows = group * q_len;
+  if (first_row >= q_rows) return;
+  const int lane = threadIdx.x % kLanesPerKey, key_lane = threadIdx.x / kLanesPerKey;
+
+  // Row r is query i = r / group of head g * group + r % group.
+  for (int at = threadIdx.y * kWarp + threadIdx.x; at < kRows * kElements * kLanesPerKey; at += kWarp * kWarps) {
+    const int r = at / (kElements * kLanesPerKey), d = at % (kElements * kLanesPerKey);
+    const std::int64_t row = first_row + r;
+    query[r][d] = row < q_rows && d < p.head_dim
+                      ? to_float(static_cast<const T*>(p.q)[p.q_offset(b, g * group + row % group, row / group) + d])
+                      : 0.0f;
+  }
+  __syncthreads();
+
+  const std::int64_t first_key = p.first_key(first_row / group, q_len, k_len);
+  const std::int64_t last_key = p.last_key((min(q_rows, first_row + kRows) - 1) / group, q_len, k_len);
+  // Chunks of whole warps' worth of keys, the same for every block of this sequence.
+  const std::int64_t visible_keys = last_key > first_key ? last_key - first_key : 0;
+  std::int64_t chunk = (visible_keys + splits - 1) / splits;
+  chunk = max(static_cast<std::int64_t>(kLeastKeysPerSplit), (chunk + 15) / 16 * 16);
+  const std::int64_t begin = first_key + split * chunk, end = min(last_key, begin + chunk);
+
+  SoftmaxState state[kRows];
+  float out[kRows][kElements] = {};
+  const auto load_row = [&](const T* from, std::int64_t dim, float(&to)[kElements]) {
+#pragma unroll
+    for (int c = 0; c < kPieces; ++c) {
+      const int column = (c * kLanesPerKey + lane) * N;
+      float piece[N];
+      if (vectors && column + N <= dim) {
+        load_floats(piece, from + column);
+      } else {
+#pragma unroll
+        for (int e = 0; e < N; ++e) piece[e] = column + e < dim ? to_float(from[column + e]) : 0.0f;
+      }
+#pragma unroll
+      for (int e = 0; e < N; ++e) to[c * N + e] = piece[e];
+    }
+  };
+
+  for (std::int64_t base = begin + threadIdx.y * kKeysPerWarp; base < end; base += kWarps * kKeysPerWarp) {
+    const std::int64_t j = base + key_lane;
+    const bool inside = j < end;
+    float key[kElements], value[kElements];
+    if (inside) {
+      load_row(static_cast<const T*>(p.k) + p.k_offset(b, g, j), p.head_dim, key);
+      load_row(static_cast<const T*>(p.v) + p.v_offset(b, g, j), p.head_dim_v, value);
+    } else {
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) key[e] = value[e] = 0.0f;
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float dot = 0.0f;
+#pragma unroll
+      for (int c = 0; c < kPieces; ++c)
+#pragma unroll
+        for (int e = 0; e < N; ++e) dot = fmaf(query[r][(c * kLanesPerKey + lane) * N + e], key[c * N + e], dot);
+#pragma unroll
+      for (int step = kLanesPerKey / 2; step > 0; step /= 2) dot += __shfl_xor_sync(kFullMask, dot, step);
+      const std::int64_t row = first_row + r;
+      if (row >= q_rows) continue;  // the same for the whole block
+      const std::int64_t i = row / group, h = g * group + row % group;
+      const ScoreContext at(p, b, h);
+      const bool visible = inside && j >= p.first_key(i, q_len, k_len) && j < p.last_key(i, q_len, k_len);
+      const float score = visible ? modified_score(p, at, i, j, dot) : -INFINITY;
+      const float maximum = fmaxf(state[r].maximum, score);
+      const float shift = SoftmaxState::shift(maximum);
+      const float correction = expf(state[r].maximum - shift);
+      const float probability = visible ? expf(score - shift) : 0.0f;
+      state[r].sum = state[r].sum * correction + probability;
+      state[r].maximum = maximum;
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        out[r][e] *= correction;
+        if (visible) out[r][e] = fmaf(probability, value[e], out[r][e]);
+      }
+    }
+  }
+
+  // Merge the key lanes of a warp (shuffles), then the warps (shared memory), then hand the chunk's result over.
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int step = kLanesPerKey; step < kWarp; step *= 2) {
+      const float other_maximum = __shfl_xor_sync(kFullMask, state[r].maximum, step);
+      const float other_sum = __shfl_xor_sync(kFullMask, state[r].sum, step);
+      const float maximum = fmaxf(state[r].maximum, other_maximum), shift = SoftmaxState::shift(maximum);
+      const float mine = expf(state[r].maximum - shift), other = expf(other_maximum - shift);
+      state[r].sum = state[r].sum * mine + other_sum * other;
+      state[r].maximum = maximum;
+#pragma unroll
+      for (int e = 0; e < kElements; ++e)
+        out[r][e] = out[r][e] * mine + __shfl_xor_sync(kFullMask, out[r][e], step) * other;
+    }
+    if (key_lane == 0) {
+#pragma unroll
+      for (int c = 0; c < kPieces; ++c)
+#pragma unroll
+        for (int e = 0; e < N; ++e) merged[threadIdx.y][r][(c * kLanesPerKey + lane) * N + e] = out[r][c * N + e];
+      if (lane == 0) {
+        merged_state[threadIdx.y][r][0] = state[r].maximum;
+        merged_state[threadIdx.y][r][1] = state[r].sum;
+      }
+    }
+  }
+  __syncthreads();
+  for (int at = threadIdx.y * kWarp + threadIdx.x; at < kRows * kElements * kLanesPerKey; at += kWarp * kWarps) {
+    const int r = at / (kElements * kLanesPerKey), d = at % (kElements * kLanesPerKey);
+    if (first_row + r >= q_rows || d >= p.head_dim_v) continue;
+    float maximum = -INFINITY, sum = 0.0f, value = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) maximum = fmaxf(maximum, merged_state[w][r][0]);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float factor = expf(merged_state[w][r][0] - SoftmaxState::shift(maximum));
+      sum += merged_state[w][r][1] * factor;
+      value += merged[w][r][d] * factor;
+    }
+    const std::int64_t row = first_row + r;
+    float* partial = partials + (((b * p.heads_kv + g) * group * p.seq_q + row) * splits + split) * partial_floats(p);
+    partial[d] = value;
+    if (d == 0) {
+      partial[p.head_dim_v] = maximum;
+      partial[p.head_dim_v + 1] = sum;
+    }
+  }
+}
+
+// One block per query row.
+template <class T>
+__global__ void __launch_bounds__(128) combine_kernel(const AttentionParams p, int splits, const float* partials) {
+  const std::int64_t group = p.heads_q / p.heads_kv;
+  const std::int64_t row = blockIdx.x, g = blockIdx.y, b = blockIdx.z, i = row / group, h = g * group + row % group;
+  if (i >= p.q_length(b)) return;
+  const float* rows = partials + ((b * p.heads_kv + g) * group * p.seq_q + row) * splits * partial_floats(p);
+  SoftmaxState state;
+  for (int s = 0; s < splits; ++s) state.maximum = fmaxf(state.maximum, rows[s * partial_floats(p) + p.head_dim_v]);
+  const float shift = SoftmaxState::shift(state.maximum);
+  for (int s = 0; s < splits; ++s) {
+    const float* partial = rows + s * partial_floats(p) + p.head_dim_v;
+    state.sum += partial[1] * expf(partial[0] - shift);
+  }
+  float lse;
+  const float factor = state.finish(p.sinks, h, &lse);
+  if (threadIdx.x == 0 && p.lse) p.lse[p.lse_offset(b, h, i)] = lse;
+  T* out = static_cast<T*>(p.out) + p.out_offset(b, h, i);
+  for (std::int64_t d = threadIdx.x; d < p.head_dim_v; d += blockDim.x) {
+    float value = 0.0f;
+    for (int s = 0; s < splits; ++s) {
+      const float* partial = rows + s * partial_floats(p);
+      value += partial[d] * expf(partial[p.head_dim_v] - shift);
+    }
+    out[d] = from_float<T>(factor == 0.0f ? 0.0f : value * factor);
+  }
+}
+
+// Enough blocks for two waves, but no chunk below kLeastKeysPerSplit keys.
+int num_splits(const AttentionParams& p, int rows_per_block) {
+  const std::int64_t blocks = p.batch * p.heads_kv * ceil_div(p.heads_q / p.heads_kv * p.seq_q, rows_per_block);
+  const std::int64_t wanted =
+      ceil_div(4 * cuda_device_properties(p.device.index).num_sms, std::max<std::int64_t>(1, blocks));
+  const std::int64_t most = std::max<std::int64_t>(1, p.seq_k / kLeastKeysPerSplit);
+  return static_cast<int>(std::min({wanted, most, static_cast<std::int64_t>(kMostSplits)}));
+}
+
+int rows_per_block(const AttentionParams& p) {
+  const std::int64_t rows = p.heads_q / p.heads_kv * p.seq_q;
+  return rows >= 4 && std::max(p.head_dim, p.head_dim_v) <= 128 ? 4 : (rows >= 2 ? 2 : 1);
+}
+
+template <class T, int kRows, int kElements>
+void launch(const AttentionParams& p, float* partials, cudaStream_t stream) {
+  constexpr int N = kVectorElements<T>;
+  const auto fits = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
+    return is_aligned(data, 16) && a % N == 0 && b % N == 0 && c % N == 0;
+  };
+  const bool vectors = fits(p.k, p.stride_k_batch, p.stride_k_head, p.stride_k_token) &&
+                       fits(p.v, p.stride_v_batch, p.stride_v_head, p.stride_v_token);
+  const int splits = num_splits(p, kRows);
+  const std::int64_t group = p.heads_q / p.heads_kv;
+  const dim3 grid(static_cast<unsigned>(splits), static_cast<unsigned>(p.heads_kv * ceil_div(group * p.seq_q, kRows)),
+                  static_cast<unsigned>(p.batch));
+  split_kernel<T, kRows, kElements><<<grid, dim3(kWarp, kWarps), 0, stream>>>(p, splits, vectors, partials);
+  check_launch("attention_fwd decode");
+  combine_kernel<T><<<dim3(static_cast<unsigned>(group * p.seq_q), static_cast<unsigned>(p.heads_kv),
+                           static_cast<unsigned>(p.batch)),
+                      128, 0, stream>>>(p, splits, partials);
+  check_launch("attention_fwd decode: combine");
+}
+
+template <class T, int kRows>
+void launch_for_dim(const AttentionParams& p, float* partials, cudaStream_t stream) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  if (dim <= 64) return launch<T, kRows, 8>(p, partials, stream);
+  if (dim <= 128) return launch<T, kRows, 16>(p, partials, stream);
+  if constexpr (kRows <= 2) launch<T, kRows, 32>(p, partials, stream);
+}
+
+}  // namespace
+
+Verdict attention_fwd_decode_supports(const AttentionParams& p) {
+  if (p.heads_q / p.heads_kv * p.seq_q > 16) return "for at most 16 query rows per kv head";
+  if (p.batch > 65535 || p.heads_kv * 16 > 65535) return "batch or heads_kv is too large for one grid";
+  return Verdict::ok();
+}
+
+std::size_t attention_fwd_decode_workspace(const AttentionParams& p) {
+  return sizeof(float) *
+         static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q * num_splits(p, rows_per_block(p)) * partial_floats(p));
+}
+
+void attention_fwd_decode(const AttentionParams& p, void* workspace, Stream stream) {
+  if (p.batch * p.heads_q * p.seq_q == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  auto* partials = static_cast<float*>(workspace);
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    switch (rows_per_block(p)) {
+      case 4: return launch_for_dim<T, 4>(p, partials, native(stream));
+      case 2: return launch_for_dim<T, 2>(p, partials, native(stream));
+      default: return launch_for_dim<T, 1>(p, partials, native(stream));
+    }
+  });
+}
+
+}  // namespace flashkernel::cuda

@@ -1,0 +1,60 @@
+// What happens to a score between the two matrix products, and the softmax's bookkeeping at the end of a row.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/tile/convert.cuh"
+#include "ops/attention_params.hpp"
+
+namespace flashkernel::cuda {
+
+/// Query i and key j of one sequence and head; the mask is not applied here.
+struct ScoreContext {
+  std::int64_t b, h, q_len, k_len;
+  float slope;  // ALiBi; 0 when absent
+
+  __device__ ScoreContext(const AttentionParams& p, std::int64_t b, std::int64_t h)
+      : b(b),
+        h(h),
+        q_len(p.q_length(b)),
+        k_len(p.k_length(b)),
+        slope(p.alibi_slopes ? p.alibi_slopes[b * p.stride_alibi_batch + h] : 0.0f) {}
+};
+
+/// scale, softcap, bias, ALiBi, in the contract's order. `capped` gets the score right after the softcap (for its
+/// gradient).
+__device__ inline float modified_score(const AttentionParams& p, const ScoreContext& at, std::int64_t i, std::int64_t j,
+                                       float dot, float* capped = nullptr) {
+  float s = dot * p.scale;
+  if (p.softcap > 0.0f) s = p.softcap * tanhf(s / p.softcap);
+  if (capped) *capped = s;
+  if (p.bias.data)
+    s += load_typed(p.bias.data, p.bias.dtype,
+                    at.b * p.bias.stride_batch + at.h * p.bias.stride_head + i * p.bias.stride_q + j * p.bias.stride_k);
+  if (p.alibi_slopes) s -= at.slope * fabsf(static_cast<float>(i + at.k_len - at.q_len - j));
+  return s;
+}
+
+/// A row's running softmax: `sum` = sum of exp(s - shift(maximum)) over the keys seen so far.
+struct SoftmaxState {
+  float maximum = -INFINITY, sum = 0.0f;
+
+  /// exp never sees inf - inf for a row that has no finite score yet.
+  __device__ static float shift(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
+
+  /// Joins the sink to the denominator; returns the factor that turns the accumulated numerators into the output.
+  __device__ float finish(const float* sinks, std::int64_t h, float* lse) {
+    float factor = 1.0f;
+    if (sinks) {
+      const float joined = fmaxf(maximum, sinks[h]);
+      factor = expf(maximum - shift(joined));
+      sum = sum * factor + expf(sinks[h] - shift(joined));
+      maximum = joined;
+    }
+    *lse = sum == 0.0f ? -INFINITY : shift(maximum) + logf(sum);
+    return sum == 0.0f ? 0.0f : factor / sum;
+  }
+};
+
+}  // namespace flashkernel::cuda
