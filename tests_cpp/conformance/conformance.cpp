@@ -66,6 +66,7 @@ struct Prepared {
     reset();
     call.run({});
     for (const auto& output : call.outputs()) output.tensor->download();
+    for (TestTensor* input : call.inputs()) input->download();  // they must come back as they went
   }
 
   Call call;
@@ -140,6 +141,7 @@ class ConformanceTest : public ::testing::Test {
     const int usual = num_threads();
     std::vector<std::vector<unsigned char>> first;
     for (const int threads : {usual, 1, 2, 3}) {
+      if (device().is_cuda() && !first.empty()) break;  // the CPU's threads change nothing there
       const Threads setting(threads);
       const bool count_repeats = threads == usual;
       for (int repeat = 0; repeat < (count_repeats && first.empty() ? prepared.call.repeats : 1); ++repeat) {

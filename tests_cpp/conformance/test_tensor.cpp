@@ -10,6 +10,8 @@
 #include <set>
 #include <stdexcept>
 
+#include "conformance/device_memory.hpp"
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -114,9 +116,9 @@ void Random::shuffle(std::vector<std::int64_t>& values) {
     std::swap(values[i - 1], values[static_cast<std::size_t>(integer(0, static_cast<std::int64_t>(i) - 1))]);
 }
 
-// Bytes on the tensor's device. CUDA's allocation goes here, its copies into upload() and download().
+// The host image, and for other devices its twin there.
 struct TestTensor::Memory {
-  explicit Memory(std::size_t bytes) : bytes(bytes) {
+  Memory(std::size_t bytes, Device device) : bytes(bytes), device(device) {
 #if defined(__linux__)
     data = static_cast<unsigned char*>(mmap(nullptr, std::max<std::size_t>(bytes, 1), PROT_READ | PROT_WRITE,
                                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
@@ -126,8 +128,10 @@ struct TestTensor::Memory {
     data = static_cast<unsigned char*>(std::malloc(std::max<std::size_t>(bytes, 1)));
     if (!data) throw std::bad_alloc();
 #endif
+    if (!device.is_cpu()) twin = static_cast<unsigned char*>(device_allocate(device, bytes));
   }
   ~Memory() {
+    if (twin) device_free(device, twin);
 #if defined(__linux__)
     munmap(data, std::max<std::size_t>(bytes, 1));
 #else
@@ -147,14 +151,15 @@ struct TestTensor::Memory {
   }
 
   unsigned char* data;
+  unsigned char* twin = nullptr;
   std::size_t bytes;
+  Device device;
   std::vector<bool> is_element;      // dense: one flag per element of memory
   std::vector<std::int64_t> around;  // sparse: watched positions
 };
 
 TestTensor::TestTensor(std::string name, DType dtype, Shape shape, const Layout& layout, Device device)
     : name_(std::move(name)), dtype_(dtype), shape_(std::move(shape)), device_(device) {
-  if (!device.is_cpu()) throw std::runtime_error("TestTensor: memory on " + to_string(device) + " is not written yet");
   const int ndim = static_cast<int>(shape_.size());
   strides_ = layout.strides;
   if (strides_.empty()) {
@@ -177,7 +182,7 @@ TestTensor::TestTensor(std::string name, DType dtype, Shape shape, const Layout&
   }
   first_ = kGuard + layout.offset - low;
   extent_ = first_ + high + 1 + kGuard;
-  memory_ = std::make_unique<Memory>(static_cast<std::size_t>(extent_) * dtype_bytes(dtype_));
+  memory_ = std::make_unique<Memory>(static_cast<std::size_t>(extent_) * dtype_bytes(dtype_), device_);
   if (extent_ * static_cast<std::int64_t>(dtype_bytes(dtype_)) < kSparseBytes) {
     memory_->is_element.assign(static_cast<std::size_t>(extent_), false);
     for (std::int64_t i = 0; i < numel(); ++i) memory_->is_element[static_cast<std::size_t>(position(i))] = true;
@@ -202,6 +207,40 @@ void TestTensor::for_each_watched(F&& f) const {
   for (std::size_t i = 0; i < memory_->is_element.size(); ++i)
     if (!memory_->is_element[i]) f(static_cast<std::int64_t>(i));
   for (const std::int64_t i : memory_->around) f(i);
+}
+
+template <class F>
+void TestTensor::for_each_run(F&& f) const {
+  if (!memory_->is_element.empty() || extent_ == 0) {
+    f(std::int64_t{0}, extent_);
+    return;
+  }
+  std::set<std::int64_t> touched(memory_->around.begin(), memory_->around.end());
+  for (std::int64_t i = 0; i < numel(); ++i) touched.insert(position(i));
+  for (auto at = touched.begin(); at != touched.end();) {
+    const std::int64_t first = *at;
+    std::int64_t last = first;
+    while (++at != touched.end() && *at == last + 1) last = *at;
+    f(first, last - first + 1);
+  }
+}
+
+void TestTensor::upload() {
+  if (!memory_->twin) return;
+  const std::size_t size = dtype_bytes(dtype_);
+  for_each_run([&](std::int64_t first, std::int64_t count) {
+    const std::size_t at = static_cast<std::size_t>(first) * size;
+    copy_to_device(device_, memory_->twin + at, memory_->data + at, static_cast<std::size_t>(count) * size);
+  });
+}
+
+void TestTensor::download() {
+  if (!memory_->twin) return;
+  const std::size_t size = dtype_bytes(dtype_);
+  for_each_run([&](std::int64_t first, std::int64_t count) {
+    const std::size_t at = static_cast<std::size_t>(first) * size;
+    copy_from_device(device_, memory_->data + at, memory_->twin + at, static_cast<std::size_t>(count) * size);
+  });
 }
 
 void TestTensor::poison_all() {
@@ -245,7 +284,7 @@ std::int64_t TestTensor::flat(const Shape& index) const {
 
 TensorView TestTensor::view() const {
   TensorView view;
-  view.data = memory_->data + static_cast<std::size_t>(first_) * dtype_bytes(dtype_);
+  view.data = (memory_->twin ? memory_->twin : memory_->data) + static_cast<std::size_t>(first_) * dtype_bytes(dtype_);
   view.dtype = dtype_;
   view.device = device_;
   view.ndim = static_cast<int>(shape_.size());

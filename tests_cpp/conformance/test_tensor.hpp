@@ -74,9 +74,9 @@ class TestTensor {
   std::vector<unsigned char> snapshot() const;
   void restore(const std::vector<unsigned char>& bytes);
 
-  /// Copies between the host image and the device; on the CPU they are one. The place where CUDA's copies go.
-  void upload() {}
-  void download() {}
+  /// Copies between the host image and the device; on the CPU they are one.
+  void upload();
+  void download();
 
  private:
   struct Memory;
@@ -84,6 +84,8 @@ class TestTensor {
   void poison_all();
   template <class F>
   void for_each_watched(F&& f) const;
+  template <class F>
+  void for_each_run(F&& f) const;  // f(first element, count) over all that is poisoned, watched or set
 
   std::string name_;
   DType dtype_;
