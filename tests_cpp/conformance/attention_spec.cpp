@@ -42,11 +42,14 @@ std::int64_t longest(const std::vector<std::int64_t>& lengths) {
   return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
 }
 
-// Runs `forward` with the oracle, whatever kernel of the backward pass is forced.
-void run_oracle(const std::function<void()>& forward) {
+// Runs `forward` on the host images with the oracle, whatever device and kernel of the backward pass the call is for.
+template <class Forward>
+void run_oracle(const Call& call, const AttentionOptions& options, Forward&& forward) {
+  AttentionOptions host = options;
+  for (TensorView* view : {&host.bias, &host.alibi_slopes, &host.sinks}) *view = call.on_host(*view);
   const std::string before = forced_kernels();
   force_kernels("attention_fwd/cpu/scalar");
-  forward();
+  forward([&](const TestTensor& tensor) { return call.on_host(tensor.view()); }, host);
   force_kernels(before);
 }
 
@@ -213,7 +216,9 @@ void build_attention_backward(Call& call, const AttentionSpec& s) {
   t.grad_out = &call.input("grad_out", s.dtype, {s.batch, s.heads_q, s.seq_q, s.dim_v()}, s.layout_grad_out);
   if (s.adjust) s.adjust(t);
   const AttentionOptions options = make_options(call, s);
-  run_oracle([&] { attention(t.q->view(), t.k->view(), t.v->view(), out.view(), lse.view(), options); });
+  run_oracle(call, options, [&](const auto& host, const AttentionOptions& host_options) {
+    attention(host(*t.q), host(*t.k), host(*t.v), host(out), host(lse), host_options);
+  });
   const Backward backward = make_backward(call, s, options, *t.grad_out, *t.q, *t.k, *t.v, lse);
   call.run = [=, &out, &lse](const ExecutionContext& context) {
     attention_backward(backward.grad_out->view(), t.q->view(), t.k->view(), t.v->view(), out.view(), lse.view(),
@@ -237,9 +242,9 @@ void build_attention_varlen_backward(Call& call, const VarlenSpec& spec) {
   const TensorView starts_q = call.indices("cu_seqlens_q", spec.index_dtype, {s.batch + 1}, cu_q).view();
   const TensorView starts_k = call.indices("cu_seqlens_k", spec.index_dtype, {s.batch + 1}, cu_k).view();
   const std::int64_t max_q = longest(spec.lengths_q) + spec.slack, max_k = longest(spec.lengths_k) + spec.slack;
-  run_oracle([&] {
-    attention_varlen(t.q->view(), t.k->view(), t.v->view(), starts_q, starts_k, max_q, max_k, out.view(), lse.view(),
-                     options);
+  run_oracle(call, options, [&](const auto& host, const AttentionOptions& host_options) {
+    attention_varlen(host(*t.q), host(*t.k), host(*t.v), call.on_host(starts_q), call.on_host(starts_k), max_q, max_k,
+                     host(out), host(lse), host_options);
   });
   const Backward backward = make_backward(call, s, options, *t.grad_out, *t.q, *t.k, *t.v, lse);
   call.run = [=, &out, &lse](const ExecutionContext& context) {

@@ -43,6 +43,13 @@ class Call {
   TestTensor& in_out(const std::string& name, DType dtype, const Shape& shape, const Layout& layout = {},
                      double factor = 1);
 
+  /// The same view of the host image, for what the CPU computes while a call for another device is built.
+  TensorView on_host(TensorView view) const {
+    for (const TestTensor& tensor : tensors_)
+      if (tensor.to_host(view)) break;
+    return view;
+  }
+
   Random random;
   std::function<void(const ExecutionContext&)> run;
   int repeats = 2;  // runs that must agree bit for bit

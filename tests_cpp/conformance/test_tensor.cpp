@@ -293,6 +293,14 @@ TensorView TestTensor::view() const {
   return view;
 }
 
+bool TestTensor::to_host(TensorView& view) const {
+  const auto* data = static_cast<const unsigned char*>(view.data);
+  if (!memory_->twin || data < memory_->twin || data >= memory_->twin + memory_->bytes) return false;
+  view.data = memory_->data + (data - memory_->twin);
+  view.device = Device::cpu();
+  return true;
+}
+
 void TestTensor::set(std::int64_t index, double value) {
   memory_->store(position(index), dtype_bytes(dtype_), encode(dtype_, value));
 }

@@ -56,6 +56,8 @@ class TestTensor {
   const Shape& shape() const { return shape_; }
   std::int64_t numel() const;
   TensorView view() const;
+  /// A view of this tensor's device memory as the same view of its host image; false if `view` lies elsewhere.
+  bool to_host(TensorView& view) const;
 
   /// Row-major index <-> value. Rounds to the dtype.
   void set(std::int64_t index, double value);
