@@ -23,6 +23,12 @@ NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 DTYPES = tuple(TORCH)
 
 
+# The same tests run on a GPU where this build and machine have one.
+FRAMEWORKS = (
+    ("numpy", "torch", "torch_cuda") if fk.num_cuda_devices() and torch.cuda.is_available() else ("numpy", "torch")
+)
+
+
 class Maker:
     """Random arrays of one framework and dtype, with the keyword that NumPy's bfloat16 needs."""
 
@@ -38,20 +44,24 @@ class Maker:
         """float64 values rounded to the dtype."""
         dtype = dtype or self.dtype
         values = np.asarray(values)
-        if self.framework == "torch":
-            return torch.from_numpy(np.ascontiguousarray(values)).to(TORCH[dtype])
+        if self.framework != "numpy":
+            return self._place(torch.from_numpy(np.ascontiguousarray(values)).to(TORCH[dtype]))
         if dtype == "bfloat16":
             return testing.bfloat16_bits(values)
         return values.astype(NUMPY[dtype])
 
     def index(self, values, dtype=np.int64):
         values = np.asarray(values, dtype)
-        return torch.from_numpy(values) if self.framework == "torch" else values
+        return values if self.framework == "numpy" else self._place(torch.from_numpy(values))
+
+    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.cuda() if self.framework == "torch_cuda" else tensor
 
     def check(self, result, truth, **options) -> None:
         """The tolerance rule, plus: the result is of the caller's framework and dtype."""
-        if self.framework == "torch":
+        if self.framework != "numpy":
             assert isinstance(result, torch.Tensor) and result.dtype == TORCH[self.dtype]
+            assert result.is_cuda == (self.framework == "torch_cuda")
         else:
             assert isinstance(result, np.ndarray) and result.dtype == NUMPY[self.dtype]
         testing.assert_close(result, truth, self.dtype, **options)
@@ -66,7 +76,7 @@ def dtype(request) -> str:
     return request.param
 
 
-@pytest.fixture(params=("numpy", "torch"))
+@pytest.fixture(params=FRAMEWORKS)
 def make(request, dtype) -> Maker:
     return Maker(request.param, dtype)
 
