@@ -67,6 +67,10 @@ class Maker:
         testing.assert_close(result, truth, self.dtype, **options)
 
 
+def on_host(indices) -> np.ndarray:
+    return np.asarray(indices.cpu() if isinstance(indices, torch.Tensor) else indices)
+
+
 def f64(x):
     return testing.to_float64(x)
 

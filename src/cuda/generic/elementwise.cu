@@ -2,6 +2,7 @@
 // stride 1 after merging) go 16 bytes a lane; anything else one element a lane.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
+#include "cuda/tile/activation.cuh"
 #include "cuda/tile/vector.cuh"
 
 namespace flashkernel::cuda {
@@ -29,8 +30,6 @@ struct Layout {
   }
 };
 
-__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
-
 // An operation maps kInputs numbers to kOutputs numbers.
 struct AddOp {
   static constexpr int kInputs = 2, kOutputs = 1;
@@ -38,14 +37,15 @@ struct AddOp {
 };
 struct SwigluOp {  // gate, up -> silu(gate) * up
   static constexpr int kInputs = 2, kOutputs = 1;
-  __device__ static void apply(const float (&in)[2], float (&out)[1]) { out[0] = in[0] * sigmoid(in[0]) * in[1]; }
+  __device__ static void apply(const float (&in)[2], float (&out)[1]) {
+    out[0] = activate(Activation::kSilu, in[0]) * in[1];
+  }
 };
 struct SwigluBackwardOp {  // grad_out, gate, up -> grad_gate, grad_up
   static constexpr int kInputs = 3, kOutputs = 2;
   __device__ static void apply(const float (&in)[3], float (&out)[2]) {
-    const float s = sigmoid(in[1]), silu = in[1] * s;
-    out[0] = in[0] * in[2] * (s + silu * (1.0f - s));
-    out[1] = in[0] * silu;
+    out[0] = in[0] * in[2] * activation_gradient(Activation::kSilu, in[1]);
+    out[1] = in[0] * activate(Activation::kSilu, in[1]);
   }
 };
 

@@ -19,7 +19,9 @@ __device__ inline float activate(Activation activation, float x) {
   }
 }
 
+/// At infinity the derivatives are their limits, 0 and 1 (the formulas would give inf * 0).
 __device__ inline float activation_gradient(Activation activation, float x) {
+  if (isinf(x) && activation != Activation::kNone) return x > 0.0f ? 1.0f : 0.0f;
   switch (activation) {
     case Activation::kGeluTanh: {
       const float t = tanhf(kSqrtTwoOverPi * (x + kGeluCubic * x * x * x));

@@ -1,0 +1,154 @@
+"""What is CUDA's alone: streams, graph capture, devices, lengths that the host does not read. The op tests cover the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import flashkernel as fk
+
+pytestmark = pytest.mark.skipif(
+    not (fk.num_cuda_devices() and torch.cuda.is_available()), reason="needs a CUDA build, torch with CUDA and a GPU"
+)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype).cuda()
+
+
+def sdpa(q, k, v, **options):
+    return torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), **options)
+
+
+def test_result_follows_the_callers_stream():
+    q, k, v = (normal(2, 4, 256, 64, seed=s) for s in range(3))
+    expected = sdpa(q, k, v)
+    late = torch.full_like(q, float("nan"))
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)  # a slow producer: work on another stream would read NaN
+        late.copy_(q)
+        out = fk.attention(late, k, v)
+        checked = (out.double() - expected).abs().max()
+    side.synchronize()
+    assert checked.item() < 1e-3
+
+
+def test_stream_argument():
+    x, weight = normal(64, 256), normal(128, 256, seed=1)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    q = x.view(1, 4, 16, 256)
+    for stream in (None, side.cuda_stream, torch.cuda.current_stream().cuda_stream):
+        out = fk.attention(q, q, q, stream=stream)
+        torch.cuda.synchronize()
+        assert (out.double() - sdpa(q, q, q)).abs().max() < 1e-3
+    assert torch.isfinite(fk.linear(x, weight)).all()
+
+
+def test_graph_replay_with_other_lengths_and_pages():
+    heads, dim, page_size, num_pages = 2, 64, 16, 32
+    k_pages, v_pages = normal(num_pages, page_size, heads, dim), normal(num_pages, page_size, heads, dim, seed=1)
+    q = normal(3, 8, 1, dim, seed=2)
+    table = torch.zeros(3, 8, dtype=torch.int32, device="cuda")
+    lengths = torch.ones(3, dtype=torch.int32, device="cuda")
+
+    def step() -> torch.Tensor:
+        return fk.attention_paged(q, k_pages, v_pages, table, lengths)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # warm-up: what the capture needs is then in the cache
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        out = step()
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        table.copy_(torch.from_numpy(rng.permutation(num_pages)[:24].reshape(3, 8).astype(np.int32)))
+        lengths.copy_(torch.from_numpy(rng.integers(1, 8 * page_size + 1, 3).astype(np.int32)))
+        graph.replay()
+        torch.cuda.synchronize()
+        for b in range(3):
+            length = int(lengths[b])
+            k, v = (
+                pages[table[b].long()].reshape(-1, heads, dim)[:length].transpose(0, 1).repeat_interleave(4, 0)
+                for pages in (k_pages, v_pages)
+            )
+            assert (out[b].double() - sdpa(q[b], k, v)).abs().max() < 1e-3
+
+
+def test_every_op_is_legal_in_a_capture():
+    x, weight = normal(33, 256), normal(128, 256, seed=1)
+    q = normal(1, 4, 40, 64, seed=2)
+    targets = torch.arange(33, device="cuda")
+    out, lse = fk.attention(q, q, q, return_lse=True)
+
+    def ops():
+        return (
+            fk.linear(x, weight, activation="gelu"),
+            fk.layer_norm(x),
+            fk.softmax(x),
+            fk.reduce_sum(x, 0),
+            fk.cross_entropy(x, targets),
+            fk.rope(q),
+            fk.attention(q, q, q, causal=True),
+            *fk.attention_backward(q, q, q, q, out, lse),
+        )
+
+    expected = ops()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = ops()
+    graph.replay()
+    torch.cuda.synchronize()
+    for mine, theirs in zip(captured, expected, strict=True):
+        if mine is not None:
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_second_device_while_the_first_is_current():
+    q = normal(1, 4, 64, 64).to("cuda:1")
+    with torch.cuda.device(0):
+        out = fk.attention(q, q, q)
+    assert out.device == q.device and (out.double() - sdpa(q, q, q)).abs().max() < 1e-3
+
+
+def test_tensors_of_two_devices_are_refused():
+    q = normal(1, 4, 64, 64)
+    with pytest.raises(ValueError, match="attention: k is on cpu"):
+        fk.attention(q, q.cpu(), q)
+
+
+def test_lengths_on_the_gpu_need_their_maximum():
+    pages, q = normal(4, 16, 2, 64), normal(3, 2, 64)
+    table = torch.zeros(2, 2, dtype=torch.int32, device="cuda")
+    lengths = torch.ones(2, dtype=torch.int32, device="cuda")
+    cu = torch.tensor([0, 1, 3], dtype=torch.int32, device="cuda")
+    with pytest.raises(ValueError, match="max_seqlen_q"):
+        fk.attention_paged(q, pages, pages, table, lengths, cu_seqlens_q=cu)
+
+
+def test_bad_page_ids_stay_in_bounds():
+    pages, q = normal(4, 16, 2, 64), normal(2, 2, 1, 64)
+    lengths = torch.tensor([16, 16], dtype=torch.int32, device="cuda")
+    table = torch.tensor([[1], [2]], dtype=torch.int32, device="cuda")
+    good = fk.attention_paged(q, pages, pages, table, lengths)
+    table[0, 0] = 1 << 29
+    result = fk.attention_paged(q, pages, pages, table, lengths)
+    torch.cuda.synchronize()  # a fault would surface here
+    assert torch.equal(result[1], good[1])
+
+
+def test_memory_stats_of_the_device():
+    q = normal(1, 4, 33, 64, dtype=torch.float32)
+    with fk.force("attention_fwd/cuda/generic/naive"):
+        fk.attention(q, q, q)
+    stats = fk.memory_stats("cuda:0")
+    assert stats["peak_allocated_bytes"] >= 4 * 33 * 33 * 4 and stats["allocated_bytes"] == 0
