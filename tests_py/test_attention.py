@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashkernel as fk
-from conftest import on_host, DTYPES, Maker, f64
+from conftest import DTYPES, Maker, f64, on_host
 from flashkernel import reference, testing
 
 FEATURES = [

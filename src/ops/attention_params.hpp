@@ -64,7 +64,11 @@ struct AttentionParams {
   }
   FK_HOST_DEVICE std::int64_t k_begin(std::int64_t b) const { return cu_seqlens_k ? cu_seqlens_k[b] : 0; }
   FK_HOST_DEVICE std::int64_t k_length(std::int64_t b) const {
-    return cu_seqlens_k ? cu_seqlens_k[b + 1] - cu_seqlens_k[b] : (is_paged() ? seq_lens[b] : seq_k);
+    if (cu_seqlens_k) return cu_seqlens_k[b + 1] - cu_seqlens_k[b];
+    if (!is_paged()) return seq_k;
+    // Lengths on a GPU are not checked by the host: a bad one must not lead past the table.
+    const std::int64_t length = seq_lens[b], most = max_pages * page_size;
+    return length < 0 ? 0 : (length > most ? most : length);
   }
   // Element offset of the head_dim row of query i of sequence b. Variable-length sequences ignore the batch stride.
   FK_HOST_DEVICE std::int64_t q_offset(std::int64_t b, std::int64_t h, std::int64_t i) const {
@@ -101,7 +105,8 @@ struct AttentionParams {
   FK_HOST_DEVICE std::int64_t kv_offset(std::int64_t b, std::int64_t h, std::int64_t j, std::int64_t stride_batch,
                                         std::int64_t stride_head, std::int64_t stride_token) const {
     if (block_table) {
-      const std::int64_t page = block_table[b * stride_block_table + j / page_size];
+      std::int64_t page = block_table[b * stride_block_table + j / page_size];
+      if (page < 0 || page >= num_pages) page = 0;  // nor may a bad page id lead out of the pool
       return page * stride_batch + (j % page_size) * stride_token + h * stride_head;
     }
     return (cu_seqlens_k ? (k_begin(b) + j) * stride_token : b * stride_batch + j * stride_token) + h * stride_head;

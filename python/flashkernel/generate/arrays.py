@@ -14,7 +14,7 @@ import flashkernel as fk
 
 from .checkpoint import bfloat16_to_float32, float32_to_bfloat16
 
-__all__ = ["DTYPES", "HostArrays", "arrays_for", "available_devices"]
+__all__ = ["DTYPES", "CudaArrays", "HostArrays", "arrays_for", "available_devices"]
 
 DTYPES = ("float32", "float16", "bfloat16")
 ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
@@ -53,13 +53,55 @@ class HostArrays:
         return values
 
 
-_NAMESPACES = {"cpu": HostArrays}
+class CudaArrays(HostArrays):
+    """torch tensors on the current CUDA device: torch is the array type there, not the engine."""
+
+    device = "cuda:0"
+
+    def __init__(self, dtype: str = "float32"):
+        super().__init__(dtype)
+        import torch
+
+        self._torch = torch
+        self._dtype = getattr(torch, self.dtype)
+        self.device = f"cuda:{torch.cuda.current_device()}"
+        self.op_options = {}  # torch has a bfloat16 of its own
+
+    def _place(self, values: np.ndarray) -> Any:
+        return self._torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+
+    def weight(self, values: np.ndarray) -> Any:
+        return self._place(values).to(self._dtype)
+
+    def index(self, values: Any, dtype: str = "int32") -> Any:
+        return self._place(np.asarray(values, dtype=dtype))
+
+    def take(self, table: Any, rows: Any) -> Any:
+        return table[self._place(np.asarray(rows, dtype=np.int64))]
+
+    def to_float32(self, values: Any) -> np.ndarray:
+        return values.float().cpu().numpy()
+
+    def to_host(self, values: Any) -> np.ndarray:
+        return values.cpu().numpy()
+
+    @staticmethod
+    def usable() -> bool:
+        """torch is there and sees a GPU."""
+        try:
+            import torch
+        except ImportError:
+            return False
+        return bool(torch.cuda.is_available())
+
+
+_NAMESPACES: dict[str, type[HostArrays]] = {"cuda": CudaArrays, "cpu": HostArrays}
 
 
 def available_devices() -> list[str]:
     """Devices that have both an attention kernel that this machine can run and an array type here, best first."""
     runnable = {kernel.device for kernel in fk.kernels() if kernel.op == "attention_fwd" and kernel.available}
-    return [device for device in ("cuda", "cpu") if device in runnable and device in _NAMESPACES]
+    return [device for device in _NAMESPACES if device in runnable and (device != "cuda" or CudaArrays.usable())]
 
 
 def arrays_for(device: str, dtype: str) -> HostArrays:
@@ -72,6 +114,7 @@ def arrays_for(device: str, dtype: str) -> HostArrays:
     if device not in found:
         raise NotImplementedError(
             f"generate: device {device!r} was asked for, but text generation can run on "
-            f"{', '.join(found) or 'no device'} here; `flashkernel doctor` says why"
+            f"{', '.join(found) or 'no device'} here; a GPU needs a CUDA build, and torch with CUDA for its arrays "
+            f"(`flashkernel doctor` tells)"
         )
     return _NAMESPACES[device](dtype)
