@@ -77,7 +77,7 @@ class CudaArrays(HostArrays):
         return self._place(np.asarray(values, dtype=dtype))
 
     def take(self, table: Any, rows: Any) -> Any:
-        return table[self._place(np.asarray(rows, dtype=np.int64))]
+        return table[rows if isinstance(rows, self._torch.Tensor) else self.index(rows, "int64")]
 
     def to_float32(self, values: Any) -> np.ndarray:
         return values.float().cpu().numpy()
