@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashkernel as fk
-from conftest import Maker, f64
+from conftest import Maker, f64, on_host
 from flashkernel import reference
 
 
@@ -19,7 +19,7 @@ def test_rope(make, interleaved, rotary_dim):
     for positions in (None, make.index([4, 0, 9, 70000, 3]), make.index(np.arange(10).reshape(2, 5), np.int32)):
         options = {"theta": 500.0, "rotary_dim": rotary_dim, "interleaved": interleaved}
         rotated = fk.rope(q, k, positions, **options, **make.kwargs)
-        at = None if positions is None else np.asarray(positions)
+        at = None if positions is None else on_host(positions)
         for ours, truth in zip(rotated, reference.rope(f64(q), f64(k), at, **options), strict=True):
             make.check(ours, truth)
 
@@ -55,7 +55,7 @@ def test_table(make, interleaved):
     positions = make.index([8, 0, 3, 3, 1])
     options = {"interleaved": interleaved, "inverse": True}
     rotated = fk.rope_table(q, k, cos, sin, positions, **options, **make.kwargs)
-    truth = reference.rope_table(f64(q), f64(k), f64(cos), f64(sin), np.asarray(positions), **options)
+    truth = reference.rope_table(f64(q), f64(k), f64(cos), f64(sin), on_host(positions), **options)
     for ours, theirs in zip(rotated, truth, strict=True):
         make.check(ours, theirs, scale=2.0)
     direct = fk.rope_table(q, None, cos[None, :5], sin[None, :5], **options, **make.kwargs)
