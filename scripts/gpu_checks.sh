@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# scripts/gpu_checks.sh [OUT]: everything that needs a GPU, in one command: builds with CUDA, runs every CUDA kernel through the
+# conformance cases, the Python tests on CUDA tensors, and compute-sanitizer's four tools over the conformance cases.
+# Writes OUT/report.md (default: build/gpu_checks) and logs beside it; exits 1 if anything failed.
+# Uses the Python found first on PATH; it needs nanobind, nanobind-backend, NumPy, torch with CUDA, pytest and hypothesis.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+out=${1:-build/gpu_checks}
+build=build/gpu
+jobs=$(($(nproc) < 12 ? $(nproc) : 12))
+mkdir -p "$out"
+failed=0
+
+cmake -S . -B $build -G Ninja -DFLASHKERNEL_CUDA=ON -DFLASHKERNEL_PYTHON=ON -DFLASHKERNEL_TESTS=ON \
+  -DPython_EXECUTABLE="$(command -v python3)" >"$out/build.log" 2>&1 && cmake --build $build >>"$out/build.log" 2>&1 ||
+  { tail -20 "$out/build.log"; exit 1; }
+export PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH}
+
+{
+  echo "# GPU checks"
+  echo
+  echo "| | |"
+  echo "|---|---|"
+  echo "| GPU | $(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | xargs) |"
+  echo "| driver | $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1) |"
+  echo "| nvcc | $(nvcc --version | sed -n 's/.*release \([^,]*\).*/\1/p') |"
+  echo "| commit | ${FLASHKERNEL_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)} |"
+  echo "| date | $(date -u +%F) |"
+  echo
+  echo "| check | result | seconds |"
+  echo "|---|---|---|"
+} >"$out/report.md"
+
+# row NAME RESULT SECONDS STATUS
+row() {
+  echo "| $1 | $2 | $3 |" | tee -a "$out/report.md"
+  [ "$4" = 0 ] || failed=1
+}
+
+# conformance NAME LOG FILTER COMMAND...: the cases in shards side by side, each under COMMAND.
+conformance() {
+  local name=$1 log=$2 filter=$3 begin=$SECONDS status=0 pids=()
+  shift 3
+  rm -f "$out/$log".*
+  for ((shard = 0; shard < jobs; shard++)); do
+    GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$shard OMP_NUM_THREADS=1 \
+      "$@" $build/tests_cpp/kernel_conformance --gtest_filter="$filter" --gtest_brief=1 >"$out/$log.$shard" 2>&1 &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+  cat "$out/$log".* >"$out/$log.log"
+  rm -f "$out/$log".[0-9]*
+  local passed failures
+  passed=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p' "$out/$log.log" | awk '{n += $1} END {print n + 0}')
+  failures=$(grep -cE '^\[  FAILED  \] .*\(' "$out/$log.log")
+  row "$name" "${passed:-0} passed, $failures failed$(grep -h 'ERROR SUMMARY' "$out/$log.log" | awk '{n += $4} END {if (NR) print ", " n " errors"}')" \
+    $((SECONDS - begin)) $status
+}
+
+conformance "conformance, every CUDA kernel" conformance '*cuda*'
+for arch in ${FLASHKERNEL_GPU_ARCHS:-}; do  # "sm75 sm80": a path at a time
+  conformance "conformance, $arch" "conformance_$arch" "*cuda/$arch*"
+done
+
+begin=$SECONDS
+python3 -m pytest -q -n $jobs -p no:cacheprovider tests_py --ignore tests_py/test_minilm.py --ignore tests_py/test_train_gpt2.py \
+  --ignore tests_py/test_packaging.py >"$out/pytest.log" 2>&1
+status=$?
+row "Python tests, CUDA tensors included" "$(tail -1 "$out/pytest.log" | sed 's/ in .*//')" $((SECONDS - begin)) $status
+
+# Sanitizers: leave out the strides past 2^31, whose tensors span gigabytes.
+for tool in memcheck racecheck initcheck synccheck; do
+  conformance "compute-sanitizer $tool" "$tool" '*cuda*-*past_2_31*' \
+    timeout "${FLASHKERNEL_SANITIZER_SECONDS:-300}" compute-sanitizer --tool $tool --error-exitcode 1
+done
+
+exit $failed
