@@ -30,7 +30,7 @@ def test_generate_prints_text_and_statistics(capsys: pytest.CaptureFixture[str])
     assert main(["generate", "--prompt", PROMPT, "--max-new-tokens", "24"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(PROMPT)
-    assert "tokens/s" in out and "device   cpu" in out
+    assert "tokens/s" in out and "device   " in out
     for op in ("attention_fwd/", "linear/", "norm/", "kv_append/"):
         assert op in out
 
