@@ -46,18 +46,13 @@ list(FILTER _portable EXCLUDE REGEX "memory/cuda_")
 flashkernel_add_objects(flashkernel_portable ${_portable})
 
 # CPU kernels for newer instruction sets: each folder has its flags, and kernels.cpp learns that the folders exist.
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+# They use builtins and pragmas that GCC and Clang share; another compiler builds the scalar kernels alone.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
   set_property(SOURCE ${_src}/cpu/kernels.cpp APPEND PROPERTY COMPILE_DEFINITIONS FK_CPU_X86)
-  if(MSVC)
-    set(_avx2_flags /arch:AVX2)
-    set(_avx512_flags /arch:AVX512)
-    set(_amx_flags /arch:AVX512)
-  else()
-    # Each level tunes for the processors that have it; contraction to FMA is meant.
-    set(_avx2_flags -mavx2 -mfma -mf16c -mtune=haswell)
-    set(_avx512_flags ${_avx2_flags} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mprefer-vector-width=512)
-    set(_amx_flags ${_avx512_flags} -mavx512bf16 -mamx-tile -mamx-bf16)
-  endif()
+  # Each level tunes for the processors that have it; contraction to FMA is meant.
+  set(_avx2_flags -mavx2 -mfma -mf16c -mtune=haswell)
+  set(_avx512_flags ${_avx2_flags} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mprefer-vector-width=512)
+  set(_amx_flags ${_avx512_flags} -mavx512bf16 -mamx-tile -mamx-bf16)
   foreach(_isa avx2 avx512 amx)
     file(GLOB _sources CONFIGURE_DEPENDS ${_src}/cpu/${_isa}/*.cpp)
     if(_sources)

@@ -1,0 +1,40 @@
+"""What README and docs say is so: figures come from the committed runs, links lead somewhere, code runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+if not (ROOT / "README.md").is_file():
+    pytest.skip("the source tree is not beside the tests", allow_module_level=True)
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_the_bench_table_is_what_the_runs_say():
+    command = [sys.executable, str(ROOT / "scripts" / "readme_bench.py"), "--check"]
+    assert subprocess.run(command).returncode == 0, "run scripts/readme_bench.py"
+
+
+def test_ci_runs_the_readmes_test_command():
+    readme = (ROOT / "README.md").read_text()
+    assert "\nbash scripts/test.sh\n" in readme and "\nbash scripts/test.sh\n" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_readmes_python_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        subprocess.run([sys.executable, "-c", block], check=True)
