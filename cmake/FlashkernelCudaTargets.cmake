@@ -34,3 +34,18 @@ target_include_directories(flashkernel_cuda_host SYSTEM PRIVATE ${CUDAToolkit_IN
 
 file(GLOB _cuda_generic CONFIGURE_DEPENDS ${_src}/cuda/generic/*.cu)
 flashkernel_add_cuda_objects(flashkernel_cuda_generic "${FLASHKERNEL_CUDA_ARCHITECTURES}" ${_cuda_generic})
+
+# Tensor-core kernels for 8.0 and later: those of the architectures above that are.
+include(FlashkernelCudaInstances)
+set(_sm80_architectures)
+foreach(_arch IN LISTS FLASHKERNEL_CUDA_ARCHITECTURES)
+  string(REGEX MATCH "^[0-9]+" _number "${_arch}")
+  if(NOT _number OR _number GREATER_EQUAL 80)  # also "native", "all", ...
+    list(APPEND _sm80_architectures ${_arch})
+  endif()
+endforeach()
+if(NOT _sm80_architectures)
+  set(_sm80_architectures 80-virtual)  # nothing but Turing was asked for: PTX keeps the table whole
+endif()
+flashkernel_add_cuda_objects(flashkernel_cuda_sm80 "${_sm80_architectures}" ${_sources_sm80})
+set_property(SOURCE ${_src}/cuda/kernels.cpp APPEND PROPERTY INCLUDE_DIRECTORIES ${PROJECT_BINARY_DIR}/generated)

@@ -1,5 +1,13 @@
 // The CUDA backend's table: one row per kernel, one section per op. cc_min..cc_max are the devices a row serves.
 #include "cuda/generic/kernels.hpp"
+#include "cuda/sm80/attention_fwd.hpp"
+
+// The generated instances of the tensor-core kernels.
+namespace flashkernel::cuda::sm80 {
+#define FK_INSTANCE(op, suffix, dtype, dim) void op##_##suffix##_d##dim(const op##_params&, void*, Stream);
+#include "cuda/sm80/instances.inc"
+#undef FK_INSTANCE
+}  // namespace flashkernel::cuda::sm80
 
 namespace flashkernel {
 namespace {
@@ -7,6 +15,8 @@ namespace {
 constexpr int kOldest = 75;   // T4
 constexpr int kNewest = 999;  // what comes next runs from PTX
 constexpr int kGeneric = 10;  // priority of the generic rows; tensor-core rows stand above
+constexpr int kAmpere = 20;   // mma.sync m16n8k16
+constexpr int kDecode = 40;   // split-KV: for a few queries it is ahead of any kernel that walks the keys in one block
 
 template <class Params, std::size_t N>
 constexpr KernelTable<Params> table(const KernelEntry<Params> (&rows)[N]) {
@@ -138,7 +148,12 @@ KernelTable<KvCopyParams> cuda_kernels() {
 template <>
 KernelTable<AttentionParams> cuda_kernels() {
   static constexpr KernelEntry<AttentionParams> rows[] = {
-      {"attention_fwd/cuda/generic/decode", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kGeneric + 2,
+#define FK_INSTANCE(op, suffix, dtype, dim)                                                              \
+  {#op "/cuda/sm80/" #suffix "/d" #dim,     DeviceType::kCuda, 80, kNewest, kCpuAny, kAmpere,            \
+   cuda::sm80::op##_supports<DType::dtype, dim>, nullptr, cuda::sm80::op##_##suffix##_d##dim},
+#include "cuda/sm80/instances.inc"
+#undef FK_INSTANCE
+      {"attention_fwd/cuda/generic/decode", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kDecode,
        cuda::attention_fwd_decode_supports, cuda::attention_fwd_decode_workspace, cuda::attention_fwd_decode},
       {"attention_fwd/cuda/generic/tiled", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kGeneric + 1,
        cuda::attention_fwd_tiled_supports, nullptr, cuda::attention_fwd_tiled},

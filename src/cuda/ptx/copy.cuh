@@ -1,0 +1,25 @@
+// Asynchronous copies from global to shared memory: one function, one instruction. PTX ISA 9.7.9.25 (cp.async).
+#pragma once
+
+#include <cstdint>
+
+namespace flashkernel::cuda::ptx {
+
+__device__ inline std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// 16 bytes past L1; those from `bytes` on are written as zeros. With bytes 0 nothing is read.
+__device__ inline void cp_async_16(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address), "l"(global), "r"(bytes) : "memory");
+}
+
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/// Returns when at most kPending of this thread's groups are under way.
+template <int kPending>
+__device__ inline void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace flashkernel::cuda::ptx

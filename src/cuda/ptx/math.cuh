@@ -1,0 +1,20 @@
+// Approximate functions of the special-function unit: one function, one instruction. PTX ISA 9.7.3.
+#pragma once
+
+namespace flashkernel::cuda::ptx {
+
+/// 2^x, relative error 2^-22; -inf gives 0.
+__device__ inline float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// 1 / x, relative error 2^-23.
+__device__ inline float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace flashkernel::cuda::ptx

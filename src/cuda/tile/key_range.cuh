@@ -1,0 +1,30 @@
+// Which keys a tile of queries sees, in 32-bit numbers of one sequence; the masks of the tensor-core kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/attention_params.hpp"
+
+namespace flashkernel::cuda {
+
+/// One sequence's lengths and window. Query i sees keys [first(i), last(i)).
+struct KeyRange {
+  int q_len, k_len;
+  int left, right;  // first(i) = i + left, last(i) = i + right, cut to [0, k_len]
+
+  __device__ KeyRange(const AttentionParams& p, std::int64_t b)
+      : q_len(static_cast<int>(p.q_length(b))), k_len(static_cast<int>(p.k_length(b))) {
+    // Far outside of any sequence, yet i + left and i + right stay inside 32 bits.
+    constexpr std::int64_t kFar = std::int64_t{1} << 30;
+    const std::int64_t shift = static_cast<std::int64_t>(k_len) - q_len;
+    left = static_cast<int>(p.window_left < 0 ? -kFar : max(-kFar, min(kFar, shift - p.window_left)));
+    right = static_cast<int>(p.window_right < 0 ? kFar : min(kFar, shift + p.window_right + 1));
+  }
+  __device__ int first(int i) const { return max(0, i + left); }
+  __device__ int last(int i) const { return max(0, min(k_len, i + right)); }
+  /// Queries that see key j are [first_query(j), last_query(j)).
+  __device__ int first_query(int j) const { return max(0, j - right + 1); }
+  __device__ int last_query(int j) const { return min(q_len, j - left + 1); }
+};
+
+}  // namespace flashkernel::cuda
