@@ -1,15 +1,15 @@
 # The tensor-core kernels' instances: op x arch x dtype x head_dim bucket. From this one list come, in the build tree, one
-# .cu file an instance and cuda/<arch>/instances.inc, from which src/cuda/kernels.cpp makes its declarations and rows.
+# .cu file an instance and cuda/<arch>/<op>_instances.inc, from which src/cuda/kernels.cpp makes its declarations and rows.
 set(_instances
     # op             arch  dtypes      head_dim buckets
-    "attention_fwd | sm80 | f16 bf16 | 32 64 96 128 192 256")
+    "attention_fwd | sm80 | f16 bf16 | 32 64 96 128 192 256"
+    "attention_bwd | sm80 | f16 bf16 | 32 64 96 128")
 
 set(_type_f16 __half)
 set(_type_bf16 __nv_bfloat16)
 set(_dtype_f16 kFloat16)
 set(_dtype_bf16 kBFloat16)
 set(_generated ${PROJECT_BINARY_DIR}/generated)
-set(_rows_sm80)
 
 foreach(_line IN LISTS _instances)
   string(REGEX MATCH "^([a-z_]+) +\\| +([a-z0-9]+) +\\| +([a-z0-9 ]+) +\\| +([0-9 ]+)$" _ "${_line}")
@@ -24,9 +24,11 @@ foreach(_line IN LISTS _instances)
       set(_file ${_generated}/cuda/${ARCH}/${OP}_${SUFFIX}_d${DIM}.cu)
       configure_file(${PROJECT_SOURCE_DIR}/src/cuda/instance.cu.in ${_file} @ONLY)
       list(APPEND _sources_${ARCH} ${_file})
-      string(APPEND _rows_${ARCH} "FK_INSTANCE(${OP}, ${SUFFIX}, ${DTYPE}, ${DIM})\n")
+      string(APPEND _rows_${OP}_${ARCH} "FK_INSTANCE(${OP}, ${SUFFIX}, ${DTYPE}, ${DIM})\n")
     endforeach()
   endforeach()
 endforeach()
 
-file(CONFIGURE OUTPUT ${_generated}/cuda/sm80/instances.inc CONTENT "${_rows_sm80}")
+foreach(OP attention_fwd attention_bwd)
+  file(CONFIGURE OUTPUT ${_generated}/cuda/sm80/${OP}_instances.inc CONTENT "${_rows_${OP}_sm80}")
+endforeach()

@@ -1,11 +1,13 @@
 // The CUDA backend's table: one row per kernel, one section per op. cc_min..cc_max are the devices a row serves.
 #include "cuda/generic/kernels.hpp"
+#include "cuda/sm80/attention_bwd.hpp"
 #include "cuda/sm80/attention_fwd.hpp"
 
 // The generated instances of the tensor-core kernels.
 namespace flashkernel::cuda::sm80 {
 #define FK_INSTANCE(op, suffix, dtype, dim) void op##_##suffix##_d##dim(const op##_params&, void*, Stream);
-#include "cuda/sm80/instances.inc"
+#include "cuda/sm80/attention_bwd_instances.inc"
+#include "cuda/sm80/attention_fwd_instances.inc"
 #undef FK_INSTANCE
 }  // namespace flashkernel::cuda::sm80
 
@@ -151,7 +153,7 @@ KernelTable<AttentionParams> cuda_kernels() {
 #define FK_INSTANCE(op, suffix, dtype, dim)                                                              \
   {#op "/cuda/sm80/" #suffix "/d" #dim,     DeviceType::kCuda, 80, kNewest, kCpuAny, kAmpere,            \
    cuda::sm80::op##_supports<DType::dtype, dim>, nullptr, cuda::sm80::op##_##suffix##_d##dim},
-#include "cuda/sm80/instances.inc"
+#include "cuda/sm80/attention_fwd_instances.inc"
 #undef FK_INSTANCE
       {"attention_fwd/cuda/generic/decode", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kDecode,
        cuda::attention_fwd_decode_supports, cuda::attention_fwd_decode_workspace, cuda::attention_fwd_decode},
@@ -164,8 +166,14 @@ KernelTable<AttentionParams> cuda_kernels() {
 
 template <>
 KernelTable<AttentionBackwardParams> cuda_kernels() {
-  static constexpr KernelEntry<AttentionBackwardParams> rows[] = {generic<AttentionBackwardParams>(
-      "attention_bwd/cuda/generic", cuda::attention_bwd_supports, cuda::attention_bwd_workspace, cuda::attention_bwd)};
+  static constexpr KernelEntry<AttentionBackwardParams> rows[] = {
+#define FK_INSTANCE(op, suffix, dtype, dim)                                                              \
+  {#op "/cuda/sm80/" #suffix "/d" #dim,     DeviceType::kCuda, 80, kNewest, kCpuAny, kAmpere,            \
+   cuda::sm80::op##_supports<DType::dtype, dim>, cuda::sm80::op##_workspace<dim>, cuda::sm80::op##_##suffix##_d##dim},
+#include "cuda/sm80/attention_bwd_instances.inc"
+#undef FK_INSTANCE
+      generic<AttentionBackwardParams>("attention_bwd/cuda/generic", cuda::attention_bwd_supports,
+                                       cuda::attention_bwd_workspace, cuda::attention_bwd)};
   return table(rows);
 }
 

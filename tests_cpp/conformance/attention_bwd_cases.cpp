@@ -42,7 +42,7 @@ void mask_cases(CaseList& list, DType dtype) {
 }
 
 void shape_cases(CaseList& list, DType dtype) {
-  for (const std::int64_t d : {1, 8, 33, 56, 64, 100, 120, 128, 200, 256}) {
+  for (const std::int64_t d : {1, 8, 33, 56, 64, 88, 96, 100, 120, 128, 200, 256}) {
     AttentionSpec spec;
     spec.dtype = dtype;
     spec.batch = 1;
