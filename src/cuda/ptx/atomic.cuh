@@ -22,6 +22,12 @@ __device__ inline void reduce_add_4(float* address, float a, float b, float c, f
 }
 #endif
 
+__device__ inline int load_relaxed(const int* address) {
+  int value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
 __device__ inline int load_acquire(const int* address) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");

@@ -39,19 +39,19 @@ struct BackwardShape {
   static constexpr int kWarpsM = kBlockM / 16, kWarpsD = kWarps / kWarpsM, kColumns = kDim / kWarpsD;
   using Keys = SharedTile<kDim>;
   using Scores = SharedTile<kBlockM>;  // dS^T: rows are keys
-  // Byte offsets in shared memory. d64: 16 + 16 + 32 + 32 + 2 + 32 = 130 KB; d128: 32 + 32 + 32 + 32 + 1 + 16 = 145 KB.
+  // Byte offsets in shared memory. d64: 16 + 16 + 16 + 16 + 1 + 32 = 97 KB; d128: 32 + 32 + 32 + 32 + 1 + 32 = 161 KB.
   static constexpr int kK = 0, kV = kK + kBlockN * Keys::kPitch, kQ = kV + kBlockN * Keys::kPitch;
   static constexpr int kQBytes = kBlockM * Keys::kPitch;
   static constexpr int kGradOut = kQ + kStages * kQBytes, kLse = kGradOut + kStages * kQBytes;
   static constexpr int kDelta = kLse + kStages * kBlockM * 4, kGradS = kDelta + kStages * kBlockM * 4;
-  static constexpr int kSharedBytes = kGradS + kBlockN * Scores::kPitch;
+  static constexpr int kGradSBytes = kBlockN * Scores::kPitch, kSharedBytes = kGradS + 2 * kGradSBytes;
 };
 
 struct BackwardPlan {
   int k_tiles, q_tiles;  // of the longest sequence
   int heads_at_once;
   bool vectors_q, vectors_k, vectors_v, vectors_out, vectors_grad_out, vectors_grad_k, vectors_grad_v;
-  float* delta;
+  float *delta, *lse;  // -D, and -LSE in base 2
   float* sums;
   int* counters;
   int* ticket;
@@ -136,7 +136,9 @@ __global__ void __launch_bounds__(256)
     if (p.grad_lse)
       sum -= p.grad_lse[row_offset(f.is_varlen_q(), begin, b, h, i, p.stride_grad_lse_batch, p.stride_grad_lse_head,
                                    p.stride_grad_lse_token)];
-    plan.delta[(b * f.heads_q + h) * f.seq_q + i] = sum;
+    constexpr float kLog2E = 1.4426950408889634f;
+    plan.delta[(b * f.heads_q + h) * f.seq_q + i] = -sum;
+    plan.lse[(b * f.heads_q + h) * f.seq_q + i] = -kLog2E * f.lse[f.lse_offset(b, h, i)];
   }
 }
 
@@ -147,31 +149,38 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
   using Keys = typename Shape::Keys;
   using Scores = typename Shape::Scores;
   constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kThreads = Shape::kThreads;
+  constexpr int kPart = 64;  // queries at a time: their scores and dP fill 64 registers
   constexpr float kLog2E = 1.4426950408889634f;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ unsigned ticket;
-  // The counter that says that this block's part of the last step's dQ is added; thread 0's, kept out of registers.
-  __shared__ int* done;
-  __shared__ int done_value;
+  __shared__ struct {
+    unsigned b, g;
+    int n_tile;             // of keys
+    int first_tile, tiles;  // of queries
+    KeyRange range;
+  } block;
   const AttentionParams& f = p.forward;
 
-  if (threadIdx.x == 0) ticket = static_cast<unsigned>(atomicAdd(plan.ticket, 1));
+  // Thread 0 finds the block's work; the loop reads it here, since registers are full.
+  if (threadIdx.x == 0) {
+    const unsigned ticket = static_cast<unsigned>(atomicAdd(plan.ticket, 1));
+    const unsigned heads = static_cast<unsigned>(f.batch * f.heads_kv), at_once = plan.heads_at_once;
+    const unsigned head_group = ticket / (at_once * plan.k_tiles), in_group = ticket % (at_once * plan.k_tiles);
+    const unsigned group_heads = min(at_once, heads - head_group * at_once);
+    const unsigned head = head_group * at_once + in_group % group_heads;
+    block.b = head / static_cast<unsigned>(f.heads_kv);
+    block.g = head % static_cast<unsigned>(f.heads_kv);
+    block.n_tile = static_cast<int>(in_group / group_heads);
+    const KeyRange range(f, block.b);
+    const int first_key = block.n_tile * kBlockN, last_key = min(range.k_len, first_key + kBlockN) - 1;
+    const int first_query = range.first_query(first_key), last_query = range.last_query(last_key);
+    block.range = range;
+    block.first_tile = first_query / kBlockM;
+    block.tiles = last_query > first_query ? (last_query + kBlockM - 1) / kBlockM - block.first_tile : 0;
+  }
   __syncthreads();
-  const unsigned heads = static_cast<unsigned>(f.batch * f.heads_kv), at_once = plan.heads_at_once;
-  const unsigned head_group = ticket / (at_once * plan.k_tiles), in_group = ticket % (at_once * plan.k_tiles);
-  const unsigned group_heads = min(at_once, heads - head_group * at_once);
-  const unsigned head = head_group * at_once + in_group % group_heads;
-  const int n_tile = static_cast<int>(in_group / group_heads);
-  const unsigned b = head / static_cast<unsigned>(f.heads_kv), g = head % static_cast<unsigned>(f.heads_kv);
-  const int group = static_cast<int>(f.heads_q / f.heads_kv);
-  const KeyRange range(f, b);
-  const int first_key = n_tile * kBlockN;
-  if (first_key >= range.k_len) return;
-  const int last_key = min(range.k_len, first_key + kBlockN) - 1;
-  const int first_query = range.first_query(first_key), last_query = range.last_query(last_key);
-  const int first_tile = first_query / kBlockM, end_tile = last_query > first_query ? (last_query + kBlockM - 1) / kBlockM : first_tile;
-  // Keys that some query sees; the others are zero-filled, like those past the end.
-  const int first_seen = range.q_len > 0 ? range.first(0) : 0, last_seen = range.q_len > 0 ? range.last(range.q_len - 1) : 0;
+  const int first_key = block.n_tile * kBlockN;
+  if (first_key >= block.range.k_len) return;
+  const int group = static_cast<int>(f.heads_q / f.heads_kv), steps = block.tiles * group;
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::uint32_t base = ptx::shared_address(shared);
@@ -180,8 +189,11 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
 
   const auto load_keys = [&](const void* from, std::int64_t stride_batch, std::int64_t stride_head, std::int64_t stride_token,
                              std::int64_t dim, bool vectors, int to) {
-    const T* const row0 = static_cast<const T*>(from) + row_offset(f.is_varlen_k(), f.is_varlen_k() ? f.k_begin(b) : 0, b, g,
+    const T* const row0 = static_cast<const T*>(from) + row_offset(f.is_varlen_k(), f.is_varlen_k() ? f.k_begin(block.b) : 0, block.b, block.g,
                                                                    first_key, stride_batch, stride_head, stride_token);
+    // Keys that no query sees are zero-filled, like those past the end.
+    const int q_len = block.range.q_len;
+    const int first_seen = q_len > 0 ? block.range.first(0) : 0, last_seen = q_len > 0 ? block.range.last(q_len - 1) : 0;
     const bool whole = first_key >= first_seen && first_key + kBlockN <= last_seen;
     load_tile<kBlockN, kDim, kThreads>(base + to, static_cast<int>(dim), vectors, vectors && whole ? row0 : nullptr,
                                        stride_token, [&](int row) -> const T* {
@@ -189,31 +201,32 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
                                          return j >= first_seen && j < last_seen ? row0 + row * stride_token : nullptr;
                                        });
   };
-  // Q, dO, LSE and D of a step: tile first_tile + step % tiles of query head g * group + step / tiles.
-  const int tiles = end_tile - first_tile, steps = tiles * group;
+  // Q, dO, LSE and D of a step: tile tile_of(step) of query head head_of(step).
+  const auto head_of = [&](int step) { return group == 1 ? block.g : block.g * group + step / block.tiles; };
+  const auto tile_of = [&](int step) { return block.first_tile + (group == 1 ? step : step % block.tiles); };
   const auto start_copy = [&](int step) {
     if (step < steps) {
-      const int m = (first_tile + step % tiles) * kBlockM, stage = step % Shape::kStages;
-      const unsigned h = g * group + step / tiles;
-      const bool whole = m + kBlockM <= range.q_len;
-      const std::int64_t begin = f.is_varlen_q() ? f.q_begin(b) : 0;
-      const T* const q = static_cast<const T*>(f.q) + row_offset(f.is_varlen_q(), begin, b, h, m, f.stride_q_batch,
+      const int m = tile_of(step) * kBlockM, stage = step % Shape::kStages;
+      const unsigned h = head_of(step);
+      const bool whole = m + kBlockM <= block.range.q_len;
+      const std::int64_t begin = f.is_varlen_q() ? f.q_begin(block.b) : 0;
+      const T* const q = static_cast<const T*>(f.q) + row_offset(f.is_varlen_q(), begin, block.b, h, m, f.stride_q_batch,
                                                                  f.stride_q_head, f.stride_q_token);
       load_tile<kBlockM, kDim, kThreads>(
           base + Shape::kQ + stage * Shape::kQBytes, static_cast<int>(f.head_dim), plan.vectors_q,
           plan.vectors_q && whole ? q : nullptr, f.stride_q_token,
-          [&](int row) -> const T* { return m + row < range.q_len ? q + row * f.stride_q_token : nullptr; });
+          [&](int row) -> const T* { return m + row < block.range.q_len ? q + row * f.stride_q_token : nullptr; });
       const T* const grad_out =
-          static_cast<const T*>(p.grad_out) + row_offset(f.is_varlen_q(), begin, b, h, m, p.stride_grad_out_batch,
+          static_cast<const T*>(p.grad_out) + row_offset(f.is_varlen_q(), begin, block.b, h, m, p.stride_grad_out_batch,
                                                          p.stride_grad_out_head, p.stride_grad_out_token);
       load_tile<kBlockM, kDim, kThreads>(
           base + Shape::kGradOut + stage * Shape::kQBytes, static_cast<int>(f.head_dim_v), plan.vectors_grad_out,
           plan.vectors_grad_out && whole ? grad_out : nullptr, p.stride_grad_out_token,
-          [&](int row) -> const T* { return m + row < range.q_len ? grad_out + row * p.stride_grad_out_token : nullptr; });
+          [&](int row) -> const T* { return m + row < block.range.q_len ? grad_out + row * p.stride_grad_out_token : nullptr; });
       if (threadIdx.x < 2 * kBlockM) {
         const int row = threadIdx.x % kBlockM, i = m + row;
-        const bool of_delta = threadIdx.x >= kBlockM, inside = i < range.q_len;
-        const float* from = of_delta ? plan.delta + (b * f.heads_q + h) * f.seq_q + i : f.lse + f.lse_offset(b, h, i);
+        const bool of_delta = threadIdx.x >= kBlockM, inside = i < block.range.q_len;
+        const float* from = (of_delta ? plan.delta : plan.lse) + (block.b * f.heads_q + h) * f.seq_q + i;
         ptx::cp_async_4(base + (of_delta ? Shape::kDelta : Shape::kLse) + (stage * kBlockM + row) * 4,
                         inside ? from : plan.delta, inside ? 4 : 0);
       }
@@ -231,147 +244,21 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
   const int key = first_key + warp * 16 + lane / 4;  // and key + 8
   const bool ordered = p.deterministic && p.grad_q;
 
-  for (int step = 0; step < steps; ++step) {
-    const int m = (first_tile + step % tiles) * kBlockM, stage = step % Shape::kStages;
-    const unsigned h = g * group + step / tiles;
-    const std::uint32_t tile_q = base + Shape::kQ + stage * Shape::kQBytes;
-    const std::uint32_t tile_do = base + Shape::kGradOut + stage * Shape::kQBytes;
-    const int last_m = min(range.q_len, m + kBlockM) - 1;
-    // Rows past q_len are zero in Q and dO, and give nothing, masked or not.
-    const bool masked = range.first(last_m) > first_key || range.last(m) < first_key + kBlockN;
-
-    ptx::cp_async_wait<0>();
-    if (ordered && step > 0) __threadfence();
-    __syncthreads();  // this step's tiles are there; the last step's are read, its dQ is added
-    if (ordered && step > 0 && threadIdx.x == 0) ptx::store_release(done, done_value);
-    if (step == 0) {
-      const std::uint32_t row = base + Shape::kK + (warp * 16 + lane / 2) * Keys::kPitch + lane % 2 * (Keys::kPitch / 2);
-      const unsigned rows = __ballot_sync(kFullMask, clean<T>(row, Keys::kPitch / 2, 0, 1));
-      unclean[0] = rows >> (lane / 4 * 2) & 3;
-      unclean[1] = rows >> (lane / 4 * 2 + 16) & 3;
-      __syncwarp();
-    }
-    start_copy(step + 1);
-
-    float score[kBlockM / 8][4] = {}, grad_p[kBlockM / 8][4] = {};
-    const auto product = [&](float (&to)[kBlockM / 8][4], std::uint32_t rows, std::uint32_t columns) {
-#pragma unroll
-      for (int d = 0; d < kDim / 16; ++d) {
-        std::uint32_t a[4];
-        ptx::ldmatrix_x4(a, Keys::at_slice(rows + warp * 16 * Keys::kPitch + lane_a, d));
-#pragma unroll
-        for (int n = 0; n < kBlockM / 16; ++n) {
-          std::uint32_t queries[4];
-          ptx::ldmatrix_x4(queries, Keys::at_slice(columns + lane_b, d) + n * 16 * Keys::kPitch);
-          ptx::mma_m16n8k16<T>(to[2 * n], a, queries[0], queries[1]);
-          ptx::mma_m16n8k16<T>(to[2 * n + 1], a, queries[2], queries[3]);
-        }
-      }
-    };
-    product(score, base + Shape::kK, tile_q);
-
-    const float* const lse = reinterpret_cast<const float*>(shared + Shape::kLse) + stage * kBlockM + 2 * (lane % 4);
-    const float* const delta = reinterpret_cast<const float*>(shared + Shape::kDelta) + stage * kBlockM + 2 * (lane % 4);
-#pragma unroll
-    for (int n = 0; n < kBlockM / 8; ++n) {
-      const float2 row_lse = *reinterpret_cast<const float2*>(lse + 8 * n);
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        score[n][e] = ptx::exp2_approx(fmaf(score[n][e], scale_log2, -(e % 2 ? row_lse.y : row_lse.x) * kLog2E));
-    }
-    const auto visible = [&](int n, int e) {
-      const int i = m + 8 * n + 2 * (lane % 4) + e % 2, j = key + e / 2 * 8;
-      return j >= range.first(i) && j < range.last(i) && i < range.q_len;
-    };
-    if (unclean[0] || unclean[1]) {
-#pragma unroll
-      for (int n = 0; n < kBlockM / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (unclean[e / 2]) score[n][e] = NAN;
-    }
-    product(grad_p, base + Shape::kV, tile_do);
-#pragma unroll
-    for (int n = 0; n < kBlockM / 8; ++n) {
-      const float2 row_delta = *reinterpret_cast<const float2*>(delta + 8 * n);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) grad_p[n][e] = score[n][e] * (grad_p[n][e] - (e % 2 ? row_delta.y : row_delta.x));
-    }
-    if (masked) {
-#pragma unroll
-      for (int n = 0; n < kBlockM / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (!visible(n, e)) score[n][e] = grad_p[n][e] = 0.0f;
-      const bool found = any_not_finite<T>(tile_q, Shape::kQBytes, threadIdx.x, kThreads) |
-                         any_not_finite<T>(tile_do, Shape::kQBytes, threadIdx.x, kThreads);
-      if (__syncthreads_or(found)) {
-        // Rare. A non-finite dO reaches dV of the keys that its query sees; through dS, all else is in the scores already.
-#pragma unroll 1
-        for (int n = 0; n < kBlockM; ++n) {
-          const int i = m + n;
-#pragma unroll
-          for (int c = 0; c < kDim / 8; ++c) {
-            const std::uint32_t two = *reinterpret_cast<const std::uint32_t*>(
-                __cvta_shared_to_generic(tile_do + Keys::element(n, 8 * c + 2 * (lane % 4))));
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              const std::uint32_t bits = two >> 16 * e & 0xffff;
-              if (is_finite_bits<T>(bits)) continue;
-              if (key >= range.first(i) && key < range.last(i)) grad_v[c][e] += bits_to_float<T>(bits);
-              if (key + 8 >= range.first(i) && key + 8 < range.last(i)) grad_v[c][2 + e] += bits_to_float<T>(bits);
-            }
-          }
-        }
-        __syncthreads();
-        clean<T>(tile_q, Shape::kQBytes, threadIdx.x, kThreads);
-        clean<T>(tile_do, Shape::kQBytes, threadIdx.x, kThreads);
-        __syncthreads();
-      }
-    }
-
-    // dS^T for dQ: rows are keys.
-    if (p.grad_q) {
-#pragma unroll
-      for (int n = 0; n < kBlockM / 8; ++n)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          *reinterpret_cast<std::uint32_t*>(__cvta_shared_to_generic(
-              base + Shape::kGradS + Scores::element(warp * 16 + lane / 4 + 8 * half, 8 * n + 2 * (lane % 4)))) =
-              pack<T>(grad_p[n][2 * half], grad_p[n][2 * half + 1]);
-    }
-    // An accumulator of 16 keys x 16 queries is the operand of a product over the queries.
-    const auto accumulate = [&](float (&to)[kDim / 8][4], const float (&weights)[kBlockM / 8][4], std::uint32_t rows) {
-#pragma unroll
-      for (int n = 0; n < kBlockM / 16; ++n) {
-        const std::uint32_t a[4] = {pack<T>(weights[2 * n][0], weights[2 * n][1]), pack<T>(weights[2 * n][2], weights[2 * n][3]),
-                                    pack<T>(weights[2 * n + 1][0], weights[2 * n + 1][1]),
-                                    pack<T>(weights[2 * n + 1][2], weights[2 * n + 1][3])};
-#pragma unroll
-        for (int c = 0; c < kDim / 16; ++c) {
-          std::uint32_t columns[4];
-          ptx::ldmatrix_x4_trans(columns, Keys::at_slice(rows + lane_a, c) + n * 16 * Keys::kPitch);
-          ptx::mma_m16n8k16<T>(to[2 * c], a, columns[0], columns[1]);
-          ptx::mma_m16n8k16<T>(to[2 * c + 1], a, columns[2], columns[3]);
-        }
-      }
-    };
-    accumulate(grad_v, score, tile_do);
-    accumulate(grad_k, grad_p, tile_q);
-    if (!p.grad_q) continue;
-
-    const std::int64_t q_tile = static_cast<std::int64_t>(b * f.heads_q + h) * plan.q_tiles + m / kBlockM;
-    const int turn = n_tile - range.first(m) / kBlockN;
-    if (ordered && threadIdx.x == 0)
-      while (ptx::load_acquire(plan.counters + q_tile) < turn) {}
-    __syncthreads();  // dS is there, and it is this block's turn
+  // dQ of a step: computed one step later, so that one barrier a step is enough and the products of two steps overlap.
+  const auto tile_index = [&](int step) {
+    const unsigned h = head_of(step);
+    return static_cast<std::int64_t>(block.b * f.heads_q + h) * plan.q_tiles + tile_of(step);
+  };
+  const auto turn_of = [&](int step) { return block.n_tile - block.range.first(tile_of(step) * kBlockM) / kBlockN; };
+  const auto add_grad_q = [&](int step) {
     const int slice = warp % Shape::kWarpsM, part = warp / Shape::kWarpsM;
     float grad_q[Shape::kColumns / 8][4] = {};
-    const std::uint32_t lane_s = Scores::lane_offset(LaneB::row(lane), LaneB::half(lane));
+    const std::uint32_t lane_s = base + Shape::kGradS + step % 2 * Shape::kGradSBytes +
+                                 Scores::lane_offset(LaneB::row(lane), LaneB::half(lane));
 #pragma unroll
     for (int n = 0; n < kBlockN / 16; ++n) {
       std::uint32_t a[4];
-      ptx::ldmatrix_x4_trans(a, Scores::at_slice(base + Shape::kGradS + lane_s, slice) + n * 16 * Scores::kPitch);
+      ptx::ldmatrix_x4_trans(a, Scores::at_slice(lane_s, slice) + n * 16 * Scores::kPitch);
 #pragma unroll
       for (int c = 0; c < Shape::kColumns / 16; ++c) {
         std::uint32_t columns[4];
@@ -382,20 +269,192 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
       }
     }
     // The sum lies in the order of the fragments: a warp's additions are 512 bytes side by side.
-    float* const sum = plan.sums + q_tile * (kBlockM * kDim) + warp * (16 * Shape::kColumns) + lane * 4;
+    float* const sum = plan.sums + tile_index(step) * (kBlockM * kDim) + warp * (16 * Shape::kColumns) + lane * 4;
 #pragma unroll
     for (int c = 0; c < Shape::kColumns / 8; ++c)
       ptx::reduce_add_4(sum + c * 128, grad_q[c][0], grad_q[c][1], grad_q[c][2], grad_q[c][3]);
-    if (ordered && threadIdx.x == 0) {
-      done = plan.counters + q_tile;
-      done_value = turn + 1;
+  };
+  // Before the barrier that precedes add_grad_q(step). `seen`: what the counter said a while ago. The additions cannot
+  // be performed before the loop ends: they are stores behind a branch and a barrier, and no sum is ever read here.
+  const auto await_turn = [&](int step, int seen) {
+    if (seen >= turn_of(step)) return;
+    while (ptx::load_acquire(plan.counters + tile_index(step)) < turn_of(step)) {}
+  };
+  // After a barrier that follows add_grad_q(step): a release by one thread covers what the barrier ordered before it.
+  const auto pass_turn = [&](int step) { ptx::store_release(plan.counters + tile_index(step), turn_of(step) + 1); };
+  int seen = 0;
+
+  // This warp's keys as operands, in registers where they fit.
+  constexpr bool kHoldKeys = kDim <= 64;
+  [[maybe_unused]] std::uint32_t held_k[kHoldKeys ? kDim / 16 : 1][4], held_v[kHoldKeys ? kDim / 16 : 1][4];
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+  {
+    const std::uint32_t row = base + Shape::kK + (warp * 16 + lane / 2) * Keys::kPitch + lane % 2 * (Keys::kPitch / 2);
+    const unsigned rows = __ballot_sync(kFullMask, clean<T>(row, Keys::kPitch / 2, 0, 1));
+    unclean[0] = rows >> (lane / 4 * 2) & 3;
+    unclean[1] = rows >> (lane / 4 * 2 + 16) & 3;
+    __syncwarp();
+    if constexpr (kHoldKeys) {
+#pragma unroll
+      for (int d = 0; d < kDim / 16; ++d) {
+        ptx::ldmatrix_x4(held_k[d], Keys::at_slice(base + Shape::kK + warp * 16 * Keys::kPitch + lane_a, d));
+        ptx::ldmatrix_x4(held_v[d], Keys::at_slice(base + Shape::kV + warp * 16 * Keys::kPitch + lane_a, d));
+      }
+    }
+  }
+
+  for (int step = 0; step < steps; ++step) {
+    const int m = tile_of(step) * kBlockM, stage = step % Shape::kStages;
+    const std::uint32_t tile_q = base + Shape::kQ + stage * Shape::kQBytes;
+    const std::uint32_t tile_do = base + Shape::kGradOut + stage * Shape::kQBytes;
+    const int last_m = min(block.range.q_len, m + kBlockM) - 1;
+    // Rows past q_len are zero in Q and dO, and give nothing, masked or not.
+    const bool masked = block.range.first(last_m) > first_key || block.range.last(m) < first_key + kBlockN;
+
+    ptx::cp_async_wait<0>();
+    if (ordered && step > 0 && threadIdx.x == 0) await_turn(step - 1, seen);
+    __syncthreads();  // this step's tiles are there; the last step's are read and its dS is there
+    start_copy(step + 1);
+    if (p.grad_q && step > 0) add_grad_q(step - 1);
+
+#pragma unroll 1
+    for (int part = 0; part < kBlockM / kPart; ++part) {
+      const int first_m = m + part * kPart;
+      const std::uint32_t part_q = tile_q + part * kPart * Keys::kPitch, part_do = tile_do + part * kPart * Keys::kPitch;
+      float score[kPart / 8][4] = {}, grad_p[kPart / 8][4];
+      const auto product = [&](float (&to)[kPart / 8][4], [[maybe_unused]] const auto& held, std::uint32_t rows,
+                               std::uint32_t columns) {
+#pragma unroll
+        for (int d = 0; d < kDim / 16; ++d) {
+          std::uint32_t a[4];
+          if constexpr (kHoldKeys) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) a[r] = held[d][r];
+          } else {
+            ptx::ldmatrix_x4(a, Keys::at_slice(rows + warp * 16 * Keys::kPitch + lane_a, d));
+          }
+#pragma unroll
+          for (int n = 0; n < kPart / 16; ++n) {
+            std::uint32_t queries[4];
+            ptx::ldmatrix_x4(queries, Keys::at_slice(columns + lane_b, d) + n * 16 * Keys::kPitch);
+            ptx::mma_m16n8k16<T>(to[2 * n], a, queries[0], queries[1]);
+            ptx::mma_m16n8k16<T>(to[2 * n + 1], a, queries[2], queries[3]);
+          }
+        }
+      };
+      product(score, held_k, base + Shape::kK, part_q);
+
+      const float* const lse = reinterpret_cast<const float*>(shared + Shape::kLse) + stage * kBlockM + part * kPart + 2 * (lane % 4);
+      const float* const delta = reinterpret_cast<const float*>(shared + Shape::kDelta) + stage * kBlockM + part * kPart + 2 * (lane % 4);
+#pragma unroll
+      for (int n = 0; n < kPart / 8; ++n) {
+        const float2 row_lse = *reinterpret_cast<const float2*>(lse + 8 * n);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          score[n][e] = ptx::exp2_approx(fmaf(score[n][e], scale_log2, e % 2 ? row_lse.y : row_lse.x));
+      }
+      const auto visible = [&](int n, int e) {
+        const int i = first_m + 8 * n + 2 * (lane % 4) + e % 2, j = key + e / 2 * 8;
+        return j >= block.range.first(i) && j < block.range.last(i) && i < block.range.q_len;
+      };
+      if (unclean[0] || unclean[1]) {
+#pragma unroll
+        for (int n = 0; n < kPart / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            if (unclean[e / 2]) score[n][e] = NAN;
+      }
+#pragma unroll
+      for (int n = 0; n < kPart / 8; ++n) {
+        const float2 row_delta = *reinterpret_cast<const float2*>(delta + 8 * n);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) grad_p[n][e] = e % 2 ? row_delta.y : row_delta.x;
+      }
+      product(grad_p, held_v, base + Shape::kV, part_do);
+#pragma unroll
+      for (int n = 0; n < kPart / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) grad_p[n][e] *= score[n][e];
+      if (masked) {
+#pragma unroll
+        for (int n = 0; n < kPart / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            if (!visible(n, e)) score[n][e] = grad_p[n][e] = 0.0f;
+        const bool found = any_not_finite<T>(part_q, kPart * Keys::kPitch, threadIdx.x, kThreads) |
+                           any_not_finite<T>(part_do, kPart * Keys::kPitch, threadIdx.x, kThreads);
+        if (__syncthreads_or(found)) {
+          // Rare. A non-finite dO reaches dV of the keys that its query sees; through dS, all else is in the scores already.
+#pragma unroll 1
+          for (int n = 0; n < kPart; ++n) {
+            const int i = first_m + n;
+#pragma unroll
+            for (int c = 0; c < kDim / 8; ++c) {
+              const std::uint32_t two = *reinterpret_cast<const std::uint32_t*>(
+                  __cvta_shared_to_generic(part_do + Keys::element(n, 8 * c + 2 * (lane % 4))));
+#pragma unroll
+              for (int e = 0; e < 2; ++e) {
+                const std::uint32_t bits = two >> 16 * e & 0xffff;
+                if (is_finite_bits<T>(bits)) continue;
+                if (key >= block.range.first(i) && key < block.range.last(i)) grad_v[c][e] += bits_to_float<T>(bits);
+                if (key + 8 >= block.range.first(i) && key + 8 < block.range.last(i)) grad_v[c][2 + e] += bits_to_float<T>(bits);
+              }
+            }
+          }
+          __syncthreads();
+          clean<T>(part_q, kPart * Keys::kPitch, threadIdx.x, kThreads);
+          clean<T>(part_do, kPart * Keys::kPitch, threadIdx.x, kThreads);
+          __syncthreads();
+        }
+      }
+
+      // In the middle of a step: the fence of the release and the load's latency pass under the products.
+      if (ordered && part == kBlockM / kPart - 1 && threadIdx.x == 0) {
+        if (step > 1) pass_turn(step - 2);
+        seen = ptx::load_relaxed(plan.counters + tile_index(step));
+      }
+      // dS^T for dQ: rows are keys.
+      if (p.grad_q) {
+#pragma unroll
+        for (int n = 0; n < kPart / 8; ++n)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            *reinterpret_cast<std::uint32_t*>(__cvta_shared_to_generic(
+                base + Shape::kGradS + step % 2 * Shape::kGradSBytes +
+                Scores::element(warp * 16 + lane / 4 + 8 * half, part * kPart + 8 * n + 2 * (lane % 4)))) =
+                pack<T>(grad_p[n][2 * half], grad_p[n][2 * half + 1]);
+      }
+      // An accumulator of 16 keys x 16 queries is the operand of a product over the queries.
+      const auto accumulate = [&](float (&to)[kDim / 8][4], const float (&weights)[kPart / 8][4], std::uint32_t rows) {
+#pragma unroll
+        for (int n = 0; n < kPart / 16; ++n) {
+          const std::uint32_t a[4] = {pack<T>(weights[2 * n][0], weights[2 * n][1]), pack<T>(weights[2 * n][2], weights[2 * n][3]),
+                                      pack<T>(weights[2 * n + 1][0], weights[2 * n + 1][1]),
+                                      pack<T>(weights[2 * n + 1][2], weights[2 * n + 1][3])};
+#pragma unroll
+          for (int c = 0; c < kDim / 16; ++c) {
+            std::uint32_t columns[4];
+            ptx::ldmatrix_x4_trans(columns, Keys::at_slice(rows + lane_a, c) + n * 16 * Keys::kPitch);
+            ptx::mma_m16n8k16<T>(to[2 * c], a, columns[0], columns[1]);
+            ptx::mma_m16n8k16<T>(to[2 * c + 1], a, columns[2], columns[3]);
+          }
+        }
+      };
+      accumulate(grad_v, score, part_do);
+      accumulate(grad_k, grad_p, part_q);
     }
   }
 
   ptx::cp_async_wait<0>();
-  if (ordered && steps > 0) __threadfence();
+  if (ordered && steps > 0 && threadIdx.x == 0) await_turn(steps - 1, seen);
   __syncthreads();
-  if (ordered && steps > 0 && threadIdx.x == 0) ptx::store_release(done, done_value);
+  if (p.grad_q && steps > 0) add_grad_q(steps - 1);
+  __syncthreads();  // all of K is read
+  if (ordered && threadIdx.x == 0) {
+    if (steps > 1) pass_turn(steps - 2);
+    if (steps > 0) pass_turn(steps - 1);
+  }
 
   // Through the warp's rows of K's and V's tiles, so that they leave in vectors.
   const auto store = [&](const float (&from)[kDim / 8][4], float factor, int tile, void* to, std::int64_t stride_batch,
@@ -411,12 +470,12 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
             pack<T>(from[c][2 * half] * factor, from[c][2 * half + 1] * factor);
     __syncwarp();
     const int warp_first = first_key + warp * 16;
-    T* const row0 = static_cast<T*>(to) + row_offset(f.is_varlen_k(), f.is_varlen_k() ? f.k_begin(b) : 0, b, g, warp_first,
+    T* const row0 = static_cast<T*>(to) + row_offset(f.is_varlen_k(), f.is_varlen_k() ? f.k_begin(block.b) : 0, block.b, block.g, warp_first,
                                                      stride_batch, stride_head, stride_token);
 #pragma unroll 4
     for (int at = lane; at < 16 * Keys::kChunks; at += 32) {
       const int row = at / Keys::kChunks, column = at % Keys::kChunks * 8;
-      if (warp_first + row > last_key || column >= dim) continue;
+      if (warp_first + row >= block.range.k_len || column >= dim) continue;
       const uint4 packed = *reinterpret_cast<const uint4*>(__cvta_shared_to_generic(rows + Keys::offset(row, column / 8)));
       T* const target = row0 + row * stride_token + column;
       if (vectors && column + 8 <= dim) {
@@ -493,6 +552,7 @@ void attention_bwd_instance(const AttentionBackwardParams& p, void* workspace, S
   plan.vectors_grad_k = fits(p.grad_k, f.is_varlen_k() ? 0 : p.stride_grad_k_batch, p.stride_grad_k_head, p.stride_grad_k_token);
   plan.vectors_grad_v = fits(p.grad_v, f.is_varlen_k() ? 0 : p.stride_grad_v_batch, p.stride_grad_v_head, p.stride_grad_v_token);
   plan.delta = reinterpret_cast<float*>(bytes);
+  plan.lse = reinterpret_cast<float*>(bytes + layout.lse);
   plan.sums = reinterpret_cast<float*>(bytes + layout.sums);
   plan.counters = reinterpret_cast<int*>(bytes + layout.counters);
   plan.ticket = plan.counters + f.batch * f.heads_q * layout.tiles;

@@ -13,17 +13,18 @@ namespace flashkernel::cuda::sm80 {
 using attention_bwd_params = AttentionBackwardParams;  // what the generated instances call it
 
 /// Queries a step; the sum of dQ lies in tiles of this many rows.
-constexpr int backward_block_m(int dim) { return 64; }
+constexpr int backward_block_m(int dim) { return dim <= 64 ? 128 : 64; }
 
-/// The workspace: D [batch, heads_q, seq_q] in fp32 first (as the generic kernel leaves it), then the sum of dQ in fp32
-/// tiles [batch, heads_q, tiles][block_m * dim], then one counter a tile and the ticket.
+/// The workspace: -D and then -LSE in base 2, [batch, heads_q, seq_q] in fp32 each (the generic kernel leaves its D in the
+/// first), then the sum of dQ in fp32 tiles [batch, heads_q, tiles][block_m * dim], one counter a tile, and the ticket.
 struct BackwardWorkspace {
-  std::int64_t tiles = 0, sums = 0, counters = 0, bytes = 0;  // tiles a head; then byte offsets
+  std::int64_t tiles = 0, lse = 0, sums = 0, counters = 0, bytes = 0;  // tiles a head; then byte offsets
 
   BackwardWorkspace(const AttentionParams& f, int dim) {
     const std::int64_t block_m = backward_block_m(dim), heads = f.batch * f.heads_q;
     tiles = (f.seq_q + block_m - 1) / block_m;
-    sums = (heads * f.seq_q * 4 + 255) / 256 * 256;
+    lse = heads * f.seq_q * 4;
+    sums = (2 * lse + 255) / 256 * 256;
     counters = sums + heads * tiles * block_m * dim * 4;
     bytes = counters + (heads * tiles + 1) * 4;
   }

@@ -12,6 +12,7 @@ struct KeyRange {
   int q_len, k_len;
   int left, right;  // first(i) = i + left, last(i) = i + right, cut to [0, k_len]
 
+  KeyRange() = default;  // in shared memory: assigned by one thread
   __device__ KeyRange(const AttentionParams& p, std::int64_t b)
       : q_len(static_cast<int>(p.q_length(b))), k_len(static_cast<int>(p.k_length(b))) {
     // Far outside of any sequence, yet i + left and i + right stay inside 32 bits.
