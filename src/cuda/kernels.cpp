@@ -32,6 +32,17 @@ constexpr KernelEntry<Params> generic(const char* name, Verdict (*supports)(cons
   return {name, DeviceType::kCuda, kOldest, kNewest, kCpuAny, kGeneric, supports, workspace, launch};
 }
 
+// A backward kernel that leaves the sinks' gradient to the generic one; they use the workspace one after the other.
+template <void (*kernel)(const AttentionBackwardParams&, void*, Stream)>
+void after_sinks(const AttentionBackwardParams& p, void* workspace, Stream stream) {
+  if (p.grad_sinks) {
+    AttentionBackwardParams rest = p;
+    rest.grad_q = rest.grad_k = rest.grad_v = nullptr;
+    cuda::attention_bwd(rest, workspace, stream);
+  }
+  kernel(p, workspace, stream);
+}
+
 }  // namespace
 
 template <>
@@ -169,7 +180,8 @@ KernelTable<AttentionBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<AttentionBackwardParams> rows[] = {
 #define FK_INSTANCE(op, suffix, dtype, dim)                                                              \
   {#op "/cuda/sm80/" #suffix "/d" #dim,     DeviceType::kCuda, 80, kNewest, kCpuAny, kAmpere,            \
-   cuda::sm80::op##_supports<DType::dtype, dim>, cuda::sm80::op##_workspace<dim>, cuda::sm80::op##_##suffix##_d##dim},
+   cuda::sm80::op##_supports<DType::dtype, dim>, cuda::sm80::op##_workspace<dim>,                             \
+   after_sinks<cuda::sm80::op##_##suffix##_d##dim>},
 #include "cuda/sm80/attention_bwd_instances.inc"
 #undef FK_INSTANCE
       generic<AttentionBackwardParams>("attention_bwd/cuda/generic", cuda::attention_bwd_supports,

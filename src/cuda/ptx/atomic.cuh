@@ -10,7 +10,8 @@ __device__ inline void reduce_add(float* address, float value) {
 #if __CUDA_ARCH__ >= 900
 /// Four neighbours at a multiple of 16 bytes; each one is added atomically.
 __device__ inline void reduce_add_4(float* address, float a, float b, float c, float d) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(a), "f"(b), "f"(c), "f"(d)
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(a), "f"(b), "f"(c),
+               "f"(d)
                : "memory");
 }
 #else

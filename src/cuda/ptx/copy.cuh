@@ -11,12 +11,14 @@ __device__ inline std::uint32_t shared_address(const void* pointer) {
 
 /// 16 bytes past L1; those from `bytes` on are written as zeros. With bytes 0 nothing is read.
 __device__ inline void cp_async_16(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address), "l"(global), "r"(bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address), "l"(global), "r"(bytes)
+               : "memory");
 }
 
 /// 4 bytes; with bytes 0 nothing is read and zero is written.
 __device__ inline void cp_async_4(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address), "l"(global), "r"(bytes) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address), "l"(global), "r"(bytes)
+               : "memory");
 }
 
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

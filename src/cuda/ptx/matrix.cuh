@@ -9,8 +9,8 @@
 
 namespace flashkernel::cuda::ptx {
 
-/// d += a b, fp32 accumulators. Lane l holds of A (16 x 16) rows l/4 and l/4 + 8, columns 2 (l%4) + {0, 1} and + 8; of B
-/// (16 x 8) rows 2 (l%4) + {0, 1} and + 8, column l/4; of D (16 x 8) rows l/4 (d[0], d[1]) and l/4 + 8 (d[2], d[3]),
+/// d += a b, fp32 accumulators. Lane l holds of A (16 x 16) rows l/4 and l/4 + 8, columns 2 (l%4) + {0, 1} and + 8; of
+/// B (16 x 8) rows 2 (l%4) + {0, 1} and + 8, column l/4; of D (16 x 8) rows l/4 (d[0], d[1]) and l/4 + 8 (d[2], d[3]),
 /// columns 2 (l%4) + {0, 1}.
 template <class T>
 __device__ inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
@@ -19,20 +19,21 @@ template <>
 __device__ inline void mma_m16n8k16<__half>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                             std::uint32_t b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 template <>
 __device__ inline void mma_m16n8k16<__nv_bfloat16>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                                    std::uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8 and gets of each matrix row
-/// l/4, columns 2 (l%4) + {0, 1}.
+/// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8 and gets of each matrix
+/// row l/4, columns 2 (l%4) + {0, 1}.
 __device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t shared_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -1,23 +1,23 @@
-// FlashAttention-2 backward (Dao, 2023; Algorithm 2) on the tensor cores of sm_80 and later, five matrix products a pair
-// of tiles. Instantiated by the generated attention_bwd_<dtype>_d<dim>.cu files.
+// FlashAttention-2 backward (Dao, 2023; Algorithm 2) on the tensor cores of sm_80 and later, five matrix products a
+// pair of tiles. Instantiated by the generated attention_bwd_<dtype>_d<dim>.cu files.
 //
 //   S^T = K Q^T    P^T = exp(S^T - LSE)    dP^T = V dO^T    dS^T = P^T * (dP^T - D)
 //   dV += P^T dO   dK += dS^T Q            dQ += dS K       (K, Q, dO from shared memory)
 //
 // A block owns 128 keys of one kv head, 16 a warp, and walks the tiles of queries that see any of them, for every query
-// head of the group. Working on the transposed scores leaves P^T and dS^T in registers as the operands of dV and dK; only
-// dS^T goes through shared memory, for dQ. dK and dV stay in registers; dQ is added to an fp32 sum in global memory.
+// head of the group. Working on the transposed scores leaves P^T and dS^T in registers as the operands of dV and dK;
+// only dS^T goes through shared memory, for dQ. dK and dV stay in registers; dQ is added to an fp32 sum in global
+// memory.
 //
-// Deterministic mode: a counter a tile of queries lets the blocks add in the order of their keys. Blocks take their work by
-// ticket, so the block that one waits for has started before it. The order of heads makes waits rare: as many heads side
-// by side as there are multiprocessors, so that neighbours in time are seldom neighbours in keys.
+// Deterministic mode: a counter a tile of queries lets the blocks add in the order of their keys. Blocks take their
+// work by ticket, so the block that one waits for has started before it. The order of heads makes waits rare: as many
+// heads side by side as there are multiprocessors, so that neighbours in time are seldom neighbours in keys.
 //
 // Invariant on NaN (0 * NaN is NaN in the tensor core): keys and queries outside of what is seen are zero-filled. K is
-// cleaned when it arrives and the scores of its unclean rows become NaN; Q and dO are cleaned in partly masked tiles that
-// hold such values, after the scores are taken, and dO's are added to exactly the rows of dV that see them.
+// cleaned when it arrives and the scores of its unclean rows become NaN; Q and dO are cleaned in partly masked tiles
+// that hold such values, after the scores are taken, and dO's are added to exactly the rows of dV that see them.
 #pragma once
 
-#include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/ptx/atomic.cuh"
 #include "cuda/ptx/math.cuh"
@@ -57,8 +57,9 @@ struct BackwardPlan {
   int* ticket;
 };
 
-__device__ inline std::int64_t row_offset(bool varlen, std::int64_t begin, std::int64_t b, std::int64_t h, std::int64_t i,
-                                          std::int64_t stride_batch, std::int64_t stride_head, std::int64_t stride_token) {
+__device__ inline std::int64_t row_offset(bool varlen, std::int64_t begin, std::int64_t b, std::int64_t h,
+                                          std::int64_t i, std::int64_t stride_batch, std::int64_t stride_head,
+                                          std::int64_t stride_token) {
   return (varlen ? (begin + i) * stride_token : b * stride_batch + i * stride_token) + h * stride_head;
 }
 
@@ -109,7 +110,8 @@ __global__ void __launch_bounds__(256)
   const int q_len = static_cast<int>(f.q_length(b)), m = tile * kBlockM;
   if (m >= q_len) return;
   if (p.grad_q) {
-    float4* const sums = reinterpret_cast<float4*>(plan.sums + static_cast<std::int64_t>(blockIdx.x) * (kBlockM * kDim));
+    float4* const sums =
+        reinterpret_cast<float4*>(plan.sums + static_cast<std::int64_t>(blockIdx.x) * (kBlockM * kDim));
     for (int at = threadIdx.x; at < kBlockM * kDim / 4; at += 256) sums[at] = float4{0.0f, 0.0f, 0.0f, 0.0f};
   }
   const int lane = threadIdx.x % kLanes, column = lane * 8, dim = static_cast<int>(f.head_dim_v);
@@ -117,9 +119,10 @@ __global__ void __launch_bounds__(256)
   for (int row = threadIdx.x / kLanes; row < kBlockM; row += 256 / kLanes) {  // the same count for every thread
     const int i = min(m + row, q_len - 1);
     const T* const out = static_cast<const T*>(f.out) + f.out_offset(b, h, i) + column;
-    const T* const grad_out =
-        static_cast<const T*>(p.grad_out) + row_offset(f.is_varlen_q(), begin, b, h, i, p.stride_grad_out_batch,
-                                                       p.stride_grad_out_head, p.stride_grad_out_token) + column;
+    const T* const grad_out = static_cast<const T*>(p.grad_out) +
+                              row_offset(f.is_varlen_q(), begin, b, h, i, p.stride_grad_out_batch,
+                                         p.stride_grad_out_head, p.stride_grad_out_token) +
+                              column;
     float sum = 0.0f;
     if (plan.vectors_out && plan.vectors_grad_out && column + 8 <= dim) {
       float x[8], y[8];
@@ -187,13 +190,15 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
   const std::uint32_t lane_a = Keys::lane_offset(LaneA::row(lane), LaneA::half(lane));
   const std::uint32_t lane_b = Keys::lane_offset(LaneB::row(lane), LaneB::half(lane));
 
-  const auto load_keys = [&](const void* from, std::int64_t stride_batch, std::int64_t stride_head, std::int64_t stride_token,
-                             std::int64_t dim, bool vectors, int to) {
-    const T* const row0 = static_cast<const T*>(from) + row_offset(f.is_varlen_k(), f.is_varlen_k() ? f.k_begin(block.b) : 0, block.b, block.g,
-                                                                   first_key, stride_batch, stride_head, stride_token);
+  const auto load_keys = [&](const void* from, std::int64_t stride_batch, std::int64_t stride_head,
+                             std::int64_t stride_token, std::int64_t dim, bool vectors, int to) {
+    const T* const row0 =
+        static_cast<const T*>(from) + row_offset(f.is_varlen_k(), f.is_varlen_k() ? f.k_begin(block.b) : 0, block.b,
+                                                 block.g, first_key, stride_batch, stride_head, stride_token);
     // Keys that no query sees are zero-filled, like those past the end.
     const int q_len = block.range.q_len;
-    const int first_seen = q_len > 0 ? block.range.first(0) : 0, last_seen = q_len > 0 ? block.range.last(q_len - 1) : 0;
+    const int first_seen = q_len > 0 ? block.range.first(0) : 0,
+              last_seen = q_len > 0 ? block.range.last(q_len - 1) : 0;
     const bool whole = first_key >= first_seen && first_key + kBlockN <= last_seen;
     load_tile<kBlockN, kDim, kThreads>(base + to, static_cast<int>(dim), vectors, vectors && whole ? row0 : nullptr,
                                        stride_token, [&](int row) -> const T* {
@@ -210,8 +215,8 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
       const unsigned h = head_of(step);
       const bool whole = m + kBlockM <= block.range.q_len;
       const std::int64_t begin = f.is_varlen_q() ? f.q_begin(block.b) : 0;
-      const T* const q = static_cast<const T*>(f.q) + row_offset(f.is_varlen_q(), begin, block.b, h, m, f.stride_q_batch,
-                                                                 f.stride_q_head, f.stride_q_token);
+      const T* const q = static_cast<const T*>(f.q) + row_offset(f.is_varlen_q(), begin, block.b, h, m,
+                                                                 f.stride_q_batch, f.stride_q_head, f.stride_q_token);
       load_tile<kBlockM, kDim, kThreads>(
           base + Shape::kQ + stage * Shape::kQBytes, static_cast<int>(f.head_dim), plan.vectors_q,
           plan.vectors_q && whole ? q : nullptr, f.stride_q_token,
@@ -221,8 +226,9 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
                                                          p.stride_grad_out_head, p.stride_grad_out_token);
       load_tile<kBlockM, kDim, kThreads>(
           base + Shape::kGradOut + stage * Shape::kQBytes, static_cast<int>(f.head_dim_v), plan.vectors_grad_out,
-          plan.vectors_grad_out && whole ? grad_out : nullptr, p.stride_grad_out_token,
-          [&](int row) -> const T* { return m + row < block.range.q_len ? grad_out + row * p.stride_grad_out_token : nullptr; });
+          plan.vectors_grad_out && whole ? grad_out : nullptr, p.stride_grad_out_token, [&](int row) -> const T* {
+            return m + row < block.range.q_len ? grad_out + row * p.stride_grad_out_token : nullptr;
+          });
       if (threadIdx.x < 2 * kBlockM) {
         const int row = threadIdx.x % kBlockM, i = m + row;
         const bool of_delta = threadIdx.x >= kBlockM, inside = i < block.range.q_len;
@@ -253,8 +259,8 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
   const auto add_grad_q = [&](int step) {
     const int slice = warp % Shape::kWarpsM, part = warp / Shape::kWarpsM;
     float grad_q[Shape::kColumns / 8][4] = {};
-    const std::uint32_t lane_s = base + Shape::kGradS + step % 2 * Shape::kGradSBytes +
-                                 Scores::lane_offset(LaneB::row(lane), LaneB::half(lane));
+    const std::uint32_t lane_s =
+        base + Shape::kGradS + step % 2 * Shape::kGradSBytes + Scores::lane_offset(LaneB::row(lane), LaneB::half(lane));
 #pragma unroll
     for (int n = 0; n < kBlockN / 16; ++n) {
       std::uint32_t a[4];
@@ -278,7 +284,8 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
   // be performed before the loop ends: they are stores behind a branch and a barrier, and no sum is ever read here.
   const auto await_turn = [&](int step, int seen) {
     if (seen >= turn_of(step)) return;
-    while (ptx::load_acquire(plan.counters + tile_index(step)) < turn_of(step)) {}
+    while (ptx::load_acquire(plan.counters + tile_index(step)) < turn_of(step)) {
+    }
   };
   // After a barrier that follows add_grad_q(step): a release by one thread covers what the barrier ordered before it.
   const auto pass_turn = [&](int step) { ptx::store_release(plan.counters + tile_index(step), turn_of(step) + 1); };
@@ -321,9 +328,10 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
 #pragma unroll 1
     for (int part = 0; part < kBlockM / kPart; ++part) {
       const int first_m = m + part * kPart;
-      const std::uint32_t part_q = tile_q + part * kPart * Keys::kPitch, part_do = tile_do + part * kPart * Keys::kPitch;
+      const std::uint32_t part_q = tile_q + part * kPart * Keys::kPitch,
+                          part_do = tile_do + part * kPart * Keys::kPitch;
       float score[kPart / 8][4] = {}, grad_p[kPart / 8][4];
-      const auto product = [&](float (&to)[kPart / 8][4], [[maybe_unused]] const auto& held, std::uint32_t rows,
+      const auto product = [&](float(&to)[kPart / 8][4], [[maybe_unused]] const auto& held, std::uint32_t rows,
                                std::uint32_t columns) {
 #pragma unroll
         for (int d = 0; d < kDim / 16; ++d) {
@@ -345,8 +353,10 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
       };
       product(score, held_k, base + Shape::kK, part_q);
 
-      const float* const lse = reinterpret_cast<const float*>(shared + Shape::kLse) + stage * kBlockM + part * kPart + 2 * (lane % 4);
-      const float* const delta = reinterpret_cast<const float*>(shared + Shape::kDelta) + stage * kBlockM + part * kPart + 2 * (lane % 4);
+      const float* const lse =
+          reinterpret_cast<const float*>(shared + Shape::kLse) + stage * kBlockM + part * kPart + 2 * (lane % 4);
+      const float* const delta =
+          reinterpret_cast<const float*>(shared + Shape::kDelta) + stage * kBlockM + part * kPart + 2 * (lane % 4);
 #pragma unroll
       for (int n = 0; n < kPart / 8; ++n) {
         const float2 row_lse = *reinterpret_cast<const float2*>(lse + 8 * n);
@@ -385,7 +395,8 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
         const bool found = any_not_finite<T>(part_q, kPart * Keys::kPitch, threadIdx.x, kThreads) |
                            any_not_finite<T>(part_do, kPart * Keys::kPitch, threadIdx.x, kThreads);
         if (__syncthreads_or(found)) {
-          // Rare. A non-finite dO reaches dV of the keys that its query sees; through dS, all else is in the scores already.
+          // Rare. A non-finite dO reaches dV of the keys that its query sees; through dS, all else is in the scores
+          // already.
 #pragma unroll 1
           for (int n = 0; n < kPart; ++n) {
             const int i = first_m + n;
@@ -398,7 +409,8 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
                 const std::uint32_t bits = two >> 16 * e & 0xffff;
                 if (is_finite_bits<T>(bits)) continue;
                 if (key >= block.range.first(i) && key < block.range.last(i)) grad_v[c][e] += bits_to_float<T>(bits);
-                if (key + 8 >= block.range.first(i) && key + 8 < block.range.last(i)) grad_v[c][2 + e] += bits_to_float<T>(bits);
+                if (key + 8 >= block.range.first(i) && key + 8 < block.range.last(i))
+                  grad_v[c][2 + e] += bits_to_float<T>(bits);
               }
             }
           }
@@ -426,10 +438,11 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
                 pack<T>(grad_p[n][2 * half], grad_p[n][2 * half + 1]);
       }
       // An accumulator of 16 keys x 16 queries is the operand of a product over the queries.
-      const auto accumulate = [&](float (&to)[kDim / 8][4], const float (&weights)[kPart / 8][4], std::uint32_t rows) {
+      const auto accumulate = [&](float(&to)[kDim / 8][4], const float(&weights)[kPart / 8][4], std::uint32_t rows) {
 #pragma unroll
         for (int n = 0; n < kPart / 16; ++n) {
-          const std::uint32_t a[4] = {pack<T>(weights[2 * n][0], weights[2 * n][1]), pack<T>(weights[2 * n][2], weights[2 * n][3]),
+          const std::uint32_t a[4] = {pack<T>(weights[2 * n][0], weights[2 * n][1]),
+                                      pack<T>(weights[2 * n][2], weights[2 * n][3]),
                                       pack<T>(weights[2 * n + 1][0], weights[2 * n + 1][1]),
                                       pack<T>(weights[2 * n + 1][2], weights[2 * n + 1][3])};
 #pragma unroll
@@ -457,7 +470,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
   }
 
   // Through the warp's rows of K's and V's tiles, so that they leave in vectors.
-  const auto store = [&](const float (&from)[kDim / 8][4], float factor, int tile, void* to, std::int64_t stride_batch,
+  const auto store = [&](const float(&from)[kDim / 8][4], float factor, int tile, void* to, std::int64_t stride_batch,
                          std::int64_t stride_head, std::int64_t stride_token, std::int64_t dim, bool vectors) {
     if (!to) return;
     const std::uint32_t rows = base + tile + warp * 16 * Keys::kPitch;
@@ -470,13 +483,14 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
             pack<T>(from[c][2 * half] * factor, from[c][2 * half + 1] * factor);
     __syncwarp();
     const int warp_first = first_key + warp * 16;
-    T* const row0 = static_cast<T*>(to) + row_offset(f.is_varlen_k(), f.is_varlen_k() ? f.k_begin(block.b) : 0, block.b, block.g, warp_first,
-                                                     stride_batch, stride_head, stride_token);
+    T* const row0 = static_cast<T*>(to) + row_offset(f.is_varlen_k(), f.is_varlen_k() ? f.k_begin(block.b) : 0, block.b,
+                                                     block.g, warp_first, stride_batch, stride_head, stride_token);
 #pragma unroll 4
     for (int at = lane; at < 16 * Keys::kChunks; at += 32) {
       const int row = at / Keys::kChunks, column = at % Keys::kChunks * 8;
       if (warp_first + row >= block.range.k_len || column >= dim) continue;
-      const uint4 packed = *reinterpret_cast<const uint4*>(__cvta_shared_to_generic(rows + Keys::offset(row, column / 8)));
+      const uint4 packed =
+          *reinterpret_cast<const uint4*>(__cvta_shared_to_generic(rows + Keys::offset(row, column / 8)));
       T* const target = row0 + row * stride_token + column;
       if (vectors && column + 8 <= dim) {
         *reinterpret_cast<uint4*>(target) = packed;
@@ -488,10 +502,10 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
       }
     }
   };
-  store(grad_k, f.scale, Shape::kK, p.grad_k, p.stride_grad_k_batch, p.stride_grad_k_head, p.stride_grad_k_token, f.head_dim,
-        plan.vectors_grad_k);
-  store(grad_v, 1.0f, Shape::kV, p.grad_v, p.stride_grad_v_batch, p.stride_grad_v_head, p.stride_grad_v_token, f.head_dim_v,
-        plan.vectors_grad_v);
+  store(grad_k, f.scale, Shape::kK, p.grad_k, p.stride_grad_k_batch, p.stride_grad_k_head, p.stride_grad_k_token,
+        f.head_dim, plan.vectors_grad_k);
+  store(grad_v, 1.0f, Shape::kV, p.grad_v, p.stride_grad_v_batch, p.stride_grad_v_head, p.stride_grad_v_token,
+        f.head_dim_v, plan.vectors_grad_v);
 }
 
 // dQ = scale * sum, from the order of the fragments to rows. A thread takes two neighbours of a row.
@@ -506,31 +520,28 @@ __global__ void __launch_bounds__(256)
   const int q_len = static_cast<int>(f.q_length(b)), m = tile * kBlockM;
   if (m >= q_len) return;
   const float* const sums = plan.sums + static_cast<std::int64_t>(blockIdx.x) * (kBlockM * kDim);
-  T* const to = static_cast<T*>(p.grad_q) + row_offset(f.is_varlen_q(), f.is_varlen_q() ? f.q_begin(b) : 0, b, h, m,
-                                                       p.stride_grad_q_batch, p.stride_grad_q_head, p.stride_grad_q_token);
+  T* const to =
+      static_cast<T*>(p.grad_q) + row_offset(f.is_varlen_q(), f.is_varlen_q() ? f.q_begin(b) : 0, b, h, m,
+                                             p.stride_grad_q_batch, p.stride_grad_q_head, p.stride_grad_q_token);
   for (int at = threadIdx.x; at < kBlockM * kPairs; at += 256) {
     const int row = at / kPairs, column = at % kPairs * 2;
     if (m + row >= q_len) return;
     const int warp = row / 16 + column / Shape::kColumns * Shape::kWarpsM, c = column % Shape::kColumns / 8;
     const int lane = row % 8 * 4 + column % 8 / 2, half = row % 16 / 8;
-    const float2 sum = *reinterpret_cast<const float2*>(sums + warp * (16 * Shape::kColumns) + c * 128 + lane * 4 + 2 * half);
+    const float2 sum =
+        *reinterpret_cast<const float2*>(sums + warp * (16 * Shape::kColumns) + c * 128 + lane * 4 + 2 * half);
     T* const target = to + row * p.stride_grad_q_token + column;
     if (column < f.head_dim) target[0] = T(sum.x * f.scale);
     if (column + 1 < f.head_dim) target[1] = T(sum.y * f.scale);
   }
 }
 
-/// An entry of the table. The gradient of the sinks comes from the generic kernel, which starts its workspace with D too.
+/// An entry of the table, but for the gradient of the sinks: cuda/kernels.cpp has the generic kernel compute that
+/// first, in the same workspace.
 template <class T, int kDim>
 void attention_bwd_instance(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   using Shape = BackwardShape<kDim>;
   const AttentionParams& f = p.forward;
-  if (p.grad_sinks) {
-    AttentionBackwardParams rest = p;
-    rest.grad_q = rest.grad_k = rest.grad_v = nullptr;
-    attention_bwd(rest, workspace, stream);
-  }
-
   const CudaDeviceGuard guard(f.device.index);
   const cudaStream_t s = native(stream);
   const BackwardWorkspace layout(f, kDim);
@@ -549,8 +560,10 @@ void attention_bwd_instance(const AttentionBackwardParams& p, void* workspace, S
   plan.vectors_out = fits(f.out, f.is_varlen_q() ? 0 : f.stride_out_batch, f.stride_out_head, f.stride_out_token);
   plan.vectors_grad_out =
       fits(p.grad_out, f.is_varlen_q() ? 0 : p.stride_grad_out_batch, p.stride_grad_out_head, p.stride_grad_out_token);
-  plan.vectors_grad_k = fits(p.grad_k, f.is_varlen_k() ? 0 : p.stride_grad_k_batch, p.stride_grad_k_head, p.stride_grad_k_token);
-  plan.vectors_grad_v = fits(p.grad_v, f.is_varlen_k() ? 0 : p.stride_grad_v_batch, p.stride_grad_v_head, p.stride_grad_v_token);
+  plan.vectors_grad_k =
+      fits(p.grad_k, f.is_varlen_k() ? 0 : p.stride_grad_k_batch, p.stride_grad_k_head, p.stride_grad_k_token);
+  plan.vectors_grad_v =
+      fits(p.grad_v, f.is_varlen_k() ? 0 : p.stride_grad_v_batch, p.stride_grad_v_head, p.stride_grad_v_token);
   plan.delta = reinterpret_cast<float*>(bytes);
   plan.lse = reinterpret_cast<float*>(bytes + layout.lse);
   plan.sums = reinterpret_cast<float*>(bytes + layout.sums);

@@ -15,8 +15,9 @@ using attention_bwd_params = AttentionBackwardParams;  // what the generated ins
 /// Queries a step; the sum of dQ lies in tiles of this many rows.
 constexpr int backward_block_m(int dim) { return dim <= 64 ? 128 : 64; }
 
-/// The workspace: -D and then -LSE in base 2, [batch, heads_q, seq_q] in fp32 each (the generic kernel leaves its D in the
-/// first), then the sum of dQ in fp32 tiles [batch, heads_q, tiles][block_m * dim], one counter a tile, and the ticket.
+/// The workspace: -D and then -LSE in base 2, [batch, heads_q, seq_q] in fp32 each (the generic kernel leaves its D in
+/// the first), then the sum of dQ in fp32 tiles [batch, heads_q, tiles][block_m * dim], one counter a tile, and the
+/// ticket.
 struct BackwardWorkspace {
   std::int64_t tiles = 0, lse = 0, sums = 0, counters = 0, bytes = 0;  // tiles a head; then byte offsets
 

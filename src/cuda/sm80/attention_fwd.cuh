@@ -1,16 +1,16 @@
-// FlashAttention-2 forward (Dao, 2023; Algorithm 1) on the tensor cores of sm_80 and later: mma.sync m16n8k16, ldmatrix,
-// cp.async. Instantiated by the generated attention_fwd_<dtype>_d<dim>.cu files; launched through attention_fwd.cpp's
-// table.
+// FlashAttention-2 forward (Dao, 2023; Algorithm 1) on the tensor cores of sm_80 and later: mma.sync m16n8k16,
+// ldmatrix, cp.async. Instantiated by the generated attention_fwd_<dtype>_d<dim>.cu files; launched through
+// attention_fwd.cpp's table.
 //
 // A block owns kBlockM queries of one head and walks the tiles of keys that any of them sees, the last one first. K and
-// V tiles pass through one ring of kStages slots (K of a tile, its V, K of the next tile, ...): each phase waits for its
-// slot, starts the copy kStages - 1 phases ahead and computes. Scores stay in registers, where an accumulator of Q K^T
-// has the layout of P as an operand of P V.
+// V tiles pass through one ring of kStages slots (K of a tile, its V, K of the next tile, ...): each phase waits for
+// its slot, starts the copy kStages - 1 phases ahead and computes. Scores stay in registers, where an accumulator of Q
+// K^T has the layout of P as an operand of P V.
 //
-// Invariant on NaN: the tensor core makes 0 * NaN = NaN out of a masked pair. Rows of K and V that no query of the block
-// sees are zero-filled. Rows that some of its queries see may hold NaN or infinity: the block first computes as if they
-// did not, and if a result is not finite it starts again, `careful`: non-finite values of V in partly masked tiles are
-// then added to exactly the rows that see them, and zeroed before the matrix product.
+// Invariant on NaN: the tensor core makes 0 * NaN = NaN out of a masked pair. Rows of K and V that no query of the
+// block sees are zero-filled. Rows that some of its queries see may hold NaN or infinity: the block first computes as
+// if they did not, and if a result is not finite it starts again, `careful`: non-finite values of V in partly masked
+// tiles are then added to exactly the rows that see them, and zeroed before the matrix product.
 #pragma once
 
 #include "cuda/host/launch.hpp"
@@ -38,8 +38,8 @@ struct ForwardShape {
 };
 
 struct ForwardPlan {
-  int q_tiles;         // of the longest sequence
-  int heads_at_once;   // heads whose blocks alternate: as many as keep K and V in the L2 cache
+  int q_tiles;            // of the longest sequence
+  int heads_at_once;      // heads whose blocks alternate: as many as keep K and V in the L2 cache
   bool page_holds_tiles;  // pages are whole tiles of keys
   bool vectors_q, vectors_k, vectors_v, vectors_out;  // rows start at multiples of 16 bytes
 };
@@ -77,9 +77,13 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
   } block;
   if (threadIdx.x == 0) {
     block.k = static_cast<const T*>(p.k) + g * p.stride_k_head +
-              (p.is_paged() ? 0 : p.is_varlen_k() ? p.k_begin(b) * p.stride_k_token : b * p.stride_k_batch);
+              (p.is_paged()      ? 0
+               : p.is_varlen_k() ? p.k_begin(b) * p.stride_k_token
+                                 : b * p.stride_k_batch);
     block.v = static_cast<const T*>(p.v) + g * p.stride_v_head +
-              (p.is_paged() ? 0 : p.is_varlen_k() ? p.k_begin(b) * p.stride_v_token : b * p.stride_v_batch);
+              (p.is_paged()      ? 0
+               : p.is_varlen_k() ? p.k_begin(b) * p.stride_v_token
+                                 : b * p.stride_v_batch);
     block.first_key = first_key;
     block.last_key = last_key;
     block.first_full = (range.first(last_query) + kBlockN - 1) / kBlockN;
@@ -138,7 +142,8 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
   }
 
   const float scale_log2 = kModified ? kLog2E : p.scale * kLog2E;  // modified scores are scaled already
-  [[maybe_unused]] const float slope = kModified && p.alibi_slopes ? p.alibi_slopes[b * p.stride_alibi_batch + h] : 0.0f;
+  [[maybe_unused]] const float slope =
+      kModified && p.alibi_slopes ? p.alibi_slopes[b * p.stride_alibi_batch + h] : 0.0f;
   const int row_in_block = warp * kSlices * 16 + lane / 4;  // of slice 0, upper half; +16 a slice, +8 the lower half
   float out[kSlices][kDim / 8][4];
   float maximum[kSlices][2], sum[kSlices][2];
@@ -238,8 +243,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
         for (int half = 0; half < 2; ++half) {
           float m = maximum[s][half];
 #pragma unroll
-          for (int n = 0; n < kBlockN / 8; ++n)
-            m = fmaxf(m, fmaxf(score[s][n][2 * half], score[s][n][2 * half + 1]));
+          for (int n = 0; n < kBlockN / 8; ++n) m = fmaxf(m, fmaxf(score[s][n][2 * half], score[s][n][2 * half + 1]));
           m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 1));
           m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 2));
           highest[s][half] = m;
@@ -266,8 +270,8 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
       for (int s = 0; s < kSlices; ++s)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          shift[s][half] = kModified ? SoftmaxState::shift(maximum[s][half])
-                                     : SoftmaxState::shift(maximum[s][half]) * scale_log2;
+          shift[s][half] =
+              kModified ? SoftmaxState::shift(maximum[s][half]) : SoftmaxState::shift(maximum[s][half]) * scale_log2;
 
       // O += P V
       const std::uint32_t values = slot_of(item + 1);
@@ -309,8 +313,10 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
           for (int quarter = 0; quarter < 4; ++quarter) {
             const int half = quarter % 2;
             float* x = &score[s][2 * n + quarter / 2][2 * half];
-            x[0] = ptx::exp2_approx(kModified ? (x[0] - shift[s][half]) * kLog2E : fmaf(x[0], scale_log2, -shift[s][half]));
-            x[1] = ptx::exp2_approx(kModified ? (x[1] - shift[s][half]) * kLog2E : fmaf(x[1], scale_log2, -shift[s][half]));
+            x[0] = ptx::exp2_approx(kModified ? (x[0] - shift[s][half]) * kLog2E
+                                              : fmaf(x[0], scale_log2, -shift[s][half]));
+            x[1] = ptx::exp2_approx(kModified ? (x[1] - shift[s][half]) * kLog2E
+                                              : fmaf(x[1], scale_log2, -shift[s][half]));
             sum[s][half] += x[0] + x[1];
             a[s][quarter] = pack<T>(x[0], x[1]);
           }
@@ -339,6 +345,8 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
     if (!__syncthreads_or(zero != zero)) break;
   }
 
+  if (num_tiles == 0) __syncthreads();  // no phase has waited for the others' copies of Q, whose place is reused now
+
   // Rows of a warp go through the warp's part of Q's tile, so that they leave in vectors of 16 bytes.
 #pragma unroll
   for (int s = 0; s < kSlices; ++s)
@@ -348,7 +356,9 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
       total += __shfl_xor_sync(kFullMask, total, 1);
       total += __shfl_xor_sync(kFullMask, total, 2);
       SoftmaxState state;
-      state.maximum = kModified ? maximum[s][half] : maximum[s][half] == -INFINITY ? -INFINITY : maximum[s][half] * p.scale;
+      state.maximum = kModified                       ? maximum[s][half]
+                      : maximum[s][half] == -INFINITY ? -INFINITY
+                                                      : maximum[s][half] * p.scale;
       state.sum = total;
       float lse;
       const float factor = state.finish(p.sinks, h, &lse);
@@ -357,7 +367,8 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
 #pragma unroll
       for (int c = 0; c < kDim / 8; ++c) {
         const bool empty = factor == 0.0f;
-        *reinterpret_cast<std::uint32_t*>(__cvta_shared_to_generic(warp_q + Tile::element(row, 8 * c + 2 * (lane % 4)))) =
+        *reinterpret_cast<std::uint32_t*>(
+            __cvta_shared_to_generic(warp_q + Tile::element(row, 8 * c + 2 * (lane % 4)))) =
             pack<T>(empty ? 0.0f : out[s][c][2 * half] * factor, empty ? 0.0f : out[s][c][2 * half + 1] * factor);
       }
     }
@@ -369,7 +380,8 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
   for (int at = lane; at < kSlices * 16 * Tile::kChunks; at += 32) {
     const int row = at / Tile::kChunks, column = at % Tile::kChunks * 8;
     if (warp_first + row > last_query || column >= dim_v) continue;
-    const uint4 packed = *reinterpret_cast<const uint4*>(__cvta_shared_to_generic(warp_q + Tile::offset(row, column / 8)));
+    const uint4 packed =
+        *reinterpret_cast<const uint4*>(__cvta_shared_to_generic(warp_q + Tile::offset(row, column / 8)));
     T* row_to = to + row * p.stride_out_token + column;
     if (plan.vectors_out && column + 8 <= dim_v) {
       *reinterpret_cast<uint4*>(row_to) = packed;

@@ -1,4 +1,5 @@
-// What happens to a score when a call has a softcap, a bias or ALiBi slopes: tile/attention_score.cuh with a faster tanh.
+// What happens to a score when a call has a softcap, a bias or ALiBi slopes: tile/attention_score.cuh with a faster
+// tanh.
 #pragma once
 
 #include "cuda/ptx/math.cuh"

@@ -1,5 +1,5 @@
-// Tiles of 16-bit rows in shared memory, swizzled so that ldmatrix (8 rows, one 16-byte chunk) and row-wise writes touch
-// all 32 banks once. Rows are kDim * 2 bytes apart, without padding.
+// Tiles of 16-bit rows in shared memory, swizzled so that ldmatrix (8 rows, one 16-byte chunk) and row-wise writes
+// touch all 32 banks once. Rows are kDim * 2 bytes apart, without padding.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace flashkernel::cuda {
 template <int kDim>
 struct SharedTile {
   static_assert(kDim % 32 == 0, "whole groups of chunks");
-  static constexpr int kPitch = kDim * 2;        // bytes
-  static constexpr int kChunks = kDim / 8;       // of 16 bytes in a row
+  static constexpr int kPitch = kDim * 2;   // bytes
+  static constexpr int kChunks = kDim / 8;  // of 16 bytes in a row
   // Rows of whole 128-byte lines: chunk ^ row % 8 spreads 8 rows over the 8 places of a line. Rows of 64 or 192 bytes:
   // two neighbouring rows already start half a line apart, chunk ^ row / 2 % 4 does the rest.
   static constexpr int kGroup = kChunks % 8 == 0 ? 8 : 4;
@@ -28,8 +28,8 @@ struct SharedTile {
   /// Byte offset of one element.
   __device__ static std::uint32_t element(int row, int column) { return offset(row, column / 8) + column % 8 * 2; }
 
-  /// What a lane adds to the address of the first row, for ldmatrix: `row` of the tile, `half` of a slice of 16 columns.
-  /// Rows 8 further have the same twist, so kPitch * 8 steps are plain additions.
+  /// What a lane adds to the address of the first row, for ldmatrix: `row` of the tile, `half` of a slice of 16
+  /// columns. Rows 8 further have the same twist, so kPitch * 8 steps are plain additions.
   __device__ static std::uint32_t lane_offset(int row, int half) {
     return row * kPitch + (static_cast<std::uint32_t>(half) ^ twist(row)) * 16;
   }
@@ -51,9 +51,9 @@ struct LaneB {
   __device__ static int half(int lane) { return lane / 8 % 2; }
 };
 
-/// Fills kRows rows; columns from `dim` on become zero. When all rows are there, evenly spaced and at multiples of 16 bytes,
-/// `first_row` says where (the path of nearly every tile); else it is null and `row_of(row)` is a row's first element, or
-/// null for a row of zeros. Copies are asynchronous, except those of unaligned rows (`vectors` false).
+/// Fills kRows rows; columns from `dim` on become zero. When all rows are there, evenly spaced and at multiples of 16
+/// bytes, `first_row` says where (the path of nearly every tile); else it is null and `row_of(row)` is a row's first
+/// element, or null for a row of zeros. Copies are asynchronous, except those of unaligned rows (`vectors` false).
 template <int kRows, int kDim, int kThreads, class T, class RowOf>
 __device__ inline void load_tile(std::uint32_t tile, int dim, bool vectors, const T* first_row, std::int64_t stride,
                                  RowOf row_of) {
@@ -82,8 +82,8 @@ __device__ inline void load_tile(std::uint32_t tile, int dim, bool vectors, cons
     for (int group = 0; group < Tile::kChunks / kAcross; ++group) {
       const int count = from ? bytes(group) / 2 : 0;
       const T* source = from + (group * kAcross + chunk) * 8;
-      uint4* target = static_cast<uint4*>(
-          __cvta_shared_to_generic(to + pass * kRowsAPass * Tile::kPitch + group * kAcross * 16));
+      uint4* target =
+          static_cast<uint4*>(__cvta_shared_to_generic(to + pass * kRowsAPass * Tile::kPitch + group * kAcross * 16));
       if (count == 0) {
         *target = uint4{0, 0, 0, 0};
       } else if (vectors) {
@@ -126,8 +126,10 @@ __device__ inline bool is_finite_bits(std::uint32_t bits) {
 template <class T>
 __device__ inline float bits_to_float(std::uint32_t bits) {
   const auto half = static_cast<unsigned short>(bits);
-  if constexpr (kExponentBits<T> == 0x7c00) return __half2float(__ushort_as_half(half));
-  else return __bfloat162float(__ushort_as_bfloat16(half));
+  if constexpr (kExponentBits<T> == 0x7c00)
+    return __half2float(__ushort_as_half(half));
+  else
+    return __bfloat162float(__ushort_as_bfloat16(half));
 }
 
 }  // namespace flashkernel::cuda
