@@ -7,6 +7,7 @@ broken build, driver or processor feature; the real tests are kernel_conformance
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,8 +36,9 @@ class CheckResult:
 class _Inputs:
     """Random inputs of one dtype on one device, and their exact values in float64."""
 
-    def __init__(self, dtype: str, device: str):
+    def __init__(self, dtype: str, device: str, head_dim: int = 64):
         self.dtype = dtype
+        self.head_dim = head_dim
         self.device = device
         self.options: dict[str, Any] = {"dtype": "bfloat16"} if dtype == "bfloat16" and device == "cpu" else {}
         self._random = np.random.default_rng(0)
@@ -122,10 +124,11 @@ def _attention_paged(inputs: _Inputs) -> _Pairs:
 
 
 def _attention_bwd(inputs: _Inputs) -> _Pairs:
-    (q, q64), (k, k64), (v, v64), (g, g64) = (inputs.randn(1, 2, 33, 64) for _ in range(4))
+    dim = inputs.head_dim
+    (q, q64), (k, k64), (v, v64), (g, g64) = (inputs.randn(1, 2, 33, dim) for _ in range(4))
     weights, lse = _probabilities(q64, k64, True)
     out = weights @ v64
-    scores = weights * (g64 @ v64.swapaxes(-1, -2) - (g64 * out).sum(-1, keepdims=True)) / 8
+    scores = weights * (g64 @ v64.swapaxes(-1, -2) - (g64 * out).sum(-1, keepdims=True)) / math.sqrt(dim)
     grads = fk.attention_backward(g, q, k, v, inputs.rounded(out), inputs.float32(lse), causal=True, **inputs.options)
     return list(zip(grads, [scores @ k64, scores.swapaxes(-1, -2) @ q64, weights.swapaxes(-1, -2) @ g64], strict=True))
 
@@ -294,8 +297,8 @@ def _kv_copy_pages(inputs: _Inputs) -> _Pairs:
 
 CASES: dict[str, list[_Case]] = {
     "attention_fwd": [
-        lambda inputs: _attention(inputs, 33, 65, 64),
-        lambda inputs: _attention(inputs, 1, 65, 64),
+        lambda inputs: _attention(inputs, 33, 65, inputs.head_dim),
+        lambda inputs: _attention(inputs, 1, 65, inputs.head_dim),
         lambda inputs: _attention(inputs, 20, 40, 128),
         _attention_paged,
     ],
@@ -344,11 +347,13 @@ def check_kernel(kernel: Any) -> CheckResult:
 
     if kernel.op not in CASES:
         return result(False, f"no case for the op {kernel.op}")
+    bucket = re.search(r"/d(\d+)$", kernel.id)  # an instance serves one head_dim
+    head_dim = int(bucket[1]) if bucket else 64
     ran: dict[str, float] = {}
     refusal = ""
     for dtype, tolerance in TOLERANCE.items():
         for case in CASES[kernel.op]:
-            inputs = _Inputs(dtype, kernel.device)
+            inputs = _Inputs(dtype, kernel.device, head_dim)
             try:
                 before = _calls(kernel.id)
                 with fk.force(kernel.id):

@@ -63,6 +63,8 @@ int cuda_compute_capability(int index) noexcept {
 const char* why_no_cuda() noexcept { return num_cuda_devices() > 0 ? nullptr : devices().why_none.c_str(); }
 
 const CudaDeviceProperties& cuda_device_properties(int index) {
+  if (num_cuda_devices() == 0)
+    throw Unsupported("cuda:" + std::to_string(index) + ": no CUDA device can be used: " + devices().why_none);
   if (index < 0 || index >= num_cuda_devices())
     throw InvalidArgument("cuda:" + std::to_string(index) + ": there are " + std::to_string(num_cuda_devices()) +
                           " CUDA devices");

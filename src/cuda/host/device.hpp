@@ -14,7 +14,7 @@ struct CudaDeviceProperties {
   int l2_bytes = 0;
 };
 
-/// Of a device that exists; cached.
+/// Cached. Unsupported where no device can be used, InvalidArgument for an index that does not exist.
 const CudaDeviceProperties& cuda_device_properties(int index);
 
 /// Makes a device current for a scope and puts the caller's back.
