@@ -49,6 +49,15 @@ struct Sequence {
   std::int64_t token(std::int64_t row) const { return row / group; }
   std::int64_t head(std::int64_t row) const { return head0 + row % group; }
 
+  // The same sequence, `n` kv heads on.
+  Sequence other_head(std::int64_t n) const {
+    Sequence s = *this;
+    s.head0 += n * group;
+    s.k.base += n * p->stride_k_head;
+    s.v.base += n * p->stride_v_head;
+    return s;
+  }
+
   const T* q_row(std::int64_t row) const {
     return static_cast<const T*>(p->q) + offset(row, p->stride_q_batch, p->stride_q_head, p->stride_q_token);
   }

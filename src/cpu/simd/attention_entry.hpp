@@ -14,17 +14,23 @@ namespace {
 struct DecodeSplit {
   std::int64_t chunks = 0;  // 0: keys are not split
   std::int64_t part_floats = 0;
+  int heads = 1;  // most kv heads of a task
 };
 
 inline DecodeSplit plan_split(const AttentionParams& p, int num_threads) {
-  const std::int64_t rows = p.seq_q * (p.heads_q / p.heads_kv), tasks = p.batch * p.heads_kv;
+  const std::int64_t rows = p.seq_q * (p.heads_q / p.heads_kv);
+  const std::int64_t longest = p.block_table ? p.max_pages * p.page_size : p.seq_k, chunks = ceil_div(longest, kChunk);
   DecodeSplit s;
+  s.heads = heads_together(p, rows > kDecodeRows ? 1 : rows);  // of mixed lengths, those of few rows take fewer
+  if (rows > kDecodeRows || num_threads == 1) return s;
+  const auto tasks = [&] { return p.batch * ceil_div(p.heads_kv, std::int64_t{s.heads}); };
   // Whole sequences balance well once there are a few for each thread; splitting costs the parts' memory and a fold.
-  if (rows > kDecodeRows || tasks >= std::int64_t{4} * num_threads || num_threads == 1) return s;
-  const std::int64_t longest = p.block_table ? p.max_pages * p.page_size : p.seq_k;
-  if (longest <= kChunk) return s;
-  s.chunks = ceil_div(longest, kChunk);
-  s.part_floats = part_floats(p, rows);
+  if (tasks() < std::int64_t{4} * num_threads && chunks > 1) {
+    s.chunks = chunks;
+    s.part_floats = part_floats(p, rows);
+  }
+  // Fewer heads a task where there are too few tasks for the threads.
+  while (s.heads > 1 && tasks() * chunks < std::int64_t{4} * num_threads) s.heads = (s.heads + 1) / 2;
   return s;
 }
 
@@ -63,7 +69,10 @@ struct AttentionRun {
       const Task task = find_task(*run.p, run.grid, t);
       const Sequence<T> seq = sequence_of<T>(*run.p, task.b, task.head_kv);
       if (seq.rows() <= kDecodeRows) {
-        decode_task(seq, decode_memory(run, worker));
+        const int heads = imin(run.split.heads, heads_together(*run.p, seq.rows()));
+        if (task.head_kv % heads != 0) continue;  // it goes with a head before it
+        decode_task(seq, static_cast<int>(imin<std::int64_t>(heads, run.p->heads_kv - task.head_kv)),
+                    decode_memory(run, worker));
       } else {
         const std::int64_t row0 = task.block * run.grid.rows_per_task;
         Path::template run<T>(seq, row0, imin(seq.rows(), row0 + run.grid.rows_per_task),
@@ -74,10 +83,15 @@ struct AttentionRun {
   static void split_parts(void* context, std::int64_t begin, std::int64_t end, int worker) {
     const AttentionRun& run = *static_cast<AttentionRun*>(context);
     for (std::int64_t t = begin; t < end; ++t) {
-      const std::int64_t pair = t / run.split.chunks, key0 = t % run.split.chunks * kChunk;
-      const Sequence<T> seq = sequence_of<T>(*run.p, pair / run.p->heads_kv, pair % run.p->heads_kv);
+      const std::int64_t unit = t / run.split.chunks, chunk = t % run.split.chunks, key0 = chunk * kChunk;
+      const std::int64_t heads_kv = run.p->heads_kv, units = ceil_div(heads_kv, std::int64_t{run.split.heads});
+      const std::int64_t b = unit / units, head_kv = unit % units * run.split.heads;
+      const Sequence<T> seq = sequence_of<T>(*run.p, b, head_kv);
       if (seq.rows() == 0 || key0 + kChunk <= seq.first_key(0) || key0 >= seq.last_key(seq.rows() - 1)) continue;
-      decode_part(seq, key0, decode_memory(run, worker), run.parts + t * run.part_stride);
+      decode_part(seq, static_cast<int>(imin<std::int64_t>(run.split.heads, heads_kv - head_kv)), key0,
+                  decode_memory(run, worker),
+                  run.parts + ((b * heads_kv + head_kv) * run.split.chunks + chunk) * run.part_stride,
+                  run.split.chunks * run.part_stride);
     }
   }
   static void split_fold(void* context, std::int64_t begin, std::int64_t end, int worker) {
@@ -109,7 +123,8 @@ inline void launch_typed(const AttentionParams& p, void* workspace) {
   }
   run.part_stride = round_up(run.split.part_floats * 4, 64) / 4;
   run.parts = arena.take<float>(pairs * run.split.chunks * run.part_stride);
-  parallel_for(pairs * run.split.chunks, 1, threads, run.split_parts, &run);
+  const std::int64_t units = p.batch * ceil_div(p.heads_kv, std::int64_t{run.split.heads});
+  parallel_for(units * run.split.chunks, 1, threads, run.split_parts, &run);
   parallel_for(pairs, 1, threads, run.split_fold, &run);
 }
 
