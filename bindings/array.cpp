@@ -22,7 +22,8 @@ Managed* make_export(const Array& array) {
   dlpack::Tensor& tensor = exported->managed.tensor;
   TensorView& view = exported->array.view;
   tensor.data = view.data;
-  tensor.device = view.device.is_cpu() ? dlpack::Device{dlpack::kCpu, 0} : dlpack::Device{dlpack::kCuda, view.device.index};
+  tensor.device =
+      view.device.is_cpu() ? dlpack::Device{dlpack::kCpu, 0} : dlpack::Device{dlpack::kCuda, view.device.index};
   tensor.ndim = view.ndim;
   tensor.dtype = dlpack_type(view.dtype);
   tensor.shape = view.shape;
@@ -50,24 +51,30 @@ void delete_unused(PyObject* capsule, const char* name) {
   managed->deleter(managed);
 }
 
-nb::object export_dlpack(const Array& array, nb::handle stream, nb::handle max_version, nb::handle dl_device, nb::handle copy) {
-  if (!copy.is_none() && nb::cast<bool>(copy)) throw nb::buffer_error("Array.__dlpack__: copy=True; only views are exported");
+nb::object export_dlpack(const Array& array, nb::handle stream, nb::handle max_version, nb::handle dl_device,
+                         nb::handle copy) {
+  if (!copy.is_none() && nb::cast<bool>(copy))
+    throw nb::buffer_error("Array.__dlpack__: copy=True; only views are exported");
   const int type = array.view.device.is_cpu() ? dlpack::kCpu : dlpack::kCuda;
   if (!dl_device.is_none() && nb::cast<int>(nb::int_(dl_device[0])) != type)
-    throw nb::buffer_error("Array.__dlpack__: dl_device is another kind of device; copies between devices are not made");
+    throw nb::buffer_error(
+        "Array.__dlpack__: dl_device is another kind of device; copies between devices are not made");
   if (array.view.device.is_cuda() && !stream.is_none()) {
     // -1: the consumer synchronises by itself. 1 and 0: the legacy default stream.
     const auto consumer = nb::cast<std::intptr_t>(stream);
     const auto producer = reinterpret_cast<std::intptr_t>(array.stream.handle);
     const bool same = consumer == -1 || consumer == producer || (consumer == 1 && producer == 0);
     if (!same)
-      throw nb::buffer_error("Array.__dlpack__: the array was written on another stream; use it on the stream it was made on, or synchronise and pass stream=-1");
+      throw nb::buffer_error(
+          "Array.__dlpack__: the array was written on another stream; use it on the stream it was made on, or "
+          "synchronise and pass stream=-1");
   }
   if (!max_version.is_none() && nb::cast<int>(nb::int_(max_version[0])) >= 1) {
     auto* managed = make_export<dlpack::ManagedTensorVersioned>(array);
     managed->version = dlpack::kVersion;
-    return make_capsule(managed, "dltensor_versioned",
-                        [](PyObject* capsule) { delete_unused<dlpack::ManagedTensorVersioned>(capsule, "dltensor_versioned"); });
+    return make_capsule(managed, "dltensor_versioned", [](PyObject* capsule) {
+      delete_unused<dlpack::ManagedTensorVersioned>(capsule, "dltensor_versioned");
+    });
   }
   return make_capsule(make_export<dlpack::ManagedTensor>(array), "dltensor",
                       [](PyObject* capsule) { delete_unused<dlpack::ManagedTensor>(capsule, "dltensor"); });
@@ -113,7 +120,8 @@ Array Array::allocate(DType dtype, const Shape& shape, Device device, Stream str
   void* data = resource.allocate(bytes, stream);
   Array array;
   // The library's default resources live as long as the process, so the owner may outlive the interpreter.
-  array.owner = std::shared_ptr<void>(data, [&resource, bytes, stream](void* pointer) { resource.deallocate(pointer, bytes, stream); });
+  array.owner = std::shared_ptr<void>(
+      data, [&resource, bytes, stream](void* pointer) { resource.deallocate(pointer, bytes, stream); });
   array.stream = stream;
   array.view.data = data;
   array.view.dtype = dtype;
@@ -140,22 +148,27 @@ void bind_array(nb::module_& module) {
 Exports itself through DLPack (``torch.from_dlpack(array)``, ``jax.numpy.from_dlpack(array)``) and, on the CPU, through
 NumPy's array interface (``numpy.asarray(array)``; bfloat16 arrives as uint16). The memory lives as long as anything that
 was made from it. Every op takes it as it is. On a GPU, import it on the stream on which it was written.)doc")
-      .def_prop_ro("shape", [](const Array& array) { return tuple_of(array.view.shape, array.view.ndim); },
-                   nb::sig("def shape(self) -> tuple[int, ...]"), "Extents.")
-      .def_prop_ro("dtype", [](const Array& array) { return dtype_name(array.view.dtype); }, "Name of the element type.")
-      .def_prop_ro("device", [](const Array& array) { return to_string(array.view.device); }, "``cpu`` or ``cuda:<index>``.")
-      .def("__dlpack__", &export_dlpack, nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("max_version") = nb::none(),
-           nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none(),
+      .def_prop_ro(
+          "shape", [](const Array& array) { return tuple_of(array.view.shape, array.view.ndim); },
+          nb::sig("def shape(self) -> tuple[int, ...]"), "Extents.")
+      .def_prop_ro(
+          "dtype", [](const Array& array) { return dtype_name(array.view.dtype); }, "Name of the element type.")
+      .def_prop_ro(
+          "device", [](const Array& array) { return to_string(array.view.device); }, "``cpu`` or ``cuda:<index>``.")
+      .def("__dlpack__", &export_dlpack, nb::kw_only(), nb::arg("stream") = nb::none(),
+           nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none(),
            nb::sig("def __dlpack__(self, *, stream: typing.Any = None, max_version: tuple[int, int] | None = None, "
                    "dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> typing.Any"),
            "DLPack capsule that shares the memory.")
       .def(
           "__dlpack_device__",
           [](const Array& array) {
-            return nb::make_tuple(array.view.device.is_cpu() ? int{dlpack::kCpu} : int{dlpack::kCuda}, array.view.device.index);
+            return nb::make_tuple(array.view.device.is_cpu() ? int{dlpack::kCpu} : int{dlpack::kCuda},
+                                  array.view.device.index);
           },
           nb::sig("def __dlpack_device__(self) -> tuple[int, int]"), "DLPack device type and index.")
-      .def_prop_ro("__array_interface__", &array_interface, nb::sig("def __array_interface__(self) -> dict[str, typing.Any]"),
+      .def_prop_ro("__array_interface__", &array_interface,
+                   nb::sig("def __array_interface__(self) -> dict[str, typing.Any]"),
                    "NumPy's array interface, protocol 3.")
       .def("__repr__", [](const Array& array) { return "flashkernel.Array(" + to_string(array.view) + ")"; });
 }

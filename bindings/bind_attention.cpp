@@ -1,4 +1,5 @@
-// Binds attention.hpp, forward: attention, attention_varlen, attention_paged, merge_states. Backward: bind_attention_backward.cpp.
+// Binds attention.hpp, forward: attention, attention_varlen, attention_paged, merge_states. Backward:
+// bind_attention_backward.cpp.
 #include "attention_options.hpp"
 
 namespace flashkernel::python {
@@ -10,8 +11,8 @@ nb::object finish(Call& call, Output& out, Output& lse, bool return_lse) {
 }
 
 nb::object attention(nb::handle q, nb::handle k, nb::handle v, bool causal, nb::handle window, double softcap,
-                     std::optional<double> scale, nb::handle bias, nb::handle alibi_slopes, nb::handle sinks, bool return_lse,
-                     nb::handle out, nb::handle stream, nb::handle dtype) {
+                     std::optional<double> scale, nb::handle bias, nb::handle alibi_slopes, nb::handle sinks,
+                     bool return_lse, nb::handle out, nb::handle stream, nb::handle dtype) {
   Call call("attention", stream, dtype);
   const TensorView q_view = call.input("q", q), k_view = call.input("k", k), v_view = call.input("v", v);
   const AttentionOptions options = parse_options(call, causal, window, softcap, scale, bias, alibi_slopes, sinks);
@@ -42,10 +43,11 @@ nb::object attention_varlen(nb::handle q, nb::handle k, nb::handle v, nb::handle
   return finish(call, output, lse, return_lse);
 }
 
-nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages, nb::handle block_table, nb::handle seq_lens,
-                           nb::handle cu_seqlens_q, std::optional<std::int64_t> max_seqlen_q, bool causal, nb::handle window,
-                           double softcap, std::optional<double> scale, nb::handle alibi_slopes, nb::handle sinks,
-                           bool return_lse, nb::handle out, nb::handle stream, nb::handle dtype) {
+nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages, nb::handle block_table,
+                           nb::handle seq_lens, nb::handle cu_seqlens_q, std::optional<std::int64_t> max_seqlen_q,
+                           bool causal, nb::handle window, double softcap, std::optional<double> scale,
+                           nb::handle alibi_slopes, nb::handle sinks, bool return_lse, nb::handle out,
+                           nb::handle stream, nb::handle dtype) {
   Call call("attention_paged", stream, dtype);
   const TensorView q_view = call.input("q", q), k_view = call.input("k_pages", k_pages),
                    v_view = call.input("v_pages", v_pages), table = call.input("block_table", block_table),
@@ -60,9 +62,11 @@ nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages,
   }
   Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(extent(v_view, -1)));
   Output lse;
-  if (return_lse) lse = call.output(DType::kFloat32, cu_q.defined() ? varlen_lse_shape(q_view) : Shape(q_view).without_last());
+  if (return_lse)
+    lse = call.output(DType::kFloat32, cu_q.defined() ? varlen_lse_shape(q_view) : Shape(q_view).without_last());
   call.run([&](const ExecutionContext& context) {
-    flashkernel::attention_paged(q_view, k_view, v_view, table, lengths, cu_q, longest, output.view, lse.view, options, context);
+    flashkernel::attention_paged(q_view, k_view, v_view, table, lengths, cu_q, longest, output.view, lse.view, options,
+                                 context);
   });
   return finish(call, output, lse, return_lse);
 }
@@ -85,15 +89,18 @@ nb::object merge_states(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb
 }  // namespace
 
 void bind_attention(nb::module_& module) {
-  module.def("attention", &attention, "q"_a, "k"_a, "v"_a, nb::kw_only(), "causal"_a = false, "window"_a = nb::none(),
-             "softcap"_a = 0.0, "scale"_a = nb::none(), "bias"_a = nb::none(), "alibi_slopes"_a = nb::none(),
-             "sinks"_a = nb::none(), "return_lse"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(),
-             "dtype"_a = nb::none(),
-             nb::sig("def attention(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, *, causal: bool = False, "
-                     "window: Window = None, softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, "
-                     "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, return_lse: bool = False, "
-                     "out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
-             R"doc(softmax(scale * q k^T) v, without ever writing the scores.
+  module.def(
+      "attention", &attention, "q"_a, "k"_a, "v"_a, nb::kw_only(), "causal"_a = false, "window"_a = nb::none(),
+      "softcap"_a = 0.0, "scale"_a = nb::none(), "bias"_a = nb::none(), "alibi_slopes"_a = nb::none(),
+      "sinks"_a = nb::none(), "return_lse"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(),
+      "dtype"_a = nb::none(),
+      nb::sig(
+          "def attention(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, *, causal: bool = False, "
+          "window: Window = None, softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = "
+          "None, "
+          "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, return_lse: bool = False, "
+          "out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+      R"doc(softmax(scale * q k^T) v, without ever writing the scores.
 
 q: [batch, heads_q, seq_q, head_dim]; float32, float16 or bfloat16. Every array may have any strides with a contiguous last
    dim, so the [batch, seq, heads, head_dim] order is a transposed view. 3-D means batch 1, 2-D batch and heads 1.
@@ -126,16 +133,18 @@ Example:
 True
 )doc");
 
-  module.def("attention_varlen", &attention_varlen, "q"_a, "k"_a, "v"_a, "cu_seqlens_q"_a, "cu_seqlens_k"_a, "max_seqlen_q"_a,
-             "max_seqlen_k"_a, nb::kw_only(), "causal"_a = false, "window"_a = nb::none(), "softcap"_a = 0.0,
-             "scale"_a = nb::none(), "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none(), "return_lse"_a = false,
-             "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def attention_varlen(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, cu_seqlens_q: SupportsDLPack, "
-                     "cu_seqlens_k: SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = False, "
-                     "window: Window = None, softcap: float = 0.0, scale: float | None = None, "
-                     "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, return_lse: bool = False, "
-                     "out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
-             R"doc(Attention of sequences of various lengths laid side by side, without padding.
+  module.def(
+      "attention_varlen", &attention_varlen, "q"_a, "k"_a, "v"_a, "cu_seqlens_q"_a, "cu_seqlens_k"_a, "max_seqlen_q"_a,
+      "max_seqlen_k"_a, nb::kw_only(), "causal"_a = false, "window"_a = nb::none(), "softcap"_a = 0.0,
+      "scale"_a = nb::none(), "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none(), "return_lse"_a = false,
+      "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
+      nb::sig(
+          "def attention_varlen(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, cu_seqlens_q: SupportsDLPack, "
+          "cu_seqlens_k: SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = False, "
+          "window: Window = None, softcap: float = 0.0, scale: float | None = None, "
+          "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, return_lse: bool = False, "
+          "out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+      R"doc(Attention of sequences of various lengths laid side by side, without padding.
 
 Sequence b has queries cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1 and likewise keys; each attends to its own keys only.
 
@@ -160,17 +169,20 @@ Example:
 (5, 2, 8)
 )doc");
 
-  module.def("attention_paged", &attention_paged, "q"_a, "k_pages"_a, "v_pages"_a, "block_table"_a, "seq_lens"_a, nb::kw_only(),
-             "cu_seqlens_q"_a = nb::none(), "max_seqlen_q"_a = nb::none(), "causal"_a = false, "window"_a = nb::none(),
-             "softcap"_a = 0.0, "scale"_a = nb::none(), "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none(),
-             "return_lse"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def attention_paged(q: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, "
-                     "block_table: SupportsDLPack, seq_lens: SupportsDLPack, *, cu_seqlens_q: SupportsDLPack | None = None, "
-                     "max_seqlen_q: int | None = None, causal: bool = False, window: Window = None, softcap: float = 0.0, "
-                     "scale: float | None = None, alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, "
-                     "return_lse: bool = False, out: SupportsDLPack | None = None, stream: typing.Any = None, "
-                     "dtype: typing.Any = None) -> typing.Any"),
-             R"doc(Attention over keys and values that lie in pages of a cache.
+  module.def(
+      "attention_paged", &attention_paged, "q"_a, "k_pages"_a, "v_pages"_a, "block_table"_a, "seq_lens"_a,
+      nb::kw_only(), "cu_seqlens_q"_a = nb::none(), "max_seqlen_q"_a = nb::none(), "causal"_a = false,
+      "window"_a = nb::none(), "softcap"_a = 0.0, "scale"_a = nb::none(), "alibi_slopes"_a = nb::none(),
+      "sinks"_a = nb::none(), "return_lse"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(),
+      "dtype"_a = nb::none(),
+      nb::sig("def attention_paged(q: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, "
+              "block_table: SupportsDLPack, seq_lens: SupportsDLPack, *, cu_seqlens_q: SupportsDLPack | None = None, "
+              "max_seqlen_q: int | None = None, causal: bool = False, window: Window = None, softcap: float = 0.0, "
+              "scale: float | None = None, alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = "
+              "None, "
+              "return_lse: bool = False, out: SupportsDLPack | None = None, stream: typing.Any = None, "
+              "dtype: typing.Any = None) -> typing.Any"),
+      R"doc(Attention over keys and values that lie in pages of a cache.
 
 Key j of sequence b lies in page block_table[b, j // page_size] at offset j % page_size.
 
@@ -199,9 +211,10 @@ Example:
 (1, 4, 1, 8)
 )doc");
 
-  module.def("merge_states", &merge_states, "out_a"_a, "lse_a"_a, "out_b"_a, "lse_b"_a, nb::kw_only(), "out"_a = nb::none(),
-             "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def merge_states(out_a: SupportsDLPack, lse_a: SupportsDLPack, out_b: SupportsDLPack, lse_b: SupportsDLPack, *, "
+  module.def("merge_states", &merge_states, "out_a"_a, "lse_a"_a, "out_b"_a, "lse_b"_a, nb::kw_only(),
+             "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
+             nb::sig("def merge_states(out_a: SupportsDLPack, lse_a: SupportsDLPack, out_b: SupportsDLPack, lse_b: "
+                     "SupportsDLPack, *, "
                      "out: tuple[SupportsDLPack, SupportsDLPack] | None = None, stream: typing.Any = None, "
                      "dtype: typing.Any = None) -> tuple[typing.Any, typing.Any]"),
              R"doc(Attention over the union of two disjoint sets of keys, from the results over each.

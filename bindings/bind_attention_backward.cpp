@@ -37,38 +37,42 @@ nb::tuple finish(Call& call, GradientOutputs& gradients, bool need_bias, bool ne
   return nb::tuple(list);
 }
 
-nb::tuple attention_backward(nb::handle grad_out, nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
-                             bool causal, nb::handle window, double softcap, std::optional<double> scale, nb::handle bias,
-                             nb::handle alibi_slopes, nb::handle sinks, nb::handle grad_lse, bool need_bias, bool need_sinks,
-                             bool deterministic, nb::handle stream, nb::handle dtype) {
+nb::tuple attention_backward(nb::handle grad_out, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
+                             nb::handle lse, bool causal, nb::handle window, double softcap,
+                             std::optional<double> scale, nb::handle bias, nb::handle alibi_slopes, nb::handle sinks,
+                             nb::handle grad_lse, bool need_bias, bool need_sinks, bool deterministic,
+                             nb::handle stream, nb::handle dtype) {
   Call call("attention_backward", stream, dtype);
-  const TensorView grad_view = call.input("grad_out", grad_out), q_view = call.input("q", q), k_view = call.input("k", k),
-                   v_view = call.input("v", v), out_view = call.input("out", out), lse_view = call.input("lse", lse),
-                   grad_lse_view = call.optional_input("grad_lse", grad_lse);
+  const TensorView grad_view = call.input("grad_out", grad_out), q_view = call.input("q", q),
+                   k_view = call.input("k", k), v_view = call.input("v", v), out_view = call.input("out", out),
+                   lse_view = call.input("lse", lse), grad_lse_view = call.optional_input("grad_lse", grad_lse);
   const AttentionOptions options = parse_options(call, causal, window, softcap, scale, bias, alibi_slopes, sinks);
   GradientOutputs gradients = make_gradients(call, q_view, k_view, v_view, options, need_bias, need_sinks);
   call.run([&](const ExecutionContext& context) {
-    flashkernel::attention_backward(grad_view, q_view, k_view, v_view, out_view, lse_view, grad_lse_view, gradients.views(),
-                                    options, deterministic, context);
+    flashkernel::attention_backward(grad_view, q_view, k_view, v_view, out_view, lse_view, grad_lse_view,
+                                    gradients.views(), options, deterministic, context);
   });
   return finish(call, gradients, need_bias, need_sinks);
 }
 
 nb::tuple attention_varlen_backward(nb::handle grad_out, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
-                                    nb::handle lse, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k, std::int64_t max_seqlen_q,
-                                    std::int64_t max_seqlen_k, bool causal, nb::handle window, double softcap,
-                                    std::optional<double> scale, nb::handle alibi_slopes, nb::handle sinks, nb::handle grad_lse,
-                                    bool need_sinks, bool deterministic, nb::handle stream, nb::handle dtype) {
+                                    nb::handle lse, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
+                                    std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, bool causal,
+                                    nb::handle window, double softcap, std::optional<double> scale,
+                                    nb::handle alibi_slopes, nb::handle sinks, nb::handle grad_lse, bool need_sinks,
+                                    bool deterministic, nb::handle stream, nb::handle dtype) {
   Call call("attention_varlen_backward", stream, dtype);
-  const TensorView grad_view = call.input("grad_out", grad_out), q_view = call.input("q", q), k_view = call.input("k", k),
-                   v_view = call.input("v", v), out_view = call.input("out", out), lse_view = call.input("lse", lse),
-                   cu_q = call.input("cu_seqlens_q", cu_seqlens_q), cu_k = call.input("cu_seqlens_k", cu_seqlens_k),
+  const TensorView grad_view = call.input("grad_out", grad_out), q_view = call.input("q", q),
+                   k_view = call.input("k", k), v_view = call.input("v", v), out_view = call.input("out", out),
+                   lse_view = call.input("lse", lse), cu_q = call.input("cu_seqlens_q", cu_seqlens_q),
+                   cu_k = call.input("cu_seqlens_k", cu_seqlens_k),
                    grad_lse_view = call.optional_input("grad_lse", grad_lse);
   const AttentionOptions options = parse_options(call, causal, window, softcap, scale, nb::none(), alibi_slopes, sinks);
   GradientOutputs gradients = make_gradients(call, q_view, k_view, v_view, options, false, need_sinks);
   call.run([&](const ExecutionContext& context) {
-    flashkernel::attention_varlen_backward(grad_view, q_view, k_view, v_view, out_view, lse_view, grad_lse_view, cu_q, cu_k,
-                                           max_seqlen_q, max_seqlen_k, gradients.views(), options, deterministic, context);
+    flashkernel::attention_varlen_backward(grad_view, q_view, k_view, v_view, out_view, lse_view, grad_lse_view, cu_q,
+                                           cu_k, max_seqlen_q, max_seqlen_k, gradients.views(), options, deterministic,
+                                           context);
   });
   return finish(call, gradients, false, need_sinks);
 }
@@ -76,17 +80,19 @@ nb::tuple attention_varlen_backward(nb::handle grad_out, nb::handle q, nb::handl
 }  // namespace
 
 void bind_attention_backward(nb::module_& module) {
-  module.def("attention_backward", &attention_backward, "grad_out"_a, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a, nb::kw_only(),
-             "causal"_a = false, "window"_a = nb::none(), "softcap"_a = 0.0, "scale"_a = nb::none(), "bias"_a = nb::none(),
-             "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none(), "grad_lse"_a = nb::none(), "need_bias"_a = false,
-             "need_sinks"_a = false, "deterministic"_a = true, "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def attention_backward(grad_out: SupportsDLPack, q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, "
-                     "out: SupportsDLPack, lse: SupportsDLPack, *, causal: bool = False, window: Window = None, "
-                     "softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, "
-                     "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, "
-                     "grad_lse: SupportsDLPack | None = None, need_bias: bool = False, need_sinks: bool = False, "
-                     "deterministic: bool = True, stream: typing.Any = None, dtype: typing.Any = None) -> tuple[typing.Any, ...]"),
-             R"doc(Gradients of `attention`, recomputed from what the forward pass took and gave.
+  module.def(
+      "attention_backward", &attention_backward, "grad_out"_a, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a, nb::kw_only(),
+      "causal"_a = false, "window"_a = nb::none(), "softcap"_a = 0.0, "scale"_a = nb::none(), "bias"_a = nb::none(),
+      "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none(), "grad_lse"_a = nb::none(), "need_bias"_a = false,
+      "need_sinks"_a = false, "deterministic"_a = true, "stream"_a = nb::none(), "dtype"_a = nb::none(),
+      nb::sig(
+          "def attention_backward(grad_out: SupportsDLPack, q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, "
+          "out: SupportsDLPack, lse: SupportsDLPack, *, causal: bool = False, window: Window = None, "
+          "softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, "
+          "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, "
+          "grad_lse: SupportsDLPack | None = None, need_bias: bool = False, need_sinks: bool = False, "
+          "deterministic: bool = True, stream: typing.Any = None, dtype: typing.Any = None) -> tuple[typing.Any, ...]"),
+      R"doc(Gradients of `attention`, recomputed from what the forward pass took and gave.
 
 dV = P^T dO; dS = P * (dO V^T - rowsum(dO * O)); dQ = scale * dS K; dK = scale * dS^T Q.
 
@@ -112,11 +118,11 @@ Example:
 (True, True)
 )doc");
 
-  module.def("attention_varlen_backward", &attention_varlen_backward, "grad_out"_a, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a,
-             "cu_seqlens_q"_a, "cu_seqlens_k"_a, "max_seqlen_q"_a, "max_seqlen_k"_a, nb::kw_only(), "causal"_a = false,
-             "window"_a = nb::none(), "softcap"_a = 0.0, "scale"_a = nb::none(), "alibi_slopes"_a = nb::none(),
-             "sinks"_a = nb::none(), "grad_lse"_a = nb::none(), "need_sinks"_a = false, "deterministic"_a = true,
-             "stream"_a = nb::none(), "dtype"_a = nb::none(),
+  module.def("attention_varlen_backward", &attention_varlen_backward, "grad_out"_a, "q"_a, "k"_a, "v"_a, "out"_a,
+             "lse"_a, "cu_seqlens_q"_a, "cu_seqlens_k"_a, "max_seqlen_q"_a, "max_seqlen_k"_a, nb::kw_only(),
+             "causal"_a = false, "window"_a = nb::none(), "softcap"_a = 0.0, "scale"_a = nb::none(),
+             "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none(), "grad_lse"_a = nb::none(), "need_sinks"_a = false,
+             "deterministic"_a = true, "stream"_a = nb::none(), "dtype"_a = nb::none(),
              nb::sig("def attention_varlen_backward(grad_out: SupportsDLPack, q: SupportsDLPack, k: SupportsDLPack, "
                      "v: SupportsDLPack, out: SupportsDLPack, lse: SupportsDLPack, cu_seqlens_q: SupportsDLPack, "
                      "cu_seqlens_k: SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = False, "

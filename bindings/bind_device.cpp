@@ -1,4 +1,5 @@
-// Binds device.hpp: threads, CPU features, number of GPUs; and how the build was made (FK_BUILD_* come from CMakeLists.txt).
+// Binds device.hpp: threads, CPU features, number of GPUs; and how the build was made (FK_BUILD_* come from
+// CMakeLists.txt).
 #include "flashkernel/device.hpp"
 
 #include <sstream>
@@ -11,7 +12,8 @@ void bind_device(nb::module_& module) {
   module.def("set_num_threads", &flashkernel::set_num_threads, "count"_a,
              "Set the threads that CPU kernels use, the caller's included; at least 1. Takes effect at the next op.");
   module.def("get_num_threads", &flashkernel::num_threads,
-             "Threads that CPU kernels use, the caller's included. Starts as OMP_NUM_THREADS, else the cores that this process may "
+             "Threads that CPU kernels use, the caller's included. Starts as OMP_NUM_THREADS, else the cores that this "
+             "process may "
              "run on.");
   module.def("num_cuda_devices", &flashkernel::num_cuda_devices,
              "CUDA devices that this build can use: 0 without CUDA, without a driver, or without a GPU.");

@@ -26,7 +26,8 @@ nb::tuple swiglu_backward(nb::handle grad_out, nb::handle gate, nb::handle up, n
   Call call("swiglu_backward", stream, dtype);
   const TensorView grad_view = call.input("grad_out", grad_out), gate_view = call.input("gate", gate),
                    up_view = call.input("up", up);
-  Output grad_gate = call.output(gate_view.dtype, Shape(gate_view)), grad_up = call.output(up_view.dtype, Shape(up_view));
+  Output grad_gate = call.output(gate_view.dtype, Shape(gate_view)),
+         grad_up = call.output(up_view.dtype, Shape(up_view));
   call.run([&](const ExecutionContext& context) {
     flashkernel::swiglu_backward(grad_view, gate_view, up_view, grad_gate.view, grad_up.view, context);
   });
@@ -36,7 +37,8 @@ nb::tuple swiglu_backward(nb::handle grad_out, nb::handle gate, nb::handle up, n
 }  // namespace
 
 void bind_elementwise(nb::module_& module) {
-  module.def("add", &add, "a"_a, "b"_a, nb::kw_only(), "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
+  module.def("add", &add, "a"_a, "b"_a, nb::kw_only(), "out"_a = nb::none(), "stream"_a = nb::none(),
+             "dtype"_a = nb::none(),
              nb::sig("def add(a: SupportsDLPack, b: SupportsDLPack, *, out: SupportsDLPack | None = None, "
                      "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
              R"doc(a + b, elementwise: the residual connection.
@@ -74,8 +76,8 @@ Example:
 [0.0, 0.0]
 )doc");
 
-  module.def("swiglu_backward", &swiglu_backward, "grad_out"_a, "gate"_a, "up"_a, nb::kw_only(), "stream"_a = nb::none(),
-             "dtype"_a = nb::none(),
+  module.def("swiglu_backward", &swiglu_backward, "grad_out"_a, "gate"_a, "up"_a, nb::kw_only(),
+             "stream"_a = nb::none(), "dtype"_a = nb::none(),
              nb::sig("def swiglu_backward(grad_out: SupportsDLPack, gate: SupportsDLPack, up: SupportsDLPack, *, "
                      "stream: typing.Any = None, dtype: typing.Any = None) -> tuple[typing.Any, typing.Any]"),
              R"doc(Gradients of `swiglu`.

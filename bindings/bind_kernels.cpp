@@ -9,8 +9,9 @@ namespace {
 Explanation explain(const std::string& op, const nb::args& args, const nb::kwargs& kwargs) {
   const nb::object module = nb::module_::import_("flashkernel._C");
   // The ops are the functions of the module whose calls reach the registry; the rest has nothing to explain.
-  static const char* const kOthers[] = {"explain",        "kernels",      "force_kernels",    "forced_kernels", "memory_stats",
-                                        "set_num_threads", "get_num_threads", "num_cuda_devices", "cpu_features"};
+  static const char* const kOthers[] = {"explain",         "kernels",          "force_kernels",
+                                        "forced_kernels",  "memory_stats",     "set_num_threads",
+                                        "get_num_threads", "num_cuda_devices", "cpu_features"};
   const bool is_other = std::find(std::begin(kOthers), std::end(kOthers), op) != std::end(kOthers);
   const nb::object function = nb::getattr(module, op.c_str(), nb::none());
   if (is_other || !PyCallable_Check(function.ptr()) || PyType_Check(function.ptr()))
@@ -35,7 +36,9 @@ void bind_kernels(nb::module_& module) {
   nb::class_<KernelInfo>(module, "KernelInfo", "One kernel of this build; see `kernels`.")
       .def_ro("id", &KernelInfo::id, "Such as ``attention_fwd/cpu/avx512``: op, backend, instance.")
       .def_ro("op", &KernelInfo::op, "Which op it serves.")
-      .def_prop_ro("device", [](const KernelInfo& info) { return info.device == DeviceType::kCpu ? "cpu" : "cuda"; }, "``cpu`` or ``cuda``.")
+      .def_prop_ro(
+          "device", [](const KernelInfo& info) { return info.device == DeviceType::kCpu ? "cpu" : "cuda"; },
+          "``cpu`` or ``cuda``.")
       .def_ro("cc_min", &KernelInfo::cc_min, "Least compute capability (75 is 7.5); 0 on the CPU.")
       .def_ro("cc_max", &KernelInfo::cc_max, "Greatest compute capability; 0 on the CPU.")
       .def_ro("cpu_features", &KernelInfo::cpu_features, "CPU features that it needs.")
@@ -43,8 +46,8 @@ void bind_kernels(nb::module_& module) {
       .def_ro("available", &KernelInfo::available, "Whether this machine can run it.")
       .def_ro("calls", &KernelInfo::calls, "Launches since the process started.")
       .def("__repr__", [](const KernelInfo& info) {
-        return "KernelInfo(" + info.id + ", priority=" + std::to_string(info.priority) + ", available=" +
-               (info.available ? "True" : "False") + ", calls=" + std::to_string(info.calls) + ")";
+        return "KernelInfo(" + info.id + ", priority=" + std::to_string(info.priority) +
+               ", available=" + (info.available ? "True" : "False") + ", calls=" + std::to_string(info.calls) + ")";
       });
   nb::class_<KernelVerdict>(module, "KernelVerdict", "What one kernel said about a call; see `explain`.")
       .def_ro("kernel", &KernelVerdict::kernel, "Its id.")
@@ -53,13 +56,16 @@ void bind_kernels(nb::module_& module) {
       .def("__repr__", [](const KernelVerdict& verdict) {
         return "KernelVerdict(" + verdict.kernel + ": " + (verdict.accepted ? "accepts" : verdict.reason) + ")";
       });
-  nb::class_<Explanation>(module, "Explanation", "Which kernel a call would run, and why; str() of it is a readable text.")
+  nb::class_<Explanation>(module, "Explanation",
+                          "Which kernel a call would run, and why; str() of it is a readable text.")
       .def_ro("op", &Explanation::op, "The op, as kernel ids name it.")
       .def_ro("kernel", &Explanation::kernel, "Id of the kernel that would run.")
       .def_ro("workspace_bytes", &Explanation::workspace_bytes, "Scratch memory that it would take.")
       .def_ro("candidates", &Explanation::candidates, "What each kernel said, by priority.")
       .def("__str__", &to_text)
-      .def("__repr__", [](const Explanation& explanation) { return "Explanation(" + explanation.op + " -> " + explanation.kernel + ")"; });
+      .def("__repr__", [](const Explanation& explanation) {
+        return "Explanation(" + explanation.op + " -> " + explanation.kernel + ")";
+      });
 
   module.def("kernels", &flashkernel::kernels,
              R"doc(Every kernel of this build, by op and then by priority.
@@ -70,9 +76,10 @@ Example:
 >>> "attention_fwd" in {kernel.op for kernel in fk.kernels()}
 True
 )doc");
-  module.def("explain", &explain, "op"_a, "args"_a, "kwargs"_a,
-             nb::sig("def explain(op: str, *args: typing.Any, **kwargs: typing.Any) -> Explanation"),
-             R"doc(Which kernel `flashkernel.<op>(*args, **kwargs)` would run, and what each candidate said. Nothing runs.
+  module.def(
+      "explain", &explain, "op"_a, "args"_a, "kwargs"_a,
+      nb::sig("def explain(op: str, *args: typing.Any, **kwargs: typing.Any) -> Explanation"),
+      R"doc(Which kernel `flashkernel.<op>(*args, **kwargs)` would run, and what each candidate said. Nothing runs.
 
 The arguments are validated as by the op itself and raise what it would raise, NotImplementedError included.
 
@@ -83,11 +90,14 @@ Example:
 >>> fk.explain("attention", q, q, q, causal=True).kernel.split("/")[0]
 'attention_fwd'
 )doc");
-  module.def("force_kernels", &flashkernel::force_kernels, "patterns"_a,
-             "Restrict the choice to kernels whose id matches: \"attention_fwd/cpu/scalar\", a prefix of it (\"attention_fwd/cpu\"), or "
-             "with \"*\" for the op (\"*/cpu/scalar\"); several, comma-separated. Ops that no pattern names choose freely. Empty: no "
-             "restriction. Process-wide; starts as the environment variable FLASHKERNEL_FORCE. ValueError if nothing matches. "
-             "`force` does this for a block of code.");
+  module.def(
+      "force_kernels", &flashkernel::force_kernels, "patterns"_a,
+      "Restrict the choice to kernels whose id matches: \"attention_fwd/cpu/scalar\", a prefix of it "
+      "(\"attention_fwd/cpu\"), or "
+      "with \"*\" for the op (\"*/cpu/scalar\"); several, comma-separated. Ops that no pattern names choose freely. "
+      "Empty: no "
+      "restriction. Process-wide; starts as the environment variable FLASHKERNEL_FORCE. ValueError if nothing matches. "
+      "`force` does this for a block of code.");
   module.def("forced_kernels", &flashkernel::forced_kernels, "The patterns in force; empty if none.");
 }
 

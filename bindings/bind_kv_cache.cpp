@@ -17,7 +17,8 @@ std::pair<nb::object, Element*> numpy_array(const char* dtype, const nb::tuple& 
 std::vector<std::int32_t> parse_tokens(const char* op, nb::handle tokens) {
   std::vector<std::int32_t> ids;
   const nb::object list = nb::hasattr(tokens, "tolist") ? nb::object(tokens.attr("tolist")()) : nb::borrow(tokens);
-  if (!nb::try_cast(list, ids)) throw InvalidArgument(std::string(op) + ": tokens are not a sequence of int32 token ids");
+  if (!nb::try_cast(list, ids))
+    throw InvalidArgument(std::string(op) + ": tokens are not a sequence of int32 token ids");
   return ids;
 }
 
@@ -42,13 +43,16 @@ void bind_stats(nb::module_& module) {
       .def_ro("num_pages_cached", &KvCacheStats::num_pages_cached, "Pages held by the prefix index only.")
       .def_ro("num_pages_free", &KvCacheStats::num_pages_free, "Pages that can be taken.")
       .def_ro("num_prefix_hits", &KvCacheStats::num_prefix_hits, "Pages that `create` found.")
-      .def_ro("num_copies_on_write", &KvCacheStats::num_copies_on_write, "Shared pages that were copied before a write.")
+      .def_ro("num_copies_on_write", &KvCacheStats::num_copies_on_write,
+              "Shared pages that were copied before a write.")
       .def_ro("num_evictions", &KvCacheStats::num_evictions, "Cached pages that were given up for new ones.")
       .def("__repr__", [](const KvCacheStats& stats) {
-        return "KvCacheStats(num_sequences=" + std::to_string(stats.num_sequences) + ", num_pages_used=" +
-               std::to_string(stats.num_pages_used) + ", num_pages_shared=" + std::to_string(stats.num_pages_shared) +
-               ", num_pages_cached=" + std::to_string(stats.num_pages_cached) + ", num_pages_free=" +
-               std::to_string(stats.num_pages_free) + ", num_prefix_hits=" + std::to_string(stats.num_prefix_hits) +
+        return "KvCacheStats(num_sequences=" + std::to_string(stats.num_sequences) +
+               ", num_pages_used=" + std::to_string(stats.num_pages_used) +
+               ", num_pages_shared=" + std::to_string(stats.num_pages_shared) +
+               ", num_pages_cached=" + std::to_string(stats.num_pages_cached) +
+               ", num_pages_free=" + std::to_string(stats.num_pages_free) +
+               ", num_prefix_hits=" + std::to_string(stats.num_prefix_hits) +
                ", num_copies_on_write=" + std::to_string(stats.num_copies_on_write) +
                ", num_evictions=" + std::to_string(stats.num_evictions) + ")";
       });
@@ -60,15 +64,20 @@ void bind_kv_cache(nb::module_& module) {
   nb::class_<SequenceId>(module, "SequenceId", "Handle of a sequence in a KvCache; one that was freed is recognised.")
       .def_ro("slot", &SequenceId::slot, "Index of the sequence's entry.")
       .def_ro("generation", &SequenceId::generation, "How often the entry was used before.")
-      .def("__eq__", [](SequenceId a, nb::handle b) { return nb::isinstance<SequenceId>(b) && a == nb::cast<SequenceId>(b); },
-           nb::sig("def __eq__(self, other: object, /) -> bool"))
-      .def("__hash__", [](SequenceId id) { return (std::uint64_t{id.generation} << 32 | id.slot) % 0x7fffffffffffffff; })
+      .def(
+          "__eq__",
+          [](SequenceId a, nb::handle b) { return nb::isinstance<SequenceId>(b) && a == nb::cast<SequenceId>(b); },
+          nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__hash__",
+           [](SequenceId id) { return (std::uint64_t{id.generation} << 32 | id.slot) % 0x7fffffffffffffff; })
       .def("__repr__", [](SequenceId id) {
         return "SequenceId(slot=" + std::to_string(id.slot) + ", generation=" + std::to_string(id.generation) + ")";
       });
   bind_stats(module);
 
-  nb::class_<PyKvCache>(module, "KvCache", R"doc(Sequences on top of a KvPagePool: append, fork, truncate, free, shared prefixes, block tables.
+  nb::class_<PyKvCache>(
+      module, "KvCache",
+      R"doc(Sequences on top of a KvPagePool: append, fork, truncate, free, shared prefixes, block tables.
 
 pool: the KvPagePool that holds the keys and values; the cache keeps it alive.
 
@@ -101,7 +110,9 @@ Example:
             new (self) PyKvCache{pool.pool, std::make_unique<KvCache>(*pool.pool)};
           },
           "pool"_a)
-      .def_prop_ro("pool", [](const PyKvCache& self) { return PyKvPagePool{self.pool}; }, "The pool (a new object for the same pages).")
+      .def_prop_ro(
+          "pool", [](const PyKvCache& self) { return PyKvPagePool{self.pool}; },
+          "The pool (a new object for the same pages).")
       .def(
           "create",
           [](PyKvCache& self, nb::handle tokens) {
@@ -110,10 +121,11 @@ Example:
             std::int64_t num_cached = 0;
             return self.cache->create(ids.data(), static_cast<std::int64_t>(ids.size()), &num_cached);
           },
-          "tokens"_a = nb::none(),
-          nb::sig("def create(self, tokens: typing.Any = None) -> SequenceId"),
-          "A new sequence: empty, or, given the token ids it will have, already holding the longest run of full pages that `publish` "
-          "offered under exactly these tokens (never all of them: the last token is left to compute). `length` says how many.")
+          "tokens"_a = nb::none(), nb::sig("def create(self, tokens: typing.Any = None) -> SequenceId"),
+          "A new sequence: empty, or, given the token ids it will have, already holding the longest run of full pages "
+          "that `publish` "
+          "offered under exactly these tokens (never all of them: the last token is left to compute). `length` says "
+          "how many.")
       .def(
           "publish",
           [](PyKvCache& self, SequenceId sequence, nb::handle tokens) {
@@ -122,18 +134,24 @@ Example:
           },
           "sequence"_a, "tokens"_a, nb::sig("def publish(self, sequence: SequenceId, tokens: typing.Any) -> None"),
           "Offers the sequence's full pages, which hold `tokens`, to later `create` calls.")
-      .def("fork", [](PyKvCache& self, SequenceId sequence) { return self.cache->fork(sequence); }, "sequence"_a,
-           "A second sequence with the same tokens that shares every page; whoever appends to a shared, partly filled page gets a "
-           "copy of it first.")
-      .def("truncate", [](PyKvCache& self, SequenceId sequence, std::int64_t length) { self.cache->truncate(sequence, length); },
-           "sequence"_a, "length"_a, "Forgets tokens from `length` on; pages no longer needed are given back.")
-      .def("free", [](PyKvCache& self, SequenceId sequence) { self.cache->free(sequence); }, "sequence"_a,
-           "Gives the sequence's pages back.")
+      .def(
+          "fork", [](PyKvCache& self, SequenceId sequence) { return self.cache->fork(sequence); }, "sequence"_a,
+          "A second sequence with the same tokens that shares every page; whoever appends to a shared, partly filled "
+          "page gets a "
+          "copy of it first.")
+      .def(
+          "truncate",
+          [](PyKvCache& self, SequenceId sequence, std::int64_t length) { self.cache->truncate(sequence, length); },
+          "sequence"_a, "length"_a, "Forgets tokens from `length` on; pages no longer needed are given back.")
+      .def(
+          "free", [](PyKvCache& self, SequenceId sequence) { self.cache->free(sequence); }, "sequence"_a,
+          "Gives the sequence's pages back.")
       .def(
           "append",
           [](PyKvCache& self, SequenceId sequence, std::int64_t num_tokens, nb::handle stream) {
             if (num_tokens < 0)
-              throw InvalidArgument("KvCache.append: num_tokens=" + std::to_string(num_tokens) + "; must not be negative");
+              throw InvalidArgument("KvCache.append: num_tokens=" + std::to_string(num_tokens) +
+                                    "; must not be negative");
             const KvPagePoolOptions& options = self.pool->options();
             // More tokens than the pool can ever hold: no array of slots is made for them, the cache refuses.
             const bool can_fit = num_tokens <= options.num_pages * options.page_size;
@@ -144,13 +162,17 @@ Example:
             return array;
           },
           "sequence"_a, "num_tokens"_a = 1, nb::kw_only(), "stream"_a = nb::none(),
-          nb::sig("def append(self, sequence: SequenceId, num_tokens: int = 1, *, stream: typing.Any = None) -> numpy.ndarray"),
-          "Room for more tokens: extends the sequence and returns their slots (page * page_size + offset), int64 [num_tokens], for "
+          nb::sig("def append(self, sequence: SequenceId, num_tokens: int = 1, *, stream: typing.Any = None) -> "
+                  "numpy.ndarray"),
+          "Room for more tokens: extends the sequence and returns their slots (page * page_size + offset), int64 "
+          "[num_tokens], for "
           "`kv_append`. Copies a shared last page (all layers, on `stream`).")
-      .def("length", [](const PyKvCache& self, SequenceId sequence) { return self.cache->length(sequence); }, "sequence"_a,
-           "Tokens of a sequence.")
-      .def("num_pages", [](const PyKvCache& self, SequenceId sequence) { return self.cache->num_pages(sequence); }, "sequence"_a,
-           "Pages of a sequence.")
+      .def(
+          "length", [](const PyKvCache& self, SequenceId sequence) { return self.cache->length(sequence); },
+          "sequence"_a, "Tokens of a sequence.")
+      .def(
+          "num_pages", [](const PyKvCache& self, SequenceId sequence) { return self.cache->num_pages(sequence); },
+          "sequence"_a, "Pages of a sequence.")
       .def(
           "pages",
           [](const PyKvCache& self, SequenceId sequence) {
@@ -167,8 +189,8 @@ Example:
             std::int64_t width = 0;
             for (const SequenceId id : ids) width = std::max(width, self.cache->num_pages(id));
             if (max_pages && *max_pages < width)
-              throw InvalidArgument("KvCache.block_table: max_pages=" + std::to_string(*max_pages) + "; a sequence has " +
-                                    std::to_string(width) + " pages");
+              throw InvalidArgument("KvCache.block_table: max_pages=" + std::to_string(*max_pages) +
+                                    "; a sequence has " + std::to_string(width) + " pages");
             width = max_pages.value_or(width);
             const auto count = static_cast<std::int64_t>(ids.size());
             auto [table, entries] = numpy_array<std::int32_t>("int32", nb::make_tuple(count, width));
@@ -177,13 +199,18 @@ Example:
             return nb::make_tuple(table, lengths);
           },
           "sequences"_a, "max_pages"_a = nb::none(),
-          nb::sig("def block_table(self, sequences: collections.abc.Iterable[SequenceId], max_pages: int | None = None) -> "
-                  "tuple[numpy.ndarray, numpy.ndarray]"),
-          "(table, lengths) of some sequences for `attention_paged`: int32 [count, max_pages] with -1 in unused entries, and int32 "
+          nb::sig(
+              "def block_table(self, sequences: collections.abc.Iterable[SequenceId], max_pages: int | None = None) -> "
+              "tuple[numpy.ndarray, numpy.ndarray]"),
+          "(table, lengths) of some sequences for `attention_paged`: int32 [count, max_pages] with -1 in unused "
+          "entries, and int32 "
           "[count]. max_pages defaults to the largest that is needed.")
-      .def("drop_cached", [](PyKvCache& self) { return self.cache->drop_cached(); },
-           "Drops every page that only the prefix index holds; returns how many.")
-      .def("stats", [](const PyKvCache& self) { return self.cache->stats(); }, "Counts: sequences, pages, prefix hits, copies.");
+      .def(
+          "drop_cached", [](PyKvCache& self) { return self.cache->drop_cached(); },
+          "Drops every page that only the prefix index holds; returns how many.")
+      .def(
+          "stats", [](const PyKvCache& self) { return self.cache->stats(); },
+          "Counts: sequences, pages, prefix hits, copies.");
 }
 
 }  // namespace flashkernel::python

@@ -23,15 +23,26 @@ RopeArgument parse_rope(Call& call, nb::handle argument) {
   for (const auto [key, value] : nb::borrow<nb::dict>(argument)) {
     const std::string name = nb::cast<std::string>(nb::str(key));
     bool ok = true;
-    if (name == "positions") rope.positions = call.input("rope['positions']", value);
-    else if (name == "theta") ok = nb::try_cast(value, rope.options.theta);
-    else if (name == "rotary_dim") ok = value.is_none() || nb::try_cast(value, rope.options.rotary_dim);
-    else if (name == "interleaved") ok = nb::try_cast(value, rope.options.interleaved);
-    else if (name == "inv_freq") rope.options.inv_freq = call.optional_input("rope['inv_freq']", value);
-    else if (name == "q") rope.q = call.optional_input("rope['q']", value);
-    else if (name == "q_out") q_out = nb::borrow(value);
-    else call.fail("rope has the key '" + name + "'; positions, theta, rotary_dim, interleaved, inv_freq, q and q_out are known");
-    if (!ok) call.fail("rope['" + name + "']=" + nb::cast<std::string>(nb::repr(value)) + "; a value of another type is needed");
+    if (name == "positions")
+      rope.positions = call.input("rope['positions']", value);
+    else if (name == "theta")
+      ok = nb::try_cast(value, rope.options.theta);
+    else if (name == "rotary_dim")
+      ok = value.is_none() || nb::try_cast(value, rope.options.rotary_dim);
+    else if (name == "interleaved")
+      ok = nb::try_cast(value, rope.options.interleaved);
+    else if (name == "inv_freq")
+      rope.options.inv_freq = call.optional_input("rope['inv_freq']", value);
+    else if (name == "q")
+      rope.q = call.optional_input("rope['q']", value);
+    else if (name == "q_out")
+      q_out = nb::borrow(value);
+    else
+      call.fail("rope has the key '" + name +
+                "'; positions, theta, rotary_dim, interleaved, inv_freq, q and q_out are known");
+    if (!ok)
+      call.fail("rope['" + name + "']=" + nb::cast<std::string>(nb::repr(value)) +
+                "; a value of another type is needed");
   }
   if (!rope.positions.defined()) call.fail("rope has no 'positions'; int32 or int64 [tokens] is needed");
   parsed.has_q = rope.q.defined();
@@ -45,11 +56,12 @@ RopeArgument parse_rope(Call& call, nb::handle argument) {
   return parsed;
 }
 
-nb::object kv_append(nb::handle k, nb::handle v, nb::handle k_pages, nb::handle v_pages, nb::handle slots, nb::handle rope,
-                     nb::handle stream, nb::handle dtype) {
+nb::object kv_append(nb::handle k, nb::handle v, nb::handle k_pages, nb::handle v_pages, nb::handle slots,
+                     nb::handle rope, nb::handle stream, nb::handle dtype) {
   Call call("kv_append", stream, dtype);
-  const TensorView k_view = call.input("k", k), v_view = call.input("v", v), k_page_view = call.inout("k_pages", k_pages),
-                   v_page_view = call.inout("v_pages", v_pages), slot_view = call.input("slots", slots);
+  const TensorView k_view = call.input("k", k), v_view = call.input("v", v),
+                   k_page_view = call.inout("k_pages", k_pages), v_page_view = call.inout("v_pages", v_pages),
+                   slot_view = call.input("slots", slots);
   RopeArgument parsed = parse_rope(call, rope);
   call.run([&](const ExecutionContext& context) {
     flashkernel::kv_append(k_view, v_view, k_page_view, v_page_view, slot_view, parsed.rope, context);
@@ -81,9 +93,12 @@ nb::tuple kv_read(nb::handle k_pages, nb::handle v_pages, nb::handle block_table
   const std::int64_t capacity = extent(table, 1) * extent(k_page_view, 1);
   std::int64_t longest = max_seq ? *max_seq : largest_length(lengths);
   if (longest < 0 && max_seq) call.fail("max_seq=" + std::to_string(*max_seq) + "; must not be negative");
-  if (longest < 0 && lengths.device.is_cuda() && out.is_none()) call.fail("max_seq is missing; it is needed with seq_lens on a GPU");
+  if (longest < 0 && lengths.device.is_cuda() && out.is_none())
+    call.fail("max_seq is missing; it is needed with seq_lens on a GPU");
   if (!max_seq && (longest < 0 || longest > capacity)) longest = capacity;
-  const auto shape = [&](const TensorView& pages) { return Shape{extent(table, 0), longest, extent(pages, 2), extent(pages, 3)}; };
+  const auto shape = [&](const TensorView& pages) {
+    return Shape{extent(table, 0), longest, extent(pages, 2), extent(pages, 3)};
+  };
   Output k_out = call.output("k_out", k_given, k_page_view.dtype, shape(k_page_view));
   Output v_out = call.output("v_out", v_given, v_page_view.dtype, shape(v_page_view));
   call.run([&](const ExecutionContext& context) {
@@ -92,7 +107,8 @@ nb::tuple kv_read(nb::handle k_pages, nb::handle v_pages, nb::handle block_table
   return nb::make_tuple(call.result(k_out), call.result(v_out));
 }
 
-void kv_copy_pages(nb::handle k_pages, nb::handle v_pages, nb::handle src, nb::handle dst, nb::handle stream, nb::handle dtype) {
+void kv_copy_pages(nb::handle k_pages, nb::handle v_pages, nb::handle src, nb::handle dst, nb::handle stream,
+                   nb::handle dtype) {
   Call call("kv_copy_pages", stream, dtype);
   const TensorView k_page_view = call.inout("k_pages", k_pages), v_page_view = call.inout("v_pages", v_pages),
                    src_view = call.input("src", src), dst_view = call.input("dst", dst);
@@ -104,12 +120,13 @@ void kv_copy_pages(nb::handle k_pages, nb::handle v_pages, nb::handle src, nb::h
 }  // namespace
 
 void bind_kv_ops(nb::module_& module) {
-  module.def("kv_append", &kv_append, "k"_a, "v"_a, "k_pages"_a, "v_pages"_a, "slots"_a, nb::kw_only(), "rope"_a = nb::none(),
-             "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def kv_append(k: SupportsDLPack, v: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, "
-                     "slots: SupportsDLPack, *, rope: KvAppendRope | None = None, stream: typing.Any = None, "
-                     "dtype: typing.Any = None) -> typing.Any"),
-             R"doc(pages[slots[t] // page_size, slots[t] % page_size] = token t, for keys and values.
+  module.def(
+      "kv_append", &kv_append, "k"_a, "v"_a, "k_pages"_a, "v_pages"_a, "slots"_a, nb::kw_only(), "rope"_a = nb::none(),
+      "stream"_a = nb::none(), "dtype"_a = nb::none(),
+      nb::sig("def kv_append(k: SupportsDLPack, v: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, "
+              "slots: SupportsDLPack, *, rope: KvAppendRope | None = None, stream: typing.Any = None, "
+              "dtype: typing.Any = None) -> typing.Any"),
+      R"doc(pages[slots[t] // page_size, slots[t] % page_size] = token t, for keys and values.
 
 k: [tokens, heads_kv, head_dim]; v: [tokens, heads_kv, head_dim_v]; float32, float16 or bfloat16; contiguous last dim.
 k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v], the same dtype; written in place.
@@ -132,8 +149,8 @@ Example:
 (4.0, [1.0, 1.0, 1.0, 1.0])
 )doc");
 
-  module.def("kv_read", &kv_read, "k_pages"_a, "v_pages"_a, "block_table"_a, "seq_lens"_a, nb::kw_only(), "max_seq"_a = nb::none(),
-             "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
+  module.def("kv_read", &kv_read, "k_pages"_a, "v_pages"_a, "block_table"_a, "seq_lens"_a, nb::kw_only(),
+             "max_seq"_a = nb::none(), "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
              nb::sig("def kv_read(k_pages: SupportsDLPack, v_pages: SupportsDLPack, block_table: SupportsDLPack, "
                      "seq_lens: SupportsDLPack, *, max_seq: int | None = None, "
                      "out: tuple[SupportsDLPack, SupportsDLPack] | None = None, stream: typing.Any = None, "
@@ -156,9 +173,10 @@ Example:
 [30.0, 31.0, 0.0, 1.0]
 )doc");
 
-  module.def("kv_copy_pages", &kv_copy_pages, "k_pages"_a, "v_pages"_a, "src"_a, "dst"_a, nb::kw_only(), "stream"_a = nb::none(),
-             "dtype"_a = nb::none(),
-             nb::sig("def kv_copy_pages(k_pages: SupportsDLPack, v_pages: SupportsDLPack, src: SupportsDLPack, dst: SupportsDLPack, "
+  module.def("kv_copy_pages", &kv_copy_pages, "k_pages"_a, "v_pages"_a, "src"_a, "dst"_a, nb::kw_only(),
+             "stream"_a = nb::none(), "dtype"_a = nb::none(),
+             nb::sig("def kv_copy_pages(k_pages: SupportsDLPack, v_pages: SupportsDLPack, src: SupportsDLPack, dst: "
+                     "SupportsDLPack, "
                      "*, stream: typing.Any = None, dtype: typing.Any = None) -> None"),
              R"doc(pages[dst[i]] = pages[src[i]] in k_pages and v_pages, written in place.
 

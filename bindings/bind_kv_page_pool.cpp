@@ -16,7 +16,9 @@ nb::object pages(const PyKvPagePool& self, bool is_k, std::int64_t layer, bool r
 }  // namespace
 
 void bind_kv_page_pool(nb::module_& module) {
-  nb::class_<PyKvPagePool>(module, "KvPagePool", R"doc(Fixed-size pages for keys and values, taken and given back in O(1), with reference counts.
+  nb::class_<PyKvPagePool>(
+      module, "KvPagePool",
+      R"doc(Fixed-size pages for keys and values, taken and given back in O(1), with reference counts.
 
 num_pages: pages of each layer. heads_kv, head_dim, head_dim_v (default: head_dim): of the keys and values.
 page_size: tokens in a page: 16, 32, 64, 128 or 256.
@@ -60,51 +62,73 @@ Example:
           "num_pages"_a, "heads_kv"_a, "head_dim"_a, nb::kw_only(), "head_dim_v"_a = nb::none(), "page_size"_a = 256,
           "num_layers"_a = 1, "dtype"_a = "float16", "device"_a = "cpu",
           nb::sig("def __init__(self, num_pages: int, heads_kv: int, head_dim: int, *, head_dim_v: int | None = None, "
-                  "page_size: int = 256, num_layers: int = 1, dtype: typing.Any = 'float16', device: typing.Any = 'cpu') -> None"))
-      .def("take", [](PyKvPagePool& self) { return self.pool->take(); }, "Takes one page and returns its id.")
+                  "page_size: int = 256, num_layers: int = 1, dtype: typing.Any = 'float16', device: typing.Any = "
+                  "'cpu') -> None"))
+      .def(
+          "take", [](PyKvPagePool& self) { return self.pool->take(); }, "Takes one page and returns its id.")
       .def(
           "take_many",
           [](PyKvPagePool& self, std::int64_t count) {
-            if (count < 0) throw InvalidArgument("KvPagePool.take_many: count=" + std::to_string(count) + "; must not be negative");
+            if (count < 0)
+              throw InvalidArgument("KvPagePool.take_many: count=" + std::to_string(count) + "; must not be negative");
             // More pages than exist can't be served: the pool says so before anything is stored.
             std::vector<PageId> ids(static_cast<std::size_t>(std::min(count, self.pool->options().num_pages)));
             self.pool->take(count, ids.data());
             return ids;
           },
           "count"_a, "Takes `count` pages, or none and raises OutOfPagesError; returns their ids.")
-      .def("retain", [](PyKvPagePool& self, PageId page) { self.pool->retain(page); }, "page"_a,
-           "One more reference to a page that is taken.")
-      .def("give_back", [](PyKvPagePool& self, PageId page) { self.pool->give_back(page); }, "page"_a,
-           "One reference less; the last one frees the page.")
-      .def("num_references", [](const PyKvPagePool& self, PageId page) { return self.pool->num_references(page); }, "page"_a,
-           "References to a page; 0 if it is free.")
-      .def("k_pages", [](const PyKvPagePool& self, std::int64_t layer, bool raw) { return pages(self, true, layer, raw); },
-           "layer"_a = 0, nb::kw_only(), "raw"_a = false,
-           nb::sig("def k_pages(self, layer: int = 0, *, raw: bool = False) -> typing.Any"),
-           "Keys of one layer, [num_pages, page_size, heads_kv, head_dim], as a NumPy view that keeps the pool alive (bfloat16 as "
-           "uint16). On a GPU, or with raw=True, a flashkernel.Array, which DLPack hands to other frameworks.")
-      .def("v_pages", [](const PyKvPagePool& self, std::int64_t layer, bool raw) { return pages(self, false, layer, raw); },
-           "layer"_a = 0, nb::kw_only(), "raw"_a = false,
-           nb::sig("def v_pages(self, layer: int = 0, *, raw: bool = False) -> typing.Any"),
-           "Values of one layer, [num_pages, page_size, heads_kv, head_dim_v]; else as `k_pages`.")
-      .def_prop_ro("num_free", [](const PyKvPagePool& self) { return self.pool->num_free(); }, "Pages that can be taken.")
-      .def_prop_ro("num_used", [](const PyKvPagePool& self) { return self.pool->num_used(); }, "Pages that are taken.")
-      .def_prop_ro("num_pages", [](const PyKvPagePool& self) { return self.pool->options().num_pages; }, "Pages of each layer.")
-      .def_prop_ro("page_size", [](const PyKvPagePool& self) { return self.pool->options().page_size; }, "Tokens in a page.")
-      .def_prop_ro("num_layers", [](const PyKvPagePool& self) { return self.pool->options().num_layers; }, "Layers.")
-      .def_prop_ro("heads_kv", [](const PyKvPagePool& self) { return self.pool->options().heads_kv; }, "Heads of keys and values.")
-      .def_prop_ro("head_dim", [](const PyKvPagePool& self) { return self.pool->options().head_dim; }, "Head dim of the keys.")
-      .def_prop_ro("head_dim_v", [](const PyKvPagePool& self) { return extent(self.pool->v_pages(), 3); },
-                   "Head dim of the values.")
-      .def_prop_ro("dtype", [](const PyKvPagePool& self) { return dtype_name(self.pool->options().dtype); },
-                   "Name of the element type.")
-      .def_prop_ro("device", [](const PyKvPagePool& self) { return to_string(self.pool->options().device); },
-                   "``cpu`` or ``cuda:<index>``.")
+      .def(
+          "retain", [](PyKvPagePool& self, PageId page) { self.pool->retain(page); }, "page"_a,
+          "One more reference to a page that is taken.")
+      .def(
+          "give_back", [](PyKvPagePool& self, PageId page) { self.pool->give_back(page); }, "page"_a,
+          "One reference less; the last one frees the page.")
+      .def(
+          "num_references", [](const PyKvPagePool& self, PageId page) { return self.pool->num_references(page); },
+          "page"_a, "References to a page; 0 if it is free.")
+      .def(
+          "k_pages",
+          [](const PyKvPagePool& self, std::int64_t layer, bool raw) { return pages(self, true, layer, raw); },
+          "layer"_a = 0, nb::kw_only(), "raw"_a = false,
+          nb::sig("def k_pages(self, layer: int = 0, *, raw: bool = False) -> typing.Any"),
+          "Keys of one layer, [num_pages, page_size, heads_kv, head_dim], as a NumPy view that keeps the pool alive "
+          "(bfloat16 as "
+          "uint16). On a GPU, or with raw=True, a flashkernel.Array, which DLPack hands to other frameworks.")
+      .def(
+          "v_pages",
+          [](const PyKvPagePool& self, std::int64_t layer, bool raw) { return pages(self, false, layer, raw); },
+          "layer"_a = 0, nb::kw_only(), "raw"_a = false,
+          nb::sig("def v_pages(self, layer: int = 0, *, raw: bool = False) -> typing.Any"),
+          "Values of one layer, [num_pages, page_size, heads_kv, head_dim_v]; else as `k_pages`.")
+      .def_prop_ro(
+          "num_free", [](const PyKvPagePool& self) { return self.pool->num_free(); }, "Pages that can be taken.")
+      .def_prop_ro(
+          "num_used", [](const PyKvPagePool& self) { return self.pool->num_used(); }, "Pages that are taken.")
+      .def_prop_ro(
+          "num_pages", [](const PyKvPagePool& self) { return self.pool->options().num_pages; }, "Pages of each layer.")
+      .def_prop_ro(
+          "page_size", [](const PyKvPagePool& self) { return self.pool->options().page_size; }, "Tokens in a page.")
+      .def_prop_ro(
+          "num_layers", [](const PyKvPagePool& self) { return self.pool->options().num_layers; }, "Layers.")
+      .def_prop_ro(
+          "heads_kv", [](const PyKvPagePool& self) { return self.pool->options().heads_kv; },
+          "Heads of keys and values.")
+      .def_prop_ro(
+          "head_dim", [](const PyKvPagePool& self) { return self.pool->options().head_dim; }, "Head dim of the keys.")
+      .def_prop_ro(
+          "head_dim_v", [](const PyKvPagePool& self) { return extent(self.pool->v_pages(), 3); },
+          "Head dim of the values.")
+      .def_prop_ro(
+          "dtype", [](const PyKvPagePool& self) { return dtype_name(self.pool->options().dtype); },
+          "Name of the element type.")
+      .def_prop_ro(
+          "device", [](const PyKvPagePool& self) { return to_string(self.pool->options().device); },
+          "``cpu`` or ``cuda:<index>``.")
       .def("__repr__", [](const PyKvPagePool& self) {
         const KvPagePoolOptions& options = self.pool->options();
-        return "flashkernel.KvPagePool(" + std::to_string(options.num_pages) + " pages of " + std::to_string(options.page_size) +
-               " tokens, " + std::to_string(self.pool->num_free()) + " free, " + dtype_name(options.dtype) + " on " +
-               to_string(options.device) + ")";
+        return "flashkernel.KvPagePool(" + std::to_string(options.num_pages) + " pages of " +
+               std::to_string(options.page_size) + " tokens, " + std::to_string(self.pool->num_free()) + " free, " +
+               dtype_name(options.dtype) + " on " + to_string(options.device) + ")";
       });
 }
 

@@ -54,12 +54,13 @@ nb::tuple linear_backward(nb::handle grad_out, nb::handle x, nb::handle weight, 
 }  // namespace
 
 void bind_linear(nb::module_& module) {
-  module.def("linear", &linear, "x"_a, "weight"_a, "bias"_a = nb::none(), nb::kw_only(), "activation"_a = nb::none(),
-             "return_preactivation"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def linear(x: SupportsDLPack, weight: SupportsDLPack, bias: SupportsDLPack | None = None, *, "
-                     "activation: str | None = None, return_preactivation: bool = False, out: SupportsDLPack | None = None, "
-                     "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
-             R"doc(activation(x weight^T + bias) in one kernel.
+  module.def(
+      "linear", &linear, "x"_a, "weight"_a, "bias"_a = nb::none(), nb::kw_only(), "activation"_a = nb::none(),
+      "return_preactivation"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
+      nb::sig("def linear(x: SupportsDLPack, weight: SupportsDLPack, bias: SupportsDLPack | None = None, *, "
+              "activation: str | None = None, return_preactivation: bool = False, out: SupportsDLPack | None = None, "
+              "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+      R"doc(activation(x weight^T + bias) in one kernel.
 
 x: [..., in_features], up to 8 dims; float32, float16 or bfloat16.
 weight: [out_features, in_features], x's dtype; either dim may be the contiguous one, so GPT-2's [in, out] weights are passed
@@ -85,14 +86,15 @@ Example:
 (2, 4)
 )doc");
 
-  module.def("linear_backward", &linear_backward, "grad_out"_a, "x"_a, "weight"_a, "preactivation"_a = nb::none(), nb::kw_only(),
-             "activation"_a = nb::none(), "need_x"_a = true, "need_weight"_a = true, "need_bias"_a = true,
-             "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def linear_backward(grad_out: SupportsDLPack, x: SupportsDLPack, weight: SupportsDLPack, "
-                     "preactivation: SupportsDLPack | None = None, *, activation: str | None = None, need_x: bool = True, "
-                     "need_weight: bool = True, need_bias: bool = True, stream: typing.Any = None, "
-                     "dtype: typing.Any = None) -> tuple[typing.Any, typing.Any, typing.Any]"),
-             R"doc(Gradients of `linear`.
+  module.def(
+      "linear_backward", &linear_backward, "grad_out"_a, "x"_a, "weight"_a, "preactivation"_a = nb::none(),
+      nb::kw_only(), "activation"_a = nb::none(), "need_x"_a = true, "need_weight"_a = true, "need_bias"_a = true,
+      "stream"_a = nb::none(), "dtype"_a = nb::none(),
+      nb::sig("def linear_backward(grad_out: SupportsDLPack, x: SupportsDLPack, weight: SupportsDLPack, "
+              "preactivation: SupportsDLPack | None = None, *, activation: str | None = None, need_x: bool = True, "
+              "need_weight: bool = True, need_bias: bool = True, stream: typing.Any = None, "
+              "dtype: typing.Any = None) -> tuple[typing.Any, typing.Any, typing.Any]"),
+      R"doc(Gradients of `linear`.
 
 g = grad_out * activation'(preactivation); grad_x = g weight; grad_weight = g^T x; grad_bias = sum of g over rows.
 

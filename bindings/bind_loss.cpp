@@ -11,10 +11,14 @@ CrossEntropyOptions parse_options(const Call& call, std::int64_t ignore_index, d
   CrossEntropyOptions options;
   options.ignore_index = ignore_index;
   options.label_smoothing = static_cast<float>(label_smoothing);
-  if (reduction == "none") options.reduction = Reduction::kNone;
-  else if (reduction == "sum") options.reduction = Reduction::kSum;
-  else if (reduction == "mean") options.reduction = Reduction::kMean;
-  else call.fail("reduction='" + reduction + "'; 'none', 'sum' or 'mean' is needed");
+  if (reduction == "none")
+    options.reduction = Reduction::kNone;
+  else if (reduction == "sum")
+    options.reduction = Reduction::kSum;
+  else if (reduction == "mean")
+    options.reduction = Reduction::kMean;
+  else
+    call.fail("reduction='" + reduction + "'; 'none', 'sum' or 'mean' is needed");
   return options;
 }
 
@@ -43,7 +47,8 @@ nb::object cross_entropy_backward(nb::handle grad_loss, nb::handle logits, nb::h
                    targets_view = call.input("targets", targets), lse_view = call.input("lse", lse);
   Output grad_logits = call.output("out", out, logits_view.dtype, Shape(logits_view));
   call.run([&](const ExecutionContext& context) {
-    flashkernel::cross_entropy_backward(grad_view, logits_view, targets_view, lse_view, grad_logits.view, options, context);
+    flashkernel::cross_entropy_backward(grad_view, logits_view, targets_view, lse_view, grad_logits.view, options,
+                                        context);
   });
   return call.result(grad_logits);
 }
@@ -77,14 +82,15 @@ Example:
 True
 )doc");
 
-  module.def("cross_entropy_backward", &cross_entropy_backward, "grad_loss"_a, "logits"_a, "targets"_a, "lse"_a, nb::kw_only(),
-             "ignore_index"_a = -100, "label_smoothing"_a = 0.0, "reduction"_a = "mean", "out"_a = nb::none(),
-             "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def cross_entropy_backward(grad_loss: SupportsDLPack, logits: SupportsDLPack, targets: SupportsDLPack, "
-                     "lse: SupportsDLPack, *, ignore_index: int = -100, label_smoothing: float = 0.0, "
-                     "reduction: typing.Literal['none', 'sum', 'mean'] = 'mean', out: SupportsDLPack | None = None, "
-                     "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
-             R"doc(Gradient of `cross_entropy` with respect to the logits.
+  module.def(
+      "cross_entropy_backward", &cross_entropy_backward, "grad_loss"_a, "logits"_a, "targets"_a, "lse"_a, nb::kw_only(),
+      "ignore_index"_a = -100, "label_smoothing"_a = 0.0, "reduction"_a = "mean", "out"_a = nb::none(),
+      "stream"_a = nb::none(), "dtype"_a = nb::none(),
+      nb::sig("def cross_entropy_backward(grad_loss: SupportsDLPack, logits: SupportsDLPack, targets: SupportsDLPack, "
+              "lse: SupportsDLPack, *, ignore_index: int = -100, label_smoothing: float = 0.0, "
+              "reduction: typing.Literal['none', 'sum', 'mean'] = 'mean', out: SupportsDLPack | None = None, "
+              "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+      R"doc(Gradient of `cross_entropy` with respect to the logits.
 
 grad_logits[r] = w[r] * (softmax(logits[r]) - target distribution[r]); w is grad_loss, divided by the counted rows for "mean".
 

@@ -13,14 +13,16 @@ void bind_memory_resource(nb::module_& module) {
       .def_ro("peak_reserved_bytes", &MemoryStats::peak_reserved_bytes, "Most ever reserved at once.")
       .def_ro("num_allocations", &MemoryStats::num_allocations, "Allocations that succeeded.")
       .def_ro("num_deallocations", &MemoryStats::num_deallocations, "Deallocations.")
-      .def_ro("num_upstream_allocations", &MemoryStats::num_upstream_allocations, "Allocations that the cache had to pass on.")
+      .def_ro("num_upstream_allocations", &MemoryStats::num_upstream_allocations,
+              "Allocations that the cache had to pass on.")
       .def("__repr__", [](const MemoryStats& stats) {
-        return "MemoryStats(allocated_bytes=" + std::to_string(stats.allocated_bytes) + ", reserved_bytes=" +
-               std::to_string(stats.reserved_bytes) + ", peak_allocated_bytes=" + std::to_string(stats.peak_allocated_bytes) + ")";
+        return "MemoryStats(allocated_bytes=" + std::to_string(stats.allocated_bytes) +
+               ", reserved_bytes=" + std::to_string(stats.reserved_bytes) +
+               ", peak_allocated_bytes=" + std::to_string(stats.peak_allocated_bytes) + ")";
       });
   module.def(
-      "memory_stats", [](nb::handle device) { return default_resource(parse_device(device)).stats(); }, "device"_a = "cpu",
-      nb::sig("def memory_stats(device: typing.Any = 'cpu') -> MemoryStats"),
+      "memory_stats", [](nb::handle device) { return default_resource(parse_device(device)).stats(); },
+      "device"_a = "cpu", nb::sig("def memory_stats(device: typing.Any = 'cpu') -> MemoryStats"),
       R"doc(Bytes and counts of FlashKernel's own memory on a device: workspace of ops, pages of pools.
 
 device: "cpu" or "cuda:<index>". NotImplementedError when this build has no such device.

@@ -6,7 +6,9 @@
 namespace flashkernel::python {
 namespace {
 
-nb::object one_or_tuple(const nb::list& results) { return nb::len(results) == 1 ? nb::object(results[0]) : nb::tuple(results); }
+nb::object one_or_tuple(const nb::list& results) {
+  return nb::len(results) == 1 ? nb::object(results[0]) : nb::tuple(results);
+}
 
 struct NormOutputs {
   Output out, residual, mean, rstd;
@@ -29,8 +31,10 @@ NormOutputs make_outputs(Call& call, const TensorView& x, const TensorView& resi
   NormOutputs outputs;
   outputs.out = call.output("out", out, x.dtype, Shape(x));
   outputs.has_residual = residual.defined();
-  if (outputs.has_residual) outputs.residual = call.output("residual_out", residual_out, x.dtype, Shape(x));
-  else if (!residual_out.is_none()) call.fail("residual_out without residual");
+  if (outputs.has_residual)
+    outputs.residual = call.output("residual_out", residual_out, x.dtype, Shape(x));
+  else if (!residual_out.is_none())
+    call.fail("residual_out without residual");
   outputs.has_mean = return_stats && has_mean;
   if (outputs.has_mean) outputs.mean = call.output(DType::kFloat32, Shape(x).without_last());
   outputs.has_rstd = return_stats;
@@ -38,11 +42,12 @@ NormOutputs make_outputs(Call& call, const TensorView& x, const TensorView& resi
   return outputs;
 }
 
-nb::object layer_norm(nb::handle x, nb::handle weight, nb::handle bias, double eps, nb::handle residual, bool return_stats,
-                      nb::handle out, nb::handle residual_out, nb::handle stream, nb::handle dtype) {
+nb::object layer_norm(nb::handle x, nb::handle weight, nb::handle bias, double eps, nb::handle residual,
+                      bool return_stats, nb::handle out, nb::handle residual_out, nb::handle stream, nb::handle dtype) {
   Call call("layer_norm", stream, dtype);
   const TensorView x_view = call.input("x", x), weight_view = call.optional_input("weight", weight),
-                   bias_view = call.optional_input("bias", bias), residual_view = call.optional_input("residual", residual);
+                   bias_view = call.optional_input("bias", bias),
+                   residual_view = call.optional_input("residual", residual);
   NormOutputs outputs = make_outputs(call, x_view, residual_view, return_stats, true, out, residual_out);
   call.run([&](const ExecutionContext& context) {
     flashkernel::layer_norm(x_view, residual_view, weight_view, bias_view, outputs.out.view, outputs.saved(),
@@ -58,7 +63,8 @@ nb::object rms_norm(nb::handle x, nb::handle weight, double eps, nb::handle resi
                    residual_view = call.optional_input("residual", residual);
   NormOutputs outputs = make_outputs(call, x_view, residual_view, return_stats, false, out, residual_out);
   call.run([&](const ExecutionContext& context) {
-    flashkernel::rms_norm(x_view, residual_view, weight_view, outputs.out.view, outputs.saved(), static_cast<float>(eps), context);
+    flashkernel::rms_norm(x_view, residual_view, weight_view, outputs.out.view, outputs.saved(),
+                          static_cast<float>(eps), context);
   });
   return outputs.results(call);
 }
@@ -84,8 +90,8 @@ nb::tuple layer_norm_backward(nb::handle grad_out, nb::handle h, nb::handle weig
                         need_bias ? call.result(grad_bias) : nb::none());
 }
 
-nb::tuple rms_norm_backward(nb::handle grad_out, nb::handle h, nb::handle weight, nb::handle rstd, nb::handle grad_residual_out,
-                            bool need_weight, nb::handle stream, nb::handle dtype) {
+nb::tuple rms_norm_backward(nb::handle grad_out, nb::handle h, nb::handle weight, nb::handle rstd,
+                            nb::handle grad_residual_out, bool need_weight, nb::handle stream, nb::handle dtype) {
   Call call("rms_norm_backward", stream, dtype);
   const TensorView grad_view = call.input("grad_out", grad_out), h_view = call.input("h", h),
                    weight_view = call.optional_input("weight", weight), rstd_view = call.input("rstd", rstd),
@@ -103,14 +109,17 @@ nb::tuple rms_norm_backward(nb::handle grad_out, nb::handle h, nb::handle weight
 }  // namespace
 
 void bind_norm(nb::module_& module) {
-  module.def("layer_norm", &layer_norm, "x"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), nb::kw_only(), "eps"_a = 1e-5,
-             "residual"_a = nb::none(), "return_stats"_a = false, "out"_a = nb::none(), "residual_out"_a = nb::none(),
-             "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def layer_norm(x: SupportsDLPack, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None, *, "
-                     "eps: float = 1e-05, residual: SupportsDLPack | None = None, return_stats: bool = False, "
-                     "out: SupportsDLPack | None = None, residual_out: SupportsDLPack | None = None, stream: typing.Any = None, "
-                     "dtype: typing.Any = None) -> typing.Any"),
-             R"doc((h - mean(h)) / sqrt(var(h) + eps) * weight + bias over the last dim, where h = x + residual.
+  module.def(
+      "layer_norm", &layer_norm, "x"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), nb::kw_only(), "eps"_a = 1e-5,
+      "residual"_a = nb::none(), "return_stats"_a = false, "out"_a = nb::none(), "residual_out"_a = nb::none(),
+      "stream"_a = nb::none(), "dtype"_a = nb::none(),
+      nb::sig(
+          "def layer_norm(x: SupportsDLPack, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None, "
+          "*, "
+          "eps: float = 1e-05, residual: SupportsDLPack | None = None, return_stats: bool = False, "
+          "out: SupportsDLPack | None = None, residual_out: SupportsDLPack | None = None, stream: typing.Any = None, "
+          "dtype: typing.Any = None) -> typing.Any"),
+      R"doc((h - mean(h)) / sqrt(var(h) + eps) * weight + bias over the last dim, where h = x + residual.
 
 x: [..., features]; float32, float16 or bfloat16; any strides with a contiguous last dim.
 weight, bias: [features], x's dtype or float32.
@@ -130,13 +139,15 @@ Example:
 [[-1.0, 1.0]]
 )doc");
 
-  module.def("rms_norm", &rms_norm, "x"_a, "weight"_a = nb::none(), nb::kw_only(), "eps"_a = 1e-6, "residual"_a = nb::none(),
-             "return_stats"_a = false, "out"_a = nb::none(), "residual_out"_a = nb::none(), "stream"_a = nb::none(),
-             "dtype"_a = nb::none(),
-             nb::sig("def rms_norm(x: SupportsDLPack, weight: SupportsDLPack | None = None, *, eps: float = 1e-06, "
-                     "residual: SupportsDLPack | None = None, return_stats: bool = False, out: SupportsDLPack | None = None, "
-                     "residual_out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
-             R"doc(h / sqrt(mean(h^2) + eps) * weight over the last dim, where h = x + residual.
+  module.def(
+      "rms_norm", &rms_norm, "x"_a, "weight"_a = nb::none(), nb::kw_only(), "eps"_a = 1e-6, "residual"_a = nb::none(),
+      "return_stats"_a = false, "out"_a = nb::none(), "residual_out"_a = nb::none(), "stream"_a = nb::none(),
+      "dtype"_a = nb::none(),
+      nb::sig("def rms_norm(x: SupportsDLPack, weight: SupportsDLPack | None = None, *, eps: float = 1e-06, "
+              "residual: SupportsDLPack | None = None, return_stats: bool = False, out: SupportsDLPack | None = None, "
+              "residual_out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None) -> "
+              "typing.Any"),
+      R"doc(h / sqrt(mean(h^2) + eps) * weight over the last dim, where h = x + residual.
 
 x: [..., features]; float32, float16 or bfloat16; any strides with a contiguous last dim.
 weight: [features], x's dtype or float32.
@@ -155,14 +166,15 @@ Example:
 [[1.0, 1.0, 1.0, 1.0]]
 )doc");
 
-  module.def("layer_norm_backward", &layer_norm_backward, "grad_out"_a, "h"_a, "weight"_a.none(), "mean"_a, "rstd"_a, nb::kw_only(),
-             "grad_residual_out"_a = nb::none(), "need_weight"_a = true, "need_bias"_a = true, "stream"_a = nb::none(),
-             "dtype"_a = nb::none(),
-             nb::sig("def layer_norm_backward(grad_out: SupportsDLPack, h: SupportsDLPack, weight: SupportsDLPack | None, "
-                     "mean: SupportsDLPack, rstd: SupportsDLPack, *, grad_residual_out: SupportsDLPack | None = None, "
-                     "need_weight: bool = True, need_bias: bool = True, stream: typing.Any = None, "
-                     "dtype: typing.Any = None) -> tuple[typing.Any, typing.Any, typing.Any]"),
-             R"doc(Gradients of `layer_norm`.
+  module.def(
+      "layer_norm_backward", &layer_norm_backward, "grad_out"_a, "h"_a, "weight"_a.none(), "mean"_a, "rstd"_a,
+      nb::kw_only(), "grad_residual_out"_a = nb::none(), "need_weight"_a = true, "need_bias"_a = true,
+      "stream"_a = nb::none(), "dtype"_a = nb::none(),
+      nb::sig("def layer_norm_backward(grad_out: SupportsDLPack, h: SupportsDLPack, weight: SupportsDLPack | None, "
+              "mean: SupportsDLPack, rstd: SupportsDLPack, *, grad_residual_out: SupportsDLPack | None = None, "
+              "need_weight: bool = True, need_bias: bool = True, stream: typing.Any = None, "
+              "dtype: typing.Any = None) -> tuple[typing.Any, typing.Any, typing.Any]"),
+      R"doc(Gradients of `layer_norm`.
 
 n = (h - mean) * rstd; g = grad_out * weight; grad_x = rstd * (g - mean(g) - n * mean(g * n)) + grad_residual_out;
 grad_weight = sum of grad_out * n over rows; grad_bias = sum of grad_out over rows.
@@ -185,12 +197,13 @@ Example:
 (True, [1.0, 1.0])
 )doc");
 
-  module.def("rms_norm_backward", &rms_norm_backward, "grad_out"_a, "h"_a, "weight"_a.none(), "rstd"_a, nb::kw_only(),
-             "grad_residual_out"_a = nb::none(), "need_weight"_a = true, "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def rms_norm_backward(grad_out: SupportsDLPack, h: SupportsDLPack, weight: SupportsDLPack | None, "
-                     "rstd: SupportsDLPack, *, grad_residual_out: SupportsDLPack | None = None, need_weight: bool = True, "
-                     "stream: typing.Any = None, dtype: typing.Any = None) -> tuple[typing.Any, typing.Any]"),
-             R"doc(Gradients of `rms_norm`.
+  module.def(
+      "rms_norm_backward", &rms_norm_backward, "grad_out"_a, "h"_a, "weight"_a.none(), "rstd"_a, nb::kw_only(),
+      "grad_residual_out"_a = nb::none(), "need_weight"_a = true, "stream"_a = nb::none(), "dtype"_a = nb::none(),
+      nb::sig("def rms_norm_backward(grad_out: SupportsDLPack, h: SupportsDLPack, weight: SupportsDLPack | None, "
+              "rstd: SupportsDLPack, *, grad_residual_out: SupportsDLPack | None = None, need_weight: bool = True, "
+              "stream: typing.Any = None, dtype: typing.Any = None) -> tuple[typing.Any, typing.Any]"),
+      R"doc(Gradients of `rms_norm`.
 
 n = h * rstd; g = grad_out * weight; grad_x = rstd * (g - n * mean(g * n)) + grad_residual_out;
 grad_weight = sum of grad_out * n over rows.

@@ -1,4 +1,5 @@
-// Binds reduce.hpp: reduce_sum, reduce_mean, reduce_max, argmax, softmax, log_softmax and the gradients of the last two.
+// Binds reduce.hpp: reduce_sum, reduce_mean, reduce_max, argmax, softmax, log_softmax and the gradients of the last
+// two.
 #include "flashkernel/reduce.hpp"
 
 #include "bindings.hpp"
@@ -8,7 +9,8 @@ namespace {
 
 using ReduceFunction = void (*)(const TensorView&, const TensorView&, AxisMask, const ExecutionContext&);
 using SoftmaxFunction = void (*)(const TensorView&, const TensorView&, int, const ExecutionContext&);
-using SoftmaxBackwardFunction = void (*)(const TensorView&, const TensorView&, const TensorView&, int, const ExecutionContext&);
+using SoftmaxBackwardFunction = void (*)(const TensorView&, const TensorView&, const TensorView&, int,
+                                         const ExecutionContext&);
 
 // axis None, an int, or a tuple of ints; negative ones count from the end. The empty tuple reduces nothing.
 AxisMask parse_axes(const Call& call, const TensorView& x, nb::handle axis) {
@@ -17,7 +19,8 @@ AxisMask parse_axes(const Call& call, const TensorView& x, nb::handle axis) {
     std::int64_t d = 0;
     if (!nb::try_cast(item, d) || d < -x.ndim || d >= x.ndim)
       call.fail("axis=" + nb::cast<std::string>(nb::repr(axis)) + " with x of " + std::to_string(x.ndim) +
-                " dims; None, or one or several of " + std::to_string(-x.ndim) + ".." + std::to_string(x.ndim - 1) + " is needed");
+                " dims; None, or one or several of " + std::to_string(-x.ndim) + ".." + std::to_string(x.ndim - 1) +
+                " is needed");
     const AxisMask bit = AxisMask{1} << (d < 0 ? d + x.ndim : d);
     if (mask & bit) call.fail("axis=" + nb::cast<std::string>(nb::repr(axis)) + " names a dim twice");
     mask |= bit;
@@ -57,8 +60,8 @@ nb::object soften(const char* op, SoftmaxFunction function, nb::handle x, int ax
   return call.result(output);
 }
 
-nb::object soften_backward(const char* op, SoftmaxBackwardFunction function, nb::handle grad_out, nb::handle out, int axis,
-                           nb::handle stream, nb::handle dtype) {
+nb::object soften_backward(const char* op, SoftmaxBackwardFunction function, nb::handle grad_out, nb::handle out,
+                           int axis, nb::handle stream, nb::handle dtype) {
   Call call(op, stream, dtype);
   const TensorView grad_view = call.input("grad_out", grad_out), out_view = call.input("out", out);
   Output grad_x = call.output(out_view.dtype, Shape(out_view));
@@ -81,11 +84,11 @@ void def_reduce(nb::module_& module, const char* name, const char* signature, co
 }  // namespace
 
 void bind_reduce(nb::module_& module) {
-  def_reduce<flashkernel::reduce_sum, false>(
-      module, "reduce_sum",
-      "def reduce_sum(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = False, out: SupportsDLPack | None = None, "
-      "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any",
-      R"doc(Sum over any set of axes.
+  def_reduce<flashkernel::reduce_sum, false>(module, "reduce_sum",
+                                             "def reduce_sum(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = "
+                                             "False, out: SupportsDLPack | None = None, "
+                                             "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any",
+                                             R"doc(Sum over any set of axes.
 
 x: float32, float16 or bfloat16; any strides, up to 8 dims.
 axis: int or tuple of ints, negative ones count from the end; None: all.
@@ -102,7 +105,8 @@ Example:
 )doc");
   def_reduce<flashkernel::reduce_mean, false>(
       module, "reduce_mean",
-      "def reduce_mean(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = False, out: SupportsDLPack | None = None, "
+      "def reduce_mean(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = False, out: SupportsDLPack | None = "
+      "None, "
       "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any",
       R"doc(Mean over any set of axes: `reduce_sum` divided by the number of elements.
 
@@ -116,11 +120,11 @@ Example:
 >>> float(fk.reduce_mean(np.arange(4, dtype=np.float32)))
 1.5
 )doc");
-  def_reduce<flashkernel::reduce_max, false>(
-      module, "reduce_max",
-      "def reduce_max(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = False, out: SupportsDLPack | None = None, "
-      "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any",
-      R"doc(Maximum over any set of axes.
+  def_reduce<flashkernel::reduce_max, false>(module, "reduce_max",
+                                             "def reduce_max(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = "
+                                             "False, out: SupportsDLPack | None = None, "
+                                             "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any",
+                                             R"doc(Maximum over any set of axes.
 
 x, axis, keepdims, out: as in `reduce_sum`.
 
@@ -156,7 +160,8 @@ Example:
         return soften("softmax", flashkernel::softmax, x, axis, out, stream, dtype);
       },
       "x"_a, "axis"_a = -1, nb::kw_only(), "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig("def softmax(x: SupportsDLPack, axis: int = -1, *, out: SupportsDLPack | None = None, stream: typing.Any = None, "
+      nb::sig("def softmax(x: SupportsDLPack, axis: int = -1, *, out: SupportsDLPack | None = None, stream: typing.Any "
+              "= None, "
               "dtype: typing.Any = None) -> typing.Any"),
       R"doc(exp(x - max(x)) / sum(exp(x - max(x))) along one axis.
 
@@ -218,7 +223,8 @@ Example:
   module.def(
       "log_softmax_backward",
       [](nb::handle grad_out, nb::handle out, int axis, nb::handle stream, nb::handle dtype) {
-        return soften_backward("log_softmax_backward", flashkernel::log_softmax_backward, grad_out, out, axis, stream, dtype);
+        return soften_backward("log_softmax_backward", flashkernel::log_softmax_backward, grad_out, out, axis, stream,
+                               dtype);
       },
       "grad_out"_a, "out"_a, "axis"_a = -1, nb::kw_only(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
       nb::sig("def log_softmax_backward(grad_out: SupportsDLPack, out: SupportsDLPack, axis: int = -1, *, "

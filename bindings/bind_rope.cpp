@@ -26,7 +26,8 @@ nb::object finish(Call& call, Rotated& rotated) {
 }
 
 nb::object rope(nb::handle q, nb::handle k, nb::handle positions, double theta, std::optional<std::int64_t> rotary_dim,
-                bool interleaved, bool inverse, nb::handle inv_freq, nb::handle out, nb::handle stream, nb::handle dtype) {
+                bool interleaved, bool inverse, nb::handle inv_freq, nb::handle out, nb::handle stream,
+                nb::handle dtype) {
   Call call("rope", stream, dtype);
   const TensorView q_view = call.input("q", q), k_view = call.optional_input("k", k),
                    position_view = call.optional_input("positions", positions);
@@ -43,8 +44,8 @@ nb::object rope(nb::handle q, nb::handle k, nb::handle positions, double theta, 
   return finish(call, rotated);
 }
 
-nb::object rope_table(nb::handle q, nb::handle k, nb::handle cos, nb::handle sin, nb::handle positions, bool interleaved,
-                      bool inverse, nb::handle out, nb::handle stream, nb::handle dtype) {
+nb::object rope_table(nb::handle q, nb::handle k, nb::handle cos, nb::handle sin, nb::handle positions,
+                      bool interleaved, bool inverse, nb::handle out, nb::handle stream, nb::handle dtype) {
   Call call("rope_table", stream, dtype);
   const TensorView q_view = call.input("q", q), k_view = call.optional_input("k", k), cos_view = call.input("cos", cos),
                    sin_view = call.input("sin", sin), position_view = call.optional_input("positions", positions);
@@ -53,7 +54,8 @@ nb::object rope_table(nb::handle q, nb::handle k, nb::handle cos, nb::handle sin
   options.inverse = inverse;
   Rotated rotated = make_outputs(call, q_view, k_view, out);
   call.run([&](const ExecutionContext& context) {
-    flashkernel::rope_table(q_view, k_view, cos_view, sin_view, position_view, rotated.q.view, rotated.k.view, options, context);
+    flashkernel::rope_table(q_view, k_view, cos_view, sin_view, position_view, rotated.q.view, rotated.k.view, options,
+                            context);
   });
   return finish(call, rotated);
 }
@@ -61,14 +63,16 @@ nb::object rope_table(nb::handle q, nb::handle k, nb::handle cos, nb::handle sin
 }  // namespace
 
 void bind_rope(nb::module_& module) {
-  module.def("rope", &rope, "q"_a, "k"_a = nb::none(), "positions"_a = nb::none(), nb::kw_only(), "theta"_a = 10000.0,
-             "rotary_dim"_a = nb::none(), "interleaved"_a = false, "inverse"_a = false, "inv_freq"_a = nb::none(),
-             "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def rope(q: SupportsDLPack, k: SupportsDLPack | None = None, positions: SupportsDLPack | None = None, *, "
-                     "theta: float = 10000.0, rotary_dim: int | None = None, interleaved: bool = False, inverse: bool = False, "
-                     "inv_freq: SupportsDLPack | None = None, out: typing.Any = None, stream: typing.Any = None, "
-                     "dtype: typing.Any = None) -> typing.Any"),
-             R"doc(Rotary position embedding of q and k, with sin and cos computed in the kernel.
+  module.def(
+      "rope", &rope, "q"_a, "k"_a = nb::none(), "positions"_a = nb::none(), nb::kw_only(), "theta"_a = 10000.0,
+      "rotary_dim"_a = nb::none(), "interleaved"_a = false, "inverse"_a = false, "inv_freq"_a = nb::none(),
+      "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
+      nb::sig(
+          "def rope(q: SupportsDLPack, k: SupportsDLPack | None = None, positions: SupportsDLPack | None = None, *, "
+          "theta: float = 10000.0, rotary_dim: int | None = None, interleaved: bool = False, inverse: bool = False, "
+          "inv_freq: SupportsDLPack | None = None, out: typing.Any = None, stream: typing.Any = None, "
+          "dtype: typing.Any = None) -> typing.Any"),
+      R"doc(Rotary position embedding of q and k, with sin and cos computed in the kernel.
 
 (a, b) -> (a cos x - b sin x, b cos x + a sin x) for each pair p of a head's first rotary_dim elements, where
 x = position * theta^(-2p / rotary_dim).
@@ -97,12 +101,14 @@ Example:
 (True, True)
 )doc");
 
-  module.def("rope_table", &rope_table, "q"_a, "k"_a.none(), "cos"_a, "sin"_a, "positions"_a = nb::none(), nb::kw_only(),
-             "interleaved"_a = false, "inverse"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def rope_table(q: SupportsDLPack, k: SupportsDLPack | None, cos: SupportsDLPack, sin: SupportsDLPack, "
-                     "positions: SupportsDLPack | None = None, *, interleaved: bool = False, inverse: bool = False, "
-                     "out: typing.Any = None, stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
-             R"doc(Rotary position embedding of q and k, with sin and cos read from tables.
+  module.def(
+      "rope_table", &rope_table, "q"_a, "k"_a.none(), "cos"_a, "sin"_a, "positions"_a = nb::none(), nb::kw_only(),
+      "interleaved"_a = false, "inverse"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(),
+      "dtype"_a = nb::none(),
+      nb::sig("def rope_table(q: SupportsDLPack, k: SupportsDLPack | None, cos: SupportsDLPack, sin: SupportsDLPack, "
+              "positions: SupportsDLPack | None = None, *, interleaved: bool = False, inverse: bool = False, "
+              "out: typing.Any = None, stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+      R"doc(Rotary position embedding of q and k, with sin and cos read from tables.
 
 The formula of `rope` with cos x and sin x from the tables.
 

@@ -1,5 +1,5 @@
-// What the bind_*.cpp files share: one bind function per public header, and pieces of argument parsing and documentation.
-// Called by module.cpp only.
+// What the bind_*.cpp files share: one bind function per public header, and pieces of argument parsing and
+// documentation. Called by module.cpp only.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -37,16 +37,22 @@ void bind_kv_cache(nb::module_& module);
 std::pair<nb::object, nb::object> parse_pair(const Call& call, const char* name, nb::handle pair, const char* what);
 
 // The end of every op's docstring (raw strings are no use here: GCC does not take them in a macro).
-#define FK_DOC_COMMON \
-  "\n" \
-  "Arrays: anything that speaks DLPack (torch, JAX, CuPy, ...) or NumPy, on the CPU or a CUDA device, all on one device; read\n" \
-  "where they lie, never copied. New arrays are row-major and of the first argument's kind. Gradients are not recorded\n" \
-  "(``flashkernel.torch`` does that).\n" \
-  "stream: CUDA stream to work on (an int or an object with ``__cuda_stream__()``); default: the caller's current stream. Work\n" \
-  "is queued, not waited for. Ignored on the CPU, where the call returns when the work is done.\n" \
-  "dtype: ``\"bfloat16\"`` reads uint16 arrays as bfloat16 bits (NumPy has no such type; ``ml_dtypes`` arrays need no hint).\n" \
-  "\n" \
-  "Raises: ValueError for arguments that can't be served by any device, NotImplementedError when this build has no kernel for a\n" \
-  "valid call, OutOfMemoryError when workspace can't be had, RuntimeError for a CUDA failure. Nothing is written then.\n"
+#define FK_DOC_COMMON                                                                                                \
+  "\n"                                                                                                               \
+  "Arrays: anything that speaks DLPack (torch, JAX, CuPy, ...) or NumPy, on the CPU or a CUDA device, all on one "   \
+  "device; read\n"                                                                                                   \
+  "where they lie, never copied. New arrays are row-major and of the first argument's kind. Gradients are not "      \
+  "recorded\n"                                                                                                       \
+  "(``flashkernel.torch`` does that).\n"                                                                             \
+  "stream: CUDA stream to work on (an int or an object with ``__cuda_stream__()``); default: the caller's current "  \
+  "stream. Work\n"                                                                                                   \
+  "is queued, not waited for. Ignored on the CPU, where the call returns when the work is done.\n"                   \
+  "dtype: ``\"bfloat16\"`` reads uint16 arrays as bfloat16 bits (NumPy has no such type; ``ml_dtypes`` arrays need " \
+  "no hint).\n"                                                                                                      \
+  "\n"                                                                                                               \
+  "Raises: ValueError for arguments that can't be served by any device, NotImplementedError when this build has no " \
+  "kernel for a\n"                                                                                                   \
+  "valid call, OutOfMemoryError when workspace can't be had, RuntimeError for a CUDA failure. Nothing is written "   \
+  "then.\n"
 
 }  // namespace flashkernel::python

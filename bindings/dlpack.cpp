@@ -49,10 +49,13 @@ std::string type_text(nb::handle object) {
 const dlpack::ExchangeApi* exchange_api(nb::handle type) {
   const nb::object capsule = attribute_or_null(type, "__dlpack_c_exchange_api__");
   if (!capsule.is_valid() || !PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
-  const auto* header = static_cast<const dlpack::ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  const auto* header =
+      static_cast<const dlpack::ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
   while (header && header->version.major != dlpack::kVersion.major) header = header->previous;
   const auto* api = reinterpret_cast<const dlpack::ExchangeApi*>(header);
-  return api && api->allocate && api->managed_from_object && api->managed_to_object && api->current_work_stream ? api : nullptr;
+  return api && api->allocate && api->managed_from_object && api->managed_to_object && api->current_work_stream
+             ? api
+             : nullptr;
 }
 
 ArrayType look_up(PyTypeObject* type) {
@@ -66,7 +69,8 @@ ArrayType look_up(PyTypeObject* type) {
   } else if ((entry.api = exchange_api(handle)) != nullptr) {
     entry.framework = Framework::kExchange;
     entry.is_neg = attribute_or_null(handle, "is_neg").release().ptr();
-  } else if (attribute_or_null(handle, "__dlpack__").is_valid() && attribute_or_null(handle, "__dlpack_device__").is_valid()) {
+  } else if (attribute_or_null(handle, "__dlpack__").is_valid() &&
+             attribute_or_null(handle, "__dlpack_device__").is_valid()) {
     entry.framework = Framework::kProtocol;
   }
   return entry;
@@ -111,13 +115,15 @@ std::string dtype_text(const dlpack::DataType& type) {
 
 constexpr const char* kTypesTaken = "float32, float16 and bfloat16 (and int32, int64 for indices) are taken";
 
-// A framework refused to hand an array over (no storage, sparse, quantised, ...): its reason, as our error with its as cause.
+// A framework refused to hand an array over (no storage, sparse, quantised, ...): its reason, as our error with its as
+// cause.
 [[noreturn]] void raise_refusal(const char* op, const char* name, nb::handle array) {
   nb::python_error error;
   std::string reason = nb::cast<std::string>(nb::str(error.value()));
   reason = reason.substr(0, reason.find('\n'));
-  nb::raise_from(error, PyExc_ValueError, "%s: %s (%s) has no memory that DLPack can describe: %s; a dense array is needed", op,
-                 name, type_text(array).c_str(), reason.c_str());
+  nb::raise_from(error, PyExc_ValueError,
+                 "%s: %s (%s) has no memory that DLPack can describe: %s; a dense array is needed", op, name,
+                 type_text(array).c_str(), reason.c_str());
 }
 
 // For a, b >= 0: a * b into `a`; false when it does not fit.
@@ -238,20 +244,24 @@ void Call::check_view(const char* name, TensorView& view, std::uint64_t byte_off
     fail(prefix + " has " + std::to_string(count) + " elements but no memory (a fake, meta or wrapper tensor?)");
   view.data = static_cast<char*>(view.data) + byte_offset;
   if (reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(item) != 0)
-    fail(prefix + " starts at an address that is not a multiple of its element size of " + std::to_string(item) + " bytes");
+    fail(prefix + " starts at an address that is not a multiple of its element size of " + std::to_string(item) +
+         " bytes");
 }
 
 DType Call::uint16_as(const char* name, bool is_bfloat16_array) {
   if (!is_bfloat16_array && !uint16_is_bfloat16_)
-    fail(std::string(name) + " has dtype uint16; pass dtype=\"bfloat16\" if its bits are bfloat16 (" + kTypesTaken + ")");
+    fail(std::string(name) + " has dtype uint16; pass dtype=\"bfloat16\" if its bits are bfloat16 (" + kTypesTaken +
+         ")");
   return DType::kBFloat16;
 }
 
 TensorView Call::import_tensor(const char* name, const dlpack::Tensor& tensor) {
   TensorView view;
   if (tensor.ndim < 0 || tensor.ndim > kMaxDims)
-    fail(std::string(name) + " has " + std::to_string(tensor.ndim) + " dims; at most " + std::to_string(kMaxDims) + " are taken");
-  if (tensor.ndim > 0 && !tensor.shape) fail(std::string(name) + " has " + std::to_string(tensor.ndim) + " dims but no shape");
+    fail(std::string(name) + " has " + std::to_string(tensor.ndim) + " dims; at most " + std::to_string(kMaxDims) +
+         " are taken");
+  if (tensor.ndim > 0 && !tensor.shape)
+    fail(std::string(name) + " has " + std::to_string(tensor.ndim) + " dims but no shape");
   if (!dtype_from(tensor.dtype, view.dtype)) {
     const bool is_uint16 = tensor.dtype.code == dlpack::kUInt && tensor.dtype.bits == 16 && tensor.dtype.lanes == 1;
     if (!is_uint16) fail(std::string(name) + " has dtype " + dtype_text(tensor.dtype) + "; " + kTypesTaken);
@@ -285,17 +295,17 @@ TensorView Call::import_numpy(const char* name, nb::handle array, bool write) {
   const auto* info = static_cast<const ArrayStruct*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (!info) throw nb::python_error();
   TensorView view;
-  const dlpack::DataType type{
-      static_cast<std::uint8_t>(info->kind == 'f'   ? dlpack::kFloat
-                                : info->kind == 'i' ? dlpack::kInt
-                                : info->kind == 'u' ? dlpack::kUInt
-                                                    : dlpack::kOpaque),
-      static_cast<std::uint8_t>(8 * info->itemsize), 1};
+  const dlpack::DataType type{static_cast<std::uint8_t>(info->kind == 'f'   ? dlpack::kFloat
+                                                        : info->kind == 'i' ? dlpack::kInt
+                                                        : info->kind == 'u' ? dlpack::kUInt
+                                                                            : dlpack::kOpaque),
+                              static_cast<std::uint8_t>(8 * info->itemsize), 1};
   if (!dtype_from(type, view.dtype)) {
     const nb::object dtype = array.attr("dtype");
     const bool is_uint16 = info->kind == 'u' && info->itemsize == 2;
     // ml_dtypes' bfloat16 is a NumPy extension type: kind V, named "bfloat16".
-    const bool is_bfloat16 = info->kind == 'V' && info->itemsize == 2 && nb::cast<std::string>(nb::str(dtype)) == "bfloat16";
+    const bool is_bfloat16 =
+        info->kind == 'V' && info->itemsize == 2 && nb::cast<std::string>(nb::str(dtype)) == "bfloat16";
     if (!is_uint16 && !is_bfloat16)
       fail(std::string(name) + " has dtype " + nb::cast<std::string>(nb::str(dtype)) + "; " + kTypesTaken);
     view.dtype = uint16_as(name, is_bfloat16);
@@ -305,7 +315,8 @@ TensorView Call::import_numpy(const char* name, nb::handle array, bool write) {
   if ((info->flags & kNumpyAligned) == 0) fail(std::string(name) + " is not aligned to its element size");
   if (write && (info->flags & kNumpyWriteable) == 0) fail(std::string(name) + " is read-only; the op writes to it");
   if (info->ndim > kMaxDims)
-    fail(std::string(name) + " has " + std::to_string(info->ndim) + " dims; at most " + std::to_string(kMaxDims) + " are taken");
+    fail(std::string(name) + " has " + std::to_string(info->ndim) + " dims; at most " + std::to_string(kMaxDims) +
+         " are taken");
   view.data = info->data;
   view.ndim = info->ndim;
   for (int d = 0; d < info->ndim; ++d) {
@@ -342,13 +353,16 @@ TensorView Call::import_protocol(const char* name, nb::handle array, bool write)
     capsule = method(**old_arguments);
   }
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
-    auto* managed = static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+    auto* managed =
+        static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
     if (PyCapsule_SetName(capsule.ptr(), "used_dltensor_versioned") != 0) throw nb::python_error();
     owned_.push_back(managed);
     if (managed->version.major != dlpack::kVersion.major)
       fail(std::string(name) + " speaks DLPack " + std::to_string(managed->version.major) + "; 1 is needed");
-    if (write && (managed->flags & dlpack::kFlagReadOnly) != 0) fail(std::string(name) + " is read-only; the op writes to it");
-    if (write && (managed->flags & dlpack::kFlagCopied) != 0) fail(std::string(name) + " was copied by its owner; the op would write to the copy");
+    if (write && (managed->flags & dlpack::kFlagReadOnly) != 0)
+      fail(std::string(name) + " is read-only; the op writes to it");
+    if (write && (managed->flags & dlpack::kFlagCopied) != 0)
+      fail(std::string(name) + " was copied by its owner; the op would write to the copy");
     return import_tensor(name, managed->tensor);
   }
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
@@ -356,7 +370,8 @@ TensorView Call::import_protocol(const char* name, nb::handle array, bool write)
     if (PyCapsule_SetName(capsule.ptr(), "used_dltensor") != 0) throw nb::python_error();
     owned_old_.push_back(managed);
     if (write)
-      fail(std::string(name) + " (" + type_text(array) + ") can't say whether it may be written (DLPack before 1.0); the op writes to it");
+      fail(std::string(name) + " (" + type_text(array) +
+           ") can't say whether it may be written (DLPack before 1.0); the op writes to it");
     return import_tensor(name, managed->tensor);
   }
   fail(std::string(name) + ": " + type_text(array) + ".__dlpack__() returned no DLPack capsule");
@@ -381,7 +396,8 @@ TensorView Call::import(const char* name, nb::handle array, bool write) {
         dlpack::ManagedTensorVersioned* managed = nullptr;  // tells whether it is read-only
         if (type.api->managed_from_object(array.ptr(), &managed) != 0) raise_refusal(op_, name, array);
         owned_.push_back(managed);
-        if (write && (managed->flags & dlpack::kFlagReadOnly) != 0) fail(std::string(name) + " is read-only; the op writes to it");
+        if (write && (managed->flags & dlpack::kFlagReadOnly) != 0)
+          fail(std::string(name) + " is read-only; the op writes to it");
         view = import_tensor(name, managed->tensor);
       }
       break;
@@ -390,7 +406,8 @@ TensorView Call::import(const char* name, nb::handle array, bool write) {
     case Framework::kOwn: view = nb::cast<const Array&>(array).view; break;
     case Framework::kProtocol: view = import_protocol(name, array, write); break;
     case Framework::kNotArray: {
-      const std::string message = std::string(op_) + ": " + name + " is " + (array.is_none() ? "None" : "a " + type_text(array)) +
+      const std::string message = std::string(op_) + ": " + name + " is " +
+                                  (array.is_none() ? "None" : "a " + type_text(array)) +
                                   "; an array that speaks DLPack is needed (torch, NumPy, JAX, CuPy, ...)";
       throw nb::type_error(message.c_str());
     }
@@ -439,14 +456,16 @@ Output Call::allocate(DType dtype, const Shape& shape) {
   std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
   for (int d = 0; d < shape.ndim; ++d) {
     if (shape.dims[d] < 0 || !multiply(bytes, shape.dims[d]))
-      fail("the output would have shape[" + std::to_string(d) + "]=" + std::to_string(shape.dims[d]) + ", more than memory can hold");
+      fail("the output would have shape[" + std::to_string(d) + "]=" + std::to_string(shape.dims[d]) +
+           ", more than memory can hold");
   }
   Output output;
   const Framework framework = first_type_ ? first_type_->framework : Framework::kNumpy;
   if (framework == Framework::kExchange) {
     Shape extents = shape;
     dlpack::Tensor prototype{};
-    prototype.device = device_.is_cpu() ? dlpack::Device{dlpack::kCpu, 0} : dlpack::Device{dlpack::kCuda, device_.index};
+    prototype.device =
+        device_.is_cpu() ? dlpack::Device{dlpack::kCpu, 0} : dlpack::Device{dlpack::kCuda, device_.index};
     prototype.ndim = shape.ndim;
     prototype.dtype = dlpack_type(dtype);
     prototype.shape = extents.dims;
@@ -532,7 +551,8 @@ DType parse_dtype(const char* op, nb::handle dtype) {
   }
   const auto dot = text.rfind('.');
   if (dot != std::string::npos) text.erase(0, dot + 1);
-  for (const DType known : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt32, DType::kInt64, DType::kUInt8})
+  for (const DType known :
+       {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt32, DType::kInt64, DType::kUInt8})
     if (text == dtype_name(known)) return known;
   throw InvalidArgument(std::string(op) + ": dtype=" + nb::cast<std::string>(nb::repr(dtype)) +
                         "; 'float32', 'float16' or 'bfloat16' is needed");

@@ -1,5 +1,5 @@
-// Where Python arrays and TensorView meet: imports arrays without copying, allocates outputs in the caller's framework and
-// finds the stream to work on. Every bound op makes one `Call`. Nothing else in the package knows both worlds.
+// Where Python arrays and TensorView meet: imports arrays without copying, allocates outputs in the caller's framework
+// and finds the stream to work on. Every bound op makes one `Call`. Nothing else in the package knows both worlds.
 // Invariant: a view that `Call` hands out is valid until the Call is destroyed, and was validated before.
 #pragma once
 
@@ -62,7 +62,8 @@ struct Shape {
   }
 };
 
-/// The extent of dim `d`, counted from the end when negative; 0 when there is no such dim (the op's own checks then say so).
+/// The extent of dim `d`, counted from the end when negative; 0 when there is no such dim (the op's own checks then say
+/// so).
 inline std::int64_t extent(const TensorView& view, int d) {
   if (d < 0) d += view.ndim;
   return d >= 0 && d < view.ndim ? view.shape[d] : 0;
@@ -86,7 +87,9 @@ class Call {
   /// An array that is read. The first one decides device, framework and stream.
   TensorView input(const char* name, nb::handle array) { return import(name, array, false); }
   /// None gives an absent view.
-  TensorView optional_input(const char* name, nb::handle array) { return array.is_none() ? TensorView{} : input(name, array); }
+  TensorView optional_input(const char* name, nb::handle array) {
+    return array.is_none() ? TensorView{} : input(name, array);
+  }
   /// An array that is written.
   TensorView inout(const char* name, nb::handle array) { return import(name, array, true); }
 

@@ -71,7 +71,8 @@ struct ExchangeApi {
   int (*current_work_stream)(std::int32_t device_type, std::int32_t device_index, void** out_stream);
 };
 
-static_assert(sizeof(void*) != 8 || (sizeof(Tensor) == 48 && sizeof(ManagedTensor) == 64 && sizeof(ManagedTensorVersioned) == 80),
+static_assert(sizeof(void*) != 8 ||
+                  (sizeof(Tensor) == 48 && sizeof(ManagedTensor) == 64 && sizeof(ManagedTensorVersioned) == 80),
               "the DLPack ABI");
 
 }  // namespace flashkernel::dlpack

@@ -1,5 +1,5 @@
-// Maps the library's typed errors to Python: ValueError, NotImplementedError, OutOfMemoryError, OutOfPagesError, CudaError.
-// The classes are made here so that the numbers of an out-of-memory error arrive as attributes.
+// Maps the library's typed errors to Python: ValueError, NotImplementedError, OutOfMemoryError, OutOfPagesError,
+// CudaError. The classes are made here so that the numbers of an out-of-memory error arrive as attributes.
 #include "bindings.hpp"
 #include "flashkernel/error.hpp"
 
@@ -19,9 +19,7 @@ PyObject* new_class(nb::module_& module, const char* name, const char* doc, PyOb
   return type;
 }
 
-nb::object instance(PyObject* type, const Error& error) {
-  return nb::handle(type)(error.what());
-}
+nb::object instance(PyObject* type, const Error& error) { return nb::handle(type)(error.what()); }
 
 void raise(PyObject* type, const nb::object& error) { PyErr_SetObject(type, error.ptr()); }
 
@@ -61,11 +59,13 @@ void bind_errors(nb::module_& module) {
                                   "A memory resource could not serve an allocation; nothing changed.\n\n"
                                   "Attributes: ``requested_bytes``, ``free_bytes``, ``peak_bytes``.",
                                   PyExc_MemoryError);
-  out_of_pages_error = new_class(module, "OutOfPagesError",
-                                 "A page pool ran dry; nothing changed.\n\n"
-                                 "Attributes: ``requested_pages``, ``free_pages``, ``num_pages`` and those of OutOfMemoryError.",
-                                 out_of_memory_error);
-  cuda_error = new_class(module, "CudaError", "A CUDA runtime call failed; ``code`` is its cudaError_t.", PyExc_RuntimeError);
+  out_of_pages_error =
+      new_class(module, "OutOfPagesError",
+                "A page pool ran dry; nothing changed.\n\n"
+                "Attributes: ``requested_pages``, ``free_pages``, ``num_pages`` and those of OutOfMemoryError.",
+                out_of_memory_error);
+  cuda_error =
+      new_class(module, "CudaError", "A CUDA runtime call failed; ``code`` is its cudaError_t.", PyExc_RuntimeError);
   nb::register_exception_translator(translate, nullptr);
 }
 

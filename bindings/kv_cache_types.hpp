@@ -1,5 +1,6 @@
 // The Python objects behind KvPagePool and KvCache. Shared by bind_kv_page_pool.cpp and bind_kv_cache.cpp.
-// Invariant: whatever reads a pool's pages (a cache, an array) owns a share of it, so order of destruction can't matter.
+// Invariant: whatever reads a pool's pages (a cache, an array) owns a share of it, so order of destruction can't
+// matter.
 #pragma once
 
 #include <memory>

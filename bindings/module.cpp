@@ -1,4 +1,5 @@
-// flashkernel._C: the compiled module. Order matters only for classes, which must be bound before they are used in signatures.
+// flashkernel._C: the compiled module. Order matters only for classes, which must be bound before they are used in
+// signatures.
 #include "array.hpp"
 #include "bindings.hpp"
 #include "flashkernel/version.hpp"

@@ -130,9 +130,14 @@ struct Snapshot {
 Snapshot snapshot(const KvCache& cache, const std::vector<SequenceId>& ids) {
   Snapshot s;
   const KvCacheStats stats = cache.stats();
-  s.numbers = {stats.num_sequences,     stats.num_pages_used, stats.num_pages_shared,
-               stats.num_pages_cached, stats.num_pages_free, static_cast<std::int64_t>(stats.num_prefix_hits),
-               static_cast<std::int64_t>(stats.num_copies_on_write), static_cast<std::int64_t>(stats.num_evictions)};
+  s.numbers = {stats.num_sequences,
+               stats.num_pages_used,
+               stats.num_pages_shared,
+               stats.num_pages_cached,
+               stats.num_pages_free,
+               static_cast<std::int64_t>(stats.num_prefix_hits),
+               static_cast<std::int64_t>(stats.num_copies_on_write),
+               static_cast<std::int64_t>(stats.num_evictions)};
   for (const SequenceId id : ids) {
     s.numbers.push_back(cache.length(id));
     s.pages.emplace_back(static_cast<std::size_t>(cache.num_pages(id)));

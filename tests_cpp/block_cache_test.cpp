@@ -244,7 +244,9 @@ TEST(BlockCache, RandomStreamsNeverRace) {
       for (int step = 0; step < steps; ++step) {
         const std::size_t stream = random.below(kStreams);
         switch (random.below(8)) {
-          case 0: case 1: case 2: {
+          case 0:
+          case 1:
+          case 2: {
             const std::size_t bytes = random.log_uniform(random.one_in(20) ? 22 : 17);
             try {
               void* data = cache.allocate(bytes, std::size_t{256} << random.below(4), stream_of(stream));
@@ -256,7 +258,9 @@ TEST(BlockCache, RandomStreamsNeverRace) {
             }
             break;
           }
-          case 3: case 4: case 5: {
+          case 3:
+          case 4:
+          case 5: {
             if (pieces.empty()) break;
             std::swap(pieces[random.below(pieces.size())], pieces.back());
             const Piece piece = pieces.back();

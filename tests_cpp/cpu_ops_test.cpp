@@ -1,6 +1,6 @@
-// The vector mathematics of the fast CPU kernels (exp, the activations and their slopes, sine and cosine), seen through the ops on
-// dense grids of inputs, for every kernel that this machine can run; and what linear promises beyond the conformance cases:
-// infinities through split operands, and results that do not depend on the number of threads.
+// The vector mathematics of the fast CPU kernels (exp, the activations and their slopes, sine and cosine), seen through
+// the ops on dense grids of inputs, for every kernel that this machine can run; and what linear promises beyond the
+// conformance cases: infinities through split operands, and results that do not depend on the number of threads.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -99,13 +99,16 @@ TEST(VectorMath, NegativeTailsKeepRelativeAccuracy) {
   TestTensor weight(DType::kFloat32, {1, 1}), out(DType::kFloat32, {kGrid, 1});
   weight.fill(1);
   for_each_kernel("linear", [&](const std::string& id) {
-    if (refuses_fp32_rows(id, kGrid) || id.find("scalar") != std::string::npos) return;  // the oracle's 1 + tanh cancels
+    if (refuses_fp32_rows(id, kGrid) || id.find("scalar") != std::string::npos)
+      return;  // the oracle's 1 + tanh cancels
     for (const Activation kind : kCurved) {
       linear(x, weight, {}, out, {}, kind);
-      // exp of an argument rounded at size 72 to 120 carries 72 * 2^-24 of it; subnormal results (below 1e-37) are coarser.
+      // exp of an argument rounded at size 72 to 120 carries 72 * 2^-24 of it; subnormal results (below 1e-37) are
+      // coarser.
       for (std::int64_t i = 0; i < kGrid; ++i) {
         const double want = activation(kind, x[i]);
-        ASSERT_NEAR(out[i], want, 3e-5 * std::abs(want) + 1e-37) << "activation " << static_cast<int>(kind) << " at " << x[i];
+        ASSERT_NEAR(out[i], want, 3e-5 * std::abs(want) + 1e-37)
+            << "activation " << static_cast<int>(kind) << " at " << x[i];
       }
     }
   });
@@ -147,7 +150,8 @@ TEST(VectorMath, ExponentialsOfSoftmax) {
 TEST(VectorMath, AnglesUpTo2To31) {
   // q = (1, 0) turns into (cos, sin); odd strides through the positions meet every quadrant.
   const std::int64_t tokens = 20011;
-  TestTensor q(DType::kFloat32, {1, 1, tokens, 2}), out(DType::kFloat32, {1, 1, tokens, 2}), positions(DType::kInt64, {tokens});
+  TestTensor q(DType::kFloat32, {1, 1, tokens, 2}), out(DType::kFloat32, {1, 1, tokens, 2}),
+      positions(DType::kInt64, {tokens});
   for (std::int64_t t = 0; t < tokens; ++t) {
     q.set(2 * t, 1), q.set(2 * t + 1, 0);
     positions.set(t, static_cast<double>(t < 1000 ? t : (t * 107347) % 2147483647));
@@ -195,7 +199,8 @@ TEST(LinearKernels, InfinitiesAndHugeValuesSurviveSplitting) {
           if (std::isinf(want)) {
             ASSERT_EQ(got, want) << r << " " << o;
           } else if (!std::isnan(want)) {
-            ASSERT_NEAR(got, want, dtype == DType::kFloat32 ? 1e-4 + 1e-6 * std::abs(want) : 1e-2 + 1e-2 * std::abs(want));
+            ASSERT_NEAR(got, want,
+                        dtype == DType::kFloat32 ? 1e-4 + 1e-6 * std::abs(want) : 1e-2 + 1e-2 * std::abs(want));
           }
         }
     });
@@ -210,7 +215,9 @@ TEST(LinearKernels, SameBitsForAnyNumberOfThreads) {
       TestTensor x(dtype, {rows, in}), weight(dtype, {outs, in}, Layout::kReversed), out(dtype, {rows, outs});
       x.random(3), weight.random(4);
       for_each_kernel("linear", [&](const std::string& id) {
-        if (id.find("scalar") != std::string::npos || (id.find("amx_fp16") != std::string::npos && dtype != DType::kFloat16)) return;
+        if (id.find("scalar") != std::string::npos ||
+            (id.find("amx_fp16") != std::string::npos && dtype != DType::kFloat16))
+          return;
         if (id.find("/amx") != std::string::npos && rows < 49) return;
         set_num_threads(1);
         linear(x, weight, {}, out, {}, Activation::kGeluTanh);

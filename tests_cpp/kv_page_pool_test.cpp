@@ -219,9 +219,7 @@ TEST(KvPagePool, RandomStepsAgainstAModel) {
           valid = valid && count_after > 0;
           count_after += retains ? 1 : -1;
         }
-        const auto act = [&] {
-          retains ? pool.retain(count, pages.data()) : pool.give_back(count, pages.data());
-        };
+        const auto act = [&] { retains ? pool.retain(count, pages.data()) : pool.give_back(count, pages.data()); };
         if (valid) {
           act();
           references = after;

@@ -117,8 +117,8 @@ TEST(CachingResource, InvalidFreesAreIgnoredAndCounted) {
   CachingResource resource(host);
   auto* data = static_cast<unsigned char*>(resource.allocate(1024));
   unsigned char elsewhere = 0;
-  resource.deallocate(&elsewhere, 1);      // never given out
-  resource.deallocate(data + 256, 768);    // inside a block
+  resource.deallocate(&elsewhere, 1);    // never given out
+  resource.deallocate(data + 256, 768);  // inside a block
   EXPECT_EQ(resource.stats().num_invalid_frees, 2u);
   EXPECT_EQ(resource.stats().allocated_bytes, 1024u);
   resource.deallocate(data, 1);  // the wrong size: the cache knows better

@@ -21,8 +21,8 @@ struct AttentionOptions {
   std::int64_t window_right = -1;  ///< keys seen to the right; -1: all (causal: none)
   float softcap = 0.0f;            ///< c > 0; 0: off
   std::optional<float> scale;      ///< default 1 / sqrt(head_dim)
-  /// Additive, fp32 or q's dtype, broadcastable to [batch, heads_q, seq_q, seq_k] (dims of size 1 broadcast; fewer dims are
-  /// aligned right). Dense attention only.
+  /// Additive, fp32 or q's dtype, broadcastable to [batch, heads_q, seq_q, seq_k] (dims of size 1 broadcast; fewer dims
+  /// are aligned right). Dense attention only.
   TensorView bias;
   TensorView alibi_slopes;  ///< fp32 [heads_q] or [batch, heads_q]
   TensorView sinks;         ///< fp32 [heads_q]: logits of a key without a value
@@ -30,22 +30,24 @@ struct AttentionOptions {
 
 /// Dense attention. q [batch, heads_q, seq_q, head_dim], k [batch, heads_kv, seq_k, head_dim],
 /// v [batch, heads_kv, seq_k, head_dim_v], out [batch, heads_q, seq_q, head_dim_v] (written in place),
-/// lse fp32 [batch, heads_q, seq_q] (written; may be absent). heads_q % heads_kv == 0, head dims 1..256, last dims contiguous.
+/// lse fp32 [batch, heads_q, seq_q] (written; may be absent). heads_q % heads_kv == 0, head dims 1..256, last dims
+/// contiguous.
 FK_API void attention(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
-                      const TensorView& lse, const AttentionOptions& options = {}, const ExecutionContext& context = {});
+                      const TensorView& lse, const AttentionOptions& options = {},
+                      const ExecutionContext& context = {});
 
 /// Sequences of various lengths side by side. q [total_q, heads_q, head_dim], k [total_k, heads_kv, head_dim],
 /// v [total_k, heads_kv, head_dim_v], cu_seqlens int32 or int64 [batch + 1] (0 first, never decreasing, total last),
 /// out [total_q, heads_q, head_dim_v], lse fp32 [heads_q, total_q] (may be absent). `max_seqlen_*` bound each length.
-FK_API void attention_varlen(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& cu_seqlens_q,
-                             const TensorView& cu_seqlens_k, std::int64_t max_seqlen_q, std::int64_t max_seqlen_k,
-                             const TensorView& out, const TensorView& lse, const AttentionOptions& options = {},
-                             const ExecutionContext& context = {});
+FK_API void attention_varlen(const TensorView& q, const TensorView& k, const TensorView& v,
+                             const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k, std::int64_t max_seqlen_q,
+                             std::int64_t max_seqlen_k, const TensorView& out, const TensorView& lse,
+                             const AttentionOptions& options = {}, const ExecutionContext& context = {});
 
-/// Keys and values in pages. k_pages [num_pages, page_size, heads_kv, head_dim], v_pages [num_pages, page_size, heads_kv,
-/// head_dim_v], block_table int32 [batch, max_pages], seq_lens int32 or int64 [batch] (keys of each sequence, the new ones
-/// included). q and out are [batch, heads_q, seq_q, *] with lse [batch, heads_q, seq_q], or, with `cu_seqlens_q` [batch + 1],
-/// [total_q, heads_q, *] with lse [heads_q, total_q] and `max_seqlen_q`.
+/// Keys and values in pages. k_pages [num_pages, page_size, heads_kv, head_dim], v_pages [num_pages, page_size,
+/// heads_kv, head_dim_v], block_table int32 [batch, max_pages], seq_lens int32 or int64 [batch] (keys of each sequence,
+/// the new ones included). q and out are [batch, heads_q, seq_q, *] with lse [batch, heads_q, seq_q], or, with
+/// `cu_seqlens_q` [batch + 1], [total_q, heads_q, *] with lse [heads_q, total_q] and `max_seqlen_q`.
 FK_API void attention_paged(const TensorView& q, const TensorView& k_pages, const TensorView& v_pages,
                             const TensorView& block_table, const TensorView& seq_lens, const TensorView& cu_seqlens_q,
                             std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse,
@@ -59,23 +61,28 @@ struct AttentionGradients {
 };
 
 /// Gradients of `attention`, recomputed from q, k, v, out and lse (all as the forward pass took and gave them).
-/// `grad_lse` fp32, shape of lse, may be absent. `deterministic`: bit for bit the same on every run; false allows atomics.
-FK_API void attention_backward(const TensorView& grad_out, const TensorView& q, const TensorView& k, const TensorView& v,
-                               const TensorView& out, const TensorView& lse, const TensorView& grad_lse,
-                               const AttentionGradients& gradients, const AttentionOptions& options = {},
-                               bool deterministic = true, const ExecutionContext& context = {});
+/// `grad_lse` fp32, shape of lse, may be absent. `deterministic`: bit for bit the same on every run; false allows
+/// atomics.
+FK_API void attention_backward(const TensorView& grad_out, const TensorView& q, const TensorView& k,
+                               const TensorView& v, const TensorView& out, const TensorView& lse,
+                               const TensorView& grad_lse, const AttentionGradients& gradients,
+                               const AttentionOptions& options = {}, bool deterministic = true,
+                               const ExecutionContext& context = {});
 
 /// Gradients of `attention_varlen`; lse and grad_lse [heads_q, total_q].
 FK_API void attention_varlen_backward(const TensorView& grad_out, const TensorView& q, const TensorView& k,
                                       const TensorView& v, const TensorView& out, const TensorView& lse,
                                       const TensorView& grad_lse, const TensorView& cu_seqlens_q,
-                                      const TensorView& cu_seqlens_k, std::int64_t max_seqlen_q, std::int64_t max_seqlen_k,
-                                      const AttentionGradients& gradients, const AttentionOptions& options = {},
-                                      bool deterministic = true, const ExecutionContext& context = {});
+                                      const TensorView& cu_seqlens_k, std::int64_t max_seqlen_q,
+                                      std::int64_t max_seqlen_k, const AttentionGradients& gradients,
+                                      const AttentionOptions& options = {}, bool deterministic = true,
+                                      const ExecutionContext& context = {});
 
-/// Attention over the union of two disjoint sets of keys, from the results over each. out_* [..., head_dim] (up to 4 dims),
-/// lse_* fp32 with out's shape less the last dim. A part with LSE -inf counts nothing. `out` and `lse` may alias part a.
-FK_API void merge_states(const TensorView& out_a, const TensorView& lse_a, const TensorView& out_b, const TensorView& lse_b,
-                         const TensorView& out, const TensorView& lse, const ExecutionContext& context = {});
+/// Attention over the union of two disjoint sets of keys, from the results over each. out_* [..., head_dim] (up to 4
+/// dims), lse_* fp32 with out's shape less the last dim. A part with LSE -inf counts nothing. `out` and `lse` may alias
+/// part a.
+FK_API void merge_states(const TensorView& out_a, const TensorView& lse_a, const TensorView& out_b,
+                         const TensorView& lse_b, const TensorView& out, const TensorView& lse,
+                         const ExecutionContext& context = {});
 
 }  // namespace flashkernel

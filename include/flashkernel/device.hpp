@@ -28,7 +28,8 @@ FK_API std::string to_string(Device device);
 /// Number of CUDA devices that this build can use: 0 without CUDA, without a driver, or without a GPU. Never throws.
 FK_API int num_cuda_devices() noexcept;
 
-/// Threads that CPU kernels use, the caller's included. Starts as OMP_NUM_THREADS, else the cores this process may run on.
+/// Threads that CPU kernels use, the caller's included. Starts as OMP_NUM_THREADS, else the cores this process may run
+/// on.
 FK_API int num_threads() noexcept;
 
 /// Set the threads that CPU kernels use; `count` >= 1 (InvalidArgument otherwise). Takes effect at the next op.

@@ -1,4 +1,5 @@
-// The typed errors that every function of the library throws. Each message names the op, the value got and the value needed.
+// The typed errors that every function of the library throws. Each message names the op, the value got and the value
+// needed.
 #pragma once
 
 #include <cstddef>

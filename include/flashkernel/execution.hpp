@@ -1,4 +1,5 @@
-// What travels beside the tensors of every op: the stream, where workspace comes from, and whether to explain instead of run.
+// What travels beside the tensors of every op: the stream, where workspace comes from, and whether to explain instead
+// of run.
 #pragma once
 
 #include <string>
@@ -16,7 +17,8 @@ struct KernelVerdict {
   std::string reason;
 };
 
-/// Filled instead of running when `ExecutionContext::explain` points to it: which kernel would run, and what each one said.
+/// Filled instead of running when `ExecutionContext::explain` points to it: which kernel would run, and what each one
+/// said.
 struct Explanation {
   std::string op;
   std::string kernel;  ///< the kernel that would run; empty if none

@@ -22,13 +22,13 @@ struct SequenceId {
 
 struct KvCacheStats {
   std::int64_t num_sequences = 0;
-  std::int64_t num_pages_used = 0;     ///< distinct pages held by sequences
-  std::int64_t num_pages_shared = 0;   ///< those held by two sequences or more
-  std::int64_t num_pages_cached = 0;   ///< held by the prefix index only; given up when the pool runs dry
+  std::int64_t num_pages_used = 0;    ///< distinct pages held by sequences
+  std::int64_t num_pages_shared = 0;  ///< those held by two sequences or more
+  std::int64_t num_pages_cached = 0;  ///< held by the prefix index only; given up when the pool runs dry
   std::int64_t num_pages_free = 0;
-  std::uint64_t num_prefix_hits = 0;   ///< pages that `create` found
+  std::uint64_t num_prefix_hits = 0;  ///< pages that `create` found
   std::uint64_t num_copies_on_write = 0;
-  std::uint64_t num_evictions = 0;     ///< pages that the prefix index gave up because the pool was dry
+  std::uint64_t num_evictions = 0;  ///< pages that the prefix index gave up because the pool was dry
 };
 
 /// Bookkeeping is on the host; keys and values are moved by `kv_append` and read by `attention_paged`.

@@ -11,15 +11,15 @@ namespace flashkernel {
 
 /// RoPE fused into `kv_append`: rotates k (and q, if given) by `positions` [tokens] on the way.
 struct KvAppendRope {
-  TensorView positions;     ///< int32 or int64 [tokens]
+  TensorView positions;  ///< int32 or int64 [tokens]
   RopeOptions options;
-  TensorView q, q_out;      ///< [tokens, heads_q, head_dim]; absent: only k is rotated
+  TensorView q, q_out;  ///< [tokens, heads_q, head_dim]; absent: only k is rotated
 };
 
 /// Writes token t of k and v to slot `slots[t]` = page * page_size + offset; a negative slot is skipped.
-/// k [tokens, heads_kv, head_dim], v [tokens, heads_kv, head_dim_v], k_pages [num_pages, page_size, heads_kv, head_dim],
-/// v_pages [num_pages, page_size, heads_kv, head_dim_v], slots int32 or int64 [tokens]. A slot past the last page:
-/// InvalidArgument where slots are on the host, skipped on a GPU.
+/// k [tokens, heads_kv, head_dim], v [tokens, heads_kv, head_dim_v], k_pages [num_pages, page_size, heads_kv,
+/// head_dim], v_pages [num_pages, page_size, heads_kv, head_dim_v], slots int32 or int64 [tokens]. A slot past the last
+/// page: InvalidArgument where slots are on the host, skipped on a GPU.
 FK_API void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
                       const TensorView& slots, const std::optional<KvAppendRope>& rope = std::nullopt,
                       const ExecutionContext& context = {});
@@ -31,7 +31,7 @@ FK_API void kv_read(const TensorView& k_pages, const TensorView& v_pages, const 
                     const ExecutionContext& context = {});
 
 /// Copies page src[i] to page dst[i] in both k_pages and v_pages; src, dst int32 or int64 [n]; no page may be in both.
-FK_API void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const TensorView& src, const TensorView& dst,
-                          const ExecutionContext& context = {});
+FK_API void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const TensorView& src,
+                          const TensorView& dst, const ExecutionContext& context = {});
 
 }  // namespace flashkernel

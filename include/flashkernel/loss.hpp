@@ -16,12 +16,13 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::kMean;
 };
 
-/// loss_r = lse(logits_r) - logits_r[target_r] (smoothed by label_smoothing). logits [rows, classes], targets int32 or int64
-/// [rows]; loss fp32 [rows] for kNone, else a scalar (shape [] or [1]); lse fp32 [rows] (written, may be absent).
+/// loss_r = lse(logits_r) - logits_r[target_r] (smoothed by label_smoothing). logits [rows, classes], targets int32 or
+/// int64 [rows]; loss fp32 [rows] for kNone, else a scalar (shape [] or [1]); lse fp32 [rows] (written, may be absent).
 /// kMean over no counted rows is NaN, as in PyTorch. A target outside [0, classes) that is not ignore_index:
 /// InvalidArgument on the host, NaN loss on a GPU.
-FK_API void cross_entropy(const TensorView& logits, const TensorView& targets, const TensorView& loss, const TensorView& lse,
-                          const CrossEntropyOptions& options = {}, const ExecutionContext& context = {});
+FK_API void cross_entropy(const TensorView& logits, const TensorView& targets, const TensorView& loss,
+                          const TensorView& lse, const CrossEntropyOptions& options = {},
+                          const ExecutionContext& context = {});
 
 /// grad_loss has loss's shape; grad_logits has logits' shape and dtype and may alias logits.
 FK_API void cross_entropy_backward(const TensorView& grad_loss, const TensorView& logits, const TensorView& targets,

@@ -18,7 +18,7 @@ struct MemoryStats {
   std::size_t reserved_bytes = 0;        ///< taken from upstream now (in use + cached)
   std::size_t peak_allocated_bytes = 0;  ///< most ever in use at once
   std::size_t peak_reserved_bytes = 0;
-  std::uint64_t num_allocations = 0;           ///< calls that succeeded
+  std::uint64_t num_allocations = 0;  ///< calls that succeeded
   std::uint64_t num_deallocations = 0;
   std::uint64_t num_upstream_allocations = 0;  ///< those that a cache had to pass on
   std::uint64_t num_invalid_frees = 0;         ///< pointers given back that were not in use; each was ignored

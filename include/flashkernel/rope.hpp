@@ -1,4 +1,5 @@
-// Rotary position embedding (Su et al., 2021): rotates pairs of a head's first `rotary_dim` elements by position * frequency.
+// Rotary position embedding (Su et al., 2021): rotates pairs of a head's first `rotary_dim` elements by position *
+// frequency.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +17,16 @@ struct RopeOptions {
   TensorView inv_freq;           ///< fp32 [rotary_dim / 2], replaces theta's frequencies (scaled RoPE); may be absent
 };
 
-/// In-kernel sin and cos. q [batch, heads_q, seq, head_dim], k [batch, heads_kv, seq, head_dim] or absent, positions int32 or
-/// int64 [seq] or [batch, seq] (absent: 0, 1, 2, ...). q_out and k_out have the shapes of q and k and may be the same tensors.
-/// Angles are exact to fp32 at any position that fits in 2^31.
+/// In-kernel sin and cos. q [batch, heads_q, seq, head_dim], k [batch, heads_kv, seq, head_dim] or absent, positions
+/// int32 or int64 [seq] or [batch, seq] (absent: 0, 1, 2, ...). q_out and k_out have the shapes of q and k and may be
+/// the same tensors. Angles are exact to fp32 at any position that fits in 2^31.
 FK_API void rope(const TensorView& q, const TensorView& k, const TensorView& positions, const TensorView& q_out,
                  const TensorView& k_out, const RopeOptions& options = {}, const ExecutionContext& context = {});
 
 /// The same from tables. cos, sin: fp32 or q's dtype, [max_positions, rotary_dim / 2] looked up by position, or
-/// [batch or 1, seq, rotary_dim / 2] used as they are (then `positions` must be absent). `theta`, `inv_freq` are not used and
-/// rotary_dim comes from the table. A position outside the table is InvalidArgument where positions are on the host.
+/// [batch or 1, seq, rotary_dim / 2] used as they are (then `positions` must be absent). `theta`, `inv_freq` are not
+/// used and rotary_dim comes from the table. A position outside the table is InvalidArgument where positions are on the
+/// host.
 FK_API void rope_table(const TensorView& q, const TensorView& k, const TensorView& cos, const TensorView& sin,
                        const TensorView& positions, const TensorView& q_out, const TensorView& k_out,
                        const RopeOptions& options = {}, const ExecutionContext& context = {});

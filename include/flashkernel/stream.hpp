@@ -1,4 +1,5 @@
-// The order in which a device runs work: a borrowed native handle (cudaStream_t), null for the default stream and on the CPU.
+// The order in which a device runs work: a borrowed native handle (cudaStream_t), null for the default stream and on
+// the CPU.
 #pragma once
 
 namespace flashkernel {

@@ -13,7 +13,8 @@ namespace flashkernel {
 
 inline constexpr int kMaxDims = 8;
 
-/// Strides count elements and may be 0 (broadcast) or negative. A default-constructed view is "absent": `defined()` is false.
+/// Strides count elements and may be 0 (broadcast) or negative. A default-constructed view is "absent": `defined()` is
+/// false.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kFloat32;

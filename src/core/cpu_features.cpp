@@ -43,7 +43,8 @@ Registers cpuid(std::uint32_t leaf, std::uint32_t subleaf) {
 #if !defined(_MSC_VER)
 __attribute__((target("xsave")))
 #endif
-std::uint64_t saved_states() {
+std::uint64_t
+saved_states() {
   return _xgetbv(0);
 }
 
@@ -70,7 +71,8 @@ std::uint32_t detect() {
   constexpr std::uint64_t kYmm = 0x6, kZmm = 0xe6, kTiles = 0x60000;
   const bool fma = bit(leaf1.ecx, 12), f16c = bit(leaf1.ecx, 29);
   if ((states & kYmm) == kYmm && bit(leaf7.ebx, 5) && fma && f16c) features |= kCpuAvx2;
-  const bool avx512 = bit(leaf7.ebx, 16) && bit(leaf7.ebx, 17) && bit(leaf7.ebx, 28) && bit(leaf7.ebx, 30) && bit(leaf7.ebx, 31);
+  const bool avx512 =
+      bit(leaf7.ebx, 16) && bit(leaf7.ebx, 17) && bit(leaf7.ebx, 28) && bit(leaf7.ebx, 30) && bit(leaf7.ebx, 31);
   if ((features & kCpuAvx2) && (states & kZmm) == kZmm && avx512) {
     features |= kCpuAvx512;
     if (bit(leaf7_1.eax, 5)) features |= kCpuAvx512Bf16;

@@ -9,11 +9,11 @@ namespace flashkernel {
 /// Instruction sets a CPU kernel may need; bits.
 enum CpuFeature : std::uint32_t {
   kCpuAny = 0,
-  kCpuAvx2 = 1u << 0,        // with FMA and F16C
-  kCpuAvx512 = 1u << 1,      // F, BW, DQ, VL, CD
+  kCpuAvx2 = 1u << 0,    // with FMA and F16C
+  kCpuAvx512 = 1u << 1,  // F, BW, DQ, VL, CD
   kCpuAvx512Bf16 = 1u << 2,
   kCpuAvx512Fp16 = 1u << 3,
-  kCpuAmxBf16 = 1u << 4,     // with AMX-TILE and the kernel's permission to use it
+  kCpuAmxBf16 = 1u << 4,  // with AMX-TILE and the kernel's permission to use it
   kCpuAmxFp16 = 1u << 5,
 };
 

@@ -67,7 +67,8 @@ inline Half from_float<Half>(float value) {
   return {static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
 }
 
-/// Calls f with a value of the C++ type of a floating dtype: `visit_floating(dtype, [&](auto zero) { using T = decltype(zero); })`.
+/// Calls f with a value of the C++ type of a floating dtype: `visit_floating(dtype, [&](auto zero) { using T =
+/// decltype(zero); })`.
 template <class F>
 static inline void visit_floating(DType dtype, F&& f) {
   switch (dtype) {

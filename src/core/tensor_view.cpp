@@ -15,7 +15,8 @@ void set_shape(TensorView& view, std::initializer_list<std::int64_t> shape) {
   int d = 0;
   for (const std::int64_t extent : shape) {
     if (extent < 0)
-      throw InvalidArgument("TensorView: shape[" + std::to_string(d) + "]=" + std::to_string(extent) + "; must not be negative");
+      throw InvalidArgument("TensorView: shape[" + std::to_string(d) + "]=" + std::to_string(extent) +
+                            "; must not be negative");
     view.shape[d++] = extent;
   }
 }
@@ -37,7 +38,8 @@ TensorView::TensorView(void* data, DType dtype, std::initializer_list<std::int64
     : data(data), dtype(dtype), device(device) {
   set_shape(*this, shape);
   if (strides.size() != shape.size())
-    throw InvalidArgument("TensorView: " + std::to_string(strides.size()) + " strides for " + std::to_string(shape.size()) + " dims");
+    throw InvalidArgument("TensorView: " + std::to_string(strides.size()) + " strides for " +
+                          std::to_string(shape.size()) + " dims");
   int d = 0;
   for (const std::int64_t stride : strides) this->strides[d++] = stride;
 }
@@ -54,8 +56,8 @@ bool TensorView::is_contiguous() const noexcept {
 
 TensorView TensorView::transpose(int a, int b) const {
   if (a < 0 || b < 0 || a >= ndim || b >= ndim)
-    throw InvalidArgument("TensorView::transpose: dims " + std::to_string(a) + ", " + std::to_string(b) + " of a tensor with " +
-                          std::to_string(ndim) + " dims");
+    throw InvalidArgument("TensorView::transpose: dims " + std::to_string(a) + ", " + std::to_string(b) +
+                          " of a tensor with " + std::to_string(ndim) + " dims");
   TensorView view = *this;
   std::swap(view.shape[a], view.shape[b]);
   std::swap(view.strides[a], view.strides[b]);

@@ -1,4 +1,5 @@
-// What the fast CPU rows accept and how much workspace they plan; included by kernels.cpp only, compiled for any processor.
+// What the fast CPU rows accept and how much workspace they plan; included by kernels.cpp only, compiled for any
+// processor.
 #pragma once
 
 #include "core/thread_pool.hpp"
@@ -18,7 +19,9 @@ constexpr std::uint32_t features_of(Isa isa) {
          : isa == Isa::kAmx    ? kCpuAvx2 | kCpuAvx512 | kCpuAvx512Bf16 | kCpuAmxBf16
                                : kCpuAvx2 | kCpuAvx512 | kCpuAvx512Bf16 | kCpuAmxBf16 | kCpuAmxFp16;
 }
-constexpr int priority_of(Isa isa) { return isa == Isa::kAvx2 ? 10 : isa == Isa::kAvx512 ? 20 : isa == Isa::kAmx ? 30 : 40; }
+constexpr int priority_of(Isa isa) {
+  return isa == Isa::kAvx2 ? 10 : isa == Isa::kAvx512 ? 20 : isa == Isa::kAmx ? 30 : 40;
+}
 
 // Parameter types that take no part in deduction: `launch` alone says which op a row is of.
 template <class Params>
@@ -47,7 +50,8 @@ constexpr GemmBlocks blocks_of(Isa isa, DType dtype) {
   return dtype == DType::kFloat16 ? kAmxSplitFp16Blocks : kAmxSplitFp32Blocks;
 }
 
-// The tile unit pays where its work outweighs rearranging the weight; below, the product is a stream through vector registers.
+// The tile unit pays where its work outweighs rearranging the weight; below, the product is a stream through vector
+// registers.
 Verdict amx_linear_supports(const LinearParams& p) {
   const std::int64_t least = p.dtype == DType::kBFloat16 ? kAmxMinRows : kAmxSplitMinRows;
   return p.rows >= least ? Verdict::ok() : Verdict("takes 5 rows or more (49 in fp16 and fp32, which it splits)");
@@ -73,7 +77,8 @@ std::size_t linear_workspace(const LinearParams& p) {
 /// One scratch a thread, and grad_out * activation' when there is an activation.
 template <Isa kIsa>
 std::size_t linear_backward_workspace(const LinearBackwardParams& p) {
-  const std::int64_t gz = p.activation == Activation::kNone ? 0 : p.rows * p.out_features * static_cast<std::int64_t>(dtype_bytes(p.dtype));
+  const std::int64_t gz =
+      p.activation == Activation::kNone ? 0 : p.rows * p.out_features * static_cast<std::int64_t>(dtype_bytes(p.dtype));
   return static_cast<std::size_t>(num_workers() * gemm_worker_bytes(blocks_of(kIsa, p.dtype)) + gz);
 }
 
@@ -109,11 +114,13 @@ std::size_t norm_backward_workspace(const NormBackwardParams& p) {
 constexpr const char* kNeedsContiguous = "needs a contiguous innermost dim in every tensor";
 Verdict add_supports(const AddParams& p) {
   const int last = p.ndim - 1;
-  return p.stride_a[last] == 1 && p.stride_b[last] == 1 && p.stride_out[last] == 1 ? Verdict::ok() : Verdict(kNeedsContiguous);
+  return p.stride_a[last] == 1 && p.stride_b[last] == 1 && p.stride_out[last] == 1 ? Verdict::ok()
+                                                                                   : Verdict(kNeedsContiguous);
 }
 Verdict swiglu_supports(const SwigluParams& p) {
   const int last = p.ndim - 1;
-  return p.stride_gate[last] == 1 && p.stride_up[last] == 1 && p.stride_out[last] == 1 ? Verdict::ok() : Verdict(kNeedsContiguous);
+  return p.stride_gate[last] == 1 && p.stride_up[last] == 1 && p.stride_out[last] == 1 ? Verdict::ok()
+                                                                                       : Verdict(kNeedsContiguous);
 }
 Verdict swiglu_backward_supports(const SwigluBackwardParams& p) {
   const int last = p.ndim - 1;
@@ -135,6 +142,6 @@ Verdict kv_append_supports(const KvAppendParams& p) {
 }  // namespace flashkernel::cpu
 
 /// The AVX-512 and the AVX2 row of an op whose workspace is the same for both.
-#define FK_FAST_ROWS(id, function, supports, workspace)                                                    \
-  cpu::fast_row(id "/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::function, cpu::supports, workspace),     \
+#define FK_FAST_ROWS(id, function, supports, workspace)                                                \
+  cpu::fast_row(id "/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::function, cpu::supports, workspace), \
       cpu::fast_row(id "/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::function, cpu::supports, workspace),

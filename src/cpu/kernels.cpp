@@ -1,5 +1,6 @@
 // The CPU backend's table: one row per kernel, one section per op.
-// A row here is dispatch, forcing, `flashkernel kernels`, bench and conformance test at once. Scalar rows accept any shape.
+// A row here is dispatch, forcing, `flashkernel kernels`, bench and conformance test at once. Scalar rows accept any
+// shape.
 #if defined(FK_CPU_X86)
 #include "cpu/amx/attention_fwd.hpp"
 #include "cpu/avx2/attention_bwd.hpp"
@@ -40,16 +41,16 @@ template <>
 KernelTable<AttentionParams> cpu_kernels<AttentionParams>() {
   static constexpr KernelEntry<AttentionParams> kRows[] = {
 #if defined(FK_CPU_X86)
-      cpu::fast_row("attention_fwd/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::attention_fwd_fp16,
-                    cpu::amx_fp16_attention_supports, cpu::amx::attention_fwd_fp16_workspace),
-      cpu::fast_row("attention_fwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::attention_fwd, cpu::takes_all<AttentionParams>,
-                    cpu::amx::attention_fwd_workspace),
-      cpu::fast_row("attention_fwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::attention_fwd,
-                    cpu::takes_all<AttentionParams>, cpu::avx512::attention_fwd_workspace),
-      cpu::fast_row("attention_fwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::attention_fwd, cpu::takes_all<AttentionParams>,
-                    cpu::avx2::attention_fwd_workspace),
+    cpu::fast_row("attention_fwd/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::attention_fwd_fp16,
+                  cpu::amx_fp16_attention_supports, cpu::amx::attention_fwd_fp16_workspace),
+    cpu::fast_row("attention_fwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::attention_fwd, cpu::takes_all<AttentionParams>,
+                  cpu::amx::attention_fwd_workspace),
+    cpu::fast_row("attention_fwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::attention_fwd,
+                  cpu::takes_all<AttentionParams>, cpu::avx512::attention_fwd_workspace),
+    cpu::fast_row("attention_fwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::attention_fwd, cpu::takes_all<AttentionParams>,
+                  cpu::avx2::attention_fwd_workspace),
 #endif
-      scalar_row<AttentionParams>("attention_fwd/cpu/scalar", cpu_scalar::attention_fwd),
+    scalar_row<AttentionParams>("attention_fwd/cpu/scalar", cpu_scalar::attention_fwd),
   };
   return table(kRows);
 }
@@ -58,12 +59,12 @@ template <>
 KernelTable<AttentionBackwardParams> cpu_kernels<AttentionBackwardParams>() {
   static constexpr KernelEntry<AttentionBackwardParams> kRows[] = {
 #if defined(FK_CPU_X86)
-      cpu::fast_row("attention_bwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::attention_bwd,
-                    cpu::takes_all<AttentionBackwardParams>, cpu::avx512::attention_bwd_workspace),
-      cpu::fast_row("attention_bwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::attention_bwd, cpu::takes_all<AttentionBackwardParams>,
-                    cpu::avx2::attention_bwd_workspace),
+    cpu::fast_row("attention_bwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::attention_bwd,
+                  cpu::takes_all<AttentionBackwardParams>, cpu::avx512::attention_bwd_workspace),
+    cpu::fast_row("attention_bwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::attention_bwd,
+                  cpu::takes_all<AttentionBackwardParams>, cpu::avx2::attention_bwd_workspace),
 #endif
-      scalar_row<AttentionBackwardParams>("attention_bwd/cpu/scalar", cpu_scalar::attention_bwd),
+    scalar_row<AttentionBackwardParams>("attention_bwd/cpu/scalar", cpu_scalar::attention_bwd),
   };
   return table(kRows);
 }
@@ -79,8 +80,7 @@ KernelTable<MergeStatesParams> cpu_kernels<MergeStatesParams>() {
 template <>
 KernelTable<RopeParams> cpu_kernels<RopeParams>() {
   static constexpr KernelEntry<RopeParams> kRows[] = {
-      FK_FAST_ROWS("rope", rope, rope_supports, nullptr)
-      scalar_row<RopeParams>("rope/cpu/scalar", cpu_scalar::rope),
+      FK_FAST_ROWS("rope", rope, rope_supports, nullptr) scalar_row<RopeParams>("rope/cpu/scalar", cpu_scalar::rope),
   };
   return table(kRows);
 }
@@ -89,16 +89,16 @@ template <>
 KernelTable<LinearParams> cpu_kernels<LinearParams>() {
   static constexpr KernelEntry<LinearParams> kRows[] = {
 #if defined(FK_CPU_X86)
-      cpu::fast_row("linear/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::linear_fp16, cpu::amx_fp16_linear_supports,
-                    cpu::linear_workspace<cpu::Isa::kAmxFp16>),
-      cpu::fast_row("linear/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear, cpu::amx_linear_supports,
-                    cpu::linear_workspace<cpu::Isa::kAmx>),
-      cpu::fast_row("linear/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear, cpu::takes_all<LinearParams>,
-                    cpu::linear_workspace<cpu::Isa::kAvx512>),
-      cpu::fast_row("linear/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::linear, cpu::takes_all<LinearParams>,
-                    cpu::linear_workspace<cpu::Isa::kAvx2>),
+    cpu::fast_row("linear/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::linear_fp16, cpu::amx_fp16_linear_supports,
+                  cpu::linear_workspace<cpu::Isa::kAmxFp16>),
+    cpu::fast_row("linear/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear, cpu::amx_linear_supports,
+                  cpu::linear_workspace<cpu::Isa::kAmx>),
+    cpu::fast_row("linear/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear, cpu::takes_all<LinearParams>,
+                  cpu::linear_workspace<cpu::Isa::kAvx512>),
+    cpu::fast_row("linear/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::linear, cpu::takes_all<LinearParams>,
+                  cpu::linear_workspace<cpu::Isa::kAvx2>),
 #endif
-      scalar_row<LinearParams>("linear/cpu/scalar", cpu_scalar::linear),
+    scalar_row<LinearParams>("linear/cpu/scalar", cpu_scalar::linear),
   };
   return table(kRows);
 }
@@ -107,16 +107,17 @@ template <>
 KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
   static constexpr KernelEntry<LinearBackwardParams> kRows[] = {
 #if defined(FK_CPU_X86)
-      cpu::fast_row("linear_bwd/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::linear_backward_fp16,
-                    cpu::amx_fp16_linear_backward_supports, cpu::linear_backward_workspace<cpu::Isa::kAmxFp16>),
-      cpu::fast_row("linear_bwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear_backward, cpu::takes_all<LinearBackwardParams>,
-                    cpu::linear_backward_workspace<cpu::Isa::kAmx>),
-      cpu::fast_row("linear_bwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear_backward,
-                    cpu::takes_all<LinearBackwardParams>, cpu::linear_backward_workspace<cpu::Isa::kAvx512>),
-      cpu::fast_row("linear_bwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::linear_backward, cpu::takes_all<LinearBackwardParams>,
-                    cpu::linear_backward_workspace<cpu::Isa::kAvx2>),
+    cpu::fast_row("linear_bwd/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::linear_backward_fp16,
+                  cpu::amx_fp16_linear_backward_supports, cpu::linear_backward_workspace<cpu::Isa::kAmxFp16>),
+    cpu::fast_row("linear_bwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear_backward, cpu::takes_all<LinearBackwardParams>,
+                  cpu::linear_backward_workspace<cpu::Isa::kAmx>),
+    cpu::fast_row("linear_bwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear_backward,
+                  cpu::takes_all<LinearBackwardParams>, cpu::linear_backward_workspace<cpu::Isa::kAvx512>),
+    cpu::fast_row("linear_bwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::linear_backward,
+                  cpu::takes_all<LinearBackwardParams>, cpu::linear_backward_workspace<cpu::Isa::kAvx2>),
 #endif
-      scalar_row<LinearBackwardParams>("linear_bwd/cpu/scalar", cpu_scalar::linear_backward, cpu_scalar::linear_backward_workspace),
+    scalar_row<LinearBackwardParams>("linear_bwd/cpu/scalar", cpu_scalar::linear_backward,
+                                     cpu_scalar::linear_backward_workspace),
   };
   return table(kRows);
 }
@@ -124,8 +125,7 @@ KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
 template <>
 KernelTable<AddParams> cpu_kernels<AddParams>() {
   static constexpr KernelEntry<AddParams> kRows[] = {
-      FK_FAST_ROWS("add", add, add_supports, nullptr)
-      scalar_row<AddParams>("add/cpu/scalar", cpu_scalar::add),
+      FK_FAST_ROWS("add", add, add_supports, nullptr) scalar_row<AddParams>("add/cpu/scalar", cpu_scalar::add),
   };
   return table(kRows);
 }
@@ -134,7 +134,7 @@ template <>
 KernelTable<SwigluParams> cpu_kernels<SwigluParams>() {
   static constexpr KernelEntry<SwigluParams> kRows[] = {
       FK_FAST_ROWS("swiglu", swiglu, swiglu_supports, nullptr)
-      scalar_row<SwigluParams>("swiglu/cpu/scalar", cpu_scalar::swiglu),
+          scalar_row<SwigluParams>("swiglu/cpu/scalar", cpu_scalar::swiglu),
   };
   return table(kRows);
 }
@@ -143,7 +143,7 @@ template <>
 KernelTable<SwigluBackwardParams> cpu_kernels<SwigluBackwardParams>() {
   static constexpr KernelEntry<SwigluBackwardParams> kRows[] = {
       FK_FAST_ROWS("swiglu_bwd", swiglu_backward, swiglu_backward_supports, nullptr)
-      scalar_row<SwigluBackwardParams>("swiglu_bwd/cpu/scalar", cpu_scalar::swiglu_backward),
+          scalar_row<SwigluBackwardParams>("swiglu_bwd/cpu/scalar", cpu_scalar::swiglu_backward),
   };
   return table(kRows);
 }
@@ -152,7 +152,7 @@ template <>
 KernelTable<ReduceParams> cpu_kernels<ReduceParams>() {
   static constexpr KernelEntry<ReduceParams> kRows[] = {
       FK_FAST_ROWS("reduce", reduce, reduce_supports, cpu::reduce_workspace)
-      scalar_row<ReduceParams>("reduce/cpu/scalar", cpu_scalar::reduce),
+          scalar_row<ReduceParams>("reduce/cpu/scalar", cpu_scalar::reduce),
   };
   return table(kRows);
 }
@@ -161,7 +161,7 @@ template <>
 KernelTable<SoftmaxParams> cpu_kernels<SoftmaxParams>() {
   static constexpr KernelEntry<SoftmaxParams> kRows[] = {
       FK_FAST_ROWS("softmax", softmax, softmax_supports, nullptr)
-      scalar_row<SoftmaxParams>("softmax/cpu/scalar", cpu_scalar::softmax),
+          scalar_row<SoftmaxParams>("softmax/cpu/scalar", cpu_scalar::softmax),
   };
   return table(kRows);
 }
@@ -170,7 +170,7 @@ template <>
 KernelTable<SoftmaxBackwardParams> cpu_kernels<SoftmaxBackwardParams>() {
   static constexpr KernelEntry<SoftmaxBackwardParams> kRows[] = {
       FK_FAST_ROWS("softmax_bwd", softmax_backward, softmax_backward_supports, nullptr)
-      scalar_row<SoftmaxBackwardParams>("softmax_bwd/cpu/scalar", cpu_scalar::softmax_backward),
+          scalar_row<SoftmaxBackwardParams>("softmax_bwd/cpu/scalar", cpu_scalar::softmax_backward),
   };
   return table(kRows);
 }
@@ -179,7 +179,7 @@ template <>
 KernelTable<NormParams> cpu_kernels<NormParams>() {
   static constexpr KernelEntry<NormParams> kRows[] = {
       FK_FAST_ROWS("norm", norm, takes_all<NormParams>, nullptr)
-      scalar_row<NormParams>("norm/cpu/scalar", cpu_scalar::norm),
+          scalar_row<NormParams>("norm/cpu/scalar", cpu_scalar::norm),
   };
   return table(kRows);
 }
@@ -188,7 +188,7 @@ template <>
 KernelTable<NormBackwardParams> cpu_kernels<NormBackwardParams>() {
   static constexpr KernelEntry<NormBackwardParams> kRows[] = {
       FK_FAST_ROWS("norm_bwd", norm_backward, takes_all<NormBackwardParams>, cpu::norm_backward_workspace)
-      scalar_row<NormBackwardParams>("norm_bwd/cpu/scalar", cpu_scalar::norm_backward),
+          scalar_row<NormBackwardParams>("norm_bwd/cpu/scalar", cpu_scalar::norm_backward),
   };
   return table(kRows);
 }
@@ -197,7 +197,8 @@ template <>
 KernelTable<CrossEntropyParams> cpu_kernels<CrossEntropyParams>() {
   static constexpr KernelEntry<CrossEntropyParams> kRows[] = {
       FK_FAST_ROWS("cross_entropy", cross_entropy, takes_all<CrossEntropyParams>, cpu_scalar::cross_entropy_workspace)
-      scalar_row<CrossEntropyParams>("cross_entropy/cpu/scalar", cpu_scalar::cross_entropy, cpu_scalar::cross_entropy_workspace),
+          scalar_row<CrossEntropyParams>("cross_entropy/cpu/scalar", cpu_scalar::cross_entropy,
+                                         cpu_scalar::cross_entropy_workspace),
   };
   return table(kRows);
 }
@@ -206,7 +207,7 @@ template <>
 KernelTable<CrossEntropyBackwardParams> cpu_kernels<CrossEntropyBackwardParams>() {
   static constexpr KernelEntry<CrossEntropyBackwardParams> kRows[] = {
       FK_FAST_ROWS("cross_entropy_bwd", cross_entropy_backward, takes_all<CrossEntropyBackwardParams>, nullptr)
-      scalar_row<CrossEntropyBackwardParams>("cross_entropy_bwd/cpu/scalar", cpu_scalar::cross_entropy_backward),
+          scalar_row<CrossEntropyBackwardParams>("cross_entropy_bwd/cpu/scalar", cpu_scalar::cross_entropy_backward),
   };
   return table(kRows);
 }
@@ -215,7 +216,7 @@ template <>
 KernelTable<KvAppendParams> cpu_kernels<KvAppendParams>() {
   static constexpr KernelEntry<KvAppendParams> kRows[] = {
       FK_FAST_ROWS("kv_append", kv_append, kv_append_supports, nullptr)
-      scalar_row<KvAppendParams>("kv_append/cpu/scalar", cpu_scalar::kv_append),
+          scalar_row<KvAppendParams>("kv_append/cpu/scalar", cpu_scalar::kv_append),
   };
   return table(kRows);
 }

@@ -161,9 +161,16 @@ KernelTable<KvCopyParams> cuda_kernels() {
 template <>
 KernelTable<AttentionParams> cuda_kernels() {
   static constexpr KernelEntry<AttentionParams> rows[] = {
-#define FK_INSTANCE(op, suffix, dtype, dim)                                                              \
-  {#op "/cuda/sm80/" #suffix "/d" #dim,     DeviceType::kCuda, 80, kNewest, kCpuAny, kAmpere,            \
-   cuda::sm80::op##_supports<DType::dtype, dim>, nullptr, cuda::sm80::op##_##suffix##_d##dim},
+#define FK_INSTANCE(op, suffix, dtype, dim)      \
+  {#op "/cuda/sm80/" #suffix "/d" #dim,          \
+   DeviceType::kCuda,                            \
+   80,                                           \
+   kNewest,                                      \
+   kCpuAny,                                      \
+   kAmpere,                                      \
+   cuda::sm80::op##_supports<DType::dtype, dim>, \
+   nullptr,                                      \
+   cuda::sm80::op##_##suffix##_d##dim},
 #include "cuda/sm80/attention_fwd_instances.inc"
 #undef FK_INSTANCE
       {"attention_fwd/cuda/generic/decode", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kDecode,
@@ -178,9 +185,15 @@ KernelTable<AttentionParams> cuda_kernels() {
 template <>
 KernelTable<AttentionBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<AttentionBackwardParams> rows[] = {
-#define FK_INSTANCE(op, suffix, dtype, dim)                                                              \
-  {#op "/cuda/sm80/" #suffix "/d" #dim,     DeviceType::kCuda, 80, kNewest, kCpuAny, kAmpere,            \
-   cuda::sm80::op##_supports<DType::dtype, dim>, cuda::sm80::op##_workspace<dim>,                             \
+#define FK_INSTANCE(op, suffix, dtype, dim)      \
+  {#op "/cuda/sm80/" #suffix "/d" #dim,          \
+   DeviceType::kCuda,                            \
+   80,                                           \
+   kNewest,                                      \
+   kCpuAny,                                      \
+   kAmpere,                                      \
+   cuda::sm80::op##_supports<DType::dtype, dim>, \
+   cuda::sm80::op##_workspace<dim>,              \
    after_sinks<cuda::sm80::op##_##suffix##_d##dim>},
 #include "cuda/sm80/attention_bwd_instances.inc"
 #undef FK_INSTANCE

@@ -178,14 +178,16 @@ void cuda_copy_rows(int index, void* dst, const void* src, std::size_t pitch_byt
   const auto native = static_cast<cudaStream_t>(stream.handle);
   constexpr std::size_t kMostPitch = 0x7fffffff;  // cudaDevAttrMaxPitch on every device so far
   if (pitch_bytes <= kMostPitch) {
-    cuda_check(cudaMemcpy2DAsync(dst, pitch_bytes, src, pitch_bytes, row_bytes, num_rows, cudaMemcpyDeviceToDevice, native),
-               "cudaMemcpy2DAsync");
+    cuda_check(
+        cudaMemcpy2DAsync(dst, pitch_bytes, src, pitch_bytes, row_bytes, num_rows, cudaMemcpyDeviceToDevice, native),
+        "cudaMemcpy2DAsync");
     return;
   }
   for (std::size_t row = 0; row < num_rows; ++row)
-    cuda_check(cudaMemcpyAsync(static_cast<char*>(dst) + row * pitch_bytes, static_cast<const char*>(src) + row * pitch_bytes,
-                               row_bytes, cudaMemcpyDeviceToDevice, native),
-               "cudaMemcpyAsync");
+    cuda_check(
+        cudaMemcpyAsync(static_cast<char*>(dst) + row * pitch_bytes, static_cast<const char*>(src) + row * pitch_bytes,
+                        row_bytes, cudaMemcpyDeviceToDevice, native),
+        "cudaMemcpyAsync");
 }
 
 }  // namespace detail

@@ -47,7 +47,7 @@ void* HostResource::allocate(std::size_t bytes, std::size_t alignment, Stream /*
     impl.committed_bytes += bytes;
   }
   // The system's allocator runs outside the lock. One byte where none is asked for: each pointer is its own.
-  void* pointer = ::operator new(std::max<std::size_t>(bytes, 1), std::align_val_t{alignment}, std::nothrow);
+  void* pointer = ::operator new (std::max<std::size_t>(bytes, 1), std::align_val_t{alignment}, std::nothrow);
   const std::lock_guard<std::mutex> lock(impl.mutex);
   if (pointer == nullptr) {
     impl.committed_bytes -= bytes;
@@ -66,7 +66,7 @@ void* HostResource::allocate(std::size_t bytes, std::size_t alignment, Stream /*
 
 void HostResource::deallocate(void* pointer, std::size_t bytes, std::size_t alignment, Stream /*stream*/) noexcept {
   if (pointer == nullptr) return;
-  ::operator delete(pointer, std::align_val_t{alignment});
+  ::operator delete (pointer, std::align_val_t{alignment});
   Impl& impl = *impl_;
   const std::lock_guard<std::mutex> lock(impl.mutex);
   impl.committed_bytes -= bytes;

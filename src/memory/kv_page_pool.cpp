@@ -31,7 +31,11 @@ KvPagePoolOptions checked(KvPagePoolOptions options) {
   if (options.head_dim_v == 0) options.head_dim_v = options.head_dim;
   require_positive("head_dim_v", options.head_dim_v);
   switch (options.page_size) {
-    case 16: case 32: case 64: case 128: case 256: break;
+    case 16:
+    case 32:
+    case 64:
+    case 128:
+    case 256: break;
     default: refuse("page_size", std::to_string(options.page_size), "16, 32, 64, 128 or 256");
   }
   require_positive("num_layers", options.num_layers);
@@ -42,8 +46,7 @@ KvPagePoolOptions checked(KvPagePoolOptions options) {
 /// Bytes of one page in one layer, of keys (head_dim) or of values (head_dim_v), times num_layers and num_pages.
 std::int64_t storage_bytes(const KvPagePoolOptions& options, std::int64_t dim, const char* what) {
   std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(options.dtype));
-  for (const std::int64_t extent :
-       {dim, options.heads_kv, options.page_size, options.num_pages, options.num_layers}) {
+  for (const std::int64_t extent : {dim, options.heads_kv, options.page_size, options.num_pages, options.num_layers}) {
     if (!detail::multiply(bytes, extent)) {
       throw InvalidArgument(std::string("KvPagePool: the ") + what + " of " + std::to_string(options.num_layers) +
                             " layers x " + std::to_string(options.num_pages) + " pages x " +

@@ -19,8 +19,8 @@ AnyFunction address_of_table(ParamsList<Params...>, int i) {
 }
 }  // namespace
 
-// Never called. It takes the address of every specialisation, so that each is emitted here: one that is only called would be
-// inlined and missing at the link.
+// Never called. It takes the address of every specialisation, so that each is emitted here: one that is only called
+// would be inlined and missing at the link.
 AnyFunction no_cuda_table(int i) { return address_of_table(AllParams{}, i); }
 
 }  // namespace flashkernel

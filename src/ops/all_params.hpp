@@ -16,8 +16,8 @@ template <class... Params>
 struct ParamsList {};
 
 using AllParams = ParamsList<AttentionParams, AttentionBackwardParams, MergeStatesParams, RopeParams, LinearParams,
-                             LinearBackwardParams, AddParams, SwigluParams, SwigluBackwardParams, ReduceParams, SoftmaxParams,
-                             SoftmaxBackwardParams, NormParams, NormBackwardParams, CrossEntropyParams,
+                             LinearBackwardParams, AddParams, SwigluParams, SwigluBackwardParams, ReduceParams,
+                             SoftmaxParams, SoftmaxBackwardParams, NormParams, NormBackwardParams, CrossEntropyParams,
                              CrossEntropyBackwardParams, KvAppendParams, KvReadParams, KvCopyParams>;
 
 }  // namespace flashkernel

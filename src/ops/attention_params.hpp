@@ -24,19 +24,22 @@ struct AttentionParams {
   std::int64_t seq_q = 0, seq_k = 0;  // dense: exact; variable-length and paged: the largest
   std::int64_t head_dim = 0, head_dim_v = 0;
 
-  const void* q = nullptr;  // [batch, heads_q, seq_q, head_dim], or [total_q, heads_q, head_dim] (stride_q_batch unused)
-  const void* k = nullptr;  // [batch, heads_kv, seq_k, head_dim], [total_k, ...], or pages [num_pages, page_size, heads_kv, head_dim]
+  const void* q =
+      nullptr;  // [batch, heads_q, seq_q, head_dim], or [total_q, heads_q, head_dim] (stride_q_batch unused)
+  const void* k = nullptr;  // [batch, heads_kv, seq_k, head_dim], [total_k, ...], or pages [num_pages, page_size,
+                            // heads_kv, head_dim]
   const void* v = nullptr;  // as k with head_dim_v
   void* out = nullptr;      // as q with head_dim_v
   float* lse = nullptr;     // [batch, heads_q, seq_q] or [heads_q, total_q] by the strides below; may be null
   std::int64_t stride_q_batch = 0, stride_q_head = 0, stride_q_token = 0;
-  std::int64_t stride_k_batch = 0, stride_k_head = 0, stride_k_token = 0;  // paged: stride_k_batch is the page's, token the slot's
+  std::int64_t stride_k_batch = 0, stride_k_head = 0,
+               stride_k_token = 0;  // paged: stride_k_batch is the page's, token the slot's
   std::int64_t stride_v_batch = 0, stride_v_head = 0, stride_v_token = 0;
   std::int64_t stride_out_batch = 0, stride_out_head = 0, stride_out_token = 0;
   std::int64_t stride_lse_batch = 0, stride_lse_head = 0, stride_lse_token = 0;
 
-  IndexArray cu_seqlens_q;  // [batch + 1]; absent: every sequence has seq_q queries
-  IndexArray cu_seqlens_k;  // [batch + 1]; absent: dense or paged
+  IndexArray cu_seqlens_q;                // [batch + 1]; absent: every sequence has seq_q queries
+  IndexArray cu_seqlens_k;                // [batch + 1]; absent: dense or paged
   std::int64_t total_q = 0, total_k = 0;  // rows of q and k when variable-length
 
   const std::int32_t* block_table = nullptr;  // [batch, max_pages], rows `stride_block_table` apart; null: not paged
@@ -72,7 +75,8 @@ struct AttentionParams {
   }
   // Element offset of the head_dim row of query i of sequence b. Variable-length sequences ignore the batch stride.
   FK_HOST_DEVICE std::int64_t q_offset(std::int64_t b, std::int64_t h, std::int64_t i) const {
-    return (cu_seqlens_q ? (q_begin(b) + i) * stride_q_token : b * stride_q_batch + i * stride_q_token) + h * stride_q_head;
+    return (cu_seqlens_q ? (q_begin(b) + i) * stride_q_token : b * stride_q_batch + i * stride_q_token) +
+           h * stride_q_head;
   }
   FK_HOST_DEVICE std::int64_t out_offset(std::int64_t b, std::int64_t h, std::int64_t i) const {
     return (cu_seqlens_q ? (q_begin(b) + i) * stride_out_token : b * stride_out_batch + i * stride_out_token) +
@@ -130,7 +134,8 @@ struct AttentionBackwardParams {
   std::int64_t stride_grad_k_batch = 0, stride_grad_k_head = 0, stride_grad_k_token = 0;
   std::int64_t stride_grad_v_batch = 0, stride_grad_v_head = 0, stride_grad_v_token = 0;
 
-  // Gradient of the bias: its own shape with dims of 1 where the bias broadcasts (those are summed over); null: not wanted.
+  // Gradient of the bias: its own shape with dims of 1 where the bias broadcasts (those are summed over); null: not
+  // wanted.
   void* grad_bias = nullptr;
   DType grad_bias_dtype = DType::kFloat32;
   std::int64_t grad_bias_shape[4] = {1, 1, 1, 1};  // each 1 or the full extent

@@ -14,7 +14,8 @@ void Checker::fail(const std::string& message) const { throw InvalidArgument(std
 void Checker::tensor(const char* name, const TensorView& view) const {
   if (!view.defined()) fail(std::string(name) + " is absent; it is required");
   if (view.device != device_)
-    fail(std::string(name) + " is on " + to_string(view.device) + "; needs " + to_string(device_) + " like the first input");
+    fail(std::string(name) + " is on " + to_string(view.device) + "; needs " + to_string(device_) +
+         " like the first input");
   std::int64_t count = 1;
   for (int d = 0; d < view.ndim; ++d) {
     if (view.shape[d] < 0) fail(shape_text(name, view, d) + "; must not be negative");
@@ -22,15 +23,18 @@ void Checker::tensor(const char* name, const TensorView& view) const {
       fail(std::string(name) + " has more elements than 64 bits can address");
     count *= view.shape[d] > 0 ? view.shape[d] : 1;
   }
-  if (!view.data && view.numel() > 0) fail(std::string(name) + " has " + std::to_string(view.numel()) + " elements but a null pointer");
+  if (!view.data && view.numel() > 0)
+    fail(std::string(name) + " has " + std::to_string(view.numel()) + " elements but a null pointer");
   const auto address = reinterpret_cast<std::uintptr_t>(view.data);
   if (address % dtype_bytes(view.dtype) != 0)
-    fail(std::string(name) + " is not aligned to its element size (" + std::to_string(dtype_bytes(view.dtype)) + " bytes)");
+    fail(std::string(name) + " is not aligned to its element size (" + std::to_string(dtype_bytes(view.dtype)) +
+         " bytes)");
 }
 
 void Checker::floating(const char* name, const TensorView& view) const {
   tensor(name, view);
-  if (!is_floating(view.dtype)) fail(std::string(name) + " is " + dtype_name(view.dtype) + "; needs float32, float16 or bfloat16");
+  if (!is_floating(view.dtype))
+    fail(std::string(name) + " is " + dtype_name(view.dtype) + "; needs float32, float16 or bfloat16");
 }
 
 void Checker::index(const char* name, const TensorView& view) const {
@@ -51,18 +55,23 @@ void Checker::ndim(const char* name, const TensorView& view, int least, int most
 }
 
 void Checker::extent(const char* name, const TensorView& view, int d, std::int64_t needed, const char* why) const {
-  if (view.shape[d] != needed) fail(shape_text(name, view, d) + " but " + why + "=" + std::to_string(needed) + "; they must match");
+  if (view.shape[d] != needed)
+    fail(shape_text(name, view, d) + " but " + why + "=" + std::to_string(needed) + "; they must match");
 }
 
-void Checker::same_shape(const char* name, const TensorView& view, const char* other_name, const TensorView& other) const {
+void Checker::same_shape(const char* name, const TensorView& view, const char* other_name,
+                         const TensorView& other) const {
   bool same = view.ndim == other.ndim;
   for (int d = 0; same && d < view.ndim; ++d) same = view.shape[d] == other.shape[d];
-  if (!same) fail(std::string(name) + " is " + to_string(view) + " but " + other_name + " is " + to_string(other) + "; shapes must match");
+  if (!same)
+    fail(std::string(name) + " is " + to_string(view) + " but " + other_name + " is " + to_string(other) +
+         "; shapes must match");
 }
 
 void Checker::last_dim_contiguous(const char* name, const TensorView& view) const {
   if (view.ndim > 0 && view.shape[view.ndim - 1] > 1 && view.numel() > 0 && view.strides[view.ndim - 1] != 1)
-    fail(std::string(name) + ".stride[" + std::to_string(view.ndim - 1) + "]=" + std::to_string(view.strides[view.ndim - 1]) +
+    fail(std::string(name) + ".stride[" + std::to_string(view.ndim - 1) +
+         "]=" + std::to_string(view.strides[view.ndim - 1]) +
          "; the last dim must be contiguous (stride 1): make a contiguous copy");
 }
 
@@ -80,8 +89,7 @@ void Checker::writable(const char* name, const TensorView& view) const {
 IndexArray Checker::index_array(const char* name, const TensorView& view, std::int64_t needed_length) const {
   index(name, view);
   ndim(name, view, 1, 1);
-  if (view.shape[0] != needed_length)
-    fail(shape_text(name, view, 0) + "; needs " + std::to_string(needed_length));
+  if (view.shape[0] != needed_length) fail(shape_text(name, view, 0) + "; needs " + std::to_string(needed_length));
   contiguous(name, view);
   return {view.data, view.dtype == DType::kInt64};
 }
@@ -93,7 +101,8 @@ void Checker::float32_or(const char* name, const TensorView& view, DType op_dtyp
        (op_dtype == DType::kFloat32 ? "" : std::string(" or ") + dtype_name(op_dtype)));
 }
 
-TypedPointer Checker::optional_vector(const char* name, const TensorView& view, std::int64_t length, DType op_dtype) const {
+TypedPointer Checker::optional_vector(const char* name, const TensorView& view, std::int64_t length,
+                                      DType op_dtype) const {
   if (!view.defined()) return {};
   float32_or(name, view, op_dtype);
   ndim(name, view, 1, 1);
@@ -154,7 +163,8 @@ void Checker::no_overlap(const char* name, const TensorView& written, const char
 void Checker::same_or_apart(const char* name, const TensorView& written, const char* other_name,
                             const TensorView& other) const {
   if (overlap(written, other) && !same_view(written, other))
-    fail(std::string(name) + " shares part of its memory with " + other_name + "; they must be the same tensor or apart");
+    fail(std::string(name) + " shares part of its memory with " + other_name +
+         "; they must be the same tensor or apart");
 }
 
 void Checker::indices_in_range(const char* name, IndexArray indices, std::int64_t count, std::int64_t first,
@@ -166,8 +176,8 @@ void Checker::indices_in_range(const char* name, IndexArray indices, std::int64_
   if (bad < 0) return;
   const bool has_lower = first > std::numeric_limits<std::int64_t>::min();
   fail(std::string(name) + "[" + std::to_string(bad) + "]=" + std::to_string(indices[bad]) + "; needs a value " +
-       (has_lower ? "from " + std::to_string(first) + " to " : "up to ") + std::to_string(end - 1) + " (" + bound + "=" +
-       std::to_string(end) + ")");
+       (has_lower ? "from " + std::to_string(first) + " to " : "up to ") + std::to_string(end - 1) + " (" + bound +
+       "=" + std::to_string(end) + ")");
 }
 
 TensorView with_leading_dims(const TensorView& view, int ndim) {

@@ -41,13 +41,14 @@ class Checker {
   void float32_or(const char* name, const TensorView& view, DType op_dtype) const;
   /// A vector of `length` in fp32 or the op's dtype, contiguous; an absent view gives a null pointer.
   TypedPointer optional_vector(const char* name, const TensorView& view, std::int64_t length, DType op_dtype) const;
-  /// A written tensor that surely shares memory with another one (same start, or both without gaps and their ranges meet).
-  /// Interleaved slices of one buffer pass: telling them apart from overlap is not cheap. Absent views pass.
+  /// A written tensor that surely shares memory with another one (same start, or both without gaps and their ranges
+  /// meet). Interleaved slices of one buffer pass: telling them apart from overlap is not cheap. Absent views pass.
   void no_overlap(const char* name, const TensorView& written, const char* other_name, const TensorView& other) const;
   /// The written view is the very same tensor as the other, or shares no memory with it (as `no_overlap`).
-  void same_or_apart(const char* name, const TensorView& written, const char* other_name, const TensorView& other) const;
-  /// first <= indices[i] < end for i < count, where the indices are on the host (on a GPU nothing is read); `bound` says what
-  /// `end` is: "num_pages". The lowest int64 as `first` means no lower bound.
+  void same_or_apart(const char* name, const TensorView& written, const char* other_name,
+                     const TensorView& other) const;
+  /// first <= indices[i] < end for i < count, where the indices are on the host (on a GPU nothing is read); `bound`
+  /// says what `end` is: "num_pages". The lowest int64 as `first` means no lower bound.
   void indices_in_range(const char* name, IndexArray indices, std::int64_t count, std::int64_t first, std::int64_t end,
                         const char* bound) const;
   /// A 1-D run of indices.

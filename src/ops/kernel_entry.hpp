@@ -27,11 +27,11 @@ class Verdict {
 
 template <class Params>
 struct KernelEntry {
-  const char* name;           // "attention_fwd/cpu/avx512": op / backend / arch [/ dtype [/ instance]]
+  const char* name;  // "attention_fwd/cpu/avx512": op / backend / arch [/ dtype [/ instance]]
   DeviceType device;
-  int cc_min, cc_max;         // compute capability served, 75 = 7.5; 0, 0 on the CPU
-  std::uint32_t cpu_features; // CpuFeature bits needed
-  int priority;               // the highest accepting entry runs; scalar is 0
+  int cc_min, cc_max;          // compute capability served, 75 = 7.5; 0, 0 on the CPU
+  std::uint32_t cpu_features;  // CpuFeature bits needed
+  int priority;                // the highest accepting entry runs; scalar is 0
   Verdict (*supports)(const Params&);
   std::size_t (*workspace_bytes)(const Params&);  // null: none
   void (*launch)(const Params&, void* workspace, Stream);
@@ -46,7 +46,8 @@ struct KernelTable {
   const KernelEntry<Params>* end() const noexcept { return rows + count; }
 };
 
-// Each backend defines one specialisation per params struct: src/cpu/kernels.cpp, and src/cuda/kernels.cpp or src/no_cuda.
+// Each backend defines one specialisation per params struct: src/cpu/kernels.cpp, and src/cuda/kernels.cpp or
+// src/no_cuda.
 template <class Params>
 KernelTable<Params> cpu_kernels();
 template <class Params>

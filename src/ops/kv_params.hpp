@@ -28,9 +28,9 @@ struct KvAppendParams {
 
   bool has_rope = false;
   RopeSpec rope;
-  IndexArray positions;     // [tokens]
-  std::int64_t heads_q = 0; // 0: q absent
-  const void* q = nullptr;  // [tokens, heads_q, head_dim]
+  IndexArray positions;      // [tokens]
+  std::int64_t heads_q = 0;  // 0: q absent
+  const void* q = nullptr;   // [tokens, heads_q, head_dim]
   void* q_out = nullptr;
   std::int64_t stride_q_token = 0, stride_q_head = 0, stride_q_out_token = 0, stride_q_out_head = 0;
 };

@@ -12,12 +12,13 @@ struct LinearParams {
   DType dtype = DType::kFloat32;  // of x, weight, out, preactivation
   Device device{};
   std::int64_t rows = 0, in_features = 0, out_features = 0;
-  const void* x = nullptr;       // [rows, in_features], rows stride_x_row apart, last dim contiguous
-  const void* weight = nullptr;  // [out_features, in_features]; one of the two strides is 1
-  TypedPointer bias;             // [out_features], contiguous; fp32 or dtype
-  void* out = nullptr;           // [rows, out_features]
-  void* preactivation = nullptr; // [rows, out_features]; may be null
-  std::int64_t stride_x_row = 0, stride_weight_out = 0, stride_weight_in = 0, stride_out_row = 0, stride_preactivation_row = 0;
+  const void* x = nullptr;        // [rows, in_features], rows stride_x_row apart, last dim contiguous
+  const void* weight = nullptr;   // [out_features, in_features]; one of the two strides is 1
+  TypedPointer bias;              // [out_features], contiguous; fp32 or dtype
+  void* out = nullptr;            // [rows, out_features]
+  void* preactivation = nullptr;  // [rows, out_features]; may be null
+  std::int64_t stride_x_row = 0, stride_weight_out = 0, stride_weight_in = 0, stride_out_row = 0,
+               stride_preactivation_row = 0;
   Activation activation = Activation::kNone;
 };
 
@@ -36,7 +37,8 @@ struct LinearBackwardParams {
   void* grad_bias = nullptr;            // [out_features]; may be null
   DType grad_bias_dtype = DType::kFloat32;
   std::int64_t stride_grad_out_row = 0, stride_x_row = 0, stride_weight_out = 0, stride_weight_in = 0;
-  std::int64_t stride_preactivation_row = 0, stride_grad_x_row = 0, stride_grad_weight_out = 0, stride_grad_weight_in = 0;
+  std::int64_t stride_preactivation_row = 0, stride_grad_x_row = 0, stride_grad_weight_out = 0,
+               stride_grad_weight_in = 0;
   Activation activation = Activation::kNone;
 };
 

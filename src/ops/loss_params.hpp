@@ -34,7 +34,7 @@ struct CrossEntropyBackwardParams {
   const float* grad_loss = nullptr;  // [rows] for kNone, else one value
   const void* logits = nullptr;
   IndexArray targets;
-  const float* lse = nullptr;        // [rows]
+  const float* lse = nullptr;  // [rows]
   void* grad_logits = nullptr;
   std::int64_t stride_logits_row = 0, stride_grad_logits_row = 0;
 };

@@ -1,4 +1,5 @@
-// What the norm kernels get: LayerNorm and RMSNorm in one struct. Filled by ops/norm.cpp, which folds leading dims into rows.
+// What the norm kernels get: LayerNorm and RMSNorm in one struct. Filled by ops/norm.cpp, which folds leading dims into
+// rows.
 #pragma once
 
 #include "ops/params_common.hpp"
@@ -19,9 +20,9 @@ struct NormParams {
   const void* residual = nullptr;  // may be null
   TypedPointer weight, bias;       // [features], contiguous; may be null
   void* out = nullptr;
-  void* residual_out = nullptr;    // null when residual is
-  float* mean = nullptr;           // [rows], contiguous; may be null
-  float* rstd = nullptr;           // [rows], contiguous; may be null
+  void* residual_out = nullptr;  // null when residual is
+  float* mean = nullptr;         // [rows], contiguous; may be null
+  float* rstd = nullptr;         // [rows], contiguous; may be null
   std::int64_t stride_x_row = 0, stride_residual_row = 0, stride_out_row = 0, stride_residual_out_row = 0;
 };
 

@@ -1,4 +1,5 @@
-// What the reduction and softmax kernels get. ops/reduce.cpp sorts dims into kept and reduced ones and merges neighbours.
+// What the reduction and softmax kernels get. ops/reduce.cpp sorts dims into kept and reduced ones and merges
+// neighbours.
 #pragma once
 
 #include "flashkernel/tensor_view.hpp"

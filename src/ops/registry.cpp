@@ -50,7 +50,8 @@ bool matches(const std::string& pattern, const std::string& id) {
   return id.compare(0, prefix.size(), prefix) == 0 && (id.size() == prefix.size() || id[prefix.size()] == '/');
 }
 
-// "*/cpu/scalar" restricts an op only if the op has a kernel that matches: naming an arch must not break ops without it.
+// "*/cpu/scalar" restricts an op only if the op has a kernel that matches: naming an arch must not break ops without
+// it.
 bool restricts(const std::string& pattern, const char* op, const std::vector<RowState*>& rows) {
   if (!names_op(pattern, op)) return false;
   if (pattern[0] != '*') return true;
@@ -108,7 +109,8 @@ void throw_no_kernel(const Explanation& explanation, Device device) {
   std::string text = explanation.op + ": no kernel for this call on " + to_string(device) + ":";
   for (const auto& candidate : explanation.candidates) text += "\n  " + candidate.kernel + ": " + candidate.reason;
   if (explanation.candidates.empty())
-    text += device.is_cuda() ? " this build has no CUDA kernel for the op (configure with -DFLASHKERNEL_CUDA=ON, or move the tensors to the CPU)"
+    text += device.is_cuda() ? " this build has no CUDA kernel for the op (configure with -DFLASHKERNEL_CUDA=ON, or "
+                               "move the tensors to the CPU)"
                              : " this build has no CPU kernel for the op";
   throw Unsupported(text);
 }
@@ -158,7 +160,8 @@ void force_kernels(const std::string& patterns) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   for (const auto& pattern : split(patterns)) {
-    const bool known = std::any_of(all.rows.begin(), all.rows.end(), [&](const RowState* row) { return matches(pattern, row->name); });
+    const bool known =
+        std::any_of(all.rows.begin(), all.rows.end(), [&](const RowState* row) { return matches(pattern, row->name); });
     if (!known) throw InvalidArgument("force_kernels: no kernel matches \"" + pattern + "\"; kernels() lists the ids");
   }
   read_environment(all);

@@ -20,8 +20,8 @@ struct RopeParams {
   DType dtype = DType::kFloat32;
   Device device{};
   std::int64_t batch = 0, heads_q = 0, heads_kv = 0, seq = 0, head_dim = 0;  // heads_kv 0: k absent
-  const void* q = nullptr;  // [batch, heads_q, seq, head_dim]
-  const void* k = nullptr;  // [batch, heads_kv, seq, head_dim]
+  const void* q = nullptr;                                                   // [batch, heads_q, seq, head_dim]
+  const void* k = nullptr;                                                   // [batch, heads_kv, seq, head_dim]
   void* q_out = nullptr;
   void* k_out = nullptr;
   std::int64_t stride_q_batch = 0, stride_q_head = 0, stride_q_token = 0;

@@ -76,7 +76,8 @@ class OpTable {
       for (const auto& entry : table) entries.push_back(&entry);
     // Insertion sort: stable, and the tables are short.
     for (std::size_t i = 1; i < entries.size(); ++i)
-      for (std::size_t j = i; j > 0 && entries[j]->priority > entries[j - 1]->priority; --j) std::swap(entries[j], entries[j - 1]);
+      for (std::size_t j = i; j > 0 && entries[j]->priority > entries[j - 1]->priority; --j)
+        std::swap(entries[j], entries[j - 1]);
     count_ = entries.size();
     rows_ = new Row[count_];
     for (std::size_t i = 0; i < count_; ++i) {

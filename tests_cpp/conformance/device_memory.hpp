@@ -1,4 +1,5 @@
-// Memory of a test tensor on a device other than the CPU: device_memory_cuda.cpp, or device_memory_none.cpp in a build without CUDA.
+// Memory of a test tensor on a device other than the CPU: device_memory_cuda.cpp, or device_memory_none.cpp in a build
+// without CUDA.
 #pragma once
 
 #include <cstddef>

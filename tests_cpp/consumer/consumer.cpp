@@ -26,8 +26,10 @@ void attention_runs() {
   const auto view = [](std::vector<float>& data, std::int64_t seq) {
     return fk::TensorView(data.data(), fk::DType::kFloat32, {1, 2, seq, 8});
   };
-  fk::attention(view(q, 3), view(k, 4), view(v, 4), view(out, 3), fk::TensorView(lse.data(), fk::DType::kFloat32, {1, 2, 3}));
-  for (const float value : out) check(std::fabs(value - 1.5f) < 1e-5f, "attention over equal keys is the mean of the values");
+  fk::attention(view(q, 3), view(k, 4), view(v, 4), view(out, 3),
+                fk::TensorView(lse.data(), fk::DType::kFloat32, {1, 2, 3}));
+  for (const float value : out)
+    check(std::fabs(value - 1.5f) < 1e-5f, "attention over equal keys is the mean of the values");
 }
 
 void errors_cross_the_boundary() {
@@ -60,6 +62,7 @@ int main() {
   errors_cross_the_boundary();
   check(!fk::kernels().empty(), "kernels are registered");
   check(std::strlen(FLASHKERNEL_VERSION_STRING) > 0, "there is a version");
-  if (failures == 0) std::printf("flashkernel %s works, %zu kernels\n", FLASHKERNEL_VERSION_STRING, fk::kernels().size());
+  if (failures == 0)
+    std::printf("flashkernel %s works, %zu kernels\n", FLASHKERNEL_VERSION_STRING, fk::kernels().size());
   return failures;
 }

@@ -1,11 +1,11 @@
 // The AMX micro-kernel of simd/gemm.hpp: 32 x 32 outputs in four tile registers, fp32 sums.
-// bf16 operands are multiplied as they are, fp16 too where the processor has AMX-FP16. Otherwise fp16 and fp32 operands are split
-// exactly into bf16 parts when they are packed (x = hi + mid + lo, 8 bits each) and the products that matter are summed: fp16 has
-// 2 parts and 3 products (what is dropped is below 2^-17 of a product), fp32 3 parts and 6 products (below 2^-25, less than fp32
-// itself rounds). Henry, Tang and Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision
-// computations", 2019. The tile unit takes subnormal bf16 parts and sums as zero.
-// Packed blocks are made of 1 KiB tiles that lie in the order in which they are read. A: [16 rows][part][k / 32] tiles of 16 rows x
-// 32 k. B: [32 columns][part][k / 32][2 halves] tiles of 16 pairs of k x 16 columns.
+// bf16 operands are multiplied as they are, fp16 too where the processor has AMX-FP16. Otherwise fp16 and fp32 operands
+// are split exactly into bf16 parts when they are packed (x = hi + mid + lo, 8 bits each) and the products that matter
+// are summed: fp16 has 2 parts and 3 products (what is dropped is below 2^-17 of a product), fp32 3 parts and 6
+// products (below 2^-25, less than fp32 itself rounds). Henry, Tang and Heinecke, "Leveraging the bfloat16 artificial
+// intelligence datatype for higher-precision computations", 2019. The tile unit takes subnormal bf16 parts and sums as
+// zero. Packed blocks are made of 1 KiB tiles that lie in the order in which they are read. A: [16 rows][part][k / 32]
+// tiles of 16 rows x 32 k. B: [32 columns][part][k / 32][2 halves] tiles of 16 pairs of k x 16 columns.
 #pragma once
 
 #include "cpu/amx/tdpfp16ps.hpp"
@@ -53,12 +53,12 @@ struct AmxMicro {
     ~Session() { release_tiles(); }
   };
 
-  // 16 fp32 -> the bf16 parts of each. Nearest even, so that a remainder has at most as many bits as fp32 holds exactly.
+  // 16 fp32 -> the bf16 parts of each. Nearest even, so that a remainder has at most as many bits as fp32 holds
+  // exactly.
   static inline void split(Reg x, __m256i (&parts)[kParts]) {
     for (int p = 0; p < kParts; ++p) {
       parts[p] = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
-      if (p + 1 < kParts)
-        x = Simd::sub(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(parts[p]), 16)));
+      if (p + 1 < kParts) x = Simd::sub(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(parts[p]), 16)));
     }
   }
 
@@ -109,8 +109,8 @@ struct AmxMicro {
     for (int i = 0; i < 16; ++i) rows[i] = _mm512_castps_si512(r[i]);
   }
 
-  static inline void pack_a(const Operand<T>& a, std::int64_t m0, std::int64_t rows, std::int64_t k0, std::int64_t length,
-                            void* packed) {
+  static inline void pack_a(const Operand<T>& a, std::int64_t m0, std::int64_t rows, std::int64_t k0,
+                            std::int64_t length, void* packed) {
     const std::int64_t padded_k = round_up(length, 32), part = padded_k * 16;
     if (a.stride_k == 1) {
       for (std::int64_t r = 0; r < round_up(rows, 16); ++r) {
@@ -143,8 +143,8 @@ struct AmxMicro {
     }
   }
 
-  static inline void pack_b(const Operand<T>& b, std::int64_t n0, std::int64_t columns, std::int64_t k0, std::int64_t length,
-                            void* packed) {
+  static inline void pack_b(const Operand<T>& b, std::int64_t n0, std::int64_t columns, std::int64_t k0,
+                            std::int64_t length, void* packed) {
     const std::int64_t padded_k = round_up(length, 32), part = padded_k * 32;
     const auto half_at = [&](std::int64_t c) {
       return static_cast<std::uint16_t*>(packed) + c / 32 * kParts * part + c % 32 / 16 * kTile;
@@ -154,7 +154,8 @@ struct AmxMicro {
         for (std::int64_t c = 0; c < round_up(columns, 32); c += 16) {
           __m512i parts[kParts];
           load_pairs(b, n0 + c, imin<std::int64_t>(16, columns - c), k0 + i, length - i, parts);
-          for (int p = 0; p < kParts; ++p) _mm512_storeu_si512(half_at(c) + p * part + i / 32 * 2 * kTile + i % 32 * 16, parts[p]);
+          for (int p = 0; p < kParts; ++p)
+            _mm512_storeu_si512(half_at(c) + p * part + i / 32 * 2 * kTile + i % 32 * 16, parts[p]);
         }
       }
       return;
@@ -247,7 +248,8 @@ struct AmxMicro {
                           std::int64_t i, const void* b, std::int64_t j, float* c, bool first) {
     const std::uint16_t* const from_a = static_cast<const std::uint16_t*>(a) + i * 2 * kParts * padded_k * 16;
     const std::uint16_t* const from_b = static_cast<const std::uint16_t*>(b) + j * kParts * padded_k * 32;
-    // For fp32 results a pass starts from zero and is added as a whole, as in gemm_vec.hpp: sums of sums round less than one long sum.
+    // For fp32 results a pass starts from zero and is added as a whole, as in gemm_vec.hpp: sums of sums round less
+    // than one long sum.
     constexpr bool kRestarts = sizeof(T) == 4;
     alignas(64) float pass[kRestarts ? 32 * 32 : 1];
     const bool restart = kRestarts && !first;
@@ -262,13 +264,14 @@ struct AmxMicro {
       Simd::save(c + e, Simd::add(Simd::load(c + e), Simd::load(pass + e)));
   }
 
-  // An infinite operand has an infinite high part and a NaN remainder; an fp32 near its limit rounds to infinity in bf16. Either way
-  // the sum is NaN where the truth may not be: such outputs are computed again without splitting.
+  // An infinite operand has an infinite high part and a NaN remainder; an fp32 near its limit rounds to infinity in
+  // bf16. Either way the sum is NaN where the truth may not be: such outputs are computed again without splitting.
   static inline void repair(const Operand<T>& a, const Operand<T>& b, std::int64_t m, std::int64_t n, std::int64_t rows,
                             std::int64_t columns, std::int64_t k, float* c) {
     for (std::int64_t r = 0; r < rows; ++r) {
       float* const row = c + r * 32;
-      const unsigned bad = Simd::bits(Simd::is_nan(Simd::load(row))) | Simd::bits(Simd::is_nan(Simd::load(row + 16))) << 16;
+      const unsigned bad = Simd::bits(Simd::is_nan(Simd::load(row))) | Simd::bits(Simd::is_nan(Simd::load(row + 16)))
+                                                                           << 16;
       if (bad == 0) continue;
       for (std::int64_t j = 0; j < columns; ++j) {
         if (!(bad >> j & 1u)) continue;

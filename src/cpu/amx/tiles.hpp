@@ -1,9 +1,9 @@
-// AMX tiles: eight registers of 16 rows x 64 bytes. Used by amx/attention_fwd.cpp and, for setting up, by amx/gemm_amx.hpp: 0..3 accumulate a 32 x 32 block of
-// fp32, 4 and 5 hold the left operand's two row tiles, 6 and 7 the right operand's two column tiles. Left tiles are [16
-// rows][32 bf16]; right tiles are [16 pairs][16 columns][2 bf16], the two values of a pair being neighbours along the
-// summed dimension. Invariant: the compiler does not know that tile instructions touch memory, so every group of them
-// stands between two `fence()`s. Source: Intel 64 and IA-32 SDM, volume 1, chapter 18, and TDPBF16PS (inputs and
-// results flush denormals, rounds to nearest).
+// AMX tiles: eight registers of 16 rows x 64 bytes. Used by amx/attention_fwd.cpp and, for setting up, by
+// amx/gemm_amx.hpp: 0..3 accumulate a 32 x 32 block of fp32, 4 and 5 hold the left operand's two row tiles, 6 and 7 the
+// right operand's two column tiles. Left tiles are [16 rows][32 bf16]; right tiles are [16 pairs][16 columns][2 bf16],
+// the two values of a pair being neighbours along the summed dimension. Invariant: the compiler does not know that tile
+// instructions touch memory, so every group of them stands between two `fence()`s. Source: Intel 64 and IA-32 SDM,
+// volume 1, chapter 18, and TDPBF16PS (inputs and results flush denormals, rounds to nearest).
 #pragma once
 
 #include <immintrin.h>

@@ -287,7 +287,8 @@ void tiled_task(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, co
         const int lo = static_cast<int>(imax<std::int64_t>(seq.first_key(row) - key0, 0));
         const int hi = static_cast<int>(imin<std::int64_t>(seq.last_key(row) - key0, kKeyBlock));
         const float* probability = w.s + r * kScoreStride;
-        add_non_finite(seq, row, key0, lo, hi, [=](int j) { return probability[j]; }, o + r * w.o_stride);
+        add_non_finite(
+            seq, row, key0, lo, hi, [=](int j) { return probability[j]; }, o + r * w.o_stride);
       }
     }
   }

@@ -1,4 +1,5 @@
-// add, swiglu and its gradient where the innermost dim is contiguous in every tensor; included by <isa>/elementwise.cpp.
+// add, swiglu and its gradient where the innermost dim is contiguous in every tensor; included by
+// <isa>/elementwise.cpp.
 #pragma once
 
 #include "cpu/simd/rows.hpp"
@@ -55,7 +56,8 @@ inline void swiglu_typed(const SwigluParams& p) {
 
 template <class T>
 inline void swiglu_backward_typed(const SwigluBackwardParams& p) {
-  const std::int64_t* const strides[5] = {p.stride_grad_out, p.stride_gate, p.stride_up, p.stride_grad_gate, p.stride_grad_up};
+  const std::int64_t* const strides[5] = {p.stride_grad_out, p.stride_gate, p.stride_up, p.stride_grad_gate,
+                                          p.stride_grad_up};
   for_spans<5>(p.ndim, p.shape, strides, 5 * sizeof(T), [&](const std::int64_t* at, std::int64_t n) {
     const T* const grad = static_cast<const T*>(p.grad_out) + at[0];
     const T* const gate = static_cast<const T*>(p.gate) + at[1];

@@ -1,8 +1,8 @@
-// The blocked matrix product behind linear and its gradients: C[m, n] = sum_k A[m, k] B[n, k], with an epilogue per tile.
-// Included by <isa>/linear.cpp. `Micro` packs operands and multiplies one tile: VecMicro (fp32 FMA, simd/gemm_vec.hpp) or
-// AmxMicro (amx/gemm_amx.hpp). Goto and van de Geijn, 2008, with tasks over C: a worker packs the blocks it needs itself,
-// which repeats 1/256 of the work and needs neither a barrier nor a shared buffer.
-// Invariant: one task owns an output and adds its k in one fixed order, so results do not depend on the number of threads.
+// The blocked matrix product behind linear and its gradients: C[m, n] = sum_k A[m, k] B[n, k], with an epilogue per
+// tile. Included by <isa>/linear.cpp. `Micro` packs operands and multiplies one tile: VecMicro (fp32 FMA,
+// simd/gemm_vec.hpp) or AmxMicro (amx/gemm_amx.hpp). Goto and van de Geijn, 2008, with tasks over C: a worker packs the
+// blocks it needs itself, which repeats 1/256 of the work and needs neither a barrier nor a shared buffer. Invariant:
+// one task owns an output and adds its k in one fixed order, so results do not depend on the number of threads.
 #pragma once
 
 #include "cpu/simd/gemm_plan.hpp"
@@ -23,9 +23,9 @@ struct Operand {
 template <class T>
 struct Epilogue {
   T* out;
-  T* preactivation;  // may be null
+  T* preactivation;                               // may be null
   std::int64_t stride_out, stride_preactivation;  // of rows (m); n is contiguous
-  const void* bias;  // [n]; may be null
+  const void* bias;                               // [n]; may be null
   DType bias_dtype;
   Activation activation;
 
@@ -115,7 +115,8 @@ inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const Operand<T
             for (std::int64_t i = 0; i < row_tiles; ++i) {
               // A single pass over k sends every tile through the same few lines of L1.
               float* const tile = s.c + (first && last ? 0 : (j * row_tiles + i) * kB.mr * kB.nr);
-              const std::int64_t tile_rows = imin(kB.mr, rows - i * kB.mr), tile_columns = imin(kB.nr, columns - j * kB.nr);
+              const std::int64_t tile_rows = imin(kB.mr, rows - i * kB.mr),
+                                 tile_columns = imin(kB.nr, columns - j * kB.nr);
               Micro::tile(tile_rows, padded, from, to, s.a, i, s.b, j, tile, first);
               if (!last) continue;
               if (Micro::kSplits) Micro::repair(a, b, m0 + i * kB.mr, n0 + j * kB.nr, tile_rows, tile_columns, k, tile);

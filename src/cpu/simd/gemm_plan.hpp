@@ -1,5 +1,6 @@
-// Block sizes of the CPU matrix products, the one place that both the kernels (per instruction set) and the workspace sums
-// (portable code) read. Constants only. Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008.
+// Block sizes of the CPU matrix products, the one place that both the kernels (per instruction set) and the workspace
+// sums (portable code) read. Constants only. Goto and van de Geijn, "Anatomy of high-performance matrix
+// multiplication", 2008.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +11,17 @@ namespace {
 /// C[m, n] = sum_k A[m, k] B[n, k], computed in tasks of kMc x kNc outputs over chunks of kKc along k. A chunk's length
 /// depends on the total k only, so the order of additions does not depend on the number of threads.
 struct GemmBlocks {
-  std::int64_t mr, nr;     // the micro-kernel's tile
-  std::int64_t mc, nc, kc; // outputs of a task and the chunk of k that is packed at once
-  std::int64_t sub;        // k of one pass over the task's tiles
+  std::int64_t mr, nr;                 // the micro-kernel's tile
+  std::int64_t mc, nc, kc;             // outputs of a task and the chunk of k that is packed at once
+  std::int64_t sub;                    // k of one pass over the task's tiles
   std::int64_t element_bytes, planes;  // of packed operands; `planes` copies (splits of one number) beside each other
-  std::int64_t k_unit;     // k is padded to a multiple of this
+  std::int64_t k_unit;                 // k is padded to a multiple of this
 };
 
-// Packed A (mc x kc) and B (nc x kc) together fill 1 to 1.5 MB of a 2 MB L2 cache; the part of B's sliver that is walked at once
-// (nr x sub) stays in L1: 32 x 256 fp32 = 32 KiB, 32 x 256 bf16 = 16 KiB. bf16 has the tallest tasks: its tiles are so fast that
-// rearranging the weight once for every mc rows shows (measured with mc 256, 384, 512 and nc 128, 192, 256).
+// Packed A (mc x kc) and B (nc x kc) together fill 1 to 1.5 MB of a 2 MB L2 cache; the part of B's sliver that is
+// walked at once (nr x sub) stays in L1: 32 x 256 fp32 = 32 KiB, 32 x 256 bf16 = 16 KiB. bf16 has the tallest tasks:
+// its tiles are so fast that rearranging the weight once for every mc rows shows (measured with mc 256, 384, 512 and nc
+// 128, 192, 256).
 constexpr GemmBlocks kAvx2Blocks{6, 16, 192, 256, 768, 256, 4, 1, 1};
 constexpr GemmBlocks kAvx512Blocks{14, 32, 224, 256, 768, 256, 4, 1, 1};
 constexpr GemmBlocks kAmxBf16Blocks{32, 32, 512, 192, 768, 256, 2, 1, 32};
@@ -28,7 +30,8 @@ constexpr GemmBlocks kAmxSplitFp32Blocks{32, 32, 256, 256, 512, 256, 2, 3, 32};
 
 constexpr std::int64_t gemm_round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 
-/// Elements from one packed row of A to the next: 64 bytes more than a chunk, so that rows do not meet in one cache set.
+/// Elements from one packed row of A to the next: 64 bytes more than a chunk, so that rows do not meet in one cache
+/// set.
 constexpr std::int64_t gemm_row_pitch(const GemmBlocks& b) { return gemm_round_up(b.kc, 32) + 64 / b.element_bytes; }
 
 /// Bytes of one worker's scratch: what its blocks hold (64), packed A, packed B, and the fp32 sums of its task.
@@ -45,7 +48,8 @@ constexpr std::int64_t gemm_worker_bytes(const GemmBlocks& b) {
   return 64 + gemm_scratch_a(b) + gemm_scratch_b(b) + gemm_scratch_c(b);
 }
 
-/// Rows up to which a product streams the weight through vector registers; AMX tiles take over earlier, fp32 by splits later.
+/// Rows up to which a product streams the weight through vector registers; AMX tiles take over earlier, fp32 by splits
+/// later.
 constexpr std::int64_t kGemvRows = 8;
 constexpr std::int64_t kAmxMinRows = 5, kAmxSplitMinRows = 49;
 /// Elements from one fp32 row of x to the next in that case.

@@ -1,6 +1,6 @@
-// The fp32 micro-kernel of simd/gemm.hpp: kMr rows x two vectors of columns kept in registers; fp16 and bf16 operands become
-// fp32 when they are packed. Packed A: rows of a chunk, `gemm_row_pitch` apart (read by broadcast); packed B: slivers
-// [k][2 vectors].
+// The fp32 micro-kernel of simd/gemm.hpp: kMr rows x two vectors of columns kept in registers; fp16 and bf16 operands
+// become fp32 when they are packed. Packed A: rows of a chunk, `gemm_row_pitch` apart (read by broadcast); packed B:
+// slivers [k][2 vectors].
 #pragma once
 
 #include "cpu/simd/gemm.hpp"
@@ -44,19 +44,20 @@ struct VecMicro {
   };
 
   template <class T>
-  static inline void repair(const Operand<T>&, const Operand<T>&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-                            std::int64_t, float*) {}
+  static inline void repair(const Operand<T>&, const Operand<T>&, std::int64_t, std::int64_t, std::int64_t,
+                            std::int64_t, std::int64_t, float*) {}
 
   template <class T>
-  static inline void pack_a(const Operand<T>& a, std::int64_t m0, std::int64_t rows, std::int64_t k0, std::int64_t length,
-                            void* packed) {
+  static inline void pack_a(const Operand<T>& a, std::int64_t m0, std::int64_t rows, std::int64_t k0,
+                            std::int64_t length, void* packed) {
     constexpr int kW = Simd::kWidth;
     float* const to = static_cast<float*>(packed);
     const std::int64_t padded_rows = round_up(rows, kBlocks.mr);
     if (a.stride_k == 1) {
       for (std::int64_t r = 0; r < rows; ++r)
         for (std::int64_t i = 0; i < length; i += kW)
-          Simd::save(to + r * kPitch + i, load_columns(a.at(m0 + r, k0), i, length));  // past `length`: zeros, inside the pitch
+          Simd::save(to + r * kPitch + i,
+                     load_columns(a.at(m0 + r, k0), i, length));  // past `length`: zeros, inside the pitch
     } else {
       // k outside: a row of memory is read to its end while its lines and page are at hand.
       for (std::int64_t i = 0; i < length; i += kW) {
@@ -75,8 +76,8 @@ struct VecMicro {
   }
 
   template <class T>
-  static inline void pack_b(const Operand<T>& b, std::int64_t n0, std::int64_t columns, std::int64_t k0, std::int64_t length,
-                            void* packed) {
+  static inline void pack_b(const Operand<T>& b, std::int64_t n0, std::int64_t columns, std::int64_t k0,
+                            std::int64_t length, void* packed) {
     constexpr int kW = Simd::kWidth;
     float* const to = static_cast<float*>(packed);
     if (b.stride_outer == 1) {

@@ -1,6 +1,6 @@
-// linear for few rows (decode): the weight is streamed once and everything else stays in cache. fp32 sums in one fixed order.
-// Included by <isa>/linear.cpp. Weight [out, in] with in contiguous: dot products, four weight rows at a time. Weight with out
-// contiguous (GPT-2's [in, out]): strips of outputs, eight weight rows at a time added onto sums in L1.
+// linear for few rows (decode): the weight is streamed once and everything else stays in cache. fp32 sums in one fixed
+// order. Included by <isa>/linear.cpp. Weight [out, in] with in contiguous: dot products, four weight rows at a time.
+// Weight with out contiguous (GPT-2's [in, out]): strips of outputs, eight weight rows at a time added onto sums in L1.
 #pragma once
 
 #include "cpu/simd/gemm.hpp"
@@ -84,8 +84,8 @@ constexpr std::int64_t kAxpySums = 4096;  // rows x outputs of a strip: 16 KiB o
 
 /// sums[r][n] += x[r][k..k+kDepth) * weight[k..k+kDepth)[n]; rows of sums lie `strip` apart.
 template <int kRows, int kDepth, class T>
-inline void axpy_rows(const float* x, std::int64_t pitch, const T* weight, std::int64_t stride, std::int64_t outs, float* sums,
-                      std::int64_t strip) {
+inline void axpy_rows(const float* x, std::int64_t pitch, const T* weight, std::int64_t stride, std::int64_t outs,
+                      float* sums, std::int64_t strip) {
   constexpr int kW = Simd::kWidth;
   for (std::int64_t c = 0; c < outs; c += kW) {
     Reg w[kDepth];
@@ -103,18 +103,21 @@ inline void axpy_strip(const float* x, std::int64_t pitch, const T* weight, std:
                        std::int64_t k, float* sums, std::int64_t strip) {
   constexpr int kDepth = 8;
   std::int64_t i = 0;
-  for (; i + kDepth <= k; i += kDepth) axpy_rows<kRows, kDepth>(x + i, pitch, weight + i * stride, stride, outs, sums, strip);
+  for (; i + kDepth <= k; i += kDepth)
+    axpy_rows<kRows, kDepth>(x + i, pitch, weight + i * stride, stride, outs, sums, strip);
   for (; i < k; ++i) axpy_rows<kRows, 1>(x + i, pitch, weight + i * stride, stride, outs, sums, strip);
 }
 
 template <class T>
-inline void gemv_out_contiguous(const LinearParams& p, const float* x, std::int64_t pitch, const Epilogue<T>& epilogue) {
+inline void gemv_out_contiguous(const LinearParams& p, const float* x, std::int64_t pitch,
+                                const Epilogue<T>& epilogue) {
   const T* const weight = static_cast<const T*>(p.weight);
   const std::int64_t k = p.in_features, stride = p.stride_weight_in, rows = p.rows;
-  // Wide strips, so that a row of the weight is a long run of memory, but at least two a thread. A strip's width does not change
-  // the order of any sum.
+  // Wide strips, so that a row of the weight is a long run of memory, but at least two a thread. A strip's width does
+  // not change the order of any sum.
   const std::int64_t widest = imax<std::int64_t>(64, kAxpySums / imax<std::int64_t>(1, rows) / 64 * 64);
-  const std::int64_t strip = imin(widest, imax<std::int64_t>(64, round_up(ceil_div(p.out_features, 2 * num_workers()), 64)));
+  const std::int64_t strip =
+      imin(widest, imax<std::int64_t>(64, round_up(ceil_div(p.out_features, 2 * num_workers()), 64)));
   auto run = [&](std::int64_t begin, std::int64_t end, int) {
     alignas(64) float sums[kAxpySums];
     for (std::int64_t s = begin; s < end; ++s) {
@@ -125,7 +128,8 @@ inline void gemv_out_contiguous(const LinearParams& p, const float* x, std::int6
         axpy_strip<8>(x, pitch, from, stride, outs, k, sums, strip);
       } else {
         std::int64_t r = 0;
-        for (; r + 4 <= rows; r += 4) axpy_strip<4>(x + r * pitch, pitch, from, stride, outs, k, sums + r * strip, strip);
+        for (; r + 4 <= rows; r += 4)
+          axpy_strip<4>(x + r * pitch, pitch, from, stride, outs, k, sums + r * strip, strip);
         switch (rows - r) {
           case 1: axpy_strip<1>(x + r * pitch, pitch, from, stride, outs, k, sums + r * strip, strip); break;
           case 2: axpy_strip<2>(x + r * pitch, pitch, from, stride, outs, k, sums + r * strip, strip); break;

@@ -1,6 +1,7 @@
-// linear forward and backward on top of simd/gemm.hpp and simd/gemv.hpp; included by <isa>/linear.cpp with its micro-kernel.
-// Forward: C = x W^T, rows x out. Backward, with gz = grad_out * activation'(preactivation) (rounded once to the dtype when there
-// is an activation): grad_x = gz W, grad_weight = gz^T x (or its transpose, after its strides), grad_bias = column sums of gz.
+// linear forward and backward on top of simd/gemm.hpp and simd/gemv.hpp; included by <isa>/linear.cpp with its
+// micro-kernel. Forward: C = x W^T, rows x out. Backward, with gz = grad_out * activation'(preactivation) (rounded once
+// to the dtype when there is an activation): grad_x = gz W, grad_weight = gz^T x (or its transpose, after its strides),
+// grad_bias = column sums of gz.
 #pragma once
 
 #include "cpu/simd/gemv.hpp"
@@ -11,8 +12,13 @@ namespace {
 
 template <class Micro, class T, std::int64_t kFewRows = kGemvRows>
 inline void linear_typed(const LinearParams& p, void* workspace) {
-  const Epilogue<T> epilogue{static_cast<T*>(p.out), static_cast<T*>(p.preactivation), p.stride_out_row,
-                             p.stride_preactivation_row, p.bias.data, p.bias.dtype, p.activation};
+  const Epilogue<T> epilogue{static_cast<T*>(p.out),
+                             static_cast<T*>(p.preactivation),
+                             p.stride_out_row,
+                             p.stride_preactivation_row,
+                             p.bias.data,
+                             p.bias.dtype,
+                             p.activation};
   if (p.rows <= kFewRows) return gemv<T>(p, epilogue, workspace);
   const Operand<T> x{static_cast<const T*>(p.x), p.stride_x_row, 1};
   const Operand<T> weight{static_cast<const T*>(p.weight), p.stride_weight_out, p.stride_weight_in};
@@ -28,7 +34,8 @@ inline void activation_gradient(const LinearBackwardParams& p, T* gz) {
       const T* const pre = static_cast<const T*>(p.preactivation) + r * p.stride_preactivation_row;
       for (std::int64_t c = 0; c < p.out_features; c += Simd::kWidth) {
         const Reg slope = vec_activation_gradient(p.activation, load_columns(pre, c, p.out_features));
-        save_columns(gz + r * p.out_features, c, p.out_features, Simd::mul(load_columns(grad, c, p.out_features), slope));
+        save_columns(gz + r * p.out_features, c, p.out_features,
+                     Simd::mul(load_columns(grad, c, p.out_features), slope));
       }
     }
   };
@@ -69,7 +76,8 @@ inline void linear_backward_typed(const LinearBackwardParams& p, void* workspace
   const T* gz = static_cast<const T*>(p.grad_out);
   std::int64_t stride_gz = p.stride_grad_out_row;
   if (p.activation != Activation::kNone) {
-    T* const own = reinterpret_cast<T*>(static_cast<char*>(workspace) + num_workers() * gemm_worker_bytes(Micro::kBlocks));
+    T* const own =
+        reinterpret_cast<T*>(static_cast<char*>(workspace) + num_workers() * gemm_worker_bytes(Micro::kBlocks));
     activation_gradient<T>(p, own);
     gz = own;
     stride_gz = p.out_features;
@@ -77,17 +85,20 @@ inline void linear_backward_typed(const LinearBackwardParams& p, void* workspace
   const T* const weight = static_cast<const T*>(p.weight);
   const T* const x = static_cast<const T*>(p.x);
   if (p.grad_x) {
-    const Epilogue<T> plain{static_cast<T*>(p.grad_x), nullptr, p.stride_grad_x_row, 0, nullptr, p.dtype, Activation::kNone};
+    const Epilogue<T> plain{static_cast<T*>(p.grad_x), nullptr, p.stride_grad_x_row, 0, nullptr, p.dtype,
+                            Activation::kNone};
     gemm<Micro>(p.rows, p.in_features, p.out_features, Operand<T>{gz, stride_gz, 1},
                 Operand<T>{weight, p.stride_weight_in, p.stride_weight_out}, plain, workspace);
   }
   if (p.grad_weight) {
     const Operand<T> by_out{gz, 1, stride_gz}, by_in{x, 1, p.stride_x_row};
     if (p.stride_grad_weight_in == 1) {
-      const Epilogue<T> plain{static_cast<T*>(p.grad_weight), nullptr, p.stride_grad_weight_out, 0, nullptr, p.dtype, Activation::kNone};
+      const Epilogue<T> plain{
+          static_cast<T*>(p.grad_weight), nullptr, p.stride_grad_weight_out, 0, nullptr, p.dtype, Activation::kNone};
       gemm<Micro>(p.out_features, p.in_features, p.rows, by_out, by_in, plain, workspace);
     } else {
-      const Epilogue<T> plain{static_cast<T*>(p.grad_weight), nullptr, p.stride_grad_weight_in, 0, nullptr, p.dtype, Activation::kNone};
+      const Epilogue<T> plain{
+          static_cast<T*>(p.grad_weight), nullptr, p.stride_grad_weight_in, 0, nullptr, p.dtype, Activation::kNone};
       gemm<Micro>(p.in_features, p.out_features, p.rows, by_in, by_out, plain, workspace);
     }
   }

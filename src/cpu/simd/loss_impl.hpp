@@ -13,7 +13,9 @@ inline float log_sum_exp(const T* x, std::int64_t n) {
   const float maximum = max_of(x, n);
   if (maximum == kNegInf || maximum == kInfinity) return has_nan(x, n) ? kInfinity - kInfinity : maximum;
   const Reg shift = Simd::set1(maximum);
-  return maximum + logf(sum_of(n, [&](std::int64_t c, int lanes) { return vec_exp(Simd::sub(load_lanes(x + c, lanes), shift)); }));
+  return maximum + logf(sum_of(n, [&](std::int64_t c, int lanes) {
+           return vec_exp(Simd::sub(load_lanes(x + c, lanes), shift));
+         }));
 }
 
 template <class T>
@@ -50,7 +52,8 @@ inline void cross_entropy_typed(const CrossEntropyParams& p, void* workspace) {
     sum += losses[row];
     counted += index_at(p.targets, row) != p.ignore_index;
   }
-  *p.loss = static_cast<float>(p.reduction == Reduction::kSum ? sum : sum / static_cast<double>(counted));  // 0 / 0: NaN
+  *p.loss =
+      static_cast<float>(p.reduction == Reduction::kSum ? sum : sum / static_cast<double>(counted));  // 0 / 0: NaN
 }
 
 // grad = (softmax - (1 - s) [c == target] - s / classes) * grad_loss (/ counted rows for the mean)

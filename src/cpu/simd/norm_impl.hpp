@@ -1,6 +1,7 @@
-// LayerNorm and RMSNorm (Zhang and Sennrich, 2019), forward with fused residual, and backward; included by <isa>/norm.cpp.
-// A row passes from memory once and is read again from cache: mean, centred squares, output. Backward adds the gradients of weight
-// and bias per chunk of rows (chunks depend on the number of rows only) and then over the chunks in order.
+// LayerNorm and RMSNorm (Zhang and Sennrich, 2019), forward with fused residual, and backward; included by
+// <isa>/norm.cpp. A row passes from memory once and is read again from cache: mean, centred squares, output. Backward
+// adds the gradients of weight and bias per chunk of rows (chunks depend on the number of rows only) and then over the
+// chunks in order.
 #pragma once
 
 #include "cpu/simd/row_plan.hpp"
@@ -24,8 +25,9 @@ inline void norm_row(const NormParams& p, std::int64_t row) {
     h = sum;
   }
   const float count = static_cast<float>(n);
-  const float mean =
-      p.kind == NormKind::kLayerNorm ? sum_of(n, [&](std::int64_t c, int lanes) { return load_lanes(h + c, lanes); }) / count : 0.0f;
+  const float mean = p.kind == NormKind::kLayerNorm
+                         ? sum_of(n, [&](std::int64_t c, int lanes) { return load_lanes(h + c, lanes); }) / count
+                         : 0.0f;
   const Reg center = Simd::set1(mean);
   const float squares = sum_of(n, [&](std::int64_t c, int lanes) {
     const Reg d = Simd::sub(load_lanes(h + c, lanes), center);
@@ -53,8 +55,8 @@ inline void norm_typed(const NormParams& p) {
   parallel_for(p.rows, rows_per_task(p.features * 2 * static_cast<std::int64_t>(sizeof(T))), run);
 }
 
-// With n = (h - mean) rstd and g = grad_out * weight: grad_h = rstd (g - mean(g) - n mean(g n)); RMSNorm has no mean(g).
-// Adds grad_out * n and grad_out to the sums. Reads a row before it writes it: grad_x may be h or grad_out.
+// With n = (h - mean) rstd and g = grad_out * weight: grad_h = rstd (g - mean(g) - n mean(g n)); RMSNorm has no
+// mean(g). Adds grad_out * n and grad_out to the sums. Reads a row before it writes it: grad_x may be h or grad_out.
 template <class T>
 inline void norm_backward_row(const NormBackwardParams& p, std::int64_t row, float* weight_sums, float* bias_sums) {
   const std::int64_t n = p.features;
@@ -79,9 +81,8 @@ inline void norm_backward_row(const NormBackwardParams& p, std::int64_t row, flo
   const Reg mean_grad = Simd::set1(p.kind == NormKind::kLayerNorm ? Simd::sum(sum) / count : 0.0f);
   const Reg mean_dot = Simd::set1(Simd::sum(dot) / count);
   T* const out = static_cast<T*>(p.grad_x) + row * p.stride_grad_x_row;
-  const T* const more = p.grad_residual_out
-                            ? static_cast<const T*>(p.grad_residual_out) + row * p.stride_grad_residual_out_row
-                            : nullptr;
+  const T* const more =
+      p.grad_residual_out ? static_cast<const T*>(p.grad_residual_out) + row * p.stride_grad_residual_out_row : nullptr;
   for_vectors(n, [&](std::int64_t c, int lanes) {
     const Reg raw = load_lanes(grad + c, lanes);
     const Reg normalised = Simd::mul(Simd::sub(load_lanes(h + c, lanes), center), rstd);
@@ -99,7 +100,8 @@ inline void add_chunks(const float* sums, std::int64_t chunks, std::int64_t pitc
     for (std::int64_t v = begin; v < end; ++v) {
       const std::int64_t c = v * Simd::kWidth;
       Reg total = Simd::zero();
-      for (std::int64_t chunk = 0; chunk < chunks; ++chunk) total = Simd::add(total, Simd::load(sums + chunk * pitch + c));
+      for (std::int64_t chunk = 0; chunk < chunks; ++chunk)
+        total = Simd::add(total, Simd::load(sums + chunk * pitch + c));
       save_columns(out, c, n, total);
     }
   };
@@ -111,7 +113,8 @@ inline void norm_backward_typed(const NormBackwardParams& p, void* workspace) {
   const std::int64_t pitch = norm_sum_pitch(p.features), chunk_rows = norm_chunk_rows(p.rows);
   const std::int64_t chunks = norm_chunks(p.rows);
   float* const weight_sums = p.grad_weight ? static_cast<float*>(workspace) : nullptr;
-  float* const bias_sums = p.grad_bias ? static_cast<float*>(workspace) + (p.grad_weight ? chunks * pitch : 0) : nullptr;
+  float* const bias_sums =
+      p.grad_bias ? static_cast<float*>(workspace) + (p.grad_weight ? chunks * pitch : 0) : nullptr;
   auto run = [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t chunk = begin; chunk < end; ++chunk) {
       float* const ws = weight_sums ? weight_sums + chunk * pitch : nullptr;

@@ -1,6 +1,6 @@
 // sum, mean, max and argmax over one merged dim, either contiguous or strided under contiguous outputs; included by
-// <isa>/reduce.cpp. Sums go through pieces of a fixed size (row_plan.hpp) and then over the pieces, so that errors stay small and
-// the number of threads does not change the order.
+// <isa>/reduce.cpp. Sums go through pieces of a fixed size (row_plan.hpp) and then over the pieces, so that errors stay
+// small and the number of threads does not change the order.
 #pragma once
 
 #include "cpu/simd/row_plan.hpp"
@@ -68,13 +68,15 @@ inline void reduce_contiguous(const ReduceParams& p, void* workspace) {
   const auto out_at = [&](std::int64_t i) { return offset_at(i, p.num_kept, p.kept_shape, p.stride_out); };
   if (p.op == ReduceOp::kArgmax) {
     auto run = [&](std::int64_t begin, std::int64_t end, int) {
-      for (std::int64_t i = begin; i < end; ++i) static_cast<std::int64_t*>(p.out)[out_at(i)] = first_maximum(x_at(i), n);
+      for (std::int64_t i = begin; i < end; ++i)
+        static_cast<std::int64_t*>(p.out)[out_at(i)] = first_maximum(x_at(i), n);
     };
     return parallel_for(p.kept_count, rows_per_task(n * static_cast<std::int64_t>(sizeof(T))), run);
   }
   const bool is_max = p.op == ReduceOp::kMax;
   const auto piece = [&](const T* from, std::int64_t count) {
-    return is_max ? maximum_of(from, count) : sum_of(count, [&](std::int64_t c, int lanes) { return load_lanes(from + c, lanes); });
+    return is_max ? maximum_of(from, count)
+                  : sum_of(count, [&](std::int64_t c, int lanes) { return load_lanes(from + c, lanes); });
   };
   if (pieces == 1) {
     auto run = [&](std::int64_t begin, std::int64_t end, int) {
@@ -93,8 +95,9 @@ inline void reduce_contiguous(const ReduceParams& p, void* workspace) {
   auto finish = [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t i = begin; i < end; ++i) {
       float* const own = partial + i * pieces;
-      store_result<T>(p, out_at(i), is_max ? fold_pairs(own, pieces, [](float a, float b) { return larger(a, b); })
-                                           : fold_pairs(own, pieces, [](float a, float b) { return a + b; }));
+      store_result<T>(p, out_at(i),
+                      is_max ? fold_pairs(own, pieces, [](float a, float b) { return larger(a, b); })
+                             : fold_pairs(own, pieces, [](float a, float b) { return a + b; }));
     }
   };
   parallel_for(p.kept_count, rows_per_task(pieces * 4), finish);
@@ -104,10 +107,12 @@ constexpr std::int64_t kReduceStrip = 512;  // outputs of a task: 2 KiB of sums
 
 /// Sum or maximum of `rows` rows, `stride` apart, into acc[0..columns).
 template <class T>
-inline void reduce_rows(const T* x, std::int64_t stride, std::int64_t rows, std::int64_t columns, bool is_max, float* acc) {
+inline void reduce_rows(const T* x, std::int64_t stride, std::int64_t rows, std::int64_t columns, bool is_max,
+                        float* acc) {
   for_vectors(columns, [&](std::int64_t c, int lanes) { Simd::save(acc + c, load_lanes(x + c, lanes)); });
   std::int64_t r = 1;
-  // A NaN in either operand stays: max(a, b) returns b for a NaN, so the running value is kept by hand when it is the NaN.
+  // A NaN in either operand stays: max(a, b) returns b for a NaN, so the running value is kept by hand when it is the
+  // NaN.
   const auto top = [](Reg a, Reg b) { return Simd::select(Simd::is_nan(b), b, Simd::max(b, a)); };
   for (; r + 4 <= rows; r += 4) {
     const T* const row = x + r * stride;
@@ -126,7 +131,8 @@ inline void reduce_rows(const T* x, std::int64_t stride, std::int64_t rows, std:
     });
 }
 
-/// x[kept..., reduced, columns] with contiguous columns: pieces of rows x strips of columns, then the same over the pieces.
+/// x[kept..., reduced, columns] with contiguous columns: pieces of rows x strips of columns, then the same over the
+/// pieces.
 template <class T>
 inline void reduce_strided(const ReduceParams& p, void* workspace) {
   const std::int64_t n = p.reduced_count, pieces = ceil_div(n, kReduceRows);
@@ -152,7 +158,8 @@ inline void reduce_strided(const ReduceParams& p, void* workspace) {
     }
   };
   parallel_for(outer * pieces * strips,
-               rows_per_task(imin(n, kReduceRows) * imin(columns, kReduceStrip) * static_cast<std::int64_t>(sizeof(T))), run);
+               rows_per_task(imin(n, kReduceRows) * imin(columns, kReduceStrip) * static_cast<std::int64_t>(sizeof(T))),
+               run);
   if (pieces == 1) return;
   auto finish = [&](std::int64_t begin, std::int64_t end, int) {
     float acc[kReduceStrip + Simd::kWidth];

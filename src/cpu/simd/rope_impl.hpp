@@ -1,6 +1,7 @@
 // RoPE (Su et al., 2021), in-kernel or by table, and kv_append with it; included by <isa>/rope.cpp.
-// Cosines and sines of a token are computed once, in double, and shared by all heads of q and k: angles are position * frequency
-// in double, reduced by multiples of pi / 2 in two parts, so they are good to fp32 at any position below 2^31.
+// Cosines and sines of a token are computed once, in double, and shared by all heads of q and k: angles are position *
+// frequency in double, reduced by multiples of pi / 2 in two parts, so they are good to fp32 at any position below
+// 2^31.
 #pragma once
 
 #include "cpu/simd/rows.hpp"
@@ -11,10 +12,12 @@ namespace flashkernel::cpu {
 namespace {
 
 constexpr std::int64_t kMaxPairs = 512;  // rotary_dim up to 1024
-constexpr std::int64_t kRopeTokens = 8;  // tokens whose cosines are at hand while the heads are walked: 8 x 64 x 8 B = 4 KiB typical
+constexpr std::int64_t kRopeTokens =
+    8;  // tokens whose cosines are at hand while the heads are walked: 8 x 64 x 8 B = 4 KiB typical
 
 struct RopeRow {
-  // Interleaved pairs need each value twice and the sine's sign alternating; NeoX halves use the first half of the arrays.
+  // Interleaved pairs need each value twice and the sine's sign alternating; NeoX halves use the first half of the
+  // arrays.
   float cos[2 * kMaxPairs], sin[2 * kMaxPairs];
 };
 
@@ -44,8 +47,9 @@ inline void cos_sin(double position, const double* frequency, std::int64_t n, fl
 inline void rope_frequencies(const RopeSpec& spec, double* frequency) {
   const std::int64_t pairs = spec.rotary_dim / 2;
   for (std::int64_t i = 0; i < pairs; ++i)
-    frequency[i] = spec.inv_freq ? static_cast<double>(spec.inv_freq[i])
-                                 : pow(spec.theta, -2.0 * static_cast<double>(i) / static_cast<double>(spec.rotary_dim));
+    frequency[i] = spec.inv_freq
+                       ? static_cast<double>(spec.inv_freq[i])
+                       : pow(spec.theta, -2.0 * static_cast<double>(i) / static_cast<double>(spec.rotary_dim));
 }
 
 /// Brings a row of `pairs` cosines and sines into the order that rotate_head reads, with the direction's sign.
@@ -85,8 +89,9 @@ inline void rotate_head(const RopeSpec& spec, const RopeRow& row, std::int64_t h
 
 inline void table_row(const RopeParams& p, std::int64_t batch, std::int64_t token, RopeRow* row) {
   const std::int64_t at =
-      p.table_is_per_token ? token
-                           : (p.positions.data ? index_at(p.positions, batch * p.stride_positions_batch + token) : token);
+      p.table_is_per_token
+          ? token
+          : (p.positions.data ? index_at(p.positions, batch * p.stride_positions_batch + token) : token);
   const std::int64_t pairs = p.spec.rotary_dim / 2;
   visit_type(p.table_dtype, [&](auto type) {
     using Table = decltype(type);
@@ -112,24 +117,30 @@ inline void rope_typed(const RopeParams& p) {
         if (p.cos) {
           table_row(p, b, t0 + t, &rows[t]);
         } else {
-          const std::int64_t position = p.positions.data ? index_at(p.positions, b * p.stride_positions_batch + t0 + t) : t0 + t;
+          const std::int64_t position =
+              p.positions.data ? index_at(p.positions, b * p.stride_positions_batch + t0 + t) : t0 + t;
           cos_sin(static_cast<double>(position), frequency, p.spec.rotary_dim / 2, rows[t].cos, rows[t].sin);
         }
         finish_row(p.spec, &rows[t]);
       }
       for (std::int64_t h = 0; h < p.heads_q; ++h)
         for (std::int64_t t = 0; t < count; ++t)
-          rotate_head(p.spec, rows[t], p.head_dim,
-                      static_cast<const T*>(p.q) + b * p.stride_q_batch + h * p.stride_q_head + (t0 + t) * p.stride_q_token,
-                      static_cast<T*>(p.q_out) + b * p.stride_q_out_batch + h * p.stride_q_out_head + (t0 + t) * p.stride_q_out_token);
+          rotate_head(
+              p.spec, rows[t], p.head_dim,
+              static_cast<const T*>(p.q) + b * p.stride_q_batch + h * p.stride_q_head + (t0 + t) * p.stride_q_token,
+              static_cast<T*>(p.q_out) + b * p.stride_q_out_batch + h * p.stride_q_out_head +
+                  (t0 + t) * p.stride_q_out_token);
       for (std::int64_t h = 0; h < p.heads_kv; ++h)
         for (std::int64_t t = 0; t < count; ++t)
-          rotate_head(p.spec, rows[t], p.head_dim,
-                      static_cast<const T*>(p.k) + b * p.stride_k_batch + h * p.stride_k_head + (t0 + t) * p.stride_k_token,
-                      static_cast<T*>(p.k_out) + b * p.stride_k_out_batch + h * p.stride_k_out_head + (t0 + t) * p.stride_k_out_token);
+          rotate_head(
+              p.spec, rows[t], p.head_dim,
+              static_cast<const T*>(p.k) + b * p.stride_k_batch + h * p.stride_k_head + (t0 + t) * p.stride_k_token,
+              static_cast<T*>(p.k_out) + b * p.stride_k_out_batch + h * p.stride_k_out_head +
+                  (t0 + t) * p.stride_k_out_token);
     }
   };
-  const std::int64_t bytes = kRopeTokens * (p.heads_q + p.heads_kv) * p.head_dim * 2 * static_cast<std::int64_t>(sizeof(T));
+  const std::int64_t bytes =
+      kRopeTokens * (p.heads_q + p.heads_kv) * p.head_dim * 2 * static_cast<std::int64_t>(sizeof(T));
   parallel_for(p.batch * blocks, rows_per_task(bytes), run);
 }
 
@@ -151,8 +162,10 @@ inline void kv_append_typed(const KvAppendParams& p) {
         for (std::int64_t h = 0; h < pages.heads_kv; ++h) {
           const T* const k = static_cast<const T*>(p.k) + t * p.stride_k_token + h * p.stride_k_head;
           const T* const v = static_cast<const T*>(p.v) + t * p.stride_v_token + h * p.stride_v_head;
-          T* const k_slot = static_cast<T*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot + h * pages.stride_k_head;
-          T* const v_slot = static_cast<T*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot + h * pages.stride_v_head;
+          T* const k_slot = static_cast<T*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot +
+                            h * pages.stride_k_head;
+          T* const v_slot = static_cast<T*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot +
+                            h * pages.stride_v_head;
           if (p.has_rope) {
             rotate_head(p.rope, row, pages.head_dim, k, k_slot);
           } else {
@@ -162,7 +175,8 @@ inline void kv_append_typed(const KvAppendParams& p) {
         }
       }
       for (std::int64_t h = 0; h < p.heads_q; ++h)
-        rotate_head(p.rope, row, pages.head_dim, static_cast<const T*>(p.q) + t * p.stride_q_token + h * p.stride_q_head,
+        rotate_head(p.rope, row, pages.head_dim,
+                    static_cast<const T*>(p.q) + t * p.stride_q_token + h * p.stride_q_head,
                     static_cast<T*>(p.q_out) + t * p.stride_q_out_token + h * p.stride_q_out_head);
     }
   };

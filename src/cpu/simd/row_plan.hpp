@@ -1,5 +1,5 @@
-// How the norms' backward pass and the reductions are cut into pieces: read by the kernels and by the workspace sums. The pieces
-// depend on the shape only, so results do not depend on the number of threads.
+// How the norms' backward pass and the reductions are cut into pieces: read by the kernels and by the workspace sums.
+// The pieces depend on the shape only, so results do not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,9 @@ namespace {
 
 /// Rows per chunk: at most 64 chunks, none shorter than 16 rows.
 constexpr std::int64_t norm_chunk_rows(std::int64_t rows) { return rows <= 16 * 64 ? 16 : (rows + 63) / 64; }
-constexpr std::int64_t norm_chunks(std::int64_t rows) { return (rows + norm_chunk_rows(rows) - 1) / norm_chunk_rows(rows); }
+constexpr std::int64_t norm_chunks(std::int64_t rows) {
+  return (rows + norm_chunk_rows(rows) - 1) / norm_chunk_rows(rows);
+}
 /// Floats from one chunk's sums to the next.
 constexpr std::int64_t norm_sum_pitch(std::int64_t features) { return (features + 15) / 16 * 16; }
 

@@ -1,5 +1,6 @@
 // Loops over one contiguous row and over the rows of a strided tensor, shared by the memory-bound ops.
-// Included by <isa>/*.cpp through the op's *_impl.hpp. Invariant: a row's order of additions depends on its length only.
+// Included by <isa>/*.cpp through the op's *_impl.hpp. Invariant: a row's order of additions depends on its length
+// only.
 #pragma once
 
 #include <math.h>  // the C functions: std:: overloads would be inline functions (see vec_common.hpp)
@@ -58,7 +59,8 @@ inline float max_of(const T* x, std::int64_t n) {
   for (auto& t : top) t = Simd::set1(kNegInf);
   std::int64_t c = 0;
   for (; c + 4 * kW <= n; c += 4 * kW)
-    for (int v = 0; v < 4; ++v) top[v] = Simd::max(Simd::load(x + c + v * kW), top[v]);  // the second operand wins over a NaN
+    for (int v = 0; v < 4; ++v)
+      top[v] = Simd::max(Simd::load(x + c + v * kW), top[v]);  // the second operand wins over a NaN
   for (; c + kW <= n; c += kW) top[0] = Simd::max(Simd::load(x + c), top[0]);
   if (c < n) {
     const int lanes = static_cast<int>(n - c);
@@ -70,7 +72,8 @@ inline float max_of(const T* x, std::int64_t n) {
 template <class T>
 inline bool has_nan(const T* x, std::int64_t n) {
   Simd::Mask found = Simd::none();
-  for_vectors(n, [&](std::int64_t c, int lanes) { found = Simd::either(found, Simd::is_nan(load_lanes(x + c, lanes))); });
+  for_vectors(n,
+              [&](std::int64_t c, int lanes) { found = Simd::either(found, Simd::is_nan(load_lanes(x + c, lanes))); });
   return Simd::any(found);
 }
 

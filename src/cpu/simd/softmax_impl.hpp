@@ -1,6 +1,6 @@
 // softmax, log-softmax and their gradients along a contiguous dim; included by <isa>/softmax.cpp.
-// Exponentials of a row wait on the stack for their sum; those of a row too long for that are computed twice, which is cheaper than a
-// trip through memory. out may alias x.
+// Exponentials of a row wait on the stack for their sum; those of a row too long for that are computed twice, which is
+// cheaper than a trip through memory. out may alias x.
 #pragma once
 
 #include "cpu/simd/rows.hpp"
@@ -69,7 +69,8 @@ inline void softmax_backward_typed(const SoftmaxBackwardParams& p) {
     for (std::int64_t row = begin; row < end; ++row)
       softmax_backward_row(static_cast<const T*>(p.grad_out) + offset_at(row, p.ndim, p.shape, p.stride_grad_out),
                            static_cast<const T*>(p.out) + offset_at(row, p.ndim, p.shape, p.stride_out),
-                           static_cast<T*>(p.grad_x) + offset_at(row, p.ndim, p.shape, p.stride_grad_x), p.columns, p.log);
+                           static_cast<T*>(p.grad_x) + offset_at(row, p.ndim, p.shape, p.stride_grad_x), p.columns,
+                           p.log);
   };
   parallel_for(p.rows, rows_per_task(p.columns * 3 * static_cast<std::int64_t>(sizeof(T))), run);
 }

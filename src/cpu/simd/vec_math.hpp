@@ -1,7 +1,7 @@
 // exp, the activations and their derivatives on vectors, to fp32 accuracy; and what every op's loop shares.
 // Included once per file under avx2/, avx512/, amx/, after that folder's vector type is chosen by the compiler's flags.
-// Invariant: internal linkage only; no std:: inline function, since the linker might keep this file's copy for an older CPU.
-// NaN in, NaN out everywhere; the derivation of each bound stands beside it.
+// Invariant: internal linkage only; no std:: inline function, since the linker might keep this file's copy for an older
+// CPU. NaN in, NaN out everywhere; the derivation of each bound stands beside it.
 #pragma once
 
 #if defined(__AVX512F__)
@@ -41,8 +41,8 @@ inline Reg vec_exp(Reg x) {
   return Simd::times_power_of_two(p, n);
 }
 
-/// erfc(|x| / sqrt 2) and exp(-x^2 / 2): erfc(z) = exp(-z^2) R(t), t = (z - 2) / (z + 2), R a least-maximum fit of degree 9
-/// on z in [0, 9.6] (3.1e-8 relative); beyond, exp(-z^2) is 0.
+/// erfc(|x| / sqrt 2) and exp(-x^2 / 2): erfc(z) = exp(-z^2) R(t), t = (z - 2) / (z + 2), R a least-maximum fit of
+/// degree 9 on z in [0, 9.6] (3.1e-8 relative); beyond, exp(-z^2) is 0.
 inline Reg vec_half_erfc(Reg x, Reg* gauss) {
   const Reg z = Simd::mul(Simd::abs(x), Simd::set1(0.70710678118654752f));
   const Reg limited = Simd::min(Simd::set1(9.6f), z);
@@ -180,7 +180,8 @@ inline float scalar_value(T x) {
 }
 
 inline std::int64_t index_at(const IndexArray& array, std::int64_t i) {
-  return array.is_int64 ? static_cast<const std::int64_t*>(array.data)[i] : static_cast<const std::int32_t*>(array.data)[i];
+  return array.is_int64 ? static_cast<const std::int64_t*>(array.data)[i]
+                        : static_cast<const std::int32_t*>(array.data)[i];
 }
 
 /// Rows a task takes so that it moves about 128 KiB: long beside the 1 us that handing out a task costs.

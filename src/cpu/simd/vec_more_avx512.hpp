@@ -1,5 +1,6 @@
 // What the ops other than attention need beyond simd/vec_avx512.hpp: full-width stores of every type, masks, rounding.
-// Included by the files under avx512/ and amx/ through simd/vec_math.hpp. Invariant: internal linkage only (see vec_common.hpp).
+// Included by the files under avx512/ and amx/ through simd/vec_math.hpp. Invariant: internal linkage only (see
+// vec_common.hpp).
 #pragma once
 
 #include "cpu/simd/vec_avx512.hpp"
@@ -13,7 +14,8 @@ struct Simd : Vec {
 
   static inline void save(float* p, Reg x) { _mm512_storeu_ps(p, x); }
   static inline void save(Half* p, Reg x) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
   static inline void save(BFloat* p, Reg x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bfloat(x)); }
 

@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(kTileThreads) grad_sinks_kernel(const Attentio
 }
 
 template <class T, class Tile>
-void launch(const AttentionBackwardParams& p, const float* delta, cudaStream_t stream) {
+void launch_instance(const AttentionBackwardParams& p, const float* delta, cudaStream_t stream) {
   constexpr int N = kVectorElements<T>;
   const AttentionParams& f = p.forward;
   const auto fits = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
@@ -324,19 +324,17 @@ void launch(const AttentionBackwardParams& p, const float* delta, cudaStream_t s
   const auto batch = static_cast<unsigned>(f.batch);
   if (p.grad_q && f.seq_q > 0) {
     const auto kernel = grad_q_kernel<T, Tile>;
-    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Tile>),
-               "attention_bwd: shared memory");
-    kernel<<<dim3(static_cast<unsigned>(ceil_div(f.seq_q, Tile::kBlockM)), static_cast<unsigned>(f.heads_q), batch),
-             kTileThreads, kSharedBytes<Tile>, stream>>>(p, vectors, delta);
-    check_launch("attention_bwd: grad_q");
+    launch("attention_bwd: grad_q", kernel,
+           {dim3(static_cast<unsigned>(ceil_div(f.seq_q, Tile::kBlockM)), static_cast<unsigned>(f.heads_q), batch),
+            kTileThreads, kSharedBytes<Tile>, stream},
+           p, vectors, delta);
   }
   if ((p.grad_k || p.grad_v) && f.seq_k > 0) {
     const auto kernel = grad_kv_kernel<T, Tile>;
-    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Tile>),
-               "attention_bwd: shared memory");
-    kernel<<<dim3(static_cast<unsigned>(ceil_div(f.seq_k, Tile::kBlockM)), static_cast<unsigned>(f.heads_kv), batch),
-             kTileThreads, kSharedBytes<Tile>, stream>>>(p, vectors, delta);
-    check_launch("attention_bwd: grad_k, grad_v");
+    launch("attention_bwd: grad_k, grad_v", kernel,
+           {dim3(static_cast<unsigned>(ceil_div(f.seq_k, Tile::kBlockM)), static_cast<unsigned>(f.heads_kv), batch),
+            kTileThreads, kSharedBytes<Tile>, stream},
+           p, vectors, delta);
   }
 }
 
@@ -363,27 +361,26 @@ void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream str
   visit_floating(f.dtype, [&](auto zero) {
     using T = decltype(zero);
     if (rows > 0) {
-      delta_kernel<T><<<static_cast<unsigned>(ceil_div(rows, kDeltaThreads / kWarp)), kDeltaThreads, 0, s>>>(p, delta);
-      check_launch("attention_bwd: delta");
+      launch("attention_bwd: delta", delta_kernel<T>,
+             {static_cast<unsigned>(ceil_div(rows, kDeltaThreads / kWarp)), kDeltaThreads, 0, s}, p, delta);
     }
     // Turing's 64 KB: 60, 60 and 52 KB.
     if (dim <= 64) {
-      launch<T, Tile<64, 32, 64>>(p, delta, s);
+      launch_instance<T, Tile<64, 32, 64>>(p, delta, s);
     } else if (dim <= 128) {
-      launch<T, Tile<32, 32, 128>>(p, delta, s);
+      launch_instance<T, Tile<32, 32, 128>>(p, delta, s);
     } else {
-      launch<T, Tile<16, 16, 256>>(p, delta, s);
+      launch_instance<T, Tile<16, 16, 256>>(p, delta, s);
     }
     const std::int64_t elements =
         p.grad_bias_shape[0] * p.grad_bias_shape[1] * p.grad_bias_shape[2] * p.grad_bias_shape[3];
     if (p.grad_bias && elements > 0) {
-      grad_bias_kernel<T>
-          <<<grid_size(ceil_div(elements, kTileThreads), f.device.index, 32), kTileThreads, 0, s>>>(p, delta);
-      check_launch("attention_bwd: grad_bias");
+      launch("attention_bwd: grad_bias", grad_bias_kernel<T>,
+             {grid_size(ceil_div(elements, kTileThreads), f.device.index, 32), kTileThreads, 0, s}, p, delta);
     }
     if (p.grad_sinks && f.heads_q > 0) {
-      grad_sinks_kernel<<<static_cast<unsigned>(f.heads_q), kTileThreads, 0, s>>>(p, delta);
-      check_launch("attention_bwd: grad_sinks");
+      launch("attention_bwd: grad_sinks", grad_sinks_kernel, {static_cast<unsigned>(f.heads_q), kTileThreads, 0, s}, p,
+             delta);
     }
   });
 }

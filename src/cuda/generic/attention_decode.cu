@@ -206,7 +206,7 @@ int rows_per_block(const AttentionParams& p) {
 }
 
 template <class T, int kRows, int kElements>
-void launch(const AttentionParams& p, float* partials, cudaStream_t stream) {
+void launch_instance(const AttentionParams& p, float* partials, cudaStream_t stream) {
   constexpr int N = kVectorElements<T>;
   const auto fits = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
     return is_aligned(data, 16) && a % N == 0 && b % N == 0 && c % N == 0;
@@ -217,20 +217,21 @@ void launch(const AttentionParams& p, float* partials, cudaStream_t stream) {
   const std::int64_t group = p.heads_q / p.heads_kv;
   const dim3 grid(static_cast<unsigned>(splits), static_cast<unsigned>(p.heads_kv * ceil_div(group * p.seq_q, kRows)),
                   static_cast<unsigned>(p.batch));
-  split_kernel<T, kRows, kElements><<<grid, dim3(kWarp, kWarps), 0, stream>>>(p, splits, vectors, partials);
-  check_launch("attention_fwd decode");
-  combine_kernel<T><<<dim3(static_cast<unsigned>(group * p.seq_q), static_cast<unsigned>(p.heads_kv),
-                           static_cast<unsigned>(p.batch)),
-                      128, 0, stream>>>(p, splits, partials);
-  check_launch("attention_fwd decode: combine");
+  launch("attention_fwd decode", split_kernel<T, kRows, kElements>, {grid, dim3(kWarp, kWarps), 0, stream}, p, splits,
+         vectors, partials);
+  launch(
+      "attention_fwd decode: combine", combine_kernel<T>,
+      {dim3(static_cast<unsigned>(group * p.seq_q), static_cast<unsigned>(p.heads_kv), static_cast<unsigned>(p.batch)),
+       128, 0, stream},
+      p, splits, partials);
 }
 
 template <class T, int kRows>
 void launch_for_dim(const AttentionParams& p, float* partials, cudaStream_t stream) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  if (dim <= 64) return launch<T, kRows, 8>(p, partials, stream);
-  if (dim <= 128) return launch<T, kRows, 16>(p, partials, stream);
-  if constexpr (kRows <= 2) launch<T, kRows, 32>(p, partials, stream);
+  if (dim <= 64) return launch_instance<T, kRows, 8>(p, partials, stream);
+  if (dim <= 128) return launch_instance<T, kRows, 16>(p, partials, stream);
+  if constexpr (kRows <= 2) launch_instance<T, kRows, 32>(p, partials, stream);
 }
 
 }  // namespace

@@ -78,13 +78,12 @@ void attention_fwd_naive(const AttentionParams& p, void* workspace, Stream strea
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     if (p.seq_k > 0) {
-      scores_kernel<T>
-          <<<dim3(static_cast<unsigned>(ceil_div(p.seq_k, kThreads)), queries, pairs), kThreads, 0, native(stream)>>>(
-              p, scores);
-      check_launch("attention_fwd naive: scores");
+      launch("attention_fwd naive: scores", scores_kernel<T>,
+             {dim3(static_cast<unsigned>(ceil_div(p.seq_k, kThreads)), queries, pairs), kThreads, 0, native(stream)}, p,
+             scores);
     }
-    output_kernel<T><<<dim3(queries, pairs), kThreads, 0, native(stream)>>>(p, scores);
-    check_launch("attention_fwd naive: output");
+    launch("attention_fwd naive: output", output_kernel<T>, {dim3(queries, pairs), kThreads, 0, native(stream)}, p,
+           scores);
   });
 }
 

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
 }
 
 template <class T, class Tile>
-void launch(const AttentionParams& p, cudaStream_t stream) {
+void launch_instance(const AttentionParams& p, cudaStream_t stream) {
   constexpr int N = kVectorElements<T>;
   const auto fits = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
     return is_aligned(data, 16) && a % N == 0 && b % N == 0 && c % N == 0;
@@ -106,12 +106,9 @@ void launch(const AttentionParams& p, cudaStream_t stream) {
                        fits(p.k, p.stride_k_batch, p.stride_k_head, p.stride_k_token) &&
                        fits(p.v, p.stride_v_batch, p.stride_v_head, p.stride_v_token);
   const auto kernel = attention_kernel<T, Tile>;
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Tile>),
-             "attention_fwd tiled: shared memory");
   const dim3 grid(static_cast<unsigned>(ceil_div(p.seq_q, Tile::kBlockM)), static_cast<unsigned>(p.heads_q),
                   static_cast<unsigned>(p.batch));
-  kernel<<<grid, kTileThreads, kSharedBytes<Tile>, stream>>>(p, vectors);
-  check_launch("attention_fwd tiled");
+  launch("attention_fwd tiled", kernel, {grid, kTileThreads, kSharedBytes<Tile>, stream}, p, vectors);
 }
 
 }  // namespace
@@ -129,9 +126,9 @@ void attention_fwd_tiled(const AttentionParams& p, void*, Stream stream) {
     using T = decltype(zero);
     const cudaStream_t s = native(stream);
     // Turing's 64 KB: 51, 59 and 51 KB.
-    if (dim <= 64) return launch<T, Tile<64, 64, 64>>(p, s);
-    if (dim <= 128) return launch<T, Tile<64, 32, 128>>(p, s);
-    return launch<T, Tile<32, 16, 256>>(p, s);
+    if (dim <= 64) return launch_instance<T, Tile<64, 64, 64>>(p, s);
+    if (dim <= 128) return launch_instance<T, Tile<64, 32, 128>>(p, s);
+    return launch_instance<T, Tile<32, 16, 256>>(p, s);
   });
 }
 

@@ -107,12 +107,10 @@ void cross_entropy(const CrossEntropyParams& p, void* workspace, Stream stream) 
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     if (p.rows == 0) return;
-    rows_kernel<T><<<static_cast<unsigned>(p.rows), kThreads, 0, native(stream)>>>(p, losses);
-    check_launch("cross_entropy");
+    launch("cross_entropy", rows_kernel<T>, {static_cast<unsigned>(p.rows), kThreads, 0, native(stream)}, p, losses);
   });
   if (p.reduction == Reduction::kNone) return;
-  reduce_rows_kernel<<<1, kThreads, 0, native(stream)>>>(p, losses);
-  check_launch("cross_entropy: reduce");
+  launch("cross_entropy: reduce", reduce_rows_kernel, {1, kThreads, 0, native(stream)}, p, losses);
 }
 
 Verdict cross_entropy_bwd_supports(const CrossEntropyBackwardParams& p) {
@@ -128,13 +126,11 @@ void cross_entropy_bwd(const CrossEntropyBackwardParams& p, void* workspace, Str
   const CudaDeviceGuard guard(p.device.index);
   float* scale = p.reduction == Reduction::kNone ? nullptr : static_cast<float*>(workspace);
   if (scale) {
-    scale_kernel<<<1, kThreads, 0, native(stream)>>>(p, scale);
-    check_launch("cross_entropy_bwd: scale");
+    launch("cross_entropy_bwd: scale", scale_kernel, {1, kThreads, 0, native(stream)}, p, scale);
   }
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    bwd_kernel<T><<<static_cast<unsigned>(p.rows), kThreads, 0, native(stream)>>>(p, scale);
-    check_launch("cross_entropy_bwd");
+    launch("cross_entropy_bwd", bwd_kernel<T>, {static_cast<unsigned>(p.rows), kThreads, 0, native(stream)}, p, scale);
   });
 }
 

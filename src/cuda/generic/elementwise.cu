@@ -115,10 +115,9 @@ void run(DType dtype, Device device, int ndim, const std::int64_t* shape, const 
     std::int64_t done = 0;
     if (contiguous && count >= N) {
       const std::int64_t vectors = count / N;
-      contiguous_kernel<T, Op>
-          <<<grid_size(ceil_div(vectors, kThreads), device.index, kBlocksPerSm), kThreads, 0, native(stream)>>>(
-              tensors, vectors);
-      check_launch(name);
+      launch(name, contiguous_kernel<T, Op>,
+             {grid_size(ceil_div(vectors, kThreads), device.index, kBlocksPerSm), kThreads, 0, native(stream)}, tensors,
+             vectors);
       done = vectors * N;
     }
     if (done == count) return;
@@ -132,10 +131,9 @@ void run(DType dtype, Device device, int ndim, const std::int64_t* shape, const 
     for (int t = 0; t < Op::kOutputs; ++t)
       if (tensors.out[t]) rest.out[t] = static_cast<T*>(tensors.out[t]) + done;
     if (done > 0) layout.shape[0] = count - done;
-    strided_kernel<T, Op>
-        <<<grid_size(ceil_div(count - done, kThreads), device.index, kBlocksPerSm), kThreads, 0, native(stream)>>>(
-            rest, layout, count - done);
-    check_launch(name);
+    launch(name, strided_kernel<T, Op>,
+           {grid_size(ceil_div(count - done, kThreads), device.index, kBlocksPerSm), kThreads, 0, native(stream)}, rest,
+           layout, count - done);
   });
 }
 

@@ -147,8 +147,7 @@ void kv_append(const KvAppendParams& p, void*, Stream stream) {
   if (rows == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   visit_floating(p.dtype, [&](auto zero) {
-    append_kernel<decltype(zero)><<<grid_for_rows(rows, p.device), kBlock, 0, native(stream)>>>(p);
-    check_launch("kv_append");
+    launch("kv_append", append_kernel<decltype(zero)>, {grid_for_rows(rows, p.device), kBlock, 0, native(stream)}, p);
   });
 }
 
@@ -158,8 +157,7 @@ void kv_read(const KvReadParams& p, void*, Stream stream) {
   if (rows == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   visit_floating(p.dtype, [&](auto zero) {
-    read_kernel<decltype(zero)><<<grid_for_rows(rows, p.device), kBlock, 0, native(stream)>>>(p);
-    check_launch("kv_read");
+    launch("kv_read", read_kernel<decltype(zero)>, {grid_for_rows(rows, p.device), kBlock, 0, native(stream)}, p);
   });
 }
 
@@ -169,8 +167,7 @@ void kv_copy(const KvCopyParams& p, void*, Stream stream) {
   if (rows == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   visit_floating(p.dtype, [&](auto zero) {
-    copy_kernel<decltype(zero)><<<grid_for_rows(rows, p.device), kBlock, 0, native(stream)>>>(p);
-    check_launch("kv_copy_pages");
+    launch("kv_copy_pages", copy_kernel<decltype(zero)>, {grid_for_rows(rows, p.device), kBlock, 0, native(stream)}, p);
   });
 }
 

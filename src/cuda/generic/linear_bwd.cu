@@ -78,20 +78,19 @@ void linear_bwd(const LinearBackwardParams& p, void*, Stream stream) {
     using T = decltype(zero);
     if (p.grad_x && p.rows * p.in_features > 0) {
       if (p.stride_weight_in == 1) {
-        grad_x_kernel<T, true><<<gemm_grid(p.rows, p.in_features), kGemmThreads, 0, s>>>(p);
+        launch("linear_bwd: grad_x", grad_x_kernel<T, true>, {gemm_grid(p.rows, p.in_features), kGemmThreads, 0, s}, p);
       } else {
-        grad_x_kernel<T, false><<<gemm_grid(p.rows, p.in_features), kGemmThreads, 0, s>>>(p);
+        launch("linear_bwd: grad_x", grad_x_kernel<T, false>, {gemm_grid(p.rows, p.in_features), kGemmThreads, 0, s},
+               p);
       }
-      check_launch("linear_bwd: grad_x");
     }
     if (p.grad_weight && p.out_features * p.in_features > 0) {
-      grad_weight_kernel<T><<<gemm_grid(p.out_features, p.in_features), kGemmThreads, 0, s>>>(p);
-      check_launch("linear_bwd: grad_weight");
+      launch("linear_bwd: grad_weight", grad_weight_kernel<T>,
+             {gemm_grid(p.out_features, p.in_features), kGemmThreads, 0, s}, p);
     }
     if (p.grad_bias && p.out_features > 0) {
-      grad_bias_kernel<T>
-          <<<static_cast<unsigned>(ceil_div(p.out_features, kColumns)), dim3(kColumns, kLanes), 0, s>>>(p);
-      check_launch("linear_bwd: grad_bias");
+      launch("linear_bwd: grad_bias", grad_bias_kernel<T>,
+             {static_cast<unsigned>(ceil_div(p.out_features, kColumns)), dim3(kColumns, kLanes), 0, s}, p);
     }
   });
 }

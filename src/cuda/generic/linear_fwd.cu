@@ -103,15 +103,14 @@ void launch_few_rows(const LinearParams& p, cudaStream_t stream) {
     const auto blocks = static_cast<unsigned>(ceil_div(p.out_features, kWarpsPerBlock));
     const dim3 threads(kWarp, kWarpsPerBlock);
     if (p.in_features % N == 0 && fits(p.weight, p.stride_weight_out) && fits(p.x, p.stride_x_row)) {
-      few_rows_kernel<T, kRows, N><<<blocks, threads, 0, stream>>>(p);
+      launch("linear", few_rows_kernel<T, kRows, N>, {blocks, threads, 0, stream}, p);
     } else {
-      few_rows_kernel<T, kRows, 1><<<blocks, threads, 0, stream>>>(p);
+      launch("linear", few_rows_kernel<T, kRows, 1>, {blocks, threads, 0, stream}, p);
     }
   } else {
-    few_rows_transposed_kernel<T, kRows>
-        <<<static_cast<unsigned>(ceil_div(p.out_features, kWarp)), dim3(kWarp, kSplits), 0, stream>>>(p);
+    launch("linear", few_rows_transposed_kernel<T, kRows>,
+           {static_cast<unsigned>(ceil_div(p.out_features, kWarp)), dim3(kWarp, kSplits), 0, stream}, p);
   }
-  check_launch("linear");
 }
 
 }  // namespace
@@ -131,11 +130,10 @@ void linear(const LinearParams& p, void*, Stream stream) {
     const dim3 grid(static_cast<unsigned>(ceil_div(p.out_features, kTileN)),
                     static_cast<unsigned>(ceil_div(p.rows, kTileM)));
     if (p.stride_weight_in == 1) {
-      gemm_kernel<T, true><<<grid, kGemmThreads, 0, s>>>(p);
+      launch("linear", gemm_kernel<T, true>, {grid, kGemmThreads, 0, s}, p);
     } else {
-      gemm_kernel<T, false><<<grid, kGemmThreads, 0, s>>>(p);
+      launch("linear", gemm_kernel<T, false>, {grid, kGemmThreads, 0, s}, p);
     }
-    check_launch("linear");
   });
 }
 

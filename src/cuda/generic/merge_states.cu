@@ -45,9 +45,10 @@ void merge_states(const MergeStatesParams& p, void*, Stream stream) {
   if (rows == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   visit_floating(p.dtype, [&](auto zero) {
-    merge_kernel<decltype(zero)><<<grid_size(ceil_div(rows, kWarpsPerBlock), p.device.index, 32),
-                                   dim3(kWarp, kWarpsPerBlock), 0, native(stream)>>>(p);
-    check_launch("merge_states");
+    launch(
+        "merge_states", merge_kernel<decltype(zero)>,
+        {grid_size(ceil_div(rows, kWarpsPerBlock), p.device.index, 32), dim3(kWarp, kWarpsPerBlock), 0, native(stream)},
+        p);
   });
 }
 

@@ -113,20 +113,17 @@ void norm_bwd(const NormBackwardParams& p, void* workspace, Stream stream) {
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     if (p.grad_x && p.rows > 0) {
-      grad_x_kernel<T><<<static_cast<unsigned>(p.rows), kThreads, 0, s>>>(p);
-      check_launch("norm_bwd: grad_x");
+      launch("norm_bwd: grad_x", grad_x_kernel<T>, {static_cast<unsigned>(p.rows), kThreads, 0, s}, p);
     }
     if (!p.grad_weight && !p.grad_bias) return;
     const int chunks = num_chunks(p);
     float* partial_weight = static_cast<float*>(workspace);
     float* partial_bias = partial_weight + chunks * p.features;
     const dim3 grid(static_cast<unsigned>(ceil_div(p.features, kColumns)), static_cast<unsigned>(chunks));
-    partial_sums_kernel<T>
-        <<<grid, dim3(kColumns, kRowLanes), 0, s>>>(p, ceil_div(p.rows, chunks), partial_weight, partial_bias);
-    check_launch("norm_bwd: partial sums");
-    combine_kernel<<<static_cast<unsigned>(ceil_div(p.features, kThreads)), kThreads, 0, s>>>(p, chunks, partial_weight,
-                                                                                              partial_bias);
-    check_launch("norm_bwd: combine");
+    launch("norm_bwd: partial sums", partial_sums_kernel<T>, {grid, dim3(kColumns, kRowLanes), 0, s}, p,
+           ceil_div(p.rows, chunks), partial_weight, partial_bias);
+    launch("norm_bwd: combine", combine_kernel, {static_cast<unsigned>(ceil_div(p.features, kThreads)), kThreads, 0, s},
+           p, chunks, partial_weight, partial_bias);
   });
 }
 

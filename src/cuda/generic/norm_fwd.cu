@@ -71,10 +71,10 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const Nor
 }
 
 template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
-void launch(const NormParams& p, cudaStream_t stream) {
+void launch_instance(const NormParams& p, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(p.rows, kRowsPerBlock));
-  norm_kernel<T, kThreads, kRowsPerBlock, kVectors, N><<<blocks, dim3(kThreads, kRowsPerBlock), 0, stream>>>(p);
-  check_launch("norm");
+  launch("norm", norm_kernel<T, kThreads, kRowsPerBlock, kVectors, N>,
+         {blocks, dim3(kThreads, kRowsPerBlock), 0, stream}, p);
 }
 
 bool vectorizable(const NormParams& p) {
@@ -98,9 +98,9 @@ void norm_fwd(const NormParams& p, void*, Stream stream) {
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     constexpr int N = kVectorElements<T>;
-    if (!vectorizable(p)) return launch<T, 256, 1, 0, 1>(p, native(stream));
+    if (!vectorizable(p)) return launch_instance<T, 256, 1, 0, 1>(p, native(stream));
     with_row_shape(p.features / N, [&](auto threads, auto rows, auto vectors) {
-      launch<T, threads.value, rows.value, vectors.value, N>(p, native(stream));
+      launch_instance<T, threads.value, rows.value, vectors.value, N>(p, native(stream));
     });
   });
 }

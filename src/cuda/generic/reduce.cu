@@ -202,23 +202,22 @@ void run(const ReduceParams& p, Partial* workspace, cudaStream_t stream) {
     return dim3(static_cast<unsigned>(std::min<std::int64_t>(units, 1 << 30)), static_cast<unsigned>(plan.chunks));
   };
   if (plan.columns) {
-    column_kernel<T, kOp>
-        <<<blocks_for(ceil_div(p.kept_count, kColumns)), dim3(kColumns, kLanes), 0, stream>>>(p, plan.chunk, partials);
+    launch("reduce", column_kernel<T, kOp>,
+           {blocks_for(ceil_div(p.kept_count, kColumns)), dim3(kColumns, kLanes), 0, stream}, p, plan.chunk, partials);
   } else {
     constexpr int N = kVectorElements<T>;
     bool vectors = p.num_reduced == 1 && p.stride_x_reduced[0] == 1 && is_aligned(p.x, 16);
     for (int d = 0; d < p.num_kept; ++d) vectors = vectors && (p.kept_shape[d] == 1 || p.stride_x_kept[d] % N == 0);
     if (vectors) {
-      row_kernel<T, kOp, N><<<blocks_for(p.kept_count), kThreads, 0, stream>>>(p, plan.chunk, partials);
+      launch("reduce", row_kernel<T, kOp, N>, {blocks_for(p.kept_count), kThreads, 0, stream}, p, plan.chunk, partials);
     } else {
-      row_kernel<T, kOp, 1><<<blocks_for(p.kept_count), kThreads, 0, stream>>>(p, plan.chunk, partials);
+      launch("reduce", row_kernel<T, kOp, 1>, {blocks_for(p.kept_count), kThreads, 0, stream}, p, plan.chunk, partials);
     }
   }
-  check_launch("reduce");
   if (!partials) return;
-  combine_kernel<kOp><<<static_cast<unsigned>(std::min<std::int64_t>(p.kept_count, 1 << 30)), kThreads, 0, stream>>>(
-      p, plan.chunks, partials);
-  check_launch("reduce: combine");
+  launch("reduce: combine", combine_kernel<kOp>,
+         {static_cast<unsigned>(std::min<std::int64_t>(p.kept_count, 1 << 30)), kThreads, 0, stream}, p, plan.chunks,
+         partials);
 }
 
 }  // namespace

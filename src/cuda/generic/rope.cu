@@ -80,9 +80,8 @@ void rope(const RopeParams& p, void*, Stream stream) {
   const std::int64_t items = p.batch * p.seq * head_groups * columns;
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    rope_kernel<T>
-        <<<grid_size(ceil_div(items, kThreads), p.device.index, 32), kThreads, 0, native(stream)>>>(p, head_groups);
-    check_launch("rope");
+    launch("rope", rope_kernel<T>,
+           {grid_size(ceil_div(items, kThreads), p.device.index, 32), kThreads, 0, native(stream)}, p, head_groups);
   });
 }
 

@@ -129,15 +129,15 @@ void softmax(const SoftmaxParams& p, void*, Stream stream) {
     using T = decltype(zero);
     constexpr int N = kVectorElements<T>;
     if (!vectors) {
-      softmax_kernel<T, 128, 1, 0, 1><<<static_cast<unsigned>(p.rows), 128, 0, native(stream)>>>(p);
+      launch("softmax", softmax_kernel<T, 128, 1, 0, 1>, {static_cast<unsigned>(p.rows), 128, 0, native(stream)}, p);
     } else {
       with_row_shape(p.columns / N, [&](auto threads, auto rows, auto held) {
-        softmax_kernel<T, threads.value, rows.value, held.value, N>
-            <<<static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0,
-               native(stream)>>>(p);
+        launch(
+            "softmax", softmax_kernel<T, threads.value, rows.value, held.value, N>,
+            {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0, native(stream)},
+            p);
       });
     }
-    check_launch("softmax");
   });
 }
 
@@ -156,15 +156,16 @@ void softmax_bwd(const SoftmaxBackwardParams& p, void*, Stream stream) {
     using T = decltype(zero);
     constexpr int N = kVectorElements<T>;
     if (!vectors) {
-      softmax_bwd_kernel<T, 128, 1, 0, 1><<<static_cast<unsigned>(p.rows), 128, 0, native(stream)>>>(p);
+      launch("softmax_bwd", softmax_bwd_kernel<T, 128, 1, 0, 1>,
+             {static_cast<unsigned>(p.rows), 128, 0, native(stream)}, p);
     } else {
       with_row_shape(p.columns / N, [&](auto threads, auto rows, auto held) {
-        softmax_bwd_kernel<T, threads.value, rows.value, held.value, N>
-            <<<static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0,
-               native(stream)>>>(p);
+        launch(
+            "softmax_bwd", softmax_bwd_kernel<T, threads.value, rows.value, held.value, N>,
+            {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0, native(stream)},
+            p);
       });
     }
-    check_launch("softmax_bwd");
   });
 }
 

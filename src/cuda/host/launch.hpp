@@ -6,7 +6,9 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "cuda/host/cuda_check.hpp"
 #include "cuda/host/device.hpp"
@@ -17,9 +19,31 @@ namespace flashkernel::cuda {
 
 inline cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-/// After `kernel<<<...>>>(...)`: reports a refused launch. Faults in the kernel surface at the caller's next
-/// synchronisation.
-inline void check_launch(const char* kernel) { cuda_check(cudaGetLastError(), kernel); }
+/// Grid, block, bytes of dynamic shared memory (past 48 KB they are asked for here) and stream of one launch.
+struct LaunchShape {
+  dim3 grid, block;
+  std::size_t shared_bytes;
+  cudaStream_t stream;
+};
+
+#ifdef __CUDACC__
+/// kernel<<<shape>>>(arguments...). `name` stands in the CudaError of a refused launch; faults inside the kernel
+/// surface at the caller's next synchronisation.
+template <class... Params, class... Arguments>
+void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shape, Arguments&&... arguments) {
+  if (shape.shared_bytes > 48 * 1024) {
+    cuda_check(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes)),
+        name);
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = shape.stream;
+  cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
+}
+#endif
 
 inline constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 

@@ -576,19 +576,15 @@ void attention_bwd_instance(const AttentionBackwardParams& p, void* workspace, S
       // No queries: nothing but zeros for the keys, and the ticket that prepare_kernel would have reset.
       cuda_check(cudaMemsetAsync(plan.ticket, 0, sizeof(int), s), "attention_bwd sm80: ticket");
     } else {
-      prepare_kernel<T, kDim><<<q_blocks, 256, 0, s>>>(p, plan);
-      check_launch("attention_bwd sm80: prepare");
+      launch("attention_bwd sm80: prepare", prepare_kernel<T, kDim>, {q_blocks, 256, 0, s}, p, plan);
     }
     if (heads * plan.k_tiles > 0) {
       const auto kernel = attention_bwd_kernel<T, kDim>;
-      cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes),
-                 "attention_bwd sm80: shared memory");
-      kernel<<<static_cast<unsigned>(heads * plan.k_tiles), Shape::kThreads, Shape::kSharedBytes, s>>>(p, plan);
-      check_launch("attention_bwd sm80");
+      launch("attention_bwd sm80", kernel,
+             {static_cast<unsigned>(heads * plan.k_tiles), Shape::kThreads, Shape::kSharedBytes, s}, p, plan);
     }
     if (p.grad_q && q_blocks > 0) {
-      grad_q_kernel<T, kDim><<<q_blocks, 256, 0, s>>>(p, plan);
-      check_launch("attention_bwd sm80: grad_q");
+      launch("attention_bwd sm80: grad_q", grad_q_kernel<T, kDim>, {q_blocks, 256, 0, s}, p, plan);
     }
   }
 }

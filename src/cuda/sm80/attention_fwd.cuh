@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
 
   if (num_tiles == 0) __syncthreads();  // no phase has waited for the others' copies of Q, whose place is reused now
 
-  // Rows of a warp go through the warp's part of Q's tile, so that they leave in vectors of 16 bytes.
+    // Rows of a warp go through the warp's part of Q's tile, so that they leave in vectors of 16 bytes.
 #pragma unroll
   for (int s = 0; s < kSlices; ++s)
 #pragma unroll
@@ -414,10 +414,8 @@ void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
   const std::int64_t heads = p.batch * p.heads_q;
   plan.heads_at_once = static_cast<int>(
       std::max<std::int64_t>(1, std::min(heads, cuda_device_properties(p.device.index).l2_bytes / 2 / bytes_per_head)));
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes),
-             "attention_fwd sm80: shared memory");
-  kernel<<<static_cast<unsigned>(heads * plan.q_tiles), Shape::kThreads, Shape::kSharedBytes, stream>>>(p, plan);
-  check_launch("attention_fwd sm80");
+  launch("attention_fwd sm80", kernel,
+         {static_cast<unsigned>(heads * plan.q_tiles), Shape::kThreads, Shape::kSharedBytes, stream}, p, plan);
 }
 
 /// An entry of the table. Scores that only scale (by a positive number, so that the largest product is the largest
