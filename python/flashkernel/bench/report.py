@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["add_arguments", "machine_info", "measure", "run", "table"]
+__all__ = ["add_arguments", "machine_info", "measure", "relative_error", "run", "table"]
 
 GROUP_NAMES = (
     "attention",
@@ -31,7 +31,13 @@ GROUP_NAMES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("group", nargs="*", help=f"what to measure: {', '.join(GROUP_NAMES)} (default: all)")
+    parser.add_argument(
+        "group",
+        nargs="*",
+        help=f"what to measure: on the CPU {', '.join(GROUP_NAMES)} (default: all); on CUDA see bench/cuda_report.py",
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to measure")
+    parser.add_argument("--case", help="only cases whose name contains this (CUDA)")
     parser.add_argument("--threads", type=int, help="CPU threads of both sides")
     parser.add_argument(
         "--dtype",
@@ -112,7 +118,7 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, tuple) else value
 
 
-def _relative_error(ours: Any, theirs: Any) -> float:
+def relative_error(ours: Any, theirs: Any) -> float:
     """Largest difference of the first results, relative to torch's largest value; inf where a NaN stands on one side
     only.
     """
@@ -132,7 +138,7 @@ def measure(case: Any, args: argparse.Namespace) -> dict[str, Any]:
     from .timing import alternate
 
     before = {kernel.id: kernel.calls for kernel in fk.kernels()}
-    error = _relative_error(case.ours(), case.torch())
+    error = relative_error(case.ours(), case.torch())
     kernels = [kernel.id for kernel in fk.kernels() if kernel.calls > before[kernel.id]]
     quick = args.quick
     warmup, calls, budget = (2, 5, 0.5) if quick else (args.warmup, args.calls, args.budget)
@@ -225,6 +231,11 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 1 if a result differs from torch's."""
     from . import baselines
 
+    if args.device == "cuda":
+        from .cuda_report import run as run_cuda
+
+        baselines.require_torch()
+        return run_cuda(args)
     groups = args.group or list(GROUP_NAMES)
     unknown = [group for group in groups if group not in GROUP_NAMES]
     if unknown:
