@@ -1,5 +1,5 @@
-// Tensor-core instructions of sm_80 and later: one function, one instruction. PTX ISA 9.7.14 (warp-level matrix
-// instructions). Used by the kernels under cuda/sm80.
+// Tensor-core instructions of a warp: one function, one instruction. PTX ISA 9.7.14 (warp-level matrix instructions).
+// Used by the kernels under cuda/sm75 (m16n8k8, ldmatrix) and cuda/sm80.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -30,6 +30,15 @@ __device__ inline void mma_m16n8k16<__nv_bfloat16>(float (&d)[4], const std::uin
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// d += a b in fp16 with fp32 accumulators, sm_75 and later. Lane l holds of A (16 x 8) rows l/4 (a0) and l/4 + 8 (a1),
+/// columns 2 (l%4) + {0, 1}; of B (8 x 8) rows 2 (l%4) + {0, 1}, column l/4; D as above. So two of these, (a[0], a[1],
+/// b0) and (a[2], a[3], b1), are one m16n8k16.
+__device__ inline void mma_m16n8k8(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a0), "r"(a1), "r"(b));
 }
 
 /// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8 and gets of each matrix

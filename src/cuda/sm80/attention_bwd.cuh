@@ -23,6 +23,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm80/attention_bwd.hpp"
 #include "cuda/tile/key_range.cuh"
+#include "cuda/tile/not_finite.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/vector.cuh"
@@ -56,43 +57,6 @@ struct BackwardPlan {
   int* counters;
   int* ticket;
 };
-
-__device__ inline std::int64_t row_offset(bool varlen, std::int64_t begin, std::int64_t b, std::int64_t h,
-                                          std::int64_t i, std::int64_t stride_batch, std::int64_t stride_head,
-                                          std::int64_t stride_token) {
-  return (varlen ? (begin + i) * stride_token : b * stride_batch + i * stride_token) + h * stride_head;
-}
-
-// Zeroes what is not finite in `bytes` of shared memory, cooperatively; returns whether this thread found any.
-template <class T>
-__device__ inline bool clean(std::uint32_t address, int bytes, int thread, int threads) {
-  bool found = false;
-  for (int at = thread * 16; at < bytes; at += threads * 16) {
-    uint4* vector = reinterpret_cast<uint4*>(__cvta_shared_to_generic(address + at));
-    uint4 bits = *vector;
-    std::uint32_t* words = reinterpret_cast<std::uint32_t*>(&bits);
-    bool dirty = false;
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      if (!is_finite_bits<T>(words[w])) words[w] &= 0xffff0000u, dirty = true;
-      if (!is_finite_bits<T>(words[w] >> 16)) words[w] &= 0x0000ffffu, dirty = true;
-    }
-    if (dirty) *vector = bits;
-    found |= dirty;
-  }
-  return found;
-}
-
-template <class T>
-__device__ inline bool any_not_finite(std::uint32_t address, int bytes, int thread, int threads) {
-  bool found = false;
-  for (int at = thread * 16; at < bytes; at += threads * 16) {
-    const uint4 bits = *reinterpret_cast<const uint4*>(__cvta_shared_to_generic(address + at));
-    for (const std::uint32_t word : {bits.x, bits.y, bits.z, bits.w})
-      found |= !is_finite_bits<T>(word) || !is_finite_bits<T>(word >> 16);
-  }
-  return found;
-}
 
 // Before the pass: D = rowsum(dO * O) - dLSE of a tile of queries, its sum of dQ and its counter zeroed.
 template <class T, int kDim>

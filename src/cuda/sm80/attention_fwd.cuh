@@ -15,7 +15,7 @@
 
 #include "cuda/host/launch.hpp"
 #include "cuda/sm80/attention_fwd.hpp"
-#include "cuda/sm80/attention_score.cuh"
+#include "cuda/tile/attention_score_fast.cuh"
 #include "cuda/tile/key_range.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/shared_tile.cuh"

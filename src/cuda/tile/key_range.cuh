@@ -28,4 +28,11 @@ struct KeyRange {
   __device__ int last_query(int j) const { return min(q_len, j - left + 1); }
 };
 
+/// Element offset of a row of q, k, v or a gradient; `begin` is the sequence's first row when variable-length.
+__device__ inline std::int64_t row_offset(bool varlen, std::int64_t begin, std::int64_t b, std::int64_t h,
+                                          std::int64_t i, std::int64_t stride_batch, std::int64_t stride_head,
+                                          std::int64_t stride_token) {
+  return (varlen ? (begin + i) * stride_token : b * stride_batch + i * stride_token) + h * stride_head;
+}
+
 }  // namespace flashkernel::cuda

@@ -1,0 +1,41 @@
+// Finds and removes NaN and infinity in tiles of 16-bit elements in shared memory: the tensor core makes 0 * NaN = NaN
+// out of a masked pair, so that a kernel looks at the tiles whose pairs are partly masked.
+#pragma once
+
+#include "cuda/tile/shared_tile.cuh"
+
+namespace flashkernel::cuda {
+
+/// Zeroes what is not finite in `bytes` of shared memory, cooperatively; returns whether this thread found any.
+template <class T>
+__device__ inline bool clean(std::uint32_t address, int bytes, int thread, int threads) {
+  bool found = false;
+  for (int at = thread * 16; at < bytes; at += threads * 16) {
+    uint4* vector = reinterpret_cast<uint4*>(__cvta_shared_to_generic(address + at));
+    uint4 bits = *vector;
+    std::uint32_t* words = reinterpret_cast<std::uint32_t*>(&bits);
+    bool dirty = false;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      if (!is_finite_bits<T>(words[w])) words[w] &= 0xffff0000u, dirty = true;
+      if (!is_finite_bits<T>(words[w] >> 16)) words[w] &= 0x0000ffffu, dirty = true;
+    }
+    if (dirty) *vector = bits;
+    found |= dirty;
+  }
+  return found;
+}
+
+/// Whether this thread's part of `bytes` of shared memory holds a value that is not finite.
+template <class T>
+__device__ inline bool any_not_finite(std::uint32_t address, int bytes, int thread, int threads) {
+  bool found = false;
+  for (int at = thread * 16; at < bytes; at += threads * 16) {
+    const uint4 bits = *reinterpret_cast<const uint4*>(__cvta_shared_to_generic(address + at));
+    for (const std::uint32_t word : {bits.x, bits.y, bits.z, bits.w})
+      found |= !is_finite_bits<T>(word) || !is_finite_bits<T>(word >> 16);
+  }
+  return found;
+}
+
+}  // namespace flashkernel::cuda
