@@ -48,4 +48,14 @@ if(NOT _sm80_architectures)
   set(_sm80_architectures 80-virtual)  # nothing but Turing was asked for: PTX keeps the table whole
 endif()
 flashkernel_add_cuda_objects(flashkernel_cuda_sm80 "${_sm80_architectures}" ${_sources_sm80})
+
+# Hopper's own kernels (wgmma, TMA, setmaxnreg) exist for 9.0a alone. Without 9.0 in the list their table is empty.
+if(_sources_sm90a)
+  flashkernel_add_cuda_objects(flashkernel_cuda_sm90a "90a-real" ${_sources_sm90a})
+  target_compile_options(flashkernel_cuda_sm90a PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=--warn-on-spills>)
+  if(UNIX)
+    set_target_properties(flashkernel_cuda_sm90a PROPERTIES
+      CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/cmake/ptxas_checked.sh;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+  endif()
+endif()
 set_property(SOURCE ${_src}/cuda/kernels.cpp APPEND PROPERTY INCLUDE_DIRECTORIES ${PROJECT_BINARY_DIR}/generated)
