@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <set>
@@ -58,6 +59,17 @@ class FakeDevice final : public detail::StreamEvents {
     --num_events;
   }
 
+  std::uint64_t capture(Stream stream) noexcept override { return graphs[index_of(stream)]; }
+  bool when_graph_is_gone(Stream stream, void (*gone)(void*), void* argument) noexcept override {
+    watchers.emplace(graphs[index_of(stream)], std::make_pair(gone, argument));
+    return true;
+  }
+  void destroy_graph(std::uint64_t graph) {
+    for (auto [at, end] = watchers.equal_range(graph); at != end; at = watchers.erase(at)) {
+      at->second.first(at->second.second);
+    }
+  }
+
   void work(std::size_t stream) { ++clocks[stream][stream]; }
   void complete(std::size_t stream) {
     // What has run has run after everything that it waited for.
@@ -70,6 +82,8 @@ class FakeDevice final : public detail::StreamEvents {
   std::array<Clock, kStreams> clocks{};
   Clock completed{};
   std::array<bool, kStreams> capturing{};
+  std::array<std::uint64_t, kStreams> graphs{};  // that the streams are captured into; 0: none
+  std::multimap<std::uint64_t, std::pair<void (*)(void*), void*>> watchers;
   std::array<bool, kStreams> alive{true, true, true, true};
   bool used_dead_stream = false;
   int num_events = 0;
@@ -222,6 +236,123 @@ TEST(BlockCache, ACapturingStreamNeitherGivesNorWaits) {
   device.capturing = {};
   cache.deallocate(first, stream_of(1));
   cache.check();
+}
+
+TEST(BlockCache, ACapturesMemoryIsItsOwnUntilItsGraphIsGone) {
+  FakeDevice device;
+  HostResource host;
+  detail::BlockCache cache(host, device, 0);
+  device.graphs[1] = 7;
+  void* captured = cache.allocate(kMiB, 256, stream_of(1));
+  cache.deallocate(captured, stream_of(1));
+  EXPECT_EQ(cache.allocate(kMiB, 256, stream_of(1)), captured);  // one node after another: the capture may reuse it
+  void* late = cache.allocate(kMiB, 256, stream_of(1));
+  cache.deallocate(captured, stream_of(1));
+  device.graphs[1] = 0;  // the capture ends, its graph lives
+  cache.deallocate(late, stream_of(1));
+  device.complete(1);
+  for (const std::size_t stream : {0, 1, 2}) {
+    std::set<void*> others;
+    for (int i = 0; i < 4; ++i) others.insert(cache.allocate(kMiB, 256, stream_of(stream)));
+    EXPECT_EQ(others.count(captured) + others.count(late), 0u) << "stream " << stream;
+    for (void* data : others) cache.deallocate(data, stream_of(stream));
+  }
+  cache.check();
+  cache.trim();
+  EXPECT_EQ(cache.stats().reserved_bytes, 2 * kMiB) << "the graph's segment stays";
+  device.destroy_graph(7);
+  EXPECT_EQ(cache.trim(), 2 * kMiB);
+  EXPECT_EQ(cache.stats().reserved_bytes, 0u);
+  cache.check();
+}
+
+TEST(BlockCache, MemoryThatTwoCapturesUseServesNobodyElse) {
+  FakeDevice device;
+  HostResource host;
+  detail::BlockCache cache(host, device, 0);
+  device.graphs[1] = 7;
+  void* data = cache.allocate(kMiB, 256, stream_of(1));
+  device.graphs[1] = 8;
+  cache.deallocate(data, stream_of(1));
+  EXPECT_NE(cache.allocate(kMiB, 256, stream_of(1)), data);
+  device.graphs[1] = 0;
+  device.destroy_graph(7);
+  EXPECT_NE(cache.allocate(kMiB, 256, stream_of(1)), data);
+  cache.check();
+  device.destroy_graph(8);
+}
+
+TEST(BlockCache, RandomCapturesNeverShareMemory) {
+  const std::uint64_t seed = seed_or(78);
+  SCOPED_TRACE(replay(seed));
+  Random random(seed);
+  FakeDevice device;
+  HostResource host;
+  detail::BlockCache cache(host, device, 0);
+  struct Piece {
+    std::byte* data;
+    std::size_t bytes, stream;
+  };
+  std::vector<Piece> pieces;
+  std::map<std::uintptr_t, std::uint64_t> used_by;  // granule -> the last graph whose capture used it
+  std::set<std::uint64_t> alive;
+  std::uint64_t next_graph = 1;
+  const int steps = num_steps(10000);
+  for (int step = 0; step < steps; ++step) {
+    const std::size_t stream = random.below(kStreams);
+    switch (random.below(8)) {
+      case 0:
+      case 1:
+      case 2: {
+        const std::size_t bytes = random.log_uniform(18);
+        auto* data = static_cast<std::byte*>(cache.allocate(bytes, 256, stream_of(stream)));
+        for (std::size_t at = 0; at < bytes; at += detail::kGranule) {
+          std::uint64_t& graph = used_by[reinterpret_cast<std::uintptr_t>(data) + at];
+          ASSERT_TRUE(graph == 0 || graph == device.graphs[stream] || alive.count(graph) == 0)
+              << "memory of graph " << graph << " was given out again, step " << step;
+          graph = device.graphs[stream];
+        }
+        pieces.push_back({data, bytes, stream});
+        break;
+      }
+      case 3:
+      case 4:
+      case 5: {
+        if (pieces.empty()) break;
+        std::swap(pieces[random.below(pieces.size())], pieces.back());
+        const Piece piece = pieces.back();
+        pieces.pop_back();
+        if (const std::uint64_t graph = device.graphs[piece.stream]) {  // a captured free: the graph uses it too
+          for (std::size_t at = 0; at < piece.bytes; at += detail::kGranule) {
+            used_by[reinterpret_cast<std::uintptr_t>(piece.data) + at] = graph;
+          }
+        }
+        cache.deallocate(piece.data, stream_of(piece.stream));
+        break;
+      }
+      case 6: device.complete(stream); break;
+      default:
+        if (stream != 0 && random.one_in(20)) {
+          device.graphs[stream] = device.graphs[stream] != 0 ? 0 : next_graph++;
+          if (device.graphs[stream] != 0) alive.insert(device.graphs[stream]);
+        }
+        if (random.one_in(20) && !alive.empty()) {
+          const std::uint64_t graph = *alive.begin();
+          if (std::count(device.graphs.begin(), device.graphs.end(), graph) == 0) {
+            alive.erase(graph);
+            device.destroy_graph(graph);
+          }
+        }
+        if (random.one_in(40)) cache.trim();
+        break;
+    }
+    if (step % 64 == 0) {
+      ASSERT_NO_THROW(cache.check());
+    }
+  }
+  device.graphs = {};
+  for (const Piece& piece : pieces) cache.deallocate(piece.data, stream_of(piece.stream));
+  for (const std::uint64_t graph : alive) device.destroy_graph(graph);
 }
 
 TEST(BlockCache, RandomStreamsNeverRace) {

@@ -112,6 +112,44 @@ def test_every_op_is_legal_in_a_capture():
             assert torch.equal(mine, theirs)
 
 
+def test_a_graphs_workspace_serves_nobody_else():
+    """Eager ops between two replays, on the capture's stream and others, must not touch what the graph will use."""
+    q, grad = normal(1, 4, 300, 64, dtype=torch.float32), normal(1, 4, 300, 64, seed=1, dtype=torch.float32)
+    out, lse = fk.attention(q, q, q, return_lse=True)
+
+    def step():
+        with fk.force("attention_fwd/cuda/generic/naive"):  # holds the scores in workspace
+            forward = fk.attention(q, q, q, causal=True)
+        return forward, *fk.attention_backward(grad, q, q, q, out, lse)[:3]
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        expected = step()
+    torch.cuda.synchronize()
+    graphs = []
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            result = step()
+        graphs.append((graph, result))
+    reserved = fk.memory_stats("cuda:0").reserved_bytes
+    other = torch.cuda.Stream()
+    for _ in range(20):  # both graphs and an eager step at once
+        for stream, (graph, _) in zip((torch.cuda.current_stream(), other), graphs, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        with torch.cuda.stream(side):
+            step()
+    torch.cuda.synchronize()
+    for _, result in graphs:
+        for mine, theirs in zip(result, expected, strict=True):
+            assert torch.equal(mine, theirs)
+    del graph, graphs, result
+    torch.cuda.synchronize()
+    step()  # memory of the graphs that are gone is used again
+    assert fk.memory_stats("cuda:0").reserved_bytes <= reserved
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_second_device_while_the_first_is_current():
     q = normal(1, 4, 64, 64).to("cuda:1")

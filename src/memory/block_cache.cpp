@@ -30,42 +30,87 @@ BlockCache::~BlockCache() {
 
 // ---- Streams ----
 
-StreamState* BlockCache::find_state(std::uintptr_t key) noexcept {
+namespace {
+void set_gone(void* flag) {
+  const std::unique_ptr<std::shared_ptr<std::atomic<bool>>> owned(
+      static_cast<std::shared_ptr<std::atomic<bool>>*>(flag));
+  (*owned)->store(true, std::memory_order_release);
+}
+}  // namespace
+
+StreamState& BlockCache::state_of(Stream stream) {
+  const std::uint64_t capture = events_.capture(stream);
+  return state_of(capture != 0 ? 0 : events_.key(stream), capture, stream);
+}
+
+StreamState& BlockCache::state_of(std::uintptr_t key, std::uint64_t capture, Stream stream) {
   for (StreamState** link = &streams_; *link != nullptr; link = &(*link)->next) {
-    if ((*link)->key != key) continue;
+    if ((*link)->key != key || (*link)->capture != capture) continue;
     StreamState* state = *link;
     *link = state->next;
     state->next = streams_;
     streams_ = state;
-    return state;
+    state->stream = stream;
+    return *state;
   }
-  return nullptr;
+  auto state = std::make_unique<StreamState>();
+  state->key = key;
+  state->capture = capture;
+  state->stream = stream;
+  if (capture != 0) {
+    state->gone = std::make_shared<std::atomic<bool>>(false);
+    auto flag = std::make_unique<std::shared_ptr<std::atomic<bool>>>(state->gone);
+    if (events_.when_graph_is_gone(stream, set_gone, flag.get())) flag.release();  // else its memory stays with it
+    ++num_captures_;
+  }
+  state->next = streams_;
+  streams_ = state.release();
+  return *streams_;
 }
 
-StreamState& BlockCache::state_of(Stream stream) {
-  const std::uintptr_t key = events_.key(stream);
-  StreamState* state = find_state(key);
-  if (state == nullptr) {
-    state = new StreamState;
-    state->key = key;
-    state->next = streams_;
-    streams_ = state;
+/// Gives the memory of captures whose graphs are gone to the default stream.
+void BlockCache::recycle_captures() {
+  if (num_captures_ == 0) return;
+  for (StreamState** link = &streams_; *link != nullptr;) {
+    StreamState* state = *link;
+    if (state->capture == 0 || !state->gone->load(std::memory_order_acquire)) {
+      link = &state->next;
+      continue;
+    }
+    if (!state->lists[0].empty() || !state->lists[1].empty()) {
+      StreamState& heir = state_of(events_.key(Stream{}), 0, Stream{});
+      for (FreeLists& lists : state->lists) {
+        while (Block* block = lists.any()) {
+          lists.remove(*block);
+          release(*block, heir);
+        }
+      }
+      heir.marked = false;
+      link = &streams_;  // the list has changed order
+      continue;
+    }
+    if (state->num_used != 0) {  // some of its memory is still in use
+      link = &state->next;
+      continue;
+    }
+    *link = state->next;
+    delete state;
+    --num_captures_;
   }
-  state->stream = stream;
-  return *state;
 }
 
 /// The default stream is never destroyed, so that its event can wait until another stream wants its memory: programs
 /// with one stream never pay for an event. Others are marked when they give memory back and their handles are not used
 /// after that.
 bool BlockCache::mark(StreamState& state) noexcept {
-  if (!state.marked && state.stream.handle == nullptr) state.marked = events_.record(state.event, state.stream);
+  if (!state.marked && state.stream.handle == nullptr && state.capture == 0)
+    state.marked = events_.record(state.event, state.stream);
   return state.marked;
 }
 
 /// Moves the mark to now; `state.stream` is one that the caller uses in this call.
 void BlockCache::remark(StreamState& state) noexcept {
-  state.marked = state.stream.handle != nullptr && events_.record(state.event, state.stream);
+  state.marked = state.stream.handle != nullptr && state.capture == 0 && events_.record(state.event, state.stream);
 }
 
 /// A block of another stream whose work has run.
@@ -160,8 +205,9 @@ void BlockCache::release(Block& block, StreamState& owner) noexcept {
   lists.insert(*merged);
 }
 
-/// Takes the caller's part out of a free block.
-void* BlockCache::use(Block& block, std::size_t bytes, std::size_t size, std::size_t alignment) noexcept {
+/// Takes the caller's part out of a free block, for `user`.
+void* BlockCache::use(Block& block, StreamState& user, std::size_t bytes, std::size_t size,
+                      std::size_t alignment) noexcept {
   Block* part = &block;
   StreamState& owner = *block.owner;
   FreeLists& lists = owner.lists[block.segment->pool];
@@ -179,6 +225,10 @@ void* BlockCache::use(Block& block, std::size_t bytes, std::size_t size, std::si
   }
   part->owner = nullptr;
   part->requested = bytes;
+  if (user.capture != 0) {
+    part->home = &user;
+    ++user.num_used;
+  }
   ++part->segment->num_used;
   used_.insert(*part);
   if (is_host_) unpoison_memory(part->data, bytes);
@@ -238,7 +288,7 @@ std::size_t BlockCache::trim_locked() {
     bool is_free = segment->num_used == 0;
     for (Block* block = segment->first; is_free && block != nullptr; block = block->after) {
       StreamState* owner = block->owner;
-      is_free = owner != nullptr &&  // null: lost to a stream that could not be noted (see deallocate)
+      is_free = owner->capture == 0 &&
                 (owner->stream.handle == nullptr || (mark(*owner) && events_.wait(Stream{}, owner->event)));
     }
     if (is_free) {
@@ -275,6 +325,7 @@ Block* BlockCache::search(StreamState& own, Pool pool, std::size_t size, std::si
   }
   if (Block* block = new_segment(own, pool, size, alignment, reason)) return block;
 
+  if (own.capture != 0) return nullptr;  // a captured stream can wait for no event from outside
   adopt_all(own);
   if (Block* block = own.lists[pool].find(size, alignment)) return block;
   if (Block* block = own.lists[1 - pool].find(size, alignment)) return block;
@@ -294,8 +345,9 @@ void* BlockCache::allocate(std::size_t bytes, std::size_t alignment, Stream stre
   std::string reason;
   try {
     reserve_nodes();
+    recycle_captures();
     StreamState& own = state_of(stream);
-    if (Block* block = search(own, pool, size, alignment, reason)) return use(*block, bytes, size, alignment);
+    if (Block* block = search(own, pool, size, alignment, reason)) return use(*block, own, bytes, size, alignment);
   } catch (const std::bad_alloc&) {
     throw_out_of_memory(bytes, "no memory for the cache's own records");
   }
@@ -312,24 +364,34 @@ void BlockCache::deallocate(void* pointer, Stream stream) noexcept {
   }
   stats_.allocated_bytes -= block->requested;
   ++stats_.num_deallocations;
-  --block->segment->num_used;
   poison(*block);
+  block->requested = 0;  // where it is lost below: it counts as used, by nobody
+  StreamState* const home = block->home;
   StreamState* owner = nullptr;
   try {
     owner = &state_of(stream);
   } catch (const std::bad_alloc&) {
-    return;  // a new stream, and not even room to note it: the block is in no list and never used again
+    return;  // a new stream, and not even room to note it
   }
+  if (home != nullptr) {
+    if (owner->capture != 0 && owner != home)
+      return;  // given out in one capture and back in another: two graphs use it
+    owner = home;
+    block->home = nullptr;
+    --home->num_used;
+  }
+  --block->segment->num_used;
   release(*block, *owner);
   remark(*owner);
 }
 
 std::size_t BlockCache::trim() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  recycle_captures();
   const std::size_t trimmed_bytes = trim_locked();
   for (StreamState** link = &streams_; *link != nullptr;) {  // forget streams that hold nothing
     StreamState* state = *link;
-    if (state->lists[0].empty() && state->lists[1].empty()) {
+    if (state->capture == 0 && state->lists[0].empty() && state->lists[1].empty()) {
       *link = state->next;
       if (state->event != nullptr) events_.destroy(state->event);
       delete state;

@@ -1,9 +1,11 @@
 // The allocator behind CachingResource: segments from upstream, cut into blocks that are split, coalesced and kept in
 // free lists per stream. Tests give it an upstream that fails and streams that lag.
 // Invariants: a segment's blocks tile it; two free neighbours of one stream are one block; a free block's memory may be
-// touched by its owner's queued work until the owner's `event`; metadata is allocated before anything changes.
+// touched by its owner's queued work until the owner's `event` (a capture's, until its graph is gone); metadata is
+// allocated before anything changes.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <deque>
 #include <memory>
@@ -35,8 +37,13 @@ struct Segment {
 };
 
 /// Free blocks whose last user was one stream. `event` marks the end of their use when `marked`.
+/// Or those of one capture into a graph, which replays may use at any time until the graph is `gone`: they serve this
+/// capture only and are never marked.
 struct StreamState {
   std::uintptr_t key = 0;
+  std::uint64_t capture = 0;
+  std::shared_ptr<std::atomic<bool>> gone;  // of captures
+  std::size_t num_used = 0;                 // blocks in use whose home this is
   Stream stream{};
   void* event = nullptr;
   bool marked = false;
@@ -60,7 +67,8 @@ class BlockCache {
 
  private:
   StreamState& state_of(Stream stream);
-  StreamState* find_state(std::uintptr_t key) noexcept;
+  StreamState& state_of(std::uintptr_t key, std::uint64_t capture, Stream stream);
+  void recycle_captures();
   bool mark(StreamState& state) noexcept;
   void remark(StreamState& state) noexcept;
 
@@ -68,7 +76,7 @@ class BlockCache {
   void adopt_all(StreamState& own) noexcept;
   Block* new_segment(StreamState& own, Pool pool, std::size_t size, std::size_t alignment, std::string& reason);
   Block* search(StreamState& own, Pool pool, std::size_t size, std::size_t alignment, std::string& reason);
-  void* use(Block& block, std::size_t bytes, std::size_t size, std::size_t alignment) noexcept;
+  void* use(Block& block, StreamState& user, std::size_t bytes, std::size_t size, std::size_t alignment) noexcept;
   void release(Block& block, StreamState& owner) noexcept;
   std::size_t trim_locked();
   [[noreturn]] void throw_out_of_memory(std::size_t bytes, const std::string& reason) const;
@@ -88,6 +96,7 @@ class BlockCache {
   MemoryStats stats_;
   BlockTable used_;
   StreamState* streams_ = nullptr;  // the last one used comes first
+  std::size_t num_captures_ = 0;    // among them
   Segment* segments_ = nullptr;
   std::deque<Block> nodes_;
   Block* spare_nodes_ = nullptr;

@@ -129,11 +129,49 @@ class CudaStreamEvents final : public detail::StreamEvents {
            failed();
   }
 
+  std::uint64_t capture(Stream stream) noexcept override {
+    const CaptureInfo info(stream);
+    return info.graph != nullptr ? info.id : 0;
+  }
+
+  // The graph, its clones and executables hold a reference to the user object; the last one to go calls `gone`.
+  bool when_graph_is_gone(Stream stream, void (*gone)(void*), void* argument) noexcept override {
+    const CaptureInfo info(stream);
+    cudaUserObject_t object = nullptr;
+    if (info.graph == nullptr ||
+        cudaUserObjectCreate(&object, argument, gone, 1, cudaUserObjectNoDestructorSync) != cudaSuccess)
+      return failed();
+    // Should the graph refuse it, the object stays: its destructor would call `gone` with an argument that we take
+    // back.
+    return cudaGraphRetainUserObject(info.graph, object, 1, cudaGraphUserObjectMove) == cudaSuccess || failed();
+  }
+
   void destroy(void* event) noexcept override {
     if (event && cudaEventDestroy(static_cast<cudaEvent_t>(event)) != cudaSuccess) failed();
   }
 
  private:
+  // The capture that a stream is part of, if any.
+  struct CaptureInfo {
+    explicit CaptureInfo(Stream stream) noexcept {
+      cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+      const auto native = static_cast<cudaStream_t>(stream.handle);
+      unsigned long long number = 0;
+#if CUDART_VERSION >= 13000
+      const cudaError_t error = cudaStreamGetCaptureInfo(native, &status, &number, &graph, nullptr, nullptr, nullptr);
+#else
+      const cudaError_t error = cudaStreamGetCaptureInfo_v2(native, &status, &number, &graph, nullptr, nullptr);
+#endif
+      if (error != cudaSuccess || status != cudaStreamCaptureStatusActive) {
+        if (error != cudaSuccess) cudaGetLastError();  // the default stream beside a capture of another one, say
+        graph = nullptr;
+      }
+      id = number;
+    }
+    std::uint64_t id = 0;
+    cudaGraph_t graph = nullptr;
+  };
+
   // CudaDeviceGuard for functions that must not throw.
   class DeviceScope {
    public:

@@ -25,7 +25,8 @@ struct Block {
   std::size_t requested = 0;  ///< what the caller asked for
   Segment* segment = nullptr;
   StreamState* owner = nullptr;
-  Block* before = nullptr;  ///< neighbours in the segment, by address
+  StreamState* home = nullptr;  ///< in use: the capture that it was given out in, where it returns to
+  Block* before = nullptr;      ///< neighbours in the segment, by address
   Block* after = nullptr;
   Block* previous = nullptr;  ///< in a free list
   Block* next = nullptr;      ///< in a free list, in a chain of the BlockTable, or among spare nodes

@@ -23,6 +23,13 @@ class StreamEvents {
   /// Makes later work of `stream` start after the mark. False: it can't.
   virtual bool wait(Stream stream, void* event) noexcept = 0;
   virtual void destroy(void* event) noexcept = 0;
+
+  /// What `stream` is being captured into: one number for all streams of a capture, 0 when it is not captured. Replays
+  /// of the graph use the capture's memory again, so nothing else may until the graph is gone.
+  virtual std::uint64_t capture(Stream) noexcept { return 0; }
+  /// Calls gone(argument) once nothing can replay the graph that `stream` is being captured into, from any thread;
+  /// `gone` must not call the device's API. False: it will not be called.
+  virtual bool when_graph_is_gone(Stream, void (*)(void*), void*) noexcept { return false; }
 };
 
 /// Work has run when the call that queued it returns.
