@@ -55,7 +55,9 @@ def split(registers: str) -> list[str]:
 
 def main() -> None:
     target = Path(__file__).resolve().parents[1] / "src" / "cuda" / "ptx" / "wgmma_forms.inc"
-    target.write_text(HEADER + "".join(form(n, registers) for n in WIDTHS for registers in (False, True)), encoding="utf-8")
+    target.write_text(
+        HEADER + "".join(form(n, registers) for n in WIDTHS for registers in (False, True)), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

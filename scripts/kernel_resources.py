@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""Registers, shared memory and occupancy of every CUDA kernel in a built library, without a GPU.
+
+    python scripts/kernel_resources.py build/libflashkernel.so [--launches FILE] [--check] [--match sm80]
+
+Registers, static shared memory, stack and the largest block come from the machine code (cuobjdump: of the CUDA toolkit,
+or `pip install nvidia-cuda-cuobjdump`); block sizes and dynamic shared memory from FILE, which the conformance tests on
+the emulated GPU write (FLASHKERNEL_EMULATOR_LAUNCHES=FILE): lines of `kernel<tab>threads<tab>bytes`. --check exits 1 if
+a kernel cannot be launched on a GPU that its code is for, spills, or misses an occupancy that is promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Arch:
+    """Limits of one multiprocessor (CUDA C++ Programming Guide, table of technical specifications per capability)."""
+
+    block_shared: int  # bytes, with the opt-in
+    sm_shared: int
+    threads: int
+    blocks: int
+    reserved: int  # of each block's shared memory, by the system
+    registers: int = 65536
+
+
+ARCHS = {
+    75: Arch(64 * KIB, 64 * KIB, 1024, 16, 0),
+    80: Arch(163 * KIB, 164 * KIB, 2048, 32, KIB),
+    86: Arch(99 * KIB, 100 * KIB, 1536, 16, KIB),
+    89: Arch(99 * KIB, 100 * KIB, 1536, 24, KIB),
+    90: Arch(227 * KIB, 228 * KIB, 2048, 32, KIB),
+}
+# Code for one capability also runs on later minor versions of it.
+RUNS_ON = {75: [75], 80: [80, 86, 89], 86: [86, 89], 89: [89], 90: [90]}
+SHARED_GRANULE = 128
+REGISTERS_GRANULE = 256  # per warp
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    code: int  # the capability it was compiled for
+    registers: int
+    stack: int
+    static_shared: int  # without what the system reserves
+    threads: int  # of the largest block
+    dynamic_shared: int | None = None  # None: nobody has launched it
+
+    def blocks_per_sm(self, arch: Arch) -> int:
+        warps = -(-self.threads // 32)
+        per_warp = -(-self.registers * 32 // REGISTERS_GRANULE) * REGISTERS_GRANULE
+        shared = self.static_shared + (self.dynamic_shared or 0) + arch.reserved
+        shared = -(-shared // SHARED_GRANULE) * SHARED_GRANULE
+        by_shared = arch.sm_shared // shared if shared else arch.blocks
+        return min(arch.registers // (per_warp * warps), arch.threads // (warps * 32), by_shared, arch.blocks)
+
+
+def cuobjdump() -> str:
+    found = shutil.which("cuobjdump")
+    for folder in Path(sysconfig.get_paths()["purelib"]).glob("nvidia/cu*/bin/cuobjdump"):
+        found = found or str(folder)
+    if not found:
+        sys.exit("kernel_resources: no cuobjdump; install the CUDA toolkit's or `pip install nvidia-cuda-cuobjdump`")
+    return found
+
+
+def readable(symbols: list[str]) -> list[str]:
+    """Demangled names without parameters and file hashes: one spelling for every compiler."""
+    text = subprocess.run(["c++filt"], input="\n".join(symbols), capture_output=True, text=True, check=True).stdout
+    return [short_name(line) for line in text.splitlines()]
+
+
+def short_name(name: str) -> str:
+    name = re.sub(r"_GLOBAL__N__\w+|\(anonymous namespace\)", "-", name)
+    name = name.replace("flashkernel::", "").replace("cuda::", "").replace("-::", "")
+    depth, end = 0, len(name)
+    for at, letter in enumerate(name):
+        depth += {"<": 1, ">": -1}.get(letter, 0)
+        if letter == "(" and depth == 0:
+            end = at
+            break
+    name = re.sub(r"^void ", "", name[:end])
+    return re.sub(r"\((?:int|bool|unsigned int)\)|(?<=\d)u(?=[,>])", "", name).replace("> >", ">>").replace(" ", "")
+
+
+def read_library(library: str) -> list[Kernel]:
+    run = [cuobjdump(), "-res-usage", "-elf", library]
+    text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    kernels: dict[tuple[str, int], Kernel] = {}
+    threads: dict[tuple[str, int], int] = {}
+    code, symbol = 0, ""
+    lines = iter(text.splitlines())
+    for line in lines:
+        if match := re.match(r"arch = sm_(\d+)", line):
+            code = int(match[1])
+        elif match := re.match(r"\.nv\.info\.(\S+)", line):
+            symbol = match[1]
+        elif "EIATTR_MAX_THREADS" in line:
+            next(lines)
+            x, y, z = (int(value, 16) for value in next(lines).split()[1:4])
+            threads[symbol, code] = x * y * z
+        elif match := re.match(r" Function (\S+):", line):
+            use = dict(re.findall(r"(\w+):(\d+)", next(lines)))
+            shared = int(use["SHARED"]) - ARCHS[code].reserved
+            kernels[match[1], code] = Kernel("", code, int(use["REG"]), int(use["STACK"]), shared, 1024)
+    names = readable([symbol for symbol, _ in kernels])
+    return [
+        replace(kernel, name=name, threads=threads.get(key, 1024))
+        for (key, kernel), name in zip(kernels.items(), names, strict=True)
+    ]
+
+
+def with_launches(kernels: list[Kernel], file: str) -> list[Kernel]:
+    """One kernel for each shape that it was launched with."""
+    shapes: dict[str, set[tuple[int, int]]] = {}
+    for line in Path(file).read_text().splitlines():
+        name, threads, shared = line.split("\t")
+        shapes.setdefault(short_name(name), set()).add((int(threads), int(shared)))
+    result = []
+    for kernel in kernels:
+        result += [replace(kernel, threads=t, dynamic_shared=s) for t, s in sorted(shapes.get(kernel.name, ()))]
+        if kernel.name not in shapes:
+            result.append(kernel)
+    return result
+
+
+def problems(kernel: Kernel, device: int) -> list[str]:
+    arch, found = ARCHS[device], []
+    shared = kernel.static_shared + (kernel.dynamic_shared or 0)
+    if shared > arch.block_shared:
+        found.append(f"{shared} bytes of shared memory; sm_{device} has {arch.block_shared} for a block")
+    elif kernel.dynamic_shared is not None and kernel.blocks_per_sm(arch) < 1:
+        found.append(f"{kernel.registers} registers x {kernel.threads} threads do not fit sm_{device}")
+    tensor_core = re.match(r"sm(75|80|90a)::", kernel.name)
+    if tensor_core and kernel.stack:
+        found.append(f"{kernel.stack} bytes of stack: registers are spilled")
+    # The T4's promise: two blocks a multiprocessor hide each other's loads, which Turing cannot make asynchronous.
+    if re.match(r"sm75::attention_fwd_kernel<__half,(64|128),", kernel.name) and device == 75:
+        if kernel.dynamic_shared is not None and kernel.blocks_per_sm(arch) < 2:
+            found.append(f"{kernel.blocks_per_sm(arch)} block a multiprocessor on sm_75; needs 2")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library")
+    parser.add_argument("--launches", help="launch shapes that the emulated GPU saw")
+    parser.add_argument("--match", default="", help="only kernels whose name contains this")
+    parser.add_argument("--check", action="store_true", help="print problems only; exit 1 if there are any")
+    args = parser.parse_args()
+    kernels = [kernel for kernel in read_library(args.library) if args.match in kernel.name]
+    if not kernels:
+        print(f"kernel_resources: no CUDA kernel in {args.library}")
+        return 0
+    if args.launches:
+        kernels = with_launches(kernels, args.launches)
+    count = 0
+    if not args.check:
+        print("| kernel | device | registers | threads | static + dynamic shared | stack | blocks / SM |")
+        print("|---|---|---|---|---|---|---|")
+    for kernel in kernels:
+        for device in RUNS_ON[kernel.code]:
+            found = problems(kernel, device)
+            count += len(found)
+            if args.check:
+                for text in found:
+                    print(f"{kernel.name} (sm_{kernel.code}): {text}")
+            else:
+                dynamic = "?" if kernel.dynamic_shared is None else kernel.dynamic_shared
+                print(
+                    f"| {kernel.name} | sm_{device} | {kernel.registers} | {kernel.threads} | {kernel.static_shared} + "
+                    f"{dynamic} | {kernel.stack} | {kernel.blocks_per_sm(ARCHS[device])} |"
+                )
+    unseen = sum(kernel.dynamic_shared is None for kernel in kernels)
+    print(f"{len(kernels)} kernels, {unseen} of them never launched by the tests, {count} problems", file=sys.stderr)
+    return 1 if args.check and count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
