@@ -2,6 +2,7 @@
 # .cu file an instance and cuda/<arch>/<op>_instances.inc, from which src/cuda/kernels.cpp makes its declarations and rows.
 set(_instances
     # op             arch  dtypes      head_dim buckets
+    "attention_fwd | sm75 | f16      | 32 64 96 128 192 256"
     "attention_fwd | sm80 | f16 bf16 | 32 64 96 128 192 256"
     "attention_bwd | sm80 | f16 bf16 | 32 64 96 128")
 
@@ -12,12 +13,21 @@ set(_dtype_f16 kFloat16)
 set(_dtype_bf16 kBFloat16)
 set(_generated ${PROJECT_BINARY_DIR}/generated)
 
-# sm90a code runs on 9.0 alone: its instances are made where that is asked for (or where the list is not of numbers).
+# sm90a code runs on 9.0 alone, sm75 code is what 7.5 needs: their instances are made where that is asked for (or where
+# the list is not of numbers).
+set(_with_sm75 OFF)
+set(_with_sm80 ON)
 set(_with_sm90a OFF)
+if(NOT FLASHKERNEL_CUDA_ARCHITECTURES)
+  set(_with_sm75 ON)  # no CUDA compiler, but the emulator, say
+endif()
 foreach(_arch IN LISTS FLASHKERNEL_CUDA_ARCHITECTURES)
-  if(NOT _arch MATCHES "^[0-9]" OR _arch MATCHES "^90")
-    set(_with_sm90a ON)
-  endif()
+  foreach(_wanted 75 90a)
+    string(REGEX MATCH "^[0-9]+" _number ${_wanted})
+    if(NOT _arch MATCHES "^[0-9]" OR _arch MATCHES "^${_number}")
+      set(_with_sm${_wanted} ON)
+    endif()
+  endforeach()
 endforeach()
 
 foreach(_line IN LISTS _instances)
@@ -25,7 +35,7 @@ foreach(_line IN LISTS _instances)
   set(OP ${CMAKE_MATCH_1})
   set(ARCH ${CMAKE_MATCH_2})
   list(APPEND _tables ${ARCH}/${OP})
-  if(ARCH STREQUAL "sm90a" AND NOT _with_sm90a)
+  if(NOT _with_${ARCH})
     continue()
   endif()
   separate_arguments(_dtypes UNIX_COMMAND "${CMAKE_MATCH_3}")

@@ -49,6 +49,9 @@ if(NOT _sm80_architectures)
 endif()
 flashkernel_add_cuda_objects(flashkernel_cuda_sm80 "${_sm80_architectures}" ${_sources_sm80})
 
+# Tensor-core kernels for 7.5, and their PTX: newer GPUs can be forced onto this path. Without 7.5 their table is empty.
+flashkernel_add_cuda_objects(flashkernel_cuda_sm75 "75" ${_sources_sm75})
+
 # Hopper's own kernels (wgmma, TMA, setmaxnreg) exist for 9.0a alone. Without 9.0 in the list their table is empty.
 if(_sources_sm90a)
   flashkernel_add_cuda_objects(flashkernel_cuda_sm90a "90a-real" ${_sources_sm90a})

@@ -1,9 +1,15 @@
 // The CUDA backend's table: one row per kernel, one section per op. cc_min..cc_max are the devices a row serves.
 #include "cuda/generic/kernels.hpp"
+#include "cuda/sm75/attention_fwd.hpp"
 #include "cuda/sm80/attention_bwd.hpp"
 #include "cuda/sm80/attention_fwd.hpp"
 
 // The generated instances of the tensor-core kernels.
+namespace flashkernel::cuda::sm75 {
+#define FK_INSTANCE(op, suffix, dtype, dim) void op##_##suffix##_d##dim(const op##_params&, void*, Stream);
+#include "cuda/sm75/attention_fwd_instances.inc"
+#undef FK_INSTANCE
+}  // namespace flashkernel::cuda::sm75
 namespace flashkernel::cuda::sm80 {
 #define FK_INSTANCE(op, suffix, dtype, dim) void op##_##suffix##_d##dim(const op##_params&, void*, Stream);
 #include "cuda/sm80/attention_bwd_instances.inc"
@@ -17,6 +23,7 @@ namespace {
 constexpr int kOldest = 75;   // T4
 constexpr int kNewest = 999;  // what comes next runs from PTX
 constexpr int kGeneric = 10;  // priority of the generic rows; tensor-core rows stand above
+constexpr int kTuring = 15;   // mma.sync m16n8k8
 constexpr int kAmpere = 20;   // mma.sync m16n8k16
 constexpr int kDecode = 40;   // split-KV: for a few queries it is ahead of any kernel that walks the keys in one block
 
@@ -172,6 +179,18 @@ KernelTable<AttentionParams> cuda_kernels() {
    nullptr,                                      \
    cuda::sm80::op##_##suffix##_d##dim},
 #include "cuda/sm80/attention_fwd_instances.inc"
+#undef FK_INSTANCE
+#define FK_INSTANCE(op, suffix, dtype, dim)      \
+  {#op "/cuda/sm75/" #suffix "/d" #dim,          \
+   DeviceType::kCuda,                            \
+   kOldest,                                      \
+   kNewest,                                      \
+   kCpuAny,                                      \
+   kTuring,                                      \
+   cuda::sm75::op##_supports<DType::dtype, dim>, \
+   nullptr,                                      \
+   cuda::sm75::op##_##suffix##_d##dim},
+#include "cuda/sm75/attention_fwd_instances.inc"
 #undef FK_INSTANCE
       {"attention_fwd/cuda/generic/decode", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kDecode,
        cuda::attention_fwd_decode_supports, cuda::attention_fwd_decode_workspace, cuda::attention_fwd_decode},
