@@ -1,0 +1,14 @@
+// Emulates src/cuda/ptx/math.cuh. The approximations are exact here, except that results below 2^-126 are flushed to 0
+// as .ftz does.
+#pragma once
+
+#include <cmath>
+
+namespace flashkernel::cuda::ptx {
+
+inline float flush_to_zero(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+
+inline float exp2_approx(float x) { return flush_to_zero(exp2f(flush_to_zero(x))); }
+inline float reciprocal_approx(float x) { return flush_to_zero(1.0f / flush_to_zero(x)); }
+
+}  // namespace flashkernel::cuda::ptx

@@ -1,0 +1,111 @@
+// Emulates src/cuda/ptx/matrix.cuh: warp-level matrix instructions with the fragment layouts of PTX ISA 9.7.14.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "simt/simt.hpp"
+
+namespace flashkernel::cuda::ptx {
+namespace emulated {
+
+inline constexpr unsigned kWholeWarp = 0xffffffffu;
+
+template <class T>
+inline float half_of(std::uint32_t two, int which) {
+  const auto bits = static_cast<std::uint16_t>(two >> 16 * which);
+  if constexpr (std::is_same_v<T, __half>)
+    return simt::fp16_to_float(bits);
+  else
+    return simt::bf16_to_float(bits);
+}
+
+struct MmaLane {
+  float* d;
+  const std::uint32_t* a;
+  const std::uint32_t* b;
+};
+
+// D (16 x 8) += A (16 x 8 per slice) B (8 x 8 per slice): register pairs a[2 s], a[2 s + 1] and b[s] hold slice s of k.
+template <class T, int kSlices>
+inline void mma(void* const* data, std::uint32_t lanes) {
+  if (lanes != kWholeWarp) simt::fault("mma: some lanes of the warp are missing");
+  constexpr int kDepth = 8 * kSlices;
+  float a[16][kDepth], b[kDepth][8], d[16][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto& registers = *static_cast<const MmaLane*>(data[lane]);
+    const int row = lane / 4, pair = 2 * (lane % 4);
+    for (int slice = 0; slice < kSlices; ++slice)
+      for (int e = 0; e < 2; ++e) {
+        a[row][8 * slice + pair + e] = half_of<T>(registers.a[2 * slice], e);
+        a[row + 8][8 * slice + pair + e] = half_of<T>(registers.a[2 * slice + 1], e);
+        b[8 * slice + pair + e][row] = half_of<T>(registers.b[slice], e);
+      }
+    for (int e = 0; e < 2; ++e) {
+      d[row][pair + e] = registers.d[e];
+      d[row + 8][pair + e] = registers.d[2 + e];
+    }
+  }
+  for (int m = 0; m < 16; ++m)
+    for (int k = 0; k < kDepth; ++k)
+      for (int n = 0; n < 8; ++n) d[m][n] += a[m][k] * b[k][n];
+  for (int lane = 0; lane < 32; ++lane) {
+    float* const to = static_cast<const MmaLane*>(data[lane])->d;
+    const int row = lane / 4, pair = 2 * (lane % 4);
+    for (int e = 0; e < 2; ++e) {
+      to[e] = d[row][pair + e];
+      to[2 + e] = d[row + 8][pair + e];
+    }
+  }
+}
+
+struct LdmatrixLane {
+  std::uint32_t* registers;
+  std::uint32_t address;
+};
+
+template <int kMatrices, bool kTransposed>
+inline void ldmatrix(void* const* data, std::uint32_t lanes) {
+  if (lanes != kWholeWarp) simt::fault("ldmatrix: some lanes of the warp are missing");
+  for (int matrix = 0; matrix < kMatrices; ++matrix) {
+    std::uint16_t elements[8][8];
+    for (int row = 0; row < 8; ++row) {
+      const std::uint32_t address = static_cast<const LdmatrixLane*>(data[8 * matrix + row])->address;
+      if (address % 16 != 0) simt::fault("ldmatrix: the address of a row is not a multiple of 16");
+      std::memcpy(elements[row], simt::shared_pointer(address), 16);
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      const int row = lane / 4, column = 2 * (lane % 4);
+      const std::uint32_t low = kTransposed ? elements[column][row] : elements[row][column];
+      const std::uint32_t high = kTransposed ? elements[column + 1][row] : elements[row][column + 1];
+      static_cast<const LdmatrixLane*>(data[lane])->registers[matrix] = high << 16 | low;
+    }
+  }
+}
+
+}  // namespace emulated
+
+template <class T>
+inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
+                         simt::Where where = simt::Where::here()) {
+  const std::uint32_t b[] = {b0, b1};
+  emulated::MmaLane mine{d, a, b};
+  simt::collective("mma.m16n8k16", emulated::kWholeWarp, where, &mine, emulated::mma<T, 2>);
+}
+
+inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t shared_address, simt::Where where = simt::Where::here()) {
+  emulated::LdmatrixLane mine{r, shared_address};
+  simt::collective("ldmatrix.x4", emulated::kWholeWarp, where, &mine, emulated::ldmatrix<4, false>);
+}
+
+inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t shared_address,
+                              simt::Where where = simt::Where::here()) {
+  emulated::LdmatrixLane mine{r, shared_address};
+  simt::collective("ldmatrix.x4.trans", emulated::kWholeWarp, where, &mine, emulated::ldmatrix<4, true>);
+}
+
+}  // namespace flashkernel::cuda::ptx

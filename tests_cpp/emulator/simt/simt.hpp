@@ -1,0 +1,89 @@
+// The emulated GPU as its kernels see it: one fiber a CUDA thread, blocks one after another, switches only where a
+// thread waits. The toolkit's headers (toolkit/) and the PTX wrappers (cuda/ptx/) of the emulator stand on this.
+// Invariant: everything here happens on the one host thread that launched; `current` is the CUDA thread that runs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+
+namespace simt {
+
+/// A line of a kernel, for messages and to tell whether threads wait at the same place.
+struct Where {
+  const char* file;
+  int line;
+  static constexpr Where here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+  bool operator==(const Where& other) const {
+    return line == other.line && (file == other.file || std::strcmp(file, other.file) == 0);
+  }
+};
+
+struct Index3 {  // uint3 and dim3 to kernels
+  unsigned x = 1, y = 1, z = 1;
+};
+
+struct Warp;
+struct AsyncCopies;
+
+struct Thread {
+  Index3 index;
+  unsigned linear = 0, lane = 0;
+  Warp* warp = nullptr;
+  const char* waits_at = nullptr;  // what stands in messages; null while it runs
+  Where where{};
+  AsyncCopies* copies = nullptr;  // its cp.async
+  // The fiber.
+  void* stack_pointer = nullptr;
+  unsigned char* stack = nullptr;
+  void* fake_stack = nullptr;  // AddressSanitizer's
+};
+
+extern Thread* current;
+
+/// One launch: runs every block to its end. Empty, or what went wrong in which block and where.
+std::string run_grid(Index3 grid, Index3 block, std::size_t dynamic_shared_bytes, const std::function<void()>& kernel);
+
+/// Ends the launch of the current thread: run_grid returns `text`.
+[[noreturn]] void fault(const std::string& text);
+
+/// All lanes of `mask` that have not left the kernel meet here; the last to come runs `run(data of each lane, lanes)`.
+using CollectiveFunction = void (*)(void* const* data, std::uint32_t lanes);
+void collective(const char* what, std::uint32_t mask, Where where, void* data, CollectiveFunction run);
+
+/// __syncthreads and its relatives: every thread of the block, at the same line.
+struct BlockVote {
+  int count, all, any;
+};
+BlockVote block_barrier(const char* what, bool predicate, Where where);
+
+/// bar.sync and bar.arrive: the barrier `id` opens when `threads` threads have come.
+void named_barrier(unsigned id, unsigned threads, bool wait, Where where);
+
+/// Inside a loop that waits for another thread or block to write memory: lets the others run.
+void spin(const char* what, Where where);
+
+/// The block's dynamic shared memory, placed on exactly this alignment.
+void* dynamic_shared(std::size_t alignment);
+
+/// Shared-memory addresses are 32-bit numbers in PTX.
+std::uint32_t shared_address(const void* pointer);
+void* shared_pointer(std::uint32_t address);
+
+/// What fresh memory holds: NaN in every floating dtype, -1 in integers.
+inline constexpr unsigned char kPoison = 0xff;
+
+/// cp.async: a copy happens when its group is waited for; until then its destination holds poison.
+void async_copy(std::uint32_t to, const void* from, unsigned bytes, unsigned bytes_read);
+void async_commit();
+void async_wait(unsigned groups_left);
+
+/// Work that an engine beside the threads does (TMA): done when no thread can go on.
+void defer(std::function<void()> work);
+
+}  // namespace simt
+
+// CUDA's names for the thread of the moment.
+extern simt::Index3 threadIdx, blockIdx, blockDim, gridDim;

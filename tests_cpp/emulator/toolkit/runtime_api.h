@@ -1,0 +1,99 @@
+// The runtime API: one emulated device on which everything is done by the time a call returns. Part of the emulator's
+// cuda_runtime.h; runtime.cpp defines it. FK_EMULATOR_CC (default 90) says which device it is.
+#pragma once
+
+#include <cstddef>
+#include <tuple>
+#include <utility>
+
+#include "simt/simt.hpp"
+#include "vector_types.h"
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorNoDevice = 100,
+  cudaErrorInvalidDevice = 101,
+  cudaErrorNotReady = 600,
+  cudaErrorLaunchFailure = 719,
+};
+
+enum cudaDeviceAttr {
+  cudaDevAttrL2CacheSize,
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrMaxPitch,
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrComputeCapabilityMinor,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+};
+
+enum cudaFuncAttribute {
+  cudaFuncAttributeMaxDynamicSharedMemorySize,
+  cudaFuncAttributePreferredSharedMemoryCarveout,
+};
+
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed };
+enum { cudaEventDisableTiming = 2 };
+
+using cudaStream_t = struct SimtStream*;
+using cudaEvent_t = struct SimtEvent*;
+
+struct cudaLaunchAttribute;
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  std::size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+
+const char* cudaGetErrorName(cudaError_t);
+/// After cudaErrorLaunchFailure: what went wrong, in which block, thread and line.
+const char* cudaGetErrorString(cudaError_t);
+cudaError_t cudaGetLastError();
+cudaError_t cudaPeekAtLastError();
+
+cudaError_t cudaGetDeviceCount(int*);
+cudaError_t cudaGetDevice(int*);
+cudaError_t cudaSetDevice(int);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int device);
+cudaError_t cudaDeviceSynchronize();
+
+cudaError_t cudaMalloc(void**, std::size_t);
+cudaError_t cudaFree(void*);
+cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes);
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t, cudaMemcpyKind);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t, cudaMemcpyKind, cudaStream_t = nullptr);
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                              std::size_t width, std::size_t height, cudaMemcpyKind, cudaStream_t = nullptr);
+cudaError_t cudaMemset(void*, int value, std::size_t);
+cudaError_t cudaMemsetAsync(void*, int value, std::size_t, cudaStream_t = nullptr);
+
+cudaError_t cudaStreamSynchronize(cudaStream_t);
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus*);
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned flags = 0);
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned flags);
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr);
+cudaError_t cudaEventQuery(cudaEvent_t);
+cudaError_t cudaEventDestroy(cudaEvent_t);
+
+namespace simt {
+cudaError_t set_kernel_attribute(const void* kernel, cudaFuncAttribute, int value);
+cudaError_t launch(const void* kernel, const cudaLaunchConfig_t&, const std::function<void()>& body);
+}  // namespace simt
+
+template <class... Params>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttribute attribute, int value) {
+  return simt::set_kernel_attribute(reinterpret_cast<const void*>(kernel), attribute, value);
+}
+
+template <class... Params, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Arguments&&... arguments) {
+  const std::tuple<std::decay_t<Params>...> values(std::forward<Arguments>(arguments)...);
+  return simt::launch(reinterpret_cast<const void*>(kernel), *config, [&] { std::apply(kernel, values); });
+}
