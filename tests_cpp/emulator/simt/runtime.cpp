@@ -8,8 +8,9 @@
 #include <mutex>
 #include <string>
 
+#include "cuda.h"
 #include "cuda_runtime.h"
-#include "simt/shared.hpp"
+#include "simt/device_memory.hpp"
 
 struct SimtEvent {};
 
@@ -135,14 +136,11 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
-  constexpr std::size_t kMostPoisoned = std::size_t{1} << 28;  // larger ones stay untouched pages
-  *pointer = nullptr;
-  if (posix_memalign(pointer, 256, bytes) != 0) return set_error(cudaErrorMemoryAllocation);
-  if (bytes <= kMostPoisoned) std::memset(*pointer, simt::kPoison, bytes);
-  return cudaSuccess;
+  *pointer = simt::device_allocate(bytes);
+  return set_error(*pointer ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 cudaError_t cudaFree(void* pointer) {
-  std::free(pointer);
+  simt::device_free(pointer);
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
@@ -176,6 +174,27 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
   *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                     cudaGraph_t* graph, const cudaGraphNode_t**, const cudaGraphEdgeData**,
+                                     std::size_t*) {
+  *status = cudaStreamCaptureStatusNone;
+  if (id) *id = 0;
+  if (graph) *graph = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaUserObjectCreate(cudaUserObject_t*, void*, cudaHostFn_t, unsigned, unsigned) {
+  return set_error(cudaErrorInvalidValue);
+}
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t, cudaUserObject_t, unsigned, unsigned) {
+  return set_error(cudaErrorInvalidValue);
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
+  *function = known ? reinterpret_cast<void*>(&cuTensorMapEncodeTiled) : nullptr;
+  if (result) *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }

@@ -1,4 +1,6 @@
 // See simt.hpp: the block that runs now, who of its threads may go on, and what the others wait for.
+#include <signal.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -254,6 +256,31 @@ void run_block() {
   b.fault = deadlock_text();
 }
 
+// An access to a page that nobody owns ends the launch, not the program.
+void on_bad_access(int signal, siginfo_t* info, void*) {
+  if (current) {
+    const std::string what = describe_address(info->si_addr);
+    if (!what.empty()) fault("an access to " + what);
+  }
+  ::signal(signal, SIG_DFL);  // happens again, and ends the program
+}
+
+void catch_bad_accesses() {
+#ifndef __SANITIZE_ADDRESS__  // which has its own report
+  static const bool done = [] {
+    static unsigned char alternative[64 * 1024];
+    const stack_t stack{alternative, 0, sizeof(alternative)};
+    sigaltstack(&stack, nullptr);
+    struct sigaction action {};
+    action.sa_sigaction = on_bad_access;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, nullptr);
+    return true;
+  }();
+  static_cast<void>(done);
+#endif
+}
+
 void set_order() {
   Block& b = block();
   const char* const order = std::getenv("FK_EMULATOR_ORDER");
@@ -288,6 +315,7 @@ std::string run_grid(Index3 grid, Index3 block_shape, std::size_t shared_bytes, 
   b.kernel = &kernel;
   b.fault.clear();
   set_order();
+  catch_bad_accesses();
   if (b.warps.empty()) b.warps.resize(32);
   for (unsigned w = 0; w < b.num_warps; ++w) b.warps[w].lanes = 0;
   for (unsigned t = 0; t < num_threads; ++t) {

@@ -35,12 +35,21 @@ enum cudaFuncAttribute {
 };
 
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
-enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed };
 enum { cudaEventDisableTiming = 2 };
 
 using cudaStream_t = struct SimtStream*;
 using cudaEvent_t = struct SimtEvent*;
+using cudaGraph_t = struct SimtGraph*;
+using cudaGraphNode_t = struct SimtGraphNode*;
+using cudaUserObject_t = struct SimtUserObject*;
+using cudaHostFn_t = void (*)(void*);
+struct cudaGraphEdgeData;
+#define CUDART_VERSION 13000
+
+enum { cudaUserObjectNoDestructorSync = 1, cudaGraphUserObjectMove = 1, cudaEnableDefault = 0 };
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEntryPointSymbolNotFound };
 
 struct cudaLaunchAttribute;
 struct cudaLaunchConfig_t {
@@ -76,6 +85,15 @@ cudaError_t cudaMemsetAsync(void*, int value, std::size_t, cudaStream_t = nullpt
 cudaError_t cudaStreamSynchronize(cudaStream_t);
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus*);
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned flags = 0);
+// No stream is ever captured here.
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus*, unsigned long long* id = nullptr,
+                                     cudaGraph_t* = nullptr, const cudaGraphNode_t** = nullptr,
+                                     const cudaGraphEdgeData** = nullptr, std::size_t* = nullptr);
+cudaError_t cudaUserObjectCreate(cudaUserObject_t*, void*, cudaHostFn_t, unsigned count, unsigned flags);
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t, cudaUserObject_t, unsigned count = 1, unsigned flags = 0);
+/// Knows cuTensorMapEncodeTiled.
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
+                                             unsigned long long flags, cudaDriverEntryPointQueryResult* = nullptr);
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned flags);
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr);

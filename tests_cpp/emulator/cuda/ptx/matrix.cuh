@@ -97,6 +97,13 @@ inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32
   simt::collective("mma.m16n8k16", emulated::kWholeWarp, where, &mine, emulated::mma<T, 2>);
 }
 
+inline void mma_m16n8k8(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b,
+                        simt::Where where = simt::Where::here()) {
+  const std::uint32_t a[] = {a0, a1};
+  emulated::MmaLane mine{d, a, &b};
+  simt::collective("mma.m16n8k8", emulated::kWholeWarp, where, &mine, emulated::mma<__half, 1>);
+}
+
 inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t shared_address, simt::Where where = simt::Where::here()) {
   emulated::LdmatrixLane mine{r, shared_address};
   simt::collective("ldmatrix.x4", emulated::kWholeWarp, where, &mine, emulated::ldmatrix<4, false>);
