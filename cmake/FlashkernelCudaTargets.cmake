@@ -47,7 +47,8 @@ endforeach()
 if(NOT _sm80_architectures)
   set(_sm80_architectures 80-virtual)  # nothing but Turing was asked for: PTX keeps the table whole
 endif()
-flashkernel_add_cuda_objects(flashkernel_cuda_sm80 "${_sm80_architectures}" ${_sources_sm80})
+file(GLOB _cuda_sm80 CONFIGURE_DEPENDS ${_src}/cuda/sm80/*.cu)
+flashkernel_add_cuda_objects(flashkernel_cuda_sm80 "${_sm80_architectures}" ${_sources_sm80} ${_cuda_sm80})
 
 # Tensor-core kernels for 7.5, and their PTX: newer GPUs can be forced onto this path. Without 7.5 their table is empty.
 flashkernel_add_cuda_objects(flashkernel_cuda_sm75 "75" ${_sources_sm75})

@@ -3,6 +3,7 @@
 #include "cuda/sm75/attention_fwd.hpp"
 #include "cuda/sm80/attention_bwd.hpp"
 #include "cuda/sm80/attention_fwd.hpp"
+#include "cuda/sm80/linear.hpp"
 
 // The generated instances of the tensor-core kernels.
 namespace flashkernel::cuda::sm75 {
@@ -39,6 +40,13 @@ constexpr KernelEntry<Params> generic(const char* name, Verdict (*supports)(cons
   return {name, DeviceType::kCuda, kOldest, kNewest, kCpuAny, kGeneric, supports, workspace, launch};
 }
 
+template <class Params>
+constexpr KernelEntry<Params> ampere(const char* name, Verdict (*supports)(const Params&),
+                                     std::size_t (*workspace)(const Params&),
+                                     void (*launch)(const Params&, void*, Stream)) {
+  return {name, DeviceType::kCuda, 80, kNewest, kCpuAny, kAmpere, supports, workspace, launch};
+}
+
 // A backward kernel that leaves the sinks' gradient to the generic one; they use the workspace one after the other.
 template <void (*kernel)(const AttentionBackwardParams&, void*, Stream)>
 void after_sinks(const AttentionBackwardParams& p, void* workspace, Stream stream) {
@@ -48,6 +56,18 @@ void after_sinks(const AttentionBackwardParams& p, void* workspace, Stream strea
     cuda::attention_bwd(rest, workspace, stream);
   }
   kernel(p, workspace, stream);
+}
+
+// A tensor-core kernel of the two products of linear's gradient, after the generic step that makes the pre-activation's
+// gradient (which stays in the front of the workspace) and the bias's.
+template <std::size_t (*products_workspace)(const LinearBackwardParams&)>
+std::size_t linear_bwd_workspace(const LinearBackwardParams& p) {
+  return cuda::linear_gradient_workspace(p) + products_workspace(p);
+}
+template <void (*products)(const LinearBackwardParams&, void*, Stream)>
+void linear_bwd(const LinearBackwardParams& p, void* workspace, Stream stream) {
+  const LinearBackwardParams rest = cuda::linear_gradient(p, workspace, stream);
+  products(rest, static_cast<char*>(workspace) + cuda::linear_gradient_workspace(p), stream);
 }
 
 }  // namespace
@@ -75,14 +95,38 @@ KernelTable<SwigluBackwardParams> cuda_kernels() {
 
 template <>
 KernelTable<LinearParams> cuda_kernels() {
+  using cuda::sm80::linear_few_rows_supports;
+  using cuda::sm80::linear_supports;
   static constexpr KernelEntry<LinearParams> rows[] = {
+      {"linear/cuda/sm80/f16/few_rows", DeviceType::kCuda, 80, kNewest, kCpuAny, kDecode,
+       linear_few_rows_supports<DType::kFloat16>, nullptr, cuda::sm80::linear_few_rows_f16},
+      {"linear/cuda/sm80/bf16/few_rows", DeviceType::kCuda, 80, kNewest, kCpuAny, kDecode,
+       linear_few_rows_supports<DType::kBFloat16>, nullptr, cuda::sm80::linear_few_rows_bf16},
+      ampere<LinearParams>("linear/cuda/sm80/f16", linear_supports<DType::kFloat16>, cuda::sm80::linear_workspace,
+                           cuda::sm80::linear),
+      ampere<LinearParams>("linear/cuda/sm80/bf16", linear_supports<DType::kBFloat16>, cuda::sm80::linear_workspace,
+                           cuda::sm80::linear),
+      ampere<LinearParams>("linear/cuda/sm80/f32", linear_supports<DType::kFloat32>, cuda::sm80::linear_workspace,
+                           cuda::sm80::linear),
+      {"linear/cuda/generic/few_rows", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kAmpere + 1,
+       cuda::linear_few_rows_supports, nullptr, cuda::linear},
       generic<LinearParams>("linear/cuda/generic", cuda::linear_supports, nullptr, cuda::linear)};
   return table(rows);
 }
 
 template <>
 KernelTable<LinearBackwardParams> cuda_kernels() {
+  using cuda::sm80::linear_bwd_supports;
   static constexpr KernelEntry<LinearBackwardParams> rows[] = {
+      ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/f16", linear_bwd_supports<DType::kFloat16>,
+                                   linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
+                                   linear_bwd<cuda::sm80::linear_bwd>),
+      ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/bf16", linear_bwd_supports<DType::kBFloat16>,
+                                   linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
+                                   linear_bwd<cuda::sm80::linear_bwd>),
+      ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/f32", linear_bwd_supports<DType::kFloat32>,
+                                   linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
+                                   linear_bwd<cuda::sm80::linear_bwd>),
       generic<LinearBackwardParams>("linear_bwd/cuda/generic", cuda::linear_bwd_supports, nullptr, cuda::linear_bwd)};
   return table(rows);
 }

@@ -95,6 +95,13 @@ void fill(CaseList& list, void (*build)(Call&, const Spec&)) {
                                                                                   {130, 17, 9}})
         add("r" + std::to_string(rows) + "_i" + std::to_string(in) + "_o" + std::to_string(out) + layout,
             {dtype, rows, in, out, transposed});
+      // A long sum for few results (split into parts), and more large tiles than a GPU has multiprocessors.
+      Spec split{dtype, 70, 1104, 88, transposed, Activation::kGeluTanh};
+      split.preactivation = true;
+      add("split" + layout, split);
+      Spec large{dtype, 1700, 40, 1920, transposed, Activation::kGeluTanh};
+      large.preactivation = true;
+      add("large" + layout, large);
       for (const Activation activation : {Activation::kGeluTanh, Activation::kGelu, Activation::kSilu})
         for (const std::int64_t rows : {1, 19}) {
           Spec spec{dtype, rows, 40, 70, transposed, activation};

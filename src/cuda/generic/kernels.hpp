@@ -32,9 +32,14 @@ Verdict swiglu_bwd_supports(const SwigluBackwardParams&);
 void swiglu_bwd(const SwigluBackwardParams&, void* workspace, Stream);
 
 Verdict linear_supports(const LinearParams&);
+Verdict linear_few_rows_supports(const LinearParams&);  // the same kernel where it is ahead of tensor-core tiles
 void linear(const LinearParams&, void* workspace, Stream);
 Verdict linear_bwd_supports(const LinearBackwardParams&);
 void linear_bwd(const LinearBackwardParams&, void* workspace, Stream);
+/// The bias gradient and, in the workspace, the pre-activation's; what is left to do is two products without
+/// activation.
+std::size_t linear_gradient_workspace(const LinearBackwardParams&);
+LinearBackwardParams linear_gradient(const LinearBackwardParams&, void* workspace, Stream);
 
 Verdict norm_fwd_supports(const NormParams&);
 void norm_fwd(const NormParams&, void* workspace, Stream);

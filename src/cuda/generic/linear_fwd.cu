@@ -119,6 +119,10 @@ Verdict linear_supports(const LinearParams& p) {
   return p.rows <= 65535LL * kTileM ? Verdict::ok() : Verdict("more than 4194240 rows");
 }
 
+Verdict linear_few_rows_supports(const LinearParams& p) {
+  return p.rows <= kFewRows ? Verdict::ok() : Verdict("more than 8 rows");
+}
+
 void linear(const LinearParams& p, void*, Stream stream) {
   if (p.rows == 0 || p.out_features == 0) return;
   const CudaDeviceGuard guard(p.device.index);

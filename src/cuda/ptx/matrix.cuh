@@ -41,6 +41,17 @@ __device__ inline void mma_m16n8k8(float (&d)[4], std::uint32_t a0, std::uint32_
                : "r"(a0), "r"(a1), "r"(b));
 }
 
+/// d += a b of fp32 values, of which the tensor core reads the upper 19 bits (TF32). Lane l holds of A (16 x 8) rows
+/// l/4 and l/4 + 8 of column l%4 (a[0], a[1]) and of column l%4 + 4 (a[2], a[3]); of B (8 x 8) column l/4 of rows l%4
+/// and l%4 + 4; D as above.
+__device__ inline void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                        std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8 and gets of each matrix
 /// row l/4, columns 2 (l%4) + {0, 1}.
 __device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t shared_address) {

@@ -63,6 +63,29 @@ inline void mma(void* const* data, std::uint32_t lanes) {
   }
 }
 
+// D (16 x 8) += A (16 x 8) B (8 x 8) of fp32 values without their last 13 bits.
+inline void mma_tf32(void* const* data, std::uint32_t lanes) {
+  if (lanes != kWholeWarp) simt::fault("mma: some lanes of the warp are missing");
+  const auto tf32 = [](std::uint32_t bits) {
+    bits &= 0xffffe000u;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+  };
+  float a[16][8], b[8][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto& registers = *static_cast<const MmaLane*>(data[lane]);
+    const int row = lane / 4, column = lane % 4;
+    for (int e = 0; e < 4; ++e) a[row + 8 * (e % 2)][column + 4 * (e / 2)] = tf32(registers.a[e]);
+    for (int e = 0; e < 2; ++e) b[column + 4 * e][row] = tf32(registers.b[e]);
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    float* const d = static_cast<const MmaLane*>(data[lane])->d;
+    for (int e = 0; e < 4; ++e)
+      for (int k = 0; k < 8; ++k) d[e] += a[lane / 4 + 8 * (e / 2)][k] * b[k][2 * (lane % 4) + e % 2];
+  }
+}
+
 struct LdmatrixLane {
   std::uint32_t* registers;
   std::uint32_t address;
@@ -102,6 +125,13 @@ inline void mma_m16n8k8(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::
   const std::uint32_t a[] = {a0, a1};
   emulated::MmaLane mine{d, a, &b};
   simt::collective("mma.m16n8k8", emulated::kWholeWarp, where, &mine, emulated::mma<__half, 1>);
+}
+
+inline void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
+                             simt::Where where = simt::Where::here()) {
+  const std::uint32_t b[] = {b0, b1};
+  emulated::MmaLane mine{d, a, b};
+  simt::collective("mma.m16n8k8.tf32", emulated::kWholeWarp, where, &mine, emulated::mma_tf32);
 }
 
 inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t shared_address, simt::Where where = simt::Where::here()) {

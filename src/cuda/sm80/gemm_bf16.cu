@@ -1,0 +1,8 @@
+// gemm.cuh for __nv_bfloat16.
+#include "cuda/sm80/gemm.cuh"
+
+namespace flashkernel::cuda::sm80 {
+
+template void gemm<__nv_bfloat16>(const char*, GemmProblem, const GemmPlan&, void*, cudaStream_t);
+
+}  // namespace flashkernel::cuda::sm80
