@@ -1,10 +1,11 @@
 // Attention forward for few rows a kv head (decoding): bound by memory, so K and V stream through once for all rows of
-// the group, nothing is packed, and keys may be split over threads. Where the heads of a token are neighbours (pages,
-// [batch, seq, heads, dim]), a task takes several kv heads and walks tokens in the outer loop, so that it reads memory
-// in order. Included by the architectures' attention_fwd.cpp after a vector type. Invariant: a row's result is the left
-// fold of partial results over chunks of kChunk keys at fixed positions, whoever computed them and with whatever other
-// heads, so that it is the same bit for bit however the work was cut. Paper: Dao et al., "Flash-Decoding for
-// long-context inference" (2023).
+// the group, nothing is packed, and keys may be split over threads. A task takes several kv heads and walks tokens in
+// the outer loop: neighbours of a token are read in order (pages, [batch, seq, heads, dim]), heads that lie apart as a
+// few streams, which is faster than one. Every row that is read fetches one that comes kAheadBytes later. Included by
+// the architectures' attention_fwd.cpp after a vector type. Invariant: a row's result is the left fold of partial
+// results over chunks of kChunk keys at fixed positions, whoever computed them and with whatever other heads, so that
+// it is the same bit for bit however the work was cut. Paper: Dao et al., "Flash-Decoding for long-context inference"
+// (2023).
 #pragma once
 
 #include "cpu/simd/attention_common.hpp"
@@ -18,13 +19,15 @@ constexpr int kTaskRows = 32;               // rows of all heads of a task
 constexpr int kTokenBytes = 4096;  // of all heads of a task; the hardware's prefetchers stop at a page's end as well
 constexpr int kValueBlock = 32;    // keys that stay in L1 while all rows and columns use them: 32 x 256 x 4 B = 32 KiB
 
-constexpr int kPrefetchBytes = 8192;  // measured: 1 KiB is too late, from 4 KiB on it makes no difference
+constexpr int kStreams = 4;        // heads that lie apart: 2 are slower, 8 no faster
+constexpr int kAheadBytes = 8192;  // measured: 1 KiB is too late, from 4 KiB on it makes no difference
 
-// The kv heads that a task takes for a sequence of `rows` rows a head: several if those of a token are neighbours.
+// The kv heads that a task takes for a sequence of `rows` rows a head.
 inline int heads_together(const AttentionParams& p, std::int64_t rows) {
-  if (p.stride_k_head >= p.stride_k_token || p.stride_v_head >= p.stride_v_token) return 1;
-  const std::int64_t row_bytes = imax(p.head_dim, p.head_dim_v) * (p.dtype == DType::kFloat32 ? 4 : 2);
-  const std::int64_t most = imin(kTaskRows / imax<std::int64_t>(rows, 1), kTokenBytes / row_bytes);
+  std::int64_t most = kStreams;
+  if (p.stride_k_head < p.stride_k_token && p.stride_v_head < p.stride_v_token)
+    most = kTokenBytes / (imax(p.head_dim, p.head_dim_v) * (p.dtype == DType::kFloat32 ? 4 : 2));
+  most = imin(most, kTaskRows / imax<std::int64_t>(rows, 1));
   return static_cast<int>(imax<std::int64_t>(1, imin(most, p.heads_kv)));
 }
 
@@ -72,10 +75,39 @@ inline DecodeScratch decode_scratch(const AttentionParams& p, void* memory, std:
   return w;
 }
 
-// s[r][j] for kRows rows and W / kRows keys at `row[]`: each sum in its own register, all reduced together at the end.
-template <int kRows, class T>
-inline void score_keys(const float* q, std::int64_t q_stride, const T* const* key, int d, float* s) {
-  constexpr int W = Vec::kWidth, kKeys = W / kRows;
+// Rows of keys or values `stride` bytes apart from `base` on; what comes kAheadBytes later lies `ahead` bytes on.
+struct RowRun {
+  const char* base;
+  std::int64_t stride, ahead;
+};
+
+// Addresses of kKeys rows. kWhole: a pointer for every fourth row, since GCC keeps 16 of them on the stack; otherwise
+// there are n rows, and the last one stands in for those behind it.
+template <int kKeys, bool kWhole>
+struct RowPointers {
+  static constexpr int kCount = kWhole ? (kKeys + 3) / 4 : kKeys;
+  const char* row[kCount];
+  std::int64_t stride, three_strides;
+
+  RowPointers(const RowRun& run, int n) : stride(run.stride), three_strides(3 * run.stride) {
+    for (int i = 0; i < kCount; ++i) row[i] = run.base + (kWhole ? 4 * i : imin(i, n - 1)) * run.stride;
+  }
+  __attribute__((always_inline)) const char* at(int j) const {
+    if (!kWhole) return row[j];
+    return row[j / 4] + (j % 4 == 3 ? three_strides : j % 4 * stride);
+  }
+  __attribute__((always_inline)) void step(int bytes) {
+    for (int i = 0; i < kCount; ++i) row[i] += bytes;
+  }
+};
+
+// s[r][j] for kRows rows and W / kRows keys (kWhole) or n of them, the last sum repeated: each sum in its own register,
+// all reduced together at the end.
+template <int kRows, class T, bool kWhole>
+inline void score_keys(const float* q, std::int64_t q_stride, const RowRun& run, int n, int d, float* s,
+                       std::int64_t s_stride) {
+  constexpr int W = Vec::kWidth, kKeys = W / kRows, kStepBytes = 2 * W * static_cast<int>(sizeof(T));
+  RowPointers<kKeys, kWhole> key(run, n);
   Vec::Reg acc[W];
 #pragma GCC unroll 16
   for (int i = 0; i < W; ++i) acc[i] = Vec::zero();
@@ -90,25 +122,29 @@ inline void score_keys(const float* q, std::int64_t q_stride, const T* const* ke
     }
 #pragma GCC unroll 16
     for (int j = 0; j < kKeys; ++j) {
+      const char* at = key.at(j);
+      for (int line = 0; line < kStepBytes; line += 64) __builtin_prefetch(at + run.ahead + line);
       Vec::Reg k0, k1;
-      Vec::load_pair(key[j] + x, &k0, &k1);
+      Vec::load_pair(reinterpret_cast<const T*>(at), &k0, &k1);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) acc[r * kKeys + j] = Vec::fma(b[r], k1, Vec::fma(a[r], k0, acc[r * kKeys + j]));
     }
+    key.step(kStepBytes);
   }
   for (; x < d; x += W) {
 #pragma GCC unroll 16
     for (int j = 0; j < kKeys; ++j) {
-      const Vec::Reg k = Vec::load_first(key[j] + x, imin(W, d - x));
+      const Vec::Reg k = Vec::load_first(reinterpret_cast<const T*>(key.at(j)), imin(W, d - x));
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r)
         acc[r * kKeys + j] = Vec::fma(Vec::load(q + r * q_stride + x), k, acc[r * kKeys + j]);
     }
+    key.step(kStepBytes / 2);
   }
   float lanes[W];
   Vec::store(lanes, Vec::sum_rows(acc));
 #pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) __builtin_memcpy(s + r * kDecodeStride, lanes + r * kKeys, kKeys * sizeof(float));
+  for (int r = 0; r < kRows; ++r) __builtin_memcpy(s + r * s_stride, lanes + r * kKeys, kKeys * sizeof(float));
 }
 
 // The keys (or values) of a chunk, for the kv heads of a task.
@@ -118,63 +154,63 @@ struct TaskKeys {
   std::int64_t head_stride;
   int heads, d;
   std::int64_t key0;
+  int end;  // of the keys that may be fetched, from key0 on
 
   // The tokens that lie `stride` apart from j on, at most `most`.
   int run(int j, int most) const { return static_cast<int>(imin<std::int64_t>(most, rows->run(key0 + j))); }
   const T* row(int j) const { return rows->row(key0 + j); }
-  // Fetches what comes after head h of the n tokens from j on, up to token `end`: the next head's rows, of the next
-  // tokens behind the last head. One head alone is too short a step: kPrefetchBytes further on then.
-  // Always inline: to GCC a function that only prefetches has no effect, and it drops calls of it.
-  __attribute__((always_inline)) void fetch_next(int j, int n, int h, int end) const {
-    const int ahead = heads > 1 ? n : imax(1, kPrefetchBytes / (d * static_cast<int>(sizeof(T))));
-    const int next = (h + 1) % heads, first = next ? j : j + ahead;
-    if (first >= end) return;
-    const T* at = row(first) + next * head_stride;
-    for (int i = run(first, imin(n, end - first)); i > 0; --i, at += rows->stride) {
-      for (int x = 0; x < d; x += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(at + x);
+  // The n tokens of head h from j on, `first` being the first head's. All heads are visited for n tokens, then for the
+  // next n.
+  RowRun visit(const T* first, int j, int n, int h) const {
+    constexpr int kBytes = static_cast<int>(sizeof(T));
+    const int later = h + 1 + (kAheadBytes - 1) / (n * d * kBytes), token = j + later / heads * n;
+    const T* at = first + h * head_stride;
+    const std::int64_t ahead = token < end ? row(token) + later % heads * head_stride - at : 0;
+    return {reinterpret_cast<const char*>(at), rows->stride * kBytes, ahead * kBytes};
+  }
+  // Fetches what is read first from token j on. Always inline: to GCC a function that only prefetches has no effect,
+  // and it drops calls of it.
+  __attribute__((always_inline)) void fetch_start(int j, int most) const {
+    const int n = run(j, imin(Vec::kWidth, most)), bytes = d * static_cast<int>(sizeof(T));
+    for (int i = 0, left = kAheadBytes; i < heads * n && left > 0; ++i, left -= bytes) {
+      const char* at = reinterpret_cast<const char*>(row(j) + i / n * head_stride + i % n * rows->stride);
+      for (int x = 0; x < bytes; x += 64) __builtin_prefetch(at + x);
     }
   }
 };
 
-// Scores of `n` keys `stride` apart for kRows rows. The last group of keys repeats key n - 1: same sums, kept within s.
+// Scores of n keys for kRows rows.
 template <int kRows, class T>
-inline void score_run(const float* q, std::int64_t q_stride, const T* k, std::int64_t stride, int n, int d, float* s) {
+inline void score_run(const float* q, std::int64_t q_stride, RowRun run, int n, int d, float* s) {
   constexpr int kKeys = Vec::kWidth / kRows;
-  const T* key[Vec::kWidth];
   int j = 0;
-  for (; j + kKeys <= n; j += kKeys) {
-    for (int i = 0; i < kKeys; ++i) key[i] = k + (j + i) * stride;
-    score_keys<kRows>(q, q_stride, key, d, s + j);
-  }
-  if (j < n) {
-    float rest[(kRows - 1) * kDecodeStride + kKeys];
-    for (int i = 0; i < kKeys; ++i) key[i] = k + imin(j + i, n - 1) * stride;
-    score_keys<kRows>(q, q_stride, key, d, rest);
-    for (int r = 0; r < kRows; ++r) {
-      for (int i = j; i < n; ++i) s[r * kDecodeStride + i] = rest[r * kDecodeStride + i - j];
-    }
+  for (; j + kKeys <= n; j += kKeys, run.base += kKeys * run.stride)
+    score_keys<kRows, T, true>(q, q_stride, run, kKeys, d, s + j, kDecodeStride);
+  if (j == n) return;
+  float rest[Vec::kWidth];
+  score_keys<kRows, T, false>(q, q_stride, run, n - j, d, rest, kKeys);
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = j; i < n; ++i) s[r * kDecodeStride + i] = rest[r * kKeys + i - j];
   }
 }
 
 // Scores of keys [from, to) of the chunk for all heads of the task, `rows` rows each.
 template <class T>
 inline void score_chunk(const TaskKeys<T>& k, int from, int to, int rows, const DecodeScratch& w) {
-  const std::int64_t stride = k.rows->stride;
   for (int j = from; j < to;) {
     const int n = k.run(j, imin(Vec::kWidth, to - j));
-    const T* base = k.row(j);
-    for (int h = 0; h < k.heads; ++h, base += k.head_stride) {
-      k.fetch_next(j, n, h, to);
+    const T* first = k.row(j);
+    for (int h = 0; h < k.heads; ++h) {
+      const RowRun run = k.visit(first, j, n, h);
       const float* q = w.q + h * rows * w.q_stride;
       float* s = w.s + h * rows * kDecodeStride + j;
       int r = 0;
-      for (; r + 4 <= rows; r += 4)
-        score_run<4>(q + r * w.q_stride, w.q_stride, base, stride, n, k.d, s + r * kDecodeStride);
+      for (; r + 4 <= rows; r += 4) score_run<4, T>(q + r * w.q_stride, w.q_stride, run, n, k.d, s + r * kDecodeStride);
       if (r + 2 <= rows) {
-        score_run<2>(q + r * w.q_stride, w.q_stride, base, stride, n, k.d, s + r * kDecodeStride);
+        score_run<2, T>(q + r * w.q_stride, w.q_stride, run, n, k.d, s + r * kDecodeStride);
         r += 2;
       }
-      if (r < rows) score_run<1>(q + r * w.q_stride, w.q_stride, base, stride, n, k.d, s + r * kDecodeStride);
+      if (r < rows) score_run<1, T>(q + r * w.q_stride, w.q_stride, run, n, k.d, s + r * kDecodeStride);
     }
     j += n;
   }
@@ -189,69 +225,76 @@ inline void load_columns(const T* row, int left, Vec::Reg* a, Vec::Reg* b) {
   *b = left > W ? Vec::load_first(row + W, left - W) : Vec::zero();
 }
 
-// o[r][c] += sum over j < n of p[r][j] * v[j][c] for kRows rows and kCols registers of columns.
+// o[r][c] += sum over j < n of p[r][j] * v[j][c] for kRows rows and kCols registers of columns, of which d are real.
 template <int kRows, int kCols, class T>
-inline void output_run(const float* p, const T* v, std::int64_t stride, int n, int d, float* o, std::int64_t o_stride) {
-  constexpr int W = Vec::kWidth;
+inline void output_run(const float* p, const RowRun& v, int n, int d, float* o, std::int64_t o_stride) {
+  constexpr int W = Vec::kWidth, kBytes = kCols * W * static_cast<int>(sizeof(T));
   Vec::Reg acc[kRows][kCols];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int c = 0; c < kCols; ++c) acc[r][c] = Vec::load(o + r * o_stride + c * W);
   }
   const bool whole = d >= kCols * W;
 #pragma GCC unroll 1
   for (int j = 0; j < n; ++j) {
+    const char* at = v.base + j * v.stride;
+    for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(at + v.ahead + line);
+    const T* row = reinterpret_cast<const T*>(at);
     Vec::Reg x[kCols];
     if (whole) {
-#pragma GCC unroll 2
-      for (int c = 0; c < kCols; c += 2) Vec::load_pair(v + j * stride + c * W, &x[c], &x[c + 1]);
+#pragma GCC unroll 4
+      for (int c = 0; c < kCols; c += 2) Vec::load_pair(row + c * W, &x[c], &x[c + 1]);
     } else {
-#pragma GCC unroll 2
-      for (int c = 0; c < kCols; c += 2) load_columns(v + j * stride + c * W, d - c * W, &x[c], &x[c + 1]);
+#pragma GCC unroll 4
+      for (int c = 0; c < kCols; c += 2) load_columns(row + c * W, d - c * W, &x[c], &x[c + 1]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const Vec::Reg a = Vec::set1(p[r * kDecodeStride + j]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int c = 0; c < kCols; ++c) acc[r][c] = Vec::fma(a, x[c], acc[r][c]);
     }
   }
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int c = 0; c < kCols; ++c) Vec::store(o + r * o_stride + c * W, acc[r][c]);
   }
 }
 
 template <int kRows, class T>
-inline void output_rows(const float* p, const T* v, std::int64_t stride, int n, int d, float* o,
-                        std::int64_t o_stride) {
-  constexpr int kCols = Vec::kWidth == 16 || kRows < 4 ? 4 : 2;  // accumulators: 16 of 32 registers, or 8 of 16
-  for (int c = 0; c < d; c += kCols * Vec::kWidth)
-    output_run<kRows, kCols>(p, v + c, stride, n, d - c, o + c, o_stride);
+inline void output_rows(const float* p, RowRun v, int n, int d, float* o, std::int64_t o_stride) {
+  constexpr int W = Vec::kWidth;
+  constexpr int kCols = W == 16 || kRows < 4 ? 4 : 2;  // accumulators: 16 of 32 registers, or 8 of 16
+  int c = 0;
+  if constexpr (W == 16 && kRows <= 2) {  // twice as many while they fit: a row is read in one go
+    for (; c + 2 * kCols * W <= d; c += 2 * kCols * W, v.base += 2 * kCols * W * sizeof(T))
+      output_run<kRows, 2 * kCols, T>(p, v, n, d - c, o + c, o_stride);
+  }
+  for (; c < d; c += kCols * W, v.base += kCols * W * sizeof(T))
+    output_run<kRows, kCols, T>(p, v, n, d - c, o + c, o_stride);
 }
 
 // o[r] += sum over keys [from, to) of the chunk of p[r][j] * V[j] for all heads of the task, `rows` rows each.
 template <class T>
 inline void output_chunk(const TaskKeys<T>& v, int from, int to, const float* p, int rows, float* o,
                          std::int64_t o_stride) {
-  const std::int64_t stride = v.rows->stride;
   for (int j = from; j < to;) {
     const int n = v.run(j, imin(kValueBlock, to - j));
-    const T* base = v.row(j);
-    for (int h = 0; h < v.heads; ++h, base += v.head_stride) {
-      v.fetch_next(j, n, h, to);
+    const T* first = v.row(j);
+    for (int h = 0; h < v.heads; ++h) {
+      const RowRun run = v.visit(first, j, n, h);
       const float* weight = p + h * rows * kDecodeStride + j;
       float* sum = o + h * rows * o_stride;
       int r = 0;
       for (; r + 4 <= rows; r += 4)
-        output_rows<4>(weight + r * kDecodeStride, base, stride, n, v.d, sum + r * o_stride, o_stride);
+        output_rows<4, T>(weight + r * kDecodeStride, run, n, v.d, sum + r * o_stride, o_stride);
       if (r + 2 <= rows) {
-        output_rows<2>(weight + r * kDecodeStride, base, stride, n, v.d, sum + r * o_stride, o_stride);
+        output_rows<2, T>(weight + r * kDecodeStride, run, n, v.d, sum + r * o_stride, o_stride);
         r += 2;
       }
-      if (r < rows) output_rows<1>(weight + r * kDecodeStride, base, stride, n, v.d, sum + r * o_stride, o_stride);
+      if (r < rows) output_rows<1, T>(weight + r * kDecodeStride, run, n, v.d, sum + r * o_stride, o_stride);
     }
     j += n;
   }
@@ -297,7 +340,7 @@ inline void repair_outputs(const Sequence<T>& seq, std::int64_t key0, int from, 
     for (int x = 0; x < dv; x += W) check = Vec::fma(Vec::load(w.o + r * w.o_stride + x), Vec::zero(), check);
   }
   if (Vec::sum(check) == 0.0f) return;
-  const TaskKeys<T> v{&seq.v, 0, 1, dv, key0};
+  const TaskKeys<T> v{&seq.v, 0, 1, dv, key0, to};
   for (int r = 0; r < rows; ++r) {
     float* o = w.o + r * w.o_stride;
     for (std::int64_t x = 0; x < w.o_stride; x += W) Vec::store(o + x, Vec::zero());
@@ -330,10 +373,14 @@ inline void decode_chunk(const Sequence<T>& seq, int heads, std::int64_t key0, c
     for (std::int64_t x = 0; x < w.o_stride; x += Vec::kWidth) Vec::store(w.o + r * w.o_stride + x, Vec::zero());
   }
   if (from >= to) return;
-  score_chunk(TaskKeys<T>{&seq.k, p.stride_k_head, heads, static_cast<int>(p.head_dim), key0}, from, to, rows, w);
+  // Keys of the next chunk may be fetched as well.
+  const int end = static_cast<int>(imin<std::int64_t>(seq.last_key(rows - 1) - key0, 2 * kChunk));
+  const TaskKeys<T> k{&seq.k, p.stride_k_head, heads, static_cast<int>(p.head_dim), key0, end};
+  const TaskKeys<T> v{&seq.v, p.stride_v_head, heads, static_cast<int>(p.head_dim_v), key0, end};
+  score_chunk(k, from, to, rows, w);
+  v.fetch_start(from, to - from);
   for (int h = 0; h < heads; ++h) weigh_chunk(seq.other_head(h), key0, from, to, w.from(h * rows));
-  output_chunk(TaskKeys<T>{&seq.v, p.stride_v_head, heads, static_cast<int>(p.head_dim_v), key0}, from, to, w.s, rows,
-               w.o, w.o_stride);
+  output_chunk(v, from, to, w.s, rows, w.o, w.o_stride);
   for (int h = 0; h < heads; ++h) repair_outputs(seq.other_head(h), key0, from, to, w.from(h * rows));
 }
 

@@ -147,7 +147,7 @@ struct Vec {
   }
 
   // Lane i of the result is the sum over the lanes of r[i].
-  static inline Reg sum_rows(Reg (&r)[8]) {
+  __attribute__((always_inline)) static inline Reg sum_rows(Reg (&r)[8]) {
     const Reg a = _mm256_hadd_ps(_mm256_hadd_ps(r[0], r[1]), _mm256_hadd_ps(r[2], r[3]));
     const Reg b = _mm256_hadd_ps(_mm256_hadd_ps(r[4], r[5]), _mm256_hadd_ps(r[6], r[7]));
     return add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));

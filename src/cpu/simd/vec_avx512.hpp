@@ -162,7 +162,7 @@ struct Vec {
   }
 
   // Lane i of the result is the sum over the lanes of r[i].
-  static inline Reg sum_rows(Reg (&r)[16]) {
+  __attribute__((always_inline)) static inline Reg sum_rows(Reg (&r)[16]) {
     Reg t[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i)
