@@ -35,20 +35,25 @@ def render(runs: list[dict[str, Any]]) -> str:
         f"`flashkernel bench` on two threads, alternating with PyTorch {machine['torch']}'s "
         f"`scaled_dot_product_attention`; {machine['cpu']} ({' '.join(machine['cpu_features'])}), a shared virtual "
         f"machine with {machine['cpus']} cores, {machine['date'][:10]}, commit {machine['commit']}. Medians of "
-        f"{len(runs)} runs; in brackets the least and the largest ratio of a run. The runs are in "
-        "[benchmarks/cpu/](benchmarks/cpu).",
+        f"{len(runs)} runs; in brackets the least and the largest ratio of a run. Decoding reads caches that together "
+        "are twice the last-level cache, so from memory; beside it what part of the speed of a plain sum over the same "
+        "bytes, timed in turn with it, each side reaches. The runs are in [benchmarks/cpu/](benchmarks/cpu).",
         "",
-        "| | case | dtype | FlashKernel | PyTorch | PyTorch / FlashKernel |",
-        "|---|---|---|---|---|---|",
+        "| | case | dtype | FlashKernel | PyTorch | PyTorch / FlashKernel | of a plain sum: FlashKernel, PyTorch |",
+        "|---|---|---|---|---|---|---|",
     ]
     for (group, case, dtype), found in rows.items():
         if group not in GROUPS:
             continue
         ours, torch = (statistics.median(row[side]["p50"] for row in found) for side in ("ours", "torch"))
         ratios = [row["ratio_to_torch"] for row in found]
+        shares = ""
+        if all("share_of_read" in row for row in found):
+            sides = ("share_of_read", "torch_share_of_read")
+            shares = ", ".join(f"{statistics.median(row[side] for row in found):.0%}" for side in sides)
         lines.append(
             f"| {GROUPS[group]} | {case} | {dtype} | {milliseconds(ours)} | {milliseconds(torch)} "
-            f"| **{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f}) |"
+            f"| **{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f}) | {shares} |"
         )
     memory = [(case, found) for (group, case, dtype), found in rows.items() if group == "attention_memory"]
     if memory:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from flashkernel.bench.cases import GROUPS
+from flashkernel.bench.memory import last_level_cache_bytes
 from flashkernel.bench.report import GROUP_NAMES
 from flashkernel.bench.timing import alternate, peak_extra_bytes, summarize
 from flashkernel.cli import main
@@ -40,6 +41,9 @@ def test_quick_run(group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
             assert t["min"] <= t["mean"] <= t["max"] and t["std"] >= 0
         if group not in ("call_overhead",):
             assert (row["gflops"] or row["gbytes_per_second"]) > 0
+        if group == "decode":  # bound by memory: both sides against a plain sum over the same bytes
+            assert row["read_gbytes_per_second"] > 0 and row["share_of_read"] > 0 and len(row["reads"]) == 2
+            assert math.isclose(row["torch_share_of_read"] * row["ratio_to_torch"], row["share_of_read"])
 
 
 def test_summary_of_known_times() -> None:
@@ -55,6 +59,12 @@ def test_functions_alternate_and_the_budget_holds() -> None:
     assert order == ["a", "b"] * 6
     assert [t.calls for t in timings] == [4, 4]
     assert alternate([lambda: None], warmup=0, calls=10**9, budget=0.0)[0].calls == 3
+    (timing,) = alternate([lambda: None], warmup=0, calls=3, budget=60, pause=0.05)
+    assert timing.min < 0.05  # the pause is not part of the time
+
+
+def test_last_level_cache() -> None:
+    assert 2**20 <= last_level_cache_bytes() < 2**36
 
 
 def test_peak_memory_sees_an_allocation() -> None:

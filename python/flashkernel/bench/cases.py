@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import flashkernel as fk
 
 from . import baselines
+from .memory import last_level_cache_bytes
 
 __all__ = ["GROUPS", "Case"]
 
@@ -30,6 +32,8 @@ class Case:
     bytes: float = 0.0  # that one call must read and write
     inner: int = 1  # calls per measurement
     memory: tuple[int, ...] | None = None  # shape of q, k and v whose peak extra memory is measured, with few calls
+    # Plain sums over the bytes that one call reads: the limit of a row that is bound by memory, timed in turn with it.
+    reads: list[Callable[[], Any]] = field(default_factory=list)
 
 
 # Two results rounded to the dtype after sums in different orders.
@@ -100,30 +104,44 @@ def attention_backward(quick: bool) -> Iterator[Case]:
         )
 
 
+def _rotate(function: Callable[..., Any], arguments: Iterator[tuple[Any, ...]]) -> Callable[[], Any]:
+    return lambda: function(*next(arguments))
+
+
 def decode(quick: bool) -> Iterator[Case]:
-    """One new token per sequence over a long cache: contiguous, as torch holds it, and in pages at random places."""
+    """One new token per sequence over a long cache: contiguous, as torch holds it, and in pages at random places.
+
+    Each call takes the next of several equal caches, twice the last-level cache together: nobody finds there what the
+    one before has read.
+    """
     torch = baselines.require_torch()
     batch, heads, length, page = (2, 2, 256, 16) if quick else (8, 8, 4096, 256)
     blocks = length // page
     for dim in (64,) if quick else (64, 128):
         for dtype in ALL:
             q = _randn((batch, heads, 1, dim), dtype)
-            k, v = (_randn((batch, heads, length, dim), dtype) for _ in range(2))
+            first = _randn((2, batch, heads, length, dim), dtype)
+            copies = 1 if quick else math.ceil(2 * last_level_cache_bytes() / _nbytes(first))
+            caches = [first, *(first.clone() for _ in range(copies - 1))]
+            dense = cycle((q, *cache) for cache in caches)
+            words = cycle((cache.view(torch.float32).reshape(8 * batch, -1), -1) for cache in caches)
             work: dict[str, Any] = {
                 "flop": _attention_flop(batch, heads, 1, length, dim, False),
-                "bytes": _nbytes(q, q, k, v),
+                "bytes": _nbytes(q, q, first),
+                "reads": [_rotate(fk.reduce_sum, words), _rotate(torch.sum, words)],
             }
             name = f"batch {batch}, cache {length}, heads {heads}, d {dim}"
-            stock = partial(baselines.sdpa, q, k, v)
-            yield Case("decode", name, dtype, partial(fk.attention, q, k, v), stock, TOLERANCE[dtype], **work)
+            stock = _rotate(baselines.sdpa, dense)
+            yield Case("decode", name, dtype, _rotate(fk.attention, dense), stock, TOLERANCE[dtype], **work)
 
             order = torch.randperm(batch * blocks)
-            k_pages, v_pages = (torch.empty((batch * blocks, page, heads, dim), dtype=q.dtype) for _ in range(2))
-            for pages, dense in ((k_pages, k), (v_pages, v)):
-                pages[order] = dense.transpose(1, 2).reshape(batch * blocks, page, heads, dim)
+            pages = torch.empty((2, batch * blocks, page, heads, dim), dtype=q.dtype)
+            pages[:, order] = first.transpose(2, 3).reshape(pages.shape)
             table = order.reshape(batch, blocks).to(torch.int32)
             lengths = torch.full((batch,), length, dtype=torch.int32)
-            ours = partial(fk.attention_paged, q, k_pages, v_pages, table, lengths)
+            pools = [pages, *(pages.clone() for _ in range(copies - 1))]
+            paged = cycle((q, *pool, table, lengths) for pool in pools)
+            ours = _rotate(fk.attention_paged, paged)
             yield Case("decode", f"{name}, pages of {page}", dtype, ours, stock, TOLERANCE[dtype], **work)
 
 

@@ -1,4 +1,5 @@
-"""Peak memory of one attention call beyond its result, in a process of its own: no earlier call has left memory there.
+"""Peak memory of one attention call beyond its result, in a process of its own: no earlier call has left memory there;
+and the size of the last-level cache.
 
 `python -m flashkernel.bench.memory ours|torch BATCH HEADS SEQ DIM THREADS` prints bytes, or "unknown" (not Linux).
 Called by report.py through `measure_apart`.
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
-__all__ = ["measure_apart"]
+__all__ = ["last_level_cache_bytes", "measure_apart"]
 
 
 def measure_apart(side: str, shape: tuple[int, ...], threads: int) -> int | None:
@@ -19,6 +21,14 @@ def measure_apart(side: str, shape: tuple[int, ...], threads: int) -> int | None
         raise RuntimeError(f"bench: measuring the memory of {side} failed: {done.stderr.strip()}")
     answer = done.stdout.split()[-1]
     return None if answer == "unknown" else int(answer)
+
+
+def last_level_cache_bytes() -> int:
+    """As Linux tells it of the first processor; 64 MiB where nobody does."""
+    sizes = [64 << 10]
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        sizes.append(int(file.read_text().strip().removesuffix("K")))
+    return max(sizes) << 10
 
 
 def main(side: str, *numbers: str) -> None:

@@ -135,7 +135,7 @@ def measure(case: Any, args: argparse.Namespace) -> dict[str, Any]:
     import flashkernel as fk
 
     from .memory import measure_apart
-    from .timing import alternate
+    from .timing import PAUSE, alternate
 
     before = {kernel.id: kernel.calls for kernel in fk.kernels()}
     error = relative_error(case.ours(), case.torch())
@@ -144,7 +144,11 @@ def measure(case: Any, args: argparse.Namespace) -> dict[str, Any]:
     warmup, calls, budget = (2, 5, 0.5) if quick else (args.warmup, args.calls, args.budget)
     if case.memory:
         warmup, calls = min(warmup, 1), min(calls, 3)
-    ours, theirs = alternate([case.ours, case.torch], warmup=warmup, calls=calls, budget=budget, inner=case.inner)
+    pause = PAUSE if fk.get_num_threads() > 1 and case.inner == 1 and not quick else 0.0
+    functions = [case.ours, case.torch, *case.reads]
+    ours, theirs, *reads = alternate(
+        functions, warmup=warmup, calls=calls, budget=budget, inner=case.inner, pause=pause
+    )
     row: dict[str, Any] = {
         "group": case.group,
         "case": case.name,
@@ -162,6 +166,11 @@ def measure(case: Any, args: argparse.Namespace) -> dict[str, Any]:
     for name, work in (("gflops", case.flop), ("gbytes_per_second", case.bytes)):
         row[name] = work / ours.p50 * 1e-9 if work else None
         row["torch_" + name] = work / theirs.p50 * 1e-9 if work else None
+    if reads:
+        row["reads"] = [dataclasses.asdict(read) for read in reads]
+        limit = min(read.p50 for read in reads)
+        row["read_gbytes_per_second"] = case.bytes / limit * 1e-9
+        row["share_of_read"], row["torch_share_of_read"] = limit / ours.p50, limit / theirs.p50
     return row
 
 
@@ -175,7 +184,8 @@ def _seconds(value: float) -> str:
 def _work(row: dict[str, Any]) -> str:
     if row["gflops"] and not (row["group"] == "decode"):
         return f"{row['gflops']:.1f} GFLOP/s"
-    return f"{row['gbytes_per_second']:.1f} GB/s" if row["gbytes_per_second"] else "-"
+    share = f" ({row['share_of_read']:.0%} of a plain sum)" if "reads" in row else ""
+    return f"{row['gbytes_per_second']:.1f} GB/s{share}" if row["gbytes_per_second"] else "-"
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:

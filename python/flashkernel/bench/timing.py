@@ -12,9 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Timing", "alternate", "peak_extra_bytes", "summarize"]
+__all__ = ["PAUSE", "Timing", "alternate", "peak_extra_bytes", "summarize"]
 
 MIN_CALLS = 3  # even if the budget is spent: no statistic from a single call
+
+# Before each measurement of an op on several threads. The worker threads of an OpenMP runtime spin for milliseconds
+# after an op before they sleep, on the cores that the next op needs: without a pause the other library ran with a part
+# of its cores (one-token decode took up to 1.6 times as long). Longer pauses made no difference.
+PAUSE = 0.02
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,19 @@ def summarize(seconds: list[float]) -> Timing:
 
 
 def alternate(
-    functions: list[Callable[[], object]], *, warmup: int, calls: int, budget: float, inner: int = 1
+    functions: list[Callable[[], object]],
+    *,
+    warmup: int,
+    calls: int,
+    budget: float,
+    inner: int = 1,
+    pause: float = 0.0,
 ) -> list[Timing]:
     """Times each function `calls` times, in turn, after `warmup` calls of each.
 
     budget: seconds for all of it; the warm-up takes a fifth at most, and at least MIN_CALLS calls are timed.
     inner: calls per measurement, for functions that take about as long as reading the clock.
+    pause: seconds of sleep before each measurement, see PAUSE.
     """
     start = time.perf_counter()
     for _ in range(warmup):
@@ -72,6 +84,8 @@ def alternate(
         if done >= MIN_CALLS and time.perf_counter() - start > budget:
             break
         for function, seconds in zip(functions, samples, strict=True):
+            if pause:
+                time.sleep(pause)
             begin = time.perf_counter_ns()
             for _ in range(inner):
                 function()
