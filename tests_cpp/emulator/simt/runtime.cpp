@@ -11,6 +11,7 @@
 #include "cuda.h"
 #include "cuda_runtime.h"
 #include "simt/device_memory.hpp"
+#include "simt/shared.hpp"
 
 struct SimtEvent {};
 
@@ -73,7 +74,15 @@ cudaError_t set_kernel_attribute(const void* kernel, cudaFuncAttribute attribute
 
 cudaError_t launch(const void* kernel, const cudaLaunchConfig_t& config, const std::function<void()>& body) {
   const std::lock_guard<std::recursive_mutex> lock(launch_mutex());
-  if (config.numAttrs > 0) return set_error(cudaErrorInvalidValue);
+  unsigned cluster = 1;
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id != cudaLaunchAttributeClusterDimension) continue;
+    const auto& shape = attribute.val.clusterDim;
+    if (shape.x < 1 || shape.x > kMostClusterBlocks || shape.y != 1 || shape.z != 1 || config.gridDim.x % shape.x != 0)
+      return set_error(cudaErrorInvalidConfiguration);
+    cluster = shape.x;
+  }
   const auto limit = shared_limits().find(kernel);
   const std::size_t most = limit == shared_limits().end() ? 48 * 1024 : static_cast<std::size_t>(limit->second);
   const dim3 grid = config.gridDim, block = config.blockDim;
@@ -82,7 +91,8 @@ cudaError_t launch(const void* kernel, const cudaLaunchConfig_t& config, const s
       grid.x > 0x7fffffff || grid.y > 0xffff || grid.z > 0xffff)
     return set_error(cudaErrorInvalidConfiguration);
   if (config.dynamicSmemBytes > most) return set_error(cudaErrorInvalidValue);
-  fault_text() = run_grid({grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, config.dynamicSmemBytes, body);
+  fault_text() =
+      run_grid({grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, cluster, config.dynamicSmemBytes, body);
   return set_error(fault_text().empty() ? cudaSuccess : cudaErrorLaunchFailure);
 }
 

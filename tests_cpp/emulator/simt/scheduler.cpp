@@ -13,6 +13,7 @@
 #include "simt/fiber.hpp"
 #include "simt/shared.hpp"
 #include "simt/simt.hpp"
+#include "simt/warp.hpp"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/common_interface_defs.h>
@@ -26,15 +27,6 @@ Thread* current = nullptr;
 
 namespace {
 
-// Lanes that wait for each other at one collective.
-struct Meeting {
-  const char* what;
-  Where where;
-  std::uint32_t mask, arrived;
-  CollectiveFunction run;
-  void* data[32];
-};
-
 struct Barrier {
   unsigned arrived = 0, threads = 0;  // threads: 0 until the first comes
   Where where{};
@@ -43,25 +35,36 @@ struct Barrier {
   std::vector<Thread*> waiting;
 };
 
+struct Stopped {};  // thrown by a fault outside of any thread
+
 enum class Order { kForward, kReverse, kRandom };
 
 }  // namespace
 
-struct Warp {
-  std::uint32_t lanes = 0, runnable = 0, exited = 0;
-  Thread* threads[32] = {};
-  std::vector<Meeting> meetings;
+struct BulkGroups {
+  using Group = std::vector<std::function<void()>>;
+  Group open;
+  std::deque<Group> closed;
 };
 
 namespace {
 
 constexpr int kNamedBarriers = 16;
 
+// One block of the cluster that runs now.
 struct Block {
-  std::vector<std::unique_ptr<Thread>> threads;  // stacks are kept from launch to launch
-  std::vector<Warp> warps;
-  unsigned num_warps = 0, num_threads = 0, num_exited = 0, warp_of_turn = 0;
+  Index3 index;
+  unsigned num_exited = 0;
   Barrier barriers[kNamedBarriers];
+};
+
+// The multiprocessors.
+struct Machine {
+  std::vector<std::unique_ptr<Thread>> threads;  // block after block; stacks are kept from launch to launch
+  std::vector<Warp> warps;
+  std::vector<Block> blocks;
+  unsigned num_warps = 0, num_threads = 0, threads_per_block = 0, warp_of_turn = 0;  // num_*: of the cluster
+  Barrier cluster_barrier;
   std::vector<Thread*> spinning;
   std::deque<std::function<void()>> deferred;
   std::size_t shared_bytes = 0;
@@ -70,15 +73,22 @@ struct Block {
   std::string fault;
   Order order = Order::kForward;
   std::uint64_t random = 0;
+  bool progress = false;  // somebody has waited for something else than a spin since the last round
+
+  unsigned num_exited() const {
+    unsigned sum = 0;
+    for (const Block& block : blocks) sum += block.num_exited;
+    return sum;
+  }
 };
 
-Block& block() {
-  static Block& only = *new Block;
+Machine& machine() {
+  static Machine& only = *new Machine;
   return only;
 }
 
 std::uint64_t next_random() {
-  std::uint64_t z = block().random += 0x9e3779b97f4a7c15ull;
+  std::uint64_t z = machine().random += 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
   return z ^ (z >> 31);
@@ -87,45 +97,49 @@ std::uint64_t next_random() {
 std::string text(Index3 i) {
   return "(" + std::to_string(i.x) + ", " + std::to_string(i.y) + ", " + std::to_string(i.z) + ")";
 }
-std::string text(Where where) {
-  const char* const src = std::strstr(where.file, "/src/");
-  return std::string(src ? src + 1 : where.file) + ":" + std::to_string(where.line);
+std::string here_text(const Thread& thread) {
+  return "block " + text(machine().blocks[thread.rank].index) + ", thread " + text(thread.index);
 }
-std::string here_text(const Thread& thread) { return "block " + text(blockIdx) + ", thread " + text(thread.index); }
 
 // Who goes on: the warp of the turn as long as one of its lanes can, so that warps run far apart from each other.
 Thread* pick() {
-  Block& b = block();
-  unsigned warp = b.warp_of_turn;
-  if (b.order == Order::kRandom) warp = static_cast<unsigned>(next_random() % b.num_warps);
-  for (unsigned tried = 0; tried < b.num_warps; ++tried) {
-    Warp& w = b.warps[warp];
+  Machine& m = machine();
+  unsigned warp = m.warp_of_turn;
+  if (m.order == Order::kRandom) warp = static_cast<unsigned>(next_random() % m.num_warps);
+  for (unsigned tried = 0; tried < m.num_warps; ++tried) {
+    Warp& w = m.warps[warp];
     if (w.runnable) {
       unsigned lane;
-      if (b.order == Order::kForward) {
+      if (m.order == Order::kForward) {
         lane = static_cast<unsigned>(__builtin_ctz(w.runnable));
-      } else if (b.order == Order::kReverse) {
+      } else if (m.order == Order::kReverse) {
         lane = 31 - static_cast<unsigned>(__builtin_clz(w.runnable));
       } else {
         lane = static_cast<unsigned>(next_random() % 32);
         while (!(w.runnable >> lane & 1)) lane = (lane + 1) % 32;
       }
       w.runnable &= ~(1u << lane);
-      b.warp_of_turn = warp;
+      m.warp_of_turn = warp;
       return w.threads[lane];
     }
-    warp = b.order == Order::kReverse ? (warp + b.num_warps - 1) % b.num_warps : (warp + 1) % b.num_warps;
+    warp = m.order == Order::kReverse ? (warp + m.num_warps - 1) % m.num_warps : (warp + 1) % m.num_warps;
   }
   return nullptr;
 }
 
 // To another thread of the block, or to the launching code when `to` is null.
 void switch_from(Thread* from, Thread* to) {
-  Block& b = block();
+  Machine& m = machine();
   current = to;
-  if (to) threadIdx = to->index;
-  void** save = from ? &from->stack_pointer : &b.outside;
-  void* const target = to ? to->stack_pointer : b.outside;
+  if (to) {
+    threadIdx = to->index;
+    if (m.blocks.size() > 1) {
+      blockIdx = m.blocks[to->rank].index;
+      enter_shared_memory(to->rank);
+    }
+  }
+  void** save = from ? &from->stack_pointer : &m.outside;
+  void* const target = to ? to->stack_pointer : m.outside;
 #ifdef __SANITIZE_ADDRESS__
   static const void* outside_bottom = nullptr;
   static std::size_t outside_size = 0;
@@ -142,7 +156,8 @@ void switch_from(Thread* from, Thread* to) {
 }
 
 // The current thread waits for something: others run.
-void suspend() {
+void suspend(bool spinning = false) {
+  if (!spinning) machine().progress = true;
   Thread* const self = current;
   Thread* const next = pick();
   if (next != self) switch_from(self, next);
@@ -170,12 +185,14 @@ void fiber_main() {
   std::size_t size = 0;
   __sanitizer_finish_switch_fiber(nullptr, &bottom, &size);
 #endif
-  Block& b = block();
-  (*b.kernel)();
+  Machine& m = machine();
+  (*m.kernel)();
   Thread* const self = current;
   Warp& warp = *self->warp;
+  if (self->bulk && !(self->bulk->open.empty() && self->bulk->closed.empty()))
+    fault("left the kernel without waiting for its bulk stores: their shared memory is given away");
   warp.exited |= 1u << self->lane;
-  ++b.num_exited;
+  ++m.blocks[self->rank].num_exited;
   for (std::size_t at = 0; at < warp.meetings.size();)  // those left may be all there now
     if (!try_to_meet(warp, at)) ++at;
   switch_from(self, pick());
@@ -184,19 +201,20 @@ void fiber_main() {
 
 // Threads and what they wait for, in groups.
 std::string deadlock_text() {
-  Block& b = block();
+  Machine& m = machine();
   std::map<std::string, std::vector<unsigned>> groups;
-  for (unsigned t = 0; t < b.num_threads; ++t) {
-    const Thread& thread = *b.threads[t];
+  for (unsigned t = 0; t < m.num_threads; ++t) {
+    const Thread& thread = *m.threads[t];
     if (thread.warp->exited >> thread.lane & 1)
       groups["left the kernel"].push_back(t);
     else
       groups[std::string("wait at ") + (thread.waits_at ? thread.waits_at : "?") + " in " + text(thread.where)]
           .push_back(t);
   }
-  std::string all = "deadlock in block " + text(blockIdx) + ": nobody can go on;";
+  std::string all = "deadlock in block " + text(m.blocks[0].index) + (m.blocks.size() > 1 ? " and its cluster" : "") +
+                    ": nobody can go on;";
   for (const auto& [what, members] : groups) {
-    all += "\n  " + std::to_string(members.size()) + " of " + std::to_string(b.num_threads) + " threads " + what +
+    all += "\n  " + std::to_string(members.size()) + " of " + std::to_string(m.num_threads) + " threads " + what +
            " (threads";
     for (std::size_t i = 0; i < members.size();) {  // as ranges
       std::size_t end = i + 1;
@@ -211,49 +229,74 @@ std::string deadlock_text() {
   return all;
 }
 
-void run_block() {
-  Block& b = block();
-  for (unsigned w = 0; w < b.num_warps; ++w) {
-    Warp& warp = b.warps[w];
+void start_cluster() {
+  Machine& m = machine();
+  for (unsigned w = 0; w < m.num_warps; ++w) {
+    Warp& warp = m.warps[w];
     warp.runnable = warp.lanes;
     warp.exited = 0;
     warp.meetings.clear();
+    warp.wgmma = {};
   }
-  for (unsigned t = 0; t < b.num_threads; ++t) {
-    Thread& thread = *b.threads[t];
+  for (unsigned t = 0; t < m.num_threads; ++t) {
+    Thread& thread = *m.threads[t];
     thread.stack_pointer = prepare_stack(thread.stack, fiber_main);
     thread.waits_at = nullptr;
+    thread.in_cluster_barrier = false;
+    thread.cluster_rounds = 0;
     clear_copies(thread);
+    if (thread.bulk) *thread.bulk = {};
   }
-  for (Barrier& barrier : b.barriers) barrier = Barrier{};
-  b.spinning.clear();
-  b.deferred.clear();
-  b.num_exited = 0;
-  b.warp_of_turn = b.order == Order::kReverse ? b.num_warps - 1 : 0;
-  fresh_shared_memory(b.shared_bytes);
+  for (Block& block : m.blocks) {
+    block.num_exited = 0;
+    for (Barrier& barrier : block.barriers) barrier = {};
+  }
+  m.cluster_barrier = {};
+  m.spinning.clear();
+  m.deferred.clear();
+  m.warp_of_turn = m.order == Order::kReverse ? m.num_warps - 1 : 0;
+  clear_mbarrier_waiters();
+  fresh_shared_memory(static_cast<unsigned>(m.blocks.size()), m.shared_bytes);
+}
 
-  constexpr int kMostRounds = 1000000;  // of nothing but spinning
+// What an engine does beside the threads: in the order of issue, or not.
+void do_deferred_work() {
+  Machine& m = machine();
+  std::size_t at = 0;
+  if (m.order == Order::kReverse) at = m.deferred.size() - 1;
+  if (m.order == Order::kRandom) at = static_cast<std::size_t>(next_random() % m.deferred.size());
+  const auto work = std::move(m.deferred[at]);
+  m.deferred.erase(m.deferred.begin() + static_cast<std::ptrdiff_t>(at));
+  try {
+    work();
+  } catch (const Stopped&) {
+  }
+}
+
+void run_cluster() {
+  Machine& m = machine();
+  start_cluster();
+  constexpr int kMostRounds = 100000;  // of nothing but spinning
   for (int rounds = 0; rounds < kMostRounds;) {
     if (Thread* const next = pick()) {
       switch_from(nullptr, next);
-      if (!b.fault.empty()) return;
+      if (!m.fault.empty()) return;
     }
-    if (b.num_exited == b.num_threads) return;
-    if (!b.deferred.empty()) {
-      const auto work = std::move(b.deferred.front());
-      b.deferred.pop_front();
-      work();
-      if (!b.fault.empty()) return;
+    if (m.num_exited() == m.num_threads) return;
+    if (!m.deferred.empty()) {
+      do_deferred_work();
+      if (!m.fault.empty()) return;
       rounds = 0;
-    } else if (!b.spinning.empty()) {
-      for (Thread* thread : b.spinning) make_runnable(thread);
-      b.spinning.clear();
-      ++rounds;
+    } else if (!m.spinning.empty()) {
+      for (Thread* thread : m.spinning) make_runnable(thread);
+      m.spinning.clear();
+      rounds = m.progress ? 0 : rounds + 1;
+      m.progress = false;
     } else {
       break;
     }
   }
-  b.fault = deadlock_text();
+  m.fault = deadlock_text();
 }
 
 // An access to a page that nobody owns ends the launch, not the program.
@@ -282,65 +325,78 @@ void catch_bad_accesses() {
 }
 
 void set_order() {
-  Block& b = block();
+  Machine& m = machine();
   const char* const order = std::getenv("FK_EMULATOR_ORDER");
   if (!order || std::strcmp(order, "forward") == 0) {
-    b.order = Order::kForward;
+    m.order = Order::kForward;
   } else if (std::strcmp(order, "reverse") == 0) {
-    b.order = Order::kReverse;
+    m.order = Order::kReverse;
   } else {
-    b.order = Order::kRandom;
-    b.random = std::strtoull(order, nullptr, 10);
+    m.order = Order::kRandom;
+    m.random = std::strtoull(order, nullptr, 10);
   }
 }
 
 }  // namespace
 
-void fault(const std::string& text) {
-  Block& b = block();
-  b.fault = (current ? here_text(*current) : "block " + simt::text(blockIdx)) + ": " + text;
-  if (!current) throw std::logic_error(b.fault);
+std::string text(Where where) {
+  const char* const src = std::strstr(where.file, "/src/");
+  return std::string(src ? src + 1 : where.file) + ":" + std::to_string(where.line);
+}
+
+void fault(const std::string& what) {
+  Machine& m = machine();
+  m.fault = (current ? here_text(*current) : "block " + text(m.blocks[0].index)) + ": " + what;
+  if (!current) throw Stopped{};
   switch_from(current, nullptr);
   std::abort();
 }
 
-std::string run_grid(Index3 grid, Index3 block_shape, std::size_t shared_bytes, const std::function<void()>& kernel) {
-  Block& b = block();
-  const unsigned num_threads = block_shape.x * block_shape.y * block_shape.z;
+std::string run_grid(Index3 grid, Index3 block_shape, unsigned cluster, std::size_t shared_bytes,
+                     const std::function<void()>& kernel) {
+  Machine& m = machine();
   gridDim = grid;
   blockDim = block_shape;
-  b.num_threads = num_threads;
-  b.num_warps = (num_threads + 31) / 32;
-  b.shared_bytes = shared_bytes;
-  b.kernel = &kernel;
-  b.fault.clear();
+  m.threads_per_block = block_shape.x * block_shape.y * block_shape.z;
+  m.num_threads = m.threads_per_block * cluster;
+  const unsigned warps_per_block = (m.threads_per_block + 31) / 32;
+  m.num_warps = warps_per_block * cluster;
+  m.blocks.assign(cluster, Block{});
+  m.shared_bytes = shared_bytes;
+  m.kernel = &kernel;
+  m.fault.clear();
   set_order();
   catch_bad_accesses();
-  if (b.warps.empty()) b.warps.resize(32);
-  for (unsigned w = 0; w < b.num_warps; ++w) b.warps[w].lanes = 0;
-  for (unsigned t = 0; t < num_threads; ++t) {
-    if (t >= b.threads.size()) {
-      b.threads.push_back(std::make_unique<Thread>());
-      b.threads.back()->stack = new_stack();
+  if (m.warps.size() < m.num_warps) m.warps.resize(m.num_warps);
+  for (unsigned w = 0; w < m.num_warps; ++w) m.warps[w].lanes = 0;
+  for (unsigned number = 0; number < m.num_threads; ++number) {
+    if (number >= m.threads.size()) {
+      m.threads.push_back(std::make_unique<Thread>());
+      m.threads.back()->stack = new_stack();
     }
-    Thread& thread = *b.threads[t];
+    Thread& thread = *m.threads[number];
+    const unsigned t = number % m.threads_per_block;
     thread.index = {t % block_shape.x, t / block_shape.x % block_shape.y, t / block_shape.x / block_shape.y};
     thread.linear = t;
     thread.lane = t % 32;
-    thread.warp = &b.warps[t / 32];
+    thread.rank = number / m.threads_per_block;
+    thread.warp = &m.warps[thread.rank * warps_per_block + t / 32];
     thread.warp->threads[thread.lane] = &thread;
     thread.warp->lanes |= 1u << thread.lane;
   }
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
-      for (unsigned x = 0; x < grid.x; ++x) {
-        blockIdx = {x, y, z};
-        run_block();
+      for (unsigned x = 0; x < grid.x; x += cluster) {
+        for (unsigned rank = 0; rank < cluster; ++rank) m.blocks[rank].index = {x + rank, y, z};
+        blockIdx = m.blocks[0].index;
+        run_cluster();
         current = nullptr;
-        if (!b.fault.empty()) return b.fault;
+        if (!m.fault.empty()) return m.fault;
       }
   return "";
 }
+
+unsigned cluster_blocks() { return static_cast<unsigned>(machine().blocks.size()); }
 
 void collective(const char* what, std::uint32_t mask, Where where, void* data, CollectiveFunction run) {
   Thread& self = *current;
@@ -365,8 +421,9 @@ void collective(const char* what, std::uint32_t mask, Where where, void* data, C
 }
 
 BlockVote block_barrier(const char* what, bool predicate, Where where) {
-  Block& b = block();
-  Barrier& barrier = b.barriers[0];
+  Machine& m = machine();
+  const unsigned threads = m.threads_per_block;
+  Barrier& barrier = m.blocks[current->rank].barriers[0];
   if (barrier.arrived == 0) {
     barrier.where = where;
     barrier.count = 0;
@@ -375,8 +432,8 @@ BlockVote block_barrier(const char* what, bool predicate, Where where) {
           ", others wait for it at the one in " + text(barrier.where));
   }
   barrier.count += predicate;
-  if (++barrier.arrived == b.num_threads) {
-    barrier.result = {barrier.count, barrier.count == static_cast<int>(b.num_threads), barrier.count > 0};
+  if (++barrier.arrived == threads) {
+    barrier.result = {barrier.count, barrier.count == static_cast<int>(threads), barrier.count > 0};
     barrier.arrived = 0;
     for (Thread* thread : barrier.waiting) make_runnable(thread);
     barrier.waiting.clear();
@@ -390,11 +447,11 @@ BlockVote block_barrier(const char* what, bool predicate, Where where) {
 }
 
 void named_barrier(unsigned id, unsigned threads, bool wait, Where where) {
-  Block& b = block();
-  if (id >= kNamedBarriers || threads == 0 || threads % 32 != 0 || threads > b.num_threads)
+  Machine& m = machine();
+  if (id >= kNamedBarriers || threads == 0 || threads % 32 != 0 || threads > m.threads_per_block)
     fault("named barrier " + std::to_string(id) + " of " + std::to_string(threads) + " threads in " + text(where) +
           ": ids are below 16, counts whole warps of the block");
-  Barrier& barrier = b.barriers[id];
+  Barrier& barrier = m.blocks[current->rank].barriers[id];
   if (barrier.arrived > 0 && barrier.threads != threads)
     fault("named barrier " + std::to_string(id) + " in " + text(where) + ": others gave another thread count");
   barrier.threads = threads;
@@ -414,13 +471,63 @@ void named_barrier(unsigned id, unsigned threads, bool wait, Where where) {
   if (wait) suspend();
 }
 
-void spin(const char* what, Where where) {
-  block().spinning.push_back(current);
+void cluster_arrive(Where where) {
+  Machine& m = machine();
+  Barrier& barrier = m.cluster_barrier;
+  if (current->in_cluster_barrier) fault("barrier.cluster.arrive twice without a wait, in " + text(where));
+  current->in_cluster_barrier = true;
+  if (++barrier.arrived < m.num_threads) return;
+  barrier.arrived = 0;
+  ++barrier.count;  // rounds
+  for (Thread* thread : barrier.waiting) make_runnable(thread);
+  barrier.waiting.clear();
+}
+
+void cluster_wait(Where where) {
+  Barrier& barrier = machine().cluster_barrier;
+  if (!current->in_cluster_barrier) fault("barrier.cluster.wait without an arrive, in " + text(where));
+  current->in_cluster_barrier = false;
+  // This thread's arrivals are the rounds that it waits for.
+  if (barrier.count > static_cast<int>(current->cluster_rounds++)) return;
+  barrier.waiting.push_back(current);
+  current->waits_at = "barrier.cluster.wait";
+  current->where = where;
+  suspend();
+}
+
+void sleep(const char* what, Where where) {
   current->waits_at = what;
   current->where = where;
   suspend();
 }
 
-void defer(std::function<void()> work) { block().deferred.push_back(std::move(work)); }
+void wake(Thread* thread) { make_runnable(thread); }
+
+void spin(const char* what, Where where) {
+  machine().spinning.push_back(current);
+  current->waits_at = what;
+  current->where = where;
+  suspend(true);
+}
+
+void defer(std::function<void()> work) { machine().deferred.push_back(std::move(work)); }
+
+void bulk_add(std::function<void()> work) {
+  if (!current->bulk) current->bulk = new BulkGroups;
+  current->bulk->open.push_back(std::move(work));
+}
+
+void bulk_commit() {
+  if (!current->bulk) return;
+  current->bulk->closed.push_back(std::move(current->bulk->open));
+  current->bulk->open.clear();
+}
+
+void bulk_wait(unsigned groups_left) {
+  if (!current->bulk) return;
+  auto& closed = current->bulk->closed;
+  for (; closed.size() > groups_left; closed.pop_front())
+    for (const auto& work : closed.front()) work();
+}
 
 }  // namespace simt

@@ -32,20 +32,35 @@ constexpr std::size_t kStrictest = 1024;  // alignment that a layout asks for
 constexpr std::size_t kRoom = (kMostSharedBytes + 2 * kStrictest + 0xffff) & ~std::size_t{0xffff};
 constexpr std::uint32_t kStaticAddress = 0x80000;
 
-unsigned char* room() {
+constexpr std::size_t kGuard = 0x10000, kRoomPitch = kRoom + kGuard;
+constexpr std::uint32_t kClusterAddress = 0x1000000;  // plus kRankPitch a block: an address that mapa has made
+constexpr std::uint32_t kRankPitch = 0x100000;
+
+// One behind the other, an unreadable stretch before and behind each.
+unsigned char* room(unsigned rank) {
   static unsigned char* const memory = [] {
-    constexpr std::size_t kGuard = 0x10000;
-    void* const all = mmap(nullptr, kRoom + 2 * kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    unsigned char* const inner = static_cast<unsigned char*>(all) + kGuard;
-    if (all == MAP_FAILED || mprotect(inner, kRoom, PROT_READ | PROT_WRITE) != 0) std::abort();
-    return inner;
+    void* const all =
+        mmap(nullptr, kMostClusterBlocks * kRoomPitch + kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) std::abort();
+    unsigned char* const first = static_cast<unsigned char*>(all) + kGuard;
+    for (unsigned i = 0; i < kMostClusterBlocks; ++i)
+      if (mprotect(first + i * kRoomPitch, kRoom, PROT_READ | PROT_WRITE) != 0) std::abort();
+    return first;
   }();
-  return memory;
+  return memory + rank * kRoomPitch;
 }
 
-std::size_t dynamic_bytes = 0;
-unsigned char* dynamic_base = nullptr;  // null until a thread of the block asks
-std::size_t dynamic_alignment = 0;
+struct BlockMemory {
+  unsigned char* dynamic_base = nullptr;     // null until a thread of the block asks
+  std::vector<unsigned char> static_memory;  // while another block of the cluster runs
+};
+
+std::size_t dynamic_bytes = 0, dynamic_alignment = 0;
+BlockMemory memories[kMostClusterBlocks];
+unsigned rank_inside = 0;  // whose static variables are in place
+
+std::size_t static_bytes() { return static_cast<std::size_t>(&shared_end - &shared_begin); }
+unsigned current_rank() { return current ? current->rank : 0; }
 
 }  // namespace
 
@@ -59,49 +74,77 @@ struct AsyncCopies {
   std::deque<std::vector<Copy>> groups;
 };
 
-void fresh_shared_memory(std::size_t bytes) {
+void fresh_shared_memory(unsigned blocks, std::size_t bytes) {
   if (&shared_end < &shared_begin) std::abort();  // the link order is wrong
-  std::memset(&shared_begin, kPoison, static_cast<std::size_t>(&shared_end - &shared_begin));
+  std::memset(&shared_begin, kPoison, static_bytes());
   dynamic_bytes = bytes;
-  dynamic_base = nullptr;
-  ASAN_POISON_MEMORY_REGION(room(), kRoom);
+  rank_inside = 0;
+  for (unsigned rank = 0; rank < blocks; ++rank) {
+    memories[rank].dynamic_base = nullptr;
+    if (rank > 0) memories[rank].static_memory.assign(static_bytes(), kPoison);
+    ASAN_POISON_MEMORY_REGION(room(rank), kRoom);
+  }
+}
+
+void enter_shared_memory(unsigned rank) {
+  if (rank == rank_inside) return;
+  auto* const place = reinterpret_cast<unsigned char*>(&shared_begin);
+  memories[rank_inside].static_memory.assign(place, place + static_bytes());
+  std::memcpy(place, memories[rank].static_memory.data(), static_bytes());
+  rank_inside = rank;
 }
 
 void* dynamic_shared(std::size_t alignment) {
-  if (!dynamic_base) {
+  unsigned char*& base = memories[current_rank()].dynamic_base;
+  if (!base) {
     // As near to the end as the alignment allows, and no better aligned than asked for.
     const std::size_t past = (dynamic_bytes + alignment - 1) / alignment * alignment;
-    dynamic_base = room() + kRoom - past;
-    if (alignment < kStrictest && reinterpret_cast<std::uintptr_t>(dynamic_base) % (2 * alignment) == 0)
-      dynamic_base -= alignment;
+    base = room(current_rank()) + kRoom - past;
+    if (alignment < kStrictest && reinterpret_cast<std::uintptr_t>(base) % (2 * alignment) == 0) base -= alignment;
     dynamic_alignment = alignment;
-    ASAN_UNPOISON_MEMORY_REGION(dynamic_base, dynamic_bytes);
-    std::memset(dynamic_base, kPoison, dynamic_bytes);
+    ASAN_UNPOISON_MEMORY_REGION(base, dynamic_bytes);
+    std::memset(base, kPoison, dynamic_bytes);
   }
   if (dynamic_alignment != alignment) fault("dynamic shared memory is declared with two alignments in one kernel");
-  return dynamic_base;
+  return base;
 }
 
 std::string describe_address(const void* address) {
-  const std::ptrdiff_t offset = static_cast<const unsigned char*>(address) - room();
-  if (offset >= -0x10000 && offset < std::ptrdiff_t{kRoom} + 0x10000)
-    return "byte " + std::to_string(static_cast<const unsigned char*>(address) - dynamic_base) + " of " +
+  const auto* const at = static_cast<const unsigned char*>(address);
+  const unsigned char* const first = room(0) - kGuard;
+  if (at >= first && at < first + kMostClusterBlocks * kRoomPitch + kGuard)
+    return "byte " + std::to_string(at - memories[current_rank()].dynamic_base) + " of " +
            std::to_string(dynamic_bytes) + " bytes of dynamic shared memory";
   return describe_device_address(address);
 }
 
 std::uint32_t shared_address(const void* pointer) {
   const auto* const at = static_cast<const unsigned char*>(pointer);
-  if (at >= room() && at <= room() + kRoom) return static_cast<std::uint32_t>(at - room());
+  const unsigned char* const dynamic = room(current_rank());
+  if (at >= dynamic && at <= dynamic + kRoom) return static_cast<std::uint32_t>(at - dynamic);
   const auto* const begin = reinterpret_cast<const unsigned char*>(&shared_begin);
-  if (at < begin || at > reinterpret_cast<const unsigned char*>(&shared_end))
-    fault("the shared-memory address of something that does not lie in shared memory");
+  if (at < begin || at > begin + static_bytes())
+    fault("the shared-memory address of something that does not lie in this block's shared memory");
   return kStaticAddress + static_cast<std::uint32_t>(at - begin);
 }
 
 void* shared_pointer(std::uint32_t address) {
-  if (address >= kStaticAddress) return &shared_begin + (address - kStaticAddress);
-  return room() + address;
+  unsigned rank = current_rank();
+  if (address >= kClusterAddress) {
+    rank = (address - kClusterAddress) / kRankPitch;
+    address %= kRankPitch;
+    if (rank >= cluster_blocks()) fault("an address in a block that the cluster does not have");
+  }
+  if (address < kStaticAddress) return room(rank) + address;
+  address -= kStaticAddress;
+  if (rank == rank_inside) return &shared_begin + address;
+  return memories[rank].static_memory.data() + address;
+}
+
+std::uint32_t map_shared(std::uint32_t address, unsigned rank) {
+  if (address >= kClusterAddress) return address;  // names its block already
+  if (rank >= cluster_blocks()) fault("mapa: the cluster has no block " + std::to_string(rank));
+  return kClusterAddress + rank * kRankPitch + address;
 }
 
 namespace {

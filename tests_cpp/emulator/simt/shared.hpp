@@ -10,8 +10,16 @@ struct Thread;
 
 inline constexpr std::size_t kMostSharedBytes = 227 * 1024;
 
-/// A new block: everything that is __shared__ becomes poison, and the dynamic part gets its exact size.
-void fresh_shared_memory(std::size_t dynamic_bytes);
+inline constexpr unsigned kMostClusterBlocks = 8;
+
+/// New blocks: everything that is __shared__ becomes poison, and the dynamic part gets its exact size.
+void fresh_shared_memory(unsigned blocks, std::size_t dynamic_bytes);
+
+/// A thread of this block of the cluster runs next: the __shared__ variables hold its block's values.
+void enter_shared_memory(unsigned rank);
+
+/// Forgets who waited for an mbarrier of the last cluster (mbarrier.cpp).
+void clear_mbarrier_waiters();
 
 /// Empty, or a sentence on an address in shared or global memory that no thread may touch.
 std::string describe_address(const void* address);

@@ -27,14 +27,18 @@ struct Index3 {  // uint3 and dim3 to kernels
 
 struct Warp;
 struct AsyncCopies;
+struct BulkGroups;
 
 struct Thread {
   Index3 index;
-  unsigned linear = 0, lane = 0;
+  unsigned linear = 0, lane = 0, rank = 0;  // rank: of its block in the cluster
   Warp* warp = nullptr;
   const char* waits_at = nullptr;  // what stands in messages; null while it runs
   Where where{};
   AsyncCopies* copies = nullptr;  // its cp.async
+  BulkGroups* bulk = nullptr;     // its TMA stores
+  bool in_cluster_barrier = false;
+  unsigned cluster_rounds = 0;
   // The fiber.
   void* stack_pointer = nullptr;
   unsigned char* stack = nullptr;
@@ -43,8 +47,10 @@ struct Thread {
 
 extern Thread* current;
 
-/// One launch: runs every block to its end. Empty, or what went wrong in which block and where.
-std::string run_grid(Index3 grid, Index3 block, std::size_t dynamic_shared_bytes, const std::function<void()>& kernel);
+/// One launch: runs every block to its end, a cluster (neighbours in x) at a time. Empty, or what went wrong in which
+/// block and where.
+std::string run_grid(Index3 grid, Index3 block, unsigned cluster, std::size_t dynamic_shared_bytes,
+                     const std::function<void()>& kernel);
 
 /// Ends the launch of the current thread: run_grid returns `text`.
 [[noreturn]] void fault(const std::string& text);
@@ -62,6 +68,15 @@ BlockVote block_barrier(const char* what, bool predicate, Where where);
 /// bar.sync and bar.arrive: the barrier `id` opens when `threads` threads have come.
 void named_barrier(unsigned id, unsigned threads, bool wait, Where where);
 
+/// All threads of the cluster; arrival and wait apart.
+void cluster_arrive(Where where);
+void cluster_wait(Where where);
+unsigned cluster_blocks();
+
+/// The current thread waits until another thread or a deferred piece of work calls wake() on it.
+void sleep(const char* what, Where where);
+void wake(Thread* thread);
+
 /// Inside a loop that waits for another thread or block to write memory: lets the others run.
 void spin(const char* what, Where where);
 
@@ -71,6 +86,9 @@ void* dynamic_shared(std::size_t alignment);
 /// Shared-memory addresses are 32-bit numbers in PTX.
 std::uint32_t shared_address(const void* pointer);
 void* shared_pointer(std::uint32_t address);
+/// The same place in another block of the cluster, as an address that shared_pointer knows (mapa); one that mapa gave
+/// stays as it is.
+std::uint32_t map_shared(std::uint32_t address, unsigned rank);
 
 /// What fresh memory holds: NaN in every floating dtype, -1 in integers.
 inline constexpr unsigned char kPoison = 0xff;
@@ -82,6 +100,13 @@ void async_wait(unsigned groups_left);
 
 /// Work that an engine beside the threads does (TMA): done when no thread can go on.
 void defer(std::function<void()> work);
+
+/// Bulk groups of the current thread: work (TMA stores) that is done when its group is waited for.
+void bulk_add(std::function<void()> work);
+void bulk_commit();
+void bulk_wait(unsigned groups_left);
+
+std::string text(Where where);
 
 }  // namespace simt
 

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "simt/mbarrier.hpp"
 #include "simt/simt.hpp"
 
 namespace simt {
@@ -18,36 +19,117 @@ TensorMap decode(const CUtensorMap* map) {
   return decoded;
 }
 
-void move_box(const TensorMap& map, std::uint32_t shared, const int* coordinates, Move move) {
-  if (shared % 128 != 0) fault("TMA: the shared-memory address is not a multiple of 128");
+namespace {
+
+void add_floats(void* to, const void* from, std::uint32_t bytes) {
+  for (std::uint32_t at = 0; at < bytes; at += 4) {
+    float a, b;
+    std::memcpy(&a, static_cast<char*>(to) + at, 4);
+    std::memcpy(&b, static_cast<const char*>(from) + at, 4);
+    a += b;
+    std::memcpy(static_cast<char*>(to) + at, &a, 4);
+  }
+}
+
+// f(element's place in the tensor or null outside of it, its byte offset in the tile before the swizzle)
+template <class F>
+void each_element(const TensorMap& map, const std::vector<int>& coordinates, F f) {
   std::uint32_t at[5] = {};
   for (std::uint32_t n = 0; n < map.box_elements(); ++n) {
     unsigned char* global = map.data;
     bool inside = true;
     for (int d = 0; d < map.rank; ++d) {
-      const std::int64_t index = static_cast<std::int64_t>(coordinates[d]) + at[d];
+      const std::int64_t index = static_cast<std::int64_t>(coordinates[static_cast<std::size_t>(d)]) + at[d];
       inside = inside && index >= 0 && static_cast<std::uint64_t>(index) < map.extents[d];
       global += index * static_cast<std::int64_t>(map.strides[d]);
     }
-    auto* const local =
-        static_cast<unsigned char*>(shared_pointer(swizzled(shared + n * map.element_bytes, map.swizzle_bytes)));
-    if (move == Move::kLoad) {
-      if (inside)
-        std::memcpy(local, global, map.element_bytes);
-      else
-        std::memset(local, 0, map.element_bytes);
-    } else if (inside && move == Move::kStore) {
-      std::memcpy(global, local, map.element_bytes);
-    } else if (inside) {
-      if (!map.is_float || map.element_bytes != 4) fault("TMA: the emulator reduces fp32 only");
-      float a, b;
-      std::memcpy(&a, global, 4);
-      std::memcpy(&b, local, 4);
-      a += b;
-      std::memcpy(global, &a, 4);
-    }
+    f(inside ? global : nullptr, n * map.element_bytes);
     for (int d = 0; d < map.rank && ++at[d] == map.box[d]; ++d) at[d] = 0;
   }
+}
+
+// The swizzle works on address bits, which a tile's place shares with its shared-memory address: 16-byte chunks move
+// within their line of 8 x 128 bytes.
+std::uint32_t swizzled(std::uint32_t address, std::uint32_t swizzle_bytes) {
+  const std::uint32_t mask = swizzle_bytes / 16 - (swizzle_bytes ? 1 : 0);  // 7, 3, 1 or 0
+  return address ^ (address >> 7 & mask) << 4;
+}
+
+void check(const TensorMap& map, std::uint32_t shared, const std::vector<int>& coordinates) {
+  if (shared % 128 != 0) fault("TMA: the shared-memory address is not a multiple of 128");
+  if (coordinates.size() != map.rank)
+    fault("TMA: " + std::to_string(coordinates.size()) + " coordinates for a map of " + std::to_string(map.rank) +
+          " dimensions");
+}
+
+void check_bulk(std::uint32_t shared, const void* global, std::uint32_t bytes) {
+  if (shared % 16 != 0 || reinterpret_cast<std::uintptr_t>(global) % 16 != 0 || bytes % 16 != 0)
+    fault("bulk copy: addresses and size are not multiples of 16");
+}
+
+unsigned char* byte_at(std::uint32_t address) { return static_cast<unsigned char*>(shared_pointer(address)); }
+
+}  // namespace
+
+void issue_load(std::uint32_t shared, const CUtensorMap& encoded, std::uint32_t barrier, std::uint32_t blocks,
+                const std::vector<int>& coordinates, Where where) {
+  const TensorMap map = decode(&encoded);
+  check(map, shared, coordinates);
+  if (blocks == 0 || blocks >> cluster_blocks()) fault("TMA: a load to a block that the cluster does not have");
+  for (unsigned rank = 0; rank < cluster_blocks(); ++rank) {
+    if (!(blocks >> rank & 1)) continue;
+    // From here on the box may be written at any time.
+    each_element(map, coordinates, [&](unsigned char*, std::uint32_t offset) {
+      std::memset(byte_at(map_shared(swizzled(shared + offset, map.swizzle_bytes), rank)), kPoison, map.element_bytes);
+    });
+    defer([=] {
+      each_element(map, coordinates, [&](const unsigned char* global, std::uint32_t offset) {
+        unsigned char* const to = byte_at(map_shared(swizzled(shared + offset, map.swizzle_bytes), rank));
+        if (global)
+          std::memcpy(to, global, map.element_bytes);
+        else
+          std::memset(to, 0, map.element_bytes);
+      });
+      mbarrier_complete(map_shared(barrier, rank), map.box_elements() * map.element_bytes, where);
+    });
+  }
+}
+
+void issue_store(const CUtensorMap& encoded, std::uint32_t shared, Move move, const std::vector<int>& coordinates) {
+  const TensorMap map = decode(&encoded);
+  check(map, shared, coordinates);
+  if (move == Move::kReduceAdd && !map.is_float) fault("TMA: the emulator reduces fp32 only");
+  bulk_add([=] {
+    each_element(map, coordinates, [&](unsigned char* global, std::uint32_t offset) {
+      if (!global) return;
+      const unsigned char* const from = byte_at(swizzled(shared + offset, map.swizzle_bytes));
+      if (move == Move::kStore)
+        std::memcpy(global, from, map.element_bytes);
+      else
+        add_floats(global, from, map.element_bytes);
+    });
+  });
+}
+
+void issue_bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t barrier,
+                     Where where) {
+  check_bulk(shared, global, bytes);
+  const std::uint32_t to = map_shared(shared, current->rank), counts_at = map_shared(barrier, current->rank);
+  std::memset(byte_at(to), kPoison, bytes);
+  defer([=] {
+    std::memcpy(byte_at(to), global, bytes);
+    mbarrier_complete(counts_at, bytes, where);
+  });
+}
+
+void issue_bulk_store(void* global, std::uint32_t shared, std::uint32_t bytes, Move move) {
+  check_bulk(shared, global, bytes);
+  bulk_add([=] {
+    if (move == Move::kStore)
+      std::memcpy(global, byte_at(shared), bytes);
+    else
+      add_floats(global, byte_at(shared), bytes);
+  });
 }
 
 }  // namespace simt

@@ -1,9 +1,11 @@
-// What the emulator writes into a CUtensorMap, and the boxes that its copy engine moves by it.
+// What the emulator writes into a CUtensorMap, and the copies that its engine makes.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cuda.h"
+#include "simt/simt.hpp"
 
 namespace simt {
 
@@ -25,15 +27,15 @@ static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap), "fits");
 /// The map behind the opaque bytes; a fault where they are no map.
 TensorMap decode(const CUtensorMap* map);
 
-/// Where a line of the box lies: byte `offset` of a tile at a shared-memory address, under the swizzle.
-inline std::uint32_t swizzled(std::uint32_t address, std::uint32_t swizzle_bytes) {
-  const std::uint32_t mask = swizzle_bytes / 16 - (swizzle_bytes ? 1 : 0);  // 7, 3, 1 or 0
-  return address ^ ((address >> 7 & mask) << 4);
-}
-
 enum class Move { kLoad, kStore, kReduceAdd };
 
-/// Moves the box at `coordinates`: what lies outside of the tensor is loaded as zero and never stored.
-void move_box(const TensorMap& map, std::uint32_t shared, const int* coordinates, Move);
+/// A box to the same place of every block of the cluster whose bit is set; what lies outside of the tensor is zero.
+void issue_load(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, std::uint32_t blocks,
+                const std::vector<int>& coordinates, Where where);
+/// A box to the tensor, but for what lies outside of it; in the current thread's open bulk group.
+void issue_store(const CUtensorMap& map, std::uint32_t shared, Move move, const std::vector<int>& coordinates);
+
+void issue_bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t barrier, Where where);
+void issue_bulk_store(void* global, std::uint32_t shared, std::uint32_t bytes, Move move);
 
 }  // namespace simt

@@ -15,6 +15,7 @@ inline void cp_async_16(std::uint32_t shared_address, const void* global, std::u
 inline void cp_async_4(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
   simt::async_copy(shared_address, global, 4, bytes);
 }
+inline void prefetch_l2(const void*) {}
 inline void cp_async_commit() { simt::async_commit(); }
 
 template <int kPending>

@@ -63,26 +63,33 @@ inline void mma(void* const* data, std::uint32_t lanes) {
   }
 }
 
-// D (16 x 8) += A (16 x 8) B (8 x 8) of fp32 values without their last 13 bits.
+// Lane l of A (16 x 8): rows l / 4 and + 8 of column l % 4 (a[0], a[1]), and of column l % 4 + 4 (a[2], a[3]); of B (8
+// x 8): rows l % 4 and + 4 of column l / 4. The low 13 bits of a value are not read.
 inline void mma_tf32(void* const* data, std::uint32_t lanes) {
   if (lanes != kWholeWarp) simt::fault("mma: some lanes of the warp are missing");
-  const auto tf32 = [](std::uint32_t bits) {
-    bits &= 0xffffe000u;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-  };
+  const auto tf32 = [](std::uint32_t bits) { return simt::float_from_bits(bits & 0xffffe000u); };
   float a[16][8], b[8][8];
   for (int lane = 0; lane < 32; ++lane) {
     const auto& registers = *static_cast<const MmaLane*>(data[lane]);
-    const int row = lane / 4, column = lane % 4;
-    for (int e = 0; e < 4; ++e) a[row + 8 * (e % 2)][column + 4 * (e / 2)] = tf32(registers.a[e]);
-    for (int e = 0; e < 2; ++e) b[column + 4 * e][row] = tf32(registers.b[e]);
+    const int group = lane / 4, in_group = lane % 4;
+    for (int r = 0; r < 4; ++r) a[group + 8 * (r % 2)][in_group + 4 * (r / 2)] = tf32(registers.a[r]);
+    for (int r = 0; r < 2; ++r) b[in_group + 4 * r][group] = tf32(registers.b[r]);
   }
   for (int lane = 0; lane < 32; ++lane) {
     float* const d = static_cast<const MmaLane*>(data[lane])->d;
     for (int e = 0; e < 4; ++e)
       for (int k = 0; k < 8; ++k) d[e] += a[lane / 4 + 8 * (e / 2)][k] * b[k][2 * (lane % 4) + e % 2];
+  }
+}
+
+inline void movmatrix(void* const* data, std::uint32_t lanes) {
+  if (lanes != kWholeWarp) simt::fault("movmatrix: some lanes of the warp are missing");
+  std::uint16_t elements[8][8];
+  for (int lane = 0; lane < 32; ++lane) std::memcpy(&elements[lane / 4][2 * (lane % 4)], data[lane], 4);
+  for (int lane = 0; lane < 32; ++lane) {
+    const int row = lane / 4, column = 2 * (lane % 4);
+    static_cast<std::uint32_t*>(data[lane])[1] =
+        static_cast<std::uint32_t>(elements[column + 1][row]) << 16 | elements[column][row];
   }
 }
 
@@ -132,6 +139,12 @@ inline void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::ui
   const std::uint32_t b[] = {b0, b1};
   emulated::MmaLane mine{d, a, b};
   simt::collective("mma.m16n8k8.tf32", emulated::kWholeWarp, where, &mine, emulated::mma_tf32);
+}
+
+inline std::uint32_t movmatrix_trans(std::uint32_t a, simt::Where where = simt::Where::here()) {
+  std::uint32_t both[] = {a, 0};  // given, got
+  simt::collective("movmatrix", emulated::kWholeWarp, where, both, emulated::movmatrix);
+  return both[1];
 }
 
 inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t shared_address, simt::Where where = simt::Where::here()) {

@@ -1,0 +1,123 @@
+// See mbarrier.hpp. A barrier lives in the 8 bytes that the kernel gives it, so that using them for something else too
+// is noticed.
+#include "simt/mbarrier.hpp"
+
+#include <cstring>
+#include <vector>
+
+#include "simt/shared.hpp"
+
+namespace simt {
+namespace {
+
+constexpr std::int64_t kMostCount = (1 << 20) - 1;  // of arrivals, and of bytes under way
+constexpr std::uint64_t kMagic = 2;                 // neither 0 nor poison
+
+struct State {
+  std::int64_t pending, count, bytes;
+  unsigned phase;
+};
+
+struct Waiter {
+  Thread* thread;
+  std::uint32_t barrier;
+};
+std::vector<Waiter>& waiters() {
+  static std::vector<Waiter>& all = *new std::vector<Waiter>;
+  return all;
+}
+
+// An operation on a barrier: which one, and its name and line for messages.
+struct Access {
+  std::uint32_t barrier;  // as map_shared names it
+  const char* what;
+  Where where;
+
+  Access(std::uint32_t address, const char* what, Where where)
+      : barrier(current ? map_shared(address, current->rank) : address), what(what), where(where) {
+    if (address % 8 != 0) stop("the mbarrier is not at a multiple of 8");
+  }
+
+  [[noreturn]] void stop(const char* why) const { fault(std::string(what) + " in " + text(where) + ": " + why); }
+
+  State load() const {
+    std::uint64_t bits;
+    std::memcpy(&bits, shared_pointer(barrier), sizeof(bits));
+    if (bits >> 62 != kMagic) stop("the mbarrier is not initialised, or was overwritten");
+    State state;
+    state.pending = static_cast<std::int64_t>(bits & 0xfffff);
+    state.count = static_cast<std::int64_t>(bits >> 20 & 0xfffff);
+    state.bytes = static_cast<std::int64_t>(bits >> 40 & 0x1fffff) - (kMostCount + 1);
+    state.phase = static_cast<unsigned>(bits >> 61 & 1);
+    return state;
+  }
+
+  // Ends the phase when everything is in.
+  void store(State state) const {
+    if (state.bytes < -kMostCount || state.bytes > kMostCount) stop("more than 2^20 - 1 bytes announced or come");
+    if (state.pending == 0 && state.bytes == 0) {
+      state.pending = state.count;
+      state.phase ^= 1;
+      auto& all = waiters();
+      for (std::size_t i = 0; i < all.size();) {
+        if (all[i].barrier != barrier) {
+          ++i;
+          continue;
+        }
+        wake(all[i].thread);
+        all[i] = all.back();
+        all.pop_back();
+      }
+    }
+    const std::uint64_t bits = static_cast<std::uint64_t>(state.pending) |
+                               static_cast<std::uint64_t>(state.count) << 20 |
+                               static_cast<std::uint64_t>(state.bytes + kMostCount + 1) << 40 |
+                               static_cast<std::uint64_t>(state.phase) << 61 | kMagic << 62;
+    std::memcpy(shared_pointer(barrier), &bits, sizeof(bits));
+  }
+};
+
+}  // namespace
+
+void clear_mbarrier_waiters() { waiters().clear(); }
+
+void mbarrier_init(std::uint32_t barrier, std::uint32_t arrivals, Where where) {
+  const Access access(barrier, "mbarrier.init", where);
+  if (arrivals < 1 || arrivals > kMostCount) access.stop("needs 1 to 2^20 - 1 arrivals");
+  access.store({arrivals, arrivals, 0, 0});
+}
+
+void mbarrier_invalidate(std::uint32_t barrier, Where where) {
+  const Access access(barrier, "mbarrier.inval", where);
+  access.load();
+  std::memset(shared_pointer(access.barrier), kPoison, 8);
+}
+
+void mbarrier_arrive(std::uint32_t barrier, unsigned arrivals, std::uint32_t bytes, Where where) {
+  const Access access(barrier, "mbarrier.arrive", where);
+  State state = access.load();
+  state.bytes += bytes;
+  if (state.pending < arrivals) access.stop("one arrival more than the phase counts");
+  state.pending -= arrivals;
+  access.store(state);
+}
+
+void mbarrier_complete(std::uint32_t cluster_barrier, std::uint32_t bytes, Where where) {
+  const Access access(cluster_barrier, "a bulk copy", where);
+  State state = access.load();
+  state.bytes -= bytes;
+  access.store(state);
+}
+
+bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity, Where where) {
+  return Access(barrier, "mbarrier.try_wait", where).load().phase != (parity & 1);
+}
+
+void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, Where where) {
+  while (!mbarrier_test(barrier, parity, where)) {
+    waiters().push_back({current, map_shared(barrier, current->rank)});
+    sleep("mbarrier.try_wait", where);
+  }
+}
+
+}  // namespace simt

@@ -1,0 +1,134 @@
+// See wgmma.hpp.
+#include "simt/wgmma.hpp"
+
+#include <cstring>
+
+#include "simt/warp.hpp"
+#include "half_bits.h"
+
+namespace simt {
+namespace {
+
+// A matrix operand in shared memory, as its descriptor tells.
+struct Operand {
+  std::uint32_t address, leading, stride, line;  // line: bytes of the swizzle, 0 without
+
+  explicit Operand(std::uint64_t descriptor, Where where)
+      : address(static_cast<std::uint32_t>(descriptor & 0x3fff) << 4),
+        leading(static_cast<std::uint32_t>(descriptor >> 16 & 0x3fff) << 4),
+        stride(static_cast<std::uint32_t>(descriptor >> 32 & 0x3fff) << 4) {
+    constexpr std::uint32_t kLines[] = {0, 128, 64, 32};
+    line = kLines[descriptor >> 62];
+    if (descriptor >> 49 & 7) fault("wgmma in " + text(where) + ": the emulator knows no base offset in descriptors");
+  }
+
+  // Element (row, k), rows along m or n. PTX ISA, canonical layouts; the swizzle works on address bits.
+  std::uint32_t place(bool k_major, std::uint32_t row, std::uint32_t k) const {
+    std::uint32_t at = address;
+    if (line == 0) {  // core matrices of 8 x 16 bytes, each in one piece
+      at += k_major ? row / 8 * stride + k / 8 * leading + row % 8 * 16 + k % 8 * 2
+                    : row / 8 * stride + k / 8 * leading + k % 8 * 16 + row % 8 * 2;
+    } else if (k_major) {
+      at += row / 8 * stride + row % 8 * line + k * 2;
+    } else {
+      const std::uint32_t per_line = line / 2;
+      at += row / per_line * leading + k / 8 * stride + k % 8 * line + row % per_line * 2;
+    }
+    const std::uint32_t mask = line / 16 - (line ? 1 : 0);
+    return at ^ (at >> 7 & mask) << 4;
+  }
+};
+
+constexpr int kDepth = 16;
+
+float element(const Wgmma& op, const Operand& from, bool k_major, std::uint32_t row, std::uint32_t k) {
+  std::uint16_t bits;
+  std::memcpy(&bits, shared_pointer(from.place(k_major, row, k)), 2);
+  return op.bf16 ? bf16_to_float(bits) : fp16_to_float(bits);
+}
+
+void execute(const Wgmma& op) {
+  float a[16][kDepth], b[kDepth][256], d[16][256];
+  if (op.a_in_registers) {
+    for (int lane = 0; lane < 32; ++lane)
+      for (int r = 0; r < 4; ++r)
+        for (int e = 0; e < 2; ++e) {
+          const auto bits = static_cast<std::uint16_t>(op.a_registers[lane][r] >> 16 * e);
+          a[lane / 4 + 8 * (r % 2)][8 * (r / 2) + 2 * (lane % 4) + e] =
+              op.bf16 ? bf16_to_float(bits) : fp16_to_float(bits);
+        }
+  } else {
+    const Operand from(op.a, op.where);
+    for (std::uint32_t m = 0; m < 16; ++m)
+      for (std::uint32_t k = 0; k < kDepth; ++k)
+        a[m][k] = element(op, from, !op.transposed_a, 16 * op.warp_in_group + m, k);
+  }
+  const Operand from(op.b, op.where);
+  for (std::uint32_t n = 0; n < static_cast<std::uint32_t>(op.columns); ++n)
+    for (std::uint32_t k = 0; k < kDepth; ++k) b[k][n] = element(op, from, !op.transposed_b, n, k);
+
+  const auto each = [&](auto f) {  // f(row, column, index in lane's d, lane)
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < op.columns / 2; ++i)
+        f(lane / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2, i, lane);
+  };
+  if (!op.before.empty()) {
+    bool changed = false;
+    const float* before = op.before.data();
+    for (int lane = 0; lane < 32; ++lane, before += op.columns / 2)
+      changed = changed || std::memcmp(before, op.d[lane], static_cast<std::size_t>(op.columns / 2) * 4) != 0;
+    if (changed) fault("wgmma in " + text(op.where) + ": its accumulators were written while it was under way");
+  }
+  each([&](int m, int n, int i, int lane) { d[m][n] = op.accumulate ? op.d[lane][i] : 0.0f; });
+  for (int m = 0; m < 16; ++m)
+    for (int k = 0; k < kDepth; ++k)
+      for (int n = 0; n < op.columns; ++n) d[m][n] += a[m][k] * b[k][n];
+  each([&](int m, int n, int i, int lane) { op.d[lane][i] = d[m][n]; });
+}
+
+constexpr std::uint32_t kWholeWarp = 0xffffffffu;
+
+void whole(std::uint32_t lanes, const char* what) {
+  if (lanes != kWholeWarp) fault(std::string(what) + ": some lanes of the warp are missing");
+}
+
+}  // namespace
+
+void wgmma_issue(Warp& warp, Wgmma&& op) {
+  WgmmaQueue& queue = warp.wgmma;
+  if (!queue.fenced) fault("wgmma in " + text(op.where) + ": no wgmma.fence before the warp's first one");
+  bool first = true;
+  for (const auto& batch : queue.batches)
+    for (const Wgmma& other : batch) first = first && other.d[0] != op.d[0];
+  for (const Wgmma& other : queue.open) first = first && other.d[0] != op.d[0];
+  if (first && op.accumulate)
+    for (const float* lane : op.d) op.before.insert(op.before.end(), lane, lane + op.columns / 2);
+  queue.open.push_back(std::move(op));
+}
+
+void wgmma_fence(Where where) {
+  collective("wgmma.fence", kWholeWarp, where, nullptr, [](void* const*, std::uint32_t lanes) {
+    whole(lanes, "wgmma.fence");
+    current->warp->wgmma.fenced = true;
+  });
+}
+
+void wgmma_commit(Where where) {
+  collective("wgmma.commit_group", kWholeWarp, where, nullptr, [](void* const*, std::uint32_t lanes) {
+    whole(lanes, "wgmma.commit_group");
+    WgmmaQueue& queue = current->warp->wgmma;
+    queue.batches.push_back(std::move(queue.open));
+    queue.open.clear();
+  });
+}
+
+void wgmma_wait(unsigned batches_left, Where where) {
+  collective("wgmma.wait_group", kWholeWarp, where, &batches_left, [](void* const* data, std::uint32_t lanes) {
+    whole(lanes, "wgmma.wait_group");
+    WgmmaQueue& queue = current->warp->wgmma;
+    for (; queue.batches.size() > *static_cast<const unsigned*>(data[0]); queue.batches.pop_front())
+      for (const Wgmma& op : queue.batches.front()) execute(op);
+  });
+}
+
+}  // namespace simt

@@ -1,0 +1,36 @@
+// Warpgroup matrix instructions of sm_90a: each warp computes its 16 rows of the 64, when its batch is waited for, from
+// what shared memory holds then. PTX ISA, asynchronous warpgroup level matrix instructions.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "simt/simt.hpp"
+
+namespace simt {
+
+struct Wgmma {
+  bool bf16, a_in_registers, transposed_a, transposed_b, accumulate;
+  int columns;
+  std::uint64_t a, b;  // descriptors
+  std::uint32_t a_registers[32][4];
+  float* d[32];
+  Where where;
+  unsigned warp_in_group;
+  std::vector<float> before;  // the accumulators when they were handed over; empty behind another one on the same
+};
+
+struct WgmmaQueue {
+  std::vector<Wgmma> open;
+  std::deque<std::vector<Wgmma>> batches;
+  bool fenced = false;
+};
+
+/// By the lane that completes the warp's meeting.
+void wgmma_issue(Warp&, Wgmma&&);
+void wgmma_fence(Where);
+void wgmma_commit(Where);
+void wgmma_wait(unsigned batches_left, Where);
+
+}  // namespace simt
