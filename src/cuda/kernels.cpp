@@ -4,6 +4,7 @@
 #include "cuda/sm80/attention_bwd.hpp"
 #include "cuda/sm80/attention_fwd.hpp"
 #include "cuda/sm80/linear.hpp"
+#include "cuda/sm90a/attention_fwd.hpp"
 
 // The generated instances of the tensor-core kernels.
 namespace flashkernel::cuda::sm75 {
@@ -17,6 +18,11 @@ namespace flashkernel::cuda::sm80 {
 #include "cuda/sm80/attention_fwd_instances.inc"
 #undef FK_INSTANCE
 }  // namespace flashkernel::cuda::sm80
+namespace flashkernel::cuda::sm90a {
+#define FK_INSTANCE(op, suffix, dtype, dim) void op##_##suffix##_d##dim(const op##_params&, void*, Stream);
+#include "cuda/sm90a/attention_fwd_instances.inc"
+#undef FK_INSTANCE
+}  // namespace flashkernel::cuda::sm90a
 
 namespace flashkernel {
 namespace {
@@ -26,6 +32,7 @@ constexpr int kNewest = 999;  // what comes next runs from PTX
 constexpr int kGeneric = 10;  // priority of the generic rows; tensor-core rows stand above
 constexpr int kTuring = 15;   // mma.sync m16n8k8
 constexpr int kAmpere = 20;   // mma.sync m16n8k16
+constexpr int kHopper = 30;   // wgmma and TMA, on 9.0 alone
 constexpr int kDecode = 40;   // split-KV: for a few queries it is ahead of any kernel that walks the keys in one block
 
 template <class Params, std::size_t N>
@@ -212,6 +219,18 @@ KernelTable<KvCopyParams> cuda_kernels() {
 template <>
 KernelTable<AttentionParams> cuda_kernels() {
   static constexpr KernelEntry<AttentionParams> rows[] = {
+#define FK_INSTANCE(op, suffix, dtype, dim)       \
+  {#op "/cuda/sm90a/" #suffix "/d" #dim,          \
+   DeviceType::kCuda,                             \
+   90,                                            \
+   90,                                            \
+   kCpuAny,                                       \
+   kHopper,                                       \
+   cuda::sm90a::op##_supports<DType::dtype, dim>, \
+   nullptr,                                       \
+   cuda::sm90a::op##_##suffix##_d##dim},
+#include "cuda/sm90a/attention_fwd_instances.inc"
+#undef FK_INSTANCE
 #define FK_INSTANCE(op, suffix, dtype, dim)      \
   {#op "/cuda/sm80/" #suffix "/d" #dim,          \
    DeviceType::kCuda,                            \
