@@ -3,6 +3,7 @@
 set(_instances
     # op             arch  dtypes      head_dim buckets
     "attention_fwd | sm75 | f16      | 32 64 96 128 192 256"
+    "attention_bwd | sm75 | f16      | 32 64 96 128"
     "attention_fwd | sm80 | f16 bf16 | 32 64 96 128 192 256"
     "attention_fwd | sm90a | f16 bf16 | 64 96 128 192 256"
     "attention_bwd | sm80 | f16 bf16 | 32 64 96 128")

@@ -1,5 +1,6 @@
 // The CUDA backend's table: one row per kernel, one section per op. cc_min..cc_max are the devices a row serves.
 #include "cuda/generic/kernels.hpp"
+#include "cuda/sm75/attention_bwd.hpp"
 #include "cuda/sm75/attention_fwd.hpp"
 #include "cuda/sm80/attention_bwd.hpp"
 #include "cuda/sm80/attention_fwd.hpp"
@@ -9,6 +10,7 @@
 // The generated instances of the tensor-core kernels.
 namespace flashkernel::cuda::sm75 {
 #define FK_INSTANCE(op, suffix, dtype, dim) void op##_##suffix##_d##dim(const op##_params&, void*, Stream);
+#include "cuda/sm75/attention_bwd_instances.inc"
 #include "cuda/sm75/attention_fwd_instances.inc"
 #undef FK_INSTANCE
 }  // namespace flashkernel::cuda::sm75
@@ -278,6 +280,18 @@ KernelTable<AttentionBackwardParams> cuda_kernels() {
    cuda::sm80::op##_workspace<dim>,              \
    after_sinks<cuda::sm80::op##_##suffix##_d##dim>},
 #include "cuda/sm80/attention_bwd_instances.inc"
+#undef FK_INSTANCE
+#define FK_INSTANCE(op, suffix, dtype, dim)      \
+  {#op "/cuda/sm75/" #suffix "/d" #dim,          \
+   DeviceType::kCuda,                            \
+   kOldest,                                      \
+   kNewest,                                      \
+   kCpuAny,                                      \
+   kTuring,                                      \
+   cuda::sm75::op##_supports<DType::dtype, dim>, \
+   cuda::sm75::op##_workspace<dim>,              \
+   after_sinks<cuda::sm75::op##_##suffix##_d##dim>},
+#include "cuda/sm75/attention_bwd_instances.inc"
 #undef FK_INSTANCE
       generic<AttentionBackwardParams>("attention_bwd/cuda/generic", cuda::attention_bwd_supports,
                                        cuda::attention_bwd_workspace, cuda::attention_bwd)};

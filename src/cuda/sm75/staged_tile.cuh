@@ -6,7 +6,8 @@
 
 namespace flashkernel::cuda::sm75 {
 
-template <class T, int kRows, int kDim, int kThreads>
+/// With kFetchRows false only whole tiles are fetched, the others are copied by `store`: fewer registers.
+template <class T, int kRows, int kDim, int kThreads, bool kFetchRows = true>
 class StagedTile {
  public:
   using Tile = SharedTile<kDim>;
@@ -17,7 +18,8 @@ class StagedTile {
   /// start at multiples of 16 bytes, or a dim that is no multiple of 8) nothing is fetched: `store` copies by elements.
   template <class RowOf>
   __device__ void fetch(int dim, bool vectors, const T* first_row, std::int64_t stride, RowOf row_of) {
-    if (!vectors) return;
+    fetched_ = vectors && (kFetchRows || first_row);
+    if (!fetched_) return;
     const int row = threadIdx.x / kAcross, chunk = threadIdx.x % kAcross;
     if (first_row) {
       const T* from = first_row + row * stride + chunk * 8;
@@ -28,15 +30,16 @@ class StagedTile {
           held_[pass][group] = (group * kAcross + chunk) * 8 < dim
                                    ? *reinterpret_cast<const uint4*>(from + group * kAcross * 8)
                                    : uint4{0, 0, 0, 0};
-      return;
-    }
+    } else if constexpr (kFetchRows) {
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const T* const from = row_of(pass * kRowsAPass + row);
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const T* const from = row_of(pass * kRowsAPass + row);
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        const int column = (group * kAcross + chunk) * 8;
-        held_[pass][group] = from && column < dim ? *reinterpret_cast<const uint4*>(from + column) : uint4{0, 0, 0, 0};
+        for (int group = 0; group < kGroups; ++group) {
+          const int column = (group * kAcross + chunk) * 8;
+          held_[pass][group] =
+              from && column < dim ? *reinterpret_cast<const uint4*>(from + column) : uint4{0, 0, 0, 0};
+        }
       }
     }
   }
@@ -46,7 +49,7 @@ class StagedTile {
   __device__ void store(unsigned char* to, int dim, bool vectors, RowOf row_of) const {
     const int row = threadIdx.x / kAcross, chunk = threadIdx.x % kAcross;
     to += Tile::offset(row, chunk);
-    if (vectors) {
+    if (fetched_) {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass)
 #pragma unroll
@@ -60,6 +63,12 @@ class StagedTile {
 #pragma unroll 1
       for (int group = 0; group < kGroups; ++group) {
         T* const target = reinterpret_cast<T*>(to + pass * kRowsAPass * Tile::kPitch + group * kAcross * 16);
+        if (vectors) {
+          const int column = (group * kAcross + chunk) * 8;
+          *reinterpret_cast<uint4*>(target) =
+              from && column < dim ? *reinterpret_cast<const uint4*>(from + column) : uint4{0, 0, 0, 0};
+          continue;
+        }
 #pragma unroll 1
         for (int e = 0; e < 8; ++e) {
           const int column = (group * kAcross + chunk) * 8 + e;
@@ -77,6 +86,7 @@ class StagedTile {
   static_assert(kRows % kRowsAPass == 0 && kRowsAPass % 8 == 0, "every thread copies the same chunks of a row");
 
   uint4 held_[kPasses][kGroups];
+  bool fetched_ = false;
 };
 
 /// A warp writes its kRows rows of a tile in shared memory, `count` of them and `dim` columns of each.

@@ -1,0 +1,46 @@
+// What a row of the table says about an instance of the sm75 backward kernels; the instances themselves are generated
+// (cmake/FlashkernelCudaInstances.cmake) and defined through attention_bwd.cuh.
+#pragma once
+
+#include <algorithm>
+
+#include "flashkernel/stream.hpp"
+#include "ops/attention_params.hpp"
+#include "ops/kernel_entry.hpp"
+
+namespace flashkernel::cuda::sm75 {
+
+using attention_bwd_params = AttentionBackwardParams;  // what the generated instances call it
+
+/// The workspace: -D and then -LSE in base 2, [batch, heads_q, pitch] in fp32 each, in whole tiles of queries. (The
+/// generic kernel leaves its D, [batch, heads_q, seq_q], in the same place when the sinks want a gradient.)
+struct BackwardWorkspace {
+  static constexpr std::int64_t kTile = 64;
+  std::int64_t tiles, pitch, floats;  // of a head; of a head; of each of the two
+
+  explicit BackwardWorkspace(const AttentionParams& f)
+      : tiles((f.seq_q + kTile - 1) / kTile), pitch(tiles * kTile), floats(f.batch * f.heads_q * pitch) {}
+};
+
+template <DType kDtype, int kDim>
+Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
+  const AttentionParams& f = p.forward;
+  if (f.dtype != kDtype) return "another dtype; Turing's tensor cores take fp16";
+  const std::int64_t dim = std::max(f.head_dim, f.head_dim_v);
+  if (dim > kDim) return "head_dim is larger";
+  for (const std::int64_t bucket : {32, 64, 96, 128})
+    if (bucket < kDim && dim <= bucket) return "a smaller head_dim bucket holds it";
+  if (f.is_paged()) return "keys and values are in pages";
+  if (p.grad_bias) return "the gradient of the bias is not in this kernel";
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 29;
+  if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
+  if (f.batch * f.heads_q * (std::max(f.seq_q, f.seq_k) / 64 + 1) > 0x7fffffff) return "too many blocks for one grid";
+  return Verdict::ok();
+}
+
+template <int kDim>
+std::size_t attention_bwd_workspace(const AttentionBackwardParams& p) {
+  return static_cast<std::size_t>(2 * BackwardWorkspace(p.forward).floats * 4);
+}
+
+}  // namespace flashkernel::cuda::sm75
