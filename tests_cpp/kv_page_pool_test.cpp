@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <thread>
 #include <vector>
 
@@ -88,6 +89,15 @@ TEST(KvPagePool, MemoryFailureLeaksNothing) {
   { KvPagePool pool(small_options(), &upstream); }
   EXPECT_EQ(host.stats().allocated_bytes, 0u);
   EXPECT_EQ(upstream.num_mismatches(), 0u);
+}
+
+// Memory is asked for before the lists of pages are made: 16 GB of them here, which would take seconds.
+TEST(KvPagePool, AnAbsurdPoolIsRefusedAtOnce) {
+  HostResource host;
+  FailingResource upstream(host);
+  upstream.fail_at(0);
+  EXPECT_THROW(KvPagePool(small_options(std::numeric_limits<PageId>::max()), &upstream), OutOfMemory);
+  EXPECT_EQ(host.stats().allocated_bytes, 0u);
 }
 
 TEST(KvPagePool, StorageIsLayersOfPages) {

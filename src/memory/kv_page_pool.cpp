@@ -70,22 +70,25 @@ struct KvPagePool::Impl {
       const std::string needed = "options.device, " + to_string(options.device);
       refuse("resource.device()", to_string(resource.device()), needed.c_str());
     }
-    const auto num_pages = static_cast<std::size_t>(options.num_pages);
-    references.assign(num_pages, 0);
-    free_pages.resize(num_pages);
-    // Page 0 on top.
-    for (std::size_t i = 0; i < num_pages; ++i) free_pages[i] = static_cast<PageId>(num_pages - 1 - i);
+    // The storage first: the lists of a pool that is far too large would take seconds to fill.
     k_data = static_cast<std::byte*>(resource.allocate(static_cast<std::size_t>(k_bytes)));
     try {
       v_data = static_cast<std::byte*>(resource.allocate(static_cast<std::size_t>(v_bytes)));
+      const auto num_pages = static_cast<std::size_t>(options.num_pages);
+      references.assign(num_pages, 0);
+      free_pages.resize(num_pages);
+      // Page 0 on top.
+      for (std::size_t i = 0; i < num_pages; ++i) free_pages[i] = static_cast<PageId>(num_pages - 1 - i);
     } catch (...) {
-      resource.deallocate(k_data, static_cast<std::size_t>(k_bytes));
+      release();
       throw;
     }
   }
 
-  ~Impl() {
-    resource.deallocate(v_data, static_cast<std::size_t>(v_bytes));
+  ~Impl() { release(); }
+
+  void release() noexcept {
+    if (v_data != nullptr) resource.deallocate(v_data, static_cast<std::size_t>(v_bytes));
     resource.deallocate(k_data, static_cast<std::size_t>(k_bytes));
   }
 
