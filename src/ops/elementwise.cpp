@@ -15,6 +15,17 @@ void check_like(const Checker& check, const char* name, const TensorView& view, 
   check.same_shape(name, view, first_name, first);
 }
 
+/// out of two inputs of its own shape, which may be either of them.
+void check_pair(const Checker& check, const char* a_name, const TensorView& a, const char* b_name, const TensorView& b,
+                const TensorView& out) {
+  check.floating(a_name, a);
+  check_like(check, b_name, b, a_name, a);
+  check_like(check, "out", out, a_name, a);
+  check.writable("out", out);
+  check.same_or_apart("out", out, a_name, a);
+  check.same_or_apart("out", out, b_name, b);
+}
+
 /// Copies merged dims into a params struct's arrays; kernels get at least one dim.
 template <class Params, int N>
 void set_dims(Params& params, const MergedDims<N>& dims, std::int64_t* const (&strides)[N]) {
@@ -31,13 +42,7 @@ void set_dims(Params& params, const MergedDims<N>& dims, std::int64_t* const (&s
 }  // namespace
 
 void add(const TensorView& a, const TensorView& b, const TensorView& out, const ExecutionContext& context) {
-  const Checker check("add", a.device);
-  check.floating("a", a);
-  check_like(check, "b", b, "a", a);
-  check_like(check, "out", out, "a", a);
-  check.writable("out", out);
-  check.same_or_apart("out", out, "a", a);
-  check.same_or_apart("out", out, "b", b);
+  check_pair(Checker("add", a.device), "a", a, "b", b, out);
   if (out.numel() == 0 && !context.explain) return;
   AddParams params;
   params.dtype = a.dtype;
@@ -51,13 +56,7 @@ void add(const TensorView& a, const TensorView& b, const TensorView& out, const 
 }
 
 void swiglu(const TensorView& gate, const TensorView& up, const TensorView& out, const ExecutionContext& context) {
-  const Checker check("swiglu", gate.device);
-  check.floating("gate", gate);
-  check_like(check, "up", up, "gate", gate);
-  check_like(check, "out", out, "gate", gate);
-  check.writable("out", out);
-  check.same_or_apart("out", out, "gate", gate);
-  check.same_or_apart("out", out, "up", up);
+  check_pair(Checker("swiglu", gate.device), "gate", gate, "up", up, out);
   if (out.numel() == 0 && !context.explain) return;
   SwigluParams params;
   params.dtype = gate.dtype;

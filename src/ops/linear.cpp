@@ -43,11 +43,10 @@ void check_activation(const Checker& check, Activation activation) {
                "; needs kNone, kGeluTanh, kGelu or kSilu");
 }
 
-}  // namespace
-
-void linear(const TensorView& x, const TensorView& weight, const TensorView& bias, const TensorView& out,
-            const TensorView& preactivation, Activation activation, const ExecutionContext& context) {
-  const Checker check("linear", x.device);
+/// What linear and its gradient take alike: x [..., in], weight [out, in] and the activation.
+template <class Params>
+void take_inputs(const Checker& check, const TensorView& x, const TensorView& weight, Activation activation,
+                 Params& params) {
   check_activation(check, activation);
   check.floating("x", x);
   check.ndim("x", x, 1, kMaxDims);
@@ -55,15 +54,24 @@ void linear(const TensorView& x, const TensorView& weight, const TensorView& bia
   check.dtype("weight", weight, x.dtype);
   check.ndim("weight", weight, 2, 2);
   check.extent("weight", weight, 1, x.shape[x.ndim - 1], "x's last dim");
-  LinearParams params;
   params.dtype = x.dtype;
   params.device = x.device;
   params.in_features = weight.shape[1];
   params.out_features = weight.shape[0];
+  params.activation = activation;
   const WeightStrides strides = weight_strides(check, "weight", weight);
   params.weight = weight.data;
   params.stride_weight_out = strides.out;
   params.stride_weight_in = strides.in;
+}
+
+}  // namespace
+
+void linear(const TensorView& x, const TensorView& weight, const TensorView& bias, const TensorView& out,
+            const TensorView& preactivation, Activation activation, const ExecutionContext& context) {
+  const Checker check("linear", x.device);
+  LinearParams params;
+  take_inputs(check, x, weight, activation, params);
   params.bias = check.optional_vector("bias", bias, params.out_features, x.dtype);
   check_rows(check, "out", out, "x", x, params.out_features, "weight.shape[0]");
   check.writable("out", out);
@@ -78,7 +86,6 @@ void linear(const TensorView& x, const TensorView& weight, const TensorView& bia
     check.no_overlap("preactivation", preactivation, "bias", bias);
     check.no_overlap("preactivation", preactivation, "out", out);
   }
-  params.activation = activation;
   if (out.numel() == 0 && !context.explain) return;
 
   const TensorView* const views[] = {&out, &x, &preactivation};
@@ -100,23 +107,8 @@ void linear_backward(const TensorView& grad_out, const TensorView& x, const Tens
                      const TensorView& preactivation, const LinearGradients& gradients, Activation activation,
                      const ExecutionContext& context) {
   const Checker check("linear_backward", x.device);
-  check_activation(check, activation);
-  check.floating("x", x);
-  check.ndim("x", x, 1, kMaxDims);
-  check.last_dim_contiguous("x", x);
-  check.dtype("weight", weight, x.dtype);
-  check.ndim("weight", weight, 2, 2);
-  check.extent("weight", weight, 1, x.shape[x.ndim - 1], "x's last dim");
   LinearBackwardParams params;
-  params.dtype = x.dtype;
-  params.device = x.device;
-  params.in_features = weight.shape[1];
-  params.out_features = weight.shape[0];
-  params.activation = activation;
-  const WeightStrides strides = weight_strides(check, "weight", weight);
-  params.weight = weight.data;
-  params.stride_weight_out = strides.out;
-  params.stride_weight_in = strides.in;
+  take_inputs(check, x, weight, activation, params);
   check_rows(check, "grad_out", grad_out, "x", x, params.out_features, "weight.shape[0]");
   TensorView saved;  // stays absent when no activation needs it
   if (activation != Activation::kNone) {

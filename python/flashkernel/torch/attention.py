@@ -111,20 +111,9 @@ def _attention_backward_kernel(
     return grad_q, grad_k, grad_v, grad_bias, rest.pop(0) if need_sinks else empty(q)
 
 
-def _attention_backward_fake(
-    grad_out: Any,
-    grad_lse: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    bias: Any,
-    alibi_slopes: Any,
-    sinks: Any,
-    *options: Any,
-) -> Any:
-    need_bias, need_sinks = options[-3:-1]
+def _attention_backward_fake(grad_out: Any, grad_lse: Any, q: Any, k: Any, v: Any, *others: Any) -> Any:
+    bias, sinks = others[2], others[4]
+    need_bias, need_sinks = others[-3:-1]
     return (
         q.new_empty(q.shape),
         k.new_empty(k.shape),
@@ -308,28 +297,10 @@ def _varlen_backward_kernel(
     return *grads[:3], grads[3] if need_sinks else empty(q)
 
 
-def _varlen_backward_fake(
-    grad_out: Any,
-    grad_lse: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    alibi_slopes: Any,
-    sinks: Any,
-    *options: Any,
-) -> Any:
-    return (
-        q.new_empty(q.shape),
-        k.new_empty(k.shape),
-        v.new_empty(v.shape),
-        sinks.new_empty(sinks.shape) if options[-2] else empty(q),
-    )
+def _varlen_backward_fake(grad_out: Any, grad_lse: Any, q: Any, k: Any, v: Any, *others: Any) -> Any:
+    sinks, need_sinks = others[7], others[-2]
+    grad_sinks = sinks.new_empty(sinks.shape) if need_sinks else empty(q)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_sinks
 
 
 def _varlen_setup(ctx: Any, inputs: Any, output: Any) -> None:

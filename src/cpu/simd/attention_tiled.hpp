@@ -295,5 +295,21 @@ void tiled_task(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, co
   for (int r = 0; r < rows; ++r) finish_row(seq, row0 + r, w.o + r * w.o_stride, w.m[r], w.l[r]);
 }
 
+// What attention_entry.hpp asks of a many-row kernel.
+struct TiledPath {
+  static constexpr int kStrip = kStripRows, kLeast = kLeastStrips;
+  static int most(const AttentionParams&) { return kMostStrips; }
+  static std::int64_t scratch_bytes(const AttentionParams& p) {
+    std::int64_t bytes;
+    tiled_scratch(p, kMostStrips, nullptr, &bytes);
+    return bytes;
+  }
+  template <class T>
+  static void run(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, char* memory) {
+    std::int64_t bytes;
+    tiled_task(seq, row0, row1, tiled_scratch(*seq.p, kMostStrips, memory, &bytes));
+  }
+};
+
 }  // namespace
 }  // namespace flashkernel::cpu
