@@ -1,5 +1,5 @@
-// A tensor that owns its memory, for tests: any strides, values read and written as double by row-major index, and
-// every byte that is no element's is a canary. Used by the tests of the ops and by the conformance cases.
+// What the tests of the ops share: the tensor of the conformance cases with short ways to make one, comparison by the
+// tolerance rule, numeric gradients, and the check that a bad call is refused with nothing written.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,12 +15,13 @@
 #include <utility>
 #include <vector>
 
+#include "conformance/test_tensor.hpp"
 #include "core/float_types.hpp"
 #include "flashkernel/tensor_view.hpp"
 
 namespace flashkernel::testing {
 
-using Shape = std::vector<std::int64_t>;
+using conformance::Shape;
 
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -66,77 +67,22 @@ inline Shape strides_of(const Shape& shape, Layout layout) {
   return strides;
 }
 
-class TestTensor {
+/// The tensor of the conformance cases on the host, with a name for each usual layout.
+class TestTensor : public conformance::TestTensor {
  public:
   TestTensor(DType dtype, const Shape& shape, Layout layout = Layout::kContiguous)
       : TestTensor(dtype, shape, strides_of(shape, layout)) {}
-
-  TestTensor(DType dtype, const Shape& shape, const Shape& strides) : shape_(shape), strides_(strides) {
-    std::int64_t lowest = 0, highest = 0;
-    for (std::size_t d = 0; d < shape.size(); ++d) {
-      const std::int64_t reach = shape[d] > 0 ? (shape[d] - 1) * strides[d] : 0;
-      (reach < 0 ? lowest : highest) += reach;
-    }
-    const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
-    memory_.assign(static_cast<std::size_t>((highest - lowest + 1) * bytes) + 2 * kGuardBytes, kCanary);
-    view_.data = memory_.data() + kGuardBytes - lowest * bytes;
-    view_.dtype = dtype;
-    view_.ndim = static_cast<int>(shape.size());
-    for (std::size_t d = 0; d < shape.size(); ++d) {
-      view_.shape[d] = shape[d];
-      view_.strides[d] = strides[d];
-    }
-  }
-
-  TestTensor(const TestTensor&) = delete;
-  TestTensor& operator=(const TestTensor&) = delete;
-  TestTensor(TestTensor&&) = default;  // a vector's memory stays where it is
+  TestTensor(DType dtype, const Shape& shape, const Shape& strides)
+      : conformance::TestTensor("tensor", dtype, shape, {strides}), view_(conformance::TestTensor::view()) {}
 
   operator const TensorView&() const { return view_; }  // NOLINT: it is one
   const TensorView& view() const { return view_; }
-  DType dtype() const { return view_.dtype; }
-  const Shape& shape() const { return shape_; }
-  std::int64_t numel() const { return view_.numel(); }
-
-  std::int64_t offset(std::int64_t index) const {
-    std::int64_t offset = 0;
-    for (std::size_t d = shape_.size(); d-- > 0;) {
-      offset += index % shape_[d] * strides_[d];
-      index /= shape_[d];
-    }
-    return offset;
-  }
 
   /// Element `index` of the row-major order.
-  double operator[](std::int64_t index) const {
-    const std::int64_t at = offset(index);
-    switch (view_.dtype) {
-      case DType::kFloat32: return static_cast<const float*>(view_.data)[at];
-      case DType::kFloat16: return to_float(static_cast<const Half*>(view_.data)[at]);
-      case DType::kBFloat16: return to_float(static_cast<const BFloat16*>(view_.data)[at]);
-      case DType::kInt32: return static_cast<const std::int32_t*>(view_.data)[at];
-      case DType::kInt64: return static_cast<double>(static_cast<const std::int64_t*>(view_.data)[at]);
-      case DType::kUInt8: return static_cast<const std::uint8_t*>(view_.data)[at];
-    }
-    return kNaN;
-  }
-
-  void set(std::int64_t index, double value) {
-    const std::int64_t at = offset(index);
-    switch (view_.dtype) {
-      case DType::kFloat32: static_cast<float*>(view_.data)[at] = static_cast<float>(value); return;
-      case DType::kFloat16: static_cast<Half*>(view_.data)[at] = from_float<Half>(static_cast<float>(value)); return;
-      case DType::kBFloat16:
-        static_cast<BFloat16*>(view_.data)[at] = from_float<BFloat16>(static_cast<float>(value));
-        return;
-      case DType::kInt32: static_cast<std::int32_t*>(view_.data)[at] = static_cast<std::int32_t>(value); return;
-      case DType::kInt64: static_cast<std::int64_t*>(view_.data)[at] = static_cast<std::int64_t>(value); return;
-      case DType::kUInt8: static_cast<std::uint8_t*>(view_.data)[at] = static_cast<std::uint8_t>(value); return;
-    }
-  }
+  double operator[](std::int64_t index) const { return get(index); }
 
   TestTensor& fill(double value) {
-    for (std::int64_t i = 0; i < numel(); ++i) set(i, value);
+    conformance::TestTensor::fill([value] { return value; });
     return *this;
   }
   TestTensor& fill(const std::vector<double>& values) {
@@ -146,37 +92,15 @@ class TestTensor {
   TestTensor& random(std::uint64_t seed, double scale = 1.0, double mean = 0.0) {
     std::mt19937_64 engine(seed);
     std::normal_distribution<double> normal(mean, scale);
-    for (std::int64_t i = 0; i < numel(); ++i) set(i, normal(engine));
+    conformance::TestTensor::fill([&] { return normal(engine); });
     return *this;
   }
 
-  std::vector<double> values() const {
-    std::vector<double> values(static_cast<std::size_t>(numel()));
-    for (std::int64_t i = 0; i < numel(); ++i) values[static_cast<std::size_t>(i)] = (*this)[i];
-    return values;
-  }
-
-  /// Every byte, elements and canaries: equal before and after means that nothing was written.
-  const std::vector<unsigned char>& bytes() const { return memory_; }
-
-  bool canaries_intact() const {
-    std::vector<bool> element(memory_.size(), false);
-    const auto size = dtype_bytes(view_.dtype);
-    for (std::int64_t i = 0; i < numel(); ++i) {
-      const auto* at = static_cast<const unsigned char*>(view_.data) + offset(i) * static_cast<std::int64_t>(size);
-      for (std::size_t b = 0; b < size; ++b) element[static_cast<std::size_t>(at - memory_.data()) + b] = true;
-    }
-    for (std::size_t b = 0; b < memory_.size(); ++b)
-      if (!element[b] && memory_[b] != kCanary) return false;
-    return true;
-  }
+  /// Every byte of the elements: equal before and after, and `canaries_intact`, means that nothing was written.
+  std::vector<unsigned char> bytes() const { return snapshot(); }
+  bool canaries_intact() const { return damage().empty(); }
 
  private:
-  static constexpr std::size_t kGuardBytes = 64;  // keeps the first element aligned for every dtype
-  static constexpr unsigned char kCanary = 0xA5;
-
-  Shape shape_, strides_;
-  std::vector<unsigned char> memory_;
   TensorView view_;
 };
 
@@ -252,8 +176,10 @@ void expect_refused(F&& call, const std::string& op, const std::vector<std::stri
   } catch (const std::exception& error) {
     ADD_FAILURE() << op << " threw another type: " << error.what();
   }
-  for (std::size_t i = 0; i < written.size(); ++i)
+  for (std::size_t i = 0; i < written.size(); ++i) {
     EXPECT_EQ(before[i], written[i]->bytes()) << op << " wrote before it refused";
+    EXPECT_TRUE(written[i]->canaries_intact()) << op << " wrote outside a tensor before it refused";
+  }
 }
 
 }  // namespace flashkernel::testing

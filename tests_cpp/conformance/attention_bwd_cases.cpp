@@ -1,14 +1,8 @@
 // Cases of attention_bwd: the traps of the forward pass, those of its own, and every gradient alone.
-#include <limits>
-
 #include "conformance/attention_spec.hpp"
 
 namespace flashkernel::conformance {
 namespace {
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr Mask kFull = kMasks[0], kCausal = kMasks[1];
 
 void add(CaseList& list, const std::string& name, const AttentionSpec& spec) {
   list.add(name + "_" + short_name(spec.dtype), [spec](Call& call) { build_attention_backward(call, spec); });
@@ -96,18 +90,7 @@ void feature_cases(CaseList& list, DType dtype) {
 }
 
 void bias_cases(CaseList& list, DType dtype) {
-  const struct {
-    const char* name;
-    Shape shape;
-  } shapes[] = {{"scalar", {}},
-                {"key", {39}},
-                {"query_key", {17, 39}},
-                {"head", {2, 1, 1}},
-                {"batch_key", {3, 1, 1, 39}},
-                {"batch_query", {3, 1, 17, 1}},
-                {"head_query_key", {1, 2, 17, 39}},
-                {"all", {3, 2, 17, 39}}};
-  for (const auto& [shape_name, shape] : shapes)
+  for (const auto& [shape_name, shape] : kBiasShapes)
     for (const bool same_dtype : {false, true}) {
       if (same_dtype && dtype == DType::kFloat32) continue;
       AttentionSpec spec;
@@ -124,13 +107,7 @@ void bias_cases(CaseList& list, DType dtype) {
   spec.dtype = dtype;
   spec.seq_q = 17;
   spec.seq_k = 39;
-  spec.bias = BiasSpec{{2, 2, 17, 39}, DType::kFloat32, {}, [](TestTensor& bias) {
-                         for (std::int64_t i = 0; i < 17; ++i)
-                           for (std::int64_t j = 0; j < 39; ++j) {
-                             if ((i + j) % 3 == 0 || i == 4) bias.set_at({0, 0, i, j}, -kInfinity);
-                             bias.set_at({1, 1, i, j}, -kInfinity);
-                           }
-                       }};
+  spec.bias = BiasSpec{{2, 2, 17, 39}, DType::kFloat32, {}, hide_by_bias};
   add(list, "bias_minus_infinity", spec);
   spec.want_bias = false;
   add(list, "bias_without_its_gradient", spec);
@@ -162,10 +139,7 @@ void extreme_cases(CaseList& list, DType dtype) {
   spec.seq_q = 20;
   spec.seq_k = 35;
   spec.factor = 5000;  // as in the forward pass: logits of 1e5 are off by up to 0.05
-  spec.adjust = [](AttentionTensors& t) {
-    for (std::int64_t i = 0; i < t.q->numel(); ++i) t.q->set(i, 320 * t.q->get(i));
-    for (std::int64_t i = 0; i < t.k->numel(); ++i) t.k->set(i, 320 * t.k->get(i));
-  };
+  spec.adjust = make_logits_huge;
   spec.want_q = spec.want_k = false;  // they carry q's and k's 320 too, and say nothing more
   add(list, "logits_1e5", spec);
 
@@ -207,11 +181,7 @@ void layout_cases(CaseList& list, DType dtype) {
   spec.head_dim_v = 40;
   spec.mask = kCausal;
   spec.grad_lse = true;
-  spec.layout_q = {{}, {0, 2, 1, 3}, 3};
-  spec.layout_k = {{}, {2, 0, 1, 3}, 1, 1};
-  spec.layout_v = {{}, {1, 2, 0, 3}, 6, 5};
-  spec.layout_out = {{}, {2, 1, 0, 3}, 9, 7};
-  spec.layout_lse = {{}, {2, 0, 1}, 2, 3};
+  mix_layouts(spec);
   spec.layout_grad_out = {{}, {1, 0, 2, 3}, 11, 3};
   spec.layout_grad_q = {{}, {2, 0, 1, 3}, 1, 3};
   spec.layout_grad_k = {{}, {0, 2, 1, 3}, 2, 5};

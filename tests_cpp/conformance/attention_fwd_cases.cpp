@@ -1,15 +1,8 @@
 // Cases of attention_fwd, dense: the CPU-testable traps of kernels of this kind, one block each.
-#include <cmath>
-#include <limits>
-
 #include "conformance/attention_spec.hpp"
 
 namespace flashkernel::conformance {
 namespace {
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr Mask kFull = kMasks[0], kCausal = kMasks[1];
 
 void add(CaseList& list, const std::string& name, const AttentionSpec& spec) {
   list.add(name, [spec](Call& call) { build_attention(call, spec); });
@@ -112,19 +105,8 @@ void feature_cases(CaseList& list) {
 }
 
 void bias_cases(CaseList& list) {
-  const struct {
-    const char* name;
-    Shape shape;
-  } shapes[] = {{"scalar", {}},
-                {"key", {39}},
-                {"query_key", {17, 39}},
-                {"head", {2, 1, 1}},
-                {"batch_key", {3, 1, 1, 39}},
-                {"batch_query", {3, 1, 17, 1}},
-                {"head_query_key", {1, 2, 17, 39}},
-                {"all", {3, 2, 17, 39}}};
   for (const DType dtype : kFloatTypes)
-    for (const auto& [shape_name, shape] : shapes)
+    for (const auto& [shape_name, shape] : kBiasShapes)
       for (const bool same_dtype : {false, true}) {
         if (same_dtype && dtype == DType::kFloat32) continue;
         AttentionSpec spec;
@@ -147,14 +129,7 @@ void bias_cases(CaseList& list) {
     with_bias("transposed", {{2, 2, 17, 39}, dtype, {{}, {0, 1, 3, 2}}});
     with_bias("expanded", {{2, 2, 17, 39}, dtype, {{}, {}, 0, 0, {0, 2}}});
     with_bias("odd_rows", {{2, 2, 17, 39}, dtype, {{}, {}, 2, 3, {}}});
-    // Minus infinity masks single keys, a whole row, and all rows of one head.
-    with_bias("minus_infinity", {{2, 2, 17, 39}, dtype, {}, [](TestTensor& bias) {
-                                   for (std::int64_t i = 0; i < 17; ++i)
-                                     for (std::int64_t j = 0; j < 39; ++j) {
-                                       if ((i + j) % 3 == 0 || i == 4) bias.set_at({0, 0, i, j}, -kInfinity);
-                                       bias.set_at({1, 1, i, j}, -kInfinity);
-                                     }
-                                 }});
+    with_bias("minus_infinity", {{2, 2, 17, 39}, dtype, {}, hide_by_bias});
     // The mask of frameworks that know no -inf: the dtype's lowest number.
     with_bias("lowest_number",
               {{1, 1, 1, 39}, dtype, {}, [dtype](TestTensor& bias) {
@@ -177,10 +152,7 @@ void extreme_cases(CaseList& list) {
       // A logit of 1e5 summed in fp32 is off by up to 64 * 2^-24 * 1e5 / 8 = 0.05, and the weights of near ties with
       // it.
       spec.factor = 5000;
-      spec.adjust = [](AttentionTensors& t) {
-        for (std::int64_t i = 0; i < t.q->numel(); ++i) t.q->set(i, 320 * t.q->get(i));
-        for (std::int64_t i = 0; i < t.k->numel(); ++i) t.k->set(i, 320 * t.k->get(i));
-      };
+      spec.adjust = make_logits_huge;
       add(list, std::string("logits_1e5_") + mask.name + suffix, spec);
     }
     {
@@ -260,11 +232,7 @@ void layout_cases(CaseList& list) {
     spec.head_dim = 24;
     spec.head_dim_v = 40;
     spec.mask = kCausal;
-    spec.layout_q = {{}, {0, 2, 1, 3}, 3};       // [batch, seq, heads, head_dim], rows 27 apart
-    spec.layout_k = {{}, {2, 0, 1, 3}, 1, 1};    // seq outermost, offset by one element
-    spec.layout_v = {{}, {1, 2, 0, 3}, 6, 5};    // heads outermost
-    spec.layout_out = {{}, {2, 1, 0, 3}, 9, 7};  // reversed
-    spec.layout_lse = {{}, {2, 0, 1}, 2, 3};
+    mix_layouts(spec);
     add(list, "strides_all_different" + suffix, spec);
     spec.layout_k = {{}, {}, 0, 0, {0}};     // one batch's keys for all
     spec.layout_v = {{}, {}, 0, 0, {0, 1}};  // one head's values for all

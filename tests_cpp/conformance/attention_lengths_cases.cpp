@@ -4,8 +4,6 @@
 namespace flashkernel::conformance {
 namespace {
 
-constexpr Mask kFull = kMasks[0], kCausal = kMasks[1];
-
 struct Lengths {
   const char* name;
   std::vector<std::int64_t> q, k;

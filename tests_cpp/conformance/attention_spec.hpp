@@ -1,6 +1,7 @@
 // What one attention call of the conformance test is made of; forward and backward cases are written in these words.
 #pragma once
 
+#include <limits>
 #include <optional>
 
 #include "conformance/conformance.hpp"
@@ -9,6 +10,8 @@
 namespace flashkernel::conformance {
 
 constexpr std::int64_t kAll = -1;
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Mask {
   const char* name;
@@ -86,6 +89,45 @@ inline constexpr Mask kMasks[] = {{"full", false, kAll, kAll},       {"causal", 
                                   {"left5_right0", false, 5, 0},     {"left7_right3", false, 7, 3},
                                   {"causal_left16", true, 16, kAll}, {"left_all_right2", false, kAll, 2},
                                   {"left0_right0", false, 0, 0},     {"right9_left_none", false, 0, 9}};
+
+inline constexpr Mask kFull = kMasks[0], kCausal = kMasks[1];
+
+/// Every way a bias broadcasts to [3, 2, 17, 39].
+inline const struct {
+  const char* name;
+  Shape shape;
+} kBiasShapes[] = {{"scalar", {}},
+                   {"key", {39}},
+                   {"query_key", {17, 39}},
+                   {"head", {2, 1, 1}},
+                   {"batch_key", {3, 1, 1, 39}},
+                   {"batch_query", {3, 1, 17, 1}},
+                   {"head_query_key", {1, 2, 17, 39}},
+                   {"all", {3, 2, 17, 39}}};
+
+/// A bias [2, 2, 17, 39] of which minus infinity masks single keys, a whole row, and all rows of one head.
+inline void hide_by_bias(TestTensor& bias) {
+  for (std::int64_t i = 0; i < 17; ++i)
+    for (std::int64_t j = 0; j < 39; ++j) {
+      if ((i + j) % 3 == 0 || i == 4) bias.set_at({0, 0, i, j}, -kInfinity);
+      bias.set_at({1, 1, i, j}, -kInfinity);
+    }
+}
+
+/// Logits of about +-1e5.
+inline void make_logits_huge(AttentionTensors& t) {
+  for (std::int64_t i = 0; i < t.q->numel(); ++i) t.q->set(i, 320 * t.q->get(i));
+  for (std::int64_t i = 0; i < t.k->numel(); ++i) t.k->set(i, 320 * t.k->get(i));
+}
+
+/// No two tensors of the call alike.
+inline void mix_layouts(AttentionSpec& spec) {
+  spec.layout_q = {{}, {0, 2, 1, 3}, 3};       // [batch, seq, heads, head_dim], rows head_dim + 3 apart
+  spec.layout_k = {{}, {2, 0, 1, 3}, 1, 1};    // seq outermost, offset by one element
+  spec.layout_v = {{}, {1, 2, 0, 3}, 6, 5};    // heads outermost
+  spec.layout_out = {{}, {2, 1, 0, 3}, 9, 7};  // reversed
+  spec.layout_lse = {{}, {2, 0, 1}, 2, 3};
+}
 
 inline const char* short_name(DType dtype) {
   return dtype == DType::kFloat32 ? "fp32" : dtype == DType::kFloat16 ? "fp16" : "bf16";

@@ -72,7 +72,7 @@ class TestTensor {
   void poison_elements();
   /// Empty, or a sentence on the first byte outside the elements that changed since construction.
   std::string damage() const;
-  /// All bytes (elements and gaps); restore() puts a snapshot back.
+  /// All bytes of the elements; restore() puts a snapshot back, and the poison around them.
   std::vector<unsigned char> snapshot() const;
   void restore(const std::vector<unsigned char>& bytes);
 
