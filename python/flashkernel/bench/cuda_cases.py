@@ -15,7 +15,7 @@ from typing import Any
 import flashkernel as fk
 
 from . import baselines
-from .cases import TOLERANCE
+from .cases import TOLERANCE, _nbytes
 
 __all__ = ["GROUPS", "GpuCase"]
 
@@ -251,42 +251,43 @@ def linear(quick: bool) -> Iterator[GpuCase]:
 def memory_bound(quick: bool) -> Iterator[GpuCase]:
     """Norms, softmax, RoPE, sums and elementwise ops: bytes per second is what counts."""
     torch = baselines.require_torch()
-    rows, columns = (1024, 4096) if quick else (32768, 4096)
     functional = torch.nn.functional
-    for dtype in ("bfloat16",) if quick else ("bfloat16", "float32"):
-        size = rows * columns * (2.0 if dtype == "bfloat16" else 4.0)
-        sets = _sets(2 * size)
-        x = [_randn((rows, columns), dtype) for _ in range(sets)]
-        weight, bias = (_randn((columns,), dtype) for _ in range(2))
-        pairs: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], int]] = {
-            "rms_norm": (
-                partial(fk.rms_norm, weight=weight, eps=1e-6),
-                lambda t, w=weight: functional.rms_norm(t, (columns,), w, 1e-6),
-                2,
-            ),
-            "layer_norm": (
-                partial(fk.layer_norm, weight=weight, bias=bias),
-                lambda t, w=weight, b=bias: functional.layer_norm(t, (columns,), w, b),
-                2,
-            ),
-            "softmax": (fk.softmax, lambda t: torch.softmax(t, -1), 2),
-            "sum of rows": (lambda t: fk.reduce_sum(t, -1), lambda t: torch.sum(t, -1), 1),
-            "sum": (fk.reduce_sum, torch.sum, 1),
-            "add": (lambda t: fk.add(t, t), lambda t: torch.add(t, t), 2),
-        }
-        for name, (ours, stock, moved) in pairs.items():
-            yield GpuCase(
-                "memory_bound",
-                f"{name} {rows} x {columns}",
-                dtype,
-                {
-                    "flashkernel": lambda i, f=ours, x=x: f(x[i % len(x)]),
-                    "torch": lambda i, f=stock, x=x: f(x[i % len(x)]),
-                },
-                10 * TOLERANCE[dtype] if name == "sum" else TOLERANCE[dtype],
-                bytes=moved * size,
-                sets=sets,
-            )
+    shapes = [(1024, 4096)] if quick else [(32768, 4096), (131072, 1024), (8192, 16384), (1024, 131072)]
+    for rows, columns in shapes:
+        for dtype in ("bfloat16",) if quick else ("bfloat16", "float32"):
+            size = rows * columns * (2.0 if dtype == "bfloat16" else 4.0)
+            sets = _sets(2 * size)
+            x = [_randn((rows, columns), dtype) for _ in range(sets)]
+            weight, bias = (_randn((columns,), dtype) for _ in range(2))
+
+            def torch_rms_norm(t: Any, columns: int = columns, weight: Any = weight) -> Any:
+                return functional.rms_norm(t, (columns,), weight, 1e-6)
+
+            def torch_layer_norm(t: Any, columns: int = columns, weight: Any = weight, bias: Any = bias) -> Any:
+                return functional.layer_norm(t, (columns,), weight, bias)
+
+            pairs: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], int]] = {
+                "rms_norm": (partial(fk.rms_norm, weight=weight, eps=1e-6), torch_rms_norm, 2),
+                "layer_norm": (partial(fk.layer_norm, weight=weight, bias=bias), torch_layer_norm, 2),
+                "softmax": (fk.softmax, lambda t: torch.softmax(t, -1), 2),
+                "sum of rows": (lambda t: fk.reduce_sum(t, -1), lambda t: torch.sum(t, -1), 1),
+            }
+            if columns == 4096:
+                pairs["sum"] = fk.reduce_sum, torch.sum, 1
+                pairs["add"] = lambda t: fk.add(t, t), lambda t: torch.add(t, t), 2
+            for name, (ours, stock, moved) in pairs.items():
+                yield GpuCase(
+                    "memory_bound",
+                    f"{name} {rows} x {columns}",
+                    dtype,
+                    {
+                        "flashkernel": lambda i, f=ours, x=x: f(x[i % len(x)]),
+                        "torch": lambda i, f=stock, x=x: f(x[i % len(x)]),
+                    },
+                    10 * TOLERANCE[dtype] if name == "sum" else TOLERANCE[dtype],
+                    bytes=moved * size,
+                    sets=sets,
+                )
     batch, heads, seq, dim = (1, 4, 256, 128) if quick else (4, 32, 4096, 128)
     q, k = (_randn((batch, heads, seq, dim), "bfloat16") for _ in range(2))
     angles = torch.outer(
@@ -301,6 +302,83 @@ def memory_bound(quick: bool) -> Iterator[GpuCase]:
         TOLERANCE["bfloat16"],
         bytes=4.0 * q.numel() * 2,
     )
+
+
+def norm_backward(quick: bool) -> Iterator[GpuCase]:
+    """Reads grad_out and h, writes grad_x; the gradients of the weights come on top."""
+    torch = baselines.require_torch()
+    functional = torch.nn.functional
+    for rows, columns in [(1024, 4096)] if quick else [(131072, 1024), (32768, 4096), (8192, 16384)]:
+        for dtype in ("bfloat16",) if quick else ("bfloat16", "float32"):
+            x, grad = (_randn((rows, columns), dtype) for _ in range(2))
+            weight, bias = (_randn((columns,), dtype) for _ in range(2))
+            for name in ("rms_norm", "layer_norm"):
+                leaves = [
+                    t.clone().requires_grad_() for t in ((x, weight) if name == "rms_norm" else (x, weight, bias))
+                ]
+                with torch.enable_grad():
+                    if name == "rms_norm":
+                        stock = functional.rms_norm(leaves[0], (columns,), leaves[1], 1e-6)
+                    else:
+                        stock = functional.layer_norm(leaves[0], (columns,), *leaves[1:])
+                mean = x.float().mean(-1)
+                centred = x.float() - (mean[:, None] if name == "layer_norm" else 0.0)
+                rstd = torch.rsqrt(centred.square().mean(-1) + (1e-5 if name == "layer_norm" else 1e-6))
+                del centred
+                if name == "rms_norm":
+                    ours = partial(fk.rms_norm_backward, grad, x, weight, rstd)
+                else:
+                    ours = partial(fk.layer_norm_backward, grad, x, weight, mean, rstd)
+                yield GpuCase(
+                    "norm_backward",
+                    f"{name}_backward {rows} x {columns}",
+                    dtype,
+                    {
+                        "flashkernel": partial(_one, ours),
+                        "torch": partial(_one, partial(torch.autograd.grad, stock, leaves, grad, retain_graph=True)),
+                    },
+                    4 * TOLERANCE[dtype],
+                    bytes=3.0 * _nbytes(x),
+                    graph=False,
+                )
+
+
+def cross_entropy(quick: bool) -> Iterator[GpuCase]:
+    """Forward reads the logits once, backward reads and writes them."""
+    torch = baselines.require_torch()
+    for rows, classes in [(256, 32000)] if quick else [(4096, 32000), (4096, 128256)]:
+        for dtype in ("bfloat16",) if quick else ("bfloat16", "float32"):
+            logits = _randn((rows, classes), dtype)
+            targets = torch.randint(classes, (rows,), device="cuda")
+            name = f"{rows} x {classes}"
+            yield GpuCase(
+                "cross_entropy",
+                f"cross_entropy {name}",
+                dtype,
+                {
+                    "flashkernel": partial(_one, fk.cross_entropy, logits, targets),
+                    "torch": partial(_one, torch.nn.functional.cross_entropy, logits, targets),
+                },
+                TOLERANCE[dtype],
+                bytes=_nbytes(logits),
+            )
+            _, lse = fk.cross_entropy(logits, targets, return_lse=True)
+            leaf = logits.clone().requires_grad_()
+            with torch.enable_grad():
+                stock = torch.nn.functional.cross_entropy(leaf.float(), targets)
+            one = torch.ones((), device="cuda")
+            yield GpuCase(
+                "cross_entropy",
+                f"cross_entropy_backward {name}",
+                dtype,
+                {
+                    "flashkernel": partial(_one, fk.cross_entropy_backward, one, logits, targets, lse),
+                    "torch": partial(_one, partial(torch.autograd.grad, stock, leaf, retain_graph=True)),
+                },
+                4 * TOLERANCE[dtype],
+                bytes=2.0 * _nbytes(logits),
+                graph=False,
+            )
 
 
 def ceilings(quick: bool) -> Iterator[GpuCase]:
@@ -324,4 +402,6 @@ GROUPS: dict[str, Callable[[bool], Iterator[GpuCase]]] = {
     "decode": decode,
     "linear": linear,
     "memory_bound": memory_bound,
+    "norm_backward": norm_backward,
+    "cross_entropy": cross_entropy,
 }

@@ -24,6 +24,8 @@ GROUP_NAMES = (
     "decode",
     "linear",
     "memory_bound",
+    "norm_backward",
+    "cross_entropy",
 )
 
 

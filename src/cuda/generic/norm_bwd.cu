@@ -1,9 +1,12 @@
-// LayerNorm and RMSNorm backward. Kernel 1: grad_x, one block per row. Kernels 2 and 3: grad_weight and grad_bias as
-// column sums, first over fixed chunks of rows, then over the chunks in order, so that the result is the same bit for
-// bit every time.
+// LayerNorm and RMSNorm backward. grad_weight and grad_bias are column sums, first over fixed chunks of rows, then over
+// the chunks in order, so that the result is the same bit for bit every time.
+// Rows that fit registers: one kernel reads grad_out and h once; a team of threads walks a chunk of rows, writes grad_x
+// and keeps its column sums in registers. Bound by memory: 3 tensors, 4 with a residual. Other rows: grad_x and the
+// sums by separate kernels. Both end with combine_kernel.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/reduce.cuh"
+#include "cuda/tile/row.cuh"
 #include "cuda/tile/vector.cuh"
 
 namespace flashkernel::cuda {
@@ -76,23 +79,173 @@ __global__ void __launch_bounds__(kColumns* kRowLanes)
   partial[blockIdx.y * p.features + column] = total;
 }
 
-__global__ void __launch_bounds__(kThreads)
+/// A block takes kColumns columns; lane y of kCombineLanes adds a run of chunks, then the lanes are added in order.
+constexpr int kCombineLanes = 32;
+
+__global__ void __launch_bounds__(kColumns* kCombineLanes)
     combine_kernel(const NormBackwardParams p, int chunks, const float* partial_weight, const float* partial_bias) {
-  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (column >= p.features) return;
+  __shared__ float sums[2][kCombineLanes][kColumns + 1];
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kColumns + threadIdx.x;
+  const int run = (chunks + kCombineLanes - 1) / kCombineLanes;
+  const int first = threadIdx.y * run, last = min(chunks, first + run);
   float weight = 0.0f, bias = 0.0f;
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    weight += partial_weight[chunk * p.features + column];
-    bias += partial_bias[chunk * p.features + column];
+  if (column < p.features) {
+#pragma unroll 4
+    for (int chunk = first; chunk < last; ++chunk) {
+      weight += partial_weight[chunk * p.features + column];
+      bias += partial_bias[chunk * p.features + column];
+    }
   }
-  if (p.grad_weight) store_typed(p.grad_weight, p.grad_weight_dtype, column, weight);
-  if (p.grad_bias) store_typed(p.grad_bias, p.grad_bias_dtype, column, bias);
+  sums[0][threadIdx.y][threadIdx.x] = weight;
+  sums[1][threadIdx.y][threadIdx.x] = bias;
+  __syncthreads();
+  if (threadIdx.y >= 2 || column >= p.features) return;
+  float total = 0.0f;
+#pragma unroll
+  for (int lane = 0; lane < kCombineLanes; ++lane) total += sums[threadIdx.y][lane][threadIdx.x];
+  if (threadIdx.y == 0 && p.grad_weight) store_typed(p.grad_weight, p.grad_weight_dtype, column, total);
+  if (threadIdx.y == 1 && p.grad_bias) store_typed(p.grad_bias, p.grad_bias_dtype, column, total);
 }
 
-// Chunks depend on the shape only, so that the sums do not depend on the device.
+// Chunks depend on the shape only, so that the sums do not depend on the device. Their partial sums are 8 bytes a
+// column against 12 a row: 32 rows a chunk keep them under 4 %, unless there are too few rows to keep a GPU busy.
 int num_chunks(const NormBackwardParams& p) {
-  constexpr std::int64_t kRowsPerChunk = 128, kMostChunks = 128;
-  return static_cast<int>(std::max<std::int64_t>(1, std::min(kMostChunks, ceil_div(p.rows, kRowsPerChunk))));
+  const std::int64_t most = std::max<std::int64_t>(256, (std::int64_t{1} << 21) / p.features);
+  const std::int64_t wanted = std::max(ceil_div(p.rows, 32), std::min<std::int64_t>(p.rows, 256));
+  return static_cast<int>(std::max<std::int64_t>(1, std::min(wanted, most)));
+}
+
+// ---- Rows in registers ----
+
+struct TwoSums {
+  float sum, dot;
+};
+
+/// Both sums of a team at once.
+template <int kTeam>
+__device__ inline TwoSums team_reduce(TwoSums mine, TwoSums (&scratch)[kTeam / kWarp]) {
+  mine.sum = warp_reduce(mine.sum, Sum{});
+  mine.dot = warp_reduce(mine.dot, Sum{});
+  if constexpr (kTeam > kWarp) {
+    __syncthreads();  // the previous row's sums may still be read
+    if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = mine;
+    __syncthreads();
+    mine = {0.0f, 0.0f};
+#pragma unroll
+    for (int warp = 0; warp < kTeam / kWarp; ++warp) {
+      mine.sum += scratch[warp].sum;
+      mine.dot += scratch[warp].dot;
+    }
+  }
+  return mine;
+}
+
+template <class T, class W, int kTeam, int kTeams, int kVectors, int N>
+__global__ void __launch_bounds__(kTeam* kTeams, 1) rows_kernel(const NormBackwardParams p, std::int64_t rows_per_chunk,
+                                                             int chunks, float* partial_weight, float* partial_bias) {
+  using Vector = Packed<T, N>;
+  __shared__ TwoSums scratch[kTeams][kTeam / kWarp];
+  const int chunk = blockIdx.x * kTeams + threadIdx.y;
+  if (kTeams > 1 && chunk >= chunks) return;  // whole warps: several teams share a block only when they are warps
+  const std::int64_t first_row = chunk * rows_per_chunk, last_row = min(p.rows, first_row + rows_per_chunk);
+  const int features = static_cast<int>(p.features);
+  const auto column = [&](int j) { return (j * kTeam + static_cast<int>(threadIdx.x)) * N; };
+  const bool is_layer_norm = p.kind == NormKind::kLayerNorm;
+  const float inverse_features = 1.0f / static_cast<float>(features);
+  const W* const weights = static_cast<const W*>(p.weight.data);
+
+  float weight_sums[kVectors][N] = {}, bias_sums[kVectors][N] = {};
+  Vector grad[kVectors], h[kVectors];
+  const auto load = [&](std::int64_t row) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      if (column(j) >= features) continue;
+      grad[j] = load_vector<N>(static_cast<const T*>(p.grad_out) + row * p.stride_grad_out_row + column(j));
+      h[j] = load_vector<N>(static_cast<const T*>(p.h) + row * p.stride_h_row + column(j));
+    }
+  };
+  if (first_row < last_row) load(first_row);
+  for (std::int64_t row = first_row; row < last_row; ++row) {
+    const float mean = is_layer_norm ? p.mean[row] : 0.0f, rstd = p.rstd[row];
+    float gw[kVectors][N], x_hat[kVectors][N];  // grad * weight, and the normalised row
+    TwoSums sums{0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      if (column(j) >= features) continue;
+      float g[N], weight[N];
+      unpack(g, grad[j]);
+      unpack(x_hat[j], h[j]);
+#pragma unroll
+      for (int i = 0; i < N; ++i) weight[i] = 1.0f;
+      if (weights) load_wide(weight, weights + column(j));
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        x_hat[j][i] = (x_hat[j][i] - mean) * rstd;
+        weight_sums[j][i] = fmaf(g[i], x_hat[j][i], weight_sums[j][i]);
+        bias_sums[j][i] += g[i];
+        gw[j][i] = g[i] * weight[i];
+        sums.sum += gw[j][i];
+        sums.dot = fmaf(gw[j][i], x_hat[j][i], sums.dot);
+      }
+    }
+    if (row + 1 < last_row) load(row + 1);  // under way during the reduction
+    if (!p.grad_x) continue;
+    sums = team_reduce<kTeam>(sums, scratch[threadIdx.y]);
+    const float shift = is_layer_norm ? sums.sum * inverse_features : 0.0f, slope = sums.dot * inverse_features;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      if (column(j) >= features) continue;
+      float result[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) result[i] = rstd * (gw[j][i] - shift - x_hat[j][i] * slope);
+      if (p.grad_residual_out) {
+        float residual[N];
+        load_floats(residual,
+                    static_cast<const T*>(p.grad_residual_out) + row * p.stride_grad_residual_out_row + column(j));
+#pragma unroll
+        for (int i = 0; i < N; ++i) result[i] += residual[i];
+      }
+      store_floats(static_cast<T*>(p.grad_x) + row * p.stride_grad_x_row + column(j), result);
+    }
+  }
+  if (!partial_weight) return;
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    if (column(j) >= features) continue;
+    store_wide(partial_weight + static_cast<std::int64_t>(chunk) * features + column(j), weight_sums[j]);
+    store_wide(partial_bias + static_cast<std::int64_t>(chunk) * features + column(j), bias_sums[j]);
+  }
+}
+
+/// Threads of a team, teams of a block and vectors of a thread, for rows of up to 2048 vectors.
+template <class F>
+void with_team(std::int64_t vectors, F f) {
+  if (vectors <= 128) return f(Constant<32>{}, Constant<4>{}, Constant<4>{});
+  if (vectors <= 512) return f(Constant<256>{}, Constant<1>{}, Constant<2>{});
+  if (vectors <= 1024) return f(Constant<512>{}, Constant<1>{}, Constant<2>{});
+  return f(Constant<512>{}, Constant<1>{}, Constant<4>{});
+}
+
+bool rows_fit(const NormBackwardParams& p) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(p.dtype));
+  const auto fits = [&](const void* data, std::int64_t stride) {
+    return !data || (is_aligned(data, 16) && (p.rows == 1 || stride * bytes % 16 == 0));
+  };
+  const bool weights =
+      !p.weight || ((p.weight.dtype == p.dtype || p.weight.dtype == DType::kFloat32) && is_aligned(p.weight.data, 16));
+  return p.rows > 0 && p.features * bytes % 16 == 0 && p.features * bytes <= 2048 * 16 && weights &&
+         fits(p.grad_out, p.stride_grad_out_row) && fits(p.h, p.stride_h_row) && fits(p.grad_x, p.stride_grad_x_row) &&
+         fits(p.grad_residual_out, p.stride_grad_residual_out_row);
+}
+
+template <class T, class W>
+void launch_rows(const NormBackwardParams& p, int chunks, float* partial_weight, float* partial_bias, cudaStream_t s) {
+  constexpr int N = kVectorElements<T>;
+  with_team(p.features / N, [&](auto team, auto teams, auto vectors) {
+    launch("norm_bwd: rows", rows_kernel<T, W, team.value, teams.value, vectors.value, N>,
+           {static_cast<unsigned>(ceil_div(chunks, teams.value)), dim3(team.value, teams.value), 0, s}, p,
+           ceil_div(p.rows, chunks), chunks, partial_weight, partial_bias);
+  });
 }
 
 }  // namespace
@@ -110,21 +263,32 @@ void norm_bwd(const NormBackwardParams& p, void* workspace, Stream stream) {
   if (p.features == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   const cudaStream_t s = native(stream);
+  const bool sums = p.grad_weight || p.grad_bias;
+  const int chunks = num_chunks(p);
+  float* partial_weight = sums ? static_cast<float*>(workspace) : nullptr;
+  float* partial_bias = sums ? partial_weight + chunks * p.features : nullptr;
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (p.grad_x && p.rows > 0) {
-      launch("norm_bwd: grad_x", grad_x_kernel<T>, {static_cast<unsigned>(p.rows), kThreads, 0, s}, p);
+    if (rows_fit(p)) {
+      if (dtype_of<T> != DType::kFloat32 && p.weight && p.weight.dtype == DType::kFloat32) {
+        launch_rows<T, float>(p, chunks, partial_weight, partial_bias, s);
+      } else {
+        launch_rows<T, T>(p, chunks, partial_weight, partial_bias, s);
+      }
+    } else {
+      if (p.grad_x && p.rows > 0) {
+        launch("norm_bwd: grad_x", grad_x_kernel<T>, {static_cast<unsigned>(p.rows), kThreads, 0, s}, p);
+      }
+      if (!sums) return;
+      const dim3 grid(static_cast<unsigned>(ceil_div(p.features, kColumns)), static_cast<unsigned>(chunks));
+      launch("norm_bwd: partial sums", partial_sums_kernel<T>, {grid, dim3(kColumns, kRowLanes), 0, s}, p,
+             ceil_div(p.rows, chunks), partial_weight, partial_bias);
     }
-    if (!p.grad_weight && !p.grad_bias) return;
-    const int chunks = num_chunks(p);
-    float* partial_weight = static_cast<float*>(workspace);
-    float* partial_bias = partial_weight + chunks * p.features;
-    const dim3 grid(static_cast<unsigned>(ceil_div(p.features, kColumns)), static_cast<unsigned>(chunks));
-    launch("norm_bwd: partial sums", partial_sums_kernel<T>, {grid, dim3(kColumns, kRowLanes), 0, s}, p,
-           ceil_div(p.rows, chunks), partial_weight, partial_bias);
-    launch("norm_bwd: combine", combine_kernel, {static_cast<unsigned>(ceil_div(p.features, kThreads)), kThreads, 0, s},
-           p, chunks, partial_weight, partial_bias);
   });
+  if (!sums) return;
+  launch("norm_bwd: combine", combine_kernel,
+         {static_cast<unsigned>(ceil_div(p.features, kColumns)), dim3(kColumns, kCombineLanes), 0, s}, p, chunks,
+         partial_weight, partial_bias);
 }
 
 }  // namespace flashkernel::cuda

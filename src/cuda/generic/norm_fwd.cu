@@ -10,6 +10,10 @@
 namespace flashkernel::cuda {
 namespace {
 
+__host__ __device__ inline bool weights_are_fp32(const NormParams& p) {
+  return p.weight ? p.weight.dtype == DType::kFloat32 : p.bias && p.bias.dtype == DType::kFloat32;
+}
+
 template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
 __global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const NormParams p) {
   __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
@@ -22,28 +26,30 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const Nor
 
   // h = x + residual, rounded to T as residual_out holds it, so that backward sees what forward normalised. A row that
   // is walked again takes h from residual_out: x or residual may be the same memory.
-  const auto load_sum = [&](std::int64_t first, float(&values)[N]) {
-    load_floats(values, x + first);
-    if (!residual) return;
-    float addend[N];
-    load_floats(addend, residual + first);
+  const auto load_sum = [&](std::int64_t first) {
+    auto values = load_vector<N>(x + first);
+    if (!residual) return values;
+    const auto addend = load_vector<N>(residual + first);
 #pragma unroll
-    for (int i = 0; i < N; ++i) values[i] = to_float(from_float<T>(values[i] + addend[i]));
-    if (residual_out) store_floats(residual_out + first, values);
+    for (int i = 0; i < N; ++i)
+      values.values[i] = from_float<T>(to_float(values.values[i]) + to_float(addend.values[i]));
+    if (residual_out) *reinterpret_cast<Packed<T, N>*>(residual_out + first) = values;
+    return values;
   };
-  const auto load_again = [&](std::int64_t first, float(&values)[N]) {
-    load_floats(values, (residual_out ? residual_out : x) + first);
-  };
-  Row<kThreads, kVectors, N> h(p.features, threadIdx.x, load_sum);
+  const auto load_again = [&](std::int64_t first) { return load_vector<N>((residual_out ? residual_out : x) + first); };
+  Row<T, kThreads, kVectors, N> h(p.features, threadIdx.x, load_sum);
 
   const float inverse_features = 1.0f / static_cast<float>(p.features);
-  float sum = 0.0f;
-  h.each(load_sum, [&](std::int64_t, float(&values)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) sum += values[i];
-  });
   const bool centred = p.kind == NormKind::kLayerNorm;
-  const float mean = centred ? block_reduce<kThreads>(sum, scratch[threadIdx.y], Sum{}) * inverse_features : 0.0f;
+  float mean = 0.0f;
+  if (centred || kVectors == 0) {  // the first walk of a row in memory also stores the sum with the residual
+    float sum = 0.0f;
+    h.each(load_sum, [&](std::int64_t, float(&values)[N]) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum += values[i];
+    });
+    if (centred) mean = block_reduce<kThreads>(sum, scratch[threadIdx.y], Sum{}) * inverse_features;
+  }
   float squares = 0.0f;
   h.each(load_again, [&](std::int64_t, float(&values)[N]) {
 #pragma unroll
@@ -56,18 +62,37 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const Nor
     if (p.rstd) p.rstd[row] = rstd;
   }
 
-  h.each(load_again, [&](std::int64_t first, float(&values)[N]) {
-    float weight[N], bias[N], result[N];
-    if (p.weight) load_typed_floats(weight, p.weight.data, p.weight.dtype, first);
-    if (p.bias) load_typed_floats(bias, p.bias.data, p.bias.dtype, first);
+  const auto finish = [&](auto weight_type) {
+    using W = decltype(weight_type);
+    const W *weights = static_cast<const W*>(p.weight.data), *biases = static_cast<const W*>(p.bias.data);
+    h.each(load_again, [&](std::int64_t first, float(&values)[N]) {
+      float weight[N], bias[N], result[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      result[i] = (values[i] - mean) * rstd;
-      if (p.weight) result[i] *= weight[i];
-      if (p.bias) result[i] += bias[i];
+      for (int i = 0; i < N; ++i) {
+        weight[i] = 1.0f;
+        bias[i] = 0.0f;
+      }
+      if (weights) load_wide(weight, weights + first);
+      if (biases) load_wide(bias, biases + first);
+#pragma unroll
+      for (int i = 0; i < N; ++i) result[i] = fmaf((values[i] - mean) * rstd, weight[i], bias[i]);
+      store_floats(out + first, result);
+    });
+  };
+  // Weights of x's dtype or fp32: any other dtype comes to the kernel of single elements, N == 1.
+  if constexpr (N > 1) {
+    if (dtype_of<T> != DType::kFloat32 && weights_are_fp32(p)) {
+      finish(0.0f);
+    } else {
+      finish(T{});
     }
-    store_floats(out + first, result);
-  });
+  } else {
+    h.each(load_again, [&](std::int64_t i, float(&values)[N]) {
+      const float weight = p.weight ? load_typed(p.weight.data, p.weight.dtype, i) : 1.0f;
+      const float bias = p.bias ? load_typed(p.bias.data, p.bias.dtype, i) : 0.0f;
+      out[i] = from_float<T>(fmaf((values[0] - mean) * rstd, weight, bias));
+    });
+  }
 }
 
 template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
@@ -82,8 +107,11 @@ bool vectorizable(const NormParams& p) {
   const auto fits = [&](const void* data, std::int64_t stride) {
     return !data || (is_aligned(data, 16) && (p.rows == 1 || stride * bytes % 16 == 0));
   };
-  return p.features * bytes % 16 == 0 && fits(p.x, p.stride_x_row) && fits(p.residual, p.stride_residual_row) &&
-         fits(p.out, p.stride_out_row) && fits(p.residual_out, p.stride_residual_out_row);
+  const DType weights = weights_are_fp32(p) ? DType::kFloat32 : p.dtype;
+  const auto weights_fit = [&](const TypedPointer& w) { return !w || (w.dtype == weights && is_aligned(w.data, 16)); };
+  return p.features * bytes % 16 == 0 && weights_fit(p.weight) && weights_fit(p.bias) && fits(p.x, p.stride_x_row) &&
+         fits(p.residual, p.stride_residual_row) && fits(p.out, p.stride_out_row) &&
+         fits(p.residual_out, p.stride_residual_out_row);
 }
 
 }  // namespace
@@ -99,9 +127,10 @@ void norm_fwd(const NormParams& p, void*, Stream stream) {
     using T = decltype(zero);
     constexpr int N = kVectorElements<T>;
     if (!vectorizable(p)) return launch_instance<T, 256, 1, 0, 1>(p, native(stream));
-    with_row_shape(p.features / N, [&](auto threads, auto rows, auto vectors) {
-      launch_instance<T, threads.value, rows.value, vectors.value, N>(p, native(stream));
-    });
+    with_row_shape(p.features / N, p.rows, cuda_device_properties(p.device.index).num_sms,
+                   [&](auto threads, auto rows, auto vectors) {
+                     launch_instance<T, threads.value, rows.value, vectors.value, N>(p, native(stream));
+                   });
   });
 }
 

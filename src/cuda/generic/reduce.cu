@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kColumns = 32, kLanes = 8;  // column mode's block
-constexpr std::int64_t kLeastChunk = 8192, kMostChunks = 2048;
+constexpr std::int64_t kLeastChunk = 8192, kMostChunks = 2048, kEnoughBlocks = 4096;
 
 // A partial result. `index` is used by argmax only.
 struct Partial {
@@ -85,38 +85,61 @@ __device__ inline void write_result(const ReduceParams& p, std::int64_t output, 
   }
 }
 
+/// kRowThreads of a block's threads share an output: all of them, or a warp when rows are short and many.
 /// N > 1: the reduced elements of an output are neighbours, and chunks start on 16-byte boundaries.
-template <class T, ReduceOp kOp, int N>
+template <class T, ReduceOp kOp, int N, int kRowThreads>
 __global__ void __launch_bounds__(kThreads)
     row_kernel(const ReduceParams p, std::int64_t chunk, Partial* __restrict__ partials) {
-  for (std::int64_t output = blockIdx.x; output < p.kept_count; output += gridDim.x) {
+  constexpr int kRows = kThreads / kRowThreads;
+  for (std::int64_t output = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.y; output < p.kept_count;
+       output += static_cast<std::int64_t>(gridDim.x) * kRows) {
     const T* x = static_cast<const T*>(p.x) + offset_of(output, p.num_kept, p.kept_shape, p.stride_x_kept);
     const std::int64_t begin = blockIdx.y * chunk, end = min(p.reduced_count, begin + chunk);
     Partial mine = Combine<kOp>::identity();
     if constexpr (N > 1) {
-      Partial lanes[N];  // independent chains: N * unrolled loads in flight
+      Partial lanes[N];  // independent chains
 #pragma unroll
       for (int i = 0; i < N; ++i) lanes[i] = Combine<kOp>::identity();
-      std::int64_t at = begin + threadIdx.x * N;
-#pragma unroll 4
-      for (; at + N <= end; at += kThreads * N) {
-        float values[N];
-        load_floats(values, x + at);
+      const auto add = [&](std::int64_t at, const float(&values)[N]) {
 #pragma unroll
         for (int i = 0; i < N; ++i) lanes[i] = Combine<kOp>::combine(lanes[i], {values[i], at + i});
+      };
+      constexpr int kBatch = sizeof(T) == 2 ? 8 : 4,
+                    kStep = kRowThreads * N;  // loads in flight: the first use comes after the last of them
+      std::int64_t at = begin + threadIdx.x * N;
+      for (; at + (kBatch - 1) * kStep + N <= end; at += kBatch * kStep) {
+        Packed<T, N> batch[kBatch];
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) batch[j] = *reinterpret_cast<const Packed<T, N>*>(x + at + j * kStep);
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+          float values[N];
+#pragma unroll
+          for (int i = 0; i < N; ++i) values[i] = to_float(batch[j].values[i]);
+          add(at + j * kStep, values);
+        }
+      }
+      for (; at + N <= end; at += kStep) {
+        float values[N];
+        load_floats(values, x + at);
+        add(at, values);
       }
       for (; at < end; ++at) mine = Combine<kOp>::combine(mine, {to_float(x[at]), at});
 #pragma unroll
       for (int i = 0; i < N; ++i) mine = Combine<kOp>::combine(mine, lanes[i]);
     } else {
-      for (std::int64_t at = begin + threadIdx.x; at < end; at += kThreads) {
+      for (std::int64_t at = begin + threadIdx.x; at < end; at += kRowThreads) {
         const std::int64_t offset = p.num_reduced == 1
                                         ? at * p.stride_x_reduced[0]
                                         : offset_of(at, p.num_reduced, p.reduced_shape, p.stride_x_reduced);
         mine = Combine<kOp>::combine(mine, {to_float(x[offset]), at});
       }
     }
-    mine = block_combine<kOp>(mine);
+    if constexpr (kRows == 1) {
+      mine = block_combine<kOp>(mine);
+    } else {
+      mine = warp_combine<kOp>(mine);
+    }
     if (threadIdx.x == 0) {
       if (partials) {
         partials[output * gridDim.y + blockIdx.y] = mine;
@@ -124,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
         write_result(p, output, mine);
       }
     }
-    __syncthreads();  // the shared partials are written again for the next output
+    if constexpr (kRows == 1) __syncthreads();  // the shared partials are written again for the next output
   }
 }
 
@@ -188,7 +211,11 @@ Plan plan_of(const ReduceParams& p) {
   plan.columns = kept_neighbours && !reduced_neighbours;
   // A block of column mode walks kLanes rows at a time, so its chunks are shorter.
   const std::int64_t least = plan.columns ? kLeastChunk / kColumns : kLeastChunk;
-  plan.chunk = std::max(least, ceil_div(p.reduced_count, kMostChunks));
+  // Outputs that fill a GPU of any size need no chunks.
+  const std::int64_t units = plan.columns ? ceil_div(p.kept_count, kColumns) : p.kept_count;
+  const std::int64_t most =
+      std::max<std::int64_t>(1, std::min(kMostChunks, kEnoughBlocks / std::max<std::int64_t>(1, units)));
+  plan.chunk = std::max(least, ceil_div(p.reduced_count, most));
   plan.chunk = ceil_div(plan.chunk, 64) * 64;
   plan.chunks = static_cast<int>(std::max<std::int64_t>(1, ceil_div(p.reduced_count, plan.chunk)));
   return plan;
@@ -208,10 +235,19 @@ void run(const ReduceParams& p, Partial* workspace, cudaStream_t stream) {
     constexpr int N = kVectorElements<T>;
     bool vectors = p.num_reduced == 1 && p.stride_x_reduced[0] == 1 && is_aligned(p.x, 16);
     for (int d = 0; d < p.num_kept; ++d) vectors = vectors && (p.kept_shape[d] == 1 || p.stride_x_kept[d] % N == 0);
-    if (vectors) {
-      launch("reduce", row_kernel<T, kOp, N>, {blocks_for(p.kept_count), kThreads, 0, stream}, p, plan.chunk, partials);
+    // A warp for each row of up to 16 loads a lane, where there are rows enough to fill a GPU of any size.
+    const bool short_rows = plan.chunks == 1 && p.reduced_count <= 16 * kWarp * N && p.kept_count >= 4096;
+    const auto run_rows = [&](auto kernel, int row_threads) {
+      const int rows = kThreads / row_threads;
+      launch("reduce", kernel, {blocks_for(ceil_div(p.kept_count, rows)), dim3(row_threads, rows), 0, stream}, p,
+             plan.chunk, partials);
+    };
+    if (vectors && short_rows) {
+      run_rows(row_kernel<T, kOp, N, kWarp>, kWarp);
+    } else if (vectors) {
+      run_rows(row_kernel<T, kOp, N, kThreads>, kThreads);
     } else {
-      launch("reduce", row_kernel<T, kOp, 1>, {blocks_for(p.kept_count), kThreads, 0, stream}, p, plan.chunk, partials);
+      run_rows(row_kernel<T, kOp, 1, kThreads>, kThreads);
     }
   }
   if (!partials) return;

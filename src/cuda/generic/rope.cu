@@ -1,10 +1,14 @@
-// RoPE on q and k in one launch: a thread rotates kPairs pairs of a token for every head, so sin and cos are computed
-// once per token and pair. Angles: position * frequency is reduced by whole turns in fp64 (one multiply and one round
-// per pair), the rest in fp32, so that a position of 10^5 and more keeps fp32 accuracy.
+// RoPE on q and k in one launch: a thread rotates the same pairs of a token for several heads, so sin and cos are
+// computed once for all of them. Angles: position * frequency is reduced by whole turns in fp64 (one multiply and one
+// round per pair), the rest in fp32, so that a position of 10^5 and more keeps fp32 accuracy.
+// Bound by memory: two kernels, one that moves 16 bytes a lane and one for what is not aligned to that.
+#include <cmath>
+
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/convert.cuh"
 #include "cuda/tile/rope.cuh"
+#include "cuda/tile/vector.cuh"
 
 namespace flashkernel::cuda {
 namespace {
@@ -66,6 +70,158 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const RopeParams p, int 
   }
 }
 
+// Frequencies in half turns per token, worked out by the host: exp2 in fp64 for every thread would cost as much as the
+// rotation.
+constexpr int kMostPairs = 128;
+struct Frequencies {
+  double half_turns[kMostPairs];
+};
+
+constexpr int kBatch = 2;  // heads at a time; the loads of the next ones are under way meanwhile
+
+/// A thread takes N pairs (or N elements that pass through) of a token, for heads_per_group heads of one group.
+template <class T, bool kInterleaved>
+__global__ void __launch_bounds__(kThreads)
+    rope_vectors_kernel(const RopeParams p, const __grid_constant__ Frequencies frequencies, int heads_per_group) {
+  constexpr int N = kVectorElements<T>;
+  using Vector = Packed<T, N>;
+  const int half = static_cast<int>(p.spec.rotary_dim / 2), rotating = half / N;
+  const int columns = rotating + static_cast<int>(p.head_dim - p.spec.rotary_dim) / N;
+  const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t token = item / columns;
+  if (token >= p.seq) return;
+  const int column = static_cast<int>(item - token * columns);
+  const bool rotates = column < rotating;
+  const int first = !rotates       ? static_cast<int>(p.spec.rotary_dim) + (column - rotating) * N
+                    : kInterleaved ? 2 * column * N
+                                   : column * N;
+  const int second = !rotates ? first : kInterleaved ? first + N : first + half;
+  const int heads_q = static_cast<int>(p.heads_q), first_head = blockIdx.y * heads_per_group;
+  const int last_head = min(first_head + heads_per_group, static_cast<int>(p.heads_q + p.heads_kv));
+
+  for (std::int64_t b = blockIdx.z; b < p.batch; b += gridDim.z) {
+    const T* const q = static_cast<const T*>(p.q) + b * p.stride_q_batch + token * p.stride_q_token;
+    const T* const k = static_cast<const T*>(p.k) + b * p.stride_k_batch + token * p.stride_k_token;
+    T* const q_out = static_cast<T*>(p.q_out) + b * p.stride_q_out_batch + token * p.stride_q_out_token;
+    T* const k_out = static_cast<T*>(p.k_out) + b * p.stride_k_out_batch + token * p.stride_k_out_token;
+    Vector x[2][kBatch], y[2][kBatch];
+    const auto load = [&](int head, Vector(&to_x)[kBatch], Vector(&to_y)[kBatch]) {
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (head + j >= last_head) continue;
+        const T* const in =
+            head + j < heads_q ? q + (head + j) * p.stride_q_head : k + (head + j - heads_q) * p.stride_k_head;
+        to_x[j] = *reinterpret_cast<const Vector*>(in + first);
+        if (rotates) to_y[j] = *reinterpret_cast<const Vector*>(in + second);
+      }
+    };
+    load(first_head, x[0], y[0]);  // under way while the angles are worked out
+
+    float cosine[N], sine[N];
+    if (rotates && p.cos) {
+      const std::int64_t row = p.table_is_per_token ? token : p.position(b, token);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const int pair = column * N + i;
+        cosine[i] = load_typed(p.cos, p.table_dtype, b * p.stride_table_batch + row * p.stride_table_row + pair);
+        sine[i] = load_typed(p.sin, p.table_dtype, b * p.stride_sin_batch + row * p.stride_sin_row + pair);
+      }
+    } else if (rotates) {
+      const std::int64_t position = p.position(b, token);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const int pair = column * N + i;
+        const double half_turns =
+            p.spec.inv_freq ? static_cast<double>(p.spec.inv_freq[pair]) * kInversePi : frequencies.half_turns[pair];
+        rope_angle(position, half_turns, &cosine[i], &sine[i]);
+      }
+    }
+    if (p.spec.inverse) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) sine[i] = -sine[i];
+    }
+
+    const auto rotate = [&](Vector& x, Vector& y) {
+      float a[2 * N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        a[i] = to_float(x.values[i]);
+        a[N + i] = to_float(y.values[i]);
+      }
+      // The members of pair i: neighbours in the 2 N elements, or N apart.
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const float u = kInterleaved ? a[2 * i] : a[i], v = kInterleaved ? a[2 * i + 1] : a[N + i];
+        const T to_u = from_float<T>(u * cosine[i] - v * sine[i]), to_v = from_float<T>(u * sine[i] + v * cosine[i]);
+        if (kInterleaved) {
+          (2 * i < N ? x : y).values[2 * i % N] = to_u;
+          (2 * i < N ? x : y).values[2 * i % N + 1] = to_v;
+        } else {
+          x.values[i] = to_u;
+          y.values[i] = to_v;
+        }
+      }
+    };
+    const auto store = [&](int head, Vector(&from_x)[kBatch], Vector(&from_y)[kBatch]) {
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (head + j >= last_head) continue;
+        T* const out = head + j < heads_q ? q_out + (head + j) * p.stride_q_out_head
+                                          : k_out + (head + j - heads_q) * p.stride_k_out_head;
+        if (rotates) {
+          rotate(from_x[j], from_y[j]);
+          *reinterpret_cast<Vector*>(out + second) = from_y[j];
+        }
+        *reinterpret_cast<Vector*>(out + first) = from_x[j];
+      }
+    };
+    for (int head = first_head; head < last_head; head += 2 * kBatch) {
+      load(head + kBatch, x[1], y[1]);
+      store(head, x[0], y[0]);
+      load(head + 2 * kBatch, x[0], y[0]);
+      store(head + kBatch, x[1], y[1]);
+    }
+  }
+}
+
+bool vectorizable(const RopeParams& p) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(p.dtype)), elements = 16 / bytes;
+  const auto fits = [&](const void* data, std::int64_t batch, std::int64_t head, std::int64_t token) {
+    return is_aligned(data, 16) && (p.batch == 1 || batch % elements == 0) && head % elements == 0 &&
+           (p.seq == 1 || token % elements == 0);
+  };
+  return p.spec.rotary_dim % (2 * elements) == 0 && p.head_dim % elements == 0 && p.spec.rotary_dim <= 2 * kMostPairs &&
+         fits(p.q, p.stride_q_batch, p.stride_q_head, p.stride_q_token) &&
+         fits(p.q_out, p.stride_q_out_batch, p.stride_q_out_head, p.stride_q_out_token) &&
+         (p.heads_kv == 0 || (fits(p.k, p.stride_k_batch, p.stride_k_head, p.stride_k_token) &&
+                              fits(p.k_out, p.stride_k_out_batch, p.stride_k_out_head, p.stride_k_out_token)));
+}
+
+void rope_vectors(const RopeParams& p, cudaStream_t stream) {
+  Frequencies frequencies{};
+  if (!p.cos && !p.spec.inv_freq) {
+    const auto rotary_dim = static_cast<double>(p.spec.rotary_dim);
+    for (int pair = 0; pair < p.spec.rotary_dim / 2; ++pair)
+      frequencies.half_turns[pair] = std::exp2(-2.0 * pair / rotary_dim * std::log2(p.spec.theta)) * kInversePi;
+  }
+  const std::int64_t elements = 16 / static_cast<std::int64_t>(dtype_bytes(p.dtype));
+  const std::int64_t columns = (p.head_dim - p.spec.rotary_dim / 2) / elements;
+  const std::int64_t heads = p.heads_q + p.heads_kv, blocks = ceil_div(p.seq * columns, kThreads);
+  // As many heads a thread as leave four blocks for every multiprocessor; 16 are enough to hide the sines.
+  const std::int64_t wanted = 4 * cuda_device_properties(p.device.index).num_sms;
+  const std::int64_t groups =
+      std::min({heads, std::int64_t{65535},
+                std::max(ceil_div(heads, 16), ceil_div(wanted, std::max<std::int64_t>(1, blocks * p.batch)))});
+  const auto heads_per_group = static_cast<int>(ceil_div(heads, groups));
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ceil_div(heads, heads_per_group)),
+                  static_cast<unsigned>(std::min<std::int64_t>(p.batch, 65535)));
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const auto kernel = p.spec.interleaved ? rope_vectors_kernel<T, true> : rope_vectors_kernel<T, false>;
+    launch("rope", kernel, {grid, kThreads, 0, stream}, p, frequencies, heads_per_group);
+  });
+}
+
 }  // namespace
 
 Verdict rope_supports(const RopeParams&) { return Verdict::ok(); }
@@ -74,6 +230,7 @@ void rope(const RopeParams& p, void*, Stream stream) {
   const std::int64_t columns = p.head_dim - p.spec.rotary_dim / 2;
   if (p.batch * p.seq * columns == 0 || p.heads_q + p.heads_kv == 0) return;
   const CudaDeviceGuard guard(p.device.index);
+  if (vectorizable(p)) return rope_vectors(p, native(stream));
   // Few tokens: spread the heads over threads; many tokens: 8 heads share a thread's sin and cos.
   const std::int64_t heads = p.heads_q + p.heads_kv;
   const int head_groups = static_cast<int>(p.batch * p.seq * columns >= 1 << 16 ? ceil_div(heads, 8) : heads);

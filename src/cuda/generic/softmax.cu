@@ -2,6 +2,7 @@
 // its elements are neighbours. A row of -inf only gives 0 (log: -inf); a NaN makes its row NaN.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
+#include "cuda/ptx/math.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/row.cuh"
 #include "cuda/tile/vector.cuh"
@@ -21,13 +22,20 @@ __device__ inline std::int64_t row_offset(std::int64_t row, int ndim, const std:
   return offset;
 }
 
+// e^(x - shift) for x <= shift: the difference is rounded once, and its error weighs |x - shift| e^(x - shift), under
+// 0.4 of 2^-23 for any x.
+__device__ inline float exp_of_difference(float x, float shift) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  return ptx::exp2_approx((x - shift) * kLog2E);
+}
+
 // N neighbouring columns, or one column at its stride.
-template <class T, int N>
-__device__ inline void load_columns(float (&values)[N], const T* row, std::int64_t first, std::int64_t stride) {
+template <int N, class T>
+__device__ inline Packed<T, N> load_columns(const T* row, std::int64_t first, std::int64_t stride) {
   if constexpr (N > 1) {
-    load_floats(values, row + first);
+    return load_vector<N>(row + first);
   } else {
-    values[0] = to_float(row[first * stride]);
+    return {{row[first * stride]}};
   }
 }
 template <class T, int N>
@@ -46,8 +54,8 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_kernel(const 
   if (kRowsPerBlock > 1 && row >= p.rows) return;
   const T* x = static_cast<const T*>(p.x) + row_offset(row, p.ndim, p.shape, p.stride_x);
   T* out = static_cast<T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out);
-  const auto load = [&](std::int64_t first, float(&values)[N]) { load_columns(values, x, first, p.stride_x_column); };
-  Row<kThreads, kVectors, N> values(p.columns, threadIdx.x, load);
+  const auto load = [&](std::int64_t first) { return load_columns<N>(x, first, p.stride_x_column); };
+  Row<T, kThreads, kVectors, N> values(p.columns, threadIdx.x, load);
 
   float maximum = -INFINITY;
   values.each(load, [&](std::int64_t, float(&v)[N]) {
@@ -56,10 +64,16 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_kernel(const 
   });
   maximum = block_reduce<kThreads>(maximum, scratch[threadIdx.y], Max{});
   const float shift = maximum == -INFINITY ? 0.0f : maximum;
+  // The exponentials stay where the row stood, if it is kept as floats.
+  constexpr bool kKeeps = Row<T, kThreads, kVectors, N>::kFloats;
   float sum = 0.0f;
   values.each(load, [&](std::int64_t, float(&v)[N]) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += expf(v[i] - shift);
+    for (int i = 0; i < N; ++i) {
+      const float e = exp_of_difference(v[i], shift);
+      sum += e;
+      if (kKeeps && !p.log) v[i] = e;
+    }
   });
   sum = block_reduce<kThreads>(sum, scratch[threadIdx.y], Sum{});
   // An empty denominator means a row of -inf: 0 / 1, and -inf - 0.
@@ -68,7 +82,8 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_kernel(const 
   values.each(load, [&](std::int64_t first, float(&v)[N]) {
     float result[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) result[i] = p.log ? v[i] - shift - log_sum : expf(v[i] - shift) * scale;
+    for (int i = 0; i < N; ++i)
+      result[i] = p.log ? v[i] - shift - log_sum : (kKeeps ? v[i] : exp_of_difference(v[i], shift)) * scale;
     store_columns(out, first, p.stride_out_column, result);
   });
 }
@@ -82,23 +97,21 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_bwd_kernel(co
   const T* grad_out = static_cast<const T*>(p.grad_out) + row_offset(row, p.ndim, p.shape, p.stride_grad_out);
   const T* out = static_cast<const T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out);
   T* grad_x = static_cast<T*>(p.grad_x) + row_offset(row, p.ndim, p.shape, p.stride_grad_x);
-  const auto load_grad = [&](std::int64_t first, float(&v)[N]) {
-    load_columns(v, grad_out, first, p.stride_grad_out_column);
-  };
-  const auto load_out = [&](std::int64_t first, float(&v)[N]) { load_columns(v, out, first, p.stride_out_column); };
-  Row<kThreads, kVectors, N> grads(p.columns, threadIdx.x, load_grad);
+  const auto load_grad = [&](std::int64_t first) { return load_columns<N>(grad_out, first, p.stride_grad_out_column); };
+  const auto load_out = [&](std::int64_t first) { return load_columns<N>(out, first, p.stride_out_column); };
+  Row<T, kThreads, kVectors, N> grads(p.columns, threadIdx.x, load_grad);
 
   float sum = 0.0f;
   grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
     float y[N];
-    load_out(first, y);
+    unpack(y, load_out(first));
 #pragma unroll
     for (int i = 0; i < N; ++i) sum += p.log ? g[i] : g[i] * y[i];
   });
   sum = block_reduce<kThreads>(sum, scratch[threadIdx.y], Sum{});
   grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
     float y[N], result[N];
-    load_out(first, y);
+    unpack(y, load_out(first));
 #pragma unroll
     for (int i = 0; i < N; ++i) result[i] = p.log ? g[i] - expf(y[i]) * sum : y[i] * (g[i] - sum);
     store_columns(grad_x, first, p.stride_grad_x_column, result);
@@ -131,12 +144,13 @@ void softmax(const SoftmaxParams& p, void*, Stream stream) {
     if (!vectors) {
       launch("softmax", softmax_kernel<T, 128, 1, 0, 1>, {static_cast<unsigned>(p.rows), 128, 0, native(stream)}, p);
     } else {
-      with_row_shape(p.columns / N, [&](auto threads, auto rows, auto held) {
-        launch(
-            "softmax", softmax_kernel<T, threads.value, rows.value, held.value, N>,
-            {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0, native(stream)},
-            p);
-      });
+      with_row_shape(p.columns / N, p.rows, cuda_device_properties(p.device.index).num_sms,
+                     [&](auto threads, auto rows, auto held) {
+                       launch("softmax", softmax_kernel<T, threads.value, rows.value, held.value, N>,
+                              {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0,
+                               native(stream)},
+                              p);
+                     });
     }
   });
 }
@@ -159,12 +173,13 @@ void softmax_bwd(const SoftmaxBackwardParams& p, void*, Stream stream) {
       launch("softmax_bwd", softmax_bwd_kernel<T, 128, 1, 0, 1>,
              {static_cast<unsigned>(p.rows), 128, 0, native(stream)}, p);
     } else {
-      with_row_shape(p.columns / N, [&](auto threads, auto rows, auto held) {
-        launch(
-            "softmax_bwd", softmax_bwd_kernel<T, threads.value, rows.value, held.value, N>,
-            {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0, native(stream)},
-            p);
-      });
+      with_row_shape(p.columns / N, p.rows, cuda_device_properties(p.device.index).num_sms,
+                     [&](auto threads, auto rows, auto held) {
+                       launch("softmax_bwd", softmax_bwd_kernel<T, threads.value, rows.value, held.value, N>,
+                              {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0,
+                               native(stream)},
+                              p);
+                     });
     }
   });
 }

@@ -16,6 +16,13 @@ __device__ inline float to_float(__half x) { return __half2float(x); }
 __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <class T>
+inline constexpr DType dtype_of = DType::kFloat32;
+template <>
+inline constexpr DType dtype_of<__half> = DType::kFloat16;
+template <>
+inline constexpr DType dtype_of<__nv_bfloat16> = DType::kBFloat16;
+
+template <class T>
 __device__ inline T from_float(float x);
 template <>
 __device__ inline float from_float<float>(float x) {
@@ -28,6 +35,17 @@ __device__ inline __half from_float<__half>(float x) {
 template <>
 __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
+}
+
+__device__ inline void round_two(__half& a, __half& b, float x, float y) {
+  const __half2 two = __floats2half2_rn(x, y);
+  a = two.x;
+  b = two.y;
+}
+__device__ inline void round_two(__nv_bfloat16& a, __nv_bfloat16& b, float x, float y) {
+  const __nv_bfloat162 two = __floats2bfloat162_rn(x, y);
+  a = two.x;
+  b = two.y;
 }
 
 /// Element i of a vector in fp32, fp16 or bf16; the branch is the same for the whole grid.

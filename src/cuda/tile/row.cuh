@@ -5,58 +5,90 @@
 
 #include <cstdint>
 
+#include "cuda/tile/vector.cuh"
+
 namespace flashkernel::cuda {
 
-template <int kThreads, int kVectors, int N>
+template <class T, int kThreads, int kVectors, int N>
 class Row {
  public:
-  /// `load(first, values)` fetches elements [first, first + N); N divides `columns`.
+  /// `load(first)` fetches elements [first, first + N); N divides `columns`.
   template <class Load>
   __device__ Row(std::int64_t columns, int thread, Load load) : columns_(columns), thread_(thread) {
     if constexpr (kVectors > 0) {
+      Packed<T, N> loaded[kVectors];  // all under way before the first is used
 #pragma unroll
       for (int j = 0; j < kVectors; ++j)
-        if (first(j) < columns_) load(first(j), values_[j]);
-    }
-  }
-
-  /// f(first, values) over this thread's part; f may change the values (which last only when kVectors > 0).
-  template <class Load, class F>
-  __device__ void each(Load load, F f) {
-    if constexpr (kVectors > 0) {
+        if (holds(j)) loaded[j] = load(first(j));
 #pragma unroll
-      for (int j = 0; j < kVectors; ++j)
-        if (first(j) < columns_) f(first(j), values_[j]);
-    } else {
-      for (std::int64_t at = static_cast<std::int64_t>(thread_) * N; at < columns_; at += kThreads * N) {
-        load(at, values_[0]);
-        f(at, values_[0]);
+      for (int j = 0; j < kVectors; ++j) {
+        if constexpr (kFloats) {
+          if (holds(j)) unpack(floats_[j], loaded[j]);
+        } else {
+          packed_[j] = loaded[j];
+        }
       }
     }
   }
 
+  /// f(first, values) over this thread's part. Where the row is kept as floats f may change them for the next walk.
+  template <class Load, class F>
+  __device__ void each(Load load, F f) {
+    if constexpr (kVectors > 0) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        if (!holds(j)) continue;
+        if constexpr (kFloats) {
+          f(first(j), floats_[j]);
+        } else {
+          float values[N];
+          unpack(values, packed_[j]);
+          f(first(j), values);
+        }
+      }
+    } else {
+      for (std::int64_t at = static_cast<std::int64_t>(thread_) * N; at < columns_; at += kThreads * N) {
+        float values[N];
+        unpack(values, load(at));
+        f(at, values);
+      }
+    }
+  }
+
+  /// Rows of up to 32 elements a thread are kept as floats, longer ones as they are in memory: half the registers.
+  static constexpr bool kFloats = kVectors > 0 && kVectors* N <= 32;
+
  private:
-  __device__ std::int64_t first(int j) const { return (static_cast<std::int64_t>(j) * kThreads + thread_) * N; }
+  __device__ int first(int j) const { return (j * kThreads + thread_) * N; }
+  __device__ bool holds(int j) const { return first(j) < static_cast<int>(columns_); }
 
   std::int64_t columns_;
   int thread_;
-  float values_[kVectors > 0 ? kVectors : 1][N];
+  float floats_[kFloats ? kVectors : 1][N];
+  Packed<T, N> packed_[kVectors > 0 && !kFloats ? kVectors : 1];
 };
 
-/// Threads and vectors for a row of `vectors` vectors, as compile-time constants: f(threads, rows_per_block,
-/// vectors_per_thread). A thread holds at most 4 vectors (32 floats of 16-bit data); rows beyond 1024 threads are
-/// walked from memory.
 template <int kValue>
 struct Constant {
   static constexpr int value = kValue;
 };
+
+/// Threads and vectors for rows of `vectors` vectors, as compile-time constants: f(threads, rows_per_block,
+/// vectors_per_thread). Measured on an H200 (32768 x 4096 bf16 norms): 4 vectors a thread hide more latency than 2, 16
+/// leave too few warps. Few rows, which don't fill the GPU, take more threads for the shortest time. Rows of more than
+/// 8192 vectors (128 KB) are walked from memory.
 template <class F>
-void with_row_shape(std::int64_t vectors, F f) {
-  if (vectors <= 32) return f(Constant<32>{}, Constant<4>{}, Constant<1>{});
-  if (vectors <= 128) return f(Constant<128>{}, Constant<1>{}, Constant<1>{});
-  if (vectors <= 512) return f(Constant<256>{}, Constant<1>{}, Constant<2>{});
+void with_row_shape(std::int64_t vectors, std::int64_t rows, int num_sms, F f) {
+  const bool few = rows < 4 * static_cast<std::int64_t>(num_sms);
+  if (vectors <= 128 && few) return f(Constant<128>{}, Constant<1>{}, Constant<1>{});
+  if (vectors <= 128) return f(Constant<32>{}, Constant<8>{}, Constant<4>{});
+  if (vectors <= 256 && !few) return f(Constant<128>{}, Constant<1>{}, Constant<2>{});
+  if (vectors <= 512 && few) return f(Constant<256>{}, Constant<1>{}, Constant<2>{});
+  if (vectors <= 512) return f(Constant<128>{}, Constant<1>{}, Constant<4>{});
   if (vectors <= 1024) return f(Constant<256>{}, Constant<1>{}, Constant<4>{});
+  if (vectors <= 2048 && !few) return f(Constant<512>{}, Constant<1>{}, Constant<4>{});
   if (vectors <= 4096) return f(Constant<1024>{}, Constant<1>{}, Constant<4>{});
+  if (vectors <= 8192) return f(Constant<1024>{}, Constant<1>{}, Constant<8>{});
   return f(Constant<1024>{}, Constant<1>{}, Constant<0>{});
 }
 

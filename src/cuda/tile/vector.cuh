@@ -16,25 +16,58 @@ template <class T>
 inline constexpr int kVectorElements = 16 / static_cast<int>(sizeof(T));
 
 template <int N, class T>
-__device__ inline void load_floats(float (&out)[N], const T* from) {
-  const auto packed = *reinterpret_cast<const Packed<T, N>*>(from);
+__device__ inline void unpack(float (&out)[N], const Packed<T, N>& packed) {
 #pragma unroll
   for (int i = 0; i < N; ++i) out[i] = to_float(packed.values[i]);
 }
 
-template <int N, class T>
-__device__ inline void store_floats(T* to, const float (&values)[N]) {
+template <class T, int N>
+__device__ inline Packed<T, N> pack_vector(const float (&values)[N]) {
   Packed<T, N> packed;
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {  // one instruction rounds two
 #pragma unroll
-  for (int i = 0; i < N; ++i) packed.values[i] = from_float<T>(values[i]);
-  *reinterpret_cast<Packed<T, N>*>(to) = packed;
+    for (int i = 0; i < N; i += 2) round_two(packed.values[i], packed.values[i + 1], values[i], values[i + 1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) packed.values[i] = from_float<T>(values[i]);
+  }
+  return packed;
 }
 
-/// N elements of a typed vector from element `first`; the caller has checked the alignment for N elements of its dtype.
-template <int N>
-__device__ inline void load_typed_floats(float (&out)[N], const void* data, DType dtype, std::int64_t first) {
+template <int N, class T>
+__device__ inline Packed<T, N> load_vector(const T* from) {
+  return *reinterpret_cast<const Packed<T, N>*>(from);
+}
+
+template <int N, class T>
+__device__ inline void load_floats(float (&out)[N], const T* from) {
+  unpack(out, load_vector<N>(from));
+}
+
+template <int N, class T>
+__device__ inline void store_floats(T* to, const float (&values)[N]) {
+  *reinterpret_cast<Packed<T, N>*>(to) = pack_vector<T>(values);
+}
+
+/// N elements in loads of 16 bytes or all N, whichever is less; `from` is aligned to that.
+template <int N, class T>
+__device__ inline void load_wide(float (&out)[N], const T* from) {
+  constexpr int kStep = N < kVectorElements<T> ? N : kVectorElements<T>;
 #pragma unroll
-  for (int i = 0; i < N; ++i) out[i] = load_typed(data, dtype, first + i);
+  for (int i = 0; i < N; i += kStep) {
+    const auto packed = *reinterpret_cast<const Packed<T, kStep>*>(from + i);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) out[i + j] = to_float(packed.values[j]);
+  }
+}
+
+/// N floats in stores of 16 bytes.
+template <int N>
+__device__ inline void store_wide(float* to, const float (&values)[N]) {
+  static_assert(N % 4 == 0);
+#pragma unroll
+  for (int i = 0; i < N; i += 4)
+    *reinterpret_cast<float4*>(to + i) = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
 }
 
 }  // namespace flashkernel::cuda
