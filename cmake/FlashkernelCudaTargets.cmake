@@ -50,8 +50,14 @@ endif()
 file(GLOB _cuda_sm80 CONFIGURE_DEPENDS ${_src}/cuda/sm80/*.cu)
 flashkernel_add_cuda_objects(flashkernel_cuda_sm80 "${_sm80_architectures}" ${_sources_sm80} ${_cuda_sm80})
 
-# Tensor-core kernels for 7.5, and their PTX: newer GPUs can be forced onto this path. Without 7.5 their table is empty.
-flashkernel_add_cuda_objects(flashkernel_cuda_sm75 "75" ${_sources_sm75})
+# Tensor-core kernels for 7.5, and their PTX: newer GPUs can be forced onto this path. Where 7.5 was not asked for, the
+# attention kernels are left out and linear's PTX keeps its table whole.
+set(_sm75_architectures 75-virtual)
+if(_with_sm75)
+  set(_sm75_architectures 75)
+endif()
+file(GLOB _cuda_sm75 CONFIGURE_DEPENDS ${_src}/cuda/sm75/*.cu)
+flashkernel_add_cuda_objects(flashkernel_cuda_sm75 "${_sm75_architectures}" ${_sources_sm75} ${_cuda_sm75})
 
 # Hopper's own kernels (wgmma, TMA, setmaxnreg) exist for 9.0a alone. Without 9.0 in the list their table is empty.
 if(_sources_sm90a)

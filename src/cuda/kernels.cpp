@@ -2,6 +2,7 @@
 #include "cuda/generic/kernels.hpp"
 #include "cuda/sm75/attention_bwd.hpp"
 #include "cuda/sm75/attention_fwd.hpp"
+#include "cuda/sm75/linear.hpp"
 #include "cuda/sm80/attention_bwd.hpp"
 #include "cuda/sm80/attention_fwd.hpp"
 #include "cuda/sm80/linear.hpp"
@@ -117,6 +118,8 @@ KernelTable<LinearParams> cuda_kernels() {
                            cuda::sm80::linear),
       ampere<LinearParams>("linear/cuda/sm80/f32", linear_supports<DType::kFloat32>, cuda::sm80::linear_workspace,
                            cuda::sm80::linear),
+      {"linear/cuda/sm75/f16", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kTuring,
+       cuda::sm75::linear_supports<LinearParams>, nullptr, cuda::sm75::linear},
       {"linear/cuda/generic/few_rows", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kAmpere + 1,
        cuda::linear_few_rows_supports, nullptr, cuda::linear},
       generic<LinearParams>("linear/cuda/generic", cuda::linear_supports, nullptr, cuda::linear)};
@@ -136,6 +139,9 @@ KernelTable<LinearBackwardParams> cuda_kernels() {
       ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/f32", linear_bwd_supports<DType::kFloat32>,
                                    linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
                                    linear_bwd<cuda::sm80::linear_bwd>),
+      {"linear_bwd/cuda/sm75/f16", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kTuring,
+       cuda::sm75::linear_supports<LinearBackwardParams>, linear_bwd_workspace<cuda::sm75::linear_bwd_workspace>,
+       linear_bwd<cuda::sm75::linear_bwd>},
       generic<LinearBackwardParams>("linear_bwd/cuda/generic", cuda::linear_bwd_supports, nullptr, cuda::linear_bwd)};
   return table(rows);
 }

@@ -102,6 +102,7 @@ void fill(CaseList& list, void (*build)(Call&, const Spec&)) {
       Spec large{dtype, 1700, 40, 1920, transposed, Activation::kGeluTanh};
       large.preactivation = true;
       add("large" + layout, large);
+      add("large_weight" + layout, {dtype, 40, 1700, 1920, transposed});  // the same for the weight's gradient
       for (const Activation activation : {Activation::kGeluTanh, Activation::kGelu, Activation::kSilu})
         for (const std::int64_t rows : {1, 19}) {
           Spec spec{dtype, rows, 40, 70, transposed, activation};

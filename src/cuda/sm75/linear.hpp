@@ -1,0 +1,24 @@
+// linear and its gradient on Turing's tensor cores, in fp16: what the rows of cuda/kernels.cpp name.
+#pragma once
+
+#include "flashkernel/stream.hpp"
+#include "ops/kernel_entry.hpp"
+#include "ops/linear_params.hpp"
+
+namespace flashkernel::cuda::sm75 {
+
+/// Params is LinearParams or LinearBackwardParams.
+template <class Params>
+Verdict linear_supports(const Params& p) {
+  if (p.dtype != DType::kFloat16) return "another dtype; Turing's tensor cores take fp16";
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // indices are 32-bit, tiles added
+  if (p.rows > kMost || p.in_features > kMost || p.out_features > kMost) return "a dim is over 2^30";
+  return Verdict::ok();
+}
+
+void linear(const LinearParams&, void* workspace, Stream);
+/// The products of the gradient: g (already the pre-activation's gradient) comes as grad_out.
+std::size_t linear_bwd_workspace(const LinearBackwardParams&);
+void linear_bwd(const LinearBackwardParams&, void* workspace, Stream);
+
+}  // namespace flashkernel::cuda::sm75
