@@ -5,14 +5,18 @@ set(_instances
     "attention_fwd | sm75 | f16      | 32 64 96 128 192 256"
     "attention_bwd | sm75 | f16      | 32 64 96 128"
     "attention_fwd | sm80 | f16 bf16 | 32 64 96 128 192 256"
+    "attention_fwd | sm80 | f32      | 32 64 96 128 192 256"
     "attention_fwd | sm90a | f16 bf16 | 64 96 128 192 256"
-    "attention_bwd | sm80 | f16 bf16 | 32 64 96 128")
+    "attention_bwd | sm80 | f16 bf16 | 32 64 96 128"
+    "attention_bwd | sm80 | f32      | 32 64 96 128")
 
 set(_tables)
 set(_type_f16 __half)
 set(_type_bf16 __nv_bfloat16)
+set(_type_f32 float)
 set(_dtype_f16 kFloat16)
 set(_dtype_bf16 kBFloat16)
+set(_dtype_f32 kFloat32)
 set(_generated ${PROJECT_BINARY_DIR}/generated)
 
 # sm90a code runs on 9.0 alone, sm75 code is what 7.5 needs: their instances are made where that is asked for (or where
@@ -36,20 +40,24 @@ foreach(_line IN LISTS _instances)
   string(REGEX MATCH "^([a-z_]+) +\\| +([a-z0-9]+) +\\| +([a-z0-9 ]+) +\\| +([0-9 ]+)$" _ "${_line}")
   set(OP ${CMAKE_MATCH_1})
   set(ARCH ${CMAKE_MATCH_2})
-  list(APPEND _tables ${ARCH}/${OP})
-  if(NOT _with_${ARCH})
-    continue()
-  endif()
   separate_arguments(_dtypes UNIX_COMMAND "${CMAKE_MATCH_3}")
   separate_arguments(_dims UNIX_COMMAND "${CMAKE_MATCH_4}")
   foreach(SUFFIX IN LISTS _dtypes)
     set(TYPE ${_type_${SUFFIX}})
     set(DTYPE ${_dtype_${SUFFIX}})
+    set(SOURCE ${OP})
+    if(SUFFIX STREQUAL "f32")
+      set(SOURCE ${OP}_f32)  # fp32 on fp16 tensor cores is a kernel of its own
+    endif()
+    list(APPEND _tables ${ARCH}/${SOURCE})
+    if(NOT _with_${ARCH})
+      continue()
+    endif()
     foreach(DIM IN LISTS _dims)
       set(_file ${_generated}/cuda/${ARCH}/${OP}_${SUFFIX}_d${DIM}.cu)
       configure_file(${PROJECT_SOURCE_DIR}/src/cuda/instance.cu.in ${_file} @ONLY)
       list(APPEND _sources_${ARCH} ${_file})
-      string(APPEND _rows_${OP}_${ARCH} "FK_INSTANCE(${OP}, ${SUFFIX}, ${DTYPE}, ${DIM})\n")
+      string(APPEND _rows_${SOURCE}_${ARCH} "FK_INSTANCE(${OP}, ${SUFFIX}, ${DTYPE}, ${DIM})\n")
     endforeach()
   endforeach()
 endforeach()

@@ -4,6 +4,7 @@
 #include "cuda/sm75/attention_fwd.hpp"
 #include "cuda/sm75/linear.hpp"
 #include "cuda/sm80/attention_bwd.hpp"
+#include "cuda/sm80/attention_bwd_f32.hpp"
 #include "cuda/sm80/attention_fwd.hpp"
 #include "cuda/sm80/linear.hpp"
 #include "cuda/sm90a/attention_fwd.hpp"
@@ -17,7 +18,9 @@ namespace flashkernel::cuda::sm75 {
 }  // namespace flashkernel::cuda::sm75
 namespace flashkernel::cuda::sm80 {
 #define FK_INSTANCE(op, suffix, dtype, dim) void op##_##suffix##_d##dim(const op##_params&, void*, Stream);
+#include "cuda/sm80/attention_bwd_f32_instances.inc"
 #include "cuda/sm80/attention_bwd_instances.inc"
+#include "cuda/sm80/attention_fwd_f32_instances.inc"
 #include "cuda/sm80/attention_fwd_instances.inc"
 #undef FK_INSTANCE
 }  // namespace flashkernel::cuda::sm80
@@ -249,6 +252,7 @@ KernelTable<AttentionParams> cuda_kernels() {
    cuda::sm80::op##_supports<DType::dtype, dim>, \
    nullptr,                                      \
    cuda::sm80::op##_##suffix##_d##dim},
+#include "cuda/sm80/attention_fwd_f32_instances.inc"
 #include "cuda/sm80/attention_fwd_instances.inc"
 #undef FK_INSTANCE
 #define FK_INSTANCE(op, suffix, dtype, dim)      \
@@ -298,6 +302,18 @@ KernelTable<AttentionBackwardParams> cuda_kernels() {
    cuda::sm75::op##_workspace<dim>,              \
    after_sinks<cuda::sm75::op##_##suffix##_d##dim>},
 #include "cuda/sm75/attention_bwd_instances.inc"
+#undef FK_INSTANCE
+#define FK_INSTANCE(op, suffix, dtype, dim) \
+  {#op "/cuda/sm80/" #suffix "/d" #dim,     \
+   DeviceType::kCuda,                       \
+   80,                                      \
+   kNewest,                                 \
+   kCpuAny,                                 \
+   kAmpere,                                 \
+   cuda::sm80::op##_f32_supports<dim>,      \
+   cuda::sm80::op##_f32_workspace,          \
+   after_sinks<cuda::sm80::op##_##suffix##_d##dim>},
+#include "cuda/sm80/attention_bwd_f32_instances.inc"
 #undef FK_INSTANCE
       generic<AttentionBackwardParams>("attention_bwd/cuda/generic", cuda::attention_bwd_supports,
                                        cuda::attention_bwd_workspace, cuda::attention_bwd)};
