@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -30,6 +31,13 @@ struct MmaLane {
   const std::uint32_t* b;
 };
 
+// To fp32, towards zero.
+inline float truncated(double x) {
+  const float nearest = static_cast<float>(x);
+  return std::abs(nearest) > std::abs(x) ? std::nextafter(nearest, 0.0f) : nearest;
+}
+
+// Products are exact, summed with the accumulator, and the sum is truncated, as tensor cores do (Fasi et al., 2021).
 // D (16 x 8) += A (16 x 8 per slice) B (8 x 8 per slice): register pairs a[2 s], a[2 s + 1] and b[s] hold slice s of k.
 template <class T, int kSlices>
 inline void mma(void* const* data, std::uint32_t lanes) {
@@ -50,9 +58,13 @@ inline void mma(void* const* data, std::uint32_t lanes) {
       d[row + 8][pair + e] = registers.d[2 + e];
     }
   }
-  for (int m = 0; m < 16; ++m)
+  for (int m = 0; m < 16; ++m) {
+    double sums[8];
+    for (int n = 0; n < 8; ++n) sums[n] = d[m][n];
     for (int k = 0; k < kDepth; ++k)
-      for (int n = 0; n < 8; ++n) d[m][n] += a[m][k] * b[k][n];
+      for (int n = 0; n < 8; ++n) sums[n] += static_cast<double>(a[m][k]) * b[k][n];
+    for (int n = 0; n < 8; ++n) d[m][n] = truncated(sums[n]);
+  }
   for (int lane = 0; lane < 32; ++lane) {
     float* const to = static_cast<const MmaLane*>(data[lane])->d;
     const int row = lane / 4, pair = 2 * (lane % 4);
