@@ -64,8 +64,9 @@ if(_sources_sm90a)
   flashkernel_add_cuda_objects(flashkernel_cuda_sm90a "90a-real" ${_sources_sm90a})
   target_compile_options(flashkernel_cuda_sm90a PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=--warn-on-spills>)
   if(UNIX)
+    set(_launcher ${PROJECT_SOURCE_DIR}/cmake/ptxas_checked.sh ${CMAKE_CUDA_COMPILER_LAUNCHER})  # no empty element
     set_target_properties(flashkernel_cuda_sm90a PROPERTIES
-      CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/cmake/ptxas_checked.sh;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+      CUDA_COMPILER_LAUNCHER "${_launcher}")
   endif()
 endif()
 set_property(SOURCE ${_src}/cuda/kernels.cpp APPEND PROPERTY INCLUDE_DIRECTORIES ${PROJECT_BINARY_DIR}/generated)
