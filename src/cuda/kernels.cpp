@@ -5,6 +5,7 @@
 #include "cuda/sm75/linear.hpp"
 #include "cuda/sm80/attention_bwd.hpp"
 #include "cuda/sm80/attention_bwd_f32.hpp"
+#include "cuda/sm80/attention_decode.hpp"
 #include "cuda/sm80/attention_fwd.hpp"
 #include "cuda/sm80/linear.hpp"
 #include "cuda/sm90a/attention_fwd.hpp"
@@ -20,6 +21,7 @@ namespace flashkernel::cuda::sm80 {
 #define FK_INSTANCE(op, suffix, dtype, dim) void op##_##suffix##_d##dim(const op##_params&, void*, Stream);
 #include "cuda/sm80/attention_bwd_f32_instances.inc"
 #include "cuda/sm80/attention_bwd_instances.inc"
+#include "cuda/sm80/attention_decode_instances.inc"
 #include "cuda/sm80/attention_fwd_f32_instances.inc"
 #include "cuda/sm80/attention_fwd_instances.inc"
 #undef FK_INSTANCE
@@ -266,6 +268,18 @@ KernelTable<AttentionParams> cuda_kernels() {
    nullptr,                                      \
    cuda::sm75::op##_##suffix##_d##dim},
 #include "cuda/sm75/attention_fwd_instances.inc"
+#undef FK_INSTANCE
+#define FK_INSTANCE(op, suffix, dtype, dim)             \
+  {"attention_fwd/cuda/sm80/decode/" #suffix "/d" #dim, \
+   DeviceType::kCuda,                                   \
+   80,                                                  \
+   kNewest,                                             \
+   kCpuAny,                                             \
+   kDecode + 1,                                         \
+   cuda::sm80::op##_supports<DType::dtype, dim>,        \
+   cuda::sm80::op##_workspace<dim>,                     \
+   cuda::sm80::op##_##suffix##_d##dim},
+#include "cuda/sm80/attention_decode_instances.inc"
 #undef FK_INSTANCE
       {"attention_fwd/cuda/generic/decode", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kDecode,
        cuda::attention_fwd_decode_supports, cuda::attention_fwd_decode_workspace, cuda::attention_fwd_decode},

@@ -20,10 +20,13 @@ namespace flashkernel::cuda {
 inline cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 /// Grid, block, bytes of dynamic shared memory (what needs the opt-in gets it here) and stream of one launch.
+/// `early` (9.0 and later): the kernel may start before the previous one on the stream has ended; it waits itself, by
+/// ptx::wait_for_previous_kernel, before it reads what that one writes.
 struct LaunchShape {
   dim3 grid, block;
   std::size_t shared_bytes;
   cudaStream_t stream;
+  bool early = false;
 };
 
 #ifdef __CUDACC__
@@ -41,6 +44,13 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = shape.stream;
+  cudaLaunchAttribute attribute{};
+  if (shape.early) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+  }
   cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
 }
 #endif

@@ -67,4 +67,12 @@ __device__ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t sh
                : "r"(shared_address));
 }
 
+/// An 8 x 8 matrix of 16-bit elements, transposed: lane l gives row l/4, columns 2 (l%4) + {0, 1}, and gets the same
+/// place of the transpose.
+__device__ inline std::uint32_t movmatrix_trans(std::uint32_t a) {
+  std::uint32_t d;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
+  return d;
+}
+
 }  // namespace flashkernel::cuda::ptx

@@ -75,9 +75,4 @@ __device__ inline std::uint32_t map_shared(std::uint32_t shared_address, std::ui
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-/// Programmatic dependent launch: wait until the kernels before are complete and their writes visible; let the next
-/// one start. PTX ISA 9.7.13.13 (griddepcontrol).
-__device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ inline void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 }  // namespace flashkernel::cuda::ptx

@@ -1,0 +1,140 @@
+// Split-KV decode on tensor cores: what a row of the table says about an instance (cmake/FlashkernelCudaInstances.cmake
+// makes them, attention_decode.cuh defines them), and how a call is spread over the device.
+// Invariant: the spread depends on shapes only, never on lengths, so that a captured graph replays with other lengths.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/host/device.hpp"
+#include "flashkernel/stream.hpp"
+#include "ops/attention_params.hpp"
+#include "ops/kernel_entry.hpp"
+
+namespace flashkernel::cuda::sm80 {
+
+using attention_decode_params = AttentionParams;  // what the generated instances call it
+
+/// Buckets of head_dim; the smallest one that holds both head dims serves.
+inline constexpr std::int64_t kDecodeHeadDims[] = {64, 96, 128, 192, 256};
+inline constexpr int kGranule = 16;        // keys that a warp takes at a time; they lie in one page
+inline constexpr int kDecodeMaxWarps = 4;  // of a block
+inline constexpr int kTileRows = 8;        // query rows of one matrix instruction
+
+/// kTiles: tiles of 8 query rows that a warp serves. A warp has kStages granules of K and V in shared memory; on 9.0,
+/// four warps with all but one of them on their way are 64 to 128 KB a multiprocessor, where 4.5 TB/s with 1 us of
+/// latency needs 34 KB.
+template <int kDim, int kTiles>
+struct DecodeShape {
+  static constexpr int kStages = kDim <= 64    ? 8
+                                 : kDim <= 96  ? 6
+                                 : kDim <= 128 ? (kTiles <= 2 ? 5 : 4)
+                                 : kDim <= 192 ? 3
+                                               : 2;
+  static constexpr int kTileBytes = kGranule * kDim * 2;       // of K, or of V
+  static constexpr int kRingBytes = kStages * 2 * kTileBytes;  // of a warp
+  static constexpr int kRows = kTiles * kTileRows;
+  static constexpr int kQueryBytes = kRows * kDim * 2;  // of a head
+  // A warp's result: numerators (rows 4 floats apart more than kDim, so that a quarter-warp's stores fall into
+  // different banks), maximum and sum.
+  static constexpr int kResultPitch = kDim + 4;  // floats
+  static constexpr int kResultBytes = kRows * kResultPitch * 4 + kRows * 8;
+
+  static constexpr int shared_bytes(int warps, int heads) {
+    return warps * (kRingBytes + kResultBytes) + heads * kQueryBytes;
+  }
+};
+
+/// How a call is spread over the device.
+struct DecodePlan {
+  int blocks = 0;     // persistent, one a multiprocessor
+  int warps = 0;      // of a block: heads x key_lanes
+  int heads = 1;      // kv heads that a block takes side by side
+  int key_lanes = 0;  // warps that share a head's keys
+  int head_groups = 0;
+  int rows = 0;  // query rows of a kv head, at most
+  int shared_bytes = 0;
+  int combine_items = 0;  // pairs of sequence and head group, or borders between blocks: what is fewer
+  bool combine_by_pair = false;
+  bool modified = false;  // softcap or ALiBi
+  bool vectors_q = false, vectors_out = false;
+
+  /// Floats of the partial results: a block leaves at most two, one for the pair of sequence and head group that it
+  /// found begun, one for the pair that it left unfinished.
+  std::int64_t partial_floats(int dim) const { return std::int64_t{2} * blocks * heads * rows * (dim + 4); }
+};
+
+inline std::int64_t decode_rows(const AttentionParams& p) { return p.heads_q / p.heads_kv * p.seq_q; }
+
+/// f(Constant<kTiles>) for the tiles that a call needs.
+template <int kValue>
+struct DecodeTiles {
+  static constexpr int value = kValue;
+};
+template <int kDim, class F>
+auto with_decode_tiles(const AttentionParams& p, F&& f) {
+  const std::int64_t rows = decode_rows(p);
+  if (rows <= kTileRows) return f(DecodeTiles<1>{});
+  if constexpr (kDim <= 128) {
+    if (rows > 2 * kTileRows) return f(DecodeTiles<4>{});
+  }
+  return f(DecodeTiles<2>{});
+}
+
+template <int kDim>
+DecodePlan plan_decode(const AttentionParams& p) {
+  const CudaDeviceProperties& device = cuda_device_properties(p.device.index);
+  DecodePlan plan;
+  plan.blocks = device.num_sms;
+  plan.head_groups = static_cast<int>(p.heads_kv) / plan.heads;
+  plan.rows = static_cast<int>(decode_rows(p));
+  with_decode_tiles<kDim>(p, [&](auto tiles) {
+    using Shape = DecodeShape<kDim, decltype(tiles)::value>;
+    plan.key_lanes = kDecodeMaxWarps / plan.heads;
+    while (plan.key_lanes > 1 &&
+           Shape::shared_bytes(plan.key_lanes * plan.heads, plan.heads) > device.max_shared_bytes_per_block)
+      --plan.key_lanes;
+    plan.warps = plan.key_lanes * plan.heads;
+    plan.shared_bytes = Shape::shared_bytes(plan.warps, plan.heads);
+  });
+  const std::int64_t pairs = p.batch * plan.head_groups, borders = std::max(1, plan.blocks - 1);
+  plan.combine_by_pair = pairs <= borders;
+  plan.combine_items = static_cast<int>(std::min(pairs, borders));
+  plan.modified = p.has_score_modifier();
+  const auto fits = [](const void* data, std::uintptr_t bytes, std::int64_t a, std::int64_t b, std::int64_t c) {
+    const auto elements = static_cast<std::int64_t>(bytes / 2);
+    return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 && a % elements == 0 && b % elements == 0 &&
+           c % elements == 0;
+  };
+  plan.vectors_q = fits(p.q, 16, p.is_varlen_q() ? 0 : p.stride_q_batch, p.stride_q_head, p.stride_q_token);
+  plan.vectors_out = fits(p.out, 8, p.is_varlen_q() ? 0 : p.stride_out_batch, p.stride_out_head, p.stride_out_token);
+  return plan;
+}
+
+template <DType kDtype, int kDim>
+Verdict attention_decode_supports(const AttentionParams& p) {
+  if (p.dtype != kDtype) return "another dtype";
+  const std::int64_t dim = p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v;
+  if (dim > kDim) return "head_dim is larger";
+  for (const std::int64_t bucket : kDecodeHeadDims)
+    if (bucket < kDim && dim <= bucket) return "a smaller head_dim bucket holds it";
+  if (decode_rows(p) > (kDim <= 128 ? 32 : 16)) return "for few query rows a kv head: 32, or 16 at head_dim over 128";
+  if (p.bias.data) return "it has no additive bias";
+  if (p.is_paged() && p.page_size % kGranule != 0) return "page_size is not a multiple of 16";
+  const auto rows_of_16_bytes = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && a % 8 == 0 && b % 8 == 0 && c % 8 == 0;
+  };
+  const bool side_by_side = p.is_varlen_k();
+  if (!rows_of_16_bytes(p.k, side_by_side ? 0 : p.stride_k_batch, p.stride_k_head, p.stride_k_token) ||
+      !rows_of_16_bytes(p.v, side_by_side ? 0 : p.stride_v_batch, p.stride_v_head, p.stride_v_token))
+    return "rows of k or v do not start at multiples of 16 bytes";
+  // Lengths are 32-bit in the kernel, with room for windows.
+  if (p.seq_k > std::int64_t{1} << 29 || p.batch > 1 << 20 || p.heads_kv > 1 << 16) return "too many keys or sequences";
+  return Verdict::ok();
+}
+
+template <int kDim>
+std::size_t attention_decode_workspace(const AttentionParams& p) {
+  return sizeof(float) * static_cast<std::size_t>(plan_decode<kDim>(p).partial_floats(kDim));
+}
+
+}  // namespace flashkernel::cuda::sm80

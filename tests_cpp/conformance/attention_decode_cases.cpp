@@ -1,0 +1,115 @@
+// Cases of attention_fwd with few queries over long caches: what split-KV kernels can get wrong. Lengths that leave
+// some blocks one piece of a sequence and others many sequences, rows of every packing, every head_dim bucket.
+#include <limits>
+
+#include "conformance/attention_spec.hpp"
+
+namespace flashkernel::conformance {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr Mask kFull = kMasks[0], kCausal = kMasks[1];
+constexpr DType kHalves[] = {DType::kFloat16, DType::kBFloat16};
+
+void cases(CaseList& list) {
+  for (const DType dtype : kHalves) {
+    const std::string suffix = std::string("_") + short_name(dtype);
+    const auto paged = [&](const std::string& name, const PagedSpec& spec) {
+      list.add("decode_" + name + suffix, [spec](Call& call) { build_attention_paged(call, spec); });
+    };
+    const auto dense = [&](const std::string& name, const AttentionSpec& spec) {
+      list.add("decode_" + name + suffix, [spec](Call& call) { build_attention(call, spec); });
+    };
+    PagedSpec base;
+    base.common.dtype = dtype;
+    base.common.heads_q = 8;
+    base.common.heads_kv = 2;
+    base.common.head_dim = 128;
+    base.common.seq_q = 1;
+    base.lengths = {1, 300, 0, 33, 131};
+
+    for (const std::int64_t dim : {8, 72, 96, 104, 128, 160, 192, 256}) {
+      PagedSpec spec = base;
+      spec.common.head_dim = dim;
+      paged("dim" + std::to_string(dim), spec);
+      spec.common.head_dim_v = dim / 2 + 3;  // not a whole vector
+      spec.common.seq_q = 3;
+      spec.common.mask = kCausal;
+      paged("dim" + std::to_string(dim) + "_other_value_dim_causal", spec);
+    }
+    // Rows of a kv head: one tile of 8, two, four.
+    for (const std::int64_t group : {1, 3, 8, 12, 16, 20, 32}) {
+      PagedSpec spec = base;
+      spec.common.heads_q = 2 * group;
+      paged("group" + std::to_string(group), spec);
+    }
+    for (const std::int64_t queries : {2, 4, 8}) {
+      PagedSpec spec = base;
+      spec.common.seq_q = queries;
+      for (const Mask& mask : {kFull, kCausal, Mask{"left40_right1", false, 40, 1}}) {
+        spec.common.mask = mask;
+        paged("queries" + std::to_string(queries) + "_" + mask.name, spec);
+      }
+    }
+    // One sequence cut by every border between blocks; many in one block; 32 and more (a warp reads 32 lengths at a
+    // time); runs of empty ones.
+    PagedSpec spec = base;
+    spec.lengths = {5000};
+    paged("one_long", spec);
+    spec.lengths = {2, 1, 4000, 3};
+    paged("one_long_among_short", spec);
+    spec.lengths.clear();
+    for (int b = 0; b < 70; ++b) spec.lengths.push_back(b % 7 == 3 ? 90 + b : b % 5);
+    paged("70_sequences", spec);
+    spec.lengths.assign(70, 0);
+    spec.lengths[40] = 50;
+    paged("one_of_70_is_not_empty", spec);
+    spec.common.sinks = true;
+    spec.lengths = {0, 100, 0};
+    paged("sinks_and_empty", spec);
+    spec = base;
+    spec.common.softcap = 3;
+    spec.common.alibi_dims = 2;
+    spec.common.sinks = true;
+    spec.common.seq_q = 2;
+    spec.common.mask = kCausal;
+    paged("features", spec);
+    spec = base;
+    spec.common.scale = -0.3f;  // the largest product is not the largest score
+    paged("negative_scale", spec);
+    spec.common.scale = 30.0f;  // a row's sum is one term
+    paged("large_scores", spec);
+    spec = base;
+    spec.lengths_q = {1, 0, 2, 1, 2};
+    spec.common.mask = kCausal;
+    paged("lengths_of_queries", spec);
+
+    AttentionSpec contiguous = base.common;
+    contiguous.batch = 3;
+    contiguous.seq_k = 333;
+    dense("contiguous", contiguous);
+    contiguous.layout_k = {{}, {0, 2, 1, 3}};
+    contiguous.layout_v = {{}, {2, 0, 1, 3}};
+    contiguous.layout_q = {{}, {}, 3, 1};
+    contiguous.layout_out = {{}, {2, 1, 0, 3}, 1};
+    dense("contiguous_strided", contiguous);
+    contiguous = base.common;
+    contiguous.seq_q = 3;
+    contiguous.seq_k = 200;
+    contiguous.mask = kCausal;
+    contiguous.adjust = [](AttentionTensors& t) {  // seen by the last query of two, by the last, and by all
+      for (std::int64_t d = 0; d < 128; ++d) {
+        if (d % 3 != 0) t.v->set_at({0, 0, 198, d}, d % 2 ? kNan : std::numeric_limits<double>::infinity());
+        t.k->set_at({0, 1, 199, d}, kNan);
+      }
+      t.v->set_at({1, 0, 199, 7}, kNan);
+      t.v->set_at({1, 1, 20, 100}, kNan);
+    };
+    dense("nan_seen_by_some", contiguous);
+  }
+}
+
+const OpCases registration("attention_fwd", cases);
+
+}  // namespace
+}  // namespace flashkernel::conformance
