@@ -15,10 +15,10 @@ void cases(CaseList& list) {
   for (const DType dtype : kHalves) {
     const std::string suffix = std::string("_") + short_name(dtype);
     const auto paged = [&](const std::string& name, const PagedSpec& spec) {
-      list.add("decode_" + name + suffix, [spec](Call& call) { build_attention_paged(call, spec); });
+      list.add("split_" + name + suffix, [spec](Call& call) { build_attention_paged(call, spec); });
     };
     const auto dense = [&](const std::string& name, const AttentionSpec& spec) {
-      list.add("decode_" + name + suffix, [spec](Call& call) { build_attention(call, spec); });
+      list.add("split_" + name + suffix, [spec](Call& call) { build_attention(call, spec); });
     };
     PagedSpec base;
     base.common.dtype = dtype;

@@ -1,174 +1,235 @@
-// KV append (plain, or with RoPE on k and q), gather and page copy. One warp moves one head of one token; all page
-// arithmetic is 64-bit. A slot or page id out of range moves nothing: these kernels stay in bounds whatever the table
-// holds.
+// KV append without RoPE (with it: kv_append_rope.cu), gather and page copy. Bound by memory: rows move in units of 16
+// bytes where everything is aligned for it (else of one element), a warp a row, four units a lane in flight; heads that
+// lie side by side at both ends make one row. All page arithmetic is 64-bit. A slot or page id out of range moves
+// nothing: these kernels stay in bounds whatever the table holds.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
-#include "cuda/tile/convert.cuh"
 #include "cuda/tile/reduce.cuh"
-#include "cuda/tile/rope.cuh"
 
 namespace flashkernel::cuda {
 namespace {
 
-constexpr int kWarpsPerBlock = 8;
+constexpr int kThreads = 256;
+constexpr int kInFlight = 4;  // units a lane loads before it stores the first
 
-// Copies `count` elements, 16 bytes a lane where both ends allow it.
-template <class T>
-__device__ inline void copy_row(T* to, const T* from, std::int64_t count) {
-  const int lane = threadIdx.x;
-  const auto ends = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from);
-  if ((ends | static_cast<std::uintptr_t>(count * sizeof(T))) % 16 == 0) {
-    const std::int64_t vectors = count * static_cast<std::int64_t>(sizeof(T)) / 16;
-    for (std::int64_t i = lane; i < vectors; i += kWarp)
-      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
-  } else {
-    for (std::int64_t i = lane; i < count; i += kWarp) to[i] = from[i];
+/// One of the two tensors: rows of `units` units, heads `heads` a token; every stride in units.
+struct RowLayout {
+  std::int64_t units = 0, heads = 1;
+  std::int64_t stride_page = 0, stride_slot = 0, stride_page_head = 0;  // in the pages
+  std::int64_t stride_batch = 0, stride_token = 0, stride_head = 0;     // at the other end
+
+  __device__ std::int64_t in_pages(std::int64_t page, std::int64_t slot, std::int64_t head) const {
+    return page * stride_page + slot * stride_slot + head * stride_page_head;
+  }
+};
+
+/// Of k and v.
+struct Layouts {
+  RowLayout of[2];
+};
+
+template <class Unit, int kLanes>
+__device__ inline void copy_row(Unit* __restrict__ to, const Unit* __restrict__ from, std::int64_t units, int lane) {
+  for (std::int64_t base = lane; base < units; base += kLanes * kInFlight) {
+    Unit held[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i)
+      if (base + i * kLanes < units) held[i] = from[base + i * kLanes];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i)
+      if (base + i * kLanes < units) to[base + i * kLanes] = held[i];
   }
 }
 
-template <class T>
-__device__ inline void fill_zero(T* to, std::int64_t count) {
-  for (std::int64_t i = threadIdx.x; i < count; i += kWarp) to[i] = T{};
+template <class Unit, int kLanes>
+__device__ inline void zero_row(Unit* to, std::int64_t units, int lane) {
+  for (std::int64_t i = lane; i < units; i += kLanes) to[i] = Unit{};
 }
 
-template <class T>
-__device__ inline void rotate_row(T* to, const T* from, std::int64_t head_dim, const RopeSpec& spec,
-                                  std::int64_t position) {
-  const std::int64_t half = spec.rotary_dim / 2;
-  for (std::int64_t pair = threadIdx.x; pair < half; pair += kWarp) {
-    float cosine, sine;
-    rope_angle(spec, position, pair, &cosine, &sine);
-    if (spec.inverse) sine = -sine;
-    const std::int64_t first = spec.interleaved ? 2 * pair : pair,
-                       second = spec.interleaved ? 2 * pair + 1 : pair + half;
-    const float a = to_float(from[first]), b = to_float(from[second]);
-    to[first] = from_float<T>(a * cosine - b * sine);
-    to[second] = from_float<T>(a * sine + b * cosine);
+/// The row of this group of kLanes threads; rows are numbered over x.
+template <int kLanes>
+__device__ inline std::int64_t my_row() {
+  return static_cast<std::int64_t>(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
+}
+
+/// Grid: (rows of tokens x heads, k or v).
+template <class Unit, int kLanes>
+__global__ void __launch_bounds__(kThreads)
+    append_kernel(const __grid_constant__ KvAppendParams p, const __grid_constant__ Layouts layouts) {
+  const bool is_v = blockIdx.y == 1;
+  const RowLayout& layout = layouts.of[blockIdx.y];
+  const std::int64_t row = my_row<kLanes>();
+  if (row >= p.tokens * layout.heads) return;
+  const std::int64_t token = layout.heads == 1 ? row : row / layout.heads, head = row - token * layout.heads;
+  const std::int64_t slot = p.slots[token], page = slot / p.pages.page_size;
+  if (slot < 0 || page >= p.pages.num_pages) return;
+  copy_row<Unit, kLanes>(
+      static_cast<Unit*>(is_v ? p.pages.v : p.pages.k) + layout.in_pages(page, slot - page * p.pages.page_size, head),
+      static_cast<const Unit*>(is_v ? p.v : p.k) + token * layout.stride_token + head * layout.stride_head,
+      layout.units, threadIdx.x % kLanes);
+}
+
+template <class Unit, int kLanes>
+__global__ void __launch_bounds__(kThreads)
+    read_kernel(const __grid_constant__ KvReadParams p, const __grid_constant__ Layouts layouts) {
+  const bool is_v = blockIdx.y == 1;
+  const RowLayout& layout = layouts.of[blockIdx.y];
+  const std::int64_t row = my_row<kLanes>();
+  if (row >= p.batch * p.max_seq * layout.heads) return;
+  const std::int64_t at = layout.heads == 1 ? row : row / layout.heads, head = row - at * layout.heads;
+  const std::int64_t b = at / p.max_seq, position = at - b * p.max_seq;
+  const std::int64_t block = position / p.pages.page_size;
+  const bool in_table = block < p.max_pages;
+  const std::int64_t entry = in_table ? p.block_table[b * p.stride_block_table + block] : -1;
+  const std::int64_t page = position < p.seq_lens[b] ? entry : -1;
+  Unit* to = static_cast<Unit*>(is_v ? p.v_out : p.k_out) + b * layout.stride_batch + position * layout.stride_token +
+             head * layout.stride_head;
+  const int lane = threadIdx.x % kLanes;
+  if (page < 0 || page >= p.pages.num_pages) return zero_row<Unit, kLanes>(to, layout.units, lane);
+  copy_row<Unit, kLanes>(to,
+                         static_cast<const Unit*>(is_v ? p.pages.v : p.pages.k) +
+                             layout.in_pages(page, position - block * p.pages.page_size, head),
+                         layout.units, lane);
+}
+
+template <class Unit, int kLanes>
+__global__ void __launch_bounds__(kThreads)
+    copy_kernel(const __grid_constant__ KvCopyParams p, const __grid_constant__ Layouts layouts) {
+  const bool is_v = blockIdx.y == 1;
+  const RowLayout& layout = layouts.of[blockIdx.y];
+  const std::int64_t row = my_row<kLanes>();
+  if (row >= p.count * p.pages.page_size * layout.heads) return;
+  const std::int64_t at = layout.heads == 1 ? row : row / layout.heads, head = row - at * layout.heads;
+  const std::int64_t i = at / p.pages.page_size, slot = at - i * p.pages.page_size;
+  const std::int64_t from = p.src[i], to = p.dst[i];
+  if (from < 0 || to < 0 || from >= p.pages.num_pages || to >= p.pages.num_pages) return;
+  Unit* pages = static_cast<Unit*>(is_v ? p.pages.v : p.pages.k);
+  copy_row<Unit, kLanes>(pages + layout.in_pages(to, slot, head), pages + layout.in_pages(from, slot, head),
+                         layout.units, threadIdx.x % kLanes);
+}
+
+// ---- The host's part: units, merged heads, launch.
+
+/// Strides and sizes in elements, and what must be aligned.
+struct Rows {
+  const void *pages, *other;
+  RowLayout layout;
+};
+
+Rows k_rows(const KvPages& pages, const void* other, std::int64_t stride_batch, std::int64_t stride_token,
+            std::int64_t stride_head) {
+  return {pages.k,
+          other,
+          {pages.head_dim, pages.heads_kv, pages.stride_k_page, pages.stride_k_slot, pages.stride_k_head, stride_batch,
+           stride_token, stride_head}};
+}
+
+Rows v_rows(const KvPages& pages, const void* other, std::int64_t stride_batch, std::int64_t stride_token,
+            std::int64_t stride_head) {
+  return {pages.v,
+          other,
+          {pages.head_dim_v, pages.heads_kv, pages.stride_v_page, pages.stride_v_slot, pages.stride_v_head,
+           stride_batch, stride_token, stride_head}};
+}
+
+/// The other end are pages too.
+Rows between_pages(Rows rows) {
+  rows.other = rows.pages;
+  rows.layout.stride_head = rows.layout.stride_page_head;
+  return rows;
+}
+
+void merge_heads(RowLayout& layout) {
+  if (layout.heads == 1) layout.stride_page_head = layout.stride_head = layout.units;  // never used
+  if (layout.stride_page_head != layout.units || layout.stride_head != layout.units) return;
+  layout.units *= layout.heads;
+  layout.heads = 1;
+}
+
+bool in_units_of(std::int64_t elements, std::size_t bytes, const Rows& rows) {
+  const RowLayout& l = rows.layout;
+  for (const std::int64_t stride :
+       {l.units, l.stride_page, l.stride_slot, l.stride_page_head, l.stride_batch, l.stride_token, l.stride_head})
+    if (stride % elements != 0) return false;
+  return is_aligned(rows.pages, bytes) && is_aligned(rows.other, bytes);
+}
+
+void count_in_units(std::int64_t elements, RowLayout& l) {
+  for (std::int64_t* stride : {&l.units, &l.stride_page, &l.stride_slot, &l.stride_page_head, &l.stride_batch,
+                               &l.stride_token, &l.stride_head})
+    *stride /= elements;
+}
+
+/// f(Unit{}, Lanes<n>{}, k, v): the largest unit, and a quarter of a warp for rows that a quarter moves in one go.
+template <int kValue>
+struct Lanes {
+  static constexpr int value = kValue;
+};
+template <class F>
+void with_units(DType dtype, Rows k, Rows v, F f) {
+  merge_heads(k.layout);
+  merge_heads(v.layout);
+  const auto with_lanes = [&](auto unit) {
+    if (std::max(k.layout.units, v.layout.units) <= 8 * kInFlight) return f(unit, Lanes<8>{}, k.layout, v.layout);
+    f(unit, Lanes<32>{}, k.layout, v.layout);
+  };
+  const auto element = static_cast<std::int64_t>(dtype_bytes(dtype));
+  if (in_units_of(16 / element, 16, k) && in_units_of(16 / element, 16, v)) {
+    count_in_units(16 / element, k.layout);
+    count_in_units(16 / element, v.layout);
+    return with_lanes(uint4{});
   }
-  for (std::int64_t i = spec.rotary_dim + threadIdx.x; i < head_dim; i += kWarp) to[i] = from[i];
+  if (element == 4) return with_lanes(std::uint32_t{});
+  with_lanes(std::uint16_t{});
 }
 
-// Rows of a token: heads_kv of k, heads_kv of v, then heads_q of q.
-template <class T>
-__global__ void __launch_bounds__(kWarp* kWarpsPerBlock) append_kernel(const KvAppendParams p) {
-  const std::int64_t rows_per_token = 2 * p.pages.heads_kv + p.heads_q;
-  const std::int64_t rows = p.tokens * rows_per_token;
-  for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.y; row < rows;
-       row += static_cast<std::int64_t>(gridDim.x) * kWarpsPerBlock) {
-    const std::int64_t token = row / rows_per_token;
-    std::int64_t head = row - token * rows_per_token;
-    if (head >= 2 * p.pages.heads_kv) {
-      head -= 2 * p.pages.heads_kv;
-      rotate_row(static_cast<T*>(p.q_out) + token * p.stride_q_out_token + head * p.stride_q_out_head,
-                 static_cast<const T*>(p.q) + token * p.stride_q_token + head * p.stride_q_head, p.pages.head_dim,
-                 p.rope, p.positions[token]);
-      continue;
-    }
-    const std::int64_t slot = p.slots[token];
-    const std::int64_t page = slot / p.pages.page_size;
-    if (slot < 0 || page >= p.pages.num_pages) continue;
-    const std::int64_t offset = slot - page * p.pages.page_size;
-    if (head < p.pages.heads_kv) {
-      const T* from = static_cast<const T*>(p.k) + token * p.stride_k_token + head * p.stride_k_head;
-      T* to = static_cast<T*>(p.pages.k) + page * p.pages.stride_k_page + offset * p.pages.stride_k_slot +
-              head * p.pages.stride_k_head;
-      if (p.has_rope) {
-        rotate_row(to, from, p.pages.head_dim, p.rope, p.positions[token]);
-      } else {
-        copy_row(to, from, p.pages.head_dim);
-      }
-    } else {
-      head -= p.pages.heads_kv;
-      copy_row(static_cast<T*>(p.pages.v) + page * p.pages.stride_v_page + offset * p.pages.stride_v_slot +
-                   head * p.pages.stride_v_head,
-               static_cast<const T*>(p.v) + token * p.stride_v_token + head * p.stride_v_head, p.pages.head_dim_v);
-    }
-  }
+template <int kLanes>
+LaunchShape shape_for(std::int64_t rows, cudaStream_t stream) {
+  return {dim3(static_cast<unsigned>(ceil_div(rows, kThreads / kLanes)), 2), kThreads, 0, stream};
 }
-
-template <class T>
-__global__ void __launch_bounds__(kWarp* kWarpsPerBlock) read_kernel(const KvReadParams p) {
-  const std::int64_t rows = p.batch * p.max_seq * p.pages.heads_kv;
-  for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.y; row < rows;
-       row += static_cast<std::int64_t>(gridDim.x) * kWarpsPerBlock) {
-    const std::int64_t head = row % p.pages.heads_kv;
-    const std::int64_t position = row / p.pages.heads_kv % p.max_seq, b = row / p.pages.heads_kv / p.max_seq;
-    T* k_out = static_cast<T*>(p.k_out) + b * p.stride_k_out_batch + position * p.stride_k_out_token +
-               head * p.stride_k_out_head;
-    T* v_out = static_cast<T*>(p.v_out) + b * p.stride_v_out_batch + position * p.stride_v_out_token +
-               head * p.stride_v_out_head;
-    const std::int64_t block = position / p.pages.page_size, offset = position - block * p.pages.page_size;
-    const bool visible = position < p.seq_lens[b] && block < p.max_pages;
-    const std::int64_t page = visible ? p.block_table[b * p.stride_block_table + block] : -1;
-    if (page < 0 || page >= p.pages.num_pages) {
-      fill_zero(k_out, p.pages.head_dim);
-      fill_zero(v_out, p.pages.head_dim_v);
-      continue;
-    }
-    copy_row(k_out,
-             static_cast<const T*>(p.pages.k) + page * p.pages.stride_k_page + offset * p.pages.stride_k_slot +
-                 head * p.pages.stride_k_head,
-             p.pages.head_dim);
-    copy_row(v_out,
-             static_cast<const T*>(p.pages.v) + page * p.pages.stride_v_page + offset * p.pages.stride_v_slot +
-                 head * p.pages.stride_v_head,
-             p.pages.head_dim_v);
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(kWarp* kWarpsPerBlock) copy_kernel(const KvCopyParams p) {
-  const std::int64_t rows_per_page = p.pages.page_size * p.pages.heads_kv;
-  const std::int64_t rows = p.count * rows_per_page;
-  for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.y; row < rows;
-       row += static_cast<std::int64_t>(gridDim.x) * kWarpsPerBlock) {
-    const std::int64_t i = row / rows_per_page, head = row % p.pages.heads_kv;
-    const std::int64_t offset = row % rows_per_page / p.pages.heads_kv;
-    const std::int64_t from = p.src[i], to = p.dst[i];
-    if (from < 0 || to < 0 || from >= p.pages.num_pages || to >= p.pages.num_pages) continue;
-    T* k = static_cast<T*>(p.pages.k) + offset * p.pages.stride_k_slot + head * p.pages.stride_k_head;
-    T* v = static_cast<T*>(p.pages.v) + offset * p.pages.stride_v_slot + head * p.pages.stride_v_head;
-    copy_row(k + to * p.pages.stride_k_page, k + from * p.pages.stride_k_page, p.pages.head_dim);
-    copy_row(v + to * p.pages.stride_v_page, v + from * p.pages.stride_v_page, p.pages.head_dim_v);
-  }
-}
-
-unsigned grid_for_rows(std::int64_t rows, Device device) {
-  return grid_size(ceil_div(rows, kWarpsPerBlock), device.index, 32);
-}
-
-const dim3 kBlock(kWarp, kWarpsPerBlock);
 
 }  // namespace
 
 Verdict kv_append_supports(const KvAppendParams&) { return Verdict::ok(); }
 void kv_append(const KvAppendParams& p, void*, Stream stream) {
-  const std::int64_t rows = p.tokens * (2 * p.pages.heads_kv + p.heads_q);
-  if (rows == 0) return;
+  if (p.tokens == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  visit_floating(p.dtype, [&](auto zero) {
-    launch("kv_append", append_kernel<decltype(zero)>, {grid_for_rows(rows, p.device), kBlock, 0, native(stream)}, p);
-  });
+  if (p.has_rope) return kv_append_rope(p, stream);
+  with_units(p.dtype, k_rows(p.pages, p.k, 0, p.stride_k_token, p.stride_k_head),
+             v_rows(p.pages, p.v, 0, p.stride_v_token, p.stride_v_head),
+             [&](auto unit, auto lanes, const RowLayout& k, const RowLayout& v) {
+               constexpr int kLanes = decltype(lanes)::value;
+               launch("kv_append", append_kernel<decltype(unit), kLanes>,
+                      shape_for<kLanes>(p.tokens * std::max(k.heads, v.heads), native(stream)), p, Layouts{{k, v}});
+             });
 }
 
 Verdict kv_read_supports(const KvReadParams&) { return Verdict::ok(); }
 void kv_read(const KvReadParams& p, void*, Stream stream) {
-  const std::int64_t rows = p.batch * p.max_seq * p.pages.heads_kv;
-  if (rows == 0) return;
+  if (p.batch * p.max_seq * p.pages.heads_kv == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  visit_floating(p.dtype, [&](auto zero) {
-    launch("kv_read", read_kernel<decltype(zero)>, {grid_for_rows(rows, p.device), kBlock, 0, native(stream)}, p);
-  });
+  with_units(p.dtype, k_rows(p.pages, p.k_out, p.stride_k_out_batch, p.stride_k_out_token, p.stride_k_out_head),
+             v_rows(p.pages, p.v_out, p.stride_v_out_batch, p.stride_v_out_token, p.stride_v_out_head),
+             [&](auto unit, auto lanes, const RowLayout& k, const RowLayout& v) {
+               constexpr int kLanes = decltype(lanes)::value;
+               launch("kv_read", read_kernel<decltype(unit), kLanes>,
+                      shape_for<kLanes>(p.batch * p.max_seq * std::max(k.heads, v.heads), native(stream)), p,
+                      Layouts{{k, v}});
+             });
 }
 
 Verdict kv_copy_supports(const KvCopyParams&) { return Verdict::ok(); }
 void kv_copy(const KvCopyParams& p, void*, Stream stream) {
-  const std::int64_t rows = p.count * p.pages.page_size * p.pages.heads_kv;
-  if (rows == 0) return;
+  if (p.count * p.pages.page_size * p.pages.heads_kv == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  visit_floating(p.dtype, [&](auto zero) {
-    launch("kv_copy_pages", copy_kernel<decltype(zero)>, {grid_for_rows(rows, p.device), kBlock, 0, native(stream)}, p);
-  });
+  with_units(p.dtype, between_pages(k_rows(p.pages, nullptr, 0, 0, 0)),
+             between_pages(v_rows(p.pages, nullptr, 0, 0, 0)),
+             [&](auto unit, auto lanes, const RowLayout& k, const RowLayout& v) {
+               constexpr int kLanes = decltype(lanes)::value;
+               launch("kv_copy_pages", copy_kernel<decltype(unit), kLanes>,
+                      shape_for<kLanes>(p.count * p.pages.page_size * std::max(k.heads, v.heads), native(stream)), p,
+                      Layouts{{k, v}});
+             });
 }
 
 }  // namespace flashkernel::cuda
