@@ -1,11 +1,11 @@
 // Attention forward for few rows a kv head (decoding): bound by memory, so K and V stream through once for all rows of
-// the group, nothing is packed, and keys may be split over threads. A task takes several kv heads and walks tokens in
-// the outer loop: neighbours of a token are read in order (pages, [batch, seq, heads, dim]), heads that lie apart as a
-// few streams, which is faster than one. Every row that is read fetches one that comes kAheadBytes later. Included by
-// the architectures' attention_fwd.cpp after a vector type. Invariant: a row's result is the left fold of partial
-// results over chunks of kChunk keys at fixed positions, whoever computed them and with whatever other heads, so that
-// it is the same bit for bit however the work was cut. Paper: Dao et al., "Flash-Decoding for long-context inference"
-// (2023).
+// the group, nothing is packed, and keys may be split over threads. Memory is read as several streams, which is faster
+// than one: where the heads of a token are neighbours (pages, [batch, seq, heads, dim]), a task takes several kv heads
+// for 16 or 32 tokens at a time; where heads lie apart, 16 keys that lie 16 apart. Every row that is read fetches one
+// that comes kAheadBytes later. Included by the architectures' attention_fwd.cpp after a vector type. Invariant: a
+// row's result is the left fold of partial results over chunks of kChunk keys at fixed positions, whoever computed them
+// and with whatever other heads, so that it is the same bit for bit however the work was cut. Paper: Dao et al.,
+// "Flash-Decoding for long-context inference" (2023).
 #pragma once
 
 #include "cpu/simd/attention_common.hpp"
@@ -19,15 +19,18 @@ constexpr int kTaskRows = 32;               // rows of all heads of a task
 constexpr int kTokenBytes = 4096;  // of all heads of a task; the hardware's prefetchers stop at a page's end as well
 constexpr int kValueBlock = 32;    // keys that stay in L1 while all rows and columns use them: 32 x 256 x 4 B = 32 KiB
 
-constexpr int kStreams = 4;        // heads that lie apart: 2 are slower, 8 no faster
+constexpr int kStreams = 16;       // keys read side by side where heads lie apart
 constexpr int kAheadBytes = 8192;  // measured: 1 KiB is too late, from 4 KiB on it makes no difference
 
-// The kv heads that a task takes for a sequence of `rows` rows a head.
+inline bool heads_apart(const AttentionParams& p) {
+  return p.stride_k_head >= p.stride_k_token || p.stride_v_head >= p.stride_v_token;
+}
+
+// The kv heads that a task takes for a sequence of `rows` rows a head: several if those of a token are neighbours.
 inline int heads_together(const AttentionParams& p, std::int64_t rows) {
-  std::int64_t most = kStreams;
-  if (p.stride_k_head < p.stride_k_token && p.stride_v_head < p.stride_v_token)
-    most = kTokenBytes / (imax(p.head_dim, p.head_dim_v) * (p.dtype == DType::kFloat32 ? 4 : 2));
-  most = imin(most, kTaskRows / imax<std::int64_t>(rows, 1));
+  if (heads_apart(p)) return 1;
+  const std::int64_t row_bytes = imax(p.head_dim, p.head_dim_v) * (p.dtype == DType::kFloat32 ? 4 : 2);
+  const std::int64_t most = imin(kTaskRows / imax<std::int64_t>(rows, 1), kTokenBytes / row_bytes);
   return static_cast<int>(imax<std::int64_t>(1, imin(most, p.heads_kv)));
 }
 
@@ -101,11 +104,10 @@ struct RowPointers {
   }
 };
 
-// s[r][j] for kRows rows and W / kRows keys (kWhole) or n of them, the last sum repeated: each sum in its own register,
-// all reduced together at the end.
+// sums[r][j] for kRows rows and W / kRows keys (kWhole) or n of them, the last sum repeated: each sum in its own
+// register, all reduced together at the end.
 template <int kRows, class T, bool kWhole>
-inline void score_keys(const float* q, std::int64_t q_stride, const RowRun& run, int n, int d, float* s,
-                       std::int64_t s_stride) {
+inline void score_keys(const float* q, std::int64_t q_stride, const RowRun& run, int n, int d, float* sums) {
   constexpr int W = Vec::kWidth, kKeys = W / kRows, kStepBytes = 2 * W * static_cast<int>(sizeof(T));
   RowPointers<kKeys, kWhole> key(run, n);
   Vec::Reg acc[W];
@@ -141,10 +143,7 @@ inline void score_keys(const float* q, std::int64_t q_stride, const RowRun& run,
     }
     key.step(kStepBytes / 2);
   }
-  float lanes[W];
-  Vec::store(lanes, Vec::sum_rows(acc));
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) __builtin_memcpy(s + r * s_stride, lanes + r * kKeys, kKeys * sizeof(float));
+  Vec::store(sums, Vec::sum_rows(acc));
 }
 
 // The keys (or values) of a chunk, for the kv heads of a task.
@@ -154,66 +153,93 @@ struct TaskKeys {
   std::int64_t head_stride;
   int heads, d;
   std::int64_t key0;
-  int end;  // of the keys that may be fetched, from key0 on
+  int end;      // of the keys that may be fetched, from key0 on
+  bool spread;  // read kStreams keys side by side: a property of the layout, so that the order of sums is one as well
 
   // The tokens that lie `stride` apart from j on, at most `most`.
   int run(int j, int most) const { return static_cast<int>(imin<std::int64_t>(most, rows->run(key0 + j))); }
   const T* row(int j) const { return rows->row(key0 + j); }
-  // The n tokens of head h from j on, `first` being the first head's. All heads are visited for n tokens, then for the
-  // next n.
-  RowRun visit(const T* first, int j, int n, int h) const {
-    constexpr int kBytes = static_cast<int>(sizeof(T));
-    const int later = h + 1 + (kAheadBytes - 1) / (n * d * kBytes), token = j + later / heads * n;
-    const T* at = first + h * head_stride;
-    const std::int64_t ahead = token < end ? row(token) + later % heads * head_stride - at : 0;
-    return {reinterpret_cast<const char*>(at), rows->stride * kBytes, ahead * kBytes};
-  }
-  // Fetches what is read first from token j on. Always inline: to GCC a function that only prefetches has no effect,
-  // and it drops calls of it.
-  __attribute__((always_inline)) void fetch_start(int j, int most) const {
-    const int n = run(j, imin(Vec::kWidth, most)), bytes = d * static_cast<int>(sizeof(T));
-    for (int i = 0, left = kAheadBytes; i < heads * n && left > 0; ++i, left -= bytes) {
-      const char* at = reinterpret_cast<const char*>(row(j) + i / n * head_stride + i % n * rows->stride);
-      for (int x = 0; x < bytes; x += 64) __builtin_prefetch(at + x);
+
+  // Calls f(h, j, n, step, run) for all keys [from, to) of each head h: n keys, j, j + step, ... at a time.
+  template <class F>
+  __attribute__((always_inline)) void visit(int from, int to, int most, F f) const {
+    constexpr int kBytes = static_cast<int>(sizeof(T)), kBlock = kStreams * kStreams;
+    for (int j = from; j < to;) {
+      int n = run(j, to - j);
+      if (spread && n >= kBlock) {
+        const int later = 1 + (kAheadBytes - 1) / (kStreams * d * kBytes);
+        for (int i = 0; i < kStreams; ++i) {
+          const T* at = row(j + i);
+          const int next = i + later < kStreams ? later : later + kBlock - kStreams;
+          const std::int64_t ahead = j + i + next < end ? row(j + i + next) - at : 0;
+          f(0, j + i, kStreams, kStreams,
+            RowRun{reinterpret_cast<const char*>(at), kStreams * rows->stride * kBytes, ahead * kBytes});
+        }
+        j += kBlock;
+        continue;
+      }
+      n = imin(n, most);
+      const T* first = row(j);
+      for (int h = 0; h < heads; ++h) {  // all heads for n tokens, then for the next n
+        const int later = h + 1 + (kAheadBytes - 1) / (n * d * kBytes), token = j + later / heads * n;
+        const T* at = first + h * head_stride;
+        const std::int64_t ahead = token < end ? row(token) + later % heads * head_stride - at : 0;
+        f(h, j, n, 1, RowRun{reinterpret_cast<const char*>(at), rows->stride * kBytes, ahead * kBytes});
+      }
+      j += n;
     }
+  }
+  // Fetches what is visited first. Always inline: to GCC a function that only prefetches has no effect, and it drops
+  // calls of it.
+  __attribute__((always_inline)) void fetch_start(int from, int to) const {
+    const int bytes = d * static_cast<int>(sizeof(T));
+    int left = kAheadBytes;
+    visit(from, imin(to, from + kStreams * kStreams), Vec::kWidth, [&](int, int, int n, int, const RowRun& run) {
+      for (int i = 0; i < n && left > 0; ++i, left -= bytes) {
+        for (int x = 0; x < bytes; x += 64) __builtin_prefetch(run.base + i * run.stride + x);
+      }
+    });
   }
 };
 
-// Scores of n keys for kRows rows.
+// Scores of n keys for kRows rows, `step` apart in s.
 template <int kRows, class T>
-inline void score_run(const float* q, std::int64_t q_stride, RowRun run, int n, int d, float* s) {
+inline void score_run(const float* q, std::int64_t q_stride, RowRun run, int n, int step, int d, float* s) {
   constexpr int kKeys = Vec::kWidth / kRows;
-  int j = 0;
-  for (; j + kKeys <= n; j += kKeys, run.base += kKeys * run.stride)
-    score_keys<kRows, T, true>(q, q_stride, run, kKeys, d, s + j, kDecodeStride);
-  if (j == n) return;
-  float rest[Vec::kWidth];
-  score_keys<kRows, T, false>(q, q_stride, run, n - j, d, rest, kKeys);
-  for (int r = 0; r < kRows; ++r) {
-    for (int i = j; i < n; ++i) s[r * kDecodeStride + i] = rest[r * kKeys + i - j];
+  for (int j = 0; j < n; j += kKeys, run.base += kKeys * run.stride) {
+    float sums[Vec::kWidth];
+    if (n - j >= kKeys) {
+      score_keys<kRows, T, true>(q, q_stride, run, kKeys, d, sums);
+    } else {
+      score_keys<kRows, T, false>(q, q_stride, run, n - j, d, sums);
+    }
+    const int count = imin(kKeys, n - j);
+    for (int r = 0; r < kRows; ++r) {
+      float* to = s + r * kDecodeStride + j * step;
+      if (step == 1 && count == kKeys) {
+        __builtin_memcpy(to, sums + r * kKeys, kKeys * sizeof(float));
+      } else {
+        for (int i = 0; i < count; ++i) to[i * step] = sums[r * kKeys + i];
+      }
+    }
   }
 }
 
 // Scores of keys [from, to) of the chunk for all heads of the task, `rows` rows each.
 template <class T>
 inline void score_chunk(const TaskKeys<T>& k, int from, int to, int rows, const DecodeScratch& w) {
-  for (int j = from; j < to;) {
-    const int n = k.run(j, imin(Vec::kWidth, to - j));
-    const T* first = k.row(j);
-    for (int h = 0; h < k.heads; ++h) {
-      const RowRun run = k.visit(first, j, n, h);
-      const float* q = w.q + h * rows * w.q_stride;
-      float* s = w.s + h * rows * kDecodeStride + j;
-      int r = 0;
-      for (; r + 4 <= rows; r += 4) score_run<4, T>(q + r * w.q_stride, w.q_stride, run, n, k.d, s + r * kDecodeStride);
-      if (r + 2 <= rows) {
-        score_run<2, T>(q + r * w.q_stride, w.q_stride, run, n, k.d, s + r * kDecodeStride);
-        r += 2;
-      }
-      if (r < rows) score_run<1, T>(q + r * w.q_stride, w.q_stride, run, n, k.d, s + r * kDecodeStride);
+  k.visit(from, to, Vec::kWidth, [&](int h, int j, int n, int step, const RowRun& run) {
+    const float* q = w.q + h * rows * w.q_stride;
+    float* s = w.s + h * rows * kDecodeStride + j;
+    int r = 0;
+    for (; r + 4 <= rows; r += 4)
+      score_run<4, T>(q + r * w.q_stride, w.q_stride, run, n, step, k.d, s + r * kDecodeStride);
+    if (r + 2 <= rows) {
+      score_run<2, T>(q + r * w.q_stride, w.q_stride, run, n, step, k.d, s + r * kDecodeStride);
+      r += 2;
     }
-    j += n;
-  }
+    if (r < rows) score_run<1, T>(q + r * w.q_stride, w.q_stride, run, n, step, k.d, s + r * kDecodeStride);
+  });
 }
 
 // Two registers of a row that may end within them, in the order of load_pair only if it does not.
@@ -225,9 +251,10 @@ inline void load_columns(const T* row, int left, Vec::Reg* a, Vec::Reg* b) {
   *b = left > W ? Vec::load_first(row + W, left - W) : Vec::zero();
 }
 
-// o[r][c] += sum over j < n of p[r][j] * v[j][c] for kRows rows and kCols registers of columns, of which d are real.
+// o[r][c] += sum over j < n of p[r][j * step] * v[j][c] for kRows rows and kCols registers of columns, of which d are
+// real.
 template <int kRows, int kCols, class T>
-inline void output_run(const float* p, const RowRun& v, int n, int d, float* o, std::int64_t o_stride) {
+inline void output_run(const float* p, const RowRun& v, int n, int step, int d, float* o, std::int64_t o_stride) {
   constexpr int W = Vec::kWidth, kBytes = kCols * W * static_cast<int>(sizeof(T));
   Vec::Reg acc[kRows][kCols];
 #pragma GCC unroll 4
@@ -251,7 +278,7 @@ inline void output_run(const float* p, const RowRun& v, int n, int d, float* o, 
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const Vec::Reg a = Vec::set1(p[r * kDecodeStride + j]);
+      const Vec::Reg a = Vec::set1(p[r * kDecodeStride + j * step]);
 #pragma GCC unroll 8
       for (int c = 0; c < kCols; ++c) acc[r][c] = Vec::fma(a, x[c], acc[r][c]);
     }
@@ -264,40 +291,34 @@ inline void output_run(const float* p, const RowRun& v, int n, int d, float* o, 
 }
 
 template <int kRows, class T>
-inline void output_rows(const float* p, RowRun v, int n, int d, float* o, std::int64_t o_stride) {
+inline void output_rows(const float* p, RowRun v, int n, int step, int d, float* o, std::int64_t o_stride) {
   constexpr int W = Vec::kWidth;
   constexpr int kCols = W == 16 || kRows < 4 ? 4 : 2;  // accumulators: 16 of 32 registers, or 8 of 16
   int c = 0;
   if constexpr (W == 16 && kRows <= 2) {  // twice as many while they fit: a row is read in one go
     for (; c + 2 * kCols * W <= d; c += 2 * kCols * W, v.base += 2 * kCols * W * sizeof(T))
-      output_run<kRows, 2 * kCols, T>(p, v, n, d - c, o + c, o_stride);
+      output_run<kRows, 2 * kCols, T>(p, v, n, step, d - c, o + c, o_stride);
   }
   for (; c < d; c += kCols * W, v.base += kCols * W * sizeof(T))
-    output_run<kRows, kCols, T>(p, v, n, d - c, o + c, o_stride);
+    output_run<kRows, kCols, T>(p, v, n, step, d - c, o + c, o_stride);
 }
 
 // o[r] += sum over keys [from, to) of the chunk of p[r][j] * V[j] for all heads of the task, `rows` rows each.
 template <class T>
 inline void output_chunk(const TaskKeys<T>& v, int from, int to, const float* p, int rows, float* o,
                          std::int64_t o_stride) {
-  for (int j = from; j < to;) {
-    const int n = v.run(j, imin(kValueBlock, to - j));
-    const T* first = v.row(j);
-    for (int h = 0; h < v.heads; ++h) {
-      const RowRun run = v.visit(first, j, n, h);
-      const float* weight = p + h * rows * kDecodeStride + j;
-      float* sum = o + h * rows * o_stride;
-      int r = 0;
-      for (; r + 4 <= rows; r += 4)
-        output_rows<4, T>(weight + r * kDecodeStride, run, n, v.d, sum + r * o_stride, o_stride);
-      if (r + 2 <= rows) {
-        output_rows<2, T>(weight + r * kDecodeStride, run, n, v.d, sum + r * o_stride, o_stride);
-        r += 2;
-      }
-      if (r < rows) output_rows<1, T>(weight + r * kDecodeStride, run, n, v.d, sum + r * o_stride, o_stride);
+  v.visit(from, to, kValueBlock, [&](int h, int j, int n, int step, const RowRun& run) {
+    const float* weight = p + h * rows * kDecodeStride + j;
+    float* sum = o + h * rows * o_stride;
+    int r = 0;
+    for (; r + 4 <= rows; r += 4)
+      output_rows<4, T>(weight + r * kDecodeStride, run, n, step, v.d, sum + r * o_stride, o_stride);
+    if (r + 2 <= rows) {
+      output_rows<2, T>(weight + r * kDecodeStride, run, n, step, v.d, sum + r * o_stride, o_stride);
+      r += 2;
     }
-    j += n;
-  }
+    if (r < rows) output_rows<1, T>(weight + r * kDecodeStride, run, n, step, v.d, sum + r * o_stride, o_stride);
+  });
 }
 
 // Scores of keys [from, to) become weights, for all rows of a head: w.s, w.m and w.l.
@@ -340,7 +361,7 @@ inline void repair_outputs(const Sequence<T>& seq, std::int64_t key0, int from, 
     for (int x = 0; x < dv; x += W) check = Vec::fma(Vec::load(w.o + r * w.o_stride + x), Vec::zero(), check);
   }
   if (Vec::sum(check) == 0.0f) return;
-  const TaskKeys<T> v{&seq.v, 0, 1, dv, key0, to};
+  const TaskKeys<T> v{&seq.v, 0, 1, dv, key0, to, false};
   for (int r = 0; r < rows; ++r) {
     float* o = w.o + r * w.o_stride;
     for (std::int64_t x = 0; x < w.o_stride; x += W) Vec::store(o + x, Vec::zero());
@@ -375,10 +396,11 @@ inline void decode_chunk(const Sequence<T>& seq, int heads, std::int64_t key0, c
   if (from >= to) return;
   // Keys of the next chunk may be fetched as well.
   const int end = static_cast<int>(imin<std::int64_t>(seq.last_key(rows - 1) - key0, 2 * kChunk));
-  const TaskKeys<T> k{&seq.k, p.stride_k_head, heads, static_cast<int>(p.head_dim), key0, end};
-  const TaskKeys<T> v{&seq.v, p.stride_v_head, heads, static_cast<int>(p.head_dim_v), key0, end};
+  const bool spread = heads_apart(p);
+  const TaskKeys<T> k{&seq.k, p.stride_k_head, heads, static_cast<int>(p.head_dim), key0, end, spread};
+  const TaskKeys<T> v{&seq.v, p.stride_v_head, heads, static_cast<int>(p.head_dim_v), key0, end, spread};
   score_chunk(k, from, to, rows, w);
-  v.fetch_start(from, to - from);
+  v.fetch_start(from, to);
   for (int h = 0; h < heads; ++h) weigh_chunk(seq.other_head(h), key0, from, to, w.from(h * rows));
   output_chunk(v, from, to, w.s, rows, w.o, w.o_stride);
   for (int h = 0; h < heads; ++h) repair_outputs(seq.other_head(h), key0, from, to, w.from(h * rows));
