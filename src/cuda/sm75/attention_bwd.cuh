@@ -109,6 +109,12 @@ __global__ void __launch_bounds__(256)
 /// What a kernel computes. Where the sums of dK and dV do not fit into one thread's registers, each has its own.
 enum class Gradient { kQ, kK, kV, kKeys };  // kKeys: dK and dV
 
+/// What a block works on: own rows [first_row, last_row], and the streamed rows [begin, end) that some of them see.
+struct BlockRows {
+  KeyRange range;
+  int first_row, last_row, begin, end;
+};
+
 template <class T, int kDim, Gradient kGradient, bool kModified>
 __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
     attention_bwd_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
@@ -121,9 +127,9 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
   constexpr bool kSumsP = kGradient == Gradient::kV || kGradient == Gradient::kKeys;  // dV, from P
   // Operands of the own rows stay in registers where those suffice.
   constexpr int kHeld = kDim * kSlices;
-  constexpr bool kHoldX1 =
-      kGradient != Gradient::kKeys && (kHeld <= 96 || (kHeld <= 128 && !kModified && kGradient != Gradient::kK));
-  constexpr bool kHoldX2 = kHoldX1 && kSumsS && kHeld <= 96;
+  constexpr bool kHoldX1 = kGradient != Gradient::kKeys && kHeld <= (kModified ? 96 : 128);
+  constexpr bool kHoldX2 = kHoldX1 && kSumsS && (kSlices == 1 || kHeld <= 96);
+  constexpr bool kRowsInShared = kHoldX2 && kDim == 128;  // where registers are full and the own rows' place is free
   constexpr float kLog2E = 1.4426950408889634f;
   extern __shared__ __align__(128) unsigned char shared[];
   const AttentionParams& f = p.forward;
@@ -140,9 +146,10 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
   const int own_len = kOfKeys ? range.k_len : range.q_len;
   if (first_row >= own_len) return;
   const int last_row = min(own_len, first_row + kRows) - 1;
-  // Streamed rows that some own row sees.
-  const int begin = kOfKeys ? range.first_query(first_row) : range.first(first_row);
-  const int end = kOfKeys ? range.last_query(last_row) : range.last(last_row);
+  const BlockRows found{range, first_row, last_row, kOfKeys ? range.first_query(first_row) : range.first(first_row),
+                        kOfKeys ? range.last_query(last_row) : range.last(last_row)};
+  BlockRows* const in_shared = reinterpret_cast<BlockRows*>(shared + Shape::kX1);
+  const BlockRows& rows = kRowsInShared ? *in_shared : found;
 
   const auto rows_of = [&](const RowsView& view, bool of_queries, int h, int row) {
     const bool varlen = of_queries ? f.is_varlen_q() : f.is_varlen_k();
@@ -167,7 +174,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
     int h, first;
   };
   const int end_head = kOfKeys ? (own_head + 1) * group : own_head + 1;
-  Step step{end > begin ? end_head - (kOfKeys ? group : 1) : end_head, begin / kColumns * kColumns};
+  Step step{found.end > found.begin ? end_head - (kOfKeys ? group : 1) : end_head, found.begin / kColumns * kColumns};
   using Staged = StagedTile<T, kColumns, kDim, kThreads>;
   Staged staged1, staged2;
   const auto streamed_rows = [&](const RowsView& view, Step at) {
@@ -175,11 +182,11 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
   };
   // Row of a step from `from` on; null where nobody looks.
   const auto streamed_row = [&](const T* from, std::int64_t stride, int first, int row) -> const T* {
-    return first + row >= begin && first + row < end ? from + row * stride : nullptr;
+    return first + row >= rows.begin && first + row < rows.end ? from + row * stride : nullptr;
   };
   const auto fetch = [&](Staged& staged, const RowsView& view, Step at) {
     const T* const from = streamed_rows(view, at);
-    staged.fetch(view.dim, view.vectors, at.first >= begin && at.first + kColumns <= end ? from : nullptr,
+    staged.fetch(view.dim, view.vectors, at.first >= rows.begin && at.first + kColumns <= rows.end ? from : nullptr,
                  view.stride_token, [&](int row) { return streamed_row(from, view.stride_token, at.first, row); });
   };
   const auto store = [&](const Staged& staged, int to, const RowsView& view) {
@@ -187,11 +194,6 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
     staged.store(shared + to, view.dim, view.vectors,
                  [&](int row) { return streamed_row(from, view.stride_token, step.first, row); });
   };
-  if (step.h < end_head) {
-    fetch(staged1, plan.y1, step);
-    fetch(staged2, plan.y2, step);
-  }
-
   const int lane = threadIdx.x % 32, row_warp = threadIdx.x / 32 % Shape::kRowWarps;
   const int half = threadIdx.x / 32 / Shape::kRowWarps;
   const std::uint32_t base = ptx::shared_address(shared);
@@ -227,6 +229,16 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
       }
   }
 
+  if constexpr (kRowsInShared) {
+    __syncthreads();
+    if (threadIdx.x == 0) *in_shared = found;
+    __syncthreads();
+  }
+  if (step.h < end_head) {
+    fetch(staged1, plan.y1, step);
+    fetch(staged2, plan.y2, step);
+  }
+
   [[maybe_unused]] float sum1[kSumsS ? kSlices : 1][kSumsS ? kDim / 8 : 1][4] = {};  // dK or dQ
   [[maybe_unused]] float sum2[kSumsP ? kSlices : 1][kSumsP ? kDim / 8 : 1][4] = {};  // dV
 
@@ -238,9 +250,10 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
     __syncthreads();
     // Are there pairs in the tile that do not see each other? (Rows past the end are zero and give nothing.)
     const bool masked = kOfKeys
-                            ? range.first(min(range.q_len, first_column + kColumns) - 1) > first_row ||
-                                  range.last(first_column) < first_row + kRows
-                            : range.first(last_row) > first_column || range.last(first_row) < first_column + kColumns;
+                            ? rows.range.first(min(rows.range.q_len, first_column + kColumns) - 1) > rows.first_row ||
+                                  rows.range.last(first_column) < rows.first_row + kRows
+                            : rows.range.first(rows.last_row) > first_column ||
+                                  rows.range.last(rows.first_row) < first_column + kColumns;
 
     const int column = first_column + half * kPart + 2 * (lane % 4);  // + 8 n + e % 2
     const auto product = [&](auto& to, auto is_held, const auto& held, int x, int y) {
@@ -287,14 +300,16 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
           const float lse = kOfKeys ? (e % 2 ? column_lse.y : column_lse.x) : row_lse[s][e / 2];
           float& x = score[s][n][e];
           if constexpr (kModified) {
-            const int own = min(own_row + 16 * s + e / 2 * 8, last_row), other = min(column + 8 * n + e % 2, end - 1);
+            const int own = min(own_row + 16 * s + e / 2 * 8, rows.last_row);
+            const int other = min(column + 8 * n + e % 2, rows.end - 1);
             const int i = kOfKeys ? other : own, j = kOfKeys ? own : other;
             const char* bias_row = static_cast<const char*>(f.bias.data) +
                                    (b * f.bias.stride_batch + step.h * f.bias.stride_head + i * f.bias.stride_q) *
                                        (f.bias.dtype == DType::kFloat32 ? 4 : 2);
             const float slope = f.alibi_slopes ? f.alibi_slopes[b * f.stride_alibi_batch + step.h] : 0.0f;
             float capped;
-            const float full = modified_score_fast(f, slope, bias_row, i, j, range.k_len - range.q_len, x, &capped);
+            const float full =
+                modified_score_fast(f, slope, bias_row, i, j, rows.range.k_len - rows.range.q_len, x, &capped);
             const float t = f.softcap > 0.0f ? capped / f.softcap : 0.0f;
             bend[n][e] = 1.0f - t * t;
             x = ptx::exp2_approx(fmaf(full, kLog2E, lse));
@@ -318,7 +333,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
     }
     const auto visible = [&](int own, int other) {
       const int i = kOfKeys ? other : own, j = kOfKeys ? own : other;
-      return j >= range.first(i) && j < range.last(i) && i < range.q_len;
+      return j >= rows.range.first(i) && j < rows.range.last(i) && i < rows.range.q_len;
     };
     if (masked) {
 #pragma unroll
@@ -375,7 +390,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
 
     // The next step's rows travel under the products that are left: registers are scarcer before.
     step.first += kColumns;
-    if (step.first >= end) step = {step.h + 1, begin / kColumns * kColumns};
+    if (step.first >= rows.end) step = {step.h + 1, rows.begin / kColumns * kColumns};
     const auto accumulate = [&](auto& to, const auto& weights, int y) {
 #pragma unroll
       for (int n = 0; n < kPart / 16; ++n) {
@@ -398,6 +413,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
     __syncthreads();  // Y1 and Y2 are read
   }
 
+  const int end_row = rows.last_row + 1, warp_first = rows.first_row + row_warp * Shape::kWarpRows;
   // The two halves meet in shared memory, in a fixed order; from there rows leave in vectors of 16 bytes.
   const auto finish = [&](const auto& sums, float factor, const RowsView& view) {
     if (!view.data) return;
@@ -435,9 +451,8 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
           *reinterpret_cast<std::uint32_t*>(place + Tile::element(16 * s + 8 * hf + lane / 4, 8 * c + 2 * (lane % 4))) =
               packed[s][c][hf];
     __syncwarp();
-    const int warp_first = first_row + row_warp * Shape::kWarpRows;
     T* const to = const_cast<T*>(rows_of(view, !kOfKeys, own_head, warp_first));
-    store_rows<T, Shape::kWarpRows, kDim>(place, lane, last_row + 1 - warp_first, view.dim, view.vectors, to,
+    store_rows<T, Shape::kWarpRows, kDim>(place, lane, end_row - warp_first, view.dim, view.vectors, to,
                                           view.stride_token);
   };
   if constexpr (kSumsS) finish(sum1, f.scale, plan.grad1);
