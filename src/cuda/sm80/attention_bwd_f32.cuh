@@ -29,7 +29,7 @@ namespace flashkernel::cuda::sm80 {
 // 128). Shared memory: two halves of four tiles, (kOwn + kWalk) * kDim * 8 bytes, 96 KB at d128.
 template <int kDim>
 struct BackwardShapeF32 {
-  static constexpr int kWarps = 4, kThreads = kWarps * 32;
+  static constexpr int kWarps = 4, kThreads = kWarps * 32, kMinBlocks = 2;
   static constexpr int kOwn = kWarps * 16, kWalk = kDim <= 64 ? 64 : 32;
   static constexpr int kGroup = kWalk / kWarps;  // walking rows that share a scale; of the own ones it is eight
   static constexpr int kSharedBytes = (kOwn + kWalk) * kDim * 8;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(256) prepare_f32_kernel(const __grid_constant_
 }
 
 template <int kDim, bool kOfKeys>
-__global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, 2)
+__global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShapeF32<kDim>::kMinBlocks)
     attention_bwd_f32_kernel(const __grid_constant__ AttentionBackwardParams p,
                              const __grid_constant__ BackwardPlanF32 plan) {
   using Shape = BackwardShapeF32<kDim>;
