@@ -19,6 +19,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm80/attention_bwd_f32.hpp"
 #include "cuda/tile/attention_plain.cuh"
+#include "cuda/tile/attention_score.cuh"
 #include "cuda/tile/key_range.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/split_products.cuh"
@@ -75,7 +76,26 @@ __global__ void __launch_bounds__(256) prepare_f32_kernel(const __grid_constant_
   if (threadIdx.x % kWarp == 0) plan.delta[row] = -sum;
 }
 
-template <int kDim, bool kOfKeys>
+__device__ inline bool sees(const KeyRange& range, int i, int j) {
+  return j >= range.first(i) && j < range.last(i) && i < range.q_len;
+}
+
+// From the two dot products of a pair, <q, k> and <dO, v>, to P and to dS, the gradient of the scaled product.
+__device__ inline void pair_gradient_f32(const AttentionParams& p, unsigned b, unsigned head, const KeyRange& range,
+                                         int i, int j, float dot, float grad_p, float lse, float delta,
+                                         float& probability, float& grad_s) {
+  probability = grad_s = 0.0f;
+  if (lse == INFINITY || !sees(range, i, j)) return;
+  float capped;
+  const float score = modified_score(p, ScoreContext(p, b, head), i, j, dot, &capped);
+  if (score == -INFINITY) return;  // a bias that masks
+  probability = ptx::exp2_approx((score - lse) * 1.4426950408889634f);
+  if (probability == 0.0f) return;
+  grad_s = probability * (grad_p + delta);
+  if (p.softcap > 0.0f) grad_s *= 1.0f - capped / p.softcap * (capped / p.softcap);
+}
+
+template <int kDim, bool kOfKeys, bool kModified>
 __global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShapeF32<kDim>::kMinBlocks)
     attention_bwd_f32_kernel(const __grid_constant__ AttentionBackwardParams p,
                              const __grid_constant__ BackwardPlanF32 plan) {
@@ -205,27 +225,31 @@ __global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShap
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int column = 8 * n + 2 * (lane % 4) + e % 2;
-        const float lse = kOfKeys ? block.lse[column] : row_lse[e / 2];
-        const float delta = kOfKeys ? block.delta[column] : row_delta[e / 2];
-        const float score =
+        const float dot =
             p_tile[0][n][e] * (block.multiplier_own[0][warp * 2 + e / 2] * block.multiplier_walk[0][group_of(n)]);
         const float grad_p =
             ds_tile[0][n][e] * (block.multiplier_own[1][warp * 2 + e / 2] * block.multiplier_walk[1][group_of(n)]);
-        p_tile[0][n][e] = ptx::exp2_approx(fmaf(score, f.scale, -lse) * kLog2E);  // the difference is rounded once
-        ds_tile[0][n][e] = p_tile[0][n][e] * (grad_p + delta);
+        const float lse = kOfKeys ? block.lse[column] : row_lse[e / 2];
+        const float delta = kOfKeys ? block.delta[column] : row_delta[e / 2];
+        if constexpr (kModified) {
+          const int own = row + e / 2 * 8, walk = first_column + column, i = kOfKeys ? walk : own;
+          pair_gradient_f32(f, b, kOfKeys ? head_of(step) : h, block.range, i, kOfKeys ? own : walk, dot, grad_p, lse,
+                            delta, p_tile[0][n][e], ds_tile[0][n][e]);
+        } else {
+          p_tile[0][n][e] = ptx::exp2_approx(fmaf(dot, f.scale, -lse) * kLog2E);  // the difference is rounded once
+          ds_tile[0][n][e] = p_tile[0][n][e] * (grad_p + delta);
+        }
       }
     const int first_q = kOfKeys ? first_column : first_own, first_k = kOfKeys ? first_own : first_column;
     const int last_q = min(block.range.q_len, first_q + (kOfKeys ? kWalk : kOwn)) - 1;
     const int last_k = first_k + (kOfKeys ? kOwn : kWalk) - 1;
-    if (block.range.first(last_q) > first_k || block.range.last(first_q) <= last_k) {
+    if (!kModified && (block.range.first(last_q) > first_k || block.range.last(first_q) <= last_k)) {
 #pragma unroll
       for (int n = 0; n < kWalk / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int column = first_column + 8 * n + 2 * (lane % 4) + e % 2, own = row + e / 2 * 8;
-          const int i = kOfKeys ? column : own, j = kOfKeys ? own : column;
-          if (j < block.range.first(i) || j >= block.range.last(i) || i >= block.range.q_len)
-            p_tile[0][n][e] = ds_tile[0][n][e] = 0.0f;
+          const int walk = first_column + 8 * n + 2 * (lane % 4) + e % 2, own = row + e / 2 * 8;
+          if (!sees(block.range, kOfKeys ? walk : own, kOfKeys ? own : walk)) p_tile[0][n][e] = ds_tile[0][n][e] = 0.0f;
         }
     }
 
@@ -280,8 +304,10 @@ __global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShap
           float lse, delta;
           statistics(head, kOfKeys ? w : own, lse, delta);
           if (lse == INFINITY) continue;
-          const float probability = expf(fmaf(warp_dot(x_0, y_0, own_0.dim), f.scale, -lse));
-          const float score = probability == 0.0f ? 0.0f : probability * (warp_dot(x_1, y_1, own_1.dim) + delta);
+          float probability, score;
+          pair_gradient_f32(f, b, head, block.range, kOfKeys ? w : own, kOfKeys ? own : w,
+                            warp_dot(x_0, y_0, own_0.dim), warp_dot(x_1, y_1, own_1.dim), lse, delta, probability,
+                            score);
 #pragma unroll
           for (int c = 0; c < kDim / kWarp; ++c) {
             const int column = lane + c * kWarp;
@@ -323,11 +349,8 @@ __global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShap
   if constexpr (kOfKeys) store(sum_1, to_1, 1.0f);
 }
 
-/// An entry of the table, but for the gradient of the sinks: cuda/kernels.cpp has the generic kernel compute that
-/// first, in the same workspace.
-template <class T, int kDim>
-void attention_bwd_f32_instance(const AttentionBackwardParams& p, void* workspace, Stream stream) {
-  static_assert(sizeof(T) == 4, "fp32");
+template <int kDim, bool kModified>
+void launch_attention_bwd_f32(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   using Shape = BackwardShapeF32<kDim>;
   const AttentionParams& f = p.forward;
   const CudaDeviceGuard guard(f.device.index);
@@ -360,19 +383,30 @@ void attention_bwd_f32_instance(const AttentionBackwardParams& p, void* workspac
            {static_cast<unsigned>(ceil_div(queries, 8)), 256, 0, s}, p, plan);
   }
   if (p.grad_q && queries > 0) {
-    const auto kernel = attention_bwd_f32_kernel<kDim, false>;
+    const auto kernel = attention_bwd_f32_kernel<kDim, false, kModified>;
     launch("attention_bwd sm80 f32: dQ", kernel,
            {static_cast<unsigned>(f.batch * f.heads_q * ceil_div(f.seq_q, Shape::kOwn)), Shape::kThreads,
             Shape::kSharedBytes, s},
            p, plan);
   }
   if ((p.grad_k || p.grad_v) && f.batch * f.heads_kv * f.seq_k > 0) {
-    const auto kernel = attention_bwd_f32_kernel<kDim, true>;
+    const auto kernel = attention_bwd_f32_kernel<kDim, true, kModified>;
     launch("attention_bwd sm80 f32: dK, dV", kernel,
            {static_cast<unsigned>(f.batch * f.heads_kv * ceil_div(f.seq_k, Shape::kOwn)), Shape::kThreads,
             Shape::kSharedBytes, s},
            p, plan);
   }
+}
+
+/// An entry of the table, but for the gradient of the sinks: cuda/kernels.cpp has the generic kernel compute that
+/// first, in the same workspace.
+template <class T, int kDim>
+void attention_bwd_f32_instance(const AttentionBackwardParams& p, void* workspace, Stream stream) {
+  static_assert(sizeof(T) == 4, "fp32");
+  if (p.forward.has_score_modifier())
+    launch_attention_bwd_f32<kDim, true>(p, workspace, stream);
+  else
+    launch_attention_bwd_f32<kDim, false>(p, workspace, stream);
 }
 
 }  // namespace flashkernel::cuda::sm80
