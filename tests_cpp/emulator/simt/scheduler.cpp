@@ -16,7 +16,10 @@
 #include "simt/warp.hpp"
 
 #ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
+#else
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes) static_cast<void>(address)
 #endif
 
 simt::Index3 threadIdx, blockIdx, blockDim, gridDim;
@@ -391,7 +394,11 @@ std::string run_grid(Index3 grid, Index3 block_shape, unsigned cluster, std::siz
         blockIdx = m.blocks[0].index;
         run_cluster();
         current = nullptr;
-        if (!m.fault.empty()) return m.fault;
+        if (!m.fault.empty()) {
+          for (const auto& thread : m.threads)  // stacks that were left in the middle of something
+            ASAN_UNPOISON_MEMORY_REGION(thread->stack, kStackBytes);
+          return m.fault;
+        }
       }
   return "";
 }
