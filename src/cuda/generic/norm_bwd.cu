@@ -141,8 +141,9 @@ __device__ inline TwoSums team_reduce(TwoSums mine, TwoSums (&scratch)[kTeam / k
 }
 
 template <class T, class W, int kTeam, int kTeams, int kVectors, int N>
-__global__ void __launch_bounds__(kTeam* kTeams, 1) rows_kernel(const NormBackwardParams p, std::int64_t rows_per_chunk,
-                                                             int chunks, float* partial_weight, float* partial_bias) {
+__global__ void __launch_bounds__(kTeam* kTeams, 1)
+    rows_kernel(const NormBackwardParams p, std::int64_t rows_per_chunk, int chunks, float* partial_weight,
+                float* partial_bias) {
   using Vector = Packed<T, N>;
   __shared__ TwoSums scratch[kTeams][kTeam / kWarp];
   const int chunk = blockIdx.x * kTeams + threadIdx.y;

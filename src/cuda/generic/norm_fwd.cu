@@ -26,18 +26,35 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const Nor
 
   // h = x + residual, rounded to T as residual_out holds it, so that backward sees what forward normalised. A row that
   // is walked again takes h from residual_out: x or residual may be the same memory.
-  const auto load_sum = [&](std::int64_t first) {
-    auto values = load_vector<N>(x + first);
-    if (!residual) return values;
-    const auto addend = load_vector<N>(residual + first);
+  const auto add_residual = [&](Packed<T, N>& values, const Packed<T, N>& addend) {
 #pragma unroll
     for (int i = 0; i < N; ++i)
       values.values[i] = from_float<T>(to_float(values.values[i]) + to_float(addend.values[i]));
+  };
+  const auto load = [&](std::int64_t first) { return load_vector<N>(x + first); };
+  const auto load_sum = [&](std::int64_t first) {  // of a row that is walked from memory
+    auto values = load(first);
+    if (!residual) return values;
+    add_residual(values, load_vector<N>(residual + first));
     if (residual_out) *reinterpret_cast<Packed<T, N>*>(residual_out + first) = values;
     return values;
   };
   const auto load_again = [&](std::int64_t first) { return load_vector<N>((residual_out ? residual_out : x) + first); };
-  Row<T, kThreads, kVectors, N> h(p.features, threadIdx.x, load_sum);
+  using RowOfT = Row<T, kThreads, kVectors, N>;
+  RowOfT h(p.features, threadIdx.x, load, [&](Packed<T, N>(&values)[RowOfT::kHeld]) {
+    if (!residual) return;
+    const auto first = [](int j) { return (j * kThreads + static_cast<int>(threadIdx.x)) * N; };
+    const int features = static_cast<int>(p.features);
+    Packed<T, N> addend[RowOfT::kHeld] = {};
+#pragma unroll
+    for (int j = 0; j < RowOfT::kHeld; ++j)
+      if (first(j) < features) addend[j] = load_vector<N>(residual + first(j));
+#pragma unroll
+    for (int j = 0; j < RowOfT::kHeld; ++j) {
+      add_residual(values[j], addend[j]);
+      if (residual_out && first(j) < features) *reinterpret_cast<Packed<T, N>*>(residual_out + first(j)) = values[j];
+    }
+  });
 
   const float inverse_features = 1.0f / static_cast<float>(p.features);
   const bool centred = p.kind == NormKind::kLayerNorm;

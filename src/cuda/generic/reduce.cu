@@ -66,12 +66,12 @@ __device__ inline Partial block_combine(Partial mine) {
 __device__ inline std::int64_t offset_of(std::int64_t index, int ndim, const std::int64_t* shape,
                                          const std::int64_t* strides) {
   std::int64_t offset = 0;
-  for (int d = ndim - 1; d >= 0; --d) {
+  for (int d = ndim - 1; d > 0; --d) {
     const std::int64_t rest = index / shape[d];
     offset += (index - rest * shape[d]) * strides[d];
     index = rest;
   }
-  return offset;
+  return ndim > 0 ? offset + index * strides[0] : offset;
 }
 
 __device__ inline void write_result(const ReduceParams& p, std::int64_t output, Partial result) {

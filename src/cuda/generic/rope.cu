@@ -87,10 +87,10 @@ __global__ void __launch_bounds__(kThreads)
   using Vector = Packed<T, N>;
   const int half = static_cast<int>(p.spec.rotary_dim / 2), rotating = half / N;
   const int columns = rotating + static_cast<int>(p.head_dim - p.spec.rotary_dim) / N;
-  const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const std::int64_t token = item / columns;
-  if (token >= p.seq) return;
-  const int column = static_cast<int>(item - token * columns);
+  const unsigned tokens = kThreads / columns, my_token = threadIdx.x / columns;
+  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * tokens + my_token;
+  if (my_token >= tokens || token >= p.seq) return;
+  const int column = static_cast<int>(threadIdx.x - my_token * columns);
   const bool rotates = column < rotating;
   const int first = !rotates       ? static_cast<int>(p.spec.rotary_dim) + (column - rotating) * N
                     : kInterleaved ? 2 * column * N
@@ -190,8 +190,8 @@ bool vectorizable(const RopeParams& p) {
     return is_aligned(data, 16) && (p.batch == 1 || batch % elements == 0) && head % elements == 0 &&
            (p.seq == 1 || token % elements == 0);
   };
-  return p.spec.rotary_dim % (2 * elements) == 0 && p.head_dim % elements == 0 && p.spec.rotary_dim <= 2 * kMostPairs &&
-         fits(p.q, p.stride_q_batch, p.stride_q_head, p.stride_q_token) &&
+  return p.spec.rotary_dim % (2 * elements) == 0 && p.head_dim % elements == 0 && p.head_dim <= kThreads * elements &&
+         p.spec.rotary_dim <= 2 * kMostPairs && fits(p.q, p.stride_q_batch, p.stride_q_head, p.stride_q_token) &&
          fits(p.q_out, p.stride_q_out_batch, p.stride_q_out_head, p.stride_q_out_token) &&
          (p.heads_kv == 0 || (fits(p.k, p.stride_k_batch, p.stride_k_head, p.stride_k_token) &&
                               fits(p.k_out, p.stride_k_out_batch, p.stride_k_out_head, p.stride_k_out_token)));
@@ -206,7 +206,7 @@ void rope_vectors(const RopeParams& p, cudaStream_t stream) {
   }
   const std::int64_t elements = 16 / static_cast<std::int64_t>(dtype_bytes(p.dtype));
   const std::int64_t columns = (p.head_dim - p.spec.rotary_dim / 2) / elements;
-  const std::int64_t heads = p.heads_q + p.heads_kv, blocks = ceil_div(p.seq * columns, kThreads);
+  const std::int64_t heads = p.heads_q + p.heads_kv, blocks = ceil_div(p.seq, kThreads / columns);
   // As many heads a thread as leave four blocks for every multiprocessor; 16 are enough to hide the sines.
   const std::int64_t wanted = 4 * cuda_device_properties(p.device.index).num_sms;
   const std::int64_t groups =

@@ -14,12 +14,12 @@ namespace {
 __device__ inline std::int64_t row_offset(std::int64_t row, int ndim, const std::int64_t* shape,
                                           const std::int64_t* strides) {
   std::int64_t offset = 0;
-  for (int d = ndim - 1; d >= 0; --d) {
+  for (int d = ndim - 1; d > 0; --d) {
     const std::int64_t rest = row / shape[d];
     offset += (row - rest * shape[d]) * strides[d];
     row = rest;
   }
-  return offset;
+  return ndim > 0 ? offset + row * strides[0] : offset;
 }
 
 // e^(x - shift) for x <= shift: the difference is rounded once, and its error weighs |x - shift| e^(x - shift), under
@@ -60,9 +60,9 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_kernel(const 
   float maximum = -INFINITY;
   values.each(load, [&](std::int64_t, float(&v)[N]) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) maximum = Max{}(maximum, v[i]);
+    for (int i = 0; i < N; ++i) maximum = fmaxf(maximum, v[i]);  // a NaN reaches the sum below
   });
-  maximum = block_reduce<kThreads>(maximum, scratch[threadIdx.y], Max{});
+  maximum = block_reduce<kThreads>(maximum, scratch[threadIdx.y], Largest{});
   const float shift = maximum == -INFINITY ? 0.0f : maximum;
   // The exponentials stay where the row stood, if it is kept as floats.
   constexpr bool kKeeps = Row<T, kThreads, kVectors, N>::kFloats;

@@ -20,6 +20,12 @@ struct Max {
   __device__ float operator()(float a, float b) const { return a != a ? a : (b != b ? b : fmaxf(a, b)); }
 };
 
+/// One instruction; a NaN loses.
+struct Largest {
+  static constexpr float kIdentity = -INFINITY;
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
 template <class Op>
 __device__ inline float warp_reduce(float value, Op op) {
 #pragma unroll

@@ -12,18 +12,27 @@ namespace flashkernel::cuda {
 template <class T, int kThreads, int kVectors, int N>
 class Row {
  public:
-  /// `load(first)` fetches elements [first, first + N); N divides `columns`.
+  static constexpr int kHeld = kVectors > 0 ? kVectors : 1;
+
+  /// `load(first)` fetches elements [first, first + N), by one instruction: what branches is not loaded in parallel. N
+  /// divides `columns`.
   template <class Load>
-  __device__ Row(std::int64_t columns, int thread, Load load) : columns_(columns), thread_(thread) {
+  __device__ Row(std::int64_t columns, int thread, Load load)
+      : Row(columns, thread, load, [](Packed<T, N> (&)[kHeld]) {}) {}
+
+  /// `change(vectors)` is called once all loads are under way; not with kVectors == 0.
+  template <class Load, class Change>
+  __device__ Row(std::int64_t columns, int thread, Load load, Change change) : columns_(columns), thread_(thread) {
     if constexpr (kVectors > 0) {
-      Packed<T, N> loaded[kVectors];  // all under way before the first is used
+      Packed<T, N> loaded[kVectors] = {};
 #pragma unroll
       for (int j = 0; j < kVectors; ++j)
         if (holds(j)) loaded[j] = load(first(j));
+      change(loaded);
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
         if constexpr (kFloats) {
-          if (holds(j)) unpack(floats_[j], loaded[j]);
+          unpack(floats_[j], loaded[j]);
         } else {
           packed_[j] = loaded[j];
         }
