@@ -2,16 +2,38 @@
 // over rows runs in one block, in row order, so that the loss is the same bit for bit every time.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
-#include "cuda/tile/convert.cuh"
+#include "cuda/ptx/math.cuh"
 #include "cuda/tile/reduce.cuh"
+#include "cuda/tile/vector.cuh"
 
 namespace flashkernel::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 
+// N > 1: rows start at 16-byte boundaries; the last classes % N are taken one by one.
+template <class T, int N, class F>
+__device__ inline void each_class(const T* row, std::int64_t classes, F f) {
+  const std::int64_t whole = classes / N * N;
+#pragma unroll 2
+  for (std::int64_t i = threadIdx.x * N; i < whole; i += kThreads * N) {
+    float values[N];
+    load_floats(values, row + i);
+    f(i, values);
+  }
+  if constexpr (N > 1) {
+    const std::int64_t i = whole + threadIdx.x;
+    if (i < classes) {
+      float value[1] = {to_float(row[i])};
+      f(i, value);
+    }
+  }
+}
+
+__device__ inline float exp_of(float x) { return ptx::exp2_approx(x * 1.4426950408889634f); }
+
 // Loss of one row; NaN for a target that does not exist.
-template <class T>
+template <class T, int N>
 __global__ void __launch_bounds__(kThreads) rows_kernel(const CrossEntropyParams p, float* losses) {
   __shared__ float scratch[kThreads / kWarp];
   const std::int64_t row = blockIdx.x;
@@ -20,19 +42,22 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const CrossEntropyParams
 
   // Online maximum and sum: one pass over the row.
   float maximum = -INFINITY, sum = 0.0f, total = 0.0f;
-  for (std::int64_t i = threadIdx.x; i < p.classes; i += kThreads) {
-    const float x = to_float(logits[i]);
-    total += x;
-    if (x > maximum) {
-      sum = sum * expf(maximum - x) + 1.0f;
-      maximum = x;
-    } else if (x != -INFINITY) {
-      sum += expf(x - maximum);  // a NaN comes here and stays
+  each_class<T, N>(logits, p.classes, [&](std::int64_t, auto& values) {
+    float highest = maximum;
+    for (const float x : values) highest = fmaxf(highest, x);
+    if (highest > maximum) {
+      sum *= exp_of(maximum - highest);
+      maximum = highest;
     }
-  }
+    const float shift = maximum == -INFINITY ? 0.0f : maximum;
+    for (const float x : values) {
+      sum += exp_of(x - shift);  // a NaN comes here and stays
+      total += x;
+    }
+  });
   const float row_maximum = block_reduce<kThreads>(maximum, scratch, Max{});
-  sum = block_reduce<kThreads>(maximum == -INFINITY && sum == 0.0f ? 0.0f : sum * expf(maximum - row_maximum), scratch,
-                               Sum{});
+  sum = block_reduce<kThreads>(maximum == -INFINITY && sum == 0.0f ? 0.0f : sum * exp_of(maximum - row_maximum),
+                               scratch, Sum{});
   if (p.label_smoothing > 0.0f) total = block_reduce<kThreads>(total, scratch, Sum{});
   if (threadIdx.x != 0) return;
   const float lse = row_maximum + logf(sum);
@@ -74,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) scale_kernel(const CrossEntropyBackw
   if (threadIdx.x == 0) scale[0] = p.grad_loss[0] / counted;
 }
 
-template <class T>
+template <class T, int N>
 __global__ void __launch_bounds__(kThreads) bwd_kernel(const CrossEntropyBackwardParams p, const float* scale) {
   const std::int64_t row = blockIdx.x;
   const T* logits = static_cast<const T*>(p.logits) + row * p.stride_logits_row;
@@ -84,11 +109,21 @@ __global__ void __launch_bounds__(kThreads) bwd_kernel(const CrossEntropyBackwar
   const float factor = scale ? scale[0] : p.grad_loss[row];
   const float lse = p.lse[row];
   const float smooth = p.label_smoothing / static_cast<float>(p.classes);
-  for (std::int64_t i = threadIdx.x; i < p.classes; i += kThreads) {
-    float g = expf(to_float(logits[i]) - lse) - smooth;
-    if (i == target) g -= 1.0f - p.label_smoothing;
-    grad[i] = from_float<T>(ignored ? 0.0f : (unknown ? NAN : g * factor));
-  }
+  each_class<T, N>(logits, p.classes, [&](std::int64_t first, auto& values) {
+    constexpr int kCount = static_cast<int>(sizeof(values) / sizeof(float));
+    float g[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      g[i] = exp_of(values[i] - lse) - smooth;
+      if (first + i == target) g[i] -= 1.0f - p.label_smoothing;
+      g[i] = ignored ? 0.0f : (unknown ? NAN : g[i] * factor);
+    }
+    store_floats(grad + first, g);
+  });
+}
+
+bool is_vectorizable(DType dtype, std::int64_t rows, const void* data, std::int64_t stride) {
+  return is_aligned(data, 16) && (rows == 1 || stride * static_cast<std::int64_t>(dtype_bytes(dtype)) % 16 == 0);
 }
 
 }  // namespace
@@ -107,7 +142,10 @@ void cross_entropy(const CrossEntropyParams& p, void* workspace, Stream stream) 
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     if (p.rows == 0) return;
-    launch("cross_entropy", rows_kernel<T>, {static_cast<unsigned>(p.rows), kThreads, 0, native(stream)}, p, losses);
+    const auto kernel = is_vectorizable(p.dtype, p.rows, p.logits, p.stride_logits_row)
+                            ? rows_kernel<T, kVectorElements<T>>
+                            : rows_kernel<T, 1>;
+    launch("cross_entropy", kernel, {static_cast<unsigned>(p.rows), kThreads, 0, native(stream)}, p, losses);
   });
   if (p.reduction == Reduction::kNone) return;
   launch("cross_entropy: reduce", reduce_rows_kernel, {1, kThreads, 0, native(stream)}, p, losses);
@@ -130,7 +168,11 @@ void cross_entropy_bwd(const CrossEntropyBackwardParams& p, void* workspace, Str
   }
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch("cross_entropy_bwd", bwd_kernel<T>, {static_cast<unsigned>(p.rows), kThreads, 0, native(stream)}, p, scale);
+    const auto kernel = is_vectorizable(p.dtype, p.rows, p.logits, p.stride_logits_row) &&
+                                is_vectorizable(p.dtype, p.rows, p.grad_logits, p.stride_grad_logits_row)
+                            ? bwd_kernel<T, kVectorElements<T>>
+                            : bwd_kernel<T, 1>;
+    launch("cross_entropy_bwd", kernel, {static_cast<unsigned>(p.rows), kThreads, 0, native(stream)}, p, scale);
   });
 }
 

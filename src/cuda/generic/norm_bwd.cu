@@ -141,7 +141,9 @@ __device__ inline TwoSums team_reduce(TwoSums mine, TwoSums (&scratch)[kTeam / k
 }
 
 template <class T, class W, int kTeam, int kTeams, int kVectors, int N>
-__global__ void __launch_bounds__(kTeam* kTeams, 1)
+__global__ void __launch_bounds__(kTeam* kTeams, kTeam* kTeams > 256    ? 1
+                                                 : kTeam * kTeams > 128 ? 2
+                                                                        : 3)
     rows_kernel(const NormBackwardParams p, std::int64_t rows_per_chunk, int chunks, float* partial_weight,
                 float* partial_bias) {
   using Vector = Packed<T, N>;
@@ -155,58 +157,78 @@ __global__ void __launch_bounds__(kTeam* kTeams, 1)
   const float inverse_features = 1.0f / static_cast<float>(features);
   const W* const weights = static_cast<const W*>(p.weight.data);
 
+  // The next row is under way while a row is reduced, where registers allow.
+  constexpr bool kAhead = kTeam * kTeams <= 256;
   float weight_sums[kVectors][N] = {}, bias_sums[kVectors][N] = {};
-  Vector grad[kVectors], h[kVectors];
-  const auto load = [&](std::int64_t row) {
+  Vector grad[kVectors] = {}, h[kVectors] = {}, next_grad[kVectors] = {}, next_h[kVectors] = {};
+  const auto load = [&](std::int64_t row, Vector(&to_grad)[kVectors], Vector(&to_h)[kVectors]) {
+    const T* const from_grad = static_cast<const T*>(p.grad_out) + row * p.stride_grad_out_row;
+    const T* const from_h = static_cast<const T*>(p.h) + row * p.stride_h_row;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      if (column(j) >= features) continue;
-      grad[j] = load_vector<N>(static_cast<const T*>(p.grad_out) + row * p.stride_grad_out_row + column(j));
-      h[j] = load_vector<N>(static_cast<const T*>(p.h) + row * p.stride_h_row + column(j));
+      if (column(j) < features) to_grad[j] = load_vector<N>(from_grad + column(j));
+      if (column(j) < features) to_h[j] = load_vector<N>(from_h + column(j));
     }
   };
-  if (first_row < last_row) load(first_row);
+  if (first_row < last_row) load(first_row, grad, h);
   for (std::int64_t row = first_row; row < last_row; ++row) {
+    if (kAhead && row + 1 < last_row) load(row + 1, next_grad, next_h);
     const float mean = is_layer_norm ? p.mean[row] : 0.0f, rstd = p.rstd[row];
-    float gw[kVectors][N], x_hat[kVectors][N];  // grad * weight, and the normalised row
-    TwoSums sums{0.0f, 0.0f};
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      if (column(j) >= features) continue;
-      float g[N], weight[N];
-      unpack(g, grad[j]);
-      unpack(x_hat[j], h[j]);
+    // grad and grad * weight, and the normalised row, of vector j: worked out twice rather than held.
+    const auto values = [&](int j, float(&g)[N], float(&gw)[N], float(&x_hat)[N]) {
+      float weight[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) weight[i] = 1.0f;
-      if (weights) load_wide(weight, weights + column(j));
+      if (weights && column(j) < features) load_wide(weight, weights + column(j));
+      unpack(g, grad[j]);
+      unpack(x_hat, h[j]);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        x_hat[j][i] = (x_hat[j][i] - mean) * rstd;
-        weight_sums[j][i] = fmaf(g[i], x_hat[j][i], weight_sums[j][i]);
+        x_hat[i] = (x_hat[i] - mean) * rstd;
+        gw[i] = g[i] * weight[i];
+      }
+    };
+    TwoSums sums{0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {  // columns past the end hold zeros of grad_out
+      float g[N], gw[N], x_hat[N];
+      values(j, g, gw, x_hat);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        weight_sums[j][i] = fmaf(g[i], x_hat[i], weight_sums[j][i]);
         bias_sums[j][i] += g[i];
-        gw[j][i] = g[i] * weight[i];
-        sums.sum += gw[j][i];
-        sums.dot = fmaf(gw[j][i], x_hat[j][i], sums.dot);
+        sums.sum += gw[i];
+        sums.dot = fmaf(gw[i], x_hat[i], sums.dot);
       }
     }
-    if (row + 1 < last_row) load(row + 1);  // under way during the reduction
-    if (!p.grad_x) continue;
-    sums = team_reduce<kTeam>(sums, scratch[threadIdx.y]);
-    const float shift = is_layer_norm ? sums.sum * inverse_features : 0.0f, slope = sums.dot * inverse_features;
+    if (p.grad_x) {
+      sums = team_reduce<kTeam>(sums, scratch[threadIdx.y]);
+      const float shift = is_layer_norm ? sums.sum * inverse_features : 0.0f, slope = sums.dot * inverse_features;
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      if (column(j) >= features) continue;
-      float result[N];
+      for (int j = 0; j < kVectors; ++j) {
+        if (column(j) >= features) continue;
+        float g[N], gw[N], x_hat[N], result[N];
+        values(j, g, gw, x_hat);
 #pragma unroll
-      for (int i = 0; i < N; ++i) result[i] = rstd * (gw[j][i] - shift - x_hat[j][i] * slope);
-      if (p.grad_residual_out) {
-        float residual[N];
-        load_floats(residual,
-                    static_cast<const T*>(p.grad_residual_out) + row * p.stride_grad_residual_out_row + column(j));
+        for (int i = 0; i < N; ++i) result[i] = rstd * (gw[i] - shift - x_hat[i] * slope);
+        if (p.grad_residual_out) {
+          float residual[N];
+          load_floats(residual,
+                      static_cast<const T*>(p.grad_residual_out) + row * p.stride_grad_residual_out_row + column(j));
 #pragma unroll
-        for (int i = 0; i < N; ++i) result[i] += residual[i];
+          for (int i = 0; i < N; ++i) result[i] += residual[i];
+        }
+        store_floats(static_cast<T*>(p.grad_x) + row * p.stride_grad_x_row + column(j), result);
       }
-      store_floats(static_cast<T*>(p.grad_x) + row * p.stride_grad_x_row + column(j), result);
+    }
+    if constexpr (kAhead) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        grad[j] = next_grad[j];
+        h[j] = next_h[j];
+      }
+    } else if (row + 1 < last_row) {
+      load(row + 1, grad, h);
     }
   }
   if (!partial_weight) return;
@@ -221,7 +243,7 @@ __global__ void __launch_bounds__(kTeam* kTeams, 1)
 /// Threads of a team, teams of a block and vectors of a thread, for rows of up to 2048 vectors.
 template <class F>
 void with_team(std::int64_t vectors, F f) {
-  if (vectors <= 128) return f(Constant<32>{}, Constant<4>{}, Constant<4>{});
+  if (vectors <= 128) return f(Constant<128>{}, Constant<1>{}, Constant<1>{});
   if (vectors <= 512) return f(Constant<256>{}, Constant<1>{}, Constant<2>{});
   if (vectors <= 1024) return f(Constant<512>{}, Constant<1>{}, Constant<2>{});
   return f(Constant<512>{}, Constant<1>{}, Constant<4>{});

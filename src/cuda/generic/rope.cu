@@ -77,11 +77,11 @@ struct Frequencies {
   double half_turns[kMostPairs];
 };
 
-constexpr int kBatch = 2;  // heads at a time; the loads of the next ones are under way meanwhile
+constexpr int kBatch = 1;  // heads at a time; the loads of the next ones are under way meanwhile
 
 /// A thread takes N pairs (or N elements that pass through) of a token, for heads_per_group heads of one group.
 template <class T, bool kInterleaved>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 3)
     rope_vectors_kernel(const RopeParams p, const __grid_constant__ Frequencies frequencies, int heads_per_group) {
   constexpr int N = kVectorElements<T>;
   using Vector = Packed<T, N>;
