@@ -37,7 +37,8 @@ def render(runs: list[dict[str, Any]]) -> str:
         f"machine with {machine['cpus']} cores, {machine['date'][:10]}, commit {machine['commit']}. Medians of "
         f"{len(runs)} runs; in brackets the least and the largest ratio of a run. Decoding reads caches that together "
         "are twice the last-level cache, so from memory; beside it what part of the speed of a plain sum over the same "
-        "bytes, timed in turn with it, each side reaches. The runs are in [benchmarks/cpu/](benchmarks/cpu).",
+        "bytes, timed in turn with it, each side reaches. The runs had real-time priority, since other work ran on the "
+        "machine; they are in [benchmarks/cpu/](benchmarks/cpu).",
         "",
         "| | case | dtype | FlashKernel | PyTorch | PyTorch / FlashKernel | of a plain sum: FlashKernel, PyTorch |",
         "|---|---|---|---|---|---|---|",
