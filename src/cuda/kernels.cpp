@@ -62,10 +62,11 @@ constexpr KernelEntry<Params> ampere(const char* name, Verdict (*supports)(const
   return {name, DeviceType::kCuda, 80, kNewest, kCpuAny, kAmpere, supports, workspace, launch};
 }
 
-// A backward kernel that leaves the sinks' gradient to the generic one; they use the workspace one after the other.
+// A backward kernel that leaves the gradients of sinks and bias to the generic one; they use the workspace one after
+// the other.
 template <void (*kernel)(const AttentionBackwardParams&, void*, Stream)>
 void after_sinks(const AttentionBackwardParams& p, void* workspace, Stream stream) {
-  if (p.grad_sinks) {
+  if (p.grad_sinks || p.grad_bias) {
     AttentionBackwardParams rest = p;
     rest.grad_q = rest.grad_k = rest.grad_v = nullptr;
     cuda::attention_bwd(rest, workspace, stream);

@@ -398,8 +398,8 @@ void launch_attention_bwd_f32(const AttentionBackwardParams& p, void* workspace,
   }
 }
 
-/// An entry of the table, but for the gradient of the sinks: cuda/kernels.cpp has the generic kernel compute that
-/// first, in the same workspace.
+/// An entry of the table, but for the gradients of sinks and bias: cuda/kernels.cpp has the generic kernel compute
+/// those first, in the same workspace.
 template <class T, int kDim>
 void attention_bwd_f32_instance(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   static_assert(sizeof(T) == 4, "fp32");

@@ -20,7 +20,6 @@ Verdict attention_bwd_f32_supports(const AttentionBackwardParams& p) {
   for (const std::int64_t bucket : {32, 64, 96, 128})
     if (bucket < kDim && dim <= bucket) return "a smaller head_dim bucket holds it";
   if (f.is_paged()) return "keys and values are in pages";
-  if (p.grad_bias) return "the gradient of the bias is not in this kernel";
   constexpr std::int64_t kMostTokens = std::int64_t{1} << 29;
   if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
   if (f.batch > 65535 || f.heads_q > 65535) return "batch or heads_q is over 65535";
