@@ -39,4 +39,12 @@ __device__ inline void store_release(int* address, int value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
+/// Returns what was there. What this thread knows of before it is seen by whoever adds after it, and the other way
+/// round.
+__device__ inline int fetch_add_acq_rel(int* address, int value) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+  return before;
+}
+
 }  // namespace flashkernel::cuda::ptx

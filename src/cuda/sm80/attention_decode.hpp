@@ -40,7 +40,7 @@ struct DecodeShape {
   static constexpr int kResultBytes = kRows * kResultPitch * 4 + kRows * 8;
 
   static constexpr int shared_bytes(int warps, int heads) {
-    return warps * (kRingBytes + kResultBytes) + heads * kQueryBytes;
+    return warps * (kRingBytes + kResultBytes) + heads * kQueryBytes + 512;  // and a few variables
   }
 };
 
@@ -53,7 +53,8 @@ struct DecodePlan {
   int head_groups = 0;
   int rows = 0;  // query rows of a kv head, at most
   int shared_bytes = 0;
-  int combine_items = 0;  // pairs of sequence and head group, or borders between blocks: what is fewer
+  bool combine_apart = false;  // pairs cut by a border are merged by a second kernel, not by the last block to arrive
+  int combine_items = 0;       // pairs of sequence and head group, or borders between blocks: what is fewer
   bool combine_by_pair = false;
   bool modified = false;  // softcap or ALiBi
   bool vectors_q = false, vectors_out = false;
@@ -96,6 +97,8 @@ DecodePlan plan_decode(const AttentionParams& p) {
     plan.warps = plan.key_lanes * plan.heads;
     plan.shared_bytes = Shape::shared_bytes(plan.warps, plan.heads);
   });
+  // Rows that a block would have to merge, when all work is in one sequence: one block reads 512 in 2 us.
+  plan.combine_apart = plan.rows > 2 * kTileRows || plan.heads * plan.rows * (plan.blocks / plan.head_groups + 2) > 512;
   const std::int64_t pairs = p.batch * plan.head_groups, borders = std::max(1, plan.blocks - 1);
   plan.combine_by_pair = pairs <= borders;
   plan.combine_items = static_cast<int>(std::min(pairs, borders));
@@ -127,8 +130,10 @@ Verdict attention_decode_supports(const AttentionParams& p) {
   if (!rows_of_16_bytes(p.k, side_by_side ? 0 : p.stride_k_batch, p.stride_k_head, p.stride_k_token) ||
       !rows_of_16_bytes(p.v, side_by_side ? 0 : p.stride_v_batch, p.stride_v_head, p.stride_v_token))
     return "rows of k or v do not start at multiples of 16 bytes";
-  // Lengths are 32-bit in the kernel, with room for windows.
-  if (p.seq_k > std::int64_t{1} << 29 || p.batch > 1 << 20 || p.heads_kv > 1 << 16) return "too many keys or sequences";
+  // Lengths are 32-bit in the kernel, with room for windows; so are granules of all sequences and heads, and table
+  // columns.
+  if (p.seq_k > std::int64_t{1} << 29 || p.batch * p.heads_kv * (p.seq_k / kGranule + 1) >= std::int64_t{1} << 31)
+    return "too many keys";
   return Verdict::ok();
 }
 

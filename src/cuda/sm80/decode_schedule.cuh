@@ -13,125 +13,148 @@ namespace flashkernel::cuda::sm80 {
 /// Granules [first, end) of a sequence that hold a key which some query sees.
 struct Granules {
   int first, end;
-  __device__ int count() const { return end - first; }
+
+  Granules() = default;
+  __device__ explicit Granules(const KeyRange& range) : first(0), end(0) {
+    if (range.q_len <= 0) return;
+    const int first_key = range.first(0), last_key = range.last(range.q_len - 1);
+    if (last_key <= first_key) return;
+    first = first_key / kGranule;
+    end = (last_key + kGranule - 1) / kGranule;
+  }
+  __device__ unsigned count() const { return static_cast<unsigned>(end - first); }
 };
 
-__device__ inline Granules granules_of(const AttentionParams& p, int b) {
-  const KeyRange range(p, b);
-  if (range.q_len <= 0) return {0, 0};
-  const int first = range.first(0), last = range.last(range.q_len - 1);
-  if (last <= first) return {0, 0};
-  return {first / kGranule, (last + kGranule - 1) / kGranule};
+/// Granules of sequence b; 0 past the last one.
+__device__ inline unsigned granules_of(const AttentionParams& p, int b) {
+  return b < p.batch ? Granules(KeyRange(p, b)).count() : 0;
 }
 
 /// A pair of sequence and head group: `start` is its first granule's place in the row of all granules.
 struct Pair {
   int b, head_group;
-  std::int64_t start;
-  int count;
+  unsigned start, count;
 };
 
+/// The numbers fit 32 bits: attention_decode_supports sees to that.
 class Schedule {
  public:
-  __device__ Schedule(const AttentionParams& p, const DecodePlan& plan) : head_groups_(plan.head_groups) {
-    std::int64_t sum = 0;
-    for (int b = static_cast<int>(threadIdx.x % kWarp); b < p.batch; b += kWarp) sum += granules_of(p, b).count();
+  __device__ Schedule(const AttentionParams& p, const DecodePlan& plan)
+      : head_groups_(static_cast<unsigned>(plan.head_groups)),
+        lane_(static_cast<int>(threadIdx.x % kWarp)),
+        first_count_(granules_of(p, lane_)) {
+    unsigned sum = first_count_;
+    for (int b = kWarp + lane_; b < p.batch; b += kWarp) sum += granules_of(p, b);
 #pragma unroll
     for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
-    total_ = sum * head_groups_;
-    // A share is one granule a warp at least.
-    blocks_ = min(static_cast<std::int64_t>(plan.blocks), (total_ + plan.key_lanes - 1) / plan.key_lanes);
+    const unsigned total = sum * head_groups_, lanes = static_cast<unsigned>(plan.key_lanes);
+    // A share is one granule a warp at least. The first `longer_` shares are one granule longer than the others.
+    blocks_ = min(static_cast<unsigned>(plan.blocks), (total + lanes - 1) / lanes);
+    share_ = blocks_ > 0 ? total / blocks_ : 0;
+    longer_ = total - share_ * blocks_;
   }
 
   /// Blocks that have a share.
   __device__ int blocks() const { return static_cast<int>(blocks_); }
   /// Block c's share is [begin(c), begin(c + 1)).
-  __device__ std::int64_t begin(int c) const { return c * total_ / blocks_; }
-  /// The block whose share holds a place: the last c with c * total <= place * blocks + blocks - 1.
-  __device__ int block_of(std::int64_t place) const { return static_cast<int>(((place + 1) * blocks_ - 1) / total_); }
+  __device__ unsigned begin(unsigned c) const { return c * share_ + min(c, longer_); }
+  /// The block whose share holds a place.
+  __device__ int block_of(unsigned place) const {
+    const unsigned in_longer = longer_ * (share_ + 1);
+    return static_cast<int>(place < in_longer ? place / (share_ + 1) : longer_ + (place - in_longer) / share_);
+  }
 
   /// The pair of a number: head groups of a sequence are neighbours.
-  __device__ Pair pair(const AttentionParams& p, int number) const {
-    const int b = number / static_cast<int>(head_groups_), head_group = number % static_cast<int>(head_groups_);
-    std::int64_t before = 0;
-    for (int at = static_cast<int>(threadIdx.x % kWarp); at < b; at += kWarp) before += granules_of(p, at).count();
+  __device__ Pair pair(const AttentionParams& p, unsigned number) const {
+    const int b = static_cast<int>(number / head_groups_);
+    const unsigned head_group = number % head_groups_;
+    unsigned before = lane_ < b ? first_count_ : 0;
+    for (int at = kWarp + lane_; at < b; at += kWarp) before += granules_of(p, at);
 #pragma unroll
     for (int step = kWarp / 2; step > 0; step /= 2) before += __shfl_xor_sync(kFullMask, before, step);
-    const int count = granules_of(p, b).count();
-    return {b, head_group, before * head_groups_ + static_cast<std::int64_t>(head_group) * count, count};
+    const unsigned count = granules_of(p, b);
+    return {b, static_cast<int>(head_group), before * head_groups_ + head_group * count, count};
   }
 
   /// The pair that holds a place.
-  __device__ Pair pair_at(const AttentionParams& p, std::int64_t place) const {
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
-    std::int64_t before = 0;
+  __device__ Pair pair_at(const AttentionParams& p, unsigned place) const {
+    unsigned before = 0;
     for (int base = 0;; base += kWarp) {
-      const int count = base + lane < p.batch ? granules_of(p, base + lane).count() : 0;
-      int through = count;  // of the sequences up to this lane's; 32 x 2^25 granules at most
+      const unsigned count = base == 0 ? first_count_ : granules_of(p, base + lane_);
+      unsigned through = count;  // of the sequences up to this lane's
 #pragma unroll
       for (int step = 1; step < kWarp; step *= 2) {
-        const int other = __shfl_up_sync(kFullMask, through, step);
-        if (lane >= step) through += other;
+        const unsigned other = __shfl_up_sync(kFullMask, through, step);
+        if (lane_ >= step) through += other;
       }
       const unsigned past = __ballot_sync(kFullMask, (before + through) * head_groups_ > place);
       if (past != 0) {
         const int at = __ffs(static_cast<int>(past)) - 1;
-        const int found = __shfl_sync(kFullMask, count, at);
-        const std::int64_t first = (before + __shfl_sync(kFullMask, through, at) - found) * head_groups_;
-        const int head_group = static_cast<int>((place - first) / found);
-        return {base + at, head_group, first + static_cast<std::int64_t>(head_group) * found, found};
+        const unsigned found = __shfl_sync(kFullMask, count, at);
+        const unsigned first = (before + __shfl_sync(kFullMask, through, at) - found) * head_groups_;
+        const unsigned head_group = (place - first) / found;
+        return {base + at, static_cast<int>(head_group), first + head_group * found, found};
       }
       before += __shfl_sync(kFullMask, through, kWarp - 1);
     }
   }
 
  private:
-  std::int64_t head_groups_, total_, blocks_;
+  unsigned head_groups_;
+  int lane_;
+  unsigned first_count_;  // of sequence `lane`
+  unsigned blocks_, share_, longer_;
 };
 
-/// Granules [first, end) of one pair; whether they are its first and its last.
+/// Granules [first, end) of one pair.
 struct Segment {
-  int b = 0, head_group = 0, first = 0, end = 0;
-  bool begins = false, ends = false;
+  KeyRange range;
+  int b, head_group, first, end;
+  Granules pair;
+  unsigned start;  // place of the pair's first granule
+
+  __device__ bool begins() const { return first == pair.first; }
+  __device__ bool ends() const { return end == pair.end; }
 };
 
 /// Walks a block's share, segment by segment.
 class SegmentWalk {
  public:
+  SegmentWalk() = default;  // in shared memory: assigned by one thread
   __device__ SegmentWalk(const AttentionParams& p, const Schedule& schedule, int block) {
-    const std::int64_t begin = schedule.begin(block);
-    left_ = static_cast<int>(schedule.begin(block + 1) - begin);
+    const unsigned begin = schedule.begin(static_cast<unsigned>(block));
+    left_ = static_cast<int>(schedule.begin(static_cast<unsigned>(block) + 1) - begin);
     const Pair pair = schedule.pair_at(p, begin);
-    b_ = pair.b;
-    head_group_ = pair.head_group;
-    range_ = granules_of(p, b_);
-    at_ = range_.first + static_cast<int>(begin - pair.start);
+    next_.b = pair.b;
+    next_.head_group = pair.head_group;
+    next_.range = KeyRange(p, pair.b);
+    next_.pair = Granules(next_.range);
+    next_.start = pair.start;
+    next_.first = next_.pair.first + static_cast<int>(begin - pair.start);
   }
 
   __device__ bool next(const AttentionParams& p, int head_groups, Segment& segment) {
     if (left_ == 0) return false;
-    segment.b = b_;
-    segment.head_group = head_group_;
-    segment.first = at_;
-    segment.end = min(range_.end, at_ + left_);
-    segment.begins = at_ == range_.first;
-    segment.ends = segment.end == range_.end;
-    left_ -= segment.end - at_;
-    at_ = segment.end;
+    next_.end = min(next_.pair.end, next_.first + left_);
+    segment = next_;
+    left_ -= next_.end - next_.first;
     if (left_ > 0) {
-      if (++head_group_ == head_groups) {
-        head_group_ = 0;
-        do range_ = granules_of(p, ++b_);
-        while (range_.count() == 0);
+      next_.start += next_.pair.count();
+      if (++next_.head_group == head_groups) {
+        next_.head_group = 0;
+        do {
+          next_.range = KeyRange(p, ++next_.b);
+          next_.pair = Granules(next_.range);
+        } while (next_.pair.count() == 0);
       }
-      at_ = range_.first;
+      next_.first = next_.pair.first;
     }
     return true;
   }
 
  private:
-  int b_, head_group_, at_, left_;
-  Granules range_;
+  Segment next_;
+  int left_;
 };
 
 }  // namespace flashkernel::cuda::sm80

@@ -29,4 +29,10 @@ inline int load_acquire(const int* address, simt::Where where = simt::Where::her
 
 inline void store_release(int* address, int value) { *address = value; }
 
+inline int fetch_add_acq_rel(int* address, int value) {
+  const int before = *address;
+  *address += value;
+  return before;
+}
+
 }  // namespace flashkernel::cuda::ptx

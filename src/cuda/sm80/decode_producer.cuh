@@ -1,0 +1,136 @@
+// How keys and values reach a warp of split-KV decode: granules of 16 rows, copied asynchronously into the warp's own
+// ring of shared memory, as far ahead as it holds, from one segment into the next. Used by attention_decode.cuh.
+// Invariant: rows outside of what a sequence's queries see, and rows of pages that do not exist, become zero.
+#pragma once
+
+#include "cuda/ptx/copy.cuh"
+#include "cuda/sm80/decode_schedule.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace flashkernel::cuda::sm80 {
+
+/// How a warp copies a granule: kAcross lanes a row, 16 bytes each.
+template <int kDim>
+struct GranuleCopy {
+  using Tile = SharedTile<kDim>;
+  static constexpr int kAcross = Tile::kChunks % 8 == 0 ? 8 : 4;
+  static constexpr int kRows = kWarp / kAcross;  // of a pass
+  static constexpr int kPasses = kGranule / kRows, kGroups = Tile::kChunks / kAcross;
+
+  /// Rows [first, first + count) of the tile from `from`, the tile's row 0; the others become zero.
+  template <class T>
+  __device__ static void start(std::uint32_t tile, const T* from, std::int64_t stride, int dim, int first, int count) {
+    const int lane = static_cast<int>(threadIdx.x % kWarp), row = lane / kAcross, chunk = lane % kAcross;
+    // Two passes on, the twist is the same again.
+    const std::uint32_t to[2] = {Tile::offset(row, chunk), Tile::offset(kRows + row, chunk) - kRows * Tile::kPitch};
+    from += row * stride + chunk * 8;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass, from += kRows * stride) {
+      const bool there = static_cast<unsigned>(pass * kRows + row - first) < static_cast<unsigned>(count);
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const int bytes = min(max((dim - (group * kAcross + chunk) * 8) * 2, 0), 16);
+        ptx::cp_async_16(tile + to[pass % 2] + pass * kRows * Tile::kPitch + group * kAcross * 16,
+                         from + group * kAcross * 8, there ? static_cast<std::uint32_t>(bytes) : 0u);
+      }
+    }
+  }
+};
+
+/// The next granules of one warp: `count` of them (at most 32), `step` apart from `granule` on; lane l knows the page
+/// that holds the l-th one (-1: no such page).
+struct Batch {
+  const void *k, *v;  // row 0 of the sequence, or of page 0, at the warp's head
+  int granule, count;
+  int first_key, last_key;
+  std::int32_t page;
+};
+
+/// Streams a warp's share into its ring, segment after segment, as far ahead as the ring allows.
+template <class T, int kDim, int kStages>
+class Producer {
+ public:
+  using Tile = SharedTile<kDim>;
+  static constexpr std::uint32_t kTileBytes = kGranule * Tile::kPitch;
+
+  __device__ Producer(const AttentionParams& p, const DecodePlan& plan, const SegmentWalk& walk, std::uint32_t ring)
+      : walk_(walk), ring_(ring) {
+    const int warp = static_cast<int>(threadIdx.x / kWarp);
+    key_lane_ = warp % plan.key_lanes;
+    head_ = warp / plan.key_lanes;
+    segment_.end = 0;
+    now_ = fetch(p, plan);
+    next_ = now_.count > 0 ? fetch(p, plan) : now_;
+  }
+
+  /// Starts the copies of the next granule, if there is one; a group of copies in any case.
+  __device__ void start(const AttentionParams& p, const DecodePlan& plan) {
+    if (used_ == now_.count && next_.count > 0) {
+      now_ = next_;
+      used_ = 0;
+      next_ = fetch(p, plan);
+    }
+    if (used_ < now_.count) {
+      const int key = (now_.granule + used_ * plan.key_lanes) * kGranule;
+      const std::int32_t page = __shfl_sync(kFullMask, now_.page, used_);
+      const int first = max(now_.first_key - key, 0);
+      int count = min(now_.last_key - key, kGranule) - first;
+      std::int64_t k_at, v_at;
+      if (p.is_paged()) {
+        const int slot = key % static_cast<int>(p.page_size);
+        if (page < 0 || page >= p.num_pages) count = 0;  // a bad table reads nothing
+        k_at = page * p.stride_k_batch + slot * p.stride_k_token;
+        v_at = page * p.stride_v_batch + slot * p.stride_v_token;
+      } else {
+        k_at = key * p.stride_k_token;
+        v_at = key * p.stride_v_token;
+      }
+      const std::uint32_t slot = ring_ + slot_ * 2 * kTileBytes;
+      GranuleCopy<kDim>::start(slot, static_cast<const T*>(now_.k) + k_at, p.stride_k_token,
+                               static_cast<int>(p.head_dim), first, count);
+      GranuleCopy<kDim>::start(slot + kTileBytes, static_cast<const T*>(now_.v) + v_at, p.stride_v_token,
+                               static_cast<int>(p.head_dim_v), first, count);
+      ++used_;
+      slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
+    }
+    ptx::cp_async_commit();
+  }
+
+ private:
+  __device__ Batch fetch(const AttentionParams& p, const DecodePlan& plan) {
+    while (at_ >= segment_.end) {
+      if (!walk_.next(p, plan.head_groups, segment_)) return Batch{nullptr, nullptr, 0, 0, 0, 0, 0};
+      at_ = segment_.first + key_lane_;
+    }
+    const KeyRange& range = segment_.range;
+    const std::int64_t g = segment_.head_group * plan.heads + head_;
+    std::int64_t k_at = g * p.stride_k_head, v_at = g * p.stride_v_head;
+    if (!p.is_paged()) {
+      k_at += p.is_varlen_k() ? p.k_begin(segment_.b) * p.stride_k_token : segment_.b * p.stride_k_batch;
+      v_at += p.is_varlen_k() ? p.k_begin(segment_.b) * p.stride_v_token : segment_.b * p.stride_v_batch;
+    }
+    Batch batch;
+    batch.k = static_cast<const T*>(p.k) + k_at;
+    batch.v = static_cast<const T*>(p.v) + v_at;
+    batch.granule = at_;
+    batch.count = min(kWarp, (segment_.end - at_ + plan.key_lanes - 1) / plan.key_lanes);
+    batch.first_key = range.first(0);
+    batch.last_key = range.last(range.q_len - 1);
+    batch.page = -1;
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    if (p.is_paged() && lane < batch.count) {
+      const int column = (at_ + lane * plan.key_lanes) * kGranule / static_cast<int>(p.page_size);
+      batch.page = p.block_table[segment_.b * p.stride_block_table + column];
+    }
+    at_ += kWarp * plan.key_lanes;
+    return batch;
+  }
+
+  SegmentWalk walk_;
+  Segment segment_;
+  Batch now_, next_;
+  std::uint32_t ring_;
+  int key_lane_, head_, at_ = 0, used_ = 0, slot_ = 0;
+};
+
+}  // namespace flashkernel::cuda::sm80
