@@ -1,4 +1,4 @@
-// Binds kv_ops.hpp: kv_append, kv_read, kv_copy_pages.
+// Binds kv_ops.hpp: kv_append, kv_read, kv_copy_pages, check_block_table.
 #include "flashkernel/kv_ops.hpp"
 
 #include "bindings.hpp"
@@ -117,6 +117,15 @@ void kv_copy_pages(nb::handle k_pages, nb::handle v_pages, nb::handle src, nb::h
   });
 }
 
+void check_block_table(nb::handle block_table, nb::handle seq_lens, std::int64_t num_pages, std::int64_t page_size,
+                       nb::handle stream) {
+  Call call("check_block_table", stream, nb::none());
+  const TensorView table = call.input("block_table", block_table), lengths = call.input("seq_lens", seq_lens);
+  call.run([&](const ExecutionContext& context) {
+    flashkernel::check_block_table(table, lengths, num_pages, page_size, context);
+  });
+}
+
 }  // namespace
 
 void bind_kv_ops(nb::module_& module) {
@@ -171,6 +180,32 @@ Example:
 >>> k, v = fk.kv_read(pages, pages, np.array([[1, 0]], np.int32), np.array([18]))
 >>> k[0, 14:, 0, 0].tolist()
 [30.0, 31.0, 0.0, 1.0]
+)doc");
+
+  module.def(
+      "check_block_table", &check_block_table, "block_table"_a, "seq_lens"_a, "num_pages"_a, "page_size"_a,
+      nb::kw_only(), "stream"_a = nb::none(),
+      nb::sig("def check_block_table(block_table: SupportsDLPack, seq_lens: SupportsDLPack, num_pages: int, "
+              "page_size: int, *, stream: typing.Any = None) -> None"),
+      R"doc(Raises BlockTableError if 0 <= block_table[b, i] < num_pages fails for a page that sequence b's length needs.
+
+block_table: int32 [batch, max_pages]. seq_lens: int32 or int64 [batch], in tokens: each 0 to max_pages * page_size.
+num_pages: pages of the pool; page_size: tokens of a page.
+
+The error names the first bad entry and has it as attributes: sequence, slot, page; slot -1: the length itself is bad (its
+value is in page). Entries past a sequence's last page may be anything. On a GPU the call waits for the stream (not possible
+while it is captured); kernels themselves stay in bounds whatever the table holds.
+)doc" FK_DOC_COMMON R"doc(
+Example:
+
+>>> import numpy as np, flashkernel as fk
+>>> table = np.array([[0, 1], [2, 9]], np.int32)
+>>> fk.check_block_table(table, np.array([20, 16]), num_pages=4, page_size=16)
+>>> try:
+...     fk.check_block_table(table, np.array([20, 17]), num_pages=4, page_size=16)
+... except fk.BlockTableError as error:
+...     print(error.sequence, error.slot, error.page)
+1 1 9
 )doc");
 
   module.def("kv_copy_pages", &kv_copy_pages, "k_pages"_a, "v_pages"_a, "src"_a, "dst"_a, nb::kw_only(),

@@ -1,5 +1,6 @@
 // Maps the library's typed errors to Python: ValueError, NotImplementedError, OutOfMemoryError, OutOfPagesError,
-// CudaError. The classes are made here so that the numbers of an out-of-memory error arrive as attributes.
+// CudaError, BlockTableError. The classes are made here so that the numbers of an out-of-memory error arrive as
+// attributes.
 #include "bindings.hpp"
 #include "flashkernel/error.hpp"
 
@@ -10,6 +11,7 @@ namespace {
 PyObject* out_of_memory_error = nullptr;
 PyObject* out_of_pages_error = nullptr;
 PyObject* cuda_error = nullptr;
+PyObject* block_table_error = nullptr;
 
 PyObject* new_class(nb::module_& module, const char* name, const char* doc, PyObject* base) {
   const std::string full_name = std::string("flashkernel.") + name;
@@ -45,6 +47,12 @@ void translate(const std::exception_ptr& pointer, void*) {
     const nb::object object = instance(cuda_error, error);
     object.attr("code") = error.code;
     raise(cuda_error, object);
+  } catch (const BadBlockTable& error) {
+    const nb::object object = instance(block_table_error, error);
+    object.attr("sequence") = error.sequence;
+    object.attr("slot") = error.slot;
+    object.attr("page") = error.page;
+    raise(block_table_error, object);
   } catch (const Unsupported& error) {
     PyErr_SetString(PyExc_NotImplementedError, error.what());
   } catch (const InvalidArgument& error) {
@@ -66,6 +74,11 @@ void bind_errors(nb::module_& module) {
                 out_of_memory_error);
   cuda_error =
       new_class(module, "CudaError", "A CUDA runtime call failed; ``code`` is its cudaError_t.", PyExc_RuntimeError);
+  block_table_error =
+      new_class(module, "BlockTableError",
+                "A page table that leads out of the pool: entry ``slot`` of ``sequence`` is the page id ``page``.\n\n"
+                "With ``slot`` -1 the length ``page`` of the sequence is what is bad.",
+                PyExc_ValueError);
   nb::register_exception_translator(translate, nullptr);
 }
 

@@ -5,6 +5,13 @@ flashkernel._C.__prefix__$:
 flashkernel._C.__suffix__$:
     __version__: str
 
+flashkernel._C.BlockTableError$:
+    class BlockTableError(ValueError):
+        """A page table that leads out of the pool: entry ``slot`` of ``sequence`` is the page id ``page``."""
+        sequence: int
+        slot: int
+        page: int
+
 flashkernel._C.CudaError$:
     class CudaError(RuntimeError):
         """A CUDA runtime call failed; ``code`` is its cudaError_t."""

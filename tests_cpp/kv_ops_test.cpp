@@ -296,5 +296,30 @@ TEST(KvCopyPages, CopiesAndRefuses) {
                                   {"dst.shape[0]=1", "needs 2"}, {&pages.k});
 }
 
+TEST(CheckBlockTable, NamesTheFirstBadEntry) {
+  TestTensor table(DType::kInt32, {2, 3}), lengths(DType::kInt32, {2});
+  table.fill({0, 5, 99, 2, -3, 6}), lengths.fill({20, 16});
+  EXPECT_NO_THROW(check_block_table(table, lengths, 6, 16));
+  const auto expect = [&](std::int64_t sequence, std::int64_t slot, std::int64_t page, const char* text) {
+    try {
+      check_block_table(table, lengths, 6, 16);
+      FAIL() << "no error";
+    } catch (const BadBlockTable& error) {
+      EXPECT_EQ(error.sequence, sequence);
+      EXPECT_EQ(error.slot, slot);
+      EXPECT_EQ(error.page, page);
+      EXPECT_STREQ(error.what(), text);
+    }
+  };
+  lengths.fill({20, 48});
+  expect(1, 1, -3, "check_block_table: block_table[1, 1]=-3; page ids are 0 to 5");
+  lengths.fill({33, 48});
+  expect(0, 2, 99, "check_block_table: block_table[0, 2]=99; page ids are 0 to 5");
+  lengths.fill({49, 48});
+  expect(0, -1, 49, "check_block_table: seq_lens[0]=49; block_table has room for 0 to 48 tokens a sequence");
+  EXPECT_THROW(check_block_table(table, lengths, -1, 16), InvalidArgument);
+  EXPECT_THROW(check_block_table(table, lengths, 6, 0), InvalidArgument);
+}
+
 }  // namespace
 }  // namespace flashkernel

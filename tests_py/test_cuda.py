@@ -82,6 +82,78 @@ def test_graph_replay_with_other_lengths_and_pages():
             assert (out[b].double() - sdpa(q[b], k, v)).abs().max() < 1e-3
 
 
+@pytest.mark.parametrize(("heads_q", "heads_kv", "page_size"), [(32, 8, 16), (8, 8, 256), (32, 1, 64), (4, 4, 16)])
+def test_decode_replays_with_any_lengths(heads_q, heads_kv, page_size):
+    """One capture; then one long sequence, many short ones, empty ones, and all tables shuffled."""
+    batch, dim, longest = 40, 128, 2048
+    columns = longest // page_size
+    num_pages = 3 * columns
+    k_pages, v_pages = (normal(num_pages, page_size, heads_kv, dim, seed=s) for s in range(2))
+    q = normal(batch, heads_q, 1, dim, seed=2)
+    table = torch.zeros(batch, columns, dtype=torch.int32, device="cuda")
+    lengths = torch.ones(batch, dtype=torch.int32, device="cuda")
+    out, side = torch.empty_like(q), torch.cuda.Stream()
+
+    def step() -> None:
+        fk.attention_paged(q, k_pages, v_pages, table, lengths, out=out)
+
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        step()
+    rng = np.random.default_rng(0)
+    cases = [np.zeros(batch), np.full(batch, longest), rng.integers(0, 40, batch), rng.integers(0, longest + 1, batch)]
+    cases += [np.eye(1, batch, at)[0] * longest for at in (0, 17, batch - 1)]
+    for case in cases:
+        lengths.copy_(torch.from_numpy(case.astype(np.int32)))
+        pages = rng.integers(0, num_pages, (batch, columns)).astype(np.int32)
+        used = np.arange(columns) * page_size < case[:, None]
+        table.copy_(torch.from_numpy(np.where(used, pages, -1).astype(np.int32)))
+        out.fill_(float("nan"))
+        graph.replay()
+        replayed = out.clone()
+        out.fill_(float("nan"))
+        step()
+        assert torch.equal(out, replayed)  # eager and replayed runs are bit for bit the same
+        for b in {0, 1, 17, batch - 1}:
+            length = int(case[b])
+            if length == 0:
+                assert (out[b] == 0).all()
+                continue
+            k, v = (
+                x[table[b, : -(-length // page_size)].long()].reshape(-1, heads_kv, dim)[:length].transpose(0, 1)
+                for x in (k_pages, v_pages)
+            )
+            k, v = (x.repeat_interleave(heads_q // heads_kv, 0) for x in (k, v))
+            assert (out[b].double() - sdpa(q[b], k, v)).abs().max() < 2e-3
+
+
+def test_check_names_the_bad_page():
+    pages, q = normal(4, 16, 2, 64), normal(2, 2, 1, 64)
+    lengths = torch.tensor([16, 33], dtype=torch.int32, device="cuda")
+    table = torch.tensor([[1, 9, 9], [2, 3, 0]], dtype=torch.int32, device="cuda")
+    good = fk.attention_paged(q, pages, pages, table, lengths, check=True)
+    fk.check_block_table(table, lengths, 4, 16)
+    table[1, 2] = 4
+    for call in (
+        lambda: fk.attention_paged(q, pages, pages, table, lengths, check=True),
+        lambda: fk.check_block_table(table, lengths, 4, 16),
+    ):
+        with pytest.raises(fk.BlockTableError, match=r"block_table\[1, 2\]=4; page ids are 0 to 3") as caught:
+            call()
+        assert (caught.value.sequence, caught.value.slot, caught.value.page) == (1, 2, 4)
+    assert torch.equal(fk.attention_paged(q, pages, pages, table, lengths)[0], good[0])  # unchecked: in bounds
+    lengths[0] = 49
+    with pytest.raises(fk.BlockTableError, match=r"seq_lens\[0\]=49") as caught:
+        fk.check_block_table(table, lengths, 4, 16)
+    assert (caught.value.sequence, caught.value.slot, caught.value.page) == (0, -1, 49)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(NotImplementedError, match="captured"), torch.cuda.graph(graph):
+        fk.check_block_table(table, lengths, 4, 16)
+
+
 def test_every_op_is_legal_in_a_capture():
     x, weight = normal(33, 256), normal(128, 256, seed=1)
     q = normal(1, 4, 40, 64, seed=2)

@@ -89,3 +89,17 @@ def test_refusals_change_nothing(make):
         rope = {"positions": make.index([0, 1]), "angle": 1}
         fk.kv_append(k, v, k_pages, v_pages, make.index([0, 1]), rope=rope, **make.kwargs)
     np.testing.assert_array_equal(f64(k_pages), before)
+
+
+def test_check_block_table_names_the_entry():
+    table = np.array([[0, 1, 99], [2, -1, 3]], np.int32)
+    fk.check_block_table(table, np.array([32, 16]), 4, 16)
+    for lengths, found in (([33, 17], (0, 2, 99)), ([32, 17], (1, 1, -1)), ([32, 49], (1, -1, 49))):
+        with pytest.raises(fk.BlockTableError) as caught:
+            fk.check_block_table(table, np.array(lengths), 4, 16)
+        assert (caught.value.sequence, caught.value.slot, caught.value.page) == found
+        assert isinstance(caught.value, ValueError)
+    q, pages = np.ones((2, 2, 1, 8), np.float32), np.ones((4, 16, 2, 8), np.float32)
+    with pytest.raises(fk.BlockTableError) as caught:
+        fk.attention_paged(q, pages, pages, table, np.array([32, 17]))
+    assert (caught.value.sequence, caught.value.slot, caught.value.page) == (1, 1, -1)

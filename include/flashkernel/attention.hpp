@@ -26,6 +26,9 @@ struct AttentionOptions {
   TensorView bias;
   TensorView alibi_slopes;  ///< fp32 [heads_q] or [batch, heads_q]
   TensorView sinks;         ///< fp32 [heads_q]: logits of a key without a value
+  /// Paged attention on a GPU: look at the page table first, wait for the answer and throw BadBlockTable where it leads
+  /// out of the pool (see check_block_table). Off, a bad id reads nothing that it should not. On the CPU always done.
+  bool check_pages = false;
 };
 
 /// Dense attention. q [batch, heads_q, seq_q, head_dim], k [batch, heads_kv, seq_k, head_dim],

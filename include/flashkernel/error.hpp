@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -19,6 +20,17 @@ class FK_API Error : public std::runtime_error {
 class FK_API InvalidArgument : public Error {
  public:
   using Error::Error;
+};
+
+/// A page table that leads out of the pool: entry `slot` of `sequence` is the page id `page`. With slot -1 the length
+/// `page` of the sequence is what is bad.
+class FK_API BadBlockTable : public InvalidArgument {
+ public:
+  BadBlockTable(const std::string& message, std::int64_t sequence, std::int64_t slot, std::int64_t page)
+      : InvalidArgument(message), sequence(sequence), slot(slot), page(page) {}
+  std::int64_t sequence;
+  std::int64_t slot;
+  std::int64_t page;
 };
 
 /// A valid request that no kernel of this build serves on this device. The message lists each candidate's reason.

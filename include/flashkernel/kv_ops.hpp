@@ -34,4 +34,16 @@ FK_API void kv_read(const TensorView& k_pages, const TensorView& v_pages, const 
 FK_API void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const TensorView& src,
                           const TensorView& dst, const ExecutionContext& context = {});
 
+/// Finds the first entry of a page table that leads out of a pool of `num_pages` pages: int64 [3] `fault` gets its
+/// sequence, slot and page id, or {-1, -1, -1} when there is none. Looked at are the pages that a sequence's length
+/// needs; a length below 0 or past the table gives {sequence, -1, length}. block_table int32 [batch, max_pages],
+/// seq_lens int32 or int64 [batch]. Asynchronous like every op, and legal in CUDA graph capture.
+FK_API void find_bad_page(const TensorView& block_table, const TensorView& seq_lens, std::int64_t num_pages,
+                          std::int64_t page_size, const TensorView& fault, const ExecutionContext& context = {});
+
+/// Throws BadBlockTable with what `find_bad_page` finds. On a GPU it waits for `context.stream`: for debugging, and for
+/// tables from elsewhere. Unsupported while that stream is being captured.
+FK_API void check_block_table(const TensorView& block_table, const TensorView& seq_lens, std::int64_t num_pages,
+                              std::int64_t page_size, const ExecutionContext& context = {});
+
 }  // namespace flashkernel

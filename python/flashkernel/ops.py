@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from flashkernel._C import (
     Array,
+    BlockTableError,
     CudaError,
     Explanation,
     KernelInfo,
@@ -26,6 +27,7 @@ from flashkernel._C import (
     attention_varlen,
     attention_varlen_backward,
     build_info,
+    check_block_table,
     cpu_features,
     cross_entropy,
     cross_entropy_backward,
@@ -62,6 +64,7 @@ from flashkernel._C import (
 
 __all__ = [
     "Array",
+    "BlockTableError",
     "CudaError",
     "Explanation",
     "KernelInfo",
@@ -81,6 +84,7 @@ __all__ = [
     "attention_varlen",
     "attention_varlen_backward",
     "build_info",
+    "check_block_table",
     "cpu_features",
     "cross_entropy",
     "cross_entropy_backward",

@@ -295,6 +295,17 @@ def _kv_copy_pages(inputs: _Inputs) -> _Pairs:
     return [(kp, kp64), (vp, vp64)]
 
 
+def _find_bad_page(inputs: _Inputs) -> _Pairs:
+    table = inputs.index([[2, 0], [1, 7]])
+    fk.check_block_table(table, inputs.index([21, 16]), 3, 16)
+    try:
+        fk.check_block_table(table, inputs.index([21, 17]), 3, 16)
+        found = (-1, -1, -1)
+    except fk.BlockTableError as error:
+        found = (error.sequence, error.slot, error.page)
+    return [(inputs.float32(np.array(found)), np.array([1.0, 1.0, 7.0]))]
+
+
 CASES: dict[str, list[_Case]] = {
     "attention_fwd": [
         lambda inputs: _attention(inputs, 33, 65, inputs.head_dim),
@@ -320,6 +331,7 @@ CASES: dict[str, list[_Case]] = {
     "kv_append": [_kv_append],
     "kv_read": [_kv_read],
     "kv_copy_pages": [_kv_copy_pages],
+    "find_bad_page": [_find_bad_page],
 }
 
 

@@ -237,4 +237,12 @@ KernelTable<KvCopyParams> cpu_kernels<KvCopyParams>() {
   return table(kRows);
 }
 
+template <>
+KernelTable<FindBadPageParams> cpu_kernels<FindBadPageParams>() {
+  static constexpr KernelEntry<FindBadPageParams> kRows[] = {
+      scalar_row<FindBadPageParams>("find_bad_page/cpu/scalar", cpu_scalar::find_bad_page),
+  };
+  return table(kRows);
+}
+
 }  // namespace flashkernel

@@ -231,6 +231,13 @@ KernelTable<KvCopyParams> cuda_kernels() {
 }
 
 template <>
+KernelTable<FindBadPageParams> cuda_kernels() {
+  static constexpr KernelEntry<FindBadPageParams> rows[] = {generic<FindBadPageParams>(
+      "find_bad_page/cuda/generic", cuda::find_bad_page_supports, cuda::find_bad_page_workspace, cuda::find_bad_page)};
+  return table(rows);
+}
+
+template <>
 KernelTable<AttentionParams> cuda_kernels() {
   static constexpr KernelEntry<AttentionParams> rows[] = {
 #define FK_INSTANCE(op, suffix, dtype, dim)       \

@@ -18,6 +18,6 @@ struct ParamsList {};
 using AllParams = ParamsList<AttentionParams, AttentionBackwardParams, MergeStatesParams, RopeParams, LinearParams,
                              LinearBackwardParams, AddParams, SwigluParams, SwigluBackwardParams, ReduceParams,
                              SoftmaxParams, SoftmaxBackwardParams, NormParams, NormBackwardParams, CrossEntropyParams,
-                             CrossEntropyBackwardParams, KvAppendParams, KvReadParams, KvCopyParams>;
+                             CrossEntropyBackwardParams, KvAppendParams, KvReadParams, KvCopyParams, FindBadPageParams>;
 
 }  // namespace flashkernel

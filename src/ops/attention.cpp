@@ -2,6 +2,7 @@
 // Called by users and by the bindings. Invariant: an error leaves out and lse untouched.
 #include "flashkernel/attention.hpp"
 
+#include "flashkernel/kv_ops.hpp"
 #include "ops/attention_check.hpp"
 #include "ops/select.hpp"
 
@@ -60,6 +61,8 @@ void attention_paged(const TensorView& q, const TensorView& k_pages, const Tenso
   check_paged(check, q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, out, lse, params);
   check_options(check, options, params);
   check_written(check, out, lse, options);
+  if (options.check_pages && params.device.is_cuda() && !context.explain)
+    check_block_table(block_table, seq_lens, params.num_pages, params.page_size, context);
   run(params, out, context);
 }
 

@@ -175,14 +175,17 @@ void check_pages(const Checker& check, AttentionParams& p) {
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const std::int64_t length = p.seq_lens[b];
     if (length < 0 || length > p.max_pages * p.page_size)
-      check.fail("seq_lens[" + std::to_string(b) + "]=" + std::to_string(length) + "; block_table has room for 0 to " +
-                 std::to_string(p.max_pages * p.page_size) + " tokens a sequence");
+      throw BadBlockTable(check.op() + ": seq_lens[" + std::to_string(b) + "]=" + std::to_string(length) +
+                              "; block_table has room for 0 to " + std::to_string(p.max_pages * p.page_size) +
+                              " tokens a sequence",
+                          b, -1, length);
     const std::int64_t used = (length + p.page_size - 1) / p.page_size;
     const std::int32_t* pages = p.block_table + b * p.stride_block_table;
     for (std::int64_t page = 0; page < used; ++page)
       if (pages[page] < 0 || pages[page] >= p.num_pages)
-        check.fail("block_table[" + std::to_string(b) + ", " + std::to_string(page) +
-                   "]=" + std::to_string(pages[page]) + "; page ids are 0 to " + std::to_string(p.num_pages - 1));
+        throw BadBlockTable(check.op() + ": block_table[" + std::to_string(b) + ", " + std::to_string(page) + "]=" +
+                                std::to_string(pages[page]) + "; page ids are 0 to " + std::to_string(p.num_pages - 1),
+                            b, page, pages[page]);
     longest = std::max(longest, length);
   }
   p.seq_k = longest;

@@ -16,6 +16,7 @@ class Checker {
  public:
   Checker(const char* op, Device device) : op_(op), device_(device) {}
 
+  std::string op() const { return op_; }
   Device device() const noexcept { return device_; }
 
   /// Throws InvalidArgument "op: <message>".

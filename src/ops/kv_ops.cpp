@@ -181,6 +181,58 @@ void kv_read(const TensorView& k_pages, const TensorView& v_pages, const TensorV
   dispatch(params, params.device, context);
 }
 
+namespace {
+
+FindBadPageParams table_params(const Checker& check, const TensorView& block_table, const TensorView& seq_lens,
+                               std::int64_t num_pages, std::int64_t page_size) {
+  check.dtype("block_table", block_table, DType::kInt32);
+  check.ndim("block_table", block_table, 2, 2);
+  check.last_dim_contiguous("block_table", block_table);
+  check.require(num_pages >= 0, "num_pages=" + std::to_string(num_pages) + "; must not be negative");
+  check.require(page_size >= 1, "page_size=" + std::to_string(page_size) + "; a page holds at least one token");
+  FindBadPageParams params;
+  params.device = check.device();
+  params.batch = block_table.shape[0];
+  params.max_pages = block_table.shape[1];
+  params.block_table = static_cast<const std::int32_t*>(block_table.data);
+  params.stride_block_table = block_table.strides[0];
+  params.num_pages = num_pages;
+  params.page_size = page_size;
+  params.seq_lens = check.index_array("seq_lens", seq_lens, params.batch);
+  return params;
+}
+
+}  // namespace
+
+void find_bad_page(const TensorView& block_table, const TensorView& seq_lens, std::int64_t num_pages,
+                   std::int64_t page_size, const TensorView& fault, const ExecutionContext& context) {
+  const Checker check("find_bad_page", block_table.device);
+  FindBadPageParams params = table_params(check, block_table, seq_lens, num_pages, page_size);
+  check.dtype("fault", fault, DType::kInt64);
+  check.ndim("fault", fault, 1, 1);
+  check.extent("fault", fault, 0, 3, "the numbers of a fault");
+  check.contiguous("fault", fault);
+  params.fault = static_cast<std::int64_t*>(fault.data);
+  dispatch(params, params.device, context);
+}
+
+void check_block_table(const TensorView& block_table, const TensorView& seq_lens, std::int64_t num_pages,
+                       std::int64_t page_size, const ExecutionContext& context) {
+  const Checker check("check_block_table", block_table.device);
+  FindBadPageParams params = table_params(check, block_table, seq_lens, num_pages, page_size);
+  std::int64_t found[3] = {-1, -1, -1};
+  params.host_fault = found;
+  dispatch(params, params.device, context);
+  if (context.explain || found[0] < 0) return;
+  const std::string of = std::to_string(found[0]), value = std::to_string(found[2]);
+  throw BadBlockTable(found[1] < 0
+                          ? "check_block_table: seq_lens[" + of + "]=" + value + "; block_table has room for 0 to " +
+                                std::to_string(params.max_pages * page_size) + " tokens a sequence"
+                          : "check_block_table: block_table[" + of + ", " + std::to_string(found[1]) + "]=" + value +
+                                "; page ids are 0 to " + std::to_string(num_pages - 1),
+                      found[0], found[1], found[2]);
+}
+
 void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const TensorView& src, const TensorView& dst,
                    const ExecutionContext& context) {
   const Checker check("kv_copy_pages", k_pages.device);

@@ -61,4 +61,17 @@ struct KvCopyParams {
   IndexArray src, dst;  // [count]
 };
 
+struct FindBadPageParams {
+  static constexpr const char* kOp = "find_bad_page";
+
+  Device device{};
+  std::int64_t batch = 0;
+  const std::int32_t* block_table = nullptr;  // [batch, max_pages]
+  std::int64_t stride_block_table = 0, max_pages = 0, num_pages = 0, page_size = 0;
+  IndexArray seq_lens;  // [batch]
+  // The entry of least sequence, then least slot: sequence, slot, page; or -1, -1, -1.
+  std::int64_t* fault = nullptr;       // [3] on the device; or null:
+  std::int64_t* host_fault = nullptr;  // [3] on the host, there when the launch returns
+};
+
 }  // namespace flashkernel

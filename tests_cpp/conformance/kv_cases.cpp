@@ -1,4 +1,7 @@
-// Cases of kv_append, kv_read and kv_copy_pages: pages in any order, skipped slots, RoPE on the way, far strides.
+// Cases of kv_append, kv_read, kv_copy_pages and find_bad_page: pages in any order, skipped slots, RoPE on the way, far
+// strides.
+#include <array>
+
 #include "conformance/conformance.hpp"
 #include "conformance/each_dtype.hpp"
 #include "flashkernel/kv_ops.hpp"
@@ -91,6 +94,45 @@ void build_copy(Call& call, const Spec& s) {
   };
 }
 
+void find_cases(CaseList& list) {
+  struct Table {
+    const char* name;
+    std::int64_t page_size, max_pages;
+    std::vector<std::int64_t> lengths;
+    std::vector<std::array<std::int64_t, 3>> entries;  // sequence, slot, page
+  };
+  // 37 sequences: more than a block has warps; 70 columns: more than a warp looks at at once.
+  const std::vector<std::int64_t> many(37, 70 * 16);
+  const Table tables[] = {
+      {"good", 16, 70, many, {}},
+      {"past_the_end", 16, 70, many, {{5, 3, 20}}},
+      {"negative", 16, 70, many, {{36, 69, -1}}},
+      {"least_sequence_first", 16, 70, many, {{33, 0, 20}, {2, 68, 21}, {2, 69, -7}, {1, 40, 2147483647}}},
+      {"unused_entries_may_be_anything", 16, 4, {33, 0, 48}, {{0, 3, 99}, {1, 0, -1}, {2, 3, 20}}},
+      {"last_used_entry", 16, 4, {33, 0, 49}, {{0, 3, 99}, {1, 0, -1}, {2, 3, 20}}},
+      {"length_past_the_table", 7, 3, {21, 22, -1}, {}},
+      {"negative_length", 7, 3, {21, 0, -1}, {}},
+      {"no_columns", 256, 0, {0, 0}, {}},
+      {"no_sequence", 16, 3, {}, {}},
+  };
+  for (const Table& table : tables)
+    for (const DType dtype : {DType::kInt32, DType::kInt64})
+      list.add(std::string(table.name) + (dtype == DType::kInt32 ? "_int32" : "_int64"), [=](Call& call) {
+        const auto batch = static_cast<std::int64_t>(table.lengths.size());
+        std::vector<std::int64_t> pages;
+        for (std::int64_t i = 0; i < batch * table.max_pages; ++i) pages.push_back(call.random.integer(0, 19));
+        for (const auto& entry : table.entries)
+          pages[static_cast<std::size_t>(entry[0] * table.max_pages + entry[1])] = entry[2];
+        TestTensor& blocks = call.indices("block_table", DType::kInt32, {batch, table.max_pages}, pages, {{}, {}, 5});
+        TestTensor& lengths = call.indices("seq_lens", dtype, {batch}, table.lengths);
+        TestTensor& fault = call.output("fault", DType::kInt64, {3});
+        const std::int64_t page_size = table.page_size;
+        call.run = [&, page_size](const ExecutionContext& context) {
+          find_bad_page(blocks.view(), lengths.view(), 20, page_size, fault.view(), context);
+        };
+      });
+}
+
 using Build = void (*)(Call&, const Spec&);
 
 template <Build kBuild>
@@ -146,6 +188,7 @@ void cases(CaseList& list) {
 const OpCases append("kv_append", cases<build_append>);
 const OpCases read("kv_read", cases<build_read>);
 const OpCases copy("kv_copy_pages", cases<build_copy>);
+const OpCases find("find_bad_page", find_cases);
 
 }  // namespace
 }  // namespace flashkernel::conformance

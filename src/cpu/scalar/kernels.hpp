@@ -46,5 +46,6 @@ void cross_entropy_backward(const CrossEntropyBackwardParams& params, void* work
 void kv_append(const KvAppendParams& params, void* workspace, Stream stream);
 void kv_read(const KvReadParams& params, void* workspace, Stream stream);
 void kv_copy_pages(const KvCopyParams& params, void* workspace, Stream stream);
+void find_bad_page(const FindBadPageParams& params, void* workspace, Stream stream);
 
 }  // namespace flashkernel::cpu_scalar

@@ -117,4 +117,20 @@ void kv_copy_pages(const KvCopyParams& p, void*, Stream) {
   });
 }
 
+void find_bad_page(const FindBadPageParams& p, void*, Stream) {
+  std::int64_t* const fault = p.host_fault ? p.host_fault : p.fault;
+  const auto report = [fault](std::int64_t sequence, std::int64_t slot, std::int64_t value) {
+    fault[0] = sequence, fault[1] = slot, fault[2] = value;
+  };
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const std::int64_t length = p.seq_lens[b];
+    if (length < 0 || length > p.max_pages * p.page_size) return report(b, -1, length);
+    for (std::int64_t slot = 0; slot < (length + p.page_size - 1) / p.page_size; ++slot) {
+      const std::int64_t page = p.block_table[b * p.stride_block_table + slot];
+      if (page < 0 || page >= p.num_pages) return report(b, slot, page);
+    }
+  }
+  report(-1, -1, -1);
+}
+
 }  // namespace flashkernel::cpu_scalar

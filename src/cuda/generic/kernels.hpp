@@ -71,5 +71,8 @@ Verdict kv_read_supports(const KvReadParams&);
 void kv_read(const KvReadParams&, void* workspace, Stream);
 Verdict kv_copy_supports(const KvCopyParams&);
 void kv_copy(const KvCopyParams&, void* workspace, Stream);
+Verdict find_bad_page_supports(const FindBadPageParams&);
+std::size_t find_bad_page_workspace(const FindBadPageParams&);
+void find_bad_page(const FindBadPageParams&, void* workspace, Stream);
 
 }  // namespace flashkernel::cuda
