@@ -406,9 +406,12 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
         }
       }
     };
-    if (step.h < end_head) fetch(staged1, plan.y1, step);
+    const bool more = step.h < end_head;
+    constexpr bool kOneByOne = kSumsS && kSumsP;  // two products are left: each covers one tensor's way
+    if (more) fetch(staged1, plan.y1, step);
+    if (more && !kOneByOne) fetch(staged2, plan.y2, step);
     if constexpr (kSumsP) accumulate(sum2, weights2, Shape::kY2);
-    if (step.h < end_head) fetch(staged2, plan.y2, step);
+    if (more && kOneByOne) fetch(staged2, plan.y2, step);
     if constexpr (kSumsS) accumulate(sum1, weights1, Shape::kY1);
     __syncthreads();  // Y1 and Y2 are read
   }
