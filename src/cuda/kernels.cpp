@@ -74,6 +74,23 @@ void after_sinks(const AttentionBackwardParams& p, void* workspace, Stream strea
   kernel(p, workspace, stream);
 }
 
+// The sinks' gradient by the generic kernel, then the sm80 kernels, then the generic ones again where those have found a
+// gradient that is not finite.
+template <int kDim, void (*kernel)(const AttentionBackwardParams&, void*, Stream)>
+void with_repair(const AttentionBackwardParams& p, void* workspace, Stream stream) {
+  if (p.grad_sinks) {
+    AttentionBackwardParams rest = p;
+    rest.grad_q = rest.grad_k = rest.grad_v = rest.grad_bias = nullptr;
+    cuda::attention_bwd(rest, workspace, stream);
+  }
+  if (!p.grad_q && !p.grad_k && !p.grad_v && !p.grad_bias) return;
+  kernel(p, workspace, stream);
+  const char* const bytes = static_cast<const char*>(workspace);
+  const std::int64_t flag = cuda::sm80::BackwardWorkspace(p, kDim).not_finite;
+  cuda::attention_bwd_repair(p, reinterpret_cast<const float*>(bytes), reinterpret_cast<const int*>(bytes + flag),
+                             stream);
+}
+
 // A tensor-core kernel of the two products of linear's gradient, after the generic step that makes the pre-activation's
 // gradient (which stays in the front of the workspace) and the bias's.
 template <std::size_t (*products_workspace)(const LinearBackwardParams&)>
@@ -310,7 +327,7 @@ KernelTable<AttentionBackwardParams> cuda_kernels() {
    kAmpere,                                      \
    cuda::sm80::op##_supports<DType::dtype, dim>, \
    cuda::sm80::op##_workspace<dim>,              \
-   after_sinks<cuda::sm80::op##_##suffix##_d##dim>},
+   with_repair<dim, cuda::sm80::op##_##suffix##_d##dim>},
 #include "cuda/sm80/attention_bwd_instances.inc"
 #undef FK_INSTANCE
 #define FK_INSTANCE(op, suffix, dtype, dim)      \

@@ -36,7 +36,7 @@ void mask_cases(CaseList& list, DType dtype) {
 }
 
 void shape_cases(CaseList& list, DType dtype) {
-  for (const std::int64_t d : {1, 8, 33, 56, 64, 88, 96, 100, 120, 128, 200, 256}) {
+  for (const std::int64_t d : {1, 8, 33, 56, 64, 88, 96, 100, 120, 128, 160, 192, 200, 256}) {
     AttentionSpec spec;
     spec.dtype = dtype;
     spec.batch = 1;
@@ -171,6 +171,56 @@ void extreme_cases(CaseList& list, DType dtype) {
   add(list, "fully_masked_rows_but_sinks", spec);
 }
 
+// Every bucket of head dims over several tiles of queries and keys: plain, with everything that changes scores, and
+// with values that are not finite.
+void bucket_cases(CaseList& list, DType dtype) {
+  for (const std::int64_t d : {32, 64, 96, 128, 192, 256}) {
+    const std::string suffix = "_d" + std::to_string(d);
+    AttentionSpec spec;
+    spec.dtype = dtype;
+    spec.batch = 1;
+    spec.heads_q = 2;
+    spec.heads_kv = 1;
+    spec.seq_q = 100;
+    spec.seq_k = 140;
+    spec.head_dim = d;
+    for (const Mask& mask : {kFull, kCausal, Mask{"left60_right20", false, 60, 20}}) {
+      spec.mask = mask;
+      add(list, std::string("bucket_") + mask.name + suffix, spec);
+    }
+    spec.mask = kCausal;
+    spec.adjust = [](AttentionTensors& t) { t.k->set_at({0, 0, 70, 3}, kInfinity); };
+    add(list, "infinite_key" + suffix, spec);
+    spec.adjust = [](AttentionTensors& t) {
+      t.k->set_at({0, 0, 90, 2}, -kInfinity), t.v->set_at({0, 0, 130, 2}, kNan);
+    };
+    add(list, "infinite_key_and_nan_value" + suffix, spec);
+    spec.adjust = {};
+    spec.seq_q = 70;
+    spec.seq_k = 140;
+    spec.softcap = 1.5f;
+    spec.alibi_dims = 2;
+    spec.sinks = spec.grad_lse = true;
+    spec.bias = BiasSpec{{2, 70, 140}, DType::kFloat32};
+    add(list, "bucket_everything" + suffix, spec);
+    spec.softcap = 0;
+    spec.alibi_dims = 0;
+    spec.mask = kFull;
+    spec.batch = 2;
+    spec.bias = BiasSpec{{1, 1, 140}, DType::kFloat32};
+    add(list, "bucket_bias_of_keys" + suffix, spec);
+    spec.sinks = spec.grad_lse = false;
+    spec.bias = BiasSpec{{70, 140}, DType::kFloat32, {}, [](TestTensor& bias) {
+                           for (std::int64_t i = 0; i < 70; ++i)
+                             for (const std::int64_t j : {3, 77}) bias.set_at({i, j}, -kInfinity);
+                         }};
+    spec.adjust = [d](AttentionTensors& t) {  // hidden by the bias
+      for (std::int64_t c = 0; c < d; ++c) t.k->set_at({0, 0, 77, c}, 0), t.v->set_at({0, 0, 77, c}, kNan);
+    };
+    add(list, "bias_hides_nan_value" + suffix, spec);
+  }
+}
+
 void layout_cases(CaseList& list, DType dtype) {
   AttentionSpec spec;
   spec.dtype = dtype;
@@ -273,6 +323,7 @@ void cases(CaseList& list) {
     feature_cases(list, dtype);
     bias_cases(list, dtype);
     extreme_cases(list, dtype);
+    bucket_cases(list, dtype);
     layout_cases(list, dtype);
     varlen_cases(list, dtype);
   }

@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(const AttentionBac
   if (threadIdx.x % kWarp == 0) delta[delta_index(f, b, h, i)] = sum;
 }
 
-// What a pair (query, key) gives: its probability, and the gradients of the modified score (bias) and of the dot
-// product.
+// What a pair (query, key) gives: its probability (kMasked when the pair gives nothing, whatever the operands hold),
+// and the gradients of the modified score (bias) and of the dot product.
 struct PairGradient {
   float probability, score, dot;
 };
@@ -62,10 +62,11 @@ struct PairGradient {
 __device__ inline PairGradient pair_gradient(const AttentionParams& p, const ScoreContext& at, std::int64_t i,
                                              std::int64_t j, float dot, float grad_probability, float lse,
                                              float delta) {
-  PairGradient pair{0.0f, 0.0f, 0.0f};
+  PairGradient pair{kMasked, 0.0f, 0.0f};
   if (lse == -INFINITY) return pair;  // a row that sees nothing: exp(s + inf) must not be formed
   float capped;
   const float s = modified_score(p, at, i, j, dot, &capped);
+  if (s == -INFINITY) return pair;  // a bias of -inf masks like any other mask
   pair.probability = expf(s - lse);
   pair.score = pair.probability * (grad_probability - delta);
   pair.dot = pair.score * p.scale;
@@ -76,24 +77,30 @@ __device__ inline PairGradient pair_gradient(const AttentionParams& p, const Sco
   return pair;
 }
 
+// Which tiles a block works on, and where its D lies: -1 times it, when the sm80 kernels have left it.
+struct Tiles {
+  const float* delta;
+  float sign;
+  bool vectors;  // rows start at multiples of 16 bytes
+};
+
 // Shared memory in fp32: the block's own two operands [kBlockM][kLd] each, one operand of the other side
 // [kBlockN][kLd], and two tiles [kBlockM][kLdP].
 template <class Tile>
 constexpr int kSharedBytes = ((2 * Tile::kBlockM + Tile::kBlockN) * Tile::kLd + 2 * Tile::kBlockM * Tile::kLdP) * 4;
 
 template <class T, class Tile>
-__global__ void __launch_bounds__(kTileThreads)
-    grad_q_kernel(const AttentionBackwardParams p, bool vectors, const float* delta) {
-  extern __shared__ float4 shared[];
-  float* tile_q = reinterpret_cast<float*>(shared);
+__device__ void grad_q_tile(const AttentionBackwardParams& p, const Tiles& tiles, unsigned x, unsigned y, unsigned z,
+                            float* tile_q) {
   float* tile_do = tile_q + Tile::kBlockM * Tile::kLd;
   float* tile_kv = tile_do + Tile::kBlockM * Tile::kLd;
   float* tile_ds = tile_kv + Tile::kBlockN * Tile::kLd;
   float* tile_p = tile_ds + Tile::kBlockM * Tile::kLdP;
   const AttentionParams& f = p.forward;
-  const std::int64_t b = blockIdx.z, h = blockIdx.y, g = h * f.heads_kv / f.heads_q;
+  const bool vectors = tiles.vectors;
+  const std::int64_t b = z, h = y, g = h * f.heads_kv / f.heads_q;
   const ScoreContext at(f, b, h);
-  const std::int64_t first_query = static_cast<std::int64_t>(blockIdx.x) * Tile::kBlockM;
+  const std::int64_t first_query = static_cast<std::int64_t>(x) * Tile::kBlockM;
   if (first_query >= at.q_len) return;
   const std::int64_t last_query = min(at.q_len, first_query + Tile::kBlockM) - 1;
   const std::int64_t first_key = f.first_key(first_query, at.q_len, at.k_len);
@@ -133,14 +140,16 @@ __global__ void __launch_bounds__(kTileThreads)
       const std::int64_t i = first_query + ty + 16 * r;
       const bool inside = i < at.q_len;
       const float lse = inside ? f.lse[f.lse_offset(b, h, i)] : -INFINITY;
-      const float d = inside ? delta[delta_index(f, b, h, i)] : 0.0f;
+      const float d = inside ? tiles.sign * tiles.delta[delta_index(f, b, h, i)] : 0.0f;
 #pragma unroll
       for (int c = 0; c < Tile::kRowsN; ++c) {
         const std::int64_t j = tile + tx + 16 * c;
         const bool visible = inside && j >= f.first_key(i, at.q_len, at.k_len) && j < f.last_key(i, at.q_len, at.k_len);
         const int index = (ty + 16 * r) * Tile::kLdP + tx + 16 * c;
-        tile_p[index] = visible ? 0.0f : kMasked;
-        tile_ds[index] = visible ? pair_gradient(f, at, i, j, dot[r][c], grad_p[r][c], lse, d).dot : 0.0f;
+        PairGradient pair{kMasked, 0.0f, 0.0f};
+        if (visible) pair = pair_gradient(f, at, i, j, dot[r][c], grad_p[r][c], lse, d);
+        tile_p[index] = pair.probability;
+        tile_ds[index] = pair.dot;
       }
     }
     __syncthreads();
@@ -159,18 +168,17 @@ __global__ void __launch_bounds__(kTileThreads)
 }
 
 template <class T, class Tile>
-__global__ void __launch_bounds__(kTileThreads)
-    grad_kv_kernel(const AttentionBackwardParams p, bool vectors, const float* delta) {
-  extern __shared__ float4 shared[];
-  float* tile_k = reinterpret_cast<float*>(shared);
+__device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tiles, unsigned x, unsigned y, unsigned z,
+                             float* tile_k) {
   float* tile_v = tile_k + Tile::kBlockM * Tile::kLd;
   float* tile_query = tile_v + Tile::kBlockM * Tile::kLd;  // Q, then dO, then Q
   float* tile_ds = tile_query + Tile::kBlockN * Tile::kLd;
   float* tile_p = tile_ds + Tile::kBlockM * Tile::kLdP;
   const AttentionParams& f = p.forward;
-  const std::int64_t b = blockIdx.z, g = blockIdx.y;
+  const bool vectors = tiles.vectors;
+  const std::int64_t b = z, g = y;
   const std::int64_t q_len = f.q_length(b), k_len = f.k_length(b), group = f.heads_q / f.heads_kv;
-  const std::int64_t first_key = static_cast<std::int64_t>(blockIdx.x) * Tile::kBlockM;
+  const std::int64_t first_key = static_cast<std::int64_t>(x) * Tile::kBlockM;
   if (first_key >= k_len) return;
   const std::int64_t last_key = min(k_len, first_key + Tile::kBlockM) - 1;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -214,7 +222,7 @@ __global__ void __launch_bounds__(kTileThreads)
         const std::int64_t i = tile + tx + 16 * c;
         const bool inside = i < last_query;
         const float lse = inside ? f.lse[f.lse_offset(b, h, i)] : -INFINITY;
-        const float d = inside ? delta[delta_index(f, b, h, i)] : 0.0f;
+        const float d = inside ? tiles.sign * tiles.delta[delta_index(f, b, h, i)] : 0.0f;
 #pragma unroll
         for (int r = 0; r < Tile::kRowsM; ++r) {
           const std::int64_t j = first_key + ty + 16 * r;
@@ -254,9 +262,21 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
+template <class T, class Tile>
+__global__ void __launch_bounds__(kTileThreads) grad_q_kernel(const AttentionBackwardParams p, const Tiles tiles) {
+  extern __shared__ float4 shared[];
+  grad_q_tile<T, Tile>(p, tiles, blockIdx.x, blockIdx.y, blockIdx.z, reinterpret_cast<float*>(shared));
+}
+
+template <class T, class Tile>
+__global__ void __launch_bounds__(kTileThreads) grad_kv_kernel(const AttentionBackwardParams p, const Tiles tiles) {
+  extern __shared__ float4 shared[];
+  grad_kv_tile<T, Tile>(p, tiles, blockIdx.x, blockIdx.y, blockIdx.z, reinterpret_cast<float*>(shared));
+}
+
 // One thread per element of the bias's gradient; it walks the dims over which the bias is broadcast.
 template <class T>
-__global__ void __launch_bounds__(kTileThreads) grad_bias_kernel(const AttentionBackwardParams p, const float* delta) {
+__device__ void grad_bias_elements(const AttentionBackwardParams& p, const Tiles& tiles) {
   const AttentionParams& f = p.forward;
   const std::int64_t* shape = p.grad_bias_shape;
   const std::int64_t count = shape[0] * shape[1] * shape[2] * shape[3];
@@ -283,7 +303,8 @@ __global__ void __launch_bounds__(kTileThreads) grad_bias_kernel(const Attention
             for (std::int64_t d = 0; d < f.head_dim; ++d) dot = fmaf(to_float(q[d]), to_float(k[d]), dot);
             for (std::int64_t d = 0; d < f.head_dim_v; ++d)
               grad_p = fmaf(to_float(grad_out[d]), to_float(v[d]), grad_p);
-            sum += pair_gradient(f, at, i, j, dot, grad_p, f.lse[f.lse_offset(b, h, i)], delta[delta_index(f, b, h, i)])
+            sum += pair_gradient(f, at, i, j, dot, grad_p, f.lse[f.lse_offset(b, h, i)],
+                                 tiles.sign * tiles.delta[delta_index(f, b, h, i)])
                        .score;
           }
         }
@@ -296,6 +317,36 @@ __global__ void __launch_bounds__(kTileThreads) grad_bias_kernel(const Attention
   }
 }
 
+template <class T>
+__global__ void __launch_bounds__(kTileThreads) grad_bias_kernel(const AttentionBackwardParams p, const Tiles tiles) {
+  grad_bias_elements<T>(p, tiles);
+}
+
+// Everything again, where a tensor-core kernel has found that some gradient is not finite: it cannot tell a masked NaN
+// from a visible one, this kernel can. Few blocks, so that they cost nothing when there is nothing to do.
+template <class T, class Tile>
+__global__ void __launch_bounds__(kTileThreads)
+    repair_kernel(const AttentionBackwardParams p, const Tiles tiles, const int* not_finite) {
+  extern __shared__ float4 shared[];
+  if (*not_finite == 0) return;
+  float* const memory = reinterpret_cast<float*>(shared);
+  const AttentionParams& f = p.forward;
+  const std::int64_t q_tiles = p.grad_q ? (f.seq_q + Tile::kBlockM - 1) / Tile::kBlockM : 0;
+  const std::int64_t k_tiles = p.grad_k || p.grad_v ? (f.seq_k + Tile::kBlockM - 1) / Tile::kBlockM : 0;
+  for (std::int64_t at = blockIdx.x; at < q_tiles * f.heads_q * f.batch; at += gridDim.x) {
+    grad_q_tile<T, Tile>(p, tiles, static_cast<unsigned>(at % q_tiles), static_cast<unsigned>(at / q_tiles % f.heads_q),
+                         static_cast<unsigned>(at / q_tiles / f.heads_q), memory);
+    __syncthreads();
+  }
+  for (std::int64_t at = blockIdx.x; at < k_tiles * f.heads_kv * f.batch; at += gridDim.x) {
+    grad_kv_tile<T, Tile>(p, tiles, static_cast<unsigned>(at % k_tiles),
+                          static_cast<unsigned>(at / k_tiles % f.heads_kv),
+                          static_cast<unsigned>(at / k_tiles / f.heads_kv), memory);
+    __syncthreads();
+  }
+  if (p.grad_bias) grad_bias_elements<T>(p, tiles);
+}
+
 // d loss / d sink of a head: -exp(sink - LSE) * D summed over its queries.
 __global__ void __launch_bounds__(kTileThreads) grad_sinks_kernel(const AttentionBackwardParams p, const float* delta) {
   __shared__ float scratch[kTileThreads / kWarp];
@@ -304,37 +355,58 @@ __global__ void __launch_bounds__(kTileThreads) grad_sinks_kernel(const Attentio
   float sum = 0.0f;
   for (std::int64_t row = threadIdx.x; row < f.batch * f.seq_q; row += kTileThreads) {
     const std::int64_t b = row / f.seq_q, i = row % f.seq_q;
-    if (i < f.q_length(b)) sum -= expf(f.sinks[h] - f.lse[f.lse_offset(b, h, i)]) * delta[delta_index(f, b, h, i)];
+    if (i >= f.q_length(b)) continue;
+    const float lse = f.lse[f.lse_offset(b, h, i)];
+    if (lse == -INFINITY || f.sinks[h] == -INFINITY) continue;  // no sink: it weighs nothing
+    sum -= expf(f.sinks[h] - lse) * delta[delta_index(f, b, h, i)];
   }
   sum = block_reduce<kTileThreads>(sum, scratch, Sum{});
   if (threadIdx.x == 0) p.grad_sinks[h] = sum;
 }
 
-template <class T, class Tile>
-void launch_instance(const AttentionBackwardParams& p, const float* delta, cudaStream_t stream) {
+template <class T>
+bool rows_are_vectors(const AttentionBackwardParams& p) {
   constexpr int N = kVectorElements<T>;
   const AttentionParams& f = p.forward;
   const auto fits = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
     return is_aligned(data, 16) && a % N == 0 && b % N == 0 && c % N == 0;
   };
-  const bool vectors = fits(f.q, f.stride_q_batch, f.stride_q_head, f.stride_q_token) &&
-                       fits(f.k, f.stride_k_batch, f.stride_k_head, f.stride_k_token) &&
-                       fits(f.v, f.stride_v_batch, f.stride_v_head, f.stride_v_token) &&
-                       fits(p.grad_out, p.stride_grad_out_batch, p.stride_grad_out_head, p.stride_grad_out_token);
+  return fits(f.q, f.stride_q_batch, f.stride_q_head, f.stride_q_token) &&
+         fits(f.k, f.stride_k_batch, f.stride_k_head, f.stride_k_token) &&
+         fits(f.v, f.stride_v_batch, f.stride_v_head, f.stride_v_token) &&
+         fits(p.grad_out, p.stride_grad_out_batch, p.stride_grad_out_head, p.stride_grad_out_token);
+}
+
+template <class T, class Tile>
+void launch_instance(const AttentionBackwardParams& p, const float* delta, cudaStream_t stream) {
+  const AttentionParams& f = p.forward;
+  const Tiles tiles{delta, 1.0f, rows_are_vectors<T>(p)};
   const auto batch = static_cast<unsigned>(f.batch);
   if (p.grad_q && f.seq_q > 0) {
     const auto kernel = grad_q_kernel<T, Tile>;
     launch("attention_bwd: grad_q", kernel,
            {dim3(static_cast<unsigned>(ceil_div(f.seq_q, Tile::kBlockM)), static_cast<unsigned>(f.heads_q), batch),
             kTileThreads, kSharedBytes<Tile>, stream},
-           p, vectors, delta);
+           p, tiles);
   }
   if ((p.grad_k || p.grad_v) && f.seq_k > 0) {
     const auto kernel = grad_kv_kernel<T, Tile>;
     launch("attention_bwd: grad_k, grad_v", kernel,
            {dim3(static_cast<unsigned>(ceil_div(f.seq_k, Tile::kBlockM)), static_cast<unsigned>(f.heads_kv), batch),
             kTileThreads, kSharedBytes<Tile>, stream},
-           p, vectors, delta);
+           p, tiles);
+  }
+}
+
+// f(Tile{}) with the tiles for a head dim: Turing's 64 KB hold them (60, 60 and 52 KB).
+template <class F>
+void visit_tile(std::int64_t dim, F&& f) {
+  if (dim <= 64) {
+    f(Tile<64, 32, 64>{});
+  } else if (dim <= 128) {
+    f(Tile<32, 32, 128>{});
+  } else {
+    f(Tile<16, 16, 256>{});
   }
 }
 
@@ -364,25 +436,39 @@ void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream str
       launch("attention_bwd: delta", delta_kernel<T>,
              {static_cast<unsigned>(ceil_div(rows, kDeltaThreads / kWarp)), kDeltaThreads, 0, s}, p, delta);
     }
-    // Turing's 64 KB: 60, 60 and 52 KB.
-    if (dim <= 64) {
-      launch_instance<T, Tile<64, 32, 64>>(p, delta, s);
-    } else if (dim <= 128) {
-      launch_instance<T, Tile<32, 32, 128>>(p, delta, s);
-    } else {
-      launch_instance<T, Tile<16, 16, 256>>(p, delta, s);
-    }
+    visit_tile(dim, [&](auto tile) { launch_instance<T, decltype(tile)>(p, delta, s); });
     const std::int64_t elements =
         p.grad_bias_shape[0] * p.grad_bias_shape[1] * p.grad_bias_shape[2] * p.grad_bias_shape[3];
     if (p.grad_bias && elements > 0) {
       launch("attention_bwd: grad_bias", grad_bias_kernel<T>,
-             {grid_size(ceil_div(elements, kTileThreads), f.device.index, 32), kTileThreads, 0, s}, p, delta);
+             {grid_size(ceil_div(elements, kTileThreads), f.device.index, 32), kTileThreads, 0, s}, p,
+             Tiles{delta, 1.0f, false});
     }
     if (p.grad_sinks && f.heads_q > 0) {
       launch("attention_bwd: grad_sinks", grad_sinks_kernel, {static_cast<unsigned>(f.heads_q), kTileThreads, 0, s}, p,
              delta);
     }
   });
+}
+
+void attention_bwd_repair(const AttentionBackwardParams& p, const float* negative_delta, const int* not_finite,
+                          Stream stream) {
+  const AttentionParams& f = p.forward;
+  const CudaDeviceGuard guard(f.device.index);
+  const auto blocks = static_cast<unsigned>(2 * cuda_device_properties(f.device.index).num_sms);
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    visit_tile(std::max(f.head_dim, f.head_dim_v), [&](auto tile) {
+      using Tile = decltype(tile);
+      const auto kernel = repair_kernel<T, Tile>;
+      launch("attention_bwd: repair", kernel, {blocks, kTileThreads, kSharedBytes<Tile>, native(stream)}, p,
+             Tiles{negative_delta, -1.0f, rows_are_vectors<T>(p)}, not_finite);
+    });
+  };
+  if (f.dtype == DType::kFloat16)
+    run(__half{});
+  else
+    run(__nv_bfloat16{});
 }
 
 }  // namespace flashkernel::cuda

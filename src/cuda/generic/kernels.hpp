@@ -21,6 +21,9 @@ void attention_fwd_decode(const AttentionParams&, void* workspace, Stream);
 Verdict attention_bwd_supports(const AttentionBackwardParams&);
 std::size_t attention_bwd_workspace(const AttentionBackwardParams&);
 void attention_bwd(const AttentionBackwardParams&, void* workspace, Stream);
+/// For tensor-core kernels in fp16 and bf16: computes every gradient but the sinks' again if *not_finite is not 0 (read
+/// on the device). `negative_delta` is -D, [batch, heads_q, seq_q].
+void attention_bwd_repair(const AttentionBackwardParams&, const float* negative_delta, const int* not_finite, Stream);
 Verdict merge_states_supports(const MergeStatesParams&);
 void merge_states(const MergeStatesParams&, void* workspace, Stream);
 

@@ -11,15 +11,17 @@ namespace flashkernel::cuda {
 
 template <int kDim>
 struct SharedTile {
-  static_assert(kDim % 32 == 0, "whole groups of chunks");
+  static_assert(kDim % 32 == 0 || kDim == 16, "whole groups of chunks");
   static constexpr int kPitch = kDim * 2;   // bytes
   static constexpr int kChunks = kDim / 8;  // of 16 bytes in a row
   // Rows of whole 128-byte lines: chunk ^ row % 8 spreads 8 rows over the 8 places of a line. Rows of 64 or 192 bytes:
-  // two neighbouring rows already start half a line apart, chunk ^ row / 2 % 4 does the rest.
-  static constexpr int kGroup = kChunks % 8 == 0 ? 8 : 4;
+  // two neighbouring rows already start half a line apart, chunk ^ row / 2 % 4 does the rest; of 32 bytes: row / 4 % 2.
+  static constexpr int kGroup = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
   static constexpr int kSlicesPerGroup = kGroup / 2;  // of 16 elements
 
-  __device__ static std::uint32_t twist(int row) { return kGroup == 8 ? row & 7 : row >> 1 & 3; }
+  __device__ static std::uint32_t twist(int row) {
+    return kGroup == 8 ? row & 7 : kGroup == 4 ? row >> 1 & 3 : row >> 2 & 1;
+  }
 
   /// Byte offset of a 16-byte chunk.
   __device__ static std::uint32_t offset(int row, int chunk) {
@@ -61,14 +63,17 @@ __device__ inline void load_tile(std::uint32_t tile, int dim, bool vectors, cons
   // A pass: kThreads / kAcross rows, kAcross chunks of each. Rows a pass apart have the same twist.
   constexpr int kAcross = Tile::kChunks % 16 == 0 ? 16 : Tile::kChunks % 8 == 0 ? 8 : 4;
   constexpr int kRowsAPass = kThreads / kAcross;
-  static_assert(kRows % kRowsAPass == 0 && kRowsAPass % 8 == 0, "every thread copies the same chunks of a row");
+  static_assert(kRowsAPass % 8 == 0, "rows a pass apart have the same twist");
+  static_assert(kRows % kRowsAPass == 0 || kRows < kRowsAPass, "every thread copies the same chunks of a row, or none");
+  constexpr int kPasses = kRows < kRowsAPass ? 1 : kRows / kRowsAPass;
   const int row = threadIdx.x / kAcross, chunk = threadIdx.x % kAcross;
+  if (kRows < kRowsAPass && row >= kRows) return;
   const std::uint32_t to = tile + Tile::offset(row, chunk);
   const auto bytes = [&](int group) { return min(max((dim - (group * kAcross + chunk) * 8) * 2, 0), 16); };
   if (first_row) {
     const T* from = first_row + row * stride + chunk * 8;
 #pragma unroll
-    for (int pass = 0; pass < kRows / kRowsAPass; ++pass, from += kRowsAPass * stride)
+    for (int pass = 0; pass < kPasses; ++pass, from += kRowsAPass * stride)
 #pragma unroll
       for (int group = 0; group < Tile::kChunks / kAcross; ++group)
         ptx::cp_async_16(to + pass * kRowsAPass * Tile::kPitch + group * kAcross * 16, from + group * kAcross * 8,
@@ -76,7 +81,7 @@ __device__ inline void load_tile(std::uint32_t tile, int dim, bool vectors, cons
     return;
   }
 #pragma unroll 1
-  for (int pass = 0; pass < kRows / kRowsAPass; ++pass) {
+  for (int pass = 0; pass < kPasses; ++pass) {
     const T* from = row_of(pass * kRowsAPass + row);
 #pragma unroll 1
     for (int group = 0; group < Tile::kChunks / kAcross; ++group) {
