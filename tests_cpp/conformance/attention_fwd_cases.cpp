@@ -176,6 +176,18 @@ void extreme_cases(CaseList& list) {
       add(list, "moving_maximum" + suffix, spec);
     }
     {
+      AttentionSpec spec;  // NaN in the value of a key that a bias of -inf hides from every second query
+      spec.dtype = dtype;
+      spec.seq_q = 70;
+      spec.seq_k = 140;
+      spec.head_dim = 64;
+      spec.bias = BiasSpec{{70, 140}, DType::kFloat32, {}, [](TestTensor& bias) {
+                             for (std::int64_t i = 0; i < 70; i += 2) bias.set_at({i, 77}, -kInfinity);
+                           }};
+      spec.adjust = [](AttentionTensors& t) { t.v->set_at({0, 0, 77, 5}, kNan); };
+      add(list, "bias_hides_nan_value" + suffix, spec);
+    }
+    {
       AttentionSpec spec;
       spec.dtype = dtype;
       spec.scale = 0.0f;

@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(kThreads) output_kernel(const AttentionParams 
   for (std::int64_t j = first + threadIdx.x; j < last; j += kThreads) state.maximum = fmaxf(state.maximum, row[j]);
   state.maximum = block_reduce<kThreads>(state.maximum, scratch, Max{});
   for (std::int64_t j = first + threadIdx.x; j < last; j += kThreads) {
+    if (row[j] == -INFINITY) continue;  // hidden by a bias: its value is not read below
     row[j] = expf(row[j] - SoftmaxState::shift(state.maximum));
     state.sum += row[j];
   }
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) output_kernel(const AttentionParams 
   for (std::int64_t d = threadIdx.x; d < p.head_dim_v; d += kThreads) {
     float sum = 0.0f;
     for (std::int64_t j = first; j < last; ++j)
-      sum = fmaf(row[j], to_float(v[p.v_offset(b, h * p.heads_kv / p.heads_q, j) + d]), sum);
+      if (row[j] != -INFINITY) sum = fmaf(row[j], to_float(v[p.v_offset(b, h * p.heads_kv / p.heads_q, j) + d]), sum);
     out[d] = from_float<T>(factor == 0.0f ? 0.0f : sum * factor);
   }
 }

@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
         const std::int64_t j = tile + tx + 16 * c;
         visible[c] = j >= first && j < last;
         score[r][c] = visible[c] ? modified_score(p, at, i, j, score[r][c]) : -INFINITY;
+        visible[c] = score[r][c] != -INFINITY;  // a bias of -inf hides a key like any mask
         maximum = fmaxf(maximum, score[r][c]);
       }
       maximum = reduce_16(maximum, [](float a, float b) { return fmaxf(a, b); });

@@ -268,8 +268,17 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
         }
     }
 
-    if (masked && __syncthreads_or(any_not_finite<T>(base + Shape::kV, Shape::kTileBytes, threadIdx.x, kThreads))) {
-      // Rare: give each row the values that it sees, then take them out of the tile.
+    if ((masked || (kModified && p.bias.data)) &&
+        __syncthreads_or(any_not_finite<T>(base + Shape::kV, Shape::kTileBytes, threadIdx.x, kThreads))) {
+      // Rare: give each row the values that it sees, then take them out of the tile. What a bias of -inf hides only the
+      // scores know.
+      [[maybe_unused]] std::uint64_t seen[kSlices][2];
+      if constexpr (kModified) {
+#pragma unroll
+        for (int s = 0; s < kSlices; ++s)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) seen[s][half] = visible_keys(score[s], half);
+      }
 #pragma unroll 1
       for (int n = 0; n < kBlockN; ++n) {
 #pragma unroll
@@ -285,7 +294,8 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
 #pragma unroll
               for (int half = 0; half < 2; ++half) {
                 const int i = first_query + row_in_block + 16 * s + 8 * half, j = first_j + n;
-                if (j >= range.first(i) && j < range.last(i)) out[s][c][2 * half + e] += bits_to_float<T>(bits);
+                const bool sees = kModified ? (seen[s][half] >> n & 1) != 0 : j >= range.first(i) && j < range.last(i);
+                if (sees) out[s][c][2 * half + e] += bits_to_float<T>(bits);
               }
           }
         }

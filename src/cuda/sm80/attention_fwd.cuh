@@ -9,14 +9,16 @@
 //
 // Invariant on NaN: the tensor core makes 0 * NaN = NaN out of a masked pair. Rows of K and V that no query of the
 // block sees are zero-filled. Rows that some of its queries see may hold NaN or infinity: the block first computes as
-// if they did not, and if a result is not finite it starts again, `careful`: non-finite values of V in partly masked
-// tiles are then added to exactly the rows that see them, and zeroed before the matrix product.
+// if they did not, and if a result is not finite it starts again, `careful`: non-finite values of V in tiles where a
+// mask, or a bias of -inf, hides them from some are then added to exactly the rows that see them, and zeroed before the
+// matrix product.
 #pragma once
 
 #include "cuda/host/launch.hpp"
 #include "cuda/sm80/attention_fwd.hpp"
 #include "cuda/tile/attention_score_fast.cuh"
 #include "cuda/tile/key_range.cuh"
+#include "cuda/tile/not_finite.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
@@ -275,8 +277,16 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
 
       // O += P V
       const std::uint32_t values = slot_of(item + 1);
-      if (careful && masked) {
-        // Rare: give each row the non-finite values that it sees, then take them out of the tile.
+      if (careful && (masked || kModified)) {
+        // Rare: give each row the non-finite values that it sees, then take them out of the tile. What a bias of -inf
+        // hides only the scores know.
+        [[maybe_unused]] std::uint64_t seen[kSlices][2];
+        if constexpr (kModified) {
+#pragma unroll
+          for (int s = 0; s < kSlices; ++s)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) seen[s][half] = visible_keys(score[s], half);
+        }
 #pragma unroll 1
         for (int n = 0; n < kBlockN; ++n) {
 #pragma unroll
@@ -292,7 +302,9 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                   const int i = first_query + row_in_block + 16 * s + 8 * half, j = first_j + n;
-                  if (j >= range.first(i) && j < range.last(i)) out[s][c][2 * half + e] += bits_to_float<T>(bits);
+                  const bool sees =
+                      kModified ? (seen[s][half] >> n & 1) != 0 : j >= range.first(i) && j < range.last(i);
+                  if (sees) out[s][c][2 * half + e] += bits_to_float<T>(bits);
                 }
             }
           }
@@ -334,7 +346,9 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
     }
 
     ptx::cp_async_wait<0>();
-    if (careful || (first_tile >= block.first_full && end_tile <= block.end_full)) break;  // nothing partly masked
+    if (careful) break;
+    if (!(kModified && p.bias.data) && first_tile >= block.first_full && end_tile <= block.end_full)
+      break;            // nothing partly masked
     float zero = 0.0f;  // NaN once any result is not finite
 #pragma unroll
     for (int s = 0; s < kSlices; ++s)

@@ -38,4 +38,21 @@ __device__ inline bool any_not_finite(std::uint32_t address, int bytes, int thre
   return found;
 }
 
+/// Of a tile of scores as an m16n8 accumulator: bit j says whether the lane's row (the upper or lower `half`) sees key
+/// j, that is, whether neither a mask nor a bias of -inf hides it. Every lane of the warp takes part.
+template <int kTiles>
+__device__ inline std::uint64_t visible_keys(const float (&score)[kTiles][4], int half) {
+  static_assert(kTiles <= 8, "a bit a key");
+  const int lane = threadIdx.x % 32;
+  std::uint64_t bits = 0;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      bits |= static_cast<std::uint64_t>(score[n][2 * half + e] != -INFINITY) << (8 * n + 2 * (lane % 4) + e);
+  bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+  bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
+  return bits;
+}
+
 }  // namespace flashkernel::cuda
