@@ -74,8 +74,8 @@ void after_sinks(const AttentionBackwardParams& p, void* workspace, Stream strea
   kernel(p, workspace, stream);
 }
 
-// The sinks' gradient by the generic kernel, then the sm80 kernels, then the generic ones again where those have found a
-// gradient that is not finite.
+// The sinks' gradient by the generic kernel, then the sm80 kernels, then the generic ones again where those have found
+// a gradient that is not finite.
 template <int kDim, void (*kernel)(const AttentionBackwardParams&, void*, Stream)>
 void with_repair(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   if (p.grad_sinks) {
