@@ -14,13 +14,15 @@ namespace flashkernel::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kMostTokens = 8;  // that a block takes at a time
 
 /// kWidth: elements that a lane moves at once. `frequency_step`: log2 of the ratio of neighbouring pairs' frequencies.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     append_rope_kernel(const __grid_constant__ KvAppendParams p, double frequency_step, int tokens_at_once) {
   using Vector = Packed<T, kWidth>;
-  __shared__ float2 angles[kThreads];  // cosine and sine of pair a of token t at t * half + a
+  __shared__ float2 angles[kThreads];    // cosine and sine of pair a of token t at t * half + a
+  __shared__ T* places[kMostTokens][2];  // where the token's k and v go; null: nowhere
   const int thread = static_cast<int>(threadIdx.x), rotary = static_cast<int>(p.rope.rotary_dim);
   const int half = max(rotary / 2, 1);
   const int dim = static_cast<int>(p.pages.head_dim), heads_kv = static_cast<int>(p.pages.heads_kv);
@@ -40,43 +42,39 @@ __global__ void __launch_bounds__(kThreads)
   for (std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * tokens_at_once; base < p.tokens;
        base += static_cast<std::int64_t>(gridDim.x) * tokens_at_once) {
     const int count = static_cast<int>(min(static_cast<std::int64_t>(tokens_at_once), p.tokens - base));
-    // The token's place in the pages: slot -1 where there is none.
-    const auto place = [&](int t, std::int64_t* page) {
-      const std::int64_t slot = p.slots[base + t];
-      *page = slot / p.pages.page_size;
-      return slot < 0 || *page >= p.pages.num_pages ? std::int64_t{-1} : slot - *page * p.pages.page_size;
-    };
-
-    for (int t = 0; t < count; ++t) {
-      std::int64_t page;
-      const std::int64_t slot = place(t, &page);
-      if (slot < 0) continue;
-      for (int at = thread; at < heads_kv * value_vectors; at += kThreads) {
-        const int head = at / value_vectors, column = (at - head * value_vectors) * kWidth;
-        *reinterpret_cast<Vector*>(static_cast<T*>(p.pages.v) + page * p.pages.stride_v_page +
-                                   slot * p.pages.stride_v_slot + head * p.pages.stride_v_head + column) =
-            *reinterpret_cast<const Vector*>(static_cast<const T*>(p.v) + (base + t) * p.stride_v_token +
-                                             head * p.stride_v_head + column);
-      }
-    }
     if (pair_token < count) {
       float cosine, sine;
       rope_angle(p.positions[base + pair_token], half_turns_per_token, &cosine, &sine);
       angles[thread] = float2{cosine, p.rope.inverse ? -sine : sine};
     }
+    if (thread < count) {
+      const std::int64_t slot = p.slots[base + thread], page = slot / p.pages.page_size;
+      const std::int64_t offset = slot - page * p.pages.page_size;
+      const bool there = slot >= 0 && page < p.pages.num_pages;
+      places[thread][0] =
+          there ? static_cast<T*>(p.pages.k) + page * p.pages.stride_k_page + offset * p.pages.stride_k_slot : nullptr;
+      places[thread][1] =
+          there ? static_cast<T*>(p.pages.v) + page * p.pages.stride_v_page + offset * p.pages.stride_v_slot : nullptr;
+    }
     __syncthreads();
 
+    for (int t = 0; t < count; ++t) {
+      T* const to = places[t][1];
+      if (!to) continue;
+      for (int at = thread; at < heads_kv * value_vectors; at += kThreads) {
+        const int head = at / value_vectors, column = (at - head * value_vectors) * kWidth;
+        *reinterpret_cast<Vector*>(to + head * p.pages.stride_v_head + column) = *reinterpret_cast<const Vector*>(
+            static_cast<const T*>(p.v) + (base + t) * p.stride_v_token + head * p.stride_v_head + column);
+      }
+    }
     for (int row = first_row; first_row < row_step && row < count * rows_per_token; row += row_step) {
       const int t = row / rows_per_token, head = row - t * rows_per_token;
       const T* from;
       T* to;
       if (head < heads_kv) {
-        std::int64_t page;
-        const std::int64_t slot = place(t, &page);
-        if (slot < 0) continue;
+        if (!places[t][0]) continue;
         from = static_cast<const T*>(p.k) + (base + t) * p.stride_k_token + head * p.stride_k_head;
-        to = static_cast<T*>(p.pages.k) + page * p.pages.stride_k_page + slot * p.pages.stride_k_slot +
-             head * p.pages.stride_k_head;
+        to = places[t][0] + head * p.pages.stride_k_head;
       } else {
         from = static_cast<const T*>(p.q) + (base + t) * p.stride_q_token + (head - heads_kv) * p.stride_q_head;
         to = static_cast<T*>(p.q_out) + (base + t) * p.stride_q_out_token + (head - heads_kv) * p.stride_q_out_head;
@@ -117,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       for (int column = rotary + lane; column < dim; column += lanes) to[column] = from[column];
     }
-    __syncthreads();  // the angles are overwritten next
+    __syncthreads();  // angles and places are overwritten next
   }
 }
 
@@ -140,7 +138,9 @@ void launch_for(const KvAppendParams& p, cudaStream_t stream) {
   const std::int64_t half = std::max<std::int64_t>(1, p.rope.rotary_dim / 2);
   const int sms = cuda_device_properties(p.device.index).num_sms;
   const int tokens_at_once =
-      p.tokens <= 4 * sms ? 1 : static_cast<int>(std::min<std::int64_t>(8, std::max<std::int64_t>(1, kThreads / half)));
+      p.tokens <= 4 * sms
+          ? 1
+          : static_cast<int>(std::min<std::int64_t>(kMostTokens, std::max<std::int64_t>(1, kThreads / half)));
   const double step = p.rope.inv_freq || p.rope.rotary_dim == 0
                           ? 0.0
                           : -2.0 * std::log2(p.rope.theta) / static_cast<double>(p.rope.rotary_dim);
