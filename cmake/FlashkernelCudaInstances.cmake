@@ -68,3 +68,10 @@ foreach(_table IN LISTS _tables)
   get_filename_component(OP ${_table} NAME)
   file(CONFIGURE OUTPUT ${_generated}/cuda/${_table}_instances.inc CONTENT "${_rows_${OP}_${ARCH}}")
 endforeach()
+
+# The rows of linear for 9.0, whose kernels are src/cuda/sm90a/*.cu.
+set(_linear_rows)
+if(_with_sm90a)
+  set(_linear_rows "FK_LINEAR(f16, kFloat16)\nFK_LINEAR(bf16, kBFloat16)\n")
+endif()
+file(CONFIGURE OUTPUT ${_generated}/cuda/sm90a/linear_rows.inc CONTENT "${_linear_rows}")

@@ -60,8 +60,9 @@ file(GLOB _cuda_sm75 CONFIGURE_DEPENDS ${_src}/cuda/sm75/*.cu)
 flashkernel_add_cuda_objects(flashkernel_cuda_sm75 "${_sm75_architectures}" ${_sources_sm75} ${_cuda_sm75})
 
 # Hopper's own kernels (wgmma, TMA, setmaxnreg) exist for 9.0a alone. Without 9.0 in the list their table is empty.
-if(_sources_sm90a)
-  flashkernel_add_cuda_objects(flashkernel_cuda_sm90a "90a-real" ${_sources_sm90a})
+if(_with_sm90a)
+  file(GLOB _cuda_sm90a CONFIGURE_DEPENDS ${_src}/cuda/sm90a/*.cu)
+  flashkernel_add_cuda_objects(flashkernel_cuda_sm90a "90a-real" ${_sources_sm90a} ${_cuda_sm90a})
   target_compile_options(flashkernel_cuda_sm90a PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=--warn-on-spills>)
   if(UNIX)
     set(_launcher ${PROJECT_SOURCE_DIR}/cmake/ptxas_checked.sh ${CMAKE_CUDA_COMPILER_LAUNCHER})  # no empty element

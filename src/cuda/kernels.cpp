@@ -9,6 +9,7 @@
 #include "cuda/sm80/attention_fwd.hpp"
 #include "cuda/sm80/linear.hpp"
 #include "cuda/sm90a/attention_fwd.hpp"
+#include "cuda/sm90a/linear.hpp"
 
 // The generated instances of the tensor-core kernels.
 namespace flashkernel::cuda::sm75 {
@@ -131,6 +132,27 @@ KernelTable<LinearParams> cuda_kernels() {
   using cuda::sm80::linear_few_rows_supports;
   using cuda::sm80::linear_supports;
   static constexpr KernelEntry<LinearParams> rows[] = {
+#define FK_LINEAR(suffix, dtype)                        \
+  {"linear/cuda/sm90a/" #suffix "/few_rows",            \
+   DeviceType::kCuda,                                   \
+   90,                                                  \
+   90,                                                  \
+   kCpuAny,                                             \
+   kDecode + 1,                                         \
+   cuda::sm90a::linear_few_rows_supports<DType::dtype>, \
+   nullptr,                                             \
+   cuda::sm90a::linear_few_rows},                       \
+      {"linear/cuda/sm90a/" #suffix,                    \
+       DeviceType::kCuda,                               \
+       90,                                              \
+       90,                                              \
+       kCpuAny,                                         \
+       kHopper,                                         \
+       cuda::sm90a::linear_supports<DType::dtype>,      \
+       nullptr,                                         \
+       cuda::sm90a::linear},
+#include "cuda/sm90a/linear_rows.inc"
+#undef FK_LINEAR
       {"linear/cuda/sm80/f16/few_rows", DeviceType::kCuda, 80, kNewest, kCpuAny, kDecode,
        linear_few_rows_supports<DType::kFloat16>, nullptr, cuda::sm80::linear_few_rows_f16},
       {"linear/cuda/sm80/bf16/few_rows", DeviceType::kCuda, 80, kNewest, kCpuAny, kDecode,
@@ -153,6 +175,18 @@ template <>
 KernelTable<LinearBackwardParams> cuda_kernels() {
   using cuda::sm80::linear_bwd_supports;
   static constexpr KernelEntry<LinearBackwardParams> rows[] = {
+#define FK_LINEAR(suffix, dtype)                   \
+  {"linear_bwd/cuda/sm90a/" #suffix,               \
+   DeviceType::kCuda,                              \
+   90,                                             \
+   90,                                             \
+   kCpuAny,                                        \
+   kHopper,                                        \
+   cuda::sm90a::linear_bwd_supports<DType::dtype>, \
+   cuda::linear_gradient_workspace,                \
+   linear_bwd<cuda::sm90a::linear_bwd>},
+#include "cuda/sm90a/linear_rows.inc"
+#undef FK_LINEAR
       ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/f16", linear_bwd_supports<DType::kFloat16>,
                                    linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
                                    linear_bwd<cuda::sm80::linear_bwd>),

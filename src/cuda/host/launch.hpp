@@ -22,11 +22,13 @@ inline cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(str
 /// Grid, block, bytes of dynamic shared memory (what needs the opt-in gets it here) and stream of one launch.
 /// `early` (9.0 and later): the kernel may start before the previous one on the stream has ended; it waits itself, by
 /// ptx::wait_for_previous_kernel, before it reads what that one writes.
+/// `cluster` neighbours in the grid's x are one cluster (9.0 and later).
 struct LaunchShape {
   dim3 grid, block;
   std::size_t shared_bytes;
   cudaStream_t stream;
   bool early = false;
+  unsigned cluster = 1;
 };
 
 #ifdef __CUDACC__
@@ -44,13 +46,16 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = shape.stream;
-  cudaLaunchAttribute attribute{};
+  cudaLaunchAttribute attributes[2] = {};
   if (shape.early) {
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
+  if (shape.cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {shape.cluster, 1, 1};
+  }
+  config.attrs = attributes;
   cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
 }
 #endif

@@ -37,9 +37,10 @@ __device__ inline void mbarrier_expect(std::uint32_t barrier, std::uint32_t byte
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-/// Arrives at a barrier of another block of the cluster (an address from map_shared).
+/// Arrives at a barrier of another block of the cluster (an address from map_shared). It orders nothing: enough to say
+/// that a slot has been read. (With release at cluster scope the compiler emits a fence of the whole GPU.)
 __device__ inline void mbarrier_arrive_cluster(std::uint32_t cluster_barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");
 }
 
 /// True once the phase of this parity has ended; may sleep for a while before it says false.

@@ -71,6 +71,15 @@ __device__ inline std::uint32_t map_shared(std::uint32_t shared_address, std::ui
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(shared_address), "r"(rank));
   return mapped;
 }
+/// Four floats of another block of the cluster (an address from map_shared, a multiple of 16). PTX ISA 9.7.9.8.
+__device__ inline float4 load_cluster_4(std::uint32_t cluster_address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(cluster_address)
+               : "memory");
+  return v;
+}
 /// All threads of the cluster.
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }

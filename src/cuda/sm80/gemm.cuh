@@ -280,22 +280,7 @@ __global__ void __launch_bounds__(256) combine_kernel(const GemmProblem p, int s
   }
 #pragma unroll
   for (int c = 0; c < 4; ++c) x[c] += bias_of(e.bias, column + c, p.n);
-  const auto store = [&](T* to, bool vectors) {
-    if (vectors && column + 4 <= p.n) {
-      store_floats(to, x);
-      return;
-    }
-#pragma unroll
-    for (int c = 0; c < 4; ++c)
-      if (column + c < p.n) to[c] = from_float<T>(x[c]);
-  };
-  if (e.preactivation)
-    store(static_cast<T*>(e.preactivation) + row * e.stride_preactivation + column, e.vectors_preactivation);
-  with_activation(e.activation, [&](auto activation) {
-#pragma unroll
-    for (int c = 0; c < 4; ++c) x[c] = activate_for<decltype(activation)::value, T>(x[c]);
-  });
-  store(static_cast<T*>(e.out) + row * e.stride_out + column, e.vectors_out);
+  finish_4<T>(e, row, column, p.n, x);
 }
 
 template <class T>

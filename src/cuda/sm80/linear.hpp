@@ -1,5 +1,5 @@
 // linear and its gradient on mma.sync (8.0 and later): what the rows of cuda/kernels.cpp name. `linear` takes any
-// number of rows; `linear_few_rows_...` streams the weights once for up to 64 rows (decode).
+// number of rows; `linear_few_rows_...` streams the weights once for up to 16 rows (decode).
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace flashkernel::cuda::sm80 {
 
-inline constexpr std::int64_t kFewRows = 64;
+inline constexpr std::int64_t kFewRows = 16;
 inline constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // of a dim: indices are 32-bit, tiles added
 
 template <DType kDtype>
@@ -25,7 +25,7 @@ Verdict linear_supports(const LinearParams& p) {
 template <DType kDtype>
 Verdict linear_few_rows_supports(const LinearParams& p) {
   if (p.dtype != kDtype) return "another dtype";
-  if (p.rows > kFewRows) return "more than 64 rows";
+  if (p.rows > kFewRows) return "more than 16 rows";
   const auto aligned = [](const void* data, std::int64_t stride) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
   };

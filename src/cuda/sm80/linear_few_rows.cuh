@@ -1,5 +1,5 @@
 // linear for a few rows (decode): bound by reading the weights, once, at the speed of memory. The weights are the left
-// operand of mma.sync (16 features), up to 64 rows of x the right one (8 rows each). Both go from global memory
+// operand of mma.sync (16 features), up to 16 rows of x the right one (8 rows each). Both go from global memory
 // straight into fragments, 16 bytes a lane: within 32 values of k, lane l takes 8 (l%4) .. + 7 of its row, and as both
 // operands agree on that order the sum is the same. Warps of a block share features or split k; partial sums meet in
 // shared memory, in the order of the warps.
@@ -82,12 +82,11 @@ struct Weights {
 };
 
 template <class T, bool kAlongIn, int kTokens8, int kFrags>
-__global__ void __launch_bounds__(32 * kFewRowsWarps, kTokens8 >= 4 ? 1 : 2)
-    linear_few_rows_kernel(const FewRowsProblem p) {
+__global__ void __launch_bounds__(32 * kFewRowsWarps, 2) linear_few_rows_kernel(const FewRowsProblem p) {
   using W = Weights<T, kAlongIn, kFrags>;
   constexpr int kFeatures = 16 * kFrags, kRows = 8 * kTokens8;
-  constexpr int kAhead = kFrags == 1 && kTokens8 < 8 ? 3 : 2;  // chunks under way: 4 to 8 KB a warp
-  extern __shared__ float partial[];                           // [warps that split k][features of the block][kRows + 1]
+  constexpr int kAhead = kFrags == 1 ? 3 : 2;  // chunks under way: 4 to 8 KB a warp
+  extern __shared__ float partial[];           // [warps that split k][features of the block][kRows + 1]
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quarter = lane % 4;
   const int warps_down = kFewRowsWarps / p.warps_across;
@@ -110,6 +109,10 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, kTokens8 >= 4 ? 1 : 2)
   for (int j = 0; j < kTokens8; ++j)
     x[j] = static_cast<const T*>(p.x) + min(8 * j + group, p.rows - 1) * p.stride_x + 8 * quarter;
 
+  // Each thread finishes one feature; its bias is fetched while the first weights are under way.
+  const int features_of_block = p.warps_across * kFeatures;  // divides the number of threads
+  const int feature_of_thread = static_cast<int>(threadIdx.x) % features_of_block;
+
   const auto load = [&](W& w, int chunk) {
     const int k = chunk * kFewRowsChunk;
     w.load(weight + (kAlongIn ? k : k * p.stride_weight), p.stride_weight, row, p.k - k - 8 * quarter);
@@ -118,6 +121,7 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, kTokens8 >= 4 ? 1 : 2)
   W w[kAhead];
 #pragma unroll
   for (int ahead = 0; ahead < kAhead; ++ahead) load(w[ahead], down + ahead * warps_down);
+  const float bias = bias_of(p.epilogue.bias, block_first + feature_of_thread, p.features);
   const int num_chunks = (p.k + kFewRowsChunk - 1) / kFewRowsChunk;
 #pragma unroll 1
   for (int base = down; base < num_chunks; base += kAhead * warps_down) {
@@ -147,7 +151,6 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, kTokens8 >= 4 ? 1 : 2)
     }
   }
 
-  const int features_of_block = p.warps_across * kFeatures;
 #pragma unroll
   for (int f = 0; f < kFrags; ++f)
 #pragma unroll
@@ -158,12 +161,13 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, kTokens8 >= 4 ? 1 : 2)
         partial[(down * features_of_block + feature) * (kRows + 1) + 8 * j + 2 * quarter + e % 2] = sum[f][j][e];
       }
   __syncthreads();
-  for (int at = threadIdx.x; at < features_of_block * p.rows; at += 32 * kFewRowsWarps) {
-    const int token = at / features_of_block, feature = at - token * features_of_block;
-    if (block_first + feature >= p.features) continue;
-    float total = bias_of(p.epilogue.bias, block_first + feature, p.features);
-    for (int d = 0; d < warps_down; ++d) total += partial[(d * features_of_block + feature) * (kRows + 1) + token];
-    finish_element<T>(p.epilogue, token, block_first + feature, total);
+  if (block_first + feature_of_thread >= p.features) return;
+  const int stride = 32 * kFewRowsWarps / features_of_block;
+  for (int token = static_cast<int>(threadIdx.x) / features_of_block; token < p.rows; token += stride) {
+    float total = bias;
+    for (int d = 0; d < warps_down; ++d)
+      total += partial[(d * features_of_block + feature_of_thread) * (kRows + 1) + token];
+    finish_element<T>(p.epilogue, token, block_first + feature_of_thread, total);
   }
 }
 
@@ -180,9 +184,7 @@ void launch_few_rows(FewRowsProblem p, int num_sms, cudaStream_t stream) {
   };
   const auto with_tokens = [&](auto frags) {
     if (p.rows <= 8) return run(std::integral_constant<int, 1>{}, frags);
-    if (p.rows <= 16) return run(std::integral_constant<int, 2>{}, frags);
-    if (p.rows <= 32) return run(std::integral_constant<int, 4>{}, frags);
-    return run(std::integral_constant<int, 8>{}, frags);
+    run(std::integral_constant<int, 2>{}, frags);
   };
   const auto enough = [&](int features) { return ceil_div(p.features, features) * 10 >= num_sms * 9; };
   p.warps_across = enough(128) && p.rows > 8 ? 4 : enough(64) && p.rows > 8 ? 2 : 1;

@@ -58,8 +58,10 @@ __device__ inline float erfc_fast(float x) {
 
 template <Activation kActivation>
 __device__ inline float activate_fast(float x) {
-  if constexpr (kActivation == Activation::kGeluTanh)  // (1 + tanh(u)) / 2 = sigmoid(2 u)
-    return x * sigmoid_fast(2.0f * kSqrtTwoOverPi * x * fmaf(kGeluCubic * x, x, 1.0f));
+  if constexpr (kActivation == Activation::kGeluTanh) {  // (1 + tanh(u)) / 2 = sigmoid(2 u) = 1 / (1 + exp(-2 u))
+    constexpr float kLinear = -2.0f * kLog2OfE * kSqrtTwoOverPi;
+    return x * ptx::reciprocal_approx(1.0f + ptx::exp2_approx(x * fmaf(kLinear * kGeluCubic * x, x, kLinear)));
+  }
   if constexpr (kActivation == Activation::kGelu) {
     const float q = 0.5f * erfc_fast(x);
     return x * (x >= 0.0f ? 1.0f - q : q);

@@ -66,6 +66,27 @@ __device__ inline void finish_element(const LinearEpilogue& e, std::int64_t row,
   static_cast<T*>(e.out)[row * e.stride_out + column] = from_float<T>(x);
 }
 
+/// Four neighbours of a row, from a column that is a multiple of 4.
+template <class T>
+__device__ inline void finish_4(const LinearEpilogue& e, std::int64_t row, int column, int columns, float (&x)[4]) {
+  const auto store = [&](void* data, std::int64_t stride, bool vectors) {
+    T* const to = static_cast<T*>(data) + row * stride + column;
+    if (vectors && column + 4 <= columns) {
+      store_floats(to, x);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (column + i < columns) to[i] = from_float<T>(x[i]);
+  };
+  if (e.preactivation) store(e.preactivation, e.stride_preactivation, e.vectors_preactivation);
+  with_activation(e.activation, [&](auto activation) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = activate_for<decltype(activation)::value, T>(x[i]);
+  });
+  store(e.out, e.stride_out, e.vectors_out);
+}
+
 /// 16 bytes of a row, of which the first `count` elements are stored.
 template <class T>
 __device__ inline void store_chunk(T* to, const uint4& chunk, int count, bool vectors) {

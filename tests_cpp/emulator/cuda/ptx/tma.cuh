@@ -16,7 +16,6 @@ using simt::Where;
 
 inline std::uint64_t l2_evict_first() { return 1; }
 inline std::uint64_t l2_evict_last() { return 2; }
-inline std::uint64_t l2_evict_normal() { return 0; }
 inline void tma_prefetch_map(const CUtensorMap* map) { simt::decode(map); }
 
 namespace emulated {

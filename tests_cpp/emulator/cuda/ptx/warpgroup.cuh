@@ -80,8 +80,8 @@ inline std::uint32_t cluster_rank() { return simt::current->rank; }
 inline std::uint32_t map_shared(std::uint32_t shared_address, std::uint32_t rank) {
   return simt::map_shared(shared_address, rank);
 }
-inline float load_cluster(std::uint32_t cluster_address) {
-  return *static_cast<const float*>(simt::shared_pointer(cluster_address));
+inline float4 load_cluster_4(std::uint32_t cluster_address) {
+  return *static_cast<const float4*>(simt::shared_pointer(cluster_address));
 }
 inline void cluster_arrive(Where where = Where::here()) { simt::cluster_arrive(where); }
 inline void cluster_wait(Where where = Where::here()) { simt::cluster_wait(where); }

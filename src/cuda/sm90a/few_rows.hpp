@@ -1,0 +1,24 @@
+// The decode product of few_rows.cuh: what it is given, and how it is cut.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/sm90a/gemm.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+struct FewRowsProblem {
+  GemmOperand weight, x;  // [features, k], [rows, k]
+  std::int64_t rows = 0, features = 0, k = 0;
+  LinearEpilogue epilogue;
+};
+
+/// Blocks that share 64 features by splitting k: 1, 2, 4 or 8.
+int plan_splits(std::int64_t features, std::int64_t k, int num_sms);
+
+template <class T>
+void few_rows(const FewRowsProblem& problem, int splits, cudaStream_t stream);
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,8 @@
+// few_rows.cuh for __half.
+#include "cuda/sm90a/few_rows.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+template void few_rows<__half>(const FewRowsProblem&, int, cudaStream_t);
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,43 @@
+// C = A B^T with a fused epilogue on wgmma and TMA: what linear and its gradient ask for on 9.0. A is [m, k] and B is
+// [n, k], each stored along k ("k-major") or along its other dim. The kernel is in gemm.cuh, one instance file a dtype.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/tile/linear_epilogue.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+struct GemmOperand {
+  const void* data = nullptr;
+  std::int64_t stride = 0;  // elements from one row of the stored matrix to the next
+  bool k_major = true;      // a row of the stored matrix runs along k
+};
+
+struct GemmProblem {
+  GemmOperand a, b;
+  std::int64_t m = 0, n = 0, k = 0;
+  LinearEpilogue epilogue;
+};
+
+/// The kernel's variants: columns of a tile of 128 rows. Cooperative: two warpgroups share a tile; ping-pong: each has
+/// a tile of its own and one's epilogue runs under the other's products. A pair of blocks shares B's tile by multicast.
+enum class GemmVariant {
+  kPingPong192Pair,  // this one and the last for k-major operands only
+  kPingPong192,
+  kPingPong128,
+  kCooperative128,
+  kCooperative96,
+};
+
+GemmVariant choose_variant(const GemmProblem& problem, int num_sms);
+
+/// T is __half or __nv_bfloat16. Both operands k-major, or the second one or both along their other dim. Every operand
+/// and result must fit a tensor map (host/tensor_map.hpp).
+template <class T>
+void gemm(const char* name, const GemmProblem& problem, GemmVariant variant, int num_sms, cudaStream_t stream);
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,180 @@
+// linear and the products of its gradient by the kernel of gemm.hpp; which variant serves is decided here.
+#include "cuda/sm90a/linear.hpp"
+
+#include "cuda/host/launch.hpp"
+#include "cuda/host/tensor_map.hpp"
+#include "cuda/sm90a/few_rows.hpp"
+#include "cuda/sm90a/gemm.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+GemmVariant choose_variant(const GemmProblem& p, int num_sms) {
+  const auto tiles = [&](std::int64_t n) { return ceil_div(p.m, 128) * ceil_div(p.n, n); };
+  const bool k_major = p.a.k_major && p.b.k_major;
+  // One wave or less: both warpgroups of a multiprocessor on one tile.
+  if (k_major && tiles(96) <= num_sms) return GemmVariant::kCooperative96;
+  if (tiles(128) <= num_sms) return GemmVariant::kCooperative128;
+  // Larger tiles move less; smaller ones may leave less of the last wave idle.
+  const std::int64_t columns_192 = ceil_div(tiles(192), num_sms) * 192;
+  const std::int64_t columns_128 = ceil_div(tiles(128), num_sms) * 128;
+  if (columns_128 * 103 < columns_192 * 100) return GemmVariant::kPingPong128;
+  return k_major && p.k >= 4096 && p.m >= 2048 ? GemmVariant::kPingPong192Pair : GemmVariant::kPingPong192;
+}
+
+int plan_splits(std::int64_t features, std::int64_t k, int num_sms) {
+  // Until most multiprocessors have a block, as long as each has two k-tiles: the parts' sums must meet.
+  int splits = 1;
+  while (splits < 8 && k >= 256 * splits && 10 * ceil_div(features, 64) * splits < 7 * num_sms) splits *= 2;
+  return splits;
+}
+
+namespace {
+
+constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // coordinates are 32-bit
+
+/// A matrix of `rows` x `columns`, neighbours along the columns.
+bool fits(DType dtype, const void* data, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
+  TensorMapSpec spec;
+  spec.data = data;
+  spec.dtype = dtype;
+  spec.rank = 2;
+  spec.dims[0] = {columns, 1, 64};
+  spec.dims[1] = {rows, stride, 64};
+  return fits_tensor_map(spec);
+}
+
+bool fits_either(DType dtype, const void* data, std::int64_t out, std::int64_t in, std::int64_t stride_out,
+                 std::int64_t stride_in) {
+  return stride_in == 1 ? fits(dtype, data, out, in, stride_out) : fits(dtype, data, in, out, stride_in);
+}
+
+const char* const kUnaligned = "a tensor's data or rows are not at multiples of 16 bytes";
+const char* const kTails = "in_features or out_features is not a multiple of 8";  // results leave 8 at a time
+
+/// What both forward kernels ask for.
+Verdict check_forward(const LinearParams& p, DType dtype) {
+  if (p.dtype != dtype) return "another dtype";
+  if (p.rows > kMostElements || p.in_features > kMostElements || p.out_features > kMostElements)
+    return "a dim is over 2^30";
+  if (p.in_features == 0) return "no in_features";
+  if (p.rows == 0 || p.out_features == 0) return Verdict::ok();
+  if (!fits(dtype, p.x, p.rows, p.in_features, p.stride_x_row) ||
+      !fits_either(dtype, p.weight, p.out_features, p.in_features, p.stride_weight_out, p.stride_weight_in) ||
+      !fits(dtype, p.out, p.rows, p.out_features, p.stride_out_row) ||
+      (p.preactivation && !fits(dtype, p.preactivation, p.rows, p.out_features, p.stride_preactivation_row)))
+    return kUnaligned;
+  return Verdict::ok();
+}
+
+}  // namespace
+
+Verdict linear_supports(const LinearParams& p, DType dtype) {
+  if (p.out_features % 8 != 0) return kTails;
+  return check_forward(p, dtype);
+}
+
+void linear(const LinearParams& p, void*, Stream stream) {
+  if (p.rows == 0 || p.out_features == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const int num_sms = cuda_device_properties(p.device.index).num_sms;
+  GemmProblem problem;
+  problem.m = p.rows;
+  problem.n = p.out_features;
+  problem.k = p.in_features;
+  problem.a = {p.x, p.stride_x_row, true};
+  const bool along_in = p.stride_weight_in == 1;
+  problem.b = {p.weight, along_in ? p.stride_weight_out : p.stride_weight_in, along_in};
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    problem.epilogue = linear_epilogue<T>(p);
+    gemm<T>("linear", problem, choose_variant(problem, num_sms), num_sms, native(stream));
+  };
+  if (p.dtype == DType::kFloat16)
+    run(__half{});
+  else
+    run(__nv_bfloat16{});
+}
+
+Verdict linear_few_rows_supports(const LinearParams& p, DType dtype) {
+  if (p.rows > kFewRows) return "more than 64 rows";
+  return check_forward(p, dtype);
+}
+
+void linear_few_rows(const LinearParams& p, void*, Stream stream) {
+  if (p.rows == 0 || p.out_features == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  FewRowsProblem problem;
+  problem.rows = p.rows;
+  problem.features = p.out_features;
+  problem.k = p.in_features;
+  problem.x = {p.x, p.stride_x_row, true};
+  const bool along_in = p.stride_weight_in == 1;
+  problem.weight = {p.weight, along_in ? p.stride_weight_out : p.stride_weight_in, along_in};
+  const int splits = plan_splits(p.out_features, p.in_features, cuda_device_properties(p.device.index).num_sms);
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    problem.epilogue = linear_epilogue<T>(p);
+    few_rows<T>(problem, splits, native(stream));
+  };
+  if (p.dtype == DType::kFloat16)
+    run(__half{});
+  else
+    run(__nv_bfloat16{});
+}
+
+Verdict linear_bwd_supports(const LinearBackwardParams& p, DType dtype) {
+  if (p.dtype != dtype) return "another dtype";
+  if (p.rows > kMostElements || p.in_features > kMostElements || p.out_features > kMostElements)
+    return "a dim is over 2^30";
+  if (p.rows == 0 || p.in_features == 0 || p.out_features == 0) return "an empty matrix";
+  if (p.in_features % 8 != 0 || p.out_features % 8 != 0) return kTails;
+  const bool g_given = p.activation == Activation::kNone;  // else it lies in the workspace
+  if ((g_given && !fits(dtype, p.grad_out, p.rows, p.out_features, p.stride_grad_out_row)) ||
+      (p.grad_x &&
+       (!fits(dtype, p.grad_x, p.rows, p.in_features, p.stride_grad_x_row) ||
+        !fits_either(dtype, p.weight, p.out_features, p.in_features, p.stride_weight_out, p.stride_weight_in))) ||
+      (p.grad_weight && (!fits(dtype, p.x, p.rows, p.in_features, p.stride_x_row) ||
+                         !fits_either(dtype, p.grad_weight, p.out_features, p.in_features, p.stride_grad_weight_out,
+                                      p.stride_grad_weight_in))))
+    return kUnaligned;
+  return Verdict::ok();
+}
+
+void linear_bwd(const LinearBackwardParams& p, void*, Stream stream) {
+  const CudaDeviceGuard guard(p.device.index);
+  const int num_sms = cuda_device_properties(p.device.index).num_sms;
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    if (p.grad_x) {
+      GemmProblem problem;
+      problem.m = p.rows;
+      problem.n = p.in_features;
+      problem.k = p.out_features;
+      problem.a = {p.grad_out, p.stride_grad_out_row, true};
+      const bool along_out = p.stride_weight_in != 1;  // W [out, in] is B [in, out]
+      problem.b = {p.weight, along_out ? p.stride_weight_in : p.stride_weight_out, along_out};
+      problem.epilogue = plain_epilogue<T>(p.grad_x, p.stride_grad_x_row);
+      gemm<T>("linear_bwd: grad_x", problem, choose_variant(problem, num_sms), num_sms, native(stream));
+    }
+    if (p.grad_weight) {
+      GemmProblem problem;
+      // Rows of the result run along the dim that is contiguous in memory.
+      const bool along_in = p.stride_grad_weight_in == 1;
+      problem.m = along_in ? p.out_features : p.in_features;
+      problem.n = along_in ? p.in_features : p.out_features;
+      problem.k = p.rows;
+      problem.a = {p.grad_out, p.stride_grad_out_row, false};
+      problem.b = {p.x, p.stride_x_row, false};
+      if (!along_in) std::swap(problem.a, problem.b);
+      problem.epilogue =
+          plain_epilogue<T>(p.grad_weight, along_in ? p.stride_grad_weight_out : p.stride_grad_weight_in);
+      gemm<T>("linear_bwd: grad_weight", problem, choose_variant(problem, num_sms), num_sms, native(stream));
+    }
+  };
+  if (p.dtype == DType::kFloat16)
+    run(__half{});
+  else
+    run(__nv_bfloat16{});
+}
+
+}  // namespace flashkernel::cuda::sm90a

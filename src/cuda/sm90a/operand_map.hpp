@@ -1,0 +1,27 @@
+// Tensor maps of a product's operands: boxes of 64 elements (lines of 128 bytes) along the contiguous dim.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "cuda/host/tensor_map.hpp"
+#include "cuda/sm90a/gemm.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+/// The operand [mn, k]: boxes of box_mn x 64 where it is k-major, else of 64 x box_k.
+template <class T>
+CUtensorMap operand_map(const char* name, const GemmOperand& operand, std::int64_t mn, std::int64_t k, int box_mn,
+                        int box_k) {
+  TensorMapSpec spec;
+  spec.data = operand.data;
+  spec.dtype = std::is_same_v<T, __half> ? DType::kFloat16 : DType::kBFloat16;
+  spec.rank = 2;
+  const bool along_k = operand.k_major;  // lines of 64 elements along k, or along the other dim
+  spec.dims[0] = {along_k ? k : mn, 1, 64};
+  spec.dims[1] = {along_k ? mn : k, operand.stride, static_cast<std::uint32_t>(along_k ? box_mn : box_k)};
+  return make_tensor_map(name, spec);
+}
+
+}  // namespace flashkernel::cuda::sm90a
