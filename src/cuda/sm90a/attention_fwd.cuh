@@ -10,6 +10,7 @@
 #pragma once
 
 #include <numeric>
+#include <type_traits>
 
 #include "cuda/host/launch.hpp"
 #include "cuda/sm90a/attention_fwd.hpp"
@@ -18,18 +19,18 @@
 
 namespace flashkernel::cuda::sm90a {
 
-template <class Shape, class T>
+template <class Shape, class T, bool kModified>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attention_fwd_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ ForwardPlan plan,
                          const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
                          const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_out) {
-  extern __shared__ unsigned char dynamic_shared[];
-  const SharedLayout<Shape> shared{(ptx::shared_address(dynamic_shared) + 1023) / 1024 * 1024};
+  extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // lines of the swizzle: 1024 bytes
+  const SharedLayout<Shape> shared{ptx::shared_address(dynamic_shared)};
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Shape::kQSlots; ++slot)
       for (int w = 0; w < Shape::kConsumers; ++w) {
         ptx::mbarrier_init(shared.q_full(slot, w), 1);
-        ptx::mbarrier_init(shared.q_empty(slot, w), 1);
+        ptx::mbarrier_init(shared.q_empty(slot, w), Shape::kQSlots > 1 ? 1 : 4);  // the leader, or each warp
       }
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       ptx::mbarrier_init(shared.k_full(stage), 1);
@@ -49,12 +50,24 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       produce<Shape, true>(p, plan, shared, &map_q, &map_v);
   } else {
     ptx::increase_registers<Shape::kConsumerRegisters>();
-    Consumer<Shape, T> consumer{p, plan, shared, &map_out, warpgroup - 1};
+    Consumer<Shape, T, kModified> consumer{p, plan, shared, &map_out, warpgroup - 1};
     consumer.run();
   }
 }
 
-template <class Shape, class T>
+/// How many heads' tiles alternate. Without a right bound all tiles are alike, and a head's stay together. Else heavy
+/// ones go first among the heads of a group: so many that their tiles fill whole pairs of rounds, of which every other
+/// one runs backwards, and each block gets the same work (a few tiles off, and the blocks drift apart: 30 % at seq
+/// 2048). All heads where the keys of such a group don't fit the L2 cache: then blocks in step read the same keys.
+inline int heads_at_once(const AttentionParams& p, std::int64_t heads, int q_tiles,
+                         const CudaDeviceProperties& device) {
+  if (p.window_right < 0) return 1;
+  const std::int64_t group = 2 * device.num_sms / std::gcd(2 * device.num_sms, q_tiles);
+  const std::int64_t bytes_per_head = (p.head_dim + p.head_dim_v) * 2 * p.seq_k / (p.heads_q / p.heads_kv);
+  return static_cast<int>(group < heads && group * bytes_per_head <= device.l2_bytes ? group : heads);
+}
+
+template <class Shape, class T, bool kModified>
 void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
   ForwardPlan plan;
   plan.q_tiles = static_cast<int>(ceil_div(p.seq_q, Shape::kBlockM));
@@ -63,49 +76,56 @@ void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
   plan.heads_q = static_cast<int>(p.heads_q);
   plan.group = static_cast<int>(p.heads_q / p.heads_kv);
   constexpr float kLog2E = 1.4426950408889634f;
-  plan.modified = p.softcap > 0.0f || !(p.scale > 0.0f);
-  plan.scale_log2 = plan.modified ? kLog2E : p.scale * kLog2E;
+  plan.scale_log2 = kModified ? kLog2E : p.scale * kLog2E;
   plan.items = static_cast<int>(heads * plan.q_tiles);
   plan.kv_box_rows = static_cast<int>(p.is_paged() ? std::gcd<std::int64_t, std::int64_t>(p.page_size, Shape::kBlockN)
                                                    : Shape::kBlockN);
-  // Without a right bound all tiles are alike, and a head's stay together. Else heavy ones go first, among as many
-  // heads as have their K and V in half of the L2 cache.
-  const std::int64_t bytes_per_head = std::max<std::int64_t>(1, (p.head_dim + p.head_dim_v) * 2 * p.seq_k / plan.group);
-  const CudaDeviceProperties& device = cuda_device_properties(p.device.index);
-  plan.heads_at_once = static_cast<int>(
-      p.window_right < 0 ? 1 : std::max<std::int64_t>(1, std::min(heads, device.l2_bytes / 2 / bytes_per_head)));
+  plan.heads_at_once = heads_at_once(p, heads, plan.q_tiles, cuda_device_properties(p.device.index));
   const auto box = static_cast<std::uint32_t>(plan.kv_box_rows);
-  launch("attention_fwd sm90a", attention_fwd_kernel<Shape, T>,
-         {static_cast<unsigned>(std::min(plan.items, device.num_sms)), Shape::kThreads, SharedLayout<Shape>::kBytes,
-          stream},
+  launch("attention_fwd sm90a", attention_fwd_kernel<Shape, T, kModified>,
+         {static_cast<unsigned>(std::min(plan.items, cuda_device_properties(p.device.index).num_sms)), Shape::kThreads,
+          SharedLayout<Shape>::kBytes, stream},
          p, plan, make_tensor_map("attention_fwd q", q_map(p, 64)),
          make_tensor_map("attention_fwd k", kv_map(p, false, box)),
          make_tensor_map("attention_fwd v", kv_map(p, true, box)),
          make_tensor_map("attention_fwd out", out_map(p, 64)));
 }
 
-// Tiles by head_dim: queries x keys. Shared memory: kQSlots Q and kStages of K and of V, 227 KB.
+// Tiles by head_dim: queries x keys. Short serves calls of few queries a sequence, where it is faster; Modified what
+// leaves registers for the softcap. Shared memory: kQSlots Q and kStages of K and of V, 227 KB at the most.
 template <int kDim>
 struct ForwardTiles;
 template <>
 struct ForwardTiles<64> {
-  using Shape = ForwardShape<64, 3, 96, 2>;  // 2 x 24 + 4 x 12 KB
+  using Shape = ForwardShape<64, 3, 96, 2>;   // 2 x 24 + 4 x 12 KB
+  using Short = ForwardShape<64, 2, 128, 2>;  // 2 x 16 + 4 x 16 KB: less of it is masked
+  using Modified = Shape;
+  static bool is_short(const AttentionParams& p) { return p.window_right >= 0 && p.seq_q <= 1024; }
 };
 template <>
 struct ForwardTiles<96> {
   using Shape = ForwardShape<96, 2, 128, 2>;  // 2 x 32 + 4 x 32 KB
+  using Short = Shape;
+  using Modified = Shape;
 };
 template <>
 struct ForwardTiles<128> {
   using Shape = ForwardShape<128, 2, 128, 2>;  // 2 x 32 + 4 x 32 KB
+  using Short = Shape;
+  using Modified = Shape;
 };
 template <>
 struct ForwardTiles<192> {
   using Shape = ForwardShape<192, 2, 80, 1>;  // 48 + 4 x 30 KB
+  using Short = Shape;
+  using Modified = Shape;
 };
 template <>
 struct ForwardTiles<256> {
-  using Shape = ForwardShape<256, 2, 80, 1>;  // 64 + 4 x 40 KB
+  using Shape = ForwardShape<256, 2, 80, 1>;     // 64 + 4 x 40 KB
+  using Short = ForwardShape<256, 2, 48, 2>;     // 2 x 64 + 4 x 24 KB: the next tile's Q is there in time
+  using Modified = ForwardShape<256, 2, 48, 1>;  // 64 + 4 x 24 KB
+  static bool is_short(const AttentionParams& p) { return p.seq_q <= 512; }
 };
 
 /// An entry of the table.
@@ -113,7 +133,14 @@ template <class T, int kDim>
 void attention_fwd_instance(const AttentionParams& p, void*, Stream stream) {
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  launch_attention_fwd<typename ForwardTiles<kDim>::Shape, T>(p, native(stream));
+  // Scores that only scale, by a positive number: the largest product is the largest score.
+  if (p.softcap > 0.0f || !(p.scale > 0.0f))
+    return launch_attention_fwd<typename ForwardTiles<kDim>::Modified, T, true>(p, native(stream));
+  if constexpr (!std::is_same_v<typename ForwardTiles<kDim>::Short, typename ForwardTiles<kDim>::Shape>) {
+    if (ForwardTiles<kDim>::is_short(p))
+      return launch_attention_fwd<typename ForwardTiles<kDim>::Short, T, false>(p, native(stream));
+  }
+  launch_attention_fwd<typename ForwardTiles<kDim>::Shape, T, false>(p, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm90a

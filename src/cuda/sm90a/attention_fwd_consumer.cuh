@@ -13,8 +13,11 @@ namespace flashkernel::cuda::sm90a {
 /// Numbers of the named barriers; 0 is __syncthreads.
 enum NamedBarrier : int { kTurn = 1, kWarpgroup = 5 };  // one of each per consumer
 
-template <class Shape, class T>
+/// kModified: scores get a softcap, or a scale that is not positive, before their exponentials.
+template <class Shape, class T, bool kModified>
 struct Consumer {
+  // Two places for Q: a tile's first scores and the last values of the one before are one batch.
+  static constexpr bool kOverlap = !kModified && Shape::kQSlots > 1;
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kHalf = Shape::kHasHalf ? kBlockN / 2 : kBlockN;
   static constexpr int kScores = kBlockN / 2;       // a thread's elements of 64 x kBlockN
@@ -26,8 +29,8 @@ struct Consumer {
   const CUtensorMap* map_out;
   const int warpgroup;
 
-  RingCursor<Shape::kQSlots> at_q;
-  RingCursor<Shape::kStages> at_k, at_v;
+  Ring<Shape::kQSlots> tiles;   // the current tile's
+  Ring<Shape::kStages> blocks;  // the next block's K and V; while values are due, their V is at blocks.before()
   float score[kScores];
   float out[Shape::kDim / 2];
   std::uint32_t weights[kValueSteps][4];  // the exponentials of the block before, as operands of its values
@@ -45,12 +48,16 @@ struct Consumer {
     ptx::barrier_arrive(kTurn + (warpgroup + 1 == Shape::kConsumers ? 0 : warpgroup + 1), 256);
   }
 
+  __device__ void wait_for_values() const {
+    ptx::mbarrier_wait(shared.v_full(blocks.before().slot()), blocks.before().parity());
+  }
+
   /// S = Q K^T for the first kWidth keys of the slot; only issues.
   template <int kWidth>
-  __device__ void issue_scores(int q_slot, int k_slot) {
+  __device__ void issue_scores() {
     auto& first = reinterpret_cast<float(&)[kWidth / 2]>(score);
-    const std::uint64_t q = ptx::matrix_descriptor(shared.q(q_slot, warpgroup), 16, 1024);
-    const std::uint64_t k = ptx::matrix_descriptor(shared.k(k_slot), 16, 1024);
+    const std::uint64_t q = ptx::matrix_descriptor(shared.q(tiles.slot(), warpgroup), 16, 1024);
+    const std::uint64_t k = ptx::matrix_descriptor(shared.k(blocks.slot()), 16, 1024);
 #pragma unroll
     for (int d = 0; d < Shape::kDim / 16; ++d)
       ptx::wgmma_ss<T>(first, q + (d / 4 * Shape::kQBlockBytes + d % 4 * 32) / 16,
@@ -59,8 +66,8 @@ struct Consumer {
 
   /// O += P V for the first kWidth keys of the slot; only issues.
   template <int kWidth>
-  __device__ void issue_values(int v_slot, bool accumulate) {
-    const std::uint64_t v = ptx::matrix_descriptor(shared.v(v_slot), Shape::kKvBlockBytes, 1024);
+  __device__ void issue_values(bool accumulate) {
+    const std::uint64_t v = ptx::matrix_descriptor(shared.v(blocks.before().slot()), Shape::kKvBlockBytes, 1024);
 #pragma unroll
     for (int n = 0; n < kWidth / 16; ++n)
       ptx::wgmma_rs<T, true>(out, weights[n], v + n * 2048 / 16, n > 0 || accumulate);
@@ -84,7 +91,7 @@ struct Consumer {
   template <int kWidth>
   __device__ bool softmax(const TileRecord& tile, int block, bool masked, float (&factor)[2]) {
     auto& first = reinterpret_cast<float(&)[kWidth / 2]>(score);
-    if (plan.modified) modify_scores(first, p.scale, p.softcap);
+    if constexpr (kModified) modify_scores(first, p.scale, p.softcap);
     if (masked)
       mask_scores(first, tile.range, tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4,
                   block * kBlockN + 2 * static_cast<int>(threadIdx.x % 4));
@@ -94,27 +101,27 @@ struct Consumer {
   /// Block `block`'s scores while the one before gets its values: of kWidth keys, added to `out` if `accumulate`.
   template <int kWidth>
   __device__ void step(const TileRecord& tile, int block, bool masked, bool accumulate) {
-    ptx::mbarrier_wait(shared.k_full(at_k.slot), at_k.phase);
+    ptx::mbarrier_wait(shared.k_full(blocks.slot()), blocks.parity());
     take_turn();
     ptx::hold(score);
+    ptx::wgmma_fence();
+    issue_scores<kBlockN>();
+    ptx::wgmma_commit();
+    wait_for_values();
     hold_values();
     ptx::wgmma_fence();
-    issue_scores<kBlockN>(at_q.slot, at_k.slot);
-    ptx::wgmma_commit();
-    ptx::mbarrier_wait(shared.v_full(at_v.slot), at_v.phase);
-    issue_values<kWidth>(at_v.slot, accumulate);
+    issue_values<kWidth>(accumulate);
     ptx::wgmma_commit();
     pass_turn();
     ptx::wgmma_wait<1>();
     ptx::hold(score);
-    release(shared.k_empty(at_k.slot));
-    at_k.advance();
+    release(shared.k_empty(blocks.slot()));
     float factor[2];
     const bool rescale = softmax<kBlockN>(tile, block, masked, factor);
     ptx::wgmma_wait<0>();
     hold_values();
-    release(shared.v_empty(at_v.slot));
-    at_v.advance();
+    release(shared.v_empty(blocks.before().slot()));
+    ++blocks.count;
     pack_weights<kBlockN>();
     if (rescale) {
 #pragma unroll
@@ -125,114 +132,172 @@ struct Consumer {
   }
 
   /// The values of the last block of a tile.
-  template <int kWidth>
   __device__ void last_values(bool accumulate) {
-    ptx::mbarrier_wait(shared.v_full(at_v.slot), at_v.phase);
+    wait_for_values();
     hold_values();
     ptx::wgmma_fence();
-    issue_values<kWidth>(at_v.slot, accumulate);
+    issue_values<kBlockN>(accumulate);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     hold_values();
-    release(shared.v_empty(at_v.slot));
-    at_v.advance();
+    release(shared.v_empty(blocks.before().slot()));
   }
 
-  /// A tile's first block: kWidth of its keys, the others are masked. Takes no values: there are none yet.
-  template <int kWidth>
-  __device__ void first_block(const TileRecord& tile, int block, bool masked) {
-    ptx::mbarrier_wait(shared.k_full(at_k.slot), at_k.phase);
+  /// The scores of a tile's first block, kWidth of its keys (the others are masked), and with kValues the last values
+  /// of the tile before.
+  template <int kWidth, bool kValues>
+  __device__ void open_tile(bool accumulate) {
+    ptx::mbarrier_wait(shared.k_full(blocks.slot()), blocks.parity());
+    take_turn();
     ptx::hold(score);
     ptx::wgmma_fence();
-    issue_scores<kWidth>(at_q.slot, at_k.slot);
+    issue_scores<kWidth>();
     ptx::wgmma_commit();
+    if (kValues) {
+      wait_for_values();
+      hold_values();
+      ptx::wgmma_fence();
+      issue_values<kBlockN>(accumulate);
+      ptx::wgmma_commit();
+    }
     pass_turn();
     ptx::wgmma_wait<0>();
     ptx::hold(score);
-    release(shared.k_empty(at_k.slot));
-    at_k.advance();
-    float factor[2];
-    softmax<kWidth>(tile, block, masked, factor);
-    pack_weights<kWidth>();
+    if (kValues) hold_values();
+    release(shared.k_empty(blocks.slot()));
+    if (kValues) release(shared.v_empty(blocks.before().slot()));
+    ++blocks.count;
   }
 
   /// Skips a block that none of this warpgroup's rows sees.
   __device__ void skip_block() {
-    ptx::mbarrier_wait(shared.k_full(at_k.slot), at_k.phase);
-    release(shared.k_empty(at_k.slot));
-    at_k.advance();
-    ptx::mbarrier_wait(shared.v_full(at_v.slot), at_v.phase);
-    release(shared.v_empty(at_v.slot));
-    at_v.advance();
+    ptx::mbarrier_wait(shared.k_full(blocks.slot()), blocks.parity());
+    release(shared.k_empty(blocks.slot()));
+    ptx::mbarrier_wait(shared.v_full(blocks.slot()), blocks.parity());
+    release(shared.v_empty(blocks.slot()));
+    ++blocks.count;
+    take_turn();
+    pass_turn();
+  }
+
+  /// What a tile's last block leaves to be done when the next tile's first scores are under way.
+  struct Pending {
+    int accumulate = 0;  // its values are not the tile's first
+    int partly_masked = 0;
+  } pending;
+
+  __device__ void finish_pending() {
+    finish_rows<Shape, T>(p, *shared.record(tiles.count - 1, warpgroup), map_out, out, rows, kModified,
+                          pending.partly_masked, shared.q(tiles.before().slot(), warpgroup), kWarpgroup + warpgroup);
+  }
+  /// The producer may fill the place of Q: with two places, once the output of the tile before has left it.
+  __device__ void retire_pending() {
+    if (Shape::kQSlots == 1 || !is_leader()) return;
+    ptx::bulk_wait_read<0>();
+    ptx::mbarrier_arrive(shared.q_empty(tiles.before().slot(), warpgroup));
+  }
+  /// With one place, once the scores of its last block are done.
+  __device__ void retire_q() {
+    if (Shape::kQSlots == 1) release(shared.q_empty(0, warpgroup));
+  }
+
+  /// Zeroes the values past a sequence's end, which are another one's or nobody's and would be multiplied by 0.
+  __device__ void clear_values(int first) {
+    wait_for_values();
+    const std::uint32_t slot = shared.v(blocks.before().slot());
+#pragma unroll 1
+    for (int at = first * 8 + static_cast<int>(threadIdx.x % 128); at < kBlockN * 8; at += 128)
+      for (int c = 0; c < Shape::kColumnBlocks; ++c)
+        *static_cast<uint4*>(__cvta_shared_to_generic(slot + c * Shape::kKvBlockBytes + at * 16)) = uint4{0, 0, 0, 0};
+    ptx::fence_proxy_async_shared();
+    ptx::barrier_sync(kWarpgroup + warpgroup, 128);
   }
 
   __device__ void run() {
-    at_q = {};
-    at_k = {};
-    at_v = {};
+    tiles = {};
+    blocks = {};
+    pending = {};
     if (warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is warpgroup 0's
-    for (;; at_q.advance()) {
-      ptx::mbarrier_wait(shared.q_full(at_q.slot, warpgroup), at_q.phase);
-      const TileRecord& tile = *shared.record(at_q.slot, warpgroup);
-      const int num_blocks = tile.num_blocks;
+    for (;; ++tiles.count) {
+      ptx::mbarrier_wait(shared.q_full(tiles.slot(), warpgroup), tiles.parity());
+      const TileRecord& tile = *shared.record(tiles.count, warpgroup);
+      const int num_blocks = tile.num_blocks, end = tile.end_block - num_blocks;
+      int block = tile.end_block - 1;
+      const int last_key = tile.range.last(min(tile.range.q_len - 1, tile.first_query + 63));  // of all rows
+      const bool skips = block > end && block * kBlockN >= last_key;
+
+      // Whether the tile before is pending is read, not remembered: ptxas takes what LDS brings to all threads for
+      // uniform, and keeps addresses and descriptors of this loop out of the registers.
+      int is_pending = 0;
+      if (tiles.count > 0) is_pending = shared.record(tiles.count - 1, warpgroup)->num_blocks > 0;
+
+      // The scores of the first block, together with the last values of the tile before, whose output is then finished.
+      const int overlap = kOverlap && is_pending && num_blocks > 0 && !skips;
+      int half = 0;
+      if (overlap) {
+        half = Shape::kHasHalf && block * kBlockN + kHalf >= last_key;
+        if (half)
+          open_tile<kHalf, true>(pending.accumulate);
+        else
+          open_tile<kBlockN, true>(pending.accumulate);
+      } else if (is_pending) {
+        last_values(pending.accumulate);
+      }
+      if (is_pending) finish_pending();
+      if (is_pending && !overlap) retire_pending();
       if (num_blocks < 0) break;
       if (num_blocks == 0) {
         store_empty_rows<Shape, T>(p, tile);
         ptx::barrier_sync(kWarpgroup + warpgroup, 128);
-        if (is_leader()) ptx::mbarrier_arrive(shared.q_empty(at_q.slot, warpgroup));
+        if (Shape::kQSlots == 1)
+          retire_q();
+        else if (is_leader())
+          ptx::mbarrier_arrive(shared.q_empty(tiles.slot(), warpgroup));
         continue;
       }
-      run_tile(tile, num_blocks);
+      if (!overlap) {
+        for (; block > end && block * kBlockN >= last_key; --block) skip_block();
+        half = Shape::kHasHalf && block * kBlockN + kHalf >= last_key;
+        if (half)
+          open_tile<kHalf, false>(false);
+        else
+          open_tile<kBlockN, false>(false);
+      }
+
+      // Blocks outside of [first_full, end_full) are masked for some row.
+      const int first_full = (tile.range.first(tile.first_query + 63) + kBlockN - 1) / kBlockN;
+      const int end_full = tile.range.last(tile.first_query) / kBlockN;
+      const auto masked = [&] { return block >= end_full || block < first_full; };
+      const bool partly_masked = masked() || end < first_full;
+      rows.clear();
+      float factor[2];
+      if (half) {
+        softmax<kHalf>(tile, block, true, factor);
+        pack_weights<kHalf>();
+#pragma unroll
+        for (int n = kHalf / 16; n < kValueSteps; ++n)  // should this be the last block, too
+#pragma unroll
+          for (int e = 0; e < 4; ++e) weights[n][e] = 0;
+      } else {
+        softmax<kBlockN>(tile, block, masked(), factor);
+        pack_weights<kBlockN>();
+      }
+      if (overlap) retire_pending();
+      pending = {block > end ? 1 : 0, partly_masked ? 1 : 0};
+      if (p.is_varlen_k() || p.is_paged()) {
+        const int past = tile.range.k_len - block * kBlockN;
+        if (past < kBlockN) clear_values(past);
+      }
+      if (--block >= end) {
+        if (half)
+          step<kHalf>(tile, block, masked(), false);
+        else
+          step<kBlockN>(tile, block, masked(), false);
+        for (--block; block >= end; --block) step<kBlockN>(tile, block, masked(), true);
+      }
+      retire_q();
     }
     ptx::bulk_wait<0>();
-  }
-
-  __device__ void run_tile(const TileRecord& tile, int num_blocks) {
-    const int last_row = min(tile.range.q_len - 1, tile.first_query + 63);
-    const int last_key = tile.range.last(last_row);  // seen by the last row: no row sees more
-    // Blocks outside of [first_full, end_full) are masked for some row.
-    const int first_full = (tile.range.first(tile.first_query + 63) + kBlockN - 1) / kBlockN;
-    const int end_full = tile.range.last(tile.first_query) / kBlockN;
-    int block = tile.end_block - 1;
-    const int end = tile.end_block - num_blocks;
-    bool partly_masked = block >= end_full || end < first_full;
-    rows.clear();
-    for (; block > end && block * kBlockN >= last_key; --block) {
-      skip_block();
-      take_turn();
-      pass_turn();
-    }
-
-    // The first block that the rows see: of a causal one, every other warpgroup sees the first half only.
-    take_turn();
-    bool half = false, accumulate = false;
-    if constexpr (Shape::kHasHalf) half = block * kBlockN + kHalf >= last_key;
-    if (half) {
-      first_block<kHalf>(tile, block, true);
-      if (--block >= end) {
-        step<kHalf>(tile, block, block >= end_full || block < first_full, false);
-        --block;
-        half = false;
-        accumulate = true;
-      }
-    } else {
-      first_block<kBlockN>(tile, block, block >= end_full || block < first_full);
-      --block;
-    }
-    for (; block >= end; --block) {
-      step<kBlockN>(tile, block, block >= end_full || block < first_full, accumulate);
-      accumulate = true;
-    }
-    if (half)
-      last_values<kHalf>(accumulate);
-    else
-      last_values<kBlockN>(accumulate);
-    finish_rows<Shape, T>(p, tile, map_out, out, rows, plan.modified, partly_masked, shared.q(at_q.slot, warpgroup),
-                          kWarpgroup + warpgroup);
-    if (is_leader()) {
-      ptx::bulk_wait_read<0>();
-      ptx::mbarrier_arrive(shared.q_empty(at_q.slot, warpgroup));
-    }
   }
 };
 

@@ -31,7 +31,7 @@ __device__ inline std::int64_t row_of_key(const AttentionParams& p, const TileRe
 
 /// One row by one warp, from global memory, touching only what the row sees: what the tensor cores can't do when a
 /// masked key or value is NaN or infinite (they make 0 * NaN = NaN). Rare and slow. The row of the output goes to its
-/// place in shared memory.
+/// place in shared memory or, with one place for Q, to its place in `out`.
 template <class Shape, class T>
 __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile, int i, std::uint32_t to, int row) {
   constexpr float kLog2E = 1.4426950408889634f;
@@ -78,9 +78,11 @@ __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     const int column = lane + 32 * c;
-    if (column < Shape::kDim)
-      *static_cast<T*>(__cvta_shared_to_generic(to + row_chunk(row, column / 8) + column % 8 * 2)) =
-          from_float<T>(factor == 0.0f ? 0.0f : out[c] * factor);
+    const T value = from_float<T>(factor == 0.0f ? 0.0f : out[c] * factor);
+    if (Shape::kQSlots > 1 && column < Shape::kDim)
+      *static_cast<T*>(__cvta_shared_to_generic(to + row_chunk(row, column / 8) + column % 8 * 2)) = value;
+    if (Shape::kQSlots == 1 && column < p.head_dim_v)
+      static_cast<T*>(p.out)[p.out_offset(tile.b, tile.h, i) + column] = value;
   }
 }
 
@@ -106,8 +108,77 @@ __device__ inline void store_some_rows(const AttentionParams& p, const TileRecor
   }
 }
 
-/// Starts the output's way to global memory; thread 0 of the warpgroup must wait for its group of stores before the
-/// place is filled again.
+/// The warpgroup's output, rounded, into the place of its Q.
+template <class Shape, class T>
+__device__ inline void stage_rows(const float (&out)[Shape::kDim / 2], std::uint32_t place) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int c = 0; c < Shape::kDim / 16; ++c)
+    ptx::stmatrix_x4(place + row_chunk(row, 2 * c + lane / 16), pack<T>(out[8 * c], out[8 * c + 1]),
+                     pack<T>(out[8 * c + 2], out[8 * c + 3]), pack<T>(out[8 * c + 4], out[8 * c + 5]),
+                     pack<T>(out[8 * c + 6], out[8 * c + 7]));
+}
+
+/// From there to global memory; thread 0 of the warpgroup must wait for its group of stores before the place is filled
+/// again.
+template <class Shape, class T>
+__device__ inline void send_rows(const AttentionParams& p, const TileRecord& tile, const CUtensorMap* map_out,
+                                 std::uint32_t place, int barrier) {
+  // The copy engine cuts rows at the tensor's end; where sequences lie side by side, that is not the sequence's.
+  const bool whole = !p.is_varlen_q() || tile.first_query + 64 <= tile.range.q_len;
+  ptx::fence_proxy_async_shared();
+  ptx::barrier_sync(barrier, 128);
+  if (!whole) {
+    store_some_rows<Shape, T>(p, tile, place);
+    ptx::barrier_sync(barrier, 128);
+  } else if (threadIdx.x % 128 == 0) {
+    const int begin = tile.first_query + (p.is_varlen_q() ? static_cast<int>(p.q_begin(tile.b)) : 0);
+#pragma unroll
+    for (int c = 0; c < Shape::kColumnBlocks; ++c)
+      ptx::tma_store(map_out, place + c * Shape::kQBlockBytes, c * 64, begin, tile.h, p.is_varlen_q() ? 0 : tile.b);
+    ptx::bulk_commit();
+  }
+}
+
+/// The output from registers to global memory. The four lanes of a row hold two of each eight columns; they exchange,
+/// so that each has eight and stores 16 bytes.
+template <class Shape, class T>
+__device__ inline void store_rows(const AttentionParams& p, const TileRecord& tile,
+                                  const float (&out)[Shape::kDim / 2]) {
+  const int lane = threadIdx.x % 32, quarter = lane % 4;
+  const bool odd = quarter & 1, upper = quarter & 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = tile.first_query + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * half;
+    T* const to = static_cast<T*>(p.out) + p.out_offset(tile.b, tile.h, min(i, tile.range.q_len - 1));
+#pragma unroll
+    for (int m = 0; m < Shape::kDim / 32; ++m) {
+      std::uint32_t w[4];  // of columns 32 m + 8 e: this lane's two, at first
+#pragma unroll
+      for (int e = 0; e < 4; ++e) w[e] = pack<T>(out[16 * m + 4 * e + 2 * half], out[16 * m + 4 * e + 2 * half + 1]);
+      const auto exchange = [](bool second, std::uint32_t& a, std::uint32_t& b, int lanes) {
+        const std::uint32_t other = __shfl_xor_sync(kFullMask, second ? a : b, lanes);
+        (second ? a : b) = other;
+      };
+      exchange(odd, w[0], w[1], 1);
+      exchange(odd, w[2], w[3], 1);
+      exchange(upper, w[0], w[2], 2);
+      exchange(upper, w[1], w[3], 2);
+      const int column = 32 * m + 8 * quarter, count = static_cast<int>(p.head_dim_v) - column;
+      if (i >= tile.range.q_len) continue;
+      if (count >= 8) {
+        *reinterpret_cast<uint4*>(to + column) = uint4{w[0], w[1], w[2], w[3]};
+      } else {
+        const T* const values = reinterpret_cast<const T*>(w);
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          if (e < count) to[column + e] = values[e];
+      }
+    }
+  }
+}
+
+/// Divides by the row sums, writes LSE and starts the output's way to global memory.
 template <class Shape, class T>
 __device__ inline void finish_rows(const AttentionParams& p, const TileRecord& tile, const CUtensorMap* map_out,
                                    float (&out)[Shape::kDim / 2], RunningRows& rows, bool scores_are_final,
@@ -146,34 +217,19 @@ __device__ inline void finish_rows(const AttentionParams& p, const TileRecord& t
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& x = out[4 * c + 2 * half + e];
-        x = factor[half] == 0.0f ? 0.0f : x * factor[half];
+        x *= factor[half];  // 0 * NaN where nothing is seen: found dirty above
       }
-  const int row = warp_row + lane % 16;
-#pragma unroll
-  for (int c = 0; c < Shape::kDim / 16; ++c)
-    ptx::stmatrix_x4(place + row_chunk(row, 2 * c + lane / 16), pack<T>(out[8 * c], out[8 * c + 1]),
-                     pack<T>(out[8 * c + 2], out[8 * c + 3]), pack<T>(out[8 * c + 4], out[8 * c + 5]),
-                     pack<T>(out[8 * c + 6], out[8 * c + 7]));
+  if constexpr (Shape::kQSlots > 1)
+    stage_rows<Shape, T>(out, place);
+  else
+    store_rows<Shape, T>(p, tile, out);
   if (dirty) {
     __syncwarp();
 #pragma unroll 1
     for (int r = 0; r < 16; ++r)
       if (dirty >> r & 1) redo_row<Shape, T>(p, tile, tile.first_query + warp_row + r, place, warp_row + r);
   }
-  // The copy engine cuts rows at the tensor's end; where sequences lie side by side, that is not the sequence's.
-  const bool whole = !p.is_varlen_q() || tile.first_query + 64 <= tile.range.q_len;
-  ptx::fence_proxy_async_shared();
-  ptx::barrier_sync(barrier, 128);
-  if (!whole) {
-    store_some_rows<Shape, T>(p, tile, place);
-    ptx::barrier_sync(barrier, 128);
-  } else if (threadIdx.x % 128 == 0) {
-    const int begin = tile.first_query + (p.is_varlen_q() ? static_cast<int>(p.q_begin(tile.b)) : 0);
-#pragma unroll
-    for (int c = 0; c < Shape::kColumnBlocks; ++c)
-      ptx::tma_store(map_out, place + c * Shape::kQBlockBytes, c * 64, begin, tile.h, p.is_varlen_q() ? 0 : tile.b);
-    ptx::bulk_commit();
-  }
+  if constexpr (Shape::kQSlots > 1) send_rows<Shape, T>(p, tile, map_out, place, barrier);
 }
 
 /// The output of 64 rows that see no key.

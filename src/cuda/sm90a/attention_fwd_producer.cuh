@@ -64,16 +64,16 @@ __device__ inline void load_keys(const AttentionParams& p, const ForwardPlan& pl
 /// Tells the consumers of a tile and brings each its 64 rows of Q.
 template <class Shape>
 __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shape>& shared, const CUtensorMap* map_q,
-                               const TileRecord& tile, const RingCursor<Shape::kQSlots>& at) {
+                               const TileRecord& tile, const Ring<Shape::kQSlots>& at) {
   const std::uint64_t pass = ptx::l2_evict_first();
   const int row = tile.first_query + (p.is_varlen_q() && tile.num_blocks > 0 ? static_cast<int>(p.q_begin(tile.b)) : 0);
 #pragma unroll 1
   for (int w = 0; w < Shape::kConsumers; ++w) {
-    ptx::mbarrier_wait(shared.q_empty(at.slot, w), at.phase ^ 1);
-    TileRecord* const record = shared.record(at.slot, w);
+    ptx::mbarrier_wait(shared.q_empty(at.slot(), w), at.parity() ^ 1);
+    TileRecord* const record = shared.record(at.count, w);
     *record = tile;
     record->first_query = tile.first_query + 64 * w;
-    const std::uint32_t barrier = shared.q_full(at.slot, w);
+    const std::uint32_t barrier = shared.q_full(at.slot(), w);
     if (tile.num_blocks <= 0) {
       ptx::mbarrier_arrive(barrier);
       continue;
@@ -81,8 +81,8 @@ __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shap
     ptx::mbarrier_arrive_expect(barrier, Shape::kQBytes);
 #pragma unroll
     for (int c = 0; c < Shape::kColumnBlocks; ++c)
-      ptx::tma_load(shared.q(at.slot, w) + c * Shape::kQBlockBytes, map_q, barrier, pass, c * 64, row + 64 * w, tile.h,
-                    p.is_varlen_q() ? 0 : tile.b);
+      ptx::tma_load(shared.q(at.slot(), w) + c * Shape::kQBlockBytes, map_q, barrier, pass, c * 64, row + 64 * w,
+                    tile.h, p.is_varlen_q() ? 0 : tile.b);
   }
 }
 
@@ -91,8 +91,8 @@ template <class Shape, bool kOfV>
 __device__ inline void produce(const AttentionParams& p, const ForwardPlan& plan, const SharedLayout<Shape>& shared,
                                const CUtensorMap* map_q, const CUtensorMap* map_kv) {
   const std::uint64_t keep = ptx::l2_evict_last();
-  RingCursor<Shape::kQSlots> at_q;
-  RingCursor<Shape::kStages> at;
+  Ring<Shape::kQSlots> at_q;
+  Ring<Shape::kStages> at;
   for (unsigned round = 0;; ++round) {
     TileRecord tile;
     const bool more = locate_tile<Shape>(p, plan, round, &tile);
@@ -102,17 +102,17 @@ __device__ inline void produce(const AttentionParams& p, const ForwardPlan& plan
     const int b = p.is_varlen_k() ? 0 : tile.b;
 #pragma unroll 1
     for (int i = 0; i < tile.num_blocks; ++i) {
-      const std::uint32_t barrier = kOfV ? shared.v_full(at.slot) : shared.k_full(at.slot);
-      ptx::mbarrier_wait(kOfV ? shared.v_empty(at.slot) : shared.k_empty(at.slot), at.phase ^ 1);
+      const std::uint32_t barrier = kOfV ? shared.v_full(at.slot()) : shared.k_full(at.slot());
+      ptx::mbarrier_wait(kOfV ? shared.v_empty(at.slot()) : shared.k_empty(at.slot()), at.parity() ^ 1);
       const int first = (tile.end_block - 1 - i) * Shape::kBlockN;
-      load_keys<Shape>(p, plan, map_kv, b, tile.g, first, begin + first, kOfV ? shared.v(at.slot) : shared.k(at.slot),
-                       barrier, keep);
-      at.advance();
+      load_keys<Shape>(p, plan, map_kv, b, tile.g, first, begin + first,
+                       kOfV ? shared.v(at.slot()) : shared.k(at.slot()), barrier, keep);
+      ++at.count;
       if (!kOfV && i == 0) publish<Shape>(p, shared, map_q, tile, at_q);
     }
     if (!kOfV) {
       if (tile.num_blocks <= 0) publish<Shape>(p, shared, map_q, tile, at_q);
-      at_q.advance();
+      ++at_q.count;
     }
     if (!more) return;
   }

@@ -12,7 +12,8 @@
 namespace flashkernel::cuda::sm90a {
 
 /// kConsumers warpgroups own 64 queries each; keys come kBlockN at a time through kStages slots for K and as many for
-/// V. kQSlots 2: the next tile's Q arrives while this one's output leaves through its own Q's place.
+/// V. kQSlots 2: a tile's output leaves through the place of its Q while the next tile's Q is there already. kQSlots 1:
+/// Q's place is free for the next Q once the last scores are done, and the output leaves from registers.
 template <int kDim_, int kConsumers_, int kBlockN_, int kQSlots_, int kStages_ = 2>
 struct ForwardShape {
   static constexpr int kDim = kDim_, kConsumers = kConsumers_, kBlockN = kBlockN_;
@@ -41,13 +42,13 @@ struct TileRecord {
   KeyRange range;
 };
 
-/// Where things lie in dynamic shared memory, as 32-bit addresses from a multiple of 1024 bytes.
+/// Where things lie in dynamic shared memory, as 32-bit addresses.
 template <class Shape>
 struct SharedLayout {
   static constexpr int kBarriers = 2 * Shape::kQSlots * Shape::kConsumers + 4 * Shape::kStages;
+  static constexpr int kRecords = 4;
   static constexpr int kRecordBytes = (sizeof(TileRecord) + 15) / 16 * 16;
-  static constexpr int kBytes =
-      1024 + Shape::kTileBytes + kBarriers * 8 + Shape::kQSlots * Shape::kConsumers * kRecordBytes;
+  static constexpr int kBytes = Shape::kTileBytes + kBarriers * 8 + kRecords * Shape::kConsumers * kRecordBytes;
   static_assert(kBytes <= 227 * 1024, "a block of sm_90 has 227 KB");
 
   std::uint32_t base;
@@ -70,20 +71,21 @@ struct SharedLayout {
   __device__ std::uint32_t k_empty(int stage) const { return k_full(Shape::kStages + stage); }
   __device__ std::uint32_t v_full(int stage) const { return k_full(2 * Shape::kStages + stage); }
   __device__ std::uint32_t v_empty(int stage) const { return k_full(3 * Shape::kStages + stage); }
-  __device__ TileRecord* record(int slot, int warpgroup) const {
-    return static_cast<TileRecord*>(
-        __cvta_shared_to_generic(barrier(kBarriers) + (slot * Shape::kConsumers + warpgroup) * kRecordBytes));
+  /// Of the tile'th tile. The one before stays while consumers look back at it: the producer is two ahead of them at
+  /// most.
+  __device__ TileRecord* record(std::uint32_t tile, int warpgroup) const {
+    return static_cast<TileRecord*>(__cvta_shared_to_generic(
+        barrier(kBarriers) + (tile % kRecords * Shape::kConsumers + warpgroup) * kRecordBytes));
   }
 };
 
-/// A place in a ring of slots and the parity of its barriers' phase.
+/// A count of what went through a ring of slots: the place of the next one and the parity of its barriers' phase.
 template <int kSlots>
-struct RingCursor {
-  int slot = 0;
-  std::uint32_t phase = 0;
-  __device__ void advance() {
-    if (++slot == kSlots) slot = 0, phase ^= 1;
-  }
+struct Ring {
+  std::uint32_t count = 0;
+  __device__ std::uint32_t slot() const { return count % kSlots; }
+  __device__ std::uint32_t parity() const { return count / kSlots & 1; }
+  __device__ Ring before() const { return {count - 1}; }
 };
 
 /// What the host works out once per launch.
@@ -93,7 +95,6 @@ struct ForwardPlan {
   int heads_at_once;          // heads whose tiles alternate: as many as keep K and V in the L2 cache
   int kv_box_rows;            // keys that one copy brings: a block, or what pages and blocks share
   int heads, heads_q, group;  // batch x heads_q, and heads_q / heads_kv
-  bool modified;              // scores get a softcap, or a scale that is not positive, before their exponentials
   float scale_log2;           // from what goes into the exponentials to powers of two
 };
 

@@ -10,6 +10,5 @@ inline float flush_to_zero(float x) { return std::fabs(x) < 0x1p-126f ? std::cop
 
 inline float exp2_approx(float x) { return flush_to_zero(exp2f(flush_to_zero(x))); }
 inline float reciprocal_approx(float x) { return flush_to_zero(1.0f / flush_to_zero(x)); }
-inline float max_or_nan(float a, float b) { return a != a ? a : b != b ? b : fmaxf(a, b); }
 
 }  // namespace flashkernel::cuda::ptx
