@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Registers, shared memory and occupancy of every CUDA kernel in a built library, without a GPU.
 
-    python scripts/kernel_resources.py build/libflashkernel.so [--launches FILE] [--check] [--match sm80]
+    python scripts/kernel_resources.py build/libflashkernel.so [--launches FILE PROGRAM] [--check] [--match sm80]
 
 Registers, static shared memory, stack and the largest block come from the machine code (cuobjdump: of the CUDA toolkit,
-or `pip install nvidia-cuda-cuobjdump`); block sizes and dynamic shared memory from FILE, which the conformance tests on
-the emulated GPU write (FLASHKERNEL_EMULATOR_LAUNCHES=FILE): lines of `kernel<tab>threads<tab>bytes`. --check exits 1 if
-a kernel cannot be launched on a GPU that its code is for, spills, or misses an occupancy that is promised.
+or `pip install nvidia-cuda-cuobjdump`); block sizes and dynamic shared memory from FILE, which PROGRAM, the conformance
+tests on the emulated GPU, has written (FK_EMULATOR_LAUNCHES=FILE). --check exits 1 if a kernel cannot be launched on a
+GPU that its code is for, spills, or misses an occupancy that is promised, and if a tensor-core kernel was never launched.
 """
 
 from __future__ import annotations
@@ -122,12 +122,21 @@ def read_library(library: str) -> list[Kernel]:
     ]
 
 
-def with_launches(kernels: list[Kernel], file: str) -> list[Kernel]:
-    """One kernel for each shape that it was launched with."""
+def with_launches(kernels: list[Kernel], file: str, program: str) -> list[Kernel]:
+    """One kernel for each shape that it was launched with in `program`."""
+    text = subprocess.run(["nm", "-C", program], capture_output=True, text=True, check=True).stdout
+    start, names = 0, {}
+    for line in text.splitlines():
+        if match := re.match(r"([0-9a-f]+) (\w) (.*)", line):
+            if match[3] == "__executable_start":
+                start = int(match[1], 16)
+            elif match[2] in "tTwW":
+                names[int(match[1], 16)] = match[3]
     shapes: dict[str, set[tuple[int, int]]] = {}
     for line in Path(file).read_text().splitlines():
-        name, threads, shared = line.split("\t")
-        shapes.setdefault(short_name(name), set()).add((int(threads), int(shared)))
+        address, threads, shared = line.split("\t")
+        name = short_name(names[int(address, 16) + start])
+        shapes.setdefault(name, set()).add((int(threads), int(shared)))
     result = []
     for kernel in kernels:
         result += [replace(kernel, threads=t, dynamic_shared=s) for t, s in sorted(shapes.get(kernel.name, ()))]
@@ -156,7 +165,7 @@ def problems(kernel: Kernel, device: int) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
-    parser.add_argument("--launches", help="launch shapes that the emulated GPU saw")
+    parser.add_argument("--launches", nargs=2, metavar=("FILE", "PROGRAM"), help="launches on the emulated GPU")
     parser.add_argument("--match", default="", help="only kernels whose name contains this")
     parser.add_argument("--check", action="store_true", help="print problems only; exit 1 if there are any")
     args = parser.parse_args()
@@ -165,7 +174,7 @@ def main() -> int:
         print(f"kernel_resources: no CUDA kernel in {args.library}")
         return 0
     if args.launches:
-        kernels = with_launches(kernels, args.launches)
+        kernels = with_launches(kernels, *args.launches)
     count = 0
     if not args.check:
         print("| kernel | device | registers | threads | static + dynamic shared | stack | blocks / SM |")

@@ -2,11 +2,14 @@
 // AddressSanitizer watches it; fresh memory is poison.
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
+#include <tuple>
 
 #include "cuda.h"
 #include "cuda_runtime.h"
@@ -72,6 +75,31 @@ cudaError_t set_kernel_attribute(const void* kernel, cudaFuncAttribute attribute
   return cudaSuccess;
 }
 
+// Every shape that a kernel was launched with, for scripts/kernel_resources.py: FK_EMULATOR_LAUNCHES names a file to
+// which lines of `kernel's address in this program <tab> threads <tab> dynamic shared bytes` are added at exit.
+extern "C" char __executable_start;
+
+class LaunchRecord {
+ public:
+  ~LaunchRecord() {
+    const char* const file = std::getenv("FK_EMULATOR_LAUNCHES");
+    if (!file) return;
+    if (std::FILE* out = std::fopen(file, "a")) {
+      for (const auto& [address, threads, bytes] : shapes_)
+        std::fprintf(out, "%llx\t%llu\t%llu\n", static_cast<unsigned long long>(address),
+                     static_cast<unsigned long long>(threads), static_cast<unsigned long long>(bytes));
+      std::fclose(out);
+    }
+  }
+  void add(const void* kernel, std::uint64_t threads, std::uint64_t bytes) {
+    const auto start = reinterpret_cast<std::uintptr_t>(&__executable_start);
+    shapes_.insert({reinterpret_cast<std::uintptr_t>(kernel) - start, threads, bytes});
+  }
+
+ private:
+  std::set<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>> shapes_;
+};
+
 cudaError_t launch(const void* kernel, const cudaLaunchConfig_t& config, const std::function<void()>& body) {
   const std::lock_guard<std::recursive_mutex> lock(launch_mutex());
   unsigned cluster = 1;
@@ -91,6 +119,8 @@ cudaError_t launch(const void* kernel, const cudaLaunchConfig_t& config, const s
       grid.x > 0x7fffffff || grid.y > 0xffff || grid.z > 0xffff)
     return set_error(cudaErrorInvalidConfiguration);
   if (config.dynamicSmemBytes > most) return set_error(cudaErrorInvalidValue);
+  static LaunchRecord record;
+  record.add(kernel, threads, config.dynamicSmemBytes);
   fault_text() =
       run_grid({grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, cluster, config.dynamicSmemBytes, body);
   return set_error(fault_text().empty() ? cudaSuccess : cudaErrorLaunchFailure);
