@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # scripts/gpu_checks.sh [OUT]: everything that needs a GPU, in one command: builds with CUDA, runs every CUDA kernel through the
-# conformance cases, the Python tests on CUDA tensors, and compute-sanitizer's four tools over the conformance cases.
+# conformance cases (each row by itself, the sm75 ones from their PTX where the GPU is newer), the Python tests on CUDA tensors
+# (graphs, streams, a second device where there is one, 131072 tokens), and compute-sanitizer's four tools over the cases.
 # Writes OUT/report.md (default: build/gpu_checks) and logs beside it; exits 1 if anything failed.
+# FLASHKERNEL_SANITIZER_SAMPLE=n (default 1): the sanitizers see one case in n. FLASHKERNEL_SANITIZER_SECONDS: their time limit.
 # Uses the Python found first on PATH; it needs nanobind, nanobind-backend, NumPy, torch with CUDA, pytest and hypothesis.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=${1:-build/gpu_checks}
 build=build/gpu
-jobs=$(($(nproc) < 12 ? $(nproc) : 12))
+jobs=$(($(nproc) < 16 ? $(nproc) : 16))
 mkdir -p "$out"
 failed=0
 
@@ -37,29 +39,29 @@ row() {
   [ "$4" = 0 ] || failed=1
 }
 
-# conformance NAME LOG FILTER COMMAND...: the cases in shards side by side, each under COMMAND.
+# conformance NAME LOG FILTER SHARDS COMMAND...: the cases in shards side by side, each under COMMAND.
 conformance() {
-  local name=$1 log=$2 filter=$3 begin=$SECONDS status=0 pids=()
-  shift 3
+  local name=$1 log=$2 filter=$3 shards=$4 begin=$SECONDS status=0 pids=()
+  shift 4
   rm -f "$out/$log".*
-  for ((shard = 0; shard < jobs; shard++)); do
-    GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$shard OMP_NUM_THREADS=1 \
+  for ((shard = 0; shard < shards; shard++)); do
+    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard OMP_NUM_THREADS=1 \
       "$@" $build/tests_cpp/kernel_conformance --gtest_filter="$filter" --gtest_brief=1 >"$out/$log.$shard" 2>&1 &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || status=1; done
-  cat "$out/$log".* >"$out/$log.log"
+  cat "$out/$log".[0-9]* >"$out/$log.log"
   rm -f "$out/$log".[0-9]*
   local passed failures
   passed=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p' "$out/$log.log" | awk '{n += $1} END {print n + 0}')
   failures=$(grep -cE '^\[  FAILED  \] .*\(' "$out/$log.log")
-  row "$name" "${passed:-0} passed, $failures failed$(grep -h 'ERROR SUMMARY' "$out/$log.log" | awk '{n += $4} END {if (NR) print ", " n " errors"}')" \
-    $((SECONDS - begin)) $status
+  row "$name" "${passed:-0} passed, $failures failed$(grep -hE '(ERROR|RACECHECK) SUMMARY' "$out/$log.log" |
+    awk '{n += $4; c++} END {if (NR) print ", " n " errors in " c " processes"}')" $((SECONDS - begin)) $status
 }
 
-conformance "conformance, every CUDA kernel" conformance '*cuda*'
-for arch in ${FLASHKERNEL_GPU_ARCHS:-}; do  # "sm75 sm80": a path at a time
-  conformance "conformance, $arch" "conformance_$arch" "*cuda/$arch*"
+row "library" "$(stat -Lc %s $build/libflashkernel.so | awk '{printf "%.1f MB", $1 / 1e6}')" - 0
+for arch in ${FLASHKERNEL_GPU_ARCHS:-generic sm75 sm80 sm90a}; do  # a path at a time
+  conformance "conformance, $arch" "conformance_$arch" "*cuda/$arch*" $jobs
 done
 
 begin=$SECONDS
@@ -68,10 +70,20 @@ python3 -m pytest -q -n $jobs -p no:cacheprovider tests_py --ignore tests_py/tes
 status=$?
 row "Python tests, CUDA tensors included" "$(tail -1 "$out/pytest.log" | sed 's/ in .*//')" $((SECONDS - begin)) $status
 
-# Sanitizers: leave out the strides past 2^31, whose tensors span gigabytes.
+# Sanitizers, side by side: leave out the strides past 2^31, whose tensors span gigabytes.
+export FK_CONFORMANCE_SAMPLE=${FLASHKERNEL_SANITIZER_SAMPLE:-1}
+tools=() statuses="$out/sanitizers"
+rm -rf "$statuses" && mkdir "$statuses"
 for tool in memcheck racecheck initcheck synccheck; do
-  conformance "compute-sanitizer $tool" "$tool" '*cuda*-*past_2_31*' \
-    timeout "${FLASHKERNEL_SANITIZER_SECONDS:-300}" compute-sanitizer --tool $tool --error-exitcode 1
+  (
+    conformance "compute-sanitizer $tool, one case in $FK_CONFORMANCE_SAMPLE" "$tool" '*cuda*-*past_2_31*' $((jobs / 4 + 1)) \
+      timeout "${FLASHKERNEL_SANITIZER_SECONDS:-1500}" compute-sanitizer --tool $tool --error-exitcode 1
+    echo $failed >"$statuses/$tool"
+  ) &
+  tools+=($!)
 done
+wait "${tools[@]}"
+[ "$(sort -u "$statuses"/*)" = 0 ] || failed=1
+rm -rf "$statuses"
 
 exit $failed
