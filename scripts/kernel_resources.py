@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Registers, shared memory and occupancy of every CUDA kernel in a built library, without a GPU.
 
-    python scripts/kernel_resources.py build/libflashkernel.so [--launches FILE PROGRAM] [--check] [--match sm80]
+    python scripts/kernel_resources.py build/libflashkernel.so [--launches FOLDER PROGRAM] [--check] [--match sm80]
 
 Registers, static shared memory, stack and the largest block come from the machine code (cuobjdump: of the CUDA toolkit,
-or `pip install nvidia-cuda-cuobjdump`); block sizes and dynamic shared memory from FILE, which PROGRAM, the conformance
-tests on the emulated GPU, has written (FK_EMULATOR_LAUNCHES=FILE). --check exits 1 if a kernel cannot be launched on a
-GPU that its code is for, spills, or misses an occupancy that is promised, and if a tensor-core kernel was never launched.
+or `pip install nvidia-cuda-cuobjdump`); block sizes and dynamic shared memory from the files in FOLDER, which PROGRAM,
+the conformance tests on the emulated GPU, has written (FK_EMULATOR_LAUNCHES=FOLDER/file). --check exits 1 if a kernel
+cannot be launched on a GPU that its code is for, spills, or misses an occupancy that is promised.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def read_library(library: str) -> list[Kernel]:
     ]
 
 
-def with_launches(kernels: list[Kernel], file: str, program: str) -> list[Kernel]:
+def with_launches(kernels: list[Kernel], folder: str, program: str) -> list[Kernel]:
     """One kernel for each shape that it was launched with in `program`."""
     text = subprocess.run(["nm", "-C", program], capture_output=True, text=True, check=True).stdout
     start, names = 0, {}
@@ -133,7 +133,7 @@ def with_launches(kernels: list[Kernel], file: str, program: str) -> list[Kernel
             elif match[2] in "tTwW":
                 names[int(match[1], 16)] = match[3]
     shapes: dict[str, set[tuple[int, int]]] = {}
-    for line in Path(file).read_text().splitlines():
+    for line in "".join(file.read_text() for file in Path(folder).iterdir()).splitlines():
         address, threads, shared = line.split("\t")
         name = short_name(names[int(address, 16) + start])
         shapes.setdefault(name, set()).add((int(threads), int(shared)))
@@ -165,7 +165,7 @@ def problems(kernel: Kernel, device: int) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
-    parser.add_argument("--launches", nargs=2, metavar=("FILE", "PROGRAM"), help="launches on the emulated GPU")
+    parser.add_argument("--launches", nargs=2, metavar=("FOLDER", "PROGRAM"), help="launches on the emulated GPU")
     parser.add_argument("--match", default="", help="only kernels whose name contains this")
     parser.add_argument("--check", action="store_true", help="print problems only; exit 1 if there are any")
     args = parser.parse_args()

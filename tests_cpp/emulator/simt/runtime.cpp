@@ -75,8 +75,8 @@ cudaError_t set_kernel_attribute(const void* kernel, cudaFuncAttribute attribute
   return cudaSuccess;
 }
 
-// Every shape that a kernel was launched with, for scripts/kernel_resources.py: FK_EMULATOR_LAUNCHES names a file to
-// which lines of `kernel's address in this program <tab> threads <tab> dynamic shared bytes` are added at exit.
+// Every shape that a kernel was launched with, for scripts/kernel_resources.py: FK_EMULATOR_LAUNCHES names a file that
+// gets lines of `kernel's address in this program <tab> threads <tab> dynamic shared bytes` at exit.
 extern "C" char __executable_start;
 
 class LaunchRecord {
@@ -84,7 +84,7 @@ class LaunchRecord {
   ~LaunchRecord() {
     const char* const file = std::getenv("FK_EMULATOR_LAUNCHES");
     if (!file) return;
-    if (std::FILE* out = std::fopen(file, "a")) {
+    if (std::FILE* out = std::fopen(file, "w")) {
       for (const auto& [address, threads, bytes] : shapes_)
         std::fprintf(out, "%llx\t%llu\t%llu\n", static_cast<unsigned long long>(address),
                      static_cast<unsigned long long>(threads), static_cast<unsigned long long>(bytes));
