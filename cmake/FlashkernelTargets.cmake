@@ -53,7 +53,17 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_CXX_COMPILE
   set(_avx2_flags -mavx2 -mfma -mf16c -mtune=haswell)
   set(_avx512_flags ${_avx2_flags} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mprefer-vector-width=512)
   set(_amx_flags ${_avx512_flags} -mavx512bf16 -mamx-tile -mamx-bf16)
-  foreach(_isa avx2 avx512 amx)
+  set(_isas avx2 avx512)
+  if(CMAKE_SYSTEM_NAME STREQUAL "Linux")  # the only system that is asked for tile state, see core/cpu_features.cpp
+    list(APPEND _isas amx)
+    set_property(SOURCE ${_src}/cpu/kernels.cpp APPEND PROPERTY COMPILE_DEFINITIONS FK_CPU_AMX)
+  endif()
+  if(MINGW AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # GCC aligns the stack to 16 bytes there, yet spills wider registers with aligned moves (its bug 54412).
+    list(APPEND _avx2_flags -Wa,-muse-unaligned-vector-move)
+    list(APPEND _avx512_flags -Wa,-muse-unaligned-vector-move)
+  endif()
+  foreach(_isa IN LISTS _isas)
     file(GLOB _sources CONFIGURE_DEPENDS ${_src}/cpu/${_isa}/*.cpp)
     if(_sources)
       flashkernel_add_objects(flashkernel_cpu_${_isa} ${_sources} FLAGS ${_${_isa}_flags})

@@ -42,7 +42,7 @@ bool refuses_fp32_rows(const std::string& id, std::int64_t rows) {  // what the 
 
 double activation(Activation kind, double x) {
   switch (kind) {
-    case Activation::kGeluTanh: return x / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Activation::kGeluTanh: return x / (1 + std::exp(-2 * std::sqrt(2 / kPi) * (x + 0.044715 * x * x * x)));
     case Activation::kGelu: return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
     case Activation::kSilu: return x / (1 + std::exp(-x));
     default: return x;
@@ -52,11 +52,11 @@ double activation(Activation kind, double x) {
 double slope(Activation kind, double x) {
   switch (kind) {
     case Activation::kGeluTanh: {
-      const double s = 1 / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-      return s + x * s * (1 - s) * 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+      const double s = 1 / (1 + std::exp(-2 * std::sqrt(2 / kPi) * (x + 0.044715 * x * x * x)));
+      return s + x * s * (1 - s) * 2 * std::sqrt(2 / kPi) * (1 + 3 * 0.044715 * x * x);
     }
     case Activation::kGelu:
-      return 0.5 * std::erfc(-x / std::sqrt(2.0)) + x * std::exp(-0.5 * x * x) / std::sqrt(2 * M_PI);
+      return 0.5 * std::erfc(-x / std::sqrt(2.0)) + x * std::exp(-0.5 * x * x) / std::sqrt(2 * kPi);
     case Activation::kSilu: {
       const double s = 1 / (1 + std::exp(-x));
       return s + x * s * (1 - s);

@@ -13,7 +13,7 @@ using namespace testing;
 
 double reference_activation(Activation activation, double x) {
   switch (activation) {
-    case Activation::kGeluTanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * std::pow(x, 3))));
+    case Activation::kGeluTanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / kPi) * (x + 0.044715 * std::pow(x, 3))));
     case Activation::kGelu: return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
     case Activation::kSilu: return x / (1 + std::exp(-x));
     default: return x;

@@ -23,6 +23,7 @@ namespace flashkernel::testing {
 
 using conformance::Shape;
 
+inline constexpr double kPi = 3.14159265358979323846;  // M_PI is not C++
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
 

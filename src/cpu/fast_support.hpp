@@ -50,6 +50,7 @@ constexpr GemmBlocks blocks_of(Isa isa, DType dtype) {
   return dtype == DType::kFloat16 ? kAmxSplitFp16Blocks : kAmxSplitFp32Blocks;
 }
 
+#if defined(FK_CPU_AMX)
 // The tile unit pays where its work outweighs rearranging the weight; below, the product is a stream through vector
 // registers.
 Verdict amx_linear_supports(const LinearParams& p) {
@@ -65,6 +66,7 @@ Verdict amx_fp16_attention_supports(const AttentionParams& p) {
 Verdict amx_fp16_linear_backward_supports(const LinearBackwardParams& p) {
   return p.dtype == DType::kFloat16 ? Verdict::ok() : Verdict("takes fp16");
 }
+#endif
 
 /// One scratch a thread; for few rows x in fp32.
 template <Isa kIsa>

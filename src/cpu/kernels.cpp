@@ -1,8 +1,10 @@
 // The CPU backend's table: one row per kernel, one section per op.
 // A row here is dispatch, forcing, `flashkernel kernels`, bench and conformance test at once. Scalar rows accept any
 // shape.
-#if defined(FK_CPU_X86)
+#if defined(FK_CPU_AMX)
 #include "cpu/amx/attention_fwd.hpp"
+#endif
+#if defined(FK_CPU_X86)
 #include "cpu/avx2/attention_bwd.hpp"
 #include "cpu/avx2/attention_fwd.hpp"
 #include "cpu/avx512/attention_bwd.hpp"
@@ -40,11 +42,13 @@ constexpr KernelEntry<Params> scalar_row(const char* name, void (*launch)(const 
 template <>
 KernelTable<AttentionParams> cpu_kernels<AttentionParams>() {
   static constexpr KernelEntry<AttentionParams> kRows[] = {
-#if defined(FK_CPU_X86)
+#if defined(FK_CPU_AMX)
     cpu::fast_row("attention_fwd/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::attention_fwd_fp16,
                   cpu::amx_fp16_attention_supports, cpu::amx::attention_fwd_fp16_workspace),
     cpu::fast_row("attention_fwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::attention_fwd, cpu::takes_all<AttentionParams>,
                   cpu::amx::attention_fwd_workspace),
+#endif
+#if defined(FK_CPU_X86)
     cpu::fast_row("attention_fwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::attention_fwd,
                   cpu::takes_all<AttentionParams>, cpu::avx512::attention_fwd_workspace),
     cpu::fast_row("attention_fwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::attention_fwd, cpu::takes_all<AttentionParams>,
@@ -88,11 +92,13 @@ KernelTable<RopeParams> cpu_kernels<RopeParams>() {
 template <>
 KernelTable<LinearParams> cpu_kernels<LinearParams>() {
   static constexpr KernelEntry<LinearParams> kRows[] = {
-#if defined(FK_CPU_X86)
+#if defined(FK_CPU_AMX)
     cpu::fast_row("linear/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::linear_fp16, cpu::amx_fp16_linear_supports,
                   cpu::linear_workspace<cpu::Isa::kAmxFp16>),
     cpu::fast_row("linear/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear, cpu::amx_linear_supports,
                   cpu::linear_workspace<cpu::Isa::kAmx>),
+#endif
+#if defined(FK_CPU_X86)
     cpu::fast_row("linear/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear, cpu::takes_all<LinearParams>,
                   cpu::linear_workspace<cpu::Isa::kAvx512>),
     cpu::fast_row("linear/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::linear, cpu::takes_all<LinearParams>,
@@ -106,11 +112,13 @@ KernelTable<LinearParams> cpu_kernels<LinearParams>() {
 template <>
 KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
   static constexpr KernelEntry<LinearBackwardParams> kRows[] = {
-#if defined(FK_CPU_X86)
+#if defined(FK_CPU_AMX)
     cpu::fast_row("linear_bwd/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::linear_backward_fp16,
                   cpu::amx_fp16_linear_backward_supports, cpu::linear_backward_workspace<cpu::Isa::kAmxFp16>),
     cpu::fast_row("linear_bwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear_backward, cpu::takes_all<LinearBackwardParams>,
                   cpu::linear_backward_workspace<cpu::Isa::kAmx>),
+#endif
+#if defined(FK_CPU_X86)
     cpu::fast_row("linear_bwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear_backward,
                   cpu::takes_all<LinearBackwardParams>, cpu::linear_backward_workspace<cpu::Isa::kAvx512>),
     cpu::fast_row("linear_bwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::linear_backward,
