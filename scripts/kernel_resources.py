@@ -44,6 +44,17 @@ ARCHS = {
 }
 # Code for one capability also runs on later minor versions of it.
 RUNS_ON = {75: [75], 80: [80, 86, 89], 86: [86, 89], 89: [89], 90: [90]}
+# Spills that are known, in bytes of stack; a kernel not named here must have none. Only ever lower these.
+KNOWN_STACK = {
+    "sm80::attention_fwd_kernel": 40,  # d128 on 8.0
+    "sm80::attention_fwd_f32_kernel": 80,
+    "sm80::attention_bwd_kernel": 8,  # d128 on 8.0
+    "sm80::attention_bwd_f32_kernel": 80,
+    "sm80::attention_decode_kernel": 152,  # d256, two row tiles
+    "sm80::attention_decode_combine_kernel": 8,  # d256
+    "sm80::gemm_kernel": 136,  # fp32
+    "sm80::linear_few_rows_kernel": 32,
+}
 SHARED_GRANULE = 128
 REGISTERS_GRANULE = 256  # per warp
 
@@ -153,8 +164,9 @@ def problems(kernel: Kernel, device: int) -> list[str]:
     elif kernel.dynamic_shared is not None and kernel.blocks_per_sm(arch) < 1:
         found.append(f"{kernel.registers} registers x {kernel.threads} threads do not fit sm_{device}")
     tensor_core = re.match(r"sm(75|80|90a)::", kernel.name)
-    if tensor_core and kernel.stack:
-        found.append(f"{kernel.stack} bytes of stack: registers are spilled")
+    known = KNOWN_STACK.get(kernel.name.split("<")[0], 0)
+    if tensor_core and kernel.stack > known:
+        found.append(f"{kernel.stack} bytes of stack, {known} known: registers are spilled")
     # The T4's promise: two blocks a multiprocessor hide each other's loads, which Turing cannot make asynchronous.
     if re.match(r"sm75::attention_fwd_kernel<__half,(64|128),", kernel.name) and device == 75:
         if kernel.dynamic_shared is not None and kernel.blocks_per_sm(arch) < 2:

@@ -227,7 +227,8 @@ def test_second_device_while_the_first_is_current():
     q = normal(1, 4, 64, 64).to("cuda:1")
     with torch.cuda.device(0):
         out = fk.attention(q, q, q)
-    assert out.device == q.device and (out.double() - sdpa(q, q, q)).abs().max() < 1e-3
+    assert out.device == q.device
+    assert (out.double() - sdpa(q, q, q)).abs().max() < 2e-3  # values up to 4: half a unit in the last place is 1e-3
 
 
 def test_tensors_of_two_devices_are_refused():

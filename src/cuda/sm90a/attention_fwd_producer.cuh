@@ -37,7 +37,7 @@ __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& 
 /// (unless paged).
 template <class Shape>
 __device__ inline void load_keys(const AttentionParams& p, const ForwardPlan& plan, const CUtensorMap* map, int b,
-                                 int g, int first, int row, std::uint32_t slot, std::uint32_t barrier,
+                                 int g, int first, int row, int k_len, std::uint32_t slot, std::uint32_t barrier,
                                  std::uint64_t policy) {
   ptx::mbarrier_arrive_expect(barrier, Shape::kKvBytes);
   if (!p.is_paged()) {
@@ -50,9 +50,10 @@ __device__ inline void load_keys(const AttentionParams& p, const ForwardPlan& pl
   for (int at = 0; at < Shape::kBlockN; at += plan.kv_box_rows) {
     const unsigned key = static_cast<unsigned>(first + at), page_size = static_cast<unsigned>(p.page_size);
     const unsigned column = key / page_size;
-    // Past the table and for a bad id: a page outside of the tensor, which reads as zeros.
+    // Past the sequence and for a bad id: a page outside of the tensor, which reads as zeros. What the table holds past
+    // the sequence's end is never followed.
     int page = static_cast<int>(p.num_pages);
-    if (column < p.max_pages) page = p.block_table[b * p.stride_block_table + column];
+    if (first + at < k_len && column < p.max_pages) page = p.block_table[b * p.stride_block_table + column];
     if (page < 0) page = static_cast<int>(p.num_pages);
 #pragma unroll 1
     for (int c = 0; c < Shape::kColumnBlocks; ++c)
@@ -105,7 +106,7 @@ __device__ inline void produce(const AttentionParams& p, const ForwardPlan& plan
       const std::uint32_t barrier = kOfV ? shared.v_full(at.slot()) : shared.k_full(at.slot());
       ptx::mbarrier_wait(kOfV ? shared.v_empty(at.slot()) : shared.k_empty(at.slot()), at.parity() ^ 1);
       const int first = (tile.end_block - 1 - i) * Shape::kBlockN;
-      load_keys<Shape>(p, plan, map_kv, b, tile.g, first, begin + first,
+      load_keys<Shape>(p, plan, map_kv, b, tile.g, first, begin + first, tile.range.k_len,
                        kOfV ? shared.v(at.slot()) : shared.k(at.slot()), barrier, keep);
       ++at.count;
       if (!kOfV && i == 0) publish<Shape>(p, shared, map_q, tile, at_q);
