@@ -87,6 +87,7 @@ __global__ void __launch_bounds__(BiasShape<kDim>::kThreads)
           [&](int row) -> const T* { return first_key + row < range.k_len ? row0 + row * stride_token : nullptr; });
     };
     const auto product = [&](float(&to)[kBlock / 8][4]) {
+      ptx::cp_async_commit();  // only what is committed can be waited for
       ptx::cp_async_wait<0>();
       __syncthreads();
       const std::uint32_t rows =
