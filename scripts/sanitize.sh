@@ -11,7 +11,7 @@ case $preset in
     ctest --preset asan -j "$(nproc)"
     ;;
   tsan)
-    tests=(thread_pool_test memory_resource_test kv_page_pool_test kv_cache_test)
+    tests=(thread_pool_test memory_resource_test kv_page_pool_test kv_cache_random_test)
     cmake --build --preset tsan --target "${tests[@]}" | grep -vE '^\[[0-9]+/' || true
     ctest --preset tsan -R "^($(IFS='|'; echo "${tests[*]}"))\$"
     ;;

@@ -131,6 +131,10 @@ def _one(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments[:-1])
 
 
+def _next_of(function: Callable[[Any], Any], sets: list[Any], i: int) -> Any:
+    return function(sets[i % len(sets)])
+
+
 def _paged(k: Any, v: Any, page: int) -> tuple[Any, Any, Any]:
     """The pages of k and v [batch, heads, seq, dim] at random places, and their table."""
     torch = baselines.require_torch()
@@ -161,7 +165,7 @@ def attention_backward(quick: bool) -> Iterator[GpuCase]:
         for name, backend in _sdpa_backends(("flash", "cudnn")):
             leaves = [t.clone().requires_grad_() for t in (q, k, v)]
             with torch.enable_grad():
-                stock = _forced_sdpa(backend, *leaves, causal)
+                stock = _forced_sdpa(backend, leaves[0], leaves[1], leaves[2], causal)
 
             def backward(i: int, stock: Any = stock, leaves: Any = leaves, grad: Any = grad) -> Any:
                 return torch.autograd.grad(stock, leaves, grad, retain_graph=True)
@@ -193,14 +197,15 @@ def decode(quick: bool) -> Iterator[GpuCase]:
             dense = [tuple(_randn((batch, heads_kv, length, dim), dtype) for _ in range(2)) for _ in range(sets)]
             lengths = torch.full((batch,), length, dtype=torch.int32, device="cuda")
             stock = {
-                name: lambda i, b=backend, q=q, d=dense: _forced_sdpa(b, q, *d[i % len(d)], False)
+                name: lambda i, b=backend, q=q, d=dense: _forced_sdpa(b, q, d[i % len(d)][0], d[i % len(d)][1], False)
                 for name, backend in _sdpa_backends(("flash",))
             }
             for page in (256,) if quick else (16, 256):
                 paged = [_paged(k, v, page) for k, v in dense]
 
                 def ours(i: int, q: Any = q, paged: Any = paged, lengths: Any = lengths) -> Any:
-                    return fk.attention_paged(q, *paged[i % len(paged)], lengths)
+                    k_pages, v_pages, table = paged[i % len(paged)]
+                    return fk.attention_paged(q, k_pages, v_pages, table, lengths)
 
                 yield GpuCase(
                     "decode",
@@ -281,8 +286,8 @@ def memory_bound(quick: bool) -> Iterator[GpuCase]:
                     f"{name} {rows} x {columns}",
                     dtype,
                     {
-                        "flashkernel": lambda i, f=ours, x=x: f(x[i % len(x)]),
-                        "torch": lambda i, f=stock, x=x: f(x[i % len(x)]),
+                        "flashkernel": partial(_next_of, ours, x),
+                        "torch": partial(_next_of, stock, x),
                     },
                     10 * TOLERANCE[dtype] if name == "sum" else TOLERANCE[dtype],
                     bytes=moved * size,
@@ -325,6 +330,7 @@ def norm_backward(quick: bool) -> Iterator[GpuCase]:
                 centred = x.float() - (mean[:, None] if name == "layer_norm" else 0.0)
                 rstd = torch.rsqrt(centred.square().mean(-1) + (1e-5 if name == "layer_norm" else 1e-6))
                 del centred
+                ours: Callable[[], Any]
                 if name == "rms_norm":
                     ours = partial(fk.rms_norm_backward, grad, x, weight, rstd)
                 else:
