@@ -139,8 +139,13 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
   AttentionTensors t;
   t.q = varlen ? &call.input("q", s.dtype, {cu_q.back(), s.heads_q, s.head_dim}, s.layout_q)
                : &call.input("q", s.dtype, {s.batch, s.heads_q, s.seq_q, s.head_dim}, s.layout_q);
-  t.k = &call.input("k_pages", s.dtype, {num_pages, page_size, s.heads_kv, s.head_dim}, spec.layout_pages);
-  t.v = &call.input("v_pages", s.dtype, {num_pages, page_size, s.heads_kv, s.dim_v()}, spec.layout_pages);
+  const auto pages = [&](const char* name, std::int64_t dim) {
+    Layout layout = spec.layout_pages;
+    layout.offset += spec.first_page * page_size * s.heads_kv * dim;  // room for the pages before, which stay empty
+    return &call.input(name, s.dtype, {num_pages, page_size, s.heads_kv, dim}, layout);
+  };
+  t.k = pages("k_pages", s.head_dim);
+  t.v = pages("v_pages", s.dim_v());
 
   // Pages in random order; columns past a sequence's last page lead nowhere.
   std::vector<std::int64_t> free_pages(static_cast<std::size_t>(num_pages));
@@ -191,7 +196,7 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
   call.repeats = s.repeats;
   const std::int64_t max_q = varlen ? longest(spec.lengths_q) : s.seq_q;
 
-  // Page 0 of a pool whose first pages are not there: its address is computed, never read.
+  // The pool from page 0 on: those before first_page have addresses of their own, but are never read.
   const auto pool = [&](const TestTensor& pages) {
     TensorView view = pages.view();
     view.shape[0] += spec.first_page;
