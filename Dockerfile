@@ -11,9 +11,6 @@ RUN apt-get update \
 WORKDIR /flashkernel
 COPY . .
 # The environment and the build are in the image, so that a run only tests.
-RUN python3 -m venv .venv && . .venv/bin/activate && python -m pip install -q --upgrade pip \
-    && python -m pip install -q --group build --group test \
-    && python -m pip install --no-build-isolation --no-deps . \
-        -C build-dir=build/test -C cmake.define.FLASHKERNEL_TESTS=ON -C cmake.define.FLASHKERNEL_EXAMPLES=ON
+RUN FLASHKERNEL_BUILD_ONLY=1 bash scripts/test.sh
 ENV VIRTUAL_ENV=/flashkernel/.venv PATH=/flashkernel/.venv/bin:$PATH
 CMD ["bash", "scripts/test.sh"]

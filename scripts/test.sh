@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds everything and runs all tests: ctest, then pytest against the installed package. Needs no GPU.
-# FLASHKERNEL_CUDA=AUTO|ON|OFF (default AUTO) is passed on to CMake.
+# FLASHKERNEL_CUDA=AUTO|ON|OFF (default AUTO) is passed on to CMake. FLASHKERNEL_BUILD_ONLY=1 stops before the tests.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 # GoogleTest's CMake package: Debian's libgtest-dev, unless another one is found through CMAKE_PREFIX_PATH.
@@ -22,6 +22,8 @@ python -m pip install --no-build-isolation --no-deps -v . \
   -C cmake.define.FLASHKERNEL_CUDA_EMULATION="$emulation" \
   -C cmake.define.FLASHKERNEL_WERROR=ON -C cmake.define.FLASHKERNEL_CUDA="${FLASHKERNEL_CUDA:-AUTO}" 2>&1 |
   grep -E --line-buffered '^ *(-- flashkernel|\[[0-9]+/[0-9]+\]|Successfully|.*(warning|error):)|rror' | sed -u 's/^ *//' | cut -c1-200
+
+[ -z "${FLASHKERNEL_BUILD_ONLY:-}" ] || exit 0
 
 say "C++ tests"
 ctest --test-dir build/test --output-on-failure -j "$(nproc)"
