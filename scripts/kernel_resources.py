@@ -193,7 +193,8 @@ def main() -> int:
         print("|---|---|---|---|---|---|---|")
     for kernel in kernels:
         for device in RUNS_ON[kernel.code]:
-            found = problems(kernel, device)
+            # On other devices that can run this code the launch looks at the device's limits and may choose another kernel.
+            found = problems(kernel, device) if device == kernel.code else []
             count += len(found)
             if args.check:
                 for text in found:
