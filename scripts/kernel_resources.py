@@ -193,7 +193,7 @@ def main() -> int:
         print("|---|---|---|---|---|---|---|")
     for kernel in kernels:
         for device in RUNS_ON[kernel.code]:
-            # On other devices that can run this code the launch looks at the device's limits and may choose another kernel.
+            # On other devices that can run this code the launch may choose another kernel by their limits.
             found = problems(kernel, device) if device == kernel.code else []
             count += len(found)
             if args.check:
