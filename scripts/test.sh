@@ -11,6 +11,8 @@ python -m pip install -q --upgrade pip
 # A pinned torch: the newest one may bring gigabytes of CUDA libraries that no test here needs.
 python -c 'import torch' 2>/dev/null || python -m pip install -q torch==2.13.0
 python -m pip install -q --group build --group test
+# An nvcc without its disassembler, which a test of the built kernels' registers and shared memory reads.
+! command -v nvcc >/dev/null || command -v cuobjdump >/dev/null || python -m pip install -q nvidia-cuda-cuobjdump
 
 # The CUDA kernels on an emulated GPU (docs/emulator.md): where its switch between threads is fast.
 emulation=${FLASHKERNEL_CUDA_EMULATION:-$([ "$(uname -sm)" = "Linux x86_64" ] && echo ON || echo OFF)}

@@ -381,9 +381,6 @@ def check_kernel(kernel: Any) -> CheckResult:
             except Exception as failure:  # a broken kernel may raise anything; doctor goes on with the next one
                 return result(False, f"{dtype}: {type(failure).__name__}: {failure}")
             if _calls(kernel.id) == before:
-                if any(other.id.startswith(kernel.id + "/") for other in fk.kernels()):
-                    refusal = "forcing this id also forces rows below it, and one of them took the call"
-                    continue
                 return result(False, f"{dtype}: forced, but another kernel ran")
             ran[dtype] = max(ran.get(dtype, 0.0), error)
             if not error <= tolerance:

@@ -149,17 +149,17 @@ KernelTable<LinearParams> cuda_kernels() {
        linear_few_rows_supports<DType::kFloat16>, nullptr, cuda::sm80::linear_few_rows_f16},
       {"linear/cuda/sm80/bf16/few_rows", DeviceType::kCuda, 80, kNewest, kCpuAny, kDecode,
        linear_few_rows_supports<DType::kBFloat16>, nullptr, cuda::sm80::linear_few_rows_bf16},
-      ampere<LinearParams>("linear/cuda/sm80/f16", linear_supports<DType::kFloat16>, cuda::sm80::linear_workspace,
+      ampere<LinearParams>("linear/cuda/sm80/f16/tiles", linear_supports<DType::kFloat16>, cuda::sm80::linear_workspace,
                            cuda::sm80::linear),
-      ampere<LinearParams>("linear/cuda/sm80/bf16", linear_supports<DType::kBFloat16>, cuda::sm80::linear_workspace,
-                           cuda::sm80::linear),
+      ampere<LinearParams>("linear/cuda/sm80/bf16/tiles", linear_supports<DType::kBFloat16>,
+                           cuda::sm80::linear_workspace, cuda::sm80::linear),
       ampere<LinearParams>("linear/cuda/sm80/f32", linear_supports<DType::kFloat32>, cuda::sm80::linear_workspace,
                            cuda::sm80::linear),
       {"linear/cuda/sm75/f16", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kTuring,
        cuda::sm75::linear_supports<LinearParams>, nullptr, cuda::sm75::linear},
       {"linear/cuda/generic/few_rows", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kAmpere + 1,
        cuda::linear_few_rows_supports, nullptr, cuda::linear},
-      generic<LinearParams>("linear/cuda/generic", cuda::linear_supports, nullptr, cuda::linear)};
+      generic<LinearParams>("linear/cuda/generic/tiles", cuda::linear_supports, nullptr, cuda::linear)};
   return table(rows);
 }
 
