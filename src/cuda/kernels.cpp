@@ -131,7 +131,6 @@ template <>
 KernelTable<LinearParams> cuda_kernels() {
   using cuda::sm80::linear_few_rows_supports;
   using cuda::sm80::linear_supports;
-  // sm90a/linear.cu's large tiles (forward and backward) are not in the table: see docs/kernels/linear_cuda.md.
   static constexpr KernelEntry<LinearParams> rows[] = {
 #define FK_LINEAR(suffix, dtype)                        \
   {"linear/cuda/sm90a/" #suffix "/few_rows",            \
@@ -142,7 +141,16 @@ KernelTable<LinearParams> cuda_kernels() {
    kDecode + 1,                                         \
    cuda::sm90a::linear_few_rows_supports<DType::dtype>, \
    nullptr,                                             \
-   cuda::sm90a::linear_few_rows},
+   cuda::sm90a::linear_few_rows},                       \
+      {"linear/cuda/sm90a/" #suffix "/large",           \
+       DeviceType::kCuda,                               \
+       90,                                              \
+       90,                                              \
+       kCpuAny,                                         \
+       kHopper,                                         \
+       cuda::sm90a::linear_supports<DType::dtype>,      \
+       nullptr,                                         \
+       cuda::sm90a::linear},
 #include "cuda/sm90a/linear_rows.inc"
 #undef FK_LINEAR
       {"linear/cuda/sm80/f16/few_rows", DeviceType::kCuda, 80, kNewest, kCpuAny, kDecode,
@@ -167,6 +175,18 @@ template <>
 KernelTable<LinearBackwardParams> cuda_kernels() {
   using cuda::sm80::linear_bwd_supports;
   static constexpr KernelEntry<LinearBackwardParams> rows[] = {
+#define FK_LINEAR(suffix, dtype)                   \
+  {"linear_bwd/cuda/sm90a/" #suffix,               \
+   DeviceType::kCuda,                              \
+   90,                                             \
+   90,                                             \
+   kCpuAny,                                        \
+   kHopper,                                        \
+   cuda::sm90a::linear_bwd_supports<DType::dtype>, \
+   cuda::linear_gradient_workspace,                \
+   linear_bwd<cuda::sm90a::linear_bwd>},
+#include "cuda/sm90a/linear_rows.inc"
+#undef FK_LINEAR
       ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/f16", linear_bwd_supports<DType::kFloat16>,
                                    linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
                                    linear_bwd<cuda::sm80::linear_bwd>),

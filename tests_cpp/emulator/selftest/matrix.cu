@@ -246,6 +246,64 @@ TEST(EmulatorMatrix, AccumulatorsBelongToWgmmaUntilTheWait) {
   expect_mentions(launch(1, 128, 16384, early_write_kernel, true), "accumulators were written");
 }
 
+// Two tiles of ones and twos go through one slot; warp 0's wait alone says that it may be filled again.
+__global__ void slot_kernel(float* c, bool wait) {
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  __shared__ __align__(8) unsigned long long barriers[2];
+  const std::uint32_t full = ptx::shared_address(&barriers[0]), empty = ptx::shared_address(&barriers[1]);
+  if (threadIdx.x == 0) ptx::mbarrier_init(full, 32), ptx::mbarrier_init(empty, 1);
+  __syncthreads();
+  if (threadIdx.x >= 128) {
+    for (unsigned round = 0; round < 2; ++round) {
+      if (round > 0) ptx::mbarrier_wait(empty, 0);
+      for (int i = static_cast<int>(threadIdx.x) - 128; i < 128 * 64; i += 32)
+        reinterpret_cast<__half*>(tiles)[i] = round + 1.0f;
+      ptx::mbarrier_arrive(full);
+    }
+    return;
+  }
+  const std::uint32_t tile = ptx::shared_address(tiles);
+  const std::uint64_t a = ptx::matrix_descriptor(tile, 0, 1024), b = ptx::matrix_descriptor(tile + 8192, 0, 1024);
+  float d[32];
+  for (unsigned round = 0; round < 2; ++round) {
+    ptx::mbarrier_wait(full, round);
+    ptx::wgmma_fence();
+    ptx::wgmma_ss<__half>(d, a, b, round > 0);
+    ptx::wgmma_commit();
+    if (wait || round > 0) ptx::wgmma_wait<0>();
+    if (threadIdx.x == 0 && round == 0) ptx::mbarrier_arrive(empty);
+  }
+  if (threadIdx.x % 32 == 0) c[threadIdx.x / 32] = d[0];
+}
+
+TEST(EmulatorMatrix, ABatchOfWgmmaIsTheWarpgroups) {
+  for (const char* name : kOrders) {
+    const Order order(name);
+    const DeviceVector<float> c(4);
+    ASSERT_EQ(launch(1, 160, 16384, slot_kernel, c.data(), true), "");
+    EXPECT_EQ(c.values(), std::vector<float>(4, 16 * (1 + 4)));
+    ASSERT_EQ(launch(1, 160, 16384, slot_kernel, c.data(), false), "");
+    EXPECT_NE(c.values(), std::vector<float>(4, 16 * (1 + 4))) << "the slot was filled again before it was read";
+  }
+}
+
+__global__ void three_of_four_kernel(int warps) {
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  const std::uint32_t tile = ptx::shared_address(tiles);
+  float d[32];
+  if (static_cast<int>(threadIdx.x) / 32 >= warps) return;
+  ptx::wgmma_fence();
+  ptx::wgmma_ss<__half>(d, ptx::matrix_descriptor(tile, 0, 1024), ptx::matrix_descriptor(tile + 8192, 0, 1024), false);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+}
+
+TEST(EmulatorMatrix, WgmmaNeedsFourWarps) {
+  EXPECT_EQ(launch(1, 128, 16384, three_of_four_kernel, 4), "");
+  expect_mentions(launch(1, 128, 16384, three_of_four_kernel, 3), "for the warpgroup's other warps");
+  expect_mentions(launch(1, 96, 16384, three_of_four_kernel, 3), "no four warps");
+}
+
 // A box that hangs out of a 10 x 24 matrix on both sides, moved into another matrix of that shape.
 __global__ void boxes_kernel(const __grid_constant__ CUtensorMap in, const __grid_constant__ CUtensorMap out,
                              float* seen, int column, int row, bool wait) {

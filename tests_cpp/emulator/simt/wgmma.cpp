@@ -47,26 +47,36 @@ float element(const Wgmma& op, const Operand& from, bool k_major, std::uint32_t 
   return op.bf16 ? bf16_to_float(bits) : fp16_to_float(bits);
 }
 
-void execute(const Wgmma& op) {
-  float a[16][kDepth], b[kDepth][256], d[16][256];
+// Reads the operands out of shared memory.
+void fetch(Wgmma& op) {
+  const auto columns = static_cast<std::uint32_t>(op.columns);
+  op.operands.resize(kDepth * (16 + columns));
+  float* const a = op.operands.data();
+  float* const b = a + 16 * kDepth;
   if (op.a_in_registers) {
     for (int lane = 0; lane < 32; ++lane)
       for (int r = 0; r < 4; ++r)
         for (int e = 0; e < 2; ++e) {
           const auto bits = static_cast<std::uint16_t>(op.a_registers[lane][r] >> 16 * e);
-          a[lane / 4 + 8 * (r % 2)][8 * (r / 2) + 2 * (lane % 4) + e] =
+          a[(lane / 4 + 8 * (r % 2)) * kDepth + 8 * (r / 2) + 2 * (lane % 4) + e] =
               op.bf16 ? bf16_to_float(bits) : fp16_to_float(bits);
         }
   } else {
     const Operand from(op.a, op.where);
     for (std::uint32_t m = 0; m < 16; ++m)
       for (std::uint32_t k = 0; k < kDepth; ++k)
-        a[m][k] = element(op, from, !op.transposed_a, 16 * op.warp_in_group + m, k);
+        a[m * kDepth + k] = element(op, from, !op.transposed_a, 16 * op.warp_in_group + m, k);
   }
   const Operand from(op.b, op.where);
-  for (std::uint32_t n = 0; n < static_cast<std::uint32_t>(op.columns); ++n)
-    for (std::uint32_t k = 0; k < kDepth; ++k) b[k][n] = element(op, from, !op.transposed_b, n, k);
+  for (std::uint32_t n = 0; n < columns; ++n)
+    for (std::uint32_t k = 0; k < kDepth; ++k) b[k * columns + n] = element(op, from, !op.transposed_b, n, k);
+}
 
+// Adds the product to the warp's accumulators.
+void accumulate(const Wgmma& op) {
+  const float* const a = op.operands.data();
+  const float* const b = a + 16 * kDepth;
+  float d[16][256];
   const auto each = [&](auto f) {  // f(row, column, index in lane's d, lane)
     for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < op.columns / 2; ++i)
@@ -82,7 +92,7 @@ void execute(const Wgmma& op) {
   each([&](int m, int n, int i, int lane) { d[m][n] = op.accumulate ? op.d[lane][i] : 0.0f; });
   for (int m = 0; m < 16; ++m)
     for (int k = 0; k < kDepth; ++k)
-      for (int n = 0; n < op.columns; ++n) d[m][n] += a[m][k] * b[k][n];
+      for (int n = 0; n < op.columns; ++n) d[m][n] += a[m * kDepth + k] * b[k * op.columns + n];
   each([&](int m, int n, int i, int lane) { op.d[lane][i] = d[m][n]; });
 }
 
@@ -92,6 +102,29 @@ void whole(std::uint32_t lanes, const char* what) {
   if (lanes != kWholeWarp) fault(std::string(what) + ": some lanes of the warp are missing");
 }
 
+// The four warps of the current thread's warpgroup.
+Warp* warpgroup() { return current->warp - current->linear / 32 % 4; }
+
+// Batch `number` of all four warps. Whoever is through with it has read it.
+void fetch_batch(unsigned number) {
+  const WgmmaBatch& mine = current->warp->wgmma.batches.front();
+  if (mine.fetched) return;
+  for (int warp = 0; warp < 4; ++warp) {
+    WgmmaQueue& queue = warpgroup()[warp].wgmma;
+    WgmmaBatch& batch = queue.batches[number + queue.batches.size() - queue.committed];
+    if (batch.products.size() != mine.products.size())
+      fault("wgmma: the warps of a warpgroup issue different products");
+    for (std::size_t i = 0; i < batch.products.size(); ++i) {
+      Wgmma& op = batch.products[i];
+      const Wgmma& like = mine.products[i];
+      if (op.a != like.a || op.b != like.b || op.columns != like.columns || !(op.where == like.where))
+        fault("wgmma in " + text(op.where) + ": the warps of a warpgroup issue different products");
+      fetch(op);
+    }
+    batch.fetched = true;
+  }
+}
+
 }  // namespace
 
 void wgmma_issue(Warp& warp, Wgmma&& op) {
@@ -99,7 +132,7 @@ void wgmma_issue(Warp& warp, Wgmma&& op) {
   if (!queue.fenced) fault("wgmma in " + text(op.where) + ": no wgmma.fence before the warp's first one");
   bool first = true;
   for (const auto& batch : queue.batches)
-    for (const Wgmma& other : batch) first = first && other.d[0] != op.d[0];
+    for (const Wgmma& other : batch.products) first = first && other.d[0] != op.d[0];
   for (const Wgmma& other : queue.open) first = first && other.d[0] != op.d[0];
   if (first && op.accumulate)
     for (const float* lane : op.d) op.before.insert(op.before.end(), lane, lane + op.columns / 2);
@@ -109,6 +142,8 @@ void wgmma_issue(Warp& warp, Wgmma&& op) {
 void wgmma_fence(Where where) {
   collective("wgmma.fence", kWholeWarp, where, nullptr, [](void* const*, std::uint32_t lanes) {
     whole(lanes, "wgmma.fence");
+    if (current->linear / 128 * 128 + 128 > blockDim.x * blockDim.y * blockDim.z)
+      fault("wgmma.fence: the block has no four warps for this warpgroup");
     current->warp->wgmma.fenced = true;
   });
 }
@@ -117,17 +152,33 @@ void wgmma_commit(Where where) {
   collective("wgmma.commit_group", kWholeWarp, where, nullptr, [](void* const*, std::uint32_t lanes) {
     whole(lanes, "wgmma.commit_group");
     WgmmaQueue& queue = current->warp->wgmma;
-    queue.batches.push_back(std::move(queue.open));
+    queue.batches.push_back({std::move(queue.open), false});
     queue.open.clear();
+    ++queue.committed;
+    for (int warp = 0; warp < 4; ++warp) {
+      for (Thread* thread : warpgroup()[warp].wgmma.waiting) wake(thread);
+      warpgroup()[warp].wgmma.waiting.clear();
+    }
   });
 }
 
+// A batch is the warpgroup's: it is over when the products of all four warps are, so that one warp's wait vouches for
+// what the others read. Accumulators come in at each warp's own wait.
 void wgmma_wait(unsigned batches_left, Where where) {
+  WgmmaQueue& mine = current->warp->wgmma;
+  const unsigned done = mine.committed > batches_left ? mine.committed - batches_left : 0;
+  for (int warp = 0; warp < 4; ++warp)
+    while (warpgroup()[warp].wgmma.committed < done) {
+      mine.waiting.push_back(current);
+      sleep("wgmma.wait_group, for the warpgroup's other warps", where);
+    }
   collective("wgmma.wait_group", kWholeWarp, where, &batches_left, [](void* const* data, std::uint32_t lanes) {
     whole(lanes, "wgmma.wait_group");
     WgmmaQueue& queue = current->warp->wgmma;
-    for (; queue.batches.size() > *static_cast<const unsigned*>(data[0]); queue.batches.pop_front())
-      for (const Wgmma& op : queue.batches.front()) execute(op);
+    for (; queue.batches.size() > *static_cast<const unsigned*>(data[0]); queue.batches.pop_front()) {
+      fetch_batch(queue.committed - static_cast<unsigned>(queue.batches.size()));
+      for (const Wgmma& op : queue.batches.front().products) accumulate(op);
+    }
   });
 }
 

@@ -1,5 +1,6 @@
-// Warpgroup matrix instructions of sm_90a: each warp computes its 16 rows of the 64, when its batch is waited for, from
-// what shared memory holds then. PTX ISA, asynchronous warpgroup level matrix instructions.
+// Warpgroup matrix instructions of sm_90a: each warp computes its 16 rows of the 64. Operands are read when the first
+// of the four warps waits for the batch, which needs all four to have committed it; a warp's accumulators change at its
+// own wait. PTX ISA, asynchronous warpgroup level matrix instructions.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +19,20 @@ struct Wgmma {
   float* d[32];
   Where where;
   unsigned warp_in_group;
-  std::vector<float> before;  // the accumulators when they were handed over; empty behind another one on the same
+  std::vector<float> before;    // the accumulators when they were handed over; empty behind another one on the same
+  std::vector<float> operands;  // a [16, 16] and b [16, columns], once they are read
+};
+
+struct WgmmaBatch {
+  std::vector<Wgmma> products;
+  bool fetched;
 };
 
 struct WgmmaQueue {
   std::vector<Wgmma> open;
-  std::deque<std::vector<Wgmma>> batches;
+  std::deque<WgmmaBatch> batches;  // the last of `committed`
+  unsigned committed = 0;
+  std::vector<Thread*> waiting;  // lanes, for the other warps to commit
   bool fenced = false;
 };
 
