@@ -1,70 +1,173 @@
-"""`flashkernel bench`: every group runs, the results agree with torch, the JSON is sane. No timing is asserted."""
+"""`flashkernel bench`: every group runs, the results agree with torch, JSON and CSV are sane. No timing is asserted."""
 
 from __future__ import annotations
 
+import csv
 import json
-import math
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from flashkernel.bench.cases import GROUPS
-from flashkernel.bench.memory import last_level_cache_bytes
-from flashkernel.bench.report import GROUP_NAMES
-from flashkernel.bench.timing import alternate, peak_extra_bytes, summarize
+import flashkernel as fk
+from flashkernel.bench.case import OURS, PEER, Settings
+from flashkernel.bench.memory import last_level_cache_bytes, peak_extra_bytes
+from flashkernel.bench.results import read
+from flashkernel.bench.runner import difference
+from flashkernel.bench.suites import GROUPS, SUITES, select
+from flashkernel.bench.suites.kernels import OPS, representative
 from flashkernel.cli import main
 
+ROOT = Path(__file__).resolve().parents[1]
+Run = Callable[..., dict[str, Any]]
 
-def test_every_group_is_listed() -> None:
-    assert tuple(GROUPS) == GROUP_NAMES
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Run]:
+    """Runs the command on the CPU with one thread (so that it needs no pauses) and gives back its JSON."""
+    threads = fk.get_num_threads(), torch.get_num_threads()
+
+    def run(*words: str, code: int = 0) -> dict[str, Any]:
+        file = tmp_path / "bench.json"
+        common = ["--quick", "--device", "cpu", "--threads", "1", "--json", str(file)]
+        assert main(["bench", *words, *common]) == code
+        return read(file)
+
+    yield run
+    fk.set_num_threads(threads[0])
+    torch.set_num_threads(threads[1])
 
 
-@pytest.mark.parametrize("group", GROUP_NAMES)
-def test_quick_run(group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "bench.json"
-    assert main(["bench", group, "--quick", "--json", str(file)]) == 0
-    result = json.loads(file.read_text())
+def check_row(row: dict[str, Any]) -> None:
+    assert row["agrees"] and not row["refused"]
+    kinds = [provider["kind"] for provider in row["providers"].values()]
+    assert OURS in kinds and PEER in kinds and row["best_peer"] in row["providers"]
+    for name, p in row["providers"].items():
+        assert p["calls"] >= 3
+        assert 0 < p["min"] <= p["p50"] <= p["p95"] <= p["p99"] <= p["max"]
+        assert p["min"] <= p["mean"] * 1.00001 and p["mean"] <= p["max"] * 1.00001 and p["std"] >= 0
+        assert row["flop"] is None or p["tflops"] == pytest.approx(row["flop"] / p["p50"] * 1e-12, rel=1e-4)
+        assert row["bytes"] is None or p["gbytes_per_second"] == pytest.approx(row["bytes"] / p["p50"] * 1e-9, rel=1e-4)
+        if p["kind"] == OURS:
+            assert p["kernels"] and all("/" in kernel for kernel in p["kernels"])
+            assert 0 <= p["relative_error"] < 0.2
+            best = row["providers"][row["best_peer"]]["p50"]
+            assert p["ratio_to_best_peer"] == pytest.approx(best / p["p50"], rel=1e-4)
+            assert "/" not in name or p["kernels"] == [name]
+
+
+@pytest.mark.parametrize("group", [name for name in GROUPS if name not in ("kernels", "attention_f32")])
+def test_quick_run(group: str, bench: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    result = bench(group)
     assert {"cpu", "threads", "torch", "flashkernel", "commit", "date"} <= set(result["machine"])
-    assert result["rows"]
-    printed = capsys.readouterr().out
+    assert result["method"]["quick"] and result["command"].startswith(f"flashkernel bench {group}")
+    assert result["rows"] and set(result["ceilings"]) >= {"read", "copy"}
+    printed = capsys.readouterr()
+    assert f"[1/{len(result['rows'])}]" in printed.err  # progress
     for row in result["rows"]:
-        assert row["group"] == group and row["case"] in printed
-        assert row["kernels"] and all("/" in kernel for kernel in row["kernels"])
-        assert row["agrees"] and row["relative_error"] < 0.2
-        assert row["ratio_to_torch"] > 0
-        for side in ("ours", "torch"):
-            t = row[side]
-            assert t["calls"] >= 3
-            assert 0 < t["min"] <= t["p50"] <= t["p95"] <= t["p99"] <= t["max"]
-            assert t["min"] <= t["mean"] <= t["max"] and t["std"] >= 0
-        if group not in ("call_overhead",):
-            assert (row["gflops"] or row["gbytes_per_second"]) > 0
-        if group == "decode":  # bound by memory: both sides against a plain sum over the same bytes
-            assert row["read_gbytes_per_second"] > 0 and row["share_of_read"] > 0 and len(row["reads"]) == 2
-            assert math.isclose(row["torch_share_of_read"] * row["ratio_to_torch"], row["share_of_read"])
+        assert row["group"] == group and row["case"] in printed.out
+        check_row(row)
+        if group != "call_overhead":
+            assert row["flop"] or row["bytes"]
+        if group == "decode":  # both sides against a plain sum over the same bytes, timed in turn
+            assert row["limit"]["by"] in ("sum", "torch sum")
+            p = row["providers"]["flashkernel"]
+            assert p["share_of_limit"] == pytest.approx(row["limit"]["seconds"] / p["p50"], rel=1e-4)
+        if group == "attention_memory":
+            assert row["library_peak_bytes"] > 0
 
 
-def test_summary_of_known_times() -> None:
-    timing = summarize([4.0, 1.0, 2.0, 3.0, 5.0])
-    assert (timing.calls, timing.min, timing.p50, timing.mean, timing.max) == (5, 1.0, 3.0, 3.0, 5.0)
-    assert math.isclose(timing.p95, 4.8) and math.isclose(timing.std, math.sqrt(2))
-    assert summarize([7.0]).p99 == 7.0
+def test_every_kernel_of_the_registry_has_a_row(bench: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = bench("--kernels", "all", "--csv", str(tmp_path / "bench.csv"))
+    available = {kernel.id for kernel in fk.kernels() if kernel.available and kernel.device == "cpu"}
+    timed = {name for row in result["rows"] for name, p in row["providers"].items() if p["kind"] == OURS}
+    assert timed == available
+    for row in result["rows"]:
+        check_row(row)
+    assert fk.forced_kernels() == ""
+    printed = capsys.readouterr().out
+    assert all(f"| {kernel} " in printed for kernel in available)
+    with (tmp_path / "bench.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["provider"] for line in lines} >= available
+    for line in lines:
+        assert float(line["p50_us"]) > 0 and line["cpu"] and line["torch"] and line["flashkernel"]
 
 
-def test_functions_alternate_and_the_budget_holds() -> None:
-    order: list[str] = []
-    timings = alternate([lambda: order.append("a"), lambda: order.append("b")], warmup=2, calls=4, budget=60)
-    assert order == ["a", "b"] * 6
-    assert [t.calls for t in timings] == [4, 4]
-    assert alternate([lambda: None], warmup=0, calls=10**9, budget=0.0)[0].calls == 3
-    (timing,) = alternate([lambda: None], warmup=0, calls=3, budget=60, pause=0.05)
-    assert timing.min < 0.05  # the pause is not part of the time
+def test_dtypes_parts_and_kernel_prefixes(bench: Run) -> None:
+    rows = bench("--kernels", "softmax/cpu,add/cpu/scalar", "--dtype", "bfloat16", "--dtype", "float16")["rows"]
+    assert {row["dtype"] for row in rows} == {"bfloat16", "float16"}
+    assert {row["case"] for row in rows} == {"softmax", "add"}
+    parts = [bench("elementwise", "--part", f"{i}/3")["rows"] for i in (1, 2, 3)]
+    whole = bench("elementwise")["rows"]
+    names = [(row["case"], row["dtype"]) for part in parts for row in part]
+    assert sorted(names) == sorted((row["case"], row["dtype"]) for row in whole)
+
+
+def test_a_budget_that_is_spent_leaves_rows_out(bench: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    result = bench("elementwise", "--budget", "1e-9")
+    assert len(result["rows"]) == 0 and len(result["left_out"]) == 13
+    assert "left out for lack of time: elementwise: softmax" in capsys.readouterr().err
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--list", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    for name in [*SUITES, "attention_forward", "sdpa_cudnn", "cublaslt_gelu", "triton"]:
+        assert name in printed
+    assert main(["bench", "--list", "--kernels", "all", "--device", "cpu"]) == 0
+    assert "kernels (" in capsys.readouterr().out
+
+
+def test_what_is_asked_for_on_a_gpu() -> None:
+    """The rows of the comparison with attention libraries, without making their tensors."""
+    s = Settings(device="cuda")
+    cases = [case for name in select(["attention"]) for case in GROUPS[name](s)]
+    shapes = [case.shape for case in cases if case.group == "attention_forward"]
+    assert len(shapes) == 36  # 6 lengths, full and causal, 3 head dims
+    assert all(x["batch"] * x["seq"] == 16384 and x["heads"] * x["head_dim"] == 2048 for x in shapes)
+    assert sum(case.group == "attention_backward" for case in cases) == 24
+    assert [case.shape["page"] for case in cases if case.group == "attention_gqa"] == [0, 16, 256]
+    sizes = [case.shape for case in GROUPS["attention_sizes"](s)]
+    assert {x["batch"] for x in sizes} == {1, 4, 8, 16} and {x["head_dim"] for x in sizes} == {64, 128}
+    assert {x["seq"] for x in sizes} == {512, 1024, 2048, 4096, 8192, 16384, 131072}
+    assert {case.dtype for case in GROUPS["attention_sizes"](s)} == {"float16", "bfloat16", "float32"}
+    assert {case.shape["features"] for case in GROUPS["linear"](s)} == {768, 2048, 4096}
+
+
+def test_every_kernel_in_the_cuda_sources_has_a_representative() -> None:
+    source = ROOT / "src" / "cuda" / "kernels.cpp"
+    if not source.is_file():
+        pytest.skip("the source tree is not beside the tests")
+    text = source.read_text()
+    ops = set(re.findall(r'"([a-z_]+)/cuda/', text)) | set(re.findall(r'"cuda/\w+/([a-z_]+?)(?:_f32)?_instances', text))
+    assert ops - {"attention_decode"} <= set(OPS)
+    ids = [*re.findall(r'"([a-z_]+/cuda/[a-z0-9_/]+)"', text), "attention_fwd/cuda/sm80/decode/bf16/d96"]
+    for kernel in ids:
+        row = representative(kernel)
+        assert row.op == kernel.split("/")[0] and row.dtype in ("float32", "float16", "bfloat16")
+    last = representative(ids[-1])
+    assert (last.mode, last.dtype, last.head_dim) == ("decode", "bfloat16", 96)
+    with pytest.raises(ValueError, match="no representative shape for the op 'sort'"):
+        representative("sort/cuda/generic")
+
+
+def test_difference() -> None:
+    a = torch.tensor([1.0, 2.0])
+    assert difference(a, a) == 0 and difference((a, a), (a, 2 * a)) == 0.5
+    assert difference(a, a[:1]) == float("inf")
+    assert difference(a, torch.tensor([1.0, torch.nan])) == float("inf")
+    infinite = torch.tensor([1.0, torch.inf])
+    assert difference(a, infinite) == difference(-infinite, infinite) == float("inf")
+    assert difference(infinite, infinite) == 0
 
 
 def test_last_level_cache() -> None:
-    assert 2**20 <= last_level_cache_bytes() < 2**36
+    assert 2**16 <= last_level_cache_bytes() < 2**36
 
 
 def test_peak_memory_sees_an_allocation() -> None:
@@ -77,7 +180,31 @@ def test_peak_memory_sees_an_allocation() -> None:
     assert quiet is not None and quiet < size / 8
 
 
-def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "nothing"]) == 2
-    assert "attention" in capsys.readouterr().err
-    assert main(["bench", "--calls", "0"]) == 2
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nothing"], "attention_forward"),
+        (["--calls", "0"], "--calls 0"),
+        (["--kernels", "linear/none"], "no such kernel"),
+        (["--without", "nobody"], "sdpa_flash"),
+        (["--part", "3/2"], "I/N"),
+        (["norm", "--case", "no such row"], "no row is left"),
+        (["report", "norm"], "alone"),
+        (["report", "--root", "/"], "checkout"),
+    ],
+)
+def test_bad_arguments(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_cuda_without_a_gpu_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["bench", "norm", "--device", "cuda"]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_json_keeps_what_was_measured(bench: Run) -> None:
+    result = bench("rope")
+    text = json.dumps(result)
+    assert "NaN" not in text and "Infinity" not in text

@@ -111,10 +111,12 @@ def build_parser() -> argparse.ArgumentParser:
     kernels.add_argument("--json", action="store_true", help="print a JSON array")
     kernels.add_argument("op", nargs="?", help="only this op's kernels")
 
-    from .bench.report import add_arguments
+    from .bench.command import add_arguments
 
     bench = commands.add_parser(
-        "bench", help="measure ops side by side with torch", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        "bench",
+        help="measure ops side by side with their baselines; write the report of what was measured",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_arguments(bench)
     return parser
@@ -146,7 +148,7 @@ def _kernels(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    from .bench.report import run
+    from .bench.command import run
 
     return run(args)
 

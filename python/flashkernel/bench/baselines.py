@@ -1,12 +1,41 @@
-"""What FlashKernel is compared with: the fastest stock way that torch offers for the same result."""
+"""What FlashKernel is compared with: torch eager and compiled, each backend of SDPA forced, cuBLASLt, our Triton ops.
+
+Eager functions compute the same results as our ops from torch's own. `ours` and `stock` make the providers of a row.
+"""
 
 from __future__ import annotations
 
+import importlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 from ..generate.errors import MissingDependencyError
+from .case import OURS, VARIANT, Inputs, Provider, Settings, each
 
-__all__ = ["gelu_linear", "layer_norm_residual", "require_torch", "rms_norm_residual", "rope", "sdpa", "swiglu"]
+__all__ = ["NAMES", "compiled", "forced_sdpa", "optional", "ours", "require_torch", "sdpa_providers", "stock"]
+
+# Every provider that a row may have, for --without.
+NAMES = {
+    "flashkernel": "the library as a caller gets it",
+    "eager": "torch's own ops, one after the other",
+    "compile": 'the same under torch.compile(mode="max-autotune"); on CUDA without its own graphs: we replay ours',
+    "sdpa": "torch's scaled_dot_product_attention, as it chooses (CPU)",
+    "sdpa_flash": "SDPA, FlashAttention-2 forced",
+    "sdpa_cudnn": "SDPA, cuDNN forced",
+    "sdpa_efficient": "SDPA, memory-efficient attention forced",
+    "sdpa_math": "SDPA, its formula forced (fp32 only: others are ahead elsewhere)",
+    "fa3": "FlashAttention-3, where flash_attn_interface is installed",
+    "fa4": "FlashAttention-4, where flash_attn.cute is installed",
+    "cublaslt_gelu": "cuBLASLt with the GELU in its epilogue",
+    "matmul": "torch's plain linear, without the activation: what the product alone takes (cuBLAS or oneDNN)",
+    "triton": "our Triton kernels, where flashkernel.triton can be imported",
+    "naive": "attention_fwd/cuda/generic/naive",
+    "tiled": "attention_fwd/cuda/generic/tiled",
+    "any_order": "our backward with deterministic=False",
+    "contiguous": "our attention over contiguous K and V, beside rows over pages",
+}
 
 
 def require_torch() -> Any:
@@ -19,8 +48,121 @@ def require_torch() -> Any:
     return torch
 
 
-def sdpa(q: Any, k: Any, v: Any, *, causal: bool = False) -> Any:
-    return require_torch().nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+@cache
+def optional(module: str) -> Any:
+    """The module, or None where it cannot be imported: its rows do not appear then."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+def compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Compiled for one shape at its first call."""
+    torch = require_torch()
+    mode = "max-autotune-no-cudagraphs" if device == "cuda" else "max-autotune"
+    result: Callable[..., Any] = torch.compile(lambda *arguments: function(*arguments), mode=mode, dynamic=False)
+    return result
+
+
+def ours(s: Settings, op: Callable[..., Any], sets: Sequence[tuple[Any, ...]], **options: Any) -> Iterator[Provider]:
+    """The library's op, and its Triton twin on a GPU. Arguments and options are those of both."""
+    yield Provider("flashkernel", each(op, sets, **options), OURS)
+    twin = getattr(optional("flashkernel.triton"), op.__name__, None) if s.cuda else None
+    if twin is not None and "triton" not in s.without:
+        yield Provider("triton", each(twin, sets, **options), VARIANT)
+
+
+def stock(s: Settings, function: Callable[..., Any], sets: Iterable[tuple[Any, ...]]) -> Iterator[Provider]:
+    """torch eager, and compiled unless this is a quick look."""
+    sets = list(sets)
+    if "eager" not in s.without:
+        yield Provider("eager", each(function, sets))
+    if "compile" not in s.without and not s.quick:
+        yield Provider("compile", each(compiled(function, s.device), sets))
+
+
+# Attention
+
+
+def sdpa(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+    gqa = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    return require_torch().nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, **gqa)
+
+
+def attention_eager(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+    """The formula, with every score in memory."""
+    torch = require_torch()
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)
+    if causal:
+        seq_q, seq_k = scores.shape[-2:]
+        ahead = torch.ones(seq_q, seq_k, dtype=torch.bool, device=q.device).triu(1 + seq_k - seq_q)
+        scores = scores.masked_fill(ahead, -torch.inf)
+    return torch.softmax(scores.float(), -1).to(q.dtype) @ v
+
+
+def forced_sdpa(backend: str, q: Any, k: Any, v: Any, causal: bool) -> Any:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    known = {
+        "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+        "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
+        "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "sdpa_math": SDPBackend.MATH,
+    }
+    with sdpa_kernel(known[backend]):
+        return sdpa(q, k, v, causal)
+
+
+def _fa3(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    result = optional("flash_attn_interface").flash_attn_func(q, k, v, causal=causal)
+    return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
+
+
+def _fa4(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    result = optional("flash_attn.cute").flash_attn_func(q, k, v, causal=causal)
+    return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
+
+
+def sdpa_names(s: Settings, dtype: str) -> list[str]:
+    """Backends of SDPA that a row on this device and dtype is compared with."""
+    if not s.cuda:
+        names = ["sdpa"]
+    elif dtype == "float32":
+        names = ["sdpa_efficient", "sdpa_math"]
+    else:
+        names = ["sdpa_cudnn", "sdpa_flash", "sdpa_efficient"]
+    return [name for name in names if name not in s.without]
+
+
+def sdpa_providers(s: Settings, dtype: str, sets: Sequence[tuple[Any, Any, Any]], causal: bool) -> Iterator[Provider]:
+    """SDPA, each backend forced, and FlashAttention-3 and -4 where they are. sets: of (q, k, v) [batch, heads, ...]."""
+    scores = float(sets[0][0].shape[0] * sets[0][0].shape[1]) * sets[0][0].shape[2] * sets[0][1].shape[2]
+    for name in sdpa_names(s, dtype):
+        if name == "sdpa_math" and scores > 2**30:
+            continue  # holds every score
+        function: Callable[..., Any] = sdpa if name == "sdpa" else partial(forced_sdpa, name)
+        yield Provider(name, each(function, [(*qkv, causal) for qkv in sets]))
+    if not s.cuda or dtype == "float32":
+        return
+    for name, module, flash in (("fa3", "flash_attn_interface", _fa3), ("fa4", "flash_attn.cute", _fa4)):
+        if name not in s.without and optional(module) is not None:
+            # They take [batch, seq, heads, head_dim].
+            swapped = [(*(x.transpose(1, 2).contiguous() for x in qkv), causal) for qkv in sets]
+            yield Provider(name, each(flash, swapped))
+
+
+def merge_states(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
+    torch = require_torch()
+    lse = torch.logaddexp(lse_a, lse_b)
+    weight_a, weight_b = (lse_a - lse).exp()[..., None], (lse_b - lse).exp()[..., None]
+    return (out_a * weight_a + out_b * weight_b).to(out_a.dtype), lse
+
+
+# Linear, norms, loss and the rest
 
 
 def gelu_linear(x: Any, weight: Any, bias: Any) -> Any:
@@ -28,14 +170,81 @@ def gelu_linear(x: Any, weight: Any, bias: Any) -> Any:
     return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
 
 
+def linear(x: Any, weight: Any, bias: Any) -> Any:
+    return require_torch().nn.functional.linear(x, weight, bias)
+
+
+def addmm_gelu(x: Any, weight: Any, bias: Any) -> Any:
+    return require_torch()._addmm_activation(bias, x, weight.t(), use_gelu=True)
+
+
+def linear_backward(grad_out: Any, x: Any, weight: Any) -> Any:
+    return grad_out @ weight, grad_out.t() @ x, grad_out.sum(0)
+
+
+def layer_norm(x: Any, weight: Any, bias: Any) -> Any:
+    return require_torch().nn.functional.layer_norm(x, (x.shape[-1],), weight, bias)
+
+
+def rms_norm(x: Any, weight: Any) -> Any:
+    return require_torch().nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-6)
+
+
 def layer_norm_residual(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
     hidden = x + residual
-    return require_torch().nn.functional.layer_norm(hidden, (x.shape[-1],), weight, bias), hidden
+    return layer_norm(hidden, weight, bias), hidden
 
 
 def rms_norm_residual(x: Any, residual: Any, weight: Any) -> Any:
     hidden = x + residual
-    return require_torch().nn.functional.rms_norm(hidden, (x.shape[-1],), weight, 1e-6), hidden
+    return rms_norm(hidden, weight), hidden
+
+
+def softmax(x: Any) -> Any:
+    return require_torch().softmax(x, -1)
+
+
+def softmax_backward(grad_out: Any, out: Any) -> Any:
+    return require_torch().ops.aten._softmax_backward_data(grad_out, out, -1, out.dtype)
+
+
+def sum_of_rows(x: Any) -> Any:
+    return require_torch().sum(x, -1)
+
+
+def total(x: Any) -> Any:
+    return require_torch().sum(x)
+
+
+def add(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def swiglu(gate: Any, up: Any) -> Any:
+    return require_torch().nn.functional.silu(gate) * up
+
+
+def swiglu_backward(grad_out: Any, gate: Any, up: Any) -> Any:
+    sigmoid = require_torch().sigmoid(gate)
+    return grad_out * up * sigmoid * (1 + gate * (1 - sigmoid)), grad_out * gate * sigmoid
+
+
+def cross_entropy(logits: Any, targets: Any) -> Any:
+    return require_torch().nn.functional.cross_entropy(logits, targets)
+
+
+def cross_entropy_backward(grad_loss: Any, logits: Any, targets: Any, lse: Any) -> Any:
+    weights = (logits.float() - lse[:, None]).exp()
+    one_hot = require_torch().nn.functional.one_hot(targets, logits.shape[-1])
+    return ((weights - one_hot) * (grad_loss / logits.shape[0])).to(logits.dtype)
+
+
+def rope_tables(s: Settings, dtype: str, seq: int, dim: int, theta: float = 10000.0) -> tuple[Any, Any]:
+    """cos and sin of the full head dim, as Transformers holds them."""
+    torch = require_torch()
+    steps = torch.arange(0, dim, 2, device=s.device).float()
+    angles = torch.outer(torch.arange(seq, device=s.device).float(), theta ** (-steps / dim)).repeat(1, 2)
+    return angles.cos().to(getattr(torch, dtype)), angles.sin().to(getattr(torch, dtype))
 
 
 def rope(q: Any, k: Any, cos: Any, sin: Any) -> Any:
@@ -49,5 +258,44 @@ def rope(q: Any, k: Any, cos: Any, sin: Any) -> Any:
     return rotate(q), rotate(k)
 
 
-def swiglu(gate: Any, up: Any) -> Any:
-    return require_torch().nn.functional.silu(gate) * up
+# Pages: [num_pages, page_size, heads, head_dim]
+
+
+def kv_append(k: Any, v: Any, k_pages: Any, v_pages: Any, slots: Any) -> Any:
+    for tokens, pages in ((k, k_pages), (v, v_pages)):
+        pages.view(-1, *pages.shape[2:]).index_copy_(0, slots.long(), tokens)
+    return k_pages, v_pages
+
+
+def kv_read(k_pages: Any, v_pages: Any, block_table: Any) -> Any:
+    """Sequences that fill their pages."""
+    return tuple(pages[block_table.long()].flatten(1, 2) for pages in (k_pages, v_pages))
+
+
+def kv_copy_pages(k_pages: Any, v_pages: Any, src: Any, dst: Any) -> Any:
+    for pages in (k_pages, v_pages):
+        pages.index_copy_(0, dst.long(), pages[src.long()])
+    return k_pages, v_pages
+
+
+def paged_attention(q: Any, k_pages: Any, v_pages: Any, block_table: Any, causal: bool = False) -> Any:
+    """Gathers the pages, then SDPA."""
+    k, v = (x.transpose(1, 2) for x in kv_read(k_pages, v_pages, block_table))
+    return sdpa(q, k, v, causal)
+
+
+def check_block_table(block_table: Any, num_pages: int) -> bool:
+    return bool(((block_table >= 0) & (block_table < num_pages)).all())
+
+
+def autograd(function: Callable[..., Any], inputs: Sequence[Any], grad: Any, others: Sequence[Any] = ()) -> Any:
+    """A call of the backward pass alone: of `function` at `inputs` (which get gradients) and `others`."""
+    torch = require_torch()
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    with torch.enable_grad():
+        result = function(*leaves, *others)
+    return partial(torch.autograd.grad, result, leaves, grad, retain_graph=True)
+
+
+def inputs(s: Settings, dtype: str) -> Inputs:
+    return Inputs(s.device, dtype)

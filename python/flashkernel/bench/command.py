@@ -1,0 +1,200 @@
+"""`flashkernel bench`: the command line. `bench report` is report.py; everything else measures."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+__all__ = ["add_arguments", "run"]
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "group",
+        nargs="*",
+        help="what to measure: groups and suites that --list names (default: all); or `report`: write BENCHMARKS.md, "
+        "its plots and README's table from the committed results",
+    )
+    add("--list", action="store_true", help="list groups, rows, providers and kernels; nothing is measured")
+    add(
+        "--kernels",
+        metavar="ID",
+        help="each kernel forced at a representative shape: all, or ids and prefixes by comma",
+    )
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if build and machine have one")
+    add("--case", metavar="TEXT", help="only rows whose name contains this")
+    add("--dtype", action="append", choices=DTYPES, help="only these dtypes; may be given several times")
+    add("--without", default="", metavar="NAMES", help="providers to leave out, by comma, as --list names them")
+    add("--part", metavar="I/N", help="every N-th row from the I-th on, so that N runs make the whole")
+    add("--threads", type=int, help="CPU threads of both sides")
+    add("--warmup", type=int, default=100, help="measurements of a provider before timing")
+    add("--calls", type=int, default=1000, help="timed measurements of a provider in a row")
+    add("--seconds", type=float, default=2.0, help="most seconds of a provider in a row once 30 measurements are taken")
+    add("--budget", type=float, metavar="SECONDS", help="for the whole run: rows share it evenly")
+    add("--quick", action="store_true", help="small shapes and few calls: a look at whether all of it runs")
+    add("--full-shapes", action="store_true", help="with --quick: few calls, but the shapes of a full run")
+    add("--json", metavar="FILE", help="write the results as JSON")
+    add("--csv", metavar="FILE", help="write the results as CSV")
+    add("--check", action="store_true", help="with report: exit 1 if what is written differs from the results")
+    add("--root", metavar="DIR", help="with report: the checkout (default: the working directory)")
+
+
+def _device(wanted: str) -> str:
+    import flashkernel as fk
+
+    from . import baselines
+
+    torch = baselines.require_torch()
+    found = fk.num_cuda_devices() > 0 and torch.cuda.is_available()
+    if wanted == "cuda" and not found:
+        raise ValueError("bench: --device cuda, but this build or torch finds no CUDA device")
+    return "cuda" if found and wanted != "cpu" else "cpu"
+
+
+def _settings(args: argparse.Namespace) -> Any:
+    from . import baselines
+    from .case import Settings
+
+    for name, least in (("warmup", 0), ("calls", 1), ("threads", 1)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise ValueError(f"bench: --{name} {value}; an integer >= {least} is needed")
+    without = frozenset(x for x in args.without.split(",") if x)
+    unknown = without - set(baselines.NAMES)
+    if unknown:
+        raise ValueError(f"bench: --without {sorted(unknown)[0]}; one of {', '.join(baselines.NAMES)} is needed")
+    if args.quick and args.full_shapes:
+        without |= {"compile"}
+    return Settings(
+        device=_device(args.device),
+        quick=args.quick and not args.full_shapes,
+        dtypes=tuple(args.dtype or ()),
+        without=without,
+        only=frozenset((args.kernels or "").split(",")) - {""},
+    )
+
+
+def _cases(args: argparse.Namespace, settings: Any) -> list[Any]:
+    import flashkernel as fk
+
+    from .suites import GROUPS, select
+
+    if args.kernels is not None:
+        known = [kernel.id + "/" for kernel in fk.kernels()]
+        for wanted in settings.only - {"all"}:
+            if not any(name.startswith(wanted.rstrip("/") + "/") for name in known):
+                raise ValueError(f"bench: --kernels {wanted}: no such kernel; `flashkernel kernels` lists them")
+    names = select(args.group) if args.group or args.kernels is None else []
+    names += ["kernels"] if args.kernels is not None and "kernels" not in names else []
+    cases = [case for name in names for case in GROUPS[name](settings)]
+    cases = [case for case in cases if not args.case or args.case in case.name]
+    if args.part:
+        part, _, parts = args.part.partition("/")
+        if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+            raise ValueError(f"bench: --part {args.part}; I/N with 1 <= I <= N is needed, such as 2/3")
+        cases = cases[int(part) - 1 :: int(parts)]
+    return cases
+
+
+def _list(cases: list[Any], device: str) -> None:
+    from . import baselines
+    from .suites import SUITES
+
+    groups: dict[str, list[Any]] = {}
+    for case in cases:
+        groups.setdefault(case.group, []).append(case)
+    print("Suites: " + "; ".join(f"{name} = {', '.join(of)}" for name, of in SUITES.items()))
+    print("\nProviders:")
+    for name, meaning in baselines.NAMES.items():
+        print(f"  {name:16} {meaning}")
+    print(f"\nRows on {device}:")
+    for name, rows in groups.items():
+        print(f"{name} ({len(rows)})")
+        for case in rows:
+            print(f"  {case.name} {case.dtype}")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 1 if one of our results differs from its baseline's, or (report --check) from what is written."""
+    if "report" in args.group:
+        from .report import run as report
+
+        if args.group != ["report"]:
+            raise ValueError("bench: report stands alone")
+        return report(Path(args.root or "."), check=args.check)
+    from . import baselines
+
+    torch = baselines.require_torch()
+
+    import flashkernel as fk
+
+    settings = _settings(args)
+    cases = _cases(args, settings)
+    if args.list:
+        _list(cases, settings.device)
+        return 0
+    if not cases:
+        raise ValueError("bench: no row is left of what was asked for; --list shows what there is")
+
+    from .cuda_device import CudaDevice
+    from .machine import machine_info
+    from .progress import Progress
+    from .results import write_csv, write_json
+    from .runner import Session
+    from .tables import table
+    from .timing import PAUSE, CpuDevice, Device, Rule
+
+    if args.threads:
+        fk.set_num_threads(args.threads)
+        torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    rule = Rule(args.warmup, args.calls, args.seconds)
+    if args.quick:
+        rule = Rule(min(args.warmup, 2), min(args.calls, 20 if settings.cuda else 5), min(args.seconds, 0.2), 3)
+    device: Device
+    if settings.cuda:
+        device = CudaDevice(torch)
+    else:
+        device = CpuDevice(pause=PAUSE if fk.get_num_threads() > 1 else 0.0)
+    session = Session(settings, device, rule)
+    head: dict[str, Any] = {"command": _command(args), "method": {**asdict(rule), "quick": args.quick}}
+    head["machine"] = machine_info(settings.device)
+
+    def result() -> dict[str, Any]:
+        return {**head, "ceilings": session.ceilings, "left_out": session.left_out, "rows": session.rows}
+
+    progress = Progress(len(cases))
+
+    def step(case: Any) -> None:
+        if args.json and session.rows:
+            write_json(Path(args.json), result())
+        progress(case)
+
+    session.run(cases, args.budget, step)
+    print(", ".join(f"{key} {value}" for key, value in head["machine"].items() if value is not None))
+    print("ceilings: " + ", ".join(f"{name} {rate * 1e-12:.3g} T/s" for name, rate in session.ceilings.items()))
+    print(table(session.rows))
+    for name in session.left_out:
+        print(f"left out for lack of time: {name}", file=sys.stderr)
+    if args.json:
+        write_json(Path(args.json), result())
+    if args.csv:
+        write_csv(Path(args.csv), [result()])
+    return 0 if all(row["agrees"] for row in session.rows) else 1
+
+
+def _command(args: argparse.Namespace) -> str:
+    """As it could be typed again, without the places of files."""
+    words = ["flashkernel bench", *args.group]
+    for name in ("kernels", "case", "without", "part", "threads", "budget"):
+        if getattr(args, name):
+            words.append(f"--{name} {getattr(args, name)}")
+    words += [f"--dtype {dtype}" for dtype in args.dtype or ()]
+    words += ["--quick"] * args.quick + ["--full-shapes"] * args.full_shapes
+    return " ".join(words)

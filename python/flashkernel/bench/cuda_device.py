@@ -1,0 +1,82 @@
+"""GPU time of calls: CUDA-graph replays between events.
+
+One measurement replays a graph of so many calls that it lasts LEAST_SECONDS (events resolve about half a microsecond),
+in whole walks through the input sets, so that memory-bound calls do not find their inputs in the L2 cache. What cannot
+be captured is launched call by call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .timing import Program
+
+__all__ = ["CudaDevice"]
+
+LEAST_SECONDS = 100e-6
+
+
+class CudaDevice:
+    """The current device of torch. `torch`: the module, or what a test puts in its place."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self.queue = 10
+        self.pause = 0.0
+
+    def program(self, calls: Sequence[Callable[[], Any]], inner: int, graph: bool) -> Program:
+        make = self._captured if graph else self._launched
+        for i in range(max(3, len(calls))):  # plans, workspace and lazily loaded code before anything is captured
+            calls[i % len(calls)]()
+        self.synchronize()
+        walk = make(calls, inner or len(calls))
+        if inner:
+            return Program(walk, inner, graph)
+        seconds = min(self._once(walk) for _ in range(3))
+        walks = max(1, round(LEAST_SECONDS / max(seconds, 1e-9)))
+        return Program(walk if walks == 1 else make(calls, walks * len(calls)), walks * len(calls), graph)
+
+    def mark(self) -> Any:
+        event = self._torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end)) * 1e-3
+
+    def synchronize(self) -> None:
+        self._torch.cuda.synchronize()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def _once(self, run: Callable[[], None]) -> float:
+        begin = self.mark()
+        run()
+        end = self.mark()
+        self.synchronize()
+        return self.seconds(begin, end)
+
+    def _captured(self, calls: Sequence[Callable[[], Any]], inner: int) -> Callable[[], None]:
+        cuda = self._torch.cuda
+        stream = cuda.Stream()
+        stream.wait_stream(cuda.current_stream())
+        with cuda.stream(stream):  # once on a side stream: capture runs on one
+            for call in calls:
+                call()
+        cuda.current_stream().wait_stream(stream)
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph):
+            for i in range(inner):
+                calls[i % len(calls)]()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def _launched(self, calls: Sequence[Callable[[], Any]], inner: int) -> Callable[[], None]:
+        def run() -> None:
+            for i in range(inner):
+                calls[i % len(calls)]()
+
+        return run

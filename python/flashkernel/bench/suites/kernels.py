@@ -1,0 +1,235 @@
+"""Every kernel id of the registry at a representative shape: kernels of one op, dtype and shape stand in one row,
+forced in turn beside their baselines. `representative` says which row a kernel belongs to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import flashkernel as fk
+
+from .. import baselines
+from ..case import DTYPES, OURS, PEER, TOLERANCE, Case, Inputs, Provider, Settings, Work, attention_flop, each, nbytes
+from . import decode, linear, rows
+
+__all__ = ["OPS", "Representative", "kernels", "representative"]
+
+_SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
+
+
+@dataclass(frozen=True)
+class Representative:
+    """The row that a kernel belongs to."""
+
+    op: str  # as kernel ids name it
+    mode: str = ""  # what a kernel of the op is for, where there are several: decode, few_rows, ...
+    dtype: str = "float32"
+    head_dim: int = 0
+
+
+def representative(kernel_id: str, dtype: str | None = None) -> Representative:
+    """From the id alone: `attention_fwd/cuda/sm80/decode/bf16/d128` is decode in bfloat16 at head_dim 128.
+
+    dtype: for ids that name none; left out: float32 on the CPU (AMX: its own types), bfloat16 on CUDA
+    for ops bound by memory, float16 for others.
+    """
+    op, backend, *parts = kernel_id.split("/")
+    if op not in OPS:
+        raise ValueError(f"bench: {kernel_id}: no representative shape for the op {op!r}; suites/kernels.py needs one")
+    named = [_SHORT[part] for part in parts if part in _SHORT]
+    if named:
+        dtype = named[0]
+    elif "amx_fp16" in parts:
+        dtype = "float16"
+    elif "amx" in parts:
+        dtype = dtype or "bfloat16"
+    elif dtype is None:
+        matmul = op in ("attention_fwd", "attention_bwd", "linear", "linear_bwd")
+        dtype = "float32" if backend == "cpu" else "float16" if matmul else "bfloat16"
+    mode = next((part for part in parts if part in ("decode", "few_rows")), "")
+    bucket = next((int(part[1:]) for part in parts if re.fullmatch(r"d\d+", part)), 0)
+    if op in ("attention_fwd", "attention_bwd"):
+        bucket = bucket or (64 if backend == "cpu" else 128)
+    return Representative(op, mode, dtype, bucket)
+
+
+Pair = tuple[Sequence[Callable[[], Any]], Sequence[Provider], dict[str, Any]]
+"""Our calls, the peers, and Work's other fields."""
+
+
+def _attention_fwd(s: Settings, r: Representative) -> Pair:
+    if r.mode == "decode":
+        batch, cache, dim = s.pick(quick=(2, 256, 64), cpu=(8, 1024, 64), cuda=(8, 4096, 128))
+        dim = r.head_dim or dim
+        inputs = Inputs(s.device, r.dtype)
+        q = inputs.randn(batch, 32, 1, dim)
+        k, v = (inputs.randn(batch, 8, cache, dim) for _ in range(2))
+        pages = inputs.paged(k, v, 16)
+        copies = [tuple(x.clone() for x in pages[:2]) for _ in range(inputs.sets(nbytes(k, v), from_memory=s.cuda))]
+        ours = each(fk.attention_paged, [(q, *pool, pages[2], inputs.index([cache] * batch)) for pool in copies])
+        dense = [(q, k.clone(), v.clone()) for _ in copies]
+        peers = [*baselines.sdpa_providers(s, r.dtype, dense, False)]
+        return ours, peers, {"read": nbytes(q, k, v), "written": nbytes(q)}
+    batch, heads, seq, dim = _attention_shape(s, r)
+    q, k, v = (Inputs(s.device, r.dtype).randn(batch, heads, seq, dim) for _ in range(3))
+    peers = [*baselines.sdpa_providers(s, r.dtype, [(q, k, v)], True)]
+    peers += baselines.stock(s, baselines.attention_eager, [(q, k, v, True)])
+    work = {"flop": attention_flop(batch, heads, seq, seq, dim, True), "read": nbytes(q, k, v), "written": nbytes(q)}
+    return each(fk.attention, [(q, k, v)], causal=True), peers, work
+
+
+def _attention_shape(s: Settings, r: Representative) -> tuple[int, int, int, int]:
+    batch, seq, heads = s.pick(quick=(1, 64, 2), cpu=(1, 512, 4), cuda=(2, 2048, max(1, 2048 // r.head_dim)))
+    return batch, heads, seq, r.head_dim
+
+
+def _attention_bwd(s: Settings, r: Representative) -> Pair:
+    batch, heads, seq, dim = _attention_shape(s, r)
+    q, k, v, grad = (Inputs(s.device, r.dtype).randn(batch, heads, seq, dim) for _ in range(4))
+    out, lse = fk.attention(q, k, v, causal=True, return_lse=True)
+    arguments = (grad, q, k, v, out, lse)
+    peers = []
+    for name in [*baselines.sdpa_names(s, r.dtype)][:2]:
+        function = baselines.sdpa if name == "sdpa" else partial(baselines.forced_sdpa, name)
+        try:
+            peers.append(Provider(name, [baselines.autograd(function, (q, k, v), grad, (True,))]))
+        except RuntimeError:  # a backend without this shape
+            continue
+    flop = 2.5 * attention_flop(batch, heads, seq, seq, dim, True)
+    work = {"flop": flop, "read": nbytes(*arguments), "written": nbytes(q, k, v), "graph": False}
+    return each(fk.attention_backward, [arguments], causal=True), peers, work
+
+
+def _merge_states(s: Settings, r: Representative) -> Pair:
+    torch = baselines.require_torch()
+    batch, heads, seq, dim = s.pick(quick=(1, 2, 16, 64), cpu=(1, 8, 1024, 64), cuda=(4, 32, 4096, 128))
+    a, b = (Inputs(s.device, r.dtype).randn(batch, heads, seq, dim) for _ in range(2))
+    lse_a, lse_b = (torch.randn(batch, heads, seq, device=s.device) for _ in range(2))
+    sets = [(a, lse_a, b, lse_b)]
+    return each(fk.merge_states, sets), [*baselines.stock(s, baselines.merge_states, sets)], {
+        "read": nbytes(*sets[0]), "written": nbytes(a, lse_a),
+    }  # fmt: skip
+
+
+def _of(work: Work) -> Pair:
+    """A suite's row: its own providers' calls are forced here, the peers stay."""
+    ours = next(p for p in work.providers if p.kind == OURS)
+    others = {
+        "flop": work.flop, "read": work.read, "written": work.written, "graph": work.graph, "restore": work.restore,
+    }  # fmt: skip
+    return ours.calls, [p for p in work.providers if p.kind != OURS], others
+
+
+def _linear(s: Settings, r: Representative) -> Pair:
+    few = s.pick(quick=(4, 64, 256), cpu=(4, 768, 3072), cuda=(4, 4096, 16384))
+    many = s.pick(quick=(32, 64, 256), cpu=(128, 768, 3072), cuda=(4096, 2048, 8192))
+    return _of(linear.linear_work(s, r.dtype, *(few if r.mode == "few_rows" else many)))
+
+
+def _linear_bwd(s: Settings, r: Representative) -> Pair:
+    return _of(
+        linear.linear_backward_work(
+            s, r.dtype, *s.pick(quick=(32, 64, 128), cpu=(128, 768, 768), cuda=(4096, 2048, 2048))
+        )
+    )
+
+
+def _matrix(op: Any) -> Callable[[Settings, Representative], Pair]:
+    def make(s: Settings, r: Representative) -> Pair:
+        return _of(rows.row_work(s, r.dtype, op, *s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))))
+
+    return make
+
+
+def _norm_bwd(s: Settings, r: Representative) -> Pair:
+    size = s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))
+    return _of(rows.norm_backward_work(s, r.dtype, "rms_norm", *size))
+
+
+def _cross_entropy(backward: bool, s: Settings, r: Representative) -> Pair:
+    count, classes = s.pick(quick=(8, 100), cpu=(64, 32000), cuda=(4096, 32000))
+    return _of(rows.cross_entropy_work(s, r.dtype, count, classes, backward))
+
+
+def _rope(s: Settings, r: Representative) -> Pair:
+    shape = s.pick(quick=(1, 4, 2, 32, 32), cpu=(1, 8, 8, 512, 64), cuda=(4, 32, 32, 4096, 128))
+    return _of(rows.rope_work(s, r.dtype, shape, False))
+
+
+def _kv(op: str, s: Settings, r: Representative) -> Pair:
+    return _of(decode.kv_work(s, r.dtype, op, s.pick(quick=16, cpu=1024, cuda=16384), 16))
+
+
+def _checked(*arguments: Any) -> bool:
+    fk.check_block_table(*arguments)  # raises where it finds one
+    return True
+
+
+def _find_bad_page(s: Settings, r: Representative) -> Pair:
+    """The check waits for the GPU to answer, so it is not in a graph."""
+    batch, blocks = s.pick(quick=(2, 8), cpu=(64, 256), cuda=(128, 1024))
+    inputs = Inputs(s.device, "float32")
+    table = inputs.permutation(batch * blocks).int().reshape(batch, blocks)
+    lengths = inputs.index([blocks * 16] * batch)
+    ours = each(_checked, [(table, lengths, batch * blocks, 16)])
+    peer = Provider("eager", each(baselines.check_block_table, [(table, batch * blocks)]), PEER)
+    return ours, [peer], {"read": nbytes(table, lengths), "graph": False}
+
+
+OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
+    "attention_fwd": _attention_fwd,
+    "attention_bwd": _attention_bwd,
+    "merge_states": _merge_states,
+    "linear": _linear,
+    "linear_bwd": _linear_bwd,
+    "add": _matrix(rows.ELEMENTWISE["add"]),
+    "swiglu": _matrix(rows.ELEMENTWISE["swiglu"]),
+    "swiglu_bwd": _matrix(rows.ELEMENTWISE["swiglu_backward"]),
+    "reduce": _matrix(rows.ELEMENTWISE["sum"]),
+    "softmax": _matrix(rows.ELEMENTWISE["softmax"]),
+    "softmax_bwd": _matrix(rows.ELEMENTWISE["softmax_backward"]),
+    "norm": _matrix(rows.NORMS["rms_norm"]),
+    "norm_bwd": _norm_bwd,
+    "rope": _rope,
+    "cross_entropy": partial(_cross_entropy, False),
+    "cross_entropy_bwd": partial(_cross_entropy, True),
+    "kv_append": partial(_kv, "kv_append"),
+    "kv_read": partial(_kv, "kv_read"),
+    "kv_copy_pages": partial(_kv, "kv_copy_pages"),
+    "find_bad_page": _find_bad_page,
+}
+
+
+def _work(s: Settings, r: Representative, ids: Sequence[str]) -> Work:
+    calls, peers, fields = OPS[r.op](s, r)
+    providers = [Provider(kernel_id, calls, OURS, forced=kernel_id) for kernel_id in ids]
+    tolerance = (4 if r.op.endswith("_bwd") else 1) * TOLERANCE[r.dtype]
+    return Work([*providers, *peers], tolerance, **fields)
+
+
+def _wanted(s: Settings, kernel_id: str) -> bool:
+    return not s.only or "all" in s.only or any((kernel_id + "/").startswith(x.rstrip("/") + "/") for x in s.only)
+
+
+def kernels(s: Settings) -> Iterator[Case]:
+    """Rows of the kernels that this machine can run; with dtypes asked for, each of them for ids that name none."""
+    found: dict[Representative, list[str]] = {}
+    for kernel in fk.kernels():
+        if kernel.device != s.device or not kernel.available or not _wanted(s, kernel.id):
+            continue
+        for dtype in s.dtypes or (None,):
+            row = representative(kernel.id, dtype)
+            ids = found.setdefault(row, [])
+            if (not s.dtypes or row.dtype in s.dtypes) and kernel.id not in ids:
+                ids.append(kernel.id)
+    quiet = replace(s, without=s.without | {"naive", "tiled"})
+    order = {dtype: i for i, dtype in enumerate(DTYPES)}
+    for row, ids in sorted(found.items(), key=lambda x: (list(OPS).index(x[0].op), x[0].mode, order[x[0].dtype])):
+        if ids:
+            name = " ".join(x for x in (row.op, row.mode, f"d{row.head_dim}" if row.head_dim else "") if x)
+            shape = {"op": row.op, "mode": row.mode, "head_dim": row.head_dim}
+            yield Case("kernels", name, row.dtype, s.device, partial(_work, quiet, row, ids), shape)

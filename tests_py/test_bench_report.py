@@ -1,0 +1,181 @@
+"""The report: BENCHMARKS.md, plots and README say what the committed results say, and notice when they do not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from flashkernel.bench import readme, results
+from flashkernel.bench.plots import digest, digest_in, figures
+from flashkernel.bench.report import markdown, merged, run, sections
+from flashkernel.bench.tables import seconds, table
+
+ROOT = Path(__file__).resolve().parents[1]
+if not (ROOT / "benchmarks").is_dir():
+    pytest.skip("the source tree is not beside the tests", allow_module_level=True)
+
+
+def provider(p50: float, kind: str = "ours", peak: int | None = None) -> dict[str, Any]:
+    times = {key: p50 for key in ("mean", "std", "min", "p50", "p95", "p99", "max")}
+    return {
+        "kind": kind, "calls": 9, **times, "inner": 1, "graph": True, "tflops": 1e-3 / p50, "gbytes_per_second": 2.0,
+        "peak_bytes": peak, "share_of_limit": 0.5, "relative_error": 0.0, "kernels": ["attention_fwd/cuda/x"],
+        "workspace_bytes": 2**20, "ratio_to_best_peer": 2.0,
+    }  # fmt: skip
+
+
+def row(seq: int, p50: float, batch: int = 1, group: str = "attention_sizes") -> dict[str, Any]:
+    shape = {"batch": batch, "heads": 16, "heads_kv": 16, "seq": seq, "head_dim": 64, "causal": True}
+    providers = {
+        "flashkernel": provider(p50, peak=seq * 2**20),
+        "sdpa_flash": provider(2 * p50, "peer", seq * 2**21),
+        "sum": provider(p50 / 2, "limit"),
+    }
+    return {
+        "group": group, "case": f"{batch} x {seq}", "dtype": "float16", "device": "cuda", "shape": shape, "flop": 10**9,
+        "bytes": 10**6, "limit": {"bound": "matmul", "seconds": p50 / 2}, "agrees": True, "providers": providers,
+        "refused": {"fa4": "not here"}, "library_peak_bytes": 5, "clocks": {}, "best_peer": "sdpa_flash",
+    }  # fmt: skip
+
+
+def result(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    machine = {
+        "gpu": "NVIDIA Test", "driver_version": "1.2", "clocks.sm": "1 MHz", "clocks.mem": "2 MHz",
+        "power.limit": "3 W",
+        "cpu": "some", "cpus": 2, "threads": 2, "system": "Linux", "python": "3.12", "torch": "2.11", "commit": "abc",
+        "flashkernel": "0.1.0", "date": "2026-11-21T00:00:00", "torch_cuda": "13.0", "cudnn": 9, "triton": None,
+    }  # fmt: skip
+    method = {"warmup": 100, "calls": 1000, "seconds": 2.0, "least_calls": 30, "quick": False}
+    head = {"command": "flashkernel bench attention", "method": method, "machine": machine, "ceilings": {"read": 4e12}}
+    return {**head, "left_out": ["decode: x"], "rows": rows}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what the report reads and writes, with a GPU's results beside what is committed."""
+    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
+    for name in ("README.md", "BENCHMARKS.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_what_is_committed_agrees_with_the_results() -> None:
+    assert run(ROOT, check=True) == 0, "run `flashkernel bench report`"
+
+
+def test_a_changed_figure_is_noticed(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(checkout, check=True) == 0
+    file = checkout / "benchmarks" / "cpu" / "run2.json"
+    before = file.read_text()
+    run2 = json.loads(before)
+    for x in run2["rows"]:
+        x["providers"]["flashkernel"]["p50"] *= 1.5
+    file.write_text(json.dumps(run2))
+    assert run(checkout, check=True) == 1
+    said = capsys.readouterr().err
+    assert "README.md" in said and "BENCHMARKS.md" in said and "flashkernel bench report" in said
+    file.write_text(before)
+    page = checkout / "BENCHMARKS.md"
+    page.write_text(page.read_text().replace("22.", "21.", 1))
+    assert run(checkout, check=True) == 1
+
+
+def test_one_command_makes_it_all(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [row(seq, seq * 1e-6) for seq in (512, 1024)] + [row(512, 3e-4, batch) for batch in (4, 8)]
+    results.write_json(checkout / "benchmarks" / "h200" / "sizes.json", result(rows))
+    (checkout / "benchmarks" / "plots" / "gone.svg").write_text("<svg/>")
+    assert run(checkout, check=True) == 1
+    assert "gone.svg" in capsys.readouterr().err
+    assert run(checkout, check=False) == 0
+    assert run(checkout, check=True) == 0
+    page = (checkout / "BENCHMARKS.md").read_text()
+    for kind in ("latency", "throughput", "speedup", "scaling", "memory"):
+        svg = checkout / "benchmarks" / "plots" / f"h200_sizes_attention_sizes_{kind}.svg"
+        assert f"({svg.relative_to(checkout).as_posix()})" in page
+        text = svg.read_text()
+        assert len(text) < 100_000 and digest_in(text)
+    assert not (checkout / "benchmarks" / "plots" / "gone.svg").exists()
+    assert (
+        "NVIDIA Test (driver 1.2, SM 1 MHz" in page
+        and "read 4 TB/s" in page
+        and "Left out for lack of time: decode" in page
+    )
+    assert "sdpa_flash 2.00" in page and "512 MiB + 1 MiB" in page and "50% matmul" in page
+    svg.write_text(svg.read_text().replace("data ", "data 0", 1))
+    assert run(checkout, check=True) == 1
+
+
+def test_figures_hold_the_rows_and_change_with_them() -> None:
+    rows = [row(512, 1e-3), row(1024, 2e-3), row(512, 3e-3, 4)]
+    found = {figure.name: figure for figure in figures("x", rows)}
+    latency = found["x_attention_sizes_latency"]
+    assert latency.panels == {
+        "d64 causal float16": {"flashkernel": [(512, 1000), (1024, 2000)], "sdpa_flash": [(512, 2000), (1024, 4000)]}
+    }
+    assert found["x_attention_sizes_speedup"].panels["d64 causal float16"] == {"sdpa_flash": [(512, 2), (1024, 2)]}
+    assert found["x_attention_sizes_memory"].panels["d64 causal float16"]["flashkernel"] == [(512, 513), (1024, 1025)]
+    scaling = found["x_attention_sizes_scaling"]
+    assert list(scaling.panels) == ["d64 causal float16, seq 512"] and scaling.x_label == "batch"
+    assert scaling.panels["d64 causal float16, seq 512"]["flashkernel"] == [(1, 1), (4, 0.3333)]
+    before = digest(latency)
+    rows[0]["providers"]["flashkernel"]["p50"] *= 1.01
+    assert digest(next(f for f in figures("x", rows) if f.name == latency.name)) != before
+
+
+def test_runs_of_the_same_thing_are_merged() -> None:
+    runs = [result([row(512, p50)]) for p50 in (1e-3, 3e-3, 2e-3)]
+    (merged_row,) = merged(runs)
+    assert merged_row["providers"]["flashkernel"]["p50"] == 2e-3 and merged_row["limit"]["seconds"] == 1e-3
+    names = {section.name: len(section.runs) for section in sections(ROOT)}
+    assert names["cpu/run"] == 3
+    text, _ = markdown(sections(ROOT))
+    assert "Medians of 3 runs." in text
+
+
+def test_readmes_figures_are_medians_of_the_runs() -> None:
+    """Worked out here by another way than readme.py's."""
+    runs = [results.read(path) for path in sorted((ROOT / "benchmarks" / "cpu").glob("run*.json"))]
+    text = (ROOT / "README.md").read_text()
+    table = text.split(readme.BEGIN)[1].split(readme.END)[0]
+    for i, first in enumerate(runs[0]["rows"]):
+        if first["group"] == "attention_memory":
+            continue
+        same = [x["rows"][i]["providers"] for x in runs]
+        peer = "sdpa" if "sdpa" in same[0] else "eager"
+        ratio = statistics.median(p[peer]["p50"] / p["flashkernel"]["p50"] for p in same)
+        line = next(x for x in table.splitlines() if f"| {first['case']} | {first['dtype']} |" in x)
+        assert f"**{ratio:.2f}**" in line
+
+
+def test_files_of_other_kinds_are_not_results(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"rows": []}')
+    with pytest.raises(ValueError, match="schema"):
+        results.read(other)
+    assert all(results.is_result(run) for section in sections(ROOT) for run in section.runs)
+
+
+def test_the_table_of_kernels() -> None:
+    text = table([row(512, 1e-3)])
+    head, _, line = text.splitlines()
+    for column in ("kernel", "mean", "std", "min", "p50", "p95", "p99", "max", "rate", "of limit", "peak memory"):
+        assert column in head
+    assert "attention_fwd/cuda/x" in line and "1 TFLOP/s" in line and "sum" not in line
+    wrong = row(512, 1e-3)
+    wrong["refused"] = {"flashkernel": "DIFFERS from sdpa_flash by 1.0e+00"}
+    assert "DIFFERS from sdpa_flash" in table([wrong])
+    assert [seconds(x) for x in (2.0, 0.9996, 1.5e-3, 2.34e-6, 5e-9)] == [
+        "2 s",
+        "1000 ms",
+        "1.5 ms",
+        "2.34 us",
+        "5 ns",
+    ]
