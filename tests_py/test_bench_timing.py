@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flashkernel as fk
+from flashkernel.bench import baselines, runner
+from flashkernel.bench import case as bench_case
 from flashkernel.bench.case import LIMIT, OURS, PEER, VARIANT, Case, Provider, Settings, Work
 from flashkernel.bench.ceilings import limit
 from flashkernel.bench.cuda_device import LEAST_SECONDS, CudaDevice
 from flashkernel.bench.runner import Session
+from flashkernel.bench.suites import GROUPS
 from flashkernel.bench.timing import CpuDevice, Program, Rule, measure, summarize
 
 
@@ -317,6 +321,65 @@ def test_a_budget_is_shared_evenly() -> None:
     run.run(slow, 12.0, lambda case: told.append(case.name if case else "end"))
     assert run.left_out == ["group: row 1 float32", "group: row 2 float32", "group: row 3 float32"]
     assert told == ["row 0", "end"] and len(run.rows) == 1
+
+
+@dataclass(frozen=True)
+class LikeCuda(Settings):
+    """The rows, providers and method of a GPU over CPU tensors."""
+
+    @property
+    def cuda(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_gpu_rows_over_cpu_tensors(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a GPU run does but the GPU: its providers are made, checked, put into graphs, timed and described."""
+    monkeypatch.setattr(runner, "cuda_peak_bytes", lambda call: (call(), 7)[1])
+    monkeypatch.setattr(runner, "gpu_clocks", lambda: {"clocks.sm": "1 MHz"})
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(bench_case, "last_level_cache_bytes", lambda: 2**10)  # a few sets of inputs, not 64
+    cuda = FakeCuda()
+    settings = LikeCuda(device="cpu", quick=True)
+    ceilings = {"read": 4e12, "copy": 4e12, "matmul float32": 1e12, "matmul float16": 1e12, "matmul bfloat16": 1e12}
+    run = Session(settings, CudaDevice(SimpleNamespace(cuda=cuda)), Rule(1, 3, 1.0), ceilings)
+
+    def timed(calls: Sequence[Callable[[], Any]], inner: int, graph: bool) -> Program:
+        for call in calls:  # each set of inputs works
+            call()
+        return CudaDevice.program(run.device, [lambda i=i: cuda.call(i) for i in range(len(calls))], inner, graph)
+
+    monkeypatch.setattr(run.device, "program", timed)
+    run.run([*GROUPS[group](settings)], None, lambda case: None)
+    assert run.rows
+    for row in run.rows:
+        # cuDNN and memory-efficient attention have no CPU path, nor has CPU autograd through flash some shapes: peers.
+        assert row["agrees"] and all(name.startswith(("sdpa_", "naive", "tiled")) for name in row["refused"])
+        ours = [p for p in row["providers"].values() if p["kind"] == OURS]
+        assert ours and all(p["peak_bytes"] == 7 for p in ours)
+        assert row["clocks"] and (row["limit"] or row["group"] == "call_overhead" or row["device"] == "cpu")
+
+
+def test_optional_providers_appear_where_their_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flash_attn_func(q: Any, k: Any, v: Any, causal: bool) -> Any:
+        return baselines.sdpa(*(x.transpose(1, 2) for x in (q, k, v)), causal).transpose(1, 2), None
+
+    modules = {
+        "flashkernel.triton": SimpleNamespace(attention=lambda q, k, v, causal: baselines.sdpa(q, k, v, causal)),
+        "flash_attn_interface": SimpleNamespace(flash_attn_func=flash_attn_func),
+    }
+    for found in ({}, modules):
+        monkeypatch.setattr(baselines, "optional", found.get)
+        first = next(iter(GROUPS["attention_forward"](LikeCuda(device="cpu", quick=True))))
+        names = {p.name: p for p in first.build().providers}
+        assert ("triton" in names) == ("fa3" in names) == bool(found) and "fa4" not in names
+    assert names["triton"].kind == VARIANT and names["fa3"].kind == PEER
+    reference = names["sdpa_flash"].calls[0]()
+    for name in ("triton", "fa3"):
+        assert runner.difference(names[name].calls[0](), reference) < 4e-3
+    left_out = LikeCuda(device="cpu", quick=True, without=frozenset({"triton", "fa3", "sdpa_flash"}))
+    providers = next(iter(GROUPS["attention_forward"](left_out))).build().providers
+    assert not {"triton", "fa3", "sdpa_flash"} & {p.name for p in providers}
 
 
 def test_limits() -> None:

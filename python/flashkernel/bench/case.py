@@ -132,6 +132,12 @@ class Inputs:
             return (torch.randn(shape) * scale).to(getattr(torch, self.dtype))
         return torch.randn(shape, device=self.device, dtype=getattr(torch, self.dtype)) * scale
 
+    def heads(self, batch: int, heads: int, seq: int, dim: int) -> Any:
+        """[batch, heads, seq, dim], on a GPU laid out as models have it: [batch, seq, heads, dim]."""
+        if self.device == "cpu":
+            return self.randn(batch, heads, seq, dim)
+        return self.randn(batch, seq, heads, dim).transpose(1, 2)
+
     def index(self, values: Any) -> Any:
         import torch
 

@@ -16,6 +16,7 @@ from .timing import Program
 __all__ = ["CudaDevice"]
 
 LEAST_SECONDS = 100e-6
+SLOW_SECONDS = 0.5
 
 
 class CudaDevice:
@@ -28,13 +29,14 @@ class CudaDevice:
 
     def program(self, calls: Sequence[Callable[[], Any]], inner: int, graph: bool) -> Program:
         make = self._captured if graph else self._launched
-        for i in range(max(3, len(calls))):  # plans, workspace and lazily loaded code before anything is captured
-            calls[i % len(calls)]()
-        self.synchronize()
+        # Plans, workspace and lazily loaded code before anything is captured. Long calls need no third try.
+        slow = self._once(self._launched(calls, len(calls))) > SLOW_SECONDS
+        if not slow:
+            self._once(self._launched(calls, max(3, len(calls))))
         walk = make(calls, inner or len(calls))
         if inner:
             return Program(walk, inner, graph)
-        seconds = min(self._once(walk) for _ in range(3))
+        seconds = min(self._once(walk) for _ in range(1 if slow else 3))
         walks = max(1, round(LEAST_SECONDS / max(seconds, 1e-9)))
         return Program(walk if walks == 1 else make(calls, walks * len(calls)), walks * len(calls), graph)
 
@@ -64,8 +66,7 @@ class CudaDevice:
         stream = cuda.Stream()
         stream.wait_stream(cuda.current_stream())
         with cuda.stream(stream):  # once on a side stream: capture runs on one
-            for call in calls:
-                call()
+            calls[0]()
         cuda.current_stream().wait_stream(stream)
         graph = cuda.CUDAGraph()
         with cuda.graph(graph):

@@ -108,6 +108,10 @@ class Session:
             each(case)
             # A third of a row's time goes into tensors, checks and captures.
             self.rows.append(self.row(case, None if left is None else left / (len(cases) - done) * 2 / 3))
+            if self.settings.cuda:
+                import torch
+
+                torch.cuda.empty_cache()  # the next row's tensors have other sizes
         each(None)
 
     def row(self, case: Case, seconds: float | None = None) -> dict[str, Any]:
@@ -181,13 +185,13 @@ class Session:
                 continue
             if work.restore:
                 work.restore()
-            force(provider.forced)
             before = {kernel.id: kernel.calls for kernel in fk.kernels()}
             try:
+                force(provider.forced)
                 result = provider.calls[0]()
                 self.device.synchronize()
             except Exception as error:
-                # A peer may refuse a shape in any way; of ours, only a refusal in words or a lack of memory is one.
+                # Others may refuse a shape in any way; of ours, only a refusal in words or a lack of memory is one.
                 if provider.kind == OURS and not isinstance(error, (NotImplementedError, MemoryError)):
                     raise
                 refused[provider.name] = _reason(error)

@@ -36,8 +36,8 @@ def _work(s: Settings, dtype: str, shape: dict[str, Any], *, eager: bool, varian
         shape[key] for key in ("batch", "heads", "heads_kv", "seq", "head_dim", "causal")
     )
     inputs = Inputs(s.device, dtype)
-    q = inputs.randn(batch, heads, seq, dim)
-    k, v = (inputs.randn(batch, heads_kv, seq, dim) for _ in range(2))
+    q = inputs.heads(batch, heads, seq, dim)
+    k, v = (inputs.heads(batch, heads_kv, seq, dim) for _ in range(2))
     providers = [*baselines.ours(s, fk.attention, [(q, k, v)], causal=causal)]
     if variants and s.cuda:
         for name in ("tiled", "naive"):
@@ -120,7 +120,7 @@ def sizes(s: Settings) -> Iterator[Case]:
             if dtype == "bfloat16" and s.cuda and (batch > 1 or dim != 128):
                 continue  # as fast as float16: one line of the plot shows it
             shape = (batch, heads, seq, dim)
-            yield _case(s, "attention_sizes", dtype, shape, True, eager=True, variants=seq <= 16384)
+            yield _case(s, "attention_sizes", dtype, shape, True, eager=True, variants=batch == 1 and seq <= 4096)
 
 
 def memory(s: Settings) -> Iterator[Case]:
@@ -135,7 +135,7 @@ def memory(s: Settings) -> Iterator[Case]:
 
 def _backward_work(s: Settings, dtype: str, shape: tuple[int, int, int, int], causal: bool) -> Work:
     batch, heads, seq, dim = shape
-    q, k, v, grad = (Inputs(s.device, dtype).randn(*shape) for _ in range(4))
+    q, k, v, grad = (Inputs(s.device, dtype).heads(*shape) for _ in range(4))
     out, lse = fk.attention(q, k, v, causal=causal, return_lse=True)
     arguments = (grad, q, k, v, out, lse)
     providers = [*baselines.ours(s, fk.attention_backward, [arguments], causal=causal)]
@@ -186,8 +186,8 @@ def _gqa_work(s: Settings, dtype: str, shape: tuple[int, int, int, int, int], pa
     """Over pages (page 0: contiguous); beside pages, our own kernel over contiguous K and V."""
     batch, heads, heads_kv, seq, dim = shape
     inputs = Inputs(s.device, dtype)
-    q = inputs.randn(batch, heads, seq, dim)
-    k, v = (inputs.randn(batch, heads_kv, seq, dim) for _ in range(2))
+    q = inputs.heads(batch, heads, seq, dim)
+    k, v = (inputs.heads(batch, heads_kv, seq, dim) for _ in range(2))
     if page:
         lengths = inputs.index([seq] * batch)
         arguments = (q, *inputs.paged(k, v, page), lengths)

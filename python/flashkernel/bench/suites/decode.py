@@ -47,11 +47,10 @@ def _decode_work(s: Settings, dtype: str, shape: dict[str, int]) -> Work:
     else:
         providers = [*baselines.ours(s, fk.attention, dense)]
     providers += baselines.sdpa_providers(s, dtype, dense, False)
-    # Plain sums over the cache as fp32 words, timed in turn: the limit of a row that reads memory and little else.
-    words = [(cache.view(torch.float32).reshape(8 * batch, -1), -1) for cache in caches]
-    providers.append(Provider("sum", each(fk.reduce_sum, words), LIMIT))
     if not s.cuda:
-        providers.append(Provider("torch sum", each(torch.sum, words), LIMIT))
+        # Plain sums over the cache as fp32 words, timed in turn: the limit of a row that reads memory and little else.
+        words = [(cache.view(torch.float32).reshape(8 * batch, -1), -1) for cache in caches]
+        providers += [Provider(n, each(f, words), LIMIT) for n, f in (("sum", fk.reduce_sum), ("torch sum", torch.sum))]
     return Work(
         providers,
         TOLERANCE[dtype],

@@ -75,7 +75,7 @@ def _attention_fwd(s: Settings, r: Representative) -> Pair:
         peers = [*baselines.sdpa_providers(s, r.dtype, dense, False)]
         return ours, peers, {"read": nbytes(q, k, v), "written": nbytes(q)}
     batch, heads, seq, dim = _attention_shape(s, r)
-    q, k, v = (Inputs(s.device, r.dtype).randn(batch, heads, seq, dim) for _ in range(3))
+    q, k, v = (Inputs(s.device, r.dtype).heads(batch, heads, seq, dim) for _ in range(3))
     peers = [*baselines.sdpa_providers(s, r.dtype, [(q, k, v)], True)]
     peers += baselines.stock(s, baselines.attention_eager, [(q, k, v, True)])
     work = {"flop": attention_flop(batch, heads, seq, seq, dim, True), "read": nbytes(q, k, v), "written": nbytes(q)}
@@ -89,7 +89,7 @@ def _attention_shape(s: Settings, r: Representative) -> tuple[int, int, int, int
 
 def _attention_bwd(s: Settings, r: Representative) -> Pair:
     batch, heads, seq, dim = _attention_shape(s, r)
-    q, k, v, grad = (Inputs(s.device, r.dtype).randn(batch, heads, seq, dim) for _ in range(4))
+    q, k, v, grad = (Inputs(s.device, r.dtype).heads(batch, heads, seq, dim) for _ in range(4))
     out, lse = fk.attention(q, k, v, causal=True, return_lse=True)
     arguments = (grad, q, k, v, out, lse)
     peers = []
