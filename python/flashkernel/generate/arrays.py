@@ -1,20 +1,24 @@
 """Where the engine's tensors live: the one module that knows the array type of a device.
 
-The models call FlashKernel ops on what this module makes and otherwise only slice, reshape and gather. A device is
-added by one more class with the same methods. bfloat16 has no NumPy dtype: on the CPU it travels as uint16 bits.
+The models call FlashKernel ops on what this module makes and otherwise only slice, reshape and gather. What a decode
+step does between ops works in place on arrays that stay where they are, so that a CUDA graph of it can be replayed. A
+device is added by one more class with the same methods. bfloat16 has no NumPy dtype: on the CPU it travels as uint16
+bits.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 import flashkernel as fk
 
 from .checkpoint import bfloat16_to_float32, float32_to_bfloat16
+from .sampling import draw
 
-__all__ = ["DTYPES", "CudaArrays", "HostArrays", "arrays_for", "available_devices"]
+__all__ = ["DTYPES", "CudaArrays", "HostArrays", "TorchArrays", "arrays_for", "available_devices"]
 
 DTYPES = ("float32", "float16", "bfloat16")
 ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
@@ -24,6 +28,8 @@ class HostArrays:
     """NumPy arrays on the CPU."""
 
     device = "cpu"
+    asynchronous = False  # whether work goes on after a call has returned
+    pool_views: ClassVar[dict[str, Any]] = {}  # keyword arguments of KvPagePool.k_pages
 
     def __init__(self, dtype: str = "float32"):
         dtype = ALIASES.get(dtype, dtype)
@@ -33,18 +39,61 @@ class HostArrays:
         # Keyword arguments of every op: the meaning of uint16 arrays, where needed.
         self.op_options: dict[str, Any] = {"dtype": "bfloat16"} if dtype == "bfloat16" else {}
 
-    def weight(self, values: np.ndarray) -> Any:
+    # --- making arrays
+
+    def weight(self, values: Any) -> Any:
         """Float32 values in the model's dtype, contiguous."""
         if self.dtype == "bfloat16":
             return float32_to_bfloat16(values)
         return np.ascontiguousarray(values, dtype=self.dtype)
 
+    def stack(self, parts: Sequence[Any]) -> Any:
+        """Some weights as one, rows one below the other."""
+        return self.weight(parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+    def output_rows(self, weight: Any) -> Any:
+        """A weight [out, in] in the layout that `linear` likes best on this device; rows of 0 may be added."""
+        return weight
+
     def index(self, values: Any, dtype: str = "int32") -> Any:
         return np.ascontiguousarray(values, dtype=dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return np.zeros(shape, dtype)
+
+    # --- reading and writing them; nothing here waits for the device but `to_host` and the function that `fetch` gives
 
     def take(self, table: Any, rows: Any) -> Any:
         """table[rows]: the rows of an embedding table, or some rows of an activation."""
         return np.take(table, rows, axis=0)
+
+    def row(self, table: Any, index: Any) -> Any:
+        """table[index[0]], with an index that may lie on the device."""
+        return np.take(table, index, axis=0)[0]
+
+    def store_row(self, table: Any, index: Any, values: Any) -> None:
+        """table[index[0]] = values"""
+        table[index] = values
+
+    def increase(self, target: Any, by: Any) -> None:
+        np.add(target, by, out=target)
+
+    def write(self, target: Any, values: np.ndarray) -> None:
+        """Host values into an array that stays where it is; queued behind the work so far."""
+        target[...] = values
+
+    def fetch(self, values: Any) -> Callable[[], np.ndarray]:
+        """Starts a copy to the host; the function returned waits for it and gives it."""
+        copy = values.copy()
+        return lambda: copy
+
+    def wait(self) -> None:
+        """Returns when all work that was queued is done."""
+
+    def sample(self, logits: Any, temperature: Any, top_k: Any, top_p: Any, uniform: Any, out: Any) -> None:
+        """out [rows] int64: a token for each row of logits, as `sampling.draw` draws it."""
+        for i, row in enumerate(self.to_float32(logits)):
+            out[i] = draw(row, float(temperature[i]), int(top_k[i]), float(top_p[i]), float(uniform[i]))
 
     def to_float32(self, values: Any) -> np.ndarray:
         return bfloat16_to_float32(values) if self.dtype == "bfloat16" else values.astype(np.float32, copy=False)
@@ -53,37 +102,113 @@ class HostArrays:
         return values
 
 
-class CudaArrays(HostArrays):
-    """torch tensors on the current CUDA device: torch is the array type there, not the engine."""
+class TorchArrays(HostArrays):
+    """torch tensors on the CPU or a CUDA device: torch is the array type there, not the engine."""
 
-    device = "cuda:0"
+    pool_views: ClassVar[dict[str, Any]] = {"raw": True}
 
-    def __init__(self, dtype: str = "float32"):
+    def __init__(self, dtype: str = "float32", device: str = "cpu"):
         super().__init__(dtype)
         import torch
 
         self._torch = torch
         self._dtype = getattr(torch, self.dtype)
-        self.device = f"cuda:{torch.cuda.current_device()}"
+        self.device = device
+        self.asynchronous = device != "cpu"
         self.op_options = {}  # torch has a bfloat16 of its own
 
-    def _place(self, values: np.ndarray) -> Any:
-        return self._torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+    def _place(self, values: Any) -> Any:
+        if not isinstance(values, self._torch.Tensor):
+            values = self._torch.from_numpy(np.ascontiguousarray(values))
+        return values.detach().to(self.device)
 
-    def weight(self, values: np.ndarray) -> Any:
+    def weight(self, values: Any) -> Any:
+        """A tensor that is on the device in the dtype already is taken as it is, not copied."""
         return self._place(values).to(self._dtype)
+
+    def stack(self, parts: Sequence[Any]) -> Any:
+        """Parts that lie one behind the other in one storage already are taken as they are."""
+        weights = [self.weight(part) for part in parts]
+        first, rows = weights[0], sum(len(part) for part in weights)
+        behind = first.storage_offset()
+        for part in weights:
+            same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            if not (same and part.is_contiguous() and part.storage_offset() == behind):
+                return self._torch.cat(weights)
+            behind += part.numel()
+        return first.as_strided((rows, *first.shape[1:]), first.stride())
+
+    def output_rows(self, weight: Any) -> Any:
+        """Rows to a multiple of 64, in memory of their own only where some are missing: the vocabularies of GPT-2
+        (50257) and others would keep the tensor-core kernels from writing whole vectors."""
+        missing = -weight.shape[0] % 64
+        if not missing or not self.asynchronous:
+            return weight
+        return self._torch.cat([weight, weight.new_zeros(missing, weight.shape[1])])
 
     def index(self, values: Any, dtype: str = "int32") -> Any:
         return self._place(np.asarray(values, dtype=dtype))
 
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return self._torch.zeros(shape, dtype=getattr(self._torch, dtype), device=self.device)
+
     def take(self, table: Any, rows: Any) -> Any:
-        return table[rows if isinstance(rows, self._torch.Tensor) else self.index(rows, "int64")]
+        rows = rows if isinstance(rows, self._torch.Tensor) else self.index(rows, "int64")
+        return self._torch.index_select(table, 0, rows)
+
+    def row(self, table: Any, index: Any) -> Any:
+        return self._torch.index_select(table, 0, index)[0]
+
+    def store_row(self, table: Any, index: Any, values: Any) -> None:
+        table.index_copy_(0, index, values[None])
+
+    def increase(self, target: Any, by: Any) -> None:
+        target.add_(by)
+
+    def write(self, target: Any, values: np.ndarray) -> None:
+        source = self._torch.from_numpy(np.ascontiguousarray(values))
+        if self.asynchronous:  # torch keeps the pinned copy until the device has read it
+            source = source.pin_memory()
+        target.copy_(source, non_blocking=True)
+
+    def fetch(self, values: Any) -> Callable[[], np.ndarray]:
+        if not self.asynchronous:
+            copy = values.clone()
+            return lambda: copy.numpy()
+        host = self._torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        done = self._torch.cuda.Event()
+        done.record()
+
+        def wait() -> np.ndarray:
+            done.synchronize()
+            return host.numpy()
+
+        return wait
+
+    def wait(self) -> None:
+        if self.asynchronous:
+            self._torch.cuda.synchronize(self.device)
+
+    def sample(self, logits: Any, temperature: Any, top_k: Any, top_p: Any, uniform: Any, out: Any) -> None:
+        from .device_sampling import draw_rows
+
+        out.copy_(draw_rows(logits, temperature, top_k, top_p, uniform))
 
     def to_float32(self, values: Any) -> np.ndarray:
         return values.float().cpu().numpy()
 
     def to_host(self, values: Any) -> np.ndarray:
         return values.cpu().numpy()
+
+
+class CudaArrays(TorchArrays):
+    """torch tensors on the current CUDA device."""
+
+    def __init__(self, dtype: str = "float32"):
+        import torch
+
+        super().__init__(dtype, f"cuda:{torch.cuda.current_device()}")
 
     @staticmethod
     def usable() -> bool:

@@ -7,6 +7,7 @@ never opened: loading one runs whatever code it holds.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from .errors import CheckpointError, MissingDependencyError
 
-__all__ = ["Checkpoint", "bfloat16_to_float32", "float32_to_bfloat16", "require_directory"]
+__all__ = ["Checkpoint", "MemoryCheckpoint", "bfloat16_to_float32", "float32_to_bfloat16", "require_directory"]
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -134,6 +135,29 @@ class Checkpoint:
         if dtype not in ("F32", "F16", "F64"):
             raise CheckpointError(f"load_model: {name} has dtype {dtype}; F32, F16, BF16 or F64 is needed")
         return file.get_tensor(name).astype(np.float32)
+
+
+class MemoryCheckpoint:
+    """A config and tensors that are in memory already, NumPy's or torch's: those of a model of Transformers."""
+
+    def __init__(
+        self, config: Mapping[str, Any], tensors: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None
+    ):
+        self.config = dict(config)
+        self.generation_config = dict(generation_config or {})
+        self._tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def read(self, name: str, shape: tuple[int, ...] | None = None) -> Any:
+        """The tensor `name` as it is, of exactly `shape` if one is given."""
+        if name not in self._tensors:
+            raise CheckpointError(f"load_model: the model has no tensor {name!r} (it has {len(self._tensors)} others)")
+        tensor = self._tensors[name]
+        if shape is not None and tuple(tensor.shape) != tuple(shape):
+            raise CheckpointError(f"load_model: {name} has shape {list(tensor.shape)}; the config needs {list(shape)}")
+        return tensor
 
 
 def _read_raw(path: Path, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:

@@ -14,8 +14,8 @@ import flashkernel as fk
 
 from . import Engine, SamplingOptions, TextStream, TextTokenizer, default_model, load_model
 from .arrays import ALIASES
-from .engine import GenerationStats
 from .errors import MissingDependencyError
+from .request import GenerationStats
 
 __all__ = ["run"]
 

@@ -1,110 +1,94 @@
-"""Text generation: sequences of a batch, their pages, and the loop of prefill and decode steps.
+"""Text generation: the engine that a caller talks to. It sizes the cache and hands requests to the scheduler.
 
-`Engine.generate` yields tokens as they come. Prompts are prefilled in chunks of a bounded number of tokens, many
-sequences to a chunk; then every step decodes one token of each sequence that is still running. A sequence gives its
-pages back as soon as it ends, and all do when the caller stops early or anything raises.
+`Engine.generate` yields the tokens of a batch as they come; `submit`, `step` and `cancel` let requests come and go
+while others run. A sequence gives its pages back as soon as it ends, and all do when the caller stops early or
+anything raises.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import flashkernel as fk
 
-from .errors import PromptError
 from .model import Model, PagedBatch
-from .sampling import Sampler, SamplingOptions
+from .request import GenerationStats, Request, TokenEvent, check_request
+from .sampling import SamplingOptions
+from .scheduler import Events, Scheduler
 
-__all__ = ["Engine", "GenerationStats", "TokenEvent", "check_request"]
+MIN_TOKENS = 4096  # of a sequence, that page tables have room for where the model can have as many
 
-
-@dataclass(frozen=True)
-class TokenEvent:
-    """One token of one sequence. `finish` is None, "stop" (an end-of-text token: `token`) or "length"."""
-
-    sequence: int
-    token: int
-    finish: str | None = None
-
-
-@dataclass
-class GenerationStats:
-    prefill_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_tokens: int = 0  # tokens that decode steps gave; the first of each sequence comes from its prefill
-    decode_seconds: float = 0.0
-    peak_pages: int = 0
-
-    @property
-    def prefill_rate(self) -> float:
-        """Prompt tokens per second."""
-        return self.prefill_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
-
-    @property
-    def decode_rate(self) -> float:
-        """Generated tokens per second, over the whole batch."""
-        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
-
-
-@dataclass
-class _Running:
-    index: int
-    prompt: list[int]
-    sampler: Sampler
-    handle: Any = None
-    prefilled: int = 0
-    generated: list[int] = field(default_factory=list)
-
-
-def check_request(prompts: Sequence[Sequence[int]], max_new_tokens: int, vocab_size: int, max_positions: int) -> None:
-    """Raises PromptError or ValueError for what no model with these limits could run."""
-    if not prompts:
-        raise PromptError("generate: no prompts; one or more are needed")
-    if max_new_tokens < 1:
-        raise ValueError(f"generate: max_new_tokens={max_new_tokens}; an integer >= 1 is needed")
-    for index, prompt in enumerate(prompts):
-        if len(prompt) == 0:
-            raise PromptError(f"generate: prompt {index} has no tokens; one or more are needed")
-        if len(prompt) + max_new_tokens > max_positions:
-            raise PromptError(
-                f"generate: prompt {index} has {len(prompt)} tokens and max_new_tokens={max_new_tokens}; the model's "
-                f"context holds {max_positions}: shorten the prompt or ask for at most "
-                f"{max(0, max_positions - len(prompt))} new tokens"
-            )
-        for token in prompt:
-            if not 0 <= token < vocab_size:
-                raise PromptError(
-                    f"generate: prompt {index} has the token id {token}; ids in [0, {vocab_size}) are needed"
-                )
+__all__ = ["Engine", "GenerationStats", "Request", "TokenEvent", "check_request"]
 
 
 class Engine:
     """Runs a model over a paged KV-cache.
 
     page_size: tokens per page: 16, 32, 64, 128 or 256.
-    num_pages: pages of the pool; None: as many as a request can need at most.
+    num_pages: pages of the pool; None: as many as the requests at hand can need at most. With fewer, requests wait for
+        pages, and the youngest may have to be computed again.
     prefill_chunk: most prompt tokens in one forward step, which bounds the memory of activations.
+    max_batch: most sequences at once; others wait.
+    steps: decode steps between two looks at their tokens; None: 1 on the CPU, 8 on a GPU.
+    run_ahead: start the next steps before the last ones are read; None: on a GPU.
+    prefix_sharing: keep full pages for later requests that begin with the same tokens.
+    graphs: replay decode steps as CUDA graphs; None: on a GPU.
+
+    Not thread-safe: one thread at a time. On a GPU all calls belong on one stream.
     """
 
-    def __init__(self, model: Model, *, page_size: int = 256, num_pages: int | None = None, prefill_chunk: int = 2048):
-        if prefill_chunk < 1:
-            raise ValueError(f"generate: prefill_chunk={prefill_chunk}; an integer >= 1 is needed")
+    def __init__(
+        self,
+        model: Model,
+        *,
+        page_size: int = 256,
+        num_pages: int | None = None,
+        prefill_chunk: int = 2048,
+        max_batch: int = 64,
+        steps: int | None = None,
+        run_ahead: bool | None = None,
+        prefix_sharing: bool = True,
+        graphs: bool | None = None,
+    ):
+        asynchronous = model.arrays.asynchronous
+        steps = (8 if asynchronous else 1) if steps is None else steps
+        for name, value in (("prefill_chunk", prefill_chunk), ("max_batch", max_batch), ("steps", steps)):
+            if value < 1:
+                raise ValueError(f"generate: {name}={value}; an integer >= 1 is needed")
+        if num_pages is not None and num_pages < 1:
+            raise ValueError(f"generate: num_pages={num_pages}; an integer >= 1 is needed")
         self.model = model
         self.page_size = page_size
         self.num_pages = num_pages
-        self.prefill_chunk = prefill_chunk
-        self.stats = GenerationStats()
-        self._pool: fk.KvPagePool | None = None
-        self._pool_pages = 0
+        self.max_batch = max_batch
+        self._options: dict[str, Any] = {
+            "prefill_chunk": prefill_chunk,
+            "max_batch": max_batch,
+            "steps": steps,
+            "run_ahead": asynchronous if run_ahead is None else run_ahead,
+            "prefix_sharing": prefix_sharing,
+            "graphs": graphs,
+        }
+        self._scheduler: Scheduler | None = None
+        self._backlog: list[Request] = []  # requests that need a larger cache, which is made when this one is idle
+        self._submitted = 0
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Counts and times since the engine was last idle."""
+        return GenerationStats() if self._scheduler is None else self._scheduler.stats
 
     @property
     def pages_in_use(self) -> int:
-        return 0 if self._pool is None else int(self._pool.num_used)
+        """Pages that sequences hold now."""
+        return 0 if self._scheduler is None else self._scheduler.pages_in_use
+
+    @property
+    def idle(self) -> bool:
+        return not self._backlog and (self._scheduler is None or self._scheduler.idle)
 
     def generate(
         self,
@@ -117,125 +101,159 @@ class Engine:
         """Yields the tokens of all sequences as they come, step by step; within a step in the order of the prompts.
 
         prompts: token ids of each sequence. stop_tokens: end a sequence; None: the checkpoint's end-of-text tokens.
-        The request is checked by this call; the work is done as the result is iterated over.
+        The request is checked by this call; the work is done as the result is iterated over. Several may be iterated
+        over in
+        turns: their sequences then run in one batch.
 
         Raises PromptError, ValueError; flashkernel.OutOfPagesError (a MemoryError) while iterating, if num_pages is
-        too small.
+        too small for one of the sequences alone.
         """
-        sampling = sampling or SamplingOptions()
         ids = [[int(token) for token in prompt] for prompt in prompts]
         check_request(ids, max_new_tokens, self.model.vocab_size, self.model.max_positions)
-        stop = frozenset(self.model.stop_tokens if stop_tokens is None else stop_tokens)
-        return self._run(ids, max_new_tokens, sampling, stop)
+        return self._run(ids, max_new_tokens, sampling or SamplingOptions(), self._stop(stop_tokens))
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int = 128,
+        sampling: SamplingOptions | None = None,
+        stop_tokens: frozenset[int] | set[int] | None = None,
+        sequence: int = 0,
+    ) -> Request:
+        """A request that `step` works on from now on, beside the others; what it has generated is in `.generated`, and
+        `.finish` says why it ended. sequence: a number for its events, and which of the seed's draws it gets.
+
+        Raises PromptError, ValueError, flashkernel.OutOfPagesError (num_pages is too small for it alone).
+        """
+        ids = [int(token) for token in prompt]
+        check_request([ids], max_new_tokens, self.model.vocab_size, self.model.max_positions)
+        request = self._request(ids, sequence, max_new_tokens, sampling or SamplingOptions(), self._stop(stop_tokens))
+        self._accept([request])
+        return request
+
+    def step(self) -> Events:
+        """Some work on the requests at hand: (request, event) of each new token, perhaps none."""
+        if self._scheduler is not None and self._scheduler.idle and self._backlog:
+            self._resize(self._backlog)
+        if self._scheduler is None:
+            return []
+        events = self._scheduler.step()
+        for request, event in events:
+            request.outbox.append(event)
+        return events
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request; its pages are free at once."""
+        if request in self._backlog:
+            self._backlog.remove(request)
+            request.finish = "cancelled"
+        elif self._scheduler is not None:
+            self._scheduler.cancel(request)
+
+    def score(self, tokens: Sequence[int]) -> np.ndarray:
+        """log p(token | the tokens before it), float32 [len(tokens) - 1]: the natural logarithm, from float32 logits.
+
+        Computed in chunks of `prefill_chunk` over a cache of its own. exp(-mean) is the perplexity of a text.
+        """
+        ids = [int(token) for token in tokens]
+        if len(ids) < 2:
+            raise ValueError(f"score: {len(ids)} tokens; two or more are needed")
+        check_request([ids[:-1]], 1, self.model.vocab_size, self.model.max_positions)
+        arrays, chunk = self.model.arrays, int(self._options["prefill_chunk"])
+        scheduler = self._make(-(-len(ids) // self.page_size), len(ids))
+        handle, scores = scheduler.cache.create(), []
+        for begin in range(0, len(ids) - 1, chunk):
+            part = ids[begin : min(begin + chunk, len(ids) - 1)]
+            end = begin + len(part)
+            slots = scheduler.cache.append(handle, len(part))
+            table, _ = scheduler.cache.block_table([handle])
+            batch = PagedBatch(
+                tokens=arrays.index(part, "int64"),
+                positions=arrays.index(np.arange(begin, end)),
+                slots=arrays.index(slots, "int64"),
+                cu_seqlens=arrays.index([0, len(part)]),
+                max_seqlen=len(part),
+                block_table=arrays.index(table),
+                seq_lens=arrays.index([end]),
+                last_rows=None,
+            )
+            logits = arrays.to_float32(self.model.forward(batch, scheduler.pool)).astype(np.float64)
+            logits -= logits.max(axis=-1, keepdims=True)
+            chosen = np.take_along_axis(logits, np.array(ids[begin + 1 : end + 1])[:, None], axis=1)[:, 0]
+            scores.append(chosen - np.log(np.exp(logits).sum(axis=-1)))
+        return np.concatenate(scores).astype(np.float32)
+
+    def _stop(self, stop_tokens: frozenset[int] | set[int] | None) -> frozenset[int]:
+        return frozenset(self.model.stop_tokens if stop_tokens is None else stop_tokens)
+
+    def _request(
+        self, prompt: list[int], sequence: int, max_new_tokens: int, sampling: SamplingOptions, stop: frozenset[int]
+    ) -> Request:
+        self._submitted += 1
+        return Request(self._submitted, sequence, prompt, max_new_tokens, sampling, stop)
 
     def _run(
         self, prompts: list[list[int]], max_new_tokens: int, sampling: SamplingOptions, stop: frozenset[int]
     ) -> Iterator[TokenEvent]:
-        self.stats = GenerationStats()
-        cache = fk.KvCache(self._pool_for(prompts, max_new_tokens))
-        waiting = [_Running(i, prompt, Sampler(sampling, i)) for i, prompt in enumerate(prompts)]
-        running: list[_Running] = []
+        requests = [self._request(ids, i, max_new_tokens, sampling, stop) for i, ids in enumerate(prompts)]
+        outbox = requests[0].outbox
+        for request in requests:
+            request.outbox = outbox
         try:
-            while waiting or running:
-                begin = time.perf_counter()
-                if waiting:
-                    ready, tokens = self._prefill_step(cache, waiting)
-                    running += ready
-                    self.stats.prefill_seconds += time.perf_counter() - begin
-                else:
-                    ready = list(running)
-                    tokens = self._step(
-                        cache, ready, [sequence.generated[-1:] for sequence in ready], list(range(len(ready)))
-                    )
-                    self.stats.decode_seconds += time.perf_counter() - begin
-                    self.stats.decode_tokens += len(tokens)
-                for sequence, token in zip(ready, tokens, strict=True):
-                    sequence.generated.append(token)
-                    finish = (
-                        "stop" if token in stop else "length" if len(sequence.generated) == max_new_tokens else None
-                    )
-                    if finish:
-                        cache.free(sequence.handle)
-                        sequence.handle = None
-                        running.remove(sequence)
-                    yield TokenEvent(sequence.index, token, finish)
+            self._accept(requests)
+            while outbox or not all(request.finish for request in requests):
+                if not outbox:
+                    self.step()
+                while outbox:
+                    yield outbox.popleft()
         finally:
-            for sequence in running + waiting:
-                if sequence.handle is not None:
-                    cache.free(sequence.handle)
+            for request in requests:
+                if request.finish is None:
+                    self.cancel(request)
 
-    def _prefill_step(self, cache: fk.KvCache, waiting: list[_Running]) -> tuple[list[_Running], list[int]]:
-        """Computes up to `prefill_chunk` tokens of waiting prompts; returns those that are complete, and their first
-        tokens.
-        """
-        budget = self.prefill_chunk
-        chunk: list[_Running] = []
-        new_tokens: list[list[int]] = []
-        last: list[int] = []
-        ready: list[_Running] = []
-        for sequence in waiting:
-            if budget == 0:
-                break
-            part = sequence.prompt[sequence.prefilled : sequence.prefilled + budget]
-            budget -= len(part)
-            if sequence.handle is None:
-                sequence.handle = cache.create()
-            if sequence.prefilled + len(part) == len(sequence.prompt):
-                last.append(len(chunk))
-                ready.append(sequence)
-            chunk.append(sequence)
-            new_tokens.append(part)
-        tokens = self._step(cache, chunk, new_tokens, last)
-        for sequence, part in zip(chunk, new_tokens, strict=True):
-            sequence.prefilled += len(part)
-            self.stats.prefill_tokens += len(part)
-        del waiting[: len(ready)]  # sequences are served in order, so the complete ones stand first
-        return ready, tokens
+    def _accept(self, requests: list[Request]) -> None:
+        """Gives requests to the scheduler; they wait while the cache in use is too small for one of them."""
+        for request in requests:
+            pages = self._pages_of(request)
+            if self.num_pages is not None and pages > self.num_pages:
+                error = fk.OutOfPagesError(
+                    f"generate: a prompt of {len(request.prompt)} tokens and {request.max_new_tokens} new ones need "
+                    f"{pages} pages of {self.page_size}; the cache has num_pages={self.num_pages}"
+                )
+                error.requested_pages, error.free_pages, error.num_pages = pages, self.num_pages, self.num_pages
+                raise error
+        if self.idle:
+            self._resize(requests)
+        elif not self._backlog and self._scheduler is not None and all(map(self._scheduler.fits, requests)):
+            for request in requests:
+                self._scheduler.submit(request)
+        else:
+            self._backlog += requests
 
-    def _step(
-        self, cache: fk.KvCache, sequences: list[_Running], new_tokens: list[list[int]], last: list[int]
-    ) -> list[int]:
-        """One forward pass over `new_tokens` of each sequence; the next token of those numbered in `last`."""
-        arrays = self.model.arrays
-        lengths = [len(tokens) for tokens in new_tokens]
-        slots, positions = [], []
-        for sequence, count in zip(sequences, lengths, strict=True):
-            begin = cache.length(sequence.handle)
-            slots.append(cache.append(sequence.handle, count))
-            positions.append(np.arange(begin, begin + count, dtype=np.int32))
-        self.stats.peak_pages = max(self.stats.peak_pages, self.pages_in_use)
-        cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        table, seq_lens = cache.block_table([sequence.handle for sequence in sequences])
-        batch = PagedBatch(
-            tokens=np.array([token for tokens in new_tokens for token in tokens], dtype=np.int64),
-            positions=arrays.index(np.concatenate(positions)),
-            slots=arrays.index(np.concatenate(slots), "int64"),
-            cu_seqlens=arrays.index(cu_seqlens),
-            max_seqlen=max(lengths),
-            block_table=arrays.index(table),
-            seq_lens=arrays.index(seq_lens),
-            last_rows=cu_seqlens[1:][last].astype(np.int64) - 1,
+    def _pages_of(self, request: Request) -> int:
+        return -(-(len(request.prompt) + request.max_new_tokens - 1) // self.page_size)
+
+    def _resize(self, requests: list[Request]) -> None:
+        """Submits requests to an idle scheduler: the last one if it is large enough, else a new one."""
+        largest = sorted(map(self._pages_of, requests), reverse=True)[: self.max_batch]
+        longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
+        pages, old = self.num_pages or sum(largest), self._scheduler
+        if old is None or old.num_pages < pages or old.max_tokens < longest:
+            if old is not None:
+                pages, longest = max(pages, old.num_pages), max(longest, old.max_tokens)
+                self.model.arrays.wait()  # steps of sequences that have ended may still write to their pages
+            self._scheduler = old = None  # give the old pages back first
+            # Room for longer requests to come: a larger cache begins with an empty prefix index and without graphs.
+            longest = min(self.model.max_positions, max(MIN_TOKENS, 1 << (longest - 1).bit_length()))
+            self._scheduler = self._make(pages, longest)
+        assert self._scheduler is not None
+        self._scheduler.stats = GenerationStats()
+        self._backlog = [] if requests is self._backlog else self._backlog
+        for request in requests:
+            self._scheduler.submit(request)
+
+    def _make(self, num_pages: int, max_tokens: int) -> Scheduler:
+        return Scheduler(
+            self.model, num_pages=num_pages, page_size=self.page_size, max_tokens=max_tokens, **self._options
         )
-        logits = self.model.forward(batch, cache.pool)
-        return [sequences[index].sampler(row) for index, row in zip(last, arrays.to_float32(logits), strict=True)]
-
-    def _pool_for(self, prompts: list[list[int]], max_new_tokens: int) -> fk.KvPagePool:
-        """The pool of the last request if it is large enough, else a new one. A sequence's last token is never
-        appended.
-        """
-        needed = sum(-(-(len(prompt) + max_new_tokens - 1) // self.page_size) for prompt in prompts)
-        num_pages = self.num_pages or needed
-        if self._pool is None or self._pool_pages < num_pages:
-            model = self.model
-            self._pool = None  # give the old one back first
-            self._pool = fk.KvPagePool(
-                num_pages,
-                model.heads_kv,
-                model.head_dim,
-                page_size=self.page_size,
-                num_layers=model.num_layers,
-                dtype=model.arrays.dtype,
-                device=model.arrays.device,
-            )
-            self._pool_pages = num_pages
-        return self._pool

@@ -13,7 +13,7 @@ from typing import Any
 import flashkernel as fk
 
 from .arrays import HostArrays
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, MemoryCheckpoint
 from .errors import CheckpointError, UnsupportedModelError
 from .model import ACTIVATIONS, Model, PagedBatch, config_number
 
@@ -38,7 +38,7 @@ class _Layer:
 
 
 class Gpt2(Model):
-    def __init__(self, checkpoint: Checkpoint, arrays: HostArrays):
+    def __init__(self, checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays):
         super().__init__(checkpoint, arrays)
         config = checkpoint.config
         if config.get("add_cross_attention"):
@@ -99,7 +99,8 @@ class Gpt2(Model):
         self.ln_f_weight = read("ln_f.weight", hidden)
         self.ln_f_bias = read("ln_f.bias", hidden)
         tied = config.get("tie_word_embeddings", True)
-        self.lm_head = self.wte if tied else arrays.weight(checkpoint.read("lm_head.weight", (self.vocab_size, hidden)))
+        head = self.wte if tied else arrays.weight(checkpoint.read("lm_head.weight", (self.vocab_size, hidden)))
+        self.lm_head = arrays.output_rows(head)
 
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
         take, options = self.arrays.take, self.arrays.op_options
@@ -110,7 +111,7 @@ class Gpt2(Model):
         for i, layer in enumerate(self.layers):
             qkv = fk.linear(x, layer.attn_weight, layer.attn_bias, **options)
             qkv = qkv.reshape(qkv.shape[0], 3, self.heads_q, self.head_dim)
-            fk.kv_append(qkv[:, 1], qkv[:, 2], pool.k_pages(i), pool.v_pages(i), batch.slots, **options)
+            fk.kv_append(qkv[:, 1], qkv[:, 2], *self.pages(pool, i), batch.slots, **options)
             x = self.attend(qkv[:, 0], pool, i, batch, layer.scale)
             x = fk.linear(x, layer.attn_proj_weight, layer.attn_proj_bias, **options)
             x, residual = fk.layer_norm(
@@ -124,8 +125,9 @@ class Gpt2(Model):
                     x, after.ln_1_weight, after.ln_1_bias, residual=residual, eps=self.eps, **options
                 )
         # Only the rows whose logits are wanted go through the last norm and the (large) output layer.
-        x, residual = take(x, batch.last_rows), take(residual, batch.last_rows)
+        if batch.last_rows is not None:
+            x, residual = take(x, batch.last_rows), take(residual, batch.last_rows)
         x, _ = fk.layer_norm(
             x.reshape(-1, hidden), self.ln_f_weight, self.ln_f_bias, residual=residual, eps=self.eps, **options
         )
-        return fk.linear(x, self.lm_head, **options)
+        return fk.linear(x, self.lm_head, **options)[:, : self.vocab_size]

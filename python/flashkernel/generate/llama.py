@@ -1,4 +1,5 @@
-"""Llama (Touvron et al., 2023) on FlashKernel ops, from Hugging Face's LlamaForCausalLM checkpoints.
+"""Llama (Touvron et al., 2023) on FlashKernel ops, from Hugging Face's LlamaForCausalLM checkpoints, and the models
+that share its blocks: Mistral (sliding window), Qwen2 (biases of Q, K and V), Qwen3 (norms of the heads of Q and K).
 
 Per layer: fused residual + RMSNorm, one linear for Q, K and V, RoPE fused into the KV append, paged attention with
 grouped queries, output linear, fused residual + RMSNorm, one linear for gate and up, SwiGLU, down linear.
@@ -17,7 +18,7 @@ import flashkernel as fk
 from flashkernel.typing import KvAppendRope
 
 from .arrays import HostArrays
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, MemoryCheckpoint
 from .errors import CheckpointError, UnsupportedModelError
 from .model import Model, PagedBatch, config_number
 
@@ -29,6 +30,8 @@ class _Layer:
     input_norm: Any
     qkv_weight: Any
     qkv_bias: Any
+    q_norm: Any
+    k_norm: Any
     out_weight: Any
     out_bias: Any
     mlp_norm: Any
@@ -36,6 +39,43 @@ class _Layer:
     gate_up_bias: Any
     down_weight: Any
     down_bias: Any
+    window: int | None  # most keys that a query sees
+
+
+# What a config.json may leave out, by model_type, where it is not Llama's default.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+    "qwen2": {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768},
+    "qwen3": {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768, "head_dim": 128},
+}
+
+
+def layer_windows(config: Mapping[str, Any], num_layers: int) -> list[int | None]:
+    """The sliding window of each layer: by layer_types where the config has them, else as the model_type has it."""
+    window = config.get("sliding_window")
+    kinds = config.get("layer_types")
+    if window is None or config.get("model_type") not in ("mistral", "qwen2", "qwen3"):
+        slides = [False] * num_layers
+    elif config["model_type"] == "mistral":
+        slides = [True] * num_layers
+    elif kinds is not None:
+        if len(kinds) != num_layers or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
+            raise UnsupportedModelError(
+                f"load_model: config.json has layer_types={kinds!r}; {num_layers} of full_attention or "
+                "sliding_attention are needed"
+            )
+        slides = [kind == "sliding_attention" for kind in kinds]
+    else:
+        first = int(config_number(config, "max_window_layers", 28, minimum=0))
+        slides = [bool(config.get("use_sliding_window")) and i >= first for i in range(num_layers)]
+    size = int(config_number(config, "sliding_window", 1)) if any(slides) else None
+    return [size if slide else None for slide in slides]
 
 
 def rope_frequencies(config: Mapping[str, Any], head_dim: int) -> tuple[float, int, np.ndarray | None]:
@@ -79,9 +119,10 @@ def rope_frequencies(config: Mapping[str, Any], head_dim: int) -> tuple[float, i
 
 
 class Llama(Model):
-    def __init__(self, checkpoint: Checkpoint, arrays: HostArrays):
+    def __init__(self, checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays):
         super().__init__(checkpoint, arrays)
-        config = checkpoint.config
+        kind = checkpoint.config.get("model_type", "llama")
+        config = {**DEFAULTS[kind], **checkpoint.config}
         activation = config.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
             raise UnsupportedModelError(f"load_model: config.json has hidden_act={activation!r}; silu is needed")
@@ -103,20 +144,32 @@ class Llama(Model):
         self.theta, self.rotary_dim, inv_freq = rope_frequencies(config, self.head_dim)
         # Frequencies are float32 whatever the model's dtype.
         self.inv_freq = None if inv_freq is None else arrays.index(inv_freq, "float32")
-        attention_bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
+        out_bias = kind in ("llama", "qwen3") and bool(config.get("attention_bias"))
+        qkv_bias = kind == "qwen2" or out_bias
+        mlp_bias = kind == "llama" and bool(config.get("mlp_bias"))
+        windows = layer_windows(config, self.num_layers)
         q_size, kv_size = self.heads_q * self.head_dim, self.heads_kv * self.head_dim
 
         # LlamaForCausalLM saves under "model."; the bare LlamaModel without it.
         prefix = "model." if "model.embed_tokens.weight" in checkpoint else ""
 
-        def read(name: str, *shape: int) -> np.ndarray:
+        def read(name: str, *shape: int) -> Any:
             return checkpoint.read(prefix + name, shape)
 
-        def stack(names: list[tuple[str, int]], kind: str, present: bool, *tail: int) -> Any:
+        # Parameters that lie one below the other in a matrix (or bias) of their own, by their names in the checkpoint.
+        self.stacked: list[tuple[list[str], Any]] = []
+
+        def stack(names: list[tuple[str, int]], what: str, present: bool, *tail: int) -> Any:
             """Some projections of the same input as one matrix (or one bias), rows one below the other."""
             if not present:
                 return None
-            return arrays.weight(np.concatenate([read(f"{name}.{kind}", rows, *tail) for name, rows in names]))
+            full = [f"{name}.{what}" for name, _ in names]
+            whole = arrays.stack([read(name, rows, *tail) for name, (_, rows) in zip(full, names, strict=True)])
+            self.stacked.append(([prefix + name for name in full], whole))
+            return whole
+
+        def head_norm(name: str) -> Any:
+            return arrays.weight(read(name, self.head_dim)) if kind == "qwen3" else None
 
         self.embedding = arrays.weight(read("embed_tokens.weight", self.vocab_size, hidden))
         self.layers = []
@@ -129,22 +182,24 @@ class Llama(Model):
                 _Layer(
                     arrays.weight(read(f"layers.{i}.input_layernorm.weight", hidden)),
                     stack(qkv, "weight", True, hidden),
-                    stack(qkv, "bias", attention_bias),
+                    stack(qkv, "bias", qkv_bias),
+                    head_norm(at + "q_norm.weight"),
+                    head_norm(at + "k_norm.weight"),
                     stack(out, "weight", True, q_size),
-                    stack(out, "bias", attention_bias),
+                    stack(out, "bias", out_bias),
                     arrays.weight(read(f"layers.{i}.post_attention_layernorm.weight", hidden)),
                     stack(gate_up, "weight", True, hidden),
                     stack(gate_up, "bias", mlp_bias),
                     stack(down, "weight", True, inner),
                     stack(down, "bias", mlp_bias),
+                    windows[i],
                 )
             )
         self.inner = inner
         self.norm = arrays.weight(read("norm.weight", hidden))
         tied = config.get("tie_word_embeddings", False)
-        self.lm_head = (
-            self.embedding if tied else arrays.weight(checkpoint.read("lm_head.weight", (self.vocab_size, hidden)))
-        )
+        head = self.embedding if tied else arrays.weight(checkpoint.read("lm_head.weight", (self.vocab_size, hidden)))
+        self.lm_head = arrays.output_rows(head)
 
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
         options = self.arrays.op_options
@@ -155,6 +210,9 @@ class Llama(Model):
             qkv = fk.linear(x, layer.qkv_weight, layer.qkv_bias, **options)
             qkv = qkv.reshape(qkv.shape[0], heads_q + 2 * heads_kv, head_dim)
             q, k, v = qkv[:, :heads_q], qkv[:, heads_q : heads_q + heads_kv], qkv[:, heads_q + heads_kv :]
+            if layer.q_norm is not None:
+                fk.rms_norm(q, layer.q_norm, eps=self.eps, out=q, **options)
+                fk.rms_norm(k, layer.k_norm, eps=self.eps, out=k, **options)
             # Rotates k on its way into the pages and q in place.
             rope: KvAppendRope = {
                 "positions": batch.positions,
@@ -164,8 +222,8 @@ class Llama(Model):
                 "rotary_dim": self.rotary_dim,
                 "inv_freq": self.inv_freq,
             }
-            fk.kv_append(k, v, pool.k_pages(i), pool.v_pages(i), batch.slots, rope=rope, **options)
-            x = self.attend(q, pool, i, batch, self.scale)
+            fk.kv_append(k, v, *self.pages(pool, i), batch.slots, rope=rope, **options)
+            x = self.attend(q, pool, i, batch, self.scale, layer.window)
             x = fk.linear(x, layer.out_weight, layer.out_bias, **options)
             x, residual = fk.rms_norm(x, layer.mlp_norm, residual=residual, eps=self.eps, **options)
             gate_up = fk.linear(x, layer.gate_up_weight, layer.gate_up_bias, **options)
@@ -173,6 +231,7 @@ class Llama(Model):
             x = fk.linear(x, layer.down_weight, layer.down_bias, **options)
             if i + 1 < self.num_layers:
                 x, residual = fk.rms_norm(x, self.layers[i + 1].input_norm, residual=residual, eps=self.eps, **options)
-        x, residual = self.arrays.take(x, batch.last_rows), self.arrays.take(residual, batch.last_rows)
+        if batch.last_rows is not None:
+            x, residual = self.arrays.take(x, batch.last_rows), self.arrays.take(residual, batch.last_rows)
         x, _ = fk.rms_norm(x, self.norm, residual=residual, eps=self.eps, **options)
-        return fk.linear(x, self.lm_head, **options)
+        return fk.linear(x, self.lm_head, **options)[:, : self.vocab_size]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint import Checkpoint
-from .engine import GenerationStats, TokenEvent, check_request
 from .errors import MissingDependencyError
 from .model import stop_tokens
+from .request import GenerationStats, TokenEvent, check_request
 from .sampling import Sampler, SamplingOptions
 
 __all__ = ["StockEngine"]

@@ -7,6 +7,7 @@ Transformers' own):
 >>> model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="fkernel")         # doctest: +SKIP
 
 `accelerated(model)` uses it for a while, together with fused MLPs, norms and RoPE, and puts everything back afterwards.
+`accelerate(model)` lets the model generate by FlashKernel's engine (accelerate.py).
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ import flashkernel as fk
 import flashkernel.torch as fkt
 
 from ..torch._library import direct
+from .accelerate import accelerate, restore
 
-__all__ = ["NAME", "accelerated", "attention_forward", "attention_mask", "register"]
+__all__ = ["NAME", "accelerate", "accelerated", "attention_forward", "attention_mask", "register", "restore"]
 
 NAME = "fkernel"
 MINIMUM = "4.53"  # the first release with AttentionMaskInterface, without which padding would be silently ignored

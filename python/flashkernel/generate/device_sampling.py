@@ -1,0 +1,36 @@
+"""`sampling.draw` for a batch of torch tensors: fixed shapes, and nothing that the host would have to wait for.
+
+Called by `arrays.TorchArrays`, also under CUDA graph capture.
+"""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["draw_rows"]
+
+
+def draw_rows(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
+) -> torch.Tensor:
+    """int64 [rows] from logits [rows, vocab]; the options float64 [rows], `uniform` in [0, 1).
+
+    In float64, whatever the dtype of the logits; equal scores stand in the order of their ids (the sort is stable),
+    so that a row draws the token that `draw` gives for it.
+    """
+    greedy = ((temperature == 0) | (top_k == 1))[:, None]
+    scores = logits.double() / torch.where(greedy, 1.0, temperature[:, None])
+    scores, ids = torch.sort(scores, dim=-1, descending=True, stable=True)
+    rank = torch.arange(scores.shape[-1], device=scores.device)
+    likely = torch.exp(scores - scores[:, :1])
+    likely = likely * ((rank < top_k[:, None]) | (top_k[:, None] == 0))
+    likely = likely / likely.sum(-1, keepdim=True)
+    before = likely.cumsum(-1) - likely
+    # Without a limit all stay: rounding must not cut the end off.
+    kept = (before < top_p[:, None]) | (rank == 0) | (top_p[:, None] >= 1)
+    likely = likely * kept
+    cumulative = likely.cumsum(-1)
+    place = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1, keepdim=True)
+    last = ((likely > 0).sum(-1, keepdim=True) - 1).clamp(min=0)  # logits that are NaN leave nothing above 0
+    place = torch.where(greedy, torch.zeros_like(place), torch.minimum(place, last))
+    return ids.gather(1, place)[:, 0]

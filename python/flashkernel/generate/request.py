@@ -1,0 +1,106 @@
+"""What travels between a caller and the scheduler: requests, the events of their tokens, and counts.
+
+Used by engine.py, scheduler.py and stock.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .errors import PromptError
+from .sampling import SamplingOptions, uniforms
+
+__all__ = ["GenerationStats", "Request", "TokenEvent", "check_request"]
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One token of one sequence. `finish` is None, "stop" (an end-of-text token: `token`) or "length"."""
+
+    sequence: int
+    token: int
+    finish: str | None = None
+
+
+@dataclass
+class GenerationStats:
+    prefill_tokens: int = 0  # prompt tokens computed
+    prefix_tokens: int = 0  # prompt tokens whose pages were found in the cache
+    prefill_seconds: float = 0.0
+    decode_tokens: int = 0  # tokens that decode steps gave; the first of each sequence comes from its prefill
+    decode_seconds: float = 0.0
+    peak_pages: int = 0
+    preemptions: int = 0  # times that a sequence gave its pages to an older one and was computed again later
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens per second."""
+        return self.prefill_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Generated tokens per second, over the whole batch."""
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence, from its prompt to its last token. Identity is equality."""
+
+    order: int  # older ones go first
+    sequence: int  # what its events say
+    prompt: list[int]
+    max_new_tokens: int
+    sampling: SamplingOptions
+    stop: frozenset[int]
+    generated: list[int] = field(default_factory=list)
+    finish: str | None = None  # "stop", "length" or "cancelled"
+    outbox: deque[TokenEvent] = field(default_factory=deque)  # events that the caller has not taken yet
+    # What the scheduler keeps while the sequence has pages:
+    handle: Any = None
+    slots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # of the prompt tokens still to compute
+    prefilled: int = 0
+    in_flight: int = 0  # tokens of decode steps that were started and not yet read
+
+    def __post_init__(self) -> None:
+        self.random = uniforms(self.sampling, self.sequence)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens so far: what a prefill computes, also that of a sequence which had to give its pages away."""
+        return self.prompt + self.generated
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be asked for."""
+        return self.max_new_tokens - len(self.generated) - self.in_flight
+
+    def uniform(self) -> float:
+        return 0.0 if self.sampling.greedy else float(self.random.random())
+
+
+def check_request(prompts: Sequence[Sequence[int]], max_new_tokens: int, vocab_size: int, max_positions: int) -> None:
+    """Raises PromptError or ValueError for what no model with these limits could run."""
+    if not prompts:
+        raise PromptError("generate: no prompts; one or more are needed")
+    if max_new_tokens < 1:
+        raise ValueError(f"generate: max_new_tokens={max_new_tokens}; an integer >= 1 is needed")
+    for index, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise PromptError(f"generate: prompt {index} has no tokens; one or more are needed")
+        if len(prompt) + max_new_tokens > max_positions:
+            raise PromptError(
+                f"generate: prompt {index} has {len(prompt)} tokens and max_new_tokens={max_new_tokens}; the model's "
+                f"context holds {max_positions}: shorten the prompt or ask for at most "
+                f"{max(0, max_positions - len(prompt))} new tokens"
+            )
+        for token in prompt:
+            if not 0 <= token < vocab_size:
+                raise PromptError(
+                    f"generate: prompt {index} has the token id {token}; ids in [0, {vocab_size}) are needed"
+                )

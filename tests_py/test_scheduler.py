@@ -1,0 +1,455 @@
+"""Continuous batching against one sequence at a time: the same tokens, whatever comes, waits, is preempted or
+cancelled; and the decode step that a CUDA graph will hold: fixed arrays, nothing read by the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import flashkernel as fk
+from flashkernel.generate import Engine, PromptError, SamplingOptions
+from flashkernel.generate.arrays import HostArrays, TorchArrays
+from flashkernel.generate.checkpoint import MemoryCheckpoint
+from flashkernel.generate.decode import Decoder, DecodeState, Row, decode_step, row_bucket
+from flashkernel.generate.device_sampling import draw_rows
+from flashkernel.generate.model import Model, build_model
+from flashkernel.generate.request import Request
+from flashkernel.generate.sampling import draw
+
+HIDDEN, INNER, VOCAB = 32, 48, 61
+STOP = frozenset({5, 17})
+SAMPLED = SamplingOptions(temperature=1.3, top_k=20, top_p=0.9, seed=11)
+
+
+def llama(arrays: HostArrays, **changes: Any) -> Model:
+    """A two-layer Llama of random weights, one set for all arrays."""
+    random = np.random.default_rng(3)
+
+    def normal(*shape: int) -> np.ndarray:
+        return (random.standard_normal(shape) * 0.3).astype(np.float32)
+
+    tensors = {"model.embed_tokens.weight": normal(VOCAB, HIDDEN), "lm_head.weight": normal(VOCAB, HIDDEN)}
+    for i in range(2):
+        at = f"model.layers.{i}."
+        for name, rows in (("q", HIDDEN), ("k", HIDDEN // 2), ("v", HIDDEN // 2), ("o", HIDDEN)):
+            tensors[f"{at}self_attn.{name}_proj.weight"] = normal(rows, HIDDEN)
+        tensors[f"{at}mlp.gate_proj.weight"], tensors[f"{at}mlp.up_proj.weight"] = (normal(INNER, HIDDEN) for _ in "ab")
+        tensors[f"{at}mlp.down_proj.weight"] = normal(HIDDEN, INNER)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{at}{name}.weight"] = np.ones(HIDDEN, np.float32)
+    tensors["model.norm.weight"] = np.ones(HIDDEN, np.float32)
+    config = dict(
+        model_type="llama",
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=200,
+    )
+    return build_model(MemoryCheckpoint({**config, **changes}, tensors), arrays)
+
+
+MODELS = {"numpy": llama(HostArrays()), "torch": llama(TorchArrays())}
+PROMPTS = [[1, 2, 3], list(range(10, 47)), [7], [50, 3] * 9, [*range(10, 43), 1, 2]]
+# How an engine may be set up; all must give the same tokens. run_ahead is what a GPU has.
+SETUPS: list[dict[str, Any]] = [
+    dict(steps=1, run_ahead=False),
+    dict(steps=4, run_ahead=False, prefill_chunk=7),
+    dict(steps=8, run_ahead=True),
+    dict(steps=3, run_ahead=True, prefix_sharing=False, max_batch=2),
+]
+
+
+def alone(kind: str, prompt: list[int], count: int, sampling: SamplingOptions, sequence: int = 0) -> list[int]:
+    """The oracle: one sequence in an engine of its own, a token at a time."""
+    engine = Engine(MODELS[kind], page_size=64, steps=1, run_ahead=False, prefix_sharing=False)
+    request = engine.submit(prompt, max_new_tokens=count, sampling=sampling, stop_tokens=STOP, sequence=sequence)
+    while not request.finish:
+        engine.step()
+    return request.generated
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("setup", SETUPS, ids=str)
+@pytest.mark.parametrize("sampling", [SamplingOptions(), SAMPLED], ids=["greedy", "sampled"])
+def test_same_tokens_in_a_batch(kind: str, setup: dict[str, Any], sampling: SamplingOptions) -> None:
+    engine = Engine(MODELS[kind], page_size=16, **setup)
+    expected = [alone(kind, prompt, 40, sampling, i) for i, prompt in enumerate(PROMPTS)]
+    for _ in range(2):  # the second time with the pages of the first in the prefix index
+        got: list[list[int]] = [[] for _ in PROMPTS]
+        finish: list[str | None] = [None] * len(PROMPTS)
+        for event in engine.generate(PROMPTS, max_new_tokens=40, sampling=sampling, stop_tokens=STOP):
+            assert finish[event.sequence] is None
+            got[event.sequence].append(event.token)
+            finish[event.sequence] = event.finish
+        assert got == expected
+        assert finish == ["stop" if tokens[-1] in STOP else "length" for tokens in expected]
+        assert engine.pages_in_use == 0 and engine.idle
+    assert (engine.stats.prefix_tokens > 0) == setup.get("prefix_sharing", True)
+
+
+def test_numpy_and_torch_give_the_same_tokens() -> None:
+    for sampling in (SamplingOptions(), SAMPLED):
+        assert alone("numpy", PROMPTS[1], 50, sampling) == alone("torch", PROMPTS[1], 50, sampling)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_page_pressure_preempts_and_loses_nothing(kind: str) -> None:
+    """Eight pages for sequences that want up to six each: the youngest give way and come back."""
+    for setup in SETUPS:
+        engine = Engine(MODELS[kind], page_size=16, num_pages=8, **setup)
+        prompts = [[i + 1, 2 * i + 1, 3] for i in range(6)]
+        got: list[list[int]] = [[] for _ in prompts]
+        events = engine.generate(prompts, max_new_tokens=90, stop_tokens=frozenset(), sampling=SAMPLED)
+        for event in events:
+            got[event.sequence].append(event.token)
+            assert engine.pages_in_use <= 8
+        plain = Engine(MODELS[kind], page_size=16)
+        for event in plain.generate(prompts, max_new_tokens=90, stop_tokens=frozenset(), sampling=SAMPLED):
+            assert got[event.sequence].pop(0) == event.token
+        assert not any(got) and engine.pages_in_use == 0
+        assert plain.stats.preemptions == 0
+        if engine.max_batch >= 6:
+            assert engine.stats.preemptions > 0
+
+
+def test_prefix_is_computed_once() -> None:
+    engine = Engine(MODELS["numpy"], page_size=16)
+    system = list(range(1, 41))
+    prompts = [[*system, 50 + i] for i in range(6)]
+    list(engine.generate(prompts, max_new_tokens=4, stop_tokens=frozenset()))
+    # the first computes 41 tokens; two full pages of it serve the others
+    assert engine.stats.prefix_tokens == 5 * 32 and engine.stats.prefill_tokens == 41 + 5 * 9
+    text = engine.submit(prompts[0], max_new_tokens=30, stop_tokens=frozenset())
+    while not text.finish:
+        engine.step()
+    # a next turn begins with what was generated, too: of 41 + 29 tokens in the cache, 64 fill pages
+    turn = engine.submit([*text.prompt, *text.generated, 9], max_new_tokens=2)
+    while not turn.finish:
+        engine.step()
+    assert engine.stats.prefix_tokens == 64
+
+
+def test_requests_come_and_go_while_others_run() -> None:
+    engine = Engine(MODELS["torch"], page_size=16, num_pages=40, steps=2, run_ahead=True)
+    first = engine.submit(PROMPTS[1], max_new_tokens=60, stop_tokens=frozenset())
+    for _ in range(5):
+        engine.step()
+    assert 0 < len(first.generated) < 60
+    late = engine.submit(PROMPTS[0], max_new_tokens=20, stop_tokens=frozenset(), sequence=7)
+    events = [event for _ in range(4) for _, event in engine.step()]
+    assert any(event.sequence == 7 for event in events) and not first.finish
+    gone = engine.submit(PROMPTS[3], max_new_tokens=60)
+    engine.step()
+    engine.cancel(gone)
+    engine.cancel(gone)
+    assert gone.finish == "cancelled"
+    while not engine.idle:
+        engine.step()
+    greedy = SamplingOptions()
+    assert first.generated[:20] == alone("torch", PROMPTS[1], 20, greedy) or STOP & set(first.generated[:20])
+    assert late.finish == "length" and engine.pages_in_use == 0
+    assert engine.step() == []
+
+
+def test_generators_in_turns_share_a_batch() -> None:
+    engine = Engine(MODELS["numpy"], page_size=16, num_pages=40)
+    one = engine.generate(PROMPTS[:2], max_new_tokens=20, stop_tokens=frozenset())
+    two = engine.generate(PROMPTS[2:], max_new_tokens=30, stop_tokens=frozenset())
+    got: list[list[int]] = [[] for _ in PROMPTS]
+    live = {0: one, 2: two}
+    while live:
+        for offset, events in list(live.items()):
+            event = next(events, None)
+            if event is None:
+                del live[offset]
+            else:
+                got[offset + event.sequence].append(event.token)
+    for prompt, tokens in zip(PROMPTS, got, strict=True):
+        count = len(tokens)
+        plain = Engine(MODELS["numpy"], page_size=16)
+        assert [e.token for e in plain.generate([prompt], max_new_tokens=count, stop_tokens=frozenset())] == tokens
+
+
+def test_a_larger_request_waits_for_a_larger_cache() -> None:
+    """Without num_pages the cache is made for the requests at hand; one that needs more runs when it is idle."""
+    engine = Engine(MODELS["numpy"], page_size=16)
+    small = engine.submit([1, 2, 3], max_new_tokens=10, stop_tokens=frozenset())
+    engine.step()
+    large = engine.submit(PROMPTS[1], max_new_tokens=100, stop_tokens=frozenset())
+    dropped = engine.submit(PROMPTS[1], max_new_tokens=120, stop_tokens=frozenset())
+    engine.cancel(dropped)
+    while not engine.idle:
+        engine.step()
+        if not small.finish:
+            assert not large.generated
+    assert len(small.generated) == 10 and len(large.generated) == 100 and not dropped.generated
+
+
+def test_errors_leave_the_others_alone() -> None:
+    engine = Engine(MODELS["numpy"], page_size=16, num_pages=4)
+    running = engine.submit([1, 2, 3], max_new_tokens=50, stop_tokens=frozenset())
+    engine.step()
+    with pytest.raises(fk.OutOfPagesError, match="num_pages=4") as caught:
+        engine.submit(PROMPTS[1], max_new_tokens=100)
+    assert (caught.value.requested_pages, caught.value.num_pages) == (9, 4)
+    with pytest.raises(PromptError, match="holds 200"):
+        engine.submit(PROMPTS[1], max_new_tokens=180)
+    with pytest.raises(PromptError, match="no tokens"):
+        engine.submit([])
+    while not running.finish:
+        engine.step()
+    assert len(running.generated) == 50 and engine.pages_in_use == 0
+    for bad in ({"max_batch": 0}, {"steps": 0}, {"num_pages": 0}):
+        with pytest.raises(ValueError, match="integer >= 1"):
+            Engine(MODELS["numpy"], **bad)
+
+
+def test_a_failing_step_leaks_no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(MODELS["numpy"], page_size=16)
+    events = engine.generate(PROMPTS, max_new_tokens=20)
+    for _ in range(9):
+        next(events)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("no workspace")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MODELS["numpy"], "forward", fail)
+        with pytest.raises(MemoryError, match="no workspace"):
+            list(events)
+    assert engine.pages_in_use == 0 and engine.idle
+    assert len(list(engine.generate([[1]], max_new_tokens=3, stop_tokens=frozenset()))) == 3
+
+
+@pytest.mark.parametrize("setup", SETUPS, ids=str)
+def test_a_step_that_failed_can_be_tried_again(setup: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(MODELS["torch"], page_size=16, **setup)
+    forward, calls = MODELS["torch"].forward, 0
+
+    def fail_at_times(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 5 == 3:
+            raise MemoryError("no workspace")
+        return forward(*arguments)
+
+    requests = [engine.submit(prompt, max_new_tokens=40, stop_tokens=STOP) for prompt in PROMPTS]
+    failures = 0
+    monkeypatch.setattr(MODELS["torch"], "forward", fail_at_times)
+    while not engine.idle:
+        if failures > 200:  # more steps at once than go well in a row would never come to an end
+            monkeypatch.undo()
+        try:
+            engine.step()
+        except MemoryError:
+            failures += 1
+    monkeypatch.undo()
+    assert failures > 3 and engine.pages_in_use == 0
+    for request in requests:
+        assert request.generated == alone("torch", request.prompt, 40, SamplingOptions())
+
+
+class Batching(RuleBasedStateMachine):
+    """Submit, step and cancel in any order, with few pages; every request ends with the tokens it has alone."""
+
+    expected: ClassVar[dict[tuple[Any, ...], list[int]]] = {}
+
+    @initialize(
+        setup=st.sampled_from(SETUPS),
+        pages=st.integers(7, 14),
+        kind=st.sampled_from(list(MODELS)),
+    )
+    def start(self, setup: dict[str, Any], pages: int, kind: str) -> None:
+        self.kind, self.pages = kind, pages
+        self.engine = Engine(MODELS[kind], page_size=16, num_pages=pages, **setup)
+        self.requests: list[Request] = []
+        self.seen: dict[int, list[int]] = {}
+
+    @rule(
+        shared=st.sampled_from([0, 20, 40]),
+        own=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
+        count=st.integers(1, 60),
+        sampled=st.booleans(),
+    )
+    def submit(self, shared: int, own: list[int], count: int, sampled: bool) -> None:
+        prompt = list(range(1, 1 + shared)) + own
+        sampling = SAMPLED if sampled else SamplingOptions()
+        self.requests.append(
+            self.engine.submit(prompt, max_new_tokens=count, sampling=sampling, stop_tokens=STOP, sequence=len(own))
+        )
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            for request, event in self.engine.step():
+                self.seen.setdefault(request.order, []).append(event.token)
+
+    @rule(which=st.integers(0, 100))
+    def cancel(self, which: int) -> None:
+        if self.requests:
+            self.engine.cancel(self.requests[which % len(self.requests)])
+
+    @invariant()
+    def pages_are_bounded(self) -> None:
+        if hasattr(self, "engine"):
+            assert self.engine.pages_in_use <= self.pages
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(4000):
+            if self.engine.idle:
+                break
+            self.step(1)
+        assert self.engine.idle and self.engine.pages_in_use == 0
+        for request in self.requests:
+            key = (self.kind, tuple(request.prompt), request.max_new_tokens, request.sampling, request.sequence)
+            if key not in self.expected:
+                self.expected[key] = alone(
+                    self.kind, request.prompt, request.max_new_tokens, request.sampling, request.sequence
+                )
+            expected = self.expected[key]
+            assert self.seen.get(request.order, []) == request.generated
+            if request.finish == "cancelled":
+                assert request.generated == expected[: len(request.generated)]
+            else:
+                assert request.generated == expected
+                assert request.finish == ("stop" if expected[-1] in STOP else "length")
+
+
+Batching.TestCase.settings = settings(stateful_step_count=20)
+TestBatching = Batching.TestCase
+
+
+# --- the decode step
+
+
+class NoHostReads(TorchDispatchMode):
+    """Fails on torch ops whose result the host has to wait for, or whose shape depends on values; keeps what was
+    called.
+    """
+
+    FORBIDDEN = (
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "unique",
+        "bincount",
+        "repeat_interleave.Tensor",
+        "equal",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        assert not any(f"aten.{bad}" in name for bad in self.FORBIDDEN), f"{name} waits for the device"
+        result = func(*args, **(kwargs or {}))
+        shapes = tuple(tuple(a.shape) for a in (*args, result) if isinstance(a, torch.Tensor))
+        self.calls.append((name, shapes))
+        return result
+
+
+@pytest.fixture
+def no_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Any, *_: Any, **__: Any) -> None:
+        raise AssertionError("a decode step reads a tensor on the host")
+
+    for name in ("numpy", "tolist", "item", "cpu", "__array__", "__bool__", "__int__", "__index__", "__float__"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_step_is_fit_for_a_graph(rows: int, sampled: bool, no_conversions: None) -> None:
+    """Two steps with other lengths, pages and rows in use: the same calls on the same shapes, static arrays in place,
+    and no value that the host reads. A graph of the first would therefore do what the second does.
+    """
+    model = MODELS["torch"]
+    pool = fk.KvPagePool(12, model.heads_kv, model.head_dim, page_size=16, num_layers=2, dtype="float32")
+    state = DecodeState(model.arrays, rows, 5, 3)
+    options = SAMPLED if sampled else SamplingOptions()
+
+    def request() -> Request:
+        return Request(1, 0, [1], 9, options, frozenset())
+
+    traces, addresses = [], []
+    for length in (3, 40):
+        row = Row(request(), length, np.arange(length, length + 2), np.arange(1 + length // 16, dtype=np.int32))
+        assert state.load([row, *[None] * (rows - 1)], 2, np.full(rows, 7)) == sampled
+        with NoHostReads() as mode:
+            decode_step(model, pool, state, rows, sampled)
+        traces.append(mode.calls)
+        statics = (state.control, state.table, state.tokens, state.history, state.options, state.positions, state.step)
+        addresses.append([tensor.data_ptr() for tensor in statics])
+    assert traces[0] == traces[1] and traces[0]
+    assert addresses[0] == addresses[1]
+
+
+def test_steps_move_on_by_themselves() -> None:
+    """Three steps from one load: positions, lengths and slots follow, parked rows stay where they are."""
+    model = MODELS["torch"]
+    pool = fk.KvPagePool(4, model.heads_kv, model.head_dim, page_size=16, num_layers=2, dtype="float32")
+    decoder = Decoder(model, pool, rows=4, width=2, steps=3)
+    request = Request(1, 0, [1], 9, SamplingOptions(), frozenset())
+    row = Row(request, 15, np.array([15, 48, 49]), np.array([0, 3], np.int32))
+    tokens = decoder.run([row, None, None], 3, np.array([7, 0, 0]))()
+    state = decoder.state
+    assert tokens.shape == (3, 4) and tokens[2].tolist() == state.tokens.tolist()
+    assert state.positions.tolist() == [17, 0, 0, 0] and state.lengths.tolist() == [18, 0, 0, 0]
+    assert state.step.tolist() == [2]
+    written = np.abs(np.asarray(pool.k_pages(0))).sum(axis=(2, 3)) > 0
+    assert written[0, 15] and written[3, :2].all()
+
+
+def test_a_parked_step_writes_no_key() -> None:
+    model = MODELS["numpy"]
+    pool = fk.KvPagePool(2, model.heads_kv, model.head_dim, page_size=16, num_layers=2, dtype="float32")
+    for layer in range(2):
+        pool.k_pages(layer)[...] = pool.v_pages(layer)[...] = 7
+    state = DecodeState(model.arrays, 3, 2, 2)
+    for _ in range(2):
+        decode_step(model, pool, state, 3, False)
+    assert all((pages(layer) == 7).all() for layer in range(2) for pages in (pool.k_pages, pool.v_pages))
+    assert state.lengths.tolist() == [0, 0, 0] and ((state.tokens >= 0) & (state.tokens < VOCAB)).all()
+
+
+def test_row_buckets() -> None:
+    buckets = [row_bucket(rows) for rows in range(1, 65)]
+    assert all(bucket >= rows for rows, bucket in enumerate(buckets, 1)) and buckets == sorted(buckets)
+    assert sorted(set(buckets)) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    top_k=st.sampled_from([0, 1, 2, 7, 60, 61, 100]),
+    top_p=st.sampled_from([1e-6, 0.3, 0.9, 0.999, 1.0]),
+    uniform=st.sampled_from([0.0, 0.2, 0.5, 0.999999]),
+    ties=st.booleans(),
+)
+@settings(max_examples=300)
+def test_device_sampling_draws_what_the_host_draws(
+    seed: int, temperature: float, top_k: int, top_p: float, uniform: float, ties: bool
+) -> None:
+    logits = np.random.default_rng(seed).standard_normal((3, VOCAB)).astype(np.float32) * 4
+    logits = np.round(logits) if ties else logits
+    logits[1, :30] = -np.inf
+    columns = [torch.full((3,), value, dtype=torch.float64) for value in (temperature, top_k, top_p, uniform)]
+    got = draw_rows(torch.from_numpy(logits), *columns).tolist()
+    assert got == [draw(row, temperature, top_k, top_p, uniform) for row in logits]
