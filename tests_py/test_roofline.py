@@ -1,0 +1,179 @@
+"""The roofline's and the T4 model's pages say what the committed JSON says; the model on machine code made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashkernel.bench import measured, roofline, sass, sm_model
+from flashkernel.bench.sm_model import MACHINES
+from flashkernel.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+if not (ROOT / "benchmarks" / "h200").is_dir():
+    pytest.skip("the source tree is not beside the tests", allow_module_level=True)
+
+
+@pytest.mark.parametrize("which", [[], ["--t4"]], ids=["roofline", "t4"])
+def test_the_pages_are_what_the_runs_say(which, capsys):
+    assert main(["roofline", *which, "--check", "--root", str(ROOT)]) == 0, "run `flashkernel roofline` and with --t4"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_page_that_differs_is_found(tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "roofline.md"
+    page.write_text((ROOT / "docs" / "roofline.md").read_text().replace("TFLOP/s |", "TFLOP/s! |", 1))
+    assert main(["roofline", "--check", "--root", str(tmp_path)]) == 1
+    assert "differs" in capsys.readouterr().err
+    assert main(["roofline", "--no-picture", "--root", str(tmp_path)]) == 0
+    assert main(["roofline", "--check", "--root", str(tmp_path)]) == 0
+
+
+def test_outside_of_a_checkout(tmp_path):
+    with pytest.raises(ValueError, match="run it in a checkout"):
+        roofline.find_root(tmp_path)
+
+
+def test_sections():
+    page = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb"
+    assert roofline.replace_section(page, "x", "new") == "a\n<!-- x:begin -->\nnew\n<!-- x:end -->\nb"
+    with pytest.raises(ValueError, match="x:begin"):
+        roofline.replace_section("nothing", "x", "new")
+
+
+def test_every_committed_run_is_read():
+    found = measured.points(ROOT / "benchmarks" / "h200")
+    read = {point.source for point in found}
+    assert {file.name for file in (ROOT / "benchmarks" / "h200").glob("*.json")} - read <= {"ceilings.json"}
+    assert all(point.seconds > 0 and point.bytes > 0 for point in found)
+    one = next(p for p in found if p.kernel == "attention_fwd/cuda/sm90a/f16/d128" and p.case == "seq 4096 full")
+    assert one.flop == 4 * 4 * 16 * 4096**2 * 128 and one.bytes == 4 * (4 * 16 * 4096 * 128 * 2) + 4 * 4 * 16 * 4096
+    assert one.tflops == pytest.approx(678.9)
+
+
+def test_what_binds_a_kernel():
+    limits = roofline.Limits(tensor=600e12, fp32=60e12, special=4e12, copy=4e12, read=4.5e12)
+
+    def bound(kernel: str, **work: float) -> tuple[str, float]:
+        values = {"flop": 0.0, "bytes": 1.0, "seconds": 1.0, **work}
+        placed = roofline.place(measured.Point(kernel, "", **values), limits)
+        return placed.bound, round(placed.share, 3)
+
+    assert bound("add/cuda/generic", bytes=3e12) == ("memory", 0.75)
+    assert bound("softmax/cuda/generic", flop=50e12) == ("fp32", round(5 / 6, 3))
+    assert bound("attention_fwd/cuda/sm90a/f16/d64", flop=300e12, exponentials=3e12) == ("special function unit", 0.75)
+    assert bound("attention_fwd/cuda/sm80/f32/d64", flop=100e12) == ("tensor", 0.5)
+    assert bound("linear/cuda/sm80/f16/tiles", flop=6e12)[0] == "latency (tensor)"
+
+
+# A loop as ptxas writes it: a branch around a slow copy with an inner loop, a rare search, products in two blocks.
+CODE = """
+.text.kernel:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_loop:
+        /*0010*/              @!P0 BRA `(.L_slow) ;
+        /*0020*/                   STS.128 [R2], R4 ;
+        /*0030*/                   STS.128 [R2+0x800], R8 ;
+        /*0040*/                   BRA `(.L_products) ;
+.L_slow:
+        /*0050*/                   LDG.E.U16.SYS R4, [R6] ;
+        /*0060*/                   STS.U16 [R2], R4 ;
+        /*0070*/               @P1 BRA `(.L_slow) ;
+.L_products:
+        /*0080*/                   BAR.SYNC 0x0 ;
+        /*0090*/                   LDSM.16.M88.4 R12, [R3] ;
+        /*00a0*/                   HMMA.1688.F32 R16, R12, R14, R16 ;
+        /*00b0*/                   HMMA.1688.F32 R16, R12, R15, R16 ;
+        /*00c0*/              @!P2 BRA `(.L_sum) ;
+        /*00d0*/                   LDS.U.128 R24, [R3] ;
+        /*00e0*/                   STS.128 [R3], R24 ;
+.L_sum:
+        /*00f0*/                   MUFU.EX2 R20, R16 ;
+        /*0100*/                   FADD R21, R20, R21 ;
+        /*0110*/              @!P3 BRA `(.L_fetched) ;
+        /*0120*/                   LDG.E.128.SYS R4, [R6] ;
+        /*0130*/                   LDG.E.128.SYS R8, [R6+0x800] ;
+.L_fetched:
+        /*0140*/               @P4 BRA `(.L_loop) ;
+        /*0150*/                   EXIT ;
+.L_end:
+        /*0160*/                   BRA `(.L_end) ;
+"""
+
+
+def test_the_main_loops_usual_path():
+    blocks = sass.functions(CODE)["kernel"]
+    path = sass.main_loop(blocks)
+    assert sass.mix(path) == {
+        "BRA": 5, "HMMA.1688.F32": 2, "LDG.128": 2, "STS.128": 2, "BAR": 1, "FADD": 1, "LDSM.4": 1, "MUFU": 1,
+    }  # fmt: skip
+
+
+def test_registers_of_an_instruction():
+    def parse(text: str) -> sass.Instruction:
+        return sass.functions(f".text.k:\n        /*0000*/   {text} ;\n")["k"][0].instructions[0]
+
+    product = parse("HMMA.1688.F32 R16, R12.reuse, R14, R20")
+    assert product.writes() == {"R16", "R17", "R18", "R19"}
+    assert product.reads() == {"R12", "R13", "R14", "R20", "R21", "R22", "R23"}
+    assert parse("STS.128 [R2+0x10], R4").reads() == {"R2", "R4", "R5", "R6", "R7"}
+    assert parse("LDG.E.64 R4, desc[UR4][R6.64]").reads() == {"UR4", "R6", "R7"}
+    assert parse("@!P0 FADD R1, R2, RZ").reads() == {"P0", "R2"}
+    assert parse("ISETP.GE.AND P1, PT, R0, UR4, PT").writes() == {"P1"}
+    assert parse("LDSM.16.MT88.4 R12, [R3+0x80]").writes() == {"R12", "R13", "R14", "R15"}
+
+
+def test_no_loop_is_said():
+    with pytest.raises(ValueError, match="no loop"):
+        sass.main_loop(sass.functions(".text.k:\n        /*0000*/   EXIT ;\n")["k"])
+
+
+def test_units_and_bounds():
+    path = sass.main_loop(sass.functions(CODE)["kernel"])
+    busy = sm_model.pipe_cycles(path, MACHINES["t4"])
+    assert busy["tensor"] == 2 * 8 and busy["special"] == 8 and busy["issue"] == len(path)
+    # LDSM.4, two stores and two loads of 512 bytes at 64 bytes a cycle, for each of four parts.
+    assert busy["shared"] == 5 * 512 / 64 * 4
+    for name, gpu in MACHINES.items():
+        alone = sm_model.simulate(path, gpu, blocks=1, warps=1)
+        two = sm_model.simulate(path, gpu, blocks=2, warps=1)
+        bound = max(sm_model.pipe_cycles(path, gpu).values())
+        assert bound <= alone * 1.01, name
+        assert 2 * bound * 0.99 <= two <= 2 * alone * 1.05, name  # blocks share the units and hide each other's waits
+
+
+def test_a_chain_of_products_waits_for_each():
+    chain = [sass.Instruction("HMMA.1688.F32", ("R0", "R4", "R6", "R0"))] * 10
+    apart = [sass.Instruction("HMMA.1688.F32", (f"R{8 + 4 * i}", "R4", "R6", f"R{8 + 4 * i}")) for i in range(10)]
+    gpu = MACHINES["t4"]
+    assert sm_model.simulate(chain, gpu, 1, 1) == pytest.approx(10 * gpu.latency["tensor"], rel=0.05)
+    assert sm_model.simulate(apart, gpu, 1, 1) == pytest.approx(10 * gpu.tensor, rel=0.05)
+
+
+def test_occupancy_is_the_resource_scripts():
+    """scripts/kernel_resources.py counts the same blocks."""
+    import importlib.util
+    import sys
+
+    spec = importlib.util.spec_from_file_location("kernel_resources", ROOT / "scripts" / "kernel_resources.py")
+    assert spec and spec.loader
+    resources = importlib.util.module_from_spec(spec)
+    sys.modules["kernel_resources"] = resources
+    spec.loader.exec_module(resources)
+    for machine, code in (("t4", 75), ("h200", 90)):
+        for registers, threads, shared in ((255, 128, 16384), (208, 128, 8192), (244, 128, 32768), (230, 256, 49152)):
+            kernel = resources.Kernel("", code, registers, 0, 0, threads, shared)
+            expected = kernel.blocks_per_sm(resources.ARCHS[code])
+            assert sm_model.blocks_per_sm(MACHINES[machine], registers, threads, shared) == expected
+
+
+def test_the_picture_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    roofline.draw(ROOT, tmp_path / "a.svg")
+    roofline.draw_t4(ROOT, tmp_path / "b.svg")
+    assert all("<svg" in (tmp_path / name).read_text() for name in ("a.svg", "b.svg"))
