@@ -48,12 +48,26 @@ def test_sections():
 
 def test_every_committed_run_is_read():
     found = measured.points(ROOT / "benchmarks" / "h200")
-    read = {point.source for point in found}
-    assert {file.name for file in (ROOT / "benchmarks" / "h200").glob("*.json")} - read <= {"ceilings.json"}
+    silent = {file.name for file in (ROOT / "benchmarks" / "h200").glob("*.json")} - {point.source for point in found}
+    assert silent <= {"ceilings.json"}, "bench/measured.py reads nothing in these"
     assert all(point.seconds > 0 and point.bytes > 0 for point in found)
     one = next(p for p in found if p.kernel == "attention_fwd/cuda/sm90a/f16/d128" and p.case == "seq 4096 full")
     assert one.flop == 4 * 4 * 16 * 4096**2 * 128 and one.bytes == 4 * (4 * 16 * 4096 * 128 * 2) + 4 * 4 * 16 * 4096
     assert one.tflops == pytest.approx(678.9)
+
+
+def test_a_run_of_the_bench_is_read():
+    """Each of our kernels in a row is a point; peers, CPU rows and quick runs are not."""
+    ours = {"kind": "ours", "p50": 2e-3, "kernels": ["attention_fwd/cuda/sm80/f16/d64"]}
+    tiled = {"kind": "variant", "p50": 9e-3, "kernels": ["attention_fwd/cuda/generic/tiled"]}
+    shape = {"batch": 2, "heads": 8, "seq": 1024, "head_dim": 64, "causal": True}
+    row = {"device": "cuda", "case": "x", "dtype": "float16", "shape": shape, "flop": 2.0**31, "bytes": None}
+    providers = {"flashkernel": ours, "tiled": tiled, "sdpa": {"kind": "peer", "p50": 3e-3}}
+    data = {"rows": [{**row, "providers": providers}, {**row, "device": "cpu", "providers": providers}]}
+    one, two = measured._suite(data)
+    assert (one.kernel, two.kernel) == (ours["kernels"][0], tiled["kernels"][0])
+    assert one.flop == 2.0**31 and one.exponentials == 2 * 8 * 1024**2 / 2
+    assert one.bytes == 4 * (2 * 8 * 1024 * 64 * 2) + 4 * 2 * 8 * 1024 and two.seconds == 9e-3
 
 
 def test_what_binds_a_kernel():

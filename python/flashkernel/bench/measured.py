@@ -1,6 +1,6 @@
 """What the committed runs say, as points: kernel id, work by formula, time. Called by roofline.py and the docs' tables.
 
-Runs of `flashkernel bench --device cuda --json` are read as they are; the older files under benchmarks/h200 were
+Runs of `flashkernel bench --json` are read as they are; the older files under benchmarks/h200 were
 written by hand, each in a form of its own, and have a reader each below.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Point", "attention_work", "best_of", "ceilings", "linear_work", "points"]
+from .results import is_result
+
+__all__ = ["Point", "attention_work", "ceilings", "linear_work", "points"]
 
 
 @dataclass(frozen=True)
@@ -169,64 +171,59 @@ def _of_16384(dim: int, seq: int, causal: bool, size: int, backward: bool) -> tu
 
 
 def _suite(data: dict[str, Any]) -> Iterator[Point]:
-    """A run of `flashkernel bench --device cuda`."""
+    """A run of `flashkernel bench --json`: every kernel of ours that was timed in it."""
     for row in data["rows"]:
-        ours = row["providers"].get("flashkernel")
-        if not ours or not row["kernels"]:
-            continue
-        kernel = row["kernels"][0]
-        op = kernel.split("/")[0]
-        flop, size, exps = row["flop"], row["bytes"], 0.0
-        item = 4 if row["dtype"] == "float32" else 2
-        if match := re.match(r"d(\d+) seq (\d+) heads (\d+) (causal|full)", row["case"]):
-            dim, seq, heads = (int(x) for x in match.groups()[:3])
-            batch = max(1, 16384 // seq)
-            backward = op == "attention_bwd"
-            flop, size, exps = attention_work(batch, heads, seq, dim, match[4] == "causal", item, backward)
-        elif not flop and op in PER_ELEMENT and size:
-            passes = 1 if op in READ_ONLY else 3 if op == "norm_bwd" else 2
-            flop = PER_ELEMENT[op] * size / item / passes
-        read_only = op in READ_ONLY or "decode" in kernel
-        if size:
-            yield Point(kernel, f"{row['case']} {row['dtype']}", flop, size, ours["p50"], exps, read_only)
+        for provider in row["providers"].values():
+            if row["device"] == "cuda" and provider.get("kernels"):
+                point = _of_row(row, provider["kernels"][0], provider["p50"])
+                if point.bytes:
+                    yield point
+
+
+def _of_row(row: dict[str, Any], kernel: str, seconds: float) -> Point:
+    op = kernel.split("/")[0]
+    shape = row.get("shape") or {}
+    flop, size, exps = float(row["flop"] or 0), float(row["bytes"] or 0), 0.0
+    item = 4 if row["dtype"] == "float32" else 2
+    if op.startswith("attention") and {"batch", "heads", "head_dim"} <= shape.keys():
+        seq_q = shape.get("seq", 1)
+        pairs = shape["batch"] * shape["heads"] * seq_q * shape.get("seq", shape.get("cache", 0))
+        exps = pairs * (0.5 if shape.get("causal") else 1.0)
+        flop = flop or 4.0 * exps * shape["head_dim"]
+        if not size and "seq" in shape:
+            size = attention_work(shape["batch"], shape["heads"], seq_q, shape["head_dim"], False, item, "bwd" in op)[1]
+    elif not flop and op in PER_ELEMENT:
+        passes = 1 if op in READ_ONLY else 3 if op == "norm_bwd" else 2
+        flop = PER_ELEMENT[op] * size / item / passes
+    read_only = op in READ_ONLY or "decode" in kernel
+    return Point(kernel, f"{row['case']} {row['dtype']}", flop, size, seconds, exps, read_only)
+
+
+def _runs(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for file in sorted(folder.glob("*.json")):
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if not data.get("method") or not (isinstance(data["method"], dict) and data["method"].get("quick")):
+            yield file, data
 
 
 def points(folder: Path) -> list[Point]:
     """Every point of the runs in `folder`, in the order of the files' names."""
     found: list[Point] = []
-    for file in sorted(folder.glob("*.json")):
-        data = json.loads(file.read_text(encoding="utf-8"))
-        rows = data.get("rows") or []
-        reader = BY_HAND.get(file.stem)
-        if rows and "providers" in rows[0]:
-            reader = _suite
+    for file, data in _runs(folder):
+        reader = _suite if is_result(data) else BY_HAND.get(file.stem)
         if reader:
-            found += [Point(**{**p.__dict__, "source": file.name}) for p in reader(data)]
+            found += [replace(point, source=file.name) for point in reader(data)]
     return found
 
 
 def ceilings(folder: Path) -> dict[str, float]:
-    """FLOP/s and bytes/s of torch's matmul, copy and read on the same machine, of the newest run that has them."""
+    """FLOP/s and bytes/s of matmul (fp16), copy and read on the same machine, of the newest run that has all three."""
+    wanted = {"matmul": "matmul float16", "copy": "copy", "read": "read"}
     runs = []
-    for file in sorted(folder.glob("*.json")):
-        data = json.loads(file.read_text(encoding="utf-8"))
-        rows = [row for row in data.get("rows") or [] if row.get("group") == "ceilings"]
-        if rows:
-            runs.append((data.get("machine", {}).get("date", ""), file.stem != "ceilings", rows))
+    for _, data in _runs(folder):
+        known = data.get("ceilings") or {}
+        if all(known.get(name) for name in wanted.values()):
+            runs.append((data["machine"]["date"], {ours: float(known[name]) for ours, name in wanted.items()}))
     if not runs:
-        raise ValueError(
-            f"roofline: no run in {folder} has rows of the group 'ceilings'; `flashkernel bench ceilings` makes them"
-        )
-    found: dict[str, float] = {}
-    for row in max(runs, key=lambda run: run[:2])[2]:
-        result = next(iter(row["providers"].values()))
-        name = row["case"].split()[0]
-        found[name] = max(found.get(name, 0.0), (result["tflops"] or result["tbytes_per_second"]) * 1e12)
-    missing = {"matmul", "copy", "read"} - found.keys()
-    if missing:
-        raise ValueError(f"roofline: the ceilings lack {', '.join(sorted(missing))}")
-    return found
-
-
-def best_of(found: list[Point], kernel: str, case: str) -> Point | None:
-    return next((p for p in found if p.kernel == kernel and p.case.startswith(case)), None)
+        raise ValueError(f"roofline: no run in {folder} has the ceilings {', '.join(wanted.values())}")
+    return max(runs, key=lambda run: run[0])[1]

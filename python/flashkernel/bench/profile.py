@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from .profile_report import METRICS, STALLS, Launch, parse, summary, write_csv
 
@@ -115,13 +114,6 @@ def store(out: Path, kernels: Sequence[str], launches: list[Launch]) -> dict[str
     return found
 
 
-def _machine() -> dict[str, Any]:
-    from .cuda_report import gpu_info
-    from .report import machine_info
-
-    return {**machine_info(), **gpu_info()}
-
-
 def _require_gpu() -> None:
     import flashkernel as fk
 
@@ -136,6 +128,8 @@ def _require_gpu() -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 if a kernel could not be profiled."""
     import flashkernel as fk
+
+    from .machine import machine_info
 
     ids = [kernel.id for kernel in fk.kernels() if kernel.device == "cuda" and (kernel.available or args.list)]
     if not ids and not args.list:
@@ -168,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     kept = [_keep_raw(args, kernel) for kernel in chosen if kernel in raw]
     failed = [kernel for kernel in chosen if kernel not in done]
     if done:
-        info = {"machine": _machine(), "metrics": metrics, "kernels": sorted(done), "failed": failed}
+        info = {"machine": machine_info("cuda"), "metrics": metrics, "kernels": sorted(done), "failed": failed}
         (args.out / "machine.json").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
     print(summary(launch for launches in done.values() for launch in launches))
     for text in kept:

@@ -4,8 +4,8 @@ then once within an NVTX range that has its name.
     python -m flashkernel.bench.profile_target KERNEL...
 
 One process for all: starting Python, torch and CUDA takes longer than profiling a kernel. ncu is told to profile only
-between cudaProfilerStart and cudaProfilerStop, so warm-ups and inputs cost nothing. A kernel that fails is named on stderr
-and the others go on.
+between cudaProfilerStart and cudaProfilerStop, so warm-ups and inputs cost nothing. A kernel that fails is named on
+stderr and the others go on.
 """
 
 from __future__ import annotations
