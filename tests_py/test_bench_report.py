@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from flashkernel.bench import readme, results
+from flashkernel.bench.bar import bar, points, recorded
 from flashkernel.bench.plots import digest, digest_in, figures
 from flashkernel.bench.report import markdown, merged, run, sections
 from flashkernel.bench.tables import seconds, table
@@ -130,13 +131,31 @@ def test_figures_hold_the_rows_and_change_with_them() -> None:
     assert digest(next(f for f in figures("x", rows) if f.name == latency.name)) != before
 
 
+def test_peers_that_are_not_in_a_run_stand_by_their_ratio_to_cudnn() -> None:
+    known = recorded(ROOT)
+    assert len(known) == 61  # forward d64, d128, d256 and backward d64, d128 at six lengths, full and causal; and GQA
+    assert all({"sdpa_cudnn", "fa3", "fa4"} <= set(rates) for rates in known.values())
+    one = row(512, 1e-3, group="attention_forward")
+    one["providers"] = {"flashkernel": provider(1e-3), "sdpa_cudnn": provider(2e-3, "peer")}
+    one["shape"]["head_dim"] = 128
+    known = {"forward d128 seq 512 causal": {"sdpa_cudnn": 300.0, "fa3": 450.0, "fa4": 150.0, "sdpa_flash": 100.0}}
+    (point,) = points([one, row(512, 1.0)], known)
+    assert point.measured == {"sdpa_cudnn": 0.5}
+    assert point.estimated == pytest.approx({"fa3": 0.75, "fa4": 0.25, "sdpa_flash": 0.5 / 3})
+    assert point.ratio == pytest.approx(1 / 0.75)
+    text = bar([point])
+    assert "| ~1 " in text and "1.33" in text and "1 of 1 points at 1.00 or more" in text
+    one["providers"]["fa3"] = provider(0.5e-3, "peer")  # now it is
+    assert points([one], known)[0].ratio == pytest.approx(0.5)
+
+
 def test_runs_of_the_same_thing_are_merged() -> None:
     runs = [result([row(512, p50)]) for p50 in (1e-3, 3e-3, 2e-3)]
     (merged_row,) = merged(runs)
     assert merged_row["providers"]["flashkernel"]["p50"] == 2e-3 and merged_row["limit"]["seconds"] == 1e-3
     names = {section.name: len(section.runs) for section in sections(ROOT)}
     assert names["cpu/run"] == 3
-    text, _ = markdown(sections(ROOT))
+    text, _ = markdown(sections(ROOT), recorded(ROOT))
     assert "Medians of 3 runs." in text
 
 

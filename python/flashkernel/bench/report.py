@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import readme
+from .bar import bar, points, recorded
 from .plots import Figure, digest, digest_in, draw, figures
 from .results import is_result
 from .tables import BRIEF, table
@@ -107,7 +108,7 @@ def _method(run: dict[str, Any]) -> str:
     )
 
 
-def _section(section: Section, drawn: list[Figure]) -> Iterator[str]:
+def _section(section: Section, drawn: list[Figure], known: dict[str, dict[str, float]]) -> Iterator[str]:
     first = section.runs[0]
     yield f"## {section.name}\n"
     links = ", ".join(
@@ -122,6 +123,14 @@ def _section(section: Section, drawn: list[Figure]) -> Iterator[str]:
         )
         yield f"This machine reached in that run: {reached}.\n"
     rows = merged(section.runs)
+    compared = points(rows, known) if "H200" in first["machine"].get("gpu", "") else []
+    if compared:
+        yield f"### {section.name}: against other attention libraries\n"
+        yield (
+            "~: not in this run; its ratio to cuDNN at that point in [peers.json](benchmarks/h200/peers.json) (one run, "
+            "one H200) times cuDNN's rate here.\n"
+        )
+        yield bar(compared) + "\n"
     for group in dict.fromkeys(row["group"] for row in rows):
         yield f"### {section.name}: {group}\n"
         yield table([row for row in rows if row["group"] == group], BRIEF) + "\n"
@@ -133,14 +142,14 @@ def _section(section: Section, drawn: list[Figure]) -> Iterator[str]:
         yield f"Left out for lack of time: {'; '.join(left)}.\n"
 
 
-def markdown(found: list[Section]) -> tuple[str, list[Figure]]:
-    """(BENCHMARKS.md, its plots)"""
+def markdown(found: list[Section], known: dict[str, dict[str, float]]) -> tuple[str, list[Figure]]:
+    """(BENCHMARKS.md, its plots). known: other libraries' rates, of bar.recorded."""
     parts = [INTRO]
     drawn: list[Figure] = []
     for section in found:
         mine = figures(section.slug, merged(section.runs))
         drawn += mine
-        parts += _section(section, mine)
+        parts += _section(section, mine, known)
     return "\n".join(parts), drawn
 
 
@@ -150,7 +159,7 @@ def run(root: Path, *, check: bool) -> int:
             f"bench: {root}: a checkout of FlashKernel is needed (its benchmarks/ and README.md); see --root"
         )
     found = sections(root)
-    text, drawn = markdown(found)
+    text, drawn = markdown(found, recorded(root))
     page, front = root / "BENCHMARKS.md", root / "README.md"
     cpu = [section for section in found if section.name == "cpu/run"]
     texts = {page: text}
