@@ -28,6 +28,7 @@ def test_a_page_that_differs_is_found(tmp_path, capsys):
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "roofline.md"
     page.write_text((ROOT / "docs" / "roofline.md").read_text().replace("TFLOP/s |", "TFLOP/s! |", 1))
+    shutil.copy(ROOT / "docs" / "optimisation.md", tmp_path / "docs")
     assert main(["roofline", "--check", "--root", str(tmp_path)]) == 1
     assert "differs" in capsys.readouterr().err
     assert main(["roofline", "--no-picture", "--root", str(tmp_path)]) == 0
@@ -68,6 +69,30 @@ def test_a_run_of_the_bench_is_read():
     assert (one.kernel, two.kernel) == (ours["kernels"][0], tiled["kernels"][0])
     assert one.flop == 2.0**31 and one.exponentials == 2 * 8 * 1024**2 / 2
     assert one.bytes == 4 * (2 * 8 * 1024 * 64 * 2) + 4 * 2 * 8 * 1024 and two.seconds == 9e-3
+
+
+def test_the_ladder_sets_the_same_work_side_by_side(tmp_path):
+    """A run with naive and tiled adds their rungs below the others."""
+    import json
+    import shutil
+
+    from flashkernel.bench import ladder
+
+    folder = tmp_path / "benchmarks" / "h200"
+    shutil.copytree(ROOT / "benchmarks" / "h200", folder)
+    shape = {"batch": 4, "heads": 16, "seq": 4096, "head_dim": 128, "causal": False}
+    flop = 4.0 * 4 * 16 * 4096**2 * 128
+    providers = {
+        name: {"kind": "ours", "p50": flop / rate * 1e-12, "kernels": [f"attention_fwd/cuda/generic/{name}"]}
+        for name, rate in (("naive", 4.0), ("tiled", 20.0))
+    }
+    row = {"device": "cuda", "case": "x full", "dtype": "float16", "shape": shape, "flop": flop, "bytes": None}
+    run = {"schema": 2, "method": {}, "machine": {"date": ""}, "rows": [{**row, "providers": providers}]}
+    (folder / "new.json").write_text(json.dumps(run))
+    lines = ladder.render(tmp_path)["attention"].splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("| forward d128, seq 4096, full | naive | 4 | - |"))
+    assert lines[at + 1] == "|  | tiled | 20 | 5.00 | 5.00 |"
+    assert lines[at + 2].startswith("|  | tensor cores, m16n8k8 (sm75) | 246 | 12.30 | 61.50 |")
 
 
 def test_what_binds_a_kernel():

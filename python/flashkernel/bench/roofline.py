@@ -1,5 +1,6 @@
 """`flashkernel roofline`: each kernel's arithmetic intensity and rate against what the same machine reaches, as a table
-in docs/roofline.md and a picture; `--t4` writes the T4's model (docs/t4.md) and its picture. From committed JSON alone.
+in docs/roofline.md and a picture, and the ladder of docs/optimisation.md; `--t4` writes the T4's model (docs/t4.md) and
+its picture. From committed JSON only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import t4_model
+from . import ladder, t4_model
 from .measured import Point, attention_work, ceilings, linear_work, points
 from .profile_report import counters
 from .sm_model import MACHINES, PARTS
@@ -158,7 +159,12 @@ def pages(root: Path, t4: bool) -> dict[Path, str]:
             text = replace_section(text, name, body)
         return {page: text}
     page = root / "docs" / "roofline.md"
-    return {page: replace_section(page.read_text(encoding="utf-8"), "roofline", render(root))}
+    found = {page: replace_section(page.read_text(encoding="utf-8"), "roofline", render(root))}
+    page = root / "docs" / "optimisation.md"
+    text = page.read_text(encoding="utf-8")
+    for name, body in ladder.render(root).items():
+        text = replace_section(text, name, body)
+    return {**found, page: text}
 
 
 def find_root(start: Path | None = None) -> Path:
