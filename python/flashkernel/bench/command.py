@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "group",
         nargs="*",
         help="what to measure: groups and suites that --list names (default: all); or `report`: write BENCHMARKS.md, "
-        "its plots and README's table from the committed results",
+        "its plots and README's table from the committed results; or `e2e`: whole models that generate",
     )
     add("--list", action="store_true", help="list groups, rows, providers and kernels; nothing is measured")
     add(
@@ -131,6 +131,10 @@ def run(args: argparse.Namespace) -> int:
     from . import baselines
 
     torch = baselines.require_torch()
+    if args.group == ["e2e"]:
+        from .e2e import run as e2e
+
+        return e2e(args, _device(args.device))
 
     import flashkernel as fk
 
