@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 from . import ladder, t4_model
 from .measured import Point, attention_work, ceilings, linear_work, points
-from .profile_report import counters
+from .profile_report import counters, read_csv
 from .sm_model import MACHINES, PARTS
 
 __all__ = ["add_arguments", "render", "render_t4", "replace_section", "run"]
@@ -132,20 +133,33 @@ def _model(root: Path) -> dict[str, Any]:
     return loaded
 
 
-def measured_sm75(root: Path) -> dict[str, float]:
-    """TFLOP/s on the H200 of each sm75 kernel, of its longest unmasked case."""
-    found: dict[str, Point] = {}
-    for point in points(root / "benchmarks" / "h200"):
-        if "/sm75/" in point.kernel and not point.case.endswith("causal"):
-            if point.kernel not in found or point.flop > found[point.kernel].flop:
-                found[point.kernel] = point
-    return {kernel: point.tflops for kernel, point in found.items()}
+def measured_sm75(root: Path) -> dict[str, tuple[float, float]]:
+    """TFLOP/s on the H200 of each sm75 kernel in its longest unmasked case, and the clock in GHz: the
+    run's, where it was taken down."""
+    data = json.loads((root / "benchmarks" / "h200" / "attention_sm75.json").read_text(encoding="utf-8"))
+    rows = [row for row in data["rows"] if not row.get("causal")]
+    found: dict[str, tuple[float, float]] = {}
+    for row in sorted(rows, key=lambda row: row.get("seq", 0)):  # the longest last
+        found[row["kernel"]] = row["tflops"], row.get("mhz", 1e3 * MACHINES["h200"].clock_ghz) * 1e-3
+    return found
+
+
+def counted_sm75(root: Path) -> dict[str, float]:
+    """Cycles of the H200 for each sm75 kernel's call in profile_cases.py, where a profile is committed."""
+    found: dict[str, float] = {}
+    for kernel in t4_model.by_kernel(_model(root)):
+        file = root / "profiles" / kernel / "metrics.csv"
+        if file.is_file():
+            own = [x for x in read_csv(file) if re.search(r"attention_(fwd|bwd)_kernel|gemm_kernel", x.kernel)]
+            if own and all("sm_cycles" in x for x in own):
+                found[kernel] = sum(x["sm_cycles"] for x in own)
+    return found
 
 
 def render_t4(root: Path) -> dict[str, str]:
     """The tables of docs/t4.md, by name."""
     model = _model(root)
-    tables = t4_model.report(model, measured_sm75(root))
+    tables = t4_model.report(model, measured_sm75(root), counted_sm75(root))
     tables["source"] = f"Machine code of commit {model['commit']}, nvcc {model['nvcc']}."
     return tables
 

@@ -145,8 +145,20 @@ def _mix_text(counts: dict[str, int]) -> str:
     return " | ".join(str(n) for n in [*groups.values(), rest])
 
 
-def report(model: dict[str, Any], measured: dict[str, float]) -> dict[str, str]:
-    """The tables of docs/t4.md, by name. `measured`: TFLOP/s on the H200 by kernel id."""
+def profiled_cycles(kernel: str, parts: list[dict[str, Any]]) -> float:
+    """What the model expects of an H200 for the call that profile_cases.py makes of a kernel."""
+    if kernel.startswith("linear"):
+        pairs = 4096.0**3
+    else:
+        dim = int(kernel.rsplit("/d", 1)[1])
+        pairs = 2.0 * (2048 // dim) * 4096**2
+    return sum(pairs / part["pairs"] * cycles(part, "h200", True) for part in parts) / MACHINES["h200"].sms
+
+
+def report(
+    model: dict[str, Any], measured: dict[str, tuple[float, float]], counted: dict[str, float]
+) -> dict[str, str]:
+    """The tables of docs/t4.md, by name. By kernel id, on the H200: `measured` TFLOP/s and GHz, `counted` cycles."""
     kernels = by_kernel(model)
     t4 = [
         "| kernel | limit | TFLOP/s at 1590 MHz: simulated, if all else hid | at 1000 MHz | at 650 MHz "
@@ -163,23 +175,29 @@ def report(model: dict[str, Any], measured: dict[str, float]) -> dict[str, str]:
             f"| {rates[0] / peak:.0%} |"
         )
     error = [
-        "| kernel | measured TFLOP/s | model: simulated | error | if all else hid | error |",
-        "|---|---|---|---|---|---|",
+        "| kernel | MHz | measured TFLOP/s | model: simulated | error | if all else hid | error |",
+        "|---|---|---|---|---|---|---|",
     ]
     errors: list[float] = []
-    clock = MACHINES["h200"].clock_ghz
     for kernel, parts in kernels.items():
         if kernel not in measured:
             continue
+        got, clock = measured[kernel]
         rate, best = expected(parts, "h200", clock), expected(parts, "h200", clock, simulated=False)
-        errors.append(rate / measured[kernel] - 1)
+        errors.append(rate / got - 1)
         error.append(
-            f"| `{kernel}` | {measured[kernel]:.0f} | {rate:.0f} | {errors[-1]:+.0%} | {best:.0f} | "
-            f"{best / measured[kernel] - 1:+.0%} |"
+            f"| `{kernel}` | {clock * 1e3:.0f} | {got:.0f} | {rate:.0f} | {errors[-1]:+.0%} | {best:.0f} | "
+            f"{best / got - 1:+.0%} |"
         )
     if errors:
         mean = sum(abs(x) for x in errors) / len(errors)
         error += ["", f"Mean of the errors' sizes {mean:.0%}, from {min(errors):+.0%} to {max(errors):+.0%}."]
+    if counted:
+        error += ["", "By cycles that Nsight Compute counted, so whatever the clock was:", ""]
+        error += ["| kernel | cycles counted | model: simulated | the model is faster by |", "|---|---|---|---|"]
+        for kernel, count in counted.items():
+            cycles_expected = profiled_cycles(kernel, kernels[kernel])
+            error.append(f"| `{kernel}` | {count:.0f} | {cycles_expected:.0f} | {count / cycles_expected - 1:+.0%} |")
     counts = [
         "| kernel | part | HMMA | LDSM.4 | STS | LDG | MUFU | F2F | fp32 | IMAD | BAR | other |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
