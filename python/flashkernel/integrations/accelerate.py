@@ -75,6 +75,11 @@ def accelerate(model: Any, **options: Any) -> Any:
             f"accelerate: parameters are {weight.dtype} on {weight.device} and {', '.join(sorted(odd))}; "
             f"one dtype on one device is needed"
         )
+    if weight.is_cuda and weight.device.index != torch.cuda.current_device():
+        raise NotImplementedError(
+            f"accelerate: the model is on {weight.device}, the current device is cuda:{torch.cuda.current_device()}; "
+            f"make the model's the current one (torch.cuda.set_device)"
+        )
     if model.get_output_embeddings() is None:
         raise NotImplementedError(f"accelerate: {type(model).__name__} has no language-modelling head")
     parameters = dict(model.named_parameters(remove_duplicate=False))
