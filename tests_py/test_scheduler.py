@@ -456,3 +456,35 @@ def test_device_sampling_draws_what_the_host_draws(
     columns = [torch.full((3,), value, dtype=torch.float64) for value in (temperature, top_k, top_p, uniform)]
     got = draw_rows(torch.from_numpy(logits), *columns).tolist()
     assert got == [draw(row, temperature, top_k, top_p, uniform) for row in logits]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt2", {"norm": 5, "linear": 9, "kv_append": 2, "attention_fwd": 2, "add": 1, "reduce": 1, "torch": 5}),
+        (
+            "llama-1b",
+            {"norm": 5, "linear": 9, "kv_append": 2, "attention_fwd": 2, "swiglu": 2, "reduce": 1, "torch": 4},
+        ),
+    ],
+)
+def test_launches_of_a_step(name: str, expected: dict[str, int]) -> None:
+    """What docs/end_to_end.md counts, for two layers: an op more is a launch more in every layer."""
+    pytest.importorskip("transformers")
+    from flashkernel.bench.e2e import build
+    from flashkernel.integrations.accelerate import accelerate
+
+    engine = accelerate(build(name, "float32", "cpu", quick=True)).flashkernel
+    list(engine.generate([[1, 2]], max_new_tokens=2))
+    scheduler = engine._scheduler
+    scheduler.decoder.state.park()
+    before = {kernel.id: kernel.calls for kernel in fk.kernels()}
+    with NoHostReads() as mode:
+        decode_step(engine.model, scheduler.pool, scheduler.decoder.state, 1, False)
+    found: dict[str, int] = {}
+    for kernel in fk.kernels():
+        if kernel.calls > before[kernel.id]:
+            found[kernel.op] = found.get(kernel.op, 0) + kernel.calls - before[kernel.id]
+    views = ("empty", "select.", "slice", "view", "alias", "unsqueeze")  # nothing for a GPU to do
+    found["torch"] = sum(not call[0].startswith(tuple(f"aten.{view}" for view in views)) for call in mode.calls)
+    assert found == expected
