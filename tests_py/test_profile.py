@@ -6,7 +6,7 @@ import pytest
 
 import flashkernel as fk
 from flashkernel.bench import profile, profile_report
-from flashkernel.bench.profile_cases import OPS, call_for
+from flashkernel.bench.suites.kernels import OPS, call_for
 from flashkernel.cli import main
 
 # In the form of `ncu --csv --page raw`, made by hand: two launches of one range, one of another; units that ncu scales.
@@ -121,12 +121,12 @@ def test_every_op_has_a_case_that_runs_it(op):
     kernel = f"{op}/cpu/scalar"
     before = next(x.calls for x in fk.kernels() if x.id == kernel)
     with fk.force(kernel):
-        call_for(kernel, "cpu", small=True)()
+        call_for(kernel, "cpu", quick=True)()
     assert next(x.calls for x in fk.kernels() if x.id == kernel) > before
 
 
 @pytest.mark.parametrize("kernel", ["attention_fwd/cuda/sm80/decode/bf16/d64", "linear/cuda/sm80/bf16/few_rows"])
 def test_kernels_for_few_rows_get_few_rows(kernel):
     pytest.importorskip("torch")
-    out = call_for(kernel, "cpu", small=True)()
-    assert out.numel() <= 2 * 4 * 64 and str(out.dtype) == "torch.bfloat16"
+    out = call_for(kernel, "cpu", quick=True)()
+    assert out.numel() // out.shape[-1] <= 64 and str(out.dtype) == "torch.bfloat16"

@@ -11,10 +11,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
+import flashkernel as fk
+
 from ..generate.errors import MissingDependencyError
 from .case import OURS, VARIANT, Inputs, Provider, Settings, each
 
-__all__ = ["NAMES", "compiled", "forced_sdpa", "optional", "ours", "require_torch", "sdpa_providers", "stock"]
+__all__ = [
+    "NAMES",
+    "compiled",
+    "forced_sdpa",
+    "optional",
+    "ours",
+    "ours_by",
+    "require_torch",
+    "sdpa_providers",
+    "stock",
+    "twin",
+]
 
 # Every provider that a row may have, for --without.
 NAMES = {
@@ -66,11 +79,27 @@ def compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
 
 
 def ours(s: Settings, op: Callable[..., Any], sets: Sequence[tuple[Any, ...]], **options: Any) -> Iterator[Provider]:
-    """The library's op, and its Triton twin on a GPU. Arguments and options are those of both."""
+    """The library's op, and its Triton twin. Arguments and options are those of both."""
     yield Provider("flashkernel", each(op, sets, **options), OURS)
-    twin = getattr(optional("flashkernel.triton"), op.__name__, None) if s.cuda else None
-    if twin is not None and "triton" not in s.without:
-        yield Provider("triton", each(twin, sets, **options), VARIANT)
+    yield from twin(s, op, sets, **options)
+
+
+def twin(s: Settings, op: Callable[..., Any], sets: Sequence[tuple[Any, ...]], **options: Any) -> Iterator[Provider]:
+    """The op of the same name in flashkernel.triton, on a GPU."""
+    found = getattr(_triton(s), op.__name__, None)
+    if found is not None:
+        yield Provider("triton", each(found, sets, **options), VARIANT)
+
+
+def ours_by(s: Settings, call: Callable[..., Any], sets: Sequence[tuple[Any, ...]]) -> Iterator[Provider]:
+    """`call(library, *arguments)` by each of the two libraries."""
+    yield Provider("flashkernel", each(partial(call, fk), sets), OURS)
+    if _triton(s) is not None:
+        yield Provider("triton", each(partial(call, _triton(s)), sets), VARIANT)
+
+
+def _triton(s: Settings) -> Any:
+    return optional("flashkernel.triton") if s.cuda and "triton" not in s.without else None
 
 
 def stock(s: Settings, function: Callable[..., Any], sets: Iterable[tuple[Any, ...]]) -> Iterator[Provider]:

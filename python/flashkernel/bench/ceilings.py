@@ -38,7 +38,7 @@ def memory_ceilings(s: Settings, device: Device, rule: Rule) -> dict[str, float]
 def matmul_ceiling(s: Settings, device: Device, rule: Rule, dtype: str) -> float:
     """FLOP per second of a large square product, sustained: the better of torch's (TF32 off) and ours."""
     torch = baselines.require_torch()
-    size = s.pick(quick=128, cpu=1024, cuda=8192)
+    size = s.pick(quick=128, cpu=2048, cuda=8192)
     inputs = Inputs(s.device, dtype)
     a, b = inputs.randn(size, size), inputs.randn(size, size, scale=size**-0.5)
     providers = [Provider("torch", each(torch.mm, [(a, b.t())])), Provider("flashkernel", each(fk.linear, [(a, b)]))]

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="small shapes and few calls: a look at whether all of it runs")
     add("--full-shapes", action="store_true", help="with --quick: few calls, but the shapes of a full run")
     add("--json", metavar="FILE", help="write the results as JSON")
+    add("--note", metavar="TEXT", help="a sentence about the circumstances, kept with the results")
     add("--csv", metavar="FILE", help="write the results as CSV")
     add("--check", action="store_true", help="with report: exit 1 if what is written differs from the results")
     add("--root", metavar="DIR", help="with report: the checkout (default: the working directory)")
@@ -168,6 +169,7 @@ def run(args: argparse.Namespace) -> int:
         device = CpuDevice(pause=PAUSE if fk.get_num_threads() > 1 else 0.0)
     session = Session(settings, device, rule)
     head: dict[str, Any] = {"command": _command(args), "method": {**asdict(rule), "quick": args.quick}}
+    head |= {"note": args.note} if args.note else {}
     head["machine"] = machine_info(settings.device)
 
     def result() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import flashkernel as fk
 
 from . import baselines
-from .profile_cases import call_for
+from .suites.kernels import call_for
 
 __all__ = ["main"]
 

@@ -99,12 +99,13 @@ def _machine(run: dict[str, Any]) -> str:
 
 def _method(run: dict[str, Any]) -> str:
     m = run["method"]
+    note = f" {run['note']}." if run.get("note") else ""
     if "text" in m:  # a run by another rule says which
         return f"{m['text']}."
     quick = "A quick look, with few calls: order of magnitude, no more. " if m.get("quick") else ""
     return (
         f"{quick}Up to {m['calls']} timed measurements of each provider after {m['warmup']} (what fits into "
-        f"{m['seconds']:g} s of it, at least {m['least_calls']} where they take less than five times as long)."
+        f"{m['seconds']:g} s of it, at least {m['least_calls']} where they take less than five times as long).{note}"
     )
 
 
@@ -127,8 +128,8 @@ def _section(section: Section, drawn: list[Figure], known: dict[str, dict[str, f
     if compared:
         yield f"### {section.name}: against other attention libraries\n"
         yield (
-            "~: not in this run; its ratio to cuDNN at that point in [peers.json](benchmarks/h200/peers.json) (one run, "
-            "one H200) times cuDNN's rate here.\n"
+            "~: not in this run; its ratio to cuDNN at that point in [peers.json](benchmarks/h200/peers.json) "
+            "(one run, one H200) times cuDNN's rate here.\n"
         )
         yield bar(compared) + "\n"
     for group in dict.fromkeys(row["group"] for row in rows):

@@ -24,7 +24,7 @@ from ..case import (
     nbytes,
 )
 
-__all__ = ["appended", "copied", "decode", "kv"]
+__all__ = ["decode", "kv", "kv_work"]
 
 
 def _decode_work(s: Settings, dtype: str, shape: dict[str, int]) -> Work:
@@ -81,14 +81,14 @@ def decode(s: Settings) -> Iterator[Case]:
                 yield Case("decode", name, dtype, s.device, partial(_decode_work, s, dtype, named), named)
 
 
-def appended(op: Any, k: Any, v: Any, k_pages: Any, v_pages: Any, slots: Any) -> Any:
+def _appended(library: Any, k: Any, v: Any, k_pages: Any, v_pages: Any, slots: Any) -> Any:
     """The op writes in place; the pages are its result."""
-    op(k, v, k_pages, v_pages, slots)
+    library.kv_append(k, v, k_pages, v_pages, slots)
     return k_pages, v_pages
 
 
-def copied(op: Any, k_pages: Any, v_pages: Any, src: Any, dst: Any) -> Any:
-    op(k_pages, v_pages, src, dst)
+def _copied(library: Any, k_pages: Any, v_pages: Any, src: Any, dst: Any) -> Any:
+    library.kv_copy_pages(k_pages, v_pages, src, dst)
     return k_pages, v_pages
 
 
@@ -111,7 +111,7 @@ def kv_work(s: Settings, dtype: str, op: str, tokens: int, page: int, heads: int
         k, v = (inputs.randn(tokens, heads, dim) for _ in range(2))
         slots = inputs.permutation(2 * blocks * page)[:tokens].int()
         sets: list[tuple[Any, ...]] = [(k, v, *pool, slots) for pool in pools]
-        providers = [Provider("flashkernel", each(appended, [(fk.kv_append, *a) for a in sets]), "ours")]
+        providers = [*baselines.ours_by(s, _appended, sets)]
         providers += baselines.stock(s, baselines.kv_append, sets)
     elif op == "kv_read":
         table = order[:blocks].reshape(1, -1).int()
@@ -122,7 +122,7 @@ def kv_work(s: Settings, dtype: str, op: str, tokens: int, page: int, heads: int
     else:
         src, dst = order[:blocks].int(), order[blocks:].int()
         sets = [(*pool, src, dst) for pool in pools]
-        providers = [Provider("flashkernel", each(copied, [(fk.kv_copy_pages, *a) for a in sets]), "ours")]
+        providers = [*baselines.ours_by(s, _copied, sets)]
         providers += baselines.stock(s, baselines.kv_copy_pages, sets)
     return Work(providers, 0.0, read=moved, written=moved, restore=restore)
 

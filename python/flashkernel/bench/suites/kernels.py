@@ -16,7 +16,7 @@ from .. import baselines
 from ..case import DTYPES, OURS, PEER, TOLERANCE, Case, Inputs, Provider, Settings, Work, attention_flop, each, nbytes
 from . import decode, linear, rows
 
-__all__ = ["OPS", "Representative", "kernels", "representative"]
+__all__ = ["OPS", "Representative", "call_for", "kernels", "representative"]
 
 _SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
 
@@ -63,27 +63,28 @@ Pair = tuple[Sequence[Callable[[], Any]], Sequence[Provider], dict[str, Any]]
 
 def _attention_fwd(s: Settings, r: Representative) -> Pair:
     if r.mode == "decode":
-        batch, cache, dim = s.pick(quick=(2, 256, 64), cpu=(8, 1024, 64), cuda=(8, 4096, 128))
-        dim = r.head_dim or dim
+        batch, cache, page = s.pick(quick=(2, 256, 16), cpu=(8, 1024, 256), cuda=(32, 4096, 256))
+        dim = r.head_dim
         inputs = Inputs(s.device, r.dtype)
         q = inputs.randn(batch, 32, 1, dim)
         k, v = (inputs.randn(batch, 8, cache, dim) for _ in range(2))
-        pages = inputs.paged(k, v, 16)
+        pages = inputs.paged(k, v, page)
         copies = [tuple(x.clone() for x in pages[:2]) for _ in range(inputs.sets(nbytes(k, v), from_memory=s.cuda))]
-        ours = each(fk.attention_paged, [(q, *pool, pages[2], inputs.index([cache] * batch)) for pool in copies])
+        paged = [(q, *pool, pages[2], inputs.index([cache] * batch)) for pool in copies]
         dense = [(q, k.clone(), v.clone()) for _ in copies]
-        peers = [*baselines.sdpa_providers(s, r.dtype, dense, False)]
-        return ours, peers, {"read": nbytes(q, k, v), "written": nbytes(q)}
+        peers = [*baselines.twin(s, fk.attention_paged, paged), *baselines.sdpa_providers(s, r.dtype, dense, False)]
+        return each(fk.attention_paged, paged), peers, {"read": nbytes(q, k, v), "written": nbytes(q)}
     batch, heads, seq, dim = _attention_shape(s, r)
     q, k, v = (Inputs(s.device, r.dtype).heads(batch, heads, seq, dim) for _ in range(3))
-    peers = [*baselines.sdpa_providers(s, r.dtype, [(q, k, v)], True)]
+    peers = [*baselines.twin(s, fk.attention, [(q, k, v)], causal=True)]
+    peers += baselines.sdpa_providers(s, r.dtype, [(q, k, v)], True)
     peers += baselines.stock(s, baselines.attention_eager, [(q, k, v, True)])
     work = {"flop": attention_flop(batch, heads, seq, seq, dim, True), "read": nbytes(q, k, v), "written": nbytes(q)}
     return each(fk.attention, [(q, k, v)], causal=True), peers, work
 
 
 def _attention_shape(s: Settings, r: Representative) -> tuple[int, int, int, int]:
-    batch, seq, heads = s.pick(quick=(1, 64, 2), cpu=(1, 512, 4), cuda=(2, 2048, max(1, 2048 // r.head_dim)))
+    batch, seq, heads = s.pick(quick=(1, 64, 2), cpu=(1, 512, 4), cuda=(2, 4096, max(1, 2048 // r.head_dim)))
     return batch, heads, seq, r.head_dim
 
 
@@ -92,7 +93,7 @@ def _attention_bwd(s: Settings, r: Representative) -> Pair:
     q, k, v, grad = (Inputs(s.device, r.dtype).heads(batch, heads, seq, dim) for _ in range(4))
     out, lse = fk.attention(q, k, v, causal=True, return_lse=True)
     arguments = (grad, q, k, v, out, lse)
-    peers = []
+    peers = [*baselines.twin(s, fk.attention_backward, [arguments], causal=True)]
     for name in [*baselines.sdpa_names(s, r.dtype)][:2]:
         function = baselines.sdpa if name == "sdpa" else partial(baselines.forced_sdpa, name)
         try:
@@ -110,7 +111,8 @@ def _merge_states(s: Settings, r: Representative) -> Pair:
     a, b = (Inputs(s.device, r.dtype).randn(batch, heads, seq, dim) for _ in range(2))
     lse_a, lse_b = (torch.randn(batch, heads, seq, device=s.device) for _ in range(2))
     sets = [(a, lse_a, b, lse_b)]
-    return each(fk.merge_states, sets), [*baselines.stock(s, baselines.merge_states, sets)], {
+    peers = [*baselines.twin(s, fk.merge_states, sets), *baselines.stock(s, baselines.merge_states, sets)]
+    return each(fk.merge_states, sets), peers, {
         "read": nbytes(*sets[0]), "written": nbytes(a, lse_a),
     }  # fmt: skip
 
@@ -126,14 +128,14 @@ def _of(work: Work) -> Pair:
 
 def _linear(s: Settings, r: Representative) -> Pair:
     few = s.pick(quick=(4, 64, 256), cpu=(4, 768, 3072), cuda=(4, 4096, 16384))
-    many = s.pick(quick=(32, 64, 256), cpu=(128, 768, 3072), cuda=(4096, 2048, 8192))
+    many = s.pick(quick=(32, 64, 256), cpu=(128, 768, 3072), cuda=(4096, 4096, 4096))
     return _of(linear.linear_work(s, r.dtype, *(few if r.mode == "few_rows" else many)))
 
 
 def _linear_bwd(s: Settings, r: Representative) -> Pair:
     return _of(
         linear.linear_backward_work(
-            s, r.dtype, *s.pick(quick=(32, 64, 128), cpu=(128, 768, 768), cuda=(4096, 2048, 2048))
+            s, r.dtype, *s.pick(quick=(32, 64, 128), cpu=(128, 768, 768), cuda=(4096, 4096, 4096))
         )
     )
 
@@ -151,7 +153,7 @@ def _norm_bwd(s: Settings, r: Representative) -> Pair:
 
 
 def _cross_entropy(backward: bool, s: Settings, r: Representative) -> Pair:
-    count, classes = s.pick(quick=(8, 100), cpu=(64, 32000), cuda=(4096, 32000))
+    count, classes = s.pick(quick=(8, 100), cpu=(64, 32000), cuda=(4096, 128256))
     return _of(rows.cross_entropy_work(s, r.dtype, count, classes, backward))
 
 
@@ -209,6 +211,13 @@ def _work(s: Settings, r: Representative, ids: Sequence[str]) -> Work:
     providers = [Provider(kernel_id, calls, OURS, forced=kernel_id) for kernel_id in ids]
     tolerance = (4 if r.op.endswith("_bwd") else 1) * TOLERANCE[r.dtype]
     return Work([*providers, *peers], tolerance, **fields)
+
+
+def call_for(kernel_id: str, device: str = "cuda", quick: bool = False) -> Callable[[], Any]:
+    """The call of the kernel's row, for a profiler; the caller forces the kernel. Its inputs are made now."""
+    row = representative(kernel_id)
+    calls, _, _ = OPS[row.op](Settings(device, quick, without=frozenset(baselines.NAMES)), row)
+    return calls[0]
 
 
 def _wanted(s: Settings, kernel_id: str) -> bool:

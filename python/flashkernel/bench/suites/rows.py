@@ -15,16 +15,17 @@ __all__ = [
     "NORMS", "call_overhead", "cross_entropy", "elementwise", "norm", "norm_backward", "rope", "row_work",
 ]  # fmt: skip
 
-# Ours with its options, torch's, how many arguments [rows, columns] and [columns] there are, matrices written.
+# Ours with its options (a lambda: of a library and the arguments), torch's, how many arguments [rows, columns] and
+# [columns] there are, how many matrices are written.
 MatrixOp = tuple[Callable[..., Any], Callable[..., Any], int, int, int]
 NORMS: dict[str, MatrixOp] = {
     "layer_norm": (fk.layer_norm, baselines.layer_norm, 1, 2, 1),
     "rms_norm": (partial(fk.rms_norm, eps=1e-6), baselines.rms_norm, 1, 1, 1),
     "layer_norm + residual": (
-        lambda x, r, w, b: fk.layer_norm(x, w, b, residual=r), baselines.layer_norm_residual, 2, 2, 2,
+        lambda lib, x, r, w, b: lib.layer_norm(x, w, b, residual=r), baselines.layer_norm_residual, 2, 2, 2,
     ),
     "rms_norm + residual": (
-        lambda x, r, w: fk.rms_norm(x, w, residual=r, eps=1e-6), baselines.rms_norm_residual, 2, 1, 2,
+        lambda lib, x, r, w: lib.rms_norm(x, w, residual=r, eps=1e-6), baselines.rms_norm_residual, 2, 1, 2,
     ),
 }  # fmt: skip
 ELEMENTWISE: dict[str, MatrixOp] = {
@@ -54,8 +55,8 @@ def row_work(s: Settings, dtype: str, op: MatrixOp, rows: int, columns: int) -> 
 def _ours(s: Settings, function: Callable[..., Any], sets: Sequence[tuple[Any, ...]]) -> Iterable[Provider]:
     if isinstance(function, partial):
         return baselines.ours(s, function.func, sets, **function.keywords)
-    if function.__name__ == "<lambda>":  # an op whose arguments stand in another order: Triton's twin has the same
-        return [Provider("flashkernel", each(function, sets), OURS)]
+    if function.__name__ == "<lambda>":  # whose first argument is the library
+        return baselines.ours_by(s, function, sets)
     return baselines.ours(s, function, sets)
 
 
