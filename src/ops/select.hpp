@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/kernel_range.hpp"
 #include "core/thread_pool.hpp"
 #include "flashkernel/error.hpp"
 #include "flashkernel/execution.hpp"
@@ -137,6 +138,7 @@ void dispatch(const Params& params, Device device, const ExecutionContext& conte
     row.state.calls.fetch_add(1, std::memory_order_relaxed);
     const std::size_t bytes = row.entry->workspace_bytes ? row.entry->workspace_bytes(params) : 0;
     const Workspace workspace(bytes, device, context);
+    const KernelRange range(row.state.name);
     row.entry->launch(params, workspace.data(), context.stream);
     return;
   }
