@@ -13,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+pytest.importorskip("tokenizers")
 
 from flashkernel.bench.e2e import build
 from flashkernel.generate import Engine, SamplingOptions, TextTokenizer, default_model, load_model
