@@ -58,11 +58,11 @@ def _memory(row: dict[str, Any], p: dict[str, Any]) -> float | None:
 
 KINDS: dict[str, tuple[str, str, bool, Callable[[dict[str, Any], dict[str, Any]], float | None]]] = {
     # y label, what it is, log scale
-    "latency": ("microseconds (median)", "Time of a call", True, _latency),
-    "throughput": ("TFLOP/s", "Throughput", False, _throughput),
+    "latency": ("microseconds (median)", "time of a call", True, _latency),
+    "throughput": ("TFLOP/s", "throughput", False, _throughput),
     "speedup": ("times faster than", "FlashKernel against each baseline", True, _speedup),
-    "scaling": ("TFLOP/s", "Scaling with the batch", False, _throughput),
-    "memory": ("MiB, result included", "Peak memory of a call", True, _memory),
+    "scaling": ("TFLOP/s", "scaling with the batch", False, _throughput),
+    "memory": ("MiB", "peak memory of a call (CPU: beyond its result)", True, _memory),
 }
 
 
@@ -89,9 +89,7 @@ def figures(section: str, rows: Iterable[dict[str, Any]]) -> list[Figure]:
                 continue
             x = "batch" if kind == "scaling" else "seq"
             name = f"{section}_{row['group']}_{kind}"
-            figure = found.setdefault(
-                name, Figure(name, f"{row['group'].replace('_', ' ')}: {title.lower()}", x, label, log)
-            )
+            figure = found.setdefault(name, Figure(name, f"{row['group'].replace('_', ' ')}: {title}", x, label, log))
             lines = figure.panels.setdefault(_panel(row, kind), {})
             for provider, p in row["providers"].items():
                 y = value(row, p) if p["kind"] in (OURS, VARIANT, PEER, BESIDE) else None
@@ -103,7 +101,7 @@ def figures(section: str, rows: Iterable[dict[str, Any]]) -> list[Figure]:
             for panel, lines in figure.panels.items()
             if any(len({x for x, _ in points}) > 1 for points in lines.values())
         }
-        figure.panels = dict(sorted(panels.items()))
+        figure.panels = dict(sorted(panels.items(), key=lambda x: [int(n) for n in re.findall(r"\d+", x[0])]))
     return [figure for figure in found.values() if figure.panels]
 
 
@@ -130,9 +128,10 @@ def draw(figure: Figure, path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter
 
     with pyplot.rc_context({"svg.hashsalt": "flashkernel", "svg.fonttype": "none", "font.size": 8}):
-        columns = min(3, len(figure.panels))
+        columns = 2 if len(figure.panels) == 4 else min(3, len(figure.panels))
         rows = -(-len(figure.panels) // columns)
         canvas, axes = pyplot.subplots(
             rows, columns, figsize=(4 * columns, 2.8 * rows + 0.5), squeeze=False, layout="constrained"
@@ -153,6 +152,8 @@ def draw(figure: Figure, path: Path) -> None:
             ax.set_xticks([], minor=True)
             if figure.log_y:
                 ax.set_yscale("log")
+                for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+                    axis(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
             else:
                 ax.set_ylim(bottom=0)
             if figure.y_label.startswith("times"):

@@ -30,7 +30,7 @@ Written by `flashkernel bench report` from the results under [benchmarks/](bench
 what the same machine reached in the same run with a plain sum or copy (memory) or a large matrix product (matmul),
 whichever takes longer for the row's work; on a CPU only work larger than its last-level cache is held against memory.
 "x baseline" is the baseline's time divided by ours: above 1, ours is faster. Peak memory is the framework's, result
-included, + the op's workspace.
+included (CPU attention: of the process, beyond the result), + the op's workspace.
 """
 
 
@@ -178,12 +178,11 @@ def run(root: Path, *, check: bool) -> int:
         if old or stale:
             print("run `flashkernel bench report`", file=sys.stderr)
         return 1 if old or stale else 0
-    for path in old:
-        if path in wanted:
-            draw(wanted[path], path)
-        else:
-            path.write_text(texts[path], encoding="utf-8")
+    for path, new in texts.items():
+        path.write_text(new, encoding="utf-8")
+    for path, figure in wanted.items():
+        draw(figure, path)
     for path in stale:
         path.unlink()
-    print(f"{len(old)} files written, {len(stale)} removed; {len(found)} sections, {len(drawn)} plots")
+    print(f"{len(found)} sections, {len(drawn)} plots; {len(old)} files were out of date, {len(stale)} removed")
     return 0
