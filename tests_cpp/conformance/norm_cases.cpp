@@ -1,6 +1,7 @@
 // Cases of norm and norm_bwd: LayerNorm and RMSNorm with every optional piece on and off.
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "conformance/conformance.hpp"
 #include "conformance/each_dtype.hpp"
@@ -91,6 +92,13 @@ void cases(CaseList& list) {
       for (const std::int64_t n : {1, 2, 7, 15, 16, 17, 31, 32, 33, 64, 65, 100, 768, 1023, 4100})
         add("features" + std::to_string(n), {dtype, rms, {5, n}});
       add("many_rows", {dtype, rms, {700, 24}});
+      // Whole vectors: every way in which a GPU's blocks hold rows, with chunks of rows that end unevenly.
+      for (const auto& [count, n] : {std::pair{301, 512}, {77, 1024}, {69, 2048}, {41, 4096}, {9, 8192}, {5, 16384}}) {
+        Spec whole{dtype, rms, {count, n}};
+        add("whole_vectors" + std::to_string(n), whole);
+        whole.residual = whole.fp32_parameters = true;
+        add("whole_vectors_residual" + std::to_string(n), whole);
+      }
       add("vector", {dtype, rms, {50}});
       add("no_rows", {dtype, rms, {0, 50}});
       Spec spec{dtype, rms, {3, 4, 70}};

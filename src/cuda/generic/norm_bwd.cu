@@ -1,13 +1,9 @@
 // LayerNorm and RMSNorm backward. grad_weight and grad_bias are column sums, first over fixed chunks of rows, then over
 // the chunks in order, so that the result is the same bit for bit every time.
-// Rows that fit registers: one kernel reads grad_out and h once; a team of threads walks a chunk of rows, writes grad_x
-// and keeps its column sums in registers. Bound by memory: 3 tensors, 4 with a residual. Other rows: grad_x and the
-// sums by separate kernels. Both end with combine_kernel.
+// Rows that a block can hold: norm_bwd_rows.cuh. Bound by memory: 3 tensors, 4 with a residual. Other rows: grad_x and
+// the sums by separate kernels. Both end with combine_kernel.
 #include "cuda/generic/kernels.hpp"
-#include "cuda/host/launch.hpp"
-#include "cuda/tile/reduce.cuh"
-#include "cuda/tile/row.cuh"
-#include "cuda/tile/vector.cuh"
+#include "cuda/generic/norm_bwd_rows.cuh"
 
 namespace flashkernel::cuda {
 namespace {
@@ -71,11 +67,11 @@ __global__ void __launch_bounds__(kColumns* kRowLanes)
   sums[0][threadIdx.y][threadIdx.x] = weight;
   sums[1][threadIdx.y][threadIdx.x] = bias;
   __syncthreads();
-  if (threadIdx.y >= 2 || column >= p.features) return;
+  float* const partial = threadIdx.y == 0 ? partial_weight : partial_bias;
+  if (threadIdx.y >= 2 || column >= p.features || !partial) return;
   float total = 0.0f;
 #pragma unroll
   for (int lane = 0; lane < kRowLanes; ++lane) total += sums[threadIdx.y][lane][threadIdx.x];
-  float* partial = threadIdx.y == 0 ? partial_weight : partial_bias;
   partial[blockIdx.y * p.features + column] = total;
 }
 
@@ -92,8 +88,8 @@ __global__ void __launch_bounds__(kColumns* kCombineLanes)
   if (column < p.features) {
 #pragma unroll 4
     for (int chunk = first; chunk < last; ++chunk) {
-      weight += partial_weight[chunk * p.features + column];
-      bias += partial_bias[chunk * p.features + column];
+      if (partial_weight) weight += partial_weight[chunk * p.features + column];
+      if (partial_bias) bias += partial_bias[chunk * p.features + column];
     }
   }
   sums[0][threadIdx.y][threadIdx.x] = weight;
@@ -115,167 +111,11 @@ int num_chunks(const NormBackwardParams& p) {
   return static_cast<int>(std::max<std::int64_t>(1, std::min(wanted, most)));
 }
 
-// ---- Rows in registers ----
-
-struct TwoSums {
-  float sum, dot;
-};
-
-/// Both sums of a team at once.
-template <int kTeam>
-__device__ inline TwoSums team_reduce(TwoSums mine, TwoSums (&scratch)[kTeam / kWarp]) {
-  mine.sum = warp_reduce(mine.sum, Sum{});
-  mine.dot = warp_reduce(mine.dot, Sum{});
-  if constexpr (kTeam > kWarp) {
-    __syncthreads();  // the previous row's sums may still be read
-    if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = mine;
-    __syncthreads();
-    mine = {0.0f, 0.0f};
-#pragma unroll
-    for (int warp = 0; warp < kTeam / kWarp; ++warp) {
-      mine.sum += scratch[warp].sum;
-      mine.dot += scratch[warp].dot;
-    }
-  }
-  return mine;
-}
-
-template <class T, class W, int kTeam, int kTeams, int kVectors, int N>
-__global__ void __launch_bounds__(kTeam* kTeams, kTeam* kTeams > 256    ? 1
-                                                 : kTeam * kTeams > 128 ? 2
-                                                                        : 3)
-    rows_kernel(const NormBackwardParams p, std::int64_t rows_per_chunk, int chunks, float* partial_weight,
-                float* partial_bias) {
-  using Vector = Packed<T, N>;
-  __shared__ TwoSums scratch[kTeams][kTeam / kWarp];
-  const int chunk = blockIdx.x * kTeams + threadIdx.y;
-  if (kTeams > 1 && chunk >= chunks) return;  // whole warps: several teams share a block only when they are warps
-  const std::int64_t first_row = chunk * rows_per_chunk, last_row = min(p.rows, first_row + rows_per_chunk);
-  const int features = static_cast<int>(p.features);
-  const auto column = [&](int j) { return (j * kTeam + static_cast<int>(threadIdx.x)) * N; };
-  const bool is_layer_norm = p.kind == NormKind::kLayerNorm;
-  const float inverse_features = 1.0f / static_cast<float>(features);
-  const W* const weights = static_cast<const W*>(p.weight.data);
-
-  // The next row is under way while a row is reduced, where registers allow.
-  constexpr bool kAhead = kTeam * kTeams <= 256;
-  float weight_sums[kVectors][N] = {}, bias_sums[kVectors][N] = {};
-  Vector grad[kVectors] = {}, h[kVectors] = {}, next_grad[kVectors] = {}, next_h[kVectors] = {};
-  const auto load = [&](std::int64_t row, Vector(&to_grad)[kVectors], Vector(&to_h)[kVectors]) {
-    const T* const from_grad = static_cast<const T*>(p.grad_out) + row * p.stride_grad_out_row;
-    const T* const from_h = static_cast<const T*>(p.h) + row * p.stride_h_row;
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      if (column(j) < features) to_grad[j] = load_vector<N>(from_grad + column(j));
-      if (column(j) < features) to_h[j] = load_vector<N>(from_h + column(j));
-    }
-  };
-  if (first_row < last_row) load(first_row, grad, h);
-  for (std::int64_t row = first_row; row < last_row; ++row) {
-    if (kAhead && row + 1 < last_row) load(row + 1, next_grad, next_h);
-    const float mean = is_layer_norm ? p.mean[row] : 0.0f, rstd = p.rstd[row];
-    // grad and grad * weight, and the normalised row, of vector j: worked out twice rather than held.
-    const auto values = [&](int j, float(&g)[N], float(&gw)[N], float(&x_hat)[N]) {
-      float weight[N];
-#pragma unroll
-      for (int i = 0; i < N; ++i) weight[i] = 1.0f;
-      if (weights && column(j) < features) load_wide(weight, weights + column(j));
-      unpack(g, grad[j]);
-      unpack(x_hat, h[j]);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        x_hat[i] = (x_hat[i] - mean) * rstd;
-        gw[i] = g[i] * weight[i];
-      }
-    };
-    TwoSums sums{0.0f, 0.0f};
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {  // columns past the end hold zeros of grad_out
-      float g[N], gw[N], x_hat[N];
-      values(j, g, gw, x_hat);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        weight_sums[j][i] = fmaf(g[i], x_hat[i], weight_sums[j][i]);
-        bias_sums[j][i] += g[i];
-        sums.sum += gw[i];
-        sums.dot = fmaf(gw[i], x_hat[i], sums.dot);
-      }
-    }
-    if (p.grad_x) {
-      sums = team_reduce<kTeam>(sums, scratch[threadIdx.y]);
-      const float shift = is_layer_norm ? sums.sum * inverse_features : 0.0f, slope = sums.dot * inverse_features;
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        if (column(j) >= features) continue;
-        float g[N], gw[N], x_hat[N], result[N];
-        values(j, g, gw, x_hat);
-#pragma unroll
-        for (int i = 0; i < N; ++i) result[i] = rstd * (gw[i] - shift - x_hat[i] * slope);
-        if (p.grad_residual_out) {
-          float residual[N];
-          load_floats(residual,
-                      static_cast<const T*>(p.grad_residual_out) + row * p.stride_grad_residual_out_row + column(j));
-#pragma unroll
-          for (int i = 0; i < N; ++i) result[i] += residual[i];
-        }
-        store_floats(static_cast<T*>(p.grad_x) + row * p.stride_grad_x_row + column(j), result);
-      }
-    }
-    if constexpr (kAhead) {
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        grad[j] = next_grad[j];
-        h[j] = next_h[j];
-      }
-    } else if (row + 1 < last_row) {
-      load(row + 1, grad, h);
-    }
-  }
-  if (!partial_weight) return;
-#pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    if (column(j) >= features) continue;
-    store_wide(partial_weight + static_cast<std::int64_t>(chunk) * features + column(j), weight_sums[j]);
-    store_wide(partial_bias + static_cast<std::int64_t>(chunk) * features + column(j), bias_sums[j]);
-  }
-}
-
-/// Threads of a team, teams of a block and vectors of a thread, for rows of up to 2048 vectors.
-template <class F>
-void with_team(std::int64_t vectors, F f) {
-  if (vectors <= 128) return f(Constant<128>{}, Constant<1>{}, Constant<1>{});
-  if (vectors <= 512) return f(Constant<256>{}, Constant<1>{}, Constant<2>{});
-  if (vectors <= 1024) return f(Constant<512>{}, Constant<1>{}, Constant<2>{});
-  return f(Constant<512>{}, Constant<1>{}, Constant<4>{});
-}
-
-bool rows_fit(const NormBackwardParams& p) {
-  const auto bytes = static_cast<std::int64_t>(dtype_bytes(p.dtype));
-  const auto fits = [&](const void* data, std::int64_t stride) {
-    return !data || (is_aligned(data, 16) && (p.rows == 1 || stride * bytes % 16 == 0));
-  };
-  const bool weights =
-      !p.weight || ((p.weight.dtype == p.dtype || p.weight.dtype == DType::kFloat32) && is_aligned(p.weight.data, 16));
-  return p.rows > 0 && p.features * bytes % 16 == 0 && p.features * bytes <= 2048 * 16 && weights &&
-         fits(p.grad_out, p.stride_grad_out_row) && fits(p.h, p.stride_h_row) && fits(p.grad_x, p.stride_grad_x_row) &&
-         fits(p.grad_residual_out, p.stride_grad_residual_out_row);
-}
-
-template <class T, class W>
-void launch_rows(const NormBackwardParams& p, int chunks, float* partial_weight, float* partial_bias, cudaStream_t s) {
-  constexpr int N = kVectorElements<T>;
-  with_team(p.features / N, [&](auto team, auto teams, auto vectors) {
-    launch("norm_bwd: rows", rows_kernel<T, W, team.value, teams.value, vectors.value, N>,
-           {static_cast<unsigned>(ceil_div(chunks, teams.value)), dim3(team.value, teams.value), 0, s}, p,
-           ceil_div(p.rows, chunks), chunks, partial_weight, partial_bias);
-  });
-}
-
 }  // namespace
 
 std::size_t norm_bwd_workspace(const NormBackwardParams& p) {
-  if (!p.grad_weight && !p.grad_bias) return 0;
-  return 2 * sizeof(float) * static_cast<std::size_t>(num_chunks(p) * p.features);
+  const int sums = (p.grad_weight ? 1 : 0) + (p.grad_bias ? 1 : 0);
+  return sizeof(float) * static_cast<std::size_t>(sums * num_chunks(p) * p.features);
 }
 
 Verdict norm_bwd_supports(const NormBackwardParams& p) {
@@ -288,15 +128,16 @@ void norm_bwd(const NormBackwardParams& p, void* workspace, Stream stream) {
   const cudaStream_t s = native(stream);
   const bool sums = p.grad_weight || p.grad_bias;
   const int chunks = num_chunks(p);
-  float* partial_weight = sums ? static_cast<float*>(workspace) : nullptr;
-  float* partial_bias = sums ? partial_weight + chunks * p.features : nullptr;
+  float* const first = static_cast<float*>(workspace);
+  float* const partial_weight = p.grad_weight ? first : nullptr;
+  float* const partial_bias = p.grad_bias ? first + (p.grad_weight ? chunks * p.features : 0) : nullptr;
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (rows_fit(p)) {
-      if (dtype_of<T> != DType::kFloat32 && p.weight && p.weight.dtype == DType::kFloat32) {
-        launch_rows<T, float>(p, chunks, partial_weight, partial_bias, s);
+    if (norm_rows::fit(p)) {
+      if (p.kind == NormKind::kLayerNorm) {
+        norm_rows::launch_rows<T, true>(p, chunks, partial_weight, partial_bias, s);
       } else {
-        launch_rows<T, T>(p, chunks, partial_weight, partial_bias, s);
+        norm_rows::launch_rows<T, false>(p, chunks, partial_weight, partial_bias, s);
       }
     } else {
       if (p.grad_x && p.rows > 0) {
