@@ -88,7 +88,7 @@ def cuobjdump() -> str:
 
 
 def readable(symbols: list[str]) -> list[str]:
-    """Demangled names without parameters and file hashes: one spelling for every compiler."""
+    """Demangled names and parameters without file hashes: one spelling for every compiler."""
     text = subprocess.run(["c++filt"], input="\n".join(symbols), capture_output=True, text=True, check=True).stdout
     return [short_name(line) for line in text.splitlines()]
 
@@ -96,14 +96,17 @@ def readable(symbols: list[str]) -> list[str]:
 def short_name(name: str) -> str:
     name = re.sub(r"_GLOBAL__N__\w+|\(anonymous namespace\)", "-", name)
     name = name.replace("flashkernel::", "").replace("cuda::", "").replace("-::", "")
-    depth, end = 0, len(name)
+    name = re.sub(r"^void ", "", name)
+    return re.sub(r"\((?:int|bool|unsigned int)\)|(?<=\d)u(?=[,>])", "", name).replace("> >", ">>").replace(" ", "")
+
+
+def without_parameters(name: str) -> str:
+    depth = 0
     for at, letter in enumerate(name):
         depth += {"<": 1, ">": -1}.get(letter, 0)
         if letter == "(" and depth == 0:
-            end = at
-            break
-    name = re.sub(r"^void ", "", name[:end])
-    return re.sub(r"\((?:int|bool|unsigned int)\)|(?<=\d)u(?=[,>])", "", name).replace("> >", ">>").replace(" ", "")
+            return name[:at]
+    return name
 
 
 def read_library(library: str) -> list[Kernel]:
@@ -143,16 +146,18 @@ def with_launches(kernels: list[Kernel], folder: str, program: str) -> list[Kern
                 start = int(match[1], 16)
             elif match[2] in "tTwW":
                 names[int(match[1], 16)] = match[3]
-    shapes: dict[str, set[tuple[int, int]]] = {}
+    shapes: dict[tuple[str, int], set[tuple[int, int]]] = {}  # by kernel and capability
     for line in "".join(file.read_text() for file in Path(folder).iterdir()).splitlines():
-        address, threads, shared = line.split("\t")
+        address, threads, shared, capability = line.split("\t")
         name = short_name(names[int(address, 16) + start])
-        shapes.setdefault(name, set()).add((int(threads), int(shared)))
+        shapes.setdefault((name, int(capability)), set()).add((int(threads), int(shared)))
     result = []
     for kernel in kernels:
-        result += [replace(kernel, threads=t, dynamic_shared=s) for t, s in sorted(shapes.get(kernel.name, ()))]
-        if kernel.name not in shapes:
-            result.append(kernel)
+        # A launch may choose its shape by the device's limits: what was seen on the GPU that this code is for. Where that
+        # sample has not come by, the newest GPU's, if it fits.
+        seen = shapes.get((kernel.name, kernel.code), set())
+        seen = seen or {shape for shape in shapes.get((kernel.name, 90), ()) if shape[1] <= ARCHS[kernel.code].block_shared}
+        result += [replace(kernel, threads=t, dynamic_shared=s) for t, s in sorted(seen)] or [kernel]
     return result
 
 
@@ -198,11 +203,11 @@ def main() -> int:
             count += len(found)
             if args.check:
                 for text in found:
-                    print(f"{kernel.name} (sm_{kernel.code}): {text}")
+                    print(f"{without_parameters(kernel.name)} (sm_{kernel.code}): {text}")
             else:
                 dynamic = "?" if kernel.dynamic_shared is None else kernel.dynamic_shared
                 print(
-                    f"| {kernel.name} | sm_{device} | {kernel.registers} | {kernel.threads} | {kernel.static_shared} + "
+                    f"| {without_parameters(kernel.name)} | sm_{device} | {kernel.registers} | {kernel.threads} | {kernel.static_shared} + "
                     f"{dynamic} | {kernel.stack} | {kernel.blocks_per_sm(ARCHS[device])} |"
                 )
     unseen = sum(kernel.dynamic_shared is None for kernel in kernels)

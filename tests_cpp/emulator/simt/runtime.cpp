@@ -76,7 +76,8 @@ cudaError_t set_kernel_attribute(const void* kernel, cudaFuncAttribute attribute
 }
 
 // Every shape that a kernel was launched with, for scripts/kernel_resources.py: FK_EMULATOR_LAUNCHES names a file that
-// gets lines of `kernel's address in this program <tab> threads <tab> dynamic shared bytes` at exit.
+// gets lines of `kernel's address in this program <tab> threads <tab> dynamic shared bytes <tab> compute capability` at
+// exit.
 extern "C" char __executable_start;
 
 class LaunchRecord {
@@ -86,8 +87,9 @@ class LaunchRecord {
     if (!file) return;
     if (std::FILE* out = std::fopen(file, "w")) {
       for (const auto& [address, threads, bytes] : shapes_)
-        std::fprintf(out, "%llx\t%llu\t%llu\n", static_cast<unsigned long long>(address),
-                     static_cast<unsigned long long>(threads), static_cast<unsigned long long>(bytes));
+        std::fprintf(out, "%llx\t%llu\t%llu\t%d\n", static_cast<unsigned long long>(address),
+                     static_cast<unsigned long long>(threads), static_cast<unsigned long long>(bytes),
+                     compute_capability());
       std::fclose(out);
     }
   }
