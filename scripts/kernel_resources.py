@@ -95,7 +95,12 @@ def readable(symbols: list[str]) -> list[str]:
 
 def short_name(name: str) -> str:
     name = re.sub(r"_GLOBAL__N__\w+|\(anonymous namespace\)", "-", name)
-    name = name.replace("flashkernel::", "").replace("cuda::", "").replace("-::", "")
+    name = (
+        name.replace("flashkernel::", "")
+        .replace("cuda::", "")
+        .replace("-::", "")
+        .replace("CUtensorMap_st", "CUtensorMap")
+    )
     name = re.sub(r"^void ", "", name)
     return re.sub(r"\((?:int|bool|unsigned int)\)|(?<=\d)u(?=[,>])", "", name).replace("> >", ">>").replace(" ", "")
 
@@ -153,10 +158,12 @@ def with_launches(kernels: list[Kernel], folder: str, program: str) -> list[Kern
         shapes.setdefault((name, int(capability)), set()).add((int(threads), int(shared)))
     result = []
     for kernel in kernels:
-        # A launch may choose its shape by the device's limits: what was seen on the GPU that this code is for. Where that
-        # sample has not come by, the newest GPU's, if it fits.
+        # A launch may choose its shape by the device's limits: what was seen on the GPU that this code is for. Where
+        # that sample has not come by, the newest GPU's, if it fits.
         seen = shapes.get((kernel.name, kernel.code), set())
-        seen = seen or {shape for shape in shapes.get((kernel.name, 90), ()) if shape[1] <= ARCHS[kernel.code].block_shared}
+        if not seen:
+            most = ARCHS[kernel.code].block_shared
+            seen = {shape for shape in shapes.get((kernel.name, 90), ()) if shape[1] <= most}
         result += [replace(kernel, threads=t, dynamic_shared=s) for t, s in sorted(seen)] or [kernel]
     return result
 
@@ -205,9 +212,10 @@ def main() -> int:
                 for text in found:
                     print(f"{without_parameters(kernel.name)} (sm_{kernel.code}): {text}")
             else:
+                name = without_parameters(kernel.name)
                 dynamic = "?" if kernel.dynamic_shared is None else kernel.dynamic_shared
                 print(
-                    f"| {without_parameters(kernel.name)} | sm_{device} | {kernel.registers} | {kernel.threads} | {kernel.static_shared} + "
+                    f"| {name} | sm_{device} | {kernel.registers} | {kernel.threads} | {kernel.static_shared} + "
                     f"{dynamic} | {kernel.stack} | {kernel.blocks_per_sm(ARCHS[device])} |"
                 )
     unseen = sum(kernel.dynamic_shared is None for kernel in kernels)
