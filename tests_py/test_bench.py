@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from flashkernel.bench.results import read
 from flashkernel.bench.runner import difference
 from flashkernel.bench.suites import GROUPS, SUITES, select
 from flashkernel.bench.suites.kernels import OPS, representative
-from flashkernel.cli import main
+from flashkernel.cli import build_parser, main
 
 ROOT = Path(__file__).resolve().parents[1]
 Run = Callable[..., dict[str, Any]]
@@ -154,6 +155,18 @@ def test_every_kernel_in_the_cuda_sources_has_a_representative() -> None:
     assert (last.mode, last.dtype, last.head_dim) == ("decode", "bfloat16", 96)
     with pytest.raises(ValueError, match="no representative shape for the op 'sort'"):
         representative("sort/cuda/generic")
+
+
+def test_every_bench_command_in_the_docs_can_be_typed() -> None:
+    if not (ROOT / "README.md").is_file():
+        pytest.skip("the source tree is not beside the tests")
+    text = "\n".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
+    commands = [line.split("#")[0] for line in re.findall(r"^flashkernel bench.*$", text, re.MULTILINE)]
+    assert len(commands) >= 8
+    for command in commands:
+        args = build_parser().parse_args(shlex.split(command)[1:])
+        if args.group != ["report"]:
+            assert select(args.group)
 
 
 def test_difference() -> None:

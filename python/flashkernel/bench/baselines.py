@@ -262,17 +262,18 @@ def cross_entropy(logits: Any, targets: Any) -> Any:
     return require_torch().nn.functional.cross_entropy(logits, targets)
 
 
-def cross_entropy_backward(grad_loss: Any, logits: Any, targets: Any, lse: Any) -> Any:
-    weights = (logits.float() - lse[:, None]).exp()
-    one_hot = require_torch().nn.functional.one_hot(targets, logits.shape[-1])
-    return ((weights - one_hot) * (grad_loss / logits.shape[0])).to(logits.dtype)
+def cross_entropy_backward(grad_loss: Any, log_probs: Any, targets: Any, rows: Any) -> Any:
+    """The two ops that autograd runs. rows: how many there are, as a tensor."""
+    aten, mean, nothing_ignored = require_torch().ops.aten, 1, -100
+    grad = aten.nll_loss_backward(grad_loss, log_probs, targets, None, mean, nothing_ignored, rows)
+    return aten._log_softmax_backward_data(grad, log_probs, -1, log_probs.dtype)
 
 
 def rope_tables(s: Settings, dtype: str, seq: int, dim: int, theta: float = 10000.0) -> tuple[Any, Any]:
-    """cos and sin of the full head dim, as Transformers holds them."""
+    """cos and sin of the full head dim, as Transformers holds them, of angles in double precision."""
     torch = require_torch()
-    steps = torch.arange(0, dim, 2, device=s.device).float()
-    angles = torch.outer(torch.arange(seq, device=s.device).float(), theta ** (-steps / dim)).repeat(1, 2)
+    steps = torch.arange(0, dim, 2, device=s.device).double()
+    angles = torch.outer(torch.arange(seq, device=s.device).double(), theta ** (-steps / dim)).repeat(1, 2)
     return angles.cos().to(getattr(torch, dtype)), angles.sin().to(getattr(torch, dtype))
 
 

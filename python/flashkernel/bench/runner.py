@@ -94,6 +94,7 @@ class Session:
     rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     left_out: list[str] = dataclasses.field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
+    asked: tuple[float, dict[str, str]] | None = None
 
     def run(self, cases: Sequence[Case], budget: float | None, each: Callable[[Case | None], None]) -> None:
         """budget: seconds for all of it, shared evenly among what is left; a row that would begin later is left out.
@@ -130,7 +131,7 @@ class Session:
             if checked:
                 results, failed = measure(self.device, checked, rule, inner=work.inner, graph=work.graph, force=force)
                 refused |= failed
-            clocks = gpu_clocks() if self.settings.cuda else {}
+            clocks = self._clocks()
             providers = {}
             for provider in checked:
                 if provider.name in results:
@@ -158,6 +159,12 @@ class Session:
         }
         _ratios(row)
         return row
+
+    def _clocks(self) -> dict[str, str]:
+        """What nvidia-smi said after this row or one of the last ten seconds: it takes a while to answer."""
+        if self.settings.cuda and (self.asked is None or self.clock() - self.asked[0] > 10):
+            self.asked = self.clock(), gpu_clocks()
+        return self.asked[1] if self.asked else {}
 
     def _measure_ceilings(self, case: Case, work: Work) -> None:
         if not self.ceilings:
