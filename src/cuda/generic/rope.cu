@@ -77,57 +77,78 @@ struct Frequencies {
   double half_turns[kMostPairs];
 };
 
-constexpr int kBatch = 1;  // heads at a time; the loads of the next ones are under way meanwhile
+constexpr int kBlocks = 3;  // an SM's
 
-/// A thread takes N pairs (or N elements that pass through) of a token, for heads_per_group heads of one group.
+/// A block takes an even share of all (block of tokens, head) pairs, heads fastest: no last wave of blocks is part
+/// empty, and sines are worked out once for all heads of a share. A thread takes N pairs (or N elements that pass
+/// through) of a token; the loads of the next head are under way while one is rotated.
 template <class T, bool kInterleaved>
-__global__ void __launch_bounds__(kThreads, 3)
-    rope_vectors_kernel(const RopeParams p, const __grid_constant__ Frequencies frequencies, int heads_per_group) {
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    rope_vectors_kernel(const RopeParams p, const __grid_constant__ Frequencies frequencies, int token_blocks,
+                        std::int64_t units) {
   constexpr int N = kVectorElements<T>;
   using Vector = Packed<T, N>;
   const int half = static_cast<int>(p.spec.rotary_dim / 2), rotating = half / N;
   const int columns = rotating + static_cast<int>(p.head_dim - p.spec.rotary_dim) / N;
-  const unsigned tokens = kThreads / columns, my_token = threadIdx.x / columns;
-  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * tokens + my_token;
-  if (my_token >= tokens || token >= p.seq) return;
-  const int column = static_cast<int>(threadIdx.x - my_token * columns);
+  const int tokens = kThreads / columns, my_token = static_cast<int>(threadIdx.x) / columns;
+  const int column = static_cast<int>(threadIdx.x) - my_token * columns;
   const bool rotates = column < rotating;
   const int first = !rotates       ? static_cast<int>(p.spec.rotary_dim) + (column - rotating) * N
                     : kInterleaved ? 2 * column * N
                                    : column * N;
   const int second = !rotates ? first : kInterleaved ? first + N : first + half;
-  const int heads_q = static_cast<int>(p.heads_q), first_head = blockIdx.y * heads_per_group;
-  const int last_head = min(first_head + heads_per_group, static_cast<int>(p.heads_q + p.heads_kv));
+  const int heads_q = static_cast<int>(p.heads_q), heads = heads_q + static_cast<int>(p.heads_kv);
 
-  for (std::int64_t b = blockIdx.z; b < p.batch; b += gridDim.z) {
-    const T* const q = static_cast<const T*>(p.q) + b * p.stride_q_batch + token * p.stride_q_token;
-    const T* const k = static_cast<const T*>(p.k) + b * p.stride_k_batch + token * p.stride_k_token;
-    T* const q_out = static_cast<T*>(p.q_out) + b * p.stride_q_out_batch + token * p.stride_q_out_token;
-    T* const k_out = static_cast<T*>(p.k_out) + b * p.stride_k_out_batch + token * p.stride_k_out_token;
-    Vector x[2][kBatch], y[2][kBatch];
-    const auto load = [&](int head, Vector(&to_x)[kBatch], Vector(&to_y)[kBatch]) {
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (head + j >= last_head) continue;
-        const T* const in =
-            head + j < heads_q ? q + (head + j) * p.stride_q_head : k + (head + j - heads_q) * p.stride_k_head;
-        to_x[j] = *reinterpret_cast<const Vector*>(in + first);
-        if (rotates) to_y[j] = *reinterpret_cast<const Vector*>(in + second);
-      }
-    };
-    load(first_head, x[0], y[0]);  // under way while the angles are worked out
+  // A place among the units, and this thread's token there.
+  struct Place {
+    std::int64_t b, token;
+    int block, head;
+    bool inside;
+  };
+  const auto set_token = [&](Place& place) {
+    place.token = static_cast<std::int64_t>(place.block) * tokens + my_token;
+    place.inside = my_token < tokens && place.token < p.seq;
+  };
+  const auto next = [&](Place& place) {
+    if (++place.head < heads) return;
+    place.head = 0;
+    if (++place.block == token_blocks) place.block = 0, ++place.b;
+    set_token(place);
+  };
+  const std::int64_t first_unit = units * blockIdx.x / gridDim.x, last_unit = units * (blockIdx.x + 1) / gridDim.x;
+  Place ahead{};
+  ahead.head = static_cast<int>(first_unit % heads);
+  ahead.block = static_cast<int>(first_unit / heads % token_blocks);
+  ahead.b = first_unit / heads / token_blocks;
+  set_token(ahead);
+  Place now = ahead;
 
-    float cosine[N], sine[N];
-    if (rotates && p.cos) {
-      const std::int64_t row = p.table_is_per_token ? token : p.position(b, token);
+  const auto load = [&](std::int64_t unit, Vector& x, Vector& y) {
+    if (unit < last_unit && ahead.inside) {
+      const int h = ahead.head;
+      const T* const in = h < heads_q ? static_cast<const T*>(p.q) + ahead.b * p.stride_q_batch + h * p.stride_q_head +
+                                            ahead.token * p.stride_q_token
+                                      : static_cast<const T*>(p.k) + ahead.b * p.stride_k_batch +
+                                            (h - heads_q) * p.stride_k_head + ahead.token * p.stride_k_token;
+      x = *reinterpret_cast<const Vector*>(in + first);
+      if (rotates) y = *reinterpret_cast<const Vector*>(in + second);
+    }
+    next(ahead);
+  };
+
+  float cosine[N], sine[N];
+  const auto set_angles = [&] {
+    if (!rotates || !now.inside) return;
+    if (p.cos) {
+      const std::int64_t row = p.table_is_per_token ? now.token : p.position(now.b, now.token);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         const int pair = column * N + i;
-        cosine[i] = load_typed(p.cos, p.table_dtype, b * p.stride_table_batch + row * p.stride_table_row + pair);
-        sine[i] = load_typed(p.sin, p.table_dtype, b * p.stride_sin_batch + row * p.stride_sin_row + pair);
+        cosine[i] = load_typed(p.cos, p.table_dtype, now.b * p.stride_table_batch + row * p.stride_table_row + pair);
+        sine[i] = load_typed(p.sin, p.table_dtype, now.b * p.stride_sin_batch + row * p.stride_sin_row + pair);
       }
-    } else if (rotates) {
-      const std::int64_t position = p.position(b, token);
+    } else {
+      const std::int64_t position = p.position(now.b, now.token);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         const int pair = column * N + i;
@@ -140,47 +161,54 @@ __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
       for (int i = 0; i < N; ++i) sine[i] = -sine[i];
     }
+  };
 
-    const auto rotate = [&](Vector& x, Vector& y) {
-      float a[2 * N];
+  const auto rotate = [&](Vector& x, Vector& y) {
+    float a[2 * N];
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        a[i] = to_float(x.values[i]);
-        a[N + i] = to_float(y.values[i]);
-      }
-      // The members of pair i: neighbours in the 2 N elements, or N apart.
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float u = kInterleaved ? a[2 * i] : a[i], v = kInterleaved ? a[2 * i + 1] : a[N + i];
-        const T to_u = from_float<T>(u * cosine[i] - v * sine[i]), to_v = from_float<T>(u * sine[i] + v * cosine[i]);
-        if (kInterleaved) {
-          (2 * i < N ? x : y).values[2 * i % N] = to_u;
-          (2 * i < N ? x : y).values[2 * i % N + 1] = to_v;
-        } else {
-          x.values[i] = to_u;
-          y.values[i] = to_v;
-        }
-      }
-    };
-    const auto store = [&](int head, Vector(&from_x)[kBatch], Vector(&from_y)[kBatch]) {
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (head + j >= last_head) continue;
-        T* const out = head + j < heads_q ? q_out + (head + j) * p.stride_q_out_head
-                                          : k_out + (head + j - heads_q) * p.stride_k_out_head;
-        if (rotates) {
-          rotate(from_x[j], from_y[j]);
-          *reinterpret_cast<Vector*>(out + second) = from_y[j];
-        }
-        *reinterpret_cast<Vector*>(out + first) = from_x[j];
-      }
-    };
-    for (int head = first_head; head < last_head; head += 2 * kBatch) {
-      load(head + kBatch, x[1], y[1]);
-      store(head, x[0], y[0]);
-      load(head + 2 * kBatch, x[0], y[0]);
-      store(head + kBatch, x[1], y[1]);
+    for (int i = 0; i < N; ++i) {
+      a[i] = to_float(x.values[i]);
+      a[N + i] = to_float(y.values[i]);
     }
+    // The members of pair i: neighbours in the 2 N elements, or N apart.
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float u = kInterleaved ? a[2 * i] : a[i], v = kInterleaved ? a[2 * i + 1] : a[N + i];
+      const T to_u = from_float<T>(u * cosine[i] - v * sine[i]), to_v = from_float<T>(u * sine[i] + v * cosine[i]);
+      if (kInterleaved) {
+        (2 * i < N ? x : y).values[2 * i % N] = to_u;
+        (2 * i < N ? x : y).values[2 * i % N + 1] = to_v;
+      } else {
+        x.values[i] = to_u;
+        y.values[i] = to_v;
+      }
+    }
+  };
+  const auto store = [&](std::int64_t unit, Vector& x, Vector& y) {
+    if (unit >= last_unit) return;
+    if (unit == first_unit || now.head == 0) set_angles();
+    if (now.inside) {
+      const int h = now.head;
+      T* const out = h < heads_q ? static_cast<T*>(p.q_out) + now.b * p.stride_q_out_batch + h * p.stride_q_out_head +
+                                       now.token * p.stride_q_out_token
+                                 : static_cast<T*>(p.k_out) + now.b * p.stride_k_out_batch +
+                                       (h - heads_q) * p.stride_k_out_head + now.token * p.stride_k_out_token;
+      if (rotates) {
+        rotate(x, y);
+        *reinterpret_cast<Vector*>(out + second) = y;
+      }
+      *reinterpret_cast<Vector*>(out + first) = x;
+    }
+    next(now);
+  };
+
+  Vector x[2], y[2];
+  load(first_unit, x[0], y[0]);  // under way while the angles are worked out
+  for (std::int64_t unit = first_unit; unit < last_unit; unit += 2) {
+    load(unit + 1, x[1], y[1]);
+    store(unit, x[0], y[0]);
+    load(unit + 2, x[0], y[0]);
+    store(unit + 1, x[1], y[1]);
   }
 }
 
@@ -206,19 +234,13 @@ void rope_vectors(const RopeParams& p, cudaStream_t stream) {
   }
   const std::int64_t elements = 16 / static_cast<std::int64_t>(dtype_bytes(p.dtype));
   const std::int64_t columns = (p.head_dim - p.spec.rotary_dim / 2) / elements;
-  const std::int64_t heads = p.heads_q + p.heads_kv, blocks = ceil_div(p.seq, kThreads / columns);
-  // As many heads a thread as leave four blocks for every multiprocessor; 16 are enough to hide the sines.
-  const std::int64_t wanted = 4 * cuda_device_properties(p.device.index).num_sms;
-  const std::int64_t groups =
-      std::min({heads, std::int64_t{65535},
-                std::max(ceil_div(heads, 16), ceil_div(wanted, std::max<std::int64_t>(1, blocks * p.batch)))});
-  const auto heads_per_group = static_cast<int>(ceil_div(heads, groups));
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ceil_div(heads, heads_per_group)),
-                  static_cast<unsigned>(std::min<std::int64_t>(p.batch, 65535)));
+  const std::int64_t token_blocks = ceil_div(p.seq, kThreads / columns);
+  const std::int64_t units = p.batch * token_blocks * (p.heads_q + p.heads_kv);
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto kernel = p.spec.interleaved ? rope_vectors_kernel<T, true> : rope_vectors_kernel<T, false>;
-    launch("rope", kernel, {grid, kThreads, 0, stream}, p, frequencies, heads_per_group);
+    launch("rope", kernel, {grid_size(units, p.device.index, kBlocks), kThreads, 0, stream}, p, frequencies,
+           static_cast<int>(token_blocks), units);
   });
 }
 
