@@ -31,8 +31,8 @@ BWD, FWD = "attention_bwd/cuda/sm75/f16/d64", "attention_fwd/cuda/sm75/f16/d64"
 
 def row(number: int, name: str, mark: str, values: str) -> str:
     cells = [str(number), "7", "python3", "host", name, "1", "7", "(128, 1, 1)", "(2,048, 1, 1)", "0", "9.0"]
-    cells += [f"<default domain>:{mark}:none:none:none:none:none", *values.split()]
-    return ",".join(f'"{cell}"' for cell in cells)
+    ranges = f'77  ""<default domain>:{mark}:none:none:none:none:none:none""  ""<default domain>:inner:none:none""'
+    return ",".join(f'"{cell}"' for cell in (*cells, ranges, *values.split()))
 
 
 SAMPLE = "\n".join(
@@ -111,6 +111,60 @@ def test_a_machine_without_gpu_is_told_so(capsys):
     assert "profile: no CUDA device" in capsys.readouterr().err
     with pytest.raises(ValueError, match="install Nsight Compute"):
         profile._ncu(["ncu-that-is-not-there"], 1)
+
+
+FAKE_NCU = """#!{python}
+import sys
+kernels = sys.argv[sys.argv.index("flashkernel.bench.profile_target") + 1 :]
+if "--export" in sys.argv:
+    open(sys.argv[sys.argv.index("--export") + 1], "wb").write(b"report" * 1000)
+    sys.exit()
+metrics = sys.argv[sys.argv.index("--metrics") + 1].split(",")
+if "launch__waves_per_multiprocessor" in metrics:
+    print("==ERROR== Failed to find metric launch__waves_per_multiprocessor")
+    sys.exit(1)
+if "bad/cuda/generic" in kernels:
+    sys.exit(9)  # a kernel that takes its process with it
+header = ["ID", "Kernel Name", "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg", *metrics]
+marks = [f'1  "<default domain>:{{name}}:none:none"' for name in kernels]
+rows = [[i, "k<float>", mark, *["2.5"] * len(metrics)] for i, mark in enumerate(marks)]
+for row in [header, [""] * len(header), *rows]:
+    print(",".join('"' + str(cell).replace('"', '""') + '"' for cell in row))
+"""
+
+
+def test_a_whole_run_with_an_ncu_that_is_not_one(tmp_path, monkeypatch, capsys):
+    """Metrics that it does not know, a kernel that takes its process with it, and a raw report."""
+    import json
+    import sys
+    from types import SimpleNamespace
+
+    from flashkernel.bench import machine
+
+    ids = ["add/cuda/generic", "bad/cuda/generic", "rope/cuda/generic", "norm/cuda/generic"]
+    kernels = [SimpleNamespace(id=id, device="cuda", available=True) for id in ids]
+    monkeypatch.setattr(fk, "kernels", lambda: kernels)
+    monkeypatch.setattr(profile, "_require_gpu", lambda: None)
+    monkeypatch.setattr(machine, "machine_info", lambda device: {"gpu": "none"})
+    ncu = tmp_path / "ncu"
+    ncu.write_text(FAKE_NCU.format(python=sys.executable))
+    ncu.chmod(0o755)
+    out = tmp_path / "profiles"
+    options = ["--out", str(out), "--ncu", str(ncu), "--batch", "3"]
+    assert main(["profile", *options, "--raw", "rope/*"]) == 1
+    said = capsys.readouterr()
+    assert "left out, unknown to this ncu: launch__waves_per_multiprocessor" in said.err
+    assert "profile: bad/cuda/generic: no launch was profiled" in said.err
+    for kernel in ("add/cuda/generic", "rope/cuda/generic", "norm/cuda/generic"):
+        (launch,) = profile_report.read_csv(out / kernel / "metrics.csv")
+        assert launch.kernel == "k<float>" and launch["dram_bytes"] == 2.5 and "waves" not in launch
+        assert f"| {kernel} |" in said.out
+    assert (out / "rope/cuda/generic/report.ncu-rep").stat().st_size == 6000
+    assert json.loads((out / "machine.json").read_text())["failed"] == ["bad/cuda/generic"]
+    assert main(["profile", "add/*", *options, "--raw", "add/*", "--raw-limit", "0.001"]) == 0
+    assert "not kept" in capsys.readouterr().err and not (out / "add/cuda/generic/report.ncu-rep").exists()
+    assert main(["profile", "--list", "r*"]) == 0
+    assert capsys.readouterr().out == "rope/cuda/generic\n"
 
 
 @pytest.mark.parametrize("op", sorted({kernel.op for kernel in fk.kernels()}))

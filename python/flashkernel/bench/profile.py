@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -69,7 +70,8 @@ def _unknown(text: str, metrics: Sequence[str]) -> list[str]:
 
 def _ncu(line: list[str], timeout: float) -> tuple[int, str]:
     try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=timeout)
+        environment = {**os.environ, "FLASHKERNEL_NVTX": "0"}  # the target's own ranges are the ones that are read
+        done = subprocess.run(line, capture_output=True, text=True, timeout=timeout, env=environment)
     except FileNotFoundError:
         raise ValueError(f"profile: no {line[0]!r} on this machine; {HINT}") from None
     except subprocess.TimeoutExpired as expired:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -34,9 +35,13 @@ METRICS = {
     "fadd": "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum",
     "fmul": "smsp__sass_thread_inst_executed_op_fmul_pred_on.sum",
     "ffma": "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",
+    # One of the two names, by GPU.
     "tensor_ops_f16": "sm__ops_path_tensor_src_fp16_dst_fp32.sum",
     "tensor_ops_bf16": "sm__ops_path_tensor_src_bf16_dst_fp32.sum",
     "tensor_ops_tf32": "sm__ops_path_tensor_src_tf32_dst_fp32.sum",
+    "tensor_ops_f16_dense": "sm__ops_path_tensor_src_fp16_dst_fp32_sparsity_off.sum",
+    "tensor_ops_bf16_dense": "sm__ops_path_tensor_src_bf16_dst_fp32_sparsity_off.sum",
+    "tensor_ops_tf32_dense": "sm__ops_path_tensor_src_tf32_dst_fp32_sparsity_off.sum",
     "registers": "launch__registers_per_thread",
     "static_shared_bytes": "launch__shared_mem_per_block_static",
     "dynamic_shared_bytes": "launch__shared_mem_per_block_dynamic",
@@ -76,7 +81,8 @@ class Launch(dict[str, float]):
         """By counters: fp32 lanes, and the tensor cores' operations where ncu counts them."""
         if "ffma" not in self:
             return None
-        tensor = sum(self.get(name, 0.0) for name in ("tensor_ops_f16", "tensor_ops_bf16", "tensor_ops_tf32"))
+        names = ("tensor_ops_f16", "tensor_ops_bf16", "tensor_ops_tf32")
+        tensor = sum(max(self.get(name, 0.0), self.get(f"{name}_dense", 0.0)) for name in names)
         return self.get("fadd", 0.0) + self.get("fmul", 0.0) + 2 * self["ffma"] + tensor
 
     def stalls(self, count: int = 3) -> list[tuple[str, float]]:
@@ -116,10 +122,9 @@ def parse(text: str) -> list[Launch]:
         for name, unit, cell in zip(header, units, row, strict=True):
             if name in names and (value := _number(cell, unit)) is not None:
                 values[names[name]] = value
-        # "<default domain>:NAME:none:..."; the innermost range is named last.
-        marks = [row[i].strip() for i in ranges if row[i].strip()]
-        mark = marks[-1].split(":") if marks else []
-        launches.append(Launch(row[header.index("Kernel Name")], mark[1].strip('"') if len(mark) > 1 else "", values))
+        # THREAD "<default domain>:NAME:none:..." "<default domain>:INNER:none:..."
+        marks = [mark for i in ranges for mark in re.findall(r"<[^<>]*>:([^:\"]+):", row[i])]
+        launches.append(Launch(row[header.index("Kernel Name")], marks[0] if marks else "", values))
     return launches
 
 

@@ -145,7 +145,7 @@ def measured_sm75(root: Path) -> dict[str, tuple[float, float]]:
 
 
 def counted_sm75(root: Path) -> dict[str, float]:
-    """Cycles of the H200 for each sm75 kernel's call in profile_cases.py, where a profile is committed."""
+    """Cycles of the H200 for each sm75 kernel's call in its profile, where one is committed."""
     found: dict[str, float] = {}
     for kernel in t4_model.by_kernel(_model(root)):
         file = root / "profiles" / kernel / "metrics.csv"

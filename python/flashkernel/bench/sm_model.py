@@ -49,8 +49,8 @@ class Machine:
 MACHINES = {
     # Turing whitepaper (NVIDIA, 2018): 40 SMs on a T4, each 64 fp32 and 64 int32 lanes, 8 tensor cores of 64 FMA, 16
     # load/store units (x 4 bytes), 4 x 4 special function units. HMMA.1688 is 1024 FMA: 1024 / (8 x 64 / 4) = 8 cycles.
-    # Latencies of memory: Jia et al. (2019), arXiv 1903.07486: shared 19, L2 188 cycles; L2 1270 GB/s at 1590 MHz.
-    # Assumed: HMMA 18, special 20 cycles; DRAM 240 of 320 GB/s; the clock (see t4_model.py).
+    # Latencies as measured on a TU10x (github.com/sjfeng1999/gpu-arch-microbenchmark): shared 23, L2 236 cycles.
+    # Assumed: HMMA 18, special 20 cycles; L2 20 bytes a cycle and SM; DRAM 240 of 320 GB/s; the clock (t4_model.py).
     "t4": Machine(
         name="T4",
         sms=40,
@@ -61,19 +61,19 @@ MACHINES = {
         alu=2,
         special=8,
         shared_bytes=64,
-        l2_bytes=1270 / 1.59 / 40,
+        l2_bytes=20,
         dram_gb=240,
-        latency={"fixed": 4, "tensor": 18, "special": 20, "shared": 19, "global": 188, "barrier": 20},
+        latency={"fixed": 4, "tensor": 18, "special": 20, "shared": 23, "global": 236, "barrier": 20},
         shared_memory=64 * 1024,
         reserved_shared=0,
         threads=1024,
         blocks=16,
     ),
     # H100 whitepaper (NVIDIA, 2022): 132 SMs, 128 fp32 and 64 int32 lanes, 16 special function results and 128 bytes of
-    # shared memory a cycle. Latencies: Luo et al. (2024), arXiv 2402.13499: shared 29, L2 about 260 cycles.
-    # Fitted: HMMA.1688 in 8 cycles; with 4, half of A100's rate a part, each kernel would run at half of the model, and
-    # the fastest of them reaches 92 % of what 8 allow. Assumed: HMMA 16, special 20 cycles; L2 48 bytes a cycle and SM;
-    # the clock that nvidia-smi named beside the runs.
+    # shared memory a cycle. Latencies about as in Luo et al. (2024), arXiv 2402.13499: shared 29, L2 260 cycles.
+    # Fitted: HMMA.1688 in 8 cycles. With 4, which is A100's rate, the model is 36 to 93 % too fast for every kernel;
+    # the fastest was measured at 92 % of what 8 allow. Assumed: HMMA 16, special 20 cycles; L2 48 bytes a cycle and SM.
+    # The clock is what nvidia-smi named beside the runs.
     "h200": Machine(
         name="H200",
         sms=132,
@@ -164,8 +164,20 @@ def blocks_per_sm(machine: Machine, registers: int, threads: int, shared: int) -
 QUEUE = 8  # instructions that may wait for the load/store units, the L2 or a special function (assumed)
 
 
-def simulate(path: Sequence[Instruction], machine: Machine, blocks: int, warps: int, turns: int = 6) -> float:
-    """Cycles from turn to turn once under way: `blocks` on the multiprocessor, each with `warps` in this part."""
+STARTS = (0.2, 0.6, 1.0, 1.4, 1.8)  # cycles an instruction of the loop by which one block starts after the other
+
+
+def simulate(path: Sequence[Instruction], machine: Machine, blocks: int, warps: int) -> float:
+    """Cycles from turn to turn once under way: `blocks` on the multiprocessor, each with `warps` in this part. The mean
+    over several distances at which the blocks start: which waits fall together depends on it.
+    """
+    starts = STARTS if blocks > 1 else STARTS[:1]
+    return sum(_simulate(path, machine, blocks, warps, start) for start in starts) / len(starts)
+
+
+def _simulate(
+    path: Sequence[Instruction], machine: Machine, blocks: int, warps: int, start: float, turns: int = 8
+) -> float:
     count = blocks * warps
     reads = [tuple(x.reads()) for x in path]
     writes = [tuple(x.writes()) for x in path]
@@ -181,8 +193,7 @@ def simulate(path: Sequence[Instruction], machine: Machine, blocks: int, warps: 
 
     ready: list[dict[str, float]] = [{} for _ in range(count)]  # when each register has arrived
     at = [0] * count
-    # Blocks start apart, as they do on a GPU that has run for a while.
-    next_time = [float(len(path) * (w // warps) / max(1, blocks)) for w in range(count)]
+    next_time = [start * len(path) * (w // warps) for w in range(count)]
     arrived: dict[int, list[int]] = {b: [] for b in range(blocks)}
     finished: list[list[float]] = [[] for _ in range(count)]
     issued = [0.0] * count
@@ -241,6 +252,6 @@ def simulate(path: Sequence[Instruction], machine: Machine, blocks: int, warps: 
         if at[w] == len(path):
             at[w] = 0
             finished[w].append(time)
-    # From the second turn on, over all warps.
-    spans = [(x[turns - 1] - x[1]) / (turns - 2) for x in finished]
+    # From the third turn on, over all warps.
+    spans = [(x[turns - 1] - x[2]) / (turns - 3) for x in finished]
     return sum(spans) / count

@@ -146,12 +146,13 @@ def _mix_text(counts: dict[str, int]) -> str:
 
 
 def profiled_cycles(kernel: str, parts: list[dict[str, Any]]) -> float:
-    """What the model expects of an H200 for the call that profile_cases.py makes of a kernel."""
+    """What the model expects of an H200 for the call that `flashkernel profile` makes (suites/kernels.py)."""
     if kernel.startswith("linear"):
         pairs = 4096.0**3
     else:
-        dim = int(kernel.rsplit("/d", 1)[1])
-        pairs = 2.0 * (2048 // dim) * 4096**2
+        dim, seq = int(kernel.rsplit("/d", 1)[1]), 4096
+        rows = 128 if dim <= 64 else 64  # of a block: it walks half of the pairs, and its own on the diagonal
+        pairs = 2.0 * (2048 // dim) * seq * (seq + rows) / 2
     return sum(pairs / part["pairs"] * cycles(part, "h200", True) for part in parts) / MACHINES["h200"].sms
 
 
