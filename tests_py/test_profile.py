@@ -141,7 +141,7 @@ def test_a_whole_run_with_an_ncu_that_is_not_one(tmp_path, monkeypatch, capsys):
 
     from flashkernel.bench import machine
 
-    ids = ["add/cuda/generic", "bad/cuda/generic", "rope/cuda/generic", "norm/cuda/generic"]
+    ids = ["bad/cuda/generic", "add/cuda/generic", "rope/cuda/generic", "norm/cuda/generic"]
     kernels = [SimpleNamespace(id=id, device="cuda", available=True) for id in ids]
     monkeypatch.setattr(fk, "kernels", lambda: kernels)
     monkeypatch.setattr(profile, "_require_gpu", lambda: None)

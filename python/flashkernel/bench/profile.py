@@ -88,16 +88,20 @@ def _ncu(line: list[str], timeout: float) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def usable_metrics(ncu: str, kernel: str, timeout: float) -> list[str]:
-    """The metrics that this ncu has for this GPU, found on one kernel."""
+def usable_metrics(ncu: str, kernels: Sequence[str], timeout: float) -> list[str]:
+    """The metrics that this ncu has for this GPU, found on the first of some kernels that can be profiled."""
     metrics = [*METRICS.values(), *STALLS.values()]
+    waiting = list(kernels[:5])
     for _ in range(10):
-        status, text = _ncu(command(ncu, [kernel], metrics), timeout)
+        status, text = _ncu(command(ncu, waiting[:1], metrics), timeout)
         unknown = _unknown(text, metrics)
         if not unknown:
-            if '"ID","' not in text:
+            if '"ID","' in text:
+                return metrics
+            waiting.pop(0)
+            if not waiting:
                 raise RuntimeError(f"profile: ncu wrote no table (exit code {status}): {text.strip()[-400:]}")
-            return metrics
+            continue
         print(f"profile: left out, unknown to this ncu: {', '.join(unknown)}", file=sys.stderr)
         metrics = [name for name in metrics if name not in unknown]
     raise RuntimeError("profile: ncu refuses the metrics one after the other; is it older than the GPU?")
@@ -144,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"profile: no {args.ncu!r} on this machine; {HINT}")
     _require_gpu()
     raw = set(select(ids, args.raw)) if args.raw else set()
-    metrics = usable_metrics(args.ncu, chosen[0], args.timeout)
+    metrics = usable_metrics(args.ncu, chosen, args.timeout)
     done: dict[str, list[Launch]] = {}
     waiting = list(chosen)
     size = max(1, args.batch)
