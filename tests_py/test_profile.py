@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import flashkernel as fk
@@ -135,7 +137,6 @@ for row in [header, [""] * len(header), *rows]:
 
 def test_a_whole_run_with_an_ncu_that_is_not_one(tmp_path, monkeypatch, capsys):
     """Metrics that it does not know, a kernel that takes its process with it, and a raw report."""
-    import json
     import sys
     from types import SimpleNamespace
 
@@ -143,9 +144,10 @@ def test_a_whole_run_with_an_ncu_that_is_not_one(tmp_path, monkeypatch, capsys):
 
     ids = ["bad/cuda/generic", "add/cuda/generic", "rope/cuda/generic", "norm/cuda/generic"]
     kernels = [SimpleNamespace(id=id, device="cuda", available=True) for id in ids]
+    about = {"gpu": "none", "driver_version": None, "commit": "abc", "date": "2026-01-02T03:04:05"}
     monkeypatch.setattr(fk, "kernels", lambda: kernels)
     monkeypatch.setattr(profile, "_require_gpu", lambda: None)
-    monkeypatch.setattr(machine, "machine_info", lambda device: {"gpu": "none"})
+    monkeypatch.setattr(machine, "machine_info", lambda device: about)
     ncu = tmp_path / "ncu"
     ncu.write_text(FAKE_NCU.format(python=sys.executable))
     ncu.chmod(0o755)
@@ -160,11 +162,23 @@ def test_a_whole_run_with_an_ncu_that_is_not_one(tmp_path, monkeypatch, capsys):
         assert launch.kernel == "k<float>" and launch["dram_bytes"] == 2.5 and "waves" not in launch
         assert f"| {kernel} |" in said.out
     assert (out / "rope/cuda/generic/report.ncu-rep").stat().st_size == 6000
-    assert json.loads((out / "machine.json").read_text())["failed"] == ["bad/cuda/generic"]
+    table = (out / "README.md").read_text()
+    assert (
+        table == profile_report.page(out)
+        and "| `norm/cuda/generic` | 0.0 |" in table
+        and "- 3 kernels: gpu none, commit abc, date 2026-01-02" in table
+    )
+    assert not (out / "bad").exists()
     assert main(["profile", "add/*", *options, "--raw", "add/*", "--raw-limit", "0.001"]) == 0
     assert "not kept" in capsys.readouterr().err and not (out / "add/cuda/generic/report.ncu-rep").exists()
     assert main(["profile", "--list", "r*"]) == 0
     assert capsys.readouterr().out == "rope/cuda/generic\n"
+
+
+def test_the_page_is_what_the_profiles_say():
+    profiles = Path(__file__).resolve().parents[1] / "profiles"
+    if list(profiles.glob("**/metrics.csv")):
+        assert (profiles / "README.md").read_text() == profile_report.page(profiles)
 
 
 @pytest.mark.parametrize("op", sorted({kernel.op for kernel in fk.kernels()}))

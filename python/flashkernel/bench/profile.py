@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from .profile_report import METRICS, STALLS, Launch, parse, summary, write_csv
+from .profile_report import METRICS, STALLS, Launch, page, parse, summary, write_csv
 
 __all__ = ["add_arguments", "command", "run", "select", "store"]
 
@@ -107,7 +107,9 @@ def usable_metrics(ncu: str, kernels: Sequence[str], timeout: float) -> list[str
     raise RuntimeError("profile: ncu refuses the metrics one after the other; is it older than the GPU?")
 
 
-def store(out: Path, kernels: Sequence[str], launches: list[Launch]) -> dict[str, list[Launch]]:
+def store(
+    out: Path, kernels: Sequence[str], launches: list[Launch], about: Mapping[str, Any] | None = None
+) -> dict[str, list[Launch]]:
     """Writes metrics.csv of every kernel that has launches; returns them by kernel id."""
     found: dict[str, list[Launch]] = {}
     for launch in launches:
@@ -116,7 +118,7 @@ def store(out: Path, kernels: Sequence[str], launches: list[Launch]) -> dict[str
     if launches and not found and len(kernels) == 1:
         found[kernels[0]] = launches  # this ncu does not print ranges
     for kernel, own in found.items():
-        write_csv(out / kernel / "metrics.csv", own)
+        write_csv(out / kernel / "metrics.csv", own, about)
     return found
 
 
@@ -149,27 +151,24 @@ def run(args: argparse.Namespace) -> int:
     _require_gpu()
     raw = set(select(ids, args.raw)) if args.raw else set()
     metrics = usable_metrics(args.ncu, chosen, args.timeout)
+    about = machine_info("cuda")
     done: dict[str, list[Launch]] = {}
     waiting = list(chosen)
-    size = max(1, args.batch)
     while waiting:
-        batch, waiting = waiting[:size], waiting[size:]
+        batch, waiting = waiting[: max(1, args.batch)], waiting[max(1, args.batch) :]
         _, text = _ncu(command(args.ncu, batch, metrics), args.timeout)
-        launches = parse(text) if '"ID","' in text else []
-        found = store(args.out, batch, launches)
+        found = store(args.out, batch, parse(text) if '"ID","' in text else [], about)
         done |= found
-        lost = [kernel for kernel in batch if kernel not in found]
         print(f"profile: {len(done)} of {len(chosen)} kernels", file=sys.stderr, flush=True)
-        if lost and len(batch) > 1:  # one of them may have taken the others with it: each alone
-            for kernel in lost:
-                _, text = _ncu(command(args.ncu, [kernel], metrics), args.timeout)
-                if '"ID","' in text:
-                    done |= store(args.out, [kernel], parse(text))
+        lost = [kernel for kernel in batch if kernel not in found and f"\n{kernel}: " not in text]
+        if lost and len(batch) > 1:  # the first of them may have taken the others with it: it alone, then they
+            _, text = _ncu(command(args.ncu, lost[:1], metrics), args.timeout)
+            done |= store(args.out, lost[:1], parse(text) if '"ID","' in text else [], about)
+            waiting = lost[1:] + waiting
     kept = [_keep_raw(args, kernel) for kernel in chosen if kernel in raw]
     failed = [kernel for kernel in chosen if kernel not in done]
     if done:
-        info = {"machine": machine_info("cuda"), "metrics": metrics, "kernels": sorted(done), "failed": failed}
-        (args.out / "machine.json").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
+        (args.out / "README.md").write_text(page(args.out), encoding="utf-8")
     print(summary(launch for launches in done.values() for launch in launches))
     for text in kept:
         print(text, file=sys.stderr)

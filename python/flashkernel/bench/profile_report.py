@@ -7,10 +7,11 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-__all__ = ["METRICS", "STALLS", "Launch", "counters", "parse", "read_csv", "summary", "write_csv"]
+__all__ = ["METRICS", "STALLS", "Launch", "counters", "page", "parse", "read_csv", "summary", "write_csv"]
 
 # Our name -> ncu's. Throughputs are % of peak.
 METRICS = {
@@ -75,6 +76,7 @@ class Launch(dict[str, float]):
         super().__init__(values)
         self.kernel = kernel  # the CUDA kernel's name
         self.range_name = range_name  # of the NVTX range around the call: the kernel id
+        self.about: dict[str, str] = {}
 
     @property
     def flop(self) -> float | None:
@@ -153,13 +155,42 @@ def summary(launches: Iterable[Launch]) -> str:
     return "\n".join(lines)
 
 
-def write_csv(file: Path, launches: list[Launch]) -> None:
+ABOUT = ("gpu", "driver_version", "commit", "date")  # of the run, in every CSV: kernels may be profiled on other days
+
+
+def page(profiles: Path) -> str:
+    """profiles/README.md: the longest launch of every kernel that has a profile there, from the CSV files alone."""
+    longest = []
+    runs: dict[str, int] = {}
+    for file in sorted(profiles.glob("**/metrics.csv")):
+        launch = max(read_csv(file), key=lambda x: x.get("duration_ns", 0.0))
+        launch.range_name = f"`{file.parent.relative_to(profiles).as_posix()}`"
+        longest.append(launch)
+        run = ", ".join(f"{name} {value[:10] if name == 'date' else value}" for name, value in launch.about.items())
+        runs[run] = runs.get(run, 0) + 1
+    lines = [
+        "# Nsight Compute, every kernel",
+        "",
+        "By `flashkernel profile` ([how to read it](../docs/profiling.md)). Of a call that is several kernels the longest "
+        "one; all of them are in the CSV files. Throughputs and pipes in % of peak, waits in warps for each that issues.",
+        "",
+        *(f"- {count} kernels: {run}" for run, count in runs.items()),
+        "",
+        summary(longest),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def write_csv(file: Path, launches: list[Launch], about: Mapping[str, Any] | None = None) -> None:
     """One column a launch, one row a metric, so that a change of one number is one line of a diff."""
     names = [*METRICS, *(f"stall_{name}" for name in STALLS)]
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", encoding="utf-8", newline="") as out:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["kernel", *(x.kernel for x in launches)])
+        for name in ABOUT:
+            if about and about.get(name):
+                writer.writerow([name, *[about[name]] * len(launches)])
         for name in names:
             if any(name in x for x in launches):
                 writer.writerow([name, *(f"{x[name]:.6g}" if name in x else "" for x in launches)])
@@ -168,10 +199,13 @@ def write_csv(file: Path, launches: list[Launch]) -> None:
 def read_csv(file: Path) -> list[Launch]:
     with file.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.reader(lines))
-    return [
-        Launch(kernel, "", {row[0]: float(row[at]) for row in rows[1:] if row[at]})
-        for at, kernel in enumerate(rows[0][1:], start=1)
-    ]
+    launches = []
+    for at, kernel in enumerate(rows[0][1:], start=1):
+        cells = {row[0]: row[at] for row in rows[1:] if row[at]}
+        launch = Launch(kernel, "", {name: float(cell) for name, cell in cells.items() if name not in ABOUT})
+        launch.about = {name: cells[name] for name in ABOUT if name in cells}
+        launches.append(launch)
+    return launches
 
 
 def counters(profiles: Path) -> dict[str, str]:

@@ -29,6 +29,7 @@ class Machine:
     clock_ghz: float
     # Cycles for which one warp instruction keeps its unit in one part of the multiprocessor busy.
     tensor: float  # HMMA.1688: 16 x 8 x 8
+    tensor_k16: float  # HMMA.16816: 16 x 8 x 16, from Ampere on
     fp32: float  # FFMA, FMUL, FADD
     integer_multiply: float  # IMAD
     alu: float  # integers, comparisons, moves
@@ -56,6 +57,7 @@ MACHINES = {
         sms=40,
         clock_ghz=1.59,
         tensor=8,
+        tensor_k16=16,
         fp32=2,
         integer_multiply=2,
         alu=2,
@@ -72,13 +74,15 @@ MACHINES = {
     # H100 whitepaper (NVIDIA, 2022): 132 SMs, 128 fp32 and 64 int32 lanes, 16 special function results and 128 bytes of
     # shared memory a cycle. Latencies about as in Luo et al. (2024), arXiv 2402.13499: shared 29, L2 260 cycles.
     # Fitted: HMMA.1688 in 8 cycles. With 4, which is A100's rate, the model is 36 to 93 % too fast for every kernel;
-    # the fastest was measured at 92 % of what 8 allow. Assumed: HMMA 16, special 20 cycles; L2 48 bytes a cycle and SM.
-    # The clock is what nvidia-smi named beside the runs.
+    # the fastest was measured at 92 % of what 8 allow. HMMA.16816 must be faster than two of them, since sm80's linear
+    # reached 383 TFLOP/s: 8 cycles too. Assumed: HMMA 16, special 20 cycles; L2 48 bytes a cycle and SM. The clock is
+    # what nvidia-smi named beside the runs.
     "h200": Machine(
         name="H200",
         sms=132,
         clock_ghz=1.98,
         tensor=8,
+        tensor_k16=8,
         fp32=1,
         integer_multiply=2,
         alu=2,
@@ -128,8 +132,7 @@ def busy(x: Instruction, machine: Machine) -> float:
         return PARTS * shared_bytes(x) / machine.shared_bytes
     if kind == "control":
         return 0.0
-    deep = 2.0 if ".16816" in x.opcode else 1.0
-    return float(getattr(machine, kind)) * (deep if kind == "tensor" else 1.0)
+    return float(machine.tensor_k16 if ".16816" in x.opcode else getattr(machine, kind))
 
 
 def pipe_cycles(path: Sequence[Instruction], machine: Machine) -> dict[str, float]:
