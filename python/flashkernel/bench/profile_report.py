@@ -171,8 +171,9 @@ def page(profiles: Path) -> str:
     lines = [
         "# Nsight Compute, every kernel",
         "",
-        "By `flashkernel profile` ([how to read it](../docs/profiling.md)). Of a call that is several kernels the longest "
-        "one; all of them are in the CSV files. Throughputs and pipes in % of peak, waits in warps for each that issues.",
+        "By `flashkernel profile` ([how to read it](../docs/profiling.md)). Of a call that is several kernels the "
+        "longest one; all of them are in the CSV files. Throughputs and pipes in % of peak, waits in warps for each "
+        "that issues.",
         "",
         *(f"- {count} kernels: {run}" for run, count in runs.items()),
         "",
