@@ -147,7 +147,7 @@ def _linear(data: dict[str, Any]) -> Iterator[Point]:
                     "linear/cuda/sm80/f16/few_rows", case, flop, moved, r["us"]["sm80few"] * 1e-6, read_only=True
                 )
         else:
-            yield Point("linear/cuda/sm90a/f16/tiles", case, flop, moved, r["us"]["ours"] * 1e-6)
+            yield Point("linear/cuda/sm90a/f16/large", case, flop, moved, r["us"]["ours"] * 1e-6)
 
 
 BY_HAND: dict[str, Callable[[dict[str, Any]], Iterator[Point]]] = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import ladder, t4_model
-from .measured import Point, attention_work, ceilings, linear_work, points
+from .measured import Point, ceilings, points
 from .profile_report import counters, read_csv
 from .sm_model import MACHINES, PARTS
 
@@ -254,11 +254,7 @@ def draw_t4(root: Path, file: Path) -> None:
     for i, (kernel, parts) in enumerate(t4_model.by_kernel(_model(root)).items()):
         rates = [t4_model.expected(parts, "t4", clock * 1e-3) for clock in (650, 1590)]
         op = kernel.split("/")[0]
-        if op.startswith("linear"):
-            flop, size = linear_work(4096, 4096, 4096, 2)
-        else:
-            dim = int(kernel.rsplit("/d", 1)[1])
-            flop, size, _ = attention_work(4, 2048 // dim, 4096, dim, False, 2, op == "attention_bwd")
+        flop, size = t4_model.work_of(kernel)
         # head dims share an intensity: side by side, so that each can be seen
         x = flop / size * 1.12 ** beside.setdefault(op, 0)
         beside[op] += 1

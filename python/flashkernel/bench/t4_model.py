@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .measured import attention_work, linear_work
 from .sass import functions, main_loop, mix, registers_used
 from .sm_model import MACHINES, PARTS, blocks_per_sm, pipe_cycles, simulate
 
@@ -145,6 +146,25 @@ def _mix_text(counts: dict[str, int]) -> str:
     return " | ".join(str(n) for n in [*groups.values(), rest])
 
 
+def work_of(kernel: str) -> tuple[float, float]:
+    """FLOP and bytes of the call that the tables stand for: 16384 tokens, heads x head_dim = 2048, seq 4096, no mask;
+    for linear 4096 x 4096 x 4096."""
+    if kernel.startswith("linear"):
+        products = 2 if kernel.startswith("linear_bwd") else 1
+        flop, size = linear_work(4096, 4096, 4096, 2)
+        return products * flop, products * size
+    dim = int(kernel.rsplit("/d", 1)[1])
+    heads = 2048 // dim
+    flop, size, _ = attention_work(4, heads, 4096, dim, False, 2, kernel.startswith("attention_bwd"))
+    return flop, size
+
+
+def seconds(kernel: str, tflops: float) -> float:
+    """Of that call on a T4 at that rate, or of its bytes from DRAM, if they take longer."""
+    flop, size = work_of(kernel)
+    return max(flop / tflops * 1e-12, size / MACHINES["t4"].dram_gb * 1e-9)
+
+
 def profiled_cycles(kernel: str, parts: list[dict[str, Any]]) -> float:
     """What the model expects of an H200 for the call that `flashkernel profile` makes (suites/kernels.py)."""
     if kernel.startswith("linear"):
@@ -163,8 +183,8 @@ def report(
     kernels = by_kernel(model)
     t4 = [
         "| kernel | limit | TFLOP/s at 1590 MHz: simulated, if all else hid | at 1000 MHz | at 650 MHz "
-        "| of the tensor cores' peak |",
-        "|---|---|---|---|---|---|",
+        "| of the tensor cores' peak | ms a call at 1590, 1000, 650 MHz |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kernel, parts in kernels.items():
         peak = MACHINES["t4"].sms * 1024 * CLOCKS[0] * 1e-6  # 512 FMA a cycle and SM
@@ -173,7 +193,7 @@ def report(
         limits = " / ".join(dict.fromkeys(limit(part, "t4") for part in parts))
         t4.append(
             f"| `{kernel}` | {limits} | {rates[0]:.1f}, {best:.1f} | {rates[1]:.1f} | {rates[2]:.1f} "
-            f"| {rates[0] / peak:.0%} |"
+            f"| {rates[0] / peak:.0%} | {', '.join(f'{1e3 * seconds(kernel, rate):.2f}' for rate in rates)} |"
         )
     error = [
         "| kernel | MHz | measured TFLOP/s | model: simulated | error | if all else hid | error |",
