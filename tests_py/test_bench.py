@@ -120,6 +120,8 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for name in [*SUITES, "attention_forward", "sdpa_cudnn", "cublaslt_gelu", "triton"]:
         assert name in printed
+    assert main(["bench", "attention", "--list", "--device", "cuda"]) == 0  # a GPU's rows, without one
+    assert "(1, 16, 16384, 128) causal float16" in capsys.readouterr().out
     assert main(["bench", "--list", "--kernels", "all", "--device", "cpu"]) == 0
     assert "kernels (" in capsys.readouterr().out
 

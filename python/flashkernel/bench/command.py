@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -46,13 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--root", metavar="DIR", help="with report: the checkout (default: the working directory)")
 
 
-def _device(wanted: str) -> str:
+def _device(wanted: str, only_list: bool) -> str:
     import flashkernel as fk
 
     from . import baselines
 
     torch = baselines.require_torch()
     found = fk.num_cuda_devices() > 0 and torch.cuda.is_available()
+    if wanted == "cuda" and only_list:
+        return wanted
     if wanted == "cuda" and not found:
         raise ValueError("bench: --device cuda, but this build or torch finds no CUDA device")
     return "cuda" if found and wanted != "cpu" else "cpu"
@@ -73,7 +76,7 @@ def _settings(args: argparse.Namespace) -> Any:
     if args.quick and args.full_shapes:
         without |= {"compile"}
     return Settings(
-        device=_device(args.device),
+        device=_device(args.device, args.list),
         quick=args.quick and not args.full_shapes,
         dtypes=tuple(args.dtype or ()),
         without=without,
@@ -182,6 +185,7 @@ def run(args: argparse.Namespace) -> int:
             write_json(Path(args.json), result())
         progress(case)
 
+    gc.freeze()  # capturing a graph collects garbage: not what imports have made
     session.run(cases, args.budget, step)
     print(", ".join(f"{key} {value}" for key, value in head["machine"].items() if value is not None))
     print("ceilings: " + ", ".join(f"{name} {rate * 1e-12:.3g} T/s" for name, rate in session.ceilings.items()))

@@ -25,6 +25,9 @@ from .timing import Device, Measured, Rule, measure
 __all__ = ["Session", "difference", "forcing"]
 
 
+MINE = (OURS, VARIANT)
+
+
 @contextmanager
 def forcing() -> Iterator[Callable[[str], None]]:
     """A function that puts a provider's kernels in force, on top of what was; all is back at the end."""
@@ -131,6 +134,7 @@ class Session:
             if checked:
                 results, failed = measure(self.device, checked, rule, inner=work.inner, graph=work.graph, force=force)
                 refused |= failed
+                agrees = agrees and not any(p.kind in MINE and p.name in failed for p in checked)
             clocks = self._clocks()
             providers = {}
             for provider in checked:
@@ -179,6 +183,8 @@ class Session:
         """(providers to time, refusals, errors, kernels that ran, whether ours agree). Peers first: the first of them
         that answers is what the others are held against.
         """
+        import torch
+
         refused: dict[str, str] = {}
         errors: dict[str, float] = {}
         kernels: dict[str, list[str]] = {}
@@ -186,30 +192,34 @@ class Session:
         agrees = True
         reference: Any = None
         against = ""
-        mine = (OURS, VARIANT)
-        for provider in sorted(work.providers, key=lambda p: p.kind in mine):
+        for provider in sorted(work.providers, key=lambda p: p.kind in MINE):
             if provider.name in self.settings.without:
                 continue
             if work.restore:
                 work.restore()
-            before = {kernel.id: kernel.calls for kernel in fk.kernels()}
             try:
                 force(provider.forced)
+            except ValueError as error:  # a kernel that this build does not have
+                refused[provider.name] = _reason(error)
+                continue
+            before = {kernel.id: kernel.calls for kernel in fk.kernels()}
+            try:
                 result = provider.calls[0]()
                 self.device.synchronize()
             except Exception as error:
                 # Others may refuse a shape in any way; of ours, only a refusal in words or a lack of memory is one.
-                if provider.kind == OURS and not isinstance(error, (NotImplementedError, MemoryError)):
-                    raise
-                refused[provider.name] = _reason(error)
+                kinds = NotImplementedError, MemoryError, torch.cuda.OutOfMemoryError
+                refusal = provider.kind not in MINE or isinstance(error, kinds)
+                refused[provider.name] = _reason(error) if refusal else f"FAILS: {_reason(error)}"
+                agrees = agrees and refusal
                 continue
-            if provider.kind in mine:
+            if provider.kind in MINE:
                 kernels[provider.name] = _ran(before)
                 if provider.forced and provider.forced not in kernels[provider.name]:
                     refused[provider.name] = f"forced, but {' '.join(kernels[provider.name]) or 'no kernel'} ran"
                     agrees = False
                     continue
-            if provider.kind in (*mine, PEER):
+            if provider.kind in (*MINE, PEER):
                 if reference is None and provider.kind == PEER:
                     reference, against = [x.clone() if hasattr(x, "clone") else x for x in _flat(result)], provider.name
                 elif reference is not None:
@@ -217,7 +227,7 @@ class Session:
                     errors[provider.name] = error_size
                     if not error_size <= work.tolerance:
                         refused[provider.name] = f"DIFFERS from {against} by {error_size:.1e}"
-                        agrees = agrees and provider.kind not in mine
+                        agrees = agrees and provider.kind not in MINE
                         continue
             passed.add(provider.name)
         force("")
@@ -259,5 +269,5 @@ def _ratios(row: dict[str, Any]) -> None:
     row["best_peer"] = best
     for provider in row["providers"].values():
         provider["share_of_limit"] = row["limit"]["seconds"] / provider["p50"] if row["limit"] else None
-        if provider["kind"] in (OURS, VARIANT):
+        if provider["kind"] in MINE:
             provider["ratio_to_best_peer"] = peers[best] / provider["p50"] if best else None

@@ -86,7 +86,7 @@ def table(rows: Iterable[dict[str, Any]], head: Sequence[str] = HEAD) -> str:
                 cells = _line(row, name)
                 lines.append([cells[column] for column in head])
         for name, reason in row["refused"].items():
-            if "/" in name or name == "flashkernel" or reason.startswith("DIFFERS"):
+            if "/" in name or name == "flashkernel" or reason.startswith(("DIFFERS", "FAILS")):
                 cells = {"kernel": name, "case": row["case"], "dtype": row["dtype"], "x baseline": reason}
                 lines.append([cells.get(column, "-").replace("|", "/") for column in head])
     return markdown(lines)
