@@ -99,3 +99,15 @@ def test_budget_leaves_rows_out(tmp_path: Path) -> None:
     file = tmp_path / "e2e.json"
     assert main([*RUN, "--without", "hf_eager,hf_static_compile,vllm", "--budget", "1e-9", "--json", str(file)]) == 0
     assert len(json.loads(file.read_text())["left_out"]) == 4
+
+
+def test_report_shows_committed_results(tmp_path: Path) -> None:
+    folder = tmp_path / "benchmarks" / "cpu"
+    folder.mkdir(parents=True)
+    file = folder / "e2e.json"
+    assert e2e.report(tmp_path) == ""
+    without = "hf_eager,hf_static_compile,vllm"
+    assert main([*RUN, "--case", "gpt2 prompt 9", "--without", without, "--json", str(file)]) == 0
+    text = e2e.report(tmp_path)
+    assert "## Whole models: cpu/e2e" in text and "(benchmarks/cpu/e2e.json)" in text
+    assert "| gpt2 prompt 9 + 8, batch 3 float32 | flashkernel |" in text and "| hf_sdpa " in text

@@ -14,6 +14,7 @@ import contextlib
 import gc
 import importlib
 import importlib.util
+import json
 import statistics
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PROVIDERS", "Shape", "measure", "models", "run", "shapes", "table"]
+__all__ = ["PROVIDERS", "Shape", "measure", "models", "report", "run", "shapes", "table"]
 
 SCHEMA = "e2e-1"
 BASELINES = ("hf_sdpa", "hf_eager", "hf_static_compile", "vllm")
@@ -307,6 +308,24 @@ def table(rows: list[dict[str, Any]]) -> str:
             )
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
+
+
+def report(root: Path) -> str:
+    """BENCHMARKS.md's part on whole models: a table for each committed result file."""
+    parts = []
+    for path in sorted((root / "benchmarks").rglob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(result, dict) or result.get("schema") != SCHEMA:
+            continue
+        machine, name = result["machine"], path.relative_to(root).as_posix()
+        parts.append(
+            f"## Whole models: {path.relative_to(root / 'benchmarks').with_suffix('').as_posix()}\n\n"
+            f"`{result['command']}` on {machine.get('gpu') or machine['cpu']}, {machine['date'][:10]}, commit "
+            f"{machine['commit']}; torch {machine['torch']}, transformers {machine['transformers']}. Medians of "
+            f"{result['method']['runs']} runs; [{path.name}]({name}); [docs/end_to_end.md](docs/end_to_end.md) says "
+            f"what is done.\n\n{table(result['rows'])}\n"
+        )
+    return "".join(f"\n{part}" for part in parts)
 
 
 def _providers(args: argparse.Namespace) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import readme
+from . import e2e, readme
 from .bar import bar, points, recorded
 from .plots import Figure, digest, digest_in, draw, figures
 from .results import is_result
@@ -161,6 +161,7 @@ def run(root: Path, *, check: bool) -> int:
         )
     found = sections(root)
     text, drawn = markdown(found, recorded(root))
+    text += e2e.report(root)
     page, front = root / "BENCHMARKS.md", root / "README.md"
     cpu = [section for section in found if section.name == "cpu/run"]
     texts = {page: text}

@@ -16,6 +16,7 @@ read, so that the device does not wait for the host; tokens of a sequence that h
 from __future__ import annotations
 
 import bisect
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -88,6 +89,11 @@ class Scheduler:
         self._flights: deque[_Flight] = deque()
         self._prefills = 0
         self._rows_lost = False  # some steps of a flight ran and some did not: what rows hold on the device is unknown
+
+    def __del__(self) -> None:
+        if getattr(self, "_flights", None):  # steps that nobody waited for still use the pages and the graphs
+            with contextlib.suppress(Exception):
+                self.model.arrays.wait()
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
