@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--root", metavar="DIR", help="with report: the checkout (default: the working directory)")
 
 
-def _device(wanted: str, only_list: bool) -> str:
+def _device(wanted: str, only_list: bool = False) -> str:
     import flashkernel as fk
 
     from . import baselines
