@@ -186,7 +186,10 @@ def run(args: argparse.Namespace) -> int:
         progress(case)
 
     gc.freeze()  # capturing a graph collects garbage: not what imports have made
-    session.run(cases, args.budget, step)
+    try:
+        session.run(cases, args.budget, step)
+    finally:
+        gc.unfreeze()
     print(", ".join(f"{key} {value}" for key, value in head["machine"].items() if value is not None))
     print("ceilings: " + ", ".join(f"{name} {rate * 1e-12:.3g} T/s" for name, rate in session.ceilings.items()))
     print(table(session.rows))
