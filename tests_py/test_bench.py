@@ -89,6 +89,9 @@ def test_every_kernel_of_the_registry_has_a_row(bench: Run, tmp_path: Path, caps
     assert timed == available
     for row in result["rows"]:
         check_row(row)
+        assert re.search(
+            r"\d", row["case"].removeprefix("attention_fwd d64").removeprefix("attention_bwd d64")
+        )  # sizes
     assert fk.forced_kernels() == ""
     printed = capsys.readouterr().out
     assert all(f"| {kernel} " in printed for kernel in available)
@@ -102,7 +105,7 @@ def test_every_kernel_of_the_registry_has_a_row(bench: Run, tmp_path: Path, caps
 def test_dtypes_parts_and_kernel_prefixes(bench: Run) -> None:
     rows = bench("--kernels", "softmax/cpu,add/cpu/scalar", "--dtype", "bfloat16", "--dtype", "float16")["rows"]
     assert {row["dtype"] for row in rows} == {"bfloat16", "float16"}
-    assert {row["case"] for row in rows} == {"softmax", "add"}
+    assert {row["case"] for row in rows} == {"softmax 16 x 128", "add 16 x 128"}
     parts = [bench("elementwise", "--part", f"{i}/3")["rows"] for i in (1, 2, 3)]
     whole = bench("elementwise")["rows"]
     names = [(row["case"], row["dtype"]) for part in parts for row in part]

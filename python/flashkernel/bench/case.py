@@ -63,6 +63,7 @@ class Work:
     inner: int = 0  # calls per measurement; 0: one on the CPU, what lasts long enough on a GPU
     memory_apart: tuple[int, ...] | None = None  # q's shape, for peak memory in a process of its own (CPU attention)
     restore: Callable[[], None] | None = None  # puts back what calls write in place, before each is checked
+    sizes: str = ""  # of its inputs, where the case's name does not tell them
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class Session:
                     providers[provider.name] = described
         row: dict[str, Any] = {
             "group": case.group,
-            "case": case.name,
+            "case": f"{case.name} {work.sizes}".rstrip(),
             "dtype": case.dtype,
             "device": case.device,
             "shape": case.shape,

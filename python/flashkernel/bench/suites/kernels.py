@@ -73,14 +73,15 @@ def _attention_fwd(s: Settings, r: Representative) -> Pair:
         paged = [(q, *pool, pages[2], inputs.index([cache] * batch)) for pool in copies]
         dense = [(q, k.clone(), v.clone()) for _ in copies]
         peers = [*baselines.twin(s, fk.attention_paged, paged), *baselines.sdpa_providers(s, r.dtype, dense, False)]
-        return each(fk.attention_paged, paged), peers, {"read": nbytes(q, k, v), "written": nbytes(q)}
+        sizes = f"batch {batch}, cache {cache}, 32/8 heads, pages of {page}"
+        return each(fk.attention_paged, paged), peers, {"read": nbytes(q, k, v), "written": nbytes(q), "sizes": sizes}
     batch, heads, seq, dim = _attention_shape(s, r)
     q, k, v = (Inputs(s.device, r.dtype).heads(batch, heads, seq, dim) for _ in range(3))
     peers = [*baselines.twin(s, fk.attention, [(q, k, v)], causal=True)]
     peers += baselines.sdpa_providers(s, r.dtype, [(q, k, v)], True)
     peers += baselines.stock(s, baselines.attention_eager, [(q, k, v, True)])
     work = {"flop": attention_flop(batch, heads, seq, seq, dim, True), "read": nbytes(q, k, v), "written": nbytes(q)}
-    return each(fk.attention, [(q, k, v)], causal=True), peers, work
+    return each(fk.attention, [(q, k, v)], causal=True), peers, {**work, "sizes": f"{[*q.shape]} causal"}
 
 
 def _attention_shape(s: Settings, r: Representative) -> tuple[int, int, int, int]:
@@ -102,7 +103,7 @@ def _attention_bwd(s: Settings, r: Representative) -> Pair:
             continue
     flop = 2.5 * attention_flop(batch, heads, seq, seq, dim, True)
     work = {"flop": flop, "read": nbytes(*arguments), "written": nbytes(q, k, v), "graph": False}
-    return each(fk.attention_backward, [arguments], causal=True), peers, work
+    return each(fk.attention_backward, [arguments], causal=True), peers, {**work, "sizes": f"{[*q.shape]} causal"}
 
 
 def _merge_states(s: Settings, r: Representative) -> Pair:
@@ -113,15 +114,16 @@ def _merge_states(s: Settings, r: Representative) -> Pair:
     sets = [(a, lse_a, b, lse_b)]
     peers = [*baselines.twin(s, fk.merge_states, sets), *baselines.stock(s, baselines.merge_states, sets)]
     return each(fk.merge_states, sets), peers, {
-        "read": nbytes(*sets[0]), "written": nbytes(a, lse_a),
+        "read": nbytes(*sets[0]), "written": nbytes(a, lse_a), "sizes": f"{[*a.shape]}",
     }  # fmt: skip
 
 
-def _of(work: Work) -> Pair:
+def _of(work: Work, sizes: str) -> Pair:
     """A suite's row: its own providers' calls are forced here, the peers stay."""
     ours = next(p for p in work.providers if p.kind == OURS)
     others = {
         "flop": work.flop, "read": work.read, "written": work.written, "graph": work.graph, "restore": work.restore,
+        "sizes": sizes,
     }  # fmt: skip
     return ours.calls, [p for p in work.providers if p.kind != OURS], others
 
@@ -129,41 +131,42 @@ def _of(work: Work) -> Pair:
 def _linear(s: Settings, r: Representative) -> Pair:
     few = s.pick(quick=(4, 64, 256), cpu=(4, 768, 3072), cuda=(4, 4096, 16384))
     many = s.pick(quick=(32, 64, 256), cpu=(128, 768, 3072), cuda=(4096, 4096, 4096))
-    return _of(linear.linear_work(s, r.dtype, *(few if r.mode == "few_rows" else many)))
+    count, features, outputs = few if r.mode == "few_rows" else many
+    return _of(linear.linear_work(s, r.dtype, count, features, outputs), f"{count} x {features} -> {outputs}, GELU")
 
 
 def _linear_bwd(s: Settings, r: Representative) -> Pair:
-    return _of(
-        linear.linear_backward_work(
-            s, r.dtype, *s.pick(quick=(32, 64, 128), cpu=(128, 768, 768), cuda=(4096, 4096, 4096))
-        )
-    )
+    count, features, outputs = s.pick(quick=(32, 64, 128), cpu=(128, 768, 768), cuda=(4096, 4096, 4096))
+    return _of(linear.linear_backward_work(s, r.dtype, count, features, outputs), f"{count} x {features} -> {outputs}")
 
 
-def _matrix(op: Any) -> Callable[[Settings, Representative], Pair]:
+def _matrix(op: Any, what: str = "") -> Callable[[Settings, Representative], Pair]:
     def make(s: Settings, r: Representative) -> Pair:
-        return _of(rows.row_work(s, r.dtype, op, *s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))))
+        count, columns = s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))
+        return _of(rows.row_work(s, r.dtype, op, count, columns), f"{what}{count} x {columns}")
 
     return make
 
 
 def _norm_bwd(s: Settings, r: Representative) -> Pair:
-    size = s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))
-    return _of(rows.norm_backward_work(s, r.dtype, "rms_norm", *size))
+    count, columns = s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))
+    return _of(rows.norm_backward_work(s, r.dtype, "rms_norm", count, columns), f"RMS, {count} x {columns}")
 
 
 def _cross_entropy(backward: bool, s: Settings, r: Representative) -> Pair:
     count, classes = s.pick(quick=(8, 100), cpu=(64, 32000), cuda=(4096, 128256))
-    return _of(rows.cross_entropy_work(s, r.dtype, count, classes, backward))
+    return _of(rows.cross_entropy_work(s, r.dtype, count, classes, backward), f"{count} x {classes}")
 
 
 def _rope(s: Settings, r: Representative) -> Pair:
     shape = s.pick(quick=(1, 4, 2, 32, 32), cpu=(1, 8, 8, 512, 64), cuda=(4, 32, 32, 4096, 128))
-    return _of(rows.rope_work(s, r.dtype, shape, False))
+    batch, heads_q, heads_kv, seq, dim = shape
+    return _of(rows.rope_work(s, r.dtype, shape, False), f"[{batch}, {heads_q} and {heads_kv}, {seq}, {dim}]")
 
 
 def _kv(op: str, s: Settings, r: Representative) -> Pair:
-    return _of(decode.kv_work(s, r.dtype, op, s.pick(quick=16, cpu=1024, cuda=16384), 16))
+    tokens = s.pick(quick=16, cpu=1024, cuda=16384)
+    return _of(decode.kv_work(s, r.dtype, op, tokens, 16), f"{tokens} tokens, 8 heads, d128, pages of 16")
 
 
 def _checked(*arguments: Any) -> bool:
@@ -179,7 +182,7 @@ def _find_bad_page(s: Settings, r: Representative) -> Pair:
     lengths = inputs.index([blocks * 16] * batch)
     ours = each(_checked, [(table, lengths, batch * blocks, 16)])
     peer = Provider("eager", each(baselines.check_block_table, [(table, batch * blocks)]), PEER)
-    return ours, [peer], {"read": nbytes(table, lengths), "graph": False}
+    return ours, [peer], {"read": nbytes(table, lengths), "graph": False, "sizes": f"{batch} x {blocks} entries"}
 
 
 OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
@@ -191,10 +194,10 @@ OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
     "add": _matrix(rows.ELEMENTWISE["add"]),
     "swiglu": _matrix(rows.ELEMENTWISE["swiglu"]),
     "swiglu_bwd": _matrix(rows.ELEMENTWISE["swiglu_backward"]),
-    "reduce": _matrix(rows.ELEMENTWISE["sum"]),
+    "reduce": _matrix(rows.ELEMENTWISE["sum"], "sums of rows, "),
     "softmax": _matrix(rows.ELEMENTWISE["softmax"]),
     "softmax_bwd": _matrix(rows.ELEMENTWISE["softmax_backward"]),
-    "norm": _matrix(rows.NORMS["rms_norm"]),
+    "norm": _matrix(rows.NORMS["rms_norm"], "RMS, "),
     "norm_bwd": _norm_bwd,
     "rope": _rope,
     "cross_entropy": partial(_cross_entropy, False),
