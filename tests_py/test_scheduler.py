@@ -488,3 +488,61 @@ def test_launches_of_a_step(name: str, expected: dict[str, int]) -> None:
     views = ("empty", "select.", "slice", "view", "alias", "unsqueeze")  # nothing for a GPU to do
     found["torch"] = sum(not call[0].startswith(tuple(f"aten.{view}" for view in views)) for call in mode.calls)
     assert found == expected
+
+
+def test_a_capture_changes_nothing_that_steps_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capture's own logic, with stand-ins for torch.cuda: a graph that runs its step when it is replayed. Warm-up
+    and capture leave tokens, counters and pages as they were, also in the middle of a generation; the tokens are those
+    of eager steps.
+    """
+    import contextlib
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            pass
+
+    class Graph:
+        current: Any = None
+        steps: ClassVar[list[Any]] = []
+
+        def replay(self) -> None:
+            self.steps[self.number]()
+
+    @contextlib.contextmanager
+    def capturing(graph: Any, *, pool: Any, capture_error_mode: str) -> Any:
+        assert pool == "memory" and capture_error_mode == "thread_local"
+        graph.number = len(Graph.steps)
+        yield
+
+    parked: list[bool] = []
+    prepare = Decoder._capture
+
+    def capture(self: Decoder, step: Any) -> Any:
+        def watched() -> None:
+            parked.append(not self.state.increments.any() and bool((self.state.slots_ahead == -1).all()))
+            step()
+
+        before = self.state.control.clone(), self.state.tokens.clone()
+        replay = prepare(self, watched)
+        Graph.steps.append(step)
+        assert torch.equal(before[0], self.state.control) and torch.equal(before[1], self.state.tokens)
+        return replay
+
+    monkeypatch.setattr(Decoder, "_capture", capture)
+    for name, value in {
+        "Stream": Stream,
+        "current_stream": Stream,
+        "stream": lambda _: contextlib.nullcontext(),
+        "graph_pool_handle": lambda: "memory",
+        "CUDAGraph": Graph,
+        "graph": capturing,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    for sampling in (SamplingOptions(), SAMPLED):
+        expected = [alone("torch", prompt, 30, sampling, i) for i, prompt in enumerate(PROMPTS)]
+        engine = Engine(MODELS["torch"], page_size=16, graphs=True, steps=3, run_ahead=True)
+        got: list[list[int]] = [[] for _ in PROMPTS]
+        for event in engine.generate(PROMPTS, max_new_tokens=30, sampling=sampling, stop_tokens=STOP):
+            got[event.sequence].append(event.token)
+        assert got == expected
+    assert len(Graph.steps) >= 4 and len(parked) == 3 * len(Graph.steps) and all(parked)

@@ -26,7 +26,7 @@ import numpy as np
 
 import flashkernel as fk
 
-from .decode import Decoder, Row
+from .decode import Decoder, Row, row_bucket
 from .model import Model, PagedBatch
 from .request import GenerationStats, Request, TokenEvent
 
@@ -285,6 +285,7 @@ class Scheduler:
             and self.running
             and not self.prefilling
             and not (self.waiting and len(self.running) < self.max_batch)
+            and row_bucket(len(self.running)) == row_bucket(len(self._flights[0].rows))  # else fewer rows would do
             and self._steps() >= 1
             and self._pages_wanted(self._steps()) <= self._available()
         )
