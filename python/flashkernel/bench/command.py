@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     if args.group == ["e2e"]:
         from .e2e import run as e2e
 
-        return e2e(args, _device(args.device))
+        return e2e(args, _device(args.device, args.list))
 
     import flashkernel as fk
 
