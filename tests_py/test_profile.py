@@ -171,6 +171,11 @@ def test_a_whole_run_with_an_ncu_that_is_not_one(tmp_path, monkeypatch, capsys):
     assert not (out / "bad").exists()
     assert main(["profile", "add/*", *options, "--raw", "add/*", "--raw-limit", "0.001"]) == 0
     assert "not kept" in capsys.readouterr().err and not (out / "add/cuda/generic/report.ncu-rep").exists()
+    (out / "README.md").unlink()
+    assert main(["profile", "--page", "--out", str(out)]) == 0
+    assert (out / "README.md").read_text() == profile_report.page(out)
+    assert main(["profile", "--page", "--out", str(tmp_path / "none")]) == 2
+    capsys.readouterr()
     assert main(["profile", "--list", "r*"]) == 0
     assert capsys.readouterr().out == "rope/cuda/generic\n"
 
@@ -178,7 +183,7 @@ def test_a_whole_run_with_an_ncu_that_is_not_one(tmp_path, monkeypatch, capsys):
 def test_the_page_is_what_the_profiles_say():
     profiles = Path(__file__).resolve().parents[1] / "profiles"
     if list(profiles.glob("**/metrics.csv")):
-        assert (profiles / "README.md").read_text() == profile_report.page(profiles)
+        assert (profiles / "README.md").read_text() == profile_report.page(profiles), "run `flashkernel profile --page`"
 
 
 @pytest.mark.parametrize("op", sorted({kernel.op for kernel in fk.kernels()}))

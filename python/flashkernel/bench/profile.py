@@ -35,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=40, metavar="N", help="kernels a process")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="of one process")
     parser.add_argument("--list", action="store_true", help="only print the ids that would be profiled")
+    parser.add_argument(
+        "--page", action="store_true", help="only write README.md in --out anew, from the CSV files there"
+    )
 
 
 def select(ids: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -135,6 +138,11 @@ def _require_gpu() -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 if a kernel could not be profiled."""
+    if args.page:
+        if not list(args.out.glob("**/metrics.csv")):
+            raise ValueError(f"profile: no metrics.csv under {args.out}")
+        (args.out / "README.md").write_text(page(args.out), encoding="utf-8")
+        return 0
     import flashkernel as fk
 
     from .machine import machine_info
