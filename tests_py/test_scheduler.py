@@ -249,7 +249,11 @@ def test_a_step_that_failed_can_be_tried_again(setup: dict[str, Any], monkeypatc
             raise MemoryError("no workspace")
         return forward(*arguments)
 
-    requests = [engine.submit(prompt, max_new_tokens=40, stop_tokens=STOP) for prompt in PROMPTS]
+    options = [SAMPLED if i % 2 else SamplingOptions() for i in range(len(PROMPTS))]
+    requests = [
+        engine.submit(prompt, max_new_tokens=40, stop_tokens=STOP, sampling=sampling)
+        for prompt, sampling in zip(PROMPTS, options, strict=True)
+    ]
     failures = 0
     monkeypatch.setattr(MODELS["torch"], "forward", fail_at_times)
     while not engine.idle:
@@ -262,7 +266,7 @@ def test_a_step_that_failed_can_be_tried_again(setup: dict[str, Any], monkeypatc
     monkeypatch.undo()
     assert failures > 3 and engine.pages_in_use == 0
     for request in requests:
-        assert request.generated == alone("torch", request.prompt, 40, SamplingOptions())
+        assert request.generated == alone("torch", request.prompt, 40, request.sampling)
 
 
 class Batching(RuleBasedStateMachine):

@@ -92,8 +92,9 @@ class DecodeState:
             if row is not None:
                 table[i, : len(row.pages)] = row.pages
                 sampling = row.request.sampling
-                options[:3, i] = sampling.temperature, sampling.top_k, sampling.top_p
-                options[3 : 3 + steps, i] = [row.request.uniform() for _ in range(steps)]
+                if not sampling.greedy:
+                    options[:3, i] = sampling.temperature, sampling.top_k, sampling.top_p
+                    options[3 : 3 + steps, i] = row.request.random.random(steps)
         write(self.table[: len(rows)], table)
         if tokens is not None:
             write(self.tokens[: len(tokens)], tokens)
