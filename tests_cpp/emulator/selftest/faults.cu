@@ -47,11 +47,11 @@ TEST(Emulator, AMissingSyncwarpShows) {
   EXPECT_EQ(out.values()[0], -1);  // poison
 }
 
-template <bool kWait>
+template <bool kCommit, bool kWait>
 __global__ void copy_kernel(const float* in, float* out) {
   __shared__ __align__(16) float tile[128];
   ptx::cp_async_16(ptx::shared_address(tile + 4 * threadIdx.x), in + 4 * threadIdx.x, 16);
-  ptx::cp_async_commit();
+  if (kCommit) ptx::cp_async_commit();
   if (kWait) ptx::cp_async_wait<0>();
   __syncthreads();
   for (int i = 0; i < 4; ++i) out[32 * i + threadIdx.x] = tile[32 * i + threadIdx.x];
@@ -59,10 +59,13 @@ __global__ void copy_kernel(const float* in, float* out) {
 
 TEST(Emulator, ACopyThatNobodyWaitedForIsNotThere) {
   const DeviceVector<float> in(std::vector<float>(128, 2.0f)), out(128);
-  ASSERT_EQ(launch(1, 32, 0, copy_kernel<true>, static_cast<const float*>(in.data()), out.data()), "");
+  const float* const from = in.data();
+  ASSERT_EQ(launch(1, 32, 0, copy_kernel<true, true>, from, out.data()), "");
   for (const float x : out.values()) EXPECT_EQ(x, 2.0f);
-  ASSERT_EQ(launch(1, 32, 0, copy_kernel<false>, static_cast<const float*>(in.data()), out.data()), "");
+  ASSERT_EQ(launch(1, 32, 0, copy_kernel<true, false>, from, out.data()), "");
   for (const float x : out.values()) EXPECT_TRUE(std::isnan(x));
+  ASSERT_EQ(launch(1, 32, 0, copy_kernel<false, true>, from, out.data()), "");
+  for (const float x : out.values()) EXPECT_TRUE(std::isnan(x)) << "waited for what was never committed";
 }
 
 __global__ void two_barriers_kernel() {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -19,6 +20,12 @@
 #endif
 
 namespace simt {
+
+const unsigned char kPoison = [] {
+  const char* const number = std::getenv("FK_EMULATOR_POISON");
+  return static_cast<unsigned char>(number ? std::atoi(number) : 0xff);
+}();
+
 namespace {
 
 constexpr std::size_t kAddressBytes = std::size_t{1}

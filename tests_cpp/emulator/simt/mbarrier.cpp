@@ -3,8 +3,10 @@
 #include "simt/mbarrier.hpp"
 
 #include <cstring>
+#include <map>
 #include <vector>
 
+#include "simt/race.hpp"
 #include "simt/shared.hpp"
 
 namespace simt {
@@ -24,6 +26,17 @@ struct Waiter {
 };
 std::vector<Waiter>& waiters() {
   static std::vector<Waiter>& all = *new std::vector<Waiter>;
+  return all;
+}
+
+// For race.hpp: what arrivals of this phase bring, and what waiting for the last one gives.
+struct Knowledge {
+  race::Clock open, done;
+  race::Agent agent = 0;  // of the bytes; 0: none yet
+  std::uint32_t num_phases = 0;
+};
+std::map<std::uint32_t, Knowledge>& knowledge() {
+  static auto& all = *new std::map<std::uint32_t, Knowledge>;
   return all;
 }
 
@@ -58,6 +71,13 @@ struct Access {
     if (state.pending == 0 && state.bytes == 0) {
       state.pending = state.count;
       state.phase ^= 1;
+      if (race::enabled) {
+        Knowledge& known = knowledge()[barrier];
+        std::swap(known.done, known.open);
+        known.open.clear();
+        ++known.num_phases;
+        if (known.agent) race::engine_done(known.done, known.agent, known.num_phases);
+      }
       auto& all = waiters();
       for (std::size_t i = 0; i < all.size();) {
         if (all[i].barrier != barrier) {
@@ -79,23 +99,39 @@ struct Access {
 
 }  // namespace
 
-void clear_mbarrier_waiters() { waiters().clear(); }
+void clear_mbarrier_waiters() {
+  waiters().clear();
+  knowledge().clear();
+}
+
+EnginePiece mbarrier_piece(std::uint32_t cluster_barrier, Where where) {
+  if (!race::enabled) return {};
+  const Access access(cluster_barrier, "a bulk copy", where);
+  race::look(access.barrier, 8, current->code);
+  Knowledge& known = knowledge()[access.barrier];
+  if (known.agent == 0) known.agent = race::new_agent();
+  return {known.agent, known.num_phases + 1};
+}
 
 void mbarrier_init(std::uint32_t barrier, std::uint32_t arrivals, Where where) {
   const Access access(barrier, "mbarrier.init", where);
   if (arrivals < 1 || arrivals > kMostCount) access.stop("needs 1 to 2^20 - 1 arrivals");
+  race::access(*current, shared_pointer(access.barrier), 8, true, __builtin_return_address(0));
   access.store({arrivals, arrivals, 0, 0});
 }
 
 void mbarrier_invalidate(std::uint32_t barrier, Where where) {
   const Access access(barrier, "mbarrier.inval", where);
   access.load();
+  race::look(access.barrier, 8, __builtin_return_address(0));
   std::memset(shared_pointer(access.barrier), kPoison, 8);
 }
 
 void mbarrier_arrive(std::uint32_t barrier, unsigned arrivals, std::uint32_t bytes, Where where) {
   const Access access(barrier, "mbarrier.arrive", where);
   State state = access.load();
+  race::look(access.barrier, 8, __builtin_return_address(0));
+  if (race::enabled && arrivals > 0) race::release(knowledge()[access.barrier].open);
   state.bytes += bytes;
   if (state.pending < arrivals) access.stop("one arrival more than the phase counts");
   state.pending -= arrivals;
@@ -110,7 +146,11 @@ void mbarrier_complete(std::uint32_t cluster_barrier, std::uint32_t bytes, Where
 }
 
 bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity, Where where) {
-  return Access(barrier, "mbarrier.try_wait", where).load().phase != (parity & 1);
+  const Access access(barrier, "mbarrier.try_wait", where);
+  const bool over = access.load().phase != (parity & 1);
+  race::look(access.barrier, 8, __builtin_return_address(0));
+  if (over && race::enabled) race::acquire(knowledge()[access.barrier].done);
+  return over;
 }
 
 void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, Where where) {

@@ -13,6 +13,12 @@ void mbarrier_invalidate(std::uint32_t barrier, Where);
 void mbarrier_arrive(std::uint32_t barrier, unsigned arrivals, std::uint32_t bytes, Where);
 /// Bytes have come, by the copy engine; the barrier's address is one of map_shared.
 void mbarrier_complete(std::uint32_t cluster_barrier, std::uint32_t bytes, Where);
+/// For race.hpp: the engine whose bytes the barrier counts, and the number of the phase that they come in.
+struct EnginePiece {
+  unsigned agent;
+  std::uint32_t piece;
+};
+EnginePiece mbarrier_piece(std::uint32_t cluster_barrier, Where);
 bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity, Where);
 void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, Where);
 

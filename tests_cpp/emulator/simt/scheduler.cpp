@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "simt/fiber.hpp"
+#include "simt/race.hpp"
 #include "simt/shared.hpp"
 #include "simt/simt.hpp"
 #include "simt/warp.hpp"
@@ -36,6 +37,16 @@ struct Barrier {
   int count = 0;  // of true predicates
   BlockVote result{};
   std::vector<Thread*> waiting;
+  race::Clock clock;       // what those that have arrived bring; of the cluster's barrier: those of the last round
+  race::Clock open_clock;  // of the cluster's barrier: of this round
+
+  void reset() {
+    arrived = threads = 0;
+    count = 0;
+    waiting.clear();
+    clock.clear();
+    open_clock.clear();
+  }
 };
 
 struct Stopped {};  // thrown by a fault outside of any thread
@@ -48,6 +59,8 @@ struct BulkGroups {
   using Group = std::vector<std::function<void()>>;
   Group open;
   std::deque<Group> closed;
+  race::Agent agent = 0;  // 0: none yet; and its groups so far, those that were waited for among them
+  std::uint32_t num_closed = 0;
 };
 
 namespace {
@@ -174,7 +187,10 @@ bool try_to_meet(Warp& warp, std::size_t at) {
   Meeting& meeting = warp.meetings[at];
   const std::uint32_t needed = meeting.mask & warp.lanes & ~warp.exited;
   if ((meeting.arrived & needed) != needed) return false;
-  meeting.run(meeting.data, meeting.arrived);
+  {
+    const race::Pause pause;  // what it does to shared memory, it says itself
+    meeting.run(meeting.data, meeting.arrived);
+  }
   std::uint32_t others = meeting.arrived;
   if (current && current->warp == &warp) others &= ~(1u << current->lane);
   warp.runnable |= others;
@@ -252,13 +268,14 @@ void start_cluster() {
   }
   for (Block& block : m.blocks) {
     block.num_exited = 0;
-    for (Barrier& barrier : block.barriers) barrier = {};
+    for (Barrier& barrier : block.barriers) barrier.reset();
   }
-  m.cluster_barrier = {};
+  m.cluster_barrier.reset();
   m.spinning.clear();
   m.deferred.clear();
   m.warp_of_turn = m.order == Order::kReverse ? m.num_warps - 1 : 0;
   clear_mbarrier_waiters();
+  race::start_cluster(m.num_threads);
   fresh_shared_memory(static_cast<unsigned>(m.blocks.size()), m.shared_bytes);
 }
 
@@ -381,6 +398,7 @@ std::string run_grid(Index3 grid, Index3 block_shape, unsigned cluster, std::siz
     const unsigned t = number % m.threads_per_block;
     thread.index = {t % block_shape.x, t / block_shape.x % block_shape.y, t / block_shape.x / block_shape.y};
     thread.linear = t;
+    thread.number = number;
     thread.lane = t % 32;
     thread.rank = number / m.threads_per_block;
     thread.warp = &m.warps[thread.rank * warps_per_block + t / 32];
@@ -419,6 +437,7 @@ void collective(const char* what, std::uint32_t mask, Where where, void* data, C
             other.what + " in " + text(other.where));
   }
   if (at == warp.meetings.size()) warp.meetings.push_back(Meeting{what, where, mask, 0, run, {}});
+  self.code = __builtin_return_address(0);
   warp.meetings[at].arrived |= bit;
   warp.meetings[at].data[self.lane] = data;
   if (try_to_meet(warp, at)) return;
@@ -439,11 +458,17 @@ BlockVote block_barrier(const char* what, bool predicate, Where where) {
           ", others wait for it at the one in " + text(barrier.where));
   }
   barrier.count += predicate;
+  race::release(barrier.clock);
   if (++barrier.arrived == threads) {
     barrier.result = {barrier.count, barrier.count == static_cast<int>(threads), barrier.count > 0};
     barrier.arrived = 0;
-    for (Thread* thread : barrier.waiting) make_runnable(thread);
+    race::acquire(barrier.clock);
+    for (Thread* thread : barrier.waiting) {
+      race::acquire(*thread, barrier.clock);
+      make_runnable(thread);
+    }
     barrier.waiting.clear();
+    barrier.clock.clear();
     return barrier.result;
   }
   barrier.waiting.push_back(current);
@@ -462,6 +487,7 @@ void named_barrier(unsigned id, unsigned threads, bool wait, Where where) {
   if (barrier.arrived > 0 && barrier.threads != threads)
     fault("named barrier " + std::to_string(id) + " in " + text(where) + ": others gave another thread count");
   barrier.threads = threads;
+  race::release(barrier.clock);
   if (wait) {
     barrier.waiting.push_back(current);
     current->waits_at = "a named barrier";
@@ -469,9 +495,12 @@ void named_barrier(unsigned id, unsigned threads, bool wait, Where where) {
   }
   if (++barrier.arrived == threads) {
     barrier.arrived = 0;
-    for (Thread* thread : barrier.waiting)
+    for (Thread* thread : barrier.waiting) {
+      race::acquire(*thread, barrier.clock);
       if (thread != current) make_runnable(thread);
+    }
     barrier.waiting.clear();
+    barrier.clock.clear();
     current->waits_at = nullptr;
     return;
   }
@@ -483,10 +512,16 @@ void cluster_arrive(Where where) {
   Barrier& barrier = m.cluster_barrier;
   if (current->in_cluster_barrier) fault("barrier.cluster.arrive twice without a wait, in " + text(where));
   current->in_cluster_barrier = true;
+  race::release(barrier.open_clock);
   if (++barrier.arrived < m.num_threads) return;
   barrier.arrived = 0;
+  std::swap(barrier.clock, barrier.open_clock);
+  barrier.open_clock.clear();
   ++barrier.count;  // rounds
-  for (Thread* thread : barrier.waiting) make_runnable(thread);
+  for (Thread* thread : barrier.waiting) {
+    race::acquire(*thread, barrier.clock);
+    make_runnable(thread);
+  }
   barrier.waiting.clear();
 }
 
@@ -495,7 +530,7 @@ void cluster_wait(Where where) {
   if (!current->in_cluster_barrier) fault("barrier.cluster.wait without an arrive, in " + text(where));
   current->in_cluster_barrier = false;
   // This thread's arrivals are the rounds that it waits for.
-  if (barrier.count > static_cast<int>(current->cluster_rounds++)) return;
+  if (barrier.count > static_cast<int>(current->cluster_rounds++)) return race::acquire(barrier.clock);
   barrier.waiting.push_back(current);
   current->waits_at = "barrier.cluster.wait";
   current->where = where;
@@ -524,10 +559,18 @@ void bulk_add(std::function<void()> work) {
   current->bulk->open.push_back(std::move(work));
 }
 
+BulkPiece bulk_piece() {
+  if (!current->bulk) current->bulk = new BulkGroups;
+  BulkGroups& bulk = *current->bulk;
+  if (bulk.agent == 0) bulk.agent = race::new_agent();
+  return {bulk.agent, bulk.num_closed + 1};
+}
+
 void bulk_commit() {
   if (!current->bulk) return;
   current->bulk->closed.push_back(std::move(current->bulk->open));
   current->bulk->open.clear();
+  ++current->bulk->num_closed;
 }
 
 void bulk_wait(unsigned groups_left) {
@@ -535,6 +578,8 @@ void bulk_wait(unsigned groups_left) {
   auto& closed = current->bulk->closed;
   for (; closed.size() > groups_left; closed.pop_front())
     for (const auto& work : closed.front()) work();
+  const BulkGroups& bulk = *current->bulk;
+  if (bulk.agent) race::engine_done(bulk.agent, bulk.num_closed - static_cast<std::uint32_t>(closed.size()));
 }
 
 }  // namespace simt

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "simt/device_memory.hpp"
+#include "simt/race.hpp"
 #include "simt/simt.hpp"
 
 #ifdef __SANITIZE_ADDRESS__
@@ -147,6 +148,44 @@ std::uint32_t map_shared(std::uint32_t address, unsigned rank) {
   return kClusterAddress + rank * kRankPitch + address;
 }
 
+std::size_t shadow_cells() { return kMostClusterBlocks * ((kRoomPitch + static_bytes()) / 2 + 1); }
+
+namespace {
+// Blocks one behind the other, their dynamic memory first.
+SharedPlace place_in(unsigned rank, bool is_dynamic, std::size_t at) {
+  const std::size_t per_block = (kRoomPitch + static_bytes()) / 2 + 1;
+  SharedPlace place;
+  place.cell = rank * per_block + (is_dynamic ? at : kRoomPitch + at) / 2;
+  place.offset = static_cast<std::uint32_t>(
+      is_dynamic && memories[rank].dynamic_base ? room(rank) + at - memories[rank].dynamic_base : at);
+  place.is_dynamic = is_dynamic;
+  place.odd = at % 2;
+  return place;
+}
+}  // namespace
+
+bool find_shared(const void* address, SharedPlace* place) {
+  static unsigned char* const rooms = room(0);
+  const auto in_rooms = static_cast<std::size_t>(static_cast<const unsigned char*>(address) - rooms);
+  if (in_rooms < kMostClusterBlocks * kRoomPitch) {
+    *place = place_in(static_cast<unsigned>(in_rooms / kRoomPitch), true, in_rooms % kRoomPitch);
+    return true;
+  }
+  const auto in_static = static_cast<std::size_t>(static_cast<const char*>(address) - &shared_begin);
+  if (in_static >= static_bytes()) return false;
+  *place = place_in(rank_inside, false, in_static);
+  return true;
+}
+
+SharedPlace place_of(std::uint32_t address) {
+  unsigned rank = current_rank();
+  if (address >= kClusterAddress) {
+    rank = (address - kClusterAddress) / kRankPitch;
+    address %= kRankPitch;
+  }
+  return place_in(rank, address < kStaticAddress, address < kStaticAddress ? address : address - kStaticAddress);
+}
+
 namespace {
 AsyncCopies& copies_of(Thread& thread) {
   if (!thread.copies) thread.copies = new AsyncCopies;
@@ -165,6 +204,7 @@ void async_copy(std::uint32_t to, const void* from, unsigned bytes, unsigned byt
   if (bytes_read > bytes) fault("cp.async: more bytes to read than to write");
   if (bytes_read > 0 && reinterpret_cast<std::uintptr_t>(from) % bytes != 0)
     fault("cp.async: the global address is not a multiple of " + std::to_string(bytes));
+  race::begin_copy(to, bytes, __builtin_return_address(0));
   std::memset(shared_pointer(to), kPoison, bytes);
   copies_of(*current).open.push_back({to, from, bytes, bytes_read});
 }
@@ -182,6 +222,7 @@ void async_wait(unsigned groups_left) {
       auto* const to = static_cast<unsigned char*>(shared_pointer(copy.to));
       if (copy.bytes_read > 0) std::memcpy(to, copy.from, copy.bytes_read);
       std::memset(to + copy.bytes_read, 0, copy.bytes - copy.bytes_read);
+      race::landed(copy.to, copy.bytes);
     }
     copies.groups.pop_front();
   }

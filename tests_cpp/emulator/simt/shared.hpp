@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace simt {
@@ -23,6 +24,17 @@ void clear_mbarrier_waiters();
 
 /// Empty, or a sentence on an address in shared or global memory that no thread may touch.
 std::string describe_address(const void* address);
+
+/// Where a byte of shared memory lies: in its block, and in the shadow memory of race.cpp, a cell for two bytes.
+struct SharedPlace {
+  std::size_t cell;
+  std::uint32_t offset;  // in the block's dynamic memory, or among all static variables
+  bool is_dynamic, odd;
+};
+std::size_t shadow_cells();
+bool find_shared(const void* address, SharedPlace*);
+/// Of a 32-bit address, the current thread's block's or one that map_shared made.
+SharedPlace place_of(std::uint32_t shared_address);
 
 /// Forgets the copies that a thread of the last block never waited for.
 void clear_copies(Thread& thread);

@@ -9,6 +9,9 @@
 #include <functional>
 #include <string>
 
+// For what asks for its caller's address: that has to be the kernel.
+#define SIMT_INLINE inline __attribute__((always_inline))
+
 namespace simt {
 
 /// A line of a kernel, for messages and to tell whether threads wait at the same place.
@@ -32,6 +35,8 @@ struct BulkGroups;
 struct Thread {
   Index3 index;
   unsigned linear = 0, lane = 0, rank = 0;  // rank: of its block in the cluster
+  unsigned number = 0;                      // in the cluster
+  const void* code = nullptr;               // where it called the last collective
   Warp* warp = nullptr;
   const char* waits_at = nullptr;  // what stands in messages; null while it runs
   Where where{};
@@ -90,8 +95,8 @@ void* shared_pointer(std::uint32_t address);
 /// stays as it is.
 std::uint32_t map_shared(std::uint32_t address, unsigned rank);
 
-/// What fresh memory holds: NaN in every floating dtype, -1 in integers.
-inline constexpr unsigned char kPoison = 0xff;
+/// Every byte of fresh memory: 255 (NaN in every floating dtype, -1 in integers), or FK_EMULATOR_POISON.
+extern const unsigned char kPoison;
 
 /// cp.async: a copy happens when its group is waited for; until then its destination holds poison.
 void async_copy(std::uint32_t to, const void* from, unsigned bytes, unsigned bytes_read);
@@ -103,6 +108,12 @@ void defer(std::function<void()> work);
 
 /// Bulk groups of the current thread: work (TMA stores) that is done when its group is waited for.
 void bulk_add(std::function<void()> work);
+/// For race.hpp: the engine of the current thread's bulk groups, and the number of the open one.
+struct BulkPiece {
+  unsigned agent;
+  std::uint32_t piece;
+};
+BulkPiece bulk_piece();
 void bulk_commit();
 void bulk_wait(unsigned groups_left);
 

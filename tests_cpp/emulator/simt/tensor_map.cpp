@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "simt/mbarrier.hpp"
+#include "simt/race.hpp"
 #include "simt/simt.hpp"
 
 namespace simt {
@@ -73,14 +74,18 @@ unsigned char* byte_at(std::uint32_t address) { return static_cast<unsigned char
 
 void issue_load(std::uint32_t shared, const CUtensorMap& encoded, std::uint32_t barrier, std::uint32_t blocks,
                 const std::vector<int>& coordinates, Where where) {
+  const void* const code = __builtin_return_address(0);
   const TensorMap map = decode(&encoded);
   check(map, shared, coordinates);
   if (blocks == 0 || blocks >> cluster_blocks()) fault("TMA: a load to a block that the cluster does not have");
   for (unsigned rank = 0; rank < cluster_blocks(); ++rank) {
     if (!(blocks >> rank & 1)) continue;
     // From here on the box may be written at any time.
+    const EnginePiece piece = mbarrier_piece(map_shared(barrier, rank), where);
     each_element(map, coordinates, [&](unsigned char*, std::uint32_t offset) {
-      std::memset(byte_at(map_shared(swizzled(shared + offset, map.swizzle_bytes), rank)), kPoison, map.element_bytes);
+      const std::uint32_t to = map_shared(swizzled(shared + offset, map.swizzle_bytes), rank);
+      race::engine_write(to, map.element_bytes, piece.agent, piece.piece, code);
+      std::memset(byte_at(to), kPoison, map.element_bytes);
     });
     defer([=] {
       each_element(map, coordinates, [&](const unsigned char* global, std::uint32_t offset) {
@@ -99,6 +104,15 @@ void issue_store(const CUtensorMap& encoded, std::uint32_t shared, Move move, co
   const TensorMap map = decode(&encoded);
   check(map, shared, coordinates);
   if (move == Move::kReduceAdd && !map.is_float) fault("TMA: the emulator reduces fp32 only");
+  if (race::enabled) {
+    const void* const code = __builtin_return_address(0);
+    const BulkPiece piece = bulk_piece();
+    each_element(map, coordinates, [&](const unsigned char* global, std::uint32_t offset) {
+      if (global)
+        race::engine_read(swizzled(shared + offset, map.swizzle_bytes), map.element_bytes, piece.agent, piece.piece,
+                          code);
+    });
+  }
   bulk_add([=] {
     each_element(map, coordinates, [&](unsigned char* global, std::uint32_t offset) {
       if (!global) return;
@@ -115,6 +129,8 @@ void issue_bulk_load(std::uint32_t shared, const void* global, std::uint32_t byt
                      Where where) {
   check_bulk(shared, global, bytes);
   const std::uint32_t to = map_shared(shared, current->rank), counts_at = map_shared(barrier, current->rank);
+  const EnginePiece piece = mbarrier_piece(counts_at, where);
+  race::engine_write(to, bytes, piece.agent, piece.piece, __builtin_return_address(0));
   std::memset(byte_at(to), kPoison, bytes);
   defer([=] {
     std::memcpy(byte_at(to), global, bytes);
@@ -124,6 +140,10 @@ void issue_bulk_load(std::uint32_t shared, const void* global, std::uint32_t byt
 
 void issue_bulk_store(void* global, std::uint32_t shared, std::uint32_t bytes, Move move) {
   check_bulk(shared, global, bytes);
+  if (race::enabled) {
+    const BulkPiece piece = bulk_piece();
+    race::engine_read(shared, bytes, piece.agent, piece.piece, __builtin_return_address(0));
+  }
   bulk_add([=] {
     if (move == Move::kStore)
       std::memcpy(global, byte_at(shared), bytes);

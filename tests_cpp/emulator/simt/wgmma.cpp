@@ -96,6 +96,21 @@ void accumulate(const Wgmma& op) {
   each([&](int m, int n, int i, int lane) { op.d[lane][i] = d[m][n]; });
 }
 
+// For race.hpp: its operands are read from now until its batch is waited for.
+void announce_reads(const Warp& warp, WgmmaQueue& queue, const Wgmma& op) {
+  if (queue.agent == 0) queue.agent = race::new_agent();
+  const race::Clock clock = race::of_warp(warp);
+  const std::uint32_t piece = queue.committed + 1;
+  // Pieces of 8 elements: along k, or along the rows where those lie side by side.
+  const auto announce = [&](const Operand& from, bool k_major, std::uint32_t first, std::uint32_t rows) {
+    for (std::uint32_t row = first; row < first + rows; row += k_major ? 1 : 8)
+      for (std::uint32_t k = 0; k < kDepth; k += k_major ? 8 : 1)
+        race::engine_read(clock, from.place(k_major, row, k), 16, queue.agent, piece, current->code);
+  };
+  if (!op.a_in_registers) announce(Operand(op.a, op.where), !op.transposed_a, 16 * op.warp_in_group, 16);
+  announce(Operand(op.b, op.where), !op.transposed_b, 0, static_cast<std::uint32_t>(op.columns));
+}
+
 constexpr std::uint32_t kWholeWarp = 0xffffffffu;
 
 void whole(std::uint32_t lanes, const char* what) {
@@ -136,6 +151,7 @@ void wgmma_issue(Warp& warp, Wgmma&& op) {
   for (const Wgmma& other : queue.open) first = first && other.d[0] != op.d[0];
   if (first && op.accumulate)
     for (const float* lane : op.d) op.before.insert(op.before.end(), lane, lane + op.columns / 2);
+  if (race::enabled) announce_reads(warp, queue, op);
   queue.open.push_back(std::move(op));
 }
 
@@ -179,6 +195,10 @@ void wgmma_wait(unsigned batches_left, Where where) {
       fetch_batch(queue.committed - static_cast<unsigned>(queue.batches.size()));
       for (const Wgmma& op : queue.batches.front().products) accumulate(op);
     }
+    const auto done = queue.committed - static_cast<unsigned>(queue.batches.size());
+    for (int warp = 0; warp < 4; ++warp)
+      if (const race::Agent agent = warpgroup()[warp].wgmma.agent)
+        for (const Thread* lane : current->warp->threads) race::engine_done(*lane, agent, done);
   });
 }
 

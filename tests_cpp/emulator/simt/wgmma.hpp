@@ -7,6 +7,7 @@
 #include <deque>
 #include <vector>
 
+#include "simt/race.hpp"
 #include "simt/simt.hpp"
 
 namespace simt {
@@ -34,6 +35,7 @@ struct WgmmaQueue {
   unsigned committed = 0;
   std::vector<Thread*> waiting;  // lanes, for the other warps to commit
   bool fenced = false;
+  race::Agent agent = 0;  // that reads this warp's operands; 0: none yet
 };
 
 /// By the lane that completes the warp's meeting.

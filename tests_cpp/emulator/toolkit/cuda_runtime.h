@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "simt/race.hpp"
 #include "simt/simt.hpp"
 
 // The language.
@@ -127,7 +128,8 @@ inline unsigned __match_any_sync(unsigned mask, T value, SimtWhere where = SimtW
   return mine.same;
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu, SimtWhere where = SimtWhere::here()) {
-  simt::collective("__syncwarp", mask, where, nullptr, [](void* const*, std::uint32_t) {});
+  simt::collective("__syncwarp", mask, where, nullptr,
+                   [](void* const*, std::uint32_t lanes) { simt::race::sync_lanes(lanes); });
 }
 inline unsigned __activemask() {
   return simt::fault("__activemask has no emulation: its answer is up to the compiler"), 0u;
@@ -172,42 +174,51 @@ inline void __stcs(T* pointer, T value) {
 }
 
 // Atomics: one thread runs at a time.
+namespace simt {
+template <class T, class F>
+inline T atomically(T* address, F next) {
+  race::atomic(address, sizeof(T));
+  const race::Pause pause;
+  const T old = *address;
+  *address = static_cast<T>(next(old));
+  return old;
+}
+}  // namespace simt
+
 template <class T>
 inline T atomicExch(T* address, std::common_type_t<T> value) {
-  const T old = *address;
-  *address = value;
-  return old;
+  return simt::atomically(address, [=](T) { return value; });
 }
 template <class T>
 inline T atomicAdd(T* address, std::common_type_t<T> value) {
-  return atomicExch(address, static_cast<T>(*address + value));
+  return simt::atomically(address, [=](T old) { return old + value; });
 }
 template <class T>
 inline T atomicSub(T* address, std::common_type_t<T> value) {
-  return atomicExch(address, static_cast<T>(*address - value));
+  return simt::atomically(address, [=](T old) { return old - value; });
 }
 template <class T>
 inline T atomicMax(T* address, std::common_type_t<T> value) {
-  return atomicExch(address, *address < value ? value : *address);
+  return simt::atomically(address, [=](T old) { return old < value ? value : old; });
 }
 template <class T>
 inline T atomicMin(T* address, std::common_type_t<T> value) {
-  return atomicExch(address, value < *address ? value : *address);
+  return simt::atomically(address, [=](T old) { return value < old ? value : old; });
 }
 template <class T>
 inline T atomicOr(T* address, std::common_type_t<T> value) {
-  return atomicExch(address, static_cast<T>(*address | value));
+  return simt::atomically(address, [=](T old) { return old | value; });
 }
 template <class T>
 inline T atomicAnd(T* address, std::common_type_t<T> value) {
-  return atomicExch(address, static_cast<T>(*address & value));
+  return simt::atomically(address, [=](T old) { return old & value; });
 }
 template <class T>
 inline T atomicCAS(T* address, std::common_type_t<T> compare, std::common_type_t<T> value) {
-  return *address == compare ? atomicExch(address, value) : *address;
+  return simt::atomically(address, [=](T old) { return old == compare ? value : old; });
 }
 inline unsigned atomicInc(unsigned* address, unsigned last) {
-  return atomicExch(address, *address >= last ? 0u : *address + 1);
+  return simt::atomically(address, [=](unsigned old) { return old >= last ? 0u : old + 1; });
 }
 
 #include "device_functions.h"

@@ -9,17 +9,17 @@ namespace flashkernel::cuda::ptx {
 
 inline std::uint32_t shared_address(const void* pointer) { return simt::shared_address(pointer); }
 
-inline void cp_async_16(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
+SIMT_INLINE void cp_async_16(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
   simt::async_copy(shared_address, global, 16, bytes);
 }
-inline void cp_async_4(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
+SIMT_INLINE void cp_async_4(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
   simt::async_copy(shared_address, global, 4, bytes);
 }
 inline void prefetch_l2(const void*) {}
-inline void cp_async_commit() { simt::async_commit(); }
+SIMT_INLINE void cp_async_commit() { simt::async_commit(); }
 
 template <int kPending>
-inline void cp_async_wait() {
+SIMT_INLINE void cp_async_wait() {
   simt::async_wait(kPending);
 }
 

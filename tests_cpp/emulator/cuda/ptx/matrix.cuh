@@ -9,7 +9,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "simt/simt.hpp"
+#include "simt/race.hpp"
+#include "simt/warp.hpp"
 
 namespace flashkernel::cuda::ptx {
 namespace emulated {
@@ -118,7 +119,9 @@ inline void ldmatrix(void* const* data, std::uint32_t lanes) {
     for (int row = 0; row < 8; ++row) {
       const std::uint32_t address = static_cast<const LdmatrixLane*>(data[8 * matrix + row])->address;
       if (address % 16 != 0) simt::fault("ldmatrix: the address of a row is not a multiple of 16");
-      std::memcpy(elements[row], simt::shared_pointer(address), 16);
+      const void* const from = simt::shared_pointer(address);
+      simt::race::access(simt::lane(8 * matrix + row), from, 16, false);
+      std::memcpy(elements[row], from, 16);
     }
     for (int lane = 0; lane < 32; ++lane) {
       const int row = lane / 4, column = 2 * (lane % 4);
@@ -159,13 +162,14 @@ inline std::uint32_t movmatrix_trans(std::uint32_t a, simt::Where where = simt::
   return both[1];
 }
 
-inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t shared_address, simt::Where where = simt::Where::here()) {
+SIMT_INLINE void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t shared_address,
+                             simt::Where where = simt::Where::here()) {
   emulated::LdmatrixLane mine{r, shared_address};
   simt::collective("ldmatrix.x4", emulated::kWholeWarp, where, &mine, emulated::ldmatrix<4, false>);
 }
 
-inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t shared_address,
-                              simt::Where where = simt::Where::here()) {
+SIMT_INLINE void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t shared_address,
+                                   simt::Where where = simt::Where::here()) {
   emulated::LdmatrixLane mine{r, shared_address};
   simt::collective("ldmatrix.x4.trans", emulated::kWholeWarp, where, &mine, emulated::ldmatrix<4, true>);
 }

@@ -16,17 +16,17 @@ using simt::Where;
 
 inline std::uint64_t l2_evict_first() { return 1; }
 inline std::uint64_t l2_evict_last() { return 2; }
-inline void tma_prefetch_map(const CUtensorMap* map) { simt::decode(map); }
+SIMT_INLINE void tma_prefetch_map(const CUtensorMap* map) { simt::decode(map); }
 
 namespace emulated {
 
 template <class... C>
-inline void load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, std::uint32_t blocks, Where where,
-                 C... c) {
+SIMT_INLINE void load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, std::uint32_t blocks,
+                      Where where, C... c) {
   simt::issue_load(shared, *map, barrier, blocks, {c...}, where);
 }
 template <class... C>
-inline void store(const CUtensorMap* map, std::uint32_t shared, simt::Move move, C... c) {
+SIMT_INLINE void store(const CUtensorMap* map, std::uint32_t shared, simt::Move move, C... c) {
   simt::issue_store(*map, shared, move, {c...});
 }
 /// This block of the cluster alone.
@@ -34,63 +34,63 @@ inline std::uint32_t here() { return 1u << simt::current->rank; }
 
 }  // namespace emulated
 
-inline void tma_load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, std::uint64_t, int c0, int c1,
-                     Where where = Where::here()) {
+SIMT_INLINE void tma_load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, std::uint64_t, int c0,
+                          int c1, Where where = Where::here()) {
   emulated::load(shared, map, barrier, emulated::here(), where, c0, c1);
 }
-inline void tma_load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, std::uint64_t, int c0, int c1,
-                     int c2, Where where = Where::here()) {
+SIMT_INLINE void tma_load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, std::uint64_t, int c0,
+                          int c1, int c2, Where where = Where::here()) {
   emulated::load(shared, map, barrier, emulated::here(), where, c0, c1, c2);
 }
-inline void tma_load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, std::uint64_t, int c0, int c1,
-                     int c2, int c3, Where where = Where::here()) {
+SIMT_INLINE void tma_load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, std::uint64_t, int c0,
+                          int c1, int c2, int c3, Where where = Where::here()) {
   emulated::load(shared, map, barrier, emulated::here(), where, c0, c1, c2, c3);
 }
-inline void tma_load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, std::uint64_t, int c0, int c1,
-                     int c2, int c3, int c4, Where where = Where::here()) {
+SIMT_INLINE void tma_load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, std::uint64_t, int c0,
+                          int c1, int c2, int c3, int c4, Where where = Where::here()) {
   emulated::load(shared, map, barrier, emulated::here(), where, c0, c1, c2, c3, c4);
 }
-inline void tma_load_multicast(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier,
-                               std::uint16_t blocks, std::uint64_t, int c0, int c1, Where where = Where::here()) {
+SIMT_INLINE void tma_load_multicast(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier,
+                                    std::uint16_t blocks, std::uint64_t, int c0, int c1, Where where = Where::here()) {
   emulated::load(shared, map, barrier, blocks, where, c0, c1);
 }
-inline void tma_load_multicast(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier,
-                               std::uint16_t blocks, std::uint64_t, int c0, int c1, int c2, int c3,
-                               Where where = Where::here()) {
+SIMT_INLINE void tma_load_multicast(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier,
+                                    std::uint16_t blocks, std::uint64_t, int c0, int c1, int c2, int c3,
+                                    Where where = Where::here()) {
   emulated::load(shared, map, barrier, blocks, where, c0, c1, c2, c3);
 }
 
-inline void tma_store(const CUtensorMap* map, std::uint32_t shared, int c0, int c1) {
+SIMT_INLINE void tma_store(const CUtensorMap* map, std::uint32_t shared, int c0, int c1) {
   emulated::store(map, shared, simt::Move::kStore, c0, c1);
 }
-inline void tma_store(const CUtensorMap* map, std::uint32_t shared, int c0, int c1, int c2) {
+SIMT_INLINE void tma_store(const CUtensorMap* map, std::uint32_t shared, int c0, int c1, int c2) {
   emulated::store(map, shared, simt::Move::kStore, c0, c1, c2);
 }
-inline void tma_store(const CUtensorMap* map, std::uint32_t shared, int c0, int c1, int c2, int c3) {
+SIMT_INLINE void tma_store(const CUtensorMap* map, std::uint32_t shared, int c0, int c1, int c2, int c3) {
   emulated::store(map, shared, simt::Move::kStore, c0, c1, c2, c3);
 }
-inline void tma_reduce_add(const CUtensorMap* map, std::uint32_t shared, int c0, int c1, int c2, int c3) {
+SIMT_INLINE void tma_reduce_add(const CUtensorMap* map, std::uint32_t shared, int c0, int c1, int c2, int c3) {
   emulated::store(map, shared, simt::Move::kReduceAdd, c0, c1, c2, c3);
 }
 
-inline void bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t barrier,
-                      Where where = Where::here()) {
+SIMT_INLINE void bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t barrier,
+                           Where where = Where::here()) {
   simt::issue_bulk_load(shared, global, bytes, barrier, where);
 }
-inline void bulk_store(void* global, std::uint32_t shared, std::uint32_t bytes) {
+SIMT_INLINE void bulk_store(void* global, std::uint32_t shared, std::uint32_t bytes) {
   simt::issue_bulk_store(global, shared, bytes, simt::Move::kStore);
 }
-inline void bulk_reduce_add(float* global, std::uint32_t shared, std::uint32_t bytes) {
+SIMT_INLINE void bulk_reduce_add(float* global, std::uint32_t shared, std::uint32_t bytes) {
   simt::issue_bulk_store(global, shared, bytes, simt::Move::kReduceAdd);
 }
 
-inline void bulk_commit() { simt::bulk_commit(); }
+SIMT_INLINE void bulk_commit() { simt::bulk_commit(); }
 template <int kPending>
-inline void bulk_wait_read() {
+SIMT_INLINE void bulk_wait_read() {
   simt::bulk_wait(kPending);
 }
 template <int kPending>
-inline void bulk_wait() {
+SIMT_INLINE void bulk_wait() {
   simt::bulk_wait(kPending);
 }
 

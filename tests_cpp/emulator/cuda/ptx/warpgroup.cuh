@@ -1,11 +1,12 @@
-// Emulates src/cuda/ptx/warpgroup.cuh. Register counts and fences do nothing here.
+// Emulates src/cuda/ptx/warpgroup.cuh. Register counts do nothing here; fences are seen by the check for races alone.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #include "cuda/ptx/grid.cuh"
-#include "simt/simt.hpp"
+#include "simt/race.hpp"
+#include "simt/warp.hpp"
 
 namespace flashkernel::cuda::ptx {
 
@@ -27,7 +28,7 @@ inline void barrier_arrive(std::uint32_t id, std::uint32_t threads, Where where 
   simt::named_barrier(id, threads, false, where);
 }
 
-inline void fence_proxy_async_shared() {}
+inline void fence_proxy_async_shared() { simt::race::proxy_fence(); }
 inline void fence_proxy_async_global() {}
 
 inline bool elect_one(Where where = Where::here()) {
@@ -58,20 +59,22 @@ inline void stmatrix(void* const* data, std::uint32_t lanes) {
     for (int row = 0; row < 8; ++row) {
       const std::uint32_t address = static_cast<const StmatrixLane*>(data[8 * matrix + row])->address;
       if (address % 16 != 0) simt::fault("stmatrix: the address of a row is not a multiple of 16");
-      std::memcpy(simt::shared_pointer(address), elements[row], 16);
+      void* const to = simt::shared_pointer(address);
+      simt::race::access(simt::lane(8 * matrix + row), to, 16, true);
+      std::memcpy(to, elements[row], 16);
     }
   }
 }
 
 }  // namespace emulated
 
-inline void stmatrix_x4(std::uint32_t shared_address, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
-                        std::uint32_t r3, Where where = Where::here()) {
+SIMT_INLINE void stmatrix_x4(std::uint32_t shared_address, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
+                             std::uint32_t r3, Where where = Where::here()) {
   emulated::StmatrixLane mine{shared_address, {r0, r1, r2, r3}};
   simt::collective("stmatrix.x4", 0xffffffffu, where, &mine, emulated::stmatrix<false>);
 }
-inline void stmatrix_x4_trans(std::uint32_t shared_address, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
-                              std::uint32_t r3, Where where = Where::here()) {
+SIMT_INLINE void stmatrix_x4_trans(std::uint32_t shared_address, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
+                                   std::uint32_t r3, Where where = Where::here()) {
   emulated::StmatrixLane mine{shared_address, {r0, r1, r2, r3}};
   simt::collective("stmatrix.x4.trans", 0xffffffffu, where, &mine, emulated::stmatrix<true>);
 }

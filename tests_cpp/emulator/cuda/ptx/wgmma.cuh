@@ -23,10 +23,10 @@ inline std::uint64_t matrix_descriptor(std::uint32_t shared_address, std::uint32
          static_cast<std::uint64_t>(stride_bytes >> 4) << 32 | static_cast<std::uint64_t>(swizzle) << 62;
 }
 
-inline void wgmma_fence(Where where = Where::here()) { simt::wgmma_fence(where); }
-inline void wgmma_commit(Where where = Where::here()) { simt::wgmma_commit(where); }
+SIMT_INLINE void wgmma_fence(Where where = Where::here()) { simt::wgmma_fence(where); }
+SIMT_INLINE void wgmma_commit(Where where = Where::here()) { simt::wgmma_commit(where); }
 template <int kPending>
-inline void wgmma_wait(Where where = Where::here()) {
+SIMT_INLINE void wgmma_wait(Where where = Where::here()) {
   simt::wgmma_wait(kPending, where);
 }
 
@@ -74,15 +74,15 @@ inline void issue_wgmma(void* const* data, std::uint32_t lanes) {
 }  // namespace emulated
 
 template <class T, bool kTransA = false, bool kTransB = false, int kCount>
-inline void wgmma_ss(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bool accumulate,
-                     Where where = Where::here()) {
+SIMT_INLINE void wgmma_ss(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bool accumulate,
+                          Where where = Where::here()) {
   emulated::WgmmaLane mine{d, nullptr, a, b, accumulate, where};
   simt::collective("wgmma", 0xffffffffu, where, &mine, emulated::issue_wgmma<T, kTransA, kTransB, kCount>);
 }
 
 template <class T, bool kTransB = false, int kCount>
-inline void wgmma_rs(float (&d)[kCount], const std::uint32_t (&a)[4], std::uint64_t b, bool accumulate,
-                     Where where = Where::here()) {
+SIMT_INLINE void wgmma_rs(float (&d)[kCount], const std::uint32_t (&a)[4], std::uint64_t b, bool accumulate,
+                          Where where = Where::here()) {
   emulated::WgmmaLane mine{d, a, 0, b, accumulate, where};
   simt::collective("wgmma", 0xffffffffu, where, &mine, emulated::issue_wgmma<T, false, kTransB, kCount>);
 }
