@@ -96,11 +96,6 @@ Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   for (const std::int64_t bucket : {32, 64, 96, 128, 192, 256})
     if (bucket < kDim && dim <= bucket) return "a smaller head_dim bucket holds it";
   if (f.is_paged()) return "keys and values are in pages";
-  // Both are wrong or racy on a GPU though right on the emulated one; until that is found the generic kernel serves
-  // them.
-  if (p.grad_bias) return "the bias's gradient is the generic kernel's";
-  if (kDim == 32 && f.has_score_modifier())
-    return "softcap, bias and ALiBi with a head_dim up to 32 are the generic kernel's";
   constexpr std::int64_t kMostTokens = std::int64_t{1} << 29;
   if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
   if (f.batch > 65535 || f.heads_q > 65535) return "batch or heads_q is over 65535";

@@ -54,9 +54,11 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
     unsigned b, g;
     int n_tile, chunk;         // of keys; the first tile of its chunk
     int first_tile, end_tile;  // of queries
-    int turns_missing;         // until this block may add the last step's dQ, when last looked at
-    int group, steps;          // query heads of the kv head; tiles of all of them
-    int first_head_tile;       // of the sequence, among the tiles of all heads (fewer than 2^31: supports() sees to it)
+    // Until this block may add the last step's dQ, when last looked at: the last thread's own. volatile, or the
+    // compiler has every thread read it (and drop it) beside that thread's write.
+    volatile int turns_missing;
+    int group, steps;     // query heads of the kv head; tiles of all of them
+    int first_head_tile;  // of the sequence, among the tiles of all heads (fewer than 2^31: supports() sees to it)
     KeyRange range;
   } block;
   const AttentionParams& f = p.forward;
