@@ -107,6 +107,20 @@ TEST(EmulatorRace, HalvesAndAtomicsAreNoRace) {
   expect_race(64, {"no barrier orders"}, halves_kernel, out.data());
 }
 
+// Both warps write zeros past an end and read them after their own barrier; or one of them writes something else.
+__global__ void zeros_kernel(int* out, bool wrong) {
+  __shared__ int values[32];
+  const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  values[lane] = wrong && warp == 1 && lane == 7 ? 1 : 0;
+  __syncwarp();
+  out[threadIdx.x] = values[31 - lane];
+}
+
+TEST(EmulatorRace, WritingTheSameIsNoRace) {
+  const DeviceVector<int> out(64);
+  expect_race(64, {"writes it at"}, zeros_kernel, out.data());
+}
+
 enum class Copy { kRight, kNotWaited, kNotCommitted, kNoBarrier, kOneWaitsForOthers, kSlotInUse };
 
 __global__ void copy_kernel(const float* in, float* out, Copy mistake) {
@@ -255,7 +269,7 @@ enum class Store { kRight, kNoFence, kNotWaited };
 __global__ void store_kernel(float* out, Store mistake) {
   __shared__ __align__(128) float tile[32];
   for (int round = 0; round < 2; ++round) {
-    tile[threadIdx.x] = 1.0f;
+    tile[threadIdx.x] = 1.0f + static_cast<float>(round);
     if (mistake != Store::kNoFence) ptx::fence_proxy_async_shared();
     __syncwarp();
     if (threadIdx.x == 0) {

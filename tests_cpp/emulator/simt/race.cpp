@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <memory>
+#include <unordered_map>
 
 #include "simt/shared.hpp"
 #include "simt/simt.hpp"
@@ -40,7 +40,26 @@ struct Cell {
   std::uint32_t generation;           // of the block that used it last
   std::uint16_t num_reads, capacity;  // capacity above kListed: indexed by agent
   Access write;
+  bool has_twins;  // writes beside it that left the bytes as they were: see State::twins
   Access* reads;
+};
+
+// A thread's write that nothing orders with what came before. It is judged at the next event, when it has been made:
+// threads that write the same over each other (zeros past an end, say) do no harm.
+struct Contested {
+  struct Item {
+    Cell* cell;
+    SharedPlace place;
+    Access then;
+    bool then_wrote;
+    std::size_t at;  // of its two bytes, in `bytes`
+  };
+  static constexpr std::size_t kMost = 64;
+  const unsigned char* address = nullptr;  // null: none
+  std::size_t size = 0;
+  unsigned char bytes[kMost];  // before
+  Access now{};
+  std::vector<Item> items;
 };
 
 // Lists of reads live as long as the cluster.
@@ -73,6 +92,8 @@ struct State {
   std::uint32_t generation = 0;
   Cell* cells = nullptr;
   Arena arena;
+  std::unordered_map<const Cell*, std::vector<Access>> twins;
+  Contested contested;
 };
 
 State& state() {
@@ -147,7 +168,7 @@ class Visit {
     const std::size_t count = (first.odd + bytes + 1) / 2;
     for (std::size_t i = 0; i < count; ++i) {
       Cell& cell = cells[i];
-      if (cell.generation != s.generation) cell = Cell{s.generation, 0, 0, {}, nullptr};
+      if (cell.generation != s.generation) cell = Cell{s.generation, 0, 0, {}, false, nullptr};
       SharedPlace at = first;
       at.offset += static_cast<std::uint32_t>(2 * i);
       f(cell, at);
@@ -172,38 +193,67 @@ class Visit {
       cell.reads[cell.num_reads++] = now_;
   }
 
-  void write(Cell& cell, const SharedPlace& at) const {
-    against_write(cell, at, true);
-    if (cell.capacity > kListed) {
-      for (unsigned i = 0; i < cell.capacity; ++i)
-        if (cell.reads[i].time && !before(cell.reads[i], clock_)) return conflict(cell, cell.reads[i], at);
-      forget_reads(cell);
+  // With `contested`, a conflict is kept there.
+  void write(Cell& cell, const SharedPlace& at, Contested* contested = nullptr) const {
+    const Access* then = nullptr;
+    bool then_wrote = true;
+    if (const char* const missing = conflict_with_writes(cell, &then)) {
+      if (!contested) report(now_, true, *then, true, at, missing);
     } else {
-      for (unsigned i = 0; i < cell.num_reads; ++i)
-        if (!before(cell.reads[i], clock_)) return conflict(cell, cell.reads[i], at);
-      cell.num_reads = 0;
+      then = unordered_read(cell);
+      then_wrote = false;
+      if (then && !contested) report(now_, true, *then, false, at, kUnordered);
     }
+    if (then && contested)
+      contested->items.push_back({&cell, at, *then, then_wrote, 0});
+    else
+      take(cell);
+  }
+
+  // The cell's last write is this one.
+  void take(Cell& cell) const {
+    if (cell.capacity > kListed) std::memset(cell.reads, 0, cell.capacity * sizeof(Access));
+    cell.num_reads = 0;
+    if (cell.has_twins) state().twins.erase(&cell);
+    cell.has_twins = false;
     cell.write = now_;
   }
 
   void against_write(const Cell& cell, const SharedPlace& at, bool now_writes) const {
-    const Access& w = cell.write;
-    if (!w.time || (now_.kind == kAtomic && w.kind == kAtomic)) return;
-    if (!before(w, clock_)) return report(now_, now_writes, w, true, at, kUnordered);
-    if (now_.kind == kEngine && w.kind != kEngine && known(clock_.proxied, w.agent) < w.time)
-      report(now_, now_writes, w, true, at, kNoFence);
+    const Access* then;
+    if (const char* const missing = conflict_with_writes(cell, &then, !now_writes))
+      report(now_, now_writes, *then, true, at, missing);
   }
 
  private:
-  void conflict(Cell& cell, const Access& then, const SharedPlace& at) const {
-    report(now_, true, then, false, at, kUnordered);
-    forget_reads(cell);
-    cell.write = now_;
+  // What is missing after the last write; a reader needs to come after one of several that wrote the same.
+  const char* conflict_with_writes(const Cell& cell, const Access** then, bool one_is_enough = false) const {
+    const Access& w = cell.write;
+    if (!w.time || (now_.kind == kAtomic && w.kind == kAtomic)) return nullptr;
+    *then = &w;
+    const char* missing = missing_after(w);
+    if (!cell.has_twins) return missing;
+    for (const Access& twin : state().twins[&cell]) {
+      const char* const of_twin = missing_after(twin);
+      if (one_is_enough && !(missing && of_twin)) return nullptr;
+      if (!one_is_enough && !missing && of_twin) {
+        *then = &twin;
+        missing = of_twin;
+      }
+    }
+    return missing;
+  }
+  const char* missing_after(const Access& w) const {
+    if (!before(w, clock_)) return kUnordered;
+    if (now_.kind == kEngine && w.kind != kEngine && known(clock_.proxied, w.agent) < w.time) return kNoFence;
+    return nullptr;
   }
 
-  static void forget_reads(Cell& cell) {
-    if (cell.capacity > kListed) std::memset(cell.reads, 0, cell.capacity * sizeof(Access));
-    cell.num_reads = 0;
+  const Access* unordered_read(const Cell& cell) const {
+    const unsigned count = cell.capacity > kListed ? cell.capacity : cell.num_reads;
+    for (unsigned i = 0; i < count; ++i)
+      if (cell.reads[i].time && !before(cell.reads[i], clock_)) return &cell.reads[i];
+    return nullptr;
   }
 
   // Reads that this one comes after need not be remembered: what comes after this one comes after them.
@@ -249,6 +299,24 @@ Access of_engine(Agent agent, std::uint32_t piece, const void* code) {
 
 }  // namespace
 
+// Judges the write that is left over from before.
+static void settle() {
+  Contested& c = state().contested;
+  if (!c.address) return;
+  const unsigned char* const address = c.address;
+  c.address = nullptr;
+  for (const Contested::Item& item : c.items) {
+    const std::size_t end = std::min(item.at + 2, c.size);
+    if (std::memcmp(address + item.at, c.bytes + item.at, end - item.at) == 0) {
+      item.cell->has_twins = true;
+      state().twins[item.cell].push_back(c.now);
+    } else {
+      report(c.now, true, item.then, item.then_wrote, item.place, kUnordered);
+      Visit(Clock{}, c.now).take(*item.cell);
+    }
+  }
+}
+
 Agent new_agent() {
   State& s = state();
   if (s.agents == kMostAgents) fault("racecheck: too many barriers and engines");
@@ -267,6 +335,8 @@ void start_cluster(unsigned threads) {
   paused = false;  // a fault may have left it so
   ++s.generation;
   s.arena.clear();
+  s.twins.clear();
+  s.contested.address = nullptr;
   s.agents = threads;
   s.any_proxy_fence = false;
   s.clocks.resize(threads);
@@ -279,6 +349,7 @@ void start_cluster(unsigned threads) {
 
 void release(Clock& clock) {
   if (!enabled) return;
+  settle();
   join(clock, clock_of(*current));
   tick(*current);
 }
@@ -304,6 +375,7 @@ Clock of_warp(const Warp& warp) {
 
 void sync_lanes(std::uint32_t lanes) {
   if (!enabled) return;
+  settle();
   const Warp& warp = *current->warp;
   Clock all;
   for (unsigned lane = 0; lane < 32; ++lane)
@@ -317,6 +389,7 @@ void sync_lanes(std::uint32_t lanes) {
 
 void proxy_fence() {
   if (!enabled) return;
+  settle();
   state().any_proxy_fence = true;
   Clock& clock = clock_of(*current);
   join(clock.proxied, clock.seen);
@@ -327,12 +400,26 @@ void access(const Thread& thread, const void* address, std::size_t bytes, bool w
   if (!enabled) return;
   SharedPlace place;
   if (!find_shared(address, &place)) return;
+  settle();
   const Access now = plain(thread, from);
   const Visit visit(clock_of(thread), now);
-  if (write)
-    visit.each(place, bytes, [&](Cell& cell, const SharedPlace& at) { visit.write(cell, at); });
-  else
+  if (!write) {
     visit.each(place, bytes, [&](Cell& cell, const SharedPlace& at) { visit.read(cell, at); });
+    return;
+  }
+  // Static memory of a cluster's blocks shares its addresses.
+  const bool waits = bytes <= Contested::kMost && (place.is_dynamic || cluster_blocks() == 1);
+  Contested& contested = state().contested;
+  contested.items.clear();
+  visit.each(place, bytes,
+             [&](Cell& cell, const SharedPlace& at) { visit.write(cell, at, waits ? &contested : nullptr); });
+  if (contested.items.empty()) return;
+  contested.address = static_cast<const unsigned char*>(address);
+  contested.size = bytes;
+  contested.now = now;
+  std::memcpy(contested.bytes, address, bytes);
+  for (Contested::Item& item : contested.items)
+    item.at = item.place.offset > place.offset ? item.place.offset - place.offset - (place.odd ? 1 : 0) : 0;
 }
 
 void access(const Thread& thread, const void* address, std::size_t bytes, bool write) {
@@ -342,6 +429,7 @@ void access(const Thread& thread, const void* address, std::size_t bytes, bool w
 void atomic(const void* address, std::size_t bytes) {
   SharedPlace place;
   if (!enabled || !current || !find_shared(address, &place)) return;
+  settle();
   Access now = plain(*current, __builtin_return_address(0));
   now.kind = kAtomic;
   const Visit visit(clock_of(*current), now);
@@ -350,6 +438,7 @@ void atomic(const void* address, std::size_t bytes) {
 
 void look(std::uint32_t shared, std::size_t bytes, const void* from) {
   if (!enabled || !current) return;
+  settle();
   const Access now = plain(*current, from);
   const Visit visit(clock_of(*current), now);
   visit.each(place_of(shared), bytes, [&](Cell& cell, const SharedPlace& at) { visit.against_write(cell, at, false); });
@@ -357,6 +446,7 @@ void look(std::uint32_t shared, std::size_t bytes, const void* from) {
 
 void begin_copy(std::uint32_t shared, std::size_t bytes, const void* from) {
   if (!enabled) return;
+  settle();
   Access now = plain(*current, from);
   now.kind = kCopy;
   now.time = kUnderWay;
@@ -366,6 +456,7 @@ void begin_copy(std::uint32_t shared, std::size_t bytes, const void* from) {
 
 void landed(std::uint32_t shared, std::size_t bytes) {
   if (!enabled) return;
+  settle();
   const Access now = plain(*current, &__executable_start);
   Visit(clock_of(*current), now).each(place_of(shared), bytes, [&](Cell& cell, const SharedPlace&) {
     if (cell.write.agent == now.agent && cell.write.time == kUnderWay) cell.write.time = now.time;
@@ -374,6 +465,7 @@ void landed(std::uint32_t shared, std::size_t bytes) {
 
 void engine_write(std::uint32_t shared, std::size_t bytes, Agent agent, std::uint32_t piece, const void* from) {
   if (!enabled) return;
+  settle();
   const Access now = of_engine(agent, piece, from);
   const Visit visit(clock_of(*current), now);
   visit.each(place_of(shared), bytes, [&](Cell& cell, const SharedPlace& at) { visit.write(cell, at); });
@@ -382,6 +474,7 @@ void engine_write(std::uint32_t shared, std::size_t bytes, Agent agent, std::uin
 void engine_read(const Clock& clock, std::uint32_t shared, std::size_t bytes, Agent agent, std::uint32_t piece,
                  const void* from) {
   if (!enabled) return;
+  settle();
   const Access now = of_engine(agent, piece, from);
   const Visit visit(clock, now);
   visit.each(place_of(shared), bytes, [&](Cell& cell, const SharedPlace& at) { visit.read(cell, at); });

@@ -72,6 +72,7 @@ struct Block {
   Index3 index;
   unsigned num_exited = 0;
   Barrier barriers[kNamedBarriers];
+  race::Clock at_exit;  // nobody waits for it; but it is an event, at which a thread's last write is judged
 };
 
 // The multiprocessors.
@@ -210,6 +211,7 @@ void fiber_main() {
   Warp& warp = *self->warp;
   if (self->bulk && !(self->bulk->open.empty() && self->bulk->closed.empty()))
     fault("left the kernel without waiting for its bulk stores: their shared memory is given away");
+  race::release(m.blocks[self->rank].at_exit);
   warp.exited |= 1u << self->lane;
   ++m.blocks[self->rank].num_exited;
   for (std::size_t at = 0; at < warp.meetings.size();)  // those left may be all there now
