@@ -116,7 +116,8 @@ def each(function: Callable[..., Any], sets: Iterable[tuple[Any, ...]], **option
 def _gpu_cache_bytes() -> int:
     import torch
 
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return int(getattr(properties, "L2_cache_size", 60e6))  # older torch does not tell: the largest of today's GPUs
 
 
 @dataclass(frozen=True)
