@@ -69,9 +69,12 @@ foreach(_table IN LISTS _tables)
   file(CONFIGURE OUTPUT ${_generated}/cuda/${_table}_instances.inc CONTENT "${_rows_${OP}_${ARCH}}")
 endforeach()
 
-# The rows of linear for 9.0, whose kernels are src/cuda/sm90a/*.cu.
+# The rows of linear, norms and softmax for 9.0, whose kernels are src/cuda/sm90a/*.cu.
 set(_linear_rows)
+set(_long_rows)
 if(_with_sm90a)
   set(_linear_rows "FK_LINEAR(f16, kFloat16)\nFK_LINEAR(bf16, kBFloat16)\n")
+  set(_long_rows "FK_LONG_ROWS\n")
 endif()
 file(CONFIGURE OUTPUT ${_generated}/cuda/sm90a/linear_rows.inc CONTENT "${_linear_rows}")
+file(CONFIGURE OUTPUT ${_generated}/cuda/sm90a/long_rows.inc CONTENT "${_long_rows}")

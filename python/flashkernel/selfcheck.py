@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -207,26 +208,29 @@ def _reduce_scattered(inputs: _Inputs) -> _Pairs:
     return [(fk.reduce_sum(x, (0, 2), **inputs.options), x64.sum((0, 2)))]
 
 
-def _softmax_fwd(inputs: _Inputs) -> _Pairs:
-    x, x64 = inputs.randn(7, 33)
+_LONG_ROWS = (2, 40000)  # what a cluster of blocks shares
+
+
+def _softmax_fwd(inputs: _Inputs, shape: tuple[int, int] = (7, 33)) -> _Pairs:
+    x, x64 = inputs.randn(*shape)
     weights, lse = _softmax(x64)
     return [(fk.softmax(x, **inputs.options), weights), (fk.log_softmax(x, **inputs.options), x64 - lse[:, None])]
 
 
-def _softmax_bwd(inputs: _Inputs) -> _Pairs:
-    (g, g64), (y, y64) = inputs.randn(7, 33), inputs.randn(7, 33)
+def _softmax_bwd(inputs: _Inputs, shape: tuple[int, int] = (7, 33)) -> _Pairs:
+    (g, g64), (y, y64) = inputs.randn(*shape), inputs.randn(*shape)
     return [
         (fk.softmax_backward(g, y, **inputs.options), y64 * (g64 - (g64 * y64).sum(-1, keepdims=True))),
         (fk.log_softmax_backward(g, y, **inputs.options), g64 - np.exp(y64) * g64.sum(-1, keepdims=True)),
     ]
 
 
-def _norm(inputs: _Inputs) -> _Pairs:
+def _norm(inputs: _Inputs, shape: tuple[int, int] = (7, 64)) -> _Pairs:
     (x, x64), (r, r64), (w, w64), (b, b64) = (
-        inputs.randn(7, 64),
-        inputs.randn(7, 64),
-        inputs.randn(64),
-        inputs.randn(64),
+        inputs.randn(*shape),
+        inputs.randn(*shape),
+        inputs.randn(shape[1]),
+        inputs.randn(shape[1]),
     )
     h = x64 + r64
     layer, hidden = fk.layer_norm(x, w, b, residual=r, **inputs.options)
@@ -327,9 +331,9 @@ CASES: dict[str, list[_Case]] = {
     "swiglu": [_swiglu],
     "swiglu_bwd": [_swiglu_bwd],
     "reduce": [_reduce_rows, _reduce_scattered],
-    "softmax": [_softmax_fwd],
-    "softmax_bwd": [_softmax_bwd],
-    "norm": [_norm],
+    "softmax": [_softmax_fwd, partial(_softmax_fwd, shape=_LONG_ROWS)],
+    "softmax_bwd": [_softmax_bwd, partial(_softmax_bwd, shape=_LONG_ROWS)],
+    "norm": [_norm, partial(_norm, shape=_LONG_ROWS)],
     "norm_bwd": [_norm_bwd],
     "cross_entropy": [_cross_entropy],
     "cross_entropy_bwd": [_cross_entropy_bwd],

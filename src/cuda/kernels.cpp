@@ -10,6 +10,7 @@
 #include "cuda/sm80/linear.hpp"
 #include "cuda/sm90a/attention_fwd.hpp"
 #include "cuda/sm90a/linear.hpp"
+#include "cuda/sm90a/long_rows.hpp"
 
 // The generated instances of the tensor-core kernels.
 namespace flashkernel::cuda::sm75 {
@@ -61,6 +62,12 @@ constexpr KernelEntry<Params> ampere(const char* name, Verdict (*supports)(const
                                      std::size_t (*workspace)(const Params&),
                                      void (*launch)(const Params&, void*, Stream)) {
   return {name, DeviceType::kCuda, 80, kNewest, kCpuAny, kAmpere, supports, workspace, launch};
+}
+
+template <class Params>
+constexpr KernelEntry<Params> hopper(const char* name, Verdict (*supports)(const Params&),
+                                     void (*launch)(const Params&, void*, Stream)) {
+  return {name, DeviceType::kCuda, 90, 90, kCpuAny, kHopper, supports, nullptr, launch};
 }
 
 // A backward kernel that leaves the gradients of sinks and bias to the generic one; they use the workspace one after
@@ -206,6 +213,10 @@ KernelTable<LinearBackwardParams> cuda_kernels() {
 template <>
 KernelTable<NormParams> cuda_kernels() {
   static constexpr KernelEntry<NormParams> rows[] = {
+#define FK_LONG_ROWS \
+  hopper<NormParams>("norm/cuda/sm90a/long_rows", cuda::sm90a::norm_long_rows_supports, cuda::sm90a::norm_long_rows),
+#include "cuda/sm90a/long_rows.inc"
+#undef FK_LONG_ROWS
       generic<NormParams>("norm/cuda/generic", cuda::norm_fwd_supports, nullptr, cuda::norm_fwd)};
   return table(rows);
 }
@@ -227,14 +238,25 @@ KernelTable<ReduceParams> cuda_kernels() {
 template <>
 KernelTable<SoftmaxParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxParams> rows[] = {
+#define FK_LONG_ROWS                                                                             \
+  hopper<SoftmaxParams>("softmax/cuda/sm90a/long_rows", cuda::sm90a::softmax_long_rows_supports, \
+                        cuda::sm90a::softmax_long_rows),
+#include "cuda/sm90a/long_rows.inc"
+#undef FK_LONG_ROWS
       generic<SoftmaxParams>("softmax/cuda/generic", cuda::softmax_supports, nullptr, cuda::softmax)};
   return table(rows);
 }
 
 template <>
 KernelTable<SoftmaxBackwardParams> cuda_kernels() {
-  static constexpr KernelEntry<SoftmaxBackwardParams> rows[] = {generic<SoftmaxBackwardParams>(
-      "softmax_bwd/cuda/generic", cuda::softmax_bwd_supports, nullptr, cuda::softmax_bwd)};
+  static constexpr KernelEntry<SoftmaxBackwardParams> rows[] = {
+#define FK_LONG_ROWS                                                                                             \
+  hopper<SoftmaxBackwardParams>("softmax_bwd/cuda/sm90a/long_rows", cuda::sm90a::softmax_bwd_long_rows_supports, \
+                                cuda::sm90a::softmax_bwd_long_rows),
+#include "cuda/sm90a/long_rows.inc"
+#undef FK_LONG_ROWS
+      generic<SoftmaxBackwardParams>("softmax_bwd/cuda/generic", cuda::softmax_bwd_supports, nullptr,
+                                     cuda::softmax_bwd)};
   return table(rows);
 }
 

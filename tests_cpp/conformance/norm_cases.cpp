@@ -99,6 +99,14 @@ void cases(CaseList& list) {
         whole.residual = whole.fp32_parameters = true;
         add("whole_vectors_residual" + std::to_string(n), whole);
       }
+      // Rows of more than 64 KB, which take a cluster of blocks, evenly shared and not.
+      for (const std::int64_t n : {32776, 65536, 90000, 131072})
+        add("long_rows" + std::to_string(n), {dtype, rms, {2, n}});
+      if (!backward) {
+        Spec summed{dtype, rms, {3, 40000}};
+        summed.residual = summed.fp32_parameters = true;
+        add("long_rows_residual", summed);
+      }
       add("vector", {dtype, rms, {50}});
       add("no_rows", {dtype, rms, {0, 50}});
       Spec spec{dtype, rms, {3, 4, 70}};

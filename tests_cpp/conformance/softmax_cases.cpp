@@ -57,6 +57,8 @@ void cases(CaseList& list) {
       for (const std::int64_t n : {1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 1000, 4099})
         add("rows_of_" + std::to_string(n), {dtype, {5, n}});
       add("many_rows", {dtype, {600, 20}});
+      // Rows of more than 64 KB, which take a cluster of blocks, evenly shared and not.
+      for (const std::int64_t n : {32776, 65536, 90000, 131072}) add("long_rows" + std::to_string(n), {dtype, {2, n}});
       for (int axis = 0; axis < 3; ++axis) {
         add("axis" + std::to_string(axis), {dtype, {6, 7, 35}, axis});
         add("permuted_axis" + std::to_string(axis),

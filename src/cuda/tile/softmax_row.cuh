@@ -1,0 +1,143 @@
+// Softmax and log-softmax of one row and their gradient, or of the part of it that a block of a cluster holds. Called
+// by the softmax kernels, which say how a value is reduced over the whole row.
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/reduce.cuh"
+#include "cuda/tile/row.cuh"
+#include "cuda/tile/vector.cuh"
+#include "ops/reduce_params.hpp"
+
+namespace flashkernel::cuda {
+
+// Element offset of a row whose index runs over `ndim` merged dims.
+__device__ inline std::int64_t row_offset(std::int64_t row, int ndim, const std::int64_t* shape,
+                                          const std::int64_t* strides) {
+  std::int64_t offset = 0;
+  for (int d = ndim - 1; d > 0; --d) {
+    const std::int64_t rest = row / shape[d];
+    offset += (row - rest * shape[d]) * strides[d];
+    row = rest;
+  }
+  return ndim > 0 ? offset + row * strides[0] : offset;
+}
+
+// e^(x - shift) for x <= shift: the difference is rounded once, and its error weighs |x - shift| e^(x - shift), under
+// 0.4 of 2^-23 for any x.
+__device__ inline float exp_of_difference(float x, float shift) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  return ptx::exp2_approx((x - shift) * kLog2E);
+}
+
+// N neighbouring columns, or one column at its stride.
+template <int N, class T>
+__device__ inline Packed<T, N> load_columns(const T* row, std::int64_t first, std::int64_t stride) {
+  if constexpr (N > 1) {
+    return load_vector<N>(row + first);
+  } else {
+    return {{row[first * stride]}};
+  }
+}
+template <class T, int N>
+__device__ inline void store_columns(T* row, std::int64_t first, std::int64_t stride, const float (&values)[N]) {
+  if constexpr (N > 1) {
+    store_floats(row + first, values);
+  } else {
+    row[first * stride] = from_float<T>(values[0]);
+  }
+}
+
+/// Columns [column, column + columns) of a row, by kThreads threads. `reduce(value, op)`: over all threads' values of
+/// the whole row, for all of them.
+template <class T, int kThreads, int kVectors, int N, class Reduce>
+__device__ inline void softmax_row(const SoftmaxParams& p, std::int64_t row, std::int64_t column, std::int64_t columns,
+                                   Reduce reduce) {
+  const T* x = static_cast<const T*>(p.x) + row_offset(row, p.ndim, p.shape, p.stride_x) + column * p.stride_x_column;
+  T* out = static_cast<T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out) + column * p.stride_out_column;
+  const auto load = [&](std::int64_t first) { return load_columns<N>(x, first, p.stride_x_column); };
+  Row<T, kThreads, kVectors, N> values(columns, threadIdx.x, load);
+
+  float maximum = -INFINITY;
+  values.each(load, [&](std::int64_t, float(&v)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) maximum = fmaxf(maximum, v[i]);  // a NaN reaches the sum below
+  });
+  maximum = reduce(maximum, Largest{});
+  const float shift = maximum == -INFINITY ? 0.0f : maximum;
+  // The exponentials stay where the row stood, if it is kept as floats.
+  constexpr bool kKeeps = Row<T, kThreads, kVectors, N>::kFloats;
+  float sum = 0.0f;
+  values.each(load, [&](std::int64_t, float(&v)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float e = exp_of_difference(v[i], shift);
+      sum += e;
+      if (kKeeps && !p.log) v[i] = e;
+    }
+  });
+  sum = reduce(sum, Sum{});
+  // An empty denominator means a row of -inf: 0 / 1, and -inf - 0.
+  const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
+  const float log_sum = sum == 0.0f ? 0.0f : logf(sum);
+  values.each(load, [&](std::int64_t first, float(&v)[N]) {
+    float result[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      result[i] = p.log ? v[i] - shift - log_sum : (kKeeps ? v[i] : exp_of_difference(v[i], shift)) * scale;
+    store_columns(out, first, p.stride_out_column, result);
+  });
+}
+
+/// softmax: grad_x = out * (g - sum(g * out)); log-softmax: grad_x = g - exp(out) * sum(g).
+template <class T, int kThreads, int kVectors, int N, class Reduce>
+__device__ inline void softmax_bwd_row(const SoftmaxBackwardParams& p, std::int64_t row, std::int64_t column,
+                                       std::int64_t columns, Reduce reduce) {
+  const T* grad_out = static_cast<const T*>(p.grad_out) + row_offset(row, p.ndim, p.shape, p.stride_grad_out) +
+                      column * p.stride_grad_out_column;
+  const T* out =
+      static_cast<const T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out) + column * p.stride_out_column;
+  T* grad_x =
+      static_cast<T*>(p.grad_x) + row_offset(row, p.ndim, p.shape, p.stride_grad_x) + column * p.stride_grad_x_column;
+  const auto load_grad = [&](std::int64_t first) { return load_columns<N>(grad_out, first, p.stride_grad_out_column); };
+  const auto load_out = [&](std::int64_t first) { return load_columns<N>(out, first, p.stride_out_column); };
+  Row<T, kThreads, kVectors, N> grads(columns, threadIdx.x, load_grad);
+
+  float sum = 0.0f;
+  grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
+    float y[N];
+    unpack(y, load_out(first));
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += p.log ? g[i] : g[i] * y[i];
+  });
+  sum = reduce(sum, Sum{});
+  grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
+    float y[N], result[N];
+    unpack(y, load_out(first));
+#pragma unroll
+    for (int i = 0; i < N; ++i) result[i] = p.log ? g[i] - expf(y[i]) * sum : y[i] * (g[i] - sum);
+    store_columns(grad_x, first, p.stride_grad_x_column, result);
+  });
+}
+
+// Neighbouring columns, and every row on a 16-byte boundary.
+inline bool softmax_rows_are_vectors(DType dtype, std::int64_t columns, int ndim, const std::int64_t* shape,
+                                     const void* data, const std::int64_t* strides, std::int64_t stride_column) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
+  bool fits = stride_column == 1 && columns * bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+  for (int d = 0; d < ndim; ++d) fits = fits && (shape[d] == 1 || strides[d] * bytes % 16 == 0);
+  return fits;
+}
+
+inline bool rows_are_vectors(const SoftmaxParams& p) {
+  return softmax_rows_are_vectors(p.dtype, p.columns, p.ndim, p.shape, p.x, p.stride_x, p.stride_x_column) &&
+         softmax_rows_are_vectors(p.dtype, p.columns, p.ndim, p.shape, p.out, p.stride_out, p.stride_out_column);
+}
+inline bool rows_are_vectors(const SoftmaxBackwardParams& p) {
+  const auto fits = [&](const void* data, const std::int64_t* strides, std::int64_t stride_column) {
+    return softmax_rows_are_vectors(p.dtype, p.columns, p.ndim, p.shape, data, strides, stride_column);
+  };
+  return fits(p.grad_out, p.stride_grad_out, p.stride_grad_out_column) &&
+         fits(p.out, p.stride_out, p.stride_out_column) && fits(p.grad_x, p.stride_grad_x, p.stride_grad_x_column);
+}
+
+}  // namespace flashkernel::cuda
