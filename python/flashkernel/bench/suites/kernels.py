@@ -50,7 +50,7 @@ def representative(kernel_id: str, dtype: str | None = None) -> Representative:
     elif dtype is None:
         matmul = op in ("attention_fwd", "attention_bwd", "linear", "linear_bwd")
         dtype = "float32" if backend == "cpu" else "float16" if matmul else "bfloat16"
-    mode = next((part for part in parts if part in ("decode", "few_rows")), "")
+    mode = next((part for part in parts if part in ("decode", "few_rows", "long_rows")), "")
     bucket = next((int(part[1:]) for part in parts if re.fullmatch(r"d\d+", part)), 0)
     if op in ("attention_fwd", "attention_bwd"):
         bucket = bucket or (64 if backend == "cpu" else 128)
@@ -143,6 +143,8 @@ def _linear_bwd(s: Settings, r: Representative) -> Pair:
 def _matrix(op: Any, what: str = "") -> Callable[[Settings, Representative], Pair]:
     def make(s: Settings, r: Representative) -> Pair:
         count, columns = s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))
+        if r.mode == "long_rows":
+            count, columns = s.pick(quick=(2, 40000), cpu=(8, 131072), cuda=(1024, 131072))
         return _of(rows.row_work(s, r.dtype, op, count, columns), f"{what}{count} x {columns}")
 
     return make
