@@ -1,6 +1,7 @@
 // Cases of softmax and softmax_bwd, with their logarithmic forms.
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "conformance/conformance.hpp"
 #include "conformance/each_dtype.hpp"
@@ -58,7 +59,8 @@ void cases(CaseList& list) {
         add("rows_of_" + std::to_string(n), {dtype, {5, n}});
       add("many_rows", {dtype, {600, 20}});
       // Rows of more than 64 KB, which take a cluster of blocks, evenly shared and not.
-      for (const std::int64_t n : {32776, 65536, 90000, 131072}) add("long_rows" + std::to_string(n), {dtype, {2, n}});
+      for (const auto& [count, n] : {std::pair{2, 32776}, {1, 131072}})
+        add("long_rows" + std::to_string(n), {dtype, {count, n}});
       for (int axis = 0; axis < 3; ++axis) {
         add("axis" + std::to_string(axis), {dtype, {6, 7, 35}, axis});
         add("permuted_axis" + std::to_string(axis),
