@@ -7,6 +7,9 @@ namespace flashkernel::python {
 namespace {
 
 Explanation explain(const std::string& op, const nb::args& args, const nb::kwargs& kwargs) {
+  if (kwargs.contains("backend"))
+    throw InvalidArgument("explain: backend=" + nb::cast<std::string>(nb::repr(kwargs["backend"])) +
+                          "; the kernels of this library are explained, leave backend out");
   const nb::object module = nb::module_::import_("flashkernel._C");
   // The ops are the functions of the module whose calls reach the registry; the rest has nothing to explain.
   static const char* const kOthers[] = {"explain",         "kernels",          "force_kernels",

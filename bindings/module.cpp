@@ -24,4 +24,5 @@ NB_MODULE(_C, module) {
   bind_kv_ops(module);
   bind_kv_page_pool(module);
   bind_kv_cache(module);
+  bind_backend(module);
 }

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:  # Triton's interpreter, which must be asked for before anything imports triton
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import flashkernel as fk
 from flashkernel import testing
@@ -23,19 +28,26 @@ NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 DTYPES = tuple(TORCH)
 
 
-# The same tests run on a GPU where this build and machine have one.
-FRAMEWORKS = (
-    ("numpy", "torch", "torch_cuda") if fk.num_cuda_devices() and torch.cuda.is_available() else ("numpy", "torch")
+# The same tests run on a GPU where this build and machine have one, and with backend="triton": on the GPU, or in the
+# interpreter where there is none.
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton, which has wheels for Linux only"
 )
+TRITON = pytest.param("triton", marks=needs_triton)
+FRAMEWORKS = ("numpy", "torch", *(("torch_cuda",) if fk.num_cuda_devices() and HAS_GPU else ()), TRITON)
 
 
 class Maker:
-    """Random arrays of one framework and dtype, with the keyword that NumPy's bfloat16 needs."""
+    """Random arrays of one framework and dtype, with the keywords that they need: ``backend`` or NumPy's bfloat16."""
 
     def __init__(self, framework: str, dtype: str, seed: int = 0) -> None:
         self.framework, self.dtype = framework, dtype
         self.rng = np.random.default_rng(seed)
+        self.on_gpu = framework == "torch_cuda" or framework == "triton" and HAS_GPU
+        self.host_reads = framework in ("numpy", "torch")  # indices and lengths; elsewhere they stay on the device
         self.kwargs = {"dtype": "bfloat16"} if (framework, dtype) == ("numpy", "bfloat16") else {}
+        if framework == "triton":
+            self.kwargs = {"backend": "triton"}
 
     def normal(self, *shape: int):
         return self.array(self.rng.standard_normal(shape))
@@ -55,13 +67,13 @@ class Maker:
         return values if self.framework == "numpy" else self._place(torch.from_numpy(values))
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.cuda() if self.framework == "torch_cuda" else tensor
+        return tensor.cuda() if self.on_gpu else tensor
 
     def check(self, result, truth, **options) -> None:
         """The tolerance rule, plus: the result is of the caller's framework and dtype."""
         if self.framework != "numpy":
             assert isinstance(result, torch.Tensor) and result.dtype == TORCH[self.dtype]
-            assert result.is_cuda == (self.framework == "torch_cuda")
+            assert result.is_cuda == self.on_gpu
         else:
             assert isinstance(result, np.ndarray) and result.dtype == NUMPY[self.dtype]
         testing.assert_close(result, truth, self.dtype, **options)
