@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashkernel as fk
-from conftest import DTYPES, Maker, f64, on_host
+from conftest import DTYPES, TRITON, Maker, f64, needs_triton, on_host
 from flashkernel import reference, testing
 
 FEATURES = [
@@ -106,13 +106,14 @@ def test_nan_propagates_only_where_it_is_seen(make):
     assert not nan[:3].any() and nan[3:, 2].all() and nan.sum() == 3
 
 
+@pytest.mark.parametrize("framework", ["numpy", TRITON])
 @pytest.mark.parametrize("size", [1e5, -1e5])
-def test_large_logits(size):
-    make = Maker("numpy", "float32")
+def test_large_logits(framework, size):
+    make = Maker(framework, "float32")
     q, k = make.array(np.full((1, 1, 4, 8), size / 8)), make.array(np.ones((1, 1, 4, 8)))
-    out, lse = fk.attention(q, k, k, scale=1.0, return_lse=True)
-    assert (out == 1).all()
-    np.testing.assert_allclose(lse, size + np.log(4), rtol=1e-6)
+    out, lse = fk.attention(q, k, k, scale=1.0, return_lse=True, **make.kwargs)
+    assert (f64(out) == 1).all()
+    np.testing.assert_allclose(f64(lse), size + np.log(4), rtol=1e-6)
 
 
 shapes = st.fixed_dictionaries(
@@ -132,12 +133,23 @@ shapes = st.fixed_dictionaries(
 
 @given(shapes, st.sampled_from(DTYPES), st.integers(0, 2**32 - 1))
 def test_any_shape(case, dtype, seed):
-    make = Maker("torch", dtype, seed)
+    check_any_shape(Maker("torch", dtype, seed), case)
+
+
+@needs_triton
+@settings(max_examples=8)  # each may be a kernel to compile, or minutes in the interpreter at full size
+@given(shapes, st.sampled_from(DTYPES), st.integers(0, 2**32 - 1))
+def test_any_shape_in_triton(case, dtype, seed):
+    sizes = {"batch": 1, "heads_kv": 1, "seq_q": 1 + case["seq_q"] // 3, "seq_k": 1 + case["seq_k"] // 3}
+    check_any_shape(Maker("triton", dtype, seed), {**case, **sizes})
+
+
+def check_any_shape(make, case):
     heads = case["heads_kv"] * case["group"]
     q = make.normal(case["batch"], heads, case["seq_q"], case["head_dim"])
     k, v = (make.normal(case["batch"], case["heads_kv"], case["seq_k"], case["head_dim"]) for _ in range(2))
     options = {n: case[n] for n in ("causal", "window", "softcap")}
-    out, lse = fk.attention(q, k, v, return_lse=True, **options)
+    out, lse = fk.attention(q, k, v, return_lse=True, **options, **make.kwargs)
     truth, true_lse = reference.attention(f64(q), f64(k), f64(v), **options)
     make.check(out, truth)
     testing.assert_close(lse, true_lse, "float32")

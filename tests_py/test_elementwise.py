@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import flashkernel as fk
-from conftest import DTYPES, Maker, f64
+from conftest import DTYPES, TRITON, Maker, f64
 from flashkernel import reference
 
 
@@ -34,9 +35,10 @@ def test_extremes(make):
     assert out[0] == f64(gate)[0] and out[1] == 0 and out[2] == np.inf and np.isnan(out[4]) and out[5] == 0
 
 
+@pytest.mark.parametrize("framework", ["torch", TRITON])
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.data(), st.sampled_from(DTYPES))
-def test_any_strides(shape, data, dtype):
-    make = Maker("torch", dtype)
+def test_any_strides(framework, shape, data, dtype):
+    make = Maker(framework, dtype)
     order = data.draw(st.permutations(range(len(shape))))
     a, b = make.normal(*shape), make.normal(*[shape[d] for d in order]).permute(*np.argsort(order))
-    make.check(fk.add(a, b), reference.add(f64(a), f64(b)))
+    make.check(fk.add(a, b, **make.kwargs), reference.add(f64(a), f64(b)))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashkernel as fk
-from conftest import DTYPES, Maker, f64
+from conftest import DTYPES, TRITON, Maker, f64
 from flashkernel import reference, testing
 
 ACTIVATIONS = [None, "gelu", "gelu_tanh", "silu"]
@@ -57,17 +57,18 @@ def test_backward(make, activation):
     np.testing.assert_array_equal(f64(some[1]), f64(grads[1]))
 
 
+@pytest.mark.parametrize("framework", ["torch", TRITON])
 @given(
     st.integers(1, 70), st.integers(1, 150), st.integers(1, 90), st.sampled_from(DTYPES), st.sampled_from(ACTIVATIONS)
 )
-def test_any_shape(rows, features, out_features, dtype, activation):
-    make = Maker("torch", dtype, rows)
+def test_any_shape(framework, rows, features, out_features, dtype, activation):
+    make = Maker(framework, dtype, rows)
     x, weight = (
         make.normal(rows, features),
         make.array(make.rng.standard_normal((out_features, features)) / features**0.5),
     )
     bias = make.normal(out_features)
-    out = fk.linear(x, weight, bias, activation=activation)
+    out = fk.linear(x, weight, bias, activation=activation, **make.kwargs)
     make.check(out, reference.linear(f64(x), f64(weight), f64(bias), activation=activation)[0])
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashkernel as fk
-from conftest import DTYPES, Maker, f64
+from conftest import DTYPES, TRITON, Maker, f64
 from flashkernel import reference, testing
 
 
@@ -81,14 +81,15 @@ def test_a_large_mean_does_not_cancel():
     testing.assert_close(fk.layer_norm(x), truth, "float32", baseline=theirs, scale=200.0)
 
 
+@pytest.mark.parametrize("framework", ["torch", TRITON])
 @given(st.integers(1, 9), st.integers(1, 300), st.sampled_from(DTYPES))
-def test_any_shape(rows, features, dtype):
-    make = Maker("torch", dtype, features)
+def test_any_shape(framework, rows, features, dtype):
+    make = Maker(framework, dtype, features)
     x, weight = make.normal(rows, features + 3)[:, 3:], make.normal(features)
     truth = reference.layer_norm(f64(x), f64(weight))[0]
     theirs = torch.nn.functional.layer_norm(x, (features,), weight)
-    ours = fk.layer_norm(x, weight)
+    ours = fk.layer_norm(x, weight, **make.kwargs)
     # One feature, or two that are nearly equal: both lose digits in x - mean, whatever the algorithm.
     room = max(1.0, 2e5 * testing.max_error(theirs, truth)) if dtype == "float32" else 2.0
     testing.assert_close(ours, truth, dtype, scale=room * max(1.0, np.abs(truth).max()))
-    make.check(fk.rms_norm(x, weight), reference.rms_norm(f64(x), f64(weight))[0])
+    make.check(fk.rms_norm(x, weight, **make.kwargs), reference.rms_norm(f64(x), f64(weight))[0])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashkernel as fk
-from conftest import DTYPES, Maker, f64
+from conftest import DTYPES, TRITON, Maker, f64
 from flashkernel import reference, testing
 
 REDUCTIONS = ("reduce_sum", "reduce_mean", "reduce_max")
@@ -61,21 +61,22 @@ def test_softmax(make, name, axis):
     np.testing.assert_array_equal(f64(x), f64(ours))
 
 
+@pytest.mark.parametrize("framework", ["torch", TRITON])
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=5),
     st.data(),
     st.sampled_from(DTYPES),
 )
-def test_any_axes_and_strides(shape, data, dtype):
-    make = Maker("torch", dtype, sum(shape))
+def test_any_axes_and_strides(framework, shape, data, dtype):
+    make = Maker(framework, dtype, sum(shape))
     order = data.draw(st.permutations(range(len(shape))))
     axes = tuple(data.draw(st.sets(st.sampled_from(range(len(shape))), min_size=1)))
     x = make.normal(*[shape[d] + 1 for d in order])[tuple(slice(1, None) for _ in order)].permute(*np.argsort(order))
     assert list(x.shape) == shape
     for name in REDUCTIONS:
-        make.check(getattr(fk, name)(x, axes), getattr(reference, name)(f64(x), axes), what=name)
-    np.testing.assert_array_equal(fk.argmax(x, axes).numpy(), reference.argmax(f64(x), axes))
-    make.check(fk.softmax(x, axes[0]), reference.softmax(f64(x), axes[0]))
+        make.check(getattr(fk, name)(x, axes, **make.kwargs), getattr(reference, name)(f64(x), axes), what=name)
+    np.testing.assert_array_equal(f64(fk.argmax(x, axes, **make.kwargs)), reference.argmax(f64(x), axes))
+    make.check(fk.softmax(x, axes[0], **make.kwargs), reference.softmax(f64(x), axes[0]))
 
 
 def test_sum_does_not_depend_on_threads():

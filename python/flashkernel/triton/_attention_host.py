@@ -169,18 +169,17 @@ def head_blocks(q: torch.Tensor, v: torch.Tensor) -> dict[str, int]:
 # num_stages tiles of keys and values: 2 x BLOCK_N x head_dim x 2 bytes each. It must fit 64 KiB on a T4 (sm75), 99 KiB
 # on sm86 and sm89, 163 KiB on sm80, 227 KiB on sm90.
 _FORWARD_HALF = {
-    75: {64: (64, 64, 4, 1), 128: (64, 32, 4, 1), 256: (32, 32, 4, 1)},
     86: {64: (128, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 2)},
     80: {64: (128, 64, 4, 3), 128: (128, 64, 8, 2), 256: (64, 32, 4, 2)},
     90: {64: (128, 128, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
 }
 _BACKWARD_HALF = {
-    75: {64: (64, 32, 4, 1), 128: (32, 32, 4, 1), 256: (16, 16, 4, 1)},
     86: {64: (32, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 8, 1)},
     80: {64: (32, 64, 4, 2), 128: (32, 64, 8, 1), 256: (32, 32, 8, 1)},
     90: {64: (32, 64, 4, 2), 128: (32, 64, 8, 2), 256: (32, 32, 8, 1)},
 }
-# float32 without TF32 runs on the ordinary cores, each operand by way of shared memory or registers: small tiles.
+# float32 without TF32 runs on the ordinary cores, each operand by way of shared memory or registers: small tiles. So
+# does everything on a T4, whose tensor cores Triton does not use.
 _FORWARD_FLOAT32 = {64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (16, 16, 4, 1)}
 _BACKWARD_FLOAT32 = {64: (32, 32, 4, 1), 128: (16, 16, 4, 1), 256: (16, 16, 4, 1)}
 
@@ -192,12 +191,16 @@ def tile_shape(call: Call, dtype: torch.dtype, width: int, *, backward: bool = F
     if IS_INTERPRETED:
         return {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 1}
     column = 64 if width <= 64 else 128 if width <= 128 else 256
-    if dtype == torch.float32:
+    capability = call.capability
+    if backward and column == 256 and capability < 80:
+        call.refuse(
+            f"head_dim={width} on compute capability {capability / 10}; 128 or less, or 8.0 and later, is needed"
+        )
+    if dtype == torch.float32 or capability < 80:
         shape = (_BACKWARD_FLOAT32 if backward else _FORWARD_FLOAT32)[column]
     else:
         table = _BACKWARD_HALF if backward else _FORWARD_HALF
-        capability = call.capability
-        row = 75 if capability < 80 else 80 if capability in (80, 87) else 86 if capability < 90 else 90
+        row = 80 if capability in (80, 87) else 86 if capability < 90 else 90
         row = 86 if capability >= 120 else row  # consumer Blackwell has 99 KiB
         shape = table[row][column]
     return dict(zip(("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"), shape, strict=True))

@@ -130,10 +130,8 @@ def _tile(call: Call, dtype: torch.dtype, rows: int, activation: int) -> dict[st
         return {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP": 2, "num_warps": 4, "num_stages": 1}
     few = rows <= 32
     capability = call.capability
-    if dtype == torch.float32:
+    if dtype == torch.float32 or capability < 80:  # no tensor cores
         shape = (16, 64, 32, 8, 4, 2) if few else (64, 64, 16, 8, 4, 2)
-    elif capability < 80:  # 64 KiB, no cp.async
-        shape = (16, 64, 64, 8, 4, 1) if few else (128, 64, 32, 8, 4, 1)
     elif 90 <= capability < 120:
         wide = rows >= 1024 and activation == 0  # the activations spill registers at 128 x 256
         shape = (16, 64, 128, 8, 4, 4) if few else (128, 256, 64, 8, 8, 3) if wide else (128, 128, 64, 8, 8, 4)
