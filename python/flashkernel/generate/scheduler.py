@@ -261,7 +261,7 @@ class Scheduler:
         if not requests:
             return np.empty(0, np.int64)
         if all(request.sampling.greedy for request in requests):
-            return arrays.fetch(fk.argmax(logits, axis=-1, **arrays.op_options))()  # type: ignore[arg-type]
+            return arrays.fetch(fk.argmax(logits, axis=-1, **arrays.op_options))()
         options = [(r.sampling.temperature, r.sampling.top_k, r.sampling.top_p, r.uniform()) for r in requests]
         tokens = arrays.zeros((len(requests),), "int64")
         columns = [arrays.index(column, "float64") for column in zip(*options, strict=True)]
