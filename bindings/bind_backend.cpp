@@ -37,12 +37,7 @@ constexpr const char* kOps[] = {"add",
                                 "swiglu_backward"};
 
 // None is the library itself; the name of another backend is a module of the package with functions of the same names.
-nb::object call_backend(const char* op, const nb::args& args, const nb::kwargs& kwargs) {
-  if (!kwargs.contains("backend")) throw nb::next_overload();
-  const nb::object backend = kwargs["backend"];
-  nb::dict rest;
-  for (const auto [key, value] : kwargs)
-    if (nb::cast<std::string>(nb::str(key)) != "backend") rest[key] = value;
+nb::object call_backend(const char* op, const nb::args& args, nb::handle backend, const nb::kwargs& kwargs) {
   const char* package = nullptr;
   if (backend.is_none())
     package = "flashkernel._C";
@@ -51,7 +46,7 @@ nb::object call_backend(const char* op, const nb::args& args, const nb::kwargs& 
   else
     throw InvalidArgument(std::string(op) + ": backend=" + nb::cast<std::string>(nb::repr(backend)) +
                           "; None or 'triton' is needed");
-  return nb::getattr(nb::module_::import_(package), op)(*args, **nb::borrow<nb::kwargs>(rest));
+  return nb::getattr(nb::module_::import_(package), op)(*args, **kwargs);
 }
 
 }  // namespace
@@ -60,9 +55,13 @@ void bind_backend(nb::module_& module) {
   for (const char* op : kOps) {
     const std::string signature =
         std::string("def ") + op + "(*args: typing.Any, backend: str | None, **kwargs: typing.Any) -> typing.Any";
+    // The keyword has no default: where it is not given, nanobind passes on without calling this.
     module.def(
-        op, [op](const nb::args& args, const nb::kwargs& kwargs) { return call_backend(op, args, kwargs); },
-        nb::sig(signature.c_str()),
+        op,
+        [op](const nb::args& args, nb::handle backend, const nb::kwargs& kwargs) {
+          return call_backend(op, args, backend, kwargs);
+        },
+        "args"_a, "backend"_a.none(), "kwargs"_a, nb::sig(signature.c_str()),
         "backend: \"triton\" runs the op of the same name in ``flashkernel.triton``, for torch tensors; None: this "
         "library.");
   }
