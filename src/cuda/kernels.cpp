@@ -139,7 +139,7 @@ KernelTable<LinearParams> cuda_kernels() {
   using cuda::sm80::linear_few_rows_supports;
   using cuda::sm80::linear_supports;
   static constexpr KernelEntry<LinearParams> rows[] = {
-#define FK_LINEAR(suffix, dtype)                        \
+#define FK_ROW(suffix, dtype)                           \
   {"linear/cuda/sm90a/" #suffix "/few_rows",            \
    DeviceType::kCuda,                                   \
    90,                                                  \
@@ -159,7 +159,7 @@ KernelTable<LinearParams> cuda_kernels() {
        nullptr,                                         \
        cuda::sm90a::linear},
 #include "cuda/sm90a/linear_rows.inc"
-#undef FK_LINEAR
+#undef FK_ROW
       {"linear/cuda/sm80/f16/few_rows", DeviceType::kCuda, 80, kNewest, kCpuAny, kDecode,
        linear_few_rows_supports<DType::kFloat16>, nullptr, cuda::sm80::linear_few_rows_f16},
       {"linear/cuda/sm80/bf16/few_rows", DeviceType::kCuda, 80, kNewest, kCpuAny, kDecode,
@@ -182,7 +182,7 @@ template <>
 KernelTable<LinearBackwardParams> cuda_kernels() {
   using cuda::sm80::linear_bwd_supports;
   static constexpr KernelEntry<LinearBackwardParams> rows[] = {
-#define FK_LINEAR(suffix, dtype)                   \
+#define FK_ROW(suffix, dtype)                      \
   {"linear_bwd/cuda/sm90a/" #suffix,               \
    DeviceType::kCuda,                              \
    90,                                             \
@@ -193,7 +193,7 @@ KernelTable<LinearBackwardParams> cuda_kernels() {
    cuda::linear_gradient_workspace,                \
    linear_bwd<cuda::sm90a::linear_bwd>},
 #include "cuda/sm90a/linear_rows.inc"
-#undef FK_LINEAR
+#undef FK_ROW
       ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/f16", linear_bwd_supports<DType::kFloat16>,
                                    linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
                                    linear_bwd<cuda::sm80::linear_bwd>),
@@ -213,10 +213,10 @@ KernelTable<LinearBackwardParams> cuda_kernels() {
 template <>
 KernelTable<NormParams> cuda_kernels() {
   static constexpr KernelEntry<NormParams> rows[] = {
-#define FK_LONG_ROWS \
+#define FK_ROW() \
   hopper<NormParams>("norm/cuda/sm90a/long_rows", cuda::sm90a::norm_long_rows_supports, cuda::sm90a::norm_long_rows),
 #include "cuda/sm90a/long_rows.inc"
-#undef FK_LONG_ROWS
+#undef FK_ROW
       generic<NormParams>("norm/cuda/generic", cuda::norm_fwd_supports, nullptr, cuda::norm_fwd)};
   return table(rows);
 }
@@ -238,11 +238,11 @@ KernelTable<ReduceParams> cuda_kernels() {
 template <>
 KernelTable<SoftmaxParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxParams> rows[] = {
-#define FK_LONG_ROWS                                                                             \
+#define FK_ROW()                                                                                 \
   hopper<SoftmaxParams>("softmax/cuda/sm90a/long_rows", cuda::sm90a::softmax_long_rows_supports, \
                         cuda::sm90a::softmax_long_rows),
 #include "cuda/sm90a/long_rows.inc"
-#undef FK_LONG_ROWS
+#undef FK_ROW
       generic<SoftmaxParams>("softmax/cuda/generic", cuda::softmax_supports, nullptr, cuda::softmax)};
   return table(rows);
 }
@@ -250,11 +250,11 @@ KernelTable<SoftmaxParams> cuda_kernels() {
 template <>
 KernelTable<SoftmaxBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxBackwardParams> rows[] = {
-#define FK_LONG_ROWS                                                                                             \
+#define FK_ROW()                                                                                                 \
   hopper<SoftmaxBackwardParams>("softmax_bwd/cuda/sm90a/long_rows", cuda::sm90a::softmax_bwd_long_rows_supports, \
                                 cuda::sm90a::softmax_bwd_long_rows),
 #include "cuda/sm90a/long_rows.inc"
-#undef FK_LONG_ROWS
+#undef FK_ROW
       generic<SoftmaxBackwardParams>("softmax_bwd/cuda/generic", cuda::softmax_bwd_supports, nullptr,
                                      cuda::softmax_bwd)};
   return table(rows);
