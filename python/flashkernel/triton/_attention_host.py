@@ -184,7 +184,7 @@ _FORWARD_FLOAT32 = {64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (16, 16, 4, 1)
 _BACKWARD_FLOAT32 = {64: (32, 32, 4, 1), 128: (16, 16, 4, 1), 256: (16, 16, 4, 1)}
 
 
-def tile_shape(call: Call, dtype: torch.dtype, width: int, *, backward: bool = False) -> dict[str, int]:
+def tile_shape(call: Call, dtype: torch.dtype, width: int, *, has_bias: bool, backward: bool = False) -> dict[str, int]:
     """BLOCK_M (queries), BLOCK_N (keys), warps and pipeline stages, by head dim and compute capability: no search at
     run time.
     """
@@ -203,4 +203,6 @@ def tile_shape(call: Call, dtype: torch.dtype, width: int, *, backward: bool = F
         row = 80 if capability in (80, 87) else 86 if capability < 90 else 90
         row = 86 if capability >= 120 else row  # consumer Blackwell has 99 KiB
         shape = table[row][column]
+    if has_bias:  # its tiles, up to 64 KiB each, would be staged too
+        shape = (*shape[:3], 1)
     return dict(zip(("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"), shape, strict=True))

@@ -170,7 +170,7 @@ def launch_forward(
 ) -> None:
     """q, k, v, out [batch, heads, seq, head_dim]; with cu_seqlens views [1, heads, total, head_dim]."""
     batch = q.shape[0] if cu_seqlens is None else cu_seqlens[0].shape[0] - 1
-    shape = tile_shape(call, q.dtype, max(q.shape[-1], v.shape[-1]))
+    shape = tile_shape(call, q.dtype, max(q.shape[-1], v.shape[-1]), has_bias=chosen.bias is not None)
     num_blocks = cdiv(q.shape[2] if cu_seqlens is None else max_seqlen_q, shape["BLOCK_M"])
     call.launch(
         _forward,

@@ -387,7 +387,8 @@ def _launch_backward(
     # Tokens that no sequence owns have gradient 0; every other element is written by a kernel.
     make = torch.zeros_like if packed_or_not else torch.empty_like
     dq, dk, dv = (make(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    shape = tile_shape(call, q.dtype, max(q.shape[-1], v.shape[-1]), backward=True)
+    has_bias = chosen.bias is not None
+    shape = tile_shape(call, q.dtype, max(q.shape[-1], v.shape[-1]), has_bias=has_bias, backward=True)
     arguments = chosen.arguments()
     del arguments["sinks_ptr"], arguments["HAS_SINKS"]
     common = dict(
