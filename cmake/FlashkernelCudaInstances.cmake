@@ -7,6 +7,7 @@ set(_instances
     "attention_fwd | sm80 | f16 bf16 | 32 64 96 128 192 256"
     "attention_fwd | sm80 | f32      | 32 64 96 128 192 256"
     "attention_fwd | sm90a | f16 bf16 | 64 96 128 192 256"
+    "attention_bwd | sm90a | f16 bf16 | 64 96 128"
     "attention_bwd | sm80 | f16 bf16 | 32 64 96 128 192 256"
     "attention_bwd | sm80 | f32      | 32 64 96 128"
     "attention_decode | sm80 | f16 bf16 | 64 96 128 192 256")

@@ -8,6 +8,7 @@
 #include "cuda/sm80/attention_decode.hpp"
 #include "cuda/sm80/attention_fwd.hpp"
 #include "cuda/sm80/linear.hpp"
+#include "cuda/sm90a/attention_bwd.hpp"
 #include "cuda/sm90a/attention_fwd.hpp"
 #include "cuda/sm90a/linear.hpp"
 #include "cuda/sm90a/long_rows.hpp"
@@ -30,6 +31,7 @@ namespace flashkernel::cuda::sm80 {
 }  // namespace flashkernel::cuda::sm80
 namespace flashkernel::cuda::sm90a {
 #define FK_INSTANCE(op, suffix, dtype, dim) void op##_##suffix##_d##dim(const op##_params&, void*, Stream);
+#include "cuda/sm90a/attention_bwd_instances.inc"
 #include "cuda/sm90a/attention_fwd_instances.inc"
 #undef FK_INSTANCE
 }  // namespace flashkernel::cuda::sm90a
@@ -82,9 +84,9 @@ void after_sinks(const AttentionBackwardParams& p, void* workspace, Stream strea
   kernel(p, workspace, stream);
 }
 
-// The sinks' gradient by the generic kernel, then the sm80 kernels, then the generic ones again where those have found
-// a gradient that is not finite.
-template <int kDim, void (*kernel)(const AttentionBackwardParams&, void*, Stream)>
+// The sinks' gradient by the generic kernel, then an arch's kernels, then the generic ones again where those have found
+// a gradient that is not finite. Workspace: the arch's layout, which begins with -D.
+template <class Workspace, int kDim, void (*kernel)(const AttentionBackwardParams&, void*, Stream)>
 void with_repair(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   if (p.grad_sinks) {
     AttentionBackwardParams rest = p;
@@ -94,7 +96,7 @@ void with_repair(const AttentionBackwardParams& p, void* workspace, Stream strea
   if (!p.grad_q && !p.grad_k && !p.grad_v && !p.grad_bias) return;
   kernel(p, workspace, stream);
   const char* const bytes = static_cast<const char*>(workspace);
-  const std::int64_t flag = cuda::sm80::BackwardWorkspace(p, kDim).not_finite;
+  const std::int64_t flag = Workspace(p, kDim).not_finite;
   cuda::attention_bwd_repair(p, reinterpret_cast<const float*>(bytes), reinterpret_cast<const int*>(bytes + flag),
                              stream);
 }
@@ -374,6 +376,18 @@ KernelTable<AttentionParams> cuda_kernels() {
 template <>
 KernelTable<AttentionBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<AttentionBackwardParams> rows[] = {
+#define FK_INSTANCE(op, suffix, dtype, dim)       \
+  {#op "/cuda/sm90a/" #suffix "/d" #dim,          \
+   DeviceType::kCuda,                             \
+   90,                                            \
+   90,                                            \
+   kCpuAny,                                       \
+   kHopper,                                       \
+   cuda::sm90a::op##_supports<DType::dtype, dim>, \
+   cuda::sm90a::op##_workspace<dim>,              \
+   with_repair<cuda::sm90a::BackwardWorkspace, dim, cuda::sm90a::op##_##suffix##_d##dim>},
+#include "cuda/sm90a/attention_bwd_instances.inc"
+#undef FK_INSTANCE
 #define FK_INSTANCE(op, suffix, dtype, dim)      \
   {#op "/cuda/sm80/" #suffix "/d" #dim,          \
    DeviceType::kCuda,                            \
@@ -383,7 +397,7 @@ KernelTable<AttentionBackwardParams> cuda_kernels() {
    kAmpere,                                      \
    cuda::sm80::op##_supports<DType::dtype, dim>, \
    cuda::sm80::op##_workspace<dim>,              \
-   with_repair<dim, cuda::sm80::op##_##suffix##_d##dim>},
+   with_repair<cuda::sm80::BackwardWorkspace, dim, cuda::sm80::op##_##suffix##_d##dim>},
 #include "cuda/sm80/attention_bwd_instances.inc"
 #undef FK_INSTANCE
 #define FK_INSTANCE(op, suffix, dtype, dim)      \

@@ -1,0 +1,142 @@
+// Attention backward for Hopper: wgmma, TMA, one producer warpgroup, two that own keys and one that makes dQ,
+// persistent. After FlashAttention-2 and -3 (Dao, 2023; Shah et al., 2024). Instantiated by the generated
+// attention_bwd_<dtype>_d<dim>.cu files; cuda/kernels.cpp adds the sinks' gradient and the repair of what is not
+// finite.
+//
+// Parts: attention_bwd_shape.cuh (tiles, shared memory), _prepare.cuh (row sums, before), _producer.cuh, _keys.cuh (dK,
+// dV), _queries.cuh (dQ), _epilogue.cuh. docs/kernels/attention_hopper.md draws the schedule.
+//
+// Invariant on NaN: masked pairs are zero before each product, and what lies outside of the tensors is zero. What is
+// left (0 * NaN is NaN in the tensor core) always leaves some gradient that is not finite; the kernels look for one,
+// and plan.not_finite has the generic kernel compute all gradients again.
+#pragma once
+
+#include "cuda/host/launch.hpp"
+#include "cuda/sm90a/attention_bwd_keys.cuh"
+#include "cuda/sm90a/attention_bwd_prepare.cuh"
+#include "cuda/sm90a/attention_bwd_producer.cuh"
+#include "cuda/sm90a/attention_bwd_queries.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+template <class Shape, class T, bool kModified>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    attention_bwd_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan,
+                         const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
+                         const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_grad_out) {
+  extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // lines of the swizzle: 1024 bytes
+  using Layout = BackwardLayout<Shape>;
+  const Layout shared{ptx::shared_address(dynamic_shared)};
+  if (threadIdx.x == 0) {
+    constexpr int kKeyWarps = 4 * Shape::kKeyGroups, kQueryWarps = 4;
+    ptx::mbarrier_init(shared.k_full(), 1);
+    ptx::mbarrier_init(shared.k_empty(), kKeyWarps + kQueryWarps);
+    ptx::mbarrier_init(shared.v_full(), 1);
+    ptx::mbarrier_init(shared.v_empty(), kKeyWarps);
+    for (int stage = 0; stage < Shape::kStages; ++stage) {
+      ptx::mbarrier_init(shared.q_full(stage), 1);
+      ptx::mbarrier_init(shared.q_empty(stage), kKeyWarps);
+      ptx::mbarrier_init(shared.grad_out_full(stage), 1);
+      ptx::mbarrier_init(shared.grad_out_empty(stage), kKeyWarps);
+    }
+    for (int slot = 0; slot < Shape::kScoreSlots; ++slot) {
+      ptx::mbarrier_init(shared.grad_s_full(slot), kKeyWarps);
+      ptx::mbarrier_init(shared.grad_s_empty(slot), kQueryWarps);
+    }
+    for (int slot = 0; slot < Layout::kItems; ++slot) {
+      ptx::mbarrier_init(shared.item_full(slot), 1);
+      ptx::mbarrier_init(shared.item_empty(slot), kKeyWarps + kQueryWarps + 1);
+    }
+    for (int slot = 0; slot < Layout::kPasses; ++slot) {
+      ptx::mbarrier_init(shared.pass_full(slot), kQueryWarps);
+      ptx::mbarrier_init(shared.pass_empty(slot), 1);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  const int warpgroup = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / 128, 0));
+  if (warpgroup == 0) {
+    ptx::decrease_registers<Shape::kProducerRegisters>();
+    if (threadIdx.x == 0)
+      produce_gradients<Shape>(p, plan, shared, &map_q, &map_k, &map_v, &map_grad_out);
+    else if (threadIdx.x == 32)
+      pass_turns<Shape>(p, plan, shared);
+  } else if (warpgroup == 1) {
+    ptx::decrease_registers<Shape::kQueryRegisters>();
+    QueryConsumer<Shape, T> consumer{p, plan, shared};
+    consumer.run();
+  } else {
+    ptx::increase_registers<Shape::kKeyRegisters>();
+    KeyConsumer<Shape, T, kModified> consumer{p, plan, shared, warpgroup - 2};
+    consumer.run();
+  }
+}
+
+/// How many heads' tiles alternate. A block adds to dQ after the one with the tile of keys before; both walk the same
+/// queries, so the later one should have started a few steps later: kDistance, when tickets of a head are this many
+/// tickets apart. Not more, so that what the heads at work read and sum stays in the L2 cache.
+inline int backward_heads_at_once(const AttentionParams& f, const BackwardPlan& plan, int block_m, int num_sms) {
+  constexpr std::int64_t kDistance = 4;
+  std::int64_t steps = plan.q_tiles;
+  if (f.window_right >= 0 && f.window_left >= 0)
+    steps = std::min(steps, (f.window_left + f.window_right + kBackwardBlockN) / block_m + 1);
+  else if (f.window_right >= 0 || f.window_left >= 0)
+    steps = (steps + 1) / 2;
+  steps = std::max<std::int64_t>(1, steps * plan.group);
+  return static_cast<int>(std::clamp<std::int64_t>(ceil_div(kDistance * num_sms, steps), 1, plan.heads));
+}
+
+template <class T, int kDim, bool kModified>
+void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cudaStream_t s) {
+  using Shape = BackwardShape<kDim>;
+  const AttentionParams& f = p.forward;
+  const BackwardWorkspace layout(p, kDim);
+  char* const bytes = static_cast<char*>(workspace);
+  const int num_sms = cuda_device_properties(f.device.index).num_sms;
+  BackwardPlan plan;
+  plan.k_tiles = static_cast<int>(ceil_div(f.seq_k, Shape::kBlockN));
+  plan.q_tiles = static_cast<int>(layout.tiles);
+  plan.heads = static_cast<int>(f.batch * f.heads_kv);
+  plan.items = plan.heads * plan.k_tiles;
+  plan.group = static_cast<int>(f.heads_q / f.heads_kv);
+  plan.heads_at_once = plan.heads > 0 ? backward_heads_at_once(f, plan, Shape::kBlockM, num_sms) : 1;
+  // With few tiles of keys, order costs less than the zeroing and the converting kernel that it saves.
+  plan.ordered = p.deterministic || plan.k_tiles <= 8;
+  plan.scale_log2 = f.scale * 1.4426950408889634f;
+  plan.delta = reinterpret_cast<float*>(bytes);
+  plan.rows = reinterpret_cast<float*>(bytes + layout.rows);
+  plan.sums = reinterpret_cast<float*>(bytes + layout.sums);
+  plan.counters = reinterpret_cast<int*>(bytes + layout.counters);
+  plan.ticket = reinterpret_cast<int*>(bytes + layout.ticket);
+  plan.not_finite = reinterpret_cast<int*>(bytes + layout.not_finite);
+
+  const auto q_blocks = static_cast<unsigned>(f.batch * f.heads_q * plan.q_tiles);
+  if (q_blocks == 0) {
+    // No queries: nothing but zeros for the keys, and the ticket and flag that prepare_kernel would have reset.
+    cuda_check(cudaMemsetAsync(plan.ticket, 0, 2 * sizeof(int), s), "attention_bwd sm90a: ticket");
+  } else {
+    launch("attention_bwd sm90a: prepare", prepare_kernel<T, kDim>, {q_blocks, 256, 0, s}, p, plan);
+  }
+  if (plan.items > 0) {
+    launch("attention_bwd sm90a", attention_bwd_kernel<Shape, T, kModified>,
+           {static_cast<unsigned>(std::min(plan.items, num_sms)), Shape::kThreads, BackwardLayout<Shape>::kBytes, s}, p,
+           plan, make_tensor_map("attention_bwd q", q_map(f, Shape::kBlockM)),
+           make_tensor_map("attention_bwd k", kv_map(f, false, Shape::kBlockN)),
+           make_tensor_map("attention_bwd v", kv_map(f, true, Shape::kBlockN)),
+           make_tensor_map("attention_bwd grad_out", grad_out_map(p, Shape::kBlockM)));
+  }
+  if (p.grad_q && q_blocks > 0 && !plan.ordered)
+    launch("attention_bwd sm90a: grad_q", grad_q_kernel<T, kDim>, {q_blocks, 128, 0, s}, p, plan);
+}
+
+/// An entry of the table.
+template <class T, int kDim>
+void attention_bwd_instance(const AttentionBackwardParams& p, void* workspace, Stream stream) {
+  const CudaDeviceGuard guard(p.forward.device.index);
+  if (p.forward.softcap > 0.0f)
+    launch_attention_bwd<T, kDim, true>(p, workspace, native(stream));
+  else
+    launch_attention_bwd<T, kDim, false>(p, workspace, native(stream));
+}
+
+}  // namespace flashkernel::cuda::sm90a

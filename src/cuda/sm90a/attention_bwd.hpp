@@ -1,0 +1,92 @@
+// What a row of the table says about an instance of the Hopper backward kernel, the tensor maps and the workspace that
+// both the answer and the launch are made of. Instances are generated (cmake/FlashkernelCudaInstances.cmake) from
+// attention_bwd.cuh.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/sm90a/attention_fwd.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+using attention_bwd_params = AttentionBackwardParams;  // what the generated instances call it
+
+/// Buckets of head_dim; larger ones are sm80's.
+inline constexpr std::int64_t kBackwardHeadDims[] = {64, 96, 128};
+
+/// Queries a step and keys a block: 128 registers of dK and dV and 64 of scores and their gradients either way.
+constexpr int backward_block_m(int dim) { return dim <= 64 ? 128 : 64; }
+inline constexpr int kBackwardBlockN = 128;
+
+/// The layout of an array of gradients, which follows the array that it is the gradient of.
+inline TensorMapSpec gradient_map(const TensorMapSpec& of, const void* data, std::int64_t stride_token,
+                                  std::int64_t stride_head, std::int64_t stride_batch) {
+  TensorMapSpec map = of;
+  map.data = data;
+  map.dims[1].stride = stride_token;
+  map.dims[2].stride = stride_head;
+  map.dims[3].stride = stride_batch;
+  return map;
+}
+
+inline TensorMapSpec grad_out_map(const AttentionBackwardParams& p, std::uint32_t rows) {
+  return gradient_map(out_map(p.forward, rows), p.grad_out, p.stride_grad_out_token, p.stride_grad_out_head,
+                      p.stride_grad_out_batch);
+}
+
+/// The workspace: -D as [batch, heads_q, seq_q] in fp32 (for the repair), then per tile of queries block_m of -LSE in
+/// base 2 and block_m of -D, the sums of dQ in fp32 tiles of block_m * dim, one counter a tile, the ticket and the
+/// flag.
+struct BackwardWorkspace {
+  std::int64_t tiles = 0;                                                                // a head
+  std::int64_t rows = 0, sums = 0, counters = 0, ticket = 0, not_finite = 0, bytes = 0;  // byte offsets
+
+  BackwardWorkspace(const AttentionBackwardParams& p, int dim) {
+    const AttentionParams& f = p.forward;
+    const std::int64_t block_m = backward_block_m(dim), heads = f.batch * f.heads_q;
+    tiles = (f.seq_q + block_m - 1) / block_m;
+    rows = (heads * f.seq_q * 4 + 255) / 256 * 256;
+    sums = rows + heads * tiles * block_m * 8;
+    counters = sums + heads * tiles * block_m * dim * 4;
+    ticket = counters + heads * tiles * 4;
+    not_finite = ticket + 4;
+    bytes = not_finite + 4;
+  }
+};
+
+template <DType kDtype, int kDim>
+Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
+  const AttentionParams& f = p.forward;
+  if (f.dtype != kDtype) return "another dtype";
+  const std::int64_t dim = std::max(f.head_dim, f.head_dim_v);
+  if (dim > kDim) return "head_dim is larger";
+  for (const std::int64_t bucket : kBackwardHeadDims)
+    if (bucket < kDim && dim <= bucket) return "a smaller head_dim bucket holds it";
+  if (f.is_paged()) return "keys and values are in pages";
+  if (f.bias.data || p.grad_bias) return "an additive bias is sm80's";
+  if (f.alibi_slopes) return "ALiBi is sm80's";
+  // Lengths are 32-bit in the kernel, with room for windows; so are coordinates and the number of tiles.
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 29;
+  if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
+  if (f.total_q > 0x7fffffff || f.total_k > 0x7fffffff) return "over 2^31 rows";
+  if (f.batch * f.heads_q * (std::max(f.seq_q, f.seq_k) / 64 + 1) > 0x7fffffff) return "too many tiles for 32 bits";
+  const auto fits = [](const TensorMapSpec& like, const void* data, std::int64_t token, std::int64_t head,
+                       std::int64_t batch) {
+    return !data || fits_tensor_map(gradient_map(like, data, token, head, batch));
+  };
+  const TensorMapSpec q = q_map(f, 64), k = kv_map(f, false, 8), v = kv_map(f, true, 8);
+  if (!fits_tensor_map(q) || !fits_tensor_map(k) || !fits_tensor_map(v) || !fits_tensor_map(out_map(f, 64)) ||
+      !fits_tensor_map(grad_out_map(p, 64)) ||
+      !fits(q, p.grad_q, p.stride_grad_q_token, p.stride_grad_q_head, p.stride_grad_q_batch) ||
+      !fits(k, p.grad_k, p.stride_grad_k_token, p.stride_grad_k_head, p.stride_grad_k_batch) ||
+      !fits(v, p.grad_v, p.stride_grad_v_token, p.stride_grad_v_head, p.stride_grad_v_batch))
+    return "TMA and its gradients' stores need data, positive strides and rows at multiples of 16 bytes";
+  return Verdict::ok();
+}
+
+template <int kDim>
+std::size_t attention_bwd_workspace(const AttentionBackwardParams& p) {
+  return static_cast<std::size_t>(BackwardWorkspace(p, kDim).bytes);
+}
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,67 @@
+// How gradients leave the registers of a warpgroup in the Hopper backward kernel: fragments to rows in global memory.
+#pragma once
+
+#include "cuda/sm90a/attention_bwd_shape.cuh"
+#include "cuda/tile/reduce.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// The warpgroup's 64 rows x kDim, multiplied by `factor`, to row0 and after it: the first `rows` rows, `dim` columns.
+/// The four lanes of a row hold two of each eight columns; they exchange, so that each has eight and stores 16 bytes.
+template <int kDim, class T>
+__device__ inline void store_fragment(const float (&x)[kDim / 2], float factor, T* row0, std::int64_t stride_token,
+                                      int rows, int dim, FiniteCheck& finite) {
+  const int lane = threadIdx.x % 32, quarter = lane % 4;
+  const bool odd = quarter & 1, upper = quarter & 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * half;
+    T* const to = row0 + row * stride_token;
+#pragma unroll
+    for (int m = 0; m < kDim / 32; ++m) {
+      std::uint32_t w[4];  // of columns 32 m + 8 e: this lane's two, at first
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float a = x[16 * m + 4 * e + 2 * half], b = x[16 * m + 4 * e + 2 * half + 1];
+        if (row < rows) finite.see(a), finite.see(b);
+        w[e] = pack<T>(a * factor, b * factor);
+      }
+      const auto exchange = [](bool second, std::uint32_t& a, std::uint32_t& b, int lanes) {
+        const std::uint32_t other = __shfl_xor_sync(kFullMask, second ? a : b, lanes);
+        (second ? a : b) = other;
+      };
+      exchange(odd, w[0], w[1], 1);
+      exchange(odd, w[2], w[3], 1);
+      exchange(upper, w[0], w[2], 2);
+      exchange(upper, w[1], w[3], 2);
+      const int column = 32 * m + 8 * quarter, count = dim - column;
+      if (row >= rows) continue;
+      if (count >= 8) {
+        *reinterpret_cast<uint4*>(to + column) = uint4{w[0], w[1], w[2], w[3]};
+      } else {
+        const T* const values = reinterpret_cast<const T*>(w);
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          if (e < count) to[column + e] = values[e];
+      }
+    }
+  }
+}
+
+/// `rows` rows of zeros, by `threads` threads of which this one is `thread`.
+template <class T>
+__device__ inline void store_zero_rows(T* row0, std::int64_t stride_token, int rows, int dim, int thread, int threads) {
+  for (int row = thread / 32; row < rows; row += threads / 32)
+    for (int column = thread % 32; column < dim; column += 32) row0[row * stride_token + column] = T(0.0f);
+}
+
+/// Where a tile of queries begins in grad_q.
+template <class T>
+__device__ inline T* grad_q_row(const AttentionBackwardParams& p, int b, int h, int i) {
+  const AttentionParams& f = p.forward;
+  return static_cast<T*>(p.grad_q) + row_offset(f.is_varlen_q(), f.is_varlen_q() ? f.q_begin(b) : 0, b, h, i,
+                                                p.stride_grad_q_batch, p.stride_grad_q_head, p.stride_grad_q_token);
+}
+
+}  // namespace flashkernel::cuda::sm90a

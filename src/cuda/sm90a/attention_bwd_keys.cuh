@@ -1,0 +1,350 @@
+// A key warpgroup of the Hopper backward kernel: 64 keys, their dK and dV in registers, and every tile of queries that
+// sees them. It works on transposed scores, so that P^T and dS^T are register operands of dV and dK; dS^T also goes to
+// shared memory, for the dQ warpgroup.
+//
+//   S^T = K Q^T  ->  P^T = exp2(..)        dP^T = V dO^T  ->  dS^T = P^T * (dP^T - D)        dV += P^T dO   dK += dS^T
+//   Q
+//
+// Order: while dS^T of a step is computed its dV is under way, and while the exponentials of the next step are computed
+// this one's dK is. S^T and dP^T take the same registers, one after the other, and P^T waits rounded: that is
+// what makes room for 128 registers of dK and dV.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90a/attention_bwd_epilogue.cuh"
+#include "cuda/tile/attention_score_fast.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// Two rounded neighbours, widened.
+template <class T>
+__device__ inline float2 unpack_pair(std::uint32_t word);
+template <>
+__device__ inline float2 unpack_pair<__half>(std::uint32_t word) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&word));
+}
+template <>
+__device__ inline float2 unpack_pair<__nv_bfloat16>(std::uint32_t word) {
+  return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+}
+
+/// kModified: scores get a softcap.
+template <class Shape, class T, bool kModified>
+struct KeyConsumer {
+  static constexpr int kBlockM = Shape::kBlockM, kDim = Shape::kDim, kSteps = kBlockM / 16;  // of 16 queries
+  // What dP^T is multiplied by waits in shared memory where it is not P^T as dV takes it: under a softcap, and for
+  // bf16, whose rounding of P^T on top of dS^T's own is too coarse; there it waits in fp16.
+  static constexpr bool kStash = kModified || !std::is_same_v<T, __half>;
+
+  const AttentionBackwardParams& p;
+  const BackwardPlan& plan;
+  const BackwardLayout<Shape>& shared;
+  const int warpgroup;
+
+  Ring<Shape::kStages> at;          // the step's Q and dO
+  Ring<Shape::kScoreSlots> scored;  // the step's dS
+  Ring<1> keys;                     // the item's K and V
+  float grad_k[kDim / 2], grad_v[kDim / 2];
+  float scores[kBlockM / 2];         // S^T, P^T; dP^T, dS^T
+  std::uint32_t operand[kSteps][4];  // P^T, rounded, of dV; dS^T of dK
+
+  // One arrival a warp.
+  __device__ static void release(std::uint32_t barrier) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+  }
+  __device__ static int lane() { return threadIdx.x % 32; }
+  __device__ static int warp() { return threadIdx.x % 128 / 32; }
+
+  /// scores = (this warpgroup's rows of K or V) x (the step's Q or dO)^T; only issues.
+  __device__ void issue_scores(std::uint32_t keys_at, std::uint32_t queries_at) {
+    const std::uint64_t a = ptx::matrix_descriptor(keys_at + warpgroup * 64 * 128, 16, 1024);
+    const std::uint64_t b = ptx::matrix_descriptor(queries_at, 16, 1024);
+#pragma unroll
+    for (int d = 0; d < kDim / 16; ++d)
+      ptx::wgmma_ss<T>(scores, a + (d / 4 * Shape::kKvBlockBytes + d % 4 * 32) / 16,
+                       b + (d / 4 * Shape::kQBlockBytes + d % 4 * 32) / 16, d > 0);
+  }
+
+  /// grad += operand x (the step's dO or Q); only issues.
+  __device__ void issue_gradient(float (&grad)[kDim / 2], std::uint32_t queries_at, bool accumulate) const {
+    const std::uint64_t b = ptx::matrix_descriptor(queries_at, Shape::kQBlockBytes, 1024);
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n) ptx::wgmma_rs<T, true>(grad, operand[n], b + n * 2048 / 16, n > 0 || accumulate);
+  }
+
+  __device__ void hold_operand() {
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n) ptx::hold(operand[n]);
+  }
+
+  /// What `scores` hold becomes the operand. Called after a wait for a barrier that comes after the product that took
+  /// the last operand: ptxas would round before the product is done, and find no registers for both operands; over a
+  /// loop that waits it moves nothing.
+  __device__ void round() {
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) operand[n][r] = pack<T>(scores[8 * n + 2 * r], scores[8 * n + 2 * r + 1]);
+  }
+
+  /// This lane's pairs of a row of the step's numbers: queries 8 n + 2 (lane % 4) and the next one.
+  __device__ const float* queries_row(int of_delta) const {
+    return static_cast<const float*>(__cvta_shared_to_generic(shared.rows(at.slot()))) + of_delta * kBlockM +
+           2 * (lane() % 4);
+  }
+
+  /// A place of this thread where the step's dS^T will be, inside the rows of its warp: 16 bytes for 16 queries.
+  __device__ uint4* stash(int n) const {
+    return static_cast<uint4*>(__cvta_shared_to_generic(shared.grad_s(scored.slot()) + n / 4 * Shape::kScoreBlockBytes +
+                                                        (warpgroup * 64 + warp() * 16) * 128 +
+                                                        (n % 4 * 32 + lane()) * 16));
+  }
+
+  /// What of a tile a thread must mask: query i sees key j when i + left <= j < i + right.
+  struct Mask {
+    int offset[2];      // of its two keys
+    unsigned width[2];  // 0: past the end
+
+    __device__ Mask(const KeyRange& range, int first_key, int first_query) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int j = first_key + lane() / 4 + 8 * half;
+        offset[half] = j - range.left - (first_query + 2 * (lane() % 4));
+        width[half] = j < range.k_len ? static_cast<unsigned>(range.right) - static_cast<unsigned>(range.left) : 0;
+      }
+    }
+    /// Element `element` of the fragment.
+    __device__ bool hides(int element) const {
+      const int half = element / 2 % 2, query = element / 4 * 8 + element % 2;
+      return static_cast<unsigned>(offset[half] - query) >= width[half];
+    }
+  };
+
+  /// S^T -> P^T in `scores`.
+  __device__ void exponentials() {
+    const float* const lse = queries_row(0);
+#pragma unroll
+    for (int n = 0; n < kBlockM / 8; ++n) {
+      const float2 shift = *reinterpret_cast<const float2*>(lse + 8 * n);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = scores[4 * n + e];
+        x = ptx::exp2_approx(fmaf(x, plan.scale_log2, e % 2 ? shift.y : shift.x));
+      }
+    }
+  }
+
+  /// The same under a softcap, c tanh(s / c); P^T (1 - tanh^2) goes to shared memory.
+  __device__ void capped_exponentials(const Mask& mask, bool masked) {
+    constexpr float kLog2E = 1.4426950408889634f;
+    const AttentionParams& f = p.forward;
+    const float inner = f.scale / f.softcap, outer = f.softcap * kLog2E;
+    const float* const lse = queries_row(0);
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n) {
+      float derivative[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const float2 shift = *reinterpret_cast<const float2*>(lse + 16 * n + e / 4 * 8);
+        float& x = scores[8 * n + e];
+        const float t = tanh_exp2(x * inner);
+        x = ptx::exp2_approx(fmaf(t, outer, e % 2 ? shift.y : shift.x));
+        if (masked && mask.hides(8 * n + e)) x = 0.0f;
+        derivative[e] = x * (1.0f - t * t);
+      }
+      keep(n, derivative);
+    }
+  }
+
+  __device__ void keep(int n, const float (&x)[8]) {
+    *stash(n) =
+        uint4{pack<__half>(x[0], x[1]), pack<__half>(x[2], x[3]), pack<__half>(x[4], x[5]), pack<__half>(x[6], x[7])};
+  }
+
+  /// dP^T -> dS^T in `scores`.
+  __device__ void differentiate() {
+    const float* const delta = queries_row(1);
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n) {
+      uint4 kept;
+      if constexpr (kStash) kept = *stash(n);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const float2 shift = *reinterpret_cast<const float2*>(delta + 16 * n + r / 2 * 8);
+        float2 weight;
+        if constexpr (kStash)
+          weight = unpack_pair<__half>(r == 0 ? kept.x : r == 1 ? kept.y : r == 2 ? kept.z : kept.w);
+        else
+          weight = unpack_pair<T>(operand[n][r]);
+        float* const x = &scores[8 * n + 2 * r];
+        x[0] = weight.x * (x[0] + shift.x);
+        x[1] = weight.y * (x[1] + shift.y);
+      }
+    }
+  }
+
+  /// dS^T to shared memory, for the dQ warpgroup.
+  __device__ void hand_over() {
+    if constexpr (kStash) __syncwarp();  // the warp has read what it left here
+    const int row = warpgroup * 64 + warp() * 16 + lane() % 16;
+    const std::uint32_t line = shared.grad_s(scored.slot()) + row * 128;
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n)
+      ptx::stmatrix_x4(line + n / 4 * Shape::kScoreBlockBytes + ((2 * (n % 4) + lane() / 16) ^ (row & 7)) * 16,
+                       operand[n][0], operand[n][1], operand[n][2], operand[n][3]);
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    release(shared.grad_s_full(scored.slot()));
+    ++scored.count;
+  }
+
+  /// S^T of a tile of queries -> P^T in `scores`.
+  __device__ void weigh(const BackwardItem& item, int tile) {
+    const int first_key = item.n_tile * Shape::kBlockN, first_query = tile * kBlockM;
+    const int last_query = min(item.range.q_len, first_query + kBlockM) - 1;
+    const int masked =
+        item.range.first(last_query) > first_key || item.range.last(first_query) < first_key + Shape::kBlockN;
+    if constexpr (kStash) ptx::mbarrier_wait(shared.grad_s_empty(scored.slot()), scored.parity() ^ 1);
+    const Mask mask(item.range, first_key + warpgroup * 64 + warp() * 16, first_query);
+    if constexpr (kModified) {
+      capped_exponentials(mask, masked);
+    } else {
+      exponentials();
+      if (masked) {
+#pragma unroll
+        for (int i = 0; i < kBlockM / 2; ++i)
+          if (mask.hides(i)) scores[i] = 0.0f;
+      }
+      if constexpr (kStash) {
+#pragma unroll
+        for (int n = 0; n < kSteps; ++n) keep(n, reinterpret_cast<const float(&)[8]>(scores[8 * n]));
+      }
+    }
+  }
+
+  /// The scores of an item's first tile of queries.
+  __device__ void open(const BackwardItem& item, int tile) {
+    ptx::mbarrier_wait(shared.q_full(at.slot()), at.parity());
+    ptx::mbarrier_wait(shared.k_full(), keys.parity());
+    ptx::hold(scores);
+    ptx::wgmma_fence();
+    issue_scores(shared.k(), shared.q(at.slot()));
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::hold(scores);
+    weigh(item, tile);
+    ptx::mbarrier_wait(shared.v_full(), keys.parity());
+  }
+
+  /// From P^T of a tile of queries to P^T of the next one. kLast: nothing follows. No product is under way at either
+  /// end: ptxas serialises what crosses the loop's back edge.
+  template <bool kLast>
+  __device__ void step(const BackwardItem& item, int next_tile, int accumulate) {
+    const std::uint32_t stage = at.slot();
+    ptx::mbarrier_wait(shared.grad_out_full(stage), at.parity());
+    round();
+    ptx::hold(scores);
+    hold_operand();
+    ptx::hold(grad_v);
+    ptx::wgmma_fence();
+    issue_scores(shared.v(), shared.grad_out(stage));
+    ptx::wgmma_commit();
+    issue_gradient(grad_v, shared.grad_out(stage), accumulate);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    ptx::hold(scores);
+    if constexpr (kLast) {
+      release(shared.k_empty());
+      release(shared.v_empty());
+    }
+    differentiate();
+    ptx::wgmma_wait<0>();
+    ptx::hold(grad_v);
+    hold_operand();
+    release(shared.grad_out_empty(stage));
+    // In shared memory the other use of its place has been waited for already (kStash).
+    ptx::mbarrier_wait(shared.grad_s_empty(scored.slot()), scored.parity() ^ 1);
+    round();
+    hand_over();
+
+    ++at.count;
+    if constexpr (!kLast) ptx::mbarrier_wait(shared.q_full(at.slot()), at.parity());
+    ptx::hold(scores);
+    hold_operand();
+    ptx::hold(grad_k);
+    ptx::wgmma_fence();
+    if constexpr (!kLast) {
+      issue_scores(shared.k(), shared.q(at.slot()));
+      ptx::wgmma_commit();
+    }
+    issue_gradient(grad_k, shared.q(stage), accumulate);
+    ptx::wgmma_commit();
+    if constexpr (!kLast) {
+      ptx::wgmma_wait<1>();
+      ptx::hold(scores);
+      weigh(item, next_tile);
+    }
+    ptx::wgmma_wait<0>();
+    ptx::hold(grad_k);
+    hold_operand();
+    release(shared.q_empty(stage));
+  }
+
+  /// dK and dV, or zeros where no query sees these keys.
+  template <bool kZero>
+  __device__ void store(const BackwardItem& item) {
+    const AttentionParams& f = p.forward;
+    const int first_key = item.n_tile * Shape::kBlockN + warpgroup * 64, rows = item.range.k_len - first_key;
+    const std::int64_t begin = f.is_varlen_k() ? f.k_begin(item.b) : 0;
+    FiniteCheck finite;
+    const auto put = [&](const float(&x)[kDim / 2], float factor, void* to, std::int64_t batch, std::int64_t head,
+                         std::int64_t token, std::int64_t dim) {
+      if (!to) return;
+      T* const row0 =
+          static_cast<T*>(to) + row_offset(f.is_varlen_k(), begin, item.b, item.g, first_key, batch, head, token);
+      if constexpr (kZero)
+        store_zero_rows(row0, token, min(64, rows), static_cast<int>(dim), threadIdx.x % 128, 128);
+      else
+        store_fragment<kDim>(x, factor, row0, token, rows, static_cast<int>(dim), finite);
+    };
+    put(grad_v, 1.0f, p.grad_v, p.stride_grad_v_batch, p.stride_grad_v_head, p.stride_grad_v_token, f.head_dim_v);
+    put(grad_k, f.scale, p.grad_k, p.stride_grad_k_batch, p.stride_grad_k_head, p.stride_grad_k_token, f.head_dim);
+    finite.report(plan.not_finite);
+  }
+
+  __device__ void run() {
+    at = {};
+    scored = {};
+    keys = {};
+    for (Ring<BackwardLayout<Shape>::kItems> items;; ++items.count) {
+      ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
+      const BackwardItem& item = *shared.item(items.slot());
+      const int steps = item.steps;
+      if (steps < 0) return;
+      if (steps == 0) {
+        store<true>(item);
+        release(shared.item_empty(items.slot()));
+        continue;
+      }
+      const int end_tile = item.first_tile + item.tiles - 1;
+      int tile = end_tile;
+      open(item, tile);
+#pragma unroll 1
+      for (int s = 0; s < steps - 1; ++s) {
+        tile = tile == item.first_tile ? end_tile : tile - 1;
+        step<false>(item, tile, s);
+      }
+      step<true>(item, 0, steps - 1);
+      ++keys.count;
+      store<false>(item);
+      release(shared.item_empty(items.slot()));
+    }
+  }
+};
+
+}  // namespace flashkernel::cuda::sm90a

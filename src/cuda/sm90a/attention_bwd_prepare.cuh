@@ -1,0 +1,74 @@
+// Before the Hopper backward pass, one block a tile of queries: D = rowsum(dO * O) - dLSE and the LSE in base 2, both
+// negated; its counter, the ticket and the flag zeroed; the sum of dQ zeroed where no order says which block is the
+// first to add, grad_q where no block will.
+#pragma once
+
+#include "cuda/sm90a/attention_bwd_epilogue.cuh"
+#include "cuda/tile/vector.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+template <class T, int kDim>
+__global__ void __launch_bounds__(256)
+    prepare_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
+  constexpr int kLanes = kDim == 64 ? 8 : 16, kBlockM = BackwardShape<kDim>::kBlockM;  // lanes a row; 16 bytes each
+  const AttentionParams& f = p.forward;
+  const unsigned tile = blockIdx.x % plan.q_tiles, head = blockIdx.x / plan.q_tiles;
+  const unsigned b = head / static_cast<unsigned>(f.heads_q), h = head % static_cast<unsigned>(f.heads_q);
+  if (threadIdx.x == 0) {
+    plan.counters[blockIdx.x] = 0;
+    if (blockIdx.x == 0) *plan.ticket = *plan.not_finite = 0;
+  }
+  const KeyRange range(f, b);
+  const int q_len = range.q_len, m = static_cast<int>(tile) * kBlockM;
+  if (m >= q_len) return;
+  const std::int64_t begin = f.is_varlen_q() ? f.q_begin(b) : 0;
+  if (p.grad_q && !plan.ordered) {
+    float4* const sums =
+        reinterpret_cast<float4*>(plan.sums + static_cast<std::int64_t>(blockIdx.x) * (kBlockM * kDim));
+    for (int at = threadIdx.x; at < kBlockM * kDim / 4; at += 256) sums[at] = float4{0.0f, 0.0f, 0.0f, 0.0f};
+  } else if (p.grad_q && range.first(m) >= range.last(min(q_len, m + kBlockM) - 1)) {
+    store_zero_rows(grad_q_row<T>(p, b, h, m), p.stride_grad_q_token, min(kBlockM, q_len - m),
+                    static_cast<int>(f.head_dim), threadIdx.x, 256);
+  }
+  float* const rows = plan.rows + static_cast<std::int64_t>(blockIdx.x) * (2 * kBlockM);
+  const int lane = threadIdx.x % kLanes, column = lane * 8, dim = static_cast<int>(f.head_dim_v);
+#pragma unroll 4
+  for (int first = 0; first < kBlockM; first += 256 / kLanes) {
+    const int row = first + static_cast<int>(threadIdx.x) / kLanes, i = min(m + row, q_len - 1);
+    const T* const out = static_cast<const T*>(f.out) + f.out_offset(b, h, i) + column;
+    const T* const grad_out = static_cast<const T*>(p.grad_out) +
+                              row_offset(f.is_varlen_q(), begin, b, h, i, p.stride_grad_out_batch,
+                                         p.stride_grad_out_head, p.stride_grad_out_token) +
+                              column;
+    float sum = 0.0f;
+    if (column + 8 <= dim) {
+      float x[8], y[8];
+      load_floats(x, out);
+      load_floats(y, grad_out);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum = fmaf(x[e], y[e], sum);
+    } else {
+      for (int e = 0; e < 8 && column + e < dim; ++e) sum = fmaf(to_float(out[e]), to_float(grad_out[e]), sum);
+    }
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
+    if (lane > 0) continue;
+    if (m + row >= q_len) {  // no such query: its exponentials are 2^-inf
+      rows[row] = -INFINITY;
+      rows[kBlockM + row] = 0.0f;
+      continue;
+    }
+    if (p.grad_lse)
+      sum -= p.grad_lse[row_offset(f.is_varlen_q(), begin, b, h, i, p.stride_grad_lse_batch, p.stride_grad_lse_head,
+                                   p.stride_grad_lse_token)];
+    constexpr float kLog2E = 1.4426950408889634f;
+    const float lse = f.lse[f.lse_offset(b, h, i)];
+    // A row that sees nothing: its exponentials are 2^-inf, not 2^inf.
+    rows[row] = lse == -INFINITY ? -INFINITY : -kLog2E * lse;
+    rows[kBlockM + row] = -sum;
+    plan.delta[static_cast<std::int64_t>(head) * f.seq_q + i] = -sum;
+  }
+}
+
+}  // namespace flashkernel::cuda::sm90a

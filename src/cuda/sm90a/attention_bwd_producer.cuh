@@ -1,0 +1,135 @@
+// The producer warpgroup of the Hopper backward kernel: one thread takes items by ticket, tells the consumers and fills
+// the slots of K, V, Q and dO by TMA, as far ahead as they allow; one thread of another warp keeps the order in which
+// blocks add to dQ.
+#pragma once
+
+#include "cuda/ptx/atomic.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/sm90a/attention_bwd_shape.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// The next item of all thread blocks. Tickets go through groups of heads; within a group tile after tile of keys,
+/// which is the heavy ones first under a causal mask and the order in which blocks add to dQ. A block waits for lower
+/// tickets only, and all of those are taken by blocks that run, so that it never waits for ever.
+template <class Shape>
+__device__ inline void take_item(const AttentionBackwardParams& p, const BackwardPlan& plan, BackwardItem* item) {
+  const AttentionParams& f = p.forward;
+  for (;;) {
+    const unsigned ticket = static_cast<unsigned>(atomicAdd(plan.ticket, 1));
+    if (ticket >= static_cast<unsigned>(plan.items)) {
+      item->steps = -1;
+      return;
+    }
+    const unsigned at_once = plan.heads_at_once, per_group = at_once * plan.k_tiles;
+    const unsigned group = ticket / per_group, in_group = ticket % per_group;
+    const unsigned group_heads = min(at_once, plan.heads - group * at_once);
+    const unsigned head = group * at_once + in_group % group_heads;
+    item->b = static_cast<int>(head / static_cast<unsigned>(f.heads_kv));
+    item->g = static_cast<int>(head % static_cast<unsigned>(f.heads_kv));
+    item->n_tile = static_cast<int>(in_group / group_heads);
+    const KeyRange range(f, item->b);
+    const int first_key = item->n_tile * Shape::kBlockN;
+    if (first_key >= range.k_len) continue;  // a shorter sequence has no such tile
+    const int first_query = range.first_query(first_key);
+    const int last_query = range.last_query(min(range.k_len, first_key + Shape::kBlockN) - 1);
+    item->range = range;
+    item->first_tile = first_query / Shape::kBlockM;
+    item->tiles = last_query > first_query ? (last_query + Shape::kBlockM - 1) / Shape::kBlockM - item->first_tile : 0;
+    item->steps = item->tiles * plan.group;
+    return;
+  }
+}
+
+/// Column blocks of a tile that begins at row `row` of head `head`.
+template <int kColumnBlocks>
+__device__ inline void load_tile(std::uint32_t to, int block_bytes, const CUtensorMap* map, std::uint32_t barrier,
+                                 std::uint64_t policy, int row, int head, int b) {
+#pragma unroll
+  for (int c = 0; c < kColumnBlocks; ++c)
+    ptx::tma_load(to + c * block_bytes, map, barrier, policy, c * 64, row, head, b);
+}
+
+/// One thread runs this.
+template <class Shape>
+__device__ inline void produce_gradients(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                         const BackwardLayout<Shape>& shared, const CUtensorMap* map_q,
+                                         const CUtensorMap* map_k, const CUtensorMap* map_v,
+                                         const CUtensorMap* map_grad_out) {
+  const AttentionParams& f = p.forward;
+  const std::uint64_t keep = ptx::l2_evict_last(), pass = ptx::l2_evict_first();
+  Ring<Shape::kStages> at;
+  Ring<BackwardLayout<Shape>::kItems> items;
+  Ring<1> keys;
+  for (;; ++items.count) {
+    ptx::mbarrier_wait(shared.item_empty(items.slot()), items.parity() ^ 1);
+    BackwardItem* const item = shared.item(items.slot());
+    take_item<Shape>(p, plan, item);
+    ptx::mbarrier_arrive(shared.item_full(items.slot()));
+    const int steps = item->steps;
+    if (steps < 0) return;
+    if (steps == 0) continue;
+    const int b = item->b, key_row = item->n_tile * Shape::kBlockN + (f.is_varlen_k() ? f.k_begin(b) : 0);
+    const int q_begin = f.is_varlen_q() ? f.q_begin(b) : 0, q_b = f.is_varlen_q() ? 0 : b;
+    BackwardPlace place(*item, plan.group);
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step, ++at.count, place.advance(*item)) {
+      const int row = q_begin + place.tile * Shape::kBlockM;
+      const std::uint32_t stage = at.slot();
+      ptx::mbarrier_wait(shared.q_empty(stage), at.parity() ^ 1);
+      ptx::mbarrier_arrive_expect(shared.q_full(stage), Shape::kQBytes + Shape::kRowsBytes);
+      load_tile<Shape::kColumnBlocks>(shared.q(stage), Shape::kQBlockBytes, map_q, shared.q_full(stage), keep, row,
+                                      place.h, q_b);
+      ptx::bulk_load(shared.rows(stage),
+                     plan.rows + static_cast<std::int64_t>(plan.tile_index(f.heads_q, b, place.h, place.tile)) *
+                                     (2 * Shape::kBlockM),
+                     Shape::kRowsBytes, shared.q_full(stage));
+      if (step == 0) {  // K and V after the first Q, whose slot is free before theirs
+        ptx::mbarrier_wait(shared.k_empty(), keys.parity() ^ 1);
+        ptx::mbarrier_arrive_expect(shared.k_full(), Shape::kKvBytes);
+        load_tile<Shape::kColumnBlocks>(shared.k(), Shape::kKvBlockBytes, map_k, shared.k_full(), pass, key_row,
+                                        item->g, f.is_varlen_k() ? 0 : b);
+        ptx::mbarrier_wait(shared.v_empty(), keys.parity() ^ 1);
+        ptx::mbarrier_arrive_expect(shared.v_full(), Shape::kKvBytes);
+        load_tile<Shape::kColumnBlocks>(shared.v(), Shape::kKvBlockBytes, map_v, shared.v_full(), pass, key_row,
+                                        item->g, f.is_varlen_k() ? 0 : b);
+        ++keys.count;
+      }
+      ptx::mbarrier_wait(shared.grad_out_empty(stage), at.parity() ^ 1);
+      ptx::mbarrier_arrive_expect(shared.grad_out_full(stage), Shape::kQBytes);
+      load_tile<Shape::kColumnBlocks>(shared.grad_out(stage), Shape::kQBlockBytes, map_grad_out,
+                                      shared.grad_out_full(stage), keep, row, place.h, q_b);
+    }
+  }
+}
+
+/// One thread runs this: once the dQ warpgroup has added a tile, the block after this one may. The release waits until
+/// the additions have been made, which nobody else should have to.
+template <class Shape>
+__device__ inline void pass_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                  const BackwardLayout<Shape>& shared) {
+  Ring<BackwardLayout<Shape>::kItems> items;
+  Ring<BackwardLayout<Shape>::kPasses> passes;
+  for (;; ++items.count) {
+    ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
+    const BackwardItem& item = *shared.item(items.slot());
+    const int steps = item.steps;
+    if (steps < 0) return;
+    if (plan.ordered && p.grad_q) {
+      BackwardPlace place(item, plan.group);
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step, place.advance(item)) {
+        if (item.n_tile == item.last_adder<Shape>(place.tile)) continue;
+        ptx::mbarrier_wait(shared.pass_full(passes.slot()), passes.parity());
+        ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile),
+                           item.n_tile - item.first_adder<Shape>(place.tile) + 1);
+        ptx::mbarrier_arrive(shared.pass_empty(passes.slot()));
+        ++passes.count;
+      }
+    }
+    ptx::mbarrier_arrive(shared.item_empty(items.slot()));
+  }
+}
+
+}  // namespace flashkernel::cuda::sm90a

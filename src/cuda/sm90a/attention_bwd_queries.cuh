@@ -1,0 +1,172 @@
+// The dQ warpgroup of the Hopper backward kernel: dQ = dS K of every step, from shared memory, added to the tile's sum
+// in global memory straight from the registers. It is off the key warpgroups' path: they wait for it only where both
+// places of dS are full.
+//
+// In order (plan.ordered), key tiles add to a tile of queries one after the other, the first one storing instead; the
+// last one adds the sum to its own part, scales, rounds and writes the rows of grad_q. Out of order the sums start from
+// zero and grad_q_kernel converts them afterwards.
+#pragma once
+
+#include "cuda/ptx/atomic.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90a/attention_bwd_epilogue.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// Numbers of the named barriers; 0 is __syncthreads.
+enum BackwardBarrier : int { kQueryGroup = 1 };
+
+/// 64 queries x at most 64 columns at a time: 32 registers, so that the key warpgroups have what they need.
+template <class Shape, class T>
+struct QueryConsumer {
+  static constexpr int kDim = Shape::kDim, kSlices = Shape::kBlockM / 64;  // of 64 queries
+
+  const AttentionBackwardParams& p;
+  const BackwardPlan& plan;
+  const BackwardLayout<Shape>& shared;
+
+  Ring<Shape::kScoreSlots> scored;
+  Ring<BackwardLayout<Shape>::kPasses> passes;
+
+  __device__ static void release(std::uint32_t barrier) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  /// dQ of 64 queries and a block of 64 columns (at d96 the last 32 of the second one are zeros); waits for it.
+  __device__ void multiply(float (&sum)[32], int slice, int block) {
+    const std::uint64_t a = ptx::matrix_descriptor(shared.grad_s(scored.slot()), 1024, 1024);
+    const std::uint64_t b = ptx::matrix_descriptor(shared.k(), 1024, 1024);
+    ptx::hold(sum);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < Shape::kBlockN / 16; ++n)
+      ptx::wgmma_ss<T, true, true>(sum, a + (slice * Shape::kScoreBlockBytes + n * 2048) / 16,
+                                   b + (block * Shape::kKvBlockBytes + n * 2048) / 16, n > 0);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::hold(sum);
+  }
+
+  /// One step; dS of it is there.
+  __device__ void step(const BackwardItem& item, const BackwardPlace& place, int last_of_item) {
+    const int index = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
+    float* const sums = plan.sums + static_cast<std::int64_t>(index) * (Shape::kBlockM * kDim) +
+                        Shape::sum_index(0, 0, threadIdx.x % 128);
+    int turn = 1, is_last = 0;  // tiles of keys that have added before; nobody adds afterwards
+    if (plan.ordered) {
+      turn = item.n_tile - item.first_adder<Shape>(place.tile);
+      is_last = item.n_tile == item.last_adder<Shape>(place.tile);
+    }
+    float sum[32];
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice)
+#pragma unroll
+      for (int block = 0; block < Shape::kColumnBlocks; ++block) {
+        constexpr int kTiles = kDim / 8;  // of columns, of which this block has
+        const int tiles = kTiles - 8 * block < 8 ? kTiles - 8 * block : 8;
+        multiply(sum, slice, block);
+        if (slice == kSlices - 1 && block == Shape::kColumnBlocks - 1) {
+          release(shared.grad_s_empty(scored.slot()));
+          if (last_of_item) release(shared.k_empty());
+        }
+        if (slice + block == 0 && plan.ordered && turn > 0) {
+          if (threadIdx.x % 128 == 0)
+            while (ptx::load_acquire(plan.counters + index) < turn) {
+            }
+          ptx::barrier_sync(kQueryGroup, 128);
+        }
+        float* const to = sums + Shape::sum_index(slice, 8 * block, 0);
+        constexpr int kStride = Shape::sum_index(0, 1, 0);
+        if (is_last) {
+          if (turn > 0) {
+#pragma unroll
+            for (int c = 0; c < tiles; ++c) {
+              const float4 other = __ldcg(reinterpret_cast<const float4*>(to + c * kStride));
+              sum[4 * c] += other.x, sum[4 * c + 1] += other.y, sum[4 * c + 2] += other.z, sum[4 * c + 3] += other.w;
+            }
+          }
+          const int first_query = place.tile * Shape::kBlockM + 64 * slice;
+          FiniteCheck finite;
+          store_fragment<64>(sum, p.forward.scale, grad_q_row<T>(p, item.b, place.h, first_query) + 64 * block,
+                             p.stride_grad_q_token, item.range.q_len - first_query,
+                             static_cast<int>(p.forward.head_dim) - 64 * block, finite);
+          finite.report(plan.not_finite);
+        } else if (turn == 0) {
+#pragma unroll
+          for (int c = 0; c < tiles; ++c)
+            *reinterpret_cast<float4*>(to + c * kStride) =
+                float4{sum[4 * c], sum[4 * c + 1], sum[4 * c + 2], sum[4 * c + 3]};
+        } else {
+#pragma unroll
+          for (int c = 0; c < tiles; ++c)
+            ptx::reduce_add_4(to + c * kStride, sum[4 * c], sum[4 * c + 1], sum[4 * c + 2], sum[4 * c + 3]);
+        }
+      }
+    if (plan.ordered && !is_last) {
+      ptx::mbarrier_wait(shared.pass_empty(passes.slot()), passes.parity() ^ 1);
+      __syncwarp();
+      release(shared.pass_full(passes.slot()));
+      ++passes.count;
+    }
+  }
+
+  __device__ void run() {
+    scored = {};
+    passes = {};
+    Ring<1> keys;
+    for (Ring<BackwardLayout<Shape>::kItems> items;; ++items.count) {
+      ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
+      const BackwardItem& item = *shared.item(items.slot());
+      const int steps = item.steps;
+      if (steps < 0) return;
+      if (steps > 0) {
+        ptx::mbarrier_wait(shared.k_full(), keys.parity());
+        ++keys.count;
+        BackwardPlace place(item, plan.group);
+#pragma unroll 1
+        for (int s = 0; s < steps; ++s, place.advance(item)) {
+          ptx::mbarrier_wait(shared.grad_s_full(scored.slot()), scored.parity());
+          if (p.grad_q) {
+            step(item, place, s == steps - 1);
+          } else {
+            release(shared.grad_s_empty(scored.slot()));
+            if (s == steps - 1) release(shared.k_empty());
+          }
+          ++scored.count;
+        }
+      }
+      release(shared.item_empty(items.slot()));
+    }
+  }
+};
+
+/// Out of order: dQ = scale * sum, from the order of the fragments to rows. A block of one warpgroup a tile of queries.
+template <class T, int kDim>
+__global__ void __launch_bounds__(128)
+    grad_q_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
+  using Shape = BackwardShape<kDim>;
+  const AttentionParams& f = p.forward;
+  const unsigned tile = blockIdx.x % plan.q_tiles, head = blockIdx.x / plan.q_tiles;
+  const int b = head / static_cast<unsigned>(f.heads_q), h = head % static_cast<unsigned>(f.heads_q);
+  const int q_len = static_cast<int>(f.q_length(b)), first_query = static_cast<int>(tile) * Shape::kBlockM;
+  if (first_query >= q_len) return;
+  const float* const sums = plan.sums + static_cast<std::int64_t>(blockIdx.x) * (Shape::kBlockM * kDim);
+  FiniteCheck finite;
+#pragma unroll 1
+  for (int slice = 0; slice < Shape::kBlockM / 64; ++slice) {
+    float sum[kDim / 2];
+#pragma unroll
+    for (int c = 0; c < kDim / 8; ++c) {
+      const float4 x = *reinterpret_cast<const float4*>(sums + Shape::sum_index(slice, c, threadIdx.x));
+      sum[4 * c] = x.x, sum[4 * c + 1] = x.y, sum[4 * c + 2] = x.z, sum[4 * c + 3] = x.w;
+    }
+    const int row = first_query + 64 * slice;
+    store_fragment<kDim>(sum, f.scale, grad_q_row<T>(p, b, h, row), p.stride_grad_q_token, q_len - row,
+                         static_cast<int>(f.head_dim), finite);
+  }
+  finite.report(plan.not_finite);
+}
+
+}  // namespace flashkernel::cuda::sm90a

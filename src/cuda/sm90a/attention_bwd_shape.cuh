@@ -1,0 +1,137 @@
+// Tiles, shared memory, the item record and the plan of the Hopper backward kernel (attention_bwd.cuh), which its
+// producer, its two kinds of consumers and the kernels before and after it share.
+#pragma once
+
+#include "cuda/sm90a/attention_bwd.hpp"
+#include "cuda/sm90a/attention_fwd_shape.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// A thread block works on kBlockN keys, 64 of them a key warpgroup, and kBlockM queries a step; a third warpgroup
+/// makes dQ, the fourth one loads.
+template <int kDim_>
+struct BackwardShape {
+  static constexpr int kDim = kDim_, kBlockM = backward_block_m(kDim), kBlockN = kBackwardBlockN;
+  static constexpr int kKeyGroups = kBlockN / 64;
+  static constexpr int kThreads = 128 * (kKeyGroups + 2);
+  static constexpr int kStages = kDim == 64 ? 3 : 3;  // of Q and of dO
+  static constexpr int kScoreSlots = 2;               // of dS
+  // 65536 registers / 128 = 512 a row of threads: 2 x 200 + 88 + 24. A key thread holds 2 x kDim / 2 of dK and dV,
+  // kBlockM / 2 of scores, kBlockM / 4 each of P and dS; a thread of the dQ warpgroup 64 sums.
+  static constexpr int kKeyRegisters = 208, kQueryRegisters = 64, kProducerRegisters = 32;
+  // Tiles lie as blocks of 64 columns: lines of 128 bytes, swizzled. dS^T has a line a key and 64 queries a block.
+  static constexpr int kColumnBlocks = (kDim + 63) / 64;
+  static constexpr int kQBlockBytes = kBlockM * 128, kKvBlockBytes = kBlockN * 128;
+  static constexpr int kQBytes = kColumnBlocks * kQBlockBytes, kKvBytes = kColumnBlocks * kKvBlockBytes;
+  static constexpr int kRowsBytes = 2 * kBlockM * 4;  // -LSE in base 2 and -D of a tile of queries
+  static constexpr int kScoreBlocks = kBlockM / 64, kScoreBlockBytes = kBlockN * 128;
+  static constexpr int kScoreBytes = kScoreBlocks * kScoreBlockBytes;
+  // Where an element of a tile's sum of dQ lies: in the order of the fragments, 512 neighbouring bytes a warp.
+  __host__ __device__ static constexpr int sum_index(int slice, int column_tile, int thread) {
+    return ((slice * (kDim / 8) + column_tile) * 128 + thread) * 4;
+  }
+};
+
+/// kBlockN keys of one kv head, and the queries that see any of them.
+struct BackwardItem {
+  int b, g;               // sequence, head of k and v
+  int n_tile;             // of keys
+  int first_tile, tiles;  // of queries, of each head of the group; walked from the last one to the first
+  int steps;              // tiles of all heads of the group; -1: no more items
+  KeyRange range;
+
+  /// Key tiles that add to the dQ of a tile of queries, in this order: [first_adder, last_adder].
+  template <class Shape>
+  __device__ int first_adder(int tile) const {
+    return range.first(tile * Shape::kBlockM) / Shape::kBlockN;
+  }
+  template <class Shape>
+  __device__ int last_adder(int tile) const {
+    return (range.last(min(range.q_len, (tile + 1) * Shape::kBlockM) - 1) - 1) / Shape::kBlockN;
+  }
+};
+
+/// The head and tile of queries of a step.
+struct BackwardPlace {
+  int h, tile;
+  __device__ BackwardPlace(const BackwardItem& item, int group)
+      : h(item.g * group), tile(item.first_tile + item.tiles - 1) {}
+  __device__ void advance(const BackwardItem& item) {
+    const int wraps = tile == item.first_tile;
+    tile = wraps ? item.first_tile + item.tiles - 1 : tile - 1;
+    h += wraps;
+  }
+};
+
+/// What the host works out once per launch.
+struct BackwardPlan {
+  int items;             // tiles of keys of all kv heads
+  int k_tiles, q_tiles;  // of the longest sequence
+  int heads;             // batch x heads_kv
+  int heads_at_once;     // heads whose tiles alternate
+  int group;             // heads_q / heads_kv
+  int ordered;           // blocks add to a tile of dQ in the order of their keys, and the last one writes it
+  float scale_log2;      // from what goes into the exponentials to powers of two
+  float* delta;          // -D, [batch, heads_q, seq_q]
+  float* rows;           // per tile of queries: kBlockM of -LSE in base 2, kBlockM of -D
+  float* sums;
+  int* counters;
+  int* ticket;
+  int* not_finite;  // becomes 1 when some gradient is not finite
+
+  __device__ int tile_index(int heads_q, int b, int h, int tile) const { return (b * heads_q + h) * q_tiles + tile; }
+};
+
+/// Where things lie in dynamic shared memory, as 32-bit addresses.
+template <class Shape>
+struct BackwardLayout {
+  static constexpr int kStages = Shape::kStages, kScoreSlots = Shape::kScoreSlots;
+  static constexpr int kK = 0, kV = kK + Shape::kKvBytes, kQ = kV + Shape::kKvBytes;
+  static constexpr int kGradOut = kQ + kStages * Shape::kQBytes, kGradS = kGradOut + kStages * Shape::kQBytes;
+  static constexpr int kRows = kGradS + kScoreSlots * Shape::kScoreBytes;
+  static constexpr int kBarrier = kRows + kStages * Shape::kRowsBytes;
+  static constexpr int kItems = 2, kPasses = 2;
+  static constexpr int kBarriers = 4 + 4 * kStages + 2 * kScoreSlots + 2 * kItems + 2 * kPasses;
+  static constexpr int kRecord = kBarrier + kBarriers * 8;
+  static constexpr int kRecordBytes = (sizeof(BackwardItem) + 15) / 16 * 16;
+  static constexpr int kBytes = kRecord + kItems * kRecordBytes;
+  static_assert(kBytes <= 227 * 1024, "a block of sm_90 has 227 KB");
+
+  std::uint32_t base;
+
+  __device__ std::uint32_t k() const { return base + kK; }
+  __device__ std::uint32_t v() const { return base + kV; }
+  __device__ std::uint32_t q(int stage) const { return base + kQ + stage * Shape::kQBytes; }
+  __device__ std::uint32_t grad_out(int stage) const { return base + kGradOut + stage * Shape::kQBytes; }
+  __device__ std::uint32_t grad_s(int slot) const { return base + kGradS + slot * Shape::kScoreBytes; }
+  __device__ std::uint32_t rows(int stage) const { return base + kRows + stage * Shape::kRowsBytes; }
+  __device__ std::uint32_t barrier(int i) const { return base + kBarrier + 8 * i; }
+  __device__ std::uint32_t k_full() const { return barrier(0); }
+  __device__ std::uint32_t k_empty() const { return barrier(1); }
+  __device__ std::uint32_t v_full() const { return barrier(2); }
+  __device__ std::uint32_t v_empty() const { return barrier(3); }
+  __device__ std::uint32_t q_full(int stage) const { return barrier(4 + stage); }
+  __device__ std::uint32_t q_empty(int stage) const { return barrier(4 + kStages + stage); }
+  __device__ std::uint32_t grad_out_full(int stage) const { return barrier(4 + 2 * kStages + stage); }
+  __device__ std::uint32_t grad_out_empty(int stage) const { return barrier(4 + 3 * kStages + stage); }
+  __device__ std::uint32_t grad_s_full(int slot) const { return barrier(4 + 4 * kStages + slot); }
+  __device__ std::uint32_t grad_s_empty(int slot) const { return grad_s_full(kScoreSlots + slot); }
+  __device__ std::uint32_t item_full(int slot) const { return grad_s_full(2 * kScoreSlots + slot); }
+  __device__ std::uint32_t item_empty(int slot) const { return item_full(kItems + slot); }
+  __device__ std::uint32_t pass_full(int slot) const { return item_full(2 * kItems + slot); }
+  __device__ std::uint32_t pass_empty(int slot) const { return pass_full(kPasses + slot); }
+  __device__ BackwardItem* item(int slot) const {
+    return static_cast<BackwardItem*>(__cvta_shared_to_generic(base + kRecord + slot * kRecordBytes));
+  }
+};
+
+/// Remembers whether all values that it was shown are finite.
+struct FiniteCheck {
+  float zero = 0.0f;  // NaN once one is not
+  __device__ void see(float x) { zero = fmaf(x, 0.0f, zero); }
+  __device__ void report(int* not_finite) const {
+    if (zero != zero) *not_finite = 1;
+  }
+};
+
+}  // namespace flashkernel::cuda::sm90a
