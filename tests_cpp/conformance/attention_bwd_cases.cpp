@@ -279,6 +279,43 @@ void layout_cases(CaseList& list, DType dtype) {
   add(list, "deterministic_30_runs", spec);
 }
 
+/// Several tiles of queries and of keys of the large kernels, at their own head dims, in layouts that all of them take.
+void tile_cases(CaseList& list, DType dtype) {
+  constexpr Mask kBand = {"left100_right20", false, 100, 20};
+  for (const std::int64_t d : {64, 96, 128}) {
+    AttentionSpec spec;
+    spec.dtype = dtype;
+    spec.batch = 1;
+    spec.heads_q = 2;
+    spec.heads_kv = 1;
+    spec.seq_q = 150;
+    spec.seq_k = 280;
+    spec.head_dim = d;
+    const std::string dim = "_d" + std::to_string(d);
+    for (const Mask& mask : {kCausal, kBand}) {
+      spec.mask = mask;
+      add(list, std::string("tiles_") + mask.name + dim, spec);
+    }
+    VarlenSpec varlen;
+    varlen.common = spec;
+    varlen.lengths_q = {70, 0, 130};
+    varlen.lengths_k = {30, 40, 150};
+    for (const float softcap : {0.0f, 2.0f}) {
+      varlen.common.mask = softcap > 0.0f ? kCausal : kFull;
+      varlen.common.softcap = softcap;
+      list.add(std::string("tiles_varlen") + (softcap > 0.0f ? "_softcap" : "") + dim + "_" + short_name(dtype),
+               [varlen](Call& call) { build_attention_varlen_backward(call, varlen); });
+    }
+    spec.mask = kFull;
+    spec.heads_q = 1;
+    spec.seq_q = 70;
+    spec.seq_k = 1100;  // so many keys that no kernel keeps an order that nobody asked for
+    spec.repeats = 1;
+    spec.any_order = true;
+    add(list, "tiles_any_order" + dim, spec);
+  }
+}
+
 void varlen_cases(CaseList& list, DType dtype) {
   const struct {
     const char* name;
@@ -326,6 +363,7 @@ void cases(CaseList& list) {
     bucket_cases(list, dtype);
     layout_cases(list, dtype);
     varlen_cases(list, dtype);
+    if (dtype != DType::kFloat32) tile_cases(list, dtype);
   }
 }
 

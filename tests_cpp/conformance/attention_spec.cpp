@@ -78,7 +78,7 @@ Backward make_backward(Call& call, const AttentionSpec& spec, const AttentionOpt
   if (spec.sinks && spec.want_sinks)
     backward.gradients.sinks = call.output("grad_sinks", DType::kFloat32, {spec.heads_q}, {}, spec.factor).view();
   (void)options;
-  call.bitwise_across_threads = true;  // gradients are deterministic on any number of threads
+  call.bitwise_across_threads = !spec.any_order;  // gradients are deterministic on any number of threads
   call.repeats = spec.repeats;
   return backward;
 }
@@ -227,7 +227,7 @@ void build_attention_backward(Call& call, const AttentionSpec& s) {
   const Backward backward = make_backward(call, s, options, *t.grad_out, *t.q, *t.k, *t.v, lse);
   call.run = [=, &out, &lse](const ExecutionContext& context) {
     attention_backward(backward.grad_out->view(), t.q->view(), t.k->view(), t.v->view(), out.view(), lse.view(),
-                       optional_view(backward.grad_lse), backward.gradients, options, true, context);
+                       optional_view(backward.grad_lse), backward.gradients, options, !s.any_order, context);
   };
 }
 

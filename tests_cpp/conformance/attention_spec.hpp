@@ -52,6 +52,7 @@ struct AttentionSpec {
 
   // Backward only.
   bool grad_lse = false;
+  bool any_order = false;  // deterministic = false
   bool want_q = true, want_k = true, want_v = true, want_bias = true, want_sinks = true;
   DType grad_bias_dtype = DType::kFloat32;
   Layout layout_grad_out = {}, layout_grad_q = {}, layout_grad_k = {}, layout_grad_v = {};

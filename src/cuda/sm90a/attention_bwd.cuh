@@ -29,10 +29,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const Layout shared{ptx::shared_address(dynamic_shared)};
   if (threadIdx.x == 0) {
     constexpr int kKeyWarps = 4 * Shape::kKeyGroups, kQueryWarps = 4;
-    ptx::mbarrier_init(shared.k_full(), 1);
-    ptx::mbarrier_init(shared.k_empty(), kKeyWarps + kQueryWarps);
     ptx::mbarrier_init(shared.v_full(), 1);
     ptx::mbarrier_init(shared.v_empty(), kKeyWarps);
+    for (int slot = 0; slot < Shape::kKeySlots; ++slot) {
+      ptx::mbarrier_init(shared.k_full(slot), 1);
+      ptx::mbarrier_init(shared.k_empty(slot), kKeyWarps + kQueryWarps);
+    }
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       ptx::mbarrier_init(shared.q_full(stage), 1);
       ptx::mbarrier_init(shared.q_empty(stage), kKeyWarps);

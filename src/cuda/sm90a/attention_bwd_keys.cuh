@@ -48,7 +48,8 @@ struct KeyConsumer {
 
   Ring<Shape::kStages> at;          // the step's Q and dO
   Ring<Shape::kScoreSlots> scored;  // the step's dS
-  Ring<1> keys;                     // the item's K and V
+  Ring<Shape::kKeySlots> keys;      // the item's K
+  Ring<1> values;                   // and V
   float grad_k[kDim / 2], grad_v[kDim / 2];
   float scores[kBlockM / 2];         // S^T, P^T; dP^T, dS^T
   std::uint32_t operand[kSteps][4];  // P^T, rounded, of dV; dS^T of dK
@@ -230,15 +231,15 @@ struct KeyConsumer {
   /// The scores of an item's first tile of queries.
   __device__ void open(const BackwardItem& item, int tile) {
     ptx::mbarrier_wait(shared.q_full(at.slot()), at.parity());
-    ptx::mbarrier_wait(shared.k_full(), keys.parity());
+    ptx::mbarrier_wait(shared.k_full(keys.slot()), keys.parity());
     ptx::hold(scores);
     ptx::wgmma_fence();
-    issue_scores(shared.k(), shared.q(at.slot()));
+    issue_scores(shared.k(keys.slot()), shared.q(at.slot()));
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::hold(scores);
     weigh(item, tile);
-    ptx::mbarrier_wait(shared.v_full(), keys.parity());
+    ptx::mbarrier_wait(shared.v_full(), values.parity());
   }
 
   /// From P^T of a tile of queries to P^T of the next one. kLast: nothing follows. No product is under way at either
@@ -259,7 +260,7 @@ struct KeyConsumer {
     ptx::wgmma_wait<1>();
     ptx::hold(scores);
     if constexpr (kLast) {
-      release(shared.k_empty());
+      release(shared.k_empty(keys.slot()));
       release(shared.v_empty());
     }
     differentiate();
@@ -279,7 +280,7 @@ struct KeyConsumer {
     ptx::hold(grad_k);
     ptx::wgmma_fence();
     if constexpr (!kLast) {
-      issue_scores(shared.k(), shared.q(at.slot()));
+      issue_scores(shared.k(keys.slot()), shared.q(at.slot()));
       ptx::wgmma_commit();
     }
     issue_gradient(grad_k, shared.q(stage), accumulate);
@@ -321,6 +322,7 @@ struct KeyConsumer {
     at = {};
     scored = {};
     keys = {};
+    values = {};
     for (Ring<BackwardLayout<Shape>::kItems> items;; ++items.count) {
       ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
       const BackwardItem& item = *shared.item(items.slot());
@@ -340,7 +342,7 @@ struct KeyConsumer {
         step<false>(item, tile, s);
       }
       step<true>(item, 0, steps - 1);
-      ++keys.count;
+      ++keys.count, ++values.count;
       store<false>(item);
       release(shared.item_empty(items.slot()));
     }

@@ -61,11 +61,13 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
   const std::uint64_t keep = ptx::l2_evict_last(), pass = ptx::l2_evict_first();
   Ring<Shape::kStages> at;
   Ring<BackwardLayout<Shape>::kItems> items;
-  Ring<1> keys;
+  Ring<Shape::kKeySlots> keys;
+  Ring<1> values;
   for (;; ++items.count) {
     ptx::mbarrier_wait(shared.item_empty(items.slot()), items.parity() ^ 1);
     BackwardItem* const item = shared.item(items.slot());
     take_item<Shape>(p, plan, item);
+    item->key_slot = static_cast<int>(keys.slot());
     ptx::mbarrier_arrive(shared.item_full(items.slot()));
     const int steps = item->steps;
     if (steps < 0) return;
@@ -86,15 +88,16 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
                                      (2 * Shape::kBlockM),
                      Shape::kRowsBytes, shared.q_full(stage));
       if (step == 0) {  // K and V after the first Q, whose slot is free before theirs
-        ptx::mbarrier_wait(shared.k_empty(), keys.parity() ^ 1);
-        ptx::mbarrier_arrive_expect(shared.k_full(), Shape::kKvBytes);
-        load_tile<Shape::kColumnBlocks>(shared.k(), Shape::kKvBlockBytes, map_k, shared.k_full(), pass, key_row,
+        const std::uint32_t slot = keys.slot();
+        ptx::mbarrier_wait(shared.k_empty(slot), keys.parity() ^ 1);
+        ptx::mbarrier_arrive_expect(shared.k_full(slot), Shape::kKvBytes);
+        load_tile<Shape::kColumnBlocks>(shared.k(slot), Shape::kKvBlockBytes, map_k, shared.k_full(slot), pass, key_row,
                                         item->g, f.is_varlen_k() ? 0 : b);
-        ptx::mbarrier_wait(shared.v_empty(), keys.parity() ^ 1);
+        ptx::mbarrier_wait(shared.v_empty(), values.parity() ^ 1);
         ptx::mbarrier_arrive_expect(shared.v_full(), Shape::kKvBytes);
         load_tile<Shape::kColumnBlocks>(shared.v(), Shape::kKvBlockBytes, map_v, shared.v_full(), pass, key_row,
                                         item->g, f.is_varlen_k() ? 0 : b);
-        ++keys.count;
+        ++keys.count, ++values.count;
       }
       ptx::mbarrier_wait(shared.grad_out_empty(stage), at.parity() ^ 1);
       ptx::mbarrier_arrive_expect(shared.grad_out_full(stage), Shape::kQBytes);

@@ -29,15 +29,17 @@ struct QueryConsumer {
 
   Ring<Shape::kScoreSlots> scored;
   Ring<BackwardLayout<Shape>::kPasses> passes;
+  Ring<Shape::kKeySlots> keys;
 
   __device__ static void release(std::uint32_t barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
   /// dQ of 64 queries and a block of 64 columns (at d96 the last 32 of the second one are zeros); waits for it.
-  __device__ void multiply(float (&sum)[32], int slice, int block) {
+  __device__ void multiply(const BackwardItem& item, float (&sum)[32], int slice, int block) {
     const std::uint64_t a = ptx::matrix_descriptor(shared.grad_s(scored.slot()), 1024, 1024);
-    const std::uint64_t b = ptx::matrix_descriptor(shared.k(), 1024, 1024);
+    // The slot is read each time: descriptors kept over the loop would take 32 registers.
+    const std::uint64_t b = ptx::matrix_descriptor(shared.k(item.key_slot), 1024, 1024);
     ptx::hold(sum);
     ptx::wgmma_fence();
 #pragma unroll
@@ -52,8 +54,6 @@ struct QueryConsumer {
   /// One step; dS of it is there.
   __device__ void step(const BackwardItem& item, const BackwardPlace& place, int last_of_item) {
     const int index = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
-    float* const sums = plan.sums + static_cast<std::int64_t>(index) * (Shape::kBlockM * kDim) +
-                        Shape::sum_index(0, 0, threadIdx.x % 128);
     int turn = 1, is_last = 0;  // tiles of keys that have added before; nobody adds afterwards
     if (plan.ordered) {
       turn = item.n_tile - item.first_adder<Shape>(place.tile);
@@ -66,10 +66,10 @@ struct QueryConsumer {
       for (int block = 0; block < Shape::kColumnBlocks; ++block) {
         constexpr int kTiles = kDim / 8;  // of columns, of which this block has
         const int tiles = kTiles - 8 * block < 8 ? kTiles - 8 * block : 8;
-        multiply(sum, slice, block);
+        multiply(item, sum, slice, block);
         if (slice == kSlices - 1 && block == Shape::kColumnBlocks - 1) {
           release(shared.grad_s_empty(scored.slot()));
-          if (last_of_item) release(shared.k_empty());
+          if (last_of_item) release(shared.k_empty(item.key_slot));
         }
         if (slice + block == 0 && plan.ordered && turn > 0) {
           if (threadIdx.x % 128 == 0)
@@ -77,7 +77,8 @@ struct QueryConsumer {
             }
           ptx::barrier_sync(kQueryGroup, 128);
         }
-        float* const to = sums + Shape::sum_index(slice, 8 * block, 0);
+        float* const to = plan.sums + static_cast<std::int64_t>(index) * (Shape::kBlockM * kDim) +
+                          Shape::sum_index(slice, 8 * block, threadIdx.x % 128);
         constexpr int kStride = Shape::sum_index(0, 1, 0);
         if (is_last) {
           if (turn > 0) {
@@ -115,15 +116,14 @@ struct QueryConsumer {
   __device__ void run() {
     scored = {};
     passes = {};
-    Ring<1> keys;
+    keys = {};
     for (Ring<BackwardLayout<Shape>::kItems> items;; ++items.count) {
       ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
       const BackwardItem& item = *shared.item(items.slot());
       const int steps = item.steps;
       if (steps < 0) return;
       if (steps > 0) {
-        ptx::mbarrier_wait(shared.k_full(), keys.parity());
-        ++keys.count;
+        ptx::mbarrier_wait(shared.k_full(item.key_slot), keys.parity());
         BackwardPlace place(item, plan.group);
 #pragma unroll 1
         for (int s = 0; s < steps; ++s, place.advance(item)) {
@@ -132,10 +132,11 @@ struct QueryConsumer {
             step(item, place, s == steps - 1);
           } else {
             release(shared.grad_s_empty(scored.slot()));
-            if (s == steps - 1) release(shared.k_empty());
+            if (s == steps - 1) release(shared.k_empty(item.key_slot));
           }
           ++scored.count;
         }
+        ++keys.count;
       }
       release(shared.item_empty(items.slot()));
     }

@@ -14,8 +14,9 @@ struct BackwardShape {
   static constexpr int kDim = kDim_, kBlockM = backward_block_m(kDim), kBlockN = kBackwardBlockN;
   static constexpr int kKeyGroups = kBlockN / 64;
   static constexpr int kThreads = 128 * (kKeyGroups + 2);
-  static constexpr int kStages = kDim == 64 ? 3 : 3;  // of Q and of dO
-  static constexpr int kScoreSlots = 2;               // of dS
+  static constexpr int kStages = 3;      // of Q and of dO
+  static constexpr int kScoreSlots = 2;  // of dS
+  static constexpr int kKeySlots = 2;    // of K, which the dQ warpgroup needs to the last; V's one is free early
   // 65536 registers / 128 = 512 a row of threads: 2 x 200 + 88 + 24. A key thread holds 2 x kDim / 2 of dK and dV,
   // kBlockM / 2 of scores, kBlockM / 4 each of P and dS; a thread of the dQ warpgroup 64 sums.
   static constexpr int kKeyRegisters = 208, kQueryRegisters = 64, kProducerRegisters = 32;
@@ -36,6 +37,7 @@ struct BackwardShape {
 struct BackwardItem {
   int b, g;               // sequence, head of k and v
   int n_tile;             // of keys
+  int key_slot;           // of K
   int first_tile, tiles;  // of queries, of each head of the group; walked from the last one to the first
   int steps;              // tiles of all heads of the group; -1: no more items
   KeyRange range;
@@ -86,12 +88,13 @@ struct BackwardPlan {
 template <class Shape>
 struct BackwardLayout {
   static constexpr int kStages = Shape::kStages, kScoreSlots = Shape::kScoreSlots;
-  static constexpr int kK = 0, kV = kK + Shape::kKvBytes, kQ = kV + Shape::kKvBytes;
+  static constexpr int kKeySlots = Shape::kKeySlots;
+  static constexpr int kK = 0, kV = kK + kKeySlots * Shape::kKvBytes, kQ = kV + Shape::kKvBytes;
   static constexpr int kGradOut = kQ + kStages * Shape::kQBytes, kGradS = kGradOut + kStages * Shape::kQBytes;
   static constexpr int kRows = kGradS + kScoreSlots * Shape::kScoreBytes;
   static constexpr int kBarrier = kRows + kStages * Shape::kRowsBytes;
   static constexpr int kItems = 2, kPasses = 2;
-  static constexpr int kBarriers = 4 + 4 * kStages + 2 * kScoreSlots + 2 * kItems + 2 * kPasses;
+  static constexpr int kBarriers = 2 + 2 * kKeySlots + 4 * kStages + 2 * kScoreSlots + 2 * kItems + 2 * kPasses;
   static constexpr int kRecord = kBarrier + kBarriers * 8;
   static constexpr int kRecordBytes = (sizeof(BackwardItem) + 15) / 16 * 16;
   static constexpr int kBytes = kRecord + kItems * kRecordBytes;
@@ -99,22 +102,22 @@ struct BackwardLayout {
 
   std::uint32_t base;
 
-  __device__ std::uint32_t k() const { return base + kK; }
+  __device__ std::uint32_t k(int slot) const { return base + kK + slot * Shape::kKvBytes; }
   __device__ std::uint32_t v() const { return base + kV; }
   __device__ std::uint32_t q(int stage) const { return base + kQ + stage * Shape::kQBytes; }
   __device__ std::uint32_t grad_out(int stage) const { return base + kGradOut + stage * Shape::kQBytes; }
   __device__ std::uint32_t grad_s(int slot) const { return base + kGradS + slot * Shape::kScoreBytes; }
   __device__ std::uint32_t rows(int stage) const { return base + kRows + stage * Shape::kRowsBytes; }
   __device__ std::uint32_t barrier(int i) const { return base + kBarrier + 8 * i; }
-  __device__ std::uint32_t k_full() const { return barrier(0); }
-  __device__ std::uint32_t k_empty() const { return barrier(1); }
-  __device__ std::uint32_t v_full() const { return barrier(2); }
-  __device__ std::uint32_t v_empty() const { return barrier(3); }
-  __device__ std::uint32_t q_full(int stage) const { return barrier(4 + stage); }
-  __device__ std::uint32_t q_empty(int stage) const { return barrier(4 + kStages + stage); }
-  __device__ std::uint32_t grad_out_full(int stage) const { return barrier(4 + 2 * kStages + stage); }
-  __device__ std::uint32_t grad_out_empty(int stage) const { return barrier(4 + 3 * kStages + stage); }
-  __device__ std::uint32_t grad_s_full(int slot) const { return barrier(4 + 4 * kStages + slot); }
+  __device__ std::uint32_t v_full() const { return barrier(0); }
+  __device__ std::uint32_t v_empty() const { return barrier(1); }
+  __device__ std::uint32_t k_full(int slot) const { return barrier(2 + slot); }
+  __device__ std::uint32_t k_empty(int slot) const { return barrier(2 + kKeySlots + slot); }
+  __device__ std::uint32_t q_full(int stage) const { return barrier(2 + 2 * kKeySlots + stage); }
+  __device__ std::uint32_t q_empty(int stage) const { return q_full(kStages + stage); }
+  __device__ std::uint32_t grad_out_full(int stage) const { return q_full(2 * kStages + stage); }
+  __device__ std::uint32_t grad_out_empty(int stage) const { return q_full(3 * kStages + stage); }
+  __device__ std::uint32_t grad_s_full(int slot) const { return q_full(4 * kStages + slot); }
   __device__ std::uint32_t grad_s_empty(int slot) const { return grad_s_full(kScoreSlots + slot); }
   __device__ std::uint32_t item_full(int slot) const { return grad_s_full(2 * kScoreSlots + slot); }
   __device__ std::uint32_t item_empty(int slot) const { return item_full(kItems + slot); }
