@@ -93,7 +93,9 @@ const char* numpy_typestr(DType dtype) {
     case DType::kBFloat16: return "<u2";
     case DType::kInt32: return "<i4";
     case DType::kInt64: return "<i8";
-    case DType::kUInt8: return "|u1";
+    case DType::kUInt8:
+    case DType::kFloat8E4M3: return "|u1";  // NumPy has no type of its own for it
+    case DType::kInt8: return "|i1";
   }
   return "|V1";
 }

@@ -1,6 +1,7 @@
 // Binds attention.hpp, forward: attention, attention_varlen, attention_paged, merge_states. Backward:
 // bind_attention_backward.cpp.
 #include "attention_options.hpp"
+#include "kv_scales.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -46,14 +47,17 @@ nb::object attention_varlen(nb::handle q, nb::handle k, nb::handle v, nb::handle
 nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages, nb::handle block_table,
                            nb::handle seq_lens, nb::handle cu_seqlens_q, std::optional<std::int64_t> max_seqlen_q,
                            bool causal, nb::handle window, double softcap, std::optional<double> scale,
-                           nb::handle alibi_slopes, nb::handle sinks, bool return_lse, bool check, nb::handle out,
-                           nb::handle stream, nb::handle dtype) {
+                           nb::handle alibi_slopes, nb::handle sinks, bool return_lse, bool check, nb::handle kv_scales,
+                           nb::handle kv_dtype, nb::handle out, nb::handle stream, nb::handle dtype) {
   Call call("attention_paged", stream, dtype);
-  const TensorView q_view = call.input("q", q), k_view = call.input("k_pages", k_pages),
-                   v_view = call.input("v_pages", v_pages), table = call.input("block_table", block_table),
-                   lengths = call.input("seq_lens", seq_lens), cu_q = call.optional_input("cu_seqlens_q", cu_seqlens_q);
+  const TensorView q_view = call.input("q", q);
+  TensorView k_view = call.input("k_pages", k_pages), v_view = call.input("v_pages", v_pages);
+  apply_kv_dtype(call, kv_dtype, k_view, v_view);
+  const TensorView table = call.input("block_table", block_table), lengths = call.input("seq_lens", seq_lens),
+                   cu_q = call.optional_input("cu_seqlens_q", cu_seqlens_q);
   AttentionOptions options = parse_options(call, causal, window, softcap, scale, nb::none(), alibi_slopes, sinks);
   options.check_pages = check;
+  options.kv_scales = parse_kv_scales(call, kv_scales, false);
   std::int64_t longest = max_seqlen_q.value_or(-1);
   if (!cu_q.defined()) {
     if (!max_seqlen_q) longest = extent(q_view, -2);
@@ -174,14 +178,16 @@ Example:
       "attention_paged", &attention_paged, "q"_a, "k_pages"_a, "v_pages"_a, "block_table"_a, "seq_lens"_a,
       nb::kw_only(), "cu_seqlens_q"_a = nb::none(), "max_seqlen_q"_a = nb::none(), "causal"_a = false,
       "window"_a = nb::none(), "softcap"_a = 0.0, "scale"_a = nb::none(), "alibi_slopes"_a = nb::none(),
-      "sinks"_a = nb::none(), "return_lse"_a = false, "check"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(),
-      "dtype"_a = nb::none(),
+      "sinks"_a = nb::none(), "return_lse"_a = false, "check"_a = false, "kv_scales"_a = nb::none(),
+      "kv_dtype"_a = nb::none(), "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
       nb::sig("def attention_paged(q: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, "
               "block_table: SupportsDLPack, seq_lens: SupportsDLPack, *, cu_seqlens_q: SupportsDLPack | None = None, "
               "max_seqlen_q: int | None = None, causal: bool = False, window: Window = None, softcap: float = 0.0, "
               "scale: float | None = None, alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = "
               "None, "
-              "return_lse: bool = False, check: bool = False, out: SupportsDLPack | None = None, stream: typing.Any = "
+              "return_lse: bool = False, check: bool = False, "
+              "kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, "
+              "out: SupportsDLPack | None = None, stream: typing.Any = "
               "None, "
               "dtype: typing.Any = None) -> typing.Any"),
       R"doc(Attention over keys and values that lie in pages of a cache.
@@ -189,7 +195,8 @@ Example:
 Key j of sequence b lies in page block_table[b, j // page_size] at offset j % page_size.
 
 q: [batch, heads_q, seq_q, head_dim], or with cu_seqlens_q [total_q, heads_q, head_dim].
-k_pages: [num_pages, page_size, heads_kv, head_dim]; v_pages: [num_pages, page_size, heads_kv, head_dim_v]; q's dtype.
+k_pages: [num_pages, page_size, heads_kv, head_dim]; v_pages: [num_pages, page_size, heads_kv, head_dim_v]; q's dtype,
+   or with kv_scales float8_e4m3fn or int8.
 block_table: int32 [batch, max_pages]; entries past a sequence's last page are not read and may be anything.
 seq_lens: int32 or int64 [batch]: keys of each sequence, those of the new queries included.
 cu_seqlens_q: int32 or int64 [batch + 1]: where each sequence's queries start.
@@ -198,7 +205,7 @@ causal, window, softcap, scale, alibi_slopes, sinks: as in `attention`, with eac
 return_lse: also return the LSE, float32 [batch, heads_q, seq_q] or [heads_q, total_q].
 check: on a GPU, look at the table first and raise BlockTableError as `check_block_table` does, at the price of waiting for
    the stream. On the CPU tables are always checked.
-out: written in place and returned; q's shape with head_dim_v.
+)doc" FK_DOC_KV_SCALES R"doc(out: written in place and returned; q's shape with head_dim_v.
 
 Returns out, or (out, lse). What lies past a sequence's length never reaches a result, whatever bits it holds. Page ids out of
 range are refused where the table is on the host; on a GPU they read nothing that they should not. Numerics as in `attention`.

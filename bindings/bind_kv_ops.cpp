@@ -2,6 +2,7 @@
 #include "flashkernel/kv_ops.hpp"
 
 #include "bindings.hpp"
+#include "kv_scales.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -57,14 +58,16 @@ RopeArgument parse_rope(Call& call, nb::handle argument) {
 }
 
 nb::object kv_append(nb::handle k, nb::handle v, nb::handle k_pages, nb::handle v_pages, nb::handle slots,
-                     nb::handle rope, nb::handle stream, nb::handle dtype) {
+                     nb::handle rope, nb::handle kv_scales, nb::handle kv_dtype, nb::handle stream, nb::handle dtype) {
   Call call("kv_append", stream, dtype);
-  const TensorView k_view = call.input("k", k), v_view = call.input("v", v),
-                   k_page_view = call.inout("k_pages", k_pages), v_page_view = call.inout("v_pages", v_pages),
-                   slot_view = call.input("slots", slots);
+  const TensorView k_view = call.input("k", k), v_view = call.input("v", v);
+  TensorView k_page_view = call.inout("k_pages", k_pages), v_page_view = call.inout("v_pages", v_pages);
+  const TensorView slot_view = call.input("slots", slots);
+  apply_kv_dtype(call, kv_dtype, k_page_view, v_page_view);
+  const KvScales scales = parse_kv_scales(call, kv_scales, true);
   RopeArgument parsed = parse_rope(call, rope);
   call.run([&](const ExecutionContext& context) {
-    flashkernel::kv_append(k_view, v_view, k_page_view, v_page_view, slot_view, parsed.rope, context);
+    flashkernel::kv_append(k_view, v_view, k_page_view, v_page_view, scales, slot_view, parsed.rope, context);
   });
   return parsed.has_q ? call.result(parsed.q_out) : nb::none();
 }
@@ -83,10 +86,18 @@ std::int64_t largest_length(const TensorView& lengths) {
 }
 
 nb::tuple kv_read(nb::handle k_pages, nb::handle v_pages, nb::handle block_table, nb::handle seq_lens,
-                  std::optional<std::int64_t> max_seq, nb::handle out, nb::handle stream, nb::handle dtype) {
+                  std::optional<std::int64_t> max_seq, nb::handle out, nb::handle kv_scales, nb::handle kv_dtype,
+                  nb::handle out_dtype, nb::handle stream, nb::handle dtype) {
   Call call("kv_read", stream, dtype);
-  const TensorView k_page_view = call.input("k_pages", k_pages), v_page_view = call.input("v_pages", v_pages),
-                   table = call.input("block_table", block_table), lengths = call.input("seq_lens", seq_lens);
+  TensorView k_page_view = call.input("k_pages", k_pages), v_page_view = call.input("v_pages", v_pages);
+  const TensorView table = call.input("block_table", block_table), lengths = call.input("seq_lens", seq_lens);
+  apply_kv_dtype(call, kv_dtype, k_page_view, v_page_view);
+  const KvScales scales = parse_kv_scales(call, kv_scales, false);
+  const bool quantized = is_quantized(k_page_view.dtype);
+  if (!quantized && !out_dtype.is_none()) call.fail("out_dtype is given; it is for pages of float8_e4m3fn and int8");
+  const DType result = !quantized            ? k_page_view.dtype
+                       : out_dtype.is_none() ? DType::kFloat32
+                                             : parse_dtype(call.op(), out_dtype);
   nb::object k_given = nb::none(), v_given = nb::none();
   if (!out.is_none()) std::tie(k_given, v_given) = parse_pair(call, "out", out, "a pair (k_out, v_out)");
   // A length that the block table can't hold must not become the size of an allocation: the op refuses it.
@@ -99,21 +110,23 @@ nb::tuple kv_read(nb::handle k_pages, nb::handle v_pages, nb::handle block_table
   const auto shape = [&](const TensorView& pages) {
     return Shape{extent(table, 0), longest, extent(pages, 2), extent(pages, 3)};
   };
-  Output k_out = call.output("k_out", k_given, k_page_view.dtype, shape(k_page_view));
-  Output v_out = call.output("v_out", v_given, v_page_view.dtype, shape(v_page_view));
+  Output k_out = call.output("k_out", k_given, result, shape(k_page_view));
+  Output v_out = call.output("v_out", v_given, result, shape(v_page_view));
   call.run([&](const ExecutionContext& context) {
-    flashkernel::kv_read(k_page_view, v_page_view, table, lengths, k_out.view, v_out.view, context);
+    flashkernel::kv_read(k_page_view, v_page_view, scales, table, lengths, k_out.view, v_out.view, context);
   });
   return nb::make_tuple(call.result(k_out), call.result(v_out));
 }
 
-void kv_copy_pages(nb::handle k_pages, nb::handle v_pages, nb::handle src, nb::handle dst, nb::handle stream,
-                   nb::handle dtype) {
+void kv_copy_pages(nb::handle k_pages, nb::handle v_pages, nb::handle src, nb::handle dst, nb::handle kv_scales,
+                   nb::handle kv_dtype, nb::handle stream, nb::handle dtype) {
   Call call("kv_copy_pages", stream, dtype);
-  const TensorView k_page_view = call.inout("k_pages", k_pages), v_page_view = call.inout("v_pages", v_pages),
-                   src_view = call.input("src", src), dst_view = call.input("dst", dst);
+  TensorView k_page_view = call.inout("k_pages", k_pages), v_page_view = call.inout("v_pages", v_pages);
+  const TensorView src_view = call.input("src", src), dst_view = call.input("dst", dst);
+  apply_kv_dtype(call, kv_dtype, k_page_view, v_page_view);
+  const KvScales scales = parse_kv_scales(call, kv_scales, true);
   call.run([&](const ExecutionContext& context) {
-    flashkernel::kv_copy_pages(k_page_view, v_page_view, src_view, dst_view, context);
+    flashkernel::kv_copy_pages(k_page_view, v_page_view, scales, src_view, dst_view, context);
   });
 }
 
@@ -131,19 +144,25 @@ void check_block_table(nb::handle block_table, nb::handle seq_lens, std::int64_t
 void bind_kv_ops(nb::module_& module) {
   module.def(
       "kv_append", &kv_append, "k"_a, "v"_a, "k_pages"_a, "v_pages"_a, "slots"_a, nb::kw_only(), "rope"_a = nb::none(),
-      "stream"_a = nb::none(), "dtype"_a = nb::none(),
+      "kv_scales"_a = nb::none(), "kv_dtype"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
       nb::sig("def kv_append(k: SupportsDLPack, v: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, "
-              "slots: SupportsDLPack, *, rope: KvAppendRope | None = None, stream: typing.Any = None, "
-              "dtype: typing.Any = None) -> typing.Any"),
+              "slots: SupportsDLPack, *, rope: KvAppendRope | None = None, "
+              "kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, "
+              "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
       R"doc(pages[slots[t] // page_size, slots[t] % page_size] = token t, for keys and values.
 
 k: [tokens, heads_kv, head_dim]; v: [tokens, heads_kv, head_dim_v]; float32, float16 or bfloat16; contiguous last dim.
-k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v], the same dtype; written in place.
+k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v], the same dtype, or with kv_scales float8_e4m3fn
+   or int8; written in place.
 slots: int32 or int64 [tokens], as `KvCache.append` gives them; a negative slot is skipped.
 rope: rotates k on the way: a dict with "positions" (int32 or int64 [tokens]) and, as in `rope`, "theta", "rotary_dim",
    "interleaved", "inv_freq"; with "q" [tokens, heads_q, head_dim] also q, into "q_out" or a new array.
+)doc" FK_DOC_KV_SCALES
+      R"doc(   Scales [heads_kv] are read. Scales of tokens are written: the largest magnitude of the token's head / 448 or 127.
 
-Returns the rotated q if rope has one, else None. Copies are exact; rotation is float32. Two tokens with the same slot leave
+Returns the rotated q if rope has one, else None. Copies are exact; rotation is float32. 8-bit elements are x / scale rounded
+to nearest even, saturated to +-448 or +-127 (infinities too); float8_e4m3fn keeps NaN, int8 stores 0 for it, and a scale of
+its own becomes NaN instead. Two tokens with the same slot leave
 one of them there. A slot past the last page is refused where slots are on the host, skipped on a GPU.
 
 Source: Kwon et al., PagedAttention (2023).
@@ -159,10 +178,13 @@ Example:
 )doc");
 
   module.def("kv_read", &kv_read, "k_pages"_a, "v_pages"_a, "block_table"_a, "seq_lens"_a, nb::kw_only(),
-             "max_seq"_a = nb::none(), "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
+             "max_seq"_a = nb::none(), "out"_a = nb::none(), "kv_scales"_a = nb::none(), "kv_dtype"_a = nb::none(),
+             "out_dtype"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
              nb::sig("def kv_read(k_pages: SupportsDLPack, v_pages: SupportsDLPack, block_table: SupportsDLPack, "
                      "seq_lens: SupportsDLPack, *, max_seq: int | None = None, "
-                     "out: tuple[SupportsDLPack, SupportsDLPack] | None = None, stream: typing.Any = None, "
+                     "out: tuple[SupportsDLPack, SupportsDLPack] | None = None, "
+                     "kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, "
+                     "out_dtype: typing.Any = None, stream: typing.Any = None, "
                      "dtype: typing.Any = None) -> tuple[typing.Any, typing.Any]"),
              R"doc(out[b, j] = pages[block_table[b, j // page_size], j % page_size]: gathers sequences back.
 
@@ -170,6 +192,7 @@ k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; floa
 block_table: int32 [batch, max_pages]. seq_lens: int32 or int64 [batch], in tokens.
 max_seq: the output's second dim; default: the largest length (needed when seq_lens is on a GPU).
 out: pair (k_out, v_out) to write to, [batch, max_seq, heads_kv, head_dim or head_dim_v].
+)doc" FK_DOC_KV_SCALES R"doc(out_dtype: of the numbers that 8-bit pages become where out is None; default: float32.
 
 Returns (k_out, v_out). Tokens past a sequence's length are 0. Copies are exact.
 )doc" FK_DOC_COMMON R"doc(
@@ -209,14 +232,16 @@ Example:
 )doc");
 
   module.def("kv_copy_pages", &kv_copy_pages, "k_pages"_a, "v_pages"_a, "src"_a, "dst"_a, nb::kw_only(),
-             "stream"_a = nb::none(), "dtype"_a = nb::none(),
+             "kv_scales"_a = nb::none(), "kv_dtype"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
              nb::sig("def kv_copy_pages(k_pages: SupportsDLPack, v_pages: SupportsDLPack, src: SupportsDLPack, dst: "
                      "SupportsDLPack, "
-                     "*, stream: typing.Any = None, dtype: typing.Any = None) -> None"),
+                     "*, kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, "
+                     "stream: typing.Any = None, dtype: typing.Any = None) -> None"),
              R"doc(pages[dst[i]] = pages[src[i]] in k_pages and v_pages, written in place.
 
 k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; float32, float16 or bfloat16.
 src, dst: int32 or int64 [n]; no page may be in both, none twice in dst.
+)doc" FK_DOC_KV_SCALES R"doc(   Scales of tokens go along.
 
 Copies are exact.
 )doc" FK_DOC_COMMON R"doc(

@@ -23,7 +23,9 @@ void bind_kv_page_pool(nb::module_& module) {
 num_pages: pages of each layer. heads_kv, head_dim, head_dim_v (default: head_dim): of the keys and values.
 page_size: tokens in a page: 16, 32, 64, 128 or 256.
 num_layers: one page id covers the same tokens in every layer.
-dtype: "float32", "float16" or "bfloat16" (or NumPy's or torch's object for it).
+dtype: "float32", "float16", "bfloat16", "float8_e4m3fn" or "int8" (or NumPy's or torch's object for it).
+token_scales: beside 8-bit pages, store a float32 scale a token and head (`scales`); False: the caller has scales of its own,
+   one a head.
 device: "cpu" or "cuda:<index>".
 
 A page that was taken has one reference and returns to the free list with the last one. Thread-safe.
@@ -46,7 +48,7 @@ Example:
           "__init__",
           [](PyKvPagePool* self, std::int64_t num_pages, std::int64_t heads_kv, std::int64_t head_dim,
              std::optional<std::int64_t> head_dim_v, std::int64_t page_size, std::int64_t num_layers, nb::handle dtype,
-             nb::handle device) {
+             bool token_scales, nb::handle device) {
             KvPagePoolOptions options;
             options.num_pages = num_pages;
             options.heads_kv = heads_kv;
@@ -55,15 +57,17 @@ Example:
             options.page_size = page_size;
             options.num_layers = num_layers;
             options.dtype = parse_dtype("KvPagePool", dtype);
+            options.token_scales = token_scales;
             options.device = parse_device(device);
             const nb::gil_scoped_release release;
             new (self) PyKvPagePool{std::make_shared<KvPagePool>(options)};
           },
           "num_pages"_a, "heads_kv"_a, "head_dim"_a, nb::kw_only(), "head_dim_v"_a = nb::none(), "page_size"_a = 256,
-          "num_layers"_a = 1, "dtype"_a = "float16", "device"_a = "cpu",
-          nb::sig("def __init__(self, num_pages: int, heads_kv: int, head_dim: int, *, head_dim_v: int | None = None, "
-                  "page_size: int = 256, num_layers: int = 1, dtype: typing.Any = 'float16', device: typing.Any = "
-                  "'cpu') -> None"))
+          "num_layers"_a = 1, "dtype"_a = "float16", "token_scales"_a = true, "device"_a = "cpu",
+          nb::sig(
+              "def __init__(self, num_pages: int, heads_kv: int, head_dim: int, *, head_dim_v: int | None = None, "
+              "page_size: int = 256, num_layers: int = 1, dtype: typing.Any = 'float16', token_scales: bool = True, "
+              "device: typing.Any = 'cpu') -> None"))
       .def(
           "take", [](PyKvPagePool& self) { return self.pool->take(); }, "Takes one page and returns its id.")
       .def(
@@ -92,14 +96,31 @@ Example:
           "layer"_a = 0, nb::kw_only(), "raw"_a = false,
           nb::sig("def k_pages(self, layer: int = 0, *, raw: bool = False) -> typing.Any"),
           "Keys of one layer, [num_pages, page_size, heads_kv, head_dim], as a NumPy view that keeps the pool alive "
-          "(bfloat16 as "
-          "uint16). On a GPU, or with raw=True, a flashkernel.Array, which DLPack hands to other frameworks.")
+          "(bfloat16 as uint16, float8_e4m3fn as uint8). On a GPU, or with raw=True, a flashkernel.Array, which DLPack "
+          "hands to other frameworks.")
       .def(
           "v_pages",
           [](const PyKvPagePool& self, std::int64_t layer, bool raw) { return pages(self, false, layer, raw); },
           "layer"_a = 0, nb::kw_only(), "raw"_a = false,
           nb::sig("def v_pages(self, layer: int = 0, *, raw: bool = False) -> typing.Any"),
           "Values of one layer, [num_pages, page_size, heads_kv, head_dim_v]; else as `k_pages`.")
+      .def(
+          "scales",
+          [](const PyKvPagePool& self, std::int64_t layer, bool raw) -> nb::object {
+            const KvScales scales = self.pool->scales(layer);
+            if (!scales.k.defined()) return nb::none();
+            const auto wrap = [&](const TensorView& view) {
+              Array array;
+              array.view = view;
+              array.owner = self.pool;
+              return raw ? nb::cast(std::move(array)) : to_numpy(std::move(array));
+            };
+            return nb::make_tuple(wrap(scales.k), wrap(scales.v));
+          },
+          "layer"_a = 0, nb::kw_only(), "raw"_a = false,
+          nb::sig("def scales(self, layer: int = 0, *, raw: bool = False) -> tuple[typing.Any, typing.Any] | None"),
+          "(k_scales, v_scales) of one layer, float32 [num_pages, heads_kv, page_size], for the ops' kv_scales; None "
+          "where the pool has none; else as `k_pages`.")
       .def_prop_ro(
           "num_free", [](const PyKvPagePool& self) { return self.pool->num_free(); }, "Pages that can be taken.")
       .def_prop_ro(

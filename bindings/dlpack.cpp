@@ -90,6 +90,10 @@ bool dtype_from(const dlpack::DataType& type, DType& dtype) {
     case dlpack::kInt:
       if (type.bits == 32) return dtype = DType::kInt32, true;
       if (type.bits == 64) return dtype = DType::kInt64, true;
+      if (type.bits == 8) return dtype = DType::kInt8, true;
+      return false;
+    case dlpack::kFloat8E4M3:
+      if (type.bits == 8) return dtype = DType::kFloat8E4M3, true;
       return false;
     case dlpack::kUInt:
       if (type.bits == 8) return dtype = DType::kUInt8, true;
@@ -180,6 +184,8 @@ dlpack::DataType dlpack_type(DType dtype) {
     case DType::kInt32:
     case DType::kInt64: return {dlpack::kInt, bits, 1};
     case DType::kUInt8: return {dlpack::kUInt, bits, 1};
+    case DType::kFloat8E4M3: return {dlpack::kFloat8E4M3, bits, 1};
+    case DType::kInt8: return {dlpack::kInt, bits, 1};
   }
   return {dlpack::kOpaque, bits, 1};
 }
@@ -303,12 +309,14 @@ TensorView Call::import_numpy(const char* name, nb::handle array, bool write) {
   if (!dtype_from(type, view.dtype)) {
     const nb::object dtype = array.attr("dtype");
     const bool is_uint16 = info->kind == 'u' && info->itemsize == 2;
-    // ml_dtypes' bfloat16 is a NumPy extension type: kind V, named "bfloat16".
+    // ml_dtypes' types are NumPy extension types: kind V, named "bfloat16", "float8_e4m3fn".
     const bool is_bfloat16 =
         info->kind == 'V' && info->itemsize == 2 && nb::cast<std::string>(nb::str(dtype)) == "bfloat16";
-    if (!is_uint16 && !is_bfloat16)
+    const bool is_float8 =
+        info->kind == 'V' && info->itemsize == 1 && nb::cast<std::string>(nb::str(dtype)) == "float8_e4m3fn";
+    if (!is_uint16 && !is_bfloat16 && !is_float8)
       fail(std::string(name) + " has dtype " + nb::cast<std::string>(nb::str(dtype)) + "; " + kTypesTaken);
-    view.dtype = uint16_as(name, is_bfloat16);
+    view.dtype = is_float8 ? DType::kFloat8E4M3 : uint16_as(name, is_bfloat16);
     if (is_bfloat16) ml_dtype_ = dtype;
   }
   if ((info->flags & kNumpyNotSwapped) == 0) fail(std::string(name) + " is not in native byte order");
@@ -551,8 +559,8 @@ DType parse_dtype(const char* op, nb::handle dtype) {
   }
   const auto dot = text.rfind('.');
   if (dot != std::string::npos) text.erase(0, dot + 1);
-  for (const DType known :
-       {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt32, DType::kInt64, DType::kUInt8})
+  for (const DType known : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt32, DType::kInt64,
+                            DType::kUInt8, DType::kFloat8E4M3, DType::kInt8})
     if (text == dtype_name(known)) return known;
   throw InvalidArgument(std::string(op) + ": dtype=" + nb::cast<std::string>(nb::repr(dtype)) +
                         "; 'float32', 'float16' or 'bfloat16' is needed");

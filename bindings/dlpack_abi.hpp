@@ -19,7 +19,16 @@ struct Device {
   std::int32_t index;
 };
 
-enum TypeCode : std::uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kOpaque = 3, kBFloat = 4, kComplex = 5, kBool = 6 };
+enum TypeCode : std::uint8_t {
+  kInt = 0,
+  kUInt = 1,
+  kFloat = 2,
+  kOpaque = 3,
+  kBFloat = 4,
+  kComplex = 5,
+  kBool = 6,
+  kFloat8E4M3 = 10  // e4m3fn, from 1.1
+};
 
 struct DataType {
   std::uint8_t code;

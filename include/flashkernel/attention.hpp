@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "flashkernel/execution.hpp"
+#include "flashkernel/kv_scales.hpp"
 #include "flashkernel/tensor_view.hpp"
 
 namespace flashkernel {
@@ -29,6 +30,7 @@ struct AttentionOptions {
   /// Paged attention on a GPU: look at the page table first, wait for the answer and throw BadBlockTable where it leads
   /// out of the pool (see check_block_table). Off, a bad id reads nothing that it should not. On the CPU always done.
   bool check_pages = false;
+  KvScales kv_scales;  ///< of pages that hold float8_e4m3fn or int8; paged attention only
 };
 
 /// Dense attention. q [batch, heads_q, seq_q, head_dim], k [batch, heads_kv, seq_k, head_dim],
@@ -48,9 +50,10 @@ FK_API void attention_varlen(const TensorView& q, const TensorView& k, const Ten
                              const AttentionOptions& options = {}, const ExecutionContext& context = {});
 
 /// Keys and values in pages. k_pages [num_pages, page_size, heads_kv, head_dim], v_pages [num_pages, page_size,
-/// heads_kv, head_dim_v], block_table int32 [batch, max_pages], seq_lens int32 or int64 [batch] (keys of each sequence,
-/// the new ones included). q and out are [batch, heads_q, seq_q, *] with lse [batch, heads_q, seq_q], or, with
-/// `cu_seqlens_q` [batch + 1], [total_q, heads_q, *] with lse [heads_q, total_q] and `max_seqlen_q`.
+/// heads_kv, head_dim_v] (q's dtype, or 8-bit with `options.kv_scales`), block_table int32 [batch, max_pages], seq_lens
+/// int32 or int64 [batch] (keys of each sequence, the new ones included). q and out are [batch, heads_q, seq_q, *] with
+/// lse [batch, heads_q, seq_q], or, with `cu_seqlens_q` [batch + 1], [total_q, heads_q, *] with lse [heads_q, total_q]
+/// and `max_seqlen_q`.
 FK_API void attention_paged(const TensorView& q, const TensorView& k_pages, const TensorView& v_pages,
                             const TensorView& block_table, const TensorView& seq_lens, const TensorView& cu_seqlens_q,
                             std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse,

@@ -11,6 +11,7 @@
 #include "flashkernel/kv_cache.hpp"
 #include "flashkernel/kv_ops.hpp"
 #include "flashkernel/kv_page_pool.hpp"
+#include "flashkernel/kv_scales.hpp"
 #include "flashkernel/linear.hpp"
 #include "flashkernel/loss.hpp"
 #include "flashkernel/memory_resource.hpp"

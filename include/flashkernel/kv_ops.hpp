@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "flashkernel/execution.hpp"
+#include "flashkernel/kv_scales.hpp"
 #include "flashkernel/rope.hpp"
 #include "flashkernel/tensor_view.hpp"
 
@@ -23,16 +24,32 @@ struct KvAppendRope {
 FK_API void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
                       const TensorView& slots, const std::optional<KvAppendRope>& rope = std::nullopt,
                       const ExecutionContext& context = {});
+/// The same into pages of float8_e4m3fn or int8: k, v and q are float32, float16 or bfloat16, and what is stored is
+/// x / scale, rounded to nearest even and saturated to 448 or 127 (infinities too). Scales [heads_kv] are read; scales
+/// [num_pages, heads_kv, page_size] are written: the largest magnitude of the token's head over 448 or 127. NaN stays
+/// NaN in float8_e4m3fn; int8 has none: there a scale of its own becomes NaN (and with it the token's whole head),
+/// while under a scale [heads_kv] a NaN is stored as 0. k and v are rotated in float32 and not rounded to their dtype
+/// first.
+FK_API void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
+                      const KvScales& scales, const TensorView& slots,
+                      const std::optional<KvAppendRope>& rope = std::nullopt, const ExecutionContext& context = {});
 
 /// Gathers sequences back: k_out [batch, max_seq, heads_kv, head_dim], v_out [batch, max_seq, heads_kv, head_dim_v];
 /// tokens past seq_lens[b] are written as 0. block_table int32 [batch, max_pages], seq_lens int32 or int64 [batch].
 FK_API void kv_read(const TensorView& k_pages, const TensorView& v_pages, const TensorView& block_table,
                     const TensorView& seq_lens, const TensorView& k_out, const TensorView& v_out,
                     const ExecutionContext& context = {});
+/// The same from 8-bit pages: element * scale, rounded to the dtype of k_out and v_out (float32, float16 or bfloat16).
+FK_API void kv_read(const TensorView& k_pages, const TensorView& v_pages, const KvScales& scales,
+                    const TensorView& block_table, const TensorView& seq_lens, const TensorView& k_out,
+                    const TensorView& v_out, const ExecutionContext& context = {});
 
 /// Copies page src[i] to page dst[i] in both k_pages and v_pages; src, dst int32 or int64 [n]; no page may be in both.
 FK_API void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const TensorView& src,
                           const TensorView& dst, const ExecutionContext& context = {});
+/// The same for 8-bit pages; scales [num_pages, heads_kv, page_size] go along.
+FK_API void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const KvScales& scales,
+                          const TensorView& src, const TensorView& dst, const ExecutionContext& context = {});
 
 /// Finds the first entry of a page table that leads out of a pool of `num_pages` pages: int64 [3] `fault` gets its
 /// sequence, slot and page id, or {-1, -1, -1} when there is none. Looked at are the pages that a sequence's length

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "flashkernel/kv_scales.hpp"
 #include "flashkernel/memory_resource.hpp"
 #include "flashkernel/tensor_view.hpp"
 
@@ -16,10 +17,11 @@ struct KvPagePoolOptions {
   std::int64_t num_pages = 0;
   std::int64_t heads_kv = 0;
   std::int64_t head_dim = 0;
-  std::int64_t head_dim_v = 0;   ///< 0: head_dim
-  std::int64_t page_size = 256;  ///< tokens: 16, 32, 64, 128 or 256
-  std::int64_t num_layers = 1;   ///< one page id covers the same tokens in every layer
-  DType dtype = DType::kFloat16;
+  std::int64_t head_dim_v = 0;    ///< 0: head_dim
+  std::int64_t page_size = 256;   ///< tokens: 16, 32, 64, 128 or 256
+  std::int64_t num_layers = 1;    ///< one page id covers the same tokens in every layer
+  DType dtype = DType::kFloat16;  ///< float32, float16, bfloat16, float8_e4m3fn or int8
+  bool token_scales = true;  ///< 8-bit pages: the pool stores a scale a token and head; false: the caller has scales
   Device device{};
 };
 
@@ -37,9 +39,9 @@ class FK_API KvPagePool {
   KvPagePool(const KvPagePool&) = delete;
   KvPagePool& operator=(const KvPagePool&) = delete;
 
-  /// As given, with `head_dim_v` filled in.
+  /// As given, with `head_dim_v` filled in and `token_scales` false for pages that need none.
   const KvPagePoolOptions& options() const noexcept;
-  /// Bytes of one page: keys and values of all layers.
+  /// Bytes of one page: keys and values of all layers, and their scales.
   std::size_t page_bytes() const noexcept;
   std::int64_t num_free() const;
   std::int64_t num_used() const;
@@ -60,6 +62,8 @@ class FK_API KvPagePool {
   TensorView k_pages(std::int64_t layer = 0) const;
   /// [num_pages, page_size, heads_kv, head_dim_v]
   TensorView v_pages(std::int64_t layer = 0) const;
+  /// float32 [num_pages, heads_kv, page_size] of one layer, beside pages of 8-bit elements; else absent.
+  KvScales scales(std::int64_t layer = 0) const;
 
  private:
   struct Impl;

@@ -60,6 +60,9 @@ Verdict amx_linear_supports(const LinearParams& p) {
 Verdict amx_fp16_linear_supports(const LinearParams& p) {
   return p.dtype == DType::kFloat16 && p.rows >= kAmxMinRows ? Verdict::ok() : Verdict("takes fp16 and 5 rows or more");
 }
+Verdict amx_attention_supports(const AttentionParams& p) {
+  return p.quantization ? Verdict("takes no 8-bit pages") : Verdict::ok();
+}
 Verdict amx_fp16_attention_supports(const AttentionParams& p) {
   return p.dtype == DType::kFloat16 ? Verdict::ok() : Verdict("takes fp16");
 }
@@ -137,6 +140,7 @@ Verdict rope_supports(const RopeParams& p) {
   return p.spec.rotary_dim <= kMaxRotaryDim ? Verdict::ok() : Verdict("takes rotary_dim up to 1024");
 }
 Verdict kv_append_supports(const KvAppendParams& p) {
+  if (p.pages.quantization) return "takes no 8-bit pages";
   return !p.has_rope || p.rope.rotary_dim <= kMaxRotaryDim ? Verdict::ok() : Verdict("takes rotary_dim up to 1024");
 }
 

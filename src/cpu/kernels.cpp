@@ -45,7 +45,7 @@ KernelTable<AttentionParams> cpu_kernels<AttentionParams>() {
 #if defined(FK_CPU_AMX)
     cpu::fast_row("attention_fwd/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::attention_fwd_fp16,
                   cpu::amx_fp16_attention_supports, cpu::amx::attention_fwd_fp16_workspace),
-    cpu::fast_row("attention_fwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::attention_fwd, cpu::takes_all<AttentionParams>,
+    cpu::fast_row("attention_fwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::attention_fwd, cpu::amx_attention_supports,
                   cpu::amx::attention_fwd_workspace),
 #endif
 #if defined(FK_CPU_X86)

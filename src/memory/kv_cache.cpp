@@ -190,6 +190,16 @@ struct KvCache::Impl {
                         bytes(view.numel()), bytes(num_rows * view.strides[1]),
                         static_cast<std::size_t>(pool.options().num_layers), stream);
     }
+    const KvScales scales = pool.scales();
+    for (const TensorView& view : {scales.k, scales.v}) {
+      if (!view.defined()) continue;
+      // A head's scales lie together, so the whole page's go along: what is past num_rows is never read.
+      auto* data = static_cast<float*>(view.data);
+      detail::copy_rows(view.device, data + dst * view.strides[0], data + src * view.strides[0],
+                        static_cast<std::size_t>(view.numel()) * sizeof(float),
+                        static_cast<std::size_t>(view.strides[0]) * sizeof(float),
+                        static_cast<std::size_t>(pool.options().num_layers), stream);
+    }
   }
 
   std::int64_t pages_for(std::int64_t length) const { return (length + page_size - 1) / page_size; }

@@ -1,4 +1,5 @@
-// KvPagePool: a stack of free pages and a reference count per page over two allocations, keys and values.
+// KvPagePool: a stack of free pages and a reference count per page over two allocations, keys and values (and two more,
+// the scales of 8-bit ones).
 // Invariant: a page is on the stack exactly when its count is 0.
 #include "flashkernel/kv_page_pool.hpp"
 
@@ -39,7 +40,9 @@ KvPagePoolOptions checked(KvPagePoolOptions options) {
     default: refuse("page_size", std::to_string(options.page_size), "16, 32, 64, 128 or 256");
   }
   require_positive("num_layers", options.num_layers);
-  if (!is_floating(options.dtype)) refuse("dtype", dtype_name(options.dtype), "float32, float16 or bfloat16");
+  if (!is_floating(options.dtype) && !is_quantized(options.dtype))
+    refuse("dtype", dtype_name(options.dtype), "float32, float16, bfloat16, float8_e4m3fn or int8");
+  options.token_scales = options.token_scales && is_quantized(options.dtype);
   return options;
 }
 
@@ -58,6 +61,14 @@ std::int64_t storage_bytes(const KvPagePoolOptions& options, std::int64_t dim, c
   return bytes;
 }
 
+/// Bytes of the scales of keys, or of values: one fp32 a token and head. No more than four times that of the elements.
+std::int64_t scale_bytes(const KvPagePoolOptions& options) {
+  if (!options.token_scales) return 0;
+  KvPagePoolOptions scales = options;
+  scales.dtype = DType::kFloat32;
+  return storage_bytes(scales, 1, "scales");
+}
+
 }  // namespace
 
 struct KvPagePool::Impl {
@@ -65,6 +76,7 @@ struct KvPagePool::Impl {
       : options(checked(given)),
         k_bytes(storage_bytes(options, options.head_dim, "keys")),
         v_bytes(storage_bytes(options, options.head_dim_v, "values")),
+        scales_bytes(scale_bytes(options)),
         resource(given_resource != nullptr ? *given_resource : default_resource(options.device)) {
     if (resource.device() != options.device) {
       const std::string needed = "options.device, " + to_string(options.device);
@@ -74,6 +86,9 @@ struct KvPagePool::Impl {
     k_data = static_cast<std::byte*>(resource.allocate(static_cast<std::size_t>(k_bytes)));
     try {
       v_data = static_cast<std::byte*>(resource.allocate(static_cast<std::size_t>(v_bytes)));
+      for (std::byte** const data : {&k_scale_data, &v_scale_data})
+        if (scales_bytes > 0)
+          *data = static_cast<std::byte*>(resource.allocate(static_cast<std::size_t>(scales_bytes)));
       const auto num_pages = static_cast<std::size_t>(options.num_pages);
       references.assign(num_pages, 0);
       free_pages.resize(num_pages);
@@ -88,6 +103,8 @@ struct KvPagePool::Impl {
   ~Impl() { release(); }
 
   void release() noexcept {
+    for (std::byte* const data : {k_scale_data, v_scale_data})
+      if (data != nullptr) resource.deallocate(data, static_cast<std::size_t>(scales_bytes));
     if (v_data != nullptr) resource.deallocate(v_data, static_cast<std::size_t>(v_bytes));
     resource.deallocate(k_data, static_cast<std::size_t>(k_bytes));
   }
@@ -95,7 +112,8 @@ struct KvPagePool::Impl {
   std::size_t page_bytes() const noexcept {
     // Each addend is at most 2^63 / num_pages.
     return static_cast<std::size_t>(k_bytes / options.num_pages) +
-           static_cast<std::size_t>(v_bytes / options.num_pages);
+           static_cast<std::size_t>(v_bytes / options.num_pages) +
+           2 * static_cast<std::size_t>(scales_bytes / options.num_pages);
   }
 
   std::size_t check_page(const char* op, PageId page) const {
@@ -146,12 +164,21 @@ struct KvPagePool::Impl {
                       {options.num_pages, options.page_size, options.heads_kv, dim}, options.device);
   }
 
+  /// The scales beside a view of pages.
+  TensorView scale_view(std::byte* data, std::int64_t layer) const {
+    return TensorView(data + scales_bytes / options.num_layers * layer, DType::kFloat32,
+                      {options.num_pages, options.heads_kv, options.page_size}, options.device);
+  }
+
   const KvPagePoolOptions options;
   const std::int64_t k_bytes;
   const std::int64_t v_bytes;
+  const std::int64_t scales_bytes;  // of keys, and of values; 0: none
   MemoryResource& resource;
   std::byte* k_data = nullptr;
   std::byte* v_data = nullptr;
+  std::byte* k_scale_data = nullptr;
+  std::byte* v_scale_data = nullptr;
 
   mutable std::mutex mutex;
   std::vector<std::int32_t> references;
@@ -240,6 +267,12 @@ TensorView KvPagePool::k_pages(std::int64_t layer) const {
 
 TensorView KvPagePool::v_pages(std::int64_t layer) const {
   return impl_->view("v_pages", impl_->v_data, impl_->v_bytes, impl_->options.head_dim_v, layer);
+}
+
+KvScales KvPagePool::scales(std::int64_t layer) const {
+  (void)k_pages(layer);  // a layer that there is
+  if (impl_->scales_bytes == 0) return {};
+  return {impl_->scale_view(impl_->k_scale_data, layer), impl_->scale_view(impl_->v_scale_data, layer)};
 }
 
 }  // namespace flashkernel

@@ -14,7 +14,11 @@ void check_written(const Checker& check, const TensorView& out, const TensorView
   const struct {
     const char* name;
     const TensorView& view;
-  } inputs[] = {{"bias", options.bias}, {"alibi_slopes", options.alibi_slopes}, {"sinks", options.sinks}};
+  } inputs[] = {{"bias", options.bias},
+                {"alibi_slopes", options.alibi_slopes},
+                {"sinks", options.sinks},
+                {"k_scales", options.kv_scales.k},
+                {"v_scales", options.kv_scales.v}};
   for (const auto& input : inputs) {
     check.no_overlap("out", out, input.name, input.view);
     check.no_overlap("lse", lse, input.name, input.view);
@@ -58,7 +62,8 @@ void attention_paged(const TensorView& q, const TensorView& k_pages, const Tenso
                      const AttentionOptions& options, const ExecutionContext& context) {
   const Checker check("attention_paged", q.device);
   AttentionParams params;
-  check_paged(check, q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, out, lse, params);
+  check_paged(check, q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, out, lse,
+              options.kv_scales, params);
   check_options(check, options, params);
   check_written(check, out, lse, options);
   if (options.check_pages && params.device.is_cuda() && !context.explain)

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/kv_scales.hpp"
+
 namespace flashkernel {
 namespace {
 
@@ -24,6 +26,14 @@ void check_operand(const Checker& check, const char* name, const TensorView& vie
     check.fail(std::string(name) + " is " + dtype_name(view.dtype) + " but q is " + dtype_name(q.dtype) +
                "; dtypes must match");
   check.ndim(name, view, least, most);
+  check.last_dim_contiguous(name, view);
+}
+
+// Pages, which may hold 8-bit elements too.
+void check_pages_operand(const Checker& check, const char* name, const TensorView& view, const TensorView& q) {
+  if (!is_quantized(view.dtype)) return check_operand(check, name, view, q, 4, 4);
+  check.tensor(name, view);
+  check.ndim(name, view, 4, 4);
   check.last_dim_contiguous(name, view);
 }
 
@@ -120,7 +130,8 @@ void set_varlen_rows(const TensorView& q, const TensorView& out, const TensorVie
 
 void set_pointers(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
                   const TensorView& lse, AttentionParams& p) {
-  p.dtype = q.dtype;
+  p.dtype = k.dtype;
+  p.dtype_q = q.dtype;
   p.device = q.device;
   p.head_dim = q.shape[q.ndim - 1];
   p.head_dim_v = v.shape[v.ndim - 1];
@@ -288,15 +299,17 @@ void check_varlen(const Checker& check, const TensorView& q, const TensorView& k
 
 void check_paged(const Checker& check, const TensorView& q, const TensorView& k_pages, const TensorView& v_pages,
                  const TensorView& block_table, const TensorView& seq_lens, const TensorView& cu_seqlens_q,
-                 std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse, AttentionParams& p) {
+                 std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse, const KvScales& scales,
+                 AttentionParams& p) {
   const bool varlen = cu_seqlens_q.defined();
   check_operand(check, "q", q, q, varlen ? 3 : 2, varlen ? 3 : 4);
-  check_operand(check, "k_pages", k_pages, q, 4, 4);
-  check_operand(check, "v_pages", v_pages, q, 4, 4);
+  check_pages_operand(check, "k_pages", k_pages, q);
+  check_pages_operand(check, "v_pages", v_pages, q);
   check_head_dim(check, "q", q);
   check_head_dim(check, "v_pages", v_pages);
   match(check, "k_pages", k_pages, 3, "q", q, q.ndim - 1, "head dims");
   for (int d = 0; d < 3; ++d) match(check, "v_pages", v_pages, d, "k_pages", k_pages, d, "shapes");
+  p.quantization = check_kv_scales(check, scales, k_pages, v_pages, false);
   if (k_pages.shape[1] < 1) check.fail(shape_text("k_pages", k_pages, 1) + "; a page holds at least one token");
   if (q.ndim >= 3) {
     check_heads(check, q, varlen ? 1 : q.ndim - 3, "k_pages", k_pages, 2);
@@ -353,6 +366,8 @@ void check_options(const Checker& check, const AttentionOptions& options, Attent
     check.fail("softcap=" + std::to_string(options.softcap) + "; needs a finite number, 0 (off) or more");
   p.scale = options.scale ? *options.scale : 1.0f / std::sqrt(static_cast<float>(p.head_dim));
   if (!std::isfinite(p.scale)) check.fail("scale=" + std::to_string(p.scale) + "; needs a finite number");
+  if (!p.is_paged() && (options.kv_scales.k.defined() || options.kv_scales.v.defined()))
+    check.fail("kv_scales are given; they are for paged attention only");
   p.softcap = options.softcap;
   // Query i sees keys up to i + k_len - q_len + window_right: all of them, for every i, from window_right = q_len - 1
   // on. It sees keys from i + k_len - q_len - window_left: all of them from window_left = k_len - 1 on.

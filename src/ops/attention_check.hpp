@@ -25,7 +25,8 @@ void check_varlen(const Checker& check, const TensorView& q, const TensorView& k
 /// Keys and values in pages.
 void check_paged(const Checker& check, const TensorView& q, const TensorView& k_pages, const TensorView& v_pages,
                  const TensorView& block_table, const TensorView& seq_lens, const TensorView& cu_seqlens_q,
-                 std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse, AttentionParams& params);
+                 std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse, const KvScales& scales,
+                 AttentionParams& params);
 
 /// Scale, softcap, masks, bias, slopes and sinks; after one of the above. `causal` is folded into the window, and a
 /// window bound that hides nothing becomes -1, so that kernels need not tell it from "no mask".

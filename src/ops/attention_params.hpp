@@ -18,7 +18,8 @@ struct AttentionBias {
 struct AttentionParams {
   static constexpr const char* kOp = "attention_fwd";
 
-  DType dtype = DType::kFloat32;  // of q, k, v, out
+  DType dtype = DType::kFloat32;    // of k and v; of q and out too, unless k and v are quantized
+  DType dtype_q = DType::kFloat32;  // of q and out. (So a kernel that asks for its dtype refuses 8-bit keys by that.)
   Device device{};
   std::int64_t batch = 0, heads_q = 0, heads_kv = 0;
   std::int64_t seq_q = 0, seq_k = 0;  // dense: exact; variable-length and paged: the largest
@@ -44,7 +45,8 @@ struct AttentionParams {
 
   const std::int32_t* block_table = nullptr;  // [batch, max_pages], rows `stride_block_table` apart; null: not paged
   std::int64_t stride_block_table = 0, max_pages = 0, num_pages = 0, page_size = 0;
-  IndexArray seq_lens;  // [batch] keys per sequence when paged
+  IndexArray seq_lens;          // [batch] keys per sequence when paged
+  KvQuantization quantization;  // of pages that hold float8_e4m3fn or int8
 
   float scale = 1.0f;
   float softcap = 0.0f;  // 0: off
@@ -93,6 +95,13 @@ struct AttentionParams {
   FK_HOST_DEVICE std::int64_t v_offset(std::int64_t b, std::int64_t h, std::int64_t j) const {
     return kv_offset(b, h, j, stride_v_batch, stride_v_head, stride_v_token);
   }
+  // The scales of key j of sequence b (quantized, so paged); h counts kv heads.
+  FK_HOST_DEVICE float k_scale(std::int64_t b, std::int64_t h, std::int64_t j) const {
+    return *quantization.k.at(page_of(b, j), h, j % page_size);
+  }
+  FK_HOST_DEVICE float v_scale(std::int64_t b, std::int64_t h, std::int64_t j) const {
+    return *quantization.v.at(page_of(b, j), h, j % page_size);
+  }
   // Keys [first, last) that query i of a sequence with these lengths may see.
   FK_HOST_DEVICE std::int64_t first_key(std::int64_t i, std::int64_t q_len, std::int64_t k_len) const {
     if (window_left < 0) return 0;
@@ -106,13 +115,13 @@ struct AttentionParams {
   }
 
  private:
+  FK_HOST_DEVICE std::int64_t page_of(std::int64_t b, std::int64_t j) const {
+    const std::int64_t page = block_table[b * stride_block_table + j / page_size];
+    return page < 0 || page >= num_pages ? 0 : page;  // nor may a bad page id lead out of the pool
+  }
   FK_HOST_DEVICE std::int64_t kv_offset(std::int64_t b, std::int64_t h, std::int64_t j, std::int64_t stride_batch,
                                         std::int64_t stride_head, std::int64_t stride_token) const {
-    if (block_table) {
-      std::int64_t page = block_table[b * stride_block_table + j / page_size];
-      if (page < 0 || page >= num_pages) page = 0;  // nor may a bad page id lead out of the pool
-      return page * stride_batch + (j % page_size) * stride_token + h * stride_head;
-    }
+    if (block_table) return page_of(b, j) * stride_batch + (j % page_size) * stride_token + h * stride_head;
     return (cu_seqlens_k ? (k_begin(b) + j) * stride_token : b * stride_batch + j * stride_token) + h * stride_head;
   }
 };

@@ -8,6 +8,7 @@
 
 #include "ops/check.hpp"
 #include "ops/kv_params.hpp"
+#include "ops/kv_scales.hpp"
 #include "ops/rope_spec.hpp"
 #include "ops/select.hpp"
 
@@ -16,11 +17,13 @@ namespace {
 
 constexpr std::int64_t kNoLowerBound = std::numeric_limits<std::int64_t>::min();
 
-KvPages check_pages(const Checker& check, const TensorView& k_pages, const TensorView& v_pages, bool written) {
-  check.floating("k_pages", k_pages);
+KvPages check_pages(const Checker& check, const TensorView& k_pages, const TensorView& v_pages, const KvScales& scales,
+                    bool written) {
+  check.tensor("k_pages", k_pages);
+  if (!is_quantized(k_pages.dtype)) check.floating("k_pages", k_pages);
   check.ndim("k_pages", k_pages, 4, 4);
   check.last_dim_contiguous("k_pages", k_pages);
-  check.dtype("v_pages", v_pages, k_pages.dtype);
+  check.tensor("v_pages", v_pages);
   check.ndim("v_pages", v_pages, 4, 4);
   check.last_dim_contiguous("v_pages", v_pages);
   for (int d = 0; d < 3; ++d)
@@ -32,6 +35,8 @@ KvPages check_pages(const Checker& check, const TensorView& k_pages, const Tenso
     check.no_overlap("k_pages", k_pages, "v_pages", v_pages);
   }
   KvPages pages;
+  pages.dtype = k_pages.dtype;
+  pages.quantization = check_kv_scales(check, scales, k_pages, v_pages, written);
   pages.k = k_pages.data;
   pages.v = v_pages.data;
   pages.num_pages = k_pages.shape[0];
@@ -88,10 +93,17 @@ void set_rope(const Checker& check, const KvAppendRope& rope, const TensorView& 
 
 void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
                const TensorView& slots, const std::optional<KvAppendRope>& rope, const ExecutionContext& context) {
+  kv_append(k, v, k_pages, v_pages, KvScales{}, slots, rope, context);
+}
+
+void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
+               const KvScales& scales, const TensorView& slots, const std::optional<KvAppendRope>& rope,
+               const ExecutionContext& context) {
   const Checker check("kv_append", k_pages.device);
   KvAppendParams params;
-  params.pages = check_pages(check, k_pages, v_pages, true);
-  params.dtype = k_pages.dtype;
+  params.pages = check_pages(check, k_pages, v_pages, scales, true);
+  if (params.pages.quantization) check.floating("k", k);
+  params.dtype = params.pages.quantization ? k.dtype : k_pages.dtype;
   params.device = check.device();
   check.dtype("k", k, params.dtype);
   check.ndim("k", k, 3, 3);
@@ -103,6 +115,9 @@ void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pag
   for (const TensorView* input : {&k, &v}) {
     check.no_overlap("k_pages", k_pages, input == &k ? "k" : "v", *input);
     check.no_overlap("v_pages", v_pages, input == &k ? "k" : "v", *input);
+    if (!params.pages.quantization.per_token) continue;
+    check.no_overlap("k_scales", scales.k, input == &k ? "k" : "v", *input);
+    check.no_overlap("v_scales", scales.v, input == &k ? "k" : "v", *input);
   }
   params.k = k.data;
   params.v = v.data;
@@ -117,6 +132,8 @@ void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pag
     set_rope(check, *rope, k_pages, v_pages, params);
     check.no_overlap("rope.q_out", rope->q_out, "k", k);
     check.no_overlap("rope.q_out", rope->q_out, "v", v);
+    check.no_overlap("rope.q_out", rope->q_out, "k_scales", scales.k);
+    check.no_overlap("rope.q_out", rope->q_out, "v_scales", scales.v);
   }
   if (params.tokens == 0 && !context.explain) return;
   dispatch(params, params.device, context);
@@ -125,10 +142,17 @@ void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pag
 void kv_read(const TensorView& k_pages, const TensorView& v_pages, const TensorView& block_table,
              const TensorView& seq_lens, const TensorView& k_out, const TensorView& v_out,
              const ExecutionContext& context) {
+  kv_read(k_pages, v_pages, KvScales{}, block_table, seq_lens, k_out, v_out, context);
+}
+
+void kv_read(const TensorView& k_pages, const TensorView& v_pages, const KvScales& scales,
+             const TensorView& block_table, const TensorView& seq_lens, const TensorView& k_out,
+             const TensorView& v_out, const ExecutionContext& context) {
   const Checker check("kv_read", k_pages.device);
   KvReadParams params;
-  params.pages = check_pages(check, k_pages, v_pages, false);
-  params.dtype = k_pages.dtype;
+  params.pages = check_pages(check, k_pages, v_pages, scales, false);
+  if (params.pages.quantization) check.floating("k_out", k_out);
+  params.dtype = params.pages.quantization ? k_out.dtype : k_pages.dtype;
   params.device = check.device();
   check.dtype("block_table", block_table, DType::kInt32);
   check.ndim("block_table", block_table, 2, 2);
@@ -154,6 +178,8 @@ void kv_read(const TensorView& k_pages, const TensorView& v_pages, const TensorV
     check.writable(names[i], out);
     check.no_overlap(names[i], out, "k_pages", k_pages);
     check.no_overlap(names[i], out, "v_pages", v_pages);
+    check.no_overlap(names[i], out, "k_scales", scales.k);
+    check.no_overlap(names[i], out, "v_scales", scales.v);
     check.no_overlap(names[i], out, "block_table", block_table);
     check.no_overlap(names[i], out, "seq_lens", seq_lens);
   }
@@ -235,9 +261,14 @@ void check_block_table(const TensorView& block_table, const TensorView& seq_lens
 
 void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const TensorView& src, const TensorView& dst,
                    const ExecutionContext& context) {
+  kv_copy_pages(k_pages, v_pages, KvScales{}, src, dst, context);
+}
+
+void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const KvScales& scales, const TensorView& src,
+                   const TensorView& dst, const ExecutionContext& context) {
   const Checker check("kv_copy_pages", k_pages.device);
   KvCopyParams params;
-  params.pages = check_pages(check, k_pages, v_pages, true);
+  params.pages = check_pages(check, k_pages, v_pages, scales, true);
   params.dtype = k_pages.dtype;
   params.device = check.device();
   check.index("src", src);

@@ -7,6 +7,8 @@ namespace flashkernel {
 
 /// Pages [num_pages, page_size, heads_kv, head_dim]; the last dim is contiguous.
 struct KvPages {
+  DType dtype = DType::kFloat32;  // the op's, or float8_e4m3fn or int8 with `quantization`
+  KvQuantization quantization;
   void* k = nullptr;
   void* v = nullptr;
   std::int64_t num_pages = 0, page_size = 0, heads_kv = 0, head_dim = 0, head_dim_v = 0;

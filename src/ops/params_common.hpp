@@ -32,4 +32,33 @@ struct TypedPointer {
   FK_HOST_DEVICE explicit operator bool() const { return data != nullptr; }
 };
 
+/// Scales of a cache's keys or values: one a kv head (the strides of pages and slots are 0), or one a token and head.
+struct KvScale {
+  float* data = nullptr;
+  std::int64_t stride_page = 0, stride_head = 0, stride_slot = 0;
+
+  FK_HOST_DEVICE float* at(std::int64_t page, std::int64_t head, std::int64_t slot) const {
+    return data + page * stride_page + head * stride_head + slot * stride_slot;
+  }
+};
+
+/// How 8-bit elements of a cache become numbers: element * scale. False where the cache holds numbers itself.
+struct KvQuantization {
+  bool present = false;
+  bool per_token = false;  // else one scale a kv head
+  KvScale k, v;
+  FK_HOST_DEVICE explicit operator bool() const { return present; }
+};
+
+/// Largest number that an 8-bit element holds; a scale of its own maps a row's largest magnitude to it.
+FK_HOST_DEVICE constexpr float largest_element(DType dtype) { return dtype == DType::kFloat8E4M3 ? 448.0f : 127.0f; }
+
+/// The scale of a row whose largest magnitude is `largest` (NaN where int8 has to keep one). Never 0, nor infinite, so
+/// that 1 / scale is a number; 2^-100 is below what any row of fp16 needs and far from where fp32 loses bits.
+FK_HOST_DEVICE inline float row_scale(float largest, float largest_element) {
+  constexpr float kLeast = 7.888609052210118e-31f, kMost = 3.4028234663852886e38f;
+  const float scale = (largest > kMost ? kMost : largest) / largest_element;
+  return scale < kLeast ? kLeast : scale;
+}
+
 }  // namespace flashkernel

@@ -132,6 +132,7 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
   const auto cu_q = cumulative(spec.lengths_q);
   const std::int64_t page_size = spec.page_size;
   const auto pages_of = [&](std::int64_t length) { return (length + page_size - 1) / page_size; };
+  const bool quantized = is_quantized(spec.pages_dtype);
   std::int64_t used = 0;
   for (const std::int64_t length : spec.lengths) used += pages_of(length);
   const std::int64_t num_pages = used + 2;  // two belong to nobody
@@ -142,10 +143,20 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
   const auto pages = [&](const char* name, std::int64_t dim) {
     Layout layout = spec.layout_pages;
     layout.offset += spec.first_page * page_size * s.heads_kv * dim;  // room for the pages before, which stay empty
-    return &call.input(name, s.dtype, {num_pages, page_size, s.heads_kv, dim}, layout);
+    return &call.input(name, quantized ? spec.pages_dtype : s.dtype, {num_pages, page_size, s.heads_kv, dim}, layout);
   };
   t.k = pages("k_pages", s.head_dim);
   t.v = pages("v_pages", s.dim_v());
+  if (quantized) {
+    const auto scales = [&](const char* name) {
+      const Shape shape = spec.token_scales ? Shape{num_pages, s.heads_kv, page_size} : Shape{s.heads_kv};
+      TestTensor& tensor = call.input(name, DType::kFloat32, shape, spec.token_scales ? spec.layout_scales : Layout{});
+      tensor.fill([&] { return (0.5 + call.random.uniform()) / 40; });
+      return &tensor;
+    };
+    t.k_scales = scales("k_scales");
+    t.v_scales = scales("v_scales");
+  }
 
   // Pages in random order; columns past a sequence's last page lead nowhere.
   std::vector<std::int64_t> free_pages(static_cast<std::size_t>(num_pages));
@@ -179,10 +190,14 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
             page % 2 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
         for (std::int64_t d = 0; d < s.head_dim; ++d) t.k->set_at({page, token, h, d}, poison);
         for (std::int64_t d = 0; d < s.dim_v(); ++d) t.v->set_at({page, token, h, d}, poison);
+        if (!spec.token_scales) continue;
+        t.k_scales->set_at({page, h, token}, poison);
+        t.v_scales->set_at({page, h, token}, poison);
       }
   if (s.adjust) s.adjust(t);
 
-  const AttentionOptions options = make_options(call, s);
+  AttentionOptions options = make_options(call, s);
+  if (quantized) options.kv_scales = {t.k_scales->view(), t.v_scales->view()};
   const TensorView block_table =
       call.indices("block_table", DType::kInt32, {s.batch, columns}, table, {{}, {}, 3, 0, {}}).view();
   const TensorView seq_lens = call.indices("seq_lens", spec.index_dtype, {s.batch}, spec.lengths).view();

@@ -32,6 +32,8 @@ struct AttentionTensors {
   TestTensor* k = nullptr;
   TestTensor* v = nullptr;
   TestTensor* grad_out = nullptr;
+  TestTensor* k_scales = nullptr;  // of 8-bit pages
+  TestTensor* v_scales = nullptr;
 };
 
 struct AttentionSpec {
@@ -78,6 +80,9 @@ struct PagedSpec {
   DType index_dtype = DType::kInt32;
   std::int64_t first_page = 0;  // ids start here: past a million, offsets pass 2^31
   Layout layout_pages = {};
+  DType pages_dtype = DType::kFloat32;  // 8-bit pages: theirs; else not used
+  bool token_scales = false;
+  Layout layout_scales = {};
 };
 
 void build_attention(Call& call, const AttentionSpec& spec);

@@ -199,10 +199,15 @@ void register_test(const KernelInfo& kernel, const Case* test_case) {
 
 }  // namespace
 
+void Call::fill_random(TestTensor& tensor) {
+  const bool quantized = is_quantized(tensor.dtype());
+  tensor.fill([&] { return quantized ? std::clamp(40 * random.normal(), -127.0, 127.0) : random.normal(); });
+}
+
 TestTensor& Call::input(const std::string& name, DType dtype, const Shape& shape, const Layout& layout) {
   TestTensor& tensor = tensors_.emplace_back(name, dtype, shape, layout, device_);
   inputs_.push_back(&tensor);
-  tensor.fill([&] { return random.normal(); });
+  fill_random(tensor);
   return tensor;
 }
 
@@ -225,7 +230,7 @@ TestTensor& Call::output(const std::string& name, DType dtype, const Shape& shap
 TestTensor& Call::in_out(const std::string& name, DType dtype, const Shape& shape, const Layout& layout,
                          double factor) {
   TestTensor& tensor = tensors_.emplace_back(name, dtype, shape, layout, device_);
-  tensor.fill([&] { return random.normal(); });
+  fill_random(tensor);
   outputs_.push_back({&tensor, factor, true});
   return tensor;
 }
@@ -233,6 +238,9 @@ TestTensor& Call::in_out(const std::string& name, DType dtype, const Shape& shap
 OpCases::OpCases(const char* op, void (*fill)(CaseList&)) { fill(suites()[op]); }
 
 double tolerance(DType dtype, double expected, double magnitude, double factor) {
+  if (dtype == DType::kInt8) return factor - 1;
+  if (dtype == DType::kFloat8E4M3)
+    return (factor - 1) * std::ldexp(1.0, (expected == 0 ? -6 : std::max(std::ilogb(expected), -6)) - 3);
   if (!is_floating(dtype)) return 0;
   const double scale = factor * std::max(1.0, magnitude);
   if (dtype == DType::kFloat32) return 1e-5 * scale;

@@ -31,7 +31,8 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  /// Unit normal values (floating dtypes) to be overwritten at will while the call is built. References stay valid.
+  /// Unit normal values (floating dtypes; 40 times that in 8-bit ones) to be overwritten at will while the call is
+  /// built. References stay valid.
   TestTensor& input(const std::string& name, DType dtype, const Shape& shape, const Layout& layout = {});
   /// An int32 or int64 vector or matrix.
   TestTensor& indices(const std::string& name, DType dtype, const Shape& shape, const std::vector<std::int64_t>& values,
@@ -64,6 +65,8 @@ class Call {
   const std::vector<TestTensor*>& inputs() const { return inputs_; }
 
  private:
+  void fill_random(TestTensor& tensor);
+
   Device device_;
   std::deque<TestTensor> tensors_;
   std::vector<Output> outputs_;
@@ -90,7 +93,7 @@ class OpCases {
 /// Largest difference allowed between a kernel's element and the oracle's `expected`, in an output whose largest
 /// element is `magnitude`. fp32: 1e-5 of unit-variance values, and in proportion where values are larger. fp16: 1e-3 in
 /// the same way. bf16: 2^-8. In half precision never less than one unit in the last place of `expected`, since two
-/// roundings may part there.
+/// roundings may part there. float8_e4m3fn and int8: factor - 1 units in the last place, so exactly equal at factor 1.
 double tolerance(DType dtype, double expected, double magnitude, double factor);
 
 /// Empty, or a sentence on the first element that disagrees. NaN and infinities must match exactly, integers too.

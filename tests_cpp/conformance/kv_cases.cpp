@@ -1,6 +1,7 @@
 // Cases of kv_append, kv_read, kv_copy_pages and find_bad_page: pages in any order, skipped slots, RoPE on the way, far
 // strides.
 #include <array>
+#include <limits>
 
 #include "conformance/conformance.hpp"
 #include "conformance/each_dtype.hpp"
@@ -17,15 +18,55 @@ struct Spec {
   bool rope = false, interleaved = false, in_place = false;
   std::int64_t heads_q = 0, rotary = -1;
   Layout q = {};
+  DType pages_dtype = DType::kFloat32;  // 8-bit pages: theirs; else not used
+  bool token_scales = false;
+  bool odd_values = false;  // NaN, infinities, zeros and values far apart
+
+  DType cache() const { return is_quantized(pages_dtype) ? pages_dtype : dtype; }
 };
+
+/// Of 8-bit pages: one a head, given; or one a token and head. Absent otherwise.
+KvScales make_scales(Call& call, const Spec& s, bool written) {
+  if (!is_quantized(s.pages_dtype)) return {};
+  KvScales scales;
+  for (TensorView* view : {&scales.k, &scales.v}) {
+    const char* const name = view == &scales.k ? "k_scales" : "v_scales";
+    const Layout layout{{}, {1, 0, 2}, 3, 1};
+    TestTensor& tensor = !s.token_scales ? call.input(name, DType::kFloat32, {s.heads})
+                         : written       ? call.in_out(name, DType::kFloat32, {s.pages, s.heads, s.page_size}, layout)
+                                         : call.input(name, DType::kFloat32, {s.pages, s.heads, s.page_size}, layout);
+    tensor.fill([&] { return (0.5 + call.random.uniform()) / 40; });
+    *view = tensor.view();
+  }
+  return scales;
+}
+
+/// What a row of keys or values can hold besides numbers of one size, a token each.
+void make_odd(TestTensor& tensor) {
+  const Shape& shape = tensor.shape();
+  const double values[] = {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
+                           -std::numeric_limits<double>::infinity(), 1e4, 0};
+  for (std::int64_t t = 0; t < shape[0]; ++t)
+    for (std::int64_t h = 0; h < shape[1]; ++h) {
+      if (t % 7 < 5) tensor.set_at({t, h, (t + h) % shape[2]}, values[t % 7]);
+      for (std::int64_t d = 0; d < shape[2]; ++d) {
+        if (t % 7 == 5) tensor.set_at({t, h, d}, 0);                                  // a row of zeros
+        if (t % 7 == 6) tensor.set_at({t, h, d}, 6e-8 * static_cast<double>(d + 1));  // subnormal in fp16
+      }
+    }
+}
 
 DType index_dtype(const Spec& s) { return s.dtype == DType::kBFloat16 ? DType::kInt32 : DType::kInt64; }
 
 void build_append(Call& call, const Spec& s) {
-  TestTensor& k_pages = call.in_out("k_pages", s.dtype, {s.pages, s.page_size, s.heads, s.dim}, s.k_pages);
-  TestTensor& v_pages = call.in_out("v_pages", s.dtype, {s.pages, s.page_size, s.heads, s.dim_v}, s.v_pages);
+  // Angles in fp32 and in fp64 part where an 8-bit element is rounded: by one step then.
+  const double factor = s.rope && is_quantized(s.pages_dtype) ? 2 : 1;
+  TestTensor& k_pages = call.in_out("k_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim}, s.k_pages, factor);
+  TestTensor& v_pages = call.in_out("v_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim_v}, s.v_pages);
   TestTensor& k = call.input("k", s.dtype, {s.tokens, s.heads, s.dim}, s.k);
   TestTensor& v = call.input("v", s.dtype, {s.tokens, s.heads, s.dim_v}, s.v);
+  if (s.odd_values) make_odd(k), make_odd(v);
+  const KvScales scales = make_scales(call, s, true);
   std::vector<std::int64_t> slots, positions;
   for (std::int64_t i = 0; i < s.pages * s.page_size; ++i) slots.push_back(i);
   call.random.shuffle(slots);
@@ -34,8 +75,8 @@ void build_append(Call& call, const Spec& s) {
   for (std::int64_t t = 0; t < s.tokens; ++t) positions.push_back(call.random.integer(0, 100000));
   TestTensor& slot = call.indices("slots", index_dtype(s), {s.tokens}, slots);
   if (!s.rope) {
-    call.run = [&](const ExecutionContext& context) {
-      kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), slot.view(), std::nullopt, context);
+    call.run = [&, scales](const ExecutionContext& context) {
+      kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, slot.view(), std::nullopt, context);
     };
     return;
   }
@@ -53,14 +94,16 @@ void build_append(Call& call, const Spec& s) {
     rope.positions = position.view();
     rope.options = options;
     if (q) rope.q = q->view(), rope.q_out = q_out->view();
-    kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), slot.view(), rope, context);
+    kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, slot.view(), rope, context);
   };
 }
 
 void build_read(Call& call, const Spec& s) {
   const std::int64_t batch = 4, max_pages = (s.max_seq + s.page_size - 1) / s.page_size;
-  TestTensor& k_pages = call.input("k_pages", s.dtype, {s.pages, s.page_size, s.heads, s.dim}, s.k_pages);
-  TestTensor& v_pages = call.input("v_pages", s.dtype, {s.pages, s.page_size, s.heads, s.dim_v}, s.v_pages);
+  TestTensor& k_pages = call.input("k_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim}, s.k_pages);
+  TestTensor& v_pages = call.input("v_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim_v}, s.v_pages);
+  if (s.odd_values) k_pages.set(3, std::numeric_limits<double>::quiet_NaN());
+  const KvScales scales = make_scales(call, s, false);
   // Full, empty, one token, anything; table entries past a sequence's pages are no pages at all.
   const std::vector<std::int64_t> lens{s.max_seq, 0, s.max_seq > 0 ? 1 : 0, call.random.integer(0, s.max_seq)};
   std::vector<std::int64_t> table;
@@ -71,14 +114,15 @@ void build_read(Call& call, const Spec& s) {
   TestTensor& len = call.indices("seq_lens", index_dtype(s), {batch}, lens);
   TestTensor& k = call.output("k_out", s.dtype, {batch, s.max_seq, s.heads, s.dim}, s.k);
   TestTensor& v = call.output("v_out", s.dtype, {batch, s.max_seq, s.heads, s.dim_v}, s.v);
-  call.run = [&](const ExecutionContext& context) {
-    kv_read(k_pages.view(), v_pages.view(), blocks.view(), len.view(), k.view(), v.view(), context);
+  call.run = [&, scales](const ExecutionContext& context) {
+    kv_read(k_pages.view(), v_pages.view(), scales, blocks.view(), len.view(), k.view(), v.view(), context);
   };
 }
 
 void build_copy(Call& call, const Spec& s) {
-  TestTensor& k_pages = call.in_out("k_pages", s.dtype, {s.pages, s.page_size, s.heads, s.dim}, s.k_pages);
-  TestTensor& v_pages = call.in_out("v_pages", s.dtype, {s.pages, s.page_size, s.heads, s.dim_v}, s.v_pages);
+  TestTensor& k_pages = call.in_out("k_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim}, s.k_pages);
+  TestTensor& v_pages = call.in_out("v_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim_v}, s.v_pages);
+  const KvScales scales = make_scales(call, s, true);
   std::vector<std::int64_t> pages, src, dst;
   for (std::int64_t page = 0; page < s.pages; ++page) pages.push_back(page);
   call.random.shuffle(pages);
@@ -89,8 +133,8 @@ void build_copy(Call& call, const Spec& s) {
   }
   TestTensor& from = call.indices("src", index_dtype(s), {2 * sources}, src);
   TestTensor& to = call.indices("dst", DType::kInt32, {2 * sources}, dst);
-  call.run = [&](const ExecutionContext& context) {
-    kv_copy_pages(k_pages.view(), v_pages.view(), from.view(), to.view(), context);
+  call.run = [&, scales](const ExecutionContext& context) {
+    kv_copy_pages(k_pages.view(), v_pages.view(), scales, from.view(), to.view(), context);
   };
 }
 
@@ -185,9 +229,67 @@ void cases(CaseList& list) {
   });
 }
 
+// 8-bit pages: every dtype of tokens, both dtypes of elements, both kinds of scales.
+template <Build kBuild>
+void quantized_cases(CaseList& list) {
+  each_dtype([&](DType dtype, const std::string& suffix) {
+    for (const DType pages : {DType::kFloat8E4M3, DType::kInt8})
+      for (const bool token_scales : {false, true}) {
+        const auto add = [&](const std::string& name, Spec spec) {
+          spec.pages_dtype = pages, spec.token_scales = token_scales;
+          list.add(std::string(pages == DType::kInt8 ? "int8_" : "e4m3_") + (token_scales ? "token_" : "head_") + name +
+                       suffix,
+                   [=](Call& call) { kBuild(call, spec); });
+        };
+        for (const std::int64_t page_size : {1, 16, 256}) {
+          Spec spec{dtype, 4, page_size, 2, 16, 16};
+          spec.tokens = 3 * page_size, spec.max_seq = 2 * page_size + 1;
+          add("page_size" + std::to_string(page_size), spec);
+        }
+        for (const std::int64_t dim : {1, 33, 64, 128, 256, 520}) {
+          Spec spec{dtype, 6, 16, 3, dim, dim % 2 ? dim + 4 : dim};
+          spec.tokens = 37, spec.max_seq = 41;
+          add("dim" + std::to_string(dim), spec);
+          spec.odd_values = dim > 1;
+          add("odd_values_dim" + std::to_string(dim), spec);
+        }
+        Spec one{dtype, 3, 16, 4, 64, 64};
+        one.tokens = one.max_seq = 1;
+        add("one_token", one);
+        one.tokens = one.max_seq = 0;
+        add("no_tokens", one);
+        Spec strided{dtype, 6, 16, 3, 24, 40};
+        strided.tokens = 30, strided.max_seq = 50;
+        strided.k_pages = {{}, {0, 2, 1, 3}, 3, 1}, strided.v_pages = {{}, {2, 0, 1, 3}, 5};
+        strided.k.gap = 7, strided.k.offset = 1, strided.v.gap = 1;
+        add("strides", strided);
+        if (kBuild != static_cast<Build>(build_append)) continue;
+        for (const bool interleaved : {false, true}) {
+          const std::string form = interleaved ? "_interleaved" : "_halves";
+          Spec rope{dtype, 6, 16, 3, 64, 48};
+          rope.tokens = 40, rope.rope = true, rope.interleaved = interleaved;
+          add("rope_k_only" + form, rope);
+          rope.heads_q = 7;
+          for (const std::int64_t dim : {2, 34, 64, 128}) {
+            rope.dim = dim;
+            add("rope" + std::to_string(dim) + form, rope);
+          }
+          rope.rotary = 48;
+          rope.q = {{}, {1, 0, 2}, 5, 1};
+          add("rope_partial" + form, rope);
+          rope.in_place = true;
+          add("rope_in_place" + form, rope);
+        }
+      }
+  });
+}
+
 const OpCases append("kv_append", cases<build_append>);
 const OpCases read("kv_read", cases<build_read>);
 const OpCases copy("kv_copy_pages", cases<build_copy>);
+const OpCases append_quantized("kv_append", quantized_cases<build_append>);
+const OpCases read_quantized("kv_read", quantized_cases<build_read>);
+const OpCases copy_quantized("kv_copy_pages", quantized_cases<build_copy>);
 const OpCases find("find_bad_page", find_cases);
 
 }  // namespace

@@ -42,14 +42,37 @@ std::uint64_t poison_bits(DType dtype) {
     case DType::kBFloat16: return 0x7fdau;
     case DType::kInt32: return 0x7f5a5a5au;
     case DType::kInt64: return 0x7f5a5a5a5a5a5a5aull;
-    case DType::kUInt8: return 0x5au;
+    case DType::kUInt8:
+    case DType::kInt8: return 0x5au;
+    case DType::kFloat8E4M3: return 0x7fu;  // the only NaN there is
   }
   return 0;
+}
+
+// float8_e4m3fn: 4 bits of exponent (bias 7), 3 of mantissa; no infinity, all ones are NaN. Rounds half to even,
+// saturates.
+std::uint64_t encode_e4m3(double value) {
+  const std::uint64_t sign = std::signbit(value) ? 0x80 : 0;
+  if (std::isnan(value)) return sign | 0x7f;
+  const double magnitude = std::min(std::abs(value), 448.0);
+  int exponent = magnitude == 0 ? -6 : std::max(std::ilogb(magnitude), -6);
+  double units = std::nearbyint(std::ldexp(magnitude, 3 - exponent));
+  if (units >= 16) units /= 2, ++exponent;
+  return sign | ((static_cast<std::uint64_t>(exponent + 6) << 3) + static_cast<std::uint64_t>(units));
+}
+
+double decode_e4m3(std::uint64_t bits) {
+  const int field = static_cast<int>(bits >> 3 & 15), mantissa = static_cast<int>(bits & 7);
+  const double magnitude = (bits & 0x7f) == 0x7f ? std::numeric_limits<double>::quiet_NaN()
+                           : field == 0          ? std::ldexp(mantissa, -9)
+                                                 : std::ldexp(mantissa + 8, field - 10);
+  return bits & 0x80 ? -magnitude : magnitude;
 }
 
 }  // namespace
 
 std::uint64_t encode(DType dtype, double value) {
+  if (dtype == DType::kFloat8E4M3) return encode_e4m3(value);
   if (!is_floating(dtype)) return static_cast<std::uint64_t>(static_cast<std::int64_t>(value));
   const Format format = format_of(dtype);
   const int bias = (1 << (format.exponent_bits - 1)) - 1;
@@ -76,6 +99,8 @@ double decode(DType dtype, std::uint64_t bits) {
   if (dtype == DType::kInt32) return static_cast<std::int32_t>(bits);
   if (dtype == DType::kInt64) return static_cast<double>(static_cast<std::int64_t>(bits));
   if (dtype == DType::kUInt8) return static_cast<std::uint8_t>(bits);
+  if (dtype == DType::kInt8) return static_cast<std::int8_t>(bits);
+  if (dtype == DType::kFloat8E4M3) return decode_e4m3(bits);
   const Format format = format_of(dtype);
   const int bias = (1 << (format.exponent_bits - 1)) - 1;
   const std::uint64_t mantissa = bits & ((std::uint64_t{1} << format.mantissa_bits) - 1);

@@ -11,6 +11,9 @@
 namespace flashkernel::cpu::avx512 {
 
 std::size_t attention_fwd_workspace(const AttentionParams& p) { return attention_workspace<TiledPath>(p); }
-void attention_fwd(const AttentionParams& p, void* workspace, Stream) { launch_attention<TiledPath>(p, workspace); }
+void attention_fwd(const AttentionParams& p, void* workspace, Stream) {
+  if (p.quantization.present) return attention_fwd_quantized(p, workspace);
+  launch_attention<TiledPath>(p, workspace);
+}
 
 }  // namespace flashkernel::cpu::avx512

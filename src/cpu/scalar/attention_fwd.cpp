@@ -11,7 +11,7 @@
 namespace flashkernel::cpu_scalar {
 namespace {
 
-template <class T>
+template <class T, class K>
 void attend_row(const AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i, std::vector<double>& scores) {
   const std::int64_t q_length = p.q_length(b), k_length = p.k_length(b);
   const std::int64_t first = p.first_key(i, q_length, k_length), last = p.last_key(i, q_length, k_length);
@@ -20,7 +20,7 @@ void attend_row(const AttentionParams& p, std::int64_t b, std::int64_t h, std::i
   double max = p.sinks ? p.sinks[h] : kMinusInfinity;
   scores.clear();
   for (std::int64_t j = first; j < last; ++j) {
-    scores.push_back(attention_score<T>(p, b, h, i, j, q_length, k_length).value);
+    scores.push_back(attention_score<T, K>(p, b, h, i, j, q_length, k_length).value);
     max = std::max(max, scores.back());
   }
   double accumulator[256] = {};
@@ -32,7 +32,8 @@ void attend_row(const AttentionParams& p, std::int64_t b, std::int64_t h, std::i
     const double weight = std::exp(score - max);
     sum += weight;
     const std::int64_t row = p.v_offset(b, h_kv, j);
-    for (std::int64_t d = 0; d < p.head_dim_v; ++d) accumulator[d] += weight * load<T>(p.v, row + d);
+    const double factor = p.quantization ? weight * p.v_scale(b, h_kv, j) : weight;
+    for (std::int64_t d = 0; d < p.head_dim_v; ++d) accumulator[d] += factor * load<K>(p.v, row + d);
   }
   const bool masked = sum == 0;  // no key and no sink: the largest term of any other sum is exp(0) or NaN
   const std::int64_t row = p.out_offset(b, h, i);
@@ -48,7 +49,11 @@ void attention_fwd(const AttentionParams& p, void*, Stream) {
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t i = row % p.seq_q, h = row / p.seq_q % p.heads_q, b = row / p.seq_q / p.heads_q;
       if (i >= p.q_length(b)) continue;
-      visit_floating(p.dtype, [&](auto zero) { attend_row<decltype(zero)>(p, b, h, i, scores); });
+      visit_floating(p.dtype_q, [&](auto zero) {
+        using T = decltype(zero);
+        if (!p.quantization) return attend_row<T, T>(p, b, h, i, scores);
+        visit_quantized(p.dtype, [&](auto element) { attend_row<T, decltype(element)>(p, b, h, i, scores); });
+      });
     }
   };
   parallel_for(p.batch * p.heads_q * p.seq_q, 8, task);

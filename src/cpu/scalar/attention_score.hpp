@@ -12,10 +12,10 @@ namespace flashkernel::cpu_scalar {
 
 inline constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-template <class T>
+template <class T, class K = T>
 double dot(const void* a, std::int64_t offset_a, const void* b, std::int64_t offset_b, std::int64_t count) {
   double sum = 0;
-  for (std::int64_t d = 0; d < count; ++d) sum += load<T>(a, offset_a + d) * load<T>(b, offset_b + d);
+  for (std::int64_t d = 0; d < count; ++d) sum += load<T>(a, offset_a + d) * load<K>(b, offset_b + d);
   return sum;
 }
 
@@ -24,12 +24,13 @@ struct Score {
   double derivative = 1.0;  // of value by scale * <q, k>: what softcap leaves
 };
 
-/// The score of query i and key j, which must be visible to it.
-template <class T>
+/// The score of query i and key j, which must be visible to it. K: the elements of k.
+template <class T, class K = T>
 Score attention_score(const AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j,
                       std::int64_t q_length, std::int64_t k_length) {
   const std::int64_t h_kv = h / (p.heads_q / p.heads_kv);
-  Score score{p.scale * dot<T>(p.q, p.q_offset(b, h, i), p.k, p.k_offset(b, h_kv, j), p.head_dim)};
+  Score score{p.scale * dot<T, K>(p.q, p.q_offset(b, h, i), p.k, p.k_offset(b, h_kv, j), p.head_dim)};
+  if (p.quantization) score.value *= p.k_scale(b, h_kv, j);
   if (p.softcap > 0) {
     const double t = std::tanh(score.value / p.softcap);
     score.value = p.softcap * t;

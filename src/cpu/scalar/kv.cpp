@@ -1,4 +1,11 @@
-// Keys and values into pages, out of them, and from page to page. Copies keep every bit, NaN payloads included.
+// Keys and values into pages, out of them, and from page to page. Copies keep every bit, NaN payloads included; what
+// goes into 8-bit pages is rounded by scales (include/flashkernel/kv_ops.hpp), one multiplication by 1 / scale an
+// element.
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
 #include "core/thread_pool.hpp"
 #include "cpu/scalar/kernels.hpp"
 #include "cpu/scalar/rotation.hpp"
@@ -18,6 +25,47 @@ void rotate_head(const RopeSpec& spec, std::int64_t position, std::int64_t head_
   copy_unrotated(spec, head_dim, in, out);
 }
 
+// The scale of a row of floats: its own, from its largest magnitude, where the cache has one a token (then it is
+// stored).
+template <class E>
+float scale_of(const KvQuantization& quantization, float* scale, const std::vector<float>& row) {
+  if (!quantization.per_token) return *scale;
+  float largest = 0;
+  bool has_nan = false;
+  for (const float x : row) {
+    has_nan = has_nan || std::isnan(x);
+    if (std::abs(x) > largest) largest = std::abs(x);
+  }
+  if (has_nan && std::is_same_v<E, Int8>) largest = std::numeric_limits<float>::quiet_NaN();
+  return *scale = row_scale(largest, largest_element(std::is_same_v<E, Int8> ? DType::kInt8 : DType::kFloat8E4M3));
+}
+
+template <class E>
+void store_quantized(const KvQuantization& quantization, float* scale, const std::vector<float>& row, E* to) {
+  const float inverse = 1.0f / scale_of<E>(quantization, scale, row);
+  for (std::size_t i = 0; i < row.size(); ++i) to[i] = from_float<E>(row[i] * inverse);
+}
+
+// k and v of one head of one token, with the rotation that the call asks for, into 8-bit pages.
+template <class T, class E>
+void append_quantized(const KvAppendParams& p, std::int64_t token, std::int64_t page, std::int64_t offset,
+                      std::int64_t h, const T* k, const T* v) {
+  const KvPages& pages = p.pages;
+  std::vector<float> row(static_cast<std::size_t>(pages.head_dim));
+  for (std::size_t i = 0; i < row.size(); ++i) row[i] = to_float(k[i]);
+  if (p.has_rope)
+    for (std::int64_t pair = 0; pair < p.rope.rotary_dim / 2; ++pair)
+      rotate_pair(p.rope, pair, rotation_at(p.rope, pair, p.positions[token]), k, row.data());
+  store_quantized(
+      pages.quantization, pages.quantization.k.at(page, h, offset), row,
+      static_cast<E*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot + h * pages.stride_k_head);
+  row.resize(static_cast<std::size_t>(pages.head_dim_v));
+  for (std::size_t i = 0; i < row.size(); ++i) row[i] = to_float(v[i]);
+  store_quantized(
+      pages.quantization, pages.quantization.v.at(page, h, offset), row,
+      static_cast<E*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot + h * pages.stride_v_head);
+}
+
 template <class T>
 void append_token(const KvAppendParams& p, std::int64_t token) {
   const KvPages& pages = p.pages;
@@ -27,6 +75,11 @@ void append_token(const KvAppendParams& p, std::int64_t token) {
     for (std::int64_t h = 0; h < pages.heads_kv; ++h) {
       const T* k = static_cast<const T*>(p.k) + token * p.stride_k_token + h * p.stride_k_head;
       const T* v = static_cast<const T*>(p.v) + token * p.stride_v_token + h * p.stride_v_head;
+      if (pages.quantization) {
+        visit_quantized(pages.dtype,
+                        [&](auto zero) { append_quantized<T, decltype(zero)>(p, token, page, offset, h, k, v); });
+        continue;
+      }
       T* k_page = static_cast<T*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot +
                   h * pages.stride_k_head;
       T* v_page = static_cast<T*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot +
@@ -45,7 +98,16 @@ void append_token(const KvAppendParams& p, std::int64_t token) {
                 static_cast<T*>(p.q_out) + token * p.stride_q_out_token + h * p.stride_q_out_head);
 }
 
-template <class T>
+// A row of pages at the other end: bits as they are, or numbers with their scale.
+template <class T, class E>
+void read_row(const E* from, float scale, T* to, std::int64_t count) {
+  if constexpr (std::is_same_v<T, E>)
+    copy(from, to, count);
+  else
+    for (std::int64_t i = 0; i < count; ++i) to[i] = from_float<T>(to_float(from[i]) * scale);
+}
+
+template <class T, class E>
 void read_token(const KvReadParams& p, std::int64_t batch, std::int64_t token) {
   const KvPages& pages = p.pages;
   T* k = static_cast<T*>(p.k_out) + batch * p.stride_k_out_batch + token * p.stride_k_out_token;
@@ -57,12 +119,13 @@ void read_token(const KvReadParams& p, std::int64_t batch, std::int64_t token) {
     T* k_head = k + h * p.stride_k_out_head;
     T* v_head = v + h * p.stride_v_out_head;
     if (exists) {
-      copy(static_cast<const T*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot +
-               h * pages.stride_k_head,
-           k_head, pages.head_dim);
-      copy(static_cast<const T*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot +
-               h * pages.stride_v_head,
-           v_head, pages.head_dim_v);
+      const KvQuantization& quantization = pages.quantization;
+      read_row(static_cast<const E*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot +
+                   h * pages.stride_k_head,
+               quantization ? *quantization.k.at(page, h, offset) : 1.0f, k_head, pages.head_dim);
+      read_row(static_cast<const E*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot +
+                   h * pages.stride_v_head,
+               quantization ? *quantization.v.at(page, h, offset) : 1.0f, v_head, pages.head_dim_v);
     } else {
       for (std::int64_t i = 0; i < pages.head_dim; ++i) store<T>(k_head, i, 0.0);
       for (std::int64_t i = 0; i < pages.head_dim_v; ++i) store<T>(v_head, i, 0.0);
@@ -70,6 +133,7 @@ void read_token(const KvReadParams& p, std::int64_t batch, std::int64_t token) {
   }
 }
 
+// T: anything of an element's size.
 template <class T>
 void copy_page_slot(const KvPages& pages, std::int64_t src, std::int64_t dst, std::int64_t slot) {
   for (std::int64_t h = 0; h < pages.heads_kv; ++h) {
@@ -77,6 +141,9 @@ void copy_page_slot(const KvPages& pages, std::int64_t src, std::int64_t dst, st
     T* v = static_cast<T*>(pages.v) + slot * pages.stride_v_slot + h * pages.stride_v_head;
     copy<T>(k + src * pages.stride_k_page, k + dst * pages.stride_k_page, pages.head_dim);
     copy<T>(v + src * pages.stride_v_page, v + dst * pages.stride_v_page, pages.head_dim_v);
+    if (!pages.quantization.per_token) continue;
+    for (const KvScale& scale : {pages.quantization.k, pages.quantization.v})
+      copy(scale.at(src, h, slot), scale.at(dst, h, slot), 1);
   }
 }
 
@@ -98,23 +165,31 @@ void kv_read(const KvReadParams& p, void*, Stream) {
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto task = [&](std::int64_t begin, std::int64_t end, int) {
-      for (std::int64_t i = begin; i < end; ++i) read_token<T>(p, i / p.max_seq, i % p.max_seq);
+      for (std::int64_t i = begin; i < end; ++i) {
+        if (!p.pages.quantization) {
+          read_token<T, T>(p, i / p.max_seq, i % p.max_seq);
+        } else {
+          visit_quantized(p.pages.dtype,
+                          [&](auto element) { read_token<T, decltype(element)>(p, i / p.max_seq, i % p.max_seq); });
+        }
+      }
     };
     parallel_for(p.batch * p.max_seq, grain_for(elements_per_token(p.pages)), task);
   });
 }
 
 void kv_copy_pages(const KvCopyParams& p, void*, Stream) {
-  visit_floating(p.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    auto task = [&](std::int64_t begin, std::int64_t end, int) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const std::int64_t pair = i / p.pages.page_size, slot = i % p.pages.page_size;
-        copy_page_slot<T>(p.pages, p.src[pair], p.dst[pair], slot);
+  auto task = [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t pair = i / p.pages.page_size, slot = i % p.pages.page_size;
+      switch (dtype_bytes(p.pages.dtype)) {
+        case 1: copy_page_slot<std::uint8_t>(p.pages, p.src[pair], p.dst[pair], slot); break;
+        case 2: copy_page_slot<std::uint16_t>(p.pages, p.src[pair], p.dst[pair], slot); break;
+        default: copy_page_slot<std::uint32_t>(p.pages, p.src[pair], p.dst[pair], slot);
       }
-    };
-    parallel_for(p.count * p.pages.page_size, grain_for(elements_per_token(p.pages)), task);
-  });
+    }
+  };
+  parallel_for(p.count * p.pages.page_size, grain_for(elements_per_token(p.pages)), task);
 }
 
 void find_bad_page(const FindBadPageParams& p, void*, Stream) {

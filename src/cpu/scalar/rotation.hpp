@@ -22,14 +22,14 @@ inline Rotation rotation_at(const RopeSpec& spec, std::int64_t pair, std::int64_
 }
 
 /// Rotates pair `pair` of the head at `in` into `out` (which may be `in`).
-template <class T>
-inline void rotate_pair(const RopeSpec& spec, std::int64_t pair, Rotation rotation, const T* in, T* out) {
+template <class T, class Out>
+inline void rotate_pair(const RopeSpec& spec, std::int64_t pair, Rotation rotation, const T* in, Out* out) {
   const std::int64_t first = spec.interleaved ? 2 * pair : pair;
   const std::int64_t second = spec.interleaved ? 2 * pair + 1 : pair + spec.rotary_dim / 2;
   const double sine = spec.inverse ? -rotation.sin : rotation.sin;
   const double a = load<T>(in, first), b = load<T>(in, second);
-  store<T>(out, first, a * rotation.cos - b * sine);
-  store<T>(out, second, b * rotation.cos + a * sine);
+  store<Out>(out, first, a * rotation.cos - b * sine);
+  store<Out>(out, second, b * rotation.cos + a * sine);
 }
 
 /// The elements past rotary_dim pass through bit for bit.

@@ -35,15 +35,15 @@ struct KeyRows {
   std::int64_t run(std::int64_t j) const { return page ? page_size - j % page_size : INT64_MAX; }
 };
 
-// One sequence and kv head of a call.
-template <class T>
+// One sequence and kv head of a call. T: elements of queries and outputs, K: of keys and values.
+template <class T, class K = T>
 struct Sequence {
   const AttentionParams* p;
   std::int64_t b, head0;  // first query head of the group
   std::int64_t group;     // query heads a kv head
   std::int64_t q_len, k_len;
   std::int64_t q_begin;  // first row of the sequence when variable-length, else 0
-  KeyRows<T> k, v;
+  KeyRows<K> k, v;
 
   std::int64_t rows() const { return q_len * group; }
   std::int64_t token(std::int64_t row) const { return row / group; }
@@ -88,9 +88,9 @@ inline std::int64_t query_length(const AttentionParams& p, std::int64_t b) {
   return p.cu_seqlens_q.data ? index_at(p.cu_seqlens_q, b + 1) - index_at(p.cu_seqlens_q, b) : p.seq_q;
 }
 
-template <class T>
-inline Sequence<T> sequence_of(const AttentionParams& p, std::int64_t b, std::int64_t head_kv) {
-  Sequence<T> s;
+template <class T, class K = T>
+inline Sequence<T, K> sequence_of(const AttentionParams& p, std::int64_t b, std::int64_t head_kv) {
+  Sequence<T, K> s;
   s.p = &p;
   s.b = b;
   s.group = p.heads_q / p.heads_kv;
@@ -106,8 +106,8 @@ inline Sequence<T> sequence_of(const AttentionParams& p, std::int64_t b, std::in
     s.k_len = index_at(p.seq_lens, b);
   }
   const auto rows = [&](const void* data, std::int64_t batch, std::int64_t head, std::int64_t token) {
-    KeyRows<T> r;
-    r.base = static_cast<const T*>(data) + head_kv * head;
+    KeyRows<K> r;
+    r.base = static_cast<const K*>(data) + head_kv * head;
     if (!p.block_table) r.base += p.cu_seqlens_k.data ? k_begin * token : b * batch;
     r.stride = token;
     r.page = p.block_table ? p.block_table + b * p.stride_block_table : nullptr;
@@ -118,6 +118,19 @@ inline Sequence<T> sequence_of(const AttentionParams& p, std::int64_t b, std::in
   s.k = rows(p.k, p.stride_k_batch, p.stride_k_head, p.stride_k_token);
   s.v = rows(p.v, p.stride_v_batch, p.stride_v_head, p.stride_v_token);
   return s;
+}
+
+// The scales of keys (or values) [key0 + from, key0 + to) of an 8-bit cache, to out[from..to).
+template <class T, class K>
+inline void load_scales(const Sequence<T, K>& seq, const KvScale& scale, std::int64_t key0, int from, int to,
+                        float* out) {
+  const float* base = scale.data + seq.head0 / seq.group * scale.stride_head;
+  for (int j = from; j < to;) {
+    const std::int64_t key = key0 + j, slot = key % seq.k.page_size;
+    const int end = static_cast<int>(imin<std::int64_t>(to, j + seq.k.page_size - slot));
+    const float* at = base + seq.k.page[key / seq.k.page_size] * scale.stride_page + slot * scale.stride_slot;
+    for (; j < end; ++j, at += scale.stride_slot) out[j] = *at;
+  }
 }
 
 // A plain scaled row needs no pass of its own: exp2(s * scale * log2 e - max) takes the scale along (if it keeps the
@@ -150,8 +163,8 @@ inline Vec::Reg bias_lanes(const B* bias, std::int64_t stride, int n) {
 
 // s[from, to) of one row, key `key0` at s[0]: raw dot products become logits (scale, softcap, bias, ALiBi). from and to
 // are multiples of the vector width; lanes at and behind k_len get any value, without a read of the bias there.
-template <class T>
-inline void modify_scores(const Sequence<T>& seq, std::int64_t row, std::int64_t key0, float* s, int from, int to) {
+template <class T, class K>
+inline void modify_scores(const Sequence<T, K>& seq, std::int64_t row, std::int64_t key0, float* s, int from, int to) {
   const AttentionParams& p = *seq.p;
   const std::int64_t i = seq.token(row), h = seq.head(row);
   const bool cap = p.softcap > 0;
@@ -186,8 +199,8 @@ inline void modify_scores(const Sequence<T>& seq, std::int64_t row, std::int64_t
 }
 
 // A bias of -inf hides a key as a mask does: its value must not be read.
-template <class T>
-inline bool bias_hides(const Sequence<T>& seq, std::int64_t row, std::int64_t j) {
+template <class T, class K>
+inline bool bias_hides(const Sequence<T, K>& seq, std::int64_t row, std::int64_t j) {
   const AttentionBias& bias = seq.p->bias;
   if (!bias.data) return false;
   const std::int64_t at =
@@ -251,8 +264,8 @@ inline float advance_max(float new_max, float* m, float* alpha) {
 }
 
 // out = o / l with the sink in the denominator; lse = ln(2) * m + ln(l).
-template <class T>
-inline void finish_row(const Sequence<T>& seq, std::int64_t row, const float* o, float m, float l) {
+template <class T, class K>
+inline void finish_row(const Sequence<T, K>& seq, std::int64_t row, const float* o, float m, float l) {
   const AttentionParams& p = *seq.p;
   float factor = 1.0f;
   if (p.sinks) {

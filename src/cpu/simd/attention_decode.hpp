@@ -26,10 +26,14 @@ inline bool heads_apart(const AttentionParams& p) {
   return p.stride_k_head >= p.stride_k_token || p.stride_v_head >= p.stride_v_token;
 }
 
+inline int element_bytes(DType dtype) {
+  return dtype == DType::kFloat32 ? 4 : dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? 2 : 1;
+}
+
 // The kv heads that a task takes for a sequence of `rows` rows a head: several if those of a token are neighbours.
 inline int heads_together(const AttentionParams& p, std::int64_t rows) {
   if (heads_apart(p)) return 1;
-  const std::int64_t row_bytes = imax(p.head_dim, p.head_dim_v) * (p.dtype == DType::kFloat32 ? 4 : 2);
+  const std::int64_t row_bytes = imax(p.head_dim, p.head_dim_v) * element_bytes(p.dtype);
   const std::int64_t most = imin(kTaskRows / imax<std::int64_t>(rows, 1), kTokenBytes / row_bytes);
   return static_cast<int>(imax<std::int64_t>(1, imin(most, p.heads_kv)));
 }
@@ -322,18 +326,28 @@ inline void output_chunk(const TaskKeys<T>& v, int from, int to, const float* p,
 }
 
 // Scores of keys [from, to) become weights, for all rows of a head: w.s, w.m and w.l.
-template <class T>
-inline void weigh_chunk(const Sequence<T>& seq, std::int64_t key0, int from, int to, const DecodeScratch& w) {
+template <class T, class K>
+inline void weigh_chunk(const Sequence<T, K>& seq, std::int64_t key0, int from, int to, const DecodeScratch& w) {
   constexpr int W = Vec::kWidth;
   const AttentionParams& p = *seq.p;
   const bool plain = plain_scores(p);
   const float factor = log2_factor(p);
+  // Scales of an 8-bit cache go along with the scores and with the weights; what is past the ends is masked.
+  float k_scale[kQuantized<K> ? kDecodeStride : 1], v_scale[kQuantized<K> ? kDecodeStride : 1];
+  if constexpr (kQuantized<K>) {
+    for (int x = from / W * W; x < round_up(to, W); ++x) k_scale[x] = v_scale[x] = 1.0f;
+    load_scales(seq, p.quantization.k, key0, from, to, k_scale);
+    load_scales(seq, p.quantization.v, key0, from, to, v_scale);
+  }
   for (int r = 0; r < seq.rows(); ++r) {
     float* s = w.s + r * kDecodeStride;
     const int lo = static_cast<int>(imin<std::int64_t>(to, imax<std::int64_t>(seq.first_key(r) - key0, from)));
     const int hi = static_cast<int>(imax<std::int64_t>(lo, imin<std::int64_t>(seq.last_key(r) - key0, to)));
     const int a = from / W * W, e = static_cast<int>(round_up(to, W));
     mask_scores(s, a, from, to, e);  // never written by the loops above
+    if constexpr (kQuantized<K>) {
+      for (int x = a; x < e; x += W) Vec::store(s + x, Vec::mul(Vec::load(s + x), Vec::load(k_scale + x)));
+    }
     if (!plain) modify_scores(seq, r, key0, s, a, e);
     mask_scores(s, a, lo, hi, e);
     float alpha;
@@ -343,7 +357,11 @@ inline void weigh_chunk(const Sequence<T>& seq, std::int64_t key0, int from, int
     Vec::Reg sum = Vec::zero();
     for (int x = a; x < e; x += W) {
       const Vec::Reg e2 = Vec::exp2<6>(Vec::fma(Vec::load(s + x), f, reference));
-      Vec::store(s + x, e2);
+      if constexpr (kQuantized<K>) {
+        Vec::store(s + x, Vec::mul(e2, Vec::load(v_scale + x)));  // 0 times NaN: repair_outputs sees to it
+      } else {
+        Vec::store(s + x, e2);
+      }
       sum = Vec::add(sum, e2);
     }
     w.l[r] = Vec::sum(sum);
@@ -352,8 +370,8 @@ inline void weigh_chunk(const Sequence<T>& seq, std::int64_t key0, int from, int
 
 // A value that is infinite, or that a row must not see (probability 0 times NaN), shows in the result: then each row of
 // the head goes over its own keys, none with the weight 0.
-template <class T>
-inline void repair_outputs(const Sequence<T>& seq, std::int64_t key0, int from, int to, const DecodeScratch& w) {
+template <class T, class K>
+inline void repair_outputs(const Sequence<T, K>& seq, std::int64_t key0, int from, int to, const DecodeScratch& w) {
   constexpr int W = Vec::kWidth;
   const int rows = static_cast<int>(seq.rows()), dv = static_cast<int>(seq.p->head_dim_v);
   Vec::Reg check = Vec::zero();
@@ -361,7 +379,7 @@ inline void repair_outputs(const Sequence<T>& seq, std::int64_t key0, int from, 
     for (int x = 0; x < dv; x += W) check = Vec::fma(Vec::load(w.o + r * w.o_stride + x), Vec::zero(), check);
   }
   if (Vec::sum(check) == 0.0f) return;
-  const TaskKeys<T> v{&seq.v, 0, 1, dv, key0, to, false};
+  const TaskKeys<K> v{&seq.v, 0, 1, dv, key0, to, false};
   for (int r = 0; r < rows; ++r) {
     float* o = w.o + r * w.o_stride;
     for (std::int64_t x = 0; x < w.o_stride; x += W) Vec::store(o + x, Vec::zero());
@@ -382,8 +400,8 @@ inline void repair_outputs(const Sequence<T>& seq, std::int64_t key0, int from, 
 }
 
 // The partial result (w.o, w.m, w.l) of one chunk of keys for all rows of a sequence and `heads` kv heads from its own.
-template <class T>
-inline void decode_chunk(const Sequence<T>& seq, int heads, std::int64_t key0, const DecodeScratch& w) {
+template <class T, class K>
+inline void decode_chunk(const Sequence<T, K>& seq, int heads, std::int64_t key0, const DecodeScratch& w) {
   const AttentionParams& p = *seq.p;
   const int rows = static_cast<int>(seq.rows());
   const int from = static_cast<int>(imin<std::int64_t>(kChunk, imax<std::int64_t>(seq.first_key(0) - key0, 0)));
@@ -397,8 +415,8 @@ inline void decode_chunk(const Sequence<T>& seq, int heads, std::int64_t key0, c
   // Keys of the next chunk may be fetched as well.
   const int end = static_cast<int>(imin<std::int64_t>(seq.last_key(rows - 1) - key0, 2 * kChunk));
   const bool spread = heads_apart(p);
-  const TaskKeys<T> k{&seq.k, p.stride_k_head, heads, static_cast<int>(p.head_dim), key0, end, spread};
-  const TaskKeys<T> v{&seq.v, p.stride_v_head, heads, static_cast<int>(p.head_dim_v), key0, end, spread};
+  const TaskKeys<K> k{&seq.k, p.stride_k_head, heads, static_cast<int>(p.head_dim), key0, end, spread};
+  const TaskKeys<K> v{&seq.v, p.stride_v_head, heads, static_cast<int>(p.head_dim_v), key0, end, spread};
   score_chunk(k, from, to, rows, w);
   v.fetch_start(from, to);
   for (int h = 0; h < heads; ++h) weigh_chunk(seq.other_head(h), key0, from, to, w.from(h * rows));
@@ -406,14 +424,20 @@ inline void decode_chunk(const Sequence<T>& seq, int heads, std::int64_t key0, c
   for (int h = 0; h < heads; ++h) repair_outputs(seq.other_head(h), key0, from, to, w.from(h * rows));
 }
 
-template <class T>
-inline void load_queries(const Sequence<T>& seq, const DecodeScratch& w) {
+template <class T, class K>
+inline void load_queries(const Sequence<T, K>& seq, const DecodeScratch& w) {
   const int d = static_cast<int>(seq.p->head_dim);
   for (std::int64_t r = 0; r < seq.rows(); ++r) {
     const T* q = seq.q_row(r);
     for (int x = 0; x < d; x += 2 * Vec::kWidth) {
       Vec::Reg low, high;
-      load_columns(q + x, d - x, &low, &high);
+      if constexpr (kQuantized<K>) {  // in the order of the keys
+        low = Vec::load_first(q + x, imin(Vec::kWidth, d - x));
+        high = d - x > Vec::kWidth ? Vec::load_first(q + x + Vec::kWidth, imin(Vec::kWidth, d - x - Vec::kWidth))
+                                   : Vec::zero();
+      } else {
+        load_columns(q + x, d - x, &low, &high);
+      }
       Vec::store(w.q + r * w.q_stride + x, low);
       Vec::store(w.q + r * w.q_stride + x + Vec::kWidth, high);
     }
@@ -440,13 +464,13 @@ inline void start_total(const DecodeScratch& w, std::int64_t rows) {
   }
 }
 
-template <class T>
-inline void finish_total(const Sequence<T>& seq, const DecodeScratch& w) {
+template <class T, class K>
+inline void finish_total(const Sequence<T, K>& seq, const DecodeScratch& w) {
   for (std::int64_t r = 0; r < seq.rows(); ++r) {
     float* o = w.total_o + r * w.o_stride;
     for (std::int64_t x = 0; x + 2 * Vec::kWidth <= seq.p->head_dim_v; x += 2 * Vec::kWidth) {
       Vec::Reg low = Vec::load(o + x), high = Vec::load(o + x + Vec::kWidth);
-      Vec::natural_order<T>(&low, &high);
+      Vec::natural_order<K>(&low, &high);
       Vec::store(o + x, low);
       Vec::store(o + x + Vec::kWidth, high);
     }
@@ -455,8 +479,8 @@ inline void finish_total(const Sequence<T>& seq, const DecodeScratch& w) {
 }
 
 // All keys of a sequence and `heads` kv heads in one task.
-template <class T>
-void decode_task(const Sequence<T>& seq, int heads, const DecodeScratch& w) {
+template <class T, class K>
+void decode_task(const Sequence<T, K>& seq, int heads, const DecodeScratch& w) {
   const std::int64_t rows = seq.rows();
   for (int h = 0; h < heads; ++h) load_queries(seq.other_head(h), w.from(h * rows));
   start_total(w, heads * rows);
@@ -477,8 +501,8 @@ inline std::int64_t part_floats(const AttentionParams& p, std::int64_t rows) {
   return rows * (round_up(p.head_dim_v, 4 * Vec::kWidth) + 2);
 }
 
-template <class T>
-void decode_part(const Sequence<T>& seq, int heads, std::int64_t key0, const DecodeScratch& w, float* part,
+template <class T, class K>
+void decode_part(const Sequence<T, K>& seq, int heads, std::int64_t key0, const DecodeScratch& w, float* part,
                  std::int64_t head_stride) {
   const std::int64_t rows = seq.rows();
   for (int h = 0; h < heads; ++h) load_queries(seq.other_head(h), w.from(h * rows));
@@ -491,8 +515,8 @@ void decode_part(const Sequence<T>& seq, int heads, std::int64_t key0, const Dec
   }
 }
 
-template <class T>
-void decode_fold(const Sequence<T>& seq, const DecodeScratch& w, const float* parts, std::int64_t part_stride) {
+template <class T, class K>
+void decode_fold(const Sequence<T, K>& seq, const DecodeScratch& w, const float* parts, std::int64_t part_stride) {
   const std::int64_t rows = seq.rows();
   start_total(w, rows);
   const std::int64_t last = seq.last_key(rows - 1);

@@ -49,7 +49,7 @@ inline std::size_t attention_workspace(const AttentionParams& p) {
                                   split.chunks * p.batch * p.heads_kv * round_up(split.part_floats * 4, 64));
 }
 
-template <class Path, class T>
+template <class Path, class T, class K>
 struct AttentionRun {
   const AttentionParams* p;
   TaskGrid grid;
@@ -67,7 +67,7 @@ struct AttentionRun {
     const AttentionRun& run = *static_cast<AttentionRun*>(context);
     for (std::int64_t t = begin; t < end; ++t) {
       const Task task = find_task(*run.p, run.grid, t);
-      const Sequence<T> seq = sequence_of<T>(*run.p, task.b, task.head_kv);
+      const Sequence<T, K> seq = sequence_of<T, K>(*run.p, task.b, task.head_kv);
       if (seq.rows() <= kDecodeRows) {
         const int heads = imin(run.split.heads, heads_together(*run.p, seq.rows()));
         if (task.head_kv % heads != 0) continue;  // it goes with a head before it
@@ -75,8 +75,8 @@ struct AttentionRun {
                     decode_memory(run, worker));
       } else {
         const std::int64_t row0 = task.block * run.grid.rows_per_task;
-        Path::template run<T>(seq, row0, imin(seq.rows(), row0 + run.grid.rows_per_task),
-                              run.scratch + worker * run.scratch_stride);
+        Path::run(seq, row0, imin(seq.rows(), row0 + run.grid.rows_per_task),
+                  run.scratch + worker * run.scratch_stride);
       }
     }
   }
@@ -86,7 +86,7 @@ struct AttentionRun {
       const std::int64_t unit = t / run.split.chunks, chunk = t % run.split.chunks, key0 = chunk * kChunk;
       const std::int64_t heads_kv = run.p->heads_kv, units = ceil_div(heads_kv, std::int64_t{run.split.heads});
       const std::int64_t b = unit / units, head_kv = unit % units * run.split.heads;
-      const Sequence<T> seq = sequence_of<T>(*run.p, b, head_kv);
+      const Sequence<T, K> seq = sequence_of<T, K>(*run.p, b, head_kv);
       if (seq.rows() == 0 || key0 + kChunk <= seq.first_key(0) || key0 >= seq.last_key(seq.rows() - 1)) continue;
       decode_part(seq, static_cast<int>(imin<std::int64_t>(run.split.heads, heads_kv - head_kv)), key0,
                   decode_memory(run, worker),
@@ -97,7 +97,7 @@ struct AttentionRun {
   static void split_fold(void* context, std::int64_t begin, std::int64_t end, int worker) {
     const AttentionRun& run = *static_cast<AttentionRun*>(context);
     for (std::int64_t pair = begin; pair < end; ++pair) {
-      const Sequence<T> seq = sequence_of<T>(*run.p, pair / run.p->heads_kv, pair % run.p->heads_kv);
+      const Sequence<T, K> seq = sequence_of<T, K>(*run.p, pair / run.p->heads_kv, pair % run.p->heads_kv);
       if (seq.rows() == 0) continue;
       decode_fold(seq, decode_memory(run, worker), run.parts + pair * run.split.chunks * run.part_stride,
                   run.part_stride);
@@ -105,11 +105,11 @@ struct AttentionRun {
   }
 };
 
-template <class Path, class T>
+template <class Path, class T, class K = T>
 inline void launch_typed(const AttentionParams& p, void* workspace) {
   const int threads = num_workers();
   Arena arena{reinterpret_cast<char*>(round_up(reinterpret_cast<std::intptr_t>(workspace), 64))};
-  AttentionRun<Path, T> run;
+  AttentionRun<Path, T, K> run;
   run.p = &p;
   std::int64_t* first_task = arena.take<std::int64_t>(p.batch + 1);
   run.grid = make_grid(p, Path::kStrip, Path::kLeast, Path::most(p), threads, first_task);
@@ -136,6 +136,23 @@ inline void launch_attention(const AttentionParams& p, void* workspace) {
     case DType::kFloat16: return launch_typed<Path, Half>(p, workspace);
     case DType::kBFloat16: return launch_typed<Path, BFloat>(p, workspace);
     default: return;  // `supports` refuses others
+  }
+}
+
+// Over pages of 8-bit elements.
+template <class Path, class T>
+inline void launch_quantized(const AttentionParams& p, void* workspace) {
+  return p.dtype == DType::kInt8 ? launch_typed<Path, T, Int8>(p, workspace)
+                                 : launch_typed<Path, T, Float8>(p, workspace);
+}
+template <class Path>
+inline void launch_attention_quantized(const AttentionParams& p, void* workspace) {
+  if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0) return;
+  switch (p.dtype_q) {
+    case DType::kFloat32: return launch_quantized<Path, float>(p, workspace);
+    case DType::kFloat16: return launch_quantized<Path, Half>(p, workspace);
+    case DType::kBFloat16: return launch_quantized<Path, BFloat>(p, workspace);
+    default: return;
   }
 }
 

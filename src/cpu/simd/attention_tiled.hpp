@@ -48,18 +48,23 @@ inline TiledScratch tiled_scratch(const AttentionParams& p, int strips, void* me
 }
 
 // k[x][c] = K[key0 + c][x] for a panel of keys; keys from `n` on are 0.
-template <class T>
-inline void pack_k_panel(const KeyRows<T>& rows, std::int64_t key0, int n, int d, float* out) {
+template <class T, class K>
+inline void pack_k_panel(const Sequence<T, K>& seq, std::int64_t key0, int n, int d, float* out) {
   constexpr int W = Vec::kWidth;
+  float scales[kPanel];
+  if constexpr (kQuantized<K>) load_scales(seq, seq.p->quantization.k, key0, 0, n, scales);
   for (int half = 0; half < 2; ++half) {
-    const T* row[W];
-    for (int i = 0; i < W; ++i) row[i] = half * W + i < n ? rows.row(key0 + half * W + i) : nullptr;
+    const K* row[W];
+    for (int i = 0; i < W; ++i) row[i] = half * W + i < n ? seq.k.row(key0 + half * W + i) : nullptr;
     for (int x = 0; x < d; x += W) {
       Vec::Reg r[W];
       const int left = d - x;
 #pragma GCC unroll 16
       for (int i = 0; i < W; ++i) {
         r[i] = !row[i] ? Vec::zero() : left >= W ? Vec::load(row[i] + x) : Vec::load_first(row[i] + x, left);
+        if constexpr (kQuantized<K>) {
+          if (row[i]) r[i] = Vec::mul(r[i], Vec::set1(scales[half * W + i]));
+        }
       }
       Vec::transpose(r);
       for (int i = 0; i < imin(W, left); ++i) Vec::store(out + (x + i) * kPanel + half * W, r[i]);
@@ -68,19 +73,22 @@ inline void pack_k_panel(const KeyRows<T>& rows, std::int64_t key0, int n, int d
 }
 
 // v[c / kPanel][j][c % kPanel] = V[key0 + j][c] for j in [from, to); returns whether a value was not finite.
-template <class T>
-inline bool pack_v(const KeyRows<T>& rows, std::int64_t key0, int from, int to, int d, float* out) {
+template <class T, class K>
+inline bool pack_v(const Sequence<T, K>& seq, std::int64_t key0, int from, int to, int d, float* out) {
   constexpr int W = Vec::kWidth;
   Vec::Flags bad = 0;
+  float scales[kKeyBlock];
+  if constexpr (kQuantized<K>) load_scales(seq, seq.p->quantization.v, key0, from, to, scales);
   for (int j = from; j < to; ++j) {
-    const T* row = rows.row(key0 + j);
+    const K* row = seq.v.row(key0 + j);
     for (int x = 0; x < d; x += kPanel) {
       float* to_row = out + (x / kPanel * kKeyBlock + j) * kPanel;
       for (int half = 0; half < 2; ++half) {
         const int left = d - x - half * W;
-        const Vec::Reg r = left >= W  ? Vec::load(row + x + half * W)
-                           : left > 0 ? Vec::load_first(row + x + half * W, left)
-                                      : Vec::zero();
+        Vec::Reg r = left >= W  ? Vec::load(row + x + half * W)
+                     : left > 0 ? Vec::load_first(row + x + half * W, left)
+                                : Vec::zero();
+        if constexpr (kQuantized<K>) r = Vec::mul(r, Vec::set1(scales[j]));
         Vec::store(to_row + half * W, Vec::drop_non_finite(r, &bad));
       }
     }
@@ -149,9 +157,9 @@ inline void output_tile(const float* __restrict p, const float* __restrict v, in
 
 // One row of scores becomes probabilities in place; [from, to) (multiples of the panel) is what the output tiles will
 // read, [lo, hi) what the row sees, both relative to the block.
-template <class T>
-inline void softmax_row(const Sequence<T>& seq, std::int64_t row, std::int64_t key0, float* s, int from, int to, int lo,
-                        int hi, bool plain, float factor, float* m, float* l, float* alpha) {
+template <class T, class K>
+inline void softmax_row(const Sequence<T, K>& seq, std::int64_t row, std::int64_t key0, float* s, int from, int to,
+                        int lo, int hi, bool plain, float factor, float* m, float* l, float* alpha) {
   constexpr int W = Vec::kWidth;
   lo = imax(lo, from);
   hi = imin(hi, to);
@@ -193,7 +201,8 @@ inline float widen(BFloat x) {
   __builtin_memcpy(&f, &bits, 4);
   return f;
 }
-inline float widen(Half x) {
+template <class K>
+inline float widen(K x) {
   float lanes[Vec::kWidth];
   Vec::store(lanes, Vec::load_first(&x, 1));
   return lanes[0];
@@ -201,14 +210,16 @@ inline float widen(Half x) {
 inline bool is_finite(float x) { return __builtin_fabsf(x) < __builtin_inff(); }
 
 // The infinities and NaNs of V that packing left out, added to the one row that sees them. Rare, so nothing is hurried.
-template <class T, class Probability>
-inline void add_non_finite(const Sequence<T>& seq, std::int64_t row, std::int64_t key0, int lo, int hi, Probability p,
-                           float* o) {
+template <class T, class K, class Probability>
+inline void add_non_finite(const Sequence<T, K>& seq, std::int64_t row, std::int64_t key0, int lo, int hi,
+                           Probability p, float* o) {
   for (int j = lo; j < hi; ++j) {
     if (bias_hides(seq, row, key0 + j)) continue;
-    const T* values = seq.v.row(key0 + j);
+    const K* values = seq.v.row(key0 + j);
+    float scale = 1.0f;
+    if constexpr (kQuantized<K>) load_scales(seq, seq.p->quantization.v, key0 + j, 0, 1, &scale);
     for (std::int64_t x = 0; x < seq.p->head_dim_v; ++x) {
-      const float v = widen(values[x]);
+      const float v = widen(values[x]) * scale;
       if (!is_finite(v)) o[x] += imax(p(j), kLeastWeight) * v;
     }
   }
@@ -226,8 +237,8 @@ inline void strip_outputs(const TiledScratch& w, float* o, int from, int to) {
 }
 
 // Rows [row0, row1) of one sequence and kv head.
-template <class T>
-void tiled_task(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, const TiledScratch& w) {
+template <class T, class K>
+void tiled_task(const Sequence<T, K>& seq, std::int64_t row0, std::int64_t row1, const TiledScratch& w) {
   const AttentionParams& p = *seq.p;
   const int d = static_cast<int>(p.head_dim), dv = static_cast<int>(p.head_dim_v);
   const int rows = static_cast<int>(row1 - row0);
@@ -253,8 +264,8 @@ void tiled_task(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, co
     const int block_from = static_cast<int>(imax<std::int64_t>(first - key0, 0)) / kPanel * kPanel;
     const int block_to = static_cast<int>(imin<std::int64_t>(last - key0, kKeyBlock));
     for (int c = block_from; c < block_to; c += kPanel)
-      pack_k_panel(seq.k, key0 + c, imin(kPanel, block_to - c), d, w.k + c * d);
-    const bool bad_v = pack_v(seq.v, key0, block_from, block_to, dv, w.v);
+      pack_k_panel(seq, key0 + c, imin(kPanel, block_to - c), d, w.k + c * d);
+    const bool bad_v = pack_v(seq, key0, block_from, block_to, dv, w.v);
 
     for (int r0 = 0; r0 < rows; r0 += kStripRows) {
       const int n = imin(kStripRows, rows - r0);
@@ -304,8 +315,8 @@ struct TiledPath {
     tiled_scratch(p, kMostStrips, nullptr, &bytes);
     return bytes;
   }
-  template <class T>
-  static void run(const Sequence<T>& seq, std::int64_t row0, std::int64_t row1, char* memory) {
+  template <class T, class K>
+  static void run(const Sequence<T, K>& seq, std::int64_t row0, std::int64_t row1, char* memory) {
     std::int64_t bytes;
     tiled_task(seq, row0, row1, tiled_scratch(*seq.p, kMostStrips, memory, &bytes));
   }

@@ -27,6 +27,19 @@ struct Vec {
     return _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
   }
+  static inline Reg load(const Int8* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+  // Exponent and mantissa in fp32's places are a number 2^120 too small (biases 7 and 127), subnormals included.
+  static inline Reg load(const Float8* p) {
+    const __m256i all = _mm256_set1_epi32(0x07F00000);
+    const __m256i bits = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m256i small = _mm256_and_si256(_mm256_slli_epi32(bits, 20), all);
+    const __m256i nan = _mm256_cmpeq_epi32(small, all);
+    const __m256i placed = _mm256_or_si256(small, _mm256_and_si256(bits, _mm256_set1_epi32(INT32_MIN)));
+    const Reg value = _mm256_mul_ps(_mm256_castsi256_ps(placed), _mm256_set1_ps(0x1p120f));
+    return _mm256_or_ps(value, _mm256_castsi256_ps(nan));  // all ones are a NaN
+  }
   // The first n lanes, the rest zero; reads nothing behind them.
   static inline Reg load_first(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
   template <class T>

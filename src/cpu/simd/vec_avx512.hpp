@@ -28,12 +28,26 @@ struct Vec {
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
   }
+  static inline Reg load(const Float8* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), p); }
+  static inline Reg load(const Int8* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), p); }
+  static inline Reg widen(__m128i x, const Int8*) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); }
+  // Exponent and mantissa in fp32's places are a number 2^120 too small (biases 7 and 127), subnormals included.
+  static inline Reg widen(__m128i x, const Float8*) {
+    const __m512i bits = _mm512_cvtepi8_epi32(x);  // the sign is where it belongs
+    const __m512i small = _mm512_and_si512(_mm512_slli_epi32(bits, 20), _mm512_set1_epi32(0x07F00000));
+    const __mmask16 nan = _mm512_cmpeq_epi32_mask(small, _mm512_set1_epi32(0x07F00000));
+    const __m512i placed = _mm512_or_si512(small, _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MIN)));
+    const Reg value = _mm512_mul_ps(_mm512_castsi512_ps(placed), _mm512_set1_ps(0x1p120f));
+    return _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(__builtin_nanf("")));
+  }
   // The first n lanes, the rest zero; reads nothing behind them.
   static inline Reg load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
   static inline Reg load_first(const Half* p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p)); }
   static inline Reg load_first(const BFloat* p, int n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), p)), 16));
   }
+  static inline Reg load_first(const Float8* p, int n) { return widen(_mm_maskz_loadu_epi8(first(n), p), p); }
+  static inline Reg load_first(const Int8* p, int n) { return widen(_mm_maskz_loadu_epi8(first(n), p), p); }
   // Two registers of consecutive elements in an order of the type's own (the cheapest to widen): bf16 gives the even
   // ones, then the odd ones. `natural_order` puts a pair of fp32 registers back.
   template <class T>

@@ -14,6 +14,20 @@ struct Half {
 struct BFloat {
   std::uint16_t bits;
 };  // bfloat16
+struct Float8 {
+  std::uint8_t bits;
+};  // float8_e4m3fn
+struct Int8 {
+  std::int8_t value;
+};
+
+// Elements of an 8-bit KV-cache: numbers only together with a scale.
+template <class T>
+constexpr bool kQuantized = false;
+template <>
+constexpr bool kQuantized<Float8> = true;
+template <>
+constexpr bool kQuantized<Int8> = true;
 
 constexpr float kNegInf = -__builtin_inff();
 constexpr float kLog2E = 1.44269504088896340736f;

@@ -4,6 +4,7 @@
 // captured graph replays with other lengths. Bound by memory.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
+#include "cuda/tile/quantized.cuh"
 #include "cuda/tile/attention_score.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/vector.cuh"
@@ -20,12 +21,16 @@ constexpr int kMostSplits = 64;
 // A row's partial result: numerators (head_dim_v of them), then maximum and sum.
 __host__ __device__ inline std::int64_t partial_floats(const AttentionParams& p) { return p.head_dim_v + 2; }
 
-// kElements: elements of a row that a lane holds, in pieces of one 16-byte vector: piece c covers columns
-// [c * 8 * N + lane * N, +N).
-template <class T, int kRows, int kElements>
+// Elements that a lane loads at once: 16 bytes, or 8 of 8-bit ones, since a lane holds no more of a short row.
+template <class K>
+inline constexpr int kPiece = kQuantized<K> ? 8 : kVectorElements<K>;
+
+// K: elements of keys and values. kElements: elements of a row that a lane holds, in pieces of N: piece c covers
+// columns [c * 8 * N + lane * N, +N).
+template <class K, int kRows, int kElements>
 __global__ void __launch_bounds__(kWarp* kWarps)
     split_kernel(const AttentionParams p, int splits, bool vectors, float* __restrict__ partials) {
-  constexpr int N = kVectorElements<T>;
+  constexpr int N = kPiece<K>;
   constexpr int kPieces = kElements / N;
   __shared__ float query[kRows][kElements * kLanesPerKey];
   __shared__ float merged[kWarps][kRows][kElements * kLanesPerKey];
@@ -43,7 +48,7 @@ __global__ void __launch_bounds__(kWarp* kWarps)
     const int r = at / (kElements * kLanesPerKey), d = at % (kElements * kLanesPerKey);
     const std::int64_t row = first_row + r;
     query[r][d] = row < q_rows && d < p.head_dim
-                      ? to_float(static_cast<const T*>(p.q)[p.q_offset(b, g * group + row % group, row / group) + d])
+                      ? load_typed(p.q, p.dtype_q, p.q_offset(b, g * group + row % group, row / group) + d)
                       : 0.0f;
   }
   __syncthreads();
@@ -58,7 +63,7 @@ __global__ void __launch_bounds__(kWarp* kWarps)
 
   SoftmaxState state[kRows];
   float out[kRows][kElements] = {};
-  const auto load_row = [&](const T* from, std::int64_t dim, float(&to)[kElements]) {
+  const auto load_row = [&](const K* from, std::int64_t dim, float(&to)[kElements]) {
 #pragma unroll
     for (int c = 0; c < kPieces; ++c) {
       const int column = (c * kLanesPerKey + lane) * N;
@@ -77,10 +82,16 @@ __global__ void __launch_bounds__(kWarp* kWarps)
   for (std::int64_t base = begin + threadIdx.y * kKeysPerWarp; base < end; base += kWarps * kKeysPerWarp) {
     const std::int64_t j = base + key_lane;
     const bool inside = j < end;
-    float key[kElements], value[kElements];
+    float key[kElements], value[kElements], key_scale = 1.0f;
     if (inside) {
-      load_row(static_cast<const T*>(p.k) + p.k_offset(b, g, j), p.head_dim, key);
-      load_row(static_cast<const T*>(p.v) + p.v_offset(b, g, j), p.head_dim_v, value);
+      load_row(static_cast<const K*>(p.k) + p.k_offset(b, g, j), p.head_dim, key);
+      load_row(static_cast<const K*>(p.v) + p.v_offset(b, g, j), p.head_dim_v, value);
+      if constexpr (kQuantized<K>) {
+        key_scale = p.k_scale(b, g, j);
+        const float value_scale = p.v_scale(b, g, j);
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) value[e] *= value_scale;
+      }
     } else {
 #pragma unroll
       for (int e = 0; e < kElements; ++e) key[e] = value[e] = 0.0f;
@@ -94,6 +105,7 @@ __global__ void __launch_bounds__(kWarp* kWarps)
         for (int e = 0; e < N; ++e) dot = fmaf(query[r][(c * kLanesPerKey + lane) * N + e], key[c * N + e], dot);
 #pragma unroll
       for (int step = kLanesPerKey / 2; step > 0; step /= 2) dot += __shfl_xor_sync(kFullMask, dot, step);
+      if constexpr (kQuantized<K>) dot *= key_scale;
       const std::int64_t row = first_row + r;
       if (row >= q_rows) continue;  // the same for the whole block
       const std::int64_t i = row / group, h = g * group + row % group;
@@ -205,11 +217,11 @@ int rows_per_block(const AttentionParams& p) {
   return rows >= 4 && std::max(p.head_dim, p.head_dim_v) <= 128 ? 4 : (rows >= 2 ? 2 : 1);
 }
 
-template <class T, int kRows, int kElements>
+template <class K, int kRows, int kElements>
 void launch_instance(const AttentionParams& p, float* partials, cudaStream_t stream) {
-  constexpr int N = kVectorElements<T>;
+  constexpr int N = kPiece<K>;
   const auto fits = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
-    return is_aligned(data, 16) && a % N == 0 && b % N == 0 && c % N == 0;
+    return is_aligned(data, N * sizeof(K)) && a % N == 0 && b % N == 0 && c % N == 0;
   };
   const bool vectors = fits(p.k, p.stride_k_batch, p.stride_k_head, p.stride_k_token) &&
                        fits(p.v, p.stride_v_batch, p.stride_v_head, p.stride_v_token);
@@ -217,21 +229,23 @@ void launch_instance(const AttentionParams& p, float* partials, cudaStream_t str
   const std::int64_t group = p.heads_q / p.heads_kv;
   const dim3 grid(static_cast<unsigned>(splits), static_cast<unsigned>(p.heads_kv * ceil_div(group * p.seq_q, kRows)),
                   static_cast<unsigned>(p.batch));
-  launch("attention_fwd decode", split_kernel<T, kRows, kElements>, {grid, dim3(kWarp, kWarps), 0, stream}, p, splits,
+  launch("attention_fwd decode", split_kernel<K, kRows, kElements>, {grid, dim3(kWarp, kWarps), 0, stream}, p, splits,
          vectors, partials);
-  launch(
-      "attention_fwd decode: combine", combine_kernel<T>,
-      {dim3(static_cast<unsigned>(group * p.seq_q), static_cast<unsigned>(p.heads_kv), static_cast<unsigned>(p.batch)),
-       128, 0, stream},
-      p, splits, partials);
+  visit_floating(p.dtype_q, [&](auto zero) {
+    launch("attention_fwd decode: combine", combine_kernel<decltype(zero)>,
+           {dim3(static_cast<unsigned>(group * p.seq_q), static_cast<unsigned>(p.heads_kv),
+                 static_cast<unsigned>(p.batch)),
+            128, 0, stream},
+           p, splits, partials);
+  });
 }
 
-template <class T, int kRows>
+template <class K, int kRows>
 void launch_for_dim(const AttentionParams& p, float* partials, cudaStream_t stream) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  if (dim <= 64) return launch_instance<T, kRows, 8>(p, partials, stream);
-  if (dim <= 128) return launch_instance<T, kRows, 16>(p, partials, stream);
-  if constexpr (kRows <= 2) launch_instance<T, kRows, 32>(p, partials, stream);
+  if (dim <= 64) return launch_instance<K, kRows, 8>(p, partials, stream);
+  if (dim <= 128) return launch_instance<K, kRows, 16>(p, partials, stream);
+  if constexpr (kRows <= 2) launch_instance<K, kRows, 32>(p, partials, stream);
 }
 
 }  // namespace
@@ -251,12 +265,12 @@ void attention_fwd_decode(const AttentionParams& p, void* workspace, Stream stre
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   auto* partials = static_cast<float*>(workspace);
-  visit_floating(p.dtype, [&](auto zero) {
-    using T = decltype(zero);
+  visit_cache(p.dtype, [&](auto zero) {
+    using K = decltype(zero);
     switch (rows_per_block(p)) {
-      case 4: return launch_for_dim<T, 4>(p, partials, native(stream));
-      case 2: return launch_for_dim<T, 2>(p, partials, native(stream));
-      default: return launch_for_dim<T, 1>(p, partials, native(stream));
+      case 4: return launch_for_dim<K, 4>(p, partials, native(stream));
+      case 2: return launch_for_dim<K, 2>(p, partials, native(stream));
+      default: return launch_for_dim<K, 1>(p, partials, native(stream));
     }
   });
 }

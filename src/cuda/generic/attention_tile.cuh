@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/tile/attention_score.cuh"
 #include "cuda/tile/reduce.cuh"
@@ -24,9 +25,13 @@ struct Tile {
   static constexpr int kLdP = kBlockN + 1;
 };
 
+/// The numbers of a row are its elements.
+struct NoScale {};
+
 /// Copies kRows rows into shared memory as fp32; columns from `dim` on, and rows that `row_of` calls null, become 0.
-template <class Tile, int kRows, class T, class RowOf>
-__device__ inline void load_rows(float* tile, std::int64_t dim, bool vectors, RowOf row_of) {
+/// `scale_of(row)`: what the elements of a row that is there are multiplied by.
+template <class Tile, int kRows, class T, class RowOf, class ScaleOf = NoScale>
+__device__ inline void load_rows(float* tile, std::int64_t dim, bool vectors, RowOf row_of, ScaleOf scale_of = {}) {
   constexpr int N = kVectorElements<T>;
   constexpr int kVectorsPerRow = Tile::kHeadDim / N;
   for (int at = threadIdx.x; at < kRows * kVectorsPerRow; at += kTileThreads) {
@@ -38,6 +43,11 @@ __device__ inline void load_rows(float* tile, std::int64_t dim, bool vectors, Ro
     } else {
 #pragma unroll
       for (int e = 0; e < N; ++e) values[e] = from && column + e < dim ? to_float(from[column + e]) : 0.0f;
+    }
+    if constexpr (!std::is_same_v<ScaleOf, NoScale>) {
+      const float scale = from ? scale_of(row) : 0.0f;
+#pragma unroll
+      for (int e = 0; e < N; ++e) values[e] *= scale;
     }
 #pragma unroll
     for (int e = 0; e < N; e += 4)

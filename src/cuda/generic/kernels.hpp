@@ -69,7 +69,10 @@ Verdict rope_supports(const RopeParams&);
 void rope(const RopeParams&, void* workspace, Stream);
 Verdict kv_append_supports(const KvAppendParams&);
 void kv_append(const KvAppendParams&, void* workspace, Stream);
-void kv_append_rope(const KvAppendParams&, Stream);  // its part for calls with RoPE
+void kv_append_rope(const KvAppendParams&, Stream);           // its part for calls with RoPE
+Verdict kv_append_quantized_supports(const KvAppendParams&);  // kv_append and kv_read for 8-bit pages
+void kv_append_quantized(const KvAppendParams&, Stream);
+void kv_read_quantized(const KvReadParams&, Stream);
 Verdict kv_read_supports(const KvReadParams&);
 void kv_read(const KvReadParams&, void* workspace, Stream);
 Verdict kv_copy_supports(const KvCopyParams&);

@@ -1,7 +1,7 @@
-// KV append without RoPE (with it: kv_append_rope.cu), gather and page copy. Bound by memory: rows move in units of 16
-// bytes where everything is aligned for it (else of one element), a warp a row, four units a lane in flight; heads that
-// lie side by side at both ends make one row. All page arithmetic is 64-bit. A slot or page id out of range moves
-// nothing: these kernels stay in bounds whatever the table holds.
+// KV append without RoPE (with it: kv_append_rope.cu; into 8-bit pages: kv_quantized.cu), gather and page copy. Bound
+// by memory: rows move in units of 16 bytes where everything is aligned for it (else of one element), a warp a row,
+// four units a lane in flight; heads that lie side by side at both ends make one row. All page arithmetic is 64-bit. A
+// slot or page id out of range moves nothing: these kernels stay in bounds whatever the table holds.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/reduce.cuh"
@@ -179,6 +179,7 @@ void with_units(DType dtype, Rows k, Rows v, F f) {
     count_in_units(16 / element, v.layout);
     return with_lanes(uint4{});
   }
+  if (element == 1) return with_lanes(std::uint8_t{});
   if (element == 4) return with_lanes(std::uint32_t{});
   with_lanes(std::uint16_t{});
 }
@@ -190,10 +191,13 @@ LaunchShape shape_for(std::int64_t rows, cudaStream_t stream) {
 
 }  // namespace
 
-Verdict kv_append_supports(const KvAppendParams&) { return Verdict::ok(); }
+Verdict kv_append_supports(const KvAppendParams& p) {
+  return p.pages.quantization ? kv_append_quantized_supports(p) : Verdict::ok();
+}
 void kv_append(const KvAppendParams& p, void*, Stream stream) {
   if (p.tokens == 0) return;
   const CudaDeviceGuard guard(p.device.index);
+  if (p.pages.quantization) return kv_append_quantized(p, stream);
   if (p.has_rope) return kv_append_rope(p, stream);
   with_units(p.dtype, k_rows(p.pages, p.k, 0, p.stride_k_token, p.stride_k_head),
              v_rows(p.pages, p.v, 0, p.stride_v_token, p.stride_v_head),
@@ -208,6 +212,7 @@ Verdict kv_read_supports(const KvReadParams&) { return Verdict::ok(); }
 void kv_read(const KvReadParams& p, void*, Stream stream) {
   if (p.batch * p.max_seq * p.pages.heads_kv == 0) return;
   const CudaDeviceGuard guard(p.device.index);
+  if (p.pages.quantization) return kv_read_quantized(p, stream);
   with_units(p.dtype, k_rows(p.pages, p.k_out, p.stride_k_out_batch, p.stride_k_out_token, p.stride_k_out_head),
              v_rows(p.pages, p.v_out, p.stride_v_out_batch, p.stride_v_out_token, p.stride_v_out_head),
              [&](auto unit, auto lanes, const RowLayout& k, const RowLayout& v) {
@@ -218,10 +223,33 @@ void kv_read(const KvReadParams& p, void*, Stream stream) {
              });
 }
 
+namespace {
+
+/// Scales [num_pages, heads_kv, page_size] as pages of one token whose heads are rows of scales.
+void copy_scales(const KvCopyParams& p, Stream stream) {
+  KvCopyParams scales = p;
+  const KvQuantization& quantization = p.pages.quantization;
+  scales.dtype = DType::kFloat32;
+  scales.pages.quantization = {};
+  scales.pages.page_size = 1;
+  scales.pages.head_dim = scales.pages.head_dim_v = p.pages.page_size;
+  scales.pages.k = quantization.k.data;
+  scales.pages.v = quantization.v.data;
+  scales.pages.stride_k_page = quantization.k.stride_page;
+  scales.pages.stride_v_page = quantization.v.stride_page;
+  scales.pages.stride_k_head = quantization.k.stride_head;
+  scales.pages.stride_v_head = quantization.v.stride_head;
+  scales.pages.stride_k_slot = scales.pages.stride_v_slot = 0;
+  kv_copy(scales, nullptr, stream);
+}
+
+}  // namespace
+
 Verdict kv_copy_supports(const KvCopyParams&) { return Verdict::ok(); }
 void kv_copy(const KvCopyParams& p, void*, Stream stream) {
   if (p.count * p.pages.page_size * p.pages.heads_kv == 0) return;
   const CudaDeviceGuard guard(p.device.index);
+  if (p.pages.quantization.per_token) copy_scales(p, stream);
   with_units(p.dtype, between_pages(k_rows(p.pages, nullptr, 0, 0, 0)),
              between_pages(v_rows(p.pages, nullptr, 0, 0, 0)),
              [&](auto unit, auto lanes, const RowLayout& k, const RowLayout& v) {

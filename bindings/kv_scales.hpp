@@ -1,0 +1,53 @@
+// The keyword arguments `kv_scales` and `kv_dtype` of the ops that take pages. Used by bind_kv_ops.cpp and
+// bind_attention.cpp.
+#pragma once
+
+#include "bindings.hpp"
+#include "flashkernel/kv_scales.hpp"
+
+namespace flashkernel::python {
+
+/// kv_scales is None, or a pair (k_scales, v_scales). `written`: by kv_append and kv_copy_pages, where there is one a
+/// token.
+inline KvScales parse_kv_scales(Call& call, nb::handle kv_scales, bool written) {
+  KvScales scales;
+  if (kv_scales.is_none()) return scales;
+  const auto [k, v] = parse_pair(call, "kv_scales", kv_scales, "a pair (k_scales, v_scales)");
+  const auto import = [&](const char* name, const nb::object& array) {
+    TensorView view = call.input(name, array);
+    return written && view.ndim == 3 ? call.inout(name, array) : view;  // read-only memory is refused
+  };
+  scales.k = import("k_scales", k);
+  scales.v = import("v_scales", v);
+  return scales;
+}
+
+/// Pages of bytes as what `kv_dtype` ("float8_e4m3fn" or "int8") says they are: for frameworks without such a type.
+inline void apply_kv_dtype(const Call& call, nb::handle kv_dtype, TensorView& k_pages, TensorView& v_pages) {
+  DType dtype = DType::kUInt8;
+  if (!kv_dtype.is_none()) {
+    dtype = parse_dtype(call.op(), kv_dtype);
+    if (!is_quantized(dtype))
+      call.fail("kv_dtype=" + nb::cast<std::string>(nb::repr(kv_dtype)) +
+                "; it says how uint8 pages are read and can be 'float8_e4m3fn' or 'int8'");
+  }
+  for (TensorView* pages : {&k_pages, &v_pages}) {
+    if (pages->dtype == DType::kUInt8 && kv_dtype.is_none())
+      call.fail(std::string(pages == &k_pages ? "k_pages" : "v_pages") +
+                " has dtype uint8; pass kv_dtype='float8_e4m3fn' or 'int8' to say what its bytes are");
+    if (!kv_dtype.is_none() && pages->dtype != DType::kUInt8 && pages->dtype != dtype)
+      call.fail(std::string(pages == &k_pages ? "k_pages" : "v_pages") + " is " + dtype_name(pages->dtype) +
+                " but kv_dtype is " + dtype_name(dtype) + "; it is for uint8 pages");
+    if (!kv_dtype.is_none()) pages->dtype = dtype;
+  }
+}
+
+// The end of the paged ops' docstrings on 8-bit pages.
+#define FK_DOC_KV_SCALES                                                                                       \
+  "kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or "     \
+  "[num_pages, heads_kv,\n"                                                                                    \
+  "   page_size]; number = element * scale.\n"                                                                 \
+  "kv_dtype: \"float8_e4m3fn\" or \"int8\": what the bytes of uint8 pages are (NumPy, and frameworks without " \
+  "float8).\n"
+
+}  // namespace flashkernel::python

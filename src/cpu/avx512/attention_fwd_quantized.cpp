@@ -1,0 +1,17 @@
+// Attention forward over pages of 8-bit elements: attention_fwd.cpp's algorithms with elements widened to fp32 as they
+// are loaded; scales join keys and values where those are packed, or scores and weights where they stream. Called by
+// attention_fwd.cpp; a file of its own for the time that it takes to compile.
+#include "cpu/avx512/attention_fwd.hpp"
+
+#include "cpu/simd/vec_avx512.hpp"
+// The vector type comes first.
+#include "cpu/simd/attention_entry.hpp"
+#include "cpu/simd/attention_tiled.hpp"
+
+namespace flashkernel::cpu::avx512 {
+
+void attention_fwd_quantized(const AttentionParams& p, void* workspace) {
+  launch_attention_quantized<TiledPath>(p, workspace);
+}
+
+}  // namespace flashkernel::cpu::avx512

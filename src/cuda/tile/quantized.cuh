@@ -1,0 +1,69 @@
+// Elements of an 8-bit KV-cache on the device: to fp32 and back. element * scale is the number; see kv_ops.hpp for what
+// rounding does. Bit for bit the same as core/float_types.hpp.
+#pragma once
+
+#include "cuda/tile/vector.cuh"
+
+namespace flashkernel::cuda {
+
+struct Float8 {
+  std::uint8_t bits;
+};  // float8_e4m3fn
+struct Int8 {
+  std::int8_t value;
+};
+
+template <class T>
+inline constexpr bool kQuantized = false;
+template <>
+inline constexpr bool kQuantized<Float8> = true;
+template <>
+inline constexpr bool kQuantized<Int8> = true;
+template <>
+inline constexpr DType dtype_of<Float8> = DType::kFloat8E4M3;
+template <>
+inline constexpr DType dtype_of<Int8> = DType::kInt8;
+
+__device__ inline float to_float(Int8 x) { return static_cast<float>(x.value); }
+__device__ inline float to_float(Float8 x) {
+  const std::uint32_t sign = (x.bits & 0x80u) << 24, rest = x.bits & 0x7fu;
+  // Exponent and mantissa in fp32's places are a number 2^120 too small (biases 7 and 127), subnormals included.
+  return __uint_as_float(rest == 0x7f ? sign | 0x7fffffffu
+                                      : __float_as_uint(__uint_as_float(sign | rest << 20) * 0x1p120f));
+}
+
+/// Nearest even; infinities become 127 and -127, NaN 0.
+template <>
+__device__ inline Int8 from_float<Int8>(float x) {
+  return {static_cast<std::int8_t>(__float2int_rn(x != x ? 0.0f : fminf(fmaxf(x, -127.0f), 127.0f)))};
+}
+/// Nearest even; infinities become 448 and -448, NaN stays.
+template <>
+__device__ inline Float8 from_float<Float8>(float x) {
+  const std::uint32_t bits = __float_as_uint(x), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
+  std::uint32_t rest;
+  if (magnitude > 0x7f800000u) {
+    rest = 0x7f;
+  } else if (magnitude >= 0x43e80000u) {  // 464 is half way to 480
+    rest = 0x7e;
+  } else if (magnitude < 0x3c800000u) {  // below 2^-6: subnormal; adding 2^14 aligns the last place to 2^-9 and rounds
+    rest = __float_as_uint(__uint_as_float(magnitude) + 16384.0f) - 0x46800000u;
+  } else {
+    rest = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - 0x3c000000u) >> 20;
+  }
+  return {static_cast<std::uint8_t>(sign | rest)};
+}
+
+/// f(K{}) with K the type of a cache's elements: float, __half, __nv_bfloat16, Float8 or Int8.
+template <class F>
+void visit_cache(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kFloat16: f(__half{}); return;
+    case DType::kBFloat16: f(__nv_bfloat16{}); return;
+    case DType::kFloat8E4M3: f(Float8{}); return;
+    case DType::kInt8: f(Int8{}); return;
+    default: f(float{}); return;
+  }
+}
+
+}  // namespace flashkernel::cuda

@@ -1,0 +1,133 @@
+// Cases of attention_fwd over pages of 8-bit elements: both dtypes, both kinds of scales, every dtype of queries; what
+// 16-bit pages do not have is NaN in a scale, and scales that lie apart.
+#include <cmath>
+
+#include "conformance/attention_spec.hpp"
+
+namespace flashkernel::conformance {
+namespace {
+
+void cases_of(CaseList& list, const std::string& prefix, const PagedSpec& base) {
+  const std::string suffix = std::string("_") + short_name(base.common.dtype);
+  const auto add = [&](const std::string& name, const PagedSpec& spec) {
+    list.add(prefix + name + suffix, [spec](Call& call) { build_attention_paged(call, spec); });
+  };
+  // One query, and some, for each head dim; the value's may differ.
+  for (const std::int64_t dim : {16, 64, 80, 128, 192, 256}) {
+    PagedSpec spec = base;
+    spec.common.head_dim = dim;
+    add("dim" + std::to_string(dim), spec);
+    spec.common.head_dim_v = dim == 80 ? 112 : dim / 2;
+    spec.common.seq_q = 3;
+    spec.common.mask = kCausal;
+    add("dim" + std::to_string(dim) + "_other_value_dim_causal", spec);
+  }
+  PagedSpec odd = base;
+  odd.common.head_dim = 33, odd.common.head_dim_v = 7, odd.common.seq_q = 2;
+  add("dim33", odd);
+  for (const std::int64_t group : {1, 3, 12, 20, 32}) {
+    PagedSpec spec = base;
+    spec.common.heads_q = 2 * group;
+    add("group" + std::to_string(group), spec);
+  }
+  // Prefill: more queries than a decode kernel takes, over one page and over many.
+  for (const std::int64_t queries : {2, 4, 8, 70}) {
+    PagedSpec spec = base;
+    spec.common.seq_q = queries;
+    for (const Mask& mask : {kFull, kCausal, Mask{"left40_right1", false, 40, 1}}) {
+      spec.common.mask = mask;
+      add("queries" + std::to_string(queries) + "_" + mask.name, spec);
+    }
+  }
+  PagedSpec spec = base;
+  spec.lengths = {5000};
+  add("one_long", spec);
+  spec.lengths.clear();
+  for (int b = 0; b < 70; ++b) spec.lengths.push_back(b % 7 == 3 ? 90 + b : b % 5);
+  add("70_sequences", spec);
+  spec = base;
+  spec.lengths = {0, 0};
+  add("no_keys", spec);
+  spec = base;
+  spec.page_size = 64;
+  spec.shared_first_page = true;
+  add("page64", spec);
+  spec.page_size = 7;
+  add("page7", spec);
+  spec = base;
+  spec.layout_pages = {{}, {0, 2, 1, 3}, 16};
+  spec.layout_scales = {{}, {1, 0, 2}, 4};
+  add("heads_outside", spec);
+  spec.layout_pages = {{}, {0, 1, 2, 3}, 3, 5};
+  spec.layout_scales = {{}, {0, 1, 2}, 1, 1};
+  add("unaligned", spec);
+  spec = base;
+  spec.common.softcap = 3;
+  spec.common.alibi_dims = 2;
+  spec.common.sinks = true;
+  spec.common.seq_q = 2;
+  spec.common.mask = kCausal;
+  add("features", spec);
+  spec = base;
+  spec.common.scale = -0.3f;
+  add("negative_scale", spec);
+  spec.common.scale = 30.0f;
+  add("large_scores", spec);
+  spec = base;
+  spec.lengths_q = {1, 0, 2, 1, 2};
+  spec.common.mask = kCausal;
+  add("lengths_of_queries", spec);
+
+  // Products of probabilities and scales must not overflow 16 bits.
+  if (base.common.dtype != DType::kFloat16) {
+    spec = base;
+    spec.common.adjust = [](AttentionTensors& t) {
+      constexpr double kFactor = 2e4;
+      for (TestTensor* scales : {t.k_scales, t.v_scales})
+        for (std::int64_t i = 0; i < scales->numel(); ++i)
+          if (std::isfinite(scales->get(i)))
+            scales->set(i, scales->get(i) * (scales == t.v_scales ? kFactor : 1 / kFactor));
+      for (std::int64_t i = 0; i < t.q->numel(); ++i) t.q->set(i, t.q->get(i) * kFactor);
+    };
+    add("large_values", spec);
+  }
+  // NaN that all queries see, that some see, that none sees.
+  spec = base;
+  spec.lengths = {40, 200, 16};
+  spec.common.seq_q = 3;
+  spec.common.mask = kCausal;
+  const bool e4m3 = base.pages_dtype == DType::kFloat8E4M3, token_scales = base.token_scales;
+  spec.page_size = 256;  // a page a sequence, so that places are known: in the order of the table, whatever that is
+  spec.common.adjust = [=](AttentionTensors& t) {
+    for (std::int64_t page = 0; page < 5; ++page) {
+      if (e4m3 && page != 2) t.v->set_at({page, page == 0 ? 39 : 198, 0, 5}, kNan);
+      if (e4m3 && page == 2) t.k->set_at({page, 14, 1, 3}, kNan);
+      if (token_scales && page != 3) t.v_scales->set_at({page, 1, page == 1 ? 15 : 199}, kNan);
+      if (token_scales && page == 3) t.k_scales->set_at({page, 0, 38}, kNan);
+    }
+  };
+  add("nan_seen_by_some", spec);
+}
+
+void cases(CaseList& list) {
+  for (const DType dtype : kFloatTypes)
+    for (const DType pages : {DType::kFloat8E4M3, DType::kInt8})
+      for (const bool token_scales : {false, true}) {
+        PagedSpec base;
+        base.common.dtype = dtype;
+        base.common.heads_q = 8;
+        base.common.heads_kv = 2;
+        base.common.head_dim = 128;
+        base.common.seq_q = 1;
+        base.lengths = {1, 300, 0, 33, 131};
+        base.pages_dtype = pages;
+        base.token_scales = token_scales;
+        cases_of(list, std::string(pages == DType::kInt8 ? "int8_" : "e4m3_") + (token_scales ? "token_" : "head_"),
+                 base);
+      }
+}
+
+const OpCases registration("attention_fwd", cases);
+
+}  // namespace
+}  // namespace flashkernel::conformance
