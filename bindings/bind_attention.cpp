@@ -205,7 +205,10 @@ causal, window, softcap, scale, alibi_slopes, sinks: as in `attention`, with eac
 return_lse: also return the LSE, float32 [batch, heads_q, seq_q] or [heads_q, total_q].
 check: on a GPU, look at the table first and raise BlockTableError as `check_block_table` does, at the price of waiting for
    the stream. On the CPU tables are always checked.
-)doc" FK_DOC_KV_SCALES R"doc(out: written in place and returned; q's shape with head_dim_v.
+kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or [num_pages, heads_kv,
+   page_size]; number = element * scale.
+kv_dtype: "float8_e4m3fn" or "int8": what the bytes of uint8 pages are (NumPy, and frameworks without float8).
+out: written in place and returned; q's shape with head_dim_v.
 
 Returns out, or (out, lse). What lies past a sequence's length never reaches a result, whatever bits it holds. Page ids out of
 range are refused where the table is on the host; on a GPU they read nothing that they should not. Numerics as in `attention`.

@@ -157,8 +157,10 @@ k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v], the 
 slots: int32 or int64 [tokens], as `KvCache.append` gives them; a negative slot is skipped.
 rope: rotates k on the way: a dict with "positions" (int32 or int64 [tokens]) and, as in `rope`, "theta", "rotary_dim",
    "interleaved", "inv_freq"; with "q" [tokens, heads_q, head_dim] also q, into "q_out" or a new array.
-)doc" FK_DOC_KV_SCALES
-      R"doc(   Scales [heads_kv] are read. Scales of tokens are written: the largest magnitude of the token's head / 448 or 127.
+kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or [num_pages, heads_kv,
+   page_size]; number = element * scale.
+   Scales [heads_kv] are read. Scales of tokens are written: the largest magnitude of the token's head / 448 or 127.
+kv_dtype: "float8_e4m3fn" or "int8": what the bytes of uint8 pages are (NumPy, and frameworks without float8).
 
 Returns the rotated q if rope has one, else None. Copies are exact; rotation is float32. 8-bit elements are x / scale rounded
 to nearest even, saturated to +-448 or +-127 (infinities too); float8_e4m3fn keeps NaN, int8 stores 0 for it, and a scale of
@@ -192,7 +194,10 @@ k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; floa
 block_table: int32 [batch, max_pages]. seq_lens: int32 or int64 [batch], in tokens.
 max_seq: the output's second dim; default: the largest length (needed when seq_lens is on a GPU).
 out: pair (k_out, v_out) to write to, [batch, max_seq, heads_kv, head_dim or head_dim_v].
-)doc" FK_DOC_KV_SCALES R"doc(out_dtype: of the numbers that 8-bit pages become where out is None; default: float32.
+kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or [num_pages, heads_kv,
+   page_size]; number = element * scale.
+kv_dtype: "float8_e4m3fn" or "int8": what the bytes of uint8 pages are (NumPy, and frameworks without float8).
+out_dtype: of the numbers that 8-bit pages become where out is None; default: float32.
 
 Returns (k_out, v_out). Tokens past a sequence's length are 0. Copies are exact.
 )doc" FK_DOC_COMMON R"doc(
@@ -241,7 +246,10 @@ Example:
 
 k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; float32, float16 or bfloat16.
 src, dst: int32 or int64 [n]; no page may be in both, none twice in dst.
-)doc" FK_DOC_KV_SCALES R"doc(   Scales of tokens go along.
+kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or [num_pages, heads_kv,
+   page_size]; number = element * scale.
+   Scales of tokens go along.
+kv_dtype: "float8_e4m3fn" or "int8": what the bytes of uint8 pages are (NumPy, and frameworks without float8).
 
 Copies are exact.
 )doc" FK_DOC_COMMON R"doc(

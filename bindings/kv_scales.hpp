@@ -42,12 +42,4 @@ inline void apply_kv_dtype(const Call& call, nb::handle kv_dtype, TensorView& k_
   }
 }
 
-// The end of the paged ops' docstrings on 8-bit pages.
-#define FK_DOC_KV_SCALES                                                                                       \
-  "kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or "     \
-  "[num_pages, heads_kv,\n"                                                                                    \
-  "   page_size]; number = element * scale.\n"                                                                 \
-  "kv_dtype: \"float8_e4m3fn\" or \"int8\": what the bytes of uint8 pages are (NumPy, and frameworks without " \
-  "float8).\n"
-
 }  // namespace flashkernel::python

@@ -147,7 +147,9 @@ TEST(KvCacheScales, CopyOnWriteAndReadGiveWhatWasAppended) {
         const float error =
             dtype == DType::kInt8 ? largest / 253 : std::max(std::abs(expected[i]) / 16, largest / 4e5f);
         EXPECT_NEAR(of_second[i], expected[i], error) << i;
-        if (i < ten.size()) EXPECT_EQ(of_first[i], of_second[i]);
+        if (i < ten.size()) {
+          EXPECT_EQ(of_first[i], of_second[i]);
+        }
       }
     }
   }

@@ -274,7 +274,6 @@ FORGED = [
     ({"lanes": 4}, "4 lanes"),
     ({"lanes": 0}, "0 lanes"),
     ({"code": 2, "bits": 8}, "float8"),
-    ({"code": 10, "bits": 8}, "float8_e4m3fn; needs float32"),
     ({"code": 12, "bits": 8}, "DLPack type code 12"),
     ({"device_type": 4}, "DLPack type 4"),
     ({"device_type": 7}, "DLPack type 7"),

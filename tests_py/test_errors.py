@@ -104,7 +104,7 @@ CASES = [
     # pool and the rest
     (lambda: fk.KvPagePool(0, 1, 8), "num_pages"),
     (lambda: fk.KvPagePool(4, 1, 8, page_size=17), "page_size"),
-    (lambda: fk.KvPagePool(4, 1, 8, dtype="int32"), "dtype=int32"),
+    (lambda: fk.KvPagePool(4, 1, 8, dtype="int32"), "dtype=int32; needs float32"),
     (lambda: fk.KvPagePool(4, 1, 8, device="xpu"), "device: got 'xpu'"),
     (lambda: fk.set_num_threads(0), "threads"),
     (lambda: fk.force_kernels("attention_fwd/cpu/nothing"), "no kernel matches"),

@@ -82,6 +82,11 @@ def build_parser() -> argparse.ArgumentParser:
         default="auto",
         help="auto: a GPU if this build and machine have one, else the CPU",
     )
+    add(
+        "--kv-dtype",
+        choices=["fp8", "int8"],
+        help="elements of the KV-cache, with a scale a token and head (default: those of --dtype)",
+    )
     add("--page-size", type=int, choices=[16, 32, 64, 128, 256], default=256, help="tokens per KV-cache page")
     add(
         "--num-pages", type=_positive, metavar="N", help="pages of the KV-cache (default: as many as the request needs)"

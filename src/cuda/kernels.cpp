@@ -25,6 +25,7 @@ namespace flashkernel::cuda::sm80 {
 #include "cuda/sm80/attention_bwd_f32_instances.inc"
 #include "cuda/sm80/attention_bwd_instances.inc"
 #include "cuda/sm80/attention_decode_instances.inc"
+#include "cuda/sm80/attention_decode_quantized_instances.inc"
 #include "cuda/sm80/attention_fwd_f32_instances.inc"
 #include "cuda/sm80/attention_fwd_instances.inc"
 #undef FK_INSTANCE
@@ -363,6 +364,18 @@ KernelTable<AttentionParams> cuda_kernels() {
    cuda::sm80::op##_workspace<dim>,                     \
    cuda::sm80::op##_##suffix##_d##dim},
 #include "cuda/sm80/attention_decode_instances.inc"
+#undef FK_INSTANCE
+#define FK_INSTANCE(op, suffix, dtype, dim)                       \
+  {"attention_fwd/cuda/sm80/decode_quantized/" #suffix "/d" #dim, \
+   DeviceType::kCuda,                                             \
+   80,                                                            \
+   kNewest,                                                       \
+   kCpuAny,                                                       \
+   kDecode + 1,                                                   \
+   cuda::sm80::op##_supports<DType::dtype, dim>,                  \
+   cuda::sm80::op##_workspace<dim>,                               \
+   cuda::sm80::op##_##suffix##_d##dim},
+#include "cuda/sm80/attention_decode_quantized_instances.inc"
 #undef FK_INSTANCE
       {"attention_fwd/cuda/generic/decode", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kDecode,
        cuda::attention_fwd_decode_supports, cuda::attention_fwd_decode_workspace, cuda::attention_fwd_decode},

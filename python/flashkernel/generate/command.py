@@ -88,6 +88,8 @@ def _open_engine(args: argparse.Namespace, model: Path) -> tuple[Any, str, int]:
     """The engine, its device, and its number of threads."""
     dtype = ALIASES.get(args.dtype, args.dtype)
     if args.no_flashkernel:
+        if args.kv_dtype:
+            raise ValueError("generate: --kv-dtype together with --no-flashkernel; leave one of them out")
         from .stock import StockEngine
 
         stock = StockEngine(model, device=args.device, dtype=dtype)
@@ -100,7 +102,7 @@ def _open_engine(args: argparse.Namespace, model: Path) -> tuple[Any, str, int]:
         fk.set_num_threads(args.threads)
     loaded = load_model(model, device=args.device, dtype=dtype)
     return (
-        Engine(loaded, page_size=args.page_size, num_pages=args.num_pages),
+        Engine(loaded, page_size=args.page_size, num_pages=args.num_pages, kv_dtype=args.kv_dtype),
         loaded.arrays.device,
         fk.get_num_threads(),
     )
@@ -158,7 +160,7 @@ def summary(stats: GenerationStats, device: str, threads: int, args: argparse.Na
     lines = [
         f"prefill  {stats.prefill_tokens} tokens, {stats.prefill_rate:.1f} tokens/s",
         f"decode   {stats.decode_tokens} tokens, {stats.decode_rate:.1f} tokens/s",
-        f"device   {device}, {threads} threads, {dtype}",
+        f"device   {device}, {threads} threads, {dtype}" + (f", {args.kv_dtype} cache" if args.kv_dtype else ""),
     ]
     if args.no_flashkernel:
         lines.append("kernels  none of FlashKernel's: stock model (--no-flashkernel)")
@@ -191,6 +193,7 @@ def _json(
         "device": device,
         "threads": threads,
         "dtype": ALIASES.get(args.dtype, args.dtype),
+        "kv_dtype": args.kv_dtype,
         "flashkernel": not args.no_flashkernel,
         "kernels": ran,
     }

@@ -19,6 +19,7 @@ from .request import GenerationStats, Request, TokenEvent, check_request
 from .sampling import SamplingOptions
 from .scheduler import Events, Scheduler
 
+KV_DTYPES = {"fp8": "float8_e4m3fn", "float8_e4m3fn": "float8_e4m3fn", "int8": "int8"}
 MIN_TOKENS = 4096  # of a sequence, that page tables have room for where the model can have as many
 
 __all__ = ["Engine", "GenerationStats", "Request", "TokenEvent", "check_request"]
@@ -36,6 +37,8 @@ class Engine:
     run_ahead: start the next steps before the last ones are read; None: on a GPU.
     prefix_sharing: keep full pages for later requests that begin with the same tokens.
     graphs: replay decode steps as CUDA graphs; None: on a GPU.
+    kv_dtype: "fp8" (float8_e4m3fn) or "int8": elements of the cache, with a scale a token and head, for half the
+        memory of 16 bits and less accuracy (docs/numerics.md); None: the model's dtype.
 
     Not thread-safe: one thread at a time. On a GPU all calls belong on one stream.
     """
@@ -52,6 +55,7 @@ class Engine:
         run_ahead: bool | None = None,
         prefix_sharing: bool = True,
         graphs: bool | None = None,
+        kv_dtype: str | None = None,
     ):
         asynchronous = model.arrays.asynchronous
         steps = (8 if asynchronous else 1) if steps is None else steps
@@ -60,6 +64,8 @@ class Engine:
                 raise ValueError(f"generate: {name}={value}; an integer >= 1 is needed")
         if num_pages is not None and num_pages < 1:
             raise ValueError(f"generate: num_pages={num_pages}; an integer >= 1 is needed")
+        if kv_dtype is not None and kv_dtype not in KV_DTYPES:
+            raise ValueError(f"generate: kv_dtype={kv_dtype!r}; None or one of {', '.join(KV_DTYPES)} is needed")
         self.model = model
         self.page_size = page_size
         self.num_pages = num_pages
@@ -71,6 +77,7 @@ class Engine:
             "run_ahead": asynchronous if run_ahead is None else run_ahead,
             "prefix_sharing": prefix_sharing,
             "graphs": graphs,
+            "kv_dtype": None if kv_dtype is None else KV_DTYPES[kv_dtype],
         }
         self._scheduler: Scheduler | None = None
         self._backlog: list[Request] = []  # requests that need a larger cache, which is made when this one is idle

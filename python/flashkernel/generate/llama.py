@@ -222,7 +222,7 @@ class Llama(Model):
                 "rotary_dim": self.rotary_dim,
                 "inv_freq": self.inv_freq,
             }
-            fk.kv_append(k, v, *self.pages(pool, i), batch.slots, rope=rope, **options)
+            fk.kv_append(k, v, *self.pages(pool, i), batch.slots, rope=rope, **self.kv_options(pool, i), **options)
             x = self.attend(q, pool, i, batch, self.scale, layer.window)
             x = fk.linear(x, layer.out_weight, layer.out_bias, **options)
             x, residual = fk.rms_norm(x, layer.mlp_norm, residual=residual, eps=self.eps, **options)

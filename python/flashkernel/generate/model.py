@@ -83,6 +83,7 @@ class Model(ABC):
             causal=True,
             window=None if window is None else (window - 1, 0),
             scale=scale,
+            **self.kv_options(pool, layer),
             **self.arrays.op_options,
         )
         return out.reshape(out.shape[0], self.heads_q * self.head_dim)
@@ -91,6 +92,11 @@ class Model(ABC):
         """The pages of one layer, keys and values."""
         options = self.arrays.pool_views
         return pool.k_pages(layer, **options), pool.v_pages(layer, **options)
+
+    def kv_options(self, pool: fk.KvPagePool, layer: int) -> dict[str, Any]:
+        """What ops that take the pages of one layer need to know of an 8-bit cache."""
+        scales = pool.scales(layer, **self.arrays.pool_views)
+        return {} if scales is None else {"kv_scales": scales, "kv_dtype": pool.dtype}
 
 
 def config_number(config: Mapping[str, Any], key: str, default: float | None = None, minimum: float = 1) -> Any:

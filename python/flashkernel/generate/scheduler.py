@@ -65,6 +65,7 @@ class Scheduler:
         run_ahead: bool,
         prefix_sharing: bool,
         graphs: bool | None = None,
+        kv_dtype: str | None = None,
     ):
         self.model, self.page_size, self.num_pages, self.max_tokens = model, page_size, num_pages, max_tokens
         self.max_batch, self.prefill_chunk, self.steps = max_batch, prefill_chunk, steps
@@ -75,7 +76,7 @@ class Scheduler:
             model.head_dim,
             page_size=page_size,
             num_layers=model.num_layers,
-            dtype=model.arrays.dtype,
+            dtype=kv_dtype or model.arrays.dtype,
             device=model.arrays.device,
         )
         self.cache = fk.KvCache(self.pool)

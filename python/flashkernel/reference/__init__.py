@@ -18,7 +18,10 @@ from flashkernel.reference.attention import (
 from flashkernel.reference.kv_ops import (
     kv_append,
     kv_copy_pages,
+    kv_quantize,
     kv_read,
+    round_to_e4m3,
+    round_to_int8,
 )
 from flashkernel.reference.ops import (
     activate,
@@ -58,6 +61,7 @@ __all__ = [
     "cross_entropy_backward",
     "kv_append",
     "kv_copy_pages",
+    "kv_quantize",
     "kv_read",
     "layer_norm",
     "layer_norm_backward",
@@ -73,6 +77,8 @@ __all__ = [
     "rms_norm_backward",
     "rope",
     "rope_table",
+    "round_to_e4m3",
+    "round_to_int8",
     "softmax",
     "softmax_backward",
     "swiglu",

@@ -1,4 +1,4 @@
-"""Oracle of the kernels that move keys and values into and out of pages."""
+"""Oracle of the kernels that move keys and values into and out of pages, and of the elements of 8-bit pages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,41 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flashkernel.reference._common import Float, f64
+
+
+def round_to_e4m3(x: ArrayLike) -> Float:
+    """Numbers as OCP's E4M3 (FN) holds them: nearest even, saturated to +-448; NaN stays."""
+    values = f64(x)
+    magnitude = np.minimum(np.abs(values), 448.0)
+    exponent = np.maximum(np.frexp(np.where(np.isnan(magnitude), 1.0, magnitude))[1] - 1, -6)
+    step = np.exp2(exponent - 3.0)
+    return np.copysign(np.rint(magnitude / step) * step, values)
+
+
+def round_to_int8(x: ArrayLike) -> Float:
+    """Numbers as int8 holds them: nearest even, saturated to +-127; NaN becomes 0."""
+    values = f64(x)
+    return np.where(np.isnan(values), 0.0, np.rint(np.clip(values, -127.0, 127.0)))
+
+
+def kv_quantize(x: ArrayLike, kv_dtype: str, scale: ArrayLike | None = None) -> tuple[Float, Float]:
+    """(elements, scale) of rows [..., head_dim]: element * scale is the number.
+
+    scale: broadcast against [...]; None: the largest magnitude of each row over 448 ("float8_e4m3fn") or 127 ("int8").
+    Scales, and the quotients that are rounded, are float32 as the kernels' are.
+    """
+    values = np.asarray(x).astype(np.float32)
+    most, round_to = (448.0, round_to_e4m3) if kv_dtype == "float8_e4m3fn" else (127.0, round_to_int8)
+    if scale is None:
+        with np.errstate(invalid="ignore"):
+            largest = np.fmax.reduce(np.abs(values), axis=-1, initial=0.0)
+            if kv_dtype == "int8":
+                largest = np.where(np.isnan(values).any(-1), np.nan, largest)
+            largest = np.minimum(largest, np.finfo(np.float32).max)
+            scale = np.maximum((largest.astype(np.float32) / np.float32(most)), np.float32(2.0**-100))
+    scales = np.broadcast_to(np.asarray(scale, np.float32), values.shape[:-1])
+    with np.errstate(invalid="ignore", over="ignore"):
+        return round_to(values * (np.float32(1) / scales)[..., None]), f64(scales)
 
 
 def kv_append(

@@ -50,6 +50,61 @@ __device__ inline void load_queries(const AttentionParams& p, const DecodePlan& 
   }
 }
 
+/// The exponent of a scale (its logarithm in base 2, rounded down), for the shift of a row's exponentials. A scale that
+/// is no number must not move it, nor one so small that exponentials would overflow.
+__device__ inline float scale_exponent(float scale) {
+  const std::uint32_t field = __float_as_uint(scale) >> 23 & 0xff;
+  return field == 0xff ? 0.0f : fmaxf(static_cast<float>(static_cast<int>(field) - 127), -64.0f);
+}
+
+/// Keys and values of 16 bits: operands as ldmatrix fetches them.
+template <class T>
+struct WideKeys {
+  using Element = T;
+  using Operand = T;
+  static constexpr int kBytes = 2;
+
+  /// Queries go into shared memory as they are.
+  template <class Query, int kDim, int kRows>
+  __device__ static void load_queries(const AttentionParams& p, const DecodePlan& plan, const Segment& segment,
+                                      std::uint32_t tiles, int rows, float*) {
+    sm80::load_queries<Query, kDim, kRows>(p, plan, segment, tiles, rows);
+  }
+  /// f(slice, operand A of S^T) for each 16 dims.
+  template <int kDim, class F>
+  __device__ static void each_key_slice(std::uint32_t lane_keys, F f) {
+#pragma unroll
+    for (int d = 0; d < kDim / 16; ++d) {
+      std::uint32_t a[4];
+      ptx::ldmatrix_x4(a, SharedTile<kDim>::at_slice(lane_keys, d));
+      f(d, a);
+    }
+  }
+  /// f(slice, operand A of O^T).
+  template <int kDim, class F>
+  __device__ static void each_value_slice(std::uint32_t lane_values, F f) {
+#pragma unroll
+    for (int c = 0; c < kDim / 16; ++c) {
+      std::uint32_t a[4];
+      ptx::ldmatrix_x4_trans(a, SharedTile<kDim>::at_slice(lane_values, c));
+      f(c, a);
+    }
+  }
+  /// The output's column that the lane holds in rows `half` of slice c.
+  __device__ static int column(int c, int half, int lane) { return 16 * c + 8 * half + lane / 4; }
+  template <int kDim>
+  __device__ static float value_at(std::uint32_t values, int key, int column) {
+    return bits_to_float<T>(
+        *static_cast<const unsigned short*>(__cvta_shared_to_generic(values + SharedTile<kDim>::element(key, column))));
+  }
+  __device__ static bool any_not_finite(std::uint32_t values, int bytes, int lane) {
+    return cuda::any_not_finite<T>(values, bytes, lane, kWarp);
+  }
+  __device__ static void clean(std::uint32_t values, int bytes, int lane) {
+    cuda::clean<T>(values, bytes, lane, kWarp);
+  }
+};
+
 /// Brings the page table into L2 while the lengths are on their way, a line a thread of the grid.
 __device__ inline void prefetch_table(const AttentionParams& p) {
   constexpr int kLine = 128 / sizeof(std::int32_t);
@@ -57,12 +112,17 @@ __device__ inline void prefetch_table(const AttentionParams& p) {
   if (at < (p.batch - 1) * p.stride_block_table + p.max_pages) ptx::prefetch_l2(p.block_table + at);
 }
 
-template <class T, int kDim, int kTiles>
-__global__ void __launch_bounds__(kDecodeMaxWarps* kWarp, 1)
+/// T: of queries and outputs. Keys: how keys and values become operands of the matrix instruction (WideKeys here,
+/// NarrowKeys in attention_decode_quantized.cuh).
+template <class T, class Keys, int kDim, int kTiles>
+__global__ void __launch_bounds__(decode_max_warps(Keys::kBytes) * kWarp, 1)
     attention_decode_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ DecodePlan plan,
                             float* partials, int* counters) {
-  using Shape = DecodeShape<kDim, kTiles>;
-  using Tile = SharedTile<kDim>;
+  using Shape = DecodeShape<kDim, kTiles, Keys::kBytes>;
+  using Tile = SharedTile<kDim>;  // of queries
+  using KTile = KeyTile<typename Keys::Element, kDim>;
+  using Operand = typename Keys::Operand;
+  constexpr bool kScaled = Keys::kBytes == 1;
   constexpr int kStages = Shape::kStages, kRows = Shape::kRows, kSlices = kDim / 16;
   constexpr std::uint32_t kTileBytes = Shape::kTileBytes;
   constexpr bool kQueriesInRegisters = kTiles <= 2;
@@ -72,12 +132,14 @@ __global__ void __launch_bounds__(kDecodeMaxWarps* kWarp, 1)
 
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
   const int head = warp / plan.key_lanes;
-  // Shared memory: a ring for each warp, the heads' queries, the warps' results, their maxima and sums.
+  // Shared memory: a ring for each warp, the heads' queries, the warps' results, their maxima and sums (and, where keys
+  // have scales, what queries were divided by).
   const std::uint32_t ring = ptx::shared_address(shared) + warp * Shape::kRingBytes;
   const std::uint32_t queries = ptx::shared_address(shared) + plan.warps * Shape::kRingBytes;
   float* const results =
       reinterpret_cast<float*>(shared + plan.warps * Shape::kRingBytes + plan.heads * Shape::kQueryBytes);
   float* const states = results + plan.warps * kRows * Shape::kResultPitch;
+  float* const query_factors = states + plan.warps * kRows * 2;
 
   if (p.is_paged()) prefetch_table(p);
   const Schedule schedule(p, plan);
@@ -94,7 +156,7 @@ __global__ void __launch_bounds__(kDecodeMaxWarps* kWarp, 1)
     walk = my_walk;
     there[0] = walk.next(p, plan.head_groups, segments[0]);
   }
-  Producer<T, kDim, kStages> producer(p, plan, my_walk, ring);
+  Producer<typename Keys::Element, kDim, kStages> producer(p, plan, my_walk, ring);
 #pragma unroll 1
   for (int stage = 0; stage < kStages - 1; ++stage) producer.start(p, plan);
   if (plan.combine_apart) ptx::allow_next_kernel();
@@ -102,8 +164,8 @@ __global__ void __launch_bounds__(kDecodeMaxWarps* kWarp, 1)
 
   const int group = static_cast<int>(p.heads_q / p.heads_kv);
   const float scale_log2 = p.scale * kLog2E;
-  const std::uint32_t lane_k = Tile::lane_offset(LaneA::row(lane), LaneA::half(lane));
-  const std::uint32_t lane_v = Tile::lane_offset(LaneB::row(lane), LaneB::half(lane));  // transposed on the way
+  const std::uint32_t lane_k = KTile::lane_offset(LaneA::row(lane), LaneA::half(lane));
+  const std::uint32_t lane_v = KTile::lane_offset(LaneB::row(lane), LaneB::half(lane));  // transposed on the way
   int slot = 0;
 
   __syncthreads();
@@ -112,7 +174,7 @@ __global__ void __launch_bounds__(kDecodeMaxWarps* kWarp, 1)
     const Segment& segment = segments[turn];
     const KeyRange& range = segment.range;
     const int rows = group * range.q_len;
-    load_queries<T, kDim, kRows>(p, plan, segment, queries, rows);
+    Keys::template load_queries<T, kDim, kRows>(p, plan, segment, queries, rows, query_factors);
     __syncthreads();
     const std::uint32_t tile_q = queries + head * kRows * Tile::kPitch;
     // B operand of S^T: of slice d, registers 2 (d % 2) and the next when there is one tile; else of tiles 2 t, 2 t
@@ -148,6 +210,19 @@ __global__ void __launch_bounds__(kDecodeMaxWarps* kWarp, 1)
 #pragma unroll
         for (int e = 0; e < 4; ++e) out[c][t][e] = 0.0f;
     }
+    // What a row's scores are multiplied by, and the head's values; scales of tokens come later.
+    [[maybe_unused]] float score_factor[kTiles][2], value_factor = 1.0f;
+    if constexpr (kScaled) {
+      const std::int64_t g = segment.head_group * plan.heads + head;
+      const bool per_head = !p.quantization.per_token;
+      const float of_head = (per_head ? *p.quantization.k.at(0, g, 0) : 1.0f) * (plan.modified ? 1.0f : scale_log2);
+      if (per_head) value_factor = *p.quantization.v.at(0, g, 0);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          score_factor[t][e] = of_head * query_factors[head * kRows + t * kTileRows + 2 * (lane % 4) + e];
+    }
     const int first_full = range.first(range.q_len - 1), end_full = range.last(0);  // keys that all queries see
 
 #pragma unroll 1
@@ -155,38 +230,58 @@ __global__ void __launch_bounds__(kDecodeMaxWarps* kWarp, 1)
       ptx::cp_async_wait<kStages - 2>();
       __syncwarp();  // the granule is there for all lanes, and all have read the slot that is filled next
       producer.start(p, plan);
-      const std::uint32_t keys = ring + slot * 2 * kTileBytes, values = keys + kTileBytes;
+      const std::uint32_t keys = ring + slot * Shape::kSlotBytes, values = keys + kTileBytes;
       slot = slot + 1 == kStages ? 0 : slot + 1;
       const int first_j = granule * kGranule;
 
       // S^T = K Q^T, in two independent sums when there is one tile.
       constexpr int kSums = kTiles == 1 ? 2 : 1;
       float score[kSums][kTiles][4] = {};
-#pragma unroll
-      for (int d = 0; d < kSlices; ++d) {
-        std::uint32_t a[4];
-        ptx::ldmatrix_x4(a, Tile::at_slice(keys + lane_k, d));
+      Keys::template each_key_slice<kDim>(keys + lane_k, [&](int d, const std::uint32_t(&a)[4]) {
         if constexpr (kQueriesInRegisters) {
 #pragma unroll
-          for (int t = 0; t < kTiles; ++t) ptx::mma_m16n8k16<T>(score[d % kSums][t], a, query[t][d][0], query[t][d][1]);
+          for (int t = 0; t < kTiles; ++t)
+            ptx::mma_m16n8k16<Operand>(score[d % kSums][t], a, query[t][d][0], query[t][d][1]);
         } else {
 #pragma unroll
           for (int t = 0; t < kTiles; t += 2) {
             std::uint32_t four[4];
             ptx::ldmatrix_x4(four, Tile::at_slice(lane_q, d) + t * kTileRows * Tile::kPitch);
-            ptx::mma_m16n8k16<T>(score[0][t], a, four[0], four[1]);
-            ptx::mma_m16n8k16<T>(score[0][t + 1], a, four[2], four[3]);
+            ptx::mma_m16n8k16<Operand>(score[0][t], a, four[0], four[1]);
+            ptx::mma_m16n8k16<Operand>(score[0][t + 1], a, four[2], four[3]);
           }
         }
-      }
+      });
       float(&x)[kTiles][4] = score[0];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           if constexpr (kSums == 2) x[t][e] += score[1][t][e];
-          if (!plan.modified) x[t][e] *= scale_log2;
+          if constexpr (kScaled)
+            x[t][e] *= score_factor[t][e % 2];
+          else if (!plan.modified)
+            x[t][e] *= scale_log2;
         }
+      // Scales of the lane's two keys: of K, of V, and the exponent of the latter. The shift of the exponentials below
+      // is the maximum of score and exponent, so that probability times scale stays in fp16's range.
+      [[maybe_unused]] float value_scale[2] = {1.0f, 1.0f}, exponent[2] = {0.0f, 0.0f};
+      [[maybe_unused]] unsigned hidden = 0;  // bit 4 t + e: the query does not see the key
+      if constexpr (kScaled) {
+        if (p.quantization.per_token) {
+          const float* const scales =
+              static_cast<const float*>(__cvta_shared_to_generic(keys + 2 * kTileBytes)) + lane / 4;
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            value_scale[half] = scales[kGranule + 8 * half];
+            exponent[half] = scale_exponent(value_scale[half]);
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+              for (int e = 0; e < 2; ++e) x[t][2 * half + e] *= scales[8 * half];
+          }
+        }
+      }
 
       const bool masked = first_j < first_full || first_j + kGranule > end_full;
       if (plan.modified || masked) {
@@ -205,23 +300,32 @@ __global__ void __launch_bounds__(kDecodeMaxWarps* kWarp, 1)
               float& s = x[t][2 * half + e];
               if (plan.modified)
                 s = modified_score_fast(p, slope, nullptr, i, j, range.k_len - range.q_len, s) * kLog2E;
-              if (j < range.first(i) || j >= range.last(i)) s = -INFINITY;
+              if (j < range.first(i) || j >= range.last(i)) {
+                s = -INFINITY;
+                if constexpr (kScaled) hidden |= 1u << (4 * t + 2 * half + e);
+              }
             }
           }
       }
 
       // The shift of the exponentials is the maximum so far, or an older one while no exponential passes 2^8.
+      const auto shifted = [&](int t, int e) {
+        if constexpr (kScaled)
+          return x[t][e] + exponent[e / 2];
+        else
+          return x[t][e];
+      };
       bool above = false;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) above |= x[t][e] > maximum[t][e % 2] + 8.0f;
+        for (int e = 0; e < 4; ++e) above |= shifted(t, e) > maximum[t][e % 2] + 8.0f;
       if (__any_sync(kFullMask, above)) {
 #pragma unroll
         for (int t = 0; t < kTiles; ++t)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            float highest = fmaxf(maximum[t][e], fmaxf(x[t][e], x[t][2 + e]));
+            float highest = fmaxf(maximum[t][e], fmaxf(shifted(t, e), shifted(t, 2 + e)));
 #pragma unroll
             for (int step = 4; step < kWarp; step *= 2)
               highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, step));
@@ -242,11 +346,15 @@ __global__ void __launch_bounds__(kDecodeMaxWarps* kWarp, 1)
         for (int e = 0; e < 4; ++e) x[t][e] = ptx::exp2_approx(x[t][e] - SoftmaxState::shift(maximum[t][e % 2]));
         sum[t][0] += x[t][0] + x[t][2];
         sum[t][1] += x[t][1] + x[t][3];
-        probability[t][0] = ptx::movmatrix_trans(pack<T>(x[t][0], x[t][1]));
-        probability[t][1] = ptx::movmatrix_trans(pack<T>(x[t][2], x[t][3]));
+        if constexpr (kScaled) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) x[t][e] = hidden >> (4 * t + e) & 1 ? 0.0f : x[t][e] * value_scale[e / 2];
+        }
+        probability[t][0] = ptx::movmatrix_trans(pack<Operand>(x[t][0], x[t][1]));
+        probability[t][1] = ptx::movmatrix_trans(pack<Operand>(x[t][2], x[t][3]));
       }
 
-      if (masked && range.q_len > 1 && __any_sync(kFullMask, any_not_finite<T>(values, kTileBytes, lane, kWarp))) {
+      if (masked && range.q_len > 1 && __any_sync(kFullMask, Keys::any_not_finite(values, kTileBytes, lane))) {
         // Rare: give each row the non-finite values that it sees, then take them out of the tile.
 #pragma unroll 1
         for (int n = 0; n < kGranule; ++n) {
@@ -254,31 +362,27 @@ __global__ void __launch_bounds__(kDecodeMaxWarps* kWarp, 1)
           for (int c = 0; c < kSlices; ++c)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              const std::uint32_t bits = *static_cast<const unsigned short*>(
-                  __cvta_shared_to_generic(values + Tile::element(n, 16 * c + 8 * half + lane / 4)));
-              if (is_finite_bits<T>(bits)) continue;
+              const float value = Keys::template value_at<kDim>(values, n, Keys::column(c, half, lane));
+              if (isfinite(value)) continue;
 #pragma unroll
               for (int t = 0; t < kTiles; ++t)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                   const int i = query_of(t * kTileRows + 2 * (lane % 4) + e, group), j = first_j + n;
-                  if (j >= range.first(i) && j < range.last(i)) out[c][t][2 * half + e] += bits_to_float<T>(bits);
+                  if (j >= range.first(i) && j < range.last(i)) out[c][t][2 * half + e] += value;
                 }
             }
         }
         __syncwarp();
-        clean<T>(values, kTileBytes, lane, kWarp);
+        Keys::clean(values, kTileBytes, lane);
         __syncwarp();
       }
 
       // O^T += V^T P^T
+      Keys::template each_value_slice<kDim>(values + lane_v, [&](int c, const std::uint32_t(&a)[4]) {
 #pragma unroll
-      for (int c = 0; c < kSlices; ++c) {
-        std::uint32_t a[4];
-        ptx::ldmatrix_x4_trans(a, Tile::at_slice(values + lane_v, c));
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) ptx::mma_m16n8k16<T>(out[c][t], a, probability[t][0], probability[t][1]);
-      }
+        for (int t = 0; t < kTiles; ++t) ptx::mma_m16n8k16<Operand>(out[c][t], a, probability[t][0], probability[t][1]);
+      });
     }
 
     // Hand the warp's part over.
@@ -299,7 +403,8 @@ __global__ void __launch_bounds__(kDecodeMaxWarps* kWarp, 1)
         for (int c = 0; c < kSlices; ++c)
 #pragma unroll
           for (int half = 0; half < 2; ++half)
-            result[row * Shape::kResultPitch + 16 * c + 8 * half + lane / 4] = out[c][t][2 * half + e];
+            result[row * Shape::kResultPitch + Keys::column(c, half, lane)] =
+                kScaled ? out[c][t][2 * half + e] * value_factor : out[c][t][2 * half + e];
       }
     if (threadIdx.x == 0) there[turn ^ 1] = walk.next(p, plan.head_groups, segments[turn ^ 1]);
     __syncthreads();
@@ -354,11 +459,11 @@ __global__ void __launch_bounds__(kDecodeMaxWarps* kWarp, 1)
   ptx::cp_async_wait<0>();
 }
 
-template <class T, int kDim>
+template <class T, class Keys, int kDim>
 void launch_attention_decode(const AttentionParams& p, const DecodePlan& plan, float* partials, int* counters,
                              cudaStream_t stream) {
   with_decode_tiles<kDim>(p, [&](auto tiles) {
-    launch("attention_fwd decode sm80", attention_decode_kernel<T, kDim, decltype(tiles)::value>,
+    launch("attention_fwd decode sm80", attention_decode_kernel<T, Keys, kDim, decltype(tiles)::value>,
            {static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.warps * kWarp),
             static_cast<std::size_t>(plan.shared_bytes), stream},
            p, plan, partials, counters);
@@ -379,8 +484,8 @@ void attention_decode_instance(const AttentionParams& p, void* workspace, Stream
   const CudaDeviceGuard guard(p.device.index);
   const DecodePlan plan = plan_decode<kDim>(p);
   const ZeroedMemory counters(p.device.index, plan.blocks * sizeof(int), stream);
-  launch_attention_decode<T, kDim>(p, plan, static_cast<float*>(workspace), static_cast<int*>(counters.data()),
-                                   native(stream));
+  launch_attention_decode<T, WideKeys<T>, kDim>(p, plan, static_cast<float*>(workspace),
+                                                static_cast<int*>(counters.data()), native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm80

@@ -13,25 +13,32 @@
 namespace flashkernel::cuda::sm80 {
 
 using attention_decode_params = AttentionParams;  // what the generated instances call it
+using attention_decode_quantized_params = AttentionParams;
 
 /// Buckets of head_dim; the smallest one that holds both head dims serves.
 inline constexpr std::int64_t kDecodeHeadDims[] = {64, 96, 128, 192, 256};
-inline constexpr int kGranule = 16;        // keys that a warp takes at a time; they lie in one page
-inline constexpr int kDecodeMaxWarps = 4;  // of a block
-inline constexpr int kTileRows = 8;        // query rows of one matrix instruction
+inline constexpr std::int64_t kDecodeQuantizedHeadDims[] = {64, 128, 192, 256};
+inline constexpr int kGranule = 16;  // keys that a warp takes at a time; they lie in one page
+/// Warps of a block, at most: a granule of 8-bit keys is half the bytes and more instructions a byte, so that it takes
+/// two warps a scheduler to cover one warp's latencies.
+inline constexpr int decode_max_warps(int element_bytes) { return element_bytes == 1 ? 8 : 4; }
+inline constexpr int kTileRows = 8;  // query rows of one matrix instruction
 
 /// kTiles: tiles of 8 query rows that a warp serves. A warp has kStages granules of K and V in shared memory; on 9.0,
 /// four warps with all but one of them on their way are 64 to 128 KB a multiprocessor, where 4.5 TB/s with 1 us of
-/// latency needs 34 KB.
-template <int kDim, int kTiles>
+/// latency needs 34 KB. kBytes: of an element of K and V; 8-bit ones bring their scales along.
+template <int kDim, int kTiles, int kBytes = 2>
 struct DecodeShape {
+  static constexpr int kMaxWarps = decode_max_warps(kBytes);
   static constexpr int kStages = kDim <= 64    ? 8
                                  : kDim <= 96  ? 6
                                  : kDim <= 128 ? (kTiles <= 2 ? 5 : 4)
                                  : kDim <= 192 ? 3
                                                : 2;
-  static constexpr int kTileBytes = kGranule * kDim * 2;       // of K, or of V
-  static constexpr int kRingBytes = kStages * 2 * kTileBytes;  // of a warp
+  static constexpr int kTileBytes = kGranule * kDim * kBytes;         // of K, or of V
+  static constexpr int kScaleBytes = kBytes == 1 ? kGranule * 4 : 0;  // the same
+  static constexpr int kSlotBytes = 2 * (kTileBytes + kScaleBytes);   // K, V, scales of K, of V
+  static constexpr int kRingBytes = kStages * kSlotBytes;             // of a warp
   static constexpr int kRows = kTiles * kTileRows;
   static constexpr int kQueryBytes = kRows * kDim * 2;  // of a head
   // A warp's result: numerators (rows 4 floats apart more than kDim, so that a quarter-warp's stores fall into
@@ -40,7 +47,8 @@ struct DecodeShape {
   static constexpr int kResultBytes = kRows * kResultPitch * 4 + kRows * 8;
 
   static constexpr int shared_bytes(int warps, int heads) {
-    return warps * (kRingBytes + kResultBytes) + heads * kQueryBytes + 512;  // and a few variables
+    const int factors = kBytes == 1 ? kMaxWarps * kRows * 4 : 0;                       // of query rows
+    return warps * (kRingBytes + kResultBytes) + heads * kQueryBytes + factors + 512;  // and a few variables
   }
 };
 
@@ -81,7 +89,7 @@ auto with_decode_tiles(const AttentionParams& p, F&& f) {
   return f(DecodeTiles<2>{});
 }
 
-template <int kDim>
+template <int kDim, int kBytes = 2>
 DecodePlan plan_decode(const AttentionParams& p) {
   const CudaDeviceProperties& device = cuda_device_properties(p.device.index);
   DecodePlan plan;
@@ -89,8 +97,8 @@ DecodePlan plan_decode(const AttentionParams& p) {
   plan.head_groups = static_cast<int>(p.heads_kv) / plan.heads;
   plan.rows = static_cast<int>(decode_rows(p));
   with_decode_tiles<kDim>(p, [&](auto tiles) {
-    using Shape = DecodeShape<kDim, decltype(tiles)::value>;
-    plan.key_lanes = kDecodeMaxWarps / plan.heads;
+    using Shape = DecodeShape<kDim, decltype(tiles)::value, kBytes>;
+    plan.key_lanes = Shape::kMaxWarps / plan.heads;
     while (plan.key_lanes > 1 &&
            Shape::shared_bytes(plan.key_lanes * plan.heads, plan.heads) > device.max_shared_bytes_per_block)
       --plan.key_lanes;
@@ -116,18 +124,18 @@ DecodePlan plan_decode(const AttentionParams& p) {
   return plan;
 }
 
-template <DType kDtype, int kDim>
-Verdict attention_decode_supports(const AttentionParams& p) {
-  if (p.dtype != kDtype) return "another dtype";
+/// What decoding over 16-bit and over 8-bit keys asks alike; `vector`: elements of K and V in 16 bytes.
+template <int kDim, std::size_t kBuckets>
+Verdict decode_supports(const AttentionParams& p, const std::int64_t (&buckets)[kBuckets], std::int64_t vector) {
   const std::int64_t dim = p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v;
   if (dim > kDim) return "head_dim is larger";
-  for (const std::int64_t bucket : kDecodeHeadDims)
+  for (const std::int64_t bucket : buckets)
     if (bucket < kDim && dim <= bucket) return "a smaller head_dim bucket holds it";
   if (decode_rows(p) > (kDim <= 128 ? 32 : 16)) return "for few query rows a kv head: 32, or 16 at head_dim over 128";
   if (p.bias.data) return "it has no additive bias";
   if (p.is_paged() && p.page_size % kGranule != 0) return "page_size is not a multiple of 16";
-  const auto rows_of_16_bytes = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
-    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && a % 8 == 0 && b % 8 == 0 && c % 8 == 0;
+  const auto rows_of_16_bytes = [vector](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && a % vector == 0 && b % vector == 0 && c % vector == 0;
   };
   const bool side_by_side = p.is_varlen_k();
   if (!rows_of_16_bytes(p.k, side_by_side ? 0 : p.stride_k_batch, p.stride_k_head, p.stride_k_token) ||
@@ -138,6 +146,31 @@ Verdict attention_decode_supports(const AttentionParams& p) {
   if (p.seq_k > std::int64_t{1} << 29 || p.batch * p.heads_kv * (p.seq_k / kGranule + 1) >= std::int64_t{1} << 31)
     return "too many keys";
   return Verdict::ok();
+}
+
+template <DType kDtype, int kDim>
+Verdict attention_decode_supports(const AttentionParams& p) {
+  if (p.dtype != kDtype) return "another dtype";
+  return decode_supports<kDim>(p, kDecodeHeadDims, 8);
+}
+
+/// kDtype: of the queries.
+template <DType kDtype, int kDim>
+Verdict attention_decode_quantized_supports(const AttentionParams& p) {
+  if (!p.quantization) return "for 8-bit pages";
+  if (p.dtype_q != kDtype) return "another dtype of queries";
+  const auto granules_of_16_bytes = [](const KvScale& scale) {
+    return reinterpret_cast<std::uintptr_t>(scale.data) % 16 == 0 && scale.stride_page % 4 == 0 &&
+           scale.stride_head % 4 == 0;
+  };
+  if (p.quantization.per_token && !(granules_of_16_bytes(p.quantization.k) && granules_of_16_bytes(p.quantization.v)))
+    return "rows of scales do not start at multiples of 16 bytes";
+  return decode_supports<kDim>(p, kDecodeQuantizedHeadDims, 16);
+}
+
+template <int kDim>
+std::size_t attention_decode_quantized_workspace(const AttentionParams& p) {
+  return sizeof(float) * static_cast<std::size_t>(plan_decode<kDim, 1>(p).partial_floats(kDim));
 }
 
 template <int kDim>

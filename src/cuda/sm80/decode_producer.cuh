@@ -9,29 +9,33 @@
 
 namespace flashkernel::cuda::sm80 {
 
+/// A tile of keys or values: rows of kDim elements, laid out as 16-bit ones of as many bytes.
+template <class E, int kDim>
+using KeyTile = SharedTile<kDim* static_cast<int>(sizeof(E)) / 2>;
+
 /// How a warp copies a granule: kAcross lanes a row, 16 bytes each.
-template <int kDim>
+template <class E, int kDim>
 struct GranuleCopy {
-  using Tile = SharedTile<kDim>;
+  using Tile = KeyTile<E, kDim>;
+  static constexpr int kVector = 16 / static_cast<int>(sizeof(E));  // elements
   static constexpr int kAcross = Tile::kChunks % 8 == 0 ? 8 : 4;
   static constexpr int kRows = kWarp / kAcross;  // of a pass
   static constexpr int kPasses = kGranule / kRows, kGroups = Tile::kChunks / kAcross;
 
   /// Rows [first, first + count) of the tile from `from`, the tile's row 0; the others become zero.
-  template <class T>
-  __device__ static void start(std::uint32_t tile, const T* from, std::int64_t stride, int dim, int first, int count) {
+  __device__ static void start(std::uint32_t tile, const E* from, std::int64_t stride, int dim, int first, int count) {
     const int lane = static_cast<int>(threadIdx.x % kWarp), row = lane / kAcross, chunk = lane % kAcross;
     // Two passes on, the twist is the same again.
     const std::uint32_t to[2] = {Tile::offset(row, chunk), Tile::offset(kRows + row, chunk) - kRows * Tile::kPitch};
-    from += row * stride + chunk * 8;
+    from += row * stride + chunk * kVector;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass, from += kRows * stride) {
       const bool there = static_cast<unsigned>(pass * kRows + row - first) < static_cast<unsigned>(count);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        const int bytes = min(max((dim - (group * kAcross + chunk) * 8) * 2, 0), 16);
+        const int bytes = min(max((dim - (group * kAcross + chunk) * kVector) * static_cast<int>(sizeof(E)), 0), 16);
         ptx::cp_async_16(tile + to[pass % 2] + pass * kRows * Tile::kPitch + group * kAcross * 16,
-                         from + group * kAcross * 8, there ? static_cast<std::uint32_t>(bytes) : 0u);
+                         from + group * kAcross * kVector, there ? static_cast<std::uint32_t>(bytes) : 0u);
       }
     }
   }
@@ -41,6 +45,7 @@ struct GranuleCopy {
 /// that holds the l-th one (-1: no such page).
 struct Batch {
   const void *k, *v;  // row 0 of the sequence, or of page 0, at the warp's head
+  int head;           // of keys and values
   int granule, count;
   int first_key, last_key;
   std::int32_t page;
@@ -50,8 +55,9 @@ struct Batch {
 template <class T, int kDim, int kStages>
 class Producer {
  public:
-  using Tile = SharedTile<kDim>;
-  static constexpr std::uint32_t kTileBytes = kGranule * Tile::kPitch;
+  using Tile = KeyTile<T, kDim>;
+  using Shape = DecodeShape<kDim, 1, sizeof(T)>;  // slots are the same for any number of tiles
+  static constexpr std::uint32_t kTileBytes = Shape::kTileBytes;
 
   __device__ Producer(const AttentionParams& p, const DecodePlan& plan, const SegmentWalk& walk, std::uint32_t ring)
       : walk_(walk), ring_(ring) {
@@ -85,11 +91,14 @@ class Producer {
         k_at = key * p.stride_k_token;
         v_at = key * p.stride_v_token;
       }
-      const std::uint32_t slot = ring_ + slot_ * 2 * kTileBytes;
-      GranuleCopy<kDim>::start(slot, static_cast<const T*>(now_.k) + k_at, p.stride_k_token,
-                               static_cast<int>(p.head_dim), first, count);
-      GranuleCopy<kDim>::start(slot + kTileBytes, static_cast<const T*>(now_.v) + v_at, p.stride_v_token,
-                               static_cast<int>(p.head_dim_v), first, count);
+      const std::uint32_t slot = ring_ + slot_ * Shape::kSlotBytes;
+      if constexpr (sizeof(T) == 1) {
+        if (p.quantization.per_token) start_scales(p, slot + 2 * kTileBytes, page, key, count > 0);
+      }
+      GranuleCopy<T, kDim>::start(slot, static_cast<const T*>(now_.k) + k_at, p.stride_k_token,
+                                  static_cast<int>(p.head_dim), first, count);
+      GranuleCopy<T, kDim>::start(slot + kTileBytes, static_cast<const T*>(now_.v) + v_at, p.stride_v_token,
+                                  static_cast<int>(p.head_dim_v), first, count);
       ++used_;
       slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
     }
@@ -97,9 +106,20 @@ class Producer {
   }
 
  private:
+  /// Scales of all 16 keys of a granule, four lanes each for K and V: those of keys that no query sees are masked
+  /// later.
+  __device__ void start_scales(const AttentionParams& p, std::uint32_t to, std::int32_t page, int key,
+                               bool there) const {
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    if (lane >= 8) return;
+    const KvScale& scale = lane < 4 ? p.quantization.k : p.quantization.v;
+    const int slot = key % static_cast<int>(p.page_size) + lane % 4 * 4;
+    ptx::cp_async_16(to + lane * 16, scale.at(there ? page : 0, now_.head, slot), there ? 16u : 0u);
+  }
+
   __device__ Batch fetch(const AttentionParams& p, const DecodePlan& plan) {
     while (at_ >= segment_.end) {
-      if (!walk_.next(p, plan.head_groups, segment_)) return Batch{nullptr, nullptr, 0, 0, 0, 0, 0};
+      if (!walk_.next(p, plan.head_groups, segment_)) return Batch{nullptr, nullptr, 0, 0, 0, 0, 0, 0};
       at_ = segment_.first + key_lane_;
     }
     const KeyRange& range = segment_.range;
@@ -112,6 +132,7 @@ class Producer {
     Batch batch;
     batch.k = static_cast<const T*>(p.k) + k_at;
     batch.v = static_cast<const T*>(p.v) + v_at;
+    batch.head = static_cast<int>(g);
     batch.granule = at_;
     batch.count = min(kWarp, (segment_.end - at_ + plan.key_lanes - 1) / plan.key_lanes);
     batch.first_key = range.first(0);
