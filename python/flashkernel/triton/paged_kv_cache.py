@@ -21,15 +21,15 @@ _ROPE_KEYS = ("positions", "theta", "rotary_dim", "interleaved", "inv_freq", "q"
 
 @device_function
 def _copy_heads(
-    from_ptr, to_ptr, from_h, to_h, heads, keep_all,
+    from_ptr, to_ptr, from_h, to_h, heads, live_heads,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Copies one token's heads, bit for bit; zeros where keep_all is false."""
+    """Copies one token's heads, bit for bit; those from live_heads on become zeros."""
     dim = tl.arange(0, BLOCK_D)
     for start in range(0, heads, BLOCK_HEADS):
         head = (start + tl.arange(0, BLOCK_HEADS)).to(tl.int64)[:, None]
         keep = (head < heads) & (dim[None, :] < HEAD_DIM)
-        value = tl.load(from_ptr + head * from_h + dim[None, :], mask=keep & keep_all, other=0.0)
+        value = tl.load(from_ptr + head * from_h + dim[None, :], mask=keep & (head < live_heads), other=0.0)
         tl.store(to_ptr + head * to_h + dim[None, :], value, mask=keep)
 
 
@@ -63,8 +63,8 @@ def _append(
                 IS_INTERLEAVED,
             )  # fmt: skip
         else:
-            _copy_heads(k_ptr + t * k_t, k_to, k_h, k_pages_h, heads, True, HEAD_DIM, BLOCK_D, COPY_HEADS)
-        _copy_heads(v_ptr + t * v_t, v_to, v_h, v_pages_h, heads, True, HEAD_DIM_V, BLOCK_DV, COPY_HEADS)
+            _copy_heads(k_ptr + t * k_t, k_to, k_h, k_pages_h, heads, heads, HEAD_DIM, BLOCK_D, COPY_HEADS)
+        _copy_heads(v_ptr + t * v_t, v_to, v_h, v_pages_h, heads, heads, HEAD_DIM_V, BLOCK_DV, COPY_HEADS)
 
 
 @triton.jit(do_not_specialize=["max_seq"])
@@ -80,13 +80,14 @@ def _read(
     inside = (j < tl.load(lens_ptr + b * lens_b)) & (j // page_size < max_pages)
     page = tl.load(table_ptr + b * table_b + j // page_size * table_p, mask=inside, other=0).to(tl.int64)
     inside = inside & (page >= 0) & (page < num_pages)
+    live = tl.where(inside, heads, 0)
     _copy_heads(
         k_pages_ptr + page * k_pages_p + j % page_size * k_pages_t, k_out_ptr + b * k_out_b + j * k_out_t, k_pages_h,
-        k_out_h, heads, inside, HEAD_DIM, BLOCK_D, COPY_HEADS,
+        k_out_h, heads, live, HEAD_DIM, BLOCK_D, COPY_HEADS,
     )  # fmt: skip
     _copy_heads(
         v_pages_ptr + page * v_pages_p + j % page_size * v_pages_t, v_out_ptr + b * v_out_b + j * v_out_t, v_pages_h,
-        v_out_h, heads, inside, HEAD_DIM_V, BLOCK_DV, COPY_HEADS,
+        v_out_h, heads, live, HEAD_DIM_V, BLOCK_DV, COPY_HEADS,
     )  # fmt: skip
 
 
@@ -105,11 +106,11 @@ def _copy_pages(
         k_token = k_pages_ptr + token * k_pages_t
         v_token = v_pages_ptr + token * v_pages_t
         _copy_heads(
-            k_token + src * k_pages_p, k_token + dst * k_pages_p, k_pages_h, k_pages_h, heads, True, HEAD_DIM, BLOCK_D,
+            k_token + src * k_pages_p, k_token + dst * k_pages_p, k_pages_h, k_pages_h, heads, heads, HEAD_DIM, BLOCK_D,
             COPY_HEADS,
         )  # fmt: skip
         _copy_heads(
-            v_token + src * v_pages_p, v_token + dst * v_pages_p, v_pages_h, v_pages_h, heads, True, HEAD_DIM_V,
+            v_token + src * v_pages_p, v_token + dst * v_pages_p, v_pages_h, v_pages_h, heads, heads, HEAD_DIM_V,
             BLOCK_DV, COPY_HEADS,
         )  # fmt: skip
 

@@ -85,7 +85,7 @@ def _rope(
     if IS_TABLE:
         pair = tl.arange(0, BLOCK)
         inside = (position >= 0) & (position < table_rows)  # a position past the table gives NaN
-        keep = inside & (pair < PAIRS)
+        keep = pair < tl.where(inside, PAIRS, 0)
         cos = widen(tl.load(cos_ptr + b * cos_b + position * cos_t + pair, mask=keep, other=float("nan")))
         sin = widen(tl.load(sin_ptr + b * sin_b + position * sin_t + pair, mask=keep, other=float("nan")))
     else:
