@@ -160,7 +160,7 @@ class Visit {
  public:
   Visit(const Clock& clock, const Access& now) : clock_(clock), now_(now) {}
 
-  // All cells of the bytes; false where they are no shared memory.
+  // f(cell, its place) for each two bytes.
   template <class F>
   void each(const SharedPlace& first, std::size_t bytes, F f) const {
     State& s = state();
