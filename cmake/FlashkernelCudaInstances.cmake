@@ -11,7 +11,8 @@ set(_instances
     "attention_bwd | sm80 | f16 bf16 | 32 64 96 128 192 256"
     "attention_bwd | sm80 | f32      | 32 64 96 128"
     "attention_decode | sm80 | f16 bf16 | 64 96 128 192 256"
-    "attention_decode_quantized | sm80 | f16 bf16 | 64 128 192 256")
+    "attention_decode_quantized | sm80 | f16 bf16 | 64 128 192 256"
+    "attention_decode | sm90a | f16 bf16 | 64 128")
 
 set(_tables)
 set(_type_f16 __half)

@@ -9,6 +9,7 @@
 #include "cuda/sm80/attention_fwd.hpp"
 #include "cuda/sm80/linear.hpp"
 #include "cuda/sm90a/attention_bwd.hpp"
+#include "cuda/sm90a/attention_decode.hpp"
 #include "cuda/sm90a/attention_fwd.hpp"
 #include "cuda/sm90a/linear.hpp"
 #include "cuda/sm90a/long_rows.hpp"
@@ -33,6 +34,7 @@ namespace flashkernel::cuda::sm80 {
 namespace flashkernel::cuda::sm90a {
 #define FK_INSTANCE(op, suffix, dtype, dim) void op##_##suffix##_d##dim(const op##_params&, void*, Stream);
 #include "cuda/sm90a/attention_bwd_instances.inc"
+#include "cuda/sm90a/attention_decode_instances.inc"
 #include "cuda/sm90a/attention_fwd_instances.inc"
 #undef FK_INSTANCE
 }  // namespace flashkernel::cuda::sm90a
@@ -376,6 +378,18 @@ KernelTable<AttentionParams> cuda_kernels() {
    cuda::sm80::op##_workspace<dim>,                               \
    cuda::sm80::op##_##suffix##_d##dim},
 #include "cuda/sm80/attention_decode_quantized_instances.inc"
+// Below sm80's until a GPU has timed it: see docs/kernels/attention_decode.md.
+#define FK_INSTANCE(op, suffix, dtype, dim)              \
+  {"attention_fwd/cuda/sm90a/decode/" #suffix "/d" #dim, \
+   DeviceType::kCuda,                                    \
+   90,                                                   \
+   90,                                                   \
+   kCpuAny,                                              \
+   kDecode,                                              \
+   cuda::sm90a::op##_supports<DType::dtype, dim>,        \
+   nullptr,                                              \
+   cuda::sm90a::op##_##suffix##_d##dim},
+#include "cuda/sm90a/attention_decode_instances.inc"
 #undef FK_INSTANCE
       {"attention_fwd/cuda/generic/decode", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kDecode,
        cuda::attention_fwd_decode_supports, cuda::attention_fwd_decode_workspace, cuda::attention_fwd_decode},

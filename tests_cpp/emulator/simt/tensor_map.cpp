@@ -1,6 +1,7 @@
 // See tensor_map.hpp and toolkit/cuda.h.
 #include "simt/tensor_map.hpp"
 
+#include <array>
 #include <cstring>
 
 #include "simt/mbarrier.hpp"
@@ -135,6 +136,18 @@ void issue_bulk_load(std::uint32_t shared, const void* global, std::uint32_t byt
   defer([=] {
     std::memcpy(byte_at(to), global, bytes);
     mbarrier_complete(counts_at, bytes, where);
+  });
+}
+
+void issue_async_store(std::uint32_t cluster_address, const void* value, std::uint32_t bytes,
+                       std::uint32_t cluster_barrier, Where where) {
+  const EnginePiece piece = mbarrier_piece(cluster_barrier, where);
+  race::engine_write(cluster_address, bytes, piece.agent, piece.piece, __builtin_return_address(0));
+  std::array<unsigned char, 16> copy{};
+  std::memcpy(copy.data(), value, bytes);
+  defer([=] {
+    std::memcpy(byte_at(cluster_address), copy.data(), bytes);
+    mbarrier_complete(cluster_barrier, bytes, where);
   });
 }
 

@@ -36,6 +36,9 @@ void issue_load(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barr
 void issue_store(const CUtensorMap& map, std::uint32_t shared, Move move, const std::vector<int>& coordinates);
 
 void issue_bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t barrier, Where where);
+/// st.async: up to 16 bytes to a block of the cluster, both addresses from map_shared.
+void issue_async_store(std::uint32_t cluster_address, const void* value, std::uint32_t bytes,
+                       std::uint32_t cluster_barrier, Where where);
 void issue_bulk_store(void* global, std::uint32_t shared, std::uint32_t bytes, Move move);
 
 }  // namespace simt

@@ -6,6 +6,7 @@
 
 #include "cuda/ptx/grid.cuh"
 #include "simt/race.hpp"
+#include "simt/tensor_map.hpp"
 #include "simt/warp.hpp"
 
 namespace flashkernel::cuda::ptx {
@@ -86,7 +87,16 @@ inline std::uint32_t map_shared(std::uint32_t shared_address, std::uint32_t rank
 inline float4 load_cluster_4(std::uint32_t cluster_address) {
   return *static_cast<const float4*>(simt::shared_pointer(cluster_address));
 }
+inline void store_async_4(std::uint32_t cluster_address, const float4& v, std::uint32_t cluster_barrier,
+                          Where where = Where::here()) {
+  simt::issue_async_store(cluster_address, &v, sizeof(v), cluster_barrier, where);
+}
+inline void store_async_2(std::uint32_t cluster_address, const float2& v, std::uint32_t cluster_barrier,
+                          Where where = Where::here()) {
+  simt::issue_async_store(cluster_address, &v, sizeof(v), cluster_barrier, where);
+}
 inline void cluster_arrive(Where where = Where::here()) { simt::cluster_arrive(where); }
+inline void cluster_arrive_relaxed(Where where = Where::here()) { simt::cluster_arrive(where); }
 inline void cluster_wait(Where where = Where::here()) { simt::cluster_wait(where); }
 
 }  // namespace flashkernel::cuda::ptx

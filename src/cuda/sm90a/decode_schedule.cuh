@@ -1,0 +1,76 @@
+// Who takes which granules (16 keys) of a kv head, among the warps of its cluster: all sequences' granules stand in a
+// row, and a place is a number in it. One sequence: warp by warp through the cluster, so that a warp knows its places,
+// and asks for their pages, before it knows the length. Several: an equal run of places a block (Stream-K, Osama et al.
+// 2023), in it warp by warp. Used by attention_decode.cuh; the functions here are warp-wide.
+#pragma once
+
+#include "cuda/sm90a/attention_decode.hpp"
+#include "cuda/tile/reduce.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// kAlone: there is one sequence.
+template <bool kAlone>
+class ClusterSchedule {
+ public:
+  int length;      // of sequence `lane`: keys
+  unsigned count;  // its granules
+  unsigned start;  // the place of its first one
+  unsigned total;
+  unsigned begin, end;  // this block's places; all of them when there is one sequence
+
+  /// Keys of sequence `lane`.
+  __device__ static int load_length(const AttentionParams& p) {
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    if (lane >= p.batch) return 0;
+    if (!p.is_paged()) return static_cast<int>(p.seq_k);
+    // Lengths on a GPU are not checked by the host: a bad one must not lead past the table.
+    return static_cast<int>(max(std::int64_t{0}, min(p.seq_lens[lane], p.max_pages * p.page_size)));
+  }
+
+  __device__ ClusterSchedule(const AttentionParams& p, const ClusterPlan& plan, int rank, int length)
+      : length(length), lane_(static_cast<int>(threadIdx.x % kWarp)), log2_blocks_(plan.log2_blocks) {
+    count = static_cast<unsigned>(length + kGranule - 1) / kGranule;
+    unsigned through = count;  // of the sequences up to this lane's
+    if constexpr (!kAlone) {
+#pragma unroll
+      for (int step = 1; step < kWarp; step *= 2) {
+        const unsigned other = __shfl_up_sync(kFullMask, through, step);
+        if (lane_ >= step) through += other;
+      }
+    }
+    start = through - count;
+    total = __shfl_sync(kFullMask, through, kAlone ? 0 : kWarp - 1);
+    begin = kAlone ? 0 : run_begin(rank);
+    end = kAlone ? total : run_begin(rank + 1);
+  }
+
+  /// The first place of a block's run.
+  __device__ unsigned run_begin(int block) const {
+    const unsigned share = total >> log2_blocks_, longer = total - (share << log2_blocks_);
+    return static_cast<unsigned>(block) * share + min(static_cast<unsigned>(block), longer);
+  }
+  /// The block whose run holds a place.
+  __device__ int block_of(unsigned place) const {
+    const bool before = lane_ < 1 << log2_blocks_ && run_begin(lane_) <= place;
+    return __popc(__ballot_sync(kFullMask, before)) - 1;
+  }
+  /// The sequence of this block's first place.
+  __device__ int first_sequence() const {
+    return __popc(__ballot_sync(kFullMask, start + count <= begin));  // sequences past the batch end at `total`
+  }
+
+  /// A sequence as all lanes know it.
+  struct Sequence {
+    unsigned start, count;
+    int length;
+  };
+  __device__ Sequence sequence(int b) const {
+    return {__shfl_sync(kFullMask, start, b), __shfl_sync(kFullMask, count, b), __shfl_sync(kFullMask, length, b)};
+  }
+
+ private:
+  int lane_, log2_blocks_;
+};
+
+}  // namespace flashkernel::cuda::sm90a
