@@ -65,10 +65,17 @@ std::map<const void*, int>& shared_limits() {
   return limits;
 }
 
+// Kernels that were allowed clusters that not every GPU has.
+std::set<const void*>& large_clusters() {
+  static auto& kernels = *new std::set<const void*>;
+  return kernels;
+}
+
 }  // namespace
 
 cudaError_t set_kernel_attribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   const std::lock_guard<std::recursive_mutex> lock(launch_mutex());
+  if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed && value != 0) large_clusters().insert(kernel);
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
   if (value < 0 || value > most_shared_bytes()) return set_error(cudaErrorInvalidValue);
   shared_limits()[kernel] = value;
@@ -109,7 +116,8 @@ cudaError_t launch(const void* kernel, const cudaLaunchConfig_t& config, const s
     const cudaLaunchAttribute& attribute = config.attrs[i];
     if (attribute.id != cudaLaunchAttributeClusterDimension) continue;
     const auto& shape = attribute.val.clusterDim;
-    if (shape.x < 1 || shape.x > kMostClusterBlocks || shape.y != 1 || shape.z != 1 || config.gridDim.x % shape.x != 0)
+    const unsigned most = large_clusters().count(kernel) > 0 ? kMostClusterBlocks : kPortableClusterBlocks;
+    if (shape.x < 1 || shape.x > most || shape.y != 1 || shape.z != 1 || config.gridDim.x % shape.x != 0)
       return set_error(cudaErrorInvalidConfiguration);
     cluster = shape.x;
   }

@@ -11,7 +11,7 @@ struct Thread;
 
 inline constexpr std::size_t kMostSharedBytes = 227 * 1024;
 
-inline constexpr unsigned kMostClusterBlocks = 8;
+inline constexpr unsigned kMostClusterBlocks = 16, kPortableClusterBlocks = 8;  // beyond 8 a kernel must be allowed
 
 /// New blocks: everything that is __shared__ becomes poison, and the dynamic part gets its exact size.
 void fresh_shared_memory(unsigned blocks, std::size_t dynamic_bytes);
