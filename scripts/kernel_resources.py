@@ -50,7 +50,7 @@ KNOWN_STACK = {
     "sm80::attention_fwd_f32_kernel": 80,
     "sm80::attention_bwd_kernel": 8,  # d128 on 8.0
     "sm80::attention_bwd_f32_kernel": 80,
-    "sm80::attention_decode_kernel": 152,  # d256, two row tiles
+    "sm80::attention_decode_kernel": 48,  # 8-bit keys at d128 with 17 to 32 rows, on 8.0
     "sm80::attention_decode_combine_kernel": 8,  # d256
     "sm80::gemm_kernel": 136,  # fp32
     "sm80::linear_few_rows_kernel": 32,

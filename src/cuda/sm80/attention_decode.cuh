@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(decode_max_warps(Keys::kBytes) * kWarp, 1)
   constexpr bool kScaled = Keys::kBytes == 1;
   constexpr int kStages = Shape::kStages, kRows = Shape::kRows, kSlices = kDim / 16;
   constexpr std::uint32_t kTileBytes = Shape::kTileBytes;
-  constexpr bool kQueriesInRegisters = kTiles <= 2;
-  constexpr bool kMergesInBlock = kTiles <= 2;  // see plan_decode
+  constexpr bool kQueriesInRegisters = kTiles == 1 || (kTiles == 2 && kDim <= 192);  // else they are read each time
+  constexpr bool kMergesInBlock = kTiles <= 2;                                       // see plan_decode
   constexpr float kLog2E = 1.4426950408889634f;
   extern __shared__ __align__(128) unsigned char shared[];
 
