@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <utility>
 
 #include "cuda/host/cuda_check.hpp"
@@ -20,9 +21,10 @@ namespace flashkernel::cuda {
 inline cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 /// Grid, block, bytes of dynamic shared memory (what needs the opt-in gets it here) and stream of one launch.
-/// `early` (9.0 and later): the kernel may start before the previous one on the stream has ended; it waits itself, by
-/// ptx::wait_for_previous_kernel, before it reads what that one writes.
-/// `cluster` neighbours in the grid's x are one cluster (9.0 and later).
+/// `early`: the kernel may start before the previous one on the stream has ended; it waits itself, by
+/// ptx::wait_for_previous_kernel, before it reads what that one writes. Granted only to code that was compiled for 9.0
+/// or later, whatever the GPU: older PTX has no such wait. `cluster` neighbours in the grid's x are one cluster (9.0
+/// and later).
 struct LaunchShape {
   dim3 grid, block;
   std::size_t shared_bytes;
@@ -32,6 +34,18 @@ struct LaunchShape {
 };
 
 #ifdef __CUDACC__
+/// Whether the code of `kernel` that runs on the current device was compiled for 9.0 or later.
+inline bool waits_by_itself(const void* kernel, const char* name) {
+  thread_local std::map<std::pair<int, const void*>, bool> known;  // devices may run different code of one kernel
+  int device = 0;
+  cuda_check(cudaGetDevice(&device), name);
+  const auto found = known.find({device, kernel});
+  if (found != known.end()) return found->second;
+  cudaFuncAttributes attributes{};
+  cuda_check(cudaFuncGetAttributes(&attributes, kernel), name);
+  return known[{device, kernel}] = attributes.ptxVersion >= 90;
+}
+
 /// kernel<<<shape>>>(arguments...). `name` stands in the CudaError of a refused launch; faults inside the kernel
 /// surface at the caller's next synchronisation.
 template <class... Params, class... Arguments>
@@ -47,7 +61,7 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = shape.stream;
   cudaLaunchAttribute attributes[2] = {};
-  if (shape.early) {
+  if (shape.early && waits_by_itself(reinterpret_cast<const void*>(kernel), name)) {
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }

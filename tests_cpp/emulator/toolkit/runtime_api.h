@@ -121,6 +121,15 @@ cudaError_t set_kernel_attribute(const void* kernel, cudaFuncAttribute, int valu
 cudaError_t launch(const void* kernel, const cudaLaunchConfig_t&, const std::function<void()>& body);
 }  // namespace simt
 
+struct cudaFuncAttributes {
+  int ptxVersion;
+};
+/// Kernels are what a compiler for 9.0 would have made.
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  attributes->ptxVersion = 90;
+  return cudaSuccess;
+}
+
 template <class... Params>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttribute attribute, int value) {
   return simt::set_kernel_attribute(reinterpret_cast<const void*>(kernel), attribute, value);
