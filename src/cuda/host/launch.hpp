@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <utility>
 
 #include "cuda/host/cuda_check.hpp"
@@ -36,9 +37,11 @@ struct LaunchShape {
 #ifdef __CUDACC__
 /// Whether the code of `kernel` that runs on the current device was compiled for 9.0 or later.
 inline bool waits_by_itself(const void* kernel, const char* name) {
-  thread_local std::map<std::pair<int, const void*>, bool> known;  // devices may run different code of one kernel
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, bool> known;  // devices may run different code of one kernel
   int device = 0;
   cuda_check(cudaGetDevice(&device), name);
+  const std::lock_guard<std::mutex> lock(mutex);
   const auto found = known.find({device, kernel});
   if (found != known.end()) return found->second;
   cudaFuncAttributes attributes{};
