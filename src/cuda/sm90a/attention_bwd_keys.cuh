@@ -330,6 +330,7 @@ struct KeyConsumer {
       if (steps < 0) return;
       if (steps == 0) {
         store<true>(item);
+        __syncwarp();  // the warp has read the item
         release(shared.item_empty(items.slot()));
         continue;
       }
@@ -344,6 +345,7 @@ struct KeyConsumer {
       step<true>(item, 0, steps - 1);
       ++keys.count, ++values.count;
       store<false>(item);
+      __syncwarp();
       release(shared.item_empty(items.slot()));
     }
   }

@@ -138,6 +138,7 @@ struct QueryConsumer {
         }
         ++keys.count;
       }
+      __syncwarp();  // the warp has read the item
       release(shared.item_empty(items.slot()));
     }
   }
