@@ -378,6 +378,7 @@ KernelTable<AttentionParams> cuda_kernels() {
    cuda::sm80::op##_workspace<dim>,                               \
    cuda::sm80::op##_##suffix##_d##dim},
 #include "cuda/sm80/attention_decode_quantized_instances.inc"
+#undef FK_INSTANCE
 // Below sm80's until a GPU has timed it: see docs/kernels/attention_decode.md.
 #define FK_INSTANCE(op, suffix, dtype, dim)              \
   {"attention_fwd/cuda/sm90a/decode/" #suffix "/d" #dim, \

@@ -10,7 +10,7 @@ namespace {
 
 template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
 __global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const NormParams p) {
-  __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
+  [[maybe_unused]] __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
   if (kRowsPerBlock > 1 && row >= p.rows) return;  // whole warps: rows share a block only when a row is one warp
   norm_row<T, kThreads, kVectors, N>(

@@ -9,7 +9,7 @@ namespace {
 
 template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
 __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_kernel(const SoftmaxParams p) {
-  __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
+  [[maybe_unused]] __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
   if (kRowsPerBlock > 1 && row >= p.rows) return;
   softmax_row<T, kThreads, kVectors, N>(p, row, 0, p.columns, [&](float value, auto op) {
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_kernel(const 
 
 template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
 __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_bwd_kernel(const SoftmaxBackwardParams p) {
-  __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
+  [[maybe_unused]] __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
   if (kRowsPerBlock > 1 && row >= p.rows) return;
   softmax_bwd_row<T, kThreads, kVectors, N>(p, row, 0, p.columns, [&](float value, auto op) {

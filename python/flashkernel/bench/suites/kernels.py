@@ -50,7 +50,7 @@ def representative(kernel_id: str, dtype: str | None = None) -> Representative:
     elif dtype is None:
         matmul = op in ("attention_fwd", "attention_bwd", "linear", "linear_bwd")
         dtype = "float32" if backend == "cpu" else "float16" if matmul else "bfloat16"
-    mode = next((part for part in parts if part in ("decode", "few_rows", "long_rows")), "")
+    mode = next((part for part in parts if part in ("decode", "decode_quantized", "few_rows", "long_rows")), "")
     bucket = next((int(part[1:]) for part in parts if re.fullmatch(r"d\d+", part)), 0)
     if op in ("attention_fwd", "attention_bwd"):
         bucket = bucket or (64 if backend == "cpu" else 128)
@@ -61,7 +61,30 @@ Pair = tuple[Sequence[Callable[[], Any]], Sequence[Provider], dict[str, Any]]
 """Our calls, the peers, and Work's other fields."""
 
 
+def _decode_quantized(s: Settings, r: Representative) -> Pair:
+    """Keys and values of 8 bits with a scale a head; the peers attend over the same values at 16 bits."""
+    torch = baselines.require_torch()
+    batch, cache, page = s.pick(quick=(2, 256, 16), cpu=(8, 1024, 256), cuda=(32, 4096, 256))
+    inputs = Inputs(s.device, r.dtype)
+    q = inputs.randn(batch, 32, 1, r.head_dim)
+    scale = torch.full((8,), 1 / 64, device=q.device)  # a power of two: what is stored is what the peers get
+    k8, v8 = ((inputs.randn(batch, 8, cache, r.head_dim) * 64).to(torch.float8_e4m3fn) for _ in range(2))
+    k, v = ((x.to(torch.float32) / 64).to(q.dtype) for x in (k8, v8))
+    *pages, table = inputs.paged(k8.view(torch.uint8), v8.view(torch.uint8), page)
+    copies = [
+        [x.clone().view(torch.float8_e4m3fn) for x in pages]
+        for _ in range(inputs.sets(nbytes(k8, v8), from_memory=s.cuda))
+    ]
+    paged = [(q, *pool, table, inputs.index([cache] * batch)) for pool in copies]
+    peers = [*baselines.sdpa_providers(s, r.dtype, [(q, k.clone(), v.clone()) for _ in copies], False)]
+    sizes = f"batch {batch}, cache {cache}, 32/8 heads, pages of {page}, e4m3"
+    ours = each(fk.attention_paged, paged, kv_scales=(scale, scale))
+    return ours, peers, {"read": nbytes(q, k8, v8), "written": nbytes(q), "sizes": sizes}
+
+
 def _attention_fwd(s: Settings, r: Representative) -> Pair:
+    if r.mode == "decode_quantized":
+        return _decode_quantized(s, r)
     if r.mode == "decode":
         batch, cache, page = s.pick(quick=(2, 256, 16), cpu=(8, 1024, 256), cuda=(32, 4096, 256))
         dim = r.head_dim
