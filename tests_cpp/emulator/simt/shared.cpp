@@ -34,8 +34,8 @@ constexpr std::size_t kRoom = (kMostSharedBytes + 2 * kStrictest + 0xffff) & ~st
 constexpr std::uint32_t kStaticAddress = 0x80000;
 
 constexpr std::size_t kGuard = 0x10000, kRoomPitch = kRoom + kGuard;
-constexpr std::uint32_t kClusterAddress = 0x1000000;  // plus kRankPitch a block: an address that mapa has made
-constexpr std::uint32_t kRankPitch = 0x100000;
+constexpr std::uint32_t kClusterAddress = 0x10000000;  // plus kRankPitch a block: an address that mapa has made
+constexpr std::uint32_t kRankPitch = 0x1000000;        // 16 MB: the static variables of all kernels of a program
 
 // One behind the other, an unreadable stretch before and behind each.
 unsigned char* room(unsigned rank) {
@@ -126,6 +126,7 @@ std::uint32_t shared_address(const void* pointer) {
   const auto* const begin = reinterpret_cast<const unsigned char*>(&shared_begin);
   if (at < begin || at > begin + static_bytes())
     fault("the shared-memory address of something that does not lie in this block's shared memory");
+  if (static_bytes() > kRankPitch - kStaticAddress) fault("the program's static shared memory outgrows kRankPitch");
   return kStaticAddress + static_cast<std::uint32_t>(at - begin);
 }
 
