@@ -63,7 +63,7 @@ struct Call {
 Call make_call(Random& random, DType dtype, int big) {
   Call c;
   AttentionParams& p = c.p;
-  p.dtype = dtype;
+  p.dtype = p.dtype_q = dtype;
   p.batch = pick(random, 1, 3);
   p.heads_kv = pick(random, 1, 3);
   static constexpr int kGroups[] = {1, 1, 2, 3, 4, 5, 7};
