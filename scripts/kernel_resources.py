@@ -162,7 +162,7 @@ def with_launches(kernels: list[Kernel], folder: str, program: str) -> list[Kern
         # that sample has not come by, the newest GPU's, if it fits.
         seen = shapes.get((kernel.name, kernel.code), set())
         if not seen:
-            most = ARCHS[kernel.code].block_shared
+            most = ARCHS[kernel.code].block_shared - kernel.static_shared
             seen = {shape for shape in shapes.get((kernel.name, 90), ()) if shape[1] <= most}
         result += [replace(kernel, threads=t, dynamic_shared=s) for t, s in sorted(seen)] or [kernel]
     return result

@@ -101,6 +101,9 @@ table = index(0, 1, dtype=torch.int32).view(1, 2)
 REFUSED = [
     (lambda: fkt.attention(np.ones((1, 4, 3, 8), np.float32), q, q), r"attention: q is a numpy\.ndarray"),
     (lambda: fkt.attention_paged(q, pages, pages, table, index(20), check=True), "attention_paged: check=True"),
+    (lambda: fkt.attention_paged(q, pages, pages, table, index(20), kv_scales=(q, q)), "attention_paged: pages of 8"),
+    (lambda: fkt.kv_copy_pages(pages, pages, index(0), index(1), kv_dtype="int8"), "kv_copy_pages: pages of 8 bits"),
+    (lambda: fkt.kv_read(pages, pages, table, index(20), max_seq=20, out_dtype="float32"), "kv_read: out_dtype"),
     (lambda: fkt.layer_norm(ones(4, 3, 8).transpose(0, 1)), r"layer_norm: x has strides .* one stride"),
     (lambda: fkt.linear(ones(4, 3, 8).transpose(0, 1), ones(2, 8)), "linear: x has strides"),
 ]

@@ -165,6 +165,8 @@ def attention_paged(
     sinks: Any = None,
     return_lse: bool = False,
     check: bool = False,
+    kv_scales: Any = None,
+    kv_dtype: Any = None,
     out: Any = None,
     stream: Any = None,
     dtype: Any = None,
@@ -177,7 +179,8 @@ def attention_paged(
     range is read as no keys.
 
     Returns out, or (out, lse). Raises: ValueError for arguments that don't fit, NotImplementedError for check=True (it
-    would wait for the stream; `flashkernel.check_block_table` does that) and for arrays that Triton does not serve.
+    would wait for the stream; `flashkernel.check_block_table` does that), for pages of 8 bits (kv_scales, kv_dtype) and
+    for arrays that Triton does not serve.
 
     Source: Kwon et al., PagedAttention (2023); Dao et al., Flash-Decoding (2023).
 
@@ -193,7 +196,7 @@ def attention_paged(
     call = Call("attention_paged", stream, dtype)
     is_varlen = cu_seqlens_q is not None
     q = call.floats("q", q, 3 if is_varlen else 4)
-    k_pages, v_pages = check_pages(call, k_pages, v_pages)
+    k_pages, v_pages = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
     call.need(k_pages.dtype == q.dtype, f"k_pages is {k_pages.dtype} but q is {q.dtype}; they must match")
     if check:
         call.refuse("check=True; the Triton kernels never wait for the stream, check_block_table does")

@@ -115,8 +115,14 @@ def _copy_pages(
         )  # fmt: skip
 
 
-def check_pages(call: Call, k_pages: Any, v_pages: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def check_pages(
+    call: Call, k_pages: Any, v_pages: Any, kv_scales: Any, kv_dtype: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Pages [num_pages, page_size, heads_kv, head_dim], values with a head dim of their own."""
+    if kv_scales is not None or kv_dtype is not None:
+        call.refuse(
+            "pages of 8 bits (kv_scales, kv_dtype) were given; Triton's kernels take float32, float16 or bfloat16"
+        )
     k_pages = call.floats("k_pages", k_pages, 4)
     v_pages = call.floats("v_pages", v_pages, 4, like=k_pages)
     for d in range(3):
@@ -165,6 +171,8 @@ def kv_append(
     slots: Any,
     *,
     rope: Any = None,
+    kv_scales: Any = None,
+    kv_dtype: Any = None,
     stream: Any = None,
     dtype: Any = None,
 ) -> Any:
@@ -175,7 +183,8 @@ def kv_append(
     that is negative or past the last page is skipped: the host reads no slots.
 
     Returns the rotated q if rope has one, else None. Copies are exact, rotation is float32. Raises: ValueError for
-    arguments that don't fit, NotImplementedError for arrays that Triton does not serve.
+    arguments that don't fit, NotImplementedError for pages of 8 bits (kv_scales, kv_dtype) and for arrays that
+    Triton does not serve.
 
     Source: Kwon et al., PagedAttention (2023).
 
@@ -191,7 +200,7 @@ def kv_append(
     call = Call("kv_append", stream, dtype)
     k = call.floats("k", k, 3)
     v = call.floats("v", v, 3, like=k)
-    k_pages, v_pages = check_pages(call, k_pages, v_pages)
+    k_pages, v_pages = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
     for name, x, pages in (("k", k, k_pages), ("v", v, v_pages)):
         call.need(pages.dtype == x.dtype, f"{name}_pages is {pages.dtype} but {name} is {x.dtype}; they must match")
         call.shape(name, x, (k.shape[0], pages.shape[2], pages.shape[3]))
@@ -242,6 +251,9 @@ def kv_read(
     *,
     max_seq: int | None = None,
     out: Any = None,
+    kv_scales: Any = None,
+    kv_dtype: Any = None,
+    out_dtype: Any = None,
     stream: Any = None,
     dtype: Any = None,
 ) -> tuple[Any, Any]:
@@ -263,7 +275,9 @@ def kv_read(
     [30.0, 31.0, 0.0, 1.0]
     """
     call = Call("kv_read", stream, dtype)
-    k_pages, v_pages = check_pages(call, k_pages, v_pages)
+    if out_dtype is not None:
+        call.refuse("out_dtype was given; it is for pages of 8 bits, which Triton's kernels do not take")
+    k_pages, v_pages = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
     table, lens = check_table(call, block_table, seq_lens)
     k_out, v_out = call.pair("out", out, "a pair (k_out, v_out)")
     if max_seq is None:
@@ -285,7 +299,17 @@ def kv_read(
     return k_out, v_out
 
 
-def kv_copy_pages(k_pages: Any, v_pages: Any, src: Any, dst: Any, *, stream: Any = None, dtype: Any = None) -> None:
+def kv_copy_pages(
+    k_pages: Any,
+    v_pages: Any,
+    src: Any,
+    dst: Any,
+    *,
+    kv_scales: Any = None,
+    kv_dtype: Any = None,
+    stream: Any = None,
+    dtype: Any = None,
+) -> None:
     """pages[dst[i]] = pages[src[i]] in k_pages and v_pages, in place, as `flashkernel.kv_copy_pages`; ids out of range
     move nothing.
 
@@ -301,7 +325,7 @@ def kv_copy_pages(k_pages: Any, v_pages: Any, src: Any, dst: Any, *, stream: Any
     1.0
     """
     call = Call("kv_copy_pages", stream, dtype)
-    k_pages, v_pages = check_pages(call, k_pages, v_pages)
+    k_pages, v_pages = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
     src, dst = call.index("src", src), call.index("dst", dst)
     call.shape("dst", dst, src.shape)
     call.launch(
