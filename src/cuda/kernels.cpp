@@ -44,6 +44,7 @@ namespace {
 
 constexpr int kOldest = 75;   // T4
 constexpr int kNewest = 999;  // what comes next runs from PTX
+constexpr int kEmulated = 5;  // no GPU has run it yet, only the emulated one: below everything, to be forced
 constexpr int kGeneric = 10;  // priority of the generic rows; tensor-core rows stand above
 constexpr int kTuring = 15;   // mma.sync m16n8k8
 constexpr int kAmpere = 20;   // mma.sync m16n8k16
@@ -55,24 +56,30 @@ constexpr KernelTable<Params> table(const KernelEntry<Params> (&rows)[N]) {
   return {rows, N};
 }
 
+// A row of each arch's usual devices and priority.
 template <class Params>
 constexpr KernelEntry<Params> generic(const char* name, Verdict (*supports)(const Params&),
                                       std::size_t (*workspace)(const Params&),
-                                      void (*launch)(const Params&, void*, Stream)) {
-  return {name, DeviceType::kCuda, kOldest, kNewest, kCpuAny, kGeneric, supports, workspace, launch};
+                                      void (*launch)(const Params&, void*, Stream), int priority = kGeneric) {
+  return {name, DeviceType::kCuda, kOldest, kNewest, kCpuAny, priority, supports, workspace, launch};
 }
-
+template <class Params>
+constexpr KernelEntry<Params> turing(const char* name, Verdict (*supports)(const Params&),
+                                     std::size_t (*workspace)(const Params&),
+                                     void (*launch)(const Params&, void*, Stream)) {
+  return {name, DeviceType::kCuda, kOldest, kNewest, kCpuAny, kTuring, supports, workspace, launch};
+}
 template <class Params>
 constexpr KernelEntry<Params> ampere(const char* name, Verdict (*supports)(const Params&),
                                      std::size_t (*workspace)(const Params&),
-                                     void (*launch)(const Params&, void*, Stream)) {
-  return {name, DeviceType::kCuda, 80, kNewest, kCpuAny, kAmpere, supports, workspace, launch};
+                                     void (*launch)(const Params&, void*, Stream), int priority = kAmpere) {
+  return {name, DeviceType::kCuda, 80, kNewest, kCpuAny, priority, supports, workspace, launch};
 }
-
 template <class Params>
 constexpr KernelEntry<Params> hopper(const char* name, Verdict (*supports)(const Params&),
-                                     void (*launch)(const Params&, void*, Stream)) {
-  return {name, DeviceType::kCuda, 90, 90, kCpuAny, kHopper, supports, nullptr, launch};
+                                     std::size_t (*workspace)(const Params&),
+                                     void (*launch)(const Params&, void*, Stream), int priority = kHopper) {
+  return {name, DeviceType::kCuda, 90, 90, kCpuAny, priority, supports, workspace, launch};
 }
 
 // A backward kernel that leaves the gradients of sinks and bias to the generic one; they use the workspace one after
@@ -144,41 +151,27 @@ KernelTable<LinearParams> cuda_kernels() {
   using cuda::sm80::linear_few_rows_supports;
   using cuda::sm80::linear_supports;
   static constexpr KernelEntry<LinearParams> rows[] = {
-#define FK_ROW(suffix, dtype)                           \
-  {"linear/cuda/sm90a/" #suffix "/few_rows",            \
-   DeviceType::kCuda,                                   \
-   90,                                                  \
-   90,                                                  \
-   kCpuAny,                                             \
-   kDecode + 1,                                         \
-   cuda::sm90a::linear_few_rows_supports<DType::dtype>, \
-   nullptr,                                             \
-   cuda::sm90a::linear_few_rows},                       \
-      {"linear/cuda/sm90a/" #suffix "/large",           \
-       DeviceType::kCuda,                               \
-       90,                                              \
-       90,                                              \
-       kCpuAny,                                         \
-       kHopper,                                         \
-       cuda::sm90a::linear_supports<DType::dtype>,      \
-       nullptr,                                         \
-       cuda::sm90a::linear},
+#define FK_ROW(suffix, dtype)                                                                                          \
+  hopper<LinearParams>("linear/cuda/sm90a/" #suffix "/few_rows", cuda::sm90a::linear_few_rows_supports<DType::dtype>,  \
+                       nullptr, cuda::sm90a::linear_few_rows, kDecode + 1),                                            \
+      hopper<LinearParams>("linear/cuda/sm90a/" #suffix "/large", cuda::sm90a::linear_supports<DType::dtype>, nullptr, \
+                           cuda::sm90a::linear),
 #include "cuda/sm90a/linear_rows.inc"
 #undef FK_ROW
-      {"linear/cuda/sm80/f16/few_rows", DeviceType::kCuda, 80, kNewest, kCpuAny, kDecode,
-       linear_few_rows_supports<DType::kFloat16>, nullptr, cuda::sm80::linear_few_rows_f16},
-      {"linear/cuda/sm80/bf16/few_rows", DeviceType::kCuda, 80, kNewest, kCpuAny, kDecode,
-       linear_few_rows_supports<DType::kBFloat16>, nullptr, cuda::sm80::linear_few_rows_bf16},
+      ampere<LinearParams>("linear/cuda/sm80/f16/few_rows", linear_few_rows_supports<DType::kFloat16>, nullptr,
+                           cuda::sm80::linear_few_rows_f16, kDecode),
+      ampere<LinearParams>("linear/cuda/sm80/bf16/few_rows", linear_few_rows_supports<DType::kBFloat16>, nullptr,
+                           cuda::sm80::linear_few_rows_bf16, kDecode),
       ampere<LinearParams>("linear/cuda/sm80/f16/tiles", linear_supports<DType::kFloat16>, cuda::sm80::linear_workspace,
                            cuda::sm80::linear),
       ampere<LinearParams>("linear/cuda/sm80/bf16/tiles", linear_supports<DType::kBFloat16>,
                            cuda::sm80::linear_workspace, cuda::sm80::linear),
       ampere<LinearParams>("linear/cuda/sm80/f32", linear_supports<DType::kFloat32>, cuda::sm80::linear_workspace,
                            cuda::sm80::linear),
-      {"linear/cuda/sm75/f16", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kTuring,
-       cuda::sm75::linear_supports<LinearParams>, nullptr, cuda::sm75::linear},
-      {"linear/cuda/generic/few_rows", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kAmpere + 1,
-       cuda::linear_few_rows_supports, nullptr, cuda::linear},
+      turing<LinearParams>("linear/cuda/sm75/f16", cuda::sm75::linear_supports<LinearParams>, nullptr,
+                           cuda::sm75::linear),
+      generic<LinearParams>("linear/cuda/generic/few_rows", cuda::linear_few_rows_supports, nullptr, cuda::linear,
+                            kAmpere + 1),
       generic<LinearParams>("linear/cuda/generic/tiles", cuda::linear_supports, nullptr, cuda::linear)};
   return table(rows);
 }
@@ -187,16 +180,9 @@ template <>
 KernelTable<LinearBackwardParams> cuda_kernels() {
   using cuda::sm80::linear_bwd_supports;
   static constexpr KernelEntry<LinearBackwardParams> rows[] = {
-#define FK_ROW(suffix, dtype)                      \
-  {"linear_bwd/cuda/sm90a/" #suffix,               \
-   DeviceType::kCuda,                              \
-   90,                                             \
-   90,                                             \
-   kCpuAny,                                        \
-   kHopper,                                        \
-   cuda::sm90a::linear_bwd_supports<DType::dtype>, \
-   cuda::linear_gradient_workspace,                \
-   linear_bwd<cuda::sm90a::linear_bwd>},
+#define FK_ROW(suffix, dtype)                                                                                    \
+  hopper<LinearBackwardParams>("linear_bwd/cuda/sm90a/" #suffix, cuda::sm90a::linear_bwd_supports<DType::dtype>, \
+                               cuda::linear_gradient_workspace, linear_bwd<cuda::sm90a::linear_bwd>),
 #include "cuda/sm90a/linear_rows.inc"
 #undef FK_ROW
       ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/f16", linear_bwd_supports<DType::kFloat16>,
@@ -208,9 +194,9 @@ KernelTable<LinearBackwardParams> cuda_kernels() {
       ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/f32", linear_bwd_supports<DType::kFloat32>,
                                    linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
                                    linear_bwd<cuda::sm80::linear_bwd>),
-      {"linear_bwd/cuda/sm75/f16", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kTuring,
-       cuda::sm75::linear_supports<LinearBackwardParams>, linear_bwd_workspace<cuda::sm75::linear_bwd_workspace>,
-       linear_bwd<cuda::sm75::linear_bwd>},
+      turing<LinearBackwardParams>("linear_bwd/cuda/sm75/f16", cuda::sm75::linear_supports<LinearBackwardParams>,
+                                   linear_bwd_workspace<cuda::sm75::linear_bwd_workspace>,
+                                   linear_bwd<cuda::sm75::linear_bwd>),
       generic<LinearBackwardParams>("linear_bwd/cuda/generic", cuda::linear_bwd_supports, nullptr, cuda::linear_bwd)};
   return table(rows);
 }
@@ -218,8 +204,9 @@ KernelTable<LinearBackwardParams> cuda_kernels() {
 template <>
 KernelTable<NormParams> cuda_kernels() {
   static constexpr KernelEntry<NormParams> rows[] = {
-#define FK_ROW() \
-  hopper<NormParams>("norm/cuda/sm90a/long_rows", cuda::sm90a::norm_long_rows_supports, cuda::sm90a::norm_long_rows),
+#define FK_ROW()                                                                                 \
+  hopper<NormParams>("norm/cuda/sm90a/long_rows", cuda::sm90a::norm_long_rows_supports, nullptr, \
+                     cuda::sm90a::norm_long_rows, kEmulated),
 #include "cuda/sm90a/long_rows.inc"
 #undef FK_ROW
       generic<NormParams>("norm/cuda/generic", cuda::norm_fwd_supports, nullptr, cuda::norm_fwd)};
@@ -243,9 +230,9 @@ KernelTable<ReduceParams> cuda_kernels() {
 template <>
 KernelTable<SoftmaxParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxParams> rows[] = {
-#define FK_ROW()                                                                                 \
-  hopper<SoftmaxParams>("softmax/cuda/sm90a/long_rows", cuda::sm90a::softmax_long_rows_supports, \
-                        cuda::sm90a::softmax_long_rows),
+#define FK_ROW()                                                                                          \
+  hopper<SoftmaxParams>("softmax/cuda/sm90a/long_rows", cuda::sm90a::softmax_long_rows_supports, nullptr, \
+                        cuda::sm90a::softmax_long_rows, kEmulated),
 #include "cuda/sm90a/long_rows.inc"
 #undef FK_ROW
       generic<SoftmaxParams>("softmax/cuda/generic", cuda::softmax_supports, nullptr, cuda::softmax)};
@@ -257,7 +244,7 @@ KernelTable<SoftmaxBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxBackwardParams> rows[] = {
 #define FK_ROW()                                                                                                 \
   hopper<SoftmaxBackwardParams>("softmax_bwd/cuda/sm90a/long_rows", cuda::sm90a::softmax_bwd_long_rows_supports, \
-                                cuda::sm90a::softmax_bwd_long_rows),
+                                nullptr, cuda::sm90a::softmax_bwd_long_rows, kEmulated),
 #include "cuda/sm90a/long_rows.inc"
 #undef FK_ROW
       generic<SoftmaxBackwardParams>("softmax_bwd/cuda/generic", cuda::softmax_bwd_supports, nullptr,
@@ -318,138 +305,71 @@ KernelTable<FindBadPageParams> cuda_kernels() {
 template <>
 KernelTable<AttentionParams> cuda_kernels() {
   static constexpr KernelEntry<AttentionParams> rows[] = {
-#define FK_INSTANCE(op, suffix, dtype, dim)       \
-  {#op "/cuda/sm90a/" #suffix "/d" #dim,          \
-   DeviceType::kCuda,                             \
-   90,                                            \
-   90,                                            \
-   kCpuAny,                                       \
-   kHopper,                                       \
-   cuda::sm90a::op##_supports<DType::dtype, dim>, \
-   nullptr,                                       \
-   cuda::sm90a::op##_##suffix##_d##dim},
+#define FK_INSTANCE(op, suffix, dtype, dim)                                                                    \
+  hopper<AttentionParams>(#op "/cuda/sm90a/" #suffix "/d" #dim, cuda::sm90a::op##_supports<DType::dtype, dim>, \
+                          nullptr, cuda::sm90a::op##_##suffix##_d##dim),
 #include "cuda/sm90a/attention_fwd_instances.inc"
 #undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)      \
-  {#op "/cuda/sm80/" #suffix "/d" #dim,          \
-   DeviceType::kCuda,                            \
-   80,                                           \
-   kNewest,                                      \
-   kCpuAny,                                      \
-   kAmpere,                                      \
-   cuda::sm80::op##_supports<DType::dtype, dim>, \
-   nullptr,                                      \
-   cuda::sm80::op##_##suffix##_d##dim},
+#define FK_INSTANCE(op, suffix, dtype, dim)                                                                           \
+  ampere<AttentionParams>(#op "/cuda/sm80/" #suffix "/d" #dim, cuda::sm80::op##_supports<DType::dtype, dim>, nullptr, \
+                          cuda::sm80::op##_##suffix##_d##dim),
 #include "cuda/sm80/attention_fwd_f32_instances.inc"
 #include "cuda/sm80/attention_fwd_instances.inc"
 #undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)      \
-  {#op "/cuda/sm75/" #suffix "/d" #dim,          \
-   DeviceType::kCuda,                            \
-   kOldest,                                      \
-   kNewest,                                      \
-   kCpuAny,                                      \
-   kTuring,                                      \
-   cuda::sm75::op##_supports<DType::dtype, dim>, \
-   nullptr,                                      \
-   cuda::sm75::op##_##suffix##_d##dim},
+#define FK_INSTANCE(op, suffix, dtype, dim)                                                                           \
+  turing<AttentionParams>(#op "/cuda/sm75/" #suffix "/d" #dim, cuda::sm75::op##_supports<DType::dtype, dim>, nullptr, \
+                          cuda::sm75::op##_##suffix##_d##dim),
 #include "cuda/sm75/attention_fwd_instances.inc"
 #undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)             \
-  {"attention_fwd/cuda/sm80/decode/" #suffix "/d" #dim, \
-   DeviceType::kCuda,                                   \
-   80,                                                  \
-   kNewest,                                             \
-   kCpuAny,                                             \
-   kDecode + 1,                                         \
-   cuda::sm80::op##_supports<DType::dtype, dim>,        \
-   cuda::sm80::op##_workspace<dim>,                     \
-   cuda::sm80::op##_##suffix##_d##dim},
+#define FK_INSTANCE(op, suffix, dtype, dim)                                                              \
+  ampere<AttentionParams>("attention_fwd/cuda/sm80/decode/" #suffix "/d" #dim,                           \
+                          cuda::sm80::op##_supports<DType::dtype, dim>, cuda::sm80::op##_workspace<dim>, \
+                          cuda::sm80::op##_##suffix##_d##dim, kDecode + 1),
 #include "cuda/sm80/attention_decode_instances.inc"
 #undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)                       \
-  {"attention_fwd/cuda/sm80/decode_quantized/" #suffix "/d" #dim, \
-   DeviceType::kCuda,                                             \
-   80,                                                            \
-   kNewest,                                                       \
-   kCpuAny,                                                       \
-   kDecode + 1,                                                   \
-   cuda::sm80::op##_supports<DType::dtype, dim>,                  \
-   cuda::sm80::op##_workspace<dim>,                               \
-   cuda::sm80::op##_##suffix##_d##dim},
+#define FK_INSTANCE(op, suffix, dtype, dim)                                                              \
+  ampere<AttentionParams>("attention_fwd/cuda/sm80/decode_quantized/" #suffix "/d" #dim,                 \
+                          cuda::sm80::op##_supports<DType::dtype, dim>, cuda::sm80::op##_workspace<dim>, \
+                          cuda::sm80::op##_##suffix##_d##dim, kDecode + 1),
 #include "cuda/sm80/attention_decode_quantized_instances.inc"
 #undef FK_INSTANCE
-// Below sm80's until a GPU has timed it: see docs/kernels/attention_decode.md.
-#define FK_INSTANCE(op, suffix, dtype, dim)              \
-  {"attention_fwd/cuda/sm90a/decode/" #suffix "/d" #dim, \
-   DeviceType::kCuda,                                    \
-   90,                                                   \
-   90,                                                   \
-   kCpuAny,                                              \
-   kDecode,                                              \
-   cuda::sm90a::op##_supports<DType::dtype, dim>,        \
-   nullptr,                                              \
-   cuda::sm90a::op##_##suffix##_d##dim},
+#define FK_INSTANCE(op, suffix, dtype, dim)                                                                            \
+  hopper<AttentionParams>("attention_fwd/cuda/sm90a/decode/" #suffix "/d" #dim,                                        \
+                          cuda::sm90a::op##_supports<DType::dtype, dim>, nullptr, cuda::sm90a::op##_##suffix##_d##dim, \
+                          kEmulated),
 #include "cuda/sm90a/attention_decode_instances.inc"
 #undef FK_INSTANCE
-      {"attention_fwd/cuda/generic/decode", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kDecode,
-       cuda::attention_fwd_decode_supports, cuda::attention_fwd_decode_workspace, cuda::attention_fwd_decode},
-      {"attention_fwd/cuda/generic/tiled", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kGeneric + 1,
-       cuda::attention_fwd_tiled_supports, nullptr, cuda::attention_fwd_tiled},
-      {"attention_fwd/cuda/generic/naive", DeviceType::kCuda, kOldest, kNewest, kCpuAny, kGeneric,
-       cuda::attention_fwd_naive_supports, cuda::attention_fwd_naive_workspace, cuda::attention_fwd_naive}};
+      generic<AttentionParams>("attention_fwd/cuda/generic/decode", cuda::attention_fwd_decode_supports, cuda::attention_fwd_decode_workspace, cuda::attention_fwd_decode, kDecode),
+      generic<AttentionParams>("attention_fwd/cuda/generic/tiled", cuda::attention_fwd_tiled_supports, nullptr, cuda::attention_fwd_tiled, kGeneric + 1),
+      generic<AttentionParams>("attention_fwd/cuda/generic/naive", cuda::attention_fwd_naive_supports, cuda::attention_fwd_naive_workspace, cuda::attention_fwd_naive});
   return table(rows);
 }
 
 template <>
 KernelTable<AttentionBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<AttentionBackwardParams> rows[] = {
-#define FK_INSTANCE(op, suffix, dtype, dim)       \
-  {#op "/cuda/sm90a/" #suffix "/d" #dim,          \
-   DeviceType::kCuda,                             \
-   90,                                            \
-   90,                                            \
-   kCpuAny,                                       \
-   kHopper,                                       \
-   cuda::sm90a::op##_supports<DType::dtype, dim>, \
-   cuda::sm90a::op##_workspace<dim>,              \
-   with_repair<cuda::sm90a::BackwardWorkspace, dim, cuda::sm90a::op##_##suffix##_d##dim>},
+#define FK_INSTANCE(op, suffix, dtype, dim)                                                \
+  hopper<AttentionBackwardParams>(                                                         \
+      #op "/cuda/sm90a/" #suffix "/d" #dim, cuda::sm90a::op##_supports<DType::dtype, dim>, \
+      cuda::sm90a::op##_workspace<dim>,                                                    \
+      with_repair<cuda::sm90a::BackwardWorkspace, dim, cuda::sm90a::op##_##suffix##_d##dim>, kEmulated),
 #include "cuda/sm90a/attention_bwd_instances.inc"
 #undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)      \
-  {#op "/cuda/sm80/" #suffix "/d" #dim,          \
-   DeviceType::kCuda,                            \
-   80,                                           \
-   kNewest,                                      \
-   kCpuAny,                                      \
-   kAmpere,                                      \
-   cuda::sm80::op##_supports<DType::dtype, dim>, \
-   cuda::sm80::op##_workspace<dim>,              \
-   with_repair<cuda::sm80::BackwardWorkspace, dim, cuda::sm80::op##_##suffix##_d##dim>},
+#define FK_INSTANCE(op, suffix, dtype, dim)                                              \
+  ampere<AttentionBackwardParams>(                                                       \
+      #op "/cuda/sm80/" #suffix "/d" #dim, cuda::sm80::op##_supports<DType::dtype, dim>, \
+      cuda::sm80::op##_workspace<dim>,                                                   \
+      with_repair<cuda::sm80::BackwardWorkspace, dim, cuda::sm80::op##_##suffix##_d##dim>),
 #include "cuda/sm80/attention_bwd_instances.inc"
 #undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)      \
-  {#op "/cuda/sm75/" #suffix "/d" #dim,          \
-   DeviceType::kCuda,                            \
-   kOldest,                                      \
-   kNewest,                                      \
-   kCpuAny,                                      \
-   kTuring,                                      \
-   cuda::sm75::op##_supports<DType::dtype, dim>, \
-   cuda::sm75::op##_workspace<dim>,              \
-   after_sinks<cuda::sm75::op##_##suffix##_d##dim>},
+#define FK_INSTANCE(op, suffix, dtype, dim)                                                                          \
+  turing<AttentionBackwardParams>(#op "/cuda/sm75/" #suffix "/d" #dim, cuda::sm75::op##_supports<DType::dtype, dim>, \
+                                  cuda::sm75::op##_workspace<dim>, after_sinks<cuda::sm75::op##_##suffix##_d##dim>),
 #include "cuda/sm75/attention_bwd_instances.inc"
 #undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim) \
-  {#op "/cuda/sm80/" #suffix "/d" #dim,     \
-   DeviceType::kCuda,                       \
-   80,                                      \
-   kNewest,                                 \
-   kCpuAny,                                 \
-   kAmpere,                                 \
-   cuda::sm80::op##_f32_supports<dim>,      \
-   cuda::sm80::op##_f32_workspace,          \
-   after_sinks<cuda::sm80::op##_##suffix##_d##dim>},
+#define FK_INSTANCE(op, suffix, dtype, dim)                                                                \
+  ampere<AttentionBackwardParams>(#op "/cuda/sm80/" #suffix "/d" #dim, cuda::sm80::op##_f32_supports<dim>, \
+                                  cuda::sm80::op##_f32_workspace, after_sinks<cuda::sm80::op##_##suffix##_d##dim>),
 #include "cuda/sm80/attention_bwd_f32_instances.inc"
 #undef FK_INSTANCE
       generic<AttentionBackwardParams>("attention_bwd/cuda/generic", cuda::attention_bwd_supports,
