@@ -52,6 +52,9 @@ nb::object call_backend(const char* op, const nb::args& args, nb::handle backend
 }  // namespace
 
 void bind_backend(nb::module_& module) {
+  nb::list names;
+  for (const char* op : kOps) names.append(op);
+  module.attr("BACKEND_OPS") = nb::tuple(names);  // the one list of them: flashkernel.triton.OPS
   for (const char* op : kOps) {
     const std::string signature =
         std::string("def ") + op + "(*args: typing.Any, backend: str | None, **kwargs: typing.Any) -> typing.Any";

@@ -266,7 +266,7 @@ TEST(BlockCache, ACapturesMemoryIsItsOwnUntilItsGraphIsGone) {
   cache.check();
 }
 
-TEST(BlockCache, MemoryThatTwoCapturesUseServesNobodyElse) {
+TEST(BlockCache, MemoryThatTwoCapturesUseServesNobodyElseUntilBothGraphsAreGone) {
   FakeDevice device;
   HostResource host;
   detail::BlockCache cache(host, device, 0);
@@ -274,12 +274,18 @@ TEST(BlockCache, MemoryThatTwoCapturesUseServesNobodyElse) {
   void* data = cache.allocate(kMiB, 256, stream_of(1));
   device.graphs[1] = 8;
   cache.deallocate(data, stream_of(1));
-  EXPECT_NE(cache.allocate(kMiB, 256, stream_of(1)), data);
+  void* captured = cache.allocate(kMiB, 256, stream_of(1));
+  EXPECT_NE(captured, data);
   device.graphs[1] = 0;
   device.destroy_graph(7);
-  EXPECT_NE(cache.allocate(kMiB, 256, stream_of(1)), data);
+  void* eager = cache.allocate(kMiB, 256, stream_of(1));
+  EXPECT_NE(eager, data);
   cache.check();
+  cache.deallocate(captured, stream_of(1));
+  cache.deallocate(eager, stream_of(1));
   device.destroy_graph(8);
+  cache.trim();
+  EXPECT_EQ(cache.stats().reserved_bytes, 0u);
 }
 
 TEST(BlockCache, RandomCapturesNeverShareMemory) {
@@ -353,6 +359,9 @@ TEST(BlockCache, RandomCapturesNeverShareMemory) {
   device.graphs = {};
   for (const Piece& piece : pieces) cache.deallocate(piece.data, stream_of(piece.stream));
   for (const std::uint64_t graph : alive) device.destroy_graph(graph);
+  for (std::size_t stream = 0; stream < kStreams; ++stream) device.complete(stream);
+  cache.trim();
+  EXPECT_EQ(cache.stats().reserved_bytes, 0u) << "memory of graphs that are gone did not go back";
 }
 
 TEST(BlockCache, RandomStreamsNeverRace) {

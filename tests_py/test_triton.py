@@ -17,10 +17,11 @@ import pytest
 import torch
 
 import flashkernel as fk
-from conftest import HAS_GPU, Maker, f64
+from conftest import HAS_GPU, HAS_TRITON_WHEELS, NO_TRITON_WHEELS, Maker, f64
 from flashkernel import reference, testing
 
-pytest.importorskip("triton", reason="needs triton, which has wheels for Linux only")
+if not HAS_TRITON_WHEELS:
+    pytest.skip(NO_TRITON_WHEELS, allow_module_level=True)
 import flashkernel.triton as fkt
 
 DEVICE = "cuda" if HAS_GPU else "cpu"

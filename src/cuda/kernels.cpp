@@ -339,9 +339,12 @@ KernelTable<AttentionParams> cuda_kernels() {
                           kEmulated),
 #include "cuda/sm90a/attention_decode_instances.inc"
 #undef FK_INSTANCE
-      generic<AttentionParams>("attention_fwd/cuda/generic/decode", cuda::attention_fwd_decode_supports, cuda::attention_fwd_decode_workspace, cuda::attention_fwd_decode, kDecode),
-      generic<AttentionParams>("attention_fwd/cuda/generic/tiled", cuda::attention_fwd_tiled_supports, nullptr, cuda::attention_fwd_tiled, kGeneric + 1),
-      generic<AttentionParams>("attention_fwd/cuda/generic/naive", cuda::attention_fwd_naive_supports, cuda::attention_fwd_naive_workspace, cuda::attention_fwd_naive});
+      generic<AttentionParams>("attention_fwd/cuda/generic/decode", cuda::attention_fwd_decode_supports,
+                               cuda::attention_fwd_decode_workspace, cuda::attention_fwd_decode, kDecode),
+      generic<AttentionParams>("attention_fwd/cuda/generic/tiled", cuda::attention_fwd_tiled_supports, nullptr,
+                               cuda::attention_fwd_tiled, kGeneric + 1),
+      generic<AttentionParams>("attention_fwd/cuda/generic/naive", cuda::attention_fwd_naive_supports,
+                               cuda::attention_fwd_naive_workspace, cuda::attention_fwd_naive)};
   return table(rows);
 }
 

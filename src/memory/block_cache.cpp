@@ -13,6 +13,10 @@ BlockCache::BlockCache(MemoryResource& upstream, StreamEvents& events, std::size
     : upstream_(upstream), events_(events), limit_bytes_(limit_bytes), is_host_(upstream.device().is_cpu()) {}
 
 BlockCache::~BlockCache() {
+  try {
+    recycle_captures();
+  } catch (const std::bad_alloc&) {  // no room to note the default stream: their memory stays with upstream
+  }
   trim_locked();
   for (Segment* segment = segments_; segment != nullptr;) {  // still in use: stays with upstream
     if (is_host_) unpoison_memory(segment->data, segment->size);
@@ -71,9 +75,25 @@ StreamState& BlockCache::state_of(std::uintptr_t key, std::uint64_t capture, Str
 /// Gives the memory of captures whose graphs are gone to the default stream.
 void BlockCache::recycle_captures() {
   if (num_captures_ == 0) return;
+  const auto is_gone = [](const StreamState& state) { return state.gone->load(std::memory_order_acquire); };
+  for (Block** link = &held_; *link != nullptr;) {
+    Block* block = *link;
+    if (!is_gone(*block->home) || !is_gone(*block->also)) {
+      link = &block->next;
+      continue;
+    }
+    StreamState& heir = state_of(events_.key(Stream{}), 0, Stream{});
+    *link = block->next;
+    --block->home->num_used;
+    --block->also->num_used;
+    --block->segment->num_used;
+    block->home = block->also = nullptr;
+    release(*block, heir);
+    heir.marked = false;
+  }
   for (StreamState** link = &streams_; *link != nullptr;) {
     StreamState* state = *link;
-    if (state->capture == 0 || !state->gone->load(std::memory_order_acquire)) {
+    if (state->capture == 0 || !is_gone(*state)) {
       link = &state->next;
       continue;
     }
@@ -365,7 +385,7 @@ void BlockCache::deallocate(void* pointer, Stream stream) noexcept {
   stats_.allocated_bytes -= block->requested;
   ++stats_.num_deallocations;
   poison(*block);
-  block->requested = 0;  // where it is lost below: it counts as used, by nobody
+  block->requested = 0;  // where it is held or lost below: it counts as used, by nobody
   StreamState* const home = block->home;
   StreamState* owner = nullptr;
   try {
@@ -374,8 +394,13 @@ void BlockCache::deallocate(void* pointer, Stream stream) noexcept {
     return;  // a new stream, and not even room to note it
   }
   if (home != nullptr) {
-    if (owner->capture != 0 && owner != home)
-      return;  // given out in one capture and back in another: two graphs use it
+    if (owner->capture != 0 && owner != home) {
+      block->also = owner;
+      ++owner->num_used;
+      block->next = held_;
+      held_ = block;
+      return;
+    }
     owner = home;
     block->home = nullptr;
     --home->num_used;

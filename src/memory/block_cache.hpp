@@ -43,7 +43,7 @@ struct StreamState {
   std::uintptr_t key = 0;
   std::uint64_t capture = 0;
   std::shared_ptr<std::atomic<bool>> gone;  // of captures
-  std::size_t num_used = 0;                 // blocks in use whose home this is
+  std::size_t num_used = 0;                 // blocks in use whose home this is, and held ones
   Stream stream{};
   void* event = nullptr;
   bool marked = false;
@@ -98,6 +98,7 @@ class BlockCache {
   StreamState* streams_ = nullptr;  // the last one used comes first
   std::size_t num_captures_ = 0;    // among them
   Segment* segments_ = nullptr;
+  Block* held_ = nullptr;  // given out in one capture and back in another: nobody's until both graphs are gone
   std::deque<Block> nodes_;
   Block* spare_nodes_ = nullptr;
   std::size_t num_spare_nodes_ = 0;

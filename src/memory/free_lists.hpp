@@ -18,7 +18,7 @@ inline constexpr std::size_t kGranule = 256;
 struct Segment;
 struct StreamState;
 
-/// A piece of a segment: in use (`owner` null, in the BlockTable) or free (in a list of `owner`).
+/// A piece of a segment: in use (`owner` null, in the BlockTable), free (in a list of `owner`), or held by two graphs.
 struct Block {
   std::byte* data = nullptr;
   std::size_t size = 0;       ///< a multiple of kGranule
@@ -26,10 +26,11 @@ struct Block {
   Segment* segment = nullptr;
   StreamState* owner = nullptr;
   StreamState* home = nullptr;  ///< in use: the capture that it was given out in, where it returns to
+  StreamState* also = nullptr;  ///< held: the capture that it was given back in
   Block* before = nullptr;      ///< neighbours in the segment, by address
   Block* after = nullptr;
   Block* previous = nullptr;  ///< in a free list
-  Block* next = nullptr;      ///< in a free list, in a chain of the BlockTable, or among spare nodes
+  Block* next = nullptr;      ///< in a free list, in a chain of the BlockTable, or among spare or held nodes
 };
 
 /// Bytes before the first multiple of `alignment` in the block.

@@ -19,6 +19,7 @@ try:
 except ImportError as error:
     raise ImportError(f"flashkernel.triton: {error}; pip install 'flashkernel[triton]' is needed") from error
 
+from .._C import BACKEND_OPS
 from ._host import IS_INTERPRETED
 from .elementwise import add, swiglu, swiglu_backward
 from .flash_attention import attention, attention_varlen, merge_states
@@ -32,38 +33,7 @@ from .reduce import argmax, reduce_max, reduce_mean, reduce_sum
 from .rope import rope, rope_table
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 
-OPS = (
-    "add",
-    "argmax",
-    "attention",
-    "attention_backward",
-    "attention_paged",
-    "attention_varlen",
-    "attention_varlen_backward",
-    "cross_entropy",
-    "cross_entropy_backward",
-    "kv_append",
-    "kv_copy_pages",
-    "kv_read",
-    "layer_norm",
-    "layer_norm_backward",
-    "linear",
-    "linear_backward",
-    "log_softmax",
-    "log_softmax_backward",
-    "merge_states",
-    "reduce_max",
-    "reduce_mean",
-    "reduce_sum",
-    "rms_norm",
-    "rms_norm_backward",
-    "rope",
-    "rope_table",
-    "softmax",
-    "softmax_backward",
-    "swiglu",
-    "swiglu_backward",
-)
+OPS: tuple[str, ...] = BACKEND_OPS
 """Names of the ops here: functions of `flashkernel` and of this module alike."""
 
 __all__ = ["IS_INTERPRETED", "OPS", "default_device", *OPS]
