@@ -423,7 +423,7 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
             ops.attention_varlen,
             (randn(5, 4, 8), randn(5, 2, 8), randn(5, 2, 8), cu, cu, 3, 3, slopes, sinks, *options),
         ),
-        "attention_paged": (ops.attention_paged, (*paged_arguments(), None, None, None, None, *options)),
+        "attention_paged": (ops.attention_paged, (*paged_arguments(), *[None] * 7, *options)),
         "linear": (ops.linear, (x, w, b, "gelu_tanh", True)),
         "linear_plain": (ops.linear, (x, w, None, None, True)),
         "layer_norm": (ops.layer_norm, (x, None, randn(8), randn(8), 1e-5)),

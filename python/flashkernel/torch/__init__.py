@@ -6,8 +6,9 @@ nothing in torch beyond registering the ops as `torch.ops.flashkernel.*`.
 
 from __future__ import annotations
 
-from .attention import attention, attention_paged, attention_varlen
+from .attention import attention, attention_varlen
 from .elementwise import log_softmax, softmax, swiglu
+from .kv_cache import attention_paged, kv_append, kv_read
 from .linear import Linear, linear
 from .loss import cross_entropy
 from .norm import RMSNorm, layer_norm, rms_norm
@@ -20,6 +21,8 @@ __all__ = [
     "attention_paged",
     "attention_varlen",
     "cross_entropy",
+    "kv_append",
+    "kv_read",
     "layer_norm",
     "linear",
     "log_softmax",

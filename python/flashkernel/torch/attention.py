@@ -1,6 +1,6 @@
-"""Attention for torch: dense and variable-length with gradients (bias, sinks and LSE included), paged without.
+"""Attention for torch: dense and variable-length, with gradients (bias, sinks and LSE included).
 
-Shapes and options are those of `flashkernel.attention` and its siblings.
+Shapes and options are those of `flashkernel.attention` and its siblings. Attention over a cache: kv_cache.py.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import torch
 
 import flashkernel as fk
 
-from ._library import define, dense, direct, empty, no_second_derivative, refuse_gradient
+from ._library import define, dense, direct, empty, no_second_derivative
 
-__all__ = ["attention", "attention_paged", "attention_varlen"]
+__all__ = ["VARLEN_OPTIONS", "attention", "attention_varlen", "window_pair"]
 
 _OPTIONS = (
     "Tensor? bias, Tensor? alibi_slopes, Tensor? sinks, bool causal, int window_left, int window_right, "
     "float softcap, float? scale"
 )
-_VARLEN_OPTIONS = _OPTIONS.removeprefix("Tensor? bias, ")
+VARLEN_OPTIONS = _OPTIONS.removeprefix("Tensor? bias, ")
 _LENGTHS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
 
 
-def _window(window: tuple[int | None, int | None] | None) -> tuple[int, int]:
+def window_pair(window: tuple[int | None, int | None] | None) -> tuple[int, int]:
     if window is None:
         return -1, -1
     left, right = window
@@ -206,7 +206,7 @@ def attention(
             scale=scale,
             return_lse=return_lse,
         )
-    out, lse = _attention(q, k, v, bias, alibi_slopes, sinks, causal, *_window(window), softcap, scale)
+    out, lse = _attention(q, k, v, bias, alibi_slopes, sinks, causal, *window_pair(window), softcap, scale)
     return (out, lse) if return_lse else out
 
 
@@ -339,13 +339,13 @@ def _varlen_grad(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
 _varlen_backward = define(
     f"attention_varlen_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, "
     f"Tensor lse, {_LENGTHS}, "
-    f"{_VARLEN_OPTIONS}, bool need_sinks, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"{VARLEN_OPTIONS}, bool need_sinks, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)",
     _varlen_backward_kernel,
     _varlen_backward_fake,
     backward=no_second_derivative("attention_varlen_backward"),
 )
 _varlen = define(
-    f"attention_varlen(Tensor q, Tensor k, Tensor v, {_LENGTHS}, {_VARLEN_OPTIONS}) -> (Tensor, Tensor)",
+    f"attention_varlen(Tensor q, Tensor k, Tensor v, {_LENGTHS}, {VARLEN_OPTIONS}) -> (Tensor, Tensor)",
     _varlen_kernel,
     _varlen_fake,
     backward=_varlen_grad,
@@ -401,124 +401,7 @@ def attention_varlen(
         alibi_slopes,
         sinks,
         causal,
-        *_window(window),
-        softcap,
-        scale,
-    )
-    return (out, lse) if return_lse else out
-
-
-# --- paged
-
-
-def _paged_kernel(
-    q: Any,
-    k_pages: Any,
-    v_pages: Any,
-    block_table: Any,
-    seq_lens: Any,
-    cu_seqlens_q: Any,
-    max_seqlen_q: int | None,
-    alibi_slopes: Any,
-    sinks: Any,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    scale: float | None,
-) -> Any:
-    return fk.attention_paged(
-        q,
-        k_pages,
-        v_pages,
-        block_table,
-        seq_lens,
-        cu_seqlens_q=cu_seqlens_q,
-        max_seqlen_q=max_seqlen_q,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        causal=causal,
-        window=(window_left, window_right),
-        softcap=softcap,
-        scale=scale,
-        return_lse=True,
-    )
-
-
-def _paged_fake(
-    q: Any, k_pages: Any, v_pages: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, *options: Any
-) -> Any:
-    lse = q.shape[:-1] if cu_seqlens_q is None else (q.shape[1], q.shape[0])
-    return q.new_empty((*q.shape[:-1], v_pages.shape[-1])), q.new_empty(lse, dtype=torch.float32)
-
-
-_PAGED_HAS_NO_GRADIENT = (
-    "attention_paged: an argument requires a gradient, and attention over a cache has none; "
-    "call it under torch.no_grad() or use attention_varlen"
-)
-_paged = define(
-    "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor? "
-    "cu_seqlens_q, int? max_seqlen_q, "
-    f"{_VARLEN_OPTIONS}) -> (Tensor, Tensor)",
-    _paged_kernel,
-    _paged_fake,
-    backward=refuse_gradient(_PAGED_HAS_NO_GRADIENT),
-)
-
-
-def attention_paged(
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float = 0.0,
-    scale: float | None = None,
-    alibi_slopes: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Any:
-    """`flashkernel.attention_paged` for inference; works under torch.compile. Raises NotImplementedError where a
-    gradient is needed.
-    """
-    if torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (q, k_pages, v_pages, alibi_slopes, sinks)
-    ):
-        raise NotImplementedError(_PAGED_HAS_NO_GRADIENT)
-    if direct(q, k_pages, v_pages, alibi_slopes, sinks):
-        return fk.attention_paged(
-            q,
-            k_pages,
-            v_pages,
-            block_table,
-            seq_lens,
-            cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=max_seqlen_q,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            causal=causal,
-            window=window,
-            softcap=softcap,
-            scale=scale,
-            return_lse=return_lse,
-        )
-    out, lse = _paged(
-        q,
-        k_pages,
-        v_pages,
-        block_table,
-        seq_lens,
-        cu_seqlens_q,
-        max_seqlen_q,
-        alibi_slopes,
-        sinks,
-        causal,
-        *_window(window),
+        *window_pair(window),
         softcap,
         scale,
     )

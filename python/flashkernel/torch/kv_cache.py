@@ -1,0 +1,406 @@
+"""The paged KV-cache for torch: attention over its pages, kv_append, kv_read; pages of 16, 32 or 8 bits, no gradients.
+
+Shapes and options are those of `flashkernel.attention_paged` and its siblings; what a cache has no gradient for is
+refused, not dropped. Kwon et al., PagedAttention (2023).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import flashkernel as fk
+from flashkernel.typing import KvAppendRope
+
+from ._library import define, direct, empty, refuse_gradient
+from .attention import VARLEN_OPTIONS, window_pair
+
+__all__ = ["attention_paged", "kv_append", "kv_read"]
+
+Scales = tuple[torch.Tensor, torch.Tensor] | None
+
+
+def _split(op: str, kv_scales: Any) -> tuple[Any, Any]:
+    """(k_scales, v_scales), or two times None: a schema has no pairs."""
+    if kv_scales is None:
+        return None, None
+    if not isinstance(kv_scales, tuple | list) or len(kv_scales) != 2:
+        raise ValueError(f"{op}: kv_scales is a {type(kv_scales).__name__}; a pair (k_scales, v_scales) is needed")
+    return kv_scales[0], kv_scales[1]
+
+
+def _join(k_scales: Any, v_scales: Any) -> Any:
+    return None if k_scales is None and v_scales is None else (k_scales, v_scales)
+
+
+def _name(dtype: Any) -> str | None:
+    """int8 for torch.int8 and for "int8"."""
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _needs_gradient(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+# --- attention
+
+
+def _paged_kernel(
+    q: Any,
+    k_pages: Any,
+    v_pages: Any,
+    block_table: Any,
+    seq_lens: Any,
+    cu_seqlens_q: Any,
+    max_seqlen_q: int | None,
+    k_scales: Any,
+    v_scales: Any,
+    kv_dtype: str | None,
+    alibi_slopes: Any,
+    sinks: Any,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    scale: float | None,
+) -> Any:
+    return fk.attention_paged(
+        q,
+        k_pages,
+        v_pages,
+        block_table,
+        seq_lens,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
+        kv_scales=_join(k_scales, v_scales),
+        kv_dtype=kv_dtype,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        causal=causal,
+        window=(window_left, window_right),
+        softcap=softcap,
+        scale=scale,
+        return_lse=True,
+    )
+
+
+def _paged_fake(
+    q: Any, k_pages: Any, v_pages: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, *options: Any
+) -> Any:
+    lse = q.shape[:-1] if cu_seqlens_q is None else (q.shape[1], q.shape[0])
+    return q.new_empty((*q.shape[:-1], v_pages.shape[-1])), q.new_empty(lse, dtype=torch.float32)
+
+
+_PAGED_HAS_NO_GRADIENT = (
+    "attention_paged: an argument requires a gradient, and attention over a cache has none; "
+    "call it under torch.no_grad() or use attention_varlen"
+)
+_paged = define(
+    "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor? "
+    "cu_seqlens_q, int? max_seqlen_q, Tensor? k_scales, Tensor? v_scales, str? kv_dtype, "
+    f"{VARLEN_OPTIONS}) -> (Tensor, Tensor)",
+    _paged_kernel,
+    _paged_fake,
+    backward=refuse_gradient(_PAGED_HAS_NO_GRADIENT),
+)
+
+
+def attention_paged(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+    kv_scales: Scales = None,
+    kv_dtype: Any = None,
+) -> Any:
+    """`flashkernel.attention_paged` for inference; works under torch.compile.
+
+    q: [batch, heads_q, seq_q, head_dim], or with cu_seqlens_q [total_q, heads_q, head_dim]; float32, float16, bfloat16.
+    k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; q's dtype, or torch.float8_e4m3fn or
+       torch.int8, both the same.
+    block_table: int32 [batch, max_pages]; seq_lens: int32 or int64 [batch].
+    kv_scales: with 8-bit pages, and only with them: (k_scales, v_scales), float32 [heads_kv] or [num_pages, heads_kv,
+       page_size]; number = element * scale.
+    kv_dtype: torch.float8_e4m3fn or torch.int8: what the bytes of torch.uint8 pages are.
+
+    Returns out (q's shape with head_dim_v, q's dtype), or (out, lse). Raises NotImplementedError where a gradient is
+    needed (scales included), ValueError for arguments that don't fit: 8-bit pages without scales, scales with wider
+    pages, another dtype or shape of the scales.
+
+    >>> import torch, flashkernel.torch as fkt
+    >>> pages = torch.full((3, 16, 2, 8), 2, dtype=torch.int8)
+    >>> table, lengths = torch.tensor([[2, 0]], dtype=torch.int32), torch.tensor([20])
+    >>> scales = torch.full((2,), 0.5), torch.full((2,), 0.25)
+    >>> fkt.attention_paged(torch.ones(1, 4, 1, 8), pages, pages, table, lengths, kv_scales=scales)[0, 0]
+    tensor([[0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000]])
+    """
+    k_scales, v_scales = _split("attention_paged", kv_scales)
+    if _needs_gradient(q, k_pages, v_pages, alibi_slopes, sinks, k_scales, v_scales):
+        raise NotImplementedError(_PAGED_HAS_NO_GRADIENT)
+    if direct(q, k_pages, v_pages, alibi_slopes, sinks, k_scales, v_scales):
+        return fk.attention_paged(
+            q,
+            k_pages,
+            v_pages,
+            block_table,
+            seq_lens,
+            cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            scale=scale,
+            return_lse=return_lse,
+            kv_scales=kv_scales,
+            kv_dtype=kv_dtype,
+        )
+    out, lse = _paged(
+        q,
+        k_pages,
+        v_pages,
+        block_table,
+        seq_lens,
+        cu_seqlens_q,
+        max_seqlen_q,
+        k_scales,
+        v_scales,
+        _name(kv_dtype),
+        alibi_slopes,
+        sinks,
+        causal,
+        *window_pair(window),
+        softcap,
+        scale,
+    )
+    return (out, lse) if return_lse else out
+
+
+# --- append
+
+
+def _append_kernel(
+    k: Any,
+    v: Any,
+    k_pages: Any,
+    v_pages: Any,
+    slots: Any,
+    k_scales: Any,
+    v_scales: Any,
+    kv_dtype: str | None,
+    positions: Any,
+    theta: float,
+    rotary_dim: int | None,
+    interleaved: bool,
+    inv_freq: Any,
+    q: Any,
+) -> Any:
+    rope: KvAppendRope | None = None
+    if positions is not None:
+        rope = {"positions": positions, "theta": theta, "rotary_dim": rotary_dim, "interleaved": interleaved}
+        rope["inv_freq"], rope["q"] = inv_freq, q
+    out = fk.kv_append(k, v, k_pages, v_pages, slots, rope=rope, kv_scales=_join(k_scales, v_scales), kv_dtype=kv_dtype)
+    return empty(k) if out is None else out
+
+
+def _append_fake(k: Any, v: Any, *others: Any) -> Any:
+    q = others[-1]
+    return empty(k) if q is None else q.new_empty(q.shape)
+
+
+_append = define(
+    "kv_append(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor slots, Tensor(c!)? k_scales, "
+    "Tensor(d!)? v_scales, str? kv_dtype, Tensor? positions, float theta, int? rotary_dim, bool interleaved, "
+    "Tensor? inv_freq, Tensor? q) -> Tensor",
+    _append_kernel,
+    _append_fake,
+)
+_ROPE_KEYS = ("positions", "theta", "rotary_dim", "interleaved", "inv_freq", "q")
+
+
+def kv_append(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    rope: KvAppendRope | None = None,
+    kv_scales: Scales = None,
+    kv_dtype: Any = None,
+) -> Any:
+    """`flashkernel.kv_append`: writes tokens to their slots of the pages, in place; works under torch.compile.
+
+    k, v: [tokens, heads_kv, head_dim or head_dim_v]; float32, float16 or bfloat16.
+    k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; k's dtype, or torch.float8_e4m3fn or
+       torch.int8; written in place.
+    slots: int32 or int64 [tokens]; negative: skipped.
+    rope: as there, without "q_out": the rotated q is a new tensor.
+    kv_scales: with 8-bit pages, and only with them: (k_scales, v_scales), float32 [heads_kv], which are read, or
+       [num_pages, heads_kv, page_size], which are written.
+    kv_dtype: torch.float8_e4m3fn or torch.int8: what the bytes of torch.uint8 pages are.
+
+    Returns the rotated q if rope has one, else None. Raises NotImplementedError where a gradient is needed, ValueError
+    for arguments that don't fit.
+
+    >>> import torch, flashkernel.torch as fkt
+    >>> k_pages, v_pages = torch.zeros(2, 2, 16, 1, 4, dtype=torch.float8_e4m3fn)
+    >>> scales = torch.zeros(2, 1, 16), torch.zeros(2, 1, 16)
+    >>> k = torch.tensor([[[0.0, 1.0, 2.0, 4.0]]])
+    >>> fkt.kv_append(k, k, k_pages, v_pages, torch.tensor([17]), kv_scales=scales)
+    >>> k_pages[1, 1, 0].float() * scales[0][1, 0, 1]
+    tensor([0., 1., 2., 4.])
+    """
+    k_scales, v_scales = _split("kv_append", kv_scales)
+    if rope is not None:
+        if not isinstance(rope, dict):
+            raise ValueError(f"kv_append: rope={rope!r}; None or a dict with 'positions' is needed")
+        for key in rope:
+            if key not in _ROPE_KEYS:
+                raise ValueError(f"kv_append: rope has the key {key!r}; {', '.join(_ROPE_KEYS)} are known here")
+        if rope.get("positions") is None:
+            raise ValueError("kv_append: rope has no 'positions'; int32 or int64 [tokens] is needed")
+    turn: Any = rope or {}
+    q = turn.get("q")
+    tensors = (k, v, k_pages, v_pages, k_scales, v_scales, q)
+    if _needs_gradient(*tensors):
+        raise NotImplementedError(
+            "kv_append: an argument requires a gradient, and a cache has none; call it under torch.no_grad()"
+        )
+    if direct(*tensors):
+        return fk.kv_append(k, v, k_pages, v_pages, slots, rope=rope, kv_scales=kv_scales, kv_dtype=kv_dtype)
+    out = _append(
+        k,
+        v,
+        k_pages,
+        v_pages,
+        slots,
+        k_scales,
+        v_scales,
+        _name(kv_dtype),
+        turn.get("positions"),
+        turn.get("theta", 10000.0),
+        turn.get("rotary_dim"),
+        turn.get("interleaved", False),
+        turn.get("inv_freq"),
+        q,
+    )
+    return None if q is None else out
+
+
+# --- read
+
+
+def _read_kernel(
+    k_pages: Any,
+    v_pages: Any,
+    block_table: Any,
+    seq_lens: Any,
+    max_seq: int,
+    k_scales: Any,
+    v_scales: Any,
+    kv_dtype: str | None,
+    out_dtype: Any,
+) -> Any:
+    return fk.kv_read(
+        k_pages,
+        v_pages,
+        block_table,
+        seq_lens,
+        max_seq=max_seq,
+        kv_scales=_join(k_scales, v_scales),
+        kv_dtype=kv_dtype,
+        out_dtype=_name(out_dtype),
+    )
+
+
+def _read_fake(
+    k_pages: Any,
+    v_pages: Any,
+    block_table: Any,
+    seq_lens: Any,
+    max_seq: int,
+    k_scales: Any,
+    v_scales: Any,
+    kv_dtype: str | None,
+    out_dtype: Any,
+) -> Any:
+    dtype = out_dtype if out_dtype is not None else k_pages.dtype if k_scales is None else torch.float32
+    shape = (block_table.shape[0], max_seq)
+    return (
+        k_pages.new_empty((*shape, *k_pages.shape[2:]), dtype=dtype),
+        v_pages.new_empty((*shape, *v_pages.shape[2:]), dtype=dtype),
+    )
+
+
+_read = define(
+    "kv_read(Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, SymInt max_seq, Tensor? k_scales, "
+    "Tensor? v_scales, str? kv_dtype, ScalarType? out_dtype) -> (Tensor, Tensor)",
+    _read_kernel,
+    _read_fake,
+    backward=refuse_gradient("kv_read: an argument requires a gradient, and a cache has none"),
+)
+
+
+def kv_read(
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    max_seq: int | None = None,
+    kv_scales: Scales = None,
+    kv_dtype: Any = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`flashkernel.kv_read`: sequences gathered from pages into new tensors; works under torch.compile.
+
+    k_pages, v_pages, block_table, seq_lens, kv_scales, kv_dtype: as in `attention_paged`.
+    max_seq: the results' second dim; needed on a GPU and where the call is compiled, else the largest length.
+    out_dtype: of what 8-bit pages become; None: torch.float32.
+
+    Returns (k, v) [batch, max_seq, heads_kv, head_dim or head_dim_v], 0 past a sequence's length. Raises
+    NotImplementedError where a gradient is needed, ValueError for arguments that don't fit.
+
+    >>> import torch, flashkernel.torch as fkt
+    >>> pages = torch.full((2, 16, 1, 2), 3, dtype=torch.int8)
+    >>> table, scale = torch.tensor([[1]], dtype=torch.int32), torch.tensor([0.5])
+    >>> fkt.kv_read(pages, pages, table, torch.tensor([1]), max_seq=2, kv_scales=(scale, scale))[0][0, :, 0]
+    tensor([[1.5000, 1.5000],
+            [0.0000, 0.0000]])
+    """
+    k_scales, v_scales = _split("kv_read", kv_scales)
+    if _needs_gradient(k_pages, v_pages, k_scales, v_scales):
+        raise NotImplementedError(
+            "kv_read: an argument requires a gradient, and a cache has none; call it under torch.no_grad()"
+        )
+    if direct(k_pages, v_pages, k_scales, v_scales):
+        return fk.kv_read(
+            k_pages,
+            v_pages,
+            block_table,
+            seq_lens,
+            max_seq=max_seq,
+            kv_scales=kv_scales,
+            kv_dtype=kv_dtype,
+            out_dtype=_name(out_dtype),
+        )
+    if max_seq is None:
+        raise ValueError("kv_read: max_seq is missing; it is needed where the call is traced or compiled")
+    read: tuple[torch.Tensor, torch.Tensor] = _read(
+        k_pages, v_pages, block_table, seq_lens, max_seq, k_scales, v_scales, _name(kv_dtype), out_dtype
+    )
+    return read
