@@ -225,6 +225,12 @@ void cases(CaseList& list) {
       add("rope_partial" + form, rope);
       rope.in_place = true;
       add("rope_in_place" + form, rope);
+      Spec large{dtype, 2, 16, 2, 640, 16};  // more pairs than a block of threads takes
+      large.tokens = 20, large.heads_q = 1, large.rope = true, large.interleaved = interleaved;
+      add("rope640" + form, large);
+      Spec many{dtype, 40, 16, 2, 64, 48};  // several tokens a block on a large GPU
+      many.tokens = 600, many.heads_q = 3, many.rope = true, many.interleaved = interleaved;
+      add("rope_600_tokens" + form, many);
     }
   });
 }

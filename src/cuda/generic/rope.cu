@@ -70,13 +70,6 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const RopeParams p, int 
   }
 }
 
-// Frequencies in half turns per token, worked out by the host: exp2 in fp64 for every thread would cost as much as the
-// rotation.
-constexpr int kMostPairs = 128;
-struct Frequencies {
-  double half_turns[kMostPairs];
-};
-
 constexpr int kBlocks = 3;  // an SM's
 
 /// A block takes an even share of all (block of tokens, head) pairs, heads fastest: no last wave of blocks is part
@@ -84,7 +77,7 @@ constexpr int kBlocks = 3;  // an SM's
 /// through) of a token; the loads of the next head are under way while one is rotated.
 template <class T, bool kInterleaved>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    rope_vectors_kernel(const RopeParams p, const __grid_constant__ Frequencies frequencies, int token_blocks,
+    rope_vectors_kernel(const RopeParams p, const __grid_constant__ RopeFrequencies frequencies, int token_blocks,
                         std::int64_t units) {
   constexpr int N = kVectorElements<T>;
   using Vector = Packed<T, N>;
@@ -151,10 +144,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       const std::int64_t position = p.position(now.b, now.token);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const int pair = column * N + i;
-        const double half_turns =
-            p.spec.inv_freq ? static_cast<double>(p.spec.inv_freq[pair]) * kInversePi : frequencies.half_turns[pair];
-        rope_angle(position, half_turns, &cosine[i], &sine[i]);
+        rope_angle(position, half_turns_per_token(p.spec, frequencies, column * N + i), &cosine[i], &sine[i]);
       }
     }
     if (p.spec.inverse) {
@@ -163,27 +153,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
   };
 
-  const auto rotate = [&](Vector& x, Vector& y) {
-    float a[2 * N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      a[i] = to_float(x.values[i]);
-      a[N + i] = to_float(y.values[i]);
-    }
-    // The members of pair i: neighbours in the 2 N elements, or N apart.
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float u = kInterleaved ? a[2 * i] : a[i], v = kInterleaved ? a[2 * i + 1] : a[N + i];
-      const T to_u = from_float<T>(u * cosine[i] - v * sine[i]), to_v = from_float<T>(u * sine[i] + v * cosine[i]);
-      if (kInterleaved) {
-        (2 * i < N ? x : y).values[2 * i % N] = to_u;
-        (2 * i < N ? x : y).values[2 * i % N + 1] = to_v;
-      } else {
-        x.values[i] = to_u;
-        y.values[i] = to_v;
-      }
-    }
-  };
   const auto store = [&](std::int64_t unit, Vector& x, Vector& y) {
     if (unit >= last_unit) return;
     if (unit == first_unit || now.head == 0) set_angles();
@@ -194,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                                  : static_cast<T*>(p.k_out) + now.b * p.stride_k_out_batch +
                                        (h - heads_q) * p.stride_k_out_head + now.token * p.stride_k_out_token;
       if (rotates) {
-        rotate(x, y);
+        rotate_pairs<kInterleaved>(x, y, cosine, sine);
         *reinterpret_cast<Vector*>(out + second) = y;
       }
       *reinterpret_cast<Vector*>(out + first) = x;
@@ -219,19 +188,14 @@ bool vectorizable(const RopeParams& p) {
            (p.seq == 1 || token % elements == 0);
   };
   return p.spec.rotary_dim % (2 * elements) == 0 && p.head_dim % elements == 0 && p.head_dim <= kThreads * elements &&
-         p.spec.rotary_dim <= 2 * kMostPairs && fits(p.q, p.stride_q_batch, p.stride_q_head, p.stride_q_token) &&
+         p.spec.rotary_dim <= 2 * kMostFrequencies && fits(p.q, p.stride_q_batch, p.stride_q_head, p.stride_q_token) &&
          fits(p.q_out, p.stride_q_out_batch, p.stride_q_out_head, p.stride_q_out_token) &&
          (p.heads_kv == 0 || (fits(p.k, p.stride_k_batch, p.stride_k_head, p.stride_k_token) &&
                               fits(p.k_out, p.stride_k_out_batch, p.stride_k_out_head, p.stride_k_out_token)));
 }
 
 void rope_vectors(const RopeParams& p, cudaStream_t stream) {
-  Frequencies frequencies{};
-  if (!p.cos && !p.spec.inv_freq) {
-    const auto rotary_dim = static_cast<double>(p.spec.rotary_dim);
-    for (int pair = 0; pair < p.spec.rotary_dim / 2; ++pair)
-      frequencies.half_turns[pair] = std::exp2(-2.0 * pair / rotary_dim * std::log2(p.spec.theta)) * kInversePi;
-  }
+  const RopeFrequencies frequencies = rope_frequencies(p.spec);
   const std::int64_t elements = 16 / static_cast<std::int64_t>(dtype_bytes(p.dtype));
   const std::int64_t columns = (p.head_dim - p.spec.rotary_dim / 2) / elements;
   const std::int64_t token_blocks = ceil_div(p.seq, kThreads / columns);
