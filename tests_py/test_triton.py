@@ -98,13 +98,11 @@ except ImportError as error:
 
 
 q, pages = ones(1, 4, 3, 8), ones(4, 16, 2, 8)
+bytes_, scale = ones(4, 16, 2, 8, dtype=torch.uint8), ones(2)
 table = index(0, 1, dtype=torch.int32).view(1, 2)
 REFUSED = [
     (lambda: fkt.attention(np.ones((1, 4, 3, 8), np.float32), q, q), r"attention: q is a numpy\.ndarray"),
     (lambda: fkt.attention_paged(q, pages, pages, table, index(20), check=True), "attention_paged: check=True"),
-    (lambda: fkt.attention_paged(q, pages, pages, table, index(20), kv_scales=(q, q)), "attention_paged: pages of 8"),
-    (lambda: fkt.kv_copy_pages(pages, pages, index(0), index(1), kv_dtype="int8"), "kv_copy_pages: pages of 8 bits"),
-    (lambda: fkt.kv_read(pages, pages, table, index(20), max_seq=20, out_dtype="float32"), "kv_read: out_dtype"),
     (lambda: fkt.layer_norm(ones(4, 3, 8).transpose(0, 1)), r"layer_norm: x has strides .* one stride"),
     (lambda: fkt.linear(ones(4, 3, 8).transpose(0, 1), ones(2, 8)), "linear: x has strides"),
 ]
@@ -122,6 +120,21 @@ INVALID = [
     (lambda: fkt.attention_paged(ones(3, 4, 8), pages, pages, table, index(20), cu_seqlens_q=index(0, 3)),
     "max_seqlen_q"),
     (lambda: fkt.kv_read(pages, pages, table, index(20)), "kv_read: max_seq is missing"),
+    (lambda: fkt.kv_read(pages, pages, table, index(20), max_seq=9, out_dtype="float32"), "out_dtype is given"),
+    (lambda: fkt.kv_read(bytes_, bytes_, table, index(20), max_seq=20, kv_dtype="int8", kv_scales=(scale, scale),
+                         out_dtype="int8"), "kv_read: out_dtype='int8'"),
+    (lambda: fkt.attention_paged(q, pages, pages, table, index(20), kv_scales=(scale, scale)),
+     "scales are given but k_pages is float32"),
+    (lambda: fkt.attention_paged(q, bytes_, bytes_, table, index(20), kv_scales=(scale, scale)),
+     "k_pages has dtype uint8; pass kv_dtype"),
+    (lambda: fkt.attention_paged(q, bytes_, bytes_, table, index(20), kv_dtype="int8"), "k_scales is absent"),
+    (lambda: fkt.attention_paged(q, bytes_, bytes_, table, index(20), kv_dtype="int8", kv_scales=(scale, ones(3))),
+     r"v_scales\.shape\[0\]=3; 2 is needed"),
+    (lambda: fkt.attention_paged(q, bytes_, bytes_, table, index(20), kv_dtype="int8", kv_scales=scale), "a pair"),
+    (lambda: fkt.kv_copy_pages(bytes_, bytes_, index(0), index(1), kv_dtype="float16"), "kv_dtype='float16'"),
+    (lambda: fkt.kv_copy_pages(pages, pages, index(0), index(1), kv_dtype="int8"), "float32 but kv_dtype is int8"),
+    (lambda: fkt.kv_append(ones(1, 2, 8), ones(1, 2, 8), bytes_, bytes_, index(0), kv_dtype="int8",
+                           kv_scales=(scale, ones(4, 2, 16))), "k_scales has 1 dims but v_scales has 3"),
     (lambda: fkt.kv_append(ones(1, 2, 8), ones(1, 2, 8), pages, pages, index(0), rope={"theta": 1.0}), "positions"),
     (lambda: fkt.rope(q, rotary_dim=3), "rope: rotary_dim=3"),
     (lambda: fkt.linear(ones(2, 3), ones(4, 5)), r"linear: weight\.shape\[1\]=5 but x\.shape\[1\]=3"),
@@ -212,6 +225,45 @@ def test_bad_page_ids_read_no_keys():
     pages, q = make.normal(4, 16, 2, 8), make.normal(2, 2, 1, 8)
     out = fkt.attention_paged(q, pages, pages, index(1 << 29, -5, dtype=torch.int32).view(2, 1), index(16, 16))
     assert (out == 0).all()
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "int8"])
+def test_every_element(kv_dtype):
+    """All 256 bytes: their numbers, and that a number is stored as itself; the roundings between them."""
+    pages = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(1, 16, 1, 16)
+    options = {"kv_scales": (ones(1), ones(1)), "kv_dtype": kv_dtype}
+    table, lens = index(0, dtype=torch.int32).view(1, 1), index(16)
+    values, _ = fkt.kv_read(pages, pages, table, lens, max_seq=16, **options)
+    expected = pages.cpu().view(getattr(torch, kv_dtype)).float()
+    assert torch.equal(values.cpu().view(torch.int32), expected.view(torch.int32)) or torch.equal(
+        values.cpu().nan_to_num(nan=1e9), expected.nan_to_num(nan=1e9)
+    )
+    stored = torch.zeros_like(pages)
+    fkt.kv_append(values[0], values[0], stored, stored.clone(), index(*range(16)), **options)
+    again, _ = fkt.kv_read(stored, stored, table, lens, max_seq=16, **options)
+    low = -127.0 if kv_dtype == "int8" else -448.0  # int8's -128 is never stored
+    np.testing.assert_array_equal(f64(again), np.maximum(f64(values), low))
+    known = np.unique(f64(values)[np.isfinite(f64(values))])
+    halves = (known[1:] + known[:-1]) / 2
+    x = np.concatenate(
+        [halves, np.nextafter(halves.astype(np.float32), np.float32(np.inf)), -halves, [1e9, -1e9, np.inf]]
+    )
+    x = torch.from_numpy(np.resize(x, (-(-len(x) // 16), 1, 16)).astype(np.float32)).to(DEVICE)
+    stored = torch.zeros(-(-len(x) // 16), 16, 1, 16, dtype=torch.uint8, device=DEVICE)
+    fkt.kv_append(x, x, stored, stored.clone(), index(*range(len(x))), **options)
+    table = index(*range(len(stored)), dtype=torch.int32).view(1, -1)
+    rounded, _ = fkt.kv_read(stored, stored, table, index(len(x)), max_seq=len(x), **options)
+    elements, _ = reference.kv_quantize(f64(x), kv_dtype, 1.0)
+    np.testing.assert_array_equal(f64(rounded)[0], elements)
+
+
+def test_copies_take_scales_along():
+    pages = torch.arange(3 * 16 * 2 * 4, device=DEVICE).remainder(100).to(torch.int8).view(3, 16, 2, 4)
+    scales = tuple(torch.rand(3, 2, 16, device=DEVICE) for _ in "kv")
+    ours = pages.clone(), pages.clone().neg(), *(x.clone() for x in scales)
+    fkt.kv_copy_pages(*ours[:2], index(0, 9), index(2, 1), kv_scales=ours[2:])
+    for mine, before in zip(ours, (pages, pages.neg(), *scales), strict=True):
+        assert torch.equal(mine[:2], before[:2]) and torch.equal(mine[2], before[0])
 
 
 def test_long_rows():

@@ -1,6 +1,6 @@
 """The host side that every Triton attention op shares: views, options, checks, tile shapes.
 
-Called by flash_attention.py, flash_attention_backward.py and paged_kv_cache.py.
+Called by flash_attention.py, flash_attention_backward.py and paged_attention.py.
 """
 
 from __future__ import annotations

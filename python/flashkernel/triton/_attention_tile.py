@@ -1,6 +1,6 @@
 """The pieces of every Triton attention kernel: a tile's scores, which keys a query sees, one step of online softmax.
 
-Called by flash_attention.py, flash_attention_backward.py and paged_kv_cache.py. Order of operations on a score: scale,
+Called by flash_attention.py, flash_attention_backward.py and paged_attention.py. Order of operations on a score: scale,
 softcap, bias, ALiBi, masks (docs/numerics.md). Scores are natural logarithms; -inf stands for "not seen".
 Milakov and Gimelshein (2018); Dao, FlashAttention-2 (2023).
 """

@@ -17,8 +17,9 @@ from ._attention_host import check_shapes, head_blocks, options
 from ._attention_tile import modified_scores, softmax_finish, softmax_step, visible
 from ._device import LOG2_E, dot, narrow
 from ._host import IS_INTERPRETED, Call, cdiv, power_of_two
+from ._pages import check_pages, check_table, no_scales, page_arguments
 from .flash_attention import sequence
-from .paged_kv_cache import check_pages, check_table, page_arguments
+from .quantized_kv_cache import element_value
 
 
 @triton.jit(do_not_specialize=["seq_q", "num_splits", "max_keys"])
@@ -28,6 +29,8 @@ def _decode(
     out_s, out_b, out_h, out_t, lse_s, lse_b, lse_h, table_b, table_p, lens_b,
     heads_kv, group, seq_q, total_q, page_size, num_pages, max_keys, num_blocks, num_splits,
     scale, softcap, left, right, slopes_ptr, slopes_b, slopes_h, sinks_ptr,
+    k_scales_ptr, v_scales_ptr, k_scales_p, k_scales_h, k_scales_t, v_scales_p, v_scales_h, v_scales_t,
+    IS_QUANTIZED: tl.constexpr, IS_E4M3: tl.constexpr,
     IS_VARLEN: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr,
@@ -77,9 +80,19 @@ def _decode(
             within = (col % page_size).to(tl.int64)
             k_at = k_pages_ptr + (page * k_pages_p + within * k_pages_t + head * k_pages_h)[:, None] + dim[None, :]
             v_at = v_pages_ptr + (page * v_pages_p + within * v_pages_t + head * v_pages_h)[:, None] + dim_v[None, :]
-            k = tl.load(k_at, mask=inside[:, None] & (dim[None, :] < HEAD_DIM), other=0.0)
-            v = tl.load(v_at, mask=inside[:, None] & (dim_v[None, :] < HEAD_DIM_V), other=0.0)
-            s = dot(q, tl.trans(k), tl.full([BLOCK_M, BLOCK_N], 0.0, tl.float32)) * scale
+            k = tl.load(k_at, mask=inside[:, None] & (dim[None, :] < HEAD_DIM), other=0)
+            v = tl.load(v_at, mask=inside[:, None] & (dim_v[None, :] < HEAD_DIM_V), other=0)
+            if IS_QUANTIZED:
+                # Elements are exact in q's dtype; a key's scale goes to its scores, a value's rounds with the value.
+                k_scale_at = k_scales_ptr + page * k_scales_p + within * k_scales_t + head * k_scales_h
+                v_scale_at = v_scales_ptr + page * v_scales_p + within * v_scales_t + head * v_scales_h
+                k_scale = tl.load(k_scale_at, mask=inside, other=0.0)
+                v_scale = tl.load(v_scale_at, mask=inside, other=0.0)
+                k = narrow(element_value(k, IS_E4M3), q_ptr.dtype.element_ty)
+                v = narrow(element_value(v, IS_E4M3) * v_scale[:, None], q_ptr.dtype.element_ty)
+                s = dot(q, tl.trans(k), tl.full([BLOCK_M, BLOCK_N], 0.0, tl.float32)) * k_scale[None, :] * scale
+            else:
+                s = dot(q, tl.trans(k), tl.full([BLOCK_M, BLOCK_N], 0.0, tl.float32)) * scale
             s, _ = modified_scores(
                 s, query, col, shift, softcap, None, 0, 0, slope, seq_q, seq_k, HAS_SOFTCAP, False, HAS_SLOPES
             )
@@ -176,11 +189,11 @@ def attention_paged(
 
     q: [batch, heads_q, seq_q, head_dim], or [total_q, heads_q, head_dim] with cu_seqlens_q and max_seqlen_q.
     block_table int32 [batch, max_pages], seq_lens int32 or int64 [batch]: read by the kernel only. A page id out of
-    range is read as no keys.
+    range is read as no keys. Elements of 8-bit pages (kv_scales, kv_dtype) are exact in q's dtype; values are rounded
+    to it once they are multiplied by their scale.
 
     Returns out, or (out, lse). Raises: ValueError for arguments that don't fit, NotImplementedError for check=True (it
-    would wait for the stream; `flashkernel.check_block_table` does that), for pages of 8 bits (kv_scales, kv_dtype) and
-    for arrays that Triton does not serve.
+    would wait for the stream; `flashkernel.check_block_table` does that) and for arrays that Triton does not serve.
 
     Source: Kwon et al., PagedAttention (2023); Dao et al., Flash-Decoding (2023).
 
@@ -196,8 +209,11 @@ def attention_paged(
     call = Call("attention_paged", stream, dtype)
     is_varlen = cu_seqlens_q is not None
     q = call.floats("q", q, 3 if is_varlen else 4)
-    k_pages, v_pages = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
-    call.need(k_pages.dtype == q.dtype, f"k_pages is {k_pages.dtype} but q is {q.dtype}; they must match")
+    k_pages, v_pages, scales = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
+    call.need(
+        scales is not None or k_pages.dtype == q.dtype,
+        f"k_pages is {k_pages.dtype} but q is {q.dtype}; they must match",
+    )
     if check:
         call.refuse("check=True; the Triton kernels never wait for the stream, check_block_table does")
     q4 = q.transpose(0, 1).unsqueeze(0) if is_varlen else q
@@ -253,7 +269,7 @@ def attention_paged(
         lse_h=0 if to_lse is None else to_lse.stride(1), table_b=table.stride(0), table_p=table.stride(1),
         lens_b=lens.stride(0), heads_kv=heads_kv, group=group, seq_q=longest, total_q=q4.shape[2],
         num_pages=k_pages.shape[0], max_keys=max_keys, num_blocks=num_blocks, num_splits=num_splits,
-        IS_VARLEN=is_varlen,
+        IS_VARLEN=is_varlen, IS_QUANTIZED=scales is not None, **(no_scales() if scales is None else scales.arguments()),
         **page_arguments(k_pages, v_pages), **head_blocks(q4, v_pages), **arguments, **shape,
     )  # fmt: skip
     if num_splits > 1:

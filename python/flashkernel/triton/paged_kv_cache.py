@@ -2,7 +2,7 @@
 
 One program moves one token (or one token of a page). Slots, tables and lengths stay on the device: what is out of
 range moves nothing and reads zeros. Kwon et al., PagedAttention (2023). Attention over the pages is in
-paged_attention.py.
+paged_attention.py, the kernels for 8-bit pages in quantized_kv_cache.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ._host import Call, device_function, power_of_two
+from ._host import FLOATS, Call, device_function, name_of, power_of_two
+from ._pages import check_pages, check_table, page_arguments
+from .quantized_kv_cache import append_quantized, copy_scales, read_quantized
 from .rope import angles, check_inv_freq, log2_theta, rotate_heads, rotation
 
 _ROPE_KEYS = ("positions", "theta", "rotary_dim", "interleaved", "inv_freq", "q", "q_out")
@@ -115,34 +117,6 @@ def _copy_pages(
         )  # fmt: skip
 
 
-def check_pages(
-    call: Call, k_pages: Any, v_pages: Any, kv_scales: Any, kv_dtype: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pages [num_pages, page_size, heads_kv, head_dim], values with a head dim of their own."""
-    if kv_scales is not None or kv_dtype is not None:
-        call.refuse(
-            "pages of 8 bits (kv_scales, kv_dtype) were given; Triton's kernels take float32, float16 or bfloat16"
-        )
-    k_pages = call.floats("k_pages", k_pages, 4)
-    v_pages = call.floats("v_pages", v_pages, 4, like=k_pages)
-    for d in range(3):
-        call.need(
-            v_pages.shape[d] == k_pages.shape[d],
-            f"v_pages.shape[{d}]={v_pages.shape[d]} but k_pages.shape[{d}]={k_pages.shape[d]}; they must match",
-        )
-    return k_pages, v_pages
-
-
-def page_arguments(k_pages: torch.Tensor, v_pages: torch.Tensor) -> dict[str, Any]:
-    """The kernels' arguments about the pages."""
-    steps = {
-        f"{name}_{s}": x.stride(d)
-        for name, x in (("k_pages", k_pages), ("v_pages", v_pages))
-        for d, s in enumerate("pth")
-    }
-    return {"k_pages_ptr": k_pages, "v_pages_ptr": v_pages, **steps, "page_size": k_pages.shape[1]}
-
-
 def _copy_blocks(k_pages: torch.Tensor, v_pages: torch.Tensor) -> dict[str, int]:
     block = max(power_of_two(k_pages.shape[3]), power_of_two(v_pages.shape[3]))
     return {
@@ -152,15 +126,6 @@ def _copy_blocks(k_pages: torch.Tensor, v_pages: torch.Tensor) -> dict[str, int]
         "BLOCK_DV": power_of_two(v_pages.shape[3]),
         "COPY_HEADS": min(power_of_two(k_pages.shape[2]), max(1, 1024 // block)),
     }
-
-
-def check_table(call: Call, block_table: Any, seq_lens: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """block_table int32 [batch, max_pages] and seq_lens [batch]."""
-    table = call.index("block_table", block_table, 2)
-    call.need(table.dtype == torch.int32, "block_table is int64; int32 is needed")
-    lens = call.index("seq_lens", seq_lens)
-    call.shape("seq_lens", lens, table.shape[:1])
-    return table, lens
 
 
 def kv_append(
@@ -182,9 +147,9 @@ def kv_append(
     rope: a dict with "positions" and, as there, "theta", "rotary_dim", "interleaved", "inv_freq", "q", "q_out". A slot
     that is negative or past the last page is skipped: the host reads no slots.
 
-    Returns the rotated q if rope has one, else None. Copies are exact, rotation is float32. Raises: ValueError for
-    arguments that don't fit, NotImplementedError for pages of 8 bits (kv_scales, kv_dtype) and for arrays that
-    Triton does not serve.
+    Returns the rotated q if rope has one, else None. Copies are exact, rotation is float32; what goes into pages of 8
+    bits (kv_scales, kv_dtype) is rounded as there, to the same bits. Raises: ValueError for arguments that don't fit,
+    NotImplementedError for arrays that Triton does not serve.
 
     Source: Kwon et al., PagedAttention (2023).
 
@@ -200,9 +165,12 @@ def kv_append(
     call = Call("kv_append", stream, dtype)
     k = call.floats("k", k, 3)
     v = call.floats("v", v, 3, like=k)
-    k_pages, v_pages = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
+    k_pages, v_pages, scales = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
     for name, x, pages in (("k", k, k_pages), ("v", v, v_pages)):
-        call.need(pages.dtype == x.dtype, f"{name}_pages is {pages.dtype} but {name} is {x.dtype}; they must match")
+        call.need(
+            scales is not None or pages.dtype == x.dtype,
+            f"{name}_pages is {pages.dtype} but {name} is {x.dtype}; they must match",
+        )
         call.shape(name, x, (k.shape[0], pages.shape[2], pages.shape[3]))
     slots = call.index("slots", slots)
     call.shape("slots", slots, k.shape[:1])
@@ -230,15 +198,17 @@ def kv_append(
             q_out = call.output("rope['q_out']", rope.get("q_out"), q.shape, q.dtype)
         else:
             call.need(rope.get("q_out") is None, "rope has 'q_out' without 'q'")
+    quantized = {} if scales is None else {**scales.arguments(), "PER_TOKEN": scales.per_token}
     call.launch(
-        _append, k.shape[0], k_ptr=k, v_ptr=v, slots_ptr=slots, positions_ptr=positions, inv_freq_ptr=inv_freq, q_ptr=q,
+        _append if scales is None else append_quantized, k.shape[0], k_ptr=k, v_ptr=v,
+        slots_ptr=slots, positions_ptr=positions, inv_freq_ptr=inv_freq, q_ptr=q,
         q_out_ptr=q_out, k_t=k.stride(0), k_h=k.stride(1), v_t=v.stride(0), v_h=v.stride(1),
         q_t=0 if q is None else q.stride(0), q_h=0 if q is None else q.stride(1),
         q_out_t=0 if q_out is None else q_out.stride(0), q_out_h=0 if q_out is None else q_out.stride(1),
         heads=k.shape[1], heads_q=0 if q is None else q.shape[1], num_slots=k_pages.shape[0] * k_pages.shape[1],
         HAS_ROPE=rope is not None, HAS_Q=q is not None, LOG2_THETA=log_theta, HAS_INV_FREQ=inv_freq is not None,
         IS_INTERLEAVED=bool(rope and rope.get("interleaved", False)), **turned, **page_arguments(k_pages, v_pages),
-        **_copy_blocks(k_pages, v_pages),
+        **_copy_blocks(k_pages, v_pages), **quantized,
     )  # fmt: skip
     return q_out
 
@@ -261,7 +231,8 @@ def kv_read(
     sequence's length.
 
     max_seq: the output's second dim, needed unless `out` is given: the host reads no lengths. A page id out of range
-    reads zeros.
+    reads zeros. Pages of 8 bits (kv_scales, kv_dtype) become float32, or out_dtype, or `out`'s dtype: element * scale,
+    rounded.
 
     Returns (k_out, v_out) [batch, max_seq, heads_kv, head_dim or head_dim_v]. Copies are exact. Raises: as `kv_append`.
 
@@ -275,9 +246,16 @@ def kv_read(
     [30.0, 31.0, 0.0, 1.0]
     """
     call = Call("kv_read", stream, dtype)
+    k_pages, v_pages, scales = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
+    result = k_pages.dtype if scales is None else torch.float32
     if out_dtype is not None:
-        call.refuse("out_dtype was given; it is for pages of 8 bits, which Triton's kernels do not take")
-    k_pages, v_pages = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
+        call.need(scales is not None, "out_dtype is given; it is for pages of float8_e4m3fn and int8")
+        known = {name_of(kind): kind for kind in FLOATS}
+        name = str(out_dtype).rsplit(".", 1)[-1]
+        call.need(name in known, f"out_dtype={out_dtype!r}; 'float32', 'float16' or 'bfloat16' is needed")
+        result = known[name]
+    elif scales is not None and out is not None:
+        result = call.floats("k_out", call.pair("out", out, "a pair (k_out, v_out)")[0], 4).dtype
     table, lens = check_table(call, block_table, seq_lens)
     k_out, v_out = call.pair("out", out, "a pair (k_out, v_out)")
     if max_seq is None:
@@ -285,16 +263,18 @@ def kv_read(
             call.fail("max_seq is missing; it is needed by the Triton kernel, which reads seq_lens on the device only")
         max_seq = k_out.shape[1]
     call.need(max_seq >= 0, f"max_seq={max_seq}; must not be negative")
-    k_out = call.output("k_out", k_out, (table.shape[0], max_seq, *k_pages.shape[2:]), k_pages.dtype)
-    v_out = call.output("v_out", v_out, (table.shape[0], max_seq, *v_pages.shape[2:]), v_pages.dtype)
+    k_out = call.output("k_out", k_out, (table.shape[0], max_seq, *k_pages.shape[2:]), result)
+    v_out = call.output("v_out", v_out, (table.shape[0], max_seq, *v_pages.shape[2:]), result)
     steps = {
         f"{name}_{s}": x.stride(d) for name, x in (("k_out", k_out), ("v_out", v_out)) for d, s in enumerate("bth")
     }
+    quantized = {} if scales is None else scales.arguments()
     call.launch(
-        _read, table.shape[0] * max_seq, table_ptr=table, lens_ptr=lens, k_out_ptr=k_out, v_out_ptr=v_out,
+        _read if scales is None else read_quantized, table.shape[0] * max_seq, table_ptr=table,
+        lens_ptr=lens, k_out_ptr=k_out, v_out_ptr=v_out,
         table_b=table.stride(0), table_p=table.stride(1), lens_b=lens.stride(0), **steps, heads=k_pages.shape[2],
         num_pages=k_pages.shape[0], max_pages=table.shape[1], max_seq=max_seq, **page_arguments(k_pages, v_pages),
-        **_copy_blocks(k_pages, v_pages),
+        **_copy_blocks(k_pages, v_pages), **quantized,
     )  # fmt: skip
     return k_out, v_out
 
@@ -311,7 +291,7 @@ def kv_copy_pages(
     dtype: Any = None,
 ) -> None:
     """pages[dst[i]] = pages[src[i]] in k_pages and v_pages, in place, as `flashkernel.kv_copy_pages`; ids out of range
-    move nothing.
+    move nothing. Scales of tokens go along.
 
     Raises: as `kv_append`.
 
@@ -325,7 +305,7 @@ def kv_copy_pages(
     1.0
     """
     call = Call("kv_copy_pages", stream, dtype)
-    k_pages, v_pages = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
+    k_pages, v_pages, scales = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
     src, dst = call.index("src", src), call.index("dst", dst)
     call.shape("dst", dst, src.shape)
     call.launch(
@@ -334,3 +314,11 @@ def kv_copy_pages(
         heads=k_pages.shape[2], num_pages=k_pages.shape[0], **page_arguments(k_pages, v_pages),
         **_copy_blocks(k_pages, v_pages),
     )  # fmt: skip
+    if scales is not None and scales.per_token:
+        arguments = scales.arguments()
+        del arguments["IS_E4M3"]
+        call.launch(
+            copy_scales, src.shape[0] * k_pages.shape[1], src_ptr=src, dst_ptr=dst, src_n=src.stride(0),
+            dst_n=dst.stride(0), heads=k_pages.shape[2], num_pages=k_pages.shape[0], page_size=k_pages.shape[1],
+            COPY_HEADS=power_of_two(k_pages.shape[2]), **arguments,
+        )  # fmt: skip
