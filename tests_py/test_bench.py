@@ -23,6 +23,7 @@ from flashkernel.bench.suites import GROUPS, SUITES, select
 from flashkernel.bench.suites.kernels import OPS, representative
 from flashkernel.cli import build_parser, main
 
+pytestmark = pytest.mark.chooses_kernels
 ROOT = Path(__file__).resolve().parents[1]
 Run = Callable[..., dict[str, Any]]
 

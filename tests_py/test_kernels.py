@@ -58,6 +58,7 @@ def test_explain_writes_nothing():
     assert (fk.attention(Q, Q, Q, out=out) is out) and not (out == 7).all()
 
 
+@pytest.mark.chooses_kernels
 def test_force():
     with fk.force("attention_fwd/cpu/scalar"):
         assert fk.forced_kernels() == "attention_fwd/cpu/scalar"
