@@ -8,7 +8,6 @@ namespace flashkernel::conformance {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr Mask kFull = kMasks[0], kCausal = kMasks[1];
 constexpr DType kHalves[] = {DType::kFloat16, DType::kBFloat16};
 
 void cases(CaseList& list) {
@@ -43,42 +42,17 @@ void cases(CaseList& list) {
       spec.common.heads_q = 2 * group;
       paged("group" + std::to_string(group), spec);
     }
-    for (const std::int64_t queries : {2, 4, 8}) {
-      PagedSpec spec = base;
-      spec.common.seq_q = queries;
-      for (const Mask& mask : {kFull, kCausal, Mask{"left40_right1", false, 40, 1}}) {
-        spec.common.mask = mask;
-        paged("queries" + std::to_string(queries) + "_" + mask.name, spec);
-      }
-    }
-    // One sequence cut by every border between blocks; many in one block; 32 and more (a warp reads 32 lengths at a
-    // time); runs of empty ones.
+    paged_variants(base, {2, 4, 8}, paged);
+    // Runs of empty sequences, and a short one on either side of a long one.
     PagedSpec spec = base;
-    spec.lengths = {5000};
-    paged("one_long", spec);
     spec.lengths = {2, 1, 4000, 3};
     paged("one_long_among_short", spec);
-    spec.lengths.clear();
-    for (int b = 0; b < 70; ++b) spec.lengths.push_back(b % 7 == 3 ? 90 + b : b % 5);
-    paged("70_sequences", spec);
     spec.lengths.assign(70, 0);
     spec.lengths[40] = 50;
     paged("one_of_70_is_not_empty", spec);
     spec.common.sinks = true;
     spec.lengths = {0, 100, 0};
     paged("sinks_and_empty", spec);
-    spec = base;
-    spec.common.softcap = 3;
-    spec.common.alibi_dims = 2;
-    spec.common.sinks = true;
-    spec.common.seq_q = 2;
-    spec.common.mask = kCausal;
-    paged("features", spec);
-    spec = base;
-    spec.common.scale = -0.3f;  // the largest product is not the largest score
-    paged("negative_scale", spec);
-    spec.common.scale = 30.0f;  // a row's sum is one term
-    paged("large_scores", spec);
     spec = base;
     spec.lengths_q = {1, 0, 2, 1, 2};
     spec.common.mask = kCausal;

@@ -30,22 +30,9 @@ void cases_of(CaseList& list, const std::string& prefix, const PagedSpec& base) 
     spec.common.heads_q = 2 * group;
     add("group" + std::to_string(group), spec);
   }
-  // Prefill: more queries than a decode kernel takes, over one page and over many.
-  for (const std::int64_t queries : {2, 4, 8, 70}) {
-    PagedSpec spec = base;
-    spec.common.seq_q = queries;
-    for (const Mask& mask : {kFull, kCausal, Mask{"left40_right1", false, 40, 1}}) {
-      spec.common.mask = mask;
-      add("queries" + std::to_string(queries) + "_" + mask.name, spec);
-    }
-  }
+  // 70 queries are a prefill: more than a decode kernel takes, over one page and over many.
+  paged_variants(base, {2, 4, 8, 70}, add);
   PagedSpec spec = base;
-  spec.lengths = {5000};
-  add("one_long", spec);
-  spec.lengths.clear();
-  for (int b = 0; b < 70; ++b) spec.lengths.push_back(b % 7 == 3 ? 90 + b : b % 5);
-  add("70_sequences", spec);
-  spec = base;
   spec.lengths = {0, 0};
   add("no_keys", spec);
   spec = base;
@@ -61,18 +48,6 @@ void cases_of(CaseList& list, const std::string& prefix, const PagedSpec& base) 
   spec.layout_pages = {{}, {0, 1, 2, 3}, 3, 5};
   spec.layout_scales = {{}, {0, 1, 2}, 1, 1};
   add("unaligned", spec);
-  spec = base;
-  spec.common.softcap = 3;
-  spec.common.alibi_dims = 2;
-  spec.common.sinks = true;
-  spec.common.seq_q = 2;
-  spec.common.mask = kCausal;
-  add("features", spec);
-  spec = base;
-  spec.common.scale = -0.3f;
-  add("negative_scale", spec);
-  spec.common.scale = 30.0f;
-  add("large_scores", spec);
   spec = base;
   spec.lengths_q = {1, 0, 2, 1, 2};
   spec.common.mask = kCausal;

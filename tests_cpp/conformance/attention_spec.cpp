@@ -274,4 +274,36 @@ void build_attention_varlen_backward(Call& call, const VarlenSpec& spec) {
   };
 }
 
+void paged_variants(const PagedSpec& base, const std::vector<std::int64_t>& queries,
+                    const std::function<void(const std::string&, const PagedSpec&)>& add) {
+  for (const std::int64_t count : queries) {
+    PagedSpec spec = base;
+    spec.common.seq_q = count;
+    for (const Mask& mask : {kFull, kCausal, Mask{"left40_right1", false, 40, 1}}) {
+      spec.common.mask = mask;
+      add("queries" + std::to_string(count) + "_" + mask.name, spec);
+    }
+  }
+  // One sequence cut by every border between blocks; many in one block; more than 32 (a warp reads 32 lengths at a
+  // time).
+  PagedSpec spec = base;
+  spec.lengths = {5000};
+  add("one_long", spec);
+  spec.lengths.clear();
+  for (int b = 0; b < 70; ++b) spec.lengths.push_back(b % 7 == 3 ? 90 + b : b % 5);
+  add("70_sequences", spec);
+  spec = base;
+  spec.common.softcap = 3;
+  spec.common.alibi_dims = 2;
+  spec.common.sinks = true;
+  spec.common.seq_q = 2;
+  spec.common.mask = kCausal;
+  add("features", spec);
+  spec = base;
+  spec.common.scale = -0.3f;  // the largest product is not the largest score
+  add("negative_scale", spec);
+  spec.common.scale = 30.0f;  // a row's sum is one term
+  add("large_scores", spec);
+}
+
 }  // namespace flashkernel::conformance

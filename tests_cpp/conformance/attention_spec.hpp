@@ -1,8 +1,11 @@
 // What one attention call of the conformance test is made of; forward and backward cases are written in these words.
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "conformance/conformance.hpp"
 #include "flashkernel/attention.hpp"
@@ -90,6 +93,11 @@ void build_attention_varlen(Call& call, const VarlenSpec& spec);
 void build_attention_paged(Call& call, const PagedSpec& spec);
 void build_attention_backward(Call& call, const AttentionSpec& spec);
 void build_attention_varlen_backward(Call& call, const VarlenSpec& spec);
+
+/// What every kernel over pages can get wrong, whatever its elements are: `queries` under each kind of mask, lengths
+/// that leave blocks a piece of a sequence or many sequences, all modifiers at once, scores of any sign and size.
+void paged_variants(const PagedSpec& base, const std::vector<std::int64_t>& queries,
+                    const std::function<void(const std::string&, const PagedSpec&)>& add);
 
 inline constexpr Mask kMasks[] = {{"full", false, kAll, kAll},       {"causal", true, kAll, kAll},
                                   {"left5_right0", false, 5, 0},     {"left7_right3", false, 7, 3},

@@ -179,52 +179,71 @@ void find_cases(CaseList& list) {
 
 using Build = void (*)(Call&, const Spec&);
 
+// What pages of the tokens' dtype and of 8 bits have in common; `add` takes a name and a Spec.
+template <class Add>
+void page_size_case(DType dtype, std::int64_t page_size, const Add& add) {
+  Spec spec{dtype, 4, page_size, 2, 16, 16};
+  spec.tokens = 3 * page_size, spec.max_seq = 2 * page_size + 1;
+  add("page_size" + std::to_string(page_size), spec);
+}
+
+Spec dim_spec(DType dtype, std::int64_t dim) {
+  Spec spec{dtype, 6, 16, 3, dim, dim % 2 ? dim + 4 : dim};
+  spec.tokens = 37, spec.max_seq = 41;
+  return spec;
+}
+
+template <class Add>
+void few_tokens_and_strides(DType dtype, const Add& add) {
+  Spec one{dtype, 3, 16, 4, 64, 64};
+  one.tokens = one.max_seq = 1;
+  add("one_token", one);
+  one.tokens = one.max_seq = 0;
+  add("no_tokens", one);
+  Spec strided{dtype, 6, 16, 3, 24, 40};
+  strided.tokens = 30, strided.max_seq = 50;
+  strided.k_pages = {{}, {0, 2, 1, 3}, 3, 1}, strided.v_pages = {{}, {2, 0, 1, 3}, 5};
+  strided.k.gap = 7, strided.k.offset = 1, strided.v.gap = 1;
+  add("strides", strided);
+}
+
+template <class Add>
+void rope_cases(DType dtype, const Add& add) {
+  for (const bool interleaved : {false, true}) {
+    const std::string form = interleaved ? "_interleaved" : "_halves";
+    Spec rope{dtype, 6, 16, 3, 64, 48};
+    rope.tokens = 40, rope.rope = true, rope.interleaved = interleaved;
+    add("rope_k_only" + form, rope);
+    rope.heads_q = 7;
+    for (const std::int64_t dim : {2, 34, 64, 128}) {
+      rope.dim = dim;
+      add("rope" + std::to_string(dim) + form, rope);
+    }
+    rope.rotary = 48;
+    rope.q = {{}, {1, 0, 2}, 5, 1};
+    add("rope_partial" + form, rope);
+    rope.in_place = true;
+    add("rope_in_place" + form, rope);
+  }
+}
+
 template <Build kBuild>
 void cases(CaseList& list) {
   each_dtype([&](DType dtype, const std::string& suffix) {
     const auto add = [&](const std::string& name, const Spec& spec) {
       list.add(name + suffix, [=](Call& call) { kBuild(call, spec); });
     };
-    for (const std::int64_t page_size : {1, 16, 32, 64, 128, 256}) {
-      Spec spec{dtype, 4, page_size, 2, 16, 16};
-      spec.tokens = 3 * page_size, spec.max_seq = 2 * page_size + 1;
-      add("page_size" + std::to_string(page_size), spec);
-    }
-    for (const std::int64_t dim : {1, 8, 33, 64, 100, 128, 256}) {
-      Spec spec{dtype, 6, 16, 3, dim, dim % 2 ? dim + 4 : dim};
-      spec.tokens = 37, spec.max_seq = 41;
-      add("dim" + std::to_string(dim), spec);
-    }
-    Spec one{dtype, 3, 16, 4, 64, 64};
-    one.tokens = 1, one.max_seq = 1;
-    add("one_token", one);
-    one.tokens = one.max_seq = 0;
-    add("no_tokens", one);
-    Spec strided{dtype, 6, 16, 3, 24, 40};
-    strided.tokens = 30, strided.max_seq = 50;
-    strided.k_pages = {{}, {0, 2, 1, 3}, 3, 1}, strided.v_pages = {{}, {2, 0, 1, 3}, 5};
-    strided.k.gap = 7, strided.k.offset = 1, strided.v.gap = 1;
-    add("strides", strided);
+    for (const std::int64_t page_size : {1, 16, 32, 64, 128, 256}) page_size_case(dtype, page_size, add);
+    for (const std::int64_t dim : {1, 8, 33, 64, 100, 128, 256}) add("dim" + std::to_string(dim), dim_spec(dtype, dim));
+    few_tokens_and_strides(dtype, add);
     Spec far{dtype, 3, 4, 2, 24, 24};
     far.tokens = 9, far.max_seq = 10;
     far.k_pages.strides = {kFarStride, 48, 24, 1}, far.v_pages.strides = {24, 48 * 4, kFarStride, 1};
     add("strides_past_2_31", far);
     if (kBuild != static_cast<Build>(build_append)) return;
+    rope_cases(dtype, add);
     for (const bool interleaved : {false, true}) {
       const std::string form = interleaved ? "_interleaved" : "_halves";
-      Spec rope{dtype, 6, 16, 3, 64, 48};
-      rope.tokens = 40, rope.rope = true, rope.interleaved = interleaved;
-      add("rope_k_only" + form, rope);
-      rope.heads_q = 7;
-      for (const std::int64_t dim : {2, 34, 64, 128}) {
-        rope.dim = dim;
-        add("rope" + std::to_string(dim) + form, rope);
-      }
-      rope.rotary = 48;
-      rope.q = {{}, {1, 0, 2}, 5, 1};
-      add("rope_partial" + form, rope);
-      rope.in_place = true;
-      add("rope_in_place" + form, rope);
       Spec large{dtype, 2, 16, 2, 640, 16};  // more pairs than a block of threads takes
       large.tokens = 20, large.heads_q = 1, large.rope = true, large.interleaved = interleaved;
       add("rope640" + form, large);
@@ -247,45 +266,15 @@ void quantized_cases(CaseList& list) {
                        suffix,
                    [=](Call& call) { kBuild(call, spec); });
         };
-        for (const std::int64_t page_size : {1, 16, 256}) {
-          Spec spec{dtype, 4, page_size, 2, 16, 16};
-          spec.tokens = 3 * page_size, spec.max_seq = 2 * page_size + 1;
-          add("page_size" + std::to_string(page_size), spec);
-        }
+        for (const std::int64_t page_size : {1, 16, 256}) page_size_case(dtype, page_size, add);
         for (const std::int64_t dim : {1, 33, 64, 128, 256, 520}) {
-          Spec spec{dtype, 6, 16, 3, dim, dim % 2 ? dim + 4 : dim};
-          spec.tokens = 37, spec.max_seq = 41;
+          Spec spec = dim_spec(dtype, dim);
           add("dim" + std::to_string(dim), spec);
           spec.odd_values = dim > 1;
           add("odd_values_dim" + std::to_string(dim), spec);
         }
-        Spec one{dtype, 3, 16, 4, 64, 64};
-        one.tokens = one.max_seq = 1;
-        add("one_token", one);
-        one.tokens = one.max_seq = 0;
-        add("no_tokens", one);
-        Spec strided{dtype, 6, 16, 3, 24, 40};
-        strided.tokens = 30, strided.max_seq = 50;
-        strided.k_pages = {{}, {0, 2, 1, 3}, 3, 1}, strided.v_pages = {{}, {2, 0, 1, 3}, 5};
-        strided.k.gap = 7, strided.k.offset = 1, strided.v.gap = 1;
-        add("strides", strided);
-        if (kBuild != static_cast<Build>(build_append)) continue;
-        for (const bool interleaved : {false, true}) {
-          const std::string form = interleaved ? "_interleaved" : "_halves";
-          Spec rope{dtype, 6, 16, 3, 64, 48};
-          rope.tokens = 40, rope.rope = true, rope.interleaved = interleaved;
-          add("rope_k_only" + form, rope);
-          rope.heads_q = 7;
-          for (const std::int64_t dim : {2, 34, 64, 128}) {
-            rope.dim = dim;
-            add("rope" + std::to_string(dim) + form, rope);
-          }
-          rope.rotary = 48;
-          rope.q = {{}, {1, 0, 2}, 5, 1};
-          add("rope_partial" + form, rope);
-          rope.in_place = true;
-          add("rope_in_place" + form, rope);
-        }
+        few_tokens_and_strides(dtype, add);
+        if (kBuild == static_cast<Build>(build_append)) rope_cases(dtype, add);
       }
   });
 }

@@ -44,6 +44,31 @@ def check_shapes(
     )
 
 
+def dense(call: Call, q: Any, k: Any, v: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(q, k, v) as [batch, heads, seq, head_dim], checked."""
+    q4 = as_4d(call, "q", q)
+    k4, v4 = as_4d(call, "k", k, q4), as_4d(call, "v", v, q4)
+    call.need(k4.shape[0] == q4.shape[0], f"k.shape[0]={k4.shape[0]} but q.shape[0]={q4.shape[0]}; they must match")
+    check_shapes(call, q4, k4, v4)
+    return q4, k4, v4
+
+
+def packed(
+    call: Call, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """(q, k, v, (cu_q, cu_k)) checked, the first three as views [1, heads, total, head_dim]."""
+    q = call.floats("q", q, 3)
+    k, v = call.floats("k", k, 3, like=q), call.floats("v", v, 3, like=q)
+    cu_q, cu_k = call.index("cu_seqlens_q", cu_q), call.index("cu_seqlens_k", cu_k)
+    call.need(cu_q.shape[0] >= 1, "cu_seqlens_q is empty; [batch + 1] is needed")
+    call.shape("cu_seqlens_k", cu_k, cu_q.shape)
+    for name, cu in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k)):
+        call.need(cu.shape[0] < 2 or cu.stride(0) == 1, f"{name}.strides[0]={cu.stride(0)}; 1 is needed")
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    check_shapes(call, q, k, v)
+    return q, k, v, (cu_q, cu_k)
+
+
 @dataclass
 class Options:
     """The keyword arguments of a call as the kernels take them; `arguments` are a kernel's own keywords."""
@@ -100,12 +125,10 @@ def _window(call: Call, window: Any) -> tuple[int | None, int | None]:
 
 def options(
     call: Call,
-    *,
-    batch: int,
-    heads: int,
-    seq_q: int,
+    q: torch.Tensor,
     seq_k: int,
-    head_dim: int,
+    *,
+    batch: int | None = None,
     causal: bool,
     window: Any,
     softcap: float,
@@ -114,7 +137,10 @@ def options(
     alibi_slopes: Any = None,
     sinks: Any = None,
 ) -> Options:
-    """Checks the options of an attention call and expands what broadcasts."""
+    """Checks the options of an attention call and expands what broadcasts. q [batch, heads, seq_q, head_dim]; packed
+    sequences are one long one there, and `batch` says how many they are."""
+    heads, seq_q, head_dim = q.shape[1:]
+    batch = q.shape[0] if batch is None else batch
     softcap = float(softcap)
     call.need(math.isfinite(softcap) and softcap >= 0, f"softcap={softcap}; 0 or a positive number is needed")
     factor = head_dim**-0.5 if scale is None else float(scale)

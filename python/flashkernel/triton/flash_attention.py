@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._attention_host import Options, as_4d, check_shapes, head_blocks, options, tile_shape
+from ._attention_host import Options, dense, head_blocks, options, packed, tile_shape
 from ._attention_tile import modified_scores, softmax_finish, softmax_step, visible
 from ._device import LOG2_E, dot, load_rows, narrow, store_rows, tile_range, widen
 from ._host import Call, cdiv, device_function, power_of_two
@@ -243,13 +243,10 @@ def attention(
     """
     call = Call("attention", stream, dtype)
     shape = q.shape if isinstance(q, torch.Tensor) else ()
-    q4 = as_4d(call, "q", q)
-    k4, v4 = as_4d(call, "k", k, q4), as_4d(call, "v", v, q4)
-    call.need(k4.shape[0] == q4.shape[0], f"k.shape[0]={k4.shape[0]} but q.shape[0]={q4.shape[0]}; they must match")
-    check_shapes(call, q4, k4, v4)
+    q4, k4, v4 = dense(call, q, k, v)
     chosen = options(
-        call, batch=q4.shape[0], heads=q4.shape[1], seq_q=q4.shape[2], seq_k=k4.shape[2], head_dim=q4.shape[3],
-        causal=causal, window=window, softcap=softcap, scale=scale, bias=bias, alibi_slopes=alibi_slopes, sinks=sinks,
+        call, q4, k4.shape[2], causal=causal, window=window, softcap=softcap, scale=scale, bias=bias,
+        alibi_slopes=alibi_slopes, sinks=sinks,
     )  # fmt: skip
     result = call.output("out", out, (*shape[:-1], v4.shape[-1]), q4.dtype)
     call.apart(result, q4, k4, v4)
@@ -259,20 +256,6 @@ def attention(
         out4 = out4.unsqueeze(0)
     launch_forward(call, q4, k4, v4, out4, lse, chosen)
     return result if lse is None else (result, lse.view(shape[:-1]))
-
-
-def packed(call: Call, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> Any:
-    """(q, k, v, (cu_q, cu_k)) checked, the first three as views [1, heads, total, head_dim]."""
-    q = call.floats("q", q, 3)
-    k, v = call.floats("k", k, 3, like=q), call.floats("v", v, 3, like=q)
-    cu_q, cu_k = call.index("cu_seqlens_q", cu_q), call.index("cu_seqlens_k", cu_k)
-    call.need(cu_q.shape[0] >= 1, "cu_seqlens_q is empty; [batch + 1] is needed")
-    call.shape("cu_seqlens_k", cu_k, cu_q.shape)
-    for name, cu in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k)):
-        call.need(cu.shape[0] < 2 or cu.stride(0) == 1, f"{name}.strides[0]={cu.stride(0)}; 1 is needed")
-    views = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
-    check_shapes(call, *views)
-    return (*views, (cu_q, cu_k))
 
 
 def attention_varlen(
@@ -316,9 +299,8 @@ def attention_varlen(
     for name, given in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         call.need(given >= 0, f"{name}={given}; 0 or more is needed")
     chosen = options(
-        call, batch=cu_seqlens[0].shape[0] - 1, heads=q4.shape[1], seq_q=q4.shape[2], seq_k=k4.shape[2],
-        head_dim=q4.shape[3], causal=causal, window=window, softcap=softcap, scale=scale, alibi_slopes=alibi_slopes,
-        sinks=sinks,
+        call, q4, k4.shape[2], batch=cu_seqlens[0].shape[0] - 1, causal=causal, window=window, softcap=softcap,
+        scale=scale, alibi_slopes=alibi_slopes, sinks=sinks,
     )  # fmt: skip
     result = call.output("out", out, (*q.shape[:-1], v4.shape[-1]), q4.dtype)
     call.apart(result, q4, k4, v4)

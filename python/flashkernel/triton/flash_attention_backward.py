@@ -13,11 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ._attention_host import Options, as_4d, check_shapes, head_blocks, options, tile_shape
+from ._attention_host import Options, as_4d, dense, head_blocks, options, packed, tile_shape
 from ._attention_tile import modified_scores, visible
 from ._device import LOG2_E, dot, load_rows, narrow, store_rows, tile_range, weighted_sum, widen
 from ._host import Call, cdiv, device_function, power_of_two
-from .flash_attention import packed, sequence, strides
+from .flash_attention import sequence, strides
 
 
 @device_function
@@ -489,10 +489,7 @@ def attention_backward(
     """
     call = Call("attention_backward", stream, dtype)
     shapes = [x.shape for x in (q, k, v) if isinstance(x, torch.Tensor)]
-    q4 = as_4d(call, "q", q)
-    k4, v4 = as_4d(call, "k", k, q4), as_4d(call, "v", v, q4)
-    call.need(k4.shape[0] == q4.shape[0], f"k.shape[0]={k4.shape[0]} but q.shape[0]={q4.shape[0]}; they must match")
-    check_shapes(call, q4, k4, v4)
+    q4, k4, v4 = dense(call, q, k, v)
     grad4, out4 = as_4d(call, "grad_out", grad_out, q4), as_4d(call, "out", out, q4)
     for name, x in (("grad_out", grad4), ("out", out4)):
         call.shape(name, x, (*q4.shape[:-1], v4.shape[-1]))
@@ -501,8 +498,8 @@ def attention_backward(
     call.need(not need_bias or bias is not None, "need_bias=True without a bias")
     call.need(not need_sinks or sinks is not None, "need_sinks=True without sinks")
     chosen = options(
-        call, batch=q4.shape[0], heads=q4.shape[1], seq_q=q4.shape[2], seq_k=k4.shape[2], head_dim=q4.shape[3],
-        causal=causal, window=window, softcap=softcap, scale=scale, bias=bias, alibi_slopes=alibi_slopes, sinks=sinks,
+        call, q4, k4.shape[2], causal=causal, window=window, softcap=softcap, scale=scale, bias=bias,
+        alibi_slopes=alibi_slopes, sinks=sinks,
     )  # fmt: skip
     dq, dk, dv, delta, common = _launch_backward(call, q4, k4, v4, grad4, out4, lse3, grad_lse3, chosen)
     grads = [x.view(shape) for x, shape in zip((dq, dk, dv), shapes, strict=True)]
@@ -562,9 +559,8 @@ def attention_varlen_backward(
     grad_lse3 = None if grad_lse is None else call.float32("grad_lse", grad_lse, lse.shape).unsqueeze(0)
     call.need(not need_sinks or sinks is not None, "need_sinks=True without sinks")
     chosen = options(
-        call, batch=cu_seqlens[0].shape[0] - 1, heads=q4.shape[1], seq_q=q4.shape[2], seq_k=k4.shape[2],
-        head_dim=q4.shape[3], causal=causal, window=window, softcap=softcap, scale=scale, alibi_slopes=alibi_slopes,
-        sinks=sinks,
+        call, q4, k4.shape[2], batch=cu_seqlens[0].shape[0] - 1, causal=causal, window=window, softcap=softcap,
+        scale=scale, alibi_slopes=alibi_slopes, sinks=sinks,
     )  # fmt: skip
     grad4, out4 = (x.transpose(0, 1).unsqueeze(0) for x in (grad3, out3))
     dq, dk, dv, delta, _ = _launch_backward(

@@ -233,8 +233,8 @@ def attention_paged(
         longest = q.shape[2]
     max_keys = table.shape[1] * k_pages.shape[1]
     chosen = options(
-        call, batch=batch, heads=heads, seq_q=q4.shape[2], seq_k=max_keys, head_dim=q4.shape[3], causal=causal,
-        window=window, softcap=softcap, scale=scale, alibi_slopes=alibi_slopes, sinks=sinks,
+        call, q4, max_keys, batch=batch, causal=causal, window=window, softcap=softcap, scale=scale,
+        alibi_slopes=alibi_slopes, sinks=sinks,
     )  # fmt: skip
     result = call.output("out", out, (*q.shape[:-1], v_pages.shape[3]), q.dtype)
     call.apart(result, q, k_pages, v_pages)
