@@ -139,11 +139,37 @@ def test_what_is_asked_for_on_a_gpu() -> None:
     assert all(x["batch"] * x["seq"] == 16384 and x["heads"] * x["head_dim"] == 2048 for x in shapes)
     assert sum(case.group == "attention_backward" for case in cases) == 24
     assert [case.shape["page"] for case in cases if case.group == "attention_gqa"] == [0, 16, 256]
+    rungs = [(case.name.split()[0], case.shape) for case in GROUPS["attention_ladder"](s)]
+    assert len(rungs) == 16 and {op for op, _ in rungs} == {"attention_fwd", "attention_bwd"}
+    assert all(x["batch"] * x["seq"] == 16384 and x["heads"] * x["head_dim"] == 2048 for _, x in rungs)
     sizes = [case.shape for case in GROUPS["attention_sizes"](s)]
     assert {x["batch"] for x in sizes} == {1, 4, 8, 16} and {x["head_dim"] for x in sizes} == {64, 128}
     assert {x["seq"] for x in sizes} == {512, 1024, 2048, 4096, 8192, 16384, 131072}
     assert {case.dtype for case in GROUPS["attention_sizes"](s)} == {"float16", "bfloat16", "float32"}
     assert {case.shape["features"] for case in GROUPS["linear"](s)} == {768, 2048, 4096}
+
+
+def test_the_ladder_has_the_registrys_rungs(bench: Run) -> None:
+    """On the CPU they run; on a GPU each of them is a kernel of the sources, by name."""
+    from flashkernel.bench.suites import attention
+
+    for row in bench("attention_ladder")["rows"]:
+        op = row["case"].split()[0]
+        there = {
+            kernel.id for kernel in fk.kernels() if kernel.available and kernel.device == "cpu" and kernel.op == op
+        }
+        named = {f"{op}/{rung}" for rung in attention.LADDER[op]}
+        forced = {name: p["kernels"] for name, p in row["providers"].items() if "/" in name}
+        assert set(forced) == there & named and all(ran == [name] for name, ran in forced.items())
+    source = ROOT / "src" / "cuda" / "kernels.cpp"
+    if not source.is_file():
+        pytest.skip("the source tree is not beside the tests")
+    text = source.read_text()
+    for op, rungs in attention.LADDER.items():
+        for rung in rungs:
+            if rung.startswith("cuda/"):
+                quoted = f'"{op}/{rung}"' if "{}" not in rung else f'#op "/{rung.format("")}"'
+                assert quoted in text and (ROOT / "src" / "/".join(rung.split("/")[:2])).is_dir(), rung
 
 
 def test_every_kernel_in_the_cuda_sources_has_a_representative() -> None:

@@ -88,10 +88,30 @@ def test_the_ladder_sets_the_same_work_side_by_side(tmp_path):
     row = {"device": "cuda", "case": "x full", "dtype": "float16", "shape": shape, "flop": flop, "bytes": None}
     run = {"schema": 2, "method": {}, "machine": {"date": ""}, "rows": [{**row, "providers": providers}]}
     (folder / "new.json").write_text(json.dumps(run))
+    row_of = "| d128, seq 4096, full | "
     lines = ladder.render(tmp_path)["attention"].splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith("| forward d128, seq 4096, full | naive | 4 | - |"))
-    assert lines[at + 1] == "|  | tiled | 20 | 5.00 | 5.00 |"
-    assert lines[at + 2].startswith("|  | tensor cores, m16n8k8 (sm75) | 246 | 12.30 | 61.50 |")
+    assert row_of + "4 | 20 (x 5.00) | 246 (x 12.30) | 347.7 (x 1.41) | 678.9 (x 1.95) |" in lines
+    # A run of the bench goes before the older files, whatever their names; its first provider counts.
+    sm80 = {"kind": "ours", "kernels": ["attention_fwd/cuda/sm80/f16/d128"]}
+    providers |= {"a": {**sm80, "p50": flop / 340.0 * 1e-12}, "b": {**sm80, "p50": flop / 1000.0 * 1e-12}}
+    (folder / "a_new.json").write_text(json.dumps(run))
+    lines = ladder.render(tmp_path)["attention"].splitlines()
+    assert row_of + "4 | 20 (x 5.00) | 246 (x 12.30) | 340 (x 1.38) | 678.9 (x 2.00) |" in lines
+
+
+def test_what_no_run_has_is_said():
+    """Every case and rung of the ladder has a cell: a rate of a committed run, or that there is none."""
+    from flashkernel.bench import ladder
+
+    tables = ladder.render(ROOT)
+    for name, op in (("attention", "attention_fwd"), ("attention_bwd", "attention_bwd")):
+        head, _, *lines = tables[name].splitlines()
+        assert head.count("|") == len(ladder.RUNGS[op]) + 2
+        assert len(lines) >= 8 and all(line.count("|") == head.count("|") for line in lines)
+        found = ladder.attention(measured.points(ROOT / "benchmarks" / "h200"), op)
+        cells = sum(len(found.get(case, {})) for case in {*ladder.CASES, *found} if case[1] in (512, 4096))
+        words = sum(line.count(ladder.NOT_MEASURED) for line in lines)
+        assert words + cells >= len(lines) * len(ladder.RUNGS[op]) > words
 
 
 def test_what_binds_a_kernel():

@@ -1,5 +1,5 @@
 """The tables of docs/optimisation.md: what each rung, from the naive kernel to Hopper's, gave. From committed runs
-alone. Called by roofline.py. A rung without a measurement has no row; the next run adds it.
+alone. Called by roofline.py. Where a rung has no run yet the table says so; the next run fills it.
 """
 
 from __future__ import annotations
@@ -9,51 +9,75 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from .measured import Point, points
+from .measured import BY_HAND, Point, points
 
-__all__ = ["render"]
+__all__ = ["NOT_MEASURED", "RUNGS", "attention", "render"]
 
-RUNGS = (
-    ("generic/naive", "naive"),
-    ("generic/tiled", "tiled"),
-    ("sm75", "tensor cores, m16n8k8 (sm75)"),
-    ("sm80", "m16n8k16, cp.async (sm80)"),
-    ("sm90a", "wgmma, TMA (sm90a)"),
-)
+# (part of the kernel's id, name), from the bottom up, by op.
+RUNGS = {
+    "attention_fwd": (
+        ("generic/naive", "naive"),
+        ("generic/tiled", "tiled"),
+        ("sm75", "sm75: m16n8k8"),
+        ("sm80", "sm80: m16n8k16, cp.async"),
+        ("sm90a", "sm90a: wgmma, TMA"),
+    ),
+    "attention_bwd": (
+        ("generic", "tiled"),
+        ("sm75", "sm75: m16n8k8"),
+        ("sm80", "sm80: m16n8k16, cp.async"),
+        ("sm90a", "sm90a: wgmma, TMA"),
+    ),
+}
+# head_dim, length, causal: what `flashkernel bench attention_ladder` measures.
+CASES = tuple((dim, seq, causal) for dim in (64, 128) for seq in (512, 4096) for causal in (False, True))
+NOT_MEASURED = "not measured"
 
 
 def _rung(kernel: str) -> int | None:
-    return next((i for i, (arch, _) in enumerate(RUNGS) if f"/cuda/{arch}" in kernel and "decode" not in kernel), None)
+    archs = [arch for arch, _ in RUNGS.get(kernel.split("/")[0], ())]
+    return next((i for i, arch in enumerate(archs) if f"/cuda/{arch}" in kernel and "decode" not in kernel), None)
 
 
-def _attention(found: Iterable[Point]) -> list[str]:
-    """One table: same work on every rung, fp16."""
-    same: dict[tuple[str, int, int, bool], dict[int, Point]] = {}
-    for point in found:
+Ladder = dict[tuple[int, int, bool], dict[int, Point]]
+
+
+def attention(found: Iterable[Point], wanted: str) -> Ladder:
+    """The rungs of an op by (head_dim, length, causal): fp16, 16384 tokens and heads x head_dim = 2048. Runs of the
+    bench go before the older files, which were measured apart; in one run the first provider counts.
+    """
+    same: Ladder = {}
+    for point in sorted(found, key=lambda p: p.source.removesuffix(".json") not in BY_HAND):
         op, rung = point.kernel.split("/")[0], _rung(point.kernel)
-        if rung is None or not point.exponentials or "/f32" in point.kernel or "/bf16" in point.kernel:
+        if op != wanted or rung is None or not point.exponentials or "/f32" in point.kernel or "/bf16" in point.kernel:
             continue
         if "float32" in point.case or "bfloat16" in point.case:
             continue
-        # 16384 tokens and heads x head_dim = 2048: the work tells head_dim and length.
+        # The work tells head_dim and length.
         dim = round(point.flop / point.exponentials / (10 if op == "attention_bwd" else 4))
         causal = "causal" in point.case
         seq = round(point.exponentials * (2 if causal else 1) / (16384 * 2048 / dim))
         usual = (8 if op == "attention_bwd" else 4) * 16384 * 2048 * 2
         if 0.95 < point.bytes / usual < 1.05:
-            same.setdefault((op, dim, seq, causal), {})[rung] = point
-    lines = ["| | rung | TFLOP/s | times the rung before | times the first here |", "|---|---|---|---|---|"]
-    for (op, dim, seq, causal), rungs in sorted(same.items()):
-        if len(rungs) < 2 or seq not in (512, 4096):
-            continue
-        what = (
-            f"{'backward' if op == 'attention_bwd' else 'forward'} d{dim}, seq {seq}, {'causal' if causal else 'full'}"
-        )
-        order = sorted(rungs)
-        for i, rung in enumerate(order):
-            rate, first = rungs[rung].tflops, rungs[order[0]].tflops
-            gain = f"{rate / rungs[order[i - 1]].tflops:.2f}" if i else "-"
-            lines.append(f"| {what if not i else ''} | {RUNGS[rung][1]} | {rate:.4g} | {gain} | {rate / first:.2f} |")
+            rungs = same.setdefault((dim, seq, causal), {})
+            if rung not in rungs or rungs[rung].source != point.source:
+                rungs[rung] = point
+    return same
+
+
+def _attention(found: Iterable[Point], op: str) -> list[str]:
+    """A row a case, a column a rung; behind a rate, what the step from the rung before gave."""
+    ladder, names = attention(found, op), [name for _, name in RUNGS[op]]
+    more = [case for case, rungs in ladder.items() if case[1] in (512, 4096) and len(rungs) > 1]
+    lines = [f"| TFLOP/s | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for case in sorted({*CASES, *more}):
+        dim, seq, causal = case
+        rungs = ladder.get(case, {})
+        cells = []
+        for i in range(len(names)):
+            step = f" (x {rungs[i].tflops / rungs[i - 1].tflops:.2f})" if i in rungs and i - 1 in rungs else ""
+            cells.append(f"{rungs[i].tflops:.4g}{step}" if i in rungs else NOT_MEASURED)
+        lines.append(f"| d{dim}, seq {seq}, {'causal' if causal else 'full'} | {' | '.join(cells)} |")
     return lines
 
 
@@ -108,7 +132,8 @@ def render(root: Path) -> dict[str, str]:
     folder = root / "benchmarks" / "h200"
     found = points(folder)
     tables = {
-        "attention": _attention(found),
+        "attention": _attention(found, "attention_fwd"),
+        "attention_bwd": _attention(found, "attention_bwd"),
         "schedule": _schedule(folder),
         "linear": _pairs(found),
         "merging": _merging(folder),

@@ -17,6 +17,7 @@ GROUPS: dict[str, Callable[[Settings], Iterator[Case]]] = {
     "attention_backward": attention.backward,
     "attention_gqa": attention.gqa,
     "attention_f32": attention.f32,
+    "attention_ladder": attention.ladder,
     "attention_sizes": attention.sizes,
     "attention_memory": attention.memory,
     "decode": decode.decode,

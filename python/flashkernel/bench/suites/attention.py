@@ -6,6 +6,7 @@ On CUDA: batch x seq = 16384 tokens and heads x head_dim = 2048, the setting of 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ import flashkernel as fk
 from .. import baselines
 from ..case import (
     DTYPES,
+    OURS,
+    PEER,
     TOLERANCE,
     VARIANT,
     Case,
@@ -26,7 +29,7 @@ from ..case import (
     nbytes,
 )
 
-__all__ = ["backward", "f32", "forward", "gqa", "memory", "points", "sizes"]
+__all__ = ["backward", "f32", "forward", "gqa", "ladder", "memory", "points", "sizes"]
 
 TOKENS, WIDTH = 16384, 2048  # heads x head_dim
 
@@ -180,6 +183,53 @@ def backward(s: Settings) -> Iterator[Case]:
             name = f"{shape} {'causal' if causal else 'full'}"
             build = partial(_backward_work, s, dtype, shape, causal)
             yield Case("attention_backward", name, dtype, s.device, build, named)
+
+
+# Kernels of one op from the simplest to the fastest: docs/optimisation.md. {} is dtype and head_dim.
+LADDER = {
+    "attention_fwd": (
+        "cuda/generic/naive", "cuda/generic/tiled", "cuda/sm75/{}", "cuda/sm80/{}", "cuda/sm90a/{}",
+        "cpu/scalar", "cpu/avx2", "cpu/avx512", "cpu/amx",
+    ),
+    "attention_bwd": (
+        "cuda/generic", "cuda/sm75/{}", "cuda/sm80/{}", "cuda/sm90a/{}",
+        "cpu/scalar", "cpu/avx2", "cpu/avx512", "cpu/amx",
+    ),
+}  # fmt: skip
+NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}  # of dtypes in ids
+
+
+def _ladder_work(s: Settings, dtype: str, shape: dict[str, Any], op: str) -> Work:
+    """The library's own choice, then every rung that this machine has, forced, on the same tensors."""
+    batch, heads, seq, dim, causal = (shape[key] for key in ("batch", "heads", "seq", "head_dim", "causal"))
+    if op == "attention_bwd":
+        work = _backward_work(s, dtype, (batch, heads, seq, dim), causal)
+    else:
+        work = _work(s, dtype, {**shape, "heads_kv": heads}, eager=False, variants=False)
+    chosen = next(p for p in work.providers if p.kind == OURS)
+    known = {kernel.id for kernel in fk.kernels() if kernel.available and kernel.device == s.device}
+    ids = [f"{op}/{rung.format(f'{NAMES[dtype]}/d{dim}')}" for rung in LADDER[op]]
+    rungs = [Provider(name, chosen.calls, VARIANT, name) for name in ids if name in known and name not in s.without]
+    slow = ("sdpa_efficient", "sdpa_math")
+    peers = [p for p in work.providers if p.kind == PEER and p.name not in slow]
+    return replace(work, providers=[chosen, *rungs, *peers])
+
+
+def ladder(s: Settings) -> Iterator[Case]:
+    """What each rung gave: all kernels of a case in one run, in turn."""
+    shapes: list[tuple[int, int, int, int]] = s.pick(
+        quick=[(1, 2, 128, 64)],
+        cpu=[(1, 8, 512, 64)],
+        cuda=[(TOKENS // seq, WIDTH // dim, seq, dim) for dim in (64, 128) for seq in (512, 4096)],
+    )
+    for dtype in s.dtypes_of(("float16",) if s.cuda else ("float32",)):
+        for op in LADDER:
+            for batch, heads, seq, dim in shapes:
+                for causal in (False, True):
+                    named = {"batch": batch, "heads": heads, "seq": seq, "head_dim": dim, "causal": causal}
+                    name = f"{op} {(batch, heads, seq, dim)} {'causal' if causal else 'full'}"
+                    build = partial(_ladder_work, s, dtype, named, op)
+                    yield Case("attention_ladder", name, dtype, s.device, build, named)
 
 
 def _gqa_work(s: Settings, dtype: str, shape: tuple[int, int, int, int, int], page: int) -> Work:
