@@ -85,6 +85,21 @@ def test_force_from_the_environment():
     assert done.stdout.strip() == "attention_fwd/cpu/scalar"
 
 
+@pytest.mark.parametrize("pattern", ["attention_fwd/cpu/scala", "atention_fwd/cpu/scalar", "*/nothing", "add, x"])
+def test_an_unknown_kernel_in_the_environment_is_refused(pattern):
+    """A misspelt id that is passed over would run, and be taken for, another kernel."""
+    calls = ("fk.add(q, q)", "fk.kernels()", "fk.explain('add', q, q)", "fk.add(q, q)")
+    program = "import flashkernel as fk, numpy as np; q = np.ones(4, np.float32)\n" + "\n".join(
+        f"try: {call}; print('ran')\nexcept ValueError as error: print(error)" for call in calls
+    )
+    environment = {**os.environ, "FLASHKERNEL_FORCE": pattern}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(calls)
+    for line in lines:
+        assert line.startswith("FLASHKERNEL_FORCE: no kernel") and f'"{pattern.split(", ")[-1]}"' in line
+
+
 def test_threads():
     before = fk.get_num_threads()
     try:

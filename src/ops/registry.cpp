@@ -78,6 +78,17 @@ void read_environment(Registry& registry) {
   if (const char* patterns = std::getenv("FLASHKERNEL_FORCE")) registry.patterns = patterns;
 }
 
+template <class Params>
+bool table_has(const KernelTable<Params>& table, const std::string& pattern) {
+  return std::any_of(table.begin(), table.end(), [&](const auto& entry) { return matches(pattern, entry.name); });
+}
+
+/// Whether a row of any op matches; looks into the backends' tables, since not every op's is registered yet.
+template <class... Params>
+bool known(const std::string& pattern, ParamsList<Params...>) {
+  return (... || (table_has(cpu_kernels<Params>(), pattern) || table_has(cuda_kernels<Params>(), pattern)));
+}
+
 template <class... Params>
 void touch_tables(ParamsList<Params...>) {
   (OpTable<Params>::instance(), ...);
@@ -89,6 +100,15 @@ void register_all() {
 }
 
 }  // namespace
+
+void check_environment() {
+  const char* const patterns = std::getenv("FLASHKERNEL_FORCE");
+  if (!patterns) return;
+  for (const auto& pattern : split(patterns))
+    if (!known(pattern, AllParams{}))
+      throw InvalidArgument("FLASHKERNEL_FORCE: no kernel of this build matches \"" + pattern +
+                            "\"; needs ids or prefixes of them, as kernels() lists them once it is unset");
+}
 
 void register_row(RowState& row) {
   Registry& all = registry();
@@ -160,9 +180,8 @@ void force_kernels(const std::string& patterns) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   for (const auto& pattern : split(patterns)) {
-    const bool known =
-        std::any_of(all.rows.begin(), all.rows.end(), [&](const RowState* row) { return matches(pattern, row->name); });
-    if (!known) throw InvalidArgument("force_kernels: no kernel matches \"" + pattern + "\"; kernels() lists the ids");
+    if (!known(pattern, AllParams{}))
+      throw InvalidArgument("force_kernels: no kernel matches \"" + pattern + "\"; kernels() lists the ids");
   }
   read_environment(all);
   all.patterns = patterns;

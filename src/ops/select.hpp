@@ -30,6 +30,10 @@ struct RowState {
 /// Null when this machine (CPU features) or that device (compute capability) can run the row, else why not.
 const char* why_unavailable(const RowState& row, Device device) noexcept;
 
+/// Throws InvalidArgument if FLASHKERNEL_FORCE holds a pattern that matches no kernel: a misspelt id must not mean
+/// "any".
+void check_environment();
+
 /// Adds a row to the registry (`kernels()`, forcing); rows live as long as the process.
 void register_row(RowState& row);
 
@@ -71,6 +75,7 @@ class OpTable {
 
  private:
   OpTable() {
+    check_environment();
     const KernelTable<Params> tables[] = {cpu_kernels<Params>(), cuda_kernels<Params>()};
     std::vector<const KernelEntry<Params>*> entries;
     for (const auto& table : tables)
