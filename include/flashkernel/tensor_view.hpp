@@ -25,7 +25,7 @@ struct TensorView {
 
   TensorView() = default;
 
-  /// Contiguous (row-major) view. More than kMaxDims dims, or a negative one, is InvalidArgument.
+  /// Contiguous (row-major) view. InvalidArgument: over kMaxDims dims, a negative one, over 2^63 - 1 elements.
   FK_API TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device = {});
   /// Strided view; `strides` counts elements and has as many entries as `shape`.
   FK_API TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape,

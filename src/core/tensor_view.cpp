@@ -1,6 +1,8 @@
 // TensorView and Device: construction, layout, text.
 #include "flashkernel/tensor_view.hpp"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "flashkernel/error.hpp"
@@ -13,10 +15,15 @@ void set_shape(TensorView& view, std::initializer_list<std::int64_t> shape) {
     throw InvalidArgument("TensorView: " + std::to_string(shape.size()) + " dims; at most " + std::to_string(kMaxDims));
   view.ndim = static_cast<int>(shape.size());
   int d = 0;
+  std::int64_t count = 1;  // a dim of 0 counts as 1, as it does in strides
   for (const std::int64_t extent : shape) {
     if (extent < 0)
       throw InvalidArgument("TensorView: shape[" + std::to_string(d) + "]=" + std::to_string(extent) +
                             "; must not be negative");
+    if (extent > std::numeric_limits<std::int64_t>::max() / count)
+      throw InvalidArgument("TensorView: shape[" + std::to_string(d) + "]=" + std::to_string(extent) +
+                            " makes more than 2^63 - 1 elements");
+    count *= std::max<std::int64_t>(extent, 1);
     view.shape[d++] = extent;
   }
 }
