@@ -127,6 +127,13 @@ def test_usage_errors_exit_with_2() -> None:
         assert exit.value.code == 2
 
 
+@pytest.mark.parametrize("count", ["0", "-3", "many", "1.5", ""])
+def test_counts_say_what_they_need(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "--prompt", "x", "--max-new-tokens", count])
+    assert f"{count!r}: an integer >= 1 is needed" in capsys.readouterr().err
+
+
 def test_missing_torch_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["bench", "norm", "--quick"]) == 2
@@ -148,6 +155,15 @@ def test_command_is_installed_and_needs_no_torch(tmp_path: Path) -> None:
     assert done.stderr == ""  # no terminal, no progress
     done = subprocess.run([*command, "--no-flashkernel"], env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and "pip install torch" in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_text_that_the_terminal_lacks_is_replaced(encoding: str) -> None:
+    """A pipe on Windows, or a C locale: the text goes on, with a mark where a character can't be shown."""
+    command = [sys.executable, "-m", "flashkernel.cli", "generate", "--prompt", "# \u2603", "--max-new-tokens", "4"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0" if os.name == "nt" else "1"}
+    done = subprocess.run(command, env=environment, capture_output=True)
+    assert done.returncode == 0 and done.stdout.startswith(b"# ?"), done.stderr
 
 
 # --- kernels and doctor

@@ -507,6 +507,29 @@ def test_text_stream_equals_decoding_at_once() -> None:
         assert "\ufffd" in stream.end()
 
 
+def test_vocabulary_and_merges_of_older_checkpoints(tmp_path: Path) -> None:
+    """vocab.json and merges.txt without tokenizer.json: the ids are those of Transformers' GPT-2 tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    bpe = json.loads((default_model() / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in bpe["merges"]]
+    (tmp_path / "vocab.json").write_text(json.dumps(bpe["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]), encoding="utf-8")
+    ours = TextTokenizer(tmp_path)
+    theirs = transformers.GPT2Tokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+    source = Path(__file__).read_text(encoding="utf-8")
+    for text in ("def f(x):\n\treturn x  # \u2603 \xe9\r\n", source, " a", "", "a<|endoftext|>b", "<|end"):
+        assert ours.encode(text) == theirs(text)["input_ids"]
+        assert ours.decode(ours.encode(text)) == text.replace("<|endoftext|>", "")
+    (tmp_path / "merges.txt").write_text("no merges here", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"vocab\.json with merges\.txt is not a valid tokenizer"):
+        TextTokenizer(tmp_path)
+
+
+def test_a_prompt_that_is_not_text_is_refused() -> None:
+    with pytest.raises(PromptError, match="character 2 of the prompt"):
+        TextTokenizer(default_model()).encode("# \udcff")
+
+
 def test_copy_of_a_checkpoint_directory_works_anywhere(tmp_path: Path) -> None:
     """Nothing in a checkpoint refers to where it was saved."""
     original = gpt2(tmp_path / "a")

@@ -18,9 +18,9 @@ __all__ = ["build_parser", "main"]
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.lstrip("-").isdecimal() else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: an integer >= 1 is needed")
+        raise argparse.ArgumentTypeError(f"{text!r}: an integer >= 1 is needed")
     return value
 
 
@@ -49,7 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--model",
         metavar="DIR",
-        help="a local Hugging Face GPT-2 or Llama checkpoint (config.json, *.safetensors, tokenizer.json)",
+        help="a local Hugging Face GPT-2 or Llama checkpoint (config.json, *.safetensors, tokenizer.json or GPT-2's "
+        "vocab.json and merges.txt)",
     )
     add("--max-new-tokens", type=_positive, default=128, metavar="N", help="most tokens to write per prompt")
     add(

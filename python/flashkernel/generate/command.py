@@ -5,6 +5,7 @@ kernels.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from pathlib import Path
@@ -109,6 +110,8 @@ def _open_engine(args: argparse.Namespace, model: Path) -> tuple[Any, str, int]:
 
 
 def run(args: argparse.Namespace) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model may write what the terminal's encoding lacks
     if not args.prompt:
         raise ValueError(
             "generate: no --prompt; give one, for example --prompt 'def fibonacci(n):' (several make a batch)"

@@ -1,29 +1,42 @@
-"""Text to token ids and back, by the `tokenizers` package and the checkpoint's tokenizer.json.
+"""Text to token ids and back, by the `tokenizers` package and the checkpoint's tokenizer.json, or the vocab.json and
+merges.txt of older GPT-2 checkpoints.
 
 `TextStream` gives text as tokens arrive: a character whose bytes are split over tokens is held back until it is whole.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .checkpoint import require_directory
-from .errors import CheckpointError, MissingDependencyError
+from .errors import CheckpointError, MissingDependencyError, PromptError
 
 __all__ = ["TextStream", "TextTokenizer"]
 
 _REPLACEMENT = "\ufffd"  # what a decoder gives for an unfinished UTF-8 sequence
 
 
+def _byte_level_bpe(vocab: Path, merges: Path) -> Any:
+    """GPT-2's tokenizer; its vocabulary's <|...|> are single tokens, never made from text's letters."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    tokenizer = ByteLevelBPETokenizer(str(vocab), str(merges))
+    tokenizer.add_special_tokens([token for token in tokenizer.get_vocab() if re.fullmatch(r"<\|.+\|>", token)])
+    return tokenizer
+
+
 class TextTokenizer:
     def __init__(self, directory: str | Path):
         require_directory(directory)
-        path = Path(directory) / "tokenizer.json"
-        if not path.is_file():
+        path, vocab, merges = (Path(directory) / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
+        old = not path.is_file() and vocab.is_file() and merges.is_file()
+        if not path.is_file() and not old:
             raise CheckpointError(
-                f"load_tokenizer: {str(directory)!r} has no tokenizer.json; save one with the tokenizer's "
-                f"save_pretrained"
+                f"load_tokenizer: {str(directory)!r} has no tokenizer.json (nor GPT-2's vocab.json and merges.txt); "
+                f"save one with the tokenizer's save_pretrained"
             )
         try:
             from tokenizers import Tokenizer
@@ -32,13 +45,21 @@ class TextTokenizer:
                 "load_tokenizer: the package tokenizers is not installed; run `pip install flashkernel[generate]`"
             ) from error
         try:
-            self._tokenizer = Tokenizer.from_file(str(path))
+            self._tokenizer = _byte_level_bpe(vocab, merges) if old else Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises a bare Exception
-            raise CheckpointError(f"load_tokenizer: {path.name} is not a valid tokenizer: {error}") from error
+            names = f"{vocab.name} with {merges.name}" if old else path.name
+            raise CheckpointError(f"load_tokenizer: {names} is not a valid tokenizer: {error}") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
     def encode(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # half a surrogate pair: bytes of the command line that are not text
+            raise PromptError(
+                f"generate: character {error.start} of the prompt is {text[error.start]!r}, half of a surrogate pair; "
+                "text in the encoding of the terminal (see PYTHONUTF8) is needed"
+            ) from None
         return list(self._tokenizer.encode(text).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
