@@ -98,8 +98,9 @@ Example:
       "Restrict the choice to kernels whose id matches: \"attention_fwd/cpu/scalar\", a prefix of it "
       "(\"attention_fwd/cpu\"), or "
       "with \"*\" for the op (\"*/cpu/scalar\"); several, comma-separated. Ops that no pattern names choose freely. "
-      "Empty: no "
-      "restriction. Process-wide; starts as the environment variable FLASHKERNEL_FORCE. ValueError if nothing matches. "
+      "Empty: no restriction. A pattern with \"?\" at its end only puts its kernels before all others where they "
+      "accept "
+      "the call. Process-wide; starts as the environment variable FLASHKERNEL_FORCE. ValueError if nothing matches. "
       "`force` does this for a block of code.");
   module.def("forced_kernels", &flashkernel::forced_kernels, "The patterns in force; empty if none.");
 }

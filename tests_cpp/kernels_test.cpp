@@ -83,6 +83,22 @@ TEST_F(KernelsTest, ForcingPicksByIdPrefixAndWildcard) {
   EXPECT_EQ(explain().kernel, best);
 }
 
+TEST_F(KernelsTest, APreferredKernelGoesBeforeAllOthersAndRestrictsNothing) {
+  const Explanation free = explain();
+  force_kernels("*/cpu/scalar?");
+  const Explanation preferring = explain();
+  EXPECT_EQ(preferring.kernel, "attention_fwd/cpu/scalar");
+  ASSERT_EQ(preferring.candidates.size(), free.candidates.size());
+  for (std::size_t i = 0; i < free.candidates.size(); ++i)
+    EXPECT_EQ(preferring.candidates[i].accepted, free.candidates[i].accepted) << free.candidates[i].kernel;
+  const auto before = calls("attention_fwd/cpu/scalar");
+  attention(q, q, q, out, {}, {});
+  EXPECT_EQ(calls("attention_fwd/cpu/scalar"), before + 1);
+  EXPECT_THROW(force_kernels("*/cpu/nothing?"), InvalidArgument);
+  force_kernels("");
+  EXPECT_EQ(explain().kernel, free.kernel);
+}
+
 TEST_F(KernelsTest, ForcingTheUnknownIsRefusedAndChangesNothing) {
   force_kernels("attention_fwd/cpu/scalar");
   for (const char* pattern :

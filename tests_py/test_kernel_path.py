@@ -8,12 +8,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import flashkernel as fk
-import kernel_path
 
 HERE = Path(__file__).resolve().parent
 SERVED = re.compile(r"kernel path \S+: served (\d+) calls by \d+ kernels, (\d+) fell back")
@@ -27,64 +25,6 @@ def run(path: str, *arguments: str, **variables: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def row(kernel: str, priority: int) -> SimpleNamespace:
-    op, device = kernel.split("/")[:2]
-    return SimpleNamespace(id=kernel, op=op, device=device, priority=priority)
-
-
-ROWS = [
-    row("attention_fwd/cuda/sm90a/f16/d64", 30),
-    row("attention_fwd/cuda/sm80/decode/f16/d64", 41),
-    row("attention_fwd/cuda/generic/decode", 40),
-    row("attention_fwd/cuda/sm80/f16/d64", 20),
-    row("attention_fwd/cuda/sm75/f16/d64", 15),
-    row("attention_fwd/cuda/generic/tiled", 11),
-    row("attention_fwd/cpu/scalar", 0),
-    row("softmax/cuda/sm90a/long_rows", 30),
-    row("softmax/cuda/generic", 10),
-    row("softmax/cpu/scalar", 0),
-]
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        # Decode kernels stand above the path; what is below serves what the path refuses.
-        ("cuda/sm75", "attention_fwd: cuda/sm75/f16/d64 cuda/generic/tiled cpu/scalar"),
-        (
-            "cuda/sm80",
-            "attention_fwd: cuda/sm80/decode/f16/d64 cuda/sm80/f16/d64 cuda/sm75/f16/d64 cuda/generic/tiled cpu/scalar",
-        ),
-        # Every op has these, so nothing of Hopper's is left.
-        (
-            "cuda/generic",
-            "attention_fwd: cuda/generic/decode cuda/generic/tiled cpu/scalar; softmax: cuda/generic cpu/scalar",
-        ),
-        ("cuda/sm9", ""),
-    ],
-)
-def test_what_is_forced(path, expected):
-    forced: dict[str, list[str]] = {}
-    for name in filter(None, kernel_path.patterns(path, ROWS).split(",")):
-        op, rest = name.split("/", 1)
-        forced.setdefault(op, []).append(rest)
-    assert "; ".join(f"{op}: {' '.join(names)}" for op, names in forced.items()) == expected
-
-
-def test_patterns_of_this_build_are_known():
-    """Each path of the build, whether the machine can run it or not, with something to run in every op."""
-    rows = fk.kernels()
-    for path in sorted({"/".join(row.id.split("/")[1:3]) for row in rows}):
-        names = kernel_path.patterns(path, rows)
-        with fk.force(names):
-            assert fk.forced_kernels() == names
-        for device in ("cpu", "cuda"):
-            for op in {row.op for row in rows if row.device == device and kernel_path.on_path(row.id, path)}:
-                own = [row for row in rows if row.op == op and row.device == device]
-                universal = min(own, key=lambda row: row.priority)  # what the registry ends with
-                assert universal.id in names.split(",")
-
-
 @pytest.mark.parametrize("path", [p for p in ("cpu/scalar", "cpu/avx2", "cpu/avx512") if p in AVAILABLE])
 def test_the_path_serves_the_tests(path):
     """Softmax over a dim that is not contiguous is refused by the fast rows and falls back."""
@@ -95,7 +35,7 @@ def test_the_path_serves_the_tests(path):
 
 
 def test_a_run_that_never_took_the_path_fails():
-    code, output = run("cpu/scalar", "test_kernel_path.py", "-k", "what_is_forced")
+    code, output = run("cpu/scalar", "test_kernels.py", "-k", "list_every_op")
     assert code == 1 and "the path was never taken, FAILED" in output
 
 

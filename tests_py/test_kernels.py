@@ -75,12 +75,41 @@ def test_force():
     assert fk.forced_kernels() == ""
 
 
-def test_force_from_the_environment():
+@pytest.mark.chooses_kernels
+def test_prefer():
+    """A pattern with a question mark puts kernels first where they accept, and nothing aside."""
+    softmax = np.zeros((3, 5, 4), np.float32)
+    with fk.force("*/cpu/scalar?"):
+        explanation = fk.explain("attention", Q, Q, Q)
+        assert explanation.kernel == "attention_fwd/cpu/scalar"
+        assert sum(c.accepted for c in explanation.candidates) == sum(c.accepted for c in _free(Q).candidates)
+        assert fk.explain("softmax", softmax, axis=1).kernel == "softmax/cpu/scalar"
+    if "avx2" in fk.cpu_features():
+        with fk.force("*/cpu/avx2?"):
+            assert fk.explain("softmax", softmax).kernel == "softmax/cpu/avx2"
+            assert fk.explain("softmax", softmax, axis=1).kernel == "softmax/cpu/scalar"  # avx2 refuses
+            before = next(row.calls for row in fk.kernels() if row.id == "attention_fwd/cpu/avx2")
+            fk.attention(Q, Q, Q)
+            assert next(row.calls for row in fk.kernels() if row.id == "attention_fwd/cpu/avx2") == before + 1
+        with fk.force("*/cpu/avx2?,softmax/cpu/scalar"):  # forced goes before preferred
+            assert fk.explain("softmax", softmax).kernel == "softmax/cpu/scalar"
+            assert fk.explain("attention", Q, Q, Q).kernel == "attention_fwd/cpu/avx2"
+    with pytest.raises(ValueError, match=r"no kernel matches \"\*/cpu/nothing\?\""), fk.force("*/cpu/nothing?"):
+        pass
+
+
+def _free(q):
+    with fk.force(""):
+        return fk.explain("attention", q, q, q)
+
+
+@pytest.mark.parametrize("mark", ["", "?"])
+def test_force_from_the_environment(mark):
     program = (
         "import flashkernel as fk, numpy as np; q = np.ones((1, 1, 4, 8), np.float32);"
         "print(fk.explain('attention', q, q, q).kernel)"
     )
-    environment = {**os.environ, "FLASHKERNEL_FORCE": "attention_fwd/cpu/scalar"}
+    environment = {**os.environ, "FLASHKERNEL_FORCE": f"attention_fwd/cpu/scalar{mark}"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.strip() == "attention_fwd/cpu/scalar"
 

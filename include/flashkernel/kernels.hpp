@@ -26,8 +26,10 @@ FK_API std::vector<KernelInfo> kernels();
 
 /// Restrict the choice to kernels whose id matches: "attention_fwd/cpu/scalar", a prefix of it ("attention_fwd/cpu"),
 /// or with "*" for the op ("*/cpu/scalar"); several, comma-separated. Ops that no pattern names choose freely. Empty:
-/// no restriction. Starts as the environment variable FLASHKERNEL_FORCE. Process-wide. A pattern that matches no kernel
-/// of this build is InvalidArgument; in the environment variable it makes every op and `kernels()` throw that.
+/// no restriction. A pattern with "?" at its end ("*/cuda/sm75?") restricts nothing: its kernels go before all others
+/// where they accept the call. Starts as the environment variable FLASHKERNEL_FORCE. Process-wide. A pattern that
+/// matches no kernel of this build is InvalidArgument; in the environment variable it makes every op and `kernels()`
+/// throw that.
 FK_API void force_kernels(const std::string& patterns);
 FK_API std::string forced_kernels();
 

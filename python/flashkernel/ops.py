@@ -126,7 +126,8 @@ def force(patterns: str) -> Iterator[None]:
     """Run only kernels whose id matches, within a ``with`` block; what was in force before is back after it.
 
     patterns: as for `force_kernels`: an id such as "attention_fwd/cpu/scalar", a prefix of one, or "*/cpu/scalar";
-       several, comma-separated. Ops that no pattern names choose freely. Process-wide, not per thread.
+       several, comma-separated. Ops that no pattern names choose freely. One with "?" at its end ("*/cuda/sm75?") only
+       puts its kernels before all others where they accept the call. Process-wide, not per thread.
 
     Raises: ValueError if a pattern matches no kernel. An op whose forced kernel can't serve a call raises
     NotImplementedError.

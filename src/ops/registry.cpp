@@ -35,7 +35,10 @@ std::vector<std::string> split(const std::string& text) {
   return parts;
 }
 
-// "op/rest" or "*/rest" against the id "op/rest/more": whole path segments only.
+// A pattern that ends with '?' only puts its kernels first; it restricts nothing.
+bool only_prefers(const std::string& pattern) { return !pattern.empty() && pattern.back() == '?'; }
+
+// "op/rest" or "*/rest", either with '?', against the id "op/rest/more": whole path segments only.
 bool names_op(const std::string& pattern, const std::string& op) {
   const std::string head = pattern.substr(0, pattern.find('/'));
   return head == "*" || head == op;
@@ -46,7 +49,7 @@ bool matches(const std::string& pattern, const std::string& id) {
   if (!names_op(pattern, op)) return false;
   const auto slash = pattern.find('/');
   if (slash == std::string::npos) return true;
-  const std::string prefix = op + pattern.substr(slash);
+  const std::string prefix = op + pattern.substr(slash, pattern.size() - slash - (only_prefers(pattern) ? 1 : 0));
   return id.compare(0, prefix.size(), prefix) == 0 && (id.size() == prefix.size() || id[prefix.size()] == '/');
 }
 
@@ -61,15 +64,22 @@ bool restricts(const std::string& pattern, const char* op, const std::vector<Row
 
 void apply_patterns(Registry& registry) {
   const auto patterns = split(registry.patterns);
+  bool any = false;
   for (RowState* row : registry.rows) {
-    bool restricted = false, matched = false;
+    bool restricted = false, matched = false, preferred = false;
     for (const auto& pattern : patterns) {
-      if (!restricts(pattern, row->op, registry.rows)) continue;
-      restricted = true;
-      matched = matched || matches(pattern, row->name);
+      if (only_prefers(pattern)) {
+        preferred = preferred || matches(pattern, row->name);
+      } else if (restricts(pattern, row->op, registry.rows)) {
+        restricted = true;
+        matched = matched || matches(pattern, row->name);
+      }
     }
     row->allowed.store(!restricted || matched, std::memory_order_relaxed);
+    row->preferred.store(preferred, std::memory_order_relaxed);
+    any = any || preferred;
   }
+  any_preferred.store(any, std::memory_order_relaxed);
 }
 
 void read_environment(Registry& registry) {

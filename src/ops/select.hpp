@@ -23,9 +23,13 @@ struct RowState {
   int cc_min = 0, cc_max = 0;
   std::uint32_t cpu_features = 0;
   int priority = 0;
-  std::atomic<bool> allowed{true};  // false while another kernel of the op is forced
+  std::atomic<bool> allowed{true};     // false while another kernel of the op is forced
+  std::atomic<bool> preferred{false};  // chosen before others wherever it accepts, whatever its priority
   std::atomic<std::uint64_t> calls{0};
 };
+
+/// Whether any row is preferred: no choice needs a look at that otherwise.
+inline std::atomic<bool> any_preferred{false};
 
 /// Null when this machine (CPU features) or that device (compute capability) can run the row, else why not.
 const char* why_unavailable(const RowState& row, Device device) noexcept;
@@ -114,6 +118,24 @@ const char* refusal(const typename OpTable<Params>::Row& row, const Params& para
   return verdict ? nullptr : verdict.reason();
 }
 
+/// The kernel that serves the call: the first accepting one by priority, preferred ones before all others. Null if
+/// none.
+template <class Params>
+typename OpTable<Params>::Row* choose(const Params& params, Device device) {
+  auto& table = OpTable<Params>::instance();
+  const auto first = [&](bool preferred) -> typename OpTable<Params>::Row* {
+    for (auto& row : table) {
+      if (row.state.device != device.type || (preferred && !row.state.preferred.load(std::memory_order_relaxed)))
+        continue;
+      if (!refusal<Params>(row, params, device)) return &row;
+    }
+    return nullptr;
+  };
+  if (any_preferred.load(std::memory_order_relaxed))
+    if (auto* const row = first(true)) return row;
+  return first(false);
+}
+
 template <class Params>
 Explanation explain_call(const Params& params, Device device) {
   Explanation explanation;
@@ -122,10 +144,10 @@ Explanation explain_call(const Params& params, Device device) {
     if (row.state.device != device.type) continue;
     const char* reason = refusal<Params>(row, params, device);
     explanation.candidates.push_back({row.state.name, reason == nullptr, reason ? reason : ""});
-    if (!reason && explanation.kernel.empty()) {
-      explanation.kernel = row.state.name;
-      explanation.workspace_bytes = row.entry->workspace_bytes ? row.entry->workspace_bytes(params) : 0;
-    }
+  }
+  if (const auto* const row = choose(params, device)) {
+    explanation.kernel = row->state.name;
+    explanation.workspace_bytes = row->entry->workspace_bytes ? row->entry->workspace_bytes(params) : 0;
   }
   return explanation;
 }
@@ -138,16 +160,13 @@ void dispatch(const Params& params, Device device, const ExecutionContext& conte
     return;
   }
   const WorkerPlan plan;
-  for (auto& row : OpTable<Params>::instance()) {
-    if (row.state.device != device.type || refusal<Params>(row, params, device)) continue;
-    row.state.calls.fetch_add(1, std::memory_order_relaxed);
-    const std::size_t bytes = row.entry->workspace_bytes ? row.entry->workspace_bytes(params) : 0;
-    const Workspace workspace(bytes, device, context);
-    const KernelRange range(row.state.name);
-    row.entry->launch(params, workspace.data(), context.stream);
-    return;
-  }
-  throw_no_kernel(explain_call(params, device), device);
+  auto* const row = choose(params, device);
+  if (!row) throw_no_kernel(explain_call(params, device), device);
+  row->state.calls.fetch_add(1, std::memory_order_relaxed);
+  const std::size_t bytes = row->entry->workspace_bytes ? row->entry->workspace_bytes(params) : 0;
+  const Workspace workspace(bytes, device, context);
+  const KernelRange range(row->state.name);
+  row->entry->launch(params, workspace.data(), context.stream);
 }
 
 }  // namespace flashkernel
