@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flashkernel.bench import measured, roofline, sass, sm_model
+from flashkernel.bench import article, measured, roofline, sass, sm_model
 from flashkernel.bench.sm_model import MACHINES
 from flashkernel.cli import main
 
@@ -29,10 +29,49 @@ def test_a_page_that_differs_is_found(tmp_path, capsys):
     page = tmp_path / "docs" / "roofline.md"
     page.write_text((ROOT / "docs" / "roofline.md").read_text().replace("TFLOP/s |", "TFLOP/s! |", 1))
     shutil.copy(ROOT / "docs" / "optimisation.md", tmp_path / "docs")
+    shutil.copy(ROOT / "docs" / "article.md", tmp_path / "docs")
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
     assert main(["roofline", "--check", "--root", str(tmp_path)]) == 1
     assert "differs" in capsys.readouterr().err
     assert main(["roofline", "--no-picture", "--root", str(tmp_path)]) == 0
     assert main(["roofline", "--check", "--root", str(tmp_path)]) == 0
+
+
+def test_the_articles_figures_are_the_runs(tmp_path, capsys):
+    """Another run changes them; a figure that somebody typed, or whose name nothing gives, is found."""
+    import json
+    import re
+    import shutil
+
+    for name in ("benchmarks", "docs", "profiles"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    page = tmp_path / "docs" / "article.md"
+    text = page.read_text()
+    assert len(article.MARK.findall(text)) > 60
+    typed = re.findall(r"\d[\d.,]* ?(?:[TGM]FLOP|[TGM]B/s|us\b|ms\b|%|times\b)", article.MARK.sub("", text))
+    assert not typed, "a figure that is not marked"
+    assert main(["roofline", "--check", "--root", str(tmp_path)]) == 0
+    file = tmp_path / "benchmarks" / "h200" / "linear.json"
+    run = json.loads(file.read_text())
+    for case in run["cases"]:
+        case["us"]["ours"] *= 2
+    file.write_text(json.dumps(run))
+    assert main(["roofline", "--check", "--root", str(tmp_path)]) == 1
+    assert "article.md differs" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"'fwd\.nothing' is no figure"):
+        article.fill("<!--=fwd.nothing-->1<!--=-->", {})
+
+
+def test_end_to_end_is_said_when_it_is_measured(tmp_path):
+    import json
+
+    (tmp_path / "benchmarks" / "h200").mkdir(parents=True)
+    assert article._end_to_end(tmp_path) == {"e2e.gpu": "not measured"}
+    ours = {"decode_tokens_per_second": 2500.4, "ratio_to_best_peer": 3.14159}
+    row = {"case": "gpt2", "shape": {"batch": 1}, "best_peer": "hf_sdpa", "providers": {"flashkernel": ours}}
+    run = {"schema": "e2e-1", "method": {"quick": False}, "rows": [row, {**row, "shape": {"batch": 8}}]}
+    (tmp_path / "benchmarks" / "h200" / "e2e.json").write_text(json.dumps(run))
+    assert article._end_to_end(tmp_path) == {"e2e.gpu": "gpt2 2500 (x 3.14 of hf_sdpa)"}
 
 
 def test_outside_of_a_checkout(tmp_path):
@@ -249,4 +288,5 @@ def test_the_picture_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     roofline.draw(ROOT, tmp_path / "a.svg")
     roofline.draw_t4(ROOT, tmp_path / "b.svg")
-    assert all("<svg" in (tmp_path / name).read_text() for name in ("a.svg", "b.svg"))
+    article.draw(ROOT, tmp_path / "c.svg", roofline._save)
+    assert all("<svg" in (tmp_path / name).read_text() for name in ("a.svg", "b.svg", "c.svg"))

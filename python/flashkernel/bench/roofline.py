@@ -1,6 +1,6 @@
 """`flashkernel roofline`: each kernel's arithmetic intensity and rate against what the same machine reaches, as a table
-in docs/roofline.md and a picture, and the ladder of docs/optimisation.md; `--t4` writes the T4's model (docs/t4.md) and
-its picture. From committed JSON only.
+in docs/roofline.md and a picture, the ladder of docs/optimisation.md and the figures of docs/article.md; `--t4` writes
+the T4's model (docs/t4.md) and its picture. From committed JSON only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import ladder, t4_model
+from . import article, ladder, t4_model
 from .measured import Point, ceilings, points
 from .profile_report import counters, read_csv
 from .sm_model import MACHINES, PARTS
@@ -178,7 +178,10 @@ def pages(root: Path, t4: bool) -> dict[Path, str]:
     text = page.read_text(encoding="utf-8")
     for name, body in ladder.render(root).items():
         text = replace_section(text, name, body)
-    return {**found, page: text}
+    found[page] = text
+    page = root / "docs" / "article.md"
+    found[page] = article.fill(page.read_text(encoding="utf-8"), article.facts(root, measured_sm75(root)))
+    return found
 
 
 def find_root(start: Path | None = None) -> Path:
@@ -291,5 +294,9 @@ def run(args: argparse.Namespace) -> int:
         file = root / "docs" / "pictures" / ("roofline_t4.svg" if args.t4 else "roofline_h200.svg")
         (draw_t4 if args.t4 else draw)(root, file)
         print(f"{file.relative_to(root)} written", file=sys.stderr)
+        if not args.t4:
+            file = file.with_name("ladder_h200.svg")
+            article.draw(root, file, _save)
+            print(f"{file.relative_to(root)} written", file=sys.stderr)
     print(render(root) if not args.t4 else "\n\n".join(render_t4(root).values()))
     return 0
