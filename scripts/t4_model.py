@@ -28,7 +28,9 @@ def source_text(name: str) -> str:
     if name == "linear":
         return (ROOT / "src/cuda/sm75/linear.cu").read_text()
     op, dim = name.rsplit("_d", 1)
-    values = {"OP": op, "ARCH": "sm75", "SOURCE": op, "SUFFIX": "f16", "DIM": dim, "TYPE": "__half"}
+    function = f"void {op}_f16_d{dim}(const {op}_params& p, void* workspace, Stream stream)"
+    instance = f"\n{function} {{\n  {op}_instance<__half, {dim}>(p, workspace, stream);\n}}\n"
+    values = {"OP": op, "ARCH": "sm75", "SOURCE": op, "INSTANCES": instance}
     text = (ROOT / "src/cuda/instance.cu.in").read_text()
     for key, value in values.items():
         text = text.replace(f"@{key}@", value)

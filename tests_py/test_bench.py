@@ -179,12 +179,12 @@ def test_every_kernel_in_the_cuda_sources_has_a_representative() -> None:
     text = source.read_text()
     ops = set(re.findall(r'"([a-z_]+)/cuda/', text)) | set(re.findall(r'"cuda/\w+/([a-z_]+?)(?:_f32)?_instances', text))
     assert ops - {"attention_decode", "attention_decode_quantized"} <= set(OPS)  # rows of attention_fwd
-    ids = [*re.findall(r'"([a-z_]+/cuda/[a-z0-9_/]+)"', text), "attention_fwd/cuda/sm80/decode/bf16/d96"]
+    ids = [*re.findall(r'"([a-z_]+/cuda/[a-z0-9_/]+)"', text), "attention_fwd/cuda/sm80/decode/bf16/d192"]
     for kernel in ids:
         row = representative(kernel)
         assert row.op == kernel.split("/")[0] and row.dtype in ("float32", "float16", "bfloat16")
     last = representative(ids[-1])
-    assert (last.mode, last.dtype, last.head_dim) == ("decode", "bfloat16", 96)
+    assert (last.mode, last.dtype, last.head_dim) == ("decode", "bfloat16", 192)
     with pytest.raises(ValueError, match="no representative shape for the op 'sort'"):
         representative("sort/cuda/generic")
 

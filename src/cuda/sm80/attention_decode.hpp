@@ -16,8 +16,8 @@ using attention_decode_params = AttentionParams;  // what the generated instance
 using attention_decode_quantized_params = AttentionParams;
 
 /// Buckets of head_dim; the smallest one that holds both head dims serves.
-inline constexpr std::int64_t kDecodeHeadDims[] = {64, 96, 128, 192, 256};
-inline constexpr std::int64_t kDecodeQuantizedHeadDims[] = {64, 128, 192, 256};
+inline constexpr std::int64_t kDecodeHeadDims[] = {64, 128, 192, 256};
+inline constexpr std::int64_t kDecodeQuantizedHeadDims[] = {64, 128, 256};
 inline constexpr int kGranule = 16;  // keys that a warp takes at a time; they lie in one page
 /// Warps of a block, at most: a granule of 8-bit keys is half the bytes and more instructions a byte, so that it takes
 /// two warps a scheduler to cover one warp's latencies.
@@ -30,11 +30,7 @@ inline constexpr int kTileRows = 8;  // query rows of one matrix instruction
 template <int kDim, int kTiles, int kBytes = 2>
 struct DecodeShape {
   static constexpr int kMaxWarps = decode_max_warps(kBytes);
-  static constexpr int kStages = kDim <= 64    ? 8
-                                 : kDim <= 96  ? 6
-                                 : kDim <= 128 ? (kTiles <= 2 ? 5 : 4)
-                                 : kDim <= 192 ? 3
-                                               : 2;
+  static constexpr int kStages = kDim <= 64 ? 8 : kDim <= 128 ? (kTiles <= 2 ? 5 : 4) : kDim <= 192 ? 3 : 2;
   static constexpr int kTileBytes = kGranule * kDim * kBytes;         // of K, or of V
   static constexpr int kScaleBytes = kBytes == 1 ? kGranule * 4 : 0;  // the same
   static constexpr int kSlotBytes = 2 * (kTileBytes + kScaleBytes);   // K, V, scales of K, of V

@@ -19,7 +19,7 @@ struct NarrowKeys {
 
   /// Queries as fp16, in each slice of 16 dims in the order of the keys' operand; factors[row] times them are the
   /// queries. A warp takes a row, a lane a slice.
-  template <class T, int kDim, int kRows>
+  template <class, int kDim, int kRows>
   __device__ static void load_queries(const AttentionParams& p, const DecodePlan& plan, const Segment& segment,
                                       std::uint32_t tiles, int rows, float* factors) {
     using Tile = SharedTile<kDim>;
@@ -30,16 +30,22 @@ struct NarrowKeys {
       float values[16] = {}, largest = 0.0f;
       if (row < rows && lane < kDim / 16) {
         const std::int64_t h = static_cast<std::int64_t>(segment.head_group * plan.heads + head) * group + row % group;
-        const T* const from = static_cast<const T*>(p.q) + p.q_offset(segment.b, h, query_of(row, group)) + lane * 16;
-        if (plan.vectors_q && lane * 16 + 16 <= dim) {
-          load_wide(values, from);
-        } else {
-          for (int e = 0; e < 16; ++e)
-            if (lane * 16 + e < dim) values[e] = to_float(from[e]);
-        }
+        const std::int64_t at_q = p.q_offset(segment.b, h, query_of(row, group)) + lane * 16;
+        const auto load = [&](const auto* from) {
+          if (plan.vectors_q && lane * 16 + 16 <= dim) {
+            load_wide(values, from);
+          } else {
+            for (int e = 0; e < 16; ++e)
+              if (lane * 16 + e < dim) values[e] = to_float(from[e]);
+          }
+        };
+        if (p.dtype_q == DType::kFloat16)
+          load(static_cast<const __half*>(p.q) + at_q);
+        else
+          load(static_cast<const __nv_bfloat16*>(p.q) + at_q);
       }
       float factor = 1.0f, inverse = 1.0f;
-      if constexpr (!std::is_same_v<T, __half>) {  // fp16 holds less: the largest becomes a number from 1 to 2
+      if (p.dtype_q != DType::kFloat16) {  // fp16 holds less: the largest becomes a number from 1 to 2
 #pragma unroll
         for (int e = 0; e < 16; ++e) largest = fmaxf(largest, fabsf(values[e]));
         const std::uint32_t field = __float_as_uint(warp_reduce(largest, Largest{})) >> 23;
@@ -119,8 +125,9 @@ struct NarrowKeys {
   }
 };
 
-/// An entry of the table; T: of queries and outputs.
-template <class T, int kDim>
+/// An entry of the table. Queries in fp16 and bf16 share a kernel: it asks which they are where it loads them and where
+/// it stores rows, not in its loop.
+template <class, int kDim>
 void attention_decode_quantized_instance(const AttentionParams& p, void* workspace, Stream stream) {
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
@@ -129,9 +136,9 @@ void attention_decode_quantized_instance(const AttentionParams& p, void* workspa
   auto* const partials = static_cast<float*>(workspace);
   auto* const zeros = static_cast<int*>(counters.data());
   if (p.dtype == DType::kInt8)
-    launch_attention_decode<T, NarrowKeys<Int8>, kDim>(p, plan, partials, zeros, native(stream));
+    launch_attention_decode<EitherHalf, NarrowKeys<Int8>, kDim>(p, plan, partials, zeros, native(stream));
   else
-    launch_attention_decode<T, NarrowKeys<Float8>, kDim>(p, plan, partials, zeros, native(stream));
+    launch_attention_decode<EitherHalf, NarrowKeys<Float8>, kDim>(p, plan, partials, zeros, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm80

@@ -2,6 +2,8 @@
 // that several blocks have left of one row, in the order of the blocks. Used by attention_decode.cuh.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm80/decode_schedule.cuh"
@@ -12,6 +14,25 @@ namespace flashkernel::cuda::sm80 {
 
 /// Row of a query tile: query i of head h. Rows are ordered by query, then by head.
 __device__ inline int query_of(int row, int group) { return row / group; }
+
+/// In place of an element type: fp16 or bf16, as the call says. For kernels whose loop does not depend on it.
+struct EitherHalf {};
+
+/// Four columns of a finished row of the output.
+template <class T>
+__device__ inline void store_columns(const AttentionParams& p, bool vectors, int b, std::int64_t h, int i, int column,
+                                     float factor, const float (&values)[4]) {
+  T* to = static_cast<T*>(p.out) + p.out_offset(b, h, i) + column;
+  float scaled[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) scaled[e] = factor == 0.0f ? 0.0f : values[e] * factor;
+  if (vectors && column + 4 <= p.head_dim_v) {
+    store_floats(to, scaled);
+  } else {
+    for (int e = 0; e < 4; ++e)
+      if (column + e < p.head_dim_v) to[e] = from_float<T>(scaled[e]);
+  }
+}
 
 /// A finished row, merged from its parts: sinks, LSE, and four columns of the output.
 template <class T>
@@ -25,16 +46,12 @@ __device__ inline void store_row(const AttentionParams& p, bool vectors, int b, 
   const float factor = state.finish(p.sinks, h, &lse);
   if (p.lse && column == 0) p.lse[p.lse_offset(b, h, i)] = lse;
   if (column >= p.head_dim_v) return;
-  T* to = static_cast<T*>(p.out) + p.out_offset(b, h, i) + column;
-  float scaled[4];
-#pragma unroll
-  for (int e = 0; e < 4; ++e) scaled[e] = factor == 0.0f ? 0.0f : values[e] * factor;
-  if (vectors && column + 4 <= p.head_dim_v) {
-    store_floats(to, scaled);
-  } else {
-    for (int e = 0; e < 4; ++e)
-      if (column + e < p.head_dim_v) to[e] = from_float<T>(scaled[e]);
-  }
+  if constexpr (!std::is_same_v<T, EitherHalf>)
+    store_columns<T>(p, vectors, b, h, i, column, factor, values);
+  else if (p.dtype_q == DType::kFloat16)
+    store_columns<__half>(p, vectors, b, h, i, column, factor, values);
+  else
+    store_columns<__nv_bfloat16>(p, vectors, b, h, i, column, factor, values);
 }
 
 /// Where a block leaves its part of a row; `begins`: of the pair that begins in this block (the other one was begun
