@@ -1,7 +1,7 @@
 // FlashAttention backward (Dao et al., 2022; Algorithm 4) in plain FFMA, split so that nothing is added by two blocks:
 // one kernel owns a tile of queries and sums dQ over the keys, one owns a tile of keys and sums dK and dV over the
 // queries of its head group. Scores are recomputed in both; every sum runs in a fixed order, so the gradients are the
-// same bit for bit every time.
+// same bit for bit every time. One kernel for all dtypes: they differ in how tiles are loaded and rows are stored.
 //
 //   P = exp(S - LSE)    dV = P^T dO    dP = dO V^T    dS = P * (dP - D)    dQ = dS K    dK = dS^T Q    D = rowsum(dO *
 //   O) - dLSE
@@ -17,20 +17,17 @@ __device__ inline std::int64_t delta_index(const AttentionParams& p, std::int64_
   return (b * p.heads_q + h) * p.seq_q + i;
 }
 
-template <class T>
-__device__ inline const T* grad_out_row(const AttentionBackwardParams& p, std::int64_t b, std::int64_t h,
-                                        std::int64_t i) {
-  const bool varlen = p.forward.is_varlen_q();
-  const std::int64_t row = varlen ? (p.forward.q_begin(b) + i) * p.stride_grad_out_token
-                                  : b * p.stride_grad_out_batch + i * p.stride_grad_out_token;
-  return static_cast<const T*>(p.grad_out) + row + h * p.stride_grad_out_head;
-}
-
 // A dense or variable-length offset by a gradient's own strides; `begin` is the sequence's first row.
 __device__ inline std::int64_t grad_offset(bool varlen, std::int64_t begin, std::int64_t b, std::int64_t h,
                                            std::int64_t i, std::int64_t stride_batch, std::int64_t stride_head,
                                            std::int64_t stride_token) {
   return (varlen ? (begin + i) * stride_token : b * stride_batch + i * stride_token) + h * stride_head;
+}
+
+__device__ inline std::int64_t grad_out_offset(const AttentionBackwardParams& p, std::int64_t b, std::int64_t h,
+                                               std::int64_t i) {
+  return grad_offset(p.forward.is_varlen_q(), p.forward.q_begin(b), b, h, i, p.stride_grad_out_batch,
+                     p.stride_grad_out_head, p.stride_grad_out_token);
 }
 
 constexpr int kDeltaThreads = 128;
@@ -42,7 +39,7 @@ __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(const AttentionBac
   const std::int64_t i = row % f.seq_q, h = row / f.seq_q % f.heads_q, b = row / f.seq_q / f.heads_q;
   if (b >= f.batch || i >= f.q_length(b)) return;
   const T* out = static_cast<const T*>(f.out) + f.out_offset(b, h, i);
-  const T* grad_out = grad_out_row<T>(p, b, h, i);
+  const T* grad_out = static_cast<const T*>(p.grad_out) + grad_out_offset(p, b, h, i);
   float sum = 0.0f;
   for (std::int64_t d = threadIdx.x % kWarp; d < f.head_dim_v; d += kWarp)
     sum = fmaf(to_float(out[d]), to_float(grad_out[d]), sum);
@@ -89,7 +86,7 @@ struct Tiles {
 template <class Tile>
 constexpr int kSharedBytes = ((2 * Tile::kBlockM + Tile::kBlockN) * Tile::kLd + 2 * Tile::kBlockM * Tile::kLdP) * 4;
 
-template <class T, class Tile>
+template <class Tile>
 __device__ void grad_q_tile(const AttentionBackwardParams& p, const Tiles& tiles, unsigned x, unsigned y, unsigned z,
                             float* tile_q) {
   float* tile_do = tile_q + Tile::kBlockM * Tile::kLd;
@@ -107,31 +104,22 @@ __device__ void grad_q_tile(const AttentionBackwardParams& p, const Tiles& tiles
   const std::int64_t last_key = f.last_key(last_query, at.q_len, at.k_len);
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 
-  load_rows<Tile, Tile::kBlockM, T>(tile_q, f.head_dim, vectors, [&](int row) -> const T* {
-    const std::int64_t i = first_query + row;
-    return i < at.q_len ? static_cast<const T*>(f.q) + f.q_offset(b, h, i) : nullptr;
-  });
-  load_rows<Tile, Tile::kBlockM, T>(tile_do, f.head_dim_v, vectors, [&](int row) -> const T* {
-    const std::int64_t i = first_query + row;
-    return i < at.q_len ? grad_out_row<T>(p, b, h, i) : nullptr;
-  });
-  const auto load_keys = [&](std::int64_t tile) {
-    load_rows<Tile, Tile::kBlockN, T>(tile_kv, f.head_dim, vectors, [&](int row) -> const T* {
-      return tile + row < last_key ? static_cast<const T*>(f.k) + f.k_offset(b, g, tile + row) : nullptr;
-    });
-  };
+  load_rows<Tile, Tile::kBlockM>(tile_q, f.q, f.dtype, f.head_dim, vectors, at.q_len - first_query,
+                                 [&](int row) { return f.q_offset(b, h, first_query + row); });
+  load_rows<Tile, Tile::kBlockM>(tile_do, p.grad_out, f.dtype, f.head_dim_v, vectors, at.q_len - first_query,
+                                 [&](int row) { return grad_out_offset(p, b, h, first_query + row); });
 
   float grad_q[Tile::kRowsM][Tile::kColumns][4] = {};
   for (std::int64_t tile = first_key; tile < last_key; tile += Tile::kBlockN) {
     __syncthreads();
-    load_rows<Tile, Tile::kBlockN, T>(tile_kv, f.head_dim_v, vectors, [&](int row) -> const T* {
-      return tile + row < last_key ? static_cast<const T*>(f.v) + f.v_offset(b, g, tile + row) : nullptr;
-    });
+    load_rows<Tile, Tile::kBlockN>(tile_kv, f.v, f.dtype, f.head_dim_v, vectors, last_key - tile,
+                                   [&](int row) { return f.v_offset(b, g, tile + row); });
     __syncthreads();
     float grad_p[Tile::kRowsM][Tile::kRowsN] = {};
     row_products<Tile>(grad_p, tile_do, tile_kv);
     __syncthreads();
-    load_keys(tile);
+    load_rows<Tile, Tile::kBlockN>(tile_kv, f.k, f.dtype, f.head_dim, vectors, last_key - tile,
+                                   [&](int row) { return f.k_offset(b, g, tile + row); });
     __syncthreads();
     float dot[Tile::kRowsM][Tile::kRowsN] = {};
     row_products<Tile>(dot, tile_q, tile_kv);
@@ -161,13 +149,14 @@ __device__ void grad_q_tile(const AttentionBackwardParams& p, const Tiles& tiles
   for (int r = 0; r < Tile::kRowsM; ++r) {
     const std::int64_t i = first_query + ty + 16 * r;
     if (i >= at.q_len) continue;
-    T* to = static_cast<T*>(p.grad_q) + grad_offset(f.is_varlen_q(), f.q_begin(b), b, h, i, p.stride_grad_q_batch,
-                                                    p.stride_grad_q_head, p.stride_grad_q_token);
-    store_row<Tile>(to, f.head_dim, grad_q[r], 1.0f);
+    store_row<Tile>(p.grad_q, f.dtype,
+                    grad_offset(f.is_varlen_q(), f.q_begin(b), b, h, i, p.stride_grad_q_batch, p.stride_grad_q_head,
+                                p.stride_grad_q_token),
+                    f.head_dim, grad_q[r], 1.0f);
   }
 }
 
-template <class T, class Tile>
+template <class Tile>
 __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tiles, unsigned x, unsigned y, unsigned z,
                              float* tile_k) {
   float* tile_v = tile_k + Tile::kBlockM * Tile::kLd;
@@ -189,21 +178,18 @@ __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tile
       f.window_right < 0 ? 0 : max(static_cast<std::int64_t>(0), first_key - f.window_right - shift);
   const std::int64_t last_query = f.window_left < 0 ? q_len : min(q_len, last_key + f.window_left - shift + 1);
 
-  load_rows<Tile, Tile::kBlockM, T>(tile_k, f.head_dim, vectors, [&](int row) -> const T* {
-    return first_key + row < k_len ? static_cast<const T*>(f.k) + f.k_offset(b, g, first_key + row) : nullptr;
-  });
-  load_rows<Tile, Tile::kBlockM, T>(tile_v, f.head_dim_v, vectors, [&](int row) -> const T* {
-    return first_key + row < k_len ? static_cast<const T*>(f.v) + f.v_offset(b, g, first_key + row) : nullptr;
-  });
+  load_rows<Tile, Tile::kBlockM>(tile_k, f.k, f.dtype, f.head_dim, vectors, k_len - first_key,
+                                 [&](int row) { return f.k_offset(b, g, first_key + row); });
+  load_rows<Tile, Tile::kBlockM>(tile_v, f.v, f.dtype, f.head_dim_v, vectors, k_len - first_key,
+                                 [&](int row) { return f.v_offset(b, g, first_key + row); });
 
   float grad_k[Tile::kRowsM][Tile::kColumns][4] = {}, grad_v[Tile::kRowsM][Tile::kColumns][4] = {};
   for (std::int64_t h = g * group; h < (g + 1) * group; ++h) {
     const ScoreContext at(f, b, h);
     for (std::int64_t tile = first_query; tile < last_query; tile += Tile::kBlockN) {
       const auto load_queries = [&] {
-        load_rows<Tile, Tile::kBlockN, T>(tile_query, f.head_dim, vectors, [&](int row) -> const T* {
-          return tile + row < last_query ? static_cast<const T*>(f.q) + f.q_offset(b, h, tile + row) : nullptr;
-        });
+        load_rows<Tile, Tile::kBlockN>(tile_query, f.q, f.dtype, f.head_dim, vectors, last_query - tile,
+                                       [&](int row) { return f.q_offset(b, h, tile + row); });
       };
       __syncthreads();
       load_queries();
@@ -211,9 +197,8 @@ __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tile
       float dot[Tile::kRowsM][Tile::kRowsN] = {};
       row_products<Tile>(dot, tile_k, tile_query);
       __syncthreads();
-      load_rows<Tile, Tile::kBlockN, T>(tile_query, f.head_dim_v, vectors, [&](int row) -> const T* {
-        return tile + row < last_query ? grad_out_row<T>(p, b, h, tile + row) : nullptr;
-      });
+      load_rows<Tile, Tile::kBlockN>(tile_query, p.grad_out, f.dtype, f.head_dim_v, vectors, last_query - tile,
+                                     [&](int row) { return grad_out_offset(p, b, h, tile + row); });
       __syncthreads();
       float grad_p[Tile::kRowsM][Tile::kRowsN] = {};
       row_products<Tile>(grad_p, tile_v, tile_query);
@@ -250,33 +235,35 @@ __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tile
     const std::int64_t j = first_key + ty + 16 * r;
     if (j >= k_len) continue;
     if (p.grad_k)
-      store_row<Tile>(
-          static_cast<T*>(p.grad_k) + grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_k_batch,
-                                                  p.stride_grad_k_head, p.stride_grad_k_token),
-          f.head_dim, grad_k[r], 1.0f);
+      store_row<Tile>(p.grad_k, f.dtype,
+                      grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_k_batch, p.stride_grad_k_head,
+                                  p.stride_grad_k_token),
+                      f.head_dim, grad_k[r], 1.0f);
     if (p.grad_v)
-      store_row<Tile>(
-          static_cast<T*>(p.grad_v) + grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_v_batch,
-                                                  p.stride_grad_v_head, p.stride_grad_v_token),
-          f.head_dim_v, grad_v[r], 1.0f);
+      store_row<Tile>(p.grad_v, f.dtype,
+                      grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_v_batch, p.stride_grad_v_head,
+                                  p.stride_grad_v_token),
+                      f.head_dim_v, grad_v[r], 1.0f);
   }
 }
 
-template <class T, class Tile>
-__global__ void __launch_bounds__(kTileThreads) grad_q_kernel(const AttentionBackwardParams p, const Tiles tiles) {
+// The second bound keeps registers from allowing fewer blocks a multiprocessor than 9.0's shared memory does, but for
+// one.
+template <class Tile>
+__global__ void __launch_bounds__(kTileThreads, 3) grad_q_kernel(const AttentionBackwardParams p, const Tiles tiles) {
   extern __shared__ float4 shared[];
-  grad_q_tile<T, Tile>(p, tiles, blockIdx.x, blockIdx.y, blockIdx.z, reinterpret_cast<float*>(shared));
+  grad_q_tile<Tile>(p, tiles, blockIdx.x, blockIdx.y, blockIdx.z, reinterpret_cast<float*>(shared));
 }
 
-template <class T, class Tile>
-__global__ void __launch_bounds__(kTileThreads) grad_kv_kernel(const AttentionBackwardParams p, const Tiles tiles) {
+template <class Tile>
+__global__ void __launch_bounds__(kTileThreads, Tile::kHeadDim > 128 ? 3 : 2)
+    grad_kv_kernel(const AttentionBackwardParams p, const Tiles tiles) {
   extern __shared__ float4 shared[];
-  grad_kv_tile<T, Tile>(p, tiles, blockIdx.x, blockIdx.y, blockIdx.z, reinterpret_cast<float*>(shared));
+  grad_kv_tile<Tile>(p, tiles, blockIdx.x, blockIdx.y, blockIdx.z, reinterpret_cast<float*>(shared));
 }
 
 // One thread per element of the bias's gradient; it walks the dims over which the bias is broadcast.
-template <class T>
-__device__ void grad_bias_elements(const AttentionBackwardParams& p, const Tiles& tiles) {
+__device__ inline void grad_bias_elements(const AttentionBackwardParams& p, const Tiles& tiles) {
   const AttentionParams& f = p.forward;
   const std::int64_t* shape = p.grad_bias_shape;
   const std::int64_t count = shape[0] * shape[1] * shape[2] * shape[3];
@@ -294,15 +281,14 @@ __device__ void grad_bias_elements(const AttentionBackwardParams& p, const Tiles
           const std::int64_t first = f.first_key(i, at.q_len, at.k_len), last = f.last_key(i, at.q_len, at.k_len);
           const std::int64_t from = shape[3] == 1 ? first : max(x3, first),
                              to = shape[3] == 1 ? last : min(x3 + 1, last);
-          const T* q = static_cast<const T*>(f.q) + f.q_offset(b, h, i);
-          const T* grad_out = grad_out_row<T>(p, b, h, i);
           for (std::int64_t j = from; j < to; ++j) {
-            const T* k = static_cast<const T*>(f.k) + f.k_offset(b, g, j);
-            const T* v = static_cast<const T*>(f.v) + f.v_offset(b, g, j);
             float dot = 0.0f, grad_p = 0.0f;
-            for (std::int64_t d = 0; d < f.head_dim; ++d) dot = fmaf(to_float(q[d]), to_float(k[d]), dot);
+            const std::int64_t q = f.q_offset(b, h, i), k = f.k_offset(b, g, j);
+            const std::int64_t grad_out = grad_out_offset(p, b, h, i), v = f.v_offset(b, g, j);
+            for (std::int64_t d = 0; d < f.head_dim; ++d)
+              dot = fmaf(load_typed(f.q, f.dtype, q + d), load_typed(f.k, f.dtype, k + d), dot);
             for (std::int64_t d = 0; d < f.head_dim_v; ++d)
-              grad_p = fmaf(to_float(grad_out[d]), to_float(v[d]), grad_p);
+              grad_p = fmaf(load_typed(p.grad_out, f.dtype, grad_out + d), load_typed(f.v, f.dtype, v + d), grad_p);
             sum += pair_gradient(f, at, i, j, dot, grad_p, f.lse[f.lse_offset(b, h, i)],
                                  tiles.sign * tiles.delta[delta_index(f, b, h, i)])
                        .score;
@@ -317,14 +303,13 @@ __device__ void grad_bias_elements(const AttentionBackwardParams& p, const Tiles
   }
 }
 
-template <class T>
 __global__ void __launch_bounds__(kTileThreads) grad_bias_kernel(const AttentionBackwardParams p, const Tiles tiles) {
-  grad_bias_elements<T>(p, tiles);
+  grad_bias_elements(p, tiles);
 }
 
 // Everything again, where a tensor-core kernel has found that some gradient is not finite: it cannot tell a masked NaN
 // from a visible one, this kernel can. Few blocks, so that they cost nothing when there is nothing to do.
-template <class T, class Tile>
+template <class Tile>
 __global__ void __launch_bounds__(kTileThreads)
     repair_kernel(const AttentionBackwardParams p, const Tiles tiles, const int* not_finite) {
   extern __shared__ float4 shared[];
@@ -334,17 +319,16 @@ __global__ void __launch_bounds__(kTileThreads)
   const std::int64_t q_tiles = p.grad_q ? (f.seq_q + Tile::kBlockM - 1) / Tile::kBlockM : 0;
   const std::int64_t k_tiles = p.grad_k || p.grad_v ? (f.seq_k + Tile::kBlockM - 1) / Tile::kBlockM : 0;
   for (std::int64_t at = blockIdx.x; at < q_tiles * f.heads_q * f.batch; at += gridDim.x) {
-    grad_q_tile<T, Tile>(p, tiles, static_cast<unsigned>(at % q_tiles), static_cast<unsigned>(at / q_tiles % f.heads_q),
-                         static_cast<unsigned>(at / q_tiles / f.heads_q), memory);
+    grad_q_tile<Tile>(p, tiles, static_cast<unsigned>(at % q_tiles), static_cast<unsigned>(at / q_tiles % f.heads_q),
+                      static_cast<unsigned>(at / q_tiles / f.heads_q), memory);
     __syncthreads();
   }
   for (std::int64_t at = blockIdx.x; at < k_tiles * f.heads_kv * f.batch; at += gridDim.x) {
-    grad_kv_tile<T, Tile>(p, tiles, static_cast<unsigned>(at % k_tiles),
-                          static_cast<unsigned>(at / k_tiles % f.heads_kv),
-                          static_cast<unsigned>(at / k_tiles / f.heads_kv), memory);
+    grad_kv_tile<Tile>(p, tiles, static_cast<unsigned>(at % k_tiles), static_cast<unsigned>(at / k_tiles % f.heads_kv),
+                       static_cast<unsigned>(at / k_tiles / f.heads_kv), memory);
     __syncthreads();
   }
-  if (p.grad_bias) grad_bias_elements<T>(p, tiles);
+  if (p.grad_bias) grad_bias_elements(p, tiles);
 }
 
 // d loss / d sink of a head: -exp(sink - LSE) * D summed over its queries.
@@ -364,33 +348,33 @@ __global__ void __launch_bounds__(kTileThreads) grad_sinks_kernel(const Attentio
   if (threadIdx.x == 0) p.grad_sinks[h] = sum;
 }
 
-template <class T>
 bool rows_are_vectors(const AttentionBackwardParams& p) {
-  constexpr int N = kVectorElements<T>;
   const AttentionParams& f = p.forward;
-  const auto fits = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
+  const auto N = static_cast<std::int64_t>(16 / dtype_bytes(f.dtype));
+  const auto fits = [N](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
     return is_aligned(data, 16) && a % N == 0 && b % N == 0 && c % N == 0;
   };
-  return fits(f.q, f.stride_q_batch, f.stride_q_head, f.stride_q_token) &&
+  return f.head_dim % 4 == 0 && f.head_dim_v % 4 == 0 &&
+         fits(f.q, f.stride_q_batch, f.stride_q_head, f.stride_q_token) &&
          fits(f.k, f.stride_k_batch, f.stride_k_head, f.stride_k_token) &&
          fits(f.v, f.stride_v_batch, f.stride_v_head, f.stride_v_token) &&
          fits(p.grad_out, p.stride_grad_out_batch, p.stride_grad_out_head, p.stride_grad_out_token);
 }
 
-template <class T, class Tile>
+template <class Tile>
 void launch_instance(const AttentionBackwardParams& p, const float* delta, cudaStream_t stream) {
   const AttentionParams& f = p.forward;
-  const Tiles tiles{delta, 1.0f, rows_are_vectors<T>(p)};
+  const Tiles tiles{delta, 1.0f, rows_are_vectors(p)};
   const auto batch = static_cast<unsigned>(f.batch);
   if (p.grad_q && f.seq_q > 0) {
-    const auto kernel = grad_q_kernel<T, Tile>;
+    const auto kernel = grad_q_kernel<Tile>;
     launch("attention_bwd: grad_q", kernel,
            {dim3(static_cast<unsigned>(ceil_div(f.seq_q, Tile::kBlockM)), static_cast<unsigned>(f.heads_q), batch),
             kTileThreads, kSharedBytes<Tile>, stream},
            p, tiles);
   }
   if ((p.grad_k || p.grad_v) && f.seq_k > 0) {
-    const auto kernel = grad_kv_kernel<T, Tile>;
+    const auto kernel = grad_kv_kernel<Tile>;
     launch("attention_bwd: grad_k, grad_v", kernel,
            {dim3(static_cast<unsigned>(ceil_div(f.seq_k, Tile::kBlockM)), static_cast<unsigned>(f.heads_kv), batch),
             kTileThreads, kSharedBytes<Tile>, stream},
@@ -430,25 +414,24 @@ void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream str
   auto* delta = static_cast<float*>(workspace);
   const std::int64_t rows = f.batch * f.heads_q * f.seq_q;
   const std::int64_t dim = std::max(f.head_dim, f.head_dim_v);
-  visit_floating(f.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    if (rows > 0) {
-      launch("attention_bwd: delta", delta_kernel<T>,
+  if (rows > 0) {
+    visit_floating(f.dtype, [&](auto zero) {
+      launch("attention_bwd: delta", delta_kernel<decltype(zero)>,
              {static_cast<unsigned>(ceil_div(rows, kDeltaThreads / kWarp)), kDeltaThreads, 0, s}, p, delta);
-    }
-    visit_tile(dim, [&](auto tile) { launch_instance<T, decltype(tile)>(p, delta, s); });
-    const std::int64_t elements =
-        p.grad_bias_shape[0] * p.grad_bias_shape[1] * p.grad_bias_shape[2] * p.grad_bias_shape[3];
-    if (p.grad_bias && elements > 0) {
-      launch("attention_bwd: grad_bias", grad_bias_kernel<T>,
-             {grid_size(ceil_div(elements, kTileThreads), f.device.index, 32), kTileThreads, 0, s}, p,
-             Tiles{delta, 1.0f, false});
-    }
-    if (p.grad_sinks && f.heads_q > 0) {
-      launch("attention_bwd: grad_sinks", grad_sinks_kernel, {static_cast<unsigned>(f.heads_q), kTileThreads, 0, s}, p,
-             delta);
-    }
-  });
+    });
+  }
+  visit_tile(dim, [&](auto tile) { launch_instance<decltype(tile)>(p, delta, s); });
+  const std::int64_t elements =
+      p.grad_bias_shape[0] * p.grad_bias_shape[1] * p.grad_bias_shape[2] * p.grad_bias_shape[3];
+  if (p.grad_bias && elements > 0) {
+    launch("attention_bwd: grad_bias", grad_bias_kernel,
+           {grid_size(ceil_div(elements, kTileThreads), f.device.index, 32), kTileThreads, 0, s}, p,
+           Tiles{delta, 1.0f, false});
+  }
+  if (p.grad_sinks && f.heads_q > 0) {
+    launch("attention_bwd: grad_sinks", grad_sinks_kernel, {static_cast<unsigned>(f.heads_q), kTileThreads, 0, s}, p,
+           delta);
+  }
 }
 
 void attention_bwd_repair(const AttentionBackwardParams& p, const float* negative_delta, const int* not_finite,
@@ -456,19 +439,11 @@ void attention_bwd_repair(const AttentionBackwardParams& p, const float* negativ
   const AttentionParams& f = p.forward;
   const CudaDeviceGuard guard(f.device.index);
   const auto blocks = static_cast<unsigned>(2 * cuda_device_properties(f.device.index).num_sms);
-  const auto run = [&](auto zero) {
-    using T = decltype(zero);
-    visit_tile(std::max(f.head_dim, f.head_dim_v), [&](auto tile) {
-      using Tile = decltype(tile);
-      const auto kernel = repair_kernel<T, Tile>;
-      launch("attention_bwd: repair", kernel, {blocks, kTileThreads, kSharedBytes<Tile>, native(stream)}, p,
-             Tiles{negative_delta, -1.0f, rows_are_vectors<T>(p)}, not_finite);
-    });
-  };
-  if (f.dtype == DType::kFloat16)
-    run(__half{});
-  else
-    run(__nv_bfloat16{});
+  visit_tile(std::max(f.head_dim, f.head_dim_v), [&](auto tile) {
+    using Tile = decltype(tile);
+    launch("attention_bwd: repair", repair_kernel<Tile>, {blocks, kTileThreads, kSharedBytes<Tile>, native(stream)}, p,
+           Tiles{negative_delta, -1.0f, rows_are_vectors(p)}, not_finite);
+  });
 }
 
 }  // namespace flashkernel::cuda

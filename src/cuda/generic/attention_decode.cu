@@ -214,7 +214,10 @@ int num_splits(const AttentionParams& p, int rows_per_block) {
 
 int rows_per_block(const AttentionParams& p) {
   const std::int64_t rows = p.heads_q / p.heads_kv * p.seq_q;
-  return rows >= 4 && std::max(p.head_dim, p.head_dim_v) <= 128 ? 4 : (rows >= 2 ? 2 : 1);
+  const bool short_rows = std::max(p.head_dim, p.head_dim_v) <= 128;
+  // Few calls over 8-bit keys come here: they share one kernel for any number of rows.
+  if (p.quantization) return short_rows ? 4 : 2;
+  return rows >= 4 && short_rows ? 4 : (rows >= 2 ? 2 : 1);
 }
 
 template <class K, int kRows, int kElements>
@@ -243,8 +246,10 @@ void launch_instance(const AttentionParams& p, float* partials, cudaStream_t str
 template <class K, int kRows>
 void launch_for_dim(const AttentionParams& p, float* partials, cudaStream_t stream) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  if (dim <= 64) return launch_instance<K, kRows, 8>(p, partials, stream);
-  if (dim <= 128) return launch_instance<K, kRows, 16>(p, partials, stream);
+  if constexpr (!kQuantized<K> || kRows == 4) {
+    if (dim <= 64) return launch_instance<K, kRows, 8>(p, partials, stream);
+    if (dim <= 128) return launch_instance<K, kRows, 16>(p, partials, stream);
+  }
   if constexpr (kRows <= 2) launch_instance<K, kRows, 32>(p, partials, stream);
 }
 
@@ -267,11 +272,10 @@ void attention_fwd_decode(const AttentionParams& p, void* workspace, Stream stre
   auto* partials = static_cast<float*>(workspace);
   visit_cache(p.dtype, [&](auto zero) {
     using K = decltype(zero);
-    switch (rows_per_block(p)) {
-      case 4: return launch_for_dim<K, 4>(p, partials, native(stream));
-      case 2: return launch_for_dim<K, 2>(p, partials, native(stream));
-      default: return launch_for_dim<K, 1>(p, partials, native(stream));
-    }
+    const int rows = rows_per_block(p);
+    if (rows == 4) return launch_for_dim<K, 4>(p, partials, native(stream));
+    if (rows == 2) return launch_for_dim<K, 2>(p, partials, native(stream));
+    if constexpr (!kQuantized<K>) launch_for_dim<K, 1>(p, partials, native(stream));
   });
 }
 

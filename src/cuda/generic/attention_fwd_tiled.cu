@@ -14,22 +14,8 @@ namespace {
 template <class Tile>
 constexpr int kSharedBytes = ((Tile::kBlockM + Tile::kBlockN) * Tile::kLd + Tile::kBlockM * Tile::kLdP) * 4;
 
-/// f(T{}) on the device, T the type of queries and outputs: K unless that is 8-bit.
-template <class K, class F>
-__device__ inline void with_query_type(DType dtype, F f) {
-  if constexpr (!kQuantized<K>) {
-    f(K{});
-  } else {
-    switch (dtype) {
-      case DType::kFloat16: return f(__half{});
-      case DType::kBFloat16: return f(__nv_bfloat16{});
-      default: return f(float{});
-    }
-  }
-}
-
-/// K: elements of keys and values.
-template <class K, class Tile>
+/// One kernel for all dtypes: they differ in how tiles are loaded and rows are stored.
+template <class Tile>
 __global__ void __launch_bounds__(kTileThreads) attention_kernel(const AttentionParams p, bool vectors) {
   extern __shared__ float4 shared[];
   float* tile_q = reinterpret_cast<float*>(shared);
@@ -44,32 +30,16 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
   const std::int64_t last_key = p.last_key(last_query, at.q_len, at.k_len);
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 
-  with_query_type<K>(p.dtype_q, [&](auto zero) {
-    using T = decltype(zero);
-    load_rows<Tile, Tile::kBlockM, T>(tile_q, p.head_dim, vectors, [&](int row) -> const T* {
-      const std::int64_t i = first_query + row;
-      return i < at.q_len ? static_cast<const T*>(p.q) + p.q_offset(b, h, i) : nullptr;
-    });
-  });
-  // Rows [tile, last_key) of keys or values.
-  const auto load_cache = [&](std::int64_t tile, const void* rows, std::int64_t dim, auto offset_of, auto scale_of) {
-    const auto row_of = [&](int row) -> const K* {
-      return tile + row < last_key ? static_cast<const K*>(rows) + offset_of(tile + row) : nullptr;
-    };
-    if constexpr (kQuantized<K>) {
-      load_rows<Tile, Tile::kBlockN, K>(tile_kv, dim, vectors, row_of, [&](int row) { return scale_of(tile + row); });
-    } else {
-      load_rows<Tile, Tile::kBlockN, K>(tile_kv, dim, vectors, row_of);
-    }
-  };
+  load_rows<Tile, Tile::kBlockM>(tile_q, p.q, p.dtype_q, p.head_dim, vectors, at.q_len - first_query,
+                                 [&](int row) { return p.q_offset(b, h, first_query + row); });
 
   SoftmaxState state[Tile::kRowsM];
   float out[Tile::kRowsM][Tile::kColumns][4] = {};
   for (std::int64_t tile = first_key; tile < last_key; tile += Tile::kBlockN) {
     __syncthreads();  // V of the last round is read
-    load_cache(
-        tile, p.k, p.head_dim, [&](std::int64_t j) { return p.k_offset(b, g, j); },
-        [&](std::int64_t j) { return p.k_scale(b, g, j); });
+    load_rows<Tile, Tile::kBlockN>(
+        tile_kv, p.k, p.dtype, p.head_dim, vectors, last_key - tile,
+        [&](int row) { return p.k_offset(b, g, tile + row); }, [&](int row) { return p.k_scale(b, g, tile + row); });
     __syncthreads();
     float score[Tile::kRowsM][Tile::kRowsN] = {};
     row_products<Tile>(score, tile_q, tile_kv);
@@ -107,9 +77,9 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
         for (int e = 0; e < 4; ++e) out[r][c][e] *= correction;
     }
     __syncthreads();  // K is read, P is written
-    load_cache(
-        tile, p.v, p.head_dim_v, [&](std::int64_t j) { return p.v_offset(b, g, j); },
-        [&](std::int64_t j) { return p.v_scale(b, g, j); });
+    load_rows<Tile, Tile::kBlockN>(
+        tile_kv, p.v, p.dtype, p.head_dim_v, vectors, last_key - tile,
+        [&](int row) { return p.v_offset(b, g, tile + row); }, [&](int row) { return p.v_scale(b, g, tile + row); });
     __syncthreads();
     const auto probability = [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n]; };
     accumulate_rows<Tile, Tile::kBlockN>(out, tile_kv, probability,
@@ -123,22 +93,21 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
     float lse;
     const float factor = state[r].finish(p.sinks, h, &lse);
     if (tx == 0 && p.lse) p.lse[p.lse_offset(b, h, i)] = lse;
-    with_query_type<K>(p.dtype_q, [&](auto zero) {
-      store_row<Tile>(static_cast<decltype(zero)*>(p.out) + p.out_offset(b, h, i), p.head_dim_v, out[r], factor);
-    });
+    store_row<Tile>(p.out, p.dtype_q, p.out_offset(b, h, i), p.head_dim_v, out[r], factor);
   }
 }
 
-template <class K, class Tile>
+template <class Tile>
 void launch_instance(const AttentionParams& p, cudaStream_t stream) {
   const auto fits = [](const void* data, DType dtype, std::int64_t a, std::int64_t b, std::int64_t c) {
     const auto n = static_cast<std::int64_t>(16 / dtype_bytes(dtype));
     return is_aligned(data, 16) && a % n == 0 && b % n == 0 && c % n == 0;
   };
-  const bool vectors = fits(p.q, p.dtype_q, p.stride_q_batch, p.stride_q_head, p.stride_q_token) &&
+  const bool vectors = p.head_dim % 4 == 0 && p.head_dim_v % 4 == 0 &&
+                       fits(p.q, p.dtype_q, p.stride_q_batch, p.stride_q_head, p.stride_q_token) &&
                        fits(p.k, p.dtype, p.stride_k_batch, p.stride_k_head, p.stride_k_token) &&
                        fits(p.v, p.dtype, p.stride_v_batch, p.stride_v_head, p.stride_v_token);
-  const auto kernel = attention_kernel<K, Tile>;
+  const auto kernel = attention_kernel<Tile>;
   const dim3 grid(static_cast<unsigned>(ceil_div(p.seq_q, Tile::kBlockM)), static_cast<unsigned>(p.heads_q),
                   static_cast<unsigned>(p.batch));
   launch("attention_fwd tiled", kernel, {grid, kTileThreads, kSharedBytes<Tile>, stream}, p, vectors);
@@ -155,14 +124,10 @@ void attention_fwd_tiled(const AttentionParams& p, void*, Stream stream) {
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  visit_cache(p.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const cudaStream_t s = native(stream);
-    // Turing's 64 KB: 51, 59 and 51 KB.
-    if (dim <= 64) return launch_instance<T, Tile<64, 64, 64>>(p, s);
-    if (dim <= 128) return launch_instance<T, Tile<64, 32, 128>>(p, s);
-    return launch_instance<T, Tile<32, 16, 256>>(p, s);
-  });
+  // Turing's 64 KB: 51, 59 and 51 KB.
+  if (dim <= 64) return launch_instance<Tile<64, 64, 64>>(p, native(stream));
+  if (dim <= 128) return launch_instance<Tile<64, 32, 128>>(p, native(stream));
+  return launch_instance<Tile<32, 16, 256>>(p, native(stream));
 }
 
 }  // namespace flashkernel::cuda

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "cuda/tile/attention_score.cuh"
+#include "cuda/tile/quantized.cuh"
 #include "cuda/tile/reduce.cuh"
-#include "cuda/tile/vector.cuh"
 
 namespace flashkernel::cuda {
 
@@ -28,31 +28,80 @@ struct Tile {
 /// The numbers of a row are its elements.
 struct NoScale {};
 
-/// Copies kRows rows into shared memory as fp32; columns from `dim` on, and rows that `row_of` calls null, become 0.
-/// `scale_of(row)`: what the elements of a row that is there are multiplied by.
-template <class Tile, int kRows, class T, class RowOf, class ScaleOf = NoScale>
-__device__ inline void load_rows(float* tile, std::int64_t dim, bool vectors, RowOf row_of, ScaleOf scale_of = {}) {
-  constexpr int N = kVectorElements<T>;
-  constexpr int kVectorsPerRow = Tile::kHeadDim / N;
-  for (int at = threadIdx.x; at < kRows * kVectorsPerRow; at += kTileThreads) {
-    const int row = at / kVectorsPerRow, column = at % kVectorsPerRow * N;
-    const T* from = row_of(row);
-    float values[N];
-    if (from && vectors && column + N <= dim) {
-      load_floats(values, from + column);
-    } else {
-#pragma unroll
-      for (int e = 0; e < N; ++e) values[e] = from && column + e < dim ? to_float(from[column + e]) : 0.0f;
+/// Copies kRows rows of fp32, fp16 or bf16 (with a `scale_of(row)` also 8-bit, to be multiplied by it) into shared
+/// memory as fp32; row r lies `offset_of(r)` elements behind `data`. Columns from `dim` on and rows from `count` on
+/// become 0. `vectors`: rows start at multiples of 16 bytes and are whole fours of elements. The dtype is asked here,
+/// and not a parameter of the kernels, because they are long and this is all that depends on it.
+template <class Tile, int kRows, class OffsetOf, class ScaleOf = NoScale>
+__device__ inline void load_rows(float* tile, const void* data, DType dtype, std::int64_t dim, bool vectors,
+                                 std::int64_t count, OffsetOf offset_of, ScaleOf scale_of = {}) {
+  constexpr bool kScales = !std::is_same_v<ScaleOf, NoScale>;
+  const bool narrow = kScales && (dtype == DType::kFloat8E4M3 || dtype == DType::kInt8);
+  if (!vectors) {
+#pragma unroll 1
+    for (int at = threadIdx.x; at < kRows * Tile::kHeadDim; at += kTileThreads) {
+      const int row = at / Tile::kHeadDim, column = at % Tile::kHeadDim;
+      float value = 0.0f;
+      if (row < count && column < dim) {
+        const std::int64_t from = offset_of(row) + column;
+        if constexpr (kScales)
+          value = narrow ? load_narrow(data, dtype, from) * scale_of(row) : load_typed(data, dtype, from);
+        else
+          value = load_typed(data, dtype, from);
+      }
+      tile[row * Tile::kLd + column] = value;
     }
-    if constexpr (!std::is_same_v<ScaleOf, NoScale>) {
-      const float scale = from ? scale_of(row) : 0.0f;
+    return;
+  }
+  // A thread's loads of a batch are under way together.
+  constexpr int kAcross = Tile::kHeadDim / 4, kAtOnce = kTileThreads / kAcross;
+  constexpr int kBatch = kRows / kAtOnce < 4 ? kRows / kAtOnce : 4;
+  static_assert(kRows % (kBatch * kAtOnce) == 0, "whole batches");
+  const int bytes = dtype == DType::kFloat32 ? 4 : narrow ? 1 : 2, column = threadIdx.x % kAcross * 4;
+#pragma unroll 1
+  for (int first = threadIdx.x / kAcross; first < kRows; first += kBatch * kAtOnce) {
+    uint4 raw[kBatch];
 #pragma unroll
-      for (int e = 0; e < N; ++e) values[e] *= scale;
+    for (int i = 0; i < kBatch; ++i) {
+      raw[i] = uint4{0, 0, 0, 0};
+      const int row = first + i * kAtOnce;
+      if (row >= count || column >= dim) continue;
+      const char* const from = static_cast<const char*>(data) + (offset_of(row) + column) * bytes;
+      if (bytes == 4) {
+        raw[i] = *reinterpret_cast<const uint4*>(from);
+      } else if (!kScales || bytes == 2) {
+        const uint2 two = *reinterpret_cast<const uint2*>(from);
+        raw[i].x = two.x;
+        raw[i].y = two.y;
+      } else {
+        raw[i].x = *reinterpret_cast<const std::uint32_t*>(from);
+      }
     }
 #pragma unroll
-    for (int e = 0; e < N; e += 4)
-      *reinterpret_cast<float4*>(tile + row * Tile::kLd + column + e) =
-          make_float4(values[e], values[e + 1], values[e + 2], values[e + 3]);
+    for (int i = 0; i < kBatch; ++i) {
+      const int row = first + i * kAtOnce;
+      const auto put = [&](const auto& packed, float scale) {
+        *reinterpret_cast<float4*>(tile + row * Tile::kLd + column) =
+            make_float4(to_float(packed.values[0]) * scale, to_float(packed.values[1]) * scale,
+                        to_float(packed.values[2]) * scale, to_float(packed.values[3]) * scale);
+      };
+      if constexpr (kScales) {
+        if (narrow) {
+          const float scale = row < count ? scale_of(row) : 0.0f;
+          if (dtype == DType::kInt8)
+            put(reinterpret_cast<const Packed<Int8, 4>&>(raw[i]), scale);
+          else
+            put(reinterpret_cast<const Packed<Float8, 4>&>(raw[i]), scale);
+          continue;
+        }
+      }
+      if (dtype == DType::kFloat32)
+        put(reinterpret_cast<const Packed<float, 4>&>(raw[i]), 1.0f);
+      else if (dtype == DType::kFloat16)
+        put(reinterpret_cast<const Packed<__half, 4>&>(raw[i]), 1.0f);
+      else
+        put(reinterpret_cast<const Packed<__nv_bfloat16, 4>&>(raw[i]), 1.0f);
+    }
   }
 }
 
@@ -109,16 +158,17 @@ __device__ inline void accumulate_rows(float (&out)[kRows][Tile::kColumns][4], c
   }
 }
 
-/// This thread's columns of one row, times `factor`, to memory.
-template <class Tile, class T>
-__device__ inline void store_row(T* to, std::int64_t dim, const float (&values)[Tile::kColumns][4], float factor) {
+/// This thread's columns of one row, times `factor`, to memory from element `offset` on.
+template <class Tile>
+__device__ inline void store_row(void* data, DType dtype, std::int64_t offset, std::int64_t dim,
+                                 const float (&values)[Tile::kColumns][4], float factor) {
   const int tx = threadIdx.x % 16;
 #pragma unroll
   for (int c = 0; c < Tile::kColumns; ++c)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int d = 64 * c + 4 * tx + e;
-      if (d < dim) to[d] = from_float<T>(factor == 0.0f ? 0.0f : values[c][e] * factor);
+      if (d < dim) store_typed(data, dtype, offset + d, factor == 0.0f ? 0.0f : values[c][e] * factor);
     }
 }
 

@@ -66,4 +66,10 @@ void visit_cache(DType dtype, F&& f) {
   }
 }
 
+/// Element i of 8-bit ones; the branch is the same for the whole grid.
+__device__ inline float load_narrow(const void* data, DType dtype, std::int64_t i) {
+  return dtype == DType::kInt8 ? to_float(static_cast<const Int8*>(data)[i])
+                               : to_float(static_cast<const Float8*>(data)[i]);
+}
+
 }  // namespace flashkernel::cuda
