@@ -8,7 +8,7 @@ endif()
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 
-# SASS for 7.5 and 8.0 (which 8.6, 8.7 and 8.9 run as it is) and 9.0, PTX of 9.0 for what follows. CI and users may narrow it.
+# SASS for 7.5 and 8.0 (which 8.6, 8.7 and 8.9 run as it is) and 9.0, PTX for what follows. CI and users may narrow it.
 set(FLASHKERNEL_CUDA_ARCHITECTURES "75-real;80-real;90" CACHE STRING "Architectures of the generic CUDA kernels")
 
 # -Xfatbin: the fatbins hold several archs; compressing them halves the library.
@@ -27,13 +27,35 @@ function(flashkernel_add_cuda_objects name archs)
   set(_object_libraries ${_object_libraries} ${name} PARENT_SCOPE)
 endfunction()
 
+# The same for sources that ask nothing of 9.0 (no __CUDA_ARCH__ over 800, no LaunchShape::early in what they use): the
+# PTX of 8.0 is made once and assembled for 8.0 and for 9.0, where otherwise half of the compiler's time, from C++ to
+# PTX, is spent a second time on the same text. What follows 9.0 compiles that PTX.
+function(flashkernel_add_cuda_objects_once name archs)
+  set(_own ${archs})
+  set(_once)
+  if("80-real" IN_LIST archs AND "90" IN_LIST archs)
+    list(REMOVE_ITEM _own 80-real 90)
+    set(_once "--generate-code=arch=compute_80,code=[compute_80,sm_80,sm_90]")
+    if(NOT _own)
+      set(_own OFF)
+    endif()
+  endif()
+  flashkernel_add_cuda_objects(${name} "${_own}" ${ARGN})
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${_once}>)
+  set(_object_libraries ${_object_libraries} PARENT_SCOPE)
+endfunction()
+
 file(GLOB _cuda_host CONFIGURE_DEPENDS ${_src}/cuda/*.cpp ${_src}/cuda/host/*.cpp ${_src}/memory/cuda_*.cpp)
 list(APPEND _private_libraries CUDA::cudart_static)
 flashkernel_add_objects(flashkernel_cuda_host ${_cuda_host})
 target_include_directories(flashkernel_cuda_host SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 
 file(GLOB _cuda_generic CONFIGURE_DEPENDS ${_src}/cuda/generic/*.cu)
+set(_cuda_generic_once ${_cuda_generic})
+list(FILTER _cuda_generic_once INCLUDE REGEX "/(attention_|linear_)[a-z_]+\\.cu$")
+list(REMOVE_ITEM _cuda_generic ${_cuda_generic_once})
 flashkernel_add_cuda_objects(flashkernel_cuda_generic "${FLASHKERNEL_CUDA_ARCHITECTURES}" ${_cuda_generic})
+flashkernel_add_cuda_objects_once(flashkernel_cuda_generic_once "${FLASHKERNEL_CUDA_ARCHITECTURES}" ${_cuda_generic_once})
 
 # Tensor-core kernels for 8.0 and later: those of the architectures above that are.
 include(FlashkernelCudaInstances)
@@ -48,7 +70,12 @@ if(NOT _sm80_architectures)
   set(_sm80_architectures 80-virtual)  # nothing but Turing was asked for: PTX keeps the table whole
 endif()
 file(GLOB _cuda_sm80 CONFIGURE_DEPENDS ${_src}/cuda/sm80/*.cu)
-flashkernel_add_cuda_objects(flashkernel_cuda_sm80 "${_sm80_architectures}" ${_sources_sm80} ${_cuda_sm80})
+set(_cuda_sm80_once ${_sources_sm80} ${_cuda_sm80})
+list(FILTER _cuda_sm80_once INCLUDE REGEX "/(attention_fwd_d|gemm_b?f16)[a-z0-9_]*\\.cu$")
+set(_cuda_sm80 ${_sources_sm80} ${_cuda_sm80})
+list(REMOVE_ITEM _cuda_sm80 ${_cuda_sm80_once})
+flashkernel_add_cuda_objects(flashkernel_cuda_sm80 "${_sm80_architectures}" ${_cuda_sm80})
+flashkernel_add_cuda_objects_once(flashkernel_cuda_sm80_once "${_sm80_architectures}" ${_cuda_sm80_once})
 
 # Tensor-core kernels for 7.5, and their PTX: newer GPUs can be forced onto this path. Where 7.5 was not asked for, the
 # attention kernels are left out and linear's PTX keeps its table whole.
