@@ -197,7 +197,9 @@ Key j of sequence b lies in page block_table[b, j // page_size] at offset j % pa
 q: [batch, heads_q, seq_q, head_dim], or with cu_seqlens_q [total_q, heads_q, head_dim].
 k_pages: [num_pages, page_size, heads_kv, head_dim]; v_pages: [num_pages, page_size, heads_kv, head_dim_v]; q's dtype,
    or with kv_scales float8_e4m3fn or int8.
-block_table: int32 [batch, max_pages]; entries past a sequence's last page are not read and may be anything.
+block_table: int32 [batch, max_pages]. Entries past a sequence's last page, and those of pages wholly before the window of
+   its first query, are not used: any value is allowed there. A kernel may read them, so each row must be memory of its
+   stated width.
 seq_lens: int32 or int64 [batch]: keys of each sequence, those of the new queries included.
 cu_seqlens_q: int32 or int64 [batch + 1]: where each sequence's queries start.
 max_seqlen_q: bound of the query lengths; needed with cu_seqlens_q on a GPU, found from it on the CPU.

@@ -142,7 +142,18 @@ Example:
       .def(
           "truncate",
           [](PyKvCache& self, SequenceId sequence, std::int64_t length) { self.cache->truncate(sequence, length); },
-          "sequence"_a, "length"_a, "Forgets tokens from `length` on; pages no longer needed are given back.")
+          "sequence"_a, "length"_a,
+          "Forgets tokens from `length` on; pages no longer needed are given back. Not past what `drop_before` gave "
+          "back.")
+      .def(
+          "drop_before",
+          [](PyKvCache& self, SequenceId sequence, std::int64_t position) {
+            return self.cache->drop_before(sequence, position);
+          },
+          "sequence"_a, "position"_a,
+          "Gives back the pages that hold only tokens before `position` and returns how many: for models whose queries "
+          "look back no further (sliding window). The length stays; the blocks given back have page -1 in `pages` and "
+          "`block_table`, which `attention_paged` does not use with a window that begins at `position` or later.")
       .def(
           "free", [](PyKvCache& self, SequenceId sequence) { self.cache->free(sequence); }, "sequence"_a,
           "Gives the sequence's pages back.")
@@ -181,7 +192,7 @@ Example:
             return array;
           },
           "sequence"_a, nb::sig("def pages(self, sequence: SequenceId) -> numpy.ndarray"),
-          "Page of every block of a sequence, int32 [num_pages(sequence)].")
+          "Page of every block of a sequence, int32 [num_pages(sequence)]; -1 for those that `drop_before` gave back.")
       .def(
           "block_table",
           [](const PyKvCache& self, nb::handle sequences, std::optional<std::int64_t> max_pages) {
@@ -203,7 +214,7 @@ Example:
               "def block_table(self, sequences: collections.abc.Iterable[SequenceId], max_pages: int | None = None) -> "
               "tuple[numpy.ndarray, numpy.ndarray]"),
           "(table, lengths) of some sequences for `attention_paged`: int32 [count, max_pages] with -1 in unused "
-          "entries, and int32 "
+          "entries and dropped blocks, and int32 "
           "[count]. max_pages defaults to the largest that is needed.")
       .def(
           "drop_cached", [](PyKvCache& self) { return self.cache->drop_cached(); },

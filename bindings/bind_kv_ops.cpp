@@ -191,7 +191,8 @@ Example:
              R"doc(out[b, j] = pages[block_table[b, j // page_size], j % page_size]: gathers sequences back.
 
 k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; float32, float16 or bfloat16.
-block_table: int32 [batch, max_pages]. seq_lens: int32 or int64 [batch], in tokens.
+block_table: int32 [batch, max_pages]; entries past a sequence's last page are not used: any value is allowed there.
+seq_lens: int32 or int64 [batch], in tokens.
 max_seq: the output's second dim; default: the largest length (needed when seq_lens is on a GPU).
 out: pair (k_out, v_out) to write to, [batch, max_seq, heads_kv, head_dim or head_dim_v].
 kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or [num_pages, heads_kv,

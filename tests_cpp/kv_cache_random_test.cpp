@@ -36,6 +36,7 @@ class KvCacheModel {
   struct Live {
     SequenceId id;
     Tokens tokens;
+    std::size_t num_dropped = 0;  // leading pages that were given back
   };
 
   /// Few tokens and few prompts, so that prefixes meet.
@@ -51,14 +52,14 @@ class KvCacheModel {
   Live& any() { return live_[random_.below(live_.size())]; }
 
   void one_step() {
-    const std::size_t choice = random_.below(20);
+    const std::size_t choice = random_.below(22);
     if (choice < 3 || live_.empty()) {
       const Tokens prompt = random_tokens(random_.below(70));
       std::int64_t num_cached = -1;
       const SequenceId id = b_.create(prompt, &num_cached);
       ASSERT_EQ(num_cached % kPageSize, 0);
       ASSERT_TRUE(num_cached == 0 || num_cached < static_cast<std::int64_t>(prompt.size()));
-      live_.push_back({id, Tokens(prompt.begin(), prompt.begin() + num_cached)});
+      live_.push_back({id, Tokens(prompt.begin(), prompt.begin() + num_cached), 0});
       ASSERT_TRUE(b_.holds(id, live_.back().tokens)) << "a wrong prefix was shared";
       append(live_.back(), prompt);
     } else if (choice < 9) {
@@ -70,12 +71,17 @@ class KvCacheModel {
     } else if (choice < 11) {
       if (live_.size() > 12) return;
       const Live source = any();
-      live_.push_back({b_.cache.fork(source.id), source.tokens});
+      live_.push_back({b_.cache.fork(source.id), source.tokens, source.num_dropped});
       ASSERT_EQ(b_.pages(live_.back().id), b_.pages(source.id));
     } else if (choice < 13) {
       Live& live = any();
-      live.tokens.resize(random_.below(live.tokens.size() + 1));
-      b_.cache.truncate(live.id, static_cast<std::int64_t>(live.tokens.size()));
+      const std::size_t length = random_.below(live.tokens.size() + 1);
+      if (length < live.num_dropped * kPageSize) {
+        ASSERT_THROW(b_.cache.truncate(live.id, static_cast<std::int64_t>(length)), InvalidArgument);
+      } else {
+        live.tokens.resize(length);
+        b_.cache.truncate(live.id, static_cast<std::int64_t>(length));
+      }
     } else if (choice < 16) {
       std::swap(any(), live_.back());
       const Live gone = live_.back();
@@ -89,10 +95,31 @@ class KvCacheModel {
       b_.publish(live.id, tokens);
     } else if (choice < 19) {
       outsider();
+    } else if (choice < 21) {
+      drop_before(any());
     } else if (random_.one_in(10)) {
       b_.cache.drop_cached();
       ASSERT_EQ(b_.cache.stats().num_pages_cached, 0);
     }
+  }
+
+  void drop_before(Live& live) {
+    // Often by as much as a window would, sometimes all of it.
+    const std::size_t position = random_.below(live.tokens.size() + 1);
+    const std::size_t num_dropped = std::max(live.num_dropped, position / kPageSize);
+    const std::vector<PageId> before = b_.pages(live.id);
+    const std::vector<std::int32_t> references = all_references();
+    ASSERT_EQ(b_.cache.drop_before(live.id, static_cast<std::int64_t>(position)),
+              static_cast<std::int64_t>(num_dropped - live.num_dropped));
+    const std::vector<PageId> after = b_.pages(live.id);
+    ASSERT_EQ(after.size(), before.size());
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      ASSERT_EQ(after[i], i < num_dropped ? -1 : before[i]);
+      if (before[i] < 0) continue;
+      const bool gone = i >= live.num_dropped && i < num_dropped;
+      ASSERT_EQ(b_.pool.num_references(before[i]), references[static_cast<std::size_t>(before[i])] - (gone ? 1 : 0));
+    }
+    live.num_dropped = num_dropped;
   }
 
   void append(Live& live, const Tokens& all) {
@@ -147,7 +174,9 @@ class KvCacheModel {
   std::vector<std::int32_t> index_references(std::map<PageId, int>* holders) {
     std::vector<std::int32_t> rest = all_references();
     for (const Live& live : live_) {
-      const std::vector<PageId> pages = b_.pages(live.id);
+      std::vector<PageId> pages = b_.pages(live.id);
+      EXPECT_LE(live.num_dropped, pages.size());
+      pages.erase(pages.begin(), pages.begin() + static_cast<std::ptrdiff_t>(live.num_dropped));
       EXPECT_EQ(std::set<PageId>(pages.begin(), pages.end()).size(), pages.size()) << "a page in two places";
       for (const PageId page : pages) {
         --rest[static_cast<std::size_t>(page)];
@@ -188,7 +217,7 @@ class KvCacheModel {
     std::int64_t max_pages = 0;
     std::vector<SequenceId> ids;
     for (const Live& live : live_) {
-      ASSERT_TRUE(b_.holds(live.id, live.tokens)) << "contents were lost";
+      ASSERT_TRUE(b_.holds(live.id, live.tokens, live.num_dropped)) << "contents were lost";
       max_pages = std::max(max_pages, b_.cache.num_pages(live.id));
       ids.push_back(live.id);
     }
@@ -242,6 +271,7 @@ TEST(KvCache, ManyThreads) {
           id = b.create(tokens, &num_cached);
           tokens.resize(static_cast<std::size_t>(num_cached));
         }
+        std::size_t num_dropped = 0;
         for (int i = 0; i < 3; ++i) {
           Tokens longer = tokens;
           longer.resize(tokens.size() + random.below(20), static_cast<std::int32_t>(random.below(5)));
@@ -250,10 +280,16 @@ TEST(KvCache, ManyThreads) {
             tokens = longer;
           } catch (const OutOfPages&) {
           }
-          if (!b.holds(id, tokens)) ++num_wrong;
+          if (!b.holds(id, tokens, num_dropped)) ++num_wrong;
           if (random.one_in(3)) b.publish(id, tokens);
+          if (random.one_in(4)) {
+            const std::size_t position = random.below(tokens.size() + 1);
+            b.cache.drop_before(id, static_cast<std::int64_t>(position));
+            num_dropped = std::max(num_dropped, position / kPageSize);
+          }
           if (random.one_in(3)) {
-            tokens.resize(random.below(tokens.size() + 1));
+            const std::size_t least = num_dropped * kPageSize;
+            tokens.resize(least + random.below(tokens.size() + 1 - least));
             b.cache.truncate(id, static_cast<std::int64_t>(tokens.size()));
           }
         }

@@ -86,6 +86,83 @@ TEST(KvCache, TruncatesIntoASharedPage) {
   EXPECT_TRUE(b.holds(child, other));
 }
 
+TEST(KvCache, DropsPagesBehindAWindow) {
+  Bench b(8);
+  const SequenceId a = b.make(iota(60));
+  EXPECT_EQ(b.cache.drop_before(a, 15), 0);
+  EXPECT_EQ(b.cache.drop_before(a, 40), 2);
+  EXPECT_EQ(b.cache.drop_before(a, 20), 0);  // nothing comes back, and nothing goes twice
+  EXPECT_EQ(b.pool.num_used(), 2);
+  EXPECT_EQ(b.cache.stats().num_pages_used, 2);
+  EXPECT_EQ(b.cache.length(a), 60);
+  EXPECT_EQ(b.cache.num_pages(a), 4);
+  const std::vector<PageId> pages = b.pages(a);
+  EXPECT_EQ(pages[0], -1);
+  EXPECT_EQ(pages[1], -1);
+  std::int32_t table[5], length = 0;
+  b.cache.block_table(&a, 1, 5, table, &length);
+  EXPECT_EQ(std::vector<std::int32_t>(table, table + 5), (std::vector<std::int32_t>{-1, -1, pages[2], pages[3], -1}));
+  EXPECT_EQ(length, 60);
+  b.fill(a, iota(75));
+  EXPECT_TRUE(b.holds(a, iota(75), 2));
+
+  const SequenceId child = b.cache.fork(a);  // with the same gap, and a copy of the last page
+  b.fill(child, iota(78));
+  EXPECT_TRUE(b.holds(child, iota(78), 2));
+  EXPECT_TRUE(b.holds(a, iota(75), 2));
+  EXPECT_EQ(b.cache.drop_before(child, 64), 2);
+  EXPECT_TRUE(b.holds(a, iota(75), 2)) << "the fork's pages only";
+  b.cache.truncate(a, 32);  // as far back as there are pages
+  EXPECT_EQ(b.cache.num_pages(a), 2);
+  b.fill(a, iota(33));
+  EXPECT_TRUE(b.holds(a, iota(33), 2));
+  try {
+    b.cache.truncate(a, 31);
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "KvCache.truncate: length=31 but the pages of tokens 0..31 were given back by drop_before; needs as "
+                 "many or more");
+  }
+  EXPECT_THROW(b.cache.drop_before(a, 34), InvalidArgument);
+  EXPECT_THROW(b.cache.drop_before(a, -1), InvalidArgument);
+
+  const SequenceId full = b.make(iota(32));  // all of it may go, where the length ends a page
+  EXPECT_EQ(b.cache.drop_before(full, 32), 2);
+  b.fill(full, iota(40));
+  EXPECT_TRUE(b.holds(full, iota(40), 2));
+  for (const SequenceId id : {a, child, full}) b.cache.free(id);
+  EXPECT_EQ(b.pool.num_used(), 0);
+}
+
+TEST(KvCache, APrefixIsPublishedBehindItsDroppedPages) {
+  Bench b(6);
+  const SequenceId a = b.make(iota(40));
+  b.publish(a, iota(32));
+  b.cache.drop_before(a, 32);
+  EXPECT_EQ(b.cache.stats().num_pages_cached, 2);  // the index still has them
+  b.fill(a, iota(64));
+  b.publish(a, iota(64));
+  std::int64_t num_cached = 0;
+  const SequenceId again = b.create(iota(65), &num_cached);
+  EXPECT_EQ(num_cached, 64);
+  EXPECT_TRUE(b.holds(again, iota(64)));
+  b.cache.free(again);
+  Tokens other = iota(64);
+  other[50] = 7;
+  EXPECT_THROW(b.publish(a, other), InvalidArgument);
+
+  // Once what was dropped is evicted, nothing behind it can be found or offered; the sequence itself goes on.
+  const SequenceId taker = b.make(iota(64, 100));
+  EXPECT_EQ(b.cache.stats().num_evictions, 2u);
+  b.publish(a, iota(64));
+  EXPECT_TRUE(b.holds(a, iota(64), 2));
+  const SequenceId none = b.create(iota(65), &num_cached);
+  EXPECT_EQ(num_cached, 0);
+  for (const SequenceId id : {a, taker, none}) b.cache.free(id);
+  EXPECT_EQ(b.pool.num_used(), 0);
+}
+
 TEST(KvCache, OutOfPagesChangesNothing) {
   Bench b(4);
   const SequenceId a = b.make(iota(40));

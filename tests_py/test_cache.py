@@ -108,6 +108,34 @@ class TestCache:
         with pytest.raises(ValueError, match="KvCache"):
             cache.truncate(a, 17)
 
+    def test_pages_behind_a_window_go_back(self):
+        """And attention with that window gives what it gave with all of them, whatever the table says there."""
+        pool = fk.KvPagePool(4, 1, 8, page_size=16, dtype="float32")
+        cache = fk.KvCache(pool)
+        a = cache.create()
+        rng = np.random.default_rng(0)
+        k, v, q = (rng.standard_normal((60, 1, 8)).astype(np.float32) for _ in range(3))
+        fk.kv_append(k, v, pool.k_pages(), pool.v_pages(), cache.append(a, 60))
+        pages = pool.k_pages(), pool.v_pages()
+        options = {"causal": True, "window": (19, 0)}
+        q = q[:3].transpose(1, 0, 2)[None]
+        expected = fk.attention_paged(q, *pages, *cache.block_table([a]), **options)
+        assert cache.drop_before(a, 60 - 3 - 19) == 2 and pool.num_free == 2
+        assert (cache.length(a), cache.num_pages(a)) == (60, 4) and cache.pages(a)[:2].tolist() == [-1, -1]
+        table, lengths = cache.block_table([a])
+        for dropped in (-1, 1 << 30):
+            table[0, :2] = dropped
+            np.testing.assert_array_equal(fk.attention_paged(q, *pages, table, lengths, **options), expected)
+        with pytest.raises(fk.BlockTableError) as caught:  # a longer window would see them
+            fk.attention_paged(q, *pages, *cache.block_table([a]), causal=True, window=(26, 0))
+        assert (caught.value.sequence, caught.value.slot, caught.value.page) == (0, 1, -1)
+        with pytest.raises(ValueError, match=r"kv_read: block_table\[0\]\[0\]=-1"):  # it reads everything
+            fk.kv_read(*pages, *cache.block_table([a]))
+        with pytest.raises(ValueError, match="drop_before"):
+            cache.truncate(a, 31)
+        with pytest.raises(ValueError, match="position=61"):
+            cache.drop_before(a, 61)
+
     def test_freed_handles_are_recognised(self):
         cache = fk.KvCache(make_pool())
         old = cache.create()

@@ -27,8 +27,9 @@ struct AttentionOptions {
   TensorView bias;
   TensorView alibi_slopes;  ///< fp32 [heads_q] or [batch, heads_q]
   TensorView sinks;         ///< fp32 [heads_q]: logits of a key without a value
-  /// Paged attention on a GPU: look at the page table first, wait for the answer and throw BadBlockTable where it leads
-  /// out of the pool (see check_block_table). Off, a bad id reads nothing that it should not. On the CPU always done.
+  /// Paged attention on a GPU: look at the part of the page table that is used first, wait for the answer and throw
+  /// BadBlockTable where it leads out of the pool (see check_block_table). Off, a bad id reads nothing that it should
+  /// not. On the CPU always done.
   bool check_pages = false;
   KvScales kv_scales;  ///< of pages that hold float8_e4m3fn or int8; paged attention only
 };
@@ -53,7 +54,8 @@ FK_API void attention_varlen(const TensorView& q, const TensorView& k, const Ten
 /// heads_kv, head_dim_v] (q's dtype, or 8-bit with `options.kv_scales`), block_table int32 [batch, max_pages], seq_lens
 /// int32 or int64 [batch] (keys of each sequence, the new ones included). q and out are [batch, heads_q, seq_q, *] with
 /// lse [batch, heads_q, seq_q], or, with `cu_seqlens_q` [batch + 1], [total_q, heads_q, *] with lse [heads_q, total_q]
-/// and `max_seqlen_q`.
+/// and `max_seqlen_q`. Table entries past a sequence's last page, and of pages wholly before the window of its first
+/// query, are not used: any value is allowed there. Kernels may read them, so a row is memory of max_pages entries.
 FK_API void attention_paged(const TensorView& q, const TensorView& k_pages, const TensorView& v_pages,
                             const TensorView& block_table, const TensorView& seq_lens, const TensorView& cu_seqlens_q,
                             std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse,

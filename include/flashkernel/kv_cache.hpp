@@ -58,8 +58,14 @@ class FK_API KvCache {
   /// A second sequence with the same tokens that shares every page; whoever appends to a shared, partly filled page
   /// gets a copy of it first.
   SequenceId fork(SequenceId sequence);
-  /// Forget tokens from `length` on; pages no longer needed are given back.
+  /// Forget tokens from `length` on; pages no longer needed are given back. Not past what `drop_before` gave back.
   void truncate(SequenceId sequence, std::int64_t length);
+  /// Gives back the pages that hold only tokens before `position` (0 .. length), and returns how many: for models whose
+  /// queries look back no further (sliding window). Length, positions and later pages stay as they are; the blocks
+  /// given back have page -1 in `pages` and `block_table`, which attention with a window that begins at `position` or
+  /// later does not use. Other sequences and the prefix index keep theirs; a fork has the same gap. `publish` goes on
+  /// behind the gap as long as the index still has what was there.
+  std::int64_t drop_before(SequenceId sequence, std::int64_t position);
   void free(SequenceId sequence);
 
   /// Room for `num_tokens` more tokens: extends the sequence and writes their slots (page * page_size + offset) to
@@ -70,10 +76,10 @@ class FK_API KvCache {
   std::int64_t length(SequenceId sequence) const;
   /// ceil(length / page_size)
   std::int64_t num_pages(SequenceId sequence) const;
-  /// Page of every block of the sequence: int32 [num_pages(sequence)], host.
+  /// Page of every block of the sequence, -1 for those that `drop_before` gave back: int32 [num_pages(sequence)], host.
   void pages(SequenceId sequence, PageId* pages) const;
-  /// Block table int32 [count, max_pages] (unused entries -1) and lengths int32 [count] of some sequences, written to
-  /// host memory. `max_pages` must be at least the largest num_pages.
+  /// Block table int32 [count, max_pages] (unused entries and dropped blocks -1) and lengths int32 [count] of some
+  /// sequences, written to host memory. `max_pages` must be at least the largest num_pages.
   void block_table(const SequenceId* sequences, std::int64_t count, std::int64_t max_pages, std::int32_t* table,
                    std::int32_t* lengths) const;
 

@@ -36,6 +36,7 @@ FK_API void kv_append(const TensorView& k, const TensorView& v, const TensorView
 
 /// Gathers sequences back: k_out [batch, max_seq, heads_kv, head_dim], v_out [batch, max_seq, heads_kv, head_dim_v];
 /// tokens past seq_lens[b] are written as 0. block_table int32 [batch, max_pages], seq_lens int32 or int64 [batch].
+/// Table entries past a sequence's last page are not used: any value is allowed there.
 FK_API void kv_read(const TensorView& k_pages, const TensorView& v_pages, const TensorView& block_table,
                     const TensorView& seq_lens, const TensorView& k_out, const TensorView& v_out,
                     const ExecutionContext& context = {});

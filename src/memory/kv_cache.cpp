@@ -1,6 +1,8 @@
 // KvCache: sequences of pages over a KvPagePool, and the prefix index over published pages.
 // Invariant: this cache has one reference in the pool for each sequence that holds a page and one for each page in the
-// index; a page with more than one reference is never written. Everything that can throw comes before the first change.
+// index; a page with more than one reference is never written. The blocks [0, num_dropped) of a sequence have no page
+// and end at or before its length, so that a partly filled last page is never among them. Everything that can throw
+// comes before the first change.
 #include "flashkernel/kv_cache.hpp"
 
 #include <algorithm>
@@ -23,6 +25,7 @@ struct Sequence {
   std::uint32_t generation = 0;  // odd while it is alive
   std::int64_t length = 0;
   std::vector<PageId> pages;
+  std::int64_t num_dropped = 0;  // leading blocks that were given back: kNoPage in `pages`
 };
 
 [[noreturn]] void refuse(const char* op, const std::string& what) {
@@ -74,14 +77,17 @@ struct KvCache::Impl {
     return free_slots.back();
   }
 
-  /// The sequence takes over references to `pages` that were already taken from the pool.
-  SequenceId start(std::uint32_t slot, std::vector<PageId>&& pages, std::int64_t length) noexcept {
+  /// The sequence takes over references to `pages` from `num_dropped` on that were already taken from the pool.
+  SequenceId start(std::uint32_t slot, std::vector<PageId>&& pages, std::int64_t num_dropped,
+                   std::int64_t length) noexcept {
     free_slots.pop_back();
     Sequence& sequence = sequences[slot];
     ++sequence.generation;
     sequence.length = length;
     sequence.pages = std::move(pages);
-    for (const PageId page : sequence.pages) hold(page);
+    sequence.num_dropped = num_dropped;
+    for (std::int64_t i = num_dropped; i < size_of(sequence.pages); ++i)
+      hold(sequence.pages[static_cast<std::size_t>(i)]);
     ++stats.num_sequences;
     return {slot, sequence.generation};
   }
@@ -111,11 +117,14 @@ struct KvCache::Impl {
 
   /// Pages from `keep` on go, the last first: of two pages of a prefix the longer one is evicted first.
   void shrink(Sequence& sequence, std::int64_t keep) {
-    pool.give_back(size_of(sequence.pages) - keep, sequence.pages.data() + keep);
-    while (size_of(sequence.pages) > keep) {
+    const std::int64_t first = std::max(keep, sequence.num_dropped);
+    pool.give_back(size_of(sequence.pages) - first, sequence.pages.data() + first);
+    while (size_of(sequence.pages) > first) {
       let_go(sequence.pages.back());
       sequence.pages.pop_back();
     }
+    sequence.pages.resize(static_cast<std::size_t>(keep));
+    sequence.num_dropped = std::min(sequence.num_dropped, keep);
   }
 
   // ---- Pages ----
@@ -244,7 +253,7 @@ SequenceId KvCache::create(const std::int32_t* tokens, std::int64_t num_tokens, 
   impl.pool.retain(num_hits, pages.data());
   impl.stats.num_prefix_hits += static_cast<std::uint64_t>(num_hits);
   if (num_cached != nullptr) *num_cached = num_hits * impl.page_size;
-  return impl.start(slot, std::move(pages), num_hits * impl.page_size);
+  return impl.start(slot, std::move(pages), 0, num_hits * impl.page_size);
 }
 
 void KvCache::publish(SequenceId id, const std::int32_t* tokens, std::int64_t num_tokens) {
@@ -259,16 +268,18 @@ void KvCache::publish(SequenceId id, const std::int32_t* tokens, std::int64_t nu
   const std::int64_t num_full = num_tokens / impl.page_size;
   const auto page_at = [&](std::int64_t i) { return sequence.pages[static_cast<std::size_t>(i)]; };
 
-  // What is known already stays as it is, also where this sequence has its own copy of it.
+  // What is known already stays as it is, also where this sequence has its own copy of it, or none any more.
+  const std::int64_t num_dropped = sequence.num_dropped;
   std::int64_t num_known = 0;
   PageId parent = kNoPage;
   for (; num_known < num_full; ++num_known) {
     const PageId found = impl.index.find(parent, tokens + num_known * impl.page_size);
     if (found == kNoPage) break;
-    if (found != page_at(num_known) && impl.index.contains(page_at(num_known))) break;  // refused below
+    const bool own = num_known >= num_dropped && found != page_at(num_known);
+    if (own && impl.index.contains(page_at(num_known))) break;  // refused below
     parent = found;
   }
-  for (std::int64_t i = num_known; i < num_full; ++i) {
+  for (std::int64_t i = std::max(num_known, num_dropped); i < num_full; ++i) {
     // A published page is never written again, so what it was published under is what it holds.
     if (impl.index.contains(page_at(i))) {
       refuse("publish", "tokens " + std::to_string(i * impl.page_size) + ".." +
@@ -277,7 +288,7 @@ void KvCache::publish(SequenceId id, const std::int32_t* tokens, std::int64_t nu
                             " was published under; needs the same tokens");
     }
   }
-  if (num_known == num_full) return;
+  if (num_known == num_full || num_known < num_dropped) return;  // a prefix with a gap is of no use to anybody
 
   const PageId* first_new = sequence.pages.data() + num_known;
   impl.pool.retain(num_full - num_known, first_new);
@@ -300,8 +311,9 @@ SequenceId KvCache::fork(SequenceId id) {
   const std::uint32_t slot = impl.reserve_slot();
   const Sequence& source = impl.sequences[id.slot];  // reserve_slot may have moved it
   std::vector<PageId> pages = source.pages;
-  impl.pool.retain(size_of(pages), pages.data());
-  return impl.start(slot, std::move(pages), source.length);
+  const std::int64_t num_dropped = source.num_dropped, length = source.length;
+  impl.pool.retain(size_of(pages) - num_dropped, pages.data() + num_dropped);
+  return impl.start(slot, std::move(pages), num_dropped, length);
 }
 
 void KvCache::truncate(SequenceId id, std::int64_t length) {
@@ -311,8 +323,32 @@ void KvCache::truncate(SequenceId id, std::int64_t length) {
   if (length < 0 || length > sequence.length) {
     refuse("truncate", "length=" + std::to_string(length) + "; needs 0.." + std::to_string(sequence.length));
   }
+  if (length < sequence.num_dropped * impl.page_size) {
+    refuse("truncate", "length=" + std::to_string(length) + " but the pages of tokens 0.." +
+                           std::to_string(sequence.num_dropped * impl.page_size - 1) +
+                           " were given back by drop_before; needs as many or more");
+  }
   impl.shrink(sequence, impl.pages_for(length));
   sequence.length = length;
+}
+
+std::int64_t KvCache::drop_before(SequenceId id, std::int64_t position) {
+  Impl& impl = *impl_;
+  const std::lock_guard<std::mutex> lock(impl.mutex);
+  Sequence& sequence = impl.find("drop_before", id);
+  if (position < 0 || position > sequence.length) {
+    refuse("drop_before", "position=" + std::to_string(position) + "; needs 0.." + std::to_string(sequence.length));
+  }
+  const std::int64_t num_dropped = sequence.num_dropped, keep = position / impl.page_size;
+  if (keep <= num_dropped) return 0;
+  impl.pool.give_back(keep - num_dropped, sequence.pages.data() + num_dropped);
+  for (std::int64_t i = keep; i-- > num_dropped;) {  // the last first, as in `shrink`
+    PageId& page = sequence.pages[static_cast<std::size_t>(i)];
+    impl.let_go(page);
+    page = kNoPage;
+  }
+  sequence.num_dropped = keep;
+  return keep - num_dropped;
 }
 
 void KvCache::free(SequenceId id) {

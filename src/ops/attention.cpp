@@ -2,8 +2,8 @@
 // Called by users and by the bindings. Invariant: an error leaves out and lse untouched.
 #include "flashkernel/attention.hpp"
 
-#include "flashkernel/kv_ops.hpp"
 #include "ops/attention_check.hpp"
+#include "ops/page_table.hpp"
 #include "ops/select.hpp"
 
 namespace flashkernel {
@@ -66,8 +66,15 @@ void attention_paged(const TensorView& q, const TensorView& k_pages, const Tenso
               options.kv_scales, params);
   check_options(check, options, params);
   check_written(check, out, lse, options);
-  if (options.check_pages && params.device.is_cuda() && !context.explain)
-    check_block_table(block_table, seq_lens, params.num_pages, params.page_size, context);
+  check_page_ids(check, params);
+  if (options.check_pages && params.device.is_cuda() && !context.explain) {
+    FindBadPageParams table = page_table_params(Checker("check_block_table", block_table.device), block_table, seq_lens,
+                                                params.num_pages, params.page_size);
+    table.window_left = params.window_left;
+    table.seq_q = params.seq_q;
+    table.cu_seqlens_q = params.cu_seqlens_q;
+    check_page_table(table, context);
+  }
   run(params, out, context);
 }
 

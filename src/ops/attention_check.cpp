@@ -178,8 +178,7 @@ std::int64_t batch_of(const Checker& check, const char* name, const TensorView& 
   return cu_seqlens.shape[0] - 1;
 }
 
-// Page ids that a sequence's length makes visible.
-void check_pages(const Checker& check, AttentionParams& p) {
+void check_lengths(const Checker& check, AttentionParams& p) {
   p.seq_k = p.max_pages * p.page_size;
   if (!check.device().is_cpu()) return;
   std::int64_t longest = 0;
@@ -190,13 +189,6 @@ void check_pages(const Checker& check, AttentionParams& p) {
                               "; block_table has room for 0 to " + std::to_string(p.max_pages * p.page_size) +
                               " tokens a sequence",
                           b, -1, length);
-    const std::int64_t used = (length + p.page_size - 1) / p.page_size;
-    const std::int32_t* pages = p.block_table + b * p.stride_block_table;
-    for (std::int64_t page = 0; page < used; ++page)
-      if (pages[page] < 0 || pages[page] >= p.num_pages)
-        throw BadBlockTable(check.op() + ": block_table[" + std::to_string(b) + ", " + std::to_string(page) + "]=" +
-                                std::to_string(pages[page]) + "; page ids are 0 to " + std::to_string(p.num_pages - 1),
-                            b, page, pages[page]);
     longest = std::max(longest, length);
   }
   p.seq_k = longest;
@@ -354,7 +346,20 @@ void check_paged(const Checker& check, const TensorView& q, const TensorView& k_
   p.stride_v_batch = v_pages.strides[0];
   p.stride_v_token = v_pages.strides[1];
   p.stride_v_head = v_pages.strides[2];
-  check_pages(check, p);
+  check_lengths(check, p);
+}
+
+void check_page_ids(const Checker& check, const AttentionParams& p) {
+  if (!check.device().is_cpu()) return;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const std::int64_t length = p.k_length(b), used = (length + p.page_size - 1) / p.page_size;
+    const std::int32_t* pages = p.block_table + b * p.stride_block_table;
+    for (std::int64_t page = p.first_key(0, p.q_length(b), length) / p.page_size; page < used; ++page)
+      if (pages[page] < 0 || pages[page] >= p.num_pages)
+        throw BadBlockTable(check.op() + ": block_table[" + std::to_string(b) + ", " + std::to_string(page) + "]=" +
+                                std::to_string(pages[page]) + "; page ids are 0 to " + std::to_string(p.num_pages - 1),
+                            b, page, pages[page]);
+  }
 }
 
 void check_options(const Checker& check, const AttentionOptions& options, AttentionParams& p) {

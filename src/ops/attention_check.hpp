@@ -32,6 +32,10 @@ void check_paged(const Checker& check, const TensorView& q, const TensorView& k_
 /// window bound that hides nothing becomes -1, so that kernels need not tell it from "no mask".
 void check_options(const Checker& check, const AttentionOptions& options, AttentionParams& params);
 
+/// Where the host reads them, the page ids that some query may look at: those wholly before the window of a sequence's
+/// first query, and past its last key, are free. After check_paged and check_options.
+void check_page_ids(const Checker& check, const AttentionParams& params);
+
 /// `view`'s shape is `like`'s, except that dim by dim nothing else is said: for gradients and tensors that mirror
 /// another.
 void check_mirror(const Checker& check, const char* name, const TensorView& view, const char* like_name,

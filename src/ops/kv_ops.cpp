@@ -9,6 +9,7 @@
 #include "ops/check.hpp"
 #include "ops/kv_params.hpp"
 #include "ops/kv_scales.hpp"
+#include "ops/page_table.hpp"
 #include "ops/rope_spec.hpp"
 #include "ops/select.hpp"
 
@@ -207,10 +208,8 @@ void kv_read(const TensorView& k_pages, const TensorView& v_pages, const KvScale
   dispatch(params, params.device, context);
 }
 
-namespace {
-
-FindBadPageParams table_params(const Checker& check, const TensorView& block_table, const TensorView& seq_lens,
-                               std::int64_t num_pages, std::int64_t page_size) {
+FindBadPageParams page_table_params(const Checker& check, const TensorView& block_table, const TensorView& seq_lens,
+                                    std::int64_t num_pages, std::int64_t page_size) {
   check.dtype("block_table", block_table, DType::kInt32);
   check.ndim("block_table", block_table, 2, 2);
   check.last_dim_contiguous("block_table", block_table);
@@ -228,12 +227,10 @@ FindBadPageParams table_params(const Checker& check, const TensorView& block_tab
   return params;
 }
 
-}  // namespace
-
 void find_bad_page(const TensorView& block_table, const TensorView& seq_lens, std::int64_t num_pages,
                    std::int64_t page_size, const TensorView& fault, const ExecutionContext& context) {
   const Checker check("find_bad_page", block_table.device);
-  FindBadPageParams params = table_params(check, block_table, seq_lens, num_pages, page_size);
+  FindBadPageParams params = page_table_params(check, block_table, seq_lens, num_pages, page_size);
   check.dtype("fault", fault, DType::kInt64);
   check.ndim("fault", fault, 1, 1);
   check.extent("fault", fault, 0, 3, "the numbers of a fault");
@@ -245,7 +242,10 @@ void find_bad_page(const TensorView& block_table, const TensorView& seq_lens, st
 void check_block_table(const TensorView& block_table, const TensorView& seq_lens, std::int64_t num_pages,
                        std::int64_t page_size, const ExecutionContext& context) {
   const Checker check("check_block_table", block_table.device);
-  FindBadPageParams params = table_params(check, block_table, seq_lens, num_pages, page_size);
+  check_page_table(page_table_params(check, block_table, seq_lens, num_pages, page_size), context);
+}
+
+void check_page_table(FindBadPageParams params, const ExecutionContext& context) {
   std::int64_t found[3] = {-1, -1, -1};
   params.host_fault = found;
   dispatch(params, params.device, context);
@@ -253,9 +253,9 @@ void check_block_table(const TensorView& block_table, const TensorView& seq_lens
   const std::string of = std::to_string(found[0]), value = std::to_string(found[2]);
   throw BadBlockTable(found[1] < 0
                           ? "check_block_table: seq_lens[" + of + "]=" + value + "; block_table has room for 0 to " +
-                                std::to_string(params.max_pages * page_size) + " tokens a sequence"
+                                std::to_string(params.max_pages * params.page_size) + " tokens a sequence"
                           : "check_block_table: block_table[" + of + ", " + std::to_string(found[1]) + "]=" + value +
-                                "; page ids are 0 to " + std::to_string(num_pages - 1),
+                                "; page ids are 0 to " + std::to_string(params.num_pages - 1),
                       found[0], found[1], found[2]);
 }
 

@@ -71,9 +71,19 @@ struct FindBadPageParams {
   const std::int32_t* block_table = nullptr;  // [batch, max_pages]
   std::int64_t stride_block_table = 0, max_pages = 0, num_pages = 0, page_size = 0;
   IndexArray seq_lens;  // [batch]
+  // For attention with a window: slots wholly before the keys that a sequence's first query sees are not looked at.
+  std::int64_t window_left = -1, seq_q = 0;
+  IndexArray cu_seqlens_q;  // [batch + 1], or absent: seq_q queries each
   // The entry of least sequence, then least slot: sequence, slot, page; or -1, -1, -1.
   std::int64_t* fault = nullptr;       // [3] on the device; or null:
   std::int64_t* host_fault = nullptr;  // [3] on the host, there when the launch returns
+
+  FK_HOST_DEVICE std::int64_t first_slot(std::int64_t b, std::int64_t length) const {
+    if (window_left < 0) return 0;
+    const std::int64_t queries = cu_seqlens_q ? cu_seqlens_q[b + 1] - cu_seqlens_q[b] : seq_q;
+    const std::int64_t first = length - queries - window_left;
+    return first < 0 ? 0 : first / page_size;
+  }
 };
 
 }  // namespace flashkernel

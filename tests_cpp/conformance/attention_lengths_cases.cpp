@@ -124,6 +124,21 @@ void paged_cases(CaseList& list) {
     spec.common.mask = {"left100_right0", false, 100, 0};
     spec.common.sinks = true;
     add("decode_window", spec);
+    spec.common.sinks = false;
+    spec.common.seq_q = 7;
+    spec.common.mask = {"causal_left20", true, 20, -1};
+    spec.check_pages = true;  // which must not look behind the window either
+    add("chunk_behind_dropped_pages", spec);
+    spec.page_size = 64;
+    spec.common.seq_q = 1;
+    spec.common.mask = {"causal_left63", true, 63, -1};
+    spec.lengths = {512, 128, 64, 127, 129, 1};  // the window begins with a page, or one before or behind that
+    add("decode_behind_dropped_pages", spec);
+    spec.page_size = 16;
+    spec.common.mask = {"causal_left40", true, 40, -1};
+    spec.lengths = {330, 100, 0, 61};
+    spec.lengths_q = {70, 1, 0, 3};
+    add("varlen_behind_dropped_pages", spec);
     spec = base;
     spec.lengths = {3000, 1};
     spec.common.repeats = 30;

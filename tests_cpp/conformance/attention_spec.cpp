@@ -158,7 +158,7 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
     t.v_scales = scales("v_scales");
   }
 
-  // Pages in random order; columns past a sequence's last page lead nowhere.
+  // Pages in random order; columns past a sequence's last page lead nowhere, and neither do those before its window.
   std::vector<std::int64_t> free_pages(static_cast<std::size_t>(num_pages));
   std::iota(free_pages.begin(), free_pages.end(), 0);
   call.random.shuffle(free_pages);
@@ -168,8 +168,14 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
   std::int64_t shared = -1;
   for (std::int64_t b = 0; b < s.batch; ++b) {
     const std::int64_t length = spec.lengths[static_cast<std::size_t>(b)];
+    const std::int64_t queries = varlen ? spec.lengths_q[static_cast<std::size_t>(b)] : s.seq_q;
+    const std::int64_t seen = s.mask.left < 0 ? 0 : length - queries - s.mask.left;  // the first key of any query
     for (std::int64_t column = 0; column < pages_of(length); ++column) {
       std::int64_t page;
+      if ((column + 1) * page_size <= seen && !spec.shared_first_page) {
+        table[static_cast<std::size_t>(b * columns + column)] = column % 2 ? -1 : 0x7f000000;
+        continue;
+      }
       if (spec.shared_first_page && column == 0 && shared >= 0) {
         page = shared;
       } else {
@@ -197,6 +203,7 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
   if (s.adjust) s.adjust(t);
 
   AttentionOptions options = make_options(call, s);
+  options.check_pages = spec.check_pages;
   if (quantized) options.kv_scales = {t.k_scales->view(), t.v_scales->view()};
   const TensorView block_table =
       call.indices("block_table", DType::kInt32, {s.batch, columns}, table, {{}, {}, 3, 0, {}}).view();

@@ -86,6 +86,7 @@ struct PagedSpec {
   DType pages_dtype = DType::kFloat32;  // 8-bit pages: theirs; else not used
   bool token_scales = false;
   Layout layout_scales = {};
+  bool check_pages = false;
 };
 
 void build_attention(Call& call, const AttentionSpec& spec);

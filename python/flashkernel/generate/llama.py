@@ -148,6 +148,8 @@ class Llama(Model):
         qkv_bias = kind == "qwen2" or out_bias
         mlp_bias = kind == "llama" and bool(config.get("mlp_bias"))
         windows = layer_windows(config, self.num_layers)
+        sizes = [size for size in windows if size is not None]
+        self.window = max(sizes) if sizes and len(sizes) == len(windows) else None
         q_size, kv_size = self.heads_q * self.head_dim, self.heads_kv * self.head_dim
 
         # LlamaForCausalLM saves under "model."; the bare LlamaModel without it.

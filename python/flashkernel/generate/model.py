@@ -55,6 +55,7 @@ class Model(ABC):
     head_dim: int
     max_positions: int
     vocab_size: int
+    window: int | None = None  # most keys that a query of any layer sees, its own included; None: all
 
     def __init__(self, checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays):
         self.config: Mapping[str, Any] = checkpoint.config

@@ -65,6 +65,7 @@ class Request:
     handle: Any = None
     slots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # of the prompt tokens still to compute
     prefilled: int = 0
+    pages_dropped: int = 0  # leading ones that were given back, since no query to come looks at them
     in_flight: int = 0  # tokens of decode steps that were started and not yet read
 
     def __post_init__(self) -> None:

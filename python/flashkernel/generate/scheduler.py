@@ -7,7 +7,8 @@ prompt and what it has generated: nothing is lost. A request that would fit the 
 its end.
 
 Full pages are offered to later requests with the same beginning; a request whose first page is just being computed for
-another one waits for that.
+another one waits for that. Where every layer of a model has a sliding window, pages that lie wholly behind it go back
+while the sequence runs on.
 
 Decode steps run a few at a time. On an asynchronous device the next ones are started before the tokens of the last are
 read, so that the device does not wait for the host; tokens of a sequence that has ended in between are dropped.
@@ -169,8 +170,22 @@ class Scheduler:
             if offer and self.prefix_sharing:
                 self.cache.publish(request.handle, np.array(request.tokens[:-1], np.int32))
             self.cache.free(request.handle)
-        request.handle, request.prefilled, request.in_flight = None, 0, 0
+        request.handle, request.prefilled, request.in_flight, request.pages_dropped = None, 0, 0, 0
         request.slots = np.empty(0, np.int64)
+
+    def _drop_unseen(self, request: Request, position: int) -> None:
+        """Gives back the pages that no query from `position` on looks at: those wholly behind its window. Steps under
+        way may still read them; whatever is written to them next is queued behind those steps.
+        """
+        if self.model.window is None:
+            return
+        seen = position - self.model.window + 1
+        if seen // self.page_size <= request.pages_dropped:
+            return
+        if self.prefix_sharing:  # the index keeps them while nobody needs them
+            self.cache.publish(request.handle, np.array(request.tokens[:seen], np.int32))
+        self.cache.drop_before(request.handle, seen)
+        request.pages_dropped = seen // self.page_size
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) + len(self.prefilling) < self.max_batch:
@@ -248,6 +263,7 @@ class Scheduler:
             request.slots = request.slots[count:]
             request.prefilled += count
             self.stats.prefill_tokens += count
+            self._drop_unseen(request, request.prefilled)
         events: Events = []
         for request, token in zip(ready, first, strict=True):
             self.prefilling.remove(request)
@@ -297,6 +313,8 @@ class Scheduler:
         """
         fresh = not self._flights
         steps = self._steps()
+        for running in self.running:
+            self._drop_unseen(running, self.cache.length(running.handle))
         while fresh and self._pages_wanted(steps) > self._available() and (steps > 1 or len(self.running) > 1):
             if steps > 1:
                 steps = 1

@@ -200,7 +200,7 @@ void find_bad_page(const FindBadPageParams& p, void*, Stream) {
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const std::int64_t length = p.seq_lens[b];
     if (length < 0 || length > p.max_pages * p.page_size) return report(b, -1, length);
-    for (std::int64_t slot = 0; slot < (length + p.page_size - 1) / p.page_size; ++slot) {
+    for (std::int64_t slot = p.first_slot(b, length); slot < (length + p.page_size - 1) / p.page_size; ++slot) {
       const std::int64_t page = p.block_table[b * p.stride_block_table + slot];
       if (page < 0 || page >= p.num_pages) return report(b, slot, page);
     }

@@ -25,11 +25,17 @@ struct KeyRows {
   const T* base;             // row of key 0; paged: of slot 0 in page 0
   std::int64_t stride;       // from a token to the next
   const std::int32_t* page;  // ids of this sequence's pages; null: not paged
-  std::int64_t page_size, page_stride;
+  std::int64_t num_pages, page_size, page_stride;
 
+  // The page of key j. A panel that begins before the window may reach a page that was given back: whatever its entry
+  // holds, some page of the pool is read instead, and masked.
+  std::int64_t page_of(std::int64_t j) const {
+    const std::int64_t id = page[j / page_size];
+    return static_cast<std::uint64_t>(id) < static_cast<std::uint64_t>(num_pages) ? id : 0;
+  }
   const T* row(std::int64_t j) const {
     if (!page) return base + j * stride;
-    return base + page[j / page_size] * page_stride + j % page_size * stride;
+    return base + page_of(j) * page_stride + j % page_size * stride;
   }
   // How many keys from j on lie `stride` apart.
   std::int64_t run(std::int64_t j) const { return page ? page_size - j % page_size : INT64_MAX; }
@@ -111,6 +117,7 @@ inline Sequence<T, K> sequence_of(const AttentionParams& p, std::int64_t b, std:
     if (!p.block_table) r.base += p.cu_seqlens_k.data ? k_begin * token : b * batch;
     r.stride = token;
     r.page = p.block_table ? p.block_table + b * p.stride_block_table : nullptr;
+    r.num_pages = p.num_pages;
     r.page_size = p.block_table ? p.page_size : 1;
     r.page_stride = batch;
     return r;
@@ -128,7 +135,7 @@ inline void load_scales(const Sequence<T, K>& seq, const KvScale& scale, std::in
   for (int j = from; j < to;) {
     const std::int64_t key = key0 + j, slot = key % seq.k.page_size;
     const int end = static_cast<int>(imin<std::int64_t>(to, j + seq.k.page_size - slot));
-    const float* at = base + seq.k.page[key / seq.k.page_size] * scale.stride_page + slot * scale.stride_slot;
+    const float* at = base + seq.k.page_of(key) * scale.stride_page + slot * scale.stride_slot;
     for (; j < end; ++j, at += scale.stride_slot) out[j] = *at;
   }
 }

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kWarp* kWarps) find_kernel(const FindBadPagePa
       break;
     }
     const std::int64_t used = (length + p.page_size - 1) / p.page_size;
-    for (std::int64_t base = 0; base < used && sequence < 0; base += kWarp) {
+    for (std::int64_t base = p.first_slot(b, length); base < used && sequence < 0; base += kWarp) {
       const std::int64_t slot = base + lane;
       const std::int64_t page = slot < used ? p.block_table[b * p.stride_block_table + slot] : 0;
       const unsigned bad = __ballot_sync(kFullMask, slot < used && (page < 0 || page >= p.num_pages));
