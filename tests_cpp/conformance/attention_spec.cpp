@@ -42,15 +42,19 @@ std::int64_t longest(const std::vector<std::int64_t>& lengths) {
   return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
 }
 
-// Runs `forward` on the host images with the oracle, whatever device and kernel of the backward pass the call is for.
+// Fills `out` and `lse` by `forward` on the host images with the oracle, whatever device and kernel of the backward
+// pass the call is for.
 template <class Forward>
-void run_oracle(const Call& call, const AttentionOptions& options, Forward&& forward) {
-  AttentionOptions host = options;
-  for (TensorView* view : {&host.bias, &host.alibi_slopes, &host.sinks}) *view = call.on_host(*view);
-  const std::string before = forced_kernels();
-  force_kernels("attention_fwd/cpu/scalar");
-  forward([&](const TestTensor& tensor) { return call.on_host(tensor.view()); }, host);
-  force_kernels(before);
+void run_oracle(const Call& call, const AttentionOptions& options, TestTensor& out, TestTensor& lse,
+                Forward&& forward) {
+  call.compute_once({&out, &lse}, [&] {
+    AttentionOptions host = options;
+    for (TensorView* view : {&host.bias, &host.alibi_slopes, &host.sinks}) *view = call.on_host(*view);
+    const std::string before = forced_kernels();
+    force_kernels("attention_fwd/cpu/scalar");
+    forward([&](const TestTensor& tensor) { return call.on_host(tensor.view()); }, host);
+    force_kernels(before);
+  });
 }
 
 TensorView optional_view(TestTensor* tensor) { return tensor ? tensor->view() : TensorView(); }
@@ -243,7 +247,7 @@ void build_attention_backward(Call& call, const AttentionSpec& s) {
   t.grad_out = &call.input("grad_out", s.dtype, {s.batch, s.heads_q, s.seq_q, s.dim_v()}, s.layout_grad_out);
   if (s.adjust) s.adjust(t);
   const AttentionOptions options = make_options(call, s);
-  run_oracle(call, options, [&](const auto& host, const AttentionOptions& host_options) {
+  run_oracle(call, options, out, lse, [&](const auto& host, const AttentionOptions& host_options) {
     attention(host(*t.q), host(*t.k), host(*t.v), host(out), host(lse), host_options);
   });
   const Backward backward = make_backward(call, s, options, *t.grad_out, *t.q, *t.k, *t.v, lse);
@@ -269,7 +273,7 @@ void build_attention_varlen_backward(Call& call, const VarlenSpec& spec) {
   const TensorView starts_q = call.indices("cu_seqlens_q", spec.index_dtype, {s.batch + 1}, cu_q).view();
   const TensorView starts_k = call.indices("cu_seqlens_k", spec.index_dtype, {s.batch + 1}, cu_k).view();
   const std::int64_t max_q = longest(spec.lengths_q) + spec.slack, max_k = longest(spec.lengths_k) + spec.slack;
-  run_oracle(call, options, [&](const auto& host, const AttentionOptions& host_options) {
+  run_oracle(call, options, out, lse, [&](const auto& host, const AttentionOptions& host_options) {
     attention_varlen(host(*t.q), host(*t.k), host(*t.v), call.on_host(starts_q), call.on_host(starts_k), max_q, max_k,
                      host(out), host(lse), host_options);
   });

@@ -25,9 +25,12 @@
 namespace flashkernel::conformance {
 
 /// One call of an op: its tensors, and how it is made. Built anew for each kernel, always from the same seed.
+/// blank: only to ask which kernels would take it. Indices have their values, other tensors none, and `run` may only
+/// explain.
 class Call {
  public:
-  Call(std::uint64_t seed, Device device) : random(seed), device_(device) {}
+  Call(std::uint64_t seed, Device device, bool blank = false)
+      : random(seed), seed_(seed), device_(device), blank_(blank) {}
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
@@ -44,6 +47,9 @@ class Call {
   TestTensor& in_out(const std::string& name, DType dtype, const Shape& shape, const Layout& layout = {},
                      double factor = 1);
 
+  /// Runs `compute`, which writes `inputs` and nothing else (what the op's forward pass leaves to its backward pass),
+  /// or puts back what it wrote when this case was built before.
+  void compute_once(const std::vector<TestTensor*>& inputs, const std::function<void()>& compute) const;
   /// The same view of the host image, for what the CPU computes while a call for another device is built.
   TensorView on_host(TensorView view) const {
     for (const TestTensor& tensor : tensors_)
@@ -67,7 +73,9 @@ class Call {
  private:
   void fill_random(TestTensor& tensor);
 
+  std::uint64_t seed_;
   Device device_;
+  bool blank_;
   std::deque<TestTensor> tensors_;
   std::vector<Output> outputs_;
   std::vector<TestTensor*> inputs_;

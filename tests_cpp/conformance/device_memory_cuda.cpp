@@ -34,4 +34,10 @@ void copy_from_device(Device device, void* to, const void* from, std::size_t byt
   check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy from the device");
 }
 
+int multiprocessors() {
+  int count = 0;
+  const bool known = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess;
+  return known ? count : 0;
+}
+
 }  // namespace flashkernel::conformance

@@ -14,5 +14,6 @@ void* device_allocate(Device device, std::size_t) { refuse(device); }
 void device_free(Device, void*) {}
 void copy_to_device(Device device, void*, const void*, std::size_t) { refuse(device); }
 void copy_from_device(Device device, void*, const void*, std::size_t) { refuse(device); }
+int multiprocessors() { return 0; }
 
 }  // namespace flashkernel::conformance

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <set>
 #include <stdexcept>
 
 #include "conformance/device_memory.hpp"
@@ -61,6 +60,22 @@ std::uint64_t encode_e4m3(double value) {
   return sign | ((static_cast<std::uint64_t>(exponent + 6) << 3) + static_cast<std::uint64_t>(units));
 }
 
+// Elements [begin, end) of a tensor's memory.
+struct Span {
+  std::int64_t begin, end;
+};
+
+// Calls f with a word of the size of the dtype's elements.
+template <class F>
+decltype(auto) with_word(DType dtype, F&& f) {
+  switch (dtype_bytes(dtype)) {
+    case 1: return f(std::uint8_t{});
+    case 2: return f(std::uint16_t{});
+    case 4: return f(std::uint32_t{});
+    default: return f(std::uint64_t{});
+  }
+}
+
 double decode_e4m3(std::uint64_t bits) {
   const int field = static_cast<int>(bits >> 3 & 15), mantissa = static_cast<int>(bits & 7);
   const double magnitude = (bits & 0x7f) == 0x7f ? std::numeric_limits<double>::quiet_NaN()
@@ -82,6 +97,14 @@ std::uint64_t encode(DType dtype, double value) {
   if (std::isnan(value)) return sign | infinity | (std::uint64_t{1} << (format.mantissa_bits - 1));
   if (std::isinf(value)) return sign | infinity;
   const double magnitude = std::abs(value);
+  // The usual case, in the bits of the double: drop the mantissa's low end, half to even, and move the bias.
+  if (magnitude >= std::ldexp(1.0, 1 - bias) && magnitude < std::ldexp(1.0, bias)) {
+    std::uint64_t bits;
+    std::memcpy(&bits, &magnitude, sizeof bits);
+    const int dropped = 52 - format.mantissa_bits;
+    const std::uint64_t rounded = bits + (std::uint64_t{1} << (dropped - 1)) - 1 + (bits >> dropped & 1);
+    return sign | ((rounded >> dropped) - (static_cast<std::uint64_t>(1023 - bias) << format.mantissa_bits));
+  }
   // Units of the last place of value's binade (or of the subnormals), rounded half to even.
   int exponent = magnitude == 0 ? 1 - bias : std::max(std::ilogb(magnitude), 1 - bias);
   double units = std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent));
@@ -112,8 +135,9 @@ double decode(DType dtype, std::uint64_t bits) {
   } else if (field == 0) {
     value = std::ldexp(static_cast<double>(mantissa), 1 - bias - format.mantissa_bits);
   } else {
-    value = std::ldexp(static_cast<double>(mantissa + (std::uint64_t{1} << format.mantissa_bits)),
-                       field - bias - format.mantissa_bits);
+    const std::uint64_t wide =
+        (static_cast<std::uint64_t>(field + 1023 - bias) << 52) | (mantissa << (52 - format.mantissa_bits));
+    std::memcpy(&value, &wide, sizeof value);
   }
   return negative ? -value : value;
 }
@@ -166,25 +190,21 @@ struct TestTensor::Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  std::uint64_t load(std::int64_t i, std::size_t size) const {
-    std::uint64_t value = 0;
-    std::memcpy(&value, data + static_cast<std::size_t>(i) * size, size);
-    return value;
-  }
-  void store(std::int64_t i, std::size_t size, std::uint64_t value) {
-    std::memcpy(data + static_cast<std::size_t>(i) * size, &value, size);
+  template <class Word>
+  Word* words() const {
+    return reinterpret_cast<Word*>(data);
   }
 
   unsigned char* data;
   unsigned char* twin = nullptr;
   std::size_t bytes;
   Device device;
-  std::vector<bool> is_element;      // dense: one flag per element of memory
-  std::vector<std::int64_t> around;  // sparse: watched positions
+  std::vector<Span> touched;  // all that is poisoned, watched or set: everything, or the surroundings of the elements
+  std::vector<Span> watched;  // touched, without the elements
 };
 
-TestTensor::TestTensor(std::string name, DType dtype, Shape shape, const Layout& layout, Device device)
-    : name_(std::move(name)), dtype_(dtype), shape_(std::move(shape)), device_(device) {
+TestTensor::TestTensor(std::string name, DType dtype, Shape shape, const Layout& layout, Device device, bool blank)
+    : name_(std::move(name)), dtype_(dtype), shape_(std::move(shape)), device_(device), blank_(blank) {
   const int ndim = static_cast<int>(shape_.size());
   strides_ = layout.strides;
   if (strides_.empty()) {
@@ -201,24 +221,26 @@ TestTensor::TestTensor(std::string name, DType dtype, Shape shape, const Layout&
     }
   }
   std::int64_t low = 0, high = 0;
-  for (int d = 0; d < ndim; ++d) {
+  for (std::size_t d = 0; d < shape_.size(); ++d) {
     const std::int64_t reach = (std::max<std::int64_t>(shape_[d], 1) - 1) * strides_[d];
     (reach < 0 ? low : high) += reach;
+    numel_ *= shape_[d];
+    if (shape_[d] == 1) continue;
+    if (!dims_.empty() && dims_.back().stride == shape_[d] * strides_[d]) {
+      dims_.back() = {dims_.back().extent * shape_[d], strides_[d]};
+    } else {
+      dims_.push_back({shape_[d], strides_[d]});
+    }
   }
+  if (dims_.empty()) dims_.push_back({1, 1});
   first_ = kGuard + layout.offset - low;
   extent_ = first_ + high + 1 + kGuard;
   memory_ = std::make_unique<Memory>(static_cast<std::size_t>(extent_) * dtype_bytes(dtype_), device_);
+  if (blank_) return;
   if (extent_ * static_cast<std::int64_t>(dtype_bytes(dtype_)) < kSparseBytes) {
-    memory_->is_element.assign(static_cast<std::size_t>(extent_), false);
-    for (std::int64_t i = 0; i < numel(); ++i) memory_->is_element[static_cast<std::size_t>(position(i))] = true;
+    watch_everything();
   } else {
-    std::set<std::int64_t> elements, around;
-    for (std::int64_t i = 0; i < numel(); ++i) elements.insert(position(i));
-    for (const std::int64_t element : elements)
-      for (std::int64_t i = std::max<std::int64_t>(element - kGuard, 0); i < std::min(element + kGuard + 1, extent_);
-           ++i)
-        if (!elements.count(i)) around.insert(i);
-    memory_->around.assign(around.begin(), around.end());
+    watch_surroundings();
   }
   poison_all();
   poison_elements();
@@ -227,83 +249,117 @@ TestTensor::TestTensor(std::string name, DType dtype, Shape shape, const Layout&
 TestTensor::~TestTensor() = default;
 TestTensor::TestTensor(TestTensor&&) noexcept = default;
 
+// Calls f(index of the first, position of it, count, stride) for the elements of each row of dims_'s innermost.
 template <class F>
-void TestTensor::for_each_watched(F&& f) const {
-  for (std::size_t i = 0; i < memory_->is_element.size(); ++i)
-    if (!memory_->is_element[i]) f(static_cast<std::int64_t>(i));
-  for (const std::int64_t i : memory_->around) f(i);
+void TestTensor::for_each_row(F&& f) const {
+  const auto [extent, stride] = dims_.back();
+  if (numel_ == 0) return;
+  for (std::int64_t index = 0; index < numel_; index += extent) f(index, position(index), extent, stride);
 }
 
-template <class F>
-void TestTensor::for_each_run(F&& f) const {
-  if (!memory_->is_element.empty() || extent_ == 0) {
-    f(std::int64_t{0}, extent_);
-    return;
+void TestTensor::watch_everything() {
+  memory_->touched = {{0, extent_}};
+  std::vector<unsigned char> is_element(static_cast<std::size_t>(extent_), 0);
+  for_each_row([&](std::int64_t, std::int64_t at, std::int64_t count, std::int64_t stride) {
+    if (stride == 1) std::memset(is_element.data() + at, 1, static_cast<std::size_t>(count));
+    if (stride != 1)
+      for (std::int64_t i = 0; i < count; ++i) is_element[static_cast<std::size_t>(at + i * stride)] = 1;
+  });
+  const auto first = is_element.begin(), last = is_element.end();
+  for (auto at = first; at != last;) {
+    const auto end = std::find(at, last, 1);
+    if (end != at) memory_->watched.push_back({at - first, end - first});
+    at = std::find(end, last, 0);
   }
-  std::set<std::int64_t> touched(memory_->around.begin(), memory_->around.end());
-  for (std::int64_t i = 0; i < numel(); ++i) touched.insert(position(i));
-  for (auto at = touched.begin(); at != touched.end();) {
-    const std::int64_t first = *at;
-    std::int64_t last = first;
-    while (++at != touched.end() && *at == last + 1) last = *at;
-    f(first, last - first + 1);
+}
+
+void TestTensor::watch_surroundings() {
+  std::vector<std::int64_t> elements(static_cast<std::size_t>(numel_));
+  for (std::int64_t i = 0; i < numel_; ++i) elements[static_cast<std::size_t>(i)] = position(i);
+  std::sort(elements.begin(), elements.end());
+  std::vector<Span>& touched = memory_->touched;
+  for (const std::int64_t element : elements) {
+    const Span around = {std::max<std::int64_t>(element - kGuard, 0), std::min(element + kGuard + 1, extent_)};
+    if (touched.empty() || around.begin > touched.back().end) touched.push_back(around);
+    touched.back().end = around.end;
+  }
+  auto element = elements.begin();
+  for (const Span& span : touched) {
+    std::int64_t at = span.begin;
+    for (; element != elements.end() && *element < span.end; ++element) {
+      if (*element > at) memory_->watched.push_back({at, *element});
+      at = *element + 1;
+    }
+    if (at < span.end) memory_->watched.push_back({at, span.end});
   }
 }
 
 void TestTensor::upload() {
   if (!memory_->twin) return;
   const std::size_t size = dtype_bytes(dtype_);
-  for_each_run([&](std::int64_t first, std::int64_t count) {
-    const std::size_t at = static_cast<std::size_t>(first) * size;
-    copy_to_device(device_, memory_->twin + at, memory_->data + at, static_cast<std::size_t>(count) * size);
-  });
+  for (const auto& [begin, end] : memory_->touched) {
+    const std::size_t at = static_cast<std::size_t>(begin) * size;
+    copy_to_device(device_, memory_->twin + at, memory_->data + at, static_cast<std::size_t>(end - begin) * size);
+  }
 }
 
 void TestTensor::download() {
   if (!memory_->twin) return;
   const std::size_t size = dtype_bytes(dtype_);
-  for_each_run([&](std::int64_t first, std::int64_t count) {
-    const std::size_t at = static_cast<std::size_t>(first) * size;
-    copy_from_device(device_, memory_->data + at, memory_->twin + at, static_cast<std::size_t>(count) * size);
-  });
+  for (const auto& [begin, end] : memory_->touched) {
+    const std::size_t at = static_cast<std::size_t>(begin) * size;
+    copy_from_device(device_, memory_->data + at, memory_->twin + at, static_cast<std::size_t>(end - begin) * size);
+  }
 }
 
 void TestTensor::poison_all() {
-  for_each_watched([&](std::int64_t i) { memory_->store(i, dtype_bytes(dtype_), poison_bits(dtype_)); });
+  with_word(dtype_, [&](auto zero) {
+    using Word = decltype(zero);
+    Word* const words = memory_->words<Word>();
+    for (const auto& [begin, end] : memory_->watched)
+      std::fill(words + begin, words + end, static_cast<Word>(poison_bits(dtype_)));
+  });
 }
 
 void TestTensor::poison_elements() {
-  for (std::int64_t i = 0; i < numel(); ++i) memory_->store(position(i), dtype_bytes(dtype_), poison_bits(dtype_));
+  if (blank_) return;
+  with_word(dtype_, [&](auto zero) {
+    using Word = decltype(zero);
+    Word* const words = memory_->words<Word>();
+    const auto poison = static_cast<Word>(poison_bits(dtype_));
+    for_each_row([&](std::int64_t, std::int64_t at, std::int64_t count, std::int64_t stride) {
+      for (std::int64_t i = 0; i < count; ++i) words[at + i * stride] = poison;
+    });
+  });
 }
 
 std::string TestTensor::damage() const {
-  std::string text;
-  for_each_watched([&](std::int64_t i) {
-    const std::uint64_t found = memory_->load(i, dtype_bytes(dtype_));
-    if (text.empty() && found != poison_bits(dtype_))
-      text = name_ + ": memory outside the tensor changed, " + std::to_string(i - first_) + " elements from its first";
+  return with_word(dtype_, [&](auto zero) -> std::string {
+    using Word = decltype(zero);
+    const Word* const words = memory_->words<Word>();
+    const auto poison = static_cast<Word>(poison_bits(dtype_));
+    for (const auto& [begin, end] : memory_->watched)
+      for (std::int64_t i = begin; i < end; ++i)
+        if (words[i] != poison)
+          return name_ + ": memory outside the tensor changed, " + std::to_string(i - first_) +
+                 " elements from its first";
+    return "";
   });
-  return text;
-}
-
-std::int64_t TestTensor::numel() const {
-  std::int64_t count = 1;
-  for (const std::int64_t extent : shape_) count *= extent;
-  return count;
 }
 
 std::int64_t TestTensor::position(std::int64_t index) const {
   std::int64_t at = first_;
-  for (std::size_t d = shape_.size(); d-- > 0;) {
-    at += index % shape_[d] * strides_[d];
-    index /= shape_[d];
+  for (std::size_t d = dims_.size(); --d > 0;) {
+    at += index % dims_[d].extent * dims_[d].stride;
+    index /= dims_[d].extent;
   }
-  return at;
+  return at + index * dims_[0].stride;
 }
 
-std::int64_t TestTensor::flat(const Shape& index) const {
+std::int64_t TestTensor::flat(std::initializer_list<std::int64_t> index) const {
+  if (index.size() != shape_.size()) throw std::invalid_argument(name_ + ": an index of the wrong rank");
   std::int64_t at = 0;
-  for (std::size_t d = 0; d < shape_.size(); ++d) at = at * shape_[d] + index.at(d);
+  for (std::size_t d = 0; d < shape_.size(); ++d) at = at * shape_[d] + index.begin()[d];
   return at;
 }
 
@@ -327,37 +383,78 @@ bool TestTensor::to_host(TensorView& view) const {
 }
 
 void TestTensor::set(std::int64_t index, double value) {
-  memory_->store(position(index), dtype_bytes(dtype_), encode(dtype_, value));
+  if (blank_) return;
+  with_word(dtype_, [&](auto zero) {
+    using Word = decltype(zero);
+    memory_->words<Word>()[position(index)] = static_cast<Word>(encode(dtype_, value));
+  });
 }
 
 double TestTensor::get(std::int64_t index) const {
-  return decode(dtype_, memory_->load(position(index), dtype_bytes(dtype_)));
+  if (blank_) return 0;
+  return with_word(dtype_,
+                   [&](auto zero) { return decode(dtype_, memory_->words<decltype(zero)>()[position(index)]); });
 }
 
 void TestTensor::fill(const std::function<double()>& next) {
-  for (std::int64_t i = 0; i < numel(); ++i) set(i, next());
+  if (blank_) return;
+  with_word(dtype_, [&](auto zero) {
+    using Word = decltype(zero);
+    Word* const words = memory_->words<Word>();
+    for_each_row([&](std::int64_t, std::int64_t at, std::int64_t count, std::int64_t stride) {
+      for (std::int64_t i = 0; i < count; ++i) words[at + i * stride] = static_cast<Word>(encode(dtype_, next()));
+    });
+  });
 }
 
 std::vector<double> TestTensor::values() const {
-  std::vector<double> values(static_cast<std::size_t>(numel()));
-  for (std::int64_t i = 0; i < numel(); ++i) values[static_cast<std::size_t>(i)] = get(i);
+  std::vector<double> values(static_cast<std::size_t>(numel_));
+  with_word(dtype_, [&](auto zero) {
+    const auto* const words = memory_->words<decltype(zero)>();
+    for_each_row([&](std::int64_t index, std::int64_t at, std::int64_t count, std::int64_t stride) {
+      double* const row = values.data() + index;
+      for (std::int64_t i = 0; i < count; ++i) row[i] = decode(dtype_, words[at + i * stride]);
+    });
+  });
   return values;
 }
 
 std::vector<unsigned char> TestTensor::snapshot() const {
-  const std::size_t size = dtype_bytes(dtype_);
-  std::vector<unsigned char> bytes(static_cast<std::size_t>(numel()) * size);
-  for (std::int64_t i = 0; i < numel(); ++i)
-    std::memcpy(bytes.data() + static_cast<std::size_t>(i) * size,
-                memory_->data + static_cast<std::size_t>(position(i)) * size, size);
+  std::vector<unsigned char> bytes(static_cast<std::size_t>(numel_) * dtype_bytes(dtype_));
+  with_word(dtype_, [&](auto zero) {
+    using Word = decltype(zero);
+    const Word* const words = memory_->words<Word>();
+    for_each_row([&](std::int64_t index, std::int64_t at, std::int64_t count, std::int64_t stride) {
+      Word* const row = reinterpret_cast<Word*>(bytes.data()) + index;
+      for (std::int64_t i = 0; i < count; ++i) row[i] = words[at + i * stride];
+    });
+  });
   return bytes;
 }
 
+bool TestTensor::holds(const std::vector<unsigned char>& bytes) const {
+  bool same = bytes.size() == static_cast<std::size_t>(numel_) * dtype_bytes(dtype_);
+  if (!same) return false;
+  with_word(dtype_, [&](auto zero) {
+    using Word = decltype(zero);
+    const Word* const words = memory_->words<Word>();
+    for_each_row([&](std::int64_t index, std::int64_t at, std::int64_t count, std::int64_t stride) {
+      const Word* const row = reinterpret_cast<const Word*>(bytes.data()) + index;
+      for (std::int64_t i = 0; i < count; ++i) same &= row[i] == words[at + i * stride];
+    });
+  });
+  return same;
+}
+
 void TestTensor::restore(const std::vector<unsigned char>& bytes) {
-  const std::size_t size = dtype_bytes(dtype_);
-  for (std::int64_t i = 0; i < numel(); ++i)
-    std::memcpy(memory_->data + static_cast<std::size_t>(position(i)) * size,
-                bytes.data() + static_cast<std::size_t>(i) * size, size);
+  with_word(dtype_, [&](auto zero) {
+    using Word = decltype(zero);
+    Word* const words = memory_->words<Word>();
+    for_each_row([&](std::int64_t index, std::int64_t at, std::int64_t count, std::int64_t stride) {
+      const Word* const row = reinterpret_cast<const Word*>(bytes.data()) + index;
+      for (std::int64_t i = 0; i < count; ++i) words[at + i * stride] = row[i];
+    });
+  });
   poison_all();
 }
 

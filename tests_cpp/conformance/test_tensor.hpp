@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -45,7 +46,9 @@ struct Layout {
 
 class TestTensor {
  public:
-  TestTensor(std::string name, DType dtype, Shape shape, const Layout& layout = {}, Device device = {});
+  /// blank: it has an address, a shape and strides, but takes no values and watches nothing.
+  TestTensor(std::string name, DType dtype, Shape shape, const Layout& layout = {}, Device device = {},
+             bool blank = false);
   ~TestTensor();
   TestTensor(TestTensor&&) noexcept;
   TestTensor(const TestTensor&) = delete;
@@ -54,7 +57,7 @@ class TestTensor {
   const std::string& name() const { return name_; }
   DType dtype() const { return dtype_; }
   const Shape& shape() const { return shape_; }
-  std::int64_t numel() const;
+  std::int64_t numel() const { return numel_; }
   TensorView view() const;
   /// A view of this tensor's device memory as the same view of its host image; false if `view` lies elsewhere.
   bool to_host(TensorView& view) const;
@@ -62,11 +65,11 @@ class TestTensor {
   /// Row-major index <-> value. Rounds to the dtype.
   void set(std::int64_t index, double value);
   double get(std::int64_t index) const;
-  void set_at(const Shape& index, double value) { set(flat(index), value); }
-  double get_at(const Shape& index) const { return get(flat(index)); }
+  void set_at(std::initializer_list<std::int64_t> index, double value) { set(flat(index), value); }
+  double get_at(std::initializer_list<std::int64_t> index) const { return get(flat(index)); }
   void fill(const std::function<double()>& next);
   std::vector<double> values() const;
-  std::int64_t flat(const Shape& index) const;
+  std::int64_t flat(std::initializer_list<std::int64_t> index) const;
 
   /// Elements as if never written: NaN, or for integers a number that no kernel may take for an index.
   void poison_elements();
@@ -75,6 +78,8 @@ class TestTensor {
   /// All bytes of the elements; restore() puts a snapshot back, and the poison around them.
   std::vector<unsigned char> snapshot() const;
   void restore(const std::vector<unsigned char>& bytes);
+  /// Whether the elements are those of a snapshot.
+  bool holds(const std::vector<unsigned char>& bytes) const;
 
   /// Copies between the host image and the device; on the CPU they are one.
   void upload();
@@ -84,15 +89,22 @@ class TestTensor {
   struct Memory;
   std::int64_t position(std::int64_t index) const;  // element offset into memory_
   void poison_all();
+  void watch_everything();
+  void watch_surroundings();
   template <class F>
-  void for_each_watched(F&& f) const;
-  template <class F>
-  void for_each_run(F&& f) const;  // f(first element, count) over all that is poisoned, watched or set
+  void for_each_row(F&& f) const;
+
+  struct Dim {
+    std::int64_t extent, stride;
+  };
 
   std::string name_;
   DType dtype_;
   Shape shape_, strides_;
+  std::vector<Dim> dims_;  // the shape and the strides, with those merged that follow one another in memory
   Device device_;
+  bool blank_;
+  std::int64_t numel_ = 1;
   std::int64_t first_ = 0;   // element offset of index 0
   std::int64_t extent_ = 0;  // elements of memory
   std::unique_ptr<Memory> memory_;

@@ -1,4 +1,6 @@
 // linear and its gradient: one dot product per element, in double.
+#include <vector>
+
 #include "core/thread_pool.hpp"
 #include "cpu/scalar/activation.hpp"
 #include "cpu/scalar/element.hpp"
@@ -44,27 +46,38 @@ void linear_backward(const LinearBackwardParams& p, void* workspace, Stream) {
     };
     parallel_for(p.rows * p.out_features, grain_for(1), through_activation);
 
+    // A row of the result at a time, so that memory is walked in its order; the order of each sum is the same.
     auto grad_x = [&](std::int64_t begin, std::int64_t end, int) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const std::int64_t row = i / p.in_features, j = i % p.in_features;
-        double sum = 0.0;
-        for (std::int64_t o = 0; o < p.out_features; ++o)
-          sum += grad[row * p.out_features + o] * load<T>(p.weight, o * p.stride_weight_out + j * p.stride_weight_in);
-        store<T>(p.grad_x, row * p.stride_grad_x_row + j, sum);
+      std::vector<double> sums;
+      for (std::int64_t row = begin; row < end; ++row) {
+        sums.assign(static_cast<std::size_t>(p.in_features), 0.0);
+        for (std::int64_t o = 0; o < p.out_features; ++o) {
+          const double g = grad[row * p.out_features + o];
+          for (std::int64_t j = 0; j < p.in_features; ++j)
+            sums[static_cast<std::size_t>(j)] +=
+                g * load<T>(p.weight, o * p.stride_weight_out + j * p.stride_weight_in);
+        }
+        for (std::int64_t j = 0; j < p.in_features; ++j)
+          store<T>(p.grad_x, row * p.stride_grad_x_row + j, sums[static_cast<std::size_t>(j)]);
       }
     };
-    if (p.grad_x) parallel_for(p.rows * p.in_features, grain_for(p.out_features), grad_x);
+    if (p.grad_x) parallel_for(p.rows, grain_for(p.in_features * p.out_features), grad_x);
 
     auto grad_weight = [&](std::int64_t begin, std::int64_t end, int) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const std::int64_t o = i / p.in_features, j = i % p.in_features;
-        double sum = 0.0;
-        for (std::int64_t row = 0; row < p.rows; ++row)
-          sum += grad[row * p.out_features + o] * load<T>(p.x, row * p.stride_x_row + j);
-        store<T>(p.grad_weight, o * p.stride_grad_weight_out + j * p.stride_grad_weight_in, sum);
+      std::vector<double> sums;
+      for (std::int64_t o = begin; o < end; ++o) {
+        sums.assign(static_cast<std::size_t>(p.in_features), 0.0);
+        for (std::int64_t row = 0; row < p.rows; ++row) {
+          const double g = grad[row * p.out_features + o];
+          for (std::int64_t j = 0; j < p.in_features; ++j)
+            sums[static_cast<std::size_t>(j)] += g * load<T>(p.x, row * p.stride_x_row + j);
+        }
+        for (std::int64_t j = 0; j < p.in_features; ++j)
+          store<T>(p.grad_weight, o * p.stride_grad_weight_out + j * p.stride_grad_weight_in,
+                   sums[static_cast<std::size_t>(j)]);
       }
     };
-    if (p.grad_weight) parallel_for(p.out_features * p.in_features, grain_for(p.rows), grad_weight);
+    if (p.grad_weight) parallel_for(p.out_features, grain_for(p.rows * p.in_features), grad_weight);
 
     auto grad_bias = [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t o = begin; o < end; ++o) {
