@@ -6,19 +6,21 @@
 # over the cases. Writes OUT/report.md (default: build/gpu_checks) and logs beside it; exits 1 if anything failed.
 # FLASHKERNEL_GPU_STEPS: which of them, of "conformance python paths sanitizers" (default: all), where one call may not last that long.
 # FLASHKERNEL_SANITIZER_SAMPLE=n (default 1): the sanitizers see one case in n. FLASHKERNEL_SANITIZER_SECONDS: their time limit.
+# FLASHKERNEL_GPU_BUILD: a build folder, built elsewhere with these options, to use as it is.
 # Uses the Python found first on PATH; it needs nanobind, nanobind-backend, NumPy, torch with CUDA, pytest and hypothesis.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=${1:-build/gpu_checks}
-build=build/gpu
+build=${FLASHKERNEL_GPU_BUILD:-build/gpu}
 jobs=$(($(nproc) < 16 ? $(nproc) : 16))
 archs=${FLASHKERNEL_GPU_ARCHS:-generic sm75 sm80 sm90a}
 steps=" ${FLASHKERNEL_GPU_STEPS:-conformance python paths sanitizers} "
 mkdir -p "$out"
 failed=0
 
-cmake -S . -B $build -G Ninja -DFLASHKERNEL_CUDA=ON -DFLASHKERNEL_PYTHON=ON -DFLASHKERNEL_TESTS=ON \
-  -DPython_EXECUTABLE="$(command -v python3)" >"$out/build.log" 2>&1 && cmake --build $build >>"$out/build.log" 2>&1 ||
+[ -n "${FLASHKERNEL_GPU_BUILD:-}" ] ||
+  { cmake -S . -B $build -G Ninja -DFLASHKERNEL_CUDA=ON -DFLASHKERNEL_PYTHON=ON -DFLASHKERNEL_TESTS=ON \
+    -DPython_EXECUTABLE="$(command -v python3)" && cmake --build $build; } >"$out/build.log" 2>&1 ||
   { tail -20 "$out/build.log"; exit 1; }
 export PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH}
 
