@@ -4,6 +4,6 @@
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 say "building and installing FlashKernel"
-python -m pip install -q ".[generate]"
+pip_build ".[generate]"
 say "flashkernel generate $*"
 flashkernel generate "$@"

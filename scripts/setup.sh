@@ -18,6 +18,18 @@ apt_install() {
   "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
 }
 
+# pip_build ARGUMENT...: pip install, showing what CMake has decided and how far the build is, and its end where it fails.
+# FLASHKERNEL_CUDA=AUTO|ON|OFF (default AUTO) is passed on to CMake.
+pip_build() {
+  local log
+  log=$(mktemp)
+  python -m pip install -q 'pip>=23.1'  # knows -C
+  python -m pip install -v "$@" -C cmake.define.FLASHKERNEL_CUDA="${FLASHKERNEL_CUDA:-AUTO}" 2>&1 | tee "$log" |
+    grep -E --line-buffered '^ *(-- flashkernel|\[[0-9]+/[0-9]+\]|Successfully|.*warning:)' |
+    sed -u -E 's/^ *//; s/^(.{200}).*/\1/' || { tail -100 "$log"; return 1; }
+  rm "$log"
+}
+
 python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed" >&2; exit 1; }
 command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || apt_install g++
