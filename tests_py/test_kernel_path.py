@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -52,7 +51,6 @@ def test_an_unknown_path_is_refused():
     )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs pytest-xdist")
 def test_workers_send_their_counts():
     code, output = run("cpu/scalar", "test_elementwise.py", "-n", "2")
     served, others = (int(x) for x in SERVED.search(output).groups())
