@@ -52,7 +52,7 @@ conformance() {
   rm -f "$out/$log".*
   for ((shard = 0; shard < shards; shard++)); do
     GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard OMP_NUM_THREADS=1 \
-      "$@" $build/tests_cpp/kernel_conformance --gtest_filter="$filter" --gtest_brief=1 >"$out/$log.$shard" 2>&1 &
+      ${@:-timeout 900} $build/tests_cpp/kernel_conformance --gtest_filter="$filter" --gtest_brief=1 >"$out/$log.$shard" 2>&1 &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || status=1; done
