@@ -53,6 +53,10 @@ class _Inputs:
         rounded = values.astype(self.dtype)
         return self._put(rounded), rounded.astype(np.float64)
 
+    def int8(self, *shape: int) -> tuple[Any, np.ndarray]:
+        values = self._random.integers(-127, 128, shape, dtype=np.int8)
+        return self._put(values), values.astype(np.float64)
+
     def float32(self, values: np.ndarray) -> Any:
         return self._put(values.astype(np.float32))
 
@@ -121,6 +125,27 @@ def _attention_paged(inputs: _Inputs) -> _Pairs:
     pages, length = [2, 0, 3], 37
     out = fk.attention_paged(q, k, v, inputs.index([pages]), inputs.index([length]), **inputs.options)
     k64, v64 = (x[pages].reshape(-1, 2, 64)[:length].swapaxes(0, 1).repeat(2, axis=0) for x in (k64, v64))
+    return [(out, _probabilities(q64, k64, False)[0] @ v64)]
+
+
+def _attention_paged_int8(inputs: _Inputs) -> _Pairs:
+    """Pages of 8-bit integers with a scale a head."""
+    q, q64 = inputs.randn(1, 4, 1, inputs.head_dim)
+    (k, k64), (v, v64) = inputs.int8(4, 16, 2, inputs.head_dim), inputs.int8(4, 16, 2, inputs.head_dim)
+    scales, pages, length = np.array([0.01, 0.02]), [2, 0, 3], 37
+    out = fk.attention_paged(
+        q,
+        k,
+        v,
+        inputs.index([pages]),
+        inputs.index([length]),
+        kv_scales=(inputs.float32(scales), inputs.float32(scales)),
+        **inputs.options,
+    )
+    k64, v64 = (
+        (x[pages].reshape(-1, 2, inputs.head_dim)[:length] * scales[:, None]).swapaxes(0, 1).repeat(2, axis=0)
+        for x in (k64, v64)
+    )
     return [(out, _probabilities(q64, k64, False)[0] @ v64)]
 
 
@@ -316,6 +341,7 @@ CASES: dict[str, list[_Case]] = {
         lambda inputs: _attention(inputs, 1, 65, inputs.head_dim),
         lambda inputs: _attention(inputs, 20, 40, 128),
         _attention_paged,
+        _attention_paged_int8,
     ],
     "attention_bwd": [_attention_bwd],
     "merge_states": [_merge_states],
