@@ -355,7 +355,7 @@ KernelTable<AttentionBackwardParams> cuda_kernels() {
   hopper<AttentionBackwardParams>(                                                         \
       #op "/cuda/sm90a/" #suffix "/d" #dim, cuda::sm90a::op##_supports<DType::dtype, dim>, \
       cuda::sm90a::op##_workspace<dim>,                                                    \
-      with_repair<cuda::sm90a::BackwardWorkspace, dim, cuda::sm90a::op##_##suffix##_d##dim>, kEmulated),
+      with_repair<cuda::sm90a::BackwardWorkspace, dim, cuda::sm90a::op##_##suffix##_d##dim>),
 #include "cuda/sm90a/attention_bwd_instances.inc"
 #undef FK_INSTANCE
 #define FK_INSTANCE(op, suffix, dtype, dim)                                              \
