@@ -117,7 +117,10 @@ def test_the_ladder_sets_the_same_work_side_by_side(tmp_path):
     from flashkernel.bench import ladder
 
     folder = tmp_path / "benchmarks" / "h200"
-    shutil.copytree(ROOT / "benchmarks" / "h200", folder)
+    folder.mkdir(parents=True)
+    for name in measured.BY_HAND:  # the older files; no run of the bench that may stand beside them
+        if (path := ROOT / "benchmarks" / "h200" / f"{name}.json").is_file():
+            shutil.copy(path, folder)
     shape = {"batch": 4, "heads": 16, "seq": 4096, "head_dim": 128, "causal": False}
     flop = 4.0 * 4 * 16 * 4096**2 * 128
     providers = {

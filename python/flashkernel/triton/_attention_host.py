@@ -197,12 +197,12 @@ def head_blocks(q: torch.Tensor, v: torch.Tensor) -> dict[str, int]:
 _FORWARD_HALF = {
     86: {64: (128, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 2)},
     80: {64: (128, 64, 4, 3), 128: (128, 64, 8, 2), 256: (64, 32, 4, 2)},
-    90: {64: (128, 128, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+    90: {64: (128, 64, 4, 3), 128: (64, 64, 4, 3), 256: (64, 64, 8, 2)},
 }
 _BACKWARD_HALF = {
     86: {64: (32, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 8, 1)},
     80: {64: (32, 64, 4, 2), 128: (32, 64, 8, 1), 256: (32, 32, 8, 1)},
-    90: {64: (32, 64, 4, 2), 128: (32, 64, 8, 2), 256: (32, 32, 8, 1)},
+    90: {64: (64, 64, 4, 2), 128: (32, 64, 4, 2), 256: (32, 32, 8, 1)},
 }
 # float32 without TF32 runs on the ordinary cores, each operand by way of shared memory or registers: small tiles. So
 # does everything on a T4, whose tensor cores Triton does not use.
