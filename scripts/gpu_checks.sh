@@ -12,7 +12,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=${1:-build/gpu_checks}
 build=${FLASHKERNEL_GPU_BUILD:-build/gpu}
-jobs=$(($(nproc) < 16 ? $(nproc) : 16))
+jobs=$(($(nproc) < 24 ? $(nproc) : 24))
 archs=${FLASHKERNEL_GPU_ARCHS:-generic sm75 sm80 sm90a}
 steps=" ${FLASHKERNEL_GPU_STEPS:-conformance python paths sanitizers} "
 mkdir -p "$out"
@@ -76,7 +76,7 @@ fi
 python_tests() {
   local log=$1 workers=$2
   shift 2
-  python3 -m pytest -q -n "$workers" -p no:cacheprovider tests_py --ignore tests_py/test_minilm.py \
+  OMP_NUM_THREADS=2 python3 -m pytest -q -n "$workers" --dist worksteal -p no:cacheprovider -p no:benchmark tests_py --ignore tests_py/test_minilm.py \
     --ignore tests_py/test_train_gpt2.py --ignore tests_py/test_packaging.py "$@" >"$out/$log.log" 2>&1
 }
 
