@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_bwd_kernel(co
   [[maybe_unused]] __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
   if (kRowsPerBlock > 1 && row >= p.rows) return;
-  softmax_bwd_row<T, kThreads, kVectors, N>(p, row, 0, p.columns, [&](float value, auto op) {
+  softmax_bwd_row<T, kThreads, kVectors, N, kThreads <= 512>(p, row, 0, p.columns, [&](float value, auto op) {
     return block_reduce<kThreads>(value, scratch[threadIdx.y], op);
   });
 }

@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
     softmax_bwd_kernel(const SoftmaxBackwardParams p, int num_blocks) {
   constexpr int N = kVectorElements<T>;
   with_part<N>(p.columns, num_blocks, [&](std::int64_t row, std::int64_t first, std::int64_t columns, auto& reduce) {
-    softmax_bwd_row<T, kThreads, kVectors, N>(p, row, first, columns,
-                                              [&](float value, auto op) { return reduce(value, op); });
+    softmax_bwd_row<T, kThreads, kVectors, N, false>(p, row, first, columns,
+                                                     [&](float value, auto op) { return reduce(value, op); });
   });
 }
 

@@ -89,7 +89,9 @@ __device__ inline void softmax_row(const SoftmaxParams& p, std::int64_t row, std
 }
 
 /// softmax: grad_x = out * (g - sum(g * out)); log-softmax: grad_x = g - exp(out) * sum(g).
-template <class T, int kThreads, int kVectors, int N, class Reduce>
+/// kHoldsBoth: grad_out and out both in registers, all their loads under way at once, where a thread has 128 of them;
+/// else out is read twice.
+template <class T, int kThreads, int kVectors, int N, bool kHoldsBoth, class Reduce>
 __device__ inline void softmax_bwd_row(const SoftmaxBackwardParams& p, std::int64_t row, std::int64_t column,
                                        std::int64_t columns, Reduce reduce) {
   const T* grad_out = static_cast<const T*>(p.grad_out) + row_offset(row, p.ndim, p.shape, p.stride_grad_out) +
@@ -100,23 +102,49 @@ __device__ inline void softmax_bwd_row(const SoftmaxBackwardParams& p, std::int6
       static_cast<T*>(p.grad_x) + row_offset(row, p.ndim, p.shape, p.stride_grad_x) + column * p.stride_grad_x_column;
   const auto load_grad = [&](std::int64_t first) { return load_columns<N>(grad_out, first, p.stride_grad_out_column); };
   const auto load_out = [&](std::int64_t first) { return load_columns<N>(out, first, p.stride_out_column); };
-  Row<T, kThreads, kVectors, N> grads(columns, threadIdx.x, load_grad);
+  const auto result = [&](float g, float y, float sum) { return p.log ? g - expf(y) * sum : y * (g - sum); };
 
   float sum = 0.0f;
-  grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
-    float y[N];
-    unpack(y, load_out(first));
+  if constexpr (kHoldsBoth && kVectors > 0) {
+    const auto first = [](int j) { return (j * kThreads + static_cast<int>(threadIdx.x)) * N; };
+    Packed<T, N> g[kVectors] = {}, y[kVectors] = {};
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += p.log ? g[i] : g[i] * y[i];
-  });
-  sum = reduce(sum, Sum{});
-  grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
-    float y[N], result[N];
-    unpack(y, load_out(first));
+    for (int j = 0; j < kVectors; ++j) {
+      if (first(j) >= static_cast<int>(columns)) continue;
+      g[j] = load_grad(first(j));
+      y[j] = load_out(first(j));
+    }
 #pragma unroll
-    for (int i = 0; i < N; ++i) result[i] = p.log ? g[i] - expf(y[i]) * sum : y[i] * (g[i] - sum);
-    store_columns(grad_x, first, p.stride_grad_x_column, result);
-  });
+    for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+      for (int i = 0; i < N; ++i)
+        sum += p.log ? to_float(g[j].values[i]) : to_float(g[j].values[i]) * to_float(y[j].values[i]);
+    sum = reduce(sum, Sum{});
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      if (first(j) >= static_cast<int>(columns)) continue;
+      float results[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) results[i] = result(to_float(g[j].values[i]), to_float(y[j].values[i]), sum);
+      store_columns(grad_x, first(j), p.stride_grad_x_column, results);
+    }
+  } else {
+    Row<T, kThreads, kVectors, N> grads(columns, threadIdx.x, load_grad);
+    grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
+      float y[N];
+      unpack(y, load_out(first));
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum += p.log ? g[i] : g[i] * y[i];
+    });
+    sum = reduce(sum, Sum{});
+    grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
+      float y[N], results[N];
+      unpack(y, load_out(first));
+#pragma unroll
+      for (int i = 0; i < N; ++i) results[i] = result(g[i], y[i], sum);
+      store_columns(grad_x, first, p.stride_grad_x_column, results);
+    });
+  }
 }
 
 // Neighbouring columns, and every row on a 16-byte boundary.
