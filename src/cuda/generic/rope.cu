@@ -70,114 +70,107 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const RopeParams p, int 
   }
 }
 
-constexpr int kBlocks = 3;  // an SM's
+constexpr int kVectorThreads = 128;
+constexpr int kBlocks = 5;     // an SM's: 102 registers a thread, which four heads of bf16 and their sines need
+constexpr int kManyHeads = 4;  // of a thread, where there are enough threads
 
-/// A block takes an even share of all (block of tokens, head) pairs, heads fastest: no last wave of blocks is part
-/// empty, and sines are worked out once for all heads of a share. A thread takes N pairs (or N elements that pass
-/// through) of a token; the loads of the next head are under way while one is rotated.
-template <class T, bool kInterleaved>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    rope_vectors_kernel(const RopeParams p, const __grid_constant__ RopeFrequencies frequencies, int token_blocks,
-                        std::int64_t units) {
+/// How blocks are numbered: (batch, token block, head group), tokens or heads fastest, as they are in memory. A group
+/// is of q or of k.
+struct BlockOrder {
+  unsigned token_blocks, head_groups, head_groups_q;
+  bool heads_fastest;
+};
+
+/// N neighbours of a table, all their loads under way at once.
+template <int N>
+__device__ inline void load_table(float (&out)[N], const void* data, DType dtype, std::int64_t at) {
+  const auto load_as = [&](auto zero) {
+    decltype(zero) held[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) held[i] = static_cast<const decltype(zero)*>(data)[at + i];
+#pragma unroll
+    for (int i = 0; i < N; ++i) out[i] = to_float(held[i]);
+  };
+  switch (dtype) {
+    case DType::kFloat16: return load_as(__half{});
+    case DType::kBFloat16: return load_as(__nv_bfloat16{});
+    default: return load_as(0.0f);
+  }
+}
+
+/// A block takes a few tokens of kHeads heads and no loop: the blocks that run at a time lie side by side in memory. A
+/// thread takes the same N pairs (or N elements that pass through) of its token in every head, with all loads under way
+/// while it works out the sines.
+template <class T, bool kInterleaved, int kHeads>
+__global__ void __launch_bounds__(kVectorThreads, kBlocks)
+    rope_vectors_kernel(const RopeParams p, const __grid_constant__ RopeFrequencies frequencies, BlockOrder order) {
   constexpr int N = kVectorElements<T>;
   using Vector = Packed<T, N>;
   const int half = static_cast<int>(p.spec.rotary_dim / 2), rotating = half / N;
   const int columns = rotating + static_cast<int>(p.head_dim - p.spec.rotary_dim) / N;
-  const int tokens = kThreads / columns, my_token = static_cast<int>(threadIdx.x) / columns;
+  const int tokens = kVectorThreads / columns, my_token = static_cast<int>(threadIdx.x) / columns;
   const int column = static_cast<int>(threadIdx.x) - my_token * columns;
   const bool rotates = column < rotating;
   const int first = !rotates       ? static_cast<int>(p.spec.rotary_dim) + (column - rotating) * N
                     : kInterleaved ? 2 * column * N
                                    : column * N;
   const int second = !rotates ? first : kInterleaved ? first + N : first + half;
-  const int heads_q = static_cast<int>(p.heads_q), heads = heads_q + static_cast<int>(p.heads_kv);
 
-  // A place among the units, and this thread's token there.
-  struct Place {
-    std::int64_t b, token;
-    int block, head;
-    bool inside;
-  };
-  const auto set_token = [&](Place& place) {
-    place.token = static_cast<std::int64_t>(place.block) * tokens + my_token;
-    place.inside = my_token < tokens && place.token < p.seq;
-  };
-  const auto next = [&](Place& place) {
-    if (++place.head < heads) return;
-    place.head = 0;
-    if (++place.block == token_blocks) place.block = 0, ++place.b;
-    set_token(place);
-  };
-  const std::int64_t first_unit = units * blockIdx.x / gridDim.x, last_unit = units * (blockIdx.x + 1) / gridDim.x;
-  Place ahead{};
-  ahead.head = static_cast<int>(first_unit % heads);
-  ahead.block = static_cast<int>(first_unit / heads % token_blocks);
-  ahead.b = first_unit / heads / token_blocks;
-  set_token(ahead);
-  Place now = ahead;
+  const unsigned inner_count = order.heads_fastest ? order.head_groups : order.token_blocks;
+  const unsigned outer_count = order.heads_fastest ? order.token_blocks : order.head_groups;
+  const unsigned outer_index = blockIdx.x / inner_count, inner = blockIdx.x - outer_index * inner_count;
+  const unsigned batch = outer_index / outer_count, outer = outer_index - batch * outer_count;
+  const std::int64_t b = batch;
+  const std::int64_t token = static_cast<std::int64_t>(order.heads_fastest ? outer : inner) * tokens + my_token;
+  const unsigned group = order.heads_fastest ? inner : outer;
+  const bool is_q = group < order.head_groups_q;
+  const int first_head = static_cast<int>(is_q ? group : group - order.head_groups_q) * kHeads;
+  const int heads = static_cast<int>(is_q ? p.heads_q : p.heads_kv) - first_head;  // from there on
+  if (my_token >= tokens || token >= p.seq) return;
 
-  const auto load = [&](std::int64_t unit, Vector& x, Vector& y) {
-    if (unit < last_unit && ahead.inside) {
-      const int h = ahead.head;
-      const T* const in = h < heads_q ? static_cast<const T*>(p.q) + ahead.b * p.stride_q_batch + h * p.stride_q_head +
-                                            ahead.token * p.stride_q_token
-                                      : static_cast<const T*>(p.k) + ahead.b * p.stride_k_batch +
-                                            (h - heads_q) * p.stride_k_head + ahead.token * p.stride_k_token;
-      x = *reinterpret_cast<const Vector*>(in + first);
-      if (rotates) y = *reinterpret_cast<const Vector*>(in + second);
-    }
-    next(ahead);
-  };
+  // Not one branch: a load after a branch waits for the one before it. Heads past the last are the last again, and what
+  // does not rotate is loaded twice.
+  const std::int64_t stride_head = is_q ? p.stride_q_head : p.stride_k_head;
+  const T* const in = static_cast<const T*>(is_q ? p.q : p.k) + b * (is_q ? p.stride_q_batch : p.stride_k_batch) +
+                      first_head * stride_head + token * (is_q ? p.stride_q_token : p.stride_k_token);
+  Vector x[kHeads], y[kHeads];
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    const T* const head = in + min(i, heads - 1) * stride_head;
+    x[i] = load_vector<N>(head + first);
+    y[i] = load_vector<N>(head + second);
+  }
 
   float cosine[N], sine[N];
-  const auto set_angles = [&] {
-    if (!rotates || !now.inside) return;
+  if (rotates) {
     if (p.cos) {
-      const std::int64_t row = p.table_is_per_token ? now.token : p.position(now.b, now.token);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const int pair = column * N + i;
-        cosine[i] = load_typed(p.cos, p.table_dtype, now.b * p.stride_table_batch + row * p.stride_table_row + pair);
-        sine[i] = load_typed(p.sin, p.table_dtype, now.b * p.stride_sin_batch + row * p.stride_sin_row + pair);
-      }
+      const std::int64_t row = p.table_is_per_token ? token : p.position(b, token);
+      load_table(cosine, p.cos, p.table_dtype, b * p.stride_table_batch + row * p.stride_table_row + column * N);
+      load_table(sine, p.sin, p.table_dtype, b * p.stride_sin_batch + row * p.stride_sin_row + column * N);
     } else {
-      const std::int64_t position = p.position(now.b, now.token);
+      const std::int64_t position = p.position(b, token);
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
+      for (int i = 0; i < N; ++i)
         rope_angle(position, half_turns_per_token(p.spec, frequencies, column * N + i), &cosine[i], &sine[i]);
-      }
     }
     if (p.spec.inverse) {
 #pragma unroll
       for (int i = 0; i < N; ++i) sine[i] = -sine[i];
     }
-  };
+  }
 
-  const auto store = [&](std::int64_t unit, Vector& x, Vector& y) {
-    if (unit >= last_unit) return;
-    if (unit == first_unit || now.head == 0) set_angles();
-    if (now.inside) {
-      const int h = now.head;
-      T* const out = h < heads_q ? static_cast<T*>(p.q_out) + now.b * p.stride_q_out_batch + h * p.stride_q_out_head +
-                                       now.token * p.stride_q_out_token
-                                 : static_cast<T*>(p.k_out) + now.b * p.stride_k_out_batch +
-                                       (h - heads_q) * p.stride_k_out_head + now.token * p.stride_k_out_token;
-      if (rotates) {
-        rotate_pairs<kInterleaved>(x, y, cosine, sine);
-        *reinterpret_cast<Vector*>(out + second) = y;
-      }
-      *reinterpret_cast<Vector*>(out + first) = x;
+  const std::int64_t stride_out_head = is_q ? p.stride_q_out_head : p.stride_k_out_head;
+  T* const out = static_cast<T*>(is_q ? p.q_out : p.k_out) + b * (is_q ? p.stride_q_out_batch : p.stride_k_out_batch) +
+                 first_head * stride_out_head + token * (is_q ? p.stride_q_out_token : p.stride_k_out_token);
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    if (i >= heads) break;
+    T* const head = out + i * stride_out_head;
+    if (rotates) {
+      rotate_pairs<kInterleaved>(x[i], y[i], cosine, sine);
+      *reinterpret_cast<Vector*>(head + second) = y[i];
     }
-    next(now);
-  };
-
-  Vector x[2], y[2];
-  load(first_unit, x[0], y[0]);  // under way while the angles are worked out
-  for (std::int64_t unit = first_unit; unit < last_unit; unit += 2) {
-    load(unit + 1, x[1], y[1]);
-    store(unit, x[0], y[0]);
-    load(unit + 2, x[0], y[0]);
-    store(unit + 1, x[1], y[1]);
+    *reinterpret_cast<Vector*>(head + first) = x[i];
   }
 }
 
@@ -187,8 +180,10 @@ bool vectorizable(const RopeParams& p) {
     return is_aligned(data, 16) && (p.batch == 1 || batch % elements == 0) && head % elements == 0 &&
            (p.seq == 1 || token % elements == 0);
   };
-  return p.spec.rotary_dim % (2 * elements) == 0 && p.head_dim % elements == 0 && p.head_dim <= kThreads * elements &&
-         p.spec.rotary_dim <= 2 * kMostFrequencies && fits(p.q, p.stride_q_batch, p.stride_q_head, p.stride_q_token) &&
+  return p.spec.rotary_dim % (2 * elements) == 0 && p.head_dim % elements == 0 &&
+         p.head_dim <= kVectorThreads * elements && p.spec.rotary_dim <= 2 * kMostFrequencies &&
+         p.batch * p.seq * (p.heads_q + p.heads_kv) <= 0x7fffffff &&
+         fits(p.q, p.stride_q_batch, p.stride_q_head, p.stride_q_token) &&
          fits(p.q_out, p.stride_q_out_batch, p.stride_q_out_head, p.stride_q_out_token) &&
          (p.heads_kv == 0 || (fits(p.k, p.stride_k_batch, p.stride_k_head, p.stride_k_token) &&
                               fits(p.k_out, p.stride_k_out_batch, p.stride_k_out_head, p.stride_k_out_token)));
@@ -198,13 +193,26 @@ void rope_vectors(const RopeParams& p, cudaStream_t stream) {
   const RopeFrequencies frequencies = rope_frequencies(p.spec);
   const std::int64_t elements = 16 / static_cast<std::int64_t>(dtype_bytes(p.dtype));
   const std::int64_t columns = (p.head_dim - p.spec.rotary_dim / 2) / elements;
-  const std::int64_t token_blocks = ceil_div(p.seq, kThreads / columns);
-  const std::int64_t units = p.batch * token_blocks * (p.heads_q + p.heads_kv);
+  const std::int64_t token_blocks = ceil_div(p.seq, kVectorThreads / columns), heads = p.heads_q + p.heads_kv;
+  // Few blocks: a head each, for latency.
+  const bool is_few =
+      p.batch * token_blocks * heads < std::int64_t{8} * kManyHeads * cuda_device_properties(p.device.index).num_sms;
+  const std::int64_t group = is_few ? 1 : kManyHeads, groups_q = ceil_div(p.heads_q, group);
+  const std::int64_t head_groups = groups_q + ceil_div(p.heads_kv, group);
+  const BlockOrder order{static_cast<unsigned>(token_blocks), static_cast<unsigned>(head_groups),
+                         static_cast<unsigned>(groups_q),
+                         p.heads_q > 0 ? p.stride_q_head < p.stride_q_token : p.stride_k_head < p.stride_k_token};
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const auto kernel = p.spec.interleaved ? rope_vectors_kernel<T, true> : rope_vectors_kernel<T, false>;
-    launch("rope", kernel, {grid_size(units, p.device.index, kBlocks), kThreads, 0, stream}, p, frequencies,
-           static_cast<int>(token_blocks), units);
+    const auto launch_with = [&](auto kernel) {
+      launch("rope", kernel, {static_cast<unsigned>(p.batch * token_blocks * head_groups), kVectorThreads, 0, stream},
+             p, frequencies, order);
+    };
+    if (p.spec.interleaved) {
+      launch_with(is_few ? rope_vectors_kernel<T, true, 1> : rope_vectors_kernel<T, true, kManyHeads>);
+    } else {
+      launch_with(is_few ? rope_vectors_kernel<T, false, 1> : rope_vectors_kernel<T, false, kManyHeads>);
+    }
   });
 }
 
