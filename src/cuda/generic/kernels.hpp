@@ -72,6 +72,8 @@ void kv_append(const KvAppendParams&, void* workspace, Stream);
 void kv_append_rope(const KvAppendParams&, Stream);           // its part for calls with RoPE
 Verdict kv_append_quantized_supports(const KvAppendParams&);  // kv_append and kv_read for 8-bit pages
 void kv_append_quantized(const KvAppendParams&, Stream);
+bool kv_append_in_registers(const KvAppendParams&);  // whether kv_append_quantized_rows takes it
+void kv_append_quantized_rows(const KvAppendParams&, Stream);
 void kv_read_quantized(const KvReadParams&, Stream);
 Verdict kv_read_supports(const KvReadParams&);
 void kv_read(const KvReadParams&, void* workspace, Stream);

@@ -1,7 +1,8 @@
-// KV append and gather for pages of 8-bit elements; what kv_ops.cu is for others. Bound by memory. A warp takes a row
-// (one head of one token): through shared memory as fp32, where RoPE turns it and its largest magnitude gives its
-// scale, four neighbouring elements a lane. Angles are worked out once a token. A slot or page id out of range moves
-// nothing; q is rotated all the same. The numbers: include/flashkernel/kv_ops.hpp.
+// KV append and gather for pages of 8-bit elements; what kv_ops.cu is for others. Bound by memory. Rows (one head of
+// one token) of whole vectors and up to 256 elements are appended by kv_append_quantized.cu; others here, a warp a row:
+// through shared memory as fp32, where RoPE turns it and its largest magnitude gives its scale, four neighbouring
+// elements a lane. Angles are worked out once a token. A slot or page id out of range moves nothing; q is rotated all
+// the same. The numbers: include/flashkernel/kv_ops.hpp.
 #include <cmath>
 
 #include "cuda/generic/kernels.hpp"
@@ -230,6 +231,7 @@ Verdict kv_append_quantized_supports(const KvAppendParams& p) {
 }
 
 void kv_append_quantized(const KvAppendParams& p, Stream stream) {
+  if (kv_append_in_registers(p)) return kv_append_quantized_rows(p, stream);
   AppendPlan plan{};
   plan.pitch = static_cast<int>(row_pitch(p.pages));
   const std::size_t row_bytes = static_cast<std::size_t>(plan.pitch) * sizeof(float);

@@ -12,6 +12,14 @@ __device__ inline std::uint32_t e4m3x2_to_f16x2(std::uint32_t two) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<std::uint16_t>(two)));
   return halves;
 }
+
+/// Two numbers as e4m3 in the low 16 bits, `low` in the lower byte: nearest even, beyond 448 (infinities too) 448, NaN
+/// 0x7f whatever its sign. sm_89.
+__device__ inline std::uint32_t f32x2_to_e4m3x2(float low, float high) {
+  std::uint16_t two;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(high), "f"(low));
+  return two;
+}
 #endif
 
 }  // namespace flashkernel::cuda::ptx
