@@ -54,6 +54,11 @@ void cases(CaseList& list) {
       for (const std::int64_t n : {1, 3, 8, 16, 17, 33, 64, 100, 255, 1024, 5000})
         add("rows_of_" + std::to_string(n), {dtype, {7, n}, 2});
       for (const std::int64_t n : {1, 5, 16, 33, 300, 2000}) add("columns_" + std::to_string(n), {dtype, {n, 37}, 1});
+      // Columns in whole vectors, and rows so many and short that a warp takes one.
+      for (const std::int64_t n : {1, 9, 300, 2000}) add("whole_columns_" + std::to_string(n), {dtype, {n, 40}, 1});
+      add("whole_columns_wide", {dtype, {70, 2, 264}, 1});
+      add("whole_columns_of_both", {dtype, {70, 3, 24}, 3});
+      add("many_rows_of_40", {dtype, {4100, 40}, 2});
       add("all_long", {dtype, {100003}});
       for (AxisMask axes = 1; axes < 16; ++axes) {
         add("axes" + std::to_string(axes), {dtype, {3, 5, 4, 19}, axes});
@@ -85,6 +90,8 @@ void cases(CaseList& list) {
                   {{5, kNaN}, {7, kNaN}, {299, kInfinity}, {599, kNaN}, {-1, kNaN}, {-200, kInfinity}}});
       add("nan_in_columns",
           {dtype, {40, 33}, 1, {}, {}, false, {{5, kNaN}, {38, kNaN}, {40 * 33 - 2, kNaN}, {100, kInfinity}}});
+      add("nan_in_whole_columns",
+          {dtype, {40, 32}, 1, {}, {}, false, {{5, kNaN}, {37, kNaN}, {40 * 32 - 2, kNaN}, {100, kInfinity}}});
       add("infinities", {dtype,
                          {3, 70},
                          2,
@@ -95,6 +102,10 @@ void cases(CaseList& list) {
       Spec ties{dtype, {3, 200}, 2};
       for (const std::int64_t at : {3, 70, 150, 390, 399, 400, 500, 599}) ties.values.push_back({at, 9.0});
       add("ties", ties);
+      Spec column_ties{dtype, {200, 16}, 1};
+      for (const std::int64_t row : {2, 3, 70, 199}) column_ties.values.push_back({row * 16 + 5, 9.0});
+      for (std::int64_t row = 0; row < 200; ++row) column_ties.values.push_back({row * 16 + 6, -kInfinity});
+      add("ties_in_columns", column_ties);
       Spec masked{dtype, {2, 90}, 2};
       for (std::int64_t i = 0; i < 90; ++i) masked.values.push_back({i, -kInfinity});
       add("all_minus_infinity", masked);

@@ -1,8 +1,10 @@
 // Sum, mean, max and argmax over any set of axes, in two steps: partial results over fixed chunks of the reduced
 // elements, then the chunks in order. Chunks depend on the shape only, so a result is the same bit for bit on every run
 // and every GPU. Row mode: a block per output, its threads over neighbouring reduced elements (warp shuffles, then
-// shared memory). Column mode: outputs are neighbours in memory and the reduced elements are not: a thread per output,
-// 8 lanes of rows.
+// shared memory). Column mode: outputs are neighbours in memory and the reduced elements are not: a thread for 16 bytes
+// of outputs (one, where they are not aligned for that), 8 lanes of rows.
+#include <type_traits>
+
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/reduce.cuh"
@@ -38,6 +40,41 @@ struct Combine {
       if (!a_nan && a.value != b.value) return a.value > b.value ? a : b;
       return a.index < b.index ? a : b;
     }
+  }
+};
+
+/// N independent chains, one for each element of the vectors that a thread reads in turn. For argmax a chain keeps the
+/// turn of its maximum, one 32-bit number.
+template <ReduceOp kOp, int N>
+struct Chains {
+  float value[N];
+  unsigned turn[kOp == ReduceOp::kArgmax ? N : 1];
+
+  __device__ Chains() {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      value[i] = Combine<kOp>::identity().value;
+      if constexpr (kOp == ReduceOp::kArgmax) turn[i] = 0;  // right for a chain of -inf, too
+    }
+  }
+  template <class T>
+  __device__ void add(const Packed<T, N>& vector, unsigned now) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float x = to_float(vector.values[i]);
+      if constexpr (kOp == ReduceOp::kArgmax) {
+        const bool wins = !(x <= value[i]) && value[i] == value[i];  // larger or the first NaN
+        value[i] = wins ? x : value[i];
+        turn[i] = wins ? now : turn[i];
+      } else {
+        value[i] = Combine<kOp>::combine({value[i], -1}, {x, -1}).value;
+      }
+    }
+  }
+  /// Of chain i, whose elements are at first + i, step apart.
+  __device__ Partial result(int i, std::int64_t first, std::int64_t step) const {
+    if constexpr (kOp == ReduceOp::kArgmax) return {value[i], first + turn[i] * step + i};
+    return {value[i], -1};
   }
 };
 
@@ -97,36 +134,36 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t begin = blockIdx.y * chunk, end = min(p.reduced_count, begin + chunk);
     Partial mine = Combine<kOp>::identity();
     if constexpr (N > 1) {
-      Partial lanes[N];  // independent chains
-#pragma unroll
-      for (int i = 0; i < N; ++i) lanes[i] = Combine<kOp>::identity();
-      const auto add = [&](std::int64_t at, const float(&values)[N]) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) lanes[i] = Combine<kOp>::combine(lanes[i], {values[i], at + i});
-      };
-      constexpr int kBatch = sizeof(T) == 2 ? 8 : 4,
-                    kStep = kRowThreads * N;  // loads in flight: the first use comes after the last of them
-      std::int64_t at = begin + threadIdx.x * N;
+      // Loads in flight: the first use comes after the last of them. What keeps more than sums keeps fewer.
+      constexpr int kBatch = sizeof(T) == 2 && kOp == ReduceOp::kSum ? 8 : 4;
+      constexpr int kStep = kRowThreads * N;
+      const std::int64_t first = begin + threadIdx.x * N;
+      Chains<kOp, N> chains;
+      const auto load = [&](std::int64_t at) { return load_vector<N>(x + at); };
+      std::int64_t at = first;
+      unsigned turn = 0;  // of vectors: at = first + turn * kStep
       for (; at + (kBatch - 1) * kStep + N <= end; at += kBatch * kStep) {
         Packed<T, N> batch[kBatch];
 #pragma unroll
-        for (int j = 0; j < kBatch; ++j) batch[j] = *reinterpret_cast<const Packed<T, N>*>(x + at + j * kStep);
+        for (int j = 0; j < kBatch; ++j) batch[j] = load(at + j * kStep);
 #pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-          float values[N];
-#pragma unroll
-          for (int i = 0; i < N; ++i) values[i] = to_float(batch[j].values[i]);
-          add(at + j * kStep, values);
-        }
+        for (int j = 0; j < kBatch; ++j) chains.add(batch[j], turn++);
       }
-      for (; at + N <= end; at += kStep) {
-        float values[N];
-        load_floats(values, x + at);
-        add(at, values);
+      if (at + N <= end) {  // the same of what is left
+        Packed<T, N> batch[kBatch];
+        const auto left = static_cast<int>((end - at - N) / kStep);  // besides the first
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) batch[j] = load(at + min(j, left) * kStep);
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j)
+          if (j <= left) chains.add(batch[j], turn++);
+        at += static_cast<std::int64_t>(left + 1) * kStep;
       }
       for (; at < end; ++at) mine = Combine<kOp>::combine(mine, {to_float(x[at]), at});
+      if (turn > 0) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) mine = Combine<kOp>::combine(mine, lanes[i]);
+        for (int i = 0; i < N; ++i) mine = Combine<kOp>::combine(mine, chains.result(i, first, kStep));
+      }
     } else {
       for (std::int64_t at = begin + threadIdx.x; at < end; at += kRowThreads) {
         const std::int64_t offset = p.num_reduced == 1
@@ -151,37 +188,70 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T, ReduceOp kOp>
+/// A partial result of column mode as it lies in the workspace, [chunk, output].
+template <ReduceOp kOp>
+using Stored = std::conditional_t<kOp == ReduceOp::kArgmax, Partial, float>;
+
+template <ReduceOp kOp>
+__device__ inline Stored<kOp> stored(Partial partial) {
+  if constexpr (kOp == ReduceOp::kArgmax) return partial;
+  if constexpr (kOp != ReduceOp::kArgmax) return partial.value;
+}
+__device__ inline Partial partial_of(float value) { return {value, -1}; }
+__device__ inline Partial partial_of(Partial partial) { return partial; }
+
+/// A block takes kColumns * N outputs of a chunk, kLanes rows at a time. N > 1: outputs are neighbours in runs of N on
+/// 16-byte boundaries, and the reduced dim is one.
+template <class T, ReduceOp kOp, int N>
 __global__ void __launch_bounds__(kColumns* kLanes)
-    column_kernel(const ReduceParams p, std::int64_t chunk, Partial* __restrict__ partials) {
-  __shared__ Partial rows[kLanes][kColumns];
-  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kColumns; first < p.kept_count;
-       first += static_cast<std::int64_t>(gridDim.x) * kColumns) {
-    const std::int64_t output = first + threadIdx.x;
-    const std::int64_t begin = blockIdx.y * chunk, end = min(p.reduced_count, begin + chunk);
-    Partial mine = Combine<kOp>::identity();
-    if (output < p.kept_count) {
-      const T* x = static_cast<const T*>(p.x) + offset_of(output, p.num_kept, p.kept_shape, p.stride_x_kept);
-#pragma unroll 4
-      for (std::int64_t at = begin + threadIdx.y; at < end; at += kLanes) {
-        const std::int64_t offset = p.num_reduced == 1
-                                        ? at * p.stride_x_reduced[0]
-                                        : offset_of(at, p.num_reduced, p.reduced_shape, p.stride_x_reduced);
-        mine = Combine<kOp>::combine(mine, {to_float(x[offset]), at});
-      }
-    }
-    rows[threadIdx.y][threadIdx.x] = mine;
-    __syncthreads();
-    if (threadIdx.y == 0 && output < p.kept_count) {
+    column_kernel(const ReduceParams p, std::int64_t chunk, Stored<kOp>* __restrict__ partials) {
+  constexpr int kBatch = kOp == ReduceOp::kArgmax ? 2 : 4;  // loads in flight
+  __shared__ float values[kLanes][N][kColumns];
+  __shared__ std::int64_t indices[kOp == ReduceOp::kArgmax ? kLanes : 1][N][kColumns];
+  const std::int64_t output = (static_cast<std::int64_t>(blockIdx.x) * kColumns + threadIdx.x) * N;
+  const std::int64_t begin = blockIdx.y * chunk, end = min(p.reduced_count, begin + chunk);
+  const std::int64_t first = begin + threadIdx.y;
+  const bool inside = output < p.kept_count;
+  Chains<kOp, N> chains;
+  unsigned turn = 0;
+  if (inside) {
+    const T* const x = static_cast<const T*>(p.x) + offset_of(output, p.num_kept, p.kept_shape, p.stride_x_kept);
+    const auto offset = [&](std::int64_t at) {
+      return p.num_reduced == 1 ? at * p.stride_x_reduced[0]
+                                : offset_of(at, p.num_reduced, p.reduced_shape, p.stride_x_reduced);
+    };
+    std::int64_t at = first;
+    for (; at + (kBatch - 1) * kLanes < end; at += kBatch * kLanes) {
+      std::int64_t offsets[kBatch];
+      Packed<T, N> batch[kBatch];
 #pragma unroll
-      for (int lane = 1; lane < kLanes; ++lane) mine = Combine<kOp>::combine(mine, rows[lane][threadIdx.x]);
-      if (partials) {
-        partials[output * gridDim.y + blockIdx.y] = mine;
-      } else {
-        write_result(p, output, mine);
-      }
+      for (int j = 0; j < kBatch; ++j) offsets[j] = offset(at + j * kLanes);
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) batch[j] = load_vector<N>(x + offsets[j]);
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) chains.add(batch[j], turn++);
     }
-    __syncthreads();
+    for (; at < end; at += kLanes) chains.add(load_vector<N>(x + offset(at)), turn++);
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const Partial mine = turn > 0 ? chains.result(i, first - i, kLanes) : Combine<kOp>::identity();
+    values[threadIdx.y][i][threadIdx.x] = mine.value;
+    if constexpr (kOp == ReduceOp::kArgmax) indices[threadIdx.y][i][threadIdx.x] = mine.index;
+  }
+  __syncthreads();
+  for (int i = threadIdx.y; i < N && inside; i += kLanes) {
+    Partial mine = Combine<kOp>::identity();
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const std::int64_t index = kOp == ReduceOp::kArgmax ? indices[lane][i][threadIdx.x] : -1;
+      mine = Combine<kOp>::combine(mine, {values[lane][i][threadIdx.x], index});
+    }
+    if (partials) {
+      partials[blockIdx.y * p.kept_count + output + i] = stored<kOp>(mine);
+    } else {
+      write_result(p, output + i, mine);
+    }
   }
 }
 
@@ -198,6 +268,26 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// A block takes kColumns outputs, a lane every kLanes-th chunk.
+template <ReduceOp kOp>
+__global__ void __launch_bounds__(kColumns* kLanes)
+    combine_columns_kernel(const ReduceParams p, int chunks, const Stored<kOp>* __restrict__ partials) {
+  __shared__ Partial lanes[kLanes][kColumns];
+  const std::int64_t output = static_cast<std::int64_t>(blockIdx.x) * kColumns + threadIdx.x;
+  Partial mine = Combine<kOp>::identity();
+  if (output < p.kept_count) {
+#pragma unroll 4
+    for (int chunk = threadIdx.y; chunk < chunks; chunk += kLanes)
+      mine = Combine<kOp>::combine(mine, partial_of(partials[chunk * p.kept_count + output]));
+  }
+  lanes[threadIdx.y][threadIdx.x] = mine;
+  __syncthreads();
+  if (threadIdx.y > 0 || output >= p.kept_count) return;
+#pragma unroll
+  for (int lane = 1; lane < kLanes; ++lane) mine = Combine<kOp>::combine(mine, lanes[lane][threadIdx.x]);
+  write_result(p, output, mine);
+}
+
 struct Plan {
   bool columns;
   std::int64_t chunk;
@@ -209,10 +299,11 @@ Plan plan_of(const ReduceParams& p) {
   const bool reduced_neighbours = p.num_reduced == 0 || p.stride_x_reduced[p.num_reduced - 1] == 1;
   const bool kept_neighbours = p.num_kept > 0 && p.stride_x_kept[p.num_kept - 1] == 1;
   plan.columns = kept_neighbours && !reduced_neighbours;
-  // A block of column mode walks kLanes rows at a time, so its chunks are shorter.
-  const std::int64_t least = plan.columns ? kLeastChunk / kColumns : kLeastChunk;
+  // A block of column mode reads 512 bytes of kLanes rows at a time, so its chunks are shorter.
+  const std::int64_t least = plan.columns ? kLeastChunk / 64 : kLeastChunk;
   // Outputs that fill a GPU of any size need no chunks.
-  const std::int64_t units = plan.columns ? ceil_div(p.kept_count, kColumns) : p.kept_count;
+  const std::int64_t of_block = kColumns * 16 / static_cast<std::int64_t>(dtype_bytes(p.dtype));
+  const std::int64_t units = plan.columns ? ceil_div(p.kept_count, of_block) : p.kept_count;
   const std::int64_t most =
       std::max<std::int64_t>(1, std::min(kMostChunks, kEnoughBlocks / std::max<std::int64_t>(1, units)));
   plan.chunk = std::max(least, ceil_div(p.reduced_count, most));
@@ -222,33 +313,46 @@ Plan plan_of(const ReduceParams& p) {
 }
 
 template <class T, ReduceOp kOp>
-void run(const ReduceParams& p, Partial* workspace, cudaStream_t stream) {
+void run_columns(const ReduceParams& p, const Plan& plan, void* workspace, cudaStream_t stream) {
+  constexpr int N = kVectorElements<T>;
+  auto* const partials = plan.chunks > 1 ? static_cast<Stored<kOp>*>(workspace) : nullptr;
+  bool vectors = is_aligned(p.x, 16) && p.kept_shape[p.num_kept - 1] % N == 0;
+  for (int d = 0; d < p.num_kept - 1; ++d) vectors = vectors && p.stride_x_kept[d] % N == 0;
+  for (int d = 0; d < p.num_reduced; ++d) vectors = vectors && p.stride_x_reduced[d] % N == 0;
+  const auto blocks = static_cast<unsigned>(ceil_div(p.kept_count, vectors ? kColumns * N : kColumns));
+  launch("reduce", vectors ? column_kernel<T, kOp, N> : column_kernel<T, kOp, 1>,
+         {dim3(blocks, static_cast<unsigned>(plan.chunks)), dim3(kColumns, kLanes), 0, stream}, p, plan.chunk,
+         partials);
+  if (!partials) return;
+  launch("reduce: combine", combine_columns_kernel<kOp>,
+         {static_cast<unsigned>(ceil_div(p.kept_count, kColumns)), dim3(kColumns, kLanes), 0, stream}, p, plan.chunks,
+         partials);
+}
+
+template <class T, ReduceOp kOp>
+void run(const ReduceParams& p, void* workspace, cudaStream_t stream) {
   const Plan plan = plan_of(p);
-  Partial* partials = plan.chunks > 1 ? workspace : nullptr;
+  if (plan.columns) return run_columns<T, kOp>(p, plan, workspace, stream);
+  auto* const partials = plan.chunks > 1 ? static_cast<Partial*>(workspace) : nullptr;
   const auto blocks_for = [&](std::int64_t units) {
     return dim3(static_cast<unsigned>(std::min<std::int64_t>(units, 1 << 30)), static_cast<unsigned>(plan.chunks));
   };
-  if (plan.columns) {
-    launch("reduce", column_kernel<T, kOp>,
-           {blocks_for(ceil_div(p.kept_count, kColumns)), dim3(kColumns, kLanes), 0, stream}, p, plan.chunk, partials);
+  constexpr int N = kVectorElements<T>;
+  bool vectors = p.num_reduced == 1 && p.stride_x_reduced[0] == 1 && is_aligned(p.x, 16);
+  for (int d = 0; d < p.num_kept; ++d) vectors = vectors && (p.kept_shape[d] == 1 || p.stride_x_kept[d] % N == 0);
+  // A warp for each row of up to 16 loads a lane, where there are rows enough to fill a GPU of any size.
+  const bool short_rows = plan.chunks == 1 && p.reduced_count <= 16 * kWarp * N && p.kept_count >= 4096;
+  const auto run_rows = [&](auto kernel, int row_threads) {
+    const int rows = kThreads / row_threads;
+    launch("reduce", kernel, {blocks_for(ceil_div(p.kept_count, rows)), dim3(row_threads, rows), 0, stream}, p,
+           plan.chunk, partials);
+  };
+  if (vectors && short_rows) {
+    run_rows(row_kernel<T, kOp, N, kWarp>, kWarp);
+  } else if (vectors) {
+    run_rows(row_kernel<T, kOp, N, kThreads>, kThreads);
   } else {
-    constexpr int N = kVectorElements<T>;
-    bool vectors = p.num_reduced == 1 && p.stride_x_reduced[0] == 1 && is_aligned(p.x, 16);
-    for (int d = 0; d < p.num_kept; ++d) vectors = vectors && (p.kept_shape[d] == 1 || p.stride_x_kept[d] % N == 0);
-    // A warp for each row of up to 16 loads a lane, where there are rows enough to fill a GPU of any size.
-    const bool short_rows = plan.chunks == 1 && p.reduced_count <= 16 * kWarp * N && p.kept_count >= 4096;
-    const auto run_rows = [&](auto kernel, int row_threads) {
-      const int rows = kThreads / row_threads;
-      launch("reduce", kernel, {blocks_for(ceil_div(p.kept_count, rows)), dim3(row_threads, rows), 0, stream}, p,
-             plan.chunk, partials);
-    };
-    if (vectors && short_rows) {
-      run_rows(row_kernel<T, kOp, N, kWarp>, kWarp);
-    } else if (vectors) {
-      run_rows(row_kernel<T, kOp, N, kThreads>, kThreads);
-    } else {
-      run_rows(row_kernel<T, kOp, 1, kThreads>, kThreads);
-    }
+    run_rows(row_kernel<T, kOp, 1, kThreads>, kThreads);
   }
   if (!partials) return;
   launch("reduce: combine", combine_kernel<kOp>,
@@ -258,7 +362,10 @@ void run(const ReduceParams& p, Partial* workspace, cudaStream_t stream) {
 
 }  // namespace
 
-Verdict reduce_supports(const ReduceParams&) { return Verdict::ok(); }
+Verdict reduce_supports(const ReduceParams& p) {
+  return p.kept_count <= std::int64_t{0x7fffffff} * kColumns ? Verdict::ok()
+                                                             : Verdict("more results than a grid has blocks");
+}
 
 std::size_t reduce_workspace(const ReduceParams& p) {
   const Plan plan = plan_of(p);
@@ -268,14 +375,13 @@ std::size_t reduce_workspace(const ReduceParams& p) {
 void reduce(const ReduceParams& p, void* workspace, Stream stream) {
   if (p.kept_count == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  auto* partials = static_cast<Partial*>(workspace);
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     switch (p.op) {
       case ReduceOp::kSum:
-      case ReduceOp::kMean: return run<T, ReduceOp::kSum>(p, partials, native(stream));
-      case ReduceOp::kMax: return run<T, ReduceOp::kMax>(p, partials, native(stream));
-      case ReduceOp::kArgmax: return run<T, ReduceOp::kArgmax>(p, partials, native(stream));
+      case ReduceOp::kMean: return run<T, ReduceOp::kSum>(p, workspace, native(stream));
+      case ReduceOp::kMax: return run<T, ReduceOp::kMax>(p, workspace, native(stream));
+      case ReduceOp::kArgmax: return run<T, ReduceOp::kArgmax>(p, workspace, native(stream));
     }
   });
 }
