@@ -102,7 +102,11 @@ void cases(CaseList& list) {
       // Rows of more than 64 KB, which take a cluster of blocks, evenly shared and not.
       for (const auto& [count, n] : {std::pair{2, 32776}, {1, 131072}})
         add("long_rows" + std::to_string(n), {dtype, rms, {count, n}});
-      if (!backward) {
+      if (backward) {  // a residual, and a last batch of rows that is not whole
+        Spec both{dtype, rms, {9, 16392}};
+        both.residual = both.fp32_parameters = true;
+        add("long_rows_residual", both);
+      } else {
         Spec summed{dtype, rms, {3, 40000}};
         summed.residual = summed.fp32_parameters = true;
         add("long_rows_residual", summed);

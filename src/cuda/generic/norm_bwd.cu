@@ -1,8 +1,9 @@
 // LayerNorm and RMSNorm backward. grad_weight and grad_bias are column sums, first over fixed chunks of rows, then over
 // the chunks in order, so that the result is the same bit for bit every time.
-// Rows that a block can hold: norm_bwd_rows.cuh. Bound by memory: 3 tensors, 4 with a residual. Other rows: grad_x and
-// the sums by separate kernels. Both end with combine_kernel.
+// Rows that a block can hold: norm_bwd_rows.cuh. Bound by memory: 3 tensors, 4 with a residual. Longer ones:
+// norm_bwd_long.cuh. What is not whole vectors: grad_x and the sums by separate kernels. All end with combine_kernel.
 #include "cuda/generic/kernels.hpp"
+#include "cuda/generic/norm_bwd_long.cuh"
 #include "cuda/generic/norm_bwd_rows.cuh"
 
 namespace flashkernel::cuda {
@@ -115,7 +116,8 @@ int num_chunks(const NormBackwardParams& p) {
 
 std::size_t norm_bwd_workspace(const NormBackwardParams& p) {
   const int sums = (p.grad_weight ? 1 : 0) + (p.grad_bias ? 1 : 0);
-  return sizeof(float) * static_cast<std::size_t>(sums * num_chunks(p) * p.features);
+  const int chunks = std::max(num_chunks(p), norm_long::num_chunks(p));
+  return norm_long::stats_bytes(p) + sizeof(float) * static_cast<std::size_t>(sums * chunks * p.features);
 }
 
 Verdict norm_bwd_supports(const NormBackwardParams& p) {
@@ -127,18 +129,23 @@ void norm_bwd(const NormBackwardParams& p, void* workspace, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
   const cudaStream_t s = native(stream);
   const bool sums = p.grad_weight || p.grad_bias;
-  const int chunks = num_chunks(p);
-  float* const first = static_cast<float*>(workspace);
+  const bool fits = norm_rows::fit(p), is_long = !fits && norm_long::is_long(p) && norm_rows::are_vectors(p);
+  const int chunks = is_long ? norm_long::num_chunks(p) : num_chunks(p);
+  // The workspace: statistics of long rows, then the partial sums.
+  auto* const stats = static_cast<norm_long::Stats*>(workspace);
+  float* const first = reinterpret_cast<float*>(static_cast<char*>(workspace) + norm_long::stats_bytes(p));
   float* const partial_weight = p.grad_weight ? first : nullptr;
   float* const partial_bias = p.grad_bias ? first + (p.grad_weight ? chunks * p.features : 0) : nullptr;
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (norm_rows::fit(p)) {
+    if (fits) {
       if (p.kind == NormKind::kLayerNorm) {
         norm_rows::launch_rows<T, true>(p, chunks, partial_weight, partial_bias, s);
       } else {
         norm_rows::launch_rows<T, false>(p, chunks, partial_weight, partial_bias, s);
       }
+    } else if (is_long) {
+      norm_long::launch_long<T>(p, chunks, stats, partial_weight, partial_bias, s);
     } else {
       if (p.grad_x && p.rows > 0) {
         launch("norm_bwd: grad_x", grad_x_kernel<T>, {static_cast<unsigned>(p.rows), kThreads, 0, s}, p);

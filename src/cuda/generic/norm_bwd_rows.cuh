@@ -251,22 +251,28 @@ void launch_rows(const NormBackwardParams& p, int chunks, float* partial_weight,
   });
 }
 
-/// Whether the rows of p can be taken so: whole vectors everywhere, and not too long.
-inline bool fit(const NormBackwardParams& p) {
+/// Whole vectors everywhere.
+inline bool are_vectors(const NormBackwardParams& p) {
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(p.dtype));
   const auto aligned = [&](const void* data, std::int64_t stride) {
     return !data || (is_aligned(data, 16) && (p.rows == 1 || stride * bytes % 16 == 0));
   };
   const bool weights =
       !p.weight || ((p.weight.dtype == p.dtype || p.weight.dtype == DType::kFloat32) && is_aligned(p.weight.data, 16));
-  const bool layer_norm = p.kind == NormKind::kLayerNorm;
+  return p.rows > 0 && p.features * bytes % 16 == 0 && weights && (p.kind == NormKind::kLayerNorm || !p.grad_bias) &&
+         aligned(p.grad_out, p.stride_grad_out_row) && aligned(p.h, p.stride_h_row) &&
+         aligned(p.grad_x, p.stride_grad_x_row) && aligned(p.grad_residual_out, p.stride_grad_residual_out_row);
+}
+
+/// Whether a block holds a row of p: are_vectors, and not too many.
+inline bool fit(const NormBackwardParams& p) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(p.dtype));
   const std::int64_t vectors = p.features * bytes / 16;
-  const std::int64_t sums_bytes = (layer_norm ? 2 : 1) * kMaxVectors * 16 / bytes * 4;  // in shared memory, if there
+  // The sums in shared memory, if there.
+  const std::int64_t sums_bytes = (p.kind == NormKind::kLayerNorm ? 2 : 1) * kMaxVectors * 16 / bytes * 4;
   const bool shared = vectors <= kMaxVectorsInRegisters ||
                       sums_bytes + 1024 <= cuda_device_properties(p.device.index).max_shared_bytes_per_block;
-  return p.rows > 0 && p.features * bytes % 16 == 0 && vectors <= kMaxVectors && shared && weights &&
-         (layer_norm || !p.grad_bias) && aligned(p.grad_out, p.stride_grad_out_row) && aligned(p.h, p.stride_h_row) &&
-         aligned(p.grad_x, p.stride_grad_x_row) && aligned(p.grad_residual_out, p.stride_grad_residual_out_row);
+  return vectors <= kMaxVectors && shared && are_vectors(p);
 }
 
 }  // namespace norm_rows
