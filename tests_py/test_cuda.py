@@ -82,10 +82,11 @@ def test_graph_replay_with_other_lengths_and_pages():
             assert (out[b].double() - sdpa(q[b], k, v)).abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("batch", [24, 40])
 @pytest.mark.parametrize(("heads_q", "heads_kv", "page_size"), [(32, 8, 16), (8, 8, 256), (32, 1, 64), (4, 4, 16)])
-def test_decode_replays_with_any_lengths(heads_q, heads_kv, page_size):
+def test_decode_replays_with_any_lengths(heads_q, heads_kv, page_size, batch):
     """One capture; then one long sequence, many short ones, empty ones, and all tables shuffled."""
-    batch, dim, longest = 40, 128, 2048
+    dim, longest = 128, 2048
     columns = longest // page_size
     num_pages = 3 * columns
     k_pages, v_pages = (normal(num_pages, page_size, heads_kv, dim, seed=s) for s in range(2))

@@ -336,7 +336,7 @@ KernelTable<AttentionParams> cuda_kernels() {
 #define FK_INSTANCE(op, suffix, dtype, dim)                                                                            \
   hopper<AttentionParams>("attention_fwd/cuda/sm90a/decode/" #suffix "/d" #dim,                                        \
                           cuda::sm90a::op##_supports<DType::dtype, dim>, nullptr, cuda::sm90a::op##_##suffix##_d##dim, \
-                          kEmulated),
+                          kDecode + 2),
 #include "cuda/sm90a/attention_decode_instances.inc"
 #undef FK_INSTANCE
       generic<AttentionParams>("attention_fwd/cuda/generic/decode", cuda::attention_fwd_decode_supports,

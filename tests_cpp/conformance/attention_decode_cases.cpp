@@ -50,6 +50,23 @@ void cases(CaseList& list) {
     spec.lengths.assign(70, 0);
     spec.lengths[40] = 50;
     paged("one_of_70_is_not_empty", spec);
+    // Many sequences: whole ones dealt over groups of blocks by their lengths, and cut inside of a group.
+    spec.lengths = {90, 0, 17, 260, 33, 1, 48, 0, 140, 5, 16, 310, 64, 2, 75, 31, 200, 0, 20, 47, 9, 128, 3, 66};
+    paged("24_of_any_length", spec);
+    spec.lengths.assign(32, 3);
+    spec.lengths[0] = 700;
+    paged("long_first_of_32", spec);
+    spec.lengths = {3, 0, 3, 3, 3, 3, 900};
+    paged("long_last_of_7", spec);
+    spec.common.heads_q = 32, spec.common.heads_kv = 1;
+    spec.lengths = {300, 40, 0, 7};
+    paged("32_heads_of_one", spec);
+    spec.lengths = {500};
+    paged("32_heads_of_one_alone", spec);
+    spec.common.heads_q = 40;  // 20 a kv head: 4 parts of 5
+    spec.common.heads_kv = 2;
+    paged("parts_of_5_alone", spec);
+    spec = base;
     spec.common.sinks = true;
     spec.lengths = {0, 100, 0};
     paged("sinks_and_empty", spec);

@@ -2,16 +2,17 @@
 // lengths, page table, keys, merging (Flash-Decoding, Dao et al. 2023). Instantiated by the generated
 // attention_decode_*.cu.
 //
-// A cluster of up to 16 blocks serves a kv head of all sequences. A warp takes 16 keys at a time (a granule) through
-// its own ring of cp.async copies, so that the loop has no barrier; keys are the rows of mma.sync m16n8k16 and query
-// heads its columns: S^T = K Q^T, O^T = V^T P^T. Sequences cut by a border between blocks are merged inside of the
-// cluster: every block sends each of the sequence's blocks its part of that one's share of the output, and one cluster
-// barrier says that all parts are there. No global workspace, counters or second kernel.
+// A cluster of up to 16 blocks serves a kv head of all sequences, or of a group of them. A warp takes 16 keys at a time
+// (a granule) through its own ring of cp.async copies, so that the loop has no barrier; keys are the rows of mma.sync
+// m16n8k16 and query heads its columns: S^T = K Q^T, O^T = V^T P^T. Sequences cut by a border between blocks are merged
+// inside of the cluster: every block sends each of the sequence's blocks its part of that one's share of the output,
+// counted by a barrier there. No global workspace, counters or second kernel.
 //
 // Invariant: parts are merged in the order of warps, then of blocks, so that results are the same bit for bit.
 #pragma once
 
 #include "cuda/host/launch.hpp"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
@@ -21,20 +22,23 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// kWarps a block; a warp has kStages granules of K and V in shared memory.
+/// kWarps a block; a warp has kStages granules of K and V in shared memory. Its result lies in the slot of its ring
+/// that is free when a sequence ends, which keeps a block so small that two fit a multiprocessor.
 template <int kDim_, int kWarps_, int kStages_>
 struct ClusterDecodeShape {
   static constexpr int kDim = kDim_, kWarps = kWarps_, kStages = kStages_, kThreads = kWarps * kWarp;
-  static constexpr int kRingBytes = kStages * 2 * kGranule * kDim * 2;  // of a warp
-  static constexpr int kPitch = kDim + 4;                               // floats of a row of a warp's result
-  static constexpr int kQuads = kDim / 4;                               // of a row, four columns each
+  static constexpr int kSlotBytes = 2 * kGranule * kDim * 2;
+  static constexpr int kRingBytes = kStages * kSlotBytes;  // of a warp
+  static constexpr int kPitch = kDim + 4;                  // floats of a row of a warp's result
+  static constexpr int kQuads = kDim / 4;                  // of a row, four columns each
+  static_assert(kMostRows * kPitch * 4 <= kSlotBytes);
 
-  /// Shared memory, in bytes: the rings; the warps' results; their maxima and sums; the inboxes of the two sequences
-  /// that may cross this block's borders, and the maxima and sums that come with them.
+  /// Shared memory, in bytes: the rings; where the warps' results are, their maxima and sums; the inboxes of the two
+  /// sequences that may cross this block's borders, and the maxima and sums that come with them.
   int results, states, inbox, inbox_states, barriers, bytes, inbox_quads;
   __host__ __device__ explicit ClusterDecodeShape(int rows)
       : results(kWarps * kRingBytes),
-        states(results + kWarps * rows * kPitch * 4),
+        states(results + kWarps * 4),
         inbox(states + kWarps * kMostRows * 8),
         inbox_states(0),
         barriers(0),
@@ -180,9 +184,16 @@ struct WarpSums {
   }
 };
 
-/// kAlone: the batch is one sequence.
+/// The page table into L2 while lengths are on their way: a line a thread of the cluster.
+__device__ inline void prefetch_table(const AttentionParams& p) {
+  constexpr int kLine = 128 / sizeof(std::int32_t);
+  const std::int64_t at = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kLine;
+  if (at < (p.batch - 1) * p.stride_block_table + p.max_pages) ptx::prefetch_l2(p.block_table + at);
+}
+
+/// kAlone: the batch is one sequence. Grid: blocks of a cluster, parts of kv heads, groups of sequences.
 template <class T, class Shape, bool kAlone>
-__global__ void __launch_bounds__(Shape::kThreads, 1)
+__global__ void __launch_bounds__(Shape::kThreads, 2)
     attention_decode_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ ClusterPlan plan) {
   constexpr int kDim = Shape::kDim, kWarps = Shape::kWarps, kStages = Shape::kStages, kQuads = Shape::kQuads;
   using Producer = GranuleProducer<T, kDim, kStages, kAlone>;
@@ -190,19 +201,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
   const int rank = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
-  const int rows = plan.rows, quads = rows * kQuads;
+  const int group = static_cast<int>(blockIdx.z), rows = plan.rows, quads = rows * kQuads;
   const Shape at(rows);
-  float* const results = reinterpret_cast<float*>(shared + at.results);
+  int* const results = reinterpret_cast<int*>(shared + at.results);      // of each warp: where, in bytes
   float2* const states = reinterpret_cast<float2*>(shared + at.states);  // [warp][kMostRows]
 
   const std::uint32_t inbox_full = ptx::shared_address(shared + at.barriers);  // two barriers
-  const int length = Schedule::load_length(p);
-  std::uint32_t query[kDim / 16][2];
-  const std::uint32_t ring = ptx::shared_address(shared) + warp * Shape::kRingBytes;
-  const unsigned step = kAlone ? static_cast<unsigned>(kWarps) << plan.log2_blocks : kWarps;
-  // One sequence: neighbouring granules in different blocks, so that few of them still use all.
-  const unsigned first = kAlone ? (static_cast<unsigned>(warp) << plan.log2_blocks) + static_cast<unsigned>(rank) : 0;
-  Producer producer(p, plan, head, ring, first, step);
   if (plan.blocks > 1) {
     if (threadIdx.x == 0) {
       ptx::mbarrier_init(inbox_full, 1);
@@ -212,8 +216,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     __syncwarp();
     ptx::cluster_arrive_relaxed();
   }
+  // Up to here nothing is read that the kernel before may write. The next one may come: it waits here, too.
+  ptx::wait_for_previous_kernel();
+  ptx::allow_next_kernel();
+
+  const int length = Schedule::load_length(p);
+  if (!kAlone && p.is_paged()) prefetch_table(p);
+  std::uint32_t query[kDim / 16][2];
+  const std::uint32_t ring = ptx::shared_address(shared) + warp * Shape::kRingBytes;
+  const unsigned step = kAlone ? static_cast<unsigned>(kWarps) << plan.log2_blocks : kWarps;
+  // One sequence: neighbouring granules in different blocks, so that few of them still use all.
+  const unsigned first = kAlone ? (static_cast<unsigned>(warp) << plan.log2_blocks) + static_cast<unsigned>(rank) : 0;
+  Producer producer(p, plan, head / plan.parts, ring, first, step);
   if constexpr (kAlone) load_query<T, kDim>(p, 0, head, rows, query);
-  const Schedule schedule(p, plan, rank, length);
+  const Schedule schedule(p, plan, rank, group, length);
   unsigned place = kAlone ? first : schedule.begin + static_cast<unsigned>(warp);
   if constexpr (!kAlone) producer.move_to(place);
   producer.begin(p, plan, schedule);
@@ -224,7 +240,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
   const float scale_log2 = p.scale * 1.4426950408889634f;
   int slot = 0;
-  bool again = false;
   CutSequence ends_here, goes_on;  // sequences cut by this block's first and last border
 #pragma unroll 1
   for (int b = kAlone ? 0 : schedule.first_sequence(); b < p.batch; ++b) {
@@ -257,16 +272,19 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                sequence.length - static_cast<int>(place - sequence.start) * kGranule);
     }
 
-    if (again) __syncthreads();  // the results before are read
-    again = true;
-    sums.put(results + warp * rows * Shape::kPitch, states + warp * kMostRows, Shape::kPitch, rows);
+    const int result = warp * Shape::kRingBytes + producer.free_slot() * Shape::kSlotBytes;
+    if (lane == 0) results[warp] = result;
+    __syncwarp();  // all lanes have read the slot
+    sums.put(reinterpret_cast<float*>(shared + result), states + warp * kMostRows, Shape::kPitch, rows);
     __syncthreads();
 
     for (int quad = static_cast<int>(threadIdx.x); quad < quads; quad += Shape::kThreads) {
       const int row = quad / kQuads, column = quad % kQuads * 4;
       const MergedQuad merged(
           kWarps, [&](int w) { return states[w * kMostRows + row]; },
-          [&](int w) { return *reinterpret_cast<const float4*>(results + (w * rows + row) * Shape::kPitch + column); });
+          [&](int w) {
+            return *reinterpret_cast<const float4*>(shared + results[w] + (row * Shape::kPitch + column) * 4);
+          });
       if (parts == 1) {
         store_quad<T>(p, b, static_cast<std::int64_t>(head) * rows + row, column, merged.maximum, merged.sum,
                       merged.values);
@@ -294,12 +312,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                            float2{merged.maximum, merged.sum}, ptx::map_shared(inbox_full + 8 * inbox, there));
       }
     }
+    if constexpr (!kAlone) __syncthreads();  // the results are read: their slots are rings' again
   }
 
   // Sequences without a key.
   if (warp == kWarps - 1) {
-    for (int b = rank; b < p.batch; b += plan.blocks) {
-      if (__shfl_sync(kFullMask, schedule.count, b) > 0) continue;
+    for (int b = group * plan.blocks + rank; b < p.batch; b += plan.groups * plan.blocks) {
+      if (__shfl_sync(kFullMask, schedule.length, b) > 0) continue;
       const float zeros[4] = {};
       for (int quad = lane; quad < quads; quad += kWarp)
         store_quad<T>(p, b, static_cast<std::int64_t>(head) * rows + quad / kQuads, quad % kQuads * 4, -INFINITY, 0.0f,
@@ -330,8 +349,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 template <class T, class Shape>
 void launch_attention_decode(const AttentionParams& p, const ClusterPlan& plan, cudaStream_t stream) {
-  LaunchShape shape{dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.heads_kv)), Shape::kThreads,
-                    static_cast<std::size_t>(Shape(plan.rows).bytes), stream};
+  LaunchShape shape{dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.heads_kv * plan.parts),
+                         static_cast<unsigned>(plan.groups)),
+                    Shape::kThreads, static_cast<std::size_t>(Shape(plan.rows).bytes), stream, true};
   shape.cluster = static_cast<unsigned>(plan.blocks);
   if (p.batch == 1)
     launch("attention_fwd decode sm90a", attention_decode_kernel<T, Shape, true>, shape, p, plan);
@@ -339,18 +359,13 @@ void launch_attention_decode(const AttentionParams& p, const ClusterPlan& plan, 
     launch("attention_fwd decode sm90a", attention_decode_kernel<T, Shape, false>, shape, p, plan);
 }
 
-/// An entry of the table. Eight warps with two granules of 8 KB under way each are 128 KB a multiprocessor, where
-/// 4.5 TB/s with 1 us of latency needs 34 KB; the second warp of a scheduler hides what one granule's products wait
-/// for.
+/// An entry of the table. 16 KB of every warp are under way: 64 KB a block, where 4.5 TB/s with 1 us of latency needs
+/// 34 KB a multiprocessor.
 template <class T, int kDim>
 void attention_decode_instance(const AttentionParams& p, void*, Stream stream) {
   if (p.batch * p.heads_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  const ClusterPlan plan = plan_cluster(p);
-  if (plan.rows <= 4)
-    launch_attention_decode<T, ClusterDecodeShape<kDim, 8, 3>>(p, plan, native(stream));
-  else
-    launch_attention_decode<T, ClusterDecodeShape<kDim, 4, 5>>(p, plan, native(stream));
+  launch_attention_decode<T, ClusterDecodeShape<kDim, kDim <= 64 ? 8 : 4, 3>>(p, plan_cluster(p), native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm90a

@@ -4,6 +4,8 @@
 // lengths.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/host/device.hpp"
 #include "flashkernel/stream.hpp"
 #include "ops/attention_params.hpp"
@@ -14,26 +16,58 @@ namespace flashkernel::cuda::sm90a {
 using attention_decode_params = AttentionParams;  // what the generated instances call it
 
 inline constexpr int kGranule = 16;           // keys that a warp takes at a time; they lie in one page
-inline constexpr int kMostRows = 8;           // query heads a kv head: the columns of one matrix instruction
+inline constexpr int kMostRows = 8;           // query heads of a cluster: the columns of one matrix instruction
+inline constexpr int kMostParts = 4;          // of a kv head's query heads, 8 at most in each
 inline constexpr int kMostDecodeBlocks = 16;  // of a cluster, the most that 9.0 has
 inline constexpr int kMostSequences = 32;     // a lane each
 
-/// How a call is spread over the device: a cluster a kv head.
+/// How a call is spread over the device: `groups` clusters for each kv head, or for each part of its query heads.
 struct ClusterPlan {
   int blocks = 1, log2_blocks = 0;  // of a cluster
-  int rows = 0;                     // query heads of a kv head
+  int groups = 1;                   // of sequences, as many as there are sequences at most
+  int parts = 1;                    // of a kv head's query heads
+  int rows = 0;                     // query heads of a part
   int log2_granules_of_page = 0;
 };
 
+/// A sequence alone has all multiprocessors; with several, half of them are enough for each to reach nine tenths of
+/// memory's speed, so that one long sequence among short ones is not left to a few. The groups fill the rest.
 inline ClusterPlan plan_cluster(const AttentionParams& p) {
   ClusterPlan plan;
-  const int num_sms = cuda_device_properties(p.device.index).num_sms;
-  while (2 * plan.blocks <= kMostDecodeBlocks && p.heads_kv * 2 * plan.blocks <= num_sms)
+  const std::int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 0;
+  while (plan.parts < kMostParts && (group > plan.parts * kMostRows || group % plan.parts != 0)) ++plan.parts;
+  plan.rows = static_cast<int>(group / plan.parts);
+  const std::int64_t num_sms = cuda_device_properties(p.device.index).num_sms;
+  const std::int64_t heads = std::max<std::int64_t>(1, p.heads_kv * plan.parts);
+  while (2 * plan.blocks <= kMostDecodeBlocks && heads * 2 * plan.blocks <= (p.batch == 1 ? num_sms : num_sms / 2))
     plan.blocks *= 2, ++plan.log2_blocks;
-  plan.rows = static_cast<int>(p.heads_q / p.heads_kv);
+  if (p.batch > 1) {
+    // Two blocks fit a multiprocessor, clusters do not cross a GPC: of 264 blocks 224 are resident in clusters of 16
+    // (an H200's answer to cudaOccupancyMaxActiveClusters), 240 in clusters of 8. What is not resident waits.
+    const std::int64_t resident = num_sms * 2 * 7 / 8;
+    const std::int64_t most = std::max<std::int64_t>(1, std::min(p.batch, resident / (heads * plan.blocks)));
+    const std::int64_t sequences = (p.batch + most - 1) / most;  // of a group
+    plan.groups = static_cast<int>((p.batch + sequences - 1) / sequences);
+  }
   while (p.is_paged() && (std::int64_t{kGranule} << plan.log2_granules_of_page) < p.page_size)
     ++plan.log2_granules_of_page;
   return plan;
+}
+
+/// Where sm80's kernel, whose blocks share everything, is the better one.
+inline Verdict worth_clusters(const AttentionParams& p) {
+  const ClusterPlan plan = plan_cluster(p);
+  if (plan.rows > kMostRows || plan.rows * plan.parts * p.heads_kv != p.heads_q)
+    return "query heads of a kv head are not 1 to 4 parts of up to 8";
+  // Every part reads all keys, from the L2 cache after the first one: up to 8 MB at d128 that costs less than what the
+  // other kernel spends on starting and merging.
+  const std::int64_t keys = p.batch * p.seq_k * p.heads_kv;
+  if (plan.parts > 1 && keys > 16384) return "more than 8 query heads a kv head and more than 16384 keys";
+  // A block reads some 60 GB/s: 512 keys of d128 in 4 us.
+  const std::int64_t heads = p.heads_kv * plan.parts, blocks = heads * plan.blocks * plan.groups;
+  if (2 * blocks < cuda_device_properties(p.device.index).num_sms && keys * plan.parts > 512 * blocks)
+    return "kv heads and sequences are too few to fill the device with clusters, and keys too many for a few blocks";
+  return Verdict::ok();
 }
 
 template <DType kDtype, int kDim>
@@ -42,7 +76,6 @@ Verdict attention_decode_supports(const AttentionParams& p) {
   if (p.head_dim != kDim || p.head_dim_v != kDim) return "another head_dim";
   if (p.seq_q != 1 || p.is_varlen_q()) return "for one query a sequence";
   if (p.is_varlen_k()) return "for dense or paged keys";
-  if (p.heads_q / p.heads_kv > kMostRows) return "more than 8 query heads a kv head";
   if (p.heads_kv > 64) return "more than 64 kv heads";
   if (p.batch > kMostSequences) return "more than 32 sequences";
   if (p.has_score_modifier() || p.window_left >= 0) return "no bias, ALiBi, softcap or window";
@@ -60,7 +93,7 @@ Verdict attention_decode_supports(const AttentionParams& p) {
     return "rows of k or v, q or out do not start at multiples of 16, 4 and 8 bytes";
   if (p.seq_k > std::int64_t{1} << 29 || p.batch * (p.seq_k / kGranule + 1) >= std::int64_t{1} << 30)
     return "too many keys";  // granules are counted in 32 bits
-  return Verdict::ok();
+  return worth_clusters(p);
 }
 
 }  // namespace flashkernel::cuda::sm90a

@@ -44,6 +44,9 @@ class GranuleProducer {
     if (place_ + kWarp * step_ < schedule.end) look_up(p, plan, schedule, place_ + (kWarp + lane()) * step_);
   }
 
+  /// The slot that is filled next: between two starts it is free.
+  __device__ int free_slot() const { return slot_; }
+
   /// Starts the copies of the next granule, if there is one; a group of copies in any case.
   __device__ void start(const AttentionParams& p, const ClusterPlan& plan, const Schedule& schedule) {
     if (place_ < schedule.end) {

@@ -1,7 +1,8 @@
-// Who takes which granules (16 keys) of a kv head, among the warps of its cluster: all sequences' granules stand in a
+// Who takes which granules (16 keys) of a kv head, among the warps of its clusters: the sequences' granules stand in a
 // row, and a place is a number in it. One sequence: warp by warp through the cluster, so that a warp knows its places,
-// and asks for their pages, before it knows the length. Several: an equal run of places a block (Stream-K, Osama et al.
-// 2023), in it warp by warp. Used by attention_decode.cuh; the functions here are warp-wide.
+// and asks for their pages, before it knows the length. Several: whole sequences are dealt to the kv head's clusters
+// (groups, by the lengths); in a cluster an equal run of places a block (Stream-K, Osama et al. 2023), in it warp by
+// warp. Used by attention_decode.cuh; the functions here are warp-wide.
 #pragma once
 
 #include "cuda/sm90a/attention_decode.hpp"
@@ -13,10 +14,10 @@ namespace flashkernel::cuda::sm90a {
 template <bool kAlone>
 class ClusterSchedule {
  public:
-  int length;      // of sequence `lane`: keys
-  unsigned count;  // its granules
-  unsigned start;  // the place of its first one
-  unsigned total;
+  int length;           // of sequence `lane`: keys
+  unsigned count;       // its granules; none if the sequence is another group's
+  unsigned start;       // the place of its first one
+  unsigned total;       // of this group
   unsigned begin, end;  // this block's places; all of them when there is one sequence
 
   /// Keys of sequence `lane`.
@@ -28,7 +29,7 @@ class ClusterSchedule {
     return static_cast<int>(max(std::int64_t{0}, min(p.seq_lens[lane], p.max_pages * p.page_size)));
   }
 
-  __device__ ClusterSchedule(const AttentionParams& p, const ClusterPlan& plan, int rank, int length)
+  __device__ ClusterSchedule(const AttentionParams& p, const ClusterPlan& plan, int rank, int group, int length)
       : length(length), lane_(static_cast<int>(threadIdx.x % kWarp)), log2_blocks_(plan.log2_blocks) {
     count = static_cast<unsigned>(length + kGranule - 1) / kGranule;
     unsigned through = count;  // of the sequences up to this lane's
@@ -41,6 +42,7 @@ class ClusterSchedule {
     }
     start = through - count;
     total = __shfl_sync(kFullMask, through, kAlone ? 0 : kWarp - 1);
+    if (!kAlone && plan.groups > 1) take_group(plan.groups, group);
     begin = kAlone ? 0 : run_begin(rank);
     end = kAlone ? total : run_begin(rank + 1);
   }
@@ -70,6 +72,20 @@ class ClusterSchedule {
   }
 
  private:
+  /// Keeps the sequences whose middles lie in the group's share of all granules. They are neighbours: the places before
+  /// them go, the sequences behind them begin at the new total.
+  __device__ void take_group(int groups, int group) {
+    const float per_granule = __fdividef(static_cast<float>(groups), static_cast<float>(max(total, 1u)));
+    const float middle = static_cast<float>(start) + 0.5f * static_cast<float>(count);
+    const bool mine = min(static_cast<int>(middle * per_granule), groups - 1) == group;
+    const unsigned all = __ballot_sync(kFullMask, mine && count > 0);
+    const unsigned first = __shfl_sync(kFullMask, start, all ? __ffs(static_cast<int>(all)) - 1 : 0);
+    const unsigned last = __shfl_sync(kFullMask, start + count, all ? kWarp - 1 - __clz(static_cast<int>(all)) : 0);
+    if (!mine) count = 0;
+    total = all ? last - first : 0;
+    start = min(max(start, first) - first, total);
+  }
+
   int lane_, log2_blocks_;
 };
 
