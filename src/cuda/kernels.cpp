@@ -13,6 +13,7 @@
 #include "cuda/sm90a/attention_fwd.hpp"
 #include "cuda/sm90a/linear.hpp"
 #include "cuda/sm90a/long_rows.hpp"
+#include "cuda/sm90a/norm_bwd_rows.hpp"
 
 // The generated instances of the tensor-core kernels.
 namespace flashkernel::cuda::sm75 {
@@ -215,8 +216,14 @@ KernelTable<NormParams> cuda_kernels() {
 
 template <>
 KernelTable<NormBackwardParams> cuda_kernels() {
-  static constexpr KernelEntry<NormBackwardParams> rows[] = {generic<NormBackwardParams>(
-      "norm_bwd/cuda/generic", cuda::norm_bwd_supports, cuda::norm_bwd_workspace, cuda::norm_bwd)};
+  static constexpr KernelEntry<NormBackwardParams> rows[] = {
+#define FK_ROW()                                                                              \
+  hopper<NormBackwardParams>("norm_bwd/cuda/sm90a/rows", cuda::sm90a::norm_bwd_rows_supports, \
+                             cuda::sm90a::norm_bwd_rows_workspace, cuda::sm90a::norm_bwd_rows, kEmulated),
+#include "cuda/sm90a/long_rows.inc"
+#undef FK_ROW
+      generic<NormBackwardParams>("norm_bwd/cuda/generic", cuda::norm_bwd_supports, cuda::norm_bwd_workspace,
+                                  cuda::norm_bwd)};
   return table(rows);
 }
 

@@ -106,6 +106,7 @@ void cases(CaseList& list) {
         Spec both{dtype, rms, {9, 16392}};
         both.residual = both.fp32_parameters = true;
         add("long_rows_residual", both);
+        add("long_rows_chunks", {dtype, rms, {19, 16392}});  // a cluster uses each place of its exchange again
       } else {
         Spec summed{dtype, rms, {3, 40000}};
         summed.residual = summed.fp32_parameters = true;

@@ -1,0 +1,471 @@
+// LayerNorm and RMSNorm backward on 9.0, up to 512 KB a row: a block (a cluster of up to 16 for more than 32 KB a row)
+// walks a chunk of rows. Its part of grad_out and h comes by cp.async through a ring of three stages of shared memory,
+// so two stages, up to 128 KB an SM, are always under way; each thread reads back only what it has copied, so the ring
+// needs no barrier. Column sums stay in registers. What a row's parts add up to goes to all blocks of the cluster by
+// st.async. Bound by memory: 3 tensors, 4 with a residual. Called through the table of kernels.cpp.
+// Invariant: the order of all additions follows from the shape and the number of clusters the GPU holds.
+#include "cuda/sm90a/norm_bwd_rows.hpp"
+
+#include "cuda/host/launch.hpp"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/tile/norm_bwd_combine.cuh"
+#include "cuda/tile/reduce.cuh"
+#include "cuda/tile/row.cuh"
+#include "cuda/tile/vector.cuh"
+
+namespace flashkernel::cuda::sm90a {
+namespace {
+
+constexpr int kStages = 3;
+constexpr int kMostBlocks = 16;              // of a cluster
+constexpr std::int64_t kMostVectors = 2048;  // of 16 bytes, of a row, in a block
+constexpr std::int64_t kShortest = 64;       // shorter rows leave half the threads without work
+
+/// kThreads threads hold a part of kRows rows, kVectors vectors each.
+template <class T, bool kLayerNormKind, int kThreadsOf, int kVectorsOf, int kRowsOf, bool kClusterOf>
+struct Shape {
+  using Element = T;
+  static constexpr bool kLayerNorm = kLayerNormKind, kCluster = kClusterOf;
+  static constexpr int kThreads = kThreadsOf, kVectors = kVectorsOf, kRows = kRowsOf;
+  static constexpr int N = kVectorElements<T>, kWarps = kThreads / kWarp;
+  static constexpr int kSums = kLayerNorm ? 2 : 1;          // columns of grad_weight, and of grad_bias
+  static constexpr bool kHoldWeights = kVectors * N <= 16;  // as floats in registers; else in shared memory
+  // 64 sums a thread leave no registers for the residual to wait in.
+  static constexpr bool kResidualEarly = kSums * kVectors * N < 64;
+  static constexpr int kBlocks = 512 / kThreads;  // an SM's, at 128 registers a thread and 64 KB a stage
+  // Dynamic shared memory: the ring, [stage][row][grad_out, h][vector][thread], weights (those
+  // of fp32 beside rows of 16 bits find no room: they are read from memory for each row), the cluster's mail.
+  static constexpr int kTensorBytes = kVectors * kThreads * 16, kRowBytes = 2 * kTensorBytes;
+  static constexpr int kStageBytes = kRows * kRowBytes, kRingBytes = kStages * kStageBytes;
+  static constexpr int kMailBytes = 2 * kRows * kMostBlocks * 8;  // two turns of {sum, dot}
+  static constexpr int kMailAt = kRingBytes + (kHoldWeights ? 0 : kTensorBytes);
+  static constexpr int kSharedBytes = kMailAt + (kCluster ? kMailBytes + 16 : 0);
+};
+
+/// Sums of kRows rows, each thread's, over the block or the cluster; two turns, so that one barrier is enough: it (or
+/// a message that was sent after it) stands between a turn's reads and the writes of the turn after next.
+template <class S>
+class RowSums {
+  static constexpr int kRows = S::kRows;
+
+ public:
+  using Scratch = float2[2][kRows][S::kWarps];
+
+  __device__ RowSums(Scratch& scratch, unsigned char* mail, int num_blocks)
+      : scratch_(scratch), mail_(reinterpret_cast<float2*>(mail)), num_blocks_(num_blocks) {
+    if constexpr (S::kCluster) {
+      if (threadIdx.x == 0) {
+        ptx::mbarrier_init(barrier(0), 1);
+        ptx::mbarrier_init(barrier(1), 1);
+        ptx::fence_mbarrier_init();
+      }
+      ptx::cluster_arrive();
+    }
+  }
+  /// Before the block ends.
+  __device__ void finish() const {
+    if constexpr (S::kCluster) ptx::cluster_wait();
+  }
+
+  __device__ void operator()(float2 (&sums)[kRows]) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (S::kLayerNorm) sums[r].x = warp_reduce(sums[r].x, Sum{});
+      sums[r].y = warp_reduce(sums[r].y, Sum{});
+      if (lane == 0) scratch_[turn_][r][warp] = sums[r];
+    }
+    __syncthreads();
+    if constexpr (S::kCluster) {
+      ptx::cluster_wait();  // all have read the last sums, long ago: this costs a look
+      if (warp == 0) send(lane);
+      ptx::mbarrier_wait(barrier(turn_), phase_);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        sums[r] = {0.0f, 0.0f};
+        for (int block = 0; block < num_blocks_; ++block) add(sums[r], mail_[place(r, block)]);
+      }
+      phase_ ^= turn_;
+      __syncwarp();
+      ptx::cluster_arrive_relaxed();
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) sums[r] = block_sums(r);
+    }
+    turn_ ^= 1;
+  }
+
+ private:
+  __device__ static void add(float2& sum, float2 more) {
+    if constexpr (S::kLayerNorm) sum.x += more.x;
+    sum.y += more.y;
+  }
+  __device__ float2 block_sums(int r) const {
+    float2 sum{0.0f, 0.0f};
+#pragma unroll
+    for (int warp = 0; warp < S::kWarps; ++warp) add(sum, scratch_[turn_][r][warp]);
+    return sum;
+  }
+  __device__ int place(int r, int block) const { return (turn_ * kRows + r) * kMostBlocks + block; }
+  __device__ std::uint32_t barrier(int turn) const {
+    return ptx::shared_address(mail_) + S::kMailBytes + 8 * static_cast<std::uint32_t>(turn);
+  }
+  /// Lane l writes this block's sums into block l of the cluster.
+  __device__ void send(int lane) const {
+    if (lane == 0) ptx::mbarrier_arrive_expect(barrier(turn_), static_cast<std::uint32_t>(num_blocks_ * kRows * 8));
+    float2 sums[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sums[r] = block_sums(r);
+    if (lane >= num_blocks_) return;
+    const int rank = static_cast<int>(ptx::cluster_rank());
+    const auto there = [&](std::uint32_t address) {
+      return ptx::map_shared(address, static_cast<std::uint32_t>(lane));
+    };
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      ptx::store_async_2(there(ptx::shared_address(mail_ + place(r, rank))), sums[r], there(barrier(turn_)));
+  }
+
+  Scratch& scratch_;
+  float2* mail_;
+  int num_blocks_, turn_ = 0;
+  std::uint32_t phase_ = 0;  // of both turns' barriers: it changes after the second
+};
+
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+    rows_kernel(const NormBackwardParams p, std::int64_t rows_per_chunk, int num_blocks, float* partial_weight,
+                float* partial_bias) {
+  using T = typename S::Element;
+  constexpr int N = S::N, kVectors = S::kVectors, kRows = S::kRows;
+  using Vector = Packed<T, N>;
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ typename RowSums<S>::Scratch scratch;
+
+  const int blocks = S::kCluster ? num_blocks : 1;
+  const std::int64_t chunk = blockIdx.x / static_cast<unsigned>(blocks);
+  const std::int64_t first_row = chunk * rows_per_chunk, last_row = min(p.rows, first_row + rows_per_chunk);
+  // This block's columns begin at `part`; a thread's vector j is at `column + j * kStep`.
+  const int thread = static_cast<int>(threadIdx.x), features = static_cast<int>(p.features);
+  const int share = S::kCluster ? (features / N + blocks - 1) / blocks * N : features;
+  const int part = S::kCluster ? static_cast<int>(ptx::cluster_rank()) * share : 0;
+  const int columns = min(share, features - part);
+  const std::int64_t column = part + thread * N;
+  constexpr int kStep = S::kThreads * N;
+  const auto holds = [&](int j) { return thread * N < columns - j * kStep; };
+  const float inverse_features = 1.0f / static_cast<float>(features);
+
+  const auto slot = [&](int stage, int r, int tensor, int j) {
+    return shared + stage * S::kStageBytes + r * S::kRowBytes + tensor * S::kTensorBytes +
+           (j * S::kThreads + thread) * 16;
+  };
+  // Rows and columns past the end are filled with zeros.
+  const auto copy = [&](std::int64_t row, int stage) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const bool inside = row + r < last_row;
+      const T* const grad_out = static_cast<const T*>(p.grad_out) + (row + r) * p.stride_grad_out_row + column;
+      const T* const h = static_cast<const T*>(p.h) + (row + r) * p.stride_h_row + column;
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const std::uint32_t bytes = inside && holds(j) ? 16 : 0;
+        ptx::cp_async_16(ptx::shared_address(slot(stage, r, 0, j)), grad_out + j * kStep, bytes);
+        ptx::cp_async_16(ptx::shared_address(slot(stage, r, 1, j)), h + j * kStep, bytes);
+      }
+    }
+    ptx::cp_async_commit();
+  };
+  const bool wide_weights = sizeof(T) == 2 && p.weight && p.weight.dtype == DType::kFloat32;
+  const auto weight_slot = [&](int j) { return shared + S::kRingBytes + (j * S::kThreads + thread) * 16; };
+  if constexpr (!S::kHoldWeights) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      if (!p.weight) {
+        float ones[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) ones[i] = 1.0f;
+        store_floats(reinterpret_cast<T*>(weight_slot(j)), ones);
+      } else if (!wide_weights) {
+        ptx::cp_async_16(ptx::shared_address(weight_slot(j)), static_cast<const T*>(p.weight.data) + column + j * kStep,
+                         holds(j) ? 16 : 0);
+      }
+    }
+  }
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) copy(first_row + stage * kRows, stage);
+
+  // As one word of 16 bytes: of a vector the compiler would load the elements one by one.
+  const auto read_shared = [](const unsigned char* from, float(&values)[N]) {
+    const uint4 word = *reinterpret_cast<const uint4*>(from);
+    unpack(values, reinterpret_cast<const Vector&>(word));
+  };
+  const auto read_weight = [&](int j, float(&weight)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) weight[i] = 1.0f;
+    if (!p.weight || !holds(j)) return;
+    if (!wide_weights) {
+      load_floats(weight, static_cast<const T*>(p.weight.data) + column + j * kStep);
+    } else {
+      load_wide(weight, static_cast<const float*>(p.weight.data) + column + j * kStep);
+    }
+  };
+  float weights[S::kHoldWeights ? kVectors : 1][N];
+  if constexpr (S::kHoldWeights) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) read_weight(j, weights[j]);
+  }
+  const auto weighted = [&](int j, const float(&g)[N], float(&gw)[N]) {
+    float again[N];
+    if constexpr (!S::kHoldWeights) {
+      if (wide_weights) {
+        read_weight(j, again);
+      } else {
+        read_shared(weight_slot(j), again);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) gw[i] = g[i] * (S::kHoldWeights ? weights[j][i] : again[i]);
+  };
+
+  float sums[S::kSums][kVectors][N] = {};  // of g * x_hat, and of g, over this chunk's rows
+  float next_mean[kRows], next_rstd[kRows];
+  const auto read_statistics = [&](std::int64_t row) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      next_mean[r] = S::kLayerNorm && row + r < last_row ? p.mean[row + r] : 0.0f;
+      next_rstd[r] = row + r < last_row ? p.rstd[row + r] : 0.0f;
+    }
+  };
+  read_statistics(first_row);
+  RowSums<S> add_up(scratch, shared + S::kMailAt, blocks);
+
+  int stage = 0, free_stage = kStages - 1;
+  for (std::int64_t row = first_row; row < last_row; row += kRows) {
+    copy(row + (kStages - 1) * kRows, free_stage);
+    float mean[kRows], rstd[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) mean[r] = next_mean[r], rstd[r] = next_rstd[r];
+    read_statistics(row + kRows);
+    const auto read_residual = [&](int r, int j) {
+      const T* const from = static_cast<const T*>(p.grad_residual_out) + (row + r) * p.stride_grad_residual_out_row;
+      return p.grad_residual_out && row + r < last_row && holds(j) ? load_vector<N>(from + column + j * kStep)
+                                                                   : Vector{};
+    };
+    ptx::cp_async_wait<kStages - 1>();
+
+    // grad_out and h, the latter without its mean.
+    const auto read = [&](int r, int j, float(&g)[N], float(&centred)[N]) {
+      read_shared(slot(stage, r, 0, j), g);
+      read_shared(slot(stage, r, 1, j), centred);
+      if constexpr (S::kLayerNorm) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) centred[i] -= mean[r];
+      }
+    };
+    float2 row_sums[kRows];  // of g * w, and of g * w * (h - mean)
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      row_sums[r] = {0.0f, 0.0f};
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        float g[N], gw[N], centred[N];
+        read(r, j, g, centred);
+        weighted(j, g, gw);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          sums[0][j][i] = fmaf(g[i] * rstd[r], centred[i], sums[0][j][i]);
+          if constexpr (S::kLayerNorm) {
+            sums[1][j][i] += g[i];
+            row_sums[r].x += gw[i];
+          }
+          row_sums[r].y = fmaf(gw[i], centred[i], row_sums[r].y);
+        }
+      }
+    }
+    if (p.grad_x) {
+      Vector residual[S::kResidualEarly ? kRows : 1][kVectors];  // on its way while the block adds
+      if constexpr (S::kResidualEarly) {
+#pragma unroll
+        for (int at = 0; at < kRows * kVectors; ++at)
+          residual[at / kVectors][at % kVectors] = read_residual(at / kVectors, at % kVectors);
+      }
+      add_up(row_sums);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (row + r >= last_row) continue;
+        // rstd * (g * w - mean(g * w) - x_hat * mean(g * w * x_hat))
+        const float shift = row_sums[r].x * inverse_features;
+        const float slope = -rstd[r] * rstd[r] * (row_sums[r].y * inverse_features) * rstd[r];
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) {
+          if (!holds(j)) continue;
+          float g[N], gw[N], centred[N], result[N];
+          read(r, j, g, centred);
+          weighted(j, g, gw);
+#pragma unroll
+          for (int i = 0; i < N; ++i) {
+            if constexpr (S::kLayerNorm) gw[i] -= shift;
+            result[i] = fmaf(gw[i], rstd[r], centred[i] * slope);
+          }
+          if (p.grad_residual_out) {
+            float more[N];
+            unpack(more, S::kResidualEarly ? residual[r][j] : read_residual(r, j));
+#pragma unroll
+            for (int i = 0; i < N; ++i) result[i] += more[i];
+          }
+          store_floats(static_cast<T*>(p.grad_x) + (row + r) * p.stride_grad_x_row + column + j * kStep, result);
+        }
+      }
+    }
+    free_stage = stage;
+    stage = stage + 1 < kStages ? stage + 1 : 0;
+  }
+  ptx::cp_async_wait<0>();
+  add_up.finish();
+  const auto write = [&](int which, float* partial) {
+    if (!partial) return;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+      if (holds(j)) store_wide(partial + chunk * p.features + column + j * kStep, sums[which][j]);
+  };
+  write(0, partial_weight);
+  if constexpr (S::kLayerNorm) write(1, partial_bias);
+}
+
+int blocks_of_cluster(std::int64_t vectors) {
+  int blocks = 1;
+  while (ceil_div(vectors, blocks) > kMostVectors) blocks *= 2;
+  return blocks;
+}
+
+/// f(Shape) for the part of a row that a block holds.
+template <class F>
+void with_shape(const NormBackwardParams& p, F f) {
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const std::int64_t vectors = p.features / kVectorElements<T>;
+    const auto of_kind = [&](auto kind) {
+      constexpr bool kLayerNorm = kind.value != 0;
+      if (vectors <= 128) return f(Shape<T, kLayerNorm, 128, 1, 4, false>{});
+      if (vectors <= 256) return f(Shape<T, kLayerNorm, 128, 2, 2, false>{});
+      if (vectors <= 512) return f(Shape<T, kLayerNorm, 256, 2, 2, false>{});
+      if (vectors <= 1024) return f(Shape<T, kLayerNorm, 512, 2, 2, false>{});
+      if (vectors <= kMostVectors) return f(Shape<T, kLayerNorm, 512, 4, 1, false>{});
+      return f(Shape<T, kLayerNorm, 512, 4, 1, true>{});
+    };
+    if (p.kind == NormKind::kLayerNorm) return of_kind(Constant<1>{});
+    of_kind(Constant<0>{});
+  });
+}
+
+/// Clusters (blocks, where one holds a row) that the current device runs at once. Cached: asking takes microseconds.
+template <class S>
+int clusters_at_once(int num_blocks, int device) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, int>, int> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = known.find({device, num_blocks});
+  if (found != known.end()) return found->second;
+  const char* const name = "norm_bwd: clusters at once";
+  const auto kernel = rows_kernel<S>;
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes), name);
+  if (num_blocks > 8) cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), name);
+  int count = 0;
+  if (num_blocks == 1) {
+    cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, S::kThreads, S::kSharedBytes), name);
+    return known[{device, num_blocks}] = count * cuda_device_properties(device).num_sms;
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(num_blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(num_blocks);
+  config.blockDim = S::kThreads;
+  config.dynamicSmemBytes = S::kSharedBytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  cuda_check(cudaOccupancyMaxActiveClusters(&count, kernel, &config), name);
+  return known[{device, num_blocks}] = count;
+}
+
+struct Plan {
+  int num_blocks = 1;               // of a cluster
+  std::int64_t rows_per_chunk = 1;  // a chunk is a cluster's
+  int chunks = 0;
+};
+
+/// One chunk for each cluster the GPU runs at once: an even share of rows, and the fewest partial sums.
+template <class S>
+Plan plan(const NormBackwardParams& p) {
+  Plan plan;
+  plan.num_blocks = blocks_of_cluster(p.features / S::N);
+  const std::int64_t most = std::max(1, clusters_at_once<S>(plan.num_blocks, p.device.index));
+  plan.rows_per_chunk = std::max<std::int64_t>(1, ceil_div(p.rows, most));
+  plan.chunks = static_cast<int>(ceil_div(p.rows, plan.rows_per_chunk));
+  return plan;
+}
+
+}  // namespace
+
+Verdict norm_bwd_rows_supports(const NormBackwardParams& p) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(p.dtype));
+  const std::int64_t vectors = p.features * bytes / 16;
+  if (p.rows == 0) return Verdict("no rows");
+  if (vectors < kShortest) return Verdict("rows of less than 1 KB");
+  if (vectors > kMostBlocks * kMostVectors) return Verdict("a cluster holds rows of up to 512 KB");
+  const auto aligned = [&](const void* data, std::int64_t stride) {
+    return !data || (is_aligned(data, 16) && (p.rows == 1 || stride * bytes % 16 == 0));
+  };
+  const bool weights =
+      !p.weight || ((p.weight.dtype == p.dtype || p.weight.dtype == DType::kFloat32) && is_aligned(p.weight.data, 16));
+  if (p.features * bytes % 16 != 0 || !weights || !aligned(p.grad_out, p.stride_grad_out_row) ||
+      !aligned(p.h, p.stride_h_row) || !aligned(p.grad_x, p.stride_grad_x_row) ||
+      !aligned(p.grad_residual_out, p.stride_grad_residual_out_row))
+    return Verdict("needs rows and weights on 16-byte boundaries");
+  if (p.kind == NormKind::kRmsNorm && p.grad_bias) return Verdict("RMSNorm has no bias");
+  const CudaDeviceGuard guard(p.device.index);
+  int clusters = 0;
+  with_shape(
+      p, [&](auto shape) { clusters = clusters_at_once<decltype(shape)>(blocks_of_cluster(vectors), p.device.index); });
+  return clusters > 0 ? Verdict::ok() : Verdict("this GPU holds no cluster of so many blocks");
+}
+
+std::size_t norm_bwd_rows_workspace(const NormBackwardParams& p) {
+  const CudaDeviceGuard guard(p.device.index);
+  const int sums = (p.grad_weight ? 1 : 0) + (p.grad_bias ? 1 : 0);
+  std::size_t bytes = 0;
+  with_shape(p, [&](auto shape) {
+    bytes = sizeof(float) * static_cast<std::size_t>(sums * plan<decltype(shape)>(p).chunks * p.features);
+  });
+  return bytes;
+}
+
+void norm_bwd_rows(const NormBackwardParams& p, void* workspace, Stream stream) {
+  const CudaDeviceGuard guard(p.device.index);
+  const cudaStream_t s = native(stream);
+  with_shape(p, [&](auto kernel_shape) {
+    using S = decltype(kernel_shape);
+    const Plan how = plan<S>(p);
+    float* const first = static_cast<float*>(workspace);
+    float* const partial_weight = p.grad_weight ? first : nullptr;
+    float* const partial_bias = p.grad_bias ? first + (p.grad_weight ? how.chunks * p.features : 0) : nullptr;
+    LaunchShape shape{static_cast<unsigned>(how.chunks * how.num_blocks), S::kThreads, S::kSharedBytes, s};
+    shape.cluster = static_cast<unsigned>(how.num_blocks);
+    launch("norm_bwd: rows", rows_kernel<S>, shape, p, how.rows_per_chunk, how.num_blocks, partial_weight,
+           partial_bias);
+    const unsigned sums = (p.grad_weight ? 1 : 0) + (p.grad_bias ? 1 : 0);
+    if (sums == 0) return;
+    namespace combine = norm_bwd_combine;
+    const dim3 grid(static_cast<unsigned>(ceil_div(p.features, combine::kColumns)), sums);
+    const auto add = [&](auto lanes) {
+      launch("norm_bwd: combine", combine::kernel<lanes.value>, {grid, dim3(combine::kColumns, lanes.value), 0, s}, p,
+             how.chunks, partial_weight, partial_bias);
+    };
+    if (combine::lanes(p.features) == combine::kFewLanes) return add(Constant<combine::kFewLanes>{});
+    add(Constant<combine::kManyLanes>{});
+  });
+}
+
+}  // namespace flashkernel::cuda::sm90a

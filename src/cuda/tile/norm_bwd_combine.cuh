@@ -1,0 +1,47 @@
+// The end of norm backward: partial column sums of chunks of rows become grad_weight and grad_bias. Launched by the
+// norm backward kernels. Invariant: the order of the additions follows from the number of chunks and of columns alone.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/tile/convert.cuh"
+#include "ops/norm_params.hpp"
+
+namespace flashkernel::cuda::norm_bwd_combine {
+
+inline constexpr int kColumns = 32;
+
+/// Lanes of a column: many columns fill a GPU by themselves, and then have few chunks.
+inline constexpr int kFewLanes = 4, kManyLanes = 32;
+inline int lanes(std::int64_t features) { return features >= 8192 ? kFewLanes : kManyLanes; }
+
+/// A block takes kColumns columns, by y of grad_weight or of grad_bias; lane y of kLanes adds a run of chunks, then the
+/// lanes are added in order. `partial`: [chunks, features] of the weight's, of the bias's, each where it is wanted.
+template <int kLanes>
+__global__ void __launch_bounds__(kColumns* kLanes)
+    kernel(const NormBackwardParams p, int chunks, const float* partial_weight, const float* partial_bias) {
+  __shared__ float sums[kLanes][kColumns];
+  const bool of_weight = blockIdx.y == 0 && partial_weight;
+  const float* const partial = of_weight ? partial_weight : partial_bias;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kColumns + threadIdx.x;
+  const int run = (chunks + kLanes - 1) / kLanes;
+  const int first = static_cast<int>(threadIdx.y) * run, last = min(chunks, first + run);
+  float sum = 0.0f;
+  if (column < p.features) {
+#pragma unroll 8
+    for (int chunk = first; chunk < last; ++chunk) sum += partial[chunk * p.features + column];
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0 || column >= p.features) return;
+  float total = 0.0f;
+#pragma unroll
+  for (int lane = 0; lane < kLanes; ++lane) total += sums[lane][threadIdx.x];
+  if (of_weight) {
+    store_typed(p.grad_weight, p.grad_weight_dtype, column, total);
+  } else {
+    store_typed(p.grad_bias, p.grad_bias_dtype, column, total);
+  }
+}
+
+}  // namespace flashkernel::cuda::norm_bwd_combine
