@@ -5,6 +5,7 @@
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/activation.cuh"
+#include "cuda/tile/turn.cuh"
 #include "cuda/tile/vector.cuh"
 
 namespace flashkernel::cuda {
@@ -74,6 +75,7 @@ struct Tensors {
 template <class T, class Op>
 __global__ void __launch_bounds__(kVectorThreads) contiguous_kernel(const Tensors<Op> tensors, std::int64_t vectors) {
   constexpr int N = kVectorElements<T>;
+  take_turn();
   const std::int64_t v = static_cast<std::int64_t>(blockIdx.x) * kVectorThreads + threadIdx.x;
   if (v >= vectors) return;
   Packed<T, N> in[Op::kInputs];
@@ -97,6 +99,7 @@ __global__ void __launch_bounds__(kVectorThreads) contiguous_kernel(const Tensor
 template <class T, class Op>
 __global__ void __launch_bounds__(kThreads)
     strided_kernel(const Tensors<Op> tensors, const Layout<Op::kInputs + Op::kOutputs> layout, std::int64_t count) {
+  take_turn();
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
   for (std::int64_t e = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; e < count; e += step) {
     std::int64_t offset[Op::kInputs + Op::kOutputs];
@@ -132,8 +135,8 @@ void run(DType dtype, Device device, int ndim, const std::int64_t* shape, const 
     if (contiguous && count >= N) {
       const std::int64_t vectors = std::min(count / N, std::int64_t{kVectorThreads} * 0x7fffffff);
       launch(name, contiguous_kernel<T, Op>,
-             {static_cast<unsigned>(ceil_div(vectors, kVectorThreads)), kVectorThreads, 0, native(stream)}, tensors,
-             vectors);
+             {static_cast<unsigned>(ceil_div(vectors, kVectorThreads)), kVectorThreads, 0, native(stream), true},
+             tensors, vectors);
       done = vectors * N;
     }
     if (done == count) return;
@@ -148,8 +151,8 @@ void run(DType dtype, Device device, int ndim, const std::int64_t* shape, const 
       if (tensors.out[t]) rest.out[t] = static_cast<T*>(tensors.out[t]) + done;
     if (done > 0) layout.shape[0] = count - done;
     launch(name, strided_kernel<T, Op>,
-           {grid_size(ceil_div(count - done, kThreads), device.index, kBlocksPerSm), kThreads, 0, native(stream)}, rest,
-           layout, count - done);
+           {grid_size(ceil_div(count - done, kThreads), device.index, kBlocksPerSm), kThreads, 0, native(stream), true},
+           rest, layout, count - done);
   });
 }
 

@@ -7,6 +7,7 @@
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/rope.cuh"
+#include "cuda/tile/turn.cuh"
 #include "cuda/tile/vector.cuh"
 
 namespace flashkernel::cuda {
@@ -26,6 +27,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   using Vector = Packed<T, kWidth>;
   __shared__ float cosines[kThreads], sines[kThreads];  // of pair a of token t at t * pairs + a
   __shared__ T* places[kMostTokens][2];                 // where the token's k and v go; null: nowhere
+  take_turn();
   const int thread = static_cast<int>(threadIdx.x), half = static_cast<int>(p.rope.rotary_dim / 2);
   const int pairs = min(half - first_pair, kMostPairs);
   const int heads_kv = static_cast<int>(p.pages.heads_kv), heads = heads_kv + static_cast<int>(p.heads_q);
@@ -161,7 +163,7 @@ void launch_for(const KvAppendParams& p, cudaStream_t stream) {
   const int tokens_at_once = is_few ? 1 : std::min(kMostTokens, covered);
   const unsigned blocks = grid_size(ceil_div(p.tokens, tokens_at_once), p.device.index, is_few ? 4 : kBlocks);
   for (int first_pair = 0; first_pair == 0 || first_pair < half; first_pair += kMostPairs)
-    launch("kv_append", vectors ? append_rope_kernel<T, N> : append_rope_kernel<T, 1>, {blocks, kThreads, 0, stream}, p,
+    launch("kv_append", vectors ? append_rope_kernel<T, N> : append_rope_kernel<T, 1>, {blocks, kThreads, 0, stream, true}, p,
            rope_frequencies(p.rope, first_pair), first_pair, tokens_at_once);
 }
 

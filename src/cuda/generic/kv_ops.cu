@@ -5,6 +5,7 @@
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/reduce.cuh"
+#include "cuda/tile/turn.cuh"
 
 namespace flashkernel::cuda {
 namespace {
@@ -56,6 +57,7 @@ __device__ inline std::int64_t my_row() {
 template <class Unit, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     append_kernel(const __grid_constant__ KvAppendParams p, const __grid_constant__ Layouts layouts) {
+  take_turn();
   const bool is_v = blockIdx.y == 1;
   const RowLayout& layout = layouts.of[blockIdx.y];
   const std::int64_t row = my_row<kLanes>();
@@ -203,8 +205,9 @@ void kv_append(const KvAppendParams& p, void*, Stream stream) {
              v_rows(p.pages, p.v, 0, p.stride_v_token, p.stride_v_head),
              [&](auto unit, auto lanes, const RowLayout& k, const RowLayout& v) {
                constexpr int kLanes = decltype(lanes)::value;
-               launch("kv_append", append_kernel<decltype(unit), kLanes>,
-                      shape_for<kLanes>(p.tokens * std::max(k.heads, v.heads), native(stream)), p, Layouts{{k, v}});
+               LaunchShape shape = shape_for<kLanes>(p.tokens * std::max(k.heads, v.heads), native(stream));
+               shape.early = true;
+               launch("kv_append", append_kernel<decltype(unit), kLanes>, shape, p, Layouts{{k, v}});
              });
 }
 

@@ -4,6 +4,7 @@
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/norm_row.cuh"
+#include "cuda/tile/turn.cuh"
 
 namespace flashkernel::cuda {
 namespace {
@@ -11,6 +12,7 @@ namespace {
 template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
 __global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const NormParams p) {
   [[maybe_unused]] __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
+  take_turn();
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
   if (kRowsPerBlock > 1 && row >= p.rows) return;  // whole warps: rows share a block only when a row is one warp
   norm_row<T, kThreads, kVectors, N>(
@@ -21,7 +23,7 @@ template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
 void launch_instance(const NormParams& p, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(p.rows, kRowsPerBlock));
   launch("norm", norm_kernel<T, kThreads, kRowsPerBlock, kVectors, N>,
-         {blocks, dim3(kThreads, kRowsPerBlock), 0, stream}, p);
+         {blocks, dim3(kThreads, kRowsPerBlock), 0, stream, true}, p);
 }
 
 }  // namespace

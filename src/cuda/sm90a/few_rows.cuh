@@ -7,6 +7,7 @@
 
 #include "cuda/host/launch.hpp"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
@@ -61,6 +62,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     }
     ptx::fence_mbarrier_init();
   }
+  ptx::wait_for_previous_kernel();
   __syncthreads();
 
   // This block finishes `share` features; a thread of the warpgroup four neighbours, for some of the rows.
@@ -85,6 +87,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
         }
         ptx::tma_load(x, &p.x, full(slot), shared_by_all, k, 0);
       }
+      ptx::allow_next_kernel();  // not before: its blocks would stand in the way of the weights
     }
   } else {
 #pragma unroll
@@ -173,6 +176,7 @@ void few_rows(const FewRowsProblem& p, int splits, cudaStream_t stream) {
     LaunchShape shape{static_cast<unsigned>(ceil_div(p.features, Shape::kFeatures) * splits), Shape::kThreads,
                       Shape::kSharedBytes, stream};
     shape.cluster = static_cast<unsigned>(splits);
+    shape.early = true;
     launch(name, few_rows_kernel<T, Shape, kAlongIn>, shape, arguments);
   };
   const auto with_layout = [&](auto rows) {
