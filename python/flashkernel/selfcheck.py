@@ -264,8 +264,8 @@ def _norm(inputs: _Inputs, shape: tuple[int, int] = (7, 64)) -> _Pairs:
     return [(layer, layer64), (hidden, h), (rms, x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + 1e-6) * w64)]
 
 
-def _norm_bwd(inputs: _Inputs) -> _Pairs:
-    (g, g64), (x, x64), (w, w64) = inputs.randn(7, 64), inputs.randn(7, 64), inputs.randn(64)
+def _norm_bwd(inputs: _Inputs, features: int = 64) -> _Pairs:
+    (g, g64), (x, x64), (w, w64) = inputs.randn(7, features), inputs.randn(7, features), inputs.randn(features)
     mean, rstd = x64.mean(-1), 1 / np.sqrt(x64.var(-1) + 1e-5)
     n, gw = (x64 - mean[:, None]) * rstd[:, None], g64 * w64
     grad = rstd[:, None] * (gw - gw.mean(-1, keepdims=True) - n * (gw * n).mean(-1, keepdims=True))
@@ -360,7 +360,7 @@ CASES: dict[str, list[_Case]] = {
     "softmax": [_softmax_fwd, partial(_softmax_fwd, shape=_LONG_ROWS)],
     "softmax_bwd": [_softmax_bwd, partial(_softmax_bwd, shape=_LONG_ROWS)],
     "norm": [_norm, partial(_norm, shape=_LONG_ROWS)],
-    "norm_bwd": [_norm_bwd],
+    "norm_bwd": [_norm_bwd, partial(_norm_bwd, features=1024)],
     "cross_entropy": [_cross_entropy],
     "cross_entropy_bwd": [_cross_entropy_bwd],
     "kv_append": [_kv_append],

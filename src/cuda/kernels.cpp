@@ -45,7 +45,6 @@ namespace {
 
 constexpr int kOldest = 75;   // T4
 constexpr int kNewest = 999;  // what comes next runs from PTX
-constexpr int kEmulated = 5;  // no GPU has run it yet, only the emulated one: below everything, to be forced
 constexpr int kGeneric = 10;  // priority of the generic rows; tensor-core rows stand above
 constexpr int kTuring = 15;   // mma.sync m16n8k8
 constexpr int kAmpere = 20;   // mma.sync m16n8k16
@@ -207,7 +206,7 @@ KernelTable<NormParams> cuda_kernels() {
   static constexpr KernelEntry<NormParams> rows[] = {
 #define FK_ROW()                                                                                 \
   hopper<NormParams>("norm/cuda/sm90a/long_rows", cuda::sm90a::norm_long_rows_supports, nullptr, \
-                     cuda::sm90a::norm_long_rows, kEmulated),
+                     cuda::sm90a::norm_long_rows),
 #include "cuda/sm90a/long_rows.inc"
 #undef FK_ROW
       generic<NormParams>("norm/cuda/generic", cuda::norm_fwd_supports, nullptr, cuda::norm_fwd)};
@@ -219,7 +218,7 @@ KernelTable<NormBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<NormBackwardParams> rows[] = {
 #define FK_ROW()                                                                              \
   hopper<NormBackwardParams>("norm_bwd/cuda/sm90a/rows", cuda::sm90a::norm_bwd_rows_supports, \
-                             cuda::sm90a::norm_bwd_rows_workspace, cuda::sm90a::norm_bwd_rows, kEmulated),
+                             cuda::sm90a::norm_bwd_rows_workspace, cuda::sm90a::norm_bwd_rows),
 #include "cuda/sm90a/long_rows.inc"
 #undef FK_ROW
       generic<NormBackwardParams>("norm_bwd/cuda/generic", cuda::norm_bwd_supports, cuda::norm_bwd_workspace,
@@ -239,7 +238,7 @@ KernelTable<SoftmaxParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxParams> rows[] = {
 #define FK_ROW()                                                                                          \
   hopper<SoftmaxParams>("softmax/cuda/sm90a/long_rows", cuda::sm90a::softmax_long_rows_supports, nullptr, \
-                        cuda::sm90a::softmax_long_rows, kEmulated),
+                        cuda::sm90a::softmax_long_rows),
 #include "cuda/sm90a/long_rows.inc"
 #undef FK_ROW
       generic<SoftmaxParams>("softmax/cuda/generic", cuda::softmax_supports, nullptr, cuda::softmax)};
@@ -251,7 +250,7 @@ KernelTable<SoftmaxBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxBackwardParams> rows[] = {
 #define FK_ROW()                                                                                                 \
   hopper<SoftmaxBackwardParams>("softmax_bwd/cuda/sm90a/long_rows", cuda::sm90a::softmax_bwd_long_rows_supports, \
-                                nullptr, cuda::sm90a::softmax_bwd_long_rows, kEmulated),
+                                nullptr, cuda::sm90a::softmax_bwd_long_rows),
 #include "cuda/sm90a/long_rows.inc"
 #undef FK_ROW
       generic<SoftmaxBackwardParams>("softmax_bwd/cuda/generic", cuda::softmax_bwd_supports, nullptr,

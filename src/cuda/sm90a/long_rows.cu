@@ -116,12 +116,21 @@ LaunchShape shape(std::int64_t rows, int num_blocks, Stream stream) {
   return shape;
 }
 
+// The generic kernels read a row of over 128 KB again from the L2 cache, and an H200 found that as fast or faster for
+// norms, and for softmax up to 256 KB (docs/kernels/cuda_memory_bound.md).
+bool is_longer(DType dtype, std::int64_t columns, std::int64_t kilobytes) {
+  return columns * static_cast<std::int64_t>(dtype_bytes(dtype)) > kilobytes * 1024;
+}
+
 }  // namespace
 
 Verdict norm_long_rows_supports(const NormParams& p) {
+  if (is_longer(p.dtype, p.features, 128)) return Verdict("rows of more than 128 KB: generic is as fast");
   return supports(norm_rows_are_vectors(p), p.dtype, p.rows, p.features);
 }
 Verdict softmax_long_rows_supports(const SoftmaxParams& p) {
+  if (is_longer(p.dtype, p.columns, 128) && !is_longer(p.dtype, p.columns, 256))
+    return Verdict("rows of 128 to 256 KB: generic is faster");
   return supports(rows_are_vectors(p), p.dtype, p.rows, p.columns);
 }
 Verdict softmax_bwd_long_rows_supports(const SoftmaxBackwardParams& p) {
