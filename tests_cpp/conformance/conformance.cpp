@@ -190,10 +190,13 @@ class ConformanceTest : public ::testing::Test {
   void accepts_a_case() {
     if (accepting().count(kernel_.id)) return;
     std::string reasons;
-    for (const Case& test_case : suites()[kernel_.op].cases) {
-      const std::string reason = why_refused(kernel_, test_case);
-      if (reason.empty()) return;
-      reasons += "\n  " + test_case.name + ": " + reason;
+    for (const bool huge : {false, true}) {  // to ask, a case makes its tensors: those of gigabytes come last
+      for (const Case& test_case : suites()[kernel_.op].cases) {
+        if ((test_case.name.find("past_2_31") != std::string::npos) != huge) continue;
+        const std::string reason = why_refused(kernel_, test_case);
+        if (reason.empty()) return;
+        reasons += "\n  " + test_case.name + ": " + reason;
+      }
     }
     FAIL() << kernel_.id
            << " accepts none of the cases of its op (tests_cpp/conformance), so nothing tests it:" << reasons;
