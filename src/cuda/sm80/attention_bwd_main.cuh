@@ -378,12 +378,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
               for (int half = 0; half < 2; ++half)
                 shared_word(exchange(s, n, half)) = pack<__half>(tile[s][n][2 * half], tile[s][n][2 * half + 1]);
         }
-        // Modified scores take so long that the partner is there already: waiting for it costs nothing, and racecheck
-        // follows it (docs/kernels/attention_sm80.md, Races).
-        if constexpr (Shape::kModified)
-          ptx::barrier_sync(pair_barrier, 64);
-        else
-          ptx::barrier_arrive(pair_barrier, 64);
+        ptx::barrier_arrive(pair_barrier, 64);
         if (Shape::kGradSBuffers > 1 && part == kParts - 1) add_grad_q(step - 1, before(at));
       } else {
         __syncwarp();

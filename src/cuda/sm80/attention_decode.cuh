@@ -141,7 +141,6 @@ __global__ void __launch_bounds__(decode_max_warps(Keys::kBytes) * kWarp, 1)
   float* const states = results + plan.warps * kRows * Shape::kResultPitch;
   float* const query_factors = states + plan.warps * kRows * 2;
 
-  ptx::wait_for_previous_kernel();
   if (p.is_paged()) prefetch_table(p);
   const Schedule schedule(p, plan);
   if (static_cast<int>(blockIdx.x) >= schedule.blocks()) {
@@ -160,7 +159,7 @@ __global__ void __launch_bounds__(decode_max_warps(Keys::kBytes) * kWarp, 1)
   Producer<typename Keys::Element, kDim, kStages> producer(p, plan, my_walk, ring);
 #pragma unroll 1
   for (int stage = 0; stage < kStages - 1; ++stage) producer.start(p, plan);
-  ptx::allow_next_kernel();
+  if (plan.combine_apart) ptx::allow_next_kernel();
   if (warp == plan.warps - 1) store_empty_sequences<T>(p, plan.vectors_out);
 
   const int group = static_cast<int>(p.heads_q / p.heads_kv);
@@ -466,14 +465,15 @@ void launch_attention_decode(const AttentionParams& p, const DecodePlan& plan, f
   with_decode_tiles<kDim>(p, [&](auto tiles) {
     launch("attention_fwd decode sm80", attention_decode_kernel<T, Keys, kDim, decltype(tiles)::value>,
            {static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.warps * kWarp),
-            static_cast<std::size_t>(plan.shared_bytes), stream, true},
+            static_cast<std::size_t>(plan.shared_bytes), stream},
            p, plan, partials, counters);
   });
   if (!plan.combine_apart) return;
+  const bool early = cuda_device_properties(p.device.index).compute_capability >= 90;
   launch("attention_fwd decode sm80: combine", attention_decode_combine_kernel<T, kDim>,
          {dim3(static_cast<unsigned>(plan.combine_items), static_cast<unsigned>(plan.rows),
                static_cast<unsigned>(plan.heads)),
-          kCombineWarps * kWarp, 0, stream, true},
+          kCombineWarps * kWarp, 0, stream, early},
          p, plan, static_cast<const float*>(partials));
 }
 
