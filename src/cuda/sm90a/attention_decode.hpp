@@ -30,8 +30,10 @@ struct ClusterPlan {
   int log2_granules_of_page = 0;
 };
 
-/// A sequence alone has all multiprocessors; with several, half of them are enough for each to reach nine tenths of
-/// memory's speed, so that one long sequence among short ones is not left to a few. The groups fill the rest.
+/// A block a multiprocessor, or fewer: two blocks fit one, and those that share it finish last (measured on an H200:
+/// 192 or 240 blocks are slower than 128 at every length). With several sequences the clusters are small, and groups of
+/// whole sequences fill the rest: no merge between them. But four blocks a head at least where that can be, so that one
+/// long sequence among short ones is not left to one or two.
 inline ClusterPlan plan_cluster(const AttentionParams& p) {
   ClusterPlan plan;
   const std::int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 0;
@@ -39,14 +41,13 @@ inline ClusterPlan plan_cluster(const AttentionParams& p) {
   plan.rows = static_cast<int>(group / plan.parts);
   const std::int64_t num_sms = cuda_device_properties(p.device.index).num_sms;
   const std::int64_t heads = std::max<std::int64_t>(1, p.heads_kv * plan.parts);
-  while (2 * plan.blocks <= kMostDecodeBlocks && heads * 2 * plan.blocks <= (p.batch == 1 ? num_sms : num_sms / 2))
+  const std::int64_t groups = std::min<std::int64_t>(p.batch, 4), most = p.batch == 1 ? num_sms * 3 / 4 : num_sms;
+  while (2 * plan.blocks <= kMostDecodeBlocks && heads * groups * 2 * plan.blocks <= most)
     plan.blocks *= 2, ++plan.log2_blocks;
   if (p.batch > 1) {
-    // Two blocks fit a multiprocessor, clusters do not cross a GPC: of 264 blocks 224 are resident in clusters of 16
-    // (an H200's answer to cudaOccupancyMaxActiveClusters), 240 in clusters of 8. What is not resident waits.
-    const std::int64_t resident = num_sms * 2 * 7 / 8;
-    const std::int64_t most = std::max<std::int64_t>(1, std::min(p.batch, resident / (heads * plan.blocks)));
-    const std::int64_t sequences = (p.batch + most - 1) / most;  // of a group
+    if (plan.blocks == 1 && heads * 2 <= num_sms) plan.blocks = 2, plan.log2_blocks = 1;
+    const std::int64_t at_once = std::max<std::int64_t>(1, std::min(p.batch, num_sms / (heads * plan.blocks)));
+    const std::int64_t sequences = (p.batch + at_once - 1) / at_once;  // of a group
     plan.groups = static_cast<int>((p.batch + sequences - 1) / sequences);
   }
   while (p.is_paged() && (std::int64_t{kGranule} << plan.log2_granules_of_page) < p.page_size)
