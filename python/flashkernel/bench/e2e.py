@@ -310,13 +310,42 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
 
 
+def _results(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Committed results of whole models."""
+    for path in sorted((root / "benchmarks").rglob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(result, dict) and result.get("schema") == SCHEMA:
+            yield path, result
+
+
+def summary(root: Path) -> str:
+    """README's table: decode tokens/s on a GPU beside Transformers, batch by batch."""
+    lines, about = [], ""
+    for _, result in _results(root):
+        if "gpu" not in result["machine"]:
+            continue
+        machine = result["machine"]
+        about = (
+            f"Decode tokens/s on one {machine['gpu']} ({machine['date'][:10]}, commit {machine['commit']}, "
+            f"transformers {machine['transformers']}, torch {machine['torch']}), random weights at the true shapes; in brackets the "
+            f"seconds from a loaded model to the first step. All of it in [BENCHMARKS.md](BENCHMARKS.md)."
+        )
+        for row in result["rows"]:
+            cells = [
+                f"{p['decode_tokens_per_second']:.0f} ({p['ready_seconds']:.1f} s)" if p else "-"
+                for p in (row["providers"].get(name) for name in ("flashkernel", "hf_sdpa", "hf_static_compile"))
+            ]
+            lines.append(f"| {row['case']}, {row['dtype']} | {' | '.join(cells)} |")
+    if not lines:
+        return ""
+    head = "| | FlashKernel | Transformers | Transformers, static cache and torch.compile |\n|---|---|---|---|"
+    return "\n".join(["## Whole models on a GPU", "", about, "", head, *lines])
+
+
 def report(root: Path) -> str:
     """BENCHMARKS.md's part on whole models: a table for each committed result file."""
     parts = []
-    for path in sorted((root / "benchmarks").rglob("*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(result, dict) or result.get("schema") != SCHEMA:
-            continue
+    for path, result in _results(root):
         machine, name = result["machine"], path.relative_to(root).as_posix()
         parts.append(
             f"## Whole models: {path.relative_to(root / 'benchmarks').with_suffix('').as_posix()}\n\n"

@@ -8,9 +8,10 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-__all__ = ["BEGIN", "END", "put", "render"]
+__all__ = ["BEGIN", "END", "WHOLE_MODELS", "put", "render"]
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+WHOLE_MODELS = ("<!-- e2e:begin -->", "<!-- e2e:end -->")
 GROUPS = {"attention_forward": "attention", "decode": "one-token decode", "call_overhead": "whole call"}
 
 
@@ -80,7 +81,8 @@ def render(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def put(text: str, table: str) -> str:
+def put(text: str, table: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
     """README's text with the table between its marks."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+    begin, end = marks
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"

@@ -167,6 +167,8 @@ def run(root: Path, *, check: bool) -> int:
     texts = {page: text}
     if cpu:
         texts[front] = readme.put(front.read_text(encoding="utf-8"), readme.render(cpu[0].runs))
+    if models := e2e.summary(root):
+        texts[front] = readme.put(texts.get(front) or front.read_text(encoding="utf-8"), models, readme.WHOLE_MODELS)
     wanted = {root / PLOTS / f"{figure.name}.svg": figure for figure in drawn}
     stale = [path for path in (root / PLOTS).glob("*.svg") if path not in wanted]
     old = [path for path, new in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != new]
