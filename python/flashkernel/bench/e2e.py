@@ -328,7 +328,8 @@ def summary(root: Path) -> str:
         about = (
             f"Decode tokens/s on one {machine['gpu']} ({machine['date'][:10]}, commit {machine['commit']}, "
             f"transformers {machine['transformers']}, torch {machine['torch']}), random weights at the true "
-            f"shapes; in brackets the seconds from a loaded model to the first step. All of it in [BENCHMARKS.md](BENCHMARKS.md)."
+            "shapes; in brackets the seconds from a loaded model to the first step. All of it in "
+            "[BENCHMARKS.md](BENCHMARKS.md)."
         )
         for row in result["rows"]:
             cells = [

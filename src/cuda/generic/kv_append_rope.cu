@@ -163,8 +163,8 @@ void launch_for(const KvAppendParams& p, cudaStream_t stream) {
   const int tokens_at_once = is_few ? 1 : std::min(kMostTokens, covered);
   const unsigned blocks = grid_size(ceil_div(p.tokens, tokens_at_once), p.device.index, is_few ? 4 : kBlocks);
   for (int first_pair = 0; first_pair == 0 || first_pair < half; first_pair += kMostPairs)
-    launch("kv_append", vectors ? append_rope_kernel<T, N> : append_rope_kernel<T, 1>, {blocks, kThreads, 0, stream, true}, p,
-           rope_frequencies(p.rope, first_pair), first_pair, tokens_at_once);
+    launch("kv_append", vectors ? append_rope_kernel<T, N> : append_rope_kernel<T, 1>,
+           {blocks, kThreads, 0, stream, true}, p, rope_frequencies(p.rope, first_pair), first_pair, tokens_at_once);
 }
 
 }  // namespace
