@@ -32,8 +32,8 @@ struct ClusterPlan {
 
 /// A block a multiprocessor, or fewer: two blocks fit one, and those that share it finish last (measured on an H200:
 /// 192 or 240 blocks are slower than 128 at every length). With several sequences the clusters are small, and groups of
-/// whole sequences fill the rest: no merge between them. But four blocks a head at least where that can be, so that one
-/// long sequence among short ones is not left to one or two.
+/// whole sequences fill the rest: no merge between them. Clusters are as large as four groups leave room for, so
+/// that one long sequence among short ones is not left to one block or two.
 inline ClusterPlan plan_cluster(const AttentionParams& p) {
   ClusterPlan plan;
   const std::int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 0;

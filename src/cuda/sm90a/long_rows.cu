@@ -1,7 +1,7 @@
 // Rows longer than a block holds (over 64 KB): a cluster of 4 or 8 blocks holds one in registers, each block a part,
 // and what is reduced over the row goes through the blocks' shared memory. So a row is still read once and written
-// once; the generic kernels walk it from memory again, 2.4 TB/s where one pass reaches 4. Called through the table of
-// kernels.cpp. Invariant: all blocks add the same values in the same order.
+// once, where the generic kernels read it again. Which is faster depends on the row: see the supports functions. Called
+// through the table of kernels.cpp. Invariant: all blocks add the same values in the same order.
 #include "cuda/sm90a/long_rows.hpp"
 
 #include "cuda/host/launch.hpp"
@@ -116,8 +116,8 @@ LaunchShape shape(std::int64_t rows, int num_blocks, Stream stream) {
   return shape;
 }
 
-// The generic kernels read a row of over 128 KB again from the L2 cache, and an H200 found that as fast or faster for
-// norms, and for softmax up to 256 KB (docs/kernels/cuda_memory_bound.md).
+// An H200 found the generic kernels as fast or faster on rows of over 128 KB for norms, and of 128 to 256 KB for
+// softmax (docs/kernels/cuda_memory_bound.md).
 bool is_longer(DType dtype, std::int64_t columns, std::int64_t kilobytes) {
   return columns * static_cast<std::int64_t>(dtype_bytes(dtype)) > kilobytes * 1024;
 }

@@ -1,5 +1,6 @@
-// The end of norm backward: partial column sums of chunks of rows become grad_weight and grad_bias. Launched by the
-// norm backward kernels. Invariant: the order of the additions follows from the number of chunks and of columns alone.
+// The end of norm backward: partial column sums of chunks of rows become grad_weight and grad_bias. Launched by
+// sm90a/norm_bwd_rows.cu; the generic kernels still have one of their own. Invariant: the order of the additions
+// follows from the number of chunks and of columns alone.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// How kernels of a chain overlap their launches. Used by the kernels of a decode step (norm, linear of few rows, KV
-// append, elementwise): all are launched early (LaunchShape::early), and begin by taking their turn.
+// How kernels of a chain overlap their launches. Used by kernels of a decode step (norm, KV append, elementwise): they
+// are launched early (LaunchShape::early), and begin by taking their turn. The linear of few rows and decode attention
+// on 9.0 do the same in two steps of their own.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"
