@@ -47,7 +47,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     for (int slot = 0; slot < Layout::kItems; ++slot) {
       ptx::mbarrier_init(shared.item_full(slot), 1);
-      ptx::mbarrier_init(shared.item_empty(slot), kKeyWarps + kQueryWarps + 1);
+      ptx::mbarrier_init(shared.item_empty(slot), kKeyWarps + kQueryWarps + 2);
+    }
+    for (int slot = 0; slot < Layout::kTurns; ++slot) {
+      ptx::mbarrier_init(shared.turn_full(slot), 1);
+      ptx::mbarrier_init(shared.turn_empty(slot), 1);
     }
     for (int slot = 0; slot < Layout::kPasses; ++slot) {
       ptx::mbarrier_init(shared.pass_full(slot), kQueryWarps);
@@ -63,6 +67,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       produce_gradients<Shape>(p, plan, shared, &map_q, &map_k, &map_v, &map_grad_out);
     else if (threadIdx.x == 32)
       pass_turns<Shape>(p, plan, shared);
+    else if (threadIdx.x == 64)
+      await_turns<Shape>(p, plan, shared);
   } else if (warpgroup == 1) {
     ptx::decrease_registers<Shape::kQueryRegisters>();
     QueryConsumer<Shape, T> consumer{p, plan, shared};

@@ -1,6 +1,6 @@
 // The producer warpgroup of the Hopper backward kernel: one thread takes items by ticket, tells the consumers and fills
-// the slots of K, V, Q and dO by TMA, as far ahead as they allow; one thread of another warp keeps the order in which
-// blocks add to dQ.
+// the slots of K, V, Q and dO by TMA, as far ahead as they allow; one thread each of two other warps keeps the order in
+// which blocks add to dQ: what that waits for, the L2 cache or another block, keeps nobody else.
 #pragma once
 
 #include "cuda/ptx/atomic.cuh"
@@ -104,6 +104,36 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
       load_tile<Shape::kColumnBlocks>(shared.grad_out(stage), Shape::kQBlockBytes, map_grad_out,
                                       shared.grad_out_full(stage), keep, row, place.h, q_b);
     }
+  }
+}
+
+/// One thread runs this: finds out when the block may add a step's dQ, up to two turns ahead of the dQ warpgroup, which
+/// therefore finds the answer in shared memory.
+template <class Shape>
+__device__ inline void await_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                   const BackwardLayout<Shape>& shared) {
+  Ring<BackwardLayout<Shape>::kItems> items;
+  Ring<BackwardLayout<Shape>::kTurns> turns;
+  for (;; ++items.count) {
+    ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
+    const BackwardItem& item = *shared.item(items.slot());
+    const int steps = item.steps;
+    if (steps < 0) return;
+    if (plan.ordered && p.grad_q) {
+      BackwardPlace place(item, plan.group);
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step, place.advance(item)) {
+        const int turn = item.n_tile - item.first_adder<Shape>(place.tile);
+        if (turn == 0) continue;
+        const int* const counter = plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
+        ptx::mbarrier_wait(shared.turn_empty(turns.slot()), turns.parity() ^ 1);
+        while (ptx::load_acquire(counter) < turn) {
+        }
+        ptx::mbarrier_arrive(shared.turn_full(turns.slot()));
+        ++turns.count;
+      }
+    }
+    ptx::mbarrier_arrive(shared.item_empty(items.slot()));
   }
 }
 

@@ -28,6 +28,7 @@ struct QueryConsumer {
   const BackwardLayout<Shape>& shared;
 
   Ring<Shape::kScoreSlots> scored;
+  Ring<BackwardLayout<Shape>::kTurns> turns;
   Ring<BackwardLayout<Shape>::kPasses> passes;
   Ring<Shape::kKeySlots> keys;
 
@@ -72,10 +73,12 @@ struct QueryConsumer {
           if (last_of_item) release(shared.k_empty(item.key_slot));
         }
         if (slice + block == 0 && plan.ordered && turn > 0) {
-          if (threadIdx.x % 128 == 0)
-            while (ptx::load_acquire(plan.counters + index) < turn) {
-            }
+          if (threadIdx.x % 128 == 0) {
+            ptx::mbarrier_wait(shared.turn_full(turns.slot()), turns.parity());
+            ptx::mbarrier_arrive(shared.turn_empty(turns.slot()));
+          }
           ptx::barrier_sync(kQueryGroup, 128);
+          ++turns.count;
         }
         float* const to = plan.sums + static_cast<std::int64_t>(index) * (Shape::kBlockM * kDim) +
                           Shape::sum_index(slice, 8 * block, threadIdx.x % 128);
@@ -115,6 +118,7 @@ struct QueryConsumer {
 
   __device__ void run() {
     scored = {};
+    turns = {};
     passes = {};
     keys = {};
     for (Ring<BackwardLayout<Shape>::kItems> items;; ++items.count) {
@@ -126,13 +130,13 @@ struct QueryConsumer {
         ptx::mbarrier_wait(shared.k_full(item.key_slot), keys.parity());
         BackwardPlace place(item, plan.group);
 #pragma unroll 1
-        for (int s = 0; s < steps; ++s, place.advance(item)) {
+        for (int left = steps; left > 0; --left, place.advance(item)) {
           ptx::mbarrier_wait(shared.grad_s_full(scored.slot()), scored.parity());
           if (p.grad_q) {
-            step(item, place, s == steps - 1);
+            step(item, place, left == 1);
           } else {
             release(shared.grad_s_empty(scored.slot()));
-            if (s == steps - 1) release(shared.k_empty(item.key_slot));
+            if (left == 1) release(shared.k_empty(item.key_slot));
           }
           ++scored.count;
         }

@@ -14,11 +14,11 @@ struct BackwardShape {
   static constexpr int kDim = kDim_, kBlockM = backward_block_m(kDim), kBlockN = kBackwardBlockN;
   static constexpr int kKeyGroups = kBlockN / 64;
   static constexpr int kThreads = 128 * (kKeyGroups + 2);
-  static constexpr int kStages = 3;      // of Q and of dO
-  static constexpr int kScoreSlots = 2;  // of dS
-  static constexpr int kKeySlots = 2;    // of K, which the dQ warpgroup needs to the last; V's one is free early
-  // 65536 registers / 128 = 512 a row of threads: 2 x 200 + 88 + 24. A key thread holds 2 x kDim / 2 of dK and dV,
-  // kBlockM / 2 of scores, kBlockM / 4 each of P and dS; a thread of the dQ warpgroup 64 sums.
+  // Slots of Q and of dO, and of dS. Measured: what is short is room for dS at d64, for Q and dO at d128.
+  static constexpr int kStages = kDim <= 64 ? 2 : 3, kScoreSlots = kDim <= 64 ? 3 : 2;
+  static constexpr int kKeySlots = 2;  // of K, which the dQ warpgroup needs to the last; V's one is free early
+  // 65536 registers / 128 = 512 a row of threads: 2 x 208 + 64 + 32. A key thread holds 2 x kDim / 2 of dK and dV,
+  // kBlockM / 2 of scores, kBlockM / 4 of P or dS rounded; a thread of the dQ warpgroup 32 sums.
   static constexpr int kKeyRegisters = 208, kQueryRegisters = 64, kProducerRegisters = 32;
   // Tiles lie as blocks of 64 columns: lines of 128 bytes, swizzled. dS^T has a line a key and 64 queries a block.
   static constexpr int kColumnBlocks = (kDim + 63) / 64;
@@ -93,8 +93,8 @@ struct BackwardLayout {
   static constexpr int kGradOut = kQ + kStages * Shape::kQBytes, kGradS = kGradOut + kStages * Shape::kQBytes;
   static constexpr int kRows = kGradS + kScoreSlots * Shape::kScoreBytes;
   static constexpr int kBarrier = kRows + kStages * Shape::kRowsBytes;
-  static constexpr int kItems = 2, kPasses = 2;
-  static constexpr int kBarriers = 2 + 2 * kKeySlots + 4 * kStages + 2 * kScoreSlots + 2 * kItems + 2 * kPasses;
+  static constexpr int kItems = 2, kTurns = 2, kPasses = 2;
+  static constexpr int kBarriers = 2 + 2 * kKeySlots + 4 * kStages + 2 * kScoreSlots + 2 * (kItems + kPasses + kTurns);
   static constexpr int kRecord = kBarrier + kBarriers * 8;
   static constexpr int kRecordBytes = (sizeof(BackwardItem) + 15) / 16 * 16;
   static constexpr int kBytes = kRecord + kItems * kRecordBytes;
@@ -123,6 +123,8 @@ struct BackwardLayout {
   __device__ std::uint32_t item_empty(int slot) const { return item_full(kItems + slot); }
   __device__ std::uint32_t pass_full(int slot) const { return item_full(2 * kItems + slot); }
   __device__ std::uint32_t pass_empty(int slot) const { return pass_full(kPasses + slot); }
+  __device__ std::uint32_t turn_full(int slot) const { return pass_full(2 * kPasses + slot); }
+  __device__ std::uint32_t turn_empty(int slot) const { return turn_full(kTurns + slot); }
   __device__ BackwardItem* item(int slot) const {
     return static_cast<BackwardItem*>(__cvta_shared_to_generic(base + kRecord + slot * kRecordBytes));
   }
