@@ -405,6 +405,27 @@ def test_second_derivative_is_refused() -> None:
         grad.sum().backward()
 
 
+# --- autocast
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_take_autocasts_dtype(dtype: torch.dtype) -> None:
+    x, w, b = randn(5, 16), randn(24, 16), randn(24)
+    q, k, v = (randn(2, 3, 7, 16) for _ in range(3))
+    with torch.autocast("cpu", dtype):
+        got = fkt.linear(x, w, b, activation="gelu_tanh"), fkt.attention(q, k.to(dtype), v, causal=True)
+        expected = torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b), approximate="tanh")
+        with torch.no_grad():
+            assert fkt.linear(x, w).dtype == dtype
+        with torch.autocast("cpu", enabled=False):
+            assert fkt.linear(x, w).dtype == torch.float32
+    assert [t.dtype for t in got] == [dtype, dtype]
+    torch.testing.assert_close(got[0].float(), expected.float(), rtol=2e-2, atol=2e-2)
+    (got[0].float().sum() + got[1].float().sum()).backward()
+    for t in (x, w, b, q, k, v):
+        assert t.grad is not None and t.grad.dtype == torch.float32 and t.grad.isfinite().all()
+
+
 # --- opcheck and compile
 
 

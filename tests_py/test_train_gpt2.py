@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -82,13 +84,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def train(source: Path, out: Path, seed: int) -> Path:
+def train(source: Path, out: Path, seed: int, *more: str) -> Path:
     size = ["--vocab-size", str(VOCAB_SIZE), "--context", "64", "--n-embd", "32"]
     steps = ["--steps", "30", "--warmup", "3", "--eval-interval", "10", "--batch-size", "4", "--max-new-tokens", "4"]
     options = ["--quick", "--device=cpu", f"--source={source}", f"--out={out}", f"--seed={seed}", "--dropout=0.1"]
     # One thread: on a busy machine the threads of a model this small mostly wait for each other.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, SCRIPT, *options, *size, *steps], check=True, env=environment)
+    subprocess.run([sys.executable, SCRIPT, *options, *size, *steps, *more], check=True, env=environment)
     return out
 
 
@@ -133,6 +135,91 @@ def test_seed_decides_the_weights(trained: Path, source: Path, tmp_path: Path) -
     for name in "model.safetensors", "tokenizer.json", "config.json":
         assert (again / name).read_bytes() == (trained / name).read_bytes()
     assert (other / "model.safetensors").read_bytes() != (trained / "model.safetensors").read_bytes()
+
+
+def test_stock_kernels_give_the_same_losses(trained: Path, source: Path, tmp_path: Path) -> None:
+    stock = train(source, tmp_path / "stock", 1, "--kernels=stock")
+    ours, theirs = (json.loads((folder / "training.json").read_text()) for folder in (trained, stock))
+    assert (ours["arguments"]["kernels"], theirs["arguments"]["kernels"]) == ("flashkernel", "stock")
+    for mine, other in zip(ours["history"], theirs["history"], strict=True):
+        assert mine["train_loss"] == pytest.approx(other["train_loss"], abs=2e-3)
+        assert mine["val_loss"] == pytest.approx(other["val_loss"], abs=2e-3)
+    assert (trained / "model.safetensors").read_bytes() != (stock / "model.safetensors").read_bytes()  # not one run
+
+
+def test_time_limit_ends_the_schedule_early(trained: Path, source: Path, tmp_path: Path) -> None:
+    out = train(source, tmp_path / "short", 1, "--steps=100000", "--eval-interval=100000", "--max-seconds=1")
+    history = json.loads((out / "training.json").read_text())["history"]
+    assert len(history) == 1 and 3 < history[0]["step"] < 100000
+    assert history[0]["val_loss"] < math.log(VOCAB_SIZE)
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_gpt2", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_muon_is_torchs(example: ModuleType) -> None:
+    """With whole matrices; batches of products round a little differently."""
+    shapes = [(8, 24), (24, 8), (8, 8), (8, 24)]
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=generator) for shape in shapes]
+    ours, theirs = ([torch.nn.Parameter(x.clone()) for x in start] for _ in range(2))
+    lr, decay = torch.tensor(0.02), 0.1
+    mine = example.Muon([(p, 1) for p in ours], lr, decay)
+    other = torch.optim.Muon(theirs, 0.02, decay, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(a.shape, generator=generator)
+            b.grad = a.grad.clone()
+        mine.step()
+        other.step()
+    for a, b, x in zip(ours, theirs, start, strict=True):
+        moved = (b - x).abs().max().item()
+        assert (a - b).abs().max().item() < 0.03 * moved  # bfloat16 has steps of 0.8 %
+
+
+def test_muon_takes_blocks_of_columns_by_themselves(example: ModuleType) -> None:
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.nn.Parameter(torch.randn(8, 24, generator=generator))
+    parts = [torch.nn.Parameter(part.detach().clone()) for part in whole.chunk(3, dim=1)]
+    whole.grad = torch.randn(8, 24, generator=generator)
+    for part, gradient in zip(parts, whole.grad.chunk(3, dim=1), strict=True):
+        part.grad = gradient.clone()
+    lr = torch.tensor(0.02)
+    example.Muon([(whole, 3)], lr, 0.1).step()
+    example.Muon([(part, 1) for part in parts], lr, 0.1).step()
+    assert torch.equal(whole, torch.cat(list(parts), dim=1))
+
+
+def test_no_mask_is_made_while_tracing(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers' own attention gets a mask under torch.compile and while a CUDA graph is captured; ours must not."""
+    import flashkernel.torch as fkt
+
+    args = example.parse_args(["--quick", "--device=cpu"])
+    tokenizer = tokenizers.Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    model = example.make_model(args, tokenizer)
+    ids = torch.randint(0, 2000, (2, 32))
+    expected = model(input_ids=ids, use_cache=False).logits
+    attention, calls = fkt.attention, []
+
+    def spy(*tensors: object, **options: object) -> torch.Tensor:
+        calls.append((options["bias"], options["causal"]))
+        return attention(*tensors, **options)
+
+    monkeypatch.setattr(fkt, "attention", spy)
+    monkeypatch.setattr(transformers.masking_utils, "is_tracing", lambda *_: True)
+    for kernels in ("stock", "flashkernel"):
+        with example.running_on(kernels, model):
+            got = model(input_ids=ids, use_cache=False).logits
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert calls == [(None, True)] * args.n_layer
+    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.fixture(scope="module")

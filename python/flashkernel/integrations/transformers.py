@@ -26,7 +26,7 @@ from packaging.version import Version
 import flashkernel as fk
 import flashkernel.torch as fkt
 
-from ..torch._library import direct
+from ..torch._library import autocast, direct
 from .accelerate import accelerate, restore
 
 __all__ = ["NAME", "accelerate", "accelerated", "attention_forward", "attention_mask", "register", "restore"]
@@ -92,6 +92,7 @@ def attention_forward(
         raise NotImplementedError(
             "fkernel: output_attentions=True, but the weights are never written; use attn_implementation='eager'"
         )
+    query, key, value = autocast(query, key, value)
     seq_q = query.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     bias = _additive(attention_mask)

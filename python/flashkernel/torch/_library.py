@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["LIBRARY", "define", "dense", "direct", "empty", "no_second_derivative", "refuse_gradient"]
+__all__ = ["LIBRARY", "autocast", "define", "dense", "direct", "empty", "no_second_derivative", "refuse_gradient"]
 
 LIBRARY = torch.library.Library("flashkernel", "DEF")
 
@@ -72,6 +72,18 @@ def direct(*tensors: torch.Tensor | None) -> bool:
     # DLPack refuses tensors that require a gradient even where none is recorded; the dispatcher hands over detached
     # ones.
     return grad or not any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def autocast(*tensors: Any) -> tuple[Any, ...]:
+    """The operands of a product, as torch's own products take them under autocast: float16, bfloat16 and float32
+    tensors in its dtype, with their gradients; all else, and everything outside autocast, as it is.
+    """
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    lower = (torch.float16, torch.bfloat16, torch.float32)
+    return tuple(t.to(dtype) if t is not None and t.dtype in lower else t for t in tensors)
 
 
 def dense(tensor: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 import flashkernel as fk
 
-from ._library import define, dense, direct, empty, no_second_derivative
+from ._library import autocast, define, dense, direct, empty, no_second_derivative
 
 __all__ = ["VARLEN_OPTIONS", "attention", "attention_varlen", "window_pair"]
 
@@ -184,7 +184,7 @@ def attention(
     return_lse: bool = False,
 ) -> Any:
     """`flashkernel.attention` with gradients of q, k, v, bias and sinks, also through the LSE; works under
-    torch.compile.
+    torch.compile, and under torch.autocast in its dtype.
 
     >>> import torch, flashkernel.torch as fkt
     >>> q = torch.ones(1, 2, 4, 8, requires_grad=True)
@@ -192,6 +192,7 @@ def attention(
     >>> q.grad.shape
     torch.Size([1, 2, 4, 8])
     """
+    q, k, v = autocast(q, k, v)
     if direct(q, k, v, bias, alibi_slopes, sinks):
         return fk.attention(
             q,
@@ -371,8 +372,9 @@ def attention_varlen(
     return_lse: bool = False,
 ) -> Any:
     """`flashkernel.attention_varlen` with gradients of q, k, v and sinks, also through the LSE; works under
-    torch.compile.
+    torch.compile, and under torch.autocast in its dtype.
     """
+    q, k, v = autocast(q, k, v)
     if direct(q, k, v, alibi_slopes, sinks):
         return fk.attention_varlen(
             q,

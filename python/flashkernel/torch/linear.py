@@ -8,7 +8,7 @@ import torch
 
 import flashkernel as fk
 
-from ._library import define, dense, direct, empty, no_second_derivative
+from ._library import autocast, define, dense, direct, empty, no_second_derivative
 
 __all__ = ["Linear", "linear"]
 
@@ -104,7 +104,8 @@ _linear = define(
 def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, activation: str | None = None
 ) -> torch.Tensor:
-    """activation(x weight^T + bias) with gradients; `flashkernel.linear` has the shapes and the activations.
+    """activation(x weight^T + bias) with gradients; `flashkernel.linear` has the shapes and the activations. Under
+    torch.autocast in its dtype.
 
     >>> import torch, flashkernel.torch as fkt
     >>> weight = torch.ones(3, 4, requires_grad=True)
@@ -112,6 +113,7 @@ def linear(
     >>> weight.grad.shape
     torch.Size([3, 4])
     """
+    x, weight, bias = autocast(x, weight, bias)
     if direct(x, weight, bias):
         return fk.linear(x, weight, bias, activation=activation)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
