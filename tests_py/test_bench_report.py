@@ -17,6 +17,7 @@ from flashkernel.bench.bar import bar, points, recorded
 from flashkernel.bench.plots import digest, digest_in, figures
 from flashkernel.bench.report import markdown, merged, run, sections
 from flashkernel.bench.tables import seconds, table
+from flashkernel.bench.training import smoothed
 
 ROOT = Path(__file__).resolve().parents[1]
 if not (ROOT / "benchmarks").is_dir():
@@ -64,7 +65,63 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
     for name in ("README.md", "BENCHMARKS.md"):
         shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "end_to_end.md", tmp_path / "docs" / "end_to_end.md")
     return tmp_path
+
+
+def training_result() -> dict[str, Any]:
+    """As scripts/compare_training.py writes it."""
+    runs = [
+        {
+            "kernels": kernels,
+            "way": way,
+            "tokens_per_second": 4_000_000 if kernels == "flashkernel" else 3_000_000,
+            "ready_seconds": 12.0,
+            "peak_bytes": 2**31,
+            "val_loss": 2.25,
+            "losses": [8.0 / (1 + i / 40) + (0.001 if kernels == "flashkernel" else 0.0) for i in range(steps)],
+        }
+        for way, steps in (("graph", 200), ("compile + graph", 200), ("eager", 50))
+        for kernels in ("stock", "flashkernel")
+    ]
+    gap = {"from": "stock, graph", "to": "flashkernel, graph", "steps": 200}
+    method = {"steps": 200, "batch": 32, "context": 1024, "layers": 7, "width": 192, "dropout": 0.1, "bf16": True}
+    machine = {"gpu": "NVIDIA Test", "date": "2026-01-02T03", "commit": "abc", "torch": "2", "transformers": "5"}
+    return {
+        "schema": "train-1",
+        "command": "compare",
+        "machine": machine,
+        "method": {**method, "window": 50},
+        "runs": runs,
+        "distances": [{**gap, "max_distance": 0.001, "last_distance": 0.001}],
+        "failed": [],
+    }
+
+
+def test_training_is_shown(checkout: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = checkout / "benchmarks" / "test" / "training.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(training_result()))
+    assert run(checkout, check=True) == 1
+    assert run(checkout, check=False) == 0
+    assert run(checkout, check=True) == 0
+    losses = training_result()["runs"][1]["losses"]
+    last = sum(losses[-50:]) / 50
+    assert smoothed(losses, 50)[-1] == pytest.approx(last)
+    row = f"| graph | flashkernel | 4.00 M | 12.0 s | 2.00 GiB | {last:.4f} | 2.2500 |"
+    for page, plots in (("BENCHMARKS.md", ""), ("docs/end_to_end.md", "../")):
+        text = (checkout / page).read_text()
+        assert row in text and "| flashkernel, graph less stock, graph | 0.0010 | +0.0010 |" in text
+        assert f"({plots}benchmarks/plots/test_training.svg)" in text
+    assert "4.00 M tokens/s with FlashKernel's kernels, 3.00 M" in (checkout / "README.md").read_text()
+    svg = (checkout / "benchmarks" / "plots" / "test_training.svg").read_text()
+    assert digest_in(svg) and len(svg) < 100_000
+    result = training_result()
+    result["runs"][1]["losses"][-1] += 1.0
+    file.write_text(json.dumps(result))
+    assert run(checkout, check=True) == 1
 
 
 def test_what_is_committed_agrees_with_the_results() -> None:

@@ -320,16 +320,18 @@ def _results(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def summary(root: Path) -> str:
     """README's table: decode tokens/s on a GPU beside Transformers, batch by batch."""
-    lines, about = [], ""
+    lines: list[str] = []
+    runs: list[str] = []
+    about = ""
     for _, result in _results(root):
         if "gpu" not in result["machine"]:
             continue
         machine = result["machine"]
+        runs.append(f"{machine['date'][:10]}, commit {machine['commit']}")
         about = (
-            f"Decode tokens/s on one {machine['gpu']} ({machine['date'][:10]}, commit {machine['commit']}, "
-            f"transformers {machine['transformers']}, torch {machine['torch']}), random weights at the true "
-            "shapes; in brackets the seconds from a loaded model to the first step. All of it in "
-            "[BENCHMARKS.md](BENCHMARKS.md)."
+            f"Decode tokens/s on one {machine['gpu']} ({'; '.join(dict.fromkeys(runs))}; transformers "
+            f"{machine['transformers']}, torch {machine['torch']}), random weights at the true shapes; in brackets the "
+            "seconds from a loaded model to the first step. All of it in [BENCHMARKS.md](BENCHMARKS.md)."
         )
         for row in result["rows"]:
             cells = [

@@ -31,6 +31,7 @@ class Figure:
     y_label: str
     log_y: bool = False
     panels: dict[str, dict[str, Points]] = field(default_factory=dict)
+    lines_only: bool = False  # curves over a linear x, their points unmarked
 
 
 def _positive(value: float | None) -> float | None:
@@ -106,7 +107,14 @@ def figures(section: str, rows: Iterable[dict[str, Any]]) -> list[Figure]:
 
 
 def digest(figure: Figure) -> str:
-    data = [figure.title, figure.x_label, figure.y_label, figure.log_y, figure.panels]
+    data = [
+        figure.title,
+        figure.x_label,
+        figure.y_label,
+        figure.log_y,
+        figure.panels,
+        *([True] if figure.lines_only else []),
+    ]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -120,6 +128,7 @@ COLOURS = {
     "flashkernel": "#d62728", "any_order": "#ff9896", "triton": "#9467bd", "naive": "#c7c7c7", "tiled": "#7f7f7f",
     "sdpa": "#1f77b4", "sdpa_cudnn": "#2ca02c", "sdpa_flash": "#1f77b4", "sdpa_efficient": "#17becf",
     "sdpa_math": "#bcbd22", "fa3": "#ff7f0e", "fa4": "#8c564b", "eager": "#bcbd22", "compile": "#e377c2",
+    "stock": "#1f77b4",
 }  # fmt: skip
 
 
@@ -143,9 +152,15 @@ def draw(figure: Figure, path: Path) -> None:
             for name, points in lines.items():
                 x, y = zip(*points, strict=True)
                 width = 2.0 if name == "flashkernel" else 1.0
+                marker = None if figure.lines_only else "o"
                 (named[name],) = ax.plot(
-                    x, y, marker="o", markersize=3, linewidth=width, color=COLOURS.get(name), label=name
+                    x, y, marker=marker, markersize=3, linewidth=width, color=COLOURS.get(name), label=name
                 )
+            ax.set_title(panel)
+            ax.set_xlabel(figure.x_label)
+            ax.grid(alpha=0.3)
+            if figure.lines_only:
+                continue
             ticks = sorted({x for points in lines.values() for x, _ in points})
             ax.set_xscale("log", base=2)
             ax.set_xticks(ticks, [f"{int(x)}" for x in ticks])
@@ -158,9 +173,6 @@ def draw(figure: Figure, path: Path) -> None:
                 ax.set_ylim(bottom=0)
             if figure.y_label.startswith("times"):
                 ax.axhline(1.0, color="black", linewidth=0.6)
-            ax.set_title(panel)
-            ax.set_xlabel(figure.x_label)
-            ax.grid(alpha=0.3)
         for ax in axes[:, 0]:
             ax.set_ylabel(figure.y_label)
         canvas.suptitle(figure.title)

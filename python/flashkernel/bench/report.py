@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import e2e, readme
+from . import e2e, readme, training
 from .bar import bar, points, recorded
 from .plots import Figure, digest, digest_in, draw, figures
 from .results import is_result
@@ -161,13 +161,16 @@ def run(root: Path, *, check: bool) -> int:
         )
     found = sections(root)
     text, drawn = markdown(found, recorded(root))
-    text += e2e.report(root)
-    page, front = root / "BENCHMARKS.md", root / "README.md"
+    text += e2e.report(root) + training.report(root)
+    drawn += training.figures(root)
+    page, front, guide = root / "BENCHMARKS.md", root / "README.md", root / "docs" / "end_to_end.md"
     cpu = [section for section in found if section.name == "cpu/run"]
     texts = {page: text}
     if cpu:
         texts[front] = readme.put(front.read_text(encoding="utf-8"), readme.render(cpu[0].runs))
-    if models := e2e.summary(root):
+    if trained := training.section(root, "../benchmarks/plots/"):
+        texts[guide] = readme.put(guide.read_text(encoding="utf-8"), trained, training.MARKS)
+    if models := "\n\n".join(filter(None, (e2e.summary(root), training.sentence(root)))):
         texts[front] = readme.put(texts.get(front) or front.read_text(encoding="utf-8"), models, readme.WHOLE_MODELS)
     wanted = {root / PLOTS / f"{figure.name}.svg": figure for figure in drawn}
     stale = [path for path in (root / PLOTS).glob("*.svg") if path not in wanted]
