@@ -128,7 +128,7 @@ COLOURS = {
     "flashkernel": "#d62728", "any_order": "#ff9896", "triton": "#9467bd", "naive": "#c7c7c7", "tiled": "#7f7f7f",
     "sdpa": "#1f77b4", "sdpa_cudnn": "#2ca02c", "sdpa_flash": "#1f77b4", "sdpa_efficient": "#17becf",
     "sdpa_math": "#bcbd22", "fa3": "#ff7f0e", "fa4": "#8c564b", "eager": "#bcbd22", "compile": "#e377c2",
-    "stock": "#1f77b4",
+    "stock": "#1f77b4", "stock, graph": "#7f7f7f", "stock, compile + graph": "#7f7f7f",
 }  # fmt: skip
 
 
@@ -152,6 +152,8 @@ def draw(figure: Figure, path: Path) -> None:
             for name, points in lines.items():
                 x, y = zip(*points, strict=True)
                 width = 2.0 if name == "flashkernel" else 1.0
+                if figure.lines_only:  # ours lies on it
+                    width = 4.0 if name == "stock" else 1.0
                 marker = None if figure.lines_only else "o"
                 (named[name],) = ax.plot(
                     x, y, marker=marker, markersize=3, linewidth=width, color=COLOURS.get(name), label=name
