@@ -1,10 +1,11 @@
 // LayerNorm and RMSNorm backward. grad_weight and grad_bias are column sums, first over fixed chunks of rows, then over
-// the chunks in order, so that the result is the same bit for bit every time.
-// Rows that a block can hold: norm_bwd_rows.cuh. Bound by memory: 3 tensors, 4 with a residual. Longer ones:
-// norm_bwd_long.cuh. What is not whole vectors: grad_x and the sums by separate kernels. All end with combine_kernel.
+// the chunks in order (tile/norm_bwd_combine.cuh), so that the result is the same bit for bit every time. Rows that a
+// block can hold: norm_bwd_rows.cuh. Bound by memory: 3 tensors, 4 with a residual. Longer ones: norm_bwd_long.cuh. What
+// is not whole vectors: grad_x and the sums by separate kernels.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/generic/norm_bwd_long.cuh"
 #include "cuda/generic/norm_bwd_rows.cuh"
+#include "cuda/tile/norm_bwd_combine.cuh"
 
 namespace flashkernel::cuda {
 namespace {
@@ -76,34 +77,6 @@ __global__ void __launch_bounds__(kColumns* kRowLanes)
   partial[blockIdx.y * p.features + column] = total;
 }
 
-/// A block takes kColumns columns; lane y of kCombineLanes adds a run of chunks, then the lanes are added in order.
-constexpr int kCombineLanes = 32;
-
-__global__ void __launch_bounds__(kColumns* kCombineLanes)
-    combine_kernel(const NormBackwardParams p, int chunks, const float* partial_weight, const float* partial_bias) {
-  __shared__ float sums[2][kCombineLanes][kColumns + 1];
-  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kColumns + threadIdx.x;
-  const int run = (chunks + kCombineLanes - 1) / kCombineLanes;
-  const int first = threadIdx.y * run, last = min(chunks, first + run);
-  float weight = 0.0f, bias = 0.0f;
-  if (column < p.features) {
-#pragma unroll 4
-    for (int chunk = first; chunk < last; ++chunk) {
-      if (partial_weight) weight += partial_weight[chunk * p.features + column];
-      if (partial_bias) bias += partial_bias[chunk * p.features + column];
-    }
-  }
-  sums[0][threadIdx.y][threadIdx.x] = weight;
-  sums[1][threadIdx.y][threadIdx.x] = bias;
-  __syncthreads();
-  if (threadIdx.y >= 2 || column >= p.features) return;
-  float total = 0.0f;
-#pragma unroll
-  for (int lane = 0; lane < kCombineLanes; ++lane) total += sums[threadIdx.y][lane][threadIdx.x];
-  if (threadIdx.y == 0 && p.grad_weight) store_typed(p.grad_weight, p.grad_weight_dtype, column, total);
-  if (threadIdx.y == 1 && p.grad_bias) store_typed(p.grad_bias, p.grad_bias_dtype, column, total);
-}
-
 // Chunks depend on the shape only, so that the sums do not depend on the device. Their partial sums are 8 bytes a
 // column against 12 a row: 32 rows a chunk keep them under 4 %, unless there are too few rows to keep a GPU busy.
 int num_chunks(const NormBackwardParams& p) {
@@ -157,9 +130,11 @@ void norm_bwd(const NormBackwardParams& p, void* workspace, Stream stream) {
     }
   });
   if (!sums) return;
-  launch("norm_bwd: combine", combine_kernel,
-         {static_cast<unsigned>(ceil_div(p.features, kColumns)), dim3(kColumns, kCombineLanes), 0, s}, p, chunks,
-         partial_weight, partial_bias);
+  namespace combine = norm_bwd_combine;
+  combine::with_lanes(p.features, chunks, [&](auto lanes) {
+    launch("norm_bwd: combine", combine::kernel<lanes.value>,
+           {combine::grid(p), dim3(combine::kColumns, lanes.value), 0, s}, p, chunks, partial_weight, partial_bias);
+  });
 }
 
 }  // namespace flashkernel::cuda

@@ -18,18 +18,6 @@ constexpr int kBlocks = 2048;     // of the second pass: some four times what an
 /// What the second pass needs of a row: mean, rstd, and the means of g * w and of g * w * x_hat in z and w.
 using Stats = float4;
 
-template <class T>
-__device__ inline void read_weight(const TypedPointer& from, std::int64_t column, float (&weight)[kVectorElements<T>]) {
-#pragma unroll
-  for (float& one : weight) one = 1.0f;
-  if (!from) return;
-  if (from.dtype == dtype_of<T>) {
-    load_floats(weight, static_cast<const T*>(from.data) + column);
-  } else {
-    load_wide(weight, static_cast<const float*>(from.data) + column);
-  }
-}
-
 /// A block a row.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) stats_kernel(const NormBackwardParams p, Stats* stats) {
@@ -52,7 +40,7 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(const NormBackwardPa
     for (int j = 0; j < kBatch; ++j) {
       if (j > 0 && !two) break;
       float weight[N];
-      read_weight<T>(p.weight, at + j * kStep, weight);
+      read_norm_weight<T>(p.weight, at + j * kStep, weight);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         const float gw = to_float(grads[j].values[i]) * weight[i];
@@ -82,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
   const T* const residual = p.grad_residual_out ? static_cast<const T*>(p.grad_residual_out) + column : nullptr;
   T* const grad_x = p.grad_x ? static_cast<T*>(p.grad_x) + column : nullptr;
   float weight[N], sums[N] = {}, bias_sums[kLayerNorm ? N : 1] = {};
-  read_weight<T>(p.weight, column, weight);
+  read_norm_weight<T>(p.weight, column, weight);
 
   for (std::int64_t base = first; base < last; base += kRows) {
     Vector grads[kRows], values[kRows], more[kRows];

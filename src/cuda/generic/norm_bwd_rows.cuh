@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/host/launch.hpp"
+#include "cuda/tile/norm_weight.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/row.cuh"
 #include "cuda/tile/vector.cuh"
@@ -84,14 +85,7 @@ __global__ void __launch_bounds__(kThreads, (Shape<T, kLayerNorm, kThreads, kVec
   const float inverse_features = 1.0f / static_cast<float>(features);
 
   const auto read_weight = [&](int j, float(&weight)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) weight[i] = 1.0f;
-    if (!p.weight || !holds(j)) return;
-    if (p.weight.dtype == dtype_of<T>) {
-      load_floats(weight, static_cast<const T*>(p.weight.data) + column + j * kStep);
-    } else {
-      load_wide(weight, static_cast<const float*>(p.weight.data) + column + j * kStep);
-    }
+    read_norm_weight<T>(holds(j) ? p.weight : TypedPointer{}, column + j * kStep, weight);
   };
   float weights[S::kHoldWeights ? kVectors : 1][N];
   if constexpr (S::kHoldWeights) {

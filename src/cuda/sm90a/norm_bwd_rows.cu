@@ -11,6 +11,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/norm_bwd_combine.cuh"
+#include "cuda/tile/norm_weight.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/row.cuh"
 #include "cuda/tile/vector.cuh"
@@ -202,14 +203,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     unpack(values, reinterpret_cast<const Vector&>(word));
   };
   const auto read_weight = [&](int j, float(&weight)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) weight[i] = 1.0f;
-    if (!p.weight || !holds(j)) return;
-    if (!wide_weights) {
-      load_floats(weight, static_cast<const T*>(p.weight.data) + column + j * kStep);
-    } else {
-      load_wide(weight, static_cast<const float*>(p.weight.data) + column + j * kStep);
-    }
+    read_norm_weight<T>(holds(j) ? p.weight : TypedPointer{}, column + j * kStep, weight);
   };
   float weights[S::kHoldWeights ? kVectors : 1][N];
   if constexpr (S::kHoldWeights) {
@@ -455,16 +449,13 @@ void norm_bwd_rows(const NormBackwardParams& p, void* workspace, Stream stream) 
     shape.cluster = static_cast<unsigned>(how.num_blocks);
     launch("norm_bwd: rows", rows_kernel<S>, shape, p, how.rows_per_chunk, how.num_blocks, partial_weight,
            partial_bias);
-    const unsigned sums = (p.grad_weight ? 1 : 0) + (p.grad_bias ? 1 : 0);
-    if (sums == 0) return;
+    if (!p.grad_weight && !p.grad_bias) return;
     namespace combine = norm_bwd_combine;
-    const dim3 grid(static_cast<unsigned>(ceil_div(p.features, combine::kColumns)), sums);
-    const auto add = [&](auto lanes) {
-      launch("norm_bwd: combine", combine::kernel<lanes.value>, {grid, dim3(combine::kColumns, lanes.value), 0, s}, p,
-             how.chunks, partial_weight, partial_bias);
-    };
-    if (combine::lanes(p.features) == combine::kFewLanes) return add(Constant<combine::kFewLanes>{});
-    add(Constant<combine::kManyLanes>{});
+    combine::with_lanes(p.features, how.chunks, [&](auto lanes) {
+      launch("norm_bwd: combine", combine::kernel<lanes.value>,
+             {combine::grid(p), dim3(combine::kColumns, lanes.value), 0, s}, p, how.chunks, partial_weight,
+             partial_bias);
+    });
   });
 }
 

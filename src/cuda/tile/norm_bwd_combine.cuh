@@ -1,20 +1,30 @@
 // The end of norm backward: partial column sums of chunks of rows become grad_weight and grad_bias. Launched by
-// sm90a/norm_bwd_rows.cu; the generic kernels still have one of their own. Invariant: the order of the additions
-// follows from the number of chunks and of columns alone.
+// generic/norm_bwd.cu and sm90a/norm_bwd_rows.cu. Invariant: the order of the additions follows from the number of
+// chunks and of columns alone.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/tile/convert.cuh"
+#include "cuda/tile/row.cuh"
 #include "ops/norm_params.hpp"
 
 namespace flashkernel::cuda::norm_bwd_combine {
 
 inline constexpr int kColumns = 32;
 
-/// Lanes of a column: many columns fill a GPU by themselves, and then have few chunks.
-inline constexpr int kFewLanes = 4, kManyLanes = 32;
-inline int lanes(std::int64_t features) { return features >= 8192 ? kFewLanes : kManyLanes; }
+/// f(Constant<lanes of a column>): 32, or 4 where many columns fill a GPU by themselves and a lane still adds few
+/// chunks, five batches of loads at most.
+template <class F>
+void with_lanes(std::int64_t features, int chunks, F f) {
+  if (features >= 8192 && chunks <= 4 * 40) return f(Constant<4>{});
+  f(Constant<32>{});
+}
+
+inline dim3 grid(const NormBackwardParams& p) {
+  const unsigned sums = (p.grad_weight ? 1 : 0) + (p.grad_bias ? 1 : 0);
+  return dim3(static_cast<unsigned>((p.features + kColumns - 1) / kColumns), sums);
+}
 
 /// A block takes kColumns columns, by y of grad_weight or of grad_bias; lane y of kLanes adds a run of chunks, then the
 /// lanes are added in order. `partial`: [chunks, features] of the weight's, of the bias's, each where it is wanted.
