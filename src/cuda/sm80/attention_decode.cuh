@@ -234,6 +234,23 @@ __global__ void __launch_bounds__(decode_max_warps(Keys::kBytes) * kWarp, 1)
       slot = slot + 1 == kStages ? 0 : slot + 1;
       const int first_j = granule * kGranule;
 
+      // Scales of the lane's two keys: of K, of V, and the exponent of the latter. The shift of the exponentials below
+      // is the maximum of score and exponent, so that probability times scale stays in fp16's range. They are read
+      // here so that they come during the product.
+      [[maybe_unused]] float key_scale[2] = {1.0f, 1.0f}, value_scale[2] = {1.0f, 1.0f}, exponent[2] = {0.0f, 0.0f};
+      if constexpr (kScaled) {
+        if (p.quantization.per_token) {
+          const float* const scales =
+              static_cast<const float*>(__cvta_shared_to_generic(keys + 2 * kTileBytes)) + lane / 4;
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            key_scale[half] = scales[8 * half];
+            value_scale[half] = scales[kGranule + 8 * half];
+            exponent[half] = scale_exponent(value_scale[half]);
+          }
+        }
+      }
+
       // S^T = K Q^T, in two independent sums when there is one tile.
       constexpr int kSums = kTiles == 1 ? 2 : 1;
       float score[kSums][kTiles][4] = {};
@@ -259,29 +276,11 @@ __global__ void __launch_bounds__(decode_max_warps(Keys::kBytes) * kWarp, 1)
         for (int e = 0; e < 4; ++e) {
           if constexpr (kSums == 2) x[t][e] += score[1][t][e];
           if constexpr (kScaled)
-            x[t][e] *= score_factor[t][e % 2];
+            x[t][e] *= score_factor[t][e % 2] * key_scale[e / 2];
           else if (!plan.modified)
             x[t][e] *= scale_log2;
         }
-      // Scales of the lane's two keys: of K, of V, and the exponent of the latter. The shift of the exponentials below
-      // is the maximum of score and exponent, so that probability times scale stays in fp16's range.
-      [[maybe_unused]] float value_scale[2] = {1.0f, 1.0f}, exponent[2] = {0.0f, 0.0f};
       [[maybe_unused]] unsigned hidden = 0;  // bit 4 t + e: the query does not see the key
-      if constexpr (kScaled) {
-        if (p.quantization.per_token) {
-          const float* const scales =
-              static_cast<const float*>(__cvta_shared_to_generic(keys + 2 * kTileBytes)) + lane / 4;
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            value_scale[half] = scales[kGranule + 8 * half];
-            exponent[half] = scale_exponent(value_scale[half]);
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-              for (int e = 0; e < 2; ++e) x[t][2 * half + e] *= scales[8 * half];
-          }
-        }
-      }
 
       const bool masked = first_j < first_full || first_j + kGranule > end_full;
       if (plan.modified || masked) {

@@ -41,17 +41,18 @@ struct GranuleCopy {
   }
 };
 
-/// The next granules of one warp: `count` of them (at most 32), `step` apart from `granule` on; lane l knows the page
-/// that holds the l-th one (-1: no such page).
+/// The next granules of one warp: `count` of them (at most 32), plan.key_lanes apart from `granule` on; lane l knows
+/// the page that holds the l-th one (-1: no such page).
 struct Batch {
-  const void *k, *v;  // row 0 of the sequence, or of page 0, at the warp's head
-  int head;           // of keys and values
-  int granule, count;
-  int first_key, last_key;
-  std::int32_t page;
+  int granule = 0, count = 0;
+  int b = 0, head = 0;  // of keys and values
+  int first_key = 0, last_key = 0;
+  std::int32_t page = -1;
 };
 
-/// Streams a warp's share into its ring, segment after segment, as far ahead as the ring allows.
+/// Streams a warp's share into its ring, segment after segment, as far ahead as the ring allows. Addresses are made 32
+/// granules at a time, one a lane, and handed round: made for each granule, a division by the page size and 64-bit
+/// products would stand in front of every copy.
 template <class T, int kDim, int kStages>
 class Producer {
  public:
@@ -65,39 +66,25 @@ class Producer {
     key_lane_ = warp % plan.key_lanes;
     head_ = warp / plan.key_lanes;
     segment_.end = 0;
-    now_ = fetch(p, plan);
-    next_ = now_.count > 0 ? fetch(p, plan) : now_;
+    next_ = fetch(p, plan);
   }
 
   /// Starts the copies of the next granule, if there is one; a group of copies in any case.
   __device__ void start(const AttentionParams& p, const DecodePlan& plan) {
-    if (used_ == now_.count && next_.count > 0) {
-      now_ = next_;
-      used_ = 0;
+    if (used_ == count_ && next_.count > 0) {
+      make_addresses(p, plan);
       next_ = fetch(p, plan);
     }
-    if (used_ < now_.count) {
-      const int key = (now_.granule + used_ * plan.key_lanes) * kGranule;
-      const std::int32_t page = __shfl_sync(kFullMask, now_.page, used_);
-      const int first = max(now_.first_key - key, 0);
-      int count = min(now_.last_key - key, kGranule) - first;
-      std::int64_t k_at, v_at;
-      if (p.is_paged()) {
-        const int slot = key % static_cast<int>(p.page_size);
-        if (page < 0 || page >= p.num_pages) count = 0;  // a bad table reads nothing
-        k_at = page * p.stride_k_batch + slot * p.stride_k_token;
-        v_at = page * p.stride_v_batch + slot * p.stride_v_token;
-      } else {
-        k_at = key * p.stride_k_token;
-        v_at = key * p.stride_v_token;
-      }
+    if (used_ < count_) {
+      const std::int64_t k_at = __shfl_sync(kFullMask, k_at_, used_), v_at = __shfl_sync(kFullMask, v_at_, used_);
+      const int rows = __shfl_sync(kFullMask, rows_, used_), first = rows & 0xff, count = rows >> 8;
       const std::uint32_t slot = ring_ + slot_ * Shape::kSlotBytes;
       if constexpr (sizeof(T) == 1) {
-        if (p.quantization.per_token) start_scales(p, slot + 2 * kTileBytes, page, key, count > 0);
+        if (p.quantization.per_token) start_scales(p, slot + 2 * kTileBytes, count > 0);
       }
-      GranuleCopy<T, kDim>::start(slot, static_cast<const T*>(now_.k) + k_at, p.stride_k_token,
+      GranuleCopy<T, kDim>::start(slot, static_cast<const T*>(p.k) + k_at, p.stride_k_token,
                                   static_cast<int>(p.head_dim), first, count);
-      GranuleCopy<T, kDim>::start(slot + kTileBytes, static_cast<const T*>(now_.v) + v_at, p.stride_v_token,
+      GranuleCopy<T, kDim>::start(slot + kTileBytes, static_cast<const T*>(p.v) + v_at, p.stride_v_token,
                                   static_cast<int>(p.head_dim_v), first, count);
       ++used_;
       slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
@@ -106,41 +93,63 @@ class Producer {
   }
 
  private:
+  __device__ static int lane() { return static_cast<int>(threadIdx.x % kWarp); }
+
   /// Scales of all 16 keys of a granule, four lanes each for K and V: those of keys that no query sees are masked
   /// later.
-  __device__ void start_scales(const AttentionParams& p, std::uint32_t to, std::int32_t page, int key,
-                               bool there) const {
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
-    if (lane >= 8) return;
-    const KvScale& scale = lane < 4 ? p.quantization.k : p.quantization.v;
-    const int slot = key % static_cast<int>(p.page_size) + lane % 4 * 4;
-    ptx::cp_async_16(to + lane * 16, scale.at(there ? page : 0, now_.head, slot), there ? 16u : 0u);
+  __device__ void start_scales(const AttentionParams& p, std::uint32_t to, bool there) const {
+    const std::int64_t k_at = __shfl_sync(kFullMask, scale_k_, used_), v_at = __shfl_sync(kFullMask, scale_v_, used_);
+    const float* const from = lane() < 4 ? p.quantization.k.data + k_at : p.quantization.v.data + v_at;
+    if (lane() < 8) ptx::cp_async_16(to + lane() * 16, from + lane() % 4 * 4, there ? 16u : 0u);
+  }
+
+  /// Of what was fetched.
+  __device__ void make_addresses(const AttentionParams& p, const DecodePlan& plan) {
+    const int key = (next_.granule + lane() * plan.key_lanes) * kGranule;
+    const int first = max(next_.first_key - key, 0);
+    int count = min(next_.last_key - key, kGranule) - first;
+    k_at_ = next_.head * p.stride_k_head;
+    v_at_ = next_.head * p.stride_v_head;
+    if (p.is_paged()) {
+      const int slot = key % static_cast<int>(p.page_size);
+      const bool there = next_.page >= 0 && next_.page < p.num_pages;  // a bad table reads nothing
+      const std::int64_t page = there ? next_.page : 0;
+      if (!there) count = 0;
+      k_at_ += page * p.stride_k_batch + slot * p.stride_k_token;
+      v_at_ += page * p.stride_v_batch + slot * p.stride_v_token;
+      if constexpr (sizeof(T) == 1) {
+        if (p.quantization.per_token) {
+          scale_k_ = p.quantization.k.at(page, next_.head, slot) - p.quantization.k.data;
+          scale_v_ = p.quantization.v.at(page, next_.head, slot) - p.quantization.v.data;
+        }
+      }
+    } else if (p.is_varlen_k()) {
+      k_at_ += (p.k_begin(next_.b) + key) * p.stride_k_token;
+      v_at_ += (p.k_begin(next_.b) + key) * p.stride_v_token;
+    } else {
+      k_at_ += next_.b * p.stride_k_batch + key * p.stride_k_token;
+      v_at_ += next_.b * p.stride_v_batch + key * p.stride_v_token;
+    }
+    rows_ = count > 0 ? first | count << 8 : 0;
+    count_ = next_.count;
+    used_ = 0;
   }
 
   __device__ Batch fetch(const AttentionParams& p, const DecodePlan& plan) {
     while (at_ >= segment_.end) {
-      if (!walk_.next(p, plan.head_groups, segment_)) return Batch{nullptr, nullptr, 0, 0, 0, 0, 0, 0};
+      if (!walk_.next(p, plan.head_groups, segment_)) return Batch{};
       at_ = segment_.first + key_lane_;
     }
     const KeyRange& range = segment_.range;
-    const std::int64_t g = segment_.head_group * plan.heads + head_;
-    std::int64_t k_at = g * p.stride_k_head, v_at = g * p.stride_v_head;
-    if (!p.is_paged()) {
-      k_at += p.is_varlen_k() ? p.k_begin(segment_.b) * p.stride_k_token : segment_.b * p.stride_k_batch;
-      v_at += p.is_varlen_k() ? p.k_begin(segment_.b) * p.stride_v_token : segment_.b * p.stride_v_batch;
-    }
     Batch batch;
-    batch.k = static_cast<const T*>(p.k) + k_at;
-    batch.v = static_cast<const T*>(p.v) + v_at;
-    batch.head = static_cast<int>(g);
+    batch.b = segment_.b;
+    batch.head = segment_.head_group * plan.heads + head_;
     batch.granule = at_;
     batch.count = min(kWarp, (segment_.end - at_ + plan.key_lanes - 1) / plan.key_lanes);
     batch.first_key = range.first(0);
     batch.last_key = range.last(range.q_len - 1);
-    batch.page = -1;
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
-    if (p.is_paged() && lane < batch.count) {
-      const int column = (at_ + lane * plan.key_lanes) * kGranule / static_cast<int>(p.page_size);
+    if (p.is_paged() && lane() < batch.count) {
+      const int column = (at_ + lane() * plan.key_lanes) * kGranule / static_cast<int>(p.page_size);
       batch.page = p.block_table[segment_.b * p.stride_block_table + column];
     }
     at_ += kWarp * plan.key_lanes;
@@ -149,9 +158,13 @@ class Producer {
 
   SegmentWalk walk_;
   Segment segment_;
-  Batch now_, next_;
+  Batch next_;
+  // The lane's granule of the batch under way: where it begins (elements), rows of it (the first, and how many times
+  // 256), its scales; `used_` of `count_` granules are under way.
+  std::int64_t k_at_ = 0, v_at_ = 0, scale_k_ = 0, scale_v_ = 0;
+  int rows_ = 0, used_ = 0, count_ = 0;
   std::uint32_t ring_;
-  int key_lane_, head_, at_ = 0, used_ = 0, slot_ = 0;
+  int key_lane_, head_, at_ = 0, slot_ = 0;
 };
 
 }  // namespace flashkernel::cuda::sm80
