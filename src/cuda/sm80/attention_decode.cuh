@@ -236,20 +236,20 @@ __global__ void __launch_bounds__(decode_max_warps(Keys::kBytes) * kWarp, 1)
 
       // Scales of the lane's two keys: of K, of V, and the exponent of the latter. The shift of the exponentials below
       // is the maximum of score and exponent, so that probability times scale stays in fp16's range. They are read
-      // here so that they come during the product.
+      // first, so that they come during the product, or after it where registers are full.
       [[maybe_unused]] float key_scale[2] = {1.0f, 1.0f}, value_scale[2] = {1.0f, 1.0f}, exponent[2] = {0.0f, 0.0f};
-      if constexpr (kScaled) {
-        if (p.quantization.per_token) {
-          const float* const scales =
-              static_cast<const float*>(__cvta_shared_to_generic(keys + 2 * kTileBytes)) + lane / 4;
+      [[maybe_unused]] const auto read_scales = [&] {
+        if (!p.quantization.per_token) return;
+        const float* const scales =
+            static_cast<const float*>(__cvta_shared_to_generic(keys + 2 * kTileBytes)) + lane / 4;
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            key_scale[half] = scales[8 * half];
-            value_scale[half] = scales[kGranule + 8 * half];
-            exponent[half] = scale_exponent(value_scale[half]);
-          }
+        for (int half = 0; half < 2; ++half) {
+          key_scale[half] = scales[8 * half];
+          value_scale[half] = scales[kGranule + 8 * half];
+          exponent[half] = scale_exponent(value_scale[half]);
         }
-      }
+      };
+      if constexpr (kScaled && kTiles <= 2) read_scales();
 
       // S^T = K Q^T, in two independent sums when there is one tile.
       constexpr int kSums = kTiles == 1 ? 2 : 1;
@@ -269,6 +269,7 @@ __global__ void __launch_bounds__(decode_max_warps(Keys::kBytes) * kWarp, 1)
           }
         }
       });
+      if constexpr (kScaled && kTiles > 2) read_scales();
       float(&x)[kTiles][4] = score[0];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
