@@ -115,7 +115,7 @@ __device__ inline void prefetch_table(const AttentionParams& p) {
 /// T: of queries and outputs. Keys: how keys and values become operands of the matrix instruction (WideKeys here,
 /// NarrowKeys in attention_decode_quantized.cuh).
 template <class T, class Keys, int kDim, int kTiles>
-__global__ void __launch_bounds__(decode_max_warps(Keys::kBytes) * kWarp, 1)
+__global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) * kWarp, 1)
     attention_decode_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ DecodePlan plan,
                             float* partials, int* counters) {
   using Shape = DecodeShape<kDim, kTiles, Keys::kBytes>;

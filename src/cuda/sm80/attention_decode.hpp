@@ -19,18 +19,23 @@ using attention_decode_quantized_params = AttentionParams;
 inline constexpr std::int64_t kDecodeHeadDims[] = {64, 128, 192, 256};
 inline constexpr std::int64_t kDecodeQuantizedHeadDims[] = {64, 128, 256};
 inline constexpr int kGranule = 16;  // keys that a warp takes at a time; they lie in one page
-/// Warps of a block, at most: a granule of 8-bit keys is half the bytes and more instructions a byte, so that it takes
-/// two warps a scheduler to cover one warp's latencies.
-inline constexpr int decode_max_warps(int element_bytes) { return element_bytes == 1 ? 8 : 4; }
+/// Warps of a block, at most. A granule of 8-bit keys is half the bytes and more instructions a byte, and one of more
+/// than 8 query rows has two or four times the products: then it takes more than one warp a scheduler to cover one
+/// warp's latencies. (At d128 six warps, not eight, with four tiles: each one's result takes 17 KB.)
+inline constexpr int decode_max_warps(int dim, int tiles, int element_bytes) {
+  if (element_bytes == 1) return 8;
+  return dim != 128 || tiles == 1 ? 4 : tiles == 2 ? 8 : 6;
+}
 inline constexpr int kTileRows = 8;  // query rows of one matrix instruction
 
 /// kTiles: tiles of 8 query rows that a warp serves. A warp has kStages granules of K and V in shared memory; on 9.0,
-/// four warps with all but one of them on their way are 64 to 128 KB a multiprocessor, where 4.5 TB/s with 1 us of
-/// latency needs 34 KB. kBytes: of an element of K and V; 8-bit ones bring their scales along.
+/// a block's warps with all but one of them on their way are 48 to 128 KB a multiprocessor, where 4.5 TB/s with 1 us
+/// of latency needs 34 KB. kBytes: of an element of K and V; 8-bit ones bring their scales along.
 template <int kDim, int kTiles, int kBytes = 2>
 struct DecodeShape {
-  static constexpr int kMaxWarps = decode_max_warps(kBytes);
-  static constexpr int kStages = kDim <= 64 ? 8 : kDim <= 128 ? (kTiles <= 2 ? 5 : 4) : kDim <= 192 ? 3 : 2;
+  static constexpr int kMaxWarps = decode_max_warps(kDim, kTiles, kBytes);
+  static constexpr int kStagesOf128 = kTiles == 1 ? 5 : kBytes == 2 ? 2 : kTiles == 2 ? 5 : 4;
+  static constexpr int kStages = kDim <= 64 ? 8 : kDim <= 128 ? kStagesOf128 : kDim <= 192 ? 3 : 2;
   static constexpr int kTileBytes = kGranule * kDim * kBytes;         // of K, or of V
   static constexpr int kScaleBytes = kBytes == 1 ? kGranule * 4 : 0;  // the same
   static constexpr int kSlotBytes = 2 * (kTileBytes + kScaleBytes);   // K, V, scales of K, of V
