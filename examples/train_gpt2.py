@@ -93,13 +93,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--dropout", type=float, default=0.1, help="dropout on embeddings and residual branches")
 
     add = parser.add_argument_group("optimization").add_argument
-    add("--steps", type=int, default=12000, help="optimizer steps")
+    add("--steps", type=int, default=12462, help="optimizer steps")
     add("--batch-size", type=int, default=32, help="sequences of one context length per step")
     add("--lr", type=float, default=3e-3, help="peak learning rate; cosine decay to zero")
     add("--warmup", type=int, default=300, help="steps of linear warm-up")
     add("--weight-decay", type=float, default=0.1, help="decoupled weight decay of weight matrices and embeddings")
     add("--grad-clip", type=float, default=1.0, help="largest norm of the gradient")
-    add("--eval-interval", type=int, default=500, help="steps from one evaluation to the next; the best one is kept")
+    add("--eval-interval", type=int, default=1000, help="steps from one evaluation to the next; the best one is kept")
     add("--max-seconds", type=float, help="after the warm-up, as few steps as this much time for everything allows")
 
     add = parser.add_argument_group("execution").add_argument

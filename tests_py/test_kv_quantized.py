@@ -251,7 +251,7 @@ def test_generate(kv_dtype: str) -> None:
     from flashkernel.generate import Engine, TextTokenizer, default_model, load_model
 
     tokenizer = TextTokenizer(default_model())
-    prompts = [tokenizer.encode(text) for text in ("def fibonacci(n):\n", "import os\nimport sys\n\ndef main():\n")]
+    prompts = [tokenizer.encode(text) for text in ("if __name__ == ", "import os\nimport sys\n\ndef main():\n")]
     model = load_model(default_model(), device="cpu")
     texts = []
     for kind in (None, kv_dtype):

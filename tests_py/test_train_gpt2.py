@@ -250,7 +250,7 @@ def test_shipped_model_predicts_unseen_python(shipped) -> None:
     with torch.inference_mode():
         loss = model(input_ids=ids, labels=ids).loss.item()
     bits_per_byte = loss * (ids.shape[1] - 1) / len(UNSEEN.encode()) / math.log(2)
-    assert bits_per_byte < 0.75  # 0.693 measured; the same model trained without the test suites had 0.81
+    assert bits_per_byte < 0.75  # 0.659 measured; such a model trained without the test suites had 0.81
 
 
 @pytest.mark.parametrize("prompt", ["def fibonacci(n):\n", "import os\n\ndef ", "class Stack:\n"])

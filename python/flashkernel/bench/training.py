@@ -139,15 +139,18 @@ def sentence(root: Path) -> str:
     """README's, of the results from a GPU."""
     parts = []
     for _, result in _results(root):
-        way = _way(result)
-        if "gpu" not in result["machine"] or not way:
+        if "gpu" not in result["machine"] or not _way(result):
             continue
-        ours, stock = (_run(result, k, way) or {} for k in ("flashkernel", "stock"))
+        speeds = [
+            f"{way} {ours['tokens_per_second'] / 1e6:.2f} M ({stock['tokens_per_second'] / 1e6:.2f} M)"
+            for way in dict.fromkeys(run["way"] for run in result["runs"])
+            if (ours := _run(result, "flashkernel", way)) and (stock := _run(result, "stock", way))
+        ]
+        losses = [(_run(result, k, _way(result)) or {})["val_loss"] for k in ("flashkernel", "stock")]
         parts.append(
-            f"Training a GPT-2 of width {result['method']['width']} on one {result['machine']['gpu']} "
-            f"({way}): {ours['tokens_per_second'] / 1e6:.2f} M tokens/s with FlashKernel's kernels, "
-            f"{stock['tokens_per_second'] / 1e6:.2f} M with stock ones; after {result['method']['steps']} steps "
-            f"validation losses of {ours['val_loss']:.3f} and {stock['val_loss']:.3f} "
-            "([docs/end_to_end.md](docs/end_to_end.md#training))."
+            f"Training a GPT-2 of width {result['method']['width']} on one {result['machine']['gpu']}, tokens/s with "
+            f"FlashKernel's kernels (with stock ones), by the way a step runs: {', '.join(speeds)}. After "
+            f"{result['method']['steps']} steps validation losses of {losses[0]:.3f} and {losses[1]:.3f}; "
+            "curves and tables in [docs/end_to_end.md](docs/end_to_end.md#training)."
         )
     return "\n\n".join(parts)
