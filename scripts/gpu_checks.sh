@@ -68,8 +68,10 @@ conformance() {
 row "library" "$(stat -Lc %s $build/libflashkernel.so | awk '{printf "%.1f MB", $1 / 1e6}')" - 0
 if [[ $steps == *" conformance "* ]]; then
   for arch in $archs; do  # a path at a time
-    conformance "conformance, $arch" "conformance_$arch" "*cuda/$arch*" $jobs
+    conformance "conformance, $arch" "conformance_$arch" "*cuda/$arch*-*past_2_31*" $jobs
   done
+  # Tensors that span gigabytes: in few processes, or they leave each other no memory.
+  conformance "conformance, strides past 2^31" conformance_far '*cuda*past_2_31*' 4
 fi
 
 # python_tests LOG WORKERS ARGUMENTS...: the tests that a GPU changes.

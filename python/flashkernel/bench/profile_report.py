@@ -36,8 +36,10 @@ METRICS = {
     "fadd": "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum",
     "fmul": "smsp__sass_thread_inst_executed_op_fmul_pred_on.sum",
     "ffma": "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",
-    # One of the two names, by GPU.
+    # The name differs between GPUs: those that one does not know are left out.
     "tensor_ops_f16": "sm__ops_path_tensor_src_fp16_dst_fp32.sum",
+    "tensor_ops_f16_source": "sm__ops_path_tensor_src_fp16.sum",
+    "tensor_ops_f16_to_f16": "sm__ops_path_tensor_src_fp16_dst_fp16.sum",
     "tensor_ops_bf16": "sm__ops_path_tensor_src_bf16_dst_fp32.sum",
     "tensor_ops_tf32": "sm__ops_path_tensor_src_tf32_dst_fp32.sum",
     "tensor_ops_f16_dense": "sm__ops_path_tensor_src_fp16_dst_fp32_sparsity_off.sum",
@@ -83,8 +85,9 @@ class Launch(dict[str, float]):
         """By counters: fp32 lanes, and the tensor cores' operations where ncu counts them."""
         if "ffma" not in self:
             return None
-        names = ("tensor_ops_f16", "tensor_ops_bf16", "tensor_ops_tf32")
-        tensor = sum(max(self.get(name, 0.0), self.get(f"{name}_dense", 0.0)) for name in names)
+        types = ("f16", "bf16", "tf32")
+        ways = ("", "_source", "_to_f16", "_dense")
+        tensor = sum(max(self.get(f"tensor_ops_{dtype}{way}", 0.0) for way in ways) for dtype in types)
         return self.get("fadd", 0.0) + self.get("fmul", 0.0) + 2 * self["ffma"] + tensor
 
     def stalls(self, count: int = 3) -> list[tuple[str, float]]:
