@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     for (int slot = 0; slot < Layout::kTurns; ++slot) {
       ptx::mbarrier_init(shared.turn_full(slot), 1);
-      ptx::mbarrier_init(shared.turn_empty(slot), 1);
+      ptx::mbarrier_init(shared.turn_empty(slot), kQueryWarps);
     }
     for (int slot = 0; slot < Layout::kPasses; ++slot) {
       ptx::mbarrier_init(shared.pass_full(slot), kQueryWarps);

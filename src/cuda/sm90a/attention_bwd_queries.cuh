@@ -15,9 +15,6 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// Numbers of the named barriers; 0 is __syncthreads.
-enum BackwardBarrier : int { kQueryGroup = 1 };
-
 /// 64 queries x at most 64 columns at a time: 32 registers, so that the key warpgroups have what they need.
 template <class Shape, class T>
 struct QueryConsumer {
@@ -73,11 +70,9 @@ struct QueryConsumer {
           if (last_of_item) release(shared.k_empty(item.key_slot));
         }
         if (slice + block == 0 && plan.ordered && turn > 0) {
-          if (threadIdx.x % 128 == 0) {
-            ptx::mbarrier_wait(shared.turn_full(turns.slot()), turns.parity());
-            ptx::mbarrier_arrive(shared.turn_empty(turns.slot()));
-          }
-          ptx::barrier_sync(kQueryGroup, 128);
+          ptx::mbarrier_wait(shared.turn_full(turns.slot()), turns.parity());
+          __syncwarp();  // all lanes have seen it
+          release(shared.turn_empty(turns.slot()));
           ++turns.count;
         }
         float* const to = plan.sums + static_cast<std::int64_t>(index) * (Shape::kBlockM * kDim) +
