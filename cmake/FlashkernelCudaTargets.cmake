@@ -29,7 +29,8 @@ endfunction()
 
 # The same for sources that ask nothing of 9.0 (no __CUDA_ARCH__ over 800, no LaunchShape::early in what they use): the
 # PTX of 8.0 is made once and assembled for 8.0 and for 9.0, where otherwise half of the compiler's time, from C++ to
-# PTX, is spent a second time on the same text. What follows 9.0 compiles that PTX.
+# PTX, is spent a second time on the same text. What follows 9.0 compiles that PTX. Not on the lists below: kernels that
+# start early, conversions to float8 (8.9), 16-byte reductions (9.0).
 function(flashkernel_add_cuda_objects_once name archs)
   set(_own ${archs})
   set(_once)
@@ -52,7 +53,7 @@ target_include_directories(flashkernel_cuda_host SYSTEM PRIVATE ${CUDAToolkit_IN
 
 file(GLOB _cuda_generic CONFIGURE_DEPENDS ${_src}/cuda/generic/*.cu)
 set(_cuda_generic_once ${_cuda_generic})
-list(FILTER _cuda_generic_once INCLUDE REGEX "/(attention_|linear_)[a-z_]+\\.cu$")
+list(FILTER _cuda_generic_once EXCLUDE REGEX "/(elementwise|kv_[a-z_]+|norm_fwd)\\.cu$")
 list(REMOVE_ITEM _cuda_generic ${_cuda_generic_once})
 flashkernel_add_cuda_objects(flashkernel_cuda_generic "${FLASHKERNEL_CUDA_ARCHITECTURES}" ${_cuda_generic})
 flashkernel_add_cuda_objects_once(flashkernel_cuda_generic_once "${FLASHKERNEL_CUDA_ARCHITECTURES}" ${_cuda_generic_once})
@@ -71,7 +72,7 @@ if(NOT _sm80_architectures)
 endif()
 file(GLOB _cuda_sm80 CONFIGURE_DEPENDS ${_src}/cuda/sm80/*.cu)
 set(_cuda_sm80_once ${_sources_sm80} ${_cuda_sm80})
-list(FILTER _cuda_sm80_once INCLUDE REGEX "/(attention_fwd_d|gemm_b?f16)[a-z0-9_]*\\.cu$")
+list(FILTER _cuda_sm80_once INCLUDE REGEX "/(attention_fwd_|attention_bwd_f32_|gemm_)[a-z0-9_]+\\.cu$")
 set(_cuda_sm80 ${_sources_sm80} ${_cuda_sm80})
 list(REMOVE_ITEM _cuda_sm80 ${_cuda_sm80_once})
 flashkernel_add_cuda_objects(flashkernel_cuda_sm80 "${_sm80_architectures}" ${_cuda_sm80})
