@@ -107,6 +107,12 @@ void fill(CaseList& list, void (*build)(Call&, const Spec&)) {
       Spec split{dtype, 70, 1104, 88, transposed, Activation::kGeluTanh};
       split.preactivation = true;
       add("split" + layout, split);
+      // The same for as few rows as a decode step has: parts of k in blocks that exchange their sums.
+      for (const auto& [rows, in] :
+           std::vector<std::array<std::int64_t, 2>>{{1, 264}, {5, 1104}, {16, 520}, {27, 2056}, {64, 1032}}) {
+        split.rows = rows, split.in = in, split.bias_fp32 = rows == 5;
+        add("split_r" + std::to_string(rows) + "_i" + std::to_string(in) + layout, split);
+      }
       list.add("large" + layout + suffix, [=](Call& call) {
         const auto [rows, out] = many_tiles();
         Spec large{dtype, rows, 40, out, transposed, Activation::kGeluTanh};
