@@ -80,12 +80,17 @@ __device__ inline float4 load_cluster_4(std::uint32_t cluster_address) {
                : "memory");
   return v;
 }
-/// Stores to a block of the cluster that count their 16 or 8 bytes at a barrier of that block (both addresses from
+/// Stores to a block of the cluster that count their 16, 8 or 4 bytes at a barrier of that block (both addresses from
 /// map_shared): no fence, who has waited at the barrier sees them. PTX ISA 9.7.9.12 (st.async).
 __device__ inline void store_async_4(std::uint32_t cluster_address, const float4& v, std::uint32_t cluster_barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
                    cluster_address),
                "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(cluster_barrier)
+               : "memory");
+}
+__device__ inline void store_async(std::uint32_t cluster_address, float v, std::uint32_t cluster_barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(cluster_address),
+               "f"(v), "r"(cluster_barrier)
                : "memory");
 }
 __device__ inline void store_async_2(std::uint32_t cluster_address, const float2& v, std::uint32_t cluster_barrier) {

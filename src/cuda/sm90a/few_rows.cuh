@@ -1,8 +1,8 @@
 // linear for up to 64 rows (decode) on 9.0: bound by reading the weights, once, at the speed of memory. The weights are
 // the left operand of wgmma (64 features a block), the rows of x the right one (8 to 64 columns); one warp
 // streams both by TMA into a ring deep enough to hide the memory's latency, one warpgroup multiplies. A cluster of
-// blocks shares the features of a tile and splits k; the parts meet through distributed shared memory and are added in
-// the order of k. Called by linear.cu.
+// blocks shares the features of a tile and splits k: each sends its parts to the block that finishes them by st.async,
+// and they are added in the order of k. Called by linear.cu.
 #pragma once
 
 #include "cuda/host/launch.hpp"
@@ -17,21 +17,26 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// kRows columns of x (8, 16, 32, 64) and 64 features.
-template <int kRows_>
+/// kRows columns of x (8, 16, 32, 64) and 64 features; kBlocksPerSm: 2, or 1 with twice the ring.
+template <int kRows_, int kBlocksPerSm_>
 struct FewRowsShape {
-  static constexpr int kParts = 1;  // of 64 features; 2 and 4 read x less often, and were not faster
-  static constexpr int kRows = kRows_, kFeatures = 64 * kParts, kTileK = 64;
-  static constexpr int kThreads = 160;  // one warpgroup multiplies, one warp loads
+  static constexpr int kRows = kRows_, kFeatures = 64, kTileK = 64, kBlocksPerSm = kBlocksPerSm_;
+  // One warpgroup multiplies, one warp loads; from 32 rows on there is work for four more that only finish.
+  static constexpr int kHelpers = kRows >= 32 || kBlocksPerSm == 1 ? 4 : 0;
+  static constexpr int kFinishers = 128 + 32 * kHelpers, kThreads = 160 + 32 * kHelpers;
+  static constexpr int kMostAhead = kRows == 64 ? 8 : 6;  // k-tiles of the weights fetched ahead: see fetch_ahead
   static constexpr int kBytesWeight = kFeatures * kTileK * 2, kBytesX = kRows * kTileK * 2;
   static constexpr int kStageBytes = kBytesWeight + kBytesX;  // multiples of 1024
-  static constexpr int kBlocksPerSm = 2;
+  // Parts are [row][feature], floats; a fragment's lanes hit all banks. What this block finishes itself takes the
+  // ring's place, what others send (at most 7 of 8 features) has its own: they may be ahead of this one.
+  static constexpr int kPitch = kFeatures + 4, kMailPitch = kFeatures * 7 / 8 + 4, kMailBytes = kRows * kMailPitch * 4;
+  static constexpr int kRoom = 228 * 1024 / kBlocksPerSm - 1024 - kMailBytes;  // less what the system takes of a block
+  static constexpr int kMostStages = 16, kBarrierBytes = 16 * kMostStages + 8;
   static constexpr int kStages =
-      (227 / kBlocksPerSm - 2) * 1024 / kStageBytes < 16 ? (227 / kBlocksPerSm - 2) * 1024 / kStageBytes : 16;
-  static constexpr int kPitch = kFeatures + 4;  // of the parts, floats: a fragment's lanes hit all banks
-  static constexpr int kPartBytes = kRows * kPitch * 4;
-  static constexpr int kBarriers = kStages * kStageBytes > kPartBytes ? kStages* kStageBytes : kPartBytes;
-  static constexpr int kSharedBytes = kBarriers + 16 * kStages;
+      (kRoom - kBarrierBytes) / kStageBytes < kMostStages ? (kRoom - kBarrierBytes) / kStageBytes : kMostStages;
+  static constexpr int kMail = kStages * kStageBytes, kBarriers = kMail + kMailBytes;
+  static constexpr int kSharedBytes = kBarriers + kBarrierBytes;
+  static_assert(kRows * kPitch * 4 <= kMail && kMailBytes % 16 == 0);
 };
 
 struct FewRowsArguments {
@@ -43,126 +48,182 @@ struct FewRowsArguments {
 
 inline constexpr int kMostSplits = 8;  // the largest portable cluster
 
+/// What one block does: features [first_feature, + 64), k-tiles [first, + count); it finishes `share` of the features.
+template <class Shape>
+struct FewRowsBlock {
+  int splits, rank, share, first_feature, first, count;
+  std::uint32_t base;
+
+  __device__ FewRowsBlock(const FewRowsArguments& p, const char* shared)
+      : splits(p.splits),
+        rank(static_cast<int>(blockIdx.x) % splits),
+        share(Shape::kFeatures / splits),
+        first_feature(static_cast<int>(blockIdx.x) / splits * Shape::kFeatures),
+        first(rank * p.num_k / splits),
+        count((rank + 1) * p.num_k / splits - first),
+        base(ptx::shared_address(shared)) {}
+  __device__ std::uint32_t full(int slot) const { return base + Shape::kBarriers + 8 * slot; }
+  __device__ std::uint32_t empty(int slot) const { return full(Shape::kMostStages + slot); }
+  __device__ std::uint32_t mail_full() const { return full(2 * Shape::kMostStages); }
+  /// Where block `owner` keeps what block `from` sends: everybody's but its own, in the order of ranks.
+  __device__ int mail_column(int owner, int from) const { return (from < owner ? from : from - 1) * share; }
+};
+
+/// The producer's thread.
+template <class Shape, bool kAlongIn>
+__device__ inline void load_few_rows(const FewRowsArguments& p, const FewRowsBlock<Shape>& block) {
+  const std::uint64_t once = ptx::l2_evict_first(), shared_by_all = ptx::l2_evict_last();
+  for (int t = 0; t < block.count; ++t) {
+    const int slot = t % Shape::kStages, k = (block.first + t) * Shape::kTileK;
+    const std::uint32_t weight = block.base + slot * Shape::kStageBytes;
+    ptx::mbarrier_wait(block.empty(slot), t / Shape::kStages % 2 ^ 1);
+    ptx::mbarrier_arrive_expect(block.full(slot), Shape::kStageBytes);
+    ptx::tma_load(weight, &p.weight, block.full(slot), once, kAlongIn ? k : block.first_feature,
+                  kAlongIn ? block.first_feature : k);
+    ptx::tma_load(weight + Shape::kBytesWeight, &p.x, block.full(slot), shared_by_all, k, 0);
+  }
+}
+
+/// Asks for the weights before the block's turn: to L2 only, so that what the kernels before may still write to them is
+/// seen. Only short parts as a whole: the beginning of a long stream cost more than it gave.
+template <class Shape, bool kAlongIn>
+__device__ inline void fetch_ahead(const FewRowsArguments& p, const FewRowsBlock<Shape>& block) {
+  if (block.count > Shape::kMostAhead) return;
+  const std::uint64_t once = ptx::l2_evict_first();
+  for (int t = 0; t < block.count; ++t) {
+    const int k = (block.first + t) * Shape::kTileK;
+    ptx::tma_prefetch(&p.weight, once, kAlongIn ? k : block.first_feature, kAlongIn ? block.first_feature : k);
+  }
+}
+
+/// The multiplying warpgroup: fragments of this block's sums, element 4 c + e of lane l in warp w is feature
+/// 16 w + l/4 + 8 (e/2) of row 8 c + 2 (l%4) + e%2.
+template <class T, class Shape, bool kAlongIn>
+__device__ inline void multiply_few_rows(const FewRowsBlock<Shape>& block, float (&sum)[Shape::kRows / 2]) {
+  for (int t = 0; t < block.count; ++t) {
+    const int slot = t % Shape::kStages;
+    const std::uint32_t weight = block.base + slot * Shape::kStageBytes;
+    ptx::mbarrier_wait(block.full(slot), t / Shape::kStages % 2);
+    const std::uint64_t a = ptx::matrix_descriptor(weight, 8192, 1024);
+    const std::uint64_t b = ptx::matrix_descriptor(weight + Shape::kBytesWeight, 8192, 1024);
+    ptx::hold(sum);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Shape::kTileK / 16; ++step)
+      ptx::wgmma_ss<T, !kAlongIn, false>(sum, a + step * (kAlongIn ? 2 : 128), b + step * 2, t > 0 || step > 0);
+    ptx::wgmma_commit();
+    ptx::hold(sum);
+    ptx::wgmma_wait<1>();
+    if (threadIdx.x == 0 && t > 0) ptx::mbarrier_arrive(block.empty((t - 1) % Shape::kStages));
+  }
+  ptx::wgmma_wait<0>();
+  ptx::hold(sum);
+}
+
+/// Each warp's half fragments (8 features) to the block that finishes them.
+template <class Shape>
+__device__ inline void send_parts(const FewRowsBlock<Shape>& block, char* shared,
+                                  const float (&sum)[Shape::kRows / 2]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  ptx::barrier_sync(2, 128);  // the ring is read
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int at = 16 * warp + 8 * half, owner = at / block.share;  // shares are multiples of 8
+    const int feature = at % block.share + lane / 4, row = lane % 4 * 2;
+    const auto to = static_cast<std::uint32_t>(owner);
+    const int word = row * Shape::kMailPitch + block.mail_column(owner, block.rank) + feature;
+    const std::uint32_t there = ptx::map_shared(block.base + Shape::kMail + 4 * word, to);
+    const std::uint32_t barrier = ptx::map_shared(block.mail_full(), to);
+    float* const own = reinterpret_cast<float*>(shared) + row * Shape::kPitch + feature;
+#pragma unroll
+    for (int c = 0; c < Shape::kRows / 8; ++c)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float x = sum[4 * c + 2 * half + e];
+        if (owner == block.rank) {
+          own[(8 * c + e) * Shape::kPitch] = x;
+        } else {
+          ptx::store_async(there + 4 * (8 * c + e) * Shape::kMailPitch, x, barrier);
+        }
+      }
+  }
+}
+
 template <class T, class Shape, bool kAlongIn>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     few_rows_kernel(const __grid_constant__ FewRowsArguments p) {
   extern __shared__ __align__(1024) char shared[];
-  const std::uint32_t base = ptx::shared_address(shared);
-  const auto full = [&](int slot) { return base + Shape::kBarriers + 8 * slot; };
-  const auto empty = [&](int slot) { return base + Shape::kBarriers + 8 * (Shape::kStages + slot); };
-  const int rank = static_cast<int>(blockIdx.x) % p.splits;
-  const int first_feature = static_cast<int>(blockIdx.x) / p.splits * Shape::kFeatures;
-  const int first = rank * p.num_k / p.splits, count = (rank + 1) * p.num_k / p.splits - first;  // k-tiles
-  if (threadIdx.x == 128) {
+  const FewRowsBlock<Shape> block(p, shared);
+  const int thread = static_cast<int>(threadIdx.x);
+  const bool multiplies = thread < 128, loads = thread >= 128 && thread < 160;
+  if (thread == 128) {
     ptx::tma_prefetch_map(&p.weight);
     ptx::tma_prefetch_map(&p.x);
     for (int s = 0; s < Shape::kStages; ++s) {
-      ptx::mbarrier_init(full(s), 1);
-      ptx::mbarrier_init(empty(s), 1);
+      ptx::mbarrier_init(block.full(s), 1);
+      ptx::mbarrier_init(block.empty(s), 1);
     }
+    ptx::mbarrier_init(block.mail_full(), 1);
+    const int expected = (block.splits - 1) * block.share * Shape::kRows * 4;
+    if (expected > 0) ptx::mbarrier_arrive_expect(block.mail_full(), static_cast<std::uint32_t>(expected));
     ptx::fence_mbarrier_init();
+    fetch_ahead<Shape, kAlongIn>(p, block);
   }
+  __syncwarp();
+  if (block.splits > 1) ptx::cluster_arrive_relaxed();
   ptx::wait_for_previous_kernel();
   __syncthreads();
 
-  // This block finishes `share` features; a thread of the warpgroup four neighbours, for some of the rows.
-  const int share = Shape::kFeatures / p.splits, across = share / 4;  // 2 to 64: divides 128
-  const int mine = rank * share + static_cast<int>(threadIdx.x) % across * 4, feature = first_feature + mine;
+  // A thread finishes four neighbouring features for some of the rows.
+  const int finisher = thread - (thread >= 160 ? 32 : 0);
+  const int across = block.share / 4;  // 2 to 16
+  const int mine = finisher % across * 4, feature = block.first_feature + block.rank * block.share + mine;
   float bias[4];
-
-  if (threadIdx.x >= 128) {
-    if (threadIdx.x == 128) {
-      const std::uint64_t once = ptx::l2_evict_first(), shared_by_all = ptx::l2_evict_last();
-      for (int t = 0; t < count; ++t) {
-        const int slot = t % Shape::kStages, k = (first + t) * Shape::kTileK;
-        const std::uint32_t weight = base + slot * Shape::kStageBytes, x = weight + Shape::kBytesWeight;
-        ptx::mbarrier_wait(empty(slot), t / Shape::kStages % 2 ^ 1);
-        ptx::mbarrier_arrive_expect(full(slot), Shape::kStageBytes);
-        if constexpr (kAlongIn) {
-          ptx::tma_load(weight, &p.weight, full(slot), once, k, first_feature);
-        } else {
-#pragma unroll
-          for (int i = 0; i < Shape::kParts; ++i)
-            ptx::tma_load(weight + i * 8192, &p.weight, full(slot), once, first_feature + 64 * i, k);
-        }
-        ptx::tma_load(x, &p.x, full(slot), shared_by_all, k, 0);
-      }
-      ptx::allow_next_kernel();  // not before: its blocks would stand in the way of the weights
-    }
-  } else {
+  if (!loads) {  // while the first weights are on their way
 #pragma unroll
     for (int i = 0; i < 4; ++i) bias[i] = bias_of(p.epilogue.bias, feature + i, p.features);
-    float sum[Shape::kParts][Shape::kRows / 2];
-    for (int t = 0; t < count; ++t) {
-      const int slot = t % Shape::kStages;
-      const std::uint32_t weight = base + slot * Shape::kStageBytes;
-      ptx::mbarrier_wait(full(slot), t / Shape::kStages % 2);
-      const std::uint64_t a = ptx::matrix_descriptor(weight, 8192, 1024);
-      const std::uint64_t b = ptx::matrix_descriptor(weight + Shape::kBytesWeight, 8192, 1024);
-#pragma unroll
-      for (int i = 0; i < Shape::kParts; ++i) ptx::hold(sum[i]);
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < Shape::kTileK / 16; ++step)
-#pragma unroll
-        for (int i = 0; i < Shape::kParts; ++i)
-          ptx::wgmma_ss<T, !kAlongIn, false>(sum[i], a + i * (8192 / 16) + step * (kAlongIn ? 2 : 128), b + step * 2,
-                                             t > 0 || step > 0);
-      ptx::wgmma_commit();
-#pragma unroll
-      for (int i = 0; i < Shape::kParts; ++i) ptx::hold(sum[i]);
-      ptx::wgmma_wait<1>();
-      if (threadIdx.x == 0 && t > 0) ptx::mbarrier_arrive(empty((t - 1) % Shape::kStages));
-    }
-    ptx::wgmma_wait<0>();
-#pragma unroll
-    for (int i = 0; i < Shape::kParts; ++i) ptx::hold(sum[i]);
-    ptx::barrier_sync(1, 128);  // the ring is read: this block's part takes its place, [row of x][feature]
-    float* const part = reinterpret_cast<float*>(shared);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-    for (int i = 0; i < Shape::kParts; ++i)
-#pragma unroll
-      for (int c = 0; c < Shape::kRows / 8; ++c)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          part[(8 * c + lane % 4 * 2 + e % 2) * Shape::kPitch + 64 * i + 16 * warp + lane / 4 + e / 2 * 8] =
-              sum[i][4 * c + e];
   }
-  if (p.splits > 1) {
+  if (thread == 128) {
+    load_few_rows<Shape, kAlongIn>(p, block);
+    ptx::allow_next_kernel();  // not before: its blocks would stand in the way of the weights
+  }
+  float sum[Shape::kRows / 2];
+  if (multiplies) multiply_few_rows<T, Shape, kAlongIn>(block, sum);
+  if (block.splits > 1) {  // all blocks are there, and their mail's barriers
     __syncwarp();
-    ptx::cluster_arrive();
     ptx::cluster_wait();
-  } else {
-    __syncthreads();
   }
-  if (threadIdx.x < 128 && feature < p.features) {
+  if (loads) return;
+  if (multiplies) send_parts(block, shared, sum);
+  if (block.splits > 1) ptx::mbarrier_wait(block.mail_full(), 0);
+  ptx::barrier_sync(1, Shape::kFinishers);
+  if (feature >= p.features) return;
+
 #pragma unroll 2
-    for (int row = static_cast<int>(threadIdx.x) / across; row < p.rows; row += 128 / across) {
-      const std::uint32_t at = base + 4 * (row * Shape::kPitch + mine);
-      float4 part[kMostSplits];  // all are under way at once
+  for (int row = finisher / across; row < p.rows; row += Shape::kFinishers / across) {
+    float4 part[kMostSplits];  // all are under way at once
 #pragma unroll
-      for (int other = 0; other < kMostSplits; ++other)
-        if (other < p.splits) part[other] = ptx::load_cluster_4(ptx::map_shared(at, static_cast<std::uint32_t>(other)));
-      float x[4] = {bias[0], bias[1], bias[2], bias[3]};
-#pragma unroll
-      for (int other = 0; other < kMostSplits; ++other)
-        if (other < p.splits)
-          x[0] += part[other].x, x[1] += part[other].y, x[2] += part[other].z, x[3] += part[other].w;
-      finish_4<T>(p.epilogue, row, feature, p.features, x);
+    for (int other = 0; other < kMostSplits; ++other) {
+      if (other >= block.splits) continue;
+      const char* const from =
+          other == block.rank
+              ? shared + 4 * (row * Shape::kPitch + mine)
+              : shared + Shape::kMail + 4 * (row * Shape::kMailPitch + block.mail_column(block.rank, other) + mine);
+      part[other] = *reinterpret_cast<const float4*>(from);
     }
-  }
-  if (p.splits > 1) {  // nobody leaves while another one may still read here
-    __syncwarp();
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
+    float x[4] = {bias[0], bias[1], bias[2], bias[3]};
+#pragma unroll
+    for (int other = 0; other < kMostSplits; ++other)
+      if (other < block.splits)
+        x[0] += part[other].x, x[1] += part[other].y, x[2] += part[other].z, x[3] += part[other].w;
+    finish_4<T>(p.epilogue, row, feature, p.features, x);
   }
 }
 
 template <class T>
-void few_rows(const FewRowsProblem& p, int splits, cudaStream_t stream) {
-  const auto run = [&](auto rows, auto along_in) {
-    using Shape = FewRowsShape<decltype(rows)::value>;
+void few_rows(const FewRowsProblem& p, const FewRowsPlan& plan, cudaStream_t stream) {
+  const auto run = [&](auto rows, auto blocks_per_sm, auto along_in) {
+    using Shape = FewRowsShape<decltype(rows)::value, decltype(blocks_per_sm)::value>;
     constexpr bool kAlongIn = decltype(along_in)::value;
     const char* const name = "linear: few rows";
     FewRowsArguments arguments;
@@ -172,23 +233,25 @@ void few_rows(const FewRowsProblem& p, int splits, cudaStream_t stream) {
     arguments.rows = static_cast<int>(p.rows);
     arguments.features = static_cast<int>(p.features);
     arguments.num_k = static_cast<int>(ceil_div(p.k, Shape::kTileK));
-    arguments.splits = splits;
-    LaunchShape shape{static_cast<unsigned>(ceil_div(p.features, Shape::kFeatures) * splits), Shape::kThreads,
+    arguments.splits = plan.splits;
+    LaunchShape shape{static_cast<unsigned>(ceil_div(p.features, Shape::kFeatures) * plan.splits), Shape::kThreads,
                       Shape::kSharedBytes, stream};
-    shape.cluster = static_cast<unsigned>(splits);
+    shape.cluster = static_cast<unsigned>(plan.splits);
     shape.early = true;
     launch(name, few_rows_kernel<T, Shape, kAlongIn>, shape, arguments);
   };
-  const auto with_layout = [&](auto rows) {
-    if (p.weight.k_major)
-      run(rows, std::true_type{});
-    else
-      run(rows, std::false_type{});
+  const auto with_blocks = [&](auto rows, auto blocks_per_sm) {
+    if (p.weight.k_major) return run(rows, blocks_per_sm, std::true_type{});
+    run(rows, blocks_per_sm, std::false_type{});
   };
-  if (p.rows <= 8) return with_layout(std::integral_constant<int, 8>{});
-  if (p.rows <= 16) return with_layout(std::integral_constant<int, 16>{});
-  if (p.rows <= 32) return with_layout(std::integral_constant<int, 32>{});
-  with_layout(std::integral_constant<int, 64>{});
+  const auto with_rows = [&](auto rows) {
+    if (plan.blocks_per_sm == 1) return with_blocks(rows, std::integral_constant<int, 1>{});
+    with_blocks(rows, std::integral_constant<int, 2>{});
+  };
+  if (p.rows <= 8) return with_rows(std::integral_constant<int, 8>{});
+  if (p.rows <= 16) return with_rows(std::integral_constant<int, 16>{});
+  if (p.rows <= 32) return with_rows(std::integral_constant<int, 32>{});
+  with_rows(std::integral_constant<int, 64>{});
 }
 
 }  // namespace flashkernel::cuda::sm90a

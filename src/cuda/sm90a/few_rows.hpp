@@ -15,10 +15,13 @@ struct FewRowsProblem {
   LinearEpilogue epilogue;
 };
 
-/// Blocks that share 64 features by splitting k: 1, 2, 4 or 8.
-int plan_splits(std::int64_t features, std::int64_t k, int num_sms);
+/// How a product is cut: `splits` blocks (1, 2, 4 or 8) share 64 features by splitting k.
+struct FewRowsPlan {
+  int splits = 1, blocks_per_sm = 2;
+};
+FewRowsPlan plan_few_rows(std::int64_t features, std::int64_t k, int num_sms);
 
 template <class T>
-void few_rows(const FewRowsProblem& problem, int splits, cudaStream_t stream);
+void few_rows(const FewRowsProblem& problem, const FewRowsPlan& plan, cudaStream_t stream);
 
 }  // namespace flashkernel::cuda::sm90a

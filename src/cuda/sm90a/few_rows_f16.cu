@@ -3,6 +3,6 @@
 
 namespace flashkernel::cuda::sm90a {
 
-template void few_rows<__half>(const FewRowsProblem&, int, cudaStream_t);
+template void few_rows<__half>(const FewRowsProblem&, const FewRowsPlan&, cudaStream_t);
 
 }  // namespace flashkernel::cuda::sm90a

@@ -21,11 +21,14 @@ GemmVariant choose_variant(const GemmProblem& p, int num_sms) {
   return k_major && p.k >= 4096 && p.m >= 2048 ? GemmVariant::kPingPong192Pair : GemmVariant::kPingPong192;
 }
 
-int plan_splits(std::int64_t features, std::int64_t k, int num_sms) {
+FewRowsPlan plan_few_rows(std::int64_t features, std::int64_t k, int num_sms) {
+  FewRowsPlan plan;
+  const std::int64_t tiles = ceil_div(features, 64);
   // Until most multiprocessors have a block, as long as each has two k-tiles: the parts' sums must meet.
-  int splits = 1;
-  while (splits < 8 && k >= 256 * splits && 10 * ceil_div(features, 64) * splits < 7 * num_sms) splits *= 2;
-  return splits;
+  while (plan.splits < 8 && k >= 256 * plan.splits && 10 * tiles * plan.splits < 7 * num_sms) plan.splits *= 2;
+  // A long stream that is alone on its multiprocessor takes all of it; a short one leaves room for the next kernel's.
+  if (tiles * plan.splits <= num_sms && k >= 8192 * plan.splits) plan.blocks_per_sm = 1;
+  return plan;
 }
 
 namespace {
@@ -110,11 +113,11 @@ void linear_few_rows(const LinearParams& p, void*, Stream stream) {
   problem.x = {p.x, p.stride_x_row, true};
   const bool along_in = p.stride_weight_in == 1;
   problem.weight = {p.weight, along_in ? p.stride_weight_out : p.stride_weight_in, along_in};
-  const int splits = plan_splits(p.out_features, p.in_features, cuda_device_properties(p.device.index).num_sms);
+  const FewRowsPlan plan = plan_few_rows(p.out_features, p.in_features, cuda_device_properties(p.device.index).num_sms);
   const auto run = [&](auto zero) {
     using T = decltype(zero);
     problem.epilogue = linear_epilogue<T>(p);
-    few_rows<T>(problem, splits, native(stream));
+    few_rows<T>(problem, plan, native(stream));
   };
   if (p.dtype == DType::kFloat16)
     run(__half{});

@@ -91,6 +91,10 @@ inline void store_async_4(std::uint32_t cluster_address, const float4& v, std::u
                           Where where = Where::here()) {
   simt::issue_async_store(cluster_address, &v, sizeof(v), cluster_barrier, where);
 }
+inline void store_async(std::uint32_t cluster_address, float v, std::uint32_t cluster_barrier,
+                        Where where = Where::here()) {
+  simt::issue_async_store(cluster_address, &v, sizeof(v), cluster_barrier, where);
+}
 inline void store_async_2(std::uint32_t cluster_address, const float2& v, std::uint32_t cluster_barrier,
                           Where where = Where::here()) {
   simt::issue_async_store(cluster_address, &v, sizeof(v), cluster_barrier, where);
