@@ -24,18 +24,20 @@ constexpr int kMostBlocks = 16;              // of a cluster
 constexpr std::int64_t kMostVectors = 2048;  // of 16 bytes, of a row, in a block
 constexpr std::int64_t kShortest = 64;       // shorter rows leave half the threads without work
 
-/// kThreads threads hold a part of kRows rows, kVectors vectors each.
-template <class T, bool kLayerNormKind, int kThreadsOf, int kVectorsOf, int kRowsOf, bool kClusterOf>
+/// kThreads threads hold a part of kRows rows, kVectors vectors each; kBlocks blocks an SM. kKeep: g * w and h less its
+/// mean stay in registers from the row's sums to its result, else both are read and widened again.
+template <class T, bool kLayerNormKind, int kThreadsOf, int kVectorsOf, int kRowsOf, bool kClusterOf,
+          int kBlocksOf = 512 / kThreadsOf, bool kKeepOf = false>
 struct Shape {
   using Element = T;
-  static constexpr bool kLayerNorm = kLayerNormKind, kCluster = kClusterOf;
+  static constexpr bool kLayerNorm = kLayerNormKind, kCluster = kClusterOf, kKeep = kKeepOf;
   static constexpr int kThreads = kThreadsOf, kVectors = kVectorsOf, kRows = kRowsOf;
   static constexpr int N = kVectorElements<T>, kWarps = kThreads / kWarp;
   static constexpr int kSums = kLayerNorm ? 2 : 1;          // columns of grad_weight, and of grad_bias
   static constexpr bool kHoldWeights = kVectors * N <= 16;  // as floats in registers; else in shared memory
   // 64 sums a thread leave no registers for the residual to wait in.
   static constexpr bool kResidualEarly = kSums * kVectors * N < 64;
-  static constexpr int kBlocks = 512 / kThreads;  // an SM's, at 128 registers a thread and 64 KB a stage
+  static constexpr int kBlocks = kBlocksOf;  // by 512 threads an SM: 128 registers a thread, 64 KB a stage
   // Dynamic shared memory: the ring, [stage][row][grad_out, h][vector][thread], weights (those
   // of fp32 beside rows of 16 bits find no room: they are read from memory for each row), the cluster's mail.
   static constexpr int kTensorBytes = kVectors * kThreads * 16, kRowBytes = 2 * kTensorBytes;
@@ -258,6 +260,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         for (int i = 0; i < N; ++i) centred[i] -= mean[r];
       }
     };
+    constexpr int kKept = S::kKeep ? kRows * kVectors : 1;
+    float kept_gw[kKept][N], kept_h[kKept][N];
     float2 row_sums[kRows];  // of g * w, and of g * w * (h - mean)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -275,6 +279,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
             row_sums[r].x += gw[i];
           }
           row_sums[r].y = fmaf(gw[i], centred[i], row_sums[r].y);
+          if constexpr (S::kKeep) kept_gw[r * kVectors + j][i] = gw[i], kept_h[r * kVectors + j][i] = centred[i];
         }
       }
     }
@@ -296,8 +301,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         for (int j = 0; j < kVectors; ++j) {
           if (!holds(j)) continue;
           float g[N], gw[N], centred[N], result[N];
-          read(r, j, g, centred);
-          weighted(j, g, gw);
+          if constexpr (S::kKeep) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) gw[i] = kept_gw[r * kVectors + j][i], centred[i] = kept_h[r * kVectors + j][i];
+          } else {
+            read(r, j, g, centred);
+            weighted(j, g, gw);
+          }
 #pragma unroll
           for (int i = 0; i < N; ++i) {
             if constexpr (S::kLayerNorm) gw[i] -= shift;
@@ -342,6 +352,11 @@ void with_shape(const NormBackwardParams& p, F f) {
     const std::int64_t vectors = p.features / kVectorElements<T>;
     const auto of_kind = [&](auto kind) {
       constexpr bool kLayerNorm = kind.value != 0;
+      if constexpr (sizeof(T) == 2) {  // bound by instructions: what is kept need not be read and widened again
+        if (kLayerNorm && vectors <= 96) return f(Shape<T, kLayerNorm, 96, 1, 2, false, 6, true>{});
+        if (vectors > 96 && vectors <= 128) return f(Shape<T, kLayerNorm, 128, 1, 2, false, 4, true>{});
+        if (vectors > 256 && vectors <= 512) return f(Shape<T, kLayerNorm, 512, 1, 2, false, 1, true>{});
+      }
       if (vectors <= 128) return f(Shape<T, kLayerNorm, 128, 1, 4, false>{});
       if (vectors <= 256) return f(Shape<T, kLayerNorm, 128, 2, 2, false>{});
       if (vectors <= 512) return f(Shape<T, kLayerNorm, 256, 2, 2, false>{});
