@@ -188,6 +188,33 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// A row of up to kHeld vectors a lane is a warp's, and all of its loads are under way at once.
+template <class T, ReduceOp kOp, int kHeld>
+__global__ void __launch_bounds__(kThreads) short_row_kernel(const ReduceParams p) {
+  constexpr int N = kVectorElements<T>;
+  const std::int64_t output = static_cast<std::int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.y;
+  if (output >= p.kept_count) return;
+  const int lane = static_cast<int>(threadIdx.x), vectors = static_cast<int>(p.reduced_count) / N;
+  const auto holds = [&](int j) { return j * kWarp + lane < vectors; };
+  const T* const x =
+      static_cast<const T*>(p.x) + offset_of(output, p.num_kept, p.kept_shape, p.stride_x_kept) + lane * N;
+  Packed<T, N> held[kHeld] = {};
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j)
+    if (holds(j)) held[j] = load_vector<N>(x + j * kWarp * N);
+  Chains<kOp, N> chains;
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j)
+    if (holds(j)) chains.add(held[j], static_cast<unsigned>(j));
+  Partial mine = Combine<kOp>::identity();
+  if (holds(0)) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) mine = Combine<kOp>::combine(mine, chains.result(i, lane * N, kWarp * N));
+  }
+  mine = warp_combine<kOp>(mine);
+  if (lane == 0) write_result(p, output, mine);
+}
+
 /// A partial result of column mode as it lies in the workspace, [chunk, output].
 template <ReduceOp kOp>
 using Stored = std::conditional_t<kOp == ReduceOp::kArgmax, Partial, float>;
@@ -329,6 +356,19 @@ void run_columns(const ReduceParams& p, const Plan& plan, void* workspace, cudaS
          partials);
 }
 
+constexpr int kShortRow = 8 * kWarp;  // vectors that a warp holds at once
+
+template <class T, ReduceOp kOp>
+void run_short_rows(const ReduceParams& p, cudaStream_t stream) {
+  constexpr int N = kVectorElements<T>, kRows = kThreads / kWarp;
+  const auto kernel = p.reduced_count <= 2 * kWarp * N   ? short_row_kernel<T, kOp, 2>
+                      : p.reduced_count <= 4 * kWarp * N ? short_row_kernel<T, kOp, 4>
+                                                         : short_row_kernel<T, kOp, kShortRow / kWarp>;
+  launch("reduce", kernel,
+         {static_cast<unsigned>(ceil_div(p.kept_count, kRows)), dim3(static_cast<unsigned>(kWarp), kRows), 0, stream},
+         p);
+}
+
 template <class T, ReduceOp kOp>
 void run(const ReduceParams& p, void* workspace, cudaStream_t stream) {
   const Plan plan = plan_of(p);
@@ -340,8 +380,12 @@ void run(const ReduceParams& p, void* workspace, cudaStream_t stream) {
   constexpr int N = kVectorElements<T>;
   bool vectors = p.num_reduced == 1 && p.stride_x_reduced[0] == 1 && is_aligned(p.x, 16);
   for (int d = 0; d < p.num_kept; ++d) vectors = vectors && (p.kept_shape[d] == 1 || p.stride_x_kept[d] % N == 0);
-  // A warp for each row of up to 16 loads a lane, where there are rows enough to fill a GPU of any size.
+  // A warp for each row of up to 16 loads a lane (all of them at once up to 8), where there are rows enough to fill a
+  // GPU of any size.
   const bool short_rows = plan.chunks == 1 && p.reduced_count <= 16 * kWarp * N && p.kept_count >= 4096;
+  if (vectors && short_rows && p.reduced_count > 0 && p.reduced_count % N == 0 && p.reduced_count <= kShortRow * N &&
+      p.kept_count <= std::int64_t{1} << 30)
+    return run_short_rows<T, kOp>(p, stream);
   const auto run_rows = [&](auto kernel, int row_threads) {
     const int rows = kThreads / row_threads;
     launch("reduce", kernel, {blocks_for(ceil_div(p.kept_count, rows)), dim3(row_threads, rows), 0, stream}, p,
