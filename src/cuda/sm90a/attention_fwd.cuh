@@ -38,16 +38,19 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       ptx::mbarrier_init(shared.k_empty(stage), 4 * Shape::kConsumers);
       ptx::mbarrier_init(shared.v_empty(stage), 4 * Shape::kConsumers);
     }
+    for (int w = 0; w < Shape::kConsumers; ++w) *shared.met_nan(w) = 0;
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
   const int warpgroup = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / 128, 0));
   if (warpgroup == 0) {
     ptx::decrease_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0)
-      produce<Shape, false>(p, plan, shared, &map_q, &map_k);
-    else if (threadIdx.x == 32)
-      produce<Shape, true>(p, plan, shared, &map_q, &map_v);
+    if (threadIdx.x < kWarp)
+      produce_keys<Shape, false>(p, plan, shared, &map_k);
+    else if (threadIdx.x < 2 * kWarp)
+      produce_keys<Shape, true>(p, plan, shared, &map_v);
+    else if (threadIdx.x == 2 * kWarp)
+      produce_queries<Shape>(p, plan, shared, &map_q);
   } else {
     ptx::increase_registers<Shape::kConsumerRegisters>();
     Consumer<Shape, T, kModified> consumer{p, plan, shared, &map_out, warpgroup - 1};
@@ -59,34 +62,57 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 /// ones go first among the heads of a group: so many that their tiles fill whole pairs of rounds, of which every other
 /// one runs backwards, and each block gets the same work (a few tiles off, and the blocks drift apart: 30 % at seq
 /// 2048). All heads where the keys of such a group don't fit the L2 cache: then blocks in step read the same keys.
-/// Up to seq 1024 a quarter of such a group is 2 to 6 % faster: keys are asked for less in bursts.
-inline int heads_at_once(const AttentionParams& p, std::int64_t heads, int q_tiles,
-                         const CudaDeviceProperties& device) {
+/// Of few tiles a sequence, half or a quarter of such a group: keys are asked for less in bursts (2 to 6 %).
+template <class Shape>
+int heads_at_once(const AttentionParams& p, std::int64_t heads, int q_tiles, const CudaDeviceProperties& device) {
   if (p.window_right < 0) return 1;
-  const bool is_short = p.seq_q <= 1024 && p.head_dim <= 128;
   const std::int64_t whole = 2 * device.num_sms / std::gcd(2 * device.num_sms, q_tiles);
-  const std::int64_t group = is_short ? std::max<std::int64_t>(1, whole / 4) : whole;
+  std::int64_t part = 1;
+  if (Shape::kBlockM == 128 && p.head_dim <= 128 && q_tiles <= 8) part = 4;
+  if (Shape::kBlockM == 128 && p.head_dim > 192 && q_tiles <= 4) part = 2;
+  const std::int64_t group = std::max<std::int64_t>(1, whole / part);
   const std::int64_t bytes_per_head = (p.head_dim + p.head_dim_v) * 2 * p.seq_k / (p.heads_q / p.heads_kv);
   return static_cast<int>(group < heads && group * bytes_per_head <= device.l2_bytes ? group : heads);
 }
 
-template <class Shape, class T, bool kModified>
-void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
+/// As many as there are multiprocessors; where tiles are alike, as few as need no more rounds (the rest would leave
+/// others waiting in the last one, and take power and bandwidth before).
+inline int count_blocks(const AttentionParams& p, int items, int multiprocessors) {
+  if (items <= multiprocessors || p.window_right >= 0 || p.is_varlen_q() || p.is_varlen_k() || p.is_paged())
+    return std::min(items, multiprocessors);
+  return static_cast<int>(ceil_div(items, ceil_div(items, multiprocessors)));
+}
+
+template <class Shape, bool kModified>
+ForwardPlan forward_plan(const AttentionParams& p, const CudaDeviceProperties& device) {
   ForwardPlan plan;
   plan.q_tiles = static_cast<int>(ceil_div(p.seq_q, Shape::kBlockM));
   const std::int64_t heads = p.batch * p.heads_q;
   plan.heads = static_cast<int>(heads);
   plan.heads_q = static_cast<int>(p.heads_q);
   plan.group = static_cast<int>(p.heads_q / p.heads_kv);
-  constexpr float kLog2E = 1.4426950408889634f;
-  plan.scale_log2 = kModified ? kLog2E : p.scale * kLog2E;
   plan.items = static_cast<int>(heads * plan.q_tiles);
+  plan.heads_at_once = heads_at_once<Shape>(p, heads, plan.q_tiles, device);
+  plan.group_tiles = plan.heads_at_once * plan.q_tiles;
   plan.kv_box_rows = static_cast<int>(p.is_paged() ? std::gcd<std::int64_t, std::int64_t>(p.page_size, Shape::kBlockN)
                                                    : Shape::kBlockN);
-  plan.heads_at_once = heads_at_once(p, heads, plan.q_tiles, cuda_device_properties(p.device.index));
+  const auto cut = [](std::int64_t n) { return static_cast<int>(n < 0 || n > kMostTokens ? kMostTokens : n); };
+  plan.window_left = cut(p.window_left);
+  plan.window_right = cut(p.window_right);
+  plan.max_pages = cut(p.max_pages);
+  plan.most_keys = cut(p.max_pages * p.page_size);
+  constexpr float kLog2E = 1.4426950408889634f;
+  plan.scale_log2 = kModified ? kLog2E : p.scale * kLog2E;
+  return plan;
+}
+
+template <class Shape, class T, bool kModified>
+void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
+  const CudaDeviceProperties& device = cuda_device_properties(p.device.index);
+  const ForwardPlan plan = forward_plan<Shape, kModified>(p, device);
   const auto box = static_cast<std::uint32_t>(plan.kv_box_rows);
   launch("attention_fwd sm90a", attention_fwd_kernel<Shape, T, kModified>,
-         {static_cast<unsigned>(std::min(plan.items, cuda_device_properties(p.device.index).num_sms)), Shape::kThreads,
+         {static_cast<unsigned>(count_blocks(p, plan.items, device.num_sms)), Shape::kThreads,
           SharedLayout<Shape>::kBytes, stream},
          p, plan, make_tensor_map("attention_fwd q", q_map(p, 64)),
          make_tensor_map("attention_fwd k", kv_map(p, false, box)),
@@ -100,16 +126,16 @@ template <int kDim>
 struct ForwardTiles;
 template <>
 struct ForwardTiles<64> {
-  using Shape = ForwardShape<64, 3, 96, 2>;   // 2 x 24 + 4 x 12 KB
-  using Short = ForwardShape<64, 2, 128, 2>;  // 2 x 16 + 4 x 16 KB: less of it is masked
-  using Modified = Shape;
-  static bool is_short(const AttentionParams& p) { return p.window_right >= 0 && p.seq_q <= 1024; }
+  using Shape = ForwardShape<64, 3, 128, 2, 3>;        // 2 x 24 + 6 x 16 KB
+  using Short = ForwardShape<64, 4, 64, 2, 4, false>;  // 2 x 32 + 8 x 8 KB: narrow blocks, so that less is masked
+  using Modified = ForwardShape<64, 3, 96, 2>;         // 2 x 24 + 4 x 12 KB
+  static bool is_short(const AttentionParams& p) { return p.seq_q <= 1024; }
 };
 template <>
 struct ForwardTiles<96> {
   using Shape = ForwardShape<96, 2, 128, 2>;  // 2 x 32 + 4 x 32 KB
   using Short = Shape;
-  using Modified = Shape;
+  using Modified = ForwardShape<96, 2, 128, 2, 2, false>;
 };
 template <>
 struct ForwardTiles<128> {

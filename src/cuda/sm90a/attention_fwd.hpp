@@ -11,6 +11,9 @@ namespace flashkernel::cuda::sm90a {
 
 using attention_fwd_params = AttentionParams;  // what the generated instances call it
 
+/// Of a sequence: lengths have 32 bits in the kernel, with room for a window. No window is one of so many.
+inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 29;
+
 /// Buckets of head_dim, each filled with zeros up to its size: the smallest one that holds both head dims serves.
 inline constexpr std::int64_t kHeadDims[] = {64, 96, 128, 192, 256};
 
@@ -52,8 +55,7 @@ Verdict attention_fwd_supports(const AttentionParams& p) {
     if (bucket < kDim && dim <= bucket) return "a smaller head_dim bucket holds it";
   if (p.bias.data) return "an additive bias is sm80's";
   if (p.alibi_slopes) return "ALiBi is sm80's";
-  // Lengths are 32-bit in the kernel, with room for windows; so are coordinates and the number of tiles.
-  constexpr std::int64_t kMostTokens = std::int64_t{1} << 29;
+  // Coordinates and the number of tiles have 32 bits.
   if (p.seq_q > kMostTokens || p.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
   if (p.total_q > 0x7fffffff || p.total_k > 0x7fffffff || p.num_pages > 0x7fffffff) return "over 2^31 rows or pages";
   if (p.batch * p.heads_q * (p.seq_q / 64 + 1) > 0x7fffffff) return "too many tiles for 32 bits";

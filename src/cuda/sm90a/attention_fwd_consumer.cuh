@@ -7,6 +7,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90a/attention_fwd_epilogue.cuh"
+#include "cuda/sm90a/attention_fwd_redo.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
@@ -48,6 +49,9 @@ struct Consumer {
     ptx::barrier_arrive(kTurn + (warpgroup + 1 == Shape::kConsumers ? 0 : warpgroup + 1), 256);
   }
 
+  __device__ void wait_for_keys(const Ring<Shape::kStages>& at) const {
+    ptx::mbarrier_wait(shared.k_full(at.slot()), at.parity());
+  }
   __device__ void wait_for_values() const {
     ptx::mbarrier_wait(shared.v_full(blocks.before().slot()), blocks.before().parity());
   }
@@ -98,10 +102,10 @@ struct Consumer {
     return exponentials(first, rows, plan.scale_log2, factor);
   }
 
-  /// Block `block`'s scores while the one before gets its values: of kWidth keys, added to `out` if `accumulate`.
+  /// Block `block`'s scores, whose keys are there, while the one before gets its values: of kWidth keys, added to `out`
+  /// if `accumulate`. `more`: the tile has a block after this one.
   template <int kWidth>
-  __device__ void step(const TileRecord& tile, int block, bool masked, bool accumulate) {
-    ptx::mbarrier_wait(shared.k_full(blocks.slot()), blocks.parity());
+  __device__ void step(const TileRecord& tile, int block, bool masked, bool accumulate, bool more) {
     take_turn();
     ptx::hold(score);
     ptx::wgmma_fence();
@@ -118,6 +122,9 @@ struct Consumer {
     release(shared.k_empty(blocks.slot()));
     float factor[2];
     const bool rescale = softmax<kBlockN>(tile, block, masked, factor);
+    // The next keys are awaited here already, for what it ends: a basic block. Within one ptxas puts the wait for the
+    // values before the exponentials, and they would not run side by side.
+    if (more) wait_for_keys(blocks.after());
     ptx::wgmma_wait<0>();
     hold_values();
     release(shared.v_empty(blocks.before().slot()));
@@ -147,7 +154,7 @@ struct Consumer {
   /// of the tile before.
   template <int kWidth, bool kValues>
   __device__ void open_tile(bool accumulate) {
-    ptx::mbarrier_wait(shared.k_full(blocks.slot()), blocks.parity());
+    wait_for_keys(blocks);
     take_turn();
     ptx::hold(score);
     ptx::wgmma_fence();
@@ -171,7 +178,7 @@ struct Consumer {
 
   /// Skips a block that none of this warpgroup's rows sees.
   __device__ void skip_block() {
-    ptx::mbarrier_wait(shared.k_full(blocks.slot()), blocks.parity());
+    wait_for_keys(blocks);
     release(shared.k_empty(blocks.slot()));
     ptx::mbarrier_wait(shared.v_full(blocks.slot()), blocks.parity());
     release(shared.v_empty(blocks.slot()));
@@ -188,7 +195,8 @@ struct Consumer {
 
   __device__ void finish_pending() {
     finish_rows<Shape, T>(p, *shared.record(tiles.count - 1, warpgroup), map_out, out, rows, kModified,
-                          pending.partly_masked, shared.q(tiles.before().slot(), warpgroup), kWarpgroup + warpgroup);
+                          pending.partly_masked, shared.met_nan(warpgroup), shared.q(tiles.before().slot(), warpgroup),
+                          kWarpgroup + warpgroup);
   }
   /// The producer may fill the place of Q: with two places, once the output of the tile before has left it.
   __device__ void retire_pending() {
@@ -288,16 +296,19 @@ struct Consumer {
         const int past = tile.range.k_len - block * kBlockN;
         if (past < kBlockN) clear_values(past);
       }
-      if (--block >= end) {
-        if (half)
-          step<kHalf>(tile, block, masked(), false);
-        else
-          step<kBlockN>(tile, block, masked(), false);
-        for (--block; block >= end; --block) step<kBlockN>(tile, block, masked(), true);
+      if (--block >= end) wait_for_keys(blocks);
+      int accumulate = 0;
+      if (half && block >= end) {
+        step<kHalf>(tile, block, masked(), false, block > end);
+        accumulate = 1;
+        --block;
       }
+      for (; block >= end; --block, accumulate = 1) step<kBlockN>(tile, block, masked(), accumulate, block > end);
       retire_q();
     }
     ptx::bulk_wait<0>();
+    ptx::barrier_sync(kWarpgroup + warpgroup, 128);
+    if (*shared.met_nan(warpgroup)) redo_tiles<Shape, T>(p, plan, warpgroup);
   }
 };
 

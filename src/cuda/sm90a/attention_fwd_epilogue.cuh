@@ -15,77 +15,6 @@ __device__ inline std::uint32_t row_chunk(int row, int chunk) {
   return chunk / 8 * (64 * 128) + row * 128 + ((chunk ^ row) & 7) * 16;
 }
 
-/// Element offset of the row of key j.
-__device__ inline std::int64_t row_of_key(const AttentionParams& p, const TileRecord& tile, int j,
-                                          std::int64_t stride_batch, std::int64_t stride_head,
-                                          std::int64_t stride_token) {
-  std::int64_t batch = p.is_varlen_k() ? 0 : tile.b, token = p.is_varlen_k() ? p.k_begin(tile.b) + j : j;
-  if (p.is_paged()) {
-    const unsigned page_size = static_cast<unsigned>(p.page_size), column = static_cast<unsigned>(j) / page_size;
-    batch = p.block_table[tile.b * p.stride_block_table + column];
-    if (batch < 0 || batch >= p.num_pages) batch = 0;  // a bad id must not lead out of the pool
-    token = static_cast<unsigned>(j) - column * page_size;
-  }
-  return batch * stride_batch + tile.g * stride_head + token * stride_token;
-}
-
-/// One row by one warp, from global memory, touching only what the row sees: what the tensor cores can't do when a
-/// masked key or value is NaN or infinite (they make 0 * NaN = NaN). Rare and slow. The row of the output goes to its
-/// place in shared memory or, with one place for Q, to its place in `out`.
-template <class Shape, class T>
-__device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile, int i, std::uint32_t to, int row) {
-  constexpr float kLog2E = 1.4426950408889634f;
-  constexpr int kColumns = (Shape::kDim + 31) / 32;  // a lane
-  const int lane = threadIdx.x % 32;
-  const T* const q = static_cast<const T*>(p.q) + p.q_offset(tile.b, tile.h, i);
-  const int first = tile.range.first(i), last = tile.range.last(i);
-  float out[kColumns] = {};
-  SoftmaxState state;
-#pragma unroll 1
-  for (int j0 = first; j0 < last; j0 += 32) {
-    float score = -INFINITY;
-    if (j0 + lane < last) {
-      const T* const k = static_cast<const T*>(p.k) +
-                         row_of_key(p, tile, j0 + lane, p.stride_k_batch, p.stride_k_head, p.stride_k_token);
-      float dot = 0.0f;
-#pragma unroll 1
-      for (int d = 0; d < p.head_dim; ++d) dot = fmaf(to_float(q[d]), to_float(k[d]), dot);
-      score = dot * p.scale;
-      if (p.softcap > 0.0f) score = p.softcap * tanh_exp2(score / p.softcap);
-    }
-    float highest = fmaxf(state.maximum, score);
-#pragma unroll
-    for (int x = 16; x > 0; x /= 2) highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, x));
-    const float factor = ptx::exp2_approx((state.maximum - SoftmaxState::shift(highest)) * kLog2E);
-    const float weight = j0 + lane < last ? ptx::exp2_approx((score - SoftmaxState::shift(highest)) * kLog2E) : 0.0f;
-    state.maximum = highest;
-    state.sum = state.sum * factor + warp_reduce(weight, Sum{});
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) out[c] *= factor;
-#pragma unroll 1
-    for (int j = j0; j < min(j0 + 32, last); ++j) {
-      const float w = __shfl_sync(kFullMask, weight, j - j0);
-      const T* const v =
-          static_cast<const T*>(p.v) + row_of_key(p, tile, j, p.stride_v_batch, p.stride_v_head, p.stride_v_token);
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c)
-        if (lane + 32 * c < p.head_dim_v) out[c] = fmaf(w, to_float(v[lane + 32 * c]), out[c]);
-    }
-  }
-  float lse;
-  const float factor = state.finish(p.sinks, tile.h, &lse);
-  if (p.lse && lane == 0) p.lse[p.lse_offset(tile.b, tile.h, i)] = lse;
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    const int column = lane + 32 * c;
-    const T value = from_float<T>(factor == 0.0f ? 0.0f : out[c] * factor);
-    if (Shape::kQSlots > 1 && column < Shape::kDim)
-      *static_cast<T*>(__cvta_shared_to_generic(to + row_chunk(row, column / 8) + column % 8 * 2)) = value;
-    if (Shape::kQSlots == 1 && column < p.head_dim_v)
-      static_cast<T*>(p.out)[p.out_offset(tile.b, tile.h, i) + column] = value;
-  }
-}
-
 /// Rows of the warpgroup's place in shared memory -> out, rows past the sequence left alone.
 template <class Shape, class T>
 __device__ inline void store_some_rows(const AttentionParams& p, const TileRecord& tile, std::uint32_t from) {
@@ -182,10 +111,9 @@ __device__ inline void store_rows(const AttentionParams& p, const TileRecord& ti
 template <class Shape, class T>
 __device__ inline void finish_rows(const AttentionParams& p, const TileRecord& tile, const CUtensorMap* map_out,
                                    float (&out)[Shape::kDim / 2], RunningRows& rows, bool scores_are_final,
-                                   bool partly_masked, std::uint32_t place, int barrier) {
+                                   bool partly_masked, int* met_nan, std::uint32_t place, int barrier) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x % 128 / 32 * 16;
   float factor[2];
-  unsigned dirty = 0;  // rows of this warp that are not finite, where a mask may be to blame
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float total = rows.sum[half];
@@ -204,10 +132,7 @@ __device__ inline void finish_rows(const AttentionParams& p, const TileRecord& t
 #pragma unroll
       for (int c = 0; c < Shape::kDim / 8; ++c)
         zero = fmaf(out[4 * c + 2 * half], 0.0f, fmaf(out[4 * c + 2 * half + 1], 0.0f, zero));
-      const unsigned lanes = __ballot_sync(kFullMask, zero != zero && i < tile.range.q_len);
-#pragma unroll
-      for (int r = 0; r < 8; ++r)
-        if (lanes >> 4 * r & 15) dirty |= 1u << (8 * half + r);
+      if (zero != zero && i < tile.range.q_len) *met_nan = 1;
     }
   }
 #pragma unroll
@@ -217,19 +142,14 @@ __device__ inline void finish_rows(const AttentionParams& p, const TileRecord& t
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& x = out[4 * c + 2 * half + e];
-        x *= factor[half];  // 0 * NaN where nothing is seen: found dirty above
+        x *= factor[half];  // 0 * NaN where nothing is seen: noted above
       }
-  if constexpr (Shape::kQSlots > 1)
+  if constexpr (Shape::kQSlots > 1) {
     stage_rows<Shape, T>(out, place);
-  else
+    send_rows<Shape, T>(p, tile, map_out, place, barrier);
+  } else {
     store_rows<Shape, T>(p, tile, out);
-  if (dirty) {
-    __syncwarp();
-#pragma unroll 1
-    for (int r = 0; r < 16; ++r)
-      if (dirty >> r & 1) redo_row<Shape, T>(p, tile, tile.first_query + warp_row + r, place, warp_row + r);
   }
-  if constexpr (Shape::kQSlots > 1) send_rows<Shape, T>(p, tile, map_out, place, barrier);
 }
 
 /// The output of 64 rows that see no key.

@@ -14,15 +14,15 @@ namespace flashkernel::cuda::sm90a {
 /// kConsumers warpgroups own 64 queries each; keys come kBlockN at a time through kStages slots for K and as many for
 /// V. kQSlots 2: a tile's output leaves through the place of its Q while the next tile's Q is there already. kQSlots 1:
 /// Q's place is free for the next Q once the last scores are done, and the output leaves from registers.
-template <int kDim_, int kConsumers_, int kBlockN_, int kQSlots_, int kStages_ = 2>
+template <int kDim_, int kConsumers_, int kBlockN_, int kQSlots_, int kStages_ = 2, bool kHalves_ = true>
 struct ForwardShape {
   static constexpr int kDim = kDim_, kConsumers = kConsumers_, kBlockN = kBlockN_;
   static constexpr int kQSlots = kQSlots_, kStages = kStages_;
   static constexpr int kBlockM = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  // 65536 registers / 128 = 512 a row of threads: 2 x 232 + 40 or 3 x 152 + 56.
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 56;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 152;
+  // What a launch gives: 65536 registers / 128 = 512 a row of threads, 5 x 96 with four consumers (102 cut to 96).
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
   // A tile lies as blocks of 64 columns: lines of 128 bytes, swizzled.
   static constexpr int kColumnBlocks = (kDim + 63) / 64;
   static constexpr int kQBlockBytes = 64 * 128, kKvBlockBytes = kBlockN * 128;
@@ -30,7 +30,7 @@ struct ForwardShape {
   static constexpr int kKvBytes = kColumnBlocks * kKvBlockBytes;
   static constexpr int kTileBytes = kQSlots * kConsumers * kQBytes + 2 * kStages * kKvBytes;
   // The first tile of a causal row block is masked in half for every other warpgroup; those take half of it.
-  static constexpr bool kHasHalf = kBlockN % 32 == 0;
+  static constexpr bool kHasHalf = kHalves_ && kBlockN % 32 == 0;
 };
 
 /// One tile of queries of one head, for one warpgroup.
@@ -48,7 +48,8 @@ struct SharedLayout {
   static constexpr int kBarriers = 2 * Shape::kQSlots * Shape::kConsumers + 4 * Shape::kStages;
   static constexpr int kRecords = 4;
   static constexpr int kRecordBytes = (sizeof(TileRecord) + 15) / 16 * 16;
-  static constexpr int kBytes = Shape::kTileBytes + kBarriers * 8 + kRecords * Shape::kConsumers * kRecordBytes;
+  static constexpr int kBytes =
+      Shape::kTileBytes + kBarriers * 8 + kRecords * Shape::kConsumers * kRecordBytes + 4 * Shape::kConsumers;
   static_assert(kBytes <= 227 * 1024, "a block of sm_90 has 227 KB");
 
   std::uint32_t base;
@@ -77,6 +78,12 @@ struct SharedLayout {
     return static_cast<TileRecord*>(__cvta_shared_to_generic(
         barrier(kBarriers) + (tile % kRecords * Shape::kConsumers + warpgroup) * kRecordBytes));
   }
+  /// 1 once the warpgroup has had a row whose result is not finite where a mask may be to blame.
+  __device__ int* met_nan(int warpgroup) const {
+    return static_cast<int*>(
+               __cvta_shared_to_generic(barrier(kBarriers) + kRecords * Shape::kConsumers * kRecordBytes)) +
+           warpgroup;
+  }
 };
 
 /// A count of what went through a ring of slots: the place of the next one and the parity of its barriers' phase.
@@ -86,16 +93,50 @@ struct Ring {
   __device__ std::uint32_t slot() const { return count % kSlots; }
   __device__ std::uint32_t parity() const { return count / kSlots & 1; }
   __device__ Ring before() const { return {count - 1}; }
+  __device__ Ring after() const { return {count + 1}; }
 };
 
 /// What the host works out once per launch.
 struct ForwardPlan {
-  int items;                  // tiles of queries of all heads
-  int q_tiles;                // of the longest sequence
-  int heads_at_once;          // heads whose tiles alternate: as many as keep K and V in the L2 cache
-  int kv_box_rows;            // keys that one copy brings: a block, or what pages and blocks share
-  int heads, heads_q, group;  // batch x heads_q, and heads_q / heads_kv
-  float scale_log2;           // from what goes into the exponentials to powers of two
+  int items;                      // tiles of queries of all heads
+  int q_tiles;                    // of the longest sequence
+  int heads_at_once;              // heads whose tiles alternate: as many as keep K and V in the L2 cache
+  int kv_box_rows;                // keys that one copy brings: a block, or what pages and blocks share
+  int heads, heads_q, group;      // batch x heads_q, and heads_q / heads_kv
+  int group_tiles;                // of heads_at_once heads
+  int window_left, window_right;  // at most kMostTokens, which is all
+  int most_keys, max_pages;       // of a sequence in pages
+  float scale_log2;               // from what goes into the exponentials to powers of two
 };
+
+/// The tile of the block's `round`-th turn, in the order of the plan: groups of heads one after the other, within a
+/// group the heavy tiles (the last ones, when causal) first. Blocks take turns forwards and backwards, so that none
+/// gets the heavier tile every time. False when there is none left.
+template <class Shape>
+__device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& plan, unsigned round,
+                                   TileRecord* tile) {
+  const unsigned turn = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const unsigned index = round * gridDim.x + turn;
+  if (index >= static_cast<unsigned>(plan.items)) return false;
+  const unsigned at_once = plan.heads_at_once, group_tiles = plan.group_tiles;
+  const unsigned group = index / group_tiles, in_group = index % group_tiles;
+  const unsigned group_heads = min(at_once, plan.heads - group * at_once);
+  const unsigned head = group * at_once + in_group % group_heads;
+  tile->b = static_cast<int>(head / static_cast<unsigned>(plan.heads_q));
+  tile->h = static_cast<int>(head % static_cast<unsigned>(plan.heads_q));
+  tile->g = tile->h / plan.group;
+  tile->range.q_len = static_cast<int>(p.q_length(tile->b));
+  tile->range.k_len = p.is_paged() ? max(0, min(plan.most_keys, static_cast<int>(p.seq_lens[tile->b])))
+                                   : static_cast<int>(p.k_length(tile->b));
+  const int shift = tile->range.k_len - tile->range.q_len;
+  tile->range.left = shift - plan.window_left;
+  tile->range.right = shift + plan.window_right + 1;
+  tile->first_query = (plan.q_tiles - 1 - static_cast<int>(in_group / group_heads)) * Shape::kBlockM;
+  const int last_query = min(tile->range.q_len, tile->first_query + Shape::kBlockM) - 1;
+  const int first_key = tile->range.first(tile->first_query), last_key = tile->range.last(last_query);
+  tile->end_block = (last_key + Shape::kBlockN - 1) / Shape::kBlockN;
+  tile->num_blocks = last_key > first_key ? tile->end_block - first_key / Shape::kBlockN : 0;
+  return true;
+}
 
 }  // namespace flashkernel::cuda::sm90a
