@@ -187,6 +187,19 @@ void extreme_cases(CaseList& list) {
       spec.adjust = [](AttentionTensors& t) { t.v->set_at({0, 0, 77, 5}, kNan); };
       add(list, "bias_hides_nan_value" + suffix, spec);
     }
+    for (const Mask& mask : {kCausal, kMasks[3]}) {
+      AttentionSpec spec;  // NaN and infinity in values that most queries don't see, in tiles that follow one another
+      spec.dtype = dtype;
+      spec.heads_q = spec.heads_kv = 5;
+      spec.seq_q = spec.seq_k = 300;
+      spec.head_dim = 64;
+      spec.mask = mask;
+      spec.adjust = [](AttentionTensors& t) {
+        t.v->set_at({0, 1, 290, 5}, kNan);
+        t.v->set_at({1, 4, 70, 0}, kInfinity);
+      };
+      add(list, std::string("masks_hide_nan_values_") + mask.name + suffix, spec);
+    }
     {
       AttentionSpec spec;
       spec.dtype = dtype;

@@ -1,12 +1,12 @@
-// Attention forward for Hopper: wgmma, TMA, one producer warpgroup and two or three consumers, persistent. After
+// Attention forward for Hopper: wgmma, TMA, one producer warpgroup and two to four consumers, persistent. After
 // FlashAttention-3 (Shah et al., 2024). Instantiated by the generated attention_fwd_<dtype>_d<dim>.cu files.
 //
 // A thread block takes tiles of queries (64 a consumer) until none is left; the producer runs ahead into the next tile
 // while the consumers finish one. Parts: attention_fwd_shape.cuh (tiles, shared memory), _producer.cuh, _consumer.cuh,
-// _softmax.cuh, _epilogue.cuh. docs/kernels/attention_hopper.md draws the schedule.
+// _softmax.cuh, _epilogue.cuh, _redo.cuh. docs/kernels/attention_hopper.md draws the schedule.
 //
 // Invariant on NaN: the tensor core makes 0 * NaN = NaN out of a masked pair. Rows whose result is not finite and that
-// met a masked block are computed once more from what they see alone (redo_row).
+// met a masked block are computed once more from what they see alone (redo_tiles).
 #pragma once
 
 #include <numeric>
@@ -75,8 +75,7 @@ int heads_at_once(const AttentionParams& p, std::int64_t heads, int q_tiles, con
   return static_cast<int>(group < heads && group * bytes_per_head <= device.l2_bytes ? group : heads);
 }
 
-/// As many as there are multiprocessors; where tiles are alike, as few as need no more rounds (the rest would leave
-/// others waiting in the last one, and take power and bandwidth before).
+/// As many as there are multiprocessors; where tiles are alike, as few as need no more rounds.
 inline int count_blocks(const AttentionParams& p, int items, int multiprocessors) {
   if (items <= multiprocessors || p.window_right >= 0 || p.is_varlen_q() || p.is_varlen_k() || p.is_paged())
     return std::min(items, multiprocessors);
@@ -127,9 +126,10 @@ struct ForwardTiles;
 template <>
 struct ForwardTiles<64> {
   using Shape = ForwardShape<64, 3, 128, 2, 3>;        // 2 x 24 + 6 x 16 KB
-  using Short = ForwardShape<64, 4, 64, 2, 4, false>;  // 2 x 32 + 8 x 8 KB: narrow blocks, so that less is masked
+  using Short = ForwardShape<64, 4, 64, 2, 4, false>;  // 2 x 32 + 8 x 8 KB
   using Modified = ForwardShape<64, 3, 96, 2>;         // 2 x 24 + 4 x 12 KB
-  static bool is_short(const AttentionParams& p) { return p.seq_q <= 1024; }
+  // Up to 192 queries a tile of four would be padding for a quarter and more.
+  static bool is_short(const AttentionParams& p) { return p.seq_q > 192 && p.seq_q <= 4096; }
 };
 template <>
 struct ForwardTiles<96> {
@@ -139,9 +139,11 @@ struct ForwardTiles<96> {
 };
 template <>
 struct ForwardTiles<128> {
-  using Shape = ForwardShape<128, 2, 128, 2>;  // 2 x 32 + 4 x 32 KB
-  using Short = Shape;
-  using Modified = Shape;
+  using Shape = ForwardShape<128, 3, 80, 2, 2, false>;  // 2 x 48 + 4 x 20 KB
+  using Short = ForwardShape<128, 2, 128, 2>;           // 2 x 32 + 4 x 32 KB
+  using Modified = Short;
+  // 129 to 192 queries are one tile of three.
+  static bool is_short(const AttentionParams& p) { return p.seq_q <= 128 || (p.seq_q > 192 && p.seq_q <= 2048); }
 };
 template <>
 struct ForwardTiles<192> {

@@ -132,7 +132,7 @@ __device__ inline void finish_rows(const AttentionParams& p, const TileRecord& t
 #pragma unroll
       for (int c = 0; c < Shape::kDim / 8; ++c)
         zero = fmaf(out[4 * c + 2 * half], 0.0f, fmaf(out[4 * c + 2 * half + 1], 0.0f, zero));
-      if (zero != zero && i < tile.range.q_len) *met_nan = 1;
+      if (__any_sync(kFullMask, zero != zero && i < tile.range.q_len)) *met_nan = 1;
     }
   }
 #pragma unroll

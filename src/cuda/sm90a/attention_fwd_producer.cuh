@@ -1,5 +1,6 @@
-// The producer of the Hopper forward kernel: two threads that know which tiles this thread block computes, tell the
-// consumers, and keep their slots of Q, K and V filled by TMA. They run ahead as far as the slots allow, across tiles.
+// The producer of the Hopper forward kernel: three warps that know which tiles this thread block computes. One fills
+// the slots of K, one those of V by TMA, a thread of the third tells the consumers of tiles and brings Q. Each runs
+// ahead as far as its slots allow, across tiles.
 #pragma once
 
 #include "cuda/ptx/mbarrier.cuh"

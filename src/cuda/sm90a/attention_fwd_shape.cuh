@@ -93,7 +93,6 @@ struct Ring {
   __device__ std::uint32_t slot() const { return count % kSlots; }
   __device__ std::uint32_t parity() const { return count / kSlots & 1; }
   __device__ Ring before() const { return {count - 1}; }
-  __device__ Ring after() const { return {count + 1}; }
 };
 
 /// What the host works out once per launch.
