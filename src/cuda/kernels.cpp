@@ -204,11 +204,6 @@ KernelTable<LinearBackwardParams> cuda_kernels() {
 template <>
 KernelTable<NormParams> cuda_kernels() {
   static constexpr KernelEntry<NormParams> rows[] = {
-#define FK_ROW()                                                                                 \
-  hopper<NormParams>("norm/cuda/sm90a/long_rows", cuda::sm90a::norm_long_rows_supports, nullptr, \
-                     cuda::sm90a::norm_long_rows),
-#include "cuda/sm90a/long_rows.inc"
-#undef FK_ROW
       generic<NormParams>("norm/cuda/generic", cuda::norm_fwd_supports, nullptr, cuda::norm_fwd)};
   return table(rows);
 }

@@ -99,7 +99,7 @@ void cases(CaseList& list) {
         whole.residual = whole.fp32_parameters = true;
         add("whole_vectors_residual" + std::to_string(n), whole);
       }
-      // Rows of more than 64 KB, which take a cluster of blocks, evenly shared and not.
+      // Rows of more than 64 KB: walked, or held by a cluster of blocks, evenly shared and not.
       for (const auto& [count, n] : {std::pair{2, 32776}, {1, 131072}})
         add("long_rows" + std::to_string(n), {dtype, rms, {count, n}});
       if (backward) {  // a residual, and a last batch of rows that is not whole

@@ -58,7 +58,7 @@ void cases(CaseList& list) {
       for (const std::int64_t n : {1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 1000, 4099})
         add("rows_of_" + std::to_string(n), {dtype, {5, n}});
       add("many_rows", {dtype, {600, 20}});
-      // Rows of more than 64 KB, which take a cluster of blocks, evenly shared and not.
+      // Rows of more than 64 KB: walked, or held by a cluster of blocks, evenly shared and not.
       for (const auto& [count, n] : {std::pair{2, 32776}, {1, 131072}})
         add("long_rows" + std::to_string(n), {dtype, {count, n}});
       for (int axis = 0; axis < 3; ++axis) {

@@ -39,10 +39,10 @@ void norm_fwd(const NormParams& p, void*, Stream stream) {
     using T = decltype(zero);
     constexpr int N = kVectorElements<T>;
     if (!norm_rows_are_vectors(p)) return launch_instance<T, 256, 1, 0, 1>(p, native(stream));
-    with_row_shape(p.features / N, p.rows, cuda_device_properties(p.device.index).num_sms,
-                   [&](auto threads, auto rows, auto vectors) {
-                     launch_instance<T, threads.value, rows.value, vectors.value, N>(p, native(stream));
-                   });
+    with_row_shape<N>(p.features / N, p.rows, cuda_device_properties(p.device.index).num_sms,
+                      [&](auto threads, auto rows, auto vectors) {
+                        launch_instance<T, threads.value, rows.value, vectors.value, N>(p, native(stream));
+                      });
   });
 }
 

@@ -43,13 +43,13 @@ void softmax(const SoftmaxParams& p, void*, Stream stream) {
     if (!vectors) {
       launch("softmax", softmax_kernel<T, 128, 1, 0, 1>, {static_cast<unsigned>(p.rows), 128, 0, native(stream)}, p);
     } else {
-      with_row_shape(p.columns / N, p.rows, cuda_device_properties(p.device.index).num_sms,
-                     [&](auto threads, auto rows, auto held) {
-                       launch("softmax", softmax_kernel<T, threads.value, rows.value, held.value, N>,
-                              {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0,
-                               native(stream)},
-                              p);
-                     });
+      with_row_shape<N>(p.columns / N, p.rows, cuda_device_properties(p.device.index).num_sms,
+                        [&](auto threads, auto rows, auto held) {
+                          launch("softmax", softmax_kernel<T, threads.value, rows.value, held.value, N>,
+                                 {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value),
+                                  0, native(stream)},
+                                 p);
+                        });
     }
   });
 }
@@ -69,13 +69,13 @@ void softmax_bwd(const SoftmaxBackwardParams& p, void*, Stream stream) {
       launch("softmax_bwd", softmax_bwd_kernel<T, 128, 1, 0, 1>,
              {static_cast<unsigned>(p.rows), 128, 0, native(stream)}, p);
     } else {
-      with_row_shape(p.columns / N, p.rows, cuda_device_properties(p.device.index).num_sms,
-                     [&](auto threads, auto rows, auto held) {
-                       launch("softmax_bwd", softmax_bwd_kernel<T, threads.value, rows.value, held.value, N>,
-                              {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0,
-                               native(stream)},
-                              p);
-                     });
+      with_row_shape<N>(p.columns / N, p.rows, cuda_device_properties(p.device.index).num_sms,
+                        [&](auto threads, auto rows, auto held) {
+                          launch("softmax_bwd", softmax_bwd_kernel<T, threads.value, rows.value, held.value, N>,
+                                 {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value),
+                                  0, native(stream)},
+                                 p);
+                        });
     }
   });
 }

@@ -1,18 +1,15 @@
-// Norms and softmax of rows that are too long for one block's registers, shared by the blocks of a cluster: what the
-// rows of cuda/kernels.cpp name.
+// Softmax of rows that are too long for one block's registers, shared by the blocks of a cluster: what the rows of
+// cuda/kernels.cpp name.
 #pragma once
 
 #include "flashkernel/stream.hpp"
 #include "ops/kernel_entry.hpp"
-#include "ops/norm_params.hpp"
 #include "ops/reduce_params.hpp"
 
 namespace flashkernel::cuda::sm90a {
 
-Verdict norm_long_rows_supports(const NormParams&);
 Verdict softmax_long_rows_supports(const SoftmaxParams&);
 Verdict softmax_bwd_long_rows_supports(const SoftmaxBackwardParams&);
-void norm_long_rows(const NormParams&, void* workspace, Stream);
 void softmax_long_rows(const SoftmaxParams&, void* workspace, Stream);
 void softmax_bwd_long_rows(const SoftmaxBackwardParams&, void* workspace, Stream);
 

@@ -82,11 +82,12 @@ struct Constant {
   static constexpr int value = kValue;
 };
 
-/// Threads and vectors for rows of `vectors` vectors, as compile-time constants: f(threads, rows_per_block,
-/// vectors_per_thread). Measured on an H200 (32768 x 4096 bf16 norms): 4 vectors a thread hide more latency than 2, 16
-/// leave too few warps. Few rows, which don't fill the GPU, take more threads for the shortest time. Rows of more than
-/// 8192 vectors (128 KB) are walked from memory.
-template <class F>
+/// Threads and vectors for rows of `vectors` vectors of N elements, as compile-time constants: f(threads,
+/// rows_per_block, vectors_per_thread). Measured on an H200 (32768 x 4096 bf16 norms): 4 vectors a thread hide more
+/// latency than 2, 16 leave too few warps. Few rows, which don't fill the GPU, take more threads for the shortest time.
+/// Rows of more than 8192 vectors (128 KB) are walked from memory; of 16-bit elements from 4096 on, since 8 vectors a
+/// thread of 1024 leave too few of its 64 registers (spilled, and five times slower than walked).
+template <int N, class F>
 void with_row_shape(std::int64_t vectors, std::int64_t rows, int num_sms, F f) {
   const bool few = rows < 4 * static_cast<std::int64_t>(num_sms);
   if (vectors <= 128 && few) return f(Constant<128>{}, Constant<1>{}, Constant<1>{});
@@ -97,7 +98,9 @@ void with_row_shape(std::int64_t vectors, std::int64_t rows, int num_sms, F f) {
   if (vectors <= 1024) return f(Constant<256>{}, Constant<1>{}, Constant<4>{});
   if (vectors <= 2048 && !few) return f(Constant<512>{}, Constant<1>{}, Constant<4>{});
   if (vectors <= 4096) return f(Constant<1024>{}, Constant<1>{}, Constant<4>{});
-  if (vectors <= 8192) return f(Constant<1024>{}, Constant<1>{}, Constant<8>{});
+  if constexpr (N == 4) {
+    if (vectors <= 8192) return f(Constant<1024>{}, Constant<1>{}, Constant<8>{});
+  }
   return f(Constant<1024>{}, Constant<1>{}, Constant<0>{});
 }
 

@@ -167,7 +167,7 @@ def _matrix(op: Any, what: str = "") -> Callable[[Settings, Representative], Pai
     def make(s: Settings, r: Representative) -> Pair:
         count, columns = s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))
         if r.mode == "long_rows":
-            count, columns = s.pick(quick=(2, 40000), cpu=(8, 131072), cuda=(2048, 65536))
+            count, columns = s.pick(quick=(2, 262144), cpu=(8, 131072), cuda=(512, 262144))
         return _of(rows.row_work(s, r.dtype, op, count, columns), f"{what}{count} x {columns}")
 
     return make
