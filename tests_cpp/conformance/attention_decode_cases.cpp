@@ -67,6 +67,9 @@ void cases(CaseList& list) {
     spec.common.heads_kv = 2;
     paged("parts_of_5_alone", spec);
     spec = base;
+    spec.lengths = {9001};  // long enough for other blocks than the one above
+    paged("long_alone", spec);
+    spec = base;
     spec.common.sinks = true;
     spec.lengths = {0, 100, 0};
     paged("sinks_and_empty", spec);

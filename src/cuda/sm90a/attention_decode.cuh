@@ -23,15 +23,17 @@
 namespace flashkernel::cuda::sm90a {
 
 /// kWarps a block; a warp has kStages granules of K and V in shared memory. Its result lies in the slot of its ring
-/// that is free when a sequence ends, which keeps a block so small that two fit a multiprocessor.
+/// that is free when a sequence ends, which keeps a block of 96 KB so small that two fit a multiprocessor.
 template <int kDim_, int kWarps_, int kStages_>
 struct ClusterDecodeShape {
   static constexpr int kDim = kDim_, kWarps = kWarps_, kStages = kStages_, kThreads = kWarps * kWarp;
   static constexpr int kSlotBytes = 2 * kGranule * kDim * 2;
   static constexpr int kRingBytes = kStages * kSlotBytes;  // of a warp
-  static constexpr int kPitch = kDim + 4;                  // floats of a row of a warp's result
-  static constexpr int kQuads = kDim / 4;                  // of a row, four columns each
+  static constexpr int kBlocksPerSm = kWarps * kRingBytes <= 100 * 1024 ? 2 : 1;
+  static constexpr int kPitch = kDim + 4;  // floats of a row of a warp's result
+  static constexpr int kQuads = kDim / 4;  // of a row, four columns each
   static_assert(kMostRows * kPitch * 4 <= kSlotBytes);
+  static_assert(kWarps % 4 == 0, "what follows the places of results is read 16 bytes at a time");
 
   /// Shared memory, in bytes: the rings; where the warps' results are, their maxima and sums; the inboxes of the two
   /// sequences that may cross this block's borders, and the maxima and sums that come with them.
@@ -193,7 +195,7 @@ __device__ inline void prefetch_table(const AttentionParams& p) {
 
 /// kAlone: the batch is one sequence. Grid: blocks of a cluster, parts of kv heads, groups of sequences.
 template <class T, class Shape, bool kAlone>
-__global__ void __launch_bounds__(Shape::kThreads, 2)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     attention_decode_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ ClusterPlan plan) {
   constexpr int kDim = Shape::kDim, kWarps = Shape::kWarps, kStages = Shape::kStages, kQuads = Shape::kQuads;
   using Producer = GranuleProducer<T, kDim, kStages, kAlone>;
@@ -351,7 +353,7 @@ template <class T, class Shape>
 void launch_attention_decode(const AttentionParams& p, const ClusterPlan& plan, cudaStream_t stream) {
   LaunchShape shape{dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.heads_kv * plan.parts),
                          static_cast<unsigned>(plan.groups)),
-                    Shape::kThreads, static_cast<std::size_t>(Shape(plan.rows).bytes), stream, true};
+                    Shape::kThreads, static_cast<std::size_t>(Shape(plan.rows).bytes), stream, !plan.wide};
   shape.cluster = static_cast<unsigned>(plan.blocks);
   if (p.batch == 1)
     launch("attention_fwd decode sm90a", attention_decode_kernel<T, Shape, true>, shape, p, plan);
@@ -359,13 +361,19 @@ void launch_attention_decode(const AttentionParams& p, const ClusterPlan& plan, 
     launch("attention_fwd decode sm90a", attention_decode_kernel<T, Shape, false>, shape, p, plan);
 }
 
-/// An entry of the table. 16 KB of every warp are under way: 64 KB a block, where 4.5 TB/s with 1 us of latency needs
-/// 34 KB a multiprocessor.
+/// An entry of the table. Wide blocks do not start early: some of them would find a place, the others stand behind the
+/// kernel before (72 us against 66 at 65536 keys in pages of 256, call after call). 16 KB of every warp are under way:
+/// 64 or 128 KB a block, where 4.5 TB/s with 1 us of latency needs 34 KB a multiprocessor (70 KB of each where 64 of
+/// them are used).
 template <class T, int kDim>
 void attention_decode_instance(const AttentionParams& p, void*, Stream stream) {
   if (p.batch * p.heads_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  launch_attention_decode<T, ClusterDecodeShape<kDim, kDim <= 64 ? 8 : 4, 3>>(p, plan_cluster(p), native(stream));
+  const ClusterPlan plan = plan_cluster(p);
+  if constexpr (kDim == 128) {
+    if (plan.wide) return launch_attention_decode<T, ClusterDecodeShape<kDim, 8, 3>>(p, plan, native(stream));
+  }
+  launch_attention_decode<T, ClusterDecodeShape<kDim, kDim <= 64 ? 8 : 4, 3>>(p, plan, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm90a

@@ -20,6 +20,7 @@ inline constexpr int kMostRows = 8;           // query heads of a cluster: the c
 inline constexpr int kMostParts = 4;          // of a kv head's query heads, 8 at most in each
 inline constexpr int kMostDecodeBlocks = 16;  // of a cluster, the most that 9.0 has
 inline constexpr int kMostSequences = 32;     // a lane each
+inline constexpr std::int64_t kWideFrom = 4096, kWideFromInAll = 131072;  // keys: of a sequence, of all and their heads
 
 /// How a call is spread over the device: `groups` clusters for each kv head, or for each part of its query heads.
 struct ClusterPlan {
@@ -28,12 +29,17 @@ struct ClusterPlan {
   int parts = 1;                    // of a kv head's query heads
   int rows = 0;                     // query heads of a part
   int log2_granules_of_page = 0;
+  bool wide = false;  // blocks of twice the warps, one a multiprocessor
 };
 
 /// A block a multiprocessor, or fewer: two blocks fit one, and those that share it finish last (measured on an H200:
-/// 192 or 240 blocks are slower than 128 at every length). With several sequences the clusters are small, and groups of
-/// whole sequences fill the rest: no merge between them. Clusters are as large as four groups leave room for, so
-/// that one long sequence among short ones is not left to one block or two.
+/// 192 or 240 blocks are slower than 128 at every length). Several sequences are dealt to small clusters in groups,
+/// whole ones, so that there is nothing to merge between them: 64 clusters of 2 for 8 heads, or, where 8 does not
+/// divide the sequences, 32 of 4.
+///
+/// Long calls (from 64 MB at d128) take wide blocks in one group instead, some 64 of them: one sequence because 64
+/// blocks of 8 warps read faster than 64 of 4 (68 us at 65536 keys against 76), several because then one long sequence
+/// among short ones is shared by all blocks of a head (80 us against 158), at the same speed where lengths are equal.
 inline ClusterPlan plan_cluster(const AttentionParams& p) {
   ClusterPlan plan;
   const std::int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 0;
@@ -41,15 +47,22 @@ inline ClusterPlan plan_cluster(const AttentionParams& p) {
   plan.rows = static_cast<int>(group / plan.parts);
   const std::int64_t num_sms = cuda_device_properties(p.device.index).num_sms;
   const std::int64_t heads = std::max<std::int64_t>(1, p.heads_kv * plan.parts);
-  const std::int64_t groups = std::min<std::int64_t>(p.batch, 4), most = p.batch == 1 ? num_sms * 3 / 4 : num_sms;
-  while (2 * plan.blocks <= kMostDecodeBlocks && heads * groups * 2 * plan.blocks <= most)
-    plan.blocks *= 2, ++plan.log2_blocks;
-  if (p.batch > 1) {
-    if (plan.blocks == 1 && heads * 2 <= num_sms) plan.blocks = 2, plan.log2_blocks = 1;
+  const auto fill = [&](std::int64_t clusters, std::int64_t blocks) {
+    plan.blocks = 1;
+    while (2 * plan.blocks <= kMostDecodeBlocks && clusters * 2 * plan.blocks <= blocks) plan.blocks *= 2;
+  };
+  fill(heads, num_sms * 3 / 4);
+  plan.wide = p.head_dim == 128 && plan.parts == 1 && p.seq_k >= kWideFrom &&
+              p.batch * p.seq_k * p.heads_kv >= kWideFromInAll && 5 * heads * plan.blocks >= 2 * num_sms;
+  if (p.batch > 1 && !plan.wide) {
+    fill(heads * (p.batch % 8 == 0 ? 8 : std::min<std::int64_t>(p.batch, 4)), num_sms);
+    if (plan.blocks == 1 && heads * 2 <= num_sms) plan.blocks = 2;
     const std::int64_t at_once = std::max<std::int64_t>(1, std::min(p.batch, num_sms / (heads * plan.blocks)));
     const std::int64_t sequences = (p.batch + at_once - 1) / at_once;  // of a group
     plan.groups = static_cast<int>((p.batch + sequences - 1) / sequences);
   }
+  plan.log2_blocks = 0;
+  while (1 << plan.log2_blocks < plan.blocks) ++plan.log2_blocks;
   while (p.is_paged() && (std::int64_t{kGranule} << plan.log2_granules_of_page) < p.page_size)
     ++plan.log2_granules_of_page;
   return plan;
@@ -60,10 +73,10 @@ inline Verdict worth_clusters(const AttentionParams& p) {
   const ClusterPlan plan = plan_cluster(p);
   if (plan.rows > kMostRows || plan.rows * plan.parts * p.heads_kv != p.heads_q)
     return "query heads of a kv head are not 1 to 4 parts of up to 8";
-  // Every part reads all keys, from the L2 cache after the first one: up to 16 MB at d128 that costs less than what the
-  // other kernel spends on starting and merging (4 parts on an H200: 19 us against 26).
+  // Every part reads all keys, from the L2 cache after the first one: up to 32 MB at d128 (16 MB of one sequence) that
+  // costs less than what the other kernel spends on starting and merging.
   const std::int64_t keys = p.batch * p.seq_k * p.heads_kv;
-  if (plan.parts > 1 && keys > 32768) return "more than 8 query heads a kv head and more than 32768 keys";
+  if (plan.parts > 1 && keys > (p.batch == 1 ? 32768 : 65536)) return "more than 8 query heads a kv head and many keys";
   // 64 blocks read 3.6 TB/s on an H200, 57 GB/s each: 512 keys of d128 take 5 us, what the other kernel starts later.
   const std::int64_t heads = p.heads_kv * plan.parts, blocks = heads * plan.blocks * plan.groups;
   if (5 * blocks < 2 * cuda_device_properties(p.device.index).num_sms && keys * plan.parts > 512 * blocks)
