@@ -67,8 +67,12 @@ void cases(CaseList& list) {
     spec.common.heads_kv = 2;
     paged("parts_of_5_alone", spec);
     spec = base;
-    spec.lengths = {9001};  // long enough for other blocks than the one above
-    paged("long_alone", spec);
+    spec.common.heads_q = spec.common.heads_kv = 8;
+    spec.spare_columns = 1024;  // room for so many keys that a cluster's blocks are wide
+    spec.lengths = {700};
+    paged("room_for_many_alone", spec);
+    spec.lengths = {700, 5, 0, 40};
+    paged("room_for_many", spec);
     spec = base;
     spec.common.sinks = true;
     spec.lengths = {0, 100, 0};
