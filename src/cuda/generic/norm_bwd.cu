@@ -1,7 +1,7 @@
 // LayerNorm and RMSNorm backward. grad_weight and grad_bias are column sums, first over fixed chunks of rows, then over
 // the chunks in order (tile/norm_bwd_combine.cuh), so that the result is the same bit for bit every time. Rows that a
-// block can hold: norm_bwd_rows.cuh. Bound by memory: 3 tensors, 4 with a residual. Longer ones: norm_bwd_long.cuh. What
-// is not whole vectors: grad_x and the sums by separate kernels.
+// block can hold: norm_bwd_rows.cuh. Bound by memory: 3 tensors, 4 with a residual. Longer ones: norm_bwd_long.cuh.
+// What is not whole vectors: grad_x and the sums by separate kernels.
 #include "cuda/generic/kernels.hpp"
 #include "cuda/generic/norm_bwd_long.cuh"
 #include "cuda/generic/norm_bwd_rows.cuh"
