@@ -233,7 +233,8 @@ def _reduce_scattered(inputs: _Inputs) -> _Pairs:
     return [(fk.reduce_sum(x, (0, 2), **inputs.options), x64.sum((0, 2)))]
 
 
-_LONG_ROWS = (2, 40000)  # what a cluster of blocks shares
+_LONG_ROWS = (2, 40000)  # longer than a block of threads holds
+_ROWS_OF_A_CLUSTER = (2, 81920), (2, 140000)  # over 256 KB in fp32, in 16 bits
 
 
 def _softmax_fwd(inputs: _Inputs, shape: tuple[int, int] = (7, 33)) -> _Pairs:
@@ -357,8 +358,8 @@ CASES: dict[str, list[_Case]] = {
     "swiglu": [_swiglu],
     "swiglu_bwd": [_swiglu_bwd],
     "reduce": [_reduce_rows, _reduce_scattered],
-    "softmax": [_softmax_fwd, partial(_softmax_fwd, shape=_LONG_ROWS)],
-    "softmax_bwd": [_softmax_bwd, partial(_softmax_bwd, shape=_LONG_ROWS)],
+    "softmax": [_softmax_fwd, *(partial(_softmax_fwd, shape=shape) for shape in (_LONG_ROWS, *_ROWS_OF_A_CLUSTER))],
+    "softmax_bwd": [_softmax_bwd, *(partial(_softmax_bwd, shape=shape) for shape in (_LONG_ROWS, *_ROWS_OF_A_CLUSTER))],
     "norm": [_norm, partial(_norm, shape=_LONG_ROWS)],
     "norm_bwd": [_norm_bwd, partial(_norm_bwd, features=1024)],
     "cross_entropy": [_cross_entropy],

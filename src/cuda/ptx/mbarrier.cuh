@@ -43,17 +43,12 @@ __device__ inline void mbarrier_arrive_cluster(std::uint32_t cluster_barrier) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");
 }
 
-/// True once the phase of this parity has ended; may sleep for a while before it says false (from sm_90 on; before it
-/// there is only the test).
+/// True once the phase of this parity has ended; may sleep for a while before it says false.
 __device__ inline bool mbarrier_try_wait(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done;
   asm volatile(
       "{\n.reg .pred p;\n"
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
       "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-#else
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-#endif
       "selp.u32 %0, 1, 0, p;\n}"
       : "=r"(done)
       : "r"(barrier), "r"(parity)

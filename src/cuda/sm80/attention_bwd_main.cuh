@@ -23,7 +23,6 @@
 
 #include "cuda/ptx/atomic.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm80/attention_bwd_plan.cuh"
 #include "cuda/tile/attention_score_fast.cuh"
@@ -51,9 +50,6 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
   constexpr bool kHoldKeys = Shape::kHoldKeys;
   constexpr float kLog2E = 1.4426950408889634f;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ std::uint64_t handed_over[Shape::kTeamWarps * kParts];
-  if (!Shape::kTeamsMeet && threadIdx.x < Shape::kTeamWarps * kParts)
-    ptx::mbarrier_init(ptx::shared_address(handed_over + threadIdx.x), 1);
   __shared__ struct {
     unsigned b, g;
     int n_tile, chunk;         // of keys; the first tile of its chunk
@@ -235,21 +231,6 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
     const int turn = turn_of(at);
     if (now) ptx::store_release(counter, turn + 1);
   };
-  // A warp of team 0 has stored its part of P^T, its partner in team 1 may read it. Team 0 either waits for its partner
-  // or goes on: Shape::kTeamsMeet. A named barrier at which one side only arrives would do for both, but
-  // compute-sanitizer takes that for a race, and two instructions that wait for divergence
-  // (docs/kernels/attention_sm80.md).
-  const auto hand_over = [&](int part, int step) {
-    const int pair = warp % Shape::kTeamWarps * kParts + part;  // used once a step
-    __syncwarp();
-    if constexpr (Shape::kTeamsMeet) {
-      ptx::barrier_sync(1 + pair, 64);
-    } else if (team == 0) {
-      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(handed_over + pair));
-    } else {
-      ptx::mbarrier_wait(ptx::shared_address(handed_over + pair), step & 1);
-    }
-  };
   Fragments<kSlices, kDim / 8> grad = {};  // dV or dK
   [[maybe_unused]] std::uint32_t held[kHoldKeys ? kSlices : 1][kHoldKeys ? kDim / 16 : 1][4];
   if constexpr (kHoldKeys) {
@@ -397,7 +378,10 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
                 shared_word(exchange(s, n, half)) = pack<__half>(tile[s][n][2 * half], tile[s][n][2 * half + 1]);
         }
       }
-      hand_over(part, step);
+      __syncwarp();
+      // A warp of team 0 has stored its part of P^T, its partner in team 1 may read it. Team 0 need not wait, but does,
+      // at the same instruction: see docs/kernels/attention_sm80.md, Races.
+      ptx::barrier_sync(1 + warp % Shape::kTeamWarps * kParts + part, 64);  // each is used once a step
       if (team == 0) {
         if (Shape::kGradSBuffers > 1 && part == kParts - 1) add_grad_q(step - 1, before(at));
       } else {

@@ -28,9 +28,6 @@ struct BackwardShape {
   static constexpr int kStages = 2;                          // of Q, dO, LSE and D
   // One buffer of dS costs a barrier more a step; the largest head in 99 KB has no room for two.
   static constexpr int kGradSBuffers = kDim == 256 && kBlockM == 16 ? 1 : 2;
-  // Whether team 0 waits for team 1 to take P^T, which keeps them in step: 1 to 5 % from d96 on, but -4 % at d64
-  // (H200).
-  static constexpr bool kTeamsMeet = kDim > 64 || kModified;
   static constexpr bool kHoldKeys = kDim <= 64;  // a team's K or V as operands in registers, kSlices * kDim / 4 of them
   // dQ: kBlockM x kDim over warps of kQSlices * 16 queries and kColumns columns; pieces as square as the shape allows.
   static constexpr int kQSlices = kDim == 96 || kDim == 192 || kDim == 32 ? 1
