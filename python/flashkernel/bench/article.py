@@ -54,10 +54,19 @@ def _ladder(root: Path) -> dict[str, str]:
 
 def _attention(root: Path) -> dict[str, str]:
     made: dict[str, str] = {}
+    for way in ("forward", "backward"):
+        rows = _read(root, "benchmarks", "h200", "attention.json")["rows"]
+        points = [
+            {name: provider["tflops"] for name, provider in row["providers"].items()}
+            for row in rows
+            if row["group"] == f"attention_{way}"
+        ]
+        made |= _ratios(f"cudnn.{way}", (p["flashkernel"] / p["sdpa_cudnn"] for p in points))
+        made[f"cudnn.{way}.behind"] = str(sum(p["flashkernel"] < p["sdpa_cudnn"] for p in points))
+        made[f"{way}.best"] = f"{max(p['flashkernel'] for p in points):.0f} TFLOP/s"
+        if way == "backward":
+            made |= _ratios("cudnn.any_order", (p["any_order"] / p["sdpa_cudnn"] for p in points))
     rows = _read(root, "benchmarks", "h200", "attention_fwd.json")["rows"]
-    made |= _ratios("cudnn", (r["flashkernel"] / r["sdpa_cudnn"] for r in rows))
-    behind = [r for r in rows if r["flashkernel"] < r["sdpa_cudnn"]]
-    made |= {"cudnn.behind": str(len(behind)), "fwd.best": f"{max(r['flashkernel'] for r in rows):.0f} TFLOP/s"}
     causal = [r["flashkernel"] / r["first_version"] for r in rows if r["causal"] and r["head_dim"] == 128]
     made |= _ratios("schedule", causal)
     rows = _read(root, "benchmarks", "h200", "attention_sm80.json")["rows"]
