@@ -107,13 +107,11 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
   }
 }
 
-/// One thread runs this: finds out when the block may add a step's dQ, up to two turns ahead of the dQ warpgroup, which
-/// therefore finds the answer in shared memory.
-template <class Shape>
-__device__ inline void await_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
-                                   const BackwardLayout<Shape>& shared) {
+/// One thread runs this: calls `step(item, place)` for all steps of the block's items whose dQ is added in order.
+template <class Shape, class Step>
+__device__ inline void walk_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                  const BackwardLayout<Shape>& shared, const Step& step) {
   Ring<BackwardLayout<Shape>::kItems> items;
-  Ring<BackwardLayout<Shape>::kTurns> turns;
   for (;; ++items.count) {
     ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
     const BackwardItem& item = *shared.item(items.slot());
@@ -122,19 +120,28 @@ __device__ inline void await_turns(const AttentionBackwardParams& p, const Backw
     if (plan.ordered && p.grad_q) {
       BackwardPlace place(item, plan.group);
 #pragma unroll 1
-      for (int step = 0; step < steps; ++step, place.advance(item)) {
-        const int turn = item.n_tile - item.first_adder<Shape>(place.tile);
-        if (turn == 0) continue;
-        const int* const counter = plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
-        ptx::mbarrier_wait(shared.turn_empty(turns.slot()), turns.parity() ^ 1);
-        while (ptx::load_acquire(counter) < turn) {
-        }
-        ptx::mbarrier_arrive(shared.turn_full(turns.slot()));
-        ++turns.count;
-      }
+      for (int i = 0; i < steps; ++i, place.advance(item)) step(item, place);
     }
     ptx::mbarrier_arrive(shared.item_empty(items.slot()));
   }
+}
+
+/// One thread runs this: finds out when the block may add a step's dQ, up to two turns ahead of the dQ warpgroup, which
+/// therefore finds the answer in shared memory.
+template <class Shape>
+__device__ inline void await_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                   const BackwardLayout<Shape>& shared) {
+  Ring<BackwardLayout<Shape>::kTurns> turns;
+  walk_turns<Shape>(p, plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
+    const int turn = item.n_tile - item.first_adder<Shape>(place.tile);
+    if (turn == 0) return;
+    const int* const counter = plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
+    ptx::mbarrier_wait(shared.turn_empty(turns.slot()), turns.parity() ^ 1);
+    while (ptx::load_acquire(counter) < turn) {
+    }
+    ptx::mbarrier_arrive(shared.turn_full(turns.slot()));
+    ++turns.count;
+  });
 }
 
 /// One thread runs this: once the dQ warpgroup has added a tile, the block after this one may. The release waits until
@@ -142,27 +149,15 @@ __device__ inline void await_turns(const AttentionBackwardParams& p, const Backw
 template <class Shape>
 __device__ inline void pass_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                   const BackwardLayout<Shape>& shared) {
-  Ring<BackwardLayout<Shape>::kItems> items;
   Ring<BackwardLayout<Shape>::kPasses> passes;
-  for (;; ++items.count) {
-    ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
-    const BackwardItem& item = *shared.item(items.slot());
-    const int steps = item.steps;
-    if (steps < 0) return;
-    if (plan.ordered && p.grad_q) {
-      BackwardPlace place(item, plan.group);
-#pragma unroll 1
-      for (int step = 0; step < steps; ++step, place.advance(item)) {
-        if (item.n_tile == item.last_adder<Shape>(place.tile)) continue;
-        ptx::mbarrier_wait(shared.pass_full(passes.slot()), passes.parity());
-        ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile),
-                           item.n_tile - item.first_adder<Shape>(place.tile) + 1);
-        ptx::mbarrier_arrive(shared.pass_empty(passes.slot()));
-        ++passes.count;
-      }
-    }
-    ptx::mbarrier_arrive(shared.item_empty(items.slot()));
-  }
+  walk_turns<Shape>(p, plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
+    if (item.n_tile == item.last_adder<Shape>(place.tile)) return;
+    ptx::mbarrier_wait(shared.pass_full(passes.slot()), passes.parity());
+    ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile),
+                       item.n_tile - item.first_adder<Shape>(place.tile) + 1);
+    ptx::mbarrier_arrive(shared.pass_empty(passes.slot()));
+    ++passes.count;
+  });
 }
 
 }  // namespace flashkernel::cuda::sm90a
