@@ -11,11 +11,13 @@ struct GradientOutputs {
 };
 
 GradientOutputs make_gradients(Call& call, const TensorView& q, const TensorView& k, const TensorView& v,
-                               const AttentionOptions& options, bool need_bias, bool need_sinks) {
+                               nb::handle grads, const AttentionOptions& options, bool need_bias, bool need_sinks) {
   GradientOutputs gradients;
-  gradients.q = call.output(q.dtype, Shape(q));
-  gradients.k = call.output(k.dtype, Shape(k));
-  gradients.v = call.output(v.dtype, Shape(v));
+  nb::object given[3] = {nb::none(), nb::none(), nb::none()};
+  if (!grads.is_none()) parse_three(call, "grads", grads, "(grad_q, grad_k, grad_v)", given);
+  gradients.q = call.output("grads[0]", given[0], q.dtype, Shape(q));
+  gradients.k = call.output("grads[1]", given[1], k.dtype, Shape(k));
+  gradients.v = call.output("grads[2]", given[2], v.dtype, Shape(v));
   if (need_bias) {
     if (!options.bias.defined()) call.fail("need_bias=True without a bias");
     gradients.bias = call.output(options.bias.dtype, Shape(options.bias));
@@ -40,14 +42,14 @@ nb::tuple finish(Call& call, GradientOutputs& gradients, bool need_bias, bool ne
 nb::tuple attention_backward(nb::handle grad_out, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
                              nb::handle lse, bool causal, nb::handle window, double softcap,
                              std::optional<double> scale, nb::handle bias, nb::handle alibi_slopes, nb::handle sinks,
-                             nb::handle grad_lse, bool need_bias, bool need_sinks, bool deterministic,
+                             nb::handle grad_lse, bool need_bias, bool need_sinks, bool deterministic, nb::handle grads,
                              nb::handle stream, nb::handle dtype) {
   Call call("attention_backward", stream, dtype);
   const TensorView grad_view = call.input("grad_out", grad_out), q_view = call.input("q", q),
                    k_view = call.input("k", k), v_view = call.input("v", v), out_view = call.input("out", out),
                    lse_view = call.input("lse", lse), grad_lse_view = call.optional_input("grad_lse", grad_lse);
   const AttentionOptions options = parse_options(call, causal, window, softcap, scale, bias, alibi_slopes, sinks);
-  GradientOutputs gradients = make_gradients(call, q_view, k_view, v_view, options, need_bias, need_sinks);
+  GradientOutputs gradients = make_gradients(call, q_view, k_view, v_view, grads, options, need_bias, need_sinks);
   call.run([&](const ExecutionContext& context) {
     flashkernel::attention_backward(grad_view, q_view, k_view, v_view, out_view, lse_view, grad_lse_view,
                                     gradients.views(), options, deterministic, context);
@@ -60,7 +62,7 @@ nb::tuple attention_varlen_backward(nb::handle grad_out, nb::handle q, nb::handl
                                     std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, bool causal,
                                     nb::handle window, double softcap, std::optional<double> scale,
                                     nb::handle alibi_slopes, nb::handle sinks, nb::handle grad_lse, bool need_sinks,
-                                    bool deterministic, nb::handle stream, nb::handle dtype) {
+                                    bool deterministic, nb::handle grads, nb::handle stream, nb::handle dtype) {
   Call call("attention_varlen_backward", stream, dtype);
   const TensorView grad_view = call.input("grad_out", grad_out), q_view = call.input("q", q),
                    k_view = call.input("k", k), v_view = call.input("v", v), out_view = call.input("out", out),
@@ -68,7 +70,7 @@ nb::tuple attention_varlen_backward(nb::handle grad_out, nb::handle q, nb::handl
                    cu_k = call.input("cu_seqlens_k", cu_seqlens_k),
                    grad_lse_view = call.optional_input("grad_lse", grad_lse);
   const AttentionOptions options = parse_options(call, causal, window, softcap, scale, nb::none(), alibi_slopes, sinks);
-  GradientOutputs gradients = make_gradients(call, q_view, k_view, v_view, options, false, need_sinks);
+  GradientOutputs gradients = make_gradients(call, q_view, k_view, v_view, grads, options, false, need_sinks);
   call.run([&](const ExecutionContext& context) {
     flashkernel::attention_varlen_backward(grad_view, q_view, k_view, v_view, out_view, lse_view, grad_lse_view, cu_q,
                                            cu_k, max_seqlen_q, max_seqlen_k, gradients.views(), options, deterministic,
@@ -84,14 +86,16 @@ void bind_attention_backward(nb::module_& module) {
       "attention_backward", &attention_backward, "grad_out"_a, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a, nb::kw_only(),
       "causal"_a = false, "window"_a = nb::none(), "softcap"_a = 0.0, "scale"_a = nb::none(), "bias"_a = nb::none(),
       "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none(), "grad_lse"_a = nb::none(), "need_bias"_a = false,
-      "need_sinks"_a = false, "deterministic"_a = true, "stream"_a = nb::none(), "dtype"_a = nb::none(),
+      "need_sinks"_a = false, "deterministic"_a = true, "grads"_a = nb::none(), "stream"_a = nb::none(),
+      "dtype"_a = nb::none(),
       nb::sig(
           "def attention_backward(grad_out: SupportsDLPack, q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, "
           "out: SupportsDLPack, lse: SupportsDLPack, *, causal: bool = False, window: Window = None, "
           "softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, "
           "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, "
           "grad_lse: SupportsDLPack | None = None, need_bias: bool = False, need_sinks: bool = False, "
-          "deterministic: bool = True, stream: typing.Any = None, dtype: typing.Any = None) -> tuple[typing.Any, ...]"),
+          "deterministic: bool = True, grads: tuple[SupportsDLPack, SupportsDLPack, SupportsDLPack] | None = None, "
+          "stream: typing.Any = None, dtype: typing.Any = None) -> tuple[typing.Any, ...]"),
       R"doc(Gradients of `attention`, recomputed from what the forward pass took and gave.
 
 dV = P^T dO; dS = P * (dO V^T - rowsum(dO * O)); dQ = scale * dS K; dK = scale * dS^T Q.
@@ -102,6 +106,8 @@ out, lse: what `attention(..., return_lse=True)` gave.
 grad_lse: float32, lse's shape: the gradient that arrives at the LSE, if any.
 need_bias, need_sinks: also return those gradients; bias's in bias's shape (broadcast dims are summed), sinks' [heads_q].
 deterministic: bit for bit the same on every run; False allows faster kernels that add in any order.
+grads: three arrays to write grad_q, grad_k and grad_v to, each with a contiguous last dim (views of one packed array, say);
+    new row-major ones otherwise.
 
 Returns (grad_q, grad_k, grad_v), then grad_bias and grad_sinks when asked for. A row that sees no key has gradient 0. Sums are
 float32.
@@ -122,13 +128,14 @@ Example:
              "lse"_a, "cu_seqlens_q"_a, "cu_seqlens_k"_a, "max_seqlen_q"_a, "max_seqlen_k"_a, nb::kw_only(),
              "causal"_a = false, "window"_a = nb::none(), "softcap"_a = 0.0, "scale"_a = nb::none(),
              "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none(), "grad_lse"_a = nb::none(), "need_sinks"_a = false,
-             "deterministic"_a = true, "stream"_a = nb::none(), "dtype"_a = nb::none(),
+             "deterministic"_a = true, "grads"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
              nb::sig("def attention_varlen_backward(grad_out: SupportsDLPack, q: SupportsDLPack, k: SupportsDLPack, "
                      "v: SupportsDLPack, out: SupportsDLPack, lse: SupportsDLPack, cu_seqlens_q: SupportsDLPack, "
                      "cu_seqlens_k: SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = False, "
                      "window: Window = None, softcap: float = 0.0, scale: float | None = None, "
                      "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, "
                      "grad_lse: SupportsDLPack | None = None, need_sinks: bool = False, deterministic: bool = True, "
+                     "grads: tuple[SupportsDLPack, SupportsDLPack, SupportsDLPack] | None = None, "
                      "stream: typing.Any = None, dtype: typing.Any = None) -> tuple[typing.Any, ...]"),
              R"doc(Gradients of `attention_varlen`, recomputed from what the forward pass took and gave.
 
@@ -138,6 +145,7 @@ grad_out: [total_q, heads_q, head_dim_v], q's dtype.
 q, k, v, cu_seqlens_*, max_seqlen_*, causal, window, softcap, scale, alibi_slopes, sinks: as given to `attention_varlen`.
 out, lse: what `attention_varlen(..., return_lse=True)` gave; lse and grad_lse are float32 [heads_q, total_q].
 need_sinks: also return the gradient of sinks, float32 [heads_q].
+grads: as `attention_backward`.
 deterministic: bit for bit the same on every run; False allows faster kernels that add in any order.
 
 Returns (grad_q, grad_k, grad_v), then grad_sinks when asked for. Tokens that nobody sees have gradient 0. Sums are float32.

@@ -34,8 +34,9 @@ void bind_kv_page_pool(nb::module_& module);
 void bind_kv_cache(nb::module_& module);
 void bind_backend(nb::module_& module);
 
-/// A sequence of exactly two Python objects, or InvalidArgument.
+/// A sequence of exactly two, or three, Python objects, or InvalidArgument.
 std::pair<nb::object, nb::object> parse_pair(const Call& call, const char* name, nb::handle pair, const char* what);
+void parse_three(const Call& call, const char* name, nb::handle three, const char* what, nb::object (&to)[3]);
 
 // The end of every op's docstring (raw strings are no use here: GCC does not take them in a macro).
 #define FK_DOC_COMMON                                                                                                \

@@ -82,13 +82,27 @@ void bind_errors(nb::module_& module) {
   nb::register_exception_translator(translate, nullptr);
 }
 
-std::pair<nb::object, nb::object> parse_pair(const Call& call, const char* name, nb::handle pair, const char* what) {
-  if (!nb::isinstance<nb::tuple>(pair) && !nb::isinstance<nb::list>(pair))
-    call.fail(std::string(name) + "=" + nb::cast<std::string>(nb::repr(pair)) + "; " + what + " is needed");
-  const auto sequence = nb::borrow<nb::sequence>(pair);
-  if (nb::len(sequence) != 2)
+namespace {
+
+nb::sequence parse_some(const Call& call, const char* name, nb::handle some, const char* what, std::size_t count) {
+  if (!nb::isinstance<nb::tuple>(some) && !nb::isinstance<nb::list>(some))
+    call.fail(std::string(name) + "=" + nb::cast<std::string>(nb::repr(some)) + "; " + what + " is needed");
+  const auto sequence = nb::borrow<nb::sequence>(some);
+  if (nb::len(sequence) != count)
     call.fail(std::string(name) + " has " + std::to_string(nb::len(sequence)) + " entries; " + what + " is needed");
+  return sequence;
+}
+
+}  // namespace
+
+std::pair<nb::object, nb::object> parse_pair(const Call& call, const char* name, nb::handle pair, const char* what) {
+  const nb::sequence sequence = parse_some(call, name, pair, what, 2);
   return {nb::object(sequence[0]), nb::object(sequence[1])};
+}
+
+void parse_three(const Call& call, const char* name, nb::handle three, const char* what, nb::object (&to)[3]) {
+  const nb::sequence sequence = parse_some(call, name, three, what, 3);
+  for (int i = 0; i < 3; ++i) to[i] = nb::object(sequence[i]);
 }
 
 }  // namespace flashkernel::python

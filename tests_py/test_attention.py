@@ -272,6 +272,24 @@ def test_backward(make, options):
         testing.assert_close(grad, truth[name], make.dtype, scale=8.0, what=f"grad_{name}")
 
 
+def test_backward_into_given_arrays(make):
+    """Each of the caller's strides, also with the heads split off one row; what isn't three arrays is refused."""
+    q, k, v = make.normal(2, 4, 9, 16), make.normal(2, 2, 13, 16), make.normal(2, 2, 13, 8)
+    out, lse = fk.attention(q, k, v, causal=True, return_lse=True, **make.kwargs)
+    arguments = make.normal(*out.shape), q, k, v, out, lse
+    expected = fk.attention_backward(*arguments, causal=True, **make.kwargs)
+    rows = [make.array(np.full((b, s, h, d), np.nan)) for b, h, s, d in (q.shape, k.shape, v.shape)]
+    given = [x.swapaxes(1, 2) for x in rows]
+    grads = fk.attention_backward(*arguments, causal=True, grads=given, **make.kwargs)
+    for mine, to, theirs in zip(grads, given, expected, strict=True):
+        assert mine is to
+        assert np.array_equal(f64(mine), f64(theirs))
+    with pytest.raises(ValueError, match=r"grads has 2 entries; \(grad_q, grad_k, grad_v\) is needed"):
+        fk.attention_backward(*arguments, causal=True, grads=given[:2], **make.kwargs)
+    with pytest.raises(ValueError, match="grad_k"):
+        fk.attention_backward(*arguments, causal=True, grads=[given[0], given[0], given[2]], **make.kwargs)
+
+
 def test_varlen_backward(make):
     cu_q, cu_k = [0, 3, 3, 8], [0, 4, 6, 6]
     q, k, v = make.normal(8, 4, 8), make.normal(6, 2, 8), make.normal(6, 2, 8)

@@ -389,6 +389,18 @@ def test_optional_providers_appear_where_their_module_can_be_imported(monkeypatc
     assert not {"triton", "fa3", "sdpa_flash"} & {p.name for p in providers}
 
 
+def test_every_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past torch's limit of compilations of the same code (eight), too, where it would run it uncompiled."""
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **_: real(f, backend="eager", dynamic=False))
+
+    def compiling(x: torch.Tensor) -> torch.Tensor:
+        return x + (1 if torch.compiler.is_compiling() else 0)
+
+    for n in range(1, 12):
+        assert baselines.compiled(compiling, "cpu")(torch.zeros(n)).sum() == n
+
+
 def test_limits() -> None:
     ceilings = {"read": 4e12, "copy": 3e12, "matmul float16": 600e12}
     assert limit(ceilings, "float16", 0, 4e9, 0) == {"bound": "memory", "seconds": pytest.approx(1e-3)}

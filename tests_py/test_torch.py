@@ -160,6 +160,27 @@ def test_attention_gradient_of_one_result_only() -> None:
         )
 
 
+def test_results_lie_in_the_order_of_their_tensors() -> None:
+    """Heads split off one projection: output and gradients join again without a copy, and are what they were."""
+    packed = torch.randn(2, 5, 3, 4, 16, dtype=torch.float32, requires_grad=True)
+    q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
+    out = fkt.attention(q, k, v, causal=True)
+    grad_out = torch.randn(2, 5, 4, 16).transpose(1, 2)
+    grads = torch.autograd.grad(out, (q, k, v), grad_out, retain_graph=True)
+    with torch.no_grad():
+        outside_autograd = fkt.attention(q, k, v, causal=True)
+    for x in (out, outside_autograd, *grads):
+        assert x.transpose(1, 2).is_contiguous()
+    rows = [x.detach().contiguous().requires_grad_() for x in (q, k, v)]
+    expected = fkt.attention(*rows, causal=True)
+    assert expected.is_contiguous()
+    assert torch.equal(out, expected) and torch.equal(outside_autograd, expected)
+    for mine, theirs in zip(grads, torch.autograd.grad(expected, rows, grad_out), strict=True):
+        assert theirs.is_contiguous() and torch.equal(mine, theirs)
+    wide = torch.randn(2, 5, 4, 24).transpose(1, 2)  # another head_dim of v: no order to take over
+    assert fkt.attention(q.detach(), k.detach(), wide).is_contiguous()
+
+
 def test_rows_that_see_nothing_have_gradient_zero() -> None:
     q, k, v = randn(1, 1, 5, 8), randn(1, 1, 3, 8), randn(1, 1, 3, 8)
     out, lse = fkt.attention(q, k, v, causal=True, return_lse=True)

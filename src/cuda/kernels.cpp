@@ -182,7 +182,8 @@ KernelTable<LinearBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<LinearBackwardParams> rows[] = {
 #define FK_ROW(suffix, dtype)                                                                                    \
   hopper<LinearBackwardParams>("linear_bwd/cuda/sm90a/" #suffix, cuda::sm90a::linear_bwd_supports<DType::dtype>, \
-                               cuda::linear_gradient_workspace, linear_bwd<cuda::sm90a::linear_bwd>),
+                               linear_bwd_workspace<cuda::sm90a::linear_bwd_workspace>,                          \
+                               linear_bwd<cuda::sm90a::linear_bwd>),
 #include "cuda/sm90a/linear_rows.inc"
 #undef FK_ROW
       ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/f16", linear_bwd_supports<DType::kFloat16>,

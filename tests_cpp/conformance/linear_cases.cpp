@@ -171,6 +171,13 @@ void forward_cases(CaseList& list) {
 void backward_cases(CaseList& list) {
   fill(list, build_backward);
   each_dtype([&](DType dtype, const std::string& suffix) {
+    for (const bool transposed : {false, true}) {
+      // Few tiles of results, each a sum long enough to be cut into parts: of the weight's gradient and of x's.
+      const Spec of_weight{dtype, 2600, 72, 136, transposed}, of_x{dtype, 70, 88, 2120, transposed};
+      const std::string layout = transposed ? "_in_out" : "_out_in";
+      list.add("long_sum_weight" + layout + suffix, [=](Call& call) { build_backward(call, of_weight); });
+      list.add("long_sum_x" + layout + suffix, [=](Call& call) { build_backward(call, of_x); });
+    }
     for (const Activation activation : {Activation::kGeluTanh, Activation::kGelu, Activation::kSilu}) {
       Spec special{dtype, 17, 40, 30, false, activation};
       special.adjust = [](TestTensor& preactivation) {

@@ -73,8 +73,11 @@ def optional(module: str) -> Any:
 
 
 def compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """Compiled for one shape at its first call."""
+    """Compiled for one shape at its first call. What was compiled before is forgotten: past eight shapes of the same
+    code torch runs the ninth as it is, uncompiled, and says nothing.
+    """
     torch = require_torch()
+    torch.compiler.reset()
     mode = "max-autotune-no-cudagraphs" if device == "cuda" else "max-autotune"
     result: Callable[..., Any] = torch.compile(lambda *arguments: function(*arguments), mode=mode, dynamic=False)
     return result

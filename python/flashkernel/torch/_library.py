@@ -11,7 +11,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["LIBRARY", "autocast", "define", "dense", "direct", "empty", "no_second_derivative", "refuse_gradient"]
+__all__ = [
+    "LIBRARY",
+    "autocast",
+    "define",
+    "dense",
+    "direct",
+    "empty",
+    "like",
+    "no_second_derivative",
+    "refuse_gradient",
+]
 
 LIBRARY = torch.library.Library("flashkernel", "DEF")
 
@@ -96,3 +106,11 @@ def dense(tensor: Any) -> Any:
 def empty(like: torch.Tensor) -> torch.Tensor:
     """Stands for an absent result: an op's schema can't return None."""
     return like.new_empty(0)
+
+
+def like(tensor: torch.Tensor) -> torch.Tensor:
+    """A new tensor whose dims lie in memory in the order of `tensor`'s, its last one contiguous: heads that were split
+    off a projection [batch, seq, heads * dim] get results, and gradients, that join again without a copy.
+    """
+    new = torch.empty_like(tensor)
+    return new if new.stride(-1) == 1 else torch.empty_like(tensor, memory_format=torch.contiguous_format)

@@ -11,7 +11,7 @@ import torch
 
 import flashkernel as fk
 
-from ._library import autocast, define, dense, direct, empty, no_second_derivative
+from ._library import autocast, define, dense, direct, empty, like, no_second_derivative
 
 __all__ = ["VARLEN_OPTIONS", "attention", "attention_varlen", "window_pair"]
 
@@ -31,6 +31,11 @@ def window_pair(window: tuple[int | None, int | None] | None) -> tuple[int, int]
 
 
 # --- dense
+
+
+def _new_out(q: Any, v: Any) -> Any:
+    """The output, in q's order of dims where it has q's shape."""
+    return like(q) if v.shape[-1] == q.shape[-1] else q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
 def _attention_kernel(
@@ -58,11 +63,12 @@ def _attention_kernel(
         softcap=softcap,
         scale=scale,
         return_lse=True,
+        out=_new_out(q, v),
     )
 
 
 def _attention_fake(q: Any, k: Any, v: Any, *options: Any) -> Any:
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    return _new_out(q, v), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 def _attention_backward_kernel(
@@ -104,6 +110,7 @@ def _attention_backward_kernel(
             need_bias=need_bias,
             need_sinks=need_sinks,
             deterministic=deterministic,
+            grads=(like(q), like(k), like(v)),
         )
     )
     grad_q, grad_k, grad_v, *rest = grads
@@ -115,9 +122,9 @@ def _attention_backward_fake(grad_out: Any, grad_lse: Any, q: Any, k: Any, v: An
     bias, sinks = others[2], others[4]
     need_bias, need_sinks = others[-3:-1]
     return (
-        q.new_empty(q.shape),
-        k.new_empty(k.shape),
-        v.new_empty(v.shape),
+        like(q),
+        like(k),
+        like(v),
         bias.new_empty(bias.shape) if need_bias else empty(q),
         sinks.new_empty(sinks.shape) if need_sinks else empty(q),
     )
@@ -184,7 +191,8 @@ def attention(
     return_lse: bool = False,
 ) -> Any:
     """`flashkernel.attention` with gradients of q, k, v, bias and sinks, also through the LSE; works under
-    torch.compile, and under torch.autocast in its dtype.
+    torch.compile, and under torch.autocast in its dtype. The output's dims lie in memory in q's order, a gradient's in
+    its tensor's: views of a projection [batch, seq, heads * dim] join again without a copy.
 
     >>> import torch, flashkernel.torch as fkt
     >>> q = torch.ones(1, 2, 4, 8, requires_grad=True)
@@ -206,6 +214,7 @@ def attention(
             softcap=softcap,
             scale=scale,
             return_lse=return_lse,
+            out=None if q.is_contiguous() else _new_out(q, v),
         )
     out, lse = _attention(q, k, v, bias, alibi_slopes, sinks, causal, *window_pair(window), softcap, scale)
     return (out, lse) if return_lse else out

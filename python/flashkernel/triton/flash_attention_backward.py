@@ -446,6 +446,17 @@ def _launch_bias(call: Call, bias: torch.Tensor, common: dict[str, Any], q: torc
     return result
 
 
+def _written(call: Call, given: Any, results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The results, in the caller's arrays where three were given."""
+    if given is None:
+        return results
+    if not isinstance(given, tuple | list) or len(given) != 3:
+        call.fail(f"grads={type(given).__name__}; (grad_q, grad_k, grad_v) is needed")
+    for i, (to, result) in enumerate(zip(given, results, strict=True)):
+        call.output(f"grads[{i}]", to, result.shape, result.dtype).copy_(result)
+    return list(given)
+
+
 def attention_backward(
     grad_out: Any,
     q: Any,
@@ -465,6 +476,7 @@ def attention_backward(
     need_bias: bool = False,
     need_sinks: bool = False,
     deterministic: bool = True,
+    grads: Any = None,
     stream: Any = None,
     dtype: Any = None,
 ) -> tuple[Any, ...]:
@@ -502,7 +514,7 @@ def attention_backward(
         alibi_slopes=alibi_slopes, sinks=sinks,
     )  # fmt: skip
     dq, dk, dv, delta, common = _launch_backward(call, q4, k4, v4, grad4, out4, lse3, grad_lse3, chosen)
-    grads = [x.view(shape) for x, shape in zip((dq, dk, dv), shapes, strict=True)]
+    grads = _written(call, grads, [x.view(shape) for x, shape in zip((dq, dk, dv), shapes, strict=True)])
     if need_bias:
         grads.append(_launch_bias(call, bias, common, q4, k4.shape[2]))
     if need_sinks:
@@ -531,6 +543,7 @@ def attention_varlen_backward(
     grad_lse: Any = None,
     need_sinks: bool = False,
     deterministic: bool = True,
+    grads: Any = None,
     stream: Any = None,
     dtype: Any = None,
 ) -> tuple[Any, ...]:
@@ -566,7 +579,7 @@ def attention_varlen_backward(
     dq, dk, dv, delta, _ = _launch_backward(
         call, q4, k4, v4, grad4, out4, lse3, grad_lse3, chosen, cu_seqlens, (max_seqlen_q, max_seqlen_k)
     )
-    grads = [x.squeeze(0).transpose(0, 1) for x in (dq, dk, dv)]
+    grads = _written(call, grads, [x.squeeze(0).transpose(0, 1) for x in (dq, dk, dv)])
     if need_sinks:
         grads.append(_launch_sinks(call, chosen, lse3, delta))
     return tuple(grads)

@@ -10,6 +10,7 @@ namespace flashkernel::cuda {
 namespace {
 
 constexpr int kLanes = 32, kRowLanes = 8;
+constexpr int kBiasRuns = 32;
 
 struct GradientPlan {
   std::int64_t stride = 0;  // of g's rows, in elements: a multiple of 16 bytes
@@ -76,14 +77,25 @@ __global__ void __launch_bounds__(kLanes* kRowLanes)
   }
 }
 
-__global__ void __launch_bounds__(256)
+/// A block takes kLanes columns; row lane y adds a run of chunks, then the runs are added in order.
+__global__ void __launch_bounds__(kLanes* kBiasRuns)
     bias_kernel(const LinearBackwardParams p, const float* partial, std::int64_t chunks) {
-  const std::int64_t feature = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (feature >= p.out_features) return;
+  __shared__ float sums[kBiasRuns][kLanes];
+  const std::int64_t feature = static_cast<std::int64_t>(blockIdx.x) * kLanes + threadIdx.x;
+  const std::int64_t run = (chunks + kBiasRuns - 1) / kBiasRuns;
+  const std::int64_t first = threadIdx.y * run, end = min(chunks, first + run);
   float sum = 0.0f;
+  if (feature < p.out_features) {
 #pragma unroll 8
-  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk * p.out_features + feature];
-  store_typed(p.grad_bias, p.grad_bias_dtype, feature, sum);
+    for (std::int64_t chunk = first; chunk < end; ++chunk) sum += partial[chunk * p.out_features + feature];
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0 || feature >= p.out_features) return;
+  float total = 0.0f;
+#pragma unroll
+  for (int y = 0; y < kBiasRuns; ++y) total += sums[y][threadIdx.x];
+  store_typed(p.grad_bias, p.grad_bias_dtype, feature, total);
 }
 
 template <class T, Activation kActivation>
@@ -133,8 +145,9 @@ LinearBackwardParams linear_gradient(const LinearBackwardParams& p, void* worksp
     }
   });
   if (p.grad_bias)
-    launch("linear_bwd: grad_bias", bias_kernel, {static_cast<unsigned>(ceil_div(p.out_features, 256)), 256, 0, s}, p,
-           partial, plan.chunks);
+    launch("linear_bwd: grad_bias", bias_kernel,
+           {static_cast<unsigned>(ceil_div(p.out_features, kLanes)), dim3(kLanes, kBiasRuns), 0, s}, p, partial,
+           plan.chunks);
   if (p.activation != Activation::kNone) {
     rest.grad_out = workspace;
     rest.stride_grad_out_row = plan.stride;

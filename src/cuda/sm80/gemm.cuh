@@ -6,6 +6,7 @@
 
 #include "cuda/host/launch.hpp"
 #include "cuda/sm80/gemm_operand.cuh"
+#include "cuda/tile/split_sum.cuh"
 
 namespace flashkernel::cuda::sm80 {
 
@@ -261,28 +262,6 @@ __global__ void __launch_bounds__(GemmShape<T, kLarge>::kThreads, 1) gemm_kernel
   }
 }
 
-/// The sums of all parts of k, in their order, and the epilogue; four columns a thread.
-template <class T>
-__global__ void __launch_bounds__(256) combine_kernel(const GemmProblem p, int splits) {
-  const std::int64_t stride = padded_columns(p.n), groups = stride / 4;
-  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (at >= p.m * groups) return;
-  const std::int64_t row = at / groups;
-  const int column = static_cast<int>(at - row * groups) * 4;
-  const LinearEpilogue& e = p.epilogue;
-  float x[4];
-#pragma unroll
-  for (int c = 0; c < 4; ++c) x[c] = 0.0f;
-  for (int s = 0; s < splits; ++s) {
-    const float4 part =
-        *reinterpret_cast<const float4*>(p.partial + (s * static_cast<std::int64_t>(p.m) + row) * stride + column);
-    x[0] += part.x, x[1] += part.y, x[2] += part.z, x[3] += part.w;
-  }
-#pragma unroll
-  for (int c = 0; c < 4; ++c) x[c] += bias_of(e.bias, column + c, p.n);
-  finish_4<T>(e, row, column, p.n, x);
-}
-
 template <class T>
 void gemm(const char* name, GemmProblem p, const GemmPlan& plan, void* workspace, cudaStream_t stream) {
   p.k_per_split = plan.k_per_split;
@@ -305,8 +284,9 @@ void gemm(const char* name, GemmProblem p, const GemmPlan& plan, void* workspace
   else
     with_layout(std::false_type{});
   if (plan.splits > 1) {
-    const std::int64_t threads = p.m * (padded_columns(p.n) / 4);
-    launch(name, combine_kernel<T>, {static_cast<unsigned>(ceil_div(threads, 256)), 256, 0, stream}, p, plan.splits);
+    const std::int64_t stride = padded_columns(p.n);
+    launch(name, split_sum::kernel<T>, {split_sum::grid(p.m, stride), split_sum::kThreads, 0, stream}, p.epilogue,
+           p.partial, plan.splits, p.m, p.n, stride);
   }
 }
 

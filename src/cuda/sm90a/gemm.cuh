@@ -1,5 +1,6 @@
 // The product of gemm.hpp: persistent blocks of one producer warp (TMA into a ring of k-tiles) and two consumer
 // warpgroups (wgmma, sums in registers, epilogue in fp32, stmatrix, TMA store). Called by linear.cu.
+// A cooperative tile's sums over a part of k go out in fp32; split_sum.cuh adds the parts in the order of k.
 // Invariants: slot s of the ring is filled only after every block that reads it has arrived at its `empty` barrier; in
 // ping-pong a warpgroup waits for k-tiles only in its turn, so that it never sees a barrier two phases back.
 #pragma once
@@ -13,6 +14,7 @@
 #include "cuda/sm90a/gemm.hpp"
 #include "cuda/sm90a/operand_map.hpp"
 #include "cuda/tile/shared_tile.cuh"
+#include "cuda/tile/split_sum.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
@@ -36,6 +38,7 @@ struct GemmShape {
   static constexpr int kBlocks = kPair_ ? 2 : 1;                   // of a cluster
   static constexpr bool kAnyLayout = kTileN % 64 == 0 && !kPair_;  // else both operands are k-major
   static constexpr int kConsumers = 2;                             // warpgroups
+  static constexpr bool kParts = !kPingPong && !kPair_;            // k may be cut into parts
   using Index = TileIndex<16 / kBlocks>;                           // 2048 rows
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kPartsM = kPingPong ? 2 : 1;  // of 64 rows a warpgroup
@@ -53,8 +56,10 @@ struct GemmShape {
 struct GemmArguments {
   CUtensorMap a, b;
   LinearEpilogue epilogue;
-  int m, n, num_k;       // num_k: k-tiles
+  float* partial;        // [parts, m, n] where k is cut, else null
+  int m, n, num_k;       // num_k: k-tiles of a part
   int tiles_m, tiles_n;  // tiles_m counts pairs where blocks are paired
+  int parts;
 };
 
 template <class Shape>
@@ -67,6 +72,17 @@ struct SharedStorage {
   static constexpr int kEmpty = kFull + 8 * Shape::kStages;
   static_assert(kEmpty + 8 * Shape::kStages <= Shape::kSharedBytes && kStaged % 1024 == 0);
 };
+
+/// Which part of k an index means; the tiles of a part follow each other.
+template <class Shape>
+__device__ inline int part_of(const GemmArguments& p, int index) {
+  return Shape::kParts ? index / (p.tiles_m * p.tiles_n) : 0;
+}
+
+template <class Shape>
+__device__ inline typename Shape::Index tile_of(const GemmArguments& p, int index) {
+  return typename Shape::Index(index - part_of<Shape>(p, index) * p.tiles_m * p.tiles_n, p.tiles_m, p.tiles_n);
+}
 
 /// This block's place in its pair.
 template <class Shape>
@@ -85,13 +101,14 @@ __device__ inline void produce(const GemmArguments& p, std::uint32_t shared, int
   const int rank = rank_of<Shape>();
   int slot = 0;
   std::uint32_t parity = 1;  // the first round finds empty slots
-  for (int index = first; index < p.tiles_m * p.tiles_n; index += step) {
-    const typename Shape::Index tile(index, p.tiles_m, p.tiles_n);
+  for (int index = first; index < p.tiles_m * p.tiles_n * p.parts; index += step) {
+    const typename Shape::Index tile = tile_of<Shape>(p, index);
+    const int first_k = part_of<Shape>(p, index) * p.num_k * Shape::kTileK;
     const int m = (tile.m * Shape::kBlocks + rank) * Shape::kTileM, n = tile.n * Shape::kTileN;
     for (int kt = 0; kt < p.num_k; ++kt) {
       const std::uint32_t full = shared + Storage::kFull + 8 * slot;
       const std::uint32_t a = shared + Storage::kRing + slot * Shape::kStageBytes, b = a + Shape::kBytesA;
-      const int k = kt * Shape::kTileK;
+      const int k = first_k + kt * Shape::kTileK;  // past the end: zeros
       ptx::mbarrier_wait(shared + Storage::kEmpty + 8 * slot, parity);
       ptx::mbarrier_arrive_expect(full, Shape::kStageBytes);
       if constexpr (kKMajorA) {
@@ -226,6 +243,24 @@ __device__ inline void store(const GemmArguments& p, Sums<Shape>& sum, char* sha
     }
 }
 
+/// The sums of one part of k, as they are: four lanes' pairs are whole sectors of 32 bytes.
+template <class Shape>
+__device__ inline void store_part(const GemmArguments& p, const Sums<Shape>& sum, int part, int row, int column) {
+  const int lane = threadIdx.x % 32;
+  row += 16 * (threadIdx.x / 32 % 4) + lane / 4;
+  column += lane % 4 * 2;
+  float* const to = p.partial + (static_cast<std::int64_t>(part) * p.m + row) * p.n + column;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (row + 8 * half >= p.m) continue;
+#pragma unroll
+    for (int c = 0; c < Shape::kTileN / 8; ++c)
+      if (column + 8 * c < p.n)  // n is a multiple of 8
+        *reinterpret_cast<float2*>(to + 8 * half * p.n + 8 * c) =
+            make_float2(sum[0][4 * c + 2 * half], sum[0][4 * c + 2 * half + 1]);
+  }
+}
+
 template <class T, class Shape, bool kKMajorA, bool kKMajorB>
 __device__ inline void consume(const GemmArguments& p, char* shared, int group, int first, int step) {
   using Storage = SharedStorage<Shape>;
@@ -233,10 +268,10 @@ __device__ inline void consume(const GemmArguments& p, char* shared, int group, 
   float* const bias = reinterpret_cast<float*>(shared + Storage::kBias) + group * Shape::kTileN;
   constexpr std::uint32_t kTurn = 3;  // barriers 3 and 4: the turns; 1 and 2: a warpgroup's own
   if (Shape::kPingPong && group == 1) ptx::barrier_arrive(kTurn, 256);  // the first turn is group 0's
-  for (int i = Shape::kPingPong ? group : 0, index = first + i * step; index < p.tiles_m * p.tiles_n;
+  for (int i = Shape::kPingPong ? group : 0, index = first + i * step; index < p.tiles_m * p.tiles_n * p.parts;
        i += Shape::kPingPong ? 2 : 1, index = first + i * step) {
     ptx::barrier_sync(1 + group, 128);  // all have read the last tile's bias
-    const int first_column = typename Shape::Index(index, p.tiles_m, p.tiles_n).n * Shape::kTileN;
+    const int first_column = tile_of<Shape>(p, index).n * Shape::kTileN;
     for (int c = threadIdx.x % 128; c < Shape::kTileN; c += 128)
       bias[c] = bias_of(p.epilogue.bias, first_column + c, p.n);
     Sums<Shape> sum;
@@ -250,9 +285,15 @@ __device__ inline void consume(const GemmArguments& p, char* shared, int group, 
     // Worked out again, so that it takes no registers beside the sums.
     std::uint32_t again = static_cast<std::uint32_t>(first + i * step);
     ptx::hold(again);
-    const typename Shape::Index tile(static_cast<int>(again), p.tiles_m, p.tiles_n);
+    const typename Shape::Index tile = tile_of<Shape>(p, static_cast<int>(again));
     const int column = tile.n * Shape::kTileN;
     const int row = (tile.m * Shape::kBlocks + rank_of<Shape>()) * Shape::kTileM + (Shape::kPingPong ? 0 : group * 64);
+    if constexpr (Shape::kParts) {
+      if (p.partial) {
+        store_part<Shape>(p, sum, part_of<Shape>(p, static_cast<int>(again)), row, column);
+        continue;
+      }
+    }
     with_activation(p.epilogue.activation, [&](auto activation) {
       constexpr Activation kActivation = decltype(activation)::value;
       store<T, Shape, kActivation>(p, sum, shared, group, row, column);
@@ -304,10 +345,12 @@ void launch_gemm(const char* name, const GemmProblem& p, int num_sms, cudaStream
   arguments.epilogue = p.epilogue;
   arguments.m = static_cast<int>(p.m);
   arguments.n = static_cast<int>(p.n);
-  arguments.num_k = static_cast<int>(ceil_div(p.k, Shape::kTileK));
+  arguments.parts = Shape::kParts ? p.parts : 1;
+  arguments.partial = arguments.parts > 1 ? p.partial : nullptr;
+  arguments.num_k = static_cast<int>(ceil_div(ceil_div(p.k, Shape::kTileK), arguments.parts));
   arguments.tiles_m = static_cast<int>(ceil_div(p.m, Shape::kTileM * Shape::kBlocks));
   arguments.tiles_n = static_cast<int>(ceil_div(p.n, Shape::kTileN));
-  const std::int64_t tiles = static_cast<std::int64_t>(arguments.tiles_m) * arguments.tiles_n;
+  const std::int64_t tiles = static_cast<std::int64_t>(arguments.tiles_m) * arguments.tiles_n * arguments.parts;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, num_sms / Shape::kBlocks) * Shape::kBlocks);
   LaunchShape shape{blocks, Shape::kThreads, Shape::kSharedBytes, stream};
   shape.cluster = Shape::kBlocks;
@@ -319,6 +362,9 @@ void launch_gemm(const char* name, const GemmProblem& p, int num_sms, cudaStream
     else
       launch(name, gemm_kernel<T, Shape, false, false>, shape, arguments);
   }
+  if (arguments.partial)
+    launch(name, split_sum::kernel<T>, {split_sum::grid(p.m, p.n), split_sum::kThreads, 0, stream}, p.epilogue,
+           p.partial, p.parts, arguments.m, arguments.n, p.n);
 }
 
 template <class T>

@@ -21,6 +21,8 @@ struct GemmProblem {
   GemmOperand a, b;
   std::int64_t m = 0, n = 0, k = 0;
   LinearEpilogue epilogue;
+  int parts = 1;             // of k, for the cooperative variants
+  float* partial = nullptr;  // [parts, m, n] where parts > 1
 };
 
 /// The kernel's variants: columns of a tile of 128 rows. Cooperative: two warpgroups share a tile; ping-pong: each has
@@ -34,6 +36,9 @@ enum class GemmVariant {
 };
 
 GemmVariant choose_variant(const GemmProblem& problem, int num_sms);
+
+/// Into how many parts k is cut, so that a product of few tiles and a long k (a weight's gradient) fills the GPU.
+int choose_parts(const GemmProblem& problem, int num_sms);
 
 /// T is __half or __nv_bfloat16. Both operands k-major, or the second one or both along their other dim. Every operand
 /// and result must fit a tensor map (host/tensor_map.hpp).

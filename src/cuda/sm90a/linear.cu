@@ -21,6 +21,15 @@ GemmVariant choose_variant(const GemmProblem& p, int num_sms) {
   return k_major && p.k >= 4096 && p.m >= 2048 ? GemmVariant::kPingPong192Pair : GemmVariant::kPingPong192;
 }
 
+int choose_parts(const GemmProblem& p, int num_sms) {
+  if (choose_variant(p, num_sms) != GemmVariant::kCooperative128) return 1;
+  // A k-tile takes some 0.35 us, the parts' second kernel and their way through memory some 6: worth it from a k of
+  // 2048, with 512 a part at least.
+  const std::int64_t tiles = ceil_div(p.m, 128) * ceil_div(p.n, 128);
+  if (p.k < 2048) return 1;
+  return static_cast<int>(std::max<std::int64_t>(1, std::min(num_sms / tiles, p.k / 512)));
+}
+
 FewRowsPlan plan_few_rows(std::int64_t features, std::int64_t k, int num_sms) {
   FewRowsPlan plan;
   const std::int64_t tiles = ceil_div(features, 64);
@@ -143,36 +152,63 @@ Verdict linear_bwd_supports(const LinearBackwardParams& p, DType dtype) {
   return Verdict::ok();
 }
 
-void linear_bwd(const LinearBackwardParams& p, void*, Stream stream) {
+namespace {
+
+/// The two products, as far as their shapes and layouts go; the epilogues depend on the type.
+GemmProblem product_of_grad_x(const LinearBackwardParams& p) {
+  GemmProblem problem;
+  problem.m = p.rows;
+  problem.n = p.in_features;
+  problem.k = p.out_features;
+  problem.a = {p.grad_out, p.stride_grad_out_row, true};
+  const bool along_out = p.stride_weight_in != 1;  // W [out, in] is B [in, out]
+  problem.b = {p.weight, along_out ? p.stride_weight_in : p.stride_weight_out, along_out};
+  return problem;
+}
+
+GemmProblem product_of_grad_weight(const LinearBackwardParams& p) {
+  GemmProblem problem;
+  // Rows of the result run along the dim that is contiguous in memory.
+  const bool along_in = p.stride_grad_weight_in == 1;
+  problem.m = along_in ? p.out_features : p.in_features;
+  problem.n = along_in ? p.in_features : p.out_features;
+  problem.k = p.rows;
+  problem.a = {p.grad_out, p.stride_grad_out_row, false};
+  problem.b = {p.x, p.stride_x_row, false};
+  if (!along_in) std::swap(problem.a, problem.b);
+  return problem;
+}
+
+std::size_t parts_bytes(const GemmProblem& problem, int num_sms) {
+  const int parts = choose_parts(problem, num_sms);
+  return parts > 1 ? sizeof(float) * static_cast<std::size_t>(parts * problem.m * problem.n) : 0;
+}
+
+}  // namespace
+
+std::size_t linear_bwd_workspace(const LinearBackwardParams& p) {
+  const int num_sms = cuda_device_properties(p.device.index).num_sms;
+  std::size_t bytes = 0;  // the products run one after the other
+  if (p.grad_x) bytes = parts_bytes(product_of_grad_x(p), num_sms);
+  if (p.grad_weight) bytes = std::max(bytes, parts_bytes(product_of_grad_weight(p), num_sms));
+  return bytes;
+}
+
+void linear_bwd(const LinearBackwardParams& p, void* workspace, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
   const int num_sms = cuda_device_properties(p.device.index).num_sms;
   const auto run = [&](auto zero) {
     using T = decltype(zero);
-    if (p.grad_x) {
-      GemmProblem problem;
-      problem.m = p.rows;
-      problem.n = p.in_features;
-      problem.k = p.out_features;
-      problem.a = {p.grad_out, p.stride_grad_out_row, true};
-      const bool along_out = p.stride_weight_in != 1;  // W [out, in] is B [in, out]
-      problem.b = {p.weight, along_out ? p.stride_weight_in : p.stride_weight_out, along_out};
-      problem.epilogue = plain_epilogue<T>(p.grad_x, p.stride_grad_x_row);
-      gemm<T>("linear_bwd: grad_x", problem, choose_variant(problem, num_sms), num_sms, native(stream));
-    }
-    if (p.grad_weight) {
-      GemmProblem problem;
-      // Rows of the result run along the dim that is contiguous in memory.
-      const bool along_in = p.stride_grad_weight_in == 1;
-      problem.m = along_in ? p.out_features : p.in_features;
-      problem.n = along_in ? p.in_features : p.out_features;
-      problem.k = p.rows;
-      problem.a = {p.grad_out, p.stride_grad_out_row, false};
-      problem.b = {p.x, p.stride_x_row, false};
-      if (!along_in) std::swap(problem.a, problem.b);
-      problem.epilogue =
-          plain_epilogue<T>(p.grad_weight, along_in ? p.stride_grad_weight_out : p.stride_grad_weight_in);
-      gemm<T>("linear_bwd: grad_weight", problem, choose_variant(problem, num_sms), num_sms, native(stream));
-    }
+    const auto multiply = [&](const char* name, GemmProblem problem, void* to, std::int64_t stride) {
+      problem.epilogue = plain_epilogue<T>(to, stride);
+      problem.parts = choose_parts(problem, num_sms);
+      problem.partial = static_cast<float*>(workspace);
+      gemm<T>(name, problem, choose_variant(problem, num_sms), num_sms, native(stream));
+    };
+    if (p.grad_x) multiply("linear_bwd: grad_x", product_of_grad_x(p), p.grad_x, p.stride_grad_x_row);
+    if (p.grad_weight)
+      multiply("linear_bwd: grad_weight", product_of_grad_weight(p), p.grad_weight,
+               p.stride_grad_weight_in == 1 ? p.stride_grad_weight_out : p.stride_grad_weight_in);
   };
   if (p.dtype == DType::kFloat16)
     run(__half{});

@@ -28,6 +28,7 @@ Verdict linear_bwd_supports(const LinearBackwardParams& p) {
 
 void linear(const LinearParams&, void* workspace, Stream);
 void linear_few_rows(const LinearParams&, void* workspace, Stream);
+std::size_t linear_bwd_workspace(const LinearBackwardParams&);
 /// The products of the gradient: g (already the pre-activation's gradient) as grad_out, no activation, no bias.
 void linear_bwd(const LinearBackwardParams&, void* workspace, Stream);
 
