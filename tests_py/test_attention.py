@@ -286,7 +286,7 @@ def test_backward_into_given_arrays(make):
         assert np.array_equal(f64(mine), f64(theirs))
     with pytest.raises(ValueError, match=r"grads has 2 entries; \(grad_q, grad_k, grad_v\) is needed"):
         fk.attention_backward(*arguments, causal=True, grads=given[:2], **make.kwargs)
-    with pytest.raises(ValueError, match="grad_k"):
+    with pytest.raises(ValueError, match=r"grad_k|grads\[1\]"):
         fk.attention_backward(*arguments, causal=True, grads=[given[0], given[0], given[2]], **make.kwargs)
 
 
