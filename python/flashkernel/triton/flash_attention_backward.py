@@ -450,8 +450,10 @@ def _written(call: Call, given: Any, results: list[torch.Tensor]) -> list[torch.
     """The results, in the caller's arrays where three were given."""
     if given is None:
         return results
-    if not isinstance(given, tuple | list) or len(given) != 3:
+    if not isinstance(given, tuple | list):
         call.fail(f"grads={type(given).__name__}; (grad_q, grad_k, grad_v) is needed")
+    if len(given) != 3:
+        call.fail(f"grads has {len(given)} entries; (grad_q, grad_k, grad_v) is needed")
     for i, (to, result) in enumerate(zip(given, results, strict=True)):
         call.output(f"grads[{i}]", to, result.shape, result.dtype).copy_(result)
     return list(given)
