@@ -83,8 +83,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 /// How many heads' tiles alternate. A block adds to dQ after the one with the tile of keys before; both walk the same
 /// queries, so the later one should have started a few steps later: `distance`, when tickets of a head are this many
 /// tickets apart. Not more, so that what the heads at work read and sum stays in the L2 cache. Measured: two steps, but
-/// under a causal mask, where the longer the sequence, the more a block's steps differ from its neighbour's, k_tiles /
-/// 8 up to eight.
+/// under a mask, where the longer the sequence, the more a block's steps differ from its neighbour's, k_tiles / 8 up to
+/// eight. With grouped heads a block has more steps, but all begin at once, in a chain of k_tiles: as many heads as
+/// without groups, half as many under a mask. Groups of heads are alike in size: one that is left over at the end would
+/// not fill the device.
 inline int backward_heads_at_once(const AttentionParams& f, const BackwardPlan& plan, int block_m, int num_sms) {
   std::int64_t steps = plan.q_tiles, distance = 2;
   if (f.window_right >= 0 && f.window_left >= 0) {
@@ -93,16 +95,23 @@ inline int backward_heads_at_once(const AttentionParams& f, const BackwardPlan& 
     steps = (steps + 1) / 2;
     distance = std::clamp(plan.k_tiles / 8, 2, 8);
   }
-  steps = std::max<std::int64_t>(1, steps * plan.group);
-  return static_cast<int>(std::clamp<std::int64_t>(ceil_div(distance * num_sms, steps), 1, plan.heads));
+  if (f.window_right >= 0 || f.window_left >= 0) steps *= std::max(1, plan.group / 2);
+  const std::int64_t wanted =
+      std::clamp<std::int64_t>(ceil_div(distance * num_sms, std::max<std::int64_t>(1, steps)), 1, plan.heads);
+  return static_cast<int>(ceil_div(plan.heads, ceil_div(plan.heads, wanted)));
 }
 
-/// Whether blocks add in order though nobody asked for it: with few of them, waiting costs less than the zeroing and
-/// the converting kernel that it saves. Measured: up to seq 512, or 2048 with a mask, which halves a tile's blocks and
-/// the work that those two kernels are compared with.
+/// Whether blocks add in order though nobody asked for it: with few of them, waiting costs less than the zeroing that
+/// it saves. Measured: up to seq 1024, or 2048 with a mask, which halves a tile's blocks; there it saves the converting
+/// kernel, too.
 inline bool order_is_cheap(const AttentionParams& f, int k_tiles) {
-  return k_tiles <= (f.window_right >= 0 || f.window_left >= 0 ? 16 : 4);
+  return k_tiles <= (f.window_right >= 0 || f.window_left >= 0 ? 16 : 8);
 }
+
+/// Whether the last block to add to a tile of dQ writes grad_q. It reads what the others have added, and its steps take
+/// twice as long. Where queries see no keys after their own, each block is the last one for a few of its tiles, and
+/// that is cheaper than a kernel that converts; otherwise one tile of keys would be the last one for all of them.
+inline bool last_writes(const AttentionParams& f, int k_tiles) { return f.window_right >= 0 || k_tiles <= 1; }
 
 template <class T, int kDim, bool kModified>
 void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cudaStream_t s) {
@@ -119,6 +128,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.group = static_cast<int>(f.heads_q / f.heads_kv);
   plan.heads_at_once = plan.heads > 0 ? backward_heads_at_once(f, plan, Shape::kBlockM, num_sms) : 1;
   plan.ordered = p.deterministic || order_is_cheap(f, plan.k_tiles);
+  plan.last_writes = plan.ordered && last_writes(f, plan.k_tiles);
   plan.scale_log2 = f.scale * 1.4426950408889634f;
   plan.delta = reinterpret_cast<float*>(bytes);
   plan.rows = reinterpret_cast<float*>(bytes + layout.rows);
@@ -142,7 +152,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
            make_tensor_map("attention_bwd v", kv_map(f, true, Shape::kBlockN)),
            make_tensor_map("attention_bwd grad_out", grad_out_map(p, Shape::kBlockM)));
   }
-  if (p.grad_q && q_blocks > 0 && !plan.ordered)
+  if (p.grad_q && q_blocks > 0 && !plan.last_writes)
     launch("attention_bwd sm90a: grad_q", grad_q_kernel<T, kDim>, {q_blocks, 128, 0, s}, p, plan);
 }
 

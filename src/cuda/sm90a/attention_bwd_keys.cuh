@@ -334,12 +334,11 @@ struct KeyConsumer {
         release(shared.item_empty(items.slot()));
         continue;
       }
-      const int end_tile = item.first_tile + item.tiles - 1;
-      int tile = end_tile;
+      int tile = item.first_tile + item.tiles - 1, heads = plan.group;  // heads: left of the tile
       open(item, tile);
 #pragma unroll 1
       for (int s = 0; s < steps - 1; ++s) {
-        tile = tile == item.first_tile ? end_tile : tile - 1;
+        if (--heads == 0) heads = plan.group, --tile;
         step<false>(item, tile, s);
       }
       step<true>(item, 0, steps - 1);

@@ -76,7 +76,7 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
     const int q_begin = f.is_varlen_q() ? f.q_begin(b) : 0, q_b = f.is_varlen_q() ? 0 : b;
     BackwardPlace place(*item, plan.group);
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step, ++at.count, place.advance(*item)) {
+    for (int step = 0; step < steps; ++step, ++at.count, place.advance(*item, plan.group)) {
       const int row = q_begin + place.tile * Shape::kBlockM;
       const std::uint32_t stage = at.slot();
       ptx::mbarrier_wait(shared.q_empty(stage), at.parity() ^ 1);
@@ -120,7 +120,7 @@ __device__ inline void walk_turns(const AttentionBackwardParams& p, const Backwa
     if (plan.ordered && p.grad_q) {
       BackwardPlace place(item, plan.group);
 #pragma unroll 1
-      for (int i = 0; i < steps; ++i, place.advance(item)) step(item, place);
+      for (int i = 0; i < steps; ++i, place.advance(item, plan.group)) step(item, place);
     }
     ptx::mbarrier_arrive(shared.item_empty(items.slot()));
   }

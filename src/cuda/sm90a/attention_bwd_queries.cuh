@@ -2,9 +2,9 @@
 // in global memory straight from the registers. It is off the key warpgroups' path: they wait for it only where both
 // places of dS are full.
 //
-// In order (plan.ordered), key tiles add to a tile of queries one after the other, the first one storing instead; the
-// last one adds the sum to its own part, scales, rounds and writes the rows of grad_q. Out of order the sums start from
-// zero and grad_q_kernel converts them afterwards.
+// In order (plan.ordered), key tiles add to a tile of queries one after the other, the first one storing instead; out
+// of order the sums start from zero. grad_q_kernel scales, rounds and writes the rows of grad_q afterwards, or the last
+// one to add does (plan.last_writes), from the sum and its own part.
 #pragma once
 
 #include "cuda/ptx/atomic.cuh"
@@ -78,7 +78,7 @@ struct QueryConsumer {
         float* const to = plan.sums + static_cast<std::int64_t>(index) * (Shape::kBlockM * kDim) +
                           Shape::sum_index(slice, 8 * block, threadIdx.x % 128);
         constexpr int kStride = Shape::sum_index(0, 1, 0);
-        if (is_last) {
+        if (is_last && plan.last_writes) {
           if (turn > 0) {
 #pragma unroll
             for (int c = 0; c < tiles; ++c) {
@@ -125,7 +125,7 @@ struct QueryConsumer {
         ptx::mbarrier_wait(shared.k_full(item.key_slot), keys.parity());
         BackwardPlace place(item, plan.group);
 #pragma unroll 1
-        for (int left = steps; left > 0; --left, place.advance(item)) {
+        for (int left = steps; left > 0; --left, place.advance(item, plan.group)) {
           ptx::mbarrier_wait(shared.grad_s_full(scored.slot()), scored.parity());
           if (p.grad_q) {
             step(item, place, left == 1);
@@ -143,7 +143,7 @@ struct QueryConsumer {
   }
 };
 
-/// Out of order: dQ = scale * sum, from the order of the fragments to rows. A block of one warpgroup a tile of queries.
+/// dQ = scale * sum, from the order of the fragments to rows. A block of one warpgroup a tile of queries.
 template <class T, int kDim>
 __global__ void __launch_bounds__(128)
     grad_q_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
@@ -151,8 +151,11 @@ __global__ void __launch_bounds__(128)
   const AttentionParams& f = p.forward;
   const unsigned tile = blockIdx.x % plan.q_tiles, head = blockIdx.x / plan.q_tiles;
   const int b = head / static_cast<unsigned>(f.heads_q), h = head % static_cast<unsigned>(f.heads_q);
-  const int q_len = static_cast<int>(f.q_length(b)), first_query = static_cast<int>(tile) * Shape::kBlockM;
+  const KeyRange range(f, b);
+  const int q_len = range.q_len, first_query = static_cast<int>(tile) * Shape::kBlockM;
   if (first_query >= q_len) return;
+  // In order nobody has made the sum of a tile that sees no keys; prepare_kernel has written its zeros.
+  if (plan.ordered && range.first(first_query) >= range.last(min(q_len, first_query + Shape::kBlockM) - 1)) return;
   const float* const sums = plan.sums + static_cast<std::int64_t>(blockIdx.x) * (Shape::kBlockM * kDim);
   FiniteCheck finite;
 #pragma unroll 1

@@ -38,7 +38,7 @@ struct BackwardItem {
   int b, g;               // sequence, head of k and v
   int n_tile;             // of keys
   int key_slot;           // of K
-  int first_tile, tiles;  // of queries, of each head of the group; walked from the last one to the first
+  int first_tile, tiles;  // of queries; walked from the last one to the first, each with all heads of the group
   int steps;              // tiles of all heads of the group; -1: no more items
   KeyRange range;
 
@@ -53,15 +53,16 @@ struct BackwardItem {
   }
 };
 
-/// The head and tile of queries of a step.
+/// The head and tile of queries of a step. All heads of a tile come before the next tile: under a causal mask items
+/// with few tiles would else wait, head after head, for the one with the most.
 struct BackwardPlace {
   int h, tile;
   __device__ BackwardPlace(const BackwardItem& item, int group)
       : h(item.g * group), tile(item.first_tile + item.tiles - 1) {}
-  __device__ void advance(const BackwardItem& item) {
-    const int wraps = tile == item.first_tile;
-    tile = wraps ? item.first_tile + item.tiles - 1 : tile - 1;
-    h += wraps;
+  __device__ void advance(const BackwardItem& item, int group) {
+    const int wraps = ++h == (item.g + 1) * group;
+    h = wraps ? item.g * group : h;
+    tile -= wraps;
   }
 };
 
@@ -72,7 +73,8 @@ struct BackwardPlan {
   int heads;             // batch x heads_kv
   int heads_at_once;     // heads whose tiles alternate
   int group;             // heads_q / heads_kv
-  int ordered;           // blocks add to a tile of dQ in the order of their keys, and the last one writes it
+  int ordered;           // blocks add to a tile of dQ in the order of their keys
+  int last_writes;       // the last one to add writes grad_q, from its registers
   float scale_log2;      // from what goes into the exponentials to powers of two
   float* delta;          // -D, [batch, heads_q, seq_q]
   float* rows;           // per tile of queries: kBlockM of -LSE in base 2, kBlockM of -D
