@@ -1,4 +1,5 @@
 // Cases of linear and linear_bwd: both weight layouts, every activation, sizes round the tiles of the matrix kernels.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -150,6 +151,22 @@ void fill(CaseList& list, void (*build)(Call&, const Spec&)) {
 void forward_cases(CaseList& list) {
   fill(list, build_forward);
   each_dtype([&](DType dtype, const std::string& suffix) {
+    // As few rows as a decode step has and whole chunks of 32 k: one, two and three tiles of 8 features for each
+    // multiprocessor, two tiles for each half of one, the last one cut, with all of k in registers.
+    for (const auto& [rows, in, tiles] : std::vector<std::array<std::int64_t, 3>>{{1, 3072, 1},
+                                                                                  {8, 992, 1},
+                                                                                  {2, 3872, 1},
+                                                                                  {5, 1504, 2},
+                                                                                  {7, 800, 2},
+                                                                                  {8, 992, 3},
+                                                                                  {3, 736, 3},
+                                                                                  {4, 992, 4}}) {
+      Spec direct{dtype, rows, in, 8 * tiles * std::max(multiprocessors(), 4) - 3, false, Activation::kGeluTanh};
+      direct.preactivation = direct.bias_fp32 = rows == 5;
+      direct.weight_gap = rows == 7 ? 8 : 0;
+      list.add("tiles" + std::to_string(tiles) + "_r" + std::to_string(rows) + "_i" + std::to_string(in) + suffix,
+               [=](Call& call) { build_forward(call, direct); });
+    }
     Spec broadcast{dtype, 21, 40, 30};
     broadcast.x.expanded = {0};
     list.add("broadcast_rows" + suffix, [=](Call& call) { build_forward(call, broadcast); });

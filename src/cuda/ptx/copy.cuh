@@ -34,4 +34,20 @@ __device__ inline void prefetch_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
 }
 
+/// 16 bytes that no other thread of the multiprocessor wants: they take no place in L1.
+__device__ inline uint4 load_16_once(const void* global) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(global)
+               : "memory");
+  return v;
+}
+
+/// The pointer is computed by here, not where it is used first. No instruction.
+template <class T>
+__device__ inline void settle(const T*& pointer) {
+  asm volatile("" : "+l"(pointer));
+}
+
 }  // namespace flashkernel::cuda::ptx

@@ -120,6 +120,11 @@ __device__ inline void tma_reduce_add(const CUtensorMap* map, std::uint32_t shar
                : "memory");
 }
 
+/// Asks for `bytes` neighbouring bytes in L2, both multiples of 16. A hint.
+__device__ inline void bulk_prefetch(const void* global, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 /// `bytes` neighbouring bytes, all three multiples of 16; counted at `barrier`.
 __device__ inline void bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),

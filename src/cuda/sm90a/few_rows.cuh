@@ -34,9 +34,8 @@ struct FewRowsShape {
   static constexpr int kMostStages = 16, kBarrierBytes = 16 * kMostStages + 8;
   static constexpr int kStages =
       (kRoom - kBarrierBytes) / kStageBytes < kMostStages ? (kRoom - kBarrierBytes) / kStageBytes : kMostStages;
-  static constexpr int kMail = kStages * kStageBytes, kBarriers = kMail + kMailBytes;
-  static constexpr int kSharedBytes = kBarriers + kBarrierBytes;
-  static_assert(kRows * kPitch * 4 <= kMail && kMailBytes % 16 == 0);
+  static constexpr int kLeastStages = (kRows * kPitch * 4 + kStageBytes - 1) / kStageBytes;
+  static_assert(kLeastStages <= kStages && kMailBytes % 16 == 0);
 };
 
 struct FewRowsArguments {
@@ -44,6 +43,7 @@ struct FewRowsArguments {
   LinearEpilogue epilogue;
   int rows, features, num_k;  // num_k: k-tiles
   int splits;                 // blocks of a cluster
+  int stages;                 // of the ring: as many as there are k-tiles, if they fit
 };
 
 inline constexpr int kMostSplits = 8;  // the largest portable cluster
@@ -51,8 +51,8 @@ inline constexpr int kMostSplits = 8;  // the largest portable cluster
 /// What one block does: features [first_feature, + 64), k-tiles [first, + count); it finishes `share` of the features.
 template <class Shape>
 struct FewRowsBlock {
-  int splits, rank, share, first_feature, first, count;
-  std::uint32_t base;
+  int splits, rank, share, first_feature, first, count, stages, mail;
+  std::uint32_t base, barriers;
 
   __device__ FewRowsBlock(const FewRowsArguments& p, const char* shared)
       : splits(p.splits),
@@ -61,8 +61,11 @@ struct FewRowsBlock {
         first_feature(static_cast<int>(blockIdx.x) / splits * Shape::kFeatures),
         first(rank * p.num_k / splits),
         count((rank + 1) * p.num_k / splits - first),
-        base(ptx::shared_address(shared)) {}
-  __device__ std::uint32_t full(int slot) const { return base + Shape::kBarriers + 8 * slot; }
+        stages(p.stages),
+        mail(stages * Shape::kStageBytes),
+        base(ptx::shared_address(shared)),
+        barriers(base + mail + Shape::kMailBytes) {}
+  __device__ std::uint32_t full(int slot) const { return barriers + 8 * slot; }
   __device__ std::uint32_t empty(int slot) const { return full(Shape::kMostStages + slot); }
   __device__ std::uint32_t mail_full() const { return full(2 * Shape::kMostStages); }
   /// Where block `owner` keeps what block `from` sends: everybody's but its own, in the order of ranks.
@@ -73,14 +76,20 @@ struct FewRowsBlock {
 template <class Shape, bool kAlongIn>
 __device__ inline void load_few_rows(const FewRowsArguments& p, const FewRowsBlock<Shape>& block) {
   const std::uint64_t once = ptx::l2_evict_first(), shared_by_all = ptx::l2_evict_last();
+  int slot = 0;
+  std::uint32_t parity = 1;
+#pragma unroll 1
   for (int t = 0; t < block.count; ++t) {
-    const int slot = t % Shape::kStages, k = (block.first + t) * Shape::kTileK;
+    const int k = (block.first + t) * Shape::kTileK;
     const std::uint32_t weight = block.base + slot * Shape::kStageBytes;
-    ptx::mbarrier_wait(block.empty(slot), t / Shape::kStages % 2 ^ 1);
-    ptx::mbarrier_arrive_expect(block.full(slot), Shape::kStageBytes);
+    if (t >= block.stages) {  // else as the kernel began
+      ptx::mbarrier_wait(block.empty(slot), parity);
+      ptx::mbarrier_arrive_expect(block.full(slot), Shape::kStageBytes);
+    }
     ptx::tma_load(weight, &p.weight, block.full(slot), once, kAlongIn ? k : block.first_feature,
                   kAlongIn ? block.first_feature : k);
     ptx::tma_load(weight + Shape::kBytesWeight, &p.x, block.full(slot), shared_by_all, k, 0);
+    if (++slot == block.stages) slot = 0, parity ^= 1;
   }
 }
 
@@ -100,10 +109,12 @@ __device__ inline void fetch_ahead(const FewRowsArguments& p, const FewRowsBlock
 /// 16 w + l/4 + 8 (e/2) of row 8 c + 2 (l%4) + e%2.
 template <class T, class Shape, bool kAlongIn>
 __device__ inline void multiply_few_rows(const FewRowsBlock<Shape>& block, float (&sum)[Shape::kRows / 2]) {
+  int slot = 0, last = 0;
+  std::uint32_t parity = 0;
+#pragma unroll 1
   for (int t = 0; t < block.count; ++t) {
-    const int slot = t % Shape::kStages;
     const std::uint32_t weight = block.base + slot * Shape::kStageBytes;
-    ptx::mbarrier_wait(block.full(slot), t / Shape::kStages % 2);
+    ptx::mbarrier_wait(block.full(slot), parity);
     const std::uint64_t a = ptx::matrix_descriptor(weight, 8192, 1024);
     const std::uint64_t b = ptx::matrix_descriptor(weight + Shape::kBytesWeight, 8192, 1024);
     ptx::hold(sum);
@@ -114,7 +125,9 @@ __device__ inline void multiply_few_rows(const FewRowsBlock<Shape>& block, float
     ptx::wgmma_commit();
     ptx::hold(sum);
     ptx::wgmma_wait<1>();
-    if (threadIdx.x == 0 && t > 0) ptx::mbarrier_arrive(block.empty((t - 1) % Shape::kStages));
+    if (threadIdx.x == 0 && t > 0) ptx::mbarrier_arrive(block.empty(last));
+    last = slot;
+    if (++slot == block.stages) slot = 0, parity ^= 1;
   }
   ptx::wgmma_wait<0>();
   ptx::hold(sum);
@@ -132,7 +145,7 @@ __device__ inline void send_parts(const FewRowsBlock<Shape>& block, char* shared
     const int feature = at % block.share + lane / 4, row = lane % 4 * 2;
     const auto to = static_cast<std::uint32_t>(owner);
     const int word = row * Shape::kMailPitch + block.mail_column(owner, block.rank) + feature;
-    const std::uint32_t there = ptx::map_shared(block.base + Shape::kMail + 4 * word, to);
+    const std::uint32_t there = ptx::map_shared(block.base + block.mail + 4 * word, to);
     const std::uint32_t barrier = ptx::map_shared(block.mail_full(), to);
     float* const own = reinterpret_cast<float*>(shared) + row * Shape::kPitch + feature;
 #pragma unroll
@@ -159,15 +172,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   if (thread == 128) {
     ptx::tma_prefetch_map(&p.weight);
     ptx::tma_prefetch_map(&p.x);
-    for (int s = 0; s < Shape::kStages; ++s) {
+    for (int s = 0; s < block.stages; ++s) {
       ptx::mbarrier_init(block.full(s), 1);
       ptx::mbarrier_init(block.empty(s), 1);
+      if (s < block.count) ptx::mbarrier_arrive_expect(block.full(s), Shape::kStageBytes);
     }
     ptx::mbarrier_init(block.mail_full(), 1);
     const int expected = (block.splits - 1) * block.share * Shape::kRows * 4;
     if (expected > 0) ptx::mbarrier_arrive_expect(block.mail_full(), static_cast<std::uint32_t>(expected));
     ptx::fence_mbarrier_init();
     fetch_ahead<Shape, kAlongIn>(p, block);
+    if (p.epilogue.bias)
+      ptx::prefetch_l2(static_cast<const char*>(p.epilogue.bias.data) +
+                       block.first_feature * dtype_bytes(p.epilogue.bias.dtype));
   }
   __syncwarp();
   if (block.splits > 1) ptx::cluster_arrive_relaxed();
@@ -178,11 +195,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   const int finisher = thread - (thread >= 160 ? 32 : 0);
   const int across = block.share / 4;  // 2 to 16
   const int mine = finisher % across * 4, feature = block.first_feature + block.rank * block.share + mine;
-  float bias[4];
-  if (!loads) {  // while the first weights are on their way
-#pragma unroll
-    for (int i = 0; i < 4; ++i) bias[i] = bias_of(p.epilogue.bias, feature + i, p.features);
-  }
+  // The bias is asked for now and looked at in the end: its conversion would wait for memory.
+  const TypedPointer& bias_from = p.epilogue.bias;
+  const bool plain_bias = bias_from && bias_from.dtype == dtype_of<T> && feature + 4 <= p.features &&
+                          reinterpret_cast<std::uintptr_t>(bias_from.data) % 8 == 0;
+  Packed<T, 4> raw_bias{};
+  if (plain_bias) raw_bias = load_vector<4>(static_cast<const T*>(bias_from.data) + feature);
   if (thread == 128) {
     load_few_rows<Shape, kAlongIn>(p, block);
     ptx::allow_next_kernel();  // not before: its blocks would stand in the way of the weights
@@ -198,6 +216,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   if (block.splits > 1) ptx::mbarrier_wait(block.mail_full(), 0);
   ptx::barrier_sync(1, Shape::kFinishers);
   if (feature >= p.features) return;
+  float bias[4];
+  if (plain_bias) {
+    unpack(bias, raw_bias);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) bias[i] = bias_of(bias_from, feature + i, p.features);
+  }
 
 #pragma unroll 2
   for (int row = finisher / across; row < p.rows; row += Shape::kFinishers / across) {
@@ -208,7 +233,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
       const char* const from =
           other == block.rank
               ? shared + 4 * (row * Shape::kPitch + mine)
-              : shared + Shape::kMail + 4 * (row * Shape::kMailPitch + block.mail_column(block.rank, other) + mine);
+              : shared + block.mail + 4 * (row * Shape::kMailPitch + block.mail_column(block.rank, other) + mine);
       part[other] = *reinterpret_cast<const float4*>(from);
     }
     float x[4] = {bias[0], bias[1], bias[2], bias[3]};
@@ -218,6 +243,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
         x[0] += part[other].x, x[1] += part[other].y, x[2] += part[other].z, x[3] += part[other].w;
     finish_4<T>(p.epilogue, row, feature, p.features, x);
   }
+}
+
+/// k-tiles of the longest part.
+inline int tiles_of_part(std::int64_t k, int splits, int tile) {
+  return static_cast<int>(ceil_div(ceil_div(k, tile), splits));
 }
 
 template <class T>
@@ -234,8 +264,12 @@ void few_rows(const FewRowsProblem& p, const FewRowsPlan& plan, cudaStream_t str
     arguments.features = static_cast<int>(p.features);
     arguments.num_k = static_cast<int>(ceil_div(p.k, Shape::kTileK));
     arguments.splits = plan.splits;
-    LaunchShape shape{static_cast<unsigned>(ceil_div(p.features, Shape::kFeatures) * plan.splits), Shape::kThreads,
-                      Shape::kSharedBytes, stream};
+    const int tiles = tiles_of_part(p.k, plan.splits, Shape::kTileK);
+    arguments.stages = std::clamp(tiles, Shape::kLeastStages, Shape::kStages);
+    LaunchShape shape{
+        static_cast<unsigned>(ceil_div(p.features, Shape::kFeatures) * plan.splits), Shape::kThreads,
+        static_cast<std::size_t>(arguments.stages * Shape::kStageBytes + Shape::kMailBytes + Shape::kBarrierBytes),
+        stream};
     shape.cluster = static_cast<unsigned>(plan.splits);
     shape.early = true;
     launch(name, few_rows_kernel<T, Shape, kAlongIn>, shape, arguments);

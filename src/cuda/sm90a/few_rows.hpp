@@ -24,4 +24,15 @@ FewRowsPlan plan_few_rows(std::int64_t features, std::int64_t k, int num_sms);
 template <class T>
 void few_rows(const FewRowsProblem& problem, const FewRowsPlan& plan, cudaStream_t stream);
 
+/// few_rows_direct.cuh: 8 `tiles` features a block, whose 8 warps have k in registers, `chunks` of 32 each at most (or
+/// 16 warps half as many). No tiles: the other kernel serves.
+struct FewRowsDirectPlan {
+  int tiles = 0, chunks = 0;
+};
+inline constexpr int kDirectChunk = 32, kDirectMostRows = 8;
+FewRowsDirectPlan plan_few_rows_direct(const FewRowsProblem& problem, int num_sms);
+
+template <class T>
+void few_rows_direct(const FewRowsProblem& problem, const FewRowsDirectPlan& plan, cudaStream_t stream);
+
 }  // namespace flashkernel::cuda::sm90a

@@ -40,6 +40,21 @@ FewRowsPlan plan_few_rows(std::int64_t features, std::int64_t k, int num_sms) {
   return plan;
 }
 
+FewRowsDirectPlan plan_few_rows_direct(const FewRowsProblem& p, int num_sms) {
+  // Weights that memory reads in 2 us: longer calls are a stream, which the other kernel keeps going.
+  constexpr std::int64_t kMostWeights = std::int64_t{1} << 22;
+  if (!p.weight.k_major || p.rows > kDirectMostRows || p.k % kDirectChunk != 0 || p.features * p.k > kMostWeights)
+    return {};
+  const auto blocks = [&](int tiles) { return ceil_div(p.features, 8 * tiles); };
+  FewRowsDirectPlan plan;
+  plan.chunks = static_cast<int>(ceil_div(p.k, 8 * kDirectChunk));
+  // A block a multiprocessor, with as few features as that takes, or two blocks. All of k must fit the registers.
+  plan.tiles = blocks(1) <= num_sms ? 1 : blocks(2) <= num_sms ? 2 : blocks(3) <= num_sms ? 3 : 2;
+  const int most_chunks = plan.tiles == 1 ? 16 : plan.tiles == 2 ? 8 : 4;
+  if (plan.chunks > most_chunks || blocks(plan.tiles) > 2 * num_sms) return {};
+  return plan;
+}
+
 namespace {
 
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // coordinates are 32-bit
@@ -122,10 +137,13 @@ void linear_few_rows(const LinearParams& p, void*, Stream stream) {
   problem.x = {p.x, p.stride_x_row, true};
   const bool along_in = p.stride_weight_in == 1;
   problem.weight = {p.weight, along_in ? p.stride_weight_out : p.stride_weight_in, along_in};
-  const FewRowsPlan plan = plan_few_rows(p.out_features, p.in_features, cuda_device_properties(p.device.index).num_sms);
+  const int num_sms = cuda_device_properties(p.device.index).num_sms;
+  const FewRowsPlan plan = plan_few_rows(p.out_features, p.in_features, num_sms);
+  const FewRowsDirectPlan direct = plan_few_rows_direct(problem, num_sms);
   const auto run = [&](auto zero) {
     using T = decltype(zero);
     problem.epilogue = linear_epilogue<T>(p);
+    if (direct.tiles > 0) return few_rows_direct<T>(problem, direct, native(stream));
     few_rows<T>(problem, plan, native(stream));
   };
   if (p.dtype == DType::kFloat16)

@@ -16,6 +16,9 @@ SIMT_INLINE void cp_async_4(std::uint32_t shared_address, const void* global, st
   simt::async_copy(shared_address, global, 4, bytes);
 }
 inline void prefetch_l2(const void*) {}
+inline uint4 load_16_once(const void* global) { return *static_cast<const uint4*>(global); }
+template <class T>
+inline void settle(const T*&) {}
 SIMT_INLINE void cp_async_commit() { simt::async_commit(); }
 
 template <int kPending>

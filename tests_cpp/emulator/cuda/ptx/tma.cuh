@@ -74,6 +74,7 @@ SIMT_INLINE void tma_reduce_add(const CUtensorMap* map, std::uint32_t shared, in
   emulated::store(map, shared, simt::Move::kReduceAdd, c0, c1, c2, c3);
 }
 
+inline void bulk_prefetch(const void*, std::uint32_t) {}
 SIMT_INLINE void bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t barrier,
                            Where where = Where::here()) {
   simt::issue_bulk_load(shared, global, bytes, barrier, where);
