@@ -193,6 +193,25 @@ __device__ inline void prefetch_table(const AttentionParams& p) {
   if (at < (p.batch - 1) * p.stride_block_table + p.max_pages) ptx::prefetch_l2(p.block_table + at);
 }
 
+/// What a block reads first, into L2 while the kernel before still runs: hints change no value, so that kernel may
+/// still write it. The cluster's threads share lengths, table and queries.
+__device__ inline void fetch_ahead(const AttentionParams& p, const ClusterPlan& plan, int head) {
+  constexpr int kLine = 128;
+  const int index = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (p.is_paged()) {
+    prefetch_table(p);
+    const int bytes = static_cast<int>(p.batch) * (p.seq_lens.is_int64 ? 8 : 4);
+    if (index * kLine < bytes) ptx::prefetch_l2(static_cast<const char*>(p.seq_lens.data) + index * kLine);
+  }
+  const int lines = static_cast<int>(p.head_dim) * 2 / kLine, all = static_cast<int>(p.batch) * plan.rows * lines;
+  for (int i = index; i < all; i += plan.blocks * static_cast<int>(blockDim.x)) {
+    const int b = i / (plan.rows * lines), row = i / lines % plan.rows;
+    ptx::prefetch_l2(
+        static_cast<const char*>(p.q) + i % lines * kLine +
+        2 * (b * p.stride_q_batch + (static_cast<std::int64_t>(head) * plan.rows + row) * p.stride_q_head));
+  }
+}
+
 /// kAlone: the batch is one sequence. Grid: blocks of a cluster, parts of kv heads, groups of sequences.
 template <class T, class Shape, bool kAlone>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
@@ -218,12 +237,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     __syncwarp();
     ptx::cluster_arrive_relaxed();
   }
+  fetch_ahead(p, plan, head);
   // Up to here nothing is read that the kernel before may write. The next one may come: it waits here, too.
   ptx::wait_for_previous_kernel();
   ptx::allow_next_kernel();
 
   const int length = Schedule::load_length(p);
-  if (!kAlone && p.is_paged()) prefetch_table(p);
   std::uint32_t query[kDim / 16][2];
   const std::uint32_t ring = ptx::shared_address(shared) + warp * Shape::kRingBytes;
   const unsigned step = kAlone ? static_cast<unsigned>(kWarps) << plan.log2_blocks : kWarps;
@@ -353,7 +372,8 @@ template <class T, class Shape>
 void launch_attention_decode(const AttentionParams& p, const ClusterPlan& plan, cudaStream_t stream) {
   LaunchShape shape{dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.heads_kv * plan.parts),
                          static_cast<unsigned>(plan.groups)),
-                    Shape::kThreads, static_cast<std::size_t>(Shape(plan.rows).bytes), stream, !plan.wide};
+                    Shape::kThreads, static_cast<std::size_t>(Shape(plan.rows).bytes), stream,
+                    !plan.wide || plan.blocks <= 2};
   shape.cluster = static_cast<unsigned>(plan.blocks);
   if (p.batch == 1)
     launch("attention_fwd decode sm90a", attention_decode_kernel<T, Shape, true>, shape, p, plan);
@@ -361,10 +381,10 @@ void launch_attention_decode(const AttentionParams& p, const ClusterPlan& plan, 
     launch("attention_fwd decode sm90a", attention_decode_kernel<T, Shape, false>, shape, p, plan);
 }
 
-/// An entry of the table. Wide blocks do not start early: some of them would find a place, the others stand behind the
-/// kernel before (72 us against 66 at 65536 keys in pages of 256, call after call). 16 KB of every warp are under way:
-/// 64 or 128 KB a block, where 4.5 TB/s with 1 us of latency needs 34 KB a multiprocessor (70 KB of each where 64 of
-/// them are used).
+/// An entry of the table. Wide blocks in clusters of 4 and more do not start early: some of them would find a place,
+/// the others stand behind the kernel before (72 us against 66 at 65536 keys in pages of 256, call after call). 16 KB
+/// of every warp are under way: 64 or 128 KB a block, where 4.5 TB/s with 1 us of latency needs 34 KB a multiprocessor
+/// (70 KB of each where 64 of them are used).
 template <class T, int kDim>
 void attention_decode_instance(const AttentionParams& p, void*, Stream stream) {
   if (p.batch * p.heads_q == 0) return;

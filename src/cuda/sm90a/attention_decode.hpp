@@ -40,6 +40,9 @@ struct ClusterPlan {
 /// Long calls (from 64 MB at d128) take wide blocks in one group instead, some 64 of them: one sequence because 64
 /// blocks of 8 warps read faster than 64 of 4 (68 us at 65536 keys against 76), several because then one long sequence
 /// among short ones is shared by all blocks of a head (80 us against 158), at the same speed where lengths are equal.
+///
+/// Parts of a kv head's query heads, with several sequences, take wide blocks, too, and a cluster for as few sequences
+/// as there is room for (32 x 1024 of 32/1 heads: 12.0 us in 128 clusters of one block, 17.0 in 32 of two).
 inline ClusterPlan plan_cluster(const AttentionParams& p) {
   ClusterPlan plan;
   const std::int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 0;
@@ -54,12 +57,21 @@ inline ClusterPlan plan_cluster(const AttentionParams& p) {
   fill(heads, num_sms * 3 / 4);
   plan.wide = p.head_dim == 128 && plan.parts == 1 && p.seq_k >= kWideFrom &&
               p.batch * p.seq_k * p.heads_kv >= kWideFromInAll && 5 * heads * plan.blocks >= 2 * num_sms;
-  if (p.batch > 1 && !plan.wide) {
-    fill(heads * (p.batch % 8 == 0 ? 8 : std::min<std::int64_t>(p.batch, 4)), num_sms);
-    if (plan.blocks == 1 && heads * 2 <= num_sms) plan.blocks = 2;
-    const std::int64_t at_once = std::max<std::int64_t>(1, std::min(p.batch, num_sms / (heads * plan.blocks)));
+  const auto deal = [&](std::int64_t at_once) {  // whole sequences to groups
+    at_once = std::max<std::int64_t>(1, std::min(p.batch, at_once));
     const std::int64_t sequences = (p.batch + at_once - 1) / at_once;  // of a group
     plan.groups = static_cast<int>((p.batch + sequences - 1) / sequences);
+  };
+  if (p.batch > 1 && plan.parts > 1 && p.head_dim == 128) {
+    plan.wide = true;
+    deal(num_sms / heads);
+    fill(heads * plan.groups, num_sms);
+    // Clusters of 4 and more leave some multiprocessors of a GPC over: 30 of 4 and 15 of 8 run at a time on an H200.
+    if (plan.blocks > 2) fill(heads * plan.groups, num_sms * 9 / 10);
+  } else if (p.batch > 1 && !plan.wide) {
+    fill(heads * (p.batch % 8 == 0 ? 8 : std::min<std::int64_t>(p.batch, 4)), num_sms);
+    if (plan.blocks == 1 && heads * 2 <= num_sms) plan.blocks = 2;
+    deal(num_sms / (heads * plan.blocks));
   }
   plan.log2_blocks = 0;
   while (1 << plan.log2_blocks < plan.blocks) ++plan.log2_blocks;
@@ -73,13 +85,15 @@ inline Verdict worth_clusters(const AttentionParams& p) {
   const ClusterPlan plan = plan_cluster(p);
   if (plan.rows > kMostRows || plan.rows * plan.parts * p.heads_kv != p.heads_q)
     return "query heads of a kv head are not 1 to 4 parts of up to 8";
-  // Every part reads all keys, from the L2 cache after the first one: up to 32 MB at d128 (16 MB of one sequence) that
-  // costs less than what the other kernel spends on starting and merging.
-  const std::int64_t keys = p.batch * p.seq_k * p.heads_kv;
-  if (plan.parts > 1 && keys > (p.batch == 1 ? 32768 : 65536)) return "more than 8 query heads a kv head and many keys";
+  const std::int64_t keys = p.batch * p.seq_k * p.heads_kv, num_sms = cuda_device_properties(p.device.index).num_sms;
+  const std::int64_t blocks = p.heads_kv * plan.parts * plan.blocks * plan.groups;
+  // Every part reads all keys, from the L2 cache after the first one: up to 32 MB at d128 (16 MB of one sequence; 64 MB
+  // in two parts on most multiprocessors) that costs less than what the other kernel spends on starting and merging.
+  const bool two_parts = plan.parts == 2 && p.batch > 1 && plan.wide && 4 * blocks >= 3 * num_sms;
+  if (plan.parts > 1 && keys > (p.batch == 1 ? 32768 : two_parts ? 131072 : 65536))
+    return "more than 8 query heads a kv head and many keys";
   // 64 blocks read 3.6 TB/s on an H200, 57 GB/s each: 512 keys of d128 take 5 us, what the other kernel starts later.
-  const std::int64_t heads = p.heads_kv * plan.parts, blocks = heads * plan.blocks * plan.groups;
-  if (5 * blocks < 2 * cuda_device_properties(p.device.index).num_sms && keys * plan.parts > 512 * blocks)
+  if (5 * blocks < 2 * num_sms && keys * plan.parts > 512 * blocks)
     return "kv heads and sequences are too few to fill the device with clusters, and keys too many for a few blocks";
   return Verdict::ok();
 }
