@@ -39,6 +39,17 @@ void mask_cases(CaseList& list) {
       spec.head_dim = 64;
       add(list, std::string("blocks_") + mask.name + "_" + short_name(dtype), spec);
     }
+  // Heads whose tiles of 128 or 256 queries come in twos: kernels that pair a heavy tile with a light one do it here.
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+    for (const std::int64_t d : {64, 128, 192, 256}) {
+      AttentionSpec spec;
+      spec.dtype = dtype;
+      spec.heads_q = spec.heads_kv = 4;
+      spec.seq_q = spec.seq_k = d == 64 ? 264 : 250;
+      spec.head_dim = d;
+      spec.mask = kCausal;
+      add(list, "pairs_of_tiles_" + std::to_string(d) + "_" + short_name(dtype), spec);
+    }
 }
 
 void head_dim_cases(CaseList& list) {

@@ -58,21 +58,37 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
-/// How many heads' tiles alternate. Without a right bound all tiles are alike, and a head's stay together. Else heavy
-/// ones go first among the heads of a group: so many that their tiles fill whole pairs of rounds, of which every other
-/// one runs backwards, and each block gets the same work (a few tiles off, and the blocks drift apart: 30 % at seq
-/// 2048). All heads where the keys of such a group don't fit the L2 cache: then blocks in step read the same keys.
-/// Of few tiles a sequence, half or a quarter of such a group: keys are asked for less in bursts (2 to 6 %).
-template <class Shape>
-int heads_at_once(const AttentionParams& p, std::int64_t heads, int q_tiles, const CudaDeviceProperties& device) {
-  if (p.window_right < 0) return 1;
-  const std::int64_t whole = 2 * device.num_sms / std::gcd(2 * device.num_sms, q_tiles);
+/// Heads whose tiles fill whole pairs of rounds, of which every other one runs backwards: if they alternate, the heavy
+/// tiles first, each block gets the same work (a few tiles off, and the blocks drift apart: 30 % at seq 2048). Of few
+/// tiles a sequence, half or a quarter of them: keys are asked for less in bursts (2 to 6 %).
+inline std::int64_t group_of_heads(const AttentionParams& p, int block_m, const CudaDeviceProperties& device) {
+  const std::int64_t q_tiles = ceil_div(p.seq_q, block_m), both_rounds = 2 * device.num_sms;
   std::int64_t part = 1;
-  if (Shape::kBlockM == 128 && p.head_dim <= 128 && q_tiles <= 8) part = 4;
-  if (Shape::kBlockM == 128 && p.head_dim > 192 && q_tiles <= 4) part = 2;
-  const std::int64_t group = std::max<std::int64_t>(1, whole / part);
-  const std::int64_t bytes_per_head = (p.head_dim + p.head_dim_v) * 2 * p.seq_k / (p.heads_q / p.heads_kv);
-  return static_cast<int>(group < heads && group * bytes_per_head <= device.l2_bytes ? group : heads);
+  if (block_m == 128 && p.head_dim <= 128 && q_tiles <= 8) part = 4;
+  if (block_m == 128 && p.head_dim > 192 && q_tiles <= 4) part = 2;
+  return std::max<std::int64_t>(1, both_rounds / std::gcd(both_rounds, q_tiles) / part);
+}
+
+inline bool fit_l2_cache(const AttentionParams& p, std::int64_t heads, const CudaDeviceProperties& device) {
+  return heads * ((p.head_dim + p.head_dim_v) * 2 * p.seq_k / (p.heads_q / p.heads_kv)) <= device.l2_bytes;
+}
+
+/// How many heads' tiles alternate. Without a right bound all tiles are alike, and a head's stay together. Else those
+/// of a group; of all heads where its keys don't fit the L2 cache: then blocks in step read the same keys.
+inline int heads_at_once(const AttentionParams& p, int block_m, const CudaDeviceProperties& device) {
+  if (p.window_right < 0) return 1;
+  const std::int64_t heads = p.batch * p.heads_q, group = group_of_heads(p, block_m, device);
+  return static_cast<int>(group < heads && fit_l2_cache(p, group, device) ? group : heads);
+}
+
+/// Whether instead a block takes a head's tiles in pairs, a heavy and a light one: in causal calls where a group's keys
+/// don't fit the L2 cache (those of the few heads whose pairs are under way do), all sequences are as long, pairs fill
+/// the last round, too, and there are up to 32 tiles (more have not been measured).
+inline bool goes_in_pairs(const AttentionParams& p, int block_m, const CudaDeviceProperties& device) {
+  if (p.window_right < 0 || p.window_left >= 0 || p.is_varlen_q() || p.is_varlen_k() || p.is_paged()) return false;
+  const std::int64_t heads = p.batch * p.heads_q, q_tiles = ceil_div(p.seq_q, block_m), pairs = heads * q_tiles / 2;
+  return q_tiles % 2 == 0 && q_tiles <= 32 && 25 * pairs >= 24 * ceil_div(pairs, device.num_sms) * device.num_sms &&
+         !fit_l2_cache(p, std::min(heads, group_of_heads(p, block_m, device)), device);
 }
 
 /// As many as there are multiprocessors; where tiles are alike, as few as need no more rounds.
@@ -91,7 +107,8 @@ ForwardPlan forward_plan(const AttentionParams& p, const CudaDeviceProperties& d
   plan.heads_q = static_cast<int>(p.heads_q);
   plan.group = static_cast<int>(p.heads_q / p.heads_kv);
   plan.items = static_cast<int>(heads * plan.q_tiles);
-  plan.heads_at_once = heads_at_once<Shape>(p, heads, plan.q_tiles, device);
+  plan.heads_at_once = heads_at_once(p, Shape::kBlockM, device);
+  plan.pairs = goes_in_pairs(p, Shape::kBlockM, device) ? plan.q_tiles / 2 : 0;
   plan.group_tiles = plan.heads_at_once * plan.q_tiles;
   plan.kv_box_rows = static_cast<int>(p.is_paged() ? std::gcd<std::int64_t, std::int64_t>(p.page_size, Shape::kBlockN)
                                                    : Shape::kBlockN);
@@ -119,44 +136,66 @@ void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
          make_tensor_map("attention_fwd out", out_map(p, 64)));
 }
 
-// Tiles by head_dim: queries x keys. Short serves calls of few queries a sequence, where it is faster; Modified what
-// leaves registers for the softcap. Shared memory: kQSlots Q and kStages of K and of V, 227 KB at the most.
+// Tiles by head_dim: queries x keys. `choose` calls with the shape that is the fastest for the call's sizes
+// (docs/kernels/attention_hopper.md); Modified leaves registers for the softcap. Shared memory: kQSlots Q and kStages
+// of K and of V, 227 KB at the most.
 template <int kDim>
 struct ForwardTiles;
 template <>
 struct ForwardTiles<64> {
-  using Shape = ForwardShape<64, 3, 128, 2, 3>;        // 2 x 24 + 6 x 16 KB
-  using Short = ForwardShape<64, 4, 64, 2, 4, false>;  // 2 x 32 + 8 x 8 KB
-  using Modified = ForwardShape<64, 3, 96, 2>;         // 2 x 24 + 4 x 12 KB
-  // Up to 192 queries a tile of four would be padding for a quarter and more.
-  static bool is_short(const AttentionParams& p) { return p.seq_q > 192 && p.seq_q <= 4096; }
+  using Long = ForwardShape<64, 3, 128, 2, 3>;                      // 2 x 24 + 6 x 16 KB
+  using Short = ForwardShape<64, 4, 64, 2, 4, false>;               // 2 x 32 + 8 x 8 KB
+  using ShortCausal = ForwardShape<64, 4, 64, 2, 5, false, false>;  // 2 x 32 + 10 x 8 KB
+  using Modified = ForwardShape<64, 3, 96, 2>;                      // 2 x 24 + 4 x 12 KB
+  template <class F>
+  static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
+    // Up to 192 queries a tile of four would be padding for a quarter and more.
+    if (p.seq_q <= 192 || p.seq_q > 4096) return launch_with(Long{});
+    if (p.window_right >= 0 && p.seq_q <= 2048) return launch_with(ShortCausal{});
+    launch_with(Short{});
+  }
 };
 template <>
 struct ForwardTiles<96> {
-  using Shape = ForwardShape<96, 2, 128, 2>;  // 2 x 32 + 4 x 32 KB
-  using Short = Shape;
+  using Only = ForwardShape<96, 2, 128, 2>;  // 2 x 32 + 4 x 32 KB
   using Modified = ForwardShape<96, 2, 128, 2, 2, false>;
+  template <class F>
+  static void choose(const AttentionParams&, const CudaDeviceProperties&, F&& launch_with) {
+    launch_with(Only{});
+  }
 };
 template <>
 struct ForwardTiles<128> {
-  using Shape = ForwardShape<128, 3, 80, 2, 2, false>;  // 2 x 48 + 4 x 20 KB
-  using Short = ForwardShape<128, 2, 128, 2>;           // 2 x 32 + 4 x 32 KB
+  using Long = ForwardShape<128, 3, 80, 2, 2, false>;  // 2 x 48 + 4 x 20 KB
+  using Short = ForwardShape<128, 2, 128, 2>;          // 2 x 32 + 4 x 32 KB
   using Modified = Short;
-  // 129 to 192 queries are one tile of three.
-  static bool is_short(const AttentionParams& p) { return p.seq_q <= 128 || (p.seq_q > 192 && p.seq_q <= 2048); }
+  template <class F>
+  static void choose(const AttentionParams& p, const CudaDeviceProperties& device, F&& launch_with) {
+    // 129 to 192 queries are one tile of three. Above 2048, tiles of two only go in pairs as fast.
+    const bool is_one_of_three = p.seq_q > 128 && p.seq_q <= 192;
+    if (is_one_of_three || (p.seq_q > 2048 && !goes_in_pairs(p, Short::kBlockM, device))) return launch_with(Long{});
+    launch_with(Short{});
+  }
 };
 template <>
 struct ForwardTiles<192> {
-  using Shape = ForwardShape<192, 2, 80, 1>;  // 48 + 4 x 30 KB
-  using Short = Shape;
-  using Modified = Shape;
+  using Only = ForwardShape<192, 2, 80, 1>;  // 48 + 4 x 30 KB
+  using Modified = Only;
+  template <class F>
+  static void choose(const AttentionParams&, const CudaDeviceProperties&, F&& launch_with) {
+    launch_with(Only{});
+  }
 };
 template <>
 struct ForwardTiles<256> {
-  using Shape = ForwardShape<256, 2, 80, 1>;     // 64 + 4 x 40 KB
-  using Short = ForwardShape<256, 2, 48, 2>;     // 2 x 64 + 4 x 24 KB: the next tile's Q is there in time
+  using Long = ForwardShape<256, 2, 80, 1>;      // 64 + 4 x 40 KB
+  using Short = ForwardShape<256, 2, 64, 1>;     // 64 + 4 x 32 KB
   using Modified = ForwardShape<256, 2, 48, 1>;  // 64 + 4 x 24 KB
-  static bool is_short(const AttentionParams& p) { return p.seq_q <= 512; }
+  template <class F>
+  static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
+    if (p.seq_q > 4096) return launch_with(Long{});
+    launch_with(Short{});
+  }
 };
 
 /// An entry of the table.
@@ -167,11 +206,8 @@ void attention_fwd_instance(const AttentionParams& p, void*, Stream stream) {
   // Scores that only scale, by a positive number: the largest product is the largest score.
   if (p.softcap > 0.0f || !(p.scale > 0.0f))
     return launch_attention_fwd<typename ForwardTiles<kDim>::Modified, T, true>(p, native(stream));
-  if constexpr (!std::is_same_v<typename ForwardTiles<kDim>::Short, typename ForwardTiles<kDim>::Shape>) {
-    if (ForwardTiles<kDim>::is_short(p))
-      return launch_attention_fwd<typename ForwardTiles<kDim>::Short, T, false>(p, native(stream));
-  }
-  launch_attention_fwd<typename ForwardTiles<kDim>::Shape, T, false>(p, native(stream));
+  ForwardTiles<kDim>::choose(p, cuda_device_properties(p.device.index),
+                             [&](auto shape) { launch_attention_fwd<decltype(shape), T, false>(p, native(stream)); });
 }
 
 }  // namespace flashkernel::cuda::sm90a

@@ -44,9 +44,12 @@ struct Consumer {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  __device__ void take_turn() const { ptx::barrier_sync(kTurn + warpgroup, 256); }
+  __device__ void take_turn() const {
+    if constexpr (Shape::kTurns) ptx::barrier_sync(kTurn + warpgroup, 256);
+  }
   __device__ void pass_turn() const {
-    ptx::barrier_arrive(kTurn + (warpgroup + 1 == Shape::kConsumers ? 0 : warpgroup + 1), 256);
+    if constexpr (Shape::kTurns)
+      ptx::barrier_arrive(kTurn + (warpgroup + 1 == Shape::kConsumers ? 0 : warpgroup + 1), 256);
   }
 
   __device__ void wait_for_keys() const { ptx::mbarrier_wait(shared.k_full(blocks.slot()), blocks.parity()); }
@@ -104,7 +107,7 @@ struct Consumer {
   /// The source asks for the exponentials before the wait for the values; ptxas puts them behind it, and is right: with
   /// a branch between that kept them before, d64 and d128 were 4 to 8 % slower.
   template <int kWidth>
-  __device__ void step(const TileRecord& tile, int block, bool masked, bool accumulate) {
+  __device__ void step(const TileRecord& tile, int block, bool masked, bool accumulate, int is_last) {
     wait_for_keys();
     take_turn();
     ptx::hold(score);
@@ -120,6 +123,7 @@ struct Consumer {
     ptx::wgmma_wait<1>();
     ptx::hold(score);
     release(shared.k_empty(blocks.slot()));
+    if (is_last) retire_q();
     float factor[2];
     const bool rescale = softmax<kBlockN>(tile, block, masked, factor);
     ptx::wgmma_wait<0>();
@@ -150,7 +154,7 @@ struct Consumer {
   /// The scores of a tile's first block, kWidth of its keys (the others are masked), and with kValues the last values
   /// of the tile before.
   template <int kWidth, bool kValues>
-  __device__ void open_tile(bool accumulate) {
+  __device__ void open_tile(bool accumulate, int is_last) {
     wait_for_keys();
     take_turn();
     ptx::hold(score);
@@ -170,6 +174,7 @@ struct Consumer {
     if (kValues) hold_values();
     release(shared.k_empty(blocks.slot()));
     if (kValues) release(shared.v_empty(blocks.before().slot()));
+    if (is_last) retire_q();
     ++blocks.count;
   }
 
@@ -201,7 +206,7 @@ struct Consumer {
     ptx::bulk_wait_read<0>();
     ptx::mbarrier_arrive(shared.q_empty(tiles.before().slot(), warpgroup));
   }
-  /// With one place, once the scores of its last block are done.
+  /// With one place, once the scores of its last block are there: the next Q comes during their softmax.
   __device__ void retire_q() {
     if (Shape::kQSlots == 1) release(shared.q_empty(0, warpgroup));
   }
@@ -222,13 +227,15 @@ struct Consumer {
     tiles = {};
     blocks = {};
     pending = {};
-    if (warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is warpgroup 0's
+    if (Shape::kTurns && warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is warpgroup 0's
     for (;; ++tiles.count) {
       ptx::mbarrier_wait(shared.q_full(tiles.slot(), warpgroup), tiles.parity());
       const TileRecord& tile = *shared.record(tiles.count, warpgroup);
       const int num_blocks = tile.num_blocks, end = tile.end_block - num_blocks;
       int block = tile.end_block - 1;
-      const int last_key = tile.range.last(min(tile.range.q_len - 1, tile.first_query + 63));  // of all rows
+      // Of all rows; of none, all blocks but one are skipped.
+      const int last_key =
+          tile.first_query < tile.range.q_len ? tile.range.last(min(tile.range.q_len - 1, tile.first_query + 63)) : 0;
       const bool skips = block > end && block * kBlockN >= last_key;
 
       // Whether the tile before is pending is read, not remembered: ptxas takes what LDS brings to all threads for
@@ -242,9 +249,9 @@ struct Consumer {
       if (overlap) {
         half = Shape::kHasHalf && block * kBlockN + kHalf >= last_key;
         if (half)
-          open_tile<kHalf, true>(pending.accumulate);
+          open_tile<kHalf, true>(pending.accumulate, block == end);
         else
-          open_tile<kBlockN, true>(pending.accumulate);
+          open_tile<kBlockN, true>(pending.accumulate, block == end);
       } else if (is_pending) {
         last_values(pending.accumulate);
       }
@@ -264,9 +271,9 @@ struct Consumer {
         for (; block > end && block * kBlockN >= last_key; --block) skip_block();
         half = Shape::kHasHalf && block * kBlockN + kHalf >= last_key;
         if (half)
-          open_tile<kHalf, false>(false);
+          open_tile<kHalf, false>(false, block == end);
         else
-          open_tile<kBlockN, false>(false);
+          open_tile<kBlockN, false>(false, block == end);
       }
 
       // Blocks outside of [first_full, end_full) are masked for some row.
@@ -296,12 +303,11 @@ struct Consumer {
       --block;
       int accumulate = 0;
       if (half && block >= end) {
-        step<kHalf>(tile, block, masked(), false);
+        step<kHalf>(tile, block, masked(), false, block == end);
         accumulate = 1;
         --block;
       }
-      for (; block >= end; --block, accumulate = 1) step<kBlockN>(tile, block, masked(), accumulate);
-      retire_q();
+      for (; block >= end; --block, accumulate = 1) step<kBlockN>(tile, block, masked(), accumulate, block == end);
     }
     ptx::bulk_wait<0>();
     ptx::barrier_sync(kWarpgroup + warpgroup, 128);

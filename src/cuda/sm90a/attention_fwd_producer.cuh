@@ -46,15 +46,15 @@ __device__ inline void load_keys(const AttentionParams& p, const ForwardPlan& pl
 /// Tells the consumers of a tile and brings each its 64 rows of Q.
 template <class Shape>
 __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shape>& shared, const CUtensorMap* map_q,
-                               const TileRecord& tile, const Ring<Shape::kQSlots>& at) {
+                               const TileRecord& tile, unsigned round, const Ring<Shape::kQSlots>& at) {
   const std::uint64_t pass = ptx::l2_evict_first();
-  const int row = tile.first_query + (p.is_varlen_q() && tile.num_blocks > 0 ? static_cast<int>(p.q_begin(tile.b)) : 0);
+  const int begin = p.is_varlen_q() && tile.num_blocks > 0 ? static_cast<int>(p.q_begin(tile.b)) : 0;
 #pragma unroll 1
   for (int w = 0; w < Shape::kConsumers; ++w) {
     ptx::mbarrier_wait(shared.q_empty(at.slot(), w), at.parity() ^ 1);
     TileRecord* const record = shared.record(at.count, w);
     *record = tile;
-    record->first_query = tile.first_query + 64 * w;
+    record->first_query = first_row<Shape>(tile, round, w);
     const std::uint32_t barrier = shared.q_full(at.slot(), w);
     if (tile.num_blocks <= 0) {
       ptx::mbarrier_arrive(barrier);
@@ -63,8 +63,8 @@ __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shap
     ptx::mbarrier_arrive_expect(barrier, Shape::kQBytes);
 #pragma unroll
     for (int c = 0; c < Shape::kColumnBlocks; ++c)
-      ptx::tma_load(shared.q(at.slot(), w) + c * Shape::kQBlockBytes, map_q, barrier, pass, c * 64, row + 64 * w,
-                    tile.h, p.is_varlen_q() ? 0 : tile.b);
+      ptx::tma_load(shared.q(at.slot(), w) + c * Shape::kQBlockBytes, map_q, barrier, pass, c * 64,
+                    begin + first_row<Shape>(tile, round, w), tile.h, p.is_varlen_q() ? 0 : tile.b);
   }
 }
 
@@ -96,7 +96,7 @@ __device__ inline void produce_queries(const AttentionParams& p, const ForwardPl
     const bool more = locate_tile<Shape>(p, plan, round, &tile);
     if (more && tile.first_query >= tile.range.q_len) continue;
     if (!more) tile.num_blocks = -1;
-    publish<Shape>(p, shared, map, tile, at);
+    publish<Shape>(p, shared, map, tile, round, at);
     if (!more) return;
     ++at.count;
   }

@@ -13,9 +13,13 @@ namespace flashkernel::cuda::sm90a {
 
 /// kConsumers warpgroups own 64 queries each; keys come kBlockN at a time through kStages slots for K and as many for
 /// V. kQSlots 2: a tile's output leaves through the place of its Q while the next tile's Q is there already. kQSlots 1:
-/// Q's place is free for the next Q once the last scores are done, and the output leaves from registers.
-template <int kDim_, int kConsumers_, int kBlockN_, int kQSlots_, int kStages_ = 2, bool kHalves_ = true>
+/// Q's place is free for the next Q once the last scores are done, and the output leaves from registers. kTurns:
+/// warpgroups issue their products in turn. Without, each goes its own way as far as the slots allow, and every other
+/// tile gives its rows to the warpgroups in reverse, so that under a causal mask none has the longer rows each time.
+template <int kDim_, int kConsumers_, int kBlockN_, int kQSlots_, int kStages_ = 2, bool kHalves_ = true,
+          bool kTurns_ = true>
 struct ForwardShape {
+  static constexpr bool kTurns = kTurns_;
   static constexpr int kDim = kDim_, kConsumers = kConsumers_, kBlockN = kBlockN_;
   static constexpr int kQSlots = kQSlots_, kStages = kStages_;
   static constexpr int kBlockM = 64 * kConsumers;
@@ -100,6 +104,7 @@ struct ForwardPlan {
   int items;                      // tiles of queries of all heads
   int q_tiles;                    // of the longest sequence
   int heads_at_once;              // heads whose tiles alternate: as many as keep K and V in the L2 cache
+  int pairs;                      // of tiles of a head, one heavy and one light, or 0: no pairs (locate_tile)
   int kv_box_rows;                // keys that one copy brings: a block, or what pages and blocks share
   int heads, heads_q, group;      // batch x heads_q, and heads_q / heads_kv
   int group_tiles;                // of heads_at_once heads
@@ -110,17 +115,23 @@ struct ForwardPlan {
 
 /// The tile of the block's `round`-th turn, in the order of the plan: groups of heads one after the other, within a
 /// group the heavy tiles (the last ones, when causal) first. Blocks take turns forwards and backwards, so that none
-/// gets the heavier tile every time. False when there is none left.
+/// gets the heavier tile every time. With plan.pairs, a block takes the heaviest and the lightest tile of a head that
+/// are left: each pair is the same work, and blocks side by side read the same keys. False when there is none left.
 template <class Shape>
 __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& plan, unsigned round,
                                    TileRecord* tile) {
   const unsigned turn = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  const unsigned index = round * gridDim.x + turn;
+  const unsigned index = plan.pairs ? 2 * (round / 2 * gridDim.x + blockIdx.x) : round * gridDim.x + turn;
   if (index >= static_cast<unsigned>(plan.items)) return false;
   const unsigned at_once = plan.heads_at_once, group_tiles = plan.group_tiles;
   const unsigned group = index / group_tiles, in_group = index % group_tiles;
   const unsigned group_heads = min(at_once, plan.heads - group * at_once);
-  const unsigned head = group * at_once + in_group % group_heads;
+  unsigned head = group * at_once + in_group % group_heads, lighter = in_group / group_heads;
+  if (plan.pairs) {
+    head = index / 2 / plan.pairs;
+    lighter = index / 2 % plan.pairs;
+    if (round % 2) lighter = plan.q_tiles - 1 - lighter;
+  }
   tile->b = static_cast<int>(head / static_cast<unsigned>(plan.heads_q));
   tile->h = static_cast<int>(head % static_cast<unsigned>(plan.heads_q));
   tile->g = tile->h / plan.group;
@@ -130,12 +141,19 @@ __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& 
   const int shift = tile->range.k_len - tile->range.q_len;
   tile->range.left = shift - plan.window_left;
   tile->range.right = shift + plan.window_right + 1;
-  tile->first_query = (plan.q_tiles - 1 - static_cast<int>(in_group / group_heads)) * Shape::kBlockM;
+  tile->first_query = (plan.q_tiles - 1 - static_cast<int>(lighter)) * Shape::kBlockM;
   const int last_query = min(tile->range.q_len, tile->first_query + Shape::kBlockM) - 1;
   const int first_key = tile->range.first(tile->first_query), last_key = tile->range.last(last_query);
   tile->end_block = (last_key + Shape::kBlockN - 1) / Shape::kBlockN;
   tile->num_blocks = last_key > first_key ? tile->end_block - first_key / Shape::kBlockN : 0;
   return true;
+}
+
+/// The first row of a warpgroup in the block's `round`-th tile.
+template <class Shape>
+__device__ inline int first_row(const TileRecord& tile, unsigned round, int warpgroup) {
+  const bool reversed = !Shape::kTurns && round % 2;
+  return tile.first_query + 64 * (reversed ? Shape::kConsumers - 1 - warpgroup : warpgroup);
 }
 
 }  // namespace flashkernel::cuda::sm90a
