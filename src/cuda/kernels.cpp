@@ -14,6 +14,7 @@
 #include "cuda/sm90a/linear.hpp"
 #include "cuda/sm90a/long_rows.hpp"
 #include "cuda/sm90a/norm_bwd_rows.hpp"
+#include "cuda/sm90a/norm_long_rows.hpp"
 
 // The generated instances of the tensor-core kernels.
 namespace flashkernel::cuda::sm75 {
@@ -205,6 +206,11 @@ KernelTable<LinearBackwardParams> cuda_kernels() {
 template <>
 KernelTable<NormParams> cuda_kernels() {
   static constexpr KernelEntry<NormParams> rows[] = {
+#define FK_ROW()                                                                                 \
+  hopper<NormParams>("norm/cuda/sm90a/long_rows", cuda::sm90a::norm_long_rows_supports, nullptr, \
+                     cuda::sm90a::norm_long_rows),
+#include "cuda/sm90a/long_rows.inc"
+#undef FK_ROW
       generic<NormParams>("norm/cuda/generic", cuda::norm_fwd_supports, nullptr, cuda::norm_fwd)};
   return table(rows);
 }

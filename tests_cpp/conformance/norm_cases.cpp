@@ -111,6 +111,14 @@ void cases(CaseList& list) {
         Spec summed{dtype, rms, {3, 40000}};
         summed.residual = summed.fp32_parameters = true;
         add("long_rows_residual", summed);
+        Spec turns{dtype, rms, {7, 33000}};  // more rows than a small GPU has clusters: each takes several
+        turns.mean = 20;
+        add("long_rows_in_turn", turns);
+        turns.residual = turns.in_place = true;
+        add("long_rows_in_turn_residual_in_place", turns);
+        turns = {dtype, rms, {5, 33000}};
+        turns.weight = turns.bias = turns.saved = false;
+        add("long_rows_in_turn_plain", turns);
       }
       add("vector", {dtype, rms, {50}});
       add("no_rows", {dtype, rms, {0, 50}});

@@ -61,6 +61,22 @@ void cases(CaseList& list) {
       // Rows of more than 64 KB: walked, or held by a cluster of blocks, evenly shared and not.
       for (const auto& [count, n] : {std::pair{2, 32776}, {1, 131072}})
         add("long_rows" + std::to_string(n), {dtype, {count, n}});
+      Spec turns{dtype, {7, 33000}};  // more rows than a small GPU has clusters: each takes several
+      turns.in_place = true;
+      add("long_rows_in_turn", turns);
+      turns.adjust = [=](TestTensor& x) {
+        constexpr std::int64_t n = 33000;
+        for (std::int64_t c = 0; c < n; ++c) {
+          const double empty = log || !backward ? -kInfinity : 0;
+          x.set(c, empty);                      // a row of nothing
+          if (c < n - 40) x.set(n + c, empty);  // all but the last block's
+          if (!backward && c < 40) x.set(2 * n + c, 30000 + 16 * static_cast<double>(c % 2));
+          if (!backward) x.set(3 * n + c, -30000 - 16 * static_cast<double>(c % 2));
+        }
+        x.set(4 * n + n - 1, std::numeric_limits<double>::quiet_NaN());
+        x.set(5 * n + 1, -kInfinity);
+      };
+      add("long_rows_special_values", turns);
       for (int axis = 0; axis < 3; ++axis) {
         add("axis" + std::to_string(axis), {dtype, {6, 7, 35}, axis});
         add("permuted_axis" + std::to_string(axis),

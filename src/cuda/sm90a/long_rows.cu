@@ -1,132 +1,187 @@
-// Softmax of rows longer than a block holds: a cluster of 8 blocks holds one in registers, each block a part, and what
-// is reduced over the row goes through the blocks' shared memory. So a row is still read once and written once, where
-// the generic kernels read it again. Which is faster depends on the row: see the supports functions. Called through the
-// table of kernels.cpp. Invariant: all blocks add the same values in the same order.
+// Softmax, log-softmax and their gradients of long rows on 9.0: a cluster walks its rows and holds each in registers,
+// the next ones on their way into shared memory (long_rows.cuh). So a row is read once and written once, where the
+// generic kernels read it again. Called through the table of kernels.cpp; which rows: the supports functions.
+// Invariant: the order of all additions follows from the shape.
 #include "cuda/sm90a/long_rows.hpp"
 
-#include "cuda/host/launch.hpp"
-#include "cuda/ptx/copy.cuh"
-#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/sm90a/long_rows.cuh"
 #include "cuda/tile/softmax_row.cuh"
 
 namespace flashkernel::cuda::sm90a {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kBlocks = 8;                                 // of a cluster, everywhere
-constexpr std::int64_t kLongest = kBlocks * kThreads * 8;  // vectors of 16 bytes, 512 KB: 262144 16-bit elements
+namespace lr = long_rows;
 
-/// Reductions over a cluster, up to two in a kernel. The blocks' values lie apart for each, so that one may be written
-/// while the other is read.
-class ClusterReduce {
- public:
-  struct Shared {
-    float warps[kThreads / kWarp];
-    float4 blocks[2];  // this block's value in x
+constexpr int kSlots = 2, kBackwardSlots = 3;  // stages of x; of out, and one of grad_out, which leaves for registers
+constexpr int kGradSlot = 2;
+
+template <class T, int kThreads, bool kLog>
+__global__ void __launch_bounds__(kThreads, 512 / kThreads) softmax_kernel(const SoftmaxParams p, int num_blocks) {
+  constexpr int N = kVectorElements<T>, kHeld = lr::kHeld;
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ typename lr::Exchange<kThreads>::Shared exchange_shared;
+  const auto slot = [&](int i) { return lr::Slot<kThreads>{shared + i * lr::Slot<kThreads>::kBytes}; };
+
+  const lr::Part<T, kThreads> part(p.columns, num_blocks);
+  const auto step = static_cast<std::int64_t>(gridDim.x / static_cast<unsigned>(num_blocks));
+  const std::int64_t first_row = blockIdx.x / static_cast<unsigned>(num_blocks);
+  const auto fetch = [&](std::int64_t row, int stage) {
+    if (row < p.rows) slot(stage).copy(static_cast<const T*>(p.x) + row_offset(row, p.ndim, p.shape, p.stride_x), part);
+    ptx::cp_async_commit();
   };
-  __device__ explicit ClusterReduce(Shared& shared) : shared_(shared) {}
+  fetch(first_row, 0);
+  fetch(first_row + step, 1);
 
-  template <class Op>
-  __device__ float operator()(float value, Op op) {
-    value = block_reduce<kThreads>(value, shared_.warps, op);
-    float4& mine = shared_.blocks[turn_++];
-    if (threadIdx.x == 0) mine = make_float4(value, 0.0f, 0.0f, 0.0f);
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const auto here = ptx::shared_address(&mine);
-    value = Op::kIdentity;
-    if (lane < kBlocks) value = ptx::load_cluster_4(ptx::map_shared(here, static_cast<std::uint32_t>(lane))).x;
-    return warp_reduce(value, op);
+  lr::Exchange<kThreads> exchange(exchange_shared, num_blocks);
+  int stage = 0;
+  for (std::int64_t row = first_row; row < p.rows; row += step) {
+    ptx::cp_async_wait<1>();
+    float values[kHeld][N];
+    float maximum = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      slot(stage).template read<T>(j).floats(values[j]);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        if (!part.holds(j)) values[j][i] = -INFINITY;
+        maximum = fmaxf(maximum, values[j][i]);  // a NaN reaches the sum below
+      }
+    }
+    fetch(row + 2 * step, stage);
+    stage ^= 1;
+
+    // This part's exponentials are taken from its own maximum, and scaled once the others' are known.
+    maximum = exchange.block(maximum, Largest{});
+    const float part_shift = maximum == -INFINITY ? 0.0f : maximum;
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const float e = exp_of_difference(values[j][i], part_shift);
+        sum += e;
+        if (!kLog) values[j][i] = e;
+      }
+    }
+    sum = exchange.block(sum, Sum{});
+    const float2 of_block = exchange.all({maximum, sum}, {-INFINITY, 0.0f});
+    const float row_maximum = warp_reduce(of_block.x, Largest{});
+    const float shift = row_maximum == -INFINITY ? 0.0f : row_maximum;
+    // A part of -inf only has no maximum; its sum is 0 or NaN and stays that.
+    const auto rescale = [&](float from) { return from == -INFINITY ? 1.0f : exp_of_difference(from, shift); };
+    const float row_sum = warp_reduce(of_block.y * rescale(of_block.x), Sum{});
+    // An empty denominator means a row of -inf: 0 / 1, and -inf - 0.
+    const float scale = row_sum == 0.0f ? 0.0f : rescale(maximum) / row_sum;
+    const float log_sum = row_sum == 0.0f ? 0.0f : logf(row_sum);
+    T* const out = static_cast<T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out);
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      if (!part.holds(j)) continue;
+#pragma unroll
+      for (int i = 0; i < N; ++i) values[j][i] = kLog ? values[j][i] - shift - log_sum : values[j][i] * scale;
+      lr::Word<T> result;
+      result.set(values[j]);
+      *reinterpret_cast<uint4*>(out + part.column(j)) = result.word;
+    }
   }
-  /// Before the block ends: the others may still be reading its values.
-  __device__ void finish() const {
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-  }
-
- private:
-  Shared& shared_;
-  int turn_ = 0;
-};
-
-/// f(row, first column, columns, reduce) for the part of a row that this block holds.
-template <int N, class F>
-__device__ inline void with_part(std::int64_t columns, F f) {
-  __shared__ ClusterReduce::Shared shared;
-  const std::int64_t share = (columns / N + kBlocks - 1) / kBlocks * N;
-  const std::int64_t first = min(columns, ptx::cluster_rank() * share);
-  ClusterReduce reduce(shared);
-  f(static_cast<std::int64_t>(blockIdx.x) / kBlocks, first, min(share, columns - first), reduce);
-  reduce.finish();
+  ptx::cp_async_wait<0>();
 }
 
-template <class T, int kVectors>
-__global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1) softmax_kernel(const SoftmaxParams p) {
-  constexpr int N = kVectorElements<T>;
-  with_part<N>(p.columns, [&](std::int64_t row, std::int64_t first, std::int64_t columns, auto& reduce) {
-    softmax_row<T, kThreads, kVectors, N>(p, row, first, columns,
-                                          [&](float value, auto op) { return reduce(value, op); });
-  });
-}
+template <class T, int kThreads, bool kLog>
+__global__ void __launch_bounds__(kThreads, 512 / kThreads)
+    softmax_bwd_kernel(const SoftmaxBackwardParams p, int num_blocks) {
+  constexpr int N = kVectorElements<T>, kHeld = lr::kHeld;
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ typename lr::Exchange<kThreads>::Shared exchange_shared;
+  const auto slot = [&](int i) { return lr::Slot<kThreads>{shared + i * lr::Slot<kThreads>::kBytes}; };
 
-template <class T, int kVectors>
-__global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1) softmax_bwd_kernel(const SoftmaxBackwardParams p) {
-  constexpr int N = kVectorElements<T>;
-  with_part<N>(p.columns, [&](std::int64_t row, std::int64_t first, std::int64_t columns, auto& reduce) {
-    softmax_bwd_row<T, kThreads, kVectors, N, false>(p, row, first, columns,
-                                                     [&](float value, auto op) { return reduce(value, op); });
-  });
+  const lr::Part<T, kThreads> part(p.columns, num_blocks);
+  const auto step = static_cast<std::int64_t>(gridDim.x / static_cast<unsigned>(num_blocks));
+  const std::int64_t first_row = blockIdx.x / static_cast<unsigned>(num_blocks);
+  const auto fetch = [&](std::int64_t row, int stage) {
+    if (row < p.rows) {
+      slot(kGradSlot).copy(static_cast<const T*>(p.grad_out) + row_offset(row, p.ndim, p.shape, p.stride_grad_out),
+                           part);
+      slot(stage).copy(static_cast<const T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out), part);
+    }
+    ptx::cp_async_commit();
+  };
+  fetch(first_row, 0);
+
+  lr::Exchange<kThreads> exchange(exchange_shared, num_blocks);
+  int stage = 0;
+  for (std::int64_t row = first_row; row < p.rows; row += step, stage ^= 1) {
+    ptx::cp_async_wait<0>();
+    lr::Word<T> g[kHeld];
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      float grad[N], out[N];
+      g[j] = slot(kGradSlot).template read<T>(j);
+      g[j].floats(grad);
+      if constexpr (!kLog) slot(stage).template read<T>(j).floats(out);
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum += kLog ? grad[i] : grad[i] * out[i];
+    }
+    fetch(row + step, stage ^ 1);
+    sum = exchange.block(sum, Sum{});
+    sum = warp_reduce(exchange.all({sum, 0.0f}, {0.0f, 0.0f}).x, Sum{});
+    T* const grad_x = static_cast<T*>(p.grad_x) + row_offset(row, p.ndim, p.shape, p.stride_grad_x);
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      if (!part.holds(j)) continue;
+      float grad[N], out[N];
+      g[j].floats(grad);
+      slot(stage).template read<T>(j).floats(out);
+#pragma unroll
+      for (int i = 0; i < N; ++i) grad[i] = kLog ? grad[i] - expf(out[i]) * sum : out[i] * (grad[i] - sum);
+      lr::Word<T> result;
+      result.set(grad);
+      *reinterpret_cast<uint4*>(grad_x + part.column(j)) = result.word;
+    }
+  }
 }
 
 /// An H200 found the generic kernels faster on rows of up to `generic` KB (docs/kernels/cuda_memory_bound.md).
-Verdict supports(bool vectors, DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t generic) {
+Verdict supports(bool vectors, DType dtype, std::int64_t columns, std::int64_t generic) {
   const std::int64_t bytes = columns * static_cast<std::int64_t>(dtype_bytes(dtype));
   if (bytes <= generic * 1024) return Verdict("needs longer rows; generic is faster on these");
-  if (bytes / 16 > kLongest) return Verdict("a cluster holds rows of up to 512 KB");
-  if (!vectors) return Verdict("needs neighbouring elements and rows on 16-byte boundaries");
-  return rows <= 0x7fffffff / kBlocks ? Verdict::ok() : Verdict("more rows than a grid has clusters");
+  if (bytes > 512 * 1024) return Verdict("a cluster holds rows of up to 512 KB");
+  return vectors ? Verdict::ok() : Verdict("needs neighbouring elements and rows on 16-byte boundaries");
 }
 
-/// launch(T{}, kernel's vectors a thread).
-template <class F>
-void with_shape(DType dtype, std::int64_t columns, F f) {
-  visit_floating(dtype, [&](auto zero) {
-    const std::int64_t vectors = columns / kVectorElements<decltype(zero)>;
-    if (vectors <= kBlocks * kThreads * 4) return f(zero, Constant<4>{});
-    f(zero, Constant<8>{});
-  });
+template <int kThreads, class T>
+void launch_softmax(const SoftmaxParams& p, Stream stream) {
+  lr::launch_rows<kThreads>("softmax: long rows",
+                            p.log ? softmax_kernel<T, kThreads, true> : softmax_kernel<T, kThreads, false>, kSlots,
+                            p.rows, p.columns / kVectorElements<T>, p.device.index, stream, p);
 }
-
-LaunchShape shape(std::int64_t rows, Stream stream) {
-  LaunchShape shape{static_cast<unsigned>(rows * kBlocks), kThreads, 0, native(stream)};
-  shape.cluster = kBlocks;
-  return shape;
+template <int kThreads, class T>
+void launch_softmax_bwd(const SoftmaxBackwardParams& p, Stream stream) {
+  lr::launch_rows<kThreads>("softmax_bwd: long rows",
+                            p.log ? softmax_bwd_kernel<T, kThreads, true> : softmax_bwd_kernel<T, kThreads, false>,
+                            kBackwardSlots, p.rows, p.columns / kVectorElements<T>, p.device.index, stream, p);
 }
 
 }  // namespace
 
 Verdict softmax_long_rows_supports(const SoftmaxParams& p) {
-  return supports(rows_are_vectors(p), p.dtype, p.rows, p.columns, 256);
+  return supports(rows_are_vectors(p), p.dtype, p.columns, 64);
 }
 Verdict softmax_bwd_long_rows_supports(const SoftmaxBackwardParams& p) {
-  return supports(rows_are_vectors(p), p.dtype, p.rows, p.columns, 128);
+  return supports(rows_are_vectors(p), p.dtype, p.columns, 64);
 }
 
 void softmax_long_rows(const SoftmaxParams& p, void*, Stream stream) {
   if (p.rows == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  with_shape(p.dtype, p.columns, [&](auto zero, auto vectors) {
-    launch("softmax: long rows", softmax_kernel<decltype(zero), vectors.value>, shape(p.rows, stream), p);
-  });
+  visit_floating(p.dtype, [&](auto zero) { launch_softmax<512, decltype(zero)>(p, stream); });
 }
 
 void softmax_bwd_long_rows(const SoftmaxBackwardParams& p, void*, Stream stream) {
   if (p.rows == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  with_shape(p.dtype, p.columns, [&](auto zero, auto vectors) {
-    launch("softmax_bwd: long rows", softmax_bwd_kernel<decltype(zero), vectors.value>, shape(p.rows, stream), p);
-  });
+  visit_floating(p.dtype, [&](auto zero) { launch_softmax_bwd<512, decltype(zero)>(p, stream); });
 }
 
 }  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,178 @@
+// Rows that the blocks of a cluster share, one after another: what the kernels for long rows on 9.0 (long_rows.cu,
+// norm_long_rows.cu) have in common. A block's part of the next rows comes by cp.async into shared memory while this
+// row, in registers, is added up and stored, so memory is never without requests of an SM. What is reduced over the row
+// goes to all blocks by st.async. Invariants: a thread reads back only what it has copied itself, so the stages need no
+// barrier; all blocks combine the same values in the same order.
+#pragma once
+
+#include <map>
+#include <mutex>
+
+#include "cuda/host/launch.hpp"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/tile/reduce.cuh"
+#include "cuda/tile/vector.cuh"
+#include "ops/kernel_entry.hpp"
+
+namespace flashkernel::cuda::sm90a::long_rows {
+
+constexpr int kMostBlocks = 16;  // of a cluster
+constexpr int kHeld = 8;         // vectors of 16 bytes of a row that a thread holds
+
+/// 16 bytes of a row. As one word: of a vector of 16-bit elements the compiler would load the elements one by one.
+template <class T>
+struct Word {
+  static constexpr int N = kVectorElements<T>;
+  uint4 word;
+  __device__ void floats(float (&values)[N]) const { unpack(values, reinterpret_cast<const Packed<T, N>&>(word)); }
+  __device__ void set(const float (&values)[N]) { reinterpret_cast<Packed<T, N>&>(word) = pack_vector<T>(values); }
+};
+
+/// The columns of a row that this block holds: [first, first + count). A thread's vector j is at column(j).
+template <class T, int kThreads>
+class Part {
+ public:
+  static constexpr int N = kVectorElements<T>;
+  __device__ Part(std::int64_t columns, int num_blocks)
+      : columns_(static_cast<int>(columns)), share_((columns_ / N + num_blocks - 1) / num_blocks * N) {
+    first = static_cast<int>(ptx::cluster_rank()) * share_;
+    count = count_of(static_cast<int>(ptx::cluster_rank()));
+  }
+  __device__ int count_of(int block) const { return max(0, min(share_, columns_ - block * share_)); }
+  __device__ int column(int j) const { return first + (j * kThreads + static_cast<int>(threadIdx.x)) * N; }
+  __device__ bool holds(int j) const { return (j * kThreads + static_cast<int>(threadIdx.x)) * N < count; }
+  int first, count;
+
+ private:
+  int columns_, share_;
+};
+
+/// One 16-byte place of shared memory for each vector of each thread.
+template <int kThreads>
+struct Slot {
+  static constexpr int kBytes = kHeld * kThreads * 16;
+  unsigned char* at;
+  __device__ unsigned char* vector(int j) const { return at + (j * kThreads + static_cast<int>(threadIdx.x)) * 16; }
+  /// The columns of a row that `part` holds, and zeros behind them; under way until this thread waits for its group.
+  template <class T>
+  __device__ void copy(const T* row, const Part<T, kThreads>& part) const {
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j)
+      ptx::cp_async_16(ptx::shared_address(vector(j)), row + part.column(j), part.holds(j) ? 16 : 0);
+  }
+  template <class T>
+  __device__ Word<T> read(int j) const {
+    return {*reinterpret_cast<const uint4*>(vector(j))};
+  }
+};
+
+/// Reductions over the block and the cluster. Two turns of everything, so that the barrier of one reduction (or the
+/// messages of one exchange, which a block sends after such a barrier) stands between a turn's reads and its next
+/// writes.
+template <int kThreads>
+class Exchange {
+ public:
+  static constexpr int kWarps = kThreads / kWarp;
+  struct Shared {
+    float warps[2][kWarps];
+    float2 mail[2][kMostBlocks];
+    alignas(8) std::uint64_t arrived[2];
+  };
+
+  /// Every thread of every block of the cluster.
+  __device__ Exchange(Shared& shared, int num_blocks) : shared_(shared), num_blocks_(num_blocks) {
+    if (threadIdx.x == 0) {
+      ptx::mbarrier_init(ptx::shared_address(&shared_.arrived[0]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&shared_.arrived[1]), 1);
+      ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    ptx::cluster_arrive_relaxed();
+    ptx::cluster_wait();
+  }
+
+  /// Over the block's threads, for all of them.
+  template <class Op>
+  __device__ float block(float value, Op op) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+    value = warp_reduce(value, op);
+    if (lane == 0) shared_.warps[block_turn_][warp] = value;
+    __syncthreads();
+    value = lane < kWarps ? shared_.warps[block_turn_][lane] : Op::kIdentity;
+    block_turn_ ^= 1;
+    return warp_reduce(value, op);
+  }
+
+  /// Sends `mine` (of all threads alike, after a reduction over the block) to the whole cluster. Lane l gets the value
+  /// of the cluster's block l, or `missing` where there is none: what a reduction over the warp makes the row's.
+  __device__ float2 all(float2 mine, float2 missing) {
+    const auto barrier = ptx::shared_address(&shared_.arrived[turn_]);
+    if (threadIdx.x == 0) ptx::mbarrier_arrive_expect(barrier, static_cast<std::uint32_t>(num_blocks_) * 8);
+    if (static_cast<int>(threadIdx.x) < num_blocks_) {
+      const auto here = ptx::shared_address(&shared_.mail[turn_][ptx::cluster_rank()]);
+      ptx::store_async_2(ptx::map_shared(here, threadIdx.x), mine, ptx::map_shared(barrier, threadIdx.x));
+    }
+    ptx::mbarrier_wait(barrier, phase_);
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const float2 value = lane < num_blocks_ ? shared_.mail[turn_][lane] : missing;
+    phase_ ^= turn_;
+    turn_ ^= 1;
+    return value;
+  }
+
+ private:
+  Shared& shared_;
+  int num_blocks_, turn_ = 0, block_turn_ = 0;
+  std::uint32_t phase_ = 0;  // of both turns' barriers: it changes after the second
+};
+
+/// Blocks of kThreads that hold a row of `vectors`.
+template <int kThreads>
+int blocks_of_cluster(std::int64_t vectors) {
+  int blocks = 1;
+  while (blocks * static_cast<std::int64_t>(kThreads * kHeld) < vectors) blocks *= 2;
+  return blocks;
+}
+
+/// Clusters of `num_blocks` that the current device runs at once. Cached: asking takes microseconds.
+template <class... Params>
+int clusters_at_once(void (*kernel)(Params...), int num_blocks, int threads, int shared_bytes, int device) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::pair<const void*, int>, int>, int> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto key = std::make_pair(std::make_pair(reinterpret_cast<const void*>(kernel), num_blocks), device);
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  const char* const name = "long rows: clusters at once";
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
+  if (num_blocks > 8) cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), name);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(num_blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(num_blocks);
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  cuda_check(cudaOccupancyMaxActiveClusters(&count, kernel, &config), name);
+  return known[key] = count;
+}
+
+/// As many clusters as the GPU runs at once, or as there are rows.
+template <int kThreads, class... Params, class... Arguments>
+void launch_rows(const char* name, void (*kernel)(Params...), int slots, std::int64_t rows, std::int64_t vectors,
+                 int device, Stream stream, const Arguments&... arguments) {
+  const int blocks = blocks_of_cluster<kThreads>(vectors), bytes = slots * Slot<kThreads>::kBytes;
+  const std::int64_t most = std::max(1, clusters_at_once(kernel, blocks, kThreads, bytes, device));
+  const std::int64_t clusters = std::min(rows, most);
+  LaunchShape shape{static_cast<unsigned>(clusters * blocks), kThreads, static_cast<std::size_t>(bytes),
+                    native(stream)};
+  shape.cluster = static_cast<unsigned>(blocks);
+  launch(name, kernel, shape, arguments..., blocks);
+}
+
+}  // namespace flashkernel::cuda::sm90a::long_rows

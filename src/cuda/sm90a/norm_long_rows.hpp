@@ -1,0 +1,13 @@
+// LayerNorm and RMSNorm of rows that the blocks of a cluster share: what the rows of cuda/kernels.cpp name.
+#pragma once
+
+#include "flashkernel/stream.hpp"
+#include "ops/kernel_entry.hpp"
+#include "ops/norm_params.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+Verdict norm_long_rows_supports(const NormParams&);
+void norm_long_rows(const NormParams&, void* workspace, Stream);
+
+}  // namespace flashkernel::cuda::sm90a
