@@ -27,6 +27,25 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_bwd_kernel(co
   });
 }
 
+/// kernel_of(T{}, threads, rows a block, vectors a thread, elements of a vector), all but the first as constants.
+template <class P, class KernelOf>
+void launch_rows(const char* name, const P& p, Stream stream, KernelOf kernel_of) {
+  if (p.rows == 0 || p.columns == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const bool vectors = rows_are_vectors(p);
+  visit_floating(p.dtype, [&](auto zero) {
+    constexpr int N = kVectorElements<decltype(zero)>;
+    const auto run = [&](auto threads, auto rows, auto held, auto elements) {
+      launch(name, kernel_of(zero, threads, rows, held, elements),
+             {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0, native(stream)},
+             p);
+    };
+    if (!vectors) return run(Constant<128>{}, Constant<1>{}, Constant<0>{}, Constant<1>{});
+    with_row_shape<N>(p.columns / N, p.rows, cuda_device_properties(p.device.index).num_sms,
+                      [&](auto threads, auto rows, auto held) { run(threads, rows, held, Constant<N>{}); });
+  });
+}
+
 }  // namespace
 
 Verdict softmax_supports(const SoftmaxParams& p) {
@@ -34,23 +53,8 @@ Verdict softmax_supports(const SoftmaxParams& p) {
 }
 
 void softmax(const SoftmaxParams& p, void*, Stream stream) {
-  if (p.rows == 0 || p.columns == 0) return;
-  const CudaDeviceGuard guard(p.device.index);
-  const bool vectors = rows_are_vectors(p);
-  visit_floating(p.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    constexpr int N = kVectorElements<T>;
-    if (!vectors) {
-      launch("softmax", softmax_kernel<T, 128, 1, 0, 1>, {static_cast<unsigned>(p.rows), 128, 0, native(stream)}, p);
-    } else {
-      with_row_shape<N>(p.columns / N, p.rows, cuda_device_properties(p.device.index).num_sms,
-                        [&](auto threads, auto rows, auto held) {
-                          launch("softmax", softmax_kernel<T, threads.value, rows.value, held.value, N>,
-                                 {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value),
-                                  0, native(stream)},
-                                 p);
-                        });
-    }
+  launch_rows("softmax", p, stream, [](auto zero, auto threads, auto rows, auto held, auto elements) {
+    return softmax_kernel<decltype(zero), threads.value, rows.value, held.value, elements.value>;
   });
 }
 
@@ -59,24 +63,8 @@ Verdict softmax_bwd_supports(const SoftmaxBackwardParams& p) {
 }
 
 void softmax_bwd(const SoftmaxBackwardParams& p, void*, Stream stream) {
-  if (p.rows == 0 || p.columns == 0) return;
-  const CudaDeviceGuard guard(p.device.index);
-  const bool vectors = rows_are_vectors(p);
-  visit_floating(p.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    constexpr int N = kVectorElements<T>;
-    if (!vectors) {
-      launch("softmax_bwd", softmax_bwd_kernel<T, 128, 1, 0, 1>,
-             {static_cast<unsigned>(p.rows), 128, 0, native(stream)}, p);
-    } else {
-      with_row_shape<N>(p.columns / N, p.rows, cuda_device_properties(p.device.index).num_sms,
-                        [&](auto threads, auto rows, auto held) {
-                          launch("softmax_bwd", softmax_bwd_kernel<T, threads.value, rows.value, held.value, N>,
-                                 {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value),
-                                  0, native(stream)},
-                                 p);
-                        });
-    }
+  launch_rows("softmax_bwd", p, stream, [](auto zero, auto threads, auto rows, auto held, auto elements) {
+    return softmax_bwd_kernel<decltype(zero), threads.value, rows.value, held.value, elements.value>;
   });
 }
 

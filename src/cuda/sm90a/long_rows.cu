@@ -18,23 +18,20 @@ constexpr int kGradSlot = 2;
 template <class T, int kThreads, bool kLog>
 __global__ void __launch_bounds__(kThreads, 512 / kThreads) softmax_kernel(const SoftmaxParams p, int num_blocks) {
   constexpr int N = kVectorElements<T>, kHeld = lr::kHeld;
-  extern __shared__ __align__(16) unsigned char shared[];
   __shared__ typename lr::Exchange<kThreads>::Shared exchange_shared;
-  const auto slot = [&](int i) { return lr::Slot<kThreads>{shared + i * lr::Slot<kThreads>::kBytes}; };
-
+  const auto slot = [](int i) { return lr::slot_of<kThreads>(i); };
   const lr::Part<T, kThreads> part(p.columns, num_blocks);
-  const auto step = static_cast<std::int64_t>(gridDim.x / static_cast<unsigned>(num_blocks));
-  const std::int64_t first_row = blockIdx.x / static_cast<unsigned>(num_blocks);
+  const lr::Walk walk(num_blocks);
   const auto fetch = [&](std::int64_t row, int stage) {
     if (row < p.rows) slot(stage).copy(static_cast<const T*>(p.x) + row_offset(row, p.ndim, p.shape, p.stride_x), part);
     ptx::cp_async_commit();
   };
-  fetch(first_row, 0);
-  fetch(first_row + step, 1);
+  fetch(walk.first, 0);
+  fetch(walk.first + walk.step, 1);
 
   lr::Exchange<kThreads> exchange(exchange_shared, num_blocks);
   int stage = 0;
-  for (std::int64_t row = first_row; row < p.rows; row += step) {
+  for (std::int64_t row = walk.first; row < p.rows; row += walk.step) {
     ptx::cp_async_wait<1>();
     float values[kHeld][N];
     float maximum = -INFINITY;
@@ -47,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) softmax_kernel(const
         maximum = fmaxf(maximum, values[j][i]);  // a NaN reaches the sum below
       }
     }
-    fetch(row + 2 * step, stage);
+    fetch(row + 2 * walk.step, stage);
     stage ^= 1;
 
     // This part's exponentials are taken from its own maximum, and scaled once the others' are known.
@@ -91,13 +88,10 @@ template <class T, int kThreads, bool kLog>
 __global__ void __launch_bounds__(kThreads, 512 / kThreads)
     softmax_bwd_kernel(const SoftmaxBackwardParams p, int num_blocks) {
   constexpr int N = kVectorElements<T>, kHeld = lr::kHeld;
-  extern __shared__ __align__(16) unsigned char shared[];
   __shared__ typename lr::Exchange<kThreads>::Shared exchange_shared;
-  const auto slot = [&](int i) { return lr::Slot<kThreads>{shared + i * lr::Slot<kThreads>::kBytes}; };
-
+  const auto slot = [](int i) { return lr::slot_of<kThreads>(i); };
   const lr::Part<T, kThreads> part(p.columns, num_blocks);
-  const auto step = static_cast<std::int64_t>(gridDim.x / static_cast<unsigned>(num_blocks));
-  const std::int64_t first_row = blockIdx.x / static_cast<unsigned>(num_blocks);
+  const lr::Walk walk(num_blocks);
   const auto fetch = [&](std::int64_t row, int stage) {
     if (row < p.rows) {
       slot(kGradSlot).copy(static_cast<const T*>(p.grad_out) + row_offset(row, p.ndim, p.shape, p.stride_grad_out),
@@ -106,11 +100,11 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads)
     }
     ptx::cp_async_commit();
   };
-  fetch(first_row, 0);
+  fetch(walk.first, 0);
 
   lr::Exchange<kThreads> exchange(exchange_shared, num_blocks);
   int stage = 0;
-  for (std::int64_t row = first_row; row < p.rows; row += step, stage ^= 1) {
+  for (std::int64_t row = walk.first; row < p.rows; row += walk.step, stage ^= 1) {
     ptx::cp_async_wait<0>();
     lr::Word<T> g[kHeld];
     float sum = 0.0f;
@@ -123,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads)
 #pragma unroll
       for (int i = 0; i < N; ++i) sum += kLog ? grad[i] : grad[i] * out[i];
     }
-    fetch(row + step, stage ^ 1);
+    fetch(row + walk.step, stage ^ 1);
     sum = exchange.block(sum, Sum{});
     sum = warp_reduce(exchange.all({sum, 0.0f}, {0.0f, 0.0f}).x, Sum{});
     T* const grad_x = static_cast<T*>(p.grad_x) + row_offset(row, p.ndim, p.shape, p.stride_grad_x);

@@ -68,6 +68,20 @@ struct Slot {
   }
 };
 
+/// Slot i of a kernel's dynamic shared memory.
+template <int kThreads>
+__device__ inline Slot<kThreads> slot_of(int i) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  return {shared + i * Slot<kThreads>::kBytes};
+}
+
+/// The rows of this block's cluster: first, first + step, and so on.
+struct Walk {
+  explicit __device__ Walk(int num_blocks)
+      : first(blockIdx.x / static_cast<unsigned>(num_blocks)), step(gridDim.x / static_cast<unsigned>(num_blocks)) {}
+  std::int64_t first, step;
+};
+
 /// Reductions over the block and the cluster. Two turns of everything, so that the barrier of one reduction (or the
 /// messages of one exchange, which a block sends after such a barrier) stands between a turn's reads and its next
 /// writes.

@@ -28,13 +28,10 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) norm_kernel(const No
   using R = Ring<kPieces>;
   constexpr int N = kVectorElements<T>, kHeld = lr::kHeld;
   using Word = lr::Word<T>;
-  extern __shared__ __align__(16) unsigned char shared[];
   __shared__ typename lr::Exchange<kThreads>::Shared exchange_shared;
-  const auto slot = [&](int i) { return lr::Slot<kThreads>{shared + i * lr::Slot<kThreads>::kBytes}; };
-
+  const auto slot = [](int i) { return lr::slot_of<kThreads>(i); };
   const lr::Part<T, kThreads> part(p.features, num_blocks);
-  const auto step = static_cast<std::int64_t>(gridDim.x / static_cast<unsigned>(num_blocks));
-  const std::int64_t first_row = blockIdx.x / static_cast<unsigned>(num_blocks);
+  const lr::Walk walk(num_blocks);
   const auto fetch = [&](std::int64_t row, int stage) {
     if (row < p.rows) {
       slot(stage).copy(static_cast<const T*>(p.x) + row * p.stride_x_row, part);
@@ -56,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) norm_kernel(const No
   fetch_constant(kWeightSlot, p.weight, 1.0f);
   if constexpr (R::kHoldsBias) fetch_constant(kBiasSlot, p.bias, 0.0f);
 #pragma unroll
-  for (int stage = 0; stage < R::kStages; ++stage) fetch(first_row + stage * step, stage);
+  for (int stage = 0; stage < R::kStages; ++stage) fetch(walk.first + stage * walk.step, stage);
 
   lr::Exchange<kThreads> exchange(exchange_shared, num_blocks);
   const bool centred = p.kind == NormKind::kLayerNorm;
@@ -64,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) norm_kernel(const No
   const float inverse_count = part.count > 0 ? 1.0f / static_cast<float>(part.count) : 0.0f;
   const auto block_count = static_cast<float>(part.count_of(static_cast<int>(threadIdx.x) % kWarp));  // of block `lane`
   int stage = 0;
-  for (std::int64_t row = first_row; row < p.rows; row += step) {
+  for (std::int64_t row = walk.first; row < p.rows; row += walk.step) {
     ptx::cp_async_wait<R::kStages - 1>();
     Word h[kHeld];
 #pragma unroll
@@ -81,14 +78,14 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) norm_kernel(const No
         for (int i = 0; i < N; ++i) values[i] += addend[i];
         h[j].set(values);  // rounded, as residual_out holds it and backward sees it
       }
-      fetch(row + step, 0);
+      fetch(row + walk.step, 0);
       if (residual_out) {
 #pragma unroll
         for (int j = 0; j < kHeld; ++j)
           if (part.holds(j)) *reinterpret_cast<uint4*>(residual_out + part.column(j)) = h[j].word;
       }
     } else {
-      fetch(row + R::kStages * step, stage);
+      fetch(row + R::kStages * walk.step, stage);
       if constexpr (R::kStages > 1) stage ^= 1;
     }
 
