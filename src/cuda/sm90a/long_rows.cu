@@ -82,6 +82,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) softmax_kernel(const
     }
   }
   ptx::cp_async_wait<0>();
+  exchange.finish();
 }
 
 template <class T, int kThreads, bool kLog>
@@ -134,6 +135,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads)
       *reinterpret_cast<uint4*>(grad_x + part.column(j)) = result.word;
     }
   }
+  exchange.finish();
 }
 
 /// An H200 found the generic kernels faster on rows of up to `generic` KB (docs/kernels/cuda_memory_bound.md).

@@ -102,10 +102,11 @@ class Exchange {
       ptx::mbarrier_init(ptx::shared_address(&shared_.arrived[1]), 1);
       ptx::fence_mbarrier_init();
     }
-    __syncthreads();
+    __syncwarp();
     ptx::cluster_arrive_relaxed();
-    ptx::cluster_wait();
   }
+  /// Before the block ends.
+  __device__ void finish() const { ptx::cluster_wait(); }
 
   /// Over the block's threads, for all of them.
   template <class Op>
@@ -123,6 +124,7 @@ class Exchange {
   /// of the cluster's block l, or `missing` where there is none: what a reduction over the warp makes the row's.
   __device__ float2 all(float2 mine, float2 missing) {
     const auto barrier = ptx::shared_address(&shared_.arrived[turn_]);
+    ptx::cluster_wait();  // all have read the last values, long ago: this costs a look
     if (threadIdx.x == 0) ptx::mbarrier_arrive_expect(barrier, static_cast<std::uint32_t>(num_blocks_) * 8);
     if (static_cast<int>(threadIdx.x) < num_blocks_) {
       const auto here = ptx::shared_address(&shared_.mail[turn_][ptx::cluster_rank()]);
@@ -133,6 +135,8 @@ class Exchange {
     const float2 value = lane < num_blocks_ ? shared_.mail[turn_][lane] : missing;
     phase_ ^= turn_;
     turn_ ^= 1;
+    __syncwarp();
+    ptx::cluster_arrive_relaxed();
     return value;
   }
 

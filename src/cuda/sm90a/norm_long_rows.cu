@@ -144,6 +144,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) norm_kernel(const No
     }
   }
   ptx::cp_async_wait<0>();
+  exchange.finish();
 }
 
 template <int kThreads, class T>
