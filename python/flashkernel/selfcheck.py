@@ -360,7 +360,7 @@ CASES: dict[str, list[_Case]] = {
     "reduce": [_reduce_rows, _reduce_scattered],
     "softmax": [_softmax_fwd, *(partial(_softmax_fwd, shape=shape) for shape in (_LONG_ROWS, *_ROWS_OF_A_CLUSTER))],
     "softmax_bwd": [_softmax_bwd, *(partial(_softmax_bwd, shape=shape) for shape in (_LONG_ROWS, *_ROWS_OF_A_CLUSTER))],
-    "norm": [_norm, partial(_norm, shape=_LONG_ROWS)],
+    "norm": [_norm, *(partial(_norm, shape=shape) for shape in (_LONG_ROWS, *_ROWS_OF_A_CLUSTER))],
     "norm_bwd": [_norm_bwd, partial(_norm_bwd, features=1024)],
     "cross_entropy": [_cross_entropy],
     "cross_entropy_bwd": [_cross_entropy_bwd],

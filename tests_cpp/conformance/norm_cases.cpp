@@ -93,7 +93,8 @@ void cases(CaseList& list) {
         add("features" + std::to_string(n), {dtype, rms, {5, n}});
       add("many_rows", {dtype, rms, {700, 24}});
       // Whole vectors: every way in which a GPU's blocks hold rows, with chunks of rows that end unevenly.
-      for (const auto& [count, n] : {std::pair{301, 512}, {77, 1024}, {69, 2048}, {41, 4096}, {9, 8192}, {5, 16384}}) {
+      for (const auto& [count, n] :
+           {std::pair{301, 512}, {600, 768}, {77, 1024}, {69, 2048}, {41, 4096}, {9, 8192}, {5, 16384}}) {
         Spec whole{dtype, rms, {count, n}};
         add("whole_vectors" + std::to_string(n), whole);
         whole.residual = whole.fp32_parameters = true;
@@ -111,12 +112,12 @@ void cases(CaseList& list) {
         Spec summed{dtype, rms, {3, 40000}};
         summed.residual = summed.fp32_parameters = true;
         add("long_rows_residual", summed);
-        Spec turns{dtype, rms, {7, 33000}};  // more rows than a small GPU has clusters: each takes several
+        Spec turns{dtype, rms, {7, 50008}};  // more rows than a small GPU has clusters: each takes several
         turns.mean = 20;
         add("long_rows_in_turn", turns);
         turns.residual = turns.in_place = true;
         add("long_rows_in_turn_residual_in_place", turns);
-        turns = {dtype, rms, {5, 33000}};
+        turns = {dtype, rms, {5, 50008}};
         turns.weight = turns.bias = turns.saved = false;
         add("long_rows_in_turn_plain", turns);
       }

@@ -61,11 +61,11 @@ void cases(CaseList& list) {
       // Rows of more than 64 KB: walked, or held by a cluster of blocks, evenly shared and not.
       for (const auto& [count, n] : {std::pair{2, 32776}, {1, 131072}})
         add("long_rows" + std::to_string(n), {dtype, {count, n}});
-      Spec turns{dtype, {7, 33000}};  // more rows than a small GPU has clusters: each takes several
+      Spec turns{dtype, {7, 50008}};  // more rows than a small GPU has clusters: each takes several
       turns.in_place = true;
       add("long_rows_in_turn", turns);
       turns.adjust = [=](TestTensor& x) {
-        constexpr std::int64_t n = 33000;
+        constexpr std::int64_t n = 50008;
         for (std::int64_t c = 0; c < n; ++c) {
           const double empty = log || !backward ? -kInfinity : 0;
           x.set(c, empty);                      // a row of nothing

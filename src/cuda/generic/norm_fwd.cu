@@ -9,21 +9,42 @@
 namespace flashkernel::cuda {
 namespace {
 
-template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
+template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N, bool kPassing>
 __global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const NormParams p) {
   [[maybe_unused]] __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
   take_turn();
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
   if (kRowsPerBlock > 1 && row >= p.rows) return;  // whole warps: rows share a block only when a row is one warp
-  norm_row<T, kThreads, kVectors, N>(
+  norm_row<T, kThreads, kVectors, N, kPassing>(
       p, row, 0, p.features, [&](float value) { return block_reduce<kThreads>(value, scratch[threadIdx.y], Sum{}); });
 }
 
-template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
+template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N, bool kPassing>
 void launch_instance(const NormParams& p, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(p.rows, kRowsPerBlock));
-  launch("norm", norm_kernel<T, kThreads, kRowsPerBlock, kVectors, N>,
+  launch("norm", norm_kernel<T, kThreads, kRowsPerBlock, kVectors, N, kPassing>,
          {blocks, dim3(kThreads, kRowsPerBlock), 0, stream, true}, p);
+}
+
+/// f(threads, rows a block, vectors a thread, whether rows pass by the caches), as constants. Many rows of 16-bit
+/// elements have shapes of their own (an H200, docs/kernels/cuda_memory_bound.md), others those of tile/row.cuh.
+template <class T, class F>
+void with_norm_shape(const NormParams& p, F f) {
+  constexpr int N = kVectorElements<T>;
+  const std::int64_t vectors = p.features / N;
+  const int num_sms = cuda_device_properties(p.device.index).num_sms;
+  if constexpr (N == 8) {
+    const bool many = p.rows >= 4 * static_cast<std::int64_t>(num_sms);
+    if (many && p.residual && vectors > 64) {
+      if (vectors <= 96) return f(Constant<96>{}, Constant<1>{}, Constant<1>{}, Constant<1>{});
+      if (vectors <= 128) return f(Constant<128>{}, Constant<1>{}, Constant<1>{}, Constant<1>{});
+      if (vectors <= 256) return f(Constant<256>{}, Constant<1>{}, Constant<1>{}, Constant<1>{});
+      if (vectors <= 512) return f(Constant<512>{}, Constant<1>{}, Constant<1>{}, Constant<1>{});
+    }
+    if (many && vectors > 64 && vectors <= 96) return f(Constant<32>{}, Constant<4>{}, Constant<3>{}, Constant<0>{});
+  }
+  with_row_shape<N>(vectors, p.rows, num_sms,
+                    [&](auto threads, auto rows, auto held) { f(threads, rows, held, Constant<0>{}); });
 }
 
 }  // namespace
@@ -37,12 +58,11 @@ void norm_fwd(const NormParams& p, void*, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    constexpr int N = kVectorElements<T>;
-    if (!norm_rows_are_vectors(p)) return launch_instance<T, 256, 1, 0, 1>(p, native(stream));
-    with_row_shape<N>(p.features / N, p.rows, cuda_device_properties(p.device.index).num_sms,
-                      [&](auto threads, auto rows, auto vectors) {
-                        launch_instance<T, threads.value, rows.value, vectors.value, N>(p, native(stream));
-                      });
+    if (!norm_rows_are_vectors(p)) return launch_instance<T, 256, 1, 0, 1, false>(p, native(stream));
+    with_norm_shape<T>(p, [&](auto threads, auto rows, auto vectors, auto passing) {
+      launch_instance<T, threads.value, rows.value, vectors.value, kVectorElements<T>, passing.value != 0>(
+          p, native(stream));
+    });
   });
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kColumns = 32, kLanes = 8;  // column mode's block
-constexpr std::int64_t kLeastChunk = 8192, kMostChunks = 2048, kEnoughBlocks = 4096;
+constexpr std::int64_t kLeastChunk = 8192, kMostChunks = 2048, kEnoughBlocks = 4096, kEnoughRows = 1024;
 
 // A partial result. `index` is used by argmax only.
 struct Partial {
@@ -331,8 +331,9 @@ Plan plan_of(const ReduceParams& p) {
   // Outputs that fill a GPU of any size need no chunks.
   const std::int64_t of_block = kColumns * 16 / static_cast<std::int64_t>(dtype_bytes(p.dtype));
   const std::int64_t units = plan.columns ? ceil_div(p.kept_count, of_block) : p.kept_count;
+  const bool enough = !plan.columns && units >= kEnoughRows;  // combining chunks costs a launch
   const std::int64_t most =
-      std::max<std::int64_t>(1, std::min(kMostChunks, kEnoughBlocks / std::max<std::int64_t>(1, units)));
+      enough ? 1 : std::max<std::int64_t>(1, std::min(kMostChunks, kEnoughBlocks / std::max<std::int64_t>(1, units)));
   plan.chunk = std::max(least, ceil_div(p.reduced_count, most));
   plan.chunk = ceil_div(plan.chunk, 64) * 64;
   plan.chunks = static_cast<int>(std::max<std::int64_t>(1, ceil_div(p.reduced_count, plan.chunk)));

@@ -15,12 +15,12 @@ namespace lr = long_rows;
 constexpr int kSlots = 2, kBackwardSlots = 3;  // stages of x; of out, and one of grad_out, which leaves for registers
 constexpr int kGradSlot = 2;
 
-template <class T, int kThreads, bool kLog>
-__global__ void __launch_bounds__(kThreads, 512 / kThreads) softmax_kernel(const SoftmaxParams p, int num_blocks) {
+template <class T, bool kLog>
+__global__ void __launch_bounds__(lr::kThreads, 1) softmax_kernel(const SoftmaxParams p, int num_blocks) {
   constexpr int N = kVectorElements<T>, kHeld = lr::kHeld;
-  __shared__ typename lr::Exchange<kThreads>::Shared exchange_shared;
-  const auto slot = [](int i) { return lr::slot_of<kThreads>(i); };
-  const lr::Part<T, kThreads> part(p.columns, num_blocks);
+  __shared__ lr::Exchange::Shared exchange_shared;
+  const auto slot = [](int i) { return lr::slot_of(i); };
+  const lr::Part<T> part(p.columns, num_blocks);
   const lr::Walk walk(num_blocks);
   const auto fetch = [&](std::int64_t row, int stage) {
     if (row < p.rows) slot(stage).copy(static_cast<const T*>(p.x) + row_offset(row, p.ndim, p.shape, p.stride_x), part);
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) softmax_kernel(const
   fetch(walk.first, 0);
   fetch(walk.first + walk.step, 1);
 
-  lr::Exchange<kThreads> exchange(exchange_shared, num_blocks);
+  lr::Exchange exchange(exchange_shared, num_blocks);
   int stage = 0;
   for (std::int64_t row = walk.first; row < p.rows; row += walk.step) {
     ptx::cp_async_wait<1>();
@@ -85,13 +85,12 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) softmax_kernel(const
   exchange.finish();
 }
 
-template <class T, int kThreads, bool kLog>
-__global__ void __launch_bounds__(kThreads, 512 / kThreads)
-    softmax_bwd_kernel(const SoftmaxBackwardParams p, int num_blocks) {
+template <class T, bool kLog>
+__global__ void __launch_bounds__(lr::kThreads, 1) softmax_bwd_kernel(const SoftmaxBackwardParams p, int num_blocks) {
   constexpr int N = kVectorElements<T>, kHeld = lr::kHeld;
-  __shared__ typename lr::Exchange<kThreads>::Shared exchange_shared;
-  const auto slot = [](int i) { return lr::slot_of<kThreads>(i); };
-  const lr::Part<T, kThreads> part(p.columns, num_blocks);
+  __shared__ lr::Exchange::Shared exchange_shared;
+  const auto slot = [](int i) { return lr::slot_of(i); };
+  const lr::Part<T> part(p.columns, num_blocks);
   const lr::Walk walk(num_blocks);
   const auto fetch = [&](std::int64_t row, int stage) {
     if (row < p.rows) {
@@ -103,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads)
   };
   fetch(walk.first, 0);
 
-  lr::Exchange<kThreads> exchange(exchange_shared, num_blocks);
+  lr::Exchange exchange(exchange_shared, num_blocks);
   int stage = 0;
   for (std::int64_t row = walk.first; row < p.rows; row += walk.step, stage ^= 1) {
     ptx::cp_async_wait<0>();
@@ -138,46 +137,36 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads)
   exchange.finish();
 }
 
-/// An H200 found the generic kernels faster on rows of up to `generic` KB (docs/kernels/cuda_memory_bound.md).
-Verdict supports(bool vectors, DType dtype, std::int64_t columns, std::int64_t generic) {
-  const std::int64_t bytes = columns * static_cast<std::int64_t>(dtype_bytes(dtype));
-  if (bytes <= generic * 1024) return Verdict("needs longer rows; generic is faster on these");
-  if (bytes > 512 * 1024) return Verdict("a cluster holds rows of up to 512 KB");
-  return vectors ? Verdict::ok() : Verdict("needs neighbouring elements and rows on 16-byte boundaries");
-}
-
-template <int kThreads, class T>
+template <class T>
 void launch_softmax(const SoftmaxParams& p, Stream stream) {
-  lr::launch_rows<kThreads>("softmax: long rows",
-                            p.log ? softmax_kernel<T, kThreads, true> : softmax_kernel<T, kThreads, false>, kSlots,
-                            p.rows, p.columns / kVectorElements<T>, p.device.index, stream, p);
+  lr::launch_rows("softmax: long rows", p.log ? softmax_kernel<T, true> : softmax_kernel<T, false>, kSlots, p.rows,
+                  p.columns / kVectorElements<T>, p.device.index, stream, p);
 }
-template <int kThreads, class T>
+template <class T>
 void launch_softmax_bwd(const SoftmaxBackwardParams& p, Stream stream) {
-  lr::launch_rows<kThreads>("softmax_bwd: long rows",
-                            p.log ? softmax_bwd_kernel<T, kThreads, true> : softmax_bwd_kernel<T, kThreads, false>,
-                            kBackwardSlots, p.rows, p.columns / kVectorElements<T>, p.device.index, stream, p);
+  lr::launch_rows("softmax_bwd: long rows", p.log ? softmax_bwd_kernel<T, true> : softmax_bwd_kernel<T, false>,
+                  kBackwardSlots, p.rows, p.columns / kVectorElements<T>, p.device.index, stream, p);
 }
 
 }  // namespace
 
 Verdict softmax_long_rows_supports(const SoftmaxParams& p) {
-  return supports(rows_are_vectors(p), p.dtype, p.columns, 64);
+  return lr::serves(p.dtype, p.columns, rows_are_vectors(p));
 }
 Verdict softmax_bwd_long_rows_supports(const SoftmaxBackwardParams& p) {
-  return supports(rows_are_vectors(p), p.dtype, p.columns, 64);
+  return lr::serves(p.dtype, p.columns, rows_are_vectors(p));
 }
 
 void softmax_long_rows(const SoftmaxParams& p, void*, Stream stream) {
   if (p.rows == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  visit_floating(p.dtype, [&](auto zero) { launch_softmax<512, decltype(zero)>(p, stream); });
+  visit_floating(p.dtype, [&](auto zero) { launch_softmax<decltype(zero)>(p, stream); });
 }
 
 void softmax_bwd_long_rows(const SoftmaxBackwardParams& p, void*, Stream stream) {
   if (p.rows == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  visit_floating(p.dtype, [&](auto zero) { launch_softmax_bwd<512, decltype(zero)>(p, stream); });
+  visit_floating(p.dtype, [&](auto zero) { launch_softmax_bwd<decltype(zero)>(p, stream); });
 }
 
 }  // namespace flashkernel::cuda::sm90a

@@ -18,8 +18,9 @@
 
 namespace flashkernel::cuda::sm90a::long_rows {
 
-constexpr int kMostBlocks = 16;  // of a cluster
-constexpr int kHeld = 8;         // vectors of 16 bytes of a row that a thread holds
+constexpr int kThreads = 512;   // of a block: 128 registers each, one block an SM
+constexpr int kHeld = 8;        // vectors of 16 bytes of a row that a thread holds: 64 KB a block
+constexpr int kMostBlocks = 8;  // of a cluster
 
 /// 16 bytes of a row. As one word: of a vector of 16-bit elements the compiler would load the elements one by one.
 template <class T>
@@ -31,7 +32,7 @@ struct Word {
 };
 
 /// The columns of a row that this block holds: [first, first + count). A thread's vector j is at column(j).
-template <class T, int kThreads>
+template <class T>
 class Part {
  public:
   static constexpr int N = kVectorElements<T>;
@@ -50,14 +51,13 @@ class Part {
 };
 
 /// One 16-byte place of shared memory for each vector of each thread.
-template <int kThreads>
 struct Slot {
   static constexpr int kBytes = kHeld * kThreads * 16;
   unsigned char* at;
   __device__ unsigned char* vector(int j) const { return at + (j * kThreads + static_cast<int>(threadIdx.x)) * 16; }
   /// The columns of a row that `part` holds, and zeros behind them; under way until this thread waits for its group.
   template <class T>
-  __device__ void copy(const T* row, const Part<T, kThreads>& part) const {
+  __device__ void copy(const T* row, const Part<T>& part) const {
 #pragma unroll
     for (int j = 0; j < kHeld; ++j)
       ptx::cp_async_16(ptx::shared_address(vector(j)), row + part.column(j), part.holds(j) ? 16 : 0);
@@ -69,10 +69,9 @@ struct Slot {
 };
 
 /// Slot i of a kernel's dynamic shared memory.
-template <int kThreads>
-__device__ inline Slot<kThreads> slot_of(int i) {
+__device__ inline Slot slot_of(int i) {
   extern __shared__ __align__(16) unsigned char shared[];
-  return {shared + i * Slot<kThreads>::kBytes};
+  return {shared + i * Slot::kBytes};
 }
 
 /// The rows of this block's cluster: first, first + step, and so on.
@@ -85,7 +84,6 @@ struct Walk {
 /// Reductions over the block and the cluster. Two turns of everything, so that the barrier of one reduction (or the
 /// messages of one exchange, which a block sends after such a barrier) stands between a turn's reads and its next
 /// writes.
-template <int kThreads>
 class Exchange {
  public:
   static constexpr int kWarps = kThreads / kWarp;
@@ -146,9 +144,18 @@ class Exchange {
   std::uint32_t phase_ = 0;  // of both turns' barriers: it changes after the second
 };
 
-/// Blocks of kThreads that hold a row of `vectors`.
-template <int kThreads>
-int blocks_of_cluster(std::int64_t vectors) {
+/// Rows that clusters take: those above 128 KB in fp32 and 96 KB in 16 bits, where an H200 found them ahead of the
+/// generic kernels (docs/kernels/cuda_memory_bound.md). `vectors`: whole vectors on 16-byte boundaries.
+inline Verdict serves(DType dtype, std::int64_t columns, bool vectors) {
+  const std::int64_t bytes = columns * static_cast<std::int64_t>(dtype_bytes(dtype));
+  if (bytes <= (dtype == DType::kFloat32 ? 128 : 96) * 1024)
+    return Verdict("needs longer rows; generic is faster on these");
+  if (bytes > 512 * 1024) return Verdict("a cluster holds rows of up to 512 KB");
+  return vectors ? Verdict::ok() : Verdict("needs neighbouring elements and rows on 16-byte boundaries");
+}
+
+/// Blocks that hold a row of `vectors`.
+inline int blocks_of_cluster(std::int64_t vectors) {
   int blocks = 1;
   while (blocks * static_cast<std::int64_t>(kThreads * kHeld) < vectors) blocks *= 2;
   return blocks;
@@ -156,7 +163,7 @@ int blocks_of_cluster(std::int64_t vectors) {
 
 /// Clusters of `num_blocks` that the current device runs at once. Cached: asking takes microseconds.
 template <class... Params>
-int clusters_at_once(void (*kernel)(Params...), int num_blocks, int threads, int shared_bytes, int device) {
+int clusters_at_once(void (*kernel)(Params...), int num_blocks, int shared_bytes, int device) {
   static std::mutex mutex;
   static std::map<std::pair<std::pair<const void*, int>, int>, int> known;
   const std::lock_guard<std::mutex> lock(mutex);
@@ -165,13 +172,12 @@ int clusters_at_once(void (*kernel)(Params...), int num_blocks, int threads, int
   if (found != known.end()) return found->second;
   const char* const name = "long rows: clusters at once";
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
-  if (num_blocks > 8) cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), name);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(num_blocks), 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = static_cast<unsigned>(num_blocks);
-  config.blockDim = static_cast<unsigned>(threads);
+  config.blockDim = kThreads;
   config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
   config.attrs = &attribute;
   config.numAttrs = 1;
@@ -181,11 +187,11 @@ int clusters_at_once(void (*kernel)(Params...), int num_blocks, int threads, int
 }
 
 /// As many clusters as the GPU runs at once, or as there are rows.
-template <int kThreads, class... Params, class... Arguments>
+template <class... Params, class... Arguments>
 void launch_rows(const char* name, void (*kernel)(Params...), int slots, std::int64_t rows, std::int64_t vectors,
                  int device, Stream stream, const Arguments&... arguments) {
-  const int blocks = blocks_of_cluster<kThreads>(vectors), bytes = slots * Slot<kThreads>::kBytes;
-  const std::int64_t most = std::max(1, clusters_at_once(kernel, blocks, kThreads, bytes, device));
+  const int blocks = blocks_of_cluster(vectors), bytes = slots * Slot::kBytes;
+  const std::int64_t most = std::max(1, clusters_at_once(kernel, blocks, bytes, device));
   const std::int64_t clusters = std::min(rows, most);
   LaunchShape shape{static_cast<unsigned>(clusters * blocks), kThreads, static_cast<std::size_t>(bytes),
                     native(stream)};

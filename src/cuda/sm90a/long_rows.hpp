@@ -1,5 +1,4 @@
-// Softmax of rows that are too long for one block's registers, shared by the blocks of a cluster: what the rows of
-// cuda/kernels.cpp name.
+// Softmax of rows that the blocks of a cluster share: what the rows of cuda/kernels.cpp name.
 #pragma once
 
 #include "flashkernel/stream.hpp"

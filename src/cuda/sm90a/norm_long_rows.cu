@@ -23,14 +23,14 @@ struct Ring {
   static constexpr int kStages = kPieces == Pieces::kRow ? 2 : 1;
 };
 
-template <class T, int kThreads, Pieces kPieces>
-__global__ void __launch_bounds__(kThreads, 512 / kThreads) norm_kernel(const NormParams p, int num_blocks) {
+template <class T, Pieces kPieces>
+__global__ void __launch_bounds__(lr::kThreads, 1) norm_kernel(const NormParams p, int num_blocks) {
   using R = Ring<kPieces>;
   constexpr int N = kVectorElements<T>, kHeld = lr::kHeld;
   using Word = lr::Word<T>;
-  __shared__ typename lr::Exchange<kThreads>::Shared exchange_shared;
-  const auto slot = [](int i) { return lr::slot_of<kThreads>(i); };
-  const lr::Part<T, kThreads> part(p.features, num_blocks);
+  __shared__ lr::Exchange::Shared exchange_shared;
+  const auto slot = [](int i) { return lr::slot_of(i); };
+  const lr::Part<T> part(p.features, num_blocks);
   const lr::Walk walk(num_blocks);
   const auto fetch = [&](std::int64_t row, int stage) {
     if (row < p.rows) {
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) norm_kernel(const No
 #pragma unroll
   for (int stage = 0; stage < R::kStages; ++stage) fetch(walk.first + stage * walk.step, stage);
 
-  lr::Exchange<kThreads> exchange(exchange_shared, num_blocks);
+  lr::Exchange exchange(exchange_shared, num_blocks);
   const bool centred = p.kind == NormKind::kLayerNorm;
   const float inverse_features = 1.0f / static_cast<float>(p.features);
   const float inverse_count = part.count > 0 ? 1.0f / static_cast<float>(part.count) : 0.0f;
@@ -147,24 +147,22 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) norm_kernel(const No
   exchange.finish();
 }
 
-template <int kThreads, class T>
+template <class T>
 void launch_norm(const NormParams& p, Stream stream) {
   const auto run = [&](auto kernel) {
-    lr::launch_rows<kThreads>("norm: long rows", kernel, kSlots, p.rows, p.features / kVectorElements<T>,
-                              p.device.index, stream, p);
+    lr::launch_rows("norm: long rows", kernel, kSlots, p.rows, p.features / kVectorElements<T>, p.device.index, stream,
+                    p);
   };
-  if (p.residual) return run(norm_kernel<T, kThreads, Pieces::kRowAndResidual>);
-  if (p.bias) return run(norm_kernel<T, kThreads, Pieces::kRowAndBias>);
-  run(norm_kernel<T, kThreads, Pieces::kRow>);
+  if (p.residual) return run(norm_kernel<T, Pieces::kRowAndResidual>);
+  if (p.bias) return run(norm_kernel<T, Pieces::kRowAndBias>);
+  run(norm_kernel<T, Pieces::kRow>);
 }
 
 }  // namespace
 
 Verdict norm_long_rows_supports(const NormParams& p) {
-  const std::int64_t bytes = p.features * static_cast<std::int64_t>(dtype_bytes(p.dtype));
-  if (bytes <= 64 * 1024) return Verdict("needs longer rows; generic is faster on these");
-  if (bytes > 512 * 1024) return Verdict("a cluster holds rows of up to 512 KB");
-  if (!norm_rows_are_vectors(p)) return Verdict("needs neighbouring elements and rows on 16-byte boundaries");
+  const Verdict rows = lr::serves(p.dtype, p.features, norm_rows_are_vectors(p));
+  if (!rows) return rows;
   const auto fits = [&](const TypedPointer& weight) { return !weight || weight.dtype == p.dtype; };
   if (!fits(p.weight) || !fits(p.bias)) return Verdict("needs weights of the rows' dtype");
   return Verdict::ok();
@@ -173,7 +171,7 @@ Verdict norm_long_rows_supports(const NormParams& p) {
 void norm_long_rows(const NormParams& p, void*, Stream stream) {
   if (p.rows == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  visit_floating(p.dtype, [&](auto zero) { launch_norm<512, decltype(zero)>(p, stream); });
+  visit_floating(p.dtype, [&](auto zero) { launch_norm<decltype(zero)>(p, stream); });
 }
 
 }  // namespace flashkernel::cuda::sm90a

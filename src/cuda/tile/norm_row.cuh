@@ -26,9 +26,29 @@ inline bool norm_rows_are_vectors(const NormParams& p) {
          fits(p.residual, p.stride_residual_row) && fits(p.out, p.stride_out_row) &&
          fits(p.residual_out, p.stride_residual_out_row);
 }
+
+/// Of memory that no one reads again soon: the first to leave the caches. 16 bytes; else as any other.
+template <int N, class T>
+__device__ inline Packed<T, N> load_passing(const T* from) {
+  if constexpr (sizeof(Packed<T, N>) == 16) {
+    const uint4 word = __ldcs(reinterpret_cast<const uint4*>(from));
+    return reinterpret_cast<const Packed<T, N>&>(word);
+  } else {
+    return load_vector<N>(from);
+  }
+}
+template <class T, int N>
+__device__ inline void store_passing(T* to, const Packed<T, N>& packed) {
+  if constexpr (sizeof(Packed<T, N>) == 16) {
+    __stcs(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(packed));
+  } else {
+    *reinterpret_cast<Packed<T, N>*>(to) = packed;
+  }
+}
+
 /// Columns [column, column + columns) of a row, by kThreads threads. `add(value)`: the sum of all threads' values over
-/// the whole row, for all of them.
-template <class T, int kThreads, int kVectors, int N, class Add>
+/// the whole row, for all of them. kPassing: what is held in registers passes by the caches.
+template <class T, int kThreads, int kVectors, int N, bool kPassing, class Add>
 __device__ inline void norm_row(const NormParams& p, std::int64_t row, std::int64_t column, std::int64_t columns,
                                 Add add) {
   const T* x = static_cast<const T*>(p.x) + row * p.stride_x_row + column;
@@ -44,7 +64,15 @@ __device__ inline void norm_row(const NormParams& p, std::int64_t row, std::int6
     for (int i = 0; i < N; ++i)
       values.values[i] = from_float<T>(to_float(values.values[i]) + to_float(addend.values[i]));
   };
-  const auto load = [&](std::int64_t first) { return load_vector<N>(x + first); };
+  const auto fetch = [](const T* from) { return kPassing ? load_passing<N>(from) : load_vector<N>(from); };
+  const auto store = [](T* to, const Packed<T, N>& values) {
+    if constexpr (kPassing) {
+      store_passing(to, values);
+    } else {
+      *reinterpret_cast<Packed<T, N>*>(to) = values;
+    }
+  };
+  const auto load = [&](std::int64_t first) { return fetch(x + first); };
   const auto load_sum = [&](std::int64_t first) {  // of a row that is walked from memory
     auto values = load(first);
     if (!residual) return values;
@@ -61,11 +89,11 @@ __device__ inline void norm_row(const NormParams& p, std::int64_t row, std::int6
     Packed<T, N> addend[RowOfT::kHeld] = {};
 #pragma unroll
     for (int j = 0; j < RowOfT::kHeld; ++j)
-      if (first(j) < features) addend[j] = load_vector<N>(residual + first(j));
+      if (first(j) < features) addend[j] = fetch(residual + first(j));
 #pragma unroll
     for (int j = 0; j < RowOfT::kHeld; ++j) {
       add_residual(values[j], addend[j]);
-      if (residual_out && first(j) < features) *reinterpret_cast<Packed<T, N>*>(residual_out + first(j)) = values[j];
+      if (residual_out && first(j) < features) store(residual_out + first(j), values[j]);
     }
   });
 
@@ -109,7 +137,7 @@ __device__ inline void norm_row(const NormParams& p, std::int64_t row, std::int6
       if (biases) load_wide(bias, biases + first);
 #pragma unroll
       for (int i = 0; i < N; ++i) result[i] = fmaf((values[i] - mean) * rstd, weight[i], bias[i]);
-      store_floats(out + first, result);
+      store(out + first, pack_vector<T>(result));
     });
   };
   // Weights of x's dtype or fp32: any other dtype comes to the kernel of single elements, N == 1.
