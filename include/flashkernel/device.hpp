@@ -1,26 +1,12 @@
-// Where a tensor lives: the host, or one CUDA device.
+// Devices, threads and processor features that this process can use.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "flashkernel/export.hpp"
+#include "flashkernel/types.hpp"
 
 namespace flashkernel {
-
-enum class DeviceType : std::uint8_t { kCpu, kCuda };
-
-struct Device {
-  DeviceType type = DeviceType::kCpu;
-  std::int32_t index = 0;
-
-  static constexpr Device cpu() noexcept { return {DeviceType::kCpu, 0}; }
-  static constexpr Device cuda(std::int32_t index) noexcept { return {DeviceType::kCuda, index}; }
-  constexpr bool is_cpu() const noexcept { return type == DeviceType::kCpu; }
-  constexpr bool is_cuda() const noexcept { return type == DeviceType::kCuda; }
-  friend constexpr bool operator==(Device a, Device b) noexcept { return a.type == b.type && a.index == b.index; }
-  friend constexpr bool operator!=(Device a, Device b) noexcept { return !(a == b); }
-};
 
 /// "cpu" or "cuda:0".
 FK_API std::string to_string(Device device);

@@ -20,4 +20,5 @@
 #include "flashkernel/rope.hpp"
 #include "flashkernel/stream.hpp"
 #include "flashkernel/tensor_view.hpp"
+#include "flashkernel/types.hpp"
 #include "flashkernel/version.hpp"

@@ -1,19 +1,11 @@
 // activation(x W^T + b) in one kernel, and its gradient.
 #pragma once
 
-#include <cstdint>
-
 #include "flashkernel/execution.hpp"
 #include "flashkernel/tensor_view.hpp"
+#include "flashkernel/types.hpp"
 
 namespace flashkernel {
-
-enum class Activation : std::uint8_t {
-  kNone,
-  kGeluTanh,  ///< 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
-  kGelu,      ///< 0.5 x (1 + erf(x / sqrt(2)))
-  kSilu,      ///< x / (1 + exp(-x))
-};
 
 /// x [..., in_features] (up to 8 dims), weight [out_features, in_features] (either of its two dims contiguous: a
 /// transposed view of GPT-2's [in, out] weight is taken as it is), bias [out_features] or absent (x's dtype or fp32),

@@ -5,10 +5,9 @@
 
 #include "flashkernel/execution.hpp"
 #include "flashkernel/tensor_view.hpp"
+#include "flashkernel/types.hpp"
 
 namespace flashkernel {
-
-enum class Reduction : std::uint8_t { kNone, kSum, kMean };
 
 struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;  ///< rows with this target count nothing: loss 0, gradient 0

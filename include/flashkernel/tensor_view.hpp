@@ -6,12 +6,10 @@
 #include <string>
 
 #include "flashkernel/device.hpp"
-#include "flashkernel/dtype.hpp"
 #include "flashkernel/export.hpp"
+#include "flashkernel/types.hpp"
 
 namespace flashkernel {
-
-inline constexpr int kMaxDims = 8;
 
 /// Strides count elements and may be 0 (broadcast) or negative. A default-constructed view is "absent": `defined()` is
 /// false.

@@ -6,6 +6,7 @@
 #include "cpu/fast_ops.hpp"
 #include "cpu/simd/gemm_plan.hpp"
 #include "cpu/simd/row_plan.hpp"
+#include "core/cpu_features.hpp"
 #include "ops/kernel_entry.hpp"
 
 namespace flashkernel::cpu {

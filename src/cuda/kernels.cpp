@@ -1,4 +1,5 @@
 // The CUDA backend's table: one row per kernel, one section per op. cc_min..cc_max are the devices a row serves.
+#include "core/cpu_features.hpp"
 #include "cuda/generic/kernels.hpp"
 #include "cuda/sm75/attention_bwd.hpp"
 #include "cuda/sm75/attention_fwd.hpp"

@@ -1,7 +1,6 @@
 // What the elementwise kernels get. ops/elementwise.cpp merges dims that are laid out alike, so `ndim` is small.
 #pragma once
 
-#include "flashkernel/tensor_view.hpp"
 #include "ops/params_common.hpp"
 
 namespace flashkernel {

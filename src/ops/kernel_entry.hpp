@@ -5,11 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
-#include "core/cpu_features.hpp"
-#include "flashkernel/device.hpp"
 #include "flashkernel/stream.hpp"
+#include "flashkernel/types.hpp"
 
 namespace flashkernel {
 

@@ -1,7 +1,6 @@
 // What a linear kernel gets. Filled by ops/linear.cpp, which folds x's leading dims into rows.
 #pragma once
 
-#include "flashkernel/linear.hpp"
 #include "ops/params_common.hpp"
 
 namespace flashkernel {

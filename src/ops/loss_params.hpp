@@ -1,7 +1,6 @@
 // What the cross-entropy kernels get. Filled by ops/loss.cpp.
 #pragma once
 
-#include "flashkernel/loss.hpp"
 #include "ops/params_common.hpp"
 
 namespace flashkernel {

@@ -3,8 +3,7 @@
 
 #include <cstdint>
 
-#include "flashkernel/device.hpp"
-#include "flashkernel/dtype.hpp"
+#include "flashkernel/types.hpp"
 
 #if defined(__CUDACC__)
 #define FK_HOST_DEVICE __host__ __device__

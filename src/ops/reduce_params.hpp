@@ -2,7 +2,6 @@
 // neighbours.
 #pragma once
 
-#include "flashkernel/tensor_view.hpp"
 #include "ops/params_common.hpp"
 
 namespace flashkernel {

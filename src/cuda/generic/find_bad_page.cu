@@ -3,6 +3,7 @@
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/reduce.cuh"
+#include "flashkernel/error.hpp"
 
 namespace flashkernel::cuda {
 namespace {

@@ -4,17 +4,13 @@
 
 #include <cuda_runtime.h>
 
-#include <string>
-
-#include "flashkernel/error.hpp"
-
 namespace flashkernel {
 
+/// In device.cpp: strings and exceptions are much to read for every file of device code.
+[[noreturn]] void throw_cuda_error(cudaError_t status, const char* what);
+
 inline void cuda_check(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();  // a sticky error stays; an ordinary one must not surface in a later, innocent call
-  throw CudaError(std::string(what) + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status),
-                  static_cast<int>(status));
+  if (status != cudaSuccess) throw_cuda_error(status, what);
 }
 
 }  // namespace flashkernel

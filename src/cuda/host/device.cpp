@@ -1,13 +1,16 @@
 // See device.hpp. Never throws on a machine without driver or GPU: the library must import there.
 #include "cuda/host/device.hpp"
 
-#include <memory>
+#include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/cuda_devices.hpp"
 #include "cuda/host/cuda_check.hpp"
+#include "flashkernel/device.hpp"
+#include "flashkernel/error.hpp"
 
 namespace flashkernel {
 namespace {
@@ -69,6 +72,25 @@ const CudaDeviceProperties& cuda_device_properties(int index) {
     throw InvalidArgument("cuda:" + std::to_string(index) + ": there are " + std::to_string(num_cuda_devices()) +
                           " CUDA devices");
   return devices().properties[static_cast<std::size_t>(index)];
+}
+
+bool waits_by_itself(const void* kernel, const char* name) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, bool> known;  // devices may run different code of one kernel
+  int device = 0;
+  cuda_check(cudaGetDevice(&device), name);
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = known.find({device, kernel});
+  if (found != known.end()) return found->second;
+  cudaFuncAttributes attributes{};
+  cuda_check(cudaFuncGetAttributes(&attributes, kernel), name);
+  return known[{device, kernel}] = attributes.ptxVersion >= 90;
+}
+
+void throw_cuda_error(cudaError_t status, const char* what) {
+  cudaGetLastError();  // a sticky error stays; an ordinary one must not surface in a later, innocent call
+  throw CudaError(std::string(what) + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status),
+                  static_cast<int>(status));
 }
 
 CudaDeviceGuard::CudaDeviceGuard(int index) {

@@ -1,10 +1,6 @@
 // Properties of CUDA devices, read once, and the current-device guard of every launch.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include "flashkernel/device.hpp"
-
 namespace flashkernel {
 
 struct CudaDeviceProperties {
@@ -16,6 +12,10 @@ struct CudaDeviceProperties {
 
 /// Cached. Unsupported where no device can be used, InvalidArgument for an index that does not exist.
 const CudaDeviceProperties& cuda_device_properties(int index);
+
+/// Whether the code of `kernel` that runs on the current device was compiled for 9.0 or later, and so knows how to wait
+/// for the kernel before it. Cached. `name` is for errors.
+bool waits_by_itself(const void* kernel, const char* name);
 
 /// Makes a device current for a scope and puts the caller's back.
 class CudaDeviceGuard {

@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <mutex>
 #include <utility>
 
 #include "cuda/host/cuda_check.hpp"
@@ -35,20 +33,6 @@ struct LaunchShape {
 };
 
 #ifdef __CUDACC__
-/// Whether the code of `kernel` that runs on the current device was compiled for 9.0 or later.
-inline bool waits_by_itself(const void* kernel, const char* name) {
-  static std::mutex mutex;
-  static std::map<std::pair<int, const void*>, bool> known;  // devices may run different code of one kernel
-  int device = 0;
-  cuda_check(cudaGetDevice(&device), name);
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = known.find({device, kernel});
-  if (found != known.end()) return found->second;
-  cudaFuncAttributes attributes{};
-  cuda_check(cudaFuncGetAttributes(&attributes, kernel), name);
-  return known[{device, kernel}] = attributes.ptxVersion >= 90;
-}
-
 /// kernel<<<shape>>>(arguments...). `name` stands in the CudaError of a refused launch; faults inside the kernel
 /// surface at the caller's next synchronisation.
 template <class... Params, class... Arguments>

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/host/cuda_check.hpp"
+#include "flashkernel/error.hpp"
 
 namespace flashkernel::cuda {
 namespace {

@@ -10,6 +10,7 @@
 
 #include "cuda/host/cuda_check.hpp"
 #include "cuda/host/device.hpp"
+#include "flashkernel/error.hpp"
 
 namespace flashkernel::cuda {
 namespace {

@@ -6,6 +6,10 @@
 // Invariant: the order of all additions follows from the shape and the number of clusters the GPU holds.
 #include "cuda/sm90a/norm_bwd_rows.hpp"
 
+#include <map>
+#include <mutex>
+#include <utility>
+
 #include "cuda/host/launch.hpp"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mbarrier.cuh"

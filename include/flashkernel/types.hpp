@@ -1,0 +1,40 @@
+// The plain types that calls are described with, apart from the functions that take them: device code includes these,
+// and not the containers and strings of the interface, which cost a compiler more than most kernels do.
+#pragma once
+
+#include <cstdint>
+
+#include "flashkernel/dtype.hpp"
+
+namespace flashkernel {
+
+enum class DeviceType : std::uint8_t { kCpu, kCuda };
+
+/// Where a tensor lives: the host, or one CUDA device.
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  std::int32_t index = 0;
+
+  static constexpr Device cpu() noexcept { return {DeviceType::kCpu, 0}; }
+  static constexpr Device cuda(std::int32_t index) noexcept { return {DeviceType::kCuda, index}; }
+  constexpr bool is_cpu() const noexcept { return type == DeviceType::kCpu; }
+  constexpr bool is_cuda() const noexcept { return type == DeviceType::kCuda; }
+  friend constexpr bool operator==(Device a, Device b) noexcept { return a.type == b.type && a.index == b.index; }
+  friend constexpr bool operator!=(Device a, Device b) noexcept { return !(a == b); }
+};
+
+/// Most dims of a tensor.
+inline constexpr int kMaxDims = 8;
+
+/// Of a linear layer.
+enum class Activation : std::uint8_t {
+  kNone,
+  kGeluTanh,  ///< 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+  kGelu,      ///< 0.5 x (1 + erf(x / sqrt(2)))
+  kSilu,      ///< x / (1 + exp(-x))
+};
+
+/// Of a loss over the rows.
+enum class Reduction : std::uint8_t { kNone, kSum, kMean };
+
+}  // namespace flashkernel
