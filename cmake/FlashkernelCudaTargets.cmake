@@ -27,16 +27,24 @@ function(flashkernel_add_cuda_objects name archs)
   set(_object_libraries ${_object_libraries} ${name} PARENT_SCOPE)
 endfunction()
 
-# The same for sources that ask nothing of 9.0 (no __CUDA_ARCH__ over 800, no LaunchShape::early in what they use): the
-# PTX of 8.0 is made once and assembled for 8.0 and for 9.0, where otherwise half of the compiler's time, from C++ to
-# PTX, is spent a second time on the same text. What follows 9.0 compiles that PTX. Not on the lists below: kernels that
-# start early, conversions to float8 (8.9), 16-byte reductions (9.0).
-function(flashkernel_add_cuda_objects_once name archs)
+# The same for sources that ask nothing newer than `base` (75 or 80): its PTX is made once and assembled for each arch of
+# the list, where otherwise half of the compiler's time, from C++ to PTX, is spent again on the same text for each. What
+# follows 9.0 compiles that PTX. From 80: no __CUDA_ARCH__ over 800, no need to start early (LaunchShape::early: without
+# 9.0's PTX such a launch starts in order). From 75: the same, and no bf16 result for every element read, whose rounding
+# is one instruction from 8.0 on.
+function(flashkernel_add_cuda_objects_once name base archs)
   set(_own ${archs})
   set(_once)
-  if("80-real" IN_LIST archs AND "90" IN_LIST archs)
-    list(REMOVE_ITEM _own 80-real 90)
-    set(_once "--generate-code=arch=compute_80,code=[compute_80,sm_80,sm_90]")
+  set(_assembled 75-real 80-real 90)
+  if(base EQUAL 80)
+    list(REMOVE_ITEM _assembled 75-real)
+  endif()
+  list(GET _assembled 0 _first)
+  if(_first IN_LIST archs AND "90" IN_LIST archs AND "80-real" IN_LIST archs)
+    list(REMOVE_ITEM _own ${_assembled})
+    list(TRANSFORM _assembled REPLACE "([0-9]+).*" "sm_\\1")
+    list(JOIN _assembled "," _assembled)
+    set(_once "--generate-code=arch=compute_${base},code=[compute_${base},${_assembled}]")
     if(NOT _own)
       set(_own OFF)
     endif()
@@ -52,11 +60,14 @@ flashkernel_add_objects(flashkernel_cuda_host ${_cuda_host})
 target_include_directories(flashkernel_cuda_host SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 
 file(GLOB _cuda_generic CONFIGURE_DEPENDS ${_src}/cuda/generic/*.cu)
-set(_cuda_generic_once ${_cuda_generic})
-list(FILTER _cuda_generic_once EXCLUDE REGEX "/(elementwise|kv_[a-z_]+|norm_fwd)\\.cu$")
-list(REMOVE_ITEM _cuda_generic ${_cuda_generic_once})
+set(_cuda_generic_75 ${_cuda_generic})
+list(FILTER _cuda_generic_75 INCLUDE REGEX "/(attention_[a-z_]+|find_bad_page|linear_fwd|linear_bwd|merge_states|reduce)\\.cu$")
+set(_cuda_generic_80 ${_cuda_generic})
+list(FILTER _cuda_generic_80 INCLUDE REGEX "/(cross_entropy|linear_gradient|norm_bwd|rope|softmax)\\.cu$")
+list(REMOVE_ITEM _cuda_generic ${_cuda_generic_75} ${_cuda_generic_80})
 flashkernel_add_cuda_objects(flashkernel_cuda_generic "${FLASHKERNEL_CUDA_ARCHITECTURES}" ${_cuda_generic})
-flashkernel_add_cuda_objects_once(flashkernel_cuda_generic_once "${FLASHKERNEL_CUDA_ARCHITECTURES}" ${_cuda_generic_once})
+flashkernel_add_cuda_objects_once(flashkernel_cuda_generic_75 75 "${FLASHKERNEL_CUDA_ARCHITECTURES}" ${_cuda_generic_75})
+flashkernel_add_cuda_objects_once(flashkernel_cuda_generic_80 80 "${FLASHKERNEL_CUDA_ARCHITECTURES}" ${_cuda_generic_80})
 
 # Tensor-core kernels for 8.0 and later: those of the architectures above that are.
 include(FlashkernelCudaInstances)
@@ -72,11 +83,11 @@ if(NOT _sm80_architectures)
 endif()
 file(GLOB _cuda_sm80 CONFIGURE_DEPENDS ${_src}/cuda/sm80/*.cu)
 set(_cuda_sm80_once ${_sources_sm80} ${_cuda_sm80})
-list(FILTER _cuda_sm80_once INCLUDE REGEX "/(attention_fwd_|attention_bwd_f32_|gemm_)[a-z0-9_]+\\.cu$")
+list(FILTER _cuda_sm80_once INCLUDE REGEX "/(attention_fwd_|attention_bwd_f32_|attention_decode_d|gemm_)[a-z0-9_]+\\.cu$")
 set(_cuda_sm80 ${_sources_sm80} ${_cuda_sm80})
 list(REMOVE_ITEM _cuda_sm80 ${_cuda_sm80_once})
 flashkernel_add_cuda_objects(flashkernel_cuda_sm80 "${_sm80_architectures}" ${_cuda_sm80})
-flashkernel_add_cuda_objects_once(flashkernel_cuda_sm80_once "${_sm80_architectures}" ${_cuda_sm80_once})
+flashkernel_add_cuda_objects_once(flashkernel_cuda_sm80_once 80 "${_sm80_architectures}" ${_cuda_sm80_once})
 
 # Tensor-core kernels for 7.5, and their PTX: newer GPUs can be forced onto this path. Where 7.5 was not asked for, the
 # attention kernels are left out and linear's PTX keeps its table whole.
