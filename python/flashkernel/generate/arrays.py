@@ -51,6 +51,10 @@ class HostArrays:
         """Some weights as one, rows one below the other."""
         return self.weight(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
+    def transposed(self, weight: Any) -> Any:
+        """A weight [in, out] as [out, in], in the layout that `linear` likes best on this device."""
+        return weight.T
+
     def output_rows(self, weight: Any) -> Any:
         """A weight [out, in] in the layout that `linear` likes best on this device; rows of 0 may be added."""
         return weight
@@ -137,6 +141,10 @@ class TorchArrays(HostArrays):
                 return self._torch.cat(weights)
             behind += part.numel()
         return first.as_strided((rows, *first.shape[1:]), first.stride())
+
+    def transposed(self, weight: Any) -> Any:
+        """On a GPU along in, where the kernels for a decode step's few rows are fastest: a copy, unless it lies so."""
+        return weight.T.contiguous() if self.asynchronous else weight.T
 
     def output_rows(self, weight: Any) -> Any:
         """Rows to a multiple of 64, in memory of their own only where some are missing: the vocabularies of GPT-2

@@ -1,8 +1,8 @@
 """GPT-2 (Radford et al., 2019) on FlashKernel ops, from Hugging Face's GPT2LMHeadModel checkpoints.
 
 Per layer: fused residual + LayerNorm, QKV linear, KV append, paged attention, output linear, fused residual +
-LayerNorm, linear + GELU in one kernel, linear. The checkpoint's Conv1D weights are [in, out] and go to `linear` as
-transposed views.
+LayerNorm, linear + GELU in one kernel, linear. The checkpoint's Conv1D weights are [in, out] and go to `linear`
+transposed.
 """
 
 from __future__ import annotations
@@ -72,6 +72,15 @@ class Gpt2(Model):
         def read(name: str, *shape: int) -> Any:
             return arrays.weight(checkpoint.read(prefix + name, shape))
 
+        # Weights that lie the other way round than in the checkpoint, by their names there.
+        self.turned: list[tuple[str, Any]] = []
+
+        def conv1d(name: str, inputs: int, outputs: int) -> Any:
+            """Conv1D's weight [in, out] as [out, in]."""
+            weight = arrays.transposed(read(name, inputs, outputs))
+            self.turned.append((prefix + name, weight))
+            return weight
+
         self.wte = read("wte.weight", self.vocab_size, hidden)
         self.wpe = read("wpe.weight", self.max_positions, hidden)
         self.layers = []
@@ -83,15 +92,15 @@ class Gpt2(Model):
                 _Layer(
                     read(f"h.{i}.ln_1.weight", hidden),
                     read(f"h.{i}.ln_1.bias", hidden),
-                    read(f"h.{i}.attn.c_attn.weight", hidden, 3 * hidden).T,
+                    conv1d(f"h.{i}.attn.c_attn.weight", hidden, 3 * hidden),
                     read(f"h.{i}.attn.c_attn.bias", 3 * hidden),
-                    read(f"h.{i}.attn.c_proj.weight", hidden, hidden).T,
+                    conv1d(f"h.{i}.attn.c_proj.weight", hidden, hidden),
                     read(f"h.{i}.attn.c_proj.bias", hidden),
                     read(f"h.{i}.ln_2.weight", hidden),
                     read(f"h.{i}.ln_2.bias", hidden),
-                    read(f"h.{i}.mlp.c_fc.weight", hidden, inner).T,
+                    conv1d(f"h.{i}.mlp.c_fc.weight", hidden, inner),
                     read(f"h.{i}.mlp.c_fc.bias", inner),
-                    read(f"h.{i}.mlp.c_proj.weight", inner, hidden).T,
+                    conv1d(f"h.{i}.mlp.c_proj.weight", inner, hidden),
                     read(f"h.{i}.mlp.c_proj.bias", hidden),
                     scale,
                 )

@@ -92,6 +92,8 @@ def accelerate(model: Any, **options: Any) -> Any:
             rows = parameters[name].shape[0]
             parameters[name].data = whole[begin : begin + rows]
             begin += rows
+    for name, weight in getattr(inner, "turned", []):
+        parameters[name].data = weight.T
     engine = Engine(inner, **options)
     model.flashkernel = engine
 
