@@ -103,7 +103,8 @@ def _others(root: Path) -> dict[str, str]:
     gradient = [c["us"] for c in cases if c["case"].startswith("bwd")]
     made |= _ratios("gradient", (us["torch"] / us["ours"] for us in gradient))
     made |= _ratios("gradient.sm80", (us["sm80"] / us["ours"] for us in gradient))
-    rows = _read(root, "benchmarks", "h200", "memory_bound.json")["rows"]
+    runs = [_read(root, "benchmarks", "h200", f"memory_bound{n}.json")["rows"] for n in (1, 2)]
+    rows = [r for run in runs for r in run if r["dtype"] == "bfloat16"]
     times = {r["case"]: {k: p["p50"] for k, p in r["providers"].items()} for r in rows}
     made |= _ratios("memory", (t["eager"] / t["flashkernel"] for t in times.values()))
     slow = [t for t in times.values() if t["flashkernel"] > t["eager"]]
