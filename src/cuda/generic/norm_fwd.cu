@@ -35,13 +35,10 @@ void with_norm_shape(const NormParams& p, F f) {
   const int num_sms = cuda_device_properties(p.device.index).num_sms;
   if constexpr (N == 8) {
     const bool many = p.rows >= 4 * static_cast<std::int64_t>(num_sms);
-    if (many && p.residual && vectors > 64) {
-      if (vectors <= 96) return f(Constant<96>{}, Constant<1>{}, Constant<1>{}, Constant<1>{});
-      if (vectors <= 128) return f(Constant<128>{}, Constant<1>{}, Constant<1>{}, Constant<1>{});
-      if (vectors <= 256) return f(Constant<256>{}, Constant<1>{}, Constant<1>{}, Constant<1>{});
-      if (vectors <= 512) return f(Constant<512>{}, Constant<1>{}, Constant<1>{}, Constant<1>{});
+    if (many && vectors > 64 && vectors <= 96) {
+      if (p.residual) return f(Constant<96>{}, Constant<1>{}, Constant<1>{}, Constant<1>{});
+      return f(Constant<32>{}, Constant<4>{}, Constant<3>{}, Constant<0>{});
     }
-    if (many && vectors > 64 && vectors <= 96) return f(Constant<32>{}, Constant<4>{}, Constant<3>{}, Constant<0>{});
   }
   with_row_shape<N>(vectors, p.rows, num_sms,
                     [&](auto threads, auto rows, auto held) { f(threads, rows, held, Constant<0>{}); });
