@@ -266,6 +266,28 @@ TEST(BlockCache, ACapturesMemoryIsItsOwnUntilItsGraphIsGone) {
   cache.check();
 }
 
+TEST(BlockCache, BranchesOfACaptureNeverShareMemory) {
+  FakeDevice device;
+  HostResource host;
+  detail::BlockCache cache(host, device, 0);
+  device.graphs[1] = device.graphs[2] = 7;  // stream 2 was forked from stream 1: their nodes run side by side
+  void* first = cache.allocate(kMiB, 256, stream_of(1));
+  cache.deallocate(first, stream_of(1));
+  void* second = cache.allocate(kMiB, 256, stream_of(2));
+  EXPECT_NE(second, first);
+  EXPECT_EQ(cache.allocate(kMiB, 256, stream_of(1)), first);
+  cache.deallocate(first, stream_of(2));  // the caller says that stream 2 was the last to use it
+  void* third = cache.allocate(kMiB, 256, stream_of(1));
+  EXPECT_NE(third, first);
+  EXPECT_EQ(cache.allocate(kMiB, 256, stream_of(2)), first);
+  for (void* data : {first, second, third}) cache.deallocate(data, stream_of(2));
+  cache.check();
+  device.graphs = {};
+  device.destroy_graph(7);
+  cache.trim();
+  EXPECT_EQ(cache.stats().reserved_bytes, 0u);
+}
+
 TEST(BlockCache, MemoryThatTwoCapturesUseServesNobodyElseUntilBothGraphsAreGone) {
   FakeDevice device;
   HostResource host;
@@ -300,7 +322,11 @@ TEST(BlockCache, RandomCapturesNeverShareMemory) {
     std::size_t bytes, stream;
   };
   std::vector<Piece> pieces;
-  std::map<std::uintptr_t, std::uint64_t> used_by;  // granule -> the last graph whose capture used it
+  struct Use {
+    std::uint64_t graph = 0;  // the last one whose capture used the granule
+    std::size_t stream = 0;   // the branch of it
+  };
+  std::map<std::uintptr_t, Use> used_by;
   std::set<std::uint64_t> alive;
   std::uint64_t next_graph = 1;
   const int steps = num_steps(10000);
@@ -313,10 +339,11 @@ TEST(BlockCache, RandomCapturesNeverShareMemory) {
         const std::size_t bytes = random.log_uniform(18);
         auto* data = static_cast<std::byte*>(cache.allocate(bytes, 256, stream_of(stream)));
         for (std::size_t at = 0; at < bytes; at += detail::kGranule) {
-          std::uint64_t& graph = used_by[reinterpret_cast<std::uintptr_t>(data) + at];
-          ASSERT_TRUE(graph == 0 || graph == device.graphs[stream] || alive.count(graph) == 0)
-              << "memory of graph " << graph << " was given out again, step " << step;
-          graph = device.graphs[stream];
+          Use& use = used_by[reinterpret_cast<std::uintptr_t>(data) + at];
+          ASSERT_TRUE(use.graph == 0 || (use.graph == device.graphs[stream] && use.stream == stream) ||
+                      alive.count(use.graph) == 0)
+              << "memory of graph " << use.graph << " was given out again, step " << step;
+          use = {device.graphs[stream], stream};
         }
         pieces.push_back({data, bytes, stream});
         break;
@@ -330,7 +357,7 @@ TEST(BlockCache, RandomCapturesNeverShareMemory) {
         pieces.pop_back();
         if (const std::uint64_t graph = device.graphs[piece.stream]) {  // a captured free: the graph uses it too
           for (std::size_t at = 0; at < piece.bytes; at += detail::kGranule) {
-            used_by[reinterpret_cast<std::uintptr_t>(piece.data) + at] = graph;
+            used_by[reinterpret_cast<std::uintptr_t>(piece.data) + at] = {graph, piece.stream};
           }
         }
         cache.deallocate(piece.data, stream_of(piece.stream));
@@ -339,7 +366,8 @@ TEST(BlockCache, RandomCapturesNeverShareMemory) {
       case 6: device.complete(stream); break;
       default:
         if (stream != 0 && random.one_in(20)) {
-          device.graphs[stream] = device.graphs[stream] != 0 ? 0 : next_graph++;
+          const std::uint64_t other = device.graphs[random.below(kStreams)];  // maybe a capture that it is forked into
+          device.graphs[stream] = device.graphs[stream] != 0 ? 0 : other != 0 ? other : next_graph++;
           if (device.graphs[stream] != 0) alive.insert(device.graphs[stream]);
         }
         if (random.one_in(20) && !alive.empty()) {

@@ -43,8 +43,7 @@ void set_gone(void* flag) {
 }  // namespace
 
 StreamState& BlockCache::state_of(Stream stream) {
-  const std::uint64_t capture = events_.capture(stream);
-  return state_of(capture != 0 ? 0 : events_.key(stream), capture, stream);
+  return state_of(events_.key(stream), events_.capture(stream), stream);  // a capture's branches run side by side
 }
 
 StreamState& BlockCache::state_of(std::uintptr_t key, std::uint64_t capture, Stream stream) {
@@ -394,14 +393,14 @@ void BlockCache::deallocate(void* pointer, Stream stream) noexcept {
     return;  // a new stream, and not even room to note it
   }
   if (home != nullptr) {
-    if (owner->capture != 0 && owner != home) {
+    if (owner->capture != 0 && owner->capture != home->capture) {
       block->also = owner;
       ++owner->num_used;
       block->next = held_;
       held_ = block;
       return;
     }
-    owner = home;
+    if (owner->capture == 0) owner = home;
     block->home = nullptr;
     --home->num_used;
   }

@@ -37,8 +37,8 @@ struct Segment {
 };
 
 /// Free blocks whose last user was one stream. `event` marks the end of their use when `marked`.
-/// Or those of one capture into a graph, which replays may use at any time until the graph is `gone`: they serve this
-/// capture only and are never marked.
+/// Or those of one stream's part of a capture into a graph, which replays may use at any time until the graph is
+/// `gone`: they serve this part only (the other streams' nodes may run side by side with it) and are never marked.
 struct StreamState {
   std::uintptr_t key = 0;
   std::uint64_t capture = 0;
