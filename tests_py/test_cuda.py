@@ -60,6 +60,7 @@ def test_graph_replay_with_other_lengths_and_pages():
         return fk.attention_paged(q, k_pages, v_pages, table, lengths)
 
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # warm-up: what the capture needs is then in the cache
         for _ in range(3):
             step()
@@ -98,6 +99,7 @@ def test_decode_replays_with_any_lengths(heads_q, heads_kv, page_size, batch):
     def step() -> None:
         fk.attention_paged(q, k_pages, v_pages, table, lengths, out=out)
 
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         step()
     torch.cuda.synchronize()
@@ -138,6 +140,45 @@ def test_decode_replays_with_any_lengths(heads_q, heads_kv, page_size, batch):
             )
             k, v = (x.repeat_interleave(heads_q // heads_kv, 0) for x in (k, v))
             assert (out[b].double() - sdpa(q[b], k, v)).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize(("heads_q", "heads_kv"), [(32, 8), (4, 4)])
+def test_lengths_written_during_a_call_spoil_that_call_only(heads_q, heads_kv):
+    """Blocks that read different lengths disagree on shares and on who merges: nothing of it outlives the call."""
+    batch, dim, page_size, columns = 40, 128, 16, 64
+    k_pages, v_pages = (normal(512, page_size, heads_kv, dim, seed=seed) for seed in range(2))
+    q = normal(batch, heads_q, 1, dim, seed=2)
+    rng = np.random.default_rng(0)
+    table = torch.from_numpy(rng.integers(0, 512, (batch, columns)).astype(np.int32)).cuda()
+    some, others = (
+        torch.from_numpy(rng.integers(0, columns * page_size + 1, batch).astype(np.int32)).cuda() for _ in range(2)
+    )
+    lengths, side = some.clone(), torch.cuda.Stream()
+    out = torch.empty_like(q)
+
+    def step() -> None:
+        fk.attention_paged(q, k_pages, v_pages, table, lengths, out=out)
+
+    step()
+    expected = out.clone()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(20):
+        torch.cuda.synchronize()
+        for _ in range(10):
+            step()
+            graph.replay()
+            with torch.cuda.stream(side):
+                for source in (others, some, others, some):
+                    lengths.copy_(source)
+        torch.cuda.synchronize()
+        lengths.copy_(some)
+        for run in (step, graph.replay):
+            out.fill_(float("nan"))
+            run()
+            assert torch.equal(out, expected)
 
 
 def test_branches_of_a_capture_have_workspaces_of_their_own():

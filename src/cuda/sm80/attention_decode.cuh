@@ -144,7 +144,10 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
   if (p.is_paged()) prefetch_table(p);
   const Schedule schedule(p, plan);
   if (static_cast<int>(blockIdx.x) >= schedule.blocks()) {
+    Departure departure(counters, plan.blocks);
+    if (kMergesInBlock && !plan.combine_apart) departure.announce();
     if (warp == 0) store_empty_sequences<T>(p, plan.vectors_out);
+    departure.finish();
     return;
   }
   // The segment that all warps are in, and the next one: in shared memory, registers are full.
@@ -169,6 +172,11 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
   int slot = 0;
 
   __syncthreads();
+  if (kMergesInBlock && !plan.combine_apart && !there[0]) {  // somebody wrote lengths meanwhile
+    Departure departure(counters, plan.blocks);
+    departure.announce();
+    departure.finish();
+  }
 #pragma unroll 1
   for (int turn = 0; there[turn]; turn ^= 1) {
     const Segment& segment = segments[turn];
@@ -410,6 +418,9 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
     __syncthreads();
 
     const bool whole = segment.begins() && segment.ends();
+    Departure departure(counters, plan.blocks);
+    const bool leaves = kMergesInBlock && !plan.combine_apart && !there[turn ^ 1];
+    if (leaves && whole) departure.announce();
     for (int at = static_cast<int>(threadIdx.x); at < plan.heads * rows * (kDim / 4); at += plan.warps * kWarp) {
       const int column = at % (kDim / 4) * 4, row = at / (kDim / 4) % rows, h = at / (kDim / 4) / rows;
       float highest = -INFINITY;
@@ -436,24 +447,25 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
         if (column == 0) *reinterpret_cast<float2*>(partial + kDim) = float2{highest, total};
       }
     }
-    if constexpr (kMergesInBlock) {
-      if (whole || plan.combine_apart) continue;
-
-      // The last block of the pair to arrive merges what all have left. The counter is zero again then.
+    if (kMergesInBlock && !whole && !plan.combine_apart) {
+      // The last block of the pair to arrive merges what all have left.
       const int first = schedule.block_of(segment.start),
                 last = schedule.block_of(segment.start + segment.pair.count() - 1);
       __syncthreads();
       if (threadIdx.x == 0) is_last = ptx::fetch_add_acq_rel(counters + first, 1) == last - first;
       __syncthreads();
-      if (!is_last) continue;
-      if (threadIdx.x == 0) counters[first] = 0;
-      for (int at = warp; at < plan.heads * rows; at += plan.warps) {
+      if (leaves) departure.announce();
+      for (int at = warp; is_last && at < plan.heads * rows; at += plan.warps) {
         const int row = at % rows, h = at / rows;
         Part<kDim, 24> part;
         part.add(plan, partials, first, first, last + 1, h, row);
         const std::int64_t g = segment.head_group * plan.heads + h;
         part.template store<T>(p, plan, segment.b, g * group + row % group, query_of(row, group));
       }
+    }
+    if (leaves) {
+      departure.finish();
+      break;
     }
   }
   ptx::cp_async_wait<0>();
@@ -483,7 +495,7 @@ void attention_decode_instance(const AttentionParams& p, void* workspace, Stream
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   const DecodePlan plan = plan_decode<kDim>(p);
-  const ZeroedMemory counters(p.device.index, plan.blocks * sizeof(int), stream);
+  const ZeroedMemory counters(p.device.index, Departure::bytes(plan.blocks), stream);
   launch_attention_decode<T, WideKeys<T>, kDim>(p, plan, static_cast<float*>(workspace),
                                                 static_cast<int*>(counters.data()), native(stream));
 }

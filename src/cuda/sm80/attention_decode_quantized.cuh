@@ -132,7 +132,7 @@ void attention_decode_quantized_instance(const AttentionParams& p, void* workspa
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   const DecodePlan plan = plan_decode<kDim, 1>(p);
-  const ZeroedMemory counters(p.device.index, plan.blocks * sizeof(int), stream);
+  const ZeroedMemory counters(p.device.index, Departure::bytes(plan.blocks), stream);
   auto* const partials = static_cast<float*>(workspace);
   auto* const zeros = static_cast<int*>(counters.data());
   if (p.dtype == DType::kInt8)

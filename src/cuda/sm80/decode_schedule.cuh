@@ -2,6 +2,8 @@
 // other, are cut into equal shares, one a block. Every block works its share out from the lengths on the device, so
 // that nothing depends on them on the host. Used by attention_decode.cuh; the functions here are warp-wide. Stream-K:
 // Osama et al. (2023); Flash-Decoding: Dao et al. (2023).
+// Invariant: lengths that somebody writes meanwhile, so that two readings differ, give wrong shares, but every walk
+// ends and every sequence and block that is named exists.
 #pragma once
 
 #include "cuda/sm80/attention_decode.hpp"
@@ -61,7 +63,8 @@ class Schedule {
   /// The block whose share holds a place.
   __device__ int block_of(unsigned place) const {
     const unsigned in_longer = longer_ * (share_ + 1);
-    return static_cast<int>(place < in_longer ? place / (share_ + 1) : longer_ + (place - in_longer) / share_);
+    const unsigned block = place < in_longer ? place / (share_ + 1) : longer_ + (place - in_longer) / max(share_, 1u);
+    return static_cast<int>(min(block, max(blocks_, 1u) - 1));
   }
 
   /// The pair of a number: head groups of a sequence are neighbours.
@@ -76,10 +79,10 @@ class Schedule {
     return {b, static_cast<int>(head_group), before * head_groups_ + head_group * count, count};
   }
 
-  /// The pair that holds a place.
+  /// The pair that holds a place; of no granules where there is none.
   __device__ Pair pair_at(const AttentionParams& p, unsigned place) const {
     unsigned before = 0;
-    for (int base = 0;; base += kWarp) {
+    for (int base = 0; base < p.batch; base += kWarp) {
       const unsigned count = base == 0 ? first_count_ : granules_of(p, base + lane_);
       unsigned through = count;  // of the sequences up to this lane's
 #pragma unroll
@@ -97,6 +100,7 @@ class Schedule {
       }
       before += __shfl_sync(kFullMask, through, kWarp - 1);
     }
+    return {};
   }
 
  private:
@@ -125,6 +129,7 @@ class SegmentWalk {
     const unsigned begin = schedule.begin(static_cast<unsigned>(block));
     left_ = static_cast<int>(schedule.begin(static_cast<unsigned>(block) + 1) - begin);
     const Pair pair = schedule.pair_at(p, begin);
+    if (pair.count == 0) left_ = 0;
     next_.b = pair.b;
     next_.head_group = pair.head_group;
     next_.range = KeyRange(p, pair.b);
@@ -135,7 +140,7 @@ class SegmentWalk {
 
   __device__ bool next(const AttentionParams& p, int head_groups, Segment& segment) {
     if (left_ == 0) return false;
-    next_.end = min(next_.pair.end, next_.first + left_);
+    next_.end = max(next_.first, min(next_.pair.end, next_.first + left_));
     segment = next_;
     left_ -= next_.end - next_.first;
     if (left_ > 0) {
@@ -143,7 +148,11 @@ class SegmentWalk {
       if (++next_.head_group == head_groups) {
         next_.head_group = 0;
         do {
-          next_.range = KeyRange(p, ++next_.b);
+          if (++next_.b >= p.batch) {
+            left_ = 0;
+            return true;
+          }
+          next_.range = KeyRange(p, next_.b);
           next_.pair = Granules(next_.range);
         } while (next_.pair.count() == 0);
       }
