@@ -200,7 +200,8 @@ k_pages: [num_pages, page_size, heads_kv, head_dim]; v_pages: [num_pages, page_s
 block_table: int32 [batch, max_pages]. Entries past a sequence's last page, and those of pages wholly before the window of
    its first query, are not used: any value is allowed there. A kernel may read them, so each row must be memory of its
    stated width.
-seq_lens: int32 or int64 [batch]: keys of each sequence, those of the new queries included.
+seq_lens: int32 or int64 [batch]: keys of each sequence, those of the new queries included. On a GPU, lengths and table are
+   read while the call runs, by many blocks: another stream that writes them waits for it.
 cu_seqlens_q: int32 or int64 [batch + 1]: where each sequence's queries start.
 max_seqlen_q: bound of the query lengths; needed with cu_seqlens_q on a GPU, found from it on the CPU.
 causal, window, softcap, scale, alibi_slopes, sinks: as in `attention`, with each sequence's own seq_k.

@@ -55,7 +55,8 @@ FK_API void attention_varlen(const TensorView& q, const TensorView& k, const Ten
 /// int32 or int64 [batch] (keys of each sequence, the new ones included). q and out are [batch, heads_q, seq_q, *] with
 /// lse [batch, heads_q, seq_q], or, with `cu_seqlens_q` [batch + 1], [total_q, heads_q, *] with lse [heads_q, total_q]
 /// and `max_seqlen_q`. Table entries past a sequence's last page, and of pages wholly before the window of its first
-/// query, are not used: any value is allowed there. Kernels may read them, so a row is memory of max_pages entries.
+/// query, are not used: any value is allowed there. Kernels may read them, so a row is memory of max_pages entries. On
+/// a GPU both are read while the call runs, by many blocks: another stream that writes them waits for it.
 FK_API void attention_paged(const TensorView& q, const TensorView& k_pages, const TensorView& v_pages,
                             const TensorView& block_table, const TensorView& seq_lens, const TensorView& cu_seqlens_q,
                             std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse,
