@@ -11,6 +11,7 @@
 #include "cuda/host/cuda_check.hpp"
 #include "cuda/host/device.hpp"
 #include "flashkernel/error.hpp"
+#include "flashkernel/memory_resource.hpp"
 
 namespace flashkernel::cuda {
 namespace {

@@ -4,8 +4,11 @@
 
 #include <cstddef>
 
-#include "flashkernel/memory_resource.hpp"
 #include "flashkernel/stream.hpp"
+
+namespace flashkernel {
+class MemoryResource;
+}
 
 namespace flashkernel::cuda {
 

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "cuda/ptx/math.cuh"
-#include "flashkernel/linear.hpp"
+#include "flashkernel/types.hpp"
 
 namespace flashkernel::cuda {
 

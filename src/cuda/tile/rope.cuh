@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <mutex>
 
 #include "cuda/tile/vector.cuh"
 #include "ops/rope_params.hpp"
@@ -27,9 +26,7 @@ inline RopeFrequencies rope_frequencies(const RopeSpec& spec, std::int64_t first
     double theta = 0.0;
   };
   if (spec.inv_freq) return {};
-  static std::mutex mutex;
-  static Last last;  // a model asks for the same ones again and again
-  const std::lock_guard<std::mutex> lock(mutex);
+  static thread_local Last last;  // a model asks for the same ones again and again
   if (last.rotary_dim != spec.rotary_dim || last.theta != spec.theta || last.first_pair != first_pair) {
     const auto rotary_dim = static_cast<double>(spec.rotary_dim);
     for (int i = 0; i < kMostFrequencies && first_pair + i < spec.rotary_dim / 2; ++i)
