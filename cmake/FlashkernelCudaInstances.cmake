@@ -4,14 +4,14 @@
 # does not depend on the dtype is compiled once. No file should take over 30 s: it holds up the end of a parallel build.
 set(_instances
     # op             arch  dtypes      head_dim buckets
-    "attention_fwd | sm75 | f16      | 32+64+96 128+192+256"
-    "attention_bwd | sm75 | f16      | 32+64 96+128"
-    "attention_fwd | sm80 | f16 bf16 | 32+64 96+128 192+256"
-    "attention_fwd | sm80 | f32      | 32+64 96+128 192+256"
-    "attention_fwd | sm90a | f16 bf16 | 64 96 128 192 256"
-    "attention_bwd | sm90a | f16 bf16 | 64 96 128"
-    "attention_bwd | sm80 | f16 bf16 | 32 64 96 128 192 256"
-    "attention_bwd | sm80 | f32      | 32 64 96 128"
+    "attention_fwd | sm75 | f16      | 32+64+96+128+192+256"
+    "attention_bwd | sm75 | f16      | 32+64+96+128"
+    "attention_fwd | sm80 | f16 bf16 | 32+64+96+128 192+256"
+    "attention_fwd | sm80 | f32      | 32+64+96+128 192+256"
+    "attention_fwd | sm90a | f16 bf16 | 64+96 128+192 256"
+    "attention_bwd | sm90a | f16 bf16 | 64+96+128"
+    "attention_bwd | sm80 | f16 bf16 | 32 64 96 128 192+256"
+    "attention_bwd | sm80 | f32      | 32+64 96+128"
     "attention_decode | sm80 | f16 bf16 | 64 128 192 256"
     "attention_decode_quantized | sm80 | f16 bf16 | 64 128 256"
     "attention_decode | sm90a | f16 bf16 | 64+128")

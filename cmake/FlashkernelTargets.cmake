@@ -40,10 +40,13 @@ function(flashkernel_add_objects name)
   set(_object_libraries ${_object_libraries} ${name} PARENT_SCOPE)
 endfunction()
 
-file(GLOB _portable CONFIGURE_DEPENDS ${_src}/core/*.cpp ${_src}/ops/*.cpp ${_src}/cpu/*.cpp ${_src}/cpu/scalar/*.cpp
-     ${_src}/memory/*.cpp)
-list(FILTER _portable EXCLUDE REGEX "memory/cuda_")
-flashkernel_add_objects(flashkernel_portable ${_portable})
+# Ninja starts objects in this order: those that take long first, so that no core waits for one of them at the end.
+if(FLASHKERNEL_WITH_CUDA)
+  include(FlashkernelCudaTargets)
+else()
+  file(GLOB _no_cuda CONFIGURE_DEPENDS ${_src}/no_cuda/*.cpp)
+  flashkernel_add_objects(flashkernel_no_cuda ${_no_cuda})
+endif()
 
 # CPU kernels for newer instruction sets: each folder has its flags, and kernels.cpp learns that the folders exist.
 # They use builtins and pragmas that GCC and Clang share; another compiler builds the scalar kernels alone.
@@ -71,12 +74,10 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_CXX_COMPILE
   endforeach()
 endif()
 
-if(FLASHKERNEL_WITH_CUDA)
-  include(FlashkernelCudaTargets)
-else()
-  file(GLOB _no_cuda CONFIGURE_DEPENDS ${_src}/no_cuda/*.cpp)
-  flashkernel_add_objects(flashkernel_no_cuda ${_no_cuda})
-endif()
+file(GLOB _portable CONFIGURE_DEPENDS ${_src}/core/*.cpp ${_src}/ops/*.cpp ${_src}/cpu/*.cpp ${_src}/cpu/scalar/*.cpp
+     ${_src}/memory/*.cpp)
+list(FILTER _portable EXCLUDE REGEX "memory/cuda_")
+flashkernel_add_objects(flashkernel_portable ${_portable})
 
 set(_objects)
 foreach(_library IN LISTS _object_libraries)

@@ -1,5 +1,5 @@
 // C = A B^T with a fused epilogue on mma.sync: what linear and its gradient ask for. A is [m, k] and B is [n, k], each
-// stored along k ("k-major") or along its other dim. The kernels are in gemm.cuh, one instance file a dtype.
+// stored along k ("k-major") or along its other dim. The kernels are in gemm.cuh, their instances in gemm_*.cu.
 #pragma once
 
 #include <cuda_runtime.h>

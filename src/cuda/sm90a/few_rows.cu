@@ -1,10 +1,12 @@
-// few_rows.cuh and few_rows_direct.cuh for __half.
+// few_rows.cuh and few_rows_direct.cuh for __half and __nv_bfloat16.
 #include "cuda/sm90a/few_rows.cuh"
 #include "cuda/sm90a/few_rows_direct.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
 template void few_rows<__half>(const FewRowsProblem&, const FewRowsPlan&, cudaStream_t);
+template void few_rows<__nv_bfloat16>(const FewRowsProblem&, const FewRowsPlan&, cudaStream_t);
 template void few_rows_direct<__half>(const FewRowsProblem&, const FewRowsDirectPlan&, cudaStream_t);
+template void few_rows_direct<__nv_bfloat16>(const FewRowsProblem&, const FewRowsDirectPlan&, cudaStream_t);
 
 }  // namespace flashkernel::cuda::sm90a
