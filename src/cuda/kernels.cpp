@@ -342,10 +342,10 @@ KernelTable<AttentionParams> cuda_kernels() {
                           cuda::sm80::op##_##suffix##_d##dim, kDecode + 1),
 #include "cuda/sm80/attention_decode_quantized_instances.inc"
 #undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)                                                                            \
-  hopper<AttentionParams>("attention_fwd/cuda/sm90a/decode/" #suffix "/d" #dim,                                        \
-                          cuda::sm90a::op##_supports<DType::dtype, dim>, nullptr, cuda::sm90a::op##_##suffix##_d##dim, \
-                          kDecode + 2),
+#define FK_INSTANCE(op, suffix, dtype, dim)                                                                \
+  hopper<AttentionParams>("attention_fwd/cuda/sm90a/decode/" #suffix "/d" #dim,                            \
+                          cuda::sm90a::op##_supports<DType::dtype, dim>, cuda::sm90a::op##_workspace<dim>, \
+                          cuda::sm90a::op##_##suffix##_d##dim, kDecode + 2),
 #include "cuda/sm90a/attention_decode_instances.inc"
 #undef FK_INSTANCE
       generic<AttentionParams>("attention_fwd/cuda/generic/decode", cuda::attention_fwd_decode_supports,

@@ -73,6 +73,25 @@ void cases(CaseList& list) {
     paged("room_for_many_alone", spec);
     spec.lengths = {700, 5, 0, 40};
     paged("room_for_many", spec);
+    // Room for so many that a cluster takes up to 16 query heads; for more, that sequences are cut into pieces.
+    for (const std::int64_t spare : {900, 2048}) {
+      for (const std::int64_t group : {12, 16, 20, 32}) {
+        spec = base;
+        spec.spare_columns = spare;
+        spec.common.heads_q = group, spec.common.heads_kv = 1;
+        const std::string name = (spare == 900 ? "room_for_tiles_" : "room_for_pieces_") + std::to_string(group);
+        spec.lengths = {700, 5, 0, 40};
+        paged(name, spec);
+        spec.common.sinks = true;
+        spec.lengths = {spare == 900 ? 0 : 5};
+        paged(name + "_alone", spec);
+      }
+    }
+    spec = base;
+    spec.spare_columns = 4096;
+    spec.common.heads_q = 8, spec.common.heads_kv = 1;
+    spec.lengths = {900};
+    paged("pieces_for_one_head", spec);
     spec = base;
     spec.common.sinks = true;
     spec.lengths = {0, 100, 0};

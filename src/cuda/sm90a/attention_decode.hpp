@@ -16,11 +16,16 @@ namespace flashkernel::cuda::sm90a {
 using attention_decode_params = AttentionParams;  // what the generated instances call it
 
 inline constexpr int kGranule = 16;           // keys that a warp takes at a time; they lie in one page
-inline constexpr int kMostRows = 8;           // query heads of a cluster: the columns of one matrix instruction
-inline constexpr int kMostParts = 4;          // of a kv head's query heads, 8 at most in each
+inline constexpr int kTileRows = 8;           // query heads: the columns of one matrix instruction
+inline constexpr int kMostTiles = 2;          // of a cluster's query heads
+inline constexpr int kMostParts = 4;          // of a kv head's query heads, 8 at most in each, or 16
 inline constexpr int kMostDecodeBlocks = 16;  // of a cluster, the most that 9.0 has
 inline constexpr int kMostSequences = 32;     // a lane each
 inline constexpr std::int64_t kWideFrom = 4096, kWideFromInAll = 131072;  // keys: of a sequence, of all and their heads
+// Where two tiles serve: parts of 8 would read more keys than this in all, of sequences that are no shorter than that.
+inline constexpr std::int64_t kTilesFrom = 98304, kTilesFromLength = 2048;
+inline constexpr std::int64_t kPiecesFrom = 16384;     // keys of a sequence
+inline constexpr std::int64_t kMostKeysOfOne = 32768;  // in parts of 8: keys of a call's one sequence
 
 /// How a call is spread over the device: `groups` clusters for each kv head, or for each part of its query heads.
 struct ClusterPlan {
@@ -28,8 +33,11 @@ struct ClusterPlan {
   int groups = 1;                   // of sequences, as many as there are sequences at most
   int parts = 1;                    // of a kv head's query heads
   int rows = 0;                     // query heads of a part
+  int tiles = 1;                    // of 8 rows, in the instance that serves
   int log2_granules_of_page = 0;
   bool wide = false;  // blocks of twice the warps, one a multiprocessor
+  int pieces = 1;     // of a sequence, each with its own result: another kernel merges them
+  bool late = false;  // the next kernel is let in when the keys are read, not before
 };
 
 /// A block a multiprocessor, or fewer: two blocks fit one, and those that share it finish last (measured on an H200:
@@ -43,31 +51,55 @@ struct ClusterPlan {
 ///
 /// Parts of a kv head's query heads, with several sequences, take wide blocks, too, and a cluster for as few sequences
 /// as there is room for (32 x 1024 of 32/1 heads: 12.0 us in 128 clusters of one block, 17.0 in 32 of two).
+///
+/// Long calls of parts take parts of 16 rows, two tiles, which read the keys half as often (32 x 4096 of 32/1 heads:
+/// 27.7 us, 31.1 in parts of 8, 44.3 by sm80's kernel). Where their sequences are few and long, or kv heads too few for
+/// clusters, each is cut into pieces that are sequences of their own until a second kernel merges them (1 x 65536 of
+/// 32/1 heads: 19.6 us for 29.8).
 inline ClusterPlan plan_cluster(const AttentionParams& p) {
   ClusterPlan plan;
-  const std::int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 0;
-  while (plan.parts < kMostParts && (group > plan.parts * kMostRows || group % plan.parts != 0)) ++plan.parts;
-  plan.rows = static_cast<int>(group / plan.parts);
+  const std::int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 0, keys = p.batch * p.seq_k * p.heads_kv;
   const std::int64_t num_sms = cuda_device_properties(p.device.index).num_sms;
-  const std::int64_t heads = std::max<std::int64_t>(1, p.heads_kv * plan.parts);
+  const auto parts_of = [&](std::int64_t most_rows) {
+    int parts = 1;
+    while (parts < kMostParts && (group > parts * most_rows || group % parts != 0)) ++parts;
+    return parts;
+  };
   const auto fill = [&](std::int64_t clusters, std::int64_t blocks) {
     plan.blocks = 1;
     while (2 * plan.blocks <= kMostDecodeBlocks && clusters * 2 * plan.blocks <= blocks) plan.blocks *= 2;
   };
-  fill(heads, num_sms * 3 / 4);
-  plan.wide = p.head_dim == 128 && plan.parts == 1 && p.seq_k >= kWideFrom &&
-              p.batch * p.seq_k * p.heads_kv >= kWideFromInAll && 5 * heads * plan.blocks >= 2 * num_sms;
-  const auto deal = [&](std::int64_t at_once) {  // whole sequences to groups
-    at_once = std::max<std::int64_t>(1, std::min(p.batch, at_once));
-    const std::int64_t sequences = (p.batch + at_once - 1) / at_once;  // of a group
-    plan.groups = static_cast<int>((p.batch + sequences - 1) / sequences);
+  plan.parts = parts_of(kTileRows);
+  fill(std::max<std::int64_t>(1, p.heads_kv * plan.parts), num_sms * 3 / 4);
+  const bool fills = 5 * p.heads_kv * plan.parts * plan.blocks >= 2 * num_sms;  // blocks without groups and pieces
+  if (p.head_dim == 128 && group <= kMostParts * kTileRows) {
+    const int parts = parts_of(kMostTiles * kTileRows);
+    const bool fewer = parts < plan.parts && p.seq_k >= kTilesFromLength &&
+                       (keys * plan.parts > kTilesFrom || (p.batch == 1 && keys > kMostKeysOfOne));
+    const bool few_heads =
+        p.batch == 1 && plan.parts == 1 && !fills && p.seq_k >= kPiecesFrom && keys >= kWideFromInAll / 2;
+    if (fewer || few_heads) plan.tiles = kMostTiles, plan.parts = parts;
+  }
+  plan.rows = static_cast<int>(group / plan.parts);
+  const std::int64_t heads = std::max<std::int64_t>(1, p.heads_kv * plan.parts);
+  plan.wide = p.head_dim == 128 && plan.parts == 1 && plan.tiles == 1 && p.seq_k >= kWideFrom &&
+              keys >= kWideFromInAll && fills;
+  const auto deal = [&](std::int64_t at_once) {  // whole sequences, or pieces, to groups
+    const std::int64_t all = p.batch * plan.pieces;
+    at_once = std::max<std::int64_t>(1, std::min(all, at_once));
+    const std::int64_t sequences = (all + at_once - 1) / at_once;  // of a group
+    plan.groups = static_cast<int>((all + sequences - 1) / sequences);
   };
-  if (p.batch > 1 && plan.parts > 1 && p.head_dim == 128) {
+  if (plan.tiles > 1 || (p.batch > 1 && plan.parts > 1 && p.head_dim == 128)) {
     plan.wide = true;
+    if (plan.tiles > 1 && p.seq_k >= kPiecesFrom)
+      plan.pieces = static_cast<int>(
+          std::max<std::int64_t>(1, std::min<std::int64_t>(kMostSequences, num_sms / (2 * heads)) / p.batch));
     deal(num_sms / heads);
     fill(heads * plan.groups, num_sms);
     // Clusters of 4 and more leave some multiprocessors of a GPC over: 30 of 4 and 15 of 8 run at a time on an H200.
     if (plan.blocks > 2) fill(heads * plan.groups, num_sms * 9 / 10);
+    plan.late = plan.tiles > 1 && plan.blocks > 2;
   } else if (p.batch > 1 && !plan.wide) {
     fill(heads * (p.batch % 8 == 0 ? 8 : std::min<std::int64_t>(p.batch, 4)), num_sms);
     if (plan.blocks == 1 && heads * 2 <= num_sms) plan.blocks = 2;
@@ -83,19 +115,30 @@ inline ClusterPlan plan_cluster(const AttentionParams& p) {
 /// Where sm80's kernel, whose blocks share everything, is the better one.
 inline Verdict worth_clusters(const AttentionParams& p) {
   const ClusterPlan plan = plan_cluster(p);
-  if (plan.rows > kMostRows || plan.rows * plan.parts * p.heads_kv != p.heads_q)
+  if (plan.rows * plan.parts * p.heads_kv != p.heads_q || plan.rows > plan.tiles * kTileRows)
     return "query heads of a kv head are not 1 to 4 parts of up to 8";
   const std::int64_t keys = p.batch * p.seq_k * p.heads_kv, num_sms = cuda_device_properties(p.device.index).num_sms;
   const std::int64_t blocks = p.heads_kv * plan.parts * plan.blocks * plan.groups;
-  // Every part reads all keys, from the L2 cache after the first one: up to 32 MB at d128 (16 MB of one sequence; 64 MB
-  // in two parts on most multiprocessors) that costs less than what the other kernel spends on starting and merging.
-  const bool two_parts = plan.parts == 2 && p.batch > 1 && plan.wide && 4 * blocks >= 3 * num_sms;
-  if (plan.parts > 1 && keys > (p.batch == 1 ? 32768 : two_parts ? 131072 : 65536))
-    return "more than 8 query heads a kv head and many keys";
+  // Every part reads all keys, from the L2 cache after the first one: up to 32 MB at d128 (16 MB of one sequence) that
+  // costs less than what the other kernel spends on starting and merging. In parts of 16 rows, up to 128 MB; in one, up
+  // to 256 MB, where the other kernel has caught up or, with sequences of any length, shares them better.
+  const std::int64_t most = plan.tiles > 1    ? (plan.parts > 1 ? 262144 : 524288)
+                            : plan.parts == 1 ? keys
+                            : p.batch == 1    ? kMostKeysOfOne
+                                              : 65536;
+  if (keys > most) return "more than 8 query heads a kv head, or kv heads too few for clusters, and many keys";
   // 64 blocks read 3.6 TB/s on an H200, 57 GB/s each: 512 keys of d128 take 5 us, what the other kernel starts later.
   if (5 * blocks < 2 * num_sms && keys * plan.parts > 512 * blocks)
     return "kv heads and sequences are too few to fill the device with clusters, and keys too many for a few blocks";
   return Verdict::ok();
+}
+
+/// For the results of pieces.
+template <int kDim>
+std::size_t attention_decode_workspace(const AttentionParams& p) {
+  const ClusterPlan plan = plan_cluster(p);
+  return plan.pieces == 1 ? 0
+                          : sizeof(float) * static_cast<std::size_t>(p.batch * plan.pieces * p.heads_q * (kDim + 2));
 }
 
 template <DType kDtype, int kDim>

@@ -9,10 +9,10 @@
 
 namespace flashkernel::cuda::sm90a {
 
-template <class T, int kDim, int kStages, bool kAlone>
+template <class T, int kDim, int kStages, class Schedule>
 class GranuleProducer {
  public:
-  using Schedule = ClusterSchedule<kAlone>;
+  static constexpr bool kAlone = Schedule::kAlone;
   using Tile = SharedTile<kDim>;
   static constexpr std::uint32_t kTileBytes = kGranule * Tile::kPitch;
   static constexpr int kAcross = 8, kRowsAtOnce = kWarp / kAcross;  // lanes a row, 16 bytes each
@@ -24,9 +24,8 @@ class GranuleProducer {
                              unsigned first, unsigned step)
       : ring_(ring), place_(first), step_(step), head_(head) {
     if constexpr (kAlone) {
-      next_.b = 0;
       next_.granule = static_cast<int>(first + lane() * step);
-      next_.page = page(p, plan, next_);
+      next_.page = page(p, plan, 0, next_.granule);
     }
     const int row = lane() / kAcross, chunk = lane() % kAcross;
     lane_k_ = row * p.stride_k_token + chunk * 8;
@@ -69,16 +68,16 @@ class GranuleProducer {
 
  private:
   struct Place {
-    int b = 0, granule = 0;
+    int sequence = 0, granule = 0;
     std::int32_t page = 0;
   };
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x % kWarp); }
 
-  __device__ static std::int32_t page(const AttentionParams& p, const ClusterPlan& plan, const Place& at) {
-    if (!p.is_paged()) return at.b;
-    const int column = at.granule >> plan.log2_granules_of_page;
-    return column < p.max_pages ? p.block_table[at.b * p.stride_block_table + column] : -1;
+  __device__ static std::int32_t page(const AttentionParams& p, const ClusterPlan& plan, int b, int granule) {
+    if (!p.is_paged()) return b;
+    const int column = granule >> plan.log2_granules_of_page;
+    return column < p.max_pages ? p.block_table[b * p.stride_block_table + column] : -1;
   }
 
   /// The lane's place among the sequences, and its page.
@@ -86,20 +85,22 @@ class GranuleProducer {
     next_ = Place{};
     next_.granule = static_cast<int>(place);
     if constexpr (!kAlone) {
-      for (int b = schedule.first_sequence(); b < p.batch; ++b) {  // the last one that begins at or before the place
-        const unsigned start = __shfl_sync(kFullMask, schedule.start, b);
+      // The last one that begins at or before the place.
+      for (int i = schedule.first_sequence(); i < schedule.num_sequences; ++i) {
+        const unsigned start = __shfl_sync(kFullMask, schedule.start, i);
         if (start >= schedule.end) break;
-        if (place >= start) next_.b = b, next_.granule = static_cast<int>(place - start);
+        if (place >= start) next_.sequence = i, next_.granule = static_cast<int>(place - start);
       }
     }
-    next_.page = place < schedule.end ? page(p, plan, next_) : -1;
+    const int granule = next_.granule + schedule.skipped_of(next_.sequence);
+    next_.page = place < schedule.end ? page(p, plan, schedule.batch_of(plan, next_.sequence), granule) : -1;
   }
 
   /// From what was looked up.
   __device__ void make_addresses(const AttentionParams& p, const Schedule& schedule) {
-    const int length = __shfl_sync(kFullMask, schedule.length, next_.b);
+    const int length = __shfl_sync(kFullMask, schedule.length, next_.sequence);
     rows_ = min(max(length - next_.granule * kGranule, 0), kGranule);
-    std::int64_t slot = std::int64_t{next_.granule} * kGranule;
+    std::int64_t slot = (std::int64_t{next_.granule} + schedule.skipped_of(next_.sequence)) * kGranule;
     if (p.is_paged()) {
       slot &= p.page_size - 1;
       if (next_.page < 0 || next_.page >= p.num_pages) rows_ = 0, next_.page = 0;  // a bad table reads nothing

@@ -10,28 +10,45 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// kAlone: there is one sequence.
-template <bool kAlone>
+/// kAlone_: there is one sequence. kPieces: what is called a sequence here may be one of plan.pieces pieces of one,
+/// with their own results.
+template <bool kAlone_, bool kPieces>
 class ClusterSchedule {
  public:
+  static constexpr bool kAlone = kAlone_;
   int length;           // of sequence `lane`: keys
   unsigned count;       // its granules; none if the sequence is another group's
   unsigned start;       // the place of its first one
   unsigned total;       // of this group
   unsigned begin, end;  // this block's places; all of them when there is one sequence
+  int num_sequences;
 
-  /// Keys of sequence `lane`.
-  __device__ static int load_length(const AttentionParams& p) {
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
-    if (lane >= p.batch) return 0;
+  /// Sequence of the batch that a piece belongs to.
+  __device__ static int batch_of(const ClusterPlan& plan, int sequence) {
+    return kPieces ? sequence / plan.pieces : sequence;
+  }
+  /// Keys of sequence `lane`, all pieces.
+  __device__ static int load_length(const AttentionParams& p, const ClusterPlan& plan) {
+    const int b = batch_of(plan, static_cast<int>(threadIdx.x % kWarp));
+    if (b >= p.batch) return 0;
     if (!p.is_paged()) return static_cast<int>(p.seq_k);
     // Lengths on a GPU are not checked by the host: a bad one must not lead past the table.
-    return static_cast<int>(max(std::int64_t{0}, min(p.seq_lens[lane], p.max_pages * p.page_size)));
+    return static_cast<int>(max(std::int64_t{0}, min(p.seq_lens[b], p.max_pages * p.page_size)));
   }
 
   __device__ ClusterSchedule(const AttentionParams& p, const ClusterPlan& plan, int rank, int group, int length)
-      : length(length), lane_(static_cast<int>(threadIdx.x % kWarp)), log2_blocks_(plan.log2_blocks) {
+      : length(length),
+        num_sequences(static_cast<int>(p.batch) * (kPieces ? plan.pieces : 1)),
+        lane_(static_cast<int>(threadIdx.x % kWarp)),
+        log2_blocks_(plan.log2_blocks) {
     count = static_cast<unsigned>(length + kGranule - 1) / kGranule;
+    if constexpr (kPieces) {
+      const auto pieces = static_cast<unsigned>(plan.pieces), piece = static_cast<unsigned>(lane_) % pieces;
+      const unsigned first = count * piece / pieces, last = count * (piece + 1) / pieces;
+      skipped_ = static_cast<int>(first);
+      this->length = max(0, min(length, static_cast<int>(last) * kGranule) - skipped_ * kGranule);
+      count = last - first;
+    }
     unsigned through = count;  // of the sequences up to this lane's
     if constexpr (!kAlone) {
 #pragma unroll
@@ -57,6 +74,8 @@ class ClusterSchedule {
     const bool before = lane_ < 1 << log2_blocks_ && run_begin(lane_) <= place;
     return __popc(__ballot_sync(kFullMask, before)) - 1;
   }
+  /// Granules of a sequence in front of the piece; warp-wide.
+  __device__ int skipped_of(int sequence) const { return kPieces ? __shfl_sync(kFullMask, skipped_, sequence) : 0; }
   /// The sequence of this block's first place.
   __device__ int first_sequence() const {
     return __popc(__ballot_sync(kFullMask, start + count <= begin));  // sequences past the batch end at `total`
@@ -86,7 +105,7 @@ class ClusterSchedule {
     start = min(max(start, first) - first, total);
   }
 
-  int lane_, log2_blocks_;
+  int lane_, log2_blocks_, skipped_ = 0;
 };
 
 }  // namespace flashkernel::cuda::sm90a
