@@ -19,7 +19,7 @@
 #include <sched.h>
 #endif
 #if defined(__x86_64__) || defined(_M_X64)
-#include <immintrin.h>
+#include <emmintrin.h>  // all of immintrin.h is half of what this file takes to compile
 #endif
 
 namespace flashkernel {

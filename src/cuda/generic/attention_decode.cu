@@ -234,13 +234,6 @@ void launch_instance(const AttentionParams& p, float* partials, cudaStream_t str
                   static_cast<unsigned>(p.batch));
   launch("attention_fwd decode", split_kernel<K, kRows, kElements>, {grid, dim3(kWarp, kWarps), 0, stream}, p, splits,
          vectors, partials);
-  visit_floating(p.dtype_q, [&](auto zero) {
-    launch("attention_fwd decode: combine", combine_kernel<decltype(zero)>,
-           {dim3(static_cast<unsigned>(group * p.seq_q), static_cast<unsigned>(p.heads_kv),
-                 static_cast<unsigned>(p.batch)),
-            128, 0, stream},
-           p, splits, partials);
-  });
 }
 
 template <class K, int kRows>
@@ -276,6 +269,13 @@ void attention_fwd_decode(const AttentionParams& p, void* workspace, Stream stre
     if (rows == 4) return launch_for_dim<K, 4>(p, partials, native(stream));
     if (rows == 2) return launch_for_dim<K, 2>(p, partials, native(stream));
     if constexpr (!kQuantized<K>) launch_for_dim<K, 1>(p, partials, native(stream));
+  });
+  const int splits = num_splits(p, rows_per_block(p));
+  const auto rows = static_cast<unsigned>(p.heads_q / p.heads_kv * p.seq_q);
+  visit_floating(p.dtype_q, [&](auto zero) {
+    launch("attention_fwd decode: combine", combine_kernel<decltype(zero)>,
+           {dim3(rows, static_cast<unsigned>(p.heads_kv), static_cast<unsigned>(p.batch)), 128, 0, native(stream)}, p,
+           splits, partials);
   });
 }
 

@@ -60,7 +60,9 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
            {static_cast<unsigned>(heads * plan.k_tiles), Shape::kThreads, Shape::kSharedBytes, s}, p, plan);
   }
   if (p.grad_q && q_blocks > 0) {
-    launch("attention_bwd sm80: grad_q", grad_q_kernel<T, kDim, kKind>, {q_blocks, 256, 0, s}, p, plan);
+    // Modified and narrow tiles of queries are the same.
+    constexpr BackwardKind kTiles = kKind == BackwardKind::kModified ? BackwardKind::kNarrow : kKind;
+    launch("attention_bwd sm80: grad_q", grad_q_kernel<T, kDim, kTiles>, {q_blocks, 256, 0, s}, p, plan);
   }
   if constexpr (Shape::kModified) {
     const BiasWalk walk(p);

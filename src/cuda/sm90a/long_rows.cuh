@@ -5,9 +5,7 @@
 // barrier; all blocks combine the same values in the same order.
 #pragma once
 
-#include <map>
-#include <mutex>
-
+#include "cuda/host/clusters.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -161,37 +159,13 @@ inline int blocks_of_cluster(std::int64_t vectors) {
   return blocks;
 }
 
-/// Clusters of `num_blocks` that the current device runs at once. Cached: asking takes microseconds.
-template <class... Params>
-int clusters_at_once(void (*kernel)(Params...), int num_blocks, int shared_bytes, int device) {
-  static std::mutex mutex;
-  static std::map<std::pair<std::pair<const void*, int>, int>, int> known;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto key = std::make_pair(std::make_pair(reinterpret_cast<const void*>(kernel), num_blocks), device);
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  const char* const name = "long rows: clusters at once";
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(num_blocks), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(num_blocks);
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int count = 0;
-  cuda_check(cudaOccupancyMaxActiveClusters(&count, kernel, &config), name);
-  return known[key] = count;
-}
-
 /// As many clusters as the GPU runs at once, or as there are rows.
 template <class... Params, class... Arguments>
 void launch_rows(const char* name, void (*kernel)(Params...), int slots, std::int64_t rows, std::int64_t vectors,
                  int device, Stream stream, const Arguments&... arguments) {
   const int blocks = blocks_of_cluster(vectors), bytes = slots * Slot::kBytes;
-  const std::int64_t most = std::max(1, clusters_at_once(kernel, blocks, bytes, device));
+  const std::int64_t most =
+      std::max(1, clusters_at_once(name, reinterpret_cast<const void*>(kernel), blocks, kThreads, bytes, device));
   const std::int64_t clusters = std::min(rows, most);
   LaunchShape shape{static_cast<unsigned>(clusters * blocks), kThreads, static_cast<std::size_t>(bytes),
                     native(stream)};

@@ -6,10 +6,9 @@
 // Invariant: the order of all additions follows from the shape and the number of clusters the GPU holds.
 #include "cuda/sm90a/norm_bwd_rows.hpp"
 
-#include <map>
-#include <mutex>
 #include <utility>
 
+#include "cuda/host/clusters.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -348,59 +347,44 @@ int blocks_of_cluster(std::int64_t vectors) {
   return blocks;
 }
 
-/// f(Shape) for the part of a row that a block holds.
+/// f(Shape) for the part of a row of `vectors` vectors that a block holds.
+template <class T, bool kLayerNorm, class F>
+void with_shape_of(std::int64_t vectors, F f) {
+  constexpr bool k16Bit = sizeof(T) == 2;  // bound by instructions: what is kept need not be read and widened again
+  if constexpr (k16Bit && kLayerNorm) {
+    if (vectors <= 96) return f(Shape<T, kLayerNorm, 96, 1, 2, false, 6, true>{});
+  }
+  if constexpr (k16Bit) {
+    if (vectors > 96 && vectors <= 128) return f(Shape<T, kLayerNorm, 128, 1, 2, false, 4, true>{});
+  }
+  if constexpr (!k16Bit || !kLayerNorm) {
+    if (vectors <= 128) return f(Shape<T, kLayerNorm, 128, 1, 4, false>{});
+  }
+  if (vectors <= 256) return f(Shape<T, kLayerNorm, 128, 2, 2, false>{});
+  if constexpr (k16Bit) {
+    if (vectors <= 512) return f(Shape<T, kLayerNorm, 512, 1, 2, false, 1, true>{});
+  } else {
+    if (vectors <= 512) return f(Shape<T, kLayerNorm, 256, 2, 2, false>{});
+  }
+  if (vectors <= 1024) return f(Shape<T, kLayerNorm, 512, 2, 2, false>{});
+  if (vectors <= kMostVectors) return f(Shape<T, kLayerNorm, 512, 4, 1, false>{});
+  return f(Shape<T, kLayerNorm, 512, 4, 1, true>{});
+}
 template <class F>
 void with_shape(const NormBackwardParams& p, F f) {
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     const std::int64_t vectors = p.features / kVectorElements<T>;
-    const auto of_kind = [&](auto kind) {
-      constexpr bool kLayerNorm = kind.value != 0;
-      if constexpr (sizeof(T) == 2) {  // bound by instructions: what is kept need not be read and widened again
-        if (kLayerNorm && vectors <= 96) return f(Shape<T, kLayerNorm, 96, 1, 2, false, 6, true>{});
-        if (vectors > 96 && vectors <= 128) return f(Shape<T, kLayerNorm, 128, 1, 2, false, 4, true>{});
-        if (vectors > 256 && vectors <= 512) return f(Shape<T, kLayerNorm, 512, 1, 2, false, 1, true>{});
-      }
-      if (vectors <= 128) return f(Shape<T, kLayerNorm, 128, 1, 4, false>{});
-      if (vectors <= 256) return f(Shape<T, kLayerNorm, 128, 2, 2, false>{});
-      if (vectors <= 512) return f(Shape<T, kLayerNorm, 256, 2, 2, false>{});
-      if (vectors <= 1024) return f(Shape<T, kLayerNorm, 512, 2, 2, false>{});
-      if (vectors <= kMostVectors) return f(Shape<T, kLayerNorm, 512, 4, 1, false>{});
-      return f(Shape<T, kLayerNorm, 512, 4, 1, true>{});
-    };
-    if (p.kind == NormKind::kLayerNorm) return of_kind(Constant<1>{});
-    of_kind(Constant<0>{});
+    if (p.kind == NormKind::kLayerNorm) return with_shape_of<T, true>(vectors, f);
+    with_shape_of<T, false>(vectors, f);
   });
 }
 
-/// Clusters (blocks, where one holds a row) that the current device runs at once. Cached: asking takes microseconds.
+/// Clusters (blocks, where one holds a row) that the current device runs at once.
 template <class S>
-int clusters_at_once(int num_blocks, int device) {
-  static std::mutex mutex;
-  static std::map<std::pair<int, int>, int> known;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = known.find({device, num_blocks});
-  if (found != known.end()) return found->second;
-  const char* const name = "norm_bwd: clusters at once";
-  const auto kernel = rows_kernel<S>;
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes), name);
-  if (num_blocks > 8) cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), name);
-  int count = 0;
-  if (num_blocks == 1) {
-    cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, S::kThreads, S::kSharedBytes), name);
-    return known[{device, num_blocks}] = count * cuda_device_properties(device).num_sms;
-  }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(num_blocks), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(num_blocks);
-  config.blockDim = S::kThreads;
-  config.dynamicSmemBytes = S::kSharedBytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  cuda_check(cudaOccupancyMaxActiveClusters(&count, kernel, &config), name);
-  return known[{device, num_blocks}] = count;
+int clusters_of(int num_blocks, int device) {
+  return clusters_at_once("norm_bwd: clusters at once", reinterpret_cast<const void*>(rows_kernel<S>), num_blocks,
+                          S::kThreads, S::kSharedBytes, device);
 }
 
 struct Plan {
@@ -414,7 +398,7 @@ template <class S>
 Plan plan(const NormBackwardParams& p) {
   Plan plan;
   plan.num_blocks = blocks_of_cluster(p.features / S::N);
-  const std::int64_t most = std::max(1, clusters_at_once<S>(plan.num_blocks, p.device.index));
+  const std::int64_t most = std::max(1, clusters_of<S>(plan.num_blocks, p.device.index));
   plan.rows_per_chunk = std::max<std::int64_t>(1, ceil_div(p.rows, most));
   plan.chunks = static_cast<int>(ceil_div(p.rows, plan.rows_per_chunk));
   return plan;
@@ -440,8 +424,8 @@ Verdict norm_bwd_rows_supports(const NormBackwardParams& p) {
   if (p.kind == NormKind::kRmsNorm && p.grad_bias) return Verdict("RMSNorm has no bias");
   const CudaDeviceGuard guard(p.device.index);
   int clusters = 0;
-  with_shape(
-      p, [&](auto shape) { clusters = clusters_at_once<decltype(shape)>(blocks_of_cluster(vectors), p.device.index); });
+  with_shape(p,
+             [&](auto shape) { clusters = clusters_of<decltype(shape)>(blocks_of_cluster(vectors), p.device.index); });
   return clusters > 0 ? Verdict::ok() : Verdict("this GPU holds no cluster of so many blocks");
 }
 
@@ -458,23 +442,25 @@ std::size_t norm_bwd_rows_workspace(const NormBackwardParams& p) {
 void norm_bwd_rows(const NormBackwardParams& p, void* workspace, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
   const cudaStream_t s = native(stream);
+  float* const first = static_cast<float*>(workspace);
+  float *partial_weight = nullptr, *partial_bias = nullptr;
+  int chunks = 0;
   with_shape(p, [&](auto kernel_shape) {
     using S = decltype(kernel_shape);
     const Plan how = plan<S>(p);
-    float* const first = static_cast<float*>(workspace);
-    float* const partial_weight = p.grad_weight ? first : nullptr;
-    float* const partial_bias = p.grad_bias ? first + (p.grad_weight ? how.chunks * p.features : 0) : nullptr;
-    LaunchShape shape{static_cast<unsigned>(how.chunks * how.num_blocks), S::kThreads, S::kSharedBytes, s};
+    chunks = how.chunks;
+    partial_weight = p.grad_weight ? first : nullptr;
+    partial_bias = p.grad_bias ? first + (p.grad_weight ? chunks * p.features : 0) : nullptr;
+    LaunchShape shape{static_cast<unsigned>(chunks * how.num_blocks), S::kThreads, S::kSharedBytes, s};
     shape.cluster = static_cast<unsigned>(how.num_blocks);
     launch("norm_bwd: rows", rows_kernel<S>, shape, p, how.rows_per_chunk, how.num_blocks, partial_weight,
            partial_bias);
-    if (!p.grad_weight && !p.grad_bias) return;
-    namespace combine = norm_bwd_combine;
-    combine::with_lanes(p.features, how.chunks, [&](auto lanes) {
-      launch("norm_bwd: combine", combine::kernel<lanes.value>,
-             {combine::grid(p), dim3(combine::kColumns, lanes.value), 0, s}, p, how.chunks, partial_weight,
-             partial_bias);
-    });
+  });
+  if (!p.grad_weight && !p.grad_bias) return;
+  namespace combine = norm_bwd_combine;
+  combine::with_lanes(p.features, chunks, [&](auto lanes) {
+    launch("norm_bwd: combine", combine::kernel<lanes.value>,
+           {combine::grid(p), dim3(combine::kColumns, lanes.value), 0, s}, p, chunks, partial_weight, partial_bias);
   });
 }
 

@@ -130,19 +130,20 @@ inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const v
   return cudaSuccess;
 }
 
+inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  return simt::set_kernel_attribute(kernel, attribute, value);
+}
 template <class... Params>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttribute attribute, int value) {
-  return simt::set_kernel_attribute(reinterpret_cast<const void*>(kernel), attribute, value);
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }
 
 /// One block a multiprocessor and two clusters on the GPU: little, so that small cases go through every loop.
-template <class... Params>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*)(Params...), int, std::size_t) {
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, std::size_t) {
   *blocks = 1;
   return cudaSuccess;
 }
-template <class... Params>
-cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, void (*)(Params...), const cudaLaunchConfig_t*) {
+inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
   *clusters = 2;
   return cudaSuccess;
 }

@@ -1,0 +1,51 @@
+// See clusters.hpp.
+#include "cuda/host/clusters.hpp"
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "cuda/host/cuda_check.hpp"
+#include "cuda/host/device.hpp"
+
+namespace flashkernel::cuda {
+namespace {
+
+int ask(const char* name, const void* kernel, int num_blocks, int threads, int shared_bytes, int device) {
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
+  if (num_blocks > 8) cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), name);
+  const auto bytes = static_cast<std::size_t>(shared_bytes);
+  int count = 0;
+  if (num_blocks == 1) {
+    cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, threads, bytes), name);
+    return count * cuda_device_properties(device).num_sms;
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(num_blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(num_blocks);
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  cuda_check(cudaOccupancyMaxActiveClusters(&count, kernel, &config), name);
+  return count;
+}
+
+}  // namespace
+
+int clusters_at_once(const char* name, const void* kernel, int num_blocks, int threads, int shared_bytes, int device) {
+  static std::mutex mutex;
+  static std::map<std::tuple<const void*, int, int, int>, int> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto key = std::make_tuple(kernel, num_blocks, shared_bytes, device);
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  return known[key] = ask(name, kernel, num_blocks, threads, shared_bytes, device);
+}
+
+}  // namespace flashkernel::cuda
