@@ -99,7 +99,7 @@ inline ClusterPlan plan_cluster(const AttentionParams& p) {
     fill(heads * plan.groups, num_sms);
     // Clusters of 4 and more leave some multiprocessors of a GPC over: 30 of 4 and 15 of 8 run at a time on an H200.
     if (plan.blocks > 2) fill(heads * plan.groups, num_sms * 9 / 10);
-    plan.late = plan.tiles > 1 && plan.blocks > 2;
+    plan.late = plan.tiles > 1 && (plan.blocks > 2 || plan.pieces > 1);
   } else if (p.batch > 1 && !plan.wide) {
     fill(heads * (p.batch % 8 == 0 ? 8 : std::min<std::int64_t>(p.batch, 4)), num_sms);
     if (plan.blocks == 1 && heads * 2 <= num_sms) plan.blocks = 2;
