@@ -19,7 +19,7 @@ struct FewRowsProblem {
 struct FewRowsPlan {
   int splits = 1, blocks_per_sm = 2;
 };
-FewRowsPlan plan_few_rows(std::int64_t features, std::int64_t k, int num_sms);
+FewRowsPlan plan_few_rows(std::int64_t rows, std::int64_t features, std::int64_t k, int num_sms);
 
 template <class T>
 void few_rows(const FewRowsProblem& problem, const FewRowsPlan& plan, cudaStream_t stream);

@@ -30,13 +30,18 @@ int choose_parts(const GemmProblem& p, int num_sms) {
   return static_cast<int>(std::max<std::int64_t>(1, std::min(num_sms / tiles, p.k / 512)));
 }
 
-FewRowsPlan plan_few_rows(std::int64_t features, std::int64_t k, int num_sms) {
+FewRowsPlan plan_few_rows(std::int64_t rows, std::int64_t features, std::int64_t k, int num_sms) {
   FewRowsPlan plan;
   const std::int64_t tiles = ceil_div(features, 64);
-  // Until most multiprocessors have a block, as long as each has two k-tiles: the parts' sums must meet.
-  while (plan.splits < 8 && k >= 256 * plan.splits && 10 * tiles * plan.splits < 7 * num_sms) plan.splits *= 2;
-  // A long stream that is alone on its multiprocessor takes all of it; a short one leaves room for the next kernel's.
+  // Until most multiprocessors have a block, as long as each has two k-tiles: the parts' sums must meet. From 17 rows
+  // on these are long: more than two parts then pay only until half the multiprocessors have one, but for long streams.
+  const bool long_sums = rows > 16 && k < 8192;
+  const auto enough = [&](std::int64_t percent) { return 100 * tiles * plan.splits >= percent * num_sms; };
+  while (plan.splits < 8 && k >= 256 * plan.splits && !enough(long_sums && plan.splits > 1 ? 48 : 70)) plan.splits *= 2;
+  // A long stream that is alone on its multiprocessor takes all of it; a short one leaves room for the next kernel's,
+  // unless that finds as many multiprocessors free.
   if (tiles * plan.splits <= num_sms && k >= 8192 * plan.splits) plan.blocks_per_sm = 1;
+  if (long_sums && plan.splits == 2 && enough(48) && 4 * tiles <= num_sms) plan.blocks_per_sm = 1;
   return plan;
 }
 
@@ -138,7 +143,7 @@ void linear_few_rows(const LinearParams& p, void*, Stream stream) {
   const bool along_in = p.stride_weight_in == 1;
   problem.weight = {p.weight, along_in ? p.stride_weight_out : p.stride_weight_in, along_in};
   const int num_sms = cuda_device_properties(p.device.index).num_sms;
-  const FewRowsPlan plan = plan_few_rows(p.out_features, p.in_features, num_sms);
+  const FewRowsPlan plan = plan_few_rows(p.rows, p.out_features, p.in_features, num_sms);
   const FewRowsDirectPlan direct = plan_few_rows_direct(problem, num_sms);
   const auto run = [&](auto zero) {
     using T = decltype(zero);
