@@ -17,6 +17,7 @@
 #include "cuda/host/launch.hpp"
 #include "cuda/sm80/attention_fwd.hpp"
 #include "cuda/tile/attention_score_fast.cuh"
+#include "cuda/tile/divisor.cuh"
 #include "cuda/tile/key_range.cuh"
 #include "cuda/tile/not_finite.cuh"
 #include "cuda/tile/reduce.cuh"
@@ -40,9 +41,12 @@ struct ForwardShape {
 };
 
 struct ForwardPlan {
-  int q_tiles;            // of the longest sequence
-  int heads_at_once;      // heads whose blocks alternate: as many as keep K and V in the L2 cache
-  bool page_holds_tiles;  // pages are whole tiles of keys
+  int q_tiles;  // of the longest sequence
+  // Heads whose blocks alternate; of the last group of them; blocks of a group; heads of a batch; queries' a key's
+  // head.
+  Divisor at_once, last_at_once, group_blocks, heads_q, group;
+  unsigned groups;
+  bool page_holds_tiles;                              // pages are whole tiles of keys
   bool vectors_q, vectors_k, vectors_v, vectors_out;  // rows start at multiples of 16 bytes
 };
 
@@ -58,14 +62,15 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
   extern __shared__ __align__(128) unsigned char shared[];
 
   // Heavy tiles (the last ones, when causal) of a group of heads first.
-  const unsigned heads = static_cast<unsigned>(p.batch * p.heads_q), at_once = plan.heads_at_once;
-  const unsigned head_group = blockIdx.x / (at_once * plan.q_tiles), in_group = blockIdx.x % (at_once * plan.q_tiles);
-  const unsigned group_heads = min(at_once, heads - head_group * at_once);
-  const unsigned head = head_group * at_once + in_group % group_heads;
-  const unsigned b = head / static_cast<unsigned>(p.heads_q), h = head % static_cast<unsigned>(p.heads_q);
-  const unsigned g = h / static_cast<unsigned>(p.heads_q / p.heads_kv);
+  const unsigned head_group = plan.group_blocks.divide(blockIdx.x);
+  const unsigned in_group = blockIdx.x - head_group * plan.group_blocks.value;
+  const bool last_group = head_group + 1 == plan.groups;
+  const unsigned group_heads = last_group ? plan.last_at_once.value : plan.at_once.value;
+  const unsigned tile_in_group = last_group ? plan.last_at_once.divide(in_group) : plan.at_once.divide(in_group);
+  const unsigned head = head_group * plan.at_once.value + in_group - tile_in_group * group_heads;
+  const unsigned b = plan.heads_q.divide(head), h = head - b * plan.heads_q.value, g = plan.group.divide(h);
   const KeyRange range(p, b);
-  const int first_query = (plan.q_tiles - 1 - static_cast<int>(in_group / group_heads)) * kBlockM;
+  const int first_query = (plan.q_tiles - 1 - static_cast<int>(tile_in_group)) * kBlockM;
   if (first_query >= range.q_len) return;
   const int last_query = min(range.q_len, first_query + kBlockM) - 1;
   const int first_key = range.first(first_query), last_key = range.last(last_query);
@@ -91,10 +96,17 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
     block.first_full = (range.first(last_query) + kBlockN - 1) / kBlockN;
     block.end_full = range.last(first_query) / kBlockN;
   }
-  __syncthreads();
-
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::uint32_t shared_q = ptx::shared_address(shared), ring = shared_q + kBlockM * Tile::kPitch;
+  {
+    const T* const q = static_cast<const T*>(p.q) + p.q_offset(b, h, first_query);
+    load_tile<kBlockM, kDim, kThreads>(
+        shared_q, static_cast<int>(p.head_dim), plan.vectors_q,
+        plan.vectors_q && first_query + kBlockM <= range.q_len ? q : nullptr, p.stride_q_token,
+        [&](int row) -> const T* { return first_query + row <= last_query ? q + row * p.stride_q_token : nullptr; });
+  }
+  __syncthreads();
+
   const std::uint32_t warp_q = shared_q + warp * kSlices * 16 * Tile::kPitch;
   const std::uint32_t lane_q = warp_q + Tile::lane_offset(LaneA::row(lane), LaneA::half(lane));
   const std::uint32_t lane_k = Tile::lane_offset(LaneB::row(lane), LaneB::half(lane));
@@ -134,14 +146,6 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
     }
     ptx::cp_async_commit();
   };
-
-  {
-    const T* const q = static_cast<const T*>(p.q) + p.q_offset(b, h, first_query);
-    load_tile<kBlockM, kDim, kThreads>(
-        shared_q, static_cast<int>(p.head_dim), plan.vectors_q,
-        plan.vectors_q && first_query + kBlockM <= range.q_len ? q : nullptr, p.stride_q_token,
-        [&](int row) -> const T* { return first_query + row <= last_query ? q + row * p.stride_q_token : nullptr; });
-  }
 
   const float scale_log2 = kModified ? kLog2E : p.scale * kLog2E;  // modified scores are scaled already
   [[maybe_unused]] const float slope =
@@ -361,49 +365,68 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
 
   if (num_tiles == 0) __syncthreads();  // no phase has waited for the others' copies of Q, whose place is reused now
 
-    // Rows of a warp go through the warp's part of Q's tile, so that they leave in vectors of 16 bytes.
+  // The four lanes of a row share its 2 * kSlices rows: each finishes one (with one slice two the same).
+  constexpr int kRows = 2 * kSlices;
+  float own_sum = 0.0f, own_maximum = -INFINITY;
 #pragma unroll
-  for (int s = 0; s < kSlices; ++s)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float total = sum[s][half];
-      total += __shfl_xor_sync(kFullMask, total, 1);
-      total += __shfl_xor_sync(kFullMask, total, 2);
-      SoftmaxState state;
-      state.maximum = kModified                       ? maximum[s][half]
-                      : maximum[s][half] == -INFINITY ? -INFINITY
-                                                      : maximum[s][half] * p.scale;
-      state.sum = total;
-      float lse;
-      const float factor = state.finish(p.sinks, h, &lse);
-      const int row = 16 * s + 8 * half + lane / 4, i = first_query + warp * kSlices * 16 + row;
-      if (p.lse && lane % 4 == 0 && i <= last_query) p.lse[p.lse_offset(b, h, i)] = lse;
-#pragma unroll
-      for (int c = 0; c < kDim / 8; ++c) {
-        const bool empty = factor == 0.0f;
-        *reinterpret_cast<std::uint32_t*>(
-            __cvta_shared_to_generic(warp_q + Tile::element(row, 8 * c + 2 * (lane % 4)))) =
-            pack<T>(empty ? 0.0f : out[s][c][2 * half] * factor, empty ? 0.0f : out[s][c][2 * half + 1] * factor);
-      }
-    }
-  __syncwarp();
+  for (int r = 0; r < kRows; ++r) {
+    float total = sum[r / 2][r % 2];
+    total += __shfl_xor_sync(kFullMask, total, 1);
+    total += __shfl_xor_sync(kFullMask, total, 2);
+    own_sum = lane % kRows == r ? total : own_sum;
+    const float natural = kModified ? maximum[r / 2][r % 2] : maximum[r / 2][r % 2] * p.scale;  // -inf stays
+    own_maximum = lane % kRows == r ? natural : own_maximum;
+  }
+  SoftmaxState state;
+  state.maximum = own_maximum;
+  state.sum = own_sum;
+  float lse;
+  const float own_factor = state.finish(p.sinks, h, &lse);
   const int warp_first = first_query + warp * kSlices * 16;
+  const int own_row = warp_first + lane % kRows * 8 + lane / 4;
+  if (p.lse && lane % 4 < kRows && own_row <= last_query) p.lse[p.lse_offset(b, h, own_row)] = lse;
+  if (__any_sync(kFullMask, own_factor == 0.0f)) {  // rare: rows that see nothing are zero, whatever the products say
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      if (__shfl_sync(kFullMask, own_factor, lane / 4 * 4 + r) == 0.0f)
+#pragma unroll
+        for (int c = 0; c < kDim / 8; ++c) out[r / 2][c][r % 2 * 2] = out[r / 2][c][r % 2 * 2 + 1] = 0.0f;
+  }
+
+  // Rows of a warp go through the warp's part of Q's tile, so that they leave in vectors of 16 bytes.
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const float factor = __shfl_sync(kFullMask, own_factor, lane / 4 * 4 + r);
+#pragma unroll
+    for (int c = 0; c < kDim / 8; ++c)
+      *reinterpret_cast<std::uint32_t*>(
+          __cvta_shared_to_generic(warp_q + Tile::element(8 * r + lane / 4, 8 * c + 2 * (lane % 4)))) =
+          pack<T>(out[r / 2][c][r % 2 * 2] * factor, out[r / 2][c][r % 2 * 2 + 1] * factor);
+  }
+  __syncwarp();
   T* const to = static_cast<T*>(p.out) + p.out_offset(b, h, warp_first);
   const int dim_v = static_cast<int>(p.head_dim_v);
-#pragma unroll 4
-  for (int at = lane; at < kSlices * 16 * Tile::kChunks; at += 32) {
+  constexpr int kVectors = kSlices * 16 * Tile::kChunks;
+  if (plan.vectors_out && dim_v == kDim && warp_first + kSlices * 16 <= last_query + 1) {
+#pragma unroll
+    for (int at = 0; at < kVectors; at += 32) {
+      const int row = (at + lane) / Tile::kChunks, chunk = (at + lane) % Tile::kChunks;
+      *reinterpret_cast<uint4*>(to + row * p.stride_out_token + chunk * 8) =
+          *reinterpret_cast<const uint4*>(__cvta_shared_to_generic(warp_q + Tile::offset(row, chunk)));
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int at = lane; at < kVectors; at += 32) {
     const int row = at / Tile::kChunks, column = at % Tile::kChunks * 8;
     if (warp_first + row > last_query || column >= dim_v) continue;
-    const uint4 packed =
-        *reinterpret_cast<const uint4*>(__cvta_shared_to_generic(warp_q + Tile::offset(row, column / 8)));
-    T* row_to = to + row * p.stride_out_token + column;
+    const T* const from = static_cast<const T*>(__cvta_shared_to_generic(warp_q + Tile::offset(row, column / 8)));
+    T* const row_to = to + row * p.stride_out_token + column;
     if (plan.vectors_out && column + 8 <= dim_v) {
-      *reinterpret_cast<uint4*>(row_to) = packed;
+      *reinterpret_cast<uint4*>(row_to) = *reinterpret_cast<const uint4*>(from);
     } else {
-      const T* values = reinterpret_cast<const T*>(&packed);
-#pragma unroll
-      for (int e = 0; e < 8; ++e)
-        if (column + e < dim_v) row_to[e] = values[e];
+#pragma unroll 1
+      for (int e = 0; e < min(8, dim_v - column); ++e) row_to[e] = from[e];
     }
   }
 }
@@ -422,12 +445,23 @@ void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
   plan.vectors_k = fits(p.k, p.is_varlen_k() ? 0 : p.stride_k_batch, p.stride_k_head, p.stride_k_token);
   plan.vectors_v = fits(p.v, p.is_varlen_k() ? 0 : p.stride_v_batch, p.stride_v_head, p.stride_v_token);
   plan.vectors_out = fits(p.out, p.is_varlen_q() ? 0 : p.stride_out_batch, p.stride_out_head, p.stride_out_token);
-  // Half of the L2 cache for K and V of the heads under way.
-  const std::int64_t group = p.heads_q / p.heads_kv;
+  // Half of the L2 cache for K and V of the heads under way. Under a causal mask the heavy tiles of more heads first,
+  // or those of the last group are still under way when all else is done; with 32 MB of L2 or more that costs nothing.
+  const std::int64_t group = p.heads_q / p.heads_kv, heads = p.batch * p.heads_q;
   const std::int64_t bytes_per_head = std::max<std::int64_t>(1, (p.head_dim + p.head_dim_v) * 2 * p.seq_k / group);
-  const std::int64_t heads = p.batch * p.heads_q;
-  plan.heads_at_once = static_cast<int>(
-      std::max<std::int64_t>(1, std::min(heads, cuda_device_properties(p.device.index).l2_bytes / 2 / bytes_per_head)));
+  const auto& device = cuda_device_properties(p.device.index);
+  std::int64_t at_once = std::max<std::int64_t>(1, std::min(heads, device.l2_bytes / 2 / bytes_per_head));
+  const bool causal = p.window_left < 0 && p.window_right >= 0;
+  if (causal && device.l2_bytes >= std::int64_t{32} << 20)
+    at_once = std::max<std::int64_t>(1, std::min<std::int64_t>(heads, device.num_sms));
+  at_once = ceil_div(heads, ceil_div(heads, at_once));  // groups alike in size
+  const std::int64_t groups = ceil_div(heads, at_once);
+  plan.groups = static_cast<unsigned>(groups);
+  plan.at_once = Divisor(at_once);
+  plan.last_at_once = Divisor(heads - (groups - 1) * at_once);
+  plan.group_blocks = Divisor(at_once * plan.q_tiles);
+  plan.heads_q = Divisor(p.heads_q);
+  plan.group = Divisor(group);
   launch("attention_fwd sm80", kernel,
          {static_cast<unsigned>(heads * plan.q_tiles), Shape::kThreads, Shape::kSharedBytes, stream}, p, plan);
 }
