@@ -26,8 +26,18 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.q_tiles = static_cast<int>(layout.tiles);
   const std::int64_t heads = f.batch * f.heads_kv;
   const int num_sms = cuda_device_properties(f.device.index).num_sms;
-  plan.heads_at_once = static_cast<int>(std::min<std::int64_t>(heads, num_sms));
-  plan.chunk = plan.heads_at_once > 0 ? num_sms / plan.heads_at_once : 1;
+  // Where every tile sees every other and they are few, two tiles of keys of a head side by side: they read the same
+  // queries. (Under a causal mask the second would wait for the first.)
+  const bool pairs = kDim <= 128 && plan.k_tiles <= 16 && f.window_left < 0 && f.window_right < 0;
+  const std::int64_t at_once = std::max<std::int64_t>(1, std::min<std::int64_t>(heads, pairs ? num_sms / 2 : num_sms));
+  const std::int64_t groups = ceil_div(heads, at_once);
+  plan.groups = static_cast<unsigned>(groups);
+  plan.at_once = Divisor(at_once);
+  plan.last_at_once = Divisor(std::max<std::int64_t>(1, heads - (groups - 1) * at_once));
+  plan.group_blocks = Divisor(std::max<std::int64_t>(1, at_once * plan.k_tiles));
+  plan.chunk = Divisor(num_sms / at_once);
+  plan.heads_kv = Divisor(std::max<std::int64_t>(1, f.heads_kv));
+  plan.group = static_cast<int>(f.heads_q / std::max<std::int64_t>(1, f.heads_kv));
   // With few tiles of keys, order costs less than the zeroing that it saves.
   plan.ordered = p.deterministic || plan.k_tiles <= 8;
   plan.vectors_q = fits(f.q, f.is_varlen_q() ? 0 : f.stride_q_batch, f.stride_q_head, f.stride_q_token);
@@ -36,6 +46,8 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.vectors_out = fits(f.out, f.is_varlen_q() ? 0 : f.stride_out_batch, f.stride_out_head, f.stride_out_token);
   plan.vectors_grad_out =
       fits(p.grad_out, f.is_varlen_q() ? 0 : p.stride_grad_out_batch, p.stride_grad_out_head, p.stride_grad_out_token);
+  plan.vectors_grad_q =
+      fits(p.grad_q, f.is_varlen_q() ? 0 : p.stride_grad_q_batch, p.stride_grad_q_head, p.stride_grad_q_token);
   plan.vectors_grad_k =
       fits(p.grad_k, f.is_varlen_k() ? 0 : p.stride_grad_k_batch, p.stride_grad_k_head, p.stride_grad_k_token);
   plan.vectors_grad_v =

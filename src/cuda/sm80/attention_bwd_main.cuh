@@ -66,15 +66,17 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
   // Thread 0 finds the block's work; the loop reads it here, since registers are full.
   if (threadIdx.x == 0) {
     const unsigned ticket = static_cast<unsigned>(atomicAdd(plan.ticket, 1));
-    const unsigned heads = static_cast<unsigned>(f.batch * f.heads_kv), at_once = plan.heads_at_once;
-    const unsigned head_group = ticket / (at_once * plan.k_tiles), in_group = ticket % (at_once * plan.k_tiles);
-    const unsigned group_heads = min(at_once, heads - head_group * at_once);
-    const unsigned head = head_group * at_once + in_group % group_heads;
-    block.b = head / static_cast<unsigned>(f.heads_kv);
-    block.g = head % static_cast<unsigned>(f.heads_kv);
-    const int place = static_cast<int>(in_group / group_heads);
-    block.chunk = place / plan.chunk * plan.chunk;
-    block.n_tile = min(block.chunk + plan.chunk, plan.k_tiles) - 1 - (place - block.chunk);
+    const unsigned head_group = plan.group_blocks.divide(ticket);
+    const unsigned in_group = ticket - head_group * plan.group_blocks.value;
+    const bool last_group = head_group + 1 == plan.groups;
+    const unsigned group_heads = last_group ? plan.last_at_once.value : plan.at_once.value;
+    const unsigned in_order = last_group ? plan.last_at_once.divide(in_group) : plan.at_once.divide(in_group);
+    const unsigned head = head_group * plan.at_once.value + in_group - in_order * group_heads;
+    block.b = plan.heads_kv.divide(head);
+    block.g = head - block.b * plan.heads_kv.value;
+    const int place = static_cast<int>(in_order), chunk = static_cast<int>(plan.chunk.value);
+    block.chunk = static_cast<int>(plan.chunk.divide(in_order)) * chunk;
+    block.n_tile = min(block.chunk + chunk, plan.k_tiles) - 1 - (place - block.chunk);
     const KeyRange range(f, block.b);
     const int first_key = block.n_tile * kBlockN, last_key = min(range.k_len, first_key + kBlockN) - 1;
     const int first_query = range.first_query(first_key), last_query = range.last_query(last_key);
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
     block.first_tile = first_query / kBlockM;
     const int tiles = last_query > first_query ? (last_query + kBlockM - 1) / kBlockM - block.first_tile : 0;
     block.end_tile = block.first_tile + tiles;
-    block.group = static_cast<int>(f.heads_q / f.heads_kv);
+    block.group = plan.group;
     block.steps = tiles * block.group;
   }
   __syncthreads();
@@ -171,7 +173,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
   const auto turn_of = [&](Place at) {  // how many blocks add to the tile before this one
     const int m = at.tile * kBlockM, last_m = min(block.range.q_len, m + kBlockM) - 1;
     const int first = block.range.first(m) / kBlockN, last = (block.range.last(last_m) - 1) / kBlockN;
-    return max(0, block.chunk - first) + min(block.chunk + plan.chunk - 1, last) - block.n_tile;
+    return max(0, block.chunk - first) + min(block.chunk + static_cast<int>(plan.chunk.value) - 1, last) - block.n_tile;
   };
   const auto add_grad_q = [&](int step, Place at) {
     if (!p.grad_q || step < 0) return;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/sm80/attention_bwd.hpp"
+#include "cuda/tile/divisor.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
 namespace flashkernel::cuda::sm80 {
@@ -55,10 +56,14 @@ struct BackwardShape {
 };
 
 struct BackwardPlan {
-  int k_tiles, q_tiles;      // of the longest sequence
-  bool ordered;              // blocks add to dQ in the order of their tickets
-  int heads_at_once, chunk;  // heads, and tiles of keys of a head, that run side by side
-  bool vectors_q, vectors_k, vectors_v, vectors_out, vectors_grad_out, vectors_grad_k, vectors_grad_v;
+  int k_tiles, q_tiles;  // of the longest sequence
+  bool ordered;          // blocks add to dQ in the order of their tickets
+  // Heads, and tiles of keys of a head, that run side by side; heads of the last group of them; blocks of a group; a
+  // batch's heads.
+  Divisor at_once, chunk, last_at_once, group_blocks, heads_kv;
+  unsigned groups;
+  int group;  // query heads of a kv head
+  bool vectors_q, vectors_k, vectors_v, vectors_out, vectors_grad_out, vectors_grad_q, vectors_grad_k, vectors_grad_v;
   float scale_log2;
   float *delta, *lse;  // -D, and -LSE in base 2
   float* sums;
