@@ -120,6 +120,11 @@ void fill(CaseList& list, void (*build)(Call&, const Spec&)) {
         large.preactivation = true;
         build(call, large);
       });
+      list.add("wide" + layout + suffix, [=](Call& call) {  // some two tiles of 128 a multiprocessor, and a longer sum
+        Spec wide{dtype, 500, 328, multiprocessors() > 32 ? 8200 : 504, transposed, Activation::kGeluTanh};
+        wide.preactivation = true;
+        build(call, wide);
+      });
       list.add("large_weight" + layout + suffix, [=](Call& call) {  // the same for the weight's gradient
         const auto [in, out] = many_tiles();
         build(call, {dtype, 40, in, out, transposed});

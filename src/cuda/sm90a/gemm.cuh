@@ -7,6 +7,7 @@
 
 #include "cuda/host/launch.hpp"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
@@ -315,17 +316,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) gemm_kernel(const __grid_c
     }
     ptx::fence_mbarrier_init();
   }
+  __syncwarp();
+  if constexpr (Shape::kBlocks == 2) ptx::cluster_arrive();
+  ptx::wait_for_previous_kernel();
   __syncthreads();
-  if constexpr (Shape::kBlocks == 2) {  // the other block's barriers are ready too
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-  }
+  if constexpr (Shape::kBlocks == 2) ptx::cluster_wait();  // the other block's barriers are ready too
   const int first = static_cast<int>(blockIdx.x) / Shape::kBlocks;
   const int step = static_cast<int>(gridDim.x) / Shape::kBlocks;
   const int group = static_cast<int>(threadIdx.x) / 128;
   if (group == 0) {
     ptx::decrease_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<Shape, kKMajorA, kKMajorB>(p, base, first, step);
+    if (threadIdx.x == 0) {
+      produce<Shape, kKMajorA, kKMajorB>(p, base, first, step);
+      ptx::allow_next_kernel();  // not before: its blocks would stand in the way of the loads
+    }
   } else {
     ptx::increase_registers<Shape::kConsumerRegisters>();
     consume<T, Shape, kKMajorA, kKMajorB>(p, shared, group - 1, first, step);
@@ -354,6 +358,7 @@ void launch_gemm(const char* name, const GemmProblem& p, int num_sms, cudaStream
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, num_sms / Shape::kBlocks) * Shape::kBlocks);
   LaunchShape shape{blocks, Shape::kThreads, Shape::kSharedBytes, stream};
   shape.cluster = Shape::kBlocks;
+  shape.early = true;
   if (p.a.k_major && p.b.k_major) {
     launch(name, gemm_kernel<T, Shape, true, true>, shape, arguments);
   } else if constexpr (Shape::kAnyLayout) {
