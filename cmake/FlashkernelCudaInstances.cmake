@@ -1,16 +1,16 @@
 # The tensor-core kernels' instances: op x arch x dtype x head_dim bucket. From this one list come, in the build tree,
 # .cu files and cuda/<arch>/<op>_instances.inc, from which src/cuda/kernels.cpp makes its declarations and rows. A file
-# holds all dtypes of a line and the buckets that a + joins: headers alone are 2 to 3 s of a compiler's time, and what
-# does not depend on the dtype is compiled once. No file should take over 30 s: it holds up the end of a parallel build.
+# holds all dtypes of a line and the buckets that a + joins: headers alone are 1 to 2 s of a core, and what does
+# not depend on the dtype is compiled once. No file should take over 30 s: it holds up the end of a parallel build.
 set(_instances
     # op             arch  dtypes      head_dim buckets
     "attention_fwd | sm75 | f16      | 32+64+96+128+192+256"
     "attention_bwd | sm75 | f16      | 32+64+96+128"
     "attention_fwd | sm80 | f16 bf16 | 32+64+96+128 192+256"
     "attention_fwd | sm80 | f32      | 32+64+96+128 192+256"
-    "attention_fwd | sm90a | f16 bf16 | 64+96 128+192 256"
+    "attention_fwd | sm90a | f16 bf16 | 64+96 128+192+256"
     "attention_bwd | sm90a | f16 bf16 | 64+96+128"
-    "attention_bwd | sm80 | f16 bf16 | 32 64 96 128 192+256"
+    "attention_bwd | sm80 | f16 bf16 | 32 64 96+128 192+256"
     "attention_bwd | sm80 | f32      | 32+64 96+128"
     "attention_decode | sm80 | f16 bf16 | 64 128 192 256"
     "attention_decode_quantized | sm80 | f16 bf16 | 64 128 256"
