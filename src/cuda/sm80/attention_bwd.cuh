@@ -72,7 +72,8 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
            {static_cast<unsigned>(heads * plan.k_tiles), Shape::kThreads, Shape::kSharedBytes, s}, p, plan);
   }
   if (p.grad_q && q_blocks > 0) {
-    // Modified and narrow tiles of queries are the same.
+    // Modified and narrow tiles of queries are the same, and so is all that follows from them.
+    static_assert(backward_block_m(kDim, BackwardKind::kModified) == backward_block_m(kDim, BackwardKind::kNarrow));
     constexpr BackwardKind kTiles = kKind == BackwardKind::kModified ? BackwardKind::kNarrow : kKind;
     launch("attention_bwd sm80: grad_q", grad_q_kernel<T, kDim, kTiles>, {q_blocks, 256, 0, s}, p, plan);
   }
