@@ -143,22 +143,23 @@ template <int kDim>
 struct ForwardTiles;
 template <>
 struct ForwardTiles<64> {
-  using Long = ForwardShape<64, 3, 128, 2, 3>;                      // 2 x 24 + 6 x 16 KB
+  using Long = ForwardShape<64, 3, 128, 2, 3, false>;               // 2 x 24 + 6 x 16 KB
   using Short = ForwardShape<64, 4, 64, 2, 4, false>;               // 2 x 32 + 8 x 8 KB
   using ShortCausal = ForwardShape<64, 4, 64, 2, 5, false, false>;  // 2 x 32 + 10 x 8 KB
   using Modified = ForwardShape<64, 3, 96, 2>;                      // 2 x 24 + 4 x 12 KB
   template <class F>
   static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
     // Up to 192 queries a tile of four would be padding for a quarter and more.
-    if (p.seq_q <= 192 || p.seq_q > 4096) return launch_with(Long{});
-    if (p.window_right >= 0 && p.seq_q <= 2048) return launch_with(ShortCausal{});
+    const bool is_masked = p.window_right >= 0;
+    if (p.seq_q <= 192 || p.seq_q > (is_masked ? 4096 : 1536)) return launch_with(Long{});
+    if (is_masked && p.seq_q <= 2048) return launch_with(ShortCausal{});
     launch_with(Short{});
   }
 };
 template <>
 struct ForwardTiles<96> {
-  using Only = ForwardShape<96, 2, 128, 2>;  // 2 x 32 + 4 x 32 KB
-  using Modified = ForwardShape<96, 2, 128, 2, 2, false>;
+  using Only = ForwardShape<96, 2, 128, 2, 2, false>;  // 2 x 32 + 4 x 32 KB
+  using Modified = Only;
   template <class F>
   static void choose(const AttentionParams&, const CudaDeviceProperties&, F&& launch_with) {
     launch_with(Only{});
@@ -166,8 +167,8 @@ struct ForwardTiles<96> {
 };
 template <>
 struct ForwardTiles<128> {
-  using Long = ForwardShape<128, 3, 80, 2, 2, false>;  // 2 x 48 + 4 x 20 KB
-  using Short = ForwardShape<128, 2, 128, 2>;          // 2 x 32 + 4 x 32 KB
+  using Long = ForwardShape<128, 3, 80, 2, 2, false>;    // 2 x 48 + 4 x 20 KB
+  using Short = ForwardShape<128, 2, 128, 2, 2, false>;  // 2 x 32 + 4 x 32 KB
   using Modified = Short;
   template <class F>
   static void choose(const AttentionParams& p, const CudaDeviceProperties& device, F&& launch_with) {
@@ -188,9 +189,9 @@ struct ForwardTiles<192> {
 };
 template <>
 struct ForwardTiles<256> {
-  using Long = ForwardShape<256, 2, 80, 1>;      // 64 + 4 x 40 KB
-  using Short = ForwardShape<256, 2, 64, 1>;     // 64 + 4 x 32 KB
-  using Modified = ForwardShape<256, 2, 48, 1>;  // 64 + 4 x 24 KB
+  using Long = ForwardShape<256, 2, 80, 1>;             // 64 + 4 x 40 KB
+  using Short = ForwardShape<256, 2, 64, 1, 2, false>;  // 64 + 4 x 32 KB
+  using Modified = ForwardShape<256, 2, 48, 1>;         // 64 + 4 x 24 KB
   template <class F>
   static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
     if (p.seq_q > 4096) return launch_with(Long{});

@@ -211,6 +211,13 @@ struct Consumer {
     if (Shape::kQSlots == 1) release(shared.q_empty(0, warpgroup));
   }
 
+  /// All that is pending, without overlap.
+  __device__ void close_tile() {
+    last_values(pending.accumulate);
+    finish_pending();
+    retire_pending();
+  }
+
   /// Zeroes the values past a sequence's end, which are another one's or nobody's and would be multiplied by 0.
   __device__ void clear_values(int first) {
     wait_for_values();
@@ -229,6 +236,11 @@ struct Consumer {
     pending = {};
     if (Shape::kTurns && warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is warpgroup 0's
     for (;; ++tiles.count) {
+      // Whether the tile before is pending is read, not remembered: ptxas takes what LDS brings to all threads for
+      // uniform, and keeps addresses and descriptors of this loop out of the registers.
+      int is_pending = 0;
+      if (tiles.count > 0) is_pending = shared.record(tiles.count - 1, warpgroup)->num_blocks > 0;
+      if (!kOverlap && is_pending) close_tile();  // while Q is on its way
       ptx::mbarrier_wait(shared.q_full(tiles.slot(), warpgroup), tiles.parity());
       const TileRecord& tile = *shared.record(tiles.count, warpgroup);
       const int num_blocks = tile.num_blocks, end = tile.end_block - num_blocks;
@@ -237,11 +249,6 @@ struct Consumer {
       const int last_key =
           tile.first_query < tile.range.q_len ? tile.range.last(min(tile.range.q_len - 1, tile.first_query + 63)) : 0;
       const bool skips = block > end && block * kBlockN >= last_key;
-
-      // Whether the tile before is pending is read, not remembered: ptxas takes what LDS brings to all threads for
-      // uniform, and keeps addresses and descriptors of this loop out of the registers.
-      int is_pending = 0;
-      if (tiles.count > 0) is_pending = shared.record(tiles.count - 1, warpgroup)->num_blocks > 0;
 
       // The scores of the first block, together with the last values of the tile before, whose output is then finished.
       const int overlap = kOverlap && is_pending && num_blocks > 0 && !skips;
@@ -252,11 +259,10 @@ struct Consumer {
           open_tile<kHalf, true>(pending.accumulate, block == end);
         else
           open_tile<kBlockN, true>(pending.accumulate, block == end);
-      } else if (is_pending) {
-        last_values(pending.accumulate);
+        finish_pending();
+      } else if (kOverlap && is_pending) {
+        close_tile();
       }
-      if (is_pending) finish_pending();
-      if (is_pending && !overlap) retire_pending();
       if (num_blocks < 0) break;
       if (num_blocks == 0) {
         store_empty_rows<Shape, T>(p, tile);

@@ -37,15 +37,18 @@ __device__ inline void store_some_rows(const AttentionParams& p, const TileRecor
   }
 }
 
-/// The warpgroup's output, rounded, into the place of its Q.
+/// The warpgroup's output, times a factor and rounded, into the place of its Q.
 template <class Shape, class T>
-__device__ inline void stage_rows(const float (&out)[Shape::kDim / 2], std::uint32_t place) {
+__device__ inline void stage_rows(const float (&out)[Shape::kDim / 2], const float (&factor)[2], std::uint32_t place) {
   const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
 #pragma unroll
-  for (int c = 0; c < Shape::kDim / 16; ++c)
-    ptx::stmatrix_x4(place + row_chunk(row, 2 * c + lane / 16), pack<T>(out[8 * c], out[8 * c + 1]),
-                     pack<T>(out[8 * c + 2], out[8 * c + 3]), pack<T>(out[8 * c + 4], out[8 * c + 5]),
-                     pack<T>(out[8 * c + 6], out[8 * c + 7]));
+  for (int c = 0; c < Shape::kDim / 16; ++c) {
+    std::uint32_t pairs[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      pairs[e] = pack<T>(out[8 * c + 2 * e] * factor[e % 2], out[8 * c + 2 * e + 1] * factor[e % 2]);
+    ptx::stmatrix_x4(place + row_chunk(row, 2 * c + lane / 16), pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
 }
 
 /// From there to global memory; thread 0 of the warpgroup must wait for its group of stores before the place is filled
@@ -69,36 +72,48 @@ __device__ inline void send_rows(const AttentionParams& p, const TileRecord& til
   }
 }
 
-/// The output from registers to global memory. The four lanes of a row hold two of each eight columns; they exchange,
-/// so that each has eight and stores 16 bytes.
+/// The output, times a factor, from registers to global memory, one of the thread's two rows after the other. The four
+/// lanes of a row hold two of each eight columns; they exchange, so that each has eight and stores 16 bytes. All of a
+/// row's exchanges come before its first store: a branch between them would have each one wait for the one before.
 template <class Shape, class T>
-__device__ inline void store_rows(const AttentionParams& p, const TileRecord& tile,
-                                  const float (&out)[Shape::kDim / 2]) {
+__device__ inline void store_rows(const AttentionParams& p, const TileRecord& tile, const float (&out)[Shape::kDim / 2],
+                                  const float (&factor)[2]) {
   const int lane = threadIdx.x % 32, quarter = lane % 4;
   const bool odd = quarter & 1, upper = quarter & 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int i = tile.first_query + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * half;
-    T* const to = static_cast<T*>(p.out) + p.out_offset(tile.b, tile.h, min(i, tile.range.q_len - 1));
+    std::uint32_t w[Shape::kDim / 32][4];  // [m][e]: of columns 32 m + 8 e this lane's two, at first
 #pragma unroll
     for (int m = 0; m < Shape::kDim / 32; ++m) {
-      std::uint32_t w[4];  // of columns 32 m + 8 e: this lane's two, at first
 #pragma unroll
-      for (int e = 0; e < 4; ++e) w[e] = pack<T>(out[16 * m + 4 * e + 2 * half], out[16 * m + 4 * e + 2 * half + 1]);
+      for (int e = 0; e < 4; ++e)
+        w[m][e] =
+            pack<T>(out[16 * m + 4 * e + 2 * half] * factor[half], out[16 * m + 4 * e + 2 * half + 1] * factor[half]);
       const auto exchange = [](bool second, std::uint32_t& a, std::uint32_t& b, int lanes) {
         const std::uint32_t other = __shfl_xor_sync(kFullMask, second ? a : b, lanes);
         (second ? a : b) = other;
       };
-      exchange(odd, w[0], w[1], 1);
-      exchange(odd, w[2], w[3], 1);
-      exchange(upper, w[0], w[2], 2);
-      exchange(upper, w[1], w[3], 2);
+      exchange(odd, w[m][0], w[m][1], 1);
+      exchange(odd, w[m][2], w[m][3], 1);
+      exchange(upper, w[m][0], w[m][2], 2);
+      exchange(upper, w[m][1], w[m][3], 2);
+    }
+    const int i = tile.first_query + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * half;
+    if (i >= tile.range.q_len) continue;
+    T* const to = static_cast<T*>(p.out) + p.out_offset(tile.b, tile.h, i);
+    if (p.head_dim_v == Shape::kDim) {
+#pragma unroll
+      for (int m = 0; m < Shape::kDim / 32; ++m)
+        *reinterpret_cast<uint4*>(to + 32 * m + 8 * quarter) = uint4{w[m][0], w[m][1], w[m][2], w[m][3]};
+      continue;
+    }
+#pragma unroll
+    for (int m = 0; m < Shape::kDim / 32; ++m) {
       const int column = 32 * m + 8 * quarter, count = static_cast<int>(p.head_dim_v) - column;
-      if (i >= tile.range.q_len) continue;
       if (count >= 8) {
-        *reinterpret_cast<uint4*>(to + column) = uint4{w[0], w[1], w[2], w[3]};
+        *reinterpret_cast<uint4*>(to + column) = uint4{w[m][0], w[m][1], w[m][2], w[m][3]};
       } else {
-        const T* const values = reinterpret_cast<const T*>(w);
+        const T* const values = reinterpret_cast<const T*>(w[m]);
 #pragma unroll
         for (int e = 0; e < 8; ++e)
           if (e < count) to[column + e] = values[e];
@@ -107,48 +122,67 @@ __device__ inline void store_rows(const AttentionParams& p, const TileRecord& ti
   }
 }
 
-/// Divides by the row sums, writes LSE and starts the output's way to global memory.
+/// Whether a row of this thread's has a result that is not finite. Four sums a row, or each addition waits for the
+/// last.
+template <int kCount>
+__device__ inline bool has_nan(const float (&out)[kCount], const TileRecord& tile, int first) {
+  bool found = false;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float zero[4] = {};  // NaN once any result is not finite
+#pragma unroll
+    for (int c = 0; c < kCount / 4; ++c)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) zero[c % 2 * 2 + e] = fmaf(out[4 * c + 2 * half + e], 0.0f, zero[c % 2 * 2 + e]);
+    const float all = zero[0] + zero[1] + zero[2] + zero[3];
+    found |= all != all && first + 8 * half < tile.range.q_len;
+  }
+  return found;
+}
+
+/// LSE of this thread's two rows, of which `total` are the sums, and a sink's share in the factors.
+__device__ inline void finish_sums(const AttentionParams& p, const TileRecord& tile, const RunningRows& rows,
+                                   bool scores_are_final, int first, const float (&total)[2], float (&factor)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    SoftmaxState state;
+    state.maximum =
+        scores_are_final || rows.maximum[half] == -INFINITY ? rows.maximum[half] : rows.maximum[half] * p.scale;
+    state.sum = total[half];
+    float lse;
+    if (p.sinks)
+      factor[half] = state.finish(p.sinks, tile.h, &lse);
+    else
+      lse = state.sum == 0.0f ? -INFINITY : SoftmaxState::shift(state.maximum) + logf(state.sum);
+    const int i = first + 8 * half;
+    if (p.lse && threadIdx.x % 4 == 0 && i < tile.range.q_len) p.lse[p.lse_offset(tile.b, tile.h, i)] = lse;
+  }
+}
+
+/// Divides by the row sums, writes LSE and starts the output's way to global memory. A warp issues one instruction
+/// after the other here, and nobody else may have work: what is asked for by few (LSE, sinks) stays behind one branch,
+/// and what waits for its own result (sums, exchanges) comes in many independent ones.
 template <class Shape, class T>
 __device__ inline void finish_rows(const AttentionParams& p, const TileRecord& tile, const CUtensorMap* map_out,
                                    float (&out)[Shape::kDim / 2], RunningRows& rows, bool scores_are_final,
                                    bool partly_masked, int* met_nan, std::uint32_t place, int barrier) {
-  const int lane = threadIdx.x % 32, warp_row = threadIdx.x % 128 / 32 * 16;
-  float factor[2];
+  const int first = tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  float total[2], factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float total = rows.sum[half];
-    total += __shfl_xor_sync(kFullMask, total, 1);
-    total += __shfl_xor_sync(kFullMask, total, 2);
-    SoftmaxState state;
-    state.maximum =
-        scores_are_final || rows.maximum[half] == -INFINITY ? rows.maximum[half] : rows.maximum[half] * p.scale;
-    state.sum = total;
-    float lse;
-    factor[half] = state.finish(p.sinks, tile.h, &lse);
-    const int i = tile.first_query + warp_row + lane / 4 + 8 * half;
-    if (p.lse && lane % 4 == 0 && i < tile.range.q_len) p.lse[p.lse_offset(tile.b, tile.h, i)] = lse;
-    if (partly_masked) {
-      float zero = 0.0f;  // NaN once any result is not finite
-#pragma unroll
-      for (int c = 0; c < Shape::kDim / 8; ++c)
-        zero = fmaf(out[4 * c + 2 * half], 0.0f, fmaf(out[4 * c + 2 * half + 1], 0.0f, zero));
-      if (__any_sync(kFullMask, zero != zero && i < tile.range.q_len)) *met_nan = 1;
-    }
+    total[half] = rows.sum[half];
+    total[half] += __shfl_xor_sync(kFullMask, total[half], 1);
+    total[half] += __shfl_xor_sync(kFullMask, total[half], 2);
+    factor[half] = total[half] == 0.0f ? 0.0f : ptx::reciprocal_approx(total[half]);
   }
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-#pragma unroll
-    for (int c = 0; c < Shape::kDim / 8; ++c)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& x = out[4 * c + 2 * half + e];
-        x *= factor[half];  // 0 * NaN where nothing is seen: noted above
-      }
+  if (p.lse || p.sinks) finish_sums(p, tile, rows, scores_are_final, first, total, factor);
+  if (partly_masked && __any_sync(kFullMask, has_nan(out, tile, first))) *met_nan = 1;
+  // Where nothing is seen the factor is 0, and 0 * NaN noted above.
   if constexpr (Shape::kQSlots > 1) {
-    stage_rows<Shape, T>(out, place);
+    stage_rows<Shape, T>(out, factor, place);
     send_rows<Shape, T>(p, tile, map_out, place, barrier);
   } else {
-    store_rows<Shape, T>(p, tile, out);
+    store_rows<Shape, T>(p, tile, out, factor);
   }
 }
 
