@@ -9,39 +9,55 @@
 namespace flashkernel::cuda {
 namespace {
 
-template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N, bool kPassing>
+/// kResident: threads that a multiprocessor shall hold, which sets their registers.
+template <class T, int kThreads, int kRowsPerBlock, int kVectors, int kResident, bool kWeightsFirst>
+__global__ void __launch_bounds__(kThreads* kRowsPerBlock, blocks_of(kResident, kThreads* kRowsPerBlock))
+    held_kernel(const NormParams p) {
+  __shared__ float scratch[kRowsPerBlock][2][kThreads / kWarp];
+  take_turn();
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
+  if (kRowsPerBlock > 1 && row >= p.rows) return;  // whole warps: rows share a block only when a row is one warp
+  norm_held_row<T, kThreads, kVectors, kWeightsFirst>(p, row, scratch[threadIdx.y]);
+}
+
+template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
 __global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const NormParams p) {
   [[maybe_unused]] __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
   take_turn();
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
-  if (kRowsPerBlock > 1 && row >= p.rows) return;  // whole warps: rows share a block only when a row is one warp
-  norm_row<T, kThreads, kVectors, N, kPassing>(
-      p, row, 0, p.features, [&](float value) { return block_reduce<kThreads>(value, scratch[threadIdx.y], Sum{}); });
+  if (kRowsPerBlock > 1 && row >= p.rows) return;
+  norm_row<T, kThreads, kVectors, N>(
+      p, row, [&](float value) { return block_reduce<kThreads>(value, scratch[threadIdx.y], Sum{}); });
 }
 
-template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N, bool kPassing>
-void launch_instance(const NormParams& p, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(ceil_div(p.rows, kRowsPerBlock));
-  launch("norm", norm_kernel<T, kThreads, kRowsPerBlock, kVectors, N, kPassing>,
-         {blocks, dim3(kThreads, kRowsPerBlock), 0, stream, true}, p);
-}
-
-/// f(threads, rows a block, vectors a thread, whether rows pass by the caches), as constants. Many rows of 16-bit
-/// elements have shapes of their own (an H200, docs/kernels/cuda_memory_bound.md), others those of tile/row.cuh.
+/// f(kernel, threads, rows a block) of held_kernel for rows of `vectors` vectors, as an H200 found them fastest
+/// (docs/kernels/cuda_memory_bound.md). False where norm_kernel was as fast.
 template <class T, class F>
-void with_norm_shape(const NormParams& p, F f) {
+bool with_held_kernel(const NormParams& p, std::int64_t vectors, int num_sms, F f) {
   constexpr int N = kVectorElements<T>;
-  const std::int64_t vectors = p.features / N;
-  const int num_sms = cuda_device_properties(p.device.index).num_sms;
-  if constexpr (N == 8) {
-    const bool many = p.rows >= 4 * static_cast<std::int64_t>(num_sms);
-    if (many && vectors > 64 && vectors <= 96) {
-      if (p.residual) return f(Constant<96>{}, Constant<1>{}, Constant<1>{}, Constant<1>{});
-      return f(Constant<32>{}, Constant<4>{}, Constant<3>{}, Constant<0>{});
+  const bool few = p.rows < 4 * static_cast<std::int64_t>(num_sms);
+  if (few && vectors <= 128) return f(held_kernel<T, 128, 1, 1, 1536, true>, 128, 1), true;
+  if (few && vectors <= 512) return f(held_kernel<T, 256, 1, 2, 1024, true>, 256, 1), true;
+  if (vectors <= 64 || p.features > 8192) return false;
+  if (p.residual) {  // twice the loads of a row want more threads instead of more registers
+    if (vectors <= 96) return f(held_kernel<T, 96, 1, 1, 2048, false>, 96, 1), true;
+    if (vectors <= 128) return f(held_kernel<T, 128, 1, 1, 2048, false>, 128, 1), true;
+    if (vectors <= 256) return f(held_kernel<T, 256, 1, 1, 2048, false>, 256, 1), true;
+    if (vectors <= 512) return f(held_kernel<T, 512, 1, 1, 2048, false>, 512, 1), true;
+    if (vectors <= 1024) return f(held_kernel<T, 512, 1, 2, 1024, true>, 512, 1), true;
+  } else {
+    if (vectors <= 96) return f(held_kernel<T, 32, 4, 3, 1024, false>, 32, 4), true;
+    if (vectors <= 128) return false;
+    if (vectors <= 192) return f(held_kernel<T, 96, 1, 2, 1280, false>, 96, 1), true;
+    if (vectors <= 256) return f(held_kernel<T, 128, 1, 2, 1536, false>, 128, 1), true;
+    if (vectors <= 512) {
+      if (N == 8 && p.kind == NormKind::kLayerNorm) return false;
+      return f(held_kernel<T, 256, 1, 2, 1536, false>, 256, 1), true;
     }
+    if (vectors <= 1024) return f(held_kernel<T, 256, 1, 4, 1024, false>, 256, 1), true;
   }
-  with_row_shape<N>(vectors, p.rows, num_sms,
-                    [&](auto threads, auto rows, auto held) { f(threads, rows, held, Constant<0>{}); });
+  if constexpr (N == 4) return f(held_kernel<T, 512, 1, 4, 1024, false>, 512, 1), true;
+  return false;
 }
 
 }  // namespace
@@ -55,10 +71,17 @@ void norm_fwd(const NormParams& p, void*, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (!norm_rows_are_vectors(p)) return launch_instance<T, 256, 1, 0, 1, false>(p, native(stream));
-    with_norm_shape<T>(p, [&](auto threads, auto rows, auto vectors, auto passing) {
-      launch_instance<T, threads.value, rows.value, vectors.value, kVectorElements<T>, passing.value != 0>(
-          p, native(stream));
+    constexpr int N = kVectorElements<T>;
+    const auto run = [&](auto kernel, int threads, int rows) {
+      const auto blocks = static_cast<unsigned>(ceil_div(p.rows, rows));
+      launch("norm", kernel,
+             {blocks, dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows)), 0, native(stream), true}, p);
+    };
+    if (!norm_rows_are_vectors(p)) return run(norm_kernel<T, 256, 1, 0, 1>, 256, 1);
+    const int num_sms = cuda_device_properties(p.device.index).num_sms;
+    if (with_held_kernel<T>(p, p.features / N, num_sms, run)) return;
+    with_row_shape<N>(p.features / N, p.rows, num_sms, [&](auto threads, auto rows, auto held) {
+      run(norm_kernel<T, threads.value, rows.value, held.value, N>, threads.value, rows.value);
     });
   });
 }

@@ -1,5 +1,7 @@
 // Softmax and log-softmax along one dim, forward and backward: one block (or warp) per row, the row in registers where
 // its elements are neighbours. A row of -inf only gives 0 (log: -inf); a NaN makes its row NaN.
+#include <type_traits>
+
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/softmax_row.cuh"
@@ -9,12 +11,16 @@ namespace {
 
 template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
 __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_kernel(const SoftmaxParams p) {
-  [[maybe_unused]] __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
+  [[maybe_unused]] __shared__ float2 scratch[kRowsPerBlock][kThreads / kWarp];
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
   if (kRowsPerBlock > 1 && row >= p.rows) return;
-  softmax_row<T, kThreads, kVectors, N>(p, row, 0, p.columns, [&](float value, auto op) {
-    return block_reduce<kThreads>(value, scratch[threadIdx.y], op);
-  });
+  if constexpr (kVectors > 0 && kThreads * kVectors * N <= 16384) {
+    softmax_held_row<T, kThreads, kVectors>(p, row, scratch[threadIdx.y]);
+  } else {
+    softmax_row<T, kThreads, kVectors, N>(p, row, 0, p.columns, [&](float value, auto op) {
+      return block_reduce<kThreads>(value, &scratch[threadIdx.y][0].x, op);
+    });
+  }
 }
 
 template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
@@ -41,8 +47,13 @@ void launch_rows(const char* name, const P& p, Stream stream, KernelOf kernel_of
              p);
     };
     if (!vectors) return run(Constant<128>{}, Constant<1>{}, Constant<0>{}, Constant<1>{});
-    with_row_shape<N>(p.columns / N, p.rows, cuda_device_properties(p.device.index).num_sms,
-                      [&](auto threads, auto rows, auto held) { run(threads, rows, held, Constant<N>{}); });
+    const auto num_sms = cuda_device_properties(p.device.index).num_sms;
+    const auto run_vectors = [&](auto threads, auto rows, auto held) { run(threads, rows, held, Constant<N>{}); };
+    if constexpr (std::is_same_v<P, SoftmaxParams>) {
+      with_held_shape<N>(p.columns / N, p.rows, num_sms, run_vectors);
+    } else {
+      with_row_shape<N>(p.columns / N, p.rows, num_sms, run_vectors);
+    }
   });
 }
 

@@ -50,4 +50,7 @@ __device__ inline void settle(const T*& pointer) {
   asm volatile("" : "+l"(pointer));
 }
 
+/// What is made of the word from here on is made after this, not where the word comes from. No instruction.
+__device__ inline void settle(std::uint32_t& word) { asm volatile("" : "+r"(word)); }
+
 }  // namespace flashkernel::cuda::ptx

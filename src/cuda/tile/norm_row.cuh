@@ -1,7 +1,7 @@
-// LayerNorm and RMSNorm of one row, or of the part of it that a block of a cluster holds. Called by the norm kernels,
-// which say how a sum over the whole row is made.
+// LayerNorm and RMSNorm of one row: held in registers, or walked from memory. Called by the norm kernels.
 #pragma once
 
+#include "cuda/tile/held_row.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/row.cuh"
 #include "cuda/tile/vector.cuh"
@@ -27,35 +27,100 @@ inline bool norm_rows_are_vectors(const NormParams& p) {
          fits(p.residual_out, p.stride_residual_out_row);
 }
 
-/// Of memory that no one reads again soon: the first to leave the caches. 16 bytes; else as any other.
-template <int N, class T>
-__device__ inline Packed<T, N> load_passing(const T* from) {
-  if constexpr (sizeof(Packed<T, N>) == 16) {
-    const uint4 word = __ldcs(reinterpret_cast<const uint4*>(from));
-    return reinterpret_cast<const Packed<T, N>&>(word);
-  } else {
-    return load_vector<N>(from);
-  }
-}
-template <class T, int N>
-__device__ inline void store_passing(T* to, const Packed<T, N>& packed) {
-  if constexpr (sizeof(Packed<T, N>) == 16) {
-    __stcs(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(packed));
-  } else {
-    *reinterpret_cast<Packed<T, N>*>(to) = packed;
-  }
+/// What both ways of reading a row have in common.
+__device__ inline void save_statistics(const NormParams& p, std::int64_t row, float mean, float rstd) {
+  if (threadIdx.x != 0) return;
+  if (p.mean && p.kind == NormKind::kLayerNorm) p.mean[row] = mean;
+  if (p.rstd) p.rstd[row] = rstd;
 }
 
-/// Columns [column, column + columns) of a row, by kThreads threads. `add(value)`: the sum of all threads' values over
-/// the whole row, for all of them. kPassing: what is held in registers passes by the caches.
-template <class T, int kThreads, int kVectors, int N, bool kPassing, class Add>
-__device__ inline void norm_row(const NormParams& p, std::int64_t row, std::int64_t column, std::int64_t columns,
-                                Add add) {
-  const T* x = static_cast<const T*>(p.x) + row * p.stride_x_row + column;
-  const T* residual = p.residual ? static_cast<const T*>(p.residual) + row * p.stride_residual_row + column : nullptr;
-  T* residual_out =
-      p.residual_out ? static_cast<T*>(p.residual_out) + row * p.stride_residual_out_row + column : nullptr;
-  T* out = static_cast<T*>(p.out) + row * p.stride_out_row + column;
+/// By kThreads threads of kVectors vectors each; `scratch` is theirs. x and residual are asked for before the first of
+/// them is waited for, and so are the weights where there are registers for them; else all at once after the sums.
+template <class T, int kThreads, int kVectors, bool kWeightsFirst>
+__device__ inline void norm_held_row(const NormParams& p, std::int64_t row, float (&scratch)[2][kThreads / kWarp]) {
+  using Held = HeldRow<T, kThreads, kVectors>;
+  constexpr int N = Held::N;
+  const int columns = static_cast<int>(p.features);
+  Held h(columns);
+  h.load(static_cast<const T*>(p.x) + row * p.stride_x_row);
+  if (p.residual) {
+    Held addend(columns);
+    addend.load(static_cast<const T*>(p.residual) + row * p.stride_residual_row);
+    // Rounded to T as residual_out holds it, so that backward sees what forward normalised.
+    h.change([&](int j, float(&values)[N]) {
+      float more[N];
+      addend.floats(j, more);
+#pragma unroll
+      for (int i = 0; i < N; ++i) values[i] += more[i];
+    });
+    if (p.residual_out) h.store(static_cast<T*>(p.residual_out) + row * p.stride_residual_out_row);
+  }
+  const bool wide = sizeof(T) == 2 && weights_are_fp32(p);
+  const auto load_weight = [&](auto& to, int j) {
+    to.load(static_cast<const T*>(p.weight.data), j, p.weight && !wide);
+  };
+  const auto load_bias = [&](auto& to, int j) { to.load(static_cast<const T*>(p.bias.data), j, p.bias && !wide); };
+  Held weight(columns, kOnes<T>), bias(columns);
+  if constexpr (kWeightsFirst) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) load_weight(weight, j), load_bias(bias, j);
+  }
+
+  const float inverse_features = 1.0f / static_cast<float>(columns);
+  float mean = 0.0f;
+  if (p.kind == NormKind::kLayerNorm) {
+    float sum = 0.0f;
+    h.each([&](int, const float(&values)[N]) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum += values[i];
+    });
+    mean = block_reduce_once<kThreads>(sum, scratch[0], Sum{}) * inverse_features;
+  }
+  float squares = 0.0f;
+  h.each([&](int j, const float(&values)[N]) {
+    const float centre = h.holds(j) ? mean : 0.0f;  // past the row's end stand zeros
+#pragma unroll
+    for (int i = 0; i < N; ++i) squares += (values[i] - centre) * (values[i] - centre);
+  });
+  const float variance = block_reduce_once<kThreads>(squares, scratch[1], Sum{}) * inverse_features;
+  const float rstd = rsqrtf(variance + p.eps);
+  save_statistics(p, row, mean, rstd);
+
+  const auto result = [&](float value, float w, float b) { return fmaf((value - mean) * rstd, w, b); };
+  if (wide) {
+    h.change([&](int j, float(&values)[N]) {
+      if (!h.holds(j)) return;
+#pragma unroll
+      for (int i = 0; i < N; i += 4) {
+        float w[4] = {1.0f, 1.0f, 1.0f, 1.0f}, b[4] = {};
+        if (p.weight) load_floats(w, static_cast<const float*>(p.weight.data) + h.first(j) + i);
+        if (p.bias) load_floats(b, static_cast<const float*>(p.bias.data) + h.first(j) + i);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) values[i + k] = result(values[i + k], w[k], b[k]);
+      }
+    });
+  } else {
+    h.change([&](int j, float(&values)[N]) {
+      float w[N], b[N];
+      if constexpr (!kWeightsFirst) load_weight(weight, j), load_bias(bias, j);
+      weight.floats(j, w);
+      bias.floats(j, b);
+#pragma unroll
+      for (int i = 0; i < N; ++i) values[i] = result(values[i], w[i], b[i]);
+    });
+  }
+  h.store(static_cast<T*>(p.out) + row * p.stride_out_row);
+}
+
+/// Longer rows: walked from memory (kVectors == 0, of any length, N elements at a time), or so much of one in a
+/// thread's registers that no other loads may be under way with it. `add(value)`: the sum over all threads, for all of
+/// them.
+template <class T, int kThreads, int kVectors, int N, class Add>
+__device__ inline void norm_row(const NormParams& p, std::int64_t row, Add add) {
+  const T* x = static_cast<const T*>(p.x) + row * p.stride_x_row;
+  const T* residual = p.residual ? static_cast<const T*>(p.residual) + row * p.stride_residual_row : nullptr;
+  T* residual_out = p.residual_out ? static_cast<T*>(p.residual_out) + row * p.stride_residual_out_row : nullptr;
+  T* out = static_cast<T*>(p.out) + row * p.stride_out_row;
 
   // h = x + residual, rounded to T as residual_out holds it, so that backward sees what forward normalised. A row that
   // is walked again takes h from residual_out: x or residual may be the same memory.
@@ -64,15 +129,8 @@ __device__ inline void norm_row(const NormParams& p, std::int64_t row, std::int6
     for (int i = 0; i < N; ++i)
       values.values[i] = from_float<T>(to_float(values.values[i]) + to_float(addend.values[i]));
   };
-  const auto fetch = [](const T* from) { return kPassing ? load_passing<N>(from) : load_vector<N>(from); };
-  const auto store = [](T* to, const Packed<T, N>& values) {
-    if constexpr (kPassing) {
-      store_passing(to, values);
-    } else {
-      *reinterpret_cast<Packed<T, N>*>(to) = values;
-    }
-  };
-  const auto load = [&](std::int64_t first) { return fetch(x + first); };
+  const auto store = [](T* to, const Packed<T, N>& values) { *reinterpret_cast<Packed<T, N>*>(to) = values; };
+  const auto load = [&](std::int64_t first) { return load_vector<N>(x + first); };
   const auto load_sum = [&](std::int64_t first) {  // of a row that is walked from memory
     auto values = load(first);
     if (!residual) return values;
@@ -82,14 +140,14 @@ __device__ inline void norm_row(const NormParams& p, std::int64_t row, std::int6
   };
   const auto load_again = [&](std::int64_t first) { return load_vector<N>((residual_out ? residual_out : x) + first); };
   using RowOfT = Row<T, kThreads, kVectors, N>;
-  RowOfT h(columns, threadIdx.x, load, [&](Packed<T, N>(&values)[RowOfT::kHeld]) {
+  RowOfT h(p.features, threadIdx.x, load, [&](Packed<T, N>(&values)[RowOfT::kHeld]) {
     if (!residual) return;
     const auto first = [](int j) { return (j * kThreads + static_cast<int>(threadIdx.x)) * N; };
-    const int features = static_cast<int>(columns);
+    const int features = static_cast<int>(p.features);
     Packed<T, N> addend[RowOfT::kHeld] = {};
 #pragma unroll
     for (int j = 0; j < RowOfT::kHeld; ++j)
-      if (first(j) < features) addend[j] = fetch(residual + first(j));
+      if (first(j) < features) addend[j] = load_vector<N>(residual + first(j));
 #pragma unroll
     for (int j = 0; j < RowOfT::kHeld; ++j) {
       add_residual(values[j], addend[j]);
@@ -117,15 +175,12 @@ __device__ inline void norm_row(const NormParams& p, std::int64_t row, std::int6
          });
   const float variance = add(squares) * inverse_features;
   const float rstd = rsqrtf(variance + p.eps);
-  if (threadIdx.x == 0 && column == 0) {
-    if (p.mean && centred) p.mean[row] = mean;
-    if (p.rstd) p.rstd[row] = rstd;
-  }
+  save_statistics(p, row, mean, rstd);
 
   const auto finish = [&](auto weight_type) {
     using W = decltype(weight_type);
-    const W* const weights = p.weight ? static_cast<const W*>(p.weight.data) + column : nullptr;
-    const W* const biases = p.bias ? static_cast<const W*>(p.bias.data) + column : nullptr;
+    const W* const weights = p.weight ? static_cast<const W*>(p.weight.data) : nullptr;
+    const W* const biases = p.bias ? static_cast<const W*>(p.bias.data) : nullptr;
     h.each(load_again, [&](std::int64_t first, float(&values)[N]) {
       float weight[N], bias[N], result[N];
 #pragma unroll
@@ -149,8 +204,8 @@ __device__ inline void norm_row(const NormParams& p, std::int64_t row, std::int6
     }
   } else {
     h.each(load_again, [&](std::int64_t i, float(&values)[N]) {
-      const float weight = p.weight ? load_typed(p.weight.data, p.weight.dtype, column + i) : 1.0f;
-      const float bias = p.bias ? load_typed(p.bias.data, p.bias.dtype, column + i) : 0.0f;
+      const float weight = p.weight ? load_typed(p.weight.data, p.weight.dtype, i) : 1.0f;
+      const float bias = p.bias ? load_typed(p.bias.data, p.bias.dtype, i) : 0.0f;
       out[i] = from_float<T>(fmaf((values[0] - mean) * rstd, weight, bias));
     });
   }

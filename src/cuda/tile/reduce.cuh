@@ -51,4 +51,18 @@ __device__ inline float block_reduce(float value, float* scratch, Op op) {
   }
 }
 
+/// The same with one barrier: `scratch` is used by no other reduction of the block.
+template <int kThreads, class Op>
+__device__ inline float block_reduce_once(float value, float* scratch, Op op) {
+  value = warp_reduce(value, op);
+  if constexpr (kThreads > kWarp) {
+    if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = value;
+    __syncthreads();
+    value = scratch[0];
+#pragma unroll
+    for (int warp = 1; warp < kThreads / kWarp; ++warp) value = op(value, scratch[warp]);
+  }
+  return value;
+}
+
 }  // namespace flashkernel::cuda

@@ -1,8 +1,9 @@
-// Softmax and log-softmax of one row and their gradient, or of the part of it that a block of a cluster holds. Called
-// by the softmax kernels, which say how a value is reduced over the whole row.
+// Softmax and log-softmax of one row and their gradient: held in registers, or walked from memory. Called by the
+// softmax kernels; what a row's maximum and sum are made of, by cross-entropy too.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/held_row.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/row.cuh"
 #include "cuda/tile/vector.cuh"
@@ -47,8 +48,67 @@ __device__ inline void store_columns(T* row, std::int64_t first, std::int64_t st
   }
 }
 
-/// Columns [column, column + columns) of a row, by kThreads threads. `reduce(value, op)`: over all threads' values of
-/// the whole row, for all of them.
+/// The largest of a row and the sum of e^(x - largest), of what each warp found about its own largest: one barrier, and
+/// `scratch` is used by no other reduction. A row of -inf has the sum 0, one with a NaN a NaN.
+struct RowSum {
+  float maximum, sum;
+};
+template <int kThreads>
+__device__ inline RowSum join_warps(RowSum warp, float2* scratch) {
+  if constexpr (kThreads == kWarp) return warp;
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = make_float2(warp.maximum, warp.sum);
+  __syncthreads();
+  const int lane = threadIdx.x % kWarp;
+  const float2 one = lane < kThreads / kWarp ? scratch[lane] : make_float2(-INFINITY, 0.0f);
+  const float maximum = warp_reduce(one.x, Largest{});
+  const float sum = one.y * exp_of_difference(one.x, maximum == -INFINITY ? 0.0f : maximum);
+  return {maximum, warp_reduce(sum, Sum{})};
+}
+
+/// By kThreads threads of kVectors vectors each; `scratch` is theirs.
+template <class T, int kThreads, int kVectors>
+__device__ inline void softmax_held_row(const SoftmaxParams& p, std::int64_t row, float2* scratch) {
+  using Held = HeldRow<T, kThreads, kVectors>;
+  constexpr int N = Held::N;
+  const T* const x = static_cast<const T*>(p.x) + row_offset(row, p.ndim, p.shape, p.stride_x);
+  T* const out = static_cast<T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out);
+  Held held(static_cast<int>(p.columns), kMinusInfinities<T>);
+  held.load(x);
+  float values[kVectors][N];
+  float maximum = -INFINITY;
+  held.each([&](int j, const float(&loaded)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      values[j][i] = loaded[i];
+      maximum = fmaxf(maximum, loaded[i]);  // a NaN reaches the sum below
+    }
+  });
+  maximum = warp_reduce(maximum, Largest{});
+  const float own = maximum == -INFINITY ? 0.0f : maximum;
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float e = exp_of_difference(values[j][i], own);
+      sum += e;
+      if (!p.log) values[j][i] = e;  // stays where the row stood
+    }
+  }
+  const RowSum all = join_warps<kThreads>({maximum, warp_reduce(sum, Sum{})}, scratch);
+  // An empty sum means a row of -inf: 0 / 1, and -inf - 0.
+  const float shift = all.maximum == -INFINITY ? 0.0f : all.maximum;
+  const float scale = all.sum == 0.0f ? 0.0f : exp_of_difference(maximum, shift) / all.sum;
+  const float log_sum = all.sum == 0.0f ? 0.0f : logf(all.sum);
+  held.change([&](int j, float(&result)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) result[i] = p.log ? values[j][i] - shift - log_sum : values[j][i] * scale;
+  });
+  held.store(out);
+}
+
+/// Rows that are walked (kVectors == 0) or longer: columns [column, column + columns) by kThreads threads.
+/// `reduce(value, op)`: over all threads' values of the whole row, for all of them.
 template <class T, int kThreads, int kVectors, int N, class Reduce>
 __device__ inline void softmax_row(const SoftmaxParams& p, std::int64_t row, std::int64_t column, std::int64_t columns,
                                    Reduce reduce) {

@@ -19,6 +19,7 @@ inline void prefetch_l2(const void*) {}
 inline uint4 load_16_once(const void* global) { return *static_cast<const uint4*>(global); }
 template <class T>
 inline void settle(const T*&) {}
+inline void settle(std::uint32_t&) {}
 SIMT_INLINE void cp_async_commit() { simt::async_commit(); }
 
 template <int kPending>
