@@ -153,11 +153,11 @@ KernelTable<LinearParams> cuda_kernels() {
   using cuda::sm80::linear_few_rows_supports;
   using cuda::sm80::linear_supports;
   static constexpr KernelEntry<LinearParams> rows[] = {
-#define FK_ROW(suffix, dtype)                                                                                          \
-  hopper<LinearParams>("linear/cuda/sm90a/" #suffix "/few_rows", cuda::sm90a::linear_few_rows_supports<DType::dtype>,  \
-                       nullptr, cuda::sm90a::linear_few_rows, kDecode + 1),                                            \
-      hopper<LinearParams>("linear/cuda/sm90a/" #suffix "/large", cuda::sm90a::linear_supports<DType::dtype>, nullptr, \
-                           cuda::sm90a::linear),
+#define FK_ROW(suffix, dtype)                                                                                         \
+  hopper<LinearParams>("linear/cuda/sm90a/" #suffix "/few_rows", cuda::sm90a::linear_few_rows_supports<DType::dtype>, \
+                       nullptr, cuda::sm90a::linear_few_rows, kDecode + 1),                                           \
+      hopper<LinearParams>("linear/cuda/sm90a/" #suffix "/large", cuda::sm90a::linear_supports<DType::dtype>,         \
+                           cuda::sm90a::linear_workspace, cuda::sm90a::linear),
 #include "cuda/sm90a/linear_rows.inc"
 #undef FK_ROW
       ampere<LinearParams>("linear/cuda/sm80/f16/few_rows", linear_few_rows_supports<DType::kFloat16>, nullptr,

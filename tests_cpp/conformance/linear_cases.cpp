@@ -108,6 +108,11 @@ void fill(CaseList& list, void (*build)(Call&, const Spec&)) {
       Spec split{dtype, 70, 1104, 88, transposed, Activation::kGeluTanh};
       split.preactivation = true;
       add("split" + layout, split);
+      for (const auto& [in, out] : std::vector<std::array<std::int64_t, 2>>{{2056, 88}, {4104, 200}}) {
+        split.in = in, split.out = out;
+        add("split_i" + std::to_string(in) + layout, split);
+      }
+      split.out = 88;
       // The same for as few rows as a decode step has: parts of k in blocks that exchange their sums.
       for (const auto& [rows, in] :
            std::vector<std::array<std::int64_t, 2>>{{1, 264}, {5, 1104}, {16, 520}, {27, 2056}, {64, 1032}}) {

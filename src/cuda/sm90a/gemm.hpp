@@ -35,10 +35,14 @@ enum class GemmVariant {
   kCooperative96,
 };
 
-GemmVariant choose_variant(const GemmProblem& problem, int num_sms);
+/// The variant, and into how many parts k is cut so that few tiles with a long k fill the GPU: more than 1 only where
+/// the variant is cooperative.
+struct GemmPlan {
+  GemmVariant variant = GemmVariant::kCooperative128;
+  int parts = 1;
+};
 
-/// Into how many parts k is cut, so that a product of few tiles and a long k (a weight's gradient) fills the GPU.
-int choose_parts(const GemmProblem& problem, int num_sms);
+GemmPlan plan_gemm(const GemmProblem& problem, int num_sms);
 
 /// T is __half or __nv_bfloat16. Both operands k-major, or the second one or both along their other dim. Every operand
 /// and result must fit a tensor map (host/tensor_map.hpp).

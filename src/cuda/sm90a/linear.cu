@@ -8,6 +8,8 @@
 
 namespace flashkernel::cuda::sm90a {
 
+namespace {
+
 GemmVariant choose_variant(const GemmProblem& p, int num_sms) {
   const auto tiles = [&](std::int64_t n) { return ceil_div(p.m, 128) * ceil_div(p.n, n); };
   const bool k_major = p.a.k_major && p.b.k_major;
@@ -21,13 +23,39 @@ GemmVariant choose_variant(const GemmProblem& p, int num_sms) {
   return k_major && p.k >= 4096 && p.m >= 2048 ? GemmVariant::kPingPong192Pair : GemmVariant::kPingPong192;
 }
 
-int choose_parts(const GemmProblem& p, int num_sms) {
-  if (choose_variant(p, num_sms) != GemmVariant::kCooperative128) return 1;
+/// One wave of k-major operands: the parts and the width that take the least time. In us, measured at 128 to 1024 rows,
+/// k 768 to 8192: a k-tile of 96 columns 0.23, of 128 columns 0.30; the second kernel 2.5, and 0.5 a MB of sums.
+GemmPlan plan_one_wave(const GemmProblem& p, int num_sms) {
+  GemmPlan best;
+  double least = 0;
+  for (const int columns : {96, 128}) {
+    const std::int64_t tiles = ceil_div(p.m, 128) * ceil_div(p.n, columns);
+    // A part has four k-tiles at least.
+    const std::int64_t most = std::max<std::int64_t>(1, std::min(num_sms / tiles, p.k / 256));
+    if (tiles > num_sms) continue;
+    for (std::int64_t parts = 1; parts <= most; ++parts) {
+      const double sums = parts == 1 ? 0 : 2.5 + 0.5e-6 * static_cast<double>(sizeof(float) * parts * p.m * p.n);
+      const double time =
+          static_cast<double>(ceil_div(ceil_div(p.k, 64), parts)) * (columns == 96 ? 0.23 : 0.30) + sums;
+      if (least > 0 && time >= least) continue;
+      least = time;
+      best = {columns == 96 ? GemmVariant::kCooperative96 : GemmVariant::kCooperative128, static_cast<int>(parts)};
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+GemmPlan plan_gemm(const GemmProblem& p, int num_sms) {
+  const GemmVariant variant = choose_variant(p, num_sms);
+  if (variant != GemmVariant::kCooperative96 && variant != GemmVariant::kCooperative128) return {variant, 1};
+  if (p.a.k_major && p.b.k_major) return plan_one_wave(p, num_sms);
   // A k-tile takes some 0.35 us, the parts' second kernel and their way through memory some 6: worth it from a k of
   // 2048, with 512 a part at least.
+  if (p.k < 2048) return {variant, 1};
   const std::int64_t tiles = ceil_div(p.m, 128) * ceil_div(p.n, 128);
-  if (p.k < 2048) return 1;
-  return static_cast<int>(std::max<std::int64_t>(1, std::min(num_sms / tiles, p.k / 512)));
+  return {variant, static_cast<int>(std::max<std::int64_t>(1, std::min(num_sms / tiles, p.k / 512)))};
 }
 
 FewRowsPlan plan_few_rows(std::int64_t rows, std::int64_t features, std::int64_t k, int num_sms) {
@@ -105,10 +133,10 @@ Verdict linear_supports(const LinearParams& p, DType dtype) {
   return check_forward(p, dtype);
 }
 
-void linear(const LinearParams& p, void*, Stream stream) {
-  if (p.rows == 0 || p.out_features == 0) return;
-  const CudaDeviceGuard guard(p.device.index);
-  const int num_sms = cuda_device_properties(p.device.index).num_sms;
+namespace {
+
+/// The product, as far as its shape and layouts go; the epilogue depends on the type.
+GemmProblem product_of_forward(const LinearParams& p) {
   GemmProblem problem;
   problem.m = p.rows;
   problem.n = p.out_features;
@@ -116,10 +144,33 @@ void linear(const LinearParams& p, void*, Stream stream) {
   problem.a = {p.x, p.stride_x_row, true};
   const bool along_in = p.stride_weight_in == 1;
   problem.b = {p.weight, along_in ? p.stride_weight_out : p.stride_weight_in, along_in};
+  return problem;
+}
+
+std::size_t parts_bytes(const GemmProblem& problem, int num_sms) {
+  const int parts = plan_gemm(problem, num_sms).parts;
+  return parts > 1 ? sizeof(float) * static_cast<std::size_t>(parts * problem.m * problem.n) : 0;
+}
+
+}  // namespace
+
+std::size_t linear_workspace(const LinearParams& p) {
+  if (p.rows == 0 || p.out_features == 0) return 0;
+  return parts_bytes(product_of_forward(p), cuda_device_properties(p.device.index).num_sms);
+}
+
+void linear(const LinearParams& p, void* workspace, Stream stream) {
+  if (p.rows == 0 || p.out_features == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const int num_sms = cuda_device_properties(p.device.index).num_sms;
+  GemmProblem problem = product_of_forward(p);
+  const GemmPlan plan = plan_gemm(problem, num_sms);
+  problem.parts = plan.parts;
+  problem.partial = static_cast<float*>(workspace);
   const auto run = [&](auto zero) {
     using T = decltype(zero);
     problem.epilogue = linear_epilogue<T>(p);
-    gemm<T>("linear", problem, choose_variant(problem, num_sms), num_sms, native(stream));
+    gemm<T>("linear", problem, plan.variant, num_sms, native(stream));
   };
   if (p.dtype == DType::kFloat16)
     run(__half{});
@@ -202,11 +253,6 @@ GemmProblem product_of_grad_weight(const LinearBackwardParams& p) {
   return problem;
 }
 
-std::size_t parts_bytes(const GemmProblem& problem, int num_sms) {
-  const int parts = choose_parts(problem, num_sms);
-  return parts > 1 ? sizeof(float) * static_cast<std::size_t>(parts * problem.m * problem.n) : 0;
-}
-
 }  // namespace
 
 std::size_t linear_bwd_workspace(const LinearBackwardParams& p) {
@@ -224,9 +270,10 @@ void linear_bwd(const LinearBackwardParams& p, void* workspace, Stream stream) {
     using T = decltype(zero);
     const auto multiply = [&](const char* name, GemmProblem problem, void* to, std::int64_t stride) {
       problem.epilogue = plain_epilogue<T>(to, stride);
-      problem.parts = choose_parts(problem, num_sms);
+      const GemmPlan plan = plan_gemm(problem, num_sms);
+      problem.parts = plan.parts;
       problem.partial = static_cast<float*>(workspace);
-      gemm<T>(name, problem, choose_variant(problem, num_sms), num_sms, native(stream));
+      gemm<T>(name, problem, plan.variant, num_sms, native(stream));
     };
     if (p.grad_x) multiply("linear_bwd: grad_x", product_of_grad_x(p), p.grad_x, p.stride_grad_x_row);
     if (p.grad_weight)

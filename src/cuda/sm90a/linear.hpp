@@ -26,6 +26,7 @@ Verdict linear_bwd_supports(const LinearBackwardParams& p) {
   return linear_bwd_supports(p, kDtype);
 }
 
+std::size_t linear_workspace(const LinearParams&);
 void linear(const LinearParams&, void* workspace, Stream);
 void linear_few_rows(const LinearParams&, void* workspace, Stream);
 std::size_t linear_bwd_workspace(const LinearBackwardParams&);
