@@ -135,11 +135,14 @@ def test_the_ladder_sets_the_same_work_side_by_side(tmp_path):
     rows = json.loads((folder / "attention_sm75.json").read_text())["rows"]
     sm75 = next(r["tflops"] for r in rows if key.items() <= r.items())
     lines = ladder.render(tmp_path)["attention"].splitlines()
-    steps = f"{sm75:.4g} (x {sm75 / 20:.2f}) | 347.7 (x {347.7 / sm75:.2f}) | 678.9 (x 1.95) |"
+    rows = json.loads((folder / "attention_sm80.json").read_text())["rows"]
+    key = {"S": 4096, "D": 128, "causal": False, "pass": "forward"}
+    sm80 = next(r["tflops"]["flashkernel"] for r in rows if key.items() <= r.items())
+    steps = f"{sm75:.4g} (x {sm75 / 20:.2f}) | {sm80:.4g} (x {sm80 / sm75:.2f}) | 678.9 (x {678.9 / sm80:.2f}) |"
     assert row_of + "4 | 20 (x 5.00) | " + steps in lines
     # A run of the bench goes before the older files, whatever their names; its first provider counts.
-    sm80 = {"kind": "ours", "kernels": ["attention_fwd/cuda/sm80/f16/d128"]}
-    providers |= {"a": {**sm80, "p50": flop / 340.0 * 1e-12}, "b": {**sm80, "p50": flop / 1000.0 * 1e-12}}
+    kernel = {"kind": "ours", "kernels": ["attention_fwd/cuda/sm80/f16/d128"]}
+    providers |= {"a": {**kernel, "p50": flop / 340.0 * 1e-12}, "b": {**kernel, "p50": flop / 1000.0 * 1e-12}}
     (folder / "a_new.json").write_text(json.dumps(run))
     lines = ladder.render(tmp_path)["attention"].splitlines()
     steps = f"{sm75:.4g} (x {sm75 / 20:.2f}) | 340 (x {340 / sm75:.2f}) | 678.9 (x 2.00) |"
