@@ -2,8 +2,9 @@
 // FlashAttention-3 (Shah et al., 2024). Instantiated by the generated attention_fwd_<dtype>_d<dim>.cu files.
 //
 // A thread block takes tiles of queries (64 a consumer) until none is left; the producer runs ahead into the next tile
-// while the consumers finish one. Parts: attention_fwd_shape.cuh (tiles, shared memory), _producer.cuh, _consumer.cuh,
-// _softmax.cuh, _epilogue.cuh, _redo.cuh. docs/kernels/attention_hopper.md draws the schedule.
+// while the consumers finish one. One thread finds the tiles; everyone else is told, so that lengths are read once.
+// Parts: attention_fwd_shape.cuh (tiles, shared memory), _producer.cuh, _consumer.cuh, _softmax.cuh, _epilogue.cuh,
+// _redo.cuh. docs/kernels/attention_hopper.md draws the schedule.
 //
 // Invariant on NaN: the tensor core makes 0 * NaN = NaN out of a masked pair. Rows whose result is not finite and that
 // met a masked block are computed once more from what they see alone (redo_tiles).
@@ -37,6 +38,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       ptx::mbarrier_init(shared.v_full(stage), 1);
       ptx::mbarrier_init(shared.k_empty(stage), 4 * Shape::kConsumers);
       ptx::mbarrier_init(shared.v_empty(stage), 4 * Shape::kConsumers);
+    }
+    for (int slot = 0; slot < shared.kRecords; ++slot) {
+      ptx::mbarrier_init(shared.found_full(slot), 1);
+      ptx::mbarrier_init(shared.found_empty(slot), 2);  // the warps of K and V
     }
     for (int w = 0; w < Shape::kConsumers; ++w) *shared.met_nan(w) = 0;
     ptx::fence_mbarrier_init();
@@ -143,10 +148,10 @@ template <int kDim>
 struct ForwardTiles;
 template <>
 struct ForwardTiles<64> {
-  using Long = ForwardShape<64, 3, 128, 2, 3, false>;               // 2 x 24 + 6 x 16 KB
-  using Short = ForwardShape<64, 4, 64, 2, 4, false>;               // 2 x 32 + 8 x 8 KB
-  using ShortCausal = ForwardShape<64, 4, 64, 2, 5, false, false>;  // 2 x 32 + 10 x 8 KB
-  using Modified = ForwardShape<64, 3, 96, 2>;                      // 2 x 24 + 4 x 12 KB
+  using Long = ForwardShape<64, 3, 128, 2, 3>;               // 2 x 24 + 6 x 16 KB
+  using Short = ForwardShape<64, 4, 64, 2, 4>;               // 2 x 32 + 8 x 8 KB
+  using ShortCausal = ForwardShape<64, 4, 64, 2, 5, false>;  // 2 x 32 + 10 x 8 KB
+  using Modified = ForwardShape<64, 3, 96, 2>;               // 2 x 24 + 4 x 12 KB
   template <class F>
   static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
     // Up to 192 queries a tile of four would be padding for a quarter and more.
@@ -158,7 +163,7 @@ struct ForwardTiles<64> {
 };
 template <>
 struct ForwardTiles<96> {
-  using Only = ForwardShape<96, 2, 128, 2, 2, false>;  // 2 x 32 + 4 x 32 KB
+  using Only = ForwardShape<96, 2, 128, 2>;  // 2 x 32 + 4 x 32 KB
   using Modified = Only;
   template <class F>
   static void choose(const AttentionParams&, const CudaDeviceProperties&, F&& launch_with) {
@@ -167,8 +172,8 @@ struct ForwardTiles<96> {
 };
 template <>
 struct ForwardTiles<128> {
-  using Long = ForwardShape<128, 3, 80, 2, 2, false>;    // 2 x 48 + 4 x 20 KB
-  using Short = ForwardShape<128, 2, 128, 2, 2, false>;  // 2 x 32 + 4 x 32 KB
+  using Long = ForwardShape<128, 3, 80, 2>;    // 2 x 48 + 4 x 20 KB
+  using Short = ForwardShape<128, 2, 128, 2>;  // 2 x 32 + 4 x 32 KB
   using Modified = Short;
   template <class F>
   static void choose(const AttentionParams& p, const CudaDeviceProperties& device, F&& launch_with) {
@@ -180,7 +185,7 @@ struct ForwardTiles<128> {
 };
 template <>
 struct ForwardTiles<192> {
-  using Only = ForwardShape<192, 2, 80, 1>;  // 48 + 4 x 30 KB
+  using Only = ForwardShape<192, 2, 80, 1, 2, true, 3>;  // 48 + 4 x 30 + 48 KB
   using Modified = Only;
   template <class F>
   static void choose(const AttentionParams&, const CudaDeviceProperties&, F&& launch_with) {
@@ -189,9 +194,9 @@ struct ForwardTiles<192> {
 };
 template <>
 struct ForwardTiles<256> {
-  using Long = ForwardShape<256, 2, 80, 1>;             // 64 + 4 x 40 KB
-  using Short = ForwardShape<256, 2, 64, 1, 2, false>;  // 64 + 4 x 32 KB
-  using Modified = ForwardShape<256, 2, 48, 1>;         // 64 + 4 x 24 KB
+  using Long = ForwardShape<256, 2, 80, 1>;                  // 64 + 4 x 40 KB
+  using Short = ForwardShape<256, 2, 64, 1, 2, true, 2>;     // 64 + 4 x 32 + 32 KB
+  using Modified = ForwardShape<256, 2, 48, 1, 2, true, 2>;  // 64 + 4 x 24 + 32 KB
   template <class F>
   static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
     if (p.seq_q > 4096) return launch_with(Long{});

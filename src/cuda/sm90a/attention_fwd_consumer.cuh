@@ -20,7 +20,6 @@ struct Consumer {
   // Two places for Q: a tile's first scores and the last values of the one before are one batch.
   static constexpr bool kOverlap = !kModified && Shape::kQSlots > 1;
   static constexpr int kBlockN = Shape::kBlockN;
-  static constexpr int kHalf = Shape::kHasHalf ? kBlockN / 2 : kBlockN;
   static constexpr int kScores = kBlockN / 2;       // a thread's elements of 64 x kBlockN
   static constexpr int kValueSteps = kBlockN / 16;  // of 16 keys
 
@@ -57,24 +56,21 @@ struct Consumer {
     ptx::mbarrier_wait(shared.v_full(blocks.before().slot()), blocks.before().parity());
   }
 
-  /// S = Q K^T for the first kWidth keys of the slot; only issues.
-  template <int kWidth>
+  /// S = Q K^T for the keys of the slot; only issues.
   __device__ void issue_scores() {
-    auto& first = reinterpret_cast<float(&)[kWidth / 2]>(score);
     const std::uint64_t q = ptx::matrix_descriptor(shared.q(tiles.slot(), warpgroup), 16, 1024);
     const std::uint64_t k = ptx::matrix_descriptor(shared.k(blocks.slot()), 16, 1024);
 #pragma unroll
     for (int d = 0; d < Shape::kDim / 16; ++d)
-      ptx::wgmma_ss<T>(first, q + (d / 4 * Shape::kQBlockBytes + d % 4 * 32) / 16,
+      ptx::wgmma_ss<T>(score, q + (d / 4 * Shape::kQBlockBytes + d % 4 * 32) / 16,
                        k + (d / 4 * Shape::kKvBlockBytes + d % 4 * 32) / 16, d > 0);
   }
 
-  /// O += P V for the first kWidth keys of the slot; only issues.
-  template <int kWidth>
+  /// O += P V for the keys of the slot; only issues.
   __device__ void issue_values(bool accumulate) {
     const std::uint64_t v = ptx::matrix_descriptor(shared.v(blocks.before().slot()), Shape::kKvBlockBytes, 1024);
 #pragma unroll
-    for (int n = 0; n < kWidth / 16; ++n)
+    for (int n = 0; n < kValueSteps; ++n)
       ptx::wgmma_rs<T, true>(out, weights[n], v + n * 2048 / 16, n > 0 || accumulate);
   }
 
@@ -84,40 +80,36 @@ struct Consumer {
     for (int n = 0; n < kValueSteps; ++n) ptx::hold(weights[n]);
   }
 
-  template <int kWidth>
   __device__ void pack_weights() {
 #pragma unroll
-    for (int n = 0; n < kWidth / 16; ++n)
+    for (int n = 0; n < kValueSteps; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) weights[n][e] = pack<T>(score[8 * n + 2 * e], score[8 * n + 2 * e + 1]);
   }
 
-  /// Masks where asked and turns the scores of the first kWidth keys into exponentials.
-  template <int kWidth>
+  /// Masks where asked and turns scores into exponentials.
   __device__ bool softmax(const TileRecord& tile, int block, bool masked, float (&factor)[2]) {
-    auto& first = reinterpret_cast<float(&)[kWidth / 2]>(score);
-    if constexpr (kModified) modify_scores(first, p.scale, p.softcap);
+    if constexpr (kModified) modify_scores(score, p.scale, p.softcap);
     if (masked)
-      mask_scores(first, tile.range, tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4,
+      mask_scores(score, tile.range, tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4,
                   block * kBlockN + 2 * static_cast<int>(threadIdx.x % 4));
-    return exponentials(first, rows, plan.scale_log2, factor);
+    return exponentials(score, rows, plan.scale_log2, factor);
   }
 
-  /// Block `block`'s scores while the one before gets its values: of kWidth keys, added to `out` if `accumulate`.
+  /// Block `block`'s scores while the one before gets its values, added to `out` if `accumulate`.
   /// The source asks for the exponentials before the wait for the values; ptxas puts them behind it, and is right: with
   /// a branch between that kept them before, d64 and d128 were 4 to 8 % slower.
-  template <int kWidth>
   __device__ void step(const TileRecord& tile, int block, bool masked, bool accumulate, int is_last) {
     wait_for_keys();
     take_turn();
     ptx::hold(score);
     ptx::wgmma_fence();
-    issue_scores<kBlockN>();
+    issue_scores();
     ptx::wgmma_commit();
     wait_for_values();
     hold_values();
     ptx::wgmma_fence();
-    issue_values<kWidth>(accumulate);
+    issue_values(accumulate);
     ptx::wgmma_commit();
     pass_turn();
     ptx::wgmma_wait<1>();
@@ -125,12 +117,12 @@ struct Consumer {
     release(shared.k_empty(blocks.slot()));
     if (is_last) retire_q();
     float factor[2];
-    const bool rescale = softmax<kBlockN>(tile, block, masked, factor);
+    const bool rescale = softmax(tile, block, masked, factor);
     ptx::wgmma_wait<0>();
     hold_values();
     release(shared.v_empty(blocks.before().slot()));
     ++blocks.count;
-    pack_weights<kBlockN>();
+    pack_weights();
     if (rescale) {
 #pragma unroll
       for (int c = 0; c < Shape::kDim / 8; ++c)
@@ -144,28 +136,27 @@ struct Consumer {
     wait_for_values();
     hold_values();
     ptx::wgmma_fence();
-    issue_values<kBlockN>(accumulate);
+    issue_values(accumulate);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     hold_values();
     release(shared.v_empty(blocks.before().slot()));
   }
 
-  /// The scores of a tile's first block, kWidth of its keys (the others are masked), and with kValues the last values
-  /// of the tile before.
-  template <int kWidth, bool kValues>
+  /// The scores of a tile's first block, and with kValues the last values of the tile before.
+  template <bool kValues>
   __device__ void open_tile(bool accumulate, int is_last) {
     wait_for_keys();
     take_turn();
     ptx::hold(score);
     ptx::wgmma_fence();
-    issue_scores<kWidth>();
+    issue_scores();
     ptx::wgmma_commit();
     if (kValues) {
       wait_for_values();
       hold_values();
       ptx::wgmma_fence();
-      issue_values<kBlockN>(accumulate);
+      issue_values(accumulate);
       ptx::wgmma_commit();
     }
     pass_turn();
@@ -197,7 +188,8 @@ struct Consumer {
 
   __device__ void finish_pending() {
     finish_rows<Shape, T>(p, *shared.record(tiles.count - 1, warpgroup), map_out, out, rows, kModified,
-                          pending.partly_masked, shared.met_nan(warpgroup), shared.q(tiles.before().slot(), warpgroup),
+                          pending.partly_masked, shared.met_nan(warpgroup),
+                          Shape::kQSlots > 1 ? shared.q(tiles.before().slot(), warpgroup) : shared.out(warpgroup),
                           kWarpgroup + warpgroup);
   }
   /// The producer may fill the place of Q: with two places, once the output of the tile before has left it.
@@ -252,13 +244,8 @@ struct Consumer {
 
       // The scores of the first block, together with the last values of the tile before, whose output is then finished.
       const int overlap = kOverlap && is_pending && num_blocks > 0 && !skips;
-      int half = 0;
       if (overlap) {
-        half = Shape::kHasHalf && block * kBlockN + kHalf >= last_key;
-        if (half)
-          open_tile<kHalf, true>(pending.accumulate, block == end);
-        else
-          open_tile<kBlockN, true>(pending.accumulate, block == end);
+        open_tile<true>(pending.accumulate, block == end);
         finish_pending();
       } else if (kOverlap && is_pending) {
         close_tile();
@@ -275,11 +262,7 @@ struct Consumer {
       }
       if (!overlap) {
         for (; block > end && block * kBlockN >= last_key; --block) skip_block();
-        half = Shape::kHasHalf && block * kBlockN + kHalf >= last_key;
-        if (half)
-          open_tile<kHalf, false>(false, block == end);
-        else
-          open_tile<kBlockN, false>(false, block == end);
+        open_tile<false>(false, block == end);
       }
 
       // Blocks outside of [first_full, end_full) are masked for some row.
@@ -289,17 +272,8 @@ struct Consumer {
       const bool partly_masked = masked() || end < first_full;
       rows.clear();
       float factor[2];
-      if (half) {
-        softmax<kHalf>(tile, block, true, factor);
-        pack_weights<kHalf>();
-#pragma unroll
-        for (int n = kHalf / 16; n < kValueSteps; ++n)  // should this be the last block, too
-#pragma unroll
-          for (int e = 0; e < 4; ++e) weights[n][e] = 0;
-      } else {
-        softmax<kBlockN>(tile, block, masked(), factor);
-        pack_weights<kBlockN>();
-      }
+      softmax(tile, block, masked(), factor);
+      pack_weights();
       if (overlap) retire_pending();
       pending = {block > end ? 1 : 0, partly_masked ? 1 : 0};
       if (p.is_varlen_k() || p.is_paged()) {
@@ -308,12 +282,7 @@ struct Consumer {
       }
       --block;
       int accumulate = 0;
-      if (half && block >= end) {
-        step<kHalf>(tile, block, masked(), false, block == end);
-        accumulate = 1;
-        --block;
-      }
-      for (; block >= end; --block, accumulate = 1) step<kBlockN>(tile, block, masked(), accumulate, block == end);
+      for (; block >= end; --block, accumulate = 1) step(tile, block, masked(), accumulate, block == end);
     }
     ptx::bulk_wait<0>();
     ptx::barrier_sync(kWarpgroup + warpgroup, 128);

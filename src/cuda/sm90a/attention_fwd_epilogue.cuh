@@ -1,5 +1,6 @@
-// The end of a row block in the Hopper forward kernel: divide by the row sums, write LSE, repair rows that met NaN
-// behind a mask, and send the output through the place of the warpgroup's Q to global memory.
+// The end of a row block in the Hopper forward kernel: divide by the row sums, write LSE, note rows that met NaN behind
+// a mask, and send the output to global memory: through the place of the warpgroup's Q, places of its own, or from
+// registers.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -15,18 +16,18 @@ __device__ inline std::uint32_t row_chunk(int row, int chunk) {
   return chunk / 8 * (64 * 128) + row * 128 + ((chunk ^ row) & 7) * 16;
 }
 
-/// Rows of the warpgroup's place in shared memory -> out, rows past the sequence left alone.
-template <class Shape, class T>
+/// kCount blocks of 64 columns, from block kFirst on, in shared memory -> out, rows past the sequence left alone.
+template <class T, int kFirst, int kCount>
 __device__ inline void store_some_rows(const AttentionParams& p, const TileRecord& tile, std::uint32_t from) {
   const int thread = threadIdx.x % 128, rows = min(64, tile.range.q_len - tile.first_query);
-  T* const to = static_cast<T*>(p.out) + p.out_offset(tile.b, tile.h, tile.first_query);
+  T* const to = static_cast<T*>(p.out) + p.out_offset(tile.b, tile.h, tile.first_query) + kFirst * 64;
 #pragma unroll 1
-  for (int at = thread; at < rows * (Shape::kDim / 8); at += 128) {
-    const int row = at / (Shape::kDim / 8), chunk = at % (Shape::kDim / 8);
+  for (int at = thread; at < rows * (kCount * 8); at += 128) {
+    const int row = at / (kCount * 8), chunk = at % (kCount * 8);
     const uint4 packed = *static_cast<const uint4*>(__cvta_shared_to_generic(from + row_chunk(row, chunk)));
     T* const row_to = to + row * p.stride_out_token + chunk * 8;
     const T* const values = reinterpret_cast<const T*>(&packed);
-    const int count = static_cast<int>(p.head_dim_v) - chunk * 8;
+    const int count = static_cast<int>(p.head_dim_v) - (kFirst * 64 + chunk * 8);
     if (count >= 8) {
       *reinterpret_cast<uint4*>(row_to) = packed;
     } else {
@@ -37,23 +38,25 @@ __device__ inline void store_some_rows(const AttentionParams& p, const TileRecor
   }
 }
 
-/// The warpgroup's output, times a factor and rounded, into the place of its Q.
-template <class Shape, class T>
-__device__ inline void stage_rows(const float (&out)[Shape::kDim / 2], const float (&factor)[2], std::uint32_t place) {
+/// The same blocks of the warpgroup's output, times a factor and rounded, into shared memory.
+template <class T, int kFirst, int kCount, int kOut>
+__device__ inline void stage_rows(const float (&out)[kOut], const float (&factor)[2], std::uint32_t place) {
   const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
 #pragma unroll
-  for (int c = 0; c < Shape::kDim / 16; ++c) {
+  for (int c = 0; c < kCount * 4; ++c) {
+    const int at = 8 * (kFirst * 4 + c);  // of the thread's elements, 8 in 16 columns
+    if (at >= kOut) break;                // d96 ends in half a block
     std::uint32_t pairs[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      pairs[e] = pack<T>(out[8 * c + 2 * e] * factor[e % 2], out[8 * c + 2 * e + 1] * factor[e % 2]);
+      pairs[e] = pack<T>(out[at + 2 * e] * factor[e % 2], out[at + 2 * e + 1] * factor[e % 2]);
     ptx::stmatrix_x4(place + row_chunk(row, 2 * c + lane / 16), pairs[0], pairs[1], pairs[2], pairs[3]);
   }
 }
 
 /// From there to global memory; thread 0 of the warpgroup must wait for its group of stores before the place is filled
 /// again.
-template <class Shape, class T>
+template <class T, int kFirst, int kCount>
 __device__ inline void send_rows(const AttentionParams& p, const TileRecord& tile, const CUtensorMap* map_out,
                                  std::uint32_t place, int barrier) {
   // The copy engine cuts rows at the tensor's end; where sequences lie side by side, that is not the sequence's.
@@ -61,14 +64,32 @@ __device__ inline void send_rows(const AttentionParams& p, const TileRecord& til
   ptx::fence_proxy_async_shared();
   ptx::barrier_sync(barrier, 128);
   if (!whole) {
-    store_some_rows<Shape, T>(p, tile, place);
+    store_some_rows<T, kFirst, kCount>(p, tile, place);
     ptx::barrier_sync(barrier, 128);
   } else if (threadIdx.x % 128 == 0) {
     const int begin = tile.first_query + (p.is_varlen_q() ? static_cast<int>(p.q_begin(tile.b)) : 0);
 #pragma unroll
-    for (int c = 0; c < Shape::kColumnBlocks; ++c)
-      ptx::tma_store(map_out, place + c * Shape::kQBlockBytes, c * 64, begin, tile.h, p.is_varlen_q() ? 0 : tile.b);
+    for (int c = 0; c < kCount; ++c)
+      ptx::tma_store(map_out, place + c * (64 * 128), (kFirst + c) * 64, begin, tile.h, p.is_varlen_q() ? 0 : tile.b);
     ptx::bulk_commit();
+  }
+}
+
+/// The whole output by way of Shape::kOutSlots places, a block of 64 columns in each, which serve in turn from block
+/// kBlock on: while one is filled, the copy engine reads the one before.
+template <class Shape, class T, int kBlock = 0>
+__device__ inline void send_in_turn(const AttentionParams& p, const TileRecord& tile, const CUtensorMap* map_out,
+                                    const float (&out)[Shape::kDim / 2], const float (&factor)[2], std::uint32_t places,
+                                    int barrier) {
+  if constexpr (kBlock < Shape::kColumnBlocks) {
+    if (kBlock == 0 || kBlock >= Shape::kOutSlots) {
+      if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<(kBlock == 0 ? 0 : Shape::kOutSlots - 1)>();
+      ptx::barrier_sync(barrier, 128);
+    }
+    const std::uint32_t place = places + kBlock % Shape::kOutSlots * Shape::kQBlockBytes;
+    stage_rows<T, kBlock, 1>(out, factor, place);
+    send_rows<T, kBlock, 1>(p, tile, map_out, place, barrier);
+    send_in_turn<Shape, T, kBlock + 1>(p, tile, map_out, out, factor, places, barrier);
   }
 }
 
@@ -179,8 +200,10 @@ __device__ inline void finish_rows(const AttentionParams& p, const TileRecord& t
   if (partly_masked && __any_sync(kFullMask, has_nan(out, tile, first))) *met_nan = 1;
   // Where nothing is seen the factor is 0, and 0 * NaN noted above.
   if constexpr (Shape::kQSlots > 1) {
-    stage_rows<Shape, T>(out, factor, place);
-    send_rows<Shape, T>(p, tile, map_out, place, barrier);
+    stage_rows<T, 0, Shape::kColumnBlocks>(out, factor, place);
+    send_rows<T, 0, Shape::kColumnBlocks>(p, tile, map_out, place, barrier);
+  } else if constexpr (Shape::kOutSlots > 0) {
+    send_in_turn<Shape, T>(p, tile, map_out, out, factor, place, barrier);
   } else {
     store_rows<Shape, T>(p, tile, out, factor);
   }

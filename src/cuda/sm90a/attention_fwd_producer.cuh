@@ -1,6 +1,6 @@
-// The producer of the Hopper forward kernel: three warps that know which tiles this thread block computes. One fills
-// the slots of K, one those of V by TMA, a thread of the third tells the consumers of tiles and brings Q. Each runs
-// ahead as far as its slots allow, across tiles.
+// The producer of the Hopper forward kernel: three warps. One fills the slots of K, one those of V by TMA, a thread of
+// the third finds the tiles that this thread block computes, tells the two and the consumers of them and brings Q. Each
+// runs ahead as far as its slots allow, across tiles.
 #pragma once
 
 #include "cuda/ptx/mbarrier.cuh"
@@ -46,7 +46,7 @@ __device__ inline void load_keys(const AttentionParams& p, const ForwardPlan& pl
 /// Tells the consumers of a tile and brings each its 64 rows of Q.
 template <class Shape>
 __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shape>& shared, const CUtensorMap* map_q,
-                               const TileRecord& tile, unsigned round, const Ring<Shape::kQSlots>& at) {
+                               const TileRecord& tile, const Ring<Shape::kQSlots>& at) {
   const std::uint64_t pass = ptx::l2_evict_first();
   const int begin = p.is_varlen_q() && tile.num_blocks > 0 ? static_cast<int>(p.q_begin(tile.b)) : 0;
 #pragma unroll 1
@@ -54,7 +54,7 @@ __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shap
     ptx::mbarrier_wait(shared.q_empty(at.slot(), w), at.parity() ^ 1);
     TileRecord* const record = shared.record(at.count, w);
     *record = tile;
-    record->first_query = first_row<Shape>(tile, round, w);
+    record->first_query = first_row<Shape>(tile, w);
     const std::uint32_t barrier = shared.q_full(at.slot(), w);
     if (tile.num_blocks <= 0) {
       ptx::mbarrier_arrive(barrier);
@@ -64,18 +64,20 @@ __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shap
 #pragma unroll
     for (int c = 0; c < Shape::kColumnBlocks; ++c)
       ptx::tma_load(shared.q(at.slot(), w) + c * Shape::kQBlockBytes, map_q, barrier, pass, c * 64,
-                    begin + first_row<Shape>(tile, round, w), tile.h, p.is_varlen_q() ? 0 : tile.b);
+                    begin + first_row<Shape>(tile, w), tile.h, p.is_varlen_q() ? 0 : tile.b);
   }
 }
 
-/// One warp for K, one for V.
+/// One warp for K, one for V: of the tiles that the thread below finds. What is known of a tile is read from shared
+/// memory when it is asked for: the producer has few registers.
 template <class Shape, bool kOfV>
 __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan& plan,
                                     const SharedLayout<Shape>& shared, const CUtensorMap* map) {
   Ring<Shape::kStages> at;
-  TileRecord tile;
-  for (unsigned round = 0; locate_tile<Shape>(p, plan, round, &tile); ++round) {
-    if (tile.first_query >= tile.range.q_len) continue;  // a shorter sequence has no such tile
+  for (Ring<SharedLayout<Shape>::kRecords> tiles;; ++tiles.count) {
+    ptx::mbarrier_wait(shared.found_full(tiles.slot()), tiles.parity());
+    const TileRecord& tile = *shared.found(tiles.count);
+    if (tile.num_blocks < 0) return;
     const int begin = p.is_varlen_k() ? static_cast<int>(p.k_begin(tile.b)) : 0;
 #pragma unroll 1
     for (int i = 1; i <= tile.num_blocks; ++i, ++at.count) {
@@ -83,22 +85,30 @@ __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan&
       load_keys<Shape, kOfV>(p, plan, shared, map, p.is_varlen_k() ? 0 : tile.b, tile.g, first, begin + first,
                              tile.range.k_len, at);
     }
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(shared.found_empty(tiles.slot()));
   }
 }
 
-/// One thread for Q and the records.
+/// One thread finds the tiles, for the warps of keys too, and brings Q. It alone reads lengths while there is work:
+/// were they to change meanwhile, two readers might wait for each other for ever.
 template <class Shape>
 __device__ inline void produce_queries(const AttentionParams& p, const ForwardPlan& plan,
                                        const SharedLayout<Shape>& shared, const CUtensorMap* map) {
-  Ring<Shape::kQSlots> at;
-  for (unsigned round = 0;; ++round) {
-    TileRecord tile;
-    const bool more = locate_tile<Shape>(p, plan, round, &tile);
-    if (more && tile.first_query >= tile.range.q_len) continue;
-    if (!more) tile.num_blocks = -1;
-    publish<Shape>(p, shared, map, tile, round, at);
-    if (!more) return;
-    ++at.count;
+  Ring<SharedLayout<Shape>::kRecords> found;
+  Ring<Shape::kQSlots> told;
+  bool more = true;
+  for (unsigned round = 0; more; ++round) {
+    TileRecord* const tile = shared.found(found.count);
+    ptx::mbarrier_wait(shared.found_empty(found.slot()), found.parity() ^ 1);
+    more = locate_tile<Shape>(p, plan, round, tile);
+    if (more && tile->first_query >= tile->range.q_len) continue;  // a shorter sequence has no such tile
+    if (!more) tile->num_blocks = -1;
+    ptx::mbarrier_arrive(shared.found_full(found.slot()));
+    ++found.count;
+    // A place of Q may be long in coming: keys know one tile more by then. The first places are free.
+    const unsigned due = more && found.count > Shape::kQSlots ? found.count - 1 : found.count;
+    for (; told.count < due; ++told.count) publish<Shape>(p, shared, map, *shared.found(told.count), told);
   }
 }
 

@@ -88,7 +88,7 @@ __device__ inline void redo_tiles(const AttentionParams& p, const ForwardPlan& p
 #pragma unroll 1
   for (unsigned round = 0; locate_tile<Shape>(p, plan, round, &tile); ++round) {
     if (tile.num_blocks == 0) continue;
-    const int first = first_row<Shape>(tile, round, warpgroup) + static_cast<int>(threadIdx.x % 128) / 32 * 16;
+    const int first = first_row<Shape>(tile, warpgroup) + static_cast<int>(threadIdx.x % 128) / 32 * 16;
 #pragma unroll 1
     for (int i = first; i < min(first + 16, tile.range.q_len); ++i) {
       const T* const row = static_cast<const T*>(p.out) + p.out_offset(tile.b, tile.h, i);

@@ -13,13 +13,16 @@ namespace flashkernel::cuda::sm90a {
 
 /// kConsumers warpgroups own 64 queries each; keys come kBlockN at a time through kStages slots for K and as many for
 /// V. kQSlots 2: a tile's output leaves through the place of its Q while the next tile's Q is there already. kQSlots 1:
-/// Q's place is free for the next Q once the last scores are done, and the output leaves from registers. kTurns:
-/// warpgroups issue their products in turn. Without, each goes its own way as far as the slots allow, and every other
-/// tile gives its rows to the warpgroups in reverse, so that under a causal mask none has the longer rows each time.
-template <int kDim_, int kConsumers_, int kBlockN_, int kQSlots_, int kStages_ = 2, bool kHalves_ = true,
-          bool kTurns_ = true>
+/// Q's place is free for the next Q once the last scores are done, and the output leaves through kOutSlots places of
+/// its own, 64 columns at a time; with none, from registers. kTurns: warpgroups issue their products in turn. Without,
+/// each goes its own way as far as the slots allow, and every other tile gives its rows to the warpgroups in reverse,
+/// so that under a causal mask none has the longer rows each time.
+template <int kDim_, int kConsumers_, int kBlockN_, int kQSlots_, int kStages_ = 2, bool kTurns_ = true,
+          int kOutSlots_ = 0>
 struct ForwardShape {
   static constexpr bool kTurns = kTurns_;
+  static constexpr int kOutSlots = kOutSlots_;
+  static_assert(kOutSlots == 0 || kQSlots_ == 1, "with two places of Q the output takes one");
   static constexpr int kDim = kDim_, kConsumers = kConsumers_, kBlockN = kBlockN_;
   static constexpr int kQSlots = kQSlots_, kStages = kStages_;
   static constexpr int kBlockM = 64 * kConsumers;
@@ -32,28 +35,28 @@ struct ForwardShape {
   static constexpr int kQBlockBytes = 64 * 128, kKvBlockBytes = kBlockN * 128;
   static constexpr int kQBytes = kColumnBlocks * kQBlockBytes;  // of one warpgroup
   static constexpr int kKvBytes = kColumnBlocks * kKvBlockBytes;
-  static constexpr int kTileBytes = kQSlots * kConsumers * kQBytes + 2 * kStages * kKvBytes;
-  // The first tile of a causal row block is masked in half for every other warpgroup; those take half of it.
-  static constexpr bool kHasHalf = kHalves_ && kBlockN % 32 == 0;
+  static constexpr int kTileBytes =
+      kQSlots * kConsumers * kQBytes + 2 * kStages * kKvBytes + kConsumers * kOutSlots * kQBlockBytes;
 };
 
-/// One tile of queries of one head, for one warpgroup.
+/// One tile of queries of one head.
 struct TileRecord {
   int b, h, g;      // sequence, head of q, head of k and v
-  int first_query;  // of the warpgroup
+  int first_query;  // of the thread block, or of the warpgroup that it is told to
   int num_blocks;   // of keys, for the whole thread block; 0: these rows see none; -1: no more tiles
   int end_block;    // blocks are walked from end_block - 1 down
+  unsigned round;   // of the thread block's turns, the one that found it
   KeyRange range;
 };
 
 /// Where things lie in dynamic shared memory, as 32-bit addresses.
 template <class Shape>
 struct SharedLayout {
-  static constexpr int kBarriers = 2 * Shape::kQSlots * Shape::kConsumers + 4 * Shape::kStages;
   static constexpr int kRecords = 4;
+  static constexpr int kBarriers = 2 * Shape::kQSlots * Shape::kConsumers + 4 * Shape::kStages + 2 * kRecords;
   static constexpr int kRecordBytes = (sizeof(TileRecord) + 15) / 16 * 16;
   static constexpr int kBytes =
-      Shape::kTileBytes + kBarriers * 8 + kRecords * Shape::kConsumers * kRecordBytes + 4 * Shape::kConsumers;
+      Shape::kTileBytes + kBarriers * 8 + kRecords * (Shape::kConsumers + 1) * kRecordBytes + 4 * Shape::kConsumers;
   static_assert(kBytes <= 227 * 1024, "a block of sm_90 has 227 KB");
 
   std::uint32_t base;
@@ -65,6 +68,9 @@ struct SharedLayout {
     return base + Shape::kQSlots * Shape::kConsumers * Shape::kQBytes + stage * Shape::kKvBytes;
   }
   __device__ std::uint32_t v(int stage) const { return k(Shape::kStages + stage); }
+  __device__ std::uint32_t out(int warpgroup) const {
+    return k(2 * Shape::kStages) + warpgroup * Shape::kOutSlots * Shape::kQBlockBytes;
+  }
   __device__ std::uint32_t barrier(int i) const { return base + Shape::kTileBytes + 8 * i; }
   __device__ std::uint32_t q_full(int slot, int warpgroup) const {
     return barrier(slot * Shape::kConsumers + warpgroup);
@@ -76,16 +82,20 @@ struct SharedLayout {
   __device__ std::uint32_t k_empty(int stage) const { return k_full(Shape::kStages + stage); }
   __device__ std::uint32_t v_full(int stage) const { return k_full(2 * Shape::kStages + stage); }
   __device__ std::uint32_t v_empty(int stage) const { return k_full(3 * Shape::kStages + stage); }
-  /// Of the tile'th tile. The one before stays while consumers look back at it: the producer is two ahead of them at
-  /// most.
+  __device__ std::uint32_t found_full(int slot) const { return k_full(4 * Shape::kStages + slot); }
+  __device__ std::uint32_t found_empty(int slot) const { return found_full(kRecords + slot); }
+  /// Of the tile'th tile, as a warpgroup knows it. The one before stays while consumers look back at it: the producer
+  /// is two ahead of them at most.
   __device__ TileRecord* record(std::uint32_t tile, int warpgroup) const {
     return static_cast<TileRecord*>(__cvta_shared_to_generic(
-        barrier(kBarriers) + (tile % kRecords * Shape::kConsumers + warpgroup) * kRecordBytes));
+        barrier(kBarriers) + (tile % kRecords * (Shape::kConsumers + 1) + warpgroup) * kRecordBytes));
   }
+  /// The same for the warps of the producer, through a ring of its own.
+  __device__ TileRecord* found(std::uint32_t tile) const { return record(tile, Shape::kConsumers); }
   /// 1 once the warpgroup has had a row whose result is not finite where a mask may be to blame.
   __device__ int* met_nan(int warpgroup) const {
     return static_cast<int*>(
-               __cvta_shared_to_generic(barrier(kBarriers) + kRecords * Shape::kConsumers * kRecordBytes)) +
+               __cvta_shared_to_generic(barrier(kBarriers) + kRecords * (Shape::kConsumers + 1) * kRecordBytes)) +
            warpgroup;
   }
 };
@@ -132,6 +142,7 @@ __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& 
     lighter = index / 2 % plan.pairs;
     if (round % 2) lighter = plan.q_tiles - 1 - lighter;
   }
+  tile->round = round;
   tile->b = static_cast<int>(head / static_cast<unsigned>(plan.heads_q));
   tile->h = static_cast<int>(head % static_cast<unsigned>(plan.heads_q));
   tile->g = tile->h / plan.group;
@@ -149,10 +160,10 @@ __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& 
   return true;
 }
 
-/// The first row of a warpgroup in the block's `round`-th tile.
+/// The first row of a warpgroup in a tile of the thread block.
 template <class Shape>
-__device__ inline int first_row(const TileRecord& tile, unsigned round, int warpgroup) {
-  const bool reversed = !Shape::kTurns && round % 2;
+__device__ inline int first_row(const TileRecord& tile, int warpgroup) {
+  const bool reversed = !Shape::kTurns && tile.round % 2;
   return tile.first_query + 64 * (reversed ? Shape::kConsumers - 1 - warpgroup : warpgroup);
 }
 
