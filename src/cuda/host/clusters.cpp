@@ -15,9 +15,8 @@ namespace flashkernel::cuda {
 namespace {
 
 int ask(const char* name, const void* kernel, int num_blocks, int threads, int shared_bytes, int device) {
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
-  if (num_blocks > 8) cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), name);
   const auto bytes = static_cast<std::size_t>(shared_bytes);
+  allow_launch(kernel, bytes, static_cast<unsigned>(num_blocks), name);
   int count = 0;
   if (num_blocks == 1) {
     cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, threads, bytes), name);

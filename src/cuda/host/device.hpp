@@ -1,6 +1,8 @@
 // Properties of CUDA devices, read once, and the current-device guard of every launch.
 #pragma once
 
+#include <cstddef>
+
 namespace flashkernel {
 
 struct CudaDeviceProperties {
@@ -12,6 +14,10 @@ struct CudaDeviceProperties {
 
 /// Cached. Unsupported where no device can be used, InvalidArgument for an index that does not exist.
 const CudaDeviceProperties& cuda_device_properties(int index);
+
+/// What launches ask of a kernel's code on the current device, once and for all: dynamic shared memory beyond what
+/// every kernel gets, clusters of more than 8 blocks. `name` is for errors.
+void allow_launch(const void* kernel, std::size_t shared_bytes, unsigned cluster, const char* name);
 
 /// Whether the code of `kernel` that runs on the current device was compiled for 9.0 or later, and so knows how to wait
 /// for the kernel before it. Cached. `name` is for errors.

@@ -37,23 +37,18 @@ struct LaunchShape {
 /// surface at the caller's next synchronisation.
 template <class... Params, class... Arguments>
 void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shape, Arguments&&... arguments) {
-  if (shape.shared_bytes > 32 * 1024) {  // up to 48 KB need no asking, but the kernel's static arrays count too
-    cuda_check(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes)),
-        name);
-  }
+  const auto* const code = reinterpret_cast<const void*>(kernel);
+  allow_launch(code, shape.shared_bytes, shape.cluster, name);
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = shape.stream;
   cudaLaunchAttribute attributes[2] = {};
-  if (shape.early && waits_by_itself(reinterpret_cast<const void*>(kernel), name)) {
+  if (shape.early && waits_by_itself(code, name)) {
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
-  if (shape.cluster > 8)
-    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), name);
   if (shape.cluster > 1) {
     attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
     attributes[config.numAttrs++].val.clusterDim = {shape.cluster, 1, 1};
