@@ -81,20 +81,13 @@ struct BlockOrder {
   bool heads_fastest;
 };
 
-/// N neighbours of a table, all their loads under way at once.
+/// N neighbours of a table.
 template <int N>
 __device__ inline void load_table(float (&out)[N], const void* data, DType dtype, std::int64_t at) {
-  const auto load_as = [&](auto zero) {
-    decltype(zero) held[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) held[i] = static_cast<const decltype(zero)*>(data)[at + i];
-#pragma unroll
-    for (int i = 0; i < N; ++i) out[i] = to_float(held[i]);
-  };
   switch (dtype) {
-    case DType::kFloat16: return load_as(__half{});
-    case DType::kBFloat16: return load_as(__nv_bfloat16{});
-    default: return load_as(0.0f);
+    case DType::kFloat16: return load_wide(out, static_cast<const __half*>(data) + at);
+    case DType::kBFloat16: return load_wide(out, static_cast<const __nv_bfloat16*>(data) + at);
+    default: return load_wide(out, static_cast<const float*>(data) + at);
   }
 }
 
@@ -128,6 +121,8 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocks)
   const int heads = static_cast<int>(is_q ? p.heads_q : p.heads_kv) - first_head;  // from there on
   if (my_token >= tokens || token >= p.seq) return;
 
+  // What an angle or a row of the table is looked up by comes first: it is on its way while the heads are asked for.
+  const std::int64_t position = p.table_is_per_token ? token : p.position(b, token);
   // Not one branch: a load after a branch waits for the one before it. Heads past the last are the last again, and what
   // does not rotate is loaded twice.
   const std::int64_t stride_head = is_q ? p.stride_q_head : p.stride_k_head;
@@ -144,11 +139,9 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocks)
   float cosine[N], sine[N];
   if (rotates) {
     if (p.cos) {
-      const std::int64_t row = p.table_is_per_token ? token : p.position(b, token);
-      load_table(cosine, p.cos, p.table_dtype, b * p.stride_table_batch + row * p.stride_table_row + column * N);
-      load_table(sine, p.sin, p.table_dtype, b * p.stride_sin_batch + row * p.stride_sin_row + column * N);
+      load_table(cosine, p.cos, p.table_dtype, b * p.stride_table_batch + position * p.stride_table_row + column * N);
+      load_table(sine, p.sin, p.table_dtype, b * p.stride_sin_batch + position * p.stride_sin_row + column * N);
     } else {
-      const std::int64_t position = p.position(b, token);
 #pragma unroll
       for (int i = 0; i < N; ++i)
         rope_angle(position, half_turns_per_token(p.spec, frequencies, column * N + i), &cosine[i], &sine[i]);
@@ -180,6 +173,16 @@ bool vectorizable(const RopeParams& p) {
     return is_aligned(data, 16) && (p.batch == 1 || batch % elements == 0) && head % elements == 0 &&
            (p.seq == 1 || token % elements == 0);
   };
+  // Of a table a thread takes as many numbers, of any dtype, at once.
+  const auto table_fits = [&](const void* data, std::int64_t batch, std::int64_t row) {
+    const auto size = std::min<std::int64_t>(16, elements * static_cast<std::int64_t>(dtype_bytes(p.table_dtype)));
+    const std::int64_t at_once = size / static_cast<std::int64_t>(dtype_bytes(p.table_dtype));
+    return is_aligned(data, static_cast<std::size_t>(size)) && (p.batch == 1 || batch % at_once == 0) &&
+           row % at_once == 0;
+  };
+  if (p.cos && !(table_fits(p.cos, p.stride_table_batch, p.stride_table_row) &&
+                 table_fits(p.sin, p.stride_sin_batch, p.stride_sin_row)))
+    return false;
   return p.spec.rotary_dim % (2 * elements) == 0 && p.head_dim % elements == 0 &&
          p.head_dim <= kVectorThreads * elements && p.spec.rotary_dim <= 2 * kMostFrequencies &&
          p.batch * p.seq * (p.heads_q + p.heads_kv) <= 0x7fffffff &&
