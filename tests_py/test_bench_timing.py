@@ -380,10 +380,15 @@ def test_optional_providers_appear_where_their_module_can_be_imported(monkeypatc
         first = next(iter(GROUPS["attention_forward"](LikeCuda(device="cpu", quick=True))))
         names = {p.name: p for p in first.build().providers}
         assert ("triton" in names) == ("fa3" in names) == bool(found) and "fa4" not in names
+        backward = next(iter(GROUPS["attention_backward"](LikeCuda(device="cpu", quick=True)))).build().providers
+        assert ("fa3" in {p.name for p in backward}) == bool(found)
     assert names["triton"].kind == VARIANT and names["fa3"].kind == PEER
     reference = names["sdpa_flash"].calls[0]()
     for name in ("triton", "fa3"):
         assert runner.difference(names[name].calls[0](), reference) < 4e-3
+    gradients = {p.name: p.calls[0] for p in backward}
+    for of_ours, of_fa3 in zip(gradients["flashkernel"](), gradients["fa3"](), strict=True):
+        assert runner.difference(of_ours, of_fa3) < 1e-2
     left_out = LikeCuda(device="cpu", quick=True, without=frozenset({"triton", "fa3", "sdpa_flash"}))
     providers = next(iter(GROUPS["attention_forward"](left_out))).build().providers
     assert not {"triton", "fa3", "sdpa_flash"} & {p.name for p in providers}

@@ -151,14 +151,19 @@ def forced_sdpa(backend: str, q: Any, k: Any, v: Any, causal: bool) -> Any:
         return sdpa(q, k, v, causal)
 
 
-def _fa3(q: Any, k: Any, v: Any, causal: bool) -> Any:
-    result = optional("flash_attn_interface").flash_attn_func(q, k, v, causal=causal)
+def _flash(module: str, q: Any, k: Any, v: Any, causal: bool) -> Any:
+    """flash_attn_func of a library that takes [batch, seq, heads, head_dim], which is how these lie in memory."""
+    swapped = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+    result = optional(module).flash_attn_func(*swapped, causal=causal)
     return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
 
 
-def _fa4(q: Any, k: Any, v: Any, causal: bool) -> Any:
-    result = optional("flash_attn.cute").flash_attn_func(q, k, v, causal=causal)
-    return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
+def flash_libraries(s: Settings, dtype: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """FlashAttention-3 and -4 where they are installed, as functions of q, k, v [batch, heads, ...] and causal."""
+    if s.cuda and dtype != "float32":
+        for name, module in (("fa3", "flash_attn_interface"), ("fa4", "flash_attn.cute")):
+            if name not in s.without and optional(module) is not None:
+                yield name, partial(_flash, module)
 
 
 def sdpa_names(s: Settings, dtype: str) -> list[str]:
@@ -180,13 +185,8 @@ def sdpa_providers(s: Settings, dtype: str, sets: Sequence[tuple[Any, Any, Any]]
             continue  # holds every score
         function: Callable[..., Any] = sdpa if name == "sdpa" else partial(forced_sdpa, name)
         yield Provider(name, each(function, [(*qkv, causal) for qkv in sets]))
-    if not s.cuda or dtype == "float32":
-        return
-    for name, module, flash in (("fa3", "flash_attn_interface", _fa3), ("fa4", "flash_attn.cute", _fa4)):
-        if name not in s.without and optional(module) is not None:
-            # They take [batch, seq, heads, head_dim].
-            swapped = [(*(x.transpose(1, 2).contiguous() for x in qkv), causal) for qkv in sets]
-            yield Provider(name, each(flash, swapped))
+    for name, function in flash_libraries(s, dtype):
+        yield Provider(name, each(function, [(*qkv, causal) for qkv in sets]))
 
 
 def merge_states(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:

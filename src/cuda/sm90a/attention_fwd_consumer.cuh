@@ -143,43 +143,6 @@ struct Consumer {
     release(shared.v_empty(blocks.before().slot()));
   }
 
-  /// The scores of a tile's first block, and with kValues the last values of the tile before.
-  template <bool kValues>
-  __device__ void open_tile(bool accumulate, int is_last) {
-    wait_for_keys();
-    take_turn();
-    ptx::hold(score);
-    ptx::wgmma_fence();
-    issue_scores();
-    ptx::wgmma_commit();
-    if (kValues) {
-      wait_for_values();
-      hold_values();
-      ptx::wgmma_fence();
-      issue_values(accumulate);
-      ptx::wgmma_commit();
-    }
-    pass_turn();
-    ptx::wgmma_wait<0>();
-    ptx::hold(score);
-    if (kValues) hold_values();
-    release(shared.k_empty(blocks.slot()));
-    if (kValues) release(shared.v_empty(blocks.before().slot()));
-    if (is_last) retire_q();
-    ++blocks.count;
-  }
-
-  /// Skips a block that none of this warpgroup's rows sees.
-  __device__ void skip_block() {
-    wait_for_keys();
-    release(shared.k_empty(blocks.slot()));
-    ptx::mbarrier_wait(shared.v_full(blocks.slot()), blocks.parity());
-    release(shared.v_empty(blocks.slot()));
-    ++blocks.count;
-    take_turn();
-    pass_turn();
-  }
-
   /// What a tile's last block leaves to be done when the next tile's first scores are under way.
   struct Pending {
     int accumulate = 0;  // its values are not the tile's first
@@ -198,6 +161,48 @@ struct Consumer {
     ptx::bulk_wait_read<0>();
     ptx::mbarrier_arrive(shared.q_empty(tiles.before().slot(), warpgroup));
   }
+  /// The scores of a tile's first block. With kValues the last values of the tile before go first: its output is
+  /// finished while the scores are under way.
+  template <bool kValues>
+  __device__ void open_tile(int is_last) {
+    if (kValues) wait_for_values();
+    wait_for_keys();
+    take_turn();
+    if (kValues) {
+      hold_values();
+      ptx::wgmma_fence();
+      issue_values(pending.accumulate);
+      ptx::wgmma_commit();
+    }
+    ptx::hold(score);
+    ptx::wgmma_fence();
+    issue_scores();
+    ptx::wgmma_commit();
+    pass_turn();
+    if (kValues) {
+      ptx::wgmma_wait<1>();
+      hold_values();
+      release(shared.v_empty(blocks.before().slot()));
+      finish_pending();
+    }
+    ptx::wgmma_wait<0>();
+    ptx::hold(score);
+    release(shared.k_empty(blocks.slot()));
+    if (is_last) retire_q();
+    ++blocks.count;
+  }
+
+  /// Skips a block that none of this warpgroup's rows sees.
+  __device__ void skip_block() {
+    wait_for_keys();
+    release(shared.k_empty(blocks.slot()));
+    ptx::mbarrier_wait(shared.v_full(blocks.slot()), blocks.parity());
+    release(shared.v_empty(blocks.slot()));
+    ++blocks.count;
+    take_turn();
+    pass_turn();
+  }
+
   /// With one place, once the scores of its last block are there: the next Q comes during their softmax.
   __device__ void retire_q() {
     if (Shape::kQSlots == 1) release(shared.q_empty(0, warpgroup));
@@ -237,16 +242,13 @@ struct Consumer {
       const TileRecord& tile = *shared.record(tiles.count, warpgroup);
       const int num_blocks = tile.num_blocks, end = tile.end_block - num_blocks;
       int block = tile.end_block - 1;
-      // Of all rows; of none, all blocks but one are skipped.
-      const int last_key =
-          tile.first_query < tile.range.q_len ? tile.range.last(min(tile.range.q_len - 1, tile.first_query + 63)) : 0;
+      const int last_key = tile.last_key;
       const bool skips = block > end && block * kBlockN >= last_key;
 
-      // The scores of the first block, together with the last values of the tile before, whose output is then finished.
+      // The scores of the first block, behind the last values of the tile before, whose output is finished meanwhile.
       const int overlap = kOverlap && is_pending && num_blocks > 0 && !skips;
       if (overlap) {
-        open_tile<true>(pending.accumulate, block == end);
-        finish_pending();
+        open_tile<true>(block == end);
       } else if (kOverlap && is_pending) {
         close_tile();
       }
@@ -262,12 +264,10 @@ struct Consumer {
       }
       if (!overlap) {
         for (; block > end && block * kBlockN >= last_key; --block) skip_block();
-        open_tile<false>(false, block == end);
+        open_tile<false>(block == end);
       }
 
-      // Blocks outside of [first_full, end_full) are masked for some row.
-      const int first_full = (tile.range.first(tile.first_query + 63) + kBlockN - 1) / kBlockN;
-      const int end_full = tile.range.last(tile.first_query) / kBlockN;
+      const int first_full = tile.first_full, end_full = tile.end_full;
       const auto masked = [&] { return block >= end_full || block < first_full; };
       const bool partly_masked = masked() || end < first_full;
       rows.clear();

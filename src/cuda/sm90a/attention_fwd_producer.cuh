@@ -47,24 +47,28 @@ __device__ inline void load_keys(const AttentionParams& p, const ForwardPlan& pl
 template <class Shape>
 __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shape>& shared, const CUtensorMap* map_q,
                                const TileRecord& tile, const Ring<Shape::kQSlots>& at) {
-  const std::uint64_t pass = ptx::l2_evict_first();
-  const int begin = p.is_varlen_q() && tile.num_blocks > 0 ? static_cast<int>(p.q_begin(tile.b)) : 0;
 #pragma unroll 1
   for (int w = 0; w < Shape::kConsumers; ++w) {
     ptx::mbarrier_wait(shared.q_empty(at.slot(), w), at.parity() ^ 1);
     TileRecord* const record = shared.record(at.count, w);
+    const int first = first_row<Shape>(tile, w);
     *record = tile;
-    record->first_query = first_row<Shape>(tile, w);
+    record->first_query = first;
+    // Of no rows, all blocks but one are skipped.
+    record->last_key = first < tile.range.q_len ? tile.range.last(min(tile.range.q_len - 1, first + 63)) : 0;
+    record->first_full = (tile.range.first(first + 63) + Shape::kBlockN - 1) / Shape::kBlockN;
+    record->end_full = tile.range.last(first) / Shape::kBlockN;
     const std::uint32_t barrier = shared.q_full(at.slot(), w);
     if (tile.num_blocks <= 0) {
       ptx::mbarrier_arrive(barrier);
       continue;
     }
     ptx::mbarrier_arrive_expect(barrier, Shape::kQBytes);
+    const int row = first + (p.is_varlen_q() ? static_cast<int>(p.q_begin(tile.b)) : 0);
 #pragma unroll
     for (int c = 0; c < Shape::kColumnBlocks; ++c)
-      ptx::tma_load(shared.q(at.slot(), w) + c * Shape::kQBlockBytes, map_q, barrier, pass, c * 64,
-                    begin + first_row<Shape>(tile, w), tile.h, p.is_varlen_q() ? 0 : tile.b);
+      ptx::tma_load(shared.q(at.slot(), w) + c * Shape::kQBlockBytes, map_q, barrier, ptx::l2_evict_first(), c * 64,
+                    row, tile.h, p.is_varlen_q() ? 0 : tile.b);
   }
 }
 

@@ -46,6 +46,8 @@ struct TileRecord {
   int num_blocks;   // of keys, for the whole thread block; 0: these rows see none; -1: no more tiles
   int end_block;    // blocks are walked from end_block - 1 down
   unsigned round;   // of the thread block's turns, the one that found it
+  // Of a warpgroup's rows: keys from last_key on are seen by none, blocks outside of [first_full, end_full) not by all.
+  int last_key, first_full, end_full;
   KeyRange range;
 };
 

@@ -154,6 +154,8 @@ def _backward_work(s: Settings, dtype: str, shape: tuple[int, int, int, int], ca
         except RuntimeError as error:  # the backend refuses the forward pass; the runner notes why
             call = each(_refuse, [(str(error).splitlines()[0],)])
         providers.append(Provider(name, call))
+    for name, function in baselines.flash_libraries(s, dtype):
+        providers.append(Provider(name, [baselines.autograd(function, (q, k, v), grad, (causal,))]))
     return Work(
         providers,
         4 * TOLERANCE[dtype],
