@@ -81,13 +81,21 @@ struct BlockOrder {
   bool heads_fastest;
 };
 
-/// N neighbours of a table.
-template <int N>
-__device__ inline void load_table(float (&out)[N], const void* data, DType dtype, std::int64_t at) {
-  switch (dtype) {
-    case DType::kFloat16: return load_wide(out, static_cast<const __half*>(data) + at);
-    case DType::kBFloat16: return load_wide(out, static_cast<const __nv_bfloat16*>(data) + at);
-    default: return load_wide(out, static_cast<const float*>(data) + at);
+/// N neighbours of each table; both are asked for before the first one's conversion waits for it.
+template <class U, int N>
+__device__ inline void load_tables(const RopeParams& p, std::int64_t at_cos, std::int64_t at_sin, float (&cosine)[N],
+                                   float (&sine)[N]) {
+  constexpr int kStep = N < kVectorElements<U> ? N : kVectorElements<U>;
+  Packed<U, kStep> held[2][N / kStep];
+#pragma unroll
+  for (int i = 0; i < N / kStep; ++i) {
+    held[0][i] = load_vector<kStep>(static_cast<const U*>(p.cos) + at_cos + i * kStep);
+    held[1][i] = load_vector<kStep>(static_cast<const U*>(p.sin) + at_sin + i * kStep);
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    cosine[i] = to_float(held[0][i / kStep].values[i % kStep]);
+    sine[i] = to_float(held[1][i / kStep].values[i % kStep]);
   }
 }
 
@@ -139,8 +147,13 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocks)
   float cosine[N], sine[N];
   if (rotates) {
     if (p.cos) {
-      load_table(cosine, p.cos, p.table_dtype, b * p.stride_table_batch + position * p.stride_table_row + column * N);
-      load_table(sine, p.sin, p.table_dtype, b * p.stride_sin_batch + position * p.stride_sin_row + column * N);
+      const std::int64_t at_cos = b * p.stride_table_batch + position * p.stride_table_row + column * N;
+      const std::int64_t at_sin = b * p.stride_sin_batch + position * p.stride_sin_row + column * N;
+      switch (p.table_dtype) {
+        case DType::kFloat16: load_tables<__half>(p, at_cos, at_sin, cosine, sine); break;
+        case DType::kBFloat16: load_tables<__nv_bfloat16>(p, at_cos, at_sin, cosine, sine); break;
+        default: load_tables<float>(p, at_cos, at_sin, cosine, sine);
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < N; ++i)
