@@ -1,5 +1,5 @@
 // FlashAttention backward (Dao et al., 2022; Algorithm 4) in plain FFMA, split so that nothing is added by two blocks:
-// one kernel owns a tile of queries and sums dQ over the keys, one owns a tile of keys and sums dK and dV over the
+// one owns a tile of queries and sums dQ over the keys, another a tile of keys and sums dK and dV over the
 // queries of its head group. Scores are recomputed in both; every sum runs in a fixed order, so the gradients are the
 // same bit for bit every time. One kernel for all dtypes: they differ in how tiles are loaded and rows are stored.
 //
@@ -28,6 +28,14 @@ __device__ inline std::int64_t grad_out_offset(const AttentionBackwardParams& p,
                                                std::int64_t i) {
   return grad_offset(p.forward.is_varlen_q(), p.forward.q_begin(b), b, h, i, p.stride_grad_out_batch,
                      p.stride_grad_out_head, p.stride_grad_out_token);
+}
+
+// Rows of keys and values, which are never in pages here: AttentionParams' own offsets would divide by the page size.
+__device__ inline std::int64_t k_offset(const AttentionParams& p, std::int64_t b, std::int64_t g, std::int64_t j) {
+  return grad_offset(p.is_varlen_k(), p.k_begin(b), b, g, j, p.stride_k_batch, p.stride_k_head, p.stride_k_token);
+}
+__device__ inline std::int64_t v_offset(const AttentionParams& p, std::int64_t b, std::int64_t g, std::int64_t j) {
+  return grad_offset(p.is_varlen_k(), p.k_begin(b), b, g, j, p.stride_v_batch, p.stride_v_head, p.stride_v_token);
 }
 
 constexpr int kDeltaThreads = 128;
@@ -81,6 +89,19 @@ struct Tiles {
   bool vectors;  // rows start at multiples of 16 bytes
 };
 
+// Of a side, in all sequences and heads; attention_bwd_supports sees to it that both fit 32 bits.
+template <class Tile>
+FK_HOST_DEVICE inline unsigned num_query_tiles(const AttentionBackwardParams& p) {
+  const AttentionParams& f = p.forward;
+  return p.grad_q ? static_cast<unsigned>((f.seq_q + Tile::kBlockM - 1) / Tile::kBlockM * f.heads_q * f.batch) : 0;
+}
+template <class Tile>
+FK_HOST_DEVICE inline unsigned num_key_tiles(const AttentionBackwardParams& p) {
+  const AttentionParams& f = p.forward;
+  if (!p.grad_k && !p.grad_v) return 0;
+  return static_cast<unsigned>((f.seq_k + Tile::kBlockM - 1) / Tile::kBlockM * f.heads_kv * f.batch);
+}
+
 // Shared memory in fp32: the block's own two operands [kBlockM][kLd] each, one operand of the other side
 // [kBlockN][kLd], and two tiles [kBlockM][kLdP].
 template <class Tile>
@@ -113,13 +134,13 @@ __device__ void grad_q_tile(const AttentionBackwardParams& p, const Tiles& tiles
   for (std::int64_t tile = first_key; tile < last_key; tile += Tile::kBlockN) {
     __syncthreads();
     load_rows<Tile, Tile::kBlockN>(tile_kv, f.v, f.dtype, f.head_dim_v, vectors, last_key - tile,
-                                   [&](int row) { return f.v_offset(b, g, tile + row); });
+                                   [&](int row) { return v_offset(f, b, g, tile + row); });
     __syncthreads();
     float grad_p[Tile::kRowsM][Tile::kRowsN] = {};
     row_products<Tile>(grad_p, tile_do, tile_kv);
     __syncthreads();
     load_rows<Tile, Tile::kBlockN>(tile_kv, f.k, f.dtype, f.head_dim, vectors, last_key - tile,
-                                   [&](int row) { return f.k_offset(b, g, tile + row); });
+                                   [&](int row) { return k_offset(f, b, g, tile + row); });
     __syncthreads();
     float dot[Tile::kRowsM][Tile::kRowsN] = {};
     row_products<Tile>(dot, tile_q, tile_kv);
@@ -179,9 +200,9 @@ __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tile
   const std::int64_t last_query = f.window_left < 0 ? q_len : min(q_len, last_key + f.window_left - shift + 1);
 
   load_rows<Tile, Tile::kBlockM>(tile_k, f.k, f.dtype, f.head_dim, vectors, k_len - first_key,
-                                 [&](int row) { return f.k_offset(b, g, first_key + row); });
+                                 [&](int row) { return k_offset(f, b, g, first_key + row); });
   load_rows<Tile, Tile::kBlockM>(tile_v, f.v, f.dtype, f.head_dim_v, vectors, k_len - first_key,
-                                 [&](int row) { return f.v_offset(b, g, first_key + row); });
+                                 [&](int row) { return v_offset(f, b, g, first_key + row); });
 
   float grad_k[Tile::kRowsM][Tile::kColumns][4] = {}, grad_v[Tile::kRowsM][Tile::kColumns][4] = {};
   for (std::int64_t h = g * group; h < (g + 1) * group; ++h) {
@@ -247,21 +268,6 @@ __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tile
   }
 }
 
-// The second bound keeps registers from allowing fewer blocks a multiprocessor than 9.0's shared memory does, but for
-// one.
-template <class Tile>
-__global__ void __launch_bounds__(kTileThreads, 3) grad_q_kernel(const AttentionBackwardParams p, const Tiles tiles) {
-  extern __shared__ float4 shared[];
-  grad_q_tile<Tile>(p, tiles, blockIdx.x, blockIdx.y, blockIdx.z, reinterpret_cast<float*>(shared));
-}
-
-template <class Tile>
-__global__ void __launch_bounds__(kTileThreads, Tile::kHeadDim > 128 ? 3 : 2)
-    grad_kv_kernel(const AttentionBackwardParams p, const Tiles tiles) {
-  extern __shared__ float4 shared[];
-  grad_kv_tile<Tile>(p, tiles, blockIdx.x, blockIdx.y, blockIdx.z, reinterpret_cast<float*>(shared));
-}
-
 // One thread per element of the bias's gradient; it walks the dims over which the bias is broadcast.
 __device__ inline void grad_bias_elements(const AttentionBackwardParams& p, const Tiles& tiles) {
   const AttentionParams& f = p.forward;
@@ -283,8 +289,8 @@ __device__ inline void grad_bias_elements(const AttentionBackwardParams& p, cons
                              to = shape[3] == 1 ? last : min(x3 + 1, last);
           for (std::int64_t j = from; j < to; ++j) {
             float dot = 0.0f, grad_p = 0.0f;
-            const std::int64_t q = f.q_offset(b, h, i), k = f.k_offset(b, g, j);
-            const std::int64_t grad_out = grad_out_offset(p, b, h, i), v = f.v_offset(b, g, j);
+            const std::int64_t q = f.q_offset(b, h, i), k = k_offset(f, b, g, j);
+            const std::int64_t grad_out = grad_out_offset(p, b, h, i), v = v_offset(f, b, g, j);
             for (std::int64_t d = 0; d < f.head_dim; ++d)
               dot = fmaf(load_typed(f.q, f.dtype, q + d), load_typed(f.k, f.dtype, k + d), dot);
             for (std::int64_t d = 0; d < f.head_dim_v; ++d)
@@ -307,28 +313,32 @@ __global__ void __launch_bounds__(kTileThreads) grad_bias_kernel(const Attention
   grad_bias_elements(p, tiles);
 }
 
-// Everything again, where a tensor-core kernel has found that some gradient is not finite: it cannot tell a masked NaN
-// from a visible one, this kernel can. Few blocks, so that they cost nothing when there is nothing to do.
+// dQ of all tiles of queries, then dK and dV of all tiles of keys, dealt out over the blocks. With a flag: everything
+// again (the bias's gradient too) where a tensor-core kernel has found that some gradient is not finite: it cannot tell
+// a masked NaN from a visible one, this kernel can. Few blocks then, so that they cost nothing when there is nothing to
+// do.
 template <class Tile>
-__global__ void __launch_bounds__(kTileThreads)
-    repair_kernel(const AttentionBackwardParams p, const Tiles tiles, const int* not_finite) {
+__global__ void __launch_bounds__(kTileThreads, Tile::kHeadDim > 128 ? 3 : 2)
+    gradients_kernel(const AttentionBackwardParams p, const Tiles tiles, const int* not_finite) {
   extern __shared__ float4 shared[];
-  if (*not_finite == 0) return;
+  if (not_finite && *not_finite == 0) return;
   float* const memory = reinterpret_cast<float*>(shared);
   const AttentionParams& f = p.forward;
-  const std::int64_t q_tiles = p.grad_q ? (f.seq_q + Tile::kBlockM - 1) / Tile::kBlockM : 0;
-  const std::int64_t k_tiles = p.grad_k || p.grad_v ? (f.seq_k + Tile::kBlockM - 1) / Tile::kBlockM : 0;
-  for (std::int64_t at = blockIdx.x; at < q_tiles * f.heads_q * f.batch; at += gridDim.x) {
-    grad_q_tile<Tile>(p, tiles, static_cast<unsigned>(at % q_tiles), static_cast<unsigned>(at / q_tiles % f.heads_q),
-                      static_cast<unsigned>(at / q_tiles / f.heads_q), memory);
+  const unsigned of_queries = num_query_tiles<Tile>(p), all = of_queries + num_key_tiles<Tile>(p);
+  for (unsigned at = blockIdx.x; at < all; at += gridDim.x) {
+    const bool queries = at < of_queries;
+    const auto length = static_cast<unsigned>(queries ? f.seq_q : f.seq_k);
+    const auto heads = static_cast<unsigned>(queries ? f.heads_q : f.heads_kv);
+    const unsigned count = (length + Tile::kBlockM - 1) / Tile::kBlockM;  // tiles of a head
+    const unsigned index = queries ? at : at - of_queries, head = index / count;
+    const unsigned tile = index - head * count, b = head / heads, h = head - b * heads;
+    if (queries)
+      grad_q_tile<Tile>(p, tiles, tile, h, b, memory);
+    else
+      grad_kv_tile<Tile>(p, tiles, tile, h, b, memory);
     __syncthreads();
   }
-  for (std::int64_t at = blockIdx.x; at < k_tiles * f.heads_kv * f.batch; at += gridDim.x) {
-    grad_kv_tile<Tile>(p, tiles, static_cast<unsigned>(at % k_tiles), static_cast<unsigned>(at / k_tiles % f.heads_kv),
-                       static_cast<unsigned>(at / k_tiles / f.heads_kv), memory);
-    __syncthreads();
-  }
-  if (p.grad_bias) grad_bias_elements(p, tiles);
+  if (not_finite && p.grad_bias) grad_bias_elements(p, tiles);
 }
 
 // d loss / d sink of a head: -exp(sink - LSE) * D summed over its queries.
@@ -361,27 +371,6 @@ bool rows_are_vectors(const AttentionBackwardParams& p) {
          fits(p.grad_out, p.stride_grad_out_batch, p.stride_grad_out_head, p.stride_grad_out_token);
 }
 
-template <class Tile>
-void launch_instance(const AttentionBackwardParams& p, const float* delta, cudaStream_t stream) {
-  const AttentionParams& f = p.forward;
-  const Tiles tiles{delta, 1.0f, rows_are_vectors(p)};
-  const auto batch = static_cast<unsigned>(f.batch);
-  if (p.grad_q && f.seq_q > 0) {
-    const auto kernel = grad_q_kernel<Tile>;
-    launch("attention_bwd: grad_q", kernel,
-           {dim3(static_cast<unsigned>(ceil_div(f.seq_q, Tile::kBlockM)), static_cast<unsigned>(f.heads_q), batch),
-            kTileThreads, kSharedBytes<Tile>, stream},
-           p, tiles);
-  }
-  if ((p.grad_k || p.grad_v) && f.seq_k > 0) {
-    const auto kernel = grad_kv_kernel<Tile>;
-    launch("attention_bwd: grad_k, grad_v", kernel,
-           {dim3(static_cast<unsigned>(ceil_div(f.seq_k, Tile::kBlockM)), static_cast<unsigned>(f.heads_kv), batch),
-            kTileThreads, kSharedBytes<Tile>, stream},
-           p, tiles);
-  }
-}
-
 // f(Tile{}) with the tiles for a head dim: Turing's 64 KB hold them (60, 60 and 52 KB).
 template <class F>
 void visit_tile(std::int64_t dim, F&& f) {
@@ -400,6 +389,9 @@ Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
   if (f.is_paged()) return "keys and values are in pages";
   if (f.batch > 65535 || f.heads_q > 65535) return "batch or heads_q is over 65535";
+  if (f.seq_q > 0x7fffffff || f.seq_k > 0x7fffffff) return "seq_q or seq_k is over 2^31";
+  if (f.batch * f.heads_q * ((f.seq_q + 15) / 16 + (f.seq_k + 15) / 16) > 0x7fffffff)
+    return "too many tiles for one grid";
   return Verdict::ok();
 }
 
@@ -420,7 +412,13 @@ void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream str
              {static_cast<unsigned>(ceil_div(rows, kDeltaThreads / kWarp)), kDeltaThreads, 0, s}, p, delta);
     });
   }
-  visit_tile(dim, [&](auto tile) { launch_instance<decltype(tile)>(p, delta, s); });
+  visit_tile(dim, [&](auto tile) {
+    using Tile = decltype(tile);
+    const unsigned tiles = num_query_tiles<Tile>(p) + num_key_tiles<Tile>(p);
+    if (tiles == 0) return;
+    launch("attention_bwd", gradients_kernel<Tile>, {tiles, kTileThreads, kSharedBytes<Tile>, s}, p,
+           Tiles{delta, 1.0f, rows_are_vectors(p)}, static_cast<const int*>(nullptr));
+  });
   const std::int64_t elements =
       p.grad_bias_shape[0] * p.grad_bias_shape[1] * p.grad_bias_shape[2] * p.grad_bias_shape[3];
   if (p.grad_bias && elements > 0) {
@@ -441,8 +439,8 @@ void attention_bwd_repair(const AttentionBackwardParams& p, const float* negativ
   const auto blocks = static_cast<unsigned>(2 * cuda_device_properties(f.device.index).num_sms);
   visit_tile(std::max(f.head_dim, f.head_dim_v), [&](auto tile) {
     using Tile = decltype(tile);
-    launch("attention_bwd: repair", repair_kernel<Tile>, {blocks, kTileThreads, kSharedBytes<Tile>, native(stream)}, p,
-           Tiles{negative_delta, -1.0f, rows_are_vectors(p)}, not_finite);
+    launch("attention_bwd: repair", gradients_kernel<Tile>, {blocks, kTileThreads, kSharedBytes<Tile>, native(stream)},
+           p, Tiles{negative_delta, -1.0f, rows_are_vectors(p)}, not_finite);
   });
 }
 

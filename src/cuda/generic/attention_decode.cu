@@ -17,6 +17,7 @@ constexpr int kLanesPerKey = 8;  // lanes that share a key's row: 8 x 16 bytes
 constexpr int kKeysPerWarp = kWarp / kLanesPerKey;
 constexpr int kLeastKeysPerSplit = 128;
 constexpr int kMostSplits = 64;
+constexpr float kHidden = -1.0f;  // instead of a probability: the query does not see the key
 
 // A row's partial result: numerators (head_dim_v of them), then maximum and sum.
 __host__ __device__ inline std::int64_t partial_floats(const AttentionParams& p) { return p.head_dim_v + 2; }
@@ -35,18 +36,22 @@ __global__ void __launch_bounds__(kWarp* kWarps)
   __shared__ float query[kRows][kElements * kLanesPerKey];
   __shared__ float merged[kWarps][kRows][kElements * kLanesPerKey];
   __shared__ float merged_state[kWarps][kRows][2];
-  const std::int64_t group = p.heads_q / p.heads_kv;
-  const std::int64_t row_blocks = (group * p.seq_q + kRows - 1) / kRows;
-  const int split = blockIdx.x;
-  const std::int64_t g = blockIdx.y / row_blocks, first_row = blockIdx.y % row_blocks * kRows, b = blockIdx.z;
-  const std::int64_t q_len = p.q_length(b), k_len = p.k_length(b), q_rows = group * q_len;
+  // At most 16 rows a kv head: 32-bit numbers, whose division is short.
+  const int group = static_cast<int>(p.heads_q / p.heads_kv);
+  const int row_blocks = (group * static_cast<int>(p.seq_q) + kRows - 1) / kRows;
+  const int split = blockIdx.x, block_row = static_cast<int>(blockIdx.y);
+  const int first_row = block_row % row_blocks * kRows;
+  const std::int64_t g = block_row / row_blocks, b = blockIdx.z;
+  const std::int64_t q_len = p.q_length(b), k_len = p.k_length(b);
+  const int q_rows = static_cast<int>(min(group * q_len, static_cast<std::int64_t>(row_blocks * kRows)));
   if (first_row >= q_rows) return;
   const int lane = threadIdx.x % kLanesPerKey, key_lane = threadIdx.x / kLanesPerKey;
+  const int warp = static_cast<int>(threadIdx.y);
 
   // Row r is query i = r / group of head g * group + r % group.
   for (int at = threadIdx.y * kWarp + threadIdx.x; at < kRows * kElements * kLanesPerKey; at += kWarp * kWarps) {
     const int r = at / (kElements * kLanesPerKey), d = at % (kElements * kLanesPerKey);
-    const std::int64_t row = first_row + r;
+    const int row = first_row + r;
     query[r][d] = row < q_rows && d < p.head_dim
                       ? load_typed(p.q, p.dtype_q, p.q_offset(b, g * group + row % group, row / group) + d)
                       : 0.0f;
@@ -61,7 +66,17 @@ __global__ void __launch_bounds__(kWarp* kWarps)
   chunk = max(static_cast<std::int64_t>(kLeastKeysPerSplit), (chunk + 15) / 16 * 16);
   const std::int64_t begin = first_key + split * chunk, end = min(last_key, begin + chunk);
 
-  SoftmaxState state[kRows];
+  // The lanes of a key share its scores and each row's softmax: lane r has row r's (and so have those kRows further),
+  // and hands round what the others need.
+  const int own_row = min(first_row + lane % kRows, q_rows - 1);
+  const bool own = first_row + lane % kRows < q_rows;
+  const std::int64_t own_i = own_row / group, own_h = g * group + own_row % group;
+  const ScoreContext own_at(p, b, own_h);
+  const std::int64_t own_first = p.first_key(own_i, q_len, k_len), own_last = p.last_key(own_i, q_len, k_len);
+  const auto of_row = [&](float of_lane, int r) {
+    return __shfl_sync(kFullMask, of_lane, key_lane * kLanesPerKey + r);
+  };
+  SoftmaxState state;
   float out[kRows][kElements] = {};
   const auto load_row = [&](const K* from, std::int64_t dim, float(&to)[kElements]) {
 #pragma unroll
@@ -79,8 +94,11 @@ __global__ void __launch_bounds__(kWarp* kWarps)
     }
   };
 
-  for (std::int64_t base = begin + threadIdx.y * kKeysPerWarp; base < end; base += kWarps * kKeysPerWarp) {
-    const std::int64_t j = base + key_lane;
+  constexpr int kStep = kWarps * kKeysPerWarp;
+  const std::int64_t warp_begin = begin + warp * kKeysPerWarp;
+  const int turns = warp_uniform(static_cast<int>((max(begin, end) - warp_begin + kStep - 1) / kStep));
+  for (int turn = 0; turn < turns; ++turn) {
+    const std::int64_t j = warp_begin + static_cast<std::int64_t>(turn) * kStep + key_lane;
     const bool inside = j < end;
     float key[kElements], value[kElements], key_scale = 1.0f;
     if (inside) {
@@ -96,6 +114,7 @@ __global__ void __launch_bounds__(kWarp* kWarps)
 #pragma unroll
       for (int e = 0; e < kElements; ++e) key[e] = value[e] = 0.0f;
     }
+    float own_dot = 0.0f;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float dot = 0.0f;
@@ -105,51 +124,54 @@ __global__ void __launch_bounds__(kWarp* kWarps)
         for (int e = 0; e < N; ++e) dot = fmaf(query[r][(c * kLanesPerKey + lane) * N + e], key[c * N + e], dot);
 #pragma unroll
       for (int step = kLanesPerKey / 2; step > 0; step /= 2) dot += __shfl_xor_sync(kFullMask, dot, step);
-      if constexpr (kQuantized<K>) dot *= key_scale;
-      const std::int64_t row = first_row + r;
-      if (row >= q_rows) continue;  // the same for the whole block
-      const std::int64_t i = row / group, h = g * group + row % group;
-      const ScoreContext at(p, b, h);
-      const bool visible = inside && j >= p.first_key(i, q_len, k_len) && j < p.last_key(i, q_len, k_len);
-      const float score = visible ? modified_score(p, at, i, j, dot) : -INFINITY;
-      const float maximum = fmaxf(state[r].maximum, score);
-      const float shift = SoftmaxState::shift(maximum);
-      const float correction = expf(state[r].maximum - shift);
-      const float probability = visible ? expf(score - shift) : 0.0f;
-      state[r].sum = state[r].sum * correction + probability;
-      state[r].maximum = maximum;
+      if (lane % kRows == r) own_dot = dot;
+    }
+    if constexpr (kQuantized<K>) own_dot *= key_scale;
+    const bool visible = inside && own && j >= own_first && j < own_last;
+    const float score = visible ? modified_score(p, own_at, own_i, j, own_dot) : -INFINITY;
+    const float maximum = fmaxf(state.maximum, score), shift = SoftmaxState::shift(maximum);
+    const float correction = expf(state.maximum - shift);
+    const float probability = visible ? expf(score - shift) : 0.0f;
+    state.sum = state.sum * correction + probability;
+    state.maximum = maximum;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float factor = of_row(correction, r), weight = of_row(visible ? probability : kHidden, r);
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
-        out[r][e] *= correction;
-        if (visible) out[r][e] = fmaf(probability, value[e], out[r][e]);
+        out[r][e] *= factor;
+        if (!(weight < 0.0f)) out[r][e] = fmaf(weight, value[e], out[r][e]);
       }
     }
   }
 
   // Merge the key lanes of a warp (shuffles), then the warps (shared memory), then hand the chunk's result over.
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
+  for (int step = kLanesPerKey; step < kWarp; step *= 2) {
+    const float other_maximum = __shfl_xor_sync(kFullMask, state.maximum, step);
+    const float other_sum = __shfl_xor_sync(kFullMask, state.sum, step);
+    const float maximum = fmaxf(state.maximum, other_maximum), shift = SoftmaxState::shift(maximum);
+    const float mine = expf(state.maximum - shift), other = expf(other_maximum - shift);
+    state.sum = state.sum * mine + other_sum * other;
+    state.maximum = maximum;
 #pragma unroll
-    for (int step = kLanesPerKey; step < kWarp; step *= 2) {
-      const float other_maximum = __shfl_xor_sync(kFullMask, state[r].maximum, step);
-      const float other_sum = __shfl_xor_sync(kFullMask, state[r].sum, step);
-      const float maximum = fmaxf(state[r].maximum, other_maximum), shift = SoftmaxState::shift(maximum);
-      const float mine = expf(state[r].maximum - shift), other = expf(other_maximum - shift);
-      state[r].sum = state[r].sum * mine + other_sum * other;
-      state[r].maximum = maximum;
+    for (int r = 0; r < kRows; ++r) {
+      const float row_mine = of_row(mine, r), row_other = of_row(other, r);
 #pragma unroll
       for (int e = 0; e < kElements; ++e)
-        out[r][e] = out[r][e] * mine + __shfl_xor_sync(kFullMask, out[r][e], step) * other;
+        out[r][e] = out[r][e] * row_mine + __shfl_xor_sync(kFullMask, out[r][e], step) * row_other;
     }
-    if (key_lane == 0) {
+  }
+  if (key_lane == 0) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
 #pragma unroll
       for (int c = 0; c < kPieces; ++c)
 #pragma unroll
-        for (int e = 0; e < N; ++e) merged[threadIdx.y][r][(c * kLanesPerKey + lane) * N + e] = out[r][c * N + e];
-      if (lane == 0) {
-        merged_state[threadIdx.y][r][0] = state[r].maximum;
-        merged_state[threadIdx.y][r][1] = state[r].sum;
-      }
+        for (int e = 0; e < N; ++e) merged[warp][r][(c * kLanesPerKey + lane) * N + e] = out[r][c * N + e];
+    if (lane < kRows) {
+      merged_state[warp][lane][0] = state.maximum;
+      merged_state[warp][lane][1] = state.sum;
     }
   }
   __syncthreads();
@@ -165,7 +187,7 @@ __global__ void __launch_bounds__(kWarp* kWarps)
       sum += merged_state[w][r][1] * factor;
       value += merged[w][r][d] * factor;
     }
-    const std::int64_t row = first_row + r;
+    const int row = first_row + r;
     float* partial = partials + (((b * p.heads_kv + g) * group * p.seq_q + row) * splits + split) * partial_floats(p);
     partial[d] = value;
     if (d == 0) {

@@ -25,6 +25,7 @@ struct Layout {
   __device__ void offsets(std::int64_t index, std::int64_t (&out)[kTensors]) const {
 #pragma unroll
     for (int t = 0; t < kTensors; ++t) out[t] = 0;
+#pragma unroll 1  // the division, by a number that is not known, is long
     for (int d = ndim - 1; d >= 0; --d) {
       const std::int64_t rest = index / shape[d], coordinate = index - rest * shape[d];
 #pragma unroll

@@ -60,6 +60,13 @@ bool with_held_kernel(const NormParams& p, std::int64_t vectors, int num_sms, F 
   return false;
 }
 
+/// The shapes of with_row_shape that the above leaves: rows of up to 64 or 97 to 128 vectors, LayerNorm of 257 to 512
+/// vectors of 16-bit elements, and more than 8192 features. norm_kernel is not compiled for the others.
+template <int N>
+constexpr bool left_to_norm_kernel(int threads, int held) {
+  return threads == 32 || threads == 1024 || (N == 8 && held == 4 && (threads == 128 || threads == 512));
+}
+
 }  // namespace
 
 Verdict norm_fwd_supports(const NormParams& p) {
@@ -81,7 +88,10 @@ void norm_fwd(const NormParams& p, void*, Stream stream) {
     const int num_sms = cuda_device_properties(p.device.index).num_sms;
     if (with_held_kernel<T>(p, p.features / N, num_sms, run)) return;
     with_row_shape<N>(p.features / N, p.rows, num_sms, [&](auto threads, auto rows, auto held) {
-      run(norm_kernel<T, threads.value, rows.value, held.value, N>, threads.value, rows.value);
+      if constexpr (left_to_norm_kernel<N>(threads.value, held.value))
+        run(norm_kernel<T, threads.value, rows.value, held.value, N>, threads.value, rows.value);
+      else  // walked, as any row can be
+        run(norm_kernel<T, 1024, 1, 0, N>, 1024, 1);
     });
   });
 }

@@ -8,6 +8,7 @@
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/reduce.cuh"
+#include "cuda/tile/strided.cuh"
 #include "cuda/tile/vector.cuh"
 
 namespace flashkernel::cuda {
@@ -100,19 +101,8 @@ __device__ inline Partial block_combine(Partial mine) {
   return threadIdx.x < kWarp ? warp_combine<kOp>(mine) : mine;
 }
 
-__device__ inline std::int64_t offset_of(std::int64_t index, int ndim, const std::int64_t* shape,
-                                         const std::int64_t* strides) {
-  std::int64_t offset = 0;
-  for (int d = ndim - 1; d > 0; --d) {
-    const std::int64_t rest = index / shape[d];
-    offset += (index - rest * shape[d]) * strides[d];
-    index = rest;
-  }
-  return ndim > 0 ? offset + index * strides[0] : offset;
-}
-
 __device__ inline void write_result(const ReduceParams& p, std::int64_t output, Partial result) {
-  const std::int64_t offset = offset_of(output, p.num_kept, p.kept_shape, p.stride_out);
+  const std::int64_t offset = strided_offset(output, p.num_kept, p.kept_shape, p.stride_out);
   if (p.op == ReduceOp::kArgmax) {
     static_cast<std::int64_t*>(p.out)[offset] = result.index;
   } else {
@@ -130,7 +120,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kRows = kThreads / kRowThreads;
   for (std::int64_t output = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.y; output < p.kept_count;
        output += static_cast<std::int64_t>(gridDim.x) * kRows) {
-    const T* x = static_cast<const T*>(p.x) + offset_of(output, p.num_kept, p.kept_shape, p.stride_x_kept);
+    const T* x = static_cast<const T*>(p.x) + strided_offset(output, p.num_kept, p.kept_shape, p.stride_x_kept);
     const std::int64_t begin = blockIdx.y * chunk, end = min(p.reduced_count, begin + chunk);
     Partial mine = Combine<kOp>::identity();
     if constexpr (N > 1) {
@@ -168,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
       for (std::int64_t at = begin + threadIdx.x; at < end; at += kRowThreads) {
         const std::int64_t offset = p.num_reduced == 1
                                         ? at * p.stride_x_reduced[0]
-                                        : offset_of(at, p.num_reduced, p.reduced_shape, p.stride_x_reduced);
+                                        : strided_offset(at, p.num_reduced, p.reduced_shape, p.stride_x_reduced);
         mine = Combine<kOp>::combine(mine, {to_float(x[offset]), at});
       }
     }
@@ -197,7 +187,7 @@ __global__ void __launch_bounds__(kThreads) short_row_kernel(const ReduceParams 
   const int lane = static_cast<int>(threadIdx.x), vectors = static_cast<int>(p.reduced_count) / N;
   const auto holds = [&](int j) { return j * kWarp + lane < vectors; };
   const T* const x =
-      static_cast<const T*>(p.x) + offset_of(output, p.num_kept, p.kept_shape, p.stride_x_kept) + lane * N;
+      static_cast<const T*>(p.x) + strided_offset(output, p.num_kept, p.kept_shape, p.stride_x_kept) + lane * N;
   Packed<T, N> held[kHeld] = {};
 #pragma unroll
   for (int j = 0; j < kHeld; ++j)
@@ -242,10 +232,10 @@ __global__ void __launch_bounds__(kColumns* kLanes)
   Chains<kOp, N> chains;
   unsigned turn = 0;
   if (inside) {
-    const T* const x = static_cast<const T*>(p.x) + offset_of(output, p.num_kept, p.kept_shape, p.stride_x_kept);
+    const T* const x = static_cast<const T*>(p.x) + strided_offset(output, p.num_kept, p.kept_shape, p.stride_x_kept);
     const auto offset = [&](std::int64_t at) {
       return p.num_reduced == 1 ? at * p.stride_x_reduced[0]
-                                : offset_of(at, p.num_reduced, p.reduced_shape, p.stride_x_reduced);
+                                : strided_offset(at, p.num_reduced, p.reduced_shape, p.stride_x_reduced);
     };
     std::int64_t at = first;
     for (; at + (kBatch - 1) * kLanes < end; at += kBatch * kLanes) {

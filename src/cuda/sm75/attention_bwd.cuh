@@ -286,6 +286,12 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
     const std::int64_t of_columns =
         kOfKeys ? (static_cast<std::int64_t>(b) * heads_q + step.h) * plan.pitch + column : 0;
     [[maybe_unused]] float bend[kModified ? kPart / 8 : 1][4];  // what the softcap does to a gradient
+    [[maybe_unused]] const int bias_bytes = f.bias.dtype == DType::kFloat32 ? 4 : 2;
+    [[maybe_unused]] const char* const bias =
+        static_cast<const char*>(f.bias.data) + (b * f.bias.stride_batch + step.h * f.bias.stride_head) * bias_bytes;
+    [[maybe_unused]] const float slope =
+        kModified && f.alibi_slopes ? f.alibi_slopes[b * f.stride_alibi_batch + step.h] : 0.0f;
+    [[maybe_unused]] const float inverse_softcap = kModified && f.softcap > 0.0f ? 1.0f / f.softcap : 0.0f;
 #pragma unroll
     for (int n = 0; n < kPart / 8; ++n) {
       float2 column_lse{}, column_delta{};
@@ -303,14 +309,10 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
             const int own = min(own_row + 16 * s + e / 2 * 8, rows.last_row);
             const int other = min(column + 8 * n + e % 2, rows.end - 1);
             const int i = kOfKeys ? other : own, j = kOfKeys ? own : other;
-            const char* bias_row = static_cast<const char*>(f.bias.data) +
-                                   (b * f.bias.stride_batch + step.h * f.bias.stride_head + i * f.bias.stride_q) *
-                                       (f.bias.dtype == DType::kFloat32 ? 4 : 2);
-            const float slope = f.alibi_slopes ? f.alibi_slopes[b * f.stride_alibi_batch + step.h] : 0.0f;
             float capped;
-            const float full =
-                modified_score_fast(f, slope, bias_row, i, j, rows.range.k_len - rows.range.q_len, x, &capped);
-            const float t = f.softcap > 0.0f ? capped / f.softcap : 0.0f;
+            const float full = modified_score_fast(f, slope, bias + i * f.bias.stride_q * bias_bytes, i, j,
+                                                   rows.range.k_len - rows.range.q_len, x, &capped);
+            const float t = capped * inverse_softcap;
             bend[n][e] = 1.0f - t * t;
             x = ptx::exp2_approx(fmaf(full, kLog2E, lse));
           } else {

@@ -186,14 +186,16 @@ __global__ void __launch_bounds__(GemmShape<kLarge>::kThreads, 2) gemm_kernel(co
     __syncwarp();
   };
   if (e.preactivation) store_results(e.preactivation, e.stride_preactivation, e.vectors_preactivation);
-  with_activation(e.activation, [&](auto activation) {
+  if constexpr (kKMajorA) {  // else the gradient of weights, which has none
+    with_activation(e.activation, [&](auto activation) {
 #pragma unroll
-    for (int i = 0; i < kRowsA; ++i)
+      for (int i = 0; i < kRowsA; ++i)
 #pragma unroll
-      for (int j = 0; j < 2 * kRowsB; ++j)
+        for (int j = 0; j < 2 * kRowsB; ++j)
 #pragma unroll
-        for (int x = 0; x < 4; ++x) sum[i][j][x] = activate_for<decltype(activation)::value, T>(sum[i][j][x]);
-  });
+          for (int x = 0; x < 4; ++x) sum[i][j][x] = activate_for<decltype(activation)::value, T>(sum[i][j][x]);
+    });
+  }
   store_results(e.out, e.stride_out, e.vectors_out);
 }
 

@@ -154,12 +154,14 @@ __global__ void __launch_bounds__(BiasShape<kDim>::kThreads)
   const bool sum_queries = p.grad_bias_shape[2] == 1, sum_keys = p.grad_bias_shape[3] == 1;
   if (sum_queries) {
     if (threadIdx.x < kBlock)
+#pragma unroll 4
       for (int row = 1; row < kBlock; ++row) tile[threadIdx.x] += tile[row * kBlock + threadIdx.x];
     __syncthreads();
   }
   const int rows = sum_queries ? 1 : kBlock;
   if (sum_keys) {
     if (static_cast<int>(threadIdx.x) < rows)
+#pragma unroll 4
       for (int column = 1; column < kBlock; ++column) tile[threadIdx.x * kBlock] += tile[threadIdx.x * kBlock + column];
     __syncthreads();
   }

@@ -81,13 +81,13 @@ __device__ inline bool sees(const KeyRange& range, int i, int j) {
 }
 
 // From the two dot products of a pair, <q, k> and <dO, v>, to P and to dS, the gradient of the scaled product.
-__device__ inline void pair_gradient_f32(const AttentionParams& p, unsigned b, unsigned head, const KeyRange& range,
-                                         int i, int j, float dot, float grad_p, float lse, float delta,
-                                         float& probability, float& grad_s) {
+__device__ inline void pair_gradient_f32(const AttentionParams& p, const ScoreContext& at, const KeyRange& range, int i,
+                                         int j, float dot, float grad_p, float lse, float delta, float& probability,
+                                         float& grad_s) {
   probability = grad_s = 0.0f;
   if (lse == INFINITY || !sees(range, i, j)) return;
   float capped;
-  const float score = modified_score(p, ScoreContext(p, b, head), i, j, dot, &capped);
+  const float score = modified_score(p, at, i, j, dot, &capped);
   if (score == -INFINITY) return;  // a bias that masks
   probability = ptx::exp2_approx((score - lse) * 1.4426950408889634f);
   if (probability == 0.0f) return;
@@ -220,6 +220,8 @@ __global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShap
 
     // P and dS
     const auto group_of = [&](int n) { return (8 * n + 2 * (lane % 4)) / kGroup; };
+    [[maybe_unused]] const KeyRange range = block.range;
+    [[maybe_unused]] const ScoreContext at(f, b, kOfKeys ? head_of(step) : h);
 #pragma unroll
     for (int n = 0; n < kWalk / 8; ++n)
 #pragma unroll
@@ -233,8 +235,8 @@ __global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShap
         const float delta = kOfKeys ? block.delta[column] : row_delta[e / 2];
         if constexpr (kModified) {
           const int own = row + e / 2 * 8, walk = first_column + column, i = kOfKeys ? walk : own;
-          pair_gradient_f32(f, b, kOfKeys ? head_of(step) : h, block.range, i, kOfKeys ? own : walk, dot, grad_p, lse,
-                            delta, p_tile[0][n][e], ds_tile[0][n][e]);
+          pair_gradient_f32(f, at, range, i, kOfKeys ? own : walk, dot, grad_p, lse, delta, p_tile[0][n][e],
+                            ds_tile[0][n][e]);
         } else {
           p_tile[0][n][e] = ptx::exp2_approx(fmaf(dot, f.scale, -lse) * kLog2E);  // the difference is rounded once
           ds_tile[0][n][e] = p_tile[0][n][e] * (grad_p + delta);
@@ -305,7 +307,7 @@ __global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShap
           statistics(head, kOfKeys ? w : own, lse, delta);
           if (lse == INFINITY) continue;
           float probability, score;
-          pair_gradient_f32(f, b, head, block.range, kOfKeys ? w : own, kOfKeys ? own : w,
+          pair_gradient_f32(f, ScoreContext(f, b, head), block.range, kOfKeys ? w : own, kOfKeys ? own : w,
                             warp_dot(x_0, y_0, own_0.dim), warp_dot(x_1, y_1, own_1.dim), lse, delta, probability,
                             score);
 #pragma unroll

@@ -315,10 +315,26 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
         if constexpr (Shape::kModified) {
           // P^T stays; the partner gets P^T times the softcap's derivative.
           const std::int64_t h = at.h;
+          const KeyRange range = block.range;
           const float slope = f.alibi_slopes ? f.alibi_slopes[block.b * f.stride_alibi_batch + h] : 0.0f;
+          const float inverse_softcap = f.softcap > 0.0f ? 1.0f / f.softcap : 0.0f;
+          const int bias_bytes = f.bias.dtype == DType::kFloat32 ? 4 : 2;
+          const int first_i = m + part * kPart + 2 * (lane % 4), first_j = first_key + warp_keys + lane / 4;
+          const char* const bias = static_cast<const char*>(f.bias.data) +
+                                   (block.b * f.bias.stride_batch + h * f.bias.stride_head) * bias_bytes;
 #pragma unroll
           for (int n = 0; n < kPart / 8; ++n) {
             const float2 lse = *reinterpret_cast<const float2*>(per_query + 8 * n);
+            // Keys that the two queries see, and their rows of the bias.
+            int first[2], last[2];
+            const char* bias_rows[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              const int i = first_i + 8 * n + e;
+              first[e] = range.first(i);
+              last[e] = i <= last_m ? range.last(i) : 0;
+              bias_rows[e] = bias + i * f.bias.stride_q * bias_bytes;
+            }
 #pragma unroll
             for (int s = 0; s < kSlices; ++s)
 #pragma unroll
@@ -326,20 +342,13 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
                 float weights[2];
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                  const int i = m + part * kPart + 8 * n + 2 * (lane % 4) + e;
-                  const int j = first_key + warp_keys + lane / 4 + 16 * s + 8 * half;
+                  const int i = first_i + 8 * n + e, j = first_j + 16 * s + 8 * half;
                   float& x = tile[s][n][2 * half + e];
                   float score = -INFINITY, capped = 0.0f;
-                  if (i <= last_m && j >= block.range.first(i) && j < block.range.last(i)) {
-                    const char* const bias_row =
-                        static_cast<const char*>(f.bias.data) +
-                        (block.b * f.bias.stride_batch + h * f.bias.stride_head + i * f.bias.stride_q) *
-                            (f.bias.dtype == DType::kFloat32 ? 4 : 2);
-                    score = modified_score_fast(f, slope, bias_row, i, j, block.range.k_len - block.range.q_len, x,
-                                                &capped);
-                  }
+                  if (j >= first[e] && j < last[e])
+                    score = modified_score_fast(f, slope, bias_rows[e], i, j, range.k_len - range.q_len, x, &capped);
                   x = ptx::exp2_approx(fmaf(score, kLog2E, e % 2 ? lse.y : lse.x));
-                  const float t = f.softcap > 0.0f ? capped / f.softcap : 0.0f;
+                  const float t = capped * inverse_softcap;
                   weights[e] = x * (1.0f - t * t);
                 }
                 shared_word(exchange(s, n, half)) = pack<__half>(weights[0], weights[1]);

@@ -366,6 +366,14 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
         // Rare: give each row the non-finite values that it sees, then take them out of the tile.
 #pragma unroll 1
         for (int n = 0; n < kGranule; ++n) {
+          unsigned seen = 0;  // bit 2 t + e: by that row's query. Once a key: it takes a division
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              const int i = query_of(t * kTileRows + 2 * (lane % 4) + e, group), j = first_j + n;
+              if (j >= range.first(i) && j < range.last(i)) seen |= 1u << (2 * t + e);
+            }
 #pragma unroll
           for (int c = 0; c < kSlices; ++c)
 #pragma unroll
@@ -375,10 +383,8 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
 #pragma unroll
               for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                  const int i = query_of(t * kTileRows + 2 * (lane % 4) + e, group), j = first_j + n;
-                  if (j >= range.first(i) && j < range.last(i)) out[c][t][2 * half + e] += value;
-                }
+                for (int e = 0; e < 2; ++e)
+                  if (seen >> (2 * t + e) & 1) out[c][t][2 * half + e] += value;
             }
         }
         __syncwarp();

@@ -31,18 +31,27 @@ struct NarrowKeys {
       if (row < rows && lane < kDim / 16) {
         const std::int64_t h = static_cast<std::int64_t>(segment.head_group * plan.heads + head) * group + row % group;
         const std::int64_t at_q = p.q_offset(segment.b, h, query_of(row, group)) + lane * 16;
-        const auto load = [&](const auto* from) {
-          if (plan.vectors_q && lane * 16 + 16 <= dim) {
-            load_wide(values, from);
+        const auto* const from = static_cast<const unsigned short*>(p.q) + at_q;  // elements of 16 bits
+        std::uint32_t pairs[8] = {};
+        if (plan.vectors_q && lane * 16 + 16 <= dim) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            *reinterpret_cast<uint4*>(pairs + 4 * half) = reinterpret_cast<const uint4*>(from)[half];
+        } else {
+#pragma unroll
+          for (int e = 0; e < 16; ++e)
+            if (lane * 16 + e < dim) pairs[e / 2] |= static_cast<std::uint32_t>(from[e]) << (e % 2 * 16);
+        }
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+          if (p.dtype_q == DType::kFloat16) {
+            const float2 two = __half22float2(as_half2(pairs[c]));
+            values[2 * c] = two.x, values[2 * c + 1] = two.y;
           } else {
-            for (int e = 0; e < 16; ++e)
-              if (lane * 16 + e < dim) values[e] = to_float(from[e]);
+            values[2 * c] = __uint_as_float(pairs[c] << 16),
+                       values[2 * c + 1] = __uint_as_float(pairs[c] & 0xffff0000u);
           }
-        };
-        if (p.dtype_q == DType::kFloat16)
-          load(static_cast<const __half*>(p.q) + at_q);
-        else
-          load(static_cast<const __nv_bfloat16*>(p.q) + at_q);
+        }
       }
       float factor = 1.0f, inverse = 1.0f;
       if (p.dtype_q != DType::kFloat16) {  // fp16 holds less: the largest becomes a number from 1 to 2

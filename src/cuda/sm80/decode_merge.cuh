@@ -9,7 +9,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm80/decode_schedule.cuh"
 #include "cuda/tile/attention_score.cuh"
-#include "cuda/tile/vector.cuh"
+#include "cuda/tile/shared_tile.cuh"
 
 namespace flashkernel::cuda::sm80 {
 
@@ -19,20 +19,13 @@ __device__ inline int query_of(int row, int group) { return row / group; }
 /// In place of an element type: fp16 or bf16, as the call says. For kernels whose loop does not depend on it.
 struct EitherHalf {};
 
-/// Four columns of a finished row of the output.
+/// Two numbers as elements of the output.
 template <class T>
-__device__ inline void store_columns(const AttentionParams& p, bool vectors, int b, std::int64_t h, int i, int column,
-                                     float factor, const float (&values)[4]) {
-  T* to = static_cast<T*>(p.out) + p.out_offset(b, h, i) + column;
-  float scaled[4];
-#pragma unroll
-  for (int e = 0; e < 4; ++e) scaled[e] = factor == 0.0f ? 0.0f : values[e] * factor;
-  if (vectors && column + 4 <= p.head_dim_v) {
-    store_floats(to, scaled);
-  } else {
-    for (int e = 0; e < 4; ++e)
-      if (column + e < p.head_dim_v) to[e] = from_float<T>(scaled[e]);
-  }
+__device__ inline std::uint32_t pack_as(const AttentionParams& p, float low, float high) {
+  if constexpr (!std::is_same_v<T, EitherHalf>)
+    return pack<T>(low, high);
+  else
+    return p.dtype_q == DType::kFloat16 ? pack<__half>(low, high) : pack<__nv_bfloat16>(low, high);
 }
 
 /// A finished row, merged from its parts: sinks, LSE, and four columns of the output.
@@ -47,12 +40,18 @@ __device__ inline void store_row(const AttentionParams& p, bool vectors, int b, 
   const float factor = state.finish(p.sinks, h, &lse);
   if (p.lse && column == 0) p.lse[p.lse_offset(b, h, i)] = lse;
   if (column >= p.head_dim_v) return;
-  if constexpr (!std::is_same_v<T, EitherHalf>)
-    store_columns<T>(p, vectors, b, h, i, column, factor, values);
-  else if (p.dtype_q == DType::kFloat16)
-    store_columns<__half>(p, vectors, b, h, i, column, factor, values);
-  else
-    store_columns<__nv_bfloat16>(p, vectors, b, h, i, column, factor, values);
+  float scaled[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) scaled[e] = factor == 0.0f ? 0.0f : values[e] * factor;
+  const uint2 packed{pack_as<T>(p, scaled[0], scaled[1]), pack_as<T>(p, scaled[2], scaled[3])};
+  auto* const to = static_cast<unsigned short*>(p.out) + p.out_offset(b, h, i) + column;  // elements of 16 bits
+  if (vectors && column + 4 <= p.head_dim_v) {
+    *reinterpret_cast<uint2*>(to) = packed;
+  } else {
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (column + e < p.head_dim_v) to[e] = static_cast<unsigned short>((e < 2 ? packed.x : packed.y) >> (e % 2 * 16));
+  }
 }
 
 /// Where a block leaves its part of a row; `begins`: of the pair that begins in this block (the other one was begun
@@ -80,6 +79,8 @@ struct Part {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
     for (int base = begin; base < end; base += kBatch) {
       float4 loaded[kBatch][kPieces];
+      const float* const from = partial_row<kDim>(plan, partials, base, false, head, row) + column(0);
+      const int place = plan.heads * plan.rows * (kDim + 4);  // from one to the next; a block has two
       float2 state{-INFINITY, 0.0f};
       if (lane < kBatch && base + lane < end)
         state = *reinterpret_cast<const float2*>(
@@ -90,8 +91,8 @@ struct Part {
         for (int piece = 0; piece < kPieces; ++piece) {
           loaded[k][piece] = float4{};
           if (base + k < end && column(piece) < kDim)
-            loaded[k][piece] = *reinterpret_cast<const float4*>(
-                partial_row<kDim>(plan, partials, base + k, base + k == first, head, row) + column(piece));
+            loaded[k][piece] =
+                *reinterpret_cast<const float4*>(from + (2 * k + (base + k == first ? 1 : 0)) * place + piece * 128);
         }
       const float highest = fmaxf(maximum, warp_reduce(state.x, [](float a, float b) { return fmaxf(a, b); }));
       const float factor = ptx::exp2_approx(state.x - SoftmaxState::shift(highest));
@@ -176,18 +177,20 @@ class Departure {
   int blocks_, before_ = -1;
 };
 
-/// Output 0 and LSE -inf (or the sink) for the sequences without a visible key, dealt out over the grid; one warp.
+/// Output 0 and LSE -inf (or the sink) for the sequences without a visible key, dealt out over the grid; one warp. A
+/// function that all kernels of a file call: two copies in each were a tenth of their machine code.
 template <class T>
-__device__ inline void store_empty_sequences(const AttentionParams& p, bool vectors) {
+static __device__ __attribute__((noinline)) void store_empty_sequences(const AttentionParams& p, bool vectors) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const float zeros[4] = {};
   for (int b = static_cast<int>(blockIdx.x); b < p.batch; b += static_cast<int>(gridDim.x)) {
     if (granules_of(p, b) > 0) continue;
-    const std::int64_t rows = p.q_length(b) * p.heads_q;
+    const int heads = static_cast<int>(p.heads_q), rows = static_cast<int>(p.q_length(b)) * heads;
     const int columns = static_cast<int>((p.head_dim_v + 3) / 4);
-    for (std::int64_t at = lane; at < rows * columns; at += kWarp)
-      store_row<T>(p, vectors, b, at / columns % p.heads_q, static_cast<int>(at / columns / p.heads_q),
-                   static_cast<int>(at % columns) * 4, -INFINITY, 0.0f, zeros);
+    for (int at = lane; at < rows * columns; at += kWarp) {
+      const int row = at / columns, i = row / heads;
+      store_row<T>(p, vectors, b, row - i * heads, i, (at - row * columns) * 4, -INFINITY, 0.0f, zeros);
+    }
   }
 }
 

@@ -46,6 +46,7 @@ class Schedule {
         lane_(static_cast<int>(threadIdx.x % kWarp)),
         first_count_(granules_of(p, lane_)) {
     unsigned sum = first_count_;
+#pragma unroll 1
     for (int b = kWarp + lane_; b < p.batch; b += kWarp) sum += granules_of(p, b);
 #pragma unroll
     for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
@@ -72,6 +73,7 @@ class Schedule {
     const int b = static_cast<int>(number / head_groups_);
     const unsigned head_group = number % head_groups_;
     unsigned before = lane_ < b ? first_count_ : 0;
+#pragma unroll 1
     for (int at = kWarp + lane_; at < b; at += kWarp) before += granules_of(p, at);
 #pragma unroll
     for (int step = kWarp / 2; step > 0; step /= 2) before += __shfl_xor_sync(kFullMask, before, step);

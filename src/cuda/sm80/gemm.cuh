@@ -202,6 +202,15 @@ __global__ void __launch_bounds__(GemmShape<T, kLarge>::kThreads, 1) gemm_kernel
         }
       }
   }
+  const auto apply_activation = [&] {
+    if constexpr (kKMajorA)  // else a gradient: see gemm.hpp
+      with_activation(e.activation, [&](auto activation) {
+        each([&](int, int, float& x, float& y) {
+          x = activate_for<decltype(activation)::value, T>(x);
+          y = activate_for<decltype(activation)::value, T>(y);
+        });
+      });
+  };
   if constexpr (Shape::kFp32) {
     // Four lanes' pairs are whole sectors of 32 bytes.
     const auto store = [&](float* to, std::int64_t stride, bool vectors) {
@@ -217,12 +226,7 @@ __global__ void __launch_bounds__(GemmShape<T, kLarge>::kThreads, 1) gemm_kernel
       });
     };
     if (e.preactivation) store(static_cast<float*>(e.preactivation), e.stride_preactivation, e.vectors_preactivation);
-    with_activation(e.activation, [&](auto activation) {
-      each([&](int, int, float& x, float& y) {
-        x = activate_for<decltype(activation)::value, T>(x);
-        y = activate_for<decltype(activation)::value, T>(y);
-      });
-    });
+    apply_activation();
     store(static_cast<float*>(e.out), e.stride_out, e.vectors_out);
   } else {
     // Through the warp's own part of the ring, so that rows leave in vectors of 16 bytes.
@@ -252,12 +256,7 @@ __global__ void __launch_bounds__(GemmShape<T, kLarge>::kThreads, 1) gemm_kernel
       __syncwarp();
     };
     if (e.preactivation) store(static_cast<T*>(e.preactivation), e.stride_preactivation, e.vectors_preactivation);
-    with_activation(e.activation, [&](auto activation) {
-      each([&](int, int, float& x, float& y) {
-        x = activate_for<decltype(activation)::value, T>(x);
-        y = activate_for<decltype(activation)::value, T>(y);
-      });
-    });
+    apply_activation();
     store(static_cast<T*>(e.out), e.stride_out, e.vectors_out);
   }
 }

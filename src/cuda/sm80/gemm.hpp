@@ -29,7 +29,7 @@ struct GemmPlan {
 struct GemmProblem {
   GemmOperand a, b;
   int m = 0, n = 0, k = 0;
-  LinearEpilogue epilogue;
+  LinearEpilogue epilogue;   // no activation where A is not k-major: that is the gradient of weights
   float* partial = nullptr;  // [splits, m, padded_columns(n)] when splits > 1
   int k_per_split = 0;
 };

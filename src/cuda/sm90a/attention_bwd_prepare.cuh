@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
       for (int e = 0; e < 8; ++e) sum = fmaf(x[e], y[e], sum);
     } else {
+#pragma unroll 1
       for (int e = 0; e < 8 && column + e < dim; ++e) sum = fmaf(to_float(out[e]), to_float(grad_out[e]), sum);
     }
 #pragma unroll

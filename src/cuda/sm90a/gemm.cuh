@@ -295,10 +295,14 @@ __device__ inline void consume(const GemmArguments& p, char* shared, int group, 
         continue;
       }
     }
-    with_activation(p.epilogue.activation, [&](auto activation) {
-      constexpr Activation kActivation = decltype(activation)::value;
-      store<T, Shape, kActivation>(p, sum, shared, group, row, column);
-    });
+    if constexpr (kKMajorA) {
+      with_activation(p.epilogue.activation, [&](auto activation) {
+        constexpr Activation kActivation = decltype(activation)::value;
+        store<T, Shape, kActivation>(p, sum, shared, group, row, column);
+      });
+    } else {  // a gradient: see gemm.hpp
+      store<T, Shape, Activation::kNone>(p, sum, shared, group, row, column);
+    }
   }
 }
 

@@ -20,7 +20,7 @@ struct GemmOperand {
 struct GemmProblem {
   GemmOperand a, b;
   std::int64_t m = 0, n = 0, k = 0;
-  LinearEpilogue epilogue;
+  LinearEpilogue epilogue;   // no activation where A is not k-major: that is the gradient of weights
   int parts = 1;             // of k, for the cooperative variants
   float* partial = nullptr;  // [parts, m, n] where parts > 1
 };

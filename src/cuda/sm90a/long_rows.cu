@@ -23,7 +23,8 @@ __global__ void __launch_bounds__(lr::kThreads, 1) softmax_kernel(const SoftmaxP
   const lr::Part<T> part(p.columns, num_blocks);
   const lr::Walk walk(num_blocks);
   const auto fetch = [&](std::int64_t row, int stage) {
-    if (row < p.rows) slot(stage).copy(static_cast<const T*>(p.x) + row_offset(row, p.ndim, p.shape, p.stride_x), part);
+    if (row < p.rows)
+      slot(stage).copy(static_cast<const T*>(p.x) + strided_offset(row, p.ndim, p.shape, p.stride_x), part);
     ptx::cp_async_commit();
   };
   fetch(walk.first, 0);
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(lr::kThreads, 1) softmax_kernel(const SoftmaxP
     // An empty denominator means a row of -inf: 0 / 1, and -inf - 0.
     const float scale = row_sum == 0.0f ? 0.0f : rescale(maximum) / row_sum;
     const float log_sum = row_sum == 0.0f ? 0.0f : logf(row_sum);
-    T* const out = static_cast<T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out);
+    T* const out = static_cast<T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out);
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
       if (!part.holds(j)) continue;
@@ -94,9 +95,9 @@ __global__ void __launch_bounds__(lr::kThreads, 1) softmax_bwd_kernel(const Soft
   const lr::Walk walk(num_blocks);
   const auto fetch = [&](std::int64_t row, int stage) {
     if (row < p.rows) {
-      slot(kGradSlot).copy(static_cast<const T*>(p.grad_out) + row_offset(row, p.ndim, p.shape, p.stride_grad_out),
+      slot(kGradSlot).copy(static_cast<const T*>(p.grad_out) + strided_offset(row, p.ndim, p.shape, p.stride_grad_out),
                            part);
-      slot(stage).copy(static_cast<const T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out), part);
+      slot(stage).copy(static_cast<const T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out), part);
     }
     ptx::cp_async_commit();
   };
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(lr::kThreads, 1) softmax_bwd_kernel(const Soft
     fetch(row + walk.step, stage ^ 1);
     sum = exchange.block(sum, Sum{});
     sum = warp_reduce(exchange.all({sum, 0.0f}, {0.0f, 0.0f}).x, Sum{});
-    T* const grad_x = static_cast<T*>(p.grad_x) + row_offset(row, p.ndim, p.shape, p.stride_grad_x);
+    T* const grad_x = static_cast<T*>(p.grad_x) + strided_offset(row, p.ndim, p.shape, p.stride_grad_x);
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
       if (!part.holds(j)) continue;

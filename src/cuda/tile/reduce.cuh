@@ -26,6 +26,11 @@ struct Largest {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
+/// A number that all lanes have, so that the compiler knows that they do. Of loops and branches that read it from
+/// memory it must think that lanes may part there, and makes whatever shuffles under them a second time, for lanes that
+/// did.
+__device__ inline int warp_uniform(int value) { return __shfl_sync(kFullMask, value, 0); }
+
 template <class Op>
 __device__ inline float warp_reduce(float value, Op op) {
 #pragma unroll

@@ -6,22 +6,11 @@
 #include "cuda/tile/held_row.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/row.cuh"
+#include "cuda/tile/strided.cuh"
 #include "cuda/tile/vector.cuh"
 #include "ops/reduce_params.hpp"
 
 namespace flashkernel::cuda {
-
-// Element offset of a row whose index runs over `ndim` merged dims.
-__device__ inline std::int64_t row_offset(std::int64_t row, int ndim, const std::int64_t* shape,
-                                          const std::int64_t* strides) {
-  std::int64_t offset = 0;
-  for (int d = ndim - 1; d > 0; --d) {
-    const std::int64_t rest = row / shape[d];
-    offset += (row - rest * shape[d]) * strides[d];
-    row = rest;
-  }
-  return ndim > 0 ? offset + row * strides[0] : offset;
-}
 
 // e^(x - shift) for x <= shift: the difference is rounded once, and its error weighs |x - shift| e^(x - shift), under
 // 0.4 of 2^-23 for any x.
@@ -70,8 +59,8 @@ template <class T, int kThreads, int kVectors>
 __device__ inline void softmax_held_row(const SoftmaxParams& p, std::int64_t row, float2* scratch) {
   using Held = HeldRow<T, kThreads, kVectors>;
   constexpr int N = Held::N;
-  const T* const x = static_cast<const T*>(p.x) + row_offset(row, p.ndim, p.shape, p.stride_x);
-  T* const out = static_cast<T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out);
+  const T* const x = static_cast<const T*>(p.x) + strided_offset(row, p.ndim, p.shape, p.stride_x);
+  T* const out = static_cast<T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out);
   Held held(static_cast<int>(p.columns), kMinusInfinities<T>);
   held.load(x);
   float values[kVectors][N];
@@ -112,8 +101,9 @@ __device__ inline void softmax_held_row(const SoftmaxParams& p, std::int64_t row
 template <class T, int kThreads, int kVectors, int N, class Reduce>
 __device__ inline void softmax_row(const SoftmaxParams& p, std::int64_t row, std::int64_t column, std::int64_t columns,
                                    Reduce reduce) {
-  const T* x = static_cast<const T*>(p.x) + row_offset(row, p.ndim, p.shape, p.stride_x) + column * p.stride_x_column;
-  T* out = static_cast<T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out) + column * p.stride_out_column;
+  const T* x =
+      static_cast<const T*>(p.x) + strided_offset(row, p.ndim, p.shape, p.stride_x) + column * p.stride_x_column;
+  T* out = static_cast<T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out) + column * p.stride_out_column;
   const auto load = [&](std::int64_t first) { return load_columns<N>(x, first, p.stride_x_column); };
   Row<T, kThreads, kVectors, N> values(columns, threadIdx.x, load);
 
@@ -154,12 +144,12 @@ __device__ inline void softmax_row(const SoftmaxParams& p, std::int64_t row, std
 template <class T, int kThreads, int kVectors, int N, bool kHoldsBoth, class Reduce>
 __device__ inline void softmax_bwd_row(const SoftmaxBackwardParams& p, std::int64_t row, std::int64_t column,
                                        std::int64_t columns, Reduce reduce) {
-  const T* grad_out = static_cast<const T*>(p.grad_out) + row_offset(row, p.ndim, p.shape, p.stride_grad_out) +
+  const T* grad_out = static_cast<const T*>(p.grad_out) + strided_offset(row, p.ndim, p.shape, p.stride_grad_out) +
                       column * p.stride_grad_out_column;
   const T* out =
-      static_cast<const T*>(p.out) + row_offset(row, p.ndim, p.shape, p.stride_out) + column * p.stride_out_column;
-  T* grad_x =
-      static_cast<T*>(p.grad_x) + row_offset(row, p.ndim, p.shape, p.stride_grad_x) + column * p.stride_grad_x_column;
+      static_cast<const T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out) + column * p.stride_out_column;
+  T* grad_x = static_cast<T*>(p.grad_x) + strided_offset(row, p.ndim, p.shape, p.stride_grad_x) +
+              column * p.stride_grad_x_column;
   const auto load_grad = [&](std::int64_t first) { return load_columns<N>(grad_out, first, p.stride_grad_out_column); };
   const auto load_out = [&](std::int64_t first) { return load_columns<N>(out, first, p.stride_out_column); };
   const auto result = [&](float g, float y, float sum) { return p.log ? g - expf(y) * sum : y * (g - sum); };
