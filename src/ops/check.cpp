@@ -68,6 +68,11 @@ void Checker::same_shape(const char* name, const TensorView& view, const char* o
          "; shapes must match");
 }
 
+void Checker::like(const char* name, const TensorView& view, const char* other_name, const TensorView& other) const {
+  dtype(name, view, other.dtype);
+  same_shape(name, view, other_name, other);
+}
+
 void Checker::last_dim_contiguous(const char* name, const TensorView& view) const {
   if (view.ndim > 0 && view.shape[view.ndim - 1] > 1 && view.numel() > 0 && view.strides[view.ndim - 1] != 1)
     fail(std::string(name) + ".stride[" + std::to_string(view.ndim - 1) +

@@ -34,6 +34,8 @@ class Checker {
   /// shape[d] == needed, where `why` says what it must agree with: "q.shape[3]".
   void extent(const char* name, const TensorView& view, int d, std::int64_t needed, const char* why) const;
   void same_shape(const char* name, const TensorView& view, const char* other_name, const TensorView& other) const;
+  /// The other's dtype and shape.
+  void like(const char* name, const TensorView& view, const char* other_name, const TensorView& other) const;
   void last_dim_contiguous(const char* name, const TensorView& view) const;
   void contiguous(const char* name, const TensorView& view) const;
   /// Written tensors must not overlap themselves (a stride of 0 over more than one element).

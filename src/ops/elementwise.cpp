@@ -9,18 +9,12 @@
 namespace flashkernel {
 namespace {
 
-void check_like(const Checker& check, const char* name, const TensorView& view, const char* first_name,
-                const TensorView& first) {
-  check.dtype(name, view, first.dtype);
-  check.same_shape(name, view, first_name, first);
-}
-
 /// out of two inputs of its own shape, which may be either of them.
 void check_pair(const Checker& check, const char* a_name, const TensorView& a, const char* b_name, const TensorView& b,
                 const TensorView& out) {
   check.floating(a_name, a);
-  check_like(check, b_name, b, a_name, a);
-  check_like(check, "out", out, a_name, a);
+  check.like(b_name, b, a_name, a);
+  check.like("out", out, a_name, a);
   check.writable("out", out);
   check.same_or_apart("out", out, a_name, a);
   check.same_or_apart("out", out, b_name, b);
@@ -73,13 +67,13 @@ void swiglu_backward(const TensorView& grad_out, const TensorView& gate, const T
                      const TensorView& grad_gate, const TensorView& grad_up, const ExecutionContext& context) {
   const Checker check("swiglu_backward", gate.device);
   check.floating("gate", gate);
-  check_like(check, "up", up, "gate", gate);
-  check_like(check, "grad_out", grad_out, "gate", gate);
+  check.like("up", up, "gate", gate);
+  check.like("grad_out", grad_out, "gate", gate);
   const TensorView* const written[] = {&grad_gate, &grad_up};
   const char* const written_names[] = {"grad_gate", "grad_up"};
   for (int i = 0; i < 2; ++i) {
     if (!written[i]->defined()) continue;
-    check_like(check, written_names[i], *written[i], "gate", gate);
+    check.like(written_names[i], *written[i], "gate", gate);
     check.writable(written_names[i], *written[i]);
     check.same_or_apart(written_names[i], *written[i], "grad_out", grad_out);
     check.same_or_apart(written_names[i], *written[i], "gate", gate);

@@ -17,10 +17,9 @@ void check_input(const Checker& check, const char* name, const TensorView& view)
   check.last_dim_contiguous(name, view);
 }
 
-void check_like(const Checker& check, const char* name, const TensorView& view, const char* first_name,
-                const TensorView& first) {
-  check.dtype(name, view, first.dtype);
-  check.same_shape(name, view, first_name, first);
+void check_rows_like(const Checker& check, const char* name, const TensorView& view, const char* first_name,
+                     const TensorView& first) {
+  check.like(name, view, first_name, first);
   check.last_dim_contiguous(name, view);
 }
 
@@ -53,12 +52,12 @@ void normalise(NormKind kind, const char* op, const TensorView& x, const TensorV
     check.fail("eps=" + std::to_string(eps) + "; needs a finite number, 0 or more");
   params.weight = check.optional_vector("weight", weight, params.features, x.dtype);
   params.bias = check.optional_vector("bias", bias, params.features, x.dtype);
-  check_like(check, "out", out, "x", x);
+  check_rows_like(check, "out", out, "x", x);
   if (residual.defined()) {
-    check_like(check, "residual", residual, "x", x);
+    check_rows_like(check, "residual", residual, "x", x);
     if (!saved.residual_out.defined())
       check.fail("saved.residual_out is absent; it is required when residual is given");
-    check_like(check, "saved.residual_out", saved.residual_out, "x", x);
+    check_rows_like(check, "saved.residual_out", saved.residual_out, "x", x);
   } else if (saved.residual_out.defined()) {
     check.fail("saved.residual_out is given but residual is absent; give both or neither");
   }
@@ -107,7 +106,7 @@ void normalise_backward(NormKind kind, const char* op, const TensorView& grad_ou
                         const ExecutionContext& context) {
   const Checker check(op, h.device);
   check_input(check, "h", h);
-  check_like(check, "grad_out", grad_out, "h", h);
+  check_rows_like(check, "grad_out", grad_out, "h", h);
   NormBackwardParams params;
   params.kind = kind;
   params.dtype = h.dtype;
@@ -117,7 +116,7 @@ void normalise_backward(NormKind kind, const char* op, const TensorView& grad_ou
   params.weight = check.optional_vector("weight", weight, params.features, h.dtype);
   if (kind == NormKind::kLayerNorm) check_statistic(check, "mean", mean, "h", h);
   check_statistic(check, "rstd", rstd, "h", h);
-  if (grad_residual_out.defined()) check_like(check, "grad_residual_out", grad_residual_out, "h", h);
+  if (grad_residual_out.defined()) check_rows_like(check, "grad_residual_out", grad_residual_out, "h", h);
 
   const TensorView* const inputs[] = {&grad_out, &h, &weight, &mean, &rstd};
   const char* const input_names[] = {"grad_out", "h", "weight", "mean", "rstd"};
@@ -126,7 +125,7 @@ void normalise_backward(NormKind kind, const char* op, const TensorView& grad_ou
     for (int i = 0; i < 5; ++i) check.no_overlap(name, view, input_names[i], *inputs[i]);
   };
   if (gradients.x.defined()) {
-    check_like(check, "gradients.x", gradients.x, "h", h);
+    check_rows_like(check, "gradients.x", gradients.x, "h", h);
     check_written("gradients.x", gradients.x);
     check.same_or_apart("gradients.x", gradients.x, "grad_residual_out", grad_residual_out);
   }

@@ -24,12 +24,6 @@ int other_dims(const TensorView& x, int axis, int (&dims)[kMaxDims]) {
   return count;
 }
 
-void check_like(const Checker& check, const char* name, const TensorView& view, const char* first_name,
-                const TensorView& first) {
-  check.dtype(name, view, first.dtype);
-  check.same_shape(name, view, first_name, first);
-}
-
 template <class Params, int N>
 void set_rows(Params& params, const MergedDims<N>& rows, std::int64_t* const (&strides)[N]) {
   params.ndim = rows.ndim;
@@ -47,7 +41,7 @@ void forward(bool log, const char* op, const TensorView& x, const TensorView& ou
   const Checker check(op, x.device);
   check.floating("x", x);
   check.ndim("x", x, 0, kMaxDims);
-  check_like(check, "out", out, "x", x);
+  check.like("out", out, "x", x);
   check.writable("out", out);
   check.same_or_apart("out", out, "x", x);
   const int column_dim = check_axis(check, x, axis);
@@ -75,8 +69,8 @@ void backward(bool log, const char* op, const TensorView& grad_out, const Tensor
   const Checker check(op, out.device);
   check.floating("out", out);
   check.ndim("out", out, 0, kMaxDims);
-  check_like(check, "grad_out", grad_out, "out", out);
-  check_like(check, "grad_x", grad_x, "out", out);
+  check.like("grad_out", grad_out, "out", out);
+  check.like("grad_x", grad_x, "out", out);
   check.writable("grad_x", grad_x);
   check.same_or_apart("grad_x", grad_x, "grad_out", grad_out);
   check.same_or_apart("grad_x", grad_x, "out", out);

@@ -1,7 +1,6 @@
 // Cross-entropy and its gradient. The rows' losses go to workspace and are added up in row order, whatever the threads
 // did.
 #include <cmath>
-#include <limits>
 
 #include "core/thread_pool.hpp"
 #include "cpu/scalar/element.hpp"
@@ -10,11 +9,9 @@
 namespace flashkernel::cpu_scalar {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 template <class T>
 double log_sum_exp(const T* logits, std::int64_t classes) {
-  double maximum = -kInfinity;
+  double maximum = -INFINITY;
   for (std::int64_t c = 0; c < classes; ++c) {
     const double value = load<T>(logits, c);
     if (std::isnan(value)) return value;

@@ -1,6 +1,5 @@
 // softmax, log-softmax and their gradients, one row at a time: maximum, sum of exponentials, result.
 #include <cmath>
-#include <limits>
 
 #include "core/thread_pool.hpp"
 #include "cpu/scalar/element.hpp"
@@ -9,26 +8,24 @@
 namespace flashkernel::cpu_scalar {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 template <class T>
 void softmax_row(const SoftmaxParams& p, const T* x, T* out) {
-  double maximum = -kInfinity;
+  double maximum = -INFINITY;
   for (std::int64_t c = 0; c < p.columns; ++c) {
     const double value = load<T>(x, c * p.stride_x_column);
     if (std::isnan(value) || value > maximum) maximum = value;
     if (std::isnan(maximum)) break;
   }
   // A row of -inf only has no maximum to subtract: -inf - 0 keeps every exponential 0.
-  const double shift = maximum == -kInfinity ? 0.0 : maximum;
+  const double shift = maximum == -INFINITY ? 0.0 : maximum;
   double sum = 0.0;
   for (std::int64_t c = 0; c < p.columns; ++c) sum += std::exp(load<T>(x, c * p.stride_x_column) - shift);
   const double log_sum = std::log(sum);
   for (std::int64_t c = 0; c < p.columns; ++c) {
     const double shifted = load<T>(x, c * p.stride_x_column) - shift;
     double result;
-    if (maximum == -kInfinity) {
-      result = p.log ? -kInfinity : 0.0;
+    if (maximum == -INFINITY) {
+      result = p.log ? -INFINITY : 0.0;
     } else {
       result = p.log ? shifted - log_sum : std::exp(shifted) / sum;
     }
