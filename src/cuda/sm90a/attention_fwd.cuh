@@ -87,13 +87,24 @@ inline int heads_at_once(const AttentionParams& p, int block_m, const CudaDevice
 }
 
 /// Whether instead a block takes a head's tiles in pairs, a heavy and a light one: in causal calls where a group's keys
-/// don't fit the L2 cache (those of the few heads whose pairs are under way do), all sequences are as long, pairs fill
-/// the last round, too, and there are up to 32 tiles (more have not been measured).
+/// don't fit the L2 cache (those of the few heads whose pairs are under way do), all sequences are as long, there are a
+/// few rounds of pairs, and up to 32 tiles (more have not been measured).
 inline bool goes_in_pairs(const AttentionParams& p, int block_m, const CudaDeviceProperties& device) {
   if (p.window_right < 0 || p.window_left >= 0 || p.is_varlen_q() || p.is_varlen_k() || p.is_paged()) return false;
-  const std::int64_t heads = p.batch * p.heads_q, q_tiles = ceil_div(p.seq_q, block_m), pairs = heads * q_tiles / 2;
-  return q_tiles % 2 == 0 && q_tiles <= 32 && 25 * pairs >= 24 * ceil_div(pairs, device.num_sms) * device.num_sms &&
+  const std::int64_t heads = p.batch * p.heads_q, q_tiles = ceil_div(p.seq_q, block_m);
+  return q_tiles % 2 == 0 && q_tiles <= 32 && heads * q_tiles / 2 >= std::int64_t{3} * device.num_sms &&
          !fit_l2_cache(p, std::min(heads, group_of_heads(p, block_m, device)), device);
+}
+
+/// Heads whose tiles go in pairs: as many whole ones as leave a round of pairs, and what fills no round, to be taken
+/// tile by tile. In pairs to the end, the last round would keep some blocks waiting (3 % of eight rounds).
+inline void plan_pairs(ForwardPlan& plan, int blocks) {
+  plan.pairs = plan.q_tiles / 2;
+  const int rounds = plan.heads * plan.pairs / blocks - 1;
+  plan.paired_heads = rounds * blocks / plan.pairs;
+  plan.pair_rounds = plan.paired_heads * plan.pairs / blocks;
+  plan.pair_rest = plan.paired_heads * plan.pairs % blocks;
+  plan.heads_at_once = plan.heads - plan.paired_heads;
 }
 
 /// As many as there are multiprocessors; where tiles are alike, as few as need no more rounds.
@@ -105,7 +116,7 @@ inline int count_blocks(const AttentionParams& p, int items, int multiprocessors
 
 template <class Shape, bool kModified>
 ForwardPlan forward_plan(const AttentionParams& p, const CudaDeviceProperties& device) {
-  ForwardPlan plan;
+  ForwardPlan plan{};
   plan.q_tiles = static_cast<int>(ceil_div(p.seq_q, Shape::kBlockM));
   const std::int64_t heads = p.batch * p.heads_q;
   plan.heads = static_cast<int>(heads);
@@ -113,7 +124,7 @@ ForwardPlan forward_plan(const AttentionParams& p, const CudaDeviceProperties& d
   plan.group = static_cast<int>(p.heads_q / p.heads_kv);
   plan.items = static_cast<int>(heads * plan.q_tiles);
   plan.heads_at_once = heads_at_once(p, Shape::kBlockM, device);
-  plan.pairs = goes_in_pairs(p, Shape::kBlockM, device) ? plan.q_tiles / 2 : 0;
+  if (goes_in_pairs(p, Shape::kBlockM, device)) plan_pairs(plan, count_blocks(p, plan.items, device.num_sms));
   plan.group_tiles = plan.heads_at_once * plan.q_tiles;
   plan.kv_box_rows = static_cast<int>(p.is_paged() ? std::gcd<std::int64_t, std::int64_t>(p.page_size, Shape::kBlockN)
                                                    : Shape::kBlockN);

@@ -117,6 +117,8 @@ struct ForwardPlan {
   int q_tiles;                    // of the longest sequence
   int heads_at_once;              // heads whose tiles alternate: as many as keep K and V in the L2 cache
   int pairs;                      // of tiles of a head, one heavy and one light, or 0: no pairs (locate_tile)
+  int paired_heads;               // whose tiles go in pairs; the others' follow
+  int pair_rounds, pair_rest;     // pairs of every block, and how many blocks have one more
   int kv_box_rows;                // keys that one copy brings: a block, or what pages and blocks share
   int heads, heads_q, group;      // batch x heads_q, and heads_q / heads_kv
   int group_tiles;                // of heads_at_once heads
@@ -127,22 +129,33 @@ struct ForwardPlan {
 
 /// The tile of the block's `round`-th turn, in the order of the plan: groups of heads one after the other, within a
 /// group the heavy tiles (the last ones, when causal) first. Blocks take turns forwards and backwards, so that none
-/// gets the heavier tile every time. With plan.pairs, a block takes the heaviest and the lightest tile of a head that
-/// are left: each pair is the same work, and blocks side by side read the same keys. False when there is none left.
+/// gets the heavier tile every time. With plan.pairs, a block first takes pairs, the heaviest and the lightest tile of
+/// a head that are left: each is the same work, and blocks side by side read the same keys. The last heads' tiles
+/// follow one by one, so that all blocks end together; those that have had a pair less begin. False when there is none
+/// left.
 template <class Shape>
 __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& plan, unsigned round,
                                    TileRecord* tile) {
-  const unsigned turn = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  const unsigned index = plan.pairs ? 2 * (round / 2 * gridDim.x + blockIdx.x) : round * gridDim.x + turn;
-  if (index >= static_cast<unsigned>(plan.items)) return false;
-  const unsigned at_once = plan.heads_at_once, group_tiles = plan.group_tiles;
-  const unsigned group = index / group_tiles, in_group = index % group_tiles;
-  const unsigned group_heads = min(at_once, plan.heads - group * at_once);
-  unsigned head = group * at_once + in_group % group_heads, lighter = in_group / group_heads;
-  if (plan.pairs) {
-    head = index / 2 / plan.pairs;
-    lighter = index / 2 % plan.pairs;
+  const unsigned blocks = gridDim.x, block = blockIdx.x, rest = plan.pair_rest;
+  const unsigned paired = 2 * (plan.pair_rounds + (block < rest));  // rounds
+  unsigned head, lighter;
+  if (round < paired) {
+    const unsigned pair = round / 2 * blocks + block;
+    head = pair / plan.pairs;
+    lighter = pair % plan.pairs;
     if (round % 2) lighter = plan.q_tiles - 1 - lighter;
+  } else {
+    const unsigned begins = rest > 0 && block >= rest, turn = round - paired - begins;
+    unsigned index = (rest > 0 ? blocks - rest : 0) + turn * blocks + (turn % 2 ? blocks - 1 - block : block);
+    if (begins && round == paired) index = block - rest;
+    index += plan.paired_heads * plan.q_tiles;
+    if (index >= static_cast<unsigned>(plan.items)) return false;
+    index -= plan.paired_heads * plan.q_tiles;
+    const unsigned at_once = plan.heads_at_once, group_tiles = plan.group_tiles;
+    const unsigned group = index / group_tiles, in_group = index % group_tiles;
+    const unsigned group_heads = min(at_once, plan.heads - plan.paired_heads - group * at_once);
+    head = plan.paired_heads + group * at_once + in_group % group_heads;
+    lighter = in_group / group_heads;
   }
   tile->round = round;
   tile->b = static_cast<int>(head / static_cast<unsigned>(plan.heads_q));
