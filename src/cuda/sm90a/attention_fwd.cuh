@@ -167,7 +167,7 @@ struct ForwardTiles<64> {
   static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
     // Up to 192 queries a tile of four would be padding for a quarter and more.
     const bool is_masked = p.window_right >= 0;
-    if (p.seq_q <= 192 || p.seq_q > (is_masked ? 4096 : 1536)) return launch_with(Long{});
+    if (p.seq_q <= 192 || (!is_masked && p.seq_q > 1536)) return launch_with(Long{});
     if (is_masked && p.seq_q <= 2048) return launch_with(ShortCausal{});
     launch_with(Short{});
   }
