@@ -1,6 +1,8 @@
 // LayerNorm and RMSNorm forward with an optional fused residual add: one block (or warp) per row, one pass over memory.
 // The row stays in registers between the load and the store, so the variance is a true second pass at no extra bytes.
 // Bound by memory: reads x (and residual), writes out (and residual_out).
+#include <type_traits>
+
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/norm_row.cuh"
@@ -35,6 +37,7 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const Nor
 template <class T, class F>
 bool with_held_kernel(const NormParams& p, std::int64_t vectors, int num_sms, F f) {
   constexpr int N = kVectorElements<T>;
+  constexpr int kMany = std::is_same_v<T, __half> ? 1280 : 1536;  // threads; fp16 needs the registers of fewer
   const bool few = p.rows < 4 * static_cast<std::int64_t>(num_sms);
   if (few && vectors <= 128) return f(held_kernel<T, 128, 1, 1, 1536, true>, 128, 1), true;
   if (few && vectors <= 512) return f(held_kernel<T, 256, 1, 2, 1024, true>, 256, 1), true;
@@ -49,10 +52,10 @@ bool with_held_kernel(const NormParams& p, std::int64_t vectors, int num_sms, F 
     if (vectors <= 96) return f(held_kernel<T, 32, 4, 3, 1024, false>, 32, 4), true;
     if (vectors <= 128) return false;
     if (vectors <= 192) return f(held_kernel<T, 96, 1, 2, 1280, false>, 96, 1), true;
-    if (vectors <= 256) return f(held_kernel<T, 128, 1, 2, 1536, false>, 128, 1), true;
+    if (vectors <= 256) return f(held_kernel<T, 128, 1, 2, kMany, false>, 128, 1), true;
     if (vectors <= 512) {
       if (N == 8 && p.kind == NormKind::kLayerNorm) return false;
-      return f(held_kernel<T, 256, 1, 2, 1536, false>, 256, 1), true;
+      return f(held_kernel<T, 256, 1, 2, kMany, false>, 256, 1), true;
     }
     if (vectors <= 1024) return f(held_kernel<T, 256, 1, 4, 1024, false>, 256, 1), true;
   }

@@ -44,6 +44,26 @@ __device__ inline uint4 load_16_once(const void* global) {
   return v;
 }
 
+/// 16 bytes, if `there`, that the L2 cache shall give up last (createpolicy, PTX ISA 9.7.9.21). For rows that are read
+/// once and written elsewhere: what is written leaves the cache first then, and memory changes less often between
+/// reading and writing (docs/kernels/cuda_memory_bound.md). By a predicate, not a branch: loads stay side by side.
+__device__ inline void load_16_kept(std::uint32_t (&words)[4], const void* global, bool there) {
+#if __CUDA_ARCH__ >= 800
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.u32 p, %5, 0;\n"
+      "@p ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %6;\n}"
+      : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])
+      : "l"(global), "r"(static_cast<std::uint32_t>(there)), "l"(policy));
+#else
+  if (!there) return;
+  const uint4 v = *static_cast<const uint4*>(global);
+  words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+#endif
+}
+
 /// The pointer is computed by here, not where it is used first. No instruction.
 template <class T>
 __device__ inline void settle(const T*& pointer) {

@@ -77,9 +77,10 @@ class HeldRow {
   __device__ void load(const T* row, int j, bool there = true) {
     if (there && holds(j)) vectors_[j] = *reinterpret_cast<const Words<T>*>(row + first(j));
   }
+  /// All of it, which nobody reads again.
   __device__ void load(const T* row) {
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) load(row, j);
+    for (int j = 0; j < kVectors; ++j) ptx::load_16_kept(vectors_[j].words, row + first(j), holds(j));
   }
   __device__ void store(T* row) const {
 #pragma unroll

@@ -14,8 +14,8 @@ class Row {
  public:
   static constexpr int kHeld = kVectors > 0 ? kVectors : 1;
 
-  /// `load(first)` fetches elements [first, first + N), by one instruction: what branches is not loaded in parallel. N
-  /// divides `columns`.
+  /// `load(first, there)` fetches elements [first, first + N) if they are there, by one instruction: what branches is
+  /// not loaded in parallel. N divides `columns`.
   template <class Load>
   __device__ Row(std::int64_t columns, int thread, Load load)
       : Row(columns, thread, load, [](Packed<T, N> (&)[kHeld]) {}) {}
@@ -24,10 +24,9 @@ class Row {
   template <class Load, class Change>
   __device__ Row(std::int64_t columns, int thread, Load load, Change change) : columns_(columns), thread_(thread) {
     if constexpr (kVectors > 0) {
-      Packed<T, N> loaded[kVectors] = {};
+      Packed<T, N> loaded[kVectors];
 #pragma unroll
-      for (int j = 0; j < kVectors; ++j)
-        if (holds(j)) loaded[j] = load(first(j));
+      for (int j = 0; j < kVectors; ++j) loaded[j] = load(first(j), holds(j));
       change(loaded);
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
@@ -58,7 +57,7 @@ class Row {
     } else {
       for (std::int64_t at = static_cast<std::int64_t>(thread_) * N; at < columns_; at += kThreads * N) {
         float values[N];
-        unpack(values, load(at));
+        unpack(values, load(at, true));
         f(at, values);
       }
     }

@@ -19,14 +19,12 @@ __device__ inline float exp_of_difference(float x, float shift) {
   return ptx::exp2_approx((x - shift) * kLog2E);
 }
 
-// N neighbouring columns, or one column at its stride.
-template <int N, class T>
-__device__ inline Packed<T, N> load_columns(const T* row, std::int64_t first, std::int64_t stride) {
-  if constexpr (N > 1) {
-    return load_vector<N>(row + first);
-  } else {
-    return {{row[first * stride]}};
-  }
+// N neighbouring columns, or one column at its stride, if they are there. kOnce: nobody reads them again.
+template <int N, bool kOnce, class T>
+__device__ inline Packed<T, N> load_columns(const T* row, std::int64_t first, std::int64_t stride, bool there) {
+  if constexpr (N == 1) return {{there ? row[first * stride] : T(0.0f)}};
+  if constexpr (N > 1 && kOnce) return load_kept<N>(row + first, there);
+  if constexpr (N > 1 && !kOnce) return there ? load_vector<N>(row + first) : Packed<T, N>{};
 }
 template <class T, int N>
 __device__ inline void store_columns(T* row, std::int64_t first, std::int64_t stride, const float (&values)[N]) {
@@ -104,7 +102,9 @@ __device__ inline void softmax_row(const SoftmaxParams& p, std::int64_t row, std
   const T* x =
       static_cast<const T*>(p.x) + strided_offset(row, p.ndim, p.shape, p.stride_x) + column * p.stride_x_column;
   T* out = static_cast<T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out) + column * p.stride_out_column;
-  const auto load = [&](std::int64_t first) { return load_columns<N>(x, first, p.stride_x_column); };
+  const auto load = [&](std::int64_t first, bool there) {
+    return load_columns<N, (kVectors > 0)>(x, first, p.stride_x_column, there);
+  };
   Row<T, kThreads, kVectors, N> values(columns, threadIdx.x, load);
 
   float maximum = -INFINITY;
@@ -150,19 +150,23 @@ __device__ inline void softmax_bwd_row(const SoftmaxBackwardParams& p, std::int6
       static_cast<const T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out) + column * p.stride_out_column;
   T* grad_x = static_cast<T*>(p.grad_x) + strided_offset(row, p.ndim, p.shape, p.stride_grad_x) +
               column * p.stride_grad_x_column;
-  const auto load_grad = [&](std::int64_t first) { return load_columns<N>(grad_out, first, p.stride_grad_out_column); };
-  const auto load_out = [&](std::int64_t first) { return load_columns<N>(out, first, p.stride_out_column); };
+  const auto load_grad = [&](std::int64_t first, bool there) {
+    return load_columns<N, (kVectors > 0)>(grad_out, first, p.stride_grad_out_column, there);
+  };
+  const auto load_out = [&](std::int64_t first, bool there) {
+    return load_columns<N, (kHoldsBoth && kVectors > 0)>(out, first, p.stride_out_column, there);
+  };
   const auto result = [&](float g, float y, float sum) { return p.log ? g - expf(y) * sum : y * (g - sum); };
 
   float sum = 0.0f;
   if constexpr (kHoldsBoth && kVectors > 0) {
     const auto first = [](int j) { return (j * kThreads + static_cast<int>(threadIdx.x)) * N; };
-    Packed<T, N> g[kVectors] = {}, y[kVectors] = {};
+    Packed<T, N> g[kVectors], y[kVectors];
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      if (first(j) >= static_cast<int>(columns)) continue;
-      g[j] = load_grad(first(j));
-      y[j] = load_out(first(j));
+      const bool there = first(j) < static_cast<int>(columns);
+      g[j] = load_grad(first(j), there);
+      y[j] = load_out(first(j), there);
     }
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
@@ -182,14 +186,14 @@ __device__ inline void softmax_bwd_row(const SoftmaxBackwardParams& p, std::int6
     Row<T, kThreads, kVectors, N> grads(columns, threadIdx.x, load_grad);
     grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
       float y[N];
-      unpack(y, load_out(first));
+      unpack(y, load_out(first, true));
 #pragma unroll
       for (int i = 0; i < N; ++i) sum += p.log ? g[i] : g[i] * y[i];
     });
     sum = reduce(sum, Sum{});
     grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
       float y[N], results[N];
-      unpack(y, load_out(first));
+      unpack(y, load_out(first, true));
 #pragma unroll
       for (int i = 0; i < N; ++i) results[i] = result(g[i], y[i], sum);
       store_columns(grad_x, first, p.stride_grad_x_column, results);

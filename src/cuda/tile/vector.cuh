@@ -1,6 +1,7 @@
 // Runs of neighbouring elements moved by one instruction (up to 16 bytes a lane) and held as fp32.
 #pragma once
 
+#include "cuda/ptx/copy.cuh"
 #include "cuda/tile/convert.cuh"
 
 namespace flashkernel::cuda {
@@ -37,6 +38,17 @@ __device__ inline Packed<T, N> pack_vector(const float (&values)[N]) {
 template <int N, class T>
 __device__ inline Packed<T, N> load_vector(const T* from) {
   return *reinterpret_cast<const Packed<T, N>*>(from);
+}
+
+/// Zeros unless `there`; of rows that nobody reads again.
+template <int N, class T>
+__device__ inline Packed<T, N> load_kept(const T* from, bool there) {
+  Packed<T, N> packed{};
+  if constexpr (sizeof(packed) == 16)
+    ptx::load_16_kept(reinterpret_cast<std::uint32_t(&)[4]>(packed), from, there);
+  else if (there)
+    packed = load_vector<N>(from);
+  return packed;
 }
 
 template <int N, class T>

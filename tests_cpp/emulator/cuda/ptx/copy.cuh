@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "simt/simt.hpp"
 
@@ -17,6 +18,10 @@ SIMT_INLINE void cp_async_4(std::uint32_t shared_address, const void* global, st
 }
 inline void prefetch_l2(const void*) {}
 inline uint4 load_16_once(const void* global) { return *static_cast<const uint4*>(global); }
+
+inline void load_16_kept(std::uint32_t (&words)[4], const void* global, bool there) {
+  if (there) std::memcpy(words, global, 16);
+}
 template <class T>
 inline void settle(const T*&) {}
 inline void settle(std::uint32_t&) {}
