@@ -316,6 +316,54 @@ void tile_cases(CaseList& list, DType dtype) {
   }
 }
 
+/// Calls so long that Hopper's large head dims take the kernel whose key warpgroups make dQ, too. Lengths straddle
+/// tiles.
+void long_cases(CaseList& list, DType dtype) {
+  AttentionSpec spec;
+  spec.dtype = dtype;
+  spec.batch = 1;
+  spec.heads_q = spec.heads_kv = 1;
+  spec.head_dim = 128;
+  spec.seq_q = 1030;
+  spec.seq_k = 1090;
+  for (const Mask& mask : {kFull, kCausal, Mask{"left300_right70", false, 300, 70}}) {
+    spec.mask = mask;
+    add(list, std::string("long_") + mask.name, spec);
+  }
+  spec.mask = kCausal;
+  spec.heads_q = 2;
+  spec.seq_q = 1060;  // 30 of them see nothing
+  spec.seq_k = 1030;
+  spec.head_dim = 100;  // rows at multiples of 16 bytes all the same
+  spec.grad_lse = true;
+  const Layout rows = {{}, {}, 4};
+  spec.layout_q = spec.layout_k = spec.layout_v = spec.layout_out = rows;
+  spec.layout_grad_out = spec.layout_grad_q = spec.layout_grad_k = spec.layout_grad_v = rows;
+  add(list, "long_causal_grouped", spec);
+  spec = {};
+  spec.dtype = dtype;
+  spec.batch = 1;
+  spec.heads_q = spec.heads_kv = 1;
+  spec.head_dim = 128;
+  spec.seq_q = spec.seq_k = 1024;
+  spec.repeats = 1;
+  spec.any_order = true;
+  add(list, "long_any_order", spec);
+  spec.any_order = spec.want_q = false;
+  add(list, "long_without_grad_q", spec);
+  spec.want_q = true;
+  spec.head_dim = 120;
+  VarlenSpec varlen;
+  varlen.common = spec;
+  varlen.lengths_q = {50, 0, 1040};
+  varlen.lengths_k = {30, 40, 1030};
+  for (const Mask& mask : {kFull, kCausal}) {
+    varlen.common.mask = mask;
+    list.add(std::string("long_varlen_") + mask.name + "_" + short_name(dtype),
+             [varlen](Call& call) { build_attention_varlen_backward(call, varlen); });
+  }
+}
+
 void varlen_cases(CaseList& list, DType dtype) {
   const struct {
     const char* name;
@@ -363,7 +411,7 @@ void cases(CaseList& list) {
     bucket_cases(list, dtype);
     layout_cases(list, dtype);
     varlen_cases(list, dtype);
-    if (dtype != DType::kFloat32) tile_cases(list, dtype);
+    if (dtype != DType::kFloat32) tile_cases(list, dtype), long_cases(list, dtype);
   }
 }
 
