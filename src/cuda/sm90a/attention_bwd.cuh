@@ -1,11 +1,10 @@
-// Attention backward for Hopper: wgmma, TMA, one producer warpgroup, two that own keys and one that makes dQ (or, in
-// long calls at d128, no such one), persistent. After FlashAttention-2 and -3 (Dao, 2023; Shah et al., 2024).
-// Instantiated by the generated attention_bwd_<dtype>_d<dim>.cu files; cuda/kernels.cpp adds the sinks' gradient and
-// the repair of what is not finite.
+// Attention backward for Hopper: wgmma, TMA, one producer warpgroup, two that own keys and one that makes dQ,
+// persistent. After FlashAttention-2 and -3 (Dao, 2023; Shah et al., 2024). Instantiated by the generated
+// attention_bwd_<dtype>_d<dim>.cu files; cuda/kernels.cpp adds the sinks' gradient and the repair of what is not
+// finite.
 //
 // Parts: attention_bwd_shape.cuh (tiles, shared memory), _prepare.cuh (row sums, before), _producer.cuh, _keys.cuh (dK,
-// dV), _queries.cuh (dQ), _joined.cuh (dK, dV and dQ), _epilogue.cuh. docs/kernels/attention_hopper.md draws the
-// schedule.
+// dV), _queries.cuh (dQ), _epilogue.cuh. docs/kernels/attention_hopper.md draws the schedule.
 //
 // Invariant on NaN: masked pairs are zero before each product, and what lies outside of the tensors is zero. What is
 // left (0 * NaN is NaN in the tensor core) always leaves some gradient that is not finite; the kernels look for one,
@@ -13,7 +12,6 @@
 #pragma once
 
 #include "cuda/host/launch.hpp"
-#include "cuda/sm90a/attention_bwd_joined.cuh"
 #include "cuda/sm90a/attention_bwd_keys.cuh"
 #include "cuda/sm90a/attention_bwd_prepare.cuh"
 #include "cuda/sm90a/attention_bwd_producer.cuh"
@@ -30,12 +28,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   using Layout = BackwardLayout<Shape>;
   const Layout shared{ptx::shared_address(dynamic_shared)};
   if (threadIdx.x == 0) {
-    constexpr int kKeyWarps = Shape::kKeyWarps, kQueryWarps = Shape::kQueryWarps;
+    constexpr int kKeyWarps = 4 * Shape::kKeyGroups, kQueryWarps = 4;
     ptx::mbarrier_init(shared.v_full(), 1);
     ptx::mbarrier_init(shared.v_empty(), kKeyWarps);
     for (int slot = 0; slot < Shape::kKeySlots; ++slot) {
       ptx::mbarrier_init(shared.k_full(slot), 1);
-      ptx::mbarrier_init(shared.k_empty(slot), Shape::kConsumerWarps);
+      ptx::mbarrier_init(shared.k_empty(slot), kKeyWarps + kQueryWarps);
     }
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       ptx::mbarrier_init(shared.q_full(stage), 1);
@@ -49,7 +47,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     for (int slot = 0; slot < Layout::kItems; ++slot) {
       ptx::mbarrier_init(shared.item_full(slot), 1);
-      ptx::mbarrier_init(shared.item_empty(slot), Shape::kConsumerWarps + 2);
+      ptx::mbarrier_init(shared.item_empty(slot), kKeyWarps + kQueryWarps + 2);
     }
     for (int slot = 0; slot < Layout::kTurns; ++slot) {
       ptx::mbarrier_init(shared.turn_full(slot), 1);
@@ -71,11 +69,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       pass_turns<Shape>(p, plan, shared);
     else if (threadIdx.x == 64)
       await_turns<Shape>(p, plan, shared);
-  } else if constexpr (Shape::kJoined) {
-    static_assert(!kModified, "the softcap's derivative has no registers");
-    ptx::increase_registers<Shape::kKeyRegisters>();
-    JoinedConsumer<Shape, T> consumer{{p, plan, shared, warpgroup - 1}};
-    consumer.run();
   } else if (warpgroup == 1) {
     ptx::decrease_registers<Shape::kQueryRegisters>();
     QueryConsumer<Shape, T> consumer{p, plan, shared};
@@ -120,18 +113,9 @@ inline bool order_is_cheap(const AttentionParams& f, int k_tiles) {
 /// that is cheaper than a kernel that converts; otherwise one tile of keys would be the last one for all of them.
 inline bool last_writes(const AttentionParams& f, int k_tiles) { return f.window_right >= 0 || k_tiles <= 1; }
 
-/// Whether the key warpgroups make dQ, at d128 and without a softcap. Measured with prototypes in fp16 and any order on
-/// an H200, TFLOP/s without and with a warpgroup of its own for dQ: without a mask 446 and 429 at seq 1024, 511 and 476
-/// at 2048, 559 and 516 at 8192; causal 327 and 331 at 1024, 420 and 401 at 2048, 524 and 488 at 8192.
-inline bool joined_is_faster(const AttentionParams& f) {
-  constexpr std::int64_t kTokens = 1024;
-  const bool masked = f.window_right >= 0 || f.window_left >= 0;
-  return std::min(f.seq_q, f.seq_k) >= kTokens + masked;
-}
-
-template <class Shape, class T, bool kModified>
+template <class T, int kDim, bool kModified>
 void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cudaStream_t s) {
-  constexpr int kDim = Shape::kDim;
+  using Shape = BackwardShape<kDim>;
   const AttentionParams& f = p.forward;
   const BackwardWorkspace layout(p, kDim);
   char* const bytes = static_cast<char*>(workspace);
@@ -143,8 +127,8 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.items = plan.heads * plan.k_tiles;
   plan.group = static_cast<int>(f.heads_q / f.heads_kv);
   plan.heads_at_once = plan.heads > 0 ? backward_heads_at_once(f, plan, Shape::kBlockM, num_sms) : 1;
-  plan.ordered = p.deterministic || (!Shape::kJoined && order_is_cheap(f, plan.k_tiles));
-  plan.last_writes = !Shape::kJoined && plan.ordered && last_writes(f, plan.k_tiles);
+  plan.ordered = p.deterministic || order_is_cheap(f, plan.k_tiles);
+  plan.last_writes = plan.ordered && last_writes(f, plan.k_tiles);
   plan.scale_log2 = f.scale * 1.4426950408889634f;
   plan.delta = reinterpret_cast<float*>(bytes);
   plan.rows = reinterpret_cast<float*>(bytes + layout.rows);
@@ -168,10 +152,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
            make_tensor_map("attention_bwd v", kv_map(f, true, Shape::kBlockN)),
            make_tensor_map("attention_bwd grad_out", grad_out_map(p, Shape::kBlockM)));
   }
-  if (!p.grad_q || q_blocks == 0 || plan.last_writes) return;
-  if constexpr (Shape::kJoined)
-    launch("attention_bwd sm90a: grad_q", joined_grad_q_kernel<Shape, T>, {q_blocks, 256, 0, s}, p, plan);
-  else
+  if (p.grad_q && q_blocks > 0 && !plan.last_writes)
     launch("attention_bwd sm90a: grad_q", grad_q_kernel<T, kDim>, {q_blocks, 128, 0, s}, p, plan);
 }
 
@@ -179,11 +160,10 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
 template <class T, int kDim>
 void attention_bwd_instance(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   const CudaDeviceGuard guard(p.forward.device.index);
-  if (p.forward.softcap > 0.0f) return launch_attention_bwd<BackwardShape<kDim>, T, true>(p, workspace, native(stream));
-  if constexpr (kDim == JoinedBackwardShape::kDim)
-    if (joined_is_faster(p.forward))
-      return launch_attention_bwd<JoinedBackwardShape, T, false>(p, workspace, native(stream));
-  launch_attention_bwd<BackwardShape<kDim>, T, false>(p, workspace, native(stream));
+  if (p.forward.softcap > 0.0f)
+    launch_attention_bwd<T, kDim, true>(p, workspace, native(stream));
+  else
+    launch_attention_bwd<T, kDim, false>(p, workspace, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm90a
