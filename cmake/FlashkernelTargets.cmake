@@ -78,8 +78,6 @@ file(GLOB _portable CONFIGURE_DEPENDS ${_src}/core/*.cpp ${_src}/ops/*.cpp ${_sr
      ${_src}/memory/*.cpp)
 list(FILTER _portable EXCLUDE REGEX "memory/cuda_")
 flashkernel_add_objects(flashkernel_portable ${_portable})
-# Together, since most of such a file's time is its headers'.
-set_target_properties(flashkernel_portable PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
 
 set(_objects)
 foreach(_library IN LISTS _object_libraries)

@@ -11,7 +11,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=${1:-build/gpu_checks}
-build=${FLASHKERNEL_GPU_BUILD:-build/gpu}
+build=$(realpath -m "${FLASHKERNEL_GPU_BUILD:-build/gpu}")  # tests run from other folders, too
 jobs=$(($(nproc) < 24 ? $(nproc) : 24))
 archs=${FLASHKERNEL_GPU_ARCHS:-generic sm75 sm80 sm90a}
 steps=" ${FLASHKERNEL_GPU_STEPS:-conformance python paths sanitizers} "
