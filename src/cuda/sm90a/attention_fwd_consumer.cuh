@@ -17,7 +17,7 @@ enum NamedBarrier : int { kTurn = 1, kWarpgroup = 5 };  // one of each per consu
 /// kModified: scores get a softcap, or a scale that is not positive, before their exponentials.
 template <class Shape, class T, bool kModified>
 struct Consumer {
-  // Two places for Q: a tile's first scores and the last values of the one before are one batch.
+  // Two places for Q: a tile's first scores are under way while the output of the tile before is finished.
   static constexpr bool kOverlap = !kModified && Shape::kQSlots > 1;
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kScores = kBlockN / 2;       // a thread's elements of 64 x kBlockN
@@ -161,6 +161,7 @@ struct Consumer {
     ptx::bulk_wait_read<0>();
     ptx::mbarrier_arrive(shared.q_empty(tiles.before().slot(), warpgroup));
   }
+
   /// The scores of a tile's first block. With kValues the last values of the tile before go first: its output is
   /// finished while the scores are under way.
   template <bool kValues>
