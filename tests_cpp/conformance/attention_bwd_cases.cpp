@@ -342,6 +342,15 @@ void long_cases(CaseList& list, DType dtype) {
   add(list, "long_causal_grouped", spec);
   spec = {};
   spec.dtype = dtype;
+  spec.batch = 2;  // several items a block
+  spec.heads_q = 4;
+  spec.heads_kv = 2;
+  spec.head_dim = 128;
+  spec.seq_q = 530;
+  spec.seq_k = 640;  // whole tiles of keys: nothing is hidden
+  add(list, "long_whole_grouped", spec);
+  spec = {};
+  spec.dtype = dtype;
   spec.batch = 1;
   spec.heads_q = spec.heads_kv = 1;
   spec.head_dim = 128;

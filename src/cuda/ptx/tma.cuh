@@ -25,6 +25,9 @@ __device__ inline std::uint64_t l2_evict_last() {
   return policy;
 }
 
+/// What these two make, as numbers: no registers held.
+inline constexpr std::uint64_t kL2EvictFirst = 0x12f0000000000000, kL2EvictLast = 0x14f0000000000000;
+
 /// Fetches the map itself.
 __device__ inline void tma_prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<std::uint64_t>(map)) : "memory");

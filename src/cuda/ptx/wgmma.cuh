@@ -50,6 +50,7 @@ __device__ inline void wgmma_wait() {
 /// its accumulators in the background, which the compiler can't see.
 __device__ inline void hold(float& value) { asm volatile("" : "+f"(value)::"memory"); }
 __device__ inline void hold(std::uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
+__device__ inline void hold(float*& value) { asm volatile("" : "+l"(value)::"memory"); }
 template <class V, int kCount>
 __device__ inline void hold(V (&values)[kCount]) {
 #pragma unroll

@@ -1,10 +1,11 @@
-// Attention backward for Hopper: wgmma, TMA, one producer warpgroup, two that own keys and one that makes dQ,
-// persistent. After FlashAttention-2 and -3 (Dao, 2023; Shah et al., 2024). Instantiated by the generated
-// attention_bwd_<dtype>_d<dim>.cu files; cuda/kernels.cpp adds the sinks' gradient and the repair of what is not
-// finite.
+// Attention backward for Hopper: wgmma, TMA, one producer warpgroup, two that own keys and one that makes dQ (or, in
+// long calls at d128, no such one), persistent. After FlashAttention-2 and -3 (Dao, 2023; Shah et al., 2024).
+// Instantiated by the generated attention_bwd_<dtype>_d<dim>.cu files; cuda/kernels.cpp adds the sinks' gradient and
+// the repair of what is not finite.
 //
 // Parts: attention_bwd_shape.cuh (tiles, shared memory), _prepare.cuh (row sums, before), _producer.cuh, _keys.cuh (dK,
-// dV), _queries.cuh (dQ), _epilogue.cuh. docs/kernels/attention_hopper.md draws the schedule.
+// dV), _queries.cuh (dQ), _joined.cuh (dK, dV and dQ), _epilogue.cuh. docs/kernels/attention_hopper.md draws the
+// schedule.
 //
 // Invariant on NaN: masked pairs are zero before each product, and what lies outside of the tensors is zero. What is
 // left (0 * NaN is NaN in the tensor core) always leaves some gradient that is not finite; the kernels look for one,
@@ -12,6 +13,7 @@
 #pragma once
 
 #include "cuda/host/launch.hpp"
+#include "cuda/sm90a/attention_bwd_joined.cuh"
 #include "cuda/sm90a/attention_bwd_keys.cuh"
 #include "cuda/sm90a/attention_bwd_prepare.cuh"
 #include "cuda/sm90a/attention_bwd_producer.cuh"
@@ -19,6 +21,7 @@
 
 namespace flashkernel::cuda::sm90a {
 
+/// kModified: with a softcap; JoinedBackwardShape: some pairs are hidden.
 template <class Shape, class T, bool kModified>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attention_bwd_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan,
@@ -28,12 +31,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   using Layout = BackwardLayout<Shape>;
   const Layout shared{ptx::shared_address(dynamic_shared)};
   if (threadIdx.x == 0) {
-    constexpr int kKeyWarps = 4 * Shape::kKeyGroups, kQueryWarps = 4;
+    constexpr int kKeyWarps = Shape::kKeyWarps, kQueryWarps = Shape::kQueryWarps;
     ptx::mbarrier_init(shared.v_full(), 1);
     ptx::mbarrier_init(shared.v_empty(), kKeyWarps);
     for (int slot = 0; slot < Shape::kKeySlots; ++slot) {
       ptx::mbarrier_init(shared.k_full(slot), 1);
-      ptx::mbarrier_init(shared.k_empty(slot), kKeyWarps + kQueryWarps);
+      ptx::mbarrier_init(shared.k_empty(slot), Shape::kConsumerWarps);
     }
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       ptx::mbarrier_init(shared.q_full(stage), 1);
@@ -47,7 +50,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     for (int slot = 0; slot < Layout::kItems; ++slot) {
       ptx::mbarrier_init(shared.item_full(slot), 1);
-      ptx::mbarrier_init(shared.item_empty(slot), kKeyWarps + kQueryWarps + 2);
+      ptx::mbarrier_init(shared.item_empty(slot), Shape::kConsumerWarps + 2);
     }
     for (int slot = 0; slot < Layout::kTurns; ++slot) {
       ptx::mbarrier_init(shared.turn_full(slot), 1);
@@ -65,10 +68,21 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     ptx::decrease_registers<Shape::kProducerRegisters>();
     if (threadIdx.x == 0)
       produce_gradients<Shape>(p, plan, shared, &map_q, &map_k, &map_v, &map_grad_out);
-    else if (threadIdx.x == 32)
-      pass_turns<Shape>(p, plan, shared);
-    else if (threadIdx.x == 64)
-      await_turns<Shape>(p, plan, shared);
+    else if (threadIdx.x == 32) {
+      if constexpr (Shape::kJoined)
+        pass_published_turns<Shape>(p, plan, shared);
+      else
+        pass_turns<Shape>(p, plan, shared);
+    } else if (threadIdx.x == 64) {
+      if constexpr (Shape::kJoined)
+        publish_turns<Shape>(p, plan, shared);
+      else
+        await_turns<Shape>(p, plan, shared);
+    }
+  } else if constexpr (Shape::kJoined) {
+    ptx::increase_registers<Shape::kKeyRegisters>();
+    JoinedConsumer<Shape, T, kModified> consumer{{p, plan, shared, warpgroup - 1}};
+    consumer.run();
   } else if (warpgroup == 1) {
     ptx::decrease_registers<Shape::kQueryRegisters>();
     QueryConsumer<Shape, T> consumer{p, plan, shared};
@@ -103,9 +117,10 @@ inline int backward_heads_at_once(const AttentionParams& f, const BackwardPlan& 
 
 /// Whether blocks add in order though nobody asked for it: with few of them, waiting costs less than the zeroing that
 /// it saves. Measured: up to seq 1024, or 2048 with a mask, which halves a tile's blocks; there it saves the converting
-/// kernel, too.
+/// kernel, too, but not where the key warpgroups make dQ (any order 413, in order 391 at 2048 causal).
+template <class Shape>
 inline bool order_is_cheap(const AttentionParams& f, int k_tiles) {
-  return k_tiles <= (f.window_right >= 0 || f.window_left >= 0 ? 16 : 8);
+  return k_tiles <= (f.window_right < 0 && f.window_left < 0 ? 8 : Shape::kJoined ? 4 : 16);
 }
 
 /// Whether the last block to add to a tile of dQ writes grad_q. It reads what the others have added, and its steps take
@@ -113,9 +128,22 @@ inline bool order_is_cheap(const AttentionParams& f, int k_tiles) {
 /// that is cheaper than a kernel that converts; otherwise one tile of keys would be the last one for all of them.
 inline bool last_writes(const AttentionParams& f, int k_tiles) { return f.window_right >= 0 || k_tiles <= 1; }
 
-template <class T, int kDim, bool kModified>
+/// Whether the key warpgroups make dQ, at d128 and without a softcap. Measured on an H200, fp16, TFLOP/s without and
+/// with a warpgroup of its own for dQ: without a mask 380 and 365 at seq 512, 522 and 476 at 2048; causal 236 and 242
+/// at 512, 323 and 326 at 1024, 413 and 399 at 2048. bf16 gains more (grouped heads, causal 1024: 391 and 357).
+inline bool joined_is_faster(const AttentionParams& f) {
+  const bool masked = f.window_right >= 0 || f.window_left >= 0;
+  return std::min(f.seq_q, f.seq_k) >= (masked ? 1024 : 512);
+}
+
+/// Whether some tile has pairs to hide: under a window, or past the end of a sequence.
+inline bool may_mask(const AttentionParams& f) {
+  return f.window_left >= 0 || f.window_right >= 0 || f.is_varlen_k() || f.seq_k % kBackwardBlockN != 0;
+}
+
+template <class Shape, class T, bool kModified>
 void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cudaStream_t s) {
-  using Shape = BackwardShape<kDim>;
+  constexpr int kDim = Shape::kDim;
   const AttentionParams& f = p.forward;
   const BackwardWorkspace layout(p, kDim);
   char* const bytes = static_cast<char*>(workspace);
@@ -127,8 +155,8 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.items = plan.heads * plan.k_tiles;
   plan.group = static_cast<int>(f.heads_q / f.heads_kv);
   plan.heads_at_once = plan.heads > 0 ? backward_heads_at_once(f, plan, Shape::kBlockM, num_sms) : 1;
-  plan.ordered = p.deterministic || order_is_cheap(f, plan.k_tiles);
-  plan.last_writes = plan.ordered && last_writes(f, plan.k_tiles);
+  plan.ordered = p.deterministic || order_is_cheap<Shape>(f, plan.k_tiles);
+  plan.last_writes = !Shape::kJoined && plan.ordered && last_writes(f, plan.k_tiles);
   plan.scale_log2 = f.scale * 1.4426950408889634f;
   plan.delta = reinterpret_cast<float*>(bytes);
   plan.rows = reinterpret_cast<float*>(bytes + layout.rows);
@@ -152,7 +180,10 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
            make_tensor_map("attention_bwd v", kv_map(f, true, Shape::kBlockN)),
            make_tensor_map("attention_bwd grad_out", grad_out_map(p, Shape::kBlockM)));
   }
-  if (p.grad_q && q_blocks > 0 && !plan.last_writes)
+  if (!p.grad_q || q_blocks == 0 || plan.last_writes) return;
+  if constexpr (Shape::kJoined)
+    launch("attention_bwd sm90a: grad_q", joined_grad_q_kernel<Shape, T>, {q_blocks, 256, 0, s}, p, plan);
+  else
     launch("attention_bwd sm90a: grad_q", grad_q_kernel<T, kDim>, {q_blocks, 128, 0, s}, p, plan);
 }
 
@@ -160,10 +191,12 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
 template <class T, int kDim>
 void attention_bwd_instance(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   const CudaDeviceGuard guard(p.forward.device.index);
-  if (p.forward.softcap > 0.0f)
-    launch_attention_bwd<T, kDim, true>(p, workspace, native(stream));
-  else
-    launch_attention_bwd<T, kDim, false>(p, workspace, native(stream));
+  if (p.forward.softcap > 0.0f) return launch_attention_bwd<BackwardShape<kDim>, T, true>(p, workspace, native(stream));
+  if constexpr (kDim == JoinedBackwardShape::kDim)
+    if (joined_is_faster(p.forward))
+      return may_mask(p.forward) ? launch_attention_bwd<JoinedBackwardShape, T, true>(p, workspace, native(stream))
+                                 : launch_attention_bwd<JoinedBackwardShape, T, false>(p, workspace, native(stream));
+  launch_attention_bwd<BackwardShape<kDim>, T, false>(p, workspace, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm90a

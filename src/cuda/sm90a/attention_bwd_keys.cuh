@@ -38,8 +38,8 @@ template <class Shape, class T, bool kModified>
 struct KeyConsumer {
   static constexpr int kBlockM = Shape::kBlockM, kDim = Shape::kDim, kSteps = kBlockM / 16;  // of 16 queries
   // What dP^T is multiplied by waits in shared memory where it is not P^T as dV takes it: under a softcap, and for
-  // bf16, whose rounding of P^T on top of dS^T's own is too coarse; there it waits in fp16.
-  static constexpr bool kStash = kModified || !std::is_same_v<T, __half>;
+  // bf16, whose rounding of P^T on top of dS^T's own is too coarse; there it waits in fp16. (JoinedConsumer keeps it.)
+  static constexpr bool kStash = !Shape::kJoined && (kModified || !std::is_same_v<T, __half>);
 
   const AttentionBackwardParams& p;
   const BackwardPlan& plan;
@@ -61,26 +61,27 @@ struct KeyConsumer {
   __device__ static int lane() { return threadIdx.x % 32; }
   __device__ static int warp() { return threadIdx.x % 128 / 32; }
 
-  /// scores = (this warpgroup's rows of K or V) x (the step's Q or dO)^T; only issues.
-  __device__ void issue_scores(std::uint32_t keys_at, std::uint32_t queries_at) {
+  /// x = (this warpgroup's rows of K or V) x (the step's Q or dO)^T; only issues.
+  __device__ void issue_scores(float (&x)[kBlockM / 2], std::uint32_t keys_at, std::uint32_t queries_at) const {
     const std::uint64_t a = ptx::matrix_descriptor(keys_at + warpgroup * 64 * 128, 16, 1024);
     const std::uint64_t b = ptx::matrix_descriptor(queries_at, 16, 1024);
 #pragma unroll
     for (int d = 0; d < kDim / 16; ++d)
-      ptx::wgmma_ss<T>(scores, a + (d / 4 * Shape::kKvBlockBytes + d % 4 * 32) / 16,
+      ptx::wgmma_ss<T>(x, a + (d / 4 * Shape::kKvBlockBytes + d % 4 * 32) / 16,
                        b + (d / 4 * Shape::kQBlockBytes + d % 4 * 32) / 16, d > 0);
   }
 
-  /// grad += operand x (the step's dO or Q); only issues.
-  __device__ void issue_gradient(float (&grad)[kDim / 2], std::uint32_t queries_at, bool accumulate) const {
+  /// grad += from x (the step's dO or Q); only issues.
+  __device__ void issue_gradient(float (&grad)[kDim / 2], const std::uint32_t (&from)[kSteps][4],
+                                 std::uint32_t queries_at, bool accumulate) const {
     const std::uint64_t b = ptx::matrix_descriptor(queries_at, Shape::kQBlockBytes, 1024);
 #pragma unroll
-    for (int n = 0; n < kSteps; ++n) ptx::wgmma_rs<T, true>(grad, operand[n], b + n * 2048 / 16, n > 0 || accumulate);
+    for (int n = 0; n < kSteps; ++n) ptx::wgmma_rs<T, true>(grad, from[n], b + n * 2048 / 16, n > 0 || accumulate);
   }
 
-  __device__ void hold_operand() {
+  __device__ static void hold_operand(std::uint32_t (&from)[kSteps][4]) {
 #pragma unroll
-    for (int n = 0; n < kSteps; ++n) ptx::hold(operand[n]);
+    for (int n = 0; n < kSteps; ++n) ptx::hold(from[n]);
   }
 
   /// What `scores` hold becomes the operand. Called after a wait for a barrier that comes after the product that took
@@ -234,7 +235,7 @@ struct KeyConsumer {
     ptx::mbarrier_wait(shared.k_full(keys.slot()), keys.parity());
     ptx::hold(scores);
     ptx::wgmma_fence();
-    issue_scores(shared.k(keys.slot()), shared.q(at.slot()));
+    issue_scores(scores, shared.k(keys.slot()), shared.q(at.slot()));
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::hold(scores);
@@ -250,12 +251,12 @@ struct KeyConsumer {
     ptx::mbarrier_wait(shared.grad_out_full(stage), at.parity());
     round();
     ptx::hold(scores);
-    hold_operand();
+    hold_operand(operand);
     ptx::hold(grad_v);
     ptx::wgmma_fence();
-    issue_scores(shared.v(), shared.grad_out(stage));
+    issue_scores(scores, shared.v(), shared.grad_out(stage));
     ptx::wgmma_commit();
-    issue_gradient(grad_v, shared.grad_out(stage), accumulate);
+    issue_gradient(grad_v, operand, shared.grad_out(stage), accumulate);
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     ptx::hold(scores);
@@ -266,7 +267,7 @@ struct KeyConsumer {
     differentiate();
     ptx::wgmma_wait<0>();
     ptx::hold(grad_v);
-    hold_operand();
+    hold_operand(operand);
     release(shared.grad_out_empty(stage));
     // In shared memory the other use of its place has been waited for already (kStash).
     ptx::mbarrier_wait(shared.grad_s_empty(scored.slot()), scored.parity() ^ 1);
@@ -276,14 +277,14 @@ struct KeyConsumer {
     ++at.count;
     if constexpr (!kLast) ptx::mbarrier_wait(shared.q_full(at.slot()), at.parity());
     ptx::hold(scores);
-    hold_operand();
+    hold_operand(operand);
     ptx::hold(grad_k);
     ptx::wgmma_fence();
     if constexpr (!kLast) {
-      issue_scores(shared.k(keys.slot()), shared.q(at.slot()));
+      issue_scores(scores, shared.k(keys.slot()), shared.q(at.slot()));
       ptx::wgmma_commit();
     }
-    issue_gradient(grad_k, shared.q(stage), accumulate);
+    issue_gradient(grad_k, operand, shared.q(stage), accumulate);
     ptx::wgmma_commit();
     if constexpr (!kLast) {
       ptx::wgmma_wait<1>();
@@ -292,7 +293,7 @@ struct KeyConsumer {
     }
     ptx::wgmma_wait<0>();
     ptx::hold(grad_k);
-    hold_operand();
+    hold_operand(operand);
     release(shared.q_empty(stage));
   }
 

@@ -35,9 +35,19 @@ __device__ inline void take_item(const AttentionBackwardParams& p, const Backwar
     const int first_query = range.first_query(first_key);
     const int last_query = range.last_query(min(range.k_len, first_key + Shape::kBlockN) - 1);
     item->range = range;
+    item->q_row = f.is_varlen_q() ? f.q_begin(item->b) : 0;
+    item->k_row = f.is_varlen_k() ? f.k_begin(item->b) : 0;
     item->first_tile = first_query / Shape::kBlockM;
     item->tiles = last_query > first_query ? (last_query + Shape::kBlockM - 1) / Shape::kBlockM - item->first_tile : 0;
     item->steps = item->tiles * plan.group;
+    // The first query of a tile sees the last key, the last query the first key; no key is past the end.
+    const int whole = first_key + Shape::kBlockN <= range.k_len;
+    item->first_whole =
+        whole ? (max(0, first_key + Shape::kBlockN - range.right) + Shape::kBlockM - 1) / Shape::kBlockM : 0;
+    item->last_whole = !whole ? 0
+                       : range.q_len - 1 + range.left <= first_key
+                           ? 0x7fffffff
+                           : max(0, first_key + 1 - range.left) / Shape::kBlockM;
     return;
   }
 }
@@ -51,18 +61,17 @@ __device__ inline void load_tile(std::uint32_t to, int block_bytes, const CUtens
     ptx::tma_load(to + c * block_bytes, map, barrier, policy, c * 64, row, head, b);
 }
 
-/// One thread runs this.
+/// One thread runs this. What is the item's is read from its record each time: registers are few.
 template <class Shape>
 __device__ inline void produce_gradients(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                          const BackwardLayout<Shape>& shared, const CUtensorMap* map_q,
                                          const CUtensorMap* map_k, const CUtensorMap* map_v,
                                          const CUtensorMap* map_grad_out) {
   const AttentionParams& f = p.forward;
-  const std::uint64_t keep = ptx::l2_evict_last(), pass = ptx::l2_evict_first();
+  constexpr std::uint64_t kKeep = ptx::kL2EvictLast, kPass = ptx::kL2EvictFirst;
   Ring<Shape::kStages> at;
   Ring<BackwardLayout<Shape>::kItems> items;
   Ring<Shape::kKeySlots> keys;
-  Ring<1> values;
   for (;; ++items.count) {
     ptx::mbarrier_wait(shared.item_empty(items.slot()), items.parity() ^ 1);
     BackwardItem* const item = shared.item(items.slot());
@@ -72,58 +81,65 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
     const int steps = item->steps;
     if (steps < 0) return;
     if (steps == 0) continue;
-    const int b = item->b, key_row = item->n_tile * Shape::kBlockN + (f.is_varlen_k() ? f.k_begin(b) : 0);
-    const int q_begin = f.is_varlen_q() ? f.q_begin(b) : 0, q_b = f.is_varlen_q() ? 0 : b;
     BackwardPlace place(*item, plan.group);
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step, ++at.count, place.advance(*item, plan.group)) {
-      const int row = q_begin + place.tile * Shape::kBlockM;
+    for (int left = steps; left > 0; --left, ++at.count, place.advance(*item, plan.group)) {
       const std::uint32_t stage = at.slot();
       ptx::mbarrier_wait(shared.q_empty(stage), at.parity() ^ 1);
       ptx::mbarrier_arrive_expect(shared.q_full(stage), Shape::kQBytes + Shape::kRowsBytes);
-      load_tile<Shape::kColumnBlocks>(shared.q(stage), Shape::kQBlockBytes, map_q, shared.q_full(stage), keep, row,
-                                      place.h, q_b);
+      load_tile<Shape::kColumnBlocks>(shared.q(stage), Shape::kQBlockBytes, map_q, shared.q_full(stage), kKeep,
+                                      item->q_row + place.tile * Shape::kBlockM, place.h,
+                                      f.is_varlen_q() ? 0 : item->b);
       ptx::bulk_load(shared.rows(stage),
-                     plan.rows + static_cast<std::int64_t>(plan.tile_index(f.heads_q, b, place.h, place.tile)) *
+                     plan.rows + static_cast<std::int64_t>(plan.tile_index(f.heads_q, item->b, place.h, place.tile)) *
                                      (2 * Shape::kBlockM),
                      Shape::kRowsBytes, shared.q_full(stage));
-      if (step == 0) {  // K and V after the first Q, whose slot is free before theirs
+      if (left == item->steps) {  // K and V after the first Q, whose slot is free before theirs
         const std::uint32_t slot = keys.slot();
+        const int row = item->k_row + item->n_tile * Shape::kBlockN, b = f.is_varlen_k() ? 0 : item->b;
         ptx::mbarrier_wait(shared.k_empty(slot), keys.parity() ^ 1);
         ptx::mbarrier_arrive_expect(shared.k_full(slot), Shape::kKvBytes);
-        load_tile<Shape::kColumnBlocks>(shared.k(slot), Shape::kKvBlockBytes, map_k, shared.k_full(slot), pass, key_row,
-                                        item->g, f.is_varlen_k() ? 0 : b);
-        ptx::mbarrier_wait(shared.v_empty(), values.parity() ^ 1);
+        load_tile<Shape::kColumnBlocks>(shared.k(slot), Shape::kKvBlockBytes, map_k, shared.k_full(slot), kPass, row,
+                                        item->g, b);
+        ptx::mbarrier_wait(shared.v_empty(), Ring<1>{keys.count}.parity() ^ 1);
         ptx::mbarrier_arrive_expect(shared.v_full(), Shape::kKvBytes);
-        load_tile<Shape::kColumnBlocks>(shared.v(), Shape::kKvBlockBytes, map_v, shared.v_full(), pass, key_row,
-                                        item->g, f.is_varlen_k() ? 0 : b);
-        ++keys.count, ++values.count;
+        load_tile<Shape::kColumnBlocks>(shared.v(), Shape::kKvBlockBytes, map_v, shared.v_full(), kPass, row, item->g,
+                                        b);
+        ++keys.count;
       }
       ptx::mbarrier_wait(shared.grad_out_empty(stage), at.parity() ^ 1);
       ptx::mbarrier_arrive_expect(shared.grad_out_full(stage), Shape::kQBytes);
       load_tile<Shape::kColumnBlocks>(shared.grad_out(stage), Shape::kQBlockBytes, map_grad_out,
-                                      shared.grad_out_full(stage), keep, row, place.h, q_b);
+                                      shared.grad_out_full(stage), kKeep, item->q_row + place.tile * Shape::kBlockM,
+                                      place.h, f.is_varlen_q() ? 0 : item->b);
     }
   }
 }
 
-/// One thread runs this: calls `step(item, place)` for all steps of the block's items whose dQ is added in order.
+/// One thread runs this: calls `step(item, place)` for all steps of the block's items.
 template <class Shape, class Step>
-__device__ inline void walk_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
-                                  const BackwardLayout<Shape>& shared, const Step& step) {
+__device__ inline void walk_steps(const BackwardPlan& plan, const BackwardLayout<Shape>& shared, const Step& step,
+                                  bool wanted = true) {
   Ring<BackwardLayout<Shape>::kItems> items;
   for (;; ++items.count) {
     ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
     const BackwardItem& item = *shared.item(items.slot());
     const int steps = item.steps;
     if (steps < 0) return;
-    if (plan.ordered && p.grad_q) {
+    if (wanted) {
       BackwardPlace place(item, plan.group);
 #pragma unroll 1
       for (int i = 0; i < steps; ++i, place.advance(item, plan.group)) step(item, place);
     }
     ptx::mbarrier_arrive(shared.item_empty(items.slot()));
   }
+}
+
+/// The same for those whose dQ is added in order.
+template <class Shape, class Step>
+__device__ inline void walk_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                  const BackwardLayout<Shape>& shared, const Step& step) {
+  walk_steps<Shape>(plan, shared, step, plan.ordered && p.grad_q);
 }
 
 /// One thread runs this: finds out when the block may add a step's dQ, up to two turns ahead of the dQ warpgroup, which
@@ -157,6 +173,44 @@ __device__ inline void pass_turns(const AttentionBackwardParams& p, const Backwa
                        item.n_tile - item.first_adder<Shape>(place.tile) + 1);
     ptx::mbarrier_arrive(shared.pass_empty(passes.slot()));
     ++passes.count;
+  });
+}
+
+/// One thread runs this, for JoinedConsumer: says of every step what becomes of its dQ, once it is its turn, up to
+/// kTurns steps ahead.
+template <class Shape>
+__device__ inline void publish_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                     const BackwardLayout<Shape>& shared) {
+  Ring<BackwardLayout<Shape>::kTurns> turns;
+  walk_steps<Shape>(plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
+    BackwardTurn turn;
+    turn.tile = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
+    turn.how = p.grad_q ? BackwardTurn::kAdd : BackwardTurn::kDrop;
+    ptx::mbarrier_wait(shared.pass_empty(turns.slot()), turns.parity() ^ 1);
+    if (plan.ordered && p.grad_q) {
+      const int before = item.n_tile - item.first_adder<Shape>(place.tile);
+      if (before == 0) turn.how = BackwardTurn::kStore;
+      while (before > 0 && ptx::load_acquire(plan.counters + turn.tile) < before) {
+      }
+    }
+    *shared.turn(turns.slot()) = turn;
+    ptx::mbarrier_arrive(shared.turn_full(turns.slot()));
+    ++turns.count;
+  });
+}
+
+/// One thread runs this, for JoinedConsumer: once a step's dQ has been added, the block after this one may add.
+template <class Shape>
+__device__ inline void pass_published_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                            const BackwardLayout<Shape>& shared) {
+  Ring<BackwardLayout<Shape>::kTurns> turns;
+  walk_steps<Shape>(plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
+    ptx::mbarrier_wait(shared.pass_full(turns.slot()), turns.parity());
+    if (plan.ordered && p.grad_q && item.n_tile != item.last_adder<Shape>(place.tile))
+      ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile),
+                         item.n_tile - item.first_adder<Shape>(place.tile) + 1);
+    ptx::mbarrier_arrive(shared.pass_empty(turns.slot()));
+    ++turns.count;
   });
 }
 

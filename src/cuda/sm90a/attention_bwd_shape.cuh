@@ -8,12 +8,15 @@
 namespace flashkernel::cuda::sm90a {
 
 /// A thread block works on kBlockN keys, 64 of them a key warpgroup, and kBlockM queries a step; a third warpgroup
-/// makes dQ, the fourth one loads.
+/// makes dQ, the fourth one loads. kJoined: the key warpgroups make dQ themselves (attention_bwd_joined.cuh).
 template <int kDim_>
 struct BackwardShape {
+  static constexpr bool kJoined = false;
   static constexpr int kDim = kDim_, kBlockM = backward_block_m(kDim), kBlockN = kBackwardBlockN;
   static constexpr int kKeyGroups = kBlockN / 64;
   static constexpr int kThreads = 128 * (kKeyGroups + 2);
+  static constexpr int kKeyWarps = 4 * kKeyGroups, kQueryWarps = 4;  // of dK and dV; of dQ
+  static constexpr int kConsumerWarps = kKeyWarps + kQueryWarps;
   // Slots of Q and of dO, and of dS. Measured: what is short is room for dS at d64, for Q and dO at d128.
   static constexpr int kStages = kDim <= 64 ? 2 : 3, kScoreSlots = kDim <= 64 ? 3 : 2;
   static constexpr int kKeySlots = 2;  // of K, which the dQ warpgroup needs to the last; V's one is free early
@@ -33,13 +36,28 @@ struct BackwardShape {
   }
 };
 
+/// The same tiles and places for two key warpgroups that make dQ, too, and a producer.
+struct JoinedBackwardShape : BackwardShape<128> {
+  static constexpr bool kJoined = true;
+  static constexpr int kThreads = 128 * (kKeyGroups + 1);
+  static constexpr int kQueryWarps = kKeyWarps, kConsumerWarps = kKeyWarps;
+  // Of 3 x 168 registers a row of threads: 2 x 240 + 24. A key thread holds 128 of dK and dV, 64 of scores, 32 rounded.
+  static constexpr int kKeyRegisters = 240, kProducerRegisters = 24;
+  // A tile's sum lies as fragments of dQ^T: 16 columns a warp, queries by eights.
+  __host__ __device__ static constexpr int joined_sum_index(int warp, int query_tile, int lane) {
+    return ((warp * (kBlockM / 8) + query_tile) * 32 + lane) * 4;
+  }
+};
+
 /// kBlockN keys of one kv head, and the queries that see any of them.
 struct BackwardItem {
-  int b, g;               // sequence, head of k and v
-  int n_tile;             // of keys
-  int key_slot;           // of K
-  int first_tile, tiles;  // of queries; walked from the last one to the first, each with all heads of the group
-  int steps;              // tiles of all heads of the group; -1: no more items
+  int b, g;                     // sequence, head of k and v
+  int n_tile;                   // of keys
+  int key_slot;                 // of K
+  int first_tile, tiles;        // of queries; walked from the last one to the first, each with all heads of the group
+  int steps;                    // tiles of all heads of the group; -1: no more items
+  int q_row, k_row;             // of the sequence, the first ones in q and k
+  int first_whole, last_whole;  // tiles of queries [first, last) see all of the keys
   KeyRange range;
 
   /// Key tiles that add to the dQ of a tile of queries, in this order: [first_adder, last_adder].
@@ -51,6 +69,13 @@ struct BackwardItem {
   __device__ int last_adder(int tile) const {
     return (range.last(min(range.q_len, (tile + 1) * Shape::kBlockM) - 1) - 1) / Shape::kBlockN;
   }
+};
+
+/// What JoinedConsumer does with a step's dQ.
+struct BackwardTurn {
+  enum How : int { kAdd, kStore, kDrop };
+  int tile;  // of queries, of all heads
+  How how;
 };
 
 /// The head and tile of queries of a step. All heads of a tile come before the next tile: under a causal mask items
@@ -99,7 +124,8 @@ struct BackwardLayout {
   static constexpr int kBarriers = 2 + 2 * kKeySlots + 4 * kStages + 2 * kScoreSlots + 2 * (kItems + kPasses + kTurns);
   static constexpr int kRecord = kBarrier + kBarriers * 8;
   static constexpr int kRecordBytes = (sizeof(BackwardItem) + 15) / 16 * 16;
-  static constexpr int kBytes = kRecord + kItems * kRecordBytes;
+  static constexpr int kTurnRecord = kRecord + kItems * kRecordBytes;
+  static constexpr int kBytes = kTurnRecord + kTurns * static_cast<int>(sizeof(BackwardTurn));
   static_assert(kBytes <= 227 * 1024, "a block of sm_90 has 227 KB");
 
   std::uint32_t base;
@@ -127,6 +153,9 @@ struct BackwardLayout {
   __device__ std::uint32_t pass_empty(int slot) const { return pass_full(kPasses + slot); }
   __device__ std::uint32_t turn_full(int slot) const { return pass_full(2 * kPasses + slot); }
   __device__ std::uint32_t turn_empty(int slot) const { return turn_full(kTurns + slot); }
+  __device__ BackwardTurn* turn(int slot) const {
+    return static_cast<BackwardTurn*>(__cvta_shared_to_generic(base + kTurnRecord + slot * sizeof(BackwardTurn)));
+  }
   __device__ BackwardItem* item(int slot) const {
     return static_cast<BackwardItem*>(__cvta_shared_to_generic(base + kRecord + slot * kRecordBytes));
   }

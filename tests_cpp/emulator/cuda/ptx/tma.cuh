@@ -14,6 +14,7 @@ namespace flashkernel::cuda::ptx {
 
 using simt::Where;
 
+inline constexpr std::uint64_t kL2EvictFirst = 1, kL2EvictLast = 2;
 inline std::uint64_t l2_evict_first() { return 1; }
 inline std::uint64_t l2_evict_last() { return 2; }
 SIMT_INLINE void tma_prefetch_map(const CUtensorMap* map) { simt::decode(map); }

@@ -1,0 +1,306 @@
+// A key warpgroup of the Hopper backward kernel at d128 without softcap (JoinedBackwardShape): 64 keys, their dK and
+// dV, and half of the columns of dQ; no warpgroup only makes dQ. attention_bwd.cuh calls it; what it has in common with
+// the key warpgroups that hand dS to a third one is theirs (attention_bwd_keys.cuh). After FlashAttention-3 (Shah et
+// al., 2024).
+//
+//   S^T = K Q^T, dP^T = V dO^T  ->  P^T = exp2(..), dS^T = P^T * (dP^T - D)        dV += P^T dO   dK += dS^T Q
+//   and of the step before      dQ^T = K^T dS^T, over the 128 keys of both warpgroups
+//
+// Order: S^T and dP^T are issued together, into registers of their own; the exponentials run under dP^T, dS^T is made
+// under dV, and dQ is added under dK. dS goes through shared memory with a line a query, and is taken a step late, when
+// the other warpgroup's half has long been there; an item's last dQ is made in the next item's first step.
+//
+// What limits it: an addition of 32 KB takes an SM 1280 cycles to send, and what reads shared memory behind it waits.
+// So all that a warp reads for its next step it asks for before its additions.
+//
+// Invariant: P^T is rounded only as the operand of dV, so that dS^T has one rounding in fp16 and bf16 alike. A block's
+// dQ of a step is added when it is that step's turn, in the order of the items' steps; K is given back after its last.
+#pragma once
+
+#include "cuda/ptx/atomic.cuh"
+#include "cuda/sm90a/attention_bwd_keys.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// kMasked: some pairs are hidden.
+template <class Shape, class T, bool kMasked>
+struct JoinedConsumer : KeyConsumer<Shape, T, false> {
+  using Keys = KeyConsumer<Shape, T, false>;
+  using Keys::at, Keys::keys, Keys::grad_k, Keys::grad_v, Keys::scores, Keys::operand;
+  using Keys::p, Keys::plan, Keys::shared, Keys::warpgroup;
+  using Keys::release, Keys::lane, Keys::warp;
+  static constexpr int kBlockM = Shape::kBlockM, kSteps = Keys::kSteps;
+  static constexpr int kScoreHalfBytes = kBlockM * 128;  // dS of a warpgroup's keys
+
+  Ring<BackwardLayout<Shape>::kTurns> turns;
+  BackwardTurn turn;                           // of the dQ that is due
+  float* sum;                                  // where it goes
+  float lse[kBlockM / 4], delta[kBlockM / 4];  // of this lane's queries: -LSE in base 2 and -D
+  float other[kBlockM / 2];                    // dP^T; dQ^T
+  std::uint32_t grad_s[kSteps][4];             // dS^T, rounded; `operand` is P^T
+
+  // Every step takes one place of Q, of dO and of dS, every item with steps one of K and of V.
+  __device__ Ring<Shape::kScoreSlots> scored() const { return {at.count}; }
+  __device__ Ring<1> values() const { return {keys.count}; }
+
+  // These three only issue.
+  __device__ void multiply_scores(float (&x)[kBlockM / 2], std::uint32_t keys_at, std::uint32_t queries_at) {
+    ptx::hold(x);
+    ptx::wgmma_fence();
+    Keys::issue_scores(x, keys_at, queries_at);
+    ptx::wgmma_commit();
+  }
+  __device__ void multiply_gradient(float (&grad)[Shape::kDim / 2], std::uint32_t (&from)[kSteps][4],
+                                    std::uint32_t queries_at, bool accumulate) {
+    Keys::hold_operand(from);
+    ptx::hold(grad);
+    ptx::wgmma_fence();
+    Keys::issue_gradient(grad, from, queries_at, accumulate);
+    ptx::wgmma_commit();
+  }
+  __device__ void multiply_grad_q(std::uint32_t keys_at, std::uint32_t slot) {
+    const std::uint64_t a = ptx::matrix_descriptor(keys_at + warpgroup * Shape::kKvBlockBytes, 1024, 1024);
+    const std::uint64_t b = ptx::matrix_descriptor(shared.grad_s(slot), 16, 1024);
+    ptx::hold(other);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < Shape::kBlockN / 16; ++n)
+      ptx::wgmma_ss<T, true, false>(other, a + n * 2048 / 16, b + (n / 4 * kScoreHalfBytes + n % 4 * 32) / 16, n > 0);
+    ptx::wgmma_commit();
+  }
+
+  /// This lane's numbers of a step's queries: 8 n + 2 (lane % 4) and the next one.
+  __device__ void load_row(float (&to)[kBlockM / 4], int of_delta, std::uint32_t stage) {
+    const float* const from =
+        static_cast<const float*>(__cvta_shared_to_generic(shared.rows(stage))) + of_delta * kBlockM + 2 * (lane() % 4);
+#pragma unroll
+    for (int n = 0; n < kBlockM / 8; ++n) {
+      const float2 x = *reinterpret_cast<const float2*>(from + 8 * n);
+      to[2 * n] = x.x, to[2 * n + 1] = x.y;
+    }
+  }
+
+  __device__ void exponentials() {
+#pragma unroll
+    for (int i = 0; i < kBlockM / 2; ++i)
+      scores[i] = ptx::exp2_approx(fmaf(scores[i], plan.scale_log2, lse[i / 4 * 2 + i % 2]));
+  }
+
+  /// S^T of a tile of queries -> P^T in `scores`, and -D on its way to the registers.
+  __device__ void weigh(const BackwardItem& item, int tile) {
+    if (!kMasked || (tile >= item.first_whole && tile < item.last_whole)) {
+      load_row(delta, 1, at.slot());
+      exponentials();
+      return;
+    }
+    exponentials();
+    const typename Keys::Mask mask(item.range, item.n_tile * Shape::kBlockN + warpgroup * 64 + warp() * 16,
+                                   tile * kBlockM);
+#pragma unroll
+    for (int i = 0; i < kBlockM / 2; ++i)
+      if (mask.hides(i)) scores[i] = 0.0f;
+    load_row(delta, 1, at.slot());  // with the masks there are no registers for it
+  }
+
+  /// dP^T -> dS^T, rounded.
+  __device__ void differentiate() {
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const int i = 8 * n + 2 * r, query = 4 * n + r / 2 * 2;
+        grad_s[n][r] =
+            pack<T>(scores[i] * (other[i] + delta[query]), scores[i + 1] * (other[i + 1] + delta[query + 1]));
+      }
+  }
+
+  /// dS to shared memory, for both warpgroups: a line a query, 64 keys.
+  __device__ void hand_over() {
+    const std::uint32_t slot = scored().slot();
+    ptx::mbarrier_wait(shared.grad_s_empty(slot), scored().parity() ^ 1);
+    const int row = lane() % 8 + lane() / 16 * 8, chunk = 2 * warp() + lane() / 8 % 2;
+    const std::uint32_t to =
+        shared.grad_s(slot) + (threadIdx.x / 128 - 1) * kScoreHalfBytes + row * 128 + (chunk ^ (lane() % 8)) * 16;
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n)
+      ptx::stmatrix_x4_trans(to + n * 2048, grad_s[n][0], grad_s[n][1], grad_s[n][2], grad_s[n][3]);
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    release(shared.grad_s_full(slot));
+  }
+
+  /// Waits for the turn of the dQ that is under way, and works out where it goes.
+  __device__ void take_turn() {
+    ptx::mbarrier_wait(shared.turn_full(turns.slot()), turns.parity());
+    turn = *shared.turn(turns.slot());
+    sum = plan.sums + static_cast<std::int64_t>(turn.tile) * (kBlockM * Shape::kDim) +
+          Shape::joined_sum_index(static_cast<int>(threadIdx.x) / 32 - 4, 0, lane());
+    ptx::hold(sum);  // here, not behind the additions
+  }
+
+  /// dQ^T in `other` to its tile's sum.
+  __device__ void add() {
+    std::uint32_t done = shared.pass_full(turns.slot());
+    ptx::hold(done);  // as above
+    float* const to = sum;
+    constexpr int kStride = Shape::joined_sum_index(0, 1, 0);
+    if (turn.how == BackwardTurn::kAdd) {
+#pragma unroll
+      for (int c = 0; c < kBlockM / 8; ++c)
+        ptx::reduce_add_4(to + c * kStride, other[4 * c], other[4 * c + 1], other[4 * c + 2], other[4 * c + 3]);
+    } else if (turn.how == BackwardTurn::kStore) {
+#pragma unroll
+      for (int c = 0; c < kBlockM / 8; ++c)
+        *reinterpret_cast<float4*>(to + c * kStride) =
+            float4{other[4 * c], other[4 * c + 1], other[4 * c + 2], other[4 * c + 3]};
+    }
+    __syncwarp();  // all lanes have read the record
+    release(done);
+    ++turns.count;
+  }
+
+  /// One step, and dQ of the one before, if there is one: at an item's first step that is the last one of the item
+  /// before, whose K is at `keys_before`. `last`: of the item. No product is under way at either end: ptxas serialises
+  /// what crosses the loop's back edge.
+  template <bool kFirst>
+  __device__ void step(const BackwardItem& item, int tile, bool follows, std::uint32_t keys_before, bool last) {
+    const std::uint32_t stage = at.slot();
+    if constexpr (kFirst) {
+      ptx::mbarrier_wait(shared.q_full(stage), at.parity());
+      load_row(lse, 0, stage);
+      ptx::mbarrier_wait(shared.k_full(keys.slot()), keys.parity());
+    }
+    multiply_scores(scores, shared.k(keys.slot()), shared.q(stage));
+    ptx::mbarrier_wait(shared.grad_out_full(stage), at.parity());
+    if constexpr (kFirst) ptx::mbarrier_wait(shared.v_full(), values().parity());
+    // The additions' registers are read when they leave, some 600 cycles later. Who takes one of them before waits.
+    ptx::hold(sum);
+    multiply_scores(other, shared.v(), shared.grad_out(stage));
+    ptx::wgmma_wait<1>();
+    ptx::hold(scores);
+    weigh(item, tile);
+    Keys::round();
+    multiply_gradient(grad_v, operand, shared.grad_out(stage), !kFirst);
+    ptx::wgmma_wait<1>();
+    ptx::hold(other);
+    differentiate();
+    hand_over();
+    const auto late = scored().before();
+    if (!kFirst || follows) ptx::mbarrier_wait(shared.grad_s_full(late.slot()), late.parity());
+    // With no step before it multiplies whatever is there: a branch around it would have all products serialised.
+    multiply_grad_q(shared.k(kFirst ? keys_before : keys.slot()), late.slot());
+    multiply_gradient(grad_k, grad_s, shared.q(stage), !kFirst);
+    if (!kFirst || follows) take_turn();
+    // What the next step reads from shared memory first: behind the additions it would wait for them.
+    const Ring<Shape::kStages> next{at.count + 1};
+    const std::uint32_t next_stage = last ? stage : next.slot();
+    if (!last) ptx::mbarrier_wait(shared.q_full(next_stage), next.parity());
+    load_row(lse, 0, next_stage);
+    ptx::wgmma_wait<1>();
+    ptx::hold(other);
+    ptx::hold(grad_v);
+    Keys::hold_operand(operand);
+    release(shared.grad_out_empty(stage));
+    if (!kFirst || follows) {
+      release(shared.grad_s_empty(late.slot()));
+      if constexpr (kFirst) release(shared.k_empty(keys_before));
+      add();
+    }
+    ptx::wgmma_wait<0>();
+    ptx::hold(grad_k);
+    Keys::hold_operand(grad_s);
+    release(shared.q_empty(stage));
+    ++at.count;
+  }
+
+  /// dQ of the last step of all.
+  __device__ void finish() {
+    const auto late = scored().before();
+    const std::uint32_t slot = keys.before().slot();
+    ptx::mbarrier_wait(shared.grad_s_full(late.slot()), late.parity());
+    multiply_grad_q(shared.k(slot), late.slot());
+    take_turn();
+    ptx::wgmma_wait<0>();
+    ptx::hold(other);
+    release(shared.grad_s_empty(late.slot()));
+    release(shared.k_empty(slot));
+    add();
+  }
+
+  __device__ void run() {
+    at = {};
+    keys = {};
+    turns = {};
+    sum = plan.sums;
+    for (Ring<BackwardLayout<Shape>::kItems> items;; ++items.count) {
+      ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
+      const BackwardItem& item = *shared.item(items.slot());
+      const int steps = item.steps;
+      if (steps < 0) break;
+      if (steps == 0) {
+        Keys::template store<true>(item);
+      } else {
+        int tile = item.first_tile + item.tiles - 1, heads = plan.group;  // heads: left of the tile
+        step<true>(item, tile, keys.count > 0, keys.before().slot(), steps == 1);
+#pragma unroll 1
+        for (int left = steps - 1; left > 0; --left) {
+          if constexpr (kMasked)
+            if (--heads == 0) heads = plan.group, --tile;
+          step<false>(item, tile, true, 0, left == 1);
+        }
+        release(shared.v_empty());
+        ++keys.count;
+        Keys::template store<false>(item);
+      }
+      __syncwarp();  // the warp has read the item
+      release(shared.item_empty(items.slot()));
+    }
+    if (keys.count > 0) finish();
+  }
+};
+
+/// dQ = scale * sum of such a call, from the order of dQ^T's fragments to rows. A block of 256 threads a tile of
+/// queries, a warp 16 columns.
+template <class Shape, class T>
+__global__ void __launch_bounds__(256)
+    joined_grad_q_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
+  constexpr int kBlockM = Shape::kBlockM, kDim = Shape::kDim, kLine = kDim + 8;
+  static_assert(kDim == 8 * 16, "eight warps");
+  __shared__ __align__(16) T rows[kBlockM * kLine];
+  const AttentionParams& f = p.forward;
+  const unsigned tile = blockIdx.x % plan.q_tiles, head = blockIdx.x / plan.q_tiles;
+  const int b = head / static_cast<unsigned>(f.heads_q), h = head % static_cast<unsigned>(f.heads_q);
+  const KeyRange range(f, b);
+  const int first_query = static_cast<int>(tile) * kBlockM, count = min(kBlockM, range.q_len - first_query);
+  if (count <= 0) return;
+  // In order nobody has made the sum of a tile that sees no keys; prepare_kernel has written its zeros.
+  if (plan.ordered && range.first(first_query) >= range.last(first_query + count - 1)) return;
+  const float* const sums = plan.sums + static_cast<std::int64_t>(blockIdx.x) * (kBlockM * kDim);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  FiniteCheck finite;
+#pragma unroll
+  for (int c = 0; c < kBlockM / 8; ++c) {
+    const float4 x = *reinterpret_cast<const float4*>(sums + Shape::joined_sum_index(warp, c, lane));
+    const int row = 8 * c + 2 * (lane % 4);
+    T* const to = rows + row * kLine + 16 * warp + lane / 4;
+    to[0] = from_float<T>(x.x * f.scale), to[kLine] = from_float<T>(x.y * f.scale);
+    to[8] = from_float<T>(x.z * f.scale), to[kLine + 8] = from_float<T>(x.w * f.scale);
+    if (row < count) finite.see(x.x), finite.see(x.z);
+    if (row + 1 < count) finite.see(x.y), finite.see(x.w);
+  }
+  finite.report(plan.not_finite);
+  __syncthreads();
+  T* const row0 = grad_q_row<T>(p, b, h, first_query);
+  const int column = static_cast<int>(threadIdx.x) % 16 * 8, columns = static_cast<int>(f.head_dim) - column;
+  for (int row = threadIdx.x / 16; row < count; row += 16) {
+    const T* const from = rows + row * kLine + column;
+    T* const to = row0 + row * p.stride_grad_q_token + column;
+    if (columns >= 8) {
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+    } else {
+      for (int e = 0; e < columns; ++e) to[e] = from[e];
+    }
+  }
+}
+
+}  // namespace flashkernel::cuda::sm90a
