@@ -7,33 +7,11 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// A fragment of the warpgroup, 64 rows x kDim, multiplied by `factor` and rounded: word 8 m + 4 half + e has this
-/// lane's two of columns 32 m + 8 e of its row `half`. Looks for what is not finite in the first `rows` rows.
+/// The warpgroup's 64 rows x kDim, multiplied by `factor`, to row0 and after it: the first `rows` rows, `dim` columns.
+/// The four lanes of a row hold two of each eight columns; they exchange, so that each has eight and stores 16 bytes.
 template <int kDim, class T>
-__device__ inline void pack_fragment(std::uint32_t (&words)[kDim / 4], const float (&x)[kDim / 2], float factor,
-                                     int rows, FiniteCheck& finite) {
-  FiniteCheck of_row[2][2];  // side by side
-#pragma unroll
-  for (int m = 0; m < kDim / 32; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float a = x[16 * m + 4 * e + 2 * half], b = x[16 * m + 4 * e + 2 * half + 1];
-        of_row[half][0].see(a), of_row[half][1].see(b);
-        words[8 * m + 4 * half + e] = pack<T>(a * factor, b * factor);
-      }
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-    if (static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * half < rows)
-      finite.zero += of_row[half][0].zero + of_row[half][1].zero;
-}
-
-/// What pack_fragment made, to row0 and after it: the first `rows` rows, `dim` columns. The four lanes of a row hold
-/// two of each eight columns; they exchange, so that each has eight and stores 16 bytes.
-template <int kDim, class T>
-__device__ inline void store_packed(std::uint32_t (&words)[kDim / 4], T* row0, std::int64_t stride_token, int rows,
-                                    int dim) {
+__device__ inline void store_fragment(const float (&x)[kDim / 2], float factor, T* row0, std::int64_t stride_token,
+                                      int rows, int dim, FiniteCheck& finite) {
   const int lane = threadIdx.x % 32, quarter = lane % 4;
   const bool odd = quarter & 1, upper = quarter & 2;
 #pragma unroll
@@ -42,7 +20,13 @@ __device__ inline void store_packed(std::uint32_t (&words)[kDim / 4], T* row0, s
     T* const to = row0 + row * stride_token;
 #pragma unroll
     for (int m = 0; m < kDim / 32; ++m) {
-      std::uint32_t* const w = words + 8 * m + 4 * half;
+      std::uint32_t w[4];  // of columns 32 m + 8 e: this lane's two, at first
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float a = x[16 * m + 4 * e + 2 * half], b = x[16 * m + 4 * e + 2 * half + 1];
+        if (row < rows) finite.see(a), finite.see(b);
+        w[e] = pack<T>(a * factor, b * factor);
+      }
       const auto exchange = [](bool second, std::uint32_t& a, std::uint32_t& b, int lanes) {
         const std::uint32_t other = __shfl_xor_sync(kFullMask, second ? a : b, lanes);
         (second ? a : b) = other;
@@ -56,22 +40,13 @@ __device__ inline void store_packed(std::uint32_t (&words)[kDim / 4], T* row0, s
       if (count >= 8) {
         *reinterpret_cast<uint4*>(to + column) = uint4{w[0], w[1], w[2], w[3]};
       } else {
+        const T* const values = reinterpret_cast<const T*>(w);
 #pragma unroll
         for (int e = 0; e < 8; ++e)
-          if (e < count)
-            reinterpret_cast<std::uint16_t*>(to + column)[e] = static_cast<std::uint16_t>(w[e / 2] >> 16 * (e % 2));
+          if (e < count) to[column + e] = values[e];
       }
     }
   }
-}
-
-/// Both.
-template <int kDim, class T>
-__device__ inline void store_fragment(const float (&x)[kDim / 2], float factor, T* row0, std::int64_t stride_token,
-                                      int rows, int dim, FiniteCheck& finite) {
-  std::uint32_t words[kDim / 4];
-  pack_fragment<kDim, T>(words, x, factor, rows, finite);
-  store_packed<kDim>(words, row0, stride_token, rows, dim);
 }
 
 /// `rows` rows of zeros, by `threads` threads of which this one is `thread`.
