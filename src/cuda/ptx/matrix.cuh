@@ -32,6 +32,29 @@ __device__ inline void mma_m16n8k16<__nv_bfloat16>(float (&d)[4], const std::uin
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// d = a b + c where both of a lane's rows of c are (c0, c1).
+template <class T>
+__device__ inline void mma_m16n8k16_from(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
+                                         float c0, float c1);
+
+template <>
+__device__ inline void mma_m16n8k16_from<__half>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                 std::uint32_t b1, float c0, float c1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1));
+}
+
+template <>
+__device__ inline void mma_m16n8k16_from<__nv_bfloat16>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                        std::uint32_t b1, float c0, float c1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1));
+}
+
 /// d += a b in fp16 with fp32 accumulators, sm_75 and later. Lane l holds of A (16 x 8) rows l/4 (a0) and l/4 + 8 (a1),
 /// columns 2 (l%4) + {0, 1}; of B (8 x 8) rows 2 (l%4) + {0, 1}, column l/4; D as above. So two of these, (a[0], a[1],
 /// b0) and (a[2], a[3], b1), are one m16n8k16.

@@ -38,8 +38,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.chunk = Divisor(num_sms / at_once);
   plan.heads_kv = Divisor(std::max<std::int64_t>(1, f.heads_kv));
   plan.group = static_cast<int>(f.heads_q / std::max<std::int64_t>(1, f.heads_kv));
-  // With few tiles of keys, order costs less than the zeroing that it saves.
-  plan.ordered = p.deterministic || plan.k_tiles <= 8;
+  plan.ordered = p.deterministic || plan.k_tiles <= Shape::kOrderedTiles;
   plan.vectors_q = fits(f.q, f.is_varlen_q() ? 0 : f.stride_q_batch, f.stride_q_head, f.stride_q_token);
   plan.vectors_k = fits(f.k, f.is_varlen_k() ? 0 : f.stride_k_batch, f.stride_k_head, f.stride_k_token);
   plan.vectors_v = fits(f.v, f.is_varlen_k() ? 0 : f.stride_v_batch, f.stride_v_head, f.stride_v_token);

@@ -11,6 +11,9 @@
 // partner then leaves dS^T, for dQ. dQ of a step is computed in the next one, by team 1 before its product and by team
 // 0 after its exponentials, so that the tensor cores always have one team's products to work on.
 //
+// Most instances have one code for both teams' products, with addresses that differ. At d64 (kOwnCode) each team has
+// its own: team 0's exponentials start when half of its scores are there, team 1 multiplies while it still makes dS^T.
+//
 // Deterministic mode: a counter a tile of queries lets the blocks add to dQ in the order of their tickets: the block
 // that one waits for has started before it. Waits are rare: there are as many heads side by side as multiprocessors, if
 // so many there are. Else the tiles of keys of a head that run side by side (a chunk) start with the last one: under a
@@ -25,19 +28,12 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm80/attention_bwd_plan.cuh"
+#include "cuda/sm80/attention_bwd_registers.cuh"
 #include "cuda/tile/attention_score_fast.cuh"
 #include "cuda/tile/key_range.cuh"
 #include "cuda/tile/reduce.cuh"
 
 namespace flashkernel::cuda::sm80 {
-
-/// Values in a warp's registers that are operands or results of matrix instructions: rows are keys.
-template <int kSlices, int kTiles>
-using Fragments = float[kSlices][kTiles][4];
-
-__device__ inline std::uint32_t& shared_word(std::uint32_t address) {
-  return *static_cast<std::uint32_t*>(__cvta_shared_to_generic(address));
-}
 
 template <class T, int kDim, BackwardKind kKind>
 __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
@@ -47,7 +43,8 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
   using Scores = typename Shape::Scores;
   constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kThreads = Shape::kThreads;
   constexpr int kSlices = Shape::kSlices, kPart = Shape::kPart, kParts = kBlockM / kPart;
-  constexpr bool kHoldKeys = Shape::kHoldKeys;
+  constexpr bool kHoldKeys = Shape::kHoldKeys, kOwnCode = Shape::kOwnCode;
+  static_assert(!kOwnCode || (kHoldKeys && kPart == 64), "a part of P^T is whole lines of shared memory");
   constexpr float kLog2E = 1.4426950408889634f;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ struct {
@@ -254,7 +251,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
     if (keeps_order && block.turns_missing > 0) await_turn(before(at));
     __syncthreads();  // this step's tiles are there; the last step's are read and its dS is there
     if (ordered) pass_turn(keeps_order && step > 1, before(before(at)));
-    start_copy(step + 1, after(at));
+    if (!kOwnCode) start_copy(step + 1, after(at));
     if (Shape::kGradSBuffers == 1 && p.grad_q) {
       add_grad_q(step - 1, before(at));
       __syncthreads();
@@ -265,21 +262,22 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
 
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
+      if (kOwnCode && part == kParts - 1) start_copy(step + 1, after(at));  // before, they delay the first products
       const std::uint32_t part_offset = stage * Shape::kQBytes + part * kPart * Rows::kPitch;
       Fragments<kSlices, kPart / 8> tile;  // S^T, P^T; dP^T, dS^T
       const float* const per_query =
           reinterpret_cast<const float*>(shared + (team == 0 ? Shape::kLse : Shape::kDelta)) + stage * kBlockM +
           part * kPart + 2 * (lane % 4);
+      if constexpr (!kOwnCode) {
 #pragma unroll
-      for (int n = 0; n < kPart / 8; ++n) {
-        float2 start{0.0f, 0.0f};
-        if (team == 1) start = *reinterpret_cast<const float2*>(per_query + 8 * n);
+        for (int n = 0; n < kPart / 8; ++n) {
+          float2 start{0.0f, 0.0f};
+          if (team == 1) start = *reinterpret_cast<const float2*>(per_query + 8 * n);
 #pragma unroll
-        for (int s = 0; s < kSlices; ++s)
+          for (int s = 0; s < kSlices; ++s)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) tile[s][n][e] = e % 2 ? start.y : start.x;
-      }
-      {
+            for (int e = 0; e < 4; ++e) tile[s][n][e] = e % 2 ? start.y : start.x;
+        }
         const std::uint32_t rows = first_rows + part_offset + lane_b;
 #pragma unroll
         for (int d = 0; d < kDim / 16; ++d) {
@@ -307,11 +305,22 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
       }
 
       // Where a lane's pair of queries of a key lies, in the tile of dS^T and, before that, of P^T.
+      const std::uint32_t lane_word = step_s + Scores::element(warp_keys + lane / 4, part * kPart + 2 * (lane % 4));
       const auto exchange = [&](int s, int n, int half) {
+        // All rows of a lane have the same twist.
+        if constexpr (kOwnCode)
+          return (lane_word ^ static_cast<std::uint32_t>(16 * n)) + (16 * s + 8 * half) * Scores::kPitch;
         return step_s +
                Scores::element(warp_keys + 16 * s + lane / 4 + 8 * half, part * kPart + 8 * n + 2 * (lane % 4));
       };
+      // kOwnCode: P^T goes over in any order, 8 values of a lane at a time, through the same bytes of the same 16 rows.
+      [[maybe_unused]] const auto hand_over = [&](int s, int n) -> uint4& {
+        return shared_vector(step_s + (warp_keys + 16 * s + 2 * n + lane / 8) * Scores::kPitch + part * kPart * 2 +
+                             lane % 8 * 16);
+      };
       if (team == 0) {
+        if constexpr (kOwnCode)
+          first_product_by_halves<T, kDim, false>(tile, held, first_rows + part_offset + lane_b, nullptr);
         if constexpr (Shape::kModified) {
           // P^T stays; the partner gets P^T times the softcap's derivative.
           const std::int64_t h = at.h;
@@ -380,21 +389,109 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
                     if (static_cast<unsigned>(offset - 8 * n - e) >= width) tile[s][n][2 * half + e] = 0.0f;
               }
           }
+          if constexpr (kOwnCode) {
+            // After that, the operands of dV take the place of what they are made of.
 #pragma unroll
-          for (int s = 0; s < kSlices; ++s)
+            for (int n = 0; n < kPart / 8; n += 2)
 #pragma unroll
-            for (int n = 0; n < kPart / 8; ++n)
+              for (int s = 0; s < kSlices; ++s) {
+                const auto pair = [&](int tile_n, int r) {
+                  return pack<__half>(tile[s][tile_n][r], tile[s][tile_n][r + 1]);
+                };
+                hand_over(s, n) = uint4{pair(n, 0), pair(n, 2), pair(n + 1, 0), pair(n + 1, 2)};
+              }
 #pragma unroll
-              for (int half = 0; half < 2; ++half)
-                shared_word(exchange(s, n, half)) = pack<__half>(tile[s][n][2 * half], tile[s][n][2 * half + 1]);
+            for (int s = 0; s < kSlices; ++s)
+#pragma unroll
+              for (int n = 0; n < kPart / 8; n += 2) {
+                std::uint32_t words[4];
+#pragma unroll
+                for (int r = 0; r < 4; ++r)
+                  words[r] = pack<T>(tile[s][n + r / 2][r % 2 * 2], tile[s][n + r / 2][r % 2 * 2 + 1]);
+#pragma unroll
+                for (int r = 0; r < 4; ++r) tile[s][n][r] = __uint_as_float(words[r]);
+              }
+          } else {
+#pragma unroll
+            for (int s = 0; s < kSlices; ++s)
+#pragma unroll
+              for (int n = 0; n < kPart / 8; ++n)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                  shared_word(exchange(s, n, half)) = pack<__half>(tile[s][n][2 * half], tile[s][n][2 * half + 1]);
+          }
         }
       }
+      if constexpr (kOwnCode)
+        if (team != 0) first_product_by_halves<T, kDim, true>(tile, held, first_rows + part_offset + lane_b, per_query);
       __syncwarp();
       // A warp of team 0 has stored its part of P^T, its partner in team 1 may read it. Team 0 need not wait, but does,
       // at the same instruction: see docs/kernels/attention_sm80.md, Races.
       ptx::barrier_sync(1 + warp % Shape::kTeamWarps * kParts + part, 64);  // each is used once a step
+      const auto look_for_turn = [&] {
+        if (ordered && part == kParts - 1) {
+          const int turn = turn_of(at);
+          const int* const counter = plan.counters + tile_index(at);
+          if (keeps_order) block.turns_missing = turn - ptx::load_relaxed(counter);
+        }
+      };
+      // dS^T of a lane's two queries of a key, from dP^T - D.
+      const auto multiply = [&](float* x, std::uint32_t probabilities) {
+        const float2 probability = __half22float2(*reinterpret_cast<const __half2*>(&probabilities));
+        x[0] *= probability.x;
+        x[1] *= probability.y;
+      };
+      // An accumulator of 16 keys x 16 queries is the operand of a product over the queries.
+      const auto second_product = [&](int n, const std::uint32_t(&a)[kSlices][4]) {
+        const std::uint32_t rows = second_rows + part_offset + lane_a;
+#pragma unroll
+        for (int c = 0; c < kDim / 16; ++c) {
+          std::uint32_t columns[4];
+          ptx::ldmatrix_x4_trans(columns, Rows::at_slice(rows, c) + n * 16 * Rows::kPitch);
+#pragma unroll
+          for (int s = 0; s < kSlices; ++s) {
+            ptx::mma_m16n8k16<T>(grad[s][2 * c], a[s], columns[0], columns[1]);
+            ptx::mma_m16n8k16<T>(grad[s][2 * c + 1], a[s], columns[2], columns[3]);
+          }
+        }
+      };
       if (team == 0) {
         if (Shape::kGradSBuffers > 1 && part == kParts - 1) add_grad_q(step - 1, before(at));
+        if constexpr (kOwnCode) {
+#pragma unroll
+          for (int n = 0; n < kPart / 16; ++n) {
+            std::uint32_t a[kSlices][4];
+#pragma unroll
+            for (int s = 0; s < kSlices; ++s)
+#pragma unroll
+              for (int r = 0; r < 4; ++r) a[s][r] = __float_as_uint(tile[s][2 * n][r]);
+            second_product(n, a);
+          }
+        }
+      } else if constexpr (kOwnCode) {
+        look_for_turn();
+        uint4 words[kSlices][kPart / 16];
+#pragma unroll
+        for (int n = 0; n < kPart / 16; ++n)
+#pragma unroll
+          for (int s = 0; s < kSlices; ++s) words[s][n] = hand_over(s, 2 * n);
+        __syncwarp();  // read, before other lanes' dS^T takes the place
+#pragma unroll
+        for (int n = 0; n < kPart / 16; ++n) {
+          std::uint32_t a[kSlices][4];
+#pragma unroll
+          for (int s = 0; s < kSlices; ++s) {
+            const std::uint32_t four[4] = {words[s][n].x, words[s][n].y, words[s][n].z, words[s][n].w};
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+              float* const x = &tile[s][2 * n + r / 2][r % 2 * 2];
+              multiply(x, four[r]);
+              a[s][r] = pack<T>(x[0], x[1]);
+              shared_word(exchange(s, 2 * n + r / 2, r % 2)) = a[s][r];
+            }
+          }
+          second_product(n, a);
+        }
       } else {
 #pragma unroll
         for (int s = 0; s < kSlices; ++s) {
@@ -407,40 +504,23 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
           for (int n = 0; n < kPart / 8; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              const float2 probability = __half22float2(*reinterpret_cast<const __half2*>(&words[n][half]));
               float* const x = &tile[s][n][2 * half];
-              x[0] *= probability.x;
-              x[1] *= probability.y;
+              multiply(x, words[n][half]);
               shared_word(exchange(s, n, half)) = pack<T>(x[0], x[1]);
             }
         }
       }
-
-      if (ordered && part == kParts - 1) {
-        const int turn = turn_of(at);
-        const int* const counter = plan.counters + tile_index(at);
-        if (keeps_order) block.turns_missing = turn - ptx::load_relaxed(counter);
-      }
-
-      // An accumulator of 16 keys x 16 queries is the operand of a product over the queries.
-      const std::uint32_t rows = second_rows + part_offset + lane_a;
+      if constexpr (!kOwnCode) {
+        look_for_turn();
 #pragma unroll
-      for (int n = 0; n < kPart / 16; ++n) {
-        std::uint32_t a[kSlices][4];
+        for (int n = 0; n < kPart / 16; ++n) {
+          std::uint32_t a[kSlices][4];
 #pragma unroll
-        for (int s = 0; s < kSlices; ++s)
+          for (int s = 0; s < kSlices; ++s)
 #pragma unroll
-          for (int r = 0; r < 4; ++r)
-            a[s][r] = pack<T>(tile[s][2 * n + r / 2][r % 2 * 2], tile[s][2 * n + r / 2][r % 2 * 2 + 1]);
-#pragma unroll
-        for (int c = 0; c < kDim / 16; ++c) {
-          std::uint32_t columns[4];
-          ptx::ldmatrix_x4_trans(columns, Rows::at_slice(rows, c) + n * 16 * Rows::kPitch);
-#pragma unroll
-          for (int s = 0; s < kSlices; ++s) {
-            ptx::mma_m16n8k16<T>(grad[s][2 * c], a[s], columns[0], columns[1]);
-            ptx::mma_m16n8k16<T>(grad[s][2 * c + 1], a[s], columns[2], columns[3]);
-          }
+            for (int r = 0; r < 4; ++r)
+              a[s][r] = pack<T>(tile[s][2 * n + r / 2][r % 2 * 2], tile[s][2 * n + r / 2][r % 2 * 2 + 1]);
+          second_product(n, a);
         }
       }
     }

@@ -142,6 +142,14 @@ inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32
   simt::collective("mma.m16n8k16", emulated::kWholeWarp, where, &mine, emulated::mma<T, 2>);
 }
 
+template <class T>
+inline void mma_m16n8k16_from(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, float c0,
+                              float c1, simt::Where where = simt::Where::here()) {
+  d[0] = d[2] = c0;
+  d[1] = d[3] = c1;
+  mma_m16n8k16<T>(d, a, b0, b1, where);
+}
+
 inline void mma_m16n8k8(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b,
                         simt::Where where = simt::Where::here()) {
   const std::uint32_t a[] = {a0, a1};
