@@ -80,6 +80,14 @@ struct Consumer {
     for (int n = 0; n < kValueSteps; ++n) ptx::hold(weights[n]);
   }
 
+  /// The values of the block before are in the output; the next block's turn.
+  __device__ void take_values() {
+    ptx::wgmma_wait<0>();
+    hold_values();
+    release(shared.v_empty(blocks.before().slot()));
+    ++blocks.count;
+  }
+
   __device__ void pack_weights() {
 #pragma unroll
     for (int n = 0; n < kValueSteps; ++n)
@@ -87,18 +95,56 @@ struct Consumer {
       for (int e = 0; e < 4; ++e) weights[n][e] = pack<T>(score[8 * n + 2 * e], score[8 * n + 2 * e + 1]);
   }
 
-  /// Masks where asked and turns scores into exponentials.
-  __device__ bool softmax(const TileRecord& tile, int block, bool masked, float (&factor)[2]) {
+  /// Softcap or scale, and the mask, where asked.
+  __device__ void modify_and_mask(const TileRecord& tile, int block, bool masked) {
     if constexpr (kModified) modify_scores(score, p.scale, p.softcap);
     if (masked)
       mask_scores(score, tile.range, tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4,
                   block * kBlockN + 2 * static_cast<int>(threadIdx.x % 4));
-    return exponentials(score, rows, plan.scale_log2, factor);
+  }
+
+  __device__ void rescale_output(const float (&factor)[2]) {
+#pragma unroll
+    for (int c = 0; c < Shape::kDim / 8; ++c)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[4 * c + e] *= factor[e / 2];
+  }
+
+  /// Weights from the scores of a tile's first block, with its maxima.
+  __device__ void first_weights() {
+    float factor[2];
+    if constexpr (kModified) {
+      exponentials(score, rows, plan.scale_log2, factor);
+      pack_weights();
+    } else {
+      renew_maxima(score, rows, plan.scale_log2, factor);
+      fill_weights<T>(score, weights, rows, plan.scale_log2, true, rows.sum);
+    }
+  }
+
+  /// Weights from the scores of a later block with the shift as it is; in a warp where that won't do, once more with
+  /// new maxima. The values of the block before are in the output.
+  __device__ void guess_weights() {
+    float sum[2];
+#pragma unroll 1
+    for (bool is_final = false;; is_final = true) {
+      const bool is_over = fill_weights<T>(score, weights, rows, plan.scale_log2, is_final, sum);
+      // Or the compiler adds the sums up once it is known that they are wanted, and keeps all exponentials for it.
+      ptx::hold(sum);
+      if (is_final || !__any_sync(kFullMask, is_over)) break;
+      float factor[2];
+      renew_maxima(score, rows, plan.scale_log2, factor);
+      rows.sum[0] *= factor[0];
+      rows.sum[1] *= factor[1];
+      rescale_output(factor);
+    }
+    rows.sum[0] += sum[0];
+    rows.sum[1] += sum[1];
   }
 
   /// Block `block`'s scores while the one before gets its values, added to `out` if `accumulate`.
-  /// The source asks for the exponentials before the wait for the values; ptxas puts them behind it, and is right: with
-  /// a branch between that kept them before, d64 and d128 were 4 to 8 % slower.
+  /// The exponentials come after the wait for the values: where a branch kept them before it, d64 and d128 were 4 to 8
+  /// % slower. (Of modified scores the source asks for them before; ptxas puts them behind.)
   __device__ void step(const TileRecord& tile, int block, bool masked, bool accumulate, int is_last) {
     wait_for_keys();
     take_turn();
@@ -116,18 +162,16 @@ struct Consumer {
     ptx::hold(score);
     release(shared.k_empty(blocks.slot()));
     if (is_last) retire_q();
-    float factor[2];
-    const bool rescale = softmax(tile, block, masked, factor);
-    ptx::wgmma_wait<0>();
-    hold_values();
-    release(shared.v_empty(blocks.before().slot()));
-    ++blocks.count;
-    pack_weights();
-    if (rescale) {
-#pragma unroll
-      for (int c = 0; c < Shape::kDim / 8; ++c)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) out[4 * c + e] *= factor[e / 2];
+    modify_and_mask(tile, block, masked);
+    if constexpr (kModified) {
+      float factor[2];
+      const bool rescale = exponentials(score, rows, plan.scale_log2, factor);
+      take_values();
+      pack_weights();
+      if (rescale) rescale_output(factor);
+    } else {
+      take_values();
+      guess_weights();
     }
   }
 
@@ -272,9 +316,8 @@ struct Consumer {
       const auto masked = [&] { return block >= end_full || block < first_full; };
       const bool partly_masked = masked() || end < first_full;
       rows.clear();
-      float factor[2];
-      softmax(tile, block, masked(), factor);
-      pack_weights();
+      modify_and_mask(tile, block, masked());
+      first_weights();
       if (overlap) retire_pending();
       pending = {block > end ? 1 : 0, partly_masked ? 1 : 0};
       if (p.is_varlen_k() || p.is_paged()) {

@@ -2,11 +2,14 @@
 // exp2, row sums. A thread holds rows l / 4 and l / 4 + 8 of its warp's 16 (ptx/wgmma.cuh has the fragment).
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm90a/attention_fwd_shape.cuh"
 #include "cuda/tile/attention_score.cuh"
 #include "cuda/tile/attention_score_fast.cuh"
 #include "cuda/tile/reduce.cuh"
+#include "cuda/tile/shared_tile.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
@@ -54,8 +57,56 @@ __device__ inline void mask_scores(float (&score)[kCount], const KeyRange& range
   }
 }
 
-/// Scores become exponentials. The shift is the row's maximum, but an older one serves while no exponential passes
-/// 2^8: true when this warp's output must be multiplied by `factor`.
+/// The rows' maxima with a block's scores, and what their sums and outputs must be multiplied by.
+template <int kCount>
+__device__ inline void renew_maxima(const float (&score)[kCount], RunningRows& rows, float scale_log2,
+                                    float (&factor)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float m = rows.maximum[half];
+#pragma unroll
+    for (int c = 0; c < kCount / 4; ++c) m = fmaxf(m, fmaxf(score[4 * c + 2 * half], score[4 * c + 2 * half + 1]));
+    m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 1));
+    m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 2));
+    factor[half] = ptx::exp2_approx((rows.maximum[half] - SoftmaxState::shift(m)) * scale_log2);
+    rows.maximum[half] = m;
+  }
+}
+
+/// The exponentials of a block's scores, shifted by the rows' maxima so far, rounded and packed as operands of its
+/// values; `sum` gets their sums, and the scores stay. True in a thread that has one over 2^8, infinite or NaN: with
+/// new maxima it must do it again. A row without a maximum is shifted by -inf, so that its scores all become infinite
+/// or NaN; `is_final`: by 0, since nothing is seen up to here.
+template <class T, int kCount>
+__device__ inline bool fill_weights(const float (&score)[kCount], std::uint32_t (&weights)[kCount / 8][4],
+                                    const RunningRows& rows, float scale_log2, bool is_final, float (&sum)[2]) {
+  float shift[2];
+  sum[0] = sum[1] = 0.0f;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    shift[half] = (is_final ? SoftmaxState::shift(rows.maximum[half]) : rows.maximum[half]) * scale_log2;
+  std::uint32_t largest = 0;  // in each half, as unsigned numbers: they order as the weights do, infinity and NaN last
+#pragma unroll
+  for (int n = 0; n < kCount / 8; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float low = ptx::exp2_approx(fmaf(score[8 * n + 2 * e], scale_log2, -shift[e % 2]));
+      const float high = ptx::exp2_approx(fmaf(score[8 * n + 2 * e + 1], scale_log2, -shift[e % 2]));
+      sum[e % 2] += low;
+      sum[e % 2] += high;
+      weights[n][e] = pack<T>(low, high);
+    }
+    largest = ptx::max3_u16x2(largest, weights[n][0], weights[n][1]);
+    largest = ptx::max3_u16x2(largest, weights[n][2], weights[n][3]);
+  }
+  // What is over 2^8 (0x5c00; of bfloat16, whose exponent is a float's, 0x4380) passes 0x8000 when the rest of the way
+  // there is added; a NaN with a sign has got there by itself.
+  constexpr std::uint32_t kRest = 0x8000 - (std::is_same_v<T, __half> ? 0x5c01 : 0x4381);
+  return ((largest + kRest * 0x10001 | largest) & 0x80008000) != 0;
+}
+
+/// Modified scores become exponentials, with a look at their maxima first. The shift is the row's maximum, but an older
+/// one serves while no exponential passes 2^8: true when this warp's output must be multiplied by `factor`.
 template <int kCount>
 __device__ inline bool exponentials(float (&score)[kCount], RunningRows& rows, float scale_log2, float (&factor)[2]) {
   float highest[2];
