@@ -223,6 +223,57 @@ void extreme_cases(CaseList& list) {
   }
 }
 
+// Kernels that take a block's exponentials with the shift of the blocks before: scores that outgrow it, a little, past
+// fp16's numbers and past fp32's, in every third row, so that rows that do and rows that don't lie side by side.
+void shift_cases(CaseList& list) {
+  constexpr std::int64_t kKeys = 640;  // whole blocks: where there is no mask, no kernel has rows computed once more
+  // The score of key j gets `bump(j)` in rows 0, 3, 6, and loses it in rows 1, 4, 7.
+  const auto bumped = [](DType dtype, std::int64_t queries, std::int64_t head_dim, const Mask& mask,
+                         std::function<double(std::int64_t)> bump) {
+    AttentionSpec spec;
+    spec.dtype = dtype;
+    spec.batch = 1;
+    spec.seq_q = queries;
+    spec.seq_k = kKeys;
+    spec.head_dim = head_dim;
+    spec.scale = 0.125f;
+    spec.mask = mask;
+    spec.factor = dtype == DType::kFloat32 ? 40 : 2;  // scores of some 300 in fp32: 300 * 2^-24 * a few = 1e-4
+    spec.adjust = [queries, bump = std::move(bump)](AttentionTensors& t) {
+      for (std::int64_t h = 0; h < 2; ++h) {
+        for (std::int64_t i = 0; i < queries; ++i) t.q->set_at({0, h, i, 0}, i % 3 == 0 ? 4 : i % 3 == 1 ? -4 : 0);
+        for (std::int64_t j = 0; j < kKeys; ++j) t.k->set_at({0, h, j, 0}, 2 * bump(j));
+      }
+    };
+    return spec;
+  };
+  constexpr Mask kWindow = {"causal_left90", true, 90, kAll};
+  for (const DType dtype : kFloatTypes)
+    for (const std::int64_t d : {64, 96, 128, 192, 256}) {
+      if (dtype == DType::kFloat32 && d != 64) continue;
+      const std::string suffix = "_" + std::to_string(d) + "_" + short_name(dtype);
+      // By 8 to 16 in each block, whichever end a kernel starts from; under the window also behind blocks that a row
+      // doesn't see.
+      for (const Mask& mask : {kFull, kCausal, kWindow})
+        add(list, std::string("scores_rise_") + mask.name + suffix,
+            bumped(dtype, 150, d, mask, [](std::int64_t j) { return static_cast<double>(kKeys - j) / 8; }));
+      // exp(20) = 2^29, exp(200) is infinite. Some rows of the window see them.
+      for (const Mask& mask : {kFull, kWindow})
+        for (const double jump : {20.0, 200.0})
+          add(list, "scores_jump_" + std::to_string(static_cast<int>(jump)) + "_" + mask.name + suffix,
+              bumped(dtype, 260, d, mask, [jump](std::int64_t j) { return j >= 450 && j < 457 ? jump : 0.0; }));
+      for (const double number : {kNan, kInfinity}) {
+        AttentionSpec spec = bumped(dtype, 150, d, kCausal, [](std::int64_t j) { return j < 150 ? 20.0 : 0.0; });
+        spec.adjust = [rise = spec.adjust, number](AttentionTensors& t) {
+          rise(t);
+          t.k->set_at({0, 0, 530, 0}, number);  // of one head; rows 2, 5, 8 make 0 * infinity = NaN of it
+          t.v->set_at({0, 1, 540, 3}, number);  // of the other; two rows in three see them
+        };
+        add(list, std::string("scores_rise_past_") + (number == kInfinity ? "infinity" : "nan") + suffix, spec);
+      }
+    }
+}
+
 void nan_cases(CaseList& list) {
   for (const DType dtype : kFloatTypes) {
     const std::string suffix = std::string("_") + short_name(dtype);
@@ -354,6 +405,7 @@ void cases(CaseList& list) {
   feature_cases(list);
   bias_cases(list);
   extreme_cases(list);
+  shift_cases(list);
   nan_cases(list);
   layout_cases(list);
   other_cases(list);
