@@ -102,7 +102,7 @@ __device__ inline bool fill_weights(const float (&score)[kCount], std::uint32_t 
   // What is over 2^8 (0x5c00; of bfloat16, whose exponent is a float's, 0x4380) passes 0x8000 when the rest of the way
   // there is added; a NaN with a sign has got there by itself.
   constexpr std::uint32_t kRest = 0x8000 - (std::is_same_v<T, __half> ? 0x5c01 : 0x4381);
-  return ((largest + kRest * 0x10001 | largest) & 0x80008000) != 0;
+  return (((largest + kRest * 0x10001) | largest) & 0x80008000) != 0;
 }
 
 /// Modified scores become exponentials, with a look at their maxima first. The shift is the row's maximum, but an older
