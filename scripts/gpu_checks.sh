@@ -5,7 +5,8 @@
 # (pytest --kernel-path: calls that a path refuses fall back; a path that served no call fails), and compute-sanitizer's four tools
 # over the cases. Writes OUT/report.md (default: build/gpu_checks) and logs beside it; exits 1 if anything failed.
 # FLASHKERNEL_GPU_STEPS: which of them, of "conformance python paths sanitizers" (default: all), where one call may not last that long.
-# FLASHKERNEL_SANITIZER_SAMPLE=n (default 1): the sanitizers see one case in n. FLASHKERNEL_SANITIZER_SECONDS: their time limit.
+# FLASHKERNEL_SANITIZER_SAMPLE=n (default 1): the sanitizers see one case in n. FLASHKERNEL_SANITIZER_PART=k/n: of those, part k of n
+# (from 0), so that n runs see all. FLASHKERNEL_SANITIZER_SECONDS: their time limit.
 # FLASHKERNEL_GPU_BUILD: a build folder, built elsewhere with these options, to use as it is.
 # Uses the Python found first on PATH; it needs nanobind, nanobind-backend, NumPy, torch with CUDA, pytest and hypothesis.
 set -uo pipefail
@@ -111,14 +112,14 @@ fi
 # Sanitizers, side by side: leave out the strides past 2^31, whose tensors span gigabytes. synccheck also leaves out decode by
 # clusters: it ends every launch of 16 blocks a cluster with an illegal access (docs/kernels/attention_decode.md).
 if [[ $steps == *" sanitizers "* ]]; then
-  export FK_CONFORMANCE_SAMPLE=${FLASHKERNEL_SANITIZER_SAMPLE:-1}
+  export FK_CONFORMANCE_SAMPLE=${FLASHKERNEL_SANITIZER_SAMPLE:-1} FK_CONFORMANCE_PART=${FLASHKERNEL_SANITIZER_PART:-0/1}
   tools=() statuses="$out/sanitizers"
   rm -rf "$statuses" && mkdir "$statuses"
   for tool in memcheck racecheck initcheck synccheck; do
     (
       without='*past_2_31*'
       [ $tool = synccheck ] && without+=':attention_fwd/cuda/sm90a/decode/*'
-      conformance "compute-sanitizer $tool, one case in $FK_CONFORMANCE_SAMPLE" "$tool" "*cuda*-$without" $((jobs / 4 + 1)) \
+      conformance "compute-sanitizer $tool, one case in $FK_CONFORMANCE_SAMPLE${FLASHKERNEL_SANITIZER_PART:+, part $FLASHKERNEL_SANITIZER_PART}" "$tool" "*cuda*-$without" $((jobs / 4 + 1)) \
         timeout "${FLASHKERNEL_SANITIZER_SECONDS:-1500}" compute-sanitizer --tool $tool --error-exitcode 1
       echo $failed >"$statuses/$tool"
     ) &
