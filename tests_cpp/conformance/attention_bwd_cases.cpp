@@ -349,6 +349,12 @@ void long_cases(CaseList& list, DType dtype) {
   spec.seq_q = 530;
   spec.seq_k = 640;  // whole tiles of keys: nothing is hidden
   add(list, "long_whole_grouped", spec);
+  spec.batch = 1;  // a head's first keys are seen by nobody, and come after another head's last
+  spec.heads_q = spec.heads_kv = 6;
+  spec.seq_q = 1030;
+  spec.seq_k = 1500;
+  spec.mask = Mask{"left100_right20", false, 100, 20};
+  add(list, "long_unseen_keys", spec);
   spec = {};
   spec.dtype = dtype;
   spec.batch = 1;

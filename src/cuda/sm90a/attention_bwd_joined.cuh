@@ -43,6 +43,9 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   __device__ Ring<Shape::kScoreSlots> scored() const { return {at.count}; }
   __device__ Ring<1> values() const { return {keys.count}; }
 
+  // Whether a step's dQ has not been added yet.
+  __device__ bool is_due() const { return at.count != turns.count; }
+
   // These three only issue.
   __device__ void multiply_scores(float (&x)[kBlockM / 2], std::uint32_t keys_at, std::uint32_t queries_at) {
     ptx::hold(x);
@@ -58,9 +61,9 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     Keys::issue_gradient(grad, from, queries_at, accumulate);
     ptx::wgmma_commit();
   }
-  __device__ void multiply_grad_q(std::uint32_t keys_at, std::uint32_t slot) {
+  __device__ void multiply_grad_q(std::uint32_t keys_at, std::uint32_t grad_s_at) {
     const std::uint64_t a = ptx::matrix_descriptor(keys_at + warpgroup * Shape::kKvBlockBytes, 1024, 1024);
-    const std::uint64_t b = ptx::matrix_descriptor(shared.grad_s(slot), 16, 1024);
+    const std::uint64_t b = ptx::matrix_descriptor(grad_s_at, 16, 1024);
     ptx::hold(other);
     ptx::wgmma_fence();
 #pragma unroll
@@ -159,11 +162,11 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     ++turns.count;
   }
 
-  /// One step, and dQ of the one before, if there is one: at an item's first step that is the last one of the item
-  /// before, whose K is at `keys_before`. `last`: of the item. No product is under way at either end: ptxas serialises
-  /// what crosses the loop's back edge.
+  /// One step, and dQ of the one before, if one is due: at an item's first step that is the last one of the
+  /// item before, whose K is in `keys_before`. `last`: of the item. No product is under way at either end: ptxas
+  /// serialises what crosses the loop's back edge.
   template <bool kFirst>
-  __device__ void step(const BackwardItem& item, int tile, bool follows, std::uint32_t keys_before, bool last) {
+  __device__ void step(const BackwardItem& item, int tile, std::uint32_t keys_before, bool last) {
     const std::uint32_t stage = at.slot();
     if constexpr (kFirst) {
       ptx::mbarrier_wait(shared.q_full(stage), at.parity());
@@ -186,11 +189,12 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     differentiate();
     hand_over();
     const auto late = scored().before();
-    if (!kFirst || follows) ptx::mbarrier_wait(shared.grad_s_full(late.slot()), late.parity());
-    // With no step before it multiplies whatever is there: a branch around it would have all products serialised.
-    multiply_grad_q(shared.k(kFirst ? keys_before : keys.slot()), late.slot());
+    if (!kFirst || is_due()) ptx::mbarrier_wait(shared.grad_s_full(late.slot()), late.parity());
+    // With no dQ due it multiplies what nobody writes now: a branch around it would have all products serialised.
+    multiply_grad_q(shared.k(kFirst && is_due() ? keys_before : keys.slot()),
+                    !kFirst || is_due() ? shared.grad_s(late.slot()) : shared.q(stage));
     multiply_gradient(grad_k, grad_s, shared.q(stage), !kFirst);
-    if (!kFirst || follows) take_turn();
+    if (!kFirst || is_due()) take_turn();
     // What the next step reads from shared memory first: behind the additions it would wait for them.
     const Ring<Shape::kStages> next{at.count + 1};
     const std::uint32_t next_stage = last ? stage : next.slot();
@@ -201,7 +205,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     ptx::hold(grad_v);
     Keys::hold_operand(operand);
     release(shared.grad_out_empty(stage));
-    if (!kFirst || follows) {
+    if (!kFirst || is_due()) {
       release(shared.grad_s_empty(late.slot()));
       if constexpr (kFirst) release(shared.k_empty(keys_before));
       add();
@@ -213,12 +217,12 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     ++at.count;
   }
 
-  /// dQ of the last step of all.
+  /// dQ of the last step before a pause.
   __device__ void finish() {
     const auto late = scored().before();
     const std::uint32_t slot = keys.before().slot();
     ptx::mbarrier_wait(shared.grad_s_full(late.slot()), late.parity());
-    multiply_grad_q(shared.k(slot), late.slot());
+    multiply_grad_q(shared.k(slot), shared.grad_s(late.slot()));
     take_turn();
     ptx::wgmma_wait<0>();
     ptx::hold(other);
@@ -236,26 +240,29 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
       ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
       const BackwardItem& item = *shared.item(items.slot());
       const int steps = item.steps;
-      if (steps < 0) break;
+      // Not later: an item's record is free when its last dQ has been added, and the next record may need its place.
+      if (steps <= 0 && is_due()) finish();
+      if (steps < 0) return;
       if (steps == 0) {
         Keys::template store<true>(item);
       } else {
         int tile = item.first_tile + item.tiles - 1, heads = plan.group;  // heads: left of the tile
-        step<true>(item, tile, keys.count > 0, keys.before().slot(), steps == 1);
+        step<true>(item, tile, keys.before().slot(), steps == 1);
 #pragma unroll 1
         for (int left = steps - 1; left > 0; --left) {
           if constexpr (kMasked)
             if (--heads == 0) heads = plan.group, --tile;
-          step<false>(item, tile, true, 0, left == 1);
+          step<false>(item, tile, 0, left == 1);
         }
         release(shared.v_empty());
         ++keys.count;
-        Keys::template store<false>(item);
+        Ring<BackwardLayout<Shape>::kItems> again = items;
+        ptx::hold(again.count);  // its address, kept over the loop, would spill
+        Keys::template store<false>(*shared.item(again.slot()));
       }
       __syncwarp();  // the warp has read the item
       release(shared.item_empty(items.slot()));
     }
-    if (keys.count > 0) finish();
   }
 };
 
