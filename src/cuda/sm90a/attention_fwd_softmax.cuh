@@ -57,17 +57,22 @@ __device__ inline void mask_scores(float (&score)[kCount], const KeyRange& range
   }
 }
 
+/// The largest of `m` and a row's scores in a block.
+template <int kCount>
+__device__ inline float row_maximum(const float (&score)[kCount], int half, float m) {
+#pragma unroll
+  for (int c = 0; c < kCount / 4; ++c) m = fmaxf(m, fmaxf(score[4 * c + 2 * half], score[4 * c + 2 * half + 1]));
+  m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 1));
+  return fmaxf(m, __shfl_xor_sync(kFullMask, m, 2));
+}
+
 /// The rows' maxima with a block's scores, and what their sums and outputs must be multiplied by.
 template <int kCount>
 __device__ inline void renew_maxima(const float (&score)[kCount], RunningRows& rows, float scale_log2,
                                     float (&factor)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float m = rows.maximum[half];
-#pragma unroll
-    for (int c = 0; c < kCount / 4; ++c) m = fmaxf(m, fmaxf(score[4 * c + 2 * half], score[4 * c + 2 * half + 1]));
-    m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 1));
-    m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 2));
+    const float m = row_maximum(score, half, rows.maximum[half]);
     factor[half] = ptx::exp2_approx((rows.maximum[half] - SoftmaxState::shift(m)) * scale_log2);
     rows.maximum[half] = m;
   }
@@ -113,11 +118,7 @@ __device__ inline bool exponentials(float (&score)[kCount], RunningRows& rows, f
   bool moved = false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float m = rows.maximum[half];
-#pragma unroll
-    for (int c = 0; c < kCount / 4; ++c) m = fmaxf(m, fmaxf(score[4 * c + 2 * half], score[4 * c + 2 * half + 1]));
-    m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 1));
-    m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 2));
+    const float m = row_maximum(score, half, rows.maximum[half]);
     highest[half] = m;
     moved |= (m - rows.maximum[half]) * scale_log2 > 8.0f;  // -inf - -inf is NaN: no
   }
