@@ -26,7 +26,8 @@ template <class Shape, class T, bool kModified>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attention_bwd_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan,
                          const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
-                         const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_grad_out) {
+                         const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_grad_out,
+                         const __grid_constant__ CUtensorMap map_rows) {
   extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // lines of the swizzle: 1024 bytes
   using Layout = BackwardLayout<Shape>;
   const Layout shared{ptx::shared_address(dynamic_shared)};
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (warpgroup == 0) {
     ptx::decrease_registers<Shape::kProducerRegisters>();
     if (threadIdx.x == 0)
-      produce_gradients<Shape>(p, plan, shared, &map_q, &map_k, &map_v, &map_grad_out);
+      produce_gradients<Shape>(p, plan, shared, &map_q, &map_k, &map_v, &map_grad_out, &map_rows);
     else if (threadIdx.x == 32) {
       if constexpr (Shape::kJoined)
         pass_published_turns<Shape>(p, plan, shared);
@@ -178,7 +179,8 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
            plan, make_tensor_map("attention_bwd q", q_map(f, Shape::kBlockM)),
            make_tensor_map("attention_bwd k", kv_map(f, false, Shape::kBlockN)),
            make_tensor_map("attention_bwd v", kv_map(f, true, Shape::kBlockN)),
-           make_tensor_map("attention_bwd grad_out", grad_out_map(p, Shape::kBlockM)));
+           make_tensor_map("attention_bwd grad_out", grad_out_map(p, Shape::kBlockM)),
+           make_tensor_map("attention_bwd rows", rows_map(plan.rows, q_blocks, Shape::kBlockM)));
   }
   if (!p.grad_q || q_blocks == 0 || plan.last_writes) return;
   if constexpr (Shape::kJoined)

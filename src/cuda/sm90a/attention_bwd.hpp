@@ -34,6 +34,18 @@ inline TensorMapSpec grad_out_map(const AttentionBackwardParams& p, std::uint32_
                       p.stride_grad_out_batch);
 }
 
+/// What belongs to the queries of each of `tiles` tiles: block_m of -LSE in base 2 and block_m of -D.
+inline TensorMapSpec rows_map(const float* rows, std::int64_t tiles, int block_m) {
+  TensorMapSpec map;
+  map.data = rows;
+  map.dtype = DType::kFloat32;
+  map.rank = 2;
+  map.dims[0] = {2 * block_m, 1, static_cast<std::uint32_t>(2 * block_m)};
+  map.dims[1] = {std::max<std::int64_t>(1, tiles), 2 * block_m, 1};
+  map.swizzle_bytes = 0;
+  return map;
+}
+
 /// The workspace: -D as [batch, heads_q, seq_q] in fp32 (for the repair), then per tile of queries block_m of -LSE in
 /// base 2 and block_m of -D, the sums of dQ in fp32 tiles of block_m * dim, one counter a tile, the ticket and the
 /// flag.

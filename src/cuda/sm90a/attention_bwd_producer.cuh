@@ -66,7 +66,7 @@ template <class Shape>
 __device__ inline void produce_gradients(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                          const BackwardLayout<Shape>& shared, const CUtensorMap* map_q,
                                          const CUtensorMap* map_k, const CUtensorMap* map_v,
-                                         const CUtensorMap* map_grad_out) {
+                                         const CUtensorMap* map_grad_out, const CUtensorMap* map_rows) {
   const AttentionParams& f = p.forward;
   constexpr std::uint64_t kKeep = ptx::kL2EvictLast, kPass = ptx::kL2EvictFirst;
   Ring<Shape::kStages> at;
@@ -90,10 +90,9 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
       load_tile<Shape::kColumnBlocks>(shared.q(stage), Shape::kQBlockBytes, map_q, shared.q_full(stage), kKeep,
                                       item->q_row + place.tile * Shape::kBlockM, place.h,
                                       f.is_varlen_q() ? 0 : item->b);
-      ptx::bulk_load(shared.rows(stage),
-                     plan.rows + static_cast<std::int64_t>(plan.tile_index(f.heads_q, item->b, place.h, place.tile)) *
-                                     (2 * Shape::kBlockM),
-                     Shape::kRowsBytes, shared.q_full(stage));
+      // By a map: compute-sanitizer takes a copy without one for a write of this thread, and sees races.
+      ptx::tma_load(shared.rows(stage), map_rows, shared.q_full(stage), kKeep, 0,
+                    plan.tile_index(f.heads_q, item->b, place.h, place.tile));
       if (left == item->steps) {  // K and V after the first Q, whose slot is free before theirs
         const std::uint32_t slot = keys.slot();
         const int row = item->k_row + item->n_tile * Shape::kBlockN, b = f.is_varlen_k() ? 0 : item->b;
@@ -187,6 +186,8 @@ __device__ inline void publish_turns(const AttentionBackwardParams& p, const Bac
     turn.tile = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
     turn.how = p.grad_q ? BackwardTurn::kAdd : BackwardTurn::kDrop;
     ptx::mbarrier_wait(shared.pass_empty(turns.slot()), turns.parity() ^ 1);
+    // Follows from the wait before, by way of another thread; compute-sanitizer sees only the direct way.
+    ptx::mbarrier_wait(shared.pass_full(turns.slot()), turns.parity() ^ 1);
     if (plan.ordered && p.grad_q) {
       const int before = item.n_tile - item.first_adder<Shape>(place.tile);
       if (before == 0) turn.how = BackwardTurn::kStore;
