@@ -5,15 +5,16 @@
 # (pytest --kernel-path: calls that a path refuses fall back; a path that served no call fails), and compute-sanitizer's four tools
 # over the cases. Writes OUT/report.md (default: build/gpu_checks) and logs beside it; exits 1 if anything failed.
 # FLASHKERNEL_GPU_STEPS: which of them, of "conformance python paths sanitizers" (default: all), where one call may not last that long.
-# FLASHKERNEL_SANITIZER_SAMPLE=n (default 1): the sanitizers see one case in n. FLASHKERNEL_SANITIZER_PART=k/n: of those, part k of n
-# (from 0), so that n runs see all. FLASHKERNEL_SANITIZER_SECONDS: their time limit.
+# FLASHKERNEL_SANITIZER_SAMPLE=n (default 1): the sanitizers see one case in n. FLASHKERNEL_SANITIZER_SECONDS: their time limit.
 # FLASHKERNEL_GPU_BUILD: a build folder, built elsewhere with these options, to use as it is.
 # Uses the Python found first on PATH; it needs nanobind, nanobind-backend, NumPy, torch with CUDA, pytest and hypothesis.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=${1:-build/gpu_checks}
 build=$(realpath -m "${FLASHKERNEL_GPU_BUILD:-build/gpu}")  # tests run from other folders, too
-jobs=$(($(nproc) < 24 ? $(nproc) : 24))
+cores=$(nproc)
+jobs=$((cores < 24 ? cores : 24))
+gpus=$(nvidia-smi -L | wc -l)
 archs=${FLASHKERNEL_GPU_ARCHS:-generic sm75 sm80 sm90a}
 steps=" ${FLASHKERNEL_GPU_STEPS:-conformance python paths sanitizers} "
 mkdir -p "$out"
@@ -46,33 +47,39 @@ row() {
   [ "$4" = 0 ] || failed=1
 }
 
-# conformance NAME LOG FILTER SHARDS COMMAND...: the cases in shards side by side, each under COMMAND.
-conformance() {
-  local name=$1 log=$2 filter=$3 shards=$4 begin=$SECONDS status=0 pids=()
-  shift 4
-  rm -f "$out/$log".*
-  for ((shard = 0; shard < shards; shard++)); do
-    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard OMP_NUM_THREADS=1 \
-      ${@:-timeout 900} $build/tests_cpp/kernel_conformance --gtest_filter="$filter" --gtest_brief=1 >"$out/$log.$shard" 2>&1 &
+# cases LOG FILTER PARTS COMMAND...: the cases in parts side by side, over all GPUs, each part under COMMAND; all rows of a case are
+# in one part, so that the oracle answers once. Leaves the names of those that passed in LOG.passed, what else was said in LOG.log.
+cases() {
+  local log=$1 filter=$2 parts=$3 status=0 pids=()
+  shift 3
+  for ((part = 0; part < parts; part++)); do
+    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$((part % gpus))} FK_CONFORMANCE_PART=$part/$parts OMP_NUM_THREADS=1 \
+      ${@:-timeout 900} $build/tests_cpp/kernel_conformance --gtest_filter="$filter" >"$out/$log.$part" 2>&1 &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || status=1; done
-  cat "$out/$log".[0-9]* >"$out/$log.log"
+  cat "$out/$log".[0-9]* | sed -n 's/^\[       OK \] \(.*\) (.*/\1/p' | sort -u >"$out/$log.passed"
+  cat "$out/$log".[0-9]* | awk '/^\[ RUN/ {name = $0; next} /^\[ +OK/ {name = ""; next} /^\[-/ {next}
+    {if (name != "") print name; name = ""; print}' >"$out/$log.log"
   rm -f "$out/$log".[0-9]*
-  local passed failures
-  passed=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p' "$out/$log.log" | awk '{n += $1} END {print n + 0}')
-  failures=$(grep -cE '^\[  FAILED  \] .*\(' "$out/$log.log")
-  row "$name" "${passed:-0} passed, $failures failed$(grep -hE '(ERROR|RACECHECK) SUMMARY' "$out/$log.log" |
-    awk '{n += $4; c++} END {if (NR) print ", " n " errors in " c " processes"}')" $((SECONDS - begin)) $status
+  return $status
 }
+failures() { grep -cE '^\[  FAILED  \] .*\(' "$out/$1.log"; }
 
 row "library" "$(stat -Lc %s $build/libflashkernel.so | awk '{printf "%.1f MB", $1 / 1e6}')" - 0
 if [[ $steps == *" conformance "* ]]; then
-  for arch in $archs; do  # a path at a time
-    conformance "conformance, $arch" "conformance_$arch" "*cuda/$arch*-*past_2_31*" $jobs
+  begin=$SECONDS
+  cases conformance "$(printf '*cuda/%s*:' $archs)-*past_2_31*" $cores
+  status=$?
+  for arch in $archs; do
+    row "conformance, $arch" "$(grep -c "cuda/$arch" "$out/conformance.passed") passed, $(grep -cE "^\[  FAILED  \] .*cuda/$arch.*\(" "$out/conformance.log") failed" \
+      $((SECONDS - begin)) $status
   done
   # Tensors that span gigabytes, up to 50 in a case: in few processes, or they leave each other no memory.
-  conformance "conformance, strides past 2^31" conformance_far '*cuda*past_2_31*' 2
+  begin=$SECONDS
+  cases conformance_far '*cuda*past_2_31*' 2
+  status=$?
+  row "conformance, strides past 2^31" "$(wc -l <"$out/conformance_far.passed") passed, $(failures conformance_far) failed" $((SECONDS - begin)) $status
 fi
 
 # python_tests LOG WORKERS ARGUMENTS...: the tests that a GPU changes.
@@ -109,25 +116,35 @@ if [[ $steps == *" paths "* ]]; then
   done
 fi
 
-# Sanitizers, side by side: leave out the strides past 2^31, whose tensors span gigabytes. synccheck also leaves out decode by
-# clusters: it ends every launch of 16 blocks a cluster with an illegal access (docs/kernels/attention_decode.md).
+# Sanitizers, side by side, over every case: racecheck takes five times as long as another. They leave out what launches nothing
+# (accepts_a_case) and the strides past 2^31, whose tensors span gigabytes. synccheck also leaves out decode by clusters: it ends
+# every launch of 16 blocks a cluster with an illegal access (docs/kernels/attention_decode.md).
 if [[ $steps == *" sanitizers "* ]]; then
-  export FK_CONFORMANCE_SAMPLE=${FLASHKERNEL_SANITIZER_SAMPLE:-1} FK_CONFORMANCE_PART=${FLASHKERNEL_SANITIZER_PART:-0/1}
-  tools=() statuses="$out/sanitizers"
-  rm -rf "$statuses" && mkdir "$statuses"
-  for tool in memcheck racecheck initcheck synccheck; do
+  export FK_CONFORMANCE_SAMPLE=${FLASHKERNEL_SANITIZER_SAMPLE:-1}
+  of_cases=$([ "$FK_CONFORMANCE_SAMPLE" = 1 ] && echo "every case" || echo "one case in $FK_CONFORMANCE_SAMPLE")
+  part=$(((cores + 7) / 8)) begin=$SECONDS runs=()
+  for tool in racecheck memcheck initcheck synccheck; do
+    without='*past_2_31*:*accepts_a_case'
+    [ $tool = synccheck ] && without+=':attention_fwd/cuda/sm90a/decode/*'
+    parts=$part
+    [ $tool = racecheck ] && parts=$((cores > 3 * part ? cores - 3 * part : 1))
     (
-      without='*past_2_31*'
-      [ $tool = synccheck ] && without+=':attention_fwd/cuda/sm90a/decode/*'
-      conformance "compute-sanitizer $tool, one case in $FK_CONFORMANCE_SAMPLE${FLASHKERNEL_SANITIZER_PART:+, part $FLASHKERNEL_SANITIZER_PART}" "$tool" "*cuda*-$without" $((jobs / 4 + 1)) \
-        timeout "${FLASHKERNEL_SANITIZER_SECONDS:-1500}" compute-sanitizer --tool $tool --error-exitcode 1
-      echo $failed >"$statuses/$tool"
+      cases "$tool" "*cuda*-$without" $parts timeout "${FLASHKERNEL_SANITIZER_SECONDS:-1500}" \
+        compute-sanitizer --tool $tool --error-exitcode 1
+      status=$?
+      echo $((SECONDS - begin)) >"$out/$tool.seconds"
+      exit $status
     ) &
-    tools+=($!)
+    runs+=($!)
   done
-  wait "${tools[@]}"
-  [ "$(sort -u "$statuses"/*)" = 0 ] || failed=1
-  rm -rf "$statuses"
+  for tool in racecheck memcheck initcheck synccheck; do
+    wait "${runs[0]}"
+    status=$? runs=("${runs[@]:1}")
+    row "compute-sanitizer $tool, $of_cases" "$(wc -l <"$out/$tool.passed") passed, $(failures $tool) failed$(
+      grep -hE '(ERROR|RACECHECK) SUMMARY' "$out/$tool.log" | awk '{n += $4; c++} END {print ", " n + 0 " errors in " c + 0 " processes"}')" \
+      "$(cat "$out/$tool.seconds")" $status
+    rm -f "$out/$tool.seconds"
+  done
 fi
 
 exit $failed
