@@ -69,10 +69,15 @@ def test_summary_of_known_times() -> None:
 def test_providers_alternate_after_their_warm_up() -> None:
     device = FakeDevice()
     providers = [Provider(name, [device.work(name, 1e-3)]) for name in "ab"]
-    measured, failed = measure(device, providers, Rule(warmup=2, calls=4, seconds=60))
-    assert device.log == ["a"] * 2 + ["b"] * 2 + ["a", "b"] * 4 and not failed
-    assert measured["a"].timing.calls == measured["b"].timing.calls == 4
+    measured, failed = measure(device, providers, Rule(warmup=2, calls=40, seconds=60))
+    assert device.log[:4] == ["a"] * 2 + ["b"] * 2 and not failed
+    rounds = [tuple(device.log[at : at + 2]) for at in range(4, len(device.log), 2)]
+    assert len(rounds) == 40 and set(rounds) == {("a", "b"), ("b", "a")}  # and nobody always comes after the same one
+    assert measured["a"].timing.calls == measured["b"].timing.calls == 40
     assert measured["a"].timing.p50 == pytest.approx(1e-3)
+    again = FakeDevice()
+    measure(again, [Provider(name, [again.work(name, 1e-3)]) for name in "ab"], Rule(warmup=2, calls=40, seconds=60))
+    assert again.log == device.log
 
 
 @pytest.mark.parametrize(
@@ -128,7 +133,8 @@ def test_kernels_are_in_force_outside_the_time() -> None:
         device.now += 100.0
 
     measured, _ = measure(device, providers, Rule(0, 2, 60.0), force=force)
-    assert forced == ["x/y", ""] * 3 and measured["a"].timing.max == 1.0
+    assert [sorted(forced[at : at + 2]) for at in range(0, 6, 2)] == [["", "x/y"]] * 3
+    assert measured["a"].timing.max == 1.0
 
 
 def test_a_peer_that_cannot_be_captured_is_left_out() -> None:

@@ -1,4 +1,6 @@
-"""How long calls take: every provider of a row in turn (A B A B ...), so that a change of clock or load meets them all.
+"""How long calls take: rounds of one measurement of each provider of a row, each round in an order of its own (A B C,
+B C A, ...), so that a change of clock or load meets them all, and none always follows the same other one: what comes
+after work that leaves the chip cool starts at a higher clock.
 
 The rule and the loop are the same on every device; what a device does differently (how it marks time, how it launches
 many calls) stands behind `Device`: CpuDevice here, CudaDevice in cuda_device.py, a fake one in the tests.
@@ -7,6 +9,7 @@ many calls) stands behind `Device`: CpuDevice here, CudaDevice in cuda_device.py
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -172,7 +175,7 @@ def measure(
     graph: bool = True,
     force: Callable[[str], None] = lambda patterns: None,
 ) -> tuple[dict[str, Measured], dict[str, str]]:
-    """Times every provider in turn, each until `rule` says that it is enough. Returns what was measured, and why
+    """Times the providers in rounds, each until `rule` says that it is enough. Returns what was measured, and why
     calls could not be made into a program (a capture that a library does not allow).
 
     force: puts a provider's `forced` kernels in force before it runs, outside the time that is taken.
@@ -204,11 +207,13 @@ def measure(
             spent += device.seconds(begin, end) + device.pause
     active = runnings
     longest = 0.0
+    order = random.Random(0)  # the same orders in every run
     while active:
         left = rule.calls - min(len(running.samples) for running in active)
         # Long programs are asked one by one whether it is enough.
         queue = 1 if longest > 0.01 or not active[0].samples else min(device.queue, left)
-        marks = [(running, start(running)) for _ in range(queue) for running in active]
+        rounds = (order.sample(active, len(active)) for _ in range(queue))
+        marks = [(running, start(running)) for round in rounds for running in round]
         device.synchronize()
         for running, (begin, end) in marks:
             seconds = device.seconds(begin, end)
