@@ -8,6 +8,14 @@ void add(CaseList& list, const std::string& name, const AttentionSpec& spec) {
   list.add(name, [spec](Call& call) { build_attention(call, spec); });
 }
 
+// Also without LSE, where kernels may make the row sums in another way: of weights as they were rounded.
+void add_both(CaseList& list, const std::string& name, AttentionSpec spec) {
+  add(list, name, spec);
+  if (spec.dtype == DType::kFloat32 || (spec.head_dim != 64 && spec.head_dim != 128)) return;
+  spec.lse = false;
+  add(list, name + "_without_lse", spec);
+}
+
 std::string sizes(std::int64_t q, std::int64_t k) { return "q" + std::to_string(q) + "_k" + std::to_string(k); }
 
 // Every row of one kv head of one batch entry.
@@ -37,7 +45,7 @@ void mask_cases(CaseList& list) {
       spec.seq_q = 259;
       spec.seq_k = 1037;
       spec.head_dim = 64;
-      add(list, std::string("blocks_") + mask.name + "_" + short_name(dtype), spec);
+      add_both(list, std::string("blocks_") + mask.name + "_" + short_name(dtype), spec);
     }
   // Heads whose tiles of 128 or 256 queries come in twos: kernels that pair a heavy tile with a light one do it here.
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
@@ -48,7 +56,7 @@ void mask_cases(CaseList& list) {
       spec.seq_q = spec.seq_k = d == 64 ? 264 : 250;
       spec.head_dim = d;
       spec.mask = kCausal;
-      add(list, "pairs_of_tiles_" + std::to_string(d) + "_" + short_name(dtype), spec);
+      add_both(list, "pairs_of_tiles_" + std::to_string(d) + "_" + short_name(dtype), spec);
     }
 }
 
@@ -164,7 +172,7 @@ void extreme_cases(CaseList& list) {
       // it.
       spec.factor = 5000;
       spec.adjust = make_logits_huge;
-      add(list, std::string("logits_1e5_") + mask.name + suffix, spec);
+      add_both(list, std::string("logits_1e5_") + mask.name + suffix, spec);
     }
     {
       AttentionSpec spec;  // all scores equal and far below any finite stand-in for -inf: the mean of v
@@ -209,7 +217,7 @@ void extreme_cases(CaseList& list) {
         t.v->set_at({0, 1, 290, 5}, kNan);
         t.v->set_at({1, 4, 70, 0}, kInfinity);
       };
-      add(list, std::string("masks_hide_nan_values_") + mask.name + suffix, spec);
+      add_both(list, std::string("masks_hide_nan_values_") + mask.name + suffix, spec);
     }
     {
       AttentionSpec spec;
@@ -255,12 +263,12 @@ void shift_cases(CaseList& list) {
       // By 8 to 16 in each block, whichever end a kernel starts from; under the window also behind blocks that a row
       // doesn't see.
       for (const Mask& mask : {kFull, kCausal, kWindow})
-        add(list, std::string("scores_rise_") + mask.name + suffix,
+        add_both(list, std::string("scores_rise_") + mask.name + suffix,
             bumped(dtype, 150, d, mask, [](std::int64_t j) { return static_cast<double>(kKeys - j) / 8; }));
       // exp(20) = 2^29, exp(200) is infinite. Some rows of the window see them.
       for (const Mask& mask : {kFull, kWindow})
         for (const double jump : {20.0, 200.0})
-          add(list, "scores_jump_" + std::to_string(static_cast<int>(jump)) + "_" + mask.name + suffix,
+          add_both(list, "scores_jump_" + std::to_string(static_cast<int>(jump)) + "_" + mask.name + suffix,
               bumped(dtype, 260, d, mask, [jump](std::int64_t j) { return j >= 450 && j < 457 ? jump : 0.0; }));
       for (const double number : {kNan, kInfinity}) {
         AttentionSpec spec = bumped(dtype, 150, d, kCausal, [](std::int64_t j) { return j < 150 ? 20.0 : 0.0; });
@@ -269,7 +277,7 @@ void shift_cases(CaseList& list) {
           t.k->set_at({0, 0, 530, 0}, number);  // of one head; rows 2, 5, 8 make 0 * infinity = NaN of it
           t.v->set_at({0, 1, 540, 3}, number);  // of the other; two rows in three see them
         };
-        add(list, std::string("scores_rise_past_") + (number == kInfinity ? "infinity" : "nan") + suffix, spec);
+        add_both(list, std::string("scores_rise_past_") + (number == kInfinity ? "infinity" : "nan") + suffix, spec);
       }
     }
 }
@@ -358,6 +366,15 @@ void other_cases(CaseList& list) {
     spec.dtype = dtype;
     spec.lse = false;
     add(list, "without_lse" + suffix, spec);
+    for (const std::int64_t d : {64, 128}) {
+      spec = {};
+      spec.dtype = dtype;
+      spec.seq_q = spec.seq_k = 270;
+      spec.head_dim = d;
+      spec.mask = kCausal;
+      spec.sinks = true;
+      add_both(list, "sinks_" + std::to_string(d) + suffix, spec);
+    }
     spec = {};
     spec.dtype = dtype;
     spec.seq_k = 0;

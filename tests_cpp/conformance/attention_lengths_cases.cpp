@@ -65,6 +65,39 @@ void varlen_cases(CaseList& list) {
     }
 }
 
+// Without LSE kernels may make the row sums in another way (attention_fwd_cases.cpp).
+void without_lse_cases(CaseList& list) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+    for (const std::int64_t d : {64, 128})
+      for (const Mask& mask : {kFull, kCausal}) {
+        const std::string suffix =
+            std::string(mask.name) + "_d" + std::to_string(d) + "_without_lse_" + short_name(dtype);
+        AttentionSpec common;
+        common.dtype = dtype;
+        common.heads_q = 4;
+        common.head_dim = d;
+        common.mask = mask;
+        common.lse = false;
+        for (const Lengths& each : {lengths()[1], lengths()[6], lengths()[10]}) {
+          VarlenSpec spec;
+          spec.common = common;
+          spec.lengths_q = each.q;
+          spec.lengths_k = each.k;
+          list.add(std::string("varlen_") + each.name + "_" + suffix,
+                   [spec](Call& call) { build_attention_varlen(call, spec); });
+        }
+        for (const std::int64_t page_size : {16, 256}) {
+          PagedSpec spec;
+          spec.common = common;
+          spec.common.seq_q = 270;
+          spec.page_size = page_size;
+          spec.lengths = {270, 0, 600, 2 * page_size + 1};
+          list.add("paged_prefill_page" + std::to_string(page_size) + "_" + suffix,
+                   [spec](Call& call) { build_attention_paged(call, spec); });
+        }
+      }
+}
+
 void paged_cases(CaseList& list) {
   const auto add = [&](const std::string& name, const PagedSpec& spec) {
     list.add("paged_" + name + "_" + short_name(spec.common.dtype),
@@ -148,6 +181,7 @@ void paged_cases(CaseList& list) {
 
 void cases(CaseList& list) {
   varlen_cases(list);
+  without_lse_cases(list);
   paged_cases(list);
 }
 

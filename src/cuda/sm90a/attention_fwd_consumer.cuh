@@ -22,6 +22,7 @@ struct Consumer {
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kScores = kBlockN / 2;       // a thread's elements of 64 x kBlockN
   static constexpr int kValueSteps = kBlockN / 16;  // of 16 keys
+  static constexpr int kOut = Shape::kDim / 2 + (Shape::kSums ? 4 : 0);
 
   const AttentionParams& p;
   const ForwardPlan& plan;
@@ -32,7 +33,7 @@ struct Consumer {
   Ring<Shape::kQSlots> tiles;   // the current tile's
   Ring<Shape::kStages> blocks;  // the next block's K and V; while values are due, their V is at blocks.before()
   float score[kScores];
-  float out[Shape::kDim / 2];
+  float out[kOut];  // and, with kSums, of each of this thread's rows the sum twice
   std::uint32_t weights[kValueSteps][4];  // the exponentials of the block before, as operands of its values
   RunningRows rows;
 
@@ -105,7 +106,7 @@ struct Consumer {
 
   __device__ void rescale_output(const float (&factor)[2]) {
 #pragma unroll
-    for (int c = 0; c < Shape::kDim / 8; ++c)
+    for (int c = 0; c < kOut / 4; ++c)
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[4 * c + e] *= factor[e / 2];
   }
@@ -118,7 +119,7 @@ struct Consumer {
       pack_weights();
     } else {
       renew_maxima(score, rows, plan.scale_log2, factor);
-      fill_weights<T>(score, weights, rows, plan.scale_log2, true, rows.sum);
+      fill_weights<T, !Shape::kSums>(score, weights, rows, plan.scale_log2, true, rows.sum);
     }
   }
 
@@ -128,9 +129,9 @@ struct Consumer {
     float sum[2];
 #pragma unroll 1
     for (bool is_final = false;; is_final = true) {
-      const bool is_over = fill_weights<T>(score, weights, rows, plan.scale_log2, is_final, sum);
+      const bool is_over = fill_weights<T, !Shape::kSums>(score, weights, rows, plan.scale_log2, is_final, sum);
       // Or the compiler adds the sums up once it is known that they are wanted, and keeps all exponentials for it.
-      ptx::hold(sum);
+      if constexpr (!Shape::kSums) ptx::hold(sum);
       if (is_final || !__any_sync(kFullMask, is_over)) break;
       float factor[2];
       renew_maxima(score, rows, plan.scale_log2, factor);

@@ -77,9 +77,9 @@ __device__ inline void send_rows(const AttentionParams& p, const TileRecord& til
 
 /// The whole output by way of Shape::kOutSlots places, a block of 64 columns in each, which serve in turn from block
 /// kBlock on: while one is filled, the copy engine reads the one before.
-template <class Shape, class T, int kBlock = 0>
+template <class Shape, class T, int kBlock = 0, int kOut>
 __device__ inline void send_in_turn(const AttentionParams& p, const TileRecord& tile, const CUtensorMap* map_out,
-                                    const float (&out)[Shape::kDim / 2], const float (&factor)[2], std::uint32_t places,
+                                    const float (&out)[kOut], const float (&factor)[2], std::uint32_t places,
                                     int barrier) {
   if constexpr (kBlock < Shape::kColumnBlocks) {
     if (kBlock == 0 || kBlock >= Shape::kOutSlots) {
@@ -96,8 +96,8 @@ __device__ inline void send_in_turn(const AttentionParams& p, const TileRecord& 
 /// The output, times a factor, from registers to global memory, one of the thread's two rows after the other. The four
 /// lanes of a row hold two of each eight columns; they exchange, so that each has eight and stores 16 bytes. All of a
 /// row's exchanges come before its first store: a branch between them would have each one wait for the one before.
-template <class Shape, class T>
-__device__ inline void store_rows(const AttentionParams& p, const TileRecord& tile, const float (&out)[Shape::kDim / 2],
+template <class Shape, class T, int kOut>
+__device__ inline void store_rows(const AttentionParams& p, const TileRecord& tile, const float (&out)[kOut],
                                   const float (&factor)[2]) {
   const int lane = threadIdx.x % 32, quarter = lane % 4;
   const bool odd = quarter & 1, upper = quarter & 2;
@@ -183,17 +183,21 @@ __device__ inline void finish_sums(const AttentionParams& p, const TileRecord& t
 /// Divides by the row sums, writes LSE and starts the output's way to global memory. A warp issues one instruction
 /// after the other here, and nobody else may have work: what is asked for by few (LSE, sinks) stays behind one branch,
 /// and what waits for its own result (sums, exchanges) comes in many independent ones.
-template <class Shape, class T>
+template <class Shape, class T, int kOut>
 __device__ inline void finish_rows(const AttentionParams& p, const TileRecord& tile, const CUtensorMap* map_out,
-                                   float (&out)[Shape::kDim / 2], RunningRows& rows, bool scores_are_final,
+                                   float (&out)[kOut], RunningRows& rows, bool scores_are_final,
                                    bool partly_masked, int* met_nan, std::uint32_t place, int barrier) {
   const int first = tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   float total[2], factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    total[half] = rows.sum[half];
-    total[half] += __shfl_xor_sync(kFullMask, total[half], 1);
-    total[half] += __shfl_xor_sync(kFullMask, total[half], 2);
+    if constexpr (Shape::kSums) {
+      total[half] = out[Shape::kDim / 2 + 2 * half];
+    } else {
+      total[half] = rows.sum[half];
+      total[half] += __shfl_xor_sync(kFullMask, total[half], 1);
+      total[half] += __shfl_xor_sync(kFullMask, total[half], 2);
+    }
     factor[half] = total[half] == 0.0f ? 0.0f : ptx::reciprocal_approx(total[half]);
   }
   if (p.lse || p.sinks) finish_sums(p, tile, rows, scores_are_final, first, total, factor);

@@ -20,6 +20,7 @@ namespace flashkernel::cuda::sm90a {
 template <int kDim_, int kConsumers_, int kBlockN_, int kQSlots_, int kStages_ = 2, bool kTurns_ = true,
           int kOutSlots_ = 0>
 struct ForwardShape {
+  static constexpr bool kSums = false;  // see SummedShape
   static constexpr bool kTurns = kTurns_;
   static constexpr int kOutSlots = kOutSlots_;
   static_assert(kOutSlots == 0 || kQSlots_ == 1, "with two places of Q the output takes one");
@@ -39,6 +40,14 @@ struct ForwardShape {
       kQSlots * kConsumers * kQBytes + 2 * kStages * kKvBytes + kConsumers * kOutSlots * kQBlockBytes;
 };
 
+/// The same with row sums from the tensor cores: behind the columns of V lie eight of ones, as the first columns of a
+/// block of 64 behind each slot. They are sums of the weights as they were rounded, which the output divides by as
+/// well, but too coarse for LSE.
+template <class Shape>
+struct SummedShape : Shape {
+  static constexpr bool kSums = true;
+};
+
 /// One tile of queries of one head.
 struct TileRecord {
   int b, h, g;      // sequence, head of q, head of k and v
@@ -54,11 +63,13 @@ struct TileRecord {
 /// Where things lie in dynamic shared memory, as 32-bit addresses.
 template <class Shape>
 struct SharedLayout {
+  static constexpr int kOnesBytes = Shape::kSums ? Shape::kKvBlockBytes : 0, kValueBytes = Shape::kKvBytes + kOnesBytes;
+  static constexpr int kTileBytes = Shape::kTileBytes + Shape::kStages * kOnesBytes;
   static constexpr int kRecords = 4;
   static constexpr int kBarriers = 2 * Shape::kQSlots * Shape::kConsumers + 4 * Shape::kStages + 2 * kRecords;
   static constexpr int kRecordBytes = (sizeof(TileRecord) + 15) / 16 * 16;
   static constexpr int kBytes =
-      Shape::kTileBytes + kBarriers * 8 + kRecords * (Shape::kConsumers + 1) * kRecordBytes + 4 * Shape::kConsumers;
+      kTileBytes + kBarriers * 8 + kRecords * (Shape::kConsumers + 1) * kRecordBytes + 4 * Shape::kConsumers;
   static_assert(kBytes <= 227 * 1024, "a block of sm_90 has 227 KB");
 
   std::uint32_t base;
@@ -69,11 +80,12 @@ struct SharedLayout {
   __device__ std::uint32_t k(int stage) const {
     return base + Shape::kQSlots * Shape::kConsumers * Shape::kQBytes + stage * Shape::kKvBytes;
   }
-  __device__ std::uint32_t v(int stage) const { return k(Shape::kStages + stage); }
+  __device__ std::uint32_t v(int stage) const { return k(Shape::kStages) + stage * kValueBytes; }
+  __device__ std::uint32_t ones(int stage) const { return v(stage) + Shape::kKvBytes; }
   __device__ std::uint32_t out(int warpgroup) const {
-    return k(2 * Shape::kStages) + warpgroup * Shape::kOutSlots * Shape::kQBlockBytes;
+    return v(Shape::kStages) + warpgroup * Shape::kOutSlots * Shape::kQBlockBytes;
   }
-  __device__ std::uint32_t barrier(int i) const { return base + Shape::kTileBytes + 8 * i; }
+  __device__ std::uint32_t barrier(int i) const { return base + kTileBytes + 8 * i; }
   __device__ std::uint32_t q_full(int slot, int warpgroup) const {
     return barrier(slot * Shape::kConsumers + warpgroup);
   }

@@ -79,10 +79,10 @@ __device__ inline void renew_maxima(const float (&score)[kCount], RunningRows& r
 }
 
 /// The exponentials of a block's scores, shifted by the rows' maxima so far, rounded and packed as operands of its
-/// values; `sum` gets their sums, and the scores stay. True in a thread that has one over 2^8, infinite or NaN: with
+/// values; with kSum `sum` gets their sums, and the scores stay. True in a thread that has one over 2^8, infinite or NaN: with
 /// new maxima it must do it again. A row without a maximum is shifted by -inf, so that its scores all become infinite
 /// or NaN; `is_final`: by 0, since nothing is seen up to here.
-template <class T, int kCount>
+template <class T, bool kSum, int kCount>
 __device__ inline bool fill_weights(const float (&score)[kCount], std::uint32_t (&weights)[kCount / 8][4],
                                     const RunningRows& rows, float scale_log2, bool is_final, float (&sum)[2]) {
   float shift[2];
@@ -97,8 +97,10 @@ __device__ inline bool fill_weights(const float (&score)[kCount], std::uint32_t 
     for (int e = 0; e < 4; ++e) {
       const float low = ptx::exp2_approx(fmaf(score[8 * n + 2 * e], scale_log2, -shift[e % 2]));
       const float high = ptx::exp2_approx(fmaf(score[8 * n + 2 * e + 1], scale_log2, -shift[e % 2]));
-      sum[e % 2] += low;
-      sum[e % 2] += high;
+      if constexpr (kSum) {
+        sum[e % 2] += low;
+        sum[e % 2] += high;
+      }
       weights[n][e] = pack<T>(low, high);
     }
     largest = ptx::max3_u16x2(largest, weights[n][0], weights[n][1]);
