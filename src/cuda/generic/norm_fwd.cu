@@ -41,7 +41,8 @@ bool with_held_kernel(const NormParams& p, std::int64_t vectors, int num_sms, F 
   const bool few = p.rows < 4 * static_cast<std::int64_t>(num_sms);
   if (few && vectors <= 128) return f(held_kernel<T, 128, 1, 1, 1536, true>, 128, 1), true;
   if (few && vectors <= 512) return f(held_kernel<T, 256, 1, 2, 1024, true>, 256, 1), true;
-  if (vectors <= 64 || p.features > 8192) return false;
+  if (vectors <= 64 || vectors > 2048 || p.features > 16384 || (p.features > 8192 && (few || !p.residual)))
+    return false;
   if (p.residual) {  // twice the loads of a row want more threads instead of more registers
     if (vectors <= 96) return f(held_kernel<T, 96, 1, 1, 2048, false>, 96, 1), true;
     if (vectors <= 128) return f(held_kernel<T, 128, 1, 1, 2048, false>, 128, 1), true;
@@ -59,12 +60,12 @@ bool with_held_kernel(const NormParams& p, std::int64_t vectors, int num_sms, F 
     }
     if (vectors <= 1024) return f(held_kernel<T, 256, 1, 4, 1024, false>, 256, 1), true;
   }
-  if constexpr (N == 4) return f(held_kernel<T, 512, 1, 4, 1024, false>, 512, 1), true;
-  return false;
+  return f(held_kernel<T, 512, 1, 4, 1024, false>, 512, 1), true;
 }
 
 /// The shapes of with_row_shape that the above leaves: rows of up to 64 or 97 to 128 vectors, LayerNorm of 257 to 512
-/// vectors of 16-bit elements, and more than 8192 features. norm_kernel is not compiled for the others.
+/// vectors of 16-bit elements, and more than 8192 features but some with a residual. norm_kernel is not compiled for
+/// the others.
 template <int N>
 constexpr bool left_to_norm_kernel(int threads, int held) {
   return threads == 32 || threads == 1024 || (N == 8 && held == 4 && (threads == 128 || threads == 512));

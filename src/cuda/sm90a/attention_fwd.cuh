@@ -224,13 +224,11 @@ struct ForwardTiles<192> {
 };
 template <>
 struct ForwardTiles<256> {
-  using Long = ForwardShape<256, 2, 80, 1>;                  // 64 + 4 x 40 KB
-  using Short = ForwardShape<256, 2, 64, 1, 2, true, 2>;     // 64 + 4 x 32 + 32 KB
+  using Only = ForwardShape<256, 2, 64, 1, 2, true, 2>;      // 64 + 4 x 32 + 32 KB
   using Modified = ForwardShape<256, 2, 48, 1, 2, true, 2>;  // 64 + 4 x 24 + 32 KB
   template <class F>
-  static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
-    if (p.seq_q > 4096) return launch_with(Long{});
-    launch_with(Short{});
+  static void choose(const AttentionParams&, const CudaDeviceProperties&, F&& launch_with) {
+    launch_with(Only{});
   }
 };
 

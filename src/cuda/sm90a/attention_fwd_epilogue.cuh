@@ -1,6 +1,5 @@
 // The end of a row block in the Hopper forward kernel: divide by the row sums, write LSE, note rows that met NaN behind
-// a mask, and send the output to global memory: through the place of the warpgroup's Q, places of its own, or from
-// registers.
+// a mask, and send the output to global memory: through the place of the warpgroup's Q, or places of its own.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -93,56 +92,6 @@ __device__ inline void send_in_turn(const AttentionParams& p, const TileRecord& 
   }
 }
 
-/// The output, times a factor, from registers to global memory, one of the thread's two rows after the other. The four
-/// lanes of a row hold two of each eight columns; they exchange, so that each has eight and stores 16 bytes. All of a
-/// row's exchanges come before its first store: a branch between them would have each one wait for the one before.
-template <class Shape, class T, int kOut>
-__device__ inline void store_rows(const AttentionParams& p, const TileRecord& tile, const float (&out)[kOut],
-                                  const float (&factor)[2]) {
-  const int lane = threadIdx.x % 32, quarter = lane % 4;
-  const bool odd = quarter & 1, upper = quarter & 2;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    std::uint32_t w[Shape::kDim / 32][4];  // [m][e]: of columns 32 m + 8 e this lane's two, at first
-#pragma unroll
-    for (int m = 0; m < Shape::kDim / 32; ++m) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        w[m][e] =
-            pack<T>(out[16 * m + 4 * e + 2 * half] * factor[half], out[16 * m + 4 * e + 2 * half + 1] * factor[half]);
-      const auto exchange = [](bool second, std::uint32_t& a, std::uint32_t& b, int lanes) {
-        const std::uint32_t other = __shfl_xor_sync(kFullMask, second ? a : b, lanes);
-        (second ? a : b) = other;
-      };
-      exchange(odd, w[m][0], w[m][1], 1);
-      exchange(odd, w[m][2], w[m][3], 1);
-      exchange(upper, w[m][0], w[m][2], 2);
-      exchange(upper, w[m][1], w[m][3], 2);
-    }
-    const int i = tile.first_query + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * half;
-    if (i >= tile.range.q_len) continue;
-    T* const to = static_cast<T*>(p.out) + p.out_offset(tile.b, tile.h, i);
-    if (p.head_dim_v == Shape::kDim) {
-#pragma unroll
-      for (int m = 0; m < Shape::kDim / 32; ++m)
-        *reinterpret_cast<uint4*>(to + 32 * m + 8 * quarter) = uint4{w[m][0], w[m][1], w[m][2], w[m][3]};
-      continue;
-    }
-#pragma unroll
-    for (int m = 0; m < Shape::kDim / 32; ++m) {
-      const int column = 32 * m + 8 * quarter, count = static_cast<int>(p.head_dim_v) - column;
-      if (count >= 8) {
-        *reinterpret_cast<uint4*>(to + column) = uint4{w[m][0], w[m][1], w[m][2], w[m][3]};
-      } else {
-        const T* const values = reinterpret_cast<const T*>(w[m]);
-#pragma unroll
-        for (int e = 0; e < 8; ++e)
-          if (e < count) to[column + e] = values[e];
-      }
-    }
-  }
-}
-
 /// Whether a row of this thread's has a result that is not finite. Four sums a row, or each addition waits for the
 /// last.
 template <int kCount>
@@ -185,8 +134,8 @@ __device__ inline void finish_sums(const AttentionParams& p, const TileRecord& t
 /// and what waits for its own result (sums, exchanges) comes in many independent ones.
 template <class Shape, class T, int kOut>
 __device__ inline void finish_rows(const AttentionParams& p, const TileRecord& tile, const CUtensorMap* map_out,
-                                   float (&out)[kOut], RunningRows& rows, bool scores_are_final,
-                                   bool partly_masked, int* met_nan, std::uint32_t place, int barrier) {
+                                   float (&out)[kOut], RunningRows& rows, bool scores_are_final, bool partly_masked,
+                                   int* met_nan, std::uint32_t place, int barrier) {
   const int first = tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   float total[2], factor[2];
 #pragma unroll
@@ -206,10 +155,8 @@ __device__ inline void finish_rows(const AttentionParams& p, const TileRecord& t
   if constexpr (Shape::kQSlots > 1) {
     stage_rows<T, 0, Shape::kColumnBlocks>(out, factor, place);
     send_rows<T, 0, Shape::kColumnBlocks>(p, tile, map_out, place, barrier);
-  } else if constexpr (Shape::kOutSlots > 0) {
-    send_in_turn<Shape, T>(p, tile, map_out, out, factor, place, barrier);
   } else {
-    store_rows<Shape, T>(p, tile, out, factor);
+    send_in_turn<Shape, T>(p, tile, map_out, out, factor, place, barrier);
   }
 }
 

@@ -14,16 +14,16 @@ namespace flashkernel::cuda::sm90a {
 /// kConsumers warpgroups own 64 queries each; keys come kBlockN at a time through kStages slots for K and as many for
 /// V. kQSlots 2: a tile's output leaves through the place of its Q while the next tile's Q is there already. kQSlots 1:
 /// Q's place is free for the next Q once the last scores are done, and the output leaves through kOutSlots places of
-/// its own, 64 columns at a time; with none, from registers. kTurns: warpgroups issue their products in turn. Without,
-/// each goes its own way as far as the slots allow, and every other tile gives its rows to the warpgroups in reverse,
-/// so that under a causal mask none has the longer rows each time.
+/// its own, 64 columns at a time. kTurns: warpgroups issue their products in turn. Without, each goes its own way as
+/// far as the slots allow, and every other tile gives its rows to the warpgroups in reverse, so that under a causal
+/// mask none has the longer rows each time.
 template <int kDim_, int kConsumers_, int kBlockN_, int kQSlots_, int kStages_ = 2, bool kTurns_ = true,
           int kOutSlots_ = 0>
 struct ForwardShape {
   static constexpr bool kSums = false;  // see SummedShape
   static constexpr bool kTurns = kTurns_;
   static constexpr int kOutSlots = kOutSlots_;
-  static_assert(kOutSlots == 0 || kQSlots_ == 1, "with two places of Q the output takes one");
+  static_assert((kOutSlots == 0) == (kQSlots_ > 1), "the output leaves through one of two places of Q, or its own");
   static constexpr int kDim = kDim_, kConsumers = kConsumers_, kBlockN = kBlockN_;
   static constexpr int kQSlots = kQSlots_, kStages = kStages_;
   static constexpr int kBlockM = 64 * kConsumers;

@@ -26,7 +26,14 @@ class Row {
     if constexpr (kVectors > 0) {
       Packed<T, N> loaded[kVectors];
 #pragma unroll
-      for (int j = 0; j < kVectors; ++j) loaded[j] = load(first(j), holds(j));
+      for (int j = 0; j < kVectors; ++j) {
+        if constexpr (kThreads <= 256) {
+          loaded[j] = load(first(j), holds(j));
+        } else {  // by the condition inside of `load` 512 threads took 75 registers, for 62: one block instead of two
+          loaded[j] = {};
+          if (holds(j)) loaded[j] = load(first(j), true);
+        }
+      }
       change(loaded);
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
