@@ -5,7 +5,9 @@
 # (pytest --kernel-path: calls that a path refuses fall back; a path that served no call fails), and compute-sanitizer's four tools
 # over the cases. Writes OUT/report.md (default: build/gpu_checks) and logs beside it; exits 1 if anything failed.
 # FLASHKERNEL_GPU_STEPS: which of them, of "conformance python paths sanitizers" (default: all), where one call may not last that long.
-# FLASHKERNEL_SANITIZER_SAMPLE=n (default 1): the sanitizers see one case in n. FLASHKERNEL_SANITIZER_SECONDS: their time limit.
+# FLASHKERNEL_SANITIZER_SAMPLE=n (default 1): the sanitizers see one case in n. FLASHKERNEL_SANITIZER_PART=k/n: of those, part k of n
+# (from 0), so that n runs see all. FLASHKERNEL_SANITIZER_SECONDS: their time limit. FLASHKERNEL_SANITIZER_ROWS: only these rows of the
+# registry, as GoogleTest's filters name them (default: *cuda*).
 # FLASHKERNEL_GPU_BUILD: a build folder, built elsewhere with these options, to use as it is.
 # Uses the Python found first on PATH; it needs nanobind, nanobind-backend, NumPy, torch with CUDA, pytest and hypothesis.
 set -uo pipefail
@@ -19,6 +21,7 @@ archs=${FLASHKERNEL_GPU_ARCHS:-generic sm75 sm80 sm90a}
 steps=" ${FLASHKERNEL_GPU_STEPS:-conformance python paths sanitizers} "
 mkdir -p "$out"
 failed=0
+share=0/1
 
 [ -n "${FLASHKERNEL_GPU_BUILD:-}" ] ||
   { cmake -S . -B $build -G Ninja -DFLASHKERNEL_CUDA=ON -DFLASHKERNEL_PYTHON=ON -DFLASHKERNEL_TESTS=ON \
@@ -47,13 +50,13 @@ row() {
   [ "$4" = 0 ] || failed=1
 }
 
-# cases LOG FILTER PARTS COMMAND...: the cases in parts side by side, over all GPUs, each part under COMMAND; all rows of a case are
-# in one part, so that the oracle answers once. Leaves the names of those that passed in LOG.passed, what else was said in LOG.log.
+# cases LOG FILTER PARTS COMMAND...: the cases (of part $share, "k/n") in parts side by side, over all GPUs, each under COMMAND; all
+# rows of a case are in one part, so that the oracle answers once. Leaves the names of those that passed in LOG.passed, what else was said in LOG.log.
 cases() {
   local log=$1 filter=$2 parts=$3 status=0 pids=()
   shift 3
   for ((part = 0; part < parts; part++)); do
-    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$((part % gpus))} FK_CONFORMANCE_PART=$part/$parts OMP_NUM_THREADS=1 \
+    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$((part % gpus))} FK_CONFORMANCE_PART=$((${share%/*} * parts + part))/$((${share#*/} * parts)) OMP_NUM_THREADS=1 \
       ${@:-timeout 900} $build/tests_cpp/kernel_conformance --gtest_filter="$filter" >"$out/$log.$part" 2>&1 &
     pids+=($!)
   done
@@ -116,21 +119,22 @@ if [[ $steps == *" paths "* ]]; then
   done
 fi
 
-# Sanitizers, side by side, over every case: racecheck takes five times as long as another. They leave out what launches nothing
-# (accepts_a_case) and the strides past 2^31, whose tensors span gigabytes. synccheck also leaves out decode by clusters: it ends
-# every launch of 16 blocks a cluster with an illegal access (docs/kernels/attention_decode.md).
+# Sanitizers, side by side, each case run once. On two H200s every case takes some 25 minutes, most of them racecheck's over
+# attention_fwd/cuda/generic/tiled. Left out are what launches nothing (accepts_a_case) and the strides past 2^31, whose tensors span
+# gigabytes; of synccheck also decode by clusters: it ends every launch of 16 blocks a cluster with an illegal access
+# (docs/kernels/attention_decode.md). The numbers of processes are fixed, so that the parts of several runs are the same everywhere.
 if [[ $steps == *" sanitizers "* ]]; then
-  export FK_CONFORMANCE_SAMPLE=${FLASHKERNEL_SANITIZER_SAMPLE:-1}
+  export FK_CONFORMANCE_SAMPLE=${FLASHKERNEL_SANITIZER_SAMPLE:-1} FK_CONFORMANCE_REPEATS=1
+  share=${FLASHKERNEL_SANITIZER_PART:-0/1}
   of_cases=$([ "$FK_CONFORMANCE_SAMPLE" = 1 ] && echo "every case" || echo "one case in $FK_CONFORMANCE_SAMPLE")
-  part=$(((cores + 7) / 8)) begin=$SECONDS runs=()
+  of_cases+="${FLASHKERNEL_SANITIZER_ROWS:+ of $FLASHKERNEL_SANITIZER_ROWS}${FLASHKERNEL_SANITIZER_PART:+, part $share}"
+  begin=$SECONDS runs=()
   for tool in racecheck memcheck initcheck synccheck; do
     without='*past_2_31*:*accepts_a_case'
     [ $tool = synccheck ] && without+=':attention_fwd/cuda/sm90a/decode/*'
-    parts=$part
-    [ $tool = racecheck ] && parts=$((cores > 3 * part ? cores - 3 * part : 1))
     (
-      cases "$tool" "*cuda*-$without" $parts timeout "${FLASHKERNEL_SANITIZER_SECONDS:-1500}" \
-        compute-sanitizer --tool $tool --error-exitcode 1
+      cases "$tool" "${FLASHKERNEL_SANITIZER_ROWS:-*cuda*}-$without" $([ $tool = racecheck ] && echo 20 || echo 4) \
+        timeout "${FLASHKERNEL_SANITIZER_SECONDS:-3000}" compute-sanitizer --tool $tool --error-exitcode 1
       status=$?
       echo $((SECONDS - begin)) >"$out/$tool.seconds"
       exit $status
