@@ -22,6 +22,13 @@ FEATURES = [
 ]
 
 
+def check_without_lse(make, alone, out, truth):
+    """Hopper's kernels may sum rows in another way where no LSE is wanted; elsewhere it is the same bit for bit."""
+    make.check(alone, truth)
+    if not make.on_gpu:
+        np.testing.assert_array_equal(f64(alone), f64(out))
+
+
 @pytest.mark.parametrize("options", FEATURES)
 def test_dense(make, options):
     q, k, v = make.normal(2, 4, 9, 16), make.normal(2, 2, 13, 16), make.normal(2, 2, 13, 8)
@@ -29,7 +36,7 @@ def test_dense(make, options):
     truth, true_lse = reference.attention(f64(q), f64(k), f64(v), **options)
     make.check(out, truth)
     testing.assert_close(lse, true_lse, "float32")
-    np.testing.assert_array_equal(f64(fk.attention(q, k, v, **options, **make.kwargs)), f64(out))
+    check_without_lse(make, fk.attention(q, k, v, **options, **make.kwargs), out, truth)
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 1, 1), (1, 4, 1, 1), (1, 1, 9, 13), (4, 4, 9, 1), (13,), (9, 13)])
@@ -59,7 +66,7 @@ def test_two_and_three_dims(make):
     make.check(out, truth)
     testing.assert_close(lse, true_lse, "float32")
     single = fk.attention(q[0], k[0], k[0], **make.kwargs)
-    np.testing.assert_array_equal(f64(single), f64(out)[0])
+    check_without_lse(make, single, out[0], truth[0])
 
 
 def test_transposed_views_and_out(make):

@@ -136,8 +136,6 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   __device__ void take_turn() {
     ptx::mbarrier_wait(shared.turn_full(turns.slot()), turns.parity());
     turn = *shared.turn(turns.slot());
-    __syncwarp();  // all lanes have read it
-    release(shared.turn_empty(turns.slot()));
     sum = plan.sums + static_cast<std::int64_t>(turn.tile) * (kBlockM * Shape::kDim) +
           Shape::joined_sum_index(static_cast<int>(threadIdx.x) / 32 - 4, 0, lane());
     ptx::hold(sum);  // here, not behind the additions
@@ -159,7 +157,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
         *reinterpret_cast<float4*>(to + c * kStride) =
             float4{other[4 * c], other[4 * c + 1], other[4 * c + 2], other[4 * c + 3]};
     }
-    __syncwarp();  // all lanes have added
+    __syncwarp();  // all lanes have read the record, and added
     release(done);
     ++turns.count;
   }

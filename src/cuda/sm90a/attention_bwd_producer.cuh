@@ -186,8 +186,6 @@ __device__ inline void publish_turns(const AttentionBackwardParams& p, const Bac
     turn.tile = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
     turn.how = p.grad_q ? BackwardTurn::kAdd : BackwardTurn::kDrop;
     ptx::mbarrier_wait(shared.pass_empty(turns.slot()), turns.parity() ^ 1);
-    // Follows from that, by way of the thread that passes turns on; compute-sanitizer sees only the direct way.
-    ptx::mbarrier_wait(shared.turn_empty(turns.slot()), turns.parity() ^ 1);
     if (plan.ordered && p.grad_q) {
       const int before = item.n_tile - item.first_adder<Shape>(place.tile);
       if (before == 0) turn.how = BackwardTurn::kStore;
