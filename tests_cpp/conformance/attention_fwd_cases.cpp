@@ -264,12 +264,12 @@ void shift_cases(CaseList& list) {
       // doesn't see.
       for (const Mask& mask : {kFull, kCausal, kWindow})
         add_both(list, std::string("scores_rise_") + mask.name + suffix,
-            bumped(dtype, 150, d, mask, [](std::int64_t j) { return static_cast<double>(kKeys - j) / 8; }));
+                 bumped(dtype, 150, d, mask, [](std::int64_t j) { return static_cast<double>(kKeys - j) / 8; }));
       // exp(20) = 2^29, exp(200) is infinite. Some rows of the window see them.
       for (const Mask& mask : {kFull, kWindow})
         for (const double jump : {20.0, 200.0})
           add_both(list, "scores_jump_" + std::to_string(static_cast<int>(jump)) + "_" + mask.name + suffix,
-              bumped(dtype, 260, d, mask, [jump](std::int64_t j) { return j >= 450 && j < 457 ? jump : 0.0; }));
+                   bumped(dtype, 260, d, mask, [jump](std::int64_t j) { return j >= 450 && j < 457 ? jump : 0.0; }));
       for (const double number : {kNan, kInfinity}) {
         AttentionSpec spec = bumped(dtype, 150, d, kCausal, [](std::int64_t j) { return j < 150 ? 20.0 : 0.0; });
         spec.adjust = [rise = spec.adjust, number](AttentionTensors& t) {

@@ -33,7 +33,7 @@ struct Consumer {
   Ring<Shape::kQSlots> tiles;   // the current tile's
   Ring<Shape::kStages> blocks;  // the next block's K and V; while values are due, their V is at blocks.before()
   float score[kScores];
-  float out[kOut];  // and, with kSums, of each of this thread's rows the sum twice
+  float out[kOut];                        // and, with kSums, of each of this thread's rows the sum twice
   std::uint32_t weights[kValueSteps][4];  // the exponentials of the block before, as operands of its values
   RunningRows rows;
 

@@ -79,9 +79,9 @@ __device__ inline void renew_maxima(const float (&score)[kCount], RunningRows& r
 }
 
 /// The exponentials of a block's scores, shifted by the rows' maxima so far, rounded and packed as operands of its
-/// values; with kSum `sum` gets their sums, and the scores stay. True in a thread that has one over 2^8, infinite or NaN: with
-/// new maxima it must do it again. A row without a maximum is shifted by -inf, so that its scores all become infinite
-/// or NaN; `is_final`: by 0, since nothing is seen up to here.
+/// values; with kSum `sum` gets their sums, and the scores stay. True in a thread that has one over 2^8, infinite or
+/// NaN: with new maxima it must do it again. A row without a maximum is shifted by -inf, so that its scores all become
+/// infinite or NaN; `is_final`: by 0, since nothing is seen up to here.
 template <class T, bool kSum, int kCount>
 __device__ inline bool fill_weights(const float (&score)[kCount], std::uint32_t (&weights)[kCount / 8][4],
                                     const RunningRows& rows, float scale_log2, bool is_final, float (&sum)[2]) {
