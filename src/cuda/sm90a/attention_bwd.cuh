@@ -71,12 +71,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       produce_gradients<Shape>(p, plan, shared, &map_q, &map_k, &map_v, &map_grad_out, &map_rows);
     else if (threadIdx.x == 32) {
       if constexpr (Shape::kJoined)
-        pass_announced_turns<Shape>(p, plan, shared);
+        pass_published_turns<Shape>(p, plan, shared);
       else
         pass_turns<Shape>(p, plan, shared);
     } else if (threadIdx.x == 64) {
       if constexpr (Shape::kJoined)
-        announce_turns<Shape>(p, plan, shared);
+        publish_turns<Shape>(p, plan, shared);
       else
         await_turns<Shape>(p, plan, shared);
     }

@@ -32,9 +32,9 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   static constexpr int kBlockM = Shape::kBlockM, kSteps = Keys::kSteps;
   static constexpr int kScoreHalfBytes = kBlockM * 128;  // dS of a warpgroup's keys
 
-  Ring<BackwardLayout<Shape>::kItems> items;
   Ring<BackwardLayout<Shape>::kTurns> turns;
-  float* sum;                                  // where the dQ that is due goes; an odd address: it is stored
+  BackwardTurn turn;                           // of the dQ that is due
+  float* sum;                                  // where it goes
   float lse[kBlockM / 4], delta[kBlockM / 4];  // of this lane's queries: -LSE in base 2 and -D
   float other[kBlockM / 2];                    // dP^T; dQ^T
   std::uint32_t grad_s[kSteps][4];             // dS^T, rounded; `operand` is P^T
@@ -42,13 +42,6 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   // Every step takes one place of Q, of dO and of dS, every item with steps one of K and of V.
   __device__ Ring<Shape::kScoreSlots> scored() const { return {at.count}; }
   __device__ Ring<1> values() const { return {keys.count}; }
-
-  // The item's record. Its address is made anew each time: kept over the loop it would spill.
-  __device__ const BackwardItem& item() const {
-    Ring<BackwardLayout<Shape>::kItems> again = items;
-    ptx::hold(again.count);
-    return *shared.item(again.slot());
-  }
 
   // Whether a step's dQ has not been added yet.
   __device__ bool is_due() const { return at.count != turns.count; }
@@ -97,8 +90,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   }
 
   /// S^T of a tile of queries -> P^T in `scores`, and -D on its way to the registers.
-  __device__ void weigh(int tile) {
-    const BackwardItem& item = this->item();
+  __device__ void weigh(const BackwardItem& item, int tile) {
     if (!kMasked || (tile >= item.first_whole && tile < item.last_whole)) {
       load_row(delta, 1, at.slot());
       exponentials();
@@ -140,24 +132,12 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     release(shared.grad_s_full(slot));
   }
 
-  /// For the next step: the number, among all, of the tile of queries whose dQ is due then, twice, and one more where
-  /// nobody adds before this block, which stores. In shared memory, a place a warp: there are no registers for it.
-  __device__ void set_due(int tile, int heads) const {
-    const BackwardItem& item = this->item();
-    const std::uint32_t number =
-        plan.tile_index(static_cast<int>(p.forward.heads_q), item.b, (item.g + 1) * plan.group - heads, tile);
-    const bool is_first = item.n_tile == (kMasked ? item.first_adder<Shape>(tile) : 0);
-    if (lane() == 0)
-      *shared.due(at.count, static_cast<int>(threadIdx.x) / 32 - 4) = 2 * number + (plan.ordered && is_first);
-  }
-
   /// Waits for the turn of the dQ that is under way, and works out where it goes.
   __device__ void take_turn() {
-    if (plan.ordered && p.grad_q) ptx::mbarrier_wait(shared.turn_full(turns.slot()), turns.parity());
-    const std::uint32_t due = *shared.due(turns.count, static_cast<int>(threadIdx.x) / 32 - 4);
-    float* const to = plan.sums + static_cast<std::int64_t>(due / 2) * (kBlockM * Shape::kDim) +
-                      Shape::joined_sum_index(static_cast<int>(threadIdx.x) / 32 - 4, 0, lane());
-    sum = reinterpret_cast<float*>(reinterpret_cast<char*>(to) + due % 2);
+    ptx::mbarrier_wait(shared.turn_full(turns.slot()), turns.parity());
+    turn = *shared.turn(turns.slot());
+    sum = plan.sums + static_cast<std::int64_t>(turn.tile) * (kBlockM * Shape::kDim) +
+          Shape::joined_sum_index(static_cast<int>(threadIdx.x) / 32 - 4, 0, lane());
     ptx::hold(sum);  // here, not behind the additions
   }
 
@@ -165,21 +145,19 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   __device__ void add() {
     std::uint32_t done = shared.pass_full(turns.slot());
     ptx::hold(done);  // as above
+    float* const to = sum;
     constexpr int kStride = Shape::joined_sum_index(0, 1, 0);
-    if (!p.grad_q) {
-    } else if (reinterpret_cast<std::uintptr_t>(sum) % 2 == 0) {
-      float* const to = sum;
+    if (turn.how == BackwardTurn::kAdd) {
 #pragma unroll
       for (int c = 0; c < kBlockM / 8; ++c)
         ptx::reduce_add_4(to + c * kStride, other[4 * c], other[4 * c + 1], other[4 * c + 2], other[4 * c + 3]);
-    } else {
-      float* const to = reinterpret_cast<float*>(reinterpret_cast<char*>(sum) - 1);
+    } else if (turn.how == BackwardTurn::kStore) {
 #pragma unroll
       for (int c = 0; c < kBlockM / 8; ++c)
         *reinterpret_cast<float4*>(to + c * kStride) =
             float4{other[4 * c], other[4 * c + 1], other[4 * c + 2], other[4 * c + 3]};
     }
-    __syncwarp();  // all lanes have added
+    __syncwarp();  // all lanes have read the record, and added
     release(done);
     ++turns.count;
   }
@@ -188,7 +166,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   /// item before, whose K is in `keys_before`. `last`: of the item. No product is under way at either end: ptxas
   /// serialises what crosses the loop's back edge.
   template <bool kFirst>
-  __device__ void step(int tile, int heads, std::uint32_t keys_before, bool last) {
+  __device__ void step(const BackwardItem& item, int tile, std::uint32_t keys_before, bool last) {
     const std::uint32_t stage = at.slot();
     if constexpr (kFirst) {
       ptx::mbarrier_wait(shared.q_full(stage), at.parity());
@@ -203,13 +181,12 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     multiply_scores(other, shared.v(), shared.grad_out(stage));
     ptx::wgmma_wait<1>();
     ptx::hold(scores);
-    weigh(tile);
+    weigh(item, tile);
     Keys::round();
     multiply_gradient(grad_v, operand, shared.grad_out(stage), !kFirst);
     ptx::wgmma_wait<1>();
     ptx::hold(other);
     differentiate();
-    set_due(tile, heads);
     hand_over();
     const auto late = scored().before();
     if (!kFirst || is_due()) ptx::mbarrier_wait(shared.grad_s_full(late.slot()), late.parity());
@@ -259,7 +236,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     keys = {};
     turns = {};
     sum = plan.sums;
-    for (items = {};; ++items.count) {
+    for (Ring<BackwardLayout<Shape>::kItems> items;; ++items.count) {
       ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
       const BackwardItem& item = *shared.item(items.slot());
       const int steps = item.steps;
@@ -270,15 +247,18 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
         Keys::template store<true>(item);
       } else {
         int tile = item.first_tile + item.tiles - 1, heads = plan.group;  // heads: left of the tile
-        step<true>(tile, heads, keys.before().slot(), steps == 1);
+        step<true>(item, tile, keys.before().slot(), steps == 1);
 #pragma unroll 1
         for (int left = steps - 1; left > 0; --left) {
-          if (--heads == 0) heads = plan.group, --tile;
-          step<false>(tile, heads, 0, left == 1);
+          if constexpr (kMasked)
+            if (--heads == 0) heads = plan.group, --tile;
+          step<false>(item, tile, 0, left == 1);
         }
         release(shared.v_empty());
         ++keys.count;
-        Keys::template store<false>(this->item());
+        Ring<BackwardLayout<Shape>::kItems> again = items;
+        ptx::hold(again.count);  // its address, kept over the loop, would spill
+        Keys::template store<false>(*shared.item(again.slot()));
       }
       __syncwarp();  // the warp has read the item
       release(shared.item_empty(items.slot()));

@@ -115,11 +115,10 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
   }
 }
 
-/// One thread runs this: calls `step(item, place)` for all steps of the block's items whose dQ is added in order.
+/// One thread runs this: calls `step(item, place)` for all steps of the block's items.
 template <class Shape, class Step>
-__device__ inline void walk_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
-                                  const BackwardLayout<Shape>& shared, const Step& step) {
-  const bool wanted = plan.ordered && p.grad_q;
+__device__ inline void walk_steps(const BackwardPlan& plan, const BackwardLayout<Shape>& shared, const Step& step,
+                                  bool wanted = true) {
   Ring<BackwardLayout<Shape>::kItems> items;
   for (;; ++items.count) {
     ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
@@ -133,6 +132,13 @@ __device__ inline void walk_turns(const AttentionBackwardParams& p, const Backwa
     }
     ptx::mbarrier_arrive(shared.item_empty(items.slot()));
   }
+}
+
+/// The same for those whose dQ is added in order.
+template <class Shape, class Step>
+__device__ inline void walk_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                  const BackwardLayout<Shape>& shared, const Step& step) {
+  walk_steps<Shape>(plan, shared, step, plan.ordered && p.grad_q);
 }
 
 /// One thread runs this: finds out when the block may add a step's dQ, up to two turns ahead of the dQ warpgroup, which
@@ -169,17 +175,24 @@ __device__ inline void pass_turns(const AttentionBackwardParams& p, const Backwa
   });
 }
 
-/// One thread runs this, for JoinedConsumer: says of every step when its dQ may be added, up to kTurns steps ahead.
+/// One thread runs this, for JoinedConsumer: says of every step what becomes of its dQ, once it is its turn, up to
+/// kTurns steps ahead.
 template <class Shape>
-__device__ inline void announce_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
-                                      const BackwardLayout<Shape>& shared) {
+__device__ inline void publish_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                     const BackwardLayout<Shape>& shared) {
   Ring<BackwardLayout<Shape>::kTurns> turns;
-  walk_turns<Shape>(p, plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
-    const int before = item.n_tile - item.first_adder<Shape>(place.tile);
-    const int* const counter = plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
+  walk_steps<Shape>(plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
+    BackwardTurn turn;
+    turn.tile = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
+    turn.how = p.grad_q ? BackwardTurn::kAdd : BackwardTurn::kDrop;
     ptx::mbarrier_wait(shared.pass_empty(turns.slot()), turns.parity() ^ 1);
-    while (before > 0 && ptx::load_acquire(counter) < before) {
+    if (plan.ordered && p.grad_q) {
+      const int before = item.n_tile - item.first_adder<Shape>(place.tile);
+      if (before == 0) turn.how = BackwardTurn::kStore;
+      while (before > 0 && ptx::load_acquire(plan.counters + turn.tile) < before) {
+      }
     }
+    *shared.turn(turns.slot()) = turn;
     ptx::mbarrier_arrive(shared.turn_full(turns.slot()));
     ++turns.count;
   });
@@ -187,12 +200,12 @@ __device__ inline void announce_turns(const AttentionBackwardParams& p, const Ba
 
 /// One thread runs this, for JoinedConsumer: once a step's dQ has been added, the block after this one may add.
 template <class Shape>
-__device__ inline void pass_announced_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+__device__ inline void pass_published_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                             const BackwardLayout<Shape>& shared) {
   Ring<BackwardLayout<Shape>::kTurns> turns;
-  walk_turns<Shape>(p, plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
+  walk_steps<Shape>(plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
     ptx::mbarrier_wait(shared.pass_full(turns.slot()), turns.parity());
-    if (item.n_tile != item.last_adder<Shape>(place.tile))
+    if (plan.ordered && p.grad_q && item.n_tile != item.last_adder<Shape>(place.tile))
       ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile),
                          item.n_tile - item.first_adder<Shape>(place.tile) + 1);
     ptx::mbarrier_arrive(shared.pass_empty(turns.slot()));

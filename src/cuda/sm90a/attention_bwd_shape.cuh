@@ -71,6 +71,13 @@ struct BackwardItem {
   }
 };
 
+/// What JoinedConsumer does with a step's dQ.
+struct BackwardTurn {
+  enum How : int { kAdd, kStore, kDrop };
+  int tile;  // of queries, of all heads
+  How how;
+};
+
 /// The head and tile of queries of a step. All heads of a tile come before the next tile: under a causal mask items
 /// with few tiles would else wait, head after head, for the one with the most.
 struct BackwardPlace {
@@ -117,8 +124,8 @@ struct BackwardLayout {
   static constexpr int kBarriers = 2 + 2 * kKeySlots + 4 * kStages + 2 * kScoreSlots + 2 * (kItems + kPasses + kTurns);
   static constexpr int kRecord = kBarrier + kBarriers * 8;
   static constexpr int kRecordBytes = (sizeof(BackwardItem) + 15) / 16 * 16;
-  static constexpr int kDue = kRecord + kItems * kRecordBytes;
-  static constexpr int kBytes = kDue + (Shape::kJoined ? 2 * 4 * Shape::kKeyWarps : 0);
+  static constexpr int kTurnRecord = kRecord + kItems * kRecordBytes;
+  static constexpr int kBytes = kTurnRecord + kTurns * static_cast<int>(sizeof(BackwardTurn));
   static_assert(kBytes <= 227 * 1024, "a block of sm_90 has 227 KB");
 
   std::uint32_t base;
@@ -146,9 +153,8 @@ struct BackwardLayout {
   __device__ std::uint32_t pass_empty(int slot) const { return pass_full(kPasses + slot); }
   __device__ std::uint32_t turn_full(int slot) const { return pass_full(2 * kPasses + slot); }
   __device__ std::uint32_t turn_empty(int slot) const { return turn_full(kTurns + slot); }
-  /// JoinedConsumer::due of a step's dQ, a warp's.
-  __device__ std::uint32_t* due(std::uint32_t step, int warp) const {
-    return static_cast<std::uint32_t*>(__cvta_shared_to_generic(base + kDue + 8 * warp + step % 2 * 4));
+  __device__ BackwardTurn* turn(int slot) const {
+    return static_cast<BackwardTurn*>(__cvta_shared_to_generic(base + kTurnRecord + slot * sizeof(BackwardTurn)));
   }
   __device__ BackwardItem* item(int slot) const {
     return static_cast<BackwardItem*>(__cvta_shared_to_generic(base + kRecord + slot * kRecordBytes));
