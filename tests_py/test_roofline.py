@@ -278,21 +278,37 @@ def test_cycles_that_were_counted_join_the_models_page(tmp_path):
     assert 2.03e6 < float(line.split("|")[3]) < 3e6
 
 
-def test_occupancy_is_the_resource_scripts():
-    """scripts/kernel_resources.py counts the same blocks."""
+@pytest.fixture
+def resources():
+    """scripts/kernel_resources.py"""
     import importlib.util
     import sys
 
     spec = importlib.util.spec_from_file_location("kernel_resources", ROOT / "scripts" / "kernel_resources.py")
     assert spec and spec.loader
-    resources = importlib.util.module_from_spec(spec)
-    sys.modules["kernel_resources"] = resources
-    spec.loader.exec_module(resources)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["kernel_resources"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_occupancy_is_the_resource_scripts(resources):
+    """scripts/kernel_resources.py counts the same blocks."""
     for machine, code in (("t4", 75), ("h200", 90)):
         for registers, threads, shared in ((255, 128, 16384), (208, 128, 8192), (244, 128, 32768), (230, 256, 49152)):
             kernel = resources.Kernel("", code, registers, 0, 0, threads, shared)
             expected = kernel.blocks_per_sm(resources.ARCHS[code])
             assert sm_model.blocks_per_sm(MACHINES[machine], registers, threads, shared) == expected
+
+
+def test_the_resource_script_asks_for_half_a_multiprocessor_of_row_kernels(resources):
+    def problems(name, registers):
+        return resources.problems(
+            resources.Kernel(f"{name}<__nv_bfloat16,512,1,4,8>", 90, registers, 0, 64, 512, 0), 90
+        )
+
+    assert not problems("norm_kernel", 62) and not problems("other_kernel", 75)
+    assert problems("norm_kernel", 75) == ["512 threads a multiprocessor on sm_90 (75 registers); needs 1024"]
 
 
 def test_the_picture_is_drawn(tmp_path):

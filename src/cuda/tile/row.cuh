@@ -9,7 +9,9 @@
 
 namespace flashkernel::cuda {
 
-template <class T, int kThreads, int kVectors, int N>
+/// kGuarded: `load` is called only for what is there, for plain loads, which the compiler predicates; what is in asm it
+/// would put behind a branch.
+template <class T, int kThreads, int kVectors, int N, bool kGuarded = false>
 class Row {
  public:
   static constexpr int kHeld = kVectors > 0 ? kVectors : 1;
@@ -27,11 +29,11 @@ class Row {
       Packed<T, N> loaded[kVectors];
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
-        if constexpr (kThreads <= 256) {
-          loaded[j] = load(first(j), holds(j));
-        } else {  // by the condition inside of `load` 512 threads took 75 registers, for 62: one block instead of two
+        if constexpr (kGuarded) {
           loaded[j] = {};
           if (holds(j)) loaded[j] = load(first(j), true);
+        } else {
+          loaded[j] = load(first(j), holds(j));
         }
       }
       change(loaded);
