@@ -213,7 +213,7 @@ def measure(
         # Long programs are asked one by one whether it is enough.
         queue = 1 if longest > 0.01 or not active[0].samples else min(device.queue, left)
         rounds = (order.sample(active, len(active)) for _ in range(queue))
-        marks = [(running, start(running)) for round in rounds for running in round]
+        marks = [(running, start(running)) for turn in rounds for running in turn]
         device.synchronize()
         for running, (begin, end) in marks:
             seconds = device.seconds(begin, end)

@@ -41,8 +41,7 @@ bool with_held_kernel(const NormParams& p, std::int64_t vectors, int num_sms, F 
   const bool few = p.rows < 4 * static_cast<std::int64_t>(num_sms);
   if (few && vectors <= 128) return f(held_kernel<T, 128, 1, 1, 1536, true>, 128, 1), true;
   if (few && vectors <= 512) return f(held_kernel<T, 256, 1, 2, 1024, true>, 256, 1), true;
-  if (vectors <= 64 || vectors > 2048 || p.features > 16384 || (p.features > 8192 && (few || !p.residual)))
-    return false;
+  if (vectors <= 64 || vectors > 2048 || (p.features > 8192 && (few || !p.residual))) return false;
   if (p.residual) {  // twice the loads of a row want more threads instead of more registers
     if (vectors <= 96) return f(held_kernel<T, 96, 1, 1, 2048, false>, 96, 1), true;
     if (vectors <= 128) return f(held_kernel<T, 128, 1, 1, 2048, false>, 128, 1), true;
