@@ -5,9 +5,8 @@
 # (pytest --kernel-path: calls that a path refuses fall back; a path that served no call fails), and compute-sanitizer's four tools
 # over the cases. Writes OUT/report.md (default: build/gpu_checks) and logs beside it; exits 1 if anything failed.
 # FLASHKERNEL_GPU_STEPS: which of them, of "conformance python paths sanitizers" (default: all), where one call may not last that long.
-# FLASHKERNEL_SANITIZER_SAMPLE=n (default 1): the sanitizers see one case in n. FLASHKERNEL_SANITIZER_PART=k/n: of those, part k of n
-# (from 0), so that n runs see all. FLASHKERNEL_SANITIZER_SECONDS: their time limit. FLASHKERNEL_SANITIZER_ROWS: only these rows of the
-# registry, as GoogleTest's filters name them (default: *cuda*).
+# FLASHKERNEL_SANITIZER_ROWS, _SECONDS, _EARLIER: --rows, --seconds and --earlier of scripts/gpu_sanitizers.py, which can go on where an
+# earlier run has stopped.
 # FLASHKERNEL_GPU_BUILD: a build folder, built elsewhere with these options, to use as it is.
 # Uses the Python found first on PATH; it needs nanobind, nanobind-backend, NumPy, torch with CUDA, pytest and hypothesis.
 set -uo pipefail
@@ -21,7 +20,7 @@ archs=${FLASHKERNEL_GPU_ARCHS:-generic sm75 sm80 sm90a}
 steps=" ${FLASHKERNEL_GPU_STEPS:-conformance python paths sanitizers} "
 mkdir -p "$out"
 failed=0
-share=0/1
+commit=${FLASHKERNEL_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
 
 [ -n "${FLASHKERNEL_GPU_BUILD:-}" ] ||
   { cmake -S . -B $build -G Ninja -DFLASHKERNEL_CUDA=ON -DFLASHKERNEL_PYTHON=ON -DFLASHKERNEL_TESTS=ON \
@@ -37,7 +36,7 @@ export PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH}
   echo "| GPU | $(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | xargs) |"
   echo "| driver | $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1) |"
   echo "| nvcc | $(nvcc --version | sed -n 's/.*release \([^,]*\).*/\1/p') |"
-  echo "| commit | ${FLASHKERNEL_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)} |"
+  echo "| commit | $commit |"
   echo "| date | $(date -u +%F) |"
   echo
   echo "| check | result | seconds |"
@@ -50,14 +49,13 @@ row() {
   [ "$4" = 0 ] || failed=1
 }
 
-# cases LOG FILTER PARTS COMMAND...: the cases (of part $share, "k/n") in parts side by side, over all GPUs, each under COMMAND; all
-# rows of a case are in one part, so that the oracle answers once. Leaves the names of those that passed in LOG.passed, what else was said in LOG.log.
+# cases LOG FILTER PARTS: the cases in parts side by side, over all GPUs; all rows of a case are in one part, so that the oracle answers
+# once. Leaves the names of those that passed in LOG.passed, what else was said in LOG.log.
 cases() {
   local log=$1 filter=$2 parts=$3 status=0 pids=()
-  shift 3
   for ((part = 0; part < parts; part++)); do
-    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$((part % gpus))} FK_CONFORMANCE_PART=$((${share%/*} * parts + part))/$((${share#*/} * parts)) OMP_NUM_THREADS=1 \
-      ${@:-timeout 900} $build/tests_cpp/kernel_conformance --gtest_filter="$filter" >"$out/$log.$part" 2>&1 &
+    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$((part % gpus))} FK_CONFORMANCE_PART=$part/$parts OMP_NUM_THREADS=1 \
+      timeout 900 $build/tests_cpp/kernel_conformance --gtest_filter="$filter" >"$out/$log.$part" 2>&1 &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || status=1; done
@@ -119,36 +117,12 @@ if [[ $steps == *" paths "* ]]; then
   done
 fi
 
-# Sanitizers, side by side, each case run once. On two H200s every case takes some 25 minutes, most of them racecheck's over
-# attention_fwd/cuda/generic/tiled. Left out are what launches nothing (accepts_a_case) and the strides past 2^31, whose tensors span
-# gigabytes; of synccheck also decode by clusters: it ends every launch of 16 blocks a cluster with an illegal access
-# (docs/kernels/attention_decode.md). The numbers of processes are fixed, so that the parts of several runs are the same everywhere.
 if [[ $steps == *" sanitizers "* ]]; then
-  export FK_CONFORMANCE_SAMPLE=${FLASHKERNEL_SANITIZER_SAMPLE:-1} FK_CONFORMANCE_REPEATS=1
-  share=${FLASHKERNEL_SANITIZER_PART:-0/1}
-  of_cases=$([ "$FK_CONFORMANCE_SAMPLE" = 1 ] && echo "every case" || echo "one case in $FK_CONFORMANCE_SAMPLE")
-  of_cases+="${FLASHKERNEL_SANITIZER_ROWS:+ of $FLASHKERNEL_SANITIZER_ROWS}${FLASHKERNEL_SANITIZER_PART:+, part $share}"
-  begin=$SECONDS runs=()
-  for tool in racecheck memcheck initcheck synccheck; do
-    without='*past_2_31*:*accepts_a_case'
-    [ $tool = synccheck ] && without+=':attention_fwd/cuda/sm90a/decode/*'
-    (
-      cases "$tool" "${FLASHKERNEL_SANITIZER_ROWS:-*cuda*}-$without" $([ $tool = racecheck ] && echo 20 || echo 4) \
-        timeout "${FLASHKERNEL_SANITIZER_SECONDS:-3000}" compute-sanitizer --tool $tool --error-exitcode 1
-      status=$?
-      echo $((SECONDS - begin)) >"$out/$tool.seconds"
-      exit $status
-    ) &
-    runs+=($!)
-  done
-  for tool in racecheck memcheck initcheck synccheck; do
-    wait "${runs[0]}"
-    status=$? runs=("${runs[@]:1}")
-    row "compute-sanitizer $tool, $of_cases" "$(wc -l <"$out/$tool.passed") passed, $(failures $tool) failed$(
-      grep -hE '(ERROR|RACECHECK) SUMMARY' "$out/$tool.log" | awk '{n += $4; c++} END {print ", " n + 0 " errors in " c + 0 " processes"}')" \
-      "$(cat "$out/$tool.seconds")" $status
-    rm -f "$out/$tool.seconds"
-  done
+  python3 scripts/gpu_sanitizers.py $build/tests_cpp/kernel_conformance "$out/sanitizers" --gpus "$gpus" --commit "$commit" \
+    ${FLASHKERNEL_SANITIZER_ROWS:+--rows "$FLASHKERNEL_SANITIZER_ROWS"} ${FLASHKERNEL_SANITIZER_SECONDS:+--seconds "$FLASHKERNEL_SANITIZER_SECONDS"} \
+    ${FLASHKERNEL_SANITIZER_EARLIER:+--earlier "$FLASHKERNEL_SANITIZER_EARLIER"} >"$out/sanitizers.md" || failed=1
+  tee -a "$out/report.md" <"$out/sanitizers.md"
+  rm "$out/sanitizers.md"
 fi
 
 exit $failed
