@@ -112,21 +112,19 @@ __device__ inline void write_result(const ReduceParams& p, std::int64_t output, 
   }
 }
 
-/// kRowThreads of a block's threads share an output: all of them, or a warp when rows are short and many.
-/// N > 1: the reduced elements of an output are neighbours, and chunks start on 16-byte boundaries.
-template <class T, ReduceOp kOp, int N, int kRowThreads>
+/// A block takes chunk blockIdx.y of an output. N > 1: the reduced elements of an output are neighbours, and chunks
+/// start on 16-byte boundaries.
+template <class T, ReduceOp kOp, int N>
 __global__ void __launch_bounds__(kThreads)
     row_kernel(const ReduceParams p, std::int64_t chunk, Partial* __restrict__ partials) {
-  constexpr int kRows = kThreads / kRowThreads;
-  for (std::int64_t output = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.y; output < p.kept_count;
-       output += static_cast<std::int64_t>(gridDim.x) * kRows) {
+  for (std::int64_t output = blockIdx.x; output < p.kept_count; output += gridDim.x) {
     const T* x = static_cast<const T*>(p.x) + strided_offset(output, p.num_kept, p.kept_shape, p.stride_x_kept);
     const std::int64_t begin = blockIdx.y * chunk, end = min(p.reduced_count, begin + chunk);
     Partial mine = Combine<kOp>::identity();
     if constexpr (N > 1) {
       // Loads in flight: the first use comes after the last of them. What keeps more than sums keeps fewer.
       constexpr int kBatch = sizeof(T) == 2 && kOp == ReduceOp::kSum ? 8 : 4;
-      constexpr int kStep = kRowThreads * N;
+      constexpr int kStep = kThreads * N;
       const std::int64_t first = begin + threadIdx.x * N;
       Chains<kOp, N> chains;
       const auto load = [&](std::int64_t at) { return load_vector<N>(x + at); };
@@ -155,18 +153,14 @@ __global__ void __launch_bounds__(kThreads)
         for (int i = 0; i < N; ++i) mine = Combine<kOp>::combine(mine, chains.result(i, first, kStep));
       }
     } else {
-      for (std::int64_t at = begin + threadIdx.x; at < end; at += kRowThreads) {
+      for (std::int64_t at = begin + threadIdx.x; at < end; at += kThreads) {
         const std::int64_t offset = p.num_reduced == 1
                                         ? at * p.stride_x_reduced[0]
                                         : strided_offset(at, p.num_reduced, p.reduced_shape, p.stride_x_reduced);
         mine = Combine<kOp>::combine(mine, {to_float(x[offset]), at});
       }
     }
-    if constexpr (kRows == 1) {
-      mine = block_combine<kOp>(mine);
-    } else {
-      mine = warp_combine<kOp>(mine);
-    }
+    mine = block_combine<kOp>(mine);
     if (threadIdx.x == 0) {
       if (partials) {
         partials[output * gridDim.y + blockIdx.y] = mine;
@@ -174,35 +168,42 @@ __global__ void __launch_bounds__(kThreads)
         write_result(p, output, mine);
       }
     }
-    if constexpr (kRows == 1) __syncthreads();  // the shared partials are written again for the next output
+    __syncthreads();  // the shared partials are written again for the next output
   }
 }
 
-/// A row of up to kHeld vectors a lane is a warp's, and all of its loads are under way at once.
-template <class T, ReduceOp kOp, int kHeld>
-__global__ void __launch_bounds__(kThreads) short_row_kernel(const ReduceParams p) {
+/// A whole row by kRowThreads threads, a warp or the block, kHeld vectors of each under way at once. 32 bits count
+/// them: between a block's start and its loads there is as little as can be.
+template <class T, ReduceOp kOp, int kHeld, int kRowThreads>
+__global__ void __launch_bounds__(kThreads) whole_row_kernel(const ReduceParams p) {
   constexpr int N = kVectorElements<T>;
-  const std::int64_t output = static_cast<std::int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.y;
+  const std::int64_t output = static_cast<std::int64_t>(blockIdx.x) * (kThreads / kRowThreads) + threadIdx.y;
   if (output >= p.kept_count) return;
-  const int lane = static_cast<int>(threadIdx.x), vectors = static_cast<int>(p.reduced_count) / N;
-  const auto holds = [&](int j) { return j * kWarp + lane < vectors; };
-  const T* const x =
-      static_cast<const T*>(p.x) + strided_offset(output, p.num_kept, p.kept_shape, p.stride_x_kept) + lane * N;
-  Packed<T, N> held[kHeld] = {};
-#pragma unroll
-  for (int j = 0; j < kHeld; ++j)
-    if (holds(j)) held[j] = load_vector<N>(x + j * kWarp * N);
+  const int thread = static_cast<int>(threadIdx.x), vectors = static_cast<int>(p.reduced_count / N);
+  const T* const x = static_cast<const T*>(p.x) + strided_offset(output, p.num_kept, p.kept_shape, p.stride_x_kept);
   Chains<kOp, N> chains;
+#pragma unroll 1
+  for (int first = 0; first < vectors; first += kHeld * kRowThreads) {
+    const auto holds = [&](int j) { return first + j * kRowThreads + thread < vectors; };
+    const T* const from = x + static_cast<std::int64_t>(first + thread) * N;
+    Packed<T, N> held[kHeld] = {};
 #pragma unroll
-  for (int j = 0; j < kHeld; ++j)
-    if (holds(j)) chains.add(held[j], static_cast<unsigned>(j));
-  Partial mine = Combine<kOp>::identity();
-  if (holds(0)) {
+    for (int j = 0; j < kHeld; ++j)
+      if (holds(j)) held[j] = load_vector<N>(from + j * kRowThreads * N);
 #pragma unroll
-    for (int i = 0; i < N; ++i) mine = Combine<kOp>::combine(mine, chains.result(i, lane * N, kWarp * N));
+    for (int j = 0; j < kHeld; ++j)
+      if (holds(j)) chains.add(held[j], static_cast<unsigned>(first / kRowThreads + j));
   }
-  mine = warp_combine<kOp>(mine);
-  if (lane == 0) write_result(p, output, mine);
+  Partial mine = Combine<kOp>::identity();
+  if (thread < vectors) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) mine = Combine<kOp>::combine(mine, chains.result(i, thread * N, kRowThreads * N));
+  }
+  if (const int at = vectors * N + thread; at < p.reduced_count && thread < N)  // what fills no vector
+    mine = Combine<kOp>::combine(mine, {to_float(x[at]), at});
+  if constexpr (kRowThreads == kWarp) mine = warp_combine<kOp>(mine);
+  if constexpr (kRowThreads > kWarp) mine = block_combine<kOp>(mine);
+  if (thread == 0) write_result(p, output, mine);
 }
 
 /// A partial result of column mode as it lies in the workspace, [chunk, output].
@@ -347,17 +348,24 @@ void run_columns(const ReduceParams& p, const Plan& plan, void* workspace, cudaS
          partials);
 }
 
-constexpr int kShortRow = 8 * kWarp;  // vectors that a warp holds at once
-
+/// Rows that whole_row_kernel takes. Short ones go by warps, where they are enough to fill a GPU of any size.
 template <class T, ReduceOp kOp>
-void run_short_rows(const ReduceParams& p, cudaStream_t stream) {
-  constexpr int N = kVectorElements<T>, kRows = kThreads / kWarp;
-  const auto kernel = p.reduced_count <= 2 * kWarp * N   ? short_row_kernel<T, kOp, 2>
-                      : p.reduced_count <= 4 * kWarp * N ? short_row_kernel<T, kOp, 4>
-                                                         : short_row_kernel<T, kOp, kShortRow / kWarp>;
-  launch("reduce", kernel,
-         {static_cast<unsigned>(ceil_div(p.kept_count, kRows)), dim3(static_cast<unsigned>(kWarp), kRows), 0, stream},
-         p);
+void run_whole_rows(const ReduceParams& p, cudaStream_t stream) {
+  constexpr int kMost = kOp == ReduceOp::kSum ? 8 : 4;  // what keeps more than sums keeps fewer loads
+  const std::int64_t vectors = p.reduced_count / kVectorElements<T>;
+  const auto run = [&](auto kernel, int row_threads) {
+    const int rows = kThreads / row_threads;
+    launch("reduce", kernel, {static_cast<unsigned>(ceil_div(p.kept_count, rows)), dim3(row_threads, rows), 0, stream},
+           p);
+  };
+  if (vectors <= 8 * kWarp && p.kept_count >= 4096) {
+    if (vectors <= 2 * kWarp) return run(whole_row_kernel<T, kOp, 2, kWarp>, kWarp);
+    if (vectors <= 4 * kWarp) return run(whole_row_kernel<T, kOp, 4, kWarp>, kWarp);
+    return run(whole_row_kernel<T, kOp, kMost, kWarp>, kWarp);
+  }
+  if (vectors <= 2 * kThreads) return run(whole_row_kernel<T, kOp, 2, kThreads>, kThreads);
+  if (vectors <= 4 * kThreads) return run(whole_row_kernel<T, kOp, 4, kThreads>, kThreads);
+  run(whole_row_kernel<T, kOp, kMost, kThreads>, kThreads);
 }
 
 template <class T, ReduceOp kOp>
@@ -365,30 +373,16 @@ void run(const ReduceParams& p, void* workspace, cudaStream_t stream) {
   const Plan plan = plan_of(p);
   if (plan.columns) return run_columns<T, kOp>(p, plan, workspace, stream);
   auto* const partials = plan.chunks > 1 ? static_cast<Partial*>(workspace) : nullptr;
-  const auto blocks_for = [&](std::int64_t units) {
-    return dim3(static_cast<unsigned>(std::min<std::int64_t>(units, 1 << 30)), static_cast<unsigned>(plan.chunks));
-  };
   constexpr int N = kVectorElements<T>;
   bool vectors = p.num_reduced == 1 && p.stride_x_reduced[0] == 1 && is_aligned(p.x, 16);
   for (int d = 0; d < p.num_kept; ++d) vectors = vectors && (p.kept_shape[d] == 1 || p.stride_x_kept[d] % N == 0);
-  // A warp for each row of up to 16 loads a lane (all of them at once up to 8), where there are rows enough to fill a
-  // GPU of any size.
-  const bool short_rows = plan.chunks == 1 && p.reduced_count <= 16 * kWarp * N && p.kept_count >= 4096;
-  if (vectors && short_rows && p.reduced_count > 0 && p.reduced_count % N == 0 && p.reduced_count <= kShortRow * N &&
-      p.kept_count <= std::int64_t{1} << 30)
-    return run_short_rows<T, kOp>(p, stream);
-  const auto run_rows = [&](auto kernel, int row_threads) {
-    const int rows = kThreads / row_threads;
-    launch("reduce", kernel, {blocks_for(ceil_div(p.kept_count, rows)), dim3(row_threads, rows), 0, stream}, p,
-           plan.chunk, partials);
-  };
-  if (vectors && short_rows) {
-    run_rows(row_kernel<T, kOp, N, kWarp>, kWarp);
-  } else if (vectors) {
-    run_rows(row_kernel<T, kOp, N, kThreads>, kThreads);
-  } else {
-    run_rows(row_kernel<T, kOp, 1, kThreads>, kThreads);
-  }
+  if (vectors && !partials && p.kept_count <= std::int64_t{1} << 30 && p.reduced_count <= std::int64_t{1} << 30)
+    return run_whole_rows<T, kOp>(p, stream);
+  launch(
+      "reduce", vectors ? row_kernel<T, kOp, N> : row_kernel<T, kOp, 1>,
+      {dim3(static_cast<unsigned>(std::min<std::int64_t>(p.kept_count, 1 << 30)), static_cast<unsigned>(plan.chunks)),
+       kThreads, 0, stream},
+      p, plan.chunk, partials);
   if (!partials) return;
   launch("reduce: combine", combine_kernel<kOp>,
          {static_cast<unsigned>(std::min<std::int64_t>(p.kept_count, 1 << 30)), kThreads, 0, stream}, p, plan.chunks,
