@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(256)
   if (plan.ordered && range.first(first_query) >= range.last(first_query + count - 1)) return;
   const float* const sums = plan.sums + static_cast<std::int64_t>(blockIdx.x) * (kBlockM * kDim);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  FiniteCheck finite;
+  FiniteCheck<> finite;
 #pragma unroll
   for (int c = 0; c < kBlockM / 8; ++c) {
     const float4 x = *reinterpret_cast<const float4*>(sums + Shape::joined_sum_index(warp, c, lane));
@@ -292,8 +292,8 @@ __global__ void __launch_bounds__(256)
     T* const to = rows + row * kLine + 16 * warp + lane / 4;
     to[0] = from_float<T>(x.x * f.scale), to[kLine] = from_float<T>(x.y * f.scale);
     to[8] = from_float<T>(x.z * f.scale), to[kLine + 8] = from_float<T>(x.w * f.scale);
-    if (row < count) finite.see(x.x), finite.see(x.z);
-    if (row + 1 < count) finite.see(x.y), finite.see(x.w);
+    if (row < count) finite.see(x.x, 0), finite.see(x.z, 1);
+    if (row + 1 < count) finite.see(x.y, 2), finite.see(x.w, 3);
   }
   finite.report(plan.not_finite);
   __syncthreads();

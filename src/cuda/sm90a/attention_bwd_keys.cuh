@@ -303,7 +303,7 @@ struct KeyConsumer {
     const AttentionParams& f = p.forward;
     const int first_key = item.n_tile * Shape::kBlockN + warpgroup * 64, rows = item.range.k_len - first_key;
     const std::int64_t begin = f.is_varlen_k() ? f.k_begin(item.b) : 0;
-    FiniteCheck finite;
+    FiniteCheck<> finite;
     const auto put = [&](const float(&x)[kDim / 2], float factor, void* to, std::int64_t batch, std::int64_t head,
                          std::int64_t token, std::int64_t dim) {
       if (!to) return;
@@ -311,6 +311,8 @@ struct KeyConsumer {
           static_cast<T*>(to) + row_offset(f.is_varlen_k(), begin, item.b, item.g, first_key, batch, head, token);
       if constexpr (kZero)
         store_zero_rows(row0, token, min(64, rows), static_cast<int>(dim), threadIdx.x % 128, 128);
+      else if (rows >= 64 && dim == kDim)
+        store_whole_fragment<kDim>(x, factor, row0, token, finite);
       else
         store_fragment<kDim>(x, factor, row0, token, rows, static_cast<int>(dim), finite);
     };

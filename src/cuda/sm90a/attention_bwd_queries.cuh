@@ -87,7 +87,7 @@ struct QueryConsumer {
             }
           }
           const int first_query = place.tile * Shape::kBlockM + 64 * slice;
-          FiniteCheck finite;
+          FiniteCheck<1> finite;
           store_fragment<64>(sum, p.forward.scale, grad_q_row<T>(p, item.b, place.h, first_query) + 64 * block,
                              p.stride_grad_q_token, item.range.q_len - first_query,
                              static_cast<int>(p.forward.head_dim) - 64 * block, finite);
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(128)
   // In order nobody has made the sum of a tile that sees no keys; prepare_kernel has written its zeros.
   if (plan.ordered && range.first(first_query) >= range.last(min(q_len, first_query + Shape::kBlockM) - 1)) return;
   const float* const sums = plan.sums + static_cast<std::int64_t>(blockIdx.x) * (Shape::kBlockM * kDim);
-  FiniteCheck finite;
+  FiniteCheck<> finite;
 #pragma unroll 1
   for (int slice = 0; slice < Shape::kBlockM / 64; ++slice) {
     float sum[kDim / 2];
@@ -167,8 +167,11 @@ __global__ void __launch_bounds__(128)
       sum[4 * c] = x.x, sum[4 * c + 1] = x.y, sum[4 * c + 2] = x.z, sum[4 * c + 3] = x.w;
     }
     const int row = first_query + 64 * slice;
-    store_fragment<kDim>(sum, f.scale, grad_q_row<T>(p, b, h, row), p.stride_grad_q_token, q_len - row,
-                         static_cast<int>(f.head_dim), finite);
+    T* const to = grad_q_row<T>(p, b, h, row);
+    if (q_len - row >= 64 && f.head_dim == kDim)
+      store_whole_fragment<kDim>(sum, f.scale, to, p.stride_grad_q_token, finite);
+    else
+      store_fragment<kDim>(sum, f.scale, to, p.stride_grad_q_token, q_len - row, static_cast<int>(f.head_dim), finite);
   }
   finite.report(plan.not_finite);
 }

@@ -161,12 +161,16 @@ struct BackwardLayout {
   }
 };
 
-/// Remembers whether all values that it was shown are finite.
+/// Remembers whether all values that it was shown are finite. Its sums take turns: an addition waits for the last one.
+template <int kSums = 4>
 struct FiniteCheck {
-  float zero = 0.0f;  // NaN once one is not
-  __device__ void see(float x) { zero = fmaf(x, 0.0f, zero); }
+  float zero[kSums] = {};  // NaN once one is not
+  __device__ void see(float x, int turn) { zero[turn % kSums] = fmaf(x, 0.0f, zero[turn % kSums]); }
   __device__ void report(int* not_finite) const {
-    if (zero != zero) *not_finite = 1;
+    float all = zero[0];
+#pragma unroll
+    for (int i = 1; i < kSums; ++i) all += zero[i];
+    if (all != all) *not_finite = 1;
   }
 };
 
