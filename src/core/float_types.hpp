@@ -39,20 +39,17 @@ static inline std::uint32_t float_to_bits(float value) {
 static inline float to_float(float value) { return value; }
 static inline float to_float(BFloat16 value) { return bits_to_float(static_cast<std::uint32_t>(value.bits) << 16); }
 static inline float to_float(Half value) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
-  const std::uint32_t exponent = (value.bits >> 10) & 0x1fu;
-  const std::uint32_t mantissa = value.bits & 0x3ffu;
-  if (exponent == 0x1f) return bits_to_float(sign | 0x7f800000u | (mantissa << 13));
-  if (exponent != 0) return bits_to_float(sign | ((exponent + 112) << 23) | (mantissa << 13));
-  const float magnitude = static_cast<float>(mantissa) * 5.9604644775390625e-8f;  // subnormal: mantissa * 2^-24
-  return sign ? -magnitude : magnitude;
+  const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
+  if (rest >= 0x7c00u) return bits_to_float(sign | 0x7f800000u | rest << 13);
+  // Exponent and mantissa in fp32's places are a number 2^112 too small (biases 15 and 127), subnormals included.
+  return bits_to_float(sign | rest << 13) * 0x1p112f;
 }
 
 static inline float to_float(Int8 value) { return value.value; }
 static inline float to_float(Float8E4M3 value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x80u) << 24, rest = value.bits & 0x7fu;
   if (rest == 0x7f) return bits_to_float(sign | 0x7fc00000u);
-  // Exponent and mantissa in fp32's places are a number 2^120 too small (biases 7 and 127), subnormals included.
+  // As above, by 2^120 (biases 7 and 127).
   return bits_to_float(sign | rest << 20) * 0x1p120f;
 }
 
