@@ -30,4 +30,5 @@ say "C++ tests"
 ctest --test-dir build/test --output-on-failure -j "$(nproc)"
 
 say "Python tests"
-python -m pytest -q tests_py "$@"
+cores=$(nproc)
+python -m pytest -q -n $((cores < 4 ? cores : 4)) --dist worksteal tests_py "$@"
