@@ -105,7 +105,7 @@ if [[ $steps == *" paths "* ]]; then
   for arch in $archs; do
     python_tests "pytest_$arch" $((jobs / 4 + 1)) --kernel-path "cuda/$arch" \
       $(printf -- '--ignore tests_py/test_%s.py ' architecture bench_report bench_timing docs doctests kernel_path profile \
-        reference roofline triton) &
+        gpu_sanitizers reference roofline triton) &
     runs+=($!)
   done
   for arch in $archs; do

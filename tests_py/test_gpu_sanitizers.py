@@ -1,0 +1,98 @@
+"""scripts/gpu_sanitizers.py with programs that stand in for compute-sanitizer and for the conformance cases."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_sanitizers.py"
+ROWS = ("attention_fwd/cuda/generic/tiled", "attention_fwd/cuda/sm90a/decode/f16/d64", "norm/cuda/generic")
+# Two cases a row; `failing` and `slow` are rows in which one fails or does not end.
+CASES = """#!/bin/sh
+case "$1" in
+  --gtest_list_tests) for row in {rows}; do echo "$row."; echo "  case"; done; exit ;;
+esac
+filter=${{1#--gtest_filter=}}
+row=${{filter%%.\\**}}
+[ "$FK_CONFORMANCE_ORACLE" = 0 ] || exit 3
+[ "$row" != "{slow}" ] || sleep 100
+echo "[       OK ] $row.one (1 ms)"
+if [ "$row" = "{failing}" ]; then echo "[  FAILED  ] $row.two (1 ms)"; exit 1; fi
+echo "[       OK ] $row.two (1 ms)"
+"""
+TOOL = """#!/bin/sh
+# --tool NAME --error-exitcode 1 PROGRAM FILTER
+echo "$2 $6 $FK_CONFORMANCE_PART" >>"$CALLS"
+"$5" "$6"
+status=$?
+if [ "$2" = "{reporting}" ]; then echo "========= ERROR SUMMARY: 3 errors"; exit 1; fi
+echo "========= ERROR SUMMARY: 0 errors"
+exit $status
+"""
+
+
+@pytest.fixture
+def sanitize(tmp_path, monkeypatch):
+    """Runs the script: exit status, what it prints, its processes.tsv as lists, and the calls of the tool."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+
+    def run(*arguments, failing="", slow="", reporting=""):
+        for name, text in (
+            ("cases", CASES.format(rows=" ".join(ROWS), failing=failing, slow=slow)),
+            ("compute-sanitizer", TOOL.format(reporting=reporting)),
+        ):
+            (tmp_path / name).write_text(text)
+            (tmp_path / name).chmod(0o755)
+        (tmp_path / "calls").write_text("")
+        command = [sys.executable, str(SCRIPT), str(tmp_path / "cases"), str(tmp_path / "out"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        lines = (tmp_path / "out" / "processes.tsv").read_text().splitlines()
+        calls = (tmp_path / "calls").read_text().splitlines()
+        return done.returncode, done.stdout + done.stderr, [line.split("\t") for line in lines], calls
+
+    return run
+
+
+def test_all_is_well(sanitize, tmp_path):
+    status, text, processes, calls = sanitize("--commit", "abc")
+    # racecheck takes the plain attention kernel in eight parts, synccheck no decode by clusters
+    assert status == 0, text
+    assert len(processes) == len(calls) == 3 + 3 + 2 + 10
+    assert {(*line[3:6], line[7]) for line in processes} == {("2", "0", "0", "abc")}
+    assert "racecheck | 20 passed, 0 failed, 0 errors in 10 of 10 processes" in text
+    assert not list((tmp_path / "out").glob("*.log"))
+    calls = [call.replace(" --gtest_filter=", " ") for call in calls]
+    assert any(call.startswith("initcheck attention_fwd/cuda/sm90a/decode") for call in calls)
+    assert not any(call.startswith("synccheck attention_fwd/cuda/sm90a/decode") for call in calls)
+    assert all(("*.long_*" in call) == call.startswith("racecheck attention_fwd/cuda/generic") for call in calls)
+
+
+def test_a_failed_case(sanitize, tmp_path):
+    status, text, processes, _ = sanitize(failing="norm/cuda/generic")
+    assert status == 1
+    assert "memcheck | 5 passed, 1 failed, 0 errors in 3 of 3 processes" in text
+    assert (tmp_path / "out" / "memcheck_norm_cuda_generic_0_of_1.log").exists()
+    assert len(processes) == 18
+
+
+def test_an_error_of_a_tool(sanitize):
+    status, text, _, _ = sanitize(reporting="initcheck")
+    assert status == 1
+    assert "initcheck | 6 passed, 0 failed, 9 errors in 3 of 3 processes" in text
+    assert "memcheck | 6 passed, 0 failed, 0 errors" in text
+
+
+def test_it_goes_on_where_it_stopped(sanitize, tmp_path):
+    status, text, processes, _ = sanitize("--seconds", "8", slow="norm/cuda/generic")
+    assert status == 1 and "memcheck | 4 passed, 0 failed, 0 errors in 2 of 3 processes" in text
+    assert not any(line[1] == "norm/cuda/generic" for line in processes)
+    earlier = tmp_path / "earlier.tsv"
+    earlier.write_text((tmp_path / "out" / "processes.tsv").read_text())
+    status, text, processes, calls = sanitize("--earlier", str(earlier))
+    assert status == 0, text
+    assert len(processes) == 18 and len(calls) == 18 - len(earlier.read_text().splitlines())
