@@ -17,8 +17,6 @@
 // dQ of a step is added when it is that step's turn, in the order of the items' steps; K is given back after its last.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/ptx/atomic.cuh"
 #include "cuda/sm90a/attention_bwd_keys.cuh"
 
@@ -92,20 +90,19 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   }
 
   /// S^T of a tile of queries -> P^T in `scores`, and -D on its way to the registers.
-  template <bool kHides>
   __device__ void weigh(const BackwardItem& item, int tile) {
-    if constexpr (!kHides) {
+    if (!kMasked || (tile >= item.first_whole && tile < item.last_whole)) {
       load_row(delta, 1, at.slot());
       exponentials();
-    } else {
-      exponentials();
-      const typename Keys::Mask mask(item.range, item.n_tile * Shape::kBlockN + warpgroup * 64 + warp() * 16,
-                                     tile * kBlockM);
-#pragma unroll
-      for (int i = 0; i < kBlockM / 2; ++i)
-        if (mask.hides(i)) scores[i] = 0.0f;
-      load_row(delta, 1, at.slot());  // with the masks there are no registers for it
+      return;
     }
+    exponentials();
+    const typename Keys::Mask mask(item.range, item.n_tile * Shape::kBlockN + warpgroup * 64 + warp() * 16,
+                                   tile * kBlockM);
+#pragma unroll
+    for (int i = 0; i < kBlockM / 2; ++i)
+      if (mask.hides(i)) scores[i] = 0.0f;
+    load_row(delta, 1, at.slot());  // with the masks there are no registers for it
   }
 
   /// dP^T -> dS^T, rounded.
@@ -168,7 +165,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   /// One step, and dQ of the one before, if one is due: at an item's first step that is the last one of the
   /// item before, whose K is in `keys_before`. `last`: of the item. No product is under way at either end: ptxas
   /// serialises what crosses the loop's back edge.
-  template <bool kFirst, bool kHides>
+  template <bool kFirst>
   __device__ void step(const BackwardItem& item, int tile, std::uint32_t keys_before, bool last) {
     const std::uint32_t stage = at.slot();
     if constexpr (kFirst) {
@@ -184,7 +181,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     multiply_scores(other, shared.v(), shared.grad_out(stage));
     ptx::wgmma_wait<1>();
     ptx::hold(scores);
-    weigh<kHides>(item, tile);
+    weigh(item, tile);
     Keys::round();
     multiply_gradient(grad_v, operand, shared.grad_out(stage), !kFirst);
     ptx::wgmma_wait<1>();
@@ -250,30 +247,12 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
         Keys::template store<true>(item);
       } else {
         int tile = item.first_tile + item.tiles - 1, heads = plan.group;  // heads: left of the tile
-        step<true, kMasked>(item, tile, keys.before().slot(), steps == 1);
-        // Tiles with hidden pairs, whole ones, and again some with hidden pairs. The whole ones have a loop of their
-        // own, as if there were no masks: nothing to ask, and no code to jump over.
-        int left = steps - 1;
-        const auto take = [&](auto hides) {
+        step<true>(item, tile, keys.before().slot(), steps == 1);
+#pragma unroll 1
+        for (int left = steps - 1; left > 0; --left) {
           if constexpr (kMasked)
             if (--heads == 0) heads = plan.group, --tile;
-          step<false, decltype(hides)::value>(item, tile, 0, left == 1);
-          --left;
-        };
-        const auto steps_down_to = [&](int last) {
-          return max(0, (tile - max(last, item.first_tile)) * plan.group + heads - 1);
-        };
-        int masked = kMasked ? steps_down_to(min(item.last_whole, tile + 1)) : 0;
-        int whole = kMasked ? steps_down_to(min(item.first_whole, tile + 1)) - masked : left;
-        for (;;) {
-          if constexpr (kMasked) {
-#pragma unroll 1
-            for (; masked > 0; --masked) take(std::true_type{});
-          }
-#pragma unroll 1
-          for (; whole > 0; --whole) take(std::false_type{});
-          if (left == 0) break;
-          masked = left;
+          step<false>(item, tile, 0, left == 1);
         }
         release(shared.v_empty());
         ++keys.count;
