@@ -21,8 +21,9 @@ __device__ inline void exchange_columns(std::uint32_t (&w)[4]) {
 }
 
 /// The warpgroup's 64 rows x kDim, multiplied by `factor`, to row0 and after it: the first `rows` rows, `dim` columns.
-/// A lane stores 16 bytes of a row at a time.
-template <int kDim, class T, int kSums>
+/// A lane stores 16 bytes of a row at a time. kWhole: all rows and columns, without branches, so that the exchanges
+/// don't wait for each other.
+template <int kDim, bool kWhole, class T, int kSums>
 __device__ inline void store_fragment(const float (&x)[kDim / 2], float factor, T* row0, std::int64_t stride_token,
                                       int rows, int dim, FiniteCheck<kSums>& finite) {
   const int lane = threadIdx.x % 32, quarter = lane % 4;
@@ -36,13 +37,13 @@ __device__ inline void store_fragment(const float (&x)[kDim / 2], float factor, 
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float a = x[16 * m + 4 * e + 2 * half], b = x[16 * m + 4 * e + 2 * half + 1];
-        if (row < rows) finite.see(a, 2 * e), finite.see(b, 2 * e + 1);
+        if (kWhole || row < rows) finite.see(a, 2 * e), finite.see(b, 2 * e + 1);
         w[e] = pack<T>(a * factor, b * factor);
       }
       exchange_columns(w);
       const int column = 32 * m + 8 * quarter, count = dim - column;
-      if (row >= rows) continue;
-      if (count >= 8) {
+      if (!kWhole && row >= rows) continue;
+      if (kWhole || count >= 8) {
         *reinterpret_cast<uint4*>(to + column) = uint4{w[0], w[1], w[2], w[3]};
       } else {
         const T* const values = reinterpret_cast<const T*>(w);
@@ -50,29 +51,6 @@ __device__ inline void store_fragment(const float (&x)[kDim / 2], float factor, 
         for (int e = 0; e < 8; ++e)
           if (e < count) to[column + e] = values[e];
       }
-    }
-  }
-}
-
-/// The same of all 64 rows and all columns. Without branches, so that the exchanges don't wait for each other.
-template <int kDim, class T, int kSums>
-__device__ inline void store_whole_fragment(const float (&x)[kDim / 2], float factor, T* row0,
-                                            std::int64_t stride_token, FiniteCheck<kSums>& finite) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    T* const to = row0 + (threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * half) * stride_token + 8 * (lane % 4);
-#pragma unroll
-    for (int m = 0; m < kDim / 32; ++m) {
-      std::uint32_t w[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float a = x[16 * m + 4 * e + 2 * half], b = x[16 * m + 4 * e + 2 * half + 1];
-        finite.see(a, 2 * e), finite.see(b, 2 * e + 1);
-        w[e] = pack<T>(a * factor, b * factor);
-      }
-      exchange_columns(w);
-      *reinterpret_cast<uint4*>(to + 32 * m) = uint4{w[0], w[1], w[2], w[3]};
     }
   }
 }

@@ -312,9 +312,9 @@ struct KeyConsumer {
       if constexpr (kZero)
         store_zero_rows(row0, token, min(64, rows), static_cast<int>(dim), threadIdx.x % 128, 128);
       else if (rows >= 64 && dim == kDim)
-        store_whole_fragment<kDim>(x, factor, row0, token, finite);
+        store_fragment<kDim, true>(x, factor, row0, token, 64, kDim, finite);
       else
-        store_fragment<kDim>(x, factor, row0, token, rows, static_cast<int>(dim), finite);
+        store_fragment<kDim, false>(x, factor, row0, token, rows, static_cast<int>(dim), finite);
     };
     put(grad_v, 1.0f, p.grad_v, p.stride_grad_v_batch, p.stride_grad_v_head, p.stride_grad_v_token, f.head_dim_v);
     put(grad_k, f.scale, p.grad_k, p.stride_grad_k_batch, p.stride_grad_k_head, p.stride_grad_k_token, f.head_dim);

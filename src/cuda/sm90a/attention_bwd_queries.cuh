@@ -88,9 +88,9 @@ struct QueryConsumer {
           }
           const int first_query = place.tile * Shape::kBlockM + 64 * slice;
           FiniteCheck<1> finite;
-          store_fragment<64>(sum, p.forward.scale, grad_q_row<T>(p, item.b, place.h, first_query) + 64 * block,
-                             p.stride_grad_q_token, item.range.q_len - first_query,
-                             static_cast<int>(p.forward.head_dim) - 64 * block, finite);
+          store_fragment<64, false>(sum, p.forward.scale, grad_q_row<T>(p, item.b, place.h, first_query) + 64 * block,
+                                    p.stride_grad_q_token, item.range.q_len - first_query,
+                                    static_cast<int>(p.forward.head_dim) - 64 * block, finite);
           finite.report(plan.not_finite);
         } else if (turn == 0) {
 #pragma unroll
@@ -169,9 +169,10 @@ __global__ void __launch_bounds__(128)
     const int row = first_query + 64 * slice;
     T* const to = grad_q_row<T>(p, b, h, row);
     if (q_len - row >= 64 && f.head_dim == kDim)
-      store_whole_fragment<kDim>(sum, f.scale, to, p.stride_grad_q_token, finite);
+      store_fragment<kDim, true>(sum, f.scale, to, p.stride_grad_q_token, 64, kDim, finite);
     else
-      store_fragment<kDim>(sum, f.scale, to, p.stride_grad_q_token, q_len - row, static_cast<int>(f.head_dim), finite);
+      store_fragment<kDim, false>(sum, f.scale, to, p.stride_grad_q_token, q_len - row, static_cast<int>(f.head_dim),
+                                  finite);
   }
   finite.report(plan.not_finite);
 }
