@@ -124,7 +124,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--rows", default="*cuda*", help="as GoogleTest's filters name them (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=3000, help="time limit (default: %(default)s)")
-    parser.add_argument("--earlier", type=Path, help="processes.tsv of an earlier run: those are not run again")
+    parser.add_argument("--earlier", type=Path, help="processes.tsv of an earlier run: what was clean is not run again")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--commit", default="unknown", help="what is tested, for the record")
     args = parser.parse_args()
@@ -132,7 +132,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     wanted = processes(args.executable, args.rows)
     earlier = [Ended.from_line(line) for line in args.earlier.read_text().splitlines()] if args.earlier else []
-    ended = [one for one in earlier if one.process in wanted]
+    ended = [one for one in earlier if one.process in wanted and one.failed == one.errors == 0]
     left = [process for process in wanted if process not in {one.process for one in ended}]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         runs = [

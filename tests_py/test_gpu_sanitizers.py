@@ -96,3 +96,12 @@ def test_it_goes_on_where_it_stopped(sanitize, tmp_path):
     status, text, processes, calls = sanitize("--earlier", str(earlier))
     assert status == 0, text
     assert len(processes) == 18 and len(calls) == 18 - len(earlier.read_text().splitlines())
+
+
+def test_what_was_not_clean_runs_again(sanitize, tmp_path):
+    assert sanitize(failing="norm/cuda/generic")[0] == 1
+    earlier = tmp_path / "earlier.tsv"
+    earlier.write_text((tmp_path / "out" / "processes.tsv").read_text())
+    status, text, processes, calls = sanitize("--earlier", str(earlier))
+    assert status == 0, text
+    assert len(processes) == 18 and len(calls) == 4  # norm's, by each tool
