@@ -63,16 +63,21 @@ def follows_each_read(tool: str, row: str) -> bool:
     return tool == "racecheck" and re.match("attention_.*/cuda/generic", row) is not None
 
 
-def processes(executable: Path, rows: str) -> list[Process]:
+def processes(executable: Path, rows: str, earlier: list[Ended]) -> list[Process]:
+    """All that belong to a run; a row that an earlier one began stays in as many parts."""
     listed = subprocess.run(
         [executable, "--gtest_list_tests", f"--gtest_filter={rows}"], capture_output=True, text=True, check=True
     )
     found = [line[:-1] for line in listed.stdout.splitlines() if re.fullmatch(r"[a-z]\S*/\S+\.", line)]
 
+    begun = {(tool, row): int(part.split("/")[1]) for tool, row, part in (one.process for one in earlier)}
+
     def parts(tool: str, row: str) -> int:
         if tool == "synccheck" and row.startswith("attention_fwd/cuda/sm90a/decode/"):
             return 0
-        return 8 if follows_each_read(tool, row) else 1
+        if tool == "racecheck" and row.startswith("attention_"):  # minutes in one
+            return begun.get((tool, row), 8 if follows_each_read(tool, row) else 4)
+        return 1
 
     return [
         Process(tool, row, f"{part}/{parts(tool, row)}")
@@ -130,8 +135,8 @@ def main() -> int:
     args = parser.parse_args()
     deadline = time.monotonic() + args.seconds
     args.out.mkdir(parents=True, exist_ok=True)
-    wanted = processes(args.executable, args.rows)
     earlier = [Ended.from_line(line) for line in args.earlier.read_text().splitlines()] if args.earlier else []
+    wanted = processes(args.executable, args.rows, earlier)
     ended = [one for one in earlier if one.process in wanted and one.failed == one.errors == 0]
     left = [process for process in wanted if process not in {one.process for one in ended}]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

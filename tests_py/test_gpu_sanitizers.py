@@ -60,11 +60,11 @@ def sanitize(tmp_path, monkeypatch):
 
 def test_all_is_well(sanitize, tmp_path):
     status, text, processes, calls = sanitize("--commit", "abc")
-    # racecheck takes the plain attention kernel in eight parts, synccheck no decode by clusters
+    # racecheck takes the plain attention kernel in eight parts and the other one in four, synccheck no decode by clusters
     assert status == 0, text
-    assert len(processes) == len(calls) == 3 + 3 + 2 + 10
+    assert len(processes) == len(calls) == 3 + 3 + 2 + 13
     assert {(*line[3:6], line[7]) for line in processes} == {("2", "0", "0", "abc")}
-    assert "racecheck | 20 passed, 0 failed, 0 errors in 10 of 10 processes" in text
+    assert "racecheck | 26 passed, 0 failed, 0 errors in 13 of 13 processes" in text
     assert not list((tmp_path / "out").glob("*.log"))
     calls = [call.replace(" --gtest_filter=", " ") for call in calls]
     assert any(call.startswith("initcheck attention_fwd/cuda/sm90a/decode") for call in calls)
@@ -77,7 +77,7 @@ def test_a_failed_case(sanitize, tmp_path):
     assert status == 1
     assert "memcheck | 5 passed, 1 failed, 0 errors in 3 of 3 processes" in text
     assert (tmp_path / "out" / "memcheck_norm_cuda_generic_0_of_1.log").exists()
-    assert len(processes) == 18
+    assert len(processes) == 21
 
 
 def test_an_error_of_a_tool(sanitize):
@@ -95,7 +95,7 @@ def test_it_goes_on_where_it_stopped(sanitize, tmp_path):
     earlier.write_text((tmp_path / "out" / "processes.tsv").read_text())
     status, text, processes, calls = sanitize("--earlier", str(earlier))
     assert status == 0, text
-    assert len(processes) == 18 and len(calls) == 18 - len(earlier.read_text().splitlines())
+    assert len(processes) == 21 and len(calls) == 21 - len(earlier.read_text().splitlines())
 
 
 def test_what_was_not_clean_runs_again(sanitize, tmp_path):
@@ -104,4 +104,14 @@ def test_what_was_not_clean_runs_again(sanitize, tmp_path):
     earlier.write_text((tmp_path / "out" / "processes.tsv").read_text())
     status, text, processes, calls = sanitize("--earlier", str(earlier))
     assert status == 0, text
-    assert len(processes) == 18 and len(calls) == 4  # norm's, by each tool
+    assert len(processes) == 21 and len(calls) == 4  # norm's, by each tool
+
+
+def test_a_row_stays_in_the_parts_that_it_began_in(sanitize, tmp_path):
+    earlier = tmp_path / "earlier.tsv"
+    row = "attention_fwd/cuda/sm90a/decode/f16/d64"
+    earlier.write_text(f"racecheck\t{row}\t1/2\t2\t0\t0\t7\tabc\n")
+    status, text, processes, calls = sanitize("--earlier", str(earlier))
+    assert status == 0, text
+    parts = [line[2] for line in processes if line[:2] == ["racecheck", row]]
+    assert sorted(parts) == ["0/2", "1/2"] and len(calls) == 18

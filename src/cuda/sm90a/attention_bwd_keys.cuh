@@ -205,19 +205,26 @@ struct KeyConsumer {
     ++scored.count;
   }
 
+  /// Whether some pairs of a tile of queries are hidden. Asked before the scores are waited for: what is read from
+  /// shared memory behind additions waits for them.
+  __device__ static std::uint32_t is_masked(const BackwardItem& item, int tile) {
+    std::uint32_t masked = (tile < item.first_whole) | (tile >= item.last_whole);
+    ptx::hold(masked);
+    return masked;
+  }
+
   /// S^T of a tile of queries -> P^T in `scores`.
-  __device__ void weigh(const BackwardItem& item, int tile) {
-    const int first_key = item.n_tile * Shape::kBlockN, first_query = tile * kBlockM;
-    const int last_query = min(item.range.q_len, first_query + kBlockM) - 1;
-    const int masked =
-        item.range.first(last_query) > first_key || item.range.last(first_query) < first_key + Shape::kBlockN;
+  __device__ void weigh(const BackwardItem& item, int tile, bool masked) {
     if constexpr (kStash) ptx::mbarrier_wait(shared.grad_s_empty(scored.slot()), scored.parity() ^ 1);
-    const Mask mask(item.range, first_key + warpgroup * 64 + warp() * 16, first_query);
+    const auto make_mask = [&] {
+      return Mask(item.range, item.n_tile * Shape::kBlockN + warpgroup * 64 + warp() * 16, tile * kBlockM);
+    };
     if constexpr (kModified) {
-      capped_exponentials(mask, masked);
+      capped_exponentials(make_mask(), masked);
     } else {
       exponentials();
       if (masked) {
+        const Mask mask = make_mask();
 #pragma unroll
         for (int i = 0; i < kBlockM / 2; ++i)
           if (mask.hides(i)) scores[i] = 0.0f;
@@ -239,7 +246,7 @@ struct KeyConsumer {
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::hold(scores);
-    weigh(item, tile);
+    weigh(item, tile, is_masked(item, tile));
     ptx::mbarrier_wait(shared.v_full(), values.parity());
   }
 
@@ -275,6 +282,8 @@ struct KeyConsumer {
     hand_over();
 
     ++at.count;
+    std::uint32_t masked = 0;
+    if constexpr (!kLast) masked = is_masked(item, next_tile);
     if constexpr (!kLast) ptx::mbarrier_wait(shared.q_full(at.slot()), at.parity());
     ptx::hold(scores);
     hold_operand(operand);
@@ -289,7 +298,7 @@ struct KeyConsumer {
     if constexpr (!kLast) {
       ptx::wgmma_wait<1>();
       ptx::hold(scores);
-      weigh(item, next_tile);
+      weigh(item, next_tile, masked);
     }
     ptx::wgmma_wait<0>();
     ptx::hold(grad_k);
