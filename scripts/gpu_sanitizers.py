@@ -13,8 +13,8 @@ rows of a table; exits 1 unless every process of every tool has come to its end 
 Left out are the cases that launch nothing (accepts_a_case) and the strides past 2^31, whose tensors span gigabytes; of
 synccheck decode by clusters, where it ends every launch of 16 blocks a cluster with an illegal access
 (docs/kernels/attention_decode.md); of racecheck, for the attention kernels in plain FFMA, the cases that are long for
-the sake of other kernels' tiles: it follows each of their reads of shared memory, up to minutes a case. Results are not
-compared with the oracle's, whose time on the CPU would be a third to a half of it.
+the sake of other kernels' tiles and parts: it follows each of their reads of shared memory, up to minutes a case.
+Results are not compared with the oracle's, whose time on the CPU would be a third to a half of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 TOOLS = ("memcheck", "initcheck", "synccheck", "racecheck")  # the slowest last: the others are done when time is up
 LEFT_OUT = "*past_2_31*:*accepts_a_case"
-LONG_FOR_OTHERS = "*.long_*:*.tiles_*:*.blocks_*:*.paged_prefill_*"
+LONG_FOR_OTHERS = "*.long_*:*.tiles_*:*.blocks_*:*.paged_prefill_*:*/tiled.split_*:*/naive.split_*"
 SETTINGS = {"FK_CONFORMANCE_ORACLE": "0", "FK_CONFORMANCE_REPEATS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -82,7 +82,7 @@ def processes(executable: Path, rows: str, earlier: list[Ended]) -> list[Process
     return [
         Process(tool, row, f"{part}/{parts(tool, row)}")
         for tool in TOOLS
-        for row in found
+        for row in sorted(found, key=lambda row: not follows_each_read(tool, row))  # the longest first
         for part in range(parts(tool, row))
     ]
 

@@ -51,14 +51,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     for (int slot = 0; slot < Layout::kItems; ++slot) {
       ptx::mbarrier_init(shared.item_full(slot), 1);
-      ptx::mbarrier_init(shared.item_empty(slot), Shape::kConsumerWarps + 2);
+      ptx::mbarrier_init(shared.item_empty(slot), Shape::kConsumerWarps * kWarp + 2);
     }
     for (int slot = 0; slot < Layout::kTurns; ++slot) {
       ptx::mbarrier_init(shared.turn_full(slot), 1);
       ptx::mbarrier_init(shared.turn_empty(slot), kQueryWarps);
     }
     for (int slot = 0; slot < Layout::kPasses; ++slot) {
-      ptx::mbarrier_init(shared.pass_full(slot), kQueryWarps);
+      ptx::mbarrier_init(shared.pass_full(slot), kQueryWarps * (Shape::kJoined ? kWarp : 1));
       ptx::mbarrier_init(shared.pass_empty(slot), 1);
     }
     ptx::fence_mbarrier_init();

@@ -157,8 +157,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
         *reinterpret_cast<float4*>(to + c * kStride) =
             float4{other[4 * c], other[4 * c + 1], other[4 * c + 2], other[4 * c + 3]};
     }
-    __syncwarp();  // all lanes have read the record, and added
-    release(done);
+    ptx::mbarrier_arrive(done);
     ++turns.count;
   }
 
@@ -260,8 +259,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
         ptx::hold(again.count);  // its address, kept over the loop, would spill
         Keys::template store<false>(*shared.item(again.slot()));
       }
-      __syncwarp();  // the warp has read the item
-      release(shared.item_empty(items.slot()));
+      ptx::mbarrier_arrive(shared.item_empty(items.slot()));
     }
   }
 };

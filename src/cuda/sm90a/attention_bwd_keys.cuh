@@ -342,8 +342,7 @@ struct KeyConsumer {
       if (steps < 0) return;
       if (steps == 0) {
         store<true>(item);
-        __syncwarp();  // the warp has read the item
-        release(shared.item_empty(items.slot()));
+        ptx::mbarrier_arrive(shared.item_empty(items.slot()));
         continue;
       }
       int tile = item.first_tile + item.tiles - 1, heads = plan.group;  // heads: left of the tile
@@ -356,8 +355,7 @@ struct KeyConsumer {
       step<true>(item, 0, steps - 1);
       ++keys.count, ++values.count;
       store<false>(item);
-      __syncwarp();
-      release(shared.item_empty(items.slot()));
+      ptx::mbarrier_arrive(shared.item_empty(items.slot()));
     }
   }
 };

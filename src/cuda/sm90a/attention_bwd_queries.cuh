@@ -137,8 +137,7 @@ struct QueryConsumer {
         }
         ++keys.count;
       }
-      __syncwarp();  // the warp has read the item
-      release(shared.item_empty(items.slot()));
+      ptx::mbarrier_arrive(shared.item_empty(items.slot()));
     }
   }
 };

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     for (int slot = 0; slot < Shape::kQSlots; ++slot)
       for (int w = 0; w < Shape::kConsumers; ++w) {
         ptx::mbarrier_init(shared.q_full(slot, w), 1);
-        ptx::mbarrier_init(shared.q_empty(slot, w), Shape::kQSlots > 1 ? 1 : 4);  // the leader, or each warp
+        ptx::mbarrier_init(shared.q_empty(slot, w), 128);
       }
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       ptx::mbarrier_init(shared.k_full(stage), 1);
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     for (int slot = 0; slot < shared.kRecords; ++slot) {
       ptx::mbarrier_init(shared.found_full(slot), 1);
-      ptx::mbarrier_init(shared.found_empty(slot), 2);  // the warps of K and V
+      ptx::mbarrier_init(shared.found_empty(slot), 2 * kWarp);  // the warps of K and V
     }
     for (int w = 0; w < Shape::kConsumers; ++w) *shared.met_nan(w) = 0;
     ptx::fence_mbarrier_init();

@@ -202,8 +202,8 @@ struct Consumer {
   }
   /// The producer may fill the place of Q: with two places, once the output of the tile before has left it.
   __device__ void retire_pending() {
-    if (Shape::kQSlots == 1 || !is_leader()) return;
-    ptx::bulk_wait_read<0>();
+    if (Shape::kQSlots == 1) return;
+    if (is_leader()) ptx::bulk_wait_read<0>();
     ptx::mbarrier_arrive(shared.q_empty(tiles.before().slot(), warpgroup));
   }
 
@@ -251,7 +251,7 @@ struct Consumer {
 
   /// With one place, once the scores of its last block are there: the next Q comes during their softmax.
   __device__ void retire_q() {
-    if (Shape::kQSlots == 1) release(shared.q_empty(0, warpgroup));
+    if (Shape::kQSlots == 1) ptx::mbarrier_arrive(shared.q_empty(0, warpgroup));
   }
 
   /// All that is pending, without overlap.
@@ -304,7 +304,7 @@ struct Consumer {
         ptx::barrier_sync(kWarpgroup + warpgroup, 128);
         if (Shape::kQSlots == 1)
           retire_q();
-        else if (is_leader())
+        else
           ptx::mbarrier_arrive(shared.q_empty(tiles.slot(), warpgroup));
         continue;
       }

@@ -89,8 +89,7 @@ __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan&
       load_keys<Shape, kOfV>(p, plan, shared, map, p.is_varlen_k() ? 0 : tile.b, tile.g, first, begin + first,
                              tile.range.k_len, at);
     }
-    __syncwarp();
-    if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(shared.found_empty(tiles.slot()));
+    ptx::mbarrier_arrive(shared.found_empty(tiles.slot()));
   }
 }
 
