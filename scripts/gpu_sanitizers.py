@@ -6,9 +6,10 @@ and row, one a core, over all GPUs.
     python scripts/gpu_sanitizers.py ... --seconds 500 --earlier OUT_BEFORE/processes.tsv     # what is left of it
 
 OUT/processes.tsv gets a line for each process that came to its end: tool, row, part of its cases, cases passed and
-failed, errors that the tool reported, seconds, commit. A process that the time limit ended leaves none, and another
-run can go on from there. OUT/*.log has what was said by those, and by those with a failure or an error. Prints the
-rows of a table; exits 1 unless every process of every tool has come to its end without either.
+failed, errors that the tool reported, seconds, commit. Another run can go on from there: of a process that the time
+limit ended, and that had nothing to report until then, the line has the names of the cases passed, too, and they are
+not run again. OUT/*.log has what was said by those, and by those with a failure or an error. Prints the rows of a
+table; exits 1 unless every process of every tool has come to its end without either.
 
 Left out are the cases that launch nothing (accepts_a_case) and the strides past 2^31, whose tensors span gigabytes; of
 synccheck decode by clusters, where it ends every launch of 16 blocks a cluster with an illegal access
@@ -42,28 +43,34 @@ class Process(NamedTuple):
     part: str
 
 
-class Ended(NamedTuple):
+class Result(NamedTuple):
     process: Process
     passed: int
     failed: int
     errors: int
     seconds: int
     commit: str
+    unfinished: tuple[str, ...] = ()  # the cases passed by a process that the time limit ended
+
+    def is_clean(self) -> bool:
+        return self.failed == self.errors == 0
 
     def line(self) -> str:
-        return "\t".join(map(str, (*self.process, *self[1:])))
+        fields = (*self.process, *self[1:-1], *([" ".join(self.unfinished)] if self.unfinished else []))
+        return "\t".join(map(str, fields))
 
     @staticmethod
-    def from_line(line: str) -> Ended:
-        tool, row, part, passed, failed, errors, seconds, commit = line.split("\t")
-        return Ended(Process(tool, row, part), int(passed), int(failed), int(errors), int(seconds), commit)
+    def from_line(line: str) -> Result:
+        tool, row, part, passed, failed, errors, seconds, commit, *unfinished = line.split("\t")
+        counts = int(passed), int(failed), int(errors), int(seconds)
+        return Result(Process(tool, row, part), *counts, commit, tuple(" ".join(unfinished).split()))
 
 
 def follows_each_read(tool: str, row: str) -> bool:
     return tool == "racecheck" and re.match("attention_.*/cuda/generic", row) is not None
 
 
-def processes(executable: Path, rows: str, earlier: list[Ended]) -> list[Process]:
+def processes(executable: Path, rows: str, earlier: list[Result]) -> list[Process]:
     """All that belong to a run; a row that an earlier one began stays in as many parts."""
     listed = subprocess.run(
         [executable, "--gtest_list_tests", f"--gtest_filter={rows}"], capture_output=True, text=True, check=True
@@ -87,13 +94,18 @@ def processes(executable: Path, rows: str, earlier: list[Ended]) -> list[Process
     ]
 
 
-def run(process: Process, device: int, deadline: float, executable: Path, out: Path, commit: str) -> Ended | None:
+def run(
+    process: Process, done: Result | None, device: int, deadline: float, executable: Path, out: Path, commit: str
+) -> Result | None:
+    """`done`: what an earlier run got through, of cases that are left out of this one."""
     left = deadline - time.monotonic()
     if left < 5:
-        return None
+        return done
     tool, row, part = process
+    left_out = [LEFT_OUT, *([LONG_FOR_OTHERS] if follows_each_read(tool, row) else [])]
+    left_out += [f"{row}.{case}" for case in (done.unfinished if done else ())]
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1", str(executable)]
-    command.append(f"--gtest_filter={row}.*-{LEFT_OUT}{f':{LONG_FOR_OTHERS}' if follows_each_read(tool, row) else ''}")
+    command.append(f"--gtest_filter={row}.*-{':'.join(left_out)}")
     environment = os.environ | SETTINGS | {"FK_CONFORMANCE_PART": part}
     environment.setdefault("CUDA_VISIBLE_DEVICES", str(device))
     begin = time.monotonic()
@@ -105,22 +117,24 @@ def run(process: Process, device: int, deadline: float, executable: Path, out: P
         except subprocess.TimeoutExpired:
             os.killpg(running.pid, signal.SIGKILL)  # the tool's child, too
             running.wait()
-            return None
+            status = None
     text = log.read_text(errors="replace")
+    passed = re.findall(r"^\[       OK \] \S+\.(\S+)", text, re.MULTILINE)
+    failed = len(re.findall(r"^\[  FAILED  \] .*\(\d+ ms\)", text, re.MULTILINE))
+    seconds = round(time.monotonic() - begin) + (done.seconds if done else 0)
+    total = len(passed) + (done.passed if done else 0)
+    if status is None:
+        if failed or "========= Error" in text or not passed:
+            return done
+        return Result(process, total, 0, 0, seconds, commit, (*(done.unfinished if done else ()), *passed))
     summary = re.findall(r"SUMMARY: (\d+)", text)
-    ended = Ended(
-        process,
-        passed=len(re.findall(r"^\[       OK \]", text, re.MULTILINE)),
-        failed=len(re.findall(r"^\[  FAILED  \] .*\(\d+ ms\)", text, re.MULTILINE)),
-        errors=int(summary[-1]) if summary else 1,  # the tool itself did not come to its end
-        seconds=round(time.monotonic() - begin),
-        commit=commit,
-    )
-    if status == 0 and not ended.failed and not ended.errors:
-        log.unlink()
-    elif not ended.failed and not ended.errors:
-        ended = ended._replace(errors=1)  # it ended badly and does not say why
-    return ended
+    errors = int(summary[-1]) if summary else 1  # the tool itself did not come to its end
+    if not failed and not errors:
+        if status == 0:
+            log.unlink()
+        else:
+            errors = 1  # it ended badly and does not say why
+    return Result(process, total, failed, errors, seconds, commit)
 
 
 def main() -> int:
@@ -135,27 +149,31 @@ def main() -> int:
     args = parser.parse_args()
     deadline = time.monotonic() + args.seconds
     args.out.mkdir(parents=True, exist_ok=True)
-    earlier = [Ended.from_line(line) for line in args.earlier.read_text().splitlines()] if args.earlier else []
+    earlier = [Result.from_line(line) for line in args.earlier.read_text().splitlines()] if args.earlier else []
     wanted = processes(args.executable, args.rows, earlier)
-    ended = [one for one in earlier if one.process in wanted and one.failed == one.errors == 0]
-    left = [process for process in wanted if process not in {one.process for one in ended}]
+    before = {one.process: one for one in earlier if one.process in wanted and one.is_clean()}
+    left = [process for process in wanted if process not in before or before[process].unfinished]
+    results = [one for one in before.values() if not one.unfinished]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         runs = [
-            pool.submit(run, process, i % args.gpus, deadline, args.executable, args.out, args.commit)
+            pool.submit(
+                run, process, before.get(process), i % args.gpus, deadline, args.executable, args.out, args.commit
+            )
             for i, process in enumerate(left)
         ]
-        ended += [one for future in runs if (one := future.result())]
-    (args.out / "processes.tsv").write_text("".join(one.line() + "\n" for one in ended))
+        results += [one for future in runs if (one := future.result())]
+    (args.out / "processes.tsv").write_text("".join(one.line() + "\n" for one in results))
     good = True
     for tool in TOOLS:
-        of_tool = [one for one in ended if one.process.tool == tool]
+        of_tool = [one for one in results if one.process.tool == tool]
+        ended = [one for one in of_tool if not one.unfinished]
         all_of_it = sum(process.tool == tool for process in wanted)
         failed, errors = sum(one.failed for one in of_tool), sum(one.errors for one in of_tool)
-        good = good and len(of_tool) == all_of_it and failed == errors == 0
+        good = good and len(ended) == all_of_it and failed == errors == 0
         print(
             f"| compute-sanitizer {tool}{'' if args.rows == '*cuda*' else f', {args.rows}'} "
             f"| {sum(one.passed for one in of_tool)} passed, {failed} failed, {errors} errors "
-            f"in {len(of_tool)} of {all_of_it} processes | {sum(one.seconds for one in of_tool)} in all |"
+            f"in {len(ended)} of {all_of_it} processes | {sum(one.seconds for one in of_tool)} in all |"
         )
     return 0 if good else 1
 

@@ -11,7 +11,8 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_sanitizers.py"
 ROWS = ("attention_fwd/cuda/generic/tiled", "attention_fwd/cuda/sm90a/decode/f16/d64", "norm/cuda/generic")
-# Two cases a row; `failing` and `slow` are rows in which one fails or does not end.
+# Two cases a row, the first of which can be left out; `failing`, `slow` and `halting` are rows in which the second one
+# fails, none ends, the second one does not end.
 CASES = """#!/bin/sh
 case "$1" in
   --gtest_list_tests) for row in {rows}; do echo "$row."; echo "  case"; done; exit ;;
@@ -20,7 +21,11 @@ filter=${{1#--gtest_filter=}}
 row=${{filter%%.\\**}}
 [ "$FK_CONFORMANCE_ORACLE" = 0 ] || exit 3
 [ "$row" != "{slow}" ] || sleep 100
-echo "[       OK ] $row.one (1 ms)"
+case "$filter" in
+  *":$row.one"*) ;;
+  *) echo "[       OK ] $row.one (1 ms)" ;;
+esac
+[ "$row" != "{halting}" ] || sleep 100
 if [ "$row" = "{failing}" ]; then echo "[  FAILED  ] $row.two (1 ms)"; exit 1; fi
 echo "[       OK ] $row.two (1 ms)"
 """
@@ -41,9 +46,9 @@ def sanitize(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
 
-    def run(*arguments, failing="", slow="", reporting=""):
+    def run(*arguments, failing="", slow="", halting="", reporting=""):
         for name, text in (
-            ("cases", CASES.format(rows=" ".join(ROWS), failing=failing, slow=slow)),
+            ("cases", CASES.format(rows=" ".join(ROWS), failing=failing, slow=slow, halting=halting)),
             ("compute-sanitizer", TOOL.format(reporting=reporting)),
         ):
             (tmp_path / name).write_text(text)
@@ -96,6 +101,19 @@ def test_it_goes_on_where_it_stopped(sanitize, tmp_path):
     status, text, processes, calls = sanitize("--earlier", str(earlier))
     assert status == 0, text
     assert len(processes) == 21 and len(calls) == 21 - len(earlier.read_text().splitlines())
+
+
+def test_it_goes_on_inside_a_row(sanitize, tmp_path):
+    row = "norm/cuda/generic"
+    status, text, processes, _ = sanitize("--seconds", "8", halting=row)
+    assert status == 1 and "memcheck | 5 passed, 0 failed, 0 errors in 2 of 3 processes" in text
+    assert ["memcheck", row, "0/1", "1", "0", "0"] in [line[:6] for line in processes if line[8:] == ["one"]]
+    earlier = tmp_path / "earlier.tsv"
+    earlier.write_text((tmp_path / "out" / "processes.tsv").read_text())
+    status, text, processes, calls = sanitize("--earlier", str(earlier))
+    assert any(call.startswith(f"memcheck --gtest_filter={row}.*-") and f":{row}.one" in call for call in calls)
+    assert status == 0 and "memcheck | 6 passed, 0 failed, 0 errors in 3 of 3 processes" in text, text
+    assert len(processes) == 21 and all(line[3] == "2" and len(line) == 8 for line in processes)
 
 
 def test_what_was_not_clean_runs_again(sanitize, tmp_path):
