@@ -7,6 +7,7 @@
 
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
+#include "cuda/tile/held_row.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/strided.cuh"
 #include "cuda/tile/vector.cuh"
@@ -60,9 +61,14 @@ struct Chains {
   }
   template <class T>
   __device__ void add(const Packed<T, N>& vector, unsigned now) {
+    float values[N];
+    unpack(values, vector);
+    add(values, now);
+  }
+  __device__ void add(const float (&vector)[N], unsigned now) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const float x = to_float(vector.values[i]);
+      const float x = vector[i];
       if constexpr (kOp == ReduceOp::kArgmax) {
         const bool wins = !(x <= value[i]) && value[i] == value[i];  // larger or the first NaN
         value[i] = wins ? x : value[i];
@@ -91,17 +97,33 @@ __device__ inline Partial warp_combine(Partial mine) {
   return mine;
 }
 
+/// A partial result where many are kept.
 template <ReduceOp kOp>
+using Stored = std::conditional_t<kOp == ReduceOp::kArgmax, Partial, float>;
+
+template <ReduceOp kOp>
+__device__ inline Stored<kOp> stored(Partial partial) {
+  if constexpr (kOp == ReduceOp::kArgmax) return partial;
+  if constexpr (kOp != ReduceOp::kArgmax) return partial.value;
+}
+__device__ inline Partial partial_of(float value) { return {value, -1}; }
+__device__ inline Partial partial_of(Partial partial) { return partial; }
+
+/// Of a block of kBlock threads, in its first warp.
+template <ReduceOp kOp, int kBlock = kThreads>
 __device__ inline Partial block_combine(Partial mine) {
-  __shared__ Partial warps[kThreads / kWarp];
+  constexpr int kWarps = kBlock / kWarp;
+  __shared__ Stored<kOp> warps[kWarps];
   mine = warp_combine<kOp>(mine);
-  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = mine;
+  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = stored<kOp>(mine);
   __syncthreads();
-  mine = threadIdx.x < kThreads / kWarp ? warps[threadIdx.x] : Combine<kOp>::identity();
-  return threadIdx.x < kWarp ? warp_combine<kOp>(mine) : mine;
+  if (threadIdx.x >= kWarp) return mine;
+  return warp_combine<kOp>(threadIdx.x < kWarps ? partial_of(warps[threadIdx.x]) : Combine<kOp>::identity());
 }
 
-__device__ inline void write_result(const ReduceParams& p, std::int64_t output, Partial result) {
+/// Index: unsigned where 32 bits count the outputs.
+template <class Index>
+__device__ inline void write_result(const ReduceParams& p, Index output, Partial result) {
   const std::int64_t offset = strided_offset(output, p.num_kept, p.kept_shape, p.stride_out);
   if (p.op == ReduceOp::kArgmax) {
     static_cast<std::int64_t*>(p.out)[offset] = result.index;
@@ -172,51 +194,55 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A whole row by kRowThreads threads, a warp or the block, kHeld vectors of each under way at once. 32 bits count
-/// them: between a block's start and its loads there is as little as can be.
+/// A whole row by kRowThreads threads, a warp or a block, kHeld vectors of each under way at once. 32 bits count rows
+/// and elements: between a block's start and its loads there is as little as can be.
 template <class T, ReduceOp kOp, int kHeld, int kRowThreads>
-__global__ void __launch_bounds__(kThreads) whole_row_kernel(const ReduceParams p) {
+__global__ void __launch_bounds__(kRowThreads == kWarp ? kThreads : kRowThreads)
+    whole_row_kernel(const ReduceParams p) {
   constexpr int N = kVectorElements<T>;
-  const std::int64_t output = static_cast<std::int64_t>(blockIdx.x) * (kThreads / kRowThreads) + threadIdx.y;
-  if (output >= p.kept_count) return;
-  const int thread = static_cast<int>(threadIdx.x), vectors = static_cast<int>(p.reduced_count / N);
+  constexpr unsigned kRows = kRowThreads == kWarp ? kThreads / kWarp : 1;
+  const unsigned output = blockIdx.x * kRows + (kRows > 1 ? threadIdx.y : 0);
+  if (kRows > 1 && output >= static_cast<unsigned>(p.kept_count)) return;
+  const int thread = static_cast<int>(threadIdx.x), count = static_cast<int>(p.reduced_count), vectors = count / N;
   const T* const x = static_cast<const T*>(p.x) + strided_offset(output, p.num_kept, p.kept_shape, p.stride_x_kept);
+  constexpr std::uint32_t kNothing = kOp == ReduceOp::kSum ? 0 : kMinusInfinities<T>;
+  const auto* const row = reinterpret_cast<const Words<T>*>(x);
   Chains<kOp, N> chains;
+  unsigned turn = 0;
 #pragma unroll 1
   for (int first = 0; first < vectors; first += kHeld * kRowThreads) {
-    const auto holds = [&](int j) { return first + j * kRowThreads + thread < vectors; };
-    const T* const from = x + static_cast<std::int64_t>(first + thread) * N;
-    Packed<T, N> held[kHeld] = {};
+    // Past the row's end its last vector is loaded again: loads with a predicate, or whose use has one, wait for each
+    // other (ptxas puts each behind the use of the one before).
+    Words<T> held[kHeld];
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j)
-      if (holds(j)) held[j] = load_vector<N>(from + j * kRowThreads * N);
+    for (int j = 0; j < kHeld; ++j) held[j] = row[min(first + j * kRowThreads + thread, vectors - 1)];
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j)
-      if (holds(j)) chains.add(held[j], static_cast<unsigned>(first / kRowThreads + j));
+    for (auto& vector : held)
+#pragma unroll
+      for (auto& word : vector.words) ptx::settle(word);
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      const bool is_inside = first + j * kRowThreads + thread < vectors;
+#pragma unroll
+      for (auto& word : held[j].words) word = is_inside ? word : kNothing;
+      float values[N];
+      held[j].floats(values);
+      chains.add(values, turn++);
+    }
   }
   Partial mine = Combine<kOp>::identity();
   if (thread < vectors) {
 #pragma unroll
     for (int i = 0; i < N; ++i) mine = Combine<kOp>::combine(mine, chains.result(i, thread * N, kRowThreads * N));
   }
-  if (const int at = vectors * N + thread; at < p.reduced_count && thread < N)  // what fills no vector
+  if (const int at = vectors * N + thread; at < count && thread < N)  // what fills no vector
     mine = Combine<kOp>::combine(mine, {to_float(x[at]), at});
-  if constexpr (kRowThreads == kWarp) mine = warp_combine<kOp>(mine);
-  if constexpr (kRowThreads > kWarp) mine = block_combine<kOp>(mine);
+  if constexpr (kRowThreads == kWarp)
+    mine = warp_combine<kOp>(mine);
+  else
+    mine = block_combine<kOp, kRowThreads>(mine);
   if (thread == 0) write_result(p, output, mine);
 }
-
-/// A partial result of column mode as it lies in the workspace, [chunk, output].
-template <ReduceOp kOp>
-using Stored = std::conditional_t<kOp == ReduceOp::kArgmax, Partial, float>;
-
-template <ReduceOp kOp>
-__device__ inline Stored<kOp> stored(Partial partial) {
-  if constexpr (kOp == ReduceOp::kArgmax) return partial;
-  if constexpr (kOp != ReduceOp::kArgmax) return partial.value;
-}
-__device__ inline Partial partial_of(float value) { return {value, -1}; }
-__device__ inline Partial partial_of(Partial partial) { return partial; }
 
 /// A block takes kColumns * N outputs of a chunk, kLanes rows at a time. N > 1: outputs are neighbours in runs of N on
 /// 16-byte boundaries, and the reduced dim is one.
@@ -348,24 +374,22 @@ void run_columns(const ReduceParams& p, const Plan& plan, void* workspace, cudaS
          partials);
 }
 
-/// Rows that whole_row_kernel takes. Short ones go by warps, where they are enough to fill a GPU of any size.
+/// Rows that whole_row_kernel takes. Short ones go by warps, where they are enough to fill a GPU of any size. Four
+/// vectors under way are what 32 registers hold, which let a multiprocessor have all its threads.
 template <class T, ReduceOp kOp>
 void run_whole_rows(const ReduceParams& p, cudaStream_t stream) {
-  constexpr int kMost = kOp == ReduceOp::kSum ? 8 : 4;  // what keeps more than sums keeps fewer loads
   const std::int64_t vectors = p.reduced_count / kVectorElements<T>;
   const auto run = [&](auto kernel, int row_threads) {
-    const int rows = kThreads / row_threads;
+    const int rows = row_threads == kWarp ? kThreads / kWarp : 1;
     launch("reduce", kernel, {static_cast<unsigned>(ceil_div(p.kept_count, rows)), dim3(row_threads, rows), 0, stream},
            p);
   };
   if (vectors <= 8 * kWarp && p.kept_count >= 4096) {
     if (vectors <= 2 * kWarp) return run(whole_row_kernel<T, kOp, 2, kWarp>, kWarp);
-    if (vectors <= 4 * kWarp) return run(whole_row_kernel<T, kOp, 4, kWarp>, kWarp);
-    return run(whole_row_kernel<T, kOp, kMost, kWarp>, kWarp);
+    return run(whole_row_kernel<T, kOp, 4, kWarp>, kWarp);
   }
-  if (vectors <= 2 * kThreads) return run(whole_row_kernel<T, kOp, 2, kThreads>, kThreads);
-  if (vectors <= 4 * kThreads) return run(whole_row_kernel<T, kOp, 4, kThreads>, kThreads);
-  run(whole_row_kernel<T, kOp, kMost, kThreads>, kThreads);
+  if (vectors <= 4 * 128) return run(whole_row_kernel<T, kOp, 4, 128>, 128);
+  run(whole_row_kernel<T, kOp, 4, kThreads>, kThreads);
 }
 
 template <class T, ReduceOp kOp>

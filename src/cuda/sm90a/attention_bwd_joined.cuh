@@ -212,6 +212,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     ptx::wgmma_wait<0>();
     ptx::hold(grad_k);
     Keys::hold_operand(grad_s);
+    __syncwarp();  // the warp has read the step's rows
     release(shared.q_empty(stage));
     ++at.count;
   }
