@@ -133,12 +133,11 @@ __device__ inline void multiply_few_rows(const FewRowsBlock<Shape>& block, float
   ptx::hold(sum);
 }
 
-/// Each warp's half fragments (8 features) to the block that finishes them.
+/// Each warp's half fragments (8 features) to the block that finishes them. Its own take the place of the ring.
 template <class Shape>
 __device__ inline void send_parts(const FewRowsBlock<Shape>& block, char* shared,
                                   const float (&sum)[Shape::kRows / 2]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  ptx::barrier_sync(2, 128);  // the ring is read
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int at = 16 * warp + 8 * half, owner = at / block.share;  // shares are multiples of 8
@@ -207,15 +206,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   }
   float sum[Shape::kRows / 2];
   if (multiplies) multiply_few_rows<T, Shape, kAlongIn>(block, sum);
-  if (block.splits > 1) {  // all blocks are there, and their mail's barriers
-    __syncwarp();
-    ptx::cluster_wait();
-  }
-  if (loads) return;
+  __syncwarp();
+  if (block.splits > 1) ptx::cluster_wait();  // all blocks are there, and their mail's barriers
+  __syncthreads();  // the ring is read
   if (multiplies) send_parts(block, shared, sum);
   if (block.splits > 1) ptx::mbarrier_wait(block.mail_full(), 0);
-  ptx::barrier_sync(1, Shape::kFinishers);
-  if (feature >= p.features) return;
+  __syncthreads();  // this block's own parts are there
+  if (loads || feature >= p.features) return;
   float bias[4];
   if (plain_bias) {
     unpack(bias, raw_bias);
