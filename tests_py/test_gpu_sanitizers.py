@@ -65,7 +65,7 @@ def sanitize(tmp_path, monkeypatch):
 
 def test_all_is_well(sanitize, tmp_path):
     status, text, processes, calls = sanitize("--commit", "abc")
-    # racecheck takes the plain attention kernel in eight parts and the other one in four, synccheck no decode by clusters
+    # racecheck takes plain attention in eight parts and the other one in four, synccheck no decode by clusters
     assert status == 0, text
     assert len(processes) == len(calls) == 3 + 3 + 2 + 13
     assert {(*line[3:6], line[7]) for line in processes} == {("2", "0", "0", "abc")}

@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   if (multiplies) multiply_few_rows<T, Shape, kAlongIn>(block, sum);
   __syncwarp();
   if (block.splits > 1) ptx::cluster_wait();  // all blocks are there, and their mail's barriers
-  __syncthreads();  // the ring is read
+  __syncthreads();                            // the ring is read
   if (multiplies) send_parts(block, shared, sum);
   if (block.splits > 1) ptx::mbarrier_wait(block.mail_full(), 0);
   __syncthreads();  // this block's own parts are there
