@@ -102,11 +102,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 /// eight. With grouped heads a block has more steps, but all begin at once, in a chain of k_tiles: as many heads as
 /// without groups, half as many under a mask. Groups of heads are alike in size: one that is left over at the end would
 /// not fill the device.
-inline int backward_heads_at_once(const AttentionParams& f, const BackwardPlan& plan, int block_m, int block_n,
-                                  int num_sms) {
+inline int backward_heads_at_once(const AttentionParams& f, const BackwardPlan& plan, int block_m, int num_sms) {
   std::int64_t steps = plan.q_tiles, distance = 2;
   if (f.window_right >= 0 && f.window_left >= 0) {
-    steps = std::min(steps, (f.window_left + f.window_right + block_n) / block_m + 1);
+    steps = std::min(steps, (f.window_left + f.window_right + kBackwardBlockN) / block_m + 1);
   } else if (f.window_right >= 0 || f.window_left >= 0) {
     steps = (steps + 1) / 2;
     distance = std::clamp(plan.k_tiles / 8, 2, 8);
@@ -151,7 +150,7 @@ inline bool joined_is_faster(const AttentionParams& f) {
 
 /// Whether some tile has pairs to hide: under a window, or past the end of a sequence.
 inline bool may_mask(const AttentionParams& f) {
-  return f.window_left >= 0 || f.window_right >= 0 || f.is_varlen_k() || f.seq_k % 128 != 0;
+  return f.window_left >= 0 || f.window_right >= 0 || f.is_varlen_k() || f.seq_k % kBackwardBlockN != 0;
 }
 
 template <class Shape, class T, bool kModified>
@@ -171,7 +170,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   const bool waits = plan.ordered || Shape::kJoined;
   plan.heads_at_once = 1;
   if (plan.heads > 0)
-    plan.heads_at_once = waits ? backward_heads_at_once(f, plan, Shape::kBlockM, Shape::kBlockN, device.num_sms)
+    plan.heads_at_once = waits ? backward_heads_at_once(f, plan, Shape::kBlockM, device.num_sms)
                                : backward_heads_in_cache(f, plan, kDim, device.l2_bytes);
   plan.last_writes = !Shape::kJoined && plan.ordered && last_writes(f, plan.k_tiles);
   plan.scale_log2 = f.scale * 1.4426950408889634f;

@@ -15,8 +15,8 @@ using attention_bwd_params = AttentionBackwardParams;  // what the generated ins
 inline constexpr std::int64_t kBackwardHeadDims[] = {64, 96, 128};
 
 /// Queries a step and keys a block: 128 registers of dK and dV and 64 of scores and their gradients either way.
-constexpr int backward_block_m(int) { return 64; }
-constexpr int backward_block_n(int dim) { return dim <= 64 ? 192 : 128; }
+constexpr int backward_block_m(int dim) { return dim <= 64 ? 128 : 64; }
+inline constexpr int kBackwardBlockN = 128;
 
 /// The layout of an array of gradients, which follows the array that it is the gradient of.
 inline TensorMapSpec gradient_map(const TensorMapSpec& of, const void* data, std::int64_t stride_token,

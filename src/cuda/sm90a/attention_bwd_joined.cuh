@@ -28,7 +28,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   using Keys = KeyConsumer<Shape, T, false>;
   using Keys::at, Keys::keys, Keys::grad_k, Keys::grad_v, Keys::scores, Keys::operand;
   using Keys::p, Keys::plan, Keys::shared, Keys::warpgroup;
-  using Keys::release, Keys::lane, Keys::warp, Keys::scored, Keys::values;
+  using Keys::release, Keys::lane, Keys::warp;
   static constexpr int kBlockM = Shape::kBlockM, kSteps = Keys::kSteps;
   static constexpr int kScoreHalfBytes = kBlockM * 128;  // dS of a warpgroup's keys
 
@@ -38,6 +38,10 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   float lse[kBlockM / 4], delta[kBlockM / 4];  // of this lane's queries: -LSE in base 2 and -D
   float other[kBlockM / 2];                    // dP^T; dQ^T
   std::uint32_t grad_s[kSteps][4];             // dS^T, rounded; `operand` is P^T
+
+  // Every step takes one place of Q, of dO and of dS, every item with steps one of K and of V.
+  __device__ Ring<Shape::kScoreSlots> scored() const { return {at.count}; }
+  __device__ Ring<1> values() const { return {keys.count}; }
 
   // Whether a step's dQ has not been added yet.
   __device__ bool is_due() const { return at.count != turns.count; }

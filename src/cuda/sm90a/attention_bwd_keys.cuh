@@ -46,15 +46,13 @@ struct KeyConsumer {
   const BackwardLayout<Shape>& shared;
   const int warpgroup;
 
-  Ring<Shape::kStages> at;      // the step's Q and dO
-  Ring<Shape::kKeySlots> keys;  // the item's K
+  Ring<Shape::kStages> at;          // the step's Q and dO
+  Ring<Shape::kScoreSlots> scored;  // the step's dS
+  Ring<Shape::kKeySlots> keys;      // the item's K
+  Ring<1> values;                   // and V
   float grad_k[kDim / 2], grad_v[kDim / 2];
   float scores[kBlockM / 2];         // S^T, P^T; dP^T, dS^T
   std::uint32_t operand[kSteps][4];  // P^T, rounded, of dV; dS^T of dK
-
-  // Every step takes one place of Q, of dO and of dS, every item with steps one of K and of V.
-  __device__ Ring<Shape::kScoreSlots> scored() const { return {at.count}; }
-  __device__ Ring<1> values() const { return {keys.count}; }
 
   // One arrival a warp.
   __device__ static void release(std::uint32_t barrier) {
@@ -104,9 +102,9 @@ struct KeyConsumer {
 
   /// A place of this thread where the step's dS^T will be, inside the rows of its warp: 16 bytes for 16 queries.
   __device__ uint4* stash(int n) const {
-    return static_cast<uint4*>(
-        __cvta_shared_to_generic(shared.grad_s(scored().slot()) + n / 4 * Shape::kScoreBlockBytes +
-                                 (warpgroup * 64 + warp() * 16) * 128 + (n % 4 * 32 + lane()) * 16));
+    return static_cast<uint4*>(__cvta_shared_to_generic(shared.grad_s(scored.slot()) + n / 4 * Shape::kScoreBlockBytes +
+                                                        (warpgroup * 64 + warp() * 16) * 128 +
+                                                        (n % 4 * 32 + lane()) * 16));
   }
 
   /// What of a tile a thread must mask: query i sees key j when i + left <= j < i + right.
@@ -196,14 +194,15 @@ struct KeyConsumer {
   __device__ void hand_over() {
     if constexpr (kStash) __syncwarp();  // the warp has read what it left here
     const int row = warpgroup * 64 + warp() * 16 + lane() % 16;
-    const std::uint32_t line = shared.grad_s(scored().slot()) + row * 128;
+    const std::uint32_t line = shared.grad_s(scored.slot()) + row * 128;
 #pragma unroll
     for (int n = 0; n < kSteps; ++n)
       ptx::stmatrix_x4(line + n / 4 * Shape::kScoreBlockBytes + ((2 * (n % 4) + lane() / 16) ^ (row & 7)) * 16,
                        operand[n][0], operand[n][1], operand[n][2], operand[n][3]);
     ptx::fence_proxy_async_shared();
     __syncwarp();
-    release(shared.grad_s_full(scored().slot()));
+    release(shared.grad_s_full(scored.slot()));
+    ++scored.count;
   }
 
   /// Whether some pairs of a tile of queries are hidden. Asked before the scores are waited for: what is read from
@@ -216,7 +215,7 @@ struct KeyConsumer {
 
   /// S^T of a tile of queries -> P^T in `scores`.
   __device__ void weigh(const BackwardItem& item, int tile, bool masked) {
-    if constexpr (kStash) ptx::mbarrier_wait(shared.grad_s_empty(scored().slot()), scored().parity() ^ 1);
+    if constexpr (kStash) ptx::mbarrier_wait(shared.grad_s_empty(scored.slot()), scored.parity() ^ 1);
     const auto make_mask = [&] {
       return Mask(item.range, item.n_tile * Shape::kBlockN + warpgroup * 64 + warp() * 16, tile * kBlockM);
     };
@@ -248,7 +247,7 @@ struct KeyConsumer {
     ptx::wgmma_wait<0>();
     ptx::hold(scores);
     weigh(item, tile, is_masked(item, tile));
-    ptx::mbarrier_wait(shared.v_full(), values().parity());
+    ptx::mbarrier_wait(shared.v_full(), values.parity());
   }
 
   /// From P^T of a tile of queries to P^T of the next one. kLast: nothing follows. No product is under way at either
@@ -278,7 +277,7 @@ struct KeyConsumer {
     hold_operand(operand);
     release(shared.grad_out_empty(stage));
     // In shared memory the other use of its place has been waited for already (kStash).
-    ptx::mbarrier_wait(shared.grad_s_empty(scored().slot()), scored().parity() ^ 1);
+    ptx::mbarrier_wait(shared.grad_s_empty(scored.slot()), scored.parity() ^ 1);
     round();
     hand_over();
 
@@ -333,7 +332,9 @@ struct KeyConsumer {
 
   __device__ void run() {
     at = {};
+    scored = {};
     keys = {};
+    values = {};
     for (Ring<BackwardLayout<Shape>::kItems> items;; ++items.count) {
       ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
       const BackwardItem& item = *shared.item(items.slot());
@@ -352,7 +353,7 @@ struct KeyConsumer {
         step<false>(item, tile, s);
       }
       step<true>(item, 0, steps - 1);
-      ++keys.count;
+      ++keys.count, ++values.count;
       store<false>(item);
       ptx::mbarrier_arrive(shared.item_empty(items.slot()));
     }

@@ -33,8 +33,8 @@ struct QueryConsumer {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  /// dQ of 64 queries and a block of 32 columns; waits for it.
-  __device__ void multiply(const BackwardItem& item, float (&sum)[16], int slice, int block) {
+  /// dQ of 64 queries and a block of 64 columns (at d96 the last 32 of the second one are zeros); waits for it.
+  __device__ void multiply(const BackwardItem& item, float (&sum)[32], int slice, int block) {
     const std::uint64_t a = ptx::matrix_descriptor(shared.grad_s(scored.slot()), 1024, 1024);
     // The slot is read each time: descriptors kept over the loop would take 32 registers.
     const std::uint64_t b = ptx::matrix_descriptor(shared.k(item.key_slot), 1024, 1024);
@@ -43,7 +43,7 @@ struct QueryConsumer {
 #pragma unroll
     for (int n = 0; n < Shape::kBlockN / 16; ++n)
       ptx::wgmma_ss<T, true, true>(sum, a + (slice * Shape::kScoreBlockBytes + n * 2048) / 16,
-                                   b + (block / 2 * Shape::kKvBlockBytes + block % 2 * 64 + n * 2048) / 16, n > 0);
+                                   b + (block * Shape::kKvBlockBytes + n * 2048) / 16, n > 0);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::hold(sum);
@@ -57,15 +57,15 @@ struct QueryConsumer {
       turn = item.n_tile - item.first_adder<Shape>(place.tile);
       is_last = item.n_tile == item.last_adder<Shape>(place.tile);
     }
-    float sum[16];
+    float sum[32];
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice)
 #pragma unroll
-      for (int block = 0; block < 2 * Shape::kColumnBlocks; ++block) {
+      for (int block = 0; block < Shape::kColumnBlocks; ++block) {
         constexpr int kTiles = kDim / 8;  // of columns, of which this block has
-        const int tiles = kTiles - 4 * block < 4 ? kTiles - 4 * block : 4;
+        const int tiles = kTiles - 8 * block < 8 ? kTiles - 8 * block : 8;
         multiply(item, sum, slice, block);
-        if (slice == kSlices - 1 && block == 2 * Shape::kColumnBlocks - 1) {
+        if (slice == kSlices - 1 && block == Shape::kColumnBlocks - 1) {
           release(shared.grad_s_empty(scored.slot()));
           if (last_of_item) release(shared.k_empty(item.key_slot));
         }
@@ -76,7 +76,7 @@ struct QueryConsumer {
           ++turns.count;
         }
         float* const to = plan.sums + static_cast<std::int64_t>(index) * (Shape::kBlockM * kDim) +
-                          Shape::sum_index(slice, 4 * block, threadIdx.x % 128);
+                          Shape::sum_index(slice, 8 * block, threadIdx.x % 128);
         constexpr int kStride = Shape::sum_index(0, 1, 0);
         if (is_last && plan.last_writes) {
           if (turn > 0) {
@@ -88,9 +88,9 @@ struct QueryConsumer {
           }
           const int first_query = place.tile * Shape::kBlockM + 64 * slice;
           FiniteCheck<1> finite;
-          store_fragment<32, false>(sum, p.forward.scale, grad_q_row<T>(p, item.b, place.h, first_query) + 32 * block,
+          store_fragment<64, false>(sum, p.forward.scale, grad_q_row<T>(p, item.b, place.h, first_query) + 64 * block,
                                     p.stride_grad_q_token, item.range.q_len - first_query,
-                                    static_cast<int>(p.forward.head_dim) - 32 * block, finite);
+                                    static_cast<int>(p.forward.head_dim) - 64 * block, finite);
           finite.report(plan.not_finite);
         } else if (turn == 0) {
 #pragma unroll

@@ -12,17 +12,17 @@ namespace flashkernel::cuda::sm90a {
 template <int kDim_>
 struct BackwardShape {
   static constexpr bool kJoined = false;
-  static constexpr int kDim = kDim_, kBlockM = backward_block_m(kDim), kBlockN = backward_block_n(kDim);
+  static constexpr int kDim = kDim_, kBlockM = backward_block_m(kDim), kBlockN = kBackwardBlockN;
   static constexpr int kKeyGroups = kBlockN / 64;
   static constexpr int kThreads = 128 * (kKeyGroups + 2);
   static constexpr int kKeyWarps = 4 * kKeyGroups, kQueryWarps = 4;  // of dK and dV; of dQ
   static constexpr int kConsumerWarps = kKeyWarps + kQueryWarps;
   // Slots of Q and of dO, and of dS. Measured: what is short is room for dS at d64, for Q and dO at d128.
-  static constexpr int kStages = 3, kScoreSlots = kDim <= 64 ? 3 : 2;
+  static constexpr int kStages = kDim <= 64 ? 2 : 3, kScoreSlots = kDim <= 64 ? 3 : 2;
   static constexpr int kKeySlots = 2;  // of K, which the dQ warpgroup needs to the last; V's one is free early
   // 65536 registers / 128 = 512 a row of threads: 2 x 208 + 64 + 32. A key thread holds 2 x kDim / 2 of dK and dV,
   // kBlockM / 2 of scores, kBlockM / 4 of P or dS rounded; a thread of the dQ warpgroup 32 sums.
-  static constexpr int kKeyRegisters = kKeyGroups == 3 ? 144 : 208, kQueryRegisters = 56, kProducerRegisters = 24;
+  static constexpr int kKeyRegisters = 208, kQueryRegisters = 64, kProducerRegisters = 32;
   // Tiles lie as blocks of 64 columns: lines of 128 bytes, swizzled. dS^T has a line a key and 64 queries a block.
   static constexpr int kColumnBlocks = (kDim + 63) / 64;
   static constexpr int kQBlockBytes = kBlockM * 128, kKvBlockBytes = kBlockN * 128;
