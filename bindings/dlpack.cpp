@@ -390,12 +390,6 @@ TensorView Call::import(const char* name, nb::handle array, bool write) {
   TensorView view;
   switch (type.framework) {
     case Framework::kExchange: {
-      if (type.is_neg) {
-        const nb::object is_neg = nb::steal(PyObject_CallFunctionObjArgs(type.is_neg, array.ptr(), nullptr));
-        if (!is_neg.is_valid()) throw nb::python_error();
-        if (is_neg.ptr() != Py_False)
-          fail(std::string(name) + " is a lazily negated view (torch.is_neg); call resolve_neg() first");
-      }
       if (type.api->borrow_from_object && !write) {
         dlpack::Tensor tensor;
         if (type.api->borrow_from_object(array.ptr(), &tensor) != 0) raise_refusal(op_, name, array);
@@ -407,6 +401,13 @@ TensorView Call::import(const char* name, nb::handle array, bool write) {
         if (write && (managed->flags & dlpack::kFlagReadOnly) != 0)
           fail(std::string(name) + " is read-only; the op writes to it");
         view = import_tensor(name, managed->tensor);
+      }
+      // Imaginary parts of conjugated complex numbers, of which there are none in the other types.
+      if (type.is_neg && (view.dtype == DType::kFloat32 || view.dtype == DType::kFloat16)) {
+        const nb::object is_neg = nb::steal(PyObject_CallFunctionObjArgs(type.is_neg, array.ptr(), nullptr));
+        if (!is_neg.is_valid()) throw nb::python_error();
+        if (is_neg.ptr() != Py_False)
+          fail(std::string(name) + " is a lazily negated view (torch.is_neg); call resolve_neg() first");
       }
       break;
     }
