@@ -76,7 +76,6 @@ def processes(executable: Path, rows: str, earlier: list[Result]) -> list[Proces
         [executable, "--gtest_list_tests", f"--gtest_filter={rows}"], capture_output=True, text=True, check=True
     )
     found = [line[:-1] for line in listed.stdout.splitlines() if re.fullmatch(r"[a-z]\S*/\S+\.", line)]
-
     begun = {(tool, row): int(part.split("/")[1]) for tool, row, part in (one.process for one in earlier)}
 
     def parts(tool: str, row: str) -> int:

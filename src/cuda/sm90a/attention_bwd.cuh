@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     for (int slot = 0; slot < Layout::kItems; ++slot) {
       ptx::mbarrier_init(shared.item_full(slot), 1);
+      // Every lane that has read a record says so itself: racecheck takes one lane's word for that lane alone.
       ptx::mbarrier_init(shared.item_empty(slot), Shape::kConsumerWarps * kWarp + 2);
     }
     for (int slot = 0; slot < Layout::kTurns; ++slot) {

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     for (int slot = 0; slot < Shape::kQSlots; ++slot)
       for (int w = 0; w < Shape::kConsumers; ++w) {
         ptx::mbarrier_init(shared.q_full(slot, w), 1);
-        ptx::mbarrier_init(shared.q_empty(slot, w), 128);
+        ptx::mbarrier_init(shared.q_empty(slot, w), 128);  // who has read the tile's record, too
       }
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       ptx::mbarrier_init(shared.k_full(stage), 1);
