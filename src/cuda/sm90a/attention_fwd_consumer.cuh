@@ -302,10 +302,7 @@ struct Consumer {
       if (num_blocks == 0) {
         store_empty_rows<Shape, T>(p, tile);
         ptx::barrier_sync(kWarpgroup + warpgroup, 128);
-        if (Shape::kQSlots == 1)
-          retire_q();
-        else
-          ptx::mbarrier_arrive(shared.q_empty(tiles.slot(), warpgroup));
+        ptx::mbarrier_arrive(shared.q_empty(tiles.slot(), warpgroup));
         continue;
       }
       if (!overlap) {
