@@ -313,6 +313,8 @@ void tile_cases(CaseList& list, DType dtype) {
     spec.repeats = 1;
     spec.any_order = true;
     add(list, "tiles_any_order" + dim, spec);
+    spec.seq_k = 4200;  // so many that sums of dQ begin as zeros
+    add(list, "tiles_any_order_from_zeros" + dim, spec);
   }
 }
 
@@ -364,6 +366,14 @@ void long_cases(CaseList& list, DType dtype) {
   spec.repeats = 1;
   spec.any_order = true;
   add(list, "long_any_order", spec);
+  spec.seq_q = 1060;  // 36 of them see nothing
+  spec.mask = kCausal;
+  add(list, "long_any_order_causal", spec);
+  spec.seq_k = 1500;
+  spec.mask = Mask{"left100_right20", false, 100, 20};
+  add(list, "long_any_order_window", spec);
+  spec.seq_q = spec.seq_k = 1024;
+  spec.mask = kFull;
   spec.any_order = spec.want_q = false;
   add(list, "long_without_grad_q", spec);
   spec.want_q = true;

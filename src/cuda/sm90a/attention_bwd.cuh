@@ -117,7 +117,7 @@ inline int backward_heads_at_once(const AttentionParams& f, const BackwardPlan& 
   return static_cast<int>(ceil_div(plan.heads, ceil_div(plan.heads, wanted)));
 }
 
-/// The same where blocks add in any order: nobody waits for a neighbour, so as few heads as have what is read and added
+/// The same where nobody waits: blocks add to zeros in any order, so as few heads as have what is read and added
 /// to again and again (Q, dO and the sums of dQ) in three tenths of the L2 cache. Measured at d64, causal, TFLOP/s by
 /// the rule above and by this one: 4096 453 and 479, 8192 473 and 493, 16384 497 and 532. At d128, where the key
 /// warpgroups make dQ, they are level.
@@ -128,12 +128,21 @@ inline int backward_heads_in_cache(const AttentionParams& f, const BackwardPlan&
   return static_cast<int>(ceil_div(plan.heads, ceil_div(plan.heads, wanted)));
 }
 
-/// Whether blocks add in order though nobody asked for it: with few of them, waiting costs less than the zeroing that
-/// it saves. Measured: up to seq 1024, or 2048 with a mask, which halves a tile's blocks; there it saves the converting
-/// kernel, too, but not where the key warpgroups make dQ (any order 413, in order 391 at 2048 causal).
+/// Whether blocks add in order though nobody asked for it: with few of them and under a mask it saves the converting
+/// kernel, and waiting costs less. Measured at d64, TFLOP/s in order and in any order: causal 1024 330 and 317, 2048
+/// 388 and 396. Not where the key warpgroups make dQ: causal 1024 338 and 358, full 512 380 and 386.
 template <class Shape>
-inline bool order_is_cheap(const AttentionParams& f, int k_tiles) {
-  return k_tiles <= (f.window_right < 0 && f.window_left < 0 ? 8 : Shape::kJoined ? 4 : 16);
+inline bool order_is_cheap(int k_tiles) {
+  return !Shape::kJoined && k_tiles <= 8;
+}
+
+/// Whether in any order, too, the first block to add to a tile of dQ stores instead, and the others wait for that
+/// alone, or else dQ begins as zeros. Measured, TFLOP/s with zeros and without: d128 causal 1024 to 16384 337 and 358,
+/// 430 and 444, 481 and 490, 517 and 522, 542 and 546, full level or 1 % ahead; d64 causal 2048, 4096 387 and 396, 427
+/// and 443, 8192, 16384 483 and 470, 518 and 510, where fewer heads at once count for more.
+template <class Shape>
+inline bool first_is_cheap(int k_tiles) {
+  return Shape::kJoined || k_tiles <= 32;
 }
 
 /// Whether the last block to add to a tile of dQ writes grad_q. It reads what the others have added, and its steps take
@@ -167,12 +176,12 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.heads = static_cast<int>(f.batch * f.heads_kv);
   plan.items = plan.heads * plan.k_tiles;
   plan.group = static_cast<int>(f.heads_q / f.heads_kv);
-  plan.ordered = p.deterministic || order_is_cheap<Shape>(f, plan.k_tiles);
-  const bool waits = plan.ordered || Shape::kJoined;
+  plan.ordered = p.deterministic || order_is_cheap<Shape>(plan.k_tiles);
+  plan.first_stores = plan.ordered || first_is_cheap<Shape>(plan.k_tiles);
   plan.heads_at_once = 1;
   if (plan.heads > 0)
-    plan.heads_at_once = waits ? backward_heads_at_once(f, plan, Shape::kBlockM, device.num_sms)
-                               : backward_heads_in_cache(f, plan, kDim, device.l2_bytes);
+    plan.heads_at_once = plan.first_stores ? backward_heads_at_once(f, plan, Shape::kBlockM, device.num_sms)
+                                           : backward_heads_in_cache(f, plan, kDim, device.l2_bytes);
   plan.last_writes = !Shape::kJoined && plan.ordered && last_writes(f, plan.k_tiles);
   plan.scale_log2 = f.scale * 1.4426950408889634f;
   plan.delta = reinterpret_cast<float*>(bytes);

@@ -279,8 +279,8 @@ __global__ void __launch_bounds__(256)
   const KeyRange range(f, b);
   const int first_query = static_cast<int>(tile) * kBlockM, count = min(kBlockM, range.q_len - first_query);
   if (count <= 0) return;
-  // In order nobody has made the sum of a tile that sees no keys; prepare_kernel has written its zeros.
-  if (plan.ordered && range.first(first_query) >= range.last(first_query + count - 1)) return;
+  // Nobody has made the sum of a tile that sees no keys; prepare_kernel has written zeros.
+  if (range.first(first_query) >= range.last(first_query + count - 1)) return;
   const float* const sums = plan.sums + static_cast<std::int64_t>(blockIdx.x) * (kBlockM * kDim);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   FiniteCheck<> finite;

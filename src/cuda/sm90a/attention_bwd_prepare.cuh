@@ -1,6 +1,6 @@
 // Before the Hopper backward pass, one block a tile of queries: D = rowsum(dO * O) - dLSE and the LSE in base 2, both
-// negated; its counter, the ticket and the flag zeroed; the sum of dQ zeroed where no order says which block is the
-// first to add, grad_q where no block will.
+// negated; its counter, the ticket and the flag zeroed; the sum of dQ zeroed where no block is the first to add, grad_q
+// where no block will.
 #pragma once
 
 #include "cuda/sm90a/attention_bwd_epilogue.cuh"
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(256)
   const int q_len = range.q_len, m = static_cast<int>(tile) * kBlockM;
   if (m >= q_len) return;
   const std::int64_t begin = f.is_varlen_q() ? f.q_begin(b) : 0;
-  if (p.grad_q && !plan.ordered) {
+  if (p.grad_q && !plan.first_stores) {
     float4* const sums =
         reinterpret_cast<float4*>(plan.sums + static_cast<std::int64_t>(blockIdx.x) * (kBlockM * kDim));
     for (int at = threadIdx.x; at < kBlockM * kDim / 4; at += 256) sums[at] = float4{0.0f, 0.0f, 0.0f, 0.0f};

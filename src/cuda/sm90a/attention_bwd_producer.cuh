@@ -134,11 +134,11 @@ __device__ inline void walk_steps(const BackwardPlan& plan, const BackwardLayout
   }
 }
 
-/// The same for those whose dQ is added in order.
+/// The same for those who wait for others before they add to dQ.
 template <class Shape, class Step>
 __device__ inline void walk_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                   const BackwardLayout<Shape>& shared, const Step& step) {
-  walk_steps<Shape>(plan, shared, step, plan.ordered && p.grad_q);
+  walk_steps<Shape>(plan, shared, step, plan.first_stores && p.grad_q);
 }
 
 /// One thread runs this: finds out when the block may add a step's dQ, up to two turns ahead of the dQ warpgroup, which
@@ -152,7 +152,7 @@ __device__ inline void await_turns(const AttentionBackwardParams& p, const Backw
     if (turn == 0) return;
     const int* const counter = plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
     ptx::mbarrier_wait(shared.turn_empty(turns.slot()), turns.parity() ^ 1);
-    while (ptx::load_acquire(counter) < turn) {
+    while (ptx::load_acquire(counter) < plan.awaited(turn)) {
     }
     ptx::mbarrier_arrive(shared.turn_full(turns.slot()));
     ++turns.count;
@@ -166,10 +166,10 @@ __device__ inline void pass_turns(const AttentionBackwardParams& p, const Backwa
                                   const BackwardLayout<Shape>& shared) {
   Ring<BackwardLayout<Shape>::kPasses> passes;
   walk_turns<Shape>(p, plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
-    if (item.n_tile == item.last_adder<Shape>(place.tile)) return;
+    const int turn = item.n_tile - item.first_adder<Shape>(place.tile);
+    if (!plan.passes(turn, item.n_tile == item.last_adder<Shape>(place.tile))) return;
     ptx::mbarrier_wait(shared.pass_full(passes.slot()), passes.parity());
-    ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile),
-                       item.n_tile - item.first_adder<Shape>(place.tile) + 1);
+    ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile), turn + 1);
     ptx::mbarrier_arrive(shared.pass_empty(passes.slot()));
     ++passes.count;
   });
@@ -186,10 +186,10 @@ __device__ inline void publish_turns(const AttentionBackwardParams& p, const Bac
     turn.tile = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
     turn.how = p.grad_q ? BackwardTurn::kAdd : BackwardTurn::kDrop;
     ptx::mbarrier_wait(shared.pass_empty(turns.slot()), turns.parity() ^ 1);
-    if (plan.ordered && p.grad_q) {
+    if (p.grad_q) {
       const int before = item.n_tile - item.first_adder<Shape>(place.tile);
       if (before == 0) turn.how = BackwardTurn::kStore;
-      while (before > 0 && ptx::load_acquire(plan.counters + turn.tile) < before) {
+      while (before > 0 && ptx::load_acquire(plan.counters + turn.tile) < plan.awaited(before)) {
       }
     }
     *shared.turn(turns.slot()) = turn;
@@ -205,9 +205,9 @@ __device__ inline void pass_published_turns(const AttentionBackwardParams& p, co
   Ring<BackwardLayout<Shape>::kTurns> turns;
   walk_steps<Shape>(plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
     ptx::mbarrier_wait(shared.pass_full(turns.slot()), turns.parity());
-    if (plan.ordered && p.grad_q && item.n_tile != item.last_adder<Shape>(place.tile))
-      ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile),
-                         item.n_tile - item.first_adder<Shape>(place.tile) + 1);
+    const int before = item.n_tile - item.first_adder<Shape>(place.tile);
+    if (p.grad_q && plan.passes(before, item.n_tile == item.last_adder<Shape>(place.tile)))
+      ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile), before + 1);
     ptx::mbarrier_arrive(shared.pass_empty(turns.slot()));
     ++turns.count;
   });

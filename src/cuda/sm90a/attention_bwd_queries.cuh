@@ -2,9 +2,10 @@
 // in global memory straight from the registers. It is off the key warpgroups' path: they wait for it only where both
 // places of dS are full.
 //
-// In order (plan.ordered), key tiles add to a tile of queries one after the other, the first one storing instead; out
-// of order the sums start from zero. grad_q_kernel scales, rounds and writes the rows of grad_q afterwards, or the last
-// one to add does (plan.last_writes), from the sum and its own part.
+// Of the key tiles that see a tile of queries the first one stores and the others add, one after the other in order
+// (plan.ordered), else once the first one has stored; or all add to zeros (plan.first_stores). grad_q_kernel scales,
+// rounds and writes the rows of grad_q afterwards, or the last one to add does (plan.last_writes), from the sum and its
+// own part.
 #pragma once
 
 #include "cuda/ptx/atomic.cuh"
@@ -52,8 +53,8 @@ struct QueryConsumer {
   /// One step; dS of it is there.
   __device__ void step(const BackwardItem& item, const BackwardPlace& place, int last_of_item) {
     const int index = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
-    int turn = 1, is_last = 0;  // tiles of keys that have added before; nobody adds afterwards
-    if (plan.ordered) {
+    int turn = 1, is_last = 0;  // tiles of keys that come before; none comes after
+    if (plan.first_stores) {
       turn = item.n_tile - item.first_adder<Shape>(place.tile);
       is_last = item.n_tile == item.last_adder<Shape>(place.tile);
     }
@@ -69,7 +70,7 @@ struct QueryConsumer {
           release(shared.grad_s_empty(scored.slot()));
           if (last_of_item) release(shared.k_empty(item.key_slot));
         }
-        if (slice + block == 0 && plan.ordered && turn > 0) {
+        if (slice + block == 0 && plan.first_stores && turn > 0) {
           ptx::mbarrier_wait(shared.turn_full(turns.slot()), turns.parity());
           __syncwarp();  // all lanes have seen it
           release(shared.turn_empty(turns.slot()));
@@ -103,7 +104,7 @@ struct QueryConsumer {
             ptx::reduce_add_4(to + c * kStride, sum[4 * c], sum[4 * c + 1], sum[4 * c + 2], sum[4 * c + 3]);
         }
       }
-    if (plan.ordered && !is_last) {
+    if (plan.passes(turn, is_last)) {
       ptx::mbarrier_wait(shared.pass_empty(passes.slot()), passes.parity() ^ 1);
       __syncwarp();
       release(shared.pass_full(passes.slot()));
@@ -153,8 +154,8 @@ __global__ void __launch_bounds__(128)
   const KeyRange range(f, b);
   const int q_len = range.q_len, first_query = static_cast<int>(tile) * Shape::kBlockM;
   if (first_query >= q_len) return;
-  // In order nobody has made the sum of a tile that sees no keys; prepare_kernel has written its zeros.
-  if (plan.ordered && range.first(first_query) >= range.last(min(q_len, first_query + Shape::kBlockM) - 1)) return;
+  // Where the first one stores, nobody has made the sum of a tile that sees no keys; prepare_kernel has written zeros.
+  if (plan.first_stores && range.first(first_query) >= range.last(min(q_len, first_query + Shape::kBlockM) - 1)) return;
   const float* const sums = plan.sums + static_cast<std::int64_t>(blockIdx.x) * (Shape::kBlockM * kDim);
   FiniteCheck<> finite;
 #pragma unroll 1

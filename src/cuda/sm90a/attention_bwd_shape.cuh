@@ -99,6 +99,7 @@ struct BackwardPlan {
   int heads_at_once;     // heads whose tiles alternate
   int group;             // heads_q / heads_kv
   int ordered;           // blocks add to a tile of dQ in the order of their keys
+  int first_stores;      // the first of them stores instead, and the others wait for that; or else sums begin as zeros
   int last_writes;       // the last one to add writes grad_q, from its registers
   float scale_log2;      // from what goes into the exponentials to powers of two
   float* delta;          // -D, [batch, heads_q, seq_q]
@@ -109,6 +110,12 @@ struct BackwardPlan {
   int* not_finite;  // becomes 1 when some gradient is not finite
 
   __device__ int tile_index(int heads_q, int b, int h, int tile) const { return (b * heads_q + h) * q_tiles + tile; }
+
+  /// What a tile's counter must be before a block adds, when so many come `before` it in the order of keys: all of them
+  /// must have added, or in any order just the first one.
+  __device__ int awaited(int before) const { return ordered ? before : min(before, 1); }
+  /// Whether that block counts itself afterwards.
+  __device__ bool passes(int before, bool last) const { return !last && (ordered || before == 0); }
 };
 
 /// Where things lie in dynamic shared memory, as 32-bit addresses.
