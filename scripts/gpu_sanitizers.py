@@ -13,7 +13,7 @@ table; exits 1 unless every process of every tool has come to its end without ei
 
 Left out are the cases that launch nothing (accepts_a_case) and the strides past 2^31, whose tensors span gigabytes; of
 synccheck decode by clusters, where it ends every launch of 16 blocks a cluster with an illegal access
-(docs/kernels/attention_decode.md); of racecheck, for the attention kernels in plain FFMA, the cases that are long for
+(docs/kernels/attention_decode.md); of racecheck, for attention and linear in plain FFMA, the cases that are long for
 the sake of other kernels' tiles and parts: it follows each of their reads of shared memory, up to minutes a case.
 Results are not compared with the oracle's, whose time on the CPU would be a third to a half of it.
 """
@@ -33,7 +33,10 @@ from typing import NamedTuple
 
 TOOLS = ("memcheck", "initcheck", "synccheck", "racecheck")  # the slowest last: the others are done when time is up
 LEFT_OUT = "*past_2_31*:*accepts_a_case"
-LONG_FOR_OTHERS = "*.long_*:*.tiles_*:*.blocks_*:*.paged_prefill_*:*/tiled.split_*:*/naive.split_*"
+LONG_FOR_OTHERS = {
+    "attention": "*.long_*:*.tiles_*:*.blocks_*:*.paged_prefill_*:*/tiled.split_*:*/naive.split_*:*_one_long_*",
+    "linear": "*.large_*:*.wide_*:*.split_*:*.long_sum_*",
+}
 SETTINGS = {"FK_CONFORMANCE_ORACLE": "0", "FK_CONFORMANCE_REPEATS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -66,8 +69,10 @@ class Result(NamedTuple):
         return Result(Process(tool, row, part), *counts, commit, tuple(" ".join(unfinished).split()))
 
 
-def follows_each_read(tool: str, row: str) -> bool:
-    return tool == "racecheck" and re.match("attention_.*/cuda/generic", row) is not None
+def long_for_others(tool: str, row: str) -> str | None:
+    """The cases of a row that are left out because the tool follows each of its reads of shared memory."""
+    match = re.match("(attention|linear).*/cuda/generic", row)
+    return LONG_FOR_OTHERS[match[1]] if tool == "racecheck" and match else None
 
 
 def processes(executable: Path, rows: str, earlier: list[Result]) -> list[Process]:
@@ -81,14 +86,14 @@ def processes(executable: Path, rows: str, earlier: list[Result]) -> list[Proces
     def parts(tool: str, row: str) -> int:
         if tool == "synccheck" and row.startswith("attention_fwd/cuda/sm90a/decode/"):
             return 0
-        if tool == "racecheck" and row.startswith("attention_"):  # minutes in one
-            return begun.get((tool, row), 8 if follows_each_read(tool, row) else 4)
+        if tool == "racecheck" and row.startswith(("attention", "linear", "norm_bwd")):  # minutes in one
+            return begun.get((tool, row), 8 if long_for_others(tool, row) else 4)
         return 1
 
     return [
         Process(tool, row, f"{part}/{parts(tool, row)}")
         for tool in TOOLS
-        for row in sorted(found, key=lambda row: not follows_each_read(tool, row))  # the longest first
+        for row in sorted(found, key=lambda row: not long_for_others(tool, row))  # the longest first
         for part in range(parts(tool, row))
     ]
 
@@ -101,7 +106,7 @@ def run(
     if left < 5:
         return done
     tool, row, part = process
-    left_out = [LEFT_OUT, *([LONG_FOR_OTHERS] if follows_each_read(tool, row) else [])]
+    left_out = [LEFT_OUT, *filter(None, [long_for_others(tool, row)])]
     left_out += [f"{row}.{case}" for case in (done.unfinished if done else ())]
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1", str(executable)]
     command.append(f"--gtest_filter={row}.*-{':'.join(left_out)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,20 @@ def test_all_is_well(sanitize, tmp_path):
     assert any(call.startswith("initcheck attention_fwd/cuda/sm90a/decode") for call in calls)
     assert not any(call.startswith("synccheck attention_fwd/cuda/sm90a/decode") for call in calls)
     assert all(("*.long_*" in call) == call.startswith("racecheck attention_fwd/cuda/generic") for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("tool", "row", "left_out"),
+    [
+        ("racecheck", "attention_bwd/cuda/generic", "*.tiles_*"),
+        ("racecheck", "linear/cuda/generic/tiles", "*.wide_*"),
+        ("racecheck", "linear/cuda/sm80/f16/tiles", None),
+        ("memcheck", "linear/cuda/generic/tiles", None),
+    ],
+)
+def test_what_is_long_for_others(tool, row, left_out):
+    found = runpy.run_path(str(SCRIPT))["long_for_others"](tool, row)
+    assert left_out in found.split(":") if left_out else found is None
 
 
 def test_a_failed_case(sanitize, tmp_path):

@@ -89,11 +89,13 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
       scores[i] = ptx::exp2_approx(fmaf(scores[i], plan.scale_log2, lse[i / 4 * 2 + i % 2]));
   }
 
-  /// S^T of a tile of queries -> P^T in `scores`, and -D on its way to the registers.
-  __device__ void weigh(const BackwardItem& item, int tile) {
-    if (!kMasked || (tile >= item.first_whole && tile < item.last_whole)) {
+  /// S^T of a tile of queries -> P^T in `scores`, rounded in `operand`, and -D on its way to the registers. Each way
+  /// rounds by itself: where the two have met again, nothing of that could run beside the exponentials.
+  __device__ void weigh(const BackwardItem& item, int tile, bool masked) {
+    if (!masked) {
       load_row(delta, 1, at.slot());
       exponentials();
+      Keys::round();
       return;
     }
     exponentials();
@@ -103,6 +105,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     for (int i = 0; i < kBlockM / 2; ++i)
       if (mask.hides(i)) scores[i] = 0.0f;
     load_row(delta, 1, at.slot());  // with the masks there are no registers for it
+    Keys::round();
   }
 
   /// dP^T -> dS^T, rounded.
@@ -178,10 +181,10 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     // The additions' registers are read when they leave, some 600 cycles later. Who takes one of them before waits.
     ptx::hold(sum);
     multiply_scores(other, shared.v(), shared.grad_out(stage));
+    const bool masked = kMasked && Keys::is_masked(item, tile);
     ptx::wgmma_wait<1>();
     ptx::hold(scores);
-    weigh(item, tile);
-    Keys::round();
+    weigh(item, tile, masked);
     multiply_gradient(grad_v, operand, shared.grad_out(stage), !kFirst);
     ptx::wgmma_wait<1>();
     ptx::hold(other);
