@@ -20,9 +20,10 @@ struct BackwardShape {
   // Slots of Q and of dO, and of dS. Measured: what is short is room for dS at d64, for Q and dO at d128.
   static constexpr int kStages = kDim <= 64 ? 2 : 3, kScoreSlots = kDim <= 64 ? 3 : 2;
   static constexpr int kKeySlots = 2;  // of K, which the dQ warpgroup needs to the last; V's one is free early
-  // 65536 registers / 128 = 512 a row of threads: 2 x 208 + 64 + 32. A key thread holds 2 x kDim / 2 of dK and dV,
-  // kBlockM / 2 of scores, kBlockM / 4 of P or dS rounded; a thread of the dQ warpgroup 32 sums.
+  // A key thread holds 2 x kDim / 2 of dK and dV, kBlockM / 2 of scores, kBlockM / 4 of P or dS rounded; a thread of
+  // the dQ warpgroup 32 sums.
   static constexpr int kKeyRegisters = 208, kQueryRegisters = 64, kProducerRegisters = 32;
+  static_assert(kKeyGroups * kKeyRegisters + kQueryRegisters + kProducerRegisters <= registers_a_row(kThreads));
   // Tiles lie as blocks of 64 columns: lines of 128 bytes, swizzled. dS^T has a line a key and 64 queries a block.
   static constexpr int kColumnBlocks = (kDim + 63) / 64;
   static constexpr int kQBlockBytes = kBlockM * 128, kKvBlockBytes = kBlockN * 128;
@@ -41,8 +42,9 @@ struct JoinedBackwardShape : BackwardShape<128> {
   static constexpr bool kJoined = true;
   static constexpr int kThreads = 128 * (kKeyGroups + 1);
   static constexpr int kQueryWarps = kKeyWarps, kConsumerWarps = kKeyWarps;
-  // Of 3 x 168 registers a row of threads: 2 x 240 + 24. A key thread holds 128 of dK and dV, 64 of scores, 32 rounded.
+  // A key thread holds 128 of dK and dV, 64 of scores, 32 rounded.
   static constexpr int kKeyRegisters = 240, kProducerRegisters = 24;
+  static_assert(kKeyGroups * kKeyRegisters + kProducerRegisters <= registers_a_row(kThreads));
   // A tile's sum lies as fragments of dQ^T: 16 columns a warp, queries by eights.
   __host__ __device__ static constexpr int joined_sum_index(int warp, int query_tile, int lane) {
     return ((warp * (kBlockM / 8) + query_tile) * 32 + lane) * 4;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90a/register_pool.hpp"
 #include "cuda/tile/key_range.cuh"
 
 namespace flashkernel::cuda::sm90a {
@@ -28,9 +29,9 @@ struct ForwardShape {
   static constexpr int kQSlots = kQSlots_, kStages = kStages_;
   static constexpr int kBlockM = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  // What a launch gives: 65536 registers / 128 = 512 a row of threads, 5 x 96 with four consumers (102 cut to 96).
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
   // A tile lies as blocks of 64 columns: lines of 128 bytes, swizzled.
   static constexpr int kColumnBlocks = (kDim + 63) / 64;
   static constexpr int kQBlockBytes = 64 * 128, kKvBlockBytes = kBlockN * 128;

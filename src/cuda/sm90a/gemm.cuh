@@ -14,6 +14,7 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90a/gemm.hpp"
 #include "cuda/sm90a/operand_map.hpp"
+#include "cuda/sm90a/register_pool.hpp"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/split_sum.cuh"
 
@@ -45,6 +46,7 @@ struct GemmShape {
   static constexpr int kPartsM = kPingPong ? 2 : 1;  // of 64 rows a warpgroup
   // Sums of 128 x 192 take 192 registers a thread: the most that fits beside the epilogue's.
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
   static constexpr int kColumns = kTileN % 64 == 0 ? 64 : 32;  // that leave together
   static constexpr int kStagedBytes = 16 * kColumns * 2;       // of a warp
   static constexpr int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
