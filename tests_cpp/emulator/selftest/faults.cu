@@ -1,6 +1,7 @@
 // Planted mistakes: each must be caught, and its corrected twin must pass in every order of threads.
 #include <cmath>
 
+#include "cuda/ptx/atomic.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
@@ -45,6 +46,38 @@ TEST(Emulator, AMissingSyncwarpShows) {
   for (int t = 0; t < 32; ++t) EXPECT_EQ(out.values()[static_cast<std::size_t>(t)], (t + 1) % 32);
   ASSERT_EQ(launch(1, 32, 0, next_lane_kernel, out.data(), false), "");
   EXPECT_EQ(out.values()[0], -1);  // poison
+}
+
+// The first block stores, the others add to that.
+template <bool kWait>
+__global__ void first_stores_kernel(float* sum, int* counter) {
+  if (blockIdx.x == 0) {
+    __syncthreads();  // others run meanwhile
+    sum[threadIdx.x] = 1.0f;
+    __syncthreads();
+    if (threadIdx.x == 0) ptx::store_release(counter, 1);
+    return;
+  }
+  while (kWait && ptx::load_acquire(counter) < 1) {
+  }
+  ptx::reduce_add(sum + threadIdx.x, 1.0f);
+}
+
+TEST(Emulator, ABlockThatDoesNotWaitForAnotherShowsWhereTheyRunSideBySide) {
+  for (const int blocks : {1, 3, 8, 100}) {
+    const Resident resident(blocks);
+    int wrong = 0;
+    for (const char* name : kOrders) {
+      const Order order(name);
+      const DeviceVector<float> sum(64);
+      const DeviceVector<int> counters({0, 0});
+      ASSERT_EQ(launch(8, 64, 0, first_stores_kernel<true>, sum.data(), counters.data()), "");
+      for (const float x : sum.values()) EXPECT_EQ(x, 8.0f);
+      ASSERT_EQ(launch(8, 64, 0, first_stores_kernel<false>, sum.data(), counters.data() + 1), "");
+      for (const float x : sum.values()) wrong += x != 8.0f;
+    }
+    EXPECT_EQ(wrong > 0, blocks > 1);
+  }
 }
 
 template <bool kCommit, bool kWait>

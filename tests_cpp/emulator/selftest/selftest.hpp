@@ -60,6 +60,13 @@ class Order {
   ~Order() { unsetenv("FK_EMULATOR_ORDER"); }
 };
 
+/// For a scope: how many blocks, or clusters, run at the same time.
+class Resident {
+ public:
+  explicit Resident(int blocks) { setenv("FK_EMULATOR_RESIDENT", std::to_string(blocks).c_str(), 1); }
+  ~Resident() { unsetenv("FK_EMULATOR_RESIDENT"); }
+};
+
 inline const char* const kOrders[] = {"forward", "reverse", "1", "2"};
 
 inline void expect_mentions(const std::string& text, const std::string& part) {

@@ -133,9 +133,9 @@ std::uint32_t offset_of(const void* code) {
 std::string actor(const Access& access) {
   if (access.kind == kEngine) return "the engine";
   const State& s = state();
-  const unsigned per_block = static_cast<unsigned>(s.clocks.size()) / cluster_blocks();
+  const unsigned per_block = static_cast<unsigned>(s.clocks.size()) / running_blocks();
   std::string text = "thread " + std::to_string(access.agent % per_block);
-  if (cluster_blocks() > 1) text += " of the cluster's block " + std::to_string(access.agent / per_block);
+  if (running_blocks() > 1) text += " of the cluster's block " + std::to_string(access.agent / per_block);
   return text;
 }
 
@@ -408,7 +408,7 @@ void access(const Thread& thread, const void* address, std::size_t bytes, bool w
     return;
   }
   // Static memory of a cluster's blocks shares its addresses.
-  const bool waits = bytes <= Contested::kMost && (place.is_dynamic || cluster_blocks() == 1);
+  const bool waits = bytes <= Contested::kMost && (place.is_dynamic || running_blocks() == 1);
   Contested& contested = state().contested;
   contested.items.clear();
   visit.each(place, bytes,

@@ -67,12 +67,13 @@ namespace {
 
 constexpr int kNamedBarriers = 16;
 
-// One block of the cluster that runs now.
+// One block of those that run now.
 struct Block {
   Index3 index;
   unsigned num_exited = 0;
   Barrier barriers[kNamedBarriers];
-  race::Clock at_exit;  // nobody waits for it; but it is an event, at which a thread's last write is judged
+  Barrier cluster_barrier;  // of the cluster whose first block this is
+  race::Clock at_exit;      // nobody waits for it; but it is an event, at which a thread's last write is judged
 };
 
 // The multiprocessors.
@@ -80,8 +81,8 @@ struct Machine {
   std::vector<std::unique_ptr<Thread>> threads;  // block after block; stacks are kept from launch to launch
   std::vector<Warp> warps;
   std::vector<Block> blocks;
-  unsigned num_warps = 0, num_threads = 0, threads_per_block = 0, warp_of_turn = 0;  // num_*: of the cluster
-  Barrier cluster_barrier;
+  unsigned num_warps = 0, num_threads = 0, threads_per_block = 0, warp_of_turn = 0;  // num_*: of all blocks
+  unsigned cluster = 1;  // blocks of one; several clusters run now where blocks has more
   std::vector<Thread*> spinning;
   std::deque<std::function<void()>> deferred;
   std::size_t shared_bytes = 0;
@@ -122,7 +123,13 @@ std::string here_text(const Thread& thread) {
 Thread* pick() {
   Machine& m = machine();
   unsigned warp = m.warp_of_turn;
-  if (m.order == Order::kRandom) warp = static_cast<unsigned>(next_random() % m.num_warps);
+  if (m.order == Order::kRandom) {
+    // Mostly of the same block: each change of blocks moves all static shared memory.
+    const unsigned per_block = m.num_warps / static_cast<unsigned>(m.blocks.size());
+    const bool anywhere = m.blocks.size() == m.cluster || next_random() % 64 == 0;
+    const auto random = static_cast<unsigned>(next_random());
+    warp = anywhere ? random % m.num_warps : warp / per_block * per_block + random % per_block;
+  }
   for (unsigned tried = 0; tried < m.num_warps; ++tried) {
     Warp& w = m.warps[warp];
     if (w.runnable) {
@@ -232,7 +239,10 @@ std::string deadlock_text() {
       groups[std::string("wait at ") + (thread.waits_at ? thread.waits_at : "?") + " in " + text(thread.where)]
           .push_back(t);
   }
-  std::string all = "deadlock in block " + text(m.blocks[0].index) + (m.blocks.size() > 1 ? " and its cluster" : "") +
+  std::string all = "deadlock in block " + text(m.blocks[0].index) +
+                    (m.blocks.size() > m.cluster ? " and those beside it"
+                     : m.cluster > 1             ? " and its cluster"
+                                                 : "") +
                     ": nobody can go on;";
   for (const auto& [what, members] : groups) {
     all += "\n  " + std::to_string(members.size()) + " of " + std::to_string(m.num_threads) + " threads " + what +
@@ -250,7 +260,7 @@ std::string deadlock_text() {
   return all;
 }
 
-void start_cluster() {
+void start_blocks() {
   Machine& m = machine();
   for (unsigned w = 0; w < m.num_warps; ++w) {
     Warp& warp = m.warps[w];
@@ -271,8 +281,8 @@ void start_cluster() {
   for (Block& block : m.blocks) {
     block.num_exited = 0;
     for (Barrier& barrier : block.barriers) barrier.reset();
+    block.cluster_barrier.reset();
   }
-  m.cluster_barrier.reset();
   m.spinning.clear();
   m.deferred.clear();
   m.warp_of_turn = m.order == Order::kReverse ? m.num_warps - 1 : 0;
@@ -295,9 +305,9 @@ void do_deferred_work() {
   }
 }
 
-void run_cluster() {
+void run_blocks() {
   Machine& m = machine();
-  start_cluster();
+  start_blocks();
   constexpr int kMostRounds = 100000;  // of nothing but spinning
   for (int rounds = 0; rounds < kMostRounds;) {
     if (Thread* const next = pick()) {
@@ -359,6 +369,13 @@ void set_order() {
   }
 }
 
+// FK_EMULATOR_RESIDENT of them, as far as there is shared memory for them.
+unsigned clusters_at_once(unsigned cluster, std::uint64_t clusters) {
+  const char* const wanted = std::getenv("FK_EMULATOR_RESIDENT");
+  const std::uint64_t most = std::min<std::uint64_t>(kMostClusterBlocks / cluster, clusters);
+  return wanted ? std::clamp(std::atoi(wanted), 1, static_cast<int>(most)) : 1;
+}
+
 }  // namespace
 
 std::string text(Where where) {
@@ -380,10 +397,16 @@ std::string run_grid(Index3 grid, Index3 block_shape, unsigned cluster, std::siz
   gridDim = grid;
   blockDim = block_shape;
   m.threads_per_block = block_shape.x * block_shape.y * block_shape.z;
-  m.num_threads = m.threads_per_block * cluster;
+  m.cluster = cluster;
   const unsigned warps_per_block = (m.threads_per_block + 31) / 32;
-  m.num_warps = warps_per_block * cluster;
-  m.blocks.assign(cluster, Block{});
+  const std::uint64_t clusters = std::uint64_t{grid.x} / cluster * grid.y * grid.z;
+  const unsigned at_once = clusters_at_once(cluster, clusters);
+  const auto set_blocks = [&](unsigned blocks) {
+    m.num_threads = m.threads_per_block * blocks;
+    m.num_warps = warps_per_block * blocks;
+    m.blocks.assign(blocks, Block{});
+  };
+  set_blocks(at_once * cluster);
   m.shared_bytes = shared_bytes;
   m.kernel = &kernel;
   m.fault.clear();
@@ -407,23 +430,37 @@ std::string run_grid(Index3 grid, Index3 block_shape, unsigned cluster, std::siz
     thread.warp->threads[thread.lane] = &thread;
     thread.warp->lanes |= 1u << thread.lane;
   }
-  for (unsigned z = 0; z < grid.z; ++z)
-    for (unsigned y = 0; y < grid.y; ++y)
-      for (unsigned x = 0; x < grid.x; x += cluster) {
-        for (unsigned rank = 0; rank < cluster; ++rank) m.blocks[rank].index = {x + rank, y, z};
-        blockIdx = m.blocks[0].index;
-        run_cluster();
-        current = nullptr;
-        if (!m.fault.empty()) {
-          for (const auto& thread : m.threads)  // stacks that were left in the middle of something
-            ASAN_UNPOISON_MEMORY_REGION(thread->stack, kStackBytes);
-          return m.fault;
-        }
-      }
+  for (std::uint64_t first = 0; first < clusters; first += at_once) {
+    if (clusters - first < at_once) set_blocks(static_cast<unsigned>(clusters - first) * cluster);
+    for (unsigned i = 0; i < m.blocks.size(); ++i) {
+      const std::uint64_t number = first * cluster + i, row = number / grid.x;
+      m.blocks[i].index = {static_cast<unsigned>(number % grid.x), static_cast<unsigned>(row % grid.y),
+                           static_cast<unsigned>(row / grid.y)};
+    }
+    blockIdx = m.blocks[0].index;
+    run_blocks();
+    current = nullptr;
+    if (!m.fault.empty()) {
+      for (const auto& thread : m.threads)  // stacks that were left in the middle of something
+        ASAN_UNPOISON_MEMORY_REGION(thread->stack, kStackBytes);
+      return m.fault;
+    }
+  }
   return "";
 }
 
-unsigned cluster_blocks() { return static_cast<unsigned>(machine().blocks.size()); }
+unsigned running_blocks() { return static_cast<unsigned>(machine().blocks.size()); }
+unsigned cluster_rank() { return current->rank % machine().cluster; }
+
+std::uint32_t map_in_cluster(std::uint32_t address, unsigned rank) {
+  if (rank >= machine().cluster) fault("mapa: the cluster has no block " + std::to_string(rank));
+  return map_shared(address, current->rank - cluster_rank() + rank);
+}
+
+std::uint32_t bits_of_cluster(std::uint32_t blocks) {
+  if (blocks == 0 || blocks >> machine().cluster) fault("TMA: a load to a block that the cluster does not have");
+  return blocks << (current->rank - cluster_rank());
+}
 
 void collective(const char* what, std::uint32_t mask, Where where, void* data, CollectiveFunction run) {
   Thread& self = *current;
@@ -509,13 +546,15 @@ void named_barrier(unsigned id, unsigned threads, bool wait, Where where) {
   if (wait) suspend();
 }
 
+// That of the current thread's cluster.
+static Barrier& cluster_barrier() { return machine().blocks[current->rank - cluster_rank()].cluster_barrier; }
+
 void cluster_arrive(Where where) {
-  Machine& m = machine();
-  Barrier& barrier = m.cluster_barrier;
+  Barrier& barrier = cluster_barrier();
   if (current->in_cluster_barrier) fault("barrier.cluster.arrive twice without a wait, in " + text(where));
   current->in_cluster_barrier = true;
   race::release(barrier.open_clock);
-  if (++barrier.arrived < m.num_threads) return;
+  if (++barrier.arrived < machine().threads_per_block * machine().cluster) return;
   barrier.arrived = 0;
   std::swap(barrier.clock, barrier.open_clock);
   barrier.open_clock.clear();
@@ -528,7 +567,7 @@ void cluster_arrive(Where where) {
 }
 
 void cluster_wait(Where where) {
-  Barrier& barrier = machine().cluster_barrier;
+  Barrier& barrier = cluster_barrier();
   if (!current->in_cluster_barrier) fault("barrier.cluster.wait without an arrive, in " + text(where));
   current->in_cluster_barrier = false;
   // This thread's arrivals are the rounds that it waits for.

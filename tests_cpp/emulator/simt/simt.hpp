@@ -34,8 +34,8 @@ struct BulkGroups;
 
 struct Thread {
   Index3 index;
-  unsigned linear = 0, lane = 0, rank = 0;  // rank: of its block in the cluster
-  unsigned number = 0;                      // in the cluster
+  unsigned linear = 0, lane = 0, rank = 0;  // rank: of its block among those that run now
+  unsigned number = 0;                      // among all threads of those
   const void* code = nullptr;               // where it called the last collective
   Warp* warp = nullptr;
   const char* waits_at = nullptr;  // what stands in messages; null while it runs
@@ -52,8 +52,8 @@ struct Thread {
 
 extern Thread* current;
 
-/// One launch: runs every block to its end, a cluster (neighbours in x) at a time. Empty, or what went wrong in which
-/// block and where.
+/// One launch: runs every block to its end, a cluster (neighbours in x) at a time, or FK_EMULATOR_RESIDENT of them.
+/// Empty, or what went wrong in which block and where.
 std::string run_grid(Index3 grid, Index3 block, unsigned cluster, std::size_t dynamic_shared_bytes,
                      const std::function<void()>& kernel);
 
@@ -76,7 +76,10 @@ void named_barrier(unsigned id, unsigned threads, bool wait, Where where);
 /// All threads of the cluster; arrival and wait apart.
 void cluster_arrive(Where where);
 void cluster_wait(Where where);
-unsigned cluster_blocks();
+/// What the thread's own cluster calls its block.
+unsigned cluster_rank();
+/// Blocks that run at the same time, of this cluster and of those beside it.
+unsigned running_blocks();
 
 /// The current thread waits until another thread or a deferred piece of work calls wake() on it.
 void sleep(const char* what, Where where);
@@ -91,9 +94,12 @@ void* dynamic_shared(std::size_t alignment);
 /// Shared-memory addresses are 32-bit numbers in PTX.
 std::uint32_t shared_address(const void* pointer);
 void* shared_pointer(std::uint32_t address);
-/// The same place in another block of the cluster, as an address that shared_pointer knows (mapa); one that mapa gave
+/// The same place in another of the blocks that run now, as an address that shared_pointer knows; one that this gave
 /// stays as it is.
 std::uint32_t map_shared(std::uint32_t address, unsigned rank);
+/// The same for a block of the thread's own cluster (mapa), and the bits of such blocks among all that run now.
+std::uint32_t map_in_cluster(std::uint32_t address, unsigned rank);
+std::uint32_t bits_of_cluster(std::uint32_t blocks);
 
 /// Every byte of fresh memory: 255 (NaN in every floating dtype, -1 in integers), or FK_EMULATOR_POISON.
 extern const unsigned char kPoison;

@@ -78,8 +78,7 @@ void issue_load(std::uint32_t shared, const CUtensorMap& encoded, std::uint32_t 
   const void* const code = __builtin_return_address(0);
   const TensorMap map = decode(&encoded);
   check(map, shared, coordinates);
-  if (blocks == 0 || blocks >> cluster_blocks()) fault("TMA: a load to a block that the cluster does not have");
-  for (unsigned rank = 0; rank < cluster_blocks(); ++rank) {
+  for (unsigned rank = 0; rank < running_blocks(); ++rank) {
     if (!(blocks >> rank & 1)) continue;
     // From here on the box may be written at any time.
     const EnginePiece piece = mbarrier_piece(map_shared(barrier, rank), where);

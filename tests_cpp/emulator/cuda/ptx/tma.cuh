@@ -31,7 +31,7 @@ template <class... C>
 SIMT_INLINE void store(const CUtensorMap* map, std::uint32_t shared, simt::Move move, C... c) {
   simt::issue_store(*map, shared, move, {c...});
 }
-/// This block of the cluster alone.
+/// This block alone.
 inline std::uint32_t here() { return 1u << simt::current->rank; }
 
 }  // namespace emulated
@@ -54,12 +54,12 @@ SIMT_INLINE void tma_load(std::uint32_t shared, const CUtensorMap* map, std::uin
 }
 SIMT_INLINE void tma_load_multicast(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier,
                                     std::uint16_t blocks, std::uint64_t, int c0, int c1, Where where = Where::here()) {
-  emulated::load(shared, map, barrier, blocks, where, c0, c1);
+  emulated::load(shared, map, barrier, simt::bits_of_cluster(blocks), where, c0, c1);
 }
 SIMT_INLINE void tma_load_multicast(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier,
                                     std::uint16_t blocks, std::uint64_t, int c0, int c1, int c2, int c3,
                                     Where where = Where::here()) {
-  emulated::load(shared, map, barrier, blocks, where, c0, c1, c2, c3);
+  emulated::load(shared, map, barrier, simt::bits_of_cluster(blocks), where, c0, c1, c2, c3);
 }
 
 SIMT_INLINE void tma_store(const CUtensorMap* map, std::uint32_t shared, int c0, int c1) {

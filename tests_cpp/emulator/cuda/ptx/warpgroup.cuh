@@ -80,9 +80,9 @@ SIMT_INLINE void stmatrix_x4_trans(std::uint32_t shared_address, std::uint32_t r
   simt::collective("stmatrix.x4.trans", 0xffffffffu, where, &mine, emulated::stmatrix<true>);
 }
 
-inline std::uint32_t cluster_rank() { return simt::current->rank; }
+inline std::uint32_t cluster_rank() { return simt::cluster_rank(); }
 inline std::uint32_t map_shared(std::uint32_t shared_address, std::uint32_t rank) {
-  return simt::map_shared(shared_address, rank);
+  return simt::map_in_cluster(shared_address, rank);
 }
 inline float4 load_cluster_4(std::uint32_t cluster_address) {
   return *static_cast<const float4*>(simt::shared_pointer(cluster_address));
