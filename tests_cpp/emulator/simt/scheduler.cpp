@@ -271,6 +271,7 @@ void start_blocks() {
   }
   for (unsigned t = 0; t < m.num_threads; ++t) {
     Thread& thread = *m.threads[t];
+    ASAN_UNPOISON_MEMORY_REGION(thread.stack, kStackBytes);  // frames that nobody returned from
     thread.stack_pointer = prepare_stack(thread.stack, fiber_main);
     thread.waits_at = nullptr;
     thread.in_cluster_barrier = false;
@@ -440,11 +441,7 @@ std::string run_grid(Index3 grid, Index3 block_shape, unsigned cluster, std::siz
     blockIdx = m.blocks[0].index;
     run_blocks();
     current = nullptr;
-    if (!m.fault.empty()) {
-      for (const auto& thread : m.threads)  // stacks that were left in the middle of something
-        ASAN_UNPOISON_MEMORY_REGION(thread->stack, kStackBytes);
-      return m.fault;
-    }
+    if (!m.fault.empty()) return m.fault;
   }
   return "";
 }
