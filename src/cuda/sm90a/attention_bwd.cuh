@@ -212,7 +212,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   if constexpr (Shape::kJoined)
     launch("attention_bwd sm90a: grad_q", joined_grad_q_kernel<Shape, T>, {q_blocks, 256, 0, s}, p, plan);
   else
-    launch("attention_bwd sm90a: grad_q", grad_q_kernel<T, kDim>, {q_blocks, 128, 0, s}, p, plan);
+    launch("attention_bwd sm90a: grad_q", grad_q_kernel<T, kDim>, {q_blocks, 2 * Shape::kBlockM, 0, s}, p, plan);
 }
 
 /// An entry of the table.

@@ -33,6 +33,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   static constexpr int kScoreHalfBytes = kBlockM * 128;  // dS of a warpgroup's keys
 
   Ring<BackwardLayout<Shape>::kTurns> turns;
+  std::uint32_t my_queries;                    // where this lane's numbers begin in a row of them, bytes
   BackwardTurn turn;                           // of the dQ that is due
   float* sum;                                  // where it goes
   float lse[kBlockM / 4], delta[kBlockM / 4];  // of this lane's queries: -LSE in base 2 and -D
@@ -75,7 +76,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   /// This lane's numbers of a step's queries: 8 n + 2 (lane % 4) and the next one.
   __device__ void load_row(float (&to)[kBlockM / 4], int of_delta, std::uint32_t stage) {
     const float* const from =
-        static_cast<const float*>(__cvta_shared_to_generic(shared.rows(stage))) + of_delta * kBlockM + 2 * (lane() % 4);
+        static_cast<const float*>(__cvta_shared_to_generic(shared.rows(stage) + my_queries)) + of_delta * kBlockM;
 #pragma unroll
     for (int n = 0; n < kBlockM / 8; ++n) {
       const float2 x = *reinterpret_cast<const float2*>(from + 8 * n);
@@ -234,10 +235,21 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     add();
   }
 
+  /// dK and dV. In the place of the next dS other warps of this warpgroup write to this one's part.
+  __device__ void store(const BackwardItem& item) {
+    Ring<Shape::kScoreSlots> next = scored();
+    ptx::hold(next.count);
+    const std::uint32_t thread = Keys::thread_again();
+    Keys::store(item, next, thread);
+    ptx::barrier_sync(thread / 128, 128);
+  }
+
   __device__ void run() {
     at = {};
     keys = {};
     turns = {};
+    my_queries = lane() % 4 * 8;
+    ptx::hold(my_queries);  // or each step works it out again
     sum = plan.sums;
     for (Ring<BackwardLayout<Shape>::kItems> items;; ++items.count) {
       ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
@@ -247,7 +259,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
       if (steps <= 0 && is_due()) finish();
       if (steps < 0) return;
       if (steps == 0) {
-        Keys::template store<true>(item);
+        Keys::store_zeros(item);
       } else {
         int tile = item.first_tile + item.tiles - 1, heads = plan.group;  // heads: left of the tile
         step<true>(item, tile, keys.before().slot(), steps == 1);
@@ -261,7 +273,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
         ++keys.count;
         Ring<BackwardLayout<Shape>::kItems> again = items;
         ptx::hold(again.count);  // its address, kept over the loop, would spill
-        Keys::template store<false>(*shared.item(again.slot()));
+        store(*shared.item(again.slot()));
       }
       ptx::mbarrier_arrive(shared.item_empty(items.slot()));
     }
@@ -277,14 +289,13 @@ __global__ void __launch_bounds__(256)
   static_assert(kDim == 8 * 16, "eight warps");
   __shared__ __align__(16) T rows[kBlockM * kLine];
   const AttentionParams& f = p.forward;
-  const unsigned tile = blockIdx.x % plan.q_tiles, head = blockIdx.x / plan.q_tiles;
-  const int b = head / static_cast<unsigned>(f.heads_q), h = head % static_cast<unsigned>(f.heads_q);
-  const KeyRange range(f, b);
-  const int first_query = static_cast<int>(tile) * kBlockM, count = min(kBlockM, range.q_len - first_query);
+  const TileOfBlock at(f, plan);
+  const KeyRange range(f, at.b);
+  const int first_query = at.tile * kBlockM, count = min(kBlockM, range.q_len - first_query);
   if (count <= 0) return;
   // Nobody has made the sum of a tile that sees no keys; prepare_kernel has written zeros.
   if (range.first(first_query) >= range.last(first_query + count - 1)) return;
-  const float* const sums = plan.sums + static_cast<std::int64_t>(blockIdx.x) * (kBlockM * kDim);
+  const float* const sums = plan.sums + static_cast<std::int64_t>(at.index) * (kBlockM * kDim);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   FiniteCheck<> finite;
 #pragma unroll
@@ -299,7 +310,7 @@ __global__ void __launch_bounds__(256)
   }
   finite.report(plan.not_finite);
   __syncthreads();
-  T* const row0 = grad_q_row<T>(p, b, h, first_query);
+  T* const row0 = grad_q_row<T>(p, at.b, at.h, first_query);
   const int column = static_cast<int>(threadIdx.x) % 16 * 8, columns = static_cast<int>(f.head_dim) - column;
   for (int row = threadIdx.x / 16; row < count; row += 16) {
     const T* const from = rows + row * kLine + column;

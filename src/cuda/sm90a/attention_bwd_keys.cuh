@@ -306,28 +306,49 @@ struct KeyConsumer {
     release(shared.q_empty(stage));
   }
 
-  /// dK and dV, or zeros where no query sees these keys.
-  template <bool kZero>
-  __device__ void store(const BackwardItem& item) {
+  /// Calls put(x, factor, to, token stride, columns) for dK and for dV, where they are wanted; `to` is of `first_key`.
+  template <class Put>
+  __device__ void for_both(const BackwardItem& item, int first_key, const Put& put) const {
     const AttentionParams& f = p.forward;
-    const int first_key = item.n_tile * Shape::kBlockN + warpgroup * 64, rows = item.range.k_len - first_key;
     const std::int64_t begin = f.is_varlen_k() ? f.k_begin(item.b) : 0;
-    FiniteCheck<> finite;
-    const auto put = [&](const float(&x)[kDim / 2], float factor, void* to, std::int64_t batch, std::int64_t head,
-                         std::int64_t token, std::int64_t dim) {
-      if (!to) return;
-      T* const row0 =
-          static_cast<T*>(to) + row_offset(f.is_varlen_k(), begin, item.b, item.g, first_key, batch, head, token);
-      if constexpr (kZero)
-        store_zero_rows(row0, token, min(64, rows), static_cast<int>(dim), threadIdx.x % 128, 128);
-      else if (rows >= 64 && dim == kDim)
-        store_fragment<kDim, true>(x, factor, row0, token, 64, kDim, finite);
-      else
-        store_fragment<kDim, false>(x, factor, row0, token, rows, static_cast<int>(dim), finite);
+    const auto row0 = [&](void* to, std::int64_t batch, std::int64_t head, std::int64_t token) {
+      return static_cast<T*>(to) + row_offset(f.is_varlen_k(), begin, item.b, item.g, first_key, batch, head, token);
     };
-    put(grad_v, 1.0f, p.grad_v, p.stride_grad_v_batch, p.stride_grad_v_head, p.stride_grad_v_token, f.head_dim_v);
-    put(grad_k, f.scale, p.grad_k, p.stride_grad_k_batch, p.stride_grad_k_head, p.stride_grad_k_token, f.head_dim);
+    if (p.grad_v)
+      put(grad_v, 1.0f, row0(p.grad_v, p.stride_grad_v_batch, p.stride_grad_v_head, p.stride_grad_v_token),
+          p.stride_grad_v_token, static_cast<int>(f.head_dim_v));
+    if (p.grad_k)
+      put(grad_k, f.scale, row0(p.grad_k, p.stride_grad_k_batch, p.stride_grad_k_head, p.stride_grad_k_token),
+          p.stride_grad_k_token, static_cast<int>(f.head_dim));
+  }
+
+  /// threadIdx.x for what is done once an item: kept over the loop of steps, it would spill or push out what that
+  /// keeps.
+  __device__ static std::uint32_t thread_again() {
+    std::uint32_t thread = threadIdx.x;
+    ptx::hold(thread);
+    return thread;
+  }
+
+  /// dK and dV, by way of the place of the next dS, of which each warp takes 2 KB.
+  __device__ void store(const BackwardItem& item, Ring<Shape::kScoreSlots> next, std::uint32_t thread) const {
+    const int key_warp = static_cast<int>(thread) / 32 - (Shape::kThreads / 32 - Shape::kKeyWarps);
+    const int first_key = item.n_tile * Shape::kBlockN + 16 * key_warp;
+    ptx::mbarrier_wait(shared.grad_s_empty(next.slot()), next.parity() ^ 1);
+    const std::uint32_t place = shared.grad_s(next.slot()) + key_warp * 16 * 128;
+    FiniteCheck<> finite;
+    for_both(item, first_key, [&](const float(&x)[kDim / 2], float factor, T* to, std::int64_t token, int dim) {
+      store_by_lines<kDim>(x, factor, place, to, token, item.range.k_len - first_key, dim, thread % 32, finite);
+    });
     finite.report(plan.not_finite);
+  }
+
+  /// No query sees these keys.
+  __device__ void store_zeros(const BackwardItem& item) const {
+    const int first_key = item.n_tile * Shape::kBlockN + warpgroup * 64;
+    for_both(item, first_key, [&](const float(&)[kDim / 2], float, T* to, std::int64_t token, int dim) {
+      store_zero_rows(to, token, min(64, item.range.k_len - first_key), dim, threadIdx.x % 128, 128);
+    });
   }
 
   __device__ void run() {
@@ -341,7 +362,7 @@ struct KeyConsumer {
       const int steps = item.steps;
       if (steps < 0) return;
       if (steps == 0) {
-        store<true>(item);
+        store_zeros(item);
         ptx::mbarrier_arrive(shared.item_empty(items.slot()));
         continue;
       }
@@ -354,7 +375,7 @@ struct KeyConsumer {
       }
       step<true>(item, 0, steps - 1);
       ++keys.count, ++values.count;
-      store<false>(item);
+      store(item, scored, thread_again());
       ptx::mbarrier_arrive(shared.item_empty(items.slot()));
     }
   }

@@ -143,37 +143,33 @@ struct QueryConsumer {
   }
 };
 
-/// dQ = scale * sum, from the order of the fragments to rows. A block of one warpgroup a tile of queries.
+/// dQ = scale * sum, from the order of the fragments to rows. A block of a warpgroup for each 64 queries of a tile.
 template <class T, int kDim>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(BackwardShape<kDim>::kBlockM * 2)
     grad_q_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
   using Shape = BackwardShape<kDim>;
   const AttentionParams& f = p.forward;
-  const unsigned tile = blockIdx.x % plan.q_tiles, head = blockIdx.x / plan.q_tiles;
-  const int b = head / static_cast<unsigned>(f.heads_q), h = head % static_cast<unsigned>(f.heads_q);
-  const KeyRange range(f, b);
-  const int q_len = range.q_len, first_query = static_cast<int>(tile) * Shape::kBlockM;
+  const TileOfBlock at(f, plan);
+  const KeyRange range(f, at.b);
+  const int q_len = range.q_len, first_query = at.tile * Shape::kBlockM;
   if (first_query >= q_len) return;
   // Where the first one stores, nobody has made the sum of a tile that sees no keys; prepare_kernel has written zeros.
   if (plan.first_stores && range.first(first_query) >= range.last(min(q_len, first_query + Shape::kBlockM) - 1)) return;
-  const float* const sums = plan.sums + static_cast<std::int64_t>(blockIdx.x) * (Shape::kBlockM * kDim);
-  FiniteCheck<> finite;
-#pragma unroll 1
-  for (int slice = 0; slice < Shape::kBlockM / 64; ++slice) {
-    float sum[kDim / 2];
+  const float* const sums = plan.sums + static_cast<std::int64_t>(at.index) * (Shape::kBlockM * kDim);
+  const int slice = static_cast<int>(threadIdx.x) / 128, row = first_query + 64 * slice;
+  float sum[kDim / 2];
 #pragma unroll
-    for (int c = 0; c < kDim / 8; ++c) {
-      const float4 x = *reinterpret_cast<const float4*>(sums + Shape::sum_index(slice, c, threadIdx.x));
-      sum[4 * c] = x.x, sum[4 * c + 1] = x.y, sum[4 * c + 2] = x.z, sum[4 * c + 3] = x.w;
-    }
-    const int row = first_query + 64 * slice;
-    T* const to = grad_q_row<T>(p, b, h, row);
-    if (q_len - row >= 64 && f.head_dim == kDim)
-      store_fragment<kDim, true>(sum, f.scale, to, p.stride_grad_q_token, 64, kDim, finite);
-    else
-      store_fragment<kDim, false>(sum, f.scale, to, p.stride_grad_q_token, q_len - row, static_cast<int>(f.head_dim),
-                                  finite);
+  for (int c = 0; c < kDim / 8; ++c) {
+    const float4 x = *reinterpret_cast<const float4*>(sums + Shape::sum_index(slice, c, threadIdx.x % 128));
+    sum[4 * c] = x.x, sum[4 * c + 1] = x.y, sum[4 * c + 2] = x.z, sum[4 * c + 3] = x.w;
   }
+  FiniteCheck<> finite;
+  T* const to = grad_q_row<T>(p, at.b, at.h, row);
+  if (q_len - row >= 64 && f.head_dim == kDim)
+    store_fragment<kDim, true>(sum, f.scale, to, p.stride_grad_q_token, 64, kDim, finite);
+  else
+    store_fragment<kDim, false>(sum, f.scale, to, p.stride_grad_q_token, q_len - row, static_cast<int>(f.head_dim),
+                                finite);
   finite.report(plan.not_finite);
 }
 

@@ -120,6 +120,20 @@ struct BackwardPlan {
   __device__ bool passes(int before, bool last) const { return !last && (ordered || before == 0); }
 };
 
+/// The tile of queries of a block of the kernels before and after the pass. Heads come fastest: in most calls a token's
+/// heads are neighbours in memory, and blocks that run at a time read and write whole pages of it. Sequences backwards:
+/// the L2 cache still has the last ones' sums after the pass, and the first ones' inputs before it.
+struct TileOfBlock {
+  int b, h, tile, index;  // index: of all tiles of all heads, as plan.tile_index says
+  __device__ TileOfBlock(const AttentionParams& f, const BackwardPlan& plan) {
+    const unsigned heads = static_cast<unsigned>(f.heads_q), tiles = plan.q_tiles, token_tile = blockIdx.x / heads;
+    h = static_cast<int>(blockIdx.x % heads);
+    b = static_cast<int>(f.batch) - 1 - static_cast<int>(token_tile / tiles);
+    tile = static_cast<int>(token_tile % tiles);
+    index = plan.tile_index(static_cast<int>(heads), b, h, tile);
+  }
+};
+
 /// Where things lie in dynamic shared memory, as 32-bit addresses.
 template <class Shape>
 struct BackwardLayout {
