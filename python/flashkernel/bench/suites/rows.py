@@ -98,19 +98,21 @@ def elementwise(s: Settings) -> Iterator[Case]:
 def norm_backward_work(s: Settings, dtype: str, name: str, rows: int, columns: int) -> Work:
     torch = baselines.require_torch()
     inputs = Inputs(s.device, dtype)
-    x, grad = inputs.randn(rows, columns), inputs.randn(rows, columns)
     weight, bias = inputs.randn(columns), inputs.randn(columns)
-    wide = x.float()
-    if name == "rms_norm":
-        rstd = torch.rsqrt(wide.square().mean(-1) + 1e-6)
-        providers = [*baselines.ours(s, fk.rms_norm_backward, [(grad, x, weight, rstd)])]
-        stock = baselines.autograd(baselines.rms_norm, (x, weight), grad)
-    else:
-        mean = wide.mean(-1)
-        rstd = torch.rsqrt((wide - mean[:, None]).square().mean(-1) + 1e-5)
-        providers = [*baselines.ours(s, fk.layer_norm_backward, [(grad, x, weight, mean, rstd)])]
-        stock = baselines.autograd(baselines.layer_norm, (x, weight, bias), grad)
-    providers.append(Provider("eager", [stock]))
+    sets, stock = [], []
+    for _ in range(inputs.sets(3.0 * rows * columns * ITEM_BYTES[dtype], from_memory=s.cuda)):
+        x, grad = inputs.randn(rows, columns), inputs.randn(rows, columns)
+        wide = x.float()
+        if name == "rms_norm":
+            sets.append((grad, x, weight, torch.rsqrt(wide.square().mean(-1) + 1e-6)))
+            stock.append(baselines.autograd(baselines.rms_norm, (x, weight), grad))
+        else:
+            mean = wide.mean(-1)
+            rstd = torch.rsqrt((wide - mean[:, None]).square().mean(-1) + 1e-5)
+            sets.append((grad, x, weight, mean, rstd))
+            stock.append(baselines.autograd(baselines.layer_norm, (x, weight, bias), grad))
+    function = fk.rms_norm_backward if name == "rms_norm" else fk.layer_norm_backward
+    providers = [*baselines.ours(s, function, sets), Provider("eager", stock)]
     # Sums over thousands of rows: the weights' gradients differ by more roundings.
     return Work(providers, 4 * TOLERANCE[dtype], read=nbytes(x, grad), written=nbytes(x), graph=False)
 
@@ -128,16 +130,20 @@ def norm_backward(s: Settings) -> Iterator[Case]:
 def rope_work(s: Settings, dtype: str, shape: tuple[int, int, int, int, int], table: bool) -> Work:
     batch, heads_q, heads_kv, seq, dim = shape
     inputs = Inputs(s.device, dtype)
-    q, k = inputs.randn(batch, heads_q, seq, dim), inputs.randn(batch, heads_kv, seq, dim)
     cos, sin = baselines.rope_tables(s, dtype, seq, dim)
+    size = 2.0 * batch * (heads_q + heads_kv) * seq * dim * ITEM_BYTES[dtype]
+    sets = [
+        (inputs.randn(batch, heads_q, seq, dim), inputs.randn(batch, heads_kv, seq, dim))
+        for _ in range(inputs.sets(size, from_memory=s.cuda))
+    ]
     if table:
         half = dim // 2
         tables = (cos[:, :half].float().contiguous(), sin[:, :half].float().contiguous())
-        providers = [*baselines.ours(s, fk.rope_table, [(q, k, *tables)])]
+        providers = [*baselines.ours(s, fk.rope_table, [(*qk, *tables) for qk in sets])]
     else:
-        providers = [*baselines.ours(s, fk.rope, [(q, k)])]
-    providers += baselines.stock(s, baselines.rope, [(q, k, cos, sin)])
-    return Work(providers, TOLERANCE[dtype], read=nbytes(q, k), written=nbytes(q, k))
+        providers = [*baselines.ours(s, fk.rope, sets)]
+    providers += baselines.stock(s, baselines.rope, [(*qk, cos, sin) for qk in sets])
+    return Work(providers, TOLERANCE[dtype], read=size / 2, written=size / 2)
 
 
 def rope(s: Settings) -> Iterator[Case]:
@@ -153,19 +159,20 @@ def rope(s: Settings) -> Iterator[Case]:
 
 def cross_entropy_work(s: Settings, dtype: str, rows: int, classes: int, backward: bool) -> Work:
     torch = baselines.require_torch()
-    logits = Inputs(s.device, dtype).randn(rows, classes)
-    targets = torch.randint(classes, (rows,), device=s.device)
-    size = nbytes(logits)
+    inputs, size = Inputs(s.device, dtype), float(rows * classes * ITEM_BYTES[dtype])
+    sets = [
+        (inputs.randn(rows, classes), torch.randint(classes, (rows,), device=s.device))
+        for _ in range(inputs.sets(size, from_memory=s.cuda))
+    ]
     if not backward:
-        providers = [*baselines.ours(s, fk.cross_entropy, [(logits, targets)])]
-        providers += baselines.stock(s, baselines.cross_entropy, [(logits, targets)])
+        providers = [*baselines.ours(s, fk.cross_entropy, sets), *baselines.stock(s, baselines.cross_entropy, sets)]
         return Work(providers, TOLERANCE[dtype], read=size)
-    _, lse = fk.cross_entropy(logits, targets, return_lse=True)
-    arguments = (torch.ones((), device=s.device), logits, targets, lse)
-    providers = [*baselines.ours(s, fk.cross_entropy_backward, [arguments])]
-    one = torch.ones((), device=s.device, dtype=logits.dtype)
-    stock = (one, torch.log_softmax(logits, -1), targets, torch.full_like(one, rows))
-    providers += baselines.stock(s, baselines.cross_entropy_backward, [stock])
+    one = torch.ones((), device=s.device)
+    ours = [(one, logits, targets, fk.cross_entropy(logits, targets, return_lse=True)[1]) for logits, targets in sets]
+    providers = [*baselines.ours(s, fk.cross_entropy_backward, ours)]
+    one = one.to(sets[0][0].dtype)
+    stock = [(one, torch.log_softmax(logits, -1), targets, torch.full_like(one, rows)) for logits, targets in sets]
+    providers += baselines.stock(s, baselines.cross_entropy_backward, stock)
     return Work(providers, 4 * TOLERANCE[dtype], read=size, written=size)
 
 
