@@ -99,7 +99,8 @@ def norm_backward_work(s: Settings, dtype: str, name: str, rows: int, columns: i
     torch = baselines.require_torch()
     inputs = Inputs(s.device, dtype)
     weight, bias = inputs.randn(columns), inputs.randn(columns)
-    sets, stock = [], []
+    sets: list[tuple[Any, ...]] = []
+    stock = []
     for _ in range(inputs.sets(3.0 * rows * columns * ITEM_BYTES[dtype], from_memory=s.cuda)):
         x, grad = inputs.randn(rows, columns), inputs.randn(rows, columns)
         wide = x.float()
