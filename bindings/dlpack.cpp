@@ -58,6 +58,15 @@ const dlpack::ExchangeApi* exchange_api(nb::handle type) {
              : nullptr;
 }
 
+// torch.Tensor and what is derived from it; false where torch is not imported.
+bool is_torch(PyTypeObject* type) {
+  const auto modules = nb::cast<nb::dict>(nb::module_::import_("sys").attr("modules"));
+  if (!modules.contains("torch")) return false;
+  const nb::object tensor = attribute_or_null(modules["torch"], "Tensor");
+  return tensor.is_valid() && PyType_Check(tensor.ptr()) &&
+         PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(tensor.ptr()));
+}
+
 ArrayType look_up(PyTypeObject* type) {
   const nb::handle handle(reinterpret_cast<PyObject*>(type));
   ArrayType entry;
@@ -69,6 +78,7 @@ ArrayType look_up(PyTypeObject* type) {
   } else if ((entry.api = exchange_api(handle)) != nullptr) {
     entry.framework = Framework::kExchange;
     entry.is_neg = attribute_or_null(handle, "is_neg").release().ptr();
+    entry.knows_read_only = !is_torch(type);
   } else if (attribute_or_null(handle, "__dlpack__").is_valid() &&
              attribute_or_null(handle, "__dlpack_device__").is_valid()) {
     entry.framework = Framework::kProtocol;
@@ -130,9 +140,10 @@ constexpr const char* kTypesTaken = "float32, float16 and bfloat16 (and int32, i
                  type_text(array).c_str(), reason.c_str());
 }
 
-// For a, b >= 0: a * b into `a`; false when it does not fit.
+// For a, b >= 0: a * b into `a`; false when it does not fit. Divides only where a factor is large: a call multiplies
+// some fifty times.
 bool multiply(std::int64_t& a, std::int64_t b) {
-  if (a != 0 && b > std::numeric_limits<std::int64_t>::max() / a) return false;
+  if ((a | b) >> 31 != 0 && a != 0 && b > std::numeric_limits<std::int64_t>::max() / a) return false;
   a *= b;
   return true;
 }
@@ -224,34 +235,35 @@ ExecutionContext Call::context() const {
 
 // Data not null, sizes and offsets that fit, aligned elements; adds the byte offset. Shape and strides are in the view.
 void Call::check_view(const char* name, TensorView& view, std::uint64_t byte_offset) {
-  const std::string prefix(name);
-  const auto item = static_cast<std::int64_t>(dtype_bytes(view.dtype));
-  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+  const auto item = static_cast<std::int64_t>(dtype_bytes(view.dtype));          // a power of two
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 16;  // elements, as the front doors allow
   std::int64_t count = 1;
   bool overflow = false;
   for (int d = 0; d < view.ndim; ++d) {
     if (view.shape[d] < 0)
-      fail(prefix + ".shape[" + std::to_string(d) + "]=" + std::to_string(view.shape[d]) + "; must not be negative");
+      fail(std::string(name) + ".shape[" + std::to_string(d) + "]=" + std::to_string(view.shape[d]) +
+           "; must not be negative");
     overflow = !multiply(count, view.shape[d]) || overflow;
   }
-  overflow = overflow || count > kMax / item;
+  overflow = overflow || count > kMost;
   if (count != 0) {
     std::int64_t reach = 0;
     for (int d = 0; d < view.ndim && !overflow; ++d) {
       const std::int64_t stride = view.strides[d];
       std::int64_t span = view.shape[d] - 1;
-      overflow = stride < -kMax || !multiply(span, stride < 0 ? -stride : stride) || span > kMax / item - reach;
+      overflow = stride < -kMost || !multiply(span, stride < 0 ? -stride : stride) || span > kMost - reach;
       if (!overflow) reach += span;
     }
   }
-  if (overflow) fail(prefix + " has a shape or strides that overflow 64-bit byte offsets");
+  if (overflow) fail(std::string(name) + " has a shape or strides that overflow 64-bit byte offsets");
   if (count == 0) return;
   if (!view.data)
-    fail(prefix + " has " + std::to_string(count) + " elements but no memory (a fake, meta or wrapper tensor?)");
+    fail(std::string(name) + " has " + std::to_string(count) +
+         " elements but no memory (a fake, meta or wrapper tensor?)");
   view.data = static_cast<char*>(view.data) + byte_offset;
-  if (reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(item) != 0)
-    fail(prefix + " starts at an address that is not a multiple of its element size of " + std::to_string(item) +
-         " bytes");
+  if ((reinterpret_cast<std::uintptr_t>(view.data) & static_cast<std::uintptr_t>(item - 1)) != 0)
+    fail(std::string(name) + " starts at an address that is not a multiple of its element size of " +
+         std::to_string(item) + " bytes");
 }
 
 DType Call::uint16_as(const char* name, bool is_bfloat16_array) {
@@ -390,7 +402,7 @@ TensorView Call::import(const char* name, nb::handle array, bool write) {
   TensorView view;
   switch (type.framework) {
     case Framework::kExchange: {
-      if (type.api->borrow_from_object && !write) {
+      if (type.api->borrow_from_object && !(write && type.knows_read_only)) {
         dlpack::Tensor tensor;
         if (type.api->borrow_from_object(array.ptr(), &tensor) != 0) raise_refusal(op_, name, array);
         view = import_tensor(name, tensor);

@@ -119,6 +119,22 @@ class TestImport:
         assert fk.add(x(3), x(3), out=lender) is lender
         np.testing.assert_array_equal(lender.array, 2 * x(3))
 
+    def test_torch_outputs_are_written_in_place(self):
+        class Mine(torch.Tensor):
+            pass
+
+        a = torch.arange(6.0).view(2, 3)
+        for given in (torch.zeros(3, 2).t(), torch.zeros(2, 1, 6)[:, 0, ::2], torch.zeros(2, 3).as_subclass(Mine)):
+            assert fk.add(a, a, out=given) is given
+            assert given.tolist() == (2 * a).tolist()
+
+    def test_a_lazy_clone_of_torch_is_written_alone(self):
+        """Copy on write: the array that it still shares its memory with keeps its numbers."""
+        a = torch.ones(3)
+        clone = torch._lazy_clone(a)
+        fk.add(a, a, out=clone)
+        assert clone.tolist() == [2.0] * 3 and a.tolist() == [1.0] * 3
+
 
 REFUSED = [
     (lambda: np.ones(3), r"add: a has dtype float64; float32"),

@@ -9,6 +9,16 @@ std::string shape_text(const char* name, const TensorView& view, int d) {
   return std::string(name) + ".shape[" + std::to_string(d) + "]=" + std::to_string(view.shape[d]);
 }
 
+namespace {
+
+// Whether a * b, both 0 or more, is at most a sixteenth of what 64 bits hold. Divides only where a factor is large: a
+// call asks some fifty times.
+bool is_addressable(std::int64_t a, std::int64_t b) {
+  return (a | b) >> 29 == 0 || b == 0 || a <= std::numeric_limits<std::int64_t>::max() / 16 / b;
+}
+
+}  // namespace
+
 void Checker::fail(const std::string& message) const { throw InvalidArgument(std::string(op_) + ": " + message); }
 
 void Checker::tensor(const char* name, const TensorView& view) const {
@@ -19,14 +29,13 @@ void Checker::tensor(const char* name, const TensorView& view) const {
   std::int64_t count = 1;
   for (int d = 0; d < view.ndim; ++d) {
     if (view.shape[d] < 0) fail(shape_text(name, view, d) + "; must not be negative");
-    if (view.shape[d] > 0 && count > std::numeric_limits<std::int64_t>::max() / 16 / view.shape[d])
-      fail(std::string(name) + " has more elements than 64 bits can address");
+    if (!is_addressable(count, view.shape[d])) fail(std::string(name) + " has more elements than 64 bits can address");
     count *= view.shape[d] > 0 ? view.shape[d] : 1;
   }
   if (!view.data && view.numel() > 0)
     fail(std::string(name) + " has " + std::to_string(view.numel()) + " elements but a null pointer");
   const auto address = reinterpret_cast<std::uintptr_t>(view.data);
-  if (address % dtype_bytes(view.dtype) != 0)
+  if ((address & (dtype_bytes(view.dtype) - 1)) != 0)  // sizes are powers of two
     fail(std::string(name) + " is not aligned to its element size (" + std::to_string(dtype_bytes(view.dtype)) +
          " bytes)");
 }

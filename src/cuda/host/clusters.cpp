@@ -16,7 +16,7 @@ namespace {
 
 int ask(const char* name, const void* kernel, int num_blocks, int threads, int shared_bytes, int device) {
   const auto bytes = static_cast<std::size_t>(shared_bytes);
-  allow_launch(kernel, bytes, static_cast<unsigned>(num_blocks), name);
+  allow_launch(kernel, bytes, static_cast<unsigned>(num_blocks), false, name);
   int count = 0;
   if (num_blocks == 1) {
     cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, threads, bytes), name);

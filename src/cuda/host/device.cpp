@@ -84,47 +84,35 @@ struct KernelState {
   bool has_version = false, waits = false;
 };
 
-// f(the kernel's state on the current device), one thread at a time.
-template <class F>
-auto with_state(const void* kernel, const char* name, F&& f) {
+}  // namespace
+
+bool allow_launch(const void* kernel, std::size_t shared_bytes, unsigned cluster, bool early, const char* name) {
+  // Up to 48 KB need no asking, but the kernel's static arrays count too.
+  const bool asks_memory = shared_bytes > 32 * 1024, asks_cluster = cluster > 8;
+  if (!asks_memory && !asks_cluster && !early) return false;
   static std::mutex mutex;
   static std::map<std::pair<int, const void*>, KernelState> known;
   int device = 0;
   cuda_check(cudaGetDevice(&device), name);
   const std::lock_guard<std::mutex> lock(mutex);
-  return f(known[{device, kernel}]);
-}
-
-}  // namespace
-
-void allow_launch(const void* kernel, std::size_t shared_bytes, unsigned cluster, const char* name) {
-  // Up to 48 KB need no asking, but the kernel's static arrays count too.
-  const bool asks_memory = shared_bytes > 32 * 1024, asks_cluster = cluster > 8;
-  if (!asks_memory && !asks_cluster) return;
-  with_state(kernel, name, [&](KernelState& state) {
-    if (asks_memory && shared_bytes > state.shared_bytes) {
-      cuda_check(
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-          name);
-      state.shared_bytes = shared_bytes;
-    }
-    if (asks_cluster && !state.wide_clusters) {
-      cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), name);
-      state.wide_clusters = true;
-    }
-  });
-}
-
-bool waits_by_itself(const void* kernel, const char* name) {
-  return with_state(kernel, name, [&](KernelState& state) {
-    if (!state.has_version) {
-      cudaFuncAttributes attributes{};
-      cuda_check(cudaFuncGetAttributes(&attributes, kernel), name);
-      state.has_version = true;
-      state.waits = attributes.ptxVersion >= 90;
-    }
-    return state.waits;
-  });
+  KernelState& state = known[{device, kernel}];
+  if (asks_memory && shared_bytes > state.shared_bytes) {
+    cuda_check(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+        name);
+    state.shared_bytes = shared_bytes;
+  }
+  if (asks_cluster && !state.wide_clusters) {
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), name);
+    state.wide_clusters = true;
+  }
+  if (early && !state.has_version) {
+    cudaFuncAttributes attributes{};
+    cuda_check(cudaFuncGetAttributes(&attributes, kernel), name);
+    state.has_version = true;
+    state.waits = attributes.ptxVersion >= 90;
+  }
+  return early && state.waits;
 }
 
 void throw_cuda_error(cudaError_t status, const char* what) {

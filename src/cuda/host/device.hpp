@@ -15,13 +15,10 @@ struct CudaDeviceProperties {
 /// Cached. Unsupported where no device can be used, InvalidArgument for an index that does not exist.
 const CudaDeviceProperties& cuda_device_properties(int index);
 
-/// What launches ask of a kernel's code on the current device, once and for all: dynamic shared memory beyond what
-/// every kernel gets, clusters of more than 8 blocks. `name` is for errors.
-void allow_launch(const void* kernel, std::size_t shared_bytes, unsigned cluster, const char* name);
-
-/// Whether the code of `kernel` that runs on the current device was compiled for 9.0 or later, and so knows how to wait
-/// for the kernel before it. Cached. `name` is for errors.
-bool waits_by_itself(const void* kernel, const char* name);
+/// Gets what a launch asks of a kernel's code on the current device: dynamic shared memory beyond what every kernel
+/// has, clusters of more than 8 blocks. Returns whether an early start, if asked for, is granted: only to code that was
+/// compiled for 9.0 or later, which knows how to wait for the kernel before it. Cached. `name` is for errors.
+bool allow_launch(const void* kernel, std::size_t shared_bytes, unsigned cluster, bool early, const char* name);
 
 /// Makes a device current for a scope and puts the caller's back.
 class CudaDeviceGuard {

@@ -38,14 +38,14 @@ struct LaunchShape {
 template <class... Params, class... Arguments>
 void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shape, Arguments&&... arguments) {
   const auto* const code = reinterpret_cast<const void*>(kernel);
-  allow_launch(code, shape.shared_bytes, shape.cluster, name);
+  const bool early = allow_launch(code, shape.shared_bytes, shape.cluster, shape.early, name);
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = shape.stream;
   cudaLaunchAttribute attributes[2] = {};
-  if (shape.early && waits_by_itself(code, name)) {
+  if (early) {
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
