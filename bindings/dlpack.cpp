@@ -273,8 +273,7 @@ DType Call::uint16_as(const char* name, bool is_bfloat16_array) {
   return DType::kBFloat16;
 }
 
-TensorView Call::import_tensor(const char* name, const dlpack::Tensor& tensor) {
-  TensorView view;
+void Call::import_tensor(const char* name, const dlpack::Tensor& tensor, TensorView& view) {
   if (tensor.ndim < 0 || tensor.ndim > kMaxDims)
     fail(std::string(name) + " has " + std::to_string(tensor.ndim) + " dims; at most " + std::to_string(kMaxDims) +
          " are taken");
@@ -304,15 +303,13 @@ TensorView Call::import_tensor(const char* name, const dlpack::Tensor& tensor) {
     if (!tensor.strides && !multiply(stride, tensor.shape[d] > 0 ? tensor.shape[d] : 1)) stride = 0;
   }
   check_view(name, view, tensor.byte_offset);
-  return view;
 }
 
-TensorView Call::import_numpy(const char* name, nb::handle array, bool write) {
+void Call::import_numpy(const char* name, nb::handle array, bool write, TensorView& view) {
   const nb::object capsule = nb::steal(PyObject_GetAttrString(array.ptr(), "__array_struct__"));
   if (!capsule.is_valid()) throw nb::python_error();
   const auto* info = static_cast<const ArrayStruct*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (!info) throw nb::python_error();
-  TensorView view;
   const dlpack::DataType type{static_cast<std::uint8_t>(info->kind == 'f'   ? dlpack::kFloat
                                                         : info->kind == 'i' ? dlpack::kInt
                                                         : info->kind == 'u' ? dlpack::kUInt
@@ -347,10 +344,9 @@ TensorView Call::import_numpy(const char* name, nb::handle array, bool write) {
     view.strides[d] = info->strides[d] / info->itemsize;
   }
   check_view(name, view, 0);
-  return view;
 }
 
-TensorView Call::import_protocol(const char* name, nb::handle array, bool write) {
+void Call::import_protocol(const char* name, nb::handle array, bool write, TensorView& view) {
   const nb::object place = array.attr("__dlpack_device__")();
   const auto device_type = nb::cast<int>(nb::int_(place[0]));
   nb::dict arguments;
@@ -383,7 +379,7 @@ TensorView Call::import_protocol(const char* name, nb::handle array, bool write)
       fail(std::string(name) + " is read-only; the op writes to it");
     if (write && (managed->flags & dlpack::kFlagCopied) != 0)
       fail(std::string(name) + " was copied by its owner; the op would write to the copy");
-    return import_tensor(name, managed->tensor);
+    return import_tensor(name, managed->tensor, view);
   }
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
     auto* managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
@@ -392,27 +388,26 @@ TensorView Call::import_protocol(const char* name, nb::handle array, bool write)
     if (write)
       fail(std::string(name) + " (" + type_text(array) +
            ") can't say whether it may be written (DLPack before 1.0); the op writes to it");
-    return import_tensor(name, managed->tensor);
+    return import_tensor(name, managed->tensor, view);
   }
   fail(std::string(name) + ": " + type_text(array) + ".__dlpack__() returned no DLPack capsule");
 }
 
-TensorView Call::import(const char* name, nb::handle array, bool write) {
+void Call::import(const char* name, nb::handle array, bool write, TensorView& view) {
   const ArrayType& type = array_type(Py_TYPE(array.ptr()));
-  TensorView view;
   switch (type.framework) {
     case Framework::kExchange: {
       if (type.api->borrow_from_object && !(write && type.knows_read_only)) {
         dlpack::Tensor tensor;
         if (type.api->borrow_from_object(array.ptr(), &tensor) != 0) raise_refusal(op_, name, array);
-        view = import_tensor(name, tensor);
+        import_tensor(name, tensor, view);
       } else {
         dlpack::ManagedTensorVersioned* managed = nullptr;  // tells whether it is read-only
         if (type.api->managed_from_object(array.ptr(), &managed) != 0) raise_refusal(op_, name, array);
         owned_.push_back(managed);
         if (write && (managed->flags & dlpack::kFlagReadOnly) != 0)
           fail(std::string(name) + " is read-only; the op writes to it");
-        view = import_tensor(name, managed->tensor);
+        import_tensor(name, managed->tensor, view);
       }
       // Imaginary parts of conjugated complex numbers, of which there are none in the other types.
       if (type.is_neg && (view.dtype == DType::kFloat32 || view.dtype == DType::kFloat16)) {
@@ -423,9 +418,9 @@ TensorView Call::import(const char* name, nb::handle array, bool write) {
       }
       break;
     }
-    case Framework::kNumpy: view = import_numpy(name, array, write); break;
+    case Framework::kNumpy: import_numpy(name, array, write, view); break;
     case Framework::kOwn: view = nb::cast<const Array&>(array).view; break;
-    case Framework::kProtocol: view = import_protocol(name, array, write); break;
+    case Framework::kProtocol: import_protocol(name, array, write, view); break;
     case Framework::kNotArray: {
       const std::string message = std::string(op_) + ": " + name + " is " +
                                   (array.is_none() ? "None" : "a " + type_text(array)) +
@@ -435,7 +430,6 @@ TensorView Call::import(const char* name, nb::handle array, bool write) {
   }
   if (!has_first_) adopt_first(type, array, view);
   if (view.device.is_cuda() && !stream_known_) find_stream(&type, view.device);
-  return view;
 }
 
 void Call::adopt_first(const ArrayType& type, nb::handle array, const TensorView& view) {
@@ -468,7 +462,7 @@ void Call::find_stream(const ArrayType* type, flashkernel::Device device) {
 Output Call::output(const char* name, nb::handle given, DType dtype, const Shape& shape) {
   if (given.is_none()) return allocate(dtype, shape);
   Output output;
-  output.view = import(name, given, true);
+  import(name, given, true, output.view);
   output.object = nb::borrow(given);
   return output;
 }
@@ -495,7 +489,7 @@ Output Call::allocate(DType dtype, const Shape& shape) {
       if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "the array framework could not allocate the output");
       throw nb::python_error();
     }
-    output.view = import_tensor("out", managed->tensor);
+    import_tensor("out", managed->tensor, output.view);
     void* object = nullptr;
     if (first_type_->api->managed_to_object(managed, &object) != 0) throw nb::python_error();  // takes `managed` over
     output.object = nb::steal(static_cast<PyObject*>(object));
@@ -514,7 +508,7 @@ Output Call::allocate(DType dtype, const Shape& shape) {
     output.object = nb::steal(PyObject_CallFunctionObjArgs(empty, extents.ptr(), type.ptr(), nullptr));
     if (!output.object.is_valid()) throw nb::python_error();
     const bool flag = std::exchange(uint16_is_bfloat16_, true);
-    output.view = import_numpy("out", output.object, true);
+    import_numpy("out", output.object, true, output.view);
     uint16_is_bfloat16_ = flag;
     return output;
   }

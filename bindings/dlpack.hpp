@@ -87,13 +87,21 @@ class Call {
   Call& operator=(const Call&) = delete;
 
   /// An array that is read. The first one decides device, framework and stream.
-  TensorView input(const char* name, nb::handle array) { return import(name, array, false); }
+  TensorView input(const char* name, nb::handle array) {
+    TensorView view;
+    import(name, array, false, view);
+    return view;
+  }
   /// None gives an absent view.
   TensorView optional_input(const char* name, nb::handle array) {
     return array.is_none() ? TensorView{} : input(name, array);
   }
   /// An array that is written.
-  TensorView inout(const char* name, nb::handle array) { return import(name, array, true); }
+  TensorView inout(const char* name, nb::handle array) {
+    TensorView view;
+    import(name, array, true, view);
+    return view;
+  }
 
   /// `given`, or a new row-major array of the caller's framework if that is None.
   Output output(const char* name, nb::handle given, DType dtype, const Shape& shape);
@@ -121,10 +129,11 @@ class Call {
 
  private:
   ExecutionContext context() const;
-  TensorView import(const char* name, nb::handle array, bool write);
-  TensorView import_tensor(const char* name, const dlpack::Tensor& tensor);
-  TensorView import_numpy(const char* name, nb::handle array, bool write);
-  TensorView import_protocol(const char* name, nb::handle array, bool write);
+  // Into an absent view.
+  void import(const char* name, nb::handle array, bool write, TensorView& view);
+  void import_tensor(const char* name, const dlpack::Tensor& tensor, TensorView& view);
+  void import_numpy(const char* name, nb::handle array, bool write, TensorView& view);
+  void import_protocol(const char* name, nb::handle array, bool write, TensorView& view);
   void check_view(const char* name, TensorView& view, std::uint64_t byte_offset);
   void adopt_first(const ArrayType& type, nb::handle array, const TensorView& view);
   DType uint16_as(const char* name, bool is_bfloat16_array);
