@@ -188,22 +188,33 @@ def cross_entropy(s: Settings) -> Iterator[Case]:
 
 
 def _overhead_work(s: Settings, op: str) -> Work:
+    functional = baselines.require_torch().nn.functional
     inputs = Inputs(s.device, "float32" if not s.cuda else "float16")
     if op == "attention":
         qkv = tuple(inputs.randn(1, 1, 1, 16) for _ in range(3))
-        pair: tuple[Any, Any] = fk.attention, baselines.require_torch().nn.functional.scaled_dot_product_attention
-        calls = [each(function, [qkv]) for function in pair]
+        ours, peer = each(fk.attention, [qkv]), Provider("sdpa", each(functional.scaled_dot_product_attention, [qkv]))
+    elif op == "attention_paged":
+        heads, heads_kv, dim = _ONE_PAGE[s.cuda]
+        q, k, v = inputs.randn(1, heads, 1, dim), *(inputs.randn(1, heads_kv, 16, dim) for _ in range(2))
+        pages = (*inputs.paged(k, v, 16), inputs.index([16]))
+        ours = each(fk.attention_paged, [(q, *pages)], out=baselines.require_torch().empty_like(q))
+        peer = Provider("sdpa", each(baselines.sdpa, [(q, k, v)]))  # without pages
     else:
         x, weight = inputs.randn(1, 16), inputs.randn(16)
-        stock = baselines.require_torch().nn.functional.rms_norm
-        calls = [each(fk.rms_norm, [(x, weight)], eps=1e-6), each(stock, [(x, (16,), weight, 1e-6)])]
-    providers = [Provider("flashkernel", calls[0], OURS), Provider("sdpa" if op == "attention" else "eager", calls[1])]
+        ours = each(fk.rms_norm, [(x, weight)], eps=1e-6)
+        peer = Provider("eager", each(functional.rms_norm, [(x, (16,), weight, 1e-6)]))
+    providers = [Provider("flashkernel", ours, OURS), peer]
     return Work(providers, TOLERANCE[inputs.dtype], graph=False, inner=20)
+
+
+_ONE_PAGE = {True: (32, 8, 128), False: (1, 1, 16)}  # on CUDA or not: heads, heads_kv, head_dim
 
 
 def call_overhead(s: Settings) -> Iterator[Case]:
     """Ops on tensors so small that the call is what takes the time; on CUDA without a graph: what launching takes."""
     dtype = "float16" if s.cuda else "float32"
     if s.dtypes_of((dtype,)):
-        for op, shape in (("attention", (1, 1, 1, 16)), ("rms_norm", (1, 16))):
+        heads, heads_kv, dim = _ONE_PAGE[s.cuda]
+        paged = f"of one page of 16 into out, heads {heads}/{heads_kv}, d {dim}"
+        for op, shape in (("attention", (1, 1, 1, 16)), ("rms_norm", (1, 16)), ("attention_paged", paged)):
             yield Case("call_overhead", f"{op} {shape}", dtype, s.device, partial(_overhead_work, s, op), {"op": op})
