@@ -315,6 +315,10 @@ void tile_cases(CaseList& list, DType dtype) {
     add(list, "tiles_any_order" + dim, spec);
     spec.seq_k = 4200;  // so many that sums of dQ begin as zeros
     add(list, "tiles_any_order_from_zeros" + dim, spec);
+    spec.heads_q = spec.heads_kv = 2;  // a last round of items for half of the emulator's four multiprocessors
+    spec.seq_q = d == 64 ? 1000 : 520;
+    spec.seq_k = 9 * 128;
+    add(list, "tiles_cut" + dim, spec);
   }
 }
 

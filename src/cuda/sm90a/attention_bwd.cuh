@@ -62,6 +62,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       ptx::mbarrier_init(shared.pass_full(slot), kQueryWarps * (Shape::kJoined ? kWarp : 1));
       ptx::mbarrier_init(shared.pass_empty(slot), 1);
     }
+    *shared.range() = {0, 0};
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -174,7 +175,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.k_tiles = static_cast<int>(ceil_div(f.seq_k, Shape::kBlockN));
   plan.q_tiles = static_cast<int>(layout.tiles);
   plan.heads = static_cast<int>(f.batch * f.heads_kv);
-  plan.items = plan.heads * plan.k_tiles;
+  const int items = plan.heads * plan.k_tiles;
   plan.group = static_cast<int>(f.heads_q / f.heads_kv);
   plan.ordered = p.deterministic || order_is_cheap<Shape>(plan.k_tiles);
   plan.first_stores = plan.ordered || first_is_cheap<Shape>(plan.k_tiles);
@@ -182,6 +183,15 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   if (plan.heads > 0)
     plan.heads_at_once = plan.first_stores ? backward_heads_at_once(f, plan, Shape::kBlockM, device.num_sms)
                                            : backward_heads_in_cache(f, plan, kDim, device.l2_bytes);
+  BackwardCut cut(p, kDim, device.num_sms);
+  if (plan.ordered || !Shape::kMayCut || kModified) cut.items = cut.ranges = 0;
+  plan.whole_items = items - static_cast<int>(cut.items);
+  plan.tickets = plan.whole_items + static_cast<int>(cut.ranges);
+  plan.range_tiles = static_cast<int>(cut.range_tiles);
+  plan.cut_tiles = static_cast<int>(cut.items) * plan.q_tiles;
+  // The last group of heads has all of the cut items, and begins with others: the first tiles of keys.
+  const auto of_last_group = [&] { return (plan.heads - 1) % plan.heads_at_once + 1; };
+  while (of_last_group() * (plan.k_tiles - 1) < cut.items) ++plan.heads_at_once;
   plan.last_writes = !Shape::kJoined && plan.ordered && last_writes(f, plan.k_tiles);
   plan.scale_log2 = f.scale * 1.4426950408889634f;
   plan.delta = reinterpret_cast<float*>(bytes);
@@ -190,6 +200,8 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.counters = reinterpret_cast<int*>(bytes + layout.counters);
   plan.ticket = reinterpret_cast<int*>(bytes + layout.ticket);
   plan.not_finite = reinterpret_cast<int*>(bytes + layout.not_finite);
+  plan.given = reinterpret_cast<int*>(bytes + layout.given);
+  plan.parts = reinterpret_cast<float*>(bytes + layout.parts);
 
   const auto q_blocks = static_cast<unsigned>(f.batch * f.heads_q * plan.q_tiles);
   if (q_blocks == 0) {
@@ -198,10 +210,9 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   } else {
     launch("attention_bwd sm90a: prepare", prepare_kernel<T, kDim>, {q_blocks, 256, 0, s}, p, plan);
   }
-  if (plan.items > 0) {
+  if (items > 0) {
     launch("attention_bwd sm90a", attention_bwd_kernel<Shape, T, kModified>,
-           {static_cast<unsigned>(std::min(plan.items, device.num_sms)), Shape::kThreads, BackwardLayout<Shape>::kBytes,
-            s},
+           {static_cast<unsigned>(std::min(items, device.num_sms)), Shape::kThreads, BackwardLayout<Shape>::kBytes, s},
            p, plan, make_tensor_map("attention_bwd q", q_map(f, Shape::kBlockM)),
            make_tensor_map("attention_bwd k", kv_map(f, false, Shape::kBlockN)),
            make_tensor_map("attention_bwd v", kv_map(f, true, Shape::kBlockN)),

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "cuda/host/device.hpp"
 #include "cuda/sm90a/attention_fwd.hpp"
 
 namespace flashkernel::cuda::sm90a {
@@ -46,12 +47,41 @@ inline TensorMapSpec rows_map(const float* rows, std::int64_t tiles, int block_m
   return map;
 }
 
+/// Where a call has a last round of items for part of the device only, the items of the last round and of the one
+/// before it are not dealt out whole: their tiles of queries, all in a row, are cut into a range for each block, so
+/// that all blocks end together. Two blocks share most of these items then; one hands its sums of dK and dV to the
+/// other. (Stream-K: Osama et al., 2023.) Only where all items have as many tiles, whole ones, and nobody waits for the
+/// order of keys.
+struct BackwardCut {
+  static constexpr std::int64_t kLeast = 4;  // steps that it must save
+  std::int64_t items = 0;                    // that are cut, the last ones; 0: none
+  std::int64_t ranges = 0, range_tiles = 0;  // tiles of queries of a range: more than an item has
+
+  BackwardCut(const AttentionBackwardParams& p, int dim, std::int64_t num_sms) {
+    const AttentionParams& f = p.forward;
+    if (p.deterministic || f.window_left >= 0 || f.window_right >= 0 || f.is_varlen_q() || f.is_varlen_k() ||
+        f.seq_k % kBackwardBlockN != 0)
+      return;
+    const std::int64_t k_tiles = f.seq_k / kBackwardBlockN, heads = f.batch * f.heads_kv;
+    const std::int64_t tiles = (f.seq_q + backward_block_m(dim) - 1) / backward_block_m(dim);
+    const std::int64_t all = heads * k_tiles, last = num_sms > 0 ? all % num_sms : 0;
+    if (k_tiles <= 8 || all <= num_sms || last == 0) return;
+    if ((num_sms - last) * tiles * (f.heads_q / f.heads_kv) < kLeast * num_sms) return;
+    // The first tile of keys of each head is not cut: the other blocks of the head may wait for it.
+    if (heads * (k_tiles - 1) < last + num_sms) return;
+    items = last + num_sms;
+    range_tiles = (items * tiles + num_sms - 1) / num_sms;
+    ranges = (items * tiles + range_tiles - 1) / range_tiles;
+  }
+};
+
 /// The workspace: -D as [batch, heads_q, seq_q] in fp32 (for the repair), then per tile of queries block_m of -LSE in
-/// base 2 and block_m of -D, the sums of dQ in fp32 tiles of block_m * dim, one counter a tile, the ticket and the
-/// flag.
+/// base 2 and block_m of -D, the sums of dQ in fp32 tiles of block_m * dim, one counter a tile, the ticket, the flag,
+/// and for each range of cut items a counter and a block's sums of dK and dV.
 struct BackwardWorkspace {
-  std::int64_t tiles = 0;                                                                // a head
-  std::int64_t rows = 0, sums = 0, counters = 0, ticket = 0, not_finite = 0, bytes = 0;  // byte offsets
+  std::int64_t tiles = 0;  // a head
+  std::int64_t rows = 0, sums = 0, counters = 0, ticket = 0, not_finite = 0, given = 0, parts = 0,
+               bytes = 0;  // byte offsets
 
   BackwardWorkspace(const AttentionBackwardParams& p, int dim) {
     const AttentionParams& f = p.forward;
@@ -62,7 +92,10 @@ struct BackwardWorkspace {
     counters = sums + heads * tiles * block_m * dim * 4;
     ticket = counters + heads * tiles * 4;
     not_finite = ticket + 4;
-    bytes = not_finite + 4;
+    const std::int64_t ranges = BackwardCut(p, dim, cuda_device_properties(f.device.index).num_sms).ranges;
+    given = not_finite + 4;
+    parts = (given + ranges * 4 + 255) / 256 * 256;
+    bytes = parts + ranges * kBackwardBlockN * 2 * dim * 4;
   }
 };
 

@@ -240,6 +240,10 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     Ring<Shape::kScoreSlots> next = scored();
     ptx::hold(next.count);
     const std::uint32_t thread = Keys::thread_again();
+    if constexpr (!kMasked) {
+      if (item.share == BackwardItem::kGives) return Keys::give(item, thread);
+      if (item.share == BackwardItem::kTakes) Keys::take(item, thread);
+    }
     Keys::store(item, next, thread);
     ptx::barrier_sync(thread / 128, 128);
   }

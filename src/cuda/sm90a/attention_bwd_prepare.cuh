@@ -50,6 +50,8 @@ __global__ void __launch_bounds__(256)
     plan.counters[at.index] = 0;
     if (at.index == 0) *plan.ticket = *plan.not_finite = 0;
   }
+  if (at.index == 0)
+    for (int i = threadIdx.x; i < plan.tickets - plan.whole_items; i += 256) plan.given[i] = 0;
   const KeyRange range(f, b);
   const int q_len = range.q_len, m = tile * kBlockM;
   if (m >= q_len) return;

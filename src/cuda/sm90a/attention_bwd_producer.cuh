@@ -10,44 +10,70 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// The next item of all thread blocks. Tickets go through groups of heads; within a group tile after tile of keys,
-/// which is the heavy ones first under a causal mask and the order in which blocks add to dQ. A block waits for lower
-/// tickets only, and all of those are taken by blocks that run, so that it never waits for ever.
+/// The tiles of queries of a cut item that are of a range; what the range has before them is left. A range is walked
+/// from its end: a block begins with what it gives away, and ends with what it takes, which has been there for long.
+__device__ inline void cut_item(const BackwardPlan& plan, BackwardRange* range, BackwardItem* item) {
+  const int range_first = range->number * plan.range_tiles, end = range_first + range->left;
+  const int item_first = (end - 1) / plan.q_tiles * plan.q_tiles, first = max(range_first, item_first);
+  item->share = end < item_first + plan.q_tiles ? BackwardItem::kGives
+                : first > item_first            ? BackwardItem::kTakes
+                                                : BackwardItem::kAll;
+  item->cut_range = range->number;
+  item->first_tile = first - item_first;
+  item->tiles = end - first;
+  range->left = first - range_first;
+}
+
+/// The next item of all thread blocks, or of the range that this block has begun. Tickets go through groups of heads;
+/// within a group tile after tile of keys, which is the heavy ones first under a causal mask and the order in which
+/// blocks add to dQ. The last tickets are ranges of cut items. A block waits for lower tickets only, and all of those
+/// are taken by blocks that run, so that it never waits for ever.
 template <class Shape>
-__device__ inline void take_item(const AttentionBackwardParams& p, const BackwardPlan& plan, BackwardItem* item) {
+__device__ inline void take_item(const AttentionBackwardParams& p, const BackwardPlan& plan, BackwardRange* range,
+                                 BackwardItem* item) {
   const AttentionParams& f = p.forward;
   for (;;) {
-    const unsigned ticket = static_cast<unsigned>(atomicAdd(plan.ticket, 1));
-    if (ticket >= static_cast<unsigned>(plan.items)) {
-      item->steps = -1;
-      return;
+    unsigned index = 0;
+    if (range->left == 0) {
+      index = static_cast<unsigned>(atomicAdd(plan.ticket, 1));
+      if (index >= static_cast<unsigned>(plan.tickets)) {
+        item->steps = -1;
+        return;
+      }
+      const int number = static_cast<int>(index) - plan.whole_items;
+      if (number >= 0) {
+        range->number = number;
+        range->left = min(plan.range_tiles, plan.cut_tiles - number * plan.range_tiles);
+      }
     }
+    if (range->left > 0) index = plan.whole_items + (range->number * plan.range_tiles + range->left - 1) / plan.q_tiles;
     const unsigned at_once = plan.heads_at_once, per_group = at_once * plan.k_tiles;
-    const unsigned group = ticket / per_group, in_group = ticket % per_group;
+    const unsigned group = index / per_group, in_group = index % per_group;
     const unsigned group_heads = min(at_once, plan.heads - group * at_once);
     const unsigned head = group * at_once + in_group % group_heads;
     item->b = static_cast<int>(head / static_cast<unsigned>(f.heads_kv));
     item->g = static_cast<int>(head % static_cast<unsigned>(f.heads_kv));
     item->n_tile = static_cast<int>(in_group / group_heads);
-    const KeyRange range(f, item->b);
+    const KeyRange keys(f, item->b);
     const int first_key = item->n_tile * Shape::kBlockN;
-    if (first_key >= range.k_len) continue;  // a shorter sequence has no such tile
-    const int first_query = range.first_query(first_key);
-    const int last_query = range.last_query(min(range.k_len, first_key + Shape::kBlockN) - 1);
-    item->range = range;
+    if (first_key >= keys.k_len) continue;  // a shorter sequence has no such tile
+    const int first_query = keys.first_query(first_key);
+    const int last_query = keys.last_query(min(keys.k_len, first_key + Shape::kBlockN) - 1);
+    item->range = keys;
     item->q_row = f.is_varlen_q() ? f.q_begin(item->b) : 0;
     item->k_row = f.is_varlen_k() ? f.k_begin(item->b) : 0;
     item->first_tile = first_query / Shape::kBlockM;
     item->tiles = last_query > first_query ? (last_query + Shape::kBlockM - 1) / Shape::kBlockM - item->first_tile : 0;
+    item->share = BackwardItem::kAll;
+    if (range->left > 0) cut_item(plan, range, item);
     item->steps = item->tiles * plan.group;
     // The first query of a tile sees the last key, the last query the first key; no key is past the end.
-    const int whole = first_key + Shape::kBlockN <= range.k_len;
+    const int whole = first_key + Shape::kBlockN <= keys.k_len;
     item->first_whole =
-        whole ? (max(0, first_key + Shape::kBlockN - range.right) + Shape::kBlockM - 1) / Shape::kBlockM : 0;
-    item->last_whole = !whole ? 0
-                       : range.q_len - 1 + range.left <= first_key
-                           ? 0x7fffffff
-                           : max(0, first_key + 1 - range.left) / Shape::kBlockM;
+        whole ? (max(0, first_key + Shape::kBlockN - keys.right) + Shape::kBlockM - 1) / Shape::kBlockM : 0;
+    item->last_whole = !whole                                    ? 0
+                       : keys.q_len - 1 + keys.left <= first_key ? 0x7fffffff
+                                                                 : max(0, first_key + 1 - keys.left) / Shape::kBlockM;
     return;
   }
 }
@@ -75,7 +101,7 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
   for (;; ++items.count) {
     ptx::mbarrier_wait(shared.item_empty(items.slot()), items.parity() ^ 1);
     BackwardItem* const item = shared.item(items.slot());
-    take_item<Shape>(p, plan, item);
+    take_item<Shape>(p, plan, shared.range(), item);
     item->key_slot = static_cast<int>(keys.slot());
     ptx::mbarrier_arrive(shared.item_full(items.slot()));
     const int steps = item->steps;

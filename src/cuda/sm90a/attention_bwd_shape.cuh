@@ -11,7 +11,7 @@ namespace flashkernel::cuda::sm90a {
 /// makes dQ, the fourth one loads. kJoined: the key warpgroups make dQ themselves (attention_bwd_joined.cuh).
 template <int kDim_>
 struct BackwardShape {
-  static constexpr bool kJoined = false;
+  static constexpr bool kJoined = false, kMayCut = kDim_ <= 96;  // BackwardCut
   static constexpr int kDim = kDim_, kBlockM = backward_block_m(kDim), kBlockN = kBackwardBlockN;
   static constexpr int kKeyGroups = kBlockN / 64;
   static constexpr int kThreads = 128 * (kKeyGroups + 2);
@@ -39,7 +39,7 @@ struct BackwardShape {
 
 /// The same tiles and places for two key warpgroups that make dQ, too, and a producer.
 struct JoinedBackwardShape : BackwardShape<128> {
-  static constexpr bool kJoined = true;
+  static constexpr bool kJoined = true, kMayCut = true;
   static constexpr int kThreads = 128 * (kKeyGroups + 1);
   static constexpr int kQueryWarps = kKeyWarps, kConsumerWarps = kKeyWarps;
   // A key thread holds 128 of dK and dV, 64 of scores, 32 rounded.
@@ -61,6 +61,11 @@ struct BackwardItem {
   int q_row, k_row;             // of the sequence, the first ones in q and k
   int first_whole, last_whole;  // tiles of queries [first, last) see all of the keys
   KeyRange range;
+  /// Of the item's tiles of queries the block has all, or some: then it gives its sums to the block with the others, or
+  /// takes them from it.
+  enum Share : int { kAll, kGives, kTakes };
+  Share share;
+  int cut_range;  // of cut items that this is of
 
   /// Key tiles that add to the dQ of a tile of queries, in this order: [first_adder, last_adder].
   template <class Shape>
@@ -71,6 +76,11 @@ struct BackwardItem {
   __device__ int last_adder(int tile) const {
     return (range.last(min(range.q_len, (tile + 1) * Shape::kBlockM) - 1) - 1) / Shape::kBlockN;
   }
+};
+
+/// What a block has left of a range of cut items.
+struct BackwardRange {
+  int number, left;  // tiles of queries
 };
 
 /// What JoinedConsumer does with a step's dQ.
@@ -95,21 +105,25 @@ struct BackwardPlace {
 
 /// What the host works out once per launch.
 struct BackwardPlan {
-  int items;             // tiles of keys of all kv heads
-  int k_tiles, q_tiles;  // of the longest sequence
-  int heads;             // batch x heads_kv
-  int heads_at_once;     // heads whose tiles alternate
-  int group;             // heads_q / heads_kv
-  int ordered;           // blocks add to a tile of dQ in the order of their keys
-  int first_stores;      // the first of them stores instead, and the others wait for that; or else sums begin as zeros
-  int last_writes;       // the last one to add writes grad_q, from its registers
-  float scale_log2;      // from what goes into the exponentials to powers of two
-  float* delta;          // -D, [batch, heads_q, seq_q]
-  float* rows;           // per tile of queries: kBlockM of -LSE in base 2, kBlockM of -D
+  int tickets;                 // items that are dealt out whole, and ranges of the cut ones
+  int whole_items;             // of all: tiles of keys of all kv heads
+  int range_tiles, cut_tiles;  // of queries, of cut items: of a range, and of all
+  int k_tiles, q_tiles;        // of the longest sequence
+  int heads;                   // batch x heads_kv
+  int heads_at_once;           // heads whose tiles alternate
+  int group;                   // heads_q / heads_kv
+  int ordered;                 // blocks add to a tile of dQ in the order of their keys
+  int first_stores;  // the first of them stores instead, and the others wait for that; or else sums begin as zeros
+  int last_writes;   // the last one to add writes grad_q, from its registers
+  float scale_log2;  // from what goes into the exponentials to powers of two
+  float* delta;      // -D, [batch, heads_q, seq_q]
+  float* rows;       // per tile of queries: kBlockM of -LSE in base 2, kBlockM of -D
   float* sums;
   int* counters;
   int* ticket;
   int* not_finite;  // becomes 1 when some gradient is not finite
+  int* given;       // lanes that have given, of each range
+  float* parts;     // what they gave: a block's sums of dK and dV as fragments
 
   __device__ int tile_index(int heads_q, int b, int h, int tile) const { return (b * heads_q + h) * q_tiles + tile; }
 
@@ -148,7 +162,8 @@ struct BackwardLayout {
   static constexpr int kRecord = kBarrier + kBarriers * 8;
   static constexpr int kRecordBytes = (sizeof(BackwardItem) + 15) / 16 * 16;
   static constexpr int kTurnRecord = kRecord + kItems * kRecordBytes;
-  static constexpr int kBytes = kTurnRecord + kTurns * static_cast<int>(sizeof(BackwardTurn));
+  static constexpr int kRange = kTurnRecord + kTurns * static_cast<int>(sizeof(BackwardTurn));
+  static constexpr int kBytes = kRange + static_cast<int>(sizeof(BackwardRange));
   static_assert(kBytes <= 227 * 1024, "a block of sm_90 has 227 KB");
 
   std::uint32_t base;
@@ -178,6 +193,9 @@ struct BackwardLayout {
   __device__ std::uint32_t turn_empty(int slot) const { return turn_full(kTurns + slot); }
   __device__ BackwardTurn* turn(int slot) const {
     return static_cast<BackwardTurn*>(__cvta_shared_to_generic(base + kTurnRecord + slot * sizeof(BackwardTurn)));
+  }
+  __device__ BackwardRange* range() const {
+    return static_cast<BackwardRange*>(__cvta_shared_to_generic(base + kRange));
   }
   __device__ BackwardItem* item(int slot) const {
     return static_cast<BackwardItem*>(__cvta_shared_to_generic(base + kRecord + slot * kRecordBytes));

@@ -92,6 +92,10 @@ struct Machine {
   Order order = Order::kForward;
   std::uint64_t random = 0;
   bool progress = false;  // somebody has waited for something else than a spin since the last round
+  // FK_EMULATOR_FREEZE: a block (or cluster) that stands still until no other can go on, and the turns before it does.
+  static constexpr unsigned kNobody = ~0u;
+  unsigned frozen = kNobody;
+  std::uint64_t turns_to_freeze = 0;
 
   unsigned num_exited() const {
     unsigned sum = 0;
@@ -119,9 +123,27 @@ std::string here_text(const Thread& thread) {
   return "block " + text(machine().blocks[thread.rank].index) + ", thread " + text(thread.index);
 }
 
+// A number of turns, from 1 to `most`, after which some block of those that run now will stand still; 0: none will.
+void plan_freeze() {
+  Machine& m = machine();
+  const char* const most = std::getenv("FK_EMULATOR_FREEZE");
+  const std::uint64_t turns = most && m.blocks.size() > m.cluster ? std::strtoull(most, nullptr, 10) : 0;
+  m.frozen = Machine::kNobody;
+  m.turns_to_freeze = turns > 0 ? 1 + next_random() % turns : 0;
+}
+
+bool is_frozen(unsigned warp) {
+  const Machine& m = machine();
+  if (m.frozen == Machine::kNobody) return false;
+  const unsigned warps_per_block = m.num_warps / static_cast<unsigned>(m.blocks.size());
+  return warp / (warps_per_block * m.cluster) == m.frozen;
+}
+
 // Who goes on: the warp of the turn as long as one of its lanes can, so that warps run far apart from each other.
 Thread* pick() {
   Machine& m = machine();
+  if (m.turns_to_freeze > 0 && --m.turns_to_freeze == 0)
+    m.frozen = static_cast<unsigned>(next_random() % (m.blocks.size() / m.cluster));
   unsigned warp = m.warp_of_turn;
   if (m.order == Order::kRandom) {
     // Mostly of the same block: each change of blocks moves all static shared memory.
@@ -132,7 +154,7 @@ Thread* pick() {
   }
   for (unsigned tried = 0; tried < m.num_warps; ++tried) {
     Warp& w = m.warps[warp];
-    if (w.runnable) {
+    if (w.runnable && !is_frozen(warp)) {
       unsigned lane;
       if (m.order == Order::kForward) {
         lane = static_cast<unsigned>(__builtin_ctz(w.runnable));
@@ -287,6 +309,7 @@ void start_blocks() {
   m.spinning.clear();
   m.deferred.clear();
   m.warp_of_turn = m.order == Order::kReverse ? m.num_warps - 1 : 0;
+  plan_freeze();
   clear_mbarrier_waiters();
   race::start_cluster(m.num_threads);
   fresh_shared_memory(static_cast<unsigned>(m.blocks.size()), m.shared_bytes);
@@ -309,7 +332,7 @@ void do_deferred_work() {
 void run_blocks() {
   Machine& m = machine();
   start_blocks();
-  constexpr int kMostRounds = 100000;  // of nothing but spinning
+  constexpr int kMostRounds = 100000, kRoundsFrozen = 4;  // of nothing but spinning
   for (int rounds = 0; rounds < kMostRounds;) {
     if (Thread* const next = pick()) {
       switch_from(nullptr, next);
@@ -325,6 +348,9 @@ void run_blocks() {
       m.spinning.clear();
       rounds = m.progress ? 0 : rounds + 1;
       m.progress = false;
+      if (m.frozen != Machine::kNobody && rounds > kRoundsFrozen) plan_freeze();
+    } else if (m.frozen != Machine::kNobody) {
+      plan_freeze();
     } else {
       break;
     }
