@@ -47,6 +47,9 @@ inline TensorMapSpec rows_map(const float* rows, std::int64_t tiles, int block_m
   return map;
 }
 
+/// Not at head_dim 96: the code for it spills a register there.
+constexpr bool backward_may_cut(int dim) { return dim != 96; }
+
 /// Where a call has a last round of items for part of the device only, the items of the last round and of the one
 /// before it are not dealt out whole: their tiles of queries, all in a row, are cut into a range for each block, so
 /// that all blocks end together. Two blocks share most of these items then; one hands its sums of dK and dV to the
@@ -59,8 +62,8 @@ struct BackwardCut {
 
   BackwardCut(const AttentionBackwardParams& p, int dim, std::int64_t num_sms) {
     const AttentionParams& f = p.forward;
-    if (p.deterministic || f.window_left >= 0 || f.window_right >= 0 || f.is_varlen_q() || f.is_varlen_k() ||
-        f.seq_k % kBackwardBlockN != 0)
+    if (!backward_may_cut(dim) || p.deterministic || f.window_left >= 0 || f.window_right >= 0 || f.is_varlen_q() ||
+        f.is_varlen_k() || f.seq_k % kBackwardBlockN != 0)
       return;
     const std::int64_t k_tiles = f.seq_k / kBackwardBlockN, heads = f.batch * f.heads_kv;
     const std::int64_t tiles = (f.seq_q + backward_block_m(dim) - 1) / backward_block_m(dim);

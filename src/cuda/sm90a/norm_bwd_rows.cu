@@ -341,9 +341,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   if constexpr (S::kLayerNorm) write(1, partial_bias);
 }
 
+template <class S>
 int blocks_of_cluster(std::int64_t vectors) {
   int blocks = 1;
-  while (ceil_div(vectors, blocks) > kMostVectors) blocks *= 2;
+  while (ceil_div(vectors, blocks) > S::kThreads * S::kVectors) blocks *= 2;
   return blocks;
 }
 
@@ -367,6 +368,9 @@ void with_shape_of(std::int64_t vectors, F f) {
     if (vectors <= 512) return f(Shape<T, kLayerNorm, 256, 2, 2, false>{});
   }
   if (vectors <= 1024) return f(Shape<T, kLayerNorm, 512, 2, 2, false>{});
+  if constexpr (k16Bit && !kLayerNorm) {  // two blocks with half a row each keep it in registers
+    if (vectors <= kMostVectors) return f(Shape<T, kLayerNorm, 512, 2, 1, true, 1, true>{});
+  }
   if (vectors <= kMostVectors) return f(Shape<T, kLayerNorm, 512, 4, 1, false>{});
   return f(Shape<T, kLayerNorm, 512, 4, 1, true>{});
 }
@@ -397,7 +401,7 @@ struct Plan {
 template <class S>
 Plan plan(const NormBackwardParams& p) {
   Plan plan;
-  plan.num_blocks = blocks_of_cluster(p.features / S::N);
+  plan.num_blocks = blocks_of_cluster<S>(p.features / S::N);
   const std::int64_t most = std::max(1, clusters_of<S>(plan.num_blocks, p.device.index));
   plan.rows_per_chunk = std::max<std::int64_t>(1, ceil_div(p.rows, most));
   plan.chunks = static_cast<int>(ceil_div(p.rows, plan.rows_per_chunk));
@@ -424,8 +428,10 @@ Verdict norm_bwd_rows_supports(const NormBackwardParams& p) {
   if (p.kind == NormKind::kRmsNorm && p.grad_bias) return Verdict("RMSNorm has no bias");
   const CudaDeviceGuard guard(p.device.index);
   int clusters = 0;
-  with_shape(p,
-             [&](auto shape) { clusters = clusters_of<decltype(shape)>(blocks_of_cluster(vectors), p.device.index); });
+  with_shape(p, [&](auto shape) {
+    using S = decltype(shape);
+    clusters = clusters_of<S>(blocks_of_cluster<S>(vectors), p.device.index);
+  });
   return clusters > 0 ? Verdict::ok() : Verdict("this GPU holds no cluster of so many blocks");
 }
 
