@@ -23,6 +23,7 @@ __all__ = [
     "optional",
     "ours",
     "ours_by",
+    "refuse",
     "require_torch",
     "sdpa_providers",
     "stock",
@@ -41,6 +42,11 @@ NAMES = {
     "sdpa_math": "SDPA, its formula forced (fp32 only: others are ahead elsewhere)",
     "fa3": "FlashAttention-3, where flash_attn_interface is installed",
     "fa4": "FlashAttention-4, where flash_attn.cute is installed",
+    "fa3_paged": "FlashAttention-3 over pages, where it is installed",
+    "fa3_planned": "the same with its scheduler's metadata made beforehand",
+    "flashinfer": "FlashInfer's decode over pages on tensor cores, planned beforehand, where flashinfer is installed",
+    "flashinfer_cuda_cores": "the same on CUDA cores",
+    "liger": "Liger's Triton kernels, where liger_kernel is installed",
     "cublaslt_gelu": "cuBLASLt with the GELU in its epilogue",
     "matmul": "torch's plain linear, without the activation: what the product alone takes (cuBLAS or oneDNN)",
     "triton": "our Triton kernels, where flashkernel.triton can be imported",
@@ -70,6 +76,11 @@ def optional(module: str) -> Any:
         if module.startswith("flashkernel.") and not isinstance(error, ImportError):
             raise
         return None
+
+
+def refuse(reason: str) -> Any:
+    """The call of a peer that cannot be made: the runner notes why."""
+    raise RuntimeError(reason)
 
 
 def compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
@@ -177,15 +188,20 @@ def sdpa_names(s: Settings, dtype: str) -> list[str]:
     return [name for name in names if name not in s.without]
 
 
-def sdpa_providers(s: Settings, dtype: str, sets: Sequence[tuple[Any, Any, Any]], causal: bool) -> Iterator[Provider]:
-    """SDPA, each backend forced, and FlashAttention-3 and -4 where they are. sets: of (q, k, v) [batch, heads, ...]."""
+def sdpa_providers(
+    s: Settings, dtype: str, sets: Sequence[tuple[Any, Any, Any]], causal: bool, *, libraries: bool = True
+) -> Iterator[Provider]:
+    """SDPA, each backend forced, and FlashAttention-3 and -4 where they are. sets: of (q, k, v) [batch, heads, ...].
+
+    libraries: those two as well, which want [batch, seq, heads, ...] in memory and would copy anything else.
+    """
     scores = float(sets[0][0].shape[0] * sets[0][0].shape[1]) * sets[0][0].shape[2] * sets[0][1].shape[2]
     for name in sdpa_names(s, dtype):
         if name == "sdpa_math" and scores > 2**30:
             continue  # holds every score
         function: Callable[..., Any] = sdpa if name == "sdpa" else partial(forced_sdpa, name)
         yield Provider(name, each(function, [(*qkv, causal) for qkv in sets]))
-    for name, function in flash_libraries(s, dtype):
+    for name, function in flash_libraries(s, dtype) if libraries else ():
         yield Provider(name, each(function, [(*qkv, causal) for qkv in sets]))
 
 

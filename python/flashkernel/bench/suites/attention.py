@@ -152,7 +152,7 @@ def _backward_work(s: Settings, dtype: str, shape: tuple[int, int, int, int], ca
         try:
             call = [baselines.autograd(function, (q, k, v), grad, (causal,))]
         except RuntimeError as error:  # the backend refuses the forward pass; the runner notes why
-            call = each(_refuse, [(str(error).splitlines()[0],)])
+            call = each(baselines.refuse, [(str(error),)])
         providers.append(Provider(name, call))
     for name, function in baselines.flash_libraries(s, dtype):
         providers.append(Provider(name, [baselines.autograd(function, (q, k, v), grad, (causal,))]))
@@ -165,10 +165,6 @@ def _backward_work(s: Settings, dtype: str, shape: tuple[int, int, int, int], ca
         written=nbytes(q, k, v),
         graph=False,
     )
-
-
-def _refuse(reason: str) -> Any:
-    raise RuntimeError(reason)
 
 
 def backward(s: Settings) -> Iterator[Case]:

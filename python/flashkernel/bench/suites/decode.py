@@ -8,7 +8,7 @@ from typing import Any
 
 import flashkernel as fk
 
-from .. import baselines
+from .. import baselines, paged_peers
 from ..case import (
     DTYPES,
     ITEM_BYTES,
@@ -46,7 +46,10 @@ def _decode_work(s: Settings, dtype: str, shape: dict[str, int]) -> Work:
         providers = [*baselines.ours(s, fk.attention_paged, [(q, *pool, table, lengths) for pool in pools])]
     else:
         providers = [*baselines.ours(s, fk.attention, dense)]
-    providers += baselines.sdpa_providers(s, dtype, dense, False)
+    # Caches lie as SDPA takes them, which is not how FlashAttention's own functions do.
+    providers += baselines.sdpa_providers(s, dtype, dense, False, libraries=False)
+    if page:
+        providers += paged_peers.providers(s, q, pools, table, lengths)
     if not s.cuda:
         # Plain sums over the cache as fp32 words, timed in turn: the limit of a row that reads memory and little else.
         words = [(cache.view(torch.float32).reshape(8 * batch, -1), -1) for cache in caches]

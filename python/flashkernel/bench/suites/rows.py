@@ -8,7 +8,7 @@ from typing import Any
 
 import flashkernel as fk
 
-from .. import baselines
+from .. import baselines, liger
 from ..case import ITEM_BYTES, OURS, TOLERANCE, Case, Inputs, Provider, Settings, Work, each, nbytes
 
 __all__ = [
@@ -49,6 +49,7 @@ def row_work(s: Settings, dtype: str, op: MatrixOp, rows: int, columns: int) -> 
         for _ in range(inputs.sets((matrices + written) * size, from_memory=s.cuda))
     ]
     providers = [*_ours(s, function, sets), *baselines.stock(s, stock, sets)]
+    providers += liger.providers(s, stock.__name__, sets)
     # The sum of all cancels to little of what was added.
     tolerance = TOLERANCE[dtype] * (10 if stock is baselines.total else 1)
     return Work(providers, tolerance, read=matrices * size + nbytes(*shared), written=written * size)
@@ -114,6 +115,9 @@ def norm_backward_work(s: Settings, dtype: str, name: str, rows: int, columns: i
             stock.append(baselines.autograd(baselines.layer_norm, (x, weight, bias), grad))
     function = fk.rms_norm_backward if name == "rms_norm" else fk.layer_norm_backward
     providers = [*baselines.ours(s, function, sets), Provider("eager", stock)]
+    # Its LayerNorm asks for the bias, of whose type the gradient is.
+    theirs = sets if name == "rms_norm" else [(*arguments[:3], bias, *arguments[3:]) for arguments in sets]
+    providers += liger.providers(s, f"{name}_backward", theirs)
     # Sums over thousands of rows: the weights' gradients differ by more roundings.
     return Work(providers, 4 * TOLERANCE[dtype], read=nbytes(x, grad), written=nbytes(x), graph=False)
 
@@ -143,7 +147,8 @@ def rope_work(s: Settings, dtype: str, shape: tuple[int, int, int, int, int], ta
         providers = [*baselines.ours(s, fk.rope_table, [(*qk, *tables) for qk in sets])]
     else:
         providers = [*baselines.ours(s, fk.rope, sets)]
-    providers += baselines.stock(s, baselines.rope, [(*qk, cos, sin) for qk in sets])
+    stock = [(*qk, cos, sin) for qk in sets]
+    providers += [*baselines.stock(s, baselines.rope, stock), *liger.providers(s, "rope", stock)]
     return Work(providers, TOLERANCE[dtype], read=size / 2, written=size / 2)
 
 
@@ -167,6 +172,7 @@ def cross_entropy_work(s: Settings, dtype: str, rows: int, classes: int, backwar
     ]
     if not backward:
         providers = [*baselines.ours(s, fk.cross_entropy, sets), *baselines.stock(s, baselines.cross_entropy, sets)]
+        providers += liger.providers(s, "cross_entropy", sets)
         return Work(providers, TOLERANCE[dtype], read=size)
     one = torch.ones((), device=s.device)
     ours = [(one, logits, targets, fk.cross_entropy(logits, targets, return_lse=True)[1]) for logits, targets in sets]
@@ -174,6 +180,7 @@ def cross_entropy_work(s: Settings, dtype: str, rows: int, classes: int, backwar
     one = one.to(sets[0][0].dtype)
     stock = [(one, torch.log_softmax(logits, -1), targets, torch.full_like(one, rows)) for logits, targets in sets]
     providers += baselines.stock(s, baselines.cross_entropy_backward, stock)
+    providers += liger.providers(s, "cross_entropy_backward", stock)
     return Work(providers, 4 * TOLERANCE[dtype], read=size, written=size)
 
 
