@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flashkernel.bench import baselines, liger, paged_peers, runner
+from flashkernel.bench import baselines, liger, paged_peers, row_peers, runner
 from flashkernel.bench import case as bench_case
 from flashkernel.bench.case import PEER, Settings
 from flashkernel.bench.runner import Session
@@ -99,6 +99,44 @@ LIGER = {
 }
 
 
+def layernorm_fwd(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    assert weight.dtype == bias.dtype == torch.float32 and eps == 1e-5
+    return baselines.layer_norm(x, weight.to(x.dtype), bias.to(x.dtype))
+
+
+def apply_rotary(x: Any, cos: Any, sin: Any) -> Any:
+    assert x.is_contiguous() and cos.is_contiguous() and 2 * cos.shape[-1] == x.shape[-1]
+    q, one_head = x.transpose(1, 2), x[:, :, :1].transpose(1, 2)
+    return baselines.rope(q, one_head, cos.repeat(1, 2), sin.repeat(1, 2))[0].transpose(1, 2)
+
+
+def cross_entropy_fwd(x: Any, target: Any) -> Any:
+    return torch.nn.functional.cross_entropy(x.float(), target, reduction="none")
+
+
+def cross_entropy_bwd(x: Any, target: Any, dloss: Any, lse: Any) -> Any:
+    grad = (x.float() - lse[:, None]).exp()
+    grad[torch.arange(len(x)), target] -= 1
+    return (grad * dloss[:, None]).to(x.dtype)
+
+
+QUACK = {
+    "rmsnorm": SimpleNamespace(
+        rmsnorm_fwd=lambda x, w, residual=None, eps=0.0: (
+            (baselines.rms_norm(x, w), x, None)
+            if residual is None
+            else (*baselines.rms_norm_residual(x, residual, w), None)
+        ),
+        rmsnorm_bwd=lambda x, w, dy, rstd: (*gradients(baselines.rms_norm, dy, x, w), None, None),
+        layernorm_fwd=layernorm_fwd,
+        layernorm_bwd=lambda x, w, dy, rstd, mean: gradients(baselines.layer_norm, dy, x, w, w),
+    ),
+    "softmax": SimpleNamespace(softmax_fwd=baselines.softmax, softmax_bwd=baselines.softmax_backward),
+    "rotary": SimpleNamespace(apply_rotary=apply_rotary),
+    "cross_entropy": SimpleNamespace(cross_entropy_fwd=cross_entropy_fwd, cross_entropy_bwd=cross_entropy_bwd),
+}
+
+
 def dense(q: Any, pages: Any, table: Any) -> Any:
     """[batch, heads, head_dim] of one token each."""
     return baselines.paged_attention(q[:, :, None], *pages, table)[:, :, 0]
@@ -131,6 +169,7 @@ def flash_attn_with_kvcache(q: Any, k: Any, v: Any, **options: Any) -> Any:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     modules: dict[str, Any] = {f"liger_kernel.ops.{name}": module for name, module in LIGER.items()}
+    modules |= {f"quack.{name}": module for name, module in QUACK.items()}
     modules["flashinfer"] = SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=Wrapper)
     modules["flash_attn_interface"] = SimpleNamespace(
         flash_attn_with_kvcache=flash_attn_with_kvcache,
@@ -155,20 +194,23 @@ def rows(group: str, *without: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("group", ["norm", "norm_backward", "elementwise", "rope", "cross_entropy"])
-def test_liger_answers_as_the_others_or_says_why_not(
+def test_other_libraries_answer_as_torch_does_or_say_why_not(
     group: str, installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("test_bench_peers.LIMIT", 128)
     for row in rows(group):
         named = row["shape"].get("op", group)
         if named in ("sum", "add", "layer_norm + residual"):  # it has no such op
-            assert "liger" not in row["providers"] and "liger" not in row["refused"]
-        elif row["case"].startswith("cross_entropy_backward"):
+            assert not {"liger", "quack"} & {*row["providers"], *row["refused"]}
+            continue
+        if row["case"].startswith("cross_entropy_backward"):
             assert "forward pass" in row["refused"].pop("liger")
         else:
             assert row["providers"]["liger"]["kind"] == PEER and row["providers"]["liger"]["relative_error"] < 0.1
+        if not named.startswith("swiglu"):
+            assert row["providers"]["quack"]["kind"] == PEER and row["providers"]["quack"]["relative_error"] < 0.1
         assert not row["refused"]
-    assert not any("liger" in row["providers"] for row in rows(group, "liger"))
+    assert not any({"liger", "quack"} & {*row["providers"]} for row in rows(group, "liger", "quack"))
 
 
 def test_rows_that_are_too_long_for_liger_are_refused_in_its_words(installed: dict[str, Any]) -> None:
@@ -217,6 +259,6 @@ def test_a_version_without_a_scheduler_says_so(installed: dict[str, Any]) -> Non
 
 def test_nothing_of_them_without_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "optional", lambda module: None)
-    assert not [*liger.providers(settings(), "softmax", [(torch.randn(2, 2),)])]
+    assert not [*row_peers.providers(settings(), "softmax", [(torch.randn(2, 2),)])]
     q, pages = torch.randn(1, 1, 1, 16), (torch.randn(1, 16, 1, 16),) * 2
     assert not [*paged_peers.providers(settings(), q, [pages], torch.zeros(1, 1).int(), torch.tensor([16]))]

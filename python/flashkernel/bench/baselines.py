@@ -30,6 +30,10 @@ __all__ = [
     "twin",
 ]
 
+Arguments = tuple[Any, ...]
+# Another library's op: the function, and what makes its own arguments of a row's, where that needs anything.
+Op = tuple[Callable[..., Any], Callable[[Arguments], Arguments] | None]
+
 # Every provider that a row may have, for --without.
 NAMES = {
     "flashkernel": "the library as a caller gets it",
@@ -47,6 +51,7 @@ NAMES = {
     "flashinfer": "FlashInfer's decode over pages on tensor cores, planned beforehand, where flashinfer is installed",
     "flashinfer_cuda_cores": "the same on CUDA cores",
     "liger": "Liger's Triton kernels, where liger_kernel is installed",
+    "quack": "quack-kernels (CuTe DSL), where quack is installed",
     "cublaslt_gelu": "cuBLASLt with the GELU in its epilogue",
     "matmul": "torch's plain linear, without the activation: what the product alone takes (cuBLAS or oneDNN)",
     "triton": "our Triton kernels, where flashkernel.triton can be imported",
@@ -307,6 +312,14 @@ def rope(q: Any, k: Any, cos: Any, sin: Any) -> Any:
         return x * cos + cat((-x[..., half:], x[..., :half]), dim=-1) * sin
 
     return rotate(q), rotate(k)
+
+
+def rope_as_models_have_it(arguments: Arguments) -> Arguments:
+    """Copies of q and k [batch, heads, ...] that lie as [batch, seq, heads, head_dim] in memory."""
+    torch = require_torch()
+    q, k, *tables = arguments
+    q, k = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2) for x in (q, k))
+    return q, k, *tables
 
 
 # Pages: [num_pages, page_size, heads, head_dim]

@@ -6,15 +6,15 @@ what everybody finds; later calls work on what is left there, which takes them a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from . import baselines
-from .case import Provider, Settings, each
+from .baselines import Arguments, Op
 
-__all__ = ["providers"]
+__all__ = ["MODULE", "OPS"]
 
-Arguments = tuple[Any, ...]
+MODULE = "liger_kernel.ops.utils"
 
 
 def _op(module: str) -> Any:
@@ -98,16 +98,7 @@ def _copied(*which: int) -> Callable[[Arguments], Arguments]:
     return lambda arguments: tuple(x.clone() if i in which else x for i, x in enumerate(arguments))
 
 
-def _as_models_have_them(arguments: Arguments) -> Arguments:
-    """q and k [batch, heads, ...] in the layout that it rotates in place, [batch, seq, heads, head_dim] in memory."""
-    torch = baselines.require_torch()
-    q, k, *tables = arguments
-    q, k = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2) for x in (q, k))
-    return q, k, *tables
-
-
-# By the names of the baselines; what makes its own arguments of a set, where that needs anything.
-OPS: dict[str, tuple[Callable[..., Any], Callable[[Arguments], Arguments] | None]] = {
+OPS: dict[str, Op] = {
     "rms_norm": (rms_norm, None),
     "rms_norm_residual": (rms_norm_residual, None),
     "rms_norm_backward": (rms_norm_backward, _copied(0)),
@@ -117,14 +108,7 @@ OPS: dict[str, tuple[Callable[..., Any], Callable[[Arguments], Arguments] | None
     "softmax_backward": (softmax_backward, None),
     "swiglu": (swiglu, None),
     "swiglu_backward": (swiglu_backward, _copied(1, 2)),
-    "rope": (rope, _as_models_have_them),
+    "rope": (rope, baselines.rope_as_models_have_it),
     "cross_entropy": (cross_entropy, None),
     "cross_entropy_backward": (cross_entropy_backward, None),
 }
-
-
-def providers(s: Settings, name: str, sets: Sequence[Arguments]) -> Iterator[Provider]:
-    """The peer of the baseline of that name, of the same arguments, if Liger has such an op."""
-    if s.cuda and name in OPS and "liger" not in s.without and _op("utils") is not None:
-        function, own = OPS[name]
-        yield Provider("liger", each(function, [own(arguments) for arguments in sets] if own else sets))

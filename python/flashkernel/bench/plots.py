@@ -128,7 +128,7 @@ COLOURS = {
     "flashkernel": "#d62728", "any_order": "#ff9896", "triton": "#9467bd", "naive": "#c7c7c7", "tiled": "#7f7f7f",
     "sdpa": "#1f77b4", "sdpa_cudnn": "#2ca02c", "sdpa_flash": "#1f77b4", "sdpa_efficient": "#17becf",
     "sdpa_math": "#bcbd22", "fa3": "#ff7f0e", "fa4": "#8c564b", "eager": "#bcbd22", "compile": "#e377c2",
-    "liger": "#bc80bd", "fa3_paged": "#ffbb78", "fa3_planned": "#ff7f0e", "flashinfer": "#8c564b",
+    "liger": "#bc80bd", "quack": "#e7969c", "fa3_paged": "#ffbb78", "fa3_planned": "#ff7f0e", "flashinfer": "#8c564b",
     "flashinfer_cuda_cores": "#c49c94",
     "stock": "#1f77b4", "stock, graph": "#7f7f7f", "stock, compile + graph": "#7f7f7f",
 }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import flashkernel as fk
 
-from .. import baselines, liger
+from .. import baselines, row_peers
 from ..case import ITEM_BYTES, OURS, TOLERANCE, Case, Inputs, Provider, Settings, Work, each, nbytes
 
 __all__ = [
@@ -49,7 +49,7 @@ def row_work(s: Settings, dtype: str, op: MatrixOp, rows: int, columns: int) -> 
         for _ in range(inputs.sets((matrices + written) * size, from_memory=s.cuda))
     ]
     providers = [*_ours(s, function, sets), *baselines.stock(s, stock, sets)]
-    providers += liger.providers(s, stock.__name__, sets)
+    providers += row_peers.providers(s, stock.__name__, sets)
     # The sum of all cancels to little of what was added.
     tolerance = TOLERANCE[dtype] * (10 if stock is baselines.total else 1)
     return Work(providers, tolerance, read=matrices * size + nbytes(*shared), written=written * size)
@@ -115,9 +115,9 @@ def norm_backward_work(s: Settings, dtype: str, name: str, rows: int, columns: i
             stock.append(baselines.autograd(baselines.layer_norm, (x, weight, bias), grad))
     function = fk.rms_norm_backward if name == "rms_norm" else fk.layer_norm_backward
     providers = [*baselines.ours(s, function, sets), Provider("eager", stock)]
-    # Its LayerNorm asks for the bias, of whose type the gradient is.
+    # Some ask for LayerNorm's bias, of whose type the gradient is.
     theirs = sets if name == "rms_norm" else [(*arguments[:3], bias, *arguments[3:]) for arguments in sets]
-    providers += liger.providers(s, f"{name}_backward", theirs)
+    providers += row_peers.providers(s, f"{name}_backward", theirs)
     # Sums over thousands of rows: the weights' gradients differ by more roundings.
     return Work(providers, 4 * TOLERANCE[dtype], read=nbytes(x, grad), written=nbytes(x), graph=False)
 
@@ -148,7 +148,7 @@ def rope_work(s: Settings, dtype: str, shape: tuple[int, int, int, int, int], ta
     else:
         providers = [*baselines.ours(s, fk.rope, sets)]
     stock = [(*qk, cos, sin) for qk in sets]
-    providers += [*baselines.stock(s, baselines.rope, stock), *liger.providers(s, "rope", stock)]
+    providers += [*baselines.stock(s, baselines.rope, stock), *row_peers.providers(s, "rope", stock)]
     return Work(providers, TOLERANCE[dtype], read=size / 2, written=size / 2)
 
 
@@ -172,7 +172,7 @@ def cross_entropy_work(s: Settings, dtype: str, rows: int, classes: int, backwar
     ]
     if not backward:
         providers = [*baselines.ours(s, fk.cross_entropy, sets), *baselines.stock(s, baselines.cross_entropy, sets)]
-        providers += liger.providers(s, "cross_entropy", sets)
+        providers += row_peers.providers(s, "cross_entropy", sets)
         return Work(providers, TOLERANCE[dtype], read=size)
     one = torch.ones((), device=s.device)
     ours = [(one, logits, targets, fk.cross_entropy(logits, targets, return_lse=True)[1]) for logits, targets in sets]
@@ -180,7 +180,7 @@ def cross_entropy_work(s: Settings, dtype: str, rows: int, classes: int, backwar
     one = one.to(sets[0][0].dtype)
     stock = [(one, torch.log_softmax(logits, -1), targets, torch.full_like(one, rows)) for logits, targets in sets]
     providers += baselines.stock(s, baselines.cross_entropy_backward, stock)
-    providers += liger.providers(s, "cross_entropy_backward", stock)
+    providers += row_peers.providers(s, "cross_entropy_backward", ours)
     return Work(providers, 4 * TOLERANCE[dtype], read=size, written=size)
 
 

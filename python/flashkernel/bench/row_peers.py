@@ -1,0 +1,23 @@
+"""Other libraries' kernels as peers of the rows bound by memory, where they are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from . import baselines, liger, quack
+from .baselines import Arguments
+from .case import Provider, Settings, each
+
+__all__ = ["providers"]
+
+LIBRARIES = {"liger": liger, "quack": quack}
+
+
+def providers(s: Settings, name: str, sets: Sequence[Arguments]) -> Iterator[Provider]:
+    """Of the baseline of that name, with the same arguments, from every library that has such an op."""
+    if not s.cuda:
+        return
+    for library, known in LIBRARIES.items():
+        if name in known.OPS and library not in s.without and baselines.optional(known.MODULE) is not None:
+            function, own = known.OPS[name]
+            yield Provider(library, each(function, [own(arguments) for arguments in sets] if own else sets))
