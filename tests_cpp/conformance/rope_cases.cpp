@@ -16,7 +16,7 @@ struct Spec {
   std::int64_t rotary = -1;
   bool interleaved = false, inverse = false, in_place = false;
   Angles angles = Angles::kTheta;
-  bool table_fp32 = true;
+  bool table_fp32 = true, sin_has_gaps = true;
   std::int64_t position_dims = 0, position_limit = 4096;  // 0 dims: absent
   Layout q = {}, k = {}, q_out = {};
 };
@@ -49,7 +49,7 @@ void build(Call& call, const Spec& s) {
     const Shape shape = s.angles == Angles::kTable ? Shape{s.position_limit, half} : Shape{s.batch, s.seq, half};
     const DType dtype = s.table_fp32 ? DType::kFloat32 : s.dtype;
     TestTensor& cos = call.input("cos", dtype, shape);
-    TestTensor& sin = call.input("sin", dtype, shape, {{}, {}, /*gap=*/3});
+    TestTensor& sin = call.input("sin", dtype, shape, {{}, {}, /*gap=*/s.sin_has_gaps ? 3 : 0});
     for (std::int64_t i = 0; i < cos.numel(); ++i) {
       const double angle =
           static_cast<double>(i / half) * std::pow(1e4, -static_cast<double>(i % half) / static_cast<double>(half));
@@ -115,6 +115,31 @@ void cases(CaseList& list) {
       spec.angles = Angles::kTablePerToken;
       spec.position_dims = 0;
       add("table_per_token" + form, spec);
+      // Whole vectors in everything, tables too; then so many sequences that a thread takes several heads on any GPU.
+      Spec whole{dtype, 2, 6, 2, 9, 64, 48};
+      whole.interleaved = interleaved;
+      whole.inverse = true;
+      whole.position_limit = 20;
+      whole.sin_has_gaps = false;
+      Spec many = whole;
+      many.batch = 600, many.seq = 1, many.dim = 24, many.rotary = 16;
+      for (const bool fp32 : {true, false}) {
+        const std::string of = (fp32 ? "_fp32" : "_own") + form;
+        whole.table_fp32 = many.table_fp32 = fp32;
+        whole.angles = many.angles = Angles::kTable;
+        add("whole_table" + of, whole);
+        add("many_sequences_table" + of, many);
+        whole.position_dims = 2;
+        add("whole_table_positions" + of, whole);
+        whole.position_dims = 0;
+        whole.angles = Angles::kTablePerToken;
+        add("whole_table_per_token" + of, whole);
+      }
+      many.position_dims = 2;
+      many.in_place = true;
+      add("many_sequences_table_in_place" + form, many);
+      many.angles = Angles::kTheta;
+      add("many_sequences" + form, many);
       Spec far{dtype, 1, 2, 1, 6, 64};
       far.interleaved = interleaved;
       far.position_dims = 2;

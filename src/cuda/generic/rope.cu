@@ -7,6 +7,8 @@
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/convert.cuh"
+#include "cuda/tile/divisor.cuh"
+#include "cuda/tile/held_row.cuh"
 #include "cuda/tile/rope.cuh"
 #include "cuda/tile/vector.cuh"
 
@@ -75,62 +77,88 @@ constexpr int kBlocks = 5;     // an SM's: 102 registers a thread, which four he
 constexpr int kManyHeads = 4;  // of a thread, where there are enough threads
 
 /// How blocks are numbered: (batch, token block, head group), tokens or heads fastest, as they are in memory. A group
-/// is of q or of k.
+/// is of q or of k. By divisors: a thread knows where its row of the table lies before anything else.
 struct BlockOrder {
-  unsigned token_blocks, head_groups, head_groups_q;
+  Divisor inner, outer;  // token blocks and head groups, the fastest first
+  Divisor columns;       // of a token: a thread takes one
+  unsigned tokens;       // of a block
+  unsigned head_groups_q;
   bool heads_fastest;
 };
 
-/// N neighbours of each table; both are asked for before the first one's conversion waits for it.
-template <class U, int N>
-__device__ inline void load_tables(const RopeParams& p, std::int64_t at_cos, std::int64_t at_sin, float (&cosine)[N],
-                                   float (&sine)[N]) {
-  constexpr int kStep = N < kVectorElements<U> ? N : kVectorElements<U>;
-  Packed<U, kStep> held[2][N / kStep];
+/// As many neighbours of a table, of fp32 or of T, as a vector of T has elements, as the words that they are in memory:
+/// asked for at one place, made floats at another.
+template <class T>
+struct TableRow {
+  static constexpr int N = kVectorElements<T>;
+  Words<float> words[N / 4] = {};
+
+  /// Kept in the cache: every group of heads reads the same rows.
+  __device__ void load(const void* table, bool is_fp32, std::int64_t at) {
+    const char* const from =
+        static_cast<const char*>(table) + at * static_cast<int>(is_fp32 ? sizeof(float) : sizeof(T));
 #pragma unroll
-  for (int i = 0; i < N / kStep; ++i) {
-    held[0][i] = load_vector<kStep>(static_cast<const U*>(p.cos) + at_cos + i * kStep);
-    held[1][i] = load_vector<kStep>(static_cast<const U*>(p.sin) + at_sin + i * kStep);
+    for (int i = 0; i < N / 4; ++i) ptx::load_16_kept(words[i].words, from + i * 16, i == 0 || is_fp32);
   }
+  __device__ void floats(bool is_fp32, float (&out)[N]) const {
+    if (!is_fp32) return reinterpret_cast<const Words<T>&>(words[0]).floats(out);
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    cosine[i] = to_float(held[0][i / kStep].values[i % kStep]);
-    sine[i] = to_float(held[1][i / kStep].values[i % kStep]);
+    for (int i = 0; i < N; ++i) out[i] = __uint_as_float(words[i / 4].words[i % 4]);
   }
-}
+};
 
 /// A block takes a few tokens of kHeads heads and no loop: the blocks that run at a time lie side by side in memory. A
 /// thread takes the same N pairs (or N elements that pass through) of its token in every head, with all loads under way
-/// while it works out the sines.
+/// while it works out the sines. Of a large call the L2 cache is told to keep q and k until they are read and to give
+/// up results first. A small one, of a head a thread, fits: its results stay for who reads them next.
 template <class T, bool kInterleaved, int kHeads>
 __global__ void __launch_bounds__(kVectorThreads, kBlocks)
-    rope_vectors_kernel(const RopeParams p, const __grid_constant__ RopeFrequencies frequencies, BlockOrder order) {
+    rope_vectors_kernel(const RopeParams p, const __grid_constant__ RopeFrequencies frequencies,
+                        const BlockOrder order) {
   constexpr int N = kVectorElements<T>;
+  constexpr bool kIsSmall = kHeads == 1;
   using Vector = Packed<T, N>;
+  const auto load = [](const T* from) { return kIsSmall ? load_vector<N>(from) : load_kept<N>(from, true); };
+  const auto store = [](T* to, const Vector& vector) {
+    if constexpr (kIsSmall)
+      *reinterpret_cast<Vector*>(to) = vector;
+    else
+      store_leaving(to, vector);
+  };
   const int half = static_cast<int>(p.spec.rotary_dim / 2), rotating = half / N;
-  const int columns = rotating + static_cast<int>(p.head_dim - p.spec.rotary_dim) / N;
-  const int tokens = kVectorThreads / columns, my_token = static_cast<int>(threadIdx.x) / columns;
-  const int column = static_cast<int>(threadIdx.x) - my_token * columns;
+  const unsigned my_token = order.columns.divide(threadIdx.x);
+  const int column = static_cast<int>(threadIdx.x - my_token * order.columns.value);
   const bool rotates = column < rotating;
   const int first = !rotates       ? static_cast<int>(p.spec.rotary_dim) + (column - rotating) * N
                     : kInterleaved ? 2 * column * N
                                    : column * N;
   const int second = !rotates ? first : kInterleaved ? first + N : first + half;
 
-  const unsigned inner_count = order.heads_fastest ? order.head_groups : order.token_blocks;
-  const unsigned outer_count = order.heads_fastest ? order.token_blocks : order.head_groups;
-  const unsigned outer_index = blockIdx.x / inner_count, inner = blockIdx.x - outer_index * inner_count;
-  const unsigned batch = outer_index / outer_count, outer = outer_index - batch * outer_count;
+  const unsigned outer_index = order.inner.divide(blockIdx.x);
+  const unsigned inner = blockIdx.x - outer_index * order.inner.value;
+  const unsigned batch = order.outer.divide(outer_index), outer = outer_index - batch * order.outer.value;
   const std::int64_t b = batch;
-  const std::int64_t token = static_cast<std::int64_t>(order.heads_fastest ? outer : inner) * tokens + my_token;
   const unsigned group = order.heads_fastest ? inner : outer;
   const bool is_q = group < order.head_groups_q;
   const int first_head = static_cast<int>(is_q ? group : group - order.head_groups_q) * kHeads;
   const int heads = static_cast<int>(is_q ? p.heads_q : p.heads_kv) - first_head;  // from there on
-  if (my_token >= tokens || token >= p.seq) return;
+  // Who has no token reads the last one and stores nothing: no load stands after a branch.
+  const unsigned at = (order.heads_fastest ? outer : inner) * order.tokens + my_token;
+  const auto seq = static_cast<unsigned>(p.seq);
+  const bool stores = my_token < order.tokens && at < seq;
+  const std::int64_t token = min(at, seq - 1);
 
-  // What an angle or a row of the table is looked up by comes first: it is on its way while the heads are asked for.
-  const std::int64_t position = p.table_is_per_token ? token : p.position(b, token);
+  // The row of the table first: it is on its way while the heads are asked for. Not where memory says which row: the
+  // heads do not wait for that.
+  const bool looks_up = rotates && p.cos, has_positions = p.positions && !p.table_is_per_token;
+  const bool is_fp32 = p.table_dtype == DType::kFloat32;
+  TableRow<T> cosines, sines;
+  const auto load_row = [&](std::int64_t row) {
+    cosines.load(p.cos, is_fp32, b * p.stride_table_batch + row * p.stride_table_row + column * N);
+    sines.load(p.sin, is_fp32, b * p.stride_sin_batch + row * p.stride_sin_row + column * N);
+  };
+  if (looks_up && !has_positions) load_row(token);
+
   // Not one branch: a load after a branch waits for the one before it. Heads past the last are the last again, and what
   // does not rotate is loaded twice.
   const std::int64_t stride_head = is_q ? p.stride_q_head : p.stride_k_head;
@@ -140,30 +168,29 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocks)
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
     const T* const head = in + min(i, heads - 1) * stride_head;
-    x[i] = load_vector<N>(head + first);
-    y[i] = load_vector<N>(head + second);
+    x[i] = load(head + first);
+    y[i] = load(head + second);
   }
 
-  float cosine[N], sine[N];
-  if (rotates) {
-    if (p.cos) {
-      const std::int64_t at_cos = b * p.stride_table_batch + position * p.stride_table_row + column * N;
-      const std::int64_t at_sin = b * p.stride_sin_batch + position * p.stride_sin_row + column * N;
-      switch (p.table_dtype) {
-        case DType::kFloat16: load_tables<__half>(p, at_cos, at_sin, cosine, sine); break;
-        case DType::kBFloat16: load_tables<__nv_bfloat16>(p, at_cos, at_sin, cosine, sine); break;
-        default: load_tables<float>(p, at_cos, at_sin, cosine, sine);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        rope_angle(position, half_turns_per_token(p.spec, frequencies, column * N + i), &cosine[i], &sine[i]);
-    }
-    if (p.spec.inverse) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) sine[i] = -sine[i];
-    }
+  std::int64_t position = token;
+  if (has_positions) {
+    position = p.position(b, token);
+    if (looks_up) load_row(position);
   }
+  float cosine[N], sine[N];
+  if (looks_up) {
+    cosines.floats(is_fp32, cosine);
+    sines.floats(is_fp32, sine);
+  } else if (rotates) {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      rope_angle(position, half_turns_per_token(p.spec, frequencies, column * N + i), &cosine[i], &sine[i]);
+  }
+  if (rotates && p.spec.inverse) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) sine[i] = -sine[i];
+  }
+  if (!stores) return;
 
   const std::int64_t stride_out_head = is_q ? p.stride_q_out_head : p.stride_k_out_head;
   T* const out = static_cast<T*>(is_q ? p.q_out : p.k_out) + b * (is_q ? p.stride_q_out_batch : p.stride_k_out_batch) +
@@ -174,9 +201,9 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocks)
     T* const head = out + i * stride_out_head;
     if (rotates) {
       rotate_pairs<kInterleaved>(x[i], y[i], cosine, sine);
-      *reinterpret_cast<Vector*>(head + second) = y[i];
+      store(head + second, y[i]);
     }
-    *reinterpret_cast<Vector*>(head + first) = x[i];
+    store(head + first, x[i]);
   }
 }
 
@@ -209,15 +236,20 @@ void rope_vectors(const RopeParams& p, cudaStream_t stream) {
   const RopeFrequencies frequencies = rope_frequencies(p.spec);
   const std::int64_t elements = 16 / static_cast<std::int64_t>(dtype_bytes(p.dtype));
   const std::int64_t columns = (p.head_dim - p.spec.rotary_dim / 2) / elements;
-  const std::int64_t token_blocks = ceil_div(p.seq, kVectorThreads / columns), heads = p.heads_q + p.heads_kv;
+  const std::int64_t tokens = kVectorThreads / columns, token_blocks = ceil_div(p.seq, tokens);
+  const std::int64_t heads = p.heads_q + p.heads_kv;
   // Few blocks: a head each, for latency.
   const bool is_few =
       p.batch * token_blocks * heads < std::int64_t{8} * kManyHeads * cuda_device_properties(p.device.index).num_sms;
   const std::int64_t group = is_few ? 1 : kManyHeads, groups_q = ceil_div(p.heads_q, group);
   const std::int64_t head_groups = groups_q + ceil_div(p.heads_kv, group);
-  const BlockOrder order{static_cast<unsigned>(token_blocks), static_cast<unsigned>(head_groups),
+  const bool heads_fastest = p.heads_q > 0 ? p.stride_q_head < p.stride_q_token : p.stride_k_head < p.stride_k_token;
+  const BlockOrder order{Divisor(heads_fastest ? head_groups : token_blocks),
+                         Divisor(heads_fastest ? token_blocks : head_groups),
+                         Divisor(columns),
+                         static_cast<unsigned>(tokens),
                          static_cast<unsigned>(groups_q),
-                         p.heads_q > 0 ? p.stride_q_head < p.stride_q_token : p.stride_k_head < p.stride_k_token};
+                         heads_fastest};
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto launch_with = [&](auto kernel) {

@@ -64,6 +64,20 @@ __device__ inline void load_16_kept(std::uint32_t (&words)[4], const void* globa
 #endif
 }
 
+/// 16 bytes that the L2 cache shall give up first: a result larger than the cache, which its reader does not find there
+/// anyway.
+__device__ inline void store_16_leaving(void* global, const std::uint32_t (&words)[4]) {
+#if __CUDA_ARCH__ >= 800
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(global), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3]), "l"(policy)
+               : "memory");
+#else
+  *static_cast<uint4*>(global) = make_uint4(words[0], words[1], words[2], words[3]);
+#endif
+}
+
 /// The pointer is computed by here, not where it is used first. No instruction.
 template <class T>
 __device__ inline void settle(const T*& pointer) {

@@ -51,6 +51,13 @@ __device__ inline Packed<T, N> load_kept(const T* from, bool there) {
   return packed;
 }
 
+/// Of results that are larger than the L2 cache: 16 bytes.
+template <class T, int N>
+__device__ inline void store_leaving(T* to, const Packed<T, N>& packed) {
+  static_assert(sizeof(packed) == 16);
+  ptx::store_16_leaving(to, reinterpret_cast<const std::uint32_t(&)[4]>(packed));
+}
+
 template <int N, class T>
 __device__ inline void load_floats(float (&out)[N], const T* from) {
   unpack(out, load_vector<N>(from));

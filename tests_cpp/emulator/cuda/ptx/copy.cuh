@@ -22,6 +22,7 @@ inline uint4 load_16_once(const void* global) { return *static_cast<const uint4*
 inline void load_16_kept(std::uint32_t (&words)[4], const void* global, bool there) {
   if (there) std::memcpy(words, global, 16);
 }
+inline void store_16_leaving(void* global, const std::uint32_t (&words)[4]) { std::memcpy(global, words, 16); }
 template <class T>
 inline void settle(const T*&) {}
 inline void settle(std::uint32_t&) {}
