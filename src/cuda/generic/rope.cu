@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const RopeParams p, int 
 constexpr int kVectorThreads = 128;
 constexpr int kBlocks = 5;     // an SM's: 102 registers a thread, which four heads of bf16 and their sines need
 constexpr int kManyHeads = 4;  // of a thread, where there are enough threads
+constexpr std::int64_t kLeavingFrom = 32 << 20;  // bytes of results: of 25 MB a reader after the call found most in L2
 
 /// How blocks are numbered: (batch, token block, head group), tokens or heads fastest, as they are in memory. A group
 /// is of q or of k. By divisors: a thread knows where its row of the table lies before anything else.
@@ -84,6 +85,7 @@ struct BlockOrder {
   unsigned tokens;       // of a block
   unsigned head_groups_q;
   bool heads_fastest;
+  bool results_leave;  // the L2 cache gives them up first: they are more than it would keep for who reads them next
 };
 
 /// As many neighbours of a table, of fp32 or of T, as a vector of T has elements, as the words that they are in memory:
@@ -109,8 +111,8 @@ struct TableRow {
 
 /// A block takes a few tokens of kHeads heads and no loop: the blocks that run at a time lie side by side in memory. A
 /// thread takes the same N pairs (or N elements that pass through) of its token in every head, with all loads under way
-/// while it works out the sines. Of a large call the L2 cache is told to keep q and k until they are read and to give
-/// up results first. A small one, of a head a thread, fits: its results stay for who reads them next.
+/// while it works out the sines. Of a large call the L2 cache is told to keep q and k until they are read. A small one,
+/// of a head a thread, fits.
 template <class T, bool kInterleaved, int kHeads>
 __global__ void __launch_bounds__(kVectorThreads, kBlocks)
     rope_vectors_kernel(const RopeParams p, const __grid_constant__ RopeFrequencies frequencies,
@@ -119,11 +121,11 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocks)
   constexpr bool kIsSmall = kHeads == 1;
   using Vector = Packed<T, N>;
   const auto load = [](const T* from) { return kIsSmall ? load_vector<N>(from) : load_kept<N>(from, true); };
-  const auto store = [](T* to, const Vector& vector) {
-    if constexpr (kIsSmall)
-      *reinterpret_cast<Vector*>(to) = vector;
-    else
+  const auto store = [&](T* to, const Vector& vector) {
+    if (!kIsSmall && !kInterleaved && order.results_leave)  // interleaved: 2 to 5 % slower so
       store_leaving(to, vector);
+    else
+      *reinterpret_cast<Vector*>(to) = vector;
   };
   const int half = static_cast<int>(p.spec.rotary_dim / 2), rotating = half / N;
   const unsigned my_token = order.columns.divide(threadIdx.x);
@@ -244,12 +246,14 @@ void rope_vectors(const RopeParams& p, cudaStream_t stream) {
   const std::int64_t group = is_few ? 1 : kManyHeads, groups_q = ceil_div(p.heads_q, group);
   const std::int64_t head_groups = groups_q + ceil_div(p.heads_kv, group);
   const bool heads_fastest = p.heads_q > 0 ? p.stride_q_head < p.stride_q_token : p.stride_k_head < p.stride_k_token;
-  const BlockOrder order{Divisor(heads_fastest ? head_groups : token_blocks),
-                         Divisor(heads_fastest ? token_blocks : head_groups),
-                         Divisor(columns),
-                         static_cast<unsigned>(tokens),
-                         static_cast<unsigned>(groups_q),
-                         heads_fastest};
+  const BlockOrder order{
+      Divisor(heads_fastest ? head_groups : token_blocks),
+      Divisor(heads_fastest ? token_blocks : head_groups),
+      Divisor(columns),
+      static_cast<unsigned>(tokens),
+      static_cast<unsigned>(groups_q),
+      heads_fastest,
+      p.batch * p.seq * heads * p.head_dim * static_cast<std::int64_t>(dtype_bytes(p.dtype)) > kLeavingFrom};
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto launch_with = [&](auto kernel) {
