@@ -143,11 +143,12 @@ def test_decode_replays_with_any_lengths(heads_q, heads_kv, page_size, batch):
 
 
 @pytest.mark.parametrize(("heads_q", "heads_kv"), [(32, 8), (4, 4)])
-@pytest.mark.parametrize("kernel", ["sm80/decode/f16/d128", "sm90a/f16/d128"])
+@pytest.mark.parametrize("kernel", ["sm80/decode/f16/d128", "sm90a/f16/d128", "sm90a/decode/f16/d128"])
 def test_lengths_written_during_a_call_spoil_that_call_only(kernel, heads_q, heads_kv):
-    """sm80's decode, whose counters last from call to call: blocks that read other lengths disagree on who merges, and
-    nothing of it outlives the call. Hopper's forward kernel, of whose warps one reads lengths: none waits for another
-    that knows others. (To write lengths during a call is the caller's error, whatever the kernel.)"""
+    """sm80's decode, and Hopper's of many sequences, whose counters last from call to call: blocks that read other
+    lengths disagree on who merges, and nothing of it outlives the call. Hopper's forward kernel, of whose warps one
+    reads lengths: none waits for another that knows others. (To write lengths during a call is the caller's error,
+    whatever the kernel.)"""
     kernel = f"attention_fwd/cuda/{kernel}"
     if kernel not in {x.id for x in fk.kernels() if x.available}:
         pytest.skip(f"{kernel} does not run on this GPU")

@@ -58,6 +58,28 @@ void cases(CaseList& list) {
     paged("long_first_of_32", spec);
     spec.lengths = {3, 0, 3, 3, 3, 3, 900};
     paged("long_last_of_7", spec);
+    // More than a warp has lanes: blocks share them all, each with as many keys, and cut where that falls.
+    spec.lengths.clear();
+    for (std::int64_t i = 0; i < 100; ++i) spec.lengths.push_back(i % 7 == 3 ? 0 : i * i * 37 % 150);
+    paged("100_of_any_length", spec);
+    spec.common.sinks = true;
+    spec.lengths[99] = 2000;
+    paged("100_and_the_last_is_long", spec);
+    spec.common.sinks = false;
+    spec.lengths.assign(33, 16);
+    paged("33_alike", spec);
+    spec.lengths.assign(33, 0);
+    paged("33_empty", spec);
+    for (const std::int64_t count : {256, 257}) {
+      spec.lengths.assign(static_cast<std::size_t>(count), 1);
+      spec.lengths[200] = 600;
+      paged(std::to_string(count) + "_of_1", spec);
+    }
+    spec = base;
+    spec.common.head_dim = 64;
+    for (std::int64_t i = 0; i < 40; ++i) spec.lengths.push_back(i * 29 % 120);
+    paged("45_of_dim64", spec);
+    spec = base;
     spec.common.heads_q = 32, spec.common.heads_kv = 1;
     spec.lengths = {300, 40, 0, 7};
     paged("32_heads_of_one", spec);
@@ -73,6 +95,14 @@ void cases(CaseList& list) {
     paged("room_for_many_alone", spec);
     spec.lengths = {700, 5, 0, 40};
     paged("room_for_many", spec);
+    spec.lengths = {40, 5, 0, 400, 17, 16, 1, 90, 0, 0, 33, 700, 64, 2, 20, 8, 30};  // blocks that are no cluster
+    paged("room_for_many_of_17", spec);
+    spec = base;
+    spec.spare_columns = 2048;
+    spec.lengths = {700, 5, 0, 40};
+    paged("room_for_many_of_few_heads", spec);
+    spec = base;
+    spec.common.heads_q = spec.common.heads_kv = 8;
     // Room for so many that a cluster takes up to 16 query heads; for more, that sequences are cut into pieces.
     for (const std::int64_t spare : {900, 2048}) {
       for (const std::int64_t group : {12, 16, 20, 32}) {

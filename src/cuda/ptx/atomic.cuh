@@ -47,6 +47,13 @@ __device__ inline int fetch_add_acq_rel(int* address, int value) {
   return before;
 }
 
+/// Returns what was there, and orders nothing.
+__device__ inline int fetch_add_relaxed(int* address, int value) {
+  int before;
+  asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+  return before;
+}
+
 /// Returns what was there. Whoever acquires what it leaves sees what this thread knows of before it.
 __device__ inline int fetch_add_release(int* address, int value) {
   int before;

@@ -55,7 +55,7 @@ struct DecodeShape {
 
 /// How a call is spread over the device.
 struct DecodePlan {
-  int blocks = 0;     // persistent, one a multiprocessor
+  int blocks = 0;     // persistent, one a multiprocessor, at most
   int warps = 0;      // of a block: heads x key_lanes
   int heads = 1;      // kv heads that a block takes side by side
   int key_lanes = 0;  // warps that share a head's keys
@@ -96,6 +96,10 @@ DecodePlan plan_decode(const AttentionParams& p) {
   DecodePlan plan;
   plan.blocks = device.num_sms;
   plan.head_groups = static_cast<int>(p.heads_kv) / plan.heads;
+  // As many for each head group, where that leaves few multiprocessors over: the blocks of all heads then go through
+  // the same sequences side by side, and cut them alike, or, where lengths are alike, not at all.
+  const int alike = plan.blocks - plan.blocks % std::max(1, plan.head_groups);
+  if (kBytes == 2 && 16 * alike >= 15 * plan.blocks) plan.blocks = alike;
   plan.rows = static_cast<int>(decode_rows(p));
   with_decode_tiles<kDim>(p, [&](auto tiles) {
     using Shape = DecodeShape<kDim, decltype(tiles)::value, kBytes>;

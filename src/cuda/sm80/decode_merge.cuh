@@ -9,6 +9,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm80/decode_schedule.cuh"
 #include "cuda/tile/attention_score.cuh"
+#include "cuda/tile/departure.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
 namespace flashkernel::cuda::sm80 {
@@ -149,32 +150,6 @@ struct Part {
     values[piece][2] = fmaf(from.z, weight, values[piece][2]);
     values[piece][3] = fmaf(from.w, weight, values[piece][3]);
   }
-};
-
-/// How a block takes leave of the counters by which the blocks of a pair find out who is the last of them. Every block
-/// of the grid does once, whatever lengths it read, and the last of all leaves everything zero: lengths that somebody
-/// writes during a call may spoil that call, in which blocks then wait for arrivals that do not come, and no later one.
-class Departure {
- public:
-  __device__ Departure(int* counters, int blocks) : counters_(counters), blocks_(blocks) {}
-
-  /// After the block's last use of a counter, and after somebody knew its result.
-  __device__ void announce() {
-    if (threadIdx.x == 0) before_ = ptx::fetch_add_release(counters_ + blocks_, 1);
-  }
-  /// Warp 0, some work later: the answer takes its time.
-  __device__ void finish() {
-    if (threadIdx.x >= kWarp || __shfl_sync(kFullMask, before_, 0) != static_cast<int>(gridDim.x) - 1) return;
-    ptx::load_acquire(counters_ + blocks_);
-    __syncwarp();
-    for (int at = static_cast<int>(threadIdx.x); at <= blocks_; at += kWarp) counters_[at] = 0;
-  }
-  /// For the counters of `blocks` blocks, and of those that have left.
-  static constexpr std::size_t bytes(int blocks) { return (blocks + std::size_t{1}) * sizeof(int); }
-
- private:
-  int* counters_;
-  int blocks_, before_ = -1;
 };
 
 /// Output 0 and LSE -inf (or the sink) for the sequences without a visible key, dealt out over the grid; one warp. A

@@ -1,7 +1,9 @@
-// Who works on what in split-KV decode: all granules (16 keys) of all pairs of sequence and head group, one after the
-// other, are cut into equal shares, one a block. Every block works its share out from the lengths on the device, so
-// that nothing depends on them on the host. Used by attention_decode.cuh; the functions here are warp-wide. Stream-K:
-// Osama et al. (2023); Flash-Decoding: Dao et al. (2023).
+// Who works on what in split-KV decode: all granules (16 keys) of all pairs of head group and sequence, one after the
+// other, are cut into equal shares, one a block. All sequences of a head group come before the next head group: blocks
+// of different heads then read the same tokens at the same time, whose heads lie side by side in memory. Every block
+// works its share out from the lengths on the device, so that nothing depends on them on the host. Used by
+// attention_decode.cuh; the functions here are warp-wide. Stream-K: Osama et al. (2023); Flash-Decoding: Dao et al.
+// (2023).
 // Invariant: lengths that somebody writes meanwhile, so that two readings differ, give wrong shares, but every walk
 // ends and every sequence and block that is named exists.
 #pragma once
@@ -50,6 +52,7 @@ class Schedule {
     for (int b = kWarp + lane_; b < p.batch; b += kWarp) sum += granules_of(p, b);
 #pragma unroll
     for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
+    of_head_group_ = sum;
     const unsigned total = sum * head_groups_, lanes = static_cast<unsigned>(plan.key_lanes);
     // A share is one granule a warp at least. The first `longer_` shares are one granule longer than the others.
     blocks_ = min(static_cast<unsigned>(plan.blocks), (total + lanes - 1) / lanes);
@@ -68,7 +71,7 @@ class Schedule {
     return static_cast<int>(min(block, max(blocks_, 1u) - 1));
   }
 
-  /// The pair of a number: head groups of a sequence are neighbours.
+  /// The pair of a number.
   __device__ Pair pair(const AttentionParams& p, unsigned number) const {
     const int b = static_cast<int>(number / head_groups_);
     const unsigned head_group = number % head_groups_;
@@ -77,14 +80,14 @@ class Schedule {
     for (int at = kWarp + lane_; at < b; at += kWarp) before += granules_of(p, at);
 #pragma unroll
     for (int step = kWarp / 2; step > 0; step /= 2) before += __shfl_xor_sync(kFullMask, before, step);
-    const unsigned count = granules_of(p, b);
-    return {b, static_cast<int>(head_group), before * head_groups_ + head_group * count, count};
+    return {b, static_cast<int>(head_group), head_group * of_head_group_ + before, granules_of(p, b)};
   }
 
   /// The pair that holds a place; of no granules where there is none.
   __device__ Pair pair_at(const AttentionParams& p, unsigned place) const {
+    const unsigned head_group = place / max(of_head_group_, 1u), within = place - head_group * of_head_group_;
     unsigned before = 0;
-    for (int base = 0; base < p.batch; base += kWarp) {
+    for (int base = 0; base < p.batch && head_group < head_groups_; base += kWarp) {
       const unsigned count = base == 0 ? first_count_ : granules_of(p, base + lane_);
       unsigned through = count;  // of the sequences up to this lane's
 #pragma unroll
@@ -92,13 +95,12 @@ class Schedule {
         const unsigned other = __shfl_up_sync(kFullMask, through, step);
         if (lane_ >= step) through += other;
       }
-      const unsigned past = __ballot_sync(kFullMask, (before + through) * head_groups_ > place);
+      const unsigned past = __ballot_sync(kFullMask, before + through > within);
       if (past != 0) {
         const int at = __ffs(static_cast<int>(past)) - 1;
         const unsigned found = __shfl_sync(kFullMask, count, at);
-        const unsigned first = (before + __shfl_sync(kFullMask, through, at) - found) * head_groups_;
-        const unsigned head_group = (place - first) / found;
-        return {base + at, static_cast<int>(head_group), first + head_group * found, found};
+        const unsigned first = before + __shfl_sync(kFullMask, through, at) - found;
+        return {base + at, static_cast<int>(head_group), place - within + first, found};
       }
       before += __shfl_sync(kFullMask, through, kWarp - 1);
     }
@@ -108,7 +110,8 @@ class Schedule {
  private:
   unsigned head_groups_;
   int lane_;
-  unsigned first_count_;  // of sequence `lane`
+  unsigned first_count_;    // of sequence `lane`
+  unsigned of_head_group_;  // granules of all sequences
   unsigned blocks_, share_, longer_;
 };
 
@@ -147,17 +150,17 @@ class SegmentWalk {
     left_ -= next_.end - next_.first;
     if (left_ > 0) {
       next_.start += next_.pair.count();
-      if (++next_.head_group == head_groups) {
-        next_.head_group = 0;
-        do {
-          if (++next_.b >= p.batch) {
+      do {
+        if (++next_.b >= p.batch) {
+          next_.b = 0;
+          if (++next_.head_group >= head_groups) {
             left_ = 0;
             return true;
           }
-          next_.range = KeyRange(p, next_.b);
-          next_.pair = Granules(next_.range);
-        } while (next_.pair.count() == 0);
-      }
+        }
+        next_.range = KeyRange(p, next_.b);
+        next_.pair = Granules(next_.range);
+      } while (next_.pair.count() == 0);
       next_.first = next_.pair.first;
     }
     return true;

@@ -6,18 +6,24 @@
 // (a granule) through its own ring of cp.async copies, so that the loop has no barrier; keys are the rows of mma.sync
 // m16n8k16 and query heads its columns: S^T = K Q^T, O^T = V^T P^T. Sequences cut by a border between blocks are merged
 // inside of the cluster: every block sends each of the sequence's blocks its part of that one's share of the output,
-// counted by a barrier there. No global workspace, counters or second kernel, but where long sequences are few and are
-// cut into pieces, merged by decode_merge.cuh.
+// counted by a barrier there. No global workspace, counters or second kernel, but in long calls: of many sequences,
+// which blocks share that are no cluster (decode_shared_schedule.cuh), and where few are cut into pieces, merged by
+// decode_merge.cuh.
 //
 // Invariant: parts are merged in the order of warps, then of blocks, so that results are the same bit for bit.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/host/launch.hpp"
+#include "cuda/host/zeroed_memory.hpp"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90a/decode_merge.cuh"
 #include "cuda/sm90a/decode_producer.cuh"
+#include "cuda/sm90a/decode_shared_schedule.cuh"
+#include "cuda/tile/departure.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
@@ -208,15 +214,15 @@ __device__ inline void fetch_ahead(const AttentionParams& p, const ClusterPlan& 
   }
 }
 
-/// kAlone: the batch is one sequence. Grid: blocks of a cluster, parts of kv heads, groups of sequences.
-template <class T, class Shape, bool kAlone>
+/// Grid: blocks of a cluster, parts of kv heads, groups of sequences (or blocks that share them).
+template <class T, class Shape, class Schedule>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     attention_decode_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ ClusterPlan plan,
-                            float* workspace) {
+                            float* workspace, int* counters) {
   constexpr int kDim = Shape::kDim, kWarps = Shape::kWarps, kStages = Shape::kStages, kQuads = Shape::kQuads;
   constexpr int kRows = Shape::kRows;
-  constexpr bool kPieces = Shape::kTiles > 1;
-  using Schedule = ClusterSchedule<kAlone, kPieces>;
+  constexpr bool kAlone = Schedule::kAlone, kPieces = Shape::kTiles > 1;
+  constexpr bool kShared = std::is_same_v<Schedule, SharedSchedule>;
   using Producer = GranuleProducer<T, kDim, kStages, Schedule>;
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
@@ -241,7 +247,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   ptx::wait_for_previous_kernel();
   if (!(kPieces && plan.late)) ptx::allow_next_kernel();
 
-  const int length = Schedule::load_length(p, plan);
+  const auto lengths = Schedule::load_lengths(p, plan);
   std::uint32_t query[Shape::kTiles][kDim / 16][2];
   const std::uint32_t ring = ptx::shared_address(shared) + warp * Shape::kRingBytes;
   const unsigned step = kAlone ? static_cast<unsigned>(kWarps) << plan.log2_blocks : kWarps;
@@ -249,17 +255,33 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   const unsigned first = kAlone ? (static_cast<unsigned>(warp) << plan.log2_blocks) + static_cast<unsigned>(rank) : 0;
   Producer producer(p, plan, head / plan.parts, ring, first, step);
   if constexpr (kAlone) load_query<T, kDim, Shape::kTiles>(p, 0, head, rows, query);
-  const Schedule schedule(p, plan, rank, group, length);
+  const Schedule schedule = [&] {
+    if constexpr (kShared) {
+      __shared__ SharedSchedule::Table table;
+      return SharedSchedule(p, plan.groups, group, lengths, table);
+    } else {
+      return Schedule(p, plan, rank, group, lengths);
+    }
+  }();
   unsigned place = kAlone ? first : schedule.begin + static_cast<unsigned>(warp);
   if constexpr (!kAlone) producer.move_to(place);
   producer.begin(p, plan, schedule);
 #pragma unroll 1
   for (int stage = 0; stage < kStages - 1; ++stage) producer.start(p, plan, schedule);
+  [[maybe_unused]] Departure departure(counters, static_cast<int>(gridDim.y * gridDim.z));
+  if constexpr (kShared) {
+    if (schedule.begun < 0 && schedule.begins < 0) departure.announce_without_use();
+  }
   __syncwarp();
   if (plan.blocks > 1) ptx::cluster_wait();
 
-  // Of a piece's row the numerators, else the result.
+  // Of a piece's row, or a block's part of one, the numerators, else the result.
   const auto store = [&](int i, int row, int column, float maximum, float sum, const float(&values)[4]) {
+    if constexpr (kShared) {
+      if (i == schedule.begun || i == schedule.begins)
+        return SharedParts<T, Shape>(workspace, p, plan, head)
+            .put(group, i == schedule.begins, row, column / 4, maximum, sum, values);
+    }
     const std::int64_t h = static_cast<std::int64_t>(head) * rows + row;
     if (kPieces && plan.pieces > 1)
       return PieceResults(workspace, p, plan).put(i * p.heads_q + h, column / 4, maximum, sum, values);
@@ -277,7 +299,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     const unsigned end = min(schedule.end, sequence.start + sequence.count);
     // Who merges what, while the keys are on their way.
     int first_block = 0, last_block = plan.blocks - 1;
-    if constexpr (!kAlone) {
+    if constexpr (!kAlone && !kShared) {
       first_block = schedule.block_of(sequence.start);
       last_block = schedule.block_of(sequence.start + sequence.count - 1);
     }
@@ -345,7 +367,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   // Sequences without a key.
   if (warp == kWarps - 1) {
     for (int i = group * plan.blocks + rank; i < schedule.num_sequences; i += plan.groups * plan.blocks) {
-      if (__shfl_sync(kFullMask, schedule.length, i) > 0) continue;
+      if (schedule.sequence(i).length > 0) continue;
       const float zeros[4] = {};
       for (int quad = lane; quad < quads; quad += kWarp)
         store(i, quad / kQuads, quad % kQuads * 4, -INFINITY, 0.0f, zeros);
@@ -370,29 +392,54 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
         mine.parts, [&](int i) { return in_states[i * kRows]; }, [&](int i) { return in[i * mine.share]; });
     store(mine.sequence, row, quad % kQuads * 4, merged.maximum, merged.sum, merged.values);
   }
+  if constexpr (kShared) {
+    __shared__ bool is_last;
+    const bool shares = schedule.begun >= 0 || schedule.begins >= 0;
+#pragma unroll 1
+    for (int k = 0; shares && k < 2; ++k) {
+      const int i = k == 0 ? schedule.begun : schedule.begins;
+      if (i >= 0) {
+        const auto sequence = schedule.sequence(i);
+        const int first_block = schedule.block_of(sequence.start);
+        const int parts = schedule.block_of(sequence.start + sequence.count - 1) - first_block + 1;
+        __syncthreads();  // the block's part is there; everybody knows of the sequence before
+        if (threadIdx.x == 0)
+          is_last = ptx::fetch_add_acq_rel(counters + head * plan.groups + first_block, 1) == parts - 1;
+        __syncthreads();
+        if (is_last) SharedParts<T, Shape>(workspace, p, plan, head).merge(i, first_block, parts);
+      }
+      if (k == 1) departure.announce();
+    }
+    departure.finish();
+  }
 }
 
-/// kAlone false: not made for one sequence.
-template <class T, class Shape, bool kAlone = true>
-void launch_attention_decode(const AttentionParams& p, const ClusterPlan& plan, void* workspace, cudaStream_t stream) {
+template <class T, class Shape, class Schedule>
+void launch_attention_decode(const AttentionParams& p, const ClusterPlan& plan, void* workspace, Stream stream,
+                             int* counters = nullptr) {
   LaunchShape shape{dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.heads_kv * plan.parts),
                          static_cast<unsigned>(plan.groups)),
-                    Shape::kThreads, static_cast<std::size_t>(Shape(plan.rows).bytes), stream,
+                    Shape::kThreads, static_cast<std::size_t>(Shape(plan.rows).bytes), native(stream),
                     !plan.wide || plan.blocks <= 2 || plan.late};
   shape.cluster = static_cast<unsigned>(plan.blocks);
-  const char* const name = "attention_fwd decode sm90a";
-  auto* const floats = static_cast<float*>(workspace);
-  if constexpr (kAlone) {
-    if (p.batch == 1) return launch(name, attention_decode_kernel<T, Shape, true>, shape, p, plan, floats);
-  }
-  launch(name, attention_decode_kernel<T, Shape, false>, shape, p, plan, floats);
-  if constexpr (Shape::kTiles > 1) {
-    if (plan.pieces > 1)
-      launch("attention_fwd decode sm90a: merge", attention_decode_merge_kernel<T, Shape::kDim>,
-             {dim3(static_cast<unsigned>(p.heads_q), static_cast<unsigned>(p.batch)), kMergeWarps * kWarp, 0, stream,
-              true},
-             p, plan, floats);
-  }
+  launch("attention_fwd decode sm90a", attention_decode_kernel<T, Shape, Schedule>, shape, p, plan,
+         static_cast<float*>(workspace), counters);
+}
+
+template <class T, class Shape>
+void launch_shared_decode(const AttentionParams& p, const ClusterPlan& plan, void* workspace, Stream stream) {
+  const ZeroedMemory counters(p.device.index, Departure::bytes(p.heads_kv * plan.groups), stream);
+  launch_attention_decode<T, Shape, SharedSchedule>(p, plan, workspace, stream, static_cast<int*>(counters.data()));
+}
+
+template <class T, class Shape>
+void launch_decode_of_pieces(const AttentionParams& p, const ClusterPlan& plan, void* workspace, Stream stream) {
+  launch_attention_decode<T, Shape, ClusterSchedule<false, true>>(p, plan, workspace, stream);
+  if (plan.pieces == 1) return;
+  launch("attention_fwd decode sm90a: merge", attention_decode_merge_kernel<T, Shape::kDim>,
+         {dim3(static_cast<unsigned>(p.heads_q), static_cast<unsigned>(p.batch)), kMergeWarps * kWarp, 0,
+          native(stream), true},
+         p, plan, static_cast<float*>(workspace));
 }
 
 /// An entry of the table. Wide blocks in clusters of 4 and more do not start early: some of them would find a place,
@@ -404,13 +451,21 @@ void attention_decode_instance(const AttentionParams& p, void* workspace, Stream
   if (p.batch * p.heads_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   const ClusterPlan plan = plan_cluster(p);
+  using Narrow = ClusterDecodeShape<kDim, kDim <= 64 ? 8 : 4, 3>;
+  using Wide = ClusterDecodeShape<kDim, 8, 3>;  // at d64 the same
+  using Alone = ClusterSchedule<true, false>;
+  using Dealt = ClusterSchedule<false, false>;
+  if (plan.shared) return launch_shared_decode<T, Wide>(p, plan, workspace, stream);
   if constexpr (kDim == 128) {
     if (plan.tiles > 1)
-      return launch_attention_decode<T, ClusterDecodeShape<kDim, 8, 3, 2>, false>(p, plan, workspace, native(stream));
-    if (plan.wide)
-      return launch_attention_decode<T, ClusterDecodeShape<kDim, 8, 3>>(p, plan, workspace, native(stream));
+      return launch_decode_of_pieces<T, ClusterDecodeShape<kDim, 8, 3, 2>>(p, plan, workspace, stream);
   }
-  launch_attention_decode<T, ClusterDecodeShape<kDim, kDim <= 64 ? 8 : 4, 3>>(p, plan, workspace, native(stream));
+  if (plan.wide) {
+    if (p.batch == 1) return launch_attention_decode<T, Wide, Alone>(p, plan, workspace, stream);
+    return launch_attention_decode<T, Wide, Dealt>(p, plan, workspace, stream);
+  }
+  if (p.batch == 1) return launch_attention_decode<T, Narrow, Alone>(p, plan, workspace, stream);
+  launch_attention_decode<T, Narrow, Dealt>(p, plan, workspace, stream);
 }
 
 }  // namespace flashkernel::cuda::sm90a

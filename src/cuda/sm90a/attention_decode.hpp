@@ -15,13 +15,15 @@ namespace flashkernel::cuda::sm90a {
 
 using attention_decode_params = AttentionParams;  // what the generated instances call it
 
-inline constexpr int kGranule = 16;           // keys that a warp takes at a time; they lie in one page
-inline constexpr int kTileRows = 8;           // query heads: the columns of one matrix instruction
-inline constexpr int kMostTiles = 2;          // of a cluster's query heads
-inline constexpr int kMostParts = 4;          // of a kv head's query heads, 8 at most in each, or 16
-inline constexpr int kMostDecodeBlocks = 16;  // of a cluster, the most that 9.0 has
-inline constexpr int kMostSequences = 32;     // a lane each
-inline constexpr std::int64_t kWideFrom = 4096, kWideFromInAll = 131072;  // keys: of a sequence, of all and their heads
+inline constexpr int kGranule = 16;                // keys that a warp takes at a time; they lie in one page
+inline constexpr int kTileRows = 8;                // query heads: the columns of one matrix instruction
+inline constexpr int kMostTiles = 2;               // of a cluster's query heads
+inline constexpr int kMostParts = 4;               // of a kv head's query heads, 8 at most in each, or 16
+inline constexpr int kMostDecodeBlocks = 16;       // of a cluster, the most that 9.0 has
+inline constexpr int kMostSequences = 32;          // a lane each
+inline constexpr int kMostShared = 256;            // where blocks share them: 2 KB of shared memory
+inline constexpr int kSharedFrom = 16;             // sequences of long calls
+inline constexpr std::int64_t kWideFrom = 131072;  // keys, of all sequences and heads: 64 MB at d128
 // Where two tiles serve: parts of 8 would read more keys than this in all, of sequences that are no shorter than that.
 inline constexpr std::int64_t kTilesFrom = 98304, kTilesFromLength = 2048;
 inline constexpr std::int64_t kPiecesFrom = 16384;     // keys of a sequence
@@ -35,9 +37,10 @@ struct ClusterPlan {
   int rows = 0;                     // query heads of a part
   int tiles = 1;                    // of 8 rows, in the instance that serves
   int log2_granules_of_page = 0;
-  bool wide = false;  // blocks of twice the warps, one a multiprocessor
-  int pieces = 1;     // of a sequence, each with its own result: another kernel merges them
-  bool late = false;  // the next kernel is let in when the keys are read, not before
+  bool wide = false;    // blocks of twice the warps, one a multiprocessor
+  bool shared = false;  // each group is a block with an equal share, and sequences may be cut between them
+  int pieces = 1;       // of a sequence, each with its own result: another kernel merges them
+  bool late = false;    // the next kernel is let in when the keys are read, not before
 };
 
 /// A block a multiprocessor, or fewer: two blocks fit one, and those that share it finish last (measured on an H200:
@@ -45,9 +48,12 @@ struct ClusterPlan {
 /// whole ones, so that there is nothing to merge between them: 64 clusters of 2 for 8 heads, or, where 8 does not
 /// divide the sequences, 32 of 4.
 ///
-/// Long calls (from 64 MB at d128) take wide blocks in one group instead, some 64 of them: one sequence because 64
-/// blocks of 8 warps read faster than 64 of 4 (68 us at 65536 keys against 76), several because then one long sequence
-/// among short ones is shared by all blocks of a head (80 us against 158), at the same speed where lengths are equal.
+/// Long calls (from 64 MB at d128) take wide blocks instead, of one sequence or a few in one group, some 64 blocks: of
+/// 8 warps those read faster than 64 of 4 (68 us at 65536 keys against 76), and one long sequence among short ones is
+/// shared by all blocks of a head (80 us against 158). 16 and more sequences, those of few kv heads, and more than 32
+/// of any length are shared by blocks that are no cluster, one a multiprocessor: all of them read, whatever the lengths
+/// (32 x 4096: 124.6 us for 129.6; 128 x 4096: 480 for 498 by sm80's kernel, of mixed lengths 492 for 685). A sequence
+/// that is cut between them is merged by the last one to arrive, at the end, which costs 3 us.
 ///
 /// Parts of a kv head's query heads, with several sequences, take wide blocks, too, and a cluster for as few sequences
 /// as there is room for (32 x 1024 of 32/1 heads: 12.0 us in 128 clusters of one block, 17.0 in 32 of two).
@@ -76,21 +82,25 @@ inline ClusterPlan plan_cluster(const AttentionParams& p) {
     const int parts = parts_of(kMostTiles * kTileRows);
     const bool fewer = parts < plan.parts && p.seq_k >= kTilesFromLength &&
                        (keys * plan.parts > kTilesFrom || (p.batch == 1 && keys > kMostKeysOfOne));
-    const bool few_heads =
-        p.batch == 1 && plan.parts == 1 && !fills && p.seq_k >= kPiecesFrom && keys >= kWideFromInAll / 2;
+    const bool few_heads = p.batch == 1 && plan.parts == 1 && !fills && p.seq_k >= kPiecesFrom && keys >= kWideFrom / 2;
     if (fewer || few_heads) plan.tiles = kMostTiles, plan.parts = parts;
   }
   plan.rows = static_cast<int>(group / plan.parts);
   const std::int64_t heads = std::max<std::int64_t>(1, p.heads_kv * plan.parts);
-  plan.wide = p.head_dim == 128 && plan.parts == 1 && plan.tiles == 1 && p.seq_k >= kWideFrom &&
-              keys >= kWideFromInAll && fills;
+  const bool whole = plan.parts == 1 && plan.tiles == 1, is_long = whole && keys * p.head_dim >= kWideFrom * 128;
+  plan.shared = (whole && p.batch > kMostSequences) ||
+                (is_long && p.batch > 1 && (p.batch >= kSharedFrom || plan.blocks > kMostDecodeBlocks / 2));
+  plan.wide = p.head_dim == 128 && (plan.shared || (is_long && fills));
   const auto deal = [&](std::int64_t at_once) {  // whole sequences, or pieces, to groups
     const std::int64_t all = p.batch * plan.pieces;
     at_once = std::max<std::int64_t>(1, std::min(all, at_once));
     const std::int64_t sequences = (all + at_once - 1) / at_once;  // of a group
     plan.groups = static_cast<int>((all + sequences - 1) / sequences);
   };
-  if (plan.tiles > 1 || (p.batch > 1 && plan.parts > 1 && p.head_dim == 128)) {
+  if (plan.shared) {
+    plan.blocks = 1;
+    plan.groups = static_cast<int>(std::max<std::int64_t>(1, num_sms / heads));
+  } else if (plan.tiles > 1 || (p.batch > 1 && plan.parts > 1 && p.head_dim == 128)) {
     plan.wide = true;
     if (plan.tiles > 1 && p.seq_k >= kPiecesFrom)
       plan.pieces = static_cast<int>(
@@ -117,6 +127,7 @@ inline Verdict worth_clusters(const AttentionParams& p) {
   const ClusterPlan plan = plan_cluster(p);
   if (plan.rows * plan.parts * p.heads_kv != p.heads_q || plan.rows > plan.tiles * kTileRows)
     return "query heads of a kv head are not 1 to 4 parts of up to 8";
+  if (p.batch > kMostSequences && !plan.shared) return "more than 32 sequences and 8 query heads a kv head";
   const std::int64_t keys = p.batch * p.seq_k * p.heads_kv, num_sms = cuda_device_properties(p.device.index).num_sms;
   const std::int64_t blocks = p.heads_kv * plan.parts * plan.blocks * plan.groups;
   // Every part reads all keys, from the L2 cache after the first one: up to 32 MB at d128 (16 MB of one sequence) that
@@ -133,12 +144,12 @@ inline Verdict worth_clusters(const AttentionParams& p) {
   return Verdict::ok();
 }
 
-/// For the results of pieces.
+/// For the results of pieces, or for what blocks that share sequences leave each other: two parts each.
 template <int kDim>
 std::size_t attention_decode_workspace(const AttentionParams& p) {
   const ClusterPlan plan = plan_cluster(p);
-  return plan.pieces == 1 ? 0
-                          : sizeof(float) * static_cast<std::size_t>(p.batch * plan.pieces * p.heads_q * (kDim + 2));
+  const std::int64_t parts = plan.shared ? 2 * plan.groups : plan.pieces > 1 ? p.batch * plan.pieces : 0;
+  return sizeof(float) * static_cast<std::size_t>(parts * p.heads_q * (kDim + 2));
 }
 
 template <DType kDtype, int kDim>
@@ -148,7 +159,7 @@ Verdict attention_decode_supports(const AttentionParams& p) {
   if (p.seq_q != 1 || p.is_varlen_q()) return "for one query a sequence";
   if (p.is_varlen_k()) return "for dense or paged keys";
   if (p.heads_kv > 64) return "more than 64 kv heads";
-  if (p.batch > kMostSequences) return "more than 32 sequences";
+  if (p.batch > kMostShared) return "more than 256 sequences";
   if (p.has_score_modifier() || p.window_left >= 0) return "no bias, ALiBi, softcap or window";
   if (p.is_paged() && (p.page_size % kGranule != 0 || (p.page_size & (p.page_size - 1)) != 0))
     return "page_size is not a power of two from 16 on";

@@ -84,21 +84,14 @@ class GranuleProducer {
   __device__ void look_up(const AttentionParams& p, const ClusterPlan& plan, const Schedule& schedule, unsigned place) {
     next_ = Place{};
     next_.granule = static_cast<int>(place);
-    if constexpr (!kAlone) {
-      // The last one that begins at or before the place.
-      for (int i = schedule.first_sequence(); i < schedule.num_sequences; ++i) {
-        const unsigned start = __shfl_sync(kFullMask, schedule.start, i);
-        if (start >= schedule.end) break;
-        if (place >= start) next_.sequence = i, next_.granule = static_cast<int>(place - start);
-      }
-    }
+    if constexpr (!kAlone) schedule.find(place, &next_.sequence, &next_.granule);
     const int granule = next_.granule + schedule.skipped_of(next_.sequence);
     next_.page = place < schedule.end ? page(p, plan, schedule.batch_of(plan, next_.sequence), granule) : -1;
   }
 
   /// From what was looked up.
   __device__ void make_addresses(const AttentionParams& p, const Schedule& schedule) {
-    const int length = __shfl_sync(kFullMask, schedule.length, next_.sequence);
+    const int length = schedule.length_of(next_.sequence);
     rows_ = min(max(length - next_.granule * kGranule, 0), kGranule);
     std::int64_t slot = (std::int64_t{next_.granule} + schedule.skipped_of(next_.sequence)) * kGranule;
     if (p.is_paged()) {

@@ -10,6 +10,12 @@
 
 namespace flashkernel::cuda::sm90a {
 
+/// Keys of a sequence. Lengths on a GPU are not checked by the host: a bad one must not lead past the table.
+__device__ inline int keys_of(const AttentionParams& p, int b) {
+  if (!p.is_paged()) return static_cast<int>(p.seq_k);
+  return static_cast<int>(max(std::int64_t{0}, min(p.seq_lens[b], p.max_pages * p.page_size)));
+}
+
 /// kAlone_: there is one sequence. kPieces: what is called a sequence here may be one of plan.pieces pieces of one,
 /// with their own results.
 template <bool kAlone_, bool kPieces>
@@ -28,15 +34,13 @@ class ClusterSchedule {
     return kPieces ? sequence / plan.pieces : sequence;
   }
   /// Keys of sequence `lane`, all pieces.
-  __device__ static int load_length(const AttentionParams& p, const ClusterPlan& plan) {
+  using Lengths = int;
+  __device__ static Lengths load_lengths(const AttentionParams& p, const ClusterPlan& plan) {
     const int b = batch_of(plan, static_cast<int>(threadIdx.x % kWarp));
-    if (b >= p.batch) return 0;
-    if (!p.is_paged()) return static_cast<int>(p.seq_k);
-    // Lengths on a GPU are not checked by the host: a bad one must not lead past the table.
-    return static_cast<int>(max(std::int64_t{0}, min(p.seq_lens[b], p.max_pages * p.page_size)));
+    return b < p.batch ? keys_of(p, b) : 0;
   }
 
-  __device__ ClusterSchedule(const AttentionParams& p, const ClusterPlan& plan, int rank, int group, int length)
+  __device__ ClusterSchedule(const AttentionParams& p, const ClusterPlan& plan, int rank, int group, Lengths length)
       : length(length),
         num_sequences(static_cast<int>(p.batch) * (kPieces ? plan.pieces : 1)),
         lane_(static_cast<int>(threadIdx.x % kWarp)),
@@ -89,6 +93,16 @@ class ClusterSchedule {
   __device__ Sequence sequence(int b) const {
     return {__shfl_sync(kFullMask, start, b), __shfl_sync(kFullMask, count, b), __shfl_sync(kFullMask, length, b)};
   }
+  /// The sequence of a place, and the granule there; each lane asks for its own.
+  __device__ void find(unsigned place, int* sequence, int* granule) const {
+    for (int i = first_sequence(); i < num_sequences; ++i) {  // the last one that begins at or before the place
+      const unsigned begins = __shfl_sync(kFullMask, start, i);
+      if (begins >= end) break;
+      if (place >= begins) *sequence = i, *granule = static_cast<int>(place - begins);
+    }
+  }
+  /// Keys of a sequence; the same.
+  __device__ int length_of(int b) const { return __shfl_sync(kFullMask, length, b); }
 
  private:
   /// Keeps the sequences whose middles lie in the group's share of all granules. They are neighbours: the places before

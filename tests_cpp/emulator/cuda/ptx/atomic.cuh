@@ -36,5 +36,6 @@ inline int fetch_add_acq_rel(int* address, int value) {
 }
 
 inline int fetch_add_release(int* address, int value) { return fetch_add_acq_rel(address, value); }
+inline int fetch_add_relaxed(int* address, int value) { return fetch_add_acq_rel(address, value); }
 
 }  // namespace flashkernel::cuda::ptx
