@@ -185,7 +185,7 @@ def problems(kernel: Kernel, device: int) -> list[str]:
             found.append(f"{kernel.blocks_per_sm(arch)} block a multiprocessor on sm_75; needs 2")
     # Rows that a block holds: with fewer threads than half of a multiprocessor's too few loads are under way. (Norms of
     # 16384 columns lost a third of their speed at 75 registers, which left room for one block of 512.)
-    if re.match(r"(norm|held|softmax|softmax_bwd)_kernel<", kernel.name) and device in (80, 90):
+    if re.match(r"(norm|plain|held|softmax|softmax_bwd)_kernel<", kernel.name) and device in (80, 90):
         resident = kernel.blocks_per_sm(arch) * kernel.threads
         if resident < 1024:
             found.append(

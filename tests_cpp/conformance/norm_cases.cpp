@@ -100,6 +100,25 @@ void cases(CaseList& list) {
         whole.residual = whole.fp32_parameters = true;
         add("whole_vectors_residual" + std::to_string(n), whole);
       }
+      // Enough rows for a small GPU's kernels of many rows (but for 2000), far from zero and not always whole in a
+      // block's vectors: elements past a row's end, counted as if they were there, would show. (Of a mean of 1000 the
+      // rounding alone is too much in fp32.)
+      if (!backward) {
+        const std::pair<std::int64_t, std::int64_t> shapes[] = {
+            {17, 384},  {41, 1000}, {21, 1024},  {17, 1536},  {9, 2000},   {19, 1992}, {19, 3000},
+            {17, 4096}, {17, 5000}, {17, 12296}, {16, 16384}, {16, 20008}, {16, 32768}};
+        for (const auto& [count, n] : shapes) {
+          Spec many{dtype, rms, {count, n}};
+          many.mean = dtype == DType::kFloat32 ? 100 : 1000;
+          add("off_zero" + std::to_string(n), many);
+          many.fp32_parameters = many.in_place = true;
+          add("off_zero_fp32_parameters" + std::to_string(n), many);
+          many.residual = true;
+          add("off_zero_residual" + std::to_string(n), many);
+          many.weight = many.bias = many.saved = many.residual = false;
+          add("off_zero_plain" + std::to_string(n), many);
+        }
+      }
       // Rows of more than 64 KB: walked, or held by a cluster of blocks, evenly shared and not.
       for (const auto& [count, n] : {std::pair{2, 32776}, {1, 131072}})
         add("long_rows" + std::to_string(n), {dtype, rms, {count, n}});

@@ -87,6 +87,14 @@ class HeldRow {
     for (int j = 0; j < kVectors; ++j)
       if (holds(j)) *reinterpret_cast<Words<T>*>(row + first(j)) = vectors_[j];
   }
+  /// `values`, rounded to T, where vector j is in `row`.
+  __device__ void store(T* row, int j, const float (&values)[N]) const {
+    Words<T> words;
+    words.set(values);
+#pragma unroll
+    for (auto& word : words.words) ptx::settle(word);  // else all that makes them stands behind a branch
+    if (holds(j)) *reinterpret_cast<Words<T>*>(row + first(j)) = words;
+  }
   /// f(j, values): of each vector j of this thread.
   template <class F>
   __device__ void each(F f) {

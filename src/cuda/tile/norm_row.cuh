@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/tile/held_row.cuh"
+#include "cuda/tile/moments.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/row.cuh"
 #include "cuda/tile/vector.cuh"
@@ -112,6 +113,79 @@ __device__ inline void norm_held_row(const NormParams& p, std::int64_t row, floa
   h.store(static_cast<T*>(p.out) + row * p.stride_out_row);
 }
 
+/// Weights (or biases) of W for a vector of T's, as the words that they are in memory.
+template <class T, class W>
+class Weights {
+  static constexpr int N = kVectorElements<T>, kStep = kVectorElements<W>;
+
+ public:
+  /// Those from `first` on, if the row holds them and there are any; else `missing` words.
+  __device__ void load(const W* all, int first, bool holds, std::uint32_t missing) {
+#pragma unroll
+    for (int k = 0; k < N / kStep; ++k) {
+#pragma unroll
+      for (auto& word : words_[k].words) word = missing;
+      if (all && holds) words_[k] = *reinterpret_cast<const Words<W>*>(all + first + k * kStep);
+    }
+  }
+  __device__ void floats(float (&out)[N]) {
+#pragma unroll
+    for (int k = 0; k < N / kStep; ++k) {
+#pragma unroll
+      for (auto& word : words_[k].words) ptx::settle(word);
+      float values[kStep];
+      words_[k].floats(values);
+#pragma unroll
+      for (int i = 0; i < kStep; ++i) out[k * kStep + i] = values[i];
+    }
+  }
+
+ private:
+  Words<W> words_[N / kStep];
+};
+
+/// The same without a residual, of one kind of norm and with weights and bias of W.
+template <class T, class W, bool kLayerNorm, int kThreads, int kVectors, bool kWeightsFirst>
+__device__ inline void norm_plain_row(const NormParams& p, std::int64_t row, float (&scratch)[2][kThreads / kWarp]) {
+  using Held = HeldRow<T, kThreads, kVectors>;
+  constexpr int N = Held::N;
+  const int columns = static_cast<int>(p.features);
+  Held h(columns);
+  h.load(static_cast<const T*>(p.x) + row * p.stride_x_row);
+  const auto* const weights = static_cast<const W*>(p.weight.data);
+  const auto* const biases = static_cast<const W*>(p.bias.data);  // LayerNorm's
+  Weights<T, W> weight[kVectors], bias[kVectors];
+  const auto load_weights = [&](int j) {
+    weight[j].load(weights, h.first(j), h.holds(j), kOnes<W>);
+    if constexpr (kLayerNorm) bias[j].load(biases, h.first(j), h.holds(j), 0);
+  };
+  if constexpr (kWeightsFirst) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) load_weights(j);
+  }
+
+  const Moments m = RowMoments<kLayerNorm, T, kThreads, kVectors>::of(h, columns, scratch);
+  const float rstd = rsqrtf(m.squares / static_cast<float>(columns) + p.eps);
+  if (kLayerNorm && threadIdx.x == 0 && p.mean) p.mean[row] = m.mean;
+  if (threadIdx.x == 0 && p.rstd) p.rstd[row] = rstd;
+
+  T* const out = static_cast<T*>(p.out) + row * p.stride_out_row;
+  // Each vector is stored before the weights of the next are asked for: all at once, they would take the registers of
+  // another block on the multiprocessor, which hides more.
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    if constexpr (!kWeightsFirst) load_weights(j);
+    float values[N], w[N], b[N] = {};
+    h.floats(j, values);
+    weight[j].floats(w);
+    if constexpr (kLayerNorm) bias[j].floats(b);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      values[i] = kLayerNorm ? fmaf((values[i] - m.mean) * rstd, w[i], b[i]) : values[i] * rstd * w[i];
+    h.store(out, j, values);
+  }
+}
+
 /// Longer rows: walked from memory (kVectors == 0, of any length, N elements at a time), or so much of one in a
 /// thread's registers that no other loads may be under way with it. `add(value)`: the sum over all threads, for all of
 /// them.
@@ -130,7 +204,7 @@ __device__ inline void norm_row(const NormParams& p, std::int64_t row, Add add) 
       values.values[i] = from_float<T>(to_float(values.values[i]) + to_float(addend.values[i]));
   };
   const auto store = [](T* to, const Packed<T, N>& values) { *reinterpret_cast<Packed<T, N>*>(to) = values; };
-  // Threads of 512 and more are 1 to 2 % slower with it (16384 columns). Their conditions stand outside of the loads:
+  // Threads of 512 and more were 1 to 2 % slower with it (16384 columns). Their conditions stand outside of the loads:
   // by those inside 512 threads took 75 registers instead of 62, and a multiprocessor one block instead of two.
   constexpr bool kPlain = kThreads > 256;
   const auto load_once = [&](const T* from, bool there) {
