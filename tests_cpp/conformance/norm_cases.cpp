@@ -120,13 +120,17 @@ void cases(CaseList& list) {
         }
       }
       // Rows of more than 64 KB: walked, or held by a cluster of blocks, evenly shared and not.
-      for (const auto& [count, n] : {std::pair{2, 32776}, {1, 131072}})
+      for (const auto& [count, n] : {std::pair{2, 32776}, {backward ? 3 : 1, 131072}})
         add("long_rows" + std::to_string(n), {dtype, rms, {count, n}});
       if (backward) {  // a residual, and a last batch of rows that is not whole
         Spec both{dtype, rms, {9, 16392}};
         both.residual = both.fp32_parameters = true;
         add("long_rows_residual", both);
         add("long_rows_chunks", {dtype, rms, {19, 16392}});  // a cluster uses each place of its exchange again
+        both.residual = both.fp32_parameters = both.weight = both.bias = false;
+        add("long_rows_plain", both);
+        for (const std::int64_t n : {8184, 16376})  // two blocks whose last threads have a vector less
+          add("halves" + std::to_string(n), {dtype, rms, {11, n}});
       } else {
         Spec summed{dtype, rms, {3, 40000}};
         summed.residual = summed.fp32_parameters = true;

@@ -132,8 +132,9 @@ void norm_bwd(const NormBackwardParams& p, void* workspace, Stream stream) {
   if (!sums) return;
   namespace combine = norm_bwd_combine;
   combine::with_lanes(p.features, chunks, [&](auto lanes) {
-    launch("norm_bwd: combine", combine::kernel<lanes.value>,
-           {combine::grid(p), dim3(combine::kColumns, lanes.value), 0, s}, p, chunks, partial_weight, partial_bias);
+    launch("norm_bwd: combine", combine::kernel<decltype(lanes)>,
+           {combine::grid(p, lanes), dim3(combine::kThreads, lanes.kLanes), 0, s}, p, chunks, partial_weight,
+           partial_bias);
   });
 }
 

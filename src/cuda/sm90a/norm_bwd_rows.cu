@@ -13,6 +13,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
+#include "cuda/tile/held_row.cuh"
 #include "cuda/tile/norm_bwd_combine.cuh"
 #include "cuda/tile/norm_weight.cuh"
 #include "cuda/tile/reduce.cuh"
@@ -27,17 +28,33 @@ constexpr int kMostBlocks = 16;              // of a cluster
 constexpr std::int64_t kMostVectors = 2048;  // of 16 bytes, of a row, in a block
 constexpr std::int64_t kShortest = 64;       // shorter rows leave half the threads without work
 
+/// Rows in chunks, one for each cluster; whole units of rows, so that few chunks end within what is read at once.
+struct Plan {
+  int num_blocks = 1;  // of a cluster
+  int chunks = 0;
+  int unit = 1;            // rows
+  std::int64_t units = 0;  // of a chunk; the first `longer` chunks have one more
+  int longer = 0;
+};
+
+/// Which calls a kernel is for. kAny asks at run time, in the loop over vectors, for a residual and for fp32 weights
+/// beside 16-bit rows; the others are for calls with neither. kPacked has the weights in registers as they are in
+/// memory, and no branch between a row's vectors.
+enum class Calls { kAny, kPlain, kPacked };
+
 /// kThreads threads hold a part of kRows rows, kVectors vectors each; kBlocks blocks an SM. kKeep: g * w and h less its
 /// mean stay in registers from the row's sums to its result, else both are read and widened again.
 template <class T, bool kLayerNormKind, int kThreadsOf, int kVectorsOf, int kRowsOf, bool kClusterOf,
-          int kBlocksOf = 512 / kThreadsOf, bool kKeepOf = false>
+          int kBlocksOf = 512 / kThreadsOf, bool kKeepOf = false, Calls kCalls = Calls::kAny>
 struct Shape {
   using Element = T;
   static constexpr bool kLayerNorm = kLayerNormKind, kCluster = kClusterOf, kKeep = kKeepOf;
+  static constexpr bool kAny = kCalls == Calls::kAny, kPacked = kCalls == Calls::kPacked;
   static constexpr int kThreads = kThreadsOf, kVectors = kVectorsOf, kRows = kRowsOf;
   static constexpr int N = kVectorElements<T>, kWarps = kThreads / kWarp;
-  static constexpr int kSums = kLayerNorm ? 2 : 1;          // columns of grad_weight, and of grad_bias
-  static constexpr bool kHoldWeights = kVectors * N <= 16;  // as floats in registers; else in shared memory
+  static constexpr int kSums = kLayerNorm ? 2 : 1;                      // columns of grad_weight, and of grad_bias
+  static constexpr bool kHoldWeights = !kPacked && kVectors * N <= 16;  // as floats in registers
+  static constexpr bool kShareWeights = !kPacked && !kHoldWeights;      // in shared memory
   // 64 sums a thread leave no registers for the residual to wait in.
   static constexpr bool kResidualEarly = kSums * kVectors * N < 64;
   static constexpr int kBlocks = kBlocksOf;  // by 512 threads an SM: 128 registers a thread, 64 KB a stage
@@ -46,7 +63,7 @@ struct Shape {
   static constexpr int kTensorBytes = kVectors * kThreads * 16, kRowBytes = 2 * kTensorBytes;
   static constexpr int kStageBytes = kRows * kRowBytes, kRingBytes = kStages * kStageBytes;
   static constexpr int kMailBytes = 2 * kRows * kMostBlocks * 8;  // two turns of {sum, dot}
-  static constexpr int kMailAt = kRingBytes + (kHoldWeights ? 0 : kTensorBytes);
+  static constexpr int kMailAt = kRingBytes + (kShareWeights ? kTensorBytes : 0);
   static constexpr int kSharedBytes = kMailAt + (kCluster ? kMailBytes + 16 : 0);
 };
 
@@ -142,17 +159,18 @@ class RowSums {
 
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    rows_kernel(const NormBackwardParams p, std::int64_t rows_per_chunk, int num_blocks, float* partial_weight,
-                float* partial_bias) {
+    rows_kernel(const NormBackwardParams p, const Plan plan, float* partial_weight, float* partial_bias) {
   using T = typename S::Element;
   constexpr int N = S::N, kVectors = S::kVectors, kRows = S::kRows;
-  using Vector = Packed<T, N>;
+  using Vector = Words<T>;
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ typename RowSums<S>::Scratch scratch;
 
-  const int blocks = S::kCluster ? num_blocks : 1;
+  const int blocks = S::kCluster ? plan.num_blocks : 1;
   const std::int64_t chunk = blockIdx.x / static_cast<unsigned>(blocks);
-  const std::int64_t first_row = chunk * rows_per_chunk, last_row = min(p.rows, first_row + rows_per_chunk);
+  const std::int64_t first_unit = chunk * plan.units + min(chunk, static_cast<std::int64_t>(plan.longer));
+  const std::int64_t last_unit = first_unit + plan.units + (chunk < plan.longer ? 1 : 0);
+  const std::int64_t first_row = first_unit * plan.unit, last_row = min(p.rows, last_unit * plan.unit);
   // This block's columns begin at `part`; a thread's vector j is at `column + j * kStep`.
   const int thread = static_cast<int>(threadIdx.x), features = static_cast<int>(p.features);
   const int share = S::kCluster ? (features / N + blocks - 1) / blocks * N : features;
@@ -183,9 +201,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     }
     ptx::cp_async_commit();
   };
-  const bool wide_weights = sizeof(T) == 2 && p.weight && p.weight.dtype == DType::kFloat32;
+  const bool wide_weights = S::kAny && sizeof(T) == 2 && p.weight && p.weight.dtype == DType::kFloat32;
+  const bool has_residual = S::kAny && p.grad_residual_out;
   const auto weight_slot = [&](int j) { return shared + S::kRingBytes + (j * S::kThreads + thread) * 16; };
-  if constexpr (!S::kHoldWeights) {
+  if constexpr (S::kShareWeights) {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       if (!p.weight) {
@@ -202,10 +221,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) copy(first_row + stage * kRows, stage);
 
-  // As one word of 16 bytes: of a vector the compiler would load the elements one by one.
+  // As words: of a vector of elements the compiler would load each by itself.
   const auto read_shared = [](const unsigned char* from, float(&values)[N]) {
-    const uint4 word = *reinterpret_cast<const uint4*>(from);
-    unpack(values, reinterpret_cast<const Vector&>(word));
+    reinterpret_cast<const Vector*>(from)->floats(values);
   };
   const auto read_weight = [&](int j, float(&weight)[N]) {
     read_norm_weight<T>(holds(j) ? p.weight : TypedPointer{}, column + j * kStep, weight);
@@ -215,9 +233,23 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) read_weight(j, weights[j]);
   }
+  Vector packed[S::kPacked ? kVectors : 1];
+  if constexpr (S::kPacked) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+#pragma unroll
+      for (auto& word : packed[j].words) word = kOnes<T>;
+      if (p.weight && holds(j))
+        packed[j] = *reinterpret_cast<const Vector*>(static_cast<const T*>(p.weight.data) + column + j * kStep);
+    }
+  }
   const auto weighted = [&](int j, const float(&g)[N], float(&gw)[N]) {
     float again[N];
-    if constexpr (!S::kHoldWeights) {
+    if constexpr (S::kPacked) {  // widened each time: kept as floats they would take twice the registers
+#pragma unroll
+      for (auto& word : packed[j].words) ptx::settle(word);
+      packed[j].floats(again);
+    } else if constexpr (S::kShareWeights) {
       if (wide_weights) {
         read_weight(j, again);
       } else {
@@ -249,8 +281,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     read_statistics(row + kRows);
     const auto read_residual = [&](int r, int j) {
       const T* const from = static_cast<const T*>(p.grad_residual_out) + (row + r) * p.stride_grad_residual_out_row;
-      return p.grad_residual_out && row + r < last_row && holds(j) ? load_vector<N>(from + column + j * kStep)
-                                                                   : Vector{};
+      return has_residual && row + r < last_row && holds(j)
+                 ? *reinterpret_cast<const Vector*>(from + column + j * kStep)
+                 : Vector{};
     };
     ptx::cp_async_wait<kStages - 1>();
 
@@ -302,7 +335,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         const float slope = -rstd[r] * rstd[r] * (row_sums[r].y * inverse_features) * rstd[r];
 #pragma unroll
         for (int j = 0; j < kVectors; ++j) {
-          if (!holds(j)) continue;
+          if (!S::kPacked && !holds(j)) continue;
           float g[N], gw[N], centred[N], result[N];
           if constexpr (S::kKeep) {
 #pragma unroll
@@ -316,12 +349,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
             if constexpr (S::kLayerNorm) gw[i] -= shift;
             result[i] = fmaf(gw[i], rstd[r], centred[i] * slope);
           }
-          if (p.grad_residual_out) {
+          if (has_residual) {
             float more[N];
-            unpack(more, S::kResidualEarly ? residual[r][j] : read_residual(r, j));
+            (S::kResidualEarly ? residual[r][j] : read_residual(r, j)).floats(more);
 #pragma unroll
             for (int i = 0; i < N; ++i) result[i] += more[i];
           }
+          if (S::kPacked && !holds(j)) continue;
           store_floats(static_cast<T*>(p.grad_x) + (row + r) * p.stride_grad_x_row + column + j * kStep, result);
         }
       }
@@ -348,9 +382,32 @@ int blocks_of_cluster(std::int64_t vectors) {
   return blocks;
 }
 
-/// f(Shape) for the part of a row of `vectors` vectors that a block holds.
+/// The shapes that an H200 found faster for calls with neither residual nor fp32 weights beside 16-bit rows; false
+/// where it found none.
 template <class T, bool kLayerNorm, class F>
-void with_shape_of(std::int64_t vectors, F f) {
+bool with_plain_shape(std::int64_t vectors, F f) {
+  const auto take = [&](auto shape) { return f(shape), true; };
+  if constexpr (sizeof(T) == 2) {
+    if (vectors <= 96) return take(Shape<T, kLayerNorm, 128, 1, 4, false, 4, false, Calls::kPlain>{});
+    if (vectors <= 128) return take(Shape<T, kLayerNorm, 128, 1, 2, false, 4, true, Calls::kPlain>{});
+    if constexpr (!kLayerNorm) {
+      if (vectors > 256 && vectors <= 512)
+        return take(Shape<T, kLayerNorm, 512, 1, 2, false, 1, true, Calls::kPlain>{});
+    }
+  }
+  // Two blocks share a row; of less than 768 vectors in each too little would be under way.
+  if constexpr (sizeof(T) == 4 || !kLayerNorm) {
+    if (vectors > 2 * 768 && vectors <= kMostVectors)
+      return take(Shape<T, kLayerNorm, 512, 2, 1, true, 1, true, Calls::kPacked>{});
+  }
+  if (vectors > kMostVectors) return take(Shape<T, kLayerNorm, 512, 4, 1, true, 1, false, Calls::kPacked>{});
+  return false;
+}
+
+/// f(Shape) for the part of a row of `vectors` vectors that a block holds; `plain`: as with_plain_shape.
+template <class T, bool kLayerNorm, class F>
+void with_shape_of(std::int64_t vectors, bool plain, F f) {
+  if (plain && with_plain_shape<T, kLayerNorm>(vectors, f)) return;
   constexpr bool k16Bit = sizeof(T) == 2;  // bound by instructions: what is kept need not be read and widened again
   if constexpr (k16Bit && kLayerNorm) {
     if (vectors <= 96) return f(Shape<T, kLayerNorm, 96, 1, 2, false, 6, true>{});
@@ -370,8 +427,9 @@ void with_shape_of(std::int64_t vectors, F f) {
   if (vectors <= 1024) return f(Shape<T, kLayerNorm, 512, 2, 2, false>{});
   if constexpr (k16Bit && !kLayerNorm) {  // two blocks with half a row each keep it in registers
     if (vectors <= kMostVectors) return f(Shape<T, kLayerNorm, 512, 2, 1, true, 1, true>{});
+  } else {
+    if (vectors <= kMostVectors) return f(Shape<T, kLayerNorm, 512, 4, 1, false>{});
   }
-  if (vectors <= kMostVectors) return f(Shape<T, kLayerNorm, 512, 4, 1, false>{});
   return f(Shape<T, kLayerNorm, 512, 4, 1, true>{});
 }
 template <class F>
@@ -379,8 +437,9 @@ void with_shape(const NormBackwardParams& p, F f) {
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     const std::int64_t vectors = p.features / kVectorElements<T>;
-    if (p.kind == NormKind::kLayerNorm) return with_shape_of<T, true>(vectors, f);
-    with_shape_of<T, false>(vectors, f);
+    const bool plain = !p.grad_residual_out && (!p.weight || p.weight.dtype == p.dtype);
+    if (p.kind == NormKind::kLayerNorm) return with_shape_of<T, true>(vectors, plain, f);
+    with_shape_of<T, false>(vectors, plain, f);
   });
 }
 
@@ -391,20 +450,17 @@ int clusters_of(int num_blocks, int device) {
                           S::kThreads, S::kSharedBytes, device);
 }
 
-struct Plan {
-  int num_blocks = 1;               // of a cluster
-  std::int64_t rows_per_chunk = 1;  // a chunk is a cluster's
-  int chunks = 0;
-};
-
 /// One chunk for each cluster the GPU runs at once: an even share of rows, and the fewest partial sums.
 template <class S>
 Plan plan(const NormBackwardParams& p) {
   Plan plan;
   plan.num_blocks = blocks_of_cluster<S>(p.features / S::N);
   const std::int64_t most = std::max(1, clusters_of<S>(plan.num_blocks, p.device.index));
-  plan.rows_per_chunk = std::max<std::int64_t>(1, ceil_div(p.rows, most));
-  plan.chunks = static_cast<int>(ceil_div(p.rows, plan.rows_per_chunk));
+  plan.unit = static_cast<int>(std::min<std::int64_t>(S::kRows, ceil_div(p.rows, most)));
+  const std::int64_t units = ceil_div(p.rows, plan.unit);
+  plan.chunks = static_cast<int>(std::min(most, units));
+  plan.units = units / plan.chunks;
+  plan.longer = static_cast<int>(units % plan.chunks);
   return plan;
 }
 
@@ -459,14 +515,14 @@ void norm_bwd_rows(const NormBackwardParams& p, void* workspace, Stream stream) 
     partial_bias = p.grad_bias ? first + (p.grad_weight ? chunks * p.features : 0) : nullptr;
     LaunchShape shape{static_cast<unsigned>(chunks * how.num_blocks), S::kThreads, S::kSharedBytes, s};
     shape.cluster = static_cast<unsigned>(how.num_blocks);
-    launch("norm_bwd: rows", rows_kernel<S>, shape, p, how.rows_per_chunk, how.num_blocks, partial_weight,
-           partial_bias);
+    launch("norm_bwd: rows", rows_kernel<S>, shape, p, how, partial_weight, partial_bias);
   });
   if (!p.grad_weight && !p.grad_bias) return;
   namespace combine = norm_bwd_combine;
   combine::with_lanes(p.features, chunks, [&](auto lanes) {
-    launch("norm_bwd: combine", combine::kernel<lanes.value>,
-           {combine::grid(p), dim3(combine::kColumns, lanes.value), 0, s}, p, chunks, partial_weight, partial_bias);
+    launch("norm_bwd: combine", combine::kernel<decltype(lanes)>,
+           {combine::grid(p, lanes), dim3(combine::kThreads, lanes.kLanes), 0, s}, p, chunks, partial_weight,
+           partial_bias);
   });
 }
 
