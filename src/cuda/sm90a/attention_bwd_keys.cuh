@@ -372,15 +372,6 @@ struct KeyConsumer {
     finite.report(plan.not_finite);
   }
 
-  /// The end of an item.
-  __device__ void finish(const BackwardItem& item, Ring<Shape::kScoreSlots> next, std::uint32_t thread) {
-    if constexpr (Shape::kMayCut && !kModified) {
-      if (item.share == BackwardItem::kGives) return give(item, thread);
-      if (item.share == BackwardItem::kTakes) take(item, thread);
-    }
-    store(item, next, thread);
-  }
-
   /// No query sees these keys.
   __device__ void store_zeros(const BackwardItem& item) const {
     const int first_key = item.n_tile * Shape::kBlockN + warpgroup * 64;
@@ -413,9 +404,7 @@ struct KeyConsumer {
       }
       step<true>(item, 0, steps - 1);
       ++keys.count, ++values.count;
-      Ring<BackwardLayout<Shape>::kItems> again = items;
-      ptx::hold(again.count);
-      finish(*shared.item(again.slot()), scored, thread_again());
+      store(item, scored, thread_again());
       ptx::mbarrier_arrive(shared.item_empty(items.slot()));
     }
   }

@@ -11,7 +11,7 @@ namespace flashkernel::cuda::sm90a {
 /// makes dQ, the fourth one loads. kJoined: the key warpgroups make dQ themselves (attention_bwd_joined.cuh).
 template <int kDim_>
 struct BackwardShape {
-  static constexpr bool kJoined = false, kMayCut = kDim_ <= 64;  // BackwardCut; more spills
+  static constexpr bool kJoined = false, kMayCut = false;  // BackwardCut
   static constexpr int kDim = kDim_, kBlockM = backward_block_m(kDim), kBlockN = kBackwardBlockN;
   static constexpr int kKeyGroups = kBlockN / 64;
   static constexpr int kThreads = 128 * (kKeyGroups + 2);
