@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       ptx::mbarrier_init(shared.pass_full(slot), kQueryWarps * (Shape::kJoined ? kWarp : 1));
       ptx::mbarrier_init(shared.pass_empty(slot), 1);
     }
-    *shared.range() = {0, 0};
+    if constexpr (Shape::kMayCut) *shared.range() = {0, 0};
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

@@ -24,6 +24,17 @@ __device__ inline void cut_item(const BackwardPlan& plan, BackwardRange* range, 
   range->left = first - range_first;
 }
 
+/// A ticket past the whole items begins a range; of a range under way `index` becomes the next item's, the last one's
+/// of what is left.
+__device__ inline void begin_range(const BackwardPlan& plan, BackwardRange* range, unsigned* index) {
+  const int number = static_cast<int>(*index) - plan.whole_items;
+  if (range->left == 0 && number >= 0) {
+    range->number = number;
+    range->left = min(plan.range_tiles, plan.cut_tiles - number * plan.range_tiles);
+  }
+  if (range->left > 0) *index = plan.whole_items + (range->number * plan.range_tiles + range->left - 1) / plan.q_tiles;
+}
+
 /// The next item of all thread blocks, or of the range that this block has begun. Tickets go through groups of heads;
 /// within a group tile after tile of keys, which is the heavy ones first under a causal mask and the order in which
 /// blocks add to dQ. The last tickets are ranges of cut items. A block waits for lower tickets only, and all of those
@@ -34,19 +45,14 @@ __device__ inline void take_item(const AttentionBackwardParams& p, const Backwar
   const AttentionParams& f = p.forward;
   for (;;) {
     unsigned index = 0;
-    if (range->left == 0) {
+    if (!Shape::kMayCut || range->left == 0) {
       index = static_cast<unsigned>(atomicAdd(plan.ticket, 1));
       if (index >= static_cast<unsigned>(plan.tickets)) {
         item->steps = -1;
         return;
       }
-      const int number = static_cast<int>(index) - plan.whole_items;
-      if (number >= 0) {
-        range->number = number;
-        range->left = min(plan.range_tiles, plan.cut_tiles - number * plan.range_tiles);
-      }
     }
-    if (range->left > 0) index = plan.whole_items + (range->number * plan.range_tiles + range->left - 1) / plan.q_tiles;
+    if constexpr (Shape::kMayCut) begin_range(plan, range, &index);
     const unsigned at_once = plan.heads_at_once, per_group = at_once * plan.k_tiles;
     const unsigned group = index / per_group, in_group = index % per_group;
     const unsigned group_heads = min(at_once, plan.heads - group * at_once);
@@ -64,8 +70,10 @@ __device__ inline void take_item(const AttentionBackwardParams& p, const Backwar
     item->k_row = f.is_varlen_k() ? f.k_begin(item->b) : 0;
     item->first_tile = first_query / Shape::kBlockM;
     item->tiles = last_query > first_query ? (last_query + Shape::kBlockM - 1) / Shape::kBlockM - item->first_tile : 0;
-    item->share = BackwardItem::kAll;
-    if (range->left > 0) cut_item(plan, range, item);
+    if constexpr (Shape::kMayCut) {
+      item->share = BackwardItem::kAll;
+      if (range->left > 0) cut_item(plan, range, item);
+    }
     item->steps = item->tiles * plan.group;
     // The first query of a tile sees the last key, the last query the first key; no key is past the end.
     const int whole = first_key + Shape::kBlockN <= keys.k_len;
