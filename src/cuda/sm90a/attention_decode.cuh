@@ -1,5 +1,5 @@
-// Attention of one query a sequence over a cache of up to some 100 MB, where time is a chain of latencies: launch,
-// lengths, page table, keys, merging (Flash-Decoding, Dao et al. 2023). Instantiated by the generated
+// Attention of one query a sequence over a cache (Flash-Decoding, Dao et al. 2023): up to some 100 MB time is a chain
+// of latencies (launch, lengths, page table, keys, merging), beyond that bytes. Instantiated by the generated
 // attention_decode_*.cu.
 //
 // A cluster of up to 16 blocks serves a kv head of all sequences, or of a group of them. A warp takes 16 keys at a time
