@@ -330,35 +330,6 @@ struct KeyConsumer {
     return thread;
   }
 
-  /// Calls f(sums, place in a range's part) for each four neighbours of a lane's sums of dK and dV.
-  template <class F>
-  __device__ void for_parts(int range, std::uint32_t thread, const F& f) {
-    const int key_thread = static_cast<int>(thread) - (Shape::kThreads - 32 * Shape::kKeyWarps);
-    float4* const part = reinterpret_cast<float4*>(plan.parts) +
-                         static_cast<std::int64_t>(range) * (Shape::kBlockN * 2 * kDim / 4) + key_thread;
-#pragma unroll
-    for (int i = 0; i < kDim / 8; ++i) {
-      f(&grad_k[4 * i], part + (2 * i) * 32 * Shape::kKeyWarps);
-      f(&grad_v[4 * i], part + (2 * i + 1) * 32 * Shape::kKeyWarps);
-    }
-  }
-
-  /// The sums of an item that is shared go to the block with its other tiles of queries.
-  __device__ void give(const BackwardItem& item, std::uint32_t thread) {
-    for_parts(item.cut_range, thread, [](const float* x, float4* to) { *to = float4{x[0], x[1], x[2], x[3]}; });
-    ptx::fetch_add_release(plan.given + item.cut_range, 1);
-  }
-
-  /// Adds what that block has given.
-  __device__ void take(const BackwardItem& item, std::uint32_t thread) {
-    while (ptx::load_acquire(plan.given + item.cut_range - 1) < 32 * Shape::kKeyWarps) {
-    }
-    for_parts(item.cut_range - 1, thread, [](float* x, const float4* from) {
-      const float4 other = *from;
-      x[0] += other.x, x[1] += other.y, x[2] += other.z, x[3] += other.w;
-    });
-  }
-
   /// dK and dV, by way of the place of the next dS, of which each warp takes 2 KB.
   __device__ void store(const BackwardItem& item, Ring<Shape::kScoreSlots> next, std::uint32_t thread) const {
     const int key_warp = static_cast<int>(thread) / 32 - (Shape::kThreads / 32 - Shape::kKeyWarps);
