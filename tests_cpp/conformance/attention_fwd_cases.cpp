@@ -47,6 +47,35 @@ void mask_cases(CaseList& list) {
       spec.head_dim = 64;
       add_both(list, std::string("blocks_") + mask.name + "_" + short_name(dtype), spec);
     }
+  // Warpgroups of 64 queries that come in threes: rows that fill no tile, one group or two of them, before the first or
+  // behind the last one, where keys are few and where they are many.
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+    for (const Mask& mask : {kFull, kCausal, kMasks[3]})
+      for (const auto& [q, k] :
+           {std::pair<std::int64_t, std::int64_t>{130, 130}, {320, 320}, {449, 449}, {257, 1000}, {450, 300}}) {
+        AttentionSpec spec;
+        spec.dtype = dtype;
+        spec.mask = mask;
+        spec.batch = 1;
+        spec.seq_q = q;
+        spec.seq_k = k;
+        spec.head_dim = 128;
+        add_both(list, std::string("threes_") + mask.name + "_" + sizes(q, k) + "_" + short_name(dtype), spec);
+      }
+  // More heads than the groups whose tiles alternate have, on a GPU of few multiprocessors, and a number that fills no
+  // last group.
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+    for (const auto& [heads, seq] : {std::pair<std::int64_t, std::int64_t>{83, 140}, {43, 260}}) {
+      AttentionSpec spec;
+      spec.dtype = dtype;
+      spec.batch = 1;
+      spec.heads_q = heads;
+      spec.heads_kv = 1;
+      spec.seq_q = spec.seq_k = seq;
+      spec.head_dim = 128;
+      spec.mask = kCausal;
+      add(list, "groups_of_heads_" + std::to_string(seq) + "_" + short_name(dtype), spec);
+    }
   // Heads whose tiles of 128 or 256 queries come in twos: kernels that pair a heavy tile with a light one do it here.
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
     for (const std::int64_t d : {64, 128, 192, 256}) {

@@ -65,6 +65,28 @@ void varlen_cases(CaseList& list) {
     }
 }
 
+// Warpgroups of 64 queries in threes that end with their sequence: what stands before its first row is another one's.
+void threes_cases(CaseList& list) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+    for (const Mask& mask : {kFull, kCausal, kMasks[3]}) {
+      VarlenSpec spec;
+      spec.common.dtype = dtype;
+      spec.common.heads_q = 4;
+      spec.common.head_dim = 128;
+      spec.common.mask = mask;
+      spec.lengths_q = {200, 1, 0, 64, 321, 65, 449, 130};
+      spec.lengths_k = {200, 70, 30, 64, 400, 65, 449, 1};
+      list.add(std::string("varlen_threes_") + mask.name + "_" + short_name(dtype),
+               [spec](Call& call) { build_attention_varlen(call, spec); });
+      PagedSpec paged;
+      paged.common = spec.common;
+      paged.lengths = {200, 0, 321, 500};
+      paged.lengths_q = {200, 1, 300, 449};
+      list.add(std::string("paged_threes_") + mask.name + "_" + short_name(dtype),
+               [paged](Call& call) { build_attention_paged(call, paged); });
+    }
+}
+
 // Without LSE kernels may make the row sums in another way (attention_fwd_cases.cpp).
 void without_lse_cases(CaseList& list) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
@@ -181,6 +203,7 @@ void paged_cases(CaseList& list) {
 
 void cases(CaseList& list) {
   varlen_cases(list);
+  threes_cases(list);
   without_lse_cases(list);
   paged_cases(list);
 }

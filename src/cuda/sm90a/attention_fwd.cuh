@@ -77,13 +77,16 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 /// Heads whose tiles fill whole pairs of rounds, of which every other one runs backwards: if they alternate, the heavy
 /// tiles first, each block gets the same work (a few tiles off, and the blocks drift apart: 30 % at seq 2048). Of few
-/// tiles a sequence, half or a quarter of them: keys are asked for less in bursts (2 to 6 %).
+/// tiles a sequence, a part of them: keys are asked for less in bursts (2 to 6 %). Of three warpgroups' tiles, heads
+/// that fill three or four rounds; of up to four tiles, few heads, unless that leaves blocks idle at the end.
 inline std::int64_t group_of_heads(const AttentionParams& p, int block_m, const CudaDeviceProperties& device) {
-  const std::int64_t q_tiles = ceil_div(p.seq_q, block_m), both_rounds = 2 * device.num_sms;
+  const std::int64_t q_tiles = ceil_div(p.seq_q, block_m), heads = p.batch * p.heads_q;
+  if (block_m == 192 && q_tiles <= 4) return heads * q_tiles >= std::int64_t{5} * device.num_sms ? 8 : heads;
+  const std::int64_t rounds = block_m != 192 ? 2 : q_tiles <= 16 ? 3 : 4, tiles = rounds * device.num_sms;
   std::int64_t part = 1;
   if (block_m == 128 && p.head_dim <= 128 && q_tiles <= 8) part = 4;
-  if (block_m == 128 && p.head_dim > 192 && q_tiles <= 4) part = 2;
-  return std::max<std::int64_t>(1, both_rounds / std::gcd(both_rounds, q_tiles) / part);
+  if (block_m == 128 && p.head_dim > 192 && q_tiles <= 4) part = 3;
+  return std::max<std::int64_t>(1, tiles / std::gcd(tiles, q_tiles) / part);
 }
 
 inline bool fit_l2_cache(const AttentionParams& p, std::int64_t heads, const CudaDeviceProperties& device) {
@@ -95,19 +98,16 @@ inline bool fit_l2_cache(const AttentionParams& p, std::int64_t heads, const Cud
 inline int heads_at_once(const AttentionParams& p, int block_m, const CudaDeviceProperties& device) {
   if (p.window_right < 0) return 1;
   const std::int64_t heads = p.batch * p.heads_q;
-  std::int64_t group = group_of_heads(p, block_m, device);
-  // Twelve heads, 22 tiles of three consumers each, leave a group of less at the end (8 of 128 heads: the slowest block
-  // has 1.023 of the mean), and 32 don't (1.005). 32/8 heads at seq 4096: 646 TFLOP/s with 32, 636 with 12.
-  const bool is_grouped = p.heads_q > p.heads_kv;
-  if (is_grouped && block_m == 192 && group == 12 && heads % 32 == 0 && fit_l2_cache(p, 32, device)) group = 32;
+  const std::int64_t group = group_of_heads(p, block_m, device);
   return static_cast<int>(group < heads && fit_l2_cache(p, group, device) ? group : heads);
 }
 
 /// Whether instead a block takes a head's tiles in pairs, a heavy and a light one: in causal calls where a group's keys
 /// don't fit the L2 cache (those of the few heads whose pairs are under way do), all sequences are as long, there are a
-/// few rounds of pairs, and up to 32 tiles (more have not been measured).
+/// few rounds of pairs, and up to 32 tiles (more have not been measured). Three warpgroups' tiles gain nothing by it.
 inline bool goes_in_pairs(const AttentionParams& p, int block_m, const CudaDeviceProperties& device) {
-  if (p.window_right < 0 || p.window_left >= 0 || p.is_varlen_q() || p.is_varlen_k() || p.is_paged()) return false;
+  if (block_m == 192 || p.window_right < 0 || p.window_left >= 0 || p.is_varlen_q() || p.is_varlen_k() || p.is_paged())
+    return false;
   const std::int64_t heads = p.batch * p.heads_q, q_tiles = ceil_div(p.seq_q, block_m);
   return q_tiles % 2 == 0 && q_tiles <= 32 && heads * q_tiles / 2 >= std::int64_t{3} * device.num_sms &&
          !fit_l2_cache(p, std::min(heads, group_of_heads(p, block_m, device)), device);
@@ -143,6 +143,11 @@ ForwardPlan forward_plan(const AttentionParams& p, const CudaDeviceProperties& d
   plan.heads_at_once = heads_at_once(p, Shape::kBlockM, device);
   if (goes_in_pairs(p, Shape::kBlockM, device)) plan_pairs(plan, count_blocks(p, plan.items, device.num_sms));
   plan.group_tiles = plan.heads_at_once * plan.q_tiles;
+  // What fills no group: a group of its own, or more of the last one, whose light tiles then level out the blocks'
+  // work.
+  const int unpaired = plan.heads - plan.paired_heads;
+  plan.groups = Shape::kBlockM == 192 ? std::max(1, unpaired / plan.heads_at_once)
+                                      : static_cast<int>(ceil_div(unpaired, plan.heads_at_once));
   plan.kv_box_rows = static_cast<int>(p.is_paged() ? std::gcd<std::int64_t, std::int64_t>(p.page_size, Shape::kBlockN)
                                                    : Shape::kBlockN);
   const auto cut = [](std::int64_t n) { return static_cast<int>(n < 0 || n > kMostTokens ? kMostTokens : n); };
@@ -184,7 +189,7 @@ struct ForwardTiles<64> {
   static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
     // Up to 192 queries a tile of four would be padding for a quarter and more.
     const bool is_masked = p.window_right >= 0;
-    if (p.seq_q <= 192 || (!is_masked && p.seq_q > 1536)) return launch_with(Long{});
+    if (p.seq_q <= 192 || p.seq_q > (is_masked ? 4096 : 1536)) return launch_with(Long{});
     if (is_masked && p.seq_q <= 2048) return launch_with(ShortCausal{});
     launch_with(Short{});
   }
@@ -198,19 +203,27 @@ struct ForwardTiles<96> {
     launch_with(Only{});
   }
 };
+
+/// Whether three warpgroups lose less than 5 % of the work to rows that fill no tile, beyond what two lose. Those rows
+/// stand before the first one and cost the keys that it sees: few under a causal mask, all without.
+inline bool fills_three(const AttentionParams& p) {
+  const auto keys_of = [&](std::int64_t row) {
+    return std::max(std::int64_t{1}, p.last_key(row, p.seq_q, p.seq_k) - p.first_key(row, p.seq_q, p.seq_k));
+  };
+  const std::int64_t row_groups = ceil_div(p.seq_q, 64), first = keys_of(std::min<std::int64_t>(32, p.seq_q / 2));
+  const auto lost = [&](std::int64_t consumers) { return (consumers - row_groups % consumers) % consumers * first; };
+  return 20 * (lost(3) - lost(2)) <= row_groups * keys_of(p.seq_q / 2);
+}
+
 template <>
 struct ForwardTiles<128> {
-  using Long = ForwardShape<128, 3, 80, 2>;    // 2 x 48 + 4 x 20 KB
-  using Short = ForwardShape<128, 2, 128, 2>;  // 2 x 32 + 4 x 32 KB
-  using Modified = Short;
+  using Three = ForwardShape<128, 3, 64, 1, 4, false, 2>;  // 48 + 8 x 16 + 48 KB
+  using Two = ForwardShape<128, 2, 128, 2>;                // 2 x 32 + 4 x 32 KB
+  using Modified = Two;
   template <class F>
-  static void choose(const AttentionParams& p, const CudaDeviceProperties& device, F&& launch_with) {
-    // 129 to 192 queries are one tile of three. From 2048 on (above it under a mask), tiles of two only go in pairs as
-    // fast.
-    const bool is_one_of_three = p.seq_q > 128 && p.seq_q <= 192, is_masked = p.window_right >= 0;
-    const bool is_long = p.seq_q > 2048 || (p.seq_q == 2048 && !is_masked);
-    if (is_one_of_three || (is_long && !goes_in_pairs(p, Short::kBlockM, device))) return launch_with(Long{});
-    launch_with(Short{});
+  static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
+    if (fills_three(p)) return launch_with(Three{});
+    launch_with(Two{});
   }
 };
 template <>

@@ -105,7 +105,7 @@ __device__ inline void produce_queries(const AttentionParams& p, const ForwardPl
     TileRecord* const tile = shared.found(found.count);
     ptx::mbarrier_wait(shared.found_empty(found.slot()), found.parity() ^ 1);
     more = locate_tile<Shape>(p, plan, round, tile);
-    if (more && tile->first_query >= tile->range.q_len) continue;  // a shorter sequence has no such tile
+    if (more && tile->first_query + Shape::kBlockM <= 0) continue;  // a shorter sequence has no such tile
     if (!more) tile->num_blocks = -1;
     ptx::mbarrier_arrive(shared.found_full(found.slot()));
     ++found.count;

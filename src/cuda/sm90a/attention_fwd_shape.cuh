@@ -52,7 +52,7 @@ struct SummedShape : Shape {
 /// One tile of queries of one head.
 struct TileRecord {
   int b, h, g;      // sequence, head of q, head of k and v
-  int first_query;  // of the thread block, or of the warpgroup that it is told to
+  int first_query;  // of the warpgroup that it is told to; of the thread block, where it may be below 0
   int num_blocks;   // of keys, for the whole thread block; 0: these rows see none; -1: no more tiles
   int end_block;    // blocks are walked from end_block - 1 down
   unsigned round;   // of the thread block's turns, the one that found it
@@ -128,7 +128,8 @@ struct Ring {
 struct ForwardPlan {
   int items;                      // tiles of queries of all heads
   int q_tiles;                    // of the longest sequence
-  int heads_at_once;              // heads whose tiles alternate: as many as keep K and V in the L2 cache
+  int heads_at_once;              // heads whose tiles alternate, a group: as many as keep K and V in the L2 cache
+  int groups;                     // of heads whose tiles don't go in pairs; the last one has what is left
   int pairs;                      // of tiles of a head, one heavy and one light, or 0: no pairs (locate_tile)
   int paired_heads;               // whose tiles go in pairs; the others' follow
   int pair_rounds, pair_rest;     // pairs of every block, and how many blocks have one more
@@ -164,10 +165,11 @@ __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& 
     index += plan.paired_heads * plan.q_tiles;
     if (index >= static_cast<unsigned>(plan.items)) return false;
     index -= plan.paired_heads * plan.q_tiles;
-    const unsigned at_once = plan.heads_at_once, group_tiles = plan.group_tiles;
-    const unsigned group = index / group_tiles, in_group = index % group_tiles;
-    const unsigned group_heads = min(at_once, plan.heads - plan.paired_heads - group * at_once);
-    head = plan.paired_heads + group * at_once + in_group % group_heads;
+    const unsigned groups = plan.groups, group_tiles = plan.group_tiles;
+    const unsigned group = min(index / group_tiles, groups - 1), in_group = index - group * group_tiles;
+    const unsigned first_head = plan.paired_heads + group * plan.heads_at_once;
+    const unsigned group_heads = group + 1 < groups ? plan.heads_at_once : plan.heads - first_head;
+    head = first_head + in_group % group_heads;
     lighter = in_group / group_heads;
   }
   tile->round = round;
@@ -180,19 +182,24 @@ __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& 
   const int shift = tile->range.k_len - tile->range.q_len;
   tile->range.left = shift - plan.window_left;
   tile->range.right = shift + plan.window_right + 1;
-  tile->first_query = (plan.q_tiles - 1 - static_cast<int>(lighter)) * Shape::kBlockM;
+  // Tiles end where the sequence's last warpgroup of rows does. What fills no tile stands before the first one, where a
+  // causal mask leaves few keys: at the end, a tile of one warpgroup would walk all of them.
+  const int row_groups = (tile->range.q_len + 63) / 64;
+  tile->first_query = 64 * (row_groups - (static_cast<int>(lighter) + 1) * Shape::kConsumers);
   const int last_query = min(tile->range.q_len, tile->first_query + Shape::kBlockM) - 1;
-  const int first_key = tile->range.first(tile->first_query), last_key = tile->range.last(last_query);
+  const int first_key = tile->range.first(max(0, tile->first_query)), last_key = tile->range.last(last_query);
   tile->end_block = (last_key + Shape::kBlockN - 1) / Shape::kBlockN;
   tile->num_blocks = last_key > first_key ? tile->end_block - first_key / Shape::kBlockN : 0;
   return true;
 }
 
-/// The first row of a warpgroup in a tile of the thread block.
+/// The first row of a warpgroup in a tile of the thread block. Before a sequence's first row there are as few as behind
+/// its last.
 template <class Shape>
 __device__ inline int first_row(const TileRecord& tile, int warpgroup) {
   const bool reversed = !Shape::kTurns && tile.round % 2;
-  return tile.first_query + 64 * (reversed ? Shape::kConsumers - 1 - warpgroup : warpgroup);
+  const int row = tile.first_query + 64 * (reversed ? Shape::kConsumers - 1 - warpgroup : warpgroup);
+  return row < 0 ? tile.range.q_len : row;
 }
 
 }  // namespace flashkernel::cuda::sm90a
