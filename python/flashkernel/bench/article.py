@@ -54,8 +54,8 @@ def _ladder(root: Path) -> dict[str, str]:
 
 def _attention(root: Path) -> dict[str, str]:
     made: dict[str, str] = {}
-    for way in ("forward", "backward"):
-        rows = _read(root, "benchmarks", "h200", "attention.json")["rows"]
+    for way, run in (("forward", "attention.json"), ("backward", "attention_backward.json")):
+        rows = _read(root, "benchmarks", "h200", run)["rows"]
         points = [
             {name: provider["tflops"] for name, provider in row["providers"].items()}
             for row in rows

@@ -9,37 +9,46 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// Keys [first, first + kBlockN) of one sequence and kv head into a slot. `row` is the first one's row of the tensor
-/// (unless paged). From pages a copy brings plan.kv_box_rows keys of one, and each lane asks for a copy; it looks its
-/// page up before the slot is free, so that nobody waits for the table.
+/// Where this lane's part of a block of keys lies: its first row, and the image of the tensor, a sequence or a page.
+struct KeyPlace {
+  int row, image;
+};
+
+/// Of keys [first, first + kBlockN) of one sequence and kv head; `row` is the first one's row of the tensor (unless
+/// paged). From pages a copy brings plan.kv_box_rows keys of one, and each lane asks for a copy.
+template <class Shape>
+__device__ inline KeyPlace place_of_keys(const AttentionParams& p, const ForwardPlan& plan, int b, int first, int row,
+                                         int k_len) {
+  if (!p.is_paged()) return {row, p.is_varlen_k() ? 0 : b};
+  const int at = static_cast<int>(threadIdx.x % kWarp) * plan.kv_box_rows;
+  const unsigned key = static_cast<unsigned>(first + at), page_size = static_cast<unsigned>(p.page_size);
+  const unsigned column = key / page_size;
+  // Past the sequence and for a bad id: a page outside of the tensor, which reads as zeros. What the table holds past
+  // the sequence's end is never followed.
+  int image = -1;
+  if (at < Shape::kBlockN && first + at < k_len && column < static_cast<unsigned>(plan.max_pages))
+    image = p.block_table[b * p.stride_block_table + column];
+  return {static_cast<int>(key - column * page_size), image};
+}
+
+/// The block into the ring's slot, once that is free.
 template <class Shape, bool kOfV>
 __device__ inline void load_keys(const AttentionParams& p, const ForwardPlan& plan, const SharedLayout<Shape>& shared,
-                                 const CUtensorMap* map, int b, int g, int first, int row, int k_len,
+                                 const CUtensorMap* map, const KeyPlace& place, int g,
                                  const Ring<Shape::kStages>& ring) {
   const int lane = static_cast<int>(threadIdx.x % kWarp),
-            at = p.is_paged() ? lane * plan.kv_box_rows : lane * Shape::kBlockN;
-  int image = b;
-  if (p.is_paged()) {
-    const unsigned key = static_cast<unsigned>(first + at), page_size = static_cast<unsigned>(p.page_size);
-    const unsigned column = key / page_size;
-    row = static_cast<int>(key - column * page_size);
-    // Past the sequence and for a bad id: a page outside of the tensor, which reads as zeros. What the table holds past
-    // the sequence's end is never followed.
-    image = static_cast<int>(p.num_pages);
-    if (at < Shape::kBlockN && first + at < k_len && column < static_cast<unsigned>(plan.max_pages))
-      image = p.block_table[b * p.stride_block_table + column];
-    if (image < 0) image = static_cast<int>(p.num_pages);
-  }
+            at = lane * (p.is_paged() ? plan.kv_box_rows : Shape::kBlockN);
   const std::uint32_t barrier = kOfV ? shared.v_full(ring.slot()) : shared.k_full(ring.slot());
   const std::uint32_t slot = kOfV ? shared.v(ring.slot()) : shared.k(ring.slot());
   ptx::mbarrier_wait(kOfV ? shared.v_empty(ring.slot()) : shared.k_empty(ring.slot()), ring.parity() ^ 1);
   if (lane == 0) ptx::mbarrier_arrive_expect(barrier, Shape::kKvBytes);
   __syncwarp();
   if (at < Shape::kBlockN) {
+    const int image = place.image < 0 ? static_cast<int>(p.num_pages) : place.image;
 #pragma unroll
     for (int c = 0; c < Shape::kColumnBlocks; ++c)
-      ptx::tma_load(slot + c * Shape::kKvBlockBytes + at * 128, map, barrier, ptx::l2_evict_last(), c * 64, row, g,
-                    image);
+      ptx::tma_load(slot + c * Shape::kKvBlockBytes + at * 128, map, barrier, ptx::l2_evict_last(), c * 64, place.row,
+                    g, image);
   }
 }
 
@@ -73,7 +82,8 @@ __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shap
 }
 
 /// One warp for K, one for V: of the tiles that the thread below finds. What is known of a tile is read from shared
-/// memory when it is asked for: the producer has few registers.
+/// memory when it is asked for: the producer has few registers. A block's pages are looked up before the block in front
+/// of it waits for its slot, so that nobody waits for the table.
 template <class Shape, bool kOfV>
 __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan& plan,
                                     const SharedLayout<Shape>& shared, const CUtensorMap* map) {
@@ -83,11 +93,16 @@ __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan&
     const TileRecord& tile = *shared.found(tiles.count);
     if (tile.num_blocks < 0) return;
     const int begin = p.is_varlen_k() ? static_cast<int>(p.k_begin(tile.b)) : 0;
+    const auto place_of = [&](int i) {  // i blocks from the last one
+      const int first = (tile.end_block - i) * Shape::kBlockN;
+      return place_of_keys<Shape>(p, plan, tile.b, first, begin + first, tile.range.k_len);
+    };
+    KeyPlace next = place_of(1);
 #pragma unroll 1
     for (int i = 1; i <= tile.num_blocks; ++i, ++at.count) {
-      const int first = (tile.end_block - i) * Shape::kBlockN;
-      load_keys<Shape, kOfV>(p, plan, shared, map, p.is_varlen_k() ? 0 : tile.b, tile.g, first, begin + first,
-                             tile.range.k_len, at);
+      const KeyPlace place = next;
+      if (i < tile.num_blocks) next = place_of(i + 1);
+      load_keys<Shape, kOfV>(p, plan, shared, map, place, tile.g, at);
     }
     ptx::mbarrier_arrive(shared.found_empty(tiles.slot()));
   }
