@@ -120,6 +120,11 @@ def cross_entropy_bwd(x: Any, target: Any, dloss: Any, lse: Any) -> Any:
     return (grad * dloss[:, None]).to(x.dtype)
 
 
+def gemm_act(a: Any, b: Any, bias: Any, activation: str, store_preact: bool) -> tuple[None, Any]:
+    assert activation == "gelu_tanh_approx" and not store_preact and b.stride(0) == 1
+    return None, baselines.gelu_linear(a, b.t(), bias)
+
+
 QUACK = {
     "rmsnorm": SimpleNamespace(
         rmsnorm_fwd=lambda x, w, residual=None, eps=0.0: (
@@ -134,6 +139,7 @@ QUACK = {
     "softmax": SimpleNamespace(softmax_fwd=baselines.softmax, softmax_bwd=baselines.softmax_backward),
     "rotary": SimpleNamespace(apply_rotary=apply_rotary),
     "cross_entropy": SimpleNamespace(cross_entropy_fwd=cross_entropy_fwd, cross_entropy_bwd=cross_entropy_bwd),
+    "gemm_interface": SimpleNamespace(gemm_act=gemm_act),
 }
 
 
@@ -191,6 +197,16 @@ def rows(group: str, *without: str) -> list[dict[str, Any]]:
     session.run([*GROUPS[group](session.settings)], None, lambda case: None)
     assert session.rows and all(row["agrees"] for row in session.rows)
     return session.rows
+
+
+def test_linear_beside_quack(installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "addmm_gelu", baselines.gelu_linear)  # torch has it on a GPU alone
+    for row in rows("linear"):
+        assert row["providers"]["quack"]["kind"] == PEER and not row["refused"]
+        assert "liger" not in row["providers"]
+    assert not any("quack" in row["providers"] for row in rows("linear", "quack"))
+    del installed["quack.gemm_interface"]
+    assert all("no gemm_interface" in row["refused"]["quack"] for row in rows("linear"))
 
 
 @pytest.mark.parametrize("group", ["norm", "norm_backward", "elementwise", "rope", "cross_entropy"])

@@ -57,6 +57,14 @@ def cross_entropy_backward(grad_loss: Any, logits: Any, targets: Any, lse: Any) 
     return _module("cross_entropy").cross_entropy_bwd(logits, targets, grad_loss, lse)
 
 
+def gelu_linear(x: Any, weight: Any, bias: Any) -> Any:
+    """Its tuner measures a shape's tiles in the first call."""
+    gemm = _module("gemm_interface")
+    if gemm is None:
+        return baselines.refuse("this quack has no gemm_interface")
+    return gemm.gemm_act(x, weight.t(), bias=bias, activation="gelu_tanh_approx", store_preact=False)[1]
+
+
 def _wide_vectors(arguments: Arguments) -> Arguments:
     """LayerNorm takes its weight and bias in float32 alone."""
     return arguments[0], *(x.float() for x in arguments[1:])
@@ -83,6 +91,7 @@ OPS: dict[str, Op] = {
     "softmax": (softmax, None),
     "softmax_backward": (softmax_backward, None),
     "rope": (rope, _half_tables),
+    "gelu_linear": (gelu_linear, None),
     "cross_entropy": (cross_entropy, None),
     "cross_entropy_backward": (cross_entropy_backward, _grad_of_each),
 }

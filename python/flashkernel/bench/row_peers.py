@@ -1,4 +1,4 @@
-"""Other libraries' kernels as peers of the rows bound by memory, where they are installed."""
+"""Other libraries' kernels as peers of the rows bound by memory and of linear, where they are installed."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import flashkernel as fk
 
-from .. import baselines
+from .. import baselines, row_peers
 from ..case import BESIDE, DTYPES, TOLERANCE, Case, Inputs, Provider, Settings, Work, each, nbytes
 
 __all__ = ["linear", "linear_backward", "linear_backward_work", "linear_work"]
@@ -35,6 +35,8 @@ def linear_work(s: Settings, dtype: str, rows: int, features: int, outputs: int)
     if s.cuda and dtype != "float32" and "cublaslt_gelu" not in s.without:
         providers.append(Provider("cublaslt_gelu", each(baselines.addmm_gelu, sets)))
     providers += baselines.stock(s, baselines.gelu_linear, sets)
+    if dtype != "float32":
+        providers += row_peers.providers(s, "gelu_linear", sets)
     if "matmul" not in s.without:
         providers.append(Provider("matmul", each(baselines.linear, sets), BESIDE))
     return Work(
