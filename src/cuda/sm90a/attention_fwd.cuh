@@ -150,6 +150,10 @@ ForwardPlan forward_plan(const AttentionParams& p, const CudaDeviceProperties& d
                                       : static_cast<int>(ceil_div(unpaired, plan.heads_at_once));
   plan.kv_box_rows = static_cast<int>(p.is_paged() ? std::gcd<std::int64_t, std::int64_t>(p.page_size, Shape::kBlockN)
                                                    : Shape::kBlockN);
+  if (p.is_paged()) {
+    plan.block_pages = static_cast<int>(Shape::kBlockN / p.page_size);
+    plan.block_rest = static_cast<int>(Shape::kBlockN % p.page_size);
+  }
   const auto cut = [](std::int64_t n) { return static_cast<int>(n < 0 || n > kMostTokens ? kMostTokens : n); };
   plan.window_left = cut(p.window_left);
   plan.window_right = cut(p.window_right);
@@ -174,6 +178,17 @@ void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
          make_tensor_map("attention_fwd out", out_map(p, 64)));
 }
 
+/// Whether three warpgroups lose less than 5 % of the work to rows that fill no tile, beyond what two lose. Those rows
+/// stand before the first one and cost the keys that it sees: few under a causal mask, all without.
+inline bool fills_three(const AttentionParams& p) {
+  const auto keys_of = [&](std::int64_t row) {
+    return std::max(std::int64_t{1}, p.last_key(row, p.seq_q, p.seq_k) - p.first_key(row, p.seq_q, p.seq_k));
+  };
+  const std::int64_t row_groups = ceil_div(p.seq_q, 64), first = keys_of(std::min<std::int64_t>(32, p.seq_q / 2));
+  const auto lost = [&](std::int64_t consumers) { return (consumers - row_groups % consumers) % consumers * first; };
+  return 20 * (lost(3) - lost(2)) <= row_groups * keys_of(p.seq_q / 2);
+}
+
 // Tiles by head_dim: queries x keys. `choose` calls with the shape that is the fastest for the call's sizes
 // (docs/kernels/attention_hopper.md); Modified leaves registers for the softcap. Shared memory: kQSlots Q and kStages
 // of K and of V, 227 KB at the most.
@@ -196,25 +211,18 @@ struct ForwardTiles<64> {
 };
 template <>
 struct ForwardTiles<96> {
-  using Only = ForwardShape<96, 2, 128, 2>;  // 2 x 32 + 4 x 32 KB
-  using Modified = Only;
+  using Long = ForwardShape<96, 3, 96, 1, 3, true, 1>;          // 48 + 6 x 24 + 24 KB
+  using ShortCausal = ForwardShape<96, 3, 64, 1, 4, false, 2>;  // 48 + 8 x 16 + 48 KB
+  using Two = ForwardShape<96, 2, 128, 2>;                      // 2 x 32 + 4 x 32 KB
+  using Modified = Two;
   template <class F>
-  static void choose(const AttentionParams&, const CudaDeviceProperties&, F&& launch_with) {
-    launch_with(Only{});
+  static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
+    const bool is_masked = p.window_right >= 0;
+    if (!fills_three(p) || (!is_masked && p.seq_q <= 1024)) return launch_with(Two{});
+    if (is_masked && p.seq_q <= 2048) return launch_with(ShortCausal{});
+    launch_with(Long{});
   }
 };
-
-/// Whether three warpgroups lose less than 5 % of the work to rows that fill no tile, beyond what two lose. Those rows
-/// stand before the first one and cost the keys that it sees: few under a causal mask, all without.
-inline bool fills_three(const AttentionParams& p) {
-  const auto keys_of = [&](std::int64_t row) {
-    return std::max(std::int64_t{1}, p.last_key(row, p.seq_q, p.seq_k) - p.first_key(row, p.seq_q, p.seq_k));
-  };
-  const std::int64_t row_groups = ceil_div(p.seq_q, 64), first = keys_of(std::min<std::int64_t>(32, p.seq_q / 2));
-  const auto lost = [&](std::int64_t consumers) { return (consumers - row_groups % consumers) % consumers * first; };
-  return 20 * (lost(3) - lost(2)) <= row_groups * keys_of(p.seq_q / 2);
-}
-
 template <>
 struct ForwardTiles<128> {
   using Three = ForwardShape<128, 3, 64, 1, 4, false, 2>;  // 48 + 8 x 16 + 48 KB
@@ -228,11 +236,13 @@ struct ForwardTiles<128> {
 };
 template <>
 struct ForwardTiles<192> {
-  using Only = ForwardShape<192, 2, 80, 1, 2, true, 3>;  // 48 + 4 x 30 + 48 KB
-  using Modified = Only;
+  using Long = ForwardShape<192, 2, 80, 1, 2, true, 3>;    // 48 + 4 x 30 + 48 KB
+  using Short = ForwardShape<192, 2, 64, 1, 3, false, 1>;  // 48 + 6 x 24 + 16 KB
+  using Modified = Long;
   template <class F>
-  static void choose(const AttentionParams&, const CudaDeviceProperties&, F&& launch_with) {
-    launch_with(Only{});
+  static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
+    if (p.seq_q <= (p.window_right >= 0 ? 1024 : 512)) return launch_with(Short{});
+    launch_with(Long{});
   }
 };
 template <>

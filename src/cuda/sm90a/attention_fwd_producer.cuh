@@ -14,22 +14,40 @@ struct KeyPlace {
   int row, image;
 };
 
-/// Of keys [first, first + kBlockN) of one sequence and kv head; `row` is the first one's row of the tensor (unless
-/// paged). From pages a copy brings plan.kv_box_rows keys of one, and each lane asks for a copy.
+/// The places of one sequence's blocks, the last block first. From pages a copy brings plan.kv_box_rows keys of one,
+/// and each lane asks for a copy. One division a tile: from block to block a lane goes back by plan.block_pages and
+/// plan.block_rest keys. (With a division a block, calls over pages had 0.92 of contiguous keys' rate.)
 template <class Shape>
-__device__ inline KeyPlace place_of_keys(const AttentionParams& p, const ForwardPlan& plan, int b, int first, int row,
-                                         int k_len) {
-  if (!p.is_paged()) return {row, p.is_varlen_k() ? 0 : b};
-  const int at = static_cast<int>(threadIdx.x % kWarp) * plan.kv_box_rows;
-  const unsigned key = static_cast<unsigned>(first + at), page_size = static_cast<unsigned>(p.page_size);
-  const unsigned column = key / page_size;
-  // Past the sequence and for a bad id: a page outside of the tensor, which reads as zeros. What the table holds past
-  // the sequence's end is never followed.
-  int image = -1;
-  if (at < Shape::kBlockN && first + at < k_len && column < static_cast<unsigned>(plan.max_pages))
-    image = p.block_table[b * p.stride_block_table + column];
-  return {static_cast<int>(key - column * page_size), image};
-}
+struct KeyWalk {
+  const std::int32_t* table = nullptr;
+  int key = 0, row, image;  // of pages, the next block's first key of this lane, its row in its page, and that column
+
+  __device__ KeyWalk(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile) {
+    row = (tile.end_block - 1) * Shape::kBlockN;
+    image = p.is_varlen_k() ? 0 : tile.b;
+    if (p.is_varlen_k()) row += static_cast<int>(p.k_begin(tile.b));
+    if (!p.is_paged()) return;
+    table = p.block_table + tile.b * p.stride_block_table;
+    key = row + static_cast<int>(threadIdx.x % kWarp) * plan.kv_box_rows;
+    const unsigned page_size = static_cast<unsigned>(p.page_size);
+    image = static_cast<int>(static_cast<unsigned>(key) / page_size);
+    row = key - image * static_cast<int>(page_size);
+  }
+
+  /// Past the sequence and for a bad id: an image below 0. What the table holds past the sequence's end is never
+  /// followed.
+  __device__ KeyPlace next(const AttentionParams& p, const ForwardPlan& plan, int k_len) {
+    KeyPlace place{row, image};
+    row -= table ? plan.block_rest : Shape::kBlockN;
+    if (!table) return place;
+    const bool is_asked = static_cast<int>(threadIdx.x % kWarp) * plan.kv_box_rows < Shape::kBlockN;
+    place.image = is_asked && key < k_len && image < plan.max_pages ? table[image] : -1;
+    key -= Shape::kBlockN;
+    image -= plan.block_pages;
+    if (row < 0) row += static_cast<int>(p.page_size), --image;
+    return place;
+  }
+};
 
 /// The block into the ring's slot, once that is free.
 template <class Shape, bool kOfV>
@@ -92,17 +110,15 @@ __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan&
     ptx::mbarrier_wait(shared.found_full(tiles.slot()), tiles.parity());
     const TileRecord& tile = *shared.found(tiles.count);
     if (tile.num_blocks < 0) return;
-    const int begin = p.is_varlen_k() ? static_cast<int>(p.k_begin(tile.b)) : 0;
-    const auto place_of = [&](int i) {  // i blocks from the last one
-      const int first = (tile.end_block - i) * Shape::kBlockN;
-      return place_of_keys<Shape>(p, plan, tile.b, first, begin + first, tile.range.k_len);
-    };
-    KeyPlace next = place_of(1);
+    if (tile.num_blocks > 0) {
+      KeyWalk<Shape> walk(p, plan, tile);
+      KeyPlace next = walk.next(p, plan, tile.range.k_len);
 #pragma unroll 1
-    for (int i = 1; i <= tile.num_blocks; ++i, ++at.count) {
-      const KeyPlace place = next;
-      if (i < tile.num_blocks) next = place_of(i + 1);
-      load_keys<Shape, kOfV>(p, plan, shared, map, place, tile.g, at);
+      for (int i = 1; i <= tile.num_blocks; ++i, ++at.count) {
+        const KeyPlace place = next;
+        if (i < tile.num_blocks) next = walk.next(p, plan, tile.range.k_len);
+        load_keys<Shape, kOfV>(p, plan, shared, map, place, tile.g, at);
+      }
     }
     ptx::mbarrier_arrive(shared.found_empty(tiles.slot()));
   }

@@ -134,6 +134,7 @@ struct ForwardPlan {
   int paired_heads;               // whose tiles go in pairs; the others' follow
   int pair_rounds, pair_rest;     // pairs of every block, and how many blocks have one more
   int kv_box_rows;                // keys that one copy brings: a block, or what pages and blocks share
+  int block_pages, block_rest;    // a block of keys in whole pages and the rest
   int heads, heads_q, group;      // batch x heads_q, and heads_q / heads_kv
   int group_tiles;                // of heads_at_once heads
   int window_left, window_right;  // at most kMostTokens, which is all
