@@ -131,6 +131,18 @@ void cases(CaseList& list) {
         add("long_rows_plain", both);
         for (const std::int64_t n : {8184, 16376})  // two blocks whose last threads have a vector less
           add("halves" + std::to_string(n), {dtype, rms, {11, n}});
+        // Few rows, so that a block takes fewer at once than it could, and a last vector that ends before its threads.
+        for (const auto& [count, n] : {std::pair{39, 760}, {3, 1000}, {5, 3000}, {3, 5000}})
+          add("few_rows" + std::to_string(n), {dtype, rms, {count, n}});
+        for (const std::int64_t n : {760, 1024, 4096, 16384}) {  // rows of vectors, some of which are not finite
+          Spec special{dtype, rms, {7, n}};
+          special.adjust = [n](TestTensor& x) {
+            x.set(n + 3, std::numeric_limits<double>::quiet_NaN());
+            x.set(3 * n + n - 5, std::numeric_limits<double>::infinity());
+            x.set(6 * n + 9, -std::numeric_limits<double>::infinity());
+          };
+          add("special_rows" + std::to_string(n), special);
+        }
       } else {
         Spec summed{dtype, rms, {3, 40000}};
         summed.residual = summed.fp32_parameters = true;

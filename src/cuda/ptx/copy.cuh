@@ -15,6 +15,15 @@ __device__ inline void cp_async_16(std::uint32_t shared_address, const void* glo
                : "memory");
 }
 
+/// The same from sm_80 on; the L2 cache shall give them up last, as load_16_kept's (below).
+__device__ inline void cp_async_16_kept(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address), "l"(global),
+               "r"(bytes), "l"(policy)
+               : "memory");
+}
+
 /// 4 bytes; with bytes 0 nothing is read and zero is written.
 __device__ inline void cp_async_4(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address), "l"(global), "r"(bytes)

@@ -1,5 +1,6 @@
 // LayerNorm and RMSNorm backward on 9.0, up to 512 KB a row: a block (a cluster of up to 16 for more than 32 KB a row)
-// walks a chunk of rows. Its part of grad_out and h comes by cp.async through a ring of three stages of shared memory,
+// takes a batch of rows, then the one as many batches on as there are blocks: so the GPU walks all tensors from their
+// begin to their end. Its part of grad_out and h comes by cp.async through a ring of three stages of shared memory,
 // so two stages, up to 128 KB an SM, are always under way; each thread reads back only what it has copied, so the ring
 // needs no barrier. Column sums stay in registers. What a row's parts add up to goes to all blocks of the cluster by
 // st.async. Bound by memory: 3 tensors, 4 with a residual. Called through the table of kernels.cpp.
@@ -18,6 +19,7 @@
 #include "cuda/tile/norm_weight.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/row.cuh"
+#include "cuda/tile/turn.cuh"
 #include "cuda/tile/vector.cuh"
 
 namespace flashkernel::cuda::sm90a {
@@ -28,13 +30,11 @@ constexpr int kMostBlocks = 16;              // of a cluster
 constexpr std::int64_t kMostVectors = 2048;  // of 16 bytes, of a row, in a block
 constexpr std::int64_t kShortest = 64;       // shorter rows leave half the threads without work
 
-/// Rows in chunks, one for each cluster; whole units of rows, so that few chunks end within what is read at once.
+/// Cluster k of `clusters` takes the batches k, k + clusters, k + 2 * clusters, ... of `batch` rows.
 struct Plan {
   int num_blocks = 1;  // of a cluster
-  int chunks = 0;
-  int unit = 1;            // rows
-  std::int64_t units = 0;  // of a chunk; the first `longer` chunks have one more
-  int longer = 0;
+  int clusters = 0;
+  int batch = 1;  // rows; less than the kernel's kRows where all clusters would not have one
 };
 
 /// Which calls a kernel is for. kAny asks at run time, in the loop over vectors, for a residual and for fp32 weights
@@ -166,11 +166,11 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ typename RowSums<S>::Scratch scratch;
 
+  take_turn();
   const int blocks = S::kCluster ? plan.num_blocks : 1;
-  const std::int64_t chunk = blockIdx.x / static_cast<unsigned>(blocks);
-  const std::int64_t first_unit = chunk * plan.units + min(chunk, static_cast<std::int64_t>(plan.longer));
-  const std::int64_t last_unit = first_unit + plan.units + (chunk < plan.longer ? 1 : 0);
-  const std::int64_t first_row = first_unit * plan.unit, last_row = min(p.rows, last_unit * plan.unit);
+  const std::int64_t cluster = blockIdx.x / static_cast<unsigned>(blocks);
+  const std::int64_t first_row = cluster * plan.batch, step = static_cast<std::int64_t>(plan.clusters) * plan.batch;
+  const auto inside = [&](std::int64_t row, int r) { return row + r < p.rows && (kRows == 1 || r < plan.batch); };
   // This block's columns begin at `part`; a thread's vector j is at `column + j * kStep`.
   const int thread = static_cast<int>(threadIdx.x), features = static_cast<int>(p.features);
   const int share = S::kCluster ? (features / N + blocks - 1) / blocks * N : features;
@@ -189,14 +189,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const auto copy = [&](std::int64_t row, int stage) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const bool inside = row + r < last_row;
+      const bool there = inside(row, r);
       const T* const grad_out = static_cast<const T*>(p.grad_out) + (row + r) * p.stride_grad_out_row + column;
       const T* const h = static_cast<const T*>(p.h) + (row + r) * p.stride_h_row + column;
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
-        const std::uint32_t bytes = inside && holds(j) ? 16 : 0;
-        ptx::cp_async_16(ptx::shared_address(slot(stage, r, 0, j)), grad_out + j * kStep, bytes);
-        ptx::cp_async_16(ptx::shared_address(slot(stage, r, 1, j)), h + j * kStep, bytes);
+        const std::uint32_t bytes = there && holds(j) ? 16 : 0;
+        ptx::cp_async_16_kept(ptx::shared_address(slot(stage, r, 0, j)), grad_out + j * kStep, bytes);
+        ptx::cp_async_16_kept(ptx::shared_address(slot(stage, r, 1, j)), h + j * kStep, bytes);
       }
     }
     ptx::cp_async_commit();
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     }
   }
 #pragma unroll
-  for (int stage = 0; stage < kStages - 1; ++stage) copy(first_row + stage * kRows, stage);
+  for (int stage = 0; stage < kStages - 1; ++stage) copy(first_row + stage * step, stage);
 
   // As words: of a vector of elements the compiler would load each by itself.
   const auto read_shared = [](const unsigned char* from, float(&values)[N]) {
@@ -260,30 +260,31 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     for (int i = 0; i < N; ++i) gw[i] = g[i] * (S::kHoldWeights ? weights[j][i] : again[i]);
   };
 
-  float sums[S::kSums][kVectors][N] = {};  // of g * x_hat, and of g, over this chunk's rows
-  float next_mean[kRows], next_rstd[kRows];
-  const auto read_statistics = [&](std::int64_t row) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      next_mean[r] = S::kLayerNorm && row + r < last_row ? p.mean[row + r] : 0.0f;
-      next_rstd[r] = row + r < last_row ? p.rstd[row + r] : 0.0f;
-    }
+  float sums[S::kSums][kVectors][N] = {};  // of g * x_hat, and of g, over this cluster's rows
+  // rstd and mean of the batch after this one: lane r has row r's rstd, lane kRows + r its mean. Were all lanes to load
+  // the same, the compiler would move it to a uniform register, and wait for it at once.
+  const auto ask = [&](std::int64_t row) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp, r = lane % kRows;
+    const float* const from = S::kLayerNorm && lane >= kRows ? p.mean : p.rstd;
+    return lane < S::kSums * kRows && inside(row, r) ? from[row + r] : 0.0f;
   };
-  read_statistics(first_row);
+  float asked = ask(first_row);
   RowSums<S> add_up(scratch, shared + S::kMailAt, blocks);
 
   int stage = 0, free_stage = kStages - 1;
-  for (std::int64_t row = first_row; row < last_row; row += kRows) {
-    copy(row + (kStages - 1) * kRows, free_stage);
+  for (std::int64_t row = first_row; row < p.rows; row += step) {
+    copy(row + (kStages - 1) * step, free_stage);
     float mean[kRows], rstd[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) mean[r] = next_mean[r], rstd[r] = next_rstd[r];
-    read_statistics(row + kRows);
+    for (int r = 0; r < kRows; ++r) {
+      rstd[r] = __shfl_sync(kFullMask, asked, r);
+      mean[r] = S::kLayerNorm ? __shfl_sync(kFullMask, asked, kRows + r) : 0.0f;
+    }
+    asked = ask(row + step);
     const auto read_residual = [&](int r, int j) {
       const T* const from = static_cast<const T*>(p.grad_residual_out) + (row + r) * p.stride_grad_residual_out_row;
-      return has_residual && row + r < last_row && holds(j)
-                 ? *reinterpret_cast<const Vector*>(from + column + j * kStep)
-                 : Vector{};
+      return has_residual && inside(row, r) && holds(j) ? *reinterpret_cast<const Vector*>(from + column + j * kStep)
+                                                        : Vector{};
     };
     ptx::cp_async_wait<kStages - 1>();
 
@@ -329,7 +330,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       add_up(row_sums);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        if (row + r >= last_row) continue;
+        if (!inside(row, r)) continue;
         // rstd * (g * w - mean(g * w) - x_hat * mean(g * w * x_hat))
         const float shift = row_sums[r].x * inverse_features;
         const float slope = -rstd[r] * rstd[r] * (row_sums[r].y * inverse_features) * rstd[r];
@@ -369,7 +370,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     if (!partial) return;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
-      if (holds(j)) store_wide(partial + chunk * p.features + column + j * kStep, sums[which][j]);
+      if (holds(j)) store_wide(partial + cluster * p.features + column + j * kStep, sums[which][j]);
   };
   write(0, partial_weight);
   if constexpr (S::kLayerNorm) write(1, partial_bias);
@@ -388,18 +389,19 @@ template <class T, bool kLayerNorm, class F>
 bool with_plain_shape(std::int64_t vectors, F f) {
   const auto take = [&](auto shape) { return f(shape), true; };
   if constexpr (sizeof(T) == 2) {
-    if (vectors <= 96) return take(Shape<T, kLayerNorm, 128, 1, 4, false, 4, false, Calls::kPlain>{});
-    if (vectors <= 128) return take(Shape<T, kLayerNorm, 128, 1, 2, false, 4, true, Calls::kPlain>{});
-    if constexpr (!kLayerNorm) {
-      if (vectors > 256 && vectors <= 512)
-        return take(Shape<T, kLayerNorm, 512, 1, 2, false, 1, true, Calls::kPlain>{});
+    using TwoRows = Shape<T, kLayerNorm, 128, 1, 2, false, 4, true, Calls::kPlain>;
+    if constexpr (kLayerNorm) {
+      if (vectors <= 96) return take(Shape<T, kLayerNorm, 128, 1, 4, false, 4, false, Calls::kPlain>{});
+      if (vectors <= 128) return take(TwoRows{});
+    } else {
+      if (vectors <= 96) return take(TwoRows{});
+      if (vectors <= 128) return take(Shape<T, kLayerNorm, 128, 1, 1, false, 5, true, Calls::kPlain>{});
     }
+    if (vectors > 256 && vectors <= 512) return take(Shape<T, kLayerNorm, 256, 2, 1, false, 2, true, Calls::kPlain>{});
   }
   // Two blocks share a row; of less than 768 vectors in each too little would be under way.
-  if constexpr (sizeof(T) == 4 || !kLayerNorm) {
-    if (vectors > 2 * 768 && vectors <= kMostVectors)
-      return take(Shape<T, kLayerNorm, 512, 2, 1, true, 1, true, Calls::kPacked>{});
-  }
+  if (vectors > 2 * 768 && vectors <= kMostVectors)
+    return take(Shape<T, kLayerNorm, 512, 2, 1, true, 1, sizeof(T) == 4, Calls::kPacked>{});
   if (vectors > kMostVectors) return take(Shape<T, kLayerNorm, 512, 4, 1, true, 1, false, Calls::kPacked>{});
   return false;
 }
@@ -450,17 +452,14 @@ int clusters_of(int num_blocks, int device) {
                           S::kThreads, S::kSharedBytes, device);
 }
 
-/// One chunk for each cluster the GPU runs at once: an even share of rows, and the fewest partial sums.
+/// As many clusters as the GPU runs at once: an even share of rows, and the fewest partial sums.
 template <class S>
 Plan plan(const NormBackwardParams& p) {
   Plan plan;
   plan.num_blocks = blocks_of_cluster<S>(p.features / S::N);
   const std::int64_t most = std::max(1, clusters_of<S>(plan.num_blocks, p.device.index));
-  plan.unit = static_cast<int>(std::min<std::int64_t>(S::kRows, ceil_div(p.rows, most)));
-  const std::int64_t units = ceil_div(p.rows, plan.unit);
-  plan.chunks = static_cast<int>(std::min(most, units));
-  plan.units = units / plan.chunks;
-  plan.longer = static_cast<int>(units % plan.chunks);
+  plan.batch = static_cast<int>(std::min<std::int64_t>(S::kRows, ceil_div(p.rows, most)));
+  plan.clusters = static_cast<int>(std::min(most, ceil_div(p.rows, plan.batch)));
   return plan;
 }
 
@@ -496,7 +495,7 @@ std::size_t norm_bwd_rows_workspace(const NormBackwardParams& p) {
   const int sums = (p.grad_weight ? 1 : 0) + (p.grad_bias ? 1 : 0);
   std::size_t bytes = 0;
   with_shape(p, [&](auto shape) {
-    bytes = sizeof(float) * static_cast<std::size_t>(sums * plan<decltype(shape)>(p).chunks * p.features);
+    bytes = sizeof(float) * static_cast<std::size_t>(sums * plan<decltype(shape)>(p).clusters * p.features);
   });
   return bytes;
 }
@@ -506,22 +505,22 @@ void norm_bwd_rows(const NormBackwardParams& p, void* workspace, Stream stream) 
   const cudaStream_t s = native(stream);
   float* const first = static_cast<float*>(workspace);
   float *partial_weight = nullptr, *partial_bias = nullptr;
-  int chunks = 0;
+  int clusters = 0;
   with_shape(p, [&](auto kernel_shape) {
     using S = decltype(kernel_shape);
     const Plan how = plan<S>(p);
-    chunks = how.chunks;
+    clusters = how.clusters;
     partial_weight = p.grad_weight ? first : nullptr;
-    partial_bias = p.grad_bias ? first + (p.grad_weight ? chunks * p.features : 0) : nullptr;
-    LaunchShape shape{static_cast<unsigned>(chunks * how.num_blocks), S::kThreads, S::kSharedBytes, s};
+    partial_bias = p.grad_bias ? first + (p.grad_weight ? clusters * p.features : 0) : nullptr;
+    LaunchShape shape{static_cast<unsigned>(clusters * how.num_blocks), S::kThreads, S::kSharedBytes, s, true};
     shape.cluster = static_cast<unsigned>(how.num_blocks);
     launch("norm_bwd: rows", rows_kernel<S>, shape, p, how, partial_weight, partial_bias);
   });
   if (!p.grad_weight && !p.grad_bias) return;
   namespace combine = norm_bwd_combine;
-  combine::with_lanes(p.features, chunks, [&](auto lanes) {
+  combine::with_lanes(p.features, clusters, [&](auto lanes) {
     launch("norm_bwd: combine", combine::kernel<decltype(lanes)>,
-           {combine::grid(p, lanes), dim3(combine::kThreads, lanes.kLanes), 0, s}, p, chunks, partial_weight,
+           {combine::grid(p, lanes), dim3(combine::kThreads, lanes.kLanes), 0, s, true}, p, clusters, partial_weight,
            partial_bias);
   });
 }

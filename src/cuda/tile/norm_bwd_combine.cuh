@@ -7,6 +7,7 @@
 
 #include "cuda/tile/convert.cuh"
 #include "cuda/tile/row.cuh"
+#include "cuda/tile/turn.cuh"
 #include "cuda/tile/vector.cuh"
 #include "ops/norm_params.hpp"
 
@@ -47,6 +48,7 @@ __global__ void __launch_bounds__(kThreads* L::kLanes)
     kernel(const NormBackwardParams p, int chunks, const float* partial_weight, const float* partial_bias) {
   constexpr int kLanes = L::kLanes, kWidth = L::kWidth;
   __shared__ float sums[kLanes][kWidth][kThreads];
+  take_turn();
   const bool of_weight = blockIdx.y == 0 && partial_weight;
   const float* const partial = of_weight ? partial_weight : partial_bias;
   const std::int64_t column = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth;

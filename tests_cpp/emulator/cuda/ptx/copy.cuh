@@ -13,6 +13,9 @@ inline std::uint32_t shared_address(const void* pointer) { return simt::shared_a
 SIMT_INLINE void cp_async_16(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
   simt::async_copy(shared_address, global, 16, bytes);
 }
+SIMT_INLINE void cp_async_16_kept(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
+  simt::async_copy(shared_address, global, 16, bytes);
+}
 SIMT_INLINE void cp_async_4(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
   simt::async_copy(shared_address, global, 4, bytes);
 }
