@@ -110,6 +110,21 @@ void cases(CaseList& list) {
     Spec far{dtype, 2, 50, Reduction::kNone};
     far.logits.strides = far.grad.strides = {kFarStride, 1};
     add("strides_past_2_31", far);
+    // Rows of vectors that are walked, and gradients of several pieces; with a gap, of vectors and classes that fill
+    // none.
+    for (const std::int64_t n : {2056, 10000, 33000}) {
+      add("long" + std::to_string(n), {dtype, 3, n});
+      Spec uneven{dtype, 4, n + 3, Reduction::kSum, 0.1f};
+      uneven.logits.gap = uneven.grad.gap = 5;
+      add("long_uneven" + std::to_string(n), uneven);
+      uneven.in_place = true;
+      add("long_in_place" + std::to_string(n), uneven);
+      uneven.smoothing = 0, uneven.special = true, uneven.lse = false;
+      add("long_special" + std::to_string(n), uneven);
+      uneven.special = false, uneven.ignore_every = 2, uneven.reduction = Reduction::kNone;
+      uneven.logits.gap = uneven.grad.gap = 2;
+      add("long_unaligned" + std::to_string(n), uneven);
+    }
     add("many_rows", {dtype, 900, 12, Reduction::kMean, 0.1f, true, false, 7});
   });
 }
