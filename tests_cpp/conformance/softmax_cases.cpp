@@ -58,6 +58,24 @@ void cases(CaseList& list) {
       for (const std::int64_t n : {1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 1000, 4099})
         add("rows_of_" + std::to_string(n), {dtype, {5, n}});
       add("many_rows", {dtype, {600, 20}});
+      // Enough rows for a small GPU's kernels of many rows, and lengths that are not whole in a block's vectors.
+      const std::pair<std::int64_t, std::int64_t> many[] = {{20, 768},  {17, 1000}, {17, 1024}, {16, 1992},
+                                                            {16, 4000}, {16, 8192}, {16, 16384}};
+      for (const auto& [count, n] : many) add("whole_vectors" + std::to_string(n), {dtype, {count, n}});
+      for (const std::int64_t n : {1016, 12296}) {
+        Spec special{dtype, {16, n}};
+        special.adjust = [=](TestTensor& x) {
+          for (std::int64_t c = 0; c < n; ++c) {
+            const double empty = log || !backward ? -kInfinity : 0;
+            x.set(c, empty);                          // a row of nothing
+            x.set(n + c, c == n - 1 ? -1.5 : empty);  // all but its last
+            if (!backward) x.set(2 * n + c, c % 2 ? 30000 : -30000);
+          }
+          x.set(4 * n - 1, std::numeric_limits<double>::quiet_NaN());
+          x.set(4 * n + 1, -kInfinity);
+        };
+        add("whole_vectors_special" + std::to_string(n), special);
+      }
       // Rows of more than 64 KB: walked, or held by a cluster of blocks, evenly shared and not.
       for (const auto& [count, n] : {std::pair{2, 32776}, {1, 131072}})
         add("long_rows" + std::to_string(n), {dtype, {count, n}});

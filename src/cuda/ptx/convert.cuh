@@ -1,9 +1,22 @@
-// Conversions of 8-bit floating-point numbers: one function, one instruction. PTX ISA 9.7.9.21 (cvt).
+// Conversions of floating-point numbers: one function, one instruction. PTX ISA 9.7.9.21 (cvt), 9.7.9.7 (prmt).
 #pragma once
 
 #include <cstdint>
 
 namespace flashkernel::cuda::ptx {
+
+/// The bf16 number in a word's lower half.
+__device__ inline float widen_low_bf16(std::uint32_t two) {
+  std::uint32_t bits;
+  asm("prmt.b32 %0, %1, 0, 0x1044;" : "=r"(bits) : "r"(two));  // bytes 1 and 0 of `two` over zeros
+  return __uint_as_float(bits);
+}
+/// And in its upper half.
+__device__ inline float widen_high_bf16(std::uint32_t two) {
+  std::uint32_t bits;
+  asm("prmt.b32 %0, %1, 0, 0x3244;" : "=r"(bits) : "r"(two));
+  return __uint_as_float(bits);
+}
 
 #if __CUDA_ARCH__ >= 890
 /// Two e4m3 numbers (the low 16 bits) as two fp16 ones, the lower byte in the lower half; exact, NaN stays NaN. sm_89.

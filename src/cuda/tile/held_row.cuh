@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/tile/row.cuh"
 #include "cuda/tile/vector.cuh"
@@ -124,6 +125,40 @@ class HeldRow {
       for (auto& word : vectors_[j].words) ptx::settle(word);
     }
     vectors_[j].floats(values);
+  }
+  /// The same floats by other instructions, for a second use: of equal ones the compiler would keep the first's results
+  /// in twice the registers.
+  __device__ void floats_again(int j, float (&values)[N]) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        values[2 * i] = ptx::widen_low_bf16(vectors_[j].words[i]);
+        values[2 * i + 1] = ptx::widen_high_bf16(vectors_[j].words[i]);
+      }
+    } else if constexpr (std::is_same_v<T, __half>) {  // of the negated halves, and negated, which costs nothing
+      Words<T> negated;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) negated.words[i] = vectors_[j].words[i] ^ 0x80008000u;
+      negated.floats(values);
+#pragma unroll
+      for (float& value : values) value = -value;
+    } else {
+      floats(j, values);
+    }
+  }
+  /// The largest of this thread's elements, which are of 16 bits, by two at a time; a NaN loses.
+  __device__ float largest() const {
+    using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+    std::uint32_t most = vectors_[0].words[0];
+#pragma unroll
+    for (const auto& vector : vectors_)
+#pragma unroll
+      for (const std::uint32_t word : vector.words) {
+        const Two two = __hmax2(reinterpret_cast<const Two&>(most), reinterpret_cast<const Two&>(word));
+        most = reinterpret_cast<const std::uint32_t&>(two);
+      }
+    const auto& two = reinterpret_cast<const Two&>(most);
+    return fmaxf(__low2float(two), __high2float(two));
   }
   __device__ static int first(int j) { return (j * kThreads + static_cast<int>(threadIdx.x)) * N; }
   __device__ bool holds(int j) const { return first(j) < columns_; }

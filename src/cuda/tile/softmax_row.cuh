@@ -94,6 +94,46 @@ __device__ inline void softmax_held_row(const SoftmaxParams& p, std::int64_t row
   held.store(out);
 }
 
+/// The same of 16-bit elements, whose exponentials are worked out a second time: a row takes half the registers from
+/// its sum to its result. For long rows, whose blocks are many threads: three of 512 fit a multiprocessor instead of
+/// two.
+template <class T, int kThreads, int kVectors>
+__device__ inline void softmax_held_row_again(const SoftmaxParams& p, std::int64_t row, float2* scratch) {
+  using Held = HeldRow<T, kThreads, kVectors>;
+  constexpr int N = Held::N;
+  const T* const x = static_cast<const T*>(p.x) + strided_offset(row, p.ndim, p.shape, p.stride_x);
+  T* const out = static_cast<T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out);
+  Held held(static_cast<int>(p.columns), kMinusInfinities<T>);
+  held.load(x);
+  const float maximum = warp_reduce(held.largest(), Largest{});  // a NaN reaches the sum below
+  const float own = maximum == -INFINITY ? 0.0f : maximum;
+  float sums[2] = {};  // side by side: each addition waits for the one before it
+  held.each([&](int, const float(&values)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) sums[i % 2] += exp_of_difference(values[i], own);
+  });
+  const RowSum all = join_warps<kThreads>({maximum, warp_reduce(sums[0] + sums[1], Sum{})}, scratch);
+  // An empty sum means a row of -inf: 0 / 1, and -inf - 0.
+  const float shift = all.maximum == -INFINITY ? 0.0f : all.maximum;
+  const auto write = [&](auto result_of) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      float values[N];
+      held.floats_again(j, values);
+#pragma unroll
+      for (int i = 0; i < N; ++i) values[i] = result_of(values[i]);
+      held.store(out, j, values);
+    }
+  };
+  if (p.log) {
+    const float log_sum = all.sum == 0.0f ? 0.0f : logf(all.sum);
+    write([&](float value) { return value - shift - log_sum; });
+  } else {
+    const float scale = all.sum == 0.0f ? 0.0f : 1.0f / all.sum;
+    write([&](float value) { return exp_of_difference(value, shift) * scale; });
+  }
+}
+
 /// Rows that are walked (kVectors == 0) or longer: columns [column, column + columns) by kThreads threads.
 /// `reduce(value, op)`: over all threads' values of the whole row, for all of them.
 template <class T, int kThreads, int kVectors, int N, class Reduce>
@@ -139,9 +179,47 @@ __device__ inline void softmax_row(const SoftmaxParams& p, std::int64_t row, std
 }
 
 /// softmax: grad_x = out * (g - sum(g * out)); log-softmax: grad_x = g - exp(out) * sum(g).
-/// kHoldsBoth: grad_out and out both in registers, all their loads under way at once, where a thread has 128 of them;
-/// else out is read twice.
-template <class T, int kThreads, int kVectors, int N, bool kHoldsBoth, class Reduce>
+__device__ inline float softmax_gradient(bool log, float g, float y, float sum) {
+  return log ? g - expf(y) * sum : y * (g - sum);
+}
+
+/// grad_out and out both in the registers of kThreads threads, all their loads under way at once.
+template <class T, int kThreads, int kVectors>
+__device__ inline void softmax_bwd_held_row(const SoftmaxBackwardParams& p, std::int64_t row, float* scratch) {
+  using Held = HeldRow<T, kThreads, kVectors>;
+  constexpr int N = Held::N;
+  const auto columns = static_cast<int>(p.columns);
+  const T* const from_grad =
+      static_cast<const T*>(p.grad_out) + strided_offset(row, p.ndim, p.shape, p.stride_grad_out);
+  const T* const from_out = static_cast<const T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out);
+  T* const to = static_cast<T*>(p.grad_x) + strided_offset(row, p.ndim, p.shape, p.stride_grad_x);
+  Held grad(columns), out(columns);
+  grad.load(from_grad);
+  out.load(from_out);
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    float g[N], y[N];
+    grad.floats(j, g);
+    out.floats(j, y);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += p.log ? g[i] : g[i] * y[i];
+  }
+  sum = block_reduce_once<kThreads>(sum, scratch, Sum{});
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    float g[N], y[N];
+    grad.floats_again(j, g);
+    out.floats_again(j, y);
+#pragma unroll
+    for (int i = 0; i < N; ++i) g[i] = softmax_gradient(p.log, g[i], y[i], sum);
+    grad.store(to, j, g);
+  }
+}
+
+/// Rows that are walked (kVectors == 0) or longer: columns [column, column + columns) by kThreads threads; out is read
+/// twice, grad_out where it is walked. `reduce` as softmax_row's.
+template <class T, int kThreads, int kVectors, int N, class Reduce>
 __device__ inline void softmax_bwd_row(const SoftmaxBackwardParams& p, std::int64_t row, std::int64_t column,
                                        std::int64_t columns, Reduce reduce) {
   const T* grad_out = static_cast<const T*>(p.grad_out) + strided_offset(row, p.ndim, p.shape, p.stride_grad_out) +
@@ -153,52 +231,25 @@ __device__ inline void softmax_bwd_row(const SoftmaxBackwardParams& p, std::int6
   const auto load_grad = [&](std::int64_t first, bool there) {
     return load_columns<N, (kVectors > 0)>(grad_out, first, p.stride_grad_out_column, there);
   };
-  const auto load_out = [&](std::int64_t first, bool there) {
-    return load_columns<N, (kHoldsBoth && kVectors > 0)>(out, first, p.stride_out_column, there);
+  const auto load_out = [&](std::int64_t first) {
+    return load_columns<N, false>(out, first, p.stride_out_column, true);
   };
-  const auto result = [&](float g, float y, float sum) { return p.log ? g - expf(y) * sum : y * (g - sum); };
-
   float sum = 0.0f;
-  if constexpr (kHoldsBoth && kVectors > 0) {
-    const auto first = [](int j) { return (j * kThreads + static_cast<int>(threadIdx.x)) * N; };
-    Packed<T, N> g[kVectors], y[kVectors];
+  Row<T, kThreads, kVectors, N> grads(columns, threadIdx.x, load_grad);
+  grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
+    float y[N];
+    unpack(y, load_out(first));
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      const bool there = first(j) < static_cast<int>(columns);
-      g[j] = load_grad(first(j), there);
-      y[j] = load_out(first(j), there);
-    }
+    for (int i = 0; i < N; ++i) sum += p.log ? g[i] : g[i] * y[i];
+  });
+  sum = reduce(sum, Sum{});
+  grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
+    float y[N], results[N];
+    unpack(y, load_out(first));
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j)
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        sum += p.log ? to_float(g[j].values[i]) : to_float(g[j].values[i]) * to_float(y[j].values[i]);
-    sum = reduce(sum, Sum{});
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      if (first(j) >= static_cast<int>(columns)) continue;
-      float results[N];
-#pragma unroll
-      for (int i = 0; i < N; ++i) results[i] = result(to_float(g[j].values[i]), to_float(y[j].values[i]), sum);
-      store_columns(grad_x, first(j), p.stride_grad_x_column, results);
-    }
-  } else {
-    Row<T, kThreads, kVectors, N> grads(columns, threadIdx.x, load_grad);
-    grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
-      float y[N];
-      unpack(y, load_out(first, true));
-#pragma unroll
-      for (int i = 0; i < N; ++i) sum += p.log ? g[i] : g[i] * y[i];
-    });
-    sum = reduce(sum, Sum{});
-    grads.each(load_grad, [&](std::int64_t first, float(&g)[N]) {
-      float y[N], results[N];
-      unpack(y, load_out(first, true));
-#pragma unroll
-      for (int i = 0; i < N; ++i) results[i] = result(g[i], y[i], sum);
-      store_columns(grad_x, first, p.stride_grad_x_column, results);
-    });
-  }
+    for (int i = 0; i < N; ++i) results[i] = softmax_gradient(p.log, g[i], y[i], sum);
+    store_columns(grad_x, first, p.stride_grad_x_column, results);
+  });
 }
 
 // Neighbouring columns, and every row on a 16-byte boundary.

@@ -41,6 +41,11 @@ inline float2 __bfloat1622float2(__nv_bfloat162 both) { return {both.x, both.y};
 inline __nv_bfloat162 __float22bfloat162_rn(float2 both) { return {both.x, both.y}; }
 inline float __low2float(__nv_bfloat162 both) { return both.x; }
 inline float __high2float(__nv_bfloat162 both) { return both.y; }
+/// Of each half; a NaN loses.
+inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return {std::fmax(static_cast<float>(a.x), static_cast<float>(b.x)),
+          std::fmax(static_cast<float>(a.y), static_cast<float>(b.y))};
+}
 inline __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 low, __nv_bfloat16 high) { return {low, high}; }
 inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) {
   __nv_bfloat16 x;

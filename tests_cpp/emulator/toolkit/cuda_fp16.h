@@ -51,4 +51,9 @@ inline __half2 __half2half2(__half x) { return {x, x}; }
 inline __half __hadd(__half a, __half b) { return a + b; }
 inline __half __hmul(__half a, __half b) { return a * b; }
 inline __half2 __hadd2(__half2 a, __half2 b) { return {a.x + b.x, a.y + b.y}; }
+/// Of each half; a NaN loses.
+inline __half2 __hmax2(__half2 a, __half2 b) {
+  return {std::fmax(static_cast<float>(a.x), static_cast<float>(b.x)),
+          std::fmax(static_cast<float>(a.y), static_cast<float>(b.y))};
+}
 inline __half2 __hmul2(__half2 a, __half2 b) { return {a.x * b.x, a.y * b.y}; }
