@@ -61,7 +61,7 @@ target_include_directories(flashkernel_cuda_host SYSTEM PRIVATE ${CUDAToolkit_IN
 
 file(GLOB _cuda_generic CONFIGURE_DEPENDS ${_src}/cuda/generic/*.cu)
 set(_cuda_generic_75 ${_cuda_generic})
-list(FILTER _cuda_generic_75 INCLUDE REGEX "/(attention_[a-z_]+|find_bad_page|linear_fwd|linear_bwd|merge_states|reduce)\\.cu$")
+list(FILTER _cuda_generic_75 INCLUDE REGEX "/(attention_[a-z_]+|find_bad_page|linear_fwd|linear_bwd|merge_states)\\.cu$")
 set(_cuda_generic_80 ${_cuda_generic})
 list(FILTER _cuda_generic_80 INCLUDE REGEX "/(linear_gradient|norm_bwd|rope)\\.cu$")
 list(REMOVE_ITEM _cuda_generic ${_cuda_generic_75} ${_cuda_generic_80})

@@ -58,7 +58,7 @@ void cases(CaseList& list) {
       for (const std::int64_t n : {1, 9, 300, 2000}) add("whole_columns_" + std::to_string(n), {dtype, {n, 40}, 1});
       add("whole_columns_wide", {dtype, {70, 2, 264}, 1});
       add("whole_columns_of_both", {dtype, {70, 3, 24}, 3});
-      for (const std::int64_t n : {40, 776}) add("many_rows_of_" + std::to_string(n), {dtype, {4100, n}, 2});
+      for (const std::int64_t n : {40, 380, 744, 776}) add("many_rows_of_" + std::to_string(n), {dtype, {4100, n}, 2});
       add("all_long", {dtype, {100003}});
       for (AxisMask axes = 1; axes < 16; ++axes) {
         add("axes" + std::to_string(axes), {dtype, {3, 5, 4, 19}, axes});

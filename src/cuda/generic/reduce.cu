@@ -10,6 +10,7 @@
 #include "cuda/tile/held_row.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/strided.cuh"
+#include "cuda/tile/turn.cuh"
 #include "cuda/tile/vector.cuh"
 
 namespace flashkernel::cuda {
@@ -195,12 +196,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// A whole row by kRowThreads threads, a warp or a block, kHeld vectors of each under way at once. 32 bits count rows
-/// and elements: between a block's start and its loads there is as little as can be.
+/// and elements: between a block's start and its loads there is as little as can be. It starts early.
 template <class T, ReduceOp kOp, int kHeld, int kRowThreads>
 __global__ void __launch_bounds__(kRowThreads == kWarp ? kThreads : kRowThreads)
     whole_row_kernel(const ReduceParams p) {
   constexpr int N = kVectorElements<T>;
   constexpr unsigned kRows = kRowThreads == kWarp ? kThreads / kWarp : 1;
+  take_turn();
   const unsigned output = blockIdx.x * kRows + (kRows > 1 ? threadIdx.y : 0);
   if (kRows > 1 && output >= static_cast<unsigned>(p.kept_count)) return;
   const int thread = static_cast<int>(threadIdx.x), count = static_cast<int>(p.reduced_count), vectors = count / N;
@@ -381,11 +383,12 @@ void run_whole_rows(const ReduceParams& p, cudaStream_t stream) {
   const std::int64_t vectors = p.reduced_count / kVectorElements<T>;
   const auto run = [&](auto kernel, int row_threads) {
     const int rows = row_threads == kWarp ? kThreads / kWarp : 1;
-    launch("reduce", kernel, {static_cast<unsigned>(ceil_div(p.kept_count, rows)), dim3(row_threads, rows), 0, stream},
-           p);
+    launch("reduce", kernel,
+           {static_cast<unsigned>(ceil_div(p.kept_count, rows)), dim3(row_threads, rows), 0, stream, true}, p);
   };
   if (vectors <= 8 * kWarp && p.kept_count >= 4096) {
     if (vectors <= 2 * kWarp) return run(whole_row_kernel<T, kOp, 2, kWarp>, kWarp);
+    if (vectors <= 3 * kWarp) return run(whole_row_kernel<T, kOp, 3, kWarp>, kWarp);
     return run(whole_row_kernel<T, kOp, 4, kWarp>, kWarp);
   }
   if (vectors <= 4 * 128) return run(whole_row_kernel<T, kOp, 4, 128>, 128);
