@@ -52,6 +52,9 @@ bool with_plain_kernel(std::int64_t vectors, F f) {
   if constexpr (sizeof(T) == 2) {
     constexpr bool kSame = std::is_same_v<T, W>;  // fp32 weights take twice the registers
     if (vectors > 96 && vectors <= 128) return f(plain_kernel<T, W, kLayerNorm, 32, 4, 4, 1024, kSame>, 32, 4), true;
+    if constexpr (kLayerNorm && kSame) {
+      if (vectors > 64 && vectors <= 96) return f(plain_kernel<T, W, true, 32, 4, 3, 1024, true>, 32, 4), true;
+    }
     if constexpr (kLayerNorm) {
       if (vectors > 192 && vectors <= 256) return f(plain_kernel<T, W, true, 64, 1, 4, 1152, false>, 64, 1), true;
       if (vectors > 256 && vectors <= 512) return f(plain_kernel<T, W, true, 128, 1, 4, 1152, false>, 128, 1), true;
@@ -62,7 +65,10 @@ bool with_plain_kernel(std::int64_t vectors, F f) {
         return f(plain_kernel<T, W, false, 256, 1, 2, kResident, false>, 256, 1), true;
     }
   }
-  if (vectors > 1024 && vectors <= 2048) return f(plain_kernel<T, W, kLayerNorm, 512, 1, 4, 1024, false>, 512, 1), true;
+  if (vectors > 1024 && vectors <= 2048) {
+    constexpr int kResident = kLayerNorm && sizeof(T) == 2 && sizeof(W) == 2 ? 1536 : 1024;
+    return f(plain_kernel<T, W, kLayerNorm, 512, 1, 4, kResident, false>, 512, 1), true;
+  }
   if (vectors <= 2048 || vectors > 4096) return false;
   if constexpr (sizeof(T) == 4 && kLayerNorm) {
     f(plain_kernel<T, W, true, 512, 1, 8, 1024, false>, 512, 1);
