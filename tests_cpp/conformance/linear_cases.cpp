@@ -177,6 +177,16 @@ void forward_cases(CaseList& list) {
       list.add("tiles" + std::to_string(tiles) + "_r" + std::to_string(rows) + "_i" + std::to_string(in) + suffix,
                [=](Call& call) { build_forward(call, direct); });
     }
+    // Long streams of weights for as few rows as a decode step has, three in four multiprocessors with 64 features of
+    // their own: lines of 128 bytes in pairs and one left over, the last features cut.
+    for (const auto& [rows, in] : std::vector<std::array<std::int64_t, 2>>{
+             {1, 2112}, {8, 2048}, {13, 2240}, {16, 2176}, {40, 2112}, {64, 2048}}) {
+      Spec stream{dtype, rows, in, 64 * (3 * std::max(multiprocessors(), 4) / 4) - 24, false, Activation::kGeluTanh};
+      stream.preactivation = stream.bias_fp32 = rows == 13;
+      stream.weight_gap = rows == 8 || rows == 64 ? 8 : 0;
+      list.add("stream_r" + std::to_string(rows) + "_i" + std::to_string(in) + suffix,
+               [=](Call& call) { build_forward(call, stream); });
+    }
     Spec broadcast{dtype, 21, 40, 30};
     broadcast.x.expanded = {0};
     list.add("broadcast_rows" + suffix, [=](Call& call) { build_forward(call, broadcast); });

@@ -33,11 +33,17 @@ __device__ inline void tma_prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<std::uint64_t>(map)) : "memory");
 }
 
-/// Box of the map's size at coordinates (c0, c1) -> L2. A hint: memory's contents and order are as without it.
+/// Box of the map's size at coordinates (c0, c1, ...) -> L2. A hint: memory's contents and order are as without it.
 __device__ inline void tma_prefetch(const CUtensorMap* map, std::uint64_t policy, int c0, int c1) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.L2::cache_hint [%0, {%2, %3}], %1;" ::"l"(
                    reinterpret_cast<std::uint64_t>(map)),
                "l"(policy), "r"(c0), "r"(c1)
+               : "memory");
+}
+__device__ inline void tma_prefetch(const CUtensorMap* map, std::uint64_t policy, int c0, int c1, int c2) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.L2::cache_hint [%0, {%2, %3, %4}], %1;" ::"l"(
+                   reinterpret_cast<std::uint64_t>(map)),
+               "l"(policy), "r"(c0), "r"(c1), "r"(c2)
                : "memory");
 }
 

@@ -17,19 +17,25 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// kRows columns of x (8, 16, 32, 64) and 64 features; kBlocksPerSm: 2, or 1 with twice the ring.
-template <int kRows_, int kBlocksPerSm_>
+/// kRows columns of x (8, 16, 32, 64) and 64 features; kBlocksPerSm: 2, or 1 with twice the ring. kLines: of 128 bytes
+/// of a feature that come together. kParts: k may be split; else no room is kept for mail.
+template <int kRows_, int kBlocksPerSm_, int kLines_, bool kParts_>
 struct FewRowsShape {
-  static constexpr int kRows = kRows_, kFeatures = 64, kTileK = 64, kBlocksPerSm = kBlocksPerSm_;
-  // One warpgroup multiplies, one warp loads; from 32 rows on there is work for four more that only finish.
-  static constexpr int kHelpers = kRows >= 32 || kBlocksPerSm == 1 ? 4 : 0;
+  static constexpr int kRows = kRows_, kFeatures = 64, kBlocksPerSm = kBlocksPerSm_, kLines = kLines_;
+  static constexpr int kTileK = 64 * kLines;
+  static constexpr bool kParts = kParts_;
+  // One warpgroup multiplies, one warp loads; from 32 rows on there is work for four more that only finish, unless a
+  // long stream hides it.
+  static constexpr int kHelpers = kParts && (kRows >= 32 || kBlocksPerSm == 1) ? 4 : 0;
   static constexpr int kFinishers = 128 + 32 * kHelpers, kThreads = 160 + 32 * kHelpers;
   static constexpr int kMostAhead = kRows == 64 ? 8 : 6;  // k-tiles of the weights fetched ahead: see fetch_ahead
+  static constexpr int kAheadOfStream = kLines > 1 ? 2 : 0;
   static constexpr int kBytesWeight = kFeatures * kTileK * 2, kBytesX = kRows * kTileK * 2;
   static constexpr int kStageBytes = kBytesWeight + kBytesX;  // multiples of 1024
   // Parts are [row][feature], floats; a fragment's lanes hit all banks. What this block finishes itself takes the
   // ring's place, what others send (at most 7 of 8 features) has its own: they may be ahead of this one.
-  static constexpr int kPitch = kFeatures + 4, kMailPitch = kFeatures * 7 / 8 + 4, kMailBytes = kRows * kMailPitch * 4;
+  static constexpr int kPitch = kFeatures + 4, kMailPitch = kFeatures * 7 / 8 + 4;
+  static constexpr int kMailBytes = kParts ? kRows * kMailPitch * 4 : 0;
   static constexpr int kRoom = 228 * 1024 / kBlocksPerSm - 1024 - kMailBytes;  // less what the system takes of a block
   static constexpr int kMostStages = 16, kBarrierBytes = 16 * kMostStages + 8;
   static constexpr int kStages =
@@ -55,7 +61,7 @@ struct FewRowsBlock {
   std::uint32_t base, barriers;
 
   __device__ FewRowsBlock(const FewRowsArguments& p, const char* shared)
-      : splits(p.splits),
+      : splits(Shape::kParts ? p.splits : 1),
         rank(static_cast<int>(blockIdx.x) % splits),
         share(Shape::kFeatures / splits),
         first_feature(static_cast<int>(blockIdx.x) / splits * Shape::kFeatures),
@@ -72,6 +78,15 @@ struct FewRowsBlock {
   __device__ int mail_column(int owner, int from) const { return (from < owner ? from : from - 1) * share; }
 };
 
+/// load(offset in the stage, first feature, first line) for the boxes of k-tile `tile` of kLines lines: 8 features
+/// each, so that a feature's lines, which are neighbours in memory, are asked for together.
+template <class Shape, class Load>
+__device__ inline void each_box(int first_feature, int tile, Load load) {
+#pragma unroll
+  for (int i = 0; i < Shape::kFeatures / 8; ++i)
+    load(i * 8 * 128 * Shape::kLines, first_feature + 8 * i, tile * Shape::kLines);
+}
+
 /// The producer's thread.
 template <class Shape, bool kAlongIn>
 __device__ inline void load_few_rows(const FewRowsArguments& p, const FewRowsBlock<Shape>& block) {
@@ -86,19 +101,34 @@ __device__ inline void load_few_rows(const FewRowsArguments& p, const FewRowsBlo
       ptx::mbarrier_wait(block.empty(slot), parity);
       ptx::mbarrier_arrive_expect(block.full(slot), Shape::kStageBytes);
     }
-    ptx::tma_load(weight, &p.weight, block.full(slot), once, kAlongIn ? k : block.first_feature,
-                  kAlongIn ? block.first_feature : k);
-    ptx::tma_load(weight + Shape::kBytesWeight, &p.x, block.full(slot), shared_by_all, k, 0);
+    if constexpr (Shape::kLines > 1) {
+      each_box<Shape>(block.first_feature, block.first + t, [&](int at, int feature, int line) {
+        ptx::tma_load(weight + at, &p.weight, block.full(slot), once, 0, feature, line);
+      });
+      ptx::tma_load(weight + Shape::kBytesWeight, &p.x, block.full(slot), shared_by_all, 0, 0,
+                    (block.first + t) * Shape::kLines);
+    } else {
+      ptx::tma_load(weight, &p.weight, block.full(slot), once, kAlongIn ? k : block.first_feature,
+                    kAlongIn ? block.first_feature : k);
+      ptx::tma_load(weight + Shape::kBytesWeight, &p.x, block.full(slot), shared_by_all, k, 0);
+    }
     if (++slot == block.stages) slot = 0, parity ^= 1;
   }
 }
 
 /// Asks for the weights before the block's turn: to L2 only, so that what the kernels before may still write to them is
-/// seen. Only short parts as a whole: the beginning of a long stream cost more than it gave.
+/// seen. Short parts as a whole. The beginning of a long stream costs more than it gives in tiles of one line; in tiles
+/// of two it gives.
 template <class Shape, bool kAlongIn>
 __device__ inline void fetch_ahead(const FewRowsArguments& p, const FewRowsBlock<Shape>& block) {
-  if (block.count > Shape::kMostAhead) return;
   const std::uint64_t once = ptx::l2_evict_first();
+  if constexpr (Shape::kLines > 1) {
+    for (int t = 0; t < min(block.count, Shape::kAheadOfStream); ++t)
+      each_box<Shape>(block.first_feature, block.first + t,
+                      [&](int, int feature, int line) { ptx::tma_prefetch(&p.weight, once, 0, feature, line); });
+    return;
+  }
+  if (block.count > Shape::kMostAhead) return;
   for (int t = 0; t < block.count; ++t) {
     const int k = (block.first + t) * Shape::kTileK;
     ptx::tma_prefetch(&p.weight, once, kAlongIn ? k : block.first_feature, kAlongIn ? block.first_feature : k);
@@ -115,13 +145,19 @@ __device__ inline void multiply_few_rows(const FewRowsBlock<Shape>& block, float
   for (int t = 0; t < block.count; ++t) {
     const std::uint32_t weight = block.base + slot * Shape::kStageBytes;
     ptx::mbarrier_wait(block.full(slot), parity);
-    const std::uint64_t a = ptx::matrix_descriptor(weight, 8192, 1024);
-    const std::uint64_t b = ptx::matrix_descriptor(weight + Shape::kBytesWeight, 8192, 1024);
     ptx::hold(sum);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < Shape::kTileK / 16; ++step)
-      ptx::wgmma_ss<T, !kAlongIn, false>(sum, a + step * (kAlongIn ? 2 : 128), b + step * 2, t > 0 || step > 0);
+    for (int line = 0; line < Shape::kLines; ++line) {
+      // A box is 8 features' first lines, then their second ones: the next 8 features are kLines KB on.
+      const std::uint64_t a = ptx::matrix_descriptor(weight + line * 1024, 8192, 1024 * Shape::kLines);
+      const std::uint64_t b =
+          ptx::matrix_descriptor(weight + Shape::kBytesWeight + line * Shape::kRows * 128, 8192, 1024);
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        ptx::wgmma_ss<T, !kAlongIn, false>(sum, a + step * (kAlongIn ? 2 : 128), b + step * 2,
+                                           t > 0 || line > 0 || step > 0);
+    }
     ptx::wgmma_commit();
     ptx::hold(sum);
     ptx::wgmma_wait<1>();
@@ -247,15 +283,35 @@ inline int tiles_of_part(std::int64_t k, int splits, int tile) {
   return static_cast<int>(ceil_div(ceil_div(k, tile), splits));
 }
 
+/// The operand [mn, k] along k, k a multiple of 64: boxes of `lines` lines of box_mn rows, the rows' first lines before
+/// their second ones.
+template <class T>
+CUtensorMap line_map(const char* name, const GemmOperand& operand, std::int64_t mn, std::int64_t k, int box_mn,
+                     int lines) {
+  TensorMapSpec spec;
+  spec.data = operand.data;
+  spec.dtype = dtype_of<T>;
+  spec.rank = 3;
+  spec.dims[0] = {64, 1, 64};
+  spec.dims[1] = {mn, operand.stride, static_cast<std::uint32_t>(box_mn)};
+  spec.dims[2] = {k / 64, 64, static_cast<std::uint32_t>(lines)};
+  return make_tensor_map(name, spec);
+}
+
 template <class T>
 void few_rows(const FewRowsProblem& p, const FewRowsPlan& plan, cudaStream_t stream) {
-  const auto run = [&](auto rows, auto blocks_per_sm, auto along_in) {
-    using Shape = FewRowsShape<decltype(rows)::value, decltype(blocks_per_sm)::value>;
+  const auto run = [&](auto shape_type, auto along_in) {
+    using Shape = decltype(shape_type);
     constexpr bool kAlongIn = decltype(along_in)::value;
     const char* const name = "linear: few rows";
     FewRowsArguments arguments;
-    arguments.weight = operand_map<T>(name, p.weight, p.features, p.k, Shape::kFeatures, Shape::kTileK);
-    arguments.x = operand_map<T>(name, p.x, p.rows, p.k, Shape::kRows, Shape::kTileK);
+    if constexpr (Shape::kLines > 1) {
+      arguments.weight = line_map<T>(name, p.weight, p.features, p.k, 8, Shape::kLines);
+      arguments.x = line_map<T>(name, p.x, p.rows, p.k, Shape::kRows, Shape::kLines);
+    } else {
+      arguments.weight = operand_map<T>(name, p.weight, p.features, p.k, Shape::kFeatures, Shape::kTileK);
+      arguments.x = operand_map<T>(name, p.x, p.rows, p.k, Shape::kRows, Shape::kTileK);
+    }
     arguments.epilogue = p.epilogue;
     arguments.rows = static_cast<int>(p.rows);
     arguments.features = static_cast<int>(p.features);
@@ -272,10 +328,18 @@ void few_rows(const FewRowsProblem& p, const FewRowsPlan& plan, cudaStream_t str
     launch(name, few_rows_kernel<T, Shape, kAlongIn>, shape, arguments);
   };
   const auto with_blocks = [&](auto rows, auto blocks_per_sm) {
-    if (p.weight.k_major) return run(rows, blocks_per_sm, std::true_type{});
-    run(rows, blocks_per_sm, std::false_type{});
+    FewRowsShape<decltype(rows)::value, decltype(blocks_per_sm)::value, 1, true> shape;
+    if (p.weight.k_major) return run(shape, std::true_type{});
+    run(shape, std::false_type{});
   };
   const auto with_rows = [&](auto rows) {
+    constexpr int kRows = decltype(rows)::value;
+    if constexpr (kRows <= 16) {
+      if (plan.stream) return run(FewRowsShape<kRows, 2, 2, false>{}, std::true_type{});
+    }
+    if constexpr (kRows == 64) {
+      if (plan.stream) return run(FewRowsShape<kRows, 2, 1, false>{}, std::true_type{});
+    }
     if (plan.blocks_per_sm == 1) return with_blocks(rows, std::integral_constant<int, 1>{});
     with_blocks(rows, std::integral_constant<int, 2>{});
   };

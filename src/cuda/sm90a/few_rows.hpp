@@ -15,11 +15,13 @@ struct FewRowsProblem {
   LinearEpilogue epilogue;
 };
 
-/// How a product is cut: `splits` blocks (1, 2, 4 or 8) share 64 features by splitting k.
+/// How a product is cut: `splits` blocks (1, 2, 4 or 8) share 64 features by splitting k. `stream`: a long one of whole
+/// k, weights along in and k a multiple of 64, up to 16 rows or more than 32: shapes of their own.
 struct FewRowsPlan {
   int splits = 1, blocks_per_sm = 2;
+  bool stream = false;
 };
-FewRowsPlan plan_few_rows(std::int64_t rows, std::int64_t features, std::int64_t k, int num_sms);
+FewRowsPlan plan_few_rows(const FewRowsProblem& problem, int num_sms);
 
 template <class T>
 void few_rows(const FewRowsProblem& problem, const FewRowsPlan& plan, cudaStream_t stream);

@@ -41,7 +41,10 @@ struct GemmShape {
   static constexpr bool kAnyLayout = kTileN % 64 == 0 && !kPair_;  // else both operands are k-major
   static constexpr int kConsumers = 2;                             // warpgroups
   static constexpr bool kParts = !kPingPong && !kPair_;            // k may be cut into parts
-  using Index = TileIndex<16 / kBlocks>;                           // 2048 rows
+  // k-tiles by which a cooperative tile's second warpgroup is behind the first one in the end: that one's epilogue runs
+  // under its products.
+  static constexpr int kBehind = !kPingPong && kTileN == 96 ? 2 : 0;
+  using Index = TileIndex<16 / kBlocks>;  // 2048 rows
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kPartsM = kPingPong ? 2 : 1;  // of 64 rows a warpgroup
   // Sums of 128 x 192 take 192 registers a thread: the most that fits beside the epilogue's.
@@ -146,10 +149,13 @@ __device__ inline void produce(const GemmArguments& p, std::uint32_t shared, int
 template <class Shape>
 using Sums = float[Shape::kPartsM][Shape::kTileN / 2];
 
-/// The sums of one tile: k-tiles `first_kt` .. + num_k of this block's sequence.
+constexpr std::uint32_t kTurn = 3;  // barriers 3 and 4: the turns; 1 and 2: a warpgroup's own
+
+/// The sums of one tile: k-tiles `first_kt` .. + num_k of this block's sequence. Before k-tile `behind_at` it waits
+/// until the other warpgroup has asked for all of its products.
 template <class T, class Shape, bool kKMajorA, bool kKMajorB, class Turn>
 __device__ inline void multiply(Sums<Shape>& sum, std::uint32_t shared, std::uint32_t row_offset, int first_kt,
-                                int num_k, Turn end_of_turn) {
+                                int num_k, int behind_at, Turn end_of_turn) {
   using Storage = SharedStorage<Shape>;
   int slot = first_kt % Shape::kStages;
   std::uint32_t parity = first_kt / Shape::kStages % 2;
@@ -164,6 +170,9 @@ __device__ inline void multiply(Sums<Shape>& sum, std::uint32_t shared, std::uin
   };
   int previous = 0;
   for (int kt = 0; kt < num_k; ++kt) {
+    if constexpr (Shape::kBehind > 0) {
+      if (kt == behind_at) ptx::barrier_sync(kTurn, 256);
+    }
     ptx::mbarrier_wait(shared + Storage::kFull + 8 * slot, parity);
     const std::uint32_t a = shared + Storage::kRing + slot * Shape::kStageBytes, b = a + Shape::kBytesA;
     const std::uint64_t operand_a = ptx::matrix_descriptor(a + row_offset, 8192, 1024);
@@ -269,7 +278,9 @@ __device__ inline void consume(const GemmArguments& p, char* shared, int group, 
   using Storage = SharedStorage<Shape>;
   const std::uint32_t base = ptx::shared_address(shared);
   float* const bias = reinterpret_cast<float*>(shared + Storage::kBias) + group * Shape::kTileN;
-  constexpr std::uint32_t kTurn = 3;  // barriers 3 and 4: the turns; 1 and 2: a warpgroup's own
+  // Parts' sums go out without an activation, which is soon done. Blocks have one tile where they have a kBehind.
+  const bool staggered = Shape::kBehind > 0 && !p.partial;
+  const int behind_at = staggered && group == 1 ? max(p.num_k - Shape::kBehind, 0) : -1;
   if (Shape::kPingPong && group == 1) ptx::barrier_arrive(kTurn, 256);  // the first turn is group 0's
   for (int i = Shape::kPingPong ? group : 0, index = first + i * step; index < p.tiles_m * p.tiles_n * p.parts;
        i += Shape::kPingPong ? 2 : 1, index = first + i * step) {
@@ -282,8 +293,10 @@ __device__ inline void consume(const GemmArguments& p, char* shared, int group, 
       ptx::barrier_sync(kTurn + group, 256);
     else
       ptx::barrier_sync(1 + group, 128);
-    multiply<T, Shape, kKMajorA, kKMajorB>(sum, base, Shape::kPingPong ? 0 : group * 8192, i * p.num_k, p.num_k, [&] {
+    const std::uint32_t row_offset = Shape::kPingPong ? 0 : group * 8192;
+    multiply<T, Shape, kKMajorA, kKMajorB>(sum, base, row_offset, i * p.num_k, p.num_k, behind_at, [&] {
       if (Shape::kPingPong) ptx::barrier_arrive(kTurn + 1 - group, 256);
+      if (staggered && group == 0) ptx::barrier_arrive(kTurn, 256);
     });
     // Worked out again, so that it takes no registers beside the sums.
     std::uint32_t again = static_cast<std::uint32_t>(first + i * step);

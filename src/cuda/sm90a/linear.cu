@@ -58,9 +58,9 @@ GemmPlan plan_gemm(const GemmProblem& p, int num_sms) {
   return {variant, static_cast<int>(std::max<std::int64_t>(1, std::min(num_sms / tiles, p.k / 512)))};
 }
 
-FewRowsPlan plan_few_rows(std::int64_t rows, std::int64_t features, std::int64_t k, int num_sms) {
+FewRowsPlan plan_few_rows(const FewRowsProblem& p, int num_sms) {
   FewRowsPlan plan;
-  const std::int64_t tiles = ceil_div(features, 64);
+  const std::int64_t rows = p.rows, k = p.k, tiles = ceil_div(p.features, 64);
   // Until most multiprocessors have a block, as long as each has two k-tiles: the parts' sums must meet. From 17 rows
   // on these are long: more than two parts then pay only until half the multiprocessors have one, but for long streams.
   const bool long_sums = rows > 16 && k < 8192;
@@ -70,6 +70,9 @@ FewRowsPlan plan_few_rows(std::int64_t rows, std::int64_t features, std::int64_t
   // unless that finds as many multiprocessors free.
   if (tiles * plan.splits <= num_sms && k >= 8192 * plan.splits) plan.blocks_per_sm = 1;
   if (long_sums && plan.splits == 2 && enough(48) && 4 * tiles <= num_sms) plan.blocks_per_sm = 1;
+  // Measured at 1 to 16 and at 64 rows; at 32 in boxes of 64 it was slower.
+  plan.stream = plan.splits == 1 && plan.blocks_per_sm == 2 && k >= 2048 && k % 64 == 0 && p.weight.k_major &&
+                (rows <= 16 || rows == 64);
   return plan;
 }
 
@@ -194,7 +197,7 @@ void linear_few_rows(const LinearParams& p, void*, Stream stream) {
   const bool along_in = p.stride_weight_in == 1;
   problem.weight = {p.weight, along_in ? p.stride_weight_out : p.stride_weight_in, along_in};
   const int num_sms = cuda_device_properties(p.device.index).num_sms;
-  const FewRowsPlan plan = plan_few_rows(p.rows, p.out_features, p.in_features, num_sms);
+  const FewRowsPlan plan = plan_few_rows(problem, num_sms);
   const FewRowsDirectPlan direct = plan_few_rows_direct(problem, num_sms);
   const auto run = [&](auto zero) {
     using T = decltype(zero);

@@ -19,6 +19,7 @@ inline std::uint64_t l2_evict_first() { return 1; }
 inline std::uint64_t l2_evict_last() { return 2; }
 SIMT_INLINE void tma_prefetch_map(const CUtensorMap* map) { simt::decode(map); }
 SIMT_INLINE void tma_prefetch(const CUtensorMap* map, std::uint64_t, int, int) { simt::decode(map); }
+SIMT_INLINE void tma_prefetch(const CUtensorMap* map, std::uint64_t, int, int, int) { simt::decode(map); }
 
 namespace emulated {
 
