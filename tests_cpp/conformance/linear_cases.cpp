@@ -187,6 +187,33 @@ void forward_cases(CaseList& list) {
       list.add("stream_r" + std::to_string(rows) + "_i" + std::to_string(in) + suffix,
                [=](Call& call) { build_forward(call, stream); });
     }
+    // The same where two blocks share a k of 16384 and more, each alone on its multiprocessor: 70 % of these have one.
+    for (const std::int64_t rows : {8, 11}) {
+      if (dtype == DType::kFloat32) continue;  // its kernels know no such limit, and this is the longest k
+      Spec halves{dtype, rows, 16448, 64 * ((35 * std::max(multiprocessors(), 4) + 99) / 100) - 24, false};
+      halves.activation = Activation::kGeluTanh;
+      halves.bias_fp32 = halves.preactivation = rows == 11;
+      list.add("halves_r" + std::to_string(rows) + suffix, [=](Call& call) { build_forward(call, halves); });
+    }
+    // Two full waves of tiles of 128 x 192, the last rows and columns cut: at a multiple of 32, where a thread of the
+    // matrix kernels may own 8 neighbouring results, and elsewhere.
+    const auto waves = [&](const std::string& name, std::int64_t in, std::int64_t out, Activation activation,
+                           const std::function<void(Spec&)>& change) {
+      Spec spec{dtype, 128 * std::max(multiprocessors(), 4) - 5, in, out, false, activation};
+      change(spec);
+      list.add("waves_" + name + suffix, [=](Call& call) { build_forward(call, spec); });
+    };
+    waves("o352", 328, 352, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = spec.bias_fp32 = true; });
+    waves("o352_none", 104, 352, Activation::kNone, [](Spec& spec) {
+      spec.bias = false;
+      spec.weight_gap = spec.x.gap = 8, spec.y.gap = 16;
+    });
+    waves("o352_gelu", 64, 352, Activation::kGelu, [](Spec& spec) { spec.y.gap = 8; });
+    waves("o352_silu", 40, 352, Activation::kSilu, [](Spec& spec) { spec.weight_gap = 24; });
+    waves("o376", 104, 376, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    waves("o376_none", 72, 376, Activation::kNone, [](Spec& spec) { spec.weight_gap = 8, spec.bias = false; });
+    Spec wide{dtype, 500, 328, multiprocessors() > 32 ? 8160 : 480, false, Activation::kGeluTanh};
+    list.add("wide_32" + suffix, [=](Call& call) { build_forward(call, wide); });  // see "wide"; a multiple of 32
     Spec broadcast{dtype, 21, 40, 30};
     broadcast.x.expanded = {0};
     list.add("broadcast_rows" + suffix, [=](Call& call) { build_forward(call, broadcast); });

@@ -335,6 +335,7 @@ void few_rows(const FewRowsProblem& p, const FewRowsPlan& plan, cudaStream_t str
   const auto with_rows = [&](auto rows) {
     constexpr int kRows = decltype(rows)::value;
     if constexpr (kRows <= 16) {
+      if (plan.stream && plan.splits > 1) return run(FewRowsShape<kRows, 1, 2, true>{}, std::true_type{});
       if (plan.stream) return run(FewRowsShape<kRows, 2, 2, false>{}, std::true_type{});
     }
     if constexpr (kRows == 64) {

@@ -15,8 +15,9 @@ struct FewRowsProblem {
   LinearEpilogue epilogue;
 };
 
-/// How a product is cut: `splits` blocks (1, 2, 4 or 8) share 64 features by splitting k. `stream`: a long one of whole
-/// k, weights along in and k a multiple of 64, up to 16 rows or more than 32: shapes of their own.
+/// How a product is cut: `splits` blocks (1, 2, 4 or 8) share 64 features by splitting k. `stream`: a long one, weights
+/// along in and k a multiple of 64, of whole k with up to 16 rows or more than 32, or of two parts in blocks of one a
+/// multiprocessor with up to 16 rows: shapes of their own.
 struct FewRowsPlan {
   int splits = 1, blocks_per_sm = 2;
   bool stream = false;

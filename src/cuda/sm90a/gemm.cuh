@@ -1,5 +1,5 @@
 // The product of gemm.hpp: persistent blocks of one producer warp (TMA into a ring of k-tiles) and two consumer
-// warpgroups (wgmma, sums in registers, epilogue in fp32, stmatrix, TMA store). Called by linear.cu.
+// warpgroups (wgmma, sums in registers, epilogue in fp32, whole sectors by the warps themselves). Called by linear.cu.
 // A cooperative tile's sums over a part of k go out in fp32; split_sum.cuh adds the parts in the order of k.
 // Invariants: slot s of the ring is filled only after every block that reads it has arrived at its `empty` barrier; in
 // ping-pong a warpgroup waits for k-tiles only in its turn, so that it never sees a barrier two phases back.
@@ -32,15 +32,19 @@ struct TileIndex {
   }
 };
 
-/// kTileN columns a tile of 128 rows; kPair: two neighbours in m are one cluster and share B.
-template <int kTileN_, bool kPingPong_, bool kPair_>
+/// kTileN columns a tile of 128 rows; kPair: two neighbours in m are one cluster and share B. kNeighbours: B's rows
+/// come in the order of interleaved_rows (operand_map.hpp), so that a thread has 8 neighbouring columns of its rows and
+/// stores them itself; else they change places in shared memory.
+template <int kTileN_, bool kPingPong_, bool kPair_, bool kNeighbours_ = false>
 struct GemmShape {
   static constexpr int kTileM = 128, kTileN = kTileN_, kTileK = 64;  // kTileK: lines of 128 bytes
-  static constexpr bool kPingPong = kPingPong_;
-  static constexpr int kBlocks = kPair_ ? 2 : 1;                   // of a cluster
-  static constexpr bool kAnyLayout = kTileN % 64 == 0 && !kPair_;  // else both operands are k-major
-  static constexpr int kConsumers = 2;                             // warpgroups
-  static constexpr bool kParts = !kPingPong && !kPair_;            // k may be cut into parts
+  static constexpr bool kPingPong = kPingPong_, kNeighbours = kNeighbours_;
+  static constexpr int kBlocks = kPair_ ? 2 : 1;  // of a cluster
+  static_assert(!(kPair_ && kNeighbours));
+  // Else both operands are k-major.
+  static constexpr bool kAnyLayout = kTileN % 64 == 0 && !kPair_ && !kNeighbours;
+  static constexpr int kConsumers = 2;                   // warpgroups
+  static constexpr bool kParts = !kPingPong && !kPair_;  // k may be cut into parts
   // k-tiles by which a cooperative tile's second warpgroup is behind the first one in the end: that one's epilogue runs
   // under its products.
   static constexpr int kBehind = !kPingPong && kTileN == 96 ? 2 : 0;
@@ -50,12 +54,12 @@ struct GemmShape {
   // Sums of 128 x 192 take 192 registers a thread: the most that fits beside the epilogue's.
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
-  static constexpr int kColumns = kTileN % 64 == 0 ? 64 : 32;  // that leave together
-  static constexpr int kStagedBytes = 16 * kColumns * 2;       // of a warp
+  static constexpr int kColumns = kTileN % 64 == 0 ? 64 : 32;               // that leave together
+  static constexpr int kStagedBytes = kNeighbours ? 0 : 16 * kColumns * 2;  // of a warp
   static constexpr int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
   static constexpr int kStageBytes = kBytesA + kBytesB;
   static constexpr int kBesideRing = kConsumers * (4 * kStagedBytes + kTileN * 4) + 256;
-  static constexpr int kStages = (227 * 1024 - kBesideRing) / kStageBytes;  // 4 of 48 KB, 5 of 40 KB, 6 of 32 KB
+  static constexpr int kStages = (227 * 1024 - kBesideRing) / kStageBytes;  // 5 of 40 KB; of 32 KB 6, 7 if kNeighbours
   static constexpr int kSharedBytes = kStages * kStageBytes + kBesideRing;
 };
 
@@ -128,6 +132,8 @@ __device__ inline void produce(const GemmArguments& p, std::uint32_t shared, int
         constexpr int kRows = Shape::kTileN / Shape::kBlocks;
         if constexpr (Shape::kBlocks == 2)
           ptx::tma_load_multicast(b + rank * kRows * 128, &p.b, full, kBoth, policy, k, n + rank * kRows);
+        else if constexpr (Shape::kNeighbours)
+          ptx::tma_load(b, &p.b, full, policy, k, 0, 0, n / kInterleavedRows);
         else
           ptx::tma_load(b, &p.b, full, policy, k, n);
       } else {
@@ -255,6 +261,51 @@ __device__ inline void store(const GemmArguments& p, Sums<Shape>& sum, char* sha
     }
 }
 
+/// The same where a thread stores 8 neighbours at once, 32 g + 8 (lane % 4) .. + 7 of its rows: in chunk c of 8 sums
+/// the first one is column c of these, the second one 4 + c. Nothing waits for shared memory; four lanes fill two
+/// sectors.
+template <class T, class Shape, Activation kActivation>
+__device__ inline void store_neighbours(const GemmArguments& p, const Sums<Shape>& sum, const char* shared, int group,
+                                        int row, int column, void* data, std::int64_t stride) {
+  using Storage = SharedStorage<Shape>;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const float* bias = reinterpret_cast<const float*>(shared + Storage::kBias) + group * Shape::kTileN + lane % 4 * 8;
+  row += 16 * warp + lane / 4;
+  const int m = p.m - row;  // what is left there
+  auto left = static_cast<std::uint32_t>(p.n - column);
+  T* const to = static_cast<T*>(data) + row * stride + column + lane % 4 * 8;
+#pragma unroll
+  for (std::uint32_t g = 0; g < Shape::kTileN / 32; ++g) {
+    const float4 b0 = *reinterpret_cast<const float4*>(bias + 32 * g);
+    const float4 b1 = *reinterpret_cast<const float4*>(bias + 32 * g + 4);
+    const float b[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
+#pragma unroll
+    for (int i = 0; i < 2 * Shape::kPartsM; ++i) {
+      const int down = i / 2 * 64 + i % 2 * 8;
+      float x[8];
+#pragma unroll
+      for (int v = 0; v < 8; ++v)
+        x[v] = activate_fast<kActivation>(sum[i / 2][16 * g + v % 4 * 4 + i % 2 * 2 + v / 4] + b[v]);
+      const uint4 values = {pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7])};
+      if (down < m && 32 * g < left) *reinterpret_cast<uint4*>(to + down * stride + 32 * g) = values;
+    }
+    ptx::hold(left);  // one group of columns after the other: all at once would not fit the registers
+  }
+}
+
+template <class T, class Shape, Activation kActivation>
+__device__ inline void finish(const GemmArguments& p, Sums<Shape>& sum, char* shared, int group, int row, int column) {
+  if constexpr (Shape::kNeighbours) {
+    const LinearEpilogue& e = p.epilogue;
+    if (e.preactivation)
+      store_neighbours<T, Shape, Activation::kNone>(p, sum, shared, group, row, column, e.preactivation,
+                                                    e.stride_preactivation);
+    store_neighbours<T, Shape, kActivation>(p, sum, shared, group, row, column, e.out, e.stride_out);
+  } else {
+    store<T, Shape, kActivation>(p, sum, shared, group, row, column);
+  }
+}
+
 /// The sums of one part of k, as they are: four lanes' pairs are whole sectors of 32 bytes.
 template <class Shape>
 __device__ inline void store_part(const GemmArguments& p, const Sums<Shape>& sum, int part, int row, int column) {
@@ -313,10 +364,10 @@ __device__ inline void consume(const GemmArguments& p, char* shared, int group, 
     if constexpr (kKMajorA) {
       with_activation(p.epilogue.activation, [&](auto activation) {
         constexpr Activation kActivation = decltype(activation)::value;
-        store<T, Shape, kActivation>(p, sum, shared, group, row, column);
+        finish<T, Shape, kActivation>(p, sum, shared, group, row, column);
       });
     } else {  // a gradient: see gemm.hpp
-      store<T, Shape, Activation::kNone>(p, sum, shared, group, row, column);
+      finish<T, Shape, Activation::kNone>(p, sum, shared, group, row, column);
     }
   }
 }
@@ -364,7 +415,10 @@ template <class T, class Shape>
 void launch_gemm(const char* name, const GemmProblem& p, int num_sms, cudaStream_t stream) {
   GemmArguments arguments;
   arguments.a = operand_map<T>(name, p.a, p.m, p.k, Shape::kTileM, Shape::kTileK);
-  arguments.b = operand_map<T>(name, p.b, p.n, p.k, Shape::kTileN / Shape::kBlocks, Shape::kTileK / Shape::kBlocks);
+  if constexpr (Shape::kNeighbours)
+    arguments.b = make_tensor_map(name, interleaved_rows<T>(p.b, p.n, p.k, Shape::kTileN));
+  else
+    arguments.b = operand_map<T>(name, p.b, p.n, p.k, Shape::kTileN / Shape::kBlocks, Shape::kTileK / Shape::kBlocks);
   arguments.epilogue = p.epilogue;
   arguments.m = static_cast<int>(p.m);
   arguments.n = static_cast<int>(p.n);
@@ -391,12 +445,21 @@ void launch_gemm(const char* name, const GemmProblem& p, int num_sms, cudaStream
            p.partial, p.parts, arguments.m, arguments.n, p.n);
 }
 
+template <class T, int kTileN>
+void launch_ping_pong(const char* name, const GemmProblem& p, int num_sms, cudaStream_t stream) {
+  if (p.a.k_major && p.b.k_major && p.n % kInterleavedRows == 0 &&
+      fits_tensor_map(interleaved_rows<T>(p.b, p.n, p.k, kTileN)))
+    launch_gemm<T, GemmShape<kTileN, true, false, true>>(name, p, num_sms, stream);
+  else
+    launch_gemm<T, GemmShape<kTileN, true, false>>(name, p, num_sms, stream);
+}
+
 template <class T>
 void gemm(const char* name, const GemmProblem& p, GemmVariant variant, int num_sms, cudaStream_t stream) {
   switch (variant) {
     case GemmVariant::kPingPong192Pair: return launch_gemm<T, GemmShape<192, true, true>>(name, p, num_sms, stream);
-    case GemmVariant::kPingPong192: return launch_gemm<T, GemmShape<192, true, false>>(name, p, num_sms, stream);
-    case GemmVariant::kPingPong128: return launch_gemm<T, GemmShape<128, true, false>>(name, p, num_sms, stream);
+    case GemmVariant::kPingPong192: return launch_ping_pong<T, 192>(name, p, num_sms, stream);
+    case GemmVariant::kPingPong128: return launch_ping_pong<T, 128>(name, p, num_sms, stream);
     case GemmVariant::kCooperative128: return launch_gemm<T, GemmShape<128, false, false>>(name, p, num_sms, stream);
     case GemmVariant::kCooperative96: return launch_gemm<T, GemmShape<96, false, false>>(name, p, num_sms, stream);
   }

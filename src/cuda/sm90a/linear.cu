@@ -70,9 +70,10 @@ FewRowsPlan plan_few_rows(const FewRowsProblem& p, int num_sms) {
   // unless that finds as many multiprocessors free.
   if (tiles * plan.splits <= num_sms && k >= 8192 * plan.splits) plan.blocks_per_sm = 1;
   if (long_sums && plan.splits == 2 && enough(48) && 4 * tiles <= num_sms) plan.blocks_per_sm = 1;
-  // Measured at 1 to 16 and at 64 rows; at 32 in boxes of 64 it was slower.
-  plan.stream = plan.splits == 1 && plan.blocks_per_sm == 2 && k >= 2048 && k % 64 == 0 && p.weight.k_major &&
-                (rows <= 16 || rows == 64);
+  // 17 to 32 rows were slower so (in boxes of 64); halves of k gain nothing by it at 64.
+  const bool whole = plan.splits == 1 && plan.blocks_per_sm == 2 && (rows <= 16 || rows > 32);
+  const bool halves = plan.splits == 2 && plan.blocks_per_sm == 1 && rows <= 16;
+  plan.stream = (whole || halves) && k >= 2048 && k % 64 == 0 && p.weight.k_major;
   return plan;
 }
 
