@@ -84,7 +84,9 @@ def test_graph_replay_with_other_lengths_and_pages():
 
 
 @pytest.mark.parametrize("batch", [24, 40])
-@pytest.mark.parametrize(("heads_q", "heads_kv", "page_size"), [(32, 8, 16), (8, 8, 256), (32, 1, 64), (4, 4, 16)])
+@pytest.mark.parametrize(
+    ("heads_q", "heads_kv", "page_size"), [(32, 8, 16), (8, 8, 256), (32, 1, 64), (16, 1, 16), (4, 4, 16)]
+)
 def test_decode_replays_with_any_lengths(heads_q, heads_kv, page_size, batch):
     """One capture; then one long sequence, many short ones, empty ones, and all tables shuffled."""
     dim, longest = 128, 2048
@@ -142,11 +144,12 @@ def test_decode_replays_with_any_lengths(heads_q, heads_kv, page_size, batch):
             assert (out[b].double() - sdpa(q[b], k, v)).abs().max() < 2e-3
 
 
-@pytest.mark.parametrize(("heads_q", "heads_kv"), [(32, 8), (4, 4)])
+@pytest.mark.parametrize(("heads_q", "heads_kv"), [(32, 8), (4, 4), (32, 1)])
 @pytest.mark.parametrize("kernel", ["sm80/decode/f16/d128", "sm90a/f16/d128", "sm90a/decode/f16/d128"])
 def test_lengths_written_during_a_call_spoil_that_call_only(kernel, heads_q, heads_kv):
     """sm80's decode, and Hopper's of many sequences, whose counters last from call to call: blocks that read other
-    lengths disagree on who merges, and nothing of it outlives the call. Hopper's forward kernel, of whose warps one
+    lengths disagree on who merges, and nothing of it outlives the call. Hopper's decode of 32 heads a kv head, whose
+    blocks read a length each and send each other as much whatever it is. Hopper's forward kernel, of whose warps one
     reads lengths: none waits for another that knows others. (To write lengths during a call is the caller's error,
     whatever the kernel.)"""
     kernel = f"attention_fwd/cuda/{kernel}"

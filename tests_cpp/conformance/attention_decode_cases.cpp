@@ -1,5 +1,6 @@
 // Cases of attention_fwd with few queries over long caches: what split-KV kernels can get wrong. Lengths that leave
 // some blocks one piece of a sequence and others many sequences, rows of every packing, every head_dim bucket.
+#include <functional>
 #include <limits>
 
 #include "conformance/attention_spec.hpp"
@@ -7,8 +8,74 @@
 namespace flashkernel::conformance {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr DType kHalves[] = {DType::kFloat16, DType::kBFloat16};
+
+using AddPaged = std::function<void(const std::string&, const PagedSpec&)>;
+
+/// More than 8 query heads a kv head, where sequences and kv heads are enough for a cluster each: 8 to 132 of them on
+/// an H200, 1 to 4 on the emulator's GPU of 4 multiprocessors. A cluster's blocks take tiles of 64 keys in turn.
+void group_cases(const PagedSpec& base, const AddPaged& paged) {
+  const std::vector<std::int64_t> sixteen = {330, 5, 0, 40, 64, 65, 129, 1, 0, 128, 100, 63, 191, 16, 17, 2};
+  const std::vector<std::int64_t> nine = {330, 5, 0, 64, 65, 129, 1, 191, 17};
+  PagedSpec spec = base;
+  spec.common.heads_kv = 1;
+  const auto add = [&](std::int64_t group, std::int64_t page_size) {
+    spec.common.heads_q = group;
+    spec.page_size = page_size;
+    const std::string name = std::to_string(group) + "_heads_of_one_pages" + std::to_string(page_size);
+    spec.spare_columns = 512 / page_size;  // room for as many blocks as a cluster may have
+    spec.lengths = group > 16 ? nine : sixteen;
+    paged(name, spec);
+    spec.lengths = {1100};
+    paged(name + "_alone", spec);
+  };
+  add(9, 16);
+  add(12, 64);
+  add(16, 256);
+  add(17, 32);
+  add(24, 16);
+  for (const std::int64_t page_size : {16, 64, 256}) add(32, page_size);
+  add(32, 48);  // no power of two: another kernel's
+  spec.page_size = 16;
+  spec.spare_columns = 1;
+  spec.lengths = {1500, 200};
+  paged("32_heads_of_one_two", spec);
+  spec.lengths = nine;
+  spec.common.scale = -0.3f;
+  paged("32_heads_of_one_negative_scale", spec);
+  spec.common.scale = 30.0f;
+  paged("32_heads_of_one_large_scores", spec);
+  spec.common.scale = {};
+  spec.lengths.assign(16, 0);
+  paged("32_heads_of_one_empty", spec);
+  spec.common.sinks = true;
+  spec.page_size = 64;
+  spec.lengths = {2000, 3, 0, 129, 64, 1, 300, 2};  // fewer tiles than blocks, and many
+  paged("32_heads_of_one_8_and_one_is_long", spec);
+  spec.common.heads_q = 64, spec.common.heads_kv = 2;
+  spec.spare_columns = 40;
+  spec.index_dtype = DType::kInt64;
+  spec.lengths = {640, 2, 77, 0};
+  paged("32_heads_of_each_of_two", spec);
+  spec = base;
+  spec.common.heads_q = 10, spec.common.heads_kv = 1;
+  spec.lengths.clear();
+  for (std::int64_t i = 0; i < 40; ++i) spec.lengths.push_back(i % 9 == 4 ? 0 : i * i * 41 % 130);
+  paged("10_heads_of_one_40_of_any_length", spec);
+  spec.lengths.assign(70, 3);
+  spec.lengths[69] = 130;
+  paged("10_heads_of_one_70", spec);
+  // Sequences see their own NaN and infinity; a page's tokens past their end are NaN or infinity in any case.
+  spec = base;
+  spec.common.heads_q = 32, spec.common.heads_kv = 1;
+  spec.lengths = {200, 30, 65, 0, 128, 16, 300, 64, 17};
+  spec.common.adjust = [](AttentionTensors& t) {
+    t.k->set_at({1, 0, 0, 5}, kNan);
+    t.v->set_at({4, 0, 0, 100}, kNan);
+    for (std::int64_t d = 0; d < 128; d += 3) t.v->set_at({7, 0, 0, d}, d % 2 ? kInfinity : -kInfinity);
+  };
+  paged("32_heads_of_one_nan_seen", spec);
+}
 
 void cases(CaseList& list) {
   for (const DType dtype : kHalves) {
@@ -43,6 +110,7 @@ void cases(CaseList& list) {
       paged("group" + std::to_string(group), spec);
     }
     paged_variants(base, {2, 4, 8}, paged);
+    group_cases(base, paged);
     // Runs of empty sequences, and a short one on either side of a long one.
     PagedSpec spec = base;
     spec.lengths = {2, 1, 4000, 3};
@@ -140,6 +208,14 @@ void cases(CaseList& list) {
     contiguous.layout_q = {{}, {}, 3, 1};
     contiguous.layout_out = {{}, {2, 1, 0, 3}, 1};
     dense("contiguous_strided", contiguous);
+    contiguous.heads_q = 32, contiguous.heads_kv = 1;
+    contiguous.batch = 8;
+    dense("contiguous_strided_32_heads_of_one", contiguous);
+    contiguous = base.common;
+    contiguous.heads_q = 48, contiguous.heads_kv = 2;
+    contiguous.batch = 8;
+    contiguous.seq_k = 333;
+    dense("contiguous_24_heads_of_each_of_two", contiguous);
     contiguous = base.common;
     contiguous.seq_q = 3;
     contiguous.seq_k = 200;

@@ -8,7 +8,7 @@
 // inside of the cluster: every block sends each of the sequence's blocks its part of that one's share of the output,
 // counted by a barrier there. No global workspace, counters or second kernel, but in long calls: of many sequences,
 // which blocks share that are no cluster (decode_shared_schedule.cuh), and where few are cut into pieces, merged by
-// decode_merge.cuh.
+// decode_merge.cuh. Many query heads a kv head with sequences enough for a cluster each: decode_group.cuh.
 //
 // Invariant: parts are merged in the order of warps, then of blocks, so that results are the same bit for bit.
 #pragma once
@@ -20,6 +20,7 @@
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
+#include "cuda/sm90a/decode_group.cuh"
 #include "cuda/sm90a/decode_merge.cuh"
 #include "cuda/sm90a/decode_producer.cuh"
 #include "cuda/sm90a/decode_shared_schedule.cuh"
@@ -450,6 +451,9 @@ template <class T, int kDim>
 void attention_decode_instance(const AttentionParams& p, void* workspace, Stream stream) {
   if (p.batch * p.heads_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
+  if constexpr (kDim == 128) {
+    if (takes_group(p)) return launch_decode_group<T, GroupShape<kDim, 4>>(p, stream);
+  }
   const ClusterPlan plan = plan_cluster(p);
   using Narrow = ClusterDecodeShape<kDim, kDim <= 64 ? 8 : 4, 3>;
   using Wide = ClusterDecodeShape<kDim, 8, 3>;  // at d64 the same

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "cuda/host/device.hpp"
+#include "cuda/sm90a/decode_group.hpp"
 #include "flashkernel/stream.hpp"
 #include "ops/attention_params.hpp"
 #include "ops/kernel_entry.hpp"
@@ -57,6 +58,8 @@ struct ClusterPlan {
 ///
 /// Parts of a kv head's query heads, with several sequences, take wide blocks, too, and a cluster for as few sequences
 /// as there is room for (32 x 1024 of 32/1 heads: 12.0 us in 128 clusters of one block, 17.0 in 32 of two).
+///
+/// (Where sequences are enough for a cluster each, 9 to 32 query heads a kv head are decode_group.hpp's since.)
 ///
 /// Long calls of parts take parts of 16 rows, two tiles, which read the keys half as often (32 x 4096 of 32/1 heads:
 /// 27.7 us, 31.1 in parts of 8, 44.3 by sm80's kernel). Where their sequences are few and long, or kv heads too few for
@@ -124,6 +127,7 @@ inline ClusterPlan plan_cluster(const AttentionParams& p) {
 
 /// Where sm80's kernel, whose blocks share everything, is the better one.
 inline Verdict worth_clusters(const AttentionParams& p) {
+  if (takes_group(p)) return Verdict::ok();
   const ClusterPlan plan = plan_cluster(p);
   if (plan.rows * plan.parts * p.heads_kv != p.heads_q || plan.rows > plan.tiles * kTileRows)
     return "query heads of a kv head are not 1 to 4 parts of up to 8";
@@ -147,6 +151,7 @@ inline Verdict worth_clusters(const AttentionParams& p) {
 /// For the results of pieces, or for what blocks that share sequences leave each other: two parts each.
 template <int kDim>
 std::size_t attention_decode_workspace(const AttentionParams& p) {
+  if (takes_group(p)) return 0;
   const ClusterPlan plan = plan_cluster(p);
   const std::int64_t parts = plan.shared ? 2 * plan.groups : plan.pieces > 1 ? p.batch * plan.pieces : 0;
   return sizeof(float) * static_cast<std::size_t>(parts * p.heads_q * (kDim + 2));
