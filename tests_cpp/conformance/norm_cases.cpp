@@ -119,7 +119,7 @@ void cases(CaseList& list) {
           add("off_zero_plain" + std::to_string(n), many);
         }
       }
-      // Rows of more than 64 KB: walked, or held by a cluster of blocks, evenly shared and not.
+      // Rows of 64 KB and more: walked, or held by a cluster of blocks, evenly shared and not.
       for (const auto& [count, n] : {std::pair{2, 32776}, {backward ? 3 : 1, 131072}})
         add("long_rows" + std::to_string(n), {dtype, rms, {count, n}});
       if (backward) {  // a residual, and a last batch of rows that is not whole
@@ -155,6 +155,23 @@ void cases(CaseList& list) {
         turns = {dtype, rms, {5, 50008}};
         turns.weight = turns.bias = turns.saved = false;
         add("long_rows_in_turn_plain", turns);
+        // Clusters of an odd number of blocks, and the largest, whose last block has a vector less.
+        Spec odd{dtype, rms, {2, 100008}};
+        add("long_rows_odd_cluster", odd);
+        odd.residual = odd.in_place = true;
+        add("long_rows_odd_cluster_residual_in_place", odd);
+        const std::int64_t n = (512 * 1024 - 16) / static_cast<std::int64_t>(dtype_bytes(dtype));
+        Spec longest{dtype, rms, {5, n}};
+        longest.mean = 20;
+        longest.adjust = [=](TestTensor& x) {
+          x.set(n + n - 1, std::numeric_limits<double>::quiet_NaN());
+          x.set(3 * n, std::numeric_limits<double>::infinity());
+          for (std::int64_t c = 0; c < n; ++c) x.set(4 * n + c, 0);
+        };
+        add("long_rows_longest", longest);
+        longest = {dtype, rms, {2, n}};
+        longest.residual = true;
+        add("long_rows_longest_residual", longest);
       }
       add("vector", {dtype, rms, {50}});
       add("no_rows", {dtype, rms, {0, 50}});

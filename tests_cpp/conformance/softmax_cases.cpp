@@ -76,7 +76,7 @@ void cases(CaseList& list) {
         };
         add("whole_vectors_special" + std::to_string(n), special);
       }
-      // Rows of more than 64 KB: walked, or held by a cluster of blocks, evenly shared and not.
+      // Rows of 64 KB and more: walked, or held by a cluster of blocks, evenly shared and not.
       for (const auto& [count, n] : {std::pair{2, 32776}, {1, 131072}})
         add("long_rows" + std::to_string(n), {dtype, {count, n}});
       Spec turns{dtype, {7, 50008}};  // more rows than a small GPU has clusters: each takes several
@@ -95,6 +95,11 @@ void cases(CaseList& list) {
         x.set(5 * n + 1, -kInfinity);
       };
       add("long_rows_special_values", turns);
+      // Clusters of the fewest blocks, of an odd number, and of the most, whose last has a vector less.
+      const std::int64_t longest = (512 * 1024 - 16) / static_cast<std::int64_t>(dtype_bytes(dtype));
+      add("long_rows_pair", {dtype, {3, 32768}});
+      add("long_rows_odd_cluster", {dtype, {2, 100008}});
+      add("long_rows_longest", {dtype, {3, longest}});
       for (int axis = 0; axis < 3; ++axis) {
         add("axis" + std::to_string(axis), {dtype, {6, 7, 35}, axis});
         add("permuted_axis" + std::to_string(axis),

@@ -1,173 +1,184 @@
-// Softmax, log-softmax and their gradients of long rows on 9.0: a cluster walks its rows and holds each in registers,
-// the next ones on their way into shared memory (long_rows.cuh). So a row is read once and written once, where the
-// generic kernels read it again. Called through the table of kernels.cpp; which rows: the supports functions.
+// Softmax, log-softmax and their gradients of long rows on 9.0: a cluster holds a row in registers (long_rows.cuh). So
+// a row is read once and written once, where the generic kernels read it again. Called through the table of
+// kernels.cpp; which rows: the supports functions.
 // Invariant: the order of all additions follows from the shape.
 #include "cuda/sm90a/long_rows.hpp"
 
 #include "cuda/sm90a/long_rows.cuh"
 #include "cuda/tile/softmax_row.cuh"
+#include "cuda/tile/turn.cuh"
 
 namespace flashkernel::cuda::sm90a {
 namespace {
 
 namespace lr = long_rows;
 
-constexpr int kSlots = 2, kBackwardSlots = 3;  // stages of x; of out, and one of grad_out, which leaves for registers
-constexpr int kGradSlot = 2;
-
-template <class T, bool kLog>
-__global__ void __launch_bounds__(lr::kThreads, 1) softmax_kernel(const SoftmaxParams p, int num_blocks) {
-  constexpr int N = kVectorElements<T>, kHeld = lr::kHeld;
-  __shared__ lr::Exchange::Shared exchange_shared;
-  const auto slot = [](int i) { return lr::slot_of(i); };
-  const lr::Part<T> part(p.columns, num_blocks);
+template <class T, class S, bool kLog>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
+    softmax_kernel(const SoftmaxParams p, int num_blocks, int share) {
+  using Held = typename S::template Held<T>;
+  using Mail = lr::Exchange<float2, S>;  // of each warp: its largest, and the sum of e^(x - that)
+  constexpr int N = Held::N;
+  constexpr bool kKeeps = !kLog && sizeof(T) == 4;  // exponentials take the row's place; rounded they would be others
+  __shared__ typename Mail::Shared mail;
+  take_turn();
+  const lr::Part part(p.columns, share);
   const lr::Walk walk(num_blocks);
-  const auto fetch = [&](std::int64_t row, int stage) {
-    if (row < p.rows)
-      slot(stage).copy(static_cast<const T*>(p.x) + strided_offset(row, p.ndim, p.shape, p.stride_x), part);
-    ptx::cp_async_commit();
+  const auto x = [&](std::int64_t row) {
+    return static_cast<const T*>(p.x) + strided_offset(row, p.ndim, p.shape, p.stride_x) + part.first;
   };
-  fetch(walk.first, 0);
-  fetch(walk.first + walk.step, 1);
+  Held h(part.count, kMinusInfinities<T>);
+  h.load(x(walk.first));
 
-  lr::Exchange exchange(exchange_shared, num_blocks);
-  int stage = 0;
-  for (std::int64_t row = walk.first; row < p.rows; row += walk.step) {
-    ptx::cp_async_wait<1>();
-    float values[kHeld][N];
-    float maximum = -INFINITY;
+  Mail exchange(mail, num_blocks);
+  for (std::int64_t row = walk.first;; row += walk.step) {
+    const bool more = S::kWalks && row + walk.step < p.rows;
+    // Two chains side by side, here and below: each operation waits for the one before it.
+    float top[2] = {-INFINITY, -INFINITY};
+    h.each([&](int, const float(&values)[N]) {
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-      slot(stage).template read<T>(j).floats(values[j]);
+      for (int i = 0; i < N; ++i) top[i % 2] = fmaxf(top[i % 2], values[i]);  // a NaN reaches the sum below
+    });
+    const float maximum = warp_reduce(fmaxf(top[0], top[1]), Largest{});
+    const float own = maximum == -INFINITY ? 0.0f : maximum;
+    float sums[2] = {};
+#pragma unroll
+    for (int j = 0; j < S::kVectors; ++j) {
+      float values[N];
+      h.floats_again(j, values);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        if (!part.holds(j)) values[j][i] = -INFINITY;
-        maximum = fmaxf(maximum, values[j][i]);  // a NaN reaches the sum below
+        values[i] = exp_of_difference(values[i], own);
+        sums[i % 2] += values[i];
       }
+      if constexpr (kKeeps) h.set(j, values);
     }
-    fetch(row + 2 * walk.step, stage);
-    stage ^= 1;
+    exchange.all(make_float2(maximum, warp_reduce(sums[0] + sums[1], Sum{})));
 
-    // This part's exponentials are taken from its own maximum, and scaled once the others' are known.
-    maximum = exchange.block(maximum, Largest{});
-    const float part_shift = maximum == -INFINITY ? 0.0f : maximum;
-    float sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float e = exp_of_difference(values[j][i], part_shift);
-        sum += e;
-        if (!kLog) values[j][i] = e;
-      }
-    }
-    sum = exchange.block(sum, Sum{});
-    const float2 of_block = exchange.all({maximum, sum}, {-INFINITY, 0.0f});
-    const float row_maximum = warp_reduce(of_block.x, Largest{});
+    float row_maximum = -INFINITY, sum = 0.0f;
+    exchange.each([&](const float2& part) { row_maximum = fmaxf(row_maximum, part.x); });
+    row_maximum = warp_reduce(row_maximum, Largest{});
     const float shift = row_maximum == -INFINITY ? 0.0f : row_maximum;
-    // A part of -inf only has no maximum; its sum is 0 or NaN and stays that.
-    const auto rescale = [&](float from) { return from == -INFINITY ? 1.0f : exp_of_difference(from, shift); };
-    const float row_sum = warp_reduce(of_block.y * rescale(of_block.x), Sum{});
-    // An empty denominator means a row of -inf: 0 / 1, and -inf - 0.
-    const float scale = row_sum == 0.0f ? 0.0f : rescale(maximum) / row_sum;
-    const float log_sum = row_sum == 0.0f ? 0.0f : logf(row_sum);
-    T* const out = static_cast<T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out);
+    // A warp of -inf only has the sum 0, or NaN, and that whatever it is multiplied by.
+    exchange.each([&](const float2& part) { sum = fmaf(part.y, exp_of_difference(part.x, shift), sum); });
+    sum = warp_reduce(sum, Sum{});
+    if (more) exchange.next();
+    // An empty sum means a row of -inf: 0 / 1, and -inf - 0.
+    const float scale = sum == 0.0f ? 0.0f : (kKeeps ? exp_of_difference(maximum, shift) : 1.0f) / sum;
+    const float log_sum = sum == 0.0f ? 0.0f : logf(sum);
+    T* const out = static_cast<T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out) + part.first;
+    const T* const next = x(more ? row + walk.step : row);
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-      if (!part.holds(j)) continue;
+    for (int j = 0; j < S::kVectors; ++j) {
+      float values[N];
+      h.floats(j, values);
 #pragma unroll
-      for (int i = 0; i < N; ++i) values[j][i] = kLog ? values[j][i] - shift - log_sum : values[j][i] * scale;
-      lr::Word<T> result;
-      result.set(values[j]);
-      *reinterpret_cast<uint4*>(out + part.column(j)) = result.word;
+      for (int i = 0; i < N; ++i) {
+        if constexpr (kLog)
+          values[i] = values[i] - shift - log_sum;
+        else
+          values[i] = (kKeeps ? values[i] : exp_of_difference(values[i], shift)) * scale;
+      }
+      h.store(out, j, values);
+      if constexpr (S::kWalks && kKeeps) h.fill(j, kMinusInfinities<T>);
+      if constexpr (S::kWalks) h.load_next(next, j, more);
     }
+    if (!more) break;
   }
-  ptx::cp_async_wait<0>();
-  exchange.finish();
 }
 
-template <class T, bool kLog>
-__global__ void __launch_bounds__(lr::kThreads, 1) softmax_bwd_kernel(const SoftmaxBackwardParams p, int num_blocks) {
-  constexpr int N = kVectorElements<T>, kHeld = lr::kHeld;
-  __shared__ lr::Exchange::Shared exchange_shared;
-  const auto slot = [](int i) { return lr::slot_of(i); };
-  const lr::Part<T> part(p.columns, num_blocks);
+template <class T, class S, bool kLog>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
+    softmax_bwd_kernel(const SoftmaxBackwardParams p, int num_blocks, int share) {
+  using Held = typename S::template Held<T>;
+  using Mail = lr::Exchange<float, S>;
+  constexpr int N = Held::N;
+  __shared__ typename Mail::Shared mail;
+  take_turn();
+  const lr::Part part(p.columns, share);
   const lr::Walk walk(num_blocks);
-  const auto fetch = [&](std::int64_t row, int stage) {
-    if (row < p.rows) {
-      slot(kGradSlot).copy(static_cast<const T*>(p.grad_out) + strided_offset(row, p.ndim, p.shape, p.stride_grad_out),
-                           part);
-      slot(stage).copy(static_cast<const T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out), part);
-    }
-    ptx::cp_async_commit();
+  const auto grad_out = [&](std::int64_t row) {
+    return static_cast<const T*>(p.grad_out) + strided_offset(row, p.ndim, p.shape, p.stride_grad_out) + part.first;
   };
-  fetch(walk.first, 0);
+  const auto y = [&](std::int64_t row) {
+    return static_cast<const T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out) + part.first;
+  };
+  Held g(part.count), h(part.count);
+  g.load(grad_out(walk.first));
+  h.load(y(walk.first));
 
-  lr::Exchange exchange(exchange_shared, num_blocks);
-  int stage = 0;
-  for (std::int64_t row = walk.first; row < p.rows; row += walk.step, stage ^= 1) {
-    ptx::cp_async_wait<0>();
-    lr::Word<T> g[kHeld];
+  Mail exchange(mail, num_blocks);
+  for (std::int64_t row = walk.first;; row += walk.step) {
+    const bool more = S::kWalks && row + walk.step < p.rows;
+    float sums[2] = {};
+    g.each([&](int j, const float(&grad)[N]) {
+      float out[N];
+      if constexpr (!kLog) h.floats(j, out);
+#pragma unroll
+      for (int i = 0; i < N; ++i) sums[i % 2] = kLog ? sums[i % 2] + grad[i] : fmaf(grad[i], out[i], sums[i % 2]);
+    });
+    exchange.all(warp_reduce(sums[0] + sums[1], Sum{}));
     float sum = 0.0f;
+    exchange.each([&](float part) { sum += part; });
+    if (more) exchange.next();
+    sum = warp_reduce(sum, Sum{});
+
+    T* const grad_x = static_cast<T*>(p.grad_x) + strided_offset(row, p.ndim, p.shape, p.stride_grad_x) + part.first;
+    const std::int64_t to_come = more ? row + walk.step : row;
+    const T *const next_grad = grad_out(to_come), *const next_y = y(to_come);
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
+    for (int j = 0; j < S::kVectors; ++j) {
       float grad[N], out[N];
-      g[j] = slot(kGradSlot).template read<T>(j);
-      g[j].floats(grad);
-      if constexpr (!kLog) slot(stage).template read<T>(j).floats(out);
-#pragma unroll
-      for (int i = 0; i < N; ++i) sum += kLog ? grad[i] : grad[i] * out[i];
-    }
-    fetch(row + walk.step, stage ^ 1);
-    sum = exchange.block(sum, Sum{});
-    sum = warp_reduce(exchange.all({sum, 0.0f}, {0.0f, 0.0f}).x, Sum{});
-    T* const grad_x = static_cast<T*>(p.grad_x) + strided_offset(row, p.ndim, p.shape, p.stride_grad_x);
-#pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-      if (!part.holds(j)) continue;
-      float grad[N], out[N];
-      g[j].floats(grad);
-      slot(stage).template read<T>(j).floats(out);
+      g.floats(j, grad);
+      h.floats(j, out);
 #pragma unroll
       for (int i = 0; i < N; ++i) grad[i] = kLog ? grad[i] - expf(out[i]) * sum : out[i] * (grad[i] - sum);
-      lr::Word<T> result;
-      result.set(grad);
-      *reinterpret_cast<uint4*>(grad_x + part.column(j)) = result.word;
+      g.store(grad_x, j, grad);
+      if constexpr (S::kWalks) g.load_next(next_grad, j, more), h.load_next(next_y, j, more);
     }
+    if (!more) break;
   }
-  exchange.finish();
 }
 
-template <class T>
-void launch_softmax(const SoftmaxParams& p, Stream stream) {
-  lr::launch_rows("softmax: long rows", p.log ? softmax_kernel<T, true> : softmax_kernel<T, false>, kSlots, p.rows,
-                  p.columns / kVectorElements<T>, p.device.index, stream, p);
+using Backward = lr::Shape<256, 8, 768>;  // two rows in registers
+
+/// f(the kernel that takes these rows).
+template <class F>
+void with_kernel(const SoftmaxParams& p, F f) {
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    f(lr::kernel_of<lr::Long, T>(p.log ? softmax_kernel<T, lr::Long, true> : softmax_kernel<T, lr::Long, false>, 0,
+                                 "softmax: long rows"));
+  });
 }
-template <class T>
-void launch_softmax_bwd(const SoftmaxBackwardParams& p, Stream stream) {
-  lr::launch_rows("softmax_bwd: long rows", p.log ? softmax_bwd_kernel<T, true> : softmax_bwd_kernel<T, false>,
-                  kBackwardSlots, p.rows, p.columns / kVectorElements<T>, p.device.index, stream, p);
+template <class F>
+void with_kernel(const SoftmaxBackwardParams& p, F f) {
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    f(lr::kernel_of<Backward, T>(p.log ? softmax_bwd_kernel<T, Backward, true> : softmax_bwd_kernel<T, Backward, false>,
+                                 0, "softmax_bwd: long rows"));
+  });
+}
+
+template <class Params>
+Verdict supports(const Params& p) {
+  Verdict verdict = lr::serves(p.dtype, p.columns, rows_are_vectors(p));
+  if (verdict)
+    with_kernel(p, [&](const auto& kernel) { verdict = lr::cluster_fits(kernel, p.columns, p.device.index); });
+  return verdict;
+}
+template <class Params>
+void run(const Params& p, Stream stream) {
+  if (p.rows == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  with_kernel(p, [&](const auto& kernel) { lr::launch_rows(kernel, p.columns, p, stream); });
 }
 
 }  // namespace
 
-Verdict softmax_long_rows_supports(const SoftmaxParams& p) {
-  return lr::serves(p.dtype, p.columns, rows_are_vectors(p));
-}
-Verdict softmax_bwd_long_rows_supports(const SoftmaxBackwardParams& p) {
-  return lr::serves(p.dtype, p.columns, rows_are_vectors(p));
-}
-
-void softmax_long_rows(const SoftmaxParams& p, void*, Stream stream) {
-  if (p.rows == 0) return;
-  const CudaDeviceGuard guard(p.device.index);
-  visit_floating(p.dtype, [&](auto zero) { launch_softmax<decltype(zero)>(p, stream); });
-}
-
-void softmax_bwd_long_rows(const SoftmaxBackwardParams& p, void*, Stream stream) {
-  if (p.rows == 0) return;
-  const CudaDeviceGuard guard(p.device.index);
-  visit_floating(p.dtype, [&](auto zero) { launch_softmax_bwd<decltype(zero)>(p, stream); });
-}
+Verdict softmax_long_rows_supports(const SoftmaxParams& p) { return supports(p); }
+Verdict softmax_bwd_long_rows_supports(const SoftmaxBackwardParams& p) { return supports(p); }
+void softmax_long_rows(const SoftmaxParams& p, void*, Stream stream) { run(p, stream); }
+void softmax_bwd_long_rows(const SoftmaxBackwardParams& p, void*, Stream stream) { run(p, stream); }
 
 }  // namespace flashkernel::cuda::sm90a

@@ -1,8 +1,9 @@
-// Rows that the blocks of a cluster share, one after another: what the kernels for long rows on 9.0 (long_rows.cu,
-// norm_long_rows.cu) have in common. A block's part of the next rows comes by cp.async into shared memory while this
-// row, in registers, is added up and stored, so memory is never without requests of an SM. What is reduced over the row
-// goes to all blocks by st.async. Invariants: a thread reads back only what it has copied itself, so the stages need no
-// barrier; all blocks combine the same values in the same order.
+// Rows that the blocks of a cluster share: what the kernels for long rows on 9.0 (long_rows.cu, norm_long_rows.cu) have
+// in common. A block holds its part of a row in registers (tile/held_row.cuh); what is reduced over the row every warp
+// sends to every block by st.async, so blocks have no barrier of their own. Blocks are small, several on a
+// multiprocessor: while one waits for its row or for the others' sums, another stores. Where a kernel's clusters walk
+// their rows, a vector of the next row takes the registers of this one's as soon as that is stored.
+// Invariant: all blocks combine the same messages in the same order, which follows from the shape.
 #pragma once
 
 #include "cuda/host/clusters.hpp"
@@ -10,67 +11,34 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
+#include "cuda/tile/held_row.cuh"
 #include "cuda/tile/reduce.cuh"
-#include "cuda/tile/vector.cuh"
 #include "ops/kernel_entry.hpp"
 
 namespace flashkernel::cuda::sm90a::long_rows {
 
-constexpr int kThreads = 512;   // of a block: 128 registers each, one block an SM
-constexpr int kHeld = 8;        // vectors of 16 bytes of a row that a thread holds: 64 KB a block
-constexpr int kMostBlocks = 8;  // of a cluster
+constexpr int kMostBlocks = 16;  // of a cluster: 8 every GPU of 9.0 has, up to 16 those that say so (cluster_fits)
 
-/// 16 bytes of a row. As one word: of a vector of 16-bit elements the compiler would load the elements one by one.
-template <class T>
-struct Word {
-  static constexpr int N = kVectorElements<T>;
-  uint4 word;
-  __device__ void floats(float (&values)[N]) const { unpack(values, reinterpret_cast<const Packed<T, N>&>(word)); }
-  __device__ void set(const float (&values)[N]) { reinterpret_cast<Packed<T, N>&>(word) = pack_vector<T>(values); }
+/// kThreads threads a block with kVectors vectors of 16 bytes each; kResident threads on a multiprocessor, which says
+/// how many registers one has. kWalks: as many clusters as the GPU runs at once, or one a row.
+template <int kThreads_, int kVectors_, int kResident_, bool kWalks_ = false>
+struct Shape {
+  static constexpr int kThreads = kThreads_, kVectors = kVectors_, kBlocksPerSm = kResident_ / kThreads_;
+  static constexpr int kBytes = kThreads * kVectors * 16;  // of a row, in a block
+  static constexpr bool kWalks = kWalks_;
+  template <class T>
+  using Held = HeldRow<T, kThreads, kVectors>;
 };
+/// 32 KB a block in every shape: rows of 512 KB take 16.
+using Long = Shape<256, 8, 1024>;
 
-/// The columns of a row that this block holds: [first, first + count). A thread's vector j is at column(j).
-template <class T>
-class Part {
- public:
-  static constexpr int N = kVectorElements<T>;
-  __device__ Part(std::int64_t columns, int num_blocks)
-      : columns_(static_cast<int>(columns)), share_((columns_ / N + num_blocks - 1) / num_blocks * N) {
-    first = static_cast<int>(ptx::cluster_rank()) * share_;
-    count = count_of(static_cast<int>(ptx::cluster_rank()));
-  }
-  __device__ int count_of(int block) const { return max(0, min(share_, columns_ - block * share_)); }
-  __device__ int column(int j) const { return first + (j * kThreads + static_cast<int>(threadIdx.x)) * N; }
-  __device__ bool holds(int j) const { return (j * kThreads + static_cast<int>(threadIdx.x)) * N < count; }
+/// The columns of a row that this block holds: [first, first + count).
+struct Part {
+  __device__ Part(std::int64_t columns, int share)
+      : first(static_cast<int>(ptx::cluster_rank()) * share),
+        count(max(0, min(share, static_cast<int>(columns) - first))) {}
   int first, count;
-
- private:
-  int columns_, share_;
 };
-
-/// One 16-byte place of shared memory for each vector of each thread.
-struct Slot {
-  static constexpr int kBytes = kHeld * kThreads * 16;
-  unsigned char* at;
-  __device__ unsigned char* vector(int j) const { return at + (j * kThreads + static_cast<int>(threadIdx.x)) * 16; }
-  /// The columns of a row that `part` holds, and zeros behind them; under way until this thread waits for its group.
-  template <class T>
-  __device__ void copy(const T* row, const Part<T>& part) const {
-#pragma unroll
-    for (int j = 0; j < kHeld; ++j)
-      ptx::cp_async_16(ptx::shared_address(vector(j)), row + part.column(j), part.holds(j) ? 16 : 0);
-  }
-  template <class T>
-  __device__ Word<T> read(int j) const {
-    return {*reinterpret_cast<const uint4*>(vector(j))};
-  }
-};
-
-/// Slot i of a kernel's dynamic shared memory.
-__device__ inline Slot slot_of(int i) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  return {shared + i * Slot::kBytes};
-}
 
 /// The rows of this block's cluster: first, first + step, and so on.
 struct Walk {
@@ -79,98 +47,130 @@ struct Walk {
   std::int64_t first, step;
 };
 
-/// Reductions over the block and the cluster. Two turns of everything, so that the barrier of one reduction (or the
-/// messages of one exchange, which a block sends after such a barrier) stands between a turn's reads and its next
-/// writes.
+__device__ inline void send(std::uint32_t to, float message, std::uint32_t barrier) {
+  ptx::store_async(to, message, barrier);
+}
+__device__ inline void send(std::uint32_t to, const float2& message, std::uint32_t barrier) {
+  ptx::store_async_2(to, message, barrier);
+}
+__device__ inline void send(std::uint32_t to, const float4& message, std::uint32_t barrier) {
+  ptx::store_async_4(to, message, barrier);
+}
+
+/// What all warps of the cluster found in their parts of a row: a message (float, float2 or float4) of each, to all.
+template <class Message, class S>
 class Exchange {
  public:
-  static constexpr int kWarps = kThreads / kWarp;
+  static constexpr int kWarps = S::kThreads / kWarp;
   struct Shared {
-    float warps[2][kWarps];
-    float2 mail[2][kMostBlocks];
-    alignas(8) std::uint64_t arrived[2];
+    alignas(16) Message mail[kMostBlocks * kWarps];
+    alignas(8) std::uint64_t arrived;
   };
 
   /// Every thread of every block of the cluster.
   __device__ Exchange(Shared& shared, int num_blocks) : shared_(shared), num_blocks_(num_blocks) {
     if (threadIdx.x == 0) {
-      ptx::mbarrier_init(ptx::shared_address(&shared_.arrived[0]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&shared_.arrived[1]), 1);
+      ptx::mbarrier_init(barrier(), 1);
       ptx::fence_mbarrier_init();
+      expect();
     }
-    __syncwarp();
-    ptx::cluster_arrive_relaxed();
+    next();
   }
-  /// Before the block ends.
-  __device__ void finish() const { ptx::cluster_wait(); }
 
-  /// Over the block's threads, for all of them.
-  template <class Op>
-  __device__ float block(float value, Op op) {
+  /// Sends this warp's message (the same in all of its lanes), and returns when everybody's are here.
+  __device__ void all(const Message& mine) {
     const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-    value = warp_reduce(value, op);
-    if (lane == 0) shared_.warps[block_turn_][warp] = value;
-    __syncthreads();
-    value = lane < kWarps ? shared_.warps[block_turn_][lane] : Op::kIdentity;
-    block_turn_ ^= 1;
-    return warp_reduce(value, op);
-  }
-
-  /// Sends `mine` (of all threads alike, after a reduction over the block) to the whole cluster. Lane l gets the value
-  /// of the cluster's block l, or `missing` where there is none: what a reduction over the warp makes the row's.
-  __device__ float2 all(float2 mine, float2 missing) {
-    const auto barrier = ptx::shared_address(&shared_.arrived[turn_]);
-    ptx::cluster_wait();  // all have read the last values, long ago: this costs a look
-    if (threadIdx.x == 0) ptx::mbarrier_arrive_expect(barrier, static_cast<std::uint32_t>(num_blocks_) * 8);
-    if (static_cast<int>(threadIdx.x) < num_blocks_) {
-      const auto here = ptx::shared_address(&shared_.mail[turn_][ptx::cluster_rank()]);
-      ptx::store_async_2(ptx::map_shared(here, threadIdx.x), mine, ptx::map_shared(barrier, threadIdx.x));
+    ptx::cluster_wait();  // all run, and their barriers count; later, all have read the last messages
+    if (lane < num_blocks_) {
+      const auto to = ptx::shared_address(&shared_.mail[static_cast<int>(ptx::cluster_rank()) * kWarps + warp]);
+      send(ptx::map_shared(to, lane), mine, ptx::map_shared(barrier(), lane));
     }
-    ptx::mbarrier_wait(barrier, phase_);
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const float2 value = lane < num_blocks_ ? shared_.mail[turn_][lane] : missing;
-    phase_ ^= turn_;
-    turn_ ^= 1;
+    __syncwarp();
+    ptx::mbarrier_wait(barrier(), phase_);
+    if (S::kWalks && threadIdx.x == 0) expect();
+    phase_ ^= 1;
+  }
+  /// After the last each() of a row, if another row follows.
+  __device__ void next() const {
     __syncwarp();
     ptx::cluster_arrive_relaxed();
-    return value;
+  }
+  /// f(message) for every 32nd of them from this lane on: what a reduction over the warp makes the row's.
+  template <class F>
+  __device__ void each(F f) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+    for (int k = 0; k < kMostBlocks * kWarps / kWarp; ++k)
+      if (k * kWarp + lane < size()) f(shared_.mail[k * kWarp + lane]);
   }
 
  private:
+  __device__ int size() const { return num_blocks_ * kWarps; }
+  __device__ std::uint32_t barrier() const { return ptx::shared_address(&shared_.arrived); }
+  __device__ void expect() const {
+    ptx::mbarrier_arrive_expect(barrier(), static_cast<std::uint32_t>(size() * sizeof(Message)));
+  }
   Shared& shared_;
-  int num_blocks_, turn_ = 0, block_turn_ = 0;
-  std::uint32_t phase_ = 0;  // of both turns' barriers: it changes after the second
+  int num_blocks_;
+  std::uint32_t phase_ = 0;
 };
 
-/// Rows that clusters take: those above 128 KB in fp32 and 96 KB in 16 bits, where an H200 found them ahead of the
+/// Blocks that hold a row of `vectors`.
+inline int blocks_of_cluster(std::int64_t vectors) { return static_cast<int>(ceil_div(vectors * 16, Long::kBytes)); }
+
+/// Rows that clusters take: from 64 KB on in 16 bits and from 128 KB on in fp32, where an H200 found them ahead of the
 /// generic kernels (docs/kernels/cuda_memory_bound.md). `vectors`: whole vectors on 16-byte boundaries.
 inline Verdict serves(DType dtype, std::int64_t columns, bool vectors) {
   const std::int64_t bytes = columns * static_cast<std::int64_t>(dtype_bytes(dtype));
-  if (bytes <= (dtype == DType::kFloat32 ? 128 : 96) * 1024)
+  if (bytes < (dtype == DType::kFloat32 ? 128 : 64) * 1024)
     return Verdict("needs longer rows; generic is faster on these");
-  if (bytes > 512 * 1024) return Verdict("a cluster holds rows of up to 512 KB");
+  if (bytes > kMostBlocks * Long::kBytes) return Verdict("a cluster holds rows of up to 512 KB");
   return vectors ? Verdict::ok() : Verdict("needs neighbouring elements and rows on 16-byte boundaries");
 }
 
-/// Blocks that hold a row of `vectors`.
-inline int blocks_of_cluster(std::int64_t vectors) {
-  int blocks = 1;
-  while (blocks * static_cast<std::int64_t>(kThreads * kHeld) < vectors) blocks *= 2;
-  return blocks;
+/// A kernel: its function, Shape, element type, bytes of dynamic shared memory a block and name in errors.
+template <class S_, class T_, class... Params>
+struct Kernel {
+  using S = S_;
+  using T = T_;
+  void (*function)(Params...);
+  int shared_bytes;
+  const char* name;
+};
+template <class S, class T, class... Params>
+Kernel<S, T, Params...> kernel_of(void (*function)(Params...), int shared_bytes, const char* name) {
+  static_assert(S::kBytes == Long::kBytes, "as blocks_of_cluster has it");
+  return {function, shared_bytes, name};
 }
 
-/// As many clusters as the GPU runs at once, or as there are rows.
-template <class... Params, class... Arguments>
-void launch_rows(const char* name, void (*kernel)(Params...), int slots, std::int64_t rows, std::int64_t vectors,
-                 int device, Stream stream, const Arguments&... arguments) {
-  const int blocks = blocks_of_cluster(vectors), bytes = slots * Slot::kBytes;
-  const std::int64_t most =
-      std::max(1, clusters_at_once(name, reinterpret_cast<const void*>(kernel), blocks, kThreads, bytes, device));
-  const std::int64_t clusters = std::min(rows, most);
-  LaunchShape shape{static_cast<unsigned>(clusters * blocks), kThreads, static_cast<std::size_t>(bytes),
-                    native(stream)};
+/// Clusters that the GPU, number `device`, runs at once.
+template <class K>
+int clusters_at_once(const K& kernel, int blocks, int device) {
+  return cuda::clusters_at_once(kernel.name, reinterpret_cast<const void*>(kernel.function), blocks, K::S::kThreads,
+                                kernel.shared_bytes, device);
+}
+
+/// Whether the GPU runs the cluster that a row takes: more than 8 blocks it need not.
+template <class K>
+Verdict cluster_fits(const K& kernel, std::int64_t columns, int device) {
+  const int blocks = blocks_of_cluster(columns / kVectorElements<typename K::T>);
+  if (blocks <= 8) return Verdict::ok();
+  const CudaDeviceGuard guard(device);
+  return clusters_at_once(kernel, blocks, device) > 0 ? Verdict::ok()
+                                                      : Verdict("this GPU runs no clusters of that many blocks");
+}
+
+/// The kernel's last parameters are the blocks of a cluster and the columns of a block.
+template <class K, class Params>
+void launch_rows(const K& kernel, std::int64_t columns, const Params& p, Stream stream) {
+  constexpr int N = kVectorElements<typename K::T>;
+  const int blocks = blocks_of_cluster(columns / N);
+  const int share = static_cast<int>(ceil_div(columns / N, blocks)) * N;
+  const std::int64_t most = K::S::kWalks ? std::max(1, clusters_at_once(kernel, blocks, p.device.index)) : p.rows;
+  LaunchShape shape{static_cast<unsigned>(std::min(p.rows, most) * blocks), K::S::kThreads,
+                    static_cast<std::size_t>(kernel.shared_bytes), native(stream), true};
   shape.cluster = static_cast<unsigned>(blocks);
-  launch(name, kernel, shape, arguments..., blocks);
+  launch(kernel.name, kernel.function, shape, p, blocks, share);
 }
 
 }  // namespace flashkernel::cuda::sm90a::long_rows

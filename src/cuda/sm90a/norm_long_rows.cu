@@ -1,177 +1,258 @@
-// LayerNorm and RMSNorm forward of long rows on 9.0, with an optional fused residual add: a cluster walks its rows and
-// holds each in registers, the next ones on their way into shared memory (long_rows.cuh). Every byte is read once and
-// written once. Weights (and biases where there is no residual) lie in shared memory from the first row on. Called
-// through the table of kernels.cpp. Invariant: the order of all additions follows from the shape.
+// LayerNorm and RMSNorm forward of long rows on 9.0, with an optional fused residual add: a cluster holds a row in
+// registers (long_rows.cuh). Every byte is read once and written once. Weights and biases come from L2 after the sums,
+// or lie in shared memory from the start. Called through the table of kernels.cpp.
+// Invariant: the order of all additions follows from the shape.
 #include "cuda/sm90a/norm_long_rows.hpp"
 
 #include "cuda/sm90a/long_rows.cuh"
+#include "cuda/tile/moments.cuh"
 #include "cuda/tile/norm_row.cuh"
+#include "cuda/tile/turn.cuh"
 
 namespace flashkernel::cuda::sm90a {
 namespace {
 
 namespace lr = long_rows;
 
-/// Three slots of shared memory hold what comes and what stays: the ring's stages of x (and residual), weights, biases.
-enum class Pieces { kRow, kRowAndBias, kRowAndResidual };
+enum class Place { kL2, kShared };
 
-constexpr int kSlots = 3, kWeightSlot = 2, kBiasSlot = 1, kResidualSlot = 1;
+/// Weights or biases of this thread's vectors of a row: a slot of shared memory, whose places a thread fills and reads
+/// itself, or L2.
+template <class T, class S, Place kPlace>
+class Constant {
+  using Held = typename S::template Held<T>;
 
-template <Pieces kPieces>
-struct Ring {
-  static constexpr bool kResidual = kPieces == Pieces::kRowAndResidual, kHoldsBias = kPieces == Pieces::kRowAndBias;
-  static constexpr int kStages = kPieces == Pieces::kRow ? 2 : 1;
-};
+ public:
+  static constexpr bool kShared = kPlace == Place::kShared;
+  static constexpr int kBytes = kShared ? S::kBytes : 0;
 
-template <class T, Pieces kPieces>
-__global__ void __launch_bounds__(lr::kThreads, 1) norm_kernel(const NormParams p, int num_blocks) {
-  using R = Ring<kPieces>;
-  constexpr int N = kVectorElements<T>, kHeld = lr::kHeld;
-  using Word = lr::Word<T>;
-  __shared__ lr::Exchange::Shared exchange_shared;
-  const auto slot = [](int i) { return lr::slot_of(i); };
-  const lr::Part<T> part(p.features, num_blocks);
-  const lr::Walk walk(num_blocks);
-  const auto fetch = [&](std::int64_t row, int stage) {
-    if (row < p.rows) {
-      slot(stage).copy(static_cast<const T*>(p.x) + row * p.stride_x_row, part);
-      if constexpr (R::kResidual)
-        slot(kResidualSlot).copy(static_cast<const T*>(p.residual) + row * p.stride_residual_row, part);
-    }
-    ptx::cp_async_commit();
-  };
-  const auto fetch_constant = [&](int to, const TypedPointer& from, float missing) {
-    if (from) return slot(to).copy(static_cast<const T*>(from.data), part);
-    float values[N];
+  /// `missing`: the words of a constant that is not given.
+  __device__ Constant(const TypedPointer& from, int first, std::uint32_t missing, unsigned char* slot)
+      : data_(from ? static_cast<const T*>(from.data) + first : nullptr), slot_(slot), missing_(missing) {}
+  /// Under way until this thread waits for its copies.
+  __device__ void fetch(const Held& row) const {
+    if constexpr (kShared) {
 #pragma unroll
-    for (float& value : values) value = missing;
-    Word word;
-    word.set(values);
-#pragma unroll
-    for (int j = 0; j < kHeld; ++j) *reinterpret_cast<uint4*>(slot(to).vector(j)) = word.word;
-  };
-  fetch_constant(kWeightSlot, p.weight, 1.0f);
-  if constexpr (R::kHoldsBias) fetch_constant(kBiasSlot, p.bias, 0.0f);
-#pragma unroll
-  for (int stage = 0; stage < R::kStages; ++stage) fetch(walk.first + stage * walk.step, stage);
-
-  lr::Exchange exchange(exchange_shared, num_blocks);
-  const bool centred = p.kind == NormKind::kLayerNorm;
-  const float inverse_features = 1.0f / static_cast<float>(p.features);
-  const float inverse_count = part.count > 0 ? 1.0f / static_cast<float>(part.count) : 0.0f;
-  const auto block_count = static_cast<float>(part.count_of(static_cast<int>(threadIdx.x) % kWarp));  // of block `lane`
-  int stage = 0;
-  for (std::int64_t row = walk.first; row < p.rows; row += walk.step) {
-    ptx::cp_async_wait<R::kStages - 1>();
-    Word h[kHeld];
-#pragma unroll
-    for (int j = 0; j < kHeld; ++j) h[j] = slot(stage).template read<T>(j);
-    if constexpr (R::kResidual) {
-      T* const residual_out =
-          p.residual_out ? static_cast<T*>(p.residual_out) + row * p.stride_residual_out_row : nullptr;
-#pragma unroll
-      for (int j = 0; j < kHeld; ++j) {
-        float values[N], addend[N];
-        h[j].floats(values);
-        slot(kResidualSlot).template read<T>(j).floats(addend);
-#pragma unroll
-        for (int i = 0; i < N; ++i) values[i] += addend[i];
-        h[j].set(values);  // rounded, as residual_out holds it and backward sees it
+      for (int j = 0; j < S::kVectors; ++j) {
+        if (data_)
+          ptx::cp_async_16(ptx::shared_address(&place(j)), data_ + row.first(j), row.holds(j) ? 16 : 0);
+        else
+          place(j) = none();
       }
-      fetch(row + walk.step, 0);
-      if (residual_out) {
-#pragma unroll
-        for (int j = 0; j < kHeld; ++j)
-          if (part.holds(j)) *reinterpret_cast<uint4*>(residual_out + part.column(j)) = h[j].word;
-      }
-    } else {
-      fetch(row + R::kStages * walk.step, stage);
-      if constexpr (R::kStages > 1) stage ^= 1;
-    }
-
-    // Places past the row's end hold zeros: they add nothing to a sum, but are no part of a centred one.
-    float part_mean = 0.0f;
-    if (centred) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int j = 0; j < kHeld; ++j) {
-        float values[N];
-        h[j].floats(values);
-#pragma unroll
-        for (int i = 0; i < N; ++i) sum += values[i];
-      }
-      part_mean = exchange.block(sum, Sum{}) * inverse_count;
-    }
-    float squares = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-      float values[N];
-      h[j].floats(values);
-      const float shift = part.holds(j) ? part_mean : 0.0f;
-#pragma unroll
-      for (int i = 0; i < N; ++i) squares += (values[i] - shift) * (values[i] - shift);
-    }
-    squares = exchange.block(squares, Sum{});
-    const float2 of_block = exchange.all({part_mean, squares}, {0.0f, 0.0f});
-    float mean = 0.0f, variance = of_block.y;
-    if (centred) {  // squares about a part's mean become squares about the row's
-      mean = warp_reduce(of_block.x * block_count, Sum{}) * inverse_features;
-      variance += (of_block.x - mean) * (of_block.x - mean) * block_count;
-    }
-    variance = warp_reduce(variance, Sum{}) * inverse_features;
-    const float rstd = rsqrtf(variance + p.eps);
-    if (threadIdx.x == 0 && part.first == 0) {
-      if (p.mean && centred) p.mean[row] = mean;
-      if (p.rstd) p.rstd[row] = rstd;
-    }
-    T* const out = static_cast<T*>(p.out) + row * p.stride_out_row;
-#pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-      if (!part.holds(j)) continue;
-      float values[N], weight[N], bias[N] = {};
-      h[j].floats(values);
-      slot(kWeightSlot).template read<T>(j).floats(weight);
-      if constexpr (R::kHoldsBias) {
-        slot(kBiasSlot).template read<T>(j).floats(bias);
-      } else if (R::kResidual && p.bias) {
-        Word{*reinterpret_cast<const uint4*>(static_cast<const T*>(p.bias.data) + part.column(j))}.floats(bias);
-      }
-#pragma unroll
-      for (int i = 0; i < N; ++i) values[i] = fmaf((values[i] - mean) * rstd, weight[i], bias[i]);
-      Word result;
-      result.set(values);
-      *reinterpret_cast<uint4*>(out + part.column(j)) = result.word;
     }
   }
-  ptx::cp_async_wait<0>();
-  exchange.finish();
+  __device__ Words<T> read(const Held& row, int j) const {
+    if constexpr (kShared) return place(j);
+    Words<T> words = none();
+    if (data_ && row.holds(j)) words = *reinterpret_cast<const Words<T>*>(data_ + row.first(j));
+    return words;
+  }
+
+ private:
+  __device__ Words<T>& place(int j) const {
+    return reinterpret_cast<Words<T>*>(slot_)[j * S::kThreads + static_cast<int>(threadIdx.x)];
+  }
+  __device__ Words<T> none() const { return {{missing_, missing_, missing_, missing_}}; }
+  const T* data_;
+  unsigned char* slot_;
+  std::uint32_t missing_;
+};
+
+/// LayerNorm's message of a warp: the mean of its part, squares about that mean, elements; RMSNorm's: squares.
+template <bool kLayerNorm>
+using Message = std::conditional_t<kLayerNorm, float4, float>;
+
+/// Of what this warp holds of a row; past the row's end stand zeros, which are no part of squares about a mean.
+template <bool kLayerNorm, class S, class Held>
+__device__ inline Message<kLayerNorm> part_of_warp(Held& row, int columns) {
+  constexpr int N = Held::N;
+  float mean = 0.0f, elements = 0.0f;
+  if constexpr (kLayerNorm) {
+    int vectors = 0;
+#pragma unroll
+    for (int j = 0; j < S::kVectors; ++j)
+      vectors += min(max(columns / N - j * S::kThreads - static_cast<int>(threadIdx.x) / kWarp * kWarp, 0), kWarp);
+    elements = static_cast<float>(vectors * N);
+    float sums[2] = {};  // side by side: each addition waits for the one before it
+    row.each([&](int, const float(&values)[N]) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) sums[i % 2] += values[i];
+    });
+    mean = warp_reduce(sums[0] + sums[1], Sum{}) / fmaxf(elements, 1.0f);
+  }
+  float sums[2] = {};
+#pragma unroll
+  for (int j = 0; j < S::kVectors; ++j) {
+    float values[N];
+    row.floats_again(j, values);
+    const float centre = row.holds(j) ? mean : 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float apart = kLayerNorm ? values[i] - centre : values[i];
+      sums[i % 2] = fmaf(apart, apart, sums[i % 2]);
+    }
+  }
+  const float squares = warp_reduce(sums[0] + sums[1], Sum{});
+  if constexpr (kLayerNorm) return make_float4(mean, squares, elements, 0.0f);
+  if constexpr (!kLayerNorm) return squares;
 }
 
-template <class T>
-void launch_norm(const NormParams& p, Stream stream) {
-  const auto run = [&](auto kernel) {
-    lr::launch_rows("norm: long rows", kernel, kSlots, p.rows, p.features / kVectorElements<T>, p.device.index, stream,
-                    p);
+/// The moments of the row, of all warps' messages (tile/moments.cuh).
+template <bool kLayerNorm, class E>
+__device__ inline Moments join(const E& exchange, float inverse_columns) {
+  Moments m;
+  if constexpr (kLayerNorm) {
+    exchange.each([&](const float4& part) { m.mean = fmaf(part.x, part.z * inverse_columns, m.mean); });
+    m.mean = warp_reduce(m.mean, Sum{});
+    exchange.each([&](const float4& part) {  // squares about a part's mean become squares about the row's
+      m.squares += fmaf((part.x - m.mean) * (part.x - m.mean), part.z, part.y);
+    });
+  } else {
+    exchange.each([&](float squares) { m.squares += squares; });
+  }
+  m.squares = warp_reduce(m.squares, Sum{});
+  return m;
+}
+
+template <class T, class S, bool kLayerNorm, bool kResidual, Place kWeights, Place kBiases = kWeights>
+struct Norm {
+  using Weight = Constant<T, S, kWeights>;
+  using Bias = Constant<T, S, kLayerNorm ? kBiases : Place::kL2>;
+  static constexpr bool kCopiesAddend = kResidual && S::kWalks;  // in registers two rows to come would be too much
+  static constexpr int kBytes = Weight::kBytes + Bias::kBytes + (kCopiesAddend ? S::kBytes : 0);
+};
+
+template <class T, class S, bool kLayerNorm, bool kResidual, Place... kPlaces>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
+    norm_kernel(const NormParams p, int num_blocks, int share) {
+  using K = Norm<T, S, kLayerNorm, kResidual, kPlaces...>;
+  using Held = typename S::template Held<T>;
+  using Mail = lr::Exchange<Message<kLayerNorm>, S>;
+  constexpr int N = Held::N;
+  extern __shared__ __align__(16) unsigned char slots[];
+  __shared__ typename Mail::Shared mail;
+  take_turn();
+  const lr::Part part(p.features, share);
+  const lr::Walk walk(num_blocks);
+  const auto x = [&](std::int64_t row) { return static_cast<const T*>(p.x) + row * p.stride_x_row + part.first; };
+  const auto residual = [&](std::int64_t row) {
+    return static_cast<const T*>(p.residual) + row * p.stride_residual_row + part.first;
   };
-  if (p.residual) return run(norm_kernel<T, Pieces::kRowAndResidual>);
-  if (p.bias) return run(norm_kernel<T, Pieces::kRowAndBias>);
-  run(norm_kernel<T, Pieces::kRow>);
+  const typename K::Weight weight(p.weight, part.first, kOnes<T>, slots);
+  const typename K::Bias bias(p.bias, part.first, 0, slots + K::Weight::kBytes);
+  auto* const addends = reinterpret_cast<Words<T>*>(slots + K::Weight::kBytes + K::Bias::kBytes) + threadIdx.x;
+
+  Held h(part.count), addend(part.count);
+  h.load(x(walk.first));
+  // Two groups of copies a row, the addend and then the weights (later: nothing), so that one group follows any addend.
+  const auto fetch_addend = [&](std::int64_t row, bool there) {
+    if constexpr (K::kCopiesAddend) {
+#pragma unroll
+      for (int j = 0; j < S::kVectors; ++j)
+        if (there)
+          ptx::cp_async_16(ptx::shared_address(addends + j * S::kThreads), residual(row) + h.first(j),
+                           h.holds(j) ? 16 : 0);
+      ptx::cp_async_commit();
+    }
+  };
+  if constexpr (kResidual && !K::kCopiesAddend) addend.load(residual(walk.first));
+  fetch_addend(walk.first, true);
+  weight.fetch(h);
+  if constexpr (kLayerNorm) bias.fetch(h);
+  ptx::cp_async_commit();
+
+  Mail exchange(mail, num_blocks);
+  const float inverse_columns = 1.0f / static_cast<float>(p.features);
+  for (std::int64_t row = walk.first;; row += walk.step) {
+    const bool more = S::kWalks && row + walk.step < p.rows;
+    if constexpr (kResidual) {
+      if constexpr (K::kCopiesAddend) ptx::cp_async_wait<1>();
+      // Rounded to T as residual_out holds it, so that backward sees what forward normalised.
+      h.change([&](int j, float(&values)[N]) {
+        float second[N];
+        if constexpr (K::kCopiesAddend)
+          addends[j * S::kThreads].floats(second);
+        else
+          addend.floats(j, second);
+#pragma unroll
+        for (int i = 0; i < N; ++i) values[i] += second[i];
+      });
+      fetch_addend(row + walk.step, more);
+      if constexpr (K::kCopiesAddend) ptx::cp_async_commit();
+      if (p.residual_out) h.store(static_cast<T*>(p.residual_out) + row * p.stride_residual_out_row + part.first);
+    }
+    exchange.all(part_of_warp<kLayerNorm, S>(h, part.count));
+    const Moments m = join<kLayerNorm>(exchange, inverse_columns);
+    if (more) exchange.next();
+    const float rstd = rsqrtf(m.squares * inverse_columns + p.eps);
+    if (threadIdx.x == 0 && part.first == 0) {
+      if (kLayerNorm && p.mean) p.mean[row] = m.mean;
+      if (p.rstd) p.rstd[row] = rstd;
+    }
+
+    T* const out = static_cast<T*>(p.out) + row * p.stride_out_row + part.first;
+    const T* const next = x(row + walk.step);
+    ptx::cp_async_wait<K::kCopiesAddend ? 2 : 0>();
+#pragma unroll
+    for (int j = 0; j < S::kVectors; ++j) {
+      float values[N], w[N], b[N] = {};
+      h.floats(j, values);
+      weight.read(h, j).floats(w);
+      if constexpr (kLayerNorm) bias.read(h, j).floats(b);
+#pragma unroll
+      for (int i = 0; i < N; ++i)
+        values[i] = kLayerNorm ? fmaf((values[i] - m.mean) * rstd, w[i], b[i]) : values[i] * rstd * w[i];
+      h.store(out, j, values);
+      if constexpr (S::kWalks) h.load_next(next, j, more);
+    }
+    if (!more) break;
+  }
+}
+
+template <class T, class S, bool kLayerNorm, bool kResidual, Place... kPlaces>
+auto kernel() {
+  return lr::kernel_of<S, T>(norm_kernel<T, S, kLayerNorm, kResidual, kPlaces...>,
+                             Norm<T, S, kLayerNorm, kResidual, kPlaces...>::kBytes, "norm: long rows");
+}
+
+// What an H200 found fastest (docs/kernels/cuda_memory_bound.md). With a residual a thread holds half as much of a row,
+// so that twice as many threads have both; LayerNorm's weights and biases of the longest rows are half of what comes
+// out of L2, so its clusters walk there and keep them.
+using Residual = lr::Shape<512, 4, 1024>;
+using Walking = lr::Shape<256, 8, 768, true>;
+
+/// f(the kernel that takes these rows).
+template <class F>
+void with_kernel(const NormParams& p, F f) {
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const int blocks = lr::blocks_of_cluster(p.features / kVectorElements<T>);
+    if (p.kind == NormKind::kLayerNorm) {
+      if (p.residual) return f(kernel<T, Residual, true, true, Place::kShared>());
+      if (blocks > 8) return f(kernel<T, Walking, true, false, Place::kShared>());
+      return f(kernel<T, lr::Long, true, false, Place::kL2>());
+    }
+    if (p.residual) return f(kernel<T, Residual, false, true, Place::kShared>());
+    if (blocks > 4) return f(kernel<T, lr::Long, false, false, Place::kShared>());
+    f(kernel<T, lr::Long, false, false, Place::kL2>());
+  });
 }
 
 }  // namespace
 
 Verdict norm_long_rows_supports(const NormParams& p) {
-  const Verdict rows = lr::serves(p.dtype, p.features, norm_rows_are_vectors(p));
-  if (!rows) return rows;
+  Verdict verdict = lr::serves(p.dtype, p.features, norm_rows_are_vectors(p));
+  if (!verdict) return verdict;
   const auto fits = [&](const TypedPointer& weight) { return !weight || weight.dtype == p.dtype; };
   if (!fits(p.weight) || !fits(p.bias)) return Verdict("needs weights of the rows' dtype");
-  return Verdict::ok();
+  with_kernel(p, [&](const auto& kernel) { verdict = lr::cluster_fits(kernel, p.features, p.device.index); });
+  return verdict;
 }
 
 void norm_long_rows(const NormParams& p, void*, Stream stream) {
   if (p.rows == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  visit_floating(p.dtype, [&](auto zero) { launch_norm<decltype(zero)>(p, stream); });
+  with_kernel(p, [&](const auto& kernel) { lr::launch_rows(kernel, p.features, p, stream); });
 }
 
 }  // namespace flashkernel::cuda::sm90a

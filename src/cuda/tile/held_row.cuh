@@ -83,6 +83,15 @@ class HeldRow {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) ptx::load_16_kept(vectors_[j].words, row + first(j), holds(j));
   }
+  /// Vector j of another row, if there is one, in the place of this one's.
+  __device__ void load_next(const T* row, int j, bool there) {
+    ptx::load_16_kept(vectors_[j].words, row + first(j), there && holds(j));
+  }
+  __device__ void set(int j, const float (&values)[N]) { vectors_[j].set(values); }
+  __device__ void fill(int j, std::uint32_t word) {
+#pragma unroll
+    for (auto& place : vectors_[j].words) place = word;
+  }
   __device__ void store(T* row) const {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)

@@ -24,8 +24,8 @@ volatile bool paused = false;
 
 namespace {
 
-constexpr std::uint32_t kUnderWay = 0xffffffffu;  // the time of a cp.async that nobody has waited for
-constexpr unsigned kMostAgents = 8192, kListed = 16;
+constexpr std::uint32_t kUnderWay = 0xffffffffu;         // the time of a cp.async that nobody has waited for
+constexpr unsigned kMostAgents = 1 << 15, kListed = 16;  // 16 blocks of 1024 threads have room, and their barriers
 
 enum Kind : std::uint16_t { kPlain, kAtomic, kCopy, kEngine };  // kEngine: through the asynchronous proxy
 
