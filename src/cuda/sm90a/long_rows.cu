@@ -23,67 +23,56 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   __shared__ typename Mail::Shared mail;
   take_turn();
   const lr::Part part(p.columns, share);
-  const lr::Walk walk(num_blocks);
-  const auto x = [&](std::int64_t row) {
-    return static_cast<const T*>(p.x) + strided_offset(row, p.ndim, p.shape, p.stride_x) + part.first;
-  };
+  const std::int64_t row = lr::number_of_cluster(num_blocks);
   Held h(part.count, kMinusInfinities<T>);
-  h.load(x(walk.first));
+  h.load(static_cast<const T*>(p.x) + strided_offset(row, p.ndim, p.shape, p.stride_x) + part.first);
 
   Mail exchange(mail, num_blocks);
-  for (std::int64_t row = walk.first;; row += walk.step) {
-    const bool more = S::kWalks && row + walk.step < p.rows;
-    // Two chains side by side, here and below: each operation waits for the one before it.
-    float top[2] = {-INFINITY, -INFINITY};
-    h.each([&](int, const float(&values)[N]) {
+  // Two chains side by side, here and below: each operation waits for the one before it.
+  float top[2] = {-INFINITY, -INFINITY};
+  h.each([&](int, const float(&values)[N]) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) top[i % 2] = fmaxf(top[i % 2], values[i]);  // a NaN reaches the sum below
-    });
-    const float maximum = warp_reduce(fmaxf(top[0], top[1]), Largest{});
-    const float own = maximum == -INFINITY ? 0.0f : maximum;
-    float sums[2] = {};
+    for (int i = 0; i < N; ++i) top[i % 2] = fmaxf(top[i % 2], values[i]);  // a NaN reaches the sum below
+  });
+  const float maximum = warp_reduce(fmaxf(top[0], top[1]), Largest{});
+  const float own = maximum == -INFINITY ? 0.0f : maximum;
+  float sums[2] = {};
 #pragma unroll
-    for (int j = 0; j < S::kVectors; ++j) {
-      float values[N];
-      h.floats_again(j, values);
+  for (int j = 0; j < S::kVectors; ++j) {
+    float values[N];
+    h.floats_again(j, values);
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        values[i] = exp_of_difference(values[i], own);
-        sums[i % 2] += values[i];
-      }
-      if constexpr (kKeeps) h.set(j, values);
+    for (int i = 0; i < N; ++i) {
+      values[i] = exp_of_difference(values[i], own);
+      sums[i % 2] += values[i];
     }
-    exchange.all(make_float2(maximum, warp_reduce(sums[0] + sums[1], Sum{})));
+    if constexpr (kKeeps) h.set(j, values);
+  }
+  exchange.all(make_float2(maximum, warp_reduce(sums[0] + sums[1], Sum{})));
 
-    float row_maximum = -INFINITY, sum = 0.0f;
-    exchange.each([&](const float2& part) { row_maximum = fmaxf(row_maximum, part.x); });
-    row_maximum = warp_reduce(row_maximum, Largest{});
-    const float shift = row_maximum == -INFINITY ? 0.0f : row_maximum;
-    // A warp of -inf only has the sum 0, or NaN, and that whatever it is multiplied by.
-    exchange.each([&](const float2& part) { sum = fmaf(part.y, exp_of_difference(part.x, shift), sum); });
-    sum = warp_reduce(sum, Sum{});
-    if (more) exchange.next();
-    // An empty sum means a row of -inf: 0 / 1, and -inf - 0.
-    const float scale = sum == 0.0f ? 0.0f : (kKeeps ? exp_of_difference(maximum, shift) : 1.0f) / sum;
-    const float log_sum = sum == 0.0f ? 0.0f : logf(sum);
-    T* const out = static_cast<T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out) + part.first;
-    const T* const next = x(more ? row + walk.step : row);
+  float row_maximum = -INFINITY, sum = 0.0f;
+  exchange.each([&](const float2& part) { row_maximum = fmaxf(row_maximum, part.x); });
+  row_maximum = warp_reduce(row_maximum, Largest{});
+  const float shift = row_maximum == -INFINITY ? 0.0f : row_maximum;
+  // A warp of -inf only has the sum 0, or NaN, and that whatever it is multiplied by.
+  exchange.each([&](const float2& part) { sum = fmaf(part.y, exp_of_difference(part.x, shift), sum); });
+  sum = warp_reduce(sum, Sum{});
+  // An empty sum means a row of -inf: 0 / 1, and -inf - 0.
+  const float scale = sum == 0.0f ? 0.0f : (kKeeps ? exp_of_difference(maximum, shift) : 1.0f) / sum;
+  const float log_sum = sum == 0.0f ? 0.0f : logf(sum);
+  T* const out = static_cast<T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out) + part.first;
 #pragma unroll
-    for (int j = 0; j < S::kVectors; ++j) {
-      float values[N];
-      h.floats(j, values);
+  for (int j = 0; j < S::kVectors; ++j) {
+    float values[N];
+    h.floats(j, values);
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        if constexpr (kLog)
-          values[i] = values[i] - shift - log_sum;
-        else
-          values[i] = (kKeeps ? values[i] : exp_of_difference(values[i], shift)) * scale;
-      }
-      h.store(out, j, values);
-      if constexpr (S::kWalks && kKeeps) h.fill(j, kMinusInfinities<T>);
-      if constexpr (S::kWalks) h.load_next(next, j, more);
+    for (int i = 0; i < N; ++i) {
+      if constexpr (kLog)
+        values[i] = values[i] - shift - log_sum;
+      else
+        values[i] = (kKeeps ? values[i] : exp_of_difference(values[i], shift)) * scale;
     }
-    if (!more) break;
+    h.store(out, j, values);
   }
 }
 
@@ -96,47 +85,33 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   __shared__ typename Mail::Shared mail;
   take_turn();
   const lr::Part part(p.columns, share);
-  const lr::Walk walk(num_blocks);
-  const auto grad_out = [&](std::int64_t row) {
-    return static_cast<const T*>(p.grad_out) + strided_offset(row, p.ndim, p.shape, p.stride_grad_out) + part.first;
-  };
-  const auto y = [&](std::int64_t row) {
-    return static_cast<const T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out) + part.first;
-  };
+  const std::int64_t row = lr::number_of_cluster(num_blocks);
   Held g(part.count), h(part.count);
-  g.load(grad_out(walk.first));
-  h.load(y(walk.first));
+  g.load(static_cast<const T*>(p.grad_out) + strided_offset(row, p.ndim, p.shape, p.stride_grad_out) + part.first);
+  h.load(static_cast<const T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out) + part.first);
 
   Mail exchange(mail, num_blocks);
-  for (std::int64_t row = walk.first;; row += walk.step) {
-    const bool more = S::kWalks && row + walk.step < p.rows;
-    float sums[2] = {};
-    g.each([&](int j, const float(&grad)[N]) {
-      float out[N];
-      if constexpr (!kLog) h.floats(j, out);
+  float sums[2] = {};
+  g.each([&](int j, const float(&grad)[N]) {
+    float out[N];
+    if constexpr (!kLog) h.floats(j, out);
 #pragma unroll
-      for (int i = 0; i < N; ++i) sums[i % 2] = kLog ? sums[i % 2] + grad[i] : fmaf(grad[i], out[i], sums[i % 2]);
-    });
-    exchange.all(warp_reduce(sums[0] + sums[1], Sum{}));
-    float sum = 0.0f;
-    exchange.each([&](float part) { sum += part; });
-    if (more) exchange.next();
-    sum = warp_reduce(sum, Sum{});
+    for (int i = 0; i < N; ++i) sums[i % 2] = kLog ? sums[i % 2] + grad[i] : fmaf(grad[i], out[i], sums[i % 2]);
+  });
+  exchange.all(warp_reduce(sums[0] + sums[1], Sum{}));
+  float sum = 0.0f;
+  exchange.each([&](float part) { sum += part; });
+  sum = warp_reduce(sum, Sum{});
 
-    T* const grad_x = static_cast<T*>(p.grad_x) + strided_offset(row, p.ndim, p.shape, p.stride_grad_x) + part.first;
-    const std::int64_t to_come = more ? row + walk.step : row;
-    const T *const next_grad = grad_out(to_come), *const next_y = y(to_come);
+  T* const grad_x = static_cast<T*>(p.grad_x) + strided_offset(row, p.ndim, p.shape, p.stride_grad_x) + part.first;
 #pragma unroll
-    for (int j = 0; j < S::kVectors; ++j) {
-      float grad[N], out[N];
-      g.floats(j, grad);
-      h.floats(j, out);
+  for (int j = 0; j < S::kVectors; ++j) {
+    float grad[N], out[N];
+    g.floats(j, grad);
+    h.floats(j, out);
 #pragma unroll
-      for (int i = 0; i < N; ++i) grad[i] = kLog ? grad[i] - expf(out[i]) * sum : out[i] * (grad[i] - sum);
-      g.store(grad_x, j, grad);
-      if constexpr (S::kWalks) g.load_next(next_grad, j, more), h.load_next(next_y, j, more);
-    }
-    if (!more) break;
+    for (int i = 0; i < N; ++i) grad[i] = kLog ? grad[i] - expf(out[i]) * sum : out[i] * (grad[i] - sum);
+    g.store(grad_x, j, grad);
   }
 }
 

@@ -6,6 +6,9 @@
 // Invariant: all blocks combine the same messages in the same order, which follows from the shape.
 #pragma once
 
+#include <algorithm>
+#include <limits>
+
 #include "cuda/host/clusters.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/ptx/copy.cuh"
@@ -19,13 +22,17 @@ namespace flashkernel::cuda::sm90a::long_rows {
 
 constexpr int kMostBlocks = 16;  // of a cluster: 8 every GPU of 9.0 has, up to 16 those that say so (cluster_fits)
 
+constexpr int kAll = std::numeric_limits<int>::max();
+
 /// kThreads threads a block with kVectors vectors of 16 bytes each; kResident threads on a multiprocessor, which says
-/// how many registers one has. kWalks: as many clusters as the GPU runs at once, or one a row.
-template <int kThreads_, int kVectors_, int kResident_, bool kWalks_ = false>
+/// how many registers one has. kRows: how many a cluster takes where there are enough of them; kAll: as many as there
+/// are for each of the clusters that the GPU runs at once.
+template <int kThreads_, int kVectors_, int kResident_, int kRows_ = 1>
 struct Shape {
   static constexpr int kThreads = kThreads_, kVectors = kVectors_, kBlocksPerSm = kResident_ / kThreads_;
   static constexpr int kBytes = kThreads * kVectors * 16;  // of a row, in a block
-  static constexpr bool kWalks = kWalks_;
+  static constexpr int kRows = kRows_;
+  static constexpr bool kWalks = kRows > 1;
   template <class T>
   using Held = HeldRow<T, kThreads, kVectors>;
 };
@@ -40,12 +47,9 @@ struct Part {
   int first, count;
 };
 
-/// The rows of this block's cluster: first, first + step, and so on.
-struct Walk {
-  explicit __device__ Walk(int num_blocks)
-      : first(blockIdx.x / static_cast<unsigned>(num_blocks)), step(gridDim.x / static_cast<unsigned>(num_blocks)) {}
-  std::int64_t first, step;
-};
+__device__ inline std::int64_t number_of_cluster(int num_blocks) {
+  return blockIdx.x / static_cast<unsigned>(num_blocks);
+}
 
 __device__ inline void send(std::uint32_t to, float message, std::uint32_t barrier) {
   ptx::store_async(to, message, barrier);
@@ -119,11 +123,11 @@ class Exchange {
 inline int blocks_of_cluster(std::int64_t vectors) { return static_cast<int>(ceil_div(vectors * 16, Long::kBytes)); }
 
 /// Rows that clusters take: from 64 KB on in 16 bits and from 128 KB on in fp32, where an H200 found them ahead of the
-/// generic kernels (docs/kernels/cuda_memory_bound.md). `vectors`: whole vectors on 16-byte boundaries.
+/// generic kernels. So they are at 48 and 96 KB; at 64 KB in fp32 generic norms are, and what lies between was not
+/// measured (docs/kernels/cuda_memory_bound.md). `vectors`: whole vectors on 16-byte boundaries.
 inline Verdict serves(DType dtype, std::int64_t columns, bool vectors) {
   const std::int64_t bytes = columns * static_cast<std::int64_t>(dtype_bytes(dtype));
-  if (bytes < (dtype == DType::kFloat32 ? 128 : 64) * 1024)
-    return Verdict("needs longer rows; generic is faster on these");
+  if (bytes < (dtype == DType::kFloat32 ? 128 : 64) * 1024) return Verdict("needs longer rows");
   if (bytes > kMostBlocks * Long::kBytes) return Verdict("a cluster holds rows of up to 512 KB");
   return vectors ? Verdict::ok() : Verdict("needs neighbouring elements and rows on 16-byte boundaries");
 }
@@ -160,14 +164,22 @@ Verdict cluster_fits(const K& kernel, std::int64_t columns, int device) {
                                                       : Verdict("this GPU runs no clusters of that many blocks");
 }
 
+/// Clusters for so many rows: never fewer than the GPU runs at once, unless there are no more rows.
+template <class K>
+std::int64_t clusters_of(const K& kernel, std::int64_t rows, int blocks, int device) {
+  if (!K::S::kWalks) return rows;
+  const std::int64_t at_once = std::max(1, clusters_at_once(kernel, blocks, device));
+  return std::max(ceil_div(rows, K::S::kRows), std::min(rows, at_once));
+}
+
 /// The kernel's last parameters are the blocks of a cluster and the columns of a block.
 template <class K, class Params>
 void launch_rows(const K& kernel, std::int64_t columns, const Params& p, Stream stream) {
   constexpr int N = kVectorElements<typename K::T>;
   const int blocks = blocks_of_cluster(columns / N);
   const int share = static_cast<int>(ceil_div(columns / N, blocks)) * N;
-  const std::int64_t most = K::S::kWalks ? std::max(1, clusters_at_once(kernel, blocks, p.device.index)) : p.rows;
-  LaunchShape shape{static_cast<unsigned>(std::min(p.rows, most) * blocks), K::S::kThreads,
+  const std::int64_t clusters = clusters_of(kernel, p.rows, blocks, p.device.index);
+  LaunchShape shape{static_cast<unsigned>(clusters * blocks), K::S::kThreads,
                     static_cast<std::size_t>(kernel.shared_bytes), native(stream), true};
   shape.cluster = static_cast<unsigned>(blocks);
   launch(kernel.name, kernel.function, shape, p, blocks, share);

@@ -114,18 +114,18 @@ __device__ inline Moments join(const E& exchange, float inverse_columns) {
   return m;
 }
 
-template <class T, class S, bool kLayerNorm, bool kResidual, Place kWeights, Place kBiases = kWeights>
-struct Norm {
-  using Weight = Constant<T, S, kWeights>;
-  using Bias = Constant<T, S, kLayerNorm ? kBiases : Place::kL2>;
-  static constexpr bool kCopiesAddend = kResidual && S::kWalks;  // in registers two rows to come would be too much
-  static constexpr int kBytes = Weight::kBytes + Bias::kBytes + (kCopiesAddend ? S::kBytes : 0);
+template <class T, class S, bool kLayerNorm, Place kPlace>
+struct Constants {
+  using Weight = Constant<T, S, kPlace>;
+  using Bias = Constant<T, S, kLayerNorm ? kPlace : Place::kL2>;
+  static constexpr int kBytes = Weight::kBytes + Bias::kBytes;
 };
 
-template <class T, class S, bool kLayerNorm, bool kResidual, Place... kPlaces>
+template <class T, class S, bool kLayerNorm, bool kResidual, Place kPlace>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     norm_kernel(const NormParams p, int num_blocks, int share) {
-  using K = Norm<T, S, kLayerNorm, kResidual, kPlaces...>;
+  static_assert(!kResidual || !S::kWalks, "the next addend would need registers of its own");
+  using K = Constants<T, S, kLayerNorm, kPlace>;
   using Held = typename S::template Held<T>;
   using Mail = lr::Exchange<Message<kLayerNorm>, S>;
   constexpr int N = Held::N;
@@ -133,52 +133,31 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   __shared__ typename Mail::Shared mail;
   take_turn();
   const lr::Part part(p.features, share);
-  const lr::Walk walk(num_blocks);
   const auto x = [&](std::int64_t row) { return static_cast<const T*>(p.x) + row * p.stride_x_row + part.first; };
-  const auto residual = [&](std::int64_t row) {
-    return static_cast<const T*>(p.residual) + row * p.stride_residual_row + part.first;
-  };
   const typename K::Weight weight(p.weight, part.first, kOnes<T>, slots);
   const typename K::Bias bias(p.bias, part.first, 0, slots + K::Weight::kBytes);
-  auto* const addends = reinterpret_cast<Words<T>*>(slots + K::Weight::kBytes + K::Bias::kBytes) + threadIdx.x;
 
+  std::int64_t row = lr::number_of_cluster(num_blocks);
+  const std::int64_t step = gridDim.x / static_cast<unsigned>(num_blocks);
   Held h(part.count), addend(part.count);
-  h.load(x(walk.first));
-  // Two groups of copies a row, the addend and then the weights (later: nothing), so that one group follows any addend.
-  const auto fetch_addend = [&](std::int64_t row, bool there) {
-    if constexpr (K::kCopiesAddend) {
-#pragma unroll
-      for (int j = 0; j < S::kVectors; ++j)
-        if (there)
-          ptx::cp_async_16(ptx::shared_address(addends + j * S::kThreads), residual(row) + h.first(j),
-                           h.holds(j) ? 16 : 0);
-      ptx::cp_async_commit();
-    }
-  };
-  if constexpr (kResidual && !K::kCopiesAddend) addend.load(residual(walk.first));
-  fetch_addend(walk.first, true);
+  h.load(x(row));
+  if constexpr (kResidual) addend.load(static_cast<const T*>(p.residual) + row * p.stride_residual_row + part.first);
   weight.fetch(h);
   if constexpr (kLayerNorm) bias.fetch(h);
   ptx::cp_async_commit();
 
   Mail exchange(mail, num_blocks);
   const float inverse_columns = 1.0f / static_cast<float>(p.features);
-  for (std::int64_t row = walk.first;; row += walk.step) {
-    const bool more = S::kWalks && row + walk.step < p.rows;
+  for (;; row += step) {
+    const bool more = S::kWalks && row + step < p.rows;
     if constexpr (kResidual) {
-      if constexpr (K::kCopiesAddend) ptx::cp_async_wait<1>();
       // Rounded to T as residual_out holds it, so that backward sees what forward normalised.
       h.change([&](int j, float(&values)[N]) {
         float second[N];
-        if constexpr (K::kCopiesAddend)
-          addends[j * S::kThreads].floats(second);
-        else
-          addend.floats(j, second);
+        addend.floats(j, second);
 #pragma unroll
         for (int i = 0; i < N; ++i) values[i] += second[i];
       });
-      fetch_addend(row + walk.step, more);
-      if constexpr (K::kCopiesAddend) ptx::cp_async_commit();
       if (p.residual_out) h.store(static_cast<T*>(p.residual_out) + row * p.stride_residual_out_row + part.first);
     }
     exchange.all(part_of_warp<kLayerNorm, S>(h, part.count));
@@ -191,8 +170,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     }
 
     T* const out = static_cast<T*>(p.out) + row * p.stride_out_row + part.first;
-    const T* const next = x(row + walk.step);
-    ptx::cp_async_wait<K::kCopiesAddend ? 2 : 0>();
+    const T* const next = x(row + step);
+    ptx::cp_async_wait<0>();
 #pragma unroll
     for (int j = 0; j < S::kVectors; ++j) {
       float values[N], w[N], b[N] = {};
@@ -209,32 +188,32 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   }
 }
 
-template <class T, class S, bool kLayerNorm, bool kResidual, Place... kPlaces>
+template <class T, class S, bool kLayerNorm, bool kResidual, Place kPlace>
 auto kernel() {
-  return lr::kernel_of<S, T>(norm_kernel<T, S, kLayerNorm, kResidual, kPlaces...>,
-                             Norm<T, S, kLayerNorm, kResidual, kPlaces...>::kBytes, "norm: long rows");
+  return lr::kernel_of<S, T>(norm_kernel<T, S, kLayerNorm, kResidual, kPlace>,
+                             Constants<T, S, kLayerNorm, kPlace>::kBytes, "norm: long rows");
 }
 
 // What an H200 found fastest (docs/kernels/cuda_memory_bound.md). With a residual a thread holds half as much of a row,
-// so that twice as many threads have both; LayerNorm's weights and biases of the longest rows are half of what comes
-// out of L2, so its clusters walk there and keep them.
+// so that twice as many threads have both. RMSNorm's weights, read once for two rows, are a quarter less out of L2;
+// LayerNorm's of the longest rows, biases included, are read once for all rows of a cluster.
 using Residual = lr::Shape<512, 4, 1024>;
-using Walking = lr::Shape<256, 8, 768, true>;
+using Pairs = lr::Shape<256, 8, 1024, 2>;
+using Walking = lr::Shape<256, 8, 768, lr::kAll>;
 
 /// f(the kernel that takes these rows).
 template <class F>
 void with_kernel(const NormParams& p, F f) {
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const int blocks = lr::blocks_of_cluster(p.features / kVectorElements<T>);
     if (p.kind == NormKind::kLayerNorm) {
       if (p.residual) return f(kernel<T, Residual, true, true, Place::kShared>());
-      if (blocks > 8) return f(kernel<T, Walking, true, false, Place::kShared>());
+      if (lr::blocks_of_cluster(p.features / kVectorElements<T>) > 8)
+        return f(kernel<T, Walking, true, false, Place::kShared>());
       return f(kernel<T, lr::Long, true, false, Place::kL2>());
     }
     if (p.residual) return f(kernel<T, Residual, false, true, Place::kShared>());
-    if (blocks > 4) return f(kernel<T, lr::Long, false, false, Place::kShared>());
-    f(kernel<T, lr::Long, false, false, Place::kL2>());
+    f(kernel<T, Pairs, false, false, Place::kShared>());
   });
 }
 

@@ -88,10 +88,6 @@ class HeldRow {
     ptx::load_16_kept(vectors_[j].words, row + first(j), there && holds(j));
   }
   __device__ void set(int j, const float (&values)[N]) { vectors_[j].set(values); }
-  __device__ void fill(int j, std::uint32_t word) {
-#pragma unroll
-    for (auto& place : vectors_[j].words) place = word;
-  }
   __device__ void store(T* row) const {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
