@@ -142,14 +142,10 @@ __global__ void __launch_bounds__(kWalkThreads, blocks_of(2048, kWalkThreads))
       Words<T> held[kHeld];
 #pragma unroll
       for (int j = 0; j < kHeld; ++j) held[j] = reinterpret_cast<const Words<T>*>(logits)[place(j)];
-#pragma unroll
-      for (auto& vector : held)
-#pragma unroll
-        for (auto& word : vector.words) ptx::settle(word);
+      settle(held);
 #pragma unroll
       for (int j = 0; j < kHeld; ++j) {
-#pragma unroll
-        for (auto& word : held[j].words) word = is_inside(j) ? word : kMinusInfinities<T>;
+        held[j].keep_if(is_inside(j), kMinusInfinities<T>);
         held[j].floats(values[j]);
       }
     } else {

@@ -218,15 +218,10 @@ __global__ void __launch_bounds__(kRowThreads == kWarp ? kThreads : kRowThreads)
     Words<T> held[kHeld];
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) held[j] = row[min(first + j * kRowThreads + thread, vectors - 1)];
-#pragma unroll
-    for (auto& vector : held)
-#pragma unroll
-      for (auto& word : vector.words) ptx::settle(word);
+    settle(held);
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
-      const bool is_inside = first + j * kRowThreads + thread < vectors;
-#pragma unroll
-      for (auto& word : held[j].words) word = is_inside ? word : kNothing;
+      held[j].keep_if(first + j * kRowThreads + thread < vectors, kNothing);
       float values[N];
       held[j].floats(values);
       chains.add(values, turn++);

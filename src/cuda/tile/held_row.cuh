@@ -36,6 +36,11 @@ struct alignas(16) Words {
       }
     }
   }
+  /// `word` in every place, but if `there`.
+  __device__ void keep_if(bool there, std::uint32_t word) {
+#pragma unroll
+    for (auto& own : words) own = there ? own : word;
+  }
   __device__ void set(const float (&values)[N]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -51,6 +56,15 @@ struct alignas(16) Words {
     }
   }
 };
+
+/// All loads of these are under way before anything is made of one.
+template <class T, int kCount>
+__device__ inline void settle(Words<T> (&vectors)[kCount]) {
+#pragma unroll
+  for (auto& vector : vectors)
+#pragma unroll
+    for (auto& word : vector.words) ptx::settle(word);
+}
 
 /// Words of one number: fp32, or the same 16 bits twice.
 template <class T>
