@@ -148,7 +148,7 @@ Thread* pick() {
   if (m.order == Order::kRandom) {
     // Mostly of the same block: each change of blocks moves all static shared memory.
     const unsigned per_block = m.num_warps / static_cast<unsigned>(m.blocks.size());
-    const bool anywhere = m.blocks.size() == m.cluster || next_random() % 64 == 0;
+    const bool anywhere = m.blocks.size() == 1 || next_random() % 64 == 0;
     const auto random = static_cast<unsigned>(next_random());
     warp = anywhere ? random % m.num_warps : warp / per_block * per_block + random % per_block;
   }
