@@ -1,7 +1,8 @@
 """The comparison of attention at its agreed points: ours against the best of cuDNN, FlashAttention-2, -3 and -4.
 
-Where FlashAttention-3 or -4 is not in a run, its ratio to cuDNN at that point in benchmarks/h200/peers.json (all
-measured in one run on one H200) times cuDNN's rate in this run stands for it, marked with ~. Called by report.py.
+Where FlashAttention-3 or -4 is not in a run on an H200, its ratio to cuDNN at that point in
+benchmarks/h200/peers.json (all measured in one run on one H200) times cuDNN's rate in this run stands for it, marked
+with ~. Called by report.py.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def points(rows: Iterable[dict[str, Any]], known: dict[str, dict[str, float]]) -> list[Point]:
-    """Of an H200's rows that have our rate and a peer's; ours is the faster of our modes where the peer's is not
-    deterministic either."""
+    """Of a GPU's rows that have our rate and a peer's; ours is the faster of our modes where the peer's is not
+    deterministic either. known: what `recorded` has, for an H200's rows; else nothing."""
     found = []
     for row in rows:
         if row["group"] not in PASSES or row["device"] != "cuda" or row["shape"].get("page"):

@@ -124,13 +124,14 @@ def _section(section: Section, drawn: list[Figure], known: dict[str, dict[str, f
         )
         yield f"This machine reached in that run: {reached}.\n"
     rows = merged(section.runs)
-    compared = points(rows, known) if "H200" in first["machine"].get("gpu", "") else []
+    compared = points(rows, known if "H200" in first["machine"].get("gpu", "") else {})
     if compared:
         yield f"### {section.name}: against other attention libraries\n"
-        yield (
-            "~: not in this run; its ratio to cuDNN at that point in [peers.json](benchmarks/h200/peers.json) "
-            "(one run, one H200) times cuDNN's rate here.\n"
-        )
+        if any(point.estimated for point in compared):
+            yield (
+                "~: not in this run; its ratio to cuDNN at that point in [peers.json](benchmarks/h200/peers.json) "
+                "(one run, one H200) times cuDNN's rate here.\n"
+            )
         yield bar(compared) + "\n"
     for group in dict.fromkeys(row["group"] for row in rows):
         yield f"### {section.name}: {group}\n"
