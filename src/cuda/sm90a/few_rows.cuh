@@ -57,7 +57,7 @@ inline constexpr int kMostSplits = 8;  // the largest portable cluster
 /// What one block does: features [first_feature, + 64), k-tiles [first, + count); it finishes `share` of the features.
 template <class Shape>
 struct FewRowsBlock {
-  int splits, rank, share, first_feature, first, count, stages, mail;
+  int splits, rank, share, first_feature, first, count, stages, mail, arriving;  // arriving: bytes of a k-tile
   std::uint32_t base, barriers;
 
   __device__ FewRowsBlock(const FewRowsArguments& p, const char* shared)
@@ -69,6 +69,7 @@ struct FewRowsBlock {
         count((rank + 1) * p.num_k / splits - first),
         stages(p.stages),
         mail(stages * Shape::kStageBytes),
+        arriving(Shape::kBytesWeight + p.rows * Shape::kTileK * 2),
         base(ptx::shared_address(shared)),
         barriers(base + mail + Shape::kMailBytes) {}
   __device__ std::uint32_t full(int slot) const { return barriers + 8 * slot; }
@@ -99,19 +100,20 @@ __device__ inline void load_few_rows(const FewRowsArguments& p, const FewRowsBlo
     const std::uint32_t weight = block.base + slot * Shape::kStageBytes;
     if (t >= block.stages) {  // else as the kernel began
       ptx::mbarrier_wait(block.empty(slot), parity);
-      ptx::mbarrier_arrive_expect(block.full(slot), Shape::kStageBytes);
+      ptx::mbarrier_arrive_expect(block.full(slot), block.arriving);
     }
     if constexpr (Shape::kLines > 1) {
       each_box<Shape>(block.first_feature, block.first + t, [&](int at, int feature, int line) {
         ptx::tma_load(weight + at, &p.weight, block.full(slot), once, 0, feature, line);
       });
-      ptx::tma_load(weight + Shape::kBytesWeight, &p.x, block.full(slot), shared_by_all, 0, 0,
-                    (block.first + t) * Shape::kLines);
     } else {
       ptx::tma_load(weight, &p.weight, block.full(slot), once, kAlongIn ? k : block.first_feature,
                     kAlongIn ? block.first_feature : k);
-      ptx::tma_load(weight + Shape::kBytesWeight, &p.x, block.full(slot), shared_by_all, k, 0);
     }
+#pragma unroll
+    for (int line = 0; line < Shape::kLines; ++line)
+      ptx::tma_load(weight + Shape::kBytesWeight + line * Shape::kRows * 128, &p.x, block.full(slot), shared_by_all,
+                    k + 64 * line, 0);
     if (++slot == block.stages) slot = 0, parity ^= 1;
   }
 }
@@ -210,7 +212,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     for (int s = 0; s < block.stages; ++s) {
       ptx::mbarrier_init(block.full(s), 1);
       ptx::mbarrier_init(block.empty(s), 1);
-      if (s < block.count) ptx::mbarrier_arrive_expect(block.full(s), Shape::kStageBytes);
+      if (s < block.count) ptx::mbarrier_arrive_expect(block.full(s), block.arriving);
     }
     ptx::mbarrier_init(block.mail_full(), 1);
     const int expected = (block.splits - 1) * block.share * Shape::kRows * 4;
@@ -283,17 +285,16 @@ inline int tiles_of_part(std::int64_t k, int splits, int tile) {
   return static_cast<int>(ceil_div(ceil_div(k, tile), splits));
 }
 
-/// The operand [mn, k] along k, k a multiple of 64: boxes of `lines` lines of box_mn rows, the rows' first lines before
-/// their second ones.
+/// Weights [mn, k] along k, k a multiple of 64: boxes of `lines` lines of 8 features, their first lines before their
+/// second ones.
 template <class T>
-CUtensorMap line_map(const char* name, const GemmOperand& operand, std::int64_t mn, std::int64_t k, int box_mn,
-                     int lines) {
+CUtensorMap line_map(const char* name, const GemmOperand& operand, std::int64_t mn, std::int64_t k, int lines) {
   TensorMapSpec spec;
   spec.data = operand.data;
   spec.dtype = dtype_of<T>;
   spec.rank = 3;
   spec.dims[0] = {64, 1, 64};
-  spec.dims[1] = {mn, operand.stride, static_cast<std::uint32_t>(box_mn)};
+  spec.dims[1] = {mn, operand.stride, 8};
   spec.dims[2] = {k / 64, 64, static_cast<std::uint32_t>(lines)};
   return make_tensor_map(name, spec);
 }
@@ -305,13 +306,13 @@ void few_rows(const FewRowsProblem& p, const FewRowsPlan& plan, cudaStream_t str
     constexpr bool kAlongIn = decltype(along_in)::value;
     const char* const name = "linear: few rows";
     FewRowsArguments arguments;
-    if constexpr (Shape::kLines > 1) {
-      arguments.weight = line_map<T>(name, p.weight, p.features, p.k, 8, Shape::kLines);
-      arguments.x = line_map<T>(name, p.x, p.rows, p.k, Shape::kRows, Shape::kLines);
-    } else {
+    if constexpr (Shape::kLines > 1)
+      arguments.weight = line_map<T>(name, p.weight, p.features, p.k, Shape::kLines);
+    else
       arguments.weight = operand_map<T>(name, p.weight, p.features, p.k, Shape::kFeatures, Shape::kTileK);
-      arguments.x = operand_map<T>(name, p.x, p.rows, p.k, Shape::kRows, Shape::kTileK);
-    }
+    // Boxes end with x: rows past it cost the copy engine time as if they were there, or more. What lies in their
+    // places is multiplied into sums that nobody reads.
+    arguments.x = operand_map<T>(name, p.x, p.rows, p.k, static_cast<int>(p.rows), 64);
     arguments.epilogue = p.epilogue;
     arguments.rows = static_cast<int>(p.rows);
     arguments.features = static_cast<int>(p.features);
