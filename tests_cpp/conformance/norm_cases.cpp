@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "conformance/conformance.hpp"
+#include "conformance/device_memory.hpp"
 #include "conformance/each_dtype.hpp"
 #include "flashkernel/norm.hpp"
 
@@ -147,7 +148,7 @@ void cases(CaseList& list) {
         Spec summed{dtype, rms, {3, 40000}};
         summed.residual = summed.fp32_parameters = true;
         add("long_rows_residual", summed);
-        Spec turns{dtype, rms, {7, 50008}};  // more rows than a small GPU has clusters: each takes several
+        Spec turns{dtype, rms, {7 + multiprocessors(), 50008}};  // more rows than a GPU has clusters: several each
         turns.mean = 20;
         add("long_rows_in_turn", turns);
         turns.residual = turns.in_place = true;
@@ -169,7 +170,7 @@ void cases(CaseList& list) {
           for (std::int64_t c = 0; c < n; ++c) x.set(4 * n + c, 0);
         };
         add("long_rows_longest", longest);
-        longest = {dtype, rms, {2, n}};
+        longest = {dtype, rms, {2 + multiprocessors() / 4, n}};
         longest.residual = true;
         add("long_rows_longest_residual", longest);
       }

@@ -120,7 +120,10 @@ class Exchange {
 };
 
 /// Blocks that hold a row of `vectors`.
-inline int blocks_of_cluster(std::int64_t vectors) { return static_cast<int>(ceil_div(vectors * 16, Long::kBytes)); }
+template <class S = Long>
+int blocks_of_cluster(std::int64_t vectors) {
+  return static_cast<int>(ceil_div(vectors * 16, S::kBytes));
+}
 
 /// Rows that clusters take: from 64 KB on in 16 bits and from 128 KB on in fp32, where an H200 found them ahead of the
 /// generic kernels. So they are at 48 and 96 KB; at 64 KB in fp32 generic norms are, and what lies between was not
@@ -143,7 +146,6 @@ struct Kernel {
 };
 template <class S, class T, class... Params>
 Kernel<S, T, Params...> kernel_of(void (*function)(Params...), int shared_bytes, const char* name) {
-  static_assert(S::kBytes == Long::kBytes, "as blocks_of_cluster has it");
   return {function, shared_bytes, name};
 }
 
@@ -157,7 +159,7 @@ int clusters_at_once(const K& kernel, int blocks, int device) {
 /// Whether the GPU runs the cluster that a row takes: more than 8 blocks it need not.
 template <class K>
 Verdict cluster_fits(const K& kernel, std::int64_t columns, int device) {
-  const int blocks = blocks_of_cluster(columns / kVectorElements<typename K::T>);
+  const int blocks = blocks_of_cluster<typename K::S>(columns / kVectorElements<typename K::T>);
   if (blocks <= 8) return Verdict::ok();
   const CudaDeviceGuard guard(device);
   return clusters_at_once(kernel, blocks, device) > 0 ? Verdict::ok()
@@ -176,7 +178,7 @@ std::int64_t clusters_of(const K& kernel, std::int64_t rows, int blocks, int dev
 template <class K, class Params>
 void launch_rows(const K& kernel, std::int64_t columns, const Params& p, Stream stream) {
   constexpr int N = kVectorElements<typename K::T>;
-  const int blocks = blocks_of_cluster(columns / N);
+  const int blocks = blocks_of_cluster<typename K::S>(columns / N);
   const int share = static_cast<int>(ceil_div(columns / N, blocks)) * N;
   const std::int64_t clusters = clusters_of(kernel, p.rows, blocks, p.device.index);
   LaunchShape shape{static_cast<unsigned>(clusters * blocks), K::S::kThreads,

@@ -58,6 +58,41 @@ class Constant {
   std::uint32_t missing_;
 };
 
+/// What is added to a row: this thread's vectors of it in registers or, where another row follows, in a slot of shared
+/// memory, into which the next row's are copied meanwhile.
+template <class T, class S>
+class Addend {
+  using Held = typename S::template Held<T>;
+
+ public:
+  static constexpr int kBytes = S::kWalks ? S::kBytes : 0;
+
+  __device__ Addend(int columns, unsigned char* slot) : held_(columns), slot_(slot) {}
+  /// Under way until this thread waits for its copies, if it walks.
+  __device__ void fetch(const T* row) {
+    if constexpr (S::kWalks) {
+#pragma unroll
+      for (int j = 0; j < S::kVectors; ++j)
+        ptx::cp_async_16(ptx::shared_address(&place(j)), row + held_.first(j), held_.holds(j) ? 16 : 0);
+    } else {
+      held_.load(row);
+    }
+  }
+  __device__ void floats(int j, float (&values)[Held::N]) {
+    if constexpr (S::kWalks)
+      place(j).floats(values);
+    else
+      held_.floats(j, values);
+  }
+
+ private:
+  __device__ Words<T>& place(int j) const {
+    return reinterpret_cast<Words<T>*>(slot_)[j * S::kThreads + static_cast<int>(threadIdx.x)];
+  }
+  Held held_;
+  unsigned char* slot_;
+};
+
 /// LayerNorm's message of a warp: the mean of its part, squares about that mean, elements; RMSNorm's: squares.
 template <bool kLayerNorm>
 using Message = std::conditional_t<kLayerNorm, float4, float>;
@@ -114,18 +149,18 @@ __device__ inline Moments join(const E& exchange, float inverse_columns) {
   return m;
 }
 
-template <class T, class S, bool kLayerNorm, Place kPlace>
-struct Constants {
+template <class T, class S, bool kLayerNorm, bool kResidual, Place kPlace>
+struct Slots {
   using Weight = Constant<T, S, kPlace>;
   using Bias = Constant<T, S, kLayerNorm ? kPlace : Place::kL2>;
-  static constexpr int kBytes = Weight::kBytes + Bias::kBytes;
+  static constexpr int kAddend = Weight::kBytes + Bias::kBytes;
+  static constexpr int kBytes = kAddend + (kResidual ? Addend<T, S>::kBytes : 0);
 };
 
 template <class T, class S, bool kLayerNorm, bool kResidual, Place kPlace>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     norm_kernel(const NormParams p, int num_blocks, int share) {
-  static_assert(!kResidual || !S::kWalks, "the next addend would need registers of its own");
-  using K = Constants<T, S, kLayerNorm, kPlace>;
+  using K = Slots<T, S, kLayerNorm, kResidual, kPlace>;
   using Held = typename S::template Held<T>;
   using Mail = lr::Exchange<Message<kLayerNorm>, S>;
   constexpr int N = Held::N;
@@ -134,14 +169,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   take_turn();
   const lr::Part part(p.features, share);
   const auto x = [&](std::int64_t row) { return static_cast<const T*>(p.x) + row * p.stride_x_row + part.first; };
+  const auto residual = [&](std::int64_t row) {
+    return static_cast<const T*>(p.residual) + row * p.stride_residual_row + part.first;
+  };
   const typename K::Weight weight(p.weight, part.first, kOnes<T>, slots);
   const typename K::Bias bias(p.bias, part.first, 0, slots + K::Weight::kBytes);
 
   std::int64_t row = lr::number_of_cluster(num_blocks);
   const std::int64_t step = gridDim.x / static_cast<unsigned>(num_blocks);
-  Held h(part.count), addend(part.count);
+  Held h(part.count);
+  Addend<T, S> addend(part.count, slots + K::kAddend);
   h.load(x(row));
-  if constexpr (kResidual) addend.load(static_cast<const T*>(p.residual) + row * p.stride_residual_row + part.first);
+  if constexpr (kResidual) addend.fetch(residual(row));
   weight.fetch(h);
   if constexpr (kLayerNorm) bias.fetch(h);
   ptx::cp_async_commit();
@@ -151,6 +190,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   for (;; row += step) {
     const bool more = S::kWalks && row + step < p.rows;
     if constexpr (kResidual) {
+      if constexpr (S::kWalks) ptx::cp_async_wait<0>();
       // Rounded to T as residual_out holds it, so that backward sees what forward normalised.
       h.change([&](int j, float(&values)[N]) {
         float second[N];
@@ -158,6 +198,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
 #pragma unroll
         for (int i = 0; i < N; ++i) values[i] += second[i];
       });
+      if (more) {
+        addend.fetch(residual(row + step));
+        ptx::cp_async_commit();
+      }
       if (p.residual_out) h.store(static_cast<T*>(p.residual_out) + row * p.stride_residual_out_row + part.first);
     }
     exchange.all(part_of_warp<kLayerNorm, S>(h, part.count));
@@ -171,7 +215,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
 
     T* const out = static_cast<T*>(p.out) + row * p.stride_out_row + part.first;
     const T* const next = x(row + step);
-    ptx::cp_async_wait<0>();
+    if constexpr (!kResidual || !S::kWalks) ptx::cp_async_wait<0>();  // else they came with the first addend
 #pragma unroll
     for (int j = 0; j < S::kVectors; ++j) {
       float values[N], w[N], b[N] = {};
@@ -191,14 +235,16 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
 template <class T, class S, bool kLayerNorm, bool kResidual, Place kPlace>
 auto kernel() {
   return lr::kernel_of<S, T>(norm_kernel<T, S, kLayerNorm, kResidual, kPlace>,
-                             Constants<T, S, kLayerNorm, kPlace>::kBytes, "norm: long rows");
+                             Slots<T, S, kLayerNorm, kResidual, kPlace>::kBytes, "norm: long rows");
 }
 
-// What an H200 found fastest (docs/kernels/cuda_memory_bound.md). With a residual a thread holds half as much of a row,
-// so that twice as many threads have both. RMSNorm's weights, read once for two rows, are a quarter less out of L2;
-// LayerNorm's of the longest rows, biases included, are read once for all rows of a cluster.
+// What an H200 and an H100 found fastest (docs/kernels/cuda_memory_bound.md). With a residual a thread holds half as
+// much of a row, so that twice as many threads have both. Weights that are read once for two rows are a quarter less
+// out of L2, with biases a third; LayerNorm's of the longest rows are read once for all rows of a cluster.
 using Residual = lr::Shape<512, 4, 1024>;
+using WalkingResidual = lr::Shape<512, 4, 1024, lr::kAll>;
 using Pairs = lr::Shape<256, 8, 1024, 2>;
+using ShortPairs = lr::Shape<256, 4, 1280, 2>;
 using Walking = lr::Shape<256, 8, 768, lr::kAll>;
 
 /// f(the kernel that takes these rows).
@@ -206,14 +252,20 @@ template <class F>
 void with_kernel(const NormParams& p, F f) {
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (p.kind == NormKind::kLayerNorm) {
-      if (p.residual) return f(kernel<T, Residual, true, true, Place::kShared>());
-      if (lr::blocks_of_cluster(p.features / kVectorElements<T>) > 8)
-        return f(kernel<T, Walking, true, false, Place::kShared>());
-      return f(kernel<T, lr::Long, true, false, Place::kL2>());
+    const std::int64_t vectors = p.features / kVectorElements<T>;
+    const bool longest = lr::blocks_of_cluster(vectors) > 8;
+    if (p.kind == NormKind::kRmsNorm) {
+      if (p.residual) return f(kernel<T, Residual, false, true, Place::kShared>());
+      return f(kernel<T, Pairs, false, false, Place::kShared>());
     }
-    if (p.residual) return f(kernel<T, Residual, false, true, Place::kShared>());
-    f(kernel<T, Pairs, false, false, Place::kShared>());
+    if (p.residual) {
+      if constexpr (std::is_same_v<T, float>)
+        if (longest) return f(kernel<T, WalkingResidual, true, true, Place::kShared>());
+      return f(kernel<T, Residual, true, true, Place::kShared>());
+    }
+    if (longest) return f(kernel<T, Walking, true, false, Place::kShared>());
+    if (lr::blocks_of_cluster<ShortPairs>(vectors) <= 8) return f(kernel<T, ShortPairs, true, false, Place::kShared>());
+    f(kernel<T, lr::Long, true, false, Place::kL2>());
   });
 }
 
