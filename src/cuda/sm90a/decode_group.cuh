@@ -51,7 +51,7 @@ struct GroupShape {
 };
 
 /// Named barriers of a block: a warpgroup's is 1 and its number.
-inline constexpr std::uint32_t kConsumersBarrier = 1 + kGroupWarpgroups, kLengthBarrier = 2 + kGroupWarpgroups;
+inline constexpr std::uint32_t kPartsBarrier = 1 + kGroupWarpgroups, kLengthBarrier = 2 + kGroupWarpgroups;
 
 /// The warp that brings the tiles rank, rank + blocks, ... of K (producer 0) or V. A copy is of 64 columns and plan's
 /// box of keys; a lane asks for it. Boxes are looked up 32 at a time, a batch ahead, the first ones before the length.
@@ -176,6 +176,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     ptx::barrier_sync(kLengthBarrier, Shape::kThreads);
     tiles.run(shared, *length_here);
     ptx::cluster_wait();
+    ptx::barrier_sync(kPartsBarrier, Shape::kThreads);  // racecheck follows a whole block's barriers alone
     return;
   }
   if (threadIdx.x == 0) *length_here = keys_of(p, sequence);
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   ptx::barrier_sync(1 + static_cast<std::uint32_t>(consumer), 128);  // the warpgroup's slots have been read
   sums.put(reinterpret_cast<float*>(dynamic_shared + consumer * Shape::kStageBytes), states + consumer * Shape::kRows);
   ptx::cluster_wait();  // the other blocks' inboxes can be sent to
-  ptx::barrier_sync(kConsumersBarrier, kThreads);
+  ptx::barrier_sync(kPartsBarrier, Shape::kThreads);
 
   const auto here = [&](int row, int column) {  // this block's part
     return MergedQuad(
