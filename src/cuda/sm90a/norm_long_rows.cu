@@ -258,11 +258,8 @@ void with_kernel(const NormParams& p, F f) {
       if (p.residual) return f(kernel<T, Residual, false, true, Place::kShared>());
       return f(kernel<T, Pairs, false, false, Place::kShared>());
     }
-    if (p.residual) {
-      if constexpr (std::is_same_v<T, float>)
-        if (longest) return f(kernel<T, WalkingResidual, true, true, Place::kShared>());
-      return f(kernel<T, Residual, true, true, Place::kShared>());
-    }
+    if (p.residual && longest) return f(kernel<T, WalkingResidual, true, true, Place::kShared>());
+    if (p.residual) return f(kernel<T, Residual, true, true, Place::kShared>());
     if (longest) return f(kernel<T, Walking, true, false, Place::kShared>());
     if (lr::blocks_of_cluster<ShortPairs>(vectors) <= 8) return f(kernel<T, ShortPairs, true, false, Place::kShared>());
     f(kernel<T, lr::Long, true, false, Place::kL2>());
