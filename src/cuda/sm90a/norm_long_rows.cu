@@ -16,8 +16,27 @@ namespace lr = long_rows;
 
 enum class Place { kL2, kShared };
 
-/// Weights or biases of this thread's vectors of a row: a slot of shared memory, whose places a thread fills and reads
-/// itself, or L2.
+/// A block's part of a row in shared memory. Each thread fills and reads the places of its own vectors alone, so that
+/// nobody waits for anybody.
+template <class T, class S>
+class Slot {
+ public:
+  __device__ explicit Slot(unsigned char* bytes) : bytes_(bytes) {}
+  __device__ Words<T>& operator[](int j) const {
+    return reinterpret_cast<Words<T>*>(bytes_)[j * S::kThreads + static_cast<int>(threadIdx.x)];
+  }
+  /// Of `row`, from the block's first column on: under way until this thread waits for its copies.
+  __device__ void fetch(const T* row, const typename S::template Held<T>& shape) const {
+#pragma unroll
+    for (int j = 0; j < S::kVectors; ++j)
+      ptx::cp_async_16(ptx::shared_address(&(*this)[j]), row + shape.first(j), shape.holds(j) ? 16 : 0);
+  }
+
+ private:
+  unsigned char* bytes_;
+};
+
+/// Weights or biases, in a slot of shared memory or from L2.
 template <class T, class S, Place kPlace>
 class Constant {
   using Held = typename S::template Held<T>;
@@ -29,37 +48,29 @@ class Constant {
   /// `missing`: the words of a constant that is not given.
   __device__ Constant(const TypedPointer& from, int first, std::uint32_t missing, unsigned char* slot)
       : data_(from ? static_cast<const T*>(from.data) + first : nullptr), slot_(slot), missing_(missing) {}
-  /// Under way until this thread waits for its copies.
-  __device__ void fetch(const Held& row) const {
+  __device__ void fetch(const Held& shape) const {
     if constexpr (kShared) {
+      if (data_) return slot_.fetch(data_, shape);
 #pragma unroll
-      for (int j = 0; j < S::kVectors; ++j) {
-        if (data_)
-          ptx::cp_async_16(ptx::shared_address(&place(j)), data_ + row.first(j), row.holds(j) ? 16 : 0);
-        else
-          place(j) = none();
-      }
+      for (int j = 0; j < S::kVectors; ++j) slot_[j] = none();
     }
   }
-  __device__ Words<T> read(const Held& row, int j) const {
-    if constexpr (kShared) return place(j);
+  __device__ Words<T> read(const Held& shape, int j) const {
+    if constexpr (kShared) return slot_[j];
     Words<T> words = none();
-    if (data_ && row.holds(j)) words = *reinterpret_cast<const Words<T>*>(data_ + row.first(j));
+    if (data_ && shape.holds(j)) words = *reinterpret_cast<const Words<T>*>(data_ + shape.first(j));
     return words;
   }
 
  private:
-  __device__ Words<T>& place(int j) const {
-    return reinterpret_cast<Words<T>*>(slot_)[j * S::kThreads + static_cast<int>(threadIdx.x)];
-  }
   __device__ Words<T> none() const { return {{missing_, missing_, missing_, missing_}}; }
   const T* data_;
-  unsigned char* slot_;
+  Slot<T, S> slot_;
   std::uint32_t missing_;
 };
 
-/// What is added to a row: this thread's vectors of it in registers or, where another row follows, in a slot of shared
-/// memory, into which the next row's are copied meanwhile.
+/// What is added to a row: in registers or, where another row follows, in a slot, into which that one's is copied
+/// meanwhile.
 template <class T, class S>
 class Addend {
   using Held = typename S::template Held<T>;
@@ -68,29 +79,22 @@ class Addend {
   static constexpr int kBytes = S::kWalks ? S::kBytes : 0;
 
   __device__ Addend(int columns, unsigned char* slot) : held_(columns), slot_(slot) {}
-  /// Under way until this thread waits for its copies, if it walks.
   __device__ void fetch(const T* row) {
-    if constexpr (S::kWalks) {
-#pragma unroll
-      for (int j = 0; j < S::kVectors; ++j)
-        ptx::cp_async_16(ptx::shared_address(&place(j)), row + held_.first(j), held_.holds(j) ? 16 : 0);
-    } else {
+    if constexpr (S::kWalks)
+      slot_.fetch(row, held_);
+    else
       held_.load(row);
-    }
   }
   __device__ void floats(int j, float (&values)[Held::N]) {
     if constexpr (S::kWalks)
-      place(j).floats(values);
+      slot_[j].floats(values);
     else
       held_.floats(j, values);
   }
 
  private:
-  __device__ Words<T>& place(int j) const {
-    return reinterpret_cast<Words<T>*>(slot_)[j * S::kThreads + static_cast<int>(threadIdx.x)];
-  }
   Held held_;
-  unsigned char* slot_;
+  Slot<T, S> slot_;
 };
 
 /// LayerNorm's message of a warp: the mean of its part, squares about that mean, elements; RMSNorm's: squares.
