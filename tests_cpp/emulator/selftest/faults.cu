@@ -217,6 +217,27 @@ TEST(Emulator, MbarriersCountTheirArrivals) {
   }
 }
 
+__global__ void announce_kernel(std::uint32_t bytes, bool wait) {
+  __shared__ __align__(8) unsigned long long barrier;
+  __shared__ float place;
+  const std::uint32_t address = ptx::map_shared(ptx::shared_address(&barrier), 0);
+  if (threadIdx.x == 0) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
+  __syncthreads();
+  if (threadIdx.x == 0) ptx::mbarrier_arrive_expect(ptx::shared_address(&barrier), bytes);
+  if (threadIdx.x == 1) ptx::store_async(ptx::map_shared(ptx::shared_address(&place), 0), 1.0f, address);
+  if (wait) ptx::mbarrier_wait(ptx::shared_address(&barrier), 0);
+}
+
+TEST(Emulator, BytesThatWereAnnouncedMustCome) {
+  for (const char* name : kOrders) {
+    const Order order(name);
+    EXPECT_EQ(launch(2, 32, 0, announce_kernel, 4u, true), "");
+    expect_mentions(launch(2, 32, 0, announce_kernel, 4u, false), "announced and have not come");
+    expect_mentions(launch(2, 32, 0, announce_kernel, 8u, false), "announced and have not come");
+    expect_mentions(launch(2, 32, 0, announce_kernel, 0u, false), "copies are under way");
+  }
+}
+
 // Two warps hand turns to each other; with `both_wait` nobody gives the first turn.
 __global__ void turns_kernel(int* out, bool both_wait) {
   __shared__ int turns[8];

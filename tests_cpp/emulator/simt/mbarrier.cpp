@@ -29,6 +29,12 @@ std::vector<Waiter>& waiters() {
   return all;
 }
 
+// Barriers whose phase waits for bytes, or has more than were announced, and who touched them last.
+std::map<std::uint32_t, Where>& with_bytes() {
+  static auto& all = *new std::map<std::uint32_t, Where>;
+  return all;
+}
+
 // For race.hpp: what arrivals of this phase bring, and what waiting for the last one gives.
 struct Knowledge {
   race::Clock open, done;
@@ -89,6 +95,10 @@ struct Access {
         all.pop_back();
       }
     }
+    if (state.bytes == 0)
+      with_bytes().erase(barrier);
+    else
+      with_bytes().insert_or_assign(barrier, where);
     const std::uint64_t bits = static_cast<std::uint64_t>(state.pending) |
                                static_cast<std::uint64_t>(state.count) << 20 |
                                static_cast<std::uint64_t>(state.bytes + kMostCount + 1) << 40 |
@@ -99,9 +109,17 @@ struct Access {
 
 }  // namespace
 
-void clear_mbarrier_waiters() {
+void clear_mbarriers() {
   waiters().clear();
+  with_bytes().clear();
   knowledge().clear();
+}
+
+std::string bytes_not_come() {
+  if (with_bytes().empty()) return "";
+  return "the kernel has ended, and " + std::to_string(with_bytes().size()) +
+         " of its mbarriers count bytes that were announced and have not come (or the reverse), one of them since " +
+         text(with_bytes().begin()->second);
 }
 
 EnginePiece mbarrier_piece(std::uint32_t cluster_barrier, Where where) {
@@ -124,6 +142,7 @@ void mbarrier_invalidate(std::uint32_t barrier, Where where) {
   const Access access(barrier, "mbarrier.inval", where);
   access.load();
   race::look(access.barrier, 8, __builtin_return_address(0));
+  with_bytes().erase(access.barrier);
   std::memset(shared_pointer(access.barrier), kPoison, 8);
 }
 

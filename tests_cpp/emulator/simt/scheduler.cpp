@@ -310,7 +310,7 @@ void start_blocks() {
   m.deferred.clear();
   m.warp_of_turn = m.order == Order::kReverse ? m.num_warps - 1 : 0;
   plan_freeze();
-  clear_mbarrier_waiters();
+  clear_mbarriers();
   race::start_cluster(m.num_threads);
   fresh_shared_memory(static_cast<unsigned>(m.blocks.size()), m.shared_bytes);
 }
@@ -338,7 +338,13 @@ void run_blocks() {
       switch_from(nullptr, next);
       if (!m.fault.empty()) return;
     }
-    if (m.num_exited() == m.num_threads) return;
+    if (m.num_exited() == m.num_threads) {
+      std::string left = bytes_not_come();
+      if (left.empty() && !m.deferred.empty())
+        left = "the kernel has ended, and copies are under way that nobody awaits";
+      if (!left.empty()) m.fault = "block " + text(m.blocks[0].index) + ": " + left;
+      return;
+    }
     if (!m.deferred.empty()) {
       do_deferred_work();
       if (!m.fault.empty()) return;

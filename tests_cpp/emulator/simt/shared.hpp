@@ -19,8 +19,10 @@ void fresh_shared_memory(unsigned blocks, std::size_t dynamic_bytes);
 /// A thread of this block of the cluster runs next: the __shared__ variables hold its block's values.
 void enter_shared_memory(unsigned rank);
 
-/// Forgets who waited for an mbarrier of the last cluster (mbarrier.cpp).
-void clear_mbarrier_waiters();
+/// Forgets the last cluster's mbarriers: who waited for them, and which count bytes (mbarrier.cpp).
+void clear_mbarriers();
+/// Empty, or a sentence on mbarriers whose bytes have been announced and have not come.
+std::string bytes_not_come();
 
 /// Empty, or a sentence on an address in shared or global memory that no thread may touch.
 std::string describe_address(const void* address);
