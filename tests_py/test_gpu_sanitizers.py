@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_sanitizers.py"
-ROWS = ("attention_fwd/cuda/generic/tiled", "attention_fwd/cuda/sm90a/decode/f16/d64", "norm/cuda/generic")
+ROWS = ("attention_fwd/cuda/generic/tiled", "attention_fwd/cuda/sm90a/decode/f16/d64", "norm/cuda/sm90a/long_rows")
 # Two cases a row, the first of which can be left out; `failing`, `slow` and `halting` are rows in which the second one
 # fails, none ends, the second one does not end.
 CASES = """#!/bin/sh
@@ -75,6 +75,8 @@ def test_all_is_well(sanitize, tmp_path):
     calls = [call.replace(" --gtest_filter=", " ") for call in calls]
     assert any(call.startswith("initcheck attention_fwd/cuda/sm90a/decode") for call in calls)
     assert not any(call.startswith("synccheck attention_fwd/cuda/sm90a/decode") for call in calls)
+    norms = [call.split()[0] for call in calls if "_longest_residual_" in call]
+    assert norms == ["synccheck"]
     assert all(("*.long_*" in call) == call.startswith("racecheck attention_fwd/cuda/generic") for call in calls)
 
 
@@ -93,10 +95,10 @@ def test_what_is_long_for_others(tool, row, left_out):
 
 
 def test_a_failed_case(sanitize, tmp_path):
-    status, text, processes, _ = sanitize(failing="norm/cuda/generic")
+    status, text, processes, _ = sanitize(failing="norm/cuda/sm90a/long_rows")
     assert status == 1
     assert "memcheck | 5 passed, 1 failed, 0 errors in 3 of 3 processes" in text
-    assert (tmp_path / "out" / "memcheck_norm_cuda_generic_0_of_1.log").exists()
+    assert (tmp_path / "out" / "memcheck_norm_cuda_sm90a_long_rows_0_of_1.log").exists()
     assert len(processes) == 21
 
 
@@ -108,9 +110,9 @@ def test_an_error_of_a_tool(sanitize):
 
 
 def test_it_goes_on_where_it_stopped(sanitize, tmp_path):
-    status, text, processes, _ = sanitize("--seconds", "8", slow="norm/cuda/generic")
+    status, text, processes, _ = sanitize("--seconds", "8", slow="norm/cuda/sm90a/long_rows")
     assert status == 1 and "memcheck | 4 passed, 0 failed, 0 errors in 2 of 3 processes" in text
-    assert not any(line[1] == "norm/cuda/generic" for line in processes)
+    assert not any(line[1] == "norm/cuda/sm90a/long_rows" for line in processes)
     earlier = tmp_path / "earlier.tsv"
     earlier.write_text((tmp_path / "out" / "processes.tsv").read_text())
     status, text, processes, calls = sanitize("--earlier", str(earlier))
@@ -119,7 +121,7 @@ def test_it_goes_on_where_it_stopped(sanitize, tmp_path):
 
 
 def test_it_goes_on_inside_a_row(sanitize, tmp_path):
-    row = "norm/cuda/generic"
+    row = "norm/cuda/sm90a/long_rows"
     status, text, processes, _ = sanitize("--seconds", "8", halting=row)
     assert status == 1 and "memcheck | 5 passed, 0 failed, 0 errors in 2 of 3 processes" in text
     assert ["memcheck", row, "0/1", "1", "0", "0"] in [line[:6] for line in processes if line[8:] == ["one"]]
@@ -132,7 +134,7 @@ def test_it_goes_on_inside_a_row(sanitize, tmp_path):
 
 
 def test_what_was_not_clean_runs_again(sanitize, tmp_path):
-    assert sanitize(failing="norm/cuda/generic")[0] == 1
+    assert sanitize(failing="norm/cuda/sm90a/long_rows")[0] == 1
     earlier = tmp_path / "earlier.tsv"
     earlier.write_text((tmp_path / "out" / "processes.tsv").read_text())
     status, text, processes, calls = sanitize("--earlier", str(earlier))

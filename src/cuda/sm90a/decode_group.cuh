@@ -51,7 +51,7 @@ struct GroupShape {
 };
 
 /// Named barriers of a block: a warpgroup's is 1 and its number.
-inline constexpr std::uint32_t kPartsBarrier = 1 + kGroupWarpgroups, kLengthBarrier = 2 + kGroupWarpgroups;
+inline constexpr std::uint32_t kLengthBarrier = 1 + kGroupWarpgroups;
 
 /// The warp that brings the tiles rank, rank + blocks, ... of K (producer 0) or V. A copy is of 64 columns and plan's
 /// box of keys; a lane asks for it. Boxes are looked up 32 at a time, a batch ahead, the first ones before the length.
@@ -170,39 +170,40 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   ptx::wait_for_previous_kernel();
   ptx::allow_next_kernel();
 
+  float2* const states = reinterpret_cast<float2*>(dynamic_shared + Shape::kStates);
   if (warp >= Shape::kWarps) {
     const int producer = warp - Shape::kWarps;
     TileProducer<Shape> tiles(p, plan, producer, rank, sequence, head, producer ? &map_v : &map_k);
     ptx::barrier_sync(kLengthBarrier, Shape::kThreads);
     tiles.run(shared, *length_here);
-    ptx::cluster_wait();
-    ptx::barrier_sync(kPartsBarrier, Shape::kThreads);  // racecheck follows a whole block's barriers alone
-    return;
-  }
-  if (threadIdx.x == 0) *length_here = keys_of(p, sequence);
-  ptx::barrier_sync(kLengthBarrier, Shape::kThreads);
-  const int length = *length_here, tiles = (length + Shape::kKeys - 1) / Shape::kKeys;
-  const int consumer = warp / 4;
-  const float scale_log2 = p.scale * 1.4426950408889634f;
-  GroupSums<T, Shape> sums;
-  sums.begin(p, sequence, head, rows);
+  } else {
+    if (threadIdx.x == 0) *length_here = keys_of(p, sequence);
+    ptx::barrier_sync(kLengthBarrier, Shape::kThreads);
+    const int length = *length_here, tiles = (length + Shape::kKeys - 1) / Shape::kKeys, consumer = warp / 4;
+    const std::uint32_t warpgroup_barrier = 1 + static_cast<std::uint32_t>(consumer);
+    const float scale_log2 = p.scale * 1.4426950408889634f;
+    GroupSums<T, Shape> sums;
+    sums.begin(p, sequence, head, rows);
 #pragma unroll 1
-  for (int n = consumer; rank + n * blocks < tiles; n += Shape::kConsumers) {
-    const int stage = n % Shape::kStages, keys = length - (rank + n * blocks) * Shape::kKeys;
-    const std::uint32_t full = shared + Shape::kBarriers + stage * 8, tile = shared + stage * Shape::kStageBytes;
-    ptx::mbarrier_wait(full, n / Shape::kStages & 1);
-    if (keys < Shape::kKeys) clear_values<Shape>(tile, keys, 1 + static_cast<std::uint32_t>(consumer));
-    sums.add(tile, scale_log2, keys);
-    if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(full + Shape::kStages * 8);
+    for (int n = consumer; rank + n * blocks < tiles; n += Shape::kConsumers) {
+      const int stage = n % Shape::kStages, keys = length - (rank + n * blocks) * Shape::kKeys;
+      const std::uint32_t full = shared + Shape::kBarriers + stage * 8, tile = shared + stage * Shape::kStageBytes;
+      ptx::mbarrier_wait(full, n / Shape::kStages & 1);
+      if (keys < Shape::kKeys) clear_values<Shape>(tile, keys, warpgroup_barrier);
+      sums.add(tile, scale_log2, keys);
+      if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(full + Shape::kStages * 8);
+    }
+    ptx::barrier_sync(warpgroup_barrier, 128);  // the warpgroup's slots have been read
+    sums.put(reinterpret_cast<float*>(dynamic_shared + consumer * Shape::kStageBytes),
+             states + consumer * Shape::kRows);
   }
+  // The parts are there; the other blocks' inboxes can be sent to. In this order, and at one place for all warps:
+  // compute-sanitizer's racecheck loses a block's barrier that comes behind the cluster's.
+  __syncthreads();
+  ptx::cluster_wait();
+  if (warp >= Shape::kWarps) return;
 
   constexpr int kThreads = Shape::kWarps * kWarp;
-  float2* const states = reinterpret_cast<float2*>(dynamic_shared + Shape::kStates);
-  ptx::barrier_sync(1 + static_cast<std::uint32_t>(consumer), 128);  // the warpgroup's slots have been read
-  sums.put(reinterpret_cast<float*>(dynamic_shared + consumer * Shape::kStageBytes), states + consumer * Shape::kRows);
-  ptx::cluster_wait();  // the other blocks' inboxes can be sent to
-  ptx::barrier_sync(kPartsBarrier, Shape::kThreads);
-
   const auto here = [&](int row, int column) {  // this block's part
     return MergedQuad(
         Shape::kConsumers, [&](int w) { return states[w * Shape::kRows + row]; },
