@@ -15,6 +15,7 @@
 #include "cuda/sm90a/gemm.hpp"
 #include "cuda/sm90a/operand_map.hpp"
 #include "cuda/sm90a/register_pool.hpp"
+#include "cuda/tile/reduce.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/split_sum.cuh"
 
@@ -163,6 +164,9 @@ template <class T, class Shape, bool kKMajorA, bool kKMajorB, class Turn>
 __device__ inline void multiply(Sums<Shape>& sum, std::uint32_t shared, std::uint32_t row_offset, int first_kt,
                                 int num_k, int behind_at, Turn end_of_turn) {
   using Storage = SharedStorage<Shape>;
+  // Known to the compiler as the warp's: descriptors are worked out in uniform registers then, where wgmma reads them.
+  first_kt = __shfl_sync(kFullMask, first_kt, 0);
+  row_offset = __shfl_sync(kFullMask, row_offset, 0);
   int slot = first_kt % Shape::kStages;
   std::uint32_t parity = first_kt / Shape::kStages % 2;
   const bool signals = threadIdx.x % 128 < Shape::kBlocks;  // one thread of the warpgroup a block of the cluster
