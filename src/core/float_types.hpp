@@ -40,9 +40,10 @@ static inline float to_float(float value) { return value; }
 static inline float to_float(BFloat16 value) { return bits_to_float(static_cast<std::uint32_t>(value.bits) << 16); }
 static inline float to_float(Half value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
-  if (rest >= 0x7c00u) return bits_to_float(sign | 0x7f800000u | rest << 13);
   // Exponent and mantissa in fp32's places are a number 2^112 too small (biases 15 and 127), subnormals included.
-  return bits_to_float(sign | rest << 13) * 0x1p112f;
+  const std::uint32_t finite = float_to_bits(bits_to_float(rest << 13) * 0x1p112f);
+  // A choice between two numbers, no branch: so that compilers make vectors of a loop over elements.
+  return bits_to_float(sign | (rest >= 0x7c00u ? 0x7f800000u | rest << 13 : finite));
 }
 
 static inline float to_float(Int8 value) { return value.value; }
