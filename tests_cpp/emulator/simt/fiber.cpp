@@ -54,6 +54,10 @@ simt_switch:
 
 void* prepare_stack(unsigned char* stack, void (*entry)()) {
   auto top = reinterpret_cast<std::uintptr_t>(stack + kStackBytes) & ~std::uintptr_t{63};
+  // Stacks lie at multiples of 64 KB: if all started at the same place in theirs, the frames of a warp's lanes would
+  // share a few lines of the processor's first cache and push each other out at every switch. So they start 15 lines
+  // apart.
+  top -= (reinterpret_cast<std::uintptr_t>(stack) >> 16) * 5 % 64 * 64;
   auto* words = reinterpret_cast<std::uintptr_t*>(top);
   *--words = 0;  // entry's return address: it never returns; also keeps rsp % 16 == 8 at its first instruction
   *--words = reinterpret_cast<std::uintptr_t>(entry);

@@ -81,7 +81,8 @@ struct Machine {
   std::vector<std::unique_ptr<Thread>> threads;  // block after block; stacks are kept from launch to launch
   std::vector<Warp> warps;
   std::vector<Block> blocks;
-  unsigned num_warps = 0, num_threads = 0, threads_per_block = 0, warp_of_turn = 0;  // num_*: of all blocks
+  unsigned num_warps = 0, num_threads = 0;  // of all blocks
+  unsigned warps_per_block = 0, threads_per_block = 0, warp_of_turn = 0;
   unsigned cluster = 1;  // blocks of one; several clusters run now where blocks has more
   std::vector<Thread*> spinning;
   std::deque<std::function<void()>> deferred;
@@ -134,9 +135,7 @@ void plan_freeze() {
 
 bool is_frozen(unsigned warp) {
   const Machine& m = machine();
-  if (m.frozen == Machine::kNobody) return false;
-  const unsigned warps_per_block = m.num_warps / static_cast<unsigned>(m.blocks.size());
-  return warp / (warps_per_block * m.cluster) == m.frozen;
+  return m.frozen != Machine::kNobody && warp / (m.warps_per_block * m.cluster) == m.frozen;
 }
 
 // Who goes on: the warp of the turn as long as one of its lanes can, so that warps run far apart from each other.
@@ -147,7 +146,7 @@ Thread* pick() {
   unsigned warp = m.warp_of_turn;
   if (m.order == Order::kRandom) {
     // Mostly of the same block: each change of blocks moves all static shared memory.
-    const unsigned per_block = m.num_warps / static_cast<unsigned>(m.blocks.size());
+    const unsigned per_block = m.warps_per_block;
     const bool anywhere = m.blocks.size() == 1 || next_random() % 64 == 0;
     const auto random = static_cast<unsigned>(next_random());
     warp = anywhere ? random % m.num_warps : warp / per_block * per_block + random % per_block;
@@ -161,14 +160,19 @@ Thread* pick() {
       } else if (m.order == Order::kReverse) {
         lane = 31 - static_cast<unsigned>(__builtin_clz(w.runnable));
       } else {
-        lane = static_cast<unsigned>(next_random() % 32);
-        while (!(w.runnable >> lane & 1)) lane = (lane + 1) % 32;
+        lane = static_cast<unsigned>(next_random() % 32);  // or the next one that can
+        const std::uint64_t twice = std::uint64_t{w.runnable} << 32 | w.runnable;
+        lane = (lane + static_cast<unsigned>(__builtin_ctzll(twice >> lane))) % 32;
       }
       w.runnable &= ~(1u << lane);
       m.warp_of_turn = warp;
       return w.threads[lane];
     }
-    warp = m.order == Order::kReverse ? (warp + m.num_warps - 1) % m.num_warps : (warp + 1) % m.num_warps;
+    if (m.order == Order::kReverse) {
+      warp = warp == 0 ? m.num_warps - 1 : warp - 1;
+    } else {
+      warp = warp + 1 == m.num_warps ? 0 : warp + 1;
+    }
   }
   return nullptr;
 }
@@ -431,12 +435,12 @@ std::string run_grid(Index3 grid, Index3 block_shape, unsigned cluster, std::siz
   blockDim = block_shape;
   m.threads_per_block = block_shape.x * block_shape.y * block_shape.z;
   m.cluster = cluster;
-  const unsigned warps_per_block = (m.threads_per_block + 31) / 32;
+  m.warps_per_block = (m.threads_per_block + 31) / 32;
   const std::uint64_t clusters = std::uint64_t{grid.x} / cluster * grid.y * grid.z;
   const unsigned at_once = clusters_at_once(cluster, clusters);
   const auto set_blocks = [&](unsigned blocks) {
     m.num_threads = m.threads_per_block * blocks;
-    m.num_warps = warps_per_block * blocks;
+    m.num_warps = m.warps_per_block * blocks;
     m.blocks.assign(blocks, Block{});
   };
   set_blocks(at_once * cluster);
@@ -459,7 +463,7 @@ std::string run_grid(Index3 grid, Index3 block_shape, unsigned cluster, std::siz
     thread.number = number;
     thread.lane = t % 32;
     thread.rank = number / m.threads_per_block;
-    thread.warp = &m.warps[thread.rank * warps_per_block + t / 32];
+    thread.warp = &m.warps[thread.rank * m.warps_per_block + t / 32];
     thread.warp->threads[thread.lane] = &thread;
     thread.warp->lanes |= 1u << thread.lane;
   }
