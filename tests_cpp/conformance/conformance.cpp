@@ -231,8 +231,12 @@ void register_test(const KernelInfo& kernel, const Case* test_case) {
 }  // namespace
 
 void Call::fill_random(TestTensor& tensor) {
-  const bool quantized = is_quantized(tensor.dtype());
-  tensor.fill([&] { return quantized ? std::clamp(40 * random.normal(), -127.0, 127.0) : random.normal(); });
+  if (blank_) return;
+  std::vector<double> values(static_cast<std::size_t>(tensor.numel()));
+  random.normals(values.data(), values.size());
+  if (is_quantized(tensor.dtype()))
+    for (double& value : values) value = std::clamp(40 * value, -127.0, 127.0);
+  tensor.fill(values);
 }
 
 TestTensor& Call::input(const std::string& name, DType dtype, const Shape& shape, const Layout& layout) {

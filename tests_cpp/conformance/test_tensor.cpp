@@ -21,16 +21,21 @@ namespace {
 constexpr std::int64_t kGuard = 64;                           // watched elements on both sides
 constexpr std::int64_t kSparseBytes = std::int64_t{1} << 26;  // 64 MiB: from here on, only around the elements
 
+// Of an IEEE format: as types, so that a loop over elements knows its format while it is compiled.
+template <int kMantissa, int kExponent>
 struct Format {
-  int mantissa_bits, exponent_bits;
+  static constexpr int mantissa_bits = kMantissa, exponent_bits = kExponent, bias = (1 << (kExponent - 1)) - 1;
 };
 
-Format format_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16: return {10, 5};
-    case DType::kBFloat16: return {7, 8};
-    default: return {23, 8};
-  }
+std::uint64_t bits_of(double value) {
+  std::uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+double double_of(std::uint64_t bits) {
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
 }
 
 // A NaN that no arithmetic makes (quiet, with a payload), or an integer that is no index.
@@ -84,48 +89,36 @@ double decode_e4m3(std::uint64_t bits) {
   return bits & 0x80 ? -magnitude : magnitude;
 }
 
-}  // namespace
-
-std::uint64_t encode(DType dtype, double value) {
-  if (dtype == DType::kFloat8E4M3) return encode_e4m3(value);
-  if (!is_floating(dtype)) return static_cast<std::uint64_t>(static_cast<std::int64_t>(value));
-  const Format format = format_of(dtype);
-  const int bias = (1 << (format.exponent_bits - 1)) - 1;
+template <class F>
+std::uint64_t encode_ieee(F format, double value) {
   const std::uint64_t sign =
       std::signbit(value) ? std::uint64_t{1} << (format.mantissa_bits + format.exponent_bits) : 0;
+  const double magnitude = std::abs(value);
+  // The usual case, in the bits of the double: drop the mantissa's low end, half to even, and move the bias.
+  if (magnitude >= std::ldexp(1.0, 1 - format.bias) && magnitude < std::ldexp(1.0, format.bias)) {
+    const int dropped = 52 - format.mantissa_bits;
+    const std::uint64_t bits = bits_of(magnitude);
+    const std::uint64_t rounded = bits + (std::uint64_t{1} << (dropped - 1)) - 1 + (bits >> dropped & 1);
+    return sign | ((rounded >> dropped) - (static_cast<std::uint64_t>(1023 - format.bias) << format.mantissa_bits));
+  }
   const std::uint64_t infinity = ((std::uint64_t{1} << format.exponent_bits) - 1) << format.mantissa_bits;
   if (std::isnan(value)) return sign | infinity | (std::uint64_t{1} << (format.mantissa_bits - 1));
   if (std::isinf(value)) return sign | infinity;
-  const double magnitude = std::abs(value);
-  // The usual case, in the bits of the double: drop the mantissa's low end, half to even, and move the bias.
-  if (magnitude >= std::ldexp(1.0, 1 - bias) && magnitude < std::ldexp(1.0, bias)) {
-    std::uint64_t bits;
-    std::memcpy(&bits, &magnitude, sizeof bits);
-    const int dropped = 52 - format.mantissa_bits;
-    const std::uint64_t rounded = bits + (std::uint64_t{1} << (dropped - 1)) - 1 + (bits >> dropped & 1);
-    return sign | ((rounded >> dropped) - (static_cast<std::uint64_t>(1023 - bias) << format.mantissa_bits));
-  }
   // Units of the last place of value's binade (or of the subnormals), rounded half to even.
-  int exponent = magnitude == 0 ? 1 - bias : std::max(std::ilogb(magnitude), 1 - bias);
+  int exponent = magnitude == 0 ? 1 - format.bias : std::max(std::ilogb(magnitude), 1 - format.bias);
   double units = std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent));
   if (units >= std::ldexp(1.0, format.mantissa_bits + 1)) {
     units /= 2;
     ++exponent;
   }
-  if (exponent > bias) return sign | infinity;
+  if (exponent > format.bias) return sign | infinity;
   const auto mantissa = static_cast<std::uint64_t>(units);
   // The hidden bit, when there is one, adds one to the exponent field.
-  return sign | ((static_cast<std::uint64_t>(exponent + bias - 1) << format.mantissa_bits) + mantissa);
+  return sign | ((static_cast<std::uint64_t>(exponent + format.bias - 1) << format.mantissa_bits) + mantissa);
 }
 
-double decode(DType dtype, std::uint64_t bits) {
-  if (dtype == DType::kInt32) return static_cast<std::int32_t>(bits);
-  if (dtype == DType::kInt64) return static_cast<double>(static_cast<std::int64_t>(bits));
-  if (dtype == DType::kUInt8) return static_cast<std::uint8_t>(bits);
-  if (dtype == DType::kInt8) return static_cast<std::int8_t>(bits);
-  if (dtype == DType::kFloat8E4M3) return decode_e4m3(bits);
-  const Format format = format_of(dtype);
-  const int bias = (1 << (format.exponent_bits - 1)) - 1;
+template <class F>
+double decode_ieee(F format, std::uint64_t bits) {
   const std::uint64_t mantissa = bits & ((std::uint64_t{1} << format.mantissa_bits) - 1);
   const int field = static_cast<int>((bits >> format.mantissa_bits) & ((1u << format.exponent_bits) - 1));
   const bool negative = (bits >> (format.mantissa_bits + format.exponent_bits)) & 1;
@@ -133,13 +126,45 @@ double decode(DType dtype, std::uint64_t bits) {
   if (field == (1 << format.exponent_bits) - 1) {
     value = mantissa ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
   } else if (field == 0) {
-    value = std::ldexp(static_cast<double>(mantissa), 1 - bias - format.mantissa_bits);
+    value = static_cast<double>(mantissa) * std::ldexp(1.0, 1 - format.bias - format.mantissa_bits);
   } else {
-    const std::uint64_t wide =
-        (static_cast<std::uint64_t>(field + 1023 - bias) << 52) | (mantissa << (52 - format.mantissa_bits));
-    std::memcpy(&value, &wide, sizeof value);
+    value = double_of((static_cast<std::uint64_t>(field + 1023 - format.bias) << 52) |
+                      (mantissa << (52 - format.mantissa_bits)));
   }
   return negative ? -value : value;
+}
+
+// Calls f with two functions, one value to bits and back: what is chosen by the dtype is chosen once, not an element.
+template <class F>
+decltype(auto) with_codec(DType dtype, F&& f) {
+  const auto ieee = [&](auto format) {
+    return f([format](double value) { return encode_ieee(format, value); },
+             [format](std::uint64_t bits) { return decode_ieee(format, bits); });
+  };
+  const auto integer = [&](auto zero) {
+    return f([](double value) { return static_cast<std::uint64_t>(static_cast<std::int64_t>(value)); },
+             [](std::uint64_t bits) { return static_cast<double>(static_cast<decltype(zero)>(bits)); });
+  };
+  switch (dtype) {
+    case DType::kFloat32: return ieee(Format<23, 8>{});
+    case DType::kFloat16: return ieee(Format<10, 5>{});
+    case DType::kBFloat16: return ieee(Format<7, 8>{});
+    case DType::kFloat8E4M3: return f(encode_e4m3, decode_e4m3);
+    case DType::kInt32: return integer(std::int32_t{});
+    case DType::kUInt8: return integer(std::uint8_t{});
+    case DType::kInt8: return integer(std::int8_t{});
+    default: return integer(std::int64_t{});
+  }
+}
+
+}  // namespace
+
+std::uint64_t encode(DType dtype, double value) {
+  return with_codec(dtype, [&](auto to_bits, auto) { return to_bits(value); });
+}
+
+double decode(DType dtype, std::uint64_t bits) {
+  return with_codec(dtype, [&](auto, auto from_bits) { return from_bits(bits); });
 }
 
 std::uint64_t Random::bits() {
@@ -151,9 +176,39 @@ std::uint64_t Random::bits() {
 
 double Random::uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
 
+// Of two uniform numbers in [0, 1): sqrt(-2 log(1 - u)) cos(2 pi v). Tests spend a good part of their time on it, so
+// that logarithm and cosine are polynomials without a branch, which compilers make vectors of; within two units in the
+// last place of a double.
+inline double box_muller(double u, double v) {
+  // 1 - u = m 2^e with m between sqrt(1/2) and sqrt(2); log(m) by the series of 2 artanh(s), |s| < 0.172.
+  constexpr std::uint64_t kRootHalf = 0x3fe6a09e667f3bcdull, kOffset = 64;
+  const std::uint64_t bits = bits_of(1 - u), field = (bits - kRootHalf + (kOffset << 52)) >> 52;  // e + 64
+  const double m = double_of(bits + (kOffset << 52) - (field << 52));
+  const double e = double_of(field | 0x4330000000000000ull) - (0x1p52 + 64);
+  const double s = (m - 1) / (m + 1), z = s * s;
+  double log = 1.0 / 21;
+  for (const double odd : {19, 17, 15, 13, 11, 9, 7, 5, 3, 1}) log = log * z + 1 / odd;
+  log = e * 0.69314718055994530942 + 2 * s * log;
+  // cos(2 pi v) = -cos(2 pi (v - 1/2)) = -sin(2 pi (1/4 - |v - 1/2|)), by Taylor's series up to pi / 2.
+  const double x = 6.283185307179586477 * (0.25 - std::abs(v - 0.5)), y = x * x;
+  double sine = 1;
+  for (const double k : {22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2}) sine = 1 - sine * y * (1 / (k * (k + 1)));
+  return std::sqrt(-2 * log) * -(x * sine);
+}
+
+void Random::normals(double* values, std::size_t count) {
+  constexpr std::size_t kBlock = 128;
+  double u[kBlock], v[kBlock];
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    const std::size_t size = std::min(kBlock, count - begin);
+    for (std::size_t i = 0; i < size; ++i) u[i] = uniform(), v[i] = uniform();
+    for (std::size_t i = 0; i < size; ++i) values[begin + i] = box_muller(u[i], v[i]);
+  }
+}
+
 double Random::normal() {
-  const double radius = std::sqrt(-2 * std::log(1 - uniform()));
-  return radius * std::cos(6.283185307179586 * uniform());
+  const double u = uniform();
+  return box_muller(u, uniform());
 }
 
 std::int64_t Random::integer(std::int64_t low, std::int64_t high) {
@@ -167,7 +222,7 @@ void Random::shuffle(std::vector<std::int64_t>& values) {
 
 // The host image, and for other devices its twin there.
 struct TestTensor::Memory {
-  Memory(std::size_t bytes, Device device) : bytes(bytes), device(device) {
+  Memory(std::size_t bytes, Device device, bool blank) : bytes(bytes), device(device) {
 #if defined(__linux__)
     data = static_cast<unsigned char*>(mmap(nullptr, std::max<std::size_t>(bytes, 1), PROT_READ | PROT_WRITE,
                                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
@@ -177,7 +232,7 @@ struct TestTensor::Memory {
     data = static_cast<unsigned char*>(std::malloc(std::max<std::size_t>(bytes, 1)));
     if (!data) throw std::bad_alloc();
 #endif
-    if (!device.is_cpu()) twin = static_cast<unsigned char*>(device_allocate(device, bytes));
+    if (!device.is_cpu() && !blank) twin = static_cast<unsigned char*>(device_allocate(device, bytes));
   }
   ~Memory() {
     if (twin) device_free(device, twin);
@@ -235,7 +290,7 @@ TestTensor::TestTensor(std::string name, DType dtype, Shape shape, const Layout&
   if (dims_.empty()) dims_.push_back({1, 1});
   first_ = kGuard + layout.offset - low;
   extent_ = first_ + high + 1 + kGuard;
-  memory_ = std::make_unique<Memory>(static_cast<std::size_t>(extent_) * dtype_bytes(dtype_), device_);
+  memory_ = std::make_unique<Memory>(static_cast<std::size_t>(extent_) * dtype_bytes(dtype_), device_, blank_);
   if (blank_) return;
   if (extent_ * static_cast<std::int64_t>(dtype_bytes(dtype_)) < kSparseBytes) {
     watch_everything();
@@ -398,11 +453,21 @@ double TestTensor::get(std::int64_t index) const {
 
 void TestTensor::fill(const std::function<double()>& next) {
   if (blank_) return;
+  std::vector<double> values(static_cast<std::size_t>(numel_));
+  std::generate(values.begin(), values.end(), next);
+  fill(values);
+}
+
+void TestTensor::fill(const std::vector<double>& values) {
+  if (blank_) return;
   with_word(dtype_, [&](auto zero) {
     using Word = decltype(zero);
     Word* const words = memory_->words<Word>();
-    for_each_row([&](std::int64_t, std::int64_t at, std::int64_t count, std::int64_t stride) {
-      for (std::int64_t i = 0; i < count; ++i) words[at + i * stride] = static_cast<Word>(encode(dtype_, next()));
+    with_codec(dtype_, [&](auto to_bits, auto) {
+      for_each_row([&](std::int64_t index, std::int64_t at, std::int64_t count, std::int64_t stride) {
+        const double* const row = values.data() + index;
+        for (std::int64_t i = 0; i < count; ++i) words[at + i * stride] = static_cast<Word>(to_bits(row[i]));
+      });
     });
   });
 }
@@ -411,9 +476,11 @@ std::vector<double> TestTensor::values() const {
   std::vector<double> values(static_cast<std::size_t>(numel_));
   with_word(dtype_, [&](auto zero) {
     const auto* const words = memory_->words<decltype(zero)>();
-    for_each_row([&](std::int64_t index, std::int64_t at, std::int64_t count, std::int64_t stride) {
-      double* const row = values.data() + index;
-      for (std::int64_t i = 0; i < count; ++i) row[i] = decode(dtype_, words[at + i * stride]);
+    with_codec(dtype_, [&](auto, auto from_bits) {
+      for_each_row([&](std::int64_t index, std::int64_t at, std::int64_t count, std::int64_t stride) {
+        double* const row = values.data() + index;
+        for (std::int64_t i = 0; i < count; ++i) row[i] = from_bits(words[at + i * stride]);
+      });
     });
   });
   return values;

@@ -28,6 +28,7 @@ class Random {
   std::uint64_t bits();
   double uniform();                                           // [0, 1)
   double normal();                                            // mean 0, variance 1
+  void normals(double* values, std::size_t count);            // as many calls of normal()
   std::int64_t integer(std::int64_t low, std::int64_t high);  // [low, high]
   void shuffle(std::vector<std::int64_t>& values);
 
@@ -46,7 +47,7 @@ struct Layout {
 
 class TestTensor {
  public:
-  /// blank: it has an address, a shape and strides, but takes no values and watches nothing.
+  /// blank: it has an address (of no device), a shape and strides, but takes no values and watches nothing.
   TestTensor(std::string name, DType dtype, Shape shape, const Layout& layout = {}, Device device = {},
              bool blank = false);
   ~TestTensor();
@@ -65,9 +66,13 @@ class TestTensor {
   /// Row-major index <-> value. Rounds to the dtype.
   void set(std::int64_t index, double value);
   double get(std::int64_t index) const;
-  void set_at(std::initializer_list<std::int64_t> index, double value) { set(flat(index), value); }
-  double get_at(std::initializer_list<std::int64_t> index) const { return get(flat(index)); }
+  void set_at(std::initializer_list<std::int64_t> index, double value) {
+    if (!blank_) set(flat(index), value);
+  }
+  double get_at(std::initializer_list<std::int64_t> index) const { return blank_ ? 0 : get(flat(index)); }
+  /// Row-major: a value a call, or all of them.
   void fill(const std::function<double()>& next);
+  void fill(const std::vector<double>& values);
   std::vector<double> values() const;
   std::int64_t flat(std::initializer_list<std::int64_t> index) const;
 
