@@ -77,6 +77,7 @@ def long_for_others(tool: str, row: str) -> str | None:
 
 
 def left_out(tool: str, row: str) -> list[str]:
+    """Patterns of the cases of a row that a tool does not run."""
     found = [LEFT_OUT, *filter(None, [long_for_others(tool, row)])]
     if (tool, row) == ("synccheck", "norm/cuda/sm90a/long_rows"):
         found.append("*_longest_residual_*")

@@ -165,6 +165,7 @@ __device__ inline void multiply(Sums<Shape>& sum, std::uint32_t shared, std::uin
                                 int num_k, int behind_at, Turn end_of_turn) {
   using Storage = SharedStorage<Shape>;
   // Known to the compiler as the warp's: descriptors are worked out in uniform registers then, where wgmma reads them.
+  // Here, not once for the warpgroup's number, which would take a register beside the sums then.
   first_kt = __shfl_sync(kFullMask, first_kt, 0);
   row_offset = __shfl_sync(kFullMask, row_offset, 0);
   int slot = first_kt % Shape::kStages;
