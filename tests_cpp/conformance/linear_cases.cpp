@@ -18,6 +18,7 @@ struct Spec {
   bool transposed = false;  // the weight's out dim is contiguous
   Activation activation = Activation::kNone;
   bool bias = true, bias_fp32 = false, preactivation = false;
+  bool bias_unaligned = false;  // starts one element after a multiple of 16 bytes
   Layout x = {}, y = {};
   std::int64_t weight_gap = 0;
   std::function<void(TestTensor&)> adjust = {};  // x; backward: the pre-activation
@@ -41,7 +42,9 @@ void build_forward(Call& call, const Spec& spec) {
   TestTensor& weight = call.input("weight", spec.dtype, {spec.out, spec.in}, weight_layout(spec));
   scale(weight, 1 / std::sqrt(static_cast<double>(spec.in > 0 ? spec.in : 1)));
   const DType bias_dtype = spec.bias_fp32 ? DType::kFloat32 : spec.dtype;
-  TestTensor* bias = spec.bias ? &call.input("bias", bias_dtype, {spec.out}) : nullptr;
+  Layout bias_layout;
+  bias_layout.offset = spec.bias_unaligned ? 1 : 0;
+  TestTensor* bias = spec.bias ? &call.input("bias", bias_dtype, {spec.out}, bias_layout) : nullptr;
   TestTensor& out = call.output("out", spec.dtype, {spec.rows, spec.out}, spec.y);
   TestTensor* saved = spec.preactivation ? &call.output("preactivation", spec.dtype, {spec.rows, spec.out}) : nullptr;
   if (spec.adjust) spec.adjust(x);
@@ -195,24 +198,30 @@ void forward_cases(CaseList& list) {
       halves.bias_fp32 = halves.preactivation = rows == 11;
       list.add("halves_r" + std::to_string(rows) + suffix, [=](Call& call) { build_forward(call, halves); });
     }
-    // Two full waves of tiles of 128 x 192, the last rows and columns cut: at a multiple of 32, where a thread of the
-    // matrix kernels may own 8 neighbouring results, and elsewhere.
+    // Full waves of tiles of 128 x 192, two to four a multiprocessor, the last rows and columns cut: at a multiple of
+    // 32, where with five k-tiles of 64 or more and a bias that the copy engine can fetch a thread of the matrix
+    // kernels may own 8 neighbouring results, and elsewhere.
     const auto waves = [&](const std::string& name, std::int64_t in, std::int64_t out, Activation activation,
                            const std::function<void(Spec&)>& change) {
       Spec spec{dtype, 128 * std::max(multiprocessors(), 4) - 5, in, out, false, activation};
       change(spec);
       list.add("waves_" + name + suffix, [=](Call& call) { build_forward(call, spec); });
     };
-    waves("o352", 328, 352, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = spec.bias_fp32 = true; });
-    waves("o352_none", 104, 352, Activation::kNone, [](Spec& spec) {
+    waves("o352", 328, 352, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    waves("o352_none", 264, 352, Activation::kNone, [](Spec& spec) {
       spec.bias = false;
       spec.weight_gap = spec.x.gap = 8, spec.y.gap = 16;
     });
-    waves("o352_gelu", 64, 352, Activation::kGelu, [](Spec& spec) { spec.y.gap = 8; });
-    waves("o352_silu", 40, 352, Activation::kSilu, [](Spec& spec) { spec.weight_gap = 24; });
+    waves("o352_gelu", 320, 352, Activation::kGelu, [](Spec& spec) { spec.y.gap = 8; });
+    waves("o352_silu", 296, 352, Activation::kSilu, [](Spec& spec) { spec.weight_gap = 24; });
+    waves("o544", 264, 544, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    waves("o736", 264, 736, Activation::kNone, [](Spec&) {});
+    waves("o352_short", 104, 352, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    waves("o352_bias_fp32", 264, 352, Activation::kGeluTanh, [](Spec& spec) { spec.bias_fp32 = true; });
+    waves("o352_bias_unaligned", 264, 352, Activation::kSilu, [](Spec& spec) { spec.bias_unaligned = true; });
     waves("o376", 104, 376, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
     waves("o376_none", 72, 376, Activation::kNone, [](Spec& spec) { spec.weight_gap = 8, spec.bias = false; });
-    Spec wide{dtype, 500, 328, multiprocessors() > 32 ? 8160 : 480, false, Activation::kGeluTanh};
+    Spec wide{dtype, 500, 392, multiprocessors() > 32 ? 8160 : 480, false, Activation::kGeluTanh};
     list.add("wide_32" + suffix, [=](Call& call) { build_forward(call, wide); });  // see "wide"; a multiple of 32
     Spec broadcast{dtype, 21, 40, 30};
     broadcast.x.expanded = {0};

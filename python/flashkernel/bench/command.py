@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="each kernel forced at a representative shape: all, or ids and prefixes by comma",
     )
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if build and machine have one")
-    add("--case", metavar="TEXT", help="only rows whose name contains this")
+    add(
+        "--case", action="append", metavar="TEXT", help="only rows whose name contains this; may be given several times"
+    )
     add("--dtype", action="append", choices=DTYPES, help="only these dtypes; may be given several times")
     add("--without", default="", metavar="NAMES", help="providers to leave out, by comma, as --list names them")
     add("--part", metavar="I/N", help="every N-th row from the I-th on, so that N runs make the whole")
@@ -97,7 +99,7 @@ def _cases(args: argparse.Namespace, settings: Any) -> list[Any]:
     names = select(args.group) if args.group or args.kernels is None else []
     names += ["kernels"] if args.kernels is not None and "kernels" not in names else []
     cases = [case for name in names for case in GROUPS[name](settings)]
-    cases = [case for case in cases if not args.case or args.case in case.name]
+    cases = [case for case in cases if not args.case or any(text in case.name for text in args.case)]
     if args.part:
         part, _, parts = args.part.partition("/")
         if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):

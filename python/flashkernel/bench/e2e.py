@@ -384,7 +384,7 @@ def run(args: argparse.Namespace, device: str) -> int:
         fk.set_num_threads(args.threads)
         torch.set_num_threads(args.threads)
     names = _providers(args)
-    wanted = [s for s in shapes(device, args.quick) if not args.case or args.case in s.case]
+    wanted = [s for s in shapes(device, args.quick) if not args.case or any(text in s.case for text in args.case)]
     wanted = [s for s in wanted if not args.dtype or s.dtype in args.dtype]
     if not wanted:
         raise ValueError("bench: no row is left of what was asked for")

@@ -26,13 +26,12 @@ struct GemmProblem {
 };
 
 /// The kernel's variants: columns of a tile of 128 rows. Cooperative: two warpgroups share a tile; ping-pong: each has
-/// a tile of its own and one's epilogue runs under the other's products. A pair of blocks shares B's tile by multicast.
+/// a tile of its own and one's epilogue runs under the other's products.
 enum class GemmVariant {
-  kPingPong192Pair,  // this one and the last for k-major operands only
   kPingPong192,
   kPingPong128,
   kCooperative128,
-  kCooperative96,
+  kCooperative96,  // k-major operands only
 };
 
 /// The variant, and into how many parts k is cut so that few tiles with a long k fill the GPU: more than 1 only where

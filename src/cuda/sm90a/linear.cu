@@ -19,8 +19,7 @@ GemmVariant choose_variant(const GemmProblem& p, int num_sms) {
   // Larger tiles move less; smaller ones may leave less of the last wave idle.
   const std::int64_t columns_192 = ceil_div(tiles(192), num_sms) * 192;
   const std::int64_t columns_128 = ceil_div(tiles(128), num_sms) * 128;
-  if (columns_128 * 105 < columns_192 * 100) return GemmVariant::kPingPong128;
-  return k_major && p.k >= 4096 && p.m >= 2048 ? GemmVariant::kPingPong192Pair : GemmVariant::kPingPong192;
+  return columns_128 * 103 < columns_192 * 100 ? GemmVariant::kPingPong128 : GemmVariant::kPingPong192;
 }
 
 /// One wave of k-major operands: the parts and the width that take the least time. In us, measured at 128 to 1024 rows,

@@ -1,0 +1,165 @@
+// What becomes of a tile's sums in gemm.cuh: bias, activation, one rounding, and the way out.
+#pragma once
+
+#include "cuda/ptx/store.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90a/gemm_shape.cuh"
+#include "cuda/tile/linear_epilogue.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// Bias, activation, and the way out: 16 rows x kColumns of a warp at a time, through a place of its own in shared
+/// memory, so that they leave as whole lines. (TMA stores would queue behind the producer's loads.)
+template <class T, class Shape, Activation kActivation>
+__device__ inline void store(const GemmArguments& p, Sums<Shape>& sum, char* shared, int group, int row, int column) {
+  using Storage = SharedStorage<Shape>;
+  using Staged = SharedTile<Shape::kColumns>;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const float* bias = reinterpret_cast<const float*>(shared + Storage::kBias) + group * Shape::kTileN + lane % 4 * 2;
+  char* const staged = shared + Storage::kStaged + (group * 4 + warp) * Shape::kStagedBytes;
+  const std::uint32_t to_staged =
+      ptx::shared_address(staged) + Staged::lane_offset(LaneA::row(lane), LaneA::half(lane));
+  constexpr int kRowsAtOnce = 32 / Staged::kChunks;
+  const int lane_row = lane / Staged::kChunks, chunk = lane % Staged::kChunks;
+  const std::uint32_t at_staged = Staged::offset(lane_row, chunk);
+  row += 16 * warp + lane_row;
+  column += chunk * 8;
+  const auto send = [&](void* data, std::int64_t stride, const float* x, int i, int part) {
+#pragma unroll
+    for (int c = 0; c < Shape::kColumns / 16; ++c)
+      ptx::stmatrix_x4(Staged::at_slice(to_staged, c), pack<T>(x[8 * c], x[8 * c + 1]),
+                       pack<T>(x[8 * c + 2], x[8 * c + 3]), pack<T>(x[8 * c + 4], x[8 * c + 5]),
+                       pack<T>(x[8 * c + 6], x[8 * c + 7]));
+    __syncwarp();
+    const int n = p.n - column - part * Shape::kColumns, m = p.m - row - 64 * i;  // what is left there
+    T* to = static_cast<T*>(data) + (row + 64 * i) * stride + column + part * Shape::kColumns;
+#pragma unroll
+    for (int r = 0; r < 16 / kRowsAtOnce; ++r, to += kRowsAtOnce * stride) {
+      // Rows of 128 bytes: 4 further, the twist differs in one bit.
+      const int twist = Staged::kChunks == 8 && r % 2 == 1 ? 64 : 0;
+      const uint4 values =
+          *reinterpret_cast<const uint4*>(staged + (at_staged ^ twist) + r * kRowsAtOnce * Staged::kPitch);
+      if (r * kRowsAtOnce < m && n > 0) *reinterpret_cast<uint4*>(to) = values;  // n is a multiple of 8
+    }
+    __syncwarp();
+  };
+  const LinearEpilogue& e = p.epilogue;
+#pragma unroll
+  for (int i = 0; i < Shape::kPartsM; ++i)
+#pragma unroll
+    for (int part = 0; part < Shape::kTileN / Shape::kColumns; ++part) {
+      float* const x = sum[i] + part * (Shape::kColumns / 2);
+#pragma unroll
+      for (int c = 0; c < Shape::kColumns / 8; ++c) {
+        const float2 b = *reinterpret_cast<const float2*>(bias + part * Shape::kColumns + 8 * c);
+        x[4 * c] += b.x, x[4 * c + 1] += b.y, x[4 * c + 2] += b.x, x[4 * c + 3] += b.y;
+      }
+      if (e.preactivation) send(e.preactivation, e.stride_preactivation, x, i, part);
+#pragma unroll
+      for (int v = 0; v < Shape::kColumns / 2; ++v) x[v] = activate_fast<kActivation>(x[v]);
+      send(e.out, e.stride_out, x, i, part);
+    }
+}
+
+/// Where a thread's results go that stores 8 neighbours at once: columns 32 g + 8 (lane % 4) .. + 7 of its rows.
+/// Nothing waits for shared memory; four lanes fill two sectors.
+template <class T, class Shape>
+struct NeighboursPlace {
+  T* to;
+  const T* bias;  // of the tile's columns, in shared memory
+  std::uint32_t stride;
+  int m;               // rows left from there on
+  std::uint32_t left;  // columns left from the tile's first one on
+  __device__ NeighboursPlace(const GemmArguments& p, TileIndex tile, const T* tile_bias, void* data,
+                             std::int64_t stride)
+      : bias(tile_bias + threadIdx.x % 4 * 8), stride(static_cast<std::uint32_t>(stride)) {
+    const int row = tile.m * Shape::kTileM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    const int column = tile.n * Shape::kTileN;
+    m = p.m - row;
+    left = static_cast<std::uint32_t>(p.n - column);
+    to = static_cast<T*>(data) + row * stride + column + threadIdx.x % 4 * 8;
+  }
+};
+
+/// 32 columns' sums: in chunk c of 8 the first one is column c of a thread's 8, the second one 4 + c.
+template <class T, class Shape, Activation kActivation>
+__device__ inline void store_neighbours(const NeighboursPlace<T, Shape>& place, std::uint32_t g,
+                                        const float* const (&sum)[Shape::kPartsM]) {
+  float bias[8];
+  load_floats(bias, place.bias + 32 * g);
+#pragma unroll
+  for (int i = 0; i < 2 * Shape::kPartsM; ++i) {
+    const int down = i / 2 * 64 + i % 2 * 8;
+    float x[8];
+#pragma unroll
+    for (int v = 0; v < 8; ++v) x[v] = activate_fast<kActivation>(sum[i / 2][v % 4 * 4 + i % 2 * 2 + v / 4] + bias[v]);
+    const uint4 values = {pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7])};
+    ptx::store_16(place.to + static_cast<std::uint64_t>(place.stride) * down + 32 * g, values,
+                  down < place.m && 32 * g < place.left);
+  }
+}
+
+/// All groups of 32 columns, or the left half of them.
+template <class T, class Shape, Activation kActivation>
+__device__ inline void store_groups(NeighboursPlace<T, Shape> place, const Sums<Shape>& sum, bool left_half) {
+  constexpr int kGroups = Shape::kTileN / 32;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    if (g == kGroups / 2 && left_half) return;
+    store_neighbours<T, Shape, kActivation>(place, g, {sum[0] + 16 * g, sum[1] + 16 * g});
+    // One group after the other: all at once would not fit the registers.
+    ptx::hold(place.stride);
+    ptx::hold(place.left);
+  }
+}
+
+/// The sums of the right half of the columns, for the other warpgroup: into the ring's first slots, which nobody fills
+/// again.
+template <class Shape>
+__device__ inline void give_right_half(const Sums<Shape>& sum, char* shared) {
+  float4* to = reinterpret_cast<float4*>(shared) + threadIdx.x % 128;
+#pragma unroll
+  for (int v = Shape::kTileN / 4; v < Shape::kTileN / 2; v += 4)
+#pragma unroll
+    for (int i = 0; i < Shape::kPartsM; ++i, to += 128)
+      *to = make_float4(sum[i][v], sum[i][v + 1], sum[i][v + 2], sum[i][v + 3]);
+}
+
+/// The other one's part of it.
+template <class T, class Shape, Activation kActivation>
+__device__ inline void store_right_half(const NeighboursPlace<T, Shape>& place, const char* shared) {
+  const float4* from = reinterpret_cast<const float4*>(shared) + threadIdx.x % 128;
+#pragma unroll 1
+  for (int g = Shape::kTileN / 64; g < Shape::kTileN / 32; ++g) {
+    float sum[Shape::kPartsM][16];
+#pragma unroll
+    for (int v = 0; v < 16; v += 4)
+#pragma unroll
+      for (int i = 0; i < Shape::kPartsM; ++i, from += 128) {
+        const float4 four = *from;
+        sum[i][v] = four.x, sum[i][v + 1] = four.y, sum[i][v + 2] = four.z, sum[i][v + 3] = four.w;
+      }
+    store_neighbours<T, Shape, kActivation>(place, g, {sum[0], sum[1]});
+  }
+}
+
+/// The sums of one part of k, as they are: four lanes' pairs are whole sectors of 32 bytes.
+template <class Shape>
+__device__ inline void store_part(const GemmArguments& p, const Sums<Shape>& sum, int part, int row, int column) {
+  const int lane = threadIdx.x % 32;
+  row += 16 * (threadIdx.x / 32 % 4) + lane / 4;
+  column += lane % 4 * 2;
+  float* const to = p.partial + (static_cast<std::int64_t>(part) * p.m + row) * p.n + column;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (row + 8 * half >= p.m) continue;
+#pragma unroll
+    for (int c = 0; c < Shape::kTileN / 8; ++c)
+      if (column + 8 * c < p.n)  // n is a multiple of 8
+        *reinterpret_cast<float2*>(to + 8 * half * p.n + 8 * c) =
+            make_float2(sum[0][4 * c + 2 * half], sum[0][4 * c + 2 * half + 1]);
+  }
+}
+
+}  // namespace flashkernel::cuda::sm90a

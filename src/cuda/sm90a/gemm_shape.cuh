@@ -1,0 +1,90 @@
+// The tiles of the product in gemm.cuh: their shape, their order, and where a block keeps what in shared memory.
+#pragma once
+
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/sm90a/gemm.hpp"
+#include "cuda/sm90a/register_pool.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+/// Walks groups of 16 rows of tiles column by column, so that what runs at one time shares both operands in L2.
+struct TileIndex {
+  static constexpr int kGroup = 16;  // 2048 rows
+  int m, n;
+  __device__ TileIndex(int index, int tiles_m, int tiles_n) {
+    const int group = index / (kGroup * tiles_n), in_group = index - group * kGroup * tiles_n;
+    const int rows = min(kGroup, tiles_m - group * kGroup);
+    n = in_group / rows;
+    m = group * kGroup + in_group - n * rows;
+  }
+};
+
+/// kTileN columns a tile of 128 rows; kNeighbours: B's rows
+/// come in the order of interleaved_rows (operand_map.hpp), so that a thread has 8 neighbouring columns of its rows and
+/// stores them itself (k has kStages k-tiles or more there); else they change places in shared memory.
+template <int kTileN_, bool kPingPong_, bool kNeighbours_ = false>
+struct GemmShape {
+  static constexpr int kTileM = 128, kTileN = kTileN_, kTileK = 64;  // kTileK: lines of 128 bytes
+  static constexpr bool kPingPong = kPingPong_, kNeighbours = kNeighbours_;
+  // Else both operands are k-major.
+  static constexpr bool kAnyLayout = kTileN % 64 == 0 && !kNeighbours;
+  static constexpr int kConsumers = 2;        // warpgroups
+  static constexpr bool kParts = !kPingPong;  // k may be cut into parts
+  // k-tiles by which a cooperative tile's second warpgroup is behind the first one in the end: that one's epilogue runs
+  // under its products.
+  static constexpr int kBehind = !kPingPong && kTileN == 96 ? 2 : 0;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kPartsM = kPingPong ? 2 : 1;  // of 64 rows a warpgroup
+  // Sums of 128 x 192 take 192 registers a thread: the most that fits beside the epilogue's.
+  static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
+  static constexpr int kColumns = kTileN % 64 == 0 ? 64 : 32;               // that leave together
+  static constexpr int kStagedBytes = kNeighbours ? 0 : 16 * kColumns * 2;  // of a warp
+  static constexpr int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+  // Of bias: a place a warpgroup, in fp32; kNeighbours: of four tiles, in T (see load_bias).
+  static constexpr int kBiasPlaces = kNeighbours ? 4 : kConsumers, kBiasBytes = kTileN * (kNeighbours ? 2 : 4);
+  static constexpr int kBesideRing = kConsumers * 4 * kStagedBytes + kBiasPlaces * kBiasBytes + 256;
+  static constexpr int kStages = (227 * 1024 - kBesideRing) / kStageBytes;  // 5 of 40 KB; of 32 KB 6, 7 if kNeighbours
+  static constexpr int kSharedBytes = kStages * kStageBytes + kBesideRing;
+};
+
+struct GemmArguments {
+  CUtensorMap a, b;
+  LinearEpilogue epilogue;
+  float* partial;   // [parts, m, n] where k is cut, else null
+  int m, n, num_k;  // num_k: k-tiles of a part
+  int tiles_m, tiles_n;
+  int parts;
+};
+
+template <class Shape>
+struct SharedStorage {
+  // Byte offsets in dynamic shared memory; the ring's slots and staged tiles begin at multiples of 1024.
+  static constexpr int kRing = 0;
+  static constexpr int kStaged = Shape::kStages * Shape::kStageBytes;
+  static constexpr int kBias = kStaged + Shape::kConsumers * 4 * Shape::kStagedBytes;
+  static constexpr int kFull = kBias + Shape::kBiasPlaces * Shape::kBiasBytes;
+  static constexpr int kEmpty = kFull + 8 * Shape::kStages;
+  // kNeighbours: a warpgroup has read a place's bias; half of the last tile's sums are there.
+  static constexpr int kBiasRead = kEmpty + 8 * Shape::kStages;
+  static constexpr int kHanded = kBiasRead + 8 * Shape::kBiasPlaces;
+  static_assert(kHanded + 8 <= Shape::kSharedBytes && kStaged % 1024 == 0);
+};
+
+/// Which part of k an index means; the tiles of a part follow each other.
+template <class Shape>
+__device__ inline int part_of(const GemmArguments& p, int index) {
+  return Shape::kParts ? index / (p.tiles_m * p.tiles_n) : 0;
+}
+
+template <class Shape>
+__device__ inline TileIndex tile_of(const GemmArguments& p, int index) {
+  return TileIndex(index - part_of<Shape>(p, index) * p.tiles_m * p.tiles_n, p.tiles_m, p.tiles_n);
+}
+
+/// A thread's sums of one tile, as wgmma gives them.
+template <class Shape>
+using Sums = float[Shape::kPartsM][Shape::kTileN / 2];
+
+}  // namespace flashkernel::cuda::sm90a
