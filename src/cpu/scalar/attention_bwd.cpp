@@ -2,8 +2,11 @@
 //   P = exp(S - lse), D = <dO, O> - dLSE, dS = P * (dO V^T - D)
 //   dV = P^T dO, dbias = dS, d(scale Q K^T) = dS * softcap', dQ = scale * d K, dK = scale * d^T Q, dsink = -sum
 //   exp(sink - lse) D
-// Called through src/cpu/kernels.cpp. Everything is computed again for each result: slow, deterministic, no extra
-// memory. Paper: FlashAttention-2 (arXiv 2307.08691), section 2.3.2.
+// Called through src/cpu/kernels.cpp. Everything is computed again for each result (dK and dV: for eight keys): slow,
+// deterministic, no extra memory. Paper: FlashAttention-2 (arXiv 2307.08691), section 2.3.2.
+#include <algorithm>
+#include <cmath>
+
 #include "core/thread_pool.hpp"
 #include "cpu/scalar/attention_score.hpp"
 #include "cpu/scalar/kernels.hpp"
@@ -26,15 +29,34 @@ struct Gradient {
     return offset(f.is_varlen_q(), f.q_begin(b), b, h, i, p.stride_grad_out_batch, p.stride_grad_out_head,
                   p.stride_grad_out_token);
   }
-  double lse(std::int64_t b, std::int64_t h, std::int64_t i) const { return f.lse[f.lse_offset(b, h, i)]; }
 
-  // What every dS of a row has subtracted.
-  double delta(std::int64_t b, std::int64_t h, std::int64_t i) const {
-    double value = dot<T>(p.grad_out, grad_out_offset(b, h, i), f.out, f.out_offset(b, h, i), f.head_dim_v);
+  // What every pair of a query has in common.
+  struct Query {
+    std::int64_t b, h, i;
+    double lse, delta;  // delta: what every dS of the row has subtracted
+    Row q, grad_out;
+  };
+
+  Query load_query(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    Query query;
+    query.b = b, query.h = h, query.i = i;
+    query.lse = f.lse[f.lse_offset(b, h, i)];
+    query.q.template load_from<T>(f.q, f.q_offset(b, h, i), f.head_dim);
+    query.grad_out.template load_from<T>(p.grad_out, grad_out_offset(b, h, i), f.head_dim_v);
+    query.delta = dot<T>(query.grad_out, f.out, f.out_offset(b, h, i), f.head_dim_v);
     if (p.grad_lse)
-      value -= p.grad_lse[offset(f.is_varlen_q(), f.q_begin(b), b, h, i, p.stride_grad_lse_batch,
-                                 p.stride_grad_lse_head, p.stride_grad_lse_token)];
-    return value;
+      query.delta -= p.grad_lse[offset(f.is_varlen_q(), f.q_begin(b), b, h, i, p.stride_grad_lse_batch,
+                                       p.stride_grad_lse_head, p.stride_grad_lse_token)];
+    return query;
+  }
+
+  // The keys [first, last) of query i that it sees.
+  struct Range {
+    std::int64_t first, last;
+  };
+  Range visible(std::int64_t b, std::int64_t i) const {
+    const std::int64_t q_length = f.q_length(b), k_length = f.k_length(b);
+    return {f.first_key(i, q_length, k_length), f.last_key(i, q_length, k_length)};
   }
 
   struct Pair {
@@ -43,26 +65,26 @@ struct Gradient {
     double grad_dot = 0;    // by <q, k>
   };
 
-  Pair pair(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
-    const std::int64_t q_length = f.q_length(b), k_length = f.k_length(b);
-    if (j < f.first_key(i, q_length, k_length) || j >= f.last_key(i, q_length, k_length)) return {};
-    const double row_lse = lse(b, h, i);
-    if (row_lse == kMinusInfinity) return {};
-    const Score score = attention_score<T>(f, b, h, i, j, q_length, k_length);
+  // Of a key that the query sees.
+  Pair pair(const Query& query, std::int64_t j) const {
+    const std::int64_t b = query.b, h = query.h;
+    if (query.lse == kMinusInfinity) return {};
+    const Score score = attention_score<T>(f, query.q, b, h, query.i, j, f.q_length(b), f.k_length(b));
     if (score.value == kMinusInfinity) return {};
     Pair pair;
-    pair.probability = std::exp(score.value - row_lse);
-    const double grad_probability =
-        dot<T>(p.grad_out, grad_out_offset(b, h, i), f.v, f.v_offset(b, h / group, j), f.head_dim_v);
-    pair.grad_score = pair.probability * (grad_probability - delta(b, h, i));
+    pair.probability = std::exp(score.value - query.lse);
+    const double grad_probability = dot<T>(query.grad_out, f.v, f.v_offset(b, h / group, j), f.head_dim_v);
+    pair.grad_score = pair.probability * (grad_probability - query.delta);
     pair.grad_dot = f.scale * score.derivative * pair.grad_score;
     return pair;
   }
 
   void grad_q(std::int64_t b, std::int64_t h, std::int64_t i) const {
     double sum[256] = {};
-    for (std::int64_t j = 0; j < f.k_length(b); ++j) {
-      const double weight = pair(b, h, i, j).grad_dot;
+    const Query query = load_query(b, h, i);
+    const Range keys = visible(b, i);
+    for (std::int64_t j = keys.first; j < keys.last; ++j) {
+      const double weight = pair(query, j).grad_dot;
       if (weight == 0) continue;  // a masked key may hold NaN
       const std::int64_t row = f.k_offset(b, h / group, j);
       for (std::int64_t d = 0; d < f.head_dim; ++d) sum[d] += weight * load<T>(f.k, row + d);
@@ -72,30 +94,40 @@ struct Gradient {
     for (std::int64_t d = 0; d < f.head_dim; ++d) store<T>(p.grad_q, row + d, sum[d]);
   }
 
-  void grad_k_and_v(std::int64_t b, std::int64_t h_kv, std::int64_t j) const {
-    double sum_k[256] = {}, sum_v[256] = {};
+  // Of up to kKeys keys from `begin`: they share what is loaded of a query.
+  static constexpr std::int64_t kKeys = 8;
+  void grad_k_and_v(std::int64_t b, std::int64_t h_kv, std::int64_t begin) const {
+    const std::int64_t end = std::min(begin + kKeys, f.k_length(b));
+    double sum_k[kKeys][256] = {}, sum_v[kKeys][256] = {};
     for (std::int64_t h = h_kv * group; h < (h_kv + 1) * group; ++h) {
       for (std::int64_t i = 0; i < f.q_length(b); ++i) {
-        const Pair weight = pair(b, h, i, j);
-        const std::int64_t q_row = f.q_offset(b, h, i), out_row = grad_out_offset(b, h, i);
-        if (weight.grad_dot != 0)
-          for (std::int64_t d = 0; d < f.head_dim; ++d) sum_k[d] += weight.grad_dot * load<T>(f.q, q_row + d);
-        if (weight.probability != 0)
-          for (std::int64_t d = 0; d < f.head_dim_v; ++d)
-            sum_v[d] += weight.probability * load<T>(p.grad_out, out_row + d);
+        const Range keys = visible(b, i);
+        const std::int64_t first = std::max(keys.first, begin), last = std::min(keys.last, end);
+        if (first >= last) continue;
+        const Query query = load_query(b, h, i);
+        for (std::int64_t j = first, n = first - begin; j < last; ++j, ++n) {
+          const Pair weight = pair(query, j);
+          if (weight.grad_dot != 0)
+            for (std::int64_t d = 0; d < f.head_dim; ++d) sum_k[n][d] += weight.grad_dot * query.q.values[d];
+          if (weight.probability != 0)
+            for (std::int64_t d = 0; d < f.head_dim_v; ++d)
+              sum_v[n][d] += weight.probability * query.grad_out.values[d];
+        }
       }
     }
     const bool varlen = f.is_varlen_k();
     const std::int64_t first_row = f.k_begin(b);
-    if (p.grad_k) {
-      const std::int64_t row =
-          offset(varlen, first_row, b, h_kv, j, p.stride_grad_k_batch, p.stride_grad_k_head, p.stride_grad_k_token);
-      for (std::int64_t d = 0; d < f.head_dim; ++d) store<T>(p.grad_k, row + d, sum_k[d]);
-    }
-    if (p.grad_v) {
-      const std::int64_t row =
-          offset(varlen, first_row, b, h_kv, j, p.stride_grad_v_batch, p.stride_grad_v_head, p.stride_grad_v_token);
-      for (std::int64_t d = 0; d < f.head_dim_v; ++d) store<T>(p.grad_v, row + d, sum_v[d]);
+    for (std::int64_t j = begin, n = 0; j < end; ++j, ++n) {
+      if (p.grad_k) {
+        const std::int64_t row =
+            offset(varlen, first_row, b, h_kv, j, p.stride_grad_k_batch, p.stride_grad_k_head, p.stride_grad_k_token);
+        for (std::int64_t d = 0; d < f.head_dim; ++d) store<T>(p.grad_k, row + d, sum_k[n][d]);
+      }
+      if (p.grad_v) {
+        const std::int64_t row =
+            offset(varlen, first_row, b, h_kv, j, p.stride_grad_v_batch, p.stride_grad_v_head, p.stride_grad_v_token);
+        for (std::int64_t d = 0; d < f.head_dim_v; ++d) store<T>(p.grad_v, row + d, sum_v[n][d]);
+      }
     }
   }
 
@@ -112,8 +144,13 @@ struct Gradient {
     double sum = 0;
     for (std::int64_t b = begin[0]; b < end[0]; ++b)
       for (std::int64_t h = begin[1]; h < end[1]; ++h)
-        for (std::int64_t i = begin[2]; i < end[2]; ++i)
-          for (std::int64_t j = begin[3]; j < end[3]; ++j) sum += pair(b, h, i, j).grad_score;
+        for (std::int64_t i = begin[2]; i < end[2]; ++i) {
+          const Range keys = visible(b, i);
+          const std::int64_t first = std::max(keys.first, begin[3]), last = std::min(keys.last, end[3]);
+          if (first >= last) continue;
+          const Query query = load_query(b, h, i);
+          for (std::int64_t j = first; j < last; ++j) sum += pair(query, j).grad_score;
+        }
     store_as(p.grad_bias_dtype, p.grad_bias, row, sum);
   }
 
@@ -121,9 +158,9 @@ struct Gradient {
     double sum = 0;
     for (std::int64_t b = 0; b < f.batch; ++b) {
       for (std::int64_t i = 0; i < f.q_length(b); ++i) {
-        const double row_lse = lse(b, h, i);
-        if (f.sinks[h] == kMinusInfinity || row_lse == kMinusInfinity) continue;
-        sum -= std::exp(f.sinks[h] - row_lse) * delta(b, h, i);
+        const Query query = load_query(b, h, i);
+        if (f.sinks[h] == kMinusInfinity || query.lse == kMinusInfinity) continue;
+        sum -= std::exp(f.sinks[h] - query.lse) * query.delta;
       }
     }
     p.grad_sinks[h] = static_cast<float>(sum);
@@ -147,10 +184,11 @@ void run(const AttentionBackwardParams& p) {
       const std::int64_t i = row % f.seq_q, b = row / f.seq_q / f.heads_q;
       if (i < f.q_length(b)) gradient.grad_q(b, row / f.seq_q % f.heads_q, i);
     });
+  const std::int64_t blocks = (f.seq_k + gradient.kKeys - 1) / gradient.kKeys;
   if (p.grad_k || p.grad_v)
-    for_each(f.batch * f.heads_kv * f.seq_k, [&](std::int64_t row) {
-      const std::int64_t j = row % f.seq_k, b = row / f.seq_k / f.heads_kv;
-      if (j < f.k_length(b)) gradient.grad_k_and_v(b, row / f.seq_k % f.heads_kv, j);
+    for_each(f.batch * f.heads_kv * blocks, [&](std::int64_t n) {
+      const std::int64_t begin = n % blocks * gradient.kKeys, b = n / blocks / f.heads_kv;
+      if (begin < f.k_length(b)) gradient.grad_k_and_v(b, n / blocks % f.heads_kv, begin);
     });
   if (p.grad_bias) {
     const std::int64_t* shape = p.grad_bias_shape;

@@ -18,9 +18,11 @@ void attend_row(const AttentionParams& p, std::int64_t b, std::int64_t h, std::i
   const std::int64_t h_kv = h / (p.heads_q / p.heads_kv);
 
   double max = p.sinks ? p.sinks[h] : kMinusInfinity;
+  Row q;
+  q.load_from<T>(p.q, p.q_offset(b, h, i), p.head_dim);
   scores.clear();
   for (std::int64_t j = first; j < last; ++j) {
-    scores.push_back(attention_score<T, K>(p, b, h, i, j, q_length, k_length).value);
+    scores.push_back(attention_score<K>(p, q, b, h, i, j, q_length, k_length).value);
     max = std::max(max, scores.back());
   }
   double accumulator[256] = {};

@@ -12,10 +12,27 @@ namespace flashkernel::cpu_scalar {
 
 inline constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-template <class T, class K = T>
-double dot(const void* a, std::int64_t offset_a, const void* b, std::int64_t offset_b, std::int64_t count) {
+/// A row of up to 256 elements in double: converted once, read for every row of the other tensor.
+struct Row {
+  double values[256];
+
+  template <class T>
+  void load_from(const void* data, std::int64_t offset, std::int64_t count) {
+    for (std::int64_t d = 0; d < count; ++d) values[d] = load<T>(data, offset + d);
+  }
+};
+
+/// <a, b>. Many sums side by side: an addition waits for the one before, and compilers make vectors of a long run.
+template <class T>
+double dot(const Row& a, const void* b, std::int64_t offset, std::int64_t count) {
+  constexpr std::int64_t kSums = 16;
+  double sums[kSums] = {};
+  std::int64_t d = 0;
+  for (; d + kSums <= count; d += kSums)
+    for (std::int64_t n = 0; n < kSums; ++n) sums[n] += a.values[d + n] * load<T>(b, offset + d + n);
+  for (; d < count; ++d) sums[0] += a.values[d] * load<T>(b, offset + d);
   double sum = 0;
-  for (std::int64_t d = 0; d < count; ++d) sum += load<T>(a, offset_a + d) * load<K>(b, offset_b + d);
+  for (const double part : sums) sum += part;
   return sum;
 }
 
@@ -24,12 +41,12 @@ struct Score {
   double derivative = 1.0;  // of value by scale * <q, k>: what softcap leaves
 };
 
-/// The score of query i and key j, which must be visible to it. K: the elements of k.
-template <class T, class K = T>
-Score attention_score(const AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j,
-                      std::int64_t q_length, std::int64_t k_length) {
+/// The score of query i, whose row is `q`, and key j, which must be visible to it. K: the elements of k.
+template <class K>
+Score attention_score(const AttentionParams& p, const Row& q, std::int64_t b, std::int64_t h, std::int64_t i,
+                      std::int64_t j, std::int64_t q_length, std::int64_t k_length) {
   const std::int64_t h_kv = h / (p.heads_q / p.heads_kv);
-  Score score{p.scale * dot<T, K>(p.q, p.q_offset(b, h, i), p.k, p.k_offset(b, h_kv, j), p.head_dim)};
+  Score score{p.scale * dot<K>(q, p.k, p.k_offset(b, h_kv, j), p.head_dim)};
   if (p.quantization) score.value *= p.k_scale(b, h_kv, j);
   if (p.softcap > 0) {
     const double t = std::tanh(score.value / p.softcap);
