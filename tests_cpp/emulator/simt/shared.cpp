@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -54,6 +55,8 @@ unsigned char* room(unsigned rank) {
 struct BlockMemory {
   unsigned char* dynamic_base = nullptr;     // null until a thread of the block asks
   std::vector<unsigned char> static_memory;  // while another block of the cluster runs
+  std::vector<bool> written;                 // which chunks of it hold more than poison
+  bool reached = false;                      // by another block since: any chunk may
 };
 
 std::size_t dynamic_bytes = 0, dynamic_alignment = 0;
@@ -61,6 +64,13 @@ BlockMemory memories[kMostClusterBlocks];
 unsigned rank_inside = 0;  // whose static variables are in place
 
 std::size_t static_bytes() { return static_cast<std::size_t>(&shared_end - &shared_begin); }
+// A program's static variables are a megabyte, those of a kernel a few KB: chunks with nothing but poison are not moved
+// when another block runs on.
+constexpr std::size_t kChunk = 4096;
+bool is_poison(const unsigned char* memory, std::size_t bytes) {
+  return bytes == 0 || (memory[0] == kPoison && std::memcmp(memory, memory + 1, bytes - 1) == 0);
+}
+
 unsigned current_rank() { return current ? current->rank : 0; }
 
 }  // namespace
@@ -82,7 +92,9 @@ void fresh_shared_memory(unsigned blocks, std::size_t bytes) {
   rank_inside = 0;
   for (unsigned rank = 0; rank < blocks; ++rank) {
     memories[rank].dynamic_base = nullptr;
-    if (rank > 0) memories[rank].static_memory.assign(static_bytes(), kPoison);
+    if (blocks > 1) memories[rank].static_memory.assign(static_bytes(), kPoison);
+    memories[rank].written.assign(static_bytes() / kChunk + 1, false);
+    memories[rank].reached = false;
     ASAN_POISON_MEMORY_REGION(room(rank), kRoom);
   }
 }
@@ -90,8 +102,20 @@ void fresh_shared_memory(unsigned blocks, std::size_t bytes) {
 void enter_shared_memory(unsigned rank) {
   if (rank == rank_inside) return;
   auto* const place = reinterpret_cast<unsigned char*>(&shared_begin);
-  memories[rank_inside].static_memory.assign(place, place + static_bytes());
-  std::memcpy(place, memories[rank].static_memory.data(), static_bytes());
+  BlockMemory &before = memories[rank_inside], &next = memories[rank];
+  for (std::size_t chunk = 0; chunk < next.written.size(); ++chunk) {
+    const std::size_t at = chunk * kChunk, bytes = std::min(kChunk, static_bytes() - at);
+    const bool written = !is_poison(place + at, bytes);
+    if (written || before.written[chunk]) std::memcpy(before.static_memory.data() + at, place + at, bytes);
+    before.written[chunk] = written;
+    if (next.written[chunk] || (next.reached && !is_poison(next.static_memory.data() + at, bytes))) {
+      std::memcpy(place + at, next.static_memory.data() + at, bytes);
+      next.written[chunk] = true;
+    } else if (written) {
+      std::memset(place + at, kPoison, bytes);
+    }
+  }
+  next.reached = false;
   rank_inside = rank;
 }
 
@@ -140,6 +164,7 @@ void* shared_pointer(std::uint32_t address) {
   if (address < kStaticAddress) return room(rank) + address;
   address -= kStaticAddress;
   if (rank == rank_inside) return &shared_begin + address;
+  memories[rank].reached = true;
   return memories[rank].static_memory.data() + address;
 }
 
