@@ -66,7 +66,9 @@ class TestTensor {
   /// Row-major index <-> value. Rounds to the dtype.
   void set(std::int64_t index, double value);
   double get(std::int64_t index) const;
-  void set_at(std::initializer_list<std::int64_t> index, double value) { set(flat(index), value); }
+  void set_at(std::initializer_list<std::int64_t> index, double value) {
+    if (!blank_) set(flat(index), value);
+  }
   double get_at(std::initializer_list<std::int64_t> index) const { return get(flat(index)); }
   /// Row-major: a value a call, or all of them.
   void fill(const std::function<double()>& next);
