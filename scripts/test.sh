@@ -6,13 +6,20 @@
 # GoogleTest's CMake package: Debian's libgtest-dev, unless another one is found through CMAKE_PREFIX_PATH.
 compgen -G "/usr/lib/*/cmake/GTest" >/dev/null || [ -n "${CMAKE_PREFIX_PATH:-}" ] || apt_install libgtest-dev
 
-say "installing build and test dependencies"
+say "installing build dependencies"
 python -m pip install -q --upgrade pip
-# A pinned torch: the newest one may bring gigabytes of CUDA libraries that no test here needs.
-python -c 'import torch' 2>/dev/null || python -m pip install -q torch==2.13.0
-python -m pip install -q --group build --group test
-# An nvcc without its disassembler, which a test of the built kernels' registers and shared memory reads.
-! command -v nvcc >/dev/null || command -v cuobjdump >/dev/null || python -m pip install -q nvidia-cuda-cuobjdump
+python -m pip install -q --group build
+
+install_for_tests() {
+  # A pinned torch: the newest one may bring gigabytes of CUDA libraries that no test here needs.
+  python -c 'import torch' 2>/dev/null || python -m pip install -q torch==2.13.0
+  python -m pip install -q --group test
+  # An nvcc without its disassembler, which a test of the built kernels' registers and shared memory reads.
+  ! command -v nvcc >/dev/null || command -v cuobjdump >/dev/null || python -m pip install -q nvidia-cuda-cuobjdump
+}
+say "installing test dependencies, beside the build: pip keeps one core busy at most"
+install_for_tests &
+installing=$!
 
 # The CUDA kernels on an emulated GPU (docs/emulator.md): where its switch between threads is fast.
 emulation=${FLASHKERNEL_CUDA_EMULATION:-$([ "$(uname -sm)" = "Linux x86_64" ] && echo ON || echo OFF)}
@@ -23,6 +30,8 @@ pip_build --no-build-isolation --no-deps . \
   -C build-dir=build/test -C cmake.define.FLASHKERNEL_TESTS=ON -C cmake.define.FLASHKERNEL_EXAMPLES=ON \
   -C cmake.define.FLASHKERNEL_CUDA_EMULATION="$emulation" \
   -C cmake.define.FLASHKERNEL_WERROR=ON
+
+wait "$installing"
 
 [ -z "${FLASHKERNEL_BUILD_ONLY:-}" ] || exit 0
 
