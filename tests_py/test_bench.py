@@ -107,6 +107,9 @@ def test_dtypes_parts_and_kernel_prefixes(bench: Run) -> None:
     rows = bench("--kernels", "softmax/cpu,add/cpu/scalar", "--dtype", "bfloat16", "--dtype", "float16")["rows"]
     assert {row["dtype"] for row in rows} == {"bfloat16", "float16"}
     assert {row["case"] for row in rows} == {"softmax 16 x 128", "add 16 x 128"}
+    result = bench("--kernels", "softmax/cpu,add/cpu/scalar", "--case", "soft", "--case", "no such row")
+    assert {row["case"] for row in result["rows"]} == {"softmax 16 x 128"}
+    assert '--case "soft" --case "no such row"' in result["command"]
     parts = [bench("elementwise", "--part", f"{i}/3")["rows"] for i in (1, 2, 3)]
     whole = bench("elementwise")["rows"]
     names = [(row["case"], row["dtype"]) for part in parts for row in part]

@@ -207,9 +207,10 @@ def run(args: argparse.Namespace) -> int:
 def _command(args: argparse.Namespace) -> str:
     """As it could be typed again, without the places of files."""
     words = ["flashkernel bench", *args.group]
-    for name in ("kernels", "case", "without", "part", "threads", "budget"):
+    for name in ("kernels", "without", "part", "threads", "budget"):
         if getattr(args, name):
             words.append(f"--{name} {getattr(args, name)}")
+    words += [f'--case "{text}"' for text in args.case or ()]
     words += [f"--dtype {dtype}" for dtype in args.dtype or ()]
     words += ["--quick"] * args.quick + ["--full-shapes"] * args.full_shapes
     return " ".join(words)

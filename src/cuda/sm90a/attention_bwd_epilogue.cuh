@@ -1,6 +1,7 @@
 // How gradients leave the registers of a warpgroup in the Hopper backward kernel: fragments to rows in global memory.
 #pragma once
 
+#include "cuda/ptx/store.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90a/attention_bwd_shape.cuh"
 #include "cuda/tile/reduce.cuh"
@@ -87,7 +88,7 @@ __device__ inline void store_by_lines(const float (&x)[kDim / 2], float factor, 
       T* const to = row0 + row * stride_token + column;
       if (row >= rows) continue;
       if (count >= 8) {
-        *reinterpret_cast<uint4*>(to) = packed;
+        ptx::store_16(to, packed, true);
       } else {
         const T* const values = reinterpret_cast<const T*>(&packed);
 #pragma unroll

@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(256)
     const T* const from = rows + row * kLine + column;
     T* const to = row0 + row * p.stride_grad_q_token + column;
     if (columns >= 8) {
-      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+      ptx::store_16(to, *reinterpret_cast<const uint4*>(from), true);
     } else {
       for (int e = 0; e < columns; ++e) to[e] = from[e];
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/store.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90a/attention_fwd_softmax.cuh"
@@ -28,7 +29,7 @@ __device__ inline void store_some_rows(const AttentionParams& p, const TileRecor
     const T* const values = reinterpret_cast<const T*>(&packed);
     const int count = static_cast<int>(p.head_dim_v) - (kFirst * 64 + chunk * 8);
     if (count >= 8) {
-      *reinterpret_cast<uint4*>(row_to) = packed;
+      ptx::store_16(row_to, packed, true);
     } else {
 #pragma unroll
       for (int e = 0; e < 8; ++e)
