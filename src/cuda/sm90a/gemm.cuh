@@ -1,8 +1,8 @@
 // The product of gemm.hpp: persistent blocks of one producer warp (TMA into a ring of k-tiles) and two consumer
 // warpgroups (wgmma, sums in registers, epilogue in fp32, whole sectors by the warps themselves). Called by linear.cu.
 // A cooperative tile's sums over a part of k go out in fp32; split_sum.cuh adds the parts in the order of k.
-// Invariants: slot s of the ring is filled only after every block that reads it has arrived at its `empty` barrier; in
-// ping-pong a warpgroup waits for k-tiles only in its turn, so that it never sees a barrier two phases back.
+// Invariants: slot s of the ring is filled only after each warpgroup that reads it has arrived at its `empty` barrier;
+// in ping-pong a warpgroup waits for k-tiles only in its turn, so that it never sees a barrier two phases back.
 #pragma once
 
 #include "cuda/host/launch.hpp"
@@ -177,7 +177,8 @@ __device__ inline void consume(const GemmArguments& p, char* shared, int group, 
   }
 }
 
-/// Pre-activation and result of this block's tile i by `store`, which gets the activation and a NeighboursPlace.
+/// Pre-activation and result of this block's tile i, number `index` of all, by `store`, which gets the activation and a
+/// NeighboursPlace.
 template <class T, class Shape, class Store>
 __device__ inline void finish_neighbours(const GemmArguments& p, char* shared, int index, int i, Store store) {
   // Worked out here, so that it takes no registers beside the sums.
@@ -195,7 +196,7 @@ __device__ inline void finish_neighbours(const GemmArguments& p, char* shared, i
   });
 }
 
-/// Ping-pong with neighbours. Of the block's last tile each warpgroup finishes one half: the other one has none left.
+/// Ping-pong with neighbours. Each warpgroup finishes one half of the block's last tile: the other one has none left.
 template <class T, class Shape>
 __device__ inline void consume_neighbours(const GemmArguments& p, char* shared, int group, int first, int step) {
   using Storage = SharedStorage<Shape>;

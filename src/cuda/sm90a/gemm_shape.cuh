@@ -19,9 +19,9 @@ struct TileIndex {
   }
 };
 
-/// kTileN columns a tile of 128 rows; kNeighbours: B's rows
-/// come in the order of interleaved_rows (operand_map.hpp), so that a thread has 8 neighbouring columns of its rows and
-/// stores them itself (k has kStages k-tiles or more there); else they change places in shared memory.
+/// kTileN columns a tile of 128 rows. kNeighbours: B's rows come in the order of interleaved_rows (operand_map.hpp), so
+/// that a thread has 8 neighbouring columns of its rows and stores them itself (k has kStages k-tiles or more there);
+/// else they change places in shared memory.
 template <int kTileN_, bool kPingPong_, bool kNeighbours_ = false>
 struct GemmShape {
   static constexpr int kTileM = 128, kTileN = kTileN_, kTileK = 64;  // kTileK: lines of 128 bytes
