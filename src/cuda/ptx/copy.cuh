@@ -73,6 +73,16 @@ __device__ inline void load_16_kept(std::uint32_t (&words)[4], const void* globa
 #endif
 }
 
+/// 16 bytes, if `there`, by one instruction: the compiler may take a plain store of a uint4 apart into four.
+__device__ inline void store_16(void* global, const uint4& v, bool there) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.u32 p, %5, 0;\n"
+      "@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(global),
+      "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(static_cast<std::uint32_t>(there))
+      : "memory");
+}
+
 /// 16 bytes that the L2 cache shall give up first: a result larger than the cache, which its reader does not find there
 /// anyway.
 __device__ inline void store_16_leaving(void* global, const std::uint32_t (&words)[4]) {

@@ -1,7 +1,7 @@
 // How gradients leave the registers of a warpgroup in the Hopper backward kernel: fragments to rows in global memory.
 #pragma once
 
-#include "cuda/ptx/store.cuh"
+#include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90a/attention_bwd_shape.cuh"
 #include "cuda/tile/reduce.cuh"

@@ -2,8 +2,8 @@
 // a mask, and send the output to global memory: through the place of the warpgroup's Q, or places of its own.
 #pragma once
 
+#include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/ptx/store.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90a/attention_fwd_softmax.cuh"

@@ -1,7 +1,7 @@
 // What becomes of a tile's sums in gemm.cuh: bias, activation, one rounding, and the way out.
 #pragma once
 
-#include "cuda/ptx/store.cuh"
+#include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90a/gemm_shape.cuh"
 #include "cuda/tile/linear_epilogue.cuh"

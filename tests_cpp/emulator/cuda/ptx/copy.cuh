@@ -25,6 +25,9 @@ inline uint4 load_16_once(const void* global) { return *static_cast<const uint4*
 inline void load_16_kept(std::uint32_t (&words)[4], const void* global, bool there) {
   if (there) std::memcpy(words, global, 16);
 }
+inline void store_16(void* global, const uint4& v, bool there) {
+  if (there) std::memcpy(global, &v, 16);
+}
 inline void store_16_leaving(void* global, const std::uint32_t (&words)[4]) { std::memcpy(global, words, 16); }
 template <class T>
 inline void settle(const T*&) {}
