@@ -3,8 +3,8 @@
 //
 // A thread block takes tiles of queries (64 a consumer) until none is left; the producer runs ahead into the next tile
 // while the consumers finish one. One thread finds the tiles; everyone else is told, so that lengths are read once.
-// Parts: attention_fwd_shape.cuh (tiles, shared memory), _producer.cuh, _consumer.cuh, _softmax.cuh, _epilogue.cuh,
-// _redo.cuh. docs/kernels/attention_hopper.md draws the schedule.
+// Parts: attention_fwd_shape.cuh (tiles, shared memory), _order.hpp (who takes which tile), _producer.cuh,
+// _consumer.cuh, _softmax.cuh, _epilogue.cuh, _redo.cuh. docs/kernels/attention_hopper.md draws the schedule.
 //
 // Invariant on NaN: the tensor core makes 0 * NaN = NaN out of a masked pair. Rows whose result is not finite and that
 // met a masked block are computed once more from what they see alone (redo_tiles).
@@ -75,60 +75,39 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
-/// Heads whose tiles fill whole pairs of rounds, of which every other one runs backwards: if they alternate, the heavy
-/// tiles first, each block gets the same work (a few tiles off, and the blocks drift apart: 30 % at seq 2048). Of few
-/// tiles a sequence, a part of them: keys are asked for less in bursts (2 to 6 %). Of three warpgroups' tiles, heads
-/// that fill three or four rounds; of up to four tiles, few heads, unless that leaves blocks idle at the end.
-inline std::int64_t group_of_heads(const AttentionParams& p, int block_m, const CudaDeviceProperties& device) {
-  const std::int64_t q_tiles = ceil_div(p.seq_q, block_m), heads = p.batch * p.heads_q;
-  if (block_m == 192 && q_tiles <= 4) return heads * q_tiles >= std::int64_t{5} * device.num_sms ? 8 : heads;
-  const std::int64_t rounds = block_m != 192 ? 2 : q_tiles <= 16 ? 3 : 4, tiles = rounds * device.num_sms;
-  std::int64_t part = 1;
-  if (block_m == 128 && p.head_dim <= 128 && q_tiles <= 8) part = 4;
-  if (block_m == 128 && p.head_dim > 192 && q_tiles <= 4) part = 3;
-  return std::max<std::int64_t>(1, tiles / std::gcd(tiles, q_tiles) / part);
-}
-
-inline bool fit_l2_cache(const AttentionParams& p, std::int64_t heads, const CudaDeviceProperties& device) {
-  return heads * ((p.head_dim + p.head_dim_v) * 2 * p.seq_k / (p.heads_q / p.heads_kv)) <= device.l2_bytes;
-}
-
-/// How many heads' tiles alternate. Without a right bound all tiles are alike, and a head's stay together. Else those
-/// of a group; of all heads where its keys don't fit the L2 cache: then blocks in step read the same keys.
-inline int heads_at_once(const AttentionParams& p, int block_m, const CudaDeviceProperties& device) {
-  if (p.window_right < 0) return 1;
-  const std::int64_t heads = p.batch * p.heads_q;
-  const std::int64_t group = group_of_heads(p, block_m, device);
-  return static_cast<int>(group < heads && fit_l2_cache(p, group, device) ? group : heads);
-}
-
-/// Whether instead a block takes a head's tiles in pairs, a heavy and a light one: in causal calls where a group's keys
-/// don't fit the L2 cache (those of the few heads whose pairs are under way do), all sequences are as long, there are a
-/// few rounds of pairs, and up to 32 tiles (more have not been measured). Three warpgroups' tiles gain nothing by it.
-inline bool goes_in_pairs(const AttentionParams& p, int block_m, const CudaDeviceProperties& device) {
-  if (block_m == 192 || p.window_right < 0 || p.window_left >= 0 || p.is_varlen_q() || p.is_varlen_k() || p.is_paged())
-    return false;
-  const std::int64_t heads = p.batch * p.heads_q, q_tiles = ceil_div(p.seq_q, block_m);
-  return q_tiles % 2 == 0 && q_tiles <= 32 && heads * q_tiles / 2 >= std::int64_t{3} * device.num_sms &&
-         !fit_l2_cache(p, std::min(heads, group_of_heads(p, block_m, device)), device);
-}
-
-/// Heads whose tiles go in pairs: as many whole ones as leave a round of pairs, and what fills no round, to be taken
-/// tile by tile. In pairs to the end, the last round would keep some blocks waiting (3 % of eight rounds).
-inline void plan_pairs(ForwardPlan& plan, int blocks) {
-  plan.pairs = plan.q_tiles / 2;
-  const int rounds = plan.heads * plan.pairs / blocks - 1;
-  plan.paired_heads = rounds * blocks / plan.pairs;
-  plan.pair_rounds = plan.paired_heads * plan.pairs / blocks;
-  plan.pair_rest = plan.paired_heads * plan.pairs % blocks;
-  plan.heads_at_once = plan.heads - plan.paired_heads;
-}
-
 /// As many as there are multiprocessors; where tiles are alike, as few as need no more rounds.
 inline int count_blocks(const AttentionParams& p, int items, int multiprocessors) {
   if (items <= multiprocessors || p.window_right >= 0 || p.is_varlen_q() || p.is_varlen_k() || p.is_paged())
     return std::min(items, multiprocessors);
   return static_cast<int>(ceil_div(items, ceil_div(items, multiprocessors)));
+}
+
+/// Without a right bound all tiles are alike, and a head's stay together. Else by their work, as if all sequences were
+/// as long as the longest.
+template <class Shape>
+TileOrder tile_order(const AttentionParams& p, const CudaDeviceProperties& device) {
+  OrderedCall call;
+  call.heads = p.batch * p.heads_q;
+  if (p.window_right < 0) {
+    TileOrder by_heads;
+    by_heads.groups = static_cast<int>(call.heads);
+    return by_heads;
+  }
+  const std::int64_t row_groups = ceil_div(p.seq_q, 64);
+  for (std::int64_t last = row_groups; last > 0; last -= Shape::kConsumers) {
+    const std::int64_t first_key =
+        p.first_key(64 * std::max<std::int64_t>(0, last - Shape::kConsumers), p.seq_q, p.seq_k);
+    const std::int64_t last_key = p.last_key(std::min(p.seq_q, 64 * last) - 1, p.seq_q, p.seq_k);
+    const std::int64_t blocks = ceil_div(std::max(first_key, last_key), Shape::kBlockN) - first_key / Shape::kBlockN;
+    call.work.push_back(static_cast<int>(blocks) + kTileChange);
+  }
+  const std::int64_t key_bytes = (p.head_dim + p.head_dim_v) * 2 * p.seq_k;
+  call.l2_share =
+      static_cast<double>(key_bytes * p.heads_kv) / static_cast<double>(p.heads_q * std::int64_t{device.l2_bytes});
+  call.num_sms = device.num_sms;
+  call.may_mix = Shape::kDim > 64;
+  call.may_pair = Shape::kBlockM != 192 && p.window_left < 0 && !p.is_varlen_q() && !p.is_varlen_k() && !p.is_paged();
+  return remembered_order(std::move(call));
 }
 
 template <class Shape, bool kModified>
@@ -140,14 +119,8 @@ ForwardPlan forward_plan(const AttentionParams& p, const CudaDeviceProperties& d
   plan.heads_q = static_cast<int>(p.heads_q);
   plan.group = static_cast<int>(p.heads_q / p.heads_kv);
   plan.items = static_cast<int>(heads * plan.q_tiles);
-  plan.heads_at_once = heads_at_once(p, Shape::kBlockM, device);
-  if (goes_in_pairs(p, Shape::kBlockM, device)) plan_pairs(plan, count_blocks(p, plan.items, device.num_sms));
-  plan.group_tiles = plan.heads_at_once * plan.q_tiles;
-  // What fills no group: a group of its own, or more of the last one, whose light tiles then level out the blocks'
-  // work.
-  const int unpaired = plan.heads - plan.paired_heads;
-  plan.groups = Shape::kBlockM == 192 ? std::max(1, unpaired / plan.heads_at_once)
-                                      : static_cast<int>(ceil_div(unpaired, plan.heads_at_once));
+  plan.order = tile_order<Shape>(p, device);
+  plan.group_tiles = plan.order.heads_at_once * plan.q_tiles;
   plan.kv_box_rows = static_cast<int>(p.is_paged() ? std::gcd<std::int64_t, std::int64_t>(p.page_size, Shape::kBlockN)
                                                    : Shape::kBlockN);
   if (p.is_paged()) {
@@ -189,7 +162,8 @@ inline bool fills_three(const AttentionParams& p) {
   return 20 * (lost(3) - lost(2)) <= row_groups * keys_of(p.seq_q / 2);
 }
 
-// Tiles by head_dim: queries x keys. `choose` calls with the shape that is the fastest for the call's sizes
+// Tiles by head_dim: dim, warpgroups of queries, keys, places of Q, slots of keys, turns, places of the output, steps
+// of Q that are held. `choose` calls with the shape that is the fastest for the call's sizes
 // (docs/kernels/attention_hopper.md); Modified leaves registers for the softcap. Shared memory: kQSlots Q and kStages
 // of K and of V, 227 KB at the most.
 template <int kDim>
@@ -211,9 +185,9 @@ struct ForwardTiles<64> {
 };
 template <>
 struct ForwardTiles<96> {
-  using Long = ForwardShape<96, 3, 96, 1, 3, true, 1>;          // 48 + 6 x 24 + 24 KB
-  using ShortCausal = ForwardShape<96, 3, 64, 1, 4, false, 2>;  // 48 + 8 x 16 + 48 KB
-  using Two = ForwardShape<96, 2, 128, 2>;                      // 2 x 32 + 4 x 32 KB
+  using Long = ForwardShape<96, 3, 96, 1, 3, true, 1, 3>;          // 48 + 6 x 24 + 24 KB
+  using ShortCausal = ForwardShape<96, 3, 64, 1, 4, false, 2, 3>;  // 48 + 8 x 16 + 48 KB
+  using Two = ForwardShape<96, 2, 128, 2, 2, true, 0, 6>;          // 2 x 32 + 4 x 32 KB
   using Modified = Two;
   template <class F>
   static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
@@ -225,8 +199,8 @@ struct ForwardTiles<96> {
 };
 template <>
 struct ForwardTiles<128> {
-  using Three = ForwardShape<128, 3, 64, 1, 4, false, 2>;  // 48 + 8 x 16 + 48 KB
-  using Two = ForwardShape<128, 2, 128, 2>;                // 2 x 32 + 4 x 32 KB
+  using Three = ForwardShape<128, 3, 64, 1, 4, false, 2, 5>;  // 48 + 8 x 16 + 48 KB
+  using Two = ForwardShape<128, 2, 128, 2>;                   // 2 x 32 + 4 x 32 KB
   using Modified = Two;
   template <class F>
   static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
@@ -236,8 +210,8 @@ struct ForwardTiles<128> {
 };
 template <>
 struct ForwardTiles<192> {
-  using Long = ForwardShape<192, 2, 80, 1, 2, true, 3>;    // 48 + 4 x 30 + 48 KB
-  using Short = ForwardShape<192, 2, 64, 1, 3, false, 1>;  // 48 + 6 x 24 + 16 KB
+  using Long = ForwardShape<192, 2, 80, 1, 2, true, 3>;        // 48 + 4 x 30 + 48 KB
+  using Short = ForwardShape<192, 2, 64, 1, 3, false, 1, 12>;  // 48 + 6 x 24 + 16 KB
   using Modified = Long;
   template <class F>
   static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
@@ -247,7 +221,7 @@ struct ForwardTiles<192> {
 };
 template <>
 struct ForwardTiles<256> {
-  using Only = ForwardShape<256, 2, 64, 1, 2, true, 2>;      // 64 + 4 x 32 + 32 KB
+  using Only = ForwardShape<256, 2, 64, 1, 2, true, 2, 5>;   // 64 + 4 x 32 + 32 KB
   using Modified = ForwardShape<256, 2, 48, 1, 2, true, 2>;  // 64 + 4 x 24 + 32 KB
   template <class F>
   static void choose(const AttentionParams&, const CudaDeviceProperties&, F&& launch_with) {

@@ -4,6 +4,7 @@
 // falls into another's products.
 #pragma once
 
+#include "cuda/ptx/matrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90a/attention_fwd_epilogue.cuh"
@@ -35,6 +36,7 @@ struct Consumer {
   float score[kScores];
   float out[kOut];                        // and, with kSums, of each of this thread's rows the sum twice
   std::uint32_t weights[kValueSteps][4];  // the exponentials of the block before, as operands of its values
+  std::uint32_t queries[Shape::kHeld > 0 ? Shape::kHeld : 1][4];  // the first steps of Q, as operands of the scores
   RunningRows rows;
 
   __device__ static bool is_leader() { return threadIdx.x % 128 == 0; }
@@ -57,14 +59,23 @@ struct Consumer {
     ptx::mbarrier_wait(shared.v_full(blocks.before().slot()), blocks.before().parity());
   }
 
+  __device__ void load_queries() {
+    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int d = 0; d < Shape::kHeld; ++d)
+      ptx::ldmatrix_x4(queries[d], shared.q(tiles.slot(), warpgroup) + row_chunk(row, 2 * d + lane / 16));
+  }
+
   /// S = Q K^T for the keys of the slot; only issues.
   __device__ void issue_scores() {
     const std::uint64_t q = ptx::matrix_descriptor(shared.q(tiles.slot(), warpgroup), 16, 1024);
     const std::uint64_t k = ptx::matrix_descriptor(shared.k(blocks.slot()), 16, 1024);
+    const auto keys_of = [&](int d) { return k + (d / 4 * Shape::kKvBlockBytes + d % 4 * 32) / 16; };
 #pragma unroll
-    for (int d = 0; d < Shape::kDim / 16; ++d)
-      ptx::wgmma_ss<T>(score, q + (d / 4 * Shape::kQBlockBytes + d % 4 * 32) / 16,
-                       k + (d / 4 * Shape::kKvBlockBytes + d % 4 * 32) / 16, d > 0);
+    for (int d = 0; d < Shape::kHeld; ++d) ptx::wgmma_rs<T>(score, queries[d], keys_of(d), d > 0);
+#pragma unroll
+    for (int d = Shape::kHeld; d < Shape::kDim / 16; ++d)
+      ptx::wgmma_ss<T>(score, q + (d / 4 * Shape::kQBlockBytes + d % 4 * 32) / 16, keys_of(d), d > 0);
   }
 
   /// O += P V for the keys of the slot; only issues.
@@ -286,6 +297,7 @@ struct Consumer {
       if (!kOverlap && is_pending) close_tile();  // while Q is on its way
       ptx::mbarrier_wait(shared.q_full(tiles.slot(), warpgroup), tiles.parity());
       const TileRecord& tile = *shared.record(tiles.count, warpgroup);
+      load_queries();
       const int num_blocks = tile.num_blocks, end = tile.end_block - num_blocks;
       int block = tile.end_block - 1;
       const int last_key = tile.last_key;

@@ -75,8 +75,8 @@ __device__ inline void send_rows(const AttentionParams& p, const TileRecord& til
   }
 }
 
-/// The whole output by way of Shape::kOutSlots places, a block of 64 columns in each, which serve in turn from block
-/// kBlock on: while one is filled, the copy engine reads the one before.
+/// The whole output by way of fewer places, Shape::kOutSlots, a block of 64 columns in each, which serve in turn from
+/// block kBlock on: while one is filled, the copy engine reads the one before.
 template <class Shape, class T, int kBlock = 0, int kOut>
 __device__ inline void send_in_turn(const AttentionParams& p, const TileRecord& tile, const CUtensorMap* map_out,
                                     const float (&out)[kOut], const float (&factor)[2], std::uint32_t places,
@@ -153,7 +153,12 @@ __device__ inline void finish_rows(const AttentionParams& p, const TileRecord& t
   if (p.lse || p.sinks) finish_sums(p, tile, rows, scores_are_final, first, total, factor);
   if (partly_masked && __any_sync(kFullMask, has_nan(out, tile, first))) *met_nan = 1;
   // Where nothing is seen the factor is 0, and 0 * NaN noted above.
-  if constexpr (Shape::kQSlots > 1) {
+  constexpr bool kOwnPlaces = Shape::kOutSlots >= Shape::kColumnBlocks;
+  if constexpr (kOwnPlaces) {
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
+    ptx::barrier_sync(barrier, 128);
+  }
+  if constexpr (kOwnPlaces || Shape::kQSlots > 1) {
     stage_rows<T, 0, Shape::kColumnBlocks>(out, factor, place);
     send_rows<T, 0, Shape::kColumnBlocks>(p, tile, map_out, place, barrier);
   } else {

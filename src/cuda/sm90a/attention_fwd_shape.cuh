@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90a/attention_fwd_order.hpp"
 #include "cuda/sm90a/register_pool.hpp"
 #include "cuda/tile/key_range.cuh"
 
@@ -15,15 +16,16 @@ namespace flashkernel::cuda::sm90a {
 /// kConsumers warpgroups own 64 queries each; keys come kBlockN at a time through kStages slots for K and as many for
 /// V. kQSlots 2: a tile's output leaves through the place of its Q while the next tile's Q is there already. kQSlots 1:
 /// Q's place is free for the next Q once the last scores are done, and the output leaves through kOutSlots places of
-/// its own, 64 columns at a time. kTurns: warpgroups issue their products in turn. Without, each goes its own way as
-/// far as the slots allow, and every other tile gives its rows to the warpgroups in reverse, so that under a causal
-/// mask none has the longer rows each time.
+/// its own, 64 columns in each. kHeld: of the kDim / 16 steps of Q K^T, those whose part of Q a thread holds in
+/// registers; shared memory, which serves a product of 64 x 64 at its limit, is read less for them. kTurns: warpgroups
+/// issue their products in turn. Without, each goes its own way as far as the slots allow, and every other tile gives
+/// its rows to the warpgroups in reverse, so that under a causal mask none has the longer rows each time.
 template <int kDim_, int kConsumers_, int kBlockN_, int kQSlots_, int kStages_ = 2, bool kTurns_ = true,
-          int kOutSlots_ = 0>
+          int kOutSlots_ = 0, int kHeld_ = 0>
 struct ForwardShape {
   static constexpr bool kSums = false;  // see SummedShape
   static constexpr bool kTurns = kTurns_;
-  static constexpr int kOutSlots = kOutSlots_;
+  static constexpr int kOutSlots = kOutSlots_, kHeld = kHeld_;
   static_assert((kOutSlots == 0) == (kQSlots_ > 1), "the output leaves through one of two places of Q, or its own");
   static constexpr int kDim = kDim_, kConsumers = kConsumers_, kBlockN = kBlockN_;
   static constexpr int kQSlots = kQSlots_, kStages = kStages_;
@@ -126,50 +128,46 @@ struct Ring {
 
 /// What the host works out once per launch.
 struct ForwardPlan {
-  int items;                      // tiles of queries of all heads
-  int q_tiles;                    // of the longest sequence
-  int heads_at_once;              // heads whose tiles alternate, a group: as many as keep K and V in the L2 cache
-  int groups;                     // of heads whose tiles don't go in pairs; the last one has what is left
-  int pairs;                      // of tiles of a head, one heavy and one light, or 0: no pairs (locate_tile)
-  int paired_heads;               // whose tiles go in pairs; the others' follow
-  int pair_rounds, pair_rest;     // pairs of every block, and how many blocks have one more
+  int items;    // tiles of queries of all heads
+  int q_tiles;  // of the longest sequence
+  TileOrder order;
   int kv_box_rows;                // keys that one copy brings: a block, or what pages and blocks share
   int block_pages, block_rest;    // a block of keys in whole pages and the rest
   int heads, heads_q, group;      // batch x heads_q, and heads_q / heads_kv
-  int group_tiles;                // of heads_at_once heads
+  int group_tiles;                // of order.heads_at_once heads
   int window_left, window_right;  // at most kMostTokens, which is all
   int most_keys, max_pages;       // of a sequence in pages
   float scale_log2;               // from what goes into the exponentials to powers of two
 };
 
-/// The tile of the block's `round`-th turn, in the order of the plan: groups of heads one after the other, within a
-/// group the heavy tiles (the last ones, when causal) first. Blocks take turns forwards and backwards, so that none
-/// gets the heavier tile every time. With plan.pairs, a block first takes pairs, the heaviest and the lightest tile of
-/// a head that are left: each is the same work, and blocks side by side read the same keys. The last heads' tiles
-/// follow one by one, so that all blocks end together; those that have had a pair less begin. False when there is none
-/// left.
+/// The tile of the block's `round`-th turn in the order of the plan. Pairs come first, the heaviest and the lightest
+/// tile of a head that are left: each is the same work, and blocks side by side read the same keys. The last heads'
+/// tiles follow one by one, so that all blocks end together; those that have had a pair less begin. False when there is
+/// none left.
 template <class Shape>
 __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& plan, unsigned round,
                                    TileRecord* tile) {
-  const unsigned blocks = gridDim.x, block = blockIdx.x, rest = plan.pair_rest;
-  const unsigned paired = 2 * (plan.pair_rounds + (block < rest));  // rounds
+  const TileOrder& order = plan.order;
+  const unsigned blocks = gridDim.x, block = blockIdx.x, rest = order.pair_rest;
+  const unsigned paired = 2 * (order.pair_rounds + (block < rest));  // rounds
   unsigned head, lighter;
   if (round < paired) {
     const unsigned pair = round / 2 * blocks + block;
-    head = pair / plan.pairs;
-    lighter = pair % plan.pairs;
+    head = pair / order.pairs;
+    lighter = pair % order.pairs;
     if (round % 2) lighter = plan.q_tiles - 1 - lighter;
   } else {
     const unsigned begins = rest > 0 && block >= rest, turn = round - paired - begins;
-    unsigned index = (rest > 0 ? blocks - rest : 0) + turn * blocks + (turn % 2 ? blocks - 1 - block : block);
+    const bool backwards = turn % 2 && !order.in_turn;
+    unsigned index = (rest > 0 ? blocks - rest : 0) + turn * blocks + (backwards ? blocks - 1 - block : block);
     if (begins && round == paired) index = block - rest;
-    index += plan.paired_heads * plan.q_tiles;
+    index += order.paired_heads * plan.q_tiles;
     if (index >= static_cast<unsigned>(plan.items)) return false;
-    index -= plan.paired_heads * plan.q_tiles;
-    const unsigned groups = plan.groups, group_tiles = plan.group_tiles;
+    index -= order.paired_heads * plan.q_tiles;
+    const unsigned groups = order.groups, group_tiles = plan.group_tiles;
     const unsigned group = min(index / group_tiles, groups - 1), in_group = index - group * group_tiles;
-    const unsigned first_head = plan.paired_heads + group * plan.heads_at_once;
-    const unsigned group_heads = group + 1 < groups ? plan.heads_at_once : plan.heads - first_head;
+    const unsigned first_head = order.paired_heads + group * order.heads_at_once;
+    const unsigned group_heads = group + 1 < groups ? order.heads_at_once : plan.heads - first_head;
     head = first_head + in_group % group_heads;
     lighter = in_group / group_heads;
   }
