@@ -14,9 +14,12 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -114,26 +117,47 @@ def without_parameters(name: str) -> str:
     return name
 
 
+def max_threads(cubin: bytes) -> Iterator[tuple[str, int]]:
+    """Kernels of a cubin and their largest block: the attribute EIATTR_MAX_THREADS in a kernel's .nv.info."""
+    table, size, count, names = struct.unpack_from("<40xQ10xHHH", cubin)  # of a 64-bit ELF
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + size * i) for i in range(count)]
+    for name, _, _, _, start, length in sections:
+        at = sections[names][4] + name
+        symbol = cubin[at : cubin.index(b"\0", at)].decode()
+        if not symbol.startswith(".nv.info."):
+            continue
+        at = start
+        while at < start + length:
+            form, attribute, value = struct.unpack_from("<BBH", cubin, at)
+            at += 4
+            if form == 4:  # followed by `value` bytes; other forms hold theirs here
+                if attribute == 5:
+                    x, y, z = struct.unpack_from("<III", cubin, at)
+                    yield symbol.removeprefix(".nv.info."), x * y * z
+                at += value
+
+
 def read_library(library: str) -> list[Kernel]:
-    run = [cuobjdump(), "-res-usage", "-elf", library]
+    run = [cuobjdump(), "-res-usage", library]
     text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
     kernels: dict[tuple[str, int], Kernel] = {}
-    threads: dict[tuple[str, int], int] = {}
-    code, symbol = 0, ""
+    code = 0
     lines = iter(text.splitlines())
     for line in lines:
         if match := re.match(r"arch = sm_(\d+)", line):
             code = int(match[1])
-        elif match := re.match(r"\.nv\.info\.(\S+)", line):
-            symbol = match[1]
-        elif "EIATTR_MAX_THREADS" in line:
-            next(lines)
-            x, y, z = (int(value, 16) for value in next(lines).split()[1:4])
-            threads[symbol, code] = x * y * z
         elif match := re.match(r" Function (\S+):", line):
             use = dict(re.findall(r"(\w+):(\d+)", next(lines)))
             shared = int(use["SHARED"]) - ARCHS[code].reserved
             kernels[match[1], code] = Kernel("", code, int(use["REG"]), int(use["STACK"]), shared, 1024)
+    # Not as text (-elf): that is 5 million lines, half a minute.
+    threads: dict[tuple[str, int], int] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        run = [cuobjdump(), "-xelf", "all", str(Path(library).resolve())]
+        subprocess.run(run, capture_output=True, check=True, cwd=folder)
+        for file in Path(folder).iterdir():
+            code = int(re.search(r"\.sm_(\d+)a?\.cubin$", file.name)[1])
+            threads |= {(symbol, code): count for symbol, count in max_threads(file.read_bytes())}
     names = readable([symbol for symbol, _ in kernels])
     return [
         replace(kernel, name=name, threads=threads.get(key, 1024))
