@@ -40,4 +40,5 @@ ctest --test-dir build/test --output-on-failure -j "$(nproc)"
 
 say "Python tests"
 cores=$(nproc)
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # each worker has torch's threads: those that wait leave the cores to the others
 python -m pytest -q -n $((cores < 4 ? cores : 4)) --dist worksteal tests_py "$@"
