@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "cuda/host/launch.hpp"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/sm90a/attention_fwd.hpp"
 #include "cuda/sm90a/attention_fwd_consumer.cuh"
 #include "cuda/sm90a/attention_fwd_producer.cuh"
@@ -58,6 +59,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     ptx::fence_mbarrier_init();
   }
   if constexpr (Shape::kSums) fill_ones<Shape, T>(shared);
+  ptx::wait_for_previous_kernel();
   __syncthreads();
   const int warpgroup = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / 128, 0));
   if (warpgroup == 0) {
@@ -66,8 +68,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       produce_keys<Shape, false>(p, plan, shared, &map_k);
     else if (threadIdx.x < 2 * kWarp)
       produce_keys<Shape, true>(p, plan, shared, &map_v);
-    else if (threadIdx.x == 2 * kWarp)
+    else if (threadIdx.x == 2 * kWarp) {
       produce_queries<Shape>(p, plan, shared, &map_q);
+      ptx::allow_next_kernel();
+    }
   } else {
     ptx::increase_registers<Shape::kConsumerRegisters>();
     Consumer<Shape, T, kModified> consumer{p, plan, shared, &map_out, warpgroup - 1};
@@ -107,7 +111,7 @@ TileOrder tile_order(const AttentionParams& p, const CudaDeviceProperties& devic
   call.num_sms = device.num_sms;
   call.may_mix = Shape::kDim > 64;
   call.may_pair = Shape::kBlockM != 192 && p.window_left < 0 && !p.is_varlen_q() && !p.is_varlen_k() && !p.is_paged();
-  return remembered_order(std::move(call));
+  return remembered_order(call);
 }
 
 template <class Shape, bool kModified>
@@ -123,10 +127,8 @@ ForwardPlan forward_plan(const AttentionParams& p, const CudaDeviceProperties& d
   plan.group_tiles = plan.order.heads_at_once * plan.q_tiles;
   plan.kv_box_rows = static_cast<int>(p.is_paged() ? std::gcd<std::int64_t, std::int64_t>(p.page_size, Shape::kBlockN)
                                                    : Shape::kBlockN);
-  if (p.is_paged()) {
-    plan.block_pages = static_cast<int>(Shape::kBlockN / p.page_size);
-    plan.block_rest = static_cast<int>(Shape::kBlockN % p.page_size);
-  }
+  plan.block_pieces = Shape::kBlockN / plan.kv_box_rows;
+  plan.batch_blocks = kWarp / plan.block_pieces;
   const auto cut = [](std::int64_t n) { return static_cast<int>(n < 0 || n > kMostTokens ? kMostTokens : n); };
   plan.window_left = cut(p.window_left);
   plan.window_right = cut(p.window_right);
@@ -142,11 +144,11 @@ void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
   const CudaDeviceProperties& device = cuda_device_properties(p.device.index);
   const ForwardPlan plan = forward_plan<Shape, kModified>(p, device);
   const auto box = static_cast<std::uint32_t>(plan.kv_box_rows);
-  launch("attention_fwd sm90a", attention_fwd_kernel<Shape, T, kModified>,
-         {static_cast<unsigned>(count_blocks(p, plan.items, device.num_sms)), Shape::kThreads,
-          SharedLayout<Shape>::kBytes, stream},
-         p, plan, make_tensor_map("attention_fwd q", q_map(p, 64)),
-         make_tensor_map("attention_fwd k", kv_map(p, false, box)),
+  LaunchShape shape{static_cast<unsigned>(count_blocks(p, plan.items, device.num_sms)), Shape::kThreads,
+                    SharedLayout<Shape>::kBytes, stream};
+  shape.early = true;
+  launch("attention_fwd sm90a", attention_fwd_kernel<Shape, T, kModified>, shape, p, plan,
+         make_tensor_map("attention_fwd q", q_map(p, 64)), make_tensor_map("attention_fwd k", kv_map(p, false, box)),
          make_tensor_map("attention_fwd v", kv_map(p, true, box)),
          make_tensor_map("attention_fwd out", out_map(p, 64)));
 }

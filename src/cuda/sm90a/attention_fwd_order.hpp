@@ -7,8 +7,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <numeric>
-#include <utility>
 #include <vector>
 
 namespace flashkernel::cuda::sm90a {
@@ -36,10 +36,6 @@ struct OrderedCall {
   bool may_mix = false;   // heavy and light tiles side by side: not where exponentials are the limit (d64)
   bool may_pair = false;
 
-  bool operator==(const OrderedCall& o) const {
-    return heads == o.heads && work == o.work && l2_share == o.l2_share && num_sms == o.num_sms &&
-           may_mix == o.may_mix && may_pair == o.may_pair;
-  }
   std::int64_t tiles() const { return heads * static_cast<std::int64_t>(work.size()); }
 };
 
@@ -122,15 +118,25 @@ inline TileOrder order_tiles(const OrderedCall& call) {
 }
 
 /// The same, with the answer of this thread's last call kept: a model's layers ask the same again and again.
-inline TileOrder remembered_order(OrderedCall call) {
-  struct Answer {
-    OrderedCall call;
+inline TileOrder remembered_order(const OrderedCall& call) {
+  struct Answer {  // plain data, so that a thread may end at any time
+    std::int64_t heads = 0;
+    double l2_share = 0;
+    int num_sms = 0, tiles = 0;
+    int work[96] = {};
+    bool may_mix = false, may_pair = false;
     TileOrder order;
   };
-  thread_local Answer last;
-  if (!(last.call == call)) {
-    const TileOrder order = order_tiles(call);
-    last = {std::move(call), order};
+  static thread_local Answer last;
+  const auto tiles = static_cast<int>(call.work.size());
+  if (tiles > static_cast<int>(std::size(last.work))) return order_tiles(call);
+  if (last.heads != call.heads || last.l2_share != call.l2_share || last.num_sms != call.num_sms ||
+      last.tiles != tiles || last.may_mix != call.may_mix || last.may_pair != call.may_pair ||
+      !std::equal(call.work.begin(), call.work.end(), last.work)) {
+    last.order = order_tiles(call);
+    last.heads = call.heads, last.l2_share = call.l2_share, last.num_sms = call.num_sms, last.tiles = tiles;
+    last.may_mix = call.may_mix, last.may_pair = call.may_pair;
+    std::copy(call.work.begin(), call.work.end(), last.work);
   }
   return last.order;
 }

@@ -131,13 +131,13 @@ struct ForwardPlan {
   int items;    // tiles of queries of all heads
   int q_tiles;  // of the longest sequence
   TileOrder order;
-  int kv_box_rows;                // keys that one copy brings: a block, or what pages and blocks share
-  int block_pages, block_rest;    // a block of keys in whole pages and the rest
-  int heads, heads_q, group;      // batch x heads_q, and heads_q / heads_kv
-  int group_tiles;                // of order.heads_at_once heads
-  int window_left, window_right;  // at most kMostTokens, which is all
-  int most_keys, max_pages;       // of a sequence in pages
-  float scale_log2;               // from what goes into the exponentials to powers of two
+  int kv_box_rows;                 // keys that one copy brings: a block, or what pages and blocks share
+  int block_pieces, batch_blocks;  // of pages: copies of a block, and blocks whose pages are looked up at once
+  int heads, heads_q, group;       // batch x heads_q, and heads_q / heads_kv
+  int group_tiles;                 // of order.heads_at_once heads
+  int window_left, window_right;   // at most kMostTokens, which is all
+  int most_keys, max_pages;        // of a sequence in pages
+  float scale_log2;                // from what goes into the exponentials to powers of two
 };
 
 /// The tile of the block's `round`-th turn in the order of the plan. Pairs come first, the heaviest and the lightest
