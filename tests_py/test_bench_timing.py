@@ -235,6 +235,13 @@ def test_gpu_programs_last_long_enough_in_whole_walks(sets: int, graph: bool) ->
     assert (cuda.replays > 0) == graph
 
 
+def test_a_steady_measurement_lasts_as_long_as_is_asked_for() -> None:
+    cuda = FakeCuda()
+    device = CudaDevice(SimpleNamespace(cuda=cuda), 0.003)
+    program = device.program([lambda i=i: cuda.call(i) for i in range(4)], 0, True)
+    assert program.inner == 300  # of 10 us
+
+
 def session(device: FakeDevice, rule: Rule | None = None) -> Session:
     ceilings = {"read": 1e9, "copy": 5e8, "matmul float32": 1e12}
     return Session(Settings(), device, rule or Rule(0, 3, 1.0), ceilings, clock=lambda: device.now)

@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--warmup", type=int, default=100, help="measurements of a provider before timing")
     add("--calls", type=int, default=1000, help="timed measurements of a provider in a row")
     add("--seconds", type=float, default=2.0, help="most seconds of a provider in a row once 30 measurements are taken")
+    add(
+        "--steady",
+        type=float,
+        metavar="SECONDS",
+        help="on a GPU, what a measurement lasts (default: 0.0001): some thousandths have a provider's calls run one "
+        "after the other at the clock that its own power leaves, not at that of all providers in turn",
+    )
     add("--budget", type=float, metavar="SECONDS", help="for the whole run: rows share it evenly")
     add("--quick", action="store_true", help="small shapes and few calls: a look at whether all of it runs")
     add("--full-shapes", action="store_true", help="with --quick: few calls, but the shapes of a full run")
@@ -67,6 +74,8 @@ def _settings(args: argparse.Namespace) -> Any:
     from . import baselines
     from .case import Settings
 
+    if args.steady is not None and not args.steady > 0:
+        raise ValueError(f"bench: --steady {args.steady}; a number > 0 is needed")
     for name, least in (("warmup", 0), ("calls", 1), ("threads", 1)):
         value = getattr(args, name)
         if value is not None and value < least:
@@ -152,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
     if not cases:
         raise ValueError("bench: no row is left of what was asked for; --list shows what there is")
 
-    from .cuda_device import CudaDevice
+    from .cuda_device import LEAST_SECONDS, CudaDevice
     from .machine import machine_info
     from .progress import Progress
     from .results import write_csv, write_json
@@ -169,11 +178,12 @@ def run(args: argparse.Namespace) -> int:
         rule = Rule(min(args.warmup, 2), min(args.calls, 20 if settings.cuda else 5), min(args.seconds, 0.2), 3)
     device: Device
     if settings.cuda:
-        device = CudaDevice(torch)
+        device = CudaDevice(torch, args.steady or LEAST_SECONDS)
     else:
         device = CpuDevice(pause=PAUSE if fk.get_num_threads() > 1 else 0.0)
     session = Session(settings, device, rule)
     head: dict[str, Any] = {"command": _command(args), "method": {**asdict(rule), "quick": args.quick}}
+    head["method"] |= {"steady": args.steady} if args.steady else {}
     head |= {"note": args.note} if args.note else {}
     head["machine"] = machine_info(settings.device)
 
@@ -207,7 +217,7 @@ def run(args: argparse.Namespace) -> int:
 def _command(args: argparse.Namespace) -> str:
     """As it could be typed again, without the places of files."""
     words = ["flashkernel bench", *args.group]
-    for name in ("kernels", "without", "part", "threads", "budget"):
+    for name in ("kernels", "without", "part", "threads", "budget", "steady"):
         if getattr(args, name):
             words.append(f"--{name} {getattr(args, name)}")
     words += [f'--case "{text}"' for text in args.case or ()]

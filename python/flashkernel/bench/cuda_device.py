@@ -1,8 +1,8 @@
 """GPU time of calls: CUDA-graph replays between events.
 
-One measurement replays a graph of so many calls that it lasts LEAST_SECONDS (events resolve about half a microsecond),
-in whole walks through the input sets, so that memory-bound calls do not find their inputs in the L2 cache. What cannot
-be captured is launched call by call.
+One measurement replays a graph of so many calls that it lasts LEAST_SECONDS (events resolve about half a microsecond)
+or as long as is asked for, in whole walks through the input sets, so that memory-bound calls do not find their inputs
+in the L2 cache. What cannot be captured is launched call by call.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ SLOW_SECONDS = 0.5
 
 
 class CudaDevice:
-    """The current device of torch. `torch`: the module, or what a test puts in its place."""
+    """The current device of torch. `torch`: the module, or what a test puts in its place. least_seconds: of a
+    measurement, half as long at worst.
+    """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, least_seconds: float = LEAST_SECONDS) -> None:
         self._torch = torch
+        self._least_seconds = least_seconds
         self.queue = 10
         self.pause = 0.0
 
@@ -37,7 +40,7 @@ class CudaDevice:
         if inner:
             return Program(walk, inner, graph)
         seconds = min(self._once(walk) for _ in range(1 if slow else 3))
-        walks = max(1, round(LEAST_SECONDS / max(seconds, 1e-9)))
+        walks = max(1, round(self._least_seconds / max(seconds, 1e-9)))
         return Program(walk if walks == 1 else make(calls, walks * len(calls)), walks * len(calls), graph)
 
     def mark(self) -> Any:

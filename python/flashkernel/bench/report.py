@@ -103,9 +103,11 @@ def _method(run: dict[str, Any]) -> str:
     if "text" in m:  # a run by another rule says which
         return f"{m['text']}."
     quick = "A quick look, with few calls: order of magnitude, no more. " if m.get("quick") else ""
+    steady = f" A measurement is calls one after the other for {1e3 * m['steady']:g} ms." if m.get("steady") else ""
     return (
         f"{quick}Up to {m['calls']} timed measurements of each provider after {m['warmup']} (what fits into "
-        f"{m['seconds']:g} s of it, at least {m['least_calls']} where they take less than five times as long).{note}"
+        f"{m['seconds']:g} s of it, at least {m['least_calls']} where they take less than five times as long).{steady}"
+        f"{note}"
     )
 
 
