@@ -87,6 +87,18 @@ TEST(TileOrder, TakesWhatMeasuredFastest) {
   EXPECT_TRUE(order.in_turn && order.heads_at_once == 4);
 }
 
+TEST(TileOrder, InTurnOnlyWhereABlockComesByAllOfATilesWeights) {
+  for (const int sms : {78, 108, 114, 132, 144})
+    for (int tiles = 1; tiles <= 12; ++tiles) {
+      OrderedCall call = causal_call(512, 192 * tiles, 3);
+      call.num_sms = sms;
+      const TileOrder order = order_tiles(call);
+      if (!order.in_turn) continue;
+      ASSERT_EQ(sms % order.heads_at_once, 0) << sms << " blocks, " << tiles << " tiles";
+      EXPECT_EQ(std::gcd(sms / order.heads_at_once, tiles), 1) << sms << " blocks, " << tiles << " tiles";
+    }
+}
+
 TEST(TileOrder, PairsWhereNoGroupsKeysFit) {
   const double head = 1024.0 / 62914560;  // d256
   OrderedCall call = causal_call(64, 2048, 2, 2048 * head);

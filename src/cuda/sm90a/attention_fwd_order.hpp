@@ -108,8 +108,10 @@ inline TileOrder order_tiles(const OrderedCall& call) {
     consider(tiles / std::gcd(tiles, q_tiles), false);
   }
   if (q_tiles <= 4) consider(8, false);
-  if (call.may_mix && q_tiles <= 8) consider(call.num_sms / 11, true);
-  if (call.may_mix && q_tiles <= 4) consider(call.num_sms / 33, true);
+  // Nearly eleven would not do: a tile that is half a one lighter each time is as heavy for half of the call.
+  for (const std::int64_t tiles : {11, 33})
+    if (call.may_mix && q_tiles <= (tiles == 11 ? 8 : 4) && call.num_sms % tiles == 0 && std::gcd(tiles, q_tiles) == 1)
+      consider(call.num_sms / tiles, true);
   const bool all_heads = best.heads_at_once == call.heads && static_cast<double>(call.heads) * call.l2_share > 1;
   // Up to 32 tiles (more have not been measured), and a few rounds of pairs.
   if (all_heads && call.may_pair && q_tiles % 2 == 0 && q_tiles <= 32 && call.tiles() >= 6 * call.num_sms)
