@@ -236,6 +236,8 @@ def test_peak_memory_sees_an_allocation() -> None:
         (["--kernels", "linear/none"], "no such kernel"),
         (["--without", "nobody"], "sdpa_flash"),
         (["--part", "3/2"], "I/N"),
+        (["--steady", "0.01", "--device", "cpu"], "a GPU"),
+        (["--steady", "0"], "--steady 0.0"),
         (["norm", "--case", "no such row"], "no row is left"),
         (["report", "norm"], "alone"),
         (["report", "--root", "/"], "checkout"),

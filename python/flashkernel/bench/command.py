@@ -74,8 +74,6 @@ def _settings(args: argparse.Namespace) -> Any:
     from . import baselines
     from .case import Settings
 
-    if args.steady is not None and not args.steady > 0:
-        raise ValueError(f"bench: --steady {args.steady}; a number > 0 is needed")
     for name, least in (("warmup", 0), ("calls", 1), ("threads", 1)):
         value = getattr(args, name)
         if value is not None and value < least:
@@ -86,13 +84,16 @@ def _settings(args: argparse.Namespace) -> Any:
         raise ValueError(f"bench: --without {sorted(unknown)[0]}; one of {', '.join(baselines.NAMES)} is needed")
     if args.quick and args.full_shapes:
         without |= {"compile"}
-    return Settings(
+    settings = Settings(
         device=_device(args.device, args.list),
         quick=args.quick and not args.full_shapes,
         dtypes=tuple(args.dtype or ()),
         without=without,
         only=frozenset((args.kernels or "").split(",")) - {""},
     )
+    if args.steady is not None and not (settings.cuda and args.steady > 0):
+        raise ValueError(f"bench: --steady {args.steady}; a number > 0, and a GPU, are needed")
+    return settings
 
 
 def _cases(args: argparse.Namespace, settings: Any) -> list[Any]:

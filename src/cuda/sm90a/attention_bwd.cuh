@@ -110,13 +110,14 @@ int backward_heads_at_once(const AttentionParams& f, const BackwardPlan& plan, i
   const bool masked = f.window_right >= 0 || f.window_left >= 0, is_band = f.window_right >= 0 && f.window_left >= 0;
   const bool waits = Shape::kJoined && plan.ordered;
   std::int64_t steps = plan.q_tiles, distance = 2;
-  if (is_band)
+  if (is_band) {
     steps = std::min(steps, (f.window_left + f.window_right + kBackwardBlockN) / Shape::kBlockM + 1);
-  else if (masked)
-    steps = (steps + 1) / 2,
+  } else if (masked) {
+    steps = (steps + 1) / 2;
     distance = waits ? std::clamp(plan.k_tiles / 4, 3, 16) : std::clamp(plan.k_tiles / 8, 2, 8);
-  else if (waits)
+  } else if (waits) {
     distance = std::clamp(plan.k_tiles / 2, 2, 16);
+  }
   if (masked) steps *= std::max(1, plan.group / 2);
   const std::int64_t wanted =
       std::clamp<std::int64_t>(ceil_div(distance * num_sms, std::max<std::int64_t>(1, steps)), 1, plan.heads);

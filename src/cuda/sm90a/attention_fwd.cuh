@@ -97,8 +97,7 @@ TileOrder tile_order(const AttentionParams& p, const CudaDeviceProperties& devic
     by_heads.groups = static_cast<int>(call.heads);
     return by_heads;
   }
-  const std::int64_t row_groups = ceil_div(p.seq_q, 64);
-  for (std::int64_t last = row_groups; last > 0; last -= Shape::kConsumers) {
+  for (std::int64_t last = ceil_div(p.seq_q, 64); last > 0; last -= Shape::kConsumers) {  // as in locate_tile
     const std::int64_t first_key =
         p.first_key(64 * std::max<std::int64_t>(0, last - Shape::kConsumers), p.seq_q, p.seq_k);
     const std::int64_t last_key = p.last_key(std::min(p.seq_q, 64 * last) - 1, p.seq_q, p.seq_k);

@@ -120,8 +120,7 @@ __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shap
 }
 
 /// One warp for K, one for V: of the tiles that the thread below finds. What is known of a tile is read from shared
-/// memory when it is asked for: the producer has few registers. A block's pages are looked up before the block in front
-/// of it waits for its slot, so that nobody waits for the table.
+/// memory when it is asked for: the producer has few registers.
 template <class Shape, bool kOfV>
 __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan& plan,
                                     const SharedLayout<Shape>& shared, const CUtensorMap* map) {
