@@ -149,7 +149,9 @@ def test_what_is_asked_for_on_a_gpu() -> None:
     assert {x["batch"] for x in sizes} == {1, 4, 8, 16} and {x["head_dim"] for x in sizes} == {64, 128}
     assert {x["seq"] for x in sizes} == {512, 1024, 2048, 4096, 8192, 16384, 131072}
     assert {case.dtype for case in GROUPS["attention_sizes"](s)} == {"float16", "bfloat16", "float32"}
-    assert {case.shape["features"] for case in GROUPS["linear"](s)} == {768, 2048, 4096}
+    layers = {("GELU" in case.name, case.shape["features"], case.shape["outputs"]) for case in GROUPS["linear"](s)}
+    widths = [(768, 3072), (2048, 8192), (4096, 16384)]
+    assert layers == {(True, *size) for size in widths} | {(False, out, width) for width, out in widths}
 
 
 def test_the_ladder_has_the_registrys_rungs(bench: Run) -> None:

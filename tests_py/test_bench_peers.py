@@ -125,6 +125,11 @@ def gemm_act(a: Any, b: Any, bias: Any, activation: str, store_preact: bool) -> 
     return None, baselines.gelu_linear(a, b.t(), bias)
 
 
+def gemm(a: Any, b: Any, bias: Any, split_k: int | None) -> Any:
+    assert split_k is None and b.stride(0) == 1
+    return baselines.linear(a, b.t(), bias)
+
+
 QUACK = {
     "rmsnorm": SimpleNamespace(
         rmsnorm_fwd=lambda x, w, residual=None, eps=0.0: (
@@ -139,7 +144,7 @@ QUACK = {
     "softmax": SimpleNamespace(softmax_fwd=baselines.softmax, softmax_bwd=baselines.softmax_backward),
     "rotary": SimpleNamespace(apply_rotary=apply_rotary),
     "cross_entropy": SimpleNamespace(cross_entropy_fwd=cross_entropy_fwd, cross_entropy_bwd=cross_entropy_bwd),
-    "gemm_interface": SimpleNamespace(gemm_act=gemm_act),
+    "gemm_interface": SimpleNamespace(gemm=gemm, gemm_act=gemm_act),
 }
 
 

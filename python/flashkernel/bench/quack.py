@@ -65,6 +65,14 @@ def gelu_linear(x: Any, weight: Any, bias: Any) -> Any:
     return gemm.gemm_act(x, weight.t(), bias=bias, activation="gelu_tanh_approx", store_preact=False)[1]
 
 
+def linear(x: Any, weight: Any, bias: Any) -> Any:
+    """With its tuner's choice of tiles and parts of k, in an order that doesn't change from run to run."""
+    gemm = _module("gemm_interface")
+    if gemm is None:
+        return baselines.refuse("this quack has no gemm_interface")
+    return gemm.gemm(x, weight.t(), bias=bias, split_k=None)
+
+
 def _wide_vectors(arguments: Arguments) -> Arguments:
     """LayerNorm takes its weight and bias in float32 alone."""
     return arguments[0], *(x.float() for x in arguments[1:])
@@ -92,6 +100,7 @@ OPS: dict[str, Op] = {
     "softmax_backward": (softmax_backward, None),
     "rope": (rope, _half_tables),
     "gelu_linear": (gelu_linear, None),
+    "linear": (linear, None),
     "cross_entropy": (cross_entropy, None),
     "cross_entropy_backward": (cross_entropy_backward, _grad_of_each),
 }

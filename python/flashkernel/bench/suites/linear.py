@@ -1,4 +1,5 @@
-"""Linear with bias and tanh-GELU, and the gradient of a plain linear; hidden sizes of GPT-2, Llama-1B and larger."""
+"""Linear with bias and tanh-GELU, the layer back down with bias alone, and the gradient of a plain linear; hidden sizes
+of GPT-2, Llama-1B and larger."""
 
 from __future__ import annotations
 
@@ -29,15 +30,15 @@ def _arguments(s: Settings, dtype: str, rows: int, features: int, outputs: int) 
     ]
 
 
-def linear_work(s: Settings, dtype: str, rows: int, features: int, outputs: int) -> Work:
+def linear_work(s: Settings, dtype: str, rows: int, features: int, outputs: int, gelu: bool = True) -> Work:
     sets = _arguments(s, dtype, rows, features, outputs)
-    providers = [*baselines.ours(s, fk.linear, sets, activation="gelu_tanh")]
-    if s.cuda and dtype != "float32" and "cublaslt_gelu" not in s.without:
+    providers = [*baselines.ours(s, fk.linear, sets, activation="gelu_tanh" if gelu else None)]
+    if gelu and s.cuda and dtype != "float32" and "cublaslt_gelu" not in s.without:
         providers.append(Provider("cublaslt_gelu", each(baselines.addmm_gelu, sets)))
-    providers += baselines.stock(s, baselines.gelu_linear, sets)
+    providers += baselines.stock(s, baselines.gelu_linear if gelu else baselines.linear, sets)
     if dtype != "float32":
-        providers += row_peers.providers(s, "gelu_linear", sets)
-    if "matmul" not in s.without:
+        providers += row_peers.providers(s, "gelu_linear" if gelu else "linear", sets)
+    if gelu and "matmul" not in s.without:
         providers.append(Provider("matmul", each(baselines.linear, sets), BESIDE))
     return Work(
         providers,
@@ -49,17 +50,18 @@ def linear_work(s: Settings, dtype: str, rows: int, features: int, outputs: int)
 
 
 def linear(s: Settings) -> Iterator[Case]:
-    few_and_many = (1, 4, 16, 64, 512, 4096, 16384)
+    few_and_many = (1, 4, 16, 64, 512, 1024, 4096, 16384)
     shapes = s.pick(
         quick=[(8, 64, 256)],
         cpu=[(1, 768, 3072), (8, 768, 3072), (512, 768, 3072), (512, 4096, 4096)],
         cuda=[(rows, *size) for size in ((768, 3072), (2048, 8192), (4096, 16384)) for rows in few_and_many],
     )
-    for rows, features, outputs in shapes:
+    layers = [(*shape, True) for shape in shapes] + [(rows, out, width, False) for rows, width, out in shapes]
+    for rows, features, outputs, gelu in layers:
         for dtype in s.dtypes_of(("float16", "bfloat16") if s.cuda else DTYPES):
-            name = f"{rows} x {features} -> {outputs}, GELU"
+            name = f"{rows} x {features} -> {outputs}" + (", GELU" if gelu else "")
             named = {"rows": rows, "features": features, "outputs": outputs}
-            build = partial(linear_work, s, dtype, rows, features, outputs)
+            build = partial(linear_work, s, dtype, rows, features, outputs, gelu)
             yield Case("linear", name, dtype, s.device, build, named)
 
 
