@@ -25,8 +25,9 @@ __device__ inline std::uint64_t l2_evict_last() {
   return policy;
 }
 
-/// What these two make, as numbers: no registers held.
-inline constexpr std::uint64_t kL2EvictFirst = 0x12f0000000000000, kL2EvictLast = 0x14f0000000000000;
+/// What these two make, and what is asked for without a policy, as numbers: no registers held.
+inline constexpr std::uint64_t kL2EvictFirst = 0x12f0000000000000, kL2EvictLast = 0x14f0000000000000,
+                               kL2EvictNormal = 0x1000000000000000;
 
 /// Fetches the map itself.
 __device__ inline void tma_prefetch_map(const CUtensorMap* map) {
@@ -105,11 +106,13 @@ __device__ inline void tma_store(const CUtensorMap* map, std::uint32_t shared, i
                "r"(shared), "r"(c0), "r"(c1), "r"(c2)
                : "memory");
 }
-__device__ inline void tma_store(const CUtensorMap* map, std::uint32_t shared, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
-                   reinterpret_cast<std::uint64_t>(map)),
-               "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-               : "memory");
+__device__ inline void tma_store(const CUtensorMap* map, std::uint32_t shared, std::uint64_t policy, int c0, int c1,
+                                 int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%3, %4, %5, %6}], [%1], %2;" ::"l"(
+          reinterpret_cast<std::uint64_t>(map)),
+      "r"(shared), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
 }
 
 /// Adds a box of floats to the tensor.

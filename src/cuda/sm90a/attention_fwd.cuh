@@ -97,10 +97,10 @@ TileOrder tile_order(const AttentionParams& p, const CudaDeviceProperties& devic
     by_heads.groups = static_cast<int>(call.heads);
     return by_heads;
   }
-  for (std::int64_t last = ceil_div(p.seq_q, 64); last > 0; last -= Shape::kConsumers) {  // as in locate_tile
-    const std::int64_t first_key =
-        p.first_key(64 * std::max<std::int64_t>(0, last - Shape::kConsumers), p.seq_q, p.seq_k);
-    const std::int64_t last_key = p.last_key(std::min(p.seq_q, 64 * last) - 1, p.seq_q, p.seq_k);
+  for (std::int64_t lighter = 0; lighter < ceil_div(p.seq_q, Shape::kBlockM); ++lighter) {
+    const auto first = first_row_of_tile<std::int64_t>(ceil_div(p.seq_q, 64), Shape::kConsumers, lighter);
+    const std::int64_t first_key = p.first_key(std::max<std::int64_t>(0, first), p.seq_q, p.seq_k);
+    const std::int64_t last_key = p.last_key(std::min(p.seq_q, first + Shape::kBlockM) - 1, p.seq_q, p.seq_k);
     const std::int64_t blocks = ceil_div(std::max(first_key, last_key), Shape::kBlockN) - first_key / Shape::kBlockN;
     call.work.push_back(static_cast<int>(blocks) + kTileChange);
   }
@@ -135,6 +135,9 @@ ForwardPlan forward_plan(const AttentionParams& p, const CudaDeviceProperties& d
   plan.most_keys = cut(p.max_pages * p.page_size);
   constexpr float kLog2E = 1.4426950408889634f;
   plan.scale_log2 = kModified ? kLog2E : p.scale * kLog2E;
+  // An output that the L2 cache won't hold for the next kernel makes room for keys.
+  const std::int64_t rows = p.heads_q * (p.is_varlen_q() ? p.total_q : p.batch * p.seq_q);
+  plan.out_policy = 2 * rows * p.head_dim_v > device.l2_bytes ? ptx::kL2EvictFirst : ptx::kL2EvictNormal;
   return plan;
 }
 
@@ -211,9 +214,9 @@ struct ForwardTiles<128> {
 };
 template <>
 struct ForwardTiles<192> {
-  using Long = ForwardShape<192, 2, 80, 1, 2, true, 3>;        // 48 + 4 x 30 + 48 KB
+  using Long = ForwardShape<192, 2, 80, 1, 2, true, 3, 10>;    // 48 + 4 x 30 + 48 KB
   using Short = ForwardShape<192, 2, 64, 1, 3, false, 1, 12>;  // 48 + 6 x 24 + 16 KB
-  using Modified = Long;
+  using Modified = ForwardShape<192, 2, 80, 1, 2, true, 3>;
   template <class F>
   static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
     if (p.seq_q <= (p.window_right >= 0 ? 1024 : 512)) return launch_with(Short{});
@@ -222,7 +225,7 @@ struct ForwardTiles<192> {
 };
 template <>
 struct ForwardTiles<256> {
-  using Only = ForwardShape<256, 2, 64, 1, 2, true, 2, 5>;   // 64 + 4 x 32 + 32 KB
+  using Only = ForwardShape<256, 2, 64, 1, 2, true, 2, 7>;   // 64 + 4 x 32 + 32 KB
   using Modified = ForwardShape<256, 2, 48, 1, 2, true, 2>;  // 64 + 4 x 24 + 32 KB
   template <class F>
   static void choose(const AttentionParams&, const CudaDeviceProperties&, F&& launch_with) {

@@ -206,7 +206,7 @@ struct Consumer {
   } pending;
 
   __device__ void finish_pending() {
-    finish_rows<Shape, T>(p, *shared.record(tiles.count - 1, warpgroup), map_out, out, rows, kModified,
+    finish_rows<Shape, T>(p, plan, *shared.record(tiles.count - 1, warpgroup), map_out, out, rows, kModified,
                           pending.partly_masked, shared.met_nan(warpgroup),
                           Shape::kQSlots > 1 ? shared.q(tiles.before().slot(), warpgroup) : shared.out(warpgroup),
                           kWarpgroup + warpgroup);

@@ -57,8 +57,8 @@ __device__ inline void stage_rows(const float (&out)[kOut], const float (&factor
 /// From there to global memory; thread 0 of the warpgroup must wait for its group of stores before the place is filled
 /// again.
 template <class T, int kFirst, int kCount>
-__device__ inline void send_rows(const AttentionParams& p, const TileRecord& tile, const CUtensorMap* map_out,
-                                 std::uint32_t place, int barrier) {
+__device__ inline void send_rows(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile,
+                                 const CUtensorMap* map_out, std::uint32_t place, int barrier) {
   // The copy engine cuts rows at the tensor's end; where sequences lie side by side, that is not the sequence's.
   const bool whole = !p.is_varlen_q() || tile.first_query + 64 <= tile.range.q_len;
   ptx::fence_proxy_async_shared();
@@ -70,7 +70,8 @@ __device__ inline void send_rows(const AttentionParams& p, const TileRecord& til
     const int begin = tile.first_query + (p.is_varlen_q() ? static_cast<int>(p.q_begin(tile.b)) : 0);
 #pragma unroll
     for (int c = 0; c < kCount; ++c)
-      ptx::tma_store(map_out, place + c * (64 * 128), (kFirst + c) * 64, begin, tile.h, p.is_varlen_q() ? 0 : tile.b);
+      ptx::tma_store(map_out, place + c * (64 * 128), plan.out_policy, (kFirst + c) * 64, begin, tile.h,
+                     p.is_varlen_q() ? 0 : tile.b);
     ptx::bulk_commit();
   }
 }
@@ -78,9 +79,9 @@ __device__ inline void send_rows(const AttentionParams& p, const TileRecord& til
 /// The whole output by way of fewer places, Shape::kOutSlots, a block of 64 columns in each, which serve in turn from
 /// block kBlock on: while one is filled, the copy engine reads the one before.
 template <class Shape, class T, int kBlock = 0, int kOut>
-__device__ inline void send_in_turn(const AttentionParams& p, const TileRecord& tile, const CUtensorMap* map_out,
-                                    const float (&out)[kOut], const float (&factor)[2], std::uint32_t places,
-                                    int barrier) {
+__device__ inline void send_in_turn(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile,
+                                    const CUtensorMap* map_out, const float (&out)[kOut], const float (&factor)[2],
+                                    std::uint32_t places, int barrier) {
   if constexpr (kBlock < Shape::kColumnBlocks) {
     if (kBlock == 0 || kBlock >= Shape::kOutSlots) {
       if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<(kBlock == 0 ? 0 : Shape::kOutSlots - 1)>();
@@ -88,8 +89,8 @@ __device__ inline void send_in_turn(const AttentionParams& p, const TileRecord& 
     }
     const std::uint32_t place = places + kBlock % Shape::kOutSlots * Shape::kQBlockBytes;
     stage_rows<T, kBlock, 1>(out, factor, place);
-    send_rows<T, kBlock, 1>(p, tile, map_out, place, barrier);
-    send_in_turn<Shape, T, kBlock + 1>(p, tile, map_out, out, factor, places, barrier);
+    send_rows<T, kBlock, 1>(p, plan, tile, map_out, place, barrier);
+    send_in_turn<Shape, T, kBlock + 1>(p, plan, tile, map_out, out, factor, places, barrier);
   }
 }
 
@@ -134,9 +135,10 @@ __device__ inline void finish_sums(const AttentionParams& p, const TileRecord& t
 /// after the other here, and nobody else may have work: what is asked for by few (LSE, sinks) stays behind one branch,
 /// and what waits for its own result (sums, exchanges) comes in many independent ones.
 template <class Shape, class T, int kOut>
-__device__ inline void finish_rows(const AttentionParams& p, const TileRecord& tile, const CUtensorMap* map_out,
-                                   float (&out)[kOut], RunningRows& rows, bool scores_are_final, bool partly_masked,
-                                   int* met_nan, std::uint32_t place, int barrier) {
+__device__ inline void finish_rows(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile,
+                                   const CUtensorMap* map_out, float (&out)[kOut], RunningRows& rows,
+                                   bool scores_are_final, bool partly_masked, int* met_nan, std::uint32_t place,
+                                   int barrier) {
   const int first = tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   float total[2], factor[2];
 #pragma unroll
@@ -160,9 +162,9 @@ __device__ inline void finish_rows(const AttentionParams& p, const TileRecord& t
   }
   if constexpr (kOwnPlaces || Shape::kQSlots > 1) {
     stage_rows<T, 0, Shape::kColumnBlocks>(out, factor, place);
-    send_rows<T, 0, Shape::kColumnBlocks>(p, tile, map_out, place, barrier);
+    send_rows<T, 0, Shape::kColumnBlocks>(p, plan, tile, map_out, place, barrier);
   } else {
-    send_in_turn<Shape, T>(p, tile, map_out, out, factor, place, barrier);
+    send_in_turn<Shape, T>(p, plan, tile, map_out, out, factor, place, barrier);
   }
 }
 

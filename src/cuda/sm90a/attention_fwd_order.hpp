@@ -27,6 +27,14 @@ struct TileOrder {
 /// What a tile costs beside its blocks of keys, in such blocks: its beginning and end (5000 clocks, of 1700 to 2000).
 inline constexpr int kTileChange = 3;
 
+/// The first row of a head's tile with `lighter` tiles behind it, of `row_groups` groups of 64 rows; may be below 0.
+/// Tiles end where the sequence's last group does. What fills no tile stands before the first one, where a causal mask
+/// leaves few keys: at the end, a tile of one group would walk all of them.
+template <class Int>
+constexpr Int first_row_of_tile(Int row_groups, Int consumers, Int lighter) {
+  return 64 * (row_groups - (lighter + 1) * consumers);
+}
+
 /// What an order depends on.
 struct OrderedCall {
   std::int64_t heads = 0;

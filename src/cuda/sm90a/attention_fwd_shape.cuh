@@ -138,6 +138,7 @@ struct ForwardPlan {
   int window_left, window_right;   // at most kMostTokens, which is all
   int most_keys, max_pages;        // of a sequence in pages
   float scale_log2;                // from what goes into the exponentials to powers of two
+  std::uint64_t out_policy;        // of the L2 cache
 };
 
 /// The tile of the block's `round`-th turn in the order of the plan. Pairs come first, the heaviest and the lightest
@@ -181,10 +182,7 @@ __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& 
   const int shift = tile->range.k_len - tile->range.q_len;
   tile->range.left = shift - plan.window_left;
   tile->range.right = shift + plan.window_right + 1;
-  // Tiles end where the sequence's last warpgroup of rows does. What fills no tile stands before the first one, where a
-  // causal mask leaves few keys: at the end, a tile of one warpgroup would walk all of them.
-  const int row_groups = (tile->range.q_len + 63) / 64;
-  tile->first_query = 64 * (row_groups - (static_cast<int>(lighter) + 1) * Shape::kConsumers);
+  tile->first_query = first_row_of_tile((tile->range.q_len + 63) / 64, Shape::kConsumers, static_cast<int>(lighter));
   const int last_query = min(tile->range.q_len, tile->first_query + Shape::kBlockM) - 1;
   const int first_key = tile->range.first(max(0, tile->first_query)), last_key = tile->range.last(last_query);
   tile->end_block = (last_key + Shape::kBlockN - 1) / Shape::kBlockN;

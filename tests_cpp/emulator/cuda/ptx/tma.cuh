@@ -14,7 +14,7 @@ namespace flashkernel::cuda::ptx {
 
 using simt::Where;
 
-inline constexpr std::uint64_t kL2EvictFirst = 1, kL2EvictLast = 2;
+inline constexpr std::uint64_t kL2EvictFirst = 1, kL2EvictLast = 2, kL2EvictNormal = 3;
 inline std::uint64_t l2_evict_first() { return 1; }
 inline std::uint64_t l2_evict_last() { return 2; }
 SIMT_INLINE void tma_prefetch_map(const CUtensorMap* map) { simt::decode(map); }
@@ -64,7 +64,8 @@ SIMT_INLINE void tma_store(const CUtensorMap* map, std::uint32_t shared, int c0,
 SIMT_INLINE void tma_store(const CUtensorMap* map, std::uint32_t shared, int c0, int c1, int c2) {
   emulated::store(map, shared, simt::Move::kStore, c0, c1, c2);
 }
-SIMT_INLINE void tma_store(const CUtensorMap* map, std::uint32_t shared, int c0, int c1, int c2, int c3) {
+SIMT_INLINE void tma_store(const CUtensorMap* map, std::uint32_t shared, std::uint64_t, int c0, int c1, int c2,
+                           int c3) {
   emulated::store(map, shared, simt::Move::kStore, c0, c1, c2, c3);
 }
 SIMT_INLINE void tma_reduce_add(const CUtensorMap* map, std::uint32_t shared, int c0, int c1, int c2, int c3) {
