@@ -123,12 +123,15 @@ void cases(CaseList& list) {
       whole.sin_has_gaps = false;
       Spec many = whole;
       many.batch = 600, many.seq = 1, many.dim = 24, many.rotary = 16;
+      Spec turned = many;  // whole heads, of odd numbers
+      turned.heads_q = 5, turned.heads_kv = 3, turned.dim = 32, turned.rotary = 32;
       for (const bool fp32 : {true, false}) {
         const std::string of = (fp32 ? "_fp32" : "_own") + form;
-        whole.table_fp32 = many.table_fp32 = fp32;
-        whole.angles = many.angles = Angles::kTable;
+        whole.table_fp32 = many.table_fp32 = turned.table_fp32 = fp32;
+        whole.angles = many.angles = turned.angles = Angles::kTable;
         add("whole_table" + of, whole);
         add("many_sequences_table" + of, many);
+        add("many_whole_heads_table" + of, turned);
         whole.position_dims = 2;
         add("whole_table_positions" + of, whole);
         whole.position_dims = 0;
@@ -140,6 +143,8 @@ void cases(CaseList& list) {
       add("many_sequences_table_in_place" + form, many);
       many.angles = Angles::kTheta;
       add("many_sequences" + form, many);
+      turned.angles = Angles::kTheta;
+      add("many_whole_heads" + form, turned);
       Spec far{dtype, 1, 2, 1, 6, 64};
       far.interleaved = interleaved;
       far.position_dims = 2;

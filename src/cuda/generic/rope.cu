@@ -10,6 +10,7 @@
 #include "cuda/tile/divisor.cuh"
 #include "cuda/tile/held_row.cuh"
 #include "cuda/tile/rope.cuh"
+#include "cuda/tile/turn.cuh"
 #include "cuda/tile/vector.cuh"
 
 namespace flashkernel::cuda {
@@ -19,6 +20,7 @@ constexpr int kThreads = 256;
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const RopeParams p, int head_groups) {
+  take_turn();
   // Work items: (batch, token, group of heads, pair or pass-through element), the last fastest.
   const std::int64_t half = p.spec.rotary_dim / 2;
   const std::int64_t columns = half + (p.head_dim - p.spec.rotary_dim);
@@ -73,8 +75,8 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const RopeParams p, int 
 }
 
 constexpr int kVectorThreads = 128;
-constexpr int kBlocks = 5;     // an SM's: 102 registers a thread, which four heads of bf16 and their sines need
-constexpr int kManyHeads = 4;  // of a thread, where there are enough threads
+constexpr int kManyHeads = 4;                    // of a thread, where there are enough threads
+constexpr int kTableHeads = 2;                   // the same by a table: no sines to share, so more and shorter blocks
 constexpr std::int64_t kLeavingFrom = 32 << 20;  // bytes of results: of 25 MB a reader after the call found most in L2
 
 /// How blocks are numbered: (batch, token block, head group), tokens or heads fastest, as they are in memory. A group
@@ -112,11 +114,12 @@ struct TableRow {
 /// A block takes a few tokens of kHeads heads and no loop: the blocks that run at a time lie side by side in memory. A
 /// thread takes the same N pairs (or N elements that pass through) of its token in every head, with all loads under way
 /// while it works out the sines. Of a large call the L2 cache is told to keep q and k until they are read. A small one,
-/// of a head a thread, fits.
-template <class T, bool kInterleaved, int kHeads>
-__global__ void __launch_bounds__(kVectorThreads, kBlocks)
+/// of a head a thread, fits. kWhole: all of a head rotates, and both stores of a pair's neighbours stand side by side.
+template <class T, bool kInterleaved, int kHeads, bool kWhole>
+__global__ void __launch_bounds__(kVectorThreads, kHeads == kTableHeads ? 8 : 5)
     rope_vectors_kernel(const RopeParams p, const __grid_constant__ RopeFrequencies frequencies,
                         const BlockOrder order) {
+  take_turn();
   constexpr int N = kVectorElements<T>;
   constexpr bool kIsSmall = kHeads == 1;
   using Vector = Packed<T, N>;
@@ -130,7 +133,7 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocks)
   const int half = static_cast<int>(p.spec.rotary_dim / 2), rotating = half / N;
   const unsigned my_token = order.columns.divide(threadIdx.x);
   const int column = static_cast<int>(threadIdx.x - my_token * order.columns.value);
-  const bool rotates = column < rotating;
+  const bool rotates = kWhole || column < rotating;
   const int first = !rotates       ? static_cast<int>(p.spec.rotary_dim) + (column - rotating) * N
                     : kInterleaved ? 2 * column * N
                                    : column * N;
@@ -243,7 +246,11 @@ void rope_vectors(const RopeParams& p, cudaStream_t stream) {
   // Few blocks: a head each, for latency.
   const bool is_few =
       p.batch * token_blocks * heads < std::int64_t{8} * kManyHeads * cuda_device_properties(p.device.index).num_sms;
-  const std::int64_t group = is_few ? 1 : kManyHeads, groups_q = ceil_div(p.heads_q, group);
+  // Four heads wait together for a row of the table that memory names; a head's neighbours that turn in part are no
+  // faster by twos (docs/kernels/cuda_memory_bound.md).
+  const bool whole = p.spec.rotary_dim == p.head_dim, names_row = p.positions && !p.table_is_per_token;
+  const bool by_twos = p.cos && !names_row && (whole || !p.spec.interleaved);
+  const std::int64_t group = is_few ? 1 : by_twos ? kTableHeads : kManyHeads, groups_q = ceil_div(p.heads_q, group);
   const std::int64_t head_groups = groups_q + ceil_div(p.heads_kv, group);
   const bool heads_fastest = p.heads_q > 0 ? p.stride_q_head < p.stride_q_token : p.stride_k_head < p.stride_k_token;
   const BlockOrder order{
@@ -257,14 +264,19 @@ void rope_vectors(const RopeParams& p, cudaStream_t stream) {
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto launch_with = [&](auto kernel) {
-      launch("rope", kernel, {static_cast<unsigned>(p.batch * token_blocks * head_groups), kVectorThreads, 0, stream},
-             p, frequencies, order);
+      launch("rope", kernel,
+             {static_cast<unsigned>(p.batch * token_blocks * head_groups), kVectorThreads, 0, stream, true}, p,
+             frequencies, order);
     };
-    if (p.spec.interleaved) {
-      launch_with(is_few ? rope_vectors_kernel<T, true, 1> : rope_vectors_kernel<T, true, kManyHeads>);
-    } else {
-      launch_with(is_few ? rope_vectors_kernel<T, false, 1> : rope_vectors_kernel<T, false, kManyHeads>);
-    }
+    if (is_few)
+      return launch_with(p.spec.interleaved ? rope_vectors_kernel<T, true, 1, false>
+                                            : rope_vectors_kernel<T, false, 1, false>);
+    if (!p.spec.interleaved)
+      return launch_with(by_twos ? rope_vectors_kernel<T, false, kTableHeads, false>
+                                 : rope_vectors_kernel<T, false, kManyHeads, false>);
+    if (!whole) return launch_with(rope_vectors_kernel<T, true, kManyHeads, false>);
+    launch_with(by_twos ? rope_vectors_kernel<T, true, kTableHeads, true>
+                        : rope_vectors_kernel<T, true, kManyHeads, true>);
   });
 }
 
@@ -284,7 +296,8 @@ void rope(const RopeParams& p, void*, Stream stream) {
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     launch("rope", rope_kernel<T>,
-           {grid_size(ceil_div(items, kThreads), p.device.index, 32), kThreads, 0, native(stream)}, p, head_groups);
+           {grid_size(ceil_div(items, kThreads), p.device.index, 32), kThreads, 0, native(stream), true}, p,
+           head_groups);
   });
 }
 

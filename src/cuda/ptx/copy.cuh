@@ -24,6 +24,20 @@ __device__ inline void cp_async_16_kept(std::uint32_t shared_address, const void
                : "memory");
 }
 
+/// What the L2 cache shall do with what cp_async_16_by copies: give it up first if it `leaves`, else as ever.
+__device__ inline std::uint64_t l2_policy(bool leaves) {
+  std::uint64_t first, ever;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(ever));
+  return leaves ? first : ever;
+}
+__device__ inline void cp_async_16_by(std::uint64_t policy, std::uint32_t shared_address, const void* global,
+                                      std::uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address), "l"(global),
+               "r"(bytes), "l"(policy)
+               : "memory");
+}
+
 /// 4 bytes; with bytes 0 nothing is read and zero is written.
 __device__ inline void cp_async_4(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address), "l"(global), "r"(bytes)

@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   constexpr int kRows = Shape::kRows;
   constexpr bool kAlone = Schedule::kAlone, kPieces = Shape::kTiles > 1;
   constexpr bool kShared = std::is_same_v<Schedule, SharedSchedule>;
-  using Producer = GranuleProducer<T, kDim, kStages, Schedule>;
+  using Producer = GranuleProducer<T, kDim, kStages, Schedule, Shape::kBlocksPerSm == 1 && Shape::kTiles == 1>;
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
   const int rank = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
@@ -234,7 +234,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   float2* const states = reinterpret_cast<float2*>(shared + at.states);  // [warp][kRows]
 
   const std::uint32_t inbox_full = ptx::shared_address(shared + at.barriers);  // two barriers
-  if (plan.blocks > 1) {
+  const auto meet = [&] {
+    if (plan.blocks == 1) return;
     if (threadIdx.x == 0) {
       ptx::mbarrier_init(inbox_full, 1);
       ptx::mbarrier_init(inbox_full + 8, 1);
@@ -242,8 +243,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     }
     __syncwarp();
     ptx::cluster_arrive_relaxed();
+  };
+  const bool early = plan.early();
+  if (early) {
+    meet();
+    fetch_ahead(p, plan, head);
   }
-  fetch_ahead(p, plan, head);
   // Up to here nothing is read that the kernel before may write. The next one may come: it waits here, too.
   ptx::wait_for_previous_kernel();
   if (!(kPieces && plan.late)) ptx::allow_next_kernel();
@@ -256,6 +261,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   const unsigned first = kAlone ? (static_cast<unsigned>(warp) << plan.log2_blocks) + static_cast<unsigned>(rank) : 0;
   Producer producer(p, plan, head / plan.parts, ring, first, step);
   if constexpr (kAlone) load_query<T, kDim, Shape::kTiles>(p, 0, head, rows, query);
+  if (!early) {  // nothing was to be done before the turn: first what keys wait for
+    if constexpr (!kAlone) fetch_ahead(p, plan, head);
+    meet();
+  }
   const Schedule schedule = [&] {
     if constexpr (kShared) {
       __shared__ SharedSchedule::Table table;
@@ -420,8 +429,7 @@ void launch_attention_decode(const AttentionParams& p, const ClusterPlan& plan, 
                              int* counters = nullptr) {
   LaunchShape shape{dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.heads_kv * plan.parts),
                          static_cast<unsigned>(plan.groups)),
-                    Shape::kThreads, static_cast<std::size_t>(Shape(plan.rows).bytes), native(stream),
-                    !plan.wide || plan.blocks <= 2 || plan.late};
+                    Shape::kThreads, static_cast<std::size_t>(Shape(plan.rows).bytes), native(stream), plan.early()};
   shape.cluster = static_cast<unsigned>(plan.blocks);
   launch("attention_fwd decode sm90a", attention_decode_kernel<T, Shape, Schedule>, shape, p, plan,
          static_cast<float*>(workspace), counters);
@@ -443,10 +451,8 @@ void launch_decode_of_pieces(const AttentionParams& p, const ClusterPlan& plan, 
          p, plan, static_cast<float*>(workspace));
 }
 
-/// An entry of the table. Wide blocks in clusters of 4 and more do not start early: some of them would find a place,
-/// the others stand behind the kernel before (72 us against 66 at 65536 keys in pages of 256, call after call). 16 KB
-/// of every warp are under way: 64 or 128 KB a block, where 4.5 TB/s with 1 us of latency needs 34 KB a multiprocessor
-/// (70 KB of each where 64 of them are used).
+/// An entry of the table. 16 KB of every warp are under way: 64 or 128 KB a block, where 4.5 TB/s with 1 us of latency
+/// needs 34 KB a multiprocessor (70 KB of each where 64 of them are used).
 template <class T, int kDim>
 void attention_decode_instance(const AttentionParams& p, void* workspace, Stream stream) {
   if (p.batch * p.heads_q == 0) return;

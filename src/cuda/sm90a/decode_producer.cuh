@@ -9,7 +9,8 @@
 
 namespace flashkernel::cuda::sm90a {
 
-template <class T, int kDim, int kStages, class Schedule>
+/// kByPolicy: blocks of calls whose keys may be more than the L2 cache holds; those go first (plan.leaves).
+template <class T, int kDim, int kStages, class Schedule, bool kByPolicy>
 class GranuleProducer {
  public:
   static constexpr bool kAlone = Schedule::kAlone;
@@ -27,6 +28,7 @@ class GranuleProducer {
       next_.granule = static_cast<int>(first + lane() * step);
       next_.page = page(p, plan, 0, next_.granule);
     }
+    if constexpr (kByPolicy) policy_ = ptx::l2_policy(plan.leaves);
     const int row = lane() / kAcross, chunk = lane() % kAcross;
     lane_k_ = row * p.stride_k_token + chunk * 8;
     lane_v_ = row * p.stride_v_token + chunk * 8;
@@ -109,8 +111,8 @@ class GranuleProducer {
       for (int pass = 0; pass < kPasses; ++pass, from += pass_stride)
 #pragma unroll
         for (int group = 0; group < kGroups; ++group)
-          ptx::cp_async_16(tile + to_[pass % 2] + pass * kRowsAtOnce * Tile::kPitch + group * kAcross * 16,
-                           from + group * kAcross * 8, 16);
+          copy_16(tile + to_[pass % 2] + pass * kRowsAtOnce * Tile::kPitch + group * kAcross * 16,
+                  from + group * kAcross * 8, 16);
       return;
     }
 #pragma unroll
@@ -118,9 +120,16 @@ class GranuleProducer {
       const std::uint32_t bytes = pass * kRowsAtOnce + lane() / kAcross < rows ? 16 : 0;
 #pragma unroll
       for (int group = 0; group < kGroups; ++group)
-        ptx::cp_async_16(tile + to_[pass % 2] + pass * kRowsAtOnce * Tile::kPitch + group * kAcross * 16,
-                         from + group * kAcross * 8, bytes);
+        copy_16(tile + to_[pass % 2] + pass * kRowsAtOnce * Tile::kPitch + group * kAcross * 16,
+                from + group * kAcross * 8, bytes);
     }
+  }
+
+  __device__ void copy_16(std::uint32_t to, const T* from, std::uint32_t bytes) const {
+    if constexpr (kByPolicy)
+      ptx::cp_async_16_by(policy_, to, from, bytes);
+    else
+      ptx::cp_async_16(to, from, bytes);
   }
 
   std::uint32_t ring_, to_[2];
@@ -128,6 +137,7 @@ class GranuleProducer {
   int head_, used_ = 0, slot_ = 0;
   std::int64_t lane_k_, lane_v_, k_ = 0, v_ = 0;  // in elements; k_, v_ of the lane's granule
   int rows_ = 0;
+  std::uint64_t policy_ = 0;
   Place next_;
 };
 
