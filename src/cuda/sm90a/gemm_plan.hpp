@@ -73,19 +73,21 @@ struct OneWave {
         k_tiles(ceil_div(p.k, 64)),
         columns(columns),
         sums(4e-6 * static_cast<double>(p.m * p.n)),
-        k_tile(!p.k_major_a || !p.k_major_b ? 0.35
-               : columns == 96              ? 0.20
-                                            : 0.27) {}
+        k_tile(k_tile_time(p, columns)) {}
 
+  static double k_tile_time(const GemmExtent& p, std::int64_t columns) {
+    if (!p.k_major_a || !p.k_major_b) return 0.35;
+    return columns == 96 ? 0.22 : 0.25;
+  }
   double products(std::int64_t parts) const { return k_tile * static_cast<double>(ceil_div(k_tiles, parts)); }
-  /// The largest share's sums come from the other blocks at some 18 bytes a clock.
+  /// The others' sums of the largest share come by the network between the blocks, some 18 bytes a clock.
   double in_clusters(std::int64_t parts) const {
     const std::int64_t kilobytes = 4 * (parts - 1) * ceil_div(columns / 8, parts);
-    return products(parts) + 0.25 + 0.03 * static_cast<double>(kilobytes);
+    return products(parts) + 0.25 + 0.15 * static_cast<double>(parts) + 0.025 * static_cast<double>(kilobytes);
   }
   /// A second kernel adds what the first one has written.
-  double in_workspace(std::int64_t parts, double second) const {
-    return products(parts) + second + 0.25 * sums * static_cast<double>(parts);
+  double in_workspace(std::int64_t parts) const {
+    return products(parts) + 4.0 + 0.4 * sums * static_cast<double>(parts);
   }
 };
 
@@ -115,8 +117,7 @@ inline GemmPlan plan_gemm(const GemmExtent& p, const GemmDevice& device) {
     const std::int64_t least_k = k_major ? 256 : 512;
     if (!k_major && p.k < 2048) continue;
     const std::int64_t most = std::min(device.num_sms / std::max<std::int64_t>(1, wave.tiles), p.k / least_k);
-    for (std::int64_t parts = 2; parts <= most; ++parts)
-      offer(whole, parts, wave.in_workspace(parts, k_major ? 2.5 : 4.0));
+    for (std::int64_t parts = 2; parts <= most; ++parts) offer(whole, parts, wave.in_workspace(parts));
   }
   return best;
 }
