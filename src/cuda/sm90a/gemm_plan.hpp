@@ -87,7 +87,7 @@ struct OneWave {
   }
   /// A second kernel adds what the first one has written.
   double in_workspace(std::int64_t parts) const {
-    return products(parts) + 4.0 + 0.4 * sums * static_cast<double>(parts);
+    return products(parts) + 4.5 + 0.4 * sums * static_cast<double>(parts);
   }
 };
 
