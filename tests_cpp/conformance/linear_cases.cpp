@@ -220,6 +220,28 @@ void forward_cases(CaseList& list) {
     waves("o376_none", 72, 376, Activation::kNone, [](Spec& spec) { spec.weight_gap = 8, spec.bias = false; });
     Spec wide{dtype, 500, 392, multiprocessors() > 32 ? 8160 : 480, false, Activation::kGeluTanh};
     list.add("wide_32" + suffix, [=](Call& call) { build_forward(call, wide); });  // see "wide"; a multiple of 32
+    // A tile or two whose k the blocks of a cluster share, in 3 to 8 parts; the last three, where the GPU is an
+    // emulated one, of 128 columns. k's tail, rows and columns that end within a tile, every way out.
+    const auto cluster = [&](std::int64_t rows, std::int64_t in, std::int64_t out, Activation activation,
+                             const std::function<void(Spec&)>& change) {
+      Spec spec{dtype, rows, in, out, false, activation};
+      change(spec);
+      list.add("cluster_r" + std::to_string(rows) + "_i" + std::to_string(in) + "_o" + std::to_string(out) + suffix,
+               [=](Call& call) { build_forward(call, spec); });
+    };
+    cluster(70, 720, 88, Activation::kGelu, [](Spec& spec) { spec.preactivation = spec.bias_fp32 = true; });
+    cluster(130, 760, 80, Activation::kNone, [](Spec& spec) { spec.bias = false; });
+    cluster(100, 1000, 96, Activation::kSilu,
+            [](Spec& spec) { spec.weight_gap = 8, spec.x.gap = 24, spec.y.gap = 16; });
+    cluster(70, 2872, 184, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true, spec.y.gap = 8; });
+    cluster(129, 1480, 72, Activation::kNone, [](Spec& spec) { spec.bias_layout.offset = 1; });
+    cluster(128, 5080, 88, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    cluster(120, 1032, 248, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    cluster(68, 2056, 232, Activation::kGelu, [](Spec&) {});
+    cluster(96, 2872, 240, Activation::kSilu, [](Spec& spec) { spec.bias_fp32 = spec.preactivation = true; });
+    // Two parts of as many tiles as find room in pairs.
+    cluster(500, 1480, multiprocessors() > 32 ? 1000 : 184, Activation::kGeluTanh,
+            [](Spec& spec) { spec.preactivation = true; });
     Spec broadcast{dtype, 21, 40, 30};
     broadcast.x.expanded = {0};
     list.add("broadcast_rows" + suffix, [=](Call& call) { build_forward(call, broadcast); });
@@ -247,6 +269,11 @@ void backward_cases(CaseList& list) {
       const std::string layout = transposed ? "_in_out" : "_out_in";
       list.add("long_sum_weight" + layout + suffix, [=](Call& call) { build_backward(call, of_weight); });
       list.add("long_sum_x" + layout + suffix, [=](Call& call) { build_backward(call, of_x); });
+      // The same in fewer parts: blocks of one cluster.
+      for (const std::int64_t sum : {704, 1096, 1544})
+        for (const Spec& spec : {Spec{dtype, sum - 3, 72, 136, transposed}, Spec{dtype, 70, 88, sum, transposed}})
+          list.add("sum_of_" + std::to_string(sum) + (spec.rows == 70 ? "_x" : "_weight") + layout + suffix,
+                   [=](Call& call) { build_backward(call, spec); });
     }
     for (const Activation activation : {Activation::kGeluTanh, Activation::kGelu, Activation::kSilu}) {
       Spec special{dtype, 17, 40, 30, false, activation};

@@ -19,32 +19,38 @@ struct TileIndex {
   }
 };
 
-/// kTileN columns a tile of 128 rows. kNeighbours: B's rows come in the order of interleaved_rows (operand_map.hpp), so
-/// that a thread has 8 neighbouring columns of its rows and stores them itself (k has kStages k-tiles or more there);
-/// else they change places in shared memory.
-template <int kTileN_, bool kPingPong_, bool kNeighbours_ = false>
+/// kTileN columns a tile of 128 rows. kCluster blocks share a tile's k (gemm_cluster.cuh) where it is over 1.
+/// kNeighbours: B's rows come in the order of interleaved_rows (operand_map.hpp), so that a thread has 8 neighbouring
+/// columns of its rows and stores them itself (k has kStages k-tiles or more there); else they change places in shared
+/// memory.
+template <int kTileN_, bool kPingPong_, bool kNeighbours_ = false, int kCluster_ = 1>
 struct GemmShape {
   static constexpr int kTileM = 128, kTileN = kTileN_, kTileK = 64;  // kTileK: lines of 128 bytes
   static constexpr bool kPingPong = kPingPong_, kNeighbours = kNeighbours_;
+  static constexpr int kCluster = kCluster_;
   // Else both operands are k-major.
   static constexpr bool kAnyLayout = kTileN % 64 == 0 && !kNeighbours;
-  static constexpr int kConsumers = 2;        // warpgroups
-  static constexpr bool kParts = !kPingPong;  // k may be cut into parts
-  // k-tiles by which a cooperative tile's second warpgroup is behind the first one in the end: that one's epilogue runs
-  // under its products.
-  static constexpr int kBehind = !kPingPong && kTileN == 96 ? 2 : 0;
-  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kConsumers = 2;                         // warpgroups
+  static constexpr bool kParts = !kPingPong && kCluster == 1;  // k may be cut into parts that meet in the workspace
+  // k-tiles by which a cooperative tile's second warpgroup is behind the first one in the end: that one's epilogue, or
+  // its exchange with other blocks, runs under its products.
+  static constexpr int kBehind = kCluster > 1 ? 4 : !kPingPong && kTileN == 96 ? 2 : 0;
+  static constexpr int kThreads = 128 * kConsumers + (kCluster > 1 ? 32 : 128);
   static constexpr int kPartsM = kPingPong ? 2 : 1;  // of 64 rows a warpgroup
   // Sums of 128 x 192 take 192 registers a thread: the most that fits beside the epilogue's.
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
-  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
-  static constexpr int kColumns = kTileN % 64 == 0 ? 64 : 32;               // that leave together
-  static constexpr int kStagedBytes = kNeighbours ? 0 : 16 * kColumns * 2;  // of a warp
+  static_assert(kCluster > 1 || kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
+  static constexpr int kColumns = kTileN % 64 == 0 ? 64 : 32;                               // that leave together
+  static constexpr int kStagedBytes = kNeighbours || kCluster > 1 ? 0 : 16 * kColumns * 2;  // of a warp
   static constexpr int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
   static constexpr int kStageBytes = kBytesA + kBytesB;
   // Of bias: a place a warpgroup, in fp32; kNeighbours: of four tiles, in T (see load_bias).
   static constexpr int kBiasPlaces = kNeighbours ? 4 : kConsumers, kBiasBytes = kTileN * (kNeighbours ? 2 : 4);
-  static constexpr int kBesideRing = kConsumers * 4 * kStagedBytes + kBiasPlaces * kBiasBytes + 256;
+  // Of a cluster: a tile's chunks of 8 columns, which its blocks share, and the others' sums of the largest share.
+  static constexpr int kChunks = kTileN / 8, kChunkBytes = kTileM * 8 * 4,
+                       kMostChunks = (kChunks + kCluster - 1) / kCluster;
+  static constexpr int kMailBytes = (kCluster - 1) * kMostChunks * kChunkBytes;
+  static constexpr int kBesideRing = kConsumers * 4 * kStagedBytes + kBiasPlaces * kBiasBytes + kMailBytes + 256;
   static constexpr int kStages = (227 * 1024 - kBesideRing) / kStageBytes;  // 5 of 40 KB; of 32 KB 6, 7 if kNeighbours
   static constexpr int kSharedBytes = kStages * kStageBytes + kBesideRing;
 };
@@ -53,7 +59,7 @@ struct GemmArguments {
   CUtensorMap a, b;
   LinearEpilogue epilogue;
   float* partial;   // [parts, m, n] where k is cut, else null
-  int m, n, num_k;  // num_k: k-tiles of a part
+  int m, n, num_k;  // num_k: k-tiles of a part; of all parts where they are a cluster's
   int tiles_m, tiles_n;
   int parts;
 };
@@ -62,25 +68,42 @@ template <class Shape>
 struct SharedStorage {
   // Byte offsets in dynamic shared memory; the ring's slots and staged tiles begin at multiples of 1024.
   static constexpr int kRing = 0;
-  static constexpr int kStaged = Shape::kStages * Shape::kStageBytes;
+  static constexpr int kMail = Shape::kStages * Shape::kStageBytes;
+  static constexpr int kStaged = kMail + Shape::kMailBytes;
   static constexpr int kBias = kStaged + Shape::kConsumers * 4 * Shape::kStagedBytes;
   static constexpr int kFull = kBias + Shape::kBiasPlaces * Shape::kBiasBytes;
   static constexpr int kEmpty = kFull + 8 * Shape::kStages;
   // kNeighbours: a warpgroup has read a place's bias; half of the last tile's sums are there.
   static constexpr int kBiasRead = kEmpty + 8 * Shape::kStages;
   static constexpr int kHanded = kBiasRead + 8 * Shape::kBiasPlaces;
-  static_assert(kHanded + 8 <= Shape::kSharedBytes && kStaged % 1024 == 0);
+  static constexpr int kMailFull = kHanded;  // of a cluster: a warpgroup's mail is there
+  static_assert(kHanded + 8 * Shape::kConsumers <= Shape::kSharedBytes && kStaged % 1024 == 0);
 };
 
-/// Which part of k an index means; the tiles of a part follow each other.
+/// Which part of k an index means: the tiles of a part follow each other, or the parts of a cluster's tile.
 template <class Shape>
 __device__ inline int part_of(const GemmArguments& p, int index) {
+  if (Shape::kCluster > 1) return index % Shape::kCluster;
   return Shape::kParts ? index / (p.tiles_m * p.tiles_n) : 0;
 }
 
 template <class Shape>
 __device__ inline TileIndex tile_of(const GemmArguments& p, int index) {
+  if (Shape::kCluster > 1) return TileIndex(index / Shape::kCluster, p.tiles_m, p.tiles_n);
   return TileIndex(index - part_of<Shape>(p, index) * p.tiles_m * p.tiles_n, p.tiles_m, p.tiles_n);
+}
+
+struct KTiles {
+  int first, count;
+};
+
+/// A part's k-tiles: as many in each; those of a cluster as even as can be.
+template <class Shape>
+__device__ inline KTiles k_tiles_of(const GemmArguments& p, int index) {
+  const int part = part_of<Shape>(p, index);
+  if (Shape::kCluster == 1) return {part * p.num_k, p.num_k};
+  const int first = part * p.num_k / Shape::kCluster;
+  return {first, (part + 1) * p.num_k / Shape::kCluster - first};
 }
 
 /// A thread's sums of one tile, as wgmma gives them.

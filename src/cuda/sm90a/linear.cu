@@ -1,6 +1,9 @@
 // linear and the products of its gradient by the kernel of gemm.hpp; which variant serves is decided here.
 #include "cuda/sm90a/linear.hpp"
 
+#include <map>
+#include <mutex>
+
 #include "cuda/host/launch.hpp"
 #include "cuda/host/tensor_map.hpp"
 #include "cuda/sm90a/few_rows.hpp"
@@ -10,52 +13,26 @@ namespace flashkernel::cuda::sm90a {
 
 namespace {
 
-GemmVariant choose_variant(const GemmProblem& p, int num_sms) {
-  const auto tiles = [&](std::int64_t n) { return ceil_div(p.m, 128) * ceil_div(p.n, n); };
-  const bool k_major = p.a.k_major && p.b.k_major;
-  // One wave or less: both warpgroups of a multiprocessor on one tile.
-  if (k_major && tiles(96) <= num_sms) return GemmVariant::kCooperative96;
-  if (tiles(128) <= num_sms) return GemmVariant::kCooperative128;
-  // Larger tiles move less; smaller ones may leave less of the last wave idle.
-  const std::int64_t columns_192 = ceil_div(tiles(192), num_sms) * 192;
-  const std::int64_t columns_128 = ceil_div(tiles(128), num_sms) * 128;
-  return columns_128 * 103 < columns_192 * 100 ? GemmVariant::kPingPong128 : GemmVariant::kPingPong192;
+/// What plans ask of a device. Asked once: clusters take the driver microseconds.
+const GemmDevice& gemm_device(int index) {
+  static std::mutex mutex;
+  static std::map<int, GemmDevice> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = known.find(index);
+  if (found != known.end()) return found->second;
+  const CudaDeviceGuard guard(index);
+  GemmDevice device;
+  device.num_sms = cuda_device_properties(index).num_sms;
+  for (const int parts : kClusterParts)
+    device.clusters[static_cast<std::size_t>(parts)] = gemm_clusters_at_once(parts, index);
+  return known[index] = device;
 }
 
-/// One wave of k-major operands: the parts and the width that take the least time. In us, measured at 128 to 1024 rows,
-/// k 768 to 8192: a k-tile of 96 columns 0.23, of 128 columns 0.30; the second kernel 2.5, and 0.5 a MB of sums.
-GemmPlan plan_one_wave(const GemmProblem& p, int num_sms) {
-  GemmPlan best;
-  double least = 0;
-  for (const int columns : {96, 128}) {
-    const std::int64_t tiles = ceil_div(p.m, 128) * ceil_div(p.n, columns);
-    // A part has four k-tiles at least.
-    const std::int64_t most = std::max<std::int64_t>(1, std::min(num_sms / tiles, p.k / 256));
-    if (tiles > num_sms) continue;
-    for (std::int64_t parts = 1; parts <= most; ++parts) {
-      const double sums = parts == 1 ? 0 : 2.5 + 0.5e-6 * static_cast<double>(sizeof(float) * parts * p.m * p.n);
-      const double time =
-          static_cast<double>(ceil_div(ceil_div(p.k, 64), parts)) * (columns == 96 ? 0.23 : 0.30) + sums;
-      if (least > 0 && time >= least) continue;
-      least = time;
-      best = {columns == 96 ? GemmVariant::kCooperative96 : GemmVariant::kCooperative128, static_cast<int>(parts)};
-    }
-  }
-  return best;
+GemmPlan plan_gemm(const GemmProblem& p, int device) {
+  return plan_gemm({p.m, p.n, p.k, p.a.k_major, p.b.k_major}, gemm_device(device));
 }
 
 }  // namespace
-
-GemmPlan plan_gemm(const GemmProblem& p, int num_sms) {
-  const GemmVariant variant = choose_variant(p, num_sms);
-  if (variant != GemmVariant::kCooperative96 && variant != GemmVariant::kCooperative128) return {variant, 1};
-  if (p.a.k_major && p.b.k_major) return plan_one_wave(p, num_sms);
-  // A k-tile takes some 0.35 us, the parts' second kernel and their way through memory some 6: worth it from a k of
-  // 2048, with 512 a part at least.
-  if (p.k < 2048) return {variant, 1};
-  const std::int64_t tiles = ceil_div(p.m, 128) * ceil_div(p.n, 128);
-  return {variant, static_cast<int>(std::max<std::int64_t>(1, std::min(num_sms / tiles, p.k / 512)))};
-}
 
 FewRowsPlan plan_few_rows(const FewRowsProblem& p, int num_sms) {
   FewRowsPlan plan;
@@ -150,16 +127,17 @@ GemmProblem product_of_forward(const LinearParams& p) {
   return problem;
 }
 
-std::size_t parts_bytes(const GemmProblem& problem, int num_sms) {
-  const int parts = plan_gemm(problem, num_sms).parts;
-  return parts > 1 ? sizeof(float) * static_cast<std::size_t>(parts * problem.m * problem.n) : 0;
+std::size_t parts_bytes(const GemmProblem& problem, int device) {
+  const GemmPlan plan = plan_gemm(problem, device);
+  if (plan.parts == 1 || in_clusters(plan.variant)) return 0;
+  return sizeof(float) * static_cast<std::size_t>(plan.parts * problem.m * problem.n);
 }
 
 }  // namespace
 
 std::size_t linear_workspace(const LinearParams& p) {
   if (p.rows == 0 || p.out_features == 0) return 0;
-  return parts_bytes(product_of_forward(p), cuda_device_properties(p.device.index).num_sms);
+  return parts_bytes(product_of_forward(p), p.device.index);
 }
 
 void linear(const LinearParams& p, void* workspace, Stream stream) {
@@ -167,7 +145,7 @@ void linear(const LinearParams& p, void* workspace, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
   const int num_sms = cuda_device_properties(p.device.index).num_sms;
   GemmProblem problem = product_of_forward(p);
-  const GemmPlan plan = plan_gemm(problem, num_sms);
+  const GemmPlan plan = plan_gemm(problem, p.device.index);
   problem.parts = plan.parts;
   problem.partial = static_cast<float*>(workspace);
   const auto run = [&](auto zero) {
@@ -259,10 +237,9 @@ GemmProblem product_of_grad_weight(const LinearBackwardParams& p) {
 }  // namespace
 
 std::size_t linear_bwd_workspace(const LinearBackwardParams& p) {
-  const int num_sms = cuda_device_properties(p.device.index).num_sms;
   std::size_t bytes = 0;  // the products run one after the other
-  if (p.grad_x) bytes = parts_bytes(product_of_grad_x(p), num_sms);
-  if (p.grad_weight) bytes = std::max(bytes, parts_bytes(product_of_grad_weight(p), num_sms));
+  if (p.grad_x) bytes = parts_bytes(product_of_grad_x(p), p.device.index);
+  if (p.grad_weight) bytes = std::max(bytes, parts_bytes(product_of_grad_weight(p), p.device.index));
   return bytes;
 }
 
@@ -273,7 +250,7 @@ void linear_bwd(const LinearBackwardParams& p, void* workspace, Stream stream) {
     using T = decltype(zero);
     const auto multiply = [&](const char* name, GemmProblem problem, void* to, std::int64_t stride) {
       problem.epilogue = plain_epilogue<T>(to, stride);
-      const GemmPlan plan = plan_gemm(problem, num_sms);
+      const GemmPlan plan = plan_gemm(problem, p.device.index);
       problem.parts = plan.parts;
       problem.partial = static_cast<float*>(workspace);
       gemm<T>(name, problem, plan.variant, num_sms, native(stream));

@@ -1,0 +1,125 @@
+// Which variant of the product in gemm.cuh serves a call, and into how many parts its k is cut: a function of the
+// call's shape and of what the device runs at once, tested without a GPU.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace flashkernel::cuda::sm90a {
+
+/// Columns of a tile of 128 rows. Cooperative: two warpgroups share a tile; ping-pong: each has a tile of its own and
+/// one's epilogue runs under the other's products. Cluster: cooperative, and the blocks of a cluster share a tile's k.
+enum class GemmVariant {
+  kPingPong192,
+  kPingPong128,
+  kCooperative128,
+  kCooperative96,  // k-major operands only
+  kCluster128,
+  kCluster96,  // k-major operands only
+};
+
+struct GemmPlan {
+  GemmVariant variant = GemmVariant::kCooperative128;
+  int parts = 1;  // of k: through the workspace, or the blocks of a cluster
+};
+
+inline constexpr bool in_clusters(GemmVariant variant) {
+  return variant == GemmVariant::kCluster128 || variant == GemmVariant::kCluster96;
+}
+
+/// The parts that the cluster variants know: 8 blocks are the largest portable cluster.
+inline constexpr int kClusterParts[] = {2, 3, 4, 5, 6, 8};
+inline constexpr int kMostClusterParts = 8;
+
+/// A B^T, A [m, k] and B [n, k].
+struct GemmExtent {
+  std::int64_t m = 0, n = 0, k = 0;
+  bool k_major_a = true, k_major_b = true;
+};
+
+struct GemmDevice {
+  int num_sms = 0;
+  std::array<int, kMostClusterParts + 1> clusters = {};  // [i]: clusters of i blocks that run at once
+};
+
+namespace gemm_plan {
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t tiles(const GemmExtent& p, std::int64_t columns) {
+  return ceil_div(p.m, 128) * ceil_div(p.n, columns);
+}
+
+inline GemmVariant variant(const GemmExtent& p, int num_sms) {
+  // One wave or less: both warpgroups of a multiprocessor on one tile.
+  if (p.k_major_a && p.k_major_b && tiles(p, 96) <= num_sms) return GemmVariant::kCooperative96;
+  if (tiles(p, 128) <= num_sms) return GemmVariant::kCooperative128;
+  // Larger tiles move less; smaller ones may leave less of the last wave idle.
+  const std::int64_t columns_192 = ceil_div(tiles(p, 192), num_sms) * 192;
+  const std::int64_t columns_128 = ceil_div(tiles(p, 128), num_sms) * 128;
+  return columns_128 * 103 < columns_192 * 100 ? GemmVariant::kPingPong128 : GemmVariant::kPingPong192;
+}
+
+/// The time of one wave of cooperative tiles, us, less what all ways have in common. Measured on an H200 at 128 to 1024
+/// rows, k 768 to 16384.
+struct OneWave {
+  std::int64_t tiles, k_tiles, columns;
+  double sums;    // MB of fp32
+  double k_tile;  // us
+
+  OneWave(const GemmExtent& p, std::int64_t columns)
+      : tiles(gemm_plan::tiles(p, columns)),
+        k_tiles(ceil_div(p.k, 64)),
+        columns(columns),
+        sums(4e-6 * static_cast<double>(p.m * p.n)),
+        k_tile(k_tile_time(p, columns)) {}
+
+  static double k_tile_time(const GemmExtent& p, std::int64_t columns) {
+    if (!p.k_major_a || !p.k_major_b) return 0.35;
+    return columns == 96 ? 0.22 : 0.25;
+  }
+  double products(std::int64_t parts) const { return k_tile * static_cast<double>(ceil_div(k_tiles, parts)); }
+  /// The others' sums of the largest share come by the network between the blocks, some 18 bytes a clock.
+  double in_clusters(std::int64_t parts) const {
+    const std::int64_t kilobytes = 4 * (parts - 1) * ceil_div(columns / 8, parts);
+    return products(parts) + 0.25 + 0.15 * static_cast<double>(parts) + 0.025 * static_cast<double>(kilobytes);
+  }
+  /// A second kernel adds what the first one has written.
+  double in_workspace(std::int64_t parts) const {
+    return products(parts) + 4.5 + 0.4 * sums * static_cast<double>(parts);
+  }
+};
+
+}  // namespace gemm_plan
+
+inline GemmPlan plan_gemm(const GemmExtent& p, const GemmDevice& device) {
+  GemmPlan best{gemm_plan::variant(p, device.num_sms), 1};
+  if (best.variant != GemmVariant::kCooperative96 && best.variant != GemmVariant::kCooperative128) return best;
+  const bool k_major = p.k_major_a && p.k_major_b;
+  double least = 0;
+  const auto offer = [&](GemmVariant variant, std::int64_t parts, double time) {
+    if (least > 0 && time >= least) return;
+    least = time;
+    best = {variant, static_cast<int>(parts)};
+  };
+  for (const std::int64_t columns : {96, 128}) {
+    const gemm_plan::OneWave wave(p, columns);
+    if (wave.tiles > device.num_sms || (columns == 96 && !k_major)) continue;
+    const GemmVariant whole = columns == 96 ? GemmVariant::kCooperative96 : GemmVariant::kCooperative128;
+    const GemmVariant cluster = columns == 96 ? GemmVariant::kCluster96 : GemmVariant::kCluster128;
+    offer(whole, 1, wave.products(1));
+    // A part has four k-tiles at least.
+    for (const int parts : kClusterParts)
+      if (wave.tiles <= device.clusters[static_cast<std::size_t>(parts)] && 4 * parts <= wave.k_tiles)
+        offer(cluster, parts, wave.in_clusters(parts));
+    // Both operands along k: from 256 of it a part; else from 512, and a k of 2048.
+    const std::int64_t least_k = k_major ? 256 : 512;
+    if (!k_major && p.k < 2048) continue;
+    const std::int64_t most = std::min(device.num_sms / std::max<std::int64_t>(1, wave.tiles), p.k / least_k);
+    for (std::int64_t parts = 2; parts <= most; ++parts) offer(whole, parts, wave.in_workspace(parts));
+  }
+  return best;
+}
+
+}  // namespace flashkernel::cuda::sm90a

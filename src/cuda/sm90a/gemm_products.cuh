@@ -1,0 +1,125 @@
+// The two halves of the products in gemm.cuh: one thread fills a ring of k-tiles by TMA, warpgroups multiply them by
+// wgmma. Invariants: slot s of the ring is filled only after each warpgroup that reads it has arrived at its `empty`
+// barrier; in ping-pong a warpgroup waits for k-tiles only in its turn, so that it never sees a barrier two phases
+// back.
+#pragma once
+
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90a/gemm_shape.cuh"
+#include "cuda/sm90a/operand_map.hpp"
+#include "cuda/tile/reduce.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// The bias of this block's tile i comes with the first k-tile, counted at the same barrier, so that a warpgroup that
+/// has finished one tile is ready for its next turn at once. Returns the bytes that are under way.
+template <class T, class Shape>
+__device__ inline std::uint32_t load_bias(const GemmArguments& p, std::uint32_t shared, int i, int n,
+                                          std::uint32_t full) {
+  using Storage = SharedStorage<Shape>;
+  if (!p.epilogue.bias) return 0;
+  const int place = i % Shape::kBiasPlaces;
+  ptx::mbarrier_wait(shared + Storage::kBiasRead + 8 * place, i / Shape::kBiasPlaces % 2 ^ 1);
+  const std::uint32_t bytes = min(Shape::kTileN, p.n - n) * 2;
+  ptx::bulk_load(shared + Storage::kBias + place * Shape::kBiasBytes, static_cast<const T*>(p.epilogue.bias.data) + n,
+                 bytes, full);
+  return bytes;
+}
+
+/// One lane: all tiles of this block, one k-tile after the other.
+template <class T, class Shape, bool kKMajorA, bool kKMajorB>
+__device__ inline void produce(const GemmArguments& p, std::uint32_t shared, int first, int step) {
+  using Storage = SharedStorage<Shape>;
+  // What comes in is read again by other blocks, what goes out is not: without this the results push the operands out
+  // of L2.
+  constexpr std::uint64_t policy = ptx::kL2EvictLast;
+  int slot = 0;
+  std::uint32_t parity = 1;  // the first round finds empty slots
+  for (int index = first; index < p.tiles_m * p.tiles_n * p.parts; index += step) {
+    const TileIndex tile = tile_of<Shape>(p, index);
+    const KTiles tiles = k_tiles_of<Shape>(p, index);
+    const int m = tile.m * Shape::kTileM, n = tile.n * Shape::kTileN;
+    for (int kt = 0; kt < tiles.count; ++kt) {
+      const std::uint32_t full = shared + Storage::kFull + 8 * slot;
+      const std::uint32_t a = shared + Storage::kRing + slot * Shape::kStageBytes, b = a + Shape::kBytesA;
+      const int k = (tiles.first + kt) * Shape::kTileK;  // past the end: zeros
+      ptx::mbarrier_wait(shared + Storage::kEmpty + 8 * slot, parity);
+      std::uint32_t bytes = Shape::kStageBytes;
+      if constexpr (Shape::kNeighbours) {
+        if (kt == 0) bytes += load_bias<T, Shape>(p, shared, (index - first) / step, n, full);
+      }
+      ptx::mbarrier_arrive_expect(full, bytes);
+      if constexpr (kKMajorA) {
+        ptx::tma_load(a, &p.a, full, policy, k, m);
+      } else {
+#pragma unroll
+        for (int i = 0; i < Shape::kTileM / 64; ++i) ptx::tma_load(a + i * 8192, &p.a, full, policy, m + 64 * i, k);
+      }
+      if constexpr (kKMajorB && Shape::kNeighbours) {
+        ptx::tma_load(b, &p.b, full, policy, k, 0, 0, n / kInterleavedRows);
+      } else if constexpr (kKMajorB) {
+        ptx::tma_load(b, &p.b, full, policy, k, n);
+      } else {
+#pragma unroll
+        for (int i = 0; i < Shape::kTileN / 64; ++i) ptx::tma_load(b + i * 8192, &p.b, full, policy, n + 64 * i, k);
+      }
+      if (++slot == Shape::kStages) slot = 0, parity ^= 1;
+    }
+  }
+}
+
+constexpr std::uint32_t kTurn = 3;  // barriers 3 and 4: the turns; 1 and 2: a warpgroup's own
+
+/// The sums of one tile: k-tiles `first_kt` .. + num_k of this block's sequence. Before k-tile `behind_at` it waits
+/// until the other warpgroup has asked for all of its products.
+template <class T, class Shape, bool kKMajorA, bool kKMajorB, class Turn>
+__device__ inline void multiply(Sums<Shape>& sum, std::uint32_t shared, std::uint32_t row_offset, int first_kt,
+                                int num_k, int behind_at, Turn end_of_turn) {
+  using Storage = SharedStorage<Shape>;
+  // Known to the compiler as the warp's: descriptors are worked out in uniform registers then, where wgmma reads them.
+  // Here, not once for the warpgroup's number, which would take a register beside the sums then.
+  first_kt = __shfl_sync(kFullMask, first_kt, 0);
+  row_offset = __shfl_sync(kFullMask, row_offset, 0);
+  int slot = first_kt % Shape::kStages;
+  std::uint32_t parity = first_kt / Shape::kStages % 2;
+  const auto release = [&](int which) {  // one thread for the warpgroup
+    if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(shared + Storage::kEmpty + 8 * which);
+  };
+  int previous = 0;
+  for (int kt = 0; kt < num_k; ++kt) {
+    if constexpr (Shape::kBehind > 0) {
+      if (kt == behind_at) ptx::barrier_sync(kTurn, 256);
+    }
+    ptx::mbarrier_wait(shared + Storage::kFull + 8 * slot, parity);
+    const std::uint32_t a = shared + Storage::kRing + slot * Shape::kStageBytes, b = a + Shape::kBytesA;
+    const std::uint64_t operand_a = ptx::matrix_descriptor(a + row_offset, 8192, 1024);
+    const std::uint64_t operand_b = ptx::matrix_descriptor(b, 8192, 1024);
+    constexpr int kStepA = kKMajorA ? 32 / 16 : 2048 / 16, kStepB = kKMajorB ? 32 / 16 : 2048 / 16;
+#pragma unroll
+    for (int i = 0; i < Shape::kPartsM; ++i) ptx::hold(sum[i]);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Shape::kTileK / 16; ++step)
+#pragma unroll
+      for (int i = 0; i < Shape::kPartsM; ++i)
+        ptx::wgmma_ss<T, !kKMajorA, !kKMajorB>(sum[i], operand_a + step * kStepA + i * (8192 / 16),
+                                               operand_b + step * kStepB, kt > 0 || step > 0);
+    ptx::wgmma_commit();
+#pragma unroll
+    for (int i = 0; i < Shape::kPartsM; ++i) ptx::hold(sum[i]);
+    ptx::wgmma_wait<1>();  // the batch before has read its slot
+    if (kt > 0) release(previous);
+    previous = slot;
+    if (++slot == Shape::kStages) slot = 0, parity ^= 1;
+  }
+  end_of_turn();
+  ptx::wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < Shape::kPartsM; ++i) ptx::hold(sum[i]);
+  release(previous);
+}
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,74 @@
+// Which variant of the Hopper product serves, and in how many parts (cuda/sm90a/gemm_plan.hpp): host code, tested
+// without a GPU.
+#include "cuda/sm90a/gemm_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace flashkernel::cuda::sm90a {
+namespace {
+
+const GemmDevice kH200{132, {0, 132, 66, 39, 30, 22, 17, 0, 15}};
+
+std::string text(const GemmPlan& plan) {
+  const char* const names[] = {"ping-pong 192", "ping-pong 128", "128", "96", "cluster 128", "cluster 96"};
+  return std::string(names[static_cast<int>(plan.variant)]) + " x " + std::to_string(plan.parts);
+}
+
+std::string plan(std::int64_t m, std::int64_t k, std::int64_t n) { return text(plan_gemm({m, n, k}, kH200)); }
+
+TEST(GemmPlan, FewTilesAndALongKGoToClusters) {
+  EXPECT_EQ(plan(512, 3072, 768), "cluster 96 x 3");
+  EXPECT_EQ(plan(256, 3072, 768), "cluster 96 x 6");
+  EXPECT_EQ(plan(1024, 3072, 768), "cluster 96 x 2");
+  EXPECT_EQ(plan(512, 2048, 512), "cluster 96 x 4");
+  EXPECT_EQ(plan(128, 8192, 2048), "cluster 96 x 5");
+  EXPECT_EQ(plan(512, 8192, 2048), "cluster 128 x 2");
+  EXPECT_EQ(plan(512, 4096, 1024), "cluster 128 x 3");
+  EXPECT_EQ(plan(128, 16384, 4096), "cluster 128 x 3");
+  EXPECT_EQ(plan(128, 5120, 96), "cluster 96 x 8");
+  EXPECT_EQ(plan(512, 768, 768), "cluster 96 x 3");
+}
+
+TEST(GemmPlan, FullWavesStayWhole) {
+  EXPECT_EQ(plan(512, 768, 3072), "96 x 1");
+  EXPECT_EQ(plan(512, 4096, 4096), "128 x 1");
+  EXPECT_EQ(plan(512, 2048, 8192), "ping-pong 128 x 1");
+  EXPECT_EQ(plan(4096, 4096, 16384), "ping-pong 192 x 1");
+}
+
+TEST(GemmPlan, MorePartsThanAClusterHasMeetInTheWorkspace) {
+  // The gradient of 192 x 768 weights over 32768 tokens: 12 tiles, of which each finds 11 multiprocessors.
+  EXPECT_EQ(text(plan_gemm({768, 192, 32768, false, false}, kH200)), "128 x 11");
+  EXPECT_EQ(text(plan_gemm({768, 192, 1024, false, false}, kH200)), "cluster 128 x 4");
+}
+
+TEST(GemmPlan, WhatIsPlannedFitsTheDevice) {
+  const GemmDevice small{16, {0, 16, 8, 5, 3, 2, 2, 0, 1}}, without{132, {}};
+  for (const GemmDevice& device : {kH200, small, without})
+    for (const std::int64_t m : {1, 128, 200, 512, 1024, 4096})
+      for (const std::int64_t n : {8, 96, 128, 768, 2048, 8192})
+        for (const std::int64_t k : {8, 64, 256, 512, 768, 2048, 3072, 16384})
+          for (const int layout : {0, 1, 2}) {
+            const GemmExtent extent{m, n, k, layout < 2, layout == 0};
+            const GemmPlan plan = plan_gemm(extent, device);
+            SCOPED_TRACE(text(plan) + " for " + std::to_string(m) + " " + std::to_string(k) + " " + std::to_string(n));
+            const bool narrow = plan.variant == GemmVariant::kCooperative96 || plan.variant == GemmVariant::kCluster96;
+            EXPECT_TRUE(!narrow || layout == 0);
+            const std::int64_t tiles = gemm_plan::tiles(extent, narrow ? 96 : 128);
+            if (in_clusters(plan.variant)) {
+              EXPECT_EQ(std::count(std::begin(kClusterParts), std::end(kClusterParts), plan.parts), 1);
+              EXPECT_LE(tiles, device.clusters[static_cast<std::size_t>(plan.parts)]);
+              EXPECT_GE((k + 63) / 64, 4 * plan.parts);
+            } else if (plan.parts > 1) {
+              EXPECT_LE(tiles * plan.parts, device.num_sms);
+              EXPECT_GE(k, 256 * plan.parts);
+            }
+          }
+}
+
+}  // namespace
+}  // namespace flashkernel::cuda::sm90a
