@@ -15,6 +15,6 @@ case $preset in
   tsan)
     tests=(thread_pool_test memory_resource_test kv_page_pool_test kv_cache_random_test)
     cmake --build --preset tsan --target "${tests[@]}" | grep -vE '^\[[0-9]+/' || true
-    ctest --preset tsan -R "^($(IFS='|'; echo "${tests[*]}"))\$"
+    ctest --preset tsan -j "$(nproc)" -R "^($(IFS='|'; echo "${tests[*]}"))\$"
     ;;
 esac

@@ -101,6 +101,11 @@ def training_result() -> dict[str, Any]:
 
 def test_training_is_shown(checkout: Path) -> None:
     pytest.importorskip("matplotlib")
+    for measured in (checkout / "benchmarks").rglob("*.json"):  # all of whose plots the test below draws
+        if results.is_result(json.loads(measured.read_text())) and measured.parent.name != "cpu":
+            measured.unlink()
+    assert run(checkout, check=False) == 0
+    assert run(checkout, check=True) == 0
     file = checkout / "benchmarks" / "test" / "training.json"
     file.parent.mkdir()
     file.write_text(json.dumps(training_result()))

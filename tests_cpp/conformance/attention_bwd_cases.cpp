@@ -129,8 +129,8 @@ void extreme_cases(CaseList& list, DType dtype) {
     // with them, and dQ and dK by that times the 15 of K and Q.
     spec.factor = 300;
     spec.adjust = [](AttentionTensors& t) {
-      for (std::int64_t i = 0; i < t.q->numel(); ++i) t.q->set(i, 15 + 0.2 * t.q->get(i));
-      for (std::int64_t i = 0; i < t.k->numel(); ++i) t.k->set(i, -15 + 0.2 * t.k->get(i));
+      t.q->transform([](double x) { return 15 + 0.2 * x; });
+      t.k->transform([](double x) { return -15 + 0.2 * x; });
     };
     add(list, "very_negative_lse_q" + std::to_string(q), spec);
   }

@@ -62,7 +62,7 @@ void cases_of(CaseList& list, const std::string& prefix, const PagedSpec& base) 
         for (std::int64_t i = 0; i < scales->numel(); ++i)
           if (std::isfinite(scales->get(i)))
             scales->set(i, scales->get(i) * (scales == t.v_scales ? kFactor : 1 / kFactor));
-      for (std::int64_t i = 0; i < t.q->numel(); ++i) t.q->set(i, t.q->get(i) * kFactor);
+      t.q->transform([](double x) { return x * kFactor; });
     };
     add("large_values", spec);
   }

@@ -193,7 +193,7 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
     }
   }
   // What no sequence owns holds NaN (even pages) or infinity (odd ones).
-  for (std::int64_t page = 0; page < num_pages; ++page)
+  for (std::int64_t page = 0; page < num_pages && !t.k->blank(); ++page)
     for (std::int64_t token = owned_tokens[static_cast<std::size_t>(page)]; token < page_size; ++token)
       for (std::int64_t h = 0; h < s.heads_kv; ++h) {
         const double poison =

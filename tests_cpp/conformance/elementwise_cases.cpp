@@ -20,7 +20,7 @@ struct Spec {
 using Binary = void (*)(const TensorView&, const TensorView&, const TensorView&, const ExecutionContext&);
 
 void prepare(TestTensor& tensor, const Spec& spec, std::int64_t shift) {
-  for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.set(i, spec.scale * tensor.get(i));
+  tensor.transform([&](double x) { return spec.scale * x; });
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const double values[] = {kInfinity, -kInfinity, -0.0, std::numeric_limits<double>::quiet_NaN(),
                            -30.0,     60.0,       0.0,  1e-7};

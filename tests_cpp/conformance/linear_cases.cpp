@@ -33,7 +33,7 @@ Layout weight_layout(const Spec& spec) {
 TensorView view_of(const TestTensor* tensor) { return tensor ? tensor->view() : TensorView(); }
 
 void scale(TestTensor& tensor, double factor) {
-  for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.set(i, factor * tensor.get(i));
+  tensor.transform([=](double x) { return factor * x; });
 }
 
 void build_forward(Call& call, const Spec& spec) {

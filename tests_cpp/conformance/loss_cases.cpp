@@ -34,7 +34,7 @@ Inputs inputs_of(Call& call, const Spec& s, bool in_place) {
   const Shape shape{s.rows, s.classes};
   in.logits =
       in_place ? &call.in_out("logits", s.dtype, shape, s.logits) : &call.input("logits", s.dtype, shape, s.logits);
-  for (std::int64_t i = 0; i < in.logits->numel(); ++i) in.logits->set(i, 3 * in.logits->get(i));
+  in.logits->transform([](double logit) { return 3 * logit; });
   std::vector<std::int64_t> targets;
   for (std::int64_t r = 0; r < s.rows; ++r) {
     const bool ignored = s.ignore_every > 0 && r % s.ignore_every == 0;

@@ -26,7 +26,7 @@ void build(Call& call, const Spec& spec) {
       spec.in_place ? call.in_out("lse_a", DType::kFloat32, rows) : call.input("lse_a", DType::kFloat32, rows);
   TestTensor& out_b = call.input("out_b", spec.dtype, spec.shape, spec.layout_b);
   TestTensor& lse_b = call.input("lse_b", DType::kFloat32, rows);
-  for (std::int64_t i = 0; i < lse_a.numel(); ++i) lse_a.set(i, 3 * lse_a.get(i)), lse_b.set(i, 3 * lse_b.get(i));
+  for (TestTensor* const lse : {&lse_a, &lse_b}) lse->transform([](double x) { return 3 * x; });
   if (spec.adjust) spec.adjust(lse_a, lse_b);
   TestTensor* out = spec.in_place ? &out_a : &call.output("out", spec.dtype, spec.shape, spec.layout_out);
   TestTensor* lse = spec.in_place ? &lse_a : spec.lse ? &call.output("lse", DType::kFloat32, rows) : nullptr;

@@ -28,7 +28,7 @@ void build(Call& call, const Spec& s) {
   const Shape rows(s.shape.begin(), s.shape.end() - 1);
   const DType parameter = s.fp32_parameters ? DType::kFloat32 : s.dtype;
   TestTensor& x = s.in_place ? call.in_out("x", s.dtype, s.shape, s.x) : call.input("x", s.dtype, s.shape, s.x);
-  for (std::int64_t i = 0; i < x.numel(); ++i) x.set(i, x.get(i) + s.mean);
+  x.transform([&](double value) { return value + s.mean; });
   if (s.adjust) s.adjust(x);
   TestTensor *residual = nullptr, *sum = nullptr;
   if (s.residual) {
@@ -61,7 +61,7 @@ void build_backward(Call& call, const Spec& s) {
   TestTensor* weight = s.weight ? &call.input("weight", parameter, {s.shape.back()}) : nullptr;
   TestTensor* mean = s.rms ? nullptr : &call.input("mean", DType::kFloat32, rows);
   TestTensor& rstd = call.input("rstd", DType::kFloat32, rows);
-  for (std::int64_t i = 0; i < rstd.numel(); ++i) rstd.set(i, 0.5 + std::abs(rstd.get(i)));
+  rstd.transform([](double value) { return 0.5 + std::abs(value); });
   TestTensor *residual = nullptr, *grad_x = nullptr;
   if (s.residual) {
     residual = s.in_place ? &call.in_out("grad_residual_out", s.dtype, s.shape, s.residual_layout)

@@ -31,7 +31,7 @@ struct Spec {
 
 void build(Call& call, const Spec& spec, const Op& op) {
   TestTensor& x = call.input("x", spec.dtype, spec.shape, spec.x);
-  for (std::int64_t i = 0; spec.mean != 0 && i < x.numel(); ++i) x.set(i, x.get(i) + spec.mean);
+  if (spec.mean != 0) x.transform([&](double value) { return value + spec.mean; });
   for (const auto& [index, value] : spec.values) x.set(index < 0 ? x.numel() + index : index, value);
   Shape kept;
   for (std::size_t d = 0; d < spec.shape.size(); ++d)

@@ -24,7 +24,7 @@ struct Spec {
 void build(Call& call, const Spec& spec, bool log) {
   TestTensor& x = spec.in_place ? call.in_out("x", spec.dtype, spec.shape, spec.x)
                                 : call.input("x", spec.dtype, spec.shape, spec.x);
-  for (std::int64_t i = 0; i < x.numel(); ++i) x.set(i, 3 * x.get(i));
+  x.transform([](double logit) { return 3 * logit; });
   if (spec.adjust) spec.adjust(x);
   TestTensor* out = spec.in_place ? &x : &call.output("out", spec.dtype, spec.shape, spec.out);
   const int axis = spec.axis;
@@ -38,7 +38,7 @@ void build_backward(Call& call, const Spec& spec, bool log) {
                                        : call.input("grad_out", spec.dtype, spec.shape, spec.x);
   TestTensor& y = call.input("out", spec.dtype, spec.shape, spec.out);
   // Any positive numbers (negative for the logarithm) will do: the formula does not need them to add up to 1.
-  for (std::int64_t i = 0; i < y.numel(); ++i) y.set(i, log ? -std::abs(y.get(i)) - 3 : 0.05 * std::abs(y.get(i)));
+  y.transform([=](double x) { return log ? -std::abs(x) - 3 : 0.05 * std::abs(x); });
   if (spec.adjust) spec.adjust(y);
   TestTensor* grad_x = spec.in_place ? &grad_out : &call.output("grad_x", spec.dtype, spec.shape);
   const int axis = spec.axis;

@@ -490,6 +490,13 @@ void TestTensor::fill(const std::vector<double>& values) {
   });
 }
 
+void TestTensor::transform(const std::function<double(double)>& f) {
+  if (blank_) return;
+  std::vector<double> changed = values();
+  for (double& value : changed) value = f(value);
+  fill(changed);
+}
+
 std::vector<double> TestTensor::values() const {
   std::vector<double> values(static_cast<std::size_t>(numel_));
   with_word(dtype_, [&](auto zero) {

@@ -63,6 +63,9 @@ class TestTensor {
   /// A view of this tensor's device memory as the same view of its host image; false if `view` lies elsewhere.
   bool to_host(TensorView& view) const;
 
+  /// Takes no values: work on them can be left out.
+  bool blank() const { return blank_; }
+
   /// Row-major index <-> value. Rounds to the dtype.
   void set(std::int64_t index, double value);
   double get(std::int64_t index) const;
@@ -73,6 +76,8 @@ class TestTensor {
   /// Row-major: a value a call, or all of them.
   void fill(const std::function<double()>& next);
   void fill(const std::vector<double>& values);
+  /// Each value becomes f of it.
+  void transform(const std::function<double(double)>& f);
   std::vector<double> values() const;
   std::int64_t flat(std::initializer_list<std::int64_t> index) const;
 

@@ -43,7 +43,7 @@ struct Gradient {
     query.lse = f.lse[f.lse_offset(b, h, i)];
     query.q.template load_from<T>(f.q, f.q_offset(b, h, i), f.head_dim);
     query.grad_out.template load_from<T>(p.grad_out, grad_out_offset(b, h, i), f.head_dim_v);
-    query.delta = dot<T>(query.grad_out, f.out, f.out_offset(b, h, i), f.head_dim_v);
+    query.delta = dot<T>(query.grad_out.values, f.out, f.out_offset(b, h, i), f.head_dim_v);
     if (p.grad_lse)
       query.delta -= p.grad_lse[offset(f.is_varlen_q(), f.q_begin(b), b, h, i, p.stride_grad_lse_batch,
                                        p.stride_grad_lse_head, p.stride_grad_lse_token)];
@@ -73,7 +73,7 @@ struct Gradient {
     if (score.value == kMinusInfinity) return {};
     Pair pair;
     pair.probability = std::exp(score.value - query.lse);
-    const double grad_probability = dot<T>(query.grad_out, f.v, f.v_offset(b, h / group, j), f.head_dim_v);
+    const double grad_probability = dot<T>(query.grad_out.values, f.v, f.v_offset(b, h / group, j), f.head_dim_v);
     pair.grad_score = pair.probability * (grad_probability - query.delta);
     pair.grad_dot = f.scale * score.derivative * pair.grad_score;
     return pair;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/scalar/dot.hpp"
 #include "cpu/scalar/element.hpp"
 #include "ops/attention_params.hpp"
 
@@ -22,20 +23,6 @@ struct Row {
   }
 };
 
-/// <a, b>. Many sums side by side: an addition waits for the one before, and compilers make vectors of a long run.
-template <class T>
-double dot(const Row& a, const void* b, std::int64_t offset, std::int64_t count) {
-  constexpr std::int64_t kSums = 16;
-  double sums[kSums] = {};
-  std::int64_t d = 0;
-  for (; d + kSums <= count; d += kSums)
-    for (std::int64_t n = 0; n < kSums; ++n) sums[n] += a.values[d + n] * load<T>(b, offset + d + n);
-  for (; d < count; ++d) sums[0] += a.values[d] * load<T>(b, offset + d);
-  double sum = 0;
-  for (const double part : sums) sum += part;
-  return sum;
-}
-
 struct Score {
   double value;             // after scale, softcap, bias and ALiBi
   double derivative = 1.0;  // of value by scale * <q, k>: what softcap leaves
@@ -46,7 +33,7 @@ template <class K>
 Score attention_score(const AttentionParams& p, const Row& q, std::int64_t b, std::int64_t h, std::int64_t i,
                       std::int64_t j, std::int64_t q_length, std::int64_t k_length) {
   const std::int64_t h_kv = h / (p.heads_q / p.heads_kv);
-  Score score{p.scale * dot<K>(q, p.k, p.k_offset(b, h_kv, j), p.head_dim)};
+  Score score{p.scale * dot<K>(q.values, p.k, p.k_offset(b, h_kv, j), p.head_dim)};
   if (p.quantization) score.value *= p.k_scale(b, h_kv, j);
   if (p.softcap > 0) {
     const double t = std::tanh(score.value / p.softcap);

@@ -1,8 +1,10 @@
 // linear and its gradient: one dot product per element, in double.
+#include <algorithm>
 #include <vector>
 
 #include "core/thread_pool.hpp"
 #include "cpu/scalar/activation.hpp"
+#include "cpu/scalar/dot.hpp"
 #include "cpu/scalar/element.hpp"
 #include "cpu/scalar/kernels.hpp"
 
@@ -12,14 +14,29 @@ void linear(const LinearParams& p, void*, Stream) {
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto task = [&](std::int64_t begin, std::int64_t end, int) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const std::int64_t row = i / p.out_features, o = i % p.out_features;
-        double sum = p.bias ? load(p.bias, o) : 0.0;
+      std::vector<double> x(static_cast<std::size_t>(p.in_features)), sums;
+      for (std::int64_t i = begin; i < end;) {  // a row's outputs, as far as they are in the task
+        const std::int64_t row = i / p.out_features, first = i % p.out_features;
+        const std::int64_t count = std::min(p.out_features - first, end - i);
         for (std::int64_t j = 0; j < p.in_features; ++j)
-          sum += load<T>(p.x, row * p.stride_x_row + j) *
-                 load<T>(p.weight, o * p.stride_weight_out + j * p.stride_weight_in);
-        if (p.preactivation) store<T>(p.preactivation, row * p.stride_preactivation_row + o, sum);
-        store<T>(p.out, row * p.stride_out_row + o, activate(p.activation, sum));
+          x[static_cast<std::size_t>(j)] = load<T>(p.x, row * p.stride_x_row + j);
+        sums.assign(static_cast<std::size_t>(count), 0.0);
+        if (p.stride_weight_in == 1) {
+          for (std::int64_t o = 0; o < count; ++o)
+            sums[static_cast<std::size_t>(o)] =
+                dot<T>(x.data(), p.weight, (first + o) * p.stride_weight_out, p.in_features);
+        } else {  // memory is walked in its order here, too
+          for (std::int64_t j = 0; j < p.in_features; ++j)
+            for (std::int64_t o = 0; o < count; ++o)
+              sums[static_cast<std::size_t>(o)] +=
+                  x[static_cast<std::size_t>(j)] *
+                  load<T>(p.weight, (first + o) * p.stride_weight_out + j * p.stride_weight_in);
+        }
+        for (std::int64_t o = first; o < first + count; ++o, ++i) {
+          const double sum = sums[static_cast<std::size_t>(o - first)] + (p.bias ? load(p.bias, o) : 0.0);
+          if (p.preactivation) store<T>(p.preactivation, row * p.stride_preactivation_row + o, sum);
+          store<T>(p.out, row * p.stride_out_row + o, activate(p.activation, sum));
+        }
       }
     };
     parallel_for(p.rows * p.out_features, grain_for(p.in_features), task);

@@ -105,10 +105,8 @@ struct Machine {
   }
 };
 
-Machine& machine() {
-  static Machine& only = *new Machine;
-  return only;
-}
+Machine* const the_machine = new Machine;  // kernels run from main on: no initialiser of another file asks for it
+Machine& machine() { return *the_machine; }
 
 std::uint64_t next_random() {
   std::uint64_t z = machine().random += 0x9e3779b97f4a7c15ull;
@@ -116,6 +114,8 @@ std::uint64_t next_random() {
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
   return z ^ (z >> 31);
 }
+// The same as a number below `end`, without a division.
+unsigned random_below(unsigned end) { return static_cast<unsigned>((next_random() >> 32) * end >> 32); }
 
 std::string text(Index3 i) {
   return "(" + std::to_string(i.x) + ", " + std::to_string(i.y) + ", " + std::to_string(i.z) + ")";
@@ -148,8 +148,7 @@ Thread* pick() {
     // Mostly of the same block: each change of blocks moves all static shared memory.
     const unsigned per_block = m.warps_per_block;
     const bool anywhere = m.blocks.size() == 1 || next_random() % 64 == 0;
-    const auto random = static_cast<unsigned>(next_random());
-    warp = anywhere ? random % m.num_warps : warp / per_block * per_block + random % per_block;
+    warp = anywhere ? random_below(m.num_warps) : warp / per_block * per_block + random_below(per_block);
   }
   for (unsigned tried = 0; tried < m.num_warps; ++tried) {
     Warp& w = m.warps[warp];

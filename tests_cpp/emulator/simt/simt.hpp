@@ -32,22 +32,22 @@ struct Warp;
 struct AsyncCopies;
 struct BulkGroups;
 
-struct Thread {
+/// What a switch to it reads comes first: one line of the processor's cache, mostly not in the nearest one.
+struct alignas(64) Thread {
+  void* stack_pointer = nullptr;  // of its fiber
   Index3 index;
   unsigned linear = 0, lane = 0, rank = 0;  // rank: of its block among those that run now
   unsigned number = 0;                      // among all threads of those
-  const void* code = nullptr;               // where it called the last collective
   Warp* warp = nullptr;
   const char* waits_at = nullptr;  // what stands in messages; null while it runs
+  const void* code = nullptr;      // where it called the last collective
   Where where{};
   AsyncCopies* copies = nullptr;  // its cp.async
   BulkGroups* bulk = nullptr;     // its TMA stores
   bool in_cluster_barrier = false;
   unsigned cluster_rounds = 0;
-  // The fiber.
-  void* stack_pointer = nullptr;
-  unsigned char* stack = nullptr;
-  void* fake_stack = nullptr;  // AddressSanitizer's
+  unsigned char* stack = nullptr;  // the fiber's
+  void* fake_stack = nullptr;      // AddressSanitizer's
 };
 
 extern Thread* current;
