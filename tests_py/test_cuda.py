@@ -37,6 +37,34 @@ def test_result_follows_the_callers_stream():
     assert checked.item() < 1e-3
 
 
+EARLY = {  # kernels that are launched before the work in front of them has ended
+    "attention": ((2, 4, 512, 128), lambda x: fk.attention(x, x, x, causal=True)),
+    "linear": ((512, 768), lambda x: fk.linear(x, x)),
+    "linear_few_rows": ((16, 512), lambda x: fk.linear(x, x)),
+    "rms_norm": ((256, 1024), lambda x: fk.rms_norm(x, x[0])),
+    "rope": ((2, 4, 512, 128), lambda x: fk.rope(x, x)[0]),
+}
+
+
+@pytest.mark.parametrize("written", ["memset", "device", "host"])
+@pytest.mark.parametrize("op", EARLY)
+def test_early_starts_wait_for_copies_and_memsets(op, written):
+    """Not for kernels alone: what a copy engine writes just before is seen, too."""
+    shape, call = EARLY[op]
+    values = normal(*shape)
+    pinned, x = values.cpu().pin_memory(), torch.empty_like(values)
+    expected = call(torch.zeros_like(values) if written == "memset" else values)
+    for _ in range(5):
+        x.fill_(3)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(5_000_000)  # copy and call are both queued when it ends
+        if written == "memset":
+            x.zero_()
+        else:
+            x.copy_(pinned if written == "host" else values, non_blocking=True)
+        assert torch.equal(call(x), expected)
+
+
 def test_stream_argument():
     x, weight = normal(64, 256), normal(128, 256, seed=1)
     side = torch.cuda.Stream()
