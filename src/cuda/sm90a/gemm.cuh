@@ -12,6 +12,7 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90a/gemm.hpp"
 #include "cuda/sm90a/gemm_epilogue.cuh"
+#include "cuda/sm90a/gemm_launch.cuh"
 #include "cuda/sm90a/gemm_products.cuh"
 #include "cuda/sm90a/gemm_shape.cuh"
 #include "cuda/sm90a/operand_map.hpp"
@@ -162,32 +163,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) gemm_kernel(const __grid_c
 
 template <class T, class Shape>
 void launch_gemm(const char* name, const GemmProblem& p, int num_sms, cudaStream_t stream) {
-  GemmArguments arguments;
-  arguments.a = operand_map<T>(name, p.a, p.m, p.k, Shape::kTileM, Shape::kTileK);
-  if constexpr (Shape::kNeighbours)
-    arguments.b = make_tensor_map(name, interleaved_rows<T>(p.b, p.n, p.k, Shape::kTileN));
-  else
-    arguments.b = operand_map<T>(name, p.b, p.n, p.k, Shape::kTileN, Shape::kTileK);
-  arguments.epilogue = p.epilogue;
-  arguments.m = static_cast<int>(p.m);
-  arguments.n = static_cast<int>(p.n);
-  arguments.parts = Shape::kParts ? p.parts : 1;
-  arguments.partial = arguments.parts > 1 ? p.partial : nullptr;
-  arguments.num_k = static_cast<int>(ceil_div(ceil_div(p.k, Shape::kTileK), arguments.parts));
-  arguments.tiles_m = static_cast<int>(ceil_div(p.m, Shape::kTileM));
-  arguments.tiles_n = static_cast<int>(ceil_div(p.n, Shape::kTileN));
+  const GemmArguments arguments = gemm_arguments<T, Shape>(name, p);
   const std::int64_t tiles = static_cast<std::int64_t>(arguments.tiles_m) * arguments.tiles_n * arguments.parts;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, num_sms));
   LaunchShape shape{blocks, Shape::kThreads, Shape::kSharedBytes, stream};
   shape.early = true;
-  if (p.a.k_major && p.b.k_major) {
-    launch(name, gemm_kernel<T, Shape, true, true>, shape, arguments);
-  } else if constexpr (Shape::kAnyLayout) {
-    if (p.a.k_major)
-      launch(name, gemm_kernel<T, Shape, true, false>, shape, arguments);
-    else
-      launch(name, gemm_kernel<T, Shape, false, false>, shape, arguments);
-  }
+  with_layouts<Shape>(p, [&](auto k_major_a, auto k_major_b) {
+    launch(name, gemm_kernel<T, Shape, decltype(k_major_a)::value, decltype(k_major_b)::value>, shape, arguments);
+  });
   if (arguments.partial)
     launch(name, split_sum::kernel<T>, {split_sum::grid(p.m, p.n), split_sum::kThreads, 0, stream}, p.epilogue,
            p.partial, p.parts, arguments.m, arguments.n, p.n);

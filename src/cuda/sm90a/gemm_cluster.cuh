@@ -9,6 +9,7 @@
 #include "cuda/ptx/grid.cuh"
 #include "cuda/sm90a/gemm.hpp"
 #include "cuda/sm90a/gemm_cluster_sum.cuh"
+#include "cuda/sm90a/gemm_launch.cuh"
 #include "cuda/sm90a/gemm_products.cuh"
 
 namespace flashkernel::cuda::sm90a {
@@ -123,28 +124,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) gemm_cluster_kernel(const 
 
 template <class T, class Shape>
 void launch_cluster(const char* name, const GemmProblem& p, cudaStream_t stream) {
-  GemmArguments arguments{};
-  arguments.a = operand_map<T>(name, p.a, p.m, p.k, Shape::kTileM, Shape::kTileK);
-  arguments.b = operand_map<T>(name, p.b, p.n, p.k, Shape::kTileN, Shape::kTileK);
-  arguments.epilogue = p.epilogue;
-  arguments.m = static_cast<int>(p.m);
-  arguments.n = static_cast<int>(p.n);
-  arguments.parts = Shape::kCluster;
-  arguments.num_k = static_cast<int>(ceil_div(p.k, Shape::kTileK));
-  arguments.tiles_m = static_cast<int>(ceil_div(p.m, Shape::kTileM));
-  arguments.tiles_n = static_cast<int>(ceil_div(p.n, Shape::kTileN));
+  const GemmArguments arguments = gemm_arguments<T, Shape>(name, p);
   LaunchShape shape{static_cast<unsigned>(arguments.tiles_m * arguments.tiles_n * Shape::kCluster), Shape::kThreads,
                     Shape::kSharedBytes, stream};
   shape.cluster = Shape::kCluster;
   shape.early = true;
-  if (p.a.k_major && p.b.k_major) {
-    launch(name, gemm_cluster_kernel<T, Shape, true, true>, shape, arguments);
-  } else if constexpr (Shape::kAnyLayout) {
-    if (p.a.k_major)
-      launch(name, gemm_cluster_kernel<T, Shape, true, false>, shape, arguments);
-    else
-      launch(name, gemm_cluster_kernel<T, Shape, false, false>, shape, arguments);
-  }
+  with_layouts<Shape>(p, [&](auto k_major_a, auto k_major_b) {
+    launch(name, gemm_cluster_kernel<T, Shape, decltype(k_major_a)::value, decltype(k_major_b)::value>, shape,
+           arguments);
+  });
 }
 
 /// f(an integral_constant of `parts`), one of kClusterParts.

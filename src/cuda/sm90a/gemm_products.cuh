@@ -9,7 +9,6 @@
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90a/gemm_shape.cuh"
-#include "cuda/sm90a/operand_map.hpp"
 #include "cuda/tile/reduce.cuh"
 
 namespace flashkernel::cuda::sm90a {
