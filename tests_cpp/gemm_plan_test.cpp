@@ -40,6 +40,15 @@ TEST(GemmPlan, FullWavesStayWhole) {
   EXPECT_EQ(plan(4096, 4096, 16384), "ping-pong 192 x 1");
 }
 
+TEST(GemmPlan, WavesOfPingPongTilesByTheirClocks) {
+  EXPECT_EQ(plan(4096, 2048, 8192), "ping-pong 128 x 1");   // 16 rounds for 11: 3 % fewer columns
+  EXPECT_EQ(plan(2048, 768, 3072), "ping-pong 128 x 1");    // as many columns, and a shorter end
+  EXPECT_EQ(plan(4096, 768, 3072), "ping-pong 192 x 1");    // as many columns, fewer changes of tiles
+  EXPECT_EQ(plan(8192, 768, 3072), "ping-pong 192 x 1");    // 8 rounds for 12: as many columns
+  EXPECT_EQ(plan(16384, 768, 3072), "ping-pong 192 x 1");   // 16 rounds for 24
+  EXPECT_EQ(plan(16384, 2048, 8192), "ping-pong 192 x 1");  // 42 rounds for 63
+}
+
 TEST(GemmPlan, MorePartsThanAClusterHasMeetInTheWorkspace) {
   // The gradient of 192 x 768 weights over 32768 tokens: 12 tiles, of which each finds 11 multiprocessors.
   EXPECT_EQ(text(plan_gemm({768, 192, 32768, false, false}, kH200)), "128 x 11");
