@@ -4,14 +4,15 @@
     python scripts/kernel_resources.py build/libflashkernel.so [--launches FOLDER PROGRAM] [--check] [--match sm80]
 
 Registers, static shared memory, stack and the largest block come from the machine code (cuobjdump: of the CUDA toolkit,
-or `pip install nvidia-cuda-cuobjdump`); block sizes and dynamic shared memory from the files in FOLDER, which PROGRAM,
-the conformance tests on the emulated GPU, has written (FK_EMULATOR_LAUNCHES=FOLDER/file). --check exits 1 if a kernel
-cannot be launched on a GPU that its code is for, spills, or misses an occupancy that is promised.
+or `pip install nvidia-cuda-cuobjdump`; pyelftools); block sizes and dynamic shared memory from the files in FOLDER,
+which PROGRAM, the conformance tests on the emulated GPU, has written (FK_EMULATOR_LAUNCHES=FOLDER/file). --check exits
+1 if a kernel cannot be launched on a GPU that its code is for, spills, or misses an occupancy that is promised.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import shutil
 import struct
@@ -22,6 +23,8 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
 
 KIB = 1024
 
@@ -119,21 +122,17 @@ def without_parameters(name: str) -> str:
 
 def max_threads(cubin: bytes) -> Iterator[tuple[str, int]]:
     """Kernels of a cubin and their largest block: the attribute EIATTR_MAX_THREADS in a kernel's .nv.info."""
-    table, size, count, names = struct.unpack_from("<40xQ10xHHH", cubin)  # of a 64-bit ELF
-    sections = [struct.unpack_from("<IIQQQQ", cubin, table + size * i) for i in range(count)]
-    for name, _, _, _, start, length in sections:
-        at = sections[names][4] + name
-        symbol = cubin[at : cubin.index(b"\0", at)].decode()
-        if not symbol.startswith(".nv.info."):
+    for section in ELFFile(io.BytesIO(cubin)).iter_sections():
+        if not section.name.startswith(".nv.info."):
             continue
-        at = start
-        while at < start + length:
-            form, attribute, value = struct.unpack_from("<BBH", cubin, at)
+        info, at = section.data(), 0
+        while at < len(info):
+            form, attribute, value = struct.unpack_from("<BBH", info, at)
             at += 4
             if form == 4:  # followed by `value` bytes; other forms hold theirs here
                 if attribute == 5:
-                    x, y, z = struct.unpack_from("<III", cubin, at)
-                    yield symbol.removeprefix(".nv.info."), x * y * z
+                    x, y, z = struct.unpack_from("<III", info, at)
+                    yield section.name.removeprefix(".nv.info."), x * y * z
                 at += value
 
 

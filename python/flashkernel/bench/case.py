@@ -30,6 +30,7 @@ __all__ = [
     "attention_flop",
     "each",
     "nbytes",
+    "wanted",
 ]
 
 # Kinds of provider. OURS: what a user of the library gets. VARIANT: another kernel or language of ours. PEER: somebody
@@ -38,6 +39,13 @@ __all__ = [
 OURS, VARIANT, PEER, LIMIT, BESIDE = "ours", "variant", "peer", "limit", "beside"
 
 DTYPES = ("float32", "bfloat16", "float16")
+
+
+def wanted(texts: Sequence[str] | None, name: str) -> bool:
+    """Whether --case, given with these texts or not at all, asks for the row of this name."""
+    return not texts or any(text in name for text in texts)
+
+
 # Two results rounded to the dtype after sums in different orders; on the largest difference, relative to the largest
 # value.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 4e-3}

@@ -99,17 +99,18 @@ def _settings(args: argparse.Namespace) -> Any:
 def _cases(args: argparse.Namespace, settings: Any) -> list[Any]:
     import flashkernel as fk
 
+    from .case import wanted
     from .suites import GROUPS, select
 
     if args.kernels is not None:
         known = [kernel.id + "/" for kernel in fk.kernels()]
-        for wanted in settings.only - {"all"}:
-            if not any(name.startswith(wanted.rstrip("/") + "/") for name in known):
-                raise ValueError(f"bench: --kernels {wanted}: no such kernel; `flashkernel kernels` lists them")
+        for asked in settings.only - {"all"}:
+            if not any(name.startswith(asked.rstrip("/") + "/") for name in known):
+                raise ValueError(f"bench: --kernels {asked}: no such kernel; `flashkernel kernels` lists them")
     names = select(args.group) if args.group or args.kernels is None else []
     names += ["kernels"] if args.kernels is not None and "kernels" not in names else []
     cases = [case for name in names for case in GROUPS[name](settings)]
-    cases = [case for case in cases if not args.case or any(text in case.name for text in args.case)]
+    cases = [case for case in cases if wanted(args.case, case.name)]
     if args.part:
         part, _, parts = args.part.partition("/")
         if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):

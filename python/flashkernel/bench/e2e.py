@@ -375,6 +375,7 @@ def run(args: argparse.Namespace, device: str) -> int:
 
     import flashkernel as fk
 
+    from .case import wanted
     from .machine import machine_info
     from .results import write_json
 
@@ -384,12 +385,12 @@ def run(args: argparse.Namespace, device: str) -> int:
         fk.set_num_threads(args.threads)
         torch.set_num_threads(args.threads)
     names = _providers(args)
-    wanted = [s for s in shapes(device, args.quick) if not args.case or any(text in s.case for text in args.case)]
-    wanted = [s for s in wanted if not args.dtype or s.dtype in args.dtype]
-    if not wanted:
+    asked = [s for s in shapes(device, args.quick) if wanted(args.case, s.case)]
+    asked = [s for s in asked if not args.dtype or s.dtype in args.dtype]
+    if not asked:
         raise ValueError("bench: no row is left of what was asked for")
     if args.list:
-        print("\n".join(f"{shape.case} {shape.dtype}" for shape in wanted))
+        print("\n".join(f"{shape.case} {shape.dtype}" for shape in asked))
         return 0
     runs, rows = max(1, min(args.calls, 1 if args.quick else 5)), []
     result: dict[str, Any] = {
@@ -401,11 +402,11 @@ def run(args: argparse.Namespace, device: str) -> int:
     }
     deadline = time.monotonic() + (args.budget or float("inf"))
     loaded: tuple[str, Any] = ("", None)
-    for i, shape in enumerate(wanted):
+    for i, shape in enumerate(asked):
         if time.monotonic() > deadline:
             result["left_out"].append(shape.case)
             continue
-        print(f"[{i + 1}/{len(wanted)}] {shape.case} {shape.dtype}", file=sys.stderr, flush=True)
+        print(f"[{i + 1}/{len(asked)}] {shape.case} {shape.dtype}", file=sys.stderr, flush=True)
         if loaded[0] != shape.model:
             loaded = ("", None)
             loaded = (shape.model, build(shape.model, shape.dtype, device, args.quick))
