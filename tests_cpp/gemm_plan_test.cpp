@@ -14,7 +14,8 @@ namespace {
 const GemmDevice kH200{132, {0, 132, 66, 39, 30, 22, 17, 0, 15}};
 
 std::string text(const GemmPlan& plan) {
-  const char* const names[] = {"ping-pong 192", "ping-pong 128", "128", "96", "cluster 128", "cluster 96"};
+  const char* const names[] = {"ping-pong 192", "ping-pong 160", "ping-pong 128", "128", "96",
+                               "cluster 128",   "cluster 96"};
   return std::string(names[static_cast<int>(plan.variant)]) + " x " + std::to_string(plan.parts);
 }
 
@@ -37,7 +38,7 @@ TEST(GemmPlan, FullWavesStayWhole) {
   EXPECT_EQ(plan(512, 768, 3072), "96 x 1");
   EXPECT_EQ(plan(512, 4096, 4096), "128 x 1");
   EXPECT_EQ(plan(512, 2048, 8192), "ping-pong 128 x 1");
-  EXPECT_EQ(plan(4096, 4096, 16384), "ping-pong 192 x 1");
+  EXPECT_EQ(plan(4096, 2048, 8192), "ping-pong 128 x 1");
 }
 
 TEST(GemmPlan, WavesOfPingPongTilesByTheirClocks) {
@@ -47,6 +48,13 @@ TEST(GemmPlan, WavesOfPingPongTilesByTheirClocks) {
   EXPECT_EQ(plan(8192, 768, 3072), "ping-pong 192 x 1");    // 8 rounds for 12: as many columns
   EXPECT_EQ(plan(16384, 768, 3072), "ping-pong 192 x 1");   // 16 rounds for 24
   EXPECT_EQ(plan(16384, 2048, 8192), "ping-pong 192 x 1");  // 42 rounds for 63
+  EXPECT_EQ(plan(4096, 4096, 16384), "ping-pong 160 x 1");  // 25 rounds for 21 of 192: 1 % fewer columns
+  EXPECT_EQ(plan(1536, 768, 3072), "ping-pong 160 x 1");    // 2 rounds, for 3 of 128 and 2 of 192
+  EXPECT_EQ(plan(2048, 5120, 1280), "ping-pong 160 x 1");   // one round
+  EXPECT_EQ(plan(8192, 6400, 1600), "ping-pong 160 x 1");   // 5 rounds for 7
+  EXPECT_EQ(text(plan_gemm({2048, 1280, 5120, true, false}, kH200)), "ping-pong 192 x 1");  // weights along out
+  EXPECT_EQ(plan(2048, 5120, 1288), "ping-pong 192 x 1");                                   // not in groups of 32
+  EXPECT_EQ(plan(1536, 320, 3072), "ping-pong 128 x 1");                                    // too short for its ring
 }
 
 TEST(GemmPlan, MorePartsThanAClusterHasMeetInTheWorkspace) {

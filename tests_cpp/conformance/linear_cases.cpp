@@ -195,27 +195,31 @@ void forward_cases(CaseList& list) {
       halves.bias_fp32 = halves.preactivation = rows == 11;
       list.add("halves_r" + std::to_string(rows) + suffix, [=](Call& call) { build_forward(call, halves); });
     }
-    // Full waves of tiles of 128 x 192, two to four a multiprocessor, the last rows and columns cut: at a multiple of
-    // 32, where with five k-tiles of 64 or more and a bias that the copy engine can fetch a thread of the matrix
-    // kernels may own 8 neighbouring results, and elsewhere.
+    // Full waves of ping-pong tiles, two to four a multiprocessor, the last rows and columns cut: 3 of 128 columns
+    // (352, 376), 2 of 160 (320), 3 or 4 of 192 (544, 736). At a multiple of 32, where with enough k-tiles of 64 and a
+    // bias that the copy engine can fetch a thread of the matrix kernels may own 8 neighbouring results, and elsewhere.
     const auto waves = [&](const std::string& name, std::int64_t in, std::int64_t out, Activation activation,
                            const std::function<void(Spec&)>& change) {
       Spec spec{dtype, 128 * std::max(multiprocessors(), 4) - 5, in, out, false, activation};
       change(spec);
       list.add("waves_" + name + suffix, [=](Call& call) { build_forward(call, spec); });
     };
-    waves("o352", 328, 352, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
-    waves("o352_none", 264, 352, Activation::kNone, [](Spec& spec) {
+    const auto without_bias = [](Spec& spec) {
       spec.bias = false;
       spec.weight_gap = spec.x.gap = 8, spec.y.gap = 16;
-    });
-    waves("o352_gelu", 320, 352, Activation::kGelu, [](Spec& spec) { spec.y.gap = 8; });
-    waves("o352_silu", 296, 352, Activation::kSilu, [](Spec& spec) { spec.weight_gap = 24; });
+    };
+    waves("o352", 440, 352, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    waves("o352_none", 392, 352, Activation::kNone, without_bias);
+    waves("o320", 328, 320, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    waves("o320_none", 392, 320, Activation::kNone, without_bias);
+    waves("o320_gelu", 328, 320, Activation::kGelu, [](Spec& spec) { spec.y.gap = 8; });
     waves("o544", 264, 544, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    waves("o544_none", 264, 544, Activation::kNone, without_bias);
+    waves("o544_silu", 296, 544, Activation::kSilu, [](Spec& spec) { spec.weight_gap = 24; });
     waves("o736", 264, 736, Activation::kNone, [](Spec&) {});
     waves("o352_short", 104, 352, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
-    waves("o352_bias_fp32", 264, 352, Activation::kGeluTanh, [](Spec& spec) { spec.bias_fp32 = true; });
-    waves("o352_bias_unaligned", 264, 352, Activation::kSilu, [](Spec& spec) { spec.bias_layout.offset = 1; });
+    waves("o320_bias_fp32", 328, 320, Activation::kGeluTanh, [](Spec& spec) { spec.bias_fp32 = true; });
+    waves("o544_bias_unaligned", 264, 544, Activation::kSilu, [](Spec& spec) { spec.bias_layout.offset = 1; });
     waves("o376", 104, 376, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
     waves("o376_none", 72, 376, Activation::kNone, [](Spec& spec) { spec.weight_gap = 8, spec.bias = false; });
     Spec wide{dtype, 500, 392, multiprocessors() > 32 ? 8160 : 480, false, Activation::kGeluTanh};

@@ -188,14 +188,15 @@ void launch_ping_pong(const char* name, const GemmProblem& p, int num_sms, cudaS
       ceil_div(p.k, Neighbours::kTileK) >= Neighbours::kStages &&
       fits_tensor_map(interleaved_rows<T>(p.b, p.n, p.k, kTileN)))
     launch_gemm<T, Neighbours>(name, p, num_sms, stream);
-  else
-    launch_gemm<T, GemmShape<kTileN, true>>(name, p, num_sms, stream);
+  else  // any width will do: 160 is made for neighbours alone
+    launch_gemm<T, GemmShape<kTileN == 160 ? 128 : kTileN, true>>(name, p, num_sms, stream);
 }
 
 template <class T>
 void gemm(const char* name, const GemmProblem& p, GemmVariant variant, int num_sms, cudaStream_t stream) {
   switch (variant) {
     case GemmVariant::kPingPong192: return launch_ping_pong<T, 192>(name, p, num_sms, stream);
+    case GemmVariant::kPingPong160: return launch_ping_pong<T, 160>(name, p, num_sms, stream);
     case GemmVariant::kPingPong128: return launch_ping_pong<T, 128>(name, p, num_sms, stream);
     case GemmVariant::kCooperative128: return launch_gemm<T, GemmShape<128, false>>(name, p, num_sms, stream);
     case GemmVariant::kCooperative96: return launch_gemm<T, GemmShape<96, false>>(name, p, num_sms, stream);

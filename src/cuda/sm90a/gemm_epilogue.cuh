@@ -103,10 +103,9 @@ __device__ inline void store_neighbours(const NeighboursPlace<T, Shape>& place, 
 /// All groups of 32 columns, or the left half of them.
 template <class T, class Shape, Activation kActivation>
 __device__ inline void store_groups(NeighboursPlace<T, Shape> place, const Sums<Shape>& sum, bool left_half) {
-  constexpr int kGroups = Shape::kTileN / 32;
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    if (g == kGroups / 2 && left_half) return;
+  for (int g = 0; g < Shape::kGroups; ++g) {
+    if (g == Shape::kLeftGroups && left_half) return;
     store_neighbours<T, Shape, kActivation>(place, g, {sum[0] + 16 * g, sum[1] + 16 * g});
     // One group after the other: all at once would not fit the registers.
     ptx::hold(place.stride);
@@ -120,7 +119,7 @@ template <class Shape>
 __device__ inline void give_right_half(const Sums<Shape>& sum, char* shared) {
   float4* to = reinterpret_cast<float4*>(shared) + threadIdx.x % 128;
 #pragma unroll
-  for (int v = Shape::kTileN / 4; v < Shape::kTileN / 2; v += 4)
+  for (int v = 16 * Shape::kLeftGroups; v < 16 * Shape::kGroups; v += 4)
 #pragma unroll
     for (int i = 0; i < Shape::kPartsM; ++i, to += 128)
       *to = make_float4(sum[i][v], sum[i][v + 1], sum[i][v + 2], sum[i][v + 3]);
@@ -131,7 +130,7 @@ template <class T, class Shape, Activation kActivation>
 __device__ inline void store_right_half(const NeighboursPlace<T, Shape>& place, const char* shared) {
   const float4* from = reinterpret_cast<const float4*>(shared) + threadIdx.x % 128;
 #pragma unroll 1
-  for (int g = Shape::kTileN / 64; g < Shape::kTileN / 32; ++g) {
+  for (int g = Shape::kLeftGroups; g < Shape::kGroups; ++g) {
     float sum[Shape::kPartsM][16];
 #pragma unroll
     for (int v = 0; v < 16; v += 4)

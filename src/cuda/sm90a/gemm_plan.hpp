@@ -13,6 +13,7 @@ namespace flashkernel::cuda::sm90a {
 /// one's epilogue runs under the other's products. Cluster: cooperative, and the blocks of a cluster share a tile's k.
 enum class GemmVariant {
   kPingPong192,
+  kPingPong160,  // where takes_160
   kPingPong128,
   kCooperative128,
   kCooperative96,  // k-major operands only
@@ -51,13 +52,26 @@ constexpr std::int64_t tiles(const GemmExtent& p, std::int64_t columns) {
   return ceil_div(p.m, 128) * ceil_div(p.n, columns);
 }
 
-/// Clocks of the multiprocessor with the most ping-pong tiles: their products, 2048 sums a clock, what one tile's
-/// results hold the next one's products up, and what has nothing to run beside: the start, and the last tile's results.
-/// Measured on an H200, k 768 to 4096.
-inline std::int64_t ping_pong_clocks(const GemmExtent& p, std::int64_t columns, int num_sms) {
-  const std::int64_t products = 128 * columns * 64 * ceil_div(p.k, 64) / 2048;
-  const std::int64_t change = columns == 192 ? 600 : 700, ends = columns == 192 ? 8200 : 6500;
-  return ceil_div(tiles(p, columns), num_sms) * (products + change) + ends;
+/// What the kernel of tiles of 160 columns is made for: k-major operands, groups of 32 columns, a ring of six k-tiles.
+constexpr bool takes_160(const GemmExtent& p) {
+  return p.k_major_a && p.k_major_b && p.n % 32 == 0 && ceil_div(p.k, 64) >= 6;
+}
+
+struct PingPong {
+  GemmVariant variant;
+  std::int64_t columns;
+  std::int64_t change;  // clocks that one tile's results hold the next one's products up
+  std::int64_t ends;    // clocks that have nothing to run beside: the start, and the last tile's results
+};
+// Measured on an H200, k 768 to 6400.
+inline constexpr PingPong kPingPong[] = {{GemmVariant::kPingPong192, 192, 600, 8200},
+                                         {GemmVariant::kPingPong160, 160, 500, 8300},
+                                         {GemmVariant::kPingPong128, 128, 700, 6500}};
+
+/// Clocks of the multiprocessor with the most tiles; products make 2048 sums a clock.
+inline std::int64_t ping_pong_clocks(const GemmExtent& p, const PingPong& tile, int num_sms) {
+  const std::int64_t products = 128 * tile.columns * 64 * ceil_div(p.k, 64) / 2048;
+  return ceil_div(tiles(p, tile.columns), num_sms) * (products + tile.change) + tile.ends;
 }
 
 inline GemmVariant variant(const GemmExtent& p, int num_sms) {
@@ -65,8 +79,12 @@ inline GemmVariant variant(const GemmExtent& p, int num_sms) {
   if (p.k_major_a && p.k_major_b && tiles(p, 96) <= num_sms) return GemmVariant::kCooperative96;
   if (tiles(p, 128) <= num_sms) return GemmVariant::kCooperative128;
   // Larger tiles move less and end less often; smaller ones may leave less of the last wave idle.
-  return ping_pong_clocks(p, 128, num_sms) < ping_pong_clocks(p, 192, num_sms) ? GemmVariant::kPingPong128
-                                                                               : GemmVariant::kPingPong192;
+  const PingPong* best = &kPingPong[0];
+  for (const PingPong& tile : kPingPong)
+    if ((tile.columns != 160 || takes_160(p)) &&
+        ping_pong_clocks(p, tile, num_sms) < ping_pong_clocks(p, *best, num_sms))
+      best = &tile;
+  return best->variant;
 }
 
 /// The time of one wave of cooperative tiles, us, less what all ways have in common. Measured on an H200 at 128 to 1024

@@ -40,6 +40,8 @@ struct GemmShape {
   // Sums of 128 x 192 take 192 registers a thread: the most that fits beside the epilogue's.
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
   static_assert(kCluster > 1 || kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
+  // kNeighbours: of 32 columns; those left of kLeftGroups are the left half of a tile.
+  static constexpr int kGroups = kTileN / 32, kLeftGroups = kGroups / 2;
   static constexpr int kColumns = kTileN % 64 == 0 ? 64 : 32;                               // that leave together
   static constexpr int kStagedBytes = kNeighbours || kCluster > 1 ? 0 : 16 * kColumns * 2;  // of a warp
   static constexpr int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
