@@ -196,8 +196,9 @@ void forward_cases(CaseList& list) {
       list.add("halves_r" + std::to_string(rows) + suffix, [=](Call& call) { build_forward(call, halves); });
     }
     // Full waves of ping-pong tiles, two to four a multiprocessor, the last rows and columns cut: 3 of 128 columns
-    // (352, 376), 2 of 160 (320), 3 or 4 of 192 (544, 736). At a multiple of 32, where with enough k-tiles of 64 and a
-    // bias that the copy engine can fetch a thread of the matrix kernels may own 8 neighbouring results, and elsewhere.
+    // (352, 376), 2 of 160 (320), 3 or 4 of 192 (544, 568, 736). At a multiple of 32, where with enough k-tiles of 64
+    // and a bias that the copy engine can fetch a thread of the matrix kernels may own 8 neighbouring results, and
+    // elsewhere.
     const auto waves = [&](const std::string& name, std::int64_t in, std::int64_t out, Activation activation,
                            const std::function<void(Spec&)>& change) {
       Spec spec{dtype, 128 * std::max(multiprocessors(), 4) - 5, in, out, false, activation};
@@ -221,6 +222,7 @@ void forward_cases(CaseList& list) {
     waves("o320_bias_fp32", 328, 320, Activation::kGeluTanh, [](Spec& spec) { spec.bias_fp32 = true; });
     waves("o544_bias_unaligned", 264, 544, Activation::kSilu, [](Spec& spec) { spec.bias_layout.offset = 1; });
     waves("o376", 104, 376, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    waves("o568", 104, 568, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
     waves("o376_none", 72, 376, Activation::kNone, [](Spec& spec) { spec.weight_gap = 8, spec.bias = false; });
     Spec wide{dtype, 500, 392, multiprocessors() > 32 ? 8160 : 480, false, Activation::kGeluTanh};
     list.add("wide_32" + suffix, [=](Call& call) { build_forward(call, wide); });  // see "wide"; a multiple of 32

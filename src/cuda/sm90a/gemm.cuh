@@ -179,6 +179,7 @@ void launch_gemm(const char* name, const GemmProblem& p, int num_sms, cudaStream
 template <class T, int kTileN>
 void launch_ping_pong(const char* name, const GemmProblem& p, int num_sms, cudaStream_t stream) {
   using Neighbours = GemmShape<kTileN, true, true>;
+  static_assert(kTileN != 160 || Neighbours::kStages == gemm_plan::kSlotsOf160, "the plan knows the ring");
   const LinearEpilogue& e = p.epilogue;
   // A bias comes by bulk copies; places in the results are multiples of 32-bit strides.
   const bool bias_fits =

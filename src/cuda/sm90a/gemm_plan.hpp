@@ -52,9 +52,11 @@ constexpr std::int64_t tiles(const GemmExtent& p, std::int64_t columns) {
   return ceil_div(p.m, 128) * ceil_div(p.n, columns);
 }
 
-/// What the kernel of tiles of 160 columns is made for: k-major operands, groups of 32 columns, a ring of six k-tiles.
+/// What the kernel of tiles of 160 columns is made for: k-major operands, groups of 32 columns, k-tiles for every slot
+/// of its ring.
+inline constexpr int kSlotsOf160 = 6;
 constexpr bool takes_160(const GemmExtent& p) {
-  return p.k_major_a && p.k_major_b && p.n % 32 == 0 && ceil_div(p.k, 64) >= 6;
+  return p.k_major_a && p.k_major_b && p.n % 32 == 0 && ceil_div(p.k, 64) >= kSlotsOf160;
 }
 
 struct PingPong {
