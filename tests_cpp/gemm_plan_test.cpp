@@ -47,7 +47,7 @@ TEST(GemmPlan, WavesOfPingPongTilesByTheirClocks) {
   EXPECT_EQ(plan(8192, 768, 3072), "ping-pong 192 x 1");    // 8 rounds for 12: as many columns
   EXPECT_EQ(plan(16384, 768, 3072), "ping-pong 192 x 1");   // 16 rounds for 24
   EXPECT_EQ(plan(16384, 2048, 8192), "ping-pong 192 x 1");  // 42 rounds for 63
-  EXPECT_EQ(plan(4096, 4096, 16384), "ping-pong 160 x 1");  // 25 rounds for 21 of 192: 1 % fewer columns
+  EXPECT_EQ(plan(4096, 4096, 16384), "ping-pong 192 x 1");  // 25 rounds of 160 for 21: 0.8 % fewer clocks
   EXPECT_EQ(plan(1536, 768, 3072), "ping-pong 160 x 1");    // 2 rounds, for 3 of 128 and 2 of 192
   EXPECT_EQ(plan(2048, 5120, 1280), "ping-pong 160 x 1");   // one round
   EXPECT_EQ(plan(8192, 6400, 1600), "ping-pong 160 x 1");   // 5 rounds for 7

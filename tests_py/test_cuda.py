@@ -37,29 +37,48 @@ def test_result_follows_the_callers_stream():
     assert checked.item() < 1e-3
 
 
+def over_pages(x: torch.Tensor) -> torch.Tensor:
+    """Prefill over pages, whose lengths lie in memory. x: pages [64, 16, 4, 128]."""
+    pages = torch.arange(64, dtype=torch.int32, device="cuda")
+    lengths = torch.full((1,), 1024, dtype=torch.int32, device="cuda")
+    q = x.reshape(1, 1024, 4, 128).transpose(1, 2)
+    return fk.attention_paged(q, x, x, pages[None], lengths, causal=True)
+
+
 EARLY = {  # kernels that are launched before the work in front of them has ended
     "attention": ((2, 4, 512, 128), lambda x: fk.attention(x, x, x, causal=True)),
+    "attention_paged": ((64, 16, 4, 128), over_pages),
     "linear": ((512, 768), lambda x: fk.linear(x, x)),
+    "linear_ping_pong": ((4096, 768), lambda x: fk.linear(x, x[:3072], x.view(-1)[:3072], activation="gelu_tanh")),
+    "linear_in_clusters": ((768, 3072), lambda x: fk.linear(x[:512], x, x.view(-1)[:768])),
     "linear_few_rows": ((16, 512), lambda x: fk.linear(x, x)),
     "rms_norm": ((256, 1024), lambda x: fk.rms_norm(x, x[0])),
     "rope": ((2, 4, 512, 128), lambda x: fk.rope(x, x)[0]),
 }
 
 
-@pytest.mark.parametrize("written", ["memset", "device", "host"])
+@pytest.mark.parametrize("written", ["memset", "device", "host", "kernel"])
 @pytest.mark.parametrize("op", EARLY)
-def test_early_starts_wait_for_copies_and_memsets(op, written):
-    """Not for kernels alone: what a copy engine writes just before is seen, too."""
+def test_early_starts_wait_for_what_is_in_front(op, written):
+    """For a kernel that lets the next one in while its last results are on their way, and for what a copy engine
+    writes."""
     shape, call = EARLY[op]
     values = normal(*shape)
     pinned, x = values.cpu().pin_memory(), torch.empty_like(values)
+    rows = x.view(-1, 128)
+    factors = normal(rows.shape[0], 1024, seed=1), normal(128, 1024, seed=2) / 32
+    if written == "kernel":
+        values = fk.linear(*factors).view(shape)
+        torch.cuda.synchronize()
     expected = call(torch.zeros_like(values) if written == "memset" else values)
     for _ in range(5):
         x.fill_(3)
         torch.cuda.synchronize()
-        torch.cuda._sleep(5_000_000)  # copy and call are both queued when it ends
+        torch.cuda._sleep(5_000_000)  # what writes and what reads are both queued when it ends
         if written == "memset":
             x.zero_()
+        elif written == "kernel":
+            fk.linear(*factors, out=rows)
         else:
             x.copy_(pinned if written == "host" else values, non_blocking=True)
         assert torch.equal(call(x), expected)

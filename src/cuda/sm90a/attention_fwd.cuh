@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // lines of the swizzle: 1024 bytes
   const SharedLayout<Shape> shared{ptx::shared_address(dynamic_shared)};
   if (threadIdx.x == 0) {
+    for (const CUtensorMap* map : {&map_q, &map_k, &map_v, &map_out}) ptx::tma_prefetch_map(map);
     for (int slot = 0; slot < Shape::kQSlots; ++slot)
       for (int w = 0; w < Shape::kConsumers; ++w) {
         ptx::mbarrier_init(shared.q_full(slot, w), 1);
@@ -59,7 +60,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     ptx::fence_mbarrier_init();
   }
   if constexpr (Shape::kSums) fill_ones<Shape, T>(shared);
-  ptx::wait_for_previous_kernel();
   __syncthreads();
   const int warpgroup = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / 128, 0));
   if (warpgroup == 0) {

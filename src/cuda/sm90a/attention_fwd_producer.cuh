@@ -3,6 +3,7 @@
 // runs ahead as far as its slots allow, across tiles.
 #pragma once
 
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/sm90a/attention_fwd_shape.cuh"
@@ -125,6 +126,7 @@ template <class Shape, bool kOfV>
 __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan& plan,
                                     const SharedLayout<Shape>& shared, const CUtensorMap* map) {
   Ring<Shape::kStages> at;
+  ptx::wait_for_previous_kernel();
   const int lane_keys = p.is_paged() ? KeyWalk<Shape>::first_key_of_lane(plan) : 0;
   for (Ring<SharedLayout<Shape>::kRecords> tiles;; ++tiles.count) {
     ptx::mbarrier_wait(shared.found_full(tiles.slot()), tiles.parity());
@@ -141,12 +143,14 @@ __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan&
 }
 
 /// One thread finds the tiles, for the warps of keys too, and brings Q. It alone reads lengths while there is work:
-/// were they to change meanwhile, two readers might wait for each other for ever.
+/// were they to change meanwhile, two readers might wait for each other for ever. The first tile is found before the
+/// kernel in front has ended, unless that takes lengths in memory, which it may write.
 template <class Shape>
 __device__ inline void produce_queries(const AttentionParams& p, const ForwardPlan& plan,
                                        const SharedLayout<Shape>& shared, const CUtensorMap* map) {
   Ring<SharedLayout<Shape>::kRecords> found;
   Ring<Shape::kQSlots> told;
+  if (p.is_varlen_q() || p.is_varlen_k() || p.is_paged()) ptx::wait_for_previous_kernel();
   bool more = true;
   for (unsigned round = 0; more; ++round) {
     TileRecord* const tile = shared.found(found.count);
@@ -156,6 +160,7 @@ __device__ inline void produce_queries(const AttentionParams& p, const ForwardPl
     if (!more) tile->num_blocks = -1;
     ptx::mbarrier_arrive(shared.found_full(found.slot()));
     ++found.count;
+    if (round == 0) ptx::wait_for_previous_kernel();
     // A place of Q may be long in coming: keys know one tile more by then. The first places are free.
     const unsigned due = more && found.count > Shape::kQSlots ? found.count - 1 : found.count;
     for (; told.count < due; ++told.count) publish<Shape>(p, shared, map, *shared.found(told.count), told);

@@ -225,8 +225,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   }
   __syncwarp();
   if (block.splits > 1) ptx::cluster_arrive_relaxed();
+  // Who has made the barriers need not wait for those who use them.
+  constexpr std::uint32_t kMade = 1;
+  if (loads)
+    ptx::barrier_arrive(kMade, Shape::kThreads);
+  else
+    ptx::barrier_sync(kMade, Shape::kThreads);
   ptx::wait_for_previous_kernel();
-  __syncthreads();
+  if (thread == 128) {
+    load_few_rows<Shape, kAlongIn>(p, block);
+    ptx::allow_next_kernel();  // not before: its blocks would stand in the way of the weights
+  }
 
   // A thread finishes four neighbouring features for some of the rows.
   const int finisher = thread - (thread >= 160 ? 32 : 0);
@@ -238,10 +247,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
                           reinterpret_cast<std::uintptr_t>(bias_from.data) % 8 == 0;
   Packed<T, 4> raw_bias{};
   if (plain_bias) raw_bias = load_vector<4>(static_cast<const T*>(bias_from.data) + feature);
-  if (thread == 128) {
-    load_few_rows<Shape, kAlongIn>(p, block);
-    ptx::allow_next_kernel();  // not before: its blocks would stand in the way of the weights
-  }
   float sum[Shape::kRows / 2];
   if (multiplies) multiply_few_rows<T, Shape, kAlongIn>(block, sum);
   __syncwarp();

@@ -29,7 +29,7 @@ __device__ inline void consume(const GemmArguments& p, char* shared, int group, 
   const bool staggered = Shape::kBehind > 0 && !p.partial;
   const int behind_at = staggered && group == 1 ? max(p.num_k - Shape::kBehind, 0) : -1;
   if (Shape::kPingPong && group == 1) ptx::barrier_arrive(kTurn, 256);  // the first turn is group 0's
-  for (int i = Shape::kPingPong ? group : 0, index = first + i * step; index < p.tiles_m * p.tiles_n * p.parts;
+  for (int i = Shape::kPingPong ? group : 0, index = first + i * step; index < p.tiles;
        i += Shape::kPingPong ? 2 : 1, index = first + i * step) {
     ptx::barrier_sync(1 + group, 128);  // all have read the last tile's bias
     const int first_column = tile_of<Shape>(p, index).n * Shape::kTileN;
@@ -92,15 +92,14 @@ template <class T, class Shape>
 __device__ inline void consume_neighbours(const GemmArguments& p, char* shared, int group, int first, int step) {
   using Storage = SharedStorage<Shape>;
   const std::uint32_t base = ptx::shared_address(shared);
-  const int tiles = p.tiles_m * p.tiles_n;
   if (group == 1) ptx::barrier_arrive(kTurn, 256);  // the first turn is group 0's
   int i = group;
-  for (; first + i * step < tiles; i += 2) {
+  for (; first + i * step < p.tiles; i += 2) {
     Sums<Shape> sum;
     ptx::barrier_sync(kTurn + group, 256);
     multiply<T, Shape, true, true>(sum, base, 0, i * p.num_k, p.num_k, -1,
                                    [&] { ptx::barrier_arrive(kTurn + 1 - group, 256); });
-    const bool last = first + (i + 1) * step >= tiles;
+    const bool last = first + (i + 1) * step >= p.tiles;
     if (last) {  // its k-tiles have passed through every slot of the ring
       give_right_half<Shape>(sum, shared);
       ptx::mbarrier_arrive(base + Storage::kHanded);
@@ -111,7 +110,7 @@ __device__ inline void consume_neighbours(const GemmArguments& p, char* shared, 
                                 });
     ptx::mbarrier_arrive(base + Storage::kBiasRead + 8 * (i % Shape::kBiasPlaces));
   }
-  if (first + (i - 1) * step >= tiles) return;  // the last tile was its own
+  if (first + (i - 1) * step >= p.tiles) return;  // the last tile was its own
   ptx::mbarrier_wait(base + Storage::kHanded, 0);
   finish_neighbours<T, Shape>(p, shared, first + (i - 1) * step, i - 1,
                               [&](auto activation, const NeighboursPlace<T, Shape>& place) {
@@ -141,7 +140,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) gemm_kernel(const __grid_c
     if (!p.epilogue.bias && threadIdx.x < Shape::kBiasPlaces * Shape::kBiasBytes / 4)
       reinterpret_cast<float*>(shared + Storage::kBias)[threadIdx.x] = 0.0f;
   }
-  ptx::wait_for_previous_kernel();
   __syncthreads();
   const int first = static_cast<int>(blockIdx.x);
   const int step = static_cast<int>(gridDim.x);
@@ -154,6 +152,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) gemm_kernel(const __grid_c
     }
   } else {
     ptx::increase_registers<Shape::kConsumerRegisters>();
+    ptx::wait_for_previous_kernel();
     if constexpr (Shape::kNeighbours)
       consume_neighbours<T, Shape>(p, shared, group - 1, first, step);
     else
@@ -164,8 +163,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) gemm_kernel(const __grid_c
 template <class T, class Shape>
 void launch_gemm(const char* name, const GemmProblem& p, int num_sms, cudaStream_t stream) {
   const GemmArguments arguments = gemm_arguments<T, Shape>(name, p);
-  const std::int64_t tiles = static_cast<std::int64_t>(arguments.tiles_m) * arguments.tiles_n * arguments.parts;
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, num_sms));
+  const auto blocks = static_cast<unsigned>(std::min(arguments.tiles, num_sms));
   LaunchShape shape{blocks, Shape::kThreads, Shape::kSharedBytes, stream};
   shape.early = true;
   with_layouts<Shape>(p, [&](auto k_major_a, auto k_major_b) {

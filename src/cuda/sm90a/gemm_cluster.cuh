@@ -108,9 +108,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) gemm_cluster_kernel(const 
   if (threadIdx.x == kProducer) prepare_part<Shape, kKMajorB>(p, base, index, rank);
   __syncwarp();
   ptx::cluster_arrive_relaxed();
-  ptx::wait_for_previous_kernel();
   __syncthreads();
   if (threadIdx.x < kProducer) {
+    ptx::wait_for_previous_kernel();
     consume_part<T, Shape, kKMajorA, kKMajorB>(p, shared, static_cast<int>(threadIdx.x) / 128, index, rank);
   } else {
     if (threadIdx.x == kProducer) {
@@ -125,8 +125,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) gemm_cluster_kernel(const 
 template <class T, class Shape>
 void launch_cluster(const char* name, const GemmProblem& p, cudaStream_t stream) {
   const GemmArguments arguments = gemm_arguments<T, Shape>(name, p);
-  LaunchShape shape{static_cast<unsigned>(arguments.tiles_m * arguments.tiles_n * Shape::kCluster), Shape::kThreads,
-                    Shape::kSharedBytes, stream};
+  LaunchShape shape{static_cast<unsigned>(arguments.tiles), Shape::kThreads, Shape::kSharedBytes, stream};
   shape.cluster = Shape::kCluster;
   shape.early = true;
   with_layouts<Shape>(p, [&](auto k_major_a, auto k_major_b) {

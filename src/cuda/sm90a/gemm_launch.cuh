@@ -28,6 +28,10 @@ GemmArguments gemm_arguments(const char* name, const GemmProblem& p) {
   arguments.num_k = static_cast<int>(Shape::kCluster > 1 ? k_tiles : ceil_div(k_tiles, arguments.parts));
   arguments.tiles_m = static_cast<int>(ceil_div(p.m, Shape::kTileM));
   arguments.tiles_n = static_cast<int>(ceil_div(p.n, Shape::kTileN));
+  // As many rows in each group as can be: a short last one would read all of B for itself.
+  arguments.group_rows =
+      static_cast<int>(ceil_div(arguments.tiles_m, ceil_div(arguments.tiles_m, TileIndex::kMostRows)));
+  arguments.tiles = arguments.tiles_m * arguments.tiles_n * arguments.parts;
   return arguments;
 }
 

@@ -4,6 +4,7 @@
 // back.
 #pragma once
 
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
@@ -13,8 +14,8 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// The bias of this block's tile i comes with the first k-tile, counted at the same barrier, so that a warpgroup that
-/// has finished one tile is ready for its next turn at once. Returns the bytes that are under way.
+/// The bias of this block's tile i comes with the last k-tile, counted at the same barrier, so that a warpgroup has it
+/// when it has the sums. Returns the bytes that are under way.
 template <class T, class Shape>
 __device__ inline std::uint32_t load_bias(const GemmArguments& p, std::uint32_t shared, int i, int n,
                                           std::uint32_t full) {
@@ -28,7 +29,8 @@ __device__ inline std::uint32_t load_bias(const GemmArguments& p, std::uint32_t 
   return bytes;
 }
 
-/// One lane: all tiles of this block, one k-tile after the other.
+/// One lane: all tiles of this block, one k-tile after the other. Whatever takes time before the first load does so
+/// before the wait for the kernel in front.
 template <class T, class Shape, bool kKMajorA, bool kKMajorB>
 __device__ inline void produce(const GemmArguments& p, std::uint32_t shared, int first, int step) {
   using Storage = SharedStorage<Shape>;
@@ -37,10 +39,11 @@ __device__ inline void produce(const GemmArguments& p, std::uint32_t shared, int
   constexpr std::uint64_t policy = ptx::kL2EvictLast;
   int slot = 0;
   std::uint32_t parity = 1;  // the first round finds empty slots
-  for (int index = first; index < p.tiles_m * p.tiles_n * p.parts; index += step) {
+  for (int i = 0, index = first; index < p.tiles; ++i, index = first + i * step) {
     const TileIndex tile = tile_of<Shape>(p, index);
     const KTiles tiles = k_tiles_of<Shape>(p, index);
     const int m = tile.m * Shape::kTileM, n = tile.n * Shape::kTileN;
+    if (i == 0) ptx::wait_for_previous_kernel();
     for (int kt = 0; kt < tiles.count; ++kt) {
       const std::uint32_t full = shared + Storage::kFull + 8 * slot;
       const std::uint32_t a = shared + Storage::kRing + slot * Shape::kStageBytes, b = a + Shape::kBytesA;
@@ -48,14 +51,14 @@ __device__ inline void produce(const GemmArguments& p, std::uint32_t shared, int
       ptx::mbarrier_wait(shared + Storage::kEmpty + 8 * slot, parity);
       std::uint32_t bytes = Shape::kStageBytes;
       if constexpr (Shape::kNeighbours) {
-        if (kt == 0) bytes += load_bias<T, Shape>(p, shared, (index - first) / step, n, full);
+        if (kt == tiles.count - 1) bytes += load_bias<T, Shape>(p, shared, i, n, full);
       }
       ptx::mbarrier_arrive_expect(full, bytes);
       if constexpr (kKMajorA) {
         ptx::tma_load(a, &p.a, full, policy, k, m);
       } else {
 #pragma unroll
-        for (int i = 0; i < Shape::kTileM / 64; ++i) ptx::tma_load(a + i * 8192, &p.a, full, policy, m + 64 * i, k);
+        for (int c = 0; c < Shape::kTileM / 64; ++c) ptx::tma_load(a + c * 8192, &p.a, full, policy, m + 64 * c, k);
       }
       if constexpr (kKMajorB && Shape::kNeighbours) {
         ptx::tma_load(b, &p.b, full, policy, k, 0, 0, n / kInterleavedRows);
@@ -63,7 +66,7 @@ __device__ inline void produce(const GemmArguments& p, std::uint32_t shared, int
         ptx::tma_load(b, &p.b, full, policy, k, n);
       } else {
 #pragma unroll
-        for (int i = 0; i < Shape::kTileN / 64; ++i) ptx::tma_load(b + i * 8192, &p.b, full, policy, n + 64 * i, k);
+        for (int c = 0; c < Shape::kTileN / 64; ++c) ptx::tma_load(b + c * 8192, &p.b, full, policy, n + 64 * c, k);
       }
       if (++slot == Shape::kStages) slot = 0, parity ^= 1;
     }

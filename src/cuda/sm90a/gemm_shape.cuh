@@ -7,15 +7,15 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// Walks groups of 16 rows of tiles column by column, so that what runs at one time shares both operands in L2.
+/// Walks groups of rows of tiles column by column, so that what runs at one time shares both operands in L2.
 struct TileIndex {
-  static constexpr int kGroup = 16;  // 2048 rows
+  static constexpr int kMostRows = 6;  // of tiles in a group: see docs/kernels/linear_cuda.md, "The order of tiles"
   int m, n;
-  __device__ TileIndex(int index, int tiles_m, int tiles_n) {
-    const int group = index / (kGroup * tiles_n), in_group = index - group * kGroup * tiles_n;
-    const int rows = min(kGroup, tiles_m - group * kGroup);
+  __device__ TileIndex(int index, int tiles_m, int tiles_n, int group_rows) {
+    const int group = index / (group_rows * tiles_n), in_group = index - group * group_rows * tiles_n;
+    const int rows = min(group_rows, tiles_m - group * group_rows);
     n = in_group / rows;
-    m = group * kGroup + in_group - n * rows;
+    m = group * group_rows + in_group - n * rows;
   }
 };
 
@@ -63,7 +63,9 @@ struct GemmArguments {
   float* partial;   // [parts, m, n] where k is cut, else null
   int m, n, num_k;  // num_k: k-tiles of a part; of all parts where they are a cluster's
   int tiles_m, tiles_n;
+  int group_rows;  // of TileIndex
   int parts;
+  int tiles;  // of all parts
 };
 
 template <class Shape>
@@ -91,8 +93,9 @@ __device__ inline int part_of(const GemmArguments& p, int index) {
 
 template <class Shape>
 __device__ inline TileIndex tile_of(const GemmArguments& p, int index) {
-  if (Shape::kCluster > 1) return TileIndex(index / Shape::kCluster, p.tiles_m, p.tiles_n);
-  return TileIndex(index - part_of<Shape>(p, index) * p.tiles_m * p.tiles_n, p.tiles_m, p.tiles_n);
+  if (Shape::kCluster > 1) return TileIndex(index / Shape::kCluster, p.tiles_m, p.tiles_n, p.group_rows);
+  const int in_part = index - part_of<Shape>(p, index) * p.tiles_m * p.tiles_n;
+  return TileIndex(in_part, p.tiles_m, p.tiles_n, p.group_rows);
 }
 
 struct KTiles {
