@@ -30,7 +30,7 @@ GemmArguments gemm_arguments(const char* name, const GemmProblem& p) {
   arguments.tiles_n = static_cast<int>(ceil_div(p.n, Shape::kTileN));
   // As many rows in each group as can be: a short last one would read all of B for itself.
   arguments.group_rows =
-      static_cast<int>(ceil_div(arguments.tiles_m, ceil_div(arguments.tiles_m, TileIndex::kMostRows)));
+      static_cast<int>(ceil_div(arguments.tiles_m, ceil_div(arguments.tiles_m, Shape::kMostGroupRows)));
   arguments.tiles = arguments.tiles_m * arguments.tiles_n * arguments.parts;
   return arguments;
 }

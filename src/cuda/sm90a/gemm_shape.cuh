@@ -9,7 +9,6 @@ namespace flashkernel::cuda::sm90a {
 
 /// Walks groups of rows of tiles column by column, so that what runs at one time shares both operands in L2.
 struct TileIndex {
-  static constexpr int kMostRows = 6;  // of tiles in a group: see docs/kernels/linear_cuda.md, "The order of tiles"
   int m, n;
   __device__ TileIndex(int index, int tiles_m, int tiles_n, int group_rows) {
     const int group = index / (group_rows * tiles_n), in_group = index - group * group_rows * tiles_n;
@@ -35,6 +34,7 @@ struct GemmShape {
   // k-tiles by which a cooperative tile's second warpgroup is behind the first one in the end: that one's epilogue, or
   // its exchange with other blocks, runs under its products.
   static constexpr int kBehind = kCluster > 1 ? 4 : !kPingPong && kTileN == 96 ? 2 : 0;
+  static constexpr int kMostGroupRows = kTileN == 128 ? 4 : 6;  // of TileIndex; measured: docs/kernels/linear_cuda.md
   static constexpr int kThreads = 128 * kConsumers + (kCluster > 1 ? 32 : 128);
   static constexpr int kPartsM = kPingPong ? 2 : 1;  // of 64 rows a warpgroup
   // Sums of 128 x 192 take 192 registers a thread: the most that fits beside the epilogue's.
