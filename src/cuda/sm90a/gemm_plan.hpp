@@ -80,13 +80,14 @@ inline GemmVariant variant(const GemmExtent& p, int num_sms) {
   // One wave or less: both warpgroups of a multiprocessor on one tile.
   if (p.k_major_a && p.k_major_b && tiles(p, 96) <= num_sms) return GemmVariant::kCooperative96;
   if (tiles(p, 128) <= num_sms) return GemmVariant::kCooperative128;
-  // Larger tiles move less and end less often; smaller ones may leave less of the last wave idle. Tiles of 160 for 1 %
-  // at least: where operands come from memory again and again they have been 4 % slower than their clocks.
+  // Smaller tiles may leave less of the last wave idle, but larger ones move less: 1 % for that. (Where operands come
+  // from memory again and again, smaller ones have been 4 to 25 % slower than their clocks.)
   const PingPong* best = &kPingPong[0];
+  std::int64_t least = 99 * ping_pong_clocks(p, *best, num_sms) / 100;
   for (const PingPong& tile : kPingPong) {
     if (tile.columns == 160 && !takes_160(p)) continue;
-    const std::int64_t percent = tile.columns == 160 ? 99 : 100;
-    if (100 * ping_pong_clocks(p, tile, num_sms) < percent * ping_pong_clocks(p, *best, num_sms)) best = &tile;
+    const std::int64_t clocks = ping_pong_clocks(p, tile, num_sms);
+    if (clocks < least) least = clocks, best = &tile;
   }
   return best->variant;
 }
