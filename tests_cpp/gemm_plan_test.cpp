@@ -52,8 +52,12 @@ TEST(GemmPlan, WavesOfPingPongTilesByTheirClocks) {
   EXPECT_EQ(plan(2048, 5120, 1280), "ping-pong 160 x 1");   // one round
   EXPECT_EQ(plan(8192, 6400, 1600), "ping-pong 160 x 1");   // 5 rounds for 7
   EXPECT_EQ(text(plan_gemm({2048, 1280, 5120, true, false}, kH200)), "ping-pong 192 x 1");  // weights along out
-  EXPECT_EQ(plan(2048, 5120, 1288), "ping-pong 192 x 1");                                   // not in groups of 32
-  EXPECT_EQ(plan(1536, 320, 3072), "ping-pong 128 x 1");                                    // too short for its ring
+  // The conformance cases of groups of rows.
+  EXPECT_EQ(plan(891, 392, 3584), "ping-pong 128 x 1");
+  EXPECT_EQ(plan(891, 392, 2560), "ping-pong 160 x 1");
+  EXPECT_EQ(plan(891, 392, 3456), "ping-pong 192 x 1");
+  EXPECT_EQ(plan(2048, 5120, 1288), "ping-pong 192 x 1");  // not in groups of 32
+  EXPECT_EQ(plan(1536, 320, 3072), "ping-pong 128 x 1");   // too short for its ring
 }
 
 TEST(GemmPlan, MorePartsThanAClusterHasMeetInTheWorkspace) {

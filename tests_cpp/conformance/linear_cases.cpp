@@ -226,6 +226,11 @@ void forward_cases(CaseList& list) {
     waves("o376_none", 72, 376, Activation::kNone, [](Spec& spec) { spec.weight_gap = 8, spec.bias = false; });
     Spec wide{dtype, 500, 392, multiprocessors() > 32 ? 8160 : 480, false, Activation::kGeluTanh};
     list.add("wide_32" + suffix, [=](Call& call) { build_forward(call, wide); });  // see "wide"; a multiple of 32
+    // Seven rows of ping-pong tiles, walked in groups of four and three: of 128, 160 and 192 columns on a GPU.
+    for (const std::int64_t out : {3584, 2560, 3456}) {
+      const Spec groups{dtype, 891, 392, multiprocessors() > 32 ? out : out / 8, false, Activation::kGeluTanh};
+      list.add("groups_o" + std::to_string(out) + suffix, [=](Call& call) { build_forward(call, groups); });
+    }
     // A tile or two whose k the blocks of a cluster share, in 3 to 8 parts; the last three, where the GPU is an
     // emulated one, of 128 columns. k's tail, rows and columns that end within a tile, every way out.
     const auto cluster = [&](std::int64_t rows, std::int64_t in, std::int64_t out, Activation activation,
