@@ -14,7 +14,9 @@ namespace {
 const GemmDevice kH200{132, {0, 132, 66, 39, 30, 22, 17, 0, 15}};
 
 std::string text(const GemmPlan& plan) {
-  const char* const names[] = {"ping-pong 192", "ping-pong 160", "ping-pong 128", "128", "96",
+  const char* const names[] = {"ping-pong 192", "ping-pong 176", "ping-pong 168",
+                               "ping-pong 160", "ping-pong 144", "ping-pong 128",
+                               "ping-pong 112", "128",           "96",
                                "cluster 128",   "cluster 96"};
   return std::string(names[static_cast<int>(plan.variant)]) + " x " + std::to_string(plan.parts);
 }
@@ -41,23 +43,62 @@ TEST(GemmPlan, FullWavesStayWhole) {
 }
 
 TEST(GemmPlan, WavesOfPingPongTilesByTheirClocks) {
-  EXPECT_EQ(plan(4096, 2048, 8192), "ping-pong 128 x 1");   // 16 rounds for 11: 3 % fewer columns
   EXPECT_EQ(plan(2048, 768, 3072), "ping-pong 128 x 1");    // as many columns, and a shorter end
   EXPECT_EQ(plan(4096, 768, 3072), "ping-pong 192 x 1");    // as many columns, fewer changes of tiles
   EXPECT_EQ(plan(8192, 768, 3072), "ping-pong 192 x 1");    // 8 rounds for 12: as many columns
   EXPECT_EQ(plan(16384, 768, 3072), "ping-pong 192 x 1");   // 16 rounds for 24
   EXPECT_EQ(plan(16384, 2048, 8192), "ping-pong 192 x 1");  // 42 rounds for 63
   EXPECT_EQ(plan(4096, 4096, 16384), "ping-pong 192 x 1");  // 25 rounds of 160 for 21: 0.8 % fewer clocks
-  EXPECT_EQ(plan(1536, 768, 3072), "ping-pong 160 x 1");    // 2 rounds, for 3 of 128 and 2 of 192
   EXPECT_EQ(plan(2048, 5120, 1280), "ping-pong 160 x 1");   // one round
   EXPECT_EQ(plan(8192, 6400, 1600), "ping-pong 160 x 1");   // 5 rounds for 7
-  EXPECT_EQ(text(plan_gemm({2048, 1280, 5120, true, false}, kH200)), "ping-pong 192 x 1");  // weights along out
-  // The conformance cases of groups of rows.
-  EXPECT_EQ(plan(891, 392, 3584), "ping-pong 128 x 1");
-  EXPECT_EQ(plan(891, 392, 2560), "ping-pong 160 x 1");
+  EXPECT_EQ(text(plan_gemm({2048, 1280, 5120, true, false}, kH200)), "ping-pong 192 x 1");        // weights along out
+  EXPECT_EQ(text(plan_gemm({512, 11008, 4096, true, true, false}, kH200)), "ping-pong 192 x 1");  // an fp32 bias
+  EXPECT_EQ(plan(1536, 320, 3072), "ping-pong 128 x 1");  // too short for the ring of those that store neighbours
+}
+
+TEST(GemmPlan, WidthsThatFillTheLastRound) {
+  EXPECT_EQ(plan(512, 4096, 16384), "ping-pong 168 x 1");   // 3 rounds for 4 of 128: 504 columns for 512
+  EXPECT_EQ(plan(4096, 2048, 8192), "ping-pong 168 x 1");   // 12 for 11 of 192
+  EXPECT_EQ(plan(512, 4096, 11008), "ping-pong 168 x 1");   // 2 for 3 of 128
+  EXPECT_EQ(plan(2048, 5120, 1288), "ping-pong 168 x 1");   // one round
+  EXPECT_EQ(plan(1536, 768, 3072), "ping-pong 144 x 1");    // 2 for 2 of 160 and 3 of 128
+  EXPECT_EQ(plan(512, 5120, 13824), "ping-pong 144 x 1");   // 3 for 3 of 160 and 4 of 128
+  EXPECT_EQ(plan(1024, 2048, 5632), "ping-pong 176 x 1");   // 2 for 2 of 192 and 3 of 128
+  EXPECT_EQ(plan(512, 4096, 14336), "ping-pong 112 x 1");   // 4 for 3 of 160 and 4 of 128
+  EXPECT_EQ(plan(2048, 6400, 1600), "ping-pong 112 x 1");   // 2 for 2 of 128
+  EXPECT_EQ(plan(4096, 16384, 4096), "ping-pong 128 x 1");  // 8 of 128 and of 112, 6 of 176
+}
+
+TEST(GemmPlan, ConformanceCasesTakeEveryWidth) {
+  const GemmDevice emulated{4, {0, 4, 2, 1, 1, 0, 0, 0, 0}};
+  const auto both = [&](std::int64_t k, std::int64_t n) {  // of "waves": as many tiles a multiprocessor on either
+    EXPECT_EQ(text(plan_gemm({507, n, k}, emulated)), plan(16891, k, n));
+    return plan(16891, k, n);
+  };
+  EXPECT_EQ(both(392, 216), "ping-pong 112 x 1");
+  EXPECT_EQ(both(456, 224), "ping-pong 112 x 1");
+  EXPECT_EQ(both(440, 376), "ping-pong 128 x 1");
+  EXPECT_EQ(both(392, 280), "ping-pong 144 x 1");
+  EXPECT_EQ(both(392, 432), "ping-pong 144 x 1");
+  EXPECT_EQ(both(392, 320), "ping-pong 160 x 1");
+  EXPECT_EQ(both(392, 168), "ping-pong 168 x 1");
+  EXPECT_EQ(both(840, 504), "ping-pong 168 x 1");
+  EXPECT_EQ(both(392, 352), "ping-pong 176 x 1");
+  EXPECT_EQ(both(264, 544), "ping-pong 192 x 1");
+  const auto edges = [&](std::int64_t n, std::int64_t n_emulated) {
+    EXPECT_EQ(text(plan_gemm({123, n_emulated, 392}, emulated)), plan(891, 392, n));
+    return plan(891, 392, n);
+  };
+  EXPECT_EQ(edges(4040, 776), "ping-pong 112 x 1");
+  EXPECT_EQ(edges(4616, 904), "ping-pong 128 x 1");
+  EXPECT_EQ(edges(2456, 520), "ping-pong 144 x 1");
+  EXPECT_EQ(edges(2728, 584), "ping-pong 160 x 1");
+  EXPECT_EQ(edges(2888, 648), "ping-pong 168 x 1");
+  EXPECT_EQ(edges(3032, 680), "ping-pong 176 x 1");
+  EXPECT_EQ(edges(3272, 712), "ping-pong 192 x 1");
+  EXPECT_EQ(plan(891, 392, 3584), "ping-pong 112 x 1");  // groups of rows
+  EXPECT_EQ(plan(891, 392, 2560), "ping-pong 144 x 1");
   EXPECT_EQ(plan(891, 392, 3456), "ping-pong 192 x 1");
-  EXPECT_EQ(plan(2048, 5120, 1288), "ping-pong 192 x 1");  // not in groups of 32
-  EXPECT_EQ(plan(1536, 320, 3072), "ping-pong 128 x 1");   // too short for its ring
 }
 
 TEST(GemmPlan, MorePartsThanAClusterHasMeetInTheWorkspace) {

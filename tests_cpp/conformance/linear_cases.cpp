@@ -195,10 +195,10 @@ void forward_cases(CaseList& list) {
       halves.bias_fp32 = halves.preactivation = rows == 11;
       list.add("halves_r" + std::to_string(rows) + suffix, [=](Call& call) { build_forward(call, halves); });
     }
-    // Full waves of ping-pong tiles, two to four a multiprocessor, the last rows and columns cut: 3 of 128 columns
-    // (352, 376), 2 of 160 (320), 3 or 4 of 192 (544, 568, 736). At a multiple of 32, where with enough k-tiles of 64
-    // and a bias that the copy engine can fetch a thread of the matrix kernels may own 8 neighbouring results, and
-    // elsewhere.
+    // Full waves of ping-pong tiles, one to four a multiprocessor, the last rows and columns cut: 2 of 112 columns
+    // (216), 3 of 128 (376), 2 or 3 of 144 (280, 432), 2 of 160 (320), 1 or 3 of 168 (168, 504), 2 of 176 (352), 3 or 4
+    // of 192 (544, 568, 736). With enough k-tiles of 64 and a bias that the copy engine can fetch a thread of the
+    // matrix kernels may own 8 neighbouring results; fewer take 128 or 192 columns.
     const auto waves = [&](const std::string& name, std::int64_t in, std::int64_t out, Activation activation,
                            const std::function<void(Spec&)>& change) {
       Spec spec{dtype, 128 * std::max(multiprocessors(), 4) - 5, in, out, false, activation};
@@ -211,22 +211,38 @@ void forward_cases(CaseList& list) {
     };
     waves("o352", 440, 352, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
     waves("o352_none", 392, 352, Activation::kNone, without_bias);
-    waves("o320", 328, 320, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    waves("o320", 392, 320, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
     waves("o320_none", 392, 320, Activation::kNone, without_bias);
-    waves("o320_gelu", 328, 320, Activation::kGelu, [](Spec& spec) { spec.y.gap = 8; });
+    waves("o320_gelu", 392, 320, Activation::kGelu, [](Spec& spec) { spec.y.gap = 8; });
     waves("o544", 264, 544, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
     waves("o544_none", 264, 544, Activation::kNone, without_bias);
     waves("o544_silu", 296, 544, Activation::kSilu, [](Spec& spec) { spec.weight_gap = 24; });
     waves("o736", 264, 736, Activation::kNone, [](Spec&) {});
     waves("o352_short", 104, 352, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
-    waves("o320_bias_fp32", 328, 320, Activation::kGeluTanh, [](Spec& spec) { spec.bias_fp32 = true; });
+    waves("o320_bias_fp32", 392, 320, Activation::kGeluTanh, [](Spec& spec) { spec.bias_fp32 = true; });
     waves("o544_bias_unaligned", 264, 544, Activation::kSilu, [](Spec& spec) { spec.bias_layout.offset = 1; });
     waves("o376", 104, 376, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
     waves("o568", 104, 568, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
     waves("o376_none", 72, 376, Activation::kNone, [](Spec& spec) { spec.weight_gap = 8, spec.bias = false; });
+    waves("o376_long", 440, 376, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    waves("o216", 392, 216, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    waves("o224_none", 456, 224, Activation::kNone, without_bias);
+    waves("o280", 392, 280, Activation::kSilu, [](Spec& spec) { spec.preactivation = true; });
+    waves("o432_none", 392, 432, Activation::kNone, without_bias);
+    waves("o168", 392, 168, Activation::kGelu, [](Spec& spec) { spec.preactivation = true; });
+    waves("o504", 840, 504, Activation::kNone, [](Spec& spec) { spec.y.gap = 8; });
+    waves("o280_bias_fp32", 392, 280, Activation::kGeluTanh, [](Spec& spec) { spec.bias_fp32 = true; });
+    // Ping-pong tiles whose last one shares most of its columns with the one before: of 112, 128, 144, 160, 168, 176
+    // and 192 columns, one or two a multiprocessor.
+    for (const auto& [of_gpu, of_emulated] : std::vector<std::array<std::int64_t, 2>>{
+             {4040, 776}, {4616, 904}, {2456, 520}, {2728, 584}, {2888, 648}, {3032, 680}, {3272, 712}}) {
+      const bool gpu = multiprocessors() > 32;
+      Spec edges{dtype, gpu ? 891 : 123, 392, gpu ? of_gpu : of_emulated, false, Activation::kGeluTanh};
+      list.add("edges_o" + std::to_string(of_gpu) + suffix, [=](Call& call) { build_forward(call, edges); });
+    }
     Spec wide{dtype, 500, 392, multiprocessors() > 32 ? 8160 : 480, false, Activation::kGeluTanh};
     list.add("wide_32" + suffix, [=](Call& call) { build_forward(call, wide); });  // see "wide"; a multiple of 32
-    // Seven rows of ping-pong tiles, walked in groups of four and three: of 128, 160 and 192 columns on a GPU.
+    // Seven rows of ping-pong tiles, walked in groups of four and three: of 112, 144 and 192 columns on a GPU.
     for (const std::int64_t out : {3584, 2560, 3456}) {
       const Spec groups{dtype, 891, 392, multiprocessors() > 32 ? out : out / 8, false, Activation::kGeluTanh};
       list.add("groups_o" + std::to_string(out) + suffix, [=](Call& call) { build_forward(call, groups); });

@@ -126,6 +126,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) gemm_kernel(const __grid_c
   if (threadIdx.x == 0) {
     ptx::tma_prefetch_map(&p.a);
     ptx::tma_prefetch_map(&p.b);
+    if constexpr (Shape::kRest > 0) ptx::tma_prefetch_map(&p.b_rest);
     for (int s = 0; s < Shape::kStages; ++s) {
       ptx::mbarrier_init(base + Storage::kFull + 8 * s, 1);
       ptx::mbarrier_init(base + Storage::kEmpty + 8 * s, Shape::kPingPong ? 1 : 2);
@@ -177,26 +178,29 @@ void launch_gemm(const char* name, const GemmProblem& p, int num_sms, cudaStream
 template <class T, int kTileN>
 void launch_ping_pong(const char* name, const GemmProblem& p, int num_sms, cudaStream_t stream) {
   using Neighbours = GemmShape<kTileN, true, true>;
-  static_assert(kTileN != 160 || Neighbours::kStages == gemm_plan::kSlotsOf160, "the plan knows the ring");
+  static_assert(Neighbours::kStages <= gemm_plan::kMostSlots, "the plan knows the ring");
+  constexpr bool kAnyWay = kTileN == 128 || kTileN == 192;  // other widths are made for neighbours alone
   const LinearEpilogue& e = p.epilogue;
-  // A bias comes by bulk copies; places in the results are multiples of 32-bit strides.
-  const bool bias_fits =
-      !e.bias || (e.bias.dtype == dtype_of<T> && reinterpret_cast<std::uintptr_t>(e.bias.data) % 16 == 0);
+  // Places in the results are multiples of 32-bit strides.
   const bool strides_fit = std::max(e.stride_out, e.stride_preactivation) < (std::int64_t{1} << 32);
-  if (p.a.k_major && p.b.k_major && p.n % kInterleavedRows == 0 && bias_fits && strides_fit &&
+  if (p.a.k_major && p.b.k_major && p.n >= kTileN && bulk_bias(e, dtype_of<T>) && strides_fit &&
       ceil_div(p.k, Neighbours::kTileK) >= Neighbours::kStages &&
-      fits_tensor_map(interleaved_rows<T>(p.b, p.n, p.k, kTileN)))
+      fits_tensor_map(interleaved_rows<T>(p.b, p.n, p.k, Neighbours::kGroups)))
     launch_gemm<T, Neighbours>(name, p, num_sms, stream);
-  else  // any width will do: 160 is made for neighbours alone
-    launch_gemm<T, GemmShape<kTileN == 160 ? 128 : kTileN, true>>(name, p, num_sms, stream);
+  else
+    launch_gemm<T, GemmShape<kAnyWay ? kTileN : 128, true>>(name, p, num_sms, stream);
 }
 
 template <class T>
 void gemm(const char* name, const GemmProblem& p, GemmVariant variant, int num_sms, cudaStream_t stream) {
   switch (variant) {
     case GemmVariant::kPingPong192: return launch_ping_pong<T, 192>(name, p, num_sms, stream);
+    case GemmVariant::kPingPong176: return launch_ping_pong<T, 176>(name, p, num_sms, stream);
+    case GemmVariant::kPingPong168: return launch_ping_pong<T, 168>(name, p, num_sms, stream);
     case GemmVariant::kPingPong160: return launch_ping_pong<T, 160>(name, p, num_sms, stream);
+    case GemmVariant::kPingPong144: return launch_ping_pong<T, 144>(name, p, num_sms, stream);
     case GemmVariant::kPingPong128: return launch_ping_pong<T, 128>(name, p, num_sms, stream);
+    case GemmVariant::kPingPong112: return launch_ping_pong<T, 112>(name, p, num_sms, stream);
     case GemmVariant::kCooperative128: return launch_gemm<T, GemmShape<128, false>>(name, p, num_sms, stream);
     case GemmVariant::kCooperative96: return launch_gemm<T, GemmShape<96, false>>(name, p, num_sms, stream);
     case GemmVariant::kCluster128:

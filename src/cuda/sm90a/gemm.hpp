@@ -27,6 +27,11 @@ struct GemmProblem {
   float* partial = nullptr;  // [parts, m, n] where the former have more than one
 };
 
+/// Whether the bias can come by bulk copies, in the results' dtype.
+inline bool bulk_bias(const LinearEpilogue& e, DType dtype) {
+  return !e.bias || (e.bias.dtype == dtype && reinterpret_cast<std::uintptr_t>(e.bias.data) % 16 == 0);
+}
+
 /// Clusters of `parts` blocks of the cluster variants that the current device, which is number `device`, runs at once.
 int gemm_clusters_at_once(int parts, int device);
 

@@ -69,16 +69,16 @@ struct NeighboursPlace {
   T* to;
   const T* bias;  // of the tile's columns, in shared memory
   std::uint32_t stride;
-  int m;               // rows left from there on
-  std::uint32_t left;  // columns left from the tile's first one on
+  int m;                   // rows left from there on
+  std::uint32_t repeated;  // columns before the thread's 8 of a group are the tile before's
   __device__ NeighboursPlace(const GemmArguments& p, TileIndex tile, const T* tile_bias, void* data,
                              std::int64_t stride)
       : bias(tile_bias + threadIdx.x % 4 * 8), stride(static_cast<std::uint32_t>(stride)) {
     const int row = tile.m * Shape::kTileM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-    const int column = tile.n * Shape::kTileN;
+    const int column = first_column<Shape>(p, tile), eight = threadIdx.x % 4 * 8;
     m = p.m - row;
-    left = static_cast<std::uint32_t>(p.n - column);
-    to = static_cast<T*>(data) + row * stride + column + threadIdx.x % 4 * 8;
+    repeated = static_cast<std::uint32_t>(max(tile.n * Shape::kTileN - column - eight, 0));
+    to = static_cast<T*>(data) + row * stride + column + eight;
   }
 };
 
@@ -96,7 +96,29 @@ __device__ inline void store_neighbours(const NeighboursPlace<T, Shape>& place, 
     for (int v = 0; v < 8; ++v) x[v] = activate_fast<kActivation>(sum[i / 2][v % 4 * 4 + i % 2 * 2 + v / 4] + bias[v]);
     const uint4 values = {pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7])};
     ptx::store_16(place.to + static_cast<std::uint64_t>(place.stride) * down + 32 * g, values,
-                  down < place.m && 32 * g < place.left);
+                  down < place.m && 32 * g >= place.repeated);
+  }
+}
+
+/// The sums of the columns after the groups: in each chunk of 8 a thread has columns 2 (lane % 4) and the next one.
+template <class T, class Shape, Activation kActivation>
+__device__ inline void store_rest(const NeighboursPlace<T, Shape>& place, const float* const (&sum)[Shape::kPartsM]) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int c = 0; c < Shape::kRest / 8; ++c) {
+    const int column = 32 * Shape::kGroups + 8 * c;
+    const bool own = column >= static_cast<int>(place.repeated) + 8 * lane;
+    const T* const bias = place.bias + column - 6 * lane;
+    const float bias_0 = to_float(bias[0]), bias_1 = to_float(bias[1]);
+#pragma unroll
+    for (int i = 0; i < 2 * Shape::kPartsM; ++i) {
+      const int down = i / 2 * 64 + i % 2 * 8;
+      const float* const x = sum[i / 2] + 4 * c + i % 2 * 2;
+      const std::uint32_t two =
+          pack<T>(activate_fast<kActivation>(x[0] + bias_0), activate_fast<kActivation>(x[1] + bias_1));
+      T* const to = place.to + static_cast<std::uint64_t>(place.stride) * down + column - 6 * lane;
+      if (down < place.m && own) *reinterpret_cast<std::uint32_t*>(to) = two;
+    }
   }
 }
 
@@ -109,8 +131,10 @@ __device__ inline void store_groups(NeighboursPlace<T, Shape> place, const Sums<
     store_neighbours<T, Shape, kActivation>(place, g, {sum[0] + 16 * g, sum[1] + 16 * g});
     // One group after the other: all at once would not fit the registers.
     ptx::hold(place.stride);
-    ptx::hold(place.left);
+    ptx::hold(place.repeated);
   }
+  if constexpr (Shape::kRest > 0)
+    store_rest<T, Shape, kActivation>(place, {sum[0] + 16 * Shape::kGroups, sum[1] + 16 * Shape::kGroups});
 }
 
 /// The sums of the right half of the columns, for the other warpgroup: into the ring's first slots, which nobody fills
@@ -119,10 +143,23 @@ template <class Shape>
 __device__ inline void give_right_half(const Sums<Shape>& sum, char* shared) {
   float4* to = reinterpret_cast<float4*>(shared) + threadIdx.x % 128;
 #pragma unroll
-  for (int v = 16 * Shape::kLeftGroups; v < 16 * Shape::kGroups; v += 4)
+  for (int v = 16 * Shape::kLeftGroups; v < Shape::kTileN / 2; v += 4)
 #pragma unroll
     for (int i = 0; i < Shape::kPartsM; ++i, to += 128)
       *to = make_float4(sum[i][v], sum[i][v + 1], sum[i][v + 2], sum[i][v + 3]);
+}
+
+/// kCount of a thread's sums of each 64 rows, in the order in which they were given.
+template <int kPartsM, int kCount>
+__device__ inline const float4* take_sums(float (&sum)[kPartsM][kCount], const float4* from) {
+#pragma unroll
+  for (int v = 0; v < kCount; v += 4)
+#pragma unroll
+    for (int i = 0; i < kPartsM; ++i, from += 128) {
+      const float4 four = *from;
+      sum[i][v] = four.x, sum[i][v + 1] = four.y, sum[i][v + 2] = four.z, sum[i][v + 3] = four.w;
+    }
+  return from;
 }
 
 /// The other one's part of it.
@@ -132,14 +169,13 @@ __device__ inline void store_right_half(const NeighboursPlace<T, Shape>& place, 
 #pragma unroll 1
   for (int g = Shape::kLeftGroups; g < Shape::kGroups; ++g) {
     float sum[Shape::kPartsM][16];
-#pragma unroll
-    for (int v = 0; v < 16; v += 4)
-#pragma unroll
-      for (int i = 0; i < Shape::kPartsM; ++i, from += 128) {
-        const float4 four = *from;
-        sum[i][v] = four.x, sum[i][v + 1] = four.y, sum[i][v + 2] = four.z, sum[i][v + 3] = four.w;
-      }
+    from = take_sums(sum, from);
     store_neighbours<T, Shape, kActivation>(place, g, {sum[0], sum[1]});
+  }
+  if constexpr (Shape::kRest > 0) {
+    float sum[Shape::kPartsM][Shape::kRest / 2];
+    take_sums(sum, from);
+    store_rest<T, Shape, kActivation>(place, {sum[0], sum[1]});
   }
 }
 

@@ -16,9 +16,10 @@ GemmArguments gemm_arguments(const char* name, const GemmProblem& p) {
   GemmArguments arguments{};
   arguments.a = operand_map<T>(name, p.a, p.m, p.k, Shape::kTileM, Shape::kTileK);
   if constexpr (Shape::kNeighbours)
-    arguments.b = make_tensor_map(name, interleaved_rows<T>(p.b, p.n, p.k, Shape::kTileN));
+    arguments.b = make_tensor_map(name, interleaved_rows<T>(p.b, p.n, p.k, Shape::kGroups));
   else
     arguments.b = operand_map<T>(name, p.b, p.n, p.k, Shape::kTileN, Shape::kTileK);
+  if constexpr (Shape::kRest > 0) arguments.b_rest = operand_map<T>(name, p.b, p.n, p.k, Shape::kRest, Shape::kTileK);
   arguments.epilogue = p.epilogue;
   arguments.m = static_cast<int>(p.m);
   arguments.n = static_cast<int>(p.n);

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace flashkernel::cuda::sm90a {
 
@@ -13,8 +14,12 @@ namespace flashkernel::cuda::sm90a {
 /// one's epilogue runs under the other's products. Cluster: cooperative, and the blocks of a cluster share a tile's k.
 enum class GemmVariant {
   kPingPong192,
-  kPingPong160,  // where takes_160
+  kPingPong176,  // this one to 144, and 112: where takes_neighbours
+  kPingPong168,
+  kPingPong160,
+  kPingPong144,
   kPingPong128,
+  kPingPong112,
   kCooperative128,
   kCooperative96,  // k-major operands only
   kCluster128,
@@ -38,6 +43,7 @@ inline constexpr int kMostClusterParts = 8;
 struct GemmExtent {
   std::int64_t m = 0, n = 0, k = 0;
   bool k_major_a = true, k_major_b = true;
+  bool bulk_bias = true;  // there is none, or one that bulk copies can fetch
 };
 
 struct GemmDevice {
@@ -52,27 +58,33 @@ constexpr std::int64_t tiles(const GemmExtent& p, std::int64_t columns) {
   return ceil_div(p.m, 128) * ceil_div(p.n, columns);
 }
 
-/// What the kernel of tiles of 160 columns is made for: k-major operands, groups of 32 columns, k-tiles for every slot
-/// of its ring.
-inline constexpr int kSlotsOf160 = 6;
-constexpr bool takes_160(const GemmExtent& p) {
-  return p.k_major_a && p.k_major_b && p.n % 32 == 0 && ceil_div(p.k, 64) >= kSlotsOf160;
+/// Whether threads can store their own neighbours (GemmShape::kNeighbours): k-major operands, a tile's columns, k-tiles
+/// for every slot of the ring, a bias that comes beside them.
+inline constexpr int kMostSlots = 7;
+constexpr bool takes_neighbours(const GemmExtent& p, std::int64_t columns) {
+  return p.k_major_a && p.k_major_b && p.bulk_bias && p.n >= columns && ceil_div(p.k, 64) >= kMostSlots;
 }
 
 struct PingPong {
   GemmVariant variant;
   std::int64_t columns;
-  std::int64_t change;  // clocks that one tile's results hold the next one's products up
-  std::int64_t ends;    // clocks that have nothing to run beside: the start, and the last tile's results
+  std::int64_t k_tile;   // clocks: 4 a column, or what its 67 bytes a clock take to come
+  std::int64_t change;   // clocks that one tile's results hold the next one's products up
+  std::int64_t ends;     // clocks that have nothing to run beside: the start, and the last tile's results
+  bool any_way = false;  // whether there is a kernel for what takes no neighbours
 };
-// Measured on an H200, k 768 to 6400; ends less the 1000 clocks by which an H100's start has become shorter since.
-inline constexpr PingPong kPingPong[] = {{GemmVariant::kPingPong192, 192, 600, 7200},
-                                         {GemmVariant::kPingPong128, 128, 700, 5500},
-                                         {GemmVariant::kPingPong160, 160, 500, 7300}};
+// Measured on an H200, k 768 to 6400.
+inline constexpr PingPong kPingPong[] = {
+    // the widest first
+    {GemmVariant::kPingPong192, 192, 768, 600, 7200, true}, {GemmVariant::kPingPong176, 176, 704, 600, 7200},
+    {GemmVariant::kPingPong168, 168, 672, 600, 7200},       {GemmVariant::kPingPong160, 160, 640, 500, 7300},
+    {GemmVariant::kPingPong144, 144, 576, 650, 7000},       {GemmVariant::kPingPong128, 128, 512, 700, 5500, true},
+    {GemmVariant::kPingPong112, 112, 459, 700, 5500},
+};
 
-/// Clocks of the multiprocessor with the most tiles; products make 2048 sums a clock.
+/// Clocks of the multiprocessor with the most tiles.
 inline std::int64_t ping_pong_clocks(const GemmExtent& p, const PingPong& tile, int num_sms) {
-  const std::int64_t products = 128 * tile.columns * 64 * ceil_div(p.k, 64) / 2048;
+  const std::int64_t products = ceil_div(p.k, 64) * tile.k_tile;
   return ceil_div(tiles(p, tile.columns), num_sms) * (products + tile.change) + tile.ends;
 }
 
@@ -80,16 +92,17 @@ inline GemmVariant variant(const GemmExtent& p, int num_sms) {
   // One wave or less: both warpgroups of a multiprocessor on one tile.
   if (p.k_major_a && p.k_major_b && tiles(p, 96) <= num_sms) return GemmVariant::kCooperative96;
   if (tiles(p, 128) <= num_sms) return GemmVariant::kCooperative128;
-  // Smaller tiles may leave less of the last wave idle, but larger ones move less: 1 % for that. (Where operands come
-  // from memory again and again, smaller ones have been 4 to 25 % slower than their clocks.)
-  const PingPong* best = &kPingPong[0];
-  std::int64_t least = 99 * ping_pong_clocks(p, *best, num_sms) / 100;
-  for (const PingPong& tile : kPingPong) {
-    if (tile.columns == 160 && !takes_160(p)) continue;
-    const std::int64_t clocks = ping_pong_clocks(p, tile, num_sms);
-    if (clocks < least) least = clocks, best = &tile;
-  }
-  return best->variant;
+  const auto clocks = [&](const PingPong& tile) {
+    const bool served = tile.any_way || takes_neighbours(p, tile.columns);
+    return served ? ping_pong_clocks(p, tile, num_sms) : std::numeric_limits<std::int64_t>::max();
+  };
+  std::int64_t least = clocks(kPingPong[0]);
+  for (const PingPong& tile : kPingPong) least = std::min(least, clocks(tile));
+  // The widest that is within 1 % of the fewest clocks: it moves less, and takes less power for it. (Where operands
+  // come from memory again and again, narrower ones have been 4 to 25 % slower than their clocks.)
+  for (const PingPong& tile : kPingPong)
+    if (99 * clocks(tile) / 100 <= least) return tile.variant;
+  return GemmVariant::kPingPong192;
 }
 
 /// The time of one wave of cooperative tiles, us, less what all ways have in common. Measured on an H200 at 128 to 1024

@@ -23,10 +23,9 @@ __device__ inline std::uint32_t load_bias(const GemmArguments& p, std::uint32_t 
   if (!p.epilogue.bias) return 0;
   const int place = i % Shape::kBiasPlaces;
   ptx::mbarrier_wait(shared + Storage::kBiasRead + 8 * place, i / Shape::kBiasPlaces % 2 ^ 1);
-  const std::uint32_t bytes = min(Shape::kTileN, p.n - n) * 2;
   ptx::bulk_load(shared + Storage::kBias + place * Shape::kBiasBytes, static_cast<const T*>(p.epilogue.bias.data) + n,
-                 bytes, full);
-  return bytes;
+                 Shape::kBiasBytes, full);
+  return Shape::kBiasBytes;
 }
 
 /// One lane: all tiles of this block, one k-tile after the other. Whatever takes time before the first load does so
@@ -42,7 +41,7 @@ __device__ inline void produce(const GemmArguments& p, std::uint32_t shared, int
   for (int i = 0, index = first; index < p.tiles; ++i, index = first + i * step) {
     const TileIndex tile = tile_of<Shape>(p, index);
     const KTiles tiles = k_tiles_of<Shape>(p, index);
-    const int m = tile.m * Shape::kTileM, n = tile.n * Shape::kTileN;
+    const int m = tile.m * Shape::kTileM, n = first_column<Shape>(p, tile);
     if (i == 0) ptx::wait_for_previous_kernel();
     for (int kt = 0; kt < tiles.count; ++kt) {
       const std::uint32_t full = shared + Storage::kFull + 8 * slot;
@@ -60,8 +59,10 @@ __device__ inline void produce(const GemmArguments& p, std::uint32_t shared, int
 #pragma unroll
         for (int c = 0; c < Shape::kTileM / 64; ++c) ptx::tma_load(a + c * 8192, &p.a, full, policy, m + 64 * c, k);
       }
-      if constexpr (kKMajorB && Shape::kNeighbours) {
-        ptx::tma_load(b, &p.b, full, policy, k, 0, 0, n / kInterleavedRows);
+      if constexpr (Shape::kNeighbours) {
+        constexpr int kInGroups = Shape::kGroups * kInterleavedRows;
+        ptx::tma_load(b, &p.b, full, policy, k, 0, 0, 0, n / 8);
+        if constexpr (Shape::kRest > 0) ptx::tma_load(b + kInGroups * 128, &p.b_rest, full, policy, k, n + kInGroups);
       } else if constexpr (kKMajorB) {
         ptx::tma_load(b, &p.b, full, policy, k, n);
       } else {

@@ -20,8 +20,9 @@ struct TileIndex {
 
 /// kTileN columns a tile of 128 rows. kCluster blocks share a tile's k (gemm_cluster.cuh) where it is over 1.
 /// kNeighbours: B's rows come in the order of interleaved_rows (operand_map.hpp), so that a thread has 8 neighbouring
-/// columns of its rows and stores them itself (k has kStages k-tiles or more there); else they change places in shared
-/// memory.
+/// columns of its rows and stores them itself (k has kStages k-tiles or more there, n kTileN columns); else they change
+/// places in shared memory. Its kRest last columns, less than 32, come as they are: a thread has two neighbours of
+/// each 8.
 template <int kTileN_, bool kPingPong_, bool kNeighbours_ = false, int kCluster_ = 1>
 struct GemmShape {
   static constexpr int kTileM = 128, kTileN = kTileN_, kTileK = 64;  // kTileK: lines of 128 bytes
@@ -42,7 +43,8 @@ struct GemmShape {
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
   static_assert(kCluster > 1 || kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
   // kNeighbours: of 32 columns; those left of kLeftGroups are the left half of a tile.
-  static constexpr int kGroups = kTileN / 32, kLeftGroups = kGroups / 2;
+  static constexpr int kRest = kNeighbours ? kTileN % 32 : 0;
+  static constexpr int kGroups = kTileN / 32, kLeftGroups = (kGroups + (kRest > 0 ? 1 : 0)) / 2;
   static constexpr int kColumns = kTileN % 64 == 0 ? 64 : 32;                               // that leave together
   static constexpr int kStagedBytes = kNeighbours || kCluster > 1 ? 0 : 16 * kColumns * 2;  // of a warp
   static constexpr int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
@@ -60,6 +62,7 @@ struct GemmShape {
 
 struct GemmArguments {
   CUtensorMap a, b;
+  CUtensorMap b_rest;  // of a tile's kRest last columns
   LinearEpilogue epilogue;
   float* partial;   // [parts, m, n] where k is cut, else null
   int m, n, num_k;  // num_k: k-tiles of a part; of all parts where they are a cluster's
@@ -97,6 +100,14 @@ __device__ inline TileIndex tile_of(const GemmArguments& p, int index) {
   if (Shape::kCluster > 1) return TileIndex(index / Shape::kCluster, p.tiles_m, p.tiles_n, p.group_rows);
   const int in_part = index - part_of<Shape>(p, index) * p.tiles_m * p.tiles_n;
   return TileIndex(in_part, p.tiles_m, p.tiles_n, p.group_rows);
+}
+
+/// A tile's first column. With kNeighbours the last tile ends with the matrix, whose columns are a tile's or more, and
+/// leaves the columns that it shares with the tile before to that one.
+template <class Shape>
+__device__ inline int first_column(const GemmArguments& p, TileIndex tile) {
+  const int column = tile.n * Shape::kTileN;
+  return Shape::kNeighbours ? min(column, p.n - Shape::kTileN) : column;
 }
 
 struct KTiles {

@@ -28,8 +28,8 @@ const GemmDevice& gemm_device(int index) {
   return known[index] = device;
 }
 
-GemmPlan plan_gemm(const GemmProblem& p, int device) {
-  return plan_gemm({p.m, p.n, p.k, p.a.k_major, p.b.k_major}, gemm_device(device));
+GemmPlan plan_gemm(const GemmProblem& p, DType dtype, int device) {
+  return plan_gemm({p.m, p.n, p.k, p.a.k_major, p.b.k_major, bulk_bias(p.epilogue, dtype)}, gemm_device(device));
 }
 
 }  // namespace
@@ -127,8 +127,9 @@ GemmProblem product_of_forward(const LinearParams& p) {
   return problem;
 }
 
-std::size_t parts_bytes(const GemmProblem& problem, int device) {
-  const GemmPlan plan = plan_gemm(problem, device);
+/// The number of parts is the same with any epilogue.
+std::size_t parts_bytes(const GemmProblem& problem, DType dtype, int device) {
+  const GemmPlan plan = plan_gemm(problem, dtype, device);
   if (plan.parts == 1 || in_clusters(plan.variant)) return 0;
   return sizeof(float) * static_cast<std::size_t>(plan.parts * problem.m * problem.n);
 }
@@ -137,7 +138,7 @@ std::size_t parts_bytes(const GemmProblem& problem, int device) {
 
 std::size_t linear_workspace(const LinearParams& p) {
   if (p.rows == 0 || p.out_features == 0) return 0;
-  return parts_bytes(product_of_forward(p), p.device.index);
+  return parts_bytes(product_of_forward(p), p.dtype, p.device.index);
 }
 
 void linear(const LinearParams& p, void* workspace, Stream stream) {
@@ -145,12 +146,12 @@ void linear(const LinearParams& p, void* workspace, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
   const int num_sms = cuda_device_properties(p.device.index).num_sms;
   GemmProblem problem = product_of_forward(p);
-  const GemmPlan plan = plan_gemm(problem, p.device.index);
-  problem.parts = plan.parts;
-  problem.partial = static_cast<float*>(workspace);
   const auto run = [&](auto zero) {
     using T = decltype(zero);
     problem.epilogue = linear_epilogue<T>(p);
+    const GemmPlan plan = plan_gemm(problem, p.dtype, p.device.index);
+    problem.parts = plan.parts;
+    problem.partial = static_cast<float*>(workspace);
     gemm<T>("linear", problem, plan.variant, num_sms, native(stream));
   };
   if (p.dtype == DType::kFloat16)
@@ -238,8 +239,8 @@ GemmProblem product_of_grad_weight(const LinearBackwardParams& p) {
 
 std::size_t linear_bwd_workspace(const LinearBackwardParams& p) {
   std::size_t bytes = 0;  // the products run one after the other
-  if (p.grad_x) bytes = parts_bytes(product_of_grad_x(p), p.device.index);
-  if (p.grad_weight) bytes = std::max(bytes, parts_bytes(product_of_grad_weight(p), p.device.index));
+  if (p.grad_x) bytes = parts_bytes(product_of_grad_x(p), p.dtype, p.device.index);
+  if (p.grad_weight) bytes = std::max(bytes, parts_bytes(product_of_grad_weight(p), p.dtype, p.device.index));
   return bytes;
 }
 
@@ -250,7 +251,7 @@ void linear_bwd(const LinearBackwardParams& p, void* workspace, Stream stream) {
     using T = decltype(zero);
     const auto multiply = [&](const char* name, GemmProblem problem, void* to, std::int64_t stride) {
       problem.epilogue = plain_epilogue<T>(to, stride);
-      const GemmPlan plan = plan_gemm(problem, p.device.index);
+      const GemmPlan plan = plan_gemm(problem, p.dtype, p.device.index);
       problem.parts = plan.parts;
       problem.partial = static_cast<float*>(workspace);
       gemm<T>(name, problem, plan.variant, num_sms, native(stream));

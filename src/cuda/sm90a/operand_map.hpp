@@ -26,21 +26,22 @@ CUtensorMap operand_map(const char* name, const GemmOperand& operand, std::int64
 
 inline constexpr int kInterleavedRows = 32;
 
-/// The k-major operand [mn, k], mn a multiple of 32, in an order for B's rows that gives each thread of wgmma
-/// neighbours: row 32 g + 8 c + j of a box of box_mn x 64 is row 32 g + 4 j + c of the operand (coordinates k, 0, 0,
-/// g). The sums of a thread are of rows 8 c + 2 (lane % 4) and the next one, c from 0 to 3: columns 8 (lane % 4) .. + 7
-/// of 32.
+/// The k-major operand [mn, k] in an order for B's rows that gives each thread of wgmma neighbours: row 32 g + 8 c + j
+/// of a box of `groups` x 32 rows is row first + 32 g + 4 j + c of the operand. The sums of a thread are of rows 8 c +
+/// 2 (lane % 4) and the next one, c from 0 to 3: columns 8 (lane % 4) .. + 7 of 32. Coordinates k, 0, 0, 0, first / 8:
+/// boxes begin at multiples of 8 and end within the operand, mn a multiple of 8; since they overlap, where they begin
+/// is a dim of its own.
 template <class T>
-TensorMapSpec interleaved_rows(const GemmOperand& operand, std::int64_t mn, std::int64_t k, int box_mn) {
+TensorMapSpec interleaved_rows(const GemmOperand& operand, std::int64_t mn, std::int64_t k, int groups) {
   TensorMapSpec spec;
   spec.data = operand.data;
   spec.dtype = std::is_same_v<T, __half> ? DType::kFloat16 : DType::kBFloat16;
-  spec.rank = 4;
+  spec.rank = 5;
   spec.dims[0] = {k, 1, 64};
   spec.dims[1] = {8, 4 * operand.stride, 8};
   spec.dims[2] = {4, operand.stride, 4};
-  spec.dims[3] = {mn / kInterleavedRows, kInterleavedRows * operand.stride,
-                  static_cast<std::uint32_t>(box_mn / kInterleavedRows)};
+  spec.dims[3] = {groups, kInterleavedRows * operand.stride, static_cast<std::uint32_t>(groups)};
+  spec.dims[4] = {(mn - groups * kInterleavedRows) / 8 + 1, 8 * operand.stride, 1};
   return spec;
 }
 
