@@ -28,11 +28,11 @@ TEST(GemmPlan, FewTilesAndALongKGoToClusters) {
   EXPECT_EQ(plan(256, 3072, 768), "cluster 96 x 6");
   EXPECT_EQ(plan(1024, 3072, 768), "cluster 96 x 2");
   EXPECT_EQ(plan(512, 2048, 512), "cluster 96 x 4");
-  EXPECT_EQ(plan(128, 8192, 2048), "cluster 96 x 5");
+  EXPECT_EQ(plan(128, 8192, 2048), "cluster 96 x 4");
   EXPECT_EQ(plan(512, 8192, 2048), "cluster 128 x 2");
   EXPECT_EQ(plan(512, 4096, 1024), "cluster 128 x 3");
   EXPECT_EQ(plan(128, 16384, 4096), "cluster 128 x 3");
-  EXPECT_EQ(plan(128, 5120, 96), "cluster 96 x 8");
+  EXPECT_EQ(plan(128, 4040, 96), "cluster 96 x 8");
   EXPECT_EQ(plan(512, 768, 768), "cluster 96 x 3");
 }
 
@@ -70,7 +70,7 @@ TEST(GemmPlan, WidthsThatFillTheLastRound) {
 }
 
 TEST(GemmPlan, ConformanceCasesTakeEveryWidth) {
-  const GemmDevice emulated{4, {0, 4, 2, 1, 1, 0, 0, 0, 0}};
+  const GemmDevice emulated{4, {0, 4, 2, 2, 2, 2, 2, 0, 2}};
   const auto both = [&](std::int64_t k, std::int64_t n) {  // of "waves": as many tiles a multiprocessor on either
     EXPECT_EQ(text(plan_gemm({507, n, k}, emulated)), plan(16891, k, n));
     return plan(16891, k, n);
@@ -89,6 +89,7 @@ TEST(GemmPlan, ConformanceCasesTakeEveryWidth) {
     EXPECT_EQ(text(plan_gemm({123, n_emulated, 392}, emulated)), plan(891, 392, n));
     return plan(891, 392, n);
   };
+  EXPECT_EQ(edges(1912, 400), "ping-pong 112 x 1");
   EXPECT_EQ(edges(4040, 776), "ping-pong 112 x 1");
   EXPECT_EQ(edges(4616, 904), "ping-pong 128 x 1");
   EXPECT_EQ(edges(2456, 520), "ping-pong 144 x 1");
@@ -99,6 +100,23 @@ TEST(GemmPlan, ConformanceCasesTakeEveryWidth) {
   EXPECT_EQ(plan(891, 392, 3584), "ping-pong 112 x 1");  // groups of rows
   EXPECT_EQ(plan(891, 392, 2560), "ping-pong 144 x 1");
   EXPECT_EQ(plan(891, 392, 3456), "ping-pong 192 x 1");
+}
+
+TEST(GemmPlan, ConformanceCasesTakeEveryNumberOfParts) {
+  EXPECT_EQ(plan(500, 1480, 1000), "cluster 96 x 2");
+  EXPECT_EQ(plan(70, 720, 88), "cluster 96 x 3");
+  EXPECT_EQ(plan(100, 1000, 96), "cluster 96 x 4");
+  EXPECT_EQ(plan(190, 2424, 792), "cluster 96 x 5");
+  EXPECT_EQ(plan(129, 1480, 72), "cluster 96 x 6");
+  EXPECT_EQ(plan(128, 4040, 88), "cluster 96 x 8");
+  EXPECT_EQ(plan(190, 3960, 1352), "cluster 128 x 5");
+  EXPECT_EQ(plan(190, 3960, 872), "cluster 128 x 8");
+}
+
+TEST(GemmPlan, OneWaveByTheBytesThatBlocksAskFor) {
+  EXPECT_EQ(plan(768, 4096, 1024), "cluster 128 x 2");     // 96 blocks for 132
+  EXPECT_EQ(plan(1536, 4096, 1024), "ping-pong 112 x 1");  // 120 blocks for 132 of 96 columns
+  EXPECT_EQ(plan(768, 8192, 2048), "ping-pong 112 x 1");
 }
 
 TEST(GemmPlan, MorePartsThanAClusterHasMeetInTheWorkspace) {

@@ -232,19 +232,19 @@ void forward_cases(CaseList& list) {
     waves("o168", 392, 168, Activation::kGelu, [](Spec& spec) { spec.preactivation = true; });
     waves("o504", 840, 504, Activation::kNone, [](Spec& spec) { spec.y.gap = 8; });
     waves("o280_bias_fp32", 392, 280, Activation::kGeluTanh, [](Spec& spec) { spec.bias_fp32 = true; });
-    // Ping-pong tiles whose last one shares most of its columns with the one before: of 112, 128, 144, 160, 168, 176
-    // and 192 columns, one or two a multiprocessor.
+    const bool gpu = multiprocessors() > 32;
+    // Ping-pong tiles whose last one shares most of its columns with the one before: of 112 (one a multiprocessor, then
+    // two), 128, 144, 160, 168, 176 and 192 columns.
     for (const auto& [of_gpu, of_emulated] : std::vector<std::array<std::int64_t, 2>>{
-             {4040, 776}, {4616, 904}, {2456, 520}, {2728, 584}, {2888, 648}, {3032, 680}, {3272, 712}}) {
-      const bool gpu = multiprocessors() > 32;
+             {1912, 400}, {4040, 776}, {4616, 904}, {2456, 520}, {2728, 584}, {2888, 648}, {3032, 680}, {3272, 712}}) {
       Spec edges{dtype, gpu ? 891 : 123, 392, gpu ? of_gpu : of_emulated, false, Activation::kGeluTanh};
       list.add("edges_o" + std::to_string(of_gpu) + suffix, [=](Call& call) { build_forward(call, edges); });
     }
-    Spec wide{dtype, 500, 392, multiprocessors() > 32 ? 8160 : 480, false, Activation::kGeluTanh};
+    Spec wide{dtype, 500, 392, gpu ? 8160 : 480, false, Activation::kGeluTanh};
     list.add("wide_32" + suffix, [=](Call& call) { build_forward(call, wide); });  // see "wide"; a multiple of 32
     // Seven rows of ping-pong tiles, walked in groups of four and three: of 112, 144 and 192 columns on a GPU.
     for (const std::int64_t out : {3584, 2560, 3456}) {
-      const Spec groups{dtype, 891, 392, multiprocessors() > 32 ? out : out / 8, false, Activation::kGeluTanh};
+      const Spec groups{dtype, 891, 392, gpu ? out : out / 8, false, Activation::kGeluTanh};
       list.add("groups_o" + std::to_string(out) + suffix, [=](Call& call) { build_forward(call, groups); });
     }
     // A tile or two whose k the blocks of a cluster share, in 3 to 8 parts; the last three, where the GPU is an
@@ -262,13 +262,16 @@ void forward_cases(CaseList& list) {
             [](Spec& spec) { spec.weight_gap = 8, spec.x.gap = 24, spec.y.gap = 16; });
     cluster(70, 2872, 184, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true, spec.y.gap = 8; });
     cluster(129, 1480, 72, Activation::kNone, [](Spec& spec) { spec.bias_layout.offset = 1; });
-    cluster(128, 5080, 88, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    cluster(128, 4040, 88, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
     cluster(120, 1032, 248, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
     cluster(68, 2056, 232, Activation::kGelu, [](Spec&) {});
     cluster(96, 2872, 240, Activation::kSilu, [](Spec& spec) { spec.bias_fp32 = spec.preactivation = true; });
+    // 5 parts; 5 of 128 columns (emulated: 6); 8 of 128.
+    cluster(190, 2424, gpu ? 792 : 88, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    cluster(gpu ? 190 : 60, gpu ? 3960 : 1480, gpu ? 1352 : 232, Activation::kSilu, [](Spec&) {});
+    cluster(190, 3960, gpu ? 872 : 88, Activation::kNone, [](Spec& spec) { spec.y.gap = 8; });
     // Two parts of as many tiles as find room in pairs.
-    cluster(500, 1480, multiprocessors() > 32 ? 1000 : 184, Activation::kGeluTanh,
-            [](Spec& spec) { spec.preactivation = true; });
+    cluster(500, 1480, gpu ? 1000 : 184, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
     Spec broadcast{dtype, 21, 40, 30};
     broadcast.x.expanded = {0};
     list.add("broadcast_rows" + suffix, [=](Call& call) { build_forward(call, broadcast); });

@@ -115,7 +115,7 @@ Verdict linear_supports(const LinearParams& p, DType dtype) {
 
 namespace {
 
-/// The product, as far as its shape and layouts go; the epilogue depends on the type.
+/// The product, as far as the plan goes; the rest of the epilogue depends on the type.
 GemmProblem product_of_forward(const LinearParams& p) {
   GemmProblem problem;
   problem.m = p.rows;
@@ -124,10 +124,10 @@ GemmProblem product_of_forward(const LinearParams& p) {
   problem.a = {p.x, p.stride_x_row, true};
   const bool along_in = p.stride_weight_in == 1;
   problem.b = {p.weight, along_in ? p.stride_weight_out : p.stride_weight_in, along_in};
+  problem.epilogue.bias = p.bias;  // the plan asks for it
   return problem;
 }
 
-/// The number of parts is the same with any epilogue.
 std::size_t parts_bytes(const GemmProblem& problem, DType dtype, int device) {
   const GemmPlan plan = plan_gemm(problem, dtype, device);
   if (plan.parts == 1 || in_clusters(plan.variant)) return 0;
