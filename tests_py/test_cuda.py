@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -45,9 +47,22 @@ def over_pages(x: torch.Tensor) -> torch.Tensor:
     return fk.attention_paged(q, x, x, pages[None], lengths, causal=True)
 
 
+@functools.cache
+def forward_of(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and LSE of other inputs: nothing but the backward pass itself follows what writes its own."""
+    q = normal(*shape, seed=3)
+    return fk.attention(q, q, q, causal=True, return_lse=True)
+
+
+def gradients(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack(fk.attention_backward(x, x, x, x, *forward_of(tuple(x.shape)), causal=True))
+
+
 EARLY = {  # kernels that are launched before the work in front of them has ended
     "attention": ((2, 4, 512, 128), lambda x: fk.attention(x, x, x, causal=True)),
     "attention_paged": ((64, 16, 4, 128), over_pages),
+    "attention_backward": ((2, 4, 512, 128), gradients),
+    "attention_backward_joined": ((1, 4, 2048, 128), gradients),
     "linear": ((512, 768), lambda x: fk.linear(x, x)),
     "linear_ping_pong": ((4096, 768), lambda x: fk.linear(x, x[:3072], x.view(-1)[:3072], activation="gelu_tanh")),
     "linear_in_clusters": ((768, 3072), lambda x: fk.linear(x[:512], x, x.view(-1)[:768])),

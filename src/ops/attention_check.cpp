@@ -195,7 +195,7 @@ void check_lengths(const Checker& check, AttentionParams& p) {
 }
 
 void check_bias(const Checker& check, const TensorView& bias, AttentionParams& p) {
-  if (p.is_varlen_q() || p.is_varlen_k() || p.is_paged()) check.fail("bias is given; it is for dense attention only");
+  if (p.has_lengths()) check.fail("bias is given; it is for dense attention only");
   check.floating("bias", bias);
   if (bias.dtype != DType::kFloat32 && bias.dtype != p.dtype)
     check.fail(std::string("bias is ") + dtype_name(bias.dtype) + "; needs float32 or q's dtype, " +

@@ -60,6 +60,8 @@ struct AttentionParams {
   FK_HOST_DEVICE bool is_varlen_q() const { return static_cast<bool>(cu_seqlens_q); }
   FK_HOST_DEVICE bool is_varlen_k() const { return static_cast<bool>(cu_seqlens_k); }
   FK_HOST_DEVICE bool is_paged() const { return block_table != nullptr; }
+  /// Sequences have lengths of their own, which lie in memory.
+  FK_HOST_DEVICE bool has_lengths() const { return is_varlen_q() || is_varlen_k() || is_paged(); }
   FK_HOST_DEVICE bool has_score_modifier() const { return softcap > 0 || bias.data || alibi_slopes; }
 
   // First query row of sequence b in q, and its number of queries.

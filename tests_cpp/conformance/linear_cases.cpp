@@ -201,7 +201,7 @@ void forward_cases(CaseList& list) {
     // matrix kernels may own 8 neighbouring results; fewer take 128 or 192 columns.
     const auto waves = [&](const std::string& name, std::int64_t in, std::int64_t out, Activation activation,
                            const std::function<void(Spec&)>& change) {
-      Spec spec{dtype, 128 * std::max(multiprocessors(), 4) - 5, in, out, false, activation};
+      Spec spec{dtype, 128 * std::max(multiprocessors(), 4) - 90, in, out, false, activation};
       change(spec);
       list.add("waves_" + name + suffix, [=](Call& call) { build_forward(call, spec); });
     };
@@ -233,18 +233,26 @@ void forward_cases(CaseList& list) {
     waves("o504", 840, 504, Activation::kNone, [](Spec& spec) { spec.y.gap = 8; });
     waves("o280_bias_fp32", 392, 280, Activation::kGeluTanh, [](Spec& spec) { spec.bias_fp32 = true; });
     const bool gpu = multiprocessors() > 32;
-    // Ping-pong tiles whose last one shares most of its columns with the one before: of 112 (one a multiprocessor, then
-    // two), 128, 144, 160, 168, 176 and 192 columns.
-    for (const auto& [of_gpu, of_emulated] : std::vector<std::array<std::int64_t, 2>>{
-             {1912, 400}, {4040, 776}, {4616, 904}, {2456, 520}, {2728, 584}, {2888, 648}, {3032, 680}, {3272, 712}}) {
-      Spec edges{dtype, gpu ? 891 : 123, 392, gpu ? of_gpu : of_emulated, false, Activation::kGeluTanh};
+    // Ping-pong tiles whose last ones share most of their rows and columns with those before: of 64, 80 and 112
+    // columns, one a multiprocessor; of 112, 128, 144, 160, 168, 176 and 192.
+    for (const auto& [of_gpu, of_emulated] : std::vector<std::array<std::int64_t, 2>>{{1096, 248},
+                                                                                      {1368, 264},
+                                                                                      {1912, 400},
+                                                                                      {4040, 776},
+                                                                                      {4616, 904},
+                                                                                      {2456, 520},
+                                                                                      {2728, 584},
+                                                                                      {2888, 648},
+                                                                                      {3032, 680},
+                                                                                      {3272, 712}}) {
+      Spec edges{dtype, gpu ? 778 : 123, 392, gpu ? of_gpu : of_emulated, false, Activation::kGeluTanh};
       list.add("edges_o" + std::to_string(of_gpu) + suffix, [=](Call& call) { build_forward(call, edges); });
     }
     Spec wide{dtype, 500, 392, gpu ? 8160 : 480, false, Activation::kGeluTanh};
     list.add("wide_32" + suffix, [=](Call& call) { build_forward(call, wide); });  // see "wide"; a multiple of 32
     // Seven rows of ping-pong tiles, walked in groups of four and three: of 112, 144 and 192 columns on a GPU.
     for (const std::int64_t out : {3584, 2560, 3456}) {
-      const Spec groups{dtype, 891, 392, gpu ? out : out / 8, false, Activation::kGeluTanh};
+      const Spec groups{dtype, 782, 392, gpu ? out : out / 8, false, Activation::kGeluTanh};
       list.add("groups_o" + std::to_string(out) + suffix, [=](Call& call) { build_forward(call, groups); });
     }
     // A tile or two whose k the blocks of a cluster share, in 3 to 8 parts; the last three, where the GPU is an

@@ -8,6 +8,7 @@
 #include "cuda/generic/attention_tile.cuh"
 #include "cuda/generic/kernels.hpp"
 #include "cuda/host/launch.hpp"
+#include "cuda/ptx/grid.cuh"
 
 namespace flashkernel::cuda {
 namespace {
@@ -321,6 +322,7 @@ template <class Tile>
 __global__ void __launch_bounds__(kTileThreads, Tile::kHeadDim > 128 ? 3 : 2)
     gradients_kernel(const AttentionBackwardParams p, const Tiles tiles, const int* not_finite) {
   extern __shared__ float4 shared[];
+  ptx::wait_for_previous_kernel();
   if (not_finite && *not_finite == 0) return;
   float* const memory = reinterpret_cast<float*>(shared);
   const AttentionParams& f = p.forward;
@@ -439,8 +441,9 @@ void attention_bwd_repair(const AttentionBackwardParams& p, const float* negativ
   const auto blocks = static_cast<unsigned>(2 * cuda_device_properties(f.device.index).num_sms);
   visit_tile(std::max(f.head_dim, f.head_dim_v), [&](auto tile) {
     using Tile = decltype(tile);
-    launch("attention_bwd: repair", gradients_kernel<Tile>, {blocks, kTileThreads, kSharedBytes<Tile>, native(stream)},
-           p, Tiles{negative_delta, -1.0f, rows_are_vectors(p)}, not_finite);
+    launch("attention_bwd: repair", gradients_kernel<Tile>,
+           {blocks, kTileThreads, kSharedBytes<Tile>, native(stream), true}, p,
+           Tiles{negative_delta, -1.0f, rows_are_vectors(p)}, not_finite);
   });
 }
 

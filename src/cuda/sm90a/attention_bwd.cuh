@@ -13,6 +13,7 @@
 #pragma once
 
 #include "cuda/host/launch.hpp"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/sm90a/attention_bwd_joined.cuh"
 #include "cuda/sm90a/attention_bwd_keys.cuh"
 #include "cuda/sm90a/attention_bwd_prepare.cuh"
@@ -32,6 +33,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   using Layout = BackwardLayout<Shape>;
   const Layout shared{ptx::shared_address(dynamic_shared)};
   if (threadIdx.x == 0) {
+    for (const CUtensorMap* map : {&map_q, &map_k, &map_v, &map_grad_out, &map_rows}) ptx::tma_prefetch_map(map);
     constexpr int kKeyWarps = Shape::kKeyWarps, kQueryWarps = Shape::kQueryWarps;
     ptx::mbarrier_init(shared.v_full(), 1);
     ptx::mbarrier_init(shared.v_empty(), kKeyWarps);
@@ -66,12 +68,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
+  ptx::wait_for_previous_kernel();
   const int warpgroup = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / 128, 0));
   if (warpgroup == 0) {
     ptx::decrease_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
       produce_gradients<Shape>(p, plan, shared, &map_q, &map_k, &map_v, &map_grad_out, &map_rows);
-    else if (threadIdx.x == 32) {
+    } else if (threadIdx.x == 32) {
       if constexpr (Shape::kJoined)
         pass_published_turns<Shape>(p, plan, shared);
       else
@@ -173,6 +176,7 @@ inline bool may_mask(const AttentionParams& f) {
 template <class Shape, class T, bool kModified>
 void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cudaStream_t s) {
   constexpr int kDim = Shape::kDim;
+  constexpr bool kEarly = true;  // each kernel starts while the one before it ends, and waits for that
   const AttentionParams& f = p.forward;
   const BackwardWorkspace layout(p, kDim);
   char* const bytes = static_cast<char*>(workspace);
@@ -214,11 +218,12 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
     // No queries: nothing but zeros for the keys, and the ticket and flag that prepare_kernel would have reset.
     cuda_check(cudaMemsetAsync(plan.ticket, 0, 2 * sizeof(int), s), "attention_bwd sm90a: ticket");
   } else {
-    launch("attention_bwd sm90a: prepare", prepare_kernel<T, kDim>, {q_blocks, 256, 0, s}, p, plan);
+    launch("attention_bwd sm90a: prepare", prepare_kernel<T, kDim>, {q_blocks, 256, 0, s, kEarly}, p, plan);
   }
   if (items > 0) {
     launch("attention_bwd sm90a", attention_bwd_kernel<Shape, T, kModified>,
-           {static_cast<unsigned>(std::min(items, device.num_sms)), Shape::kThreads, BackwardLayout<Shape>::kBytes, s},
+           {static_cast<unsigned>(std::min(items, device.num_sms)), Shape::kThreads, BackwardLayout<Shape>::kBytes, s,
+            kEarly},
            p, plan, make_tensor_map("attention_bwd q", q_map(f, Shape::kBlockM)),
            make_tensor_map("attention_bwd k", kv_map(f, false, Shape::kBlockN)),
            make_tensor_map("attention_bwd v", kv_map(f, true, Shape::kBlockN)),
@@ -227,9 +232,10 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   }
   if (!p.grad_q || q_blocks == 0 || plan.last_writes) return;
   if constexpr (Shape::kJoined)
-    launch("attention_bwd sm90a: grad_q", joined_grad_q_kernel<Shape, T>, {q_blocks, 256, 0, s}, p, plan);
+    launch("attention_bwd sm90a: grad_q", joined_grad_q_kernel<Shape, T>, {q_blocks, 256, 0, s, kEarly}, p, plan);
   else
-    launch("attention_bwd sm90a: grad_q", grad_q_kernel<T, kDim>, {q_blocks, 2 * Shape::kBlockM, 0, s}, p, plan);
+    launch("attention_bwd sm90a: grad_q", grad_q_kernel<T, kDim>, {q_blocks, 2 * Shape::kBlockM, 0, s, kEarly}, p,
+           plan);
 }
 
 /// An entry of the table.

@@ -63,8 +63,8 @@ struct BackwardCut {
 
   BackwardCut(const AttentionBackwardParams& p, int dim, std::int64_t num_sms) {
     const AttentionParams& f = p.forward;
-    if (!backward_may_cut(dim) || p.deterministic || f.window_left >= 0 || f.window_right >= 0 || f.is_varlen_q() ||
-        f.is_varlen_k() || f.seq_k % kBackwardBlockN != 0)
+    if (!backward_may_cut(dim) || p.deterministic || f.window_left >= 0 || f.window_right >= 0 || f.has_lengths() ||
+        f.seq_k % kBackwardBlockN != 0)
       return;
     const std::int64_t k_tiles = f.seq_k / kBackwardBlockN, heads = f.batch * f.heads_kv;
     const std::int64_t tiles = (f.seq_q + backward_block_m(dim) - 1) / backward_block_m(dim);

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "cuda/ptx/atomic.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/sm90a/attention_bwd_keys.cuh"
 
 namespace flashkernel::cuda::sm90a {
@@ -321,6 +322,8 @@ __global__ void __launch_bounds__(256)
   constexpr int kBlockM = Shape::kBlockM, kDim = Shape::kDim, kLine = kDim + 8;
   static_assert(kDim == 8 * 16, "eight warps");
   __shared__ __align__(16) T rows[kBlockM * kLine];
+  ptx::allow_next_kernel();
+  ptx::wait_for_previous_kernel();
   const AttentionParams& f = p.forward;
   const TileOfBlock at(f, plan);
   const KeyRange range(f, at.b);

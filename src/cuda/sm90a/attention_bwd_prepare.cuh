@@ -3,6 +3,7 @@
 // where no block will.
 #pragma once
 
+#include "cuda/ptx/grid.cuh"
 #include "cuda/sm90a/attention_bwd_epilogue.cuh"
 #include "cuda/tile/vector.cuh"
 
@@ -43,6 +44,8 @@ __global__ void __launch_bounds__(256)
   constexpr int kLanes = kDim == 64 ? 8 : 16, kBlockM = BackwardShape<kDim>::kBlockM;  // lanes a row; 16 bytes each
   constexpr int kRows = 256 / kLanes;                                                  // at a time
   __shared__ float products[kBlockM];
+  ptx::allow_next_kernel();
+  ptx::wait_for_previous_kernel();
   const AttentionParams& f = p.forward;
   const TileOfBlock at(f, plan);
   const int tile = at.tile, b = at.b, h = at.h;

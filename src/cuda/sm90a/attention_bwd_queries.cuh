@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/ptx/atomic.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -148,6 +149,8 @@ template <class T, int kDim>
 __global__ void __launch_bounds__(BackwardShape<kDim>::kBlockM * 2)
     grad_q_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
   using Shape = BackwardShape<kDim>;
+  ptx::allow_next_kernel();
+  ptx::wait_for_previous_kernel();
   const AttentionParams& f = p.forward;
   const TileOfBlock at(f, plan);
   const KeyRange range(f, at.b);

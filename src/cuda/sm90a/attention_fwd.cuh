@@ -81,8 +81,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 /// As many as there are multiprocessors; where tiles are alike, as few as need no more rounds.
 inline int count_blocks(const AttentionParams& p, int items, int multiprocessors) {
-  if (items <= multiprocessors || p.window_right >= 0 || p.is_varlen_q() || p.is_varlen_k() || p.is_paged())
-    return std::min(items, multiprocessors);
+  if (items <= multiprocessors || p.window_right >= 0 || p.has_lengths()) return std::min(items, multiprocessors);
   return static_cast<int>(ceil_div(items, ceil_div(items, multiprocessors)));
 }
 
@@ -109,7 +108,7 @@ TileOrder tile_order(const AttentionParams& p, const CudaDeviceProperties& devic
       static_cast<double>(key_bytes * p.heads_kv) / static_cast<double>(p.heads_q * std::int64_t{device.l2_bytes});
   call.num_sms = device.num_sms;
   call.may_mix = Shape::kDim > 64;
-  call.may_pair = Shape::kBlockM != 192 && p.window_left < 0 && !p.is_varlen_q() && !p.is_varlen_k() && !p.is_paged();
+  call.may_pair = Shape::kBlockM != 192 && p.window_left < 0 && !p.has_lengths();
   return remembered_order(call);
 }
 

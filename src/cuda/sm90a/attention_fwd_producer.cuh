@@ -150,7 +150,7 @@ __device__ inline void produce_queries(const AttentionParams& p, const ForwardPl
                                        const SharedLayout<Shape>& shared, const CUtensorMap* map) {
   Ring<SharedLayout<Shape>::kRecords> found;
   Ring<Shape::kQSlots> told;
-  if (p.is_varlen_q() || p.is_varlen_k() || p.is_paged()) ptx::wait_for_previous_kernel();
+  if (p.has_lengths()) ptx::wait_for_previous_kernel();
   bool more = true;
   for (unsigned round = 0; more; ++round) {
     TileRecord* const tile = shared.found(found.count);

@@ -32,7 +32,7 @@ __device__ inline void consume(const GemmArguments& p, char* shared, int group, 
   for (int i = Shape::kPingPong ? group : 0, index = first + i * step; index < p.tiles;
        i += Shape::kPingPong ? 2 : 1, index = first + i * step) {
     ptx::barrier_sync(1 + group, 128);  // all have read the last tile's bias
-    const int first_column = tile_of<Shape>(p, index).n * Shape::kTileN;
+    const int first_column = columns_of<Shape>(p, tile_of<Shape>(p, index)).first;
     for (int c = threadIdx.x % 128; c < Shape::kTileN; c += 128)
       bias[c] = bias_of(p.epilogue.bias, first_column + c, p.n);
     Sums<Shape> sum;
@@ -49,21 +49,19 @@ __device__ inline void consume(const GemmArguments& p, char* shared, int group, 
     std::uint32_t again = static_cast<std::uint32_t>(first + i * step);
     ptx::hold(again);
     const TileIndex tile = tile_of<Shape>(p, static_cast<int>(again));
-    const int column = tile.n * Shape::kTileN;
-    const int row = tile.m * Shape::kTileM + (Shape::kPingPong ? 0 : group * 64);
     if constexpr (Shape::kParts) {
       if (p.partial) {
-        store_part<Shape>(p, sum, part_of<Shape>(p, static_cast<int>(again)), row, column);
+        store_part<Shape>(p, sum, part_of<Shape>(p, static_cast<int>(again)), group, tile);
         continue;
       }
     }
     if constexpr (kKMajorA) {
       with_activation(p.epilogue.activation, [&](auto activation) {
         constexpr Activation kActivation = decltype(activation)::value;
-        store<T, Shape, kActivation>(p, sum, shared, group, row, column);
+        store<T, Shape, kActivation>(p, sum, shared, group, tile);
       });
     } else {  // a gradient: see gemm.hpp
-      store<T, Shape, Activation::kNone>(p, sum, shared, group, row, column);
+      store<T, Shape, Activation::kNone>(p, sum, shared, group, tile);
     }
   }
 }
@@ -177,8 +175,7 @@ void launch_gemm(const char* name, const GemmProblem& p, int num_sms, cudaStream
 
 template <class T, int kTileN>
 void launch_ping_pong(const char* name, const GemmProblem& p, int num_sms, cudaStream_t stream) {
-  using Neighbours = GemmShape<kTileN, true, true>;
-  static_assert(Neighbours::kStages <= gemm_plan::kMostSlots, "the plan knows the ring");
+  using Neighbours = GemmShape<kTileN, GemmWay::kPingPongNeighbours>;
   constexpr bool kAnyWay = kTileN == 128 || kTileN == 192;  // other widths are made for neighbours alone
   const LinearEpilogue& e = p.epilogue;
   // Places in the results are multiples of 32-bit strides.
@@ -188,7 +185,12 @@ void launch_ping_pong(const char* name, const GemmProblem& p, int num_sms, cudaS
       fits_tensor_map(interleaved_rows<T>(p.b, p.n, p.k, Neighbours::kGroups)))
     launch_gemm<T, Neighbours>(name, p, num_sms, stream);
   else
-    launch_gemm<T, GemmShape<kAnyWay ? kTileN : 128, true>>(name, p, num_sms, stream);
+    launch_gemm<T, GemmShape<kAnyWay ? kTileN : 128, GemmWay::kPingPong>>(name, p, num_sms, stream);
+}
+
+template <class T, int kTileN>
+void launch_cooperative(const char* name, const GemmProblem& p, int num_sms, cudaStream_t stream) {
+  launch_gemm<T, GemmShape<kTileN, GemmWay::kCooperative>>(name, p, num_sms, stream);
 }
 
 template <class T>
@@ -201,8 +203,10 @@ void gemm(const char* name, const GemmProblem& p, GemmVariant variant, int num_s
     case GemmVariant::kPingPong144: return launch_ping_pong<T, 144>(name, p, num_sms, stream);
     case GemmVariant::kPingPong128: return launch_ping_pong<T, 128>(name, p, num_sms, stream);
     case GemmVariant::kPingPong112: return launch_ping_pong<T, 112>(name, p, num_sms, stream);
-    case GemmVariant::kCooperative128: return launch_gemm<T, GemmShape<128, false>>(name, p, num_sms, stream);
-    case GemmVariant::kCooperative96: return launch_gemm<T, GemmShape<96, false>>(name, p, num_sms, stream);
+    case GemmVariant::kPingPong80: return launch_ping_pong<T, 80>(name, p, num_sms, stream);
+    case GemmVariant::kPingPong64: return launch_ping_pong<T, 64>(name, p, num_sms, stream);
+    case GemmVariant::kCooperative128: return launch_cooperative<T, 128>(name, p, num_sms, stream);
+    case GemmVariant::kCooperative96: return launch_cooperative<T, 96>(name, p, num_sms, stream);
     case GemmVariant::kCluster128:
     case GemmVariant::kCluster96: return gemm_in_clusters<T>(name, p, variant, stream);
   }

@@ -15,7 +15,7 @@
 namespace flashkernel::cuda::sm90a {
 
 template <int kTileN, int kParts>
-using ClusterShape = GemmShape<kTileN, false, false, kParts>;
+using ClusterShape = GemmShape<kTileN, GemmWay::kCooperative, kParts>;
 
 /// A column's bias as it lies in memory: asked for before the products, converted after them.
 struct RawBias {
@@ -49,18 +49,19 @@ __device__ inline void finish_share(const GemmArguments& p, const Sums<Shape>& s
     x[i][0] += b.x, x[i][1] += b.y, x[i][2] += b.x, x[i][3] += b.y;
   }
   const TileIndex tile = tile_of<Shape>(p, static_cast<int>(blockIdx.x));
-  const int row = tile.m * Shape::kTileM + group * 64 + thread / 32 * 16, column = tile.n * Shape::kTileN + first;
+  const TileSpan rows = rows_of<Shape>(p, tile).from(group * 64 + thread / 32 * 16);
+  const TileSpan columns = columns_of<Shape>(p, tile).from(first);
   if constexpr (kActivates) {
     with_activation(p.epilogue.activation,
-                    [&](auto activation) { store_share<T, decltype(activation)::value>(p, x, count, row, column); });
+                    [&](auto activation) { store_share<T, decltype(activation)::value>(p, x, count, rows, columns); });
   } else {
-    store_share<T, Activation::kNone>(p, x, count, row, column);
+    store_share<T, Activation::kNone>(p, x, count, rows, columns);
   }
 }
 
 template <class T, class Shape, bool kKMajorA, bool kKMajorB>
 __device__ inline void consume_part(const GemmArguments& p, char* shared, int group, int index, int rank) {
-  const int thread = threadIdx.x % 128, first_column = tile_of<Shape>(p, index).n * Shape::kTileN;
+  const int thread = threadIdx.x % 128, first_column = columns_of<Shape>(p, tile_of<Shape>(p, index)).first;
   const RawBias raw(p.epilogue.bias, thread < Shape::kTileN ? first_column + thread : p.n, p.n);
   const int num_k = k_tiles_of<Shape>(p, index).count;
   const int behind_at = group == 1 ? max(num_k - Shape::kBehind, 0) : -1;
@@ -92,10 +93,10 @@ __device__ inline void prepare_part(const GemmArguments& p, std::uint32_t base, 
   }
   ptx::fence_mbarrier_init();
   if constexpr (kKMajorB) {
-    const int n = tile_of<Shape>(p, index).n * Shape::kTileN;
+    const int n = columns_of<Shape>(p, tile_of<Shape>(p, index)).first;
     const KTiles tiles = k_tiles_of<Shape>(p, index);
     for (int kt = 0; kt < min(tiles.count, kAhead); ++kt)
-      ptx::tma_prefetch(&p.b, ptx::kL2EvictLast, (tiles.first + kt) * Shape::kTileK, n);
+      ptx::tma_prefetch(&p.b, p.policy_b, (tiles.first + kt) * Shape::kTileK, n);
   }
 }
 

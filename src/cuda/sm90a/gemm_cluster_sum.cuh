@@ -93,14 +93,16 @@ __device__ inline uint4 exchange_in_quad(const std::uint32_t (&word)[2][2]) {  /
   return chunk ? make_uint4(got[0], got[1], kept[0], kept[1]) : make_uint4(kept[0], kept[1], got[0], got[1]);
 }
 
-/// The share's way out. column: of its first chunk; row: of the warp's first one.
+/// The share's way out. rows: from the warp's first one on; columns: from the share's first chunk on.
 template <class T, Activation kActivation, int kMost>
-__device__ inline void store_share(const GemmArguments& p, float (&x)[kMost][4], int count, int row, int column) {
+__device__ inline void store_share(const GemmArguments& p, float (&x)[kMost][4], int count, TileSpan rows,
+                                   TileSpan columns) {
   const int lane = threadIdx.x % 32;
-  row += lane / 4 + lane % 2 * 8;
   const int chunk = lane / 2 % 2;
+  rows = rows.from(lane / 4 + lane % 2 * 8);
+  columns = columns.from(8 * chunk);
   const auto send = [&](void* data, std::int64_t stride) {
-    T* const to = static_cast<T*>(data) + row * stride + column + 8 * chunk;
+    T* const to = static_cast<T*>(data) + rows.first * stride + columns.first;
 #pragma unroll
     for (int i = 0; i < kMost; i += 2) {
       std::uint32_t word[2][2];
@@ -112,7 +114,7 @@ __device__ inline void store_share(const GemmArguments& p, float (&x)[kMost][4],
           word[c][h] = pack<T>(pair[0], pair[1]);
         }
       ptx::store_16(to + 8 * i, exchange_in_quad(word),
-                    row < p.m && i + chunk < count && column + 8 * (i + chunk) < p.n);  // n is a multiple of 8
+                    rows.stores(0) && i + chunk < count && columns.stores(8 * i));  // n is a multiple of 8
     }
   };
   const LinearEpilogue& e = p.epilogue;

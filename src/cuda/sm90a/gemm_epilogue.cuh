@@ -12,7 +12,7 @@ namespace flashkernel::cuda::sm90a {
 /// Bias, activation, and the way out: 16 rows x kColumns of a warp at a time, through a place of its own in shared
 /// memory, so that they leave as whole lines. (TMA stores would queue behind the producer's loads.)
 template <class T, class Shape, Activation kActivation>
-__device__ inline void store(const GemmArguments& p, Sums<Shape>& sum, char* shared, int group, int row, int column) {
+__device__ inline void store(const GemmArguments& p, Sums<Shape>& sum, char* shared, int group, TileIndex tile) {
   using Storage = SharedStorage<Shape>;
   using Staged = SharedTile<Shape::kColumns>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -23,8 +23,8 @@ __device__ inline void store(const GemmArguments& p, Sums<Shape>& sum, char* sha
   constexpr int kRowsAtOnce = 32 / Staged::kChunks;
   const int lane_row = lane / Staged::kChunks, chunk = lane % Staged::kChunks;
   const std::uint32_t at_staged = Staged::offset(lane_row, chunk);
-  row += 16 * warp + lane_row;
-  column += chunk * 8;
+  // Worked out for each send, so that they take no registers beside the sums.
+  auto tile_m = static_cast<std::uint32_t>(tile.m), tile_n = static_cast<std::uint32_t>(tile.n);
   const auto send = [&](void* data, std::int64_t stride, const float* x, int i, int part) {
 #pragma unroll
     for (int c = 0; c < Shape::kColumns / 16; ++c)
@@ -32,15 +32,20 @@ __device__ inline void store(const GemmArguments& p, Sums<Shape>& sum, char* sha
                        pack<T>(x[8 * c + 2], x[8 * c + 3]), pack<T>(x[8 * c + 4], x[8 * c + 5]),
                        pack<T>(x[8 * c + 6], x[8 * c + 7]));
     __syncwarp();
-    const int n = p.n - column - part * Shape::kColumns, m = p.m - row - 64 * i;  // what is left there
-    T* to = static_cast<T*>(data) + (row + 64 * i) * stride + column + part * Shape::kColumns;
+    ptx::hold(tile_m);
+    ptx::hold(tile_n);
+    const TileSpan rows = TileSpan(static_cast<int>(tile_m), Shape::kTileM, p.m)
+                              .from((Shape::kPingPong ? 0 : group * 64) + 16 * warp + lane_row);
+    const TileSpan columns = TileSpan(static_cast<int>(tile_n), Shape::kTileN, p.n).from(chunk * 8);
+    const bool own = columns.stores(part * Shape::kColumns);  // all 8: n is a multiple of 8
+    T* to = static_cast<T*>(data) + (rows.first + 64 * i) * stride + columns.first + part * Shape::kColumns;
 #pragma unroll
     for (int r = 0; r < 16 / kRowsAtOnce; ++r, to += kRowsAtOnce * stride) {
       // Rows of 128 bytes: 4 further, the twist differs in one bit.
       const int twist = Staged::kChunks == 8 && r % 2 == 1 ? 64 : 0;
       const uint4 values =
           *reinterpret_cast<const uint4*>(staged + (at_staged ^ twist) + r * kRowsAtOnce * Staged::kPitch);
-      if (r * kRowsAtOnce < m && n > 0) *reinterpret_cast<uint4*>(to) = values;  // n is a multiple of 8
+      if (own && rows.stores(64 * i + r * kRowsAtOnce)) *reinterpret_cast<uint4*>(to) = values;
     }
     __syncwarp();
   };
@@ -69,16 +74,17 @@ struct NeighboursPlace {
   T* to;
   const T* bias;  // of the tile's columns, in shared memory
   std::uint32_t stride;
-  int m;                   // rows left from there on
+  TileSpan rows;           // from the thread's first one on
   std::uint32_t repeated;  // columns before the thread's 8 of a group are the tile before's
   __device__ NeighboursPlace(const GemmArguments& p, TileIndex tile, const T* tile_bias, void* data,
                              std::int64_t stride)
-      : bias(tile_bias + threadIdx.x % 4 * 8), stride(static_cast<std::uint32_t>(stride)) {
-    const int row = tile.m * Shape::kTileM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-    const int column = first_column<Shape>(p, tile), eight = threadIdx.x % 4 * 8;
-    m = p.m - row;
-    repeated = static_cast<std::uint32_t>(max(tile.n * Shape::kTileN - column - eight, 0));
-    to = static_cast<T*>(data) + row * stride + column + eight;
+      : bias(tile_bias + threadIdx.x % 4 * 8),
+        stride(static_cast<std::uint32_t>(stride)),
+        rows(rows_of<Shape>(p, tile).from(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4)) {
+    const TileSpan columns = columns_of<Shape>(p, tile);  // n is not short
+    const int eight = threadIdx.x % 4 * 8;
+    repeated = static_cast<std::uint32_t>(max(columns.bound - eight, 0));
+    to = static_cast<T*>(data) + rows.first * stride + columns.first + eight;
   }
 };
 
@@ -96,7 +102,7 @@ __device__ inline void store_neighbours(const NeighboursPlace<T, Shape>& place, 
     for (int v = 0; v < 8; ++v) x[v] = activate_fast<kActivation>(sum[i / 2][v % 4 * 4 + i % 2 * 2 + v / 4] + bias[v]);
     const uint4 values = {pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7])};
     ptx::store_16(place.to + static_cast<std::uint64_t>(place.stride) * down + 32 * g, values,
-                  down < place.m && 32 * g >= place.repeated);
+                  place.rows.stores(down) && 32 * g >= place.repeated);
   }
 }
 
@@ -117,7 +123,7 @@ __device__ inline void store_rest(const NeighboursPlace<T, Shape>& place, const 
       const std::uint32_t two =
           pack<T>(activate_fast<kActivation>(x[0] + bias_0), activate_fast<kActivation>(x[1] + bias_1));
       T* const to = place.to + static_cast<std::uint64_t>(place.stride) * down + column - 6 * lane;
-      if (down < place.m && own) *reinterpret_cast<std::uint32_t*>(to) = two;
+      if (own && place.rows.stores(down)) *reinterpret_cast<std::uint32_t*>(to) = two;
     }
   }
 }
@@ -181,17 +187,18 @@ __device__ inline void store_right_half(const NeighboursPlace<T, Shape>& place, 
 
 /// The sums of one part of k, as they are: four lanes' pairs are whole sectors of 32 bytes.
 template <class Shape>
-__device__ inline void store_part(const GemmArguments& p, const Sums<Shape>& sum, int part, int row, int column) {
+__device__ inline void store_part(const GemmArguments& p, const Sums<Shape>& sum, int part, int group, TileIndex tile) {
   const int lane = threadIdx.x % 32;
-  row += 16 * (threadIdx.x / 32 % 4) + lane / 4;
-  column += lane % 4 * 2;
-  float* const to = p.partial + (static_cast<std::int64_t>(part) * p.m + row) * p.n + column;
+  const TileSpan rows = rows_of<Shape>(p, tile).from(group * 64 + 16 * (threadIdx.x / 32 % 4) + lane / 4);
+  const TileSpan columns = columns_of<Shape>(p, tile);
+  float* const to =
+      p.partial + (static_cast<std::int64_t>(part) * p.m + rows.first) * p.n + columns.first + lane % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (row + 8 * half >= p.m) continue;
+    if (!rows.stores(8 * half)) continue;
 #pragma unroll
     for (int c = 0; c < Shape::kTileN / 8; ++c)
-      if (column + 8 * c < p.n)  // n is a multiple of 8
+      if (columns.stores(8 * c))  // n is a multiple of 8
         *reinterpret_cast<float2*>(to + 8 * half * p.n + 8 * c) =
             make_float2(sum[0][4 * c + 2 * half], sum[0][4 * c + 2 * half + 1]);
   }

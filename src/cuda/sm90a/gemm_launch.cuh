@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "cuda/ptx/tma.cuh"
 #include "cuda/sm90a/gemm.hpp"
 #include "cuda/sm90a/gemm_shape.cuh"
 #include "cuda/sm90a/operand_map.hpp"
@@ -14,7 +15,9 @@ namespace flashkernel::cuda::sm90a {
 template <class T, class Shape>
 GemmArguments gemm_arguments(const char* name, const GemmProblem& p) {
   GemmArguments arguments{};
-  arguments.a = operand_map<T>(name, p.a, p.m, p.k, Shape::kTileM, Shape::kTileK);
+  // What lies in shared memory past the last row becomes sums that nobody stores.
+  arguments.rows_a = p.a.k_major ? static_cast<int>(std::min<std::int64_t>(p.m, Shape::kTileM)) : Shape::kTileM;
+  arguments.a = operand_map<T>(name, p.a, p.m, p.k, arguments.rows_a, Shape::kTileK);
   if constexpr (Shape::kNeighbours)
     arguments.b = make_tensor_map(name, interleaved_rows<T>(p.b, p.n, p.k, Shape::kGroups));
   else
@@ -32,6 +35,9 @@ GemmArguments gemm_arguments(const char* name, const GemmProblem& p) {
   // As many rows in each group as can be: a short last one would read all of B for itself.
   arguments.group_rows =
       static_cast<int>(ceil_div(arguments.tiles_m, ceil_div(arguments.tiles_m, Shape::kMostGroupRows)));
+  // B is read once where all rows of tiles are one group: it must not push the rest out of an L2 cache that it fills.
+  const bool passes = arguments.tiles_m <= arguments.group_rows && p.n * p.k * 2 > gemm_plan::kHalfOfL2;
+  arguments.policy_b = passes ? ptx::kL2EvictFirst : ptx::kL2EvictLast;
   arguments.tiles = arguments.tiles_m * arguments.tiles_n * arguments.parts;
   return arguments;
 }

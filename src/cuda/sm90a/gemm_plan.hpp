@@ -14,12 +14,14 @@ namespace flashkernel::cuda::sm90a {
 /// one's epilogue runs under the other's products. Cluster: cooperative, and the blocks of a cluster share a tile's k.
 enum class GemmVariant {
   kPingPong192,
-  kPingPong176,  // this one to 144, and 112: where takes_neighbours
+  kPingPong176,  // this one to 144, and 112 to 64: where takes_neighbours
   kPingPong168,
   kPingPong160,
   kPingPong144,
   kPingPong128,
   kPingPong112,
+  kPingPong80,  // this one and 64 in one wave alone
+  kPingPong64,
   kCooperative128,
   kCooperative96,  // k-major operands only
   kCluster128,
@@ -68,10 +70,10 @@ constexpr bool takes_neighbours(const GemmExtent& p, std::int64_t columns) {
 struct PingPong {
   GemmVariant variant;
   std::int64_t columns;
-  std::int64_t k_tile;   // clocks: 4 a column, or what its 67 bytes a clock take to come
-  std::int64_t change;   // clocks that one tile's results hold the next one's products up
-  std::int64_t ends;     // clocks that have nothing to run beside: the start, and the last tile's results
-  bool any_way = false;  // whether there is a kernel for what takes no neighbours
+  std::int64_t k_tile = 0;  // clocks: 4 a column, or what its 67 bytes a clock take to come
+  std::int64_t change = 0;  // clocks that one tile's results hold the next one's products up
+  std::int64_t ends = 0;    // clocks that have nothing to run beside: the start, and the last tile's results
+  bool any_way = false;     // whether there is a kernel for what takes no neighbours
 };
 // Measured on an H200, k 768 to 6400.
 inline constexpr PingPong kPingPong[] = {
@@ -105,25 +107,31 @@ inline GemmVariant variant(const GemmExtent& p, int num_sms) {
   return GemmVariant::kPingPong192;
 }
 
-/// What the time of one wave of tiles is made of, us, less what all ways have in common. Rates: MB in a microsecond, of
-/// all blocks together.
+/// Weights of more than this pass through the L2 cache (of an H100 or H200: half of it).
+inline constexpr std::int64_t kHalfOfL2 = 25 << 20;
+
+/// What the time of one wave of tiles is made of, us, less what all ways have in common. Rates: MB in a microsecond.
 struct WaveCosts {
-  double k_tile_96, k_tile_112, k_tile_128;          // products
+  double k_tile[5];                                  // products, at 64, 80, 96, 112 and 128 columns
   double from_memory;                                // what any of the parts asks for, once
-  double l2_whole, l2_in_clusters, l2_in_workspace;  // what each block asks for
+  double l2_whole, l2_in_clusters, l2_in_workspace;  // what all blocks ask for
+  double stream, stream_in_clusters;                 // what a block asks for, where weights come from memory
   double cluster, cluster_block, kilobyte;           // kilobyte: of the largest share's mail
   double workspace, megabyte;                        // megabyte: of the parts' sums, which a second kernel adds
 };
-/// Fitted to an H200's calls of 100 shapes (128 to 3072 rows, k 768 to 13824, bf16) in 4 to 15 ways each: what they
-/// choose is 0.6 % slower than the best of these in the mean, 17 % at most. Blocks that want the same lines at one time
-/// are served by one read; those of a cluster never do.
-inline constexpr WaveCosts kAlongK{0.248, 0.279, 0.338, 4.5, 13.25, 10.8, 15, -0.36, 0.154, 0.011, 4.6, 0.48};
-/// Weights along out, and gradients: of 128 to 1024 rows.
-inline constexpr WaveCosts kOtherLayouts{0.35, 0.35, 0.35, 1e3, 1e3, 1e3, 1e3, 0.25, 0.15, 0.025, 4.5, 0.4};
+/// Fitted to an H200's calls of 100 shapes with weights in the cache (128 to 3072 rows, k 768 to 13824, bf16) and of 51
+/// with weights in memory, in 4 to 15 ways each: what they choose is 0.7 % slower than the best of these in the mean,
+/// 19 % at most. Blocks that want the same lines at one time are served by one read; those of a cluster never do.
+inline constexpr WaveCosts kAlongK{
+    {0.165, 0.205, 0.248, 0.279, 0.338}, 4.5, 13.25, 10.8, 15, 0.077, 0.09, -0.36, 0.154, 0.011, 4.6, 0.48};
+/// Weights along out, and gradients: of 128 to 1024 rows, tiles of 128 columns.
+inline constexpr WaveCosts kOtherLayouts{
+    {0.35, 0.35, 0.35, 0.35, 0.35}, 1e3, 1e3, 1e3, 1e3, 1e3, 1e3, 0.25, 0.15, 0.025, 4.5, 0.4};
 
 struct OneWave {
   const WaveCosts& costs;
   std::int64_t columns, tiles, k_tiles;
+  bool passes;         // the weights through the cache
   double asked, sums;  // MB: of a k-tile of all of m and n; of fp32
 
   OneWave(const GemmExtent& p, std::int64_t columns)
@@ -131,23 +139,25 @@ struct OneWave {
         columns(columns),
         tiles(gemm_plan::tiles(p, columns)),
         k_tiles(ceil_div(p.k, 64)),
+        passes(2 * p.n * p.k > kHalfOfL2),
         asked(128e-6 * static_cast<double>(128 * ceil_div(p.m, 128) + p.n)),
         sums(4e-6 * static_cast<double>(p.m * p.n)) {}
 
-  double products(std::int64_t parts, double l2_rate) const {
-    const double k_tile = columns == 96 ? costs.k_tile_96 : columns == 112 ? costs.k_tile_112 : costs.k_tile_128;
-    const double moved = 1e-6 * static_cast<double>(tiles * parts * 128 * (128 + columns));
-    const double memory = asked * static_cast<double>(parts) / costs.from_memory;
-    return std::max({k_tile, moved / l2_rate, memory}) * static_cast<double>(ceil_div(k_tiles, parts));
+  double products(std::int64_t parts, double l2_rate, double stream) const {
+    const double block = 128e-6 * static_cast<double>(128 + columns);
+    const double l2 = block * static_cast<double>(tiles * parts) / l2_rate;
+    const double memory = std::max(asked * static_cast<double>(parts) / costs.from_memory, passes ? block / stream : 0);
+    const double k_tile = costs.k_tile[static_cast<std::size_t>((columns - 64) / 16)];
+    return std::max({k_tile, l2, memory}) * static_cast<double>(ceil_div(k_tiles, parts));
   }
-  double whole() const { return products(1, costs.l2_whole); }
+  double whole() const { return products(1, costs.l2_whole, costs.stream); }
   double in_clusters(std::int64_t parts) const {
     const std::int64_t kilobytes = 4 * (parts - 1) * ceil_div(columns / 8, parts);
-    return products(parts, costs.l2_in_clusters) + costs.cluster + costs.cluster_block * static_cast<double>(parts) +
-           costs.kilobyte * static_cast<double>(kilobytes);
+    return products(parts, costs.l2_in_clusters, costs.stream_in_clusters) + costs.cluster +
+           costs.cluster_block * static_cast<double>(parts) + costs.kilobyte * static_cast<double>(kilobytes);
   }
   double in_workspace(std::int64_t parts) const {
-    return products(parts, costs.l2_in_workspace) + costs.workspace +
+    return products(parts, costs.l2_in_workspace, costs.stream) + costs.workspace +
            costs.megabyte * sums * static_cast<double>(parts);
   }
 };
@@ -180,8 +190,12 @@ inline GemmPlan plan_gemm(const GemmExtent& p, const GemmDevice& device) {
     const std::int64_t most = std::min(device.num_sms / std::max<std::int64_t>(1, wave.tiles), p.k / least_k);
     for (std::int64_t parts = 2; parts <= most; ++parts) offer(whole, parts, wave.in_workspace(parts));
   }
-  if (gemm_plan::takes_neighbours(p, 112) && gemm_plan::tiles(p, 112) <= device.num_sms)
-    offer(GemmVariant::kPingPong112, 1, gemm_plan::OneWave(p, 112).whole());
+  // Ping-pong tiles, of which a block has one: each warpgroup finishes half of it.
+  constexpr gemm_plan::PingPong kNarrow[] = {
+      {GemmVariant::kPingPong112, 112}, {GemmVariant::kPingPong80, 80}, {GemmVariant::kPingPong64, 64}};
+  for (const gemm_plan::PingPong& tile : kNarrow)
+    if (gemm_plan::takes_neighbours(p, tile.columns) && gemm_plan::tiles(p, tile.columns) <= device.num_sms)
+      offer(tile.variant, 1, gemm_plan::OneWave(p, tile.columns).whole());
   return best;
 }
 

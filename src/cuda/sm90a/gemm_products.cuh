@@ -34,21 +34,21 @@ template <class T, class Shape, bool kKMajorA, bool kKMajorB>
 __device__ inline void produce(const GemmArguments& p, std::uint32_t shared, int first, int step) {
   using Storage = SharedStorage<Shape>;
   // What comes in is read again by other blocks, what goes out is not: without this the results push the operands out
-  // of L2.
+  // of L2. (B may be read once: gemm_arguments.)
   constexpr std::uint64_t policy = ptx::kL2EvictLast;
   int slot = 0;
   std::uint32_t parity = 1;  // the first round finds empty slots
   for (int i = 0, index = first; index < p.tiles; ++i, index = first + i * step) {
     const TileIndex tile = tile_of<Shape>(p, index);
     const KTiles tiles = k_tiles_of<Shape>(p, index);
-    const int m = tile.m * Shape::kTileM, n = first_column<Shape>(p, tile);
+    const int m = rows_of<Shape>(p, tile).first, n = columns_of<Shape>(p, tile).first;
     if (i == 0) ptx::wait_for_previous_kernel();
     for (int kt = 0; kt < tiles.count; ++kt) {
       const std::uint32_t full = shared + Storage::kFull + 8 * slot;
       const std::uint32_t a = shared + Storage::kRing + slot * Shape::kStageBytes, b = a + Shape::kBytesA;
       const int k = (tiles.first + kt) * Shape::kTileK;  // past the end: zeros
       ptx::mbarrier_wait(shared + Storage::kEmpty + 8 * slot, parity);
-      std::uint32_t bytes = Shape::kStageBytes;
+      std::uint32_t bytes = p.rows_a * Shape::kTileK * 2 + Shape::kBytesB;
       if constexpr (Shape::kNeighbours) {
         if (kt == tiles.count - 1) bytes += load_bias<T, Shape>(p, shared, i, n, full);
       }
@@ -61,13 +61,14 @@ __device__ inline void produce(const GemmArguments& p, std::uint32_t shared, int
       }
       if constexpr (Shape::kNeighbours) {
         constexpr int kInGroups = Shape::kGroups * kInterleavedRows;
-        ptx::tma_load(b, &p.b, full, policy, k, 0, 0, 0, n / 8);
-        if constexpr (Shape::kRest > 0) ptx::tma_load(b + kInGroups * 128, &p.b_rest, full, policy, k, n + kInGroups);
+        ptx::tma_load(b, &p.b, full, p.policy_b, k, 0, 0, 0, n / 8);
+        if constexpr (Shape::kRest > 0)
+          ptx::tma_load(b + kInGroups * 128, &p.b_rest, full, p.policy_b, k, n + kInGroups);
       } else if constexpr (kKMajorB) {
-        ptx::tma_load(b, &p.b, full, policy, k, n);
+        ptx::tma_load(b, &p.b, full, p.policy_b, k, n);
       } else {
 #pragma unroll
-        for (int c = 0; c < Shape::kTileN / 64; ++c) ptx::tma_load(b + c * 8192, &p.b, full, policy, n + 64 * c, k);
+        for (int c = 0; c < Shape::kTileN / 64; ++c) ptx::tma_load(b + c * 8192, &p.b, full, p.policy_b, n + 64 * c, k);
       }
       if (++slot == Shape::kStages) slot = 0, parity ^= 1;
     }

@@ -1,6 +1,8 @@
 // The tiles of the product in gemm.cuh: their shape, their order, and where a block keeps what in shared memory.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90a/gemm.hpp"
 #include "cuda/sm90a/register_pool.hpp"
@@ -18,15 +20,18 @@ struct TileIndex {
   }
 };
 
-/// kTileN columns a tile of 128 rows. kCluster blocks share a tile's k (gemm_cluster.cuh) where it is over 1.
-/// kNeighbours: B's rows come in the order of interleaved_rows (operand_map.hpp), so that a thread has 8 neighbouring
-/// columns of its rows and stores them itself (k has kStages k-tiles or more there, n kTileN columns); else they change
-/// places in shared memory. Its kRest last columns, less than 32, come as they are: a thread has two neighbours of
-/// each 8.
-template <int kTileN_, bool kPingPong_, bool kNeighbours_ = false, int kCluster_ = 1>
+/// How a block's two warpgroups go about their tiles, and how results leave. Cooperative: both on one tile. Ping-pong:
+/// each on a tile of its own. Neighbours: B's rows come in the order of interleaved_rows (operand_map.hpp), so that a
+/// thread has 8 neighbouring columns of its rows and stores them itself; else they change places in shared memory.
+enum class GemmWay { kCooperative, kPingPong, kPingPongNeighbours };
+
+/// kTileN columns a tile of 128 rows. kCluster blocks share a tile's k (gemm_cluster.cuh) where it is over 1. With
+/// neighbours k has kStages k-tiles or more and n kTileN columns; the kRest last columns of a tile, less than 32, come
+/// as they are: a thread has two neighbours of each 8.
+template <int kTileN_, GemmWay kWay, int kCluster_ = 1>
 struct GemmShape {
   static constexpr int kTileM = 128, kTileN = kTileN_, kTileK = 64;  // kTileK: lines of 128 bytes
-  static constexpr bool kPingPong = kPingPong_, kNeighbours = kNeighbours_;
+  static constexpr bool kPingPong = kWay != GemmWay::kCooperative, kNeighbours = kWay == GemmWay::kPingPongNeighbours;
   static constexpr int kCluster = kCluster_;
   // Else both operands are k-major.
   static constexpr bool kAnyLayout = kTileN % 64 == 0 && !kNeighbours;
@@ -56,7 +61,8 @@ struct GemmShape {
                        kMostChunks = (kChunks + kCluster - 1) / kCluster;
   static constexpr int kMailBytes = (kCluster - 1) * kMostChunks * kChunkBytes;
   static constexpr int kBesideRing = kConsumers * 4 * kStagedBytes + kBiasPlaces * kBiasBytes + kMailBytes + 256;
-  static constexpr int kStages = (227 * 1024 - kBesideRing) / kStageBytes;  // 5 of 40 KB; of 32 KB 6, 7 if kNeighbours
+  static constexpr int kRoomForStages = (227 * 1024 - kBesideRing) / kStageBytes;  // 5 of 40 KB; of 32 KB 6 or 7
+  static constexpr int kStages = kNeighbours ? std::min(kRoomForStages, gemm_plan::kMostSlots) : kRoomForStages;
   static constexpr int kSharedBytes = kStages * kStageBytes + kBesideRing;
 };
 
@@ -68,6 +74,8 @@ struct GemmArguments {
   int m, n, num_k;  // num_k: k-tiles of a part; of all parts where they are a cluster's
   int tiles_m, tiles_n;
   int group_rows;  // of TileIndex
+  int rows_a;      // of A's boxes: a tile's, or all of m where it has less and A is k-major
+  std::uint64_t policy_b;
   int parts;
   int tiles;  // of all parts
 };
@@ -102,12 +110,32 @@ __device__ inline TileIndex tile_of(const GemmArguments& p, int index) {
   return TileIndex(in_part, p.tiles_m, p.tiles_n, p.group_rows);
 }
 
-/// A tile's first column. With kNeighbours the last tile ends with the matrix, whose columns are a tile's or more, and
-/// leaves the columns that it shares with the tile before to that one.
+/// Where a tile lies along one dim, and which of its rows (or columns) it stores. The last tile ends with the matrix
+/// and leaves to the one before what they share: the copy engine takes longer for what is not there than for what is. A
+/// matrix smaller than a tile has one tile, of which what is there counts.
+struct TileSpan {
+  int first, bound;
+  bool is_short;
+  __device__ TileSpan(int index, int tile, int extent)
+      : first(max(0, min(index * tile, extent - tile))),
+        bound(extent < tile ? extent : index * tile - first),
+        is_short(extent < tile) {}
+  /// The rows from row `by` on.
+  __device__ TileSpan from(int by) const {
+    TileSpan span = *this;
+    span.first += by;
+    span.bound -= by;
+    return span;
+  }
+  __device__ bool stores(int i) const { return (i < bound) == is_short; }
+};
 template <class Shape>
-__device__ inline int first_column(const GemmArguments& p, TileIndex tile) {
-  const int column = tile.n * Shape::kTileN;
-  return Shape::kNeighbours ? min(column, p.n - Shape::kTileN) : column;
+__device__ inline TileSpan rows_of(const GemmArguments& p, TileIndex tile) {
+  return {tile.m, Shape::kTileM, p.m};
+}
+template <class Shape>
+__device__ inline TileSpan columns_of(const GemmArguments& p, TileIndex tile) {
+  return {tile.n, Shape::kTileN, p.n};
 }
 
 struct KTiles {
