@@ -72,18 +72,24 @@ EARLY = {  # kernels that are launched before the work in front of them has ende
 }
 
 
-@pytest.mark.parametrize("written", ["memset", "device", "host", "kernel"])
+@pytest.mark.parametrize("written", ["memset", "device", "host", "linear", "rms_norm"])
 @pytest.mark.parametrize("op", EARLY)
 def test_early_starts_wait_for_what_is_in_front(op, written):
-    """For a kernel that lets the next one in while its last results are on their way, and for what a copy engine
-    writes."""
+    """For kernels that let the next one in while their last results are on their way or before they have begun, and for
+    what a copy engine writes."""
     shape, call = EARLY[op]
     values = normal(*shape)
     pinned, x = values.cpu().pin_memory(), torch.empty_like(values)
-    rows = x.view(-1, 128)
+    columns = 128 if written == "linear" else 1024
+    rows = x.view(-1, columns)
     factors = normal(rows.shape[0], 1024, seed=1), normal(128, 1024, seed=2) / 32
-    if written == "kernel":
-        values = fk.linear(*factors).view(shape)
+    weight = normal(1024, seed=3)
+    kernels = {
+        "linear": lambda out: fk.linear(*factors, out=out),
+        "rms_norm": lambda out: fk.rms_norm(factors[0], weight, out=out),
+    }
+    if written in kernels:
+        kernels[written](values.view(-1, columns))
         torch.cuda.synchronize()
     expected = call(torch.zeros_like(values) if written == "memset" else values)
     for _ in range(5):
@@ -92,8 +98,8 @@ def test_early_starts_wait_for_what_is_in_front(op, written):
         torch.cuda._sleep(5_000_000)  # what writes and what reads are both queued when it ends
         if written == "memset":
             x.zero_()
-        elif written == "kernel":
-            fk.linear(*factors, out=rows)
+        elif written in kernels:
+            kernels[written](rows)
         else:
             x.copy_(pinned if written == "host" else values, non_blocking=True)
         assert torch.equal(call(x), expected)
