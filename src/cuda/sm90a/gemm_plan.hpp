@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 namespace flashkernel::cuda::sm90a {
 
@@ -94,17 +93,15 @@ inline GemmVariant variant(const GemmExtent& p, int num_sms) {
   // One wave or less: both warpgroups of a multiprocessor on one tile.
   if (p.k_major_a && p.k_major_b && tiles(p, 96) <= num_sms) return GemmVariant::kCooperative96;
   if (tiles(p, 128) <= num_sms) return GemmVariant::kCooperative128;
-  const auto clocks = [&](const PingPong& tile) {
-    const bool served = tile.any_way || takes_neighbours(p, tile.columns);
-    return served ? ping_pong_clocks(p, tile, num_sms) : std::numeric_limits<std::int64_t>::max();
-  };
-  std::int64_t least = clocks(kPingPong[0]);
-  for (const PingPong& tile : kPingPong) least = std::min(least, clocks(tile));
+  const auto serves = [&](const PingPong& tile) { return tile.any_way || takes_neighbours(p, tile.columns); };
+  std::int64_t least = ping_pong_clocks(p, kPingPong[0], num_sms);
+  for (const PingPong& tile : kPingPong)
+    if (serves(tile)) least = std::min(least, ping_pong_clocks(p, tile, num_sms));
   // The widest that is within 1 % of the fewest clocks: it moves less, and takes less power for it. (Where operands
   // come from memory again and again, narrower ones have been 4 to 25 % slower than their clocks.)
   for (const PingPong& tile : kPingPong)
-    if (99 * clocks(tile) / 100 <= least) return tile.variant;
-  return GemmVariant::kPingPong192;
+    if (serves(tile) && 99 * ping_pong_clocks(p, tile, num_sms) / 100 <= least) return tile.variant;
+  return GemmVariant::kPingPong192;  // not reached: the fewest clocks are some tile's
 }
 
 /// Weights of more than this pass through the L2 cache (of an H100 or H200: half of it).
