@@ -37,7 +37,7 @@ TEST(GemmPlan, FewTilesAndALongKGoToClusters) {
   EXPECT_EQ(plan(256, 3072, 768), "cluster 96 x 6");
   EXPECT_EQ(plan(1024, 3072, 768), "cluster 96 x 2");
   EXPECT_EQ(plan(512, 2048, 512), "cluster 96 x 4");
-  EXPECT_EQ(plan(128, 8192, 2048), "cluster 96 x 4");
+  EXPECT_EQ(plan(128, 8192, 2048), "cluster 96 x 5");
   EXPECT_EQ(plan(512, 8192, 2048), "cluster 128 x 2");
   EXPECT_EQ(plan(512, 4096, 1024), "cluster 128 x 3");
   EXPECT_EQ(plan(128, 16384, 4096), "cluster 128 x 3");

@@ -117,8 +117,8 @@ struct WaveCosts {
   double workspace, megabyte;                        // megabyte: of the parts' sums, which a second kernel adds
 };
 /// Fitted to an H200's calls of 100 shapes with weights in the cache (128 to 3072 rows, k 768 to 13824, bf16) and of 51
-/// with weights in memory, in 4 to 15 ways each: what they choose is 0.7 % slower than the best of these in the mean,
-/// 19 % at most. Blocks that want the same lines at one time are served by one read; those of a cluster never do.
+/// with weights in memory, in 4 to 15 ways each: what they choose is 0.6 % slower than the best of these in the mean,
+/// 17 % at most. Blocks that want the same lines at one time are served by one read; those of a cluster never do.
 inline constexpr WaveCosts kAlongK{
     {0.165, 0.205, 0.248, 0.279, 0.338}, 4.5, 13.25, 10.8, 15, 0.077, 0.09, -0.36, 0.154, 0.011, 4.6, 0.48};
 /// Weights along out, and gradients: of 128 to 1024 rows, tiles of 128 columns.
@@ -128,7 +128,7 @@ inline constexpr WaveCosts kOtherLayouts{
 struct OneWave {
   const WaveCosts& costs;
   std::int64_t columns, tiles, k_tiles;
-  bool passes;         // the weights through the cache
+  bool passes;         // the weights through the cache, for few rows of tiles to share them
   double asked, sums;  // MB: of a k-tile of all of m and n; of fp32
 
   OneWave(const GemmExtent& p, std::int64_t columns)
@@ -136,7 +136,7 @@ struct OneWave {
         columns(columns),
         tiles(gemm_plan::tiles(p, columns)),
         k_tiles(ceil_div(p.k, 64)),
-        passes(2 * p.n * p.k > kHalfOfL2),
+        passes(2 * p.n * p.k > kHalfOfL2 && ceil_div(p.m, 128) <= 4),
         asked(128e-6 * static_cast<double>(128 * ceil_div(p.m, 128) + p.n)),
         sums(4e-6 * static_cast<double>(p.m * p.n)) {}
 
