@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "conformance/linear_edges.hpp"
+
 namespace flashkernel::cuda::sm90a {
 namespace {
 
@@ -94,20 +96,12 @@ TEST(GemmPlan, ConformanceCasesTakeEveryWidth) {
   EXPECT_EQ(both(840, 504), "ping-pong 168 x 1");
   EXPECT_EQ(both(392, 352), "ping-pong 176 x 1");
   EXPECT_EQ(both(264, 544), "ping-pong 192 x 1");
-  const auto edges = [&](std::int64_t n, std::int64_t n_emulated) {
-    EXPECT_EQ(text(plan_gemm({123, n_emulated, 392}, emulated)), plan(778, 392, n));
-    return plan(778, 392, n);
-  };
-  EXPECT_EQ(edges(904, 248), "ping-pong 64 x 1");
-  EXPECT_EQ(edges(1160, 264), "ping-pong 80 x 1");
-  EXPECT_EQ(edges(1912, 400), "ping-pong 112 x 1");
-  EXPECT_EQ(edges(4040, 776), "ping-pong 112 x 1");
-  EXPECT_EQ(edges(4616, 904), "ping-pong 128 x 1");
-  EXPECT_EQ(edges(2456, 520), "ping-pong 144 x 1");
-  EXPECT_EQ(edges(2728, 584), "ping-pong 160 x 1");
-  EXPECT_EQ(edges(2888, 648), "ping-pong 168 x 1");
-  EXPECT_EQ(edges(3032, 680), "ping-pong 176 x 1");
-  EXPECT_EQ(edges(3272, 712), "ping-pong 192 x 1");
+  using namespace conformance;
+  for (const LinearEdge& edge : kLinearEdges) {
+    const std::string wanted = "ping-pong " + std::to_string(edge.columns) + " x 1";
+    EXPECT_EQ(plan(kEdgeRows, kEdgeIn, edge.out), wanted);
+    EXPECT_EQ(text(plan_gemm({kEdgeRowsEmulated, edge.out_emulated, kEdgeIn}, emulated)), wanted);
+  }
   EXPECT_EQ(plan(782, 392, 3584), "ping-pong 112 x 1");  // groups of rows
   EXPECT_EQ(plan(782, 392, 2560), "ping-pong 144 x 1");
   EXPECT_EQ(plan(782, 392, 3456), "ping-pong 192 x 1");

@@ -7,6 +7,7 @@
 #include "conformance/conformance.hpp"
 #include "conformance/device_memory.hpp"
 #include "conformance/each_dtype.hpp"
+#include "conformance/linear_edges.hpp"
 #include "flashkernel/linear.hpp"
 
 namespace flashkernel::conformance {
@@ -233,20 +234,11 @@ void forward_cases(CaseList& list) {
     waves("o504", 840, 504, Activation::kNone, [](Spec& spec) { spec.y.gap = 8; });
     waves("o280_bias_fp32", 392, 280, Activation::kGeluTanh, [](Spec& spec) { spec.bias_fp32 = true; });
     const bool gpu = multiprocessors() > 32;
-    // Ping-pong tiles whose last ones share most of their rows and columns with those before: of 64, 80 and 112
-    // columns, one a multiprocessor; of 112, 128, 144, 160, 168, 176 and 192.
-    for (const auto& [of_gpu, of_emulated] : std::vector<std::array<std::int64_t, 2>>{{1096, 248},
-                                                                                      {1368, 264},
-                                                                                      {1912, 400},
-                                                                                      {4040, 776},
-                                                                                      {4616, 904},
-                                                                                      {2456, 520},
-                                                                                      {2728, 584},
-                                                                                      {2888, 648},
-                                                                                      {3032, 680},
-                                                                                      {3272, 712}}) {
-      Spec edges{dtype, gpu ? 778 : 123, 392, gpu ? of_gpu : of_emulated, false, Activation::kGeluTanh};
-      list.add("edges_o" + std::to_string(of_gpu) + suffix, [=](Call& call) { build_forward(call, edges); });
+    for (const LinearEdge& edge : kLinearEdges) {
+      const Spec edges{dtype,   gpu ? kEdgeRows : kEdgeRowsEmulated,
+                       kEdgeIn, gpu ? edge.out : edge.out_emulated,
+                       false,   Activation::kGeluTanh};
+      list.add("edges_o" + std::to_string(edge.out) + suffix, [=](Call& call) { build_forward(call, edges); });
     }
     Spec wide{dtype, 500, 392, gpu ? 8160 : 480, false, Activation::kGeluTanh};
     list.add("wide_32" + suffix, [=](Call& call) { build_forward(call, wide); });  // see "wide"; a multiple of 32
