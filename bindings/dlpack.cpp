@@ -8,6 +8,7 @@
 
 #include "array.hpp"
 #include "flashkernel/error.hpp"
+#include "torch_tensor.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -58,15 +59,6 @@ const dlpack::ExchangeApi* exchange_api(nb::handle type) {
              : nullptr;
 }
 
-// torch.Tensor and what is derived from it; false where torch is not imported.
-bool is_torch(PyTypeObject* type) {
-  const auto modules = nb::cast<nb::dict>(nb::module_::import_("sys").attr("modules"));
-  if (!modules.contains("torch")) return false;
-  const nb::object tensor = attribute_or_null(modules["torch"], "Tensor");
-  return tensor.is_valid() && PyType_Check(tensor.ptr()) &&
-         PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(tensor.ptr()));
-}
-
 ArrayType look_up(PyTypeObject* type) {
   const nb::handle handle(reinterpret_cast<PyObject*>(type));
   ArrayType entry;
@@ -78,7 +70,7 @@ ArrayType look_up(PyTypeObject* type) {
   } else if ((entry.api = exchange_api(handle)) != nullptr) {
     entry.framework = Framework::kExchange;
     entry.is_neg = attribute_or_null(handle, "is_neg").release().ptr();
-    entry.knows_read_only = !is_torch(type);
+    entry.is_torch = is_torch(type);
   } else if (attribute_or_null(handle, "__dlpack__").is_valid() &&
              attribute_or_null(handle, "__dlpack_device__").is_valid()) {
     entry.framework = Framework::kProtocol;
@@ -397,7 +389,7 @@ void Call::import(const char* name, nb::handle array, bool write, TensorView& vi
   const ArrayType& type = array_type(Py_TYPE(array.ptr()));
   switch (type.framework) {
     case Framework::kExchange: {
-      if (type.api->borrow_from_object && !(write && type.knows_read_only)) {
+      if (type.api->borrow_from_object && (!write || type.is_torch)) {
         dlpack::Tensor tensor;
         if (type.api->borrow_from_object(array.ptr(), &tensor) != 0) raise_refusal(op_, name, array);
         import_tensor(name, tensor, view);
@@ -476,6 +468,13 @@ Output Call::allocate(DType dtype, const Shape& shape) {
   }
   Output output;
   const Framework framework = first_type_ ? first_type_->framework : Framework::kNumpy;
+  if (framework == Framework::kExchange && first_type_->is_torch && first_type_->api->borrow_from_object) {
+    output.object = torch_empty(dtype, shape, device_);
+    dlpack::Tensor tensor;
+    if (first_type_->api->borrow_from_object(output.object.ptr(), &tensor) != 0) throw nb::python_error();
+    import_tensor("out", tensor, output.view);
+    return output;
+  }
   if (framework == Framework::kExchange) {
     Shape extents = shape;
     dlpack::Tensor prototype{};

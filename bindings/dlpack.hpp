@@ -32,9 +32,9 @@ struct ArrayType {
   PyTypeObject* type = nullptr;
   Framework framework = Framework::kNotArray;
   const dlpack::ExchangeApi* api = nullptr;
-  PyObject* is_neg = nullptr;   ///< torch's lazy negation, which DLPack can't express
-  bool knows_read_only = true;  ///< false: there are no read-only arrays of this type, so that those written to need
-                                ///< not be managed, which is what tells
+  /// There are no read-only torch tensors, so that those written to need not be managed, which is what tells.
+  bool is_torch = false;
+  PyObject* is_neg = nullptr;  ///< torch's lazy negation, which DLPack can't express
 };
 
 /// What is known of a type, looked up once per type.

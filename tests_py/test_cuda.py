@@ -105,6 +105,21 @@ def test_early_starts_wait_for_what_is_in_front(op, written):
         assert torch.equal(call(x), expected)
 
 
+def test_results_wait_for_streams_that_were_recorded():
+    """Memory of a result goes to nobody else while a stream that record_stream was told of still reads it."""
+    x, weight = normal(256, 1024), normal(1024, seed=1)
+    fk.rms_norm(x, weight)
+    out = fk.rms_norm(x, weight)
+    side, place = torch.cuda.Stream(), out.data_ptr()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+    out.record_stream(side)
+    del out
+    assert fk.rms_norm(x, weight).data_ptr() != place
+    torch.cuda.synchronize()
+
+
 def test_stream_argument():
     x, weight = normal(64, 256), normal(128, 256, seed=1)
     side = torch.cuda.Stream()

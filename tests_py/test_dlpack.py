@@ -45,6 +45,29 @@ class TestImport:
         out = fk.add(x(2, 3), torch.from_numpy(x(2, 3)))
         assert isinstance(out, np.ndarray)
 
+    def test_torch_gets_tensors_of_its_own_making(self):
+        """Not views of foreign memory: a storage that can be resized, and in every dtype and shape."""
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            for shape in ((2, 3), (0, 3), (1, 2, 1, 2)):
+                values = torch.ones(shape, dtype=dtype)
+                out = fk.add(values, values)
+                assert out.untyped_storage().resizable() and out.is_contiguous() and out.dtype == dtype
+                assert torch.equal(out, values + values) and out.untyped_storage().nbytes() == out.nbytes
+        parameter = torch.nn.Parameter(torch.ones(3))
+        assert type(fk.add(parameter.detach(), parameter.detach())) is torch.Tensor
+
+    def test_torch_without_its_private_allocator(self):
+        code = """
+            import torch
+            from torch._C._dynamo import guards
+            del guards._empty_strided_cpu
+            import flashkernel as fk
+            values = torch.ones(2, 3)
+            out = fk.add(values, values)
+            assert torch.equal(out, 2 * values) and out.untyped_storage().resizable()
+        """
+        subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
+
     @pytest.mark.parametrize("versioned", [False, True])
     def test_plain_protocol(self, versioned):
         for array in (x(2, 3), torch.from_numpy(x(2, 3))):
