@@ -67,6 +67,7 @@ EARLY = {  # kernels that are launched before the work in front of them has ende
     "linear_ping_pong": ((4096, 768), lambda x: fk.linear(x, x[:3072], x.view(-1)[:3072], activation="gelu_tanh")),
     "linear_in_clusters": ((768, 3072), lambda x: fk.linear(x[:512], x, x.view(-1)[:768])),
     "linear_few_rows": ((16, 512), lambda x: fk.linear(x, x)),
+    "linear_few_rows_stream": ((1536, 4096), lambda x: fk.linear(x[:4], x)),
     "rms_norm": ((256, 1024), lambda x: fk.rms_norm(x, x[0])),
     "rope": ((2, 4, 512, 128), lambda x: fk.rope(x, x)[0]),
 }

@@ -188,6 +188,43 @@ void forward_cases(CaseList& list) {
       list.add("stream_r" + std::to_string(rows) + "_i" + std::to_string(in) + suffix,
                [=](Call& call) { build_forward(call, stream); });
     }
+    // Up to 8 rows: blocks share the features evenly (20 and one in some: two tiles of 8 and a part of one, or none at
+    // all). k in one slot, by one copy or a copy a row; in slots of 1024 or 2048, which end with it or in the middle of
+    // the warps' chunks.
+    for (const auto& [rows, in] : std::vector<std::array<std::int64_t, 2>>{{2, 1600},
+                                                                           {3, 2016},
+                                                                           {6, 1632},
+                                                                           {8, 2048},
+                                                                           {1, 2592},
+                                                                           {4, 3072},
+                                                                           {1, 4096},
+                                                                           {2, 4128},
+                                                                           {4, 8192},
+                                                                           {3, 9376},
+                                                                           {1, 16384},
+                                                                           {8, 4096},
+                                                                           {5, 4640},
+                                                                           {7, 8192}}) {
+      if (dtype == DType::kFloat32 && in > 4128) continue;                         // its kernels know no such limit
+      const std::int64_t out = (20 * std::max(multiprocessors(), 4) + 8) / 8 * 8;  // rows of 16 bytes
+      Spec even{dtype, rows, in, out, false, Activation::kGeluTanh};
+      even.preactivation = even.bias_fp32 = rows == 2 || rows == 5;
+      even.weight_gap = rows == 3 || rows == 6 || rows == 7 ? 8 : 0;
+      even.x.gap = even.y.gap = rows == 4 ? 8 : 0;
+      const std::string name = "even_r" + std::to_string(rows) + "_i" + std::to_string(in);
+      list.add(name + suffix, [=](Call& call) { build_forward(call, even); });
+      even.out = 8, even.bias = false;
+      if (in == 8192) list.add(name + "_o8" + suffix, [=](Call& call) { build_forward(call, even); });
+    }
+    // 9 to 16 rows: where tiles of 64 features would fill a round and a bit.
+    for (const auto& [rows, in] :
+         std::vector<std::array<std::int64_t, 2>>{{9, 1600}, {16, 2048}, {13, 2592}, {16, 4096}}) {
+      Spec even{dtype, rows, in, 64 * (5 * std::max(multiprocessors(), 4) / 4) + 8, false, Activation::kGelu};
+      even.preactivation = rows == 13;
+      even.weight_gap = rows == 9 ? 8 : 0;
+      list.add("even_r" + std::to_string(rows) + "_i" + std::to_string(in) + suffix,
+               [=](Call& call) { build_forward(call, even); });
+    }
     // The same where two blocks share a k of 16384 and more, each alone on its multiprocessor: 70 % of these have one.
     for (const std::int64_t rows : {8, 11}) {
       if (dtype == DType::kFloat32) continue;  // its kernels know no such limit, and this is the longest k
@@ -286,6 +323,16 @@ void forward_cases(CaseList& list) {
       };
       list.add("special_values_activation" + std::to_string(static_cast<int>(activation)) + suffix,
                [=](Call& call) { build_forward(call, special); });
+    }
+    // Not in the rows beside them, whatever shares a matrix instruction.
+    for (const std::int64_t rows : {8, 4}) {
+      Spec apart{dtype, rows, 4640, 8 * std::max(multiprocessors(), 4), false, Activation::kSilu};
+      apart.adjust = [](TestTensor& x) {
+        for (std::int64_t i = 0; i < 4640; ++i)
+          x.set(4640 * (i % 2 == 0 ? 1 : 2) + i, std::numeric_limits<double>::quiet_NaN());
+      };
+      list.add("special_values_even_r" + std::to_string(rows) + suffix,
+               [=](Call& call) { build_forward(call, apart); });
     }
   });
 }

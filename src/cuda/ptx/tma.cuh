@@ -134,6 +134,14 @@ __device__ inline void bulk_load(std::uint32_t shared, const void* global, std::
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
+__device__ inline void bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t barrier,
+                                 std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
 /// The same the other way; in the thread's open group.
 __device__ inline void bulk_store(void* global, std::uint32_t shared, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)

@@ -38,4 +38,11 @@ FewRowsDirectPlan plan_few_rows_direct(const FewRowsProblem& problem, int num_sm
 template <class T>
 void few_rows_direct(const FewRowsProblem& problem, const FewRowsDirectPlan& plan, cudaStream_t stream);
 
+/// Whether few_rows_stream.cuh serves: up to 16 rows whose k fits the registers, weights along in.
+inline constexpr int kStreamChunk = 32;
+bool streams_few_rows(const FewRowsProblem& problem, int num_sms);
+
+template <class T>
+void few_rows_stream(const FewRowsProblem& problem, int num_sms, cudaStream_t stream);
+
 }  // namespace flashkernel::cuda::sm90a

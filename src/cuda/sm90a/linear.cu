@@ -68,6 +68,18 @@ FewRowsDirectPlan plan_few_rows_direct(const FewRowsProblem& p, int num_sms) {
   return plan;
 }
 
+bool streams_few_rows(const FewRowsProblem& p, int num_sms) {
+  const std::int64_t rows = p.rows, k = p.k;
+  // k that the registers hold.
+  const int most = rows <= 4 ? 16384 : rows <= 8 ? 8192 : rows <= 16 ? 4096 : 0;
+  if (!p.weight.k_major || k % kStreamChunk != 0 || k < 1280 || k > most) return false;
+  // The other kernel's blocks have 64 features. Where they fill the multiprocessors it reads short rows faster, and
+  // from 9 rows on, which each block here reads at its beginning, all of them.
+  const std::int64_t tiles = ceil_div(p.features, 64);
+  if (rows <= 8) return k > 2048 || tiles > num_sms || 100 * tiles < 70 * num_sms;
+  return tiles > 4 * num_sms || (tiles > num_sms && 10 * tiles < 9 * num_sms * ceil_div(tiles, num_sms));
+}
+
 namespace {
 
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // coordinates are 32-bit
@@ -182,6 +194,7 @@ void linear_few_rows(const LinearParams& p, void*, Stream stream) {
     using T = decltype(zero);
     problem.epilogue = linear_epilogue<T>(p);
     if (direct.tiles > 0) return few_rows_direct<T>(problem, direct, native(stream));
+    if (streams_few_rows(problem, num_sms)) return few_rows_stream<T>(problem, num_sms, native(stream));
     few_rows<T>(problem, plan, native(stream));
   };
   if (p.dtype == DType::kFloat16)

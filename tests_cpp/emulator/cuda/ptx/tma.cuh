@@ -77,6 +77,10 @@ SIMT_INLINE void bulk_load(std::uint32_t shared, const void* global, std::uint32
                            Where where = Where::here()) {
   simt::issue_bulk_load(shared, global, bytes, barrier, where);
 }
+SIMT_INLINE void bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t barrier,
+                           std::uint64_t, Where where = Where::here()) {
+  simt::issue_bulk_load(shared, global, bytes, barrier, where);
+}
 SIMT_INLINE void bulk_store(void* global, std::uint32_t shared, std::uint32_t bytes) {
   simt::issue_bulk_store(global, shared, bytes, simt::Move::kStore);
 }

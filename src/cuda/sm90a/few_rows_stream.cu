@@ -1,0 +1,9 @@
+// few_rows_stream.cuh for __half and __nv_bfloat16.
+#include "cuda/sm90a/few_rows_stream.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+template void few_rows_stream<__half>(const FewRowsProblem&, int, cudaStream_t);
+template void few_rows_stream<__nv_bfloat16>(const FewRowsProblem&, int, cudaStream_t);
+
+}  // namespace flashkernel::cuda::sm90a
