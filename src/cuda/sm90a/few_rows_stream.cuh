@@ -1,4 +1,4 @@
-// linear for up to 8 rows whose weights are a long stream from memory (decode of large layers) on 9.0. A feature's
+// linear for up to 16 rows whose weights are a long stream from memory (decode of large layers) on 9.0. A feature's
 // weights are neighbours in memory: they come by plain copies of 2 KB and more of a row, which memory serves at its
 // full rate, 8 features a slot of the ring. The multiplying warps of a block split k and keep their part of x in
 // registers, as fragments of mma.sync, for all of the block's features; other warps add their sums, in the order of the

@@ -73,10 +73,10 @@ bool streams_few_rows(const FewRowsProblem& p, int num_sms) {
   // k that the registers hold.
   const int most = rows <= 4 ? 16384 : rows <= 8 ? 8192 : rows <= 16 ? 4096 : 0;
   if (!p.weight.k_major || k % kStreamChunk != 0 || k < 1280 || k > most) return false;
-  // The other kernel's blocks have 64 features. Where they fill the multiprocessors it reads short rows faster, and
-  // from 9 rows on, which each block here reads at its beginning, all of them.
+  if (rows <= 8) return true;
+  // The other kernel's blocks have 64 features; it reads x with each of them, this one all of x at its beginning: from
+  // 9 rows on that pays where those blocks leave multiprocessors idle in their last round.
   const std::int64_t tiles = ceil_div(p.features, 64);
-  if (rows <= 8) return k > 2048 || tiles > num_sms || 100 * tiles < 70 * num_sms;
   return tiles > 4 * num_sms || (tiles > num_sms && 10 * tiles < 9 * num_sms * ceil_div(tiles, num_sms));
 }
 
