@@ -27,19 +27,36 @@ FewRowsPlan plan_few_rows(const FewRowsProblem& problem, int num_sms);
 template <class T>
 void few_rows(const FewRowsProblem& problem, const FewRowsPlan& plan, cudaStream_t stream);
 
+/// What the kernels without tensor maps are given of it.
+struct FewRowsPlainArguments {
+  const void *x, *weight;
+  std::int64_t stride_x, stride_weight;
+  LinearEpilogue epilogue;
+  int rows, features, k;
+  explicit FewRowsPlainArguments(const FewRowsProblem& p)
+      : x(p.x.data),
+        weight(p.weight.data),
+        stride_x(p.x.stride),
+        stride_weight(p.weight.stride),
+        epilogue(p.epilogue),
+        rows(static_cast<int>(p.rows)),
+        features(static_cast<int>(p.features)),
+        k(static_cast<int>(p.k)) {}
+};
+inline constexpr int kFewRowsChunk = 32;  // of k: what they give a warp at a time
+
 /// few_rows_direct.cuh: 8 `tiles` features a block, whose 8 warps have k in registers, `chunks` of 32 each at most (or
 /// 16 warps half as many). No tiles: the other kernel serves.
 struct FewRowsDirectPlan {
   int tiles = 0, chunks = 0;
 };
-inline constexpr int kDirectChunk = 32, kDirectMostRows = 8;
+inline constexpr int kDirectMostRows = 8;
 FewRowsDirectPlan plan_few_rows_direct(const FewRowsProblem& problem, int num_sms);
 
 template <class T>
 void few_rows_direct(const FewRowsProblem& problem, const FewRowsDirectPlan& plan, cudaStream_t stream);
 
 /// Whether few_rows_stream.cuh serves: up to 16 rows whose k fits the registers, weights along in.
-inline constexpr int kStreamChunk = 32;
 bool streams_few_rows(const FewRowsProblem& problem, int num_sms);
 
 template <class T>

@@ -14,20 +14,13 @@
 
 namespace flashkernel::cuda::sm90a {
 
-struct FewRowsDirectArguments {
-  const void *x, *weight;
-  std::int64_t stride_x, stride_weight;
-  LinearEpilogue epilogue;
-  int rows, features, k;
-};
-
 /// 8 kTiles features a block, of which each warp takes every kWarps-th chunk of 32 k, kChunks of them at most. Within a
 /// chunk lane l holds k 8 (l%4) .. + 7 of feature (or row) l/4: an order of k that both operands share. x is the left
 /// operand (its rows 8 to 15 are zero), the weights are the right one.
 template <class T, int kWarps, int kTiles, int kChunks>
 __global__ void __launch_bounds__(32 * kWarps, kWarps <= 8 ? 2 : 1)
-    few_rows_direct_kernel(const __grid_constant__ FewRowsDirectArguments p) {
-  constexpr int kFeatures = 8 * kTiles, kThreads = 32 * kWarps, kStep = kWarps * kDirectChunk;
+    few_rows_direct_kernel(const __grid_constant__ FewRowsPlainArguments p) {
+  constexpr int kFeatures = 8 * kTiles, kThreads = 32 * kWarps, kStep = kWarps * kFewRowsChunk;
   __shared__ float partial[kWarps][kDirectMostRows][kFeatures];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32, group = lane / 4;
   const int first = static_cast<int>(blockIdx.x) * kFeatures, features = min(kFeatures, p.features - first);
@@ -36,7 +29,7 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps <= 8 ? 2 : 1)
   };
 
   // Features and rows beyond the last one repeat it: their sums are not stored.
-  const int offset = kDirectChunk * warp + lane % 4 * 8;
+  const int offset = kFewRowsChunk * warp + lane % 4 * 8;
   const T* weight[kTiles];
 #pragma unroll
   for (int f = 0; f < kTiles; ++f) {
@@ -55,7 +48,7 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps <= 8 ? 2 : 1)
   uint4 w[kChunks][kTiles], v[kChunks];
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
-    const bool inside = kDirectChunk * warp + i * kStep < p.k;
+    const bool inside = kFewRowsChunk * warp + i * kStep < p.k;
 #pragma unroll
     for (int f = 0; f < kTiles; ++f)
       w[i][f] = inside ? ptx::load_16_once(weight[f] + i * kStep) : make_uint4(0, 0, 0, 0);
@@ -96,13 +89,7 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps <= 8 ? 2 : 1)
 
 template <class T>
 void few_rows_direct(const FewRowsProblem& p, const FewRowsDirectPlan& plan, cudaStream_t stream) {
-  FewRowsDirectArguments arguments{};
-  arguments.x = p.x.data, arguments.weight = p.weight.data;
-  arguments.stride_x = p.x.stride, arguments.stride_weight = p.weight.stride;
-  arguments.epilogue = p.epilogue;
-  arguments.rows = static_cast<int>(p.rows);
-  arguments.features = static_cast<int>(p.features);
-  arguments.k = static_cast<int>(p.k);
+  const FewRowsPlainArguments arguments(p);
   const auto run = [&](auto num_warps, auto num_tiles, auto num_chunks) {
     constexpr int kWarps = decltype(num_warps)::value, kTiles = decltype(num_tiles)::value;
     LaunchShape shape{static_cast<unsigned>(ceil_div(p.features, 8 * kTiles)), 32 * kWarps, 0, stream};

@@ -22,15 +22,12 @@
 
 namespace flashkernel::cuda::sm90a {
 
-struct FewRowsStreamArguments {
-  const void *x, *weight;
-  std::int64_t stride_x, stride_weight;
-  LinearEpilogue epilogue;
-  int rows, features, k;
+struct FewRowsStreamArguments : FewRowsPlainArguments {
+  using FewRowsPlainArguments::FewRowsPlainArguments;
   // The ring: slots of 8 features' weights, `pitch` bytes from one feature to the next. `together`: a slot has all of
   // k, features follow each other in memory, and one copy brings them.
-  int slots, pitch;
-  bool together;
+  int slots = 0, pitch = 0;
+  bool together = false;
 };
 
 /// kRows: 4, 8 or 16. A slot has at most kChunks chunks of 32 k of each warp, kPieces slots all of k.
@@ -40,7 +37,7 @@ struct FewRowsStreamShape {
   static constexpr int kChunks = kChunks_, kPieces = kPieces_;
   static constexpr int kWarps = 8, kMultipliers = 32 * kWarps, kFinishers = std::min(64, kRows*kFeatures);
   static constexpr int kThreads = kMultipliers + 128;  // of the last four warps not all have something to do
-  static constexpr int kStep = kWarps * kStreamChunk, kPieceK = kChunks * kStep;
+  static constexpr int kStep = kWarps * kFewRowsChunk, kPieceK = kChunks * kStep;
   static constexpr int kPlace = kWarps * kRows * kFeatures, kSumBytes = 2 * kPlace * 4;  // floats of a tile; of two
   // Where they are: the sums, the barriers, the ring.
   static constexpr int kMostSlots = 12, kBarriers = kSumBytes, kRing = kBarriers + 16 * (kMostSlots + 4);
@@ -132,7 +129,7 @@ template <class T, class Shape>
 __device__ inline void multiply_stream(const FewRowsStreamArguments& p, const StreamShare& share, char* shared) {
   constexpr int kFours = Shape::kFours, kChains = kFours < 4 ? 2 : 1;  // products that don't wait for each other
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4;
-  const int offset = kStreamChunk * warp + lane % 4 * 8;
+  const int offset = kFewRowsChunk * warp + lane % 4 * 8;
   const StreamBarriers<Shape> barriers(shared);
   uint2 x[Shape::kPieces * Shape::kChunks][kFours];
 #pragma unroll
@@ -141,7 +138,7 @@ __device__ inline void multiply_stream(const FewRowsStreamArguments& p, const St
     const T* const from = static_cast<const T*>(p.x) + row * p.stride_x + offset;
 #pragma unroll
     for (int i = 0; i < Shape::kPieces * Shape::kChunks; ++i) {
-      const bool inside = row < p.rows && kStreamChunk * warp + i * Shape::kStep < p.k;
+      const bool inside = row < p.rows && kFewRowsChunk * warp + i * Shape::kStep < p.k;
       const uint4 v = inside ? ptx::load_16_once(from + i * Shape::kStep) : make_uint4(0, 0, 0, 0);
       x[i][four] = group < 4 ? make_uint2(v.x, v.z) : make_uint2(v.y, v.w);
     }
@@ -154,7 +151,7 @@ __device__ inline void multiply_stream(const FewRowsStreamArguments& p, const St
   for (int first = share.first, tile = 0; first < share.last; first += Shape::kFeatures, ++tile) {
     float sum[kChains][kFours][4] = {};
     // Chunks are counted again for each tile: the answers would take registers beside x.
-    auto length = static_cast<std::uint32_t>(p.k - kStreamChunk * warp);
+    auto length = static_cast<std::uint32_t>(p.k - kFewRowsChunk * warp);
     ptx::settle(length);
 #pragma unroll
     for (int piece = 0; piece < Shape::kPieces; ++piece) {
@@ -251,13 +248,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 template <class T>
 void few_rows_stream(const FewRowsProblem& p, int num_sms, cudaStream_t stream) {
-  FewRowsStreamArguments arguments{};
-  arguments.x = p.x.data, arguments.weight = p.weight.data;
-  arguments.stride_x = p.x.stride, arguments.stride_weight = p.weight.stride;
-  arguments.epilogue = p.epilogue;
-  arguments.rows = static_cast<int>(p.rows);
-  arguments.features = static_cast<int>(p.features);
-  arguments.k = static_cast<int>(p.k);
+  FewRowsStreamArguments arguments(p);
   const bool is_short = p.k <= 2048;
   const auto run = [&](auto shape_type) {
     using Shape = decltype(shape_type);

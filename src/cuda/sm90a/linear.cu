@@ -56,11 +56,11 @@ FewRowsPlan plan_few_rows(const FewRowsProblem& p, int num_sms) {
 FewRowsDirectPlan plan_few_rows_direct(const FewRowsProblem& p, int num_sms) {
   // Weights that memory reads in 2 us: longer calls are a stream, which the other kernel keeps going.
   constexpr std::int64_t kMostWeights = std::int64_t{1} << 22;
-  if (!p.weight.k_major || p.rows > kDirectMostRows || p.k % kDirectChunk != 0 || p.features * p.k > kMostWeights)
+  if (!p.weight.k_major || p.rows > kDirectMostRows || p.k % kFewRowsChunk != 0 || p.features * p.k > kMostWeights)
     return {};
   const auto blocks = [&](int tiles) { return ceil_div(p.features, 8 * tiles); };
   FewRowsDirectPlan plan;
-  plan.chunks = static_cast<int>(ceil_div(p.k, 8 * kDirectChunk));
+  plan.chunks = static_cast<int>(ceil_div(p.k, 8 * kFewRowsChunk));
   // A block a multiprocessor, with as few features as that takes, or two blocks. All of k must fit the registers.
   plan.tiles = blocks(1) <= num_sms ? 1 : blocks(2) <= num_sms ? 2 : blocks(3) <= num_sms ? 3 : 2;
   const int most_chunks = plan.tiles == 1 ? 16 : plan.tiles == 2 ? 8 : 4;
@@ -72,7 +72,7 @@ bool streams_few_rows(const FewRowsProblem& p, int num_sms) {
   const std::int64_t rows = p.rows, k = p.k;
   // k that the registers hold.
   const int most = rows <= 4 ? 16384 : rows <= 8 ? 8192 : rows <= 16 ? 4096 : 0;
-  if (!p.weight.k_major || k % kStreamChunk != 0 || k < 1280 || k > most) return false;
+  if (!p.weight.k_major || k % kFewRowsChunk != 0 || k < 1280 || k > most) return false;
   if (rows <= 8) return true;
   // The other kernel's blocks have 64 features; it reads x with each of them, this one all of x at its beginning: from
   // 9 rows on that pays where those blocks leave multiprocessors idle in their last round.
