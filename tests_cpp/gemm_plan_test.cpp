@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "conformance/linear_edges.hpp"
+#include "conformance/linear_sizes.hpp"
 
 namespace flashkernel::cuda::sm90a {
 namespace {

@@ -2,7 +2,8 @@
 // cpu/scalar.
 // `<op>_cases.cpp` describes calls through the public API; the harness in conformance.cpp does the rest: outputs are
 // poisoned before each call, memory round every tensor is watched, inputs must come back unchanged, runs repeat bit for
-// bit, and 1, 2 and 3 threads agree. A row that accepts no case at all fails.
+// bit, and 1, 2 and 3 threads agree. A row that accepts no case at all fails; so does a row that refuses a case that is
+// written for it (`is_for`).
 //
 //   void cases(CaseList& list) {
 //     list.add("rows7_fp16", [](Call& call) {
@@ -84,11 +85,15 @@ class Call {
 struct Case {
   std::string name;  // letters, digits, underscores; unique within the op
   std::function<void(Call&)> build;
+  std::string kernel = {};  // the id of the one that must accept it, where there is one
+  void is_for(std::string id) { kernel = std::move(id); }
 };
 
 class CaseList {
  public:
-  void add(std::string name, std::function<void(Call&)> build) { cases.push_back({std::move(name), std::move(build)}); }
+  Case& add(std::string name, std::function<void(Call&)> build) {
+    return cases.emplace_back(Case{std::move(name), std::move(build)});
+  }
   std::vector<Case> cases;
 };
 

@@ -7,7 +7,7 @@
 #include "conformance/conformance.hpp"
 #include "conformance/device_memory.hpp"
 #include "conformance/each_dtype.hpp"
-#include "conformance/linear_edges.hpp"
+#include "conformance/linear_sizes.hpp"
 #include "flashkernel/linear.hpp"
 
 namespace flashkernel::conformance {
@@ -44,7 +44,8 @@ void build_forward(Call& call, const Spec& spec) {
   const DType bias_dtype = spec.bias_fp32 ? DType::kFloat32 : spec.dtype;
   TestTensor* bias = spec.bias ? &call.input("bias", bias_dtype, {spec.out}, spec.bias_layout) : nullptr;
   TestTensor& out = call.output("out", spec.dtype, {spec.rows, spec.out}, spec.y);
-  TestTensor* saved = spec.preactivation ? &call.output("preactivation", spec.dtype, {spec.rows, spec.out}) : nullptr;
+  TestTensor* saved =
+      spec.preactivation ? &call.output("preactivation", spec.dtype, {spec.rows, spec.out}, spec.y) : nullptr;
   if (spec.adjust) spec.adjust(x);
   const Activation activation = spec.activation;
   call.run = [=, &x, &weight, &out](const ExecutionContext& context) {
@@ -162,77 +163,23 @@ void fill(CaseList& list, void (*build)(Call&, const Spec&)) {
 void forward_cases(CaseList& list) {
   fill(list, build_forward);
   each_dtype([&](DType dtype, const std::string& suffix) {
-    // As few rows as a decode step has and whole chunks of 32 k: one, two and three tiles of 8 features for each
-    // multiprocessor, two tiles for each half of one, the last one cut, with all of k in registers.
-    for (const auto& [rows, in, tiles] : std::vector<std::array<std::int64_t, 3>>{{1, 3072, 1},
-                                                                                  {8, 992, 1},
-                                                                                  {2, 3872, 1},
-                                                                                  {5, 1504, 2},
-                                                                                  {7, 800, 2},
-                                                                                  {8, 992, 3},
-                                                                                  {3, 736, 3},
-                                                                                  {4, 992, 4}}) {
-      Spec direct{dtype, rows, in, 8 * tiles * std::max(multiprocessors(), 4) - 3, false, Activation::kGeluTanh};
-      direct.preactivation = direct.bias_fp32 = rows == 5;
-      direct.weight_gap = rows == 7 ? 8 : 0;
-      list.add("tiles" + std::to_string(tiles) + "_r" + std::to_string(rows) + "_i" + std::to_string(in) + suffix,
-               [=](Call& call) { build_forward(call, direct); });
-    }
-    // Long streams of weights for as few rows as a decode step has, three in four multiprocessors with 64 features of
-    // their own: lines of 128 bytes in pairs and one left over, the last features cut.
-    for (const auto& [rows, in] : std::vector<std::array<std::int64_t, 2>>{
-             {1, 2112}, {8, 2048}, {13, 2240}, {16, 2176}, {40, 2112}, {64, 2048}, {8, 8256}}) {
-      if (dtype == DType::kFloat32 && in > 8192) continue;  // its kernels know no such limit
-      Spec stream{dtype, rows, in, 64 * (3 * std::max(multiprocessors(), 4) / 4) - 24, false, Activation::kGeluTanh};
-      stream.preactivation = stream.bias_fp32 = rows == 13;
-      stream.weight_gap = rows == 8 || rows == 64 ? 8 : 0;
-      list.add("stream_r" + std::to_string(rows) + "_i" + std::to_string(in) + suffix,
-               [=](Call& call) { build_forward(call, stream); });
-    }
-    // Up to 8 rows: blocks share the features evenly (20 and one in some: two tiles of 8 and a part of one, or none at
-    // all). k in one slot, by one copy or a copy a row; in slots of 1024 or 2048, which end with it or in the middle of
-    // the warps' chunks.
-    for (const auto& [rows, in] : std::vector<std::array<std::int64_t, 2>>{{2, 1600},
-                                                                           {3, 2016},
-                                                                           {6, 1632},
-                                                                           {8, 2048},
-                                                                           {1, 2592},
-                                                                           {4, 3072},
-                                                                           {1, 4096},
-                                                                           {2, 4128},
-                                                                           {4, 8192},
-                                                                           {3, 9376},
-                                                                           {1, 16384},
-                                                                           {8, 4096},
-                                                                           {5, 4640},
-                                                                           {7, 8192}}) {
-      if (dtype == DType::kFloat32 && in > 4128) continue;                         // its kernels know no such limit
-      const std::int64_t out = (20 * std::max(multiprocessors(), 4) + 8) / 8 * 8;  // rows of 16 bytes
-      Spec even{dtype, rows, in, out, false, Activation::kGeluTanh};
-      even.preactivation = even.bias_fp32 = rows == 2 || rows == 5;
-      even.weight_gap = rows == 3 || rows == 6 || rows == 7 ? 8 : 0;
-      even.x.gap = even.y.gap = rows == 4 ? 8 : 0;
-      const std::string name = "even_r" + std::to_string(rows) + "_i" + std::to_string(in);
-      list.add(name + suffix, [=](Call& call) { build_forward(call, even); });
-      even.out = 8, even.bias = false;
-      if (in == 8192) list.add(name + "_o8" + suffix, [=](Call& call) { build_forward(call, even); });
-    }
-    // 9 to 16 rows: where tiles of 64 features would fill a round and a bit.
-    for (const auto& [rows, in] :
-         std::vector<std::array<std::int64_t, 2>>{{9, 1600}, {16, 2048}, {13, 2592}, {16, 4096}}) {
-      Spec even{dtype, rows, in, 64 * (5 * std::max(multiprocessors(), 4) / 4) + 8, false, Activation::kGelu};
-      even.preactivation = rows == 13;
-      even.weight_gap = rows == 9 ? 8 : 0;
-      list.add("even_r" + std::to_string(rows) + "_i" + std::to_string(in) + suffix,
-               [=](Call& call) { build_forward(call, even); });
-    }
-    // The same where two blocks share a k of 16384 and more, each alone on its multiprocessor: 70 % of these have one.
-    for (const std::int64_t rows : {8, 11}) {
-      if (dtype == DType::kFloat32) continue;  // its kernels know no such limit, and this is the longest k
-      Spec halves{dtype, rows, 16448, 64 * ((35 * std::max(multiprocessors(), 4) + 99) / 100) - 24, false};
-      halves.activation = Activation::kGeluTanh;
-      halves.bias_fp32 = halves.preactivation = rows == 11;
-      list.add("halves_r" + std::to_string(rows) + suffix, [=](Call& call) { build_forward(call, halves); });
+    // In half precision for a row of Hopper's, which must take it.
+    const auto add = [&](const std::string& name, const Spec& spec, const std::string& row) {
+      Case& added = list.add(name + suffix, [=](Call& call) { build_forward(call, spec); });
+      if (dtype != DType::kFloat32)
+        added.is_for(std::string("linear/cuda/sm90a/") + (dtype == DType::kFloat16 ? "f16" : "bf16") + row);
+    };
+    const bool gpu = multiprocessors() > 32;
+    for (const FewRowsSize& size : kFewRowsSizes) {
+      if (dtype == DType::kFloat32 && size.in > 2112) continue;  // its kernels know no such limit
+      const std::int64_t rows = size.rows;
+      Spec few{dtype, rows, size.in, gpu ? size.out : size.out_emulated, size.along_out, Activation::kGeluTanh};
+      few.preactivation = few.bias_fp32 = rows == 2 || rows == 5 || rows == 11 || rows == 13;
+      few.weight_gap = rows == 3 || rows == 6 || rows == 7 || rows == 9 || rows == 64 ? 8 : 0;
+      few.x.gap = rows == 4 ? 8 : 0;
+      few.y.gap = (8 - few.out % 8) % 8 + few.x.gap;  // rows at multiples of 16 bytes
+      add("few_r" + std::to_string(rows) + "_i" + std::to_string(size.in) + "_o" + std::to_string(size.out), few,
+          "/few_rows");
     }
     // Full waves of ping-pong tiles, one to four a multiprocessor, the last rows and columns cut: 2 of 112 columns
     // (216), 3 of 128 (376), 2 or 3 of 144 (280, 432), 2 of 160 (320), 1 or 3 of 168 (168, 504), 2 of 176 (352), 3 or 4
@@ -242,7 +189,7 @@ void forward_cases(CaseList& list) {
                            const std::function<void(Spec&)>& change) {
       Spec spec{dtype, 128 * std::max(multiprocessors(), 4) - 90, in, out, false, activation};
       change(spec);
-      list.add("waves_" + name + suffix, [=](Call& call) { build_forward(call, spec); });
+      add("waves_" + name, spec, "/large");
     };
     const auto without_bias = [](Spec& spec) {
       spec.bias = false;
@@ -271,19 +218,18 @@ void forward_cases(CaseList& list) {
     waves("o168", 392, 168, Activation::kGelu, [](Spec& spec) { spec.preactivation = true; });
     waves("o504", 840, 504, Activation::kNone, [](Spec& spec) { spec.y.gap = 8; });
     waves("o280_bias_fp32", 392, 280, Activation::kGeluTanh, [](Spec& spec) { spec.bias_fp32 = true; });
-    const bool gpu = multiprocessors() > 32;
     for (const LinearEdge& edge : kLinearEdges) {
       const Spec edges{dtype,   gpu ? kEdgeRows : kEdgeRowsEmulated,
                        kEdgeIn, gpu ? edge.out : edge.out_emulated,
                        false,   Activation::kGeluTanh};
-      list.add("edges_o" + std::to_string(edge.out) + suffix, [=](Call& call) { build_forward(call, edges); });
+      add("edges_o" + std::to_string(edge.out), edges, "/large");
     }
     Spec wide{dtype, 500, 392, gpu ? 8160 : 480, false, Activation::kGeluTanh};
-    list.add("wide_32" + suffix, [=](Call& call) { build_forward(call, wide); });  // see "wide"; a multiple of 32
+    add("wide_32", wide, "/large");  // see "wide"; a multiple of 32
     // Seven rows of ping-pong tiles, walked in groups of four and three: of 112, 144 and 192 columns on a GPU.
     for (const std::int64_t out : {3584, 2560, 3456}) {
       const Spec groups{dtype, 782, 392, gpu ? out : out / 8, false, Activation::kGeluTanh};
-      list.add("groups_o" + std::to_string(out) + suffix, [=](Call& call) { build_forward(call, groups); });
+      add("groups_o" + std::to_string(out), groups, "/large");
     }
     // A tile or two whose k the blocks of a cluster share, in 3 to 8 parts; the last three, where the GPU is an
     // emulated one, of 128 columns. k's tail, rows and columns that end within a tile, every way out.
@@ -291,8 +237,7 @@ void forward_cases(CaseList& list) {
                              const std::function<void(Spec&)>& change) {
       Spec spec{dtype, rows, in, out, false, activation};
       change(spec);
-      list.add("cluster_r" + std::to_string(rows) + "_i" + std::to_string(in) + "_o" + std::to_string(out) + suffix,
-               [=](Call& call) { build_forward(call, spec); });
+      add("cluster_r" + std::to_string(rows) + "_i" + std::to_string(in) + "_o" + std::to_string(out), spec, "/large");
     };
     cluster(70, 720, 88, Activation::kGelu, [](Spec& spec) { spec.preactivation = spec.bias_fp32 = true; });
     cluster(130, 760, 80, Activation::kNone, [](Spec& spec) { spec.bias = false; });
@@ -327,13 +272,13 @@ void forward_cases(CaseList& list) {
     }
     // Not in the rows beside them, whatever shares a matrix instruction.
     for (const std::int64_t rows : {8, 4}) {
-      Spec apart{dtype, rows, 4640, 8 * std::max(multiprocessors(), 4), false, Activation::kSilu};
-      apart.adjust = [](TestTensor& x) {
-        for (std::int64_t i = 0; i < 4640; ++i)
-          x.set(4640 * (i % 2 == 0 ? 1 : 2) + i, std::numeric_limits<double>::quiet_NaN());
+      const std::int64_t in = rows == 4 ? 4640 : 4096, out = rows == 4 ? (gpu ? 4760 : 152) : (gpu ? 13208 : 408);
+      Spec apart{dtype, rows, in, out, false, Activation::kSilu};
+      apart.adjust = [in](TestTensor& x) {
+        for (std::int64_t i = 0; i < in; ++i)
+          x.set(in * (i % 2 == 0 ? 1 : 2) + i, std::numeric_limits<double>::quiet_NaN());
       };
-      list.add("special_values_even_r" + std::to_string(rows) + suffix,
-               [=](Call& call) { build_forward(call, apart); });
+      add("special_values_few_r" + std::to_string(rows), apart, "/few_rows");
     }
   });
 }

@@ -4,9 +4,9 @@
 
 namespace flashkernel::cuda::sm90a {
 
-template void few_rows<__half>(const FewRowsProblem&, const FewRowsPlan&, cudaStream_t);
-template void few_rows<__nv_bfloat16>(const FewRowsProblem&, const FewRowsPlan&, cudaStream_t);
-template void few_rows_direct<__half>(const FewRowsProblem&, const FewRowsDirectPlan&, cudaStream_t);
-template void few_rows_direct<__nv_bfloat16>(const FewRowsProblem&, const FewRowsDirectPlan&, cudaStream_t);
+template void few_rows<__half>(const FewRowsProblem&, const FewRowsBlocksPlan&, cudaStream_t);
+template void few_rows<__nv_bfloat16>(const FewRowsProblem&, const FewRowsBlocksPlan&, cudaStream_t);
+template void few_rows<__half>(const FewRowsProblem&, const FewRowsDirectPlan&, cudaStream_t);
+template void few_rows<__nv_bfloat16>(const FewRowsProblem&, const FewRowsDirectPlan&, cudaStream_t);
 
 }  // namespace flashkernel::cuda::sm90a

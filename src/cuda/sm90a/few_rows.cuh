@@ -1,8 +1,8 @@
 // linear for up to 64 rows (decode) on 9.0: bound by reading the weights, once, at the speed of memory. The weights are
-// the left operand of wgmma (64 features a block), the rows of x the right one (8 to 64 columns); one warp
-// streams both by TMA into a ring deep enough to hide the memory's latency, one warpgroup multiplies. A cluster of
-// blocks shares the features of a tile and splits k: each sends its parts to the block that finishes them by st.async,
-// and they are added in the order of k. Called by linear.cu.
+// the left operand of wgmma, the rows of x the right one (8 to 64 columns); one warp streams both by TMA into a ring
+// deep enough to hide the memory's latency, one warpgroup multiplies. A block has all of k and as many features as the
+// others (few_rows_plan.hpp), or a cluster of blocks shares 64 features and splits k: each sends its parts to the block
+// that finishes them by st.async, and they are added in the order of k. Called by linear.cu.
 #pragma once
 
 #include "cuda/host/launch.hpp"
@@ -17,11 +17,12 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// kRows columns of x (8, 16, 32, 64) and 64 features; kBlocksPerSm: 2, or 1 with twice the ring. kLines: of 128 bytes
-/// of a feature that come together. kParts: k may be split; else no room is kept for mail.
-template <int kRows_, int kBlocksPerSm_, int kLines_, bool kParts_>
+/// kRows columns of x (8, 16, 32, 64) and up to kFeatures features (64, 128); kBlocksPerSm: 2, or 1 with twice the
+/// ring. kLines: of 128 bytes of a feature that come together. kParts: k may be split; else no room is kept for mail.
+template <int kRows_, int kBlocksPerSm_, int kLines_, bool kParts_, int kFeatures_ = 64>
 struct FewRowsShape {
-  static constexpr int kRows = kRows_, kFeatures = 64, kBlocksPerSm = kBlocksPerSm_, kLines = kLines_;
+  static constexpr int kRows = kRows_, kFeatures = kFeatures_, kBlocksPerSm = kBlocksPerSm_, kLines = kLines_;
+  static constexpr int kTiles = kFeatures / 64;  // of wgmma
   static constexpr int kTileK = 64 * kLines;
   static constexpr bool kParts = kParts_;
   // One warpgroup multiplies, one warp loads; from 32 rows on there is work for four more that only finish, unless a
@@ -48,28 +49,32 @@ struct FewRowsArguments {
   CUtensorMap weight, x;
   LinearEpilogue epilogue;
   int rows, features, num_k;  // num_k: k-tiles
+  int block_features;         // of a block: a multiple of 8; kFeatures where k is split, or lines come in pairs
   int splits;                 // blocks of a cluster
   int stages;                 // of the ring: as many as there are k-tiles, if they fit
 };
 
 inline constexpr int kMostSplits = 8;  // the largest portable cluster
 
-/// What one block does: features [first_feature, + 64), k-tiles [first, + count); it finishes `share` of the features.
+/// What one block does: features [first_feature, + features), k-tiles [first, + count); it finishes `share` of the
+/// features.
 template <class Shape>
 struct FewRowsBlock {
-  int splits, rank, share, first_feature, first, count, stages, mail, arriving;  // arriving: bytes of a k-tile
+  int features, splits, rank, share, first_feature, first, count, stages, mail;
+  int arriving;  // bytes of a k-tile
   std::uint32_t base, barriers;
 
   __device__ FewRowsBlock(const FewRowsArguments& p, const char* shared)
-      : splits(Shape::kParts ? p.splits : 1),
+      : features(p.block_features),
+        splits(Shape::kParts ? p.splits : 1),
         rank(static_cast<int>(blockIdx.x) % splits),
-        share(Shape::kFeatures / splits),
-        first_feature(static_cast<int>(blockIdx.x) / splits * Shape::kFeatures),
+        share(features / splits),
+        first_feature(static_cast<int>(blockIdx.x) / splits * features),
         first(rank * p.num_k / splits),
         count((rank + 1) * p.num_k / splits - first),
         stages(p.stages),
         mail(stages * Shape::kStageBytes),
-        arriving(Shape::kBytesWeight + p.rows * Shape::kTileK * 2),
+        arriving((features + p.rows) * Shape::kTileK * 2),
         base(ptx::shared_address(shared)),
         barriers(base + mail + Shape::kMailBytes) {}
   __device__ std::uint32_t full(int slot) const { return barriers + 8 * slot; }
@@ -137,17 +142,23 @@ __device__ inline void fetch_ahead(const FewRowsArguments& p, const FewRowsBlock
   }
 }
 
-/// The multiplying warpgroup: fragments of this block's sums, element 4 c + e of lane l in warp w is feature
-/// 16 w + l/4 + 8 (e/2) of row 8 c + 2 (l%4) + e%2.
+/// Fragments of a block's sums: element 4 c + e of lane l in warp w is, of tile i, feature 64 i + 16 w + l/4 + 8 (e/2)
+/// of row 8 c + 2 (l%4) + e%2.
+template <class Shape>
+using FewRowsSums = float[Shape::kTiles][Shape::kRows / 2];
+
+/// The multiplying warpgroup. Features past the block's are multiplied, too: what lies in their places, into sums that
+/// nobody reads.
 template <class T, class Shape, bool kAlongIn>
-__device__ inline void multiply_few_rows(const FewRowsBlock<Shape>& block, float (&sum)[Shape::kRows / 2]) {
+__device__ inline void multiply_few_rows(const FewRowsBlock<Shape>& block, FewRowsSums<Shape>& sum) {
   int slot = 0, last = 0;
   std::uint32_t parity = 0;
 #pragma unroll 1
   for (int t = 0; t < block.count; ++t) {
     const std::uint32_t weight = block.base + slot * Shape::kStageBytes;
     ptx::mbarrier_wait(block.full(slot), parity);
-    ptx::hold(sum);
+#pragma unroll
+    for (int i = 0; i < Shape::kTiles; ++i) ptx::hold(sum[i]);
     ptx::wgmma_fence();
 #pragma unroll
     for (int line = 0; line < Shape::kLines; ++line) {
@@ -157,29 +168,33 @@ __device__ inline void multiply_few_rows(const FewRowsBlock<Shape>& block, float
           ptx::matrix_descriptor(weight + Shape::kBytesWeight + line * Shape::kRows * 128, 8192, 1024);
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        ptx::wgmma_ss<T, !kAlongIn, false>(sum, a + step * (kAlongIn ? 2 : 128), b + step * 2,
-                                           t > 0 || line > 0 || step > 0);
+#pragma unroll
+        for (int i = 0; i < Shape::kTiles; ++i)
+          ptx::wgmma_ss<T, !kAlongIn, false>(sum[i], a + step * (kAlongIn ? 2 : 128) + i * (8192 / 16) * Shape::kLines,
+                                             b + step * 2, t > 0 || line > 0 || step > 0);
     }
     ptx::wgmma_commit();
-    ptx::hold(sum);
+#pragma unroll
+    for (int i = 0; i < Shape::kTiles; ++i) ptx::hold(sum[i]);
     ptx::wgmma_wait<1>();
     if (threadIdx.x == 0 && t > 0) ptx::mbarrier_arrive(block.empty(last));
     last = slot;
     if (++slot == block.stages) slot = 0, parity ^= 1;
   }
   ptx::wgmma_wait<0>();
-  ptx::hold(sum);
+#pragma unroll
+  for (int i = 0; i < Shape::kTiles; ++i) ptx::hold(sum[i]);
 }
 
 /// Each warp's half fragments (8 features) to the block that finishes them. Its own take the place of the ring.
 template <class Shape>
-__device__ inline void send_parts(const FewRowsBlock<Shape>& block, char* shared,
-                                  const float (&sum)[Shape::kRows / 2]) {
+__device__ inline void send_parts(const FewRowsBlock<Shape>& block, char* shared, const FewRowsSums<Shape>& sum) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int at = 16 * warp + 8 * half, owner = at / block.share;  // shares are multiples of 8
-    const int feature = at % block.share + lane / 4, row = lane % 4 * 2;
+  for (int half = 0; half < 2 * Shape::kTiles; ++half) {
+    const int at = half / 2 * 64 + 16 * warp + half % 2 * 8;
+    const int owner = Shape::kParts ? at / block.share : 0;  // shares are multiples of 8
+    const int feature = at - owner * block.share + lane / 4, row = lane % 4 * 2;
     const auto to = static_cast<std::uint32_t>(owner);
     const int word = row * Shape::kMailPitch + block.mail_column(owner, block.rank) + feature;
     const std::uint32_t there = ptx::map_shared(block.base + block.mail + 4 * word, to);
@@ -189,8 +204,8 @@ __device__ inline void send_parts(const FewRowsBlock<Shape>& block, char* shared
     for (int c = 0; c < Shape::kRows / 8; ++c)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float x = sum[4 * c + 2 * half + e];
-        if (owner == block.rank) {
+        const float x = sum[half / 2][4 * c + half % 2 * 2 + e];
+        if (!Shape::kParts || owner == block.rank) {
           own[(8 * c + e) * Shape::kPitch] = x;
         } else {
           ptx::store_async(there + 4 * (8 * c + e) * Shape::kMailPitch, x, barrier);
@@ -239,7 +254,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
 
   // A thread finishes four neighbouring features for some of the rows.
   const int finisher = thread - (thread >= 160 ? 32 : 0);
-  const int across = block.share / 4;  // 2 to 16
+  const int across = block.share / 4, rows_at_once = Shape::kFinishers / across;  // across: 2 to 32
   const int mine = finisher % across * 4, feature = block.first_feature + block.rank * block.share + mine;
   // The bias is asked for now and looked at in the end: its conversion would wait for memory.
   const TypedPointer& bias_from = p.epilogue.bias;
@@ -247,7 +262,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
                           reinterpret_cast<std::uintptr_t>(bias_from.data) % 8 == 0;
   Packed<T, 4> raw_bias{};
   if (plain_bias) raw_bias = load_vector<4>(static_cast<const T*>(bias_from.data) + feature);
-  float sum[Shape::kRows / 2];
+  FewRowsSums<Shape> sum;
   if (multiplies) multiply_few_rows<T, Shape, kAlongIn>(block, sum);
   __syncwarp();
   if (block.splits > 1) ptx::cluster_wait();  // all blocks are there, and their mail's barriers
@@ -255,7 +270,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   if (multiplies) send_parts(block, shared, sum);
   if (block.splits > 1) ptx::mbarrier_wait(block.mail_full(), 0);
   __syncthreads();  // this block's own parts are there
-  if (loads || feature >= p.features) return;
+  if (loads || feature >= p.features || finisher >= rows_at_once * across) return;
   float bias[4];
   if (plain_bias) {
     unpack(bias, raw_bias);
@@ -265,7 +280,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   }
 
 #pragma unroll 2
-  for (int row = finisher / across; row < p.rows; row += Shape::kFinishers / across) {
+  for (int row = finisher / across; row < p.rows; row += rows_at_once) {
     float4 part[kMostSplits];  // all are under way at once
 #pragma unroll
     for (int other = 0; other < kMostSplits; ++other) {
@@ -304,51 +319,58 @@ CUtensorMap line_map(const char* name, const GemmOperand& operand, std::int64_t 
   return make_tensor_map(name, spec);
 }
 
+template <class T, class Shape, bool kAlongIn>
+void launch_few_rows(const FewRowsProblem& p, const FewRowsBlocksPlan& plan, cudaStream_t stream) {
+  const char* const name = "linear: few rows";
+  FewRowsArguments arguments;
+  if constexpr (Shape::kLines > 1)
+    arguments.weight = line_map<T>(name, p.weight, p.features, p.k, Shape::kLines);
+  else
+    arguments.weight = operand_map<T>(name, p.weight, p.features, p.k, plan.block_features, Shape::kTileK);
+  // Boxes end with x: rows past it cost the copy engine time as if they were there, or more. What lies in their
+  // places is multiplied into sums that nobody reads.
+  arguments.x = operand_map<T>(name, p.x, p.rows, p.k, static_cast<int>(p.rows), 64);
+  arguments.epilogue = p.epilogue;
+  arguments.rows = static_cast<int>(p.rows);
+  arguments.features = static_cast<int>(p.features);
+  arguments.num_k = static_cast<int>(ceil_div(p.k, Shape::kTileK));
+  arguments.block_features = plan.block_features;
+  arguments.splits = plan.splits;
+  const int tiles = tiles_of_part(p.k, plan.splits, Shape::kTileK);
+  arguments.stages = std::clamp(tiles, Shape::kLeastStages, Shape::kStages);
+  LaunchShape shape{
+      static_cast<unsigned>(ceil_div(p.features, plan.block_features) * plan.splits), Shape::kThreads,
+      static_cast<std::size_t>(arguments.stages * Shape::kStageBytes + Shape::kMailBytes + Shape::kBarrierBytes),
+      stream};
+  shape.cluster = static_cast<unsigned>(plan.splits);
+  shape.early = true;
+  launch(name, few_rows_kernel<T, Shape, kAlongIn>, shape, arguments);
+}
+
 template <class T>
-void few_rows(const FewRowsProblem& p, const FewRowsPlan& plan, cudaStream_t stream) {
-  const auto run = [&](auto shape_type, auto along_in) {
-    using Shape = decltype(shape_type);
+void few_rows(const FewRowsProblem& p, const FewRowsBlocksPlan& plan, cudaStream_t stream) {
+  const bool alone = plan.blocks_per_sm == 1;
+  // Shapes that may split k.
+  const auto with_parts = [&](auto rows, auto along_in) {
+    constexpr int kRows = decltype(rows)::value;
     constexpr bool kAlongIn = decltype(along_in)::value;
-    const char* const name = "linear: few rows";
-    FewRowsArguments arguments;
-    if constexpr (Shape::kLines > 1)
-      arguments.weight = line_map<T>(name, p.weight, p.features, p.k, Shape::kLines);
-    else
-      arguments.weight = operand_map<T>(name, p.weight, p.features, p.k, Shape::kFeatures, Shape::kTileK);
-    // Boxes end with x: rows past it cost the copy engine time as if they were there, or more. What lies in their
-    // places is multiplied into sums that nobody reads.
-    arguments.x = operand_map<T>(name, p.x, p.rows, p.k, static_cast<int>(p.rows), 64);
-    arguments.epilogue = p.epilogue;
-    arguments.rows = static_cast<int>(p.rows);
-    arguments.features = static_cast<int>(p.features);
-    arguments.num_k = static_cast<int>(ceil_div(p.k, Shape::kTileK));
-    arguments.splits = plan.splits;
-    const int tiles = tiles_of_part(p.k, plan.splits, Shape::kTileK);
-    arguments.stages = std::clamp(tiles, Shape::kLeastStages, Shape::kStages);
-    LaunchShape shape{
-        static_cast<unsigned>(ceil_div(p.features, Shape::kFeatures) * plan.splits), Shape::kThreads,
-        static_cast<std::size_t>(arguments.stages * Shape::kStageBytes + Shape::kMailBytes + Shape::kBarrierBytes),
-        stream};
-    shape.cluster = static_cast<unsigned>(plan.splits);
-    shape.early = true;
-    launch(name, few_rows_kernel<T, Shape, kAlongIn>, shape, arguments);
+    if (alone) return launch_few_rows<T, FewRowsShape<kRows, 1, 1, true>, kAlongIn>(p, plan, stream);
+    launch_few_rows<T, FewRowsShape<kRows, 2, 1, true>, kAlongIn>(p, plan, stream);
   };
-  const auto with_blocks = [&](auto rows, auto blocks_per_sm) {
-    FewRowsShape<decltype(rows)::value, decltype(blocks_per_sm)::value, 1, true> shape;
-    if (p.weight.k_major) return run(shape, std::true_type{});
-    run(shape, std::false_type{});
+  const auto whole = [&](auto rows) {
+    constexpr int kRows = decltype(rows)::value;
+    if (plan.line_pairs) return launch_few_rows<T, FewRowsShape<kRows, 1, 2, false>, true>(p, plan, stream);
+    if (plan.block_features > 64) {
+      if (alone) return launch_few_rows<T, FewRowsShape<kRows, 1, 1, false, 128>, true>(p, plan, stream);
+      return launch_few_rows<T, FewRowsShape<kRows, 2, 1, false, 128>, true>(p, plan, stream);
+    }
+    if (alone) return launch_few_rows<T, FewRowsShape<kRows, 1, 1, false>, true>(p, plan, stream);
+    launch_few_rows<T, FewRowsShape<kRows, 2, 1, false>, true>(p, plan, stream);
   };
   const auto with_rows = [&](auto rows) {
-    constexpr int kRows = decltype(rows)::value;
-    if constexpr (kRows <= 16) {
-      if (plan.stream && plan.splits > 1) return run(FewRowsShape<kRows, 1, 2, true>{}, std::true_type{});
-      if (plan.stream) return run(FewRowsShape<kRows, 2, 2, false>{}, std::true_type{});
-    }
-    if constexpr (kRows == 64) {
-      if (plan.stream) return run(FewRowsShape<kRows, 2, 1, false>{}, std::true_type{});
-    }
-    if (plan.blocks_per_sm == 1) return with_blocks(rows, std::integral_constant<int, 1>{});
-    with_blocks(rows, std::integral_constant<int, 2>{});
+    if (!p.weight.k_major) return with_parts(rows, std::false_type{});
+    if (plan.splits > 1) return with_parts(rows, std::true_type{});
+    whole(std::integral_constant<int, std::max(16, decltype(rows)::value)>{});
   };
   if (p.rows <= 8) return with_rows(std::integral_constant<int, 8>{});
   if (p.rows <= 16) return with_rows(std::integral_constant<int, 16>{});

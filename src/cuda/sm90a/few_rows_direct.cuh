@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps <= 8 ? 2 : 1)
 }
 
 template <class T>
-void few_rows_direct(const FewRowsProblem& p, const FewRowsDirectPlan& plan, cudaStream_t stream) {
+void few_rows(const FewRowsProblem& p, const FewRowsDirectPlan& plan, cudaStream_t stream) {
   const FewRowsPlainArguments arguments(p);
   const auto run = [&](auto num_warps, auto num_tiles, auto num_chunks) {
     constexpr int kWarps = decltype(num_warps)::value, kTiles = decltype(num_tiles)::value;

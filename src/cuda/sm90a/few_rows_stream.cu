@@ -3,7 +3,7 @@
 
 namespace flashkernel::cuda::sm90a {
 
-template void few_rows_stream<__half>(const FewRowsProblem&, int, cudaStream_t);
-template void few_rows_stream<__nv_bfloat16>(const FewRowsProblem&, int, cudaStream_t);
+template void few_rows<__half>(const FewRowsProblem&, const FewRowsStreamPlan&, cudaStream_t);
+template void few_rows<__nv_bfloat16>(const FewRowsProblem&, const FewRowsStreamPlan&, cudaStream_t);
 
 }  // namespace flashkernel::cuda::sm90a

@@ -1,4 +1,4 @@
-// linear for up to 16 rows whose weights are a long stream from memory (decode of large layers) on 9.0. A feature's
+// linear for up to 8 rows whose weights are a long stream from memory (decode of large layers) on 9.0. A feature's
 // weights are neighbours in memory: they come by plain copies of 2 KB and more of a row, which memory serves at its
 // full rate, 8 features a slot of the ring. The multiplying warps of a block split k and keep their part of x in
 // registers, as fragments of mma.sync, for all of the block's features; other warps add their sums, in the order of the
@@ -30,12 +30,12 @@ struct FewRowsStreamArguments : FewRowsPlainArguments {
   bool together = false;
 };
 
-/// kRows: 4, 8 or 16. A slot has at most kChunks chunks of 32 k of each warp, kPieces slots all of k.
+/// kRows: 4 or 8. A slot has at most kChunks chunks of 32 k of each warp, kPieces slots all of k.
 template <int kRows_, int kChunks_, int kPieces_>
 struct FewRowsStreamShape {
   static constexpr int kRows = kRows_, kFours = kRows / 4, kFeatures = 8;
   static constexpr int kChunks = kChunks_, kPieces = kPieces_;
-  static constexpr int kWarps = 8, kMultipliers = 32 * kWarps, kFinishers = std::min(64, kRows*kFeatures);
+  static constexpr int kWarps = 8, kMultipliers = 32 * kWarps, kFinishers = kRows * kFeatures;
   static constexpr int kThreads = kMultipliers + 128;  // of the last four warps not all have something to do
   static constexpr int kStep = kWarps * kFewRowsChunk, kPieceK = kChunks * kStep;
   static constexpr int kPlace = kWarps * kRows * kFeatures, kSumBytes = 2 * kPlace * 4;  // floats of a tile; of two
@@ -127,7 +127,7 @@ __device__ inline void load_stream(const FewRowsStreamArguments& p, const Stream
 /// these: of a product the first four columns of the upper half count and the last four of the lower one.
 template <class T, class Shape>
 __device__ inline void multiply_stream(const FewRowsStreamArguments& p, const StreamShare& share, char* shared) {
-  constexpr int kFours = Shape::kFours, kChains = kFours < 4 ? 2 : 1;  // products that don't wait for each other
+  constexpr int kFours = Shape::kFours, kChains = 2;  // products that don't wait for each other
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4;
   const int offset = kFewRowsChunk * warp + lane % 4 * 8;
   const StreamBarriers<Shape> barriers(shared);
@@ -182,8 +182,8 @@ __device__ inline void multiply_stream(const FewRowsStreamArguments& p, const St
     for (int four = 0; four < kFours; ++four)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        float upper = sum[0][four][e], lower = sum[0][four][2 + e];
-        if constexpr (kChains > 1) upper += sum[1][four][e], lower += sum[1][four][2 + e];
+        const float upper = sum[0][four][e] + sum[1][four][e];
+        float lower = sum[0][four][2 + e] + sum[1][four][2 + e];
         lower = __shfl_xor_sync(kFullMask, lower, 2);
         if (lane % 4 < 2)
           sums[place * Shape::kPlace + (4 * four + lane % 4 * 2 + e) * Shape::kFeatures] = upper + lower;
@@ -193,33 +193,25 @@ __device__ inline void multiply_stream(const FewRowsStreamArguments& p, const St
   }
 }
 
-/// One or two warps: a thread has one feature of each tile, in one row or two.
+/// One or two warps: a thread has one feature of each tile, in one row.
 template <class T, class Shape>
 __device__ inline void finish_stream(const FewRowsStreamArguments& p, const StreamShare& share, const char* shared,
                                      int thread) {
-  constexpr int kRowsAtOnce = Shape::kFinishers / Shape::kFeatures, kOwn = Shape::kRows / kRowsAtOnce;
   const StreamBarriers<Shape> barriers(shared);
   const int column = thread % Shape::kFeatures, row = thread / Shape::kFeatures;
   const float* const sums = reinterpret_cast<const float*>(shared) + thread;
   float next_bias = bias_of(p.epilogue.bias, share.first + column, share.last);  // asked for a tile ahead
   for (int first = share.first, tile = 0; first < share.last; first += Shape::kFeatures, ++tile) {
     const int place = tile % 2, feature = first + column;
-    float total[kOwn];
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) total[i] = next_bias;
+    float total = next_bias;
     next_bias = bias_of(p.epilogue.bias, feature + Shape::kFeatures, share.last);
     ptx::mbarrier_wait(barriers.sent(place), tile / 2 % 2);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i)
-#pragma unroll
-      for (int warp = 0; warp < Shape::kWarps; ++warp)
-        total[i] += sums[place * Shape::kPlace + (warp * Shape::kRows + i * kRowsAtOnce) * Shape::kFeatures];
+    for (int warp = 0; warp < Shape::kWarps; ++warp)
+      total += sums[place * Shape::kPlace + warp * Shape::kRows * Shape::kFeatures];
     __syncwarp();
     if (thread % 32 == 0) ptx::mbarrier_arrive(barriers.read(place));
-    if (feature >= share.last) continue;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i)
-      if (row + i * kRowsAtOnce < p.rows) finish_element<T>(p.epilogue, row + i * kRowsAtOnce, feature, total[i]);
+    if (feature < share.last && row < p.rows) finish_element<T>(p.epilogue, row, feature, total);
   }
 }
 
@@ -247,7 +239,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 }
 
 template <class T>
-void few_rows_stream(const FewRowsProblem& p, int num_sms, cudaStream_t stream) {
+void few_rows(const FewRowsProblem& p, const FewRowsStreamPlan& plan, cudaStream_t stream) {
   FewRowsStreamArguments arguments(p);
   const bool is_short = p.k <= 2048;
   const auto run = [&](auto shape_type) {
@@ -259,23 +251,18 @@ void few_rows_stream(const FewRowsProblem& p, int num_sms, cudaStream_t stream) 
     // More under way makes it slower.
     const int slot_bytes = Shape::kFeatures * arguments.pitch, enough = (is_short ? 96 : 128) * 1024;
     arguments.slots = std::min({Shape::kMostSlots, (enough + slot_bytes - 1) / slot_bytes, Shape::kRoom / slot_bytes});
-    LaunchShape shape{static_cast<unsigned>(num_sms), Shape::kThreads,
+    LaunchShape shape{static_cast<unsigned>(plan.blocks), Shape::kThreads,
                       static_cast<std::size_t>(Shape::kRing + arguments.slots * slot_bytes), stream};
     shape.early = true;
     launch("linear: few rows", few_rows_stream_kernel<T, Shape>, shape, arguments);
   };
-  if (p.rows > 8) {
-    if (is_short) return run(FewRowsStreamShape<16, 8, 1>{});
-    return run(FewRowsStreamShape<16, 4, 4>{});
-  }
-  const bool half = p.rows <= 4;
-  if (is_short) return half ? run(FewRowsStreamShape<4, 8, 1>{}) : run(FewRowsStreamShape<8, 8, 1>{});
   // A copy takes 120 cycles to ask for, 2 KB as long to come: copies of 2 KB where k is a multiple of that, else of 4.
-  if (p.k % 1024 == 0) {
-    if (!half) return p.k <= 4096 ? run(FewRowsStreamShape<8, 4, 4>{}) : run(FewRowsStreamShape<8, 4, 8>{});
-    return p.k <= 8192 ? run(FewRowsStreamShape<4, 4, 8>{}) : run(FewRowsStreamShape<4, 4, 16>{});
+  if (p.rows > 4) {
+    if (is_short) return run(FewRowsStreamShape<8, 8, 1>{});
+    return p.k <= 4096 ? run(FewRowsStreamShape<8, 4, 4>{}) : run(FewRowsStreamShape<8, 4, 8>{});
   }
-  if (!half) return run(FewRowsStreamShape<8, 8, 4>{});
+  if (is_short) return run(FewRowsStreamShape<4, 8, 1>{});
+  if (p.k % 1024 == 0) return p.k <= 8192 ? run(FewRowsStreamShape<4, 4, 8>{}) : run(FewRowsStreamShape<4, 4, 16>{});
   p.k <= 8192 ? run(FewRowsStreamShape<4, 8, 4>{}) : run(FewRowsStreamShape<4, 8, 8>{});
 }
 

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <mutex>
+#include <variant>
 
 #include "cuda/host/launch.hpp"
 #include "cuda/host/tensor_map.hpp"
@@ -31,56 +32,6 @@ const GemmDevice& gemm_device(int index) {
 GemmPlan plan_gemm(const GemmProblem& p, DType dtype, int device) {
   return plan_gemm({p.m, p.n, p.k, p.a.k_major, p.b.k_major, bulk_bias(p.epilogue, dtype)}, gemm_device(device));
 }
-
-}  // namespace
-
-FewRowsPlan plan_few_rows(const FewRowsProblem& p, int num_sms) {
-  FewRowsPlan plan;
-  const std::int64_t rows = p.rows, k = p.k, tiles = ceil_div(p.features, 64);
-  // Until most multiprocessors have a block, as long as each has two k-tiles: the parts' sums must meet. From 17 rows
-  // on these are long: more than two parts then pay only until half the multiprocessors have one, but for long streams.
-  const bool long_sums = rows > 16 && k < 8192;
-  const auto enough = [&](std::int64_t percent) { return 100 * tiles * plan.splits >= percent * num_sms; };
-  while (plan.splits < 8 && k >= 256 * plan.splits && !enough(long_sums && plan.splits > 1 ? 48 : 70)) plan.splits *= 2;
-  // A long stream that is alone on its multiprocessor takes all of it; a short one leaves room for the next kernel's,
-  // unless that finds as many multiprocessors free.
-  if (tiles * plan.splits <= num_sms && k >= 8192 * plan.splits) plan.blocks_per_sm = 1;
-  if (long_sums && plan.splits == 2 && enough(48) && 4 * tiles <= num_sms) plan.blocks_per_sm = 1;
-  // 17 to 32 rows were slower so (in boxes of 64); halves of k gain nothing by it at 64.
-  const bool whole = plan.splits == 1 && plan.blocks_per_sm == 2 && (rows <= 16 || rows > 32);
-  const bool halves = plan.splits == 2 && plan.blocks_per_sm == 1 && rows <= 16;
-  plan.stream = (whole || halves) && k >= 2048 && k % 64 == 0 && p.weight.k_major;
-  return plan;
-}
-
-FewRowsDirectPlan plan_few_rows_direct(const FewRowsProblem& p, int num_sms) {
-  // Weights that memory reads in 2 us: longer calls are a stream, which the other kernel keeps going.
-  constexpr std::int64_t kMostWeights = std::int64_t{1} << 22;
-  if (!p.weight.k_major || p.rows > kDirectMostRows || p.k % kFewRowsChunk != 0 || p.features * p.k > kMostWeights)
-    return {};
-  const auto blocks = [&](int tiles) { return ceil_div(p.features, 8 * tiles); };
-  FewRowsDirectPlan plan;
-  plan.chunks = static_cast<int>(ceil_div(p.k, 8 * kFewRowsChunk));
-  // A block a multiprocessor, with as few features as that takes, or two blocks. All of k must fit the registers.
-  plan.tiles = blocks(1) <= num_sms ? 1 : blocks(2) <= num_sms ? 2 : blocks(3) <= num_sms ? 3 : 2;
-  const int most_chunks = plan.tiles == 1 ? 16 : plan.tiles == 2 ? 8 : 4;
-  if (plan.chunks > most_chunks || blocks(plan.tiles) > 2 * num_sms) return {};
-  return plan;
-}
-
-bool streams_few_rows(const FewRowsProblem& p, int num_sms) {
-  const std::int64_t rows = p.rows, k = p.k;
-  // k that the registers hold.
-  const int most = rows <= 4 ? 16384 : rows <= 8 ? 8192 : rows <= 16 ? 4096 : 0;
-  if (!p.weight.k_major || k % kFewRowsChunk != 0 || k < 1280 || k > most) return false;
-  if (rows <= 8) return true;
-  // The other kernel's blocks have 64 features; it reads x with each of them, this one all of x at its beginning: from
-  // 9 rows on that pays where those blocks leave multiprocessors idle in their last round.
-  const std::int64_t tiles = ceil_div(p.features, 64);
-  return tiles > 4 * num_sms || (tiles > num_sms && 10 * tiles < 9 * num_sms * ceil_div(tiles, num_sms));
-}
-
-namespace {
 
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // coordinates are 32-bit
 
@@ -187,15 +138,12 @@ void linear_few_rows(const LinearParams& p, void*, Stream stream) {
   problem.x = {p.x, p.stride_x_row, true};
   const bool along_in = p.stride_weight_in == 1;
   problem.weight = {p.weight, along_in ? p.stride_weight_out : p.stride_weight_in, along_in};
-  const int num_sms = cuda_device_properties(p.device.index).num_sms;
-  const FewRowsPlan plan = plan_few_rows(problem, num_sms);
-  const FewRowsDirectPlan direct = plan_few_rows_direct(problem, num_sms);
+  const FewRowsPlan plan =
+      plan_few_rows({p.rows, p.out_features, p.in_features, along_in}, gemm_device(p.device.index));
   const auto run = [&](auto zero) {
     using T = decltype(zero);
     problem.epilogue = linear_epilogue<T>(p);
-    if (direct.tiles > 0) return few_rows_direct<T>(problem, direct, native(stream));
-    if (streams_few_rows(problem, num_sms)) return few_rows_stream<T>(problem, num_sms, native(stream));
-    few_rows<T>(problem, plan, native(stream));
+    std::visit([&](const auto& chosen) { few_rows<T>(problem, chosen, native(stream)); }, plan);
   };
   if (p.dtype == DType::kFloat16)
     run(__half{});

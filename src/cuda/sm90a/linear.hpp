@@ -7,8 +7,6 @@
 
 namespace flashkernel::cuda::sm90a {
 
-inline constexpr std::int64_t kFewRows = 64;
-
 Verdict linear_supports(const LinearParams&, DType);
 Verdict linear_few_rows_supports(const LinearParams&, DType);
 Verdict linear_bwd_supports(const LinearBackwardParams&, DType);

@@ -1,0 +1,122 @@
+// Which of Hopper's kernels for few rows serves, and how a product is cut (cuda/sm90a/few_rows_plan.hpp): host code,
+// tested without a GPU.
+#include "cuda/sm90a/few_rows_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "conformance/linear_sizes.hpp"
+
+namespace flashkernel::cuda::sm90a {
+namespace {
+
+const GemmDevice kH200{132, {0, 132, 66, 39, 30, 22, 17, 0, 15}}, kEmulated{4, {0, 2, 2, 2, 2, 2, 2, 0, 2}};
+
+struct Text {
+  std::string operator()(const FewRowsDirectPlan& plan) const { return "direct " + std::to_string(plan.tiles); }
+  std::string operator()(const FewRowsStreamPlan&) const { return "stream"; }
+  std::string operator()(const FewRowsBlocksPlan& plan) const {
+    const std::string what =
+        plan.splits > 1 ? std::to_string(plan.splits) + " parts" : "blocks of " + std::to_string(plan.block_features);
+    return what + ", " + std::to_string(plan.blocks_per_sm) + (plan.line_pairs ? ", pairs" : "");
+  }
+};
+
+std::string plan(std::int64_t rows, std::int64_t k, std::int64_t features, const GemmDevice& device = kH200,
+                 bool k_major = true) {
+  return std::visit(Text(), plan_few_rows({rows, features, k, k_major}, device));
+}
+
+TEST(FewRowsPlan, EachCaseTakesTheKernelThatItIsThereFor) {
+  for (const conformance::FewRowsSize& size : conformance::kFewRowsSizes) {
+    SCOPED_TRACE(std::to_string(size.rows) + " x " + std::to_string(size.in) + " -> " + std::to_string(size.out));
+    EXPECT_EQ(plan(size.rows, size.in, size.out, kH200, !size.along_out), size.plan);
+    EXPECT_EQ(plan(size.rows, size.in, size.out_emulated, kEmulated, !size.along_out),
+              size.plan_emulated ? size.plan_emulated : size.plan);
+  }
+}
+
+TEST(FewRowsPlan, WeightsThatMemoryReadsInTwoMicrosecondsGoToRegisters) {
+  EXPECT_EQ(plan(1, 768, 3072), "direct 3");
+  EXPECT_EQ(plan(8, 3072, 768), "direct 1");
+  EXPECT_EQ(plan(4, 2048, 2048), "direct 2");
+  EXPECT_EQ(plan(1, 4096, 1024), "direct 1");
+  EXPECT_EQ(plan(9, 768, 3072), "2 parts, 2");
+  EXPECT_EQ(plan(1, 1024, 4096), "blocks of 32, 2");  // two blocks a multiprocessor
+}
+
+TEST(FewRowsPlan, LongStreamsGoByRows) {
+  EXPECT_EQ(plan(1, 4096, 16384), "stream");
+  EXPECT_EQ(plan(8, 4096, 16384), "stream");
+  EXPECT_EQ(plan(1, 4096, 6144), "stream");
+  EXPECT_EQ(plan(1, 2048, 8192), "blocks of 64, 1, pairs");
+  EXPECT_EQ(plan(8, 2048, 8192), "blocks of 64, 1, pairs");
+  EXPECT_EQ(plan(4, 8192, 2048), "stream");
+  EXPECT_EQ(plan(8, 8192, 2048), "2 parts, 1");
+  EXPECT_EQ(plan(1, 16384, 4096), "stream");
+  EXPECT_EQ(plan(1, 16416, 4096), "2 parts, 1");  // more k than the registers hold
+  EXPECT_EQ(plan(8, 3584, 18944), "blocks of 72, 2");
+  EXPECT_EQ(plan(2, 8960, 1536), "4 parts, 2");
+}
+
+TEST(FewRowsPlan, EveryMultiprocessorHasAsMuch) {
+  EXPECT_EQ(plan(64, 2048, 8192), "blocks of 64, 1, pairs");
+  EXPECT_EQ(plan(16, 4096, 16384), "blocks of 64, 2");
+  EXPECT_EQ(plan(32, 5120, 5120), "blocks of 40, 1");    // 128 blocks for 80
+  EXPECT_EQ(plan(32, 1536, 8960), "blocks of 72, 1");    // 125 of equal length for 140 on 132 multiprocessors
+  EXPECT_EQ(plan(64, 3584, 18944), "blocks of 72, 2");   // 264 for 296
+  EXPECT_EQ(plan(16, 4096, 28672), "blocks of 112, 2");  // one round
+  EXPECT_EQ(plan(64, 4096, 28672), "blocks of 56, 2");   // two
+  EXPECT_EQ(plan(64, 2048, 4096), "blocks of 32, 1");    // rather than parts of a short k
+}
+
+TEST(FewRowsPlan, AsManyPartsAsClustersFindRoomFor) {
+  EXPECT_EQ(plan(64, 768, 3072), "2 parts, 2");
+  EXPECT_EQ(plan(16, 4096, 4096), "2 parts, 2");
+  EXPECT_EQ(plan(16, 14336, 4096), "2 parts, 1");
+  EXPECT_EQ(plan(16, 8192, 2048), "2 parts, 1");  // 32 clusters of 4 don't run at once
+  EXPECT_EQ(plan(16, 8960, 1536), "4 parts, 2");
+  EXPECT_EQ(plan(64, 8960, 1536), "4 parts, 1");
+  EXPECT_EQ(plan(16, 4096, 1024), "4 parts, 2");
+  EXPECT_EQ(plan(16, 3072, 768), "8 parts, 2");
+}
+
+TEST(FewRowsPlan, WhatIsPlannedIsThere) {
+  const GemmDevice small{16, {0, 16, 8, 5, 3, 2, 2, 0, 1}}, without{132, {}};
+  for (const GemmDevice& device : {kH200, small, without, kEmulated})
+    for (const std::int64_t rows : {1, 4, 5, 8, 9, 16, 17, 33, 64})
+      for (const std::int64_t features : {1, 8, 100, 768, 4096, 9000, 28672, 151936, 1 << 20})
+        for (const std::int64_t k : {1, 8, 64, 256, 1000, 1280, 2048, 4096, 4104, 8960, 16384, 53248})
+          for (const bool k_major : {true, false}) {
+            const FewRowsPlan chosen = plan_few_rows({rows, features, k, k_major}, device);
+            SCOPED_TRACE(std::visit(Text(), chosen) + " for " + std::to_string(rows) + " x " + std::to_string(k) +
+                         " -> " + std::to_string(features));
+            if (const auto* direct = std::get_if<FewRowsDirectPlan>(&chosen)) {
+              EXPECT_TRUE(k_major && rows <= 8 && k % 32 == 0);
+              EXPECT_LE(direct->chunks, direct->tiles == 1 ? 16 : direct->tiles == 2 ? 8 : 4);
+              EXPECT_GE(256 * direct->chunks, k);
+            } else if (std::holds_alternative<FewRowsStreamPlan>(chosen)) {
+              EXPECT_TRUE(k_major && rows <= 8 && k % 32 == 0 && k >= 1280);
+              EXPECT_TRUE(rows <= 4 ? k <= 16384 : k <= 8192 && k % 1024 == 0);
+            } else {
+              const auto& blocks = std::get<FewRowsBlocksPlan>(chosen);
+              EXPECT_TRUE(blocks.block_features % 8 == 0 && blocks.block_features <= kMostBlockFeatures);
+              EXPECT_GE(blocks.block_features, 24);
+              if (blocks.splits > 1 || !k_major) {
+                EXPECT_EQ(blocks.block_features, 64);
+              }
+              if (blocks.splits > 1) {
+                EXPECT_LE((features + 63) / 64, device.clusters[static_cast<std::size_t>(blocks.splits)]);
+                EXPECT_GE(k, 128 * blocks.splits);
+              }
+              if (blocks.line_pairs) {
+                EXPECT_TRUE(k_major && blocks.splits == 1 && blocks.blocks_per_sm == 1);
+                EXPECT_TRUE(k % 64 == 0 && blocks.block_features == 64);
+              }
+            }
+          }
+}
+
+}  // namespace
+}  // namespace flashkernel::cuda::sm90a
