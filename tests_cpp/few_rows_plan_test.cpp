@@ -17,8 +17,9 @@ struct Text {
   std::string operator()(const FewRowsDirectPlan& plan) const { return "direct " + std::to_string(plan.tiles); }
   std::string operator()(const FewRowsStreamPlan&) const { return "stream"; }
   std::string operator()(const FewRowsBlocksPlan& plan) const {
-    const std::string what =
-        plan.splits > 1 ? std::to_string(plan.splits) + " parts" : "blocks of " + std::to_string(plan.block_features);
+    const std::string features = std::to_string(plan.block_features);
+    const std::string parts = std::to_string(plan.splits) + " parts" + (features == "64" ? "" : " of " + features);
+    const std::string what = plan.splits > 1 ? parts : "blocks of " + features;
     return what + ", " + std::to_string(plan.blocks_per_sm) + (plan.line_pairs ? ", pairs" : "");
   }
 };
@@ -75,6 +76,8 @@ TEST(FewRowsPlan, AsManyPartsAsClustersFindRoomFor) {
   EXPECT_EQ(plan(64, 768, 3072), "2 parts, 2");
   EXPECT_EQ(plan(16, 4096, 4096), "2 parts, 2");
   EXPECT_EQ(plan(16, 14336, 4096), "2 parts, 1");
+  EXPECT_EQ(plan(16, 10240, 2560), "2 parts of 48, 1");
+  EXPECT_EQ(plan(64, 3072, 3072), "2 parts of 48, 1");
   EXPECT_EQ(plan(16, 8192, 2048), "2 parts, 1");  // 32 clusters of 4 don't run at once
   EXPECT_EQ(plan(16, 8960, 1536), "4 parts, 2");
   EXPECT_EQ(plan(64, 8960, 1536), "4 parts, 1");
@@ -103,11 +106,14 @@ TEST(FewRowsPlan, WhatIsPlannedIsThere) {
               const auto& blocks = std::get<FewRowsBlocksPlan>(chosen);
               EXPECT_TRUE(blocks.block_features % 8 == 0 && blocks.block_features <= kMostBlockFeatures);
               EXPECT_GE(blocks.block_features, 24);
-              if (blocks.splits > 1 || !k_major) {
+              if (!k_major) {
                 EXPECT_EQ(blocks.block_features, 64);
               }
               if (blocks.splits > 1) {
-                EXPECT_LE((features + 63) / 64, device.clusters[static_cast<std::size_t>(blocks.splits)]);
+                EXPECT_EQ(blocks.block_features % (8 * blocks.splits), 0);
+                EXPECT_LE(blocks.block_features, 64);
+                EXPECT_LE((features + blocks.block_features - 1) / blocks.block_features,
+                          device.clusters[static_cast<std::size_t>(blocks.splits)]);
                 EXPECT_GE(k, 128 * blocks.splits);
               }
               if (blocks.line_pairs) {

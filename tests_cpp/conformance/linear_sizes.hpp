@@ -76,9 +76,10 @@ inline constexpr FewRowsSize kFewRowsSizes[] = {
     {"blocks of 64, 1", 13, 2112, 6376, 232, nullptr, true},
     {"blocks of 64, 2", 64, 1096, 6376, 232, nullptr, true},
     // Parts of k.
-    {"2 parts, 2", 16, 296, 2920, 40},
-    {"2 parts, 1", 8, 16448, 2920, 40, "8 parts, 2"},
-    {"2 parts, 1", 11, 16448, 2920, 40, "8 parts, 2"},
+    {"2 parts, 2", 16, 296, 2920, 56},
+    {"2 parts of 48, 1", 64, 2056, 2920, 56, "8 parts, 2"},
+    {"2 parts of 48, 1", 8, 16448, 2920, 56, "8 parts, 2"},
+    {"2 parts, 1", 11, 16448, 3560, 40, "8 parts, 2"},
     {"4 parts, 2", 24, 600, 1576, 40},
     {"4 parts, 1", 40, 4104, 1576, 40, "8 parts, 2"},
     {"8 parts, 2", 33, 2056, 872, 40},

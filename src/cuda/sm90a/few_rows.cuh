@@ -1,7 +1,7 @@
 // linear for up to 64 rows (decode) on 9.0: bound by reading the weights, once, at the speed of memory. The weights are
 // the left operand of wgmma, the rows of x the right one (8 to 64 columns); one warp streams both by TMA into a ring
 // deep enough to hide the memory's latency, one warpgroup multiplies. A block has all of k and as many features as the
-// others (few_rows_plan.hpp), or a cluster of blocks shares 64 features and splits k: each sends its parts to the block
+// others (few_rows_plan.hpp), or a cluster of blocks shares features and splits k: each sends its parts to the block
 // that finishes them by st.async, and they are added in the order of k. Called by linear.cu.
 #pragma once
 
@@ -49,7 +49,7 @@ struct FewRowsArguments {
   CUtensorMap weight, x;
   LinearEpilogue epilogue;
   int rows, features, num_k;  // num_k: k-tiles
-  int block_features;         // of a block: a multiple of 8; kFeatures where k is split, or lines come in pairs
+  int block_features;         // of a block: a multiple of 8, of 8 `splits`; kFeatures where lines come in pairs
   int splits;                 // blocks of a cluster
   int stages;                 // of the ring: as many as there are k-tiles, if they fit
 };
@@ -193,6 +193,7 @@ __device__ inline void send_parts(const FewRowsBlock<Shape>& block, char* shared
 #pragma unroll
   for (int half = 0; half < 2 * Shape::kTiles; ++half) {
     const int at = half / 2 * 64 + 16 * warp + half % 2 * 8;
+    if (Shape::kParts && at >= block.features) break;
     const int owner = Shape::kParts ? at / block.share : 0;  // shares are multiples of 8
     const int feature = at - owner * block.share + lane / 4, row = lane % 4 * 2;
     const auto to = static_cast<std::uint32_t>(owner);

@@ -33,9 +33,9 @@ struct FewRowsStreamPlan {
 };
 inline constexpr int kStreamMostRows = 8;
 
-/// few_rows.cuh: `splits` blocks (1, 2, 4 or 8) share 64 features by splitting k, or one has all of k and
-/// block_features of them, a multiple of 8 up to 128, that is 64 where weights lie along out. line_pairs: two lines of
-/// a feature come together (whole k, a multiple of 64, in blocks of 64 features, one a multiprocessor).
+/// few_rows.cuh: `splits` blocks (1, 2, 4 or 8) share block_features by splitting k, 64 or, two of them, 48; or one has
+/// all of k and of features a multiple of 8 up to 128. 64 where weights lie along out. line_pairs: two lines of a
+/// feature come together (whole k, a multiple of 64, in blocks of 64 features, one a multiprocessor).
 struct FewRowsBlocksPlan {
   int splits = 1, blocks_per_sm = 2, block_features = 64;
   bool line_pairs = false;
@@ -96,8 +96,8 @@ inline FewRowsBlocksPlan whole(const FewRowsExtent& p, int num_sms) {
   return plan;
 }
 
-/// Clusters of the most blocks that run at once share 64 features each; one block has them where there is no room for
-/// that, or not k enough.
+/// Clusters of the most blocks that run at once share features; one block has them where there is no room for that, or
+/// not k enough.
 inline FewRowsBlocksPlan blocks(const FewRowsExtent& p, const GemmDevice& device) {
   FewRowsBlocksPlan plan;
   const std::int64_t tiles = ceil_div(p.features, 64);
@@ -111,7 +111,12 @@ inline FewRowsBlocksPlan blocks(const FewRowsExtent& p, const GemmDevice& device
   const std::int64_t part = p.k / plan.splits;
   const bool many_rows = p.rows > 32, few_blocks = plan.splits == 2 && 4 * tiles <= device.num_sms;
   const std::int64_t alone_from = many_rows || few_blocks ? 1024 : plan.splits == 2 ? 2560 : 4096;
-  plan.blocks_per_sm = part >= alone_from ? 1 : 2;
+  if (part < alone_from) return plan;
+  plan.blocks_per_sm = 1;
+  // In halves, 48 features where that gives three multiprocessors in four a block, or more.
+  const std::int64_t narrow = ceil_div(p.features, 48);
+  if (p.k_major && plan.splits == 2 && narrow <= device.clusters[2] && 8 * narrow >= 3 * device.num_sms)
+    plan.block_features = 48;
   return plan;
 }
 
