@@ -96,6 +96,11 @@ inline FewRowsBlocksPlan whole(const FewRowsExtent& p, int num_sms) {
   return plan;
 }
 
+/// Whether halves of k leave half of the multiprocessors without a block.
+inline bool halves_leave_half(const FewRowsExtent& p, int splits, int num_sms) {
+  return splits == 2 && 4 * ceil_div(p.features, 64) <= num_sms;
+}
+
 /// Clusters of the most blocks that run at once share features; one block has them where there is no room for that, or
 /// not k enough.
 inline FewRowsBlocksPlan blocks(const FewRowsExtent& p, const GemmDevice& device) {
@@ -109,8 +114,8 @@ inline FewRowsBlocksPlan blocks(const FewRowsExtent& p, const GemmDevice& device
   if (plan.splits == 1) return whole(p, device.num_sms);
   // A short part leaves room for the next call's.
   const std::int64_t part = p.k / plan.splits;
-  const bool many_rows = p.rows > 32, few_blocks = plan.splits == 2 && 4 * tiles <= device.num_sms;
-  const std::int64_t alone_from = many_rows || few_blocks ? 1024 : plan.splits == 2 ? 2560 : 4096;
+  const bool early = p.rows > 32 || halves_leave_half(p, plan.splits, device.num_sms);
+  const std::int64_t alone_from = early ? 1024 : plan.splits == 2 ? 2560 : 4096;
   if (part < alone_from) return plan;
   plan.blocks_per_sm = 1;
   // In halves, 48 features where that gives three multiprocessors in four a block, or more.
@@ -126,8 +131,8 @@ inline bool streams(const FewRowsExtent& p, int num_sms, const FewRowsBlocksPlan
   if (!p.k_major || p.k % kFewRowsChunk != 0 || p.k < 1280) return false;
   const std::int64_t weights = p.features * p.k / num_sms;
   if (p.rows > 4) return p.rows <= kStreamMostRows && p.k <= 8192 && p.k % 1024 == 0 && weights >= 384 * 1024;
-  const bool half_idle = instead.splits == 2 && 4 * ceil_div(p.features, 64) <= num_sms;
-  return p.k <= 16384 && instead.splits <= 2 && weights >= (half_idle ? 80 : 136) * 1024;
+  const std::int64_t least = halves_leave_half(p, instead.splits, num_sms) ? 80 * 1024 : 136 * 1024;
+  return p.k <= 16384 && instead.splits <= 2 && weights >= least;
 }
 
 }  // namespace few_rows_plan
