@@ -7,11 +7,10 @@
 #include <string>
 
 #include "conformance/linear_sizes.hpp"
+#include "hopper_devices.hpp"
 
 namespace flashkernel::cuda::sm90a {
 namespace {
-
-const GemmDevice kH200{132, {0, 132, 66, 39, 30, 22, 17, 0, 15}}, kEmulated{4, {0, 2, 2, 2, 2, 2, 2, 0, 2}};
 
 struct Text {
   std::string operator()(const FewRowsDirectPlan& plan) const { return "direct " + std::to_string(plan.tiles); }
@@ -33,7 +32,7 @@ TEST(FewRowsPlan, EachCaseTakesTheKernelThatItIsThereFor) {
   for (const conformance::FewRowsSize& size : conformance::kFewRowsSizes) {
     SCOPED_TRACE(std::to_string(size.rows) + " x " + std::to_string(size.in) + " -> " + std::to_string(size.out));
     EXPECT_EQ(plan(size.rows, size.in, size.out, kH200, !size.along_out), size.plan);
-    EXPECT_EQ(plan(size.rows, size.in, size.out_emulated, kEmulated, !size.along_out),
+    EXPECT_EQ(plan(size.rows, size.in, size.out_emulated, kEmulatedDevice, !size.along_out),
               size.plan_emulated ? size.plan_emulated : size.plan);
   }
 }
@@ -86,8 +85,7 @@ TEST(FewRowsPlan, AsManyPartsAsClustersFindRoomFor) {
 }
 
 TEST(FewRowsPlan, WhatIsPlannedIsThere) {
-  const GemmDevice small{16, {0, 16, 8, 5, 3, 2, 2, 0, 1}}, without{132, {}};
-  for (const GemmDevice& device : {kH200, small, without, kEmulated})
+  for (const GemmDevice& device : {kH200, kSmallDevice, kWithoutClusters, kEmulatedDevice})
     for (const std::int64_t rows : {1, 4, 5, 8, 9, 16, 17, 33, 64})
       for (const std::int64_t features : {1, 8, 100, 768, 4096, 9000, 28672, 151936, 1 << 20})
         for (const std::int64_t k : {1, 8, 64, 256, 1000, 1280, 2048, 4096, 4104, 8960, 16384, 53248})

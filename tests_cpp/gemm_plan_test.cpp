@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "conformance/linear_sizes.hpp"
+#include "hopper_devices.hpp"
 
 namespace flashkernel::cuda::sm90a {
 namespace {
-
-const GemmDevice kH200{132, {0, 132, 66, 39, 30, 22, 17, 0, 15}};
 
 std::string text(const GemmPlan& plan) {
   const char* const names[] = {"ping-pong 192",
@@ -133,8 +132,7 @@ TEST(GemmPlan, MorePartsThanAClusterHasMeetInTheWorkspace) {
 }
 
 TEST(GemmPlan, WhatIsPlannedFitsTheDevice) {
-  const GemmDevice small{16, {0, 16, 8, 5, 3, 2, 2, 0, 1}}, without{132, {}};
-  for (const GemmDevice& device : {kH200, small, without})
+  for (const GemmDevice& device : {kH200, kSmallDevice, kWithoutClusters})
     for (const std::int64_t m : {1, 128, 200, 512, 1024, 4096})
       for (const std::int64_t n : {8, 96, 128, 768, 2048, 8192})
         for (const std::int64_t k : {8, 64, 256, 512, 768, 2048, 3072, 16384})
