@@ -100,42 +100,62 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
+/// Groups of heads alike in size: one that is left over at the end would not fill the device.
+inline int alike_in_size(int heads, std::int64_t wanted) {
+  wanted = std::clamp<std::int64_t>(wanted, 1, heads);
+  return static_cast<int>(ceil_div(heads, ceil_div(heads, wanted)));
+}
+
+/// Whether items have more steps the lower their keys are, as under a causal mask.
+inline bool is_uneven(const AttentionParams& f) { return (f.window_right >= 0) != (f.window_left >= 0); }
+
 /// How many heads' tiles alternate. A block adds to dQ after the one with the tile of keys before; both walk the same
 /// queries, so the later one should have started a few steps later: `distance`, when tickets of a head are this many
 /// tickets apart. Not more, so that what the heads at work read and sum stays in the L2 cache. Measured: two steps, but
-/// under a mask, where the longer the sequence, the more a block's steps differ from its neighbour's, k_tiles / 8 up to
-/// eight. Where key warpgroups that make dQ themselves wait in every step, in order, twice as many and more: d128
-/// causal 1024 to 16384 gains 2 to 7 %, full 1 to 5 %. With grouped heads a block has more steps, but all begin at
-/// once, in a chain of k_tiles: as many heads as without groups, half as many under a mask. Groups of heads are alike
-/// in size: one that is left over at the end would not fill the device.
+/// in order under a mask, where the longer the sequence, the more a block's steps differ from its neighbour's, k_tiles /
+/// 8 up to eight. Where key warpgroups that make dQ themselves wait in every step, in order, twice as many and more:
+/// d128 causal 1024 to 16384 gains 2 to 7 %, full 1 to 5 %. With grouped heads a block has more steps, but all begin at
+/// once, in a chain of k_tiles: as many heads as without groups, half as many under a mask.
 template <class Shape>
-int backward_heads_at_once(const AttentionParams& f, const BackwardPlan& plan, int num_sms) {
-  const bool masked = f.window_right >= 0 || f.window_left >= 0, is_band = f.window_right >= 0 && f.window_left >= 0;
-  const bool waits = Shape::kJoined && plan.ordered;
+int backward_heads_apart(const AttentionParams& f, const BackwardPlan& plan, int num_sms) {
+  const bool masked = f.window_right >= 0 || f.window_left >= 0, waits = Shape::kJoined && plan.ordered;
   std::int64_t steps = plan.q_tiles, distance = 2;
-  if (is_band) {
-    steps = std::min(steps, (f.window_left + f.window_right + kBackwardBlockN) / Shape::kBlockM + 1);
-  } else if (masked) {
+  if (is_uneven(f)) {
     steps = (steps + 1) / 2;
     distance = waits ? std::clamp(plan.k_tiles / 4, 3, 16) : std::clamp(plan.k_tiles / 8, 2, 8);
+  } else if (masked) {
+    steps = std::min(steps, (f.window_left + f.window_right + kBackwardBlockN) / Shape::kBlockM + 1);
   } else if (waits) {
     distance = std::clamp(plan.k_tiles / 2, 2, 16);
   }
   if (masked) steps *= std::max(1, plan.group / 2);
-  const std::int64_t wanted =
-      std::clamp<std::int64_t>(ceil_div(distance * num_sms, std::max<std::int64_t>(1, steps)), 1, plan.heads);
-  return static_cast<int>(ceil_div(plan.heads, ceil_div(plan.heads, wanted)));
+  return alike_in_size(plan.heads, ceil_div(distance * num_sms, std::max<std::int64_t>(1, steps)));
 }
 
-/// The same where nobody waits: blocks add to zeros in any order, so as few heads as have what is read and added
-/// to again and again (Q, dO and the sums of dQ) in three tenths of the L2 cache. Measured at d64, causal, TFLOP/s by
-/// the rule above and by this one: 4096 453 and 479, 8192 473 and 493, 16384 497 and 532. At d128, where the key
-/// warpgroups make dQ, they are level.
+/// The same in any order where items are uneven or nobody waits: two items for each multiprocessor, so that an item is
+/// taken where a longer one of the head ends, and no more, since what does not fit into the L2 cache is power. Measured
+/// at d128, causal 16384 (2 for 8 heads): 0.6 GB to and from memory for 1.9, in steady runs 3 % faster, among calls
+/// of others, which share one clock, 1 % slower; 8192 (4 for 8): 4 % faster, 1 % slower; 4096 (8 for 11): 3 %, level;
+/// d64 4096 (8 for 32): 6 %, 3 % faster.
+inline int backward_heads_of_two_items(const BackwardPlan& plan, int num_sms) {
+  return alike_in_size(plan.heads, (2 * num_sms + plan.k_tiles / 2) / std::max(1, plan.k_tiles));
+}
+
+/// The same for zeros where a warpgroup of its own makes dQ: as few heads as have what is read and added to again and
+/// again (Q, dO and the sums of dQ) in three tenths of the L2 cache. Measured at d64, causal, TFLOP/s by distance and by
+/// this: 4096 453 and 479, 8192 473 and 493, 16384 497 and 532.
 inline int backward_heads_in_cache(const AttentionParams& f, const BackwardPlan& plan, int dim, std::int64_t l2_bytes) {
   const std::int64_t bytes = f.seq_q * plan.group * dim * (2 + 2 + 4);
-  const std::int64_t wanted =
-      std::clamp<std::int64_t>(l2_bytes * 3 / 10 / std::max<std::int64_t>(1, bytes), 1, plan.heads);
-  return static_cast<int>(ceil_div(plan.heads, ceil_div(plan.heads, wanted)));
+  return alike_in_size(plan.heads, l2_bytes * 3 / 10 / std::max<std::int64_t>(1, bytes));
+}
+
+template <class Shape>
+int backward_heads_at_once(const AttentionParams& f, const BackwardPlan& plan, const CudaDeviceProperties& device) {
+  if (plan.heads == 0) return 1;
+  if (plan.ordered) return backward_heads_apart<Shape>(f, plan, device.num_sms);
+  if (!plan.first_stores && !Shape::kJoined) return backward_heads_in_cache(f, plan, Shape::kDim, device.l2_bytes);
+  if (!plan.first_stores || is_uneven(f)) return backward_heads_of_two_items(plan, device.num_sms);
+  return backward_heads_apart<Shape>(f, plan, device.num_sms);
 }
 
 /// Whether blocks add in order though nobody asked for it: with few of them and under a mask it saves the converting
@@ -147,12 +167,13 @@ inline bool order_is_cheap(int k_tiles) {
 }
 
 /// Whether in any order, too, the first block to add to a tile of dQ stores instead, and the others wait for that
-/// alone, or else dQ begins as zeros. Measured, TFLOP/s with zeros and without: d128 causal 1024 to 16384 337 and 358,
-/// 430 and 444, 481 and 490, 517 and 522, 542 and 546, full level or 1 % ahead; d64 causal 2048, 4096 387 and 396, 427
-/// and 443, 8192, 16384 483 and 470, 518 and 510, where fewer heads at once count for more.
+/// alone, or else dQ begins as zeros. Measured, TFLOP/s with zeros and without: d128 causal 1024 to 8192 337 and 358,
+/// 430 and 444, 481 and 490, 517 and 522, full level or 1 % ahead; at 16384, where few heads take long and all blocks of
+/// a head stay behind its first one, causal 570 and 565, full 587 and 581; d64 causal 2048, 4096 387 and 396, 427 and
+/// 443, 8192, 16384 483 and 470, 518 and 510.
 template <class Shape>
 inline bool first_is_cheap(int k_tiles) {
-  return Shape::kJoined || k_tiles <= 32;
+  return k_tiles <= (Shape::kJoined ? 64 : 32);
 }
 
 /// Whether the last block to add to a tile of dQ writes grad_q. It reads what the others have added, and its steps take
@@ -189,10 +210,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.group = static_cast<int>(f.heads_q / f.heads_kv);
   plan.ordered = p.deterministic || order_is_cheap<Shape>(plan.k_tiles);
   plan.first_stores = plan.ordered || first_is_cheap<Shape>(plan.k_tiles);
-  plan.heads_at_once = 1;
-  if (plan.heads > 0)
-    plan.heads_at_once = plan.first_stores ? backward_heads_at_once<Shape>(f, plan, device.num_sms)
-                                           : backward_heads_in_cache(f, plan, kDim, device.l2_bytes);
+  plan.heads_at_once = backward_heads_at_once<Shape>(f, plan, device);
   BackwardCut cut(p, kDim, device.num_sms);
   if (plan.ordered || !Shape::kMayCut || kModified) cut.items = cut.ranges = 0;
   plan.whole_items = items - static_cast<int>(cut.items);

@@ -329,8 +329,8 @@ __global__ void __launch_bounds__(256)
   const KeyRange range(f, at.b);
   const int first_query = at.tile * kBlockM, count = min(kBlockM, range.q_len - first_query);
   if (count <= 0) return;
-  // Nobody has made the sum of a tile that sees no keys; prepare_kernel has written zeros.
-  if (range.first(first_query) >= range.last(first_query + count - 1)) return;
+  // Where the first one stores, nobody has made the sum of a tile that sees no keys; prepare_kernel has written zeros.
+  if (plan.first_stores && range.first(first_query) >= range.last(first_query + count - 1)) return;
   const float* const sums = plan.sums + static_cast<std::int64_t>(at.index) * (kBlockM * kDim);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   FiniteCheck<> finite;

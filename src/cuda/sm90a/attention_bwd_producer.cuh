@@ -220,7 +220,7 @@ __device__ inline void publish_turns(const AttentionBackwardParams& p, const Bac
     turn.tile = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
     turn.how = p.grad_q ? BackwardTurn::kAdd : BackwardTurn::kDrop;
     ptx::mbarrier_wait(shared.pass_empty(turns.slot()), turns.parity() ^ 1);
-    if (p.grad_q) {
+    if (p.grad_q && plan.first_stores) {
       const int before = item.n_tile - item.first_adder<Shape>(place.tile);
       if (before == 0) turn.how = BackwardTurn::kStore;
       while (before > 0 && ptx::load_acquire(plan.counters + turn.tile) < plan.awaited(before)) {
@@ -240,7 +240,7 @@ __device__ inline void pass_published_turns(const AttentionBackwardParams& p, co
   walk_steps<Shape>(plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
     ptx::mbarrier_wait(shared.pass_full(turns.slot()), turns.parity());
     const int before = item.n_tile - item.first_adder<Shape>(place.tile);
-    if (p.grad_q && plan.passes(before, item.n_tile == item.last_adder<Shape>(place.tile)))
+    if (p.grad_q && plan.first_stores && plan.passes(before, item.n_tile == item.last_adder<Shape>(place.tile)))
       ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile), before + 1);
     ptx::mbarrier_arrive(shared.pass_empty(turns.slot()));
     ++turns.count;
