@@ -108,27 +108,29 @@ inline int alike_in_size(int heads, std::int64_t wanted) {
 
 /// Whether items have more steps the lower their keys are, as under a causal mask.
 inline bool is_uneven(const AttentionParams& f) { return (f.window_right >= 0) != (f.window_left >= 0); }
+/// Whether items have few steps, however long the sequences are.
+inline bool is_band(const AttentionParams& f) { return f.window_right >= 0 && f.window_left >= 0; }
 
 /// How many heads' tiles alternate. A block adds to dQ after the one with the tile of keys before; both walk the same
 /// queries, so the later one should have started a few steps later: `distance`, when tickets of a head are this many
 /// tickets apart. Not more, so that what the heads at work read and sum stays in the L2 cache. Measured: two steps, but
-/// in order under a mask, where the longer the sequence, the more a block's steps differ from its neighbour's, k_tiles /
-/// 8 up to eight. Where key warpgroups that make dQ themselves wait in every step, in order, twice as many and more:
+/// in order under a mask, where the longer the sequence, the more a block's steps differ from its neighbour's, k_tiles
+/// / 8 up to eight. Where key warpgroups that make dQ themselves wait in every step, in order, twice as many and more:
 /// d128 causal 1024 to 16384 gains 2 to 7 %, full 1 to 5 %. With grouped heads a block has more steps, but all begin at
 /// once, in a chain of k_tiles: as many heads as without groups, half as many under a mask.
 template <class Shape>
 int backward_heads_apart(const AttentionParams& f, const BackwardPlan& plan, int num_sms) {
-  const bool masked = f.window_right >= 0 || f.window_left >= 0, waits = Shape::kJoined && plan.ordered;
+  const bool waits = Shape::kJoined && plan.ordered;
   std::int64_t steps = plan.q_tiles, distance = 2;
   if (is_uneven(f)) {
     steps = (steps + 1) / 2;
     distance = waits ? std::clamp(plan.k_tiles / 4, 3, 16) : std::clamp(plan.k_tiles / 8, 2, 8);
-  } else if (masked) {
+  } else if (is_band(f)) {
     steps = std::min(steps, (f.window_left + f.window_right + kBackwardBlockN) / Shape::kBlockM + 1);
   } else if (waits) {
     distance = std::clamp(plan.k_tiles / 2, 2, 16);
   }
-  if (masked) steps *= std::max(1, plan.group / 2);
+  if (is_uneven(f) || is_band(f)) steps *= std::max(1, plan.group / 2);
   return alike_in_size(plan.heads, ceil_div(distance * num_sms, std::max<std::int64_t>(1, steps)));
 }
 
@@ -142,8 +144,8 @@ inline int backward_heads_of_two_items(const BackwardPlan& plan, int num_sms) {
 }
 
 /// The same for zeros where a warpgroup of its own makes dQ: as few heads as have what is read and added to again and
-/// again (Q, dO and the sums of dQ) in three tenths of the L2 cache. Measured at d64, causal, TFLOP/s by distance and by
-/// this: 4096 453 and 479, 8192 473 and 493, 16384 497 and 532.
+/// again (Q, dO and the sums of dQ) in three tenths of the L2 cache. Measured at d64, causal, TFLOP/s by distance and
+/// by this: 4096 453 and 479, 8192 473 and 493, 16384 497 and 532.
 inline int backward_heads_in_cache(const AttentionParams& f, const BackwardPlan& plan, int dim, std::int64_t l2_bytes) {
   const std::int64_t bytes = f.seq_q * plan.group * dim * (2 + 2 + 4);
   return alike_in_size(plan.heads, l2_bytes * 3 / 10 / std::max<std::int64_t>(1, bytes));
@@ -168,12 +170,12 @@ inline bool order_is_cheap(int k_tiles) {
 
 /// Whether in any order, too, the first block to add to a tile of dQ stores instead, and the others wait for that
 /// alone, or else dQ begins as zeros. Measured, TFLOP/s with zeros and without: d128 causal 1024 to 8192 337 and 358,
-/// 430 and 444, 481 and 490, 517 and 522, full level or 1 % ahead; at 16384, where few heads take long and all blocks of
-/// a head stay behind its first one, causal 570 and 565, full 587 and 581; d64 causal 2048, 4096 387 and 396, 427 and
-/// 443, 8192, 16384 483 and 470, 518 and 510.
+/// 430 and 444, 481 and 490, 517 and 522, full level or 1 % ahead; 16384, where few heads take long and all blocks of a
+/// head stay behind its first one, causal 570 and 565, full 587 and 581; d64 causal 2048, 4096 387 and 396, 427 and
+/// 443, 8192, 16384 483 and 470, 518 and 510. In a band the zeros cost as much as in a call of many more steps.
 template <class Shape>
-inline bool first_is_cheap(int k_tiles) {
-  return k_tiles <= (Shape::kJoined ? 64 : 32);
+inline bool first_is_cheap(const AttentionParams& f, int k_tiles) {
+  return k_tiles <= (Shape::kJoined ? 64 : 32) || (Shape::kJoined && is_band(f));
 }
 
 /// Whether the last block to add to a tile of dQ writes grad_q. It reads what the others have added, and its steps take
@@ -209,7 +211,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   const int items = plan.heads * plan.k_tiles;
   plan.group = static_cast<int>(f.heads_q / f.heads_kv);
   plan.ordered = p.deterministic || order_is_cheap<Shape>(plan.k_tiles);
-  plan.first_stores = plan.ordered || first_is_cheap<Shape>(plan.k_tiles);
+  plan.first_stores = plan.ordered || first_is_cheap<Shape>(f, plan.k_tiles);
   plan.heads_at_once = backward_heads_at_once<Shape>(f, plan, device);
   BackwardCut cut(p, kDim, device.num_sms);
   if (plan.ordered || !Shape::kMayCut || kModified) cut.items = cut.ranges = 0;
