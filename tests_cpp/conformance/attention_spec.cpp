@@ -281,7 +281,7 @@ void build_attention_varlen_backward(Call& call, const VarlenSpec& spec) {
   call.run = [=, &out, &lse](const ExecutionContext& context) {
     attention_varlen_backward(backward.grad_out->view(), t.q->view(), t.k->view(), t.v->view(), out.view(), lse.view(),
                               optional_view(backward.grad_lse), starts_q, starts_k, max_q, max_k, backward.gradients,
-                              options, true, context);
+                              options, !s.any_order, context);
   };
 }
 
