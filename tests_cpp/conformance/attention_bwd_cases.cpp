@@ -279,10 +279,18 @@ void layout_cases(CaseList& list, DType dtype) {
   add(list, "deterministic_30_runs", spec);
 }
 
+/// The cases from the `first` one on are for Hopper's row of a head dim, which must take them.
+void are_for_hopper(CaseList& list, std::size_t first, DType dtype, std::int64_t dim) {
+  const std::string row = dtype == DType::kFloat16 ? "f16" : "bf16";
+  for (std::size_t i = first; i < list.cases.size(); ++i)
+    list.cases[i].is_for("attention_bwd/cuda/sm90a/" + row + "/d" + std::to_string(dim));
+}
+
 /// Several tiles of queries and of keys of the large kernels, at their own head dims, in layouts that all of them take.
 void tile_cases(CaseList& list, DType dtype) {
   constexpr Mask kBand = {"left100_right20", false, 100, 20};
   for (const std::int64_t d : {64, 96, 128}) {
+    const std::size_t first = list.cases.size();
     AttentionSpec spec;
     spec.dtype = dtype;
     spec.batch = 1;
@@ -319,12 +327,14 @@ void tile_cases(CaseList& list, DType dtype) {
     spec.seq_q = d == 64 ? 1000 : 520;
     spec.seq_k = 9 * 128;
     add(list, "tiles_cut" + dim, spec);
+    are_for_hopper(list, first, dtype, d);
   }
 }
 
 /// Calls so long that Hopper's large head dims take the kernel whose key warpgroups make dQ, too. Lengths straddle
 /// tiles.
 void long_cases(CaseList& list, DType dtype) {
+  const std::size_t first = list.cases.size();
   AttentionSpec spec;
   spec.dtype = dtype;
   spec.batch = 1;
@@ -399,6 +409,7 @@ void long_cases(CaseList& list, DType dtype) {
   varlen.lengths_k = {8300, 0};
   list.add(std::string("long_any_order_from_zeros_") + short_name(dtype),
            [varlen](Call& call) { build_attention_varlen_backward(call, varlen); });
+  are_for_hopper(list, first, dtype, 128);
 }
 
 void varlen_cases(CaseList& list, DType dtype) {
