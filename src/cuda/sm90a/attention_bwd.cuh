@@ -136,9 +136,9 @@ int backward_heads_apart(const AttentionParams& f, const BackwardPlan& plan, int
 
 /// The same in any order where items are uneven or nobody waits: two items for each multiprocessor, so that an item is
 /// taken where a longer one of the head ends, and no more, since what does not fit into the L2 cache is power. Measured
-/// at d128, causal 16384 (2 for 8 heads): 0.6 GB to and from memory for 1.9, in steady runs 3 % faster, among calls
-/// of others, which share one clock, 1 % slower; 8192 (4 for 8): 4 % faster, 1 % slower; 4096 (8 for 11): 3 %, level;
-/// d64 4096 (8 for 32): 6 %, 3 % faster.
+/// at d128, causal 16384 (2 for 8 heads): 0.6 GB to and from memory for 1.9, by its own clock 1 to 5 % faster, among
+/// calls of others, which share one clock, 1 % slower; 8192 (4 for 8): 4 % faster, 1 % slower; 4096 (8 for 11): 3 %
+/// faster, level; d64 4096 (8 for 32): 6 % and 3 % faster.
 inline int backward_heads_of_two_items(const BackwardPlan& plan, int num_sms) {
   return alike_in_size(plan.heads, (2 * num_sms + plan.k_tiles / 2) / std::max(1, plan.k_tiles));
 }
