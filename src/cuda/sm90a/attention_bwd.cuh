@@ -143,20 +143,21 @@ inline int backward_heads_of_two_items(const BackwardPlan& plan, int num_sms) {
   return alike_in_size(plan.heads, (2 * num_sms + plan.k_tiles / 2) / std::max(1, plan.k_tiles));
 }
 
-/// The same for zeros where a warpgroup of its own makes dQ: as few heads as have what is read and added to again and
-/// again (Q, dO and the sums of dQ) in three tenths of the L2 cache. Measured at d64, causal, TFLOP/s by distance and
-/// by this: 4096 453 and 479, 8192 473 and 493, 16384 497 and 532.
+/// The same where first tiles lead and a warpgroup of its own makes dQ: as few heads as have what is read and added to
+/// again and again (Q, dO and the sums of dQ) in three tenths of the L2 cache. Measured at d64, causal, TFLOP/s by
+/// distance and by this: 4096 453 and 479, 8192 473 and 493, 16384 497 and 532.
 inline int backward_heads_in_cache(const AttentionParams& f, const BackwardPlan& plan, int dim, std::int64_t l2_bytes) {
   const std::int64_t bytes = f.seq_q * plan.group * dim * (2 + 2 + 4);
   return alike_in_size(plan.heads, l2_bytes * 3 / 10 / std::max<std::int64_t>(1, bytes));
 }
 
 template <class Shape>
-int backward_heads_at_once(const AttentionParams& f, const BackwardPlan& plan, const CudaDeviceProperties& device) {
+int backward_heads_at_once(const AttentionParams& f, const BackwardPlan& plan, bool leads,
+                           const CudaDeviceProperties& device) {
   if (plan.heads == 0) return 1;
   if (plan.ordered) return backward_heads_apart<Shape>(f, plan, device.num_sms);
-  if (!plan.first_stores && !Shape::kJoined) return backward_heads_in_cache(f, plan, Shape::kDim, device.l2_bytes);
-  if (!plan.first_stores || is_uneven(f)) return backward_heads_of_two_items(plan, device.num_sms);
+  if (leads && !Shape::kJoined) return backward_heads_in_cache(f, plan, Shape::kDim, device.l2_bytes);
+  if (leads || is_uneven(f)) return backward_heads_of_two_items(plan, device.num_sms);
   return backward_heads_apart<Shape>(f, plan, device.num_sms);
 }
 
@@ -168,14 +169,14 @@ inline bool order_is_cheap(int k_tiles) {
   return !Shape::kJoined && k_tiles <= 8;
 }
 
-/// Whether in any order, too, the first block to add to a tile of dQ stores instead, and the others wait for that
-/// alone, or else dQ begins as zeros. Measured, TFLOP/s with zeros and without: d128 causal 1024 to 8192 337 and 358,
-/// 430 and 444, 481 and 490, 517 and 522, full level or 1 % ahead; 16384, where few heads take long and all blocks of a
-/// head stay behind its first one, causal 570 and 565, full 587 and 581; d64 causal 2048, 4096 387 and 396, 427 and
-/// 443, 8192, 16384 483 and 470, 518 and 510. In a band the zeros cost as much as in a call of many more steps.
+/// Whether in any order a head's first tile of keys comes a group early. The first block to add to a tile of dQ stores
+/// instead, and the others wait for that alone; where few heads at once take long, all would stay behind it. Measured
+/// beside sums that begin as zeros, TFLOP/s: d64 causal 8192, 16384 494 and 515, 506 and 517, full 8192 513 and 531;
+/// d128 16384 level. In shorter calls blocks wait once for a short time, and it costs up to 2 % in steady runs; in a
+/// band each tile of keys is the first one for some queries.
 template <class Shape>
-inline bool first_is_cheap(const AttentionParams& f, int k_tiles) {
-  return k_tiles <= (Shape::kJoined ? 64 : 32) || (Shape::kJoined && is_band(f));
+inline bool first_leads(const AttentionParams& f, int k_tiles) {
+  return k_tiles > (Shape::kJoined ? 64 : 32) && !is_band(f);
 }
 
 /// Whether the last block to add to a tile of dQ writes grad_q. It reads what the others have added, and its steps take
@@ -211,8 +212,8 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   const int items = plan.heads * plan.k_tiles;
   plan.group = static_cast<int>(f.heads_q / f.heads_kv);
   plan.ordered = p.deterministic || order_is_cheap<Shape>(plan.k_tiles);
-  plan.first_stores = plan.ordered || first_is_cheap<Shape>(f, plan.k_tiles);
-  plan.heads_at_once = backward_heads_at_once<Shape>(f, plan, device);
+  const bool leads = !plan.ordered && first_leads<Shape>(f, plan.k_tiles);
+  int heads_at_once = backward_heads_at_once<Shape>(f, plan, leads, device);
   BackwardCut cut(p, kDim, device.num_sms);
   if (plan.ordered || !Shape::kMayCut || kModified) cut.items = cut.ranges = 0;
   plan.whole_items = items - static_cast<int>(cut.items);
@@ -220,8 +221,9 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.range_tiles = static_cast<int>(cut.range_tiles);
   plan.cut_tiles = static_cast<int>(cut.items) * plan.q_tiles;
   // The last group of heads has all of the cut items, and begins with others: the first tiles of keys.
-  const auto of_last_group = [&] { return (plan.heads - 1) % plan.heads_at_once + 1; };
-  while (of_last_group() * (plan.k_tiles - 1) < cut.items) ++plan.heads_at_once;
+  const auto of_last_group = [&] { return (plan.heads - 1) % heads_at_once + 1; };
+  while (of_last_group() * (plan.k_tiles - 1) < cut.items) ++heads_at_once;
+  plan.set(heads_at_once, leads);
   plan.last_writes = !Shape::kJoined && plan.ordered && last_writes(f, plan.k_tiles);
   plan.scale_log2 = f.scale * 1.4426950408889634f;
   plan.delta = reinterpret_cast<float*>(bytes);

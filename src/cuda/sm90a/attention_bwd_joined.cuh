@@ -6,12 +6,13 @@
 //   S^T = K Q^T, dP^T = V dO^T  ->  P^T = exp2(..), dS^T = P^T * (dP^T - D)        dV += P^T dO   dK += dS^T Q
 //   and of the step before      dQ^T = K^T dS^T, over the 128 keys of both warpgroups
 //
-// Order: S^T and dP^T are issued together, into registers of their own; the exponentials run under dP^T, dS^T is made
-// under dV, and dQ is added under dK. dS goes through shared memory with a line a query, and is taken a step late, when
-// the other warpgroup's half has long been there; an item's last dQ is made in the next item's first step.
+// Order: the exponentials run while the other warpgroup multiplies, and dP^T is issued behind them; dS^T is made under
+// dV, and dQ is added under dK. dS goes through shared memory with a line a query, and is taken a step late, when the
+// other warpgroup's half has long been there; an item's last dQ is made in the next item's first step.
 //
-// What limits it: an addition of 32 KB takes an SM 1280 cycles to send, and what reads shared memory behind it waits.
-// So all that a warp reads for its next step it asks for before its additions.
+// What limits it: an addition of 32 KB takes an SM 1280 cycles to send, and what reads shared memory behind it, or
+// writes one of its registers, waits. So all that a warp reads for its next step it asks for before its additions, and
+// dP^T, which comes to the registers of dQ^T, is multiplied as late as can be.
 //
 // Invariant: P^T is rounded only as the operand of dV, so that dS^T has one rounding in fp16 and bf16 alike. A block's
 // dQ of a step is added when it is that step's turn, in the order of the items' steps; K is given back after its last.
@@ -85,29 +86,20 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     }
   }
 
+  /// S^T -> P^T.
   __device__ void exponentials() {
 #pragma unroll
     for (int i = 0; i < kBlockM / 2; ++i)
       scores[i] = ptx::exp2_approx(fmaf(scores[i], plan.scale_log2, lse[i / 4 * 2 + i % 2]));
   }
 
-  /// S^T of a tile of queries -> P^T in `scores`, rounded in `operand`, and -D on its way to the registers. Each way
-  /// rounds by itself: where the two have met again, nothing of that could run beside the exponentials.
-  __device__ void weigh(const BackwardItem& item, int tile, bool masked) {
-    if (!masked) {
-      load_row(delta, 1, at.slot());
-      exponentials();
-      Keys::round();
-      return;
-    }
-    exponentials();
+  /// P^T of the pairs that a tile of queries does not see is zero.
+  __device__ void hide(const BackwardItem& item, int tile) {
     const typename Keys::Mask mask(item.range, item.n_tile * Shape::kBlockN + warpgroup * 64 + warp() * 16,
                                    tile * kBlockM);
 #pragma unroll
     for (int i = 0; i < kBlockM / 2; ++i)
       if (mask.hides(i)) scores[i] = 0.0f;
-    load_row(delta, 1, at.slot());  // with the masks there are no registers for it
-    Keys::round();
   }
 
   /// dP^T -> dS^T, rounded.
@@ -167,9 +159,9 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   }
 
   /// One step, and dQ of the one before, if one is due: at an item's first step that is the last one of the
-  /// item before, whose K is in `keys_before`. `last`: of the item. No product is under way at either end: ptxas
-  /// serialises what crosses the loop's back edge.
-  template <bool kFirst>
+  /// item before, whose K is in `keys_before`. kHidden: the tile has hidden pairs, or may have, in the first step.
+  /// `last`: of the item. No product is under way at either end: ptxas serialises what crosses the loop's back edge.
+  template <bool kFirst, bool kHidden>
   __device__ void step(const BackwardItem& item, int tile, std::uint32_t keys_before, bool last) {
     const std::uint32_t stage = at.slot();
     if constexpr (kFirst) {
@@ -180,13 +172,16 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     multiply_scores(scores, shared.k(keys.slot()), shared.q(stage));
     ptx::mbarrier_wait(shared.grad_out_full(stage), at.parity());
     if constexpr (kFirst) ptx::mbarrier_wait(shared.v_full(), values().parity());
+    const bool hidden = kHidden && (!kFirst || Keys::is_masked(item, tile));
+    ptx::wgmma_wait<0>();
+    ptx::hold(scores);
+    exponentials();
     // The additions' registers are read when they leave, some 600 cycles later. Who takes one of them before waits.
     ptx::hold(sum);
     multiply_scores(other, shared.v(), shared.grad_out(stage));
-    const bool masked = kMasked && Keys::is_masked(item, tile);
-    ptx::wgmma_wait<1>();
-    ptx::hold(scores);
-    weigh(item, tile, masked);
+    if (hidden) hide(item, tile);
+    load_row(delta, 1, stage);
+    Keys::round();
     multiply_gradient(grad_v, operand, shared.grad_out(stage), !kFirst);
     ptx::wgmma_wait<1>();
     ptx::hold(other);
@@ -278,6 +273,21 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     ptx::barrier_sync(thread / 128, 128);
   }
 
+  /// Of the last `left` steps of an item those that are like the first of them: their tiles of queries have hidden
+  /// pairs or have none. Until `end` steps are left.
+  struct AlikeSteps {
+    bool hidden = false;
+    int end = 0;
+    __device__ AlikeSteps(const BackwardItem& item, int group, int left) {
+      if constexpr (!kMasked) return;
+      // Tiles come backwards: whole ones with `from` to `until` left.
+      const int from = (min(item.last_whole, item.first_tile + item.tiles) - item.first_tile) * group;
+      const int until = max(0, item.first_whole - item.first_tile) * group;
+      hidden = left > from || left <= until;
+      end = !hidden ? until : left > from && from > until ? from : 0;
+    }
+  };
+
   __device__ void run() {
     at = {};
     keys = {};
@@ -295,13 +305,20 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
       if (steps == 0) {
         Keys::store_zeros(item);
       } else {
-        int tile = item.first_tile + item.tiles - 1, heads = plan.group;  // heads: left of the tile
-        step<true>(item, tile, keys.before().slot(), steps == 1);
+        step<true, kMasked>(item, item.first_tile + item.tiles - 1, keys.before().slot(), steps == 1);
+        for (int left = steps - 1; left > 0;) {
+          const BackwardItem& now = *shared.item(items.slot());  // its address, kept over the loops, would spill
+          const AlikeSteps alike(now, plan.group, left);
+          if (alike.hidden) {
 #pragma unroll 1
-        for (int left = steps - 1; left > 0; --left) {
-          if constexpr (kMasked)
-            if (--heads == 0) heads = plan.group, --tile;
-          step<false>(item, tile, 0, left == 1);
+            for (; left > alike.end; --left) {
+              const BackwardItem& again = *shared.item(items.slot());
+              step<false, true>(again, again.first_tile + (left - 1) / plan.group, 0, left == 1);
+            }
+          } else {
+#pragma unroll 1
+            for (; left > alike.end; --left) step<false, false>(now, 0, 0, left == 1);
+          }
         }
         release(shared.v_empty());
         ++keys.count;
@@ -329,8 +346,8 @@ __global__ void __launch_bounds__(256)
   const KeyRange range(f, at.b);
   const int first_query = at.tile * kBlockM, count = min(kBlockM, range.q_len - first_query);
   if (count <= 0) return;
-  // Where the first one stores, nobody has made the sum of a tile that sees no keys; prepare_kernel has written zeros.
-  if (plan.first_stores && range.first(first_query) >= range.last(first_query + count - 1)) return;
+  // Nobody has made the sum of a tile that sees no keys; prepare_kernel has written zeros.
+  if (range.first(first_query) >= range.last(first_query + count - 1)) return;
   const float* const sums = plan.sums + static_cast<std::int64_t>(at.index) * (kBlockM * kDim);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   FiniteCheck<> finite;

@@ -1,6 +1,5 @@
 // Before the Hopper backward pass, one block a tile of queries: D = rowsum(dO * O) - dLSE and the LSE in base 2, both
-// negated; its counter, the ticket and the flag zeroed; the sum of dQ zeroed where no block is the first to add, grad_q
-// where no block will.
+// negated; its counter, the ticket and the flag zeroed, and grad_q where no block will add to dQ.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"
@@ -79,10 +78,7 @@ __global__ void __launch_bounds__(256)
                                                           p.stride_grad_out_token);
   };
   multiply_rows(sum, out_row, grad_out_row, lane * 8, static_cast<int>(f.head_dim_v));
-  if (p.grad_q && !plan.first_stores) {
-    float4* const sums = reinterpret_cast<float4*>(plan.sums + static_cast<std::int64_t>(at.index) * (kBlockM * kDim));
-    for (int i = threadIdx.x; i < kBlockM * kDim / 4; i += 256) sums[i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
-  } else if (p.grad_q && range.first(m) >= range.last(min(q_len, m + kBlockM) - 1)) {
+  if (p.grad_q && range.first(m) >= range.last(min(q_len, m + kBlockM) - 1)) {
     store_zero_rows(grad_q_row<T>(p, b, h, m), p.stride_grad_q_token, min(kBlockM, q_len - m),
                     static_cast<int>(f.head_dim), threadIdx.x, 256);
   }

@@ -35,10 +35,9 @@ __device__ inline void begin_range(const BackwardPlan& plan, BackwardRange* rang
   if (range->left > 0) *index = plan.whole_items + (range->number * plan.range_tiles + range->left - 1) / plan.q_tiles;
 }
 
-/// The next item of all thread blocks, or of the range that this block has begun. Tickets go through groups of heads;
-/// within a group tile after tile of keys, which is the heavy ones first under a causal mask and the order in which
-/// blocks add to dQ. The last tickets are ranges of cut items. A block waits for lower tickets only, and all of those
-/// are taken by blocks that run, so that it never waits for ever.
+/// The next item of all thread blocks, or of the range that this block has begun. The last tickets are ranges of cut
+/// items. A block waits for lower tickets only, and all of those are taken by blocks that run, so that it never waits
+/// for ever.
 template <class Shape>
 __device__ inline void take_item(const AttentionBackwardParams& p, const BackwardPlan& plan, BackwardRange* range,
                                  BackwardItem* item) {
@@ -53,13 +52,10 @@ __device__ inline void take_item(const AttentionBackwardParams& p, const Backwar
       }
     }
     if constexpr (Shape::kMayCut) begin_range(plan, range, &index);
-    const unsigned at_once = plan.heads_at_once, per_group = at_once * plan.k_tiles;
-    const unsigned group = index / per_group, in_group = index % per_group;
-    const unsigned group_heads = min(at_once, plan.heads - group * at_once);
-    const unsigned head = group * at_once + in_group % group_heads;
+    const auto [head, tile] = plan.place(index);
     item->b = static_cast<int>(head / static_cast<unsigned>(f.heads_kv));
     item->g = static_cast<int>(head % static_cast<unsigned>(f.heads_kv));
-    item->n_tile = static_cast<int>(in_group / group_heads);
+    item->n_tile = static_cast<int>(tile);
     const KeyRange keys(f, item->b);
     const int first_key = item->n_tile * Shape::kBlockN;
     if (first_key >= keys.k_len) continue;  // a shorter sequence has no such tile
@@ -172,7 +168,7 @@ __device__ inline void walk_steps(const BackwardPlan& plan, const BackwardLayout
 template <class Shape, class Step>
 __device__ inline void walk_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                   const BackwardLayout<Shape>& shared, const Step& step) {
-  walk_steps<Shape>(plan, shared, step, plan.first_stores && p.grad_q);
+  walk_steps<Shape>(plan, shared, step, p.grad_q);
 }
 
 /// One thread runs this: finds out when the block may add a step's dQ, up to two turns ahead of the dQ warpgroup, which
@@ -220,7 +216,7 @@ __device__ inline void publish_turns(const AttentionBackwardParams& p, const Bac
     turn.tile = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
     turn.how = p.grad_q ? BackwardTurn::kAdd : BackwardTurn::kDrop;
     ptx::mbarrier_wait(shared.pass_empty(turns.slot()), turns.parity() ^ 1);
-    if (p.grad_q && plan.first_stores) {
+    if (p.grad_q) {
       const int before = item.n_tile - item.first_adder<Shape>(place.tile);
       if (before == 0) turn.how = BackwardTurn::kStore;
       while (before > 0 && ptx::load_acquire(plan.counters + turn.tile) < plan.awaited(before)) {
@@ -240,7 +236,7 @@ __device__ inline void pass_published_turns(const AttentionBackwardParams& p, co
   walk_steps<Shape>(plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
     ptx::mbarrier_wait(shared.pass_full(turns.slot()), turns.parity());
     const int before = item.n_tile - item.first_adder<Shape>(place.tile);
-    if (p.grad_q && plan.first_stores && plan.passes(before, item.n_tile == item.last_adder<Shape>(place.tile)))
+    if (p.grad_q && plan.passes(before, item.n_tile == item.last_adder<Shape>(place.tile)))
       ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile), before + 1);
     ptx::mbarrier_arrive(shared.pass_empty(turns.slot()));
     ++turns.count;

@@ -3,9 +3,8 @@
 // places of dS are full.
 //
 // Of the key tiles that see a tile of queries the first one stores and the others add, one after the other in order
-// (plan.ordered), else once the first one has stored; or all add to zeros (plan.first_stores). grad_q_kernel scales,
-// rounds and writes the rows of grad_q afterwards, or the last one to add does (plan.last_writes), from the sum and its
-// own part.
+// (plan.ordered), else once the first one has stored. grad_q_kernel scales, rounds and writes the rows of grad_q
+// afterwards, or the last one to add does (plan.last_writes), from the sum and its own part.
 #pragma once
 
 #include "cuda/ptx/atomic.cuh"
@@ -54,11 +53,8 @@ struct QueryConsumer {
   /// One step; dS of it is there.
   __device__ void step(const BackwardItem& item, const BackwardPlace& place, int last_of_item) {
     const int index = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
-    int turn = 1, is_last = 0;  // tiles of keys that come before; none comes after
-    if (plan.first_stores) {
-      turn = item.n_tile - item.first_adder<Shape>(place.tile);
-      is_last = item.n_tile == item.last_adder<Shape>(place.tile);
-    }
+    const int turn = item.n_tile - item.first_adder<Shape>(place.tile);  // tiles of keys that come before
+    const auto is_last = [&] { return item.n_tile == item.last_adder<Shape>(place.tile); };  // kept, it would spill
     float sum[32];
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice)
@@ -71,7 +67,7 @@ struct QueryConsumer {
           release(shared.grad_s_empty(scored.slot()));
           if (last_of_item) release(shared.k_empty(item.key_slot));
         }
-        if (slice + block == 0 && plan.first_stores && turn > 0) {
+        if (slice + block == 0 && turn > 0) {
           ptx::mbarrier_wait(shared.turn_full(turns.slot()), turns.parity());
           __syncwarp();  // all lanes have seen it
           release(shared.turn_empty(turns.slot()));
@@ -80,7 +76,7 @@ struct QueryConsumer {
         float* const to = plan.sums + static_cast<std::int64_t>(index) * (Shape::kBlockM * kDim) +
                           Shape::sum_index(slice, 8 * block, threadIdx.x % 128);
         constexpr int kStride = Shape::sum_index(0, 1, 0);
-        if (is_last && plan.last_writes) {
+        if (plan.last_writes && is_last()) {
           if (turn > 0) {
 #pragma unroll
             for (int c = 0; c < tiles; ++c) {
@@ -105,7 +101,7 @@ struct QueryConsumer {
             ptx::reduce_add_4(to + c * kStride, sum[4 * c], sum[4 * c + 1], sum[4 * c + 2], sum[4 * c + 3]);
         }
       }
-    if (plan.passes(turn, is_last)) {
+    if (plan.passes(turn, is_last())) {
       ptx::mbarrier_wait(shared.pass_empty(passes.slot()), passes.parity() ^ 1);
       __syncwarp();
       release(shared.pass_full(passes.slot()));
@@ -156,8 +152,8 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kBlockM * 2)
   const KeyRange range(f, at.b);
   const int q_len = range.q_len, first_query = at.tile * Shape::kBlockM;
   if (first_query >= q_len) return;
-  // Where the first one stores, nobody has made the sum of a tile that sees no keys; prepare_kernel has written zeros.
-  if (plan.first_stores && range.first(first_query) >= range.last(min(q_len, first_query + Shape::kBlockM) - 1)) return;
+  // Nobody has made the sum of a tile that sees no keys; prepare_kernel has written zeros.
+  if (range.first(first_query) >= range.last(min(q_len, first_query + Shape::kBlockM) - 1)) return;
   const float* const sums = plan.sums + static_cast<std::int64_t>(at.index) * (Shape::kBlockM * kDim);
   const int slice = static_cast<int>(threadIdx.x) / 128, row = first_query + 64 * slice;
   float sum[kDim / 2];

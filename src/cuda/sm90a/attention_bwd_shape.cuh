@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/sm90a/attention_bwd.hpp"
+#include "cuda/sm90a/attention_bwd_order.hpp"
 #include "cuda/sm90a/attention_fwd_shape.cuh"
 
 namespace flashkernel::cuda::sm90a {
@@ -104,20 +105,17 @@ struct BackwardPlace {
 };
 
 /// What the host works out once per launch.
-struct BackwardPlan {
+struct BackwardPlan : BackwardOrder {
   int tickets;                 // items that are dealt out whole, and ranges of the cut ones
   int whole_items;             // of all: tiles of keys of all kv heads
   int range_tiles, cut_tiles;  // of queries, of cut items: of a range, and of all
-  int k_tiles, q_tiles;        // of the longest sequence
-  int heads;                   // batch x heads_kv
-  int heads_at_once;           // heads whose tiles alternate
+  int q_tiles;                 // of the longest sequence
   int group;                   // heads_q / heads_kv
   int ordered;                 // blocks add to a tile of dQ in the order of their keys
-  int first_stores;  // the first of them stores instead, and the others wait for that; or else sums begin as zeros
-  int last_writes;   // the last one to add writes grad_q, from its registers
-  float scale_log2;  // from what goes into the exponentials to powers of two
-  float* delta;      // -D, [batch, heads_q, seq_q]
-  float* rows;       // per tile of queries: kBlockM of -LSE in base 2, kBlockM of -D
+  int last_writes;             // the last one to add writes grad_q, from its registers
+  float scale_log2;            // from what goes into the exponentials to powers of two
+  float* delta;                // -D, [batch, heads_q, seq_q]
+  float* rows;                 // per tile of queries: kBlockM of -LSE in base 2, kBlockM of -D
   float* sums;
   int* counters;
   int* ticket;
