@@ -321,8 +321,9 @@ void tile_cases(CaseList& list, DType dtype) {
     spec.repeats = 1;
     spec.any_order = true;
     add(list, "tiles_any_order" + dim, spec);
-    spec.seq_k = 4200;  // so many that sums of dQ begin as zeros
-    add(list, "tiles_any_order_from_zeros" + dim, spec);
+    spec.heads_q = spec.heads_kv = 3;
+    spec.seq_k = 4200;  // so many that a head's first tile is taken a group of heads early
+    add(list, "tiles_any_order_led" + dim, spec);
     spec.heads_q = spec.heads_kv = 2;  // a last round of items for half of the emulator's four multiprocessors
     spec.seq_q = d == 64 ? 1000 : 520;
     spec.seq_k = 9 * 128;
@@ -401,13 +402,13 @@ void long_cases(CaseList& list, DType dtype) {
     list.add(std::string("long_varlen_") + mask.name + "_" + short_name(dtype),
              [varlen](Call& call) { build_attention_varlen_backward(call, varlen); });
   }
-  // So many keys that sums of dQ begin as zeros there, too; queries without any keep them.
+  // So many keys that first tiles come early there, too: of six sequences, two groups on an H200, six in the emulator.
   varlen.common.mask = kFull;
   varlen.common.any_order = true;
   varlen.common.repeats = 1;
-  varlen.lengths_q = {520, 70};
-  varlen.lengths_k = {8300, 0};
-  list.add(std::string("long_any_order_from_zeros_") + short_name(dtype),
+  varlen.lengths_q = {520, 70, 10, 40, 30, 20};
+  varlen.lengths_k = {8300, 0, 200, 8200, 30, 150};
+  list.add(std::string("long_any_order_led_") + short_name(dtype),
            [varlen](Call& call) { build_attention_varlen_backward(call, varlen); });
   are_for_hopper(list, first, dtype, 128);
 }
