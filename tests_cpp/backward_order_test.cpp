@@ -21,7 +21,7 @@ void for_orders(bool leads, const F& f) {
         SCOPED_TRACE(testing::Message() << heads << " heads, " << at_once << " at once, " << tiles << " tiles");
         BackwardOrder order;
         order.heads = heads, order.k_tiles = tiles;
-        order.set(at_once, leads);
+        order.set_groups(at_once, leads);
         Items items;
         for (int i = 0; i < heads * tiles; ++i) {
           const BackwardOrder::Place place = order.place(static_cast<unsigned>(i));

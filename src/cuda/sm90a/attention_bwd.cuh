@@ -134,11 +134,11 @@ int backward_heads_apart(const AttentionParams& f, const BackwardPlan& plan, int
   return alike_in_size(plan.heads, ceil_div(distance * num_sms, std::max<std::int64_t>(1, steps)));
 }
 
-/// The same in any order where items are uneven or nobody waits: two items for each multiprocessor, so that an item is
-/// taken where a longer one of the head ends, and no more, since what does not fit into the L2 cache is power. Measured
-/// at d128, causal 16384 (2 for 8 heads): 0.6 GB to and from memory for 1.9, by its own clock 1 to 5 % faster, among
-/// calls of others, which share one clock, 1 % slower; 8192 (4 for 8): 4 % faster, 1 % slower; 4096 (8 for 11): 3 %
-/// faster, level; d64 4096 (8 for 32): 6 % and 3 % faster.
+/// The same in any order where items are uneven or first tiles lead: two items for each multiprocessor, so that an item
+/// is taken where a longer one of the head ends, and no more, since what does not fit into the L2 cache is power.
+/// Measured at d128, causal 16384 (2 for 8 heads): 0.6 GB to and from memory for 1.9, by its own clock 1 to 5 % faster,
+/// among calls of others, which share one clock, 1 % slower; 8192 (4 for 8): 4 % faster, 1 % slower; 4096 (8 for 11): 3
+/// % faster, level; d64 4096 (8 for 32): 6 % and 3 % faster.
 inline int backward_heads_of_two_items(const BackwardPlan& plan, int num_sms) {
   return alike_in_size(plan.heads, (2 * num_sms + plan.k_tiles / 2) / std::max(1, plan.k_tiles));
 }
@@ -221,9 +221,8 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.range_tiles = static_cast<int>(cut.range_tiles);
   plan.cut_tiles = static_cast<int>(cut.items) * plan.q_tiles;
   // The last group of heads has all of the cut items, and begins with others: the first tiles of keys.
-  const auto of_last_group = [&] { return (plan.heads - 1) % heads_at_once + 1; };
-  while (of_last_group() * (plan.k_tiles - 1) < cut.items) ++heads_at_once;
-  plan.set(heads_at_once, leads);
+  while (plan.last_heads(heads_at_once) * (plan.k_tiles - 1) < cut.items) ++heads_at_once;
+  plan.set_groups(heads_at_once, leads);
   plan.last_writes = !Shape::kJoined && plan.ordered && last_writes(f, plan.k_tiles);
   plan.scale_log2 = f.scale * 1.4426950408889634f;
   plan.delta = reinterpret_cast<float*>(bytes);

@@ -18,8 +18,11 @@ struct BackwardOrder {
     unsigned head, tile;
   };
 
-  constexpr void set(int at_once, bool with_leads) {
-    const int rest = heads > 0 ? (heads - 1) % at_once + 1 : 0;
+  /// How many heads the last of groups of `at_once` has.
+  constexpr int last_heads(int at_once) const { return heads > 0 ? (heads - 1) % at_once + 1 : 0; }
+
+  constexpr void set_groups(int at_once, bool with_leads) {
+    const int rest = last_heads(at_once);
     heads_at_once = at_once;
     leads = with_leads;
     last_group = (heads - rest) * k_tiles + rest;
