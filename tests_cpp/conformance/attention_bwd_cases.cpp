@@ -281,9 +281,8 @@ void layout_cases(CaseList& list, DType dtype) {
 
 /// The cases from the `first` one on are for Hopper's row of a head dim, which must take them.
 void are_for_hopper(CaseList& list, std::size_t first, DType dtype, std::int64_t dim) {
-  const std::string row = dtype == DType::kFloat16 ? "f16" : "bf16";
   for (std::size_t i = first; i < list.cases.size(); ++i)
-    list.cases[i].is_for("attention_bwd/cuda/sm90a/" + row + "/d" + std::to_string(dim));
+    list.cases[i].is_for(hopper_id("attention_bwd", dtype) + "/d" + std::to_string(dim));
 }
 
 /// Several tiles of queries and of keys of the large kernels, at their own head dims, in layouts that all of them take.

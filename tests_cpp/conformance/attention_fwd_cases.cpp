@@ -16,6 +16,15 @@ void add_both(CaseList& list, const std::string& name, AttentionSpec spec) {
   add(list, name + "_without_lse", spec);
 }
 
+// The same for a head dim of Hopper's, which must take it in half precision.
+void add_for_hopper(CaseList& list, const std::string& name, const AttentionSpec& spec) {
+  const std::size_t first = list.cases.size();
+  add_both(list, name, spec);
+  if (spec.dtype == DType::kFloat32) return;
+  for (std::size_t i = first; i < list.cases.size(); ++i)
+    list.cases[i].is_for(hopper_id("attention_fwd", spec.dtype) + "/d" + std::to_string(spec.head_dim));
+}
+
 std::string sizes(std::int64_t q, std::int64_t k) { return "q" + std::to_string(q) + "_k" + std::to_string(k); }
 
 // Every row of one kv head of one batch entry.
@@ -235,19 +244,29 @@ void extreme_cases(CaseList& list) {
       spec.adjust = [](AttentionTensors& t) { t.v->set_at({0, 0, 77, 5}, kNan); };
       add(list, "bias_hides_nan_value" + suffix, spec);
     }
-    for (const Mask& mask : {kCausal, kMasks[3]}) {
-      AttentionSpec spec;  // NaN and infinity in values that most queries don't see, in tiles that follow one another
-      spec.dtype = dtype;
-      spec.heads_q = spec.heads_kv = 5;
-      spec.seq_q = spec.seq_k = 300;
-      spec.head_dim = 64;
-      spec.mask = mask;
-      spec.adjust = [](AttentionTensors& t) {
-        t.v->set_at({0, 1, 290, 5}, kNan);
-        t.v->set_at({1, 4, 70, 0}, kInfinity);
-      };
-      add_both(list, std::string("masks_hide_nan_values_") + mask.name + suffix, spec);
-    }
+    // NaN and infinity in values that most queries don't see, in tiles that follow one another. All in one column: a
+    // kernel may look for them in other columns with other warps.
+    struct ColumnOf {
+      std::int64_t head_dim, column;
+    };
+    for (const Mask& mask : {kCausal, kMasks[3]})
+      for (const auto [d, column] : {ColumnOf{64, 5}, {64, 13}, {64, 18}, {64, 31}, {96, 93}, {256, 140}}) {
+        if (dtype == DType::kFloat32 && d != 64) continue;
+        AttentionSpec spec;
+        spec.dtype = dtype;
+        spec.heads_q = spec.heads_kv = 5;
+        spec.seq_q = spec.seq_k = 300;
+        spec.head_dim = d;
+        spec.mask = mask;
+        spec.adjust = [column = column](AttentionTensors& t) {
+          t.v->set_at({0, 1, 290, column}, kNan);
+          t.v->set_at({1, 4, 70, column}, kInfinity);
+        };
+        add_for_hopper(list,
+                       std::string("masks_hide_nan_values_") + mask.name + "_" + std::to_string(d) + "_" +
+                           std::to_string(column) + suffix,
+                       spec);
+      }
     {
       AttentionSpec spec;
       spec.dtype = dtype;
@@ -292,13 +311,14 @@ void shift_cases(CaseList& list) {
       // By 8 to 16 in each block, whichever end a kernel starts from; under the window also behind blocks that a row
       // doesn't see.
       for (const Mask& mask : {kFull, kCausal, kWindow})
-        add_both(list, std::string("scores_rise_") + mask.name + suffix,
-                 bumped(dtype, 150, d, mask, [](std::int64_t j) { return static_cast<double>(kKeys - j) / 8; }));
+        add_for_hopper(list, std::string("scores_rise_") + mask.name + suffix,
+                       bumped(dtype, 150, d, mask, [](std::int64_t j) { return static_cast<double>(kKeys - j) / 8; }));
       // exp(20) = 2^29, exp(200) is infinite. Some rows of the window see them.
       for (const Mask& mask : {kFull, kWindow})
         for (const double jump : {20.0, 200.0})
-          add_both(list, "scores_jump_" + std::to_string(static_cast<int>(jump)) + "_" + mask.name + suffix,
-                   bumped(dtype, 260, d, mask, [jump](std::int64_t j) { return j >= 450 && j < 457 ? jump : 0.0; }));
+          add_for_hopper(
+              list, "scores_jump_" + std::to_string(static_cast<int>(jump)) + "_" + mask.name + suffix,
+              bumped(dtype, 260, d, mask, [jump](std::int64_t j) { return j >= 450 && j < 457 ? jump : 0.0; }));
       for (const double number : {kNan, kInfinity}) {
         AttentionSpec spec = bumped(dtype, 150, d, kCausal, [](std::int64_t j) { return j < 150 ? 20.0 : 0.0; });
         spec.adjust = [rise = spec.adjust, number](AttentionTensors& t) {
@@ -306,7 +326,8 @@ void shift_cases(CaseList& list) {
           t.k->set_at({0, 0, 530, 0}, number);  // of one head; rows 2, 5, 8 make 0 * infinity = NaN of it
           t.v->set_at({0, 1, 540, 3}, number);  // of the other; two rows in three see them
         };
-        add_both(list, std::string("scores_rise_past_") + (number == kInfinity ? "infinity" : "nan") + suffix, spec);
+        add_for_hopper(list, std::string("scores_rise_past_") + (number == kInfinity ? "infinity" : "nan") + suffix,
+                       spec);
       }
     }
 }

@@ -82,6 +82,11 @@ class Call {
   std::vector<TestTensor*> inputs_;
 };
 
+/// The beginning of the ids of Hopper's kernels in half precision: "linear/cuda/sm90a/f16".
+inline std::string hopper_id(const std::string& op, DType dtype) {
+  return op + "/cuda/sm90a/" + (dtype == DType::kFloat16 ? "f16" : "bf16");
+}
+
 struct Case {
   std::string name;  // letters, digits, underscores; unique within the op
   std::function<void(Call&)> build;

@@ -166,8 +166,7 @@ void forward_cases(CaseList& list) {
     // In half precision for a row of Hopper's, which must take it.
     const auto add = [&](const std::string& name, const Spec& spec, const std::string& row) {
       Case& added = list.add(name + suffix, [=](Call& call) { build_forward(call, spec); });
-      if (dtype != DType::kFloat32)
-        added.is_for(std::string("linear/cuda/sm90a/") + (dtype == DType::kFloat16 ? "f16" : "bf16") + row);
+      if (dtype != DType::kFloat32) added.is_for(hopper_id("linear", dtype) + row);
     };
     const bool gpu = multiprocessors() > 32;
     for (const FewRowsSize& size : kFewRowsSizes) {

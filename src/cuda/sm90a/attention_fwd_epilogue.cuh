@@ -94,27 +94,27 @@ __device__ inline void send_in_turn(const AttentionParams& p, const ForwardPlan&
   }
 }
 
-/// Whether a row of this thread's has a result that is not finite. Four sums a row, or each addition waits for the
-/// last.
+/// Whether a value that the products took is not finite: 0 times it is NaN, so it shows in its column of every row,
+/// those that don't see it as well. One row of each thread is looked at, and by each warp every fourth 8 columns.
 template <int kCount>
-__device__ inline bool has_nan(const float (&out)[kCount], const TileRecord& tile, int first) {
-  bool found = false;
+__device__ inline bool has_nan(const float (&out)[kCount]) {
+  const int warp = threadIdx.x % 128 / 32;
+  float zero[2] = {};  // NaN once any result is not finite
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float zero[4] = {};  // NaN once any result is not finite
+  for (int w = 0; w < 4; ++w)
+    if (warp == w)
 #pragma unroll
-    for (int c = 0; c < kCount / 4; ++c)
+      for (int c = w; c < kCount / 4; c += 4)
 #pragma unroll
-      for (int e = 0; e < 2; ++e) zero[c % 2 * 2 + e] = fmaf(out[4 * c + 2 * half + e], 0.0f, zero[c % 2 * 2 + e]);
-    const float all = zero[0] + zero[1] + zero[2] + zero[3];
-    found |= all != all && first + 8 * half < tile.range.q_len;
-  }
-  return found;
+        for (int e = 0; e < 2; ++e) zero[e] = fmaf(out[4 * c + e], 0.0f, zero[e]);
+  const float all = zero[0] + zero[1];
+  return all != all;
 }
 
 /// LSE of this thread's two rows, of which `total` are the sums, and a sink's share in the factors.
 __device__ inline void finish_sums(const AttentionParams& p, const TileRecord& tile, const RunningRows& rows,
-                                   bool scores_are_final, int first, const float (&total)[2], float (&factor)[2]) {
+                                   bool scores_are_final, const float (&total)[2], float (&factor)[2]) {
+  const int first = tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     SoftmaxState state;
@@ -139,7 +139,6 @@ __device__ inline void finish_rows(const AttentionParams& p, const ForwardPlan& 
                                    const CUtensorMap* map_out, float (&out)[kOut], RunningRows& rows,
                                    bool scores_are_final, bool partly_masked, int* met_nan, std::uint32_t place,
                                    int barrier) {
-  const int first = tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   float total[2], factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -152,8 +151,8 @@ __device__ inline void finish_rows(const AttentionParams& p, const ForwardPlan& 
     }
     factor[half] = total[half] == 0.0f ? 0.0f : ptx::reciprocal_approx(total[half]);
   }
-  if (p.lse || p.sinks) finish_sums(p, tile, rows, scores_are_final, first, total, factor);
-  if (partly_masked && __any_sync(kFullMask, has_nan(out, tile, first))) *met_nan = 1;
+  if (p.lse || p.sinks) finish_sums(p, tile, rows, scores_are_final, total, factor);
+  if (partly_masked && has_nan(out)) *met_nan = 1;
   // Where nothing is seen the factor is 0, and 0 * NaN noted above.
   constexpr bool kOwnPlaces = Shape::kOutSlots >= Shape::kColumnBlocks;
   if constexpr (kOwnPlaces) {
