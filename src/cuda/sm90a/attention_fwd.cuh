@@ -3,8 +3,9 @@
 //
 // A thread block takes tiles of queries (64 a consumer) until none is left; the producer runs ahead into the next tile
 // while the consumers finish one. One thread finds the tiles; everyone else is told, so that lengths are read once.
-// Parts: attention_fwd_shape.cuh (tiles, shared memory), _order.hpp (who takes which tile), _producer.cuh,
-// _consumer.cuh, _softmax.cuh, _epilogue.cuh, _redo.cuh. docs/kernels/attention_hopper.md draws the schedule.
+// Parts: attention_fwd_tiles.cuh (which tiles serve which call), _shape.cuh (their places in shared memory), _order.hpp
+// (who takes which tile), _producer.cuh, _consumer.cuh, _softmax.cuh, _epilogue.cuh, _redo.cuh.
+// docs/kernels/attention_hopper.md draws the schedule.
 //
 // Invariant on NaN: the tensor core makes 0 * NaN = NaN out of a masked pair. Rows whose result is not finite and that
 // met a masked block are computed once more from what they see alone (redo_tiles).
@@ -18,6 +19,7 @@
 #include "cuda/sm90a/attention_fwd.hpp"
 #include "cuda/sm90a/attention_fwd_consumer.cuh"
 #include "cuda/sm90a/attention_fwd_producer.cuh"
+#include "cuda/sm90a/attention_fwd_tiles.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
@@ -154,91 +156,6 @@ void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
          make_tensor_map("attention_fwd out", out_map(p, 64)));
 }
 
-/// Whether three warpgroups lose less than 5 % of the work to rows that fill no tile, beyond what two lose. Those rows
-/// stand before the first one and cost the keys that it sees: few under a causal mask, all without.
-inline bool fills_three(const AttentionParams& p) {
-  const auto keys_of = [&](std::int64_t row) {
-    return std::max(std::int64_t{1}, p.last_key(row, p.seq_q, p.seq_k) - p.first_key(row, p.seq_q, p.seq_k));
-  };
-  const std::int64_t row_groups = ceil_div(p.seq_q, 64), first = keys_of(std::min<std::int64_t>(32, p.seq_q / 2));
-  const auto lost = [&](std::int64_t consumers) { return (consumers - row_groups % consumers) % consumers * first; };
-  return 20 * (lost(3) - lost(2)) <= row_groups * keys_of(p.seq_q / 2);
-}
-
-// Tiles by head_dim: dim, warpgroups of queries, keys, places of Q, slots of keys, turns, places of the output, steps
-// of Q that are held. `choose` calls with the shape that is the fastest for the call's sizes
-// (docs/kernels/attention_hopper.md); Modified leaves registers for the softcap. Shared memory: kQSlots Q and kStages
-// of K and of V, 227 KB at the most.
-template <int kDim>
-struct ForwardTiles;
-template <>
-struct ForwardTiles<64> {
-  using Long = ForwardShape<64, 3, 128, 2, 3>;               // 2 x 24 + 6 x 16 KB
-  using Short = ForwardShape<64, 4, 64, 2, 4>;               // 2 x 32 + 8 x 8 KB
-  using ShortCausal = ForwardShape<64, 4, 64, 2, 5, false>;  // 2 x 32 + 10 x 8 KB
-  using Modified = ForwardShape<64, 3, 96, 2>;               // 2 x 24 + 4 x 12 KB
-  template <class F>
-  static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
-    // Up to 192 queries a tile of four would be padding for a quarter and more.
-    const bool is_masked = p.window_right >= 0;
-    if (p.seq_q <= 192 || p.seq_q > (is_masked ? 4096 : 1536)) return launch_with(Long{});
-    if (is_masked && p.seq_q <= 2048) return launch_with(ShortCausal{});
-    launch_with(Short{});
-  }
-};
-template <>
-struct ForwardTiles<96> {
-  using Long = ForwardShape<96, 3, 96, 1, 3, true, 1, 3>;          // 48 + 6 x 24 + 24 KB
-  using ShortCausal = ForwardShape<96, 3, 64, 1, 4, false, 2, 3>;  // 48 + 8 x 16 + 48 KB
-  using Two = ForwardShape<96, 2, 128, 2, 2, true, 0, 6>;          // 2 x 32 + 4 x 32 KB
-  using Modified = Two;
-  template <class F>
-  static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
-    const bool is_masked = p.window_right >= 0;
-    if (!fills_three(p) || (!is_masked && p.seq_q <= 1024)) return launch_with(Two{});
-    if (is_masked && p.seq_q <= 2048) return launch_with(ShortCausal{});
-    launch_with(Long{});
-  }
-};
-template <>
-struct ForwardTiles<128> {
-  using Three = ForwardShape<128, 3, 64, 1, 4, false, 2, 5>;  // 48 + 8 x 16 + 48 KB
-  using Two = ForwardShape<128, 2, 128, 2>;                   // 2 x 32 + 4 x 32 KB
-  using Modified = Two;
-  template <class F>
-  static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
-    if (fills_three(p)) return launch_with(Three{});
-    launch_with(Two{});
-  }
-};
-template <>
-struct ForwardTiles<192> {
-  using Long = ForwardShape<192, 2, 80, 1, 2, true, 3, 10>;    // 48 + 4 x 30 + 48 KB
-  using Short = ForwardShape<192, 2, 64, 1, 3, false, 1, 12>;  // 48 + 6 x 24 + 16 KB
-  using Modified = ForwardShape<192, 2, 80, 1, 2, true, 3>;
-  template <class F>
-  static void choose(const AttentionParams& p, const CudaDeviceProperties&, F&& launch_with) {
-    if (p.seq_q <= (p.window_right >= 0 ? 1024 : 512)) return launch_with(Short{});
-    launch_with(Long{});
-  }
-};
-template <>
-struct ForwardTiles<256> {
-  using Only = ForwardShape<256, 2, 64, 1, 2, true, 2, 7>;   // 64 + 4 x 32 + 32 KB
-  using Modified = ForwardShape<256, 2, 48, 1, 2, true, 2>;  // 64 + 4 x 24 + 32 KB
-  template <class F>
-  static void choose(const AttentionParams&, const CudaDeviceProperties&, F&& launch_with) {
-    launch_with(Only{});
-  }
-};
-
-/// Whether the tensor cores should make the row sums of a call without LSE. Measured: d64 gains 2 to 5 %, d128 1 to 4 %
-/// with two consumers and loses 3 % with three.
-template <class Shape>
-constexpr bool sums_pay() {
-  return Shape::kDim == 64 || (Shape::kDim == 128 && Shape::kConsumers == 2);
-}
-
 /// An entry of the table.
 template <class T, int kDim>
 void attention_fwd_instance(const AttentionParams& p, void*, Stream stream) {
@@ -246,9 +163,9 @@ void attention_fwd_instance(const AttentionParams& p, void*, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
   // Scores that only scale, by a positive number: the largest product is the largest score.
   if (p.softcap > 0.0f || !(p.scale > 0.0f))
-    return launch_attention_fwd<typename ForwardTiles<kDim>::Modified, T, true>(p, native(stream));
-  ForwardTiles<kDim>::choose(p, cuda_device_properties(p.device.index), [&](auto shape) {
-    using Shape = decltype(shape);
+    return launch_attention_fwd<ForwardShape<typename ForwardTiles<kDim>::Modified>, T, true>(p, native(stream));
+  ForwardTiles<kDim>::choose(p, [&](auto tile) {
+    using Shape = ForwardShape<decltype(tile)>;
     if constexpr (sums_pay<Shape>())
       if (!p.lse) return launch_attention_fwd<SummedShape<Shape>, T, false>(p, native(stream));
     launch_attention_fwd<Shape, T, false>(p, native(stream));

@@ -13,22 +13,30 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// kConsumers warpgroups own 64 queries each; keys come kBlockN at a time through kStages slots for K and as many for
-/// V. kQSlots 2: a tile's output leaves through the place of its Q while the next tile's Q is there already. kQSlots 1:
-/// Q's place is free for the next Q once the last scores are done, and the output leaves through kOutSlots places of
-/// its own, 64 columns in each. kHeld: of the kDim / 16 steps of Q K^T, those whose part of Q a thread holds in
-/// registers; shared memory, which serves a product of 64 x 64 at its limit, is read less for them. kTurns: warpgroups
-/// issue their products in turn. Without, each goes its own way as far as the slots allow, and every other tile gives
-/// its rows to the warpgroups in reverse, so that under a causal mask none has the longer rows each time.
-template <int kDim_, int kConsumers_, int kBlockN_, int kQSlots_, int kStages_ = 2, bool kTurns_ = true,
-          int kOutSlots_ = 0, int kHeld_ = 0>
-struct ForwardShape {
+/// What a tile is made of, where it says nothing else. It must say kConsumers, kBlockN and kQSlots: kConsumers
+/// warpgroups own 64 queries each; keys come kBlockN at a time through kStages slots for K and as many for V.
+template <int kDim_>
+struct ForwardTile {
+  static constexpr int kDim = kDim_;
+  static constexpr int kStages = 2;
+  /// With a kQSlots of 2 a tile's output leaves through the place of its Q while the next tile's Q is there already.
+  /// With 1, Q's place is free for the next Q once the last scores are done, and the output leaves through kOutSlots
+  /// places of its own, 64 columns in each.
+  static constexpr int kOutSlots = 0;
+  /// Of the kDim / 16 steps of Q K^T, those whose part of Q a thread holds in registers; shared memory, which serves a
+  /// product of 64 x 64 at its limit, is read less for them.
+  static constexpr int kHeld = 0;
+  /// Warpgroups issue their products in turn. Without, each goes its own way as far as the slots allow, and every other
+  /// tile gives its rows to the warpgroups in reverse, so that under a causal mask none has the longer rows each time.
+  static constexpr bool kTurns = true;
+};
+
+/// What follows from that.
+template <class Tile>
+struct ForwardShape : Tile {
+  using Tile::kConsumers, Tile::kBlockN, Tile::kQSlots, Tile::kDim, Tile::kStages, Tile::kOutSlots;
   static constexpr bool kSums = false;  // see SummedShape
-  static constexpr bool kTurns = kTurns_;
-  static constexpr int kOutSlots = kOutSlots_, kHeld = kHeld_;
-  static_assert((kOutSlots == 0) == (kQSlots_ > 1), "the output leaves through one of two places of Q, or its own");
-  static constexpr int kDim = kDim_, kConsumers = kConsumers_, kBlockN = kBlockN_;
-  static constexpr int kQSlots = kQSlots_, kStages = kStages_;
+  static_assert((kOutSlots == 0) == (kQSlots > 1), "the output leaves through one of two places of Q, or its own");
   static constexpr int kBlockM = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
