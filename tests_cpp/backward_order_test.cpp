@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <map>
 #include <utility>
 
@@ -82,6 +84,53 @@ TEST(BackwardOrder, TheLastItemsAreTheLastGroups) {
         ASSERT_GE(place.tile, 1u);
       }
     });
+}
+
+/// 16384 tokens of 2048 / dim heads in sequences of `seq`, on an H200.
+BackwardCall causal_call(int dim, int seq, bool ordered) {
+  BackwardCall call;
+  call.joined = dim == 128;
+  call.heads = 16384 / seq * (2048 / dim);
+  call.k_tiles = seq / 128, call.q_tiles = seq / (dim == 128 ? 64 : 128);
+  call.ordered = ordered, call.uneven = true;
+  call.head_bytes = std::int64_t{seq} * dim * (2 + 2 + 4);
+  call.num_sms = 132, call.l2_bytes = 50 << 20;
+  return call;
+}
+
+TEST(BackwardHeadsAtOnce, AreTheFastestOfThoseMeasured) {
+  EXPECT_EQ(heads_at_once(causal_call(128, 16384, false)), 2);
+  EXPECT_EQ(heads_at_once(causal_call(128, 8192, false)), 4);
+  EXPECT_EQ(heads_at_once(causal_call(128, 4096, false)), 8);
+  EXPECT_EQ(heads_at_once(causal_call(64, 4096, false)), 8);
+  EXPECT_EQ(heads_at_once(causal_call(64, 16384, false)), 1);
+  // In order blocks wait in every step at d128: twice as far apart.
+  EXPECT_EQ(heads_at_once(causal_call(128, 2048, true)), 32);
+  EXPECT_EQ(heads_at_once(causal_call(64, 16384, true)), 16);
+}
+
+TEST(BackwardHeadsAtOnce, OfABandAreAsManyAsOfShortSequences) {
+  BackwardCall band = causal_call(128, 16384, true);
+  band.uneven = false, band.band_tiles = 8;
+  BackwardCall full = causal_call(128, 16384, true);
+  full.uneven = full.joined = false, full.q_tiles = 8;
+  EXPECT_EQ(heads_at_once(band), heads_at_once(full));
+  EXPECT_FALSE(first_tiles_lead(band));
+}
+
+TEST(BackwardHeadsAtOnce, AGroupHasAtMostWhatIsWantedAndTheLastOneIsNoneTooMany) {
+  for (int heads = 1; heads <= 40; ++heads)
+    for (int wanted = 0; wanted <= 50; ++wanted) {
+      SCOPED_TRACE(testing::Message() << heads << " heads, " << wanted << " wanted");
+      const int at_once = alike_in_size(heads, wanted), most = std::clamp(wanted, 1, heads);
+      const auto groups_of = [&](int size) { return (heads + size - 1) / size; };
+      ASSERT_LE(at_once, most);
+      ASSERT_EQ(groups_of(at_once), groups_of(most));
+      if (at_once > 1) {
+        ASSERT_GT(groups_of(at_once - 1), groups_of(most));
+      }
+    }
+  EXPECT_EQ(heads_at_once(BackwardCall{}), 1);
 }
 
 }  // namespace

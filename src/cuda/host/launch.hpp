@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "cuda/host/ceil_div.hpp"
 #include "cuda/host/cuda_check.hpp"
 #include "cuda/host/device.hpp"
 #include "flashkernel/dtype.hpp"
@@ -57,8 +58,6 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
 }
 #endif
-
-inline constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// Blocks for `count` independent units walked by a grid-stride loop: enough to fill the device `waves` times over.
 inline unsigned grid_size(std::int64_t blocks_wanted, int device, int blocks_per_sm) {

@@ -100,83 +100,19 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
-/// Groups of heads alike in size: one that is left over at the end would not fill the device.
-inline int alike_in_size(int heads, std::int64_t wanted) {
-  wanted = std::clamp<std::int64_t>(wanted, 1, heads);
-  return static_cast<int>(ceil_div(heads, ceil_div(heads, wanted)));
-}
-
-/// Whether items have more steps the lower their keys are, as under a causal mask.
-inline bool is_uneven(const AttentionParams& f) { return (f.window_right >= 0) != (f.window_left >= 0); }
-/// Whether items have few steps, however long the sequences are.
-inline bool is_band(const AttentionParams& f) { return f.window_right >= 0 && f.window_left >= 0; }
-
-/// How many heads' tiles alternate. A block adds to dQ after the one with the tile of keys before; both walk the same
-/// queries, so the later one should have started a few steps later: `distance`, when tickets of a head are this many
-/// tickets apart. Not more, so that what the heads at work read and sum stays in the L2 cache. Measured: two steps, but
-/// in order under a mask, where the longer the sequence, the more a block's steps differ from its neighbour's, k_tiles
-/// / 8 up to eight. Where key warpgroups that make dQ themselves wait in every step, in order, twice as many and more:
-/// d128 causal 1024 to 16384 gains 2 to 7 %, full 1 to 5 %. With grouped heads a block has more steps, but all begin at
-/// once, in a chain of k_tiles: as many heads as without groups, half as many under a mask.
+/// The order asks what it needs to know of a call.
 template <class Shape>
-int backward_heads_apart(const AttentionParams& f, const BackwardPlan& plan, int num_sms) {
-  const bool waits = Shape::kJoined && plan.ordered;
-  std::int64_t steps = plan.q_tiles, distance = 2;
-  if (is_uneven(f)) {
-    steps = (steps + 1) / 2;
-    distance = waits ? std::clamp(plan.k_tiles / 4, 3, 16) : std::clamp(plan.k_tiles / 8, 2, 8);
-  } else if (is_band(f)) {
-    steps = std::min(steps, (f.window_left + f.window_right + kBackwardBlockN) / Shape::kBlockM + 1);
-  } else if (waits) {
-    distance = std::clamp(plan.k_tiles / 2, 2, 16);
-  }
-  if (is_uneven(f) || is_band(f)) steps *= std::max(1, plan.group / 2);
-  return alike_in_size(plan.heads, ceil_div(distance * num_sms, std::max<std::int64_t>(1, steps)));
-}
-
-/// The same in any order where items are uneven or first tiles lead: two items for each multiprocessor, so that an item
-/// is taken where a longer one of the head ends, and no more, since what does not fit into the L2 cache is power.
-/// Measured at d128, causal 16384 (2 for 8 heads): 0.6 GB to and from memory for 1.9, by its own clock 1 to 5 % faster,
-/// among calls of others, which share one clock, 1 % slower; 8192 (4 for 8): 4 % faster, 1 % slower; 4096 (8 for 11): 3
-/// % faster, level; d64 4096 (8 for 32): 6 % and 3 % faster.
-inline int backward_heads_of_two_items(const BackwardPlan& plan, int num_sms) {
-  return alike_in_size(plan.heads, (2 * num_sms + plan.k_tiles / 2) / std::max(1, plan.k_tiles));
-}
-
-/// The same where first tiles lead and a warpgroup of its own makes dQ: as few heads as have what is read and added to
-/// again and again (Q, dO and the sums of dQ) in three tenths of the L2 cache. Measured at d64, causal, TFLOP/s by
-/// distance and by this: 4096 453 and 479, 8192 473 and 493, 16384 497 and 532.
-inline int backward_heads_in_cache(const AttentionParams& f, const BackwardPlan& plan, int dim, std::int64_t l2_bytes) {
-  const std::int64_t bytes = f.seq_q * plan.group * dim * (2 + 2 + 4);
-  return alike_in_size(plan.heads, l2_bytes * 3 / 10 / std::max<std::int64_t>(1, bytes));
-}
-
-template <class Shape>
-int backward_heads_at_once(const AttentionParams& f, const BackwardPlan& plan, bool leads,
-                           const CudaDeviceProperties& device) {
-  if (plan.heads == 0) return 1;
-  if (plan.ordered) return backward_heads_apart<Shape>(f, plan, device.num_sms);
-  if (leads && !Shape::kJoined) return backward_heads_in_cache(f, plan, Shape::kDim, device.l2_bytes);
-  if (leads || is_uneven(f)) return backward_heads_of_two_items(plan, device.num_sms);
-  return backward_heads_apart<Shape>(f, plan, device.num_sms);
-}
-
-/// Whether blocks add in order though nobody asked for it: with few of them and under a mask it saves the converting
-/// kernel, and waiting costs less. Measured at d64, TFLOP/s in order and in any order: causal 1024 330 and 317, 2048
-/// 388 and 396. Not where the key warpgroups make dQ: causal 1024 338 and 358, full 512 380 and 386.
-template <class Shape>
-inline bool order_is_cheap(int k_tiles) {
-  return !Shape::kJoined && k_tiles <= 8;
-}
-
-/// Whether in any order a head's first tile of keys comes a group early. The first block to add to a tile of dQ stores
-/// instead, and the others wait for that alone; where few heads at once take long, all would stay behind it. Measured
-/// beside sums that begin as zeros, TFLOP/s: d64 causal 8192, 16384 494 and 515, 506 and 517, full 8192 513 and 531;
-/// d128 16384 level. In shorter calls blocks wait once for a short time, and it costs up to 2 % in steady runs; in a
-/// band each tile of keys is the first one for some queries.
-template <class Shape>
-inline bool first_leads(const AttentionParams& f, int k_tiles) {
-  return k_tiles > (Shape::kJoined ? 64 : 32) && !is_band(f);
+BackwardCall backward_call(const AttentionParams& f, const BackwardPlan& plan, const CudaDeviceProperties& device) {
+  BackwardCall call;
+  call.heads = plan.heads, call.k_tiles = plan.k_tiles, call.q_tiles = plan.q_tiles, call.group = plan.group;
+  call.ordered = plan.ordered;
+  call.joined = Shape::kJoined;
+  call.uneven = (f.window_right >= 0) != (f.window_left >= 0);
+  if (f.window_right >= 0 && f.window_left >= 0)
+    call.band_tiles = (f.window_left + f.window_right + kBackwardBlockN) / Shape::kBlockM + 1;
+  call.head_bytes = f.seq_q * plan.group * Shape::kDim * (2 + 2 + 4);
+  call.num_sms = device.num_sms, call.l2_bytes = device.l2_bytes;
+  return call;
 }
 
 /// Whether the last block to add to a tile of dQ writes grad_q. It reads what the others have added, and its steps take
@@ -211,9 +147,9 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.heads = static_cast<int>(f.batch * f.heads_kv);
   const int items = plan.heads * plan.k_tiles;
   plan.group = static_cast<int>(f.heads_q / f.heads_kv);
-  plan.ordered = p.deterministic || order_is_cheap<Shape>(plan.k_tiles);
-  const bool leads = !plan.ordered && first_leads<Shape>(f, plan.k_tiles);
-  int heads_at_once = backward_heads_at_once<Shape>(f, plan, leads, device);
+  plan.ordered = p.deterministic || order_is_cheap(Shape::kJoined, plan.k_tiles);
+  const BackwardCall call = backward_call<Shape>(f, plan, device);
+  int at_once = heads_at_once(call);
   BackwardCut cut(p, kDim, device.num_sms);
   if (plan.ordered || !Shape::kMayCut || kModified) cut.items = cut.ranges = 0;
   plan.whole_items = items - static_cast<int>(cut.items);
@@ -221,8 +157,8 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.range_tiles = static_cast<int>(cut.range_tiles);
   plan.cut_tiles = static_cast<int>(cut.items) * plan.q_tiles;
   // The last group of heads has all of the cut items, and begins with others: the first tiles of keys.
-  while (plan.last_heads(heads_at_once) * (plan.k_tiles - 1) < cut.items) ++heads_at_once;
-  plan.set_groups(heads_at_once, leads);
+  while (plan.last_heads(at_once) * (plan.k_tiles - 1) < cut.items) ++at_once;
+  plan.set_groups(at_once, first_tiles_lead(call));
   plan.last_writes = !Shape::kJoined && plan.ordered && last_writes(f, plan.k_tiles);
   plan.scale_log2 = f.scale * 1.4426950408889634f;
   plan.delta = reinterpret_cast<float*>(bytes);

@@ -145,10 +145,10 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
   }
 }
 
-/// One thread runs this: calls `step(item, place)` for all steps of the block's items.
+/// One thread runs this: calls `step(item, place)` for all steps of the block's items, if they are `wanted`.
 template <class Shape, class Step>
-__device__ inline void walk_steps(const BackwardPlan& plan, const BackwardLayout<Shape>& shared, const Step& step,
-                                  bool wanted = true) {
+__device__ inline void walk_steps(const BackwardPlan& plan, const BackwardLayout<Shape>& shared, bool wanted,
+                                  const Step& step) {
   Ring<BackwardLayout<Shape>::kItems> items;
   for (;; ++items.count) {
     ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
@@ -164,20 +164,13 @@ __device__ inline void walk_steps(const BackwardPlan& plan, const BackwardLayout
   }
 }
 
-/// The same for those who wait for others before they add to dQ.
-template <class Shape, class Step>
-__device__ inline void walk_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
-                                  const BackwardLayout<Shape>& shared, const Step& step) {
-  walk_steps<Shape>(plan, shared, step, p.grad_q);
-}
-
 /// One thread runs this: finds out when the block may add a step's dQ, up to two turns ahead of the dQ warpgroup, which
 /// therefore finds the answer in shared memory.
 template <class Shape>
 __device__ inline void await_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                    const BackwardLayout<Shape>& shared) {
   Ring<BackwardLayout<Shape>::kTurns> turns;
-  walk_turns<Shape>(p, plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
+  walk_steps<Shape>(plan, shared, p.grad_q, [&](const BackwardItem& item, const BackwardPlace& place) {
     const int turn = item.n_tile - item.first_adder<Shape>(place.tile);
     if (turn == 0) return;
     const int* const counter = plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
@@ -195,7 +188,7 @@ template <class Shape>
 __device__ inline void pass_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                   const BackwardLayout<Shape>& shared) {
   Ring<BackwardLayout<Shape>::kPasses> passes;
-  walk_turns<Shape>(p, plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
+  walk_steps<Shape>(plan, shared, p.grad_q, [&](const BackwardItem& item, const BackwardPlace& place) {
     const int turn = item.n_tile - item.first_adder<Shape>(place.tile);
     if (!plan.passes(turn, item.n_tile == item.last_adder<Shape>(place.tile))) return;
     ptx::mbarrier_wait(shared.pass_full(passes.slot()), passes.parity());
@@ -211,7 +204,7 @@ template <class Shape>
 __device__ inline void publish_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                      const BackwardLayout<Shape>& shared) {
   Ring<BackwardLayout<Shape>::kTurns> turns;
-  walk_steps<Shape>(plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
+  walk_steps<Shape>(plan, shared, true, [&](const BackwardItem& item, const BackwardPlace& place) {
     BackwardTurn turn;
     turn.tile = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
     turn.how = p.grad_q ? BackwardTurn::kAdd : BackwardTurn::kDrop;
@@ -233,7 +226,7 @@ template <class Shape>
 __device__ inline void pass_published_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                             const BackwardLayout<Shape>& shared) {
   Ring<BackwardLayout<Shape>::kTurns> turns;
-  walk_steps<Shape>(plan, shared, [&](const BackwardItem& item, const BackwardPlace& place) {
+  walk_steps<Shape>(plan, shared, true, [&](const BackwardItem& item, const BackwardPlace& place) {
     ptx::mbarrier_wait(shared.pass_full(turns.slot()), turns.parity());
     const int before = item.n_tile - item.first_adder<Shape>(place.tile);
     if (p.grad_q && plan.passes(before, item.n_tile == item.last_adder<Shape>(place.tile)))

@@ -46,8 +46,6 @@ using FewRowsPlan = std::variant<FewRowsDirectPlan, FewRowsStreamPlan, FewRowsBl
 
 namespace few_rows_plan {
 
-using gemm_plan::ceil_div;
-
 /// No tiles: it does not serve.
 inline FewRowsDirectPlan direct(const FewRowsExtent& p, int num_sms) {
   // Weights that memory reads in 2 us: longer calls are a stream, which the other kernels keep going.

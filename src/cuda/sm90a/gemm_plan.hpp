@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/host/ceil_div.hpp"
+
 namespace flashkernel::cuda::sm90a {
 
 /// Columns of a tile of 128 rows. Cooperative: two warpgroups share a tile; ping-pong: each has a tile of its own and
@@ -54,7 +56,6 @@ struct GemmDevice {
 
 namespace gemm_plan {
 
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 constexpr std::int64_t tiles(const GemmExtent& p, std::int64_t columns) {
   return ceil_div(p.m, 128) * ceil_div(p.n, columns);
 }
