@@ -1,5 +1,8 @@
 // Cases of attention_fwd over sequences of various lengths: side by side, and in pages.
+#include <algorithm>
+
 #include "conformance/attention_spec.hpp"
+#include "conformance/device_memory.hpp"
 
 namespace flashkernel::conformance {
 namespace {
@@ -84,6 +87,24 @@ void threes_cases(CaseList& list) {
       paged.lengths_q = {200, 1, 300, 449};
       list.add(std::string("paged_threes_") + mask.name + "_" + short_name(dtype),
                [paged](Call& call) { build_attention_paged(call, paged); });
+    }
+}
+
+// Sequences of a tile each, a head for each multiprocessor, so that every thread block has all of them in this order:
+// an output on its way when tiles without keys follow, and behind a single block of keys another one; rows that end
+// with their sequence in turn with whole ones.
+void passing_tiles_cases(CaseList& list) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+    for (const std::int64_t d : {192, 256}) {
+      VarlenSpec spec;
+      spec.common.dtype = dtype;
+      spec.common.heads_q = spec.common.heads_kv = std::max(1, multiprocessors());
+      spec.common.head_dim = d;
+      spec.lengths_q = {64, 20, 3, 3, 3, 3, 3, 128, 3, 70, 64, 64, 3, 20};
+      spec.lengths_k = {100, 30, 0, 0, 0, 0, 0, 64, 0, 130, 7, 7, 0, 7};
+      Case& added = list.add("varlen_tiles_without_keys_" + std::to_string(d) + "_" + short_name(dtype),
+                             [spec](Call& call) { build_attention_varlen(call, spec); });
+      added.is_for(hopper_id("attention_fwd", dtype) + "/d" + std::to_string(d));
     }
 }
 
@@ -204,6 +225,7 @@ void paged_cases(CaseList& list) {
 void cases(CaseList& list) {
   varlen_cases(list);
   threes_cases(list);
+  passing_tiles_cases(list);
   without_lse_cases(list);
   paged_cases(list);
 }

@@ -58,6 +58,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       ptx::mbarrier_init(shared.found_full(slot), 1);
       ptx::mbarrier_init(shared.found_empty(slot), 2 * kWarp);  // the warps of K and V
     }
+    for (int w = 0; w < Shape::kConsumers; ++w) {
+      ptx::mbarrier_init(shared.out_full(w), 4);
+      ptx::mbarrier_init(shared.out_empty(w), 1);
+    }
     for (int w = 0; w < Shape::kConsumers; ++w) *shared.met_nan(w) = 0;
     ptx::fence_mbarrier_init();
   }
@@ -67,9 +71,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (warpgroup == 0) {
     ptx::decrease_registers<Shape::kProducerRegisters>();
     if (threadIdx.x < kWarp)
-      produce_keys<Shape, false>(p, plan, shared, &map_k);
+      produce_keys<Shape, false>(p, plan, shared, &map_k, &map_out);
     else if (threadIdx.x < 2 * kWarp)
-      produce_keys<Shape, true>(p, plan, shared, &map_v);
+      produce_keys<Shape, true>(p, plan, shared, &map_v, &map_out);
     else if (threadIdx.x == 2 * kWarp) {
       produce_queries<Shape>(p, plan, shared, &map_q);
       ptx::allow_next_kernel();

@@ -33,6 +33,7 @@ struct Consumer {
 
   Ring<Shape::kQSlots> tiles;   // the current tile's
   Ring<Shape::kStages> blocks;  // the next block's K and V; while values are due, their V is at blocks.before()
+  Ring<1> outputs;              // the next one's places, where the warp of V sends it
   float score[kScores];
   float out[kOut];                        // and, with kSums, of each of this thread's rows the sum twice
   std::uint32_t weights[kValueSteps][4];  // the exponentials of the block before, as operands of its values
@@ -206,10 +207,39 @@ struct Consumer {
   } pending;
 
   __device__ void finish_pending() {
-    finish_rows<Shape, T>(p, plan, *shared.record(tiles.count - 1, warpgroup), map_out, out, rows, kModified,
-                          pending.partly_masked, shared.met_nan(warpgroup),
-                          Shape::kQSlots > 1 ? shared.q(tiles.before().slot(), warpgroup) : shared.out(warpgroup),
-                          kWarpgroup + warpgroup);
+    const TileRecord& tile = *shared.record(tiles.count - 1, warpgroup);
+    float factor[2];
+    finish_factors<Shape>(p, tile, out, rows, kModified, factor);
+    if (pending.partly_masked && has_nan(out)) *shared.met_nan(warpgroup) = 1;
+    const OutputRecord at{tile.b, tile.h, tile.first_query, min(64, tile.range.q_len - tile.first_query)};
+    if constexpr (Shape::kOutInValues > 0) return hand_over(at, factor);
+    if (Shape::kQSlots == 1) {
+      if (is_leader()) ptx::bulk_wait_read<0>();
+      ptx::barrier_sync(kWarpgroup + warpgroup, 128);
+    }
+    const std::uint32_t place = Shape::kQSlots > 1 ? shared.q(tiles.before().slot(), warpgroup) : shared.out(warpgroup);
+    stage_rows<T, 0, Shape::kColumnBlocks>(out, factor, place);
+    send_rows<Shape>(p, plan, at, map_out, place, kWarpgroup + warpgroup);
+  }
+
+  /// The output to the warp of V, which sends it; where it ends with a sequence, only its places.
+  __device__ void hand_over(const OutputRecord& at, const float (&factor)[2]) {
+    const auto last = blocks.before();
+    ptx::mbarrier_wait(shared.out_empty(warpgroup), outputs.parity() ^ 1);
+    stage_rows<T, 0, Shape::kOutSlots>(out, factor, shared.out(warpgroup));
+    ptx::mbarrier_wait(shared.v_empty(last.slot()), last.parity());  // all warpgroups have read the values
+    stage_rows<T, Shape::kOutSlots, Shape::kOutInValues>(out, factor,
+                                                         shared.out(warpgroup, Shape::kOutSlots, last.slot()));
+    if (!is_whole(p, at)) {
+      ptx::barrier_sync(kWarpgroup + warpgroup, 128);
+      for (int c = 0; c < Shape::kColumnBlocks; ++c)
+        store_some_rows(p, at, c, 1, shared.out(warpgroup, c, last.slot()));
+    }
+    if (is_leader()) *shared.output(warpgroup) = at;
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    release(shared.out_full(warpgroup));
+    ++outputs.count;
   }
   /// The producer may fill the place of Q: with two places, once the output of the tile before has left it.
   __device__ void retire_pending() {
@@ -287,6 +317,7 @@ struct Consumer {
   __device__ void run() {
     tiles = {};
     blocks = {};
+    outputs = {};
     pending = {};
     if (Shape::kTurns && warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is warpgroup 0's
     for (;; ++tiles.count) {
@@ -338,6 +369,7 @@ struct Consumer {
       int accumulate = 0;
       for (; block >= end; --block, accumulate = 1) step(tile, block, masked(), accumulate, block == end);
     }
+    if constexpr (Shape::kOutInValues > 0) ptx::mbarrier_wait(shared.out_empty(warpgroup), outputs.parity() ^ 1);
     ptx::bulk_wait<0>();
     ptx::barrier_sync(kWarpgroup + warpgroup, 128);
     if (*shared.met_nan(warpgroup)) redo_tiles<Shape, T>(p, plan, warpgroup);

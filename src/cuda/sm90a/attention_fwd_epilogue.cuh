@@ -1,5 +1,6 @@
 // The end of a row block in the Hopper forward kernel: divide by the row sums, write LSE, note rows that met NaN behind
-// a mask, and send the output to global memory: through the place of the warpgroup's Q, or places of its own.
+// a mask, and send the output to global memory: through the place of the warpgroup's Q, or places of its own and the
+// slot of the tile's last values.
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
@@ -16,29 +17,43 @@ __device__ inline std::uint32_t row_chunk(int row, int chunk) {
   return chunk / 8 * (64 * 128) + row * 128 + ((chunk ^ row) & 7) * 16;
 }
 
-/// kCount blocks of 64 columns, from block kFirst on, in shared memory -> out, rows past the sequence left alone.
-template <class T, int kFirst, int kCount>
-__device__ inline void store_some_rows(const AttentionParams& p, const TileRecord& tile, std::uint32_t from) {
-  const int thread = threadIdx.x % 128, rows = min(64, tile.range.q_len - tile.first_query);
-  T* const to = static_cast<T*>(p.out) + p.out_offset(tile.b, tile.h, tile.first_query) + kFirst * 64;
+/// Columns from 64 `block` on, 64 `count` of them, in shared memory -> out, rows past the sequence left alone. By all
+/// threads of the warpgroup.
+__device__ inline void store_some_rows(const AttentionParams& p, const OutputRecord& at, int block, int count,
+                                       std::uint32_t from) {
+  using Bits = std::uint16_t;
+  Bits* const to = static_cast<Bits*>(p.out) + p.out_offset(at.b, at.h, at.first_query) + block * 64;
 #pragma unroll 1
-  for (int at = thread; at < rows * (kCount * 8); at += 128) {
-    const int row = at / (kCount * 8), chunk = at % (kCount * 8);
+  for (int i = threadIdx.x % 128; i < at.rows * (count * 8); i += 128) {
+    const int row = i / (count * 8), chunk = i % (count * 8);
     const uint4 packed = *static_cast<const uint4*>(__cvta_shared_to_generic(from + row_chunk(row, chunk)));
-    T* const row_to = to + row * p.stride_out_token + chunk * 8;
-    const T* const values = reinterpret_cast<const T*>(&packed);
-    const int count = static_cast<int>(p.head_dim_v) - (kFirst * 64 + chunk * 8);
-    if (count >= 8) {
+    Bits* const row_to = to + row * p.stride_out_token + chunk * 8;
+    const Bits* const values = reinterpret_cast<const Bits*>(&packed);
+    const int columns = static_cast<int>(p.head_dim_v) - (block * 64 + chunk * 8);
+    if (columns >= 8) {
       ptx::store_16(row_to, packed, true);
     } else {
 #pragma unroll
       for (int e = 0; e < 8; ++e)
-        if (e < count) row_to[e] = values[e];
+        if (e < columns) row_to[e] = values[e];
     }
   }
 }
 
-/// The same blocks of the warpgroup's output, times a factor and rounded, into shared memory.
+/// The copy engine cuts rows at the tensor's end; where sequences lie side by side, that is not the sequence's.
+__device__ inline bool is_whole(const AttentionParams& p, const OutputRecord& at) {
+  return !p.is_varlen_q() || at.rows == 64;
+}
+
+/// One thread: a block of 64 columns, to global memory.
+__device__ inline void copy_rows(const AttentionParams& p, const ForwardPlan& plan, const OutputRecord& at,
+                                 const CUtensorMap* map_out, int block, std::uint32_t from) {
+  const int begin = p.is_varlen_q() ? static_cast<int>(p.q_begin(at.b)) : 0;
+  ptx::tma_store(map_out, from, plan.out_policy, block * 64, begin + at.first_query, at.h, p.is_varlen_q() ? 0 : at.b);
+}
+
+/// kCount blocks of 64 columns of the warpgroup's output, from block kFirst on, times a factor and rounded, into shared
+/// memory.
 template <class T, int kFirst, int kCount, int kOut>
 __device__ inline void stage_rows(const float (&out)[kOut], const float (&factor)[2], std::uint32_t place) {
   const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
@@ -54,45 +69,68 @@ __device__ inline void stage_rows(const float (&out)[kOut], const float (&factor
   }
 }
 
-/// From there to global memory; thread 0 of the warpgroup must wait for its group of stores before the place is filled
-/// again.
-template <class T, int kFirst, int kCount>
-__device__ inline void send_rows(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile,
+/// All columns from there to global memory; thread 0 of the warpgroup must wait for its group of stores before the
+/// place is filled again.
+template <class Shape>
+__device__ inline void send_rows(const AttentionParams& p, const ForwardPlan& plan, const OutputRecord& at,
                                  const CUtensorMap* map_out, std::uint32_t place, int barrier) {
-  // The copy engine cuts rows at the tensor's end; where sequences lie side by side, that is not the sequence's.
-  const bool whole = !p.is_varlen_q() || tile.first_query + 64 <= tile.range.q_len;
   ptx::fence_proxy_async_shared();
   ptx::barrier_sync(barrier, 128);
-  if (!whole) {
-    store_some_rows<T, kFirst, kCount>(p, tile, place);
+  if (!is_whole(p, at)) {
+    store_some_rows(p, at, 0, Shape::kColumnBlocks, place);
     ptx::barrier_sync(barrier, 128);
   } else if (threadIdx.x % 128 == 0) {
-    const int begin = tile.first_query + (p.is_varlen_q() ? static_cast<int>(p.q_begin(tile.b)) : 0);
 #pragma unroll
-    for (int c = 0; c < kCount; ++c)
-      ptx::tma_store(map_out, place + c * (64 * 128), plan.out_policy, (kFirst + c) * 64, begin, tile.h,
-                     p.is_varlen_q() ? 0 : tile.b);
+    for (int c = 0; c < Shape::kColumnBlocks; ++c) copy_rows(p, plan, at, map_out, c, place + c * Shape::kQBlockBytes);
     ptx::bulk_commit();
   }
 }
 
-/// The whole output by way of fewer places, Shape::kOutSlots, a block of 64 columns in each, which serve in turn from
-/// block kBlock on: while one is filled, the copy engine reads the one before.
-template <class Shape, class T, int kBlock = 0, int kOut>
-__device__ inline void send_in_turn(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile,
-                                    const CUtensorMap* map_out, const float (&out)[kOut], const float (&factor)[2],
-                                    std::uint32_t places, int barrier) {
-  if constexpr (kBlock < Shape::kColumnBlocks) {
-    if (kBlock == 0 || kBlock >= Shape::kOutSlots) {
-      if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<(kBlock == 0 ? 0 : Shape::kOutSlots - 1)>();
-      ptx::barrier_sync(barrier, 128);
-    }
-    const std::uint32_t place = places + kBlock % Shape::kOutSlots * Shape::kQBlockBytes;
-    stage_rows<T, kBlock, 1>(out, factor, place);
-    send_rows<T, kBlock, 1>(p, plan, tile, map_out, place, barrier);
-    send_in_turn<Shape, T, kBlock + 1>(p, plan, tile, map_out, out, factor, places, barrier);
+/// What the warp that loads V does where an output leaves through its slots, too (Shape::kOutInValues): sends it before
+/// other values come there. The next tile's first ones have another slot; its second ones are needed last of all.
+template <class Shape>
+struct OutputSender {
+  const AttentionParams& p;
+  const ForwardPlan& plan;
+  const SharedLayout<Shape>& shared;
+  const CUtensorMap* map_out;
+  unsigned ended : Shape::kStages;  // bit i: i loads before the last one, values were a tile's last
+  unsigned phase : 1;               // of the outputs' barriers; in one register with `ended`: the producer has few
+
+  __device__ bool is_due() const { return ended >> (Shape::kStages - 1) & 1; }
+  __device__ void before_load(const Ring<Shape::kStages>& at) {
+    if (is_due()) send<false>(at.slot());
   }
-}
+  __device__ void after_load(bool tile_ends) { ended = ended << 1 | static_cast<unsigned>(tile_ends); }
+  /// All that are due, as if loads followed, where no tile with keys does: consumers come to the next one when the
+  /// places of their last output are free. Behind the last tile they read what has been written: until then it is.
+  __device__ void flush(Ring<Shape::kStages> at) {
+    for (; ended; ++at.count) {
+      if (is_due()) send<true>(at.slot());
+      after_load(false);
+    }
+  }
+
+  /// What is whole; consumers have stored other rows themselves. kWritten: all that was sent has arrived.
+  template <bool kWritten>
+  __device__ void send(int slot) {
+#pragma unroll 1
+    for (int w = 0; w < Shape::kConsumers; ++w) {
+      ptx::mbarrier_wait(shared.out_full(w), phase);
+      if (threadIdx.x % kWarp == 0 && is_whole(p, *shared.output(w)))
+#pragma unroll 1
+        for (int c = 0; c < Shape::kColumnBlocks; ++c)
+          copy_rows(p, plan, *shared.output(w), map_out, c, shared.out(w, c, slot));
+    }
+    if (threadIdx.x % kWarp == 0) {
+      ptx::bulk_commit();
+      kWritten ? ptx::bulk_wait<0>() : ptx::bulk_wait_read<0>();
+      for (int w = 0; w < Shape::kConsumers; ++w) ptx::mbarrier_arrive(shared.out_empty(w));
+    }
+    __syncwarp();
+    phase ^= 1;
+  }
+};
 
 /// Whether a value that the products took is not finite: 0 times it is NaN, so it shows in its column of every row,
 /// those that don't see it as well. One row of each thread is looked at, and by each warp every fourth 8 columns.
@@ -131,15 +169,13 @@ __device__ inline void finish_sums(const AttentionParams& p, const TileRecord& t
   }
 }
 
-/// Divides by the row sums, writes LSE and starts the output's way to global memory. A warp issues one instruction
-/// after the other here, and nobody else may have work: what is asked for by few (LSE, sinks) stays behind one branch,
-/// and what waits for its own result (sums, exchanges) comes in many independent ones.
-template <class Shape, class T, int kOut>
-__device__ inline void finish_rows(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile,
-                                   const CUtensorMap* map_out, float (&out)[kOut], RunningRows& rows,
-                                   bool scores_are_final, bool partly_masked, int* met_nan, std::uint32_t place,
-                                   int barrier) {
-  float total[2], factor[2];
+/// What a thread's two rows must be multiplied by. A warp issues one instruction after the other here, and nobody else
+/// may have work: what is asked for by few (LSE, sinks) stays behind one branch, and what waits for its own result
+/// (sums, exchanges) comes in many independent ones. Where nothing is seen the factor is 0.
+template <class Shape, int kOut>
+__device__ inline void finish_factors(const AttentionParams& p, const TileRecord& tile, const float (&out)[kOut],
+                                      const RunningRows& rows, bool scores_are_final, float (&factor)[2]) {
+  float total[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if constexpr (Shape::kSums) {
@@ -152,19 +188,6 @@ __device__ inline void finish_rows(const AttentionParams& p, const ForwardPlan& 
     factor[half] = total[half] == 0.0f ? 0.0f : ptx::reciprocal_approx(total[half]);
   }
   if (p.lse || p.sinks) finish_sums(p, tile, rows, scores_are_final, total, factor);
-  if (partly_masked && has_nan(out)) *met_nan = 1;
-  // Where nothing is seen the factor is 0, and 0 * NaN noted above.
-  constexpr bool kOwnPlaces = Shape::kOutSlots >= Shape::kColumnBlocks;
-  if constexpr (kOwnPlaces) {
-    if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
-    ptx::barrier_sync(barrier, 128);
-  }
-  if constexpr (kOwnPlaces || Shape::kQSlots > 1) {
-    stage_rows<T, 0, Shape::kColumnBlocks>(out, factor, place);
-    send_rows<T, 0, Shape::kColumnBlocks>(p, plan, tile, map_out, place, barrier);
-  } else {
-    send_in_turn<Shape, T>(p, plan, tile, map_out, out, factor, place, barrier);
-  }
 }
 
 /// The output of 64 rows that see no key.

@@ -1,12 +1,12 @@
-// The producer of the Hopper forward kernel: three warps. One fills the slots of K, one those of V by TMA, a thread of
-// the third finds the tiles that this thread block computes, tells the two and the consumers of them and brings Q. Each
-// runs ahead as far as its slots allow, across tiles.
+// The producer of the Hopper forward kernel: three warps. One fills the slots of K, one those of V by TMA (and may send
+// outputs that leave through them), a thread of the third finds the tiles that this thread block computes, tells the
+// two and the consumers of them and brings Q. Each runs ahead as far as its slots allow, across tiles.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
-#include "cuda/sm90a/attention_fwd_shape.cuh"
+#include "cuda/sm90a/attention_fwd_epilogue.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
@@ -21,7 +21,6 @@ struct KeyPlace {
 /// block, pages had 0.96 of contiguous keys' rate, with a division besides 0.92.)
 template <class Shape>
 struct KeyWalk {
-  const std::int32_t* table = nullptr;
   int key;                  // where the batch after the next begins; not of pages: the next block's row
   int image;                // not of pages
   KeyPlace piece{}, after;  // this lane's, of this batch and of the next one
@@ -32,34 +31,35 @@ struct KeyWalk {
     image = p.is_varlen_k() ? 0 : tile.b;
     if (p.is_varlen_k()) key += static_cast<int>(p.k_begin(tile.b));
     if (!p.is_paged()) return;
-    table = p.block_table + tile.b * p.stride_block_table;
-    piece = look_up(p, plan, tile.range.k_len, lane_keys);
-    after = look_up(p, plan, tile.range.k_len, lane_keys);
+    piece = look_up(p, plan, tile, lane_keys);
+    after = look_up(p, plan, tile, lane_keys);
   }
 
   /// Past the sequence and for a bad id: an image below 0. What the table holds past the sequence's end is never
   /// followed.
-  __device__ KeyPlace next(const AttentionParams& p, const ForwardPlan& plan, int k_len, int lane_keys) {
-    if (!table) {
+  __device__ KeyPlace next(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile, int lane_keys) {
+    if (!p.is_paged()) {
       key -= Shape::kBlockN;
       return {key + Shape::kBlockN, image};
     }
     if (taken == plan.batch_blocks) {
       piece = after;
-      after = look_up(p, plan, k_len, lane_keys);
+      after = look_up(p, plan, tile, lane_keys);
       taken = 0;
     }
     const int from = taken++ * plan.block_pieces + static_cast<int>(threadIdx.x % kWarp);
     return {__shfl_sync(kFullMask, piece.row, from), __shfl_sync(kFullMask, piece.image, from)};
   }
 
-  __device__ KeyPlace look_up(const AttentionParams& p, const ForwardPlan& plan, int k_len, int lane_keys) {
+  __device__ KeyPlace look_up(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile,
+                              int lane_keys) {
     const int at = key + lane_keys;
     key -= plan.batch_blocks * Shape::kBlockN;
-    if (at < 0 || at >= k_len) return {0, -1};
+    if (at < 0 || at >= tile.range.k_len) return {0, -1};
     const auto page_size = static_cast<unsigned>(p.page_size), column = static_cast<unsigned>(at) / page_size;
     const int row = at - static_cast<int>(column * page_size);
-    return {row, column < static_cast<unsigned>(plan.max_pages) ? table[column] : -1};
+    if (column >= static_cast<unsigned>(plan.max_pages)) return {row, -1};
+    return {row, p.block_table[tile.b * p.stride_block_table + column]};
   }
 
   /// Where a lane's piece of a batch begins, from its first block on; far below for lanes that have none.
@@ -124,19 +124,27 @@ __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shap
 /// memory when it is asked for: the producer has few registers.
 template <class Shape, bool kOfV>
 __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan& plan,
-                                    const SharedLayout<Shape>& shared, const CUtensorMap* map) {
+                                    const SharedLayout<Shape>& shared, const CUtensorMap* map,
+                                    const CUtensorMap* map_out) {
+  constexpr bool kSends = kOfV && Shape::kOutInValues > 0;
   Ring<Shape::kStages> at;
+  OutputSender<Shape> sender{p, plan, shared, map_out, 0, 0};
   ptx::wait_for_previous_kernel();
   const int lane_keys = p.is_paged() ? KeyWalk<Shape>::first_key_of_lane(plan) : 0;
   for (Ring<SharedLayout<Shape>::kRecords> tiles;; ++tiles.count) {
     ptx::mbarrier_wait(shared.found_full(tiles.slot()), tiles.parity());
     const TileRecord& tile = *shared.found(tiles.count);
-    if (tile.num_blocks < 0) return;
-    if (tile.num_blocks > 0) {
+    if (tile.num_blocks <= 0) {
+      if (kSends) sender.flush(at);
+      if (tile.num_blocks < 0) return;
+    } else {
       KeyWalk<Shape> walk(p, plan, tile, lane_keys);
 #pragma unroll 1
-      for (int i = tile.num_blocks; i > 0; --i, ++at.count)
-        load_keys<Shape, kOfV>(p, plan, shared, map, walk.next(p, plan, tile.range.k_len, lane_keys), tile.g, at);
+      for (int i = tile.num_blocks; i > 0; --i, ++at.count) {
+        if (kSends) sender.before_load(at);
+        load_keys<Shape, kOfV>(p, plan, shared, map, walk.next(p, plan, tile, lane_keys), tile.g, at);
+        if (kSends) sender.after_load(i == 1);
+      }
     }
     ptx::mbarrier_arrive(shared.found_empty(tiles.slot()));
   }

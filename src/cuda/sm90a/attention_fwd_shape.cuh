@@ -21,7 +21,7 @@ struct ForwardTile {
   static constexpr int kStages = 2;
   /// With a kQSlots of 2 a tile's output leaves through the place of its Q while the next tile's Q is there already.
   /// With 1, Q's place is free for the next Q once the last scores are done, and the output leaves through kOutSlots
-  /// places of its own, 64 columns in each.
+  /// places of its own, 64 columns in each, and for other columns through the slot of the tile's last values.
   static constexpr int kOutSlots = 0;
   /// Of the kDim / 16 steps of Q K^T, those whose part of Q a thread holds in registers; shared memory, which serves a
   /// product of 64 x 64 at its limit, is read less for them.
@@ -47,6 +47,8 @@ struct ForwardShape : Tile {
   static constexpr int kQBlockBytes = 64 * 128, kKvBlockBytes = kBlockN * 128;
   static constexpr int kQBytes = kColumnBlocks * kQBlockBytes;  // of one warpgroup
   static constexpr int kKvBytes = kColumnBlocks * kKvBlockBytes;
+  static constexpr int kOutInValues = kQSlots > 1 ? 0 : kColumnBlocks - kOutSlots;  // of a warpgroup's column blocks
+  static_assert(kConsumers * kOutInValues * kQBlockBytes <= kKvBytes, "the slot of values has no room");
   static constexpr int kTileBytes =
       kQSlots * kConsumers * kQBytes + 2 * kStages * kKvBytes + kConsumers * kOutSlots * kQBlockBytes;
 };
@@ -71,16 +73,23 @@ struct TileRecord {
   KeyRange range;
 };
 
+/// Of a warpgroup's output that the warp of V sends.
+struct OutputRecord {
+  int b, h, first_query;
+  int rows;  // that the sequence has, of 64
+};
+
 /// Where things lie in dynamic shared memory, as 32-bit addresses.
 template <class Shape>
 struct SharedLayout {
   static constexpr int kOnesBytes = Shape::kSums ? Shape::kKvBlockBytes : 0, kValueBytes = Shape::kKvBytes + kOnesBytes;
   static constexpr int kTileBytes = Shape::kTileBytes + Shape::kStages * kOnesBytes;
   static constexpr int kRecords = 4;
-  static constexpr int kBarriers = 2 * Shape::kQSlots * Shape::kConsumers + 4 * Shape::kStages + 2 * kRecords;
+  static constexpr int kBarriers =
+      2 * Shape::kQSlots * Shape::kConsumers + 4 * Shape::kStages + 2 * kRecords + 2 * Shape::kConsumers;
   static constexpr int kRecordBytes = (sizeof(TileRecord) + 15) / 16 * 16;
-  static constexpr int kBytes =
-      kTileBytes + kBarriers * 8 + kRecords * (Shape::kConsumers + 1) * kRecordBytes + 4 * Shape::kConsumers;
+  static constexpr int kBytes = kTileBytes + kBarriers * 8 + kRecords * (Shape::kConsumers + 1) * kRecordBytes +
+                                Shape::kConsumers * static_cast<int>(sizeof(OutputRecord) + sizeof(int));
   static_assert(kBytes <= 227 * 1024, "a block of sm_90 has 227 KB");
 
   std::uint32_t base;
@@ -96,6 +105,11 @@ struct SharedLayout {
   __device__ std::uint32_t out(int warpgroup) const {
     return v(Shape::kStages) + warpgroup * Shape::kOutSlots * Shape::kQBlockBytes;
   }
+  /// The place of a warpgroup's columns from 64 `block` on; `slot`: of the tile's last values.
+  __device__ std::uint32_t out(int warpgroup, int block, int slot) const {
+    if (block < Shape::kOutSlots) return out(warpgroup) + block * Shape::kQBlockBytes;
+    return v(slot) + (warpgroup * Shape::kOutInValues + block - Shape::kOutSlots) * Shape::kQBlockBytes;
+  }
   __device__ std::uint32_t barrier(int i) const { return base + kTileBytes + 8 * i; }
   __device__ std::uint32_t q_full(int slot, int warpgroup) const {
     return barrier(slot * Shape::kConsumers + warpgroup);
@@ -109,6 +123,8 @@ struct SharedLayout {
   __device__ std::uint32_t v_empty(int stage) const { return k_full(3 * Shape::kStages + stage); }
   __device__ std::uint32_t found_full(int slot) const { return k_full(4 * Shape::kStages + slot); }
   __device__ std::uint32_t found_empty(int slot) const { return found_full(kRecords + slot); }
+  __device__ std::uint32_t out_full(int warpgroup) const { return found_full(2 * kRecords + warpgroup); }
+  __device__ std::uint32_t out_empty(int warpgroup) const { return out_full(Shape::kConsumers + warpgroup); }
   /// Of the tile'th tile, as a warpgroup knows it. The one before stays while consumers look back at it: the producer
   /// is two ahead of them at most.
   __device__ TileRecord* record(std::uint32_t tile, int warpgroup) const {
@@ -117,12 +133,13 @@ struct SharedLayout {
   }
   /// The same for the warps of the producer, through a ring of its own.
   __device__ TileRecord* found(std::uint32_t tile) const { return record(tile, Shape::kConsumers); }
-  /// 1 once the warpgroup has had a row whose result is not finite where a mask may be to blame.
-  __device__ int* met_nan(int warpgroup) const {
-    return static_cast<int*>(
+  __device__ OutputRecord* output(int warpgroup) const {
+    return static_cast<OutputRecord*>(
                __cvta_shared_to_generic(barrier(kBarriers) + kRecords * (Shape::kConsumers + 1) * kRecordBytes)) +
            warpgroup;
   }
+  /// 1 once the warpgroup has had a row whose result is not finite where a mask may be to blame.
+  __device__ int* met_nan(int warpgroup) const { return reinterpret_cast<int*>(output(Shape::kConsumers)) + warpgroup; }
 };
 
 /// A count of what went through a ring of slots: the place of the next one and the parity of its barriers' phase.

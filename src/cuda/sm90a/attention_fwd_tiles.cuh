@@ -88,8 +88,8 @@ struct ForwardTiles<192> {
   struct Long : ForwardTile<192> {  // 48 + 4 x 30 + 48 KB
     static constexpr int kConsumers = 2, kBlockN = 80, kQSlots = 1, kOutSlots = 3, kHeld = 10;
   };
-  struct Short : ForwardTile<192> {  // 48 + 6 x 24 + 16 KB
-    static constexpr int kConsumers = 2, kBlockN = 64, kQSlots = 1, kStages = 3, kOutSlots = 1, kHeld = 12;
+  struct Short : ForwardTile<192> {  // 48 + 6 x 24 + 32 KB
+    static constexpr int kConsumers = 2, kBlockN = 64, kQSlots = 1, kStages = 3, kOutSlots = 2, kHeld = 12;
     static constexpr bool kTurns = false;
   };
   struct Modified : ForwardTile<192> {
@@ -106,8 +106,8 @@ struct ForwardTiles<256> {
   struct Only : ForwardTile<256> {  // 64 + 4 x 32 + 32 KB
     static constexpr int kConsumers = 2, kBlockN = 64, kQSlots = 1, kOutSlots = 2, kHeld = 7;
   };
-  struct Modified : ForwardTile<256> {  // 64 + 4 x 24 + 32 KB
-    static constexpr int kConsumers = 2, kBlockN = 48, kQSlots = 1, kOutSlots = 2;
+  struct Modified : ForwardTile<256> {  // 64 + 4 x 24 + 48 KB
+    static constexpr int kConsumers = 2, kBlockN = 48, kQSlots = 1, kOutSlots = 3;
   };
   template <class F>
   static void choose(const AttentionParams&, F&& launch_with) {
