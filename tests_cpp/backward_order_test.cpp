@@ -99,14 +99,14 @@ BackwardCall causal_call(int dim, int seq, bool ordered) {
 }
 
 TEST(BackwardHeadsAtOnce, AreTheFastestOfThoseMeasured) {
-  EXPECT_EQ(heads_at_once(causal_call(128, 16384, false)), 2);
-  EXPECT_EQ(heads_at_once(causal_call(128, 8192, false)), 4);
-  EXPECT_EQ(heads_at_once(causal_call(128, 4096, false)), 8);
-  EXPECT_EQ(heads_at_once(causal_call(64, 4096, false)), 8);
-  EXPECT_EQ(heads_at_once(causal_call(64, 16384, false)), 1);
+  EXPECT_EQ(choose_heads_at_once(causal_call(128, 16384, false)), 2);
+  EXPECT_EQ(choose_heads_at_once(causal_call(128, 8192, false)), 4);
+  EXPECT_EQ(choose_heads_at_once(causal_call(128, 4096, false)), 8);
+  EXPECT_EQ(choose_heads_at_once(causal_call(64, 4096, false)), 8);
+  EXPECT_EQ(choose_heads_at_once(causal_call(64, 16384, false)), 1);
   // In order blocks wait in every step at d128: twice as far apart.
-  EXPECT_EQ(heads_at_once(causal_call(128, 2048, true)), 32);
-  EXPECT_EQ(heads_at_once(causal_call(64, 16384, true)), 16);
+  EXPECT_EQ(choose_heads_at_once(causal_call(128, 2048, true)), 32);
+  EXPECT_EQ(choose_heads_at_once(causal_call(64, 16384, true)), 16);
 }
 
 TEST(BackwardHeadsAtOnce, OfABandAreAsManyAsOfShortSequences) {
@@ -114,7 +114,7 @@ TEST(BackwardHeadsAtOnce, OfABandAreAsManyAsOfShortSequences) {
   band.uneven = false, band.band_tiles = 8;
   BackwardCall full = causal_call(128, 16384, true);
   full.uneven = full.joined = false, full.q_tiles = 8;
-  EXPECT_EQ(heads_at_once(band), heads_at_once(full));
+  EXPECT_EQ(choose_heads_at_once(band), choose_heads_at_once(full));
   EXPECT_FALSE(first_tiles_lead(band));
 }
 
@@ -130,7 +130,7 @@ TEST(BackwardHeadsAtOnce, AGroupHasAtMostWhatIsWantedAndTheLastOneIsNoneTooMany)
         ASSERT_GT(groups_of(at_once - 1), groups_of(most));
       }
     }
-  EXPECT_EQ(heads_at_once(BackwardCall{}), 1);
+  EXPECT_EQ(choose_heads_at_once(BackwardCall{}), 1);
 }
 
 }  // namespace

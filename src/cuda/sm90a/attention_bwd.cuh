@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
-/// The order asks what it needs to know of a call.
+/// What the order of a launch follows from.
 template <class Shape>
 BackwardCall backward_call(const AttentionParams& f, const BackwardPlan& plan, const CudaDeviceProperties& device) {
   BackwardCall call;
@@ -149,7 +149,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.group = static_cast<int>(f.heads_q / f.heads_kv);
   plan.ordered = p.deterministic || order_is_cheap(Shape::kJoined, plan.k_tiles);
   const BackwardCall call = backward_call<Shape>(f, plan, device);
-  int at_once = heads_at_once(call);
+  int at_once = choose_heads_at_once(call);
   BackwardCut cut(p, kDim, device.num_sms);
   if (plan.ordered || !Shape::kMayCut || kModified) cut.items = cut.ranges = 0;
   plan.whole_items = items - static_cast<int>(cut.items);

@@ -130,7 +130,8 @@ inline int heads_in_cache(const BackwardCall& call) {
   return alike_in_size(call.heads, call.l2_bytes * 3 / 10 / std::max<std::int64_t>(1, call.head_bytes));
 }
 
-inline int heads_at_once(const BackwardCall& call) {
+/// BackwardOrder::heads_at_once for a call.
+inline int choose_heads_at_once(const BackwardCall& call) {
   if (call.heads == 0) return 1;
   if (call.ordered) return heads_apart(call);
   const bool lead = first_tiles_lead(call);

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (warpgroup == 0) {
     ptx::decrease_registers<Shape::kProducerRegisters>();
     if (threadIdx.x < kWarp)
-      produce_keys<Shape, false>(p, plan, shared, &map_k, &map_out);
+      produce_keys<Shape, false>(p, plan, shared, &map_k, nullptr);
     else if (threadIdx.x < 2 * kWarp)
       produce_keys<Shape, true>(p, plan, shared, &map_v, &map_out);
     else if (threadIdx.x == 2 * kWarp) {

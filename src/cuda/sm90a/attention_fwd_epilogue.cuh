@@ -150,8 +150,9 @@ __device__ inline bool has_nan(const float (&out)[kCount]) {
 }
 
 /// LSE of this thread's two rows, of which `total` are the sums, and a sink's share in the factors.
-__device__ inline void finish_sums(const AttentionParams& p, const TileRecord& tile, const RunningRows& rows,
-                                   bool scores_are_final, const float (&total)[2], float (&factor)[2]) {
+__device__ inline void apply_sinks_and_store_lse(const AttentionParams& p, const TileRecord& tile,
+                                                 const RunningRows& rows, bool scores_are_final,
+                                                 const float (&total)[2], float (&factor)[2]) {
   const int first = tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -187,7 +188,7 @@ __device__ inline void finish_factors(const AttentionParams& p, const TileRecord
     }
     factor[half] = total[half] == 0.0f ? 0.0f : ptx::reciprocal_approx(total[half]);
   }
-  if (p.lse || p.sinks) finish_sums(p, tile, rows, scores_are_final, total, factor);
+  if (p.lse || p.sinks) apply_sinks_and_store_lse(p, tile, rows, scores_are_final, total, factor);
 }
 
 /// The output of 64 rows that see no key.

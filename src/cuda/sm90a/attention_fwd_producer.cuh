@@ -121,7 +121,7 @@ __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shap
 }
 
 /// One warp for K, one for V: of the tiles that the thread below finds. What is known of a tile is read from shared
-/// memory when it is asked for: the producer has few registers.
+/// memory when it is asked for: the producer has few registers. V's warp sends outputs, by map_out; K's has none.
 template <class Shape, bool kOfV>
 __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan& plan,
                                     const SharedLayout<Shape>& shared, const CUtensorMap* map,

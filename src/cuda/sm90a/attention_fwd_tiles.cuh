@@ -1,6 +1,10 @@
 // Which tiles of the Hopper forward kernel serve which call.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/host/ceil_div.hpp"
 #include "cuda/sm90a/attention_fwd_shape.cuh"
 #include "ops/attention_params.hpp"
 
