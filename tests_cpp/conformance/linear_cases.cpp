@@ -220,11 +220,17 @@ void forward_cases(CaseList& list) {
     waves("o168", 392, 168, Activation::kGelu, [](Spec& spec) { spec.preactivation = true; });
     waves("o504", 840, 504, Activation::kNone, [](Spec& spec) { spec.y.gap = 8; });
     waves("o280_bias_fp32", 392, 280, Activation::kGeluTanh, [](Spec& spec) { spec.bias_fp32 = true; });
+    // Results of 192 columns leave by the copy engine: without a pre-activation, with tanh-GELU or no activation.
+    waves("o544_long", 1544, 544, Activation::kGeluTanh, [](Spec& spec) { spec.y.gap = 8; });
+    waves("o544_long_silu", 1544, 544, Activation::kSilu, [](Spec&) {});
     for (const LinearEdge& edge : kLinearEdges) {
-      const Spec edges{dtype,   gpu ? kEdgeRows : kEdgeRowsEmulated,
-                       kEdgeIn, gpu ? edge.out : edge.out_emulated,
-                       false,   Activation::kGeluTanh};
+      Spec edges{dtype,   gpu ? kEdgeRows : kEdgeRowsEmulated,
+                 kEdgeIn, gpu ? edge.out : edge.out_emulated,
+                 false,   Activation::kGeluTanh};
       add("edges_o" + std::to_string(edge.out), edges, "/large");
+      if (edge.columns != 192) continue;
+      edges.activation = Activation::kNone;
+      add("edges_none_o" + std::to_string(edge.out), edges, "/large");
     }
     Spec wide{dtype, 500, 392, gpu ? 8160 : 480, false, Activation::kGeluTanh};
     add("wide_32", wide, "/large");  // see "wide"; a multiple of 32

@@ -14,6 +14,7 @@
 #include "cuda/sm90a/gemm_epilogue.cuh"
 #include "cuda/sm90a/gemm_launch.cuh"
 #include "cuda/sm90a/gemm_products.cuh"
+#include "cuda/sm90a/gemm_sender.cuh"
 #include "cuda/sm90a/gemm_shape.cuh"
 #include "cuda/sm90a/operand_map.hpp"
 #include "cuda/tile/split_sum.cuh"
@@ -66,22 +67,74 @@ __device__ inline void consume(const GemmArguments& p, char* shared, int group, 
   }
 }
 
-/// Pre-activation and result of this block's tile i, number `index` of all, by `store`, which gets the activation and a
-/// NeighboursPlace.
-template <class T, class Shape, class Store>
-__device__ inline void finish_neighbours(const GemmArguments& p, char* shared, int index, int i, Store store) {
+/// This block's tile i, number `index` of all, and its bias in shared memory.
+template <class T, class Shape>
+struct FinishedTile {
+  TileIndex tile;
+  const T* bias;
+  __device__ FinishedTile(const GemmArguments& p, char* shared, int index, int i)
+      : tile(tile_of<Shape>(p, again(index))),
+        bias(reinterpret_cast<const T*>(shared + SharedStorage<Shape>::kBias +
+                                        i % Shape::kBiasPlaces * Shape::kBiasBytes)) {}
+
+ private:
   // Worked out here, so that it takes no registers beside the sums.
-  auto again = static_cast<std::uint32_t>(index);
-  ptx::hold(again);
-  const TileIndex tile = tile_of<Shape>(p, static_cast<int>(again));
-  const int place = i % Shape::kBiasPlaces;
-  const T* const bias = reinterpret_cast<const T*>(shared + SharedStorage<Shape>::kBias + place * Shape::kBiasBytes);
+  __device__ static int again(int index) {
+    auto value = static_cast<std::uint32_t>(index);
+    ptx::hold(value);
+    return static_cast<int>(value);
+  }
+};
+
+/// Pre-activation and result by `store`, which gets the activation and a NeighboursPlace.
+template <class T, class Shape, class Store>
+__device__ inline void finish_neighbours(const GemmArguments& p, const FinishedTile<T, Shape>& of, Store store) {
   const LinearEpilogue& e = p.epilogue;
   if (e.preactivation)
     store(std::integral_constant<Activation, Activation::kNone>{},
-          NeighboursPlace<T, Shape>(p, tile, bias, e.preactivation, e.stride_preactivation));
+          NeighboursPlace<T, Shape>(p, of.tile, of.bias, e.preactivation, e.stride_preactivation));
   with_activation(e.activation, [&](auto activation) {
-    store(activation, NeighboursPlace<T, Shape>(p, tile, bias, e.out, e.stride_out));
+    store(activation, NeighboursPlace<T, Shape>(p, of.tile, of.bias, e.out, e.stride_out));
+  });
+}
+
+/// finish(activation, sender), where results leave by the copy engine; else says that they don't.
+template <class T, class Shape, class Finish>
+__device__ inline bool by_sender(const GemmArguments& p, const FinishedTile<T, Shape>& of, char* shared, int group,
+                                 Finish finish) {
+  if constexpr (Shape::kSends) {
+    if (!p.sends) return false;
+    with_activation(p.epilogue.activation, [&](auto activation) {
+      if constexpr (sends(decltype(activation)::value))
+        finish(activation, PieceSender<T, Shape>(p, of.tile, of.bias, shared, group));
+    });
+    return true;
+  }
+  return false;
+}
+
+/// A tile's results, or those of the left half of a block's last one.
+template <class T, class Shape>
+__device__ inline void finish_own(const GemmArguments& p, const FinishedTile<T, Shape>& of, const Sums<Shape>& sum,
+                                  char* shared, int group, bool last) {
+  const bool sent = by_sender<T, Shape>(p, of, shared, group, [&](auto activation, const auto& sender) {
+    send_groups<T, Shape, decltype(activation)::value>(sender, sum, last);
+  });
+  if (sent) return;
+  finish_neighbours<T, Shape>(p, of, [&](auto activation, const NeighboursPlace<T, Shape>& place) {
+    store_groups<T, Shape, decltype(activation)::value>(place, sum, last);
+  });
+}
+
+/// Those of the right half of the other warpgroup's last tile.
+template <class T, class Shape>
+__device__ inline void finish_given(const GemmArguments& p, const FinishedTile<T, Shape>& of, char* shared, int group) {
+  const bool sent = by_sender<T, Shape>(p, of, shared, group, [&](auto activation, const auto& sender) {
+    send_right_half<T, Shape, decltype(activation)::value>(sender, shared);
+  });
+  if (sent) return;
+  finish_neighbours<T, Shape>(p, of, [&](auto activation, const NeighboursPlace<T, Shape>& place) {
+    store_right_half<T, Shape, decltype(activation)::value>(place, shared);
   });
 }
 
@@ -102,18 +155,14 @@ __device__ inline void consume_neighbours(const GemmArguments& p, char* shared, 
       give_right_half<Shape>(sum, shared);
       ptx::mbarrier_arrive(base + Storage::kHanded);
     }
-    finish_neighbours<T, Shape>(p, shared, first + i * step, i,
-                                [&](auto activation, const NeighboursPlace<T, Shape>& place) {
-                                  store_groups<T, Shape, decltype(activation)::value>(place, sum, last);
-                                });
+    finish_own<T, Shape>(p, {p, shared, first + i * step, i}, sum, shared, group, last);
     ptx::mbarrier_arrive(base + Storage::kBiasRead + 8 * (i % Shape::kBiasPlaces));
   }
-  if (first + (i - 1) * step >= p.tiles) return;  // the last tile was its own
-  ptx::mbarrier_wait(base + Storage::kHanded, 0);
-  finish_neighbours<T, Shape>(p, shared, first + (i - 1) * step, i - 1,
-                              [&](auto activation, const NeighboursPlace<T, Shape>& place) {
-                                store_right_half<T, Shape, decltype(activation)::value>(place, shared);
-                              });
+  if (first + (i - 1) * step < p.tiles) {  // the last tile was the other one's
+    ptx::mbarrier_wait(base + Storage::kHanded, 0);
+    finish_given<T, Shape>(p, {p, shared, first + (i - 1) * step, i - 1}, shared, group);
+  }
+  if constexpr (Shape::kSends) wait_for_sent();
 }
 
 template <class T, class Shape, bool kKMajorA, bool kKMajorB>
@@ -161,7 +210,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) gemm_kernel(const __grid_c
 
 template <class T, class Shape>
 void launch_gemm(const char* name, const GemmProblem& p, int num_sms, cudaStream_t stream) {
-  const GemmArguments arguments = gemm_arguments<T, Shape>(name, p);
+  GemmArguments arguments = gemm_arguments<T, Shape>(name, p);
+  if constexpr (Shape::kSends) {
+    const TensorMapSpec results = results_map<T>(p);
+    arguments.sends = sends_results(p, ceil_div(arguments.tiles, num_sms)) && fits_tensor_map(results);
+    if (arguments.sends) arguments.out = make_tensor_map(name, results);
+  }
   const auto blocks = static_cast<unsigned>(std::min(arguments.tiles, num_sms));
   LaunchShape shape{blocks, Shape::kThreads, Shape::kSharedBytes, stream};
   shape.early = true;

@@ -88,7 +88,16 @@ struct NeighboursPlace {
   }
 };
 
-/// 32 columns' sums: in chunk c of 8 the first one is column c of a thread's 8, the second one 4 + c.
+/// A thread's 8 neighbours of its first row of 64, or (i = 1) of the one 8 rows further. `sum`: of 32 columns, in chunk
+/// c of 8 the first one is column c of a thread's 8, the second one 4 + c.
+template <class T, Activation kActivation>
+__device__ inline uint4 neighbours(const float* sum, int i, const float (&bias)[8]) {
+  float x[8];
+#pragma unroll
+  for (int v = 0; v < 8; ++v) x[v] = activate_fast<kActivation>(sum[v % 4 * 4 + i * 2 + v / 4] + bias[v]);
+  return {pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7])};
+}
+
 template <class T, class Shape, Activation kActivation>
 __device__ inline void store_neighbours(const NeighboursPlace<T, Shape>& place, std::uint32_t g,
                                         const float* const (&sum)[Shape::kPartsM]) {
@@ -97,11 +106,8 @@ __device__ inline void store_neighbours(const NeighboursPlace<T, Shape>& place, 
 #pragma unroll
   for (int i = 0; i < 2 * Shape::kPartsM; ++i) {
     const int down = i / 2 * 64 + i % 2 * 8;
-    float x[8];
-#pragma unroll
-    for (int v = 0; v < 8; ++v) x[v] = activate_fast<kActivation>(sum[i / 2][v % 4 * 4 + i % 2 * 2 + v / 4] + bias[v]);
-    const uint4 values = {pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7])};
-    ptx::store_16(place.to + static_cast<std::uint64_t>(place.stride) * down + 32 * g, values,
+    ptx::store_16(place.to + static_cast<std::uint64_t>(place.stride) * down + 32 * g,
+                  neighbours<T, kActivation>(sum[i / 2], i % 2, bias),
                   place.rows.stores(down) && 32 * g >= place.repeated);
   }
 }

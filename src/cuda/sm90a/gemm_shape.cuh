@@ -50,8 +50,13 @@ struct GemmShape {
   // kNeighbours: of 32 columns; those left of kLeftGroups are the left half of a tile.
   static constexpr int kRest = kNeighbours ? kTileN % 32 : 0;
   static constexpr int kGroups = kTileN / 32, kLeftGroups = (kGroups + (kRest > 0 ? 1 : 0)) / 2;
-  static constexpr int kColumns = kTileN % 64 == 0 ? 64 : 32;                               // that leave together
-  static constexpr int kStagedBytes = kNeighbours || kCluster > 1 ? 0 : 16 * kColumns * 2;  // of a warp
+  // kSends: results may leave by the copy engine (gemm_sender.cuh), in pieces of a warp's 32 rows x 32 columns.
+  static constexpr bool kSends = kNeighbours && kTileN == 192;
+  static constexpr int kPieceBytes = 32 * 32 * 2, kPiecePlaces = 3;
+  static constexpr int kColumns = kTileN % 64 == 0 ? 64 : 32;  // that leave together
+  static constexpr int kStagedBytes = kSends                        ? kPiecePlaces * kPieceBytes
+                                      : kNeighbours || kCluster > 1 ? 0
+                                                                    : 16 * kColumns * 2;  // of a warp
   static constexpr int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
   static constexpr int kStageBytes = kBytesA + kBytesB;
   // Of bias: a place a warpgroup, in fp32; kNeighbours: of four tiles, in T (see load_bias).
@@ -69,6 +74,7 @@ struct GemmShape {
 struct GemmArguments {
   CUtensorMap a, b;
   CUtensorMap b_rest;  // of a tile's kRest last columns
+  CUtensorMap out;     // kSends: the results, in boxes of a piece
   LinearEpilogue epilogue;
   float* partial;   // [parts, m, n] where k is cut, else null
   int m, n, num_k;  // num_k: k-tiles of a part; of all parts where they are a cluster's
@@ -77,7 +83,8 @@ struct GemmArguments {
   int rows_a;      // of A's boxes: a tile's, or all of m where it has less and A is k-major
   std::uint64_t policy_b;
   int parts;
-  int tiles;  // of all parts
+  int tiles;   // of all parts
+  bool sends;  // kSends: results leave by the copy engine
 };
 
 template <class Shape>
