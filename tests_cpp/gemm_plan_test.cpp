@@ -96,6 +96,8 @@ TEST(GemmPlan, ConformanceCasesTakeEveryWidth) {
   EXPECT_EQ(both(392, 352), "ping-pong 176 x 1");
   EXPECT_EQ(both(264, 544), "ping-pong 192 x 1");
   EXPECT_EQ(both(1544, 544), "ping-pong 192 x 1");
+  EXPECT_EQ(plan(100, 392, 76032), "ping-pong 192 x 1");  // short rows
+  EXPECT_EQ(text(plan_gemm({100, 2304, 392}, emulated)), "ping-pong 192 x 1");
   using namespace conformance;
   for (const LinearEdge& edge : kLinearEdges) {
     const std::string wanted = "ping-pong " + std::to_string(edge.columns) + " x 1";

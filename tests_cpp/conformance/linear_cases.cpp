@@ -223,6 +223,8 @@ void forward_cases(CaseList& list) {
     // Results of 192 columns leave by the copy engine: without a pre-activation, with tanh-GELU or no activation.
     waves("o544_long", 1544, 544, Activation::kGeluTanh, [](Spec& spec) { spec.y.gap = 8; });
     waves("o544_long_silu", 1544, 544, Activation::kSilu, [](Spec&) {});
+    // Nor where tiles have fewer rows than a copy brings: three of 192 columns a multiprocessor.
+    add("short_rows", {dtype, 100, 392, gpu ? 76032 : 2304, false, Activation::kNone}, "/large");
     for (const LinearEdge& edge : kLinearEdges) {
       Spec edges{dtype,   gpu ? kEdgeRows : kEdgeRowsEmulated,
                  kEdgeIn, gpu ? edge.out : edge.out_emulated,
