@@ -27,7 +27,7 @@ template <class T>
 TensorMapSpec results_map(const GemmProblem& p) {
   TensorMapSpec spec;
   spec.data = p.epilogue.out;
-  spec.dtype = std::is_same_v<T, __half> ? DType::kFloat16 : DType::kBFloat16;
+  spec.dtype = dtype_of<T>;
   spec.rank = 3;
   spec.dims[0] = {p.n, 1, 32};
   spec.dims[1] = {p.m - 64, p.epilogue.stride_out, 16};

@@ -1,12 +1,9 @@
 // Tensor maps of a product's operands: boxes of 64 elements (lines of 128 bytes) along the contiguous dim.
 #pragma once
 
-#include <cuda_fp16.h>
-
-#include <type_traits>
-
 #include "cuda/host/tensor_map.hpp"
 #include "cuda/sm90a/gemm.hpp"
+#include "cuda/tile/convert.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
@@ -16,7 +13,7 @@ CUtensorMap operand_map(const char* name, const GemmOperand& operand, std::int64
                         int box_k) {
   TensorMapSpec spec;
   spec.data = operand.data;
-  spec.dtype = std::is_same_v<T, __half> ? DType::kFloat16 : DType::kBFloat16;
+  spec.dtype = dtype_of<T>;
   spec.rank = 2;
   const bool along_k = operand.k_major;  // lines of 64 elements along k, or along the other dim
   spec.dims[0] = {along_k ? k : mn, 1, 64};
@@ -35,7 +32,7 @@ template <class T>
 TensorMapSpec interleaved_rows(const GemmOperand& operand, std::int64_t mn, std::int64_t k, int groups) {
   TensorMapSpec spec;
   spec.data = operand.data;
-  spec.dtype = std::is_same_v<T, __half> ? DType::kFloat16 : DType::kBFloat16;
+  spec.dtype = dtype_of<T>;
   spec.rank = 5;
   spec.dims[0] = {k, 1, 64};
   spec.dims[1] = {8, 4 * operand.stride, 8};
