@@ -45,6 +45,8 @@ void group_cases(const PagedSpec& base, const AddPaged& paged) {
   paged("32_heads_of_one_negative_scale", spec);
   spec.common.scale = 30.0f;
   paged("32_heads_of_one_large_scores", spec);
+  spec.lengths = {1500, 200};
+  paged("32_heads_of_one_large_scores_two", spec);
   spec.common.scale = {};
   spec.lengths.assign(16, 0);
   paged("32_heads_of_one_empty", spec);

@@ -12,13 +12,12 @@
 
 namespace flashkernel::cuda::sm90a {
 
-inline constexpr int kGroupRows = 32;                   // query heads of a kv head, 8 for each warp of a warpgroup
-inline constexpr int kGroupKeys = 64;                   // of a tile
-inline constexpr int kGroupWarpgroups = 2;              // of a block, which take its tiles in turn
-inline constexpr int kMostGroupBlocks = 6;              // of a cluster
-inline constexpr std::int64_t kMostGroupKeys = 262144;  // of all sequences and kv heads: 128 MB
-// Of attention_decode.cuh's clusters: query heads that read a key once, and sequences where query heads are in parts.
-inline constexpr std::int64_t kRowsOfOnePart = 16, kSequencesInParts = 32;
+inline constexpr int kLeastGroupRows = 9, kGroupRows = 32;  // query heads of a kv head, 8 for each warp of a warpgroup
+inline constexpr int kGroupKeys = 64;                       // of a tile
+inline constexpr int kGroupWarpgroups = 2;                  // of a block, which take its tiles in turn
+inline constexpr int kMostGroupBlocks = 6;                  // of a cluster
+inline constexpr std::int64_t kMostGroupKeys = 262144;      // of all sequences and kv heads: 128 MB
+inline constexpr std::int64_t kMostKeysBeside = 4096;       // of a sequence, where the next call's clusters get room
 
 /// What the kernel is told.
 struct GroupPlan {
@@ -32,33 +31,33 @@ struct GroupPlan {
 /// multiprocessors, beside attention_decode.cuh's clusters (docs/kernels/attention_decode.md):
 /// - A cluster for each, all of them from the first moment: as many as there are multiprocessors at most.
 /// - Clusters of kMostGroupBlocks have a third of the multiprocessors at least, which is from 8 on (8 x 4096 of 32/1
-///   heads: 10.1 us for 13.1). Fewer would leave the device to blocks that read some 70 GB/s each.
-/// - Up to 16 heads the other kernel reads each key once, too. It is behind where clusters are of 3 and more blocks,
-///   three tenths of the multiprocessors (32 x 4096 of 16/1 heads: 22.8 us for 24.1), level where they are of two (of
-///   32/2 heads: 37.8 us for 37.5), and has more blocks where they are few. In parts it takes 32 sequences.
+///   heads: 8.6 us for 13.1). Fewer would leave the device to blocks that read some 90 GB/s each.
+/// - From 9 heads on: the other kernel reads each key once up to 16 heads, too, and is behind nevertheless (of 16/1
+///   heads 8 x 4096: 8.5 us for 11.9; of 32/2 heads 32 x 4096: 35.9 for 36.2).
 /// - A sequence that alone is long is read by its cluster alone, and lengths are not known here. kMostGroupKeys bounds
 ///   that: 32768 keys of one of 8 are 40 us for 6 blocks, and 56 for sm80's kernel, which shares everything.
 inline bool takes_group(const AttentionParams& p) {
   if (p.head_dim != 128 || p.heads_kv < 1 || p.heads_q % p.heads_kv != 0) return false;
   const std::int64_t rows = p.heads_q / p.heads_kv, clusters = p.batch * p.heads_kv;
   const std::int64_t num_sms = cuda_device_properties(p.device.index).num_sms;
-  if (rows <= kRowsOfOnePart / 2 || rows > kGroupRows || clusters * p.seq_k > kMostGroupKeys) return false;
+  if (rows < kLeastGroupRows || rows > kGroupRows || clusters * p.seq_k > kMostGroupKeys) return false;
   if (clusters > num_sms || 3 * kMostGroupBlocks * clusters < num_sms) return false;
-  const bool is_level = 10 * clusters < num_sms || 10 * clusters > 3 * num_sms;
-  if (rows <= kRowsOfOnePart && p.batch <= kSequencesInParts && is_level) return false;
   return p.num_pages <= 0x7fffffff && fits_tensor_map(kv_map(p, false, kGroupKeys)) &&
          fits_tensor_map(kv_map(p, true, kGroupKeys));
 }
 
 /// `at_once(blocks)`: clusters of so many blocks that the device runs at once. The largest clusters that all run from
 /// the first moment, as a second round costs as much as the first: an H200 has room for 66 of 2, 39 of 3, 30 of 4, 22
-/// of 5, 17 of 6 (its GPCs have 16 or 18 multiprocessors), so 64 sequences take 2 blocks each, 32 take 3 and 16 take 6.
-/// Not more than give each warpgroup a tile (64 x 128 of 32/1 heads: 5.2 us in clusters of one, 6.0 of two), and not
-/// more than kMostGroupBlocks: 8 clusters of 8 are slower than 8 of 6 (10.4 us for 10.1 at 4096 keys, 28.0 for 25.6 at
-/// 16384), call after call, as the next call's find no place beside them.
+/// of 5, 17 of 6 (its GPCs have 16 or 18 multiprocessors), so 64 sequences take 2 blocks each and 16 take 6. Not more
+/// than give each warpgroup a tile (64 x 128 of 32/1 heads: 4.65 us in clusters of one, 4.87 of two), and not more than
+/// kMostGroupBlocks: 8 clusters of 8 are slower than 8 of 6 (10.1 us for 8.6 at 4096 keys), call after call, as the
+/// next call's find no place beside them.
 ///
-/// 32 sequences of equal lengths are 3 % faster by twos (23.1 us for 23.8), of 0 to 8192 keys 28 % slower (33.4 for
-/// 26.1): by threes.
+/// Up to kMostKeysBeside keys as many that the next call's clusters find room beside this one's, where that costs a
+/// third of the blocks at most: all of them are there when their turn comes, and spread over the chip, whose halves
+/// read with half of its rate each (by threes 63 of 96 blocks are in one half every second call, which ends at 19.4 us,
+/// the other one at 13.1). 32 x 4096 of 32/1 heads: 20.5 us by twos for 22.2 by threes, 10 x 4096 9.7 by fives for 11.4
+/// by sixes. It costs where lengths are far apart: 32 of 0 to 4096 keys 15.8 us for 14.0, of 0 to 8192 27.7 for 23.8.
 template <class AtOnce>
 GroupPlan plan_group(const AttentionParams& p, AtOnce at_once) {
   GroupPlan plan;
@@ -68,6 +67,9 @@ GroupPlan plan_group(const AttentionParams& p, AtOnce at_once) {
   plan.blocks = static_cast<int>(std::max<std::int64_t>(
       1, std::min({std::int64_t{kMostGroupBlocks}, (p.seq_k + kKeys - 1) / kKeys, num_sms / clusters})));
   while (plan.blocks > 1 && at_once(plan.blocks) < clusters) --plan.blocks;
+  int beside = plan.blocks;
+  while (beside > 1 && at_once(beside) < 2 * clusters) --beside;
+  if (p.seq_k <= kMostKeysBeside && 3 * beside >= 2 * plan.blocks) plan.blocks = beside;
   const auto log2 = [](std::int64_t n) {
     int result = 0;
     while (std::int64_t{2} << result <= n) ++result;

@@ -16,10 +16,15 @@ namespace flashkernel::cuda::sm90a {
 
 /// A warpgroup's softmax and output over the tiles that it has seen. Thread of warp w, lane l: query head 8 w + l / 4,
 /// columns 8 c + 2 (l % 4) + {0, 1} in out[4 c + {0, 1}]. The other half of each fragment are rows of zeros.
+///
+/// A tile is start_scores, end_scores, weigh, start_values, end_values. The products of one tile's values and of the
+/// next one's scores run one behind the other, while the other warpgroup weighs.
 template <class T, class Shape>
 struct GroupSums {
   static constexpr int kSlices = Shape::kDim / 16, kSteps = Shape::kKeys / 16;
+  static constexpr float kMostExponent = 8.0f;
   float out[Shape::kDim / 2], score[Shape::kKeys / 2], maximum, sum;
+  float bound;  // an exponent above it moves the maximum: kMostExponent, or -inf as long as there is no maximum
   std::uint32_t query[kSlices][4], weights[kSteps][4];
 
   __device__ GroupSums() {
@@ -45,78 +50,89 @@ struct GroupSums {
     }
 #pragma unroll
     for (int i = 0; i < Shape::kDim / 2; ++i) out[i] = 0.0f;
-    maximum = -INFINITY, sum = 0.0f;
+    maximum = bound = -INFINITY, sum = 0.0f;
   }
 
-  /// `rows`: of the tile's keys, those that the sequence has.
-  __device__ void add(std::uint32_t tile, float scale_log2, int rows) {
+  __device__ void start_scores(std::uint32_t tile) {
     const std::uint64_t keys = ptx::matrix_descriptor(tile, 16, 1024);
-    const std::uint64_t values = ptx::matrix_descriptor(tile + Shape::kMatrixBytes, Shape::kBlockBytes, 1024);
     ptx::hold(score);
     ptx::wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kSlices; ++d)
       ptx::wgmma_rs<T>(score, query[d], keys + (d / 4 * Shape::kBlockBytes + d % 4 * 32) / 16, d > 0);
     ptx::wgmma_commit();
+  }
+  __device__ void end_scores() {
     ptx::wgmma_wait<0>();
     ptx::hold(score);
+  }
 
+  /// From scores to weights, of the tile's first `keys` keys.
+  __device__ void weigh(float scale_log2, int keys) {
     const int first = 2 * static_cast<int>(threadIdx.x % 4);
     float x[kSteps * 4];
+    const auto exponents = [&](float shift) {
 #pragma unroll
-    for (int i = 0; i < kSteps * 4; ++i) x[i] = score[i / 2 * 4 + i % 2] * scale_log2;
-    if (rows < Shape::kKeys) {
+      for (int i = 0; i < kSteps * 4; ++i) x[i] = fmaf(score[i / 2 * 4 + i % 2], scale_log2, -shift);
+      if (keys < Shape::kKeys) {
 #pragma unroll
-      for (int i = 0; i < kSteps * 4; ++i)
-        if (i / 2 * 8 + i % 2 + first >= rows) x[i] = -INFINITY;
-    }
-    // The shift of the exponentials is the maximum so far, or an older one while no exponential passes 2^8.
-    float highest = x[0];
+        for (int i = 0; i < kSteps * 4; ++i)
+          if (i / 2 * 8 + i % 2 + first >= keys) x[i] = -INFINITY;
+      }
+    };
+    float shift = SoftmaxState::shift(maximum), highest[4];
+    exponents(shift);
 #pragma unroll
-    for (int i = 1; i < kSteps * 4; ++i) highest = fmaxf(highest, x[i]);
-    if (__any_sync(kFullMask, highest > maximum + 8.0f)) {
-      highest = fmaxf(maximum, highest);
+    for (int i = 0; i < kSteps * 4; ++i) highest[i % 4] = i < 4 ? x[i] : fmaxf(highest[i % 4], x[i]);
+    highest[0] = fmaxf(fmaxf(highest[0], highest[1]), fmaxf(highest[2], highest[3]));
+    // The shift is the maximum so far, or an older one while no exponent passes kMostExponent.
+    if (__any_sync(kFullMask, highest[0] > bound)) {
+      float all = fmaxf(maximum, highest[0] + shift);
 #pragma unroll
-      for (int step = 1; step < 4; step *= 2) highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, step));
-      const float factor = ptx::exp2_approx(maximum - SoftmaxState::shift(highest));
-      maximum = highest;
-      sum *= factor;
+      for (int step = 1; step < 4; step *= 2) all = fmaxf(all, __shfl_xor_sync(kFullMask, all, step));
+      shift = SoftmaxState::shift(all);
+      const float factor = ptx::exp2_approx(maximum - shift);
+      maximum = all, bound = all == -INFINITY ? -INFINITY : kMostExponent, sum *= factor;
 #pragma unroll
       for (int c = 0; c < Shape::kDim / 8; ++c) out[4 * c] *= factor, out[4 * c + 1] *= factor;
+      exponents(shift);
     }
-    const float shift = SoftmaxState::shift(maximum);
-    float sums[2] = {};
+    float sums[4] = {};
 #pragma unroll
     for (int i = 0; i < kSteps * 4; i += 2) {
-      const float a = ptx::exp2_approx(x[i] - shift), b = ptx::exp2_approx(x[i + 1] - shift);
-      sums[0] += a, sums[1] += b;
+      const float a = ptx::exp2_approx(x[i]), b = ptx::exp2_approx(x[i + 1]);
+      sums[i % 4] += a, sums[i % 4 + 1] += b;
       weights[i / 4][i % 4] = pack<T>(a, b);
     }
-    sum += sums[0] + sums[1];
+    sum += (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
 
-    ptx::hold(out);
-#pragma unroll
-    for (int n = 0; n < kSteps; ++n) ptx::hold(weights[n]);
+  __device__ void start_values(std::uint32_t tile) {
+    const std::uint64_t values = ptx::matrix_descriptor(tile + Shape::kMatrixBytes, Shape::kBlockBytes, 1024);
+    hold_values();
     ptx::wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kSteps; ++n) ptx::wgmma_rs<T, true>(out, weights[n], values + n * 2048 / 16, true);
     ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
+  }
+  /// `kLater`: products that were started behind these and may still run.
+  template <int kLater>
+  __device__ void end_values() {
+    ptx::wgmma_wait<kLater>();
+    hold_values();
+  }
+
+  /// After the last tile: a row's sum, which its four threads have in parts.
+  __device__ void finish() {
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
+  }
+
+ private:
+  __device__ void hold_values() {
     ptx::hold(out);
 #pragma unroll
     for (int n = 0; n < kSteps; ++n) ptx::hold(weights[n]);
-  }
-
-  /// To shared memory: the result, and maximum and sum of each row.
-  __device__ void put(float* result, float2* states) {
-    const int row = static_cast<int>(threadIdx.x) % 128 / 4, lane = static_cast<int>(threadIdx.x % kWarp);
-#pragma unroll
-    for (int step = 1; step < 4; step *= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
-    if (lane % 4 == 0) states[row] = float2{maximum, sum};
-#pragma unroll
-    for (int c = 0; c < Shape::kDim / 8; ++c)
-      *reinterpret_cast<float2*>(result + row * Shape::kPitch + 8 * c + 2 * (lane % 4)) =
-          float2{out[4 * c], out[4 * c + 1]};
   }
 };
 
