@@ -75,7 +75,8 @@ CUtensorMap make_tensor_map(const char* what, const TensorMapSpec& spec) {
   const CUresult status =
       encode(&map, data_type(spec.dtype), static_cast<cuuint32_t>(spec.rank), const_cast<void*>(spec.data), extents,
              strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle(spec.swizzle_bytes),
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             spec.fetch_bytes == 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     throw CudaError(
         std::string(what) + ": cuTensorMapEncodeTiled failed with " + std::to_string(static_cast<int>(status)),

@@ -26,6 +26,7 @@ struct TensorMapSpec {
   int rank = 0;
   TensorMapDim dims[kMostDims] = {};  // the innermost first
   int swizzle_bytes = 128;            // 0, 32, 64, 128
+  int fetch_bytes = 256;              // that the L2 cache asks memory for at least: 128, 256
 };
 
 /// Whether the engine can address the tensor: data and strides at multiples of 16 bytes, strides positive (where the
