@@ -69,7 +69,7 @@ __device__ GroupPart<Shape> merge_warpgroups(const GroupSums<T, Shape>& sums, in
 #pragma unroll
   for (int i = 0; i < Part::kQuads; ++i) values[(2 * i + consumer) * 128] = given.quad(i);
   states[consumer * 128] = float2{kept.maximum, kept.sum};
-  // No named barrier: compute-sanitizer's racecheck follows none that some of the block's warps are not part of.
+  // An mbarrier: compute-sanitizer's racecheck did not follow a named barrier of these warps alone.
   const std::uint32_t exchanged = ptx::shared_address(shared) + Shape::kExchanged;
   ptx::mbarrier_arrive(exchanged);
   ptx::mbarrier_wait(exchanged, 0);
