@@ -12,6 +12,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90a/decode_group_sums.cuh"
+#include "cuda/sm90a/decode_merge.cuh"
 #include "cuda/tile/attention_score.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "ops/attention_params.hpp"
@@ -145,13 +146,7 @@ __device__ void merge_blocks(const AttentionParams& p, GroupPart<Shape> part, co
     for (int place = 0; place < inbox.blocks - 1; ++place)
       part.add(state(place), [&](int i) { return *reinterpret_cast<const float4*>(shared + inbox.at(place, row, i)); });
   }
-  constexpr float kLn2 = 0.69314718055994531f;
-  SoftmaxState whole;
-  whole.maximum = part.maximum * kLn2;  // -inf stays
-  whole.sum = part.sum;
-  float lse;
-  const float factor = whole.finish(p.sinks, h, &lse);
-  if (p.lse && lane == 0 && consumer == 0) p.lse[p.lse_offset(sequence, h, 0)] = lse;
+  const float factor = finish_row(p, sequence, h, part.maximum, part.sum, lane == 0 && consumer == 0);
 #pragma unroll
   for (int c = 0; c < Part::kValues / 2; ++c)
     *reinterpret_cast<std::uint32_t*>(out + 8 * c) =

@@ -12,17 +12,24 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// Four columns of a finished row.
-template <class T>
-__device__ inline void store_quad(const AttentionParams& p, int b, std::int64_t h, int column, float maximum_log2,
-                                  float sum, const float (&values)[4]) {
+/// What turns a row's numerators into the output: 0 where it has seen no key. One of its threads stores the LSE.
+__device__ inline float finish_row(const AttentionParams& p, int b, std::int64_t h, float maximum_log2, float sum,
+                                   bool stores_lse) {
   constexpr float kLn2 = 0.69314718055994531f;
   SoftmaxState state;
   state.maximum = maximum_log2 * kLn2;  // -inf stays
   state.sum = sum;
   float lse;
   const float factor = state.finish(p.sinks, h, &lse);
-  if (p.lse && column == 0) p.lse[p.lse_offset(b, h, 0)] = lse;
+  if (p.lse && stores_lse) p.lse[p.lse_offset(b, h, 0)] = lse;
+  return factor;
+}
+
+/// Four columns of a finished row.
+template <class T>
+__device__ inline void store_quad(const AttentionParams& p, int b, std::int64_t h, int column, float maximum_log2,
+                                  float sum, const float (&values)[4]) {
+  const float factor = finish_row(p, b, h, maximum_log2, sum, column == 0);
   float scaled[4];
 #pragma unroll
   for (int e = 0; e < 4; ++e) scaled[e] = factor == 0.0f ? 0.0f : values[e] * factor;
