@@ -12,8 +12,8 @@ constexpr DType kHalves[] = {DType::kFloat16, DType::kBFloat16};
 
 using AddPaged = std::function<void(const std::string&, const PagedSpec&)>;
 
-/// More than 8 query heads a kv head, where sequences and kv heads are enough for a cluster each: 8 to 132 of them on
-/// an H200, 1 to 4 on the emulator's GPU of 4 multiprocessors. A cluster's blocks take tiles of 64 keys in turn.
+/// Sequences and kv heads enough for a cluster each: 8 to 132 of them on an H200, 1 to 4 on the emulator's GPU of 4
+/// multiprocessors. A cluster's blocks take tiles of 64 keys in turn.
 void group_cases(const PagedSpec& base, const AddPaged& paged) {
   const std::vector<std::int64_t> sixteen = {330, 5, 0, 40, 64, 65, 129, 1, 0, 128, 100, 63, 191, 16, 17, 2};
   const std::vector<std::int64_t> nine = {330, 5, 0, 64, 65, 129, 1, 191, 17};
@@ -29,7 +29,7 @@ void group_cases(const PagedSpec& base, const AddPaged& paged) {
     spec.lengths = {1100};
     paged(name + "_alone", spec);
   };
-  add(9, 16);
+  for (const std::int64_t group : {1, 4, 7, 8, 9}) add(group, 16);
   add(12, 64);
   add(16, 256);
   add(17, 32);
@@ -54,6 +54,14 @@ void group_cases(const PagedSpec& base, const AddPaged& paged) {
   spec.page_size = 64;
   spec.lengths = {2000, 3, 0, 129, 64, 1, 300, 2};  // fewer tiles than blocks, and many
   paged("32_heads_of_one_8_and_one_is_long", spec);
+  // Few heads, and as many clusters as blocks, or half of them.
+  spec.common.sinks = false;
+  spec.common.heads_q = 5;
+  for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{200, 0, 64, 33}, {700, 130}}) {
+    spec.lengths = lengths;
+    paged("5_heads_of_one_" + std::to_string(lengths.size()), spec);
+  }
+  spec.common.sinks = true;
   spec.common.heads_q = 64, spec.common.heads_kv = 2;
   spec.spare_columns = 40;
   spec.index_dtype = DType::kInt64;
@@ -123,6 +131,9 @@ void cases(CaseList& list) {
     // Many sequences: whole ones dealt over groups of blocks by their lengths, and cut inside of a group.
     spec.lengths = {90, 0, 17, 260, 33, 1, 48, 0, 140, 5, 16, 310, 64, 2, 75, 31, 200, 0, 20, 47, 9, 128, 3, 66};
     paged("24_of_any_length", spec);
+    spec.common.heads_kv = 8;  // more of both than there are multiprocessors
+    paged("24_of_any_length_of_8_heads", spec);
+    spec.common.heads_kv = 2;
     spec.lengths.assign(32, 3);
     spec.lengths[0] = 700;
     paged("long_first_of_32", spec);
@@ -188,7 +199,7 @@ void cases(CaseList& list) {
       }
     }
     spec = base;
-    spec.spare_columns = 4096;
+    spec.spare_columns = 16384;  // so many that the emulator's GPU has no cluster for it
     spec.common.heads_q = 8, spec.common.heads_kv = 1;
     spec.lengths = {900};
     paged("pieces_for_one_head", spec);

@@ -8,7 +8,7 @@
 // inside of the cluster: every block sends each of the sequence's blocks its part of that one's share of the output,
 // counted by a barrier there. No global workspace, counters or second kernel, but in long calls: of many sequences,
 // which blocks share that are no cluster (decode_shared_schedule.cuh), and where few are cut into pieces, merged by
-// decode_merge.cuh. Many query heads a kv head with sequences enough for a cluster each: decode_group.cuh.
+// decode_merge.cuh. Where sequences and kv heads are enough for a cluster each: decode_group.cuh.
 //
 // Invariant: parts are merged in the order of warps, then of blocks, so that results are the same bit for bit.
 #pragma once

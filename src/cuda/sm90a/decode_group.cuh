@@ -1,4 +1,4 @@
-// Decode of 9 to 32 query heads a kv head where sequences and kv heads are enough for a cluster each
+// Decode of up to 32 query heads a kv head where sequences and kv heads are enough for a cluster each
 // (decode_group.hpp): all heads of a group read each key once, by wgmma (decode_group_sums.cuh). The cluster's blocks
 // take the sequence's tiles of 64 keys in turn, so that each of them knows its pages before it knows the length; a
 // warpgroup brings them by TMA, two compute. What they have meets in shared memory (decode_group_merge.cuh). No

@@ -1,4 +1,4 @@
-// Decode of 9 to 32 query heads a kv head by a cluster for each sequence and kv head (decode_group.cuh): which calls
+// Decode of up to 32 query heads a kv head by a cluster for each sequence and kv head (decode_group.cuh): which calls
 // are, and how a call's clusters are made.
 // Invariant: both follow from shapes and the device only, never from lengths, so that a captured graph replays with
 // other lengths.
@@ -12,12 +12,13 @@
 
 namespace flashkernel::cuda::sm90a {
 
-inline constexpr int kLeastGroupRows = 9, kGroupRows = 32;  // query heads of a kv head, 8 for each warp of a warpgroup
-inline constexpr int kGroupKeys = 64;                       // of a tile
-inline constexpr int kGroupWarpgroups = 2;                  // of a block, which take its tiles in turn
-inline constexpr int kMostGroupBlocks = 6;                  // of a cluster
-inline constexpr std::int64_t kMostGroupKeys = 262144;      // of all sequences and kv heads: 128 MB
-inline constexpr std::int64_t kMostKeysBeside = 4096;       // of a sequence, where the next call's clusters get room
+inline constexpr int kGroupRows = 32;       // query heads of a kv head, 8 for each warp of a warpgroup
+inline constexpr int kGroupKeys = 64;       // of a tile
+inline constexpr int kGroupWarpgroups = 2;  // of a block, which take its tiles in turn
+inline constexpr int kMostGroupBlocks = 6;  // of a cluster
+inline constexpr int kFewRows = 8;          // query heads of a kv head that the other kernel takes at once
+inline constexpr std::int64_t kMostGroupKeys = 262144, kLongGroupKeys = 131072;  // of all sequences and kv heads
+inline constexpr std::int64_t kMostKeysBeside = 4096;  // of a sequence, where the next call's clusters get room
 
 /// What the kernel is told.
 struct GroupPlan {
@@ -32,16 +33,27 @@ struct GroupPlan {
 /// - A cluster for each, all of them from the first moment: as many as there are multiprocessors at most.
 /// - Clusters of kMostGroupBlocks have a third of the multiprocessors at least, which is from 8 on (8 x 4096 of 32/1
 ///   heads: 8.6 us for 13.1). Fewer would leave the device to blocks that read some 90 GB/s each.
-/// - From 9 heads on: the other kernel reads each key once up to 16 heads, too, and is behind nevertheless (of 16/1
-///   heads 8 x 4096: 8.5 us for 11.9; of 32/2 heads 32 x 4096: 35.9 for 36.2).
 /// - A sequence that alone is long is read by its cluster alone, and lengths are not known here. kMostGroupKeys bounds
 ///   that: 32768 keys of one of 8 are 40 us for 6 blocks, and 56 for sm80's kernel, which shares everything.
+///
+/// Up to kFewRows, where the other kernel reads each key once, too, this one is ahead of it nearly everywhere (32/8
+/// heads: 8 x 1024 11.1 us for 11.9, 12 x 1024 16.7 for 20.9, 8 x 0 to 2048 12.0 for 15.6), but for:
+/// - One sequence, of which that one's warps know all when they start (1 x 1024: 4.8 us for 5.2), until kv heads are so
+///   many that two blocks for each are enough.
+/// - Long calls where blocks, one or two to a cluster, leave a fifth of the multiprocessors idle: 9 x 2048 takes 29.2
+///   us, and 22.8 where blocks share all keys. Shorter ones gain where lengths are mixed as much as they lose where
+///   they are equal (5 x 2048 16.6 us for 14.6, 5 x 0 to 2048 10.3 for 11.6).
 inline bool takes_group(const AttentionParams& p) {
   if (p.head_dim != 128 || p.heads_kv < 1 || p.heads_q % p.heads_kv != 0) return false;
-  const std::int64_t rows = p.heads_q / p.heads_kv, clusters = p.batch * p.heads_kv;
+  const std::int64_t rows = p.heads_q / p.heads_kv, clusters = p.batch * p.heads_kv, keys = clusters * p.seq_k;
   const std::int64_t num_sms = cuda_device_properties(p.device.index).num_sms;
-  if (rows < kLeastGroupRows || rows > kGroupRows || clusters * p.seq_k > kMostGroupKeys) return false;
+  if (rows > kGroupRows || keys > kMostGroupKeys) return false;
   if (clusters > num_sms || 3 * kMostGroupBlocks * clusters < num_sms) return false;
+  if (rows <= kFewRows) {
+    if (p.batch == 1 && 5 * clusters < num_sms) return false;
+    const std::int64_t blocks = 2 * clusters <= num_sms ? 2 * clusters : clusters;
+    if (keys >= kLongGroupKeys && 4 * clusters > num_sms && 5 * blocks < 4 * num_sms) return false;
+  }
   return p.num_pages <= 0x7fffffff && fits_tensor_map(kv_map(p, false, kGroupKeys)) &&
          fits_tensor_map(kv_map(p, true, kGroupKeys));
 }
