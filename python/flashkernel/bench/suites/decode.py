@@ -75,7 +75,7 @@ def decode(s: Settings) -> Iterator[Case]:
     else:
         shapes, pages = [(8, 8, 8, 4096, 64), (8, 8, 8, 4096, 128)], (0, 256)
     for batch, heads, heads_kv, cache, dim in shapes:
-        for dtype in s.dtypes_of(("bfloat16",) if s.cuda else DTYPES):
+        for dtype in s.dtypes_of(("bfloat16", "float16") if s.cuda else DTYPES):
             for page in pages:
                 shown = heads if heads == heads_kv else f"{heads}/{heads_kv}"
                 name = f"batch {batch}, cache {cache}, heads {shown}, d {dim}" + (f", pages of {page}" if page else "")
