@@ -12,9 +12,10 @@ constexpr DType kHalves[] = {DType::kFloat16, DType::kBFloat16};
 
 using AddPaged = std::function<void(const std::string&, const PagedSpec&)>;
 
-/// Sequences and kv heads enough for a cluster each: 8 to 132 of them on an H200, 1 to 4 on the emulator's GPU of 4
+/// Sequences and kv heads enough for a cluster each: 8 to 264 of them on an H200, 1 to 8 on the emulator's GPU of 4
 /// multiprocessors. A cluster's blocks take tiles of 64 keys in turn.
 void group_cases(const PagedSpec& base, const AddPaged& paged) {
+  const std::int64_t dim = base.common.head_dim;
   const std::vector<std::int64_t> sixteen = {330, 5, 0, 40, 64, 65, 129, 1, 0, 128, 100, 63, 191, 16, 17, 2};
   const std::vector<std::int64_t> nine = {330, 5, 0, 64, 65, 129, 1, 191, 17};
   PagedSpec spec = base;
@@ -79,10 +80,10 @@ void group_cases(const PagedSpec& base, const AddPaged& paged) {
   spec = base;
   spec.common.heads_q = 32, spec.common.heads_kv = 1;
   spec.lengths = {200, 30, 65, 0, 128, 16, 300, 64, 17};
-  spec.common.adjust = [](AttentionTensors& t) {
+  spec.common.adjust = [dim](AttentionTensors& t) {
     t.k->set_at({1, 0, 0, 5}, kNan);
-    t.v->set_at({4, 0, 0, 100}, kNan);
-    for (std::int64_t d = 0; d < 128; d += 3) t.v->set_at({7, 0, 0, d}, d % 2 ? kInfinity : -kInfinity);
+    t.v->set_at({4, 0, 0, dim - 28}, kNan);
+    for (std::int64_t d = 0; d < dim; d += 3) t.v->set_at({7, 0, 0, d}, d % 2 ? kInfinity : -kInfinity);
   };
   paged("32_heads_of_one_nan_seen", spec);
 }
@@ -121,6 +122,9 @@ void cases(CaseList& list) {
     }
     paged_variants(base, {2, 4, 8}, paged);
     group_cases(base, paged);
+    PagedSpec narrow = base;
+    narrow.common.head_dim = 64;
+    group_cases(narrow, [&](const std::string& name, const PagedSpec& spec) { paged("dim64_" + name, spec); });
     // Runs of empty sequences, and a short one on either side of a long one.
     PagedSpec spec = base;
     spec.lengths = {2, 1, 4000, 3};
@@ -131,9 +135,12 @@ void cases(CaseList& list) {
     // Many sequences: whole ones dealt over groups of blocks by their lengths, and cut inside of a group.
     spec.lengths = {90, 0, 17, 260, 33, 1, 48, 0, 140, 5, 16, 310, 64, 2, 75, 31, 200, 0, 20, 47, 9, 128, 3, 66};
     paged("24_of_any_length", spec);
-    spec.common.heads_kv = 8;  // more of both than there are multiprocessors
-    paged("24_of_any_length_of_8_heads", spec);
-    spec.common.heads_kv = 2;
+    spec.common.heads_q = spec.common.heads_kv = 16;  // more than there may be clusters for one each
+    paged("24_of_any_length_of_16_heads", spec);
+    spec.common.head_dim = 64;
+    paged("24_of_any_length_of_16_heads_dim64", spec);
+    spec.common.head_dim = 128;
+    spec.common.heads_q = 8, spec.common.heads_kv = 2;
     spec.lengths.assign(32, 3);
     spec.lengths[0] = 700;
     paged("long_first_of_32", spec);
@@ -143,6 +150,9 @@ void cases(CaseList& list) {
     spec.lengths.clear();
     for (std::int64_t i = 0; i < 100; ++i) spec.lengths.push_back(i % 7 == 3 ? 0 : i * i * 37 % 150);
     paged("100_of_any_length", spec);
+    spec.common.heads_kv = 4;
+    paged("100_of_any_length_of_4_heads", spec);
+    spec.common.heads_kv = 2;
     spec.common.sinks = true;
     spec.lengths[99] = 2000;
     paged("100_and_the_last_is_long", spec);
@@ -157,7 +167,7 @@ void cases(CaseList& list) {
       paged(std::to_string(count) + "_of_1", spec);
     }
     spec = base;
-    spec.common.head_dim = 64;
+    spec.common.head_dim = 64, spec.common.heads_kv = 8;
     for (std::int64_t i = 0; i < 40; ++i) spec.lengths.push_back(i * 29 % 120);
     paged("45_of_dim64", spec);
     spec = base;
@@ -171,9 +181,10 @@ void cases(CaseList& list) {
     paged("parts_of_5_alone", spec);
     spec = base;
     spec.common.heads_q = spec.common.heads_kv = 8;
-    spec.spare_columns = 1024;  // room for so many keys that a cluster's blocks are wide
+    spec.spare_columns = 2112;  // room for so many keys that a cluster's blocks are wide
     spec.lengths = {700};
     paged("room_for_many_alone", spec);
+    spec.spare_columns = 1024;
     spec.lengths = {700, 5, 0, 40};
     paged("room_for_many", spec);
     spec.lengths = {40, 5, 0, 400, 17, 16, 1, 90, 0, 0, 33, 700, 64, 2, 20, 8, 30};  // blocks that are no cluster
@@ -229,6 +240,8 @@ void cases(CaseList& list) {
     contiguous.batch = 8;
     contiguous.seq_k = 333;
     dense("contiguous_24_heads_of_each_of_two", contiguous);
+    contiguous.head_dim = 64;
+    dense("contiguous_24_heads_of_each_of_two_dim64", contiguous);
     contiguous = base.common;
     contiguous.seq_q = 3;
     contiguous.seq_k = 200;

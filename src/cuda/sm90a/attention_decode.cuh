@@ -457,9 +457,7 @@ template <class T, int kDim>
 void attention_decode_instance(const AttentionParams& p, void* workspace, Stream stream) {
   if (p.batch * p.heads_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  if constexpr (kDim == 128) {
-    if (takes_group(p)) return launch_decode_group<T, GroupShape<kDim, 6>>(p, stream);
-  }
+  if (takes_group(p)) return launch_decode_group<T, GroupShape<kDim, 6>>(p, stream);
   const ClusterPlan plan = plan_cluster(p);
   using Narrow = ClusterDecodeShape<kDim, kDim <= 64 ? 8 : 4, 3>;
   using Wide = ClusterDecodeShape<kDim, 8, 3>;  // at d64 the same

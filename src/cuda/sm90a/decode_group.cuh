@@ -22,20 +22,22 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// A block's shared memory, threads and registers. kStages tiles of K and V are on their way or in use: 192 KB. A block
-/// that has a multiprocessor to itself can take 53 bytes a clock, which with 1 us of latency is 95 KB on their way, and
-/// each warpgroup keeps one tile and waits for the next.
+/// A block's shared memory, threads and registers. kStages tiles of K and V are on their way or in use: 192 KB at d128.
+/// A block that has a multiprocessor to itself can take 53 bytes a clock, which with 1 us of latency is 95 KB on their
+/// way, and each warpgroup keeps one tile and waits for the next.
 template <int kDim_, int kStages_>
 struct GroupShape {
   static constexpr int kDim = kDim_, kStages = kStages_, kConsumers = kGroupWarpgroups;
   // Slots are a warpgroup's own then. It has seen each phase of a slot's barrier end before it waits for the next.
   static_assert(kStages % kConsumers == 0);
   static constexpr int kKeys = kGroupKeys, kRows = kGroupRows;
-  static constexpr int kProducers = 4, kWarps = 4 * kConsumers, kThreads = (kWarps + kProducers) * kWarp;
+  static constexpr int kWarps = 4 * kConsumers, kThreads = (kWarps + 4) * kWarp;
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
   // K and V lie as blocks of 64 columns: lines of 128 bytes, swizzled.
   static constexpr int kBlocks = kDim / 64, kBlockBytes = kKeys * 128, kMatrixBytes = kBlocks * kBlockBytes;
+  static constexpr int kProducers = 2 * kBlocks;  // warps, of the four that hold none of the consumers' registers
+  static_assert(kProducers <= 4);
   static constexpr int kStageBytes = 2 * kMatrixBytes;
 
   static constexpr int kBarriers = kStages * kStageBytes, kInboxFull = kBarriers + 2 * kStages * 8;
@@ -45,9 +47,10 @@ struct GroupShape {
   static constexpr int kInbox = kExchangeStates + kConsumers * 128 * 8;
 };
 
-/// The warp that brings columns 64 * (producer % 2) and on of the tiles rank, rank + blocks, ... of K (producers 0, 1)
-/// or V. A copy is of these columns and plan's box of keys; a lane asks for it, one after the other, which is some 40
-/// clocks each: hence four warps. Boxes are looked up 32 at a time, a batch ahead, the first ones before the length.
+/// The warp that brings a block of 64 columns of K (the first half of the producers) or V, of the tiles rank, rank +
+/// blocks, .... A copy is of these columns and plan's box of keys; a lane asks for it, one after the other, which is
+/// some 40 clocks each: hence four warps. Boxes are looked up 32 at a time, a batch ahead, the first ones before the
+/// length.
 template <class Shape>
 class TileProducer {
  public:
@@ -61,7 +64,6 @@ class TileProducer {
   }
 
   __device__ void run(std::uint32_t shared, int length) {
-    static_assert(Shape::kProducers == 2 * Shape::kBlocks);
     const int tiles = (length + Shape::kKeys - 1) / Shape::kKeys, block = producer_ % Shape::kBlocks;
     const int at_once = kWarp >> log2_boxes_;  // tiles
     const std::uint32_t to = static_cast<std::uint32_t>(producer_ / Shape::kBlocks * Shape::kMatrixBytes +
@@ -170,6 +172,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (warp >= Shape::kWarps) {
     ptx::decrease_registers<Shape::kProducerRegisters>();
     const int producer = warp - Shape::kWarps;
+    if (producer >= Shape::kProducers) return;
     TileProducer<Shape> tiles(p, plan, producer, rank, sequence, head, producer < Shape::kBlocks ? &map_k : &map_v);
     ptx::mbarrier_wait(length_known, 0);
     tiles.run(shared, *length_here);
