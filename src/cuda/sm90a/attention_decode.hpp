@@ -65,7 +65,7 @@ struct ClusterPlan {
 /// as there is room for (32 x 1024 of 32/1 heads: 12.0 us in 128 clusters of one block, 17.0 in 32 of two).
 ///
 /// (Where sequences and kv heads are enough for a cluster each, most of what this says of several sequences is
-/// decode_group.hpp's since.)
+/// decode_group_plan.hpp's since.)
 ///
 /// Long calls of parts take parts of 16 rows, two tiles, which read the keys half as often (32 x 4096 of 32/1 heads:
 /// 27.7 us, 31.1 in parts of 8, 44.3 by sm80's kernel). Where their sequences are few and long, or kv heads too few for

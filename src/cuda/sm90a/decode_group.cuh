@@ -1,7 +1,7 @@
 // Decode of up to 32 query heads a kv head where sequences and kv heads are enough for a cluster each
-// (decode_group.hpp): all heads of a group read each key once, by wgmma (decode_group_sums.cuh). The cluster's blocks
-// take the sequence's tiles of 64 keys in turn, so that each of them knows its pages before it knows the length; a
-// warpgroup brings them by TMA, two compute. What they have meets in shared memory (decode_group_merge.cuh). No
+// (decode_group_plan.hpp): all heads of a group read each key once, by wgmma (decode_group_sums.cuh). The cluster's
+// blocks take the sequence's tiles of 64 keys in turn, so that each of them knows its pages before it knows the length;
+// a warpgroup brings them by TMA, two compute. What they have meets in shared memory (decode_group_merge.cuh). No
 // workspace, counters or second kernel.
 //
 // Invariant: nobody waits for what another reading of a length decides: a block reads it once, and sends and is sent
@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/host/clusters.hpp"
+#include "cuda/host/device.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -222,7 +223,8 @@ template <class T, class Shape>
 void launch_decode_group(const AttentionParams& p, Stream stream) {
   constexpr const char* kName = "attention_fwd decode sm90a: a cluster for a group";
   const auto kernel = decode_group_kernel<T, Shape>;
-  const GroupPlan plan = plan_group(p, [&](int blocks) {
+  const int num_sms = cuda_device_properties(p.device.index).num_sms;
+  const GroupPlan plan = plan_group(p, num_sms, [&](int blocks) {
     return clusters_at_once(kName, reinterpret_cast<const void*>(kernel), blocks, Shape::kThreads,
                             GroupInbox<Shape>(Shape::kRows, blocks).bytes, p.device.index);
   });
