@@ -2,7 +2,7 @@
 """Trains examples/train_gpt2.py's model on the stock kernels and on FlashKernel's, from the same weights on the same
 batches, and writes the loss of every step, the speed and the memory of each run.
 
-    python scripts/compare_training.py --json benchmarks/h200/train_gpt2.json
+    python scripts/compare_training.py --json lab/results/h200/train_gpt2.json
 
 Ways to run a step: "eager" (op by op; a quarter of the steps), "graph" (op by op, captured as one CUDA graph),
 "compile + graph" (torch.compile of model and loss, and that captured). The stock runs of two ways differ by rounding

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compiles the sm75 kernels, reads their machine code and writes benchmarks/model/sm75.json, from which
-`flashkernel roofline --t4` writes docs/t4.md.
+"""Compiles the sm75 kernels, reads their machine code and writes lab/results/model/sm75.json, from which
+`python -m tools roofline --t4` writes lab/t4.md.
 
     PYTHONPATH=build/python python scripts/t4_model.py
 
@@ -17,9 +17,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from flashkernel.bench.t4_model import PARTS_OF, describe
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tools.t4_model import PARTS_OF, describe  # noqa: E402
+
 TARGETS = {"t4": "sm_75", "h200": "sm_90"}
 FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-diag-suppress=20012"]
 
@@ -49,7 +51,7 @@ def main() -> int:
     parser.add_argument("--nvcc", default="nvcc")
     parser.add_argument("--ptxas", default="ptxas")
     parser.add_argument("--nvdisasm", default="nvdisasm")
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/model/sm75.json")
+    parser.add_argument("--json", type=Path, default=ROOT / "lab/results/model/sm75.json")
     args = parser.parse_args()
     include = [f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}"]
     parts = []

@@ -72,7 +72,7 @@ TEST(TileOrder, GroupsCoverAllHeads) {
     }
 }
 
-// What was measured to be the fastest, or within 1 % of it, on an H200 (docs/kernels/attention_hopper_log.md).
+// What was measured to be the fastest, or within 1 % of it, on an H200 (lab/notebooks/attention_hopper_log.md).
 TEST(TileOrder, TakesWhatMeasuredFastest) {
   const double head = 512.0 / 62914560;  // a token's keys and values at d128, of an H200's L2 cache
   TileOrder order = order_tiles(causal_call(512, 512, 3, 512 * head));

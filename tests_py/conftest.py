@@ -6,11 +6,14 @@ import contextlib
 import os
 import platform
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, which the wheel does not hold
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:  # Triton's interpreter, which must be asked for before anything imports triton

@@ -12,16 +12,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-from flashkernel.bench import readme, results
-from flashkernel.bench.bar import bar, points, recorded
-from flashkernel.bench.plots import digest, digest_in, figures
-from flashkernel.bench.report import markdown, merged, run, sections
-from flashkernel.bench.tables import seconds, table
-from flashkernel.bench.training import smoothed
+pytest.importorskip("tools.places", reason="the source tree is not beside the tests")
 
-ROOT = Path(__file__).resolve().parents[1]
-if not (ROOT / "benchmarks").is_dir():
-    pytest.skip("the source tree is not beside the tests", allow_module_level=True)
+from tools import standing
+from tools.bar import bar, points, recorded
+from tools.places import PLOTS, RESULTS, ROOT, TABLES
+from tools.plots import digest, digest_in, figures
+from tools.report import merged, pages, run, sections
+from tools.training import smoothed
+
+from flashkernel.bench import results
+from flashkernel.bench.tables import seconds, table
 
 
 def provider(p50: float, kind: str = "ours", peak: int | None = None) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def result(rows: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of what the report reads and writes, with a GPU's results beside what is committed."""
-    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
+    shutil.copytree(ROOT / "lab", tmp_path / "lab", ignore=shutil.ignore_patterns("profiles", "notebooks"))
     for name in ("README.md", "BENCHMARKS.md"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "docs").mkdir()
@@ -101,12 +102,12 @@ def training_result() -> dict[str, Any]:
 
 def test_training_is_shown(checkout: Path) -> None:
     pytest.importorskip("matplotlib")
-    for measured in (checkout / "benchmarks").rglob("*.json"):  # all of whose plots the test below draws
+    for measured in (checkout / RESULTS).rglob("*.json"):  # all of whose plots the test below draws
         if results.is_result(json.loads(measured.read_text())) and measured.parent.name != "cpu":
             measured.unlink()
     assert run(checkout, check=False) == 0
     assert run(checkout, check=True) == 0
-    file = checkout / "benchmarks" / "test" / "training.json"
+    file = checkout / RESULTS / "test" / "training.json"
     file.parent.mkdir()
     file.write_text(json.dumps(training_result()))
     assert run(checkout, check=True) == 1
@@ -116,12 +117,11 @@ def test_training_is_shown(checkout: Path) -> None:
     last = sum(losses[-50:]) / 50
     assert smoothed(losses, 50)[-1] == pytest.approx(last)
     row = f"| graph | flashkernel | 4.00 M | 12.0 s | 2.00 GiB | {last:.4f} | 2.2500 |"
-    for page, plots in (("BENCHMARKS.md", ""), ("docs/end_to_end.md", "../")):
+    for page, plots in (("lab/tables/whole_models.md", "../"), ("docs/end_to_end.md", "../lab/")):
         text = (checkout / page).read_text()
         assert row in text and "| flashkernel, graph less stock, graph | 0.0010 | +0.0010 |" in text
-        assert f"({plots}benchmarks/plots/test_training.svg)" in text
-    assert "graph 4.00 M (3.00 M), compile + graph 4.00 M (3.00 M)" in (checkout / "README.md").read_text()
-    svg = (checkout / "benchmarks" / "plots" / "test_training.svg").read_text()
+        assert f"({plots}plots/test_training.svg)" in text
+    svg = (checkout / PLOTS / "test_training.svg").read_text()
     assert digest_in(svg) and len(svg) < 100_000
     result = training_result()
     result["runs"][1]["losses"][-1] += 1.0
@@ -130,12 +130,12 @@ def test_training_is_shown(checkout: Path) -> None:
 
 
 def test_what_is_committed_agrees_with_the_results() -> None:
-    assert run(ROOT, check=True) == 0, "run `flashkernel bench report`"
+    assert run(ROOT, check=True) == 0, "run `python -m tools report`"
 
 
 def test_a_changed_figure_is_noticed(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(checkout, check=True) == 0
-    file = checkout / "benchmarks" / "cpu" / "run2.json"
+    file = checkout / RESULTS / "cpu" / "run.2.json"
     before = file.read_text()
     run2 = json.loads(before)
     for x in run2["rows"]:
@@ -143,7 +143,7 @@ def test_a_changed_figure_is_noticed(checkout: Path, capsys: pytest.CaptureFixtu
     file.write_text(json.dumps(run2))
     assert run(checkout, check=True) == 1
     said = capsys.readouterr().err
-    assert "README.md" in said and "BENCHMARKS.md" in said and "flashkernel bench report" in said
+    assert "README.md" in said and "BENCHMARKS.md" in said and "python -m tools report" in said
     file.write_text(before)
     page = checkout / "BENCHMARKS.md"
     page.write_text(page.read_text().replace("22.", "21.", 1))
@@ -153,19 +153,19 @@ def test_a_changed_figure_is_noticed(checkout: Path, capsys: pytest.CaptureFixtu
 def test_one_command_makes_it_all(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     rows = [row(seq, seq * 1e-6) for seq in (512, 1024)] + [row(512, 3e-4, batch) for batch in (4, 8)]
-    results.write_json(checkout / "benchmarks" / "h200" / "sizes.json", result(rows))
-    (checkout / "benchmarks" / "plots" / "gone.svg").write_text("<svg/>")
+    results.write_json(checkout / RESULTS / "h200" / "sizes.json", result(rows))
+    (checkout / PLOTS / "gone.svg").write_text("<svg/>")
     assert run(checkout, check=True) == 1
     assert "gone.svg" in capsys.readouterr().err
     assert run(checkout, check=False) == 0
     assert run(checkout, check=True) == 0
-    page = (checkout / "BENCHMARKS.md").read_text()
+    page = (checkout / TABLES / "h200_sizes.md").read_text()
     for kind in ("latency", "throughput", "speedup", "scaling", "memory"):
-        svg = checkout / "benchmarks" / "plots" / f"h200_sizes_attention_sizes_{kind}.svg"
-        assert f"({svg.relative_to(checkout).as_posix()})" in page
+        svg = checkout / PLOTS / f"h200_sizes_attention_sizes_{kind}.svg"
+        assert f"(../plots/{svg.name})" in page
         text = svg.read_text()
         assert len(text) < 100_000 and digest_in(text)
-    assert not (checkout / "benchmarks" / "plots" / "gone.svg").exists()
+    assert not (checkout / PLOTS / "gone.svg").exists()
     assert (
         "NVIDIA Test (driver 1.2, SM 1 MHz" in page
         and "read 4 TB/s" in page
@@ -217,15 +217,41 @@ def test_runs_of_the_same_thing_are_merged() -> None:
     assert merged_row["providers"]["flashkernel"]["p50"] == 2e-3 and merged_row["limit"]["seconds"] == 1e-3
     names = {section.name: len(section.runs) for section in sections(ROOT)}
     assert names["cpu/run"] == 3
-    text, _ = markdown(sections(ROOT), recorded(ROOT))
-    assert "Medians of 3 runs." in text
+    texts, _ = pages(ROOT, sections(ROOT))
+    assert "Medians of 3 runs." in texts[ROOT / TABLES / "cpu_run.md"]
 
 
-def test_readmes_figures_are_medians_of_the_runs() -> None:
+def test_a_suite_keeps_the_digits_of_its_name() -> None:
+    """Only a number after a dot counts runs of the same thing: linear_decode_f16 is not linear_decode_f."""
+    names = {section.name for section in sections(ROOT)}
+    assert {"h200/linear_decode_f16", "h200/linear_512", "h200/memory_bound"} <= names
+    assert not names & {"h200/linear_decode_f", "h200/linear_", "h200/memory_bound.1"}
+
+
+def test_every_row_where_a_peer_is_ahead_stands_in_one_table() -> None:
+    runs = [result([row(512, 1e-3), row(1024, 1e-3)])]
+    runs[0]["rows"][1]["providers"]["sdpa_flash"]["p50"] = 0.5e-3
+    suite = standing.Suite("h200/x", "h200_x", runs, merged(runs))
+    assert [found.ratio for found in standing.rows_with_a_peer(suite)] == [2.0, 0.5]
+    text = standing.where_others_are_faster([suite])
+    assert "1 of 2" in text and "| 0.50 " in text and "| 2.00 " not in text
+    older = [{**runs[0], "machine": {**runs[0]["machine"], "date": "2025-01-01T00"}, "rows": [row(512, 9.0)]}]
+    older[0]["rows"][0]["providers"]["sdpa_flash"]["p50"] = 1.0
+    before = standing.Suite("h200/old", "h200_old", older, merged(older))
+    assert "1 of 2" in standing.where_others_are_faster([before, suite])  # the newest run of a case counts
+    any_order = provider(0.4e-3, "variant")
+    runs[0]["rows"][1]["providers"]["any_order"] = any_order
+    assert "0 of 2" in standing.where_others_are_faster([standing.Suite("h200/x", "h200_x", runs, merged(runs))])
+
+
+def test_a_person_reads_benchmarks_to_the_end() -> None:
+    assert len((ROOT / "BENCHMARKS.md").read_text().splitlines()) <= 300
+
+
+def test_the_cpus_figures_are_medians_of_the_runs() -> None:
     """Worked out here by another way than readme.py's."""
-    runs = [results.read(path) for path in sorted((ROOT / "benchmarks" / "cpu").glob("run*.json"))]
-    text = (ROOT / "README.md").read_text()
-    table = text.split(readme.BEGIN)[1].split(readme.END)[0]
+    runs = [results.read(path) for path in sorted((ROOT / RESULTS / "cpu").glob("run.*.json"))]
+    table = (ROOT / "BENCHMARKS.md").read_text().split("## Measured on a CPU")[1].split("\n## ")[0]
     for i, first in enumerate(runs[0]["rows"]):
         if first["group"] == "attention_memory":
             continue

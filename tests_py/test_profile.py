@@ -1,15 +1,17 @@
-"""`flashkernel profile` without a GPU: the cases, the command line, the reader of ncu's table and what is stored."""
+"""`python -m tools profile` without a GPU: cases, command line, the reader of ncu's table and what is stored."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 import flashkernel as fk
-from flashkernel.bench import profile, profile_report
 from flashkernel.bench.suites.kernels import OPS, call_for
-from flashkernel.cli import main
+
+pytest.importorskip("tools.places", reason="the source tree is not beside the tests")
+
+from tools import profile, profile_report
+from tools.__main__ import main
+from tools.places import PROFILES, ROOT
 
 # In the form of `ncu --csv --page raw`, made by hand: two launches of one range, one of another; units that ncu scales.
 HEAD = (
@@ -96,7 +98,7 @@ def test_kernels_are_chosen_by_pattern():
 
 def test_ncus_command_line():
     line = profile.command("ncu", [FWD], ["a.sum", "b.avg"])
-    assert line[0] == "ncu" and line[-1] == FWD and "flashkernel.bench.profile_target" in line
+    assert line[0] == "ncu" and line[-1] == FWD and "tools.profile_target" in line
     assert line[line.index("--clock-control") + 1] == "none" and line[line.index("--metrics") + 1] == "a.sum,b.avg"
     assert "--export" in profile.command("ncu", [FWD], [], profile.Path("report"))
 
@@ -117,7 +119,7 @@ def test_a_machine_without_gpu_is_told_so(capsys):
 
 FAKE_NCU = """#!{python}
 import sys
-kernels = sys.argv[sys.argv.index("flashkernel.bench.profile_target") + 1 :]
+kernels = sys.argv[sys.argv.index("tools.profile_target") + 1 :]
 if "--export" in sys.argv:
     open(sys.argv[sys.argv.index("--export") + 1], "wb").write(b"report" * 1000)
     sys.exit()
@@ -181,9 +183,11 @@ def test_a_whole_run_with_an_ncu_that_is_not_one(tmp_path, monkeypatch, capsys):
 
 
 def test_the_page_is_what_the_profiles_say():
-    profiles = Path(__file__).resolve().parents[1] / "profiles"
+    profiles = ROOT / PROFILES
     if list(profiles.glob("**/metrics.csv")):
-        assert (profiles / "README.md").read_text() == profile_report.page(profiles), "run `flashkernel profile --page`"
+        assert (profiles / "README.md").read_text() == profile_report.page(profiles), (
+            "run `python -m tools profile --page`"
+        )
 
 
 @pytest.mark.parametrize("op", sorted({kernel.op for kernel in fk.kernels()}))

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from flashkernel.bench import article, measured, roofline, sass, sm_model
-from flashkernel.bench.sm_model import MACHINES
-from flashkernel.cli import main
+pytest.importorskip("tools.places", reason="the source tree is not beside the tests")
 
-ROOT = Path(__file__).resolve().parents[1]
-if not (ROOT / "benchmarks" / "h200").is_dir():
-    pytest.skip("the source tree is not beside the tests", allow_module_level=True)
+from tools import article, measured, places, roofline, sass, sm_model
+from tools.__main__ import main
+from tools.places import PROFILES, RESULTS, ROOT
+from tools.sm_model import MACHINES
 
 
 @pytest.mark.parametrize("which", [[], ["--t4"]], ids=["roofline", "t4"])
 def test_the_pages_are_what_the_runs_say(which, capsys):
-    assert main(["roofline", *which, "--check", "--root", str(ROOT)]) == 0, "run `flashkernel roofline` and with --t4"
+    assert main(["roofline", *which, "--check", "--root", str(ROOT)]) == 0, (
+        "run `python -m tools roofline` and with --t4"
+    )
     assert capsys.readouterr().err == ""
 
 
 def test_a_page_that_differs_is_found(tmp_path, capsys):
     import shutil
 
-    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
-    (tmp_path / "docs").mkdir()
-    page = tmp_path / "docs" / "roofline.md"
-    page.write_text((ROOT / "docs" / "roofline.md").read_text().replace("TFLOP/s |", "TFLOP/s! |", 1))
-    shutil.copy(ROOT / "docs" / "optimisation.md", tmp_path / "docs")
-    shutil.copy(ROOT / "docs" / "article.md", tmp_path / "docs")
-    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    shutil.copytree(ROOT / "lab", tmp_path / "lab")
+    page = tmp_path / "lab" / "roofline.md"
+    page.write_text(page.read_text().replace("TFLOP/s |", "TFLOP/s! |", 1))
     assert main(["roofline", "--check", "--root", str(tmp_path)]) == 1
     assert "differs" in capsys.readouterr().err
     assert main(["roofline", "--no-picture", "--root", str(tmp_path)]) == 0
@@ -43,15 +38,14 @@ def test_the_articles_figures_are_the_runs(tmp_path, capsys):
     import re
     import shutil
 
-    for name in ("benchmarks", "docs", "profiles"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    page = tmp_path / "docs" / "article.md"
+    shutil.copytree(ROOT / "lab", tmp_path / "lab")
+    page = tmp_path / "lab" / "article.md"
     text = page.read_text()
     assert len(article.MARK.findall(text)) > 60
     typed = re.findall(r"\d[\d.,]* ?(?:[TGM]FLOP|[TGM]B/s|us\b|ms\b|%|times\b)", article.MARK.sub("", text))
     assert not typed, "a figure that is not marked"
     assert main(["roofline", "--check", "--root", str(tmp_path)]) == 0
-    file = tmp_path / "benchmarks" / "h200" / "linear.json"
+    file = tmp_path / RESULTS / "h200" / "linear.json"
     run = json.loads(file.read_text())
     for case in run["cases"]:
         case["us"]["ours"] *= 2
@@ -65,18 +59,18 @@ def test_the_articles_figures_are_the_runs(tmp_path, capsys):
 def test_end_to_end_is_said_when_it_is_measured(tmp_path):
     import json
 
-    (tmp_path / "benchmarks" / "h200").mkdir(parents=True)
+    (tmp_path / RESULTS / "h200").mkdir(parents=True)
     assert article._end_to_end(tmp_path) == {"e2e.gpu": "not measured"}
     ours = {"decode_tokens_per_second": 2500.4, "ratio_to_best_peer": 3.14159}
     row = {"case": "gpt2", "shape": {"batch": 1}, "best_peer": "hf_sdpa", "providers": {"flashkernel": ours}}
     run = {"schema": "e2e-1", "method": {"quick": False}, "rows": [row, {**row, "shape": {"batch": 8}}]}
-    (tmp_path / "benchmarks" / "h200" / "e2e.json").write_text(json.dumps(run))
+    (tmp_path / RESULTS / "h200" / "e2e.json").write_text(json.dumps(run))
     assert article._end_to_end(tmp_path) == {"e2e.gpu": "gpt2 2500 (x 3.14 of hf_sdpa)"}
 
 
 def test_outside_of_a_checkout(tmp_path):
     with pytest.raises(ValueError, match="run it in a checkout"):
-        roofline.find_root(tmp_path)
+        places.find_root(tmp_path)
 
 
 def test_sections():
@@ -87,7 +81,7 @@ def test_sections():
 
 
 def test_every_committed_run_is_read():
-    found = measured.points(ROOT / "benchmarks" / "h200")
+    found = measured.points(ROOT / RESULTS / "h200")
     assert {f"{name}.json" for name in measured.BY_HAND} <= {point.source for point in found}
     assert all(point.seconds > 0 and point.bytes > 0 for point in found)
     one = next(p for p in found if p.kernel == "attention_fwd/cuda/sm90a/f16/d128" and p.case == "seq 4096 full")
@@ -114,12 +108,12 @@ def test_the_ladder_sets_the_same_work_side_by_side(tmp_path):
     import json
     import shutil
 
-    from flashkernel.bench import ladder
+    from tools import ladder
 
-    folder = tmp_path / "benchmarks" / "h200"
+    folder = tmp_path / RESULTS / "h200"
     folder.mkdir(parents=True)
     for name in measured.BY_HAND:  # the older files; no run of the bench that may stand beside them
-        if (path := ROOT / "benchmarks" / "h200" / f"{name}.json").is_file():
+        if (path := ROOT / RESULTS / "h200" / f"{name}.json").is_file():
             shutil.copy(path, folder)
     shape = {"batch": 4, "heads": 16, "seq": 4096, "head_dim": 128, "causal": False}
     flop = 4.0 * 4 * 16 * 4096**2 * 128
@@ -151,14 +145,14 @@ def test_the_ladder_sets_the_same_work_side_by_side(tmp_path):
 
 def test_what_no_run_has_is_said():
     """Every case and rung of the ladder has a cell: a rate of a committed run, or that there is none."""
-    from flashkernel.bench import ladder
+    from tools import ladder
 
     tables = ladder.render(ROOT)
     for name, op in (("attention", "attention_fwd"), ("attention_bwd", "attention_bwd")):
         head, _, *lines = tables[name].splitlines()
         assert head.count("|") == len(ladder.RUNGS[op]) + 2
         assert len(lines) >= 8 and all(line.count("|") == head.count("|") for line in lines)
-        found = ladder.attention(measured.points(ROOT / "benchmarks" / "h200"), op)
+        found = ladder.attention(measured.points(ROOT / RESULTS / "h200"), op)
         cells = sum(len(found.get(case, {})) for case in {*ladder.CASES, *found} if case[1] in (512, 4096))
         words = sum(line.count(ladder.NOT_MEASURED) for line in lines)
         assert words + cells >= len(lines) * len(ladder.RUNGS[op]) > words
@@ -266,12 +260,12 @@ def test_a_chain_of_products_waits_for_each():
 def test_cycles_that_were_counted_join_the_models_page(tmp_path):
     import shutil
 
-    from flashkernel.bench.profile_report import Launch, write_csv
+    from tools.profile_report import Launch, write_csv
 
-    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
+    shutil.copytree(ROOT / RESULTS, tmp_path / RESULTS)
     assert "counted" not in roofline.render_t4(tmp_path)["error"]
     launches = [Launch("gemm_kernel<a>", "", {"sm_cycles": 2e6}), Launch("gemm_kernel<b>", "", {"sm_cycles": 1e6})]
-    write_csv(tmp_path / "profiles" / "linear_bwd/cuda/sm75/f16" / "metrics.csv", [*launches, Launch("other", "", {})])
+    write_csv(tmp_path / PROFILES / "linear_bwd/cuda/sm75/f16" / "metrics.csv", [*launches, Launch("other", "", {})])
     line = roofline.render_t4(tmp_path)["error"].splitlines()[-1]
     assert line.startswith("| `linear_bwd/cuda/sm75/f16` | 3000000 | ")
     # Two products of 4096^3 on 132 x 4 parts that take 8 cycles for 1024 multiply-adds: 2.03 million cycles at least.

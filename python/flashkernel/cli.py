@@ -1,4 +1,4 @@
-"""The `flashkernel` command: generate, doctor, kernels, bench, profile, roofline.
+"""The `flashkernel` command: generate, doctor, kernels, bench.
 
 Exit codes: 0 done; 1 something failed (a self-check, a run); 2 bad usage or input; 130 interrupted. Results go to
 stdout, progress and errors to stderr. Each command's module is imported only when it runs.
@@ -121,19 +121,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser(
         "bench",
-        help="measure ops side by side with their baselines; write the report of what was measured",
+        help="measure ops side by side with their baselines",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_arguments(bench)
 
-    from .bench import profile, roofline
-
-    profiler = commands.add_parser(
-        "profile", help="run kernels under Nsight Compute", formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    profile.add_arguments(profiler)
-    roof = commands.add_parser("roofline", help="place every kernel under its machine's limits, from committed runs")
-    roofline.add_arguments(roof)
     return parser
 
 
@@ -168,23 +160,10 @@ def _bench(args: argparse.Namespace) -> int:
     return run(args)
 
 
-def _profile(args: argparse.Namespace) -> int:
-    from .bench.profile import run
-
-    return run(args)
-
-
-def _roofline(args: argparse.Namespace) -> int:
-    from .bench.roofline import run
-
-    return run(args)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
-    commands = {"generate": _generate, "doctor": _doctor, "kernels": _kernels, "bench": _bench, "profile": _profile}
-    commands["roofline"] = _roofline
+    commands = {"generate": _generate, "doctor": _doctor, "kernels": _kernels, "bench": _bench}
     try:
         return commands[args.command](args)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`flashkernel bench`: the command line. `bench report` is report.py; everything else measures."""
+"""`flashkernel bench`: the command line."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "group",
         nargs="*",
-        help="what to measure: groups and suites that --list names (default: all); or `report`: write BENCHMARKS.md, "
-        "its plots and README's table from the committed results; or `e2e`: whole models that generate",
+        help="what to measure: groups and suites that --list names (default: all); or `e2e`: whole models that "
+        "generate",
     )
     add("--list", action="store_true", help="list groups, rows, providers and kernels; nothing is measured")
     add(
@@ -52,8 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", metavar="FILE", help="write the results as JSON")
     add("--note", metavar="TEXT", help="a sentence about the circumstances, kept with the results")
     add("--csv", metavar="FILE", help="write the results as CSV")
-    add("--check", action="store_true", help="with report: exit 1 if what is written differs from the results")
-    add("--root", metavar="DIR", help="with report: the checkout (default: the working directory)")
 
 
 def _device(wanted: str, only_list: bool = False) -> str:
@@ -138,13 +136,7 @@ def _list(cases: list[Any], device: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 1 if one of our results differs from its baseline's, or (report --check) from what is written."""
-    if "report" in args.group:
-        from .report import run as report
-
-        if args.group != ["report"]:
-            raise ValueError("bench: report stands alone")
-        return report(Path(args.root or "."), check=args.check)
+    """Exit code 1 if one of our results differs from its baseline's."""
     from . import baselines
 
     torch = baselines.require_torch()

@@ -14,7 +14,6 @@ import contextlib
 import gc
 import importlib
 import importlib.util
-import json
 import statistics
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PROVIDERS", "Shape", "measure", "models", "report", "run", "shapes", "table"]
+__all__ = ["PROVIDERS", "SCHEMA", "Shape", "measure", "models", "run", "shapes", "table"]
 
 SCHEMA = "e2e-1"
 BASELINES = ("hf_sdpa", "hf_eager", "hf_static_compile", "vllm")
@@ -308,56 +307,6 @@ def table(rows: list[dict[str, Any]]) -> str:
             )
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
-
-
-def _results(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Committed results of whole models."""
-    for path in sorted((root / "benchmarks").rglob("*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(result, dict) and result.get("schema") == SCHEMA:
-            yield path, result
-
-
-def summary(root: Path) -> str:
-    """README's table: decode tokens/s on a GPU beside Transformers, batch by batch."""
-    lines: list[str] = []
-    runs: list[str] = []
-    about = ""
-    for _, result in _results(root):
-        if "gpu" not in result["machine"]:
-            continue
-        machine = result["machine"]
-        runs.append(f"{machine['date'][:10]}, commit {machine['commit']}")
-        about = (
-            f"Decode tokens/s on one {machine['gpu']} ({'; '.join(dict.fromkeys(runs))}; transformers "
-            f"{machine['transformers']}, torch {machine['torch']}), random weights at the true shapes; in brackets the "
-            "seconds from a loaded model to the first step. All of it in [BENCHMARKS.md](BENCHMARKS.md)."
-        )
-        for row in result["rows"]:
-            cells = [
-                f"{p['decode_tokens_per_second']:.0f} ({p['ready_seconds']:.1f} s)" if p else "-"
-                for p in (row["providers"].get(name) for name in ("flashkernel", "hf_sdpa", "hf_static_compile"))
-            ]
-            lines.append(f"| {row['case']}, {row['dtype']} | {' | '.join(cells)} |")
-    if not lines:
-        return ""
-    head = "| | FlashKernel | Transformers | Transformers, static cache and torch.compile |\n|---|---|---|---|"
-    return "\n".join(["## Whole models on a GPU", "", about, "", head, *lines])
-
-
-def report(root: Path) -> str:
-    """BENCHMARKS.md's part on whole models: a table for each committed result file."""
-    parts = []
-    for path, result in _results(root):
-        machine, name = result["machine"], path.relative_to(root).as_posix()
-        parts.append(
-            f"## Whole models: {path.relative_to(root / 'benchmarks').with_suffix('').as_posix()}\n\n"
-            f"`{result['command']}` on {machine.get('gpu') or machine['cpu']}, {machine['date'][:10]}, commit "
-            f"{machine['commit']}; torch {machine['torch']}, transformers {machine['transformers']}. Medians of "
-            f"{result['method']['runs']} runs; [{path.name}]({name}); [docs/end_to_end.md](docs/end_to_end.md) says "
-            f"what is done.\n\n{table(result['rows'])}\n"
-        )
-    return "".join(f"\n{part}" for part in parts)
 
 
 def _providers(args: argparse.Namespace) -> list[str]:

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const Nor
 }
 
 /// f(kernel, threads, rows a block) of plain_kernel for rows of `vectors` vectors where an H200 found it faster than
-/// held_kernel (docs/kernels/cuda_memory_bound.md); false elsewhere.
+/// held_kernel (lab/notebooks/cuda_memory_bound.md); false elsewhere.
 template <class T, class W, bool kLayerNorm, class F>
 bool with_plain_kernel(std::int64_t vectors, F f) {
   if constexpr (sizeof(T) == 2) {

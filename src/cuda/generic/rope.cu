@@ -247,7 +247,7 @@ void rope_vectors(const RopeParams& p, cudaStream_t stream) {
   const bool is_few =
       p.batch * token_blocks * heads < std::int64_t{8} * kManyHeads * cuda_device_properties(p.device.index).num_sms;
   // Four heads wait together for a row of the table that memory names; a head's neighbours that turn in part are no
-  // faster by twos (docs/kernels/cuda_memory_bound.md).
+  // faster by twos (lab/notebooks/cuda_memory_bound.md).
   const bool whole = p.spec.rotary_dim == p.head_dim, names_row = p.positions && !p.table_is_per_token;
   const bool by_twos = p.cos && !names_row && (whole || !p.spec.interleaved);
   const std::int64_t group = is_few ? 1 : by_twos ? kTableHeads : kManyHeads, groups_q = ceil_div(p.heads_q, group);

@@ -69,7 +69,7 @@ __device__ inline uint4 load_16_once(const void* global) {
 
 /// 16 bytes, if `there`, that the L2 cache shall give up last (createpolicy, PTX ISA 9.7.9.21). For rows that are read
 /// once and written elsewhere: what is written leaves the cache first then, and memory changes less often between
-/// reading and writing (docs/kernels/cuda_memory_bound.md). By a predicate, not a branch: loads stay side by side.
+/// reading and writing (lab/notebooks/cuda_memory_bound.md). By a predicate, not a branch: loads stay side by side.
 __device__ inline void load_16_kept(std::uint32_t (&words)[4], const void* global, bool there) {
 #if __CUDA_ARCH__ >= 800
   std::uint64_t policy;

@@ -5,7 +5,7 @@
 // stays in registers as operands. K and V have one tile each in shared memory; while one product runs, the other one's
 // next tile is on its way into registers. Scores stay in registers: an accumulator of Q K^T is an operand of P V.
 //
-// What shapes it (docs/kernels/attention_sm75.md): 64 KB of shared memory and 64 K registers an SM want two blocks of
+// What shapes it (lab/notebooks/attention_sm75.md): 64 KB of shared memory and 64 K registers an SM want two blocks of
 // 128 threads with 255 registers; shared memory gives 64 bytes a cycle, as many as the tensor cores eat when a fragment
 // of K or V serves 16 queries, so up to d64 a warp takes 32.
 //

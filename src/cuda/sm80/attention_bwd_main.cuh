@@ -426,7 +426,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
         if (team != 0) first_product_by_halves<T, kDim, true>(tile, held, first_rows + part_offset + lane_b, per_query);
       __syncwarp();
       // A warp of team 0 has stored its part of P^T, its partner in team 1 may read it. Team 0 need not wait, but does,
-      // at the same instruction: see docs/kernels/attention_sm80.md, Races.
+      // at the same instruction: see lab/notebooks/attention_sm80.md, Races.
       ptx::barrier_sync(1 + warp % Shape::kTeamWarps * kParts + part, 64);  // each is used once a step
       const auto look_for_turn = [&] {
         if (ordered && part == kParts - 1) {

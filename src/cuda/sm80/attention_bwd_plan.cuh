@@ -31,7 +31,7 @@ struct BackwardShape {
   static constexpr int kGradSBuffers = kDim == 256 && kBlockM == 16 ? 1 : 2;
   static constexpr bool kHoldKeys = kDim <= 64;  // a team's K or V as operands in registers, kSlices * kDim / 4 of them
   // Each team's products are code of its own, and P^T is handed over in 16 bytes a lane: what d64 needs to be ahead
-  // (docs/kernels/attention_sm80.md, "The loop at d64"). Other head dims have not been measured.
+  // (lab/notebooks/attention_sm80.md, "The loop at d64"). Other head dims have not been measured.
   static constexpr bool kOwnCode = kDim == 64 && !kModified;
   // To so many tiles of keys, order costs less than the zeroing that it saves.
   static constexpr int kOrderedTiles = kOwnCode ? 4 : 8;

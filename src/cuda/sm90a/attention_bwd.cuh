@@ -4,7 +4,7 @@
 // the repair of what is not finite.
 //
 // Parts: attention_bwd_shape.cuh (tiles, shared memory), _prepare.cuh (row sums, before), _producer.cuh, _keys.cuh (dK,
-// dV), _queries.cuh (dQ), _joined.cuh (dK, dV and dQ), _epilogue.cuh. docs/kernels/attention_hopper.md draws the
+// dV), _queries.cuh (dQ), _joined.cuh (dK, dV and dQ), _epilogue.cuh. lab/notebooks/attention_hopper.md draws the
 // schedule.
 //
 // Invariant on NaN: masked pairs are zero before each product, and what lies outside of the tensors is zero. What is

@@ -5,7 +5,7 @@
 // while the consumers finish one. One thread finds the tiles; everyone else is told, so that lengths are read once.
 // Parts: attention_fwd_tiles.cuh (which tiles serve which call), _shape.cuh (their places in shared memory), _order.hpp
 // (who takes which tile), _producer.cuh, _consumer.cuh, _softmax.cuh, _epilogue.cuh, _redo.cuh.
-// docs/kernels/attention_hopper.md draws the schedule.
+// lab/notebooks/attention_hopper.md draws the schedule.
 //
 // Invariant on NaN: the tensor core makes 0 * NaN = NaN out of a masked pair. Rows whose result is not finite and that
 // met a masked block are computed once more from what they see alone (redo_tiles).

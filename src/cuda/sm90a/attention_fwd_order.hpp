@@ -2,7 +2,7 @@
 // launch, walked by locate_tile (attention_fwd_shape.cuh). Under a causal mask tiles have unequal work. A good order
 // gives all blocks as much, has the keys of few heads in use at a time, so that they stay in the L2 cache, and heavy
 // and light tiles side by side, so that memory is asked for evenly. How well the costs here foretell what is measured:
-// docs/kernels/attention_hopper_log.md, "Orders by a model".
+// lab/notebooks/attention_hopper_log.md, "Orders by a model".
 #pragma once
 
 #include <algorithm>

@@ -23,7 +23,7 @@ inline bool fills_three(const AttentionParams& p) {
 
 /// The tiles of a head_dim, with their shared memory: kQSlots Q and kStages of K and of V, and the places of the
 /// output, 227 KB at the most. `choose` calls with the one that is the fastest for the call's sizes
-/// (docs/kernels/attention_hopper.md); Modified leaves registers for the softcap.
+/// (lab/notebooks/attention_hopper.md); Modified leaves registers for the softcap.
 template <int kDim>
 struct ForwardTiles;
 template <>

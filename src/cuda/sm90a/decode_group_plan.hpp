@@ -34,7 +34,7 @@ struct GroupPlan {
 };
 
 /// Whether a call of such shapes is for clusters of its groups. Measured on an H200, of 132
-/// multiprocessors, beside attention_decode.cuh's clusters (docs/kernels/attention_decode.md):
+/// multiprocessors, beside attention_decode.cuh's clusters (lab/notebooks/attention_decode.md):
 /// - A cluster for each, up to two for each multiprocessor, of one block then: the second ones start where the first
 ///   ones end, so that short sequences leave their time to long ones (32 x 0 to 1024 of 32/8 heads: 19.6 us for 25.5;
 ///   all of 1024: 35.0 for 33.8).

@@ -1,5 +1,5 @@
 // Which of the three kernels for few rows serves a call of linear, and how it is cut: a function of the call's shape
-// and of what the device runs at once, tested without a GPU. Measured on H200s: docs/kernels/linear_few_rows.md.
+// and of what the device runs at once, tested without a GPU. Measured on H200s: lab/notebooks/linear_few_rows.md.
 #pragma once
 
 #include <algorithm>

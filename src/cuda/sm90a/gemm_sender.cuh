@@ -15,7 +15,7 @@ constexpr bool sends(Activation activation) {
 
 /// Whether they do, with `rounds` tiles for a multiprocessor. Products are held up less by the engine than by threads
 /// that store for themselves: 1 to 6 % of a call with GELU, up to 2.5 % without activation. One round has no products
-/// to hold up, and waits for the engine in the end: 1 % slower. (docs/kernels/linear_cuda_log.md)
+/// to hold up, and waits for the engine in the end: 1 % slower. (lab/notebooks/linear_cuda_log.md)
 inline bool sends_results(const GemmProblem& p, std::int64_t rounds) {
   const LinearEpilogue& e = p.epilogue;
   return sends(e.activation) && !e.preactivation && p.m >= 128 && rounds > 1;

@@ -40,7 +40,7 @@ struct GemmShape {
   // k-tiles by which a cooperative tile's second warpgroup is behind the first one in the end: that one's epilogue, or
   // its exchange with other blocks, runs under its products.
   static constexpr int kBehind = kCluster > 1 ? 4 : !kPingPong && kTileN == 96 ? 2 : 0;
-  // Of TileIndex. Of many rounds these were the fastest, of one large ones (docs/kernels/linear_cuda_log.md).
+  // Of TileIndex. Of many rounds these were the fastest, of one large ones (lab/notebooks/linear_cuda_log.md).
   static constexpr int kMostGroupRows = !kPingPong ? 16 : kTileN == 128 ? 4 : 6;
   static constexpr int kThreads = 128 * kConsumers + (kCluster > 1 ? 32 : 128);
   static constexpr int kPartsM = kPingPong ? 2 : 1;  // of 64 rows a warpgroup

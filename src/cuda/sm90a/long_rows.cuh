@@ -127,7 +127,7 @@ int blocks_of_cluster(std::int64_t vectors) {
 
 /// Rows that clusters take: from 64 KB on in 16 bits and from 128 KB on in fp32, where an H200 found them ahead of the
 /// generic kernels. So they are at 48 and 96 KB; at 64 KB in fp32 generic norms are, and what lies between was not
-/// measured (docs/kernels/cuda_memory_bound.md). `vectors`: whole vectors on 16-byte boundaries.
+/// measured (lab/notebooks/cuda_memory_bound.md). `vectors`: whole vectors on 16-byte boundaries.
 inline Verdict serves(DType dtype, std::int64_t columns, bool vectors) {
   const std::int64_t bytes = columns * static_cast<std::int64_t>(dtype_bytes(dtype));
   if (bytes < (dtype == DType::kFloat32 ? 128 : 64) * 1024) return Verdict("needs longer rows");

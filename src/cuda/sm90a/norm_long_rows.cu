@@ -242,7 +242,7 @@ auto kernel() {
                              Slots<T, S, kLayerNorm, kResidual, kPlace>::kBytes, "norm: long rows");
 }
 
-// What an H200 and an H100 found fastest (docs/kernels/cuda_memory_bound.md). With a residual a thread holds half as
+// What an H200 and an H100 found fastest (lab/notebooks/cuda_memory_bound.md). With a residual a thread holds half as
 // much of a row, so that twice as many threads have both. Weights that are read once for two rows are a quarter less
 // out of L2, with biases a third; LayerNorm's of the longest rows are read once for all rows of a cluster.
 using Residual = lr::Shape<512, 4, 1024>;

@@ -183,7 +183,7 @@ def backward(s: Settings) -> Iterator[Case]:
             yield Case("attention_backward", name, dtype, s.device, build, named)
 
 
-# Kernels of one op from the simplest to the fastest: docs/optimisation.md. {} is dtype and head_dim.
+# Kernels of one op from the simplest to the fastest: lab/optimisation.md. {} is dtype and head_dim.
 LADDER = {
     "attention_fwd": (
         "cuda/generic/naive", "cuda/generic/tiled", "cuda/sm75/{}", "cuda/sm80/{}", "cuda/sm90a/{}",
