@@ -21,7 +21,7 @@ say "installing test dependencies, beside the build: pip keeps one core busy at 
 install_for_tests &
 installing=$!
 
-# The CUDA kernels on an emulated GPU (docs/emulator.md): where its switch between threads is fast.
+# The CUDA kernels on an emulated GPU (emulator/README.md): where its switch between threads is fast.
 emulation=${FLASHKERNEL_CUDA_EMULATION:-$([ "$(uname -sm)" = "Linux x86_64" ] && echo ON || echo OFF)}
 
 # One build serves both: the wheel's build folder also holds the C++ tests.

@@ -1,5 +1,5 @@
 // The emulator's cuda_runtime.h: the part of CUDA C++ and of the runtime that the kernels and their host code use, for
-// a plain C++ compiler. See docs/emulator.md. What is missing here is a compile error, never a silent difference.
+// a plain C++ compiler. See emulator/README.md. What is missing here is a compile error, never a silent difference.
 #pragma once
 
 #include <math.h>

@@ -1,4 +1,4 @@
-// The emulator's cuda_fp16.h: the type, its conversions and the arithmetic that the kernels use. See docs/emulator.md.
+// The emulator's cuda_fp16.h: the type, its conversions and the arithmetic that the kernels use. See emulator/README.md.
 #pragma once
 
 #include <type_traits>

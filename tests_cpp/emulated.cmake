@@ -1,41 +1,11 @@
-# The CUDA backend on a GPU that is a program: the library's own .cu files compiled as C++ over the emulator's headers, and the
-# conformance cases on top. See docs/emulator.md. Nothing here is part of the library.
-include(CheckCXXCompilerFlag)
-check_cxx_compiler_flag(-march=native FLASHKERNEL_HAS_MARCH_NATIVE)
-
-# Device code leans on what its own compiler allows: type punning, and an FMA for a product and a sum.
-set(_flags -g1 -fno-strict-aliasing -ffp-contract=fast -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi -Wno-maybe-uninitialized
-    -Wno-missing-field-initializers)
-if(FLASHKERNEL_HAS_MARCH_NATIVE)
-  list(APPEND _flags -march=native)  # built and run on one machine; fp16 conversions and fmaf become instructions
-endif()
-
-# `extern __shared__ T name[];` has no counterpart in C++: files that have it are copied with a call in its place (and __noinline__,
-# which C++ headers use as a word of their own, is spelled out). The rest is compiled where it lies.
-set(_prepared ${CMAKE_CURRENT_BINARY_DIR}/prepared)
-function(prepare_device_file file root result)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
-  file(RELATIVE_PATH _relative ${root} ${file})
-  set(_compiled ${file})
-  file(READ ${file} _text)
-  if(_text MATCHES "extern __shared__|__noinline__")
-    string(REPLACE "__noinline__" "__attribute__((noinline))" _text "${_text}")
-    string(REGEX REPLACE "extern __shared__ __align__\\(([0-9]+)\\) ([A-Za-z_0-9: ]+) ([A-Za-z_0-9]+)\\[\\];"
-           "\\2* const \\3 = static_cast<\\2*>(::simt::dynamic_shared(\\1));" _text "${_text}")
-    string(REGEX REPLACE "extern __shared__ ([A-Za-z_0-9: ]+) ([A-Za-z_0-9]+)\\[\\];"
-           "\\1* const \\2 = static_cast<\\1*>(::simt::dynamic_shared(alignof(\\1)));" _text "${_text}")
-    set(_compiled ${_prepared}/${_relative})
-    file(CONFIGURE OUTPUT ${_compiled} CONTENT "#line 1 \"${file}\"\n${_text}" @ONLY)
-  else()
-    file(REMOVE ${_prepared}/${_relative})
-  endif()
-  set(${result} ${_compiled} PARENT_SCOPE)
-endfunction()
+# The CUDA backend on the emulated GPU (emulator/README.md): the library's own kernels, and the conformance cases on top.
+# Included by CMakeLists.txt. Nothing here is part of the library.
+include(${PROJECT_SOURCE_DIR}/emulator/SimtEmulator.cmake)
 
 file(GLOB_RECURSE _device_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu ${PROJECT_SOURCE_DIR}/src/cuda/*.cuh)
 set(_kernels)
 foreach(_file IN LISTS _device_files)
-  prepare_device_file(${_file} ${PROJECT_SOURCE_DIR}/src _compiled)
+  simt_prepare_device_file(${_file} ${PROJECT_SOURCE_DIR}/src _compiled)
   if(_file MATCHES "\\.cu$")
     list(APPEND _kernels ${_compiled})
   endif()
@@ -49,40 +19,13 @@ foreach(_arch sm75 sm80 sm90a)
   list(APPEND _kernels ${_sources_${_arch}})
 endforeach()
 
-add_library(simt_emulator INTERFACE)
-target_include_directories(simt_emulator INTERFACE ${CMAKE_CURRENT_SOURCE_DIR}/toolkit ${CMAKE_CURRENT_SOURCE_DIR} ${_prepared}
-                                                   ${PROJECT_BINARY_DIR}/generated)
-target_link_libraries(simt_emulator INTERFACE flashkernel_options)
-target_compile_options(simt_emulator INTERFACE ${_flags})
+simt_add_device_objects(flashkernel_emulated_kernels ${_kernels})
 
-# Kernels as objects. Their __shared__ variables lie together in memory: so they can be poisoned. The order of the sources is
-# what matters.
-set(_as_device_code -x c++ -include cuda_runtime.h)  # as nvcc includes it
-function(add_device_objects name)
-  add_library(${name} OBJECT simt/shared_begin.cpp ${ARGN} simt/shared_end.cpp)
-  target_link_libraries(${name} PRIVATE simt_emulator)
-  target_compile_options(${name} PRIVATE -O1)  # what they run for is in the runtime: the same time as at -O2
-  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)  # thread_local without calls
-  set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "${_as_device_code}")
-endfunction()
-# The same with a call at each memory access, which simt/race_hooks.cpp takes: no access that the source does not have.
-function(add_race_checked_objects name)
-  add_device_objects(${name} ${ARGN} simt/race_on.cpp)
-  target_compile_options(${name} PRIVATE -fsanitize=thread -fno-tree-vectorize -fno-tree-slp-vectorize
-                         $<$<CXX_COMPILER_ID:GNU>:--param=tsan-instrument-func-entry-exit=0>)
-endfunction()
-add_device_objects(flashkernel_emulated_kernels ${_kernels})
-
-file(GLOB _runtime CONFIGURE_DEPENDS simt/*.cpp)
-list(FILTER _runtime EXCLUDE REGEX "(shared_(begin|end)|race_on)\\.cpp$")
-add_library(simt_runtime OBJECT ${_runtime})
-target_link_libraries(simt_runtime PRIVATE simt_emulator)
-target_compile_options(simt_runtime PRIVATE -O2)  # most of a run is here
 
 file(GLOB _host CONFIGURE_DEPENDS ${_src}/cuda/*.cpp ${_src}/cuda/host/*.cpp ${_src}/memory/cuda_*.cpp)
-add_library(flashkernel_emulated_host OBJECT ${_host} ${CMAKE_CURRENT_SOURCE_DIR}/../conformance/device_memory_cuda.cpp)
+add_library(flashkernel_emulated_host OBJECT ${_host} ${CMAKE_CURRENT_SOURCE_DIR}/conformance/device_memory_cuda.cpp)
 target_link_libraries(flashkernel_emulated_host PRIVATE simt_emulator)
-target_include_directories(flashkernel_emulated_host PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/..)
+target_include_directories(flashkernel_emulated_host PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 
 set(_objects $<TARGET_OBJECTS:flashkernel_emulated_host> $<TARGET_OBJECTS:simt_runtime>)
 foreach(_library IN LISTS _object_libraries)
@@ -168,37 +111,11 @@ if(FLASHKERNEL_WITH_CUDA)
   endif()
 endif()
 
-# The emulator itself: planted mistakes that it must catch, and its matrix instructions against plain loops.
-function(prepare_device_files result)
-  set(_all)
-  foreach(_file IN LISTS ARGN)
-    prepare_device_file(${_file} ${CMAKE_CURRENT_SOURCE_DIR} _compiled)
-    list(APPEND _all ${_compiled})
-  endforeach()
-  set(${result} ${_all} PARENT_SCOPE)
-endfunction()
-file(GLOB _selftest CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/selftest/*.cu)
-prepare_device_files(_selftest_kernels ${_selftest})
-add_device_objects(emulator_test_kernels ${_selftest_kernels})
-target_link_libraries(emulator_test_kernels PRIVATE GTest::gtest)
-add_executable(emulator_test $<TARGET_OBJECTS:emulator_test_kernels> $<TARGET_OBJECTS:simt_runtime>)
-target_link_libraries(emulator_test PRIVATE GTest::gtest_main)
-add_test(NAME emulator_test COMMAND emulator_test)
-set_tests_properties(emulator_test PROPERTIES TIMEOUT 120)
-
-# The search for races, which is a sanitizer itself: planted ones and their corrected twins, and all kernels on request.
+# The search for races is a sanitizer itself: not beside another one.
 if(FLASHKERNEL_SANITIZE)
   return()
 endif()
-prepare_device_files(_racetest_kernels ${CMAKE_CURRENT_SOURCE_DIR}/racetest/races.cu)
-add_race_checked_objects(emulator_race_test_kernels ${_racetest_kernels})
-target_link_libraries(emulator_race_test_kernels PRIVATE GTest::gtest)
-add_executable(emulator_race_test $<TARGET_OBJECTS:emulator_race_test_kernels> $<TARGET_OBJECTS:simt_runtime>)
-target_link_libraries(emulator_race_test PRIVATE GTest::gtest_main)
-add_test(NAME emulator_race_test COMMAND emulator_race_test)
-set_tests_properties(emulator_race_test PROPERTIES TIMEOUT 120)
-
-add_race_checked_objects(flashkernel_race_checked_kernels ${_kernels})
+simt_add_race_checked_objects(flashkernel_race_checked_kernels ${_kernels})
 add_emulated_conformance(kernel_conformance_racecheck flashkernel_race_checked_kernels)
 if(FLASHKERNEL_CUDA_EMULATION_RACECHECK)
   foreach(_shard 0 1)
