@@ -203,7 +203,7 @@ def test_doctor_fails_when_a_kernel_is_wrong(
     monkeypatch.setattr(selfcheck.fk, "add", wrong)
     assert main(["doctor", "--json"]) == 1
     checks = {check["kernel"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert not checks["add/cpu/scalar"]["passed"] and "float32: error" in checks["add/cpu/scalar"]["detail"]
+    assert not checks["add/cpu/scalar"]["passed"] and "float32: result: error" in checks["add/cpu/scalar"]["detail"]
     assert checks["swiglu/cpu/scalar"]["passed"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["EPSILON", "assert_close", "bfloat16_bits", "from_bfloat16_bits", "max_error", "to_float64"]
+__all__ = ["CAP", "EPSILON", "assert_close", "bfloat16_bits", "from_bfloat16_bits", "max_error", "to_float64"]
 
 EPSILON = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Half the distance from 1 to the next number: the relative error of rounding once."""

@@ -1,6 +1,7 @@
 """The oracle: every op in NumPy and float64, as its formula says, with no thought for speed.
 
-Called by tests, bench and `flashkernel doctor`. Functions take what their namesakes in `flashkernel` do (NumPy arrays
+Called by the tests and `flashkernel doctor`; bench, whose shapes are too large for it, holds results against its peers'
+by the same rule (`flashkernel.testing`). Functions take what their namesakes in `flashkernel` do (NumPy arrays
 of any float dtype) and return all of their results in float64, gradients included. Invariant: no code is shared with
 the kernels.
 """
