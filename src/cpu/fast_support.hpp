@@ -98,9 +98,9 @@ Verdict softmax_backward_supports(const SoftmaxBackwardParams& p) {
 }
 
 Verdict reduce_supports(const ReduceParams& p) {
-  if (p.num_reduced != 1 || p.reduced_count < 1) return "needs one merged reduced dim that is not empty";
+  if (p.num_reduced != 1 || p.reduced_count < 1) return "the reduced dims must merge into one dim that is not empty";
   if (p.stride_x_reduced[0] == 1) return Verdict::ok();
-  if (p.op == ReduceOp::kArgmax) return "argmax needs a contiguous reduced dim";
+  if (p.op == ReduceOp::kArgmax) return "argmax needs a reduced dim that is contiguous";
   const bool columns = p.num_kept >= 1 && p.stride_x_kept[p.num_kept - 1] == 1 && p.stride_out[p.num_kept - 1] == 1;
   return columns ? Verdict::ok() : Verdict("needs a contiguous reduced dim, or contiguous innermost kept dims");
 }
@@ -141,7 +141,7 @@ Verdict rope_supports(const RopeParams& p) {
   return p.spec.rotary_dim <= kMaxRotaryDim ? Verdict::ok() : Verdict("takes rotary_dim up to 1024");
 }
 Verdict kv_append_supports(const KvAppendParams& p) {
-  if (p.pages.quantization) return "takes no 8-bit pages";
+  if (p.pages.quantization) return "it takes no 8-bit pages";
   return !p.has_rope || p.rope.rotary_dim <= kMaxRotaryDim ? Verdict::ok() : Verdict("takes rotary_dim up to 1024");
 }
 

@@ -389,7 +389,7 @@ void visit_tile(std::int64_t dim, F&& f) {
 
 Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
-  if (f.is_paged()) return "keys and values are in pages";
+  if (f.is_paged()) return "it takes no paged keys and values";
   if (f.batch > 65535 || f.heads_q > 65535) return "batch or heads_q is over 65535";
   if (f.seq_q > 0x7fffffff || f.seq_k > 0x7fffffff) return "seq_q or seq_k is over 2^31";
   if (f.batch * f.heads_q * ((f.seq_q + 15) / 16 + (f.seq_k + 15) / 16) > 0x7fffffff)

@@ -271,7 +271,7 @@ void launch_for_dim(const AttentionParams& p, float* partials, cudaStream_t stre
 }  // namespace
 
 Verdict attention_fwd_decode_supports(const AttentionParams& p) {
-  if (p.heads_q / p.heads_kv * p.seq_q > 16) return "for at most 16 query rows per kv head";
+  if (p.heads_q / p.heads_kv * p.seq_q > 16) return "it takes at most 16 query rows for each kv head";
   if (p.batch > 65535 || p.heads_kv * 16 > 65535) return "batch or heads_kv is too large for one grid";
   return Verdict::ok();
 }

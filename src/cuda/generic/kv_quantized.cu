@@ -226,7 +226,7 @@ std::int64_t angle_floats(const KvAppendParams& p) { return p.has_rope ? p.rope.
 
 Verdict kv_append_quantized_supports(const KvAppendParams& p) {
   if (static_cast<std::size_t>(row_pitch(p.pages) + angle_floats(p)) * sizeof(float) > kSharedBytes)
-    return "for 8-bit pages of head dims up to 6016";  // a row and its angles: 2 x 6016 x 4 B
+    return "it takes 8-bit pages with head_dim up to 6016 only";  // a row and its angles: 2 x 6016 x 4 B
   return Verdict::ok();
 }
 

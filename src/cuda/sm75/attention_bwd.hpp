@@ -25,13 +25,13 @@ struct BackwardWorkspace {
 template <DType kDtype, int kDim>
 Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
-  if (f.dtype != kDtype) return "another dtype; Turing's tensor cores take fp16";
+  if (f.dtype != kDtype) return "it takes float16 only, as the tensor cores of compute capability 7.5 do";
   const std::int64_t dim = std::max(f.head_dim, f.head_dim_v);
-  if (dim > kDim) return "head_dim is larger";
+  if (dim > kDim) return "head_dim is larger than what it is built for";
   for (const std::int64_t bucket : {32, 64, 96, 128})
-    if (bucket < kDim && dim <= bucket) return "a smaller head_dim bucket holds it";
-  if (f.is_paged()) return "keys and values are in pages";
-  if (p.grad_bias) return "the gradient of the bias is not in this kernel";
+    if (bucket < kDim && dim <= bucket) return "a kernel with a smaller head_dim serves the call";
+  if (f.is_paged()) return "it takes no paged keys and values";
+  if (p.grad_bias) return "it does not compute the gradient of the bias";
   constexpr std::int64_t kMostTokens = std::int64_t{1} << 29;
   if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
   if (f.batch * f.heads_q * (std::max(f.seq_q, f.seq_k) / 64 + 1) > 0x7fffffff) return "too many blocks for one grid";

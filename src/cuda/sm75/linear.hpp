@@ -10,7 +10,7 @@ namespace flashkernel::cuda::sm75 {
 /// Params is LinearParams or LinearBackwardParams.
 template <class Params>
 Verdict linear_supports(const Params& p) {
-  if (p.dtype != DType::kFloat16) return "another dtype; Turing's tensor cores take fp16";
+  if (p.dtype != DType::kFloat16) return "it takes float16 only, as the tensor cores of compute capability 7.5 do";
   constexpr std::int64_t kMost = std::int64_t{1} << 30;  // indices are 32-bit, tiles added
   if (p.rows > kMost || p.in_features > kMost || p.out_features > kMost) return "a dim is over 2^30";
   return Verdict::ok();

@@ -90,12 +90,12 @@ struct BackwardWorkspace {
 template <DType kDtype, int kDim>
 Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
-  if (f.dtype != kDtype) return "another dtype";
+  if (f.dtype != kDtype) return "it is built for another dtype";
   const std::int64_t dim = std::max(f.head_dim, f.head_dim_v);
-  if (dim > kDim) return "head_dim is larger";
+  if (dim > kDim) return "head_dim is larger than what it is built for";
   for (const std::int64_t bucket : {32, 64, 96, 128, 192, 256})
-    if (bucket < kDim && dim <= bucket) return "a smaller head_dim bucket holds it";
-  if (f.is_paged()) return "keys and values are in pages";
+    if (bucket < kDim && dim <= bucket) return "a kernel with a smaller head_dim serves the call";
+  if (f.is_paged()) return "it takes no paged keys and values";
   constexpr std::int64_t kMostTokens = std::int64_t{1} << 29;
   if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
   if (f.batch > 65535 || f.heads_q > 65535) return "batch or heads_q is over 65535";

@@ -133,43 +133,44 @@ DecodePlan plan_decode(const AttentionParams& p) {
 template <int kDim, std::size_t kBuckets>
 Verdict decode_supports(const AttentionParams& p, const std::int64_t (&buckets)[kBuckets], std::int64_t vector) {
   const std::int64_t dim = p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v;
-  if (dim > kDim) return "head_dim is larger";
+  if (dim > kDim) return "head_dim is larger than what it is built for";
   for (const std::int64_t bucket : buckets)
-    if (bucket < kDim && dim <= bucket) return "a smaller head_dim bucket holds it";
-  if (decode_rows(p) > (kDim <= 128 ? 32 : 16)) return "for few query rows a kv head: 32, or 16 at head_dim over 128";
-  if (p.bias.data) return "it has no additive bias";
-  if (p.is_paged() && p.page_size % kGranule != 0) return "page_size is not a multiple of 16";
+    if (bucket < kDim && dim <= bucket) return "a kernel with a smaller head_dim serves the call";
+  if (decode_rows(p) > (kDim <= 128 ? 32 : 16))
+    return "it takes at most 32 query rows for each kv head, 16 where head_dim is over 128";
+  if (p.bias.data) return "it takes no additive bias";
+  if (p.is_paged() && p.page_size % kGranule != 0) return "page_size must be a multiple of 16";
   const auto rows_of_16_bytes = [vector](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && a % vector == 0 && b % vector == 0 && c % vector == 0;
   };
   const bool side_by_side = p.is_varlen_k();
   if (!rows_of_16_bytes(p.k, side_by_side ? 0 : p.stride_k_batch, p.stride_k_head, p.stride_k_token) ||
       !rows_of_16_bytes(p.v, side_by_side ? 0 : p.stride_v_batch, p.stride_v_head, p.stride_v_token))
-    return "rows of k or v do not start at multiples of 16 bytes";
+    return "rows of k and v must start at multiples of 16 bytes";
   // Lengths are 32-bit in the kernel, with room for windows; so are granules of all sequences and heads, and table
   // columns.
   if (p.seq_k > std::int64_t{1} << 29 || p.batch * p.heads_kv * (p.seq_k / kGranule + 1) >= std::int64_t{1} << 31)
-    return "too many keys";
+    return "the call has more keys than it takes";
   return Verdict::ok();
 }
 
 template <DType kDtype, int kDim>
 Verdict attention_decode_supports(const AttentionParams& p) {
-  if (p.dtype != kDtype) return "another dtype";
+  if (p.dtype != kDtype) return "it is built for another dtype";
   return decode_supports<kDim>(p, kDecodeHeadDims, 8);
 }
 
 /// kDtype: of the queries.
 template <DType kDtype, int kDim>
 Verdict attention_decode_quantized_supports(const AttentionParams& p) {
-  if (!p.quantization) return "for 8-bit pages";
-  if (p.dtype_q != kDtype) return "another dtype of queries";
+  if (!p.quantization) return "it takes 8-bit pages only";
+  if (p.dtype_q != kDtype) return "it is built for another dtype of queries";
   const auto granules_of_16_bytes = [](const KvScale& scale) {
     return reinterpret_cast<std::uintptr_t>(scale.data) % 16 == 0 && scale.stride_page % 4 == 0 &&
            scale.stride_head % 4 == 0;
   };
   if (p.quantization.per_token && !(granules_of_16_bytes(p.quantization.k) && granules_of_16_bytes(p.quantization.v)))
-    return "rows of scales do not start at multiples of 16 bytes";
+    return "rows of scales must start at multiples of 16 bytes";
   return decode_supports<kDim>(p, kDecodeQuantizedHeadDims, 16);
 }
 

@@ -106,18 +106,18 @@ struct BackwardWorkspace {
 template <DType kDtype, int kDim>
 Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
-  if (f.dtype != kDtype) return "another dtype";
+  if (f.dtype != kDtype) return "it is built for another dtype";
   const std::int64_t dim = std::max(f.head_dim, f.head_dim_v);
-  if (dim > kDim) return "head_dim is larger";
+  if (dim > kDim) return "head_dim is larger than what it is built for";
   for (const std::int64_t bucket : kBackwardHeadDims)
-    if (bucket < kDim && dim <= bucket) return "a smaller head_dim bucket holds it";
-  if (f.is_paged()) return "keys and values are in pages";
-  if (f.bias.data || p.grad_bias) return "an additive bias is sm80's";
-  if (f.alibi_slopes) return "ALiBi is sm80's";
+    if (bucket < kDim && dim <= bucket) return "a kernel with a smaller head_dim serves the call";
+  if (f.is_paged()) return "it takes no paged keys and values";
+  if (f.bias.data || p.grad_bias) return "it takes no additive bias";
+  if (f.alibi_slopes) return "it takes no ALiBi slopes";
   // Lengths are 32-bit in the kernel, with room for windows; so are coordinates and the number of tiles.
   constexpr std::int64_t kMostTokens = std::int64_t{1} << 29;
   if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
-  if (f.total_q > 0x7fffffff || f.total_k > 0x7fffffff) return "over 2^31 rows";
+  if (f.total_q > 0x7fffffff || f.total_k > 0x7fffffff) return "there are over 2^31 rows";
   if (f.batch * f.heads_q * (std::max(f.seq_q, f.seq_k) / 64 + 1) > 0x7fffffff) return "too many tiles for 32 bits";
   const auto fits = [](const TensorMapSpec& like, const void* data, std::int64_t token, std::int64_t head,
                        std::int64_t batch) {
@@ -129,7 +129,7 @@ Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
       !fits(q, p.grad_q, p.stride_grad_q_token, p.stride_grad_q_head, p.stride_grad_q_batch) ||
       !fits(k, p.grad_k, p.stride_grad_k_token, p.stride_grad_k_head, p.stride_grad_k_batch) ||
       !fits(v, p.grad_v, p.stride_grad_v_token, p.stride_grad_v_head, p.stride_grad_v_batch))
-    return "TMA and its gradients' stores need data, positive strides and rows at multiples of 16 bytes";
+    return "its copy engine and stores need data and rows at multiples of 16 bytes, and positive strides";
   return Verdict::ok();
 }
 

@@ -137,8 +137,9 @@ inline Verdict worth_clusters(const AttentionParams& p) {
   if (takes_group(p)) return Verdict::ok();
   const ClusterPlan plan = plan_cluster(p);
   if (plan.rows * plan.parts * p.heads_kv != p.heads_q || plan.rows > plan.tiles * kTileRows)
-    return "query heads of a kv head are not 1 to 4 parts of up to 8";
-  if (p.batch > kMostSequences && !plan.shared) return "more than 32 sequences and 8 query heads a kv head";
+    return "it takes 1 to 32 query heads for each kv head, in equal parts of at most 8";
+  if (p.batch > kMostSequences && !plan.shared)
+    return "it takes at most 32 sequences with more than 8 query heads for each kv head";
   const std::int64_t keys = p.batch * p.seq_k * p.heads_kv, num_sms = cuda_device_properties(p.device.index).num_sms;
   const std::int64_t blocks = p.heads_kv * plan.parts * plan.blocks * plan.groups;
   // Every part reads all keys, from the L2 cache after the first one: up to 32 MB at d128 (16 MB of one sequence) that
@@ -148,10 +149,10 @@ inline Verdict worth_clusters(const AttentionParams& p) {
                             : plan.parts == 1 ? keys
                             : p.batch == 1    ? kMostKeysOfOne
                                               : 65536;
-  if (keys > most) return "more than 8 query heads a kv head, or kv heads too few for clusters, and many keys";
+  if (keys > most) return "the call has more than 8 query heads for each kv head, or few kv heads, over many keys";
   // 64 blocks read 3.6 TB/s on an H200, 57 GB/s each: 512 keys of d128 take 5 us, what the other kernel starts later.
   if (5 * blocks < 2 * num_sms && keys * plan.parts > 512 * blocks)
-    return "kv heads and sequences are too few to fill the device with clusters, and keys too many for a few blocks";
+    return "too few kv heads and sequences to fill the device with clusters, and too many keys for few blocks";
   return Verdict::ok();
 }
 
@@ -166,15 +167,15 @@ std::size_t attention_decode_workspace(const AttentionParams& p) {
 
 template <DType kDtype, int kDim>
 Verdict attention_decode_supports(const AttentionParams& p) {
-  if (p.dtype != kDtype) return "another dtype";
-  if (p.head_dim != kDim || p.head_dim_v != kDim) return "another head_dim";
-  if (p.seq_q != 1 || p.is_varlen_q()) return "for one query a sequence";
-  if (p.is_varlen_k()) return "for dense or paged keys";
-  if (p.heads_kv > 64) return "more than 64 kv heads";
-  if (p.batch > kMostShared) return "more than 256 sequences";
-  if (p.has_score_modifier() || p.window_left >= 0) return "no bias, ALiBi, softcap or window";
+  if (p.dtype != kDtype) return "it is built for another dtype";
+  if (p.head_dim != kDim || p.head_dim_v != kDim) return "it is built for another head_dim";
+  if (p.seq_q != 1 || p.is_varlen_q()) return "it takes one query for each sequence";
+  if (p.is_varlen_k()) return "it takes dense or paged keys only";
+  if (p.heads_kv > 64) return "it takes at most 64 kv heads";
+  if (p.batch > kMostShared) return "it takes at most 256 sequences";
+  if (p.has_score_modifier() || p.window_left >= 0) return "it takes no bias, ALiBi, softcap or window";
   if (p.is_paged() && (p.page_size % kGranule != 0 || (p.page_size & (p.page_size - 1)) != 0))
-    return "page_size is not a power of two from 16 on";
+    return "page_size must be a power of two, 16 or more";
   const auto rows_of = [](std::uintptr_t bytes, const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
     const auto elements = static_cast<std::int64_t>(bytes / 2);
     return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 && a % elements == 0 && b % elements == 0 &&
@@ -184,9 +185,9 @@ Verdict attention_decode_supports(const AttentionParams& p) {
       !rows_of(16, p.v, p.stride_v_batch, p.stride_v_head, p.stride_v_token) ||
       !rows_of(4, p.q, p.stride_q_batch, p.stride_q_head, 0) ||
       !rows_of(8, p.out, p.stride_out_batch, p.stride_out_head, 0))
-    return "rows of k or v, q or out do not start at multiples of 16, 4 and 8 bytes";
+    return "rows must start at multiples of 16 bytes (k, v), 4 bytes (q) and 8 bytes (out)";
   if (p.seq_k > std::int64_t{1} << 29 || p.batch * (p.seq_k / kGranule + 1) >= std::int64_t{1} << 30)
-    return "too many keys";  // granules are counted in 32 bits
+    return "the call has more keys than it takes";  // granules are counted in 32 bits
   return worth_clusters(p);
 }
 

@@ -48,21 +48,22 @@ inline TensorMapSpec kv_map(const AttentionParams& p, bool of_v, std::uint32_t r
 
 template <DType kDtype, int kDim>
 Verdict attention_fwd_supports(const AttentionParams& p) {
-  if (p.dtype != kDtype) return "another dtype";
+  if (p.dtype != kDtype) return "it is built for another dtype";
   const std::int64_t dim = p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v;
-  if (dim > kDim) return "head_dim is larger";
+  if (dim > kDim) return "head_dim is larger than what it is built for";
   for (const std::int64_t bucket : kHeadDims)
-    if (bucket < kDim && dim <= bucket) return "a smaller head_dim bucket holds it";
-  if (p.bias.data) return "an additive bias is sm80's";
-  if (p.alibi_slopes) return "ALiBi is sm80's";
+    if (bucket < kDim && dim <= bucket) return "a kernel with a smaller head_dim serves the call";
+  if (p.bias.data) return "it takes no additive bias";
+  if (p.alibi_slopes) return "it takes no ALiBi slopes";
   // Coordinates and the number of tiles have 32 bits.
   if (p.seq_q > kMostTokens || p.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
-  if (p.total_q > 0x7fffffff || p.total_k > 0x7fffffff || p.num_pages > 0x7fffffff) return "over 2^31 rows or pages";
+  if (p.total_q > 0x7fffffff || p.total_k > 0x7fffffff || p.num_pages > 0x7fffffff)
+    return "there are over 2^31 rows or pages";
   if (p.batch * p.heads_q * (p.seq_q / 64 + 1) > 0x7fffffff) return "too many tiles for 32 bits";
-  if (p.is_paged() && p.page_size % 8 != 0) return "TMA fetches pages of a multiple of 8 tokens";
+  if (p.is_paged() && p.page_size % 8 != 0) return "page_size must be a multiple of 8";
   if (!fits_tensor_map(q_map(p, 64)) || !fits_tensor_map(out_map(p, 64)) || !fits_tensor_map(kv_map(p, false, 8)) ||
       !fits_tensor_map(kv_map(p, true, 8)))
-    return "TMA needs data, positive strides and rows at multiples of 16 bytes";
+    return "its copy engine needs data and rows at multiples of 16 bytes, and positive strides";
   return Verdict::ok();
 }
 

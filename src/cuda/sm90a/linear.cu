@@ -56,10 +56,10 @@ const char* const kTails = "in_features or out_features is not a multiple of 8";
 
 /// What both forward kernels ask for.
 Verdict check_forward(const LinearParams& p, DType dtype) {
-  if (p.dtype != dtype) return "another dtype";
+  if (p.dtype != dtype) return "it is built for another dtype";
   if (p.rows > kMostElements || p.in_features > kMostElements || p.out_features > kMostElements)
     return "a dim is over 2^30";
-  if (p.in_features == 0) return "no in_features";
+  if (p.in_features == 0) return "in_features is 0";
   if (p.rows == 0 || p.out_features == 0) return Verdict::ok();
   if (!fits(dtype, p.x, p.rows, p.in_features, p.stride_x_row) ||
       !fits_either(dtype, p.weight, p.out_features, p.in_features, p.stride_weight_out, p.stride_weight_in) ||
@@ -124,7 +124,7 @@ void linear(const LinearParams& p, void* workspace, Stream stream) {
 }
 
 Verdict linear_few_rows_supports(const LinearParams& p, DType dtype) {
-  if (p.rows > kFewRows) return "more than 64 rows";
+  if (p.rows > kFewRows) return "it takes at most 64 rows";
   return check_forward(p, dtype);
 }
 
@@ -152,10 +152,10 @@ void linear_few_rows(const LinearParams& p, void*, Stream stream) {
 }
 
 Verdict linear_bwd_supports(const LinearBackwardParams& p, DType dtype) {
-  if (p.dtype != dtype) return "another dtype";
+  if (p.dtype != dtype) return "it is built for another dtype";
   if (p.rows > kMostElements || p.in_features > kMostElements || p.out_features > kMostElements)
     return "a dim is over 2^30";
-  if (p.rows == 0 || p.in_features == 0 || p.out_features == 0) return "an empty matrix";
+  if (p.rows == 0 || p.in_features == 0 || p.out_features == 0) return "a matrix is empty";
   if (p.in_features % 8 != 0 || p.out_features % 8 != 0) return kTails;
   const bool g_given = p.activation == Activation::kNone;  // else it lies in the workspace
   if ((g_given && !fits(dtype, p.grad_out, p.rows, p.out_features, p.stride_grad_out_row)) ||
