@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from .errors import CheckpointError, UnsupportedModelError
-from .files import describe, is_file, read_json, require_directory, shown
+from .files import MAX_INDEX_BYTES, describe, is_file, read_json, require_directory, shown
 from .safetensors_file import SafetensorsFile, bfloat16_to_float32
 
-__all__ = ["Checkpoint", "MemoryCheckpoint", "bfloat16_to_float32", "float32_to_bfloat16", "require_directory"]
+__all__ = ["Checkpoint", "MemoryCheckpoint", "bfloat16_to_float32", "float32_to_bfloat16"]
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -113,7 +113,7 @@ class Checkpoint:
         if not file.endswith(".index.json"):
             whole = SafetensorsFile(self.directory / file)
             return dict.fromkeys(whole.names(), whole)
-        weight_map = read_json(self.directory / file).get("weight_map")
+        weight_map = read_json(self.directory / file, MAX_INDEX_BYTES).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"load_model: {file} has no weight_map")
         shards = {describe(shard) if not isinstance(shard, str) else shard for shard in weight_map.values()}

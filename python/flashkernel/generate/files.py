@@ -13,17 +13,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..terminal import visible
 from .errors import CheckpointError
 
-__all__ = ["describe", "is_file", "read_json", "require_directory", "shown", "without_panics"]
+__all__ = [
+    "MAX_INDEX_BYTES",
+    "describe",
+    "is_file",
+    "parse_json",
+    "read_json",
+    "reason",
+    "require_directory",
+    "shown",
+    "without_panics",
+]
 
-MAX_JSON_BYTES = 64 << 20  # the index of a checkpoint with 100 000 tensors has about 10 MB
+MAX_CONFIG_BYTES = 4 << 20
+MAX_INDEX_BYTES = 64 << 20  # the index of a checkpoint with 100 000 tensors has about 10 MB
 T = TypeVar("T")
 
 
 def shown(text: object, length: int = 120) -> str:
-    """A name or another package's message, cut to what fits a sentence."""
-    text = str(text)
+    """A name or another package's message on one line, control characters escaped, cut to what fits a sentence."""
+    text = visible(" ".join(str(text)[: 4 * length].splitlines()))
     return text if len(text) <= length else f"{text[: length // 2]}...{text[-length // 3 :]}"
 
 
@@ -90,15 +102,16 @@ def parse_json(text: str | bytes, name: str) -> dict[str, Any]:
     return value
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file that is there."""
+def read_json(path: Path, most: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """The JSON object in a file that is there, of at most `most` bytes: parsed, they take some thirty times that."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_JSON_BYTES + 1)
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(size) if size <= most else b""
     except OSError as error:
         raise CheckpointError(f"load_model: {path.name} cannot be read: {reason(error)}") from error
-    if len(data) > MAX_JSON_BYTES:
-        raise CheckpointError(f"load_model: {path.name} has more than {MAX_JSON_BYTES >> 20} MiB; less is needed")
+    if size > most:
+        raise CheckpointError(f"load_model: {path.name} has {size} bytes; at most {most} are needed")
     return parse_json(data, path.name)
 
 
