@@ -42,7 +42,8 @@ NAMES = [
     "layer_types", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "eos_token_id",
     "original_max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "n_inner", "activation_function",
     "layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention",
-    "quantization_config", "transformers_weights", "per_layer_config", "dtype", "torch_dtype", "pad_token_id",
+    "quantization_config", "transformers_weights", "per_layer_config", "attention_chunk_size", "dtype", "torch_dtype",
+    "pad_token_id",
 ]  # fmt: skip
 ROPE = ["rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"]
 ROPE += ["original_max_position_embeddings", "full_attention"]
@@ -63,7 +64,7 @@ def llama_config(kind: str) -> dict[str, Any]:
             "rope_type": "llama3", "rope_theta": 100.0, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 32,
         },
-        "sliding_window": 4,
+        **({} if kind == "llama" else {"sliding_window": 4}),
         "eos_token_id": [3, 4],
     }  # fmt: skip
 
@@ -102,7 +103,8 @@ def save(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "float32")
     from safetensors.numpy import save_file
 
     rng = np.random.default_rng(0)
-    save_file({name: rng.normal(size=shape, scale=0.2).astype(dtype) for name, shape in shapes.items()}, path)
+    tensors = {name: rng.normal(size=shape, scale=0.2).astype(dtype) for name, shape in shapes.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def make(directory: Path, kind: str, sharded: bool) -> Path:

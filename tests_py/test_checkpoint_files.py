@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import shutil
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
+pytest.importorskip("tokenizers")
+
+import checkpoint_fuzz
 from flashkernel.generate import CheckpointError, Engine, UnsupportedModelError, load_model
 
 IDS = [5, 17, 2, 80, 33, 33, 9, 61, 40, 12, 7, 0, 95]
@@ -388,6 +392,27 @@ def qwen2_without_key_value_heads(d: Path) -> None:
     edit(save(d, "qwen2"), remove=("num_key_value_heads",))  # 32 in Transformers, not num_attention_heads
 
 
+@refused("sliding_window=4, which model_type='llama' does not compute with")
+def llama_with_a_window(d: Path) -> None:
+    """Transformers' prefill sees all keys, its decode steps four."""
+    edit(save(d), sliding_window=4)
+
+
+@refused("attention_chunk_size=4")
+def chunks_of_attention(d: Path) -> None:
+    edit(save(d, "gpt2"), attention_chunk_size=4)
+
+
+@refused("layer_types=<a JSON array of 2>")
+def llama_with_sliding_layers(d: Path) -> None:
+    edit(save(d), layer_types=["full_attention", "sliding_attention"])
+
+
+@loads
+def window_beyond_the_context(d: Path) -> None:
+    edit(save(d), sliding_window=4096, layer_types=["full_attention"] * 2, attention_chunk_size=None)
+
+
 @refused("partial_rotary_factor")
 def part_of_a_head_rotated(d: Path) -> None:
     edit(save(d), partial_rotary_factor=0.5)
@@ -404,6 +429,13 @@ def rope_by_layer_type(d: Path) -> None:
     edit(save(d, "qwen3"), rope_parameters={"full_attention": rope, "sliding_attention": rope})
 
 
+def stock_scores(stock: Any, ids: list[int]) -> Any:
+    """log p of each token after those before it, as Engine.score has it."""
+    with torch.no_grad():
+        logits = stock(torch.tensor([ids])).logits[0].double()
+    return torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].numpy()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_weights_are_those_that_transformers_loads(layout: str, tmp_path: Path) -> None:
     directory = tmp_path / "model"
@@ -417,10 +449,7 @@ def test_weights_are_those_that_transformers_loads(layout: str, tmp_path: Path) 
     embedding = model.wte if layout.count("gpt2") or "masks" in layout else model.embedding  # type: ignore[attr-defined]
     np.testing.assert_array_equal(embedding, stock.get_input_embeddings().weight.detach().numpy())
     np.testing.assert_array_equal(model.lm_head, stock.get_output_embeddings().weight.detach().numpy())  # type: ignore[attr-defined]
-    with torch.no_grad():
-        logits = stock(torch.tensor([IDS])).logits[0].double()
-    expected = torch.log_softmax(logits, -1)[torch.arange(len(IDS) - 1), torch.tensor(IDS[1:])].numpy()
-    np.testing.assert_allclose(Engine(model, page_size=16).score(IDS), expected, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(Engine(model, page_size=16).score(IDS), stock_scores(stock, IDS), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("layout", REFUSED)
@@ -429,6 +458,40 @@ def test_layouts_that_are_refused(layout: str, tmp_path: Path) -> None:
     make(tmp_path / "model")
     with pytest.raises((CheckpointError, UnsupportedModelError), match=text):
         load_model(tmp_path / "model", device="cpu")
+
+
+def test_mutated_folders_compute_what_transformers_computes(tmp_path: Path) -> None:
+    """Of some hundred seeded changes to configs, indices and weights, those that both load: prefill, decode and eos."""
+    fuzzer = checkpoint_fuzz.Fuzzer(tmp_path)
+    ids = [token % 24 for token in IDS]
+    compared = 0
+    for number in range(300):
+        directory, name, data = fuzzer.case(random.Random(f"stock-{number}"))
+        if name == "tokenizer.json":
+            continue
+        sound = (directory / name).read_bytes()
+        (directory / name).write_bytes(data)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model = load_model(directory, device="cpu")
+            stock = transformers.AutoModelForCausalLM.from_pretrained(
+                directory, dtype=torch.float32, attn_implementation="eager"
+            ).eval()
+        except Exception:  # one of them refuses it; test_checkpoint_hostile.py looks at how
+            continue
+        finally:
+            (directory / name).write_bytes(sound)
+        what = f"case {number}: {directory.name}/{name}: {data[:300]!r}"
+        eos = stock.generation_config.eos_token_id
+        assert model.stop_tokens == (set() if eos is None else {eos} if isinstance(eos, int) else set(eos)), what
+        engine = Engine(model, page_size=16)
+        np.testing.assert_allclose(engine.score(ids), stock_scores(stock, ids), rtol=1e-3, atol=2e-3, err_msg=what)
+        options = dict(attention_mask=torch.ones(1, len(ids)), max_new_tokens=8, do_sample=False, pad_token_id=0)
+        expected = stock.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist()
+        assert [event.token for event in engine.generate([ids], max_new_tokens=8)] == expected, what
+        compared += 1
+    assert compared > 30
 
 
 def test_tensors_without_a_use_are_named(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from .checkpoint import Checkpoint, MemoryCheckpoint
 from .config import flag, integer, number, read_fields, text
 from .errors import CheckpointError, UnsupportedModelError
 from .files import describe
-from .model import ACTIVATIONS, Model, PagedBatch, base_prefix, embedding_and_head, require_layers
+from .model import ACTIVATIONS, Model, PagedBatch, base_prefix, embedding_and_head, refuse_windows, require_layers
 
 __all__ = ["Gpt2"]
 
@@ -73,6 +73,7 @@ class Gpt2(Model):
         self.num_layers = config["n_layer"]
         self.heads_q = self.heads_kv = config["n_head"]
         self.max_positions = config["n_positions"]
+        refuse_windows(checkpoint.config, self.max_positions, "sliding_window", "layer_types")
         self.vocab_size = config["vocab_size"]
         inner = config["n_inner"] or 4 * hidden
         self.eps = config["layer_norm_epsilon"]

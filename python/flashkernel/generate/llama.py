@@ -22,7 +22,7 @@ from .checkpoint import Checkpoint, MemoryCheckpoint
 from .config import NEEDED, Field, array, flag, integer, mapping, number, read_field, read_fields, text
 from .errors import CheckpointError, UnsupportedModelError
 from .files import describe
-from .model import Model, PagedBatch, base_prefix, embedding_and_head, require_layers
+from .model import Model, PagedBatch, base_prefix, embedding_and_head, refuse_windows, require_layers
 
 __all__ = ["Llama", "rope_frequencies"]
 
@@ -177,6 +177,8 @@ class Llama(Model):
         self.heads_kv = config["num_key_value_heads"] or self.heads_q
         self.head_dim = config["head_dim"] or hidden // self.heads_q
         self.max_positions = config["max_position_embeddings"]
+        foreign = [name for name in ("sliding_window", "layer_types") if name not in FIELDS[kind]]
+        refuse_windows(checkpoint.config, self.max_positions, *foreign)
         self.vocab_size = config["vocab_size"]
         self.eps = config["rms_norm_eps"]
         if not 1 <= self.head_dim <= MAX_HEAD_DIM:

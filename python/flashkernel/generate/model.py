@@ -19,7 +19,7 @@ import flashkernel as fk
 
 from .arrays import HostArrays, arrays_for
 from .checkpoint import Checkpoint, MemoryCheckpoint
-from .config import token_ids
+from .config import array, integer, read_field, token_ids
 from .errors import CheckpointError, ModelMemoryError, UnsupportedModelError
 from .files import describe, shown
 
@@ -132,6 +132,26 @@ def require_layers(checkpoint: Checkpoint | MemoryCheckpoint, pattern: str, coun
     last = pattern.format(count - 1)
     if last not in checkpoint:
         raise CheckpointError(f"load_model: config.json has {field}={count}; the checkpoint has no tensor {last!r}")
+
+
+def refuse_windows(config: Mapping[str, Any], max_positions: int, *others: str) -> None:
+    """Refuses windows that a model_type does not have: attention_chunk_size, and those fields that `others` names.
+
+    Transformers' cache obeys these fields in any config, while the attention of such a model does not: its decode steps
+    see fewer keys than its prefill.
+    """
+    for name in ("attention_chunk_size", *others):
+        if name == "layer_types":
+            kinds = read_field(config, name, array()) or []
+            small = any(kind != "full_attention" for kind in kinds)
+        else:
+            size = read_field(config, name, integer(None, null=True))
+            small = size is not None and size < max_positions
+        if small:
+            raise UnsupportedModelError(
+                f"load_model: config.json has {name}={describe(config[name])}, which model_type="
+                f"{config.get('model_type')!r} does not compute with; null is needed"
+            )
 
 
 def embedding_and_head(
