@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
+from .terminal import visible
 
 __all__ = ["build_parser", "main"]
 
@@ -174,10 +175,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, NotImplementedError, ImportError) as error:
-        print(f"flashkernel {args.command}: error: {error}", file=sys.stderr)
+        print(f"flashkernel {args.command}: error: {visible(str(error))}", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError, OSError) as error:
-        print(f"flashkernel {args.command}: failed: {error}", file=sys.stderr)
+        print(f"flashkernel {args.command}: failed: {visible(str(error))}", file=sys.stderr)
         return 1
 
 

@@ -1,28 +1,26 @@
-"""A Hugging Face checkpoint directory on disk: config.json and *.safetensors, read without torch.
+"""A Hugging Face checkpoint directory on disk: config.json and the weights that Transformers would read from it.
 
 Called by the model classes. Weights are read one at a time and only when asked for. Pickled weights (*.bin, *.pt) are
-never opened: loading one runs whatever code it holds.
+never opened: loading one runs whatever code it holds. Where Transformers' choice of a file depends on what else is
+installed, or where two files or names could be meant, the directory is refused.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .errors import CheckpointError, MissingDependencyError
+from .errors import CheckpointError, UnsupportedModelError
+from .files import MAX_INDEX_BYTES, describe, is_file, read_json, require_directory, shown
+from .safetensors_file import SafetensorsFile, bfloat16_to_float32
 
-__all__ = ["Checkpoint", "MemoryCheckpoint", "bfloat16_to_float32", "float32_to_bfloat16", "require_directory"]
+__all__ = ["Checkpoint", "MemoryCheckpoint", "bfloat16_to_float32", "float32_to_bfloat16"]
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-
-
-def bfloat16_to_float32(bits: np.ndarray) -> np.ndarray:
-    """The float32 values of bfloat16 bit patterns (uint16)."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -32,81 +30,115 @@ def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
 
 
-def require_directory(directory: str | Path) -> None:
-    if not Path(directory).is_dir():
-        raise CheckpointError(
-            f"load_model: {str(directory)!r} is not a directory; a local Hugging Face checkpoint directory "
-            "(config.json, *.safetensors, tokenizer.json) is needed"
-        )
-
-
 class Checkpoint:
     """The config and the weights of one checkpoint directory.
 
-    Raises CheckpointError if config.json or safetensors weights are missing or broken.
+    Raises CheckpointError if config.json or safetensors weights are missing or broken, UnsupportedModelError for an
+    adapter and for quantised weights.
     """
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
         require_directory(directory)
-        self.config = self._read_json("config.json", required=True)
-        self.generation_config = self._read_json("generation_config.json", required=False)
-        self._files = self._index()
-
-    def _read_json(self, name: str, required: bool) -> dict[str, Any]:
-        path = self.directory / name
-        if not path.is_file():
-            if not required:
-                return {}
+        if is_file(self.directory / "adapter_config.json"):
+            raise UnsupportedModelError(
+                "load_model: adapter_config.json says that an adapter belongs to these weights, which this engine "
+                "does not apply; merge it first (model.merge_and_unload(), then save_pretrained) and load the result"
+            )
+        config = self._read_json("config.json")
+        if config is None:
             raise CheckpointError(
-                f"load_model: {str(self.directory)!r} has no {name}; a Hugging Face checkpoint directory is needed"
+                f"load_model: {shown(repr(str(directory)))} has no config.json; a Hugging Face checkpoint directory is "
+                "needed"
             )
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"load_model: {name} is not valid JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise CheckpointError(f"load_model: {name} holds a {type(value).__name__}; a JSON object is needed")
-        return value
+        self.config = config
+        if config.get("quantization_config") is not None:
+            method = config["quantization_config"]
+            method = method.get("quant_method", "no quant_method") if isinstance(method, dict) else method
+            raise UnsupportedModelError(
+                f"load_model: config.json has a quantization_config ({describe(method)}); weights in F32, F16, BF16 or "
+                "F64 are needed"
+            )
+        self.generation_config = self._read_json("generation_config.json")  # None: there is no such file
+        self._files = self._find(self._weight_file())
+        self._unread = set(self._files)
 
-    def _index(self) -> dict[str, Path]:
-        """Which file holds each tensor: by the sharded index if there is one, else by looking into every file."""
-        index = self._read_json("model.safetensors.index.json", required=False)
-        if index:
-            weight_map = index.get("weight_map")
-            if not isinstance(weight_map, dict) or not weight_map:
-                raise CheckpointError("load_model: model.safetensors.index.json has no weight_map")
-            for shard in sorted(set(weight_map.values())):
-                # A name in the index must not lead out of the directory.
-                if Path(shard).name != shard or not (self.directory / shard).is_file():
-                    raise CheckpointError(
-                        f"load_model: the index names the shard {shard!r}, which is not in {str(self.directory)!r}"
-                    )
-            return {name: self.directory / shard for name, shard in weight_map.items()}
-        files = sorted(self.directory.glob("*.safetensors"))
-        if not files:
-            pickles = sorted(p.name for pattern in _PICKLES for p in self.directory.glob(pattern))
+    def _read_json(self, name: str) -> dict[str, Any] | None:
+        path = self.directory / name
+        return read_json(path) if is_file(path) else None
+
+    def _weight_file(self) -> str:
+        """The file that Transformers begins with: the one that the config names, else model.safetensors, else the
+        index of shards. Other *.safetensors files are none of the model's."""
+        named = self.config.get("transformers_weights")
+        if named is not None:
+            if not isinstance(named, str) or not named.endswith((".safetensors", ".safetensors.index.json")):
+                raise CheckpointError(
+                    f"load_model: config.json has transformers_weights={describe(named)}; the name of a *.safetensors "
+                    "or *.safetensors.index.json file is needed"
+                )
+            if not self._inside(named):
+                raise CheckpointError(
+                    f"load_model: config.json has transformers_weights={describe(named)}, which is not in "
+                    f"{shown(repr(str(self.directory)))}"
+                )
+            return named
+        for name in (_SINGLE, _INDEX):
+            if is_file(self.directory / name):
+                return name
+        try:
+            others = sorted(path.name for path in self.directory.glob("*.safetensors"))
+            pickles = sorted(path.name for pattern in _PICKLES for path in self.directory.glob(pattern))
+        except OSError:  # the directory cannot be listed: then there is nothing to tell about it
+            others, pickles = [], []
+        if others:
+            found = f"{shown(', '.join(others))}, but neither {_SINGLE} nor {_INDEX}"
+            way_out = "rename the file that is meant to model.safetensors, or save the model again"
+        elif pickles:
             found = (
-                f"only pickled weights ({', '.join(pickles)}), which are never opened since a pickle can run code; "
-                "convert them with model.save_pretrained(..., safe_serialization=True)"
-                if pickles
-                else "no weights"
+                f"only pickled weights ({shown(', '.join(pickles))}), which are never opened since a pickle can run "
+                "code"
             )
-            raise CheckpointError(f"load_model: {str(self.directory)!r} has {found}; *.safetensors is needed")
-        return {name: file for file in files for name in self._open(file).keys()}
+            way_out = "convert them with model.save_pretrained(..., safe_serialization=True)"
+        else:
+            found, way_out = "no weights", f"{_SINGLE} (or shards with {_INDEX}) is needed"
+        raise CheckpointError(f"load_model: {shown(repr(str(self.directory)))} has {found}; {way_out}")
 
-    @staticmethod
-    def _open(path: Path) -> Any:
-        try:
-            from safetensors import safe_open
-        except ImportError as error:
-            raise MissingDependencyError(
-                "load_model: the package safetensors is not installed; run `pip install flashkernel[generate]`"
-            ) from error
-        try:
-            return safe_open(str(path), framework="np")
-        except Exception as error:  # safetensors raises its own type from Rust
-            raise CheckpointError(f"load_model: {path.name} is not a valid safetensors file: {error}") from error
+    def _inside(self, name: str) -> bool:
+        """Whether a name is that of a file in the directory itself."""
+        return "\0" not in name and Path(name).name == name and is_file(self.directory / name)
+
+    def _find(self, file: str) -> dict[str, SafetensorsFile]:
+        """Which file holds each tensor: all tensors of all files that the index names, as in Transformers."""
+        if not file.endswith(".index.json"):
+            whole = SafetensorsFile(self.directory / file)
+            return dict.fromkeys(whole.names(), whole)
+        weight_map = read_json(self.directory / file, MAX_INDEX_BYTES).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"load_model: {file} has no weight_map")
+        shards = {describe(shard) if not isinstance(shard, str) else shard for shard in weight_map.values()}
+        files: dict[str, SafetensorsFile] = {}
+        for shard in sorted(shards):
+            # A name in the index must not lead out of the directory.
+            if not self._inside(shard):
+                raise CheckpointError(
+                    f"load_model: {file} names the shard {describe(shard)}, which is not in "
+                    f"{shown(repr(str(self.directory)))}"
+                )
+            opened = SafetensorsFile(self.directory / shard)
+            for name in opened.names():
+                if name in files:
+                    raise CheckpointError(
+                        f"load_model: {files[name].path.name} and {shard} both hold {shown(name)}; one of them must go"
+                    )
+                files[name] = opened
+        for name, shard in weight_map.items():
+            if name not in files or files[name].path.name != shard:
+                raise CheckpointError(
+                    f"load_model: {file} says that {shown(shard)} holds {shown(name)}, which it does not; save the "
+                    "model again, so that index and shards belong together"
+                )
+        return files
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -115,26 +147,29 @@ class Checkpoint:
     def names(self) -> list[str]:
         return sorted(self._files)
 
+    @property
+    def unread(self) -> list[str]:
+        """The tensors that nobody has asked for."""
+        return sorted(self._unread)
+
     def read(self, name: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
         """The tensor `name` as float32, of exactly `shape` if one is given."""
         if name not in self._files:
             raise CheckpointError(
                 f"load_model: the checkpoint has no tensor {name!r} (it has {len(self._files)} others)"
             )
-        path = self._files[name]
-        file = self._open(path)
-        try:
-            view = file.get_slice(name)
-            dtype, got = view.get_dtype(), tuple(view.get_shape())
-        except Exception as error:
-            raise CheckpointError(f"load_model: {path.name} does not hold the tensor {name!r}: {error}") from error
+        got = self._files[name].shape(name)
         if shape is not None and got != tuple(shape):
-            raise CheckpointError(f"load_model: {name} has shape {list(got)}; the config needs {list(shape)}")
-        if dtype == "BF16":
-            return bfloat16_to_float32(_read_raw(path, name, np.dtype("<u2"), got))
-        if dtype not in ("F32", "F16", "F64"):
-            raise CheckpointError(f"load_model: {name} has dtype {dtype}; F32, F16, BF16 or F64 is needed")
-        return file.get_tensor(name).astype(np.float32)
+            raise CheckpointError(
+                f"load_model: {shown(name)} has shape {shown(list(got))}; the config needs {list(shape)}"
+            )
+        self._unread.discard(name)
+        return self._files[name].read(name)
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two tensors hold the same values."""
+        self._unread -= {name, other}
+        return self._files[name].same(name, self._files[other], other)
 
 
 class MemoryCheckpoint:
@@ -144,11 +179,19 @@ class MemoryCheckpoint:
         self, config: Mapping[str, Any], tensors: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None
     ):
         self.config = dict(config)
-        self.generation_config = dict(generation_config or {})
+        self.generation_config = None if generation_config is None else dict(generation_config)
         self._tensors = tensors
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._tensors)
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two names are those of one tensor."""
+        return self._tensors[name] is self._tensors[other]
 
     def read(self, name: str, shape: tuple[int, ...] | None = None) -> Any:
         """The tensor `name` as it is, of exactly `shape` if one is given."""
@@ -158,15 +201,3 @@ class MemoryCheckpoint:
         if shape is not None and tuple(tensor.shape) != tuple(shape):
             raise CheckpointError(f"load_model: {name} has shape {list(tensor.shape)}; the config needs {list(shape)}")
         return tensor
-
-
-def _read_raw(path: Path, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """The bits of a tensor of a type that NumPy lacks. The format: u64 length of a JSON header, the header, the data;
-    the file was opened by the safetensors package before, which has checked that header and offsets are sound."""
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        begin, end = json.loads(file.read(header_bytes))[name]["data_offsets"]
-    count = (end - begin) // dtype.itemsize
-    if count == 0:
-        return np.zeros(shape, dtype)
-    return np.memmap(path, dtype=dtype, mode="r", offset=8 + header_bytes + begin, shape=(count,)).reshape(shape)

@@ -8,11 +8,13 @@ import argparse
 import io
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, TextIO
 
 import flashkernel as fk
 
+from ..terminal import visible
 from . import Engine, SamplingOptions, TextStream, TextTokenizer, default_model, load_model
 from .arrays import ALIASES
 from .errors import MissingDependencyError
@@ -34,11 +36,12 @@ def _progress_bar(total: int) -> Any:
 
 class _Printer:
     """Prints the texts of a batch in the order of the prompts: the first unfinished one live, later ones when it is
-    done.
+    done. Control characters reach a terminal as escapes, a pipe or a file as they are.
     """
 
     def __init__(self, prompts: list[str], stream: TextIO):
         self._stream = stream
+        self._terminal = stream.isatty()
         self._many = len(prompts) > 1
         self._buffers = [[prompt] for prompt in prompts]
         self._done = [False] * len(prompts)
@@ -63,7 +66,8 @@ class _Printer:
             self._flush()
 
     def _flush(self) -> None:
-        print("".join(self._buffers[self._current]), end="", file=self._stream, flush=True)
+        text = "".join(self._buffers[self._current])
+        print(visible(text) if self._terminal else text, end="", file=self._stream, flush=True)
         self._buffers[self._current].clear()
 
 
@@ -85,8 +89,8 @@ def _calls() -> dict[str, int]:
     return {kernel.id: kernel.calls for kernel in fk.kernels()}
 
 
-def _open_engine(args: argparse.Namespace, model: Path) -> tuple[Any, str, int]:
-    """The engine, its device, and its number of threads."""
+def _open_engine(args: argparse.Namespace, model: Path, progress: Any) -> tuple[Any, str, int]:
+    """The engine, its device, and its number of threads. Warnings of loading go to stderr, a line each."""
     dtype = ALIASES.get(args.dtype, args.dtype)
     if args.no_flashkernel:
         if args.kv_dtype:
@@ -101,7 +105,11 @@ def _open_engine(args: argparse.Namespace, model: Path) -> tuple[Any, str, int]:
         return stock, stock.device, torch.get_num_threads()
     if args.threads:
         fk.set_num_threads(args.threads)
-    loaded = load_model(model, device=args.device, dtype=dtype)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        loaded = load_model(model, device=args.device, dtype=dtype)
+    for note in notes:
+        progress.write(f"flashkernel generate: warning: {visible(str(note.message))}", file=sys.stderr)
     return (
         Engine(loaded, page_size=args.page_size, num_pages=args.num_pages, kv_dtype=args.kv_dtype),
         loaded.arrays.device,
@@ -123,10 +131,10 @@ def run(args: argparse.Namespace) -> int:
     tokens: list[list[int]] = [[] for _ in prompts]
     finish: list[str | None] = [None] * len(prompts)
     with _progress_bar(args.max_new_tokens * len(prompts)) as progress:
-        progress.set_description(f"loading {model.name}")
+        progress.set_description(f"loading {visible(model.name)}")
         tokenizer = TextTokenizer(model)
         ids = [tokenizer.encode(prompt) for prompt in prompts]
-        engine, device, threads = _open_engine(args, model)
+        engine, device, threads = _open_engine(args, model, progress)
         calls = _calls()
         stop: frozenset[int] | None = frozenset() if args.ignore_eos else None
         events = engine.generate(ids, max_new_tokens=args.max_new_tokens, sampling=sampling, stop_tokens=stop)

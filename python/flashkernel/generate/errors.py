@@ -6,7 +6,14 @@ found, what is needed and, where there is one, the way out.
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "GenerationError", "MissingDependencyError", "PromptError", "UnsupportedModelError"]
+__all__ = [
+    "CheckpointError",
+    "GenerationError",
+    "MissingDependencyError",
+    "ModelMemoryError",
+    "PromptError",
+    "UnsupportedModelError",
+]
 
 
 class GenerationError(Exception):
@@ -18,7 +25,12 @@ class CheckpointError(GenerationError, ValueError):
 
 
 class UnsupportedModelError(GenerationError, NotImplementedError):
-    """A valid checkpoint whose architecture, activation or RoPE variant this engine does not run."""
+    """A valid checkpoint whose architecture, activation, RoPE variant, adapter or quantisation this engine does not
+    run."""
+
+
+class ModelMemoryError(GenerationError, MemoryError):
+    """A valid checkpoint that needs more memory than the machine gives."""
 
 
 class PromptError(GenerationError, ValueError):

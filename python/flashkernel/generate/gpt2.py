@@ -14,10 +14,27 @@ import flashkernel as fk
 
 from .arrays import HostArrays
 from .checkpoint import Checkpoint, MemoryCheckpoint
+from .config import flag, integer, number, read_fields, text
 from .errors import CheckpointError, UnsupportedModelError
-from .model import ACTIVATIONS, Model, PagedBatch, config_number
+from .files import describe
+from .model import ACTIVATIONS, Model, PagedBatch, base_prefix, embedding_and_head, refuse_windows, require_layers
 
 __all__ = ["Gpt2"]
+
+FIELDS = {
+    "vocab_size": integer(50257),
+    "n_positions": integer(1024, alias="max_position_embeddings"),
+    "n_embd": integer(768, alias="hidden_size"),
+    "n_layer": integer(12, alias="num_hidden_layers"),
+    "n_head": integer(12, alias="num_attention_heads"),
+    "n_inner": integer(None, null=True),
+    "activation_function": text("gelu_new"),
+    "layer_norm_epsilon": number(1e-5, 0, 1),
+    "scale_attn_weights": flag(True),
+    "scale_attn_by_inverse_layer_idx": flag(False),
+    "add_cross_attention": flag(False),
+    "tie_word_embeddings": flag(True),
+}
 
 
 @dataclass
@@ -40,25 +57,26 @@ class _Layer:
 class Gpt2(Model):
     def __init__(self, checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays):
         super().__init__(checkpoint, arrays)
-        config = checkpoint.config
-        if config.get("add_cross_attention"):
+        config = read_fields(checkpoint.config, FIELDS)
+        if config["add_cross_attention"]:
             raise UnsupportedModelError(
                 "load_model: config.json has add_cross_attention=true; a decoder-only GPT-2 is needed"
             )
-        activation = config.get("activation_function", "gelu_new")
+        activation = config["activation_function"]
         if activation not in ACTIVATIONS:
             raise UnsupportedModelError(
-                f"load_model: config.json has activation_function={activation!r}; "
+                f"load_model: config.json has activation_function={describe(activation)}; "
                 f"one of {', '.join(ACTIVATIONS)} is needed"
             )
         self.activation = ACTIVATIONS[activation]
-        hidden = int(config_number(config, "n_embd", 768))
-        self.num_layers = int(config_number(config, "n_layer", 12))
-        self.heads_q = self.heads_kv = int(config_number(config, "n_head", 12))
-        self.max_positions = int(config_number(config, "n_positions", 1024))
-        self.vocab_size = int(config_number(config, "vocab_size", 50257))
-        inner = int(config_number(config, "n_inner", 4 * hidden))
-        self.eps = float(config_number(config, "layer_norm_epsilon", 1e-5, minimum=0))
+        hidden = config["n_embd"]
+        self.num_layers = config["n_layer"]
+        self.heads_q = self.heads_kv = config["n_head"]
+        self.max_positions = config["n_positions"]
+        refuse_windows(checkpoint.config, self.max_positions, "sliding_window", "layer_types")
+        self.vocab_size = config["vocab_size"]
+        inner = config["n_inner"] or 4 * hidden
+        self.eps = config["layer_norm_epsilon"]
         if hidden % self.heads_q:
             raise CheckpointError(
                 f"load_model: config.json has n_embd={hidden} and n_head={self.heads_q}; n_embd must be a "
@@ -66,8 +84,9 @@ class Gpt2(Model):
             )
         self.head_dim = hidden // self.heads_q
 
-        # GPT2LMHeadModel saves under "transformer."; the bare GPT2Model without it.
-        prefix = "transformer." if "transformer.wte.weight" in checkpoint else ""
+        prefix = base_prefix(checkpoint, "transformer")
+        require_layers(checkpoint, prefix + "h.{}.ln_1.weight", self.num_layers, "n_layer")
+        embedding, head = embedding_and_head(checkpoint, prefix + "wte.weight", prefix, config["tie_word_embeddings"])
 
         def read(name: str, *shape: int) -> Any:
             return arrays.weight(checkpoint.read(prefix + name, shape))
@@ -81,12 +100,12 @@ class Gpt2(Model):
             self.turned.append((prefix + name, weight))
             return weight
 
-        self.wte = read("wte.weight", self.vocab_size, hidden)
+        self.wte = arrays.weight(checkpoint.read(embedding, (self.vocab_size, hidden)))
         self.wpe = read("wpe.weight", self.max_positions, hidden)
         self.layers = []
         for i in range(self.num_layers):
-            scale = self.head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0
-            if config.get("scale_attn_by_inverse_layer_idx", False):
+            scale = self.head_dim**-0.5 if config["scale_attn_weights"] else 1.0
+            if config["scale_attn_by_inverse_layer_idx"]:
                 scale /= i + 1
             self.layers.append(
                 _Layer(
@@ -107,9 +126,10 @@ class Gpt2(Model):
             )
         self.ln_f_weight = read("ln_f.weight", hidden)
         self.ln_f_bias = read("ln_f.bias", hidden)
-        tied = config.get("tie_word_embeddings", True)
-        head = self.wte if tied else arrays.weight(checkpoint.read("lm_head.weight", (self.vocab_size, hidden)))
-        self.lm_head = arrays.output_rows(head)
+        tied = head == embedding
+        self.lm_head = arrays.output_rows(
+            self.wte if tied else arrays.weight(checkpoint.read(head, (self.vocab_size, hidden)))
+        )
 
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
         take, options = self.arrays.take, self.arrays.op_options

@@ -19,8 +19,10 @@ from flashkernel.typing import KvAppendRope
 
 from .arrays import HostArrays
 from .checkpoint import Checkpoint, MemoryCheckpoint
+from .config import NEEDED, Field, array, flag, integer, mapping, number, read_field, read_fields, text
 from .errors import CheckpointError, UnsupportedModelError
-from .model import Model, PagedBatch, config_number
+from .files import describe
+from .model import Model, PagedBatch, base_prefix, embedding_and_head, refuse_windows, require_layers
 
 __all__ = ["Llama", "rope_frequencies"]
 
@@ -42,40 +44,65 @@ class _Layer:
     window: int | None  # most keys that a query sees
 
 
-# What a config.json may leave out, by model_type, where it is not Llama's default.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {},
+MAX_HEAD_DIM = 65536  # far above what the kernels take; frequencies are made for each
+
+# What is read of a config.json, and what it may leave out; by model_type where it differs from Llama's.
+_LLAMA = {
+    "vocab_size": integer(32000),
+    "hidden_size": integer(4096),
+    "intermediate_size": integer(11008),
+    "num_hidden_layers": integer(32),
+    "num_attention_heads": integer(32),
+    "num_key_value_heads": integer(None, null=True),
+    "head_dim": integer(None, high=MAX_HEAD_DIM, null=True),
+    "hidden_act": text("silu"),
+    "max_position_embeddings": integer(2048),
+    "rms_norm_eps": number(1e-6, 0, 1),
+    "tie_word_embeddings": flag(False),
+}
+_QWEN = {
+    **_LLAMA,
+    "vocab_size": integer(151936),
+    "intermediate_size": integer(22016),
+    "num_key_value_heads": integer(32, null=True),
+    "max_position_embeddings": integer(32768),
+    "use_sliding_window": flag(False),
+    "sliding_window": integer(4096, null=True),
+    "max_window_layers": integer(28, low=0),
+    "layer_types": array(),
+}
+FIELDS: dict[str, dict[str, Field]] = {
+    "llama": {**_LLAMA, "attention_bias": flag(False), "mlp_bias": flag(False)},
     "mistral": {
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
+        **_LLAMA,
+        "intermediate_size": integer(14336),
+        "num_key_value_heads": integer(8, null=True),
+        "max_position_embeddings": integer(131072),
+        "sliding_window": integer(4096, null=True),
+        "layer_types": array(),
     },
-    "qwen2": {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768},
-    "qwen3": {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768, "head_dim": 128},
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": integer(128, high=MAX_HEAD_DIM), "attention_bias": flag(False)},
 }
 
 
 def layer_windows(config: Mapping[str, Any], num_layers: int) -> list[int | None]:
-    """The sliding window of each layer: by layer_types where the config has them, else as the model_type has it."""
+    """The sliding window of each layer, from the fields that have been read: of those that layer_types names, else of
+    all of Mistral's and of Qwen's from max_window_layers on."""
     window = config.get("sliding_window")
+    if not config.get("use_sliding_window", True):
+        window = None
     kinds = config.get("layer_types")
-    if window is None or config.get("model_type") not in ("mistral", "qwen2", "qwen3"):
-        slides = [False] * num_layers
-    elif config["model_type"] == "mistral":
-        slides = [True] * num_layers
-    elif kinds is not None:
-        if len(kinds) != num_layers or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
-            raise UnsupportedModelError(
-                f"load_model: config.json has layer_types={kinds!r}; {num_layers} of full_attention or "
-                "sliding_attention are needed"
-            )
-        slides = [kind == "sliding_attention" for kind in kinds]
-    else:
-        first = int(config_number(config, "max_window_layers", 28, minimum=0))
-        slides = [bool(config.get("use_sliding_window")) and i >= first for i in range(num_layers)]
-    size = int(config_number(config, "sliding_window", 1)) if any(slides) else None
-    return [size if slide else None for slide in slides]
+    if kinds is None:
+        first = config.get("max_window_layers", 0)
+        return [window if i >= first else None for i in range(num_layers)]
+    allowed = ("full_attention",) if window is None else ("full_attention", "sliding_attention")
+    if len(kinds) != num_layers or any(kind not in allowed for kind in kinds):
+        raise UnsupportedModelError(
+            f"load_model: config.json has layer_types={describe(kinds)} and sliding_window={window}; {num_layers} of "
+            f"{' or '.join(allowed)} are needed"
+        )
+    return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 def rope_frequencies(config: Mapping[str, Any], head_dim: int) -> tuple[float, int, np.ndarray | None]:
@@ -84,31 +111,46 @@ def rope_frequencies(config: Mapping[str, Any], head_dim: int) -> tuple[float, i
     Reads the old layout (rope_theta, rope_scaling) and that of Transformers 5 (rope_parameters). Scaling: "linear"
     divides the frequencies by a factor; "llama3" only the slow ones, with a smooth change in between (Llama 3.1's).
     """
-    parameters = dict(config.get("rope_scaling") or {})
-    parameters.update(config.get("rope_parameters") or {})
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    rotary_dim = int(head_dim * float(partial))
+    named = read_fields(config, {"rope_scaling": mapping(), "rope_parameters": mapping()})
+    parameters = named["rope_scaling"] or named["rope_parameters"] or {}  # the older name wins, as in Transformers
+    if any(isinstance(value, Mapping) for value in parameters.values()):
+        raise UnsupportedModelError("load_model: config.json has rope_parameters by layer type; one set is needed")
+    where = "RoPE of config.json"
+    kind = read_field(parameters, "rope_type", text(parameters.get("type", "default")), where)
+    if not isinstance(kind, str) or kind not in ("default", "linear", "llama3"):
+        raise UnsupportedModelError(
+            f"load_model: config.json has rope_type={describe(kind)}; default, linear or llama3 is needed"
+        )
+    for source in (parameters, config):
+        partial = source.get("partial_rotary_factor")
+        if partial is not None and (isinstance(partial, bool) or partial != 1):
+            raise UnsupportedModelError(
+                f"load_model: config.json has partial_rotary_factor={describe(partial)}; 1 is needed: Transformers "
+                "rotates whole heads of this model_type"
+            )
+    outer = config.get("rope_theta")
+    theta_field = number(10000.0, 1e-6)
+    if outer is not None:
+        theta_field = number(read_field(config, "rope_theta", theta_field), 1e-6)
+    theta = read_field(parameters, "rope_theta", theta_field, where)
+    rotary_dim = head_dim
     if rotary_dim < 2 or rotary_dim % 2:
         raise CheckpointError(
             f"load_model: config.json gives {rotary_dim} rotated dims of a head; an even number >= 2 is needed"
         )
     if kind == "default":
         return theta, rotary_dim, None
-    if kind not in ("linear", "llama3"):
-        raise UnsupportedModelError(
-            f"load_model: config.json has rope_type={kind!r}; default, linear or llama3 is needed"
-        )
     frequencies = 1.0 / theta ** (np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
-    factor = float(config_number(parameters, "factor", minimum=1e-6))
+    factors = number(NEEDED, 1e-6)
+    factor = read_field(parameters, "factor", factors, where)
     if kind == "linear":
         return theta, rotary_dim, (frequencies / factor).astype(np.float32)
-    low = float(config_number(parameters, "low_freq_factor", minimum=1e-6))
-    high = float(config_number(parameters, "high_freq_factor", minimum=1e-6))
-    context = float(
-        config_number(parameters, "original_max_position_embeddings", config.get("max_position_embeddings"))
-    )
+    low = read_field(parameters, "low_freq_factor", factors, where)
+    high = read_field(parameters, "high_freq_factor", factors, where)
+    # The context that the model was trained for: the config's own field wins, as in Transformers.
+    original = "original_max_position_embeddings"
+    holder = config if config.get(original) is not None else parameters
+    context = read_field(holder, original, integer(config.get("max_position_embeddings", 2048)), where)
     if high <= low:
         raise CheckpointError(
             f"load_model: config.json has high_freq_factor={high} and low_freq_factor={low}; high must be above low"
@@ -122,38 +164,53 @@ class Llama(Model):
     def __init__(self, checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays):
         super().__init__(checkpoint, arrays)
         kind = checkpoint.config.get("model_type", "llama")
-        config = {**DEFAULTS[kind], **checkpoint.config}
-        activation = config.get("hidden_act", "silu")
+        config = read_fields(checkpoint.config, FIELDS[kind])
+        activation = config["hidden_act"]
         if activation not in ("silu", "swish"):
-            raise UnsupportedModelError(f"load_model: config.json has hidden_act={activation!r}; silu is needed")
-        hidden = int(config_number(config, "hidden_size", 4096))
-        inner = int(config_number(config, "intermediate_size", 11008))
-        self.num_layers = int(config_number(config, "num_hidden_layers", 32))
-        self.heads_q = int(config_number(config, "num_attention_heads", 32))
-        self.heads_kv = int(config_number(config, "num_key_value_heads", self.heads_q))
-        self.head_dim = int(config_number(config, "head_dim", hidden // self.heads_q))
-        self.max_positions = int(config_number(config, "max_position_embeddings", 2048))
-        self.vocab_size = int(config_number(config, "vocab_size", 32000))
-        self.eps = float(config_number(config, "rms_norm_eps", 1e-6, minimum=0))
+            raise UnsupportedModelError(
+                f"load_model: config.json has hidden_act={describe(activation)}; silu is needed"
+            )
+        hidden = config["hidden_size"]
+        inner = config["intermediate_size"]
+        self.num_layers = config["num_hidden_layers"]
+        self.heads_q = config["num_attention_heads"]
+        self.heads_kv = config["num_key_value_heads"] or self.heads_q
+        self.head_dim = config["head_dim"] or hidden // self.heads_q
+        self.max_positions = config["max_position_embeddings"]
+        foreign = [name for name in ("sliding_window", "layer_types") if name not in FIELDS[kind]]
+        refuse_windows(checkpoint.config, self.max_positions, *foreign)
+        self.vocab_size = config["vocab_size"]
+        self.eps = config["rms_norm_eps"]
+        if not 1 <= self.head_dim <= MAX_HEAD_DIM:
+            raise CheckpointError(
+                f"load_model: config.json has hidden_size={hidden} and num_attention_heads={self.heads_q}, which gives "
+                f"heads of {self.head_dim} elements; 1 to {MAX_HEAD_DIM} are needed"
+            )
         if self.heads_q % self.heads_kv:
             raise CheckpointError(
                 f"load_model: config.json has num_attention_heads={self.heads_q} and num_key_value_heads="
                 f"{self.heads_kv}; the first must be a multiple of the second"
             )
         self.scale = self.head_dim**-0.5
-        self.theta, self.rotary_dim, inv_freq = rope_frequencies(config, self.head_dim)
+        self.theta, self.rotary_dim, inv_freq = rope_frequencies(
+            {**checkpoint.config, "max_position_embeddings": self.max_positions}, self.head_dim
+        )
         # Frequencies are float32 whatever the model's dtype.
         self.inv_freq = None if inv_freq is None else arrays.index(inv_freq, "float32")
-        out_bias = kind in ("llama", "qwen3") and bool(config.get("attention_bias"))
+        out_bias = config.get("attention_bias", False)
         qkv_bias = kind == "qwen2" or out_bias
-        mlp_bias = kind == "llama" and bool(config.get("mlp_bias"))
+        mlp_bias = config.get("mlp_bias", False)
+        prefix = base_prefix(checkpoint, "model")
+        require_layers(checkpoint, prefix + "layers.{}.input_layernorm.weight", self.num_layers, "num_hidden_layers")
+        embedding, head = embedding_and_head(
+            checkpoint, prefix + "embed_tokens.weight", prefix, config["tie_word_embeddings"]
+        )
+        if kind == "mistral" and isinstance(checkpoint, MemoryCheckpoint):
+            config["layer_types"] = None  # Transformers' Mistral has none; on disk they make a Ministral of it
         windows = layer_windows(config, self.num_layers)
         sizes = [size for size in windows if size is not None]
         self.window = max(sizes) if sizes and len(sizes) == len(windows) else None
         q_size, kv_size = self.heads_q * self.head_dim, self.heads_kv * self.head_dim
-
-        # LlamaForCausalLM saves under "model."; the bare LlamaModel without it.
-        prefix = "model." if "model.embed_tokens.weight" in checkpoint else ""
 
         def read(name: str, *shape: int) -> Any:
             return checkpoint.read(prefix + name, shape)
@@ -173,7 +230,7 @@ class Llama(Model):
         def head_norm(name: str) -> Any:
             return arrays.weight(read(name, self.head_dim)) if kind == "qwen3" else None
 
-        self.embedding = arrays.weight(read("embed_tokens.weight", self.vocab_size, hidden))
+        self.embedding = arrays.weight(checkpoint.read(embedding, (self.vocab_size, hidden)))
         self.layers = []
         for i in range(self.num_layers):
             at, mlp = f"layers.{i}.self_attn.", f"layers.{i}.mlp."
@@ -199,9 +256,10 @@ class Llama(Model):
             )
         self.inner = inner
         self.norm = arrays.weight(read("norm.weight", hidden))
-        tied = config.get("tie_word_embeddings", False)
-        head = self.embedding if tied else arrays.weight(checkpoint.read("lm_head.weight", (self.vocab_size, hidden)))
-        self.lm_head = arrays.output_rows(head)
+        tied = head == embedding
+        self.lm_head = arrays.output_rows(
+            self.embedding if tied else arrays.weight(checkpoint.read(head, (self.vocab_size, hidden)))
+        )
 
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
         options = self.arrays.op_options

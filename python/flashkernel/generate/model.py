@@ -5,9 +5,10 @@ Architectures (gpt2.py, llama.py) subclass `Model`; `load_model` picks one by co
 
 from __future__ import annotations
 
-import math
+import re
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ import flashkernel as fk
 
 from .arrays import HostArrays, arrays_for
 from .checkpoint import Checkpoint, MemoryCheckpoint
-from .errors import CheckpointError, UnsupportedModelError
+from .config import array, integer, read_field, token_ids
+from .errors import CheckpointError, ModelMemoryError, UnsupportedModelError
+from .files import describe, shown
 
-__all__ = ["Model", "PagedBatch", "build_model", "config_number", "load_model", "stop_tokens"]
+__all__ = ["Model", "PagedBatch", "build_model", "load_model", "stop_tokens"]
 
 # Hugging Face's names of activations, by the fused epilogue of `linear` that computes them.
 ACTIVATIONS = {
@@ -30,6 +33,9 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
 }
+
+# Masks and tables that older versions of Transformers saved beside the weights.
+_BUFFERS = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 
 
 @dataclass
@@ -100,45 +106,120 @@ class Model(ABC):
         return {} if scales is None else {"kv_scales": scales, "kv_dtype": pool.dtype}
 
 
-def config_number(config: Mapping[str, Any], key: str, default: float | None = None, minimum: float = 1) -> Any:
-    """config[key] as a number of at least `minimum`; `default` where the key is missing or null."""
-    value = config.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < minimum:
-        raise CheckpointError(f"load_model: config.json has {key}={value!r}; a number >= {minimum} is needed")
-    return value
-
-
 def stop_tokens(checkpoint: Checkpoint | MemoryCheckpoint) -> frozenset[int]:
-    """End-of-text ids: generation_config.json's, else config.json's; one id, a list or none."""
-    value = checkpoint.generation_config.get("eos_token_id", checkpoint.config.get("eos_token_id"))
-    values: Iterable[Any] = [] if value is None else value if isinstance(value, list) else [value]
-    return frozenset(int(token) for token in values)
+    """End-of-text ids: generation_config.json's where there is such a file, as in Transformers, else config.json's."""
+    if checkpoint.generation_config is not None:
+        return token_ids(checkpoint.generation_config, "eos_token_id", "generation_config.json")
+    return token_ids(checkpoint.config, "eos_token_id", "config.json")
+
+
+def base_prefix(checkpoint: Checkpoint | MemoryCheckpoint, base: str) -> str:
+    """What the names of the decoder's tensors begin with: "transformer." or "model." as saved from a model with a head,
+    nothing as saved from the bare decoder."""
+    prefix = base + "."
+    inside = [name for name in checkpoint.names if name.startswith(prefix)]
+    for name in inside:
+        if name[len(prefix) :] in checkpoint:
+            raise CheckpointError(
+                f"load_model: the checkpoint has both {shown(name)} and {shown(name[len(prefix) :])}, two names of one "
+                "tensor; one of them must go"
+            )
+    return prefix if inside else ""
+
+
+def require_layers(checkpoint: Checkpoint | MemoryCheckpoint, pattern: str, count: int, field: str) -> None:
+    """Refuses more layers than the checkpoint has before anything is made for each of them."""
+    last = pattern.format(count - 1)
+    if last not in checkpoint:
+        raise CheckpointError(f"load_model: config.json has {field}={count}; the checkpoint has no tensor {last!r}")
+
+
+def refuse_windows(config: Mapping[str, Any], max_positions: int, *others: str) -> None:
+    """Refuses windows that a model_type does not have: attention_chunk_size, and those fields that `others` names.
+
+    Transformers' cache obeys these fields in any config, while the attention of such a model does not: its decode steps
+    see fewer keys than its prefill.
+    """
+    for name in ("attention_chunk_size", *others):
+        if name == "layer_types":
+            kinds = read_field(config, name, array()) or []
+            small = any(kind != "full_attention" for kind in kinds)
+        else:
+            size = read_field(config, name, integer(None, null=True))
+            small = size is not None and size < max_positions
+        if small:
+            raise UnsupportedModelError(
+                f"load_model: config.json has {name}={describe(config[name])}, which model_type="
+                f"{config.get('model_type')!r} does not compute with; null is needed"
+            )
+
+
+def embedding_and_head(
+    checkpoint: Checkpoint | MemoryCheckpoint, embedding: str, prefix: str, tied: bool
+) -> tuple[str, str]:
+    """The tensors of the first and the last layer by name, the same where the config ties them.
+
+    Of tied ones a checkpoint may hold either or both. Two that differ say that the config is wrong; what Transformers
+    makes of that depends on its version.
+    """
+    head = next((name for name in ("lm_head.weight", prefix + "lm_head.weight") if name in checkpoint), None)
+    if not tied:
+        return embedding, head or "lm_head.weight"
+    if head is None or embedding not in checkpoint:
+        return head or embedding, head or embedding
+    if checkpoint.same(embedding, head):
+        return embedding, embedding
+    if isinstance(checkpoint, MemoryCheckpoint):  # the model computes with both, whatever its config says
+        return embedding, head
+    raise CheckpointError(
+        f"load_model: config.json has tie_word_embeddings=true, but {embedding} and {head} differ; set it to false, or "
+        f"save the model again without {head}"
+    )
 
 
 def load_model(directory: str | Path, *, device: str = "auto", dtype: str = "float32") -> Model:
     """Loads a local Hugging Face GPT-2, Llama, Mistral, Qwen2 or Qwen3 checkpoint.
 
-    directory: holds config.json and *.safetensors (one file, or shards with an index); pickles are refused.
+    directory: holds config.json and model.safetensors, or shards with model.safetensors.index.json; pickles are
+        refused. The files are those that Transformers would read; tensors that the config has no use for are left out
+        with a warning.
     device: "auto" (a CUDA device if this build and machine have one), "cpu" or "cuda".
     dtype: "float32", "float16" or "bfloat16", of weights, activations and cache.
 
-    Raises CheckpointError (missing or broken files), UnsupportedModelError (another architecture), NotImplementedError
-    (device).
+    Raises CheckpointError (missing or broken files, a config that does not fit the weights), UnsupportedModelError
+    (another architecture, an adapter, quantised weights), ModelMemoryError, NotImplementedError (device).
     """
-    checkpoint = Checkpoint(directory)
-    return build_model(checkpoint, arrays_for(device, dtype))
+    arrays = arrays_for(device, dtype)
+    try:
+        checkpoint = Checkpoint(directory)
+        model = build_model(checkpoint, arrays)
+    except MemoryError as error:
+        raise ModelMemoryError(
+            f"load_model: {shown(repr(str(directory)))} needs more memory than there is; a machine with more, or a "
+            "16-bit dtype, is needed"
+        ) from error
+    unread = [name for name in checkpoint.unread if not _BUFFERS.search(name)]
+    if unread:
+        warnings.warn(
+            f"load_model: the config has no use for {len(unread)} of the checkpoint's tensors "
+            f"({shown(', '.join(unread[:3]))}), which are left out, as in Transformers",
+            stacklevel=2,
+        )
+    return model
 
 
 def build_model(checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays) -> Model:
     """The model of a checkpoint's config. Raises UnsupportedModelError for another architecture."""
     from .gpt2 import Gpt2
-    from .llama import DEFAULTS, Llama
+    from .llama import FIELDS, Llama
 
-    architectures: dict[str, type[Model]] = {"gpt2": Gpt2, **dict.fromkeys(DEFAULTS, Llama)}
+    architectures: dict[str, type[Model]] = {"gpt2": Gpt2, **dict.fromkeys(FIELDS, Llama)}
     model_type = checkpoint.config.get("model_type")
-    if model_type not in architectures:
+    if not isinstance(model_type, str) or model_type not in architectures:
         raise UnsupportedModelError(
-            f"load_model: config.json has model_type={model_type!r}; one of {', '.join(architectures)} is needed"
+            f"load_model: config.json has model_type={describe(model_type)}; one of "
+            f"{', '.join(architectures)} is needed"
         )
+    if checkpoint.config.get("per_layer_config") is not None:
+        raise UnsupportedModelError("load_model: config.json has a per_layer_config; layers of one kind are needed")
     return architectures[model_type](checkpoint, arrays)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint import Checkpoint
-from .errors import MissingDependencyError
+from .errors import CheckpointError, MissingDependencyError
+from .files import shown
 from .model import stop_tokens
 from .request import GenerationStats, TokenEvent, check_request
 from .sampling import Sampler, SamplingOptions
@@ -37,8 +38,8 @@ class StockEngine:
             raise NotImplementedError("generate: device 'cuda' was asked for, but torch finds no CUDA device")
         checkpoint = Checkpoint(directory)  # the same checks and messages as the engine's
         self.device = device
-        self.model: Any = (
-            AutoModelForCausalLM.from_pretrained(
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
                 str(directory),
                 dtype=getattr(torch, dtype),
                 attn_implementation=attention,
@@ -46,9 +47,11 @@ class StockEngine:
                 use_safetensors=True,
                 trust_remote_code=False,
             )
-            .to(device)
-            .eval()
-        )
+        except Exception as error:  # of many types, most of them about the config
+            raise CheckpointError(
+                f"generate: Transformers does not load {shown(repr(str(directory)))}: {shown(error, 300)}"
+            ) from error
+        self.model: Any = model.to(device).eval()
         config = self.model.config
         self.vocab_size = int(config.vocab_size)
         self.max_positions = int(config.max_position_embeddings)

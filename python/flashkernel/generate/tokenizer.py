@@ -7,15 +7,16 @@ merges.txt of older GPT-2 checkpoints.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from .checkpoint import require_directory
 from .errors import CheckpointError, MissingDependencyError, PromptError
+from .files import MAX_INDEX_BYTES, is_file, read_json, require_directory, shown, without_panics
 
 __all__ = ["TextStream", "TextTokenizer"]
 
+T = TypeVar("T")
 _REPLACEMENT = "\ufffd"  # what a decoder gives for an unfinished UTF-8 sequence
 
 
@@ -29,14 +30,16 @@ def _byte_level_bpe(vocab: Path, merges: Path) -> Any:
 
 
 class TextTokenizer:
+    """The tokenizer of a checkpoint directory: tokenizer.json, as in Transformers, else the older pair of files."""
+
     def __init__(self, directory: str | Path):
         require_directory(directory)
         path, vocab, merges = (Path(directory) / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
-        old = not path.is_file() and vocab.is_file() and merges.is_file()
-        if not path.is_file() and not old:
+        new = is_file(path)
+        if not new and not (is_file(vocab) and is_file(merges)):
             raise CheckpointError(
-                f"load_tokenizer: {str(directory)!r} has no tokenizer.json (nor GPT-2's vocab.json and merges.txt); "
-                f"save one with the tokenizer's save_pretrained"
+                f"load_tokenizer: {shown(repr(str(directory)))} has no tokenizer.json (nor GPT-2's vocab.json and "
+                "merges.txt); save one with the tokenizer's save_pretrained"
             )
         try:
             from tokenizers import Tokenizer
@@ -44,13 +47,33 @@ class TextTokenizer:
             raise MissingDependencyError(
                 "load_tokenizer: the package tokenizers is not installed; run `pip install flashkernel[generate]`"
             ) from error
+        self._names = path.name if new else f"{vocab.name} with {merges.name}"
+
+        def load() -> Any:
+            tokenizer = Tokenizer.from_file(str(path)) if new else _byte_level_bpe(vocab, merges)
+            tokenizer.no_padding()
+            tokenizer.no_truncation()
+            return tokenizer
+
+        self._tokenizer = self._call("is not a valid tokenizer", load)
+        added = _added_tokens(Path(directory))
+        lacking = self._call(
+            "is not a valid tokenizer", lambda: [name for name in added if self._tokenizer.token_to_id(name) is None]
+        )
+        if lacking:
+            raise CheckpointError(
+                f"load_tokenizer: {self._names} lacks the added token {shown(repr(lacking[0]))} of this directory; "
+                "save the tokenizer again with its save_pretrained, which writes one tokenizer.json"
+            )
+
+    def _call(self, failure: str, call: Callable[[], T]) -> T:
+        """call(), where whatever the package raises becomes a CheckpointError."""
         try:
-            self._tokenizer = _byte_level_bpe(vocab, merges) if old else Tokenizer.from_file(str(path))
+            return without_panics(call)
+        except MemoryError:
+            raise
         except Exception as error:  # tokenizers raises a bare Exception
-            names = f"{vocab.name} with {merges.name}" if old else path.name
-            raise CheckpointError(f"load_tokenizer: {names} is not a valid tokenizer: {error}") from error
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+            raise CheckpointError(f"load_tokenizer: {self._names} {failure}: {shown(error, 200)}") from error
 
     def encode(self, text: str) -> list[int]:
         try:
@@ -60,10 +83,29 @@ class TextTokenizer:
                 f"generate: character {error.start} of the prompt is {text[error.start]!r}, half of a surrogate pair; "
                 "text in the encoding of the terminal (see PYTHONUTF8) is needed"
             ) from None
-        return list(self._tokenizer.encode(text).ids)
+        return list(self._call("cannot encode the prompt", lambda: self._tokenizer.encode(text)).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        return self._call(
+            "cannot decode the tokens", lambda: str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        )
+
+
+def _added_tokens(directory: Path) -> list[str]:
+    """The tokens that Transformers would add to the tokenizer's own, by the files that may name some."""
+    names: list[Any] = []
+    for file in ("added_tokens.json", "tokenizer_config.json"):
+        path = directory / file
+        if not is_file(path):
+            continue
+        values = read_json(path, MAX_INDEX_BYTES)
+        if file == "added_tokens.json":
+            names += values
+        else:
+            tokens = values.get("added_tokens_decoder")
+            tokens = tokens.values() if isinstance(tokens, dict) else []
+            names += [token.get("content") for token in tokens if isinstance(token, dict)]
+    return [name for name in names if isinstance(name, str)]
 
 
 class TextStream:
