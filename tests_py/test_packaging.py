@@ -74,6 +74,31 @@ def test_needs_no_framework_and_no_driver():
 
 @LINUX
 @pytest.mark.skipif(not shutil.which("nm"), reason="needs nm of binutils")
+def test_the_module_exports_its_entry_alone():
+    names = {name.split("@")[0] for *_, name in symbols(pathlib.Path(_C.__file__), "--defined-only")}
+    assert names == {"PyInit__C"}
+
+
+@LINUX
+@pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf of binutils")
+@pytest.mark.parametrize("which", ["library", "module"])
+def test_the_binaries_are_hardened(which):
+    """The files that Python loads, as they lie there now: installing rewrites their search paths, packers more."""
+    path = loaded_library() if which == "library" else pathlib.Path(_C.__file__)
+    done = subprocess.run(["readelf", "-lWd", str(path)], capture_output=True, text=True, check=True)
+    assert re.search(r"GNU_STACK .* RW  ", done.stdout) and "GNU_RELRO" in done.stdout
+    assert re.search(r"\(FLAGS\).*BIND_NOW|\(FLAGS_1\).*NOW", done.stdout)
+    assert "TEXTREL" not in done.stdout
+    folders = [
+        folder for found in re.findall(r"\(R(?:UN)?PATH\).*\[(.*)\]", done.stdout) for folder in found.split(":")
+    ]
+    assert all(re.match(r"\$ORIGIN(/|$)", folder) for folder in folders), folders
+    if which == "module" and installed():
+        assert folders == ["$ORIGIN/lib"]
+
+
+@LINUX
+@pytest.mark.skipif(not shutil.which("nm"), reason="needs nm of binutils")
 def test_the_module_keeps_to_the_stable_abi():
     """abi3: no CPython function outside the limited API of 3.10 (spot checks of the usual trespassers)."""
     assert ".abi3." in _C.__file__
