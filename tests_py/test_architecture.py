@@ -161,3 +161,40 @@ def test_nothing_in_the_library_prints_or_exits() -> None:
         if pattern.search(re.sub(r"//.*", "", path.read_text(encoding="utf-8")))
     ]
     assert not broken, broken
+
+
+# A workflow's own text says which action runs: a tag can be moved to other code, a commit cannot.
+USES = re.compile(r"^\s*(?:-\s+)?uses:\s*(?P<what>[^\s#]+)(?P<comment>.*)$", re.MULTILINE)
+
+
+def unpinned(text: str) -> list[str]:
+    """The `uses:` lines that name no 40-digit commit, or do not say in a comment which version it is."""
+    return [
+        found.group().strip()
+        for found in USES.finditer(text)
+        if not found["what"].startswith("./")
+        and not (
+            re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}", found["what"])
+            and re.fullmatch(r" # v\d+(\.\d+)*", found["comment"])
+        )
+    ]
+
+
+@pytest.mark.skipif(not (ROOT / ".github").is_dir(), reason="a source distribution leaves .github out")
+def test_workflows_pin_actions_by_commit_and_ask_for_little() -> None:
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.y*ml"))
+    assert workflows
+    for path in workflows:
+        text = path.read_text(encoding="utf-8")
+        assert USES.search(text) and not unpinned(text), (path.name, unpinned(text))
+        # The default of every job; a job that needs more says so itself.
+        assert re.search(r"^permissions: \{contents: read\}$", text, re.MULTILINE), path.name
+        # No job may write to the repository, nor to anything but the store of attestations.
+        assert set(re.findall(r"([\w-]+): write\b", text)) <= {"id-token", "attestations"}, path.name
+
+
+def test_the_search_for_unpinned_actions_can_fail() -> None:
+    commit = "0123456789abcdef" * 2 + "01234567"
+    assert not unpinned(f"      - uses: a/b@{commit} # v1.2.3\n        with: {{}}\n      - uses: ./local\n")
+    for loose in ("a/b@v5", "a/b", "a/b@main # v1", f"a/b@{commit}", f"a/b@{commit[:12]} # v1", "docker://alpine:3"):
+        assert unpinned(f"    - uses: {loose}\n"), loose

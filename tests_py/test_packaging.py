@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import pathlib
 import re
 import shutil
@@ -70,6 +71,81 @@ def test_needs_no_framework_and_no_driver():
         assert re.fullmatch(system, name), name
     for name in needed(pathlib.Path(_C.__file__)):
         assert re.fullmatch(system + r"|libflashkernel\.so.*", name), name
+
+
+@LINUX
+@pytest.mark.skipif(not shutil.which("nm"), reason="needs nm of binutils")
+def test_the_module_exports_its_entry_alone():
+    names = {name.split("@")[0] for *_, name in symbols(pathlib.Path(_C.__file__), "--defined-only")}
+    assert names == {"PyInit__C"}
+
+
+@LINUX
+@pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf of binutils")
+@pytest.mark.parametrize("which", ["library", "module"])
+def test_the_binaries_are_hardened(which):
+    """The files that Python loads, as they lie there now: installing rewrites their search paths, packers more."""
+    path = loaded_library() if which == "library" else pathlib.Path(_C.__file__)
+    done = subprocess.run(["readelf", "-lWd", str(path)], capture_output=True, text=True, check=True)
+    assert re.search(r"GNU_STACK .* RW  ", done.stdout) and "GNU_RELRO" in done.stdout
+    assert re.search(r"\(FLAGS\).*BIND_NOW|\(FLAGS_1\).*NOW", done.stdout)
+    assert "TEXTREL" not in done.stdout
+    folders = [
+        folder for found in re.findall(r"\(R(?:UN)?PATH\).*\[(.*)\]", done.stdout) for folder in found.split(":")
+    ]
+    assert all(re.match(r"\$ORIGIN(/|$)", folder) for folder in folders), folders
+    if which == "module" and installed():
+        assert folders == ["$ORIGIN/lib"]
+
+
+def bill_of_materials() -> dict:
+    """The SBOM of the installed package; of a build tree, the one that it would install."""
+    if installed():
+        files = importlib.metadata.files("flashkernel")
+        (path,) = [file.locate() for file in files if file.parts[-2:] == ("sboms", "flashkernel.cdx.json")]
+        assert pathlib.Path(path).parent.parent.name == f"flashkernel-{fk.__version__}.dist-info"
+    else:
+        path = pathlib.Path(_C.__file__).parents[2] / "flashkernel.cdx.json"
+    return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+
+
+def test_the_bill_of_materials_says_what_is_inside():
+    bill, build = bill_of_materials(), fk.build_info()
+    assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.6", 1)
+    assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", bill["serialNumber"])
+    assert set(bill) <= {
+        "$schema",
+        "bomFormat",
+        "specVersion",
+        "serialNumber",
+        "version",
+        "metadata",
+        "components",
+        "dependencies",
+    }
+    root = bill["metadata"]["component"]
+    assert (root["type"], root["name"], root["version"]) == ("library", "flashkernel", fk.__version__)
+    assert root["purl"] == f"pkg:pypi/flashkernel@{fk.__version__}"
+    license_field = re.search(
+        r'^license = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert root["licenses"] == [{"expression": license_field[1]}]
+
+    properties = {entry["name"]: entry["value"] for entry in root["properties"]}
+    assert properties["flashkernel:cuda"] == ("ON" if build["cuda"] else "OFF")
+
+    inside = {part["name"]: part for part in bill["components"]}
+    assert set(inside) == {"nanobind"} | ({"cuda-runtime"} if build["cuda"] else set())
+    for part in inside.values():
+        assert part["type"] == "library" and re.fullmatch(r"\d+(\.\d+)+", part["version"]) and part["licenses"], part
+    assert inside["nanobind"]["purl"] == f"pkg:pypi/nanobind@{inside['nanobind']['version']}"
+    references = [part["bom-ref"] for part in bill["components"]]
+    assert len(set(references)) == len(references) and root["bom-ref"] not in references
+    assert bill["dependencies"] == [{"ref": root["bom-ref"], "dependsOn": references}]
+    # The compiler that the module was built by, in the words of build_info: "GNU 12.2.0".
+    tools = {tool["name"]: tool["version"] for tool in bill["metadata"]["tools"]["components"]}
+    name, version = build["compiler"].split(" ", 1)
+    assert tools[f"{name} C++ compiler"] == version and "CMake" in tools
 
 
 @LINUX
