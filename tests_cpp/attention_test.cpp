@@ -60,12 +60,12 @@ TEST(AttentionTest, RefusesTensorsThatDisagree) {
   refused(with_shape(t.q, {2, 3, 3, 8}), t.k, t.v, t.out, t.lse, {"k.shape[1]=2 but q.shape[1]=3", "multiple"});
   refused(t.q, with_shape(t.k, {2, 0, 5, 8}), with_shape(t.v, {2, 0, 5, 6}), t.out, t.lse,
           {"k.shape[1]=0", "multiple"});
-  refused(with_shape(t.q, {4, 3, 8}), t.k, t.v, t.out, t.lse, {"k has 4 dims; needs 3"});
-  refused(with_shape(t.q, {8}), t.k, t.v, t.out, t.lse, {"q has 1 dims; needs 2 to 4"});
+  refused(with_shape(t.q, {4, 3, 8}), t.k, t.v, t.out, t.lse, {"k is float32[2, 2, 5, 8] on cpu; needs 3 dims"});
+  refused(with_shape(t.q, {8}), t.k, t.v, t.out, t.lse, {"q is float32[8] on cpu; needs 2 to 4 dims"});
   refused(t.q, t.k, t.v, with_shape(t.out, {2, 4, 2, 6}), t.lse, {"out.shape[2]=2 but q.shape[2]=3"});
   refused(t.q, t.k, t.v, with_shape(t.out, {2, 4, 3, 5}), t.lse, {"out.shape[3]=5 but v.shape[3]=6"});
   refused(t.q, t.k, t.v, t.out, with_shape(t.lse, {2, 4, 2}), {"lse.shape[2]=2 but q.shape[2]=3"});
-  refused(t.q, t.k, t.v, t.out, with_shape(t.lse, {2, 4, 3, 1}), {"lse has 4 dims; needs 3"});
+  refused(t.q, t.k, t.v, t.out, with_shape(t.lse, {2, 4, 3, 1}), {"lse is float32[2, 4, 3, 1] on cpu; needs 3 dims"});
   refused(with_shape(t.q, {2, 4, 3, 0}), with_shape(t.k, {2, 2, 5, 0}), t.v, t.out, t.lse,
           {"q.shape[3]=0", "1 to 256"});
   TensorView other = t.k;
@@ -140,7 +140,7 @@ TEST(AttentionTest, RefusesOptionsOutOfRange) {
   options.bias = half;
   refused(options, {"bias is float16", "needs float32 or q's dtype"});
   options.bias = five;
-  refused(options, {"bias has 5 dims; needs 0 to 4"});
+  refused(options, {"bias is float32[", "] on cpu; needs 0 to 4 dims"});
   options = {};
   TestTensor slopes(DType::kFloat32, {2, 3}), three(DType::kFloat32, {3});
   options.alibi_slopes = three;
@@ -148,7 +148,7 @@ TEST(AttentionTest, RefusesOptionsOutOfRange) {
   options.alibi_slopes = slopes;
   refused(options, {"alibi_slopes.shape[1]=3"});
   options.alibi_slopes = wide;
-  refused(options, {"alibi_slopes has 4 dims; needs 1 to 2"});
+  refused(options, {"alibi_slopes is float32[", "] on cpu; needs 1 to 2 dims"});
   options = {};
   options.sinks = three;
   refused(options, {"sinks.shape[0]=3", "4"});

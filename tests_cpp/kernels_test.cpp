@@ -8,8 +8,10 @@
 #include <cstdlib>
 #include <set>
 
+#include "core/cpu_features.hpp"
 #include "flashkernel/attention.hpp"
 #include "flashkernel/error.hpp"
+#include "ops/select.hpp"
 #include "test_tensor.hpp"
 
 namespace flashkernel {
@@ -131,6 +133,22 @@ TEST_F(KernelsTest, ExplainRunsNothingAndNamesEveryCandidate) {
     EXPECT_EQ(verdict.accepted, verdict.reason.empty()) << verdict.kernel;
     EXPECT_EQ(verdict.reason, verdict.accepted ? "" : "another kernel is forced") << verdict.kernel;
   }
+}
+
+TEST_F(KernelsTest, WhatIsMissingIsNamed) {
+  EXPECT_EQ(lacking_features(kCpuAvx512 | kCpuAmxBf16, kCpuAvx2), "needs avx512, amx_bf16; this processor has avx2");
+  EXPECT_EQ(lacking_features(kCpuAvx2, 0), "needs avx2; this processor has none of them");
+  const Device gpu = Device::cuda(1);
+  EXPECT_EQ(other_capability(90, 90, 80, gpu), "needs compute capability 9.0; cuda:1 has 8.0");
+  EXPECT_EQ(other_capability(80, 999, 75, gpu), "needs compute capability 8.0 or later; cuda:1 has 7.5");
+  EXPECT_EQ(other_capability(75, 89, 120, gpu), "needs compute capability 7.5 to 8.9; cuda:1 has 12.0");
+  EXPECT_EQ(other_capability(75, 999, 0, gpu), "needs compute capability 7.5 or later; cuda:1 has none");
+  // As explain and "no kernel" say it, where this processor lacks something.
+  for (const KernelVerdict& verdict : explain().candidates)
+    for (const KernelInfo& kernel : kernels()) {
+      if (kernel.id != verdict.kernel || kernel.available) continue;
+      EXPECT_NE(verdict.reason.find("; this processor has "), std::string::npos) << verdict.reason;
+    }
 }
 
 TEST_F(KernelsTest, ExplainValidatesAsTheCallDoes) {

@@ -232,7 +232,7 @@ TEST(KvRead, Refusals) {
   refused({}, table, lens, k, v, {"k_pages is absent"});
   refused(pages.k, {}, lens, k, v, {"block_table is absent"});
   refused(pages.k, wide_table, lens, k, v, {"block_table is int64", "needs int32"});
-  refused(pages.k, flat, lens, k, v, {"block_table has 1 dims", "needs 2"});
+  refused(pages.k, flat, lens, k, v, {"block_table is int32[4] on cpu; needs 2 dims"});
   refused(pages.k, table, one_len, k, v, {"seq_lens.shape[0]=1", "needs 2"});
   refused(pages.k, table, lens, three, v, {"k_out.shape[0]=3", "block_table.shape[0]=2"});
   refused(pages.k, table, lens, heads, v, {"k_out.shape[2]=2", "k_pages.shape[2]=3"});

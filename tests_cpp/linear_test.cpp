@@ -143,7 +143,7 @@ TEST(Linear, Refusals) {
   refused(ints, weight, bias, out, pre, {"x is int32", "needs float32, float16 or bfloat16"});
   refused(half, weight, bias, out, pre, {"weight is float32", "needs float16"});
   refused(x, wide, bias, out, pre, {"weight.shape[1]=5", "x's last dim=4"});
-  refused(x, cube, bias, out, pre, {"weight has 3 dims", "needs 2"});
+  refused(x, cube, bias, out, pre, {"weight is float32[", "] on cpu; needs 2 dims"});
   refused(x, gaps, bias, out, pre, {"weight has strides [11, 2]", "must be contiguous"});
   refused(strided, weight, bias, out, pre, {"x.stride[1]=2", "must be contiguous"});
   refused(x, weight, bad_bias, out, pre, {"bias.shape[0]=4", "needs 3"});

@@ -176,14 +176,14 @@ TEST(CrossEntropy, Refusals) {
   refused({}, targets, loss, lse, {}, {"logits is absent"});
   refused(logits, {}, loss, lse, {}, {"targets is absent"});
   refused(logits, targets, {}, lse, {}, {"loss is absent"});
-  refused(cube, targets, loss, lse, {}, {"logits has 3 dims", "needs 2"});
+  refused(cube, targets, loss, lse, {}, {"logits is float32[3, 4, 1] on cpu; needs 2 dims"});
   refused(no_classes, targets, loss, lse, {}, {"logits.shape[1]=0", "at least one class"});
   refused(reversed, targets, loss, lse, {}, {"logits.stride[1]=3", "contiguous"});
   refused(logits, floats, loss, lse, {}, {"targets is float32", "needs int32 or int64"});
   refused(logits, short_targets, loss, lse, {}, {"targets.shape[0]=2", "needs 3"});
   refused(logits, targets, half_loss, lse, {}, {"loss is float16", "needs float32"});
   refused(logits, targets, per_row, lse, {}, {"loss.shape[0]=3", "needs 1"});
-  refused(logits, targets, loss, lse, none, {"loss has 0 dims", "needs 1"});
+  refused(logits, targets, loss, lse, none, {"loss is float32[] on cpu; needs 1 dim"});
   refused(logits, targets, per_row, per_row, none, {"lse shares memory with loss"});
   for (const double bad : {4.0, -1.0, -101.0, 2147483648.0}) {
     targets.set(1, bad);

@@ -67,6 +67,53 @@ TEST(Norm, MatchesFloat64ForEveryDtypeAndLayout) {
         }
 }
 
+// Rows are walked in another order than that of the statistics, which stay contiguous.
+TEST(Norm, StatisticsBelongToTheirRowsWhateverTheStridesOfTheOthers) {
+  const Shape shape = {3, 4, 2, 16}, rows = {3, 4, 2};
+  const std::vector<Shape> layouts = {strides_of(shape, Layout::kContiguous), strides_of(shape, Layout::kSwapped),
+                                      Shape{16, 96, 48, 1}, Shape{80, 20, 260, 1}};
+  for (const bool rms : {false, true})
+    for (const Shape& x_layout : layouts)
+      for (const Shape& out_layout : layouts) {
+        TestTensor x(DType::kFloat32, shape, x_layout), out(DType::kFloat32, shape, out_layout);
+        TestTensor residual(DType::kFloat32, shape, layouts[2]), sum(DType::kFloat32, shape, layouts[3]);
+        TestTensor mean(DType::kFloat32, rows), rstd(DType::kFloat32, rows), weight(DType::kFloat32, {16});
+        x.random(1, 1, 0.5), weight.random(2), residual.random(3);
+        NormSaved saved;
+        saved.rstd = rstd;
+        if (!rms) saved.mean = mean;
+        run(rms, x, {}, weight, {}, out, saved);
+        const Reference want = reference(rms, x, &weight, nullptr, 1e-5);
+        expect_close(out, want.out, 1e-5, "out");
+        expect_close(rstd, want.rstd, 1e-5, "rstd");
+        if (!rms) expect_close(mean, want.mean, 1e-6, "mean");
+        saved.residual_out = sum;
+        run(rms, x, residual, weight, {}, out, saved);
+        const Reference summed = reference(rms, sum, &weight, nullptr, 1e-5);
+        expect_close(rstd, summed.rstd, 1e-5, "rstd of the sum");
+        expect_close(out, summed.out, 1e-5, "out of the sum");
+
+        TestTensor plain_x(DType::kFloat32, shape), grad(DType::kFloat32, shape), plain_grad(DType::kFloat32, shape);
+        plain_x.random(1, 1, 0.5), grad.random(4);
+        TestTensor grad_out(DType::kFloat32, shape, out_layout), grad_x(DType::kFloat32, shape, x_layout);
+        grad_out.random(4);
+        saved.residual_out = {};
+        run(rms, x, {}, weight, {}, out, saved);
+        const auto backward = [&](const TestTensor& from, const TestTensor& h, const TestTensor& to) {
+          NormGradients gradients;
+          gradients.x = to;
+          if (rms) {
+            rms_norm_backward(from, h, weight, rstd, {}, gradients);
+          } else {
+            layer_norm_backward(from, h, weight, mean, rstd, {}, gradients);
+          }
+        };
+        backward(grad, plain_x, plain_grad);
+        backward(grad_out, x, grad_x);
+        EXPECT_EQ(grad_x.values(), plain_grad.values());
+      }
+}
+
 TEST(Norm, ResidualIsAddedAndNormalisedAsStored) {
   for (const bool rms : {false, true})
     for (const DType dtype : floating_dtypes())
@@ -165,7 +212,7 @@ TEST(Norm, Refusals) {
       overlapped(f32, {2, 8}, Shape{0, 1});
   refused({}, {}, weight, bias, out, {}, 1e-5f, {"x is absent"});
   refused(x, {}, weight, bias, {}, {}, 1e-5f, {"out is absent"});
-  refused(scalar, {}, weight, bias, scalar, {}, 1e-5f, {"x has 0 dims", "needs 1 to 8"});
+  refused(scalar, {}, weight, bias, scalar, {}, 1e-5f, {"x is float32[] on cpu; needs 1 to 8 dims"});
   refused(nothing, {}, {}, {}, nothing, {}, 1e-5f, {"last dim is 0", "at least one feature"});
   refused(x, {}, seven, bias, out, {}, 1e-5f, {"weight.shape[0]=7", "needs 8"});
   refused(x, {}, half_weight, bias, out, {}, 1e-5f, {"weight is float16", "needs float32"});

@@ -264,7 +264,7 @@ TEST(Rope, Refusals) {
   refused(q, wide_k, positions, q_out, wide_out, {}, {"k.shape[3]=10", "q's head_dim=8"});
   refused(q, other_batch, positions, q_out, batch_out, {}, {"k.shape[0]=3", "q's batch=2"});
   refused(reversed, k, positions, q_out, k_out, {}, {"q.stride[3]=24", "must be contiguous"});
-  refused(five, k, positions, five, k_out, {}, {"q has 5 dims", "needs 2 to 4"});
+  refused(five, k, positions, five, k_out, {}, {"q is float32[", "] on cpu; needs 2 to 4 dims"});
   refused(q, k, positions, k_out, k_out, {}, {"q_out is float32[2, 1, 4, 8]", "q is float32[2, 3, 4, 8]"});
   refused(q, k, positions, expanded, k_out, {}, {"q_out.stride[0]=0", "must not overlap itself"});
   refused(q, k, floats, q_out, k_out, {}, {"positions is float32", "needs int32 or int64"});

@@ -23,7 +23,7 @@ odd = np.ones((1, 4, 3, 16), np.float32)[..., ::2]
 
 CASES = [
     # attention
-    (lambda: fk.attention(f(8), f(8), f(8)), "attention: q has 1 dims"),
+    (lambda: fk.attention(f(8), f(8), f(8)), r"attention: q is float32\[8\] on cpu; needs 2 to 4 dims"),
     (lambda: fk.attention(q, f(1, 2, 5, 6), k), r"attention: .*k\.shape\[3\]=6.*q\.shape\[3\]=8"),
     (lambda: fk.attention(q, f(1, 3, 5, 8), f(1, 3, 5, 8)), "multiple"),
     (lambda: fk.attention(q, k, f(1, 2, 4, 8)), r"v\.shape\[2\]=4"),

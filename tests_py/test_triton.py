@@ -134,7 +134,7 @@ INVALID = [
     (lambda: fkt.kv_copy_pages(bytes_, bytes_, index(0), index(1), kv_dtype="float16"), "kv_dtype='float16'"),
     (lambda: fkt.kv_copy_pages(pages, pages, index(0), index(1), kv_dtype="int8"), "float32 but kv_dtype is int8"),
     (lambda: fkt.kv_append(ones(1, 2, 8), ones(1, 2, 8), bytes_, bytes_, index(0), kv_dtype="int8",
-                           kv_scales=(scale, ones(4, 2, 16))), "k_scales has 1 dims but v_scales has 3"),
+                           kv_scales=(scale, ones(4, 2, 16))), r"k_scales is \[2\] but v_scales is \[4, 2, 16\]"),
     (lambda: fkt.kv_append(ones(1, 2, 8), ones(1, 2, 8), pages, pages, index(0), rope={"theta": 1.0}), "positions"),
     (lambda: fkt.rope(q, rotary_dim=3), "rope: rotary_dim=3"),
     (lambda: fkt.linear(ones(2, 3), ones(4, 5)), r"linear: weight\.shape\[1\]=5 but x\.shape\[1\]=3"),

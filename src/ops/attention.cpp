@@ -11,18 +11,13 @@ namespace {
 
 void check_written(const Checker& check, const TensorView& out, const TensorView& lse,
                    const AttentionOptions& options) {
-  const struct {
-    const char* name;
-    const TensorView& view;
-  } inputs[] = {{"bias", options.bias},
-                {"alibi_slopes", options.alibi_slopes},
-                {"sinks", options.sinks},
-                {"k_scales", options.kv_scales.k},
-                {"v_scales", options.kv_scales.v}};
-  for (const auto& input : inputs) {
-    check.no_overlap("out", out, input.name, input.view);
-    check.no_overlap("lse", lse, input.name, input.view);
-  }
+  const std::initializer_list<NamedView> inputs = {{"bias", options.bias},
+                                                   {"alibi_slopes", options.alibi_slopes},
+                                                   {"sinks", options.sinks},
+                                                   {"k_scales", options.kv_scales.k},
+                                                   {"v_scales", options.kv_scales.v}};
+  check.apart("out", out, inputs);
+  check.apart("lse", lse, inputs);
 }
 
 // No query: nothing to write. No key still writes zeros and -inf, which is the kernel's part.
@@ -49,8 +44,9 @@ void attention_varlen(const TensorView& q, const TensorView& k, const TensorView
                       const ExecutionContext& context) {
   const Checker check("attention_varlen", q.device);
   AttentionParams params;
+  IndexCopies copies(check.device());
   check_varlen(check, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, out, lse,
-               AttentionPass::kForward, params);
+               AttentionPass::kForward, copies, params);
   check_options(check, options, params);
   check_written(check, out, lse, options);
   run(params, out, context);
@@ -62,14 +58,15 @@ void attention_paged(const TensorView& q, const TensorView& k_pages, const Tenso
                      const AttentionOptions& options, const ExecutionContext& context) {
   const Checker check("attention_paged", q.device);
   AttentionParams params;
+  IndexCopies copies(check.device());
   check_paged(check, q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, out, lse,
-              options.kv_scales, params);
+              options.kv_scales, copies, params);
   check_options(check, options, params);
   check_written(check, out, lse, options);
-  check_page_ids(check, params);
+  check_page_ids(check, copies, params);
   if (options.check_pages && params.device.is_cuda() && !context.explain) {
     FindBadPageParams table = page_table_params(Checker("check_block_table", block_table.device), block_table, seq_lens,
-                                                params.num_pages, params.page_size);
+                                                params.num_pages, params.page_size, copies);
     table.window_left = params.window_left;
     table.seq_q = params.seq_q;
     table.cu_seqlens_q = params.cu_seqlens_q;

@@ -82,29 +82,25 @@ void check_and_run(const Checker& check, const TensorView& grad_out, const Tenso
     p.grad_sinks = static_cast<float*>(gradients.sinks.data);
   }
 
-  struct Named {
-    const char* name;
-    const TensorView& view;
-  };
-  const Named written[] = {{"grad_q", gradients.q},
-                           {"grad_k", gradients.k},
-                           {"grad_v", gradients.v},
-                           {"grad_bias", gradients.bias},
-                           {"grad_sinks", gradients.sinks}};
-  const Named read[] = {{"q", q},
-                        {"k", k},
-                        {"v", v},
-                        {"out", out},
-                        {"lse", lse},
-                        {"grad_out", grad_out},
-                        {"grad_lse", grad_lse},
-                        {"bias", options.bias},
-                        {"alibi_slopes", options.alibi_slopes},
-                        {"sinks", options.sinks}};
+  const NamedView written[] = {{"grad_q", gradients.q},
+                               {"grad_k", gradients.k},
+                               {"grad_v", gradients.v},
+                               {"grad_bias", gradients.bias},
+                               {"grad_sinks", gradients.sinks}};
+  const NamedView read[] = {{"q", q},
+                            {"k", k},
+                            {"v", v},
+                            {"out", out},
+                            {"lse", lse},
+                            {"grad_out", grad_out},
+                            {"grad_lse", grad_lse},
+                            {"bias", options.bias},
+                            {"alibi_slopes", options.alibi_slopes},
+                            {"sinks", options.sinks}};
   bool anything = false;
   for (std::size_t i = 0; i < std::size(written); ++i) {
     anything = anything || (written[i].view.defined() && written[i].view.numel() > 0);
-    for (const Named& input : read) check.no_overlap(written[i].name, written[i].view, input.name, input.view);
+    for (const NamedView& input : read) check.no_overlap(written[i].name, written[i].view, input.name, input.view);
     for (std::size_t j = 0; j < i; ++j)
       check.no_overlap(written[i].name, written[i].view, written[j].name, written[j].view);
   }
@@ -132,8 +128,12 @@ void attention_varlen_backward(const TensorView& grad_out, const TensorView& q, 
                                const ExecutionContext& context) {
   const Checker check("attention_varlen_backward", q.device);
   AttentionBackwardParams params;
+  IndexCopies copies(check.device());
   check_varlen(check, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, out, lse,
-               AttentionPass::kBackward, params.forward);
+               AttentionPass::kBackward, copies, params.forward);
+  for (const NamedView& grad : {NamedView{"grad_q", gradients.q}, NamedView{"grad_k", gradients.k},
+                                NamedView{"grad_v", gradients.v}, NamedView{"grad_sinks", gradients.sinks}})
+    check.apart(grad.name, grad.view, {{"cu_seqlens_q", cu_seqlens_q}, {"cu_seqlens_k", cu_seqlens_k}});
   check_and_run(check, grad_out, q, k, v, out, lse, grad_lse, gradients, options, deterministic, context, params);
 }
 

@@ -51,6 +51,12 @@ void check_heads(const Checker& check, const TensorView& q, int q_dim, const cha
              "; the number of query heads must be a multiple of that of the key heads");
 }
 
+void check_apart(const Checker& check, const TensorView& out, const TensorView& lse,
+                 std::initializer_list<NamedView> inputs) {
+  check.apart("out", out, inputs);
+  check.apart("lse", lse, inputs);
+}
+
 // What every pass asks of out and lse besides their shapes.
 void check_results(const Checker& check, const TensorView& out, const TensorView& lse, const TensorView& q,
                    const char* k_name, const TensorView& k, const char* v_name, const TensorView& v,
@@ -60,14 +66,7 @@ void check_results(const Checker& check, const TensorView& out, const TensorView
   check.writable("out", out);
   if (lse.defined()) check.writable("lse", lse);
   check.no_overlap("out", out, "lse", lse);
-  const struct {
-    const char* name;
-    const TensorView& view;
-  } inputs[] = {{"q", q}, {k_name, k}, {v_name, v}};
-  for (const auto& input : inputs) {
-    check.no_overlap("out", out, input.name, input.view);
-    check.no_overlap("lse", lse, input.name, input.view);
-  }
+  check_apart(check, out, lse, {{"q", q}, {k_name, k}, {v_name, v}});
 }
 
 // out is q's shape with v's head dim, lse q's shape without one: q [batch, heads, seq, head_dim] by 2 to 4 dims.
@@ -259,7 +258,7 @@ void check_dense(const Checker& check, const TensorView& q, const TensorView& k,
 void check_varlen(const Checker& check, const TensorView& q, const TensorView& k, const TensorView& v,
                   const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k, std::int64_t max_seqlen_q,
                   std::int64_t max_seqlen_k, const TensorView& out, const TensorView& lse, AttentionPass pass,
-                  AttentionParams& p) {
+                  IndexCopies& copies, AttentionParams& p) {
   check_operand(check, "q", q, q, 3, 3);
   check_operand(check, "k", k, q, 3, 3);
   check_operand(check, "v", v, q, 3, 3);
@@ -271,9 +270,11 @@ void check_varlen(const Checker& check, const TensorView& q, const TensorView& k
   match(check, "v", v, 1, "k", k, 1, "heads");
   check_varlen_results(check, q, "v", v, out, lse, pass);
   check_results(check, out, lse, q, "k", k, "v", v, pass);
+  if (pass == AttentionPass::kForward)
+    check_apart(check, out, lse, {{"cu_seqlens_q", cu_seqlens_q}, {"cu_seqlens_k", cu_seqlens_k}});
   p.batch = batch_of(check, "cu_seqlens_q", cu_seqlens_q);
-  p.cu_seqlens_q = check.index_array("cu_seqlens_q", cu_seqlens_q, p.batch + 1);
-  p.cu_seqlens_k = check.index_array("cu_seqlens_k", cu_seqlens_k, p.batch + 1);
+  p.cu_seqlens_q = check.index_array("cu_seqlens_q", cu_seqlens_q, p.batch + 1, copies);
+  p.cu_seqlens_k = check.index_array("cu_seqlens_k", cu_seqlens_k, p.batch + 1, copies);
   p.seq_q =
       check_cumulative(check, "cu_seqlens_q", p.cu_seqlens_q, p.batch, "q", q.shape[0], "max_seqlen_q", max_seqlen_q);
   p.seq_k =
@@ -292,7 +293,7 @@ void check_varlen(const Checker& check, const TensorView& q, const TensorView& k
 void check_paged(const Checker& check, const TensorView& q, const TensorView& k_pages, const TensorView& v_pages,
                  const TensorView& block_table, const TensorView& seq_lens, const TensorView& cu_seqlens_q,
                  std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse, const KvScales& scales,
-                 AttentionParams& p) {
+                 IndexCopies& copies, AttentionParams& p) {
   const bool varlen = cu_seqlens_q.defined();
   check_operand(check, "q", q, q, varlen ? 3 : 2, varlen ? 3 : 4);
   check_pages_operand(check, "k_pages", k_pages, q);
@@ -314,10 +315,11 @@ void check_paged(const Checker& check, const TensorView& q, const TensorView& k_
     check_dense_results(check, q, "v_pages", v_pages, out, lse, AttentionPass::kForward);
   }
   check_results(check, out, lse, q, "k_pages", k_pages, "v_pages", v_pages, AttentionPass::kForward);
+  check_apart(check, out, lse, {{"block_table", block_table}, {"seq_lens", seq_lens}, {"cu_seqlens_q", cu_seqlens_q}});
   set_pointers(q, k_pages, v_pages, out, lse, p);
   if (varlen) {
     p.batch = batch_of(check, "cu_seqlens_q", cu_seqlens_q);
-    p.cu_seqlens_q = check.index_array("cu_seqlens_q", cu_seqlens_q, p.batch + 1);
+    p.cu_seqlens_q = check.index_array("cu_seqlens_q", cu_seqlens_q, p.batch + 1, copies);
     p.seq_q =
         check_cumulative(check, "cu_seqlens_q", p.cu_seqlens_q, p.batch, "q", q.shape[0], "max_seqlen_q", max_seqlen_q);
     set_varlen_rows(q, out, lse, p);
@@ -330,7 +332,7 @@ void check_paged(const Checker& check, const TensorView& q, const TensorView& k_
   if (block_table.shape[0] != p.batch)
     check.fail(shape_text("block_table", block_table, 0) + "; needs a row for each of the " + std::to_string(p.batch) +
                " sequences");
-  p.seq_lens = check.index_array("seq_lens", seq_lens, p.batch);
+  p.seq_lens = check.index_array("seq_lens", seq_lens, p.batch, copies);
   p.heads_kv = k_pages.shape[2];
   p.num_pages = k_pages.shape[0];
   p.page_size = k_pages.shape[1];
@@ -349,10 +351,14 @@ void check_paged(const Checker& check, const TensorView& q, const TensorView& k_
   check_lengths(check, p);
 }
 
-void check_page_ids(const Checker& check, const AttentionParams& p) {
+void check_page_ids(const Checker& check, IndexCopies& copies, AttentionParams& p) {
   if (!check.device().is_cpu()) return;
+  const auto pages_of = [&](std::int64_t b) { return (p.k_length(b) + p.page_size - 1) / p.page_size; };
+  const std::int64_t most = (p.seq_k + p.page_size - 1) / p.page_size;  // seq_k: the longest, by check_lengths
+  const IndexArray table = copies.rows_of({p.block_table, false}, p.batch, most, &p.stride_block_table, pages_of);
+  p.block_table = static_cast<const std::int32_t*>(table.data);
   for (std::int64_t b = 0; b < p.batch; ++b) {
-    const std::int64_t length = p.k_length(b), used = (length + p.page_size - 1) / p.page_size;
+    const std::int64_t length = p.k_length(b), used = pages_of(b);
     const std::int32_t* pages = p.block_table + b * p.stride_block_table;
     for (std::int64_t page = p.first_key(0, p.q_length(b), length) / p.page_size; page < used; ++page)
       if (pages[page] < 0 || pages[page] >= p.num_pages)

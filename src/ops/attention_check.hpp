@@ -17,24 +17,25 @@ void check_dense(const Checker& check, const TensorView& q, const TensorView& k,
                  const TensorView& out, const TensorView& lse, AttentionPass pass, AttentionParams& params);
 
 /// The same for sequences side by side; `max_seqlen_*` are tightened to the longest length where the host can read it.
+/// `copies` holds the lengths that the params point to.
 void check_varlen(const Checker& check, const TensorView& q, const TensorView& k, const TensorView& v,
                   const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k, std::int64_t max_seqlen_q,
                   std::int64_t max_seqlen_k, const TensorView& out, const TensorView& lse, AttentionPass pass,
-                  AttentionParams& params);
+                  IndexCopies& copies, AttentionParams& params);
 
 /// Keys and values in pages.
 void check_paged(const Checker& check, const TensorView& q, const TensorView& k_pages, const TensorView& v_pages,
                  const TensorView& block_table, const TensorView& seq_lens, const TensorView& cu_seqlens_q,
                  std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse, const KvScales& scales,
-                 AttentionParams& params);
+                 IndexCopies& copies, AttentionParams& params);
 
 /// Scale, softcap, masks, bias, slopes and sinks; after one of the above. `causal` is folded into the window, and a
 /// window bound that hides nothing becomes -1, so that kernels need not tell it from "no mask".
 void check_options(const Checker& check, const AttentionOptions& options, AttentionParams& params);
 
 /// Where the host reads them, the page ids that some query may look at: those wholly before the window of a sequence's
-/// first query, and past its last key, are free. After check_paged and check_options.
-void check_page_ids(const Checker& check, const AttentionParams& params);
+/// first query, and past its last key, are free. After check_paged and check_options; the params then name a copy.
+void check_page_ids(const Checker& check, IndexCopies& copies, AttentionParams& params);
 
 /// `view`'s shape is `like`'s, except that dim by dim nothing else is said: for gradients and tensors that mirror
 /// another.

@@ -3,6 +3,8 @@
 
 #include <limits>
 
+#include "ops/overlap.hpp"
+
 namespace flashkernel {
 
 std::string shape_text(const char* name, const TensorView& view, int d) {
@@ -15,6 +17,12 @@ namespace {
 // call asks some fifty times.
 bool is_addressable(std::int64_t a, std::int64_t b) {
   return (a | b) >> 29 == 0 || b == 0 || a <= std::numeric_limits<std::int64_t>::max() / 16 / b;
+}
+
+std::string strides_text(const TensorView& view) {
+  std::string text = "[";
+  for (int d = 0; d < view.ndim; ++d) text += (d ? ", " : "") + std::to_string(view.strides[d]);
+  return text + "]";
 }
 
 }  // namespace
@@ -60,7 +68,7 @@ void Checker::ndim(const char* name, const TensorView& view, int least, int most
   if (view.ndim >= least && view.ndim <= most) return;
   const std::string needed =
       least == most ? std::to_string(least) : std::to_string(least) + " to " + std::to_string(most);
-  fail(std::string(name) + " has " + std::to_string(view.ndim) + " dims; needs " + needed);
+  fail(std::string(name) + " is " + to_string(view) + "; needs " + needed + (needed == "1" ? " dim" : " dims"));
 }
 
 void Checker::extent(const char* name, const TensorView& view, int d, std::int64_t needed, const char* why) const {
@@ -94,18 +102,24 @@ void Checker::contiguous(const char* name, const TensorView& view) const {
 }
 
 void Checker::writable(const char* name, const TensorView& view) const {
+  const Overlap found = overlaps_itself(view);
+  if (found == Overlap::kNo) return;
   for (int d = 0; d < view.ndim; ++d)
-    if (view.shape[d] > 1 && view.strides[d] == 0 && view.numel() > 0)
+    if (view.shape[d] > 1 && view.strides[d] == 0)
       fail(std::string(name) + ".stride[" + std::to_string(d) + "]=0 over " + std::to_string(view.shape[d]) +
            " elements; a written tensor must not overlap itself");
+  const std::string text = std::string(name) + " is " + to_string(view) + " with strides " + strides_text(view);
+  if (found == Overlap::kYes) fail(text + ", which name an element twice; a written tensor must not overlap itself");
+  fail(text + ", of which it takes too long to tell whether they name an element twice; give it simpler strides");
 }
 
-IndexArray Checker::index_array(const char* name, const TensorView& view, std::int64_t needed_length) const {
+IndexArray Checker::index_array(const char* name, const TensorView& view, std::int64_t needed_length,
+                                IndexCopies& copies) const {
   index(name, view);
   ndim(name, view, 1, 1);
   if (view.shape[0] != needed_length) fail(shape_text(name, view, 0) + "; needs " + std::to_string(needed_length));
   contiguous(name, view);
-  return {view.data, view.dtype == DType::kInt64};
+  return copies.of({view.data, view.dtype == DType::kInt64}, needed_length);
 }
 
 void Checker::float32_or(const char* name, const TensorView& view, DType op_dtype) const {
@@ -127,38 +141,6 @@ TypedPointer Checker::optional_vector(const char* name, const TensorView& view, 
 
 namespace {
 
-struct ByteRange {
-  std::intptr_t begin = 0, end = 0;
-  bool dense = false;  // every byte of the range is an element's
-};
-
-ByteRange byte_range(const TensorView& view) {
-  const auto bytes = static_cast<std::int64_t>(dtype_bytes(view.dtype));
-  std::int64_t lowest = 0, highest = 0, distinct = 1;
-  for (int d = 0; d < view.ndim; ++d) {
-    if (view.strides[d] == 0) continue;
-    distinct *= view.shape[d];
-    const std::int64_t reach = (view.shape[d] - 1) * view.strides[d];
-    (reach < 0 ? lowest : highest) += reach;
-  }
-  const auto base = reinterpret_cast<std::intptr_t>(view.data);
-  return {base + lowest * bytes, base + (highest + 1) * bytes, highest - lowest + 1 == distinct};
-}
-
-bool overlap(const TensorView& a, const TensorView& b) {
-  if (!a.defined() || !b.defined() || a.numel() == 0 || b.numel() == 0) return false;
-  if (a.data == b.data) return true;
-  const ByteRange first = byte_range(a), second = byte_range(b);
-  return first.dense && second.dense && first.begin < second.end && second.begin < first.end;
-}
-
-bool same_view(const TensorView& a, const TensorView& b) {
-  if (a.data != b.data || a.dtype != b.dtype || a.ndim != b.ndim) return false;
-  for (int d = 0; d < a.ndim; ++d)
-    if (a.shape[d] != b.shape[d] || (a.shape[d] > 1 && a.strides[d] != b.strides[d])) return false;
-  return true;
-}
-
 template <class Index>
 std::int64_t first_outside(const Index* indices, std::int64_t count, std::int64_t first, std::int64_t end) {
   for (std::int64_t i = 0; i < count; ++i)
@@ -170,15 +152,30 @@ std::int64_t first_outside(const Index* indices, std::int64_t count, std::int64_
 
 void Checker::no_overlap(const char* name, const TensorView& written, const char* other_name,
                          const TensorView& other) const {
-  if (overlap(written, other))
+  const Overlap found = shared_memory(written, other);
+  if (found == Overlap::kYes)
     fail(std::string(name) + " shares memory with " + other_name + "; a written tensor needs memory of its own");
+  if (found == Overlap::kUnknown) fail_untold(name, written, other_name, other);
+}
+
+void Checker::apart(const char* name, const TensorView& written, std::initializer_list<NamedView> others) const {
+  if (!written.defined()) return;
+  for (const NamedView& other : others) no_overlap(name, written, other.name, other.view);
 }
 
 void Checker::same_or_apart(const char* name, const TensorView& written, const char* other_name,
                             const TensorView& other) const {
-  if (overlap(written, other) && !same_view(written, other))
-    fail(std::string(name) + " shares part of its memory with " + other_name +
-         "; they must be the same tensor or apart");
+  const Overlap found = shared_memory(written, other);
+  if (found == Overlap::kNo || is_same_tensor(written, other)) return;
+  if (found == Overlap::kUnknown) fail_untold(name, written, other_name, other);
+  fail(std::string(name) + " shares part of its memory with " + other_name + "; they must be the same tensor or apart");
+}
+
+void Checker::fail_untold(const char* name, const TensorView& written, const char* other_name,
+                          const TensorView& other) const {
+  fail(std::string(name) + " and " + other_name + " lie between one another, with strides " + strides_text(written) +
+       " and " + strides_text(other) +
+       ", and it takes too long to tell whether they share memory; make one of them contiguous");
 }
 
 void Checker::indices_in_range(const char* name, IndexArray indices, std::int64_t count, std::int64_t first,

@@ -8,9 +8,16 @@
 
 #include "flashkernel/error.hpp"
 #include "flashkernel/tensor_view.hpp"
+#include "ops/index_copies.hpp"
 #include "ops/params_common.hpp"
 
 namespace flashkernel {
+
+/// A tensor by the name that a refusal gives it.
+struct NamedView {
+  const char* name;
+  const TensorView& view;
+};
 
 class Checker {
  public:
@@ -38,15 +45,17 @@ class Checker {
   void like(const char* name, const TensorView& view, const char* other_name, const TensorView& other) const;
   void last_dim_contiguous(const char* name, const TensorView& view) const;
   void contiguous(const char* name, const TensorView& view) const;
-  /// Written tensors must not overlap themselves (a stride of 0 over more than one element).
+  /// Written tensors must not overlap themselves: no two indices may name one element.
   void writable(const char* name, const TensorView& view) const;
   /// fp32 or the op's dtype: biases, weights of norms, tables.
   void float32_or(const char* name, const TensorView& view, DType op_dtype) const;
   /// A vector of `length` in fp32 or the op's dtype, contiguous; an absent view gives a null pointer.
   TypedPointer optional_vector(const char* name, const TensorView& view, std::int64_t length, DType op_dtype) const;
-  /// A written tensor that surely shares memory with another one (same start, or both without gaps and their ranges
-  /// meet). Interleaved slices of one buffer pass: telling them apart from overlap is not cheap. Absent views pass.
+  /// A written tensor must share no element with the other, in whole or in part. Interleaved slices of one buffer pass:
+  /// the answer is exact. Absent views pass. What cannot be told by bounded work is refused (ops/overlap.hpp).
   void no_overlap(const char* name, const TensorView& written, const char* other_name, const TensorView& other) const;
+  /// `no_overlap` with each of the others.
+  void apart(const char* name, const TensorView& written, std::initializer_list<NamedView> others) const;
   /// The written view is the very same tensor as the other, or shares no memory with it (as `no_overlap`).
   void same_or_apart(const char* name, const TensorView& written, const char* other_name,
                      const TensorView& other) const;
@@ -54,10 +63,14 @@ class Checker {
   /// says what `end` is: "num_pages". The lowest int64 as `first` means no lower bound.
   void indices_in_range(const char* name, IndexArray indices, std::int64_t count, std::int64_t first, std::int64_t end,
                         const char* bound) const;
-  /// A 1-D run of indices.
-  IndexArray index_array(const char* name, const TensorView& view, std::int64_t needed_length) const;
+  /// A 1-D run of indices: what is to be checked and used is the copy that is returned (on a GPU, the array itself).
+  IndexArray index_array(const char* name, const TensorView& view, std::int64_t needed_length,
+                         IndexCopies& copies) const;
 
  private:
+  [[noreturn]] void fail_untold(const char* name, const TensorView& written, const char* other_name,
+                                const TensorView& other) const;
+
   const char* op_;
   Device device_;
 };

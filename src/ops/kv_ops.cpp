@@ -65,10 +65,10 @@ void check_tokens(const Checker& check, const char* name, const TensorView& view
 }
 
 void set_rope(const Checker& check, const KvAppendRope& rope, const TensorView& k_pages, const TensorView& v_pages,
-              KvAppendParams& params) {
+              IndexCopies& copies, KvAppendParams& params) {
   params.has_rope = true;
   params.rope = rope_spec(check, rope.options, params.pages.head_dim);
-  params.positions = check.index_array("rope.positions", rope.positions, params.tokens);
+  params.positions = check.index_array("rope.positions", rope.positions, params.tokens, copies);
   if (rope.q.defined() != rope.q_out.defined())
     check.fail(std::string(rope.q.defined() ? "rope.q_out" : "rope.q") +
                " is absent; give both rope.q and rope.q_out, or neither");
@@ -79,8 +79,11 @@ void set_rope(const Checker& check, const KvAppendRope& rope, const TensorView& 
   check.last_dim_contiguous("rope.q_out", rope.q_out);
   check.writable("rope.q_out", rope.q_out);
   check.same_or_apart("rope.q_out", rope.q_out, "rope.q", rope.q);
-  check.no_overlap("rope.q_out", rope.q_out, "k_pages", k_pages);
-  check.no_overlap("rope.q_out", rope.q_out, "v_pages", v_pages);
+  check.apart("rope.q_out", rope.q_out,
+              {{"k_pages", k_pages},
+               {"v_pages", v_pages},
+               {"rope.positions", rope.positions},
+               {"rope.inv_freq", rope.options.inv_freq}});
   params.heads_q = rope.q.shape[1];
   params.q = rope.q.data;
   params.q_out = rope.q_out.data;
@@ -113,12 +116,17 @@ void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pag
   check_tokens(check, "v", v, params.dtype, params.tokens, params.pages.head_dim_v, "v_pages.shape[3]");
   check.extent("k", k, 1, params.pages.heads_kv, "k_pages.shape[2]");
   check.extent("v", v, 1, params.pages.heads_kv, "v_pages.shape[2]");
-  for (const TensorView* input : {&k, &v}) {
-    check.no_overlap("k_pages", k_pages, input == &k ? "k" : "v", *input);
-    check.no_overlap("v_pages", v_pages, input == &k ? "k" : "v", *input);
-    if (!params.pages.quantization.per_token) continue;
-    check.no_overlap("k_scales", scales.k, input == &k ? "k" : "v", *input);
-    check.no_overlap("v_scales", scales.v, input == &k ? "k" : "v", *input);
+  const auto check_written = [&](const char* name, const TensorView& written) {
+    check.apart(name, written, {{"k", k}, {"v", v}, {"slots", slots}});
+    if (!rope) return;
+    check.apart(name, written,
+                {{"rope.positions", rope->positions}, {"rope.q", rope->q}, {"rope.inv_freq", rope->options.inv_freq}});
+  };
+  check_written("k_pages", k_pages);
+  check_written("v_pages", v_pages);
+  if (params.pages.quantization.per_token) {
+    check_written("k_scales", scales.k);
+    check_written("v_scales", scales.v);
   }
   params.k = k.data;
   params.v = v.data;
@@ -126,15 +134,14 @@ void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pag
   params.stride_k_head = k.strides[1];
   params.stride_v_token = v.strides[0];
   params.stride_v_head = v.strides[1];
-  params.slots = check.index_array("slots", slots, params.tokens);
+  IndexCopies copies(check.device());
+  params.slots = check.index_array("slots", slots, params.tokens, copies);
   check.indices_in_range("slots", params.slots, params.tokens, kNoLowerBound,
                          params.pages.num_pages * params.pages.page_size, "num_pages * page_size");
   if (rope) {
-    set_rope(check, *rope, k_pages, v_pages, params);
-    check.no_overlap("rope.q_out", rope->q_out, "k", k);
-    check.no_overlap("rope.q_out", rope->q_out, "v", v);
-    check.no_overlap("rope.q_out", rope->q_out, "k_scales", scales.k);
-    check.no_overlap("rope.q_out", rope->q_out, "v_scales", scales.v);
+    set_rope(check, *rope, k_pages, v_pages, copies, params);
+    check.apart("rope.q_out", rope->q_out,
+                {{"k", k}, {"v", v}, {"slots", slots}, {"k_scales", scales.k}, {"v_scales", scales.v}});
   }
   if (params.tokens == 0 && !context.explain) return;
   dispatch(params, params.device, context);
@@ -162,7 +169,8 @@ void kv_read(const TensorView& k_pages, const TensorView& v_pages, const KvScale
   params.max_pages = block_table.shape[1];
   params.block_table = static_cast<const std::int32_t*>(block_table.data);
   params.stride_block_table = block_table.strides[0];
-  params.seq_lens = check.index_array("seq_lens", seq_lens, params.batch);
+  IndexCopies copies(check.device());
+  params.seq_lens = check.index_array("seq_lens", seq_lens, params.batch, copies);
 
   const TensorView* const outs[] = {&k_out, &v_out};
   const char* const names[] = {"k_out", "v_out"};
@@ -177,12 +185,13 @@ void kv_read(const TensorView& k_pages, const TensorView& v_pages, const KvScale
                  i == 0 ? "k_pages.shape[3]" : "v_pages.shape[3]");
     check.last_dim_contiguous(names[i], out);
     check.writable(names[i], out);
-    check.no_overlap(names[i], out, "k_pages", k_pages);
-    check.no_overlap(names[i], out, "v_pages", v_pages);
-    check.no_overlap(names[i], out, "k_scales", scales.k);
-    check.no_overlap(names[i], out, "v_scales", scales.v);
-    check.no_overlap(names[i], out, "block_table", block_table);
-    check.no_overlap(names[i], out, "seq_lens", seq_lens);
+    check.apart(names[i], out,
+                {{"k_pages", k_pages},
+                 {"v_pages", v_pages},
+                 {"k_scales", scales.k},
+                 {"v_scales", scales.v},
+                 {"block_table", block_table},
+                 {"seq_lens", seq_lens}});
   }
   check.no_overlap("v_out", v_out, "k_out", k_out);
   params.max_seq = k_out.shape[1];
@@ -198,18 +207,27 @@ void kv_read(const TensorView& k_pages, const TensorView& v_pages, const KvScale
   const std::int64_t in_table = params.max_pages * params.pages.page_size;
   check.indices_in_range("seq_lens", params.seq_lens, params.batch, 0, std::min(params.max_seq, in_table) + 1,
                          params.max_seq <= in_table ? "k_out.shape[1] + 1" : "block_table.shape[1] * page_size + 1");
-  for (std::int64_t b = 0; params.device.is_cpu() && b < params.batch; ++b) {
-    const std::int64_t used = (params.seq_lens[b] + params.pages.page_size - 1) / params.pages.page_size;
-    const IndexArray row{params.block_table + b * params.stride_block_table, false};
-    check.indices_in_range(("block_table[" + std::to_string(b) + "]").c_str(), row, used, 0, params.pages.num_pages,
-                           "num_pages");
+  if (params.device.is_cpu()) {
+    const auto pages_of = [&](std::int64_t b) {
+      return (params.seq_lens[b] + params.pages.page_size - 1) / params.pages.page_size;
+    };
+    std::int64_t most = 0;
+    for (std::int64_t b = 0; b < params.batch; ++b) most = std::max(most, pages_of(b));
+    const IndexArray table =
+        copies.rows_of({params.block_table, false}, params.batch, most, &params.stride_block_table, pages_of);
+    params.block_table = static_cast<const std::int32_t*>(table.data);
+    for (std::int64_t b = 0; b < params.batch; ++b) {
+      const IndexArray row{params.block_table + b * params.stride_block_table, false};
+      check.indices_in_range(("block_table[" + std::to_string(b) + "]").c_str(), row, pages_of(b), 0,
+                             params.pages.num_pages, "num_pages");
+    }
   }
   if (k_out.numel() == 0 && v_out.numel() == 0 && !context.explain) return;
   dispatch(params, params.device, context);
 }
 
 FindBadPageParams page_table_params(const Checker& check, const TensorView& block_table, const TensorView& seq_lens,
-                                    std::int64_t num_pages, std::int64_t page_size) {
+                                    std::int64_t num_pages, std::int64_t page_size, IndexCopies& copies) {
   check.dtype("block_table", block_table, DType::kInt32);
   check.ndim("block_table", block_table, 2, 2);
   check.last_dim_contiguous("block_table", block_table);
@@ -223,18 +241,20 @@ FindBadPageParams page_table_params(const Checker& check, const TensorView& bloc
   params.stride_block_table = block_table.strides[0];
   params.num_pages = num_pages;
   params.page_size = page_size;
-  params.seq_lens = check.index_array("seq_lens", seq_lens, params.batch);
+  params.seq_lens = check.index_array("seq_lens", seq_lens, params.batch, copies);
   return params;
 }
 
 void find_bad_page(const TensorView& block_table, const TensorView& seq_lens, std::int64_t num_pages,
                    std::int64_t page_size, const TensorView& fault, const ExecutionContext& context) {
   const Checker check("find_bad_page", block_table.device);
-  FindBadPageParams params = page_table_params(check, block_table, seq_lens, num_pages, page_size);
+  IndexCopies copies(check.device());
+  FindBadPageParams params = page_table_params(check, block_table, seq_lens, num_pages, page_size, copies);
   check.dtype("fault", fault, DType::kInt64);
   check.ndim("fault", fault, 1, 1);
   check.extent("fault", fault, 0, 3, "the numbers of a fault");
   check.contiguous("fault", fault);
+  check.apart("fault", fault, {{"block_table", block_table}, {"seq_lens", seq_lens}});
   params.fault = static_cast<std::int64_t*>(fault.data);
   dispatch(params, params.device, context);
 }
@@ -242,7 +262,8 @@ void find_bad_page(const TensorView& block_table, const TensorView& seq_lens, st
 void check_block_table(const TensorView& block_table, const TensorView& seq_lens, std::int64_t num_pages,
                        std::int64_t page_size, const ExecutionContext& context) {
   const Checker check("check_block_table", block_table.device);
-  check_page_table(page_table_params(check, block_table, seq_lens, num_pages, page_size), context);
+  IndexCopies copies(check.device());
+  check_page_table(page_table_params(check, block_table, seq_lens, num_pages, page_size, copies), context);
 }
 
 void check_page_table(FindBadPageParams params, const ExecutionContext& context) {
@@ -274,8 +295,16 @@ void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const K
   check.index("src", src);
   check.ndim("src", src, 1, 1);
   params.count = src.shape[0];
-  params.src = check.index_array("src", src, params.count);
-  params.dst = check.index_array("dst", dst, params.count);
+  IndexCopies copies(check.device());
+  params.src = check.index_array("src", src, params.count, copies);
+  params.dst = check.index_array("dst", dst, params.count, copies);
+  const std::initializer_list<NamedView> lists = {{"src", src}, {"dst", dst}};
+  check.apart("k_pages", k_pages, lists);
+  check.apart("v_pages", v_pages, lists);
+  if (params.pages.quantization.per_token) {
+    check.apart("k_scales", scales.k, lists);
+    check.apart("v_scales", scales.v, lists);
+  }
   check.indices_in_range("src", params.src, params.count, 0, params.pages.num_pages, "num_pages");
   check.indices_in_range("dst", params.dst, params.count, 0, params.pages.num_pages, "num_pages");
   if (params.device.is_cpu()) {

@@ -9,7 +9,7 @@ constexpr const char* kNeeded = "float32 [heads_kv] or [num_pages, heads_kv, pag
 KvScale check_scale(const Checker& check, const char* name, const TensorView& scale, const TensorView& pages) {
   check.dtype(name, scale, DType::kFloat32);
   if (scale.ndim != 1 && scale.ndim != 3)
-    check.fail(std::string(name) + " has " + std::to_string(scale.ndim) + " dims; needs " + kNeeded);
+    check.fail(std::string(name) + " is " + to_string(scale) + "; needs " + kNeeded);
   check.last_dim_contiguous(name, scale);
   if (scale.ndim == 1) {
     check.extent(name, scale, 0, pages.shape[2], "k_pages.shape[2]");
@@ -42,8 +42,8 @@ KvQuantization check_kv_scales(const Checker& check, const KvScales& scales, con
   quantization.k = check_scale(check, "k_scales", scales.k, k_pages);
   quantization.v = check_scale(check, "v_scales", scales.v, v_pages);
   if (scales.k.ndim != scales.v.ndim)
-    check.fail("k_scales has " + std::to_string(scales.k.ndim) + " dims but v_scales has " +
-               std::to_string(scales.v.ndim) + "; both need one scale a head, or both one a token and head");
+    check.fail("k_scales is " + to_string(scales.k) + " but v_scales is " + to_string(scales.v) +
+               "; both need one scale a head, or both one a token and head");
   quantization.per_token = scales.k.ndim == 3;
   if (!written) return quantization;
   for (const TensorView* pages : {&k_pages, &v_pages}) {

@@ -16,10 +16,10 @@ std::int64_t first_bad_target(const Index* targets, std::int64_t rows, std::int6
   return -1;
 }
 
-/// What forward and backward have in common.
+/// What forward and backward have in common. `copies` holds the targets that the params point to.
 template <class Params>
 Params common_params(const Checker& check, const TensorView& logits, const TensorView& targets,
-                     const CrossEntropyOptions& options) {
+                     const CrossEntropyOptions& options, IndexCopies& copies) {
   check.floating("logits", logits);
   check.ndim("logits", logits, 2, 2);
   check.last_dim_contiguous("logits", logits);
@@ -38,12 +38,12 @@ Params common_params(const Checker& check, const TensorView& logits, const Tenso
   params.reduction = options.reduction;
   params.logits = logits.data;
   params.stride_logits_row = logits.strides[0];
-  params.targets = check.index_array("targets", targets, params.rows);
+  params.targets = check.index_array("targets", targets, params.rows, copies);
   if (logits.device.is_cpu()) {
     const std::int64_t bad = params.targets.is_int64
-                                 ? first_bad_target(static_cast<const std::int64_t*>(targets.data), params.rows,
+                                 ? first_bad_target(static_cast<const std::int64_t*>(params.targets.data), params.rows,
                                                     params.classes, options.ignore_index)
-                                 : first_bad_target(static_cast<const std::int32_t*>(targets.data), params.rows,
+                                 : first_bad_target(static_cast<const std::int32_t*>(params.targets.data), params.rows,
                                                     params.classes, options.ignore_index);
     if (bad >= 0)
       check.fail("targets[" + std::to_string(bad) + "]=" + std::to_string(params.targets[bad]) + "; needs 0 to " +
@@ -73,7 +73,8 @@ void check_loss(const Checker& check, const char* name, const TensorView& view, 
 void cross_entropy(const TensorView& logits, const TensorView& targets, const TensorView& loss, const TensorView& lse,
                    const CrossEntropyOptions& options, const ExecutionContext& context) {
   const Checker check("cross_entropy", logits.device);
-  auto params = common_params<CrossEntropyParams>(check, logits, targets, options);
+  IndexCopies copies(check.device());
+  auto params = common_params<CrossEntropyParams>(check, logits, targets, options, copies);
   check_loss(check, "loss", loss, params.rows, options.reduction);
   check.no_overlap("loss", loss, "logits", logits);
   check.no_overlap("loss", loss, "targets", targets);
@@ -94,7 +95,8 @@ void cross_entropy_backward(const TensorView& grad_loss, const TensorView& logit
                             const TensorView& lse, const TensorView& grad_logits, const CrossEntropyOptions& options,
                             const ExecutionContext& context) {
   const Checker check("cross_entropy_backward", logits.device);
-  auto params = common_params<CrossEntropyBackwardParams>(check, logits, targets, options);
+  IndexCopies copies(check.device());
+  auto params = common_params<CrossEntropyBackwardParams>(check, logits, targets, options, copies);
   check_loss(check, "grad_loss", grad_loss, params.rows, options.reduction);
   check_per_row(check, "lse", lse, params.rows);
   check.dtype("grad_logits", grad_logits, logits.dtype);

@@ -2,19 +2,10 @@
 // Called by users and by the bindings. Invariant: an error leaves out and lse untouched.
 #include "flashkernel/attention.hpp"
 #include "ops/attention_check.hpp"
+#include "ops/overlap.hpp"
 #include "ops/select.hpp"
 
 namespace flashkernel {
-namespace {
-
-bool same_place(const TensorView& a, const TensorView& b) {
-  bool same = a.data == b.data && a.ndim == b.ndim;
-  for (int d = 0; same && d < a.ndim; ++d) same = a.shape[d] <= 1 || a.strides[d] == b.strides[d];
-  return same;
-}
-
-}  // namespace
-
 void merge_states(const TensorView& out_a, const TensorView& lse_a, const TensorView& out_b, const TensorView& lse_b,
                   const TensorView& out, const TensorView& lse, const ExecutionContext& context) {
   const Checker check("merge_states", out_a.device);
@@ -40,8 +31,8 @@ void merge_states(const TensorView& out_a, const TensorView& lse_a, const Tensor
   check.writable("out", out);
   if (lse.defined()) check.writable("lse", lse);
   // Each row is read before it is written, so part a may be updated in place: element for element, or not at all.
-  if (!same_place(out, out_a)) check.no_overlap("out", out, "out_a", out_a);
-  if (lse.defined() && !same_place(lse, lse_a)) check.no_overlap("lse", lse, "lse_a", lse_a);
+  if (!is_same_tensor(out, out_a)) check.no_overlap("out", out, "out_a", out_a);
+  if (lse.defined() && !is_same_tensor(lse, lse_a)) check.no_overlap("lse", lse, "lse_a", lse_a);
   for (const auto& [name, view] : {std::pair<const char*, const TensorView&>{"out_b", out_b}, {"lse_b", lse_b}}) {
     check.no_overlap("out", out, name, view);
     check.no_overlap("lse", lse, name, view);

@@ -37,6 +37,12 @@ float* row_pointer(const TensorView& view, std::int64_t offset) {
   return static_cast<float*>(element_at(view, offset));
 }
 
+/// The order in which rows are walked. Kernels take a run's statistics as neighbours in memory; statistics are
+/// contiguous, so with them rows keep the order of the shape, whatever the strides of the others.
+DimOrder row_order(const TensorView& mean, const TensorView& rstd) {
+  return mean.defined() || rstd.defined() ? DimOrder::kKeep : DimOrder::kByStride;
+}
+
 void normalise(NormKind kind, const char* op, const TensorView& x, const TensorView& residual, const TensorView& weight,
                const TensorView& bias, const TensorView& out, const NormSaved& saved, float eps,
                const ExecutionContext& context) {
@@ -82,7 +88,7 @@ void normalise(NormKind kind, const char* op, const TensorView& x, const TensorV
   if (params.features == 0) check.fail("x's last dim is 0; needs at least one feature");
 
   const auto dims = merge_leading_dims<6>({&out, &x, &residual, &saved.residual_out, &saved.mean, &saved.rstd}, 1,
-                                          DimOrder::kByStride);
+                                          row_order(saved.mean, saved.rstd));
   for_each_run_of_rows(dims, context.explain != nullptr,
                        [&](std::int64_t rows, const std::int64_t(&stride)[6], const std::int64_t(&offset)[6]) {
                          params.rows = rows;
@@ -147,7 +153,7 @@ void normalise_backward(NormKind kind, const char* op, const TensorView& grad_ou
   // The parameters' gradients sum over all rows, so their rows must be one run; those of x alone may come in runs.
   const TensorView* const with_x[] = {&gradients.x, &grad_out, &h, &grad_residual_out, &mean, &rstd};
   const TensorView* const without_x[] = {&grad_out, &grad_out, &h, &grad_residual_out, &mean, &rstd};
-  const auto dims = merge_leading_dims<6>(gradients.x.defined() ? with_x : without_x, 1, DimOrder::kByStride);
+  const auto dims = merge_leading_dims<6>(gradients.x.defined() ? with_x : without_x, 1, row_order(mean, rstd));
   if (dims.ndim > 1 && (params.grad_weight || params.grad_bias))
     check.fail(
         "the leading dims of h, grad_out, mean, rstd and gradients.x do not fold into rows with one stride; the "

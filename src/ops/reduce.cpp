@@ -18,7 +18,7 @@ Axes sort_axes(const Checker& check, const TensorView& x, AxisMask axes) {
   if (axes >> x.ndim != 0) {
     int highest = kMaxDims * 4 - 1;
     while (!(axes >> highest & 1u)) --highest;
-    check.fail("axes name dim " + std::to_string(highest) + " but x has " + std::to_string(x.ndim) + " dims");
+    check.fail("axes name dim " + std::to_string(highest) + " but x is " + to_string(x));
   }
   Axes sorted;
   for (int d = 0; d < x.ndim; ++d) {
@@ -36,7 +36,7 @@ TensorView check_out(const Checker& check, const TensorView& x, const TensorView
   TensorView full = out;
   const bool kept_dims = out.ndim == x.ndim;
   if (!kept_dims && out.ndim != axes.num_kept)
-    check.fail("out has " + std::to_string(out.ndim) + " dims; needs " + std::to_string(axes.num_kept) + ", or " +
+    check.fail("out is " + to_string(out) + "; needs " + std::to_string(axes.num_kept) + " dims, or " +
                std::to_string(x.ndim) + " with the reduced dims of size 1");
   full.ndim = x.ndim;
   for (int i = 0; i < axes.num_reduced; ++i) {

@@ -12,6 +12,9 @@
 namespace flashkernel {
 namespace {
 
+// Rows that also serve what comes next say so by a largest compute capability from here on.
+constexpr int kNewestCapability = 999;
+
 struct Registry {
   std::mutex mutex;
   std::vector<RowState*> rows;
@@ -128,11 +131,35 @@ void register_row(RowState& row) {
   if (!all.patterns.empty()) apply_patterns(all);
 }
 
-const char* why_unavailable(const RowState& row, Device device) noexcept {
-  if (row.device == DeviceType::kCpu)
-    return (row.cpu_features & ~available_cpu_features()) == 0 ? nullptr : "this CPU lacks an instruction set it needs";
+bool is_available(const RowState& row, Device device) noexcept {
+  if (row.device == DeviceType::kCpu) return (row.cpu_features & ~available_cpu_features()) == 0;
   const int cc = cuda_compute_capability(device.index);
-  return row.cc_min <= cc && cc <= row.cc_max ? nullptr : "it serves other compute capabilities";
+  return row.cc_min <= cc && cc <= row.cc_max;
+}
+
+std::string why_unavailable(const RowState& row, Device device) {
+  if (row.device == DeviceType::kCpu) return lacking_features(row.cpu_features, available_cpu_features());
+  return other_capability(row.cc_min, row.cc_max, cuda_compute_capability(device.index), device);
+}
+
+std::string lacking_features(std::uint32_t needed, std::uint32_t present) {
+  const auto list = [](std::uint32_t features) {
+    std::string text;
+    for (const char c : cpu_feature_names(features)) text += c == ' ' ? ", " : std::string(1, c);
+    return text;
+  };
+  return "needs " + list(needed) + "; this processor has " + (present == 0 ? "none of them" : list(present));
+}
+
+std::string other_capability(int least, int most, int present, Device device) {
+  const auto text = [](int cc) { return std::to_string(cc / 10) + "." + std::to_string(cc % 10); };
+  std::string needed = "needs compute capability " + text(least);
+  if (most >= kNewestCapability) {
+    needed += " or later";
+  } else if (most != least) {
+    needed += " to " + text(most);
+  }
+  return needed + "; " + to_string(device) + " has " + (present == 0 ? "none" : text(present));
 }
 
 void throw_no_kernel(const Explanation& explanation, Device device) {
@@ -173,9 +200,9 @@ std::vector<KernelInfo> kernels() {
     info.priority = row->priority;
     info.calls = row->calls.load(std::memory_order_relaxed);
     if (row->device == DeviceType::kCpu) {
-      info.available = why_unavailable(*row, Device::cpu()) == nullptr;
+      info.available = is_available(*row, Device::cpu());
     } else {
-      for (int i = 0; i < num_cuda; ++i) info.available = info.available || !why_unavailable(*row, Device::cuda(i));
+      for (int i = 0; i < num_cuda; ++i) info.available = info.available || is_available(*row, Device::cuda(i));
     }
     infos.push_back(info);
   }

@@ -54,9 +54,11 @@ void check_pair(const Checker& check, const char* name, const char* out_name, Te
   check.same_or_apart(out_name, out, name, in);
 }
 
-/// Fills all but the angles' source.
-RopeParams head_params(const Checker& check, TensorView q, TensorView k, TensorView q_out, TensorView k_out) {
+/// Fills all but the angles' source, whose tensors no output may overlap.
+RopeParams head_params(const Checker& check, TensorView q, TensorView k, TensorView q_out, TensorView k_out,
+                       std::initializer_list<NamedView> angles) {
   check_pair(check, "q", "q_out", q, q_out);
+  check.apart("q_out", q_out, angles);
   RopeParams params;
   params.dtype = q.dtype;
   params.device = check.device();
@@ -81,6 +83,7 @@ RopeParams head_params(const Checker& check, TensorView q, TensorView k, TensorV
   check.no_overlap("k_out", k_out, "q", q);
   check.no_overlap("q_out", q_out, "k", k);
   check.no_overlap("k_out", k_out, "q_out", q_out);
+  check.apart("k_out", k_out, angles);
   params.heads_kv = k.shape[1];
   params.k = k.data;
   params.k_out = k_out.data;
@@ -91,7 +94,8 @@ RopeParams head_params(const Checker& check, TensorView q, TensorView k, TensorV
 }
 
 /// positions [seq], [1, seq] or [batch, seq]. With `end` > 0 the host's values must lie in [0, end).
-void set_positions(const Checker& check, const TensorView& positions, std::int64_t end, RopeParams& params) {
+void set_positions(const Checker& check, const TensorView& positions, std::int64_t end, IndexCopies& copies,
+                   RopeParams& params) {
   if (!positions.defined()) return;
   check.index("positions", positions);
   check.ndim("positions", positions, 1, 2);
@@ -100,7 +104,13 @@ void set_positions(const Checker& check, const TensorView& positions, std::int64
   const bool per_batch = positions.ndim == 2 && positions.shape[0] != 1;
   if (per_batch) check.extent("positions", positions, 0, params.batch, "q's batch");
   params.positions = {positions.data, positions.dtype == DType::kInt64};
-  params.stride_positions_batch = per_batch ? positions.strides[0] : 0;
+  if (per_batch) {
+    params.stride_positions_batch = positions.strides[0];
+    params.positions = copies.rows_of(params.positions, params.batch, params.seq, &params.stride_positions_batch,
+                                      [&](std::int64_t) { return params.seq; });
+  } else {
+    params.positions = copies.of(params.positions, params.seq);
+  }
   if (end <= 0) return;
   const std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(positions.dtype));
   for (std::int64_t b = 0; b < (per_batch ? params.batch : 1); ++b) {
@@ -121,9 +131,11 @@ void run(const RopeParams& params, const ExecutionContext& context) {
 void rope(const TensorView& q, const TensorView& k, const TensorView& positions, const TensorView& q_out,
           const TensorView& k_out, const RopeOptions& options, const ExecutionContext& context) {
   const Checker check("rope", q.device);
-  RopeParams params = head_params(check, q, k, q_out, k_out);
+  RopeParams params =
+      head_params(check, q, k, q_out, k_out, {{"positions", positions}, {"inv_freq", options.inv_freq}});
   params.spec = rope_spec(check, options, params.head_dim);
-  set_positions(check, positions, 0, params);
+  IndexCopies copies(check.device());
+  set_positions(check, positions, 0, copies, params);
   run(params, context);
 }
 
@@ -131,7 +143,8 @@ void rope_table(const TensorView& q, const TensorView& k, const TensorView& cos,
                 const TensorView& positions, const TensorView& q_out, const TensorView& k_out,
                 const RopeOptions& options, const ExecutionContext& context) {
   const Checker check("rope_table", q.device);
-  RopeParams params = head_params(check, q, k, q_out, k_out);
+  RopeParams params = head_params(check, q, k, q_out, k_out, {{"cos", cos}, {"sin", sin}, {"positions", positions}});
+  IndexCopies copies(check.device());
   check.float32_or("cos", cos, params.dtype);
   check.ndim("cos", cos, 2, 3);
   check.dtype("sin", sin, cos.dtype);
@@ -164,7 +177,7 @@ void rope_table(const TensorView& q, const TensorView& k, const TensorView& cos,
     params.stride_sin_batch = sin.shape[0] != 1 ? sin.strides[0] : 0;
   } else if (positions.defined()) {
     if (params.table_rows == 0 && params.batch * params.seq > 0) check.fail("cos.shape[0]=0; needs a row per position");
-    set_positions(check, positions, params.table_rows, params);
+    set_positions(check, positions, params.table_rows, copies, params);
   } else if (params.seq > params.table_rows) {
     check.fail(shape_text("cos", cos, 0) + " but q has " + std::to_string(params.seq) +
                " tokens; needs a row per position");

@@ -31,8 +31,13 @@ struct RowState {
 /// Whether any row is preferred: no choice needs a look at that otherwise.
 inline std::atomic<bool> any_preferred{false};
 
-/// Null when this machine (CPU features) or that device (compute capability) can run the row, else why not.
-const char* why_unavailable(const RowState& row, Device device) noexcept;
+/// Whether this machine (CPU features) or that device (compute capability) can run the row.
+bool is_available(const RowState& row, Device device) noexcept;
+
+/// Of a row that is not available: what it needs and what is there, by name.
+std::string why_unavailable(const RowState& row, Device device);
+std::string lacking_features(std::uint32_t needed, std::uint32_t present);      // bits of CpuFeature
+std::string other_capability(int least, int most, int present, Device device);  // 75 = 7.5
 
 /// Throws InvalidArgument if FLASHKERNEL_FORCE holds a pattern that matches no kernel: a misspelt id must not mean
 /// "any".
@@ -109,11 +114,14 @@ class OpTable {
   std::size_t count_ = 0;
 };
 
+/// Stands for `why_unavailable`, whose text only an explanation needs.
+inline constexpr const char* kUnavailable = "it is not available here";
+
 /// Null when this row may serve the call, else why not. The device's type must match before anything is said.
 template <class Params>
 const char* refusal(const typename OpTable<Params>::Row& row, const Params& params, Device device) {
   if (!row.state.allowed.load(std::memory_order_relaxed)) return "another kernel is forced";
-  if (const char* reason = why_unavailable(row.state, device)) return reason;
+  if (!is_available(row.state, device)) return kUnavailable;
   const Verdict verdict = row.entry->supports(params);
   return verdict ? nullptr : verdict.reason();
 }
@@ -143,7 +151,8 @@ Explanation explain_call(const Params& params, Device device) {
   for (auto& row : OpTable<Params>::instance()) {
     if (row.state.device != device.type) continue;
     const char* reason = refusal<Params>(row, params, device);
-    explanation.candidates.push_back({row.state.name, reason == nullptr, reason ? reason : ""});
+    const std::string text = reason == kUnavailable ? why_unavailable(row.state, device) : reason ? reason : "";
+    explanation.candidates.push_back({row.state.name, reason == nullptr, text});
   }
   if (const auto* const row = choose(params, device)) {
     explanation.kernel = row->state.name;

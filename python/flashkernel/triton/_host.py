@@ -39,6 +39,11 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def shape_text(x: torch.Tensor) -> str:
+    """float16[2, 3], for messages."""
+    return f"{name_of(x.dtype)}{list(x.shape)}"
+
+
 def cdiv(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)
@@ -126,7 +131,7 @@ class Call:
         if dims is not None:
             least, most = (dims, dims) if isinstance(dims, int) else dims
             needed = f"{least}" if least == most else f"{least} to {most}"
-            self.need(least <= x.dim() <= most, f"{name} has {x.dim()} dims; {needed} are needed")
+            self.need(least <= x.dim() <= most, f"{name} is {shape_text(x)}; {needed} dims are needed")
         if rows and x.numel() and x.dim() and x.shape[-1] > 1:
             self.need(x.stride(-1) == 1, f"{name}.strides[-1]={x.stride(-1)}; a contiguous last dim is needed")
         return x
@@ -142,7 +147,7 @@ class Call:
         self.need(x.dtype in INDICES, f"{name} is {name_of(x.dtype)}; int32 or int64 is needed")
         least, most = (dims, dims) if isinstance(dims, int) else dims
         needed = f"{least}" if least == most else f"{least} to {most}"
-        self.need(least <= x.dim() <= most, f"{name} has {x.dim()} dims; {needed} are needed")
+        self.need(least <= x.dim() <= most, f"{name} is {shape_text(x)}; {needed} dims are needed")
         return x
 
     def shape(self, name: str, x: torch.Tensor, shape: Sequence[int]) -> None:

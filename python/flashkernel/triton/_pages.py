@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ._host import Call, name_of
+from ._host import Call, name_of, shape_text
 
 E4M3 = "float8_e4m3fn"
 QUANTIZED = (E4M3, "int8")
@@ -75,7 +75,7 @@ def _scales(call: Call, kv_scales: Any, k_pages: torch.Tensor, is_e4m3: bool, he
             call.fail(f"{name} is absent but k_pages is {held}; {_NEEDED} is needed")
         x = call.any_input(name, x)
         call.need(x.dtype == torch.float32, f"{name} is {name_of(x.dtype)}; float32 is needed")
-        call.need(x.dim() in (1, 3), f"{name} has {x.dim()} dims; {_NEEDED} is needed")
+        call.need(x.dim() in (1, 3), f"{name} is {shape_text(x)}; {_NEEDED} is needed")
         of = {1: (k_pages.shape[2],), 3: (k_pages.shape[0], k_pages.shape[2], k_pages.shape[1])}[x.dim()]
         for d, size in enumerate(of):
             call.need(x.shape[d] == size, f"{name}.shape[{d}]={x.shape[d]}; {size} is needed, as in k_pages")
@@ -84,8 +84,8 @@ def _scales(call: Call, kv_scales: Any, k_pages: torch.Tensor, is_e4m3: bool, he
     dims = k_scales.dim(), v_scales.dim()
     call.need(
         dims[0] == dims[1],
-        f"k_scales has {dims[0]} dims but v_scales has {dims[1]}; both need one scale a head, or both one a token "
-        "and head",
+        f"k_scales is {list(k_scales.shape)} but v_scales is {list(v_scales.shape)}; both need one scale a head, or "
+        "both one a token and head",
     )
     return Scales(k_scales, v_scales, is_e4m3)
 
@@ -103,7 +103,7 @@ def check_pages(
         stored = torch.uint8 if held == E4M3 else torch.int8
         k_pages, v_pages = k_pages.view(stored), v_pages.view(stored)
         for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
-            call.need(x.dim() == 4, f"{name} has {x.dim()} dims; 4 are needed")
+            call.need(x.dim() == 4, f"{name} is {shape_text(x)}; 4 dims are needed")
             step = x.stride(-1)
             call.need(x.shape[-1] < 2 or step == 1, f"{name}.strides[-1]={step}; a contiguous last dim is needed")
     else:
