@@ -28,6 +28,23 @@ std::vector<SequenceId> parse_sequences(nb::handle sequences) {
   return ids;
 }
 
+std::int64_t pages_needed(const KvCache& cache, const std::vector<SequenceId>& sequences) {
+  std::int64_t most = 0;
+  for (const SequenceId id : sequences) most = std::max(most, cache.num_pages(id));
+  return most;
+}
+
+// A width that no sequence needs must not become the size of an allocation: a sequence has at most 2^31 - 1 tokens.
+void check_width(const PyKvCache& self, std::int64_t width, std::int64_t needed) {
+  const std::int64_t page_size = self.pool->options().page_size, most = (0x7fffffff + page_size - 1) / page_size;
+  if (width < needed)
+    throw InvalidArgument("KvCache.block_table: max_pages=" + std::to_string(width) + "; a sequence has " +
+                          std::to_string(needed) + " pages");
+  if (width > most)
+    throw InvalidArgument("KvCache.block_table: max_pages=" + std::to_string(width) + "; needs " +
+                          std::to_string(most) + " or less, the pages of 2147483647 tokens");
+}
+
 ExecutionContext context_of(const PyKvCache& self, nb::handle stream) {
   ExecutionContext context;
   if (stream.is_none() || self.pool->options().device.is_cpu()) return context;
@@ -61,17 +78,29 @@ void bind_stats(nb::module_& module) {
 }  // namespace
 
 void bind_kv_cache(nb::module_& module) {
-  nb::class_<SequenceId>(module, "SequenceId", "Handle of a sequence in a KvCache; one that was freed is recognised.")
+  nb::class_<SequenceId>(
+      module, "SequenceId",
+      "Handle of a sequence in a KvCache; one that was freed, or that is another cache's, is recognised.")
       .def_ro("slot", &SequenceId::slot, "Index of the sequence's entry.")
       .def_ro("generation", &SequenceId::generation, "How often the entry was used before.")
+      .def_ro("cache", &SequenceId::cache, "Number of the cache that made it, in this process.")
       .def(
           "__eq__",
           [](SequenceId a, nb::handle b) { return nb::isinstance<SequenceId>(b) && a == nb::cast<SequenceId>(b); },
           nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__",
-           [](SequenceId id) { return (std::uint64_t{id.generation} << 32 | id.slot) % 0x7fffffffffffffff; })
+           [](SequenceId id) {
+             const std::uint64_t own = std::uint64_t{id.generation} << 32 | id.slot;
+             return (own ^ id.cache * 0x9E3779B97F4A7C15u) % 0x7fffffffffffffff;
+           })
+      // A value that never changes: copies are as good as it is. It can't be pickled: another process has other caches.
+      .def("__copy__", [](SequenceId id) { return id; })
+      .def(
+          "__deepcopy__", [](SequenceId id, nb::handle) { return id; }, "memo"_a,
+          nb::sig("def __deepcopy__(self, memo: typing.Any) -> SequenceId"))
       .def("__repr__", [](SequenceId id) {
-        return "SequenceId(slot=" + std::to_string(id.slot) + ", generation=" + std::to_string(id.generation) + ")";
+        return "SequenceId(slot=" + std::to_string(id.slot) + ", generation=" + std::to_string(id.generation) +
+               ", cache=" + std::to_string(id.cache) + ")";
       });
   bind_stats(module);
 
@@ -83,7 +112,7 @@ pool: the KvPagePool that holds the keys and values; the cache keeps it alive.
 
 Bookkeeping is on the host: `append` says where new tokens go (`kv_append` writes them there), `block_table` tells
 `attention_paged` where to find them. A call that needs pages takes all of them, or raises OutOfPagesError and changes
-nothing. A sequence that was freed raises ValueError. Thread-safe.
+nothing. A sequence that was freed, or that is another cache's, raises ValueError. Thread-safe.
 
 Source: Kwon et al., PagedAttention (2023); prefix sharing: Zheng et al., RadixAttention (2024).
 
@@ -187,8 +216,9 @@ Example:
       .def(
           "pages",
           [](const PyKvCache& self, SequenceId sequence) {
-            auto [array, ids] = numpy_array<PageId>("int32", nb::make_tuple(self.cache->num_pages(sequence)));
-            self.cache->pages(sequence, ids);
+            const std::vector<PageId> pages = self.cache->pages(sequence);
+            auto [array, ids] = numpy_array<PageId>("int32", nb::make_tuple(pages.size()));
+            std::copy(pages.begin(), pages.end(), ids);
             return array;
           },
           "sequence"_a, nb::sig("def pages(self, sequence: SequenceId) -> numpy.ndarray"),
@@ -197,17 +227,20 @@ Example:
           "block_table",
           [](const PyKvCache& self, nb::handle sequences, std::optional<std::int64_t> max_pages) {
             const std::vector<SequenceId> ids = parse_sequences(sequences);
-            std::int64_t width = 0;
-            for (const SequenceId id : ids) width = std::max(width, self.cache->num_pages(id));
-            if (max_pages && *max_pages < width)
-              throw InvalidArgument("KvCache.block_table: max_pages=" + std::to_string(*max_pages) +
-                                    "; a sequence has " + std::to_string(width) + " pages");
-            width = max_pages.value_or(width);
-            const auto count = static_cast<std::int64_t>(ids.size());
-            auto [table, entries] = numpy_array<std::int32_t>("int32", nb::make_tuple(count, width));
-            auto [lengths, values] = numpy_array<std::int32_t>("int32", nb::make_tuple(count));
-            self.cache->block_table(ids.data(), count, width, entries, values);
-            return nb::make_tuple(table, lengths);
+            for (;;) {
+              const std::int64_t needed = pages_needed(*self.cache, ids), width = max_pages.value_or(needed);
+              check_width(self, width, needed);
+              const auto count = static_cast<std::int64_t>(ids.size());
+              auto [table, entries] = numpy_array<std::int32_t>("int32", nb::make_tuple(count, width));
+              auto [lengths, values] = numpy_array<std::int32_t>("int32", nb::make_tuple(count));
+              try {
+                self.cache->block_table(ids.data(), count, width, entries, values);
+                return nb::make_tuple(table, lengths);
+              } catch (const InvalidArgument&) {
+                // Another thread's append, which runs without the GIL, may have come between: look once more.
+                if (pages_needed(*self.cache, ids) <= width) throw;
+              }
+            }
           },
           "sequences"_a, "max_pages"_a = nb::none(),
           nb::sig(

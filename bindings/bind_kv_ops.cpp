@@ -100,10 +100,13 @@ nb::tuple kv_read(nb::handle k_pages, nb::handle v_pages, nb::handle block_table
                                              : parse_dtype(call.op(), out_dtype);
   nb::object k_given = nb::none(), v_given = nb::none();
   if (!out.is_none()) std::tie(k_given, v_given) = parse_pair(call, "out", out, "a pair (k_out, v_out)");
-  // A length that the block table can't hold must not become the size of an allocation: the op refuses it.
+  // A length that the block table can't hold must not become the size of an allocation. One of seq_lens the op refuses.
   const std::int64_t capacity = extent(table, 1) * extent(k_page_view, 1);
   std::int64_t longest = max_seq ? *max_seq : largest_length(lengths);
   if (longest < 0 && max_seq) call.fail("max_seq=" + std::to_string(*max_seq) + "; must not be negative");
+  if (max_seq && longest > capacity && out.is_none())
+    call.fail("max_seq=" + std::to_string(*max_seq) + "; needs " + std::to_string(capacity) +
+              " or less, the tokens that block_table can hold (block_table.shape[1] * page_size)");
   if (longest < 0 && lengths.device.is_cuda() && out.is_none())
     call.fail("max_seq is missing; it is needed with seq_lens on a GPU");
   if (!max_seq && (longest < 0 || longest > capacity)) longest = capacity;
@@ -193,7 +196,8 @@ Example:
 k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; float32, float16 or bfloat16.
 block_table: int32 [batch, max_pages]; entries past a sequence's last page are not used: any value is allowed there.
 seq_lens: int32 or int64 [batch], in tokens.
-max_seq: the output's second dim; default: the largest length (needed when seq_lens is on a GPU).
+max_seq: the output's second dim, at most max_pages * page_size unless `out` is given; default: the largest length (needed
+   when seq_lens is on a GPU).
 out: pair (k_out, v_out) to write to, [batch, max_seq, heads_kv, head_dim or head_dim_v].
 kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or [num_pages, heads_kv,
    page_size]; number = element * scale.

@@ -14,7 +14,7 @@ case $preset in
     GTEST_FILTER="-${others#:}" FK_CONFORMANCE_ORACLE=0 FK_CONFORMANCE_REPEATS=1 ctest --preset asan -j "$(nproc)"
     ;;
   tsan)
-    tests=(thread_pool_test memory_resource_test kv_page_pool_test kv_cache_random_test)
+    tests=(thread_pool_test memory_resource_test kv_page_pool_test kv_cache_random_test pairs_of_threads_test)
     cmake --build --preset tsan --target "${tests[@]}" | grep -vE '^\[[0-9]+/' || true
     ctest --preset tsan -j "$(nproc)" -R "^($(IFS='|'; echo "${tests[*]}"))\$"
     ;;

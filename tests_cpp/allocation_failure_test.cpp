@@ -140,8 +140,7 @@ Snapshot snapshot(const KvCache& cache, const std::vector<SequenceId>& ids) {
                static_cast<std::int64_t>(stats.num_evictions)};
   for (const SequenceId id : ids) {
     s.numbers.push_back(cache.length(id));
-    s.pages.emplace_back(static_cast<std::size_t>(cache.num_pages(id)));
-    cache.pages(id, s.pages.back().data());
+    s.pages.push_back(cache.pages(id));
   }
   for (PageId page = 0; page < cache.pool().options().num_pages; ++page) {
     s.references.push_back(cache.pool().num_references(page));

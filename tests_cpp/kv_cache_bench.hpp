@@ -76,11 +76,7 @@ struct Bench {
     return id;
   }
 
-  std::vector<PageId> pages(SequenceId id) {
-    std::vector<PageId> pages(static_cast<std::size_t>(cache.num_pages(id)));
-    cache.pages(id, pages.data());
-    return pages;
-  }
+  std::vector<PageId> pages(SequenceId id) { return cache.pages(id); }
 
   /// The sequence has these tokens, but for the rows of its first `num_dropped` pages, which have no page.
   bool holds(SequenceId id, const Tokens& all, std::size_t num_dropped = 0) {

@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "flashkernel/error.hpp"
@@ -200,6 +203,52 @@ TEST(KvCache, FreedHandlesAreRecognised) {
   EXPECT_THROW(b.cache.length(SequenceId{}), InvalidArgument);
   EXPECT_THROW(b.cache.length(SequenceId{77, 1}), InvalidArgument);
   EXPECT_EQ(b.cache.length(again), 0);
+}
+
+TEST(KvCache, HandlesOfAnotherCacheAreRefused) {
+  Bench b(4);
+  const SequenceId mine = b.make(iota(3));
+  std::optional<KvCache> other(b.pool);
+  const SequenceId theirs = other->create();
+  ASSERT_EQ(mine.slot, theirs.slot);
+  ASSERT_EQ(mine.generation, theirs.generation);
+  EXPECT_TRUE(mine != theirs);
+  std::int64_t slot = 0;
+  std::int32_t table = 0, length = 0;
+  const SequenceId both[] = {mine, theirs};
+  const std::function<void()> calls[] = {
+      [&] { b.cache.free(theirs); },
+      [&] { b.cache.fork(theirs); },
+      [&] { b.cache.append(theirs, 1, &slot); },
+      [&] { b.cache.truncate(theirs, 0); },
+      [&] { b.cache.drop_before(theirs, 0); },
+      [&] { b.cache.publish(theirs, nullptr, 0); },
+      [&] { b.cache.length(theirs); },
+      [&] { b.cache.num_pages(theirs); },
+      [&] { b.cache.pages(theirs); },
+      [&] { b.cache.block_table(both + 1, 1, 1, &table, &length); },
+      [&] { b.cache.block_table(both, 2, 1, &table, &length); },
+  };
+  const auto refused = [&] {
+    for (const auto& call : calls) {
+      try {
+        call();
+        ADD_FAILURE() << "accepted a sequence of another cache";
+      } catch (const InvalidArgument& error) {
+        const std::string needed =
+            "is of cache " + std::to_string(theirs.cache) + "; needs one of this cache, " + std::to_string(mine.cache);
+        EXPECT_NE(std::string(error.what()).find(needed), std::string::npos) << error.what();
+      }
+    }
+  };
+  refused();
+  EXPECT_TRUE(b.holds(mine, iota(3)));
+  other.reset();
+  refused();
+  other.emplace(b.pool);  // where the one before lay
+  EXPECT_THROW(other->length(theirs), InvalidArgument);
+  other->create();
+  EXPECT_THROW(other->length(theirs), InvalidArgument);
 }
 
 TEST(KvCache, MisuseIsRefused) {

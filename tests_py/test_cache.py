@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -145,6 +147,54 @@ class TestCache:
         for call in (cache.free, cache.append, cache.length, cache.fork, cache.pages, lambda s: cache.block_table([s])):
             with pytest.raises(ValueError, match="KvCache"):
                 call(old)
+
+    def test_handles_of_another_cache_are_refused(self):
+        pool = make_pool()
+        cache, other = fk.KvCache(pool), fk.KvCache(pool)
+        mine, theirs = cache.create(), other.create()
+        assert (mine.slot, mine.generation) == (theirs.slot, theirs.generation)
+        assert mine != theirs and len({mine, theirs}) == 2 and mine.cache != theirs.cache
+        calls = {
+            "free": other.free, "append": other.append, "length": other.length, "num_pages": other.num_pages,
+            "fork": other.fork, "pages": other.pages, "truncate": lambda s: other.truncate(s, 0),
+            "drop_before": lambda s: other.drop_before(s, 0), "publish": lambda s: other.publish(s, []),
+        }  # fmt: skip
+        text = rf"is of cache {mine.cache}; needs one of this cache, {theirs.cache}"
+        for name, call in calls.items():
+            with pytest.raises(ValueError, match=rf"KvCache\.{name}: sequence .* {text}"):
+                call(mine)
+        for ids in ([mine], [theirs, mine]):
+            with pytest.raises(ValueError, match=text):
+                other.block_table(ids)
+        assert other.stats().num_sequences == 1 and pool.num_used == 0
+
+    def test_a_handle_outlives_its_cache_and_names_nobody_then(self):
+        pool = make_pool()
+        for _ in range(20):  # some of them lie where one before them did
+            cache = fk.KvCache(pool)
+            old = cache.create()
+            del cache
+            cache = fk.KvCache(pool)
+            cache.create()
+            with pytest.raises(ValueError, match="is of cache"):
+                cache.length(old)
+
+    def test_handles_can_be_copied_but_not_pickled(self):
+        cache = fk.KvCache(make_pool())
+        sequence = cache.create()
+        cache.append(sequence, 3)
+        for same in (copy.copy(sequence), copy.deepcopy(sequence), copy.deepcopy([sequence])[0]):
+            assert same == sequence and hash(same) == hash(sequence) and cache.length(same) == 3
+        with pytest.raises(TypeError):  # a cache of another process may have the same number
+            pickle.dumps(sequence)
+
+    def test_a_table_is_no_wider_than_any_sequence(self):
+        cache = fk.KvCache(make_pool())
+        sequence = cache.create()
+        with pytest.raises(ValueError, match="max_pages=134217729; needs 134217728 or less"):
+            cache.block_table([sequence], max_pages=2**27 + 1)
+        with pytest.raises(ValueError, match="max_pages=-1"):
+            cache.block_table([sequence], max_pages=-1)
 
     def test_out_of_pages_changes_nothing(self):
         cache = fk.KvCache(make_pool(2))

@@ -59,6 +59,18 @@ def test_read(make):
     np.testing.assert_array_equal(f64(out[0]), reference.kv_read(f64(k_pages), f64(v_pages), table, lengths, 25)[0])
 
 
+def test_max_seq_is_bounded_by_the_table(make):
+    """It is the size of what `kv_read` allocates: what no table can hold is refused before that."""
+    k_pages, v_pages = make.normal(4, 16, 2, 8), make.normal(4, 16, 2, 4)
+    table, lengths = make.index([[3, 0], [1, 2]], np.int32), make.index([20, 16])
+    for max_seq in (33, 2**31 - 1, 2**40):
+        with pytest.raises(ValueError, match=rf"kv_read: max_seq={max_seq}; needs 32 or less, the tokens that block_t"):
+            fk.kv_read(k_pages, v_pages, table, lengths, max_seq=max_seq, **make.kwargs)
+    out = make.normal(2, 40, 2, 8), make.normal(2, 40, 2, 4)  # what the caller has allocated may be longer
+    fk.kv_read(k_pages, v_pages, table, lengths, max_seq=40, out=out, **make.kwargs)
+    assert (f64(out[0])[0, 20:] == 0).all() and (f64(out[1])[1, 16:] == 0).all()
+
+
 def test_copy_pages(make):
     k_pages, v_pages = make.normal(5, 16, 2, 8), make.normal(5, 16, 2, 4)
     truth = reference.kv_copy_pages(f64(k_pages), f64(v_pages), [0, 3], [4, 1])

@@ -120,6 +120,7 @@ INVALID = [
     (lambda: fkt.attention_paged(ones(3, 4, 8), pages, pages, table, index(20), cu_seqlens_q=index(0, 3)),
     "max_seqlen_q"),
     (lambda: fkt.kv_read(pages, pages, table, index(20)), "kv_read: max_seq is missing"),
+    (lambda: fkt.kv_read(pages, pages, table, index(20), max_seq=2**31 - 1), "max_seq=2147483647; needs 32 or less"),
     (lambda: fkt.kv_read(pages, pages, table, index(20), max_seq=9, out_dtype="float32"), "out_dtype is given"),
     (lambda: fkt.kv_read(bytes_, bytes_, table, index(20), max_seq=20, kv_dtype="int8", kv_scales=(scale, scale),
                          out_dtype="int8"), "kv_read: out_dtype='int8'"),

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "flashkernel/execution.hpp"
 #include "flashkernel/kv_page_pool.hpp"
@@ -10,14 +11,16 @@
 
 namespace flashkernel {
 
-/// Handle of a sequence; one that was freed is recognised (InvalidArgument), also after its slot was used again. A
-/// default-constructed one never names a sequence.
+/// Handle of a sequence. One that was freed is recognised (InvalidArgument), also after its slot was used again, and so
+/// is one of another cache, also after that cache is gone. A default-constructed one never names a sequence.
 struct SequenceId {
   std::uint32_t slot = 0;
   std::uint32_t generation = 0;
+  std::uint64_t cache = 0;  ///< number of the cache that made it; no two caches of a process have the same
   friend bool operator==(SequenceId a, SequenceId b) noexcept {
-    return a.slot == b.slot && a.generation == b.generation;
+    return a.slot == b.slot && a.generation == b.generation && a.cache == b.cache;
   }
+  friend bool operator!=(SequenceId a, SequenceId b) noexcept { return !(a == b); }
 };
 
 struct KvCacheStats {
@@ -76,10 +79,12 @@ class FK_API KvCache {
   std::int64_t length(SequenceId sequence) const;
   /// ceil(length / page_size)
   std::int64_t num_pages(SequenceId sequence) const;
-  /// Page of every block of the sequence, -1 for those that `drop_before` gave back: int32 [num_pages(sequence)], host.
-  void pages(SequenceId sequence, PageId* pages) const;
+  /// Page of every block of the sequence, -1 for those that `drop_before` gave back. One look at the sequence: with
+  /// another thread appending to it, no size asked for before would hold.
+  std::vector<PageId> pages(SequenceId sequence) const;
   /// Block table int32 [count, max_pages] (unused entries and dropped blocks -1) and lengths int32 [count] of some
-  /// sequences, written to host memory. `max_pages` must be at least the largest num_pages.
+  /// sequences, written to host memory. `max_pages` must be at least the largest num_pages (InvalidArgument otherwise,
+  /// also where another thread has made a sequence longer since `max_pages` was asked for; nothing is written then).
   void block_table(const SequenceId* sequences, std::int64_t count, std::int64_t max_pages, std::int32_t* table,
                    std::int32_t* lengths) const;
 

@@ -6,6 +6,7 @@
 #include "flashkernel/kv_cache.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <mutex>
 #include <string>
@@ -47,6 +48,13 @@ void reserve(std::vector<T>& vector, std::size_t size) {
   if (size > vector.capacity()) vector.reserve(std::max(size, 2 * vector.capacity()));
 }
 
+/// A number that no other cache of this process has had: it tells a sequence's handle from those of other caches, also
+/// of one that lay at the same address. 0 is nobody's.
+std::uint64_t next_number() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 }  // namespace
 
 struct KvCache::Impl {
@@ -58,10 +66,20 @@ struct KvCache::Impl {
 
   // ---- Sequences ----
 
+  [[noreturn]] void refuse_sequence(const char* op, SequenceId id) const {
+    const std::string text =
+        "sequence {slot " + std::to_string(id.slot) + ", generation " + std::to_string(id.generation) + "} ";
+    if (id.cache != 0 && id.cache != number) {
+      refuse(op,
+             text + "is of cache " + std::to_string(id.cache) + "; needs one of this cache, " + std::to_string(number));
+    }
+    refuse(op, text + "was freed or never made; needs one that is alive");
+  }
+
   const Sequence& find(const char* op, SequenceId id) const {
-    if (id.slot >= sequences.size() || id.generation % 2 == 0 || sequences[id.slot].generation != id.generation) {
-      refuse(op, "sequence {slot " + std::to_string(id.slot) + ", generation " + std::to_string(id.generation) +
-                     "} was freed or never made; needs one that is alive");
+    if (id.cache != number || id.slot >= sequences.size() || id.generation % 2 == 0 ||
+        sequences[id.slot].generation != id.generation) {
+      refuse_sequence(op, id);
     }
     return sequences[id.slot];
   }
@@ -89,7 +107,7 @@ struct KvCache::Impl {
     for (std::int64_t i = num_dropped; i < size_of(sequence.pages); ++i)
       hold(sequence.pages[static_cast<std::size_t>(i)]);
     ++stats.num_sequences;
-    return {slot, sequence.generation};
+    return {slot, sequence.generation, number};
   }
 
   std::int32_t& holders_of(PageId page) { return holders[static_cast<std::size_t>(page)]; }
@@ -214,6 +232,7 @@ struct KvCache::Impl {
   std::int64_t pages_for(std::int64_t length) const { return (length + page_size - 1) / page_size; }
 
   KvPagePool& pool;
+  const std::uint64_t number = next_number();
   const std::int64_t page_size;
   mutable std::mutex mutex;
   std::vector<Sequence> sequences;
@@ -423,11 +442,9 @@ std::int64_t KvCache::num_pages(SequenceId id) const {
   return size_of(impl_->find("num_pages", id).pages);
 }
 
-void KvCache::pages(SequenceId id, PageId* pages) const {
+std::vector<PageId> KvCache::pages(SequenceId id) const {
   const std::lock_guard<std::mutex> lock(impl_->mutex);
-  const Sequence& sequence = impl_->find("pages", id);
-  check_array("pages", "num_pages", size_of(sequence.pages), pages);
-  std::copy(sequence.pages.begin(), sequence.pages.end(), pages);
+  return impl_->find("pages", id).pages;
 }
 
 void KvCache::block_table(const SequenceId* sequences, std::int64_t count, std::int64_t max_pages, std::int32_t* table,

@@ -369,7 +369,8 @@ def kv_read(
     """`flashkernel.kv_read`: sequences gathered from pages into new tensors; works under torch.compile.
 
     k_pages, v_pages, block_table, seq_lens, kv_scales, kv_dtype: as in `attention_paged`.
-    max_seq: the results' second dim; needed on a GPU and where the call is compiled, else the largest length.
+    max_seq: the results' second dim, at most max_pages * page_size; needed on a GPU and where the call is compiled.
+        Default: the largest length.
     out_dtype: of what 8-bit pages become; None: torch.float32.
 
     Returns (k, v) [batch, max_seq, heads_kv, head_dim or head_dim_v], 0 past a sequence's length. Raises

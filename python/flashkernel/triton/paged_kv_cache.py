@@ -230,9 +230,9 @@ def kv_read(
     """out[b, j] = pages[block_table[b, j // page_size], j % page_size], as `flashkernel.kv_read`; zeros past a
     sequence's length.
 
-    max_seq: the output's second dim, needed unless `out` is given: the host reads no lengths. A page id out of range
-    reads zeros. Pages of 8 bits (kv_scales, kv_dtype) become float32, or out_dtype, or `out`'s dtype: element * scale,
-    rounded.
+    max_seq: the output's second dim, at most max_pages * page_size; needed unless `out` is given: the host reads no
+    lengths. A page id out of range reads zeros. Pages of 8 bits (kv_scales, kv_dtype) become float32, or out_dtype, or
+    `out`'s dtype: element * scale, rounded.
 
     Returns (k_out, v_out) [batch, max_seq, heads_kv, head_dim or head_dim_v]. Copies are exact. Raises: as `kv_append`.
 
@@ -263,6 +263,12 @@ def kv_read(
             call.fail("max_seq is missing; it is needed by the Triton kernel, which reads seq_lens on the device only")
         max_seq = k_out.shape[1]
     call.need(max_seq >= 0, f"max_seq={max_seq}; must not be negative")
+    capacity = table.shape[1] * k_pages.shape[1]
+    call.need(
+        max_seq <= capacity or out is not None,
+        f"max_seq={max_seq}; needs {capacity} or less, the tokens that block_table can hold "
+        "(block_table.shape[1] * page_size)",
+    )
     k_out = call.output("k_out", k_out, (table.shape[0], max_seq, *k_pages.shape[2:]), result)
     v_out = call.output("v_out", v_out, (table.shape[0], max_seq, *v_pages.shape[2:]), result)
     steps = {
