@@ -1,6 +1,7 @@
 // Binds kv_ops.hpp: kv_append, kv_read, kv_copy_pages, check_block_table.
 #include "flashkernel/kv_ops.hpp"
 
+#include "array_type.hpp"
 #include "op.hpp"
 #include "kv_scales.hpp"
 
@@ -18,11 +19,11 @@ RopeArgument parse_rope(Call& call, nb::handle argument) {
   RopeArgument parsed;
   if (argument.is_none()) return parsed;
   if (!nb::isinstance<nb::dict>(argument))
-    call.fail("rope=" + nb::cast<std::string>(nb::repr(argument)) + "; None or a dict with 'positions' is needed");
+    call.fail("rope=" + short_repr(argument) + "; None or a dict with 'positions' is needed");
   KvAppendRope rope;
   nb::object q_out = nb::none();
   for (const auto [key, value] : nb::borrow<nb::dict>(argument)) {
-    const std::string name = nb::cast<std::string>(nb::str(key));
+    const std::string name = text_of(key);
     bool ok = true;
     if (name == "positions")
       rope.positions = call.input("rope['positions']", value);
@@ -41,9 +42,7 @@ RopeArgument parse_rope(Call& call, nb::handle argument) {
     else
       call.fail("rope has the key '" + name +
                 "'; positions, theta, rotary_dim, interleaved, inv_freq, q and q_out are known");
-    if (!ok)
-      call.fail("rope['" + name + "']=" + nb::cast<std::string>(nb::repr(value)) +
-                "; a value of another type is needed");
+    if (!ok) call.fail("rope['" + name + "']=" + short_repr(value) + "; a value of another type is needed");
   }
   if (!rope.positions.defined()) call.fail("rope has no 'positions'; int32 or int64 [tokens] is needed");
   parsed.has_q = rope.q.defined();

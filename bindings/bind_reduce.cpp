@@ -2,6 +2,7 @@
 // two.
 #include "flashkernel/reduce.hpp"
 
+#include "array_type.hpp"
 #include "op.hpp"
 
 namespace flashkernel::python {
@@ -18,11 +19,11 @@ AxisMask parse_axes(const Call& call, const TensorView& x, nb::handle axis) {
   const auto add = [&](nb::handle item) {
     std::int64_t d = 0;
     if (!nb::try_cast(item, d) || d < -x.ndim || d >= x.ndim)
-      call.fail("axis=" + nb::cast<std::string>(nb::repr(axis)) + " with x of " + std::to_string(x.ndim) +
+      call.fail("axis=" + short_repr(axis) + " with x of " + std::to_string(x.ndim) +
                 " dims; None, or one or several of " + std::to_string(-x.ndim) + ".." + std::to_string(x.ndim - 1) +
                 " is needed");
     const AxisMask bit = AxisMask{1} << (d < 0 ? d + x.ndim : d);
-    if (mask & bit) call.fail("axis=" + nb::cast<std::string>(nb::repr(axis)) + " names a dim twice");
+    if (mask & bit) call.fail("axis=" + short_repr(axis) + " names a dim twice");
     mask |= bit;
   };
   if (axis.is_none()) {

@@ -1,6 +1,7 @@
 // Maps the library's typed errors to Python: ValueError, NotImplementedError, OutOfMemoryError, OutOfPagesError,
 // CudaError, BlockTableError. The classes are made here so that the numbers of an out-of-memory error arrive as
 // attributes.
+#include "array_type.hpp"
 #include "flashkernel/error.hpp"
 #include "op.hpp"
 
@@ -85,6 +86,8 @@ void set_python_error() noexcept {
     } catch (...) {
       translate(std::current_exception(), nullptr);
     }
+  } catch (const std::bad_cast&) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "flashkernel: an argument holds a value of a wrong type");
   } catch (const std::bad_alloc& error) {
     PyErr_SetString(PyExc_MemoryError, error.what());
   } catch (const std::exception& error) {
@@ -118,7 +121,7 @@ namespace {
 
 nb::sequence parse_some(const Call& call, const char* name, nb::handle some, const char* what, std::size_t count) {
   if (!nb::isinstance<nb::tuple>(some) && !nb::isinstance<nb::list>(some))
-    call.fail(std::string(name) + "=" + nb::cast<std::string>(nb::repr(some)) + "; " + what + " is needed");
+    call.fail(std::string(name) + "=" + short_repr(some) + "; " + what + " is needed");
   const auto sequence = nb::borrow<nb::sequence>(some);
   if (nb::len(sequence) != count)
     call.fail(std::string(name) + " has " + std::to_string(nb::len(sequence)) + " entries; " + what + " is needed");

@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "array_type.hpp"
+
 namespace flashkernel::python {
 namespace {
 
@@ -47,7 +49,7 @@ PyObject* default_of(const std::string& text) {
 
 std::string type_of(PyObject* value) {
   if (value == Py_None) return "None";
-  const auto name = nb::cast<std::string>(nb::str(nb::handle(value).type().attr("__name__")));
+  const auto name = text_of(nb::handle(value).type().attr("__name__"));
   return (std::strchr("aeiou", name[0]) ? "an " : "a ") + name;
 }
 
@@ -120,7 +122,7 @@ static std::string closest(const std::string& keyword, const std::vector<std::st
 }
 
 bool Signature::refuse_keyword(PyObject* keyword, int at) const {
-  const auto given = nb::cast<std::string>(nb::handle(keyword));
+  const std::string given = text_of(keyword);
   if (at >= 0) return set_type_error(name_ + ": '" + given + "' is given twice, by position and by name: " + text());
   std::vector<std::string> names;
   for (int i = 0; i < count_; ++i) names.push_back(parameters_[i].name);
@@ -137,10 +139,8 @@ void Signature::refuse_value(int i, PyObject* value) const {
   std::string needed = parameters_[i].annotation;
   for (auto at = needed.find("typing."); at != std::string::npos; at = needed.find("typing.")) needed.erase(at, 7);
   for (auto at = needed.find(" | "); at != std::string::npos; at = needed.find(" | ")) needed.replace(at, 3, " or ");
-  std::string repr = nb::cast<std::string>(nb::repr(nb::handle(value)));
-  if (repr.size() > 60) repr = "...";
   set_type_error(name_ + ": " + parameters_[i].name + " is " + type_of(value) +
-                 (value == Py_None ? "" : " (" + repr + ")") + "; " + needed + " is needed");
+                 (value == Py_None ? "" : " (" + short_repr(value) + ")") + "; " + needed + " is needed");
 }
 
 bool is_generating_stub() { return std::getenv("NB_STUBGEN") != nullptr; }
