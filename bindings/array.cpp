@@ -1,6 +1,8 @@
 // flashkernel.Array (see array.hpp): allocation, DLPack export, NumPy's array interface.
 #include "array.hpp"
 
+#include "array_type.hpp"
+
 #include <cstring>
 
 #include "flashkernel/error.hpp"
@@ -53,15 +55,25 @@ void delete_unused(PyObject* capsule, const char* name) {
 
 nb::object export_dlpack(const Array& array, nb::handle stream, nb::handle max_version, nb::handle dl_device,
                          nb::handle copy) {
-  if (!copy.is_none() && nb::cast<bool>(copy))
+  if (!copy.is_none() && PyObject_IsTrue(copy.ptr()) != 0)
     throw nb::buffer_error("Array.__dlpack__: copy=True; only views are exported");
   const int type = array.view.device.is_cpu() ? dlpack::kCpu : dlpack::kCuda;
-  if (!dl_device.is_none() && nb::cast<int>(nb::int_(dl_device[0])) != type)
+  const auto pair_of = [](const char* name, nb::handle pair) {
+    std::int64_t first = 0, second = 0;
+    if (!int_at(pair, 0, first) || !int_at(pair, 1, second))
+      throw nb::type_error(
+          ("Array.__dlpack__: " + std::string(name) + "=" + short_repr(pair) + "; None or a pair of ints is needed")
+              .c_str());
+    return first;
+  };
+  if (!dl_device.is_none() && pair_of("dl_device", dl_device) != type)
     throw nb::buffer_error(
         "Array.__dlpack__: dl_device is another kind of device; copies between devices are not made");
   if (array.view.device.is_cuda() && !stream.is_none()) {
     // -1: the consumer synchronises by itself. 1 and 0: the legacy default stream.
-    const auto consumer = nb::cast<std::intptr_t>(stream);
+    std::intptr_t consumer = 0;
+    if (!nb::try_cast(stream, consumer))
+      throw nb::type_error(("Array.__dlpack__: stream=" + short_repr(stream) + "; None or an int is needed").c_str());
     const auto producer = reinterpret_cast<std::intptr_t>(array.stream.handle);
     const bool same = consumer == -1 || consumer == producer || (consumer == 1 && producer == 0);
     if (!same)
@@ -69,7 +81,7 @@ nb::object export_dlpack(const Array& array, nb::handle stream, nb::handle max_v
           "Array.__dlpack__: the array was written on another stream; use it on the stream it was made on, or "
           "synchronise and pass stream=-1");
   }
-  if (!max_version.is_none() && nb::cast<int>(nb::int_(max_version[0])) >= 1) {
+  if (!max_version.is_none() && pair_of("max_version", max_version) >= 1) {
     auto* managed = make_export<dlpack::ManagedTensorVersioned>(array);
     managed->version = dlpack::kVersion;
     return make_capsule(managed, "dltensor_versioned", [](PyObject* capsule) {

@@ -1,6 +1,7 @@
 // Turns the keyword arguments that every attention op shares into AttentionOptions. Used by bind_attention*.cpp.
 #pragma once
 
+#include "array_type.hpp"
 #include "bindings.hpp"
 #include "flashkernel/attention.hpp"
 
@@ -15,7 +16,7 @@ inline void parse_window(const Call& call, nb::handle window, AttentionOptions& 
     if (value.is_none()) return -1;
     std::int64_t tokens = 0;
     if (!nb::try_cast(value, tokens) || tokens < -1)
-      call.fail("window=" + nb::cast<std::string>(nb::repr(window)) + "; " + kNeeded + " is needed");
+      call.fail("window=" + short_repr(window) + "; " + kNeeded + " is needed");
     return tokens;
   };
   options.window_left = side(left);

@@ -2,6 +2,7 @@
 // bind_attention_backward.cpp.
 #include "attention_options.hpp"
 #include "kv_scales.hpp"
+#include "op.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -94,17 +95,13 @@ nb::object merge_states(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb
 }  // namespace
 
 void bind_attention(nb::module_& module) {
-  module.def(
-      "attention", &attention, "q"_a, "k"_a, "v"_a, nb::kw_only(), "causal"_a = false, "window"_a = nb::none(),
-      "softcap"_a = 0.0, "scale"_a = nb::none(), "bias"_a = nb::none(), "alibi_slopes"_a = nb::none(),
-      "sinks"_a = nb::none(), "return_lse"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(),
-      "dtype"_a = nb::none(),
-      nb::sig(
-          "def attention(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, *, causal: bool = False, "
-          "window: Window = None, softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = "
-          "None, "
-          "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, return_lse: bool = False, "
-          "out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+  def_op<&attention>(
+      module,
+      "def attention(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, *, causal: bool = False, window: "
+      "Window = None, softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, "
+      "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, return_lse: bool = "
+      "False, out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None, backend: "
+      "str | None = None) -> typing.Any",
       R"doc(softmax(scale * q k^T) v, without ever writing the scores.
 
 q: [batch, heads_q, seq_q, head_dim]; float32, float16 or bfloat16. Every array may have any strides with a contiguous last
@@ -138,17 +135,14 @@ Example:
 True
 )doc");
 
-  module.def(
-      "attention_varlen", &attention_varlen, "q"_a, "k"_a, "v"_a, "cu_seqlens_q"_a, "cu_seqlens_k"_a, "max_seqlen_q"_a,
-      "max_seqlen_k"_a, nb::kw_only(), "causal"_a = false, "window"_a = nb::none(), "softcap"_a = 0.0,
-      "scale"_a = nb::none(), "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none(), "return_lse"_a = false,
-      "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig(
-          "def attention_varlen(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, cu_seqlens_q: SupportsDLPack, "
-          "cu_seqlens_k: SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = False, "
-          "window: Window = None, softcap: float = 0.0, scale: float | None = None, "
-          "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, return_lse: bool = False, "
-          "out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+  def_op<&attention_varlen>(
+      module,
+      "def attention_varlen(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, cu_seqlens_q: "
+      "SupportsDLPack, cu_seqlens_k: SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = "
+      "False, window: Window = None, softcap: float = 0.0, scale: float | None = None, alibi_slopes: "
+      "SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, return_lse: bool = False, out: "
+      "SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = "
+      "None) -> typing.Any",
       R"doc(Attention of sequences of various lengths laid side by side, without padding.
 
 Sequence b has queries cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1 and likewise keys; each attends to its own keys only.
@@ -174,22 +168,15 @@ Example:
 (5, 2, 8)
 )doc");
 
-  module.def(
-      "attention_paged", &attention_paged, "q"_a, "k_pages"_a, "v_pages"_a, "block_table"_a, "seq_lens"_a,
-      nb::kw_only(), "cu_seqlens_q"_a = nb::none(), "max_seqlen_q"_a = nb::none(), "causal"_a = false,
-      "window"_a = nb::none(), "softcap"_a = 0.0, "scale"_a = nb::none(), "alibi_slopes"_a = nb::none(),
-      "sinks"_a = nb::none(), "return_lse"_a = false, "check"_a = false, "kv_scales"_a = nb::none(),
-      "kv_dtype"_a = nb::none(), "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig("def attention_paged(q: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, "
-              "block_table: SupportsDLPack, seq_lens: SupportsDLPack, *, cu_seqlens_q: SupportsDLPack | None = None, "
-              "max_seqlen_q: int | None = None, causal: bool = False, window: Window = None, softcap: float = 0.0, "
-              "scale: float | None = None, alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = "
-              "None, "
-              "return_lse: bool = False, check: bool = False, "
-              "kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, "
-              "out: SupportsDLPack | None = None, stream: typing.Any = "
-              "None, "
-              "dtype: typing.Any = None) -> typing.Any"),
+  def_op<&attention_paged>(
+      module,
+      "def attention_paged(q: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, block_table: "
+      "SupportsDLPack, seq_lens: SupportsDLPack, *, cu_seqlens_q: SupportsDLPack | None = None, max_seqlen_q: "
+      "int | None = None, causal: bool = False, window: Window = None, softcap: float = 0.0, scale: float | "
+      "None = None, alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, "
+      "return_lse: bool = False, check: bool = False, kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = "
+      "None, kv_dtype: typing.Any = None, out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: "
+      "typing.Any = None, backend: str | None = None) -> typing.Any",
       R"doc(Attention over keys and values that lie in pages of a cache.
 
 Key j of sequence b lies in page block_table[b, j // page_size] at offset j % page_size.
@@ -228,13 +215,12 @@ Example:
 (1, 4, 1, 8)
 )doc");
 
-  module.def("merge_states", &merge_states, "out_a"_a, "lse_a"_a, "out_b"_a, "lse_b"_a, nb::kw_only(),
-             "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def merge_states(out_a: SupportsDLPack, lse_a: SupportsDLPack, out_b: SupportsDLPack, lse_b: "
-                     "SupportsDLPack, *, "
-                     "out: tuple[SupportsDLPack, SupportsDLPack] | None = None, stream: typing.Any = None, "
-                     "dtype: typing.Any = None) -> tuple[typing.Any, typing.Any]"),
-             R"doc(Attention over the union of two disjoint sets of keys, from the results over each.
+  def_op<&merge_states>(
+      module,
+      "def merge_states(out_a: SupportsDLPack, lse_a: SupportsDLPack, out_b: SupportsDLPack, lse_b: "
+      "SupportsDLPack, *, out: tuple[SupportsDLPack, SupportsDLPack] | None = None, stream: typing.Any = None, "
+      "dtype: typing.Any = None, backend: str | None = None) -> tuple[typing.Any, typing.Any]",
+      R"doc(Attention over the union of two disjoint sets of keys, from the results over each.
 
 lse = log(exp(lse_a) + exp(lse_b)); out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b.
 

@@ -1,5 +1,6 @@
 // Binds attention.hpp, backward: attention_backward, attention_varlen_backward.
 #include "attention_options.hpp"
+#include "op.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -82,20 +83,15 @@ nb::tuple attention_varlen_backward(nb::handle grad_out, nb::handle q, nb::handl
 }  // namespace
 
 void bind_attention_backward(nb::module_& module) {
-  module.def(
-      "attention_backward", &attention_backward, "grad_out"_a, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a, nb::kw_only(),
-      "causal"_a = false, "window"_a = nb::none(), "softcap"_a = 0.0, "scale"_a = nb::none(), "bias"_a = nb::none(),
-      "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none(), "grad_lse"_a = nb::none(), "need_bias"_a = false,
-      "need_sinks"_a = false, "deterministic"_a = true, "grads"_a = nb::none(), "stream"_a = nb::none(),
-      "dtype"_a = nb::none(),
-      nb::sig(
-          "def attention_backward(grad_out: SupportsDLPack, q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, "
-          "out: SupportsDLPack, lse: SupportsDLPack, *, causal: bool = False, window: Window = None, "
-          "softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, "
-          "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, "
-          "grad_lse: SupportsDLPack | None = None, need_bias: bool = False, need_sinks: bool = False, "
-          "deterministic: bool = True, grads: tuple[SupportsDLPack, SupportsDLPack, SupportsDLPack] | None = None, "
-          "stream: typing.Any = None, dtype: typing.Any = None) -> tuple[typing.Any, ...]"),
+  def_op<&attention_backward>(
+      module,
+      "def attention_backward(grad_out: SupportsDLPack, q: SupportsDLPack, k: SupportsDLPack, v: "
+      "SupportsDLPack, out: SupportsDLPack, lse: SupportsDLPack, *, causal: bool = False, window: Window = "
+      "None, softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, "
+      "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, grad_lse: "
+      "SupportsDLPack | None = None, need_bias: bool = False, need_sinks: bool = False, deterministic: bool = "
+      "True, grads: tuple[SupportsDLPack, SupportsDLPack, SupportsDLPack] | None = None, stream: typing.Any = "
+      "None, dtype: typing.Any = None, backend: str | None = None) -> tuple[typing.Any, ...]",
       R"doc(Gradients of `attention`, recomputed from what the forward pass took and gave.
 
 dV = P^T dO; dS = P * (dO V^T - rowsum(dO * O)); dQ = scale * dS K; dK = scale * dS^T Q.
@@ -124,20 +120,17 @@ Example:
 (True, True)
 )doc");
 
-  module.def("attention_varlen_backward", &attention_varlen_backward, "grad_out"_a, "q"_a, "k"_a, "v"_a, "out"_a,
-             "lse"_a, "cu_seqlens_q"_a, "cu_seqlens_k"_a, "max_seqlen_q"_a, "max_seqlen_k"_a, nb::kw_only(),
-             "causal"_a = false, "window"_a = nb::none(), "softcap"_a = 0.0, "scale"_a = nb::none(),
-             "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none(), "grad_lse"_a = nb::none(), "need_sinks"_a = false,
-             "deterministic"_a = true, "grads"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def attention_varlen_backward(grad_out: SupportsDLPack, q: SupportsDLPack, k: SupportsDLPack, "
-                     "v: SupportsDLPack, out: SupportsDLPack, lse: SupportsDLPack, cu_seqlens_q: SupportsDLPack, "
-                     "cu_seqlens_k: SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = False, "
-                     "window: Window = None, softcap: float = 0.0, scale: float | None = None, "
-                     "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, "
-                     "grad_lse: SupportsDLPack | None = None, need_sinks: bool = False, deterministic: bool = True, "
-                     "grads: tuple[SupportsDLPack, SupportsDLPack, SupportsDLPack] | None = None, "
-                     "stream: typing.Any = None, dtype: typing.Any = None) -> tuple[typing.Any, ...]"),
-             R"doc(Gradients of `attention_varlen`, recomputed from what the forward pass took and gave.
+  def_op<&attention_varlen_backward>(
+      module,
+      "def attention_varlen_backward(grad_out: SupportsDLPack, q: SupportsDLPack, k: SupportsDLPack, v: "
+      "SupportsDLPack, out: SupportsDLPack, lse: SupportsDLPack, cu_seqlens_q: SupportsDLPack, cu_seqlens_k: "
+      "SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = False, window: Window = None, "
+      "softcap: float = 0.0, scale: float | None = None, alibi_slopes: SupportsDLPack | None = None, sinks: "
+      "SupportsDLPack | None = None, grad_lse: SupportsDLPack | None = None, need_sinks: bool = False, "
+      "deterministic: bool = True, grads: tuple[SupportsDLPack, SupportsDLPack, SupportsDLPack] | None = None, "
+      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> tuple[typing.Any, "
+      "...]",
+      R"doc(Gradients of `attention_varlen`, recomputed from what the forward pass took and gave.
 
 The formulas of `attention_backward`, sequence by sequence.
 

@@ -1,7 +1,7 @@
 // Binds elementwise.hpp: add, swiglu, swiglu_backward.
 #include "flashkernel/elementwise.hpp"
 
-#include "bindings.hpp"
+#include "op.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -37,11 +37,11 @@ nb::tuple swiglu_backward(nb::handle grad_out, nb::handle gate, nb::handle up, n
 }  // namespace
 
 void bind_elementwise(nb::module_& module) {
-  module.def("add", &add, "a"_a, "b"_a, nb::kw_only(), "out"_a = nb::none(), "stream"_a = nb::none(),
-             "dtype"_a = nb::none(),
-             nb::sig("def add(a: SupportsDLPack, b: SupportsDLPack, *, out: SupportsDLPack | None = None, "
-                     "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
-             R"doc(a + b, elementwise: the residual connection.
+  def_op<&add>(
+      module,
+      "def add(a: SupportsDLPack, b: SupportsDLPack, *, out: SupportsDLPack | None = None, stream: typing.Any = "
+      "None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
+      R"doc(a + b, elementwise: the residual connection.
 
 a, b: the same shape (no broadcasting) and dtype, float32, float16 or bfloat16; any strides, up to 8 dims.
 out: written in place and returned; may be a or b.
@@ -56,11 +56,10 @@ Example:
 [0.0, 2.0, 4.0]
 )doc");
 
-  module.def("swiglu", &swiglu, "gate"_a, "up"_a, nb::kw_only(), "out"_a = nb::none(), "stream"_a = nb::none(),
-             "dtype"_a = nb::none(),
-             nb::sig("def swiglu(gate: SupportsDLPack, up: SupportsDLPack, *, out: SupportsDLPack | None = None, "
-                     "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
-             R"doc(gate / (1 + exp(-gate)) * up, elementwise: the gated unit of Llama's MLP.
+  def_op<&swiglu>(module,
+                  "def swiglu(gate: SupportsDLPack, up: SupportsDLPack, *, out: SupportsDLPack | None = None, stream: "
+                  "typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
+                  R"doc(gate / (1 + exp(-gate)) * up, elementwise: the gated unit of Llama's MLP.
 
 gate, up: the same shape (no broadcasting) and dtype, float32, float16 or bfloat16; any strides.
 out: written in place and returned; may be gate or up.
@@ -76,11 +75,11 @@ Example:
 [0.0, 0.0]
 )doc");
 
-  module.def("swiglu_backward", &swiglu_backward, "grad_out"_a, "gate"_a, "up"_a, nb::kw_only(),
-             "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def swiglu_backward(grad_out: SupportsDLPack, gate: SupportsDLPack, up: SupportsDLPack, *, "
-                     "stream: typing.Any = None, dtype: typing.Any = None) -> tuple[typing.Any, typing.Any]"),
-             R"doc(Gradients of `swiglu`.
+  def_op<&swiglu_backward>(
+      module,
+      "def swiglu_backward(grad_out: SupportsDLPack, gate: SupportsDLPack, up: SupportsDLPack, *, stream: "
+      "typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> tuple[typing.Any, typing.Any]",
+      R"doc(Gradients of `swiglu`.
 
 s = 1 / (1 + exp(-gate)); grad_gate = grad_out * up * s * (1 + gate * (1 - s)); grad_up = grad_out * gate * s.
 

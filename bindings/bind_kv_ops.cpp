@@ -1,7 +1,8 @@
 // Binds kv_ops.hpp: kv_append, kv_read, kv_copy_pages, check_block_table.
 #include "flashkernel/kv_ops.hpp"
 
-#include "bindings.hpp"
+#include "array_type.hpp"
+#include "op.hpp"
 #include "kv_scales.hpp"
 
 namespace flashkernel::python {
@@ -18,11 +19,11 @@ RopeArgument parse_rope(Call& call, nb::handle argument) {
   RopeArgument parsed;
   if (argument.is_none()) return parsed;
   if (!nb::isinstance<nb::dict>(argument))
-    call.fail("rope=" + nb::cast<std::string>(nb::repr(argument)) + "; None or a dict with 'positions' is needed");
+    call.fail("rope=" + short_repr(argument) + "; None or a dict with 'positions' is needed");
   KvAppendRope rope;
   nb::object q_out = nb::none();
   for (const auto [key, value] : nb::borrow<nb::dict>(argument)) {
-    const std::string name = nb::cast<std::string>(nb::str(key));
+    const std::string name = text_of(key);
     bool ok = true;
     if (name == "positions")
       rope.positions = call.input("rope['positions']", value);
@@ -41,9 +42,7 @@ RopeArgument parse_rope(Call& call, nb::handle argument) {
     else
       call.fail("rope has the key '" + name +
                 "'; positions, theta, rotary_dim, interleaved, inv_freq, q and q_out are known");
-    if (!ok)
-      call.fail("rope['" + name + "']=" + nb::cast<std::string>(nb::repr(value)) +
-                "; a value of another type is needed");
+    if (!ok) call.fail("rope['" + name + "']=" + short_repr(value) + "; a value of another type is needed");
   }
   if (!rope.positions.defined()) call.fail("rope has no 'positions'; int32 or int64 [tokens] is needed");
   parsed.has_q = rope.q.defined();
@@ -145,13 +144,12 @@ void check_block_table(nb::handle block_table, nb::handle seq_lens, std::int64_t
 }  // namespace
 
 void bind_kv_ops(nb::module_& module) {
-  module.def(
-      "kv_append", &kv_append, "k"_a, "v"_a, "k_pages"_a, "v_pages"_a, "slots"_a, nb::kw_only(), "rope"_a = nb::none(),
-      "kv_scales"_a = nb::none(), "kv_dtype"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig("def kv_append(k: SupportsDLPack, v: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, "
-              "slots: SupportsDLPack, *, rope: KvAppendRope | None = None, "
-              "kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, "
-              "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+  def_op<&kv_append>(
+      module,
+      "def kv_append(k: SupportsDLPack, v: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, "
+      "slots: SupportsDLPack, *, rope: KvAppendRope | None = None, kv_scales: tuple[SupportsDLPack, "
+      "SupportsDLPack] | None = None, kv_dtype: typing.Any = None, stream: typing.Any = None, dtype: typing.Any "
+      "= None, backend: str | None = None) -> typing.Any",
       R"doc(pages[slots[t] // page_size, slots[t] % page_size] = token t, for keys and values.
 
 k: [tokens, heads_kv, head_dim]; v: [tokens, heads_kv, head_dim_v]; float32, float16 or bfloat16; contiguous last dim.
@@ -182,16 +180,14 @@ Example:
 (4.0, [1.0, 1.0, 1.0, 1.0])
 )doc");
 
-  module.def("kv_read", &kv_read, "k_pages"_a, "v_pages"_a, "block_table"_a, "seq_lens"_a, nb::kw_only(),
-             "max_seq"_a = nb::none(), "out"_a = nb::none(), "kv_scales"_a = nb::none(), "kv_dtype"_a = nb::none(),
-             "out_dtype"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def kv_read(k_pages: SupportsDLPack, v_pages: SupportsDLPack, block_table: SupportsDLPack, "
-                     "seq_lens: SupportsDLPack, *, max_seq: int | None = None, "
-                     "out: tuple[SupportsDLPack, SupportsDLPack] | None = None, "
-                     "kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, "
-                     "out_dtype: typing.Any = None, stream: typing.Any = None, "
-                     "dtype: typing.Any = None) -> tuple[typing.Any, typing.Any]"),
-             R"doc(out[b, j] = pages[block_table[b, j // page_size], j % page_size]: gathers sequences back.
+  def_op<&kv_read>(
+      module,
+      "def kv_read(k_pages: SupportsDLPack, v_pages: SupportsDLPack, block_table: SupportsDLPack, seq_lens: "
+      "SupportsDLPack, *, max_seq: int | None = None, out: tuple[SupportsDLPack, SupportsDLPack] | None = None, "
+      "kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, out_dtype: "
+      "typing.Any = None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> "
+      "tuple[typing.Any, typing.Any]",
+      R"doc(out[b, j] = pages[block_table[b, j // page_size], j % page_size]: gathers sequences back.
 
 k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; float32, float16 or bfloat16.
 block_table: int32 [batch, max_pages]; entries past a sequence's last page are not used: any value is allowed there.
@@ -215,11 +211,10 @@ Example:
 [30.0, 31.0, 0.0, 1.0]
 )doc");
 
-  module.def(
-      "check_block_table", &check_block_table, "block_table"_a, "seq_lens"_a, "num_pages"_a, "page_size"_a,
-      nb::kw_only(), "stream"_a = nb::none(),
-      nb::sig("def check_block_table(block_table: SupportsDLPack, seq_lens: SupportsDLPack, num_pages: int, "
-              "page_size: int, *, stream: typing.Any = None) -> None"),
+  def_op<&check_block_table>(
+      module,
+      "def check_block_table(block_table: SupportsDLPack, seq_lens: SupportsDLPack, num_pages: int, page_size: "
+      "int, *, stream: typing.Any = None) -> None",
       R"doc(Raises BlockTableError if 0 <= block_table[b, i] < num_pages fails for a page that sequence b's length needs.
 
 block_table: int32 [batch, max_pages]. seq_lens: int32 or int64 [batch], in tokens: each 0 to max_pages * page_size.
@@ -241,13 +236,12 @@ Example:
 1 1 9
 )doc");
 
-  module.def("kv_copy_pages", &kv_copy_pages, "k_pages"_a, "v_pages"_a, "src"_a, "dst"_a, nb::kw_only(),
-             "kv_scales"_a = nb::none(), "kv_dtype"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-             nb::sig("def kv_copy_pages(k_pages: SupportsDLPack, v_pages: SupportsDLPack, src: SupportsDLPack, dst: "
-                     "SupportsDLPack, "
-                     "*, kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, "
-                     "stream: typing.Any = None, dtype: typing.Any = None) -> None"),
-             R"doc(pages[dst[i]] = pages[src[i]] in k_pages and v_pages, written in place.
+  def_op<&kv_copy_pages>(
+      module,
+      "def kv_copy_pages(k_pages: SupportsDLPack, v_pages: SupportsDLPack, src: SupportsDLPack, dst: "
+      "SupportsDLPack, *, kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any "
+      "= None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> None",
+      R"doc(pages[dst[i]] = pages[src[i]] in k_pages and v_pages, written in place.
 
 k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; float32, float16 or bfloat16.
 src, dst: int32 or int64 [n]; no page may be in both, none twice in dst.

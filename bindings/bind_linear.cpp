@@ -1,7 +1,7 @@
 // Binds linear.hpp: linear, linear_backward.
 #include "flashkernel/linear.hpp"
 
-#include "bindings.hpp"
+#include "op.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -54,12 +54,11 @@ nb::tuple linear_backward(nb::handle grad_out, nb::handle x, nb::handle weight, 
 }  // namespace
 
 void bind_linear(nb::module_& module) {
-  module.def(
-      "linear", &linear, "x"_a, "weight"_a, "bias"_a = nb::none(), nb::kw_only(), "activation"_a = nb::none(),
-      "return_preactivation"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig("def linear(x: SupportsDLPack, weight: SupportsDLPack, bias: SupportsDLPack | None = None, *, "
-              "activation: str | None = None, return_preactivation: bool = False, out: SupportsDLPack | None = None, "
-              "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+  def_op<&linear>(
+      module,
+      "def linear(x: SupportsDLPack, weight: SupportsDLPack, bias: SupportsDLPack | None = None, *, activation: "
+      "str | None = None, return_preactivation: bool = False, out: SupportsDLPack | None = None, stream: "
+      "typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
       R"doc(activation(x weight^T + bias) in one kernel.
 
 x: [..., in_features], up to 8 dims; float32, float16 or bfloat16.
@@ -86,14 +85,12 @@ Example:
 (2, 4)
 )doc");
 
-  module.def(
-      "linear_backward", &linear_backward, "grad_out"_a, "x"_a, "weight"_a, "preactivation"_a = nb::none(),
-      nb::kw_only(), "activation"_a = nb::none(), "need_x"_a = true, "need_weight"_a = true, "need_bias"_a = true,
-      "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig("def linear_backward(grad_out: SupportsDLPack, x: SupportsDLPack, weight: SupportsDLPack, "
-              "preactivation: SupportsDLPack | None = None, *, activation: str | None = None, need_x: bool = True, "
-              "need_weight: bool = True, need_bias: bool = True, stream: typing.Any = None, "
-              "dtype: typing.Any = None) -> tuple[typing.Any, typing.Any, typing.Any]"),
+  def_op<&linear_backward>(
+      module,
+      "def linear_backward(grad_out: SupportsDLPack, x: SupportsDLPack, weight: SupportsDLPack, preactivation: "
+      "SupportsDLPack | None = None, *, activation: str | None = None, need_x: bool = True, need_weight: bool = "
+      "True, need_bias: bool = True, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = "
+      "None) -> tuple[typing.Any, typing.Any, typing.Any]",
       R"doc(Gradients of `linear`.
 
 g = grad_out * activation'(preactivation); grad_x = g weight; grad_weight = g^T x; grad_bias = sum of g over rows.

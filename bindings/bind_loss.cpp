@@ -1,7 +1,7 @@
 // Binds loss.hpp: cross_entropy, cross_entropy_backward.
 #include "flashkernel/loss.hpp"
 
-#include "bindings.hpp"
+#include "op.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -56,13 +56,13 @@ nb::object cross_entropy_backward(nb::handle grad_loss, nb::handle logits, nb::h
 }  // namespace
 
 void bind_loss(nb::module_& module) {
-  module.def("cross_entropy", &cross_entropy, "logits"_a, "targets"_a, nb::kw_only(), "ignore_index"_a = -100,
-             "label_smoothing"_a = 0.0, "reduction"_a = "mean", "return_lse"_a = false, "stream"_a = nb::none(),
-             "dtype"_a = nb::none(),
-             nb::sig("def cross_entropy(logits: SupportsDLPack, targets: SupportsDLPack, *, ignore_index: int = -100, "
-                     "label_smoothing: float = 0.0, reduction: typing.Literal['none', 'sum', 'mean'] = 'mean', "
-                     "return_lse: bool = False, stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
-             R"doc(lse(logits[r]) - logits[r, targets[r]] per row, without writing the probabilities.
+  def_op<&cross_entropy>(
+      module,
+      "def cross_entropy(logits: SupportsDLPack, targets: SupportsDLPack, *, ignore_index: int = -100, "
+      "label_smoothing: float = 0.0, reduction: typing.Literal['none', 'sum', 'mean'] = 'mean', return_lse: "
+      "bool = False, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> "
+      "typing.Any",
+      R"doc(lse(logits[r]) - logits[r, targets[r]] per row, without writing the probabilities.
 
 logits: [rows, classes]; float32, float16 or bfloat16; contiguous last dim.
 targets: int32 or int64 [rows].
@@ -82,14 +82,12 @@ Example:
 True
 )doc");
 
-  module.def(
-      "cross_entropy_backward", &cross_entropy_backward, "grad_loss"_a, "logits"_a, "targets"_a, "lse"_a, nb::kw_only(),
-      "ignore_index"_a = -100, "label_smoothing"_a = 0.0, "reduction"_a = "mean", "out"_a = nb::none(),
-      "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig("def cross_entropy_backward(grad_loss: SupportsDLPack, logits: SupportsDLPack, targets: SupportsDLPack, "
-              "lse: SupportsDLPack, *, ignore_index: int = -100, label_smoothing: float = 0.0, "
-              "reduction: typing.Literal['none', 'sum', 'mean'] = 'mean', out: SupportsDLPack | None = None, "
-              "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+  def_op<&cross_entropy_backward>(
+      module,
+      "def cross_entropy_backward(grad_loss: SupportsDLPack, logits: SupportsDLPack, targets: SupportsDLPack, "
+      "lse: SupportsDLPack, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: "
+      "typing.Literal['none', 'sum', 'mean'] = 'mean', out: SupportsDLPack | None = None, stream: typing.Any = "
+      "None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
       R"doc(Gradient of `cross_entropy` with respect to the logits.
 
 grad_logits[r] = w[r] * (softmax(logits[r]) - target distribution[r]); w is grad_loss, divided by the counted rows for "mean".

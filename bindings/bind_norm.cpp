@@ -1,7 +1,7 @@
 // Binds norm.hpp: layer_norm, rms_norm and their gradients.
 #include "flashkernel/norm.hpp"
 
-#include "bindings.hpp"
+#include "op.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -109,16 +109,12 @@ nb::tuple rms_norm_backward(nb::handle grad_out, nb::handle h, nb::handle weight
 }  // namespace
 
 void bind_norm(nb::module_& module) {
-  module.def(
-      "layer_norm", &layer_norm, "x"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), nb::kw_only(), "eps"_a = 1e-5,
-      "residual"_a = nb::none(), "return_stats"_a = false, "out"_a = nb::none(), "residual_out"_a = nb::none(),
-      "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig(
-          "def layer_norm(x: SupportsDLPack, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None, "
-          "*, "
-          "eps: float = 1e-05, residual: SupportsDLPack | None = None, return_stats: bool = False, "
-          "out: SupportsDLPack | None = None, residual_out: SupportsDLPack | None = None, stream: typing.Any = None, "
-          "dtype: typing.Any = None) -> typing.Any"),
+  def_op<&layer_norm>(
+      module,
+      "def layer_norm(x: SupportsDLPack, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = "
+      "None, *, eps: float = 1e-05, residual: SupportsDLPack | None = None, return_stats: bool = False, out: "
+      "SupportsDLPack | None = None, residual_out: SupportsDLPack | None = None, stream: typing.Any = None, "
+      "dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
       R"doc((h - mean(h)) / sqrt(var(h) + eps) * weight + bias over the last dim, where h = x + residual.
 
 x: [..., features]; float32, float16 or bfloat16; any strides with a contiguous last dim.
@@ -139,14 +135,12 @@ Example:
 [[-1.0, 1.0]]
 )doc");
 
-  module.def(
-      "rms_norm", &rms_norm, "x"_a, "weight"_a = nb::none(), nb::kw_only(), "eps"_a = 1e-6, "residual"_a = nb::none(),
-      "return_stats"_a = false, "out"_a = nb::none(), "residual_out"_a = nb::none(), "stream"_a = nb::none(),
-      "dtype"_a = nb::none(),
-      nb::sig("def rms_norm(x: SupportsDLPack, weight: SupportsDLPack | None = None, *, eps: float = 1e-06, "
-              "residual: SupportsDLPack | None = None, return_stats: bool = False, out: SupportsDLPack | None = None, "
-              "residual_out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None) -> "
-              "typing.Any"),
+  def_op<&rms_norm>(
+      module,
+      "def rms_norm(x: SupportsDLPack, weight: SupportsDLPack | None = None, *, eps: float = 1e-06, residual: "
+      "SupportsDLPack | None = None, return_stats: bool = False, out: SupportsDLPack | None = None, "
+      "residual_out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None, "
+      "backend: str | None = None) -> typing.Any",
       R"doc(h / sqrt(mean(h^2) + eps) * weight over the last dim, where h = x + residual.
 
 x: [..., features]; float32, float16 or bfloat16; any strides with a contiguous last dim.
@@ -166,14 +160,12 @@ Example:
 [[1.0, 1.0, 1.0, 1.0]]
 )doc");
 
-  module.def(
-      "layer_norm_backward", &layer_norm_backward, "grad_out"_a, "h"_a, "weight"_a.none(), "mean"_a, "rstd"_a,
-      nb::kw_only(), "grad_residual_out"_a = nb::none(), "need_weight"_a = true, "need_bias"_a = true,
-      "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig("def layer_norm_backward(grad_out: SupportsDLPack, h: SupportsDLPack, weight: SupportsDLPack | None, "
-              "mean: SupportsDLPack, rstd: SupportsDLPack, *, grad_residual_out: SupportsDLPack | None = None, "
-              "need_weight: bool = True, need_bias: bool = True, stream: typing.Any = None, "
-              "dtype: typing.Any = None) -> tuple[typing.Any, typing.Any, typing.Any]"),
+  def_op<&layer_norm_backward>(
+      module,
+      "def layer_norm_backward(grad_out: SupportsDLPack, h: SupportsDLPack, weight: SupportsDLPack | None, "
+      "mean: SupportsDLPack, rstd: SupportsDLPack, *, grad_residual_out: SupportsDLPack | None = None, "
+      "need_weight: bool = True, need_bias: bool = True, stream: typing.Any = None, dtype: typing.Any = None, "
+      "backend: str | None = None) -> tuple[typing.Any, typing.Any, typing.Any]",
       R"doc(Gradients of `layer_norm`.
 
 n = (h - mean) * rstd; g = grad_out * weight; grad_x = rstd * (g - mean(g) - n * mean(g * n)) + grad_residual_out;
@@ -197,12 +189,11 @@ Example:
 (True, [1.0, 1.0])
 )doc");
 
-  module.def(
-      "rms_norm_backward", &rms_norm_backward, "grad_out"_a, "h"_a, "weight"_a.none(), "rstd"_a, nb::kw_only(),
-      "grad_residual_out"_a = nb::none(), "need_weight"_a = true, "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig("def rms_norm_backward(grad_out: SupportsDLPack, h: SupportsDLPack, weight: SupportsDLPack | None, "
-              "rstd: SupportsDLPack, *, grad_residual_out: SupportsDLPack | None = None, need_weight: bool = True, "
-              "stream: typing.Any = None, dtype: typing.Any = None) -> tuple[typing.Any, typing.Any]"),
+  def_op<&rms_norm_backward>(
+      module,
+      "def rms_norm_backward(grad_out: SupportsDLPack, h: SupportsDLPack, weight: SupportsDLPack | None, rstd: "
+      "SupportsDLPack, *, grad_residual_out: SupportsDLPack | None = None, need_weight: bool = True, stream: "
+      "typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> tuple[typing.Any, typing.Any]",
       R"doc(Gradients of `rms_norm`.
 
 n = h * rstd; g = grad_out * weight; grad_x = rstd * (g - n * mean(g * n)) + grad_residual_out;

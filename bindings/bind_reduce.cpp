@@ -2,7 +2,8 @@
 // two.
 #include "flashkernel/reduce.hpp"
 
-#include "bindings.hpp"
+#include "array_type.hpp"
+#include "op.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -18,11 +19,11 @@ AxisMask parse_axes(const Call& call, const TensorView& x, nb::handle axis) {
   const auto add = [&](nb::handle item) {
     std::int64_t d = 0;
     if (!nb::try_cast(item, d) || d < -x.ndim || d >= x.ndim)
-      call.fail("axis=" + nb::cast<std::string>(nb::repr(axis)) + " with x of " + std::to_string(x.ndim) +
+      call.fail("axis=" + short_repr(axis) + " with x of " + std::to_string(x.ndim) +
                 " dims; None, or one or several of " + std::to_string(-x.ndim) + ".." + std::to_string(x.ndim - 1) +
                 " is needed");
     const AxisMask bit = AxisMask{1} << (d < 0 ? d + x.ndim : d);
-    if (mask & bit) call.fail("axis=" + nb::cast<std::string>(nb::repr(axis)) + " names a dim twice");
+    if (mask & bit) call.fail("axis=" + short_repr(axis) + " names a dim twice");
     mask |= bit;
   };
   if (axis.is_none()) {
@@ -69,26 +70,49 @@ nb::object soften_backward(const char* op, SoftmaxBackwardFunction function, nb:
   return call.result(grad_x);
 }
 
-// The binding of one reduction: the op is a template argument so that the Python call reaches it without a detour.
-template <ReduceFunction kFunction, bool kIsArgmax>
-void def_reduce(nb::module_& module, const char* name, const char* signature, const char* doc) {
-  module.def(
-      name,
-      [name](nb::handle x, nb::handle axis, bool keepdims, nb::handle out, nb::handle stream, nb::handle dtype) {
-        return reduce(name, kFunction, kIsArgmax, x, axis, keepdims, out, stream, dtype);
-      },
-      "x"_a, "axis"_a = nb::none(), nb::kw_only(), "keepdims"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(),
-      "dtype"_a = nb::none(), nb::sig(signature), doc);
+nb::object reduce_sum(nb::handle x, nb::handle axis, bool keepdims, nb::handle out, nb::handle stream,
+                      nb::handle dtype) {
+  return reduce("reduce_sum", flashkernel::reduce_sum, false, x, axis, keepdims, out, stream, dtype);
+}
+
+nb::object reduce_mean(nb::handle x, nb::handle axis, bool keepdims, nb::handle out, nb::handle stream,
+                       nb::handle dtype) {
+  return reduce("reduce_mean", flashkernel::reduce_mean, false, x, axis, keepdims, out, stream, dtype);
+}
+
+nb::object reduce_max(nb::handle x, nb::handle axis, bool keepdims, nb::handle out, nb::handle stream,
+                      nb::handle dtype) {
+  return reduce("reduce_max", flashkernel::reduce_max, false, x, axis, keepdims, out, stream, dtype);
+}
+
+nb::object argmax(nb::handle x, nb::handle axis, bool keepdims, nb::handle out, nb::handle stream, nb::handle dtype) {
+  return reduce("argmax", flashkernel::argmax, true, x, axis, keepdims, out, stream, dtype);
+}
+
+nb::object softmax(nb::handle x, int axis, nb::handle out, nb::handle stream, nb::handle dtype) {
+  return soften("softmax", flashkernel::softmax, x, axis, out, stream, dtype);
+}
+
+nb::object log_softmax(nb::handle x, int axis, nb::handle out, nb::handle stream, nb::handle dtype) {
+  return soften("log_softmax", flashkernel::log_softmax, x, axis, out, stream, dtype);
+}
+
+nb::object softmax_backward(nb::handle grad_out, nb::handle out, int axis, nb::handle stream, nb::handle dtype) {
+  return soften_backward("softmax_backward", flashkernel::softmax_backward, grad_out, out, axis, stream, dtype);
+}
+
+nb::object log_softmax_backward(nb::handle grad_out, nb::handle out, int axis, nb::handle stream, nb::handle dtype) {
+  return soften_backward("log_softmax_backward", flashkernel::log_softmax_backward, grad_out, out, axis, stream, dtype);
 }
 
 }  // namespace
 
 void bind_reduce(nb::module_& module) {
-  def_reduce<flashkernel::reduce_sum, false>(module, "reduce_sum",
-                                             "def reduce_sum(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = "
-                                             "False, out: SupportsDLPack | None = None, "
-                                             "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any",
-                                             R"doc(Sum over any set of axes.
+  def_op<&reduce_sum>(module,
+                      "def reduce_sum(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = "
+                      "False, out: SupportsDLPack | None = None, "
+                      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
+                      R"doc(Sum over any set of axes.
 
 x: float32, float16 or bfloat16; any strides, up to 8 dims.
 axis: int or tuple of ints, negative ones count from the end; None: all.
@@ -103,11 +127,11 @@ Example:
 >>> fk.reduce_sum(np.ones((2, 3), np.float32), axis=1).tolist()
 [3.0, 3.0]
 )doc");
-  def_reduce<flashkernel::reduce_mean, false>(
-      module, "reduce_mean",
+  def_op<&reduce_mean>(
+      module,
       "def reduce_mean(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = False, out: SupportsDLPack | None = "
       "None, "
-      "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any",
+      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
       R"doc(Mean over any set of axes: `reduce_sum` divided by the number of elements.
 
 x, axis, keepdims, out: as in `reduce_sum`.
@@ -120,11 +144,11 @@ Example:
 >>> float(fk.reduce_mean(np.arange(4, dtype=np.float32)))
 1.5
 )doc");
-  def_reduce<flashkernel::reduce_max, false>(module, "reduce_max",
-                                             "def reduce_max(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = "
-                                             "False, out: SupportsDLPack | None = None, "
-                                             "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any",
-                                             R"doc(Maximum over any set of axes.
+  def_op<&reduce_max>(module,
+                      "def reduce_max(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = "
+                      "False, out: SupportsDLPack | None = None, "
+                      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
+                      R"doc(Maximum over any set of axes.
 
 x, axis, keepdims, out: as in `reduce_sum`.
 
@@ -136,10 +160,10 @@ Example:
 >>> fk.reduce_max(np.arange(6, dtype=np.float32).reshape(2, 3), axis=0).tolist()
 [3.0, 4.0, 5.0]
 )doc");
-  def_reduce<flashkernel::argmax, true>(
-      module, "argmax",
+  def_op<&argmax>(
+      module,
       "def argmax(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = False, out: SupportsDLPack | None = None, "
-      "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any",
+      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
       R"doc(Index of the first maximum over any set of axes.
 
 x, axis, keepdims: as in `reduce_sum`.
@@ -154,15 +178,11 @@ Example:
 [1, 0]
 )doc");
 
-  module.def(
-      "softmax",
-      [](nb::handle x, int axis, nb::handle out, nb::handle stream, nb::handle dtype) {
-        return soften("softmax", flashkernel::softmax, x, axis, out, stream, dtype);
-      },
-      "x"_a, "axis"_a = -1, nb::kw_only(), "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig("def softmax(x: SupportsDLPack, axis: int = -1, *, out: SupportsDLPack | None = None, stream: typing.Any "
-              "= None, "
-              "dtype: typing.Any = None) -> typing.Any"),
+  def_op<&softmax>(
+      module,
+      "def softmax(x: SupportsDLPack, axis: int = -1, *, out: SupportsDLPack | None = None, stream: typing.Any "
+      "= None, "
+      "dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
       R"doc(exp(x - max(x)) / sum(exp(x - max(x))) along one axis.
 
 x: float32, float16 or bfloat16; any strides, up to 8 dims.
@@ -179,15 +199,10 @@ Example:
 >>> fk.softmax(np.zeros(4, np.float32)).tolist()
 [0.25, 0.25, 0.25, 0.25]
 )doc");
-  module.def(
-      "log_softmax",
-      [](nb::handle x, int axis, nb::handle out, nb::handle stream, nb::handle dtype) {
-        return soften("log_softmax", flashkernel::log_softmax, x, axis, out, stream, dtype);
-      },
-      "x"_a, "axis"_a = -1, nb::kw_only(), "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig("def log_softmax(x: SupportsDLPack, axis: int = -1, *, out: SupportsDLPack | None = None, "
-              "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
-      R"doc(x - max(x) - log(sum(exp(x - max(x)))) along one axis.
+  def_op<&log_softmax>(module,
+                       "def log_softmax(x: SupportsDLPack, axis: int = -1, *, out: SupportsDLPack | None = None, "
+                       "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
+                       R"doc(x - max(x) - log(sum(exp(x - max(x)))) along one axis.
 
 x, axis, out: as in `softmax`.
 
@@ -199,14 +214,10 @@ Example:
 >>> bool(np.allclose(fk.log_softmax(np.zeros(4, np.float32)), -np.log(4)))
 True
 )doc");
-  module.def(
-      "softmax_backward",
-      [](nb::handle grad_out, nb::handle out, int axis, nb::handle stream, nb::handle dtype) {
-        return soften_backward("softmax_backward", flashkernel::softmax_backward, grad_out, out, axis, stream, dtype);
-      },
-      "grad_out"_a, "out"_a, "axis"_a = -1, nb::kw_only(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig("def softmax_backward(grad_out: SupportsDLPack, out: SupportsDLPack, axis: int = -1, *, "
-              "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+  def_op<&softmax_backward>(
+      module,
+      "def softmax_backward(grad_out: SupportsDLPack, out: SupportsDLPack, axis: int = -1, *, "
+      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
       R"doc(Gradient of `softmax`: out * (grad_out - sum(grad_out * out)) along the axis.
 
 grad_out: out's shape and dtype. out: what `softmax` gave. axis: as given to it.
@@ -220,15 +231,10 @@ Example:
 >>> fk.softmax_backward(np.array([1, 0], np.float32), out).tolist()
 [0.25, -0.25]
 )doc");
-  module.def(
-      "log_softmax_backward",
-      [](nb::handle grad_out, nb::handle out, int axis, nb::handle stream, nb::handle dtype) {
-        return soften_backward("log_softmax_backward", flashkernel::log_softmax_backward, grad_out, out, axis, stream,
-                               dtype);
-      },
-      "grad_out"_a, "out"_a, "axis"_a = -1, nb::kw_only(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig("def log_softmax_backward(grad_out: SupportsDLPack, out: SupportsDLPack, axis: int = -1, *, "
-              "stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+  def_op<&log_softmax_backward>(
+      module,
+      "def log_softmax_backward(grad_out: SupportsDLPack, out: SupportsDLPack, axis: int = -1, *, "
+      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
       R"doc(Gradient of `log_softmax`: grad_out - exp(out) * sum(grad_out) along the axis.
 
 grad_out: out's shape and dtype. out: what `log_softmax` gave. axis: as given to it.

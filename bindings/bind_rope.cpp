@@ -1,5 +1,5 @@
 // Binds rope.hpp: rope, rope_table.
-#include "bindings.hpp"
+#include "op.hpp"
 #include "flashkernel/rope.hpp"
 
 namespace flashkernel::python {
@@ -63,15 +63,12 @@ nb::object rope_table(nb::handle q, nb::handle k, nb::handle cos, nb::handle sin
 }  // namespace
 
 void bind_rope(nb::module_& module) {
-  module.def(
-      "rope", &rope, "q"_a, "k"_a = nb::none(), "positions"_a = nb::none(), nb::kw_only(), "theta"_a = 10000.0,
-      "rotary_dim"_a = nb::none(), "interleaved"_a = false, "inverse"_a = false, "inv_freq"_a = nb::none(),
-      "out"_a = nb::none(), "stream"_a = nb::none(), "dtype"_a = nb::none(),
-      nb::sig(
-          "def rope(q: SupportsDLPack, k: SupportsDLPack | None = None, positions: SupportsDLPack | None = None, *, "
-          "theta: float = 10000.0, rotary_dim: int | None = None, interleaved: bool = False, inverse: bool = False, "
-          "inv_freq: SupportsDLPack | None = None, out: typing.Any = None, stream: typing.Any = None, "
-          "dtype: typing.Any = None) -> typing.Any"),
+  def_op<&rope>(
+      module,
+      "def rope(q: SupportsDLPack, k: SupportsDLPack | None = None, positions: SupportsDLPack | None = None, *, "
+      "theta: float = 10000.0, rotary_dim: int | None = None, interleaved: bool = False, inverse: bool = False, "
+      "inv_freq: SupportsDLPack | None = None, out: typing.Any = None, stream: typing.Any = None, dtype: "
+      "typing.Any = None, backend: str | None = None) -> typing.Any",
       R"doc(Rotary position embedding of q and k, with sin and cos computed in the kernel.
 
 (a, b) -> (a cos x - b sin x, b cos x + a sin x) for each pair p of a head's first rotary_dim elements, where
@@ -101,13 +98,12 @@ Example:
 (True, True)
 )doc");
 
-  module.def(
-      "rope_table", &rope_table, "q"_a, "k"_a.none(), "cos"_a, "sin"_a, "positions"_a = nb::none(), nb::kw_only(),
-      "interleaved"_a = false, "inverse"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(),
-      "dtype"_a = nb::none(),
-      nb::sig("def rope_table(q: SupportsDLPack, k: SupportsDLPack | None, cos: SupportsDLPack, sin: SupportsDLPack, "
-              "positions: SupportsDLPack | None = None, *, interleaved: bool = False, inverse: bool = False, "
-              "out: typing.Any = None, stream: typing.Any = None, dtype: typing.Any = None) -> typing.Any"),
+  def_op<&rope_table>(
+      module,
+      "def rope_table(q: SupportsDLPack, k: SupportsDLPack | None, cos: SupportsDLPack, sin: SupportsDLPack, "
+      "positions: SupportsDLPack | None = None, *, interleaved: bool = False, inverse: bool = False, out: "
+      "typing.Any = None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> "
+      "typing.Any",
       R"doc(Rotary position embedding of q and k, with sin and cos read from tables.
 
 The formula of `rope` with cos x and sin x from the tables.

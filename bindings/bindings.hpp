@@ -32,7 +32,6 @@ void bind_loss(nb::module_& module);
 void bind_kv_ops(nb::module_& module);
 void bind_kv_page_pool(nb::module_& module);
 void bind_kv_cache(nb::module_& module);
-void bind_backend(nb::module_& module);
 
 /// A sequence of exactly two, or three, Python objects, or InvalidArgument.
 std::pair<nb::object, nb::object> parse_pair(const Call& call, const char* name, nb::handle pair, const char* what);

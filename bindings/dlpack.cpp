@@ -4,9 +4,9 @@
 
 #include <cstring>
 #include <limits>
-#include <unordered_map>
 
 #include "array.hpp"
+#include "array_type.hpp"
 #include "flashkernel/error.hpp"
 #include "torch_tensor.hpp"
 
@@ -28,55 +28,6 @@ struct ArrayStruct {
   PyObject* descr;
 };
 constexpr int kNumpyAligned = 0x100, kNumpyNotSwapped = 0x200, kNumpyWriteable = 0x400;
-
-// Looks attributes up without leaving an error behind when they are missing.
-nb::object attribute_or_null(nb::handle object, const char* name) {
-  PyObject* value = PyObject_GetAttrString(object.ptr(), name);
-  if (!value) {
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw nb::python_error();
-    PyErr_Clear();
-  }
-  return nb::steal(value);
-}
-
-std::string type_text(nb::handle object) {
-  const nb::handle type = object.type();
-  const std::string module = nb::cast<std::string>(nb::str(type.attr("__module__")));
-  const std::string name = nb::cast<std::string>(nb::str(type.attr("__qualname__")));
-  return module == "builtins" ? name : module + "." + name;
-}
-
-// The table in the chain whose major version is ours; null if there is none.
-const dlpack::ExchangeApi* exchange_api(nb::handle type) {
-  const nb::object capsule = attribute_or_null(type, "__dlpack_c_exchange_api__");
-  if (!capsule.is_valid() || !PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
-  const auto* header =
-      static_cast<const dlpack::ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  while (header && header->version.major != dlpack::kVersion.major) header = header->previous;
-  const auto* api = reinterpret_cast<const dlpack::ExchangeApi*>(header);
-  return api && api->allocate && api->managed_from_object && api->managed_to_object && api->current_work_stream
-             ? api
-             : nullptr;
-}
-
-ArrayType look_up(PyTypeObject* type) {
-  const nb::handle handle(reinterpret_cast<PyObject*>(type));
-  ArrayType entry;
-  entry.type = type;
-  if (PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(numpy_attribute("ndarray").ptr()))) {
-    entry.framework = Framework::kNumpy;
-  } else if (type == reinterpret_cast<PyTypeObject*>(nb::type<Array>().ptr())) {
-    entry.framework = Framework::kOwn;
-  } else if ((entry.api = exchange_api(handle)) != nullptr) {
-    entry.framework = Framework::kExchange;
-    entry.is_neg = attribute_or_null(handle, "is_neg").release().ptr();
-    entry.is_torch = is_torch(type);
-  } else if (attribute_or_null(handle, "__dlpack__").is_valid() &&
-             attribute_or_null(handle, "__dlpack_device__").is_valid()) {
-    entry.framework = Framework::kProtocol;
-  }
-  return entry;
-}
 
 // False when the type is one that no op takes.
 bool dtype_from(const dlpack::DataType& type, DType& dtype) {
@@ -125,8 +76,10 @@ constexpr const char* kTypesTaken = "float32, float16 and bfloat16 (and int32, i
 // cause.
 [[noreturn]] void raise_refusal(const char* op, const char* name, nb::handle array) {
   nb::python_error error;
-  std::string reason = nb::cast<std::string>(nb::str(error.value()));
+  std::string reason = text_of(error.value());
   reason = reason.substr(0, reason.find('\n'));
+  if (const std::string what = traced_as(array); !what.empty())
+    nb::raise_from(error, PyExc_ValueError, "%s: %s is %s; %s", op, name, what.c_str(), where_traced(op).c_str());
   nb::raise_from(error, PyExc_ValueError,
                  "%s: %s (%s) has no memory that DLPack can describe: %s; a dense array is needed", op, name,
                  type_text(array).c_str(), reason.c_str());
@@ -159,25 +112,6 @@ void* numpy_data(nb::handle array) {
   return info->data;
 }
 
-const ArrayType& array_type(PyTypeObject* type) {
-  // Guarded by the GIL. Types are kept alive so that an address can't come to mean another type. Never destroyed: the
-  // interpreter may be gone by then.
-  static auto* const types = new std::unordered_map<PyTypeObject*, ArrayType>;
-  static const ArrayType* last = nullptr;
-  if (last && last->type == type) return *last;
-  auto found = types->find(type);
-  if (found == types->end()) {
-    const ArrayType entry = look_up(type);
-    if (entry.framework == Framework::kNotArray) {
-      static const ArrayType not_array;
-      return not_array;
-    }
-    Py_INCREF(reinterpret_cast<PyObject*>(type));
-    found = types->emplace(type, entry).first;
-  }
-  return *(last = &found->second);
-}
-
 dlpack::DataType dlpack_type(DType dtype) {
   const auto bits = static_cast<std::uint8_t>(8 * dtype_bytes(dtype));
   switch (dtype) {
@@ -199,7 +133,7 @@ ExplainScope::~ExplainScope() { explain_into = previous_; }
 Call::Call(const char* op, nb::handle stream, nb::handle dtype) : op_(op), stream_argument_(stream) {
   if (dtype.is_none()) return;
   if (parse_dtype(op, dtype) != DType::kBFloat16)
-    fail("dtype=" + nb::cast<std::string>(nb::repr(dtype)) +
+    fail("dtype=" + short_repr(dtype) +
          "; it says how uint16 arrays are read and can only be 'bfloat16' (other arrays carry their own dtype)");
   uint16_is_bfloat16_ = true;
 }
@@ -251,7 +185,7 @@ void Call::check_view(const char* name, TensorView& view, std::uint64_t byte_off
   if (count == 0) return;
   if (!view.data)
     fail(std::string(name) + " has " + std::to_string(count) +
-         " elements but no memory (a fake, meta or wrapper tensor?)");
+         " elements but no memory (a fake, meta or wrapper tensor? flashkernel.torch takes those)");
   view.data = static_cast<char*>(view.data) + byte_offset;
   if ((reinterpret_cast<std::uintptr_t>(view.data) & static_cast<std::uintptr_t>(item - 1)) != 0)
     fail(std::string(name) + " starts at an address that is not a multiple of its element size of " +
@@ -302,6 +236,7 @@ void Call::import_numpy(const char* name, nb::handle array, bool write, TensorVi
   if (!capsule.is_valid()) throw nb::python_error();
   const auto* info = static_cast<const ArrayStruct*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (!info) throw nb::python_error();
+  if (info->two != 2) fail(std::string(name) + ".__array_struct__ is not one of NumPy's protocol 3");
   const dlpack::DataType type{static_cast<std::uint8_t>(info->kind == 'f'   ? dlpack::kFloat
                                                         : info->kind == 'i' ? dlpack::kInt
                                                         : info->kind == 'u' ? dlpack::kUInt
@@ -311,12 +246,10 @@ void Call::import_numpy(const char* name, nb::handle array, bool write, TensorVi
     const nb::object dtype = array.attr("dtype");
     const bool is_uint16 = info->kind == 'u' && info->itemsize == 2;
     // ml_dtypes' types are NumPy extension types: kind V, named "bfloat16", "float8_e4m3fn".
-    const bool is_bfloat16 =
-        info->kind == 'V' && info->itemsize == 2 && nb::cast<std::string>(nb::str(dtype)) == "bfloat16";
-    const bool is_float8 =
-        info->kind == 'V' && info->itemsize == 1 && nb::cast<std::string>(nb::str(dtype)) == "float8_e4m3fn";
+    const bool is_bfloat16 = info->kind == 'V' && info->itemsize == 2 && text_of(dtype) == "bfloat16";
+    const bool is_float8 = info->kind == 'V' && info->itemsize == 1 && text_of(dtype) == "float8_e4m3fn";
     if (!is_uint16 && !is_bfloat16 && !is_float8)
-      fail(std::string(name) + " has dtype " + nb::cast<std::string>(nb::str(dtype)) + "; " + kTypesTaken);
+      fail(std::string(name) + " has dtype " + text_of(dtype) + "; " + kTypesTaken);
     view.dtype = is_float8 ? DType::kFloat8E4M3 : uint16_as(name, is_bfloat16);
     if (is_bfloat16) ml_dtype_ = dtype;
   }
@@ -340,10 +273,13 @@ void Call::import_numpy(const char* name, nb::handle array, bool write, TensorVi
 
 void Call::import_protocol(const char* name, nb::handle array, bool write, TensorView& view) {
   const nb::object place = array.attr("__dlpack_device__")();
-  const auto device_type = nb::cast<int>(nb::int_(place[0]));
+  std::int64_t device_type = 0, device_index = 0;
+  if (!int_at(place, 0, device_type) || !int_at(place, 1, device_index) || device_index < 0)
+    fail(std::string(name) + ": " + type_text(array) + ".__dlpack_device__() gave " + short_repr(place) +
+         "; a pair of ints (device type, device index) is needed");
   nb::dict arguments;
-  if (on_gpu(device_type)) {
-    find_stream(nullptr, flashkernel::Device::cuda(nb::cast<int>(nb::int_(place[1]))));
+  if (on_gpu(static_cast<std::int32_t>(device_type))) {
+    find_stream(nullptr, flashkernel::Device::cuda(static_cast<int>(device_index)));
     // 1 is the legacy default stream; 0 is ambiguous in the protocol and refused by its users.
     const auto handle = reinterpret_cast<std::uintptr_t>(stream_.handle);
     arguments["stream"] = nb::int_(handle == 0 ? std::uintptr_t{1} : handle);
@@ -382,7 +318,8 @@ void Call::import_protocol(const char* name, nb::handle array, bool write, Tenso
            ") can't say whether it may be written (DLPack before 1.0); the op writes to it");
     return import_tensor(name, managed->tensor, view);
   }
-  fail(std::string(name) + ": " + type_text(array) + ".__dlpack__() returned no DLPack capsule");
+  fail(std::string(name) + ": " + type_text(array) + ".__dlpack__() gave " + short_repr(capsule) +
+       "; a capsule \"dltensor\" or \"dltensor_versioned\" that nobody has taken is needed");
 }
 
 void Call::import(const char* name, nb::handle array, bool write, TensorView& view) {
@@ -401,28 +338,34 @@ void Call::import(const char* name, nb::handle array, bool write, TensorView& vi
           fail(std::string(name) + " is read-only; the op writes to it");
         import_tensor(name, managed->tensor, view);
       }
-      // Imaginary parts of conjugated complex numbers, of which there are none in the other types.
-      if (type.is_neg && (view.dtype == DType::kFloat32 || view.dtype == DType::kFloat16)) {
-        const nb::object is_neg = nb::steal(PyObject_CallFunctionObjArgs(type.is_neg, array.ptr(), nullptr));
-        if (!is_neg.is_valid()) throw nb::python_error();
-        if (is_neg.ptr() != Py_False)
-          fail(std::string(name) + " is a lazily negated view (torch.is_neg); call resolve_neg() first");
-      }
+      if (type.is_torch) check_torch(name, array, write, view);
       break;
     }
     case Framework::kNumpy: import_numpy(name, array, write, view); break;
     case Framework::kOwn: view = nb::cast<const Array&>(array).view; break;
     case Framework::kProtocol: import_protocol(name, array, write, view); break;
-    case Framework::kNotArray: {
-      const std::string message = std::string(op_) + ": " + name + " is " +
-                                  (array.is_none() ? "None" : "a " + type_text(array)) +
-                                  "; an array that speaks DLPack is needed (torch, NumPy, JAX, CuPy, ...)";
-      throw nb::type_error(message.c_str());
-    }
+    case Framework::kNotArray: throw nb::type_error(not_an_array(op_, name, array).c_str());
   }
   if (!has_first_) adopt_first(type, array, view);
   if (view.device.is_cuda() && !stream_known_) find_stream(&type, view.device);
 }
+
+// What torch knows of a tensor and DLPack can't tell: gradients and tangents, which no op here records, and lazy
+// negation. Results that are written into tensors count as changes of them once the op has run.
+void Call::check_torch(const char* name, nb::handle tensor, bool write, const TensorView& view) {
+  if (!torch_modes_) torch_modes_ = torch_modes();
+  if (*torch_modes_ != TorchModes{}) {
+    const bool has_gradient = torch_modes_->gradients && requires_gradient(tensor);
+    if (has_gradient || (torch_modes_->tangents && has_tangent(tensor)))
+      raise_unrecorded(op_, name, has_gradient, write);
+  }
+  // Imaginary parts of conjugated complex numbers, of which there are none in the other types.
+  if ((view.dtype == DType::kFloat32 || view.dtype == DType::kFloat16) && is_negated(tensor))
+    fail(std::string(name) + " is a lazily negated view (torch.is_neg); call resolve_neg() first");
+  if (write && num_written_ < kMaxWritten) written_[num_written_++] = tensor;
+}
+
+void Call::count_changes() const { increment_versions(written_, num_written_); }
 
 void Call::adopt_first(const ArrayType& type, nb::handle array, const TensorView& view) {
   has_first_ = true;
@@ -529,7 +472,12 @@ nb::object Call::result(Output& output) {
 Stream parse_stream(const char* op, nb::handle stream) {
   nb::object value = nb::borrow(stream);
   if (const nb::object method = attribute_or_null(stream, "__cuda_stream__"); method.is_valid()) {
-    value = method()[1];
+    const nb::object pair = method();
+    if (!nb::isinstance<nb::sequence>(pair) || nb::len(pair) != 2)
+      throw nb::type_error((std::string(op) + ": stream: " + type_text(stream) + ".__cuda_stream__() gave " +
+                            short_repr(pair) + "; a pair (0, handle) is needed")
+                               .c_str());
+    value = pair[1];
   } else if (const nb::object handle = attribute_or_null(stream, "cuda_stream"); handle.is_valid()) {
     value = handle;  // torch.cuda.Stream before it had __cuda_stream__
   }
@@ -545,7 +493,7 @@ Stream parse_stream(const char* op, nb::handle stream) {
 }
 
 flashkernel::Device parse_device(nb::handle device) {
-  const std::string text = nb::cast<std::string>(nb::str(device));
+  const std::string text = text_of(device);
   if (text == "cpu" || text == "cpu:0") return flashkernel::Device::cpu();
   if (text == "cuda") return flashkernel::Device::cuda(0);
   if (text.size() > 5 && text.size() < 12 && text.compare(0, 5, "cuda:") == 0 &&
@@ -557,18 +505,18 @@ flashkernel::Device parse_device(nb::handle device) {
 DType parse_dtype(const char* op, nb::handle dtype) {
   std::string text;
   if (nb::isinstance<nb::str>(dtype)) {
-    text = nb::cast<std::string>(dtype);
+    text = text_of(dtype);
   } else if (const nb::object name = attribute_or_null(dtype, "__name__"); name.is_valid()) {
-    text = nb::cast<std::string>(nb::str(name));  // numpy.float16 and ml_dtypes.bfloat16 are classes
+    text = text_of(name);  // numpy.float16 and ml_dtypes.bfloat16 are classes
   } else {
-    text = nb::cast<std::string>(nb::str(dtype));  // "torch.float16", or numpy.dtype("float16")
+    text = text_of(dtype);  // "torch.float16", or numpy.dtype("float16")
   }
   const auto dot = text.rfind('.');
   if (dot != std::string::npos) text.erase(0, dot + 1);
   for (const DType known : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt32, DType::kInt64,
                             DType::kUInt8, DType::kFloat8E4M3, DType::kInt8})
     if (text == dtype_name(known)) return known;
-  throw InvalidArgument(std::string(op) + ": dtype=" + nb::cast<std::string>(nb::repr(dtype)) +
+  throw InvalidArgument(std::string(op) + ": dtype=" + short_repr(dtype) +
                         "; 'float32', 'float16' or 'bfloat16' is needed");
 }
 

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,7 +35,13 @@ struct ArrayType {
   const dlpack::ExchangeApi* api = nullptr;
   /// There are no read-only torch tensors, so that those written to need not be managed, which is what tells.
   bool is_torch = false;
-  PyObject* is_neg = nullptr;  ///< torch's lazy negation, which DLPack can't express
+};
+
+/// What torch is recording on this thread.
+struct TorchModes {
+  bool gradients = false;
+  bool tangents = false;  ///< forward-mode derivatives
+  bool operator!=(const TorchModes& other) const { return gradients != other.gradients || tangents != other.tangents; }
 };
 
 /// What is known of a type, looked up once per type.
@@ -117,6 +124,7 @@ class Call {
     } else {
       function(context);
     }
+    if (num_written_ != 0 && !context.explain) count_changes();
   }
 
   /// What Python gets for an output, once the op has run.
@@ -134,6 +142,8 @@ class Call {
   void import_tensor(const char* name, const dlpack::Tensor& tensor, TensorView& view);
   void import_numpy(const char* name, nb::handle array, bool write, TensorView& view);
   void import_protocol(const char* name, nb::handle array, bool write, TensorView& view);
+  void check_torch(const char* name, nb::handle tensor, bool write, const TensorView& view);
+  void count_changes() const;
   void check_view(const char* name, TensorView& view, std::uint64_t byte_offset);
   void adopt_first(const ArrayType& type, nb::handle array, const TensorView& view);
   DType uint16_as(const char* name, bool is_bfloat16_array);
@@ -152,7 +162,10 @@ class Call {
   nb::handle first_array_;
   std::vector<dlpack::ManagedTensorVersioned*> owned_;
   std::vector<dlpack::ManagedTensor*> owned_old_;
-  std::vector<nb::object> keep_alive_;
+  std::optional<TorchModes> torch_modes_;
+  static constexpr int kMaxWritten = 8;  // kv_append writes most: pages, scales and q
+  nb::handle written_[kMaxWritten];      // torch's, given by the caller
+  int num_written_ = 0;
 };
 
 /// While it exists, ops called from this thread explain instead of run.

@@ -1,8 +1,9 @@
 // Maps the library's typed errors to Python: ValueError, NotImplementedError, OutOfMemoryError, OutOfPagesError,
 // CudaError, BlockTableError. The classes are made here so that the numbers of an out-of-memory error arrive as
 // attributes.
-#include "bindings.hpp"
+#include "array_type.hpp"
 #include "flashkernel/error.hpp"
+#include "op.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -60,7 +61,41 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
+PyObject* builtin_error(nb::exception_type type) {
+  switch (type) {
+    case nb::exception_type::value_error: return PyExc_ValueError;
+    case nb::exception_type::type_error: return PyExc_TypeError;
+    case nb::exception_type::buffer_error: return PyExc_BufferError;
+    case nb::exception_type::index_error: return PyExc_IndexError;
+    case nb::exception_type::key_error: return PyExc_KeyError;
+    case nb::exception_type::attribute_error: return PyExc_AttributeError;
+    default: return PyExc_RuntimeError;
+  }
+}
+
 }  // namespace
+
+void set_python_error() noexcept {
+  try {
+    try {
+      throw;
+    } catch (nb::python_error& error) {
+      error.restore();
+    } catch (const nb::builtin_exception& error) {
+      PyErr_SetString(builtin_error(error.type()), error.what());
+    } catch (...) {
+      translate(std::current_exception(), nullptr);
+    }
+  } catch (const std::bad_cast&) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "flashkernel: an argument holds a value of a wrong type");
+  } catch (const std::bad_alloc& error) {
+    PyErr_SetString(PyExc_MemoryError, error.what());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    PyErr_SetString(PyExc_SystemError, "flashkernel: an exception of an unknown kind");
+  }
+}
 
 void bind_errors(nb::module_& module) {
   out_of_memory_error = new_class(module, "OutOfMemoryError",
@@ -86,7 +121,7 @@ namespace {
 
 nb::sequence parse_some(const Call& call, const char* name, nb::handle some, const char* what, std::size_t count) {
   if (!nb::isinstance<nb::tuple>(some) && !nb::isinstance<nb::list>(some))
-    call.fail(std::string(name) + "=" + nb::cast<std::string>(nb::repr(some)) + "; " + what + " is needed");
+    call.fail(std::string(name) + "=" + short_repr(some) + "; " + what + " is needed");
   const auto sequence = nb::borrow<nb::sequence>(some);
   if (nb::len(sequence) != count)
     call.fail(std::string(name) + " has " + std::to_string(nb::len(sequence)) + " entries; " + what + " is needed");

@@ -2,6 +2,7 @@
 // bind_attention.cpp.
 #pragma once
 
+#include "array_type.hpp"
 #include "bindings.hpp"
 #include "flashkernel/kv_scales.hpp"
 
@@ -28,7 +29,7 @@ inline void apply_kv_dtype(const Call& call, nb::handle kv_dtype, TensorView& k_
   if (!kv_dtype.is_none()) {
     dtype = parse_dtype(call.op(), kv_dtype);
     if (!is_quantized(dtype))
-      call.fail("kv_dtype=" + nb::cast<std::string>(nb::repr(kv_dtype)) +
+      call.fail("kv_dtype=" + short_repr(kv_dtype) +
                 "; it says how uint8 pages are read and can be 'float8_e4m3fn' or 'int8'");
   }
   for (TensorView* pages : {&k_pages, &v_pages}) {

@@ -8,6 +8,7 @@ NB_MODULE(_C, module) {
   using namespace flashkernel::python;
   module.doc() = "FlashKernel's compiled ops; use them as flashkernel.<name>.";
   module.attr("__version__") = FLASHKERNEL_VERSION_STRING;
+  module.attr("BACKEND_OPS") = nb::tuple();  // grows as ops with the keyword `backend` are bound
   bind_errors(module);
   bind_array(module);
   bind_device(module);
@@ -24,5 +25,4 @@ NB_MODULE(_C, module) {
   bind_kv_ops(module);
   bind_kv_page_pool(module);
   bind_kv_cache(module);
-  bind_backend(module);
 }

@@ -64,7 +64,131 @@ struct Extents {
   }
 };
 
+// What the checks of arguments call, looked up once.
+struct Recording {
+  nb::object is_grad_enabled, is_neg, is_inference, increment_version, unpack_dual;
+  nb::object forward_mode;  // torch.autograd.forward_ad's dict, where the level of dual tensors is
+  PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
+  PyObject* current_level = PyUnicode_InternFromString("_current_level");
+  PyObject* no_level = PyLong_FromLong(-1);
+  bool takes_tuple = true;
+
+  Recording() {
+    const nb::module_ torch = nb::module_::import_("torch");
+    is_grad_enabled = torch.attr("is_grad_enabled");
+    is_neg = torch.attr("Tensor").attr("is_neg");
+    is_inference = torch.attr("Tensor").attr("is_inference");
+    const nb::module_ forward_ad = nb::module_::import_("torch.autograd.forward_ad");
+    unpack_dual = forward_ad.attr("unpack_dual");
+    forward_mode = forward_ad.attr("__dict__");
+    increment_version = torch.attr("_C").attr("_increment_version");
+    try {
+      increment_version(nb::make_tuple(torch.attr("empty")(0)));
+    } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_TypeError)) throw;
+      takes_tuple = false;  // torch before 2.6 takes one tensor
+    }
+  }
+};
+
+const Recording& recording() {
+  static const Recording& known = *new Recording;
+  return known;
+}
+
+bool truth(nb::handle callable, nb::handle tensor) {
+  const nb::object answer = nb::steal(PyObject_CallFunctionObjArgs(callable.ptr(), tensor.ptr(), nullptr));
+  if (!answer.is_valid()) throw nb::python_error();
+  return answer.ptr() == Py_True;
+}
+
+// The ops that flashkernel.torch has.
+constexpr const char* kTorchOps[] = {"attention", "attention_paged", "attention_varlen", "cross_entropy", "kv_append",
+                                     "kv_read",   "layer_norm",      "linear",           "log_softmax",   "rms_norm",
+                                     "rope",      "rope_table",      "softmax",          "swiglu"};
+// Those of them that have a gradient.
+bool has_gradient(const std::string& op) { return op.rfind("kv_", 0) != 0 && op != "attention_paged"; }
+
+std::string torch_op(const std::string& op) {
+  for (const char* known : kTorchOps)
+    if (op == known) return "flashkernel.torch." + op;
+  return "";
+}
+
 }  // namespace
+
+TorchModes torch_modes() {
+  const Recording& known = recording();
+  const nb::object enabled = nb::steal(PyObject_CallNoArgs(known.is_grad_enabled.ptr()));
+  if (!enabled.is_valid()) throw nb::python_error();
+  PyObject* const level = PyDict_GetItem(known.forward_mode.ptr(), known.current_level);
+  return {enabled.ptr() == Py_True, level && level != known.no_level && PyLong_AsLong(level) >= 0};
+}
+
+bool requires_gradient(nb::handle tensor) {
+  const nb::object answer = nb::steal(PyObject_GetAttr(tensor.ptr(), recording().requires_grad));
+  if (!answer.is_valid()) throw nb::python_error();
+  return answer.ptr() == Py_True;
+}
+
+bool has_tangent(nb::handle tensor) { return !recording().unpack_dual(tensor).attr("tangent").is_none(); }
+
+bool is_negated(nb::handle tensor) { return truth(recording().is_neg, tensor); }
+
+void increment_versions(const nb::handle* tensors, int count) {
+  const Recording& known = recording();
+  const auto increment = [&](nb::handle what) {
+    return nb::steal(PyObject_CallFunctionObjArgs(known.increment_version.ptr(), what.ptr(), nullptr)).is_valid();
+  };
+  if (known.takes_tuple) {
+    const nb::object all = nb::steal(PyTuple_New(count));
+    for (int i = 0; i < count; ++i) PyTuple_SetItem(all.ptr(), i, nb::borrow(tensors[i]).release().ptr());
+    if (increment(all)) return;
+    PyErr_Clear();
+  }
+  for (int i = 0; i < count; ++i) {
+    if (truth(known.is_inference, tensors[i])) continue;  // has no counter, and autograd never saves it
+    if (!increment(known.takes_tuple ? nb::handle(nb::make_tuple(tensors[i])) : tensors[i])) throw nb::python_error();
+  }
+}
+
+void raise_unrecorded(const char* op, const char* name, bool is_gradient, bool written) {
+  std::string message = std::string(op) + ": " + name;
+  if (!is_gradient) {
+    message += " carries a forward-mode derivative, which no op of FlashKernel can follow; use reverse mode (" +
+               (torch_op(op).empty() || !has_gradient(op) ? "flashkernel.torch" : torch_op(op)) +
+               " with backward(), vjp or jacrev)";
+  } else if (written) {
+    message += " requires a gradient, and autograd would not see that it is written to; pass " + std::string(name) +
+               ".detach(), or call under torch.no_grad()";
+  } else {
+    message += " requires a gradient, which this op does not record; ";
+    message += torch_op(op).empty() || !has_gradient(op) ? "" : "call " + torch_op(op) + ", or ";
+    message += "pass " + std::string(name) + ".detach(), or call under torch.no_grad()";
+  }
+  PyErr_SetString(PyExc_RuntimeError, message.c_str());
+  throw nb::python_error();
+}
+
+std::string traced_as(nb::handle tensor) {
+  const nb::module_ torch = nb::module_::import_("torch");
+  const auto is = [&](const nb::object& scope, const char* name) {
+    return nb::hasattr(scope, name) && nb::cast<bool>(scope.attr(name)(tensor));
+  };
+  if (!is_torch(reinterpret_cast<PyTypeObject*>(tensor.type().ptr()))) return "";
+  if (is(torch, "_is_functional_tensor")) return "a tensor that torch traces (functionalize)";
+  const nb::object functorch = torch.attr("_C").attr("_functorch");
+  if (is(functorch, "is_batchedtensor")) return "a batched tensor of torch.vmap";
+  if (is(functorch, "is_functorch_wrapped_tensor")) return "a tensor that torch.func transforms (grad, jvp, vmap)";
+  if (nb::cast<bool>(tensor.attr("is_meta"))) return "a tensor on the meta device, without memory";
+  return "";
+}
+
+std::string where_traced(const std::string& op) {
+  const std::string served = torch_op(op);
+  return served.empty() ? "this op runs on real tensors only, outside torch.compile and torch.func"
+                        : "call " + served + ", which torch.compile and torch.func can trace";
+}
 
 bool is_torch(PyTypeObject* type) {
   const auto modules = nb::cast<nb::dict>(nb::module_::import_("sys").attr("modules"));

@@ -13,7 +13,7 @@ import flashkernel as fk
 OPS = [
     name
     for name in fk.__all__
-    if type(getattr(fk, name)).__name__ == "nb_func" and "stream" in getattr(fk, name).__doc__
+    if inspect.isbuiltin(getattr(fk, name)) and "stream" in inspect.signature(getattr(fk, name)).parameters
 ]
 MODULES = ("flashkernel", "flashkernel.ops", "flashkernel.testing", "flashkernel.typing", "flashkernel.reference")
 

@@ -140,7 +140,9 @@ class Gpt2(Model):
         for i, layer in enumerate(self.layers):
             qkv = fk.linear(x, layer.attn_weight, layer.attn_bias, **options)
             qkv = qkv.reshape(qkv.shape[0], 3, self.heads_q, self.head_dim)
-            fk.kv_append(qkv[:, 1], qkv[:, 2], *self.pages(pool, i), batch.slots, **self.kv_options(pool, i), **options)
+            k_pages, v_pages = self.pages(pool, i)
+            kv_options = self.kv_options(pool, i)
+            fk.kv_append(qkv[:, 1], qkv[:, 2], k_pages, v_pages, batch.slots, **kv_options, **options)
             x = self.attend(qkv[:, 0], pool, i, batch, layer.scale)
             x = fk.linear(x, layer.attn_proj_weight, layer.attn_proj_bias, **options)
             x, residual = fk.layer_norm(

@@ -282,7 +282,8 @@ class Llama(Model):
                 "rotary_dim": self.rotary_dim,
                 "inv_freq": self.inv_freq,
             }
-            fk.kv_append(k, v, *self.pages(pool, i), batch.slots, rope=rope, **self.kv_options(pool, i), **options)
+            k_pages, v_pages = self.pages(pool, i)
+            fk.kv_append(k, v, k_pages, v_pages, batch.slots, rope=rope, **self.kv_options(pool, i), **options)
             x = self.attend(q, pool, i, batch, self.scale, layer.window)
             x = fk.linear(x, layer.out_weight, layer.out_bias, **options)
             x, residual = fk.rms_norm(x, layer.mlp_norm, residual=residual, eps=self.eps, **options)

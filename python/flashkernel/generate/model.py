@@ -80,9 +80,11 @@ class Model(ABC):
         window: most keys that a query sees, its own included.
         """
         one_each = batch.cu_seqlens is None  # then q is [batch, heads_q, 1, head_dim]
+        k_pages, v_pages = self.pages(pool, layer)
         out = fk.attention_paged(
             q[:, :, None] if one_each else q,
-            *self.pages(pool, layer),
+            k_pages,
+            v_pages,
             batch.block_table,
             batch.seq_lens,
             cu_seqlens_q=batch.cu_seqlens,

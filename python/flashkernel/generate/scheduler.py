@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -273,7 +274,7 @@ class Scheduler:
             events.append(self._accept(request, int(token)))
         return events
 
-    def _first_tokens(self, logits: object, requests: list[Request]) -> np.ndarray:
+    def _first_tokens(self, logits: Any, requests: list[Request]) -> np.ndarray:
         arrays = self.model.arrays
         if not requests:
             return np.empty(0, np.int64)

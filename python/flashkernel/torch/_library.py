@@ -1,7 +1,7 @@
 """How FlashKernel's ops are registered with torch: one `Library`, and helpers for fakes, gradients and the direct path.
 
-Called by the op modules of this package. Invariant: every op's kernel gets plain tensors that require no gradient,
-runs on their device and returns new tensors that alias none of them.
+Called by the op modules of this package. Invariant: every op's kernel runs below autograd, on plain tensors and on their
+device, and returns new tensors that alias none of them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 
 __all__ = [
     "LIBRARY",
@@ -21,6 +22,7 @@ __all__ = [
     "like",
     "no_second_derivative",
     "refuse_gradient",
+    "refuse_tangents",
 ]
 
 LIBRARY = torch.library.Library("flashkernel", "DEF")
@@ -34,7 +36,9 @@ def define(
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
 ) -> Any:
-    """Registers `flashkernel::<schema>` for the CPU and CUDA and returns its `torch.ops` overload."""
+    """Registers `flashkernel::<schema>` for the CPU and CUDA and returns a function that calls it, also under
+    torch.func's transforms.
+    """
     name = schema.split("(", 1)[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
     for key in ("CPU", "CUDA"):
@@ -42,7 +46,56 @@ def define(
     torch.library.register_fake(f"flashkernel::{name}", fake, lib=LIBRARY)
     if backward is not None:
         torch.library.register_autograd(f"flashkernel::{name}", backward, setup_context=setup_context, lib=LIBRARY)
-    return getattr(torch.ops.flashkernel, name).default
+    op = getattr(torch.ops.flashkernel, name).default
+    function = None if backward is None else _function(name, op, backward, setup_context)
+
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return op(*args)
+        if forward_ad._current_level >= 0:
+            refuse_tangents(name, *args)
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            return op(*args)
+        if function is None:
+            raise NotImplementedError(
+                f"{name}: it writes to its arguments, which vmap, grad and jvp can't follow; call it outside of them"
+            )
+        return function.apply(*args)
+
+    return call
+
+
+def _function(name: str, op: Any, backward: Callable[..., Any], setup_context: Callable[..., Any] | None) -> Any:
+    """The op as torch.func's grad, vjp and vmap want it: what register_autograd makes knows none of them."""
+
+    def keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:
+        """For ops whose gradient is refused."""
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError(_no_tangents(name))
+
+    members = {
+        "forward": staticmethod(lambda *args: op(*args)),
+        "setup_context": staticmethod(setup_context or keep_nothing),
+        "backward": staticmethod(backward),
+        "jvp": staticmethod(jvp),
+        "generate_vmap_rule": True,  # through the dispatcher's fallback, one example after the other
+    }
+    return type(f"Transformed_{name}", (torch.autograd.Function,), members)
+
+
+def _no_tangents(name: str) -> str:
+    return (
+        f"{name}: an argument carries a forward-mode derivative (jvp, jacfwd, forward_ad), and flashkernel.torch has "
+        "reverse mode only; use backward(), torch.func.vjp or jacrev"
+    )
+
+
+def refuse_tangents(name: str, *args: Any) -> None:
+    """Raises where a forward-mode derivative would be dropped without a word."""
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and forward_ad.unpack_dual(arg).tangent is not None:
+            raise NotImplementedError(_no_tangents(name))
 
 
 def refuse_gradient(message: str) -> Callable[..., Any]:
@@ -71,6 +124,7 @@ def direct(*tensors: torch.Tensor | None) -> bool:
     """
     if (
         torch.compiler.is_compiling()
+        or forward_ad._current_level >= 0
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
     ):
@@ -79,9 +133,7 @@ def direct(*tensors: torch.Tensor | None) -> bool:
     for tensor in tensors:
         if tensor is not None and (type(tensor) not in _PLAIN or (grad and tensor.requires_grad)):
             return False
-    # DLPack refuses tensors that require a gradient even where none is recorded; the dispatcher hands over detached
-    # ones.
-    return grad or not any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return True  # where none is recorded, the compiled ops take parameters as they are
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:

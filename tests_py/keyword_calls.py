@@ -1,0 +1,153 @@
+"""One valid call of every op of `flashkernel`, as keywords, for tests that hold for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import flashkernel as fk
+
+
+def calls() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Case -> (op, keywords) with new torch tensors; every array that an op can take or write is there."""
+    generator = torch.Generator().manual_seed(0)
+
+    def f(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    def i(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype)
+
+    x, q, packed = f(3, 4), f(1, 2, 4, 8), f(4, 2, 8)
+    out, lse = fk.attention(q, q, q, return_lse=True)
+    packed_out, packed_lse = fk.attention_varlen(packed, packed, packed, i(0, 4), i(0, 4), 4, 4, return_lse=True)
+    lengths = {"cu_seqlens_q": i(0, 4), "cu_seqlens_k": i(0, 4), "max_seqlen_q": 4, "max_seqlen_k": 4}
+    extras = {"bias": f(4, 4), "alibi_slopes": f(2), "sinks": f(2)}
+    pages = {"k_pages": f(2, 16, 2, 8), "v_pages": f(2, 16, 2, 8)}
+    bytes_ = {name: torch.zeros(2, 16, 2, 8, dtype=torch.int8) for name in pages}
+    table = {"block_table": torch.tensor([[1, 0]], dtype=torch.int32), "seq_lens": i(20)}
+    turned = {"positions": i(0, 1, 2, 3), "inv_freq": f(4)}
+    mean, rstd = f(3), f(3).abs()
+    row = {"weight": f(4), "residual": f(3, 4), "out": f(3, 4), "residual_out": f(3, 4)}
+    token_scales = (torch.ones(2, 2, 16), torch.ones(2, 2, 16))
+    return {
+        "add": ("add", {"a": f(3, 4), "b": x, "out": f(3, 4)}),
+        "argmax": ("argmax", {"x": x, "axis": 1, "out": torch.zeros(3, dtype=torch.int64)}),
+        "attention": ("attention", {"q": f(1, 2, 4, 8), "k": q, "v": f(1, 2, 4, 8), **extras, "out": f(1, 2, 4, 8)}),
+        "attention_backward": (
+            "attention_backward",
+            {"grad_out": f(1, 2, 4, 8), "q": q, "k": f(1, 2, 4, 8), "v": f(1, 2, 4, 8), "out": out, "lse": lse}
+            | {**extras, "grad_lse": f(1, 2, 4), "grads": (f(1, 2, 4, 8), f(1, 2, 4, 8), f(1, 2, 4, 8))},
+        ),
+        "attention_paged": (
+            "attention_paged",
+            {"q": f(1, 2, 4, 8), **pages, **table, "sinks": f(2), "out": f(1, 2, 4, 8)},
+        ),
+        "attention_varlen": (
+            "attention_varlen",
+            {"q": f(4, 2, 8), "k": packed, "v": f(4, 2, 8), **lengths, "sinks": f(2), "out": f(4, 2, 8)},
+        ),
+        "attention_varlen_backward": (
+            "attention_varlen_backward",
+            {"grad_out": f(4, 2, 8), "q": packed, "k": f(4, 2, 8), "v": f(4, 2, 8), "out": packed_out}
+            | {"lse": packed_lse, **lengths, "grad_lse": f(2, 4), "grads": (f(4, 2, 8), f(4, 2, 8), f(4, 2, 8))},
+        ),
+        "check_block_table": ("check_block_table", {**table, "num_pages": 2, "page_size": 16}),
+        "cross_entropy": ("cross_entropy", {"logits": x, "targets": i(0, 1, 2)}),
+        "cross_entropy_backward": (
+            "cross_entropy_backward",
+            {"grad_loss": f(), "logits": x, "targets": i(0, 1, 2), "lse": f(3), "out": f(3, 4)},
+        ),
+        "kv_append": (
+            "kv_append",
+            {
+                "k": packed,
+                "v": f(4, 2, 8),
+                "k_pages": f(2, 16, 2, 8),
+                "v_pages": f(2, 16, 2, 8),
+                "slots": i(0, 1, 2, 17),
+            }
+            | {"rope": {**turned, "q": f(4, 2, 8), "q_out": f(4, 2, 8)}},
+        ),
+        "kv_append, 8 bits": (
+            "kv_append",
+            {"k": packed, "v": f(4, 2, 8), **bytes_, "slots": i(0, 1, 2, 17), "kv_scales": token_scales},
+        ),
+        "kv_copy_pages": (
+            "kv_copy_pages",
+            {"k_pages": f(2, 16, 2, 8), "v_pages": f(2, 16, 2, 8), "src": i(0), "dst": i(1)},
+        ),
+        "kv_copy_pages, 8 bits": (
+            "kv_copy_pages",
+            {**{k: v.clone() for k, v in bytes_.items()}, "src": i(0), "dst": i(1)}
+            | {"kv_scales": (torch.ones(2, 2, 16), torch.ones(2, 2, 16))},
+        ),
+        "kv_read": ("kv_read", {**pages, **table, "max_seq": 20, "out": (f(1, 20, 2, 8), f(1, 20, 2, 8))}),
+        "layer_norm": ("layer_norm", {"x": x, "bias": f(4), **row}),
+        "layer_norm_backward": (
+            "layer_norm_backward",
+            {"grad_out": f(3, 4), "h": x, "weight": f(4), "mean": mean, "rstd": rstd, "grad_residual_out": f(3, 4)},
+        ),
+        "linear": ("linear", {"x": x, "weight": f(5, 4), "bias": f(5), "out": f(3, 5)}),
+        "linear_backward": (
+            "linear_backward",
+            {"grad_out": f(3, 5), "x": x, "weight": f(5, 4), "preactivation": f(3, 5), "activation": "silu"},
+        ),
+        "log_softmax": ("log_softmax", {"x": x, "out": f(3, 4)}),
+        "log_softmax_backward": ("log_softmax_backward", {"grad_out": f(3, 4), "out": x}),
+        "merge_states": (
+            "merge_states",
+            {"out_a": x, "lse_a": f(3), "out_b": f(3, 4), "lse_b": f(3), "out": (f(3, 4), f(3))},
+        ),
+        "reduce_max": ("reduce_max", {"x": x, "axis": 1, "out": f(3)}),
+        "reduce_mean": ("reduce_mean", {"x": x, "axis": 1, "out": f(3)}),
+        "reduce_sum": ("reduce_sum", {"x": x, "axis": 1, "out": f(3)}),
+        "rms_norm": ("rms_norm", {"x": x, **row}),
+        "rms_norm_backward": (
+            "rms_norm_backward",
+            {"grad_out": f(3, 4), "h": x, "weight": f(4), "rstd": rstd, "grad_residual_out": f(3, 4)},
+        ),
+        "rope": ("rope", {"q": f(1, 2, 4, 8), "k": q, **turned, "out": (f(1, 2, 4, 8), f(1, 2, 4, 8))}),
+        "rope_table": (
+            "rope_table",
+            {"q": f(1, 2, 4, 8), "k": q, "cos": f(4, 4), "sin": f(4, 4), "out": (f(1, 2, 4, 8), f(1, 2, 4, 8))},
+        ),
+        "softmax": ("softmax", {"x": x, "out": f(3, 4)}),
+        "softmax_backward": ("softmax_backward", {"grad_out": f(3, 4), "out": x}),
+        "swiglu": ("swiglu", {"gate": x, "up": f(3, 4), "out": f(3, 4)}),
+        "swiglu_backward": ("swiglu_backward", {"grad_out": f(3, 4), "gate": x, "up": f(3, 4)}),
+    }
+
+
+Path = tuple[Any, ...]
+
+
+def arrays(keywords: Any, path: Path = ()) -> dict[Path, torch.Tensor]:
+    """Where the tensors of a call are: ("q",), ("out", 1), ("rope", "q_out")."""
+    if isinstance(keywords, torch.Tensor):
+        return {path: keywords}
+    items: Any = keywords.items() if isinstance(keywords, dict) else ()
+    if isinstance(keywords, tuple):
+        items = enumerate(keywords)
+    return {at: tensor for key, value in items for at, tensor in arrays(value, (*path, key)).items()}
+
+
+def replaced(keywords: Any, path: Path, value: Any) -> Any:
+    """The same call with another value at a path."""
+    if not path:
+        return value
+    if isinstance(keywords, tuple):
+        return tuple(replaced(v, path[1:], value) if i == path[0] else v for i, v in enumerate(keywords))
+    return {k: replaced(v, path[1:], value) if k == path[0] else v for k, v in keywords.items()}
+
+
+def written(case: str) -> list[Path]:
+    """The arrays that a call writes."""
+    op, keywords = calls()[case]
+    paths = [path for path in arrays(keywords) if path[0] in ("out", "grads", "residual_out") or path[-1] == "q_out"]
+    if op.endswith("_backward"):  # whose `out` is what the forward pass gave
+        paths = [path for path in paths if path[0] == "grads" or op == "cross_entropy_backward"]
+    if op in ("kv_append", "kv_copy_pages"):
+        paths += [path for path in arrays(keywords) if path[0] in ("k_pages", "v_pages", "kv_scales")]
+    return paths
