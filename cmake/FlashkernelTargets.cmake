@@ -32,7 +32,7 @@ set(_object_libraries)
 set(_private_libraries Threads::Threads)
 
 # flashkernel_add_objects(name source... [KERNELS] [FLAGS flag...]): one folder's objects with the folder's own compile flags.
-# KERNELS: without a stack protector. It cost small calls 3 % and attention 2 % (AVX2); what kernels are given, src/ops has
+# KERNELS: without a stack protector. With it attention took about 2 % longer (AVX2); what kernels are given, src/ops has
 # checked before. For that reason what launches CUDA's has none either, nor other flags for nvcc's host compiler.
 function(flashkernel_add_objects name)
   cmake_parse_arguments(ARG "KERNELS" "" "FLAGS" ${ARGN})
