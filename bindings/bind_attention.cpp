@@ -64,7 +64,7 @@ nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages,
     if (!max_seqlen_q) longest = extent(q_view, -2);
   } else if (!max_seqlen_q) {
     longest = largest_step(cu_q);
-    if (longest < 0) call.fail("max_seqlen_q is missing; it is needed with cu_seqlens_q on a GPU");
+    if (longest < 0) longest = extent(q_view, 0);  // on a GPU: no sequence is longer than all of them
   }
   Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(extent(v_view, -1)));
   Output lse;
@@ -190,7 +190,8 @@ block_table: int32 [batch, max_pages]. Entries past a sequence's last page, and 
 seq_lens: int32 or int64 [batch]: keys of each sequence, those of the new queries included. On a GPU, lengths and table are
    read while the call runs, by many blocks: another stream that writes them waits for it.
 cu_seqlens_q: int32 or int64 [batch + 1]: where each sequence's queries start.
-max_seqlen_q: bound of the query lengths; needed with cu_seqlens_q on a GPU, found from it on the CPU.
+max_seqlen_q: bound of the query lengths. With cu_seqlens_q by default found from it on the CPU, and total_q on a GPU, where a
+   tighter one is faster.
 causal, window, softcap, scale, alibi_slopes, sinks: as in `attention`, with each sequence's own seq_k.
 return_lse: also return the LSE, float32 [batch, heads_q, seq_q] or [heads_q, total_q].
 check: on a GPU, look at the table first and raise BlockTableError as `check_block_table` does, at the price of waiting for

@@ -92,7 +92,8 @@ True
 
 grad_logits[r] = w[r] * (softmax(logits[r]) - target distribution[r]); w is grad_loss, divided by the counted rows for "mean".
 
-grad_loss: float32, the loss's shape. logits, targets, ignore_index, label_smoothing, reduction: as given to `cross_entropy`.
+grad_loss: float32, the loss's shape, by any stride.
+logits, targets, ignore_index, label_smoothing, reduction: as given to `cross_entropy`.
 lse: what `cross_entropy(..., return_lse=True)` gave.
 out: written in place and returned; logits' shape and dtype; may be logits.
 

@@ -109,7 +109,7 @@ Example:
 The formula of `rope` with cos x and sin x from the tables.
 
 q: [batch, heads_q, seq, head_dim]; k: [batch, heads_kv, seq, head_dim], q's dtype, or None.
-cos, sin: float32 or q's dtype; [max_positions, rotary_dim / 2] looked up by position, or [batch or 1, seq, rotary_dim / 2]
+cos, sin: float32, float16 or bfloat16, both the same; [max_positions, rotary_dim / 2] looked up by position, or [batch or 1, seq, rotary_dim / 2]
    used as they are.
 positions: int32 or int64 [seq] or [batch, seq]; None: 0, 1, 2, ...; must be None with 3-D tables.
 interleaved, inverse, out: as in `rope`.

@@ -308,7 +308,8 @@ TEST_F(RopeTable, Refusals) {
   refused(cos, {}, {}, {"sin is absent"});
   refused(wide, wide, {}, {"cos.shape[1]=5", "at most half of head_dim=8"});
   refused(cos, narrow, {}, {"sin is", "shapes must match"});
-  refused(half, half, {}, {"cos is float16", "needs float32"});
+  TestTensor whole(DType::kInt32, {6, 4});
+  refused(whole, whole, {}, {"cos is int32", "needs float32, float16 or bfloat16"});
   refused(cos, half, {}, {"sin is float16", "needs float32"});
   refused(short_table, short_table, {}, {"cos.shape[0]=3", "4 tokens"});
   refused(per_token, per_token, positions, {"positions are given"});

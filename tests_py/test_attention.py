@@ -218,8 +218,6 @@ def test_paged(make, seq_q):
 
 @pytest.mark.parametrize("max_seqlen_q", [None, 5])
 def test_paged_varlen(make, max_seqlen_q):
-    if max_seqlen_q is None and not make.host_reads:
-        max_seqlen_q = 5  # test_cuda.py and test_triton.py check the refusal
     k_pages, v_pages, table, lengths = paged_case(make)
     cu_q = [0, 2, 2, 7]
     q = make.normal(7, 4, 8)

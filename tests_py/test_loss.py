@@ -29,6 +29,26 @@ def test_cross_entropy(make, reduction, label_smoothing, index):
     np.testing.assert_array_equal(f64(logits), f64(ours))
 
 
+def test_one_gradient_for_all_rows(make):
+    """What autograd hands down for the sum of the losses: one number by a stride of 0."""
+    logits, targets = make.normal(5, 33), make.index([0, 32, -100, 5, 17])
+    lse = fk.cross_entropy(logits, targets, reduction="none", return_lse=True, **make.kwargs)[1]
+    one = make.array(np.array([0.75]), "float32")
+    expanded = np.broadcast_to(one, 5) if make.framework == "numpy" else one.expand(5)
+    same = make.array(np.full(5, 0.75), "float32")
+    got, want = (
+        fk.cross_entropy_backward(grad, logits, targets, lse, reduction="none", **make.kwargs)
+        for grad in (expanded, same)
+    )
+    np.testing.assert_array_equal(f64(got), f64(want))
+    every_other = make.array(np.arange(10.0), "float32")[::2]
+    got, want = (
+        fk.cross_entropy_backward(grad, logits, targets, lse, reduction="none", **make.kwargs)
+        for grad in (every_other, make.array(np.arange(0.0, 10.0, 2), "float32"))
+    )
+    np.testing.assert_array_equal(f64(got), f64(want))
+
+
 def test_nothing_counted(make):
     logits, targets = make.normal(2, 5), make.index([-1, -1])
     mean = fk.cross_entropy(logits, targets, ignore_index=-1, **make.kwargs)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashkernel as fk
-from conftest import TRITON, Maker, f64, on_host
-from flashkernel import reference
+from conftest import DTYPES, TRITON, Maker, f64, on_host
+from flashkernel import reference, testing
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -63,6 +63,19 @@ def test_table(make, interleaved):
     make.check(
         direct, reference.rope_table(f64(q), None, f64(cos)[None, :5], f64(sin)[None, :5], **options)[0], scale=2.0
     )
+
+
+@pytest.mark.parametrize("table", DTYPES)
+def test_a_table_of_any_dtype(make, table):
+    """It widens exactly, whatever the dtype of q."""
+    for pairs in (5, 8):  # by elements and by vectors
+        q, k = make.normal(2, 4, 6, 16), make.normal(2, 2, 6, 16)
+        angles = make.rng.standard_normal((9, pairs))
+        cos, sin = make.array(np.cos(angles), table), make.array(np.sin(angles), table)
+        hint = {"dtype": "bfloat16"} if make.framework == "numpy" and "bfloat16" in (table, make.dtype) else make.kwargs
+        truth = reference.rope_table(f64(q), f64(k), *(testing.to_float64(x) for x in (cos, sin)))
+        for ours, theirs in zip(fk.rope_table(q, k, cos, sin, **hint), truth, strict=True):
+            make.check(ours, theirs, scale=2.0)
 
 
 @pytest.mark.parametrize("framework", ["torch", TRITON])

@@ -105,8 +105,6 @@ INVALID = [
     (lambda: fkt.attention(q, q, q, softcap=-1.0), "attention: softcap=-1.0"),
     (lambda: fkt.attention(q, q, q, bias=ones(1, 4, 3, 4)), "attention: bias has shape"),
     (lambda: fkt.attention_backward(q, q, q, q, q, ones(1, 4, 3), need_bias=True), "need_bias=True without a bias"),
-    (lambda: fkt.attention_paged(ones(3, 4, 8), pages, pages, table, index(20), cu_seqlens_q=index(0, 3)),
-    "max_seqlen_q"),
     (lambda: fkt.kv_read(pages, pages, table, index(20)), "kv_read: max_seq is missing"),
     (lambda: fkt.kv_read(pages, pages, table, index(20), max_seq=2**31 - 1), "max_seq=2147483647; needs 32 or less"),
     (lambda: fkt.kv_read(pages, pages, table, index(20), max_seq=9, out_dtype="float32"), "out_dtype is given"),

@@ -23,7 +23,7 @@ FK_API void cross_entropy(const TensorView& logits, const TensorView& targets, c
                           const TensorView& lse, const CrossEntropyOptions& options = {},
                           const ExecutionContext& context = {});
 
-/// grad_loss has loss's shape; grad_logits has logits' shape and dtype and may alias logits.
+/// grad_loss has loss's shape, by any stride; grad_logits has logits' shape and dtype and may alias logits.
 FK_API void cross_entropy_backward(const TensorView& grad_loss, const TensorView& logits, const TensorView& targets,
                                    const TensorView& lse, const TensorView& grad_logits,
                                    const CrossEntropyOptions& options = {}, const ExecutionContext& context = {});

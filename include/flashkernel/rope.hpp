@@ -23,10 +23,10 @@ struct RopeOptions {
 FK_API void rope(const TensorView& q, const TensorView& k, const TensorView& positions, const TensorView& q_out,
                  const TensorView& k_out, const RopeOptions& options = {}, const ExecutionContext& context = {});
 
-/// The same from tables. cos, sin: fp32 or q's dtype, [max_positions, rotary_dim / 2] looked up by position, or
-/// [batch or 1, seq, rotary_dim / 2] used as they are (then `positions` must be absent). `theta`, `inv_freq` are not
-/// used and rotary_dim comes from the table. A position outside the table is InvalidArgument where positions are on the
-/// host.
+/// The same from tables. cos, sin: fp32, fp16 or bf16, whatever q is: [max_positions, rotary_dim / 2] looked up by
+/// position, or [batch or 1, seq, rotary_dim / 2] used as they are (then `positions` must be absent). `theta`,
+/// `inv_freq` are not used and rotary_dim comes from the table. A position outside the table is InvalidArgument where
+/// positions are on the host.
 FK_API void rope_table(const TensorView& q, const TensorView& k, const TensorView& cos, const TensorView& sin,
                        const TensorView& positions, const TensorView& q_out, const TensorView& k_out,
                        const RopeOptions& options = {}, const ExecutionContext& context = {});

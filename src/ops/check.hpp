@@ -47,7 +47,7 @@ class Checker {
   void contiguous(const char* name, const TensorView& view) const;
   /// Written tensors must not overlap themselves: no two indices may name one element.
   void writable(const char* name, const TensorView& view) const;
-  /// fp32 or the op's dtype: biases, weights of norms, tables.
+  /// fp32 or the op's dtype: biases, weights of norms.
   void float32_or(const char* name, const TensorView& view, DType op_dtype) const;
   /// A vector of `length` in fp32 or the op's dtype, contiguous; an absent view gives a null pointer.
   TypedPointer optional_vector(const char* name, const TensorView& view, std::int64_t length, DType op_dtype) const;

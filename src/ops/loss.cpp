@@ -56,10 +56,9 @@ void check_per_row(const Checker& check, const char* name, const TensorView& vie
   check.dtype(name, view, DType::kFloat32);
   check.ndim(name, view, 1, 1);
   check.extent(name, view, 0, rows, "logits.shape[0]");
-  check.contiguous(name, view);
 }
 
-/// The loss, or its gradient: one value per row, or one.
+/// The loss, or its gradient: one value per row, by any stride, or one.
 void check_loss(const Checker& check, const char* name, const TensorView& view, std::int64_t rows,
                 Reduction reduction) {
   if (reduction == Reduction::kNone) return check_per_row(check, name, view, rows);
@@ -76,11 +75,12 @@ void cross_entropy(const TensorView& logits, const TensorView& targets, const Te
   IndexCopies copies(check.device());
   auto params = common_params<CrossEntropyParams>(check, logits, targets, options, copies);
   check_loss(check, "loss", loss, params.rows, options.reduction);
+  check.contiguous("loss", loss);
   check.no_overlap("loss", loss, "logits", logits);
   check.no_overlap("loss", loss, "targets", targets);
   if (lse.defined()) {
     check_per_row(check, "lse", lse, params.rows);
-    check.writable("lse", lse);
+    check.contiguous("lse", lse);
     check.no_overlap("lse", lse, "logits", logits);
     check.no_overlap("lse", lse, "targets", targets);
     check.no_overlap("lse", lse, "loss", loss);
@@ -99,6 +99,7 @@ void cross_entropy_backward(const TensorView& grad_loss, const TensorView& logit
   auto params = common_params<CrossEntropyBackwardParams>(check, logits, targets, options, copies);
   check_loss(check, "grad_loss", grad_loss, params.rows, options.reduction);
   check_per_row(check, "lse", lse, params.rows);
+  check.contiguous("lse", lse);
   check.dtype("grad_logits", grad_logits, logits.dtype);
   check.same_shape("grad_logits", grad_logits, "logits", logits);
   check.last_dim_contiguous("grad_logits", grad_logits);
@@ -108,6 +109,7 @@ void cross_entropy_backward(const TensorView& grad_loss, const TensorView& logit
   check.no_overlap("grad_logits", grad_logits, "lse", lse);
   check.no_overlap("grad_logits", grad_logits, "grad_loss", grad_loss);
   params.grad_loss = static_cast<const float*>(grad_loss.data);
+  params.stride_grad_loss = options.reduction == Reduction::kNone ? grad_loss.strides[0] : 0;
   params.lse = static_cast<const float*>(lse.data);
   params.grad_logits = grad_logits.data;
   params.stride_grad_logits_row = grad_logits.strides[0];

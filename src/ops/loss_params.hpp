@@ -30,12 +30,13 @@ struct CrossEntropyBackwardParams {
   std::int64_t ignore_index = -100;
   float label_smoothing = 0.0f;
   Reduction reduction = Reduction::kMean;
-  const float* grad_loss = nullptr;  // [rows] for kNone, else one value
+  const float* grad_loss = nullptr;  // of row r at r * stride_grad_loss: [rows] for kNone, else one value
   const void* logits = nullptr;
   IndexArray targets;
   const float* lse = nullptr;  // [rows]
   void* grad_logits = nullptr;
   std::int64_t stride_logits_row = 0, stride_grad_logits_row = 0;
+  std::int64_t stride_grad_loss = 0;  // any, 0 for one value of all rows
 };
 
 }  // namespace flashkernel

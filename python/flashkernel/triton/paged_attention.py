@@ -187,7 +187,8 @@ def attention_paged(
     """Attention of q over a paged KV cache, as `flashkernel.attention_paged`; pages [num_pages, page_size, heads_kv,
     head_dim].
 
-    q: [batch, heads_q, seq_q, head_dim], or [total_q, heads_q, head_dim] with cu_seqlens_q and max_seqlen_q.
+    q: [batch, heads_q, seq_q, head_dim], or [total_q, heads_q, head_dim] with cu_seqlens_q; max_seqlen_q
+       bounds their lengths (total_q by default, a tighter one is faster).
     block_table int32 [batch, max_pages], seq_lens int32 or int64 [batch]: read by the kernel only. A page id out of
     range is read as no keys. Elements of 8-bit pages (kv_scales, kv_dtype) are exact in q's dtype; values are rounded
     to it once they are multiplied by their scale.
@@ -225,9 +226,7 @@ def attention_paged(
         call.shape("cu_seqlens_q", cu_seqlens_q, (batch + 1,))
         step = cu_seqlens_q.stride(0)
         call.need(batch == 0 or step == 1, f"cu_seqlens_q.strides[0]={step}; 1 is needed")
-        if max_seqlen_q is None:
-            call.fail("max_seqlen_q is missing; it is needed with cu_seqlens_q, which is read on the device only")
-        longest = max_seqlen_q
+        longest = q.shape[0] if max_seqlen_q is None else max_seqlen_q  # total_q bounds every length
     else:
         call.need(q.shape[0] == batch, f"q.shape[0]={q.shape[0]} but block_table.shape[0]={batch}; they must match")
         longest = q.shape[2]

@@ -250,8 +250,8 @@ def rope_table(
     """
     call = Call("rope_table", stream, dtype)
     q, k, q_out, k_out = _heads(call, q, k, out)
-    cos = call.floats("cos", cos, (2, 3), like=q, or_float32=True)
-    sin = call.floats("sin", sin, (2, 3), like=q, or_float32=True)
+    cos = call.floats("cos", cos, (2, 3))
+    sin = call.floats("sin", sin, (2, 3))
     call.need(sin.dtype == cos.dtype, f"sin is {name_of(sin.dtype)} but cos is {name_of(cos.dtype)}; they must match")
     call.shape("sin", sin, cos.shape)
     is_direct = cos.dim() == 3

@@ -85,7 +85,7 @@ void cross_entropy_backward(const CrossEntropyBackwardParams& p, void*, Stream) 
           for (std::int64_t c = 0; c < p.classes; ++c) store<T>(grad, c, 0.0);
           continue;
         }
-        double scale = static_cast<double>(p.grad_loss[p.reduction == Reduction::kNone ? row : 0]);
+        double scale = static_cast<double>(p.grad_loss[row * p.stride_grad_loss]);
         if (p.reduction == Reduction::kMean) scale /= static_cast<double>(counted);
         for (std::int64_t c = 0; c < p.classes; ++c) {
           const double probability = std::exp(load<T>(logits, c) - static_cast<double>(p.lse[row]));

@@ -70,7 +70,7 @@ inline void cross_entropy_backward_typed(const CrossEntropyBackwardParams& p) {
         for_vectors(p.classes, [&](std::int64_t c, int lanes) { save_lanes(grad + c, Simd::zero(), lanes); });
         continue;
       }
-      double weight = static_cast<double>(p.grad_loss[p.reduction == Reduction::kNone ? row : 0]);
+      double weight = static_cast<double>(p.grad_loss[row * p.stride_grad_loss]);
       if (p.reduction == Reduction::kMean) weight /= static_cast<double>(counted);
       const Reg lse = Simd::set1(p.lse[row]), scale = Simd::set1(static_cast<float>(weight));
       const float off = p.label_smoothing / static_cast<float>(p.classes);

@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kPieceThreads) bwd_kernel(const CrossEntropyBa
     }
   }
   const Target asked(p.targets, row);
-  const float lse = p.lse[row], given = scale ? scale[0] : p.grad_loss[row];
+  const float lse = p.lse[row], given = scale ? scale[0] : p.grad_loss[row * p.stride_grad_loss];
   const std::int64_t target = asked.value();
   const bool ignored = target == p.ignore_index, unknown = target < 0 || target >= p.classes;
   const float factor = unknown ? NAN : given, smooth = p.label_smoothing / static_cast<float>(p.classes);

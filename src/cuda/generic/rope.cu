@@ -225,6 +225,8 @@ bool vectorizable(const RopeParams& p) {
     return is_aligned(data, static_cast<std::size_t>(size)) && (p.batch == 1 || batch % at_once == 0) &&
            row % at_once == 0;
   };
+  // A table of the other 16-bit dtype, or of 16 bits with q in fp32, is read number by number.
+  if (p.cos && p.table_dtype != DType::kFloat32 && p.table_dtype != p.dtype) return false;
   if (p.cos && !(table_fits(p.cos, p.stride_table_batch, p.stride_table_row) &&
                  table_fits(p.sin, p.stride_sin_batch, p.stride_sin_row)))
     return false;
