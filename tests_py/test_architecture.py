@@ -153,6 +153,24 @@ def test_at_most_ten_macros_and_all_begin_with_fk() -> None:
     assert len([name for name in defined if name.startswith("FK_")]) <= 10, sorted(defined)
 
 
+def test_fork_finds_every_mutex_and_no_initialiser_half_way() -> None:
+    """core/fork_safe.hpp says why. The thread pool is the exception: a child makes a new one."""
+    mutex = re.compile(r"\bstd::(\w*mutex|call_once|once_flag)\b")
+    # A static inside a function, but for what is there before any code runs.
+    plain = r"(?!constexpr|thread_local|MadeOnce|std::atomic<[^;]*>\s*\w+\{(?:nullptr|-?\d+)\})"
+    value = r"(?: = (?!nullptr|false|true|-?\d)|\{)"
+    first_use = re.compile(rf"^\s+static {plain}(?:const |auto |[\w:<>, *&]+ )[\w*& ]*\w+{value}", re.MULTILINE)
+    broken = []
+    for path in sources("src"):
+        name, text = path.relative_to(ROOT).as_posix(), re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
+        if name not in ("src/core/fork_safe.hpp", "src/core/fork_safe.cpp", "src/core/thread_pool.cpp"):
+            broken += [f"{name}: {match[0]}" for match in mutex.finditer(text)]
+        broken += [f"{name}: {match[0].strip()}" for match in first_use.finditer(text) if "(" not in match[0]]
+    assert not broken, "\n".join(broken)
+    for bad in ("  static const auto x = f();", "  static std::map<int, int>& x = *new int;", "  static T x{f()};"):
+        assert first_use.search(bad), bad
+
+
 def test_nothing_in_the_library_prints_or_exits() -> None:
     pattern = re.compile(r"\b(std::cout|std::cerr|printf|fprintf|std::exit|std::abort|abort|exit)\s*(<<|\()")
     broken = [

@@ -1,6 +1,8 @@
 // CPUID and XGETBV, read as the Intel SDM (volume 2, CPUID) lays them out.
 #include "core/cpu_features.hpp"
 
+#include <atomic>
+
 #include "flashkernel/device.hpp"
 
 #if defined(__x86_64__) || defined(_M_X64)
@@ -94,8 +96,10 @@ std::uint32_t detect() { return kCpuAny; }
 }  // namespace
 
 std::uint32_t available_cpu_features() noexcept {
-  static const std::uint32_t features = detect();
-  return features;
+  static std::atomic<std::int64_t> known{-1};  // threads that come first together find the same
+  std::int64_t features = known.load(std::memory_order_relaxed);
+  if (features < 0) known.store(features = detect(), std::memory_order_relaxed);
+  return static_cast<std::uint32_t>(features);
 }
 
 std::string cpu_feature_names(std::uint32_t features) {

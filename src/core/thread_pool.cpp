@@ -11,11 +11,14 @@
 #include <thread>
 #include <vector>
 
+#include "core/fork_safe.hpp"
 #include "flashkernel/device.hpp"
 #include "flashkernel/error.hpp"
 
-#if defined(__linux__)
+#if !defined(_WIN32)
 #include <pthread.h>
+#endif
+#if defined(__linux__)
 #include <sched.h>
 #endif
 #if defined(__x86_64__) || defined(_M_X64)
@@ -53,10 +56,7 @@ int initial_threads() {
   return usable_cores();
 }
 
-std::atomic<int>& thread_setting() {
-  static std::atomic<int> setting{initial_threads()};
-  return setting;
-}
+std::atomic<int> g_num_threads{0};  // 0: not set, and nobody has asked yet
 
 thread_local bool t_inside_task = false;
 thread_local int t_planned_workers = 0;  // 0: no plan
@@ -67,10 +67,8 @@ class ThreadPool {
   bool try_run(std::int64_t count, std::int64_t grain, int workers, TaskFunction function, void* context) {
     std::unique_lock<std::mutex> submit(submit_mutex_, std::try_to_lock);
     if (!submit.owns_lock()) return false;
-    while (static_cast<int>(threads_) < workers - 1) {
-      std::thread(&ThreadPool::work, this, threads_ + 1, job_.load(std::memory_order_relaxed)).detach();
-      ++threads_;
-    }
+    start_threads(workers - 1);
+    if (workers > threads_ + 1) workers = threads_ + 1;
     function_ = function;
     context_ = context;
     count_ = count;
@@ -98,6 +96,19 @@ class ThreadPool {
 
  private:
   static constexpr int kSpins = 2000;  // about 30 us on current processors, the price of a wake-up
+  static constexpr int kOpsBeforeRetry = 1000;
+
+  // Where the system gives no more threads (a limit on processes, no memory for a stack), those that are there do the
+  // work: which thread runs which task is not fixed anyway. A refusal costs some microseconds, so not every op asks.
+  void start_threads(int count) noexcept {
+    if (threads_ >= count || (ops_before_retry_ > 0 && --ops_before_retry_ > 0)) return;
+    try {
+      for (; threads_ < count; ++threads_)
+        std::thread(&ThreadPool::work, this, threads_ + 1, job_.load(std::memory_order_relaxed)).detach();
+    } catch (const std::exception&) {  // std::system_error or std::bad_alloc
+      ops_before_retry_ = kOpsBeforeRetry;
+    }
+  }
 
   void run_tasks(int worker) noexcept {
     t_inside_task = true;
@@ -140,6 +151,7 @@ class ThreadPool {
   std::atomic<std::int64_t> next_{0};
   std::atomic<int> running_{0};  // workers of the current job that have not finished it
   int threads_ = 0;              // workers besides the caller
+  int ops_before_retry_ = 0;     // after a thread that could not be had
   // The current job; written before job_ moves, read after, by those that take part.
   TaskFunction function_ = nullptr;
   void* context_ = nullptr;
@@ -153,16 +165,17 @@ std::atomic<ThreadPool*> g_pool{nullptr};
 ThreadPool& pool() {
   ThreadPool* current = g_pool.load(std::memory_order_acquire);
   if (current) return *current;
-  static std::mutex mutex;
-  const std::lock_guard<std::mutex> lock(mutex);
+  static MadeOnce<ForkSafeMutex> mutex;
+  const ForkSafeLock lock(mutex.get());
   current = g_pool.load(std::memory_order_acquire);
   if (!current) {
-#if defined(__linux__)
-    static const int registered = pthread_atfork(nullptr, nullptr, [] {
-      g_pool.store(nullptr);  // the parent's threads do not exist here
+#if !defined(_WIN32)
+    static bool registered = false;  // under the lock
+    const auto in_child = [] {
+      g_pool.store(nullptr);  // the parent's threads do not exist here; what they were doing stays undone
       t_inside_task = false;
-    });
-    (void)registered;
+    };
+    if (!registered) registered = pthread_atfork(nullptr, nullptr, in_child) == 0;
 #endif
     current = new ThreadPool;
     g_pool.store(current, std::memory_order_release);
@@ -172,13 +185,18 @@ ThreadPool& pool() {
 
 }  // namespace
 
-int num_threads() noexcept { return thread_setting().load(std::memory_order_relaxed); }
+int num_threads() noexcept {
+  int count = g_num_threads.load(std::memory_order_relaxed);
+  if (count > 0) return count;
+  const int initial = initial_threads();
+  return g_num_threads.compare_exchange_strong(count, initial, std::memory_order_relaxed) ? initial : count;
+}
 
 void set_num_threads(int count) {
   if (count < 1 || count > kMaxThreads)
     throw InvalidArgument("set_num_threads: count=" + std::to_string(count) + "; needs 1 to " +
                           std::to_string(kMaxThreads));
-  thread_setting().store(count, std::memory_order_relaxed);
+  g_num_threads.store(count, std::memory_order_relaxed);
 }
 
 int num_workers() noexcept { return t_planned_workers > 0 ? t_planned_workers : num_threads(); }

@@ -30,9 +30,9 @@ class WorkerPlan {
 };
 
 /// Calls `function` on runs of at most `grain` tasks until all of [0, count) are done; returns when they are. Uses at
-/// most `max_workers` threads, the caller's among them. Runs in the caller alone when it is called from inside a task,
-/// when the pool is busy with another caller's op, or when there is one run of tasks only. The first exception of a
-/// task is thrown again here.
+/// most `max_workers` threads, the caller's among them, and fewer where the system gives no more. Runs in the caller
+/// alone when it is called from inside a task, when the pool is busy with another caller's op, or when there is one run
+/// of tasks only. The first exception of a task is thrown again here.
 void parallel_for(std::int64_t count, std::int64_t grain, int max_workers, TaskFunction function, void* context);
 
 /// The same for a callable f(begin, end, worker) with all workers.

@@ -357,7 +357,7 @@ void* BlockCache::allocate(std::size_t bytes, std::size_t alignment, Stream stre
   if (!is_power_of_two(alignment)) {
     throw InvalidArgument("CachingResource: alignment=" + std::to_string(alignment) + "; needs a power of two");
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const ForkSafeLock lock(mutex_);
   if (bytes > kMaxBytes / 2 || alignment > kMaxBytes / 2) throw_out_of_memory(bytes, "more than any memory holds");
   const std::size_t size = round_up(std::max<std::size_t>(bytes, 1), kGranule);
   const Pool pool = size <= kSmallLimit && alignment <= kSmallLimit ? kSmallPool : kLargePool;
@@ -375,7 +375,7 @@ void* BlockCache::allocate(std::size_t bytes, std::size_t alignment, Stream stre
 
 void BlockCache::deallocate(void* pointer, Stream stream) noexcept {
   if (pointer == nullptr) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const ForkSafeLock lock(mutex_);
   Block* block = used_.take(pointer);
   if (block == nullptr) {
     ++stats_.num_invalid_frees;
@@ -410,7 +410,7 @@ void BlockCache::deallocate(void* pointer, Stream stream) noexcept {
 }
 
 std::size_t BlockCache::trim() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const ForkSafeLock lock(mutex_);
   recycle_captures();
   const std::size_t trimmed_bytes = trim_locked();
   for (StreamState** link = &streams_; *link != nullptr;) {  // forget streams that hold nothing
@@ -427,7 +427,7 @@ std::size_t BlockCache::trim() {
 }
 
 MemoryStats BlockCache::stats() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const ForkSafeLock lock(mutex_);
   return stats_;
 }
 
@@ -442,7 +442,7 @@ void BlockCache::throw_out_of_memory(std::size_t bytes, const std::string& reaso
 }
 
 void BlockCache::check() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const ForkSafeLock lock(mutex_);
   const auto require = [](bool condition, const char* what) {
     if (!condition) throw std::logic_error(std::string("BlockCache: ") + what);
   };

@@ -9,9 +9,9 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 
+#include "core/fork_safe.hpp"
 #include "flashkernel/memory_resource.hpp"
 #include "memory/free_lists.hpp"
 #include "memory/stream_events.hpp"
@@ -92,7 +92,7 @@ class BlockCache {
   const std::size_t limit_bytes_;
   const bool is_host_;
 
-  mutable std::mutex mutex_;
+  mutable ForkSafeMutex mutex_;
   MemoryStats stats_;
   BlockTable used_;
   StreamState* streams_ = nullptr;  // the last one used comes first

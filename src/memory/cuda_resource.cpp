@@ -3,10 +3,9 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <string>
 
+#include "core/fork_safe.hpp"
 #include "cuda/host/cuda_check.hpp"
 #include "cuda/host/device.hpp"
 #include "flashkernel/error.hpp"
@@ -42,7 +41,7 @@ class CudaResource final : public MemoryResource {
     const RelaxedCapture relaxed;
     void* pointer = nullptr;
     const cudaError_t status = cudaMalloc(&pointer, std::max<std::size_t>(bytes, 1));
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const ForkSafeLock lock(mutex_);
     if (status == cudaErrorMemoryAllocation) {
       cudaGetLastError();
       std::size_t free_bytes = 0, total_bytes = 0;
@@ -64,12 +63,12 @@ class CudaResource final : public MemoryResource {
 
   void deallocate(void* pointer, std::size_t bytes, std::size_t, Stream) noexcept override {
     if (!pointer) return;
-    {
+    if (!cuda_lost_in_fork()) {
       const RelaxedCapture relaxed;
       // Fails harmlessly when the driver is gone at exit.
       if (cudaFree(pointer) != cudaSuccess) cudaGetLastError();
     }
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const ForkSafeLock lock(mutex_);
     stats_.allocated_bytes -= bytes;
     stats_.reserved_bytes = stats_.allocated_bytes;
     ++stats_.num_deallocations;
@@ -78,16 +77,18 @@ class CudaResource final : public MemoryResource {
   Device device() const noexcept override { return Device::cuda(index_); }
 
   MemoryStats stats() const override {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const ForkSafeLock lock(mutex_);
     return stats_;
   }
 
  private:
   const int index_;
-  mutable std::mutex mutex_;
+  mutable ForkSafeMutex mutex_;
   MemoryStats stats_;
 };
 
+// In a child process that has lost CUDA nothing here calls the driver: memory is given back to the cache's records, and
+// whoever asks for more hears of it from CudaDeviceGuard.
 class CudaStreamEvents final : public detail::StreamEvents {
  public:
   explicit CudaStreamEvents(int index) : index_(index) {}
@@ -102,6 +103,7 @@ class CudaStreamEvents final : public detail::StreamEvents {
   }
 
   bool record(void*& event, Stream stream) noexcept override {
+    if (cuda_lost_in_fork()) return false;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     const auto native = static_cast<cudaStream_t>(stream.handle);
     if (cudaStreamIsCapturing(native, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone) {
@@ -118,11 +120,13 @@ class CudaStreamEvents final : public detail::StreamEvents {
   }
 
   bool done(void* event) noexcept override {
+    if (cuda_lost_in_fork()) return false;
     const RelaxedCapture relaxed;  // a query is not allowed beside a capture in the stricter modes
     return cudaEventQuery(static_cast<cudaEvent_t>(event)) == cudaSuccess || failed();
   }
 
   bool wait(Stream stream, void* event) noexcept override {
+    if (cuda_lost_in_fork()) return false;
     const DeviceScope scope(index_);
     return cudaStreamWaitEvent(static_cast<cudaStream_t>(stream.handle), static_cast<cudaEvent_t>(event), 0) ==
                cudaSuccess ||
@@ -147,13 +151,14 @@ class CudaStreamEvents final : public detail::StreamEvents {
   }
 
   void destroy(void* event) noexcept override {
-    if (event && cudaEventDestroy(static_cast<cudaEvent_t>(event)) != cudaSuccess) failed();
+    if (event && !cuda_lost_in_fork() && cudaEventDestroy(static_cast<cudaEvent_t>(event)) != cudaSuccess) failed();
   }
 
  private:
   // The capture that a stream is part of, if any.
   struct CaptureInfo {
     explicit CaptureInfo(Stream stream) noexcept {
+      if (cuda_lost_in_fork()) return;
       cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
       const auto native = static_cast<cudaStream_t>(stream.handle);
       unsigned long long number = 0;
@@ -201,10 +206,8 @@ namespace detail {
 
 MemoryResource* cuda_resource(int index) {
   cuda_device_properties(index);  // refuses a device that does not exist
-  static std::mutex& mutex = *new std::mutex;
-  static auto& resources = *new std::map<int, CudaResource>;
-  const std::lock_guard<std::mutex> lock(mutex);
-  return &resources.try_emplace(index, index).first->second;
+  static MadeOncePerKey<int, CudaResource> resources;
+  return &resources.get(index, [index] { return std::make_unique<CudaResource>(index); });
 }
 
 std::unique_ptr<StreamEvents> cuda_stream_events(int index) { return std::make_unique<CudaStreamEvents>(index); }

@@ -1,9 +1,9 @@
 // default_resource: one CachingResource per device, made at first use and never destroyed, so that an array that
 // outlives main() can still give its memory back.
-#include <map>
-#include <mutex>
+#include <memory>
 #include <string>
 
+#include "core/fork_safe.hpp"
 #include "flashkernel/error.hpp"
 #include "flashkernel/memory_resource.hpp"
 #include "memory/device_resources.hpp"
@@ -12,17 +12,14 @@ namespace flashkernel {
 namespace {
 
 MemoryResource& host_default_resource() {
-  static CachingResource& resource = *new CachingResource(*new HostResource);
-  return resource;
+  static MadeOnce<HostResource> upstream;
+  static MadeOnce<CachingResource> resource;
+  return resource.get([] { return std::make_unique<CachingResource>(upstream.get()); });
 }
 
 MemoryResource& cuda_default_resource(int index) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& resources = *new std::map<int, CachingResource>;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = resources.find(index);
-  if (found != resources.end()) return found->second;
-  return resources.try_emplace(index, *detail::cuda_resource(index)).first->second;
+  static MadeOncePerKey<int, CachingResource> resources;
+  return resources.get(index, [index] { return std::make_unique<CachingResource>(*detail::cuda_resource(index)); });
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // The host's aligned allocator with a byte limit and statistics. Upstream of the CPU's default_resource.
 // Invariant: committed (what counts against the limit) >= allocated, the difference being calls under way.
 #include <algorithm>
-#include <mutex>
 #include <new>
 #include <string>
 
+#include "core/fork_safe.hpp"
 #include "flashkernel/error.hpp"
 #include "flashkernel/memory_resource.hpp"
 #include "memory/sizes.hpp"
@@ -24,7 +24,7 @@ struct HostResource::Impl {
   }
 
   const std::size_t limit_bytes;
-  mutable std::mutex mutex;
+  mutable ForkSafeMutex mutex;
   std::size_t committed_bytes = 0;
   MemoryStats stats;
 };
@@ -38,7 +38,7 @@ void* HostResource::allocate(std::size_t bytes, std::size_t alignment, Stream /*
   }
   Impl& impl = *impl_;
   {
-    const std::lock_guard<std::mutex> lock(impl.mutex);
+    const ForkSafeLock lock(impl.mutex);
     const std::size_t free_bytes = impl.limit_bytes == 0 ? 0 : impl.limit_bytes - impl.committed_bytes;
     const bool too_large = alignment > detail::kMaxBytes || bytes > detail::kMaxBytes - alignment;
     if (too_large || (impl.limit_bytes != 0 && bytes > free_bytes)) {
@@ -48,7 +48,7 @@ void* HostResource::allocate(std::size_t bytes, std::size_t alignment, Stream /*
   }
   // The system's allocator runs outside the lock. One byte where none is asked for: each pointer is its own.
   void* pointer = ::operator new (std::max<std::size_t>(bytes, 1), std::align_val_t{alignment}, std::nothrow);
-  const std::lock_guard<std::mutex> lock(impl.mutex);
+  const ForkSafeLock lock(impl.mutex);
   if (pointer == nullptr) {
     impl.committed_bytes -= bytes;
     const std::size_t free_bytes = impl.limit_bytes == 0 ? 0 : impl.limit_bytes - impl.committed_bytes;
@@ -68,7 +68,7 @@ void HostResource::deallocate(void* pointer, std::size_t bytes, std::size_t alig
   if (pointer == nullptr) return;
   ::operator delete (pointer, std::align_val_t{alignment});
   Impl& impl = *impl_;
-  const std::lock_guard<std::mutex> lock(impl.mutex);
+  const ForkSafeLock lock(impl.mutex);
   impl.committed_bytes -= bytes;
   impl.stats.allocated_bytes -= bytes;
   impl.stats.reserved_bytes = impl.stats.allocated_bytes;
@@ -76,7 +76,7 @@ void HostResource::deallocate(void* pointer, std::size_t bytes, std::size_t alig
 }
 
 MemoryStats HostResource::stats() const {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  const ForkSafeLock lock(impl_->mutex);
   return impl_->stats;
 }
 

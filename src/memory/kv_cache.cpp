@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/fork_safe.hpp"
 #include "flashkernel/error.hpp"
 #include "memory/copy_rows.hpp"
 #include "memory/prefix_index.hpp"
@@ -234,7 +234,7 @@ struct KvCache::Impl {
   KvPagePool& pool;
   const std::uint64_t number = next_number();
   const std::int64_t page_size;
-  mutable std::mutex mutex;
+  mutable ForkSafeMutex mutex;
   std::vector<Sequence> sequences;
   std::vector<std::uint32_t> free_slots;
   detail::PrefixIndex index;
@@ -259,7 +259,7 @@ SequenceId KvCache::create() { return create(nullptr, 0, nullptr); }
 SequenceId KvCache::create(const std::int32_t* tokens, std::int64_t num_tokens, std::int64_t* num_cached) {
   check_array("create", "num_tokens", num_tokens, tokens);
   Impl& impl = *impl_;
-  const std::lock_guard<std::mutex> lock(impl.mutex);
+  const ForkSafeLock lock(impl.mutex);
   const std::uint32_t slot = impl.reserve_slot();
   std::vector<PageId> pages;
   // The last token is left over, even when it ends a page: a caller needs its output.
@@ -278,7 +278,7 @@ SequenceId KvCache::create(const std::int32_t* tokens, std::int64_t num_tokens, 
 void KvCache::publish(SequenceId id, const std::int32_t* tokens, std::int64_t num_tokens) {
   check_array("publish", "num_tokens", num_tokens, tokens);
   Impl& impl = *impl_;
-  const std::lock_guard<std::mutex> lock(impl.mutex);
+  const ForkSafeLock lock(impl.mutex);
   const Sequence& sequence = impl.find("publish", id);
   if (num_tokens > sequence.length) {
     refuse("publish", "num_tokens=" + std::to_string(num_tokens) + " but the sequence has " +
@@ -325,7 +325,7 @@ void KvCache::publish(SequenceId id, const std::int32_t* tokens, std::int64_t nu
 
 SequenceId KvCache::fork(SequenceId id) {
   Impl& impl = *impl_;
-  const std::lock_guard<std::mutex> lock(impl.mutex);
+  const ForkSafeLock lock(impl.mutex);
   impl.find("fork", id);
   const std::uint32_t slot = impl.reserve_slot();
   const Sequence& source = impl.sequences[id.slot];  // reserve_slot may have moved it
@@ -337,7 +337,7 @@ SequenceId KvCache::fork(SequenceId id) {
 
 void KvCache::truncate(SequenceId id, std::int64_t length) {
   Impl& impl = *impl_;
-  const std::lock_guard<std::mutex> lock(impl.mutex);
+  const ForkSafeLock lock(impl.mutex);
   Sequence& sequence = impl.find("truncate", id);
   if (length < 0 || length > sequence.length) {
     refuse("truncate", "length=" + std::to_string(length) + "; needs 0.." + std::to_string(sequence.length));
@@ -353,7 +353,7 @@ void KvCache::truncate(SequenceId id, std::int64_t length) {
 
 std::int64_t KvCache::drop_before(SequenceId id, std::int64_t position) {
   Impl& impl = *impl_;
-  const std::lock_guard<std::mutex> lock(impl.mutex);
+  const ForkSafeLock lock(impl.mutex);
   Sequence& sequence = impl.find("drop_before", id);
   if (position < 0 || position > sequence.length) {
     refuse("drop_before", "position=" + std::to_string(position) + "; needs 0.." + std::to_string(sequence.length));
@@ -372,7 +372,7 @@ std::int64_t KvCache::drop_before(SequenceId id, std::int64_t position) {
 
 void KvCache::free(SequenceId id) {
   Impl& impl = *impl_;
-  const std::lock_guard<std::mutex> lock(impl.mutex);
+  const ForkSafeLock lock(impl.mutex);
   Sequence& sequence = impl.find("free", id);
   impl.shrink(sequence, 0);
   sequence.pages = {};
@@ -385,7 +385,7 @@ void KvCache::free(SequenceId id) {
 void KvCache::append(SequenceId id, std::int64_t num_tokens, std::int64_t* slots, const ExecutionContext& context) {
   check_array("append", "num_tokens", num_tokens, slots);
   Impl& impl = *impl_;
-  const std::lock_guard<std::mutex> lock(impl.mutex);
+  const ForkSafeLock lock(impl.mutex);
   Sequence& sequence = impl.find("append", id);
   if (num_tokens > std::numeric_limits<std::int32_t>::max() - sequence.length) {
     refuse("append", "num_tokens=" + std::to_string(num_tokens) + " after " + std::to_string(sequence.length) +
@@ -433,17 +433,17 @@ void KvCache::append(SequenceId id, std::int64_t num_tokens, std::int64_t* slots
 }
 
 std::int64_t KvCache::length(SequenceId id) const {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  const ForkSafeLock lock(impl_->mutex);
   return impl_->find("length", id).length;
 }
 
 std::int64_t KvCache::num_pages(SequenceId id) const {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  const ForkSafeLock lock(impl_->mutex);
   return size_of(impl_->find("num_pages", id).pages);
 }
 
 std::vector<PageId> KvCache::pages(SequenceId id) const {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  const ForkSafeLock lock(impl_->mutex);
   return impl_->find("pages", id).pages;
 }
 
@@ -452,7 +452,7 @@ void KvCache::block_table(const SequenceId* sequences, std::int64_t count, std::
   check_array("block_table", "count", count, sequences);
   check_array("block_table", "count", count, lengths);
   check_array("block_table", "max_pages", max_pages, count == 0 ? static_cast<const void*>(this) : table);
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  const ForkSafeLock lock(impl_->mutex);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t num_pages = size_of(impl_->find("block_table", sequences[i]).pages);
     if (num_pages > max_pages) {
@@ -469,14 +469,14 @@ void KvCache::block_table(const SequenceId* sequences, std::int64_t count, std::
 }
 
 std::int64_t KvCache::drop_cached() {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  const ForkSafeLock lock(impl_->mutex);
   std::int64_t num_freed = 0;
   while (impl_->index.oldest_evictable() != kNoPage) num_freed += impl_->unindex(impl_->index.oldest_evictable());
   return num_freed;
 }
 
 KvCacheStats KvCache::stats() const {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  const ForkSafeLock lock(impl_->mutex);
   KvCacheStats stats = impl_->stats;
   stats.num_pages_cached = impl_->index.num_evictable();
   stats.num_pages_free = impl_->pool.num_free();

@@ -4,10 +4,10 @@
 #include "flashkernel/kv_page_pool.hpp"
 
 #include <limits>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "core/fork_safe.hpp"
 #include "flashkernel/error.hpp"
 #include "memory/sizes.hpp"
 
@@ -180,7 +180,7 @@ struct KvPagePool::Impl {
   std::byte* k_scale_data = nullptr;
   std::byte* v_scale_data = nullptr;
 
-  mutable std::mutex mutex;
+  mutable ForkSafeMutex mutex;
   std::vector<std::int32_t> references;
   std::vector<PageId> free_pages;
 };
@@ -193,7 +193,7 @@ const KvPagePoolOptions& KvPagePool::options() const noexcept { return impl_->op
 std::size_t KvPagePool::page_bytes() const noexcept { return impl_->page_bytes(); }
 
 std::int64_t KvPagePool::num_free() const {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  const ForkSafeLock lock(impl_->mutex);
   return static_cast<std::int64_t>(impl_->free_pages.size());
 }
 
@@ -208,7 +208,7 @@ PageId KvPagePool::take() {
 void KvPagePool::take(std::int64_t count, PageId* pages) {
   Impl& impl = *impl_;
   impl.check_count("take", count, pages);
-  const std::lock_guard<std::mutex> lock(impl.mutex);
+  const ForkSafeLock lock(impl.mutex);
   const std::size_t num_free = impl.free_pages.size();
   if (static_cast<std::uint64_t>(count) > num_free) {
     throw OutOfPages("KvPagePool: out of pages; requested " + std::to_string(count) + ", free " +
@@ -228,7 +228,7 @@ void KvPagePool::retain(PageId page) { retain(1, &page); }
 void KvPagePool::retain(std::int64_t count, const PageId* pages) {
   Impl& impl = *impl_;
   impl.check_count("retain", count, pages);
-  const std::lock_guard<std::mutex> lock(impl.mutex);
+  const ForkSafeLock lock(impl.mutex);
   std::int64_t i = 0;
   try {
     for (; i < count; ++i) impl.retain_one(pages[i]);
@@ -243,7 +243,7 @@ void KvPagePool::give_back(PageId page) { give_back(1, &page); }
 void KvPagePool::give_back(std::int64_t count, const PageId* pages) {
   Impl& impl = *impl_;
   impl.check_count("give_back", count, pages);
-  const std::lock_guard<std::mutex> lock(impl.mutex);
+  const ForkSafeLock lock(impl.mutex);
   std::int64_t i = 0;
   try {
     for (; i < count; ++i) impl.give_back_one(pages[i]);
@@ -257,7 +257,7 @@ void KvPagePool::give_back(std::int64_t count, const PageId* pages) {
 
 std::int32_t KvPagePool::num_references(PageId page) const {
   const std::size_t index = impl_->check_page("num_references", page);
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  const ForkSafeLock lock(impl_->mutex);
   return impl_->references[index];
 }
 

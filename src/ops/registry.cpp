@@ -1,11 +1,11 @@
 // The registry's untyped half: every row of every op, forcing, and the texts of refusals.
 #include <algorithm>
 #include <cstdlib>
-#include <mutex>
 #include <sstream>
 
 #include "core/cpu_features.hpp"
 #include "core/cuda_devices.hpp"
+#include "core/fork_safe.hpp"
 #include "ops/all_params.hpp"
 #include "ops/select.hpp"
 
@@ -16,15 +16,16 @@ namespace {
 constexpr int kNewestCapability = 999;
 
 struct Registry {
-  std::mutex mutex;
+  ForkSafeMutex mutex;
+  ForkSafeMutex tables;  // held while an op's table is made; younger than the other, which that takes
   std::vector<RowState*> rows;
   std::string patterns;
   bool patterns_known = false;  // FLASHKERNEL_FORCE read
 };
 
 Registry& registry() {
-  static Registry* const instance = new Registry;
-  return *instance;
+  static MadeOnce<Registry> instance;
+  return instance.get();
 }
 
 std::vector<std::string> split(const std::string& text) {
@@ -107,10 +108,7 @@ void touch_tables(ParamsList<Params...>) {
   (OpTable<Params>::instance(), ...);
 }
 
-void register_all() {
-  static const bool once = (touch_tables(AllParams{}), true);
-  (void)once;
-}
+void register_all() { touch_tables(AllParams{}); }
 
 }  // namespace
 
@@ -123,9 +121,11 @@ void check_environment() {
                             "\"; needs ids or prefixes of them, as kernels() lists them once it is unset");
 }
 
+ForkSafeMutex& tables_mutex() { return registry().tables; }
+
 void register_row(RowState& row) {
   Registry& all = registry();
-  const std::lock_guard<std::mutex> lock(all.mutex);
+  const ForkSafeLock lock(all.mutex);
   all.rows.push_back(&row);
   read_environment(all);
   if (!all.patterns.empty()) apply_patterns(all);
@@ -186,8 +186,8 @@ Workspace::~Workspace() {
 std::vector<KernelInfo> kernels() {
   register_all();
   Registry& all = registry();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  const int num_cuda = num_cuda_devices();
+  const int num_cuda = num_cuda_devices();  // before the lock: the first look at a driver takes its time
+  const ForkSafeLock lock(all.mutex);
   std::vector<KernelInfo> infos;
   for (const RowState* row : all.rows) {
     KernelInfo info;
@@ -215,7 +215,7 @@ std::vector<KernelInfo> kernels() {
 void force_kernels(const std::string& patterns) {
   register_all();
   Registry& all = registry();
-  const std::lock_guard<std::mutex> lock(all.mutex);
+  const ForkSafeLock lock(all.mutex);
   for (const auto& pattern : split(patterns)) {
     if (!known(pattern, AllParams{}))
       throw InvalidArgument("force_kernels: no kernel matches \"" + pattern + "\"; kernels() lists the ids");
@@ -227,7 +227,7 @@ void force_kernels(const std::string& patterns) {
 
 std::string forced_kernels() {
   Registry& all = registry();
-  const std::lock_guard<std::mutex> lock(all.mutex);
+  const ForkSafeLock lock(all.mutex);
   read_environment(all);
   return all.patterns;
 }

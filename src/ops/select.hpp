@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/fork_safe.hpp"
 #include "core/kernel_range.hpp"
 #include "core/thread_pool.hpp"
 #include "flashkernel/error.hpp"
@@ -43,6 +44,9 @@ std::string other_capability(int least, int most, int present, Device device);  
 /// "any".
 void check_environment();
 
+/// Held while the table of an op is made, which registers its rows: one thread does that.
+ForkSafeMutex& tables_mutex();
+
 /// Adds a row to the registry (`kernels()`, forcing); rows live as long as the process.
 void register_row(RowState& row);
 
@@ -75,14 +79,21 @@ class OpTable {
 
   /// Rows by falling priority. Made once; never destroyed, so that a call at exit is safe.
   static OpTable& instance() {
-    static OpTable* const table = new OpTable;
-    return *table;
+    static std::atomic<OpTable*> made{nullptr};
+    OpTable* table = made.load(std::memory_order_acquire);
+    return table ? *table : make(made);
   }
 
   Row* begin() noexcept { return rows_; }
   Row* end() noexcept { return rows_ + count_; }
 
  private:
+  static OpTable& make(std::atomic<OpTable*>& made) {
+    const ForkSafeLock lock(tables_mutex());
+    if (!made.load(std::memory_order_relaxed)) made.store(new OpTable, std::memory_order_release);
+    return *made.load(std::memory_order_relaxed);
+  }
+
   OpTable() {
     check_environment();
     const KernelTable<Params> tables[] = {cpu_kernels<Params>(), cuda_kernels<Params>()};

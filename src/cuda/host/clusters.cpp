@@ -4,10 +4,10 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
-#include <map>
-#include <mutex>
+#include <memory>
 #include <tuple>
 
+#include "core/fork_safe.hpp"
 #include "cuda/host/cuda_check.hpp"
 #include "cuda/host/device.hpp"
 
@@ -38,13 +38,10 @@ int ask(const char* name, const void* kernel, int num_blocks, int threads, int s
 }  // namespace
 
 int clusters_at_once(const char* name, const void* kernel, int num_blocks, int threads, int shared_bytes, int device) {
-  static std::mutex mutex;
-  static std::map<std::tuple<const void*, int, int, int>, int> known;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto key = std::make_tuple(kernel, num_blocks, shared_bytes, device);
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  return known[key] = ask(name, kernel, num_blocks, threads, shared_bytes, device);
+  static MadeOncePerKey<std::tuple<const void*, int, int, int>, const int> known;
+  return known.get({kernel, num_blocks, shared_bytes, device}, [&] {
+    return std::make_unique<const int>(ask(name, kernel, num_blocks, threads, shared_bytes, device));
+  });
 }
 
 }  // namespace flashkernel::cuda

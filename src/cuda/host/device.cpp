@@ -1,16 +1,22 @@
 // See device.hpp. Never throws on a machine without driver or GPU: the library must import there.
 #include "cuda/host/device.hpp"
 
+#include <atomic>
 #include <map>
-#include <mutex>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/cuda_devices.hpp"
+#include "core/fork_safe.hpp"
 #include "cuda/host/cuda_check.hpp"
 #include "flashkernel/device.hpp"
 #include "flashkernel/error.hpp"
+
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
 
 namespace flashkernel {
 namespace {
@@ -20,14 +26,22 @@ struct Devices {
   std::string why_none;
 };
 
-Devices read_devices() {
-  Devices devices;
+std::atomic<bool> g_lost_in_fork{false};
+constexpr int kInitializationError = 3;  // cudaErrorInitializationError: what the driver answers in such a process
+
+std::unique_ptr<const Devices> read_devices() {
+  auto read = std::make_unique<Devices>();
+  Devices& devices = *read;
+#if !defined(_WIN32)
+  // A child that is forked from here on can't use the driver, which may even hang there.
+  pthread_atfork(nullptr, nullptr, [] { g_lost_in_fork.store(true, std::memory_order_relaxed); });
+#endif
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess) {
     cudaGetLastError();
     devices.why_none = std::string("cudaGetDeviceCount: ") + cudaGetErrorString(status);
-    return devices;
+    return read;
   }
   if (count == 0) devices.why_none = "the driver reports no device";
   for (int i = 0; i < count; ++i) {
@@ -44,13 +58,13 @@ Devices read_devices() {
     p.l2_bytes = attribute(cudaDevAttrL2CacheSize);
     devices.properties.push_back(p);
   }
-  return devices;
+  return read;
 }
 
 // Read at first use, kept for the process, never destroyed.
 const Devices& devices() noexcept {
-  static const Devices* const instance = new Devices(read_devices());
-  return *instance;
+  static MadeOnce<const Devices> instance;
+  return instance.get(read_devices);
 }
 
 }  // namespace
@@ -64,6 +78,16 @@ int cuda_compute_capability(int index) noexcept {
 }
 
 const char* why_no_cuda() noexcept { return num_cuda_devices() > 0 ? nullptr : devices().why_none.c_str(); }
+
+bool cuda_lost_in_fork() noexcept { return g_lost_in_fork.load(std::memory_order_relaxed); }
+
+void check_cuda_after_fork() {
+  if (cuda_lost_in_fork())
+    throw CudaError(
+        "CUDA was used before fork(), so this child process can't use it; start processes by \"spawn\", or "
+        "use CUDA in children only",
+        kInitializationError);
+}
 
 const CudaDeviceProperties& cuda_device_properties(int index) {
   if (num_cuda_devices() == 0)
@@ -90,12 +114,16 @@ bool allow_launch(const void* kernel, std::size_t shared_bytes, unsigned cluster
   // Up to 48 KB need no asking, but the kernel's static arrays count too.
   const bool asks_memory = shared_bytes > 32 * 1024, asks_cluster = cluster > 8;
   if (!asks_memory && !asks_cluster && !early) return false;
-  static std::mutex mutex;
-  static std::map<std::pair<int, const void*>, KernelState> known;
+  struct Known {
+    ForkSafeMutex mutex;
+    std::map<std::pair<int, const void*>, KernelState> kernels;
+  };
+  static MadeOnce<Known> once;
+  Known& known = once.get();
   int device = 0;
   cuda_check(cudaGetDevice(&device), name);
-  const std::lock_guard<std::mutex> lock(mutex);
-  KernelState& state = known[{device, kernel}];
+  const ForkSafeLock lock(known.mutex);
+  KernelState& state = known.kernels[{device, kernel}];
   if (asks_memory && shared_bytes > state.shared_bytes) {
     cuda_check(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
@@ -122,6 +150,7 @@ void throw_cuda_error(cudaError_t status, const char* what) {
 }
 
 CudaDeviceGuard::CudaDeviceGuard(int index) {
+  check_cuda_after_fork();
   int current = 0;
   cuda_check(cudaGetDevice(&current), "cudaGetDevice");
   if (current == index) return;

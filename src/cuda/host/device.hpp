@@ -15,6 +15,11 @@ struct CudaDeviceProperties {
 /// Cached. Unsupported where no device can be used, InvalidArgument for an index that does not exist.
 const CudaDeviceProperties& cuda_device_properties(int index);
 
+/// Whether this is a child process of one that had used CUDA: the driver does not work here, and may hang.
+bool cuda_lost_in_fork() noexcept;
+/// CudaError in such a process, which says so.
+void check_cuda_after_fork();
+
 /// Gets what a launch asks of a kernel's code on the current device: dynamic shared memory beyond what every kernel
 /// has, clusters of more than 8 blocks. Returns whether an early start, if asked for, is granted: only to code that was
 /// compiled for 9.0 or later, which knows how to wait for the kernel before it. Cached. `name` is for errors.

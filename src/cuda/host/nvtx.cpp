@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 
+#include "core/fork_safe.hpp"
+
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 #define FK_NVTX 1
@@ -30,8 +32,8 @@ bool requested() {
 }  // namespace
 
 const RangeHooks& range_hooks() noexcept {
-  static const RangeHooks hooks = requested() ? kNvtx : RangeHooks{};
-  return hooks;
+  static MadeOnce<const RangeHooks> hooks;
+  return hooks.get([] { return std::make_unique<const RangeHooks>(requested() ? kNvtx : RangeHooks{}); });
 }
 
 }  // namespace flashkernel

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "core/fork_safe.hpp"
 #include "cuda/host/cuda_check.hpp"
 #include "flashkernel/error.hpp"
 
@@ -13,15 +14,16 @@ using Encode = decltype(&cuTensorMapEncodeTiled);
 
 // Null where the driver is older than CUDA 12.
 Encode encoder() {
-  static const Encode function = [] {
+  static MadeOnce<const Encode> function;
+  return function.get([] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result{};
     const cudaError_t status =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
     if (status != cudaSuccess) cudaGetLastError();
-    return status == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(found) : nullptr;
-  }();
-  return function;
+    const bool is_found = status == cudaSuccess && result == cudaDriverEntryPointSuccess;
+    return std::make_unique<const Encode>(is_found ? reinterpret_cast<Encode>(found) : nullptr);
+  });
 }
 
 CUtensorMapDataType data_type(DType dtype) {

@@ -4,10 +4,10 @@
 
 #include <cuda_runtime.h>
 
-#include <map>
-#include <mutex>
+#include <memory>
 #include <string>
 
+#include "core/fork_safe.hpp"
 #include "cuda/host/cuda_check.hpp"
 #include "cuda/host/device.hpp"
 #include "flashkernel/error.hpp"
@@ -53,6 +53,7 @@ class ClearedMemory final : public MemoryResource {
     return pointer;
   }
   void deallocate(void* pointer, std::size_t, std::size_t, Stream) noexcept override {
+    if (cuda_lost_in_fork()) return;
     const RelaxedCapture relaxed;
     if (pointer && cudaFree(pointer) != cudaSuccess) cudaGetLastError();
   }
@@ -65,12 +66,12 @@ class ClearedMemory final : public MemoryResource {
 
 /// One a device, made at first use and never destroyed.
 MemoryResource& zeroed_resource(int index) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& resources = *new std::map<int, CachingResource>;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = resources.find(index);
-  if (found != resources.end()) return found->second;
-  return resources.try_emplace(index, *new ClearedMemory(index)).first->second;
+  static MadeOncePerKey<int, ClearedMemory> upstreams;
+  static MadeOncePerKey<int, CachingResource> resources;
+  return resources.get(index, [index] {
+    MemoryResource& upstream = upstreams.get(index, [index] { return std::make_unique<ClearedMemory>(index); });
+    return std::make_unique<CachingResource>(upstream);
+  });
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // linear and the products of its gradient by the kernel of gemm.hpp; which variant serves is decided here.
 #include "cuda/sm90a/linear.hpp"
 
-#include <map>
-#include <mutex>
+#include <memory>
 #include <variant>
 
+#include "core/fork_safe.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/host/tensor_map.hpp"
 #include "cuda/sm90a/few_rows.hpp"
@@ -16,17 +16,15 @@ namespace {
 
 /// What plans ask of a device. Asked once: clusters take the driver microseconds.
 const GemmDevice& gemm_device(int index) {
-  static std::mutex mutex;
-  static std::map<int, GemmDevice> known;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = known.find(index);
-  if (found != known.end()) return found->second;
-  const CudaDeviceGuard guard(index);
-  GemmDevice device;
-  device.num_sms = cuda_device_properties(index).num_sms;
-  for (const int parts : kClusterParts)
-    device.clusters[static_cast<std::size_t>(parts)] = gemm_clusters_at_once(parts, index);
-  return known[index] = device;
+  static MadeOncePerKey<int, GemmDevice> known;
+  return known.get(index, [index] {
+    const CudaDeviceGuard guard(index);
+    auto device = std::make_unique<GemmDevice>();
+    device->num_sms = cuda_device_properties(index).num_sms;
+    for (const int parts : kClusterParts)
+      device->clusters[static_cast<std::size_t>(parts)] = gemm_clusters_at_once(parts, index);
+    return device;
+  });
 }
 
 GemmPlan plan_gemm(const GemmProblem& p, DType dtype, int device) {
