@@ -90,7 +90,7 @@ RopeParams head_params(const Checker& check, TensorView q, TensorView k, TensorV
   return params;
 }
 
-/// positions [seq], [1, seq] or [batch, seq]. With `end` > 0 the host's values must lie in [0, end).
+/// positions [seq], [1, seq] or [batch, seq]. With `end` > 0 the host's values must lie in [0, end), else fit int32.
 void set_positions(const Checker& check, const TensorView& positions, std::int64_t end, RopeParams& params) {
   if (!positions.defined()) return;
   check.index("positions", positions);
@@ -101,12 +101,14 @@ void set_positions(const Checker& check, const TensorView& positions, std::int64
   if (per_batch) check.extent("positions", positions, 0, params.batch, "q's batch");
   params.positions = {positions.data, positions.dtype == DType::kInt64};
   params.stride_positions_batch = per_batch ? positions.strides[0] : 0;
-  if (end <= 0) return;
   const std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(positions.dtype));
   for (std::int64_t b = 0; b < (per_batch ? params.batch : 1); ++b) {
     IndexArray row = params.positions;
     row.data = static_cast<const unsigned char*>(row.data) + b * params.stride_positions_batch * bytes;
-    check.indices_in_range("positions", row, params.seq, 0, end, "rows of the table");
+    if (end > 0)
+      check.indices_in_range("positions", row, params.seq, 0, end, "rows of the table");
+    else
+      check_positions(check, "positions", row, params.seq);
   }
 }
 
