@@ -139,8 +139,8 @@ def test_softmax_of_rows_far_from_0(framework, op, value):
 @pytest.mark.parametrize("value", [LOWEST, -2.4e38, -1e9, 1e6])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_cross_entropy_of_rows_far_from_0(framework, value, smoothing):
-    if framework in ("torch_cuda", "triton") and smoothing and abs(value) > 1e30:
-        pytest.skip("a sum of logits of 1e38 passes fp32: docs/numerics.md")
+    if framework == "torch_cuda" and smoothing:
+        pytest.skip("the sum of all logits is in fp32, of their size: docs/numerics.md")
     make = Maker(framework, "float32")
     classes = 100
     logits, targets = make.array(np.full((4, classes), value)), make.index(np.arange(4))
