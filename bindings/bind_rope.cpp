@@ -84,7 +84,8 @@ inverse: rotate back, which is also the gradient.
 inv_freq: float32 [rotary_dim / 2], replaces theta's frequencies (scaled RoPE).
 out: (q_out, k_out) to write to, or q_out when k is None; may be q and k themselves.
 
-Returns (q_out, k_out), or q_out when k is None. Angles are exact to float32 at every position below 2^31; the rotation is
+Returns (q_out, k_out), or q_out when k is None. Angles are exact to 1e-6 at every position
+that int32 holds; others are refused where positions are on the host and give NaN where they are on a GPU. The rotation is
 computed in float32.
 
 Source: Su et al., RoFormer (2021).

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashkernel as fk
-from conftest import DTYPES, TRITON, Maker, f64, on_host
+from conftest import DTYPES, FRAMEWORKS, TRITON, Maker, f64, on_host
 from flashkernel import reference, testing
 
 
@@ -40,6 +40,49 @@ def test_positions_beyond_a_million_stay_exact(framework):
     q = make.normal(1, 1, 4, 64)
     positions = np.array([100_000, 1_000_003, 2**24 + 1, 2**31 - 2])
     make.check(fk.rope(q, None, make.index(positions), **make.kwargs), reference.rope(f64(q), None, positions)[0])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_error_of_far_positions(framework):
+    """docs/numerics.md: 1.2e-7 + |position * frequency| * 2^-51, against 80-bit numbers."""
+    make = Maker(framework, "float32")
+    pairs = 32
+    far = np.array([0, 1, -1, -5, 4095, 10**6 + 3, 2**24 + 1, -(2**30) - 7, 2**31 - 1, -(2**31)])
+    q = np.zeros((1, 1, len(far), 2 * pairs))
+    q[..., :pairs] = 1  # (1, 0) becomes (cos, sin)
+    frequency = np.longdouble(10000.0) ** (-np.arange(pairs, dtype=np.longdouble) / pairs)
+    angle = far.astype(np.longdouble)[:, None] * frequency
+    truth = np.concatenate([np.cos(angle), np.sin(angle)], -1)
+    bound = 1.2e-7 + np.abs(np.concatenate([angle, angle], -1)) * 2.0**-51
+    for dtype in (np.int32, np.int64):
+        rotated = f64(fk.rope(make.array(q), None, make.index(far, dtype), **make.kwargs))[0, 0]
+        assert (np.abs(rotated - truth) <= bound).all()
+
+
+def append(make, positions):
+    """Tokens rotated on their way into pages; the keys' page."""
+    k = make.normal(len(positions), 1, 8)
+    pages = [make.array(np.zeros((1, 16, 1, 8))) for _ in range(2)]
+    rope = {"positions": make.index(positions)}
+    fk.kv_append(k, k, *pages, make.index(np.arange(len(positions))), rope=rope, **make.kwargs)
+    return f64(pages[0])[0, : len(positions)]
+
+
+@pytest.mark.parametrize("bad", [2**31, 2**53 + 1, -(2**31) - 1])
+def test_positions_past_int32(make, bad):
+    """Refused where the host reads positions; else NaN in the elements of that token that are rotated."""
+    q, positions = make.normal(1, 2, 3, 8), make.index([5, bad, 2**31 - 1])
+    if make.host_reads:
+        with pytest.raises(ValueError, match=rf"rope: positions\[1\]={bad}; needs a value from -2147483648 to"):
+            fk.rope(q, None, positions, **make.kwargs)
+        with pytest.raises(ValueError, match=rf"kv_append: rope.positions\[0\]={bad}; needs"):
+            append(make, [bad])
+        return
+    rotated = f64(fk.rope(q, None, positions, rotary_dim=4, **make.kwargs))
+    assert np.isnan(rotated[:, :, 1, :4]).all()
+    assert np.isfinite(rotated[:, :, 1, 4:]).all() and np.isfinite(rotated[:, :, [0, 2]]).all()
+    kept = append(make, [7, bad])
+    assert np.isfinite(kept[0]).all() and np.isnan(kept[1]).all()
 
 
 def test_inv_freq(make):

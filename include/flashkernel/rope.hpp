@@ -19,7 +19,8 @@ struct RopeOptions {
 
 /// In-kernel sin and cos. q [batch, heads_q, seq, head_dim], k [batch, heads_kv, seq, head_dim] or absent, positions
 /// int32 or int64 [seq], [1, seq] or [batch, seq] (absent: 0, 1, 2, ...). q_out and k_out have the shapes of q and k
-/// and may be the same tensors. Angles are exact to fp32 at any position that fits in 2^31.
+/// and may be the same tensors. Angles are exact to 1e-6 at any position that
+/// int32 holds; another one is InvalidArgument where positions are on the host and NaN where they are on a GPU.
 FK_API void rope(const TensorView& q, const TensorView& k, const TensorView& positions, const TensorView& q_out,
                  const TensorView& k_out, const RopeOptions& options = {}, const ExecutionContext& context = {});
 

@@ -84,20 +84,47 @@ constexpr KernelEntry<Params> hopper(const char* name, Verdict (*supports)(const
   return {name, DeviceType::kCuda, 90, 90, kCpuAny, priority, supports, workspace, launch};
 }
 
-// A backward kernel that leaves the gradients of sinks and bias to the generic one; they use the workspace one after
-// the other.
-template <void (*kernel)(const AttentionBackwardParams&, void*, Stream)>
+// The workspace of an arch's backward kernels: their own, then that of the search for large rows (calls with a bias).
+template <std::size_t (*own)(const AttentionBackwardParams&)>
+std::size_t with_large_rows(const AttentionBackwardParams& p) {
+  return own(p) + cuda::large_rows_workspace(p);
+}
+// The call with an LSE in which large rows say so; the search's answer stands behind the kernel's own workspace.
+AttentionBackwardParams without_large_rows(const AttentionBackwardParams& p, const cuda::LargeRows& large) {
+  AttentionBackwardParams others = p;
+  if (!large.lse) return others;
+  AttentionParams& f = others.forward;
+  f.lse = const_cast<float*>(large.lse);  // read only: the forward pass's parameters serve both passes
+  f.stride_lse_batch = f.heads_q * f.seq_q;
+  f.stride_lse_head = f.seq_q;
+  f.stride_lse_token = 1;
+  return others;
+}
+
+// A backward kernel that leaves the gradients of sinks and bias to the generic one, and all of them where a large row
+// has some; they use the workspace one after the other. `pitch`: of a head in -D, with which the workspace begins.
+template <std::size_t (*own)(const AttentionBackwardParams&), std::int64_t (*pitch)(const AttentionParams&),
+          void (*kernel)(const AttentionBackwardParams&, void*, Stream)>
 void after_sinks(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   if (p.grad_sinks || p.grad_bias) {
     AttentionBackwardParams rest = p;
     rest.grad_q = rest.grad_k = rest.grad_v = nullptr;
     cuda::attention_bwd(rest, workspace, stream);
   }
-  kernel(p, workspace, stream);
+  if (!p.grad_q && !p.grad_k && !p.grad_v) return;
+  const cuda::LargeRows large = cuda::find_large_rows(p, static_cast<char*>(workspace) + own(p), false, stream);
+  kernel(without_large_rows(p, large), workspace, stream);
+  if (!large.found) return;
+  AttentionBackwardParams again = p;
+  again.grad_bias = nullptr;  // it is right already
+  cuda::attention_bwd_repair(again, static_cast<const float*>(workspace), pitch(p.forward), large.found,
+                             large.num_found, large.rest, stream);
 }
+std::int64_t turing_pitch(const AttentionParams& f) { return cuda::sm75::BackwardWorkspace(f).pitch; }
+std::int64_t dense_pitch(const AttentionParams& f) { return f.seq_q; }
 
 // The sinks' gradient by the generic kernel, then an arch's kernels, then the generic ones again where those have found
-// a gradient that is not finite. Workspace: the arch's layout, which begins with -D.
+// a gradient that is not finite (a large row's never is). Workspace: the arch's layout, which begins with -D.
 template <class Workspace, int kDim, void (*kernel)(const AttentionBackwardParams&, void*, Stream)>
 void with_repair(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   if (p.grad_sinks) {
@@ -106,11 +133,12 @@ void with_repair(const AttentionBackwardParams& p, void* workspace, Stream strea
     cuda::attention_bwd(rest, workspace, stream);
   }
   if (!p.grad_q && !p.grad_k && !p.grad_v && !p.grad_bias) return;
-  kernel(p, workspace, stream);
-  const char* const bytes = static_cast<const char*>(workspace);
-  const std::int64_t flag = Workspace(p, kDim).not_finite;
-  cuda::attention_bwd_repair(p, reinterpret_cast<const float*>(bytes), reinterpret_cast<const int*>(bytes + flag),
-                             stream);
+  char* const bytes = static_cast<char*>(workspace);
+  const Workspace layout(p, kDim);
+  const cuda::LargeRows large = cuda::find_large_rows(p, bytes + layout.bytes, true, stream);
+  kernel(without_large_rows(p, large), workspace, stream);
+  cuda::attention_bwd_repair(p, reinterpret_cast<const float*>(bytes), p.forward.seq_q,
+                             reinterpret_cast<const int*>(bytes + layout.not_finite), 1, large.rest, stream);
 }
 
 // A tensor-core kernel of the two products of linear's gradient, after the generic step that makes the pre-activation's
@@ -370,18 +398,22 @@ KernelTable<AttentionBackwardParams> cuda_kernels() {
 #define FK_INSTANCE(op, suffix, dtype, dim)                                              \
   ampere<AttentionBackwardParams>(                                                       \
       #op "/cuda/sm80/" #suffix "/d" #dim, cuda::sm80::op##_supports<DType::dtype, dim>, \
-      cuda::sm80::op##_workspace<dim>,                                                   \
+      with_large_rows<cuda::sm80::op##_workspace<dim>>,                                  \
       with_repair<cuda::sm80::BackwardWorkspace, dim, cuda::sm80::op##_##suffix##_d##dim>),
 #include "cuda/sm80/attention_bwd_instances.inc"
 #undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)                                                                          \
-  turing<AttentionBackwardParams>(#op "/cuda/sm75/" #suffix "/d" #dim, cuda::sm75::op##_supports<DType::dtype, dim>, \
-                                  cuda::sm75::op##_workspace<dim>, after_sinks<cuda::sm75::op##_##suffix##_d##dim>),
+#define FK_INSTANCE(op, suffix, dtype, dim)                                              \
+  turing<AttentionBackwardParams>(                                                       \
+      #op "/cuda/sm75/" #suffix "/d" #dim, cuda::sm75::op##_supports<DType::dtype, dim>, \
+      with_large_rows<cuda::sm75::op##_workspace<dim>>,                                  \
+      after_sinks<cuda::sm75::op##_workspace<dim>, turing_pitch, cuda::sm75::op##_##suffix##_d##dim>),
 #include "cuda/sm75/attention_bwd_instances.inc"
 #undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)                                                                \
-  ampere<AttentionBackwardParams>(#op "/cuda/sm80/" #suffix "/d" #dim, cuda::sm80::op##_f32_supports<dim>, \
-                                  cuda::sm80::op##_f32_workspace, after_sinks<cuda::sm80::op##_##suffix##_d##dim>),
+#define FK_INSTANCE(op, suffix, dtype, dim)                                    \
+  ampere<AttentionBackwardParams>(                                             \
+      #op "/cuda/sm80/" #suffix "/d" #dim, cuda::sm80::op##_f32_supports<dim>, \
+      with_large_rows<cuda::sm80::op##_f32_workspace>,                         \
+      after_sinks<cuda::sm80::op##_f32_workspace, dense_pitch, cuda::sm80::op##_##suffix##_d##dim>),
 #include "cuda/sm80/attention_bwd_f32_instances.inc"
 #undef FK_INSTANCE
       generic<AttentionBackwardParams>("attention_bwd/cuda/generic", cuda::attention_bwd_supports,

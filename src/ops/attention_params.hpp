@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "ops/large_lse.hpp"
 #include "ops/params_common.hpp"
 
 namespace flashkernel {

@@ -69,6 +69,7 @@ void set_rope(const Checker& check, const KvAppendRope& rope, const TensorView& 
   params.has_rope = true;
   params.rope = rope_spec(check, rope.options, params.pages.head_dim);
   params.positions = check.index_array("rope.positions", rope.positions, params.tokens, copies);
+  check_positions(check, "rope.positions", params.positions, params.tokens);
   if (rope.q.defined() != rope.q_out.defined())
     check.fail(std::string(rope.q.defined() ? "rope.q_out" : "rope.q") +
                " is absent; give both rope.q and rope.q_out, or neither");

@@ -1,6 +1,7 @@
 // What the cross-entropy kernels get. Filled by ops/loss.cpp.
 #pragma once
 
+#include "ops/large_lse.hpp"
 #include "ops/params_common.hpp"
 
 namespace flashkernel {

@@ -93,7 +93,7 @@ RopeParams head_params(const Checker& check, TensorView q, TensorView k, TensorV
   return params;
 }
 
-/// positions [seq], [1, seq] or [batch, seq]. With `end` > 0 the host's values must lie in [0, end).
+/// positions [seq], [1, seq] or [batch, seq]. With `end` > 0 the host's values must lie in [0, end), else fit int32.
 void set_positions(const Checker& check, const TensorView& positions, std::int64_t end, IndexCopies& copies,
                    RopeParams& params) {
   if (!positions.defined()) return;
@@ -111,12 +111,14 @@ void set_positions(const Checker& check, const TensorView& positions, std::int64
   } else {
     params.positions = copies.of(params.positions, params.seq);
   }
-  if (end <= 0) return;
   const std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(positions.dtype));
   for (std::int64_t b = 0; b < (per_batch ? params.batch : 1); ++b) {
     IndexArray row = params.positions;
     row.data = static_cast<const unsigned char*>(row.data) + b * params.stride_positions_batch * bytes;
-    check.indices_in_range("positions", row, params.seq, 0, end, "rows of the table");
+    if (end > 0)
+      check.indices_in_range("positions", row, params.seq, 0, end, "rows of the table");
+    else
+      check_positions(check, "positions", row, params.seq);
   }
 }
 

@@ -113,6 +113,42 @@ void bias_cases(CaseList& list, DType dtype) {
   add(list, "bias_without_its_gradient", spec);
 }
 
+// Rows whose LSE is so large that it holds nothing of the number of keys.
+void lowest_bias_cases(CaseList& list, DType dtype) {
+  for (const bool same_dtype : {false, true})
+    for (const std::int64_t d : {32, 64, 96, 128, 192, 256}) {
+      if (same_dtype && (dtype == DType::kFloat32 || d % 64 != 0)) continue;
+      AttentionSpec spec;
+      spec.dtype = dtype;
+      spec.batch = 2;
+      spec.heads_q = 2;
+      spec.heads_kv = 1;
+      spec.seq_q = 70;
+      spec.seq_k = 140;
+      spec.head_dim = d;
+      const DType bias = same_dtype ? dtype : DType::kFloat32;
+      spec.bias = BiasSpec{{70, 140}, bias, {}, hide_by_lowest(bias)};
+      spec.grad_bias_dtype = bias;
+      const std::string name = "lowest_bias_d" + std::to_string(d) + (same_dtype ? "_same_dtype" : "");
+      add(list, name, spec);
+      spec.want_bias = false;
+      spec.adjust = [](AttentionTensors& t) {  // of padding: no gradient of its own
+        for (std::int64_t i = 0; i < 70; ++i)
+          for (std::int64_t n = 0; n < t.grad_out->numel() / 70 && i % 8 < 7; ++n) {
+            const std::int64_t columns = t.grad_out->shape()[3], row = n / columns;
+            t.grad_out->set_at({row / 2, row % 2, i, n % columns}, 0);
+          }
+      };
+      add(list, name + "_of_padding", spec);
+      spec.adjust = {};
+      spec.want_bias = true;
+      spec.sinks = spec.grad_lse = true;
+      spec.softcap = 2.0f;
+      spec.mask = kCausal;
+      add(list, name + "_and_all", spec);
+    }
+}
+
 void extreme_cases(CaseList& list, DType dtype) {
   // Very negative LSE: q along u, k against it. Every remainder of a tile, since padded rows are where exp(s - lse)
   // explodes.
@@ -455,6 +491,7 @@ void cases(CaseList& list) {
     shape_cases(list, dtype);
     feature_cases(list, dtype);
     bias_cases(list, dtype);
+    lowest_bias_cases(list, dtype);
     extreme_cases(list, dtype);
     bucket_cases(list, dtype);
     layout_cases(list, dtype);

@@ -196,6 +196,41 @@ void bias_cases(CaseList& list) {
   }
 }
 
+// Rows all of whose keys a finite bias hides: the mean of the values that no -inf hides.
+void lowest_bias_cases(CaseList& list) {
+  struct Size {
+    std::int64_t group, q, k, d;
+  };
+  for (const DType dtype : kFloatTypes)
+    for (const bool same_dtype : {false, true})
+      for (const auto& [group, q, k, d] : {Size{1, 1, 70, 64},
+                                           {4, 3, 1300, 64},
+                                           {1, 70, 140, 32},
+                                           {2, 70, 140, 64},
+                                           {1, 70, 140, 96},
+                                           {1, 70, 300, 128},
+                                           {1, 40, 140, 192},
+                                           {1, 40, 140, 256}}) {
+        if (same_dtype && dtype == DType::kFloat32) continue;
+        AttentionSpec spec;
+        spec.dtype = dtype;
+        spec.heads_q = 2 * group;
+        spec.heads_kv = 2;
+        spec.seq_q = q;
+        spec.seq_k = k;
+        spec.head_dim = d;
+        const DType bias = same_dtype ? dtype : DType::kFloat32;
+        spec.bias = BiasSpec{{q, k}, bias, {}, hide_by_lowest(bias)};
+        const std::string name = "lowest_bias_" + sizes(q, k) + "_d" + std::to_string(d) +
+                                 (same_dtype ? "_same_dtype_" : "_") + short_name(dtype);
+        add(list, name, spec);
+        spec.sinks = true;
+        spec.softcap = 2.0f;
+        spec.mask = kCausal;
+        add(list, name + "_and_all", spec);
+      }
+}
+
 void extreme_cases(CaseList& list) {
   for (const DType dtype : kFloatTypes) {
     const std::string suffix = std::string("_") + short_name(dtype);
@@ -471,6 +506,7 @@ void cases(CaseList& list) {
   group_cases(list);
   feature_cases(list);
   bias_cases(list);
+  lowest_bias_cases(list);
   extreme_cases(list);
   shift_cases(list);
   nan_cases(list);

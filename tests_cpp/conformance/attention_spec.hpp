@@ -129,6 +129,30 @@ inline void hide_by_bias(TestTensor& bias) {
     }
 }
 
+/// What masks are made of where -inf is not: rows of a [queries, keys] bias that hold only a dtype's lowest number,
+/// that number beside -inf, -2.4e38 (times log2(e) it passes fp32), -1e9, the highest number; and rows with a visible
+/// key.
+inline std::function<void(TestTensor&)> hide_by_lowest(DType dtype) {
+  return [dtype](TestTensor& bias) {
+    const bool half = dtype == DType::kFloat16;
+    const double lowest = half ? -65504.0 : dtype == DType::kBFloat16 ? -3.3895313892515355e38 : -3.4028234663852886e38;
+    for (std::int64_t i = 0; i < bias.shape()[0]; ++i)
+      for (std::int64_t j = 0; j < bias.shape()[1]; ++j) {
+        const auto set = [&](double value) { bias.set_at({i, j}, value); };
+        switch (i % 8) {
+          case 0: set(lowest); break;
+          case 1: set(j % 3 == 1 ? -kInfinity : lowest); break;
+          case 2: set(half ? -40000.0 : -2.4e38); break;
+          case 3: set(-kInfinity); break;
+          case 4: set(j == i ? 0.0 : lowest); break;
+          case 5: set(half ? -20000.0 : -1e9); break;
+          case 6: set(j % 2 == 0 ? -lowest : 0.0); break;
+          default: break;  // an ordinary row
+        }
+      }
+  };
+}
+
 /// Logits of about +-1e5.
 inline void make_logits_huge(AttentionTensors& t) {
   for (std::int64_t i = 0; i < t.q->numel(); ++i) t.q->set(i, 320 * t.q->get(i));

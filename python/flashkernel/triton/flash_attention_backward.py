@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from ._attention_host import Options, as_4d, dense, head_blocks, options, packed, tile_shape
+from ._attention_rests import load_lse, with_rests
 from ._attention_tile import modified_scores, visible
 from ._device import LOG2_E, dot, load_rows, narrow, store_rows, tile_range, weighted_sum, widen
 from ._host import Call, cdiv, device_function, power_of_two
@@ -22,7 +23,7 @@ from .flash_attention import sequence, strides
 
 @device_function
 def _score_gradients(
-    q, k, v, grad, lse, delta, rows, cols, scale, softcap, left, right, bias, bias_q, bias_k, slope, seq_q, seq_k,
+    q, k, v, grad, lse, rest, delta, rows, cols, scale, softcap, left, right, bias, bias_q, bias_k, slope, seq_q, seq_k,
     HAS_SOFTCAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, IS_MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -35,7 +36,10 @@ def _score_gradients(
         s, rows, cols, seq_k - seq_q, softcap, bias, bias_q, bias_k, slope, seq_q, seq_k,
         HAS_SOFTCAP, HAS_BIAS, HAS_SLOPES,
     )  # fmt: skip
-    p = tl.exp2((s - lse[:, None]) * LOG2_E)
+    distance = s - lse[:, None]
+    if HAS_BIAS:
+        distance = distance - rest[:, None]
+    p = tl.exp2(distance * LOG2_E)
     dp = dot(grad, tl.trans(v), zero)
     ds = p * (dp - delta[:, None])
     seen = s == s
@@ -83,8 +87,9 @@ def _deltas(
 
 @triton.jit
 def _sink_gradients(
-    lse_ptr, delta_ptr, sinks_ptr, grad_ptr, lse_b, lse_h, lse_t, batch, heads, seq, BLOCK: tl.constexpr
-):
+    lse_ptr, delta_ptr, sinks_ptr, grad_ptr, lse_b, lse_h, lse_t, batch, heads, seq, BLOCK: tl.constexpr,
+    HAS_REST: tl.constexpr,
+):  # fmt: skip
     """grad_sink of one head: the sink has weight exp(sink - lse) and no value."""
     h = tl.program_id(0).to(tl.int64)
     sink = tl.load(sinks_ptr + h)
@@ -93,9 +98,13 @@ def _sink_gradients(
         for start in range(0, seq, BLOCK):
             rows = start + tl.arange(0, BLOCK)
             wide_b = h * 0 + b  # 64 bits
-            lse = tl.load(lse_ptr + wide_b * lse_b + h * lse_h + rows.to(tl.int64) * lse_t, mask=rows < seq, other=0.0)
+            where = lse_ptr + wide_b * lse_b + h * lse_h + rows.to(tl.int64) * lse_t
+            lse = tl.load(where, mask=rows < seq, other=0.0)
+            distance = sink - lse
+            if HAS_REST:
+                distance = distance - tl.load(where + 1, mask=rows < seq, other=0.0)
             delta = tl.load(delta_ptr + (wide_b * heads + h) * seq + rows, mask=rows < seq, other=0.0)
-            weight = tl.where(lse == float("-inf"), 0.0, tl.exp2((sink - lse) * LOG2_E))
+            weight = tl.where(lse == float("-inf"), 0.0, tl.exp2(distance * LOG2_E))
             acc -= tl.where(rows < seq, weight * delta, 0.0)
     tl.store(grad_ptr + h, tl.sum(acc, 0))
 
@@ -113,10 +122,10 @@ def _walk_queries(
         rows = start + tl.arange(0, BLOCK_M)
         q = load_rows(q_ptr, rows, q_t, seq_q, dims, HEAD_DIM, IS_MASKED)
         grad = load_rows(grad_ptr, rows, grad_t, seq_q, dims_v, HEAD_DIM_V, IS_MASKED)
-        lse = tl.load(lse_ptr + rows.to(tl.int64) * lse_t, mask=rows < seq_q, other=0.0)
+        lse, rest = load_lse(lse_ptr + rows.to(tl.int64) * lse_t, rows < seq_q, HAS_BIAS)
         delta = tl.load(delta_ptr + rows, mask=rows < seq_q, other=0.0)
         p, _, ds, seen = _score_gradients(
-            q, k, v, grad, lse, delta, rows, cols, scale, softcap, left, right, bias, bias_q, bias_k, slope,
+            q, k, v, grad, lse, rest, delta, rows, cols, scale, softcap, left, right, bias, bias_q, bias_k, slope,
             seq_q, seq_k, HAS_SOFTCAP, HAS_BIAS, HAS_SLOPES, HAS_LEFT, HAS_RIGHT, IS_MASKED,
         )  # fmt: skip
         dv = _add(tl.trans(p), tl.trans(seen), grad, dv, IS_MASKED)
@@ -203,7 +212,7 @@ def _key_gradients(
 
 @device_function
 def _walk_keys(
-    begin, end, q, grad, lse, delta, dq, k_ptr, k_t, v_ptr, v_t, rows, dims, dims_v,
+    begin, end, q, grad, lse, rest, delta, dq, k_ptr, k_t, v_ptr, v_t, rows, dims, dims_v,
     scale, softcap, left, right, bias, bias_q, bias_k, slope, seq_q, seq_k,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SLOPES: tl.constexpr,
@@ -215,7 +224,7 @@ def _walk_keys(
         k = load_rows(k_ptr, cols, k_t, seq_k, dims, HEAD_DIM, IS_MASKED)
         v = load_rows(v_ptr, cols, v_t, seq_k, dims_v, HEAD_DIM_V, IS_MASKED)
         _, _, ds, seen = _score_gradients(
-            q, k, v, grad, lse, delta, rows, cols, scale, softcap, left, right, bias, bias_q, bias_k, slope,
+            q, k, v, grad, lse, rest, delta, rows, cols, scale, softcap, left, right, bias, bias_q, bias_k, slope,
             seq_q, seq_k, HAS_SOFTCAP, HAS_BIAS, HAS_SLOPES, HAS_LEFT, HAS_RIGHT, IS_MASKED,
         )  # fmt: skip
         dq = _add(ds, seen, k, dq, IS_MASKED)
@@ -252,7 +261,7 @@ def _query_gradients(
         )
         where = lse_ptr + b * lse_b + h * lse_h + (begin_q + rows) * lse_t
         # Past the last query: LSE 0 and scores 0 make a gradient of 0 that is not stored.
-        lse = tl.load(where, mask=rows < seq_q, other=0.0)
+        lse, rest = load_lse(where, rows < seq_q, HAS_BIAS)
         delta = tl.load(delta_ptr + b * delta_b + h * delta_h + begin_q + rows, mask=rows < seq_q, other=0.0)
         k_ptr += b * k_b + h // group * k_h + begin_k * k_t
         v_ptr += b * v_b + h // group * v_h + begin_k * v_t
@@ -278,18 +287,18 @@ def _query_gradients(
         first, inner, outer = tile_range(begin, end, inner_begin, inner_end, BLOCK_N)
         if HAS_LEFT:
             dq = _walk_keys(
-                first, inner, q, grad, lse, delta, dq, k_ptr, k_t, v_ptr, v_t, rows, dims, dims_v, scale, softcap,
+                first, inner, q, grad, lse, rest, delta, dq, k_ptr, k_t, v_ptr, v_t, rows, dims, dims_v, scale, softcap,
                 left, right, bias_ptr, bias_q, bias_k, slope, seq_q, seq_k, HEAD_DIM, HEAD_DIM_V, BLOCK_N, True,
                 HAS_SOFTCAP, HAS_BIAS, HAS_SLOPES, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
         if not HAS_BIAS:
             dq = _walk_keys(
-                inner, outer, q, grad, lse, delta, dq, k_ptr, k_t, v_ptr, v_t, rows, dims, dims_v, scale, softcap,
+                inner, outer, q, grad, lse, rest, delta, dq, k_ptr, k_t, v_ptr, v_t, rows, dims, dims_v, scale, softcap,
                 left, right, bias_ptr, bias_q, bias_k, slope, seq_q, seq_k, HEAD_DIM, HEAD_DIM_V, BLOCK_N, False,
                 HAS_SOFTCAP, HAS_BIAS, HAS_SLOPES, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
         dq = _walk_keys(
-            outer, end, q, grad, lse, delta, dq, k_ptr, k_t, v_ptr, v_t, rows, dims, dims_v, scale, softcap,
+            outer, end, q, grad, lse, rest, delta, dq, k_ptr, k_t, v_ptr, v_t, rows, dims, dims_v, scale, softcap,
             left, right, bias_ptr, bias_q, bias_k, slope, seq_q, seq_k, HEAD_DIM, HEAD_DIM_V, BLOCK_N, True,
             HAS_SOFTCAP, HAS_BIAS, HAS_SLOPES, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
@@ -330,14 +339,14 @@ def _bias_gradients(
                 q = load_rows(q_ptr + b64 * q_b + h64 * q_h, rows, q_t, seq_q, dims, HEAD_DIM, True)
                 grad = load_rows(grad_ptr + b64 * grad_b + h64 * grad_h, rows, grad_t, seq_q, dims_v, HEAD_DIM_V, True)
                 lse_at = lse_ptr + b64 * lse_b + h64 * lse_h + rows.to(tl.int64) * lse_t
-                lse = tl.load(lse_at, mask=rows < seq_q, other=0.0)
+                lse, rest = load_lse(lse_at, rows < seq_q, HAS_BIAS)
                 delta = tl.load(delta_ptr + b64 * delta_b + h64 * delta_h + rows, mask=rows < seq_q, other=0.0)
                 for tile_k in range(block_k if not SUM_K else 0, block_k + 1 if not SUM_K else tl.cdiv(seq_k, BLOCK_N)):
                     cols = tile_k * BLOCK_N + tl.arange(0, BLOCK_N)
                     k = load_rows(k_ptr + b64 * k_b + h64 // group * k_h, cols, k_t, seq_k, dims, HEAD_DIM, True)
                     v = load_rows(v_ptr + b64 * v_b + h64 // group * v_h, cols, v_t, seq_k, dims_v, HEAD_DIM_V, True)
                     _, ds, _, _ = _score_gradients(
-                        q, k, v, grad, lse, delta, rows, cols, scale, softcap, left, right, bias, bias_q, bias_k,
+                        q, k, v, grad, lse, rest, delta, rows, cols, scale, softcap, left, right, bias, bias_q, bias_k,
                         slope, seq_q, seq_k, HAS_SOFTCAP, HAS_BIAS, HAS_SLOPES, HAS_LEFT, HAS_RIGHT, True,
                     )  # fmt: skip
                     acc += ds
@@ -368,8 +377,8 @@ def _launch_backward(
     cu_seqlens: tuple[torch.Tensor, torch.Tensor] | None = None,
     longest: tuple[int, int] = (0, 0),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """(dq, dk, dv, delta, the kernels' common arguments); tensors [batch, heads, seq, head_dim], or views of packed
-    ones.
+    """(dq, dk, dv, delta, the kernels' common arguments, whose lse_ptr the sinks' gradient takes, too); tensors
+    [batch, heads, seq, head_dim], or views of packed ones.
 
     lse, grad_lse: [batch, heads, seq_q], for packed sequences [1, heads, total_q].
     """
@@ -390,6 +399,8 @@ def _launch_backward(
     has_bias = chosen.bias is not None
     shape = tile_shape(call, q.dtype, max(q.shape[-1], v.shape[-1]), has_bias=has_bias, backward=True)
     arguments = chosen.arguments()
+    if has_bias:
+        lse = with_rests(call, q, k, lse, arguments, shape)
     del arguments["sinks_ptr"], arguments["HAS_SINKS"]
     common = dict(
         q_ptr=q, k_ptr=k, v_ptr=v, grad_ptr=grad, lse_ptr=lse, delta_ptr=delta, **strides("q", q, packed_or_not),
@@ -424,7 +435,7 @@ def _launch_sinks(call: Call, chosen: Options, lse: torch.Tensor, delta: torch.T
     call.launch(
         _sink_gradients, lse.shape[1], lse_ptr=lse, delta_ptr=delta, sinks_ptr=sinks, grad_ptr=result,
         lse_b=lse.stride(0), lse_h=lse.stride(1), lse_t=lse.stride(2), batch=lse.shape[0], heads=lse.shape[1],
-        seq=lse.shape[2], BLOCK=256,
+        seq=lse.shape[2], BLOCK=256, HAS_REST=chosen.bias is not None,
     )  # fmt: skip
     return result
 
@@ -520,7 +531,7 @@ def attention_backward(
     if need_bias:
         grads.append(_launch_bias(call, bias, common, q4, k4.shape[2]))
     if need_sinks:
-        grads.append(_launch_sinks(call, chosen, lse3, delta))
+        grads.append(_launch_sinks(call, chosen, common["lse_ptr"], delta))
     return tuple(grads)
 
 
@@ -578,10 +589,10 @@ def attention_varlen_backward(
         scale=scale, alibi_slopes=alibi_slopes, sinks=sinks,
     )  # fmt: skip
     grad4, out4 = (x.transpose(0, 1).unsqueeze(0) for x in (grad3, out3))
-    dq, dk, dv, delta, _ = _launch_backward(
+    dq, dk, dv, delta, common = _launch_backward(
         call, q4, k4, v4, grad4, out4, lse3, grad_lse3, chosen, cu_seqlens, (max_seqlen_q, max_seqlen_k)
     )
     grads = _written(call, grads, [x.squeeze(0).transpose(0, 1) for x in (dq, dk, dv)])
     if need_sinks:
-        grads.append(_launch_sinks(call, chosen, lse3, delta))
+        grads.append(_launch_sinks(call, chosen, common["lse_ptr"], delta))
     return tuple(grads)

@@ -27,6 +27,8 @@ def _loss(
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.full([BLOCK], 0.0, tl.float32)
     plain = tl.full([BLOCK], 0.0, tl.float32)
+    origin = widen(tl.load(logits_ptr))  # logits of one size leave little of a sum: of differences, then
+    origin = tl.where(tl.abs(origin) < float("inf"), origin, 0.0)
     for start in range(0, classes, BLOCK):
         col = start + tl.arange(0, BLOCK)
         x = widen(tl.load(logits_ptr + col, mask=col < classes, other=float("-inf")))
@@ -34,19 +36,20 @@ def _loss(
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         total = total * tl.exp(top - base) + tl.exp(x - base)
         top = new_top
-        plain += tl.where(col < classes, x, 0.0)
+        plain += tl.where(col < classes, x - origin, 0.0)
     highest = tl.max(top, 0)
     base = tl.where(highest == float("-inf"), 0.0, highest)
-    lse = base + tl.log(tl.sum(total * tl.exp(top - base), 0))
+    log_sum = tl.log(tl.sum(total * tl.exp(top - base), 0))
     target = tl.load(targets_ptr + row * targets_t).to(tl.int64)
     inside = (target >= 0) & (target < classes)
     wanted = widen(tl.load(logits_ptr + target, mask=inside, other=float("nan")))
-    loss = lse - (1.0 - smoothing) * wanted
+    # Next to a maximum of 1e6 or -3.4e38 little or nothing is left of the logarithm.
+    loss = log_sum + (1.0 - smoothing) * (base - wanted)
     if smoothing > 0:
-        loss -= smoothing * (tl.sum(plain, 0) / classes)
+        loss += smoothing * ((base - origin) - tl.sum(plain, 0) / classes)
     tl.store(loss_ptr + row, tl.where(target == ignore, 0.0, loss))
     if lse_ptr is not None:
-        tl.store(lse_ptr + row, lse)
+        tl.store(lse_ptr + row, base + log_sum)
 
 
 @triton.jit
@@ -86,10 +89,18 @@ def _gradient(
     counts = target != ignore
     weight = tl.where((target >= 0) & (target < classes), weight, float("nan"))
     lse = tl.load(lse_ptr + row * lse_t)
+    rest = tl.where(lse == lse, 0.0, lse)  # what LSE is without, next to its size
+    if (tl.abs(lse) >= 4096.0) & (tl.abs(lse) < float("inf")):
+        total = tl.full([BLOCK], 0.0, tl.float32)
+        for start in range(0, classes, BLOCK):
+            col = start + tl.arange(0, BLOCK)
+            x = widen(tl.load(logits_ptr + row * logits_t + col, mask=col < classes, other=float("-inf")))
+            total += tl.exp(x - lse)
+        rest = tl.log(tl.sum(total, 0))
     for start in range(0, classes, BLOCK):
         col = start + tl.arange(0, BLOCK)
         x = widen(tl.load(logits_ptr + row * logits_t + col, mask=col < classes, other=0.0))
-        value = tl.exp(x - lse) - smoothing / classes - tl.where(col == target, 1.0 - smoothing, 0.0)
+        value = tl.exp((x - lse) - rest) - smoothing / classes - tl.where(col == target, 1.0 - smoothing, 0.0)
         value = tl.where(counts, weight * value, 0.0)
         tl.store(out_ptr + row * out_t + col, narrow(value, out_ptr.dtype.element_ty), mask=col < classes)
 

@@ -1,7 +1,8 @@
 """Rotary position embedding in Triton: rope (sin and cos in the kernel) and rope_table.
 
 One program takes one token, finds its angles once and rotates all its heads. Angles are float64 turns cut to one turn
-before sin and cos, so every position below 2^31 is as exact as position 1. Su et al., RoFormer (2021).
+before sin and cos: exact to 1e-6 at every position that int32 holds, NaN at others (the host reads none). Su et al.,
+RoFormer (2021).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def angles(
         frequency = tl.load(inv_freq_ptr + pair, mask=pair < PAIRS, other=0.0).to(tl.float64)
     else:
         frequency = tl.exp2(pair.to(tl.float64) * (-LOG2_THETA / PAIRS))
-    turns = position.to(tl.float64) * (frequency * (1.0 / TURN))
+    in_range = (position >= -2147483648) & (position <= 2147483647)  # beyond, nothing would be left of the precision
+    turns = tl.where(in_range, position.to(tl.float64), float("nan")) * (frequency * (1.0 / TURN))
     turns = turns - tl.floor(turns + 0.5)
     angle = (turns * TURN).to(tl.float32)
     return tl.cos(angle), tl.sin(angle)

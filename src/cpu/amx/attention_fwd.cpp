@@ -25,7 +25,7 @@ struct Scratch {
   std::uint16_t* p;     // [kParts][2][kKeyBlock / 32] left tiles
   float* s;             // [kStripRows][kScoreStride]
   float* o;             // [rows][o_stride]
-  float* m;             // [rows], units of log 2
+  float* m;             // [rows], units of the scores
   float* l;             // [rows]
   std::uint8_t* bad_q;  // [rows]
   std::uint8_t* bad_k;  // [kKeyBlock]
@@ -138,11 +138,12 @@ inline void softmax_rows(const Sequence<typename S::Element>& seq, std::int64_t 
 
   // As advance_max does for one row.
   const __m512 old_m = Vec::load(m);
-  const __m512 new_m = Vec::max(Vec::mul(Vec::max_rows(lanes), _mm512_set1_ps(factor)), old_m);
+  const __m512 new_m = Vec::max(Vec::max_rows(lanes), old_m);
   const __mmask16 unseen = _mm512_cmp_ps_mask(new_m, _mm512_set1_ps(kNegInf), _CMP_EQ_OQ);
   const __m512 reference = _mm512_mask_mov_ps(new_m, unseen, _mm512_setzero_ps());
   const __mmask16 moved = _mm512_cmp_ps_mask(old_m, new_m, _CMP_NEQ_UQ);
-  const __m512 weight = Vec::max(_mm512_set1_ps(kLeastWeight), Vec::exp2<6>(Vec::sub(old_m, reference)));
+  const __m512 weight = Vec::max(_mm512_set1_ps(kLeastWeight),
+                                 Vec::exp2<6>(Vec::mul(Vec::sub(old_m, reference), _mm512_set1_ps(factor))));
   const __m512 alpha = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), moved, weight);
   Vec::store(m, new_m);
   alignas(64) float references[kRows], alphas[kRows];

@@ -6,6 +6,7 @@
 // deterministic, no extra memory. Paper: FlashAttention-2 (arXiv 2307.08691), section 2.3.2.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/thread_pool.hpp"
 #include "cpu/scalar/attention_score.hpp"
@@ -18,6 +19,7 @@ template <class T>
 struct Gradient {
   const AttentionBackwardParams& p;
   const AttentionParams& f = p.forward;
+  std::vector<double> lse_rests{};  // [batch, heads_q, seq_q]; empty: all 0
   std::int64_t group = f.heads_q / f.heads_kv;
 
   // Rows of a gradient lie as those of its tensor: a batch stride, or rows counted through all sequences.
@@ -33,7 +35,7 @@ struct Gradient {
   // What every pair of a query has in common.
   struct Query {
     std::int64_t b, h, i;
-    double lse, delta;  // delta: what every dS of the row has subtracted
+    double lse, lse_rest = 0, delta;  // LSE + rest is exact; delta: what every dS of the row has subtracted
     Row q, grad_out;
   };
 
@@ -47,7 +49,19 @@ struct Gradient {
     if (p.grad_lse)
       query.delta -= p.grad_lse[offset(f.is_varlen_q(), f.q_begin(b), b, h, i, p.stride_grad_lse_batch,
                                        p.stride_grad_lse_head, p.stride_grad_lse_token)];
+    query.lse_rest = lse_rests.empty() ? 0 : lse_rests[static_cast<std::size_t>((b * f.heads_q + h) * f.seq_q + i)];
     return query;
+  }
+
+  // Next to an LSE of -3.4e38 the logarithm of the number of keys is nothing: what fp32 has lost comes from the scores.
+  double make_lse_rest(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    const Query query = load_query(b, h, i);
+    if (!(std::abs(query.lse) >= kLargeLse && std::isfinite(query.lse))) return 0;
+    double sum = f.sinks ? std::exp(f.sinks[h] - query.lse) : 0;
+    const Range keys = visible(b, i);
+    for (std::int64_t j = keys.first; j < keys.last; ++j)
+      sum += std::exp(attention_score<T>(f, query.q, b, h, i, j, f.q_length(b), f.k_length(b)).value - query.lse);
+    return std::log(sum);
   }
 
   // The keys [first, last) of query i that it sees.
@@ -72,7 +86,7 @@ struct Gradient {
     const Score score = attention_score<T>(f, query.q, b, h, query.i, j, f.q_length(b), f.k_length(b));
     if (score.value == kMinusInfinity) return {};
     Pair pair;
-    pair.probability = std::exp(score.value - query.lse);
+    pair.probability = std::exp(score.value - query.lse - query.lse_rest);
     const double grad_probability = dot<T>(query.grad_out.values, f.v, f.v_offset(b, h / group, j), f.head_dim_v);
     pair.grad_score = pair.probability * (grad_probability - query.delta);
     pair.grad_dot = f.scale * score.derivative * pair.grad_score;
@@ -160,7 +174,7 @@ struct Gradient {
       for (std::int64_t i = 0; i < f.q_length(b); ++i) {
         const Query query = load_query(b, h, i);
         if (f.sinks[h] == kMinusInfinity || query.lse == kMinusInfinity) continue;
-        sum -= std::exp(f.sinks[h] - query.lse) * query.delta;
+        sum -= std::exp(f.sinks[h] - query.lse - query.lse_rest) * query.delta;
       }
     }
     p.grad_sinks[h] = static_cast<float>(sum);
@@ -177,8 +191,17 @@ void for_each(std::int64_t count, F f) {
 
 template <class T>
 void run(const AttentionBackwardParams& p) {
-  const Gradient<T> gradient{p};
+  Gradient<T> gradient{p};
   const AttentionParams& f = p.forward;
+  if (f.bias.data) {
+    std::vector<double> rests(static_cast<std::size_t>(f.batch * f.heads_q * f.seq_q));
+    for_each(f.batch * f.heads_q * f.seq_q, [&](std::int64_t row) {
+      const std::int64_t i = row % f.seq_q, b = row / f.seq_q / f.heads_q;
+      if (i < f.q_length(b))
+        rests[static_cast<std::size_t>(row)] = gradient.make_lse_rest(b, row / f.seq_q % f.heads_q, i);
+    });
+    gradient.lse_rests = std::move(rests);
+  }
   if (p.grad_q)
     for_each(f.batch * f.heads_q * f.seq_q, [&](std::int64_t row) {
       const std::int64_t i = row % f.seq_q, b = row / f.seq_q / f.heads_q;

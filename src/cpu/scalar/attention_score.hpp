@@ -43,7 +43,8 @@ Score attention_score(const AttentionParams& p, const Row& q, std::int64_t b, st
   if (p.bias.data) {
     const std::int64_t offset =
         b * p.bias.stride_batch + h * p.bias.stride_head + i * p.bias.stride_q + j * p.bias.stride_k;
-    score.value += load_as(p.bias.dtype, p.bias.data, offset);
+    // Rounded: scores are fp32, and next to a bias of -1e9 or -3.4e38 little or nothing is left of a dot product.
+    score.value = static_cast<float>(score.value + load_as(p.bias.dtype, p.bias.data, offset));
   }
   if (p.alibi_slopes) {
     const double slope = p.alibi_slopes[b * p.stride_alibi_batch + h];

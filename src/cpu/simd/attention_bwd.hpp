@@ -11,7 +11,7 @@
 #pragma once
 
 #include "core/thread_pool.hpp"
-#include "cpu/simd/attention_bwd_block.hpp"
+#include "cpu/simd/attention_bwd_rest.hpp"
 
 namespace flashkernel::cpu {
 namespace {
@@ -82,7 +82,8 @@ inline std::int64_t carve(const AttentionBackwardParams& bp, const BackwardPlan&
 inline std::size_t backward_workspace(const AttentionBackwardParams& bp) {
   const int threads = num_workers();
   BackwardScratch unused;
-  return static_cast<std::size_t>(threads * round_up(carve(bp, plan_backward(bp, threads), nullptr, &unused), 64) + 64);
+  return static_cast<std::size_t>(threads * round_up(carve(bp, plan_backward(bp, threads), nullptr, &unused), 64) + 64 +
+                                  LseRests<float>::floats(bp) * 4);
 }
 
 inline void fill_zero(float* to, std::int64_t count) {  // count: a multiple of the vector width
@@ -102,7 +103,13 @@ struct BackwardRun {
   BackwardPlan plan;
   char* memory;
   std::int64_t worker_bytes;
+  const float* lse_rests;
 
+  BackwardSequence<T> sequence(std::int64_t b, std::int64_t head_kv) const {
+    auto seq = backward_sequence<T>(*bp, b, head_kv);
+    seq.lse_rests = lse_rests;
+    return seq;
+  }
   BackwardScratch scratch(int worker) const {
     BackwardScratch w;
     carve(*bp, plan, memory + worker * worker_bytes, &w);
@@ -141,7 +148,7 @@ struct BackwardRun {
     const AttentionParams& p = run.bp->forward;
     BackwardScratch w = run.scratch(worker);
     for (std::int64_t task = begin; task < end; ++task) {
-      const auto seq = backward_sequence<T>(*run.bp, task / p.heads_kv, task % p.heads_kv);
+      const auto seq = run.sequence(task / p.heads_kv, task % p.heads_kv);
       fill_zero(w.dq, round_up(seq.rows(), kBwdRows) * run.plan.d_stride);
       for (std::int64_t key0 = 0; key0 < seq.k_len; key0 += kBwdKeys) run.key_block(seq, key0, w, w.dq, true);
       for (std::int64_t row = 0; row < seq.rows(); ++row)
@@ -160,7 +167,7 @@ struct BackwardRun {
     BackwardScratch w = run.scratch(worker);
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t pair = task / run.key_blocks(), key0 = task % run.key_blocks() * kBwdKeys;
-      const auto seq = backward_sequence<T>(*run.bp, pair / p.heads_kv, pair % p.heads_kv);
+      const auto seq = run.sequence(pair / p.heads_kv, pair % p.heads_kv);
       if (key0 < seq.k_len) run.key_block(seq, key0, w, nullptr, true);
     }
   }
@@ -172,7 +179,7 @@ struct BackwardRun {
     BackwardScratch w = run.scratch(worker);
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t pair = task / run.row_blocks(), row0 = task % run.row_blocks() * kBwdRows;
-      const auto seq = backward_sequence<T>(*run.bp, pair / p.heads_kv, pair % p.heads_kv);
+      const auto seq = run.sequence(pair / p.heads_kv, pair % p.heads_kv);
       if (row0 >= seq.rows()) continue;
       load_rows(seq, row0, w.rows);
       fill_zero(w.dq, kBwdRows * run.plan.d_stride);
@@ -228,7 +235,7 @@ struct BackwardRun {
     const std::int64_t group = p.heads_q / p.heads_kv;
     for (std::int64_t b = begin[0]; b < end[0]; ++b) {
       for (std::int64_t h = begin[1]; h < end[1]; ++h) {
-        auto seq = backward_sequence<T>(bp, b, h / group);  // and of it one query head: rows are tokens
+        auto seq = run.sequence(b, h / group);  // and of it one query head: rows are tokens
         seq.head0 = h;
         seq.group = 1;
         for (std::int64_t key0 = begin[3]; key0 < end[3]; key0 += kBwdKeys) {
@@ -272,14 +279,14 @@ struct BackwardRun {
       const float sink = p.sinks[h];
       double sum = 0;
       for (std::int64_t b = 0; b < p.batch; ++b) {
-        auto seq = backward_sequence<T>(*run.bp, b, h / (p.heads_q / p.heads_kv));
+        auto seq = run.sequence(b, h / (p.heads_q / p.heads_kv));
         seq.head0 = h;
         seq.group = 1;
         for (std::int64_t row = 0; row < seq.rows(); ++row) {
           const float lse = *seq.lse(row);
           if (sink == kNegInf || lse == kNegInf) continue;
           float weight[Vec::kWidth];
-          Vec::store(weight, Vec::exp2<6>(Vec::set1((sink - lse) * kLog2E)));
+          Vec::store(weight, Vec::exp2<6>(Vec::set1(((sink - lse) - seq.lse_rest(row)) * kLog2E)));
           sum -= static_cast<double>(weight[0]) * seq.delta(row);
         }
       }
@@ -298,6 +305,8 @@ inline void launch_backward_typed(const AttentionBackwardParams& bp, void* works
   run.memory = reinterpret_cast<char*>(round_up(reinterpret_cast<std::intptr_t>(workspace), 64));
   BackwardScratch unused;
   run.worker_bytes = round_up(carve(bp, run.plan, nullptr, &unused), 64);
+  LseRests<T> rests{&bp, reinterpret_cast<float*>(run.memory + threads * run.worker_bytes)};
+  run.lse_rests = rests.make(threads);
   const std::int64_t pairs = p.batch * p.heads_kv;
   if (run.plan.whole) parallel_for(pairs, 1, threads, run.whole_tasks, &run);
   if (run.plan.rows) parallel_for(pairs * run.row_blocks(), 1, threads, run.row_tasks, &run);

@@ -111,7 +111,7 @@ struct RowBlock {
   float* g_t;  // [strip][head_dim_v][kBwdStrip]: dO
   float* q;    // [panel of head_dim][kBwdRows][panel]
   float* g;    // [panel of head_dim_v][kBwdRows][panel]
-  float lse[kBwdRows], delta[kBwdRows];
+  float lse[kBwdRows], lse_rest[kBwdRows], delta[kBwdRows];
 };
 
 struct PairScratch {
@@ -124,6 +124,7 @@ template <class T>
 struct BackwardSequence : Sequence<T> {
   const AttentionBackwardParams* bp;
   std::int64_t head_kv, k_begin;
+  const float* lse_rests;  // [batch, heads_q, seq_q], see lse_rest; null: all 0
 
   std::int64_t row_offset(std::int64_t row, std::int64_t batch, std::int64_t head_stride,
                           std::int64_t token_stride) const {
@@ -155,6 +156,12 @@ struct BackwardSequence : Sequence<T> {
     return key_row(bp->grad_v, j, bp->stride_grad_v_batch, bp->stride_grad_v_head, bp->stride_grad_v_token);
   }
 
+  // What an LSE far from 0 has lost: the exact one is LSE + rest. Next to -3.4e38 the logarithm of a count is nothing.
+  std::int64_t rest_index(std::int64_t row) const {
+    return (this->b * this->p->heads_q + this->head(row)) * this->p->seq_q + this->token(row);
+  }
+  float lse_rest(std::int64_t row) const { return lse_rests ? lse_rests[rest_index(row)] : 0.0f; }
+
   // <dO, O> - dLSE, which every dS of a row has subtracted.
   float delta(std::int64_t row) const {
     const T* g = grad_out_row(row);
@@ -173,6 +180,7 @@ inline BackwardSequence<T> backward_sequence(const AttentionBackwardParams& bp, 
   s.bp = &bp;
   s.head_kv = head_kv;
   s.k_begin = bp.forward.cu_seqlens_k.data ? index_at(bp.forward.cu_seqlens_k, b) : 0;
+  s.lse_rests = nullptr;
   return s;
 }
 
@@ -210,6 +218,7 @@ inline void load_rows(const BackwardSequence<T>& seq, std::int64_t row0, RowBloc
     pack_row<T>(used ? seq.q_row(row0 + r) : nullptr, d, block->q, kBwdRows, r, &bad);
     pack_row<T>(used ? seq.grad_out_row(row0 + r) : nullptr, dv, block->g, kBwdRows, r, &bad);
     block->lse[r] = used ? *seq.lse(row0 + r) : kNegInf;
+    block->lse_rest[r] = used ? seq.lse_rest(row0 + r) : 0.0f;
     block->delta[r] = used ? seq.delta(row0 + r) : 0.0f;
   }
   block->bad = bad != 0;
@@ -219,8 +228,8 @@ inline void load_rows(const BackwardSequence<T>& seq, std::int64_t row0, RowBloc
 // derivative goes to `grad_score` (the bias's gradient) where that is not null. [from, to): multiples of the vector
 // width, to be defined.
 template <class T>
-inline void pair_row(const BackwardSequence<T>& seq, std::int64_t row, std::int64_t key0, float row_lse, float delta,
-                     float* s, float* dp, int from, int to, int lo, int hi, float* grad_score) {
+inline void pair_row(const BackwardSequence<T>& seq, std::int64_t row, std::int64_t key0, float row_lse, float lse_rest,
+                     float delta, float* s, float* dp, int from, int to, int lo, int hi, float* grad_score) {
   constexpr int W = Vec::kWidth;
   const AttentionParams& p = *seq.p;
   const auto clear = [&](int begin, int end) {
@@ -238,7 +247,7 @@ inline void pair_row(const BackwardSequence<T>& seq, std::int64_t row, std::int6
   const Vec::Reg scale = Vec::set1(cap ? p.scale / p.softcap : p.scale);
   const Vec::Reg softcap = Vec::set1(p.softcap), one = Vec::set1(1.0f);
   const Vec::Reg minus_lse = Vec::set1(-row_lse), log2e = Vec::set1(kLog2E), minus_delta = Vec::set1(-delta);
-  const Vec::Reg hidden = Vec::set1(kNegInf);
+  const Vec::Reg rest = Vec::set1(lse_rest), hidden = Vec::set1(kNegInf);
   const bool plain = !cap && !p.bias.data && !p.alibi_slopes;
   const std::int64_t bias_offset = seq.b * p.bias.stride_batch + h * p.bias.stride_head + i * p.bias.stride_q;
   const Vec::Reg slope = Vec::set1(p.alibi_slopes ? -p.alibi_slopes[seq.b * p.stride_alibi_batch + h] : 0.0f);
@@ -273,7 +282,7 @@ inline void pair_row(const BackwardSequence<T>& seq, std::int64_t row, std::int6
             Vec::abs(Vec::sub(Vec::set1(static_cast<float>(i + seq.k_len - seq.q_len - key0 - x)), Vec::iota()));
         t = Vec::fma(slope, distance, t);
       }
-      t = Vec::add(t, minus_lse);
+      t = Vec::sub(Vec::add(t, minus_lse), rest);
     }
     const Vec::Reg weight = Vec::exp2<6>(Vec::mul(t, log2e));
     Vec::Reg ds = Vec::mul(weight, Vec::add(Vec::load(dp + x), minus_delta));
@@ -328,8 +337,8 @@ inline bool pair_scores(const BackwardSequence<T>& seq, const KeyBlock& keys, co
         Vec::store(dp_row + x, Vec::zero());
       }
       const int lo = r < n ? relative(seq.first_key(row)) : 0, hi = r < n ? relative(seq.last_key(row)) : 0;
-      pair_row(seq, row, keys.key0, rows.lse[r0 + r], rows.delta[r0 + r], s_row, dp_row, from, to, lo, hi,
-               grad_score ? grad_score + (r0 + r) * kBwdStride : nullptr);
+      pair_row(seq, row, keys.key0, rows.lse[r0 + r], rows.lse_rest[r0 + r], rows.delta[r0 + r], s_row, dp_row, from,
+               to, lo, hi, grad_score ? grad_score + (r0 + r) * kBwdStride : nullptr);
     }
   }
   return anything;

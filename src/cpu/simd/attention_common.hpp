@@ -140,13 +140,15 @@ inline void load_scales(const Sequence<T, K>& seq, const KvScale& scale, std::in
   }
 }
 
-// A plain scaled row needs no pass of its own: exp2(s * scale * log2 e - max) takes the scale along (if it keeps the
+// A plain scaled row needs no pass of its own: exp2((s - max) * scale * log2 e) takes the scale along (if it keeps the
 // order).
 inline bool plain_scores(const AttentionParams& p) {
   return !(p.softcap > 0) && !p.bias.data && !p.alibi_slopes && p.scale > 0;
 }
 // Logits in the score buffer times this are in units of log 2.
 inline float log2_factor(const AttentionParams& p) { return plain_scores(p) ? p.scale * kLog2E : kLog2E; }
+// Times this they are scores as the contract means them.
+inline float score_unit(const AttentionParams& p) { return plain_scores(p) ? p.scale : 1.0f; }
 
 inline Vec::Reg tanh_lanes(Vec::Reg x) {
   const Vec::Reg a = Vec::abs(x);
@@ -248,39 +250,41 @@ inline float exp2_weight(float x) {
 }
 
 // Exponents are fma(s, factor, -reference). That leaves the rounding of s * factor at the maximum itself as a rest,
-// which is nothing for usual logits but overflows for those of 1e30: such a row is scaled and shifted in two roundings
-// beforehand.
+// which is nothing for usual logits but overflows for those of 1e30: from such a row the reference is taken away first.
+// Then no finite logit becomes infinite, not even those of a row of -FLT_MAX, which is what masks are made of.
 struct Exponent {
   float factor, reference;
 };
 inline Exponent exponent_of(float* s, int from, int to, float factor, float reference) {
-  if (__builtin_fabsf(reference) < 0x1p20f) return {factor, reference};  // a rest below 2^-4
-  for (int x = from; x < to; x += Vec::kWidth) Vec::store(s + x, Vec::mul(Vec::load(s + x), Vec::set1(factor)));
+  const float scaled = reference * factor;
+  if (__builtin_fabsf(scaled) < 0x1p20f) return {factor, scaled};  // a rest below 2^-4
   for (int x = from; x < to; x += Vec::kWidth) Vec::store(s + x, Vec::sub(Vec::load(s + x), Vec::set1(reference)));
-  return {1.0f, 0.0f};
+  return {factor, 0.0f};
 }
 
-// The state of a row moves on to a new maximum (both in units of log 2): what it had so far counts `alpha` times, and
-// exponents are taken relative to the result. Minus infinity stands for "nothing seen": then 0 serves as the reference.
-inline float advance_max(float new_max, float* m, float* alpha) {
+// The state of a row moves on to a new maximum (both in units of the score buffer): what it had so far counts `alpha`
+// times, and exponents are taken relative to the result. Minus infinity stands for "nothing seen": then 0 serves as the
+// reference.
+inline float advance_max(float new_max, float* m, float* alpha, float factor) {
   const float old = *m;
   if (new_max > old) *m = new_max;
   const float reference = *m == kNegInf ? 0.0f : *m;
-  *alpha = old == *m ? 1.0f : exp2_weight(old - reference);
+  *alpha = old == *m ? 1.0f : exp2_weight((old - reference) * factor);
   return reference;
 }
 
-// out = o / l with the sink in the denominator; lse = ln(2) * m + ln(l).
+// out = o / l with the sink in the denominator; lse = m + ln(l), m in units of the score buffer.
 template <class T, class K>
 inline void finish_row(const Sequence<T, K>& seq, std::int64_t row, const float* o, float m, float l) {
   const AttentionParams& p = *seq.p;
   float factor = 1.0f;
+  m *= score_unit(p);
   if (p.sinks) {
-    const float sink = p.sinks[seq.head(row)] * kLog2E;
+    const float sink = p.sinks[seq.head(row)];
     const float top = sink > m ? sink : m;
     if (top != kNegInf) {
-      factor = exp2_weight(m - top);
-      l = l * factor + (sink == kNegInf ? 0.0f : exp2_weight(sink - top));
+      factor = exp2_weight((m - top) * kLog2E);
+      l = l * factor + (sink == kNegInf ? 0.0f : exp2_weight((sink - top) * kLog2E));
       m = top;
     }
   }
@@ -291,7 +295,7 @@ inline void finish_row(const Sequence<T, K>& seq, std::int64_t row, const float*
   for (int x = 0; x < d; x += Vec::kWidth) {
     Vec::store_first(out + x, empty ? Vec::zero() : Vec::mul(Vec::load(o + x), inv), imin(Vec::kWidth, d - x));
   }
-  if (float* lse = seq.lse(row)) *lse = empty ? kNegInf : static_cast<float>(m * kLn2 + __builtin_log(l));
+  if (float* lse = seq.lse(row)) *lse = empty ? kNegInf : static_cast<float>(m + __builtin_log(l));
 }
 
 // Tasks: one block of rows of one sequence and kv head each; long ones (late rows under a causal mask) first.

@@ -351,7 +351,7 @@ inline void weigh_chunk(const Sequence<T, K>& seq, std::int64_t key0, int from, 
     if (!plain) modify_scores(seq, r, key0, s, a, e);
     mask_scores(s, a, lo, hi, e);
     float alpha;
-    const Exponent exponent = exponent_of(s, a, e, factor, advance_max(row_max(s, a, e) * factor, &w.m[r], &alpha));
+    const Exponent exponent = exponent_of(s, a, e, factor, advance_max(row_max(s, a, e), &w.m[r], &alpha, factor));
     const Vec::Reg reference = Vec::set1(-exponent.reference);
     const Vec::Reg f = Vec::set1(exponent.factor);
     Vec::Reg sum = Vec::zero();
@@ -445,10 +445,11 @@ inline void load_queries(const Sequence<T, K>& seq, const DecodeScratch& w) {
 }
 
 // total := total + part, for one row.
-inline void fold_row(const float* o, float m, float l, float* total_o, float* total_m, float* total_l, std::int64_t n) {
+inline void fold_row(const float* o, float m, float l, float factor, float* total_o, float* total_m, float* total_l,
+                     std::int64_t n) {
   float keep;
-  const float reference = advance_max(m, total_m, &keep);
-  const float add = m == *total_m ? 1.0f : exp2_weight(m - reference);
+  const float reference = advance_max(m, total_m, &keep, factor);
+  const float add = m == *total_m ? 1.0f : exp2_weight((m - reference) * factor);
   const Vec::Reg a = Vec::set1(keep), b = Vec::set1(add);
   for (std::int64_t x = 0; x < n; x += Vec::kWidth) {
     Vec::store(total_o + x, Vec::fma(Vec::load(o + x), b, Vec::mul(Vec::load(total_o + x), a)));
@@ -484,11 +485,12 @@ void decode_task(const Sequence<T, K>& seq, int heads, const DecodeScratch& w) {
   const std::int64_t rows = seq.rows();
   for (int h = 0; h < heads; ++h) load_queries(seq.other_head(h), w.from(h * rows));
   start_total(w, heads * rows);
+  const float factor = log2_factor(*seq.p);
   const std::int64_t last = seq.last_key(rows - 1);
   for (std::int64_t key0 = seq.first_key(0) / kChunk * kChunk; key0 < last; key0 += kChunk) {
     decode_chunk(seq, heads, key0, w);
     for (std::int64_t r = 0; r < heads * rows; ++r) {
-      fold_row(w.o + r * w.o_stride, w.m[r], w.l[r], w.total_o + r * w.o_stride, &w.total_m[r], &w.total_l[r],
+      fold_row(w.o + r * w.o_stride, w.m[r], w.l[r], factor, w.total_o + r * w.o_stride, &w.total_m[r], &w.total_l[r],
                w.o_stride);
     }
   }
@@ -519,13 +521,14 @@ template <class T, class K>
 void decode_fold(const Sequence<T, K>& seq, const DecodeScratch& w, const float* parts, std::int64_t part_stride) {
   const std::int64_t rows = seq.rows();
   start_total(w, rows);
+  const float factor = log2_factor(*seq.p);
   const std::int64_t last = seq.last_key(rows - 1);
   for (std::int64_t key0 = seq.first_key(0) / kChunk * kChunk; key0 < last; key0 += kChunk) {
     const float* part = parts + key0 / kChunk * part_stride;
     for (std::int64_t r = 0; r < rows; ++r) {
       const float* from = part + r * (w.o_stride + 2);
-      fold_row(from, from[w.o_stride], from[w.o_stride + 1], w.total_o + r * w.o_stride, &w.total_m[r], &w.total_l[r],
-               w.o_stride);
+      fold_row(from, from[w.o_stride], from[w.o_stride + 1], factor, w.total_o + r * w.o_stride, &w.total_m[r],
+               &w.total_l[r], w.o_stride);
     }
   }
   finish_total(seq, w);

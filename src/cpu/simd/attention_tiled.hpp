@@ -21,7 +21,7 @@ constexpr int kMostStrips = 20, kLeastStrips = 4;  // packing costs about 8 / ro
 struct TiledScratch {
   float* q;      // [strips][head_dim][kStripRows]
   float* o;      // [strips * kStripRows][o_stride]
-  float* m;      // [strips * kStripRows], units of log 2
+  float* m;      // [strips * kStripRows], units of the scores
   float* l;      // [strips * kStripRows]
   float* k;      // [kKeyBlock / kPanel][head_dim][kPanel]
   float* v;      // [o_stride / kPanel][kKeyBlock][kPanel]
@@ -173,7 +173,7 @@ inline void softmax_row(const Sequence<T, K>& seq, std::int64_t row, std::int64_
   for (int x = e; x < to; x += W) Vec::store(s + x, Vec::zero());
   if (!plain) modify_scores(seq, row, key0, s, a, e);
   mask_scores(s, a, lo, hi, e);
-  const Exponent exponent = exponent_of(s, a, e, factor, advance_max(row_max(s, a, e) * factor, m, alpha));
+  const Exponent exponent = exponent_of(s, a, e, factor, advance_max(row_max(s, a, e), m, alpha, factor));
   const Vec::Reg reference = Vec::set1(-exponent.reference);
   const Vec::Reg f = Vec::set1(exponent.factor);
   Vec::Reg sum0 = Vec::zero(), sum1 = Vec::zero();

@@ -67,13 +67,13 @@ struct PairGradient {
 
 __device__ inline PairGradient pair_gradient(const AttentionParams& p, const ScoreContext& at, std::int64_t i,
                                              std::int64_t j, float dot, float grad_probability, float lse,
-                                             float delta) {
+                                             float lse_rest, float delta) {
   PairGradient pair{kMasked, 0.0f, 0.0f};
   if (lse == -INFINITY) return pair;  // a row that sees nothing: exp(s + inf) must not be formed
   float capped;
   const float s = modified_score(p, at, i, j, dot, &capped);
   if (s == -INFINITY) return pair;  // a bias of -inf masks like any other mask
-  pair.probability = expf(s - lse);
+  pair.probability = expf((s - lse) - lse_rest);
   pair.score = pair.probability * (grad_probability - delta);
   pair.dot = pair.score * p.scale;
   if (p.softcap > 0.0f) {
@@ -83,11 +83,20 @@ __device__ inline PairGradient pair_gradient(const AttentionParams& p, const Sco
   return pair;
 }
 
-// Which tiles a block works on, and where its D lies: -1 times it, when the sm80 kernels have left it.
+// What a block knows of rows of queries, and where D lies: -1 times it, when an arch's kernels have left it.
 struct Tiles {
-  const float* delta;
+  const float* delta;  // [batch, heads_q, pitch]
+  std::int64_t pitch;
   float sign;
-  bool vectors;  // rows start at multiples of 16 bytes
+  bool vectors;           // rows start at multiples of 16 bytes
+  const float* lse_rest;  // [batch, heads_q, seq_q]; null: all 0
+
+  __device__ float delta_of(const AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return sign * delta[(b * p.heads_q + h) * pitch + i];
+  }
+  __device__ float rest_of(const AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return lse_rest ? lse_rest[(b * p.heads_q + h) * p.seq_q + i] : 0.0f;
+  }
 };
 
 // Of a side, in all sequences and heads; attention_bwd_supports sees to it that both fit 32 bits.
@@ -150,14 +159,15 @@ __device__ void grad_q_tile(const AttentionBackwardParams& p, const Tiles& tiles
       const std::int64_t i = first_query + ty + 16 * r;
       const bool inside = i < at.q_len;
       const float lse = inside ? f.lse[f.lse_offset(b, h, i)] : -INFINITY;
-      const float d = inside ? tiles.sign * tiles.delta[delta_index(f, b, h, i)] : 0.0f;
+      const float rest = inside ? tiles.rest_of(f, b, h, i) : 0.0f;
+      const float d = inside ? tiles.delta_of(f, b, h, i) : 0.0f;
 #pragma unroll
       for (int c = 0; c < Tile::kRowsN; ++c) {
         const std::int64_t j = tile + tx + 16 * c;
         const bool visible = inside && j >= f.first_key(i, at.q_len, at.k_len) && j < f.last_key(i, at.q_len, at.k_len);
         const int index = (ty + 16 * r) * Tile::kLdP + tx + 16 * c;
         PairGradient pair{kMasked, 0.0f, 0.0f};
-        if (visible) pair = pair_gradient(f, at, i, j, dot[r][c], grad_p[r][c], lse, d);
+        if (visible) pair = pair_gradient(f, at, i, j, dot[r][c], grad_p[r][c], lse, rest, d);
         tile_p[index] = pair.probability;
         tile_ds[index] = pair.dot;
       }
@@ -229,14 +239,15 @@ __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tile
         const std::int64_t i = tile + tx + 16 * c;
         const bool inside = i < last_query;
         const float lse = inside ? f.lse[f.lse_offset(b, h, i)] : -INFINITY;
-        const float d = inside ? tiles.sign * tiles.delta[delta_index(f, b, h, i)] : 0.0f;
+        const float rest = inside ? tiles.rest_of(f, b, h, i) : 0.0f;
+        const float d = inside ? tiles.delta_of(f, b, h, i) : 0.0f;
 #pragma unroll
         for (int r = 0; r < Tile::kRowsM; ++r) {
           const std::int64_t j = first_key + ty + 16 * r;
           const bool visible = inside && j >= f.first_key(i, q_len, k_len) && j < f.last_key(i, q_len, k_len);
           const int index = (ty + 16 * r) * Tile::kLdP + tx + 16 * c;
           PairGradient pair{kMasked, 0.0f, 0.0f};
-          if (visible) pair = pair_gradient(f, at, i, j, dot[r][c], grad_p[r][c], lse, d);
+          if (visible) pair = pair_gradient(f, at, i, j, dot[r][c], grad_p[r][c], lse, rest, d);
           tile_p[index] = pair.probability;
           tile_ds[index] = pair.dot;
         }
@@ -296,8 +307,8 @@ __device__ inline void grad_bias_elements(const AttentionBackwardParams& p, cons
               dot = fmaf(load_typed(f.q, f.dtype, q + d), load_typed(f.k, f.dtype, k + d), dot);
             for (std::int64_t d = 0; d < f.head_dim_v; ++d)
               grad_p = fmaf(load_typed(p.grad_out, f.dtype, grad_out + d), load_typed(f.v, f.dtype, v + d), grad_p);
-            sum += pair_gradient(f, at, i, j, dot, grad_p, f.lse[f.lse_offset(b, h, i)],
-                                 tiles.sign * tiles.delta[delta_index(f, b, h, i)])
+            sum += pair_gradient(f, at, i, j, dot, grad_p, f.lse[f.lse_offset(b, h, i)], tiles.rest_of(f, b, h, i),
+                                 tiles.delta_of(f, b, h, i))
                        .score;
           }
         }
@@ -320,10 +331,14 @@ __global__ void __launch_bounds__(kTileThreads) grad_bias_kernel(const Attention
 // do.
 template <class Tile>
 __global__ void __launch_bounds__(kTileThreads, Tile::kHeadDim > 128 ? 3 : 2)
-    gradients_kernel(const AttentionBackwardParams p, const Tiles tiles, const int* not_finite) {
+    gradients_kernel(const AttentionBackwardParams p, const Tiles tiles, const int* flags, int num_flags) {
   extern __shared__ float4 shared[];
   ptx::wait_for_previous_kernel();
-  if (not_finite && *not_finite == 0) return;
+  if (flags) {
+    int any = 0;
+    for (int at = threadIdx.x; at < num_flags; at += kTileThreads) any |= flags[at];
+    if (!__syncthreads_or(any)) return;
+  }
   float* const memory = reinterpret_cast<float*>(shared);
   const AttentionParams& f = p.forward;
   const unsigned of_queries = num_query_tiles<Tile>(p), all = of_queries + num_key_tiles<Tile>(p);
@@ -340,11 +355,11 @@ __global__ void __launch_bounds__(kTileThreads, Tile::kHeadDim > 128 ? 3 : 2)
       grad_kv_tile<Tile>(p, tiles, tile, h, b, memory);
     __syncthreads();
   }
-  if (not_finite && p.grad_bias) grad_bias_elements(p, tiles);
+  if (flags && p.grad_bias) grad_bias_elements(p, tiles);
 }
 
 // d loss / d sink of a head: -exp(sink - LSE) * D summed over its queries.
-__global__ void __launch_bounds__(kTileThreads) grad_sinks_kernel(const AttentionBackwardParams p, const float* delta) {
+__global__ void __launch_bounds__(kTileThreads) grad_sinks_kernel(const AttentionBackwardParams p, const Tiles tiles) {
   __shared__ float scratch[kTileThreads / kWarp];
   const AttentionParams& f = p.forward;
   const std::int64_t h = blockIdx.x;
@@ -354,7 +369,7 @@ __global__ void __launch_bounds__(kTileThreads) grad_sinks_kernel(const Attentio
     if (i >= f.q_length(b)) continue;
     const float lse = f.lse[f.lse_offset(b, h, i)];
     if (lse == -INFINITY || f.sinks[h] == -INFINITY) continue;  // no sink: it weighs nothing
-    sum -= expf(f.sinks[h] - lse) * delta[delta_index(f, b, h, i)];
+    sum -= expf((f.sinks[h] - lse) - tiles.rest_of(f, b, h, i)) * tiles.delta_of(f, b, h, i);
   }
   sum = block_reduce<kTileThreads>(sum, scratch, Sum{});
   if (threadIdx.x == 0) p.grad_sinks[h] = sum;
@@ -398,7 +413,8 @@ Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
 }
 
 std::size_t attention_bwd_workspace(const AttentionBackwardParams& p) {
-  return sizeof(float) * static_cast<std::size_t>(p.forward.batch * p.forward.heads_q * p.forward.seq_q);
+  return sizeof(float) * static_cast<std::size_t>(p.forward.batch * p.forward.heads_q * p.forward.seq_q) +
+         large_rows_workspace(p);
 }
 
 void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream stream) {
@@ -414,28 +430,29 @@ void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream str
              {static_cast<unsigned>(ceil_div(rows, kDeltaThreads / kWarp)), kDeltaThreads, 0, s}, p, delta);
     });
   }
+  const LargeRows large = find_large_rows(p, delta + rows, false, stream);
+  const Tiles at{delta, f.seq_q, 1.0f, rows_are_vectors(p), large.rest};
   visit_tile(dim, [&](auto tile) {
     using Tile = decltype(tile);
     const unsigned tiles = num_query_tiles<Tile>(p) + num_key_tiles<Tile>(p);
     if (tiles == 0) return;
-    launch("attention_bwd", gradients_kernel<Tile>, {tiles, kTileThreads, kSharedBytes<Tile>, s}, p,
-           Tiles{delta, 1.0f, rows_are_vectors(p)}, static_cast<const int*>(nullptr));
+    launch("attention_bwd", gradients_kernel<Tile>, {tiles, kTileThreads, kSharedBytes<Tile>, s}, p, at,
+           static_cast<const int*>(nullptr), 0);
   });
   const std::int64_t elements =
       p.grad_bias_shape[0] * p.grad_bias_shape[1] * p.grad_bias_shape[2] * p.grad_bias_shape[3];
   if (p.grad_bias && elements > 0) {
     launch("attention_bwd: grad_bias", grad_bias_kernel,
-           {grid_size(ceil_div(elements, kTileThreads), f.device.index, 32), kTileThreads, 0, s}, p,
-           Tiles{delta, 1.0f, false});
+           {grid_size(ceil_div(elements, kTileThreads), f.device.index, 32), kTileThreads, 0, s}, p, at);
   }
   if (p.grad_sinks && f.heads_q > 0) {
     launch("attention_bwd: grad_sinks", grad_sinks_kernel, {static_cast<unsigned>(f.heads_q), kTileThreads, 0, s}, p,
-           delta);
+           at);
   }
 }
 
-void attention_bwd_repair(const AttentionBackwardParams& p, const float* negative_delta, const int* not_finite,
-                          Stream stream) {
+void attention_bwd_repair(const AttentionBackwardParams& p, const float* negative_delta, std::int64_t pitch,
+                          const int* flags, int num_flags, const float* lse_rest, Stream stream) {
   const AttentionParams& f = p.forward;
   const CudaDeviceGuard guard(f.device.index);
   const auto blocks = static_cast<unsigned>(2 * cuda_device_properties(f.device.index).num_sms);
@@ -443,7 +460,7 @@ void attention_bwd_repair(const AttentionBackwardParams& p, const float* negativ
     using Tile = decltype(tile);
     launch("attention_bwd: repair", gradients_kernel<Tile>,
            {blocks, kTileThreads, kSharedBytes<Tile>, native(stream), true}, p,
-           Tiles{negative_delta, -1.0f, rows_are_vectors(p)}, not_finite);
+           Tiles{negative_delta, pitch, -1.0f, rows_are_vectors(p), lse_rest}, flags, num_flags);
   });
 }
 

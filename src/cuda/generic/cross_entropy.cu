@@ -41,13 +41,15 @@ __device__ inline T logit_of(const T* logits, std::int64_t target, std::int64_t 
   return target >= 0 && target < classes ? logits[target] : from_float<T>(NAN);
 }
 
-// Thread 0's end of a row: its lse and loss. `hit`: its target's logit, `total`: the sum of its logits.
+// Thread 0's end of a row: its lse and loss. `hit`: its target's logit, `total`: the sum of its logits. LSE comes in
+// two parts, since next to a maximum of 1e6 or -3.4e38 little or nothing is left of the other.
 __device__ inline void finish_row(const CrossEntropyParams& p, std::int64_t row, std::int64_t target, float hit,
-                                  float lse, float total, float* losses) {
-  if (p.lse) p.lse[row] = lse;
-  float loss = lse - hit;
+                                  float maximum, float log_sum, float total, float* losses) {
+  if (p.lse) p.lse[row] = maximum + log_sum;
+  float loss = log_sum + (maximum - hit);
   if (p.label_smoothing > 0.0f)
-    loss = (1.0f - p.label_smoothing) * loss + p.label_smoothing * (lse - total / static_cast<float>(p.classes));
+    loss = (1.0f - p.label_smoothing) * loss +
+           p.label_smoothing * (log_sum + (maximum - total / static_cast<float>(p.classes)));
   losses[row] = target == p.ignore_index ? 0.0f : loss;
 }
 
@@ -85,7 +87,7 @@ __global__ void __launch_bounds__(kRowThreads* kRowsPerBlock) held_kernel(const 
     total = block_reduce_once<kRowThreads>(total, total_scratch[threadIdx.y], Sum{});
   }
   if (threadIdx.x > 0) return;
-  finish_row(p, row, target, to_float(logit_of(from, target, p.classes)), all.maximum + logf(all.sum), total, losses);
+  finish_row(p, row, target, to_float(logit_of(from, target, p.classes)), all.maximum, logf(all.sum), total, losses);
 }
 
 /// What a thread has seen of a row so far: the largest, and the sum of e^(x - largest). -inf alone has the sum 0, and a
@@ -171,7 +173,7 @@ __global__ void __launch_bounds__(kWalkThreads, blocks_of(2048, kWalkThreads))
   const float sum = warp_reduce(seen.sum * exp_of(seen.maximum - (maximum == -INFINITY ? 0.0f : maximum)), Sum{});
   const RowSum all = join_warps<kWalkThreads>({maximum, sum}, scratch);
   if (smooth) total = block_reduce_once<kWalkThreads>(total, total_scratch, Sum{});
-  if (thread == 0) finish_row(p, row, target, to_float(hit), all.maximum + logf(all.sum), total, losses);
+  if (thread == 0) finish_row(p, row, target, to_float(hit), all.maximum, logf(all.sum), total, losses);
 }
 
 // Of all rows, by one block: the sum of their losses (where there are any), and how many are not ignored. A thread asks

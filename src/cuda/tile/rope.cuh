@@ -47,7 +47,9 @@ __device__ inline double half_turns_per_token(const RopeSpec& spec, const RopeFr
 
 /// Of a position at a frequency given in half turns per token (frequency / pi).
 __device__ inline void rope_angle(std::int64_t position, double half_turns_per_token, float* cosine, float* sine) {
-  const double half_turns = static_cast<double>(position) * half_turns_per_token;
+  // Past int32 nothing would be left of the angle's precision. The host reads no positions here: NaN says it.
+  const double in_range = position == static_cast<std::int32_t>(position) ? static_cast<double>(position) : NAN;
+  const double half_turns = in_range * half_turns_per_token;
   const float rest = static_cast<float>(half_turns - 2.0 * rint(0.5 * half_turns));  // in [-1, 1] half turns
   sincospif(rest, sine, cosine);
 }
