@@ -16,7 +16,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from .engine import Engine, GenerationStats, TokenEvent
-from .errors import CheckpointError, GenerationError, MissingDependencyError, PromptError, UnsupportedModelError
+from .errors import (
+    CheckpointError,
+    GenerationError,
+    MissingDependencyError,
+    NonFiniteLogitsError,
+    PromptError,
+    UnsupportedModelError,
+)
 from .model import Model, load_model
 from .sampling import SamplingOptions
 from .tokenizer import TextStream, TextTokenizer
@@ -28,6 +35,7 @@ __all__ = [
     "GenerationStats",
     "MissingDependencyError",
     "Model",
+    "NonFiniteLogitsError",
     "PromptError",
     "SamplingOptions",
     "TextStream",

@@ -110,6 +110,11 @@ class Gpt2(Model):
         tied = config.get("tie_word_embeddings", True)
         head = self.wte if tied else arrays.weight(checkpoint.read("lm_head.weight", (self.vocab_size, hidden)))
         self.lm_head = arrays.output_rows(head)
+        # Parameters that are the first rows of a matrix of their own, by their names in the checkpoint.
+        self.stacked: list[tuple[list[str], Any]] = []
+        if self.lm_head is not head:
+            self.stacked.append(([prefix + "wte.weight" if tied else "lm_head.weight"], self.lm_head))
+            self.wte = self.lm_head[: self.vocab_size] if tied else self.wte
 
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
         take, options = self.arrays.take, self.arrays.op_options

@@ -158,7 +158,8 @@ class Llama(Model):
         def read(name: str, *shape: int) -> Any:
             return checkpoint.read(prefix + name, shape)
 
-        # Parameters that lie one below the other in a matrix (or bias) of their own, by their names in the checkpoint.
+        # Parameters that lie one below the other in a matrix (or bias) of their own, of which they may be the first
+        # rows, by their names in the checkpoint.
         self.stacked: list[tuple[list[str], Any]] = []
 
         def stack(names: list[tuple[str, int]], what: str, present: bool, *tail: int) -> Any:
@@ -202,6 +203,9 @@ class Llama(Model):
         tied = config.get("tie_word_embeddings", False)
         head = self.embedding if tied else arrays.weight(checkpoint.read("lm_head.weight", (self.vocab_size, hidden)))
         self.lm_head = arrays.output_rows(head)
+        if self.lm_head is not head:
+            self.stacked.append(([prefix + "embed_tokens.weight" if tied else "lm_head.weight"], self.lm_head))
+            self.embedding = self.lm_head[: self.vocab_size] if tied else self.embedding
 
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
         options = self.arrays.op_options
