@@ -355,12 +355,6 @@ def one_in_half(model: Any) -> Callable[[], None]:
     return model.lm_head.float
 
 
-def dropout(model: Any) -> Callable[[], None]:
-    model.model.layers[0].self_attn.attention_dropout = 0.1
-    model.train()
-    return model.eval
-
-
 def quantised(model: Any) -> Callable[[], None]:
     kept = model.model.layers[0].mlp.down_proj
     model.model.layers[0].mlp.down_proj = torch.ao.nn.quantized.dynamic.Linear(112, 48)
@@ -381,7 +375,6 @@ REFUSED: dict[str, tuple[Callable[[Any], Callable[[], Any]], str]] = {
     "another epsilon": (another_epsilon, r"model\.norm has eps=0\.1"),
     "float64": (float64, "dtype is float64"),
     "two dtypes": (one_in_half, "one dtype on one device"),
-    "dropout": (dropout, r"layers\.0\.self_attn drops out 0\.1 .* in training mode"),
     "a quantised layer": (quantised, r"down_proj is a .*dynamic.*Linear; the stock layer"),
 }
 
@@ -410,13 +403,20 @@ def test_refused_with_a_sentence_until_it_is_undone(name: str) -> None:
     assert ours(model) == stock(model)
 
 
-def test_gpt2_in_training_mode_is_refused() -> None:
-    model = accelerate(make("gpt2"), page_size=16)
-    model.train()
-    with pytest.raises(NotImplementedError, match=r"drop drops out 0\.1 of its values in training mode; call"):
+def test_dropout_is_refused_when_it_would_happen() -> None:
+    """Not at `accelerate`, and not where nothing is dropped; switching the mode makes nothing anew."""
+    model = accelerate(make("gpt2").train(), page_size=16)
+    inner = model.flashkernel.model
+    with pytest.raises(NotImplementedError, match=r"drop drops out 0\.1 of its values in training mode, .*call model\.eval"):
         ours(model)
     model.eval()
+    assert ours(model) == stock(model) and model.flashkernel.model is inner
+    model = accelerate(make("llama"), page_size=16)
+    model.train()
     assert ours(model) == stock(model)
+    model.model.layers[1].self_attn.attention_dropout = 0.2
+    with pytest.raises(NotImplementedError, match=r"layers\.1\.self_attn drops out 0\.2"):
+        ours(model)
 
 
 def test_a_plain_subclass_of_the_model_is_served() -> None:

@@ -14,6 +14,7 @@ import torch
 from ...generate.engine import Engine
 from .build import build
 from .fingerprint import Fingerprint
+from .supported import can_drop, drops
 
 __all__ = ["FollowingEngine", "Watch"]
 
@@ -22,7 +23,6 @@ def _look(module: torch.nn.Module) -> tuple[Any, ...]:
     own = module.__dict__
     return (
         module.__class__,
-        own["training"],
         len(own["_forward_hooks"]),
         len(own["_forward_pre_hooks"]),
         "forward" in own,
@@ -56,6 +56,16 @@ class Watch:
         self._about = [_about(tensor) for tensor in self._tensors]
         self._versions = [_version(tensor) for tensor in self._tensors]
         self._fingerprint: Fingerprint | None = None
+        self._droppers = [(name, module) for name, module in named.items() if can_drop(module)]
+
+    def check_training(self) -> None:
+        """Raises NotImplementedError where the stock model would drop values out."""
+        for name, module in self._droppers:
+            if module.training and drops(module) > 0:
+                raise NotImplementedError(
+                    f"accelerate: {name} drops out {drops(module)} of its values in training mode, which FlashKernel's "
+                    f"engine does not do; call model.eval() before generate"
+                )
 
     def changed(self) -> str | None:
         """What must be built anew, by name; None: nothing."""
@@ -107,13 +117,16 @@ class FollowingEngine(Engine):
             self._refuse_while_running(reason)
             self._watch = None
             self._rebuild(reason)
-        elif self._watch is not None:
+        else:
+            assert self._watch is not None
             self._stale = self._watch.written() or self._stale
             if self._stale:
                 self._refuse_while_running("its weights")
                 self.forget_prefixes()
                 self._stale = False
-        if tokens > self.page_size and self._options["prefix_sharing"] and self._watch is not None:
+        assert self._watch is not None
+        self._watch.check_training()
+        if tokens > self.page_size and self._options["prefix_sharing"]:
             found = self._watch.fingerprint()
             if found != self._fingerprint:
                 self.forget_prefixes()

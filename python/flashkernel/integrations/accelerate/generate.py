@@ -35,7 +35,6 @@ def generate(model: Any, *args: Any, seed: int | None = None, **kwargs: Any) -> 
 
     seed: of what sampling draws; None: torch's generator gives one.
     """
-    model.flashkernel.follow()
     for name in ("custom_generate", "assistant_model", "inputs_embeds", "past_key_values", "cache", "cache_params"):
         if kwargs.get(name) is not None:
             raise refuse(f"{name}={_short(kwargs[name])}")

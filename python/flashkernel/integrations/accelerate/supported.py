@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["TORCH_CLASSES", "check_modules", "passes_by"]
+__all__ = ["TORCH_CLASSES", "can_drop", "check_modules", "drops", "passes_by"]
 
 TORCH_CLASSES = (
     torch.nn.Dropout,
@@ -66,10 +66,6 @@ def passes_by(name: str, module: torch.nn.Module, model_type: str) -> str | None
         return f"{name or 'the model'} has forward hooks, which would not run; remove them"
     if "forward" in vars(module):
         return f"{name or 'the model'} has a forward function of its own, which would not run; remove it"
-    if module.training:
-        p = module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", 0.0)
-        if isinstance(p, (int, float)) and p > 0:
-            return f"{name} drops out {p} of its values in training mode; call model.eval()"
     for key, parameter in module._parameters.items():
         if parameter is not None and not (
             type(parameter) is torch.nn.Parameter and type(parameter.data) is torch.Tensor
@@ -77,6 +73,16 @@ def passes_by(name: str, module: torch.nn.Module, model_type: str) -> str | None
             kinds = f"{type(parameter).__name__} of {type(parameter.data).__name__}"
             return f"{name}.{key} is a {kinds}; a torch.nn.Parameter of a plain tensor is needed"
     return None
+
+
+def can_drop(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.Dropout) or hasattr(module, "attention_dropout")
+
+
+def drops(module: torch.nn.Module) -> float:
+    """The part of its values that a module drops out as it is now."""
+    p = module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", 0.0)
+    return float(p) if module.training and isinstance(p, (int, float)) else 0.0
 
 
 def check_modules(model: torch.nn.Module, model_type: str) -> None:
