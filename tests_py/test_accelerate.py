@@ -106,7 +106,10 @@ def test_parameters_stay_shared(family: str, monkeypatch: pytest.MonkeyPatch) ->
     engine = model.flashkernel
     restore(model)
     assert torch.equal(got, model.generate(IDS, max_new_tokens=10, do_sample=False))
-    accelerate(model)  # once more: nothing is stacked anew
+    accelerate(model)
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+    assert sum(storages.values()) == bytes_before
+    accelerate(model)  # while it is accelerated: nothing is stacked anew
     assert {p.untyped_storage().data_ptr() for p in model.parameters()} == set(storages)
     assert engine.pages_in_use == 0
 
@@ -163,23 +166,17 @@ def test_generation_config_is_read() -> None:
     model.generation_config.max_new_tokens = 12
     assert torch.equal(model.generate(IDS), expected)
     model.generation_config.max_new_tokens = None
-    assert model.generate(IDS[:, :5]).shape[1] <= 20  # Transformers' max_length
+    assert model.generate(IDS[:, :5], eos_token_id=None).shape[1] == 25  # Transformers' 20 new tokens
     stop = int(expected[0, 37 + 4])
     stopped = model.generate(IDS[:1], max_new_tokens=12, eos_token_id=[stop, 90], pad_token_id=7)
     at = expected[0, 37:].tolist().index(stop)
     assert stopped[0, 37:].tolist() == expected[0, 37 : 37 + at + 1].tolist()
-    model.generation_config.repetition_penalty = 1.2
-    with pytest.raises(NotImplementedError, match=r"repetition_penalty=1\.2"):
-        model.generate(IDS, max_new_tokens=3)
 
 
 def test_what_cannot_be_done_is_refused() -> None:
     model = accelerate(make("gpt2"))
-    for name, value in [("num_beams", 4), ("logits_processor", [1]), ("streamer", object()), ("min_new_tokens", 3)]:
-        with pytest.raises(NotImplementedError, match=name):
-            model.generate(IDS, max_new_tokens=3, **{name: value})
     with pytest.raises(ValueError, match="input_ids"):
-        model.generate(max_new_tokens=3)
+        model.generate(IDS[0], max_new_tokens=3)
     with pytest.raises(ValueError, match="prompt 2 has no tokens"):
         mask = LEFT.clone()
         mask[2] = 0

@@ -4,6 +4,7 @@ cancelled; and the decode step that a CUDA graph will hold: fixed arrays, nothin
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,18 +18,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashkernel as fk
-from flashkernel.generate import Engine, PromptError, SamplingOptions
+from flashkernel.generate import Engine, NonFiniteLogitsError, PromptError, SamplingOptions
 from flashkernel.generate.arrays import CudaArrays, HostArrays, TorchArrays, available_devices
 from flashkernel.generate.checkpoint import MemoryCheckpoint
-from flashkernel.generate.decode import Decoder, DecodeState, Row, decode_step, row_bucket
-from flashkernel.generate.device_sampling import draw_rows
+from flashkernel.generate.decode import Decoder, DecodeState, Row, decode_step, row_bucket, wanted
+from flashkernel.generate.device_sampling import draw_rows, penalise_rows
 from flashkernel.generate.model import Model, build_model
 from flashkernel.generate.request import Request
-from flashkernel.generate.sampling import draw
+from flashkernel.generate.sampling import draw, penalise
 
 HIDDEN, INNER, VOCAB = 32, 48, 61
 STOP = frozenset({5, 17})
 SAMPLED = SamplingOptions(temperature=1.3, top_k=20, top_p=0.9, seed=11)
+PENALISED = SamplingOptions(temperature=1.3, min_p=0.02, repetition_penalty=1.3, seed=11)
 
 
 def llama(arrays: HostArrays, **changes: Any) -> Model:
@@ -75,10 +77,12 @@ SETUPS: list[dict[str, Any]] = [
 ]
 
 
-def alone(kind: str, prompt: list[int], count: int, sampling: SamplingOptions, sequence: int = 0) -> list[int]:
+def alone(
+    kind: str, prompt: list[int], count: int, sampling: SamplingOptions, sequence: int = 0, stop: frozenset[int] = STOP
+) -> list[int]:
     """The oracle: one sequence in an engine of its own, a token at a time."""
     engine = Engine(MODELS[kind], page_size=64, steps=1, run_ahead=False, prefix_sharing=False)
-    request = engine.submit(prompt, max_new_tokens=count, sampling=sampling, stop_tokens=STOP, sequence=sequence)
+    request = engine.submit(prompt, max_new_tokens=count, sampling=sampling, stop_tokens=stop, sequence=sequence)
     while not request.finish:
         engine.step()
     return request.generated
@@ -86,7 +90,7 @@ def alone(kind: str, prompt: list[int], count: int, sampling: SamplingOptions, s
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
-@pytest.mark.parametrize("sampling", [SamplingOptions(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", [SamplingOptions(), SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
 def test_same_tokens_in_a_batch(kind: str, setup: dict[str, Any], sampling: SamplingOptions) -> None:
     engine = Engine(MODELS[kind], page_size=16, **setup)
     expected = [alone(kind, prompt, 40, sampling, i) for i, prompt in enumerate(PROMPTS)]
@@ -381,16 +385,19 @@ def no_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.Tensor, name, refuse)
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("rows", [1, 4])
-def test_a_step_is_fit_for_a_graph(rows: int, sampled: bool, no_conversions: None) -> None:
+def test_a_step_is_fit_for_a_graph(rows: int, sampled: bool, penalty: float, no_conversions: None) -> None:
     """Two steps with other lengths, pages and rows in use: the same calls on the same shapes, static arrays in place,
     and no value that the host reads. A graph of the first would therefore do what the second does.
     """
     model = MODELS["torch"]
     pool = fk.KvPagePool(12, model.heads_kv, model.head_dim, page_size=16, num_layers=2, dtype="float32")
-    state = DecodeState(model.arrays, rows, 5, 3)
-    options = SAMPLED if sampled else SamplingOptions()
+    state = DecodeState(model.arrays, rows, 5, 3, VOCAB)
+    options = dataclasses.replace(SAMPLED if sampled else SamplingOptions(), repetition_penalty=penalty)
+    if penalty != 1:
+        state.reserve_seen()
 
     def request() -> Request:
         return Request(1, 0, [1], 9, options, frozenset())
@@ -398,11 +405,14 @@ def test_a_step_is_fit_for_a_graph(rows: int, sampled: bool, no_conversions: Non
     traces, addresses = [], []
     for length in (3, 40):
         row = Row(request(), length, np.arange(length, length + 2), np.arange(1 + length // 16, dtype=np.int32))
-        assert state.load([row, *[None] * (rows - 1)], 2, np.full(rows, 7)) == sampled
+        loaded = [row, *[None] * (rows - 1)]
+        assert wanted(loaded) == (sampled, penalty != 1)
+        state.load(loaded, 2, np.full(rows, 7))
         with NoHostReads() as mode:
-            decode_step(model, pool, state, rows, sampled)
+            decode_step(model, pool, state, rows, sampled, penalty != 1)
         traces.append(mode.calls)
         statics = (state.control, state.table, state.tokens, state.history, state.options, state.positions, state.step)
+        statics += (state.chosen,) if state.seen is None else (state.chosen, state.seen)
         addresses.append([tensor.data_ptr() for tensor in statics])
     assert traces[0] == traces[1] and traces[0]
     assert addresses[0] == addresses[1]
@@ -415,7 +425,8 @@ def test_steps_move_on_by_themselves() -> None:
     decoder = Decoder(model, pool, rows=4, width=2, steps=3)
     request = Request(1, 0, [1], 9, SamplingOptions(), frozenset())
     row = Row(request, 15, np.array([15, 48, 49]), np.array([0, 3], np.int32))
-    tokens = decoder.run([row, None, None], 3, np.array([7, 0, 0]))()
+    tokens, logits = decoder.run([row, None, None], 3, np.array([7, 0, 0]))()
+    assert logits.shape == tokens.shape and np.isfinite(logits).all()
     state = decoder.state
     assert tokens.shape == (3, 4) and tokens[2].tolist() == state.tokens.tolist()
     assert state.positions.tolist() == [17, 0, 0, 0] and state.lengths.tolist() == [18, 0, 0, 0]
@@ -429,7 +440,7 @@ def test_a_parked_step_writes_no_key() -> None:
     pool = fk.KvPagePool(2, model.heads_kv, model.head_dim, page_size=16, num_layers=2, dtype="float32")
     for layer in range(2):
         pool.k_pages(layer)[...] = pool.v_pages(layer)[...] = 7
-    state = DecodeState(model.arrays, 3, 2, 2)
+    state = DecodeState(model.arrays, 3, 2, 2, VOCAB)
     for _ in range(2):
         decode_step(model, pool, state, 3, False)
     assert all((pages(layer) == 7).all() for layer in range(2) for pages in (pool.k_pages, pool.v_pages))
@@ -448,27 +459,41 @@ def test_row_buckets() -> None:
     top_k=st.sampled_from([0, 1, 2, 7, 60, 61, 100]),
     top_p=st.sampled_from([1e-6, 0.3, 0.9, 0.999, 1.0]),
     uniform=st.sampled_from([0.0, 0.2, 0.5, 0.999999]),
+    min_p=st.sampled_from([0.0, 0.07, 0.4, 1.0]),
+    penalty=st.sampled_from([1.0, 0.8, 1.3]),
     ties=st.booleans(),
 )
 @settings(max_examples=300)
 def test_device_sampling_draws_what_the_host_draws(
-    seed: int, temperature: float, top_k: int, top_p: float, uniform: float, ties: bool
+    seed: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    uniform: float,
+    min_p: float,
+    penalty: float,
+    ties: bool,
 ) -> None:
-    logits = np.random.default_rng(seed).standard_normal((3, VOCAB)).astype(np.float32) * 4
+    random = np.random.default_rng(seed)
+    logits = random.standard_normal((3, VOCAB)).astype(np.float32) * 4
     logits = np.round(logits) if ties else logits
     logits[1, :30] = -np.inf
-    columns = [torch.full((3,), value, dtype=torch.float64) for value in (temperature, top_k, top_p, uniform)]
-    got = draw_rows(torch.from_numpy(logits), *columns).tolist()
-    assert got == [draw(row, temperature, top_k, top_p, uniform) for row in logits]
+    seen = random.random((3, VOCAB)) < 0.3
+    penalised = [penalise(row, np.flatnonzero(held), penalty) for row, held in zip(logits, seen, strict=True)]
+    scores = penalise_rows(torch.from_numpy(logits), torch.from_numpy(seen), torch.full((3,), penalty).double())
+    assert (scores.numpy() == np.stack(penalised)).all()
+    columns = [torch.full((3,), value, dtype=torch.float64) for value in (temperature, top_k, top_p, uniform, min_p)]
+    got = draw_rows(scores, *columns).tolist()
+    assert got == [draw(row, temperature, top_k, top_p, uniform, min_p) for row in penalised]
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("gpt2", {"norm": 5, "linear": 9, "kv_append": 2, "attention_fwd": 2, "add": 1, "reduce": 1, "torch": 5}),
+        ("gpt2", {"norm": 5, "linear": 9, "kv_append": 2, "attention_fwd": 2, "add": 1, "reduce": 1, "torch": 7}),
         (
             "llama-1b",
-            {"norm": 5, "linear": 9, "kv_append": 2, "attention_fwd": 2, "swiglu": 2, "reduce": 1, "torch": 4},
+            {"norm": 5, "linear": 9, "kv_append": 2, "attention_fwd": 2, "swiglu": 2, "reduce": 1, "torch": 6},
         ),
     ],
 )
@@ -550,3 +575,124 @@ def test_a_capture_changes_nothing_that_steps_use(monkeypatch: pytest.MonkeyPatc
             got[event.sequence].append(event.token)
         assert got == expected
     assert len(Graph.steps) >= 4 and len(parked) == 3 * len(Graph.steps) and all(parked)
+
+
+# --- logits that are not finite
+
+
+def broken_after(monkeypatch: pytest.MonkeyPatch, model: Model, calls: int, value: float, row: int) -> None:
+    """From the forward step `calls` on, one logit of one row is `value` (nan, inf), or all are (-inf)."""
+    forward, count = model.forward, [0]
+
+    def broken(*args: Any) -> Any:
+        logits = forward(*args)
+        count[0] += 1
+        if count[0] > calls and row < len(logits):
+            logits[row, slice(None) if value == -np.inf else 23] = value
+        return logits
+
+    monkeypatch.setattr(model, "forward", broken, raising=False)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("sampling", [SamplingOptions(), SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
+@pytest.mark.parametrize("setup", [SETUPS[0], SETUPS[2]], ids=str)
+@pytest.mark.parametrize("kind", ON_CPU)
+def test_logits_that_are_not_finite_are_an_error(
+    kind: str, setup: dict[str, Any], sampling: SamplingOptions, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typed, with the sequence and the step; the tokens before it come, other sequences go on, no page is lost."""
+    model = MODELS[kind]
+    expected = [alone(kind, prompt, 12, sampling, i, frozenset()) for i, prompt in enumerate(PROMPTS[:2])]
+    engine = Engine(model, page_size=16, num_pages=12, **setup)
+    options: dict[str, Any] = dict(max_new_tokens=12, sampling=sampling, stop_tokens=frozenset())
+    prompts = [engine.submit(prompt, sequence=i, **options) for i, prompt in enumerate(PROMPTS[:2])]
+    with monkeypatch.context() as patch:
+        broken_after(patch, model, 1 + 3, value, row=1)  # one prefill, then three good steps
+        with pytest.raises(NonFiniteLogitsError, match=r"sequence 1 at step \d+ hold"):
+            while not engine.idle:
+                engine.step()
+        assert prompts[1].finish == "error" and prompts[1].generated == expected[1][: len(prompts[1].generated)]
+        assert prompts[1].error is not None and prompts[1].error.step == len(prompts[1].generated) >= 3
+    while not engine.idle:
+        engine.step()
+    assert prompts[0].generated == expected[0] and engine.pages_in_use == 0
+    # The same through generate; what the pages hold now disturbs nobody.
+    with monkeypatch.context() as patch:
+        broken_after(patch, model, 0, value, row=0)
+        with pytest.raises(NonFiniteLogitsError, match="sequence 0 at step 0"):
+            list(engine.generate(PROMPTS[:2], **options))
+    assert engine.pages_in_use == 0 and engine.idle
+    got: list[list[int]] = [[], []]
+    for event in engine.generate(PROMPTS[:2], **options):
+        got[event.sequence].append(event.token)
+    assert got == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("arrays", [HostArrays, TorchArrays])
+def test_overflow_of_16_bits_is_an_error(arrays: Any, dtype: str) -> None:
+    model = llama(arrays(dtype))
+    ok = Engine(model, page_size=16).generate([[1, 2, 3]], max_new_tokens=3)
+    assert len(list(ok)) == 3
+    model.norm[...] = model.norm * 0 + (np.nan if arrays is TorchArrays else model.arrays.weight(np.float32(np.nan)))
+    with pytest.raises(NonFiniteLogitsError, match="nan"):
+        list(Engine(model, page_size=16).generate([[1, 2, 3]], max_new_tokens=3))
+
+
+def test_masked_logits_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS["numpy"]
+    forward = model.forward
+
+    def masked(*args: Any) -> Any:
+        logits = forward(*args)
+        logits[:, 10:] = -np.inf
+        return logits
+
+    monkeypatch.setattr(model, "forward", masked, raising=False)
+    for sampling in (SamplingOptions(), SAMPLED):
+        tokens = [event.token for event in Engine(model).generate([[1, 2]], max_new_tokens=20, sampling=sampling)]
+        assert max(tokens) < 10
+
+
+# --- the caller chooses the tokens
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_lockstep_gives_the_logits_of_the_engine(kind: str) -> None:
+    """Greedy choices by the caller are the engine's own; sequences may be left out; the prefix index serves both."""
+    engine = Engine(MODELS[kind], page_size=16, prefill_chunk=20)
+    arrays = MODELS[kind].arrays
+    expected = [alone(kind, prompt, 25, SamplingOptions()) for prompt in PROMPTS]
+    for _ in range(2):
+        got: list[list[int]] = [[] for _ in PROMPTS]
+        with engine.lockstep(PROMPTS, 25) as batch:
+            logits = arrays.to_float32(batch.prefill())
+            for _ in range(25):
+                running = [not tokens or tokens[-1] not in STOP for tokens in got]
+                best = logits.argmax(axis=-1)
+                for tokens, token, runs in zip(got, best, running, strict=True):
+                    if runs:
+                        tokens.append(int(token))
+                running = [tokens[-1] not in STOP for tokens in got]
+                if len(max(got, key=len)) == 25:
+                    break
+                logits = arrays.to_float32(batch.step(best, running))
+        assert got == expected and engine.pages_in_use == 0
+    engine.forget_prefixes()
+    assert engine._scheduler is not None and engine._scheduler.cache.stats().num_pages_cached == 0
+
+
+def test_lockstep_refuses_what_it_cannot_hold() -> None:
+    engine = Engine(MODELS["numpy"], page_size=16, num_pages=4, max_batch=2)
+    with pytest.raises(fk.OutOfPagesError, match="need 6 pages of 16 at once; the cache has num_pages=4"):
+        engine.lockstep([[1], [2], [3]], 32)
+    with pytest.raises(PromptError):
+        engine.lockstep([[]], 3)
+    request = engine.submit([1, 2, 3], max_new_tokens=9, stop_tokens=STOP)
+    engine.step()
+    with engine.lockstep([[1], [2], [3]], 16) as batch:  # beside a running request, and more than max_batch
+        assert batch.prefill().shape == (3, VOCAB)
+    while not request.finish:
+        engine.step()
+    assert request.generated == alone("numpy", [1, 2, 3], 9, SamplingOptions())

@@ -21,6 +21,7 @@ from .errors import (
     GenerationError,
     MissingDependencyError,
     ModelMemoryError,
+    NonFiniteLogitsError,
     PromptError,
     UnsupportedModelError,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "MissingDependencyError",
     "Model",
     "ModelMemoryError",
+    "NonFiniteLogitsError",
     "PromptError",
     "SamplingOptions",
     "TextStream",

@@ -16,7 +16,7 @@ import numpy as np
 import flashkernel as fk
 
 from .checkpoint import bfloat16_to_float32, float32_to_bfloat16
-from .sampling import draw
+from .sampling import draw, penalise
 
 __all__ = ["DTYPES", "CudaArrays", "HostArrays", "TorchArrays", "arrays_for", "available_devices"]
 
@@ -65,7 +65,12 @@ class HostArrays:
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
         return np.zeros(shape, dtype)
 
-    # --- reading and writing them; nothing here waits for the device but `to_host` and the function that `fetch` gives
+    def activations(self, shape: tuple[int, ...]) -> Any:
+        """Zeros in the model's dtype."""
+        return np.zeros(shape, np.uint16 if self.dtype == "bfloat16" else self.dtype)
+
+    # --- reading and writing them; nothing here waits for the device but `to_host` and the functions that `fetch` and
+    # `fetch_float` give
 
     def take(self, table: Any, rows: Any) -> Any:
         """table[rows]: the rows of an embedding table, or some rows of an activation."""
@@ -91,16 +96,36 @@ class HostArrays:
         copy = values.copy()
         return lambda: copy
 
+    def fetch_float(self, values: Any) -> Callable[[], np.ndarray]:
+        """`fetch` of values in the model's dtype, as float32."""
+        copy = self.to_float32(values.copy())
+        return lambda: copy
+
     def wait(self) -> None:
         """Returns when all work that was queued is done."""
 
-    def sample(self, logits: Any, temperature: Any, top_k: Any, top_p: Any, uniform: Any, out: Any) -> None:
+    def at(self, table: Any, columns: Any) -> Any:
+        """table[i, columns[i]] for every row."""
+        return np.take_along_axis(table, columns[:, None], axis=1)[:, 0]
+
+    def mark(self, table: Any, columns: Any) -> None:
+        """table[i, j] = True for all j in columns[i]: bool [rows, n], int64 [rows, m]."""
+        np.put_along_axis(table, columns, True, axis=1)
+
+    def penalise(self, logits: Any, seen: Any, penalty: Any) -> Any:
+        """float32 [rows, vocab]: `sampling.penalise` of each row. seen: bool [rows, vocab]; penalty: float64 [rows]."""
+        rows = enumerate(self.to_float32(logits))
+        return np.stack([penalise(row, np.flatnonzero(seen[i]), float(penalty[i])) for i, row in rows])
+
+    def sample(self, logits: Any, temperature: Any, top_k: Any, top_p: Any, uniform: Any, min_p: Any, out: Any) -> None:
         """out [rows] int64: a token for each row of logits, as `sampling.draw` draws it."""
         for i, row in enumerate(self.to_float32(logits)):
-            out[i] = draw(row, float(temperature[i]), int(top_k[i]), float(top_p[i]), float(uniform[i]))
+            options = float(temperature[i]), int(top_k[i]), float(top_p[i]), float(uniform[i]), float(min_p[i])
+            out[i] = draw(row, *options)
 
     def to_float32(self, values: Any) -> np.ndarray:
-        return bfloat16_to_float32(values) if self.dtype == "bfloat16" else values.astype(np.float32, copy=False)
+        """Values in the model's dtype, or float32 ones."""
+        return bfloat16_to_float32(values) if values.dtype == np.uint16 else values.astype(np.float32, copy=False)
 
     def to_host(self, values: Any) -> np.ndarray:
         return values
@@ -120,6 +145,8 @@ class TorchArrays(HostArrays):
         self.device = device
         self.asynchronous = device != "cpu"
         self.op_options = {}  # torch has a bfloat16 of its own
+        # Matrices that hold some weights one below the other already, by the address of the first.
+        self.stacks: dict[int, Any] = {}
 
     def _place(self, values: Any) -> Any:
         if not isinstance(values, self._torch.Tensor):
@@ -131,16 +158,30 @@ class TorchArrays(HostArrays):
         return self._place(values).to(self._dtype)
 
     def stack(self, parts: Sequence[Any]) -> Any:
-        """Parts that lie one behind the other in one storage already are taken as they are."""
+        """Parts that lie one behind the other already, in one of `stacks`, are taken as they are."""
         weights = [self.weight(part) for part in parts]
-        first, rows = weights[0], sum(len(part) for part in weights)
-        behind = first.storage_offset()
+        if len(weights) == 1:
+            return weights[0]
+        whole = self._stacked(weights)
+        rows = sum(len(part) for part in weights)
+        return self._torch.cat(weights) if whole is None or len(whole) != rows else whole
+
+    def _stacked(self, weights: Sequence[Any]) -> Any:
+        """The matrix of `stacks` that begins with these weights, or None."""
+        first = weights[0]
+        whole = self.stacks.get(first.data_ptr())
+        if whole is None or (whole.dtype, whole.device, whole.shape[1:]) != (
+            first.dtype,
+            first.device,
+            first.shape[1:],
+        ):
+            return None
+        behind = whole.data_ptr()
         for part in weights:
-            same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-            if not (same and part.is_contiguous() and part.storage_offset() == behind):
-                return self._torch.cat(weights)
-            behind += part.numel()
-        return first.as_strided((rows, *first.shape[1:]), first.stride())
+            if not (part.data_ptr() == behind and part.is_contiguous()):
+                return None
+            behind += part.numel() * part.element_size()
+        return whole
 
     def transposed(self, weight: Any) -> Any:
         """On a GPU along in, where the kernels for a decode step's few rows are fastest: a copy, unless it lies so."""
@@ -152,6 +193,9 @@ class TorchArrays(HostArrays):
         missing = -weight.shape[0] % 64
         if not missing or not self.asynchronous:
             return weight
+        whole = self._stacked([weight])
+        if whole is not None and len(whole) == len(weight) + missing:
+            return whole
         return self._torch.cat([weight, weight.new_zeros(missing, weight.shape[1])])
 
     def index(self, values: Any, dtype: str = "int32") -> Any:
@@ -159,6 +203,9 @@ class TorchArrays(HostArrays):
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
         return self._torch.zeros(shape, dtype=getattr(self._torch, dtype), device=self.device)
+
+    def activations(self, shape: tuple[int, ...]) -> Any:
+        return self._torch.zeros(shape, dtype=self._dtype, device=self.device)
 
     def take(self, table: Any, rows: Any) -> Any:
         rows = rows if isinstance(rows, self._torch.Tensor) else self.index(rows, "int64")
@@ -194,14 +241,32 @@ class TorchArrays(HostArrays):
 
         return wait
 
+    def fetch_float(self, values: Any) -> Callable[[], np.ndarray]:
+        if values.dtype == self._torch.bfloat16:  # NumPy has no such type
+            bits = self.fetch(values.view(self._torch.int16))
+            return lambda: bfloat16_to_float32(bits().view(np.uint16))
+        wait = self.fetch(values)
+        return lambda: wait().astype(np.float32, copy=False)
+
     def wait(self) -> None:
         if self.asynchronous:
             self._torch.cuda.synchronize(self.device)
 
-    def sample(self, logits: Any, temperature: Any, top_k: Any, top_p: Any, uniform: Any, out: Any) -> None:
+    def at(self, table: Any, columns: Any) -> Any:
+        return table.gather(1, columns[:, None])[:, 0]
+
+    def mark(self, table: Any, columns: Any) -> None:
+        table.scatter_(1, columns, True)
+
+    def penalise(self, logits: Any, seen: Any, penalty: Any) -> Any:
+        from .device_sampling import penalise_rows
+
+        return penalise_rows(logits, seen, penalty)
+
+    def sample(self, logits: Any, temperature: Any, top_k: Any, top_p: Any, uniform: Any, min_p: Any, out: Any) -> None:
         from .device_sampling import draw_rows
 
-        out.copy_(draw_rows(logits, temperature, top_k, top_p, uniform))
+        out.copy_(draw_rows(logits, temperature, top_k, top_p, uniform, min_p))
 
     def to_float32(self, values: Any) -> np.ndarray:
         return values.float().cpu().numpy()

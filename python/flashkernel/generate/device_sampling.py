@@ -7,11 +7,22 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["draw_rows"]
+__all__ = ["draw_rows", "penalise_rows"]
+
+
+def penalise_rows(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
+    """float32 [rows, vocab]: `sampling.penalise` of each row. seen: bool [rows, vocab]; penalty: float64 [rows]."""
+    scores, penalty = logits.float(), penalty.float()[:, None]
+    return torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
 
 
 def draw_rows(
-    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    uniform: torch.Tensor,
+    min_p: torch.Tensor,
 ) -> torch.Tensor:
     """int64 [rows] from logits [rows, vocab]; the options float64 [rows], `uniform` in [0, 1).
 
@@ -23,14 +34,15 @@ def draw_rows(
     scores, ids = torch.sort(scores, dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)
     likely = torch.exp(scores - scores[:, :1])
-    likely = likely * ((rank < top_k[:, None]) | (top_k[:, None] == 0))
+    last = scores.gather(1, (top_k.long() - 1).clamp(0, scores.shape[-1] - 1)[:, None])  # what equals it stays, too
+    likely = likely * ((scores >= last) | (top_k[:, None] == 0))
     likely = likely / likely.sum(-1, keepdim=True)
     before = likely.cumsum(-1) - likely
     # Without a limit all stay: rounding must not cut the end off.
     kept = (before < top_p[:, None]) | (rank == 0) | (top_p[:, None] >= 1)
-    likely = likely * kept
+    likely = likely * (kept & (likely >= min_p[:, None] * likely[:, :1]))
     cumulative = likely.cumsum(-1)
     place = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1, keepdim=True)
-    last = ((likely > 0).sum(-1, keepdim=True) - 1).clamp(min=0)  # logits that are NaN leave nothing above 0
+    last = ((likely > 0).sum(-1, keepdim=True) - 1).clamp(min=0)  # with a NaN nothing is above 0: its place is taken
     place = torch.where(greedy, torch.zeros_like(place), torch.minimum(place, last))
     return ids.gather(1, place)[:, 0]

@@ -14,6 +14,7 @@ import numpy as np
 
 import flashkernel as fk
 
+from .lockstep import Lockstep
 from .model import Model, PagedBatch
 from .request import GenerationStats, Request, TokenEvent, check_request
 from .sampling import SamplingOptions
@@ -39,6 +40,8 @@ class Engine:
     graphs: replay decode steps as CUDA graphs; None: on a GPU.
     kv_dtype: "fp8" (float8_e4m3fn) or "int8": elements of the cache, with a scale a token and head, for half the
         memory of 16 bits and less accuracy (docs/numerics.md); None: the model's dtype.
+
+    A sequence whose logits are not finite (NaN, +inf, or all -inf) ends with NonFiniteLogitsError; the others go on.
 
     Not thread-safe: one thread at a time. On a GPU all calls belong on one stream.
     """
@@ -113,8 +116,9 @@ class Engine:
         turns: their sequences then run in one batch.
 
         Raises PromptError, ValueError; flashkernel.OutOfPagesError (a MemoryError) while iterating, if num_pages is
-        too small for one of the sequences alone.
+        too small for one of the sequences alone; NonFiniteLogitsError (a RuntimeError) after the tokens before it.
         """
+        self.follow()
         ids = [[int(token) for token in prompt] for prompt in prompts]
         check_request(ids, max_new_tokens, self.model.vocab_size, self.model.max_positions)
         return self._run(ids, max_new_tokens, sampling or SamplingOptions(), self._stop(stop_tokens))
@@ -133,6 +137,7 @@ class Engine:
 
         Raises PromptError, ValueError, flashkernel.OutOfPagesError (num_pages is too small for it alone).
         """
+        self.follow()
         ids = [int(token) for token in prompt]
         check_request([ids], max_new_tokens, self.model.vocab_size, self.model.max_positions)
         request = self._request(ids, sequence, max_new_tokens, sampling or SamplingOptions(), self._stop(stop_tokens))
@@ -140,7 +145,20 @@ class Engine:
         return request
 
     def step(self) -> Events:
-        """Some work on the requests at hand: (request, event) of each new token, perhaps none."""
+        """Some work on the requests at hand: (request, event) of each new token, perhaps none.
+
+        Raises NonFiniteLogitsError for a request of `submit` whose `.finish` is "error" now and whose `.error` it is.
+        Tokens of other requests from the same work are in their `.generated`, and the next call goes on with them.
+        """
+        events = self._work()
+        if self._scheduler is not None:
+            for request in self._scheduler.failed:
+                if not request.iterated and request.error is not None:
+                    self._scheduler.failed.remove(request)
+                    raise request.error
+        return events
+
+    def _work(self) -> Events:
         if self._scheduler is not None and self._scheduler.idle and self._backlog:
             self._resize(self._backlog)
         if self._scheduler is None:
@@ -149,6 +167,39 @@ class Engine:
         for request, event in events:
             request.outbox.append(event)
         return events
+
+    def follow(self, tokens: int = 0) -> None:
+        """Called before work begins: for engines whose model belongs to somebody else, who may have changed it.
+
+        tokens: of the longest request whose pages may come from earlier ones or stay for later ones; 0: of none.
+        """
+
+    def forget_prefixes(self) -> None:
+        """Drops the pages that are kept for prompts to come: for weights that have changed."""
+        if self._scheduler is not None:
+            self._scheduler.cache.drop_cached()
+
+    def lockstep(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Lockstep:
+        """The prompts as one batch whose tokens the caller chooses, from the logits of each step (lockstep.py).
+
+        In the engine's own pages while it is idle, else in others. Raises as `generate` does, and OutOfPagesError if
+        num_pages are too few for all of them at once.
+        """
+        ids = [[int(token) for token in prompt] for prompt in prompts]
+        self.follow(max(map(len, ids), default=0) + max_new_tokens)
+        check_request(ids, max_new_tokens, self.model.vocab_size, self.model.max_positions)
+        wanted = sum(-(-(len(prompt) + max_new_tokens - 1) // self.page_size) for prompt in ids)
+        if self.num_pages is not None and wanted > self.num_pages:
+            error = fk.OutOfPagesError(
+                f"generate: {len(ids)} sequences step by step need {wanted} pages of {self.page_size} at once; the "
+                f"cache has num_pages={self.num_pages}"
+            )
+            error.requested_pages, error.free_pages, error.num_pages = wanted, self.num_pages, self.num_pages
+            raise error
+        longest = max(map(len, ids)) + max_new_tokens
+        if self.idle and len(ids) <= self.max_batch:
+            return Lockstep(self._room(self.num_pages or wanted, longest), ids)
+        return Lockstep(self._make(wanted, longest, max_batch=max(len(ids), self.max_batch)), ids)
 
     def cancel(self, request: Request) -> None:
         """Ends a request; its pages are free at once."""
@@ -166,6 +217,7 @@ class Engine:
         ids = [int(token) for token in tokens]
         if len(ids) < 2:
             raise ValueError(f"score: {len(ids)} tokens; two or more are needed")
+        self.follow()
         check_request([ids[:-1]], 1, self.model.vocab_size, self.model.max_positions)
         arrays, chunk = self.model.arrays, int(self._options["prefill_chunk"])
         scheduler = self._make(-(-len(ids) // self.page_size), len(ids))
@@ -206,14 +258,18 @@ class Engine:
         requests = [self._request(ids, i, max_new_tokens, sampling, stop) for i, ids in enumerate(prompts)]
         outbox = requests[0].outbox
         for request in requests:
-            request.outbox = outbox
+            request.outbox, request.iterated = outbox, True
         try:
             self._accept(requests)
-            while outbox or not all(request.finish for request in requests):
-                if not outbox:
-                    self.step()
+            while True:
                 while outbox:
                     yield outbox.popleft()
+                for request in requests:
+                    if request.error is not None:
+                        raise request.error
+                if all(request.finish for request in requests):
+                    return
+                self._work()
         finally:
             for request in requests:
                 if request.finish is None:
@@ -231,6 +287,7 @@ class Engine:
                 error.requested_pages, error.free_pages, error.num_pages = pages, self.num_pages, self.num_pages
                 raise error
         if self.idle:
+            self.follow(max(len(request.prompt) + request.max_new_tokens for request in requests))
             self._resize(requests)
         elif not self._backlog and self._scheduler is not None and all(map(self._scheduler.fits, requests)):
             for request in requests:
@@ -245,7 +302,14 @@ class Engine:
         """Submits requests to an idle scheduler: the last one if it is large enough, else a new one."""
         largest = sorted(map(self._pages_of, requests), reverse=True)[: self.max_batch]
         longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
-        pages, old = self.num_pages or sum(largest), self._scheduler
+        scheduler = self._room(self.num_pages or sum(largest), longest)
+        self._backlog = [] if requests is self._backlog else self._backlog
+        for request in requests:
+            scheduler.submit(request)
+
+    def _room(self, pages: int, longest: int) -> Scheduler:
+        """The scheduler, which is idle, if it has that many pages and tokens of a request; else a new one."""
+        old = self._scheduler
         if old is None or old.num_pages < pages or old.max_tokens < longest:
             if old is not None:
                 pages, longest = max(pages, old.num_pages), max(longest, old.max_tokens)
@@ -255,12 +319,9 @@ class Engine:
             longest = min(self.model.max_positions, max(MIN_TOKENS, 1 << (longest - 1).bit_length()))
             self._scheduler = self._make(pages, longest)
         assert self._scheduler is not None
-        self._scheduler.stats = GenerationStats()
-        self._backlog = [] if requests is self._backlog else self._backlog
-        for request in requests:
-            self._scheduler.submit(request)
+        self._scheduler.stats, self._scheduler.failed = GenerationStats(), []
+        return self._scheduler
 
-    def _make(self, num_pages: int, max_tokens: int) -> Scheduler:
-        return Scheduler(
-            self.model, num_pages=num_pages, page_size=self.page_size, max_tokens=max_tokens, **self._options
-        )
+    def _make(self, num_pages: int, max_tokens: int, **changes: Any) -> Scheduler:
+        options = {**self._options, **changes}
+        return Scheduler(self.model, num_pages=num_pages, page_size=self.page_size, max_tokens=max_tokens, **options)

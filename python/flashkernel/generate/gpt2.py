@@ -127,9 +127,13 @@ class Gpt2(Model):
         self.ln_f_weight = read("ln_f.weight", hidden)
         self.ln_f_bias = read("ln_f.bias", hidden)
         tied = head == embedding
-        self.lm_head = arrays.output_rows(
-            self.wte if tied else arrays.weight(checkpoint.read(head, (self.vocab_size, hidden)))
-        )
+        rows = self.wte if tied else arrays.weight(checkpoint.read(head, (self.vocab_size, hidden)))
+        self.lm_head = arrays.output_rows(rows)
+        # Parameters that are the first rows of a matrix of their own, by their names in the checkpoint.
+        self.stacked: list[tuple[list[str], Any]] = []
+        if self.lm_head is not rows:
+            self.stacked.append(([head], self.lm_head))
+            self.wte = self.lm_head[: self.vocab_size] if tied else self.wte
 
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
         take, options = self.arrays.take, self.arrays.op_options

@@ -215,7 +215,8 @@ class Llama(Model):
         def read(name: str, *shape: int) -> Any:
             return checkpoint.read(prefix + name, shape)
 
-        # Parameters that lie one below the other in a matrix (or bias) of their own, by their names in the checkpoint.
+        # Parameters that lie one below the other in a matrix (or bias) of their own, of which they may be the first
+        # rows, by their names in the checkpoint.
         self.stacked: list[tuple[list[str], Any]] = []
 
         def stack(names: list[tuple[str, int]], what: str, present: bool, *tail: int) -> Any:
@@ -257,9 +258,11 @@ class Llama(Model):
         self.inner = inner
         self.norm = arrays.weight(read("norm.weight", hidden))
         tied = head == embedding
-        self.lm_head = arrays.output_rows(
-            self.embedding if tied else arrays.weight(checkpoint.read(head, (self.vocab_size, hidden)))
-        )
+        rows = self.embedding if tied else arrays.weight(checkpoint.read(head, (self.vocab_size, hidden)))
+        self.lm_head = arrays.output_rows(rows)
+        if self.lm_head is not rows:
+            self.stacked.append(([head], self.lm_head))
+            self.embedding = self.lm_head[: self.vocab_size] if tied else self.embedding
 
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
         options = self.arrays.op_options

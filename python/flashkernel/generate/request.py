@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import PromptError
+from .errors import NonFiniteLogitsError, PromptError
 from .sampling import SamplingOptions, uniforms
 
 __all__ = ["GenerationStats", "Request", "TokenEvent", "check_request"]
@@ -59,7 +59,9 @@ class Request:
     sampling: SamplingOptions
     stop: frozenset[int]
     generated: list[int] = field(default_factory=list)
-    finish: str | None = None  # "stop", "length" or "cancelled"
+    finish: str | None = None  # "stop", "length", "cancelled" or "error"
+    error: NonFiniteLogitsError | None = None  # where finish is "error"
+    iterated: bool = False  # whether `Engine.generate` raises the error, not `Engine.step`
     outbox: deque[TokenEvent] = field(default_factory=deque)  # events that the caller has not taken yet
     # What the scheduler keeps while the sequence has pages:
     handle: Any = None

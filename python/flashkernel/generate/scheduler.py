@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +30,7 @@ import numpy as np
 import flashkernel as fk
 
 from .decode import Decoder, Row, row_bucket
+from .errors import NonFiniteLogitsError
 from .model import Model, PagedBatch
 from .request import GenerationStats, Request, TokenEvent
 
@@ -45,7 +47,7 @@ class _Flight:
 
     rows: list[Request | None]
     steps: int
-    tokens: Callable[[], np.ndarray]
+    tokens: Callable[[], tuple[np.ndarray, np.ndarray]]
 
 
 class Scheduler:
@@ -88,6 +90,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # by order
         self.prefilling: list[Request] = []
         self.running: list[Request] = []  # by order
+        self.failed: list[Request] = []  # those whose errors nobody has seen yet
         self.stats = GenerationStats()
         self._flights: deque[_Flight] = deque()
         self._prefills = 0
@@ -233,13 +236,30 @@ class Scheduler:
 
     def _prefill(self) -> Events:
         """Computes up to `prefill_chunk` tokens of admitted requests; the first tokens of those that are complete."""
-        arrays, budget = self.model.arrays, self.prefill_chunk
+        budget = self.prefill_chunk
         chunk: list[tuple[Request, int]] = []
         for request in self.prefilling:
             if budget:
                 count = min(budget, len(request.slots))
                 chunk.append((request, count))
                 budget -= count
+        ready = [request for request, count in chunk if count == len(request.slots)]
+        first, logits = self._first_tokens(self.forward_prompts(chunk), ready)
+        self.count_prompts(chunk)
+        events: Events = []
+        for request, token, logit in zip(ready, first, logits, strict=True):
+            self.prefilling.remove(request)
+            if self.prefix_sharing and np.isfinite(logit):
+                self.cache.publish(request.handle, np.array(request.tokens, np.int32))
+            bisect.insort(self.running, request, key=lambda running: running.order)
+            events += self._accept(request, int(token), float(logit))
+        return events
+
+    def forward_prompts(self, chunk: list[tuple[Request, int]]) -> Any:
+        """Computes the next tokens of some prompts, as many as stand beside each; logits behind those that are
+        complete then.
+        """
+        arrays = self.model.arrays
         counts = np.array([count for _, count in chunk])
         cu_seqlens = np.concatenate([[0], np.cumsum(counts)])
         ends = np.array([request.prefilled + count for request, count in chunk])
@@ -258,33 +278,38 @@ class Scheduler:
             seq_lens=arrays.index(ends),
             last_rows=(cu_seqlens[1:] - 1)[done].astype(np.int64),
         )
-        ready = [request for (request, _), complete in zip(chunk, done, strict=True) if complete]
-        first = self._first_tokens(self.model.forward(batch, self.pool), ready)
+        return self.model.forward(batch, self.pool)
+
+    def count_prompts(self, chunk: list[tuple[Request, int]]) -> None:
+        """Takes down that these tokens were computed; until then they can be computed again."""
         for request, count in chunk:
             request.slots = request.slots[count:]
             request.prefilled += count
             self.stats.prefill_tokens += count
             self._drop_unseen(request, request.prefilled)
-        events: Events = []
-        for request, token in zip(ready, first, strict=True):
-            self.prefilling.remove(request)
-            if self.prefix_sharing:
-                self.cache.publish(request.handle, np.array(request.tokens, np.int32))
-            bisect.insort(self.running, request, key=lambda running: running.order)
-            events.append(self._accept(request, int(token)))
-        return events
 
-    def _first_tokens(self, logits: Any, requests: list[Request]) -> np.ndarray:
+    def _first_tokens(self, logits: Any, requests: list[Request]) -> tuple[np.ndarray, np.ndarray]:
+        """A token for each request, and its logit in float32."""
         arrays = self.model.arrays
         if not requests:
-            return np.empty(0, np.int64)
+            return np.empty(0, np.int64), np.empty(0, np.float32)
+        scores, options = logits, arrays.op_options
+        if any(request.sampling.penalised for request in requests):
+            seen = arrays.zeros((len(requests), self.model.vocab_size), "bool")
+            for i, request in enumerate(requests):
+                arrays.mark(seen[i : i + 1], arrays.index([request.tokens], "int64"))
+            penalty = arrays.index([request.sampling.repetition_penalty for request in requests], "float64")
+            scores, options = arrays.penalise(logits, seen, penalty), {}
         if all(request.sampling.greedy for request in requests):
-            return arrays.fetch(fk.argmax(logits, axis=-1, **arrays.op_options))()
-        options = [(r.sampling.temperature, r.sampling.top_k, r.sampling.top_p, r.uniform()) for r in requests]
-        tokens = arrays.zeros((len(requests),), "int64")
-        columns = [arrays.index(column, "float64") for column in zip(*options, strict=True)]
-        arrays.sample(logits, columns[0], columns[1], columns[2], columns[3], tokens)
-        return arrays.fetch(tokens)()
+            tokens = fk.argmax(scores, axis=-1, **options)
+        else:
+            tokens = arrays.zeros((len(requests),), "int64")
+            samplings = [(r.sampling, r.uniform()) for r in requests]
+            rows = [(s.temperature, s.top_k, s.top_p, uniform, s.min_p) for s, uniform in samplings]
+            temperature, top_k, top_p, uniform, min_p = (arrays.index(c, "float64") for c in zip(*rows, strict=True))
+            arrays.sample(scores, temperature, top_k, top_p, uniform, min_p, out=tokens)
+        found, values = arrays.fetch(tokens), arrays.fetch_float(arrays.at(logits, tokens))
+        return found(), values()
 
     # --- decode
 
@@ -354,7 +379,7 @@ class Scheduler:
 
     def _collect(self) -> Events:
         flight = self._flights.popleft()
-        tokens = flight.tokens()
+        tokens, logits = flight.tokens()
         for request in flight.rows:
             if request is not None and request.finish is None:
                 request.in_flight -= flight.steps
@@ -362,10 +387,17 @@ class Scheduler:
         for step in range(flight.steps):
             for i, request in enumerate(flight.rows):
                 if request is not None and request.finish is None:
-                    events.append(self._accept(request, int(tokens[step, i])))
+                    events += self._accept(request, int(tokens[step, i]), float(logits[step, i]))
         return events
 
-    def _accept(self, request: Request, token: int) -> tuple[Request, TokenEvent]:
+    def _accept(self, request: Request, token: int, logit: float) -> Events:
+        if not math.isfinite(logit):
+            request.error = NonFiniteLogitsError(request.sequence, len(request.generated), logit)
+            request.finish = "error"
+            self.failed.append(request)
+            self.running.remove(request)
+            self._release(request)
+            return []
         request.generated.append(token)
         if token in request.stop:
             request.finish = "stop"
@@ -374,4 +406,4 @@ class Scheduler:
         if request.finish:
             self.running.remove(request)
             self._release(request, offer=True)
-        return request, TokenEvent(request.sequence, token, request.finish)
+        return [(request, TokenEvent(request.sequence, token, request.finish))]

@@ -83,6 +83,7 @@ class StockEngine:
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.device)
         samplers = [Sampler(sampling, i) for i in range(len(prompts))]
         running = set(range(len(prompts)))
+        texts = [list(prompt) for prompt in prompts]
         past = None
         for step in range(max_new_tokens):
             begin = time.perf_counter()
@@ -93,7 +94,7 @@ class StockEngine:
                 )
             logits = result.logits[:, -1].float().cpu().numpy()
             past = result.past_key_values
-            tokens = {i: samplers[i](logits[i]) for i in sorted(running)}
+            tokens = {i: samplers[i](logits[i], texts[i]) for i in sorted(running)}
             elapsed = time.perf_counter() - begin
             if step == 0:
                 self.stats.prefill_seconds = elapsed
@@ -101,6 +102,7 @@ class StockEngine:
                 self.stats.decode_seconds += elapsed
                 self.stats.decode_tokens += len(tokens)
             for i, token in tokens.items():
+                texts[i].append(token)
                 finish = "stop" if token in stop else "length" if step + 1 == max_new_tokens else None
                 if finish:
                     running.discard(i)

@@ -1,0 +1,156 @@
+"""The engine's model on the parameters of a stock one.
+
+Where the engine wants several parameters as one matrix (Q, K and V; gate and up), or with rows of zeros behind them, it
+makes that matrix once, and the parameters then lie in it: no second copy stays, and stock forward passes and training
+go on with the same numbers. Each parameter has a storage of its own size all the same (that of a tensor which came
+through DLPack), so that saving and copying see separate tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...generate.arrays import DTYPES, TorchArrays
+from ...generate.checkpoint import MemoryCheckpoint
+from ...generate.errors import CheckpointError
+from ...generate.llama import DEFAULTS
+from ...generate.model import Model, build_model
+from .supported import check_modules
+
+__all__ = ["build"]
+
+
+class _Parameters(Mapping[str, torch.Tensor]):
+    """A model's parameters by name, and which of them were read."""
+
+    def __init__(self, model: Any):
+        self._found = dict(model.named_parameters(remove_duplicate=False))
+        self.read: set[int] = set()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        parameter = self._found[name]
+        self.read.add(id(parameter))
+        return parameter
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found
+
+    def __iter__(self) -> Any:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def unread(self) -> list[str]:
+        return [name for name, parameter in self._found.items() if id(parameter) not in self.read]
+
+
+def _one_place(model: Any) -> tuple[str, torch.device]:
+    """The dtype and the device of all parameters."""
+    weight = model.get_input_embeddings().weight
+    dtype = str(weight.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise NotImplementedError(f"accelerate: the model's dtype is {dtype}; one of {', '.join(DTYPES)} is needed")
+    odd = {
+        f"{p.dtype} on {p.device}" for p in model.parameters() if (p.dtype, p.device) != (weight.dtype, weight.device)
+    }
+    if odd:
+        raise NotImplementedError(
+            f"accelerate: parameters are {weight.dtype} on {weight.device} and {', '.join(sorted(odd))}; "
+            f"one dtype on one device is needed"
+        )
+    if weight.device.type not in ("cpu", "cuda"):
+        raise NotImplementedError(f"accelerate: the model is on {weight.device}; the CPU or a CUDA device is needed")
+    if weight.is_cuda and weight.device.index != torch.cuda.current_device():
+        raise NotImplementedError(
+            f"accelerate: the model is on {weight.device}, the current device is cuda:{torch.cuda.current_device()}; "
+            f"make the model's the current one (torch.cuda.set_device)"
+        )
+    return dtype, weight.device
+
+
+def build(model: Any, before: Model | None = None) -> Model:
+    """The engine's model; `before`: the one made last, whose matrices are taken where parameters still lie in them.
+
+    Nothing of `model` is changed where this raises.
+
+    Raises NotImplementedError for what the engine does not compute.
+    """
+    model_type = getattr(model.config, "model_type", None)
+    if model_type == "gpt2" or model_type in DEFAULTS:
+        check_modules(model, model_type)
+    dtype, device = _one_place(model)
+    head = model.get_output_embeddings()
+    if head is None:
+        raise NotImplementedError(f"accelerate: {type(model).__name__} has no language-modelling head")
+    parameters = _Parameters(model)
+    generation = getattr(model, "generation_config", None)
+    config = model.config.to_dict()
+    # What the modules hold, whatever the config says.
+    config["tie_word_embeddings"] = head.weight is model.get_input_embeddings().weight
+    arrays = TorchArrays(dtype, str(device))
+    if before is not None:
+        arrays.stacks = {whole.data_ptr(): whole for _, whole in getattr(before, "stacked", [])}
+    try:
+        inner = build_model(MemoryCheckpoint(config, parameters, generation and generation.to_diff_dict()), arrays)
+    except CheckpointError as error:
+        raise NotImplementedError(f"accelerate: the model is not what its config says: {error}") from error
+    unread = parameters.unread()
+    if unread:
+        raise NotImplementedError(
+            f"accelerate: {type(model).__name__} has {', '.join(unread[:3])}{' ...' if unread[3:] else ''}, which "
+            f"FlashKernel's engine does not compute with; call restore(model) for the stock generate"
+        )
+    _check_numbers(model, inner)
+    _take_frequencies(model, inner)
+    _repoint(parameters, inner)
+    return inner
+
+
+def _check_numbers(model: Any, inner: Any) -> None:
+    """Numbers that modules keep beside the config."""
+    scales = [layer.scale for layer in inner.layers] if hasattr(inner.layers[0], "scale") else None
+    for name, module in model.named_modules():
+        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if isinstance(eps, float) and not np.isclose(eps, inner.eps, rtol=1e-6, atol=0):
+            raise NotImplementedError(f"accelerate: {name} has eps={eps}, the config {inner.eps}; one is needed")
+        scale = getattr(module, "scaling", None)
+        if scales is None and isinstance(scale, float) and not np.isclose(scale, inner.scale, rtol=1e-6, atol=0):
+            raise NotImplementedError(f"accelerate: {name} has scaling={scale}; {inner.scale} is needed")
+
+
+def _take_frequencies(model: Any, inner: Any) -> None:
+    """RoPE's frequencies as the stock model has them: `.half()` rounds them, and they can be set."""
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    if rotary is None or not hasattr(inner, "theta"):
+        return
+    scaling = getattr(rotary, "attention_scaling", 1.0)
+    if scaling != 1.0:
+        raise NotImplementedError(f"accelerate: RoPE has attention_scaling={scaling}; 1.0 is needed")
+    has = rotary.inv_freq.detach().float().cpu().numpy()
+    steps = np.arange(0, inner.rotary_dim, 2) / inner.rotary_dim
+    ours = 1.0 / inner.theta**steps if inner.inv_freq is None else inner.inv_freq.cpu().numpy()
+    if has.shape != ours.shape:
+        raise NotImplementedError(f"accelerate: RoPE has {has.size} frequencies; {ours.size} are needed")
+    if not np.allclose(has, ours, rtol=1e-6, atol=0):
+        inner.inv_freq = inner.arrays.index(has, "float32")
+
+
+def _repoint(parameters: Mapping[str, torch.Tensor], inner: Any) -> None:
+    """Parameters move to where the engine wants them; their own memory is free then."""
+    for names, whole in getattr(inner, "stacked", []):
+        begin = 0
+        for name in names:
+            parameter = parameters[name]
+            rows = parameter.shape[0]
+            place = whole[begin : begin + rows]
+            if parameter.data_ptr() != place.data_ptr():
+                parameter.data = torch.from_dlpack(place)
+            begin += rows
+    for name, weight in getattr(inner, "turned", []):
+        if parameters[name].data_ptr() != weight.data_ptr():
+            parameters[name].data = weight.T
