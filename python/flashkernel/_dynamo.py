@@ -33,7 +33,7 @@ class _Watch:
         if name != COMPILER:
             return None
         with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
@@ -66,8 +66,22 @@ def register(ops: dict[str, Any]) -> None:
             substitute_in_graph(op, skip_signature_check=True)(stand_in)
 
 
-TRACEABLE = ("attention", "attention_paged", "attention_varlen", "cross_entropy", "kv_append", "kv_read", "layer_norm")
-TRACEABLE += ("linear", "log_softmax", "rms_norm", "rope", "rope_table", "softmax", "swiglu")
+TRACEABLE: tuple[str, ...] = (
+    "attention",
+    "attention_paged",
+    "attention_varlen",
+    "cross_entropy",
+    "kv_append",
+    "kv_read",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "rms_norm",
+    "rope",
+    "rope_table",
+    "softmax",
+    "swiglu",
+)
 """`flashkernel.torch.__all__`, less its modules: that must not be imported to know it."""
 
 
