@@ -12,6 +12,22 @@ nb::object finish(Call& call, Output& out, Output& lse, bool return_lse) {
   return nb::make_tuple(call.result(out), call.result(lse));
 }
 
+constexpr const char* kHeadsFirst =
+    "; heads come before seq here: pass q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2) of tensors in the "
+    "order "
+    "[batch, seq, heads, head_dim]";
+
+// Whether the arrays make no sense as [batch, heads, seq, head_dim], but do in flash-attn's order [batch, seq, heads,
+// head_dim].
+bool fits_only_with_heads_last(const TensorView& q, const TensorView& k, const TensorView& v) {
+  if (q.ndim != 4 || k.ndim != 4 || v.ndim != 4) return false;
+  const auto fits = [&](int heads, int seq) {
+    const bool same = k.shape[heads] == v.shape[heads] && k.shape[seq] == v.shape[seq];
+    return same && k.shape[heads] > 0 && q.shape[heads] % k.shape[heads] == 0;
+  };
+  return q.shape[0] == k.shape[0] && q.shape[3] == k.shape[3] && !fits(1, 2) && fits(2, 1);
+}
+
 nb::object attention(nb::handle q, nb::handle k, nb::handle v, bool causal, nb::handle window, double softcap,
                      std::optional<double> scale, nb::handle bias, nb::handle alibi_slopes, nb::handle sinks,
                      bool return_lse, nb::handle out, nb::handle stream, nb::handle dtype) {
@@ -21,9 +37,14 @@ nb::object attention(nb::handle q, nb::handle k, nb::handle v, bool causal, nb::
   Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(extent(v_view, -1)));
   Output lse;
   if (return_lse) lse = call.output(DType::kFloat32, Shape(q_view).without_last());
-  call.run([&](const ExecutionContext& context) {
-    flashkernel::attention(q_view, k_view, v_view, output.view, lse.view, options, context);
-  });
+  try {
+    call.run([&](const ExecutionContext& context) {
+      flashkernel::attention(q_view, k_view, v_view, output.view, lse.view, options, context);
+    });
+  } catch (const InvalidArgument& error) {
+    if (!fits_only_with_heads_last(q_view, k_view, v_view)) throw;
+    throw InvalidArgument(std::string(error.what()) + kHeadsFirst);
+  }
   return finish(call, output, lse, return_lse);
 }
 
@@ -104,8 +125,12 @@ void bind_attention(nb::module_& module) {
       "str | None = None) -> typing.Any",
       R"doc(softmax(scale * q k^T) v, without ever writing the scores.
 
+Heads come before seq: [batch, heads, seq, head_dim], as in torch's scaled_dot_product_attention. Tensors in flash-attn's order
+[batch, seq, heads, head_dim] are passed as ``q.transpose(1, 2)``, a view that costs nothing; as they are they would be taken
+for other heads and another seq.
+
 q: [batch, heads_q, seq_q, head_dim]; float32, float16 or bfloat16. Every array may have any strides with a contiguous last
-   dim, so the [batch, seq, heads, head_dim] order is a transposed view. 3-D means batch 1, 2-D batch and heads 1.
+   dim. 3-D means batch 1, 2-D batch and heads 1.
 k: [batch, heads_kv, seq_k, head_dim], q's dtype; heads_q must be a multiple of heads_kv (GQA, MQA).
 v: [batch, heads_kv, seq_k, head_dim_v], q's dtype. Head dims are 1..256 and may differ between v and the others.
 causal: query i sees keys up to i + seq_k - seq_q (bottom-right aligned).

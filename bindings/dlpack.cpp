@@ -183,6 +183,7 @@ void Call::check_view(const char* name, TensorView& view, std::uint64_t byte_off
   }
   if (overflow) fail(std::string(name) + " has a shape or strides that overflow 64-bit byte offsets");
   if (count == 0) return;
+  bytes_ += static_cast<std::uint64_t>(count * item);
   if (!view.data)
     fail(std::string(name) + " has " + std::to_string(count) +
          " elements but no memory (a fake, meta or wrapper tensor? flashkernel.torch takes those)");
@@ -342,7 +343,10 @@ void Call::import(const char* name, nb::handle array, bool write, TensorView& vi
       break;
     }
     case Framework::kNumpy: import_numpy(name, array, write, view); break;
-    case Framework::kOwn: view = nb::cast<const Array&>(array).view; break;
+    case Framework::kOwn:
+      view = nb::cast<const Array&>(array).view;
+      bytes_ += kFewBytes + 1;
+      break;
     case Framework::kProtocol: import_protocol(name, array, write, view); break;
     case Framework::kNotArray: throw nb::type_error(not_an_array(op_, name, array).c_str());
   }

@@ -114,11 +114,12 @@ class Call {
   Output output(const char* name, nb::handle given, DType dtype, const Shape& shape);
   Output output(DType dtype, const Shape& shape) { return output("out", nb::none(), dtype, shape); }
 
-  /// Runs the op: `function(const ExecutionContext&)`, without the GIL when the work happens on the CPU.
+  /// Runs the op: `function(const ExecutionContext&)`, without the GIL when the work happens on the CPU and is more
+  /// than letting go of it.
   template <class Function>
   void run(Function&& function) {
     const ExecutionContext context = this->context();
-    if (device_.is_cpu()) {
+    if (device_.is_cpu() && bytes_ > kFewBytes) {
       const nb::gil_scoped_release release;
       function(context);
     } else {
@@ -162,6 +163,8 @@ class Call {
   nb::handle first_array_;
   std::vector<dlpack::ManagedTensorVersioned*> owned_;
   std::vector<dlpack::ManagedTensor*> owned_old_;
+  static constexpr std::uint64_t kFewBytes = 2048;
+  std::uint64_t bytes_ = 0;  // of all arrays so far
   std::optional<TorchModes> torch_modes_;
   static constexpr int kMaxWritten = 8;  // kv_append writes most: pages, scales and q
   nb::handle written_[kMaxWritten];      // torch's, given by the caller

@@ -64,9 +64,38 @@ struct Extents {
   }
 };
 
+// A function of torch's that takes the object itself and nothing, or one argument. Where it is a builtin, as in every
+// torch so far, its C function is called at once: that halves the time of what it does.
+class Quick {
+ public:
+  Quick() = default;
+  /// `bound` may be a method of any tensor; `callable` is called with the tensor where that is no builtin.
+  Quick(const nb::object& bound, nb::object callable, int flags) : callable_(std::move(callable)) {
+    if (PyCFunction_CheckExact(bound.ptr()) && PyCFunction_GetFlags(bound.ptr()) == flags)
+      function_ = PyCFunction_GetFunction(bound.ptr());
+    PyErr_Clear();
+  }
+  nb::object method(nb::handle self) const {
+    if (function_) return nb::steal(function_(self.ptr(), nullptr));
+    return nb::steal(PyObject_CallFunctionObjArgs(callable_.ptr(), self.ptr(), nullptr));
+  }
+  nb::object function() const {
+    return nb::steal(function_ ? function_(nullptr, nullptr) : PyObject_CallNoArgs(callable_.ptr()));
+  }
+  nb::object function(nb::handle argument) const {
+    if (function_) return nb::steal(function_(nullptr, argument.ptr()));
+    return nb::steal(PyObject_CallFunctionObjArgs(callable_.ptr(), argument.ptr(), nullptr));
+  }
+
+ private:
+  nb::object callable_;
+  PyCFunction function_ = nullptr;
+};
+
 // What the checks of arguments call, looked up once.
 struct Recording {
-  nb::object is_grad_enabled, is_neg, is_inference, increment_version, unpack_dual;
+  Quick is_grad_enabled, is_neg, increment_version;
+  nb::object is_inference, unpack_dual;
   nb::object forward_mode;  // torch.autograd.forward_ad's dict, where the level of dual tensors is
   PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
   PyObject* current_level = PyUnicode_InternFromString("_current_level");
@@ -75,15 +104,17 @@ struct Recording {
 
   Recording() {
     const nb::module_ torch = nb::module_::import_("torch");
-    is_grad_enabled = torch.attr("is_grad_enabled");
-    is_neg = torch.attr("Tensor").attr("is_neg");
+    const nb::object tensor = torch.attr("empty")(0);
+    is_grad_enabled = Quick(torch.attr("is_grad_enabled"), torch.attr("is_grad_enabled"), METH_NOARGS);
+    is_neg = Quick(tensor.attr("is_neg"), torch.attr("Tensor").attr("is_neg"), METH_NOARGS);
     is_inference = torch.attr("Tensor").attr("is_inference");
     const nb::module_ forward_ad = nb::module_::import_("torch.autograd.forward_ad");
     unpack_dual = forward_ad.attr("unpack_dual");
     forward_mode = forward_ad.attr("__dict__");
-    increment_version = torch.attr("_C").attr("_increment_version");
+    const nb::object increment = torch.attr("_C").attr("_increment_version");
+    increment_version = Quick(increment, increment, METH_O);
     try {
-      increment_version(nb::make_tuple(torch.attr("empty")(0)));
+      increment(nb::make_tuple(tensor));
     } catch (nb::python_error& error) {
       if (!error.matches(PyExc_TypeError)) throw;
       takes_tuple = false;  // torch before 2.6 takes one tensor
@@ -96,8 +127,7 @@ const Recording& recording() {
   return known;
 }
 
-bool truth(nb::handle callable, nb::handle tensor) {
-  const nb::object answer = nb::steal(PyObject_CallFunctionObjArgs(callable.ptr(), tensor.ptr(), nullptr));
+bool is_true(const nb::object& answer) {
   if (!answer.is_valid()) throw nb::python_error();
   return answer.ptr() == Py_True;
 }
@@ -119,27 +149,22 @@ std::string torch_op(const std::string& op) {
 
 TorchModes torch_modes() {
   const Recording& known = recording();
-  const nb::object enabled = nb::steal(PyObject_CallNoArgs(known.is_grad_enabled.ptr()));
-  if (!enabled.is_valid()) throw nb::python_error();
+  const bool enabled = is_true(known.is_grad_enabled.function());
   PyObject* const level = PyDict_GetItem(known.forward_mode.ptr(), known.current_level);
-  return {enabled.ptr() == Py_True, level && level != known.no_level && PyLong_AsLong(level) >= 0};
+  return {enabled, level && level != known.no_level && PyLong_AsLong(level) >= 0};
 }
 
 bool requires_gradient(nb::handle tensor) {
-  const nb::object answer = nb::steal(PyObject_GetAttr(tensor.ptr(), recording().requires_grad));
-  if (!answer.is_valid()) throw nb::python_error();
-  return answer.ptr() == Py_True;
+  return is_true(nb::steal(PyObject_GetAttr(tensor.ptr(), recording().requires_grad)));
 }
 
 bool has_tangent(nb::handle tensor) { return !recording().unpack_dual(tensor).attr("tangent").is_none(); }
 
-bool is_negated(nb::handle tensor) { return truth(recording().is_neg, tensor); }
+bool is_negated(nb::handle tensor) { return is_true(recording().is_neg.method(tensor)); }
 
 void increment_versions(const nb::handle* tensors, int count) {
   const Recording& known = recording();
-  const auto increment = [&](nb::handle what) {
-    return nb::steal(PyObject_CallFunctionObjArgs(known.increment_version.ptr(), what.ptr(), nullptr)).is_valid();
-  };
+  const auto increment = [&](nb::handle what) { return known.increment_version.function(what).is_valid(); };
   if (known.takes_tuple) {
     const nb::object all = nb::steal(PyTuple_New(count));
     for (int i = 0; i < count; ++i) PyTuple_SetItem(all.ptr(), i, nb::borrow(tensors[i]).release().ptr());
@@ -147,7 +172,7 @@ void increment_versions(const nb::handle* tensors, int count) {
     PyErr_Clear();
   }
   for (int i = 0; i < count; ++i) {
-    if (truth(known.is_inference, tensors[i])) continue;  // has no counter, and autograd never saves it
+    if (is_true(known.is_inference(tensors[i]))) continue;  // has no counter, and autograd never saves it
     if (!increment(known.takes_tuple ? nb::handle(nb::make_tuple(tensors[i])) : tensors[i])) throw nb::python_error();
   }
 }

@@ -115,3 +115,30 @@ def test_backend_is_a_keyword():
 def test_keywords_need_not_be_interned():
     name = "".join(["e", "ps"])
     assert fk.rms_norm(2 * x, **{name: 0.0}).tolist() == x.tolist()
+
+
+# --- the order of dims
+
+
+def test_heads_come_first():
+    import flashkernel.torch as fkt
+
+    for text in (fk.attention.__doc__, fkt.attention.__doc__):
+        beginning = " ".join(text[:600].split())
+        assert "Heads come before seq: [batch, heads, seq, head_dim]" in beginning
+        assert "``q.transpose(1, 2)``" in beginning and "[batch, seq, heads, head_dim]" in beginning
+
+
+def test_flash_attns_order_is_recognised_where_it_is_refused():
+    def made(*shape):
+        return np.ones(shape, np.float32)
+
+    q, k = made(2, 1, 8, 16), made(2, 100, 2, 16)  # [batch, seq, heads, head_dim]: one token, 8 heads over 2
+    for other in (k, made(2, 100, 8, 16)):
+        with pytest.raises(ValueError, match=r"^attention: .*; heads come before seq here: pass q.transpose\(1, 2\)"):
+            fk.attention(q, other, other)
+    assert fk.attention(*(a.transpose(0, 2, 1, 3) for a in (q, k, k))).shape == (2, 8, 1, 16)
+    for other in (made(2, 3, 5, 16), made(2, 3, 100, 16)):  # wrong in both orders, or in another way
+        with pytest.raises(ValueError, match=r"^attention: ") as caught:
+            fk.attention(made(2, 4, 8, 16), other, other)
+        assert "heads come before seq here" not in str(caught.value)

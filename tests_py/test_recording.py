@@ -10,6 +10,7 @@ import torch.autograd.forward_ad as forward_ad
 
 import flashkernel as fk
 import flashkernel.torch as fkt
+from conftest import HAS_GPU, needs_triton
 from keyword_calls import arrays, calls, replaced, written
 
 CASES = calls()
@@ -99,6 +100,31 @@ def test_autograd_sees_that_what_it_saved_has_changed(case, path):
     run(case, path, saved)
     with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
         loss.backward()
+
+
+@needs_triton
+@pytest.mark.parametrize("case", ["add", "rms_norm", "kv_append", "kv_append, 8 bits", "kv_copy_pages", "merge_states"])
+def test_the_triton_twin(case):
+    op, keywords = calls()[case]
+    device = "cuda" if HAS_GPU else "cpu"
+
+    def run(path, tensor):
+        moved = keywords
+        for at, t in arrays(keywords).items():
+            moved = replaced(moved, at, t.to(device))
+        getattr(fk, op)(**replaced(moved, path, tensor), backend="triton")
+
+    for path in written(case):
+        tensor = arrays(keywords)[path].to(device).clone()
+        run(path, tensor)
+        assert tensor._version > 0
+    for path, tensor in arrays(keywords).items():
+        if not tensor.is_floating_point() or path[-1] == "inv_freq":
+            continue
+        with pytest.raises(RuntimeError, match=f"^{op}: .* requires a gradient"):
+            run(path, tensor.to(device).clone().requires_grad_())
+        with forward_ad.dual_level(), pytest.raises(RuntimeError, match=f"^{op}: .* forward-mode derivative"):
+            run(path, forward_ad.make_dual(tensor.to(device), torch.ones_like(tensor, device=device)))
 
 
 def test_in_place_on_an_argument():

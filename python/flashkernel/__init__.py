@@ -17,8 +17,11 @@ if sys.platform == "win32":  # where the library lies in a wheel; other systems 
     if os.path.isdir(_lib):
         os.add_dll_directory(_lib)
 
+from flashkernel import _dynamo
 from flashkernel import ops as _ops
 from flashkernel._C import __version__
 from flashkernel.ops import *  # noqa: F403
+
+_dynamo.watch({name: getattr(_ops, name) for name in _ops.__all__ if type(getattr(_ops, name)) is type(len)})
 
 __all__ = ["__version__", *_ops.__all__]

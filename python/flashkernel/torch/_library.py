@@ -1,7 +1,7 @@
 """How FlashKernel's ops are registered with torch: one `Library`, and helpers for fakes, gradients and the direct path.
 
-Called by the op modules of this package. Invariant: every op's kernel runs below autograd, on plain tensors and on their
-device, and returns new tensors that alias none of them.
+Called by the op modules of this package. Invariant: every op's kernel runs below autograd, on plain tensors and on
+their device, and returns new tensors that alias none of them.
 """
 
 from __future__ import annotations

@@ -191,7 +191,12 @@ def attention(
     return_lse: bool = False,
 ) -> Any:
     """`flashkernel.attention` with gradients of q, k, v, bias and sinks, also through the LSE; works under
-    torch.compile, and under torch.autocast in its dtype. The output's dims lie in memory in q's order, a gradient's in
+    torch.compile, and under torch.autocast in its dtype.
+
+    Heads come before seq: [batch, heads, seq, head_dim], as in torch's scaled_dot_product_attention. Tensors in
+    flash-attn's order [batch, seq, heads, head_dim] are passed as ``q.transpose(1, 2)``, a view that costs nothing.
+
+    The output's dims lie in memory in q's order, a gradient's in
     its tensor's: views of a projection [batch, seq, heads * dim] join again without a copy.
 
     >>> import torch, flashkernel.torch as fkt

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 import triton
 from triton.runtime.interpreter import InterpretedFunction
 
@@ -100,6 +101,15 @@ class Call:
         """A torch tensor on the call's device."""
         if not isinstance(x, torch.Tensor):
             self.refuse(f"{name} is a {type(x).__module__}.{type(x).__name__}; the Triton kernels take torch.Tensor")
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise RuntimeError(
+                f"{self.op}: {name} requires a gradient, which the Triton kernels do not record; pass "
+                f"{name}.detach(), or call under torch.no_grad()"
+            )
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+            raise RuntimeError(
+                f"{self.op}: {name} carries a forward-mode derivative, which the Triton kernels can't follow"
+            )
         if self.device is None:
             self.device, self.first = x.device, name
             if not IS_INTERPRETED and x.device.type != "cuda":
@@ -184,7 +194,14 @@ class Call:
             self.need(out.stride(-1) == 1, f"{name}.strides[-1]={out.stride(-1)}; a contiguous last dim is needed")
         overlap = any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True))
         self.need(not overlap, f"{name} has a stride of 0; elements that don't share memory are needed")
+        self.changes(out)
         return out
+
+    def changes(self, *tensors: torch.Tensor) -> None:
+        """Counts a change of tensors that a kernel writes, as torch does for its own ops: autograd looks at it."""
+        for tensor in tensors:
+            if not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
 
     def pair(self, name: str, given: Any, what: str) -> tuple[Any, Any]:
         if given is None:

@@ -199,6 +199,7 @@ def kv_append(
         else:
             call.need(rope.get("q_out") is None, "rope has 'q_out' without 'q'")
     quantized = {} if scales is None else {**scales.arguments(), "PER_TOKEN": scales.per_token}
+    call.changes(k_pages, v_pages, *(() if scales is None or not scales.per_token else (scales.k, scales.v)))
     call.launch(
         _append if scales is None else append_quantized, k.shape[0], k_ptr=k, v_ptr=v,
         slots_ptr=slots, positions_ptr=positions, inv_freq_ptr=inv_freq, q_ptr=q,
@@ -314,6 +315,7 @@ def kv_copy_pages(
     k_pages, v_pages, scales = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
     src, dst = call.index("src", src), call.index("dst", dst)
     call.shape("dst", dst, src.shape)
+    call.changes(k_pages, v_pages, *(() if scales is None or not scales.per_token else (scales.k, scales.v)))
     call.launch(
         _copy_pages, src.shape[0] * k_pages.shape[1], src_ptr=src, dst_ptr=dst, src_n=src.stride(0),
         dst_n=dst.stride(0),
