@@ -12,7 +12,7 @@ import torch.autograd.forward_ad as forward_ad
 import flashkernel as fk
 import flashkernel.torch as fkt
 from flashkernel import _dynamo
-from op_calls import arrays, calls, replaced
+from keyword_calls import arrays, calls, replaced
 
 
 def f(*shape):
