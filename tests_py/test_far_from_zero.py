@@ -139,16 +139,12 @@ def test_softmax_of_rows_far_from_0(framework, op, value):
 @pytest.mark.parametrize("value", [LOWEST, -2.4e38, -1e9, 1e6])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_cross_entropy_of_rows_far_from_0(framework, value, smoothing):
-    if framework == "torch_cuda" and smoothing:
-        pytest.skip("the sum of all logits is in fp32, of their size: docs/numerics.md")
     make = Maker(framework, "float32")
     classes = 100
     logits, targets = make.array(np.full((4, classes), value)), make.index(np.arange(4))
     options = {"reduction": "none", "label_smoothing": smoothing, **make.kwargs}
     loss, lse = fk.cross_entropy(logits, targets, return_lse=True, **options)
     assert np.abs(f64(loss) - np.log(classes)).max() < 1e-5
-    if framework == "torch_cuda":
-        return  # its gradient: docs/numerics.md
     grad = fk.cross_entropy_backward(make.array(np.ones(4), "float32"), logits, targets, lse, **options)
     wanted = np.full((4, classes), (1 - smoothing) / classes)
     wanted[np.arange(4), np.arange(4)] -= 1 - smoothing

@@ -19,6 +19,7 @@ struct Spec {
   int ignore_every = 0;  // every n-th row
   Layout logits = {}, grad = {};
   bool special = false;
+  bool far_from_zero = false;  // rows of one number of large size, or about it
 };
 
 TensorView view_of(const TestTensor* tensor) { return tensor ? tensor->view() : TensorView(); }
@@ -46,6 +47,15 @@ Inputs inputs_of(Call& call, const Spec& s, bool in_place) {
       in.logits->set(s.classes + c, c % 2 ? 30000 : -30000);
     }
     in.logits->set(3 * s.classes - 1, std::numeric_limits<double>::quiet_NaN());
+  }
+  if (s.far_from_zero) {
+    const double lowest = s.dtype == DType::kFloat16    ? -65504
+                          : s.dtype == DType::kBFloat16 ? -3.3895e38
+                                                        : -3.4028234e38;
+    const double sizes[] = {lowest, std::max(lowest, -1e9), -8192, 8192};
+    for (std::int64_t r = 0; r < s.rows; ++r)
+      for (std::int64_t c = 0; c < s.classes; ++c)
+        in.logits->set(r * s.classes + c, sizes[r % 4] + c % 2 * (r % 8 / 4));
   }
   in.targets = &call.indices("targets", s.rows % 2 ? DType::kInt32 : DType::kInt64, {s.rows}, targets);
   in.options.reduction = s.reduction;
@@ -124,6 +134,15 @@ void cases(CaseList& list) {
       uneven.special = false, uneven.ignore_every = 2, uneven.reduction = Reduction::kNone;
       uneven.logits.gap = uneven.grad.gap = 2;
       add("long_unaligned" + std::to_string(n), uneven);
+    }
+    for (const std::int64_t n : {7, 40, 1000, 5003, 10000, 33000}) {
+      Spec rows{dtype, 8, n, Reduction::kNone};
+      rows.far_from_zero = true;
+      add("far_from_zero" + std::to_string(n), rows);
+      rows.smoothing = 0.1f;
+      add("far_from_zero_smoothed" + std::to_string(n), rows);
+      rows.in_place = true;
+      add("far_from_zero_in_place" + std::to_string(n), rows);
     }
     add("many_rows", {dtype, 900, 12, Reduction::kMean, 0.1f, true, false, 7});
   });

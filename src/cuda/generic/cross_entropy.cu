@@ -41,21 +41,27 @@ __device__ inline T logit_of(const T* logits, std::int64_t target, std::int64_t 
   return target >= 0 && target < classes ? logits[target] : from_float<T>(NAN);
 }
 
-// Thread 0's end of a row: its lse and loss. `hit`: its target's logit, `total`: the sum of its logits. LSE comes in
-// two parts, since next to a maximum of 1e6 or -3.4e38 little or nothing is left of the other.
+/// What a row's logits are counted from where their sum is wanted: 0, or their maximum where it is large. A sum of
+/// logits of -1e9 keeps nothing of their differences, and one of -3.4e38 is -inf.
+__device__ inline float origin_of(float maximum) { return fabsf(maximum) >= kLargeLse ? maximum : 0.0f; }
+
+// Thread 0's end of a row: its lse and loss. `hit`: its target's logit, `total`: the sum of its logits, from origin_of
+// its maximum. LSE comes in two parts, since next to a maximum of 1e6 or -3.4e38 little or nothing is left of the
+// other.
 __device__ inline void finish_row(const CrossEntropyParams& p, std::int64_t row, std::int64_t target, float hit,
                                   float maximum, float log_sum, float total, float* losses) {
   if (p.lse) p.lse[row] = maximum + log_sum;
   float loss = log_sum + (maximum - hit);
   if (p.label_smoothing > 0.0f)
     loss = (1.0f - p.label_smoothing) * loss +
-           p.label_smoothing * (log_sum + (maximum - total / static_cast<float>(p.classes)));
+           p.label_smoothing * (log_sum + (maximum - origin_of(maximum) - total / static_cast<float>(p.classes)));
   losses[row] = target == p.ignore_index ? 0.0f : loss;
 }
 
-// Rows in registers.
+// Rows in registers. Blocks of 512 threads take 32 of them a thread, which lets a multiprocessor have all its threads.
 template <class T, int kRowThreads, int kRowsPerBlock, int kVectors>
-__global__ void __launch_bounds__(kRowThreads* kRowsPerBlock) held_kernel(const CrossEntropyParams p, float* losses) {
+__global__ void __launch_bounds__(kRowThreads* kRowsPerBlock, kRowThreads < 512 ? 0 : blocks_of(2048, kRowThreads))
+    held_kernel(const CrossEntropyParams p, float* losses) {
   using Held = HeldRow<T, kRowThreads, kVectors>;
   constexpr int N = Held::N;
   [[maybe_unused]] __shared__ float2 scratch[kRowsPerBlock][kRowThreads / kWarp];
@@ -80,9 +86,10 @@ __global__ void __launch_bounds__(kRowThreads* kRowsPerBlock) held_kernel(const 
   });
   const RowSum all = join_warps<kRowThreads>({maximum, warp_reduce(sum, Sum{})}, scratch[threadIdx.y]);
   if (p.label_smoothing > 0.0f) {
+    const float origin = origin_of(all.maximum);
     logits.each([&](int j, const float(&values)[N]) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) total += logits.holds(j) ? values[i] : 0.0f;
+      for (int i = 0; i < N; ++i) total += logits.holds(j) ? values[i] - origin : 0.0f;
     });
     total = block_reduce_once<kRowThreads>(total, total_scratch[threadIdx.y], Sum{});
   }
@@ -172,7 +179,14 @@ __global__ void __launch_bounds__(kWalkThreads, blocks_of(2048, kWalkThreads))
   const float maximum = warp_reduce(seen.maximum, Largest{});
   const float sum = warp_reduce(seen.sum * exp_of(seen.maximum - (maximum == -INFINITY ? 0.0f : maximum)), Sum{});
   const RowSum all = join_warps<kWalkThreads>({maximum, sum}, scratch);
-  if (smooth) total = block_reduce_once<kWalkThreads>(total, total_scratch, Sum{});
+  if (smooth) {
+    if (const float origin = origin_of(all.maximum); origin != 0.0f) {  // known only now: once more
+      total = 0.0f;
+#pragma unroll 1
+      for (int at = thread; at < classes; at += kWalkThreads) total += to_float(logits[at]) - origin;
+    }
+    total = block_reduce_once<kWalkThreads>(total, total_scratch, Sum{});
+  }
   if (thread == 0) finish_row(p, row, target, to_float(hit), all.maximum, logf(all.sum), total, losses);
 }
 
@@ -226,6 +240,7 @@ inline constexpr int kPiece = kPieceThreads* kPieceHeld* N;  // classes
 
 template <class T, int N>
 __global__ void __launch_bounds__(kPieceThreads) bwd_kernel(const CrossEntropyBackwardParams p, const float* scale) {
+  __shared__ float scratch[kPieceThreads / kWarp];
   take_turn();
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
   if (row >= p.rows) return;
@@ -249,11 +264,25 @@ __global__ void __launch_bounds__(kPieceThreads) bwd_kernel(const CrossEntropyBa
   const float factor = unknown ? NAN : given, smooth = p.label_smoothing / static_cast<float>(p.classes);
   const std::int64_t apart = target - begin;
   const int hit = apart >= 0 && apart < classes ? static_cast<int>(apart) : -1;
-  const auto gradient = [&](float x, int at) {
-    float g = exp_of(x - lse) - smooth;
-    if (at == hit) g -= 1.0f - p.label_smoothing;
+  const auto gradient = [&](float log_probability, bool is_target) {
+    float g = exp_of(log_probability) - smooth;
+    if (is_target) g -= 1.0f - p.label_smoothing;
     return ignored ? 0.0f : g * factor;
   };
+  // LSE is without digits that e^(x - LSE) needs, so that is added up again. One block takes all of such a row: where
+  // the gradient is written over the logits, another block could no longer read them.
+  if (!ignored && fabsf(lse) >= kLargeLse && fabsf(lse) < INFINITY) {
+    if (begin > 0) return;
+    const int all = static_cast<int>(p.classes);
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int at = thread; at < all; at += kPieceThreads) sum += exp_of(to_float(logits[at]) - lse);
+    const float rest = logf(block_reduce_once<kPieceThreads>(sum, scratch, Sum{}));
+#pragma unroll 1
+    for (int at = thread; at < all; at += kPieceThreads)
+      grad[at] = from_float<T>(gradient(to_float(logits[at]) - lse - rest, at == target));
+    return;
+  }
   if constexpr (N > 1) {
 #pragma unroll
     for (int j = 0; j < kPieceHeld; ++j) {
@@ -263,7 +292,7 @@ __global__ void __launch_bounds__(kPieceThreads) bwd_kernel(const CrossEntropyBa
       for (auto& word : held[j].words) ptx::settle(word);
       held[j].floats(values);
 #pragma unroll
-      for (int i = 0; i < N; ++i) values[i] = gradient(values[i], at * N + i);
+      for (int i = 0; i < N; ++i) values[i] = gradient(values[i] - lse, at * N + i == hit);
       Words<T> words;
       words.set(values);
 #pragma unroll
@@ -273,7 +302,7 @@ __global__ void __launch_bounds__(kPieceThreads) bwd_kernel(const CrossEntropyBa
   }
 #pragma unroll 1
   for (int at = vectors * N + thread; at < classes; at += kPieceThreads)  // what fills no vector
-    grad[at] = from_float<T>(gradient(to_float(logits[at]), at));
+    grad[at] = from_float<T>(gradient(to_float(logits[at]) - lse, at == hit));
 }
 
 bool is_vectorizable(DType dtype, std::int64_t rows, const void* data, std::int64_t stride) {
