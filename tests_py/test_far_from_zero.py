@@ -149,3 +149,20 @@ def test_cross_entropy_of_rows_far_from_0(framework, value, smoothing):
     wanted = np.full((4, classes), (1 - smoothing) / classes)
     wanted[np.arange(4), np.arange(4)] -= 1 - smoothing
     testing.assert_close(grad, wanted, "float32")
+
+
+@pytest.mark.parametrize("value", [LOWEST, -1e9])
+@pytest.mark.parametrize("place", [0, 57])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_smoothed_loss_of_rows_with_one_number_far_from_0(framework, place, value):
+    """The mean of the logits, whichever of them is the far one."""
+    make = Maker(framework, "float32")
+    values = make.rng.standard_normal((2, 100))
+    values[0, place] = value
+    values[1] += 5000
+    logits, targets = make.array(values), make.index([3, 3])
+    loss = fk.cross_entropy(logits, targets, reduction="none", label_smoothing=0.1, **make.kwargs)
+    truth = torch.nn.functional.cross_entropy(
+        torch.from_numpy(f64(logits)), torch.tensor([3, 3]), reduction="none", label_smoothing=0.1
+    )
+    np.testing.assert_allclose(f64(loss), truth.numpy(), rtol=1e-5)

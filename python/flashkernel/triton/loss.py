@@ -27,8 +27,6 @@ def _loss(
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.full([BLOCK], 0.0, tl.float32)
     plain = tl.full([BLOCK], 0.0, tl.float32)
-    origin = widen(tl.load(logits_ptr))  # logits of one size leave little of a sum: of differences, then
-    origin = tl.where(tl.abs(origin) < float("inf"), origin, 0.0)
     for start in range(0, classes, BLOCK):
         col = start + tl.arange(0, BLOCK)
         x = widen(tl.load(logits_ptr + col, mask=col < classes, other=float("-inf")))
@@ -36,7 +34,7 @@ def _loss(
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         total = total * tl.exp(top - base) + tl.exp(x - base)
         top = new_top
-        plain += tl.where(col < classes, x - origin, 0.0)
+        plain += tl.where(col < classes, x, 0.0)
     highest = tl.max(top, 0)
     base = tl.where(highest == float("-inf"), 0.0, highest)
     log_sum = tl.log(tl.sum(total * tl.exp(top - base), 0))
@@ -46,6 +44,13 @@ def _loss(
     # Next to a maximum of 1e6 or -3.4e38 little or nothing is left of the logarithm.
     loss = log_sum + (1.0 - smoothing) * (base - wanted)
     if smoothing > 0:
+        origin = tl.where(tl.abs(base) >= 4096.0, base, 0.0)
+        if origin != 0.0:  # a sum of logits of this size keeps little of their differences
+            plain = tl.full([BLOCK], 0.0, tl.float32)
+            for start in range(0, classes, BLOCK):
+                col = start + tl.arange(0, BLOCK)
+                x = widen(tl.load(logits_ptr + col, mask=col < classes, other=float("-inf")))
+                plain += tl.where(col < classes, x - origin, 0.0)
         loss += smoothing * ((base - origin) - tl.sum(plain, 0) / classes)
     tl.store(loss_ptr + row, tl.where(target == ignore, 0.0, loss))
     if lse_ptr is not None:
