@@ -1,6 +1,9 @@
 // Binds kv_ops.hpp: kv_append, kv_read, kv_copy_pages, check_block_table.
 #include "flashkernel/kv_ops.hpp"
 
+#include <cstring>
+#include <memory>
+
 #include "array_type.hpp"
 #include "op.hpp"
 #include "kv_scales.hpp"
@@ -84,12 +87,26 @@ std::int64_t largest_length(const TensorView& lengths) {
   return largest;
 }
 
+// Makes `lengths` a view of a copy, so that an output is sized by the very numbers that the op checks and uses,
+// whatever another thread writes meanwhile. What is not on the host, and what the op refuses, stays as it is.
+std::unique_ptr<std::int64_t[]> copy_lengths(TensorView& lengths) {
+  if (lengths.ndim != 1 || !is_index(lengths.dtype) || !lengths.device.is_cpu() || lengths.shape[0] < 1 ||
+      !lengths.is_contiguous() || reinterpret_cast<std::uintptr_t>(lengths.data) % dtype_bytes(lengths.dtype) != 0)
+    return nullptr;
+  const std::size_t bytes = static_cast<std::size_t>(lengths.shape[0]) * dtype_bytes(lengths.dtype);
+  std::unique_ptr<std::int64_t[]> copy(new std::int64_t[(bytes + 7) / 8]);
+  std::memcpy(copy.get(), lengths.data, bytes);
+  lengths.data = copy.get();
+  return copy;
+}
+
 nb::tuple kv_read(nb::handle k_pages, nb::handle v_pages, nb::handle block_table, nb::handle seq_lens,
                   std::optional<std::int64_t> max_seq, nb::handle out, nb::handle kv_scales, nb::handle kv_dtype,
                   nb::handle out_dtype, nb::handle stream, nb::handle dtype) {
   Call call("kv_read", stream, dtype);
   TensorView k_page_view = call.input("k_pages", k_pages), v_page_view = call.input("v_pages", v_pages);
-  const TensorView table = call.input("block_table", block_table), lengths = call.input("seq_lens", seq_lens);
+  const TensorView table = call.input("block_table", block_table);
+  TensorView lengths = call.input("seq_lens", seq_lens);
   apply_kv_dtype(call, kv_dtype, k_page_view, v_page_view);
   const KvScales scales = parse_kv_scales(call, kv_scales, false);
   const bool quantized = is_quantized(k_page_view.dtype);
@@ -99,6 +116,8 @@ nb::tuple kv_read(nb::handle k_pages, nb::handle v_pages, nb::handle block_table
                                              : parse_dtype(call.op(), out_dtype);
   nb::object k_given = nb::none(), v_given = nb::none();
   if (!out.is_none()) std::tie(k_given, v_given) = parse_pair(call, "out", out, "a pair (k_out, v_out)");
+  // With `out` nothing is sized, and the op sees whether it shares memory with seq_lens.
+  const auto copied = !max_seq && out.is_none() ? copy_lengths(lengths) : nullptr;
   // A length that the block table can't hold must not become the size of an allocation. One of seq_lens the op refuses.
   const std::int64_t capacity = extent(table, 1) * extent(k_page_view, 1);
   std::int64_t longest = max_seq ? *max_seq : largest_length(lengths);

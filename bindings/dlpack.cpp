@@ -442,7 +442,9 @@ Output Call::allocate(DType dtype, const Shape& shape) {
     return output;
   }
   if (framework == Framework::kNumpy && device_.is_cpu()) {
-    static PyObject* const empty = numpy_attribute("empty").release().ptr();
+    // No initialiser that runs Python: a thread that waits for its lock keeps the GIL (see torch_tensor.cpp).
+    static PyObject* empty = nullptr;
+    if (!empty) empty = numpy_attribute("empty").release().ptr();
     nb::object type;
     if (dtype == DType::kBFloat16) {
       type = ml_dtype_.is_valid() ? ml_dtype_ : nb::object(nb::str("uint16"));

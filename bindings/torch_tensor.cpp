@@ -3,12 +3,26 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "flashkernel/device.hpp"
 
 namespace flashkernel::python {
 namespace {
+
+// `known`, made by the first call. Not by the initialiser of a static: C++ holds a lock while that runs, and a thread
+// that waits for the lock keeps the GIL, which the initialiser may have given up in Python and then need. Here two
+// threads may both make one; the GIL lets one of them be kept.
+template <class T>
+const T& made_once(const T*& known) {
+  if (!known) {
+    auto made = std::make_unique<T>();
+    if (!known) known = made.release();
+  }
+  return *known;
+}
 
 // What of torch is called, looked up once. Never destroyed: the interpreter may be gone by then.
 struct Torch {
@@ -54,6 +68,7 @@ struct Extents {
   Shape shape;
   nb::object size, strides;
 
+  Extents() = default;
   explicit Extents(const Shape& of) : shape(of), size(tuple_of(of.dims, of.ndim)) {
     std::int64_t values[kMaxDims], stride = 1;
     for (int d = of.ndim - 1; d >= 0; stride *= of.dims[d] > 0 ? of.dims[d] : 1, --d) values[d] = stride;
@@ -123,8 +138,8 @@ struct Recording {
 };
 
 const Recording& recording() {
-  static const Recording& known = *new Recording;
-  return known;
+  static const Recording* known = nullptr;
+  return made_once(known);
 }
 
 bool is_true(const nb::object& answer) {
@@ -225,19 +240,25 @@ bool is_torch(PyTypeObject* type) {
 }
 
 nb::object torch_empty(DType dtype, const Shape& shape, flashkernel::Device device) {
-  static const Torch& torch = *new Torch;
+  static const Torch* known = nullptr;
+  const Torch& torch = made_once(known);
   const nb::object& type = torch.dtypes[static_cast<std::size_t>(dtype)];
-  static Extents& extents = *new Extents(shape);  // guarded by the GIL, as all of this
-  if (!extents.is(shape)) extents = Extents(shape);
+  static Extents* last = nullptr;  // guarded by the GIL, as all of this
+  if (!last || !last->is(shape)) {
+    Extents made(shape);  // may let other threads run
+    if (!last) last = new Extents;
+    *last = std::move(made);
+  }
+  const nb::object size = last->size, strides = last->strides;  // another thread may need other ones meanwhile
   const auto is_current = [&] { return torch.only_device || nb::cast<int>(torch.current_device()) == device.index; };
   const nb::object& quick = device.is_cpu() ? torch.empty_on_cpu : torch.empty_on_cuda;
   if (quick.is_valid() && (device.is_cpu() || is_current())) {
-    nb::object tensor = nb::steal(
-        PyObject_CallFunctionObjArgs(quick.ptr(), extents.size.ptr(), extents.strides.ptr(), type.ptr(), nullptr));
+    nb::object tensor =
+        nb::steal(PyObject_CallFunctionObjArgs(quick.ptr(), size.ptr(), strides.ptr(), type.ptr(), nullptr));
     if (!tensor.is_valid()) throw nb::python_error();
     return tensor;
   }
-  return torch.empty(extents.size, nb::arg("dtype") = type, nb::arg("device") = to_string(device));
+  return torch.empty(size, nb::arg("dtype") = type, nb::arg("device") = to_string(device));
 }
 
 }  // namespace flashkernel::python

@@ -67,17 +67,16 @@ def _reductions() -> list[OpCall]:
     calls = []
     for axis, kept in ((1, (2, 4, 16)), ((0, 3), (3, 4)), (-1, (2, 3, 4))):
         for name in ("reduce_sum", "reduce_mean", "reduce_max", "argmax"):
-            op, dtype = getattr(fk, name), np.int64 if name == "argmax" else np.float32
+            dtype = np.int64 if name == "argmax" else np.float32
             out = {"out": _empty(*kept, dtype=dtype)}
-            run = lambda a, op=op, axis=axis: op(a.x, axis, out=a.out)
+            run = lambda a, name=name, axis=axis: getattr(fk, name)(a.x, axis, out=a.out)
             calls.append(OpCall(f"{name}_over_{axis}", run, {"x": x}, out))
     for axis in (1, -1):
         for name in ("softmax", "log_softmax"):
-            op, back = getattr(fk, name), getattr(fk, f"{name}_backward")
-            run = lambda a, op=op, axis=axis: op(a.x, axis, out=a.out)
+            run = lambda a, name=name, axis=axis: getattr(fk, name)(a.x, axis, out=a.out)
             calls.append(OpCall(f"{name}_over_{axis}", run, {"x": y}, {"out": _empty(*y.shape)}))
-            forward = np.array(op(y, axis))
-            run = lambda a, back=back, axis=axis: back(a.grad, a.y, axis)
+            forward = np.array(getattr(fk, name)(y, axis))
+            run = lambda a, name=name, axis=axis: getattr(fk, f"{name}_backward")(a.grad, a.y, axis)
             calls.append(OpCall(f"{name}_backward_over_{axis}", run, {"grad": x, "y": forward}, {}))
     return calls
 
@@ -294,6 +293,11 @@ def _pages() -> list[OpCall]:
         OpCall(
             "kv_read",
             lambda a: fk.kv_read(a.k_pages, a.v_pages, a.table, a.lens, max_seq=12),
+            {**pools, "table": table, "lens": lens}, {}, rows, flat,
+        ),
+        OpCall(
+            "kv_read_of_the_longest",
+            lambda a: fk.kv_read(a.k_pages, a.v_pages, a.table, a.lens),
             {**pools, "table": table, "lens": lens}, {}, rows, flat,
         ),
         OpCall(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
 import threading
 import time
@@ -196,3 +197,41 @@ def test_a_sequence_is_read_while_it_grows(reader: str, writer: str) -> None:
         getattr(shared, writer)()
 
     beside(getattr(shared, reader), write, 0.5)
+
+
+FIRST_CALLS = """
+import faulthandler, sys, threading, time, types
+import numpy as np
+import {framework} as framework
+import flashkernel as fk
+
+faulthandler.dump_traceback_later(60, exit=True)
+empty = framework.empty
+x = framework.ones(4, dtype=framework.float32)
+
+
+class Slow(types.ModuleType):
+    @property
+    def empty(self):
+        time.sleep(0.3)  # without the GIL, so that the other thread's first call comes to the same place
+        return empty
+
+
+framework.__class__ = Slow
+results = []
+threads = [threading.Thread(target=lambda: results.append(fk.add(x, x).tolist())) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert results == [[2.0] * 4] * 2, results
+"""
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_two_first_calls_at_once_do_not_wait_for_one_another(framework: str) -> None:
+    """What an op looks up in the framework it looks up at its first call: Python code, which lets others run."""
+    pytest.importorskip(framework)
+    program = FIRST_CALLS.format(framework=framework)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr[-2000:]
