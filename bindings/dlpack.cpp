@@ -358,7 +358,8 @@ void Call::import(const char* name, nb::handle array, bool write, TensorView& vi
 // negation. Results that are written into tensors count as changes of them once the op has run.
 void Call::check_torch(const char* name, nb::handle tensor, bool write, const TensorView& view) {
   if (!torch_modes_) torch_modes_ = torch_modes();
-  if (*torch_modes_ != TorchModes{}) {
+  const bool is_integer = is_index(view.dtype) || view.dtype == DType::kInt8 || view.dtype == DType::kUInt8;
+  if (*torch_modes_ != TorchModes{} && !is_integer) {  // whole numbers have no derivative
     const bool has_gradient = torch_modes_->gradients && requires_gradient(tensor);
     if (has_gradient || (torch_modes_->tangents && has_tangent(tensor)))
       raise_unrecorded(op_, name, has_gradient, write);

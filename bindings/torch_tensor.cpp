@@ -107,12 +107,28 @@ class Quick {
   PyCFunction function_ = nullptr;
 };
 
+// A property of torch.Tensor. Its descriptor is asked at once, which leaves out the search through the tensor's type.
+class QuickProperty {
+ public:
+  QuickProperty() = default;
+  explicit QuickProperty(nb::object descriptor)
+      : descriptor_(std::move(descriptor)),
+        get_(reinterpret_cast<descrgetfunc>(PyType_GetSlot(Py_TYPE(descriptor_.ptr()), Py_tp_descr_get))) {}
+  nb::object of(nb::handle tensor) const {
+    return nb::steal(get_(descriptor_.ptr(), tensor.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()))));
+  }
+
+ private:
+  nb::object descriptor_;
+  descrgetfunc get_ = nullptr;
+};
+
 // What the checks of arguments call, looked up once.
 struct Recording {
   Quick is_grad_enabled, is_neg, increment_version;
+  QuickProperty requires_grad;
   nb::object is_inference, unpack_dual;
   nb::object forward_mode;  // torch.autograd.forward_ad's dict, where the level of dual tensors is
-  PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
   PyObject* current_level = PyUnicode_InternFromString("_current_level");
   PyObject* no_level = PyLong_FromLong(-1);
   bool takes_tuple = true;
@@ -122,6 +138,7 @@ struct Recording {
     const nb::object tensor = torch.attr("empty")(0);
     is_grad_enabled = Quick(torch.attr("is_grad_enabled"), torch.attr("is_grad_enabled"), METH_NOARGS);
     is_neg = Quick(tensor.attr("is_neg"), torch.attr("Tensor").attr("is_neg"), METH_NOARGS);
+    requires_grad = QuickProperty(torch.attr("Tensor").attr("requires_grad"));  // of the class: the descriptor
     is_inference = torch.attr("Tensor").attr("is_inference");
     const nb::module_ forward_ad = nb::module_::import_("torch.autograd.forward_ad");
     unpack_dual = forward_ad.attr("unpack_dual");
@@ -169,9 +186,7 @@ TorchModes torch_modes() {
   return {enabled, level && level != known.no_level && PyLong_AsLong(level) >= 0};
 }
 
-bool requires_gradient(nb::handle tensor) {
-  return is_true(nb::steal(PyObject_GetAttr(tensor.ptr(), recording().requires_grad)));
-}
+bool requires_gradient(nb::handle tensor) { return is_true(recording().requires_grad.of(tensor)); }
 
 bool has_tangent(nb::handle tensor) { return !recording().unpack_dual(tensor).attr("tangent").is_none(); }
 
