@@ -130,7 +130,7 @@ def test_no_more_threads_to_be_had() -> None:
         alone, before = results(), num_tasks()
         for wanted in (2, 4):  # none of the pool's threads, then one of three
             fk.set_num_threads(wanted)
-            set_stack_bytes(1 << 46)
+            set_stack_bytes(1 << 56)
             assert same(results(), alone)
             present = num_tasks() - before
             assert present == (0 if wanted == 2 else 1), present

@@ -44,7 +44,7 @@ def test_positions_beyond_a_million_stay_exact(framework):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_error_of_far_positions(framework):
-    """docs/numerics.md: 1.2e-7 + |position * frequency| * 2^-51, against 80-bit numbers."""
+    """docs/numerics.md: 1.2e-7 + |position * frequency| * 2^-51 against 80-bit numbers, Triton's twin 1e-6."""
     make = Maker(framework, "float32")
     pairs = 32
     far = np.array([0, 1, -1, -5, 4095, 10**6 + 3, 2**24 + 1, -(2**30) - 7, 2**31 - 1, -(2**31)])
@@ -53,7 +53,7 @@ def test_error_of_far_positions(framework):
     frequency = np.longdouble(10000.0) ** (-np.arange(pairs, dtype=np.longdouble) / pairs)
     angle = far.astype(np.longdouble)[:, None] * frequency
     truth = np.concatenate([np.cos(angle), np.sin(angle)], -1)
-    bound = 1.2e-7 + np.abs(np.concatenate([angle, angle], -1)) * 2.0**-51
+    bound = (1e-6 if framework == "triton" else 1.2e-7) + np.abs(np.concatenate([angle, angle], -1)) * 2.0**-51
     for dtype in (np.int32, np.int64):
         rotated = f64(fk.rope(make.array(q), None, make.index(far, dtype), **make.kwargs))[0, 0]
         assert (np.abs(rotated - truth) <= bound).all()

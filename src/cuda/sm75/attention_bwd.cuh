@@ -102,7 +102,8 @@ __global__ void __launch_bounds__(256)
     const float row_lse = f.lse[f.lse_offset(b, h, i)];
     const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kTile + row;
     delta[at] = inside ? -sum : 0.0f;
-    lse[at] = inside && row_lse != -INFINITY ? -kLog2E * row_lse : 0.0f;  // no key seen: any finite number
+    // A row without a key, or whose gradient is 0 (large_rows), weighs nothing, whatever its scores: exp2(-inf) = 0.
+    lse[at] = inside && row_lse != -INFINITY ? -kLog2E * row_lse : -INFINITY;
   }
 }
 
