@@ -9,10 +9,15 @@ so.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
+import flashkernel as fk
+import op_calls as calls_of
+from conftest import HAS_TRITON_WHEELS, NO_TRITON_WHEELS
 from op_calls import OpCall, op_calls
 
 CALLS = op_calls()
@@ -145,6 +150,10 @@ def test_partial_overlap_is_refused_or_harmless(call: OpCall) -> None:
 
 @each_call
 def test_a_written_tensor_names_no_element_twice(call: OpCall) -> None:
+    expect_refused_overlap_within(call)
+
+
+def expect_refused_overlap_within(call: OpCall) -> None:
     """Dims that share memory, rows that run into the next one, strides (1, 1)."""
     for name, value in call.written.items():
         contiguous = np.array(value.strides)
@@ -160,3 +169,119 @@ def test_a_written_tensor_names_no_element_twice(call: OpCall) -> None:
                     call.results(arguments)
                 for key, given in arguments.items():
                     assert given.tobytes() == before[key].tobytes(), f"{key} changed by a refused call"
+
+
+class Triton:
+    """In the place of the module flashkernel: the Triton ops on the memory of NumPy arrays, in the interpreter."""
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        import flashkernel.triton as fkt
+
+        def each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+            if isinstance(value, dict):
+                return {key: each(part, kind, change) for key, part in value.items()}
+            if isinstance(value, tuple):
+                return tuple(each(part, kind, change) for part in value)
+            return change(value) if isinstance(value, kind) else value
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = each((args, kwargs), np.ndarray, torch.from_numpy)
+            return each(getattr(fkt, name)(*args, **kwargs), torch.Tensor, torch.Tensor.numpy)
+
+        return run
+
+
+TRITON_CALLS = [call for call in CALLS if call.written]
+each_triton_call = pytest.mark.parametrize("call", TRITON_CALLS, ids=[call.name for call in TRITON_CALLS])
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not HAS_TRITON_WHEELS:
+        pytest.skip(NO_TRITON_WHEELS)
+    import flashkernel.triton as fkt
+
+    if not fkt.IS_INTERPRETED:
+        pytest.skip("the arrays are on the CPU; the checks, on the host, are the interpreter's")
+    monkeypatch.setattr(calls_of, "fk", Triton())
+
+
+@each_triton_call
+def test_triton_refuses_the_overlap_that_the_library_refuses(call: OpCall, triton: None) -> None:
+    """With nothing written; and what both serve gives what copies give."""
+    refused = 0
+    for name in call.written:
+        tried = False
+        for other in call.arguments():
+            if other == name:
+                continue
+            given = call.arguments()
+            for ours, theirs in shifted_pairs(given[name], given[other]):
+                together = {**given, name: ours, other: theirs}
+                before = {key: np.array(value) for key, value in together.items()}
+                refusal = refusal_by_the_library(call, before, together)
+                if refusal is not None:
+                    if "share" not in refusal:  # strides that this argument may not have
+                        continue
+                    with pytest.raises(ValueError, match="share"):
+                        call.results(together)
+                    refused += 1
+                    for key, value in together.items():
+                        assert value.tobytes() == before[key].tobytes(), f"{key} changed by a refused call"
+                elif not tried or np.shares_memory(ours, theirs):  # the interpreter takes its time
+                    tried = True
+                    apart = {key: np.array(value) for key, value in together.items()}
+                    assert same(call.results(together), call.results(apart)), f"{name} and {other}"
+    assert refused
+
+
+def refusal_by_the_library(call: OpCall, before: dict[str, np.ndarray], together: dict[str, np.ndarray]) -> str | None:
+    """What the library says to these arguments, which then hold again what they held before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls_of, "fk", fk)
+        try:
+            call.results(together)
+        except ValueError as error:
+            return str(error)
+    for key, value in together.items():
+        value[...] = before[key]
+    return None
+
+
+@each_triton_call
+def test_what_triton_writes_names_no_element_twice(call: OpCall, triton: None) -> None:
+    expect_refused_overlap_within(call)
+
+
+def test_triton_tells_shared_memory_exactly() -> None:
+    """Of random small views: against the addresses of all of their elements."""
+    if not HAS_TRITON_WHEELS:
+        pytest.skip(NO_TRITON_WHEELS)
+    import torch
+
+    from flashkernel.triton._overlap import overlaps_itself, shared_memory
+
+    rng = np.random.default_rng(0)
+    room = torch.zeros(4096, dtype=torch.uint8)
+    counts = {(both, verdict): 0 for both in (False, True) for verdict in (False, True)}
+
+    def view() -> tuple[Any, list[int]]:
+        dtype = (torch.uint8, torch.int16, torch.float32)[rng.integers(3)]
+        dims = int(rng.integers(0, 4))
+        shape, strides = rng.integers(0 if rng.random() < 0.1 else 1, 5, dims), rng.integers(0, 14, dims)
+        x = room.view(dtype).as_strided(shape.tolist(), strides.tolist(), int(rng.integers(0, 40)))
+        indices = np.indices(tuple(shape)).reshape(dims, -1) if dims else np.zeros((1, 1), int)
+        steps = strides if dims else np.zeros(1, int)
+        return x, ((x.storage_offset() + steps @ indices) * x.element_size()).tolist()
+
+    for _ in range(8000):
+        (a, starts), (b, other_starts) = view(), view()
+        ours = {start + byte for start in starts for byte in range(a.element_size())}
+        theirs = {start + byte for start in other_starts for byte in range(b.element_size())}
+        assert shared_memory(a, b) == bool(ours & theirs), (a.shape, a.stride(), b.shape, b.stride())
+        assert overlaps_itself(a) == (len(set(starts)) < len(starts)), (a.shape, a.stride())
+        counts[True, bool(ours & theirs)] += 1
+        counts[False, len(set(starts)) < len(starts)] += 1
+    assert min(counts.values()) > 300

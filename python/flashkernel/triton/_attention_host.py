@@ -181,6 +181,29 @@ def options(
     )
 
 
+def given_gradients(call: Call, grads: Any, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor] | None:
+    """The caller's arrays for the gradients of q, k and v, checked before anything is written."""
+    if grads is None:
+        return None
+    if not isinstance(grads, tuple | list):
+        call.fail(f"grads={type(grads).__name__}; (grad_q, grad_k, grad_v) is needed")
+    if len(grads) != 3:
+        call.fail(f"grads has {len(grads)} entries; (grad_q, grad_k, grad_v) is needed")
+    return [
+        call.output(f"grads[{i}]", to, x.shape, x.dtype) for i, (to, x) in enumerate(zip(grads, inputs, strict=True))
+    ]
+
+
+def written_gradients(call: Call, given: list[torch.Tensor] | None, results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The results, in the caller's arrays where there are some."""
+    if given is None:
+        return results
+    with call.on_device():  # on the stream of the kernels
+        for to, result in zip(given, results, strict=True):
+            to.copy_(result)
+    return given
+
+
 def head_blocks(q: torch.Tensor, v: torch.Tensor) -> dict[str, int]:
     """The head dims and the powers of two that hold them, 16 at least for the tensor cores."""
     return {

@@ -15,6 +15,8 @@ import torch.autograd.forward_ad as forward_ad
 import triton
 from triton.runtime.interpreter import InterpretedFunction
 
+from ._overlap import is_same, overlaps_itself, shared_memory
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INDICES = (torch.int32, torch.int64)
 
@@ -84,6 +86,8 @@ class Call:
         self.op, self.stream, self.dtype_hint = op, stream, dtype
         self.device: torch.device | None = None
         self.first = ""
+        self.known: dict[str, tuple[torch.Tensor, bool, tuple[str, ...]]] = {}  # name: tensor, written, may be these
+        self.writes_given = False
 
     def fail(self, message: str) -> NoReturn:
         raise ValueError(f"{self.op}: {message}")
@@ -98,7 +102,12 @@ class Call:
     # --- inputs
 
     def any_input(self, name: str, x: Any) -> torch.Tensor:
-        """A torch tensor on the call's device."""
+        """A torch tensor on the call's device, apart from what the call writes."""
+        x = self._tensor(name, x)
+        self._check_memory(name, x, False, ())
+        return x
+
+    def _tensor(self, name: str, x: Any) -> torch.Tensor:
         if not isinstance(x, torch.Tensor):
             self.refuse(f"{name} is a {type(x).__module__}.{type(x).__name__}; the Triton kernels take torch.Tensor")
         if torch.is_grad_enabled() and x.requires_grad:
@@ -183,19 +192,74 @@ class Call:
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def output(
-        self, name: str, given: Any, shape: Sequence[int], dtype: torch.dtype, *, rows: bool = True
+        self,
+        name: str,
+        given: Any,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        rows: bool = True,
+        may_be: tuple[str, ...] = (),
     ) -> torch.Tensor:
+        """The caller's tensor, or a new one. may_be: inputs that it may be, element for element; it must be
+        apart from all other arguments.
+        """
         if given is None:
             return self.empty(shape, dtype)
-        out = self.any_input(name, given)
+        out = self._tensor(name, given)
         self.need(out.dtype == dtype, f"{name} is {name_of(out.dtype)}; {name_of(dtype)} is needed")
         self.shape(name, out, shape)
         if rows and out.numel() and out.dim() and out.shape[-1] > 1:
             self.need(out.stride(-1) == 1, f"{name}.strides[-1]={out.stride(-1)}; a contiguous last dim is needed")
-        overlap = any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True))
-        self.need(not overlap, f"{name} has a stride of 0; elements that don't share memory are needed")
-        self.changes(out)
+        self.writes(name, out, may_be)
         return out
+
+    def writes(self, name: str, x: torch.Tensor, may_be: tuple[str, ...] = ()) -> None:
+        """A tensor of the caller's that a kernel writes: it names no element twice and shares no memory with another
+        argument, whichever of them comes first.
+        """
+        found = overlaps_itself(x)
+        if found is not False:
+            for d, (size, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
+                needed = "a written tensor must not overlap itself"
+                self.need(size < 2 or stride != 0, f"{name}.stride[{d}]=0 over {size} elements; {needed}")
+            text = f"{name} is {shape_text(x)} with strides {list(x.stride())}"
+            if found:
+                self.fail(f"{text}, which name an element twice; a written tensor must not overlap itself")
+            untold = "it takes too long to tell whether they name an element twice"
+            self.fail(f"{text}, of which {untold}; give it simpler strides")
+        self.writes_given = True
+        self._check_memory(name, x, True, may_be)
+        self.changes(x)
+
+    def _check_memory(self, name: str, x: torch.Tensor, is_written: bool, may_be: tuple[str, ...]) -> None:
+        """Against every argument so far, where one of the two is written."""
+        self.known[name] = x, is_written, may_be
+        if not self.writes_given:
+            return
+        for other_name, (other, other_is_written, other_may_be) in self.known.items():
+            if other_name == name:
+                continue
+            if is_written:
+                self._check_apart(name, x, other_name, other, other_name in may_be)
+            elif other_is_written:
+                self._check_apart(other_name, other, name, x, name in other_may_be)
+
+    def _check_apart(
+        self, name: str, written: torch.Tensor, other_name: str, other: torch.Tensor, may_be_same: bool
+    ) -> None:
+        found = shared_memory(written, other)
+        if found is False or (may_be_same and is_same(written, other)):
+            return
+        if found is None:
+            self.fail(
+                f"{name} and {other_name} lie between one another, with strides {list(written.stride())} and "
+                f"{list(other.stride())}, and it takes too long to tell whether they share memory; make one of them "
+                "contiguous"
+            )
+        if may_be_same:
+            self.fail(f"{name} shares part of its memory with {other_name}; they must be the same tensor or apart")
+        self.fail(f"{name} shares memory with {other_name}; a written tensor needs memory of its own")
 
     def changes(self, *tensors: torch.Tensor) -> None:
         """Counts a change of tensors that a kernel writes, as torch does for its own ops: autograd looks at it."""
@@ -209,14 +273,6 @@ class Call:
         if not isinstance(given, tuple | list) or len(given) != 2:
             self.fail(f"{name}={type(given).__name__}; {what} is needed")
         return given[0], given[1]
-
-    def apart(self, out: torch.Tensor, *inputs: torch.Tensor) -> None:
-        """`out` shares no memory with the inputs (by the span that each one covers)."""
-        for x in inputs:
-            self.need(
-                not (_span(out)[0] < _span(x)[1] and _span(x)[0] < _span(out)[1]),
-                "out overlaps an input; its own memory is needed",
-            )
 
     # --- work
 
@@ -251,11 +307,3 @@ class Call:
     @property
     def num_multiprocessors(self) -> int:
         return 4 if IS_INTERPRETED else torch.cuda.get_device_properties(self.device).multi_processor_count
-
-
-def _span(x: torch.Tensor) -> tuple[int, int]:
-    """First byte of a tensor and the one past its last."""
-    if x.numel() == 0:
-        return 0, 0
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()

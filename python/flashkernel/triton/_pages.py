@@ -123,6 +123,15 @@ def check_pages(
     return k_pages, v_pages, scales
 
 
+def write_pages(call: Call, k_pages: torch.Tensor, v_pages: torch.Tensor, scales: Scales | None) -> None:
+    """Checks the pages, and scales of tokens, as what a kernel writes."""
+    call.writes("k_pages", k_pages)
+    call.writes("v_pages", v_pages)
+    if scales is not None and scales.per_token:
+        call.writes("k_scales", scales.k)
+        call.writes("v_scales", scales.v)
+
+
 def page_arguments(k_pages: torch.Tensor, v_pages: torch.Tensor) -> dict[str, Any]:
     """The kernels' arguments about the pages."""
     steps = {

@@ -74,7 +74,7 @@ def add(a: Any, b: Any, *, out: Any = None, stream: Any = None, dtype: Any = Non
     """
     call = Call("add", stream, dtype)
     a, b = _pair(call, ("a", "b"), a, b)
-    result = call.output("out", out, a.shape, a.dtype, rows=False)
+    result = call.output("out", out, a.shape, a.dtype, rows=False, may_be=("a", "b"))
     _launch(call, ADD, a, b, result)
     return result
 
@@ -93,7 +93,7 @@ def swiglu(gate: Any, up: Any, *, out: Any = None, stream: Any = None, dtype: An
     """
     call = Call("swiglu", stream, dtype)
     gate, up = _pair(call, ("gate", "up"), gate, up)
-    result = call.output("out", out, gate.shape, gate.dtype, rows=False)
+    result = call.output("out", out, gate.shape, gate.dtype, rows=False, may_be=("gate", "up"))
     _launch(call, SWIGLU, gate, up, result)
     return result
 

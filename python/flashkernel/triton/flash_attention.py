@@ -249,7 +249,6 @@ def attention(
         alibi_slopes=alibi_slopes, sinks=sinks,
     )  # fmt: skip
     result = call.output("out", out, (*shape[:-1], v4.shape[-1]), q4.dtype)
-    call.apart(result, q4, k4, v4)
     lse = call.empty(q4.shape[:-1], torch.float32) if return_lse else None
     out4 = result
     while out4.dim() < 4:
@@ -303,7 +302,6 @@ def attention_varlen(
         scale=scale, alibi_slopes=alibi_slopes, sinks=sinks,
     )  # fmt: skip
     result = call.output("out", out, (*q.shape[:-1], v4.shape[-1]), q4.dtype)
-    call.apart(result, q4, k4, v4)
     lse = call.empty((q4.shape[1], q4.shape[2]), torch.float32) if return_lse else None
     out4 = result.transpose(0, 1).unsqueeze(0)
     launch_forward(call, q4, k4, v4, out4, lse, chosen, cu_seqlens, max_seqlen_q)
@@ -334,8 +332,8 @@ def merge_states(
     call.shape("out_b", b, a.shape)
     lse_a, lse_b = call.float32("lse_a", lse_a, a.shape[:-1]), call.float32("lse_b", lse_b, a.shape[:-1])
     given, given_lse = call.pair("out", out, "a pair (out, lse)")
-    result = call.output("out", given, a.shape, a.dtype)
-    lse = call.output("lse", given_lse, a.shape[:-1], torch.float32, rows=False)
+    result = call.output("out", given, a.shape, a.dtype, may_be=("out_a",))
+    lse = call.output("lse", given_lse, a.shape[:-1], torch.float32, rows=False, may_be=("lse_a",))
     if result.numel() == 0 and lse.numel() == 0:
         return result, lse
     rows = {name: call.as_rows(name, x) for name, x in (("out_a", a), ("out_b", b), ("out", result))}

@@ -13,7 +13,17 @@ import torch
 import triton
 import triton.language as tl
 
-from ._attention_host import Options, as_4d, dense, head_blocks, options, packed, tile_shape
+from ._attention_host import (
+    Options,
+    as_4d,
+    dense,
+    given_gradients,
+    head_blocks,
+    options,
+    packed,
+    tile_shape,
+    written_gradients,
+)
 from ._attention_rests import load_lse, with_rests
 from ._attention_tile import modified_scores, visible
 from ._device import LOG2_E, dot, load_rows, narrow, store_rows, tile_range, weighted_sum, widen
@@ -457,19 +467,6 @@ def _launch_bias(call: Call, bias: torch.Tensor, common: dict[str, Any], q: torc
     return result
 
 
-def _written(call: Call, given: Any, results: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The results, in the caller's arrays where three were given."""
-    if given is None:
-        return results
-    if not isinstance(given, tuple | list):
-        call.fail(f"grads={type(given).__name__}; (grad_q, grad_k, grad_v) is needed")
-    if len(given) != 3:
-        call.fail(f"grads has {len(given)} entries; (grad_q, grad_k, grad_v) is needed")
-    for i, (to, result) in enumerate(zip(given, results, strict=True)):
-        call.output(f"grads[{i}]", to, result.shape, result.dtype).copy_(result)
-    return list(given)
-
-
 def attention_backward(
     grad_out: Any,
     q: Any,
@@ -526,13 +523,14 @@ def attention_backward(
         call, q4, k4.shape[2], causal=causal, window=window, softcap=softcap, scale=scale, bias=bias,
         alibi_slopes=alibi_slopes, sinks=sinks,
     )  # fmt: skip
+    given = given_gradients(call, grads, (q, k, v))
     dq, dk, dv, delta, common = _launch_backward(call, q4, k4, v4, grad4, out4, lse3, grad_lse3, chosen)
-    grads = _written(call, grads, [x.view(shape) for x, shape in zip((dq, dk, dv), shapes, strict=True)])
+    results = written_gradients(call, given, [x.view(shape) for x, shape in zip((dq, dk, dv), shapes, strict=True)])
     if need_bias:
-        grads.append(_launch_bias(call, bias, common, q4, k4.shape[2]))
+        results.append(_launch_bias(call, bias, common, q4, k4.shape[2]))
     if need_sinks:
-        grads.append(_launch_sinks(call, chosen, common["lse_ptr"], delta))
-    return tuple(grads)
+        results.append(_launch_sinks(call, chosen, common["lse_ptr"], delta))
+    return tuple(results)
 
 
 def attention_varlen_backward(
@@ -589,10 +587,11 @@ def attention_varlen_backward(
         scale=scale, alibi_slopes=alibi_slopes, sinks=sinks,
     )  # fmt: skip
     grad4, out4 = (x.transpose(0, 1).unsqueeze(0) for x in (grad3, out3))
+    given = given_gradients(call, grads, (q, k, v))
     dq, dk, dv, delta, common = _launch_backward(
         call, q4, k4, v4, grad4, out4, lse3, grad_lse3, chosen, cu_seqlens, (max_seqlen_q, max_seqlen_k)
     )
-    grads = _written(call, grads, [x.squeeze(0).transpose(0, 1) for x in (dq, dk, dv)])
+    results = written_gradients(call, given, [x.squeeze(0).transpose(0, 1) for x in (dq, dk, dv)])
     if need_sinks:
-        grads.append(_launch_sinks(call, chosen, common["lse_ptr"], delta))
-    return tuple(grads)
+        results.append(_launch_sinks(call, chosen, common["lse_ptr"], delta))
+    return tuple(results)

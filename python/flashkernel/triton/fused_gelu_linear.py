@@ -215,7 +215,6 @@ def linear(
         call.shape("bias", bias, weight.shape[:1])
     shape = (*x.shape[:-1], weight.shape[0])
     result = call.output("out", out, shape, x.dtype)
-    call.apart(result, x, weight)
     pre = call.empty(shape, x.dtype) if return_preactivation else None
     if result.numel():
         rows = result.numel() // result.shape[-1]

@@ -181,8 +181,10 @@ def _forward(
         call.shape("residual", residual, x.shape)
     else:
         call.need(residual_out is None, "residual_out without residual")
-    result = call.output("out", out, x.shape, x.dtype)
-    h = None if residual is None else call.output("residual_out", residual_out, x.shape, x.dtype)
+    result = call.output("out", out, x.shape, x.dtype, may_be=("x", "residual"))
+    h = None
+    if residual is not None:
+        h = call.output("residual_out", residual_out, x.shape, x.dtype, may_be=("x", "residual"))
     mean = call.empty(x.shape[:-1], torch.float32) if return_stats and not is_rms else None
     rstd = call.empty(x.shape[:-1], torch.float32) if return_stats else None
     n = x.shape[-1]

@@ -236,7 +236,6 @@ def attention_paged(
         alibi_slopes=alibi_slopes, sinks=sinks,
     )  # fmt: skip
     result = call.output("out", out, (*q.shape[:-1], v_pages.shape[3]), q.dtype)
-    call.apart(result, q, k_pages, v_pages)
     out4 = result.transpose(0, 1).unsqueeze(0) if is_varlen else result
     lse = call.empty(q4.shape[1:3] if is_varlen else q4.shape[:3], torch.float32) if return_lse else None
     if not result.numel():

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ._host import FLOATS, Call, device_function, name_of, power_of_two
-from ._pages import check_pages, check_table, page_arguments
+from ._pages import check_pages, check_table, page_arguments, write_pages
 from .quantized_kv_cache import append_quantized, copy_scales, read_quantized
 from .rope import angles, check_inv_freq, log2_theta, rotate_heads, rotation
 
@@ -195,11 +195,11 @@ def kv_append(
         if rope.get("q") is not None:
             q = call.floats("rope['q']", rope["q"], 3, like=k)
             call.shape("rope['q']", q, (k.shape[0], q.shape[1], k.shape[2]))
-            q_out = call.output("rope['q_out']", rope.get("q_out"), q.shape, q.dtype)
+            q_out = call.output("rope['q_out']", rope.get("q_out"), q.shape, q.dtype, may_be=("rope['q']",))
         else:
             call.need(rope.get("q_out") is None, "rope has 'q_out' without 'q'")
     quantized = {} if scales is None else {**scales.arguments(), "PER_TOKEN": scales.per_token}
-    call.changes(k_pages, v_pages, *(() if scales is None or not scales.per_token else (scales.k, scales.v)))
+    write_pages(call, k_pages, v_pages, scales)
     call.launch(
         _append if scales is None else append_quantized, k.shape[0], k_ptr=k, v_ptr=v,
         slots_ptr=slots, positions_ptr=positions, inv_freq_ptr=inv_freq, q_ptr=q,
@@ -315,7 +315,7 @@ def kv_copy_pages(
     k_pages, v_pages, scales = check_pages(call, k_pages, v_pages, kv_scales, kv_dtype)
     src, dst = call.index("src", src), call.index("dst", dst)
     call.shape("dst", dst, src.shape)
-    call.changes(k_pages, v_pages, *(() if scales is None or not scales.per_token else (scales.k, scales.v)))
+    write_pages(call, k_pages, v_pages, scales)
     call.launch(
         _copy_pages, src.shape[0] * k_pages.shape[1], src_ptr=src, dst_ptr=dst, src_n=src.stride(0),
         dst_n=dst.stride(0),

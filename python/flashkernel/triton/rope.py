@@ -143,12 +143,13 @@ def _heads(call: Call, q: Any, k: Any, out: Any) -> tuple[torch.Tensor, Any, tor
     """q, k and their outputs, checked."""
     q = call.floats("q", q, 4)
     if k is None:
-        return q, None, call.output("q_out", out, q.shape, q.dtype), None
+        return q, None, call.output("q_out", out, q.shape, q.dtype, may_be=("q",)), None
     k = call.floats("k", k, 4, like=q)
     for d in (0, 2, 3):
         call.need(k.shape[d] == q.shape[d], f"k.shape[{d}]={k.shape[d]} but q.shape[{d}]={q.shape[d]}; they must match")
     q_out, k_out = call.pair("out", out, "a pair (q_out, k_out)")
-    return q, k, call.output("q_out", q_out, q.shape, q.dtype), call.output("k_out", k_out, k.shape, k.dtype)
+    q_out = call.output("q_out", q_out, q.shape, q.dtype, may_be=("q",))
+    return q, k, q_out, call.output("k_out", k_out, k.shape, k.dtype, may_be=("k",))
 
 
 def _positions(call: Call, positions: Any, q: torch.Tensor) -> tuple[Any, int, int]:

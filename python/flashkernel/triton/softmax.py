@@ -127,7 +127,7 @@ def _forward(op: str, x: Any, axis: int, out: Any, stream: Any, dtype: Any) -> t
     call = Call(op, stream, dtype)
     x = call.floats("x", x, (1, 8), rows=False)
     axis = _axis(call, x, axis)
-    result = call.output("out", out, x.shape, x.dtype, rows=False)
+    result = call.output("out", out, x.shape, x.dtype, rows=False, may_be=("x",))
     if not result.numel():
         return result
     sizes, x_strides, out_strides = _others(axis, x, result)
