@@ -17,7 +17,7 @@ import torch
 from ...generate.arrays import DTYPES, TorchArrays
 from ...generate.checkpoint import MemoryCheckpoint
 from ...generate.errors import CheckpointError
-from ...generate.llama import DEFAULTS
+from ...generate.llama import FIELDS
 from ...generate.model import Model, build_model
 from .supported import check_modules
 
@@ -81,7 +81,7 @@ def build(model: Any, before: Model | None = None) -> Model:
     Raises NotImplementedError for what the engine does not compute.
     """
     model_type = getattr(model.config, "model_type", None)
-    if model_type == "gpt2" or model_type in DEFAULTS:
+    if model_type == "gpt2" or model_type in FIELDS:
         check_modules(model, model_type)
     dtype, device = _one_place(model)
     head = model.get_output_embeddings()
