@@ -373,7 +373,9 @@ def test_known_processors_stay_on_the_engine() -> None:
         del ours.flashkernel.lockstep
 
 
-@pytest.mark.parametrize("more", [{}, {"logits_processor": [Favour()]}, {"do_sample": True}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"logits_processor": [Favour()]}, {"do_sample": True}], ids=["greedy", "a processor", "sampled"]
+)
 def test_nan_weights_are_an_error(more: dict[str, Any]) -> None:
     """Where the stock greedy search emits token 0 for ever."""
     model = accelerate(make("llama"), page_size=16)
