@@ -32,7 +32,7 @@ def _stock(kind: type, model_type: str) -> bool:
     return (
         kind in TORCH_CLASSES
         or kind.__module__ in (family, "transformers.pytorch_utils", "transformers.activations")
-        or (kind.__module__.startswith("flashkernel.") and _stock(kind.__bases__[0], model_type))  # by `accelerated`
+        or (kind.__module__.startswith("flashkernel.") and any(_stock(base, model_type) for base in kind.__bases__))
     )
 
 
