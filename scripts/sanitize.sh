@@ -10,7 +10,7 @@ case $preset in
     cmake --build --preset asan | grep -vE '^\[[0-9]+/' || true
     # What is compared and repeated elsewhere is only run here. Not by the scalar kernels what is long for the sake of
     # others' tiles: it was half of the time.
-    # Not fork_test: it forks while other threads allocate, and the sanitizer's own allocator (GCC 12) has no story for that.
+    # Not fork_test: it failed in one of eight runs here, the cause not known yet (the sanitizer's allocator takes no locks at fork).
     others=$(printf ':%s' attention_bwd/cpu/scalar.{long,tiles}_* linear/cpu/scalar.{waves,cluster,few,edges,groups}_*)
     GTEST_FILTER="-${others#:}" FK_CONFORMANCE_ORACLE=0 FK_CONFORMANCE_REPEATS=1 ctest --preset asan -j "$(nproc)" -E "^fork_test\$"
     ;;
