@@ -54,54 +54,68 @@ function(flashkernel_add_cuda_objects_once name base archs)
   set(_object_libraries ${_object_libraries} PARENT_SCOPE)
 endfunction()
 
-file(GLOB _cuda_host CONFIGURE_DEPENDS ${_src}/cuda/*.cpp ${_src}/cuda/host/*.cpp ${_src}/memory/cuda_*.cpp)
+file(GLOB _cuda_host CONFIGURE_DEPENDS ${_src}/cuda/*.cpp ${_src}/cuda/host/*.cpp ${_src}/cuda/pipeline/*.cpp ${_src}/memory/cuda_*.cpp)
 list(APPEND _private_libraries CUDA::cudart_static)
 flashkernel_add_objects(flashkernel_cuda_host ${_cuda_host})
 target_include_directories(flashkernel_cuda_host SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 
-file(GLOB _cuda_generic CONFIGURE_DEPENDS ${_src}/cuda/generic/*.cu)
+# A folder of src/cuda named after an architecture holds what is compiled for that alone; the others hold what every GPU runs.
+file(GLOB_RECURSE _cuda_generic CONFIGURE_DEPENDS ${_src}/cuda/*.cu)
+foreach(_arch sm75 sm80 sm90a)
+  set(_cuda_${_arch} ${_cuda_generic})
+  list(FILTER _cuda_${_arch} INCLUDE REGEX "/${_arch}/")
+  list(FILTER _cuda_generic EXCLUDE REGEX "/${_arch}/")
+endforeach()
 set(_cuda_generic_75 ${_cuda_generic})
-list(FILTER _cuda_generic_75 INCLUDE REGEX "/(attention_[a-z_]+|find_bad_page|linear_fwd|linear_bwd|merge_states)\\.cu$")
+list(FILTER _cuda_generic_75 INCLUDE REGEX "/cuda/(attention/.*|kv/find_bad_page|linear/generic/[a-z_]+)\\.cu$")
 set(_cuda_generic_80 ${_cuda_generic})
-list(FILTER _cuda_generic_80 INCLUDE REGEX "/(linear_gradient|norm_bwd)\\.cu$")
+list(FILTER _cuda_generic_80 INCLUDE REGEX "/cuda/(linear/gradient|norm/norm_bwd)\\.cu$")
 list(REMOVE_ITEM _cuda_generic ${_cuda_generic_75} ${_cuda_generic_80})
 flashkernel_add_cuda_objects(flashkernel_cuda_generic "${FLASHKERNEL_CUDA_ARCHITECTURES}" ${_cuda_generic})
 flashkernel_add_cuda_objects_once(flashkernel_cuda_generic_75 75 "${FLASHKERNEL_CUDA_ARCHITECTURES}" ${_cuda_generic_75})
 flashkernel_add_cuda_objects_once(flashkernel_cuda_generic_80 80 "${FLASHKERNEL_CUDA_ARCHITECTURES}" ${_cuda_generic_80})
 
-# Tensor-core kernels for 8.0 and later: those of the architectures above that are.
-include(FlashkernelCudaInstances)
+# sm90a code runs on 9.0 alone, sm75 code is what 7.5 needs: their attention is built where that is asked for (or where the
+# list is not of numbers).
+set(FK_WITH_SM75 0)
+set(FK_WITH_SM90A 0)
 set(_sm80_architectures)
 foreach(_arch IN LISTS FLASHKERNEL_CUDA_ARCHITECTURES)
   string(REGEX MATCH "^[0-9]+" _number "${_arch}")
+  if(NOT _number OR _number EQUAL 75)
+    set(FK_WITH_SM75 1)
+  endif()
+  if(NOT _number OR _number EQUAL 90)
+    set(FK_WITH_SM90A 1)
+  endif()
   if(NOT _number OR _number GREATER_EQUAL 80)  # also "native", "all", ...
     list(APPEND _sm80_architectures ${_arch})
   endif()
 endforeach()
+
+# Tensor-core kernels for 8.0 and later: those of the architectures above that are.
 if(NOT _sm80_architectures)
   set(_sm80_architectures 80-virtual)  # nothing but Turing was asked for: PTX keeps the table whole
 endif()
-file(GLOB _cuda_sm80 CONFIGURE_DEPENDS ${_src}/cuda/sm80/*.cu)
-set(_cuda_sm80_once ${_sources_sm80} ${_cuda_sm80})
-list(FILTER _cuda_sm80_once INCLUDE REGEX "/(attention_fwd_|attention_bwd_f32_|attention_decode_d|gemm_|linear)[a-z0-9_]*\\.cu$")
-set(_cuda_sm80 ${_sources_sm80} ${_cuda_sm80})
+# Files that take long: those whose kernels ask nothing of 9.0 are made into PTX once.
+set(_cuda_sm80_once ${_cuda_sm80})
+list(FILTER _cuda_sm80_once INCLUDE REGEX "/(forward/sm80/.*|backward/sm80/instances/f32_.*|decode/sm80/instances/d[0-9_d]+|linear/.*)\\.cu$")
 list(REMOVE_ITEM _cuda_sm80 ${_cuda_sm80_once})
 flashkernel_add_cuda_objects(flashkernel_cuda_sm80 "${_sm80_architectures}" ${_cuda_sm80})
 flashkernel_add_cuda_objects_once(flashkernel_cuda_sm80_once 80 "${_sm80_architectures}" ${_cuda_sm80_once})
 
 # Tensor-core kernels for 7.5, and their PTX: newer GPUs can be forced onto this path. Where 7.5 was not asked for, the
 # attention kernels are left out and linear's PTX keeps its table whole.
-set(_sm75_architectures 75-virtual)
-if(_with_sm75)
-  set(_sm75_architectures 75)
+set(_sm75_architectures 75)
+if(NOT FK_WITH_SM75)
+  set(_sm75_architectures 75-virtual)
+  list(FILTER _cuda_sm75 EXCLUDE REGEX "/attention/")
 endif()
-file(GLOB _cuda_sm75 CONFIGURE_DEPENDS ${_src}/cuda/sm75/*.cu)
-flashkernel_add_cuda_objects(flashkernel_cuda_sm75 "${_sm75_architectures}" ${_sources_sm75} ${_cuda_sm75})
+flashkernel_add_cuda_objects(flashkernel_cuda_sm75 "${_sm75_architectures}" ${_cuda_sm75})
 
-# Hopper's own kernels (wgmma, TMA, setmaxnreg) exist for 9.0a alone. Without 9.0 in the list their table is empty.
-if(_with_sm90a)
-  file(GLOB _cuda_sm90a CONFIGURE_DEPENDS ${_src}/cuda/sm90a/*.cu)
-  flashkernel_add_cuda_objects(flashkernel_cuda_sm90a "90a-real" ${_sources_sm90a} ${_cuda_sm90a})
+# Hopper's own kernels (wgmma, TMA, setmaxnreg) exist for 9.0a alone. Without 9.0 in the list the table has no row of them.
+if(FK_WITH_SM90A)
+  flashkernel_add_cuda_objects(flashkernel_cuda_sm90a "90a-real" ${_cuda_sm90a})
   target_compile_options(flashkernel_cuda_sm90a PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=--warn-on-spills>)
   if(UNIX)
     set(_launcher ${PROJECT_SOURCE_DIR}/cmake/ptxas_checked.sh ${CMAKE_CUDA_COMPILER_LAUNCHER})  # no empty element
@@ -109,4 +123,4 @@ if(_with_sm90a)
       CUDA_COMPILER_LAUNCHER "${_launcher}")
   endif()
 endif()
-set_property(SOURCE ${_src}/cuda/kernels.cpp APPEND PROPERTY INCLUDE_DIRECTORIES ${PROJECT_BINARY_DIR}/generated)
+target_compile_definitions(flashkernel_cuda_host PRIVATE FK_WITH_SM75=${FK_WITH_SM75} FK_WITH_SM90A=${FK_WITH_SM90A})

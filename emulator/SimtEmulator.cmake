@@ -39,8 +39,7 @@ function(simt_prepare_device_file file root result)
 endfunction()
 
 add_library(simt_emulator INTERFACE)
-target_include_directories(simt_emulator INTERFACE ${_simt}/toolkit ${_simt} ${_prepared}
-                                                   ${PROJECT_BINARY_DIR}/generated)
+target_include_directories(simt_emulator INTERFACE ${_simt}/toolkit ${_simt} ${_prepared})
 target_link_libraries(simt_emulator INTERFACE flashkernel_options)
 target_compile_options(simt_emulator INTERFACE ${_flags})
 

@@ -6,9 +6,9 @@
 #include <exception>
 
 #if FLASHKERNEL_BACKWARD
-#include "cuda/sm90a/attention_bwd.cuh"
+#include "cuda/attention/backward/sm90a/kernel.cuh"
 #else
-#include "cuda/sm90a/attention_fwd.cuh"
+#include "cuda/attention/forward/sm90a/kernel.cuh"
 #endif
 
 /// Tensors [batch, seq, heads, head_dim], contiguous; lse [batch, heads_q, seq], null: not wanted.
@@ -64,9 +64,9 @@ void run(const Call& call) {
   Stream stream{};
   stream.handle = call.stream;
 #if FLASHKERNEL_BACKWARD
-  cuda::sm90a::attention_bwd_instance<T, kDim>(backward_params(call), call.workspace, stream);
+  cuda::sm90a::attention_bwd<cuda::dtype_of<T>, kDim>(backward_params(call), call.workspace, stream);
 #else
-  cuda::sm90a::attention_fwd_instance<T, kDim>(forward_params(call), nullptr, stream);
+  cuda::sm90a::attention_fwd<cuda::dtype_of<T>, kDim>(forward_params(call), nullptr, stream);
 #endif
 }
 

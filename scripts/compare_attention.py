@@ -41,7 +41,8 @@ def build(out: Path, op: str, dim: int, trees: dict[str, Path], generated: Path)
     flags = ["-O3", "-std=c++17", "-shared", "-Xcompiler=-fPIC", "-gencode=arch=compute_90a,code=sm_90a"]
     flags += ["--expt-relaxed-constexpr", "-diag-suppress=20012", "-Xptxas=-v,--warn-on-spills", "--cudart=static"]
     for name, tree in trees.items():
-        host = [str(tree / "src/cuda/host" / f"{file}.cpp") for file in ("clusters", "device", "nvtx", "tensor_map")]
+        files = ("host/clusters", "host/device", "host/nvtx", "pipeline/tensor_map")
+        host = [str(tree / "src/cuda" / f"{file}.cpp") for file in files]
         folders = [f"-I{folder}" for folder in (tree / "src", tree / "include", generated)]
         defines = [f"-DFLASHKERNEL_BACKWARD={int(op == 'bwd')}", f"-DFLASHKERNEL_DIM={dim}"]
         source = str(ROOT / "scripts" / "compare_attention.cu")

@@ -14,7 +14,8 @@ table; exits 1 unless every process of every tool has come to its end without ei
 Left out are the cases that launch nothing (accepts_a_case) and the strides past 2^31, whose tensors span gigabytes; of
 synccheck what launches 16 large blocks a cluster, which it ends with an illegal access (decode,
 lab/notebooks/attention_decode.md) or with a wait missed at the only arrival that there is (norms with a residual,
-profiles/gpu_checks_h100.md); of racecheck, what few_rows_stream.cuh serves, where it does not follow a warp's barrier
+profiles/gpu_checks_h100.md); of racecheck, what linear/few_rows/sm90a/stream.cuh serves, where it
+does not follow a warp's barrier
 and one lane's arrival (lab/notebooks/linear_few_rows.md), and, for attention and linear in plain FFMA, the cases that
 are long for the sake of other kernels' tiles and parts: it follows each of their reads of shared memory, up to minutes
 a case.

@@ -28,15 +28,16 @@ FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-diag-sup
 
 def source_text(name: str) -> str:
     if name == "linear":
-        return (ROOT / "src/cuda/sm75/linear.cu").read_text()
+        return (ROOT / "src/cuda/linear/tiles/sm75/linear.cu").read_text()
     op, dim = name.rsplit("_d", 1)
-    function = f"void {op}_f16_d{dim}(const {op}_params& p, void* workspace, Stream stream)"
-    instance = f"\n{function} {{\n  {op}_instance<__half, {dim}>(p, workspace, stream);\n}}\n"
-    values = {"OP": op, "ARCH": "sm75", "SOURCE": op, "INSTANCES": instance}
-    text = (ROOT / "src/cuda/instance.cu.in").read_text()
-    for key, value in values.items():
-        text = text.replace(f"@{key}@", value)
-    return text
+    folder = {"attention_fwd": "forward", "attention_bwd": "backward"}[op]
+    params = {"attention_fwd": "AttentionParams", "attention_bwd": "AttentionBackwardParams"}[op]
+    return (
+        f'#include "cuda/attention/{folder}/sm75/kernel.cuh"\n'
+        "namespace flashkernel::cuda::sm75 {\n"
+        f"template void {op}<DType::kFloat16, {dim}>(const {params}&, void*, Stream);\n"
+        "}\n"
+    )
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,6 @@
-// The order of the Hopper backward kernel's items (cuda/sm90a/attention_bwd_order.hpp): host code, tested without a
+// The order of the Hopper backward kernel's items (cuda/attention/backward/sm90a/order.hpp): host code, tested without a
 // GPU.
-#include "cuda/sm90a/attention_bwd_order.hpp"
+#include "cuda/attention/backward/sm90a/order.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Which calls of Hopper's decode are for a cluster a sequence and kv head, and how large the clusters are
-// (cuda/sm90a/decode_group_plan.hpp): host code, tested without a GPU. The sizes are those of
+// (cuda/attention/decode/sm90a/group_plan.hpp): host code, tested without a GPU. The sizes are those of
 // lab/notebooks/attention_decode.md's tables, where one of several plans was measured to be the best.
-#include "cuda/sm90a/decode_group_plan.hpp"
+#include "cuda/attention/decode/sm90a/group_plan.hpp"
 
 #include <gtest/gtest.h>
 

@@ -11,20 +11,13 @@ foreach(_file IN LISTS _device_files)
   endif()
 endforeach()
 
-if(NOT FLASHKERNEL_WITH_CUDA)
-  set(FLASHKERNEL_CUDA_ARCHITECTURES 75 80 90)
-  include(FlashkernelCudaInstances)
-endif()
-foreach(_arch sm75 sm80 sm90a)
-  list(APPEND _kernels ${_sources_${_arch}})
-endforeach()
-
 simt_add_device_objects(flashkernel_emulated_kernels ${_kernels})
 
 
-file(GLOB _host CONFIGURE_DEPENDS ${_src}/cuda/*.cpp ${_src}/cuda/host/*.cpp ${_src}/memory/cuda_*.cpp)
+file(GLOB _host CONFIGURE_DEPENDS ${_src}/cuda/*.cpp ${_src}/cuda/host/*.cpp ${_src}/cuda/pipeline/*.cpp ${_src}/memory/cuda_*.cpp)
 add_library(flashkernel_emulated_host OBJECT ${_host} ${CMAKE_CURRENT_SOURCE_DIR}/conformance/device_memory_cuda.cpp)
 target_link_libraries(flashkernel_emulated_host PRIVATE simt_emulator)
+target_compile_definitions(flashkernel_emulated_host PRIVATE FK_WITH_SM75=1 FK_WITH_SM90A=1)  # the emulator takes any
 target_include_directories(flashkernel_emulated_host PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 
 set(_objects $<TARGET_OBJECTS:flashkernel_emulated_host> $<TARGET_OBJECTS:simt_runtime>)

@@ -1,6 +1,6 @@
-// Which of Hopper's kernels for few rows serves, and how a product is cut (cuda/sm90a/few_rows_plan.hpp): host code,
+// Which of Hopper's kernels for few rows serves, and how a product is cut (cuda/linear/few_rows/sm90a/plan.hpp): host code,
 // tested without a GPU.
-#include "cuda/sm90a/few_rows_plan.hpp"
+#include "cuda/linear/few_rows/sm90a/plan.hpp"
 
 #include <gtest/gtest.h>
 

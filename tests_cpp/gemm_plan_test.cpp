@@ -1,6 +1,6 @@
-// Which variant of the Hopper product serves, and in how many parts (cuda/sm90a/gemm_plan.hpp): host code, tested
+// Which variant of the Hopper product serves, and in how many parts (cuda/linear/tiles/sm90a/plan.hpp): host code, tested
 // without a GPU.
-#include "cuda/sm90a/gemm_plan.hpp"
+#include "cuda/linear/tiles/sm90a/plan.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // What the tests of Hopper's plans take a device for.
 #pragma once
 
-#include "cuda/sm90a/gemm_plan.hpp"
+#include "cuda/linear/tiles/sm90a/plan.hpp"
 
 namespace flashkernel::cuda::sm90a {
 

@@ -1,6 +1,6 @@
-// The order of the Hopper forward kernel's tiles (cuda/sm90a/attention_fwd_order.hpp): host code, tested without a GPU.
+// The order of the Hopper forward kernel's tiles (cuda/attention/forward/sm90a/order.hpp): host code, tested without a GPU.
 // That every tile is taken once, and by one block, is conformance's.
-#include "cuda/sm90a/attention_fwd_order.hpp"
+#include "cuda/attention/forward/sm90a/order.hpp"
 
 #include <gtest/gtest.h>
 

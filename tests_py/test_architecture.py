@@ -48,10 +48,15 @@ LAW: dict[str, tuple[str, ...]] = {
     "src/cuda/ptx": ("cuda/ptx/",),
     "src/cuda/tile": ("flashkernel/", "OPS", "cuda/ptx/", "cuda/tile/"),
     "src/cuda/host": ("flashkernel/", "core/", "OPS", "cuda/host/"),
-    "src/cuda/generic": ("flashkernel/", "core/", "OPS", "cuda/ptx/", "cuda/tile/", "cuda/host/", "cuda/generic/"),
-    "src/cuda/sm75": ("flashkernel/", "core/", "OPS", "cuda/ptx/", "cuda/tile/", "cuda/host/", "cuda/sm75/"),
-    "src/cuda/sm80": ("flashkernel/", "core/", "OPS", "cuda/ptx/", "cuda/tile/", "cuda/host/", "cuda/sm80/"),
-    "src/cuda/sm90a": ("flashkernel/", "core/", "OPS", "cuda/ptx/", "cuda/tile/", "cuda/host/", "cuda/sm90a/"),
+    "src/cuda/pipeline": ("flashkernel/", "core/", "OPS", "cuda/ptx/", "cuda/tile/", "cuda/host/", "cuda/pipeline/"),
+}
+# A folder of kernels is an op's: beside what all ops share it includes its own files alone.
+SHARED_BY_OPS = ("flashkernel/", "core/", "OPS", "cuda/ptx/", "cuda/tile/", "cuda/host/", "cuda/pipeline/")
+SHARED_FOLDERS = ("ptx", "tile", "host", "pipeline")
+LAW |= {
+    f"src/cuda/{op.name}": (*SHARED_BY_OPS, f"cuda/{op.name}/")
+    for op in sorted((ROOT / "src" / "cuda").iterdir())
+    if op.is_dir() and op.name not in SHARED_FOLDERS
 }
 OWN_PREFIXES = ("flashkernel/", "core/", "ops/", "cpu/", "cuda/", "memory/", "bindings/", "no_cuda/")
 
@@ -64,6 +69,16 @@ def law_of(path: Path) -> tuple[str, ...]:
         assert "/" in folder, f"no include law for {path}"
         folder = folder.rsplit("/", 1)[0]
     return LAW[folder]
+
+
+ARCH = re.compile(r"/(sm\d+a?)/")
+
+
+def crosses_archs(path: str, include: str) -> bool:
+    """Whether a file for one architecture, or for all of them, includes what is for another one."""
+    theirs = ARCH.search(f"/{include}")
+    own = ARCH.search(path)
+    return theirs is not None and path != "src/cuda/kernels.cpp" and (own is None or own[1] != theirs[1])
 
 
 def allowed(include: str, law: tuple[str, ...]) -> bool:
@@ -84,11 +99,44 @@ def test_include_law() -> None:
     assert not broken, "\n".join(broken)
 
 
+def test_no_arch_includes_another() -> None:
+    broken = [
+        f"{path.relative_to(ROOT)} includes {include}"
+        for path in sources("src/cuda")
+        for include in includes(path)
+        if crosses_archs(path.relative_to(ROOT).as_posix(), include)
+    ]
+    assert not broken, "\n".join(broken)
+    assert crosses_archs("src/cuda/attention/decode/sm90a/a.cuh", "cuda/attention/decode/sm80/b.cuh")
+    assert crosses_archs("src/cuda/attention/plain.cuh", "cuda/attention/decode/sm80/b.cuh")
+    assert not crosses_archs("src/cuda/attention/decode/sm90a/a.cuh", "cuda/attention/forward/sm90a/b.cuh")
+
+
+def test_each_name_of_an_op_and_arch_means_one_thing() -> None:
+    """A constant, class or function of a namespace is defined once among the files of that namespace."""
+    space = re.compile(r"^namespace (flashkernel::cuda[\w:]*) \{$", re.MULTILINE)
+    named = re.compile(
+        r"^(?:inline )?constexpr [\w:]+(?: \w+)? (k[A-Z]\w*)(?:\[\])? ?[={]"
+        r"|^(?:struct|class|enum class) (?:alignas\([^)]*\) )?(\w+)[^;\n]*\{$",
+        re.MULTILINE,
+    )
+    where: dict[tuple[str, str], set[str]] = {}
+    for path in sources("src/cuda", suffixes={".hpp", ".cuh"}):
+        text = path.read_text(encoding="utf-8")
+        for at in space.finditer(text):
+            end = text.index(f"}}  // namespace {at[1]}", at.end())
+            for found in named.finditer(text, at.end(), end):
+                where.setdefault((at[1], found[1] or found[2]), set()).add(path.relative_to(ROOT).as_posix())
+    twice = {name: files for name, files in where.items() if len(files) > 1}
+    assert len(where) > 200 and not twice, twice
+
+
 def test_the_law_can_fail() -> None:
     assert not allowed("cpu/avx2/kernels.hpp", LAW["src/cpu/avx512"])
     assert not allowed("cpu/scalar/element.hpp", LAW["src/cpu/amx"])
     assert not allowed("ops/select.hpp", LAW["src/cpu"])
-    assert not allowed("cuda/sm80/traits.cuh", LAW["src/cuda/sm90a"])
+    assert not allowed("cuda/linear/epilogue.cuh", LAW["src/cuda/attention"])
+    assert not allowed("cuda/attention/limits.hpp", LAW["src/cuda/pipeline"])
     assert allowed("ops/attention_params.hpp", LAW["src/cpu/scalar"])
 
 

@@ -39,7 +39,7 @@ class Part:
 
 
 def _parts() -> Iterable[Part]:
-    # The shapes are ForwardShape, BackwardShape and GemmShape of src/cuda/sm75.
+    # The shapes are ForwardShape, BackwardShape and GemmShape of the sm75 folders in src/cuda.
     for dim in (32, 64, 96, 128, 192, 256):
         rows, columns = (128 if dim <= 64 else 64), (64 if dim <= 128 else 16)
         shared = max(2 * columns, rows) * 2 * dim  # a tile of K and one of V; Q came through the same place

@@ -1,46 +1,30 @@
 // The CUDA backend's table: one row per kernel, one section per op. cc_min..cc_max are the devices a row serves.
 #include "core/cpu_features.hpp"
-#include "cuda/generic/kernels.hpp"
-#include "cuda/sm75/attention_bwd.hpp"
-#include "cuda/sm75/attention_fwd.hpp"
-#include "cuda/sm75/linear.hpp"
-#include "cuda/sm80/attention_bwd.hpp"
-#include "cuda/sm80/attention_bwd_f32.hpp"
-#include "cuda/sm80/attention_decode.hpp"
-#include "cuda/sm80/attention_fwd.hpp"
-#include "cuda/sm80/linear.hpp"
-#include "cuda/sm90a/attention_bwd.hpp"
-#include "cuda/sm90a/attention_decode.hpp"
-#include "cuda/sm90a/attention_fwd.hpp"
-#include "cuda/sm90a/linear.hpp"
-#include "cuda/sm90a/long_rows.hpp"
-#include "cuda/sm90a/norm_bwd_rows.hpp"
-#include "cuda/sm90a/norm_long_rows.hpp"
-
-// The generated instances of the tensor-core kernels.
-namespace flashkernel::cuda::sm75 {
-#define FK_INSTANCE(op, suffix, dtype, dim) void op##_##suffix##_d##dim(const op##_params&, void*, Stream);
-#include "cuda/sm75/attention_bwd_instances.inc"
-#include "cuda/sm75/attention_fwd_instances.inc"
-#undef FK_INSTANCE
-}  // namespace flashkernel::cuda::sm75
-namespace flashkernel::cuda::sm80 {
-#define FK_INSTANCE(op, suffix, dtype, dim) void op##_##suffix##_d##dim(const op##_params&, void*, Stream);
-#include "cuda/sm80/attention_bwd_f32_instances.inc"
-#include "cuda/sm80/attention_bwd_instances.inc"
-#include "cuda/sm80/attention_decode_instances.inc"
-#include "cuda/sm80/attention_decode_quantized_instances.inc"
-#include "cuda/sm80/attention_fwd_f32_instances.inc"
-#include "cuda/sm80/attention_fwd_instances.inc"
-#undef FK_INSTANCE
-}  // namespace flashkernel::cuda::sm80
-namespace flashkernel::cuda::sm90a {
-#define FK_INSTANCE(op, suffix, dtype, dim) void op##_##suffix##_d##dim(const op##_params&, void*, Stream);
-#include "cuda/sm90a/attention_bwd_instances.inc"
-#include "cuda/sm90a/attention_decode_instances.inc"
-#include "cuda/sm90a/attention_fwd_instances.inc"
-#undef FK_INSTANCE
-}  // namespace flashkernel::cuda::sm90a
+#include "cuda/attention/generic.hpp"
+#include "cuda/elementwise/elementwise.hpp"
+#include "cuda/kv/kv.hpp"
+#include "cuda/linear/generic/linear.hpp"
+#include "cuda/linear/gradient.hpp"
+#include "cuda/loss/cross_entropy.hpp"
+#include "cuda/norm/norm.hpp"
+#include "cuda/reduce/reduce.hpp"
+#include "cuda/rope/rope.hpp"
+#include "cuda/softmax/softmax.hpp"
+#include "cuda/attention/backward/sm75/variant.hpp"
+#include "cuda/attention/forward/sm75/variant.hpp"
+#include "cuda/linear/tiles/sm75/linear.hpp"
+#include "cuda/attention/backward/sm80/variant.hpp"
+#include "cuda/attention/backward/sm80/variant_f32.hpp"
+#include "cuda/attention/decode/sm80/variant.hpp"
+#include "cuda/attention/forward/sm80/variant.hpp"
+#include "cuda/linear/tiles/sm80/linear.hpp"
+#include "cuda/attention/backward/sm90a/variant.hpp"
+#include "cuda/attention/decode/sm90a/variant.hpp"
+#include "cuda/attention/forward/sm90a/variant.hpp"
+#include "cuda/linear/tiles/sm90a/linear.hpp"
+#include "cuda/softmax/sm90a/long_rows.hpp"
+#include "cuda/norm/sm90a/norm_bwd_rows.hpp"
+#include "cuda/norm/sm90a/norm_long_rows.hpp"
 
 namespace flashkernel {
 namespace {
@@ -141,6 +125,72 @@ void with_repair(const AttentionBackwardParams& p, void* workspace, Stream strea
                              reinterpret_cast<const int*>(bytes + layout.not_finite), 1, large.rest, stream);
 }
 
+// Rows of attention's instances.
+template <DType kDtype, int kDim>
+constexpr KernelEntry<AttentionParams> hopper_forward(const char* name) {
+  return hopper<AttentionParams>(name, cuda::sm90a::attention_fwd_supports<kDtype, kDim>, nullptr,
+                                 cuda::sm90a::attention_fwd<kDtype, kDim>);
+}
+template <DType kDtype, int kDim>
+constexpr KernelEntry<AttentionParams> ampere_forward(const char* name) {
+  return ampere<AttentionParams>(name, cuda::sm80::attention_fwd_supports<kDtype, kDim>, nullptr,
+                                 cuda::sm80::attention_fwd<kDtype, kDim>);
+}
+template <int kDim>
+constexpr KernelEntry<AttentionParams> ampere_forward_f32(const char* name) {
+  return ampere<AttentionParams>(name, cuda::sm80::attention_fwd_supports<DType::kFloat32, kDim>, nullptr,
+                                 cuda::sm80::attention_fwd_f32<kDim>);
+}
+template <DType kDtype, int kDim>
+constexpr KernelEntry<AttentionParams> turing_forward(const char* name) {
+  return turing<AttentionParams>(name, cuda::sm75::attention_fwd_supports<kDtype, kDim>, nullptr,
+                                 cuda::sm75::attention_fwd<kDtype, kDim>);
+}
+template <DType kDtype, int kDim>
+constexpr KernelEntry<AttentionParams> ampere_decode(const char* name) {
+  return ampere<AttentionParams>(name, cuda::sm80::attention_decode_supports<kDtype, kDim>,
+                                 cuda::sm80::attention_decode_workspace<kDim>,
+                                 cuda::sm80::attention_decode<kDtype, kDim>, kDecode + 1);
+}
+template <DType kDtype, int kDim>
+constexpr KernelEntry<AttentionParams> ampere_decode_quantized(const char* name) {
+  return ampere<AttentionParams>(name, cuda::sm80::attention_decode_quantized_supports<kDtype, kDim>,
+                                 cuda::sm80::attention_decode_quantized_workspace<kDim>,
+                                 cuda::sm80::attention_decode_quantized<kDtype, kDim>, kDecode + 1);
+}
+template <DType kDtype, int kDim>
+constexpr KernelEntry<AttentionParams> hopper_decode(const char* name) {
+  return hopper<AttentionParams>(name, cuda::sm90a::attention_decode_supports<kDtype, kDim>,
+                                 cuda::sm90a::attention_decode_workspace<kDim>,
+                                 cuda::sm90a::attention_decode<kDtype, kDim>, kDecode + 2);
+}
+template <DType kDtype, int kDim>
+constexpr KernelEntry<AttentionBackwardParams> hopper_backward(const char* name) {
+  return hopper<AttentionBackwardParams>(
+      name, cuda::sm90a::attention_bwd_supports<kDtype, kDim>, cuda::sm90a::attention_bwd_workspace<kDim>,
+      with_repair<cuda::sm90a::BackwardWorkspace, kDim, cuda::sm90a::attention_bwd<kDtype, kDim>>);
+}
+template <DType kDtype, int kDim>
+constexpr KernelEntry<AttentionBackwardParams> ampere_backward(const char* name) {
+  return ampere<AttentionBackwardParams>(
+      name, cuda::sm80::attention_bwd_supports<kDtype, kDim>,
+      with_large_rows<cuda::sm80::attention_bwd_workspace<kDim>>,
+      with_repair<cuda::sm80::BackwardWorkspace, kDim, cuda::sm80::attention_bwd<kDtype, kDim>>);
+}
+template <DType kDtype, int kDim>
+constexpr KernelEntry<AttentionBackwardParams> turing_backward(const char* name) {
+  return turing<AttentionBackwardParams>(
+      name, cuda::sm75::attention_bwd_supports<kDtype, kDim>,
+      with_large_rows<cuda::sm75::attention_bwd_workspace<kDim>>,
+      after_sinks<cuda::sm75::attention_bwd_workspace<kDim>, turing_pitch, cuda::sm75::attention_bwd<kDtype, kDim>>);
+}
+template <int kDim>
+constexpr KernelEntry<AttentionBackwardParams> ampere_backward_f32(const char* name) {
+  return ampere<AttentionBackwardParams>(
+      name, cuda::sm80::attention_bwd_f32_supports<kDim>, with_large_rows<cuda::sm80::attention_bwd_f32_workspace>,
+      after_sinks<cuda::sm80::attention_bwd_f32_workspace, dense_pitch, cuda::sm80::attention_bwd_f32<kDim>>);
+}
+
 // A tensor-core kernel of the two products of linear's gradient, after the generic step that makes the pre-activation's
 // gradient (which stays in the front of the workspace) and the bias's.
 template <std::size_t (*products_workspace)(const LinearBackwardParams&)>
@@ -181,28 +231,32 @@ KernelTable<LinearParams> cuda_kernels() {
   using cuda::sm80::linear_few_rows_supports;
   using cuda::sm80::linear_supports;
   static constexpr KernelEntry<LinearParams> rows[] = {
-#define FK_ROW(suffix, dtype)                                                                                         \
-  hopper<LinearParams>("linear/cuda/sm90a/" #suffix "/few_rows", cuda::sm90a::linear_few_rows_supports<DType::dtype>, \
-                       nullptr, cuda::sm90a::linear_few_rows, kDecode + 1),                                           \
-      hopper<LinearParams>("linear/cuda/sm90a/" #suffix "/large", cuda::sm90a::linear_supports<DType::dtype>,         \
-                           cuda::sm90a::linear_workspace, cuda::sm90a::linear),
-#include "cuda/sm90a/linear_rows.inc"
-#undef FK_ROW
-      ampere<LinearParams>("linear/cuda/sm80/f16/few_rows", linear_few_rows_supports<DType::kFloat16>, nullptr,
-                           cuda::sm80::linear_few_rows_f16, kDecode),
-      ampere<LinearParams>("linear/cuda/sm80/bf16/few_rows", linear_few_rows_supports<DType::kBFloat16>, nullptr,
-                           cuda::sm80::linear_few_rows_bf16, kDecode),
-      ampere<LinearParams>("linear/cuda/sm80/f16/tiles", linear_supports<DType::kFloat16>, cuda::sm80::linear_workspace,
-                           cuda::sm80::linear),
-      ampere<LinearParams>("linear/cuda/sm80/bf16/tiles", linear_supports<DType::kBFloat16>,
-                           cuda::sm80::linear_workspace, cuda::sm80::linear),
-      ampere<LinearParams>("linear/cuda/sm80/f32", linear_supports<DType::kFloat32>, cuda::sm80::linear_workspace,
-                           cuda::sm80::linear),
-      turing<LinearParams>("linear/cuda/sm75/f16", cuda::sm75::linear_supports<LinearParams>, nullptr,
-                           cuda::sm75::linear),
-      generic<LinearParams>("linear/cuda/generic/few_rows", cuda::linear_few_rows_supports, nullptr, cuda::linear,
-                            kAmpere + 1),
-      generic<LinearParams>("linear/cuda/generic/tiles", cuda::linear_supports, nullptr, cuda::linear)};
+#if FK_WITH_SM90A
+    hopper<LinearParams>("linear/cuda/sm90a/f16/few_rows", cuda::sm90a::linear_few_rows_supports<DType::kFloat16>,
+                         nullptr, cuda::sm90a::linear_few_rows, kDecode + 1),
+    hopper<LinearParams>("linear/cuda/sm90a/f16/large", cuda::sm90a::linear_supports<DType::kFloat16>,
+                         cuda::sm90a::linear_workspace, cuda::sm90a::linear),
+    hopper<LinearParams>("linear/cuda/sm90a/bf16/few_rows", cuda::sm90a::linear_few_rows_supports<DType::kBFloat16>,
+                         nullptr, cuda::sm90a::linear_few_rows, kDecode + 1),
+    hopper<LinearParams>("linear/cuda/sm90a/bf16/large", cuda::sm90a::linear_supports<DType::kBFloat16>,
+                         cuda::sm90a::linear_workspace, cuda::sm90a::linear),
+#endif
+    ampere<LinearParams>("linear/cuda/sm80/f16/few_rows", linear_few_rows_supports<DType::kFloat16>, nullptr,
+                         cuda::sm80::linear_few_rows_f16, kDecode),
+    ampere<LinearParams>("linear/cuda/sm80/bf16/few_rows", linear_few_rows_supports<DType::kBFloat16>, nullptr,
+                         cuda::sm80::linear_few_rows_bf16, kDecode),
+    ampere<LinearParams>("linear/cuda/sm80/f16/tiles", linear_supports<DType::kFloat16>, cuda::sm80::linear_workspace,
+                         cuda::sm80::linear),
+    ampere<LinearParams>("linear/cuda/sm80/bf16/tiles", linear_supports<DType::kBFloat16>, cuda::sm80::linear_workspace,
+                         cuda::sm80::linear),
+    ampere<LinearParams>("linear/cuda/sm80/f32", linear_supports<DType::kFloat32>, cuda::sm80::linear_workspace,
+                         cuda::sm80::linear),
+    turing<LinearParams>("linear/cuda/sm75/f16", cuda::sm75::linear_supports<LinearParams>, nullptr,
+                         cuda::sm75::linear),
+    generic<LinearParams>("linear/cuda/generic/few_rows", cuda::linear_few_rows_supports, nullptr, cuda::linear,
+                          kAmpere + 1),
+    generic<LinearParams>("linear/cuda/generic/tiles", cuda::linear_supports, nullptr, cuda::linear)
+  };
   return table(rows);
 }
 
@@ -210,50 +264,53 @@ template <>
 KernelTable<LinearBackwardParams> cuda_kernels() {
   using cuda::sm80::linear_bwd_supports;
   static constexpr KernelEntry<LinearBackwardParams> rows[] = {
-#define FK_ROW(suffix, dtype)                                                                                    \
-  hopper<LinearBackwardParams>("linear_bwd/cuda/sm90a/" #suffix, cuda::sm90a::linear_bwd_supports<DType::dtype>, \
-                               linear_bwd_workspace<cuda::sm90a::linear_bwd_workspace>,                          \
-                               linear_bwd<cuda::sm90a::linear_bwd>),
-#include "cuda/sm90a/linear_rows.inc"
-#undef FK_ROW
-      ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/f16", linear_bwd_supports<DType::kFloat16>,
-                                   linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
-                                   linear_bwd<cuda::sm80::linear_bwd>),
-      ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/bf16", linear_bwd_supports<DType::kBFloat16>,
-                                   linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
-                                   linear_bwd<cuda::sm80::linear_bwd>),
-      ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/f32", linear_bwd_supports<DType::kFloat32>,
-                                   linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
-                                   linear_bwd<cuda::sm80::linear_bwd>),
-      turing<LinearBackwardParams>("linear_bwd/cuda/sm75/f16", cuda::sm75::linear_supports<LinearBackwardParams>,
-                                   linear_bwd_workspace<cuda::sm75::linear_bwd_workspace>,
-                                   linear_bwd<cuda::sm75::linear_bwd>),
-      generic<LinearBackwardParams>("linear_bwd/cuda/generic", cuda::linear_bwd_supports, nullptr, cuda::linear_bwd)};
+#if FK_WITH_SM90A
+    hopper<LinearBackwardParams>("linear_bwd/cuda/sm90a/f16", cuda::sm90a::linear_bwd_supports<DType::kFloat16>,
+                                 linear_bwd_workspace<cuda::sm90a::linear_bwd_workspace>,
+                                 linear_bwd<cuda::sm90a::linear_bwd>),
+    hopper<LinearBackwardParams>("linear_bwd/cuda/sm90a/bf16", cuda::sm90a::linear_bwd_supports<DType::kBFloat16>,
+                                 linear_bwd_workspace<cuda::sm90a::linear_bwd_workspace>,
+                                 linear_bwd<cuda::sm90a::linear_bwd>),
+#endif
+    ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/f16", linear_bwd_supports<DType::kFloat16>,
+                                 linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
+                                 linear_bwd<cuda::sm80::linear_bwd>),
+    ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/bf16", linear_bwd_supports<DType::kBFloat16>,
+                                 linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
+                                 linear_bwd<cuda::sm80::linear_bwd>),
+    ampere<LinearBackwardParams>("linear_bwd/cuda/sm80/f32", linear_bwd_supports<DType::kFloat32>,
+                                 linear_bwd_workspace<cuda::sm80::linear_bwd_workspace>,
+                                 linear_bwd<cuda::sm80::linear_bwd>),
+    turing<LinearBackwardParams>("linear_bwd/cuda/sm75/f16", cuda::sm75::linear_supports<LinearBackwardParams>,
+                                 linear_bwd_workspace<cuda::sm75::linear_bwd_workspace>,
+                                 linear_bwd<cuda::sm75::linear_bwd>),
+    generic<LinearBackwardParams>("linear_bwd/cuda/generic", cuda::linear_bwd_supports, nullptr, cuda::linear_bwd)
+  };
   return table(rows);
 }
 
 template <>
 KernelTable<NormParams> cuda_kernels() {
   static constexpr KernelEntry<NormParams> rows[] = {
-#define FK_ROW()                                                                                 \
-  hopper<NormParams>("norm/cuda/sm90a/long_rows", cuda::sm90a::norm_long_rows_supports, nullptr, \
-                     cuda::sm90a::norm_long_rows),
-#include "cuda/sm90a/long_rows.inc"
-#undef FK_ROW
-      generic<NormParams>("norm/cuda/generic", cuda::norm_fwd_supports, nullptr, cuda::norm_fwd)};
+#if FK_WITH_SM90A
+    hopper<NormParams>("norm/cuda/sm90a/long_rows", cuda::sm90a::norm_long_rows_supports, nullptr,
+                       cuda::sm90a::norm_long_rows),
+#endif
+    generic<NormParams>("norm/cuda/generic", cuda::norm_fwd_supports, nullptr, cuda::norm_fwd)
+  };
   return table(rows);
 }
 
 template <>
 KernelTable<NormBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<NormBackwardParams> rows[] = {
-#define FK_ROW()                                                                              \
-  hopper<NormBackwardParams>("norm_bwd/cuda/sm90a/rows", cuda::sm90a::norm_bwd_rows_supports, \
-                             cuda::sm90a::norm_bwd_rows_workspace, cuda::sm90a::norm_bwd_rows),
-#include "cuda/sm90a/long_rows.inc"
-#undef FK_ROW
-      generic<NormBackwardParams>("norm_bwd/cuda/generic", cuda::norm_bwd_supports, cuda::norm_bwd_workspace,
-                                  cuda::norm_bwd)};
+#if FK_WITH_SM90A
+    hopper<NormBackwardParams>("norm_bwd/cuda/sm90a/rows", cuda::sm90a::norm_bwd_rows_supports,
+                               cuda::sm90a::norm_bwd_rows_workspace, cuda::sm90a::norm_bwd_rows),
+#endif
+    generic<NormBackwardParams>("norm_bwd/cuda/generic", cuda::norm_bwd_supports, cuda::norm_bwd_workspace,
+                                cuda::norm_bwd)
+  };
   return table(rows);
 }
 
@@ -267,25 +324,24 @@ KernelTable<ReduceParams> cuda_kernels() {
 template <>
 KernelTable<SoftmaxParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxParams> rows[] = {
-#define FK_ROW()                                                                                          \
-  hopper<SoftmaxParams>("softmax/cuda/sm90a/long_rows", cuda::sm90a::softmax_long_rows_supports, nullptr, \
-                        cuda::sm90a::softmax_long_rows),
-#include "cuda/sm90a/long_rows.inc"
-#undef FK_ROW
-      generic<SoftmaxParams>("softmax/cuda/generic", cuda::softmax_supports, nullptr, cuda::softmax)};
+#if FK_WITH_SM90A
+    hopper<SoftmaxParams>("softmax/cuda/sm90a/long_rows", cuda::sm90a::softmax_long_rows_supports, nullptr,
+                          cuda::sm90a::softmax_long_rows),
+#endif
+    generic<SoftmaxParams>("softmax/cuda/generic", cuda::softmax_supports, nullptr, cuda::softmax)
+  };
   return table(rows);
 }
 
 template <>
 KernelTable<SoftmaxBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxBackwardParams> rows[] = {
-#define FK_ROW()                                                                                                 \
-  hopper<SoftmaxBackwardParams>("softmax_bwd/cuda/sm90a/long_rows", cuda::sm90a::softmax_bwd_long_rows_supports, \
-                                nullptr, cuda::sm90a::softmax_bwd_long_rows),
-#include "cuda/sm90a/long_rows.inc"
-#undef FK_ROW
-      generic<SoftmaxBackwardParams>("softmax_bwd/cuda/generic", cuda::softmax_bwd_supports, nullptr,
-                                     cuda::softmax_bwd)};
+#if FK_WITH_SM90A
+    hopper<SoftmaxBackwardParams>("softmax_bwd/cuda/sm90a/long_rows", cuda::sm90a::softmax_bwd_long_rows_supports,
+                                  nullptr, cuda::sm90a::softmax_bwd_long_rows),
+#endif
+    generic<SoftmaxBackwardParams>("softmax_bwd/cuda/generic", cuda::softmax_bwd_supports, nullptr, cuda::softmax_bwd)
+  };
   return table(rows);
 }
 
@@ -342,82 +398,110 @@ KernelTable<FindBadPageParams> cuda_kernels() {
 template <>
 KernelTable<AttentionParams> cuda_kernels() {
   static constexpr KernelEntry<AttentionParams> rows[] = {
-#define FK_INSTANCE(op, suffix, dtype, dim)                                                                    \
-  hopper<AttentionParams>(#op "/cuda/sm90a/" #suffix "/d" #dim, cuda::sm90a::op##_supports<DType::dtype, dim>, \
-                          nullptr, cuda::sm90a::op##_##suffix##_d##dim),
-#include "cuda/sm90a/attention_fwd_instances.inc"
-#undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)                                                                           \
-  ampere<AttentionParams>(#op "/cuda/sm80/" #suffix "/d" #dim, cuda::sm80::op##_supports<DType::dtype, dim>, nullptr, \
-                          cuda::sm80::op##_##suffix##_d##dim),
-#include "cuda/sm80/attention_fwd_f32_instances.inc"
-#include "cuda/sm80/attention_fwd_instances.inc"
-#undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)                                                                           \
-  turing<AttentionParams>(#op "/cuda/sm75/" #suffix "/d" #dim, cuda::sm75::op##_supports<DType::dtype, dim>, nullptr, \
-                          cuda::sm75::op##_##suffix##_d##dim),
-#include "cuda/sm75/attention_fwd_instances.inc"
-#undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)                                                              \
-  ampere<AttentionParams>("attention_fwd/cuda/sm80/decode/" #suffix "/d" #dim,                           \
-                          cuda::sm80::op##_supports<DType::dtype, dim>, cuda::sm80::op##_workspace<dim>, \
-                          cuda::sm80::op##_##suffix##_d##dim, kDecode + 1),
-#include "cuda/sm80/attention_decode_instances.inc"
-#undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)                                                              \
-  ampere<AttentionParams>("attention_fwd/cuda/sm80/decode_quantized/" #suffix "/d" #dim,                 \
-                          cuda::sm80::op##_supports<DType::dtype, dim>, cuda::sm80::op##_workspace<dim>, \
-                          cuda::sm80::op##_##suffix##_d##dim, kDecode + 1),
-#include "cuda/sm80/attention_decode_quantized_instances.inc"
-#undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)                                                                \
-  hopper<AttentionParams>("attention_fwd/cuda/sm90a/decode/" #suffix "/d" #dim,                            \
-                          cuda::sm90a::op##_supports<DType::dtype, dim>, cuda::sm90a::op##_workspace<dim>, \
-                          cuda::sm90a::op##_##suffix##_d##dim, kDecode + 2),
-#include "cuda/sm90a/attention_decode_instances.inc"
-#undef FK_INSTANCE
-      generic<AttentionParams>("attention_fwd/cuda/generic/decode", cuda::attention_fwd_decode_supports,
-                               cuda::attention_fwd_decode_workspace, cuda::attention_fwd_decode, kDecode),
-      generic<AttentionParams>("attention_fwd/cuda/generic/tiled", cuda::attention_fwd_tiled_supports, nullptr,
-                               cuda::attention_fwd_tiled, kGeneric + 1),
-      generic<AttentionParams>("attention_fwd/cuda/generic/naive", cuda::attention_fwd_naive_supports,
-                               cuda::attention_fwd_naive_workspace, cuda::attention_fwd_naive)};
+#if FK_WITH_SM90A
+    hopper_forward<DType::kFloat16, 64>("attention_fwd/cuda/sm90a/f16/d64"),
+    hopper_forward<DType::kBFloat16, 64>("attention_fwd/cuda/sm90a/bf16/d64"),
+    hopper_forward<DType::kFloat16, 96>("attention_fwd/cuda/sm90a/f16/d96"),
+    hopper_forward<DType::kBFloat16, 96>("attention_fwd/cuda/sm90a/bf16/d96"),
+    hopper_forward<DType::kFloat16, 128>("attention_fwd/cuda/sm90a/f16/d128"),
+    hopper_forward<DType::kBFloat16, 128>("attention_fwd/cuda/sm90a/bf16/d128"),
+    hopper_forward<DType::kFloat16, 192>("attention_fwd/cuda/sm90a/f16/d192"),
+    hopper_forward<DType::kBFloat16, 192>("attention_fwd/cuda/sm90a/bf16/d192"),
+    hopper_forward<DType::kFloat16, 256>("attention_fwd/cuda/sm90a/f16/d256"),
+    hopper_forward<DType::kBFloat16, 256>("attention_fwd/cuda/sm90a/bf16/d256"),
+#endif
+    ampere_forward_f32<32>("attention_fwd/cuda/sm80/f32/d32"),
+    ampere_forward_f32<64>("attention_fwd/cuda/sm80/f32/d64"),
+    ampere_forward_f32<96>("attention_fwd/cuda/sm80/f32/d96"),
+    ampere_forward_f32<128>("attention_fwd/cuda/sm80/f32/d128"),
+    ampere_forward_f32<192>("attention_fwd/cuda/sm80/f32/d192"),
+    ampere_forward_f32<256>("attention_fwd/cuda/sm80/f32/d256"),
+    ampere_forward<DType::kFloat16, 32>("attention_fwd/cuda/sm80/f16/d32"),
+    ampere_forward<DType::kBFloat16, 32>("attention_fwd/cuda/sm80/bf16/d32"),
+    ampere_forward<DType::kFloat16, 64>("attention_fwd/cuda/sm80/f16/d64"),
+    ampere_forward<DType::kBFloat16, 64>("attention_fwd/cuda/sm80/bf16/d64"),
+    ampere_forward<DType::kFloat16, 96>("attention_fwd/cuda/sm80/f16/d96"),
+    ampere_forward<DType::kBFloat16, 96>("attention_fwd/cuda/sm80/bf16/d96"),
+    ampere_forward<DType::kFloat16, 128>("attention_fwd/cuda/sm80/f16/d128"),
+    ampere_forward<DType::kBFloat16, 128>("attention_fwd/cuda/sm80/bf16/d128"),
+    ampere_forward<DType::kFloat16, 192>("attention_fwd/cuda/sm80/f16/d192"),
+    ampere_forward<DType::kBFloat16, 192>("attention_fwd/cuda/sm80/bf16/d192"),
+    ampere_forward<DType::kFloat16, 256>("attention_fwd/cuda/sm80/f16/d256"),
+    ampere_forward<DType::kBFloat16, 256>("attention_fwd/cuda/sm80/bf16/d256"),
+#if FK_WITH_SM75
+    turing_forward<DType::kFloat16, 32>("attention_fwd/cuda/sm75/f16/d32"),
+    turing_forward<DType::kFloat16, 64>("attention_fwd/cuda/sm75/f16/d64"),
+    turing_forward<DType::kFloat16, 96>("attention_fwd/cuda/sm75/f16/d96"),
+    turing_forward<DType::kFloat16, 128>("attention_fwd/cuda/sm75/f16/d128"),
+    turing_forward<DType::kFloat16, 192>("attention_fwd/cuda/sm75/f16/d192"),
+    turing_forward<DType::kFloat16, 256>("attention_fwd/cuda/sm75/f16/d256"),
+#endif
+    ampere_decode<DType::kFloat16, 64>("attention_fwd/cuda/sm80/decode/f16/d64"),
+    ampere_decode<DType::kBFloat16, 64>("attention_fwd/cuda/sm80/decode/bf16/d64"),
+    ampere_decode<DType::kFloat16, 128>("attention_fwd/cuda/sm80/decode/f16/d128"),
+    ampere_decode<DType::kBFloat16, 128>("attention_fwd/cuda/sm80/decode/bf16/d128"),
+    ampere_decode<DType::kFloat16, 192>("attention_fwd/cuda/sm80/decode/f16/d192"),
+    ampere_decode<DType::kBFloat16, 192>("attention_fwd/cuda/sm80/decode/bf16/d192"),
+    ampere_decode<DType::kFloat16, 256>("attention_fwd/cuda/sm80/decode/f16/d256"),
+    ampere_decode<DType::kBFloat16, 256>("attention_fwd/cuda/sm80/decode/bf16/d256"),
+    ampere_decode_quantized<DType::kFloat16, 64>("attention_fwd/cuda/sm80/decode_quantized/f16/d64"),
+    ampere_decode_quantized<DType::kBFloat16, 64>("attention_fwd/cuda/sm80/decode_quantized/bf16/d64"),
+    ampere_decode_quantized<DType::kFloat16, 128>("attention_fwd/cuda/sm80/decode_quantized/f16/d128"),
+    ampere_decode_quantized<DType::kBFloat16, 128>("attention_fwd/cuda/sm80/decode_quantized/bf16/d128"),
+    ampere_decode_quantized<DType::kFloat16, 256>("attention_fwd/cuda/sm80/decode_quantized/f16/d256"),
+    ampere_decode_quantized<DType::kBFloat16, 256>("attention_fwd/cuda/sm80/decode_quantized/bf16/d256"),
+#if FK_WITH_SM90A
+    hopper_decode<DType::kFloat16, 64>("attention_fwd/cuda/sm90a/decode/f16/d64"),
+    hopper_decode<DType::kBFloat16, 64>("attention_fwd/cuda/sm90a/decode/bf16/d64"),
+    hopper_decode<DType::kFloat16, 128>("attention_fwd/cuda/sm90a/decode/f16/d128"),
+    hopper_decode<DType::kBFloat16, 128>("attention_fwd/cuda/sm90a/decode/bf16/d128"),
+#endif
+    generic<AttentionParams>("attention_fwd/cuda/generic/decode", cuda::attention_fwd_decode_supports,
+                             cuda::attention_fwd_decode_workspace, cuda::attention_fwd_decode, kDecode),
+    generic<AttentionParams>("attention_fwd/cuda/generic/tiled", cuda::attention_fwd_tiled_supports, nullptr,
+                             cuda::attention_fwd_tiled, kGeneric + 1),
+    generic<AttentionParams>("attention_fwd/cuda/generic/naive", cuda::attention_fwd_naive_supports,
+                             cuda::attention_fwd_naive_workspace, cuda::attention_fwd_naive)
+  };
   return table(rows);
 }
 
 template <>
 KernelTable<AttentionBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<AttentionBackwardParams> rows[] = {
-#define FK_INSTANCE(op, suffix, dtype, dim)                                                \
-  hopper<AttentionBackwardParams>(                                                         \
-      #op "/cuda/sm90a/" #suffix "/d" #dim, cuda::sm90a::op##_supports<DType::dtype, dim>, \
-      cuda::sm90a::op##_workspace<dim>,                                                    \
-      with_repair<cuda::sm90a::BackwardWorkspace, dim, cuda::sm90a::op##_##suffix##_d##dim>),
-#include "cuda/sm90a/attention_bwd_instances.inc"
-#undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)                                              \
-  ampere<AttentionBackwardParams>(                                                       \
-      #op "/cuda/sm80/" #suffix "/d" #dim, cuda::sm80::op##_supports<DType::dtype, dim>, \
-      with_large_rows<cuda::sm80::op##_workspace<dim>>,                                  \
-      with_repair<cuda::sm80::BackwardWorkspace, dim, cuda::sm80::op##_##suffix##_d##dim>),
-#include "cuda/sm80/attention_bwd_instances.inc"
-#undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)                                              \
-  turing<AttentionBackwardParams>(                                                       \
-      #op "/cuda/sm75/" #suffix "/d" #dim, cuda::sm75::op##_supports<DType::dtype, dim>, \
-      with_large_rows<cuda::sm75::op##_workspace<dim>>,                                  \
-      after_sinks<cuda::sm75::op##_workspace<dim>, turing_pitch, cuda::sm75::op##_##suffix##_d##dim>),
-#include "cuda/sm75/attention_bwd_instances.inc"
-#undef FK_INSTANCE
-#define FK_INSTANCE(op, suffix, dtype, dim)                                    \
-  ampere<AttentionBackwardParams>(                                             \
-      #op "/cuda/sm80/" #suffix "/d" #dim, cuda::sm80::op##_f32_supports<dim>, \
-      with_large_rows<cuda::sm80::op##_f32_workspace>,                         \
-      after_sinks<cuda::sm80::op##_f32_workspace, dense_pitch, cuda::sm80::op##_##suffix##_d##dim>),
-#include "cuda/sm80/attention_bwd_f32_instances.inc"
-#undef FK_INSTANCE
-      generic<AttentionBackwardParams>("attention_bwd/cuda/generic", cuda::attention_bwd_supports,
-                                       cuda::attention_bwd_workspace, cuda::attention_bwd)};
+#if FK_WITH_SM90A
+    hopper_backward<DType::kFloat16, 64>("attention_bwd/cuda/sm90a/f16/d64"),
+    hopper_backward<DType::kBFloat16, 64>("attention_bwd/cuda/sm90a/bf16/d64"),
+    hopper_backward<DType::kFloat16, 96>("attention_bwd/cuda/sm90a/f16/d96"),
+    hopper_backward<DType::kBFloat16, 96>("attention_bwd/cuda/sm90a/bf16/d96"),
+    hopper_backward<DType::kFloat16, 128>("attention_bwd/cuda/sm90a/f16/d128"),
+    hopper_backward<DType::kBFloat16, 128>("attention_bwd/cuda/sm90a/bf16/d128"),
+#endif
+    ampere_backward<DType::kFloat16, 32>("attention_bwd/cuda/sm80/f16/d32"),
+    ampere_backward<DType::kBFloat16, 32>("attention_bwd/cuda/sm80/bf16/d32"),
+    ampere_backward<DType::kFloat16, 64>("attention_bwd/cuda/sm80/f16/d64"),
+    ampere_backward<DType::kBFloat16, 64>("attention_bwd/cuda/sm80/bf16/d64"),
+    ampere_backward<DType::kFloat16, 96>("attention_bwd/cuda/sm80/f16/d96"),
+    ampere_backward<DType::kBFloat16, 96>("attention_bwd/cuda/sm80/bf16/d96"),
+    ampere_backward<DType::kFloat16, 128>("attention_bwd/cuda/sm80/f16/d128"),
+    ampere_backward<DType::kBFloat16, 128>("attention_bwd/cuda/sm80/bf16/d128"),
+    ampere_backward<DType::kFloat16, 192>("attention_bwd/cuda/sm80/f16/d192"),
+    ampere_backward<DType::kBFloat16, 192>("attention_bwd/cuda/sm80/bf16/d192"),
+    ampere_backward<DType::kFloat16, 256>("attention_bwd/cuda/sm80/f16/d256"),
+    ampere_backward<DType::kBFloat16, 256>("attention_bwd/cuda/sm80/bf16/d256"),
+#if FK_WITH_SM75
+    turing_backward<DType::kFloat16, 32>("attention_bwd/cuda/sm75/f16/d32"),
+    turing_backward<DType::kFloat16, 64>("attention_bwd/cuda/sm75/f16/d64"),
+    turing_backward<DType::kFloat16, 96>("attention_bwd/cuda/sm75/f16/d96"),
+    turing_backward<DType::kFloat16, 128>("attention_bwd/cuda/sm75/f16/d128"),
+#endif
+    ampere_backward_f32<32>("attention_bwd/cuda/sm80/f32/d32"),
+    ampere_backward_f32<64>("attention_bwd/cuda/sm80/f32/d64"),
+    ampere_backward_f32<96>("attention_bwd/cuda/sm80/f32/d96"),
+    ampere_backward_f32<128>("attention_bwd/cuda/sm80/f32/d128"),
+    generic<AttentionBackwardParams>("attention_bwd/cuda/generic", cuda::attention_bwd_supports,
+                                     cuda::attention_bwd_workspace, cuda::attention_bwd)
+  };
   return table(rows);
 }
 

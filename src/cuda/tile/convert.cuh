@@ -22,6 +22,24 @@ inline constexpr DType dtype_of<__half> = DType::kFloat16;
 template <>
 inline constexpr DType dtype_of<__nv_bfloat16> = DType::kBFloat16;
 
+template <DType kDtype>
+struct ElementOf;
+template <>
+struct ElementOf<DType::kFloat32> {
+  using type = float;
+};
+template <>
+struct ElementOf<DType::kFloat16> {
+  using type = __half;
+};
+template <>
+struct ElementOf<DType::kBFloat16> {
+  using type = __nv_bfloat16;
+};
+/// The element type that a dtype names: `Element<dtype_of<T>>` is T.
+template <DType kDtype>
+using Element = typename ElementOf<kDtype>::type;
+
 template <class T>
 __device__ inline T from_float(float x);
 template <>

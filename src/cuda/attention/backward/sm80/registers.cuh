@@ -1,0 +1,59 @@
+// What the sm80 backward kernel holds in registers between products, how it passes it through shared memory, and the
+// first product of a team that has code of its own (BackwardShape::kOwnCode). Used by main.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/matrix.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace flashkernel::cuda::sm80 {
+
+/// Values in a warp's registers that are operands or results of matrix instructions: rows are keys.
+template <int kSlices, int kTiles>
+using Fragments = float[kSlices][kTiles][4];
+
+__device__ inline std::uint32_t& shared_word(std::uint32_t address) {
+  return *static_cast<std::uint32_t*>(__cvta_shared_to_generic(address));
+}
+__device__ inline uint4& shared_vector(std::uint32_t address) {
+  return *static_cast<uint4*>(__cvta_shared_to_generic(address));
+}
+
+/// S^T or, from -D of a lane's queries on, dP^T - D: of the warp's keys, which it holds, and of queries that start at
+/// `rows`. 32 queries after the other, so that what follows may start on the first before the rest is there.
+template <class T, int kDim, bool kFromDelta, int kSlices, int kTiles>
+__device__ inline void first_product_by_halves(Fragments<kSlices, kTiles>& result,
+                                               const std::uint32_t (&held)[kSlices][kDim / 16][4], std::uint32_t rows,
+                                               const float* delta) {
+  using Rows = SharedTile<kDim>;
+  static_assert(kTiles % 4 == 0, "whole groups of 32 queries");
+#pragma unroll
+  for (int group = 0; group < kTiles; group += 4) {
+    float2 start[4] = {};
+    if (kFromDelta) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) start[n] = *reinterpret_cast<const float2*>(delta + 8 * (group + n));
+    }
+#pragma unroll
+    for (int d = 0; d < kDim / 16; ++d)
+#pragma unroll
+      for (int n = 0; n < 4; n += 2) {
+        std::uint32_t queries[4];
+        ptx::ldmatrix_x4(queries, Rows::at_slice(rows, d) + (group + n) * 8 * Rows::kPitch);
+#pragma unroll
+        for (int s = 0; s < kSlices; ++s)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float(&sums)[4] = result[s][group + n + half];
+            const float2 from = start[n + half];
+            if (d == 0)
+              ptx::mma_m16n8k16_from<T>(sums, held[s][d], queries[2 * half], queries[2 * half + 1], from.x, from.y);
+            else
+              ptx::mma_m16n8k16<T>(sums, held[s][d], queries[2 * half], queries[2 * half + 1]);
+          }
+      }
+  }
+}
+
+}  // namespace flashkernel::cuda::sm80

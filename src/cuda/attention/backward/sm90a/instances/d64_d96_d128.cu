@@ -1,0 +1,13 @@
+// kernel.cuh for fp16 and bf16, head_dim 64, 96 and 128.
+#include "cuda/attention/backward/sm90a/kernel.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+template void attention_bwd<DType::kFloat16, 64>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kBFloat16, 64>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kFloat16, 96>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kBFloat16, 96>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kFloat16, 128>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kBFloat16, 128>(const AttentionBackwardParams&, void*, Stream);
+
+}  // namespace flashkernel::cuda::sm90a

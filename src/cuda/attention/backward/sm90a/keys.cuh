@@ -1,0 +1,384 @@
+// A key warpgroup of the Hopper backward kernel: 64 keys, their dK and dV in registers, and every tile of queries that
+// sees them. It works on transposed scores, so that P^T and dS^T are register operands of dV and dK; dS^T also goes to
+// shared memory, for the dQ warpgroup.
+//
+//   S^T = K Q^T  ->  P^T = exp2(..)        dP^T = V dO^T  ->  dS^T = P^T * (dP^T - D)        dV += P^T dO   dK += dS^T
+//   Q
+//
+// Order: while dS^T of a step is computed its dV is under way, and while the exponentials of the next step are computed
+// this one's dK is. S^T and dP^T take the same registers, one after the other, and P^T waits rounded: that is
+// what makes room for 128 registers of dK and dV.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/attention/backward/sm90a/epilogue.cuh"
+#include "cuda/attention/score_fast.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// Two rounded neighbours, widened.
+template <class T>
+__device__ inline float2 unpack_pair(std::uint32_t word);
+template <>
+__device__ inline float2 unpack_pair<__half>(std::uint32_t word) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&word));
+}
+template <>
+__device__ inline float2 unpack_pair<__nv_bfloat16>(std::uint32_t word) {
+  return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+}
+
+/// kModified: scores get a softcap.
+template <class Shape, class T, bool kModified>
+struct KeyConsumer {
+  static constexpr int kBlockM = Shape::kBlockM, kDim = Shape::kDim, kSteps = kBlockM / 16;  // of 16 queries
+  // What dP^T is multiplied by waits in shared memory where it is not P^T as dV takes it: under a softcap, and for
+  // bf16, whose rounding of P^T on top of dS^T's own is too coarse; there it waits in fp16. (JoinedConsumer keeps it.)
+  static constexpr bool kStash = !Shape::kJoined && (kModified || !std::is_same_v<T, __half>);
+
+  const AttentionBackwardParams& p;
+  const BackwardPlan& plan;
+  const BackwardLayout<Shape>& shared;
+  const int warpgroup;
+
+  Ring<Shape::kStages> at;          // the step's Q and dO
+  Ring<Shape::kScoreSlots> scored;  // the step's dS
+  Ring<Shape::kKeySlots> keys;      // the item's K
+  Ring<1> values;                   // and V
+  float grad_k[kDim / 2], grad_v[kDim / 2];
+  float scores[kBlockM / 2];         // S^T, P^T; dP^T, dS^T
+  std::uint32_t operand[kSteps][4];  // P^T, rounded, of dV; dS^T of dK
+
+  // One arrival a warp.
+  __device__ static void release(std::uint32_t barrier) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+  }
+  __device__ static int lane() { return threadIdx.x % 32; }
+  __device__ static int warp() { return threadIdx.x % 128 / 32; }
+
+  /// x = (this warpgroup's rows of K or V) x (the step's Q or dO)^T; only issues.
+  __device__ void issue_scores(float (&x)[kBlockM / 2], std::uint32_t keys_at, std::uint32_t queries_at) const {
+    const std::uint64_t a = ptx::matrix_descriptor(keys_at + warpgroup * 64 * 128, 16, 1024);
+    const std::uint64_t b = ptx::matrix_descriptor(queries_at, 16, 1024);
+#pragma unroll
+    for (int d = 0; d < kDim / 16; ++d)
+      ptx::wgmma_ss<T>(x, a + (d / 4 * Shape::kKvBlockBytes + d % 4 * 32) / 16,
+                       b + (d / 4 * Shape::kQBlockBytes + d % 4 * 32) / 16, d > 0);
+  }
+
+  /// grad += from x (the step's dO or Q); only issues.
+  __device__ void issue_gradient(float (&grad)[kDim / 2], const std::uint32_t (&from)[kSteps][4],
+                                 std::uint32_t queries_at, bool accumulate) const {
+    const std::uint64_t b = ptx::matrix_descriptor(queries_at, Shape::kQBlockBytes, 1024);
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n) ptx::wgmma_rs<T, true>(grad, from[n], b + n * 2048 / 16, n > 0 || accumulate);
+  }
+
+  __device__ static void hold_operand(std::uint32_t (&from)[kSteps][4]) {
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n) ptx::hold(from[n]);
+  }
+
+  /// What `scores` hold becomes the operand. Called after a wait for a barrier that comes after the product that took
+  /// the last operand: ptxas would round before the product is done, and find no registers for both operands; over a
+  /// loop that waits it moves nothing.
+  __device__ void round() {
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) operand[n][r] = pack<T>(scores[8 * n + 2 * r], scores[8 * n + 2 * r + 1]);
+  }
+
+  /// This lane's pairs of a row of the step's numbers: queries 8 n + 2 (lane % 4) and the next one.
+  __device__ const float* queries_row(int of_delta) const {
+    return static_cast<const float*>(__cvta_shared_to_generic(shared.rows(at.slot()))) + of_delta * kBlockM +
+           2 * (lane() % 4);
+  }
+
+  /// A place of this thread where the step's dS^T will be, inside the rows of its warp: 16 bytes for 16 queries.
+  __device__ uint4* stash(int n) const {
+    return static_cast<uint4*>(__cvta_shared_to_generic(shared.grad_s(scored.slot()) + n / 4 * Shape::kScoreBlockBytes +
+                                                        (warpgroup * 64 + warp() * 16) * 128 +
+                                                        (n % 4 * 32 + lane()) * 16));
+  }
+
+  /// What of a tile a thread must mask: query i sees key j when i + left <= j < i + right.
+  struct Mask {
+    int offset[2];      // of its two keys
+    unsigned width[2];  // 0: past the end
+
+    __device__ Mask(const KeyRange& range, int first_key, int first_query) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int j = first_key + lane() / 4 + 8 * half;
+        offset[half] = j - range.left - (first_query + 2 * (lane() % 4));
+        width[half] = j < range.k_len ? static_cast<unsigned>(range.right) - static_cast<unsigned>(range.left) : 0;
+      }
+    }
+    /// Element `element` of the fragment.
+    __device__ bool hides(int element) const {
+      const int half = element / 2 % 2, query = element / 4 * 8 + element % 2;
+      return static_cast<unsigned>(offset[half] - query) >= width[half];
+    }
+  };
+
+  /// S^T -> P^T in `scores`.
+  __device__ void exponentials() {
+    const float* const lse = queries_row(0);
+#pragma unroll
+    for (int n = 0; n < kBlockM / 8; ++n) {
+      const float2 shift = *reinterpret_cast<const float2*>(lse + 8 * n);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = scores[4 * n + e];
+        x = ptx::exp2_approx(fmaf(x, plan.scale_log2, e % 2 ? shift.y : shift.x));
+      }
+    }
+  }
+
+  /// The same under a softcap, c tanh(s / c); P^T (1 - tanh^2) goes to shared memory.
+  __device__ void capped_exponentials(const Mask& mask, bool masked) {
+    constexpr float kLog2E = 1.4426950408889634f;
+    const AttentionParams& f = p.forward;
+    const float inner = f.scale / f.softcap, outer = f.softcap * kLog2E;
+    const float* const lse = queries_row(0);
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n) {
+      float derivative[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const float2 shift = *reinterpret_cast<const float2*>(lse + 16 * n + e / 4 * 8);
+        float& x = scores[8 * n + e];
+        const float t = tanh_exp2(x * inner);
+        x = ptx::exp2_approx(fmaf(t, outer, e % 2 ? shift.y : shift.x));
+        if (masked && mask.hides(8 * n + e)) x = 0.0f;
+        derivative[e] = x * (1.0f - t * t);
+      }
+      keep(n, derivative);
+    }
+  }
+
+  __device__ void keep(int n, const float (&x)[8]) {
+    *stash(n) =
+        uint4{pack<__half>(x[0], x[1]), pack<__half>(x[2], x[3]), pack<__half>(x[4], x[5]), pack<__half>(x[6], x[7])};
+  }
+
+  /// dP^T -> dS^T in `scores`.
+  __device__ void differentiate() {
+    const float* const delta = queries_row(1);
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n) {
+      uint4 kept;
+      if constexpr (kStash) kept = *stash(n);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const float2 shift = *reinterpret_cast<const float2*>(delta + 16 * n + r / 2 * 8);
+        float2 weight;
+        if constexpr (kStash)
+          weight = unpack_pair<__half>(r == 0 ? kept.x : r == 1 ? kept.y : r == 2 ? kept.z : kept.w);
+        else
+          weight = unpack_pair<T>(operand[n][r]);
+        float* const x = &scores[8 * n + 2 * r];
+        x[0] = weight.x * (x[0] + shift.x);
+        x[1] = weight.y * (x[1] + shift.y);
+      }
+    }
+  }
+
+  /// dS^T to shared memory, for the dQ warpgroup.
+  __device__ void hand_over() {
+    if constexpr (kStash) __syncwarp();  // the warp has read what it left here
+    const int row = warpgroup * 64 + warp() * 16 + lane() % 16;
+    const std::uint32_t line = shared.grad_s(scored.slot()) + row * 128;
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n)
+      ptx::stmatrix_x4(line + n / 4 * Shape::kScoreBlockBytes + ((2 * (n % 4) + lane() / 16) ^ (row & 7)) * 16,
+                       operand[n][0], operand[n][1], operand[n][2], operand[n][3]);
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    release(shared.grad_s_full(scored.slot()));
+    ++scored.count;
+  }
+
+  /// Whether some pairs of a tile of queries are hidden. Asked before the scores are waited for: between them and the
+  /// exponentials it was 2 to 7 % of a call.
+  __device__ static std::uint32_t is_masked(const BackwardItem& item, int tile) {
+    std::uint32_t masked = (tile < item.first_whole) | (tile >= item.last_whole);
+    ptx::hold(masked);
+    return masked;
+  }
+
+  /// S^T of a tile of queries -> P^T in `scores`.
+  __device__ void weigh(const BackwardItem& item, int tile, bool masked) {
+    if constexpr (kStash) ptx::mbarrier_wait(shared.grad_s_empty(scored.slot()), scored.parity() ^ 1);
+    const auto make_mask = [&] {
+      return Mask(item.range, item.n_tile * Shape::kBlockN + warpgroup * 64 + warp() * 16, tile * kBlockM);
+    };
+    if constexpr (kModified) {
+      capped_exponentials(make_mask(), masked);
+    } else {
+      exponentials();
+      if (masked) {
+        const Mask mask = make_mask();
+#pragma unroll
+        for (int i = 0; i < kBlockM / 2; ++i)
+          if (mask.hides(i)) scores[i] = 0.0f;
+      }
+      if constexpr (kStash) {
+#pragma unroll
+        for (int n = 0; n < kSteps; ++n) keep(n, reinterpret_cast<const float(&)[8]>(scores[8 * n]));
+      }
+    }
+  }
+
+  /// The scores of an item's first tile of queries.
+  __device__ void open(const BackwardItem& item, int tile) {
+    ptx::mbarrier_wait(shared.q_full(at.slot()), at.parity());
+    ptx::mbarrier_wait(shared.k_full(keys.slot()), keys.parity());
+    ptx::hold(scores);
+    ptx::wgmma_fence();
+    issue_scores(scores, shared.k(keys.slot()), shared.q(at.slot()));
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::hold(scores);
+    weigh(item, tile, is_masked(item, tile));
+    ptx::mbarrier_wait(shared.v_full(), values.parity());
+  }
+
+  /// From P^T of a tile of queries to P^T of the next one. kLast: nothing follows. No product is under way at either
+  /// end: ptxas serialises what crosses the loop's back edge.
+  template <bool kLast>
+  __device__ void step(const BackwardItem& item, int next_tile, int accumulate) {
+    const std::uint32_t stage = at.slot();
+    ptx::mbarrier_wait(shared.grad_out_full(stage), at.parity());
+    round();
+    ptx::hold(scores);
+    hold_operand(operand);
+    ptx::hold(grad_v);
+    ptx::wgmma_fence();
+    issue_scores(scores, shared.v(), shared.grad_out(stage));
+    ptx::wgmma_commit();
+    issue_gradient(grad_v, operand, shared.grad_out(stage), accumulate);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    ptx::hold(scores);
+    if constexpr (kLast) {
+      release(shared.k_empty(keys.slot()));
+      release(shared.v_empty());
+    }
+    differentiate();
+    ptx::wgmma_wait<0>();
+    ptx::hold(grad_v);
+    hold_operand(operand);
+    release(shared.grad_out_empty(stage));
+    // In shared memory the other use of its place has been waited for already (kStash).
+    ptx::mbarrier_wait(shared.grad_s_empty(scored.slot()), scored.parity() ^ 1);
+    round();
+    hand_over();
+
+    ++at.count;
+    std::uint32_t masked = 0;
+    if constexpr (!kLast) masked = is_masked(item, next_tile);
+    if constexpr (!kLast) ptx::mbarrier_wait(shared.q_full(at.slot()), at.parity());
+    ptx::hold(scores);
+    hold_operand(operand);
+    ptx::hold(grad_k);
+    ptx::wgmma_fence();
+    if constexpr (!kLast) {
+      issue_scores(scores, shared.k(keys.slot()), shared.q(at.slot()));
+      ptx::wgmma_commit();
+    }
+    issue_gradient(grad_k, operand, shared.q(stage), accumulate);
+    ptx::wgmma_commit();
+    if constexpr (!kLast) {
+      ptx::wgmma_wait<1>();
+      ptx::hold(scores);
+      weigh(item, next_tile, masked);
+    }
+    ptx::wgmma_wait<0>();
+    ptx::hold(grad_k);
+    hold_operand(operand);
+    release(shared.q_empty(stage));
+  }
+
+  /// Calls put(x, factor, to, token stride, columns) for dK and for dV, where they are wanted; `to` is of `first_key`.
+  template <class Put>
+  __device__ void for_both(const BackwardItem& item, int first_key, const Put& put) const {
+    const AttentionParams& f = p.forward;
+    const std::int64_t begin = f.is_varlen_k() ? f.k_begin(item.b) : 0;
+    const auto row0 = [&](void* to, std::int64_t batch, std::int64_t head, std::int64_t token) {
+      return static_cast<T*>(to) + row_offset(f.is_varlen_k(), begin, item.b, item.g, first_key, batch, head, token);
+    };
+    if (p.grad_v)
+      put(grad_v, 1.0f, row0(p.grad_v, p.stride_grad_v_batch, p.stride_grad_v_head, p.stride_grad_v_token),
+          p.stride_grad_v_token, static_cast<int>(f.head_dim_v));
+    if (p.grad_k)
+      put(grad_k, f.scale, row0(p.grad_k, p.stride_grad_k_batch, p.stride_grad_k_head, p.stride_grad_k_token),
+          p.stride_grad_k_token, static_cast<int>(f.head_dim));
+  }
+
+  /// threadIdx.x for what is done once an item: kept over the loop of steps, it would spill or push out what that
+  /// keeps.
+  __device__ static std::uint32_t thread_again() {
+    std::uint32_t thread = threadIdx.x;
+    ptx::hold(thread);
+    return thread;
+  }
+
+  /// dK and dV, by way of the place of the next dS, of which each warp takes 2 KB.
+  __device__ void store(const BackwardItem& item, Ring<Shape::kScoreSlots> next, std::uint32_t thread) const {
+    const int key_warp = static_cast<int>(thread) / 32 - (Shape::kThreads / 32 - Shape::kKeyWarps);
+    const int first_key = item.n_tile * Shape::kBlockN + 16 * key_warp;
+    ptx::mbarrier_wait(shared.grad_s_empty(next.slot()), next.parity() ^ 1);
+    const std::uint32_t place = shared.grad_s(next.slot()) + key_warp * 16 * 128;
+    FiniteCheck<> finite;
+    for_both(item, first_key, [&](const float(&x)[kDim / 2], float factor, T* to, std::int64_t token, int dim) {
+      store_by_lines<kDim>(x, factor, place, to, token, item.range.k_len - first_key, dim, thread % 32, finite);
+    });
+    finite.report(plan.not_finite);
+  }
+
+  /// No query sees these keys.
+  __device__ void store_zeros(const BackwardItem& item) const {
+    const int first_key = item.n_tile * Shape::kBlockN + warpgroup * 64;
+    for_both(item, first_key, [&](const float(&)[kDim / 2], float, T* to, std::int64_t token, int dim) {
+      store_zero_rows(to, token, min(64, item.range.k_len - first_key), dim, threadIdx.x % 128, 128);
+    });
+  }
+
+  __device__ void run() {
+    at = {};
+    scored = {};
+    keys = {};
+    values = {};
+    for (Ring<BackwardLayout<Shape>::kItems> items;; ++items.count) {
+      ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
+      const BackwardItem& item = *shared.item(items.slot());
+      const int steps = item.steps;
+      if (steps < 0) return;
+      if (steps == 0) {
+        store_zeros(item);
+        ptx::mbarrier_arrive(shared.item_empty(items.slot()));
+        continue;
+      }
+      int tile = item.first_tile + item.tiles - 1, heads = plan.group;  // heads: left of the tile
+      open(item, tile);
+#pragma unroll 1
+      for (int s = 0; s < steps - 1; ++s) {
+        if (--heads == 0) heads = plan.group, --tile;
+        step<false>(item, tile, s);
+      }
+      step<true>(item, 0, steps - 1);
+      ++keys.count, ++values.count;
+      store(item, scored, thread_again());
+      ptx::mbarrier_arrive(shared.item_empty(items.slot()));
+    }
+  }
+};
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,142 @@
+// In which order the thread blocks of the Hopper backward kernel take items, tiles of keys of all heads: decided by the
+// host for each launch, walked by take_item (producer.cuh).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/host/ceil_div.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+/// Groups of heads one after another; in a group tile after tile, which is the heavy ones first under a causal mask and
+/// the order in which blocks add to dQ. With `leads` a head's first tile, which stores where others add, comes a group
+/// early: the first tiles of the next group before the other tiles of this one. The others then never wait for it.
+struct BackwardOrder {
+  int k_tiles = 0;        // of the longest sequence
+  int heads = 0;          // batch x heads_kv
+  int heads_at_once = 1;  // of a group; the last one has what is left
+  int leads = 0;
+  int last_group = 0;  // with leads, from this item on all are the last group's
+
+  struct Place {
+    unsigned head, tile;
+  };
+
+  /// How many heads the last of groups of `at_once` has.
+  constexpr int last_heads(int at_once) const { return heads > 0 ? (heads - 1) % at_once + 1 : 0; }
+
+  constexpr void set_groups(int at_once, bool with_leads) {
+    const int rest = last_heads(at_once);
+    heads_at_once = at_once;
+    leads = with_leads;
+    last_group = (heads - rest) * k_tiles + rest;
+  }
+
+  /// Where item `index` of heads x k_tiles is.
+  constexpr Place place(unsigned index) const {
+    const unsigned at_once = heads_at_once, per_group = at_once * k_tiles, all = heads, last = last_group;
+    unsigned first = 0, count = at_once;  // of the group's heads
+    if (!leads) {
+      first = index / per_group * at_once;
+      index %= per_group;
+      count = at_once < all - first ? at_once : all - first;
+    } else if (index >= last) {
+      first = (all - 1) / at_once * at_once;
+      count = all - first;
+      index += count - last;
+    } else if (index >= at_once) {
+      index -= at_once;
+      first = index / per_group * at_once;
+      index %= per_group;
+      const unsigned others = all - first - at_once, next = at_once < others ? at_once : others;
+      if (index < next)
+        first += at_once;
+      else
+        index += at_once - next;
+    }
+    return {first + index % count, index / count};
+  }
+};
+
+/// What the order of a call follows from.
+struct BackwardCall {
+  int heads = 0, k_tiles = 0, q_tiles = 0;  // batch x heads_kv, and tiles of the longest sequence
+  int group = 1;                            // heads_q / heads_kv
+  bool ordered = false;                     // blocks add to a tile of dQ in the order of their keys
+  bool joined = false;                      // the key warpgroups make dQ themselves, and wait in every step
+  bool uneven = false;                      // items have more steps the lower their keys are, as under a causal mask
+  std::int64_t band_tiles = 0;  // under a window with two sides: tiles of queries that see a tile of keys; 0 elsewhere
+  std::int64_t head_bytes = 0;  // of a kv head, what is read and added to again and again: Q, dO and the sums of dQ
+  int num_sms = 0;
+  std::int64_t l2_bytes = 0;
+};
+
+/// Whether blocks add in order though nobody asked for it: with few of them and under a mask it saves the converting
+/// kernel, and waiting costs less. Measured at d64, TFLOP/s in order and in any order: causal 1024 330 and 317, 2048
+/// 388 and 396. Not where the key warpgroups make dQ: causal 1024 338 and 358, full 512 380 and 386.
+inline bool order_is_cheap(bool joined, int k_tiles) { return !joined && k_tiles <= 8; }
+
+/// Whether in any order a head's first tile of keys comes a group early. The first block to add to a tile of dQ stores
+/// instead, and the others wait for that alone; where few heads at once take long, all would stay behind it. Measured
+/// beside sums that begin as zeros, TFLOP/s: d64 causal 8192, 16384 494 and 515, 506 and 517, full 8192 513 and 531;
+/// d128 16384 level. In shorter calls blocks wait once for a short time, and it costs up to 2 % in steady runs; in a
+/// band each tile of keys is the first one for some queries.
+inline bool first_tiles_lead(const BackwardCall& call) {
+  return !call.ordered && call.band_tiles == 0 && call.k_tiles > (call.joined ? 64 : 32);
+}
+
+/// Groups of heads alike in size: one that is left over at the end would not fill the device.
+inline int alike_in_size(int heads, std::int64_t wanted) {
+  wanted = std::clamp<std::int64_t>(wanted, 1, heads);
+  return static_cast<int>(ceil_div(heads, ceil_div(heads, wanted)));
+}
+
+/// How many heads' tiles alternate. A block adds to dQ after the one with the tile of keys before; both walk the same
+/// queries, so the later one should have started a few steps later: `distance`, when tickets of a head are this many
+/// tickets apart. Not more, so that what the heads at work read and sum stays in the L2 cache. Measured: two steps, but
+/// in order under a mask, where the longer the sequence, the more a block's steps differ from its neighbour's, k_tiles
+/// / 8 up to eight. Where key warpgroups that make dQ themselves wait in every step, in order, twice as many and more:
+/// d128 causal 1024 to 16384 gains 2 to 7 %, full 1 to 5 %. With grouped heads a block has more steps, but all begin at
+/// once, in a chain of k_tiles: as many heads as without groups, half as many under a mask.
+inline int heads_apart(const BackwardCall& call) {
+  const bool waits = call.joined && call.ordered;
+  std::int64_t steps = call.q_tiles, distance = 2;
+  if (call.uneven) {
+    steps = (steps + 1) / 2;
+    distance = waits ? std::clamp(call.k_tiles / 4, 3, 16) : std::clamp(call.k_tiles / 8, 2, 8);
+  } else if (call.band_tiles > 0) {
+    steps = std::min(steps, call.band_tiles);
+  } else if (waits) {
+    distance = std::clamp(call.k_tiles / 2, 2, 16);
+  }
+  if (call.uneven || call.band_tiles > 0) steps *= std::max(1, call.group / 2);
+  return alike_in_size(call.heads, ceil_div(distance * call.num_sms, std::max<std::int64_t>(1, steps)));
+}
+
+/// The same in any order where items are uneven or first tiles lead: two items for each multiprocessor, so that an item
+/// is taken where a longer one of the head ends, and no more, since what does not fit into the L2 cache is power.
+/// Measured at d128, causal 16384 (2 for 8 heads): 0.6 GB to and from memory for 1.9, by its own clock 1 to 5 % faster,
+/// among calls of others, which share one clock, 1 % slower; 8192 (4 for 8): 4 % faster, 1 % slower; 4096 (8 for 11): 3
+/// % faster, level; d64 4096 (8 for 32): 6 % and 3 % faster.
+inline int heads_of_two_items(const BackwardCall& call) {
+  return alike_in_size(call.heads, (2 * call.num_sms + call.k_tiles / 2) / std::max(1, call.k_tiles));
+}
+
+/// The same where first tiles lead and a warpgroup of its own makes dQ: as few heads as have what is read and added to
+/// again and again in three tenths of the L2 cache. Measured at d64, causal, TFLOP/s by distance and by this: 4096 453
+/// and 479, 8192 473 and 493, 16384 497 and 532.
+inline int heads_in_cache(const BackwardCall& call) {
+  return alike_in_size(call.heads, call.l2_bytes * 3 / 10 / std::max<std::int64_t>(1, call.head_bytes));
+}
+
+/// BackwardOrder::heads_at_once for a call.
+inline int choose_heads_at_once(const BackwardCall& call) {
+  if (call.heads == 0) return 1;
+  if (call.ordered) return heads_apart(call);
+  const bool lead = first_tiles_lead(call);
+  if (lead && !call.joined) return heads_in_cache(call);
+  return lead || call.uneven ? heads_of_two_items(call) : heads_apart(call);
+}
+
+}  // namespace flashkernel::cuda::sm90a

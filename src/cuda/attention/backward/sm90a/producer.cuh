@@ -1,0 +1,239 @@
+// The producer warpgroup of the Hopper backward kernel: one thread takes items by ticket, tells the consumers and fills
+// the slots of K, V, Q and dO by TMA, as far ahead as they allow; one thread each of two other warps keeps the order in
+// which blocks add to dQ: what that waits for, the L2 cache or another block, keeps nobody else.
+#pragma once
+
+#include "cuda/ptx/atomic.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/attention/backward/sm90a/shape.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// The tiles of queries of a cut item that are of a range; what the range has before them is left. A range is walked
+/// from its end: a block begins with what it gives away, and ends with what it takes, which has been there for long.
+__device__ inline void cut_item(const BackwardPlan& plan, BackwardRange* range, BackwardItem* item) {
+  const int range_first = range->number * plan.range_tiles, end = range_first + range->left;
+  const int item_first = (end - 1) / plan.q_tiles * plan.q_tiles, first = max(range_first, item_first);
+  item->share = end < item_first + plan.q_tiles ? BackwardItem::kGives
+                : first > item_first            ? BackwardItem::kTakes
+                                                : BackwardItem::kAll;
+  item->cut_range = range->number;
+  item->first_tile = first - item_first;
+  item->tiles = end - first;
+  range->left = first - range_first;
+}
+
+/// A ticket past the whole items begins a range; of a range under way `index` becomes the next item's, the last one's
+/// of what is left.
+__device__ inline void begin_range(const BackwardPlan& plan, BackwardRange* range, unsigned* index) {
+  const int number = static_cast<int>(*index) - plan.whole_items;
+  if (range->left == 0 && number >= 0) {
+    range->number = number;
+    range->left = min(plan.range_tiles, plan.cut_tiles - number * plan.range_tiles);
+  }
+  if (range->left > 0) *index = plan.whole_items + (range->number * plan.range_tiles + range->left - 1) / plan.q_tiles;
+}
+
+/// The next item of all thread blocks, or of the range that this block has begun. The last tickets are ranges of cut
+/// items. A block waits for lower tickets only, and all of those are taken by blocks that run, so that it never waits
+/// for ever.
+template <class Shape>
+__device__ inline void take_item(const AttentionBackwardParams& p, const BackwardPlan& plan, BackwardRange* range,
+                                 BackwardItem* item) {
+  const AttentionParams& f = p.forward;
+  for (;;) {
+    unsigned index = 0;
+    if (!Shape::kMayCut || range->left == 0) {
+      index = static_cast<unsigned>(atomicAdd(plan.ticket, 1));
+      if (index >= static_cast<unsigned>(plan.tickets)) {
+        item->steps = -1;
+        return;
+      }
+    }
+    if constexpr (Shape::kMayCut) begin_range(plan, range, &index);
+    const auto [head, tile] = plan.place(index);
+    item->b = static_cast<int>(head / static_cast<unsigned>(f.heads_kv));
+    item->g = static_cast<int>(head % static_cast<unsigned>(f.heads_kv));
+    item->n_tile = static_cast<int>(tile);
+    const KeyRange keys(f, item->b);
+    const int first_key = item->n_tile * Shape::kBlockN;
+    if (first_key >= keys.k_len) continue;  // a shorter sequence has no such tile
+    const int first_query = keys.first_query(first_key);
+    const int last_query = keys.last_query(min(keys.k_len, first_key + Shape::kBlockN) - 1);
+    item->range = keys;
+    item->q_row = f.is_varlen_q() ? f.q_begin(item->b) : 0;
+    item->k_row = f.is_varlen_k() ? f.k_begin(item->b) : 0;
+    item->first_tile = first_query / Shape::kBlockM;
+    item->tiles = last_query > first_query ? (last_query + Shape::kBlockM - 1) / Shape::kBlockM - item->first_tile : 0;
+    if constexpr (Shape::kMayCut) {
+      item->share = BackwardItem::kAll;
+      if (range->left > 0) cut_item(plan, range, item);
+    }
+    item->steps = item->tiles * plan.group;
+    // The first query of a tile sees the last key, the last query the first key; no key is past the end.
+    const int whole = first_key + Shape::kBlockN <= keys.k_len;
+    item->first_whole =
+        whole ? (max(0, first_key + Shape::kBlockN - keys.right) + Shape::kBlockM - 1) / Shape::kBlockM : 0;
+    item->last_whole = !whole                                    ? 0
+                       : keys.q_len - 1 + keys.left <= first_key ? 0x7fffffff
+                                                                 : max(0, first_key + 1 - keys.left) / Shape::kBlockM;
+    return;
+  }
+}
+
+/// Column blocks of a tile that begins at row `row` of head `head`.
+template <int kColumnBlocks>
+__device__ inline void load_tile(std::uint32_t to, int block_bytes, const CUtensorMap* map, std::uint32_t barrier,
+                                 std::uint64_t policy, int row, int head, int b) {
+#pragma unroll
+  for (int c = 0; c < kColumnBlocks; ++c)
+    ptx::tma_load(to + c * block_bytes, map, barrier, policy, c * 64, row, head, b);
+}
+
+/// One thread runs this. What is the item's is read from its record each time: registers are few.
+template <class Shape>
+__device__ inline void produce_gradients(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                         const BackwardLayout<Shape>& shared, const CUtensorMap* map_q,
+                                         const CUtensorMap* map_k, const CUtensorMap* map_v,
+                                         const CUtensorMap* map_grad_out, const CUtensorMap* map_rows) {
+  const AttentionParams& f = p.forward;
+  constexpr std::uint64_t kKeep = ptx::kL2EvictLast, kPass = ptx::kL2EvictFirst;
+  Ring<Shape::kStages> at;
+  Ring<BackwardLayout<Shape>::kItems> items;
+  Ring<Shape::kKeySlots> keys;
+  for (;; ++items.count) {
+    ptx::mbarrier_wait(shared.item_empty(items.slot()), items.parity() ^ 1);
+    BackwardItem* const item = shared.item(items.slot());
+    take_item<Shape>(p, plan, shared.range(), item);
+    item->key_slot = static_cast<int>(keys.slot());
+    ptx::mbarrier_arrive(shared.item_full(items.slot()));
+    const int steps = item->steps;
+    if (steps < 0) return;
+    if (steps == 0) continue;
+    BackwardPlace place(*item, plan.group);
+#pragma unroll 1
+    for (int left = steps; left > 0; --left, ++at.count, place.advance(*item, plan.group)) {
+      const std::uint32_t stage = at.slot();
+      ptx::mbarrier_wait(shared.q_empty(stage), at.parity() ^ 1);
+      ptx::mbarrier_arrive_expect(shared.q_full(stage), Shape::kQBytes + Shape::kRowsBytes);
+      load_tile<Shape::kColumnBlocks>(shared.q(stage), Shape::kQBlockBytes, map_q, shared.q_full(stage), kKeep,
+                                      item->q_row + place.tile * Shape::kBlockM, place.h,
+                                      f.is_varlen_q() ? 0 : item->b);
+      // By a map: compute-sanitizer takes a copy without one for a write of this thread, and sees races.
+      ptx::tma_load(shared.rows(stage), map_rows, shared.q_full(stage), kKeep, 0,
+                    plan.tile_index(f.heads_q, item->b, place.h, place.tile));
+      if (left == item->steps) {  // K and V after the first Q, whose slot is free before theirs
+        const std::uint32_t slot = keys.slot();
+        const int row = item->k_row + item->n_tile * Shape::kBlockN, b = f.is_varlen_k() ? 0 : item->b;
+        ptx::mbarrier_wait(shared.k_empty(slot), keys.parity() ^ 1);
+        ptx::mbarrier_arrive_expect(shared.k_full(slot), Shape::kKvBytes);
+        load_tile<Shape::kColumnBlocks>(shared.k(slot), Shape::kKvBlockBytes, map_k, shared.k_full(slot), kPass, row,
+                                        item->g, b);
+        ptx::mbarrier_wait(shared.v_empty(), Ring<1>{keys.count}.parity() ^ 1);
+        ptx::mbarrier_arrive_expect(shared.v_full(), Shape::kKvBytes);
+        load_tile<Shape::kColumnBlocks>(shared.v(), Shape::kKvBlockBytes, map_v, shared.v_full(), kPass, row, item->g,
+                                        b);
+        ++keys.count;
+      }
+      ptx::mbarrier_wait(shared.grad_out_empty(stage), at.parity() ^ 1);
+      ptx::mbarrier_arrive_expect(shared.grad_out_full(stage), Shape::kQBytes);
+      load_tile<Shape::kColumnBlocks>(shared.grad_out(stage), Shape::kQBlockBytes, map_grad_out,
+                                      shared.grad_out_full(stage), kKeep, item->q_row + place.tile * Shape::kBlockM,
+                                      place.h, f.is_varlen_q() ? 0 : item->b);
+    }
+  }
+}
+
+/// One thread runs this: calls `step(item, place)` for all steps of the block's items, if they are `wanted`.
+template <class Shape, class Step>
+__device__ inline void walk_steps(const BackwardPlan& plan, const BackwardLayout<Shape>& shared, bool wanted,
+                                  const Step& step) {
+  Ring<BackwardLayout<Shape>::kItems> items;
+  for (;; ++items.count) {
+    ptx::mbarrier_wait(shared.item_full(items.slot()), items.parity());
+    const BackwardItem& item = *shared.item(items.slot());
+    const int steps = item.steps;
+    if (steps < 0) return;
+    if (wanted) {
+      BackwardPlace place(item, plan.group);
+#pragma unroll 1
+      for (int i = 0; i < steps; ++i, place.advance(item, plan.group)) step(item, place);
+    }
+    ptx::mbarrier_arrive(shared.item_empty(items.slot()));
+  }
+}
+
+/// One thread runs this: finds out when the block may add a step's dQ, up to two turns ahead of the dQ warpgroup, which
+/// therefore finds the answer in shared memory.
+template <class Shape>
+__device__ inline void await_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                   const BackwardLayout<Shape>& shared) {
+  Ring<BackwardLayout<Shape>::kTurns> turns;
+  walk_steps<Shape>(plan, shared, p.grad_q, [&](const BackwardItem& item, const BackwardPlace& place) {
+    const int turn = item.n_tile - item.first_adder<Shape>(place.tile);
+    if (turn == 0) return;
+    const int* const counter = plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
+    ptx::mbarrier_wait(shared.turn_empty(turns.slot()), turns.parity() ^ 1);
+    while (ptx::load_acquire(counter) < plan.awaited(turn)) {
+    }
+    ptx::mbarrier_arrive(shared.turn_full(turns.slot()));
+    ++turns.count;
+  });
+}
+
+/// One thread runs this: once the dQ warpgroup has added a tile, the block after this one may. The release waits until
+/// the additions have been made, which nobody else should have to.
+template <class Shape>
+__device__ inline void pass_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                  const BackwardLayout<Shape>& shared) {
+  Ring<BackwardLayout<Shape>::kPasses> passes;
+  walk_steps<Shape>(plan, shared, p.grad_q, [&](const BackwardItem& item, const BackwardPlace& place) {
+    const int turn = item.n_tile - item.first_adder<Shape>(place.tile);
+    if (!plan.passes(turn, item.n_tile == item.last_adder<Shape>(place.tile))) return;
+    ptx::mbarrier_wait(shared.pass_full(passes.slot()), passes.parity());
+    ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile), turn + 1);
+    ptx::mbarrier_arrive(shared.pass_empty(passes.slot()));
+    ++passes.count;
+  });
+}
+
+/// One thread runs this, for JoinedConsumer: says of every step what becomes of its dQ, once it is its turn, up to
+/// kTurns steps ahead.
+template <class Shape>
+__device__ inline void publish_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                     const BackwardLayout<Shape>& shared) {
+  Ring<BackwardLayout<Shape>::kTurns> turns;
+  walk_steps<Shape>(plan, shared, true, [&](const BackwardItem& item, const BackwardPlace& place) {
+    BackwardTurn turn;
+    turn.tile = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
+    turn.how = p.grad_q ? BackwardTurn::kAdd : BackwardTurn::kDrop;
+    ptx::mbarrier_wait(shared.pass_empty(turns.slot()), turns.parity() ^ 1);
+    if (p.grad_q) {
+      const int before = item.n_tile - item.first_adder<Shape>(place.tile);
+      if (before == 0) turn.how = BackwardTurn::kStore;
+      while (before > 0 && ptx::load_acquire(plan.counters + turn.tile) < plan.awaited(before)) {
+      }
+    }
+    *shared.turn(turns.slot()) = turn;
+    ptx::mbarrier_arrive(shared.turn_full(turns.slot()));
+    ++turns.count;
+  });
+}
+
+/// One thread runs this, for JoinedConsumer: once a step's dQ has been added, the block after this one may add.
+template <class Shape>
+__device__ inline void pass_published_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
+                                            const BackwardLayout<Shape>& shared) {
+  Ring<BackwardLayout<Shape>::kTurns> turns;
+  walk_steps<Shape>(plan, shared, true, [&](const BackwardItem& item, const BackwardPlace& place) {
+    ptx::mbarrier_wait(shared.pass_full(turns.slot()), turns.parity());
+    const int before = item.n_tile - item.first_adder<Shape>(place.tile);
+    if (p.grad_q && plan.passes(before, item.n_tile == item.last_adder<Shape>(place.tile)))
+      ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile), before + 1);
+    ptx::mbarrier_arrive(shared.pass_empty(turns.slot()));
+    ++turns.count;
+  });
+}
+
+}  // namespace flashkernel::cuda::sm90a

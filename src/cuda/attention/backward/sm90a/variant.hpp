@@ -1,0 +1,139 @@
+// What a row of the table says about an instance of the Hopper backward kernel, the tensor maps and the workspace that
+// both the answer and the launch are made of. The instances (instances/) come from kernel.cuh.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/host/device.hpp"
+#include "cuda/attention/limits.hpp"
+#include "cuda/attention/tensor_maps.hpp"
+#include "flashkernel/stream.hpp"
+#include "ops/kernel_entry.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+/// Queries a step and keys a block: 128 registers of dK and dV and 64 of scores and their gradients either way.
+constexpr int backward_block_m(int dim) { return dim <= 64 ? 128 : 64; }
+inline constexpr int kBackwardBlockN = 128;
+
+/// The layout of an array of gradients, which follows the array that it is the gradient of.
+inline TensorMapSpec gradient_map(const TensorMapSpec& of, const void* data, std::int64_t stride_token,
+                                  std::int64_t stride_head, std::int64_t stride_batch) {
+  TensorMapSpec map = of;
+  map.data = data;
+  map.dims[1].stride = stride_token;
+  map.dims[2].stride = stride_head;
+  map.dims[3].stride = stride_batch;
+  return map;
+}
+
+inline TensorMapSpec grad_out_map(const AttentionBackwardParams& p, std::uint32_t rows) {
+  return gradient_map(out_map(p.forward, rows), p.grad_out, p.stride_grad_out_token, p.stride_grad_out_head,
+                      p.stride_grad_out_batch);
+}
+
+/// What belongs to the queries of each of `tiles` tiles: block_m of -LSE in base 2 and block_m of -D.
+inline TensorMapSpec rows_map(const float* rows, std::int64_t tiles, int block_m) {
+  TensorMapSpec map;
+  map.data = rows;
+  map.dtype = DType::kFloat32;
+  map.rank = 2;
+  map.dims[0] = {2 * block_m, 1, static_cast<std::uint32_t>(2 * block_m)};
+  map.dims[1] = {std::max<std::int64_t>(1, tiles), 2 * block_m, 1};
+  map.swizzle_bytes = 0;
+  return map;
+}
+
+/// At head_dim 128 alone. At 96 the code for it spills a register; at 64 it gains half to two per cent without a mask
+/// and its mere presence costs long causal calls 3 (in any order, 8192: 490 and 474 TFLOP/s).
+constexpr bool backward_may_cut(int dim) { return dim > 96; }
+
+/// Where a call has a last round of items for part of the device only, the items of the last round and of the one
+/// before it are not dealt out whole: their tiles of queries, all in a row, are cut into a range for each block, so
+/// that all blocks end together. Two blocks share most of these items then; one hands its sums of dK and dV to the
+/// other. (Stream-K: Osama et al., 2023.) Only where all items have as many tiles, whole ones, and nobody waits for the
+/// order of keys.
+struct BackwardCut {
+  static constexpr std::int64_t kLeast = 4;  // steps that it must save
+  std::int64_t items = 0;                    // that are cut, the last ones; 0: none
+  std::int64_t ranges = 0, range_tiles = 0;  // tiles of queries of a range: more than an item has
+
+  BackwardCut(const AttentionBackwardParams& p, int dim, std::int64_t num_sms) {
+    const AttentionParams& f = p.forward;
+    if (!backward_may_cut(dim) || p.deterministic || f.window_left >= 0 || f.window_right >= 0 || f.has_lengths() ||
+        f.seq_k % kBackwardBlockN != 0)
+      return;
+    const std::int64_t k_tiles = f.seq_k / kBackwardBlockN, heads = f.batch * f.heads_kv;
+    const std::int64_t tiles = (f.seq_q + backward_block_m(dim) - 1) / backward_block_m(dim);
+    const std::int64_t all = heads * k_tiles, last = num_sms > 0 ? all % num_sms : 0;
+    if (k_tiles <= 8 || all <= num_sms || last == 0) return;
+    if ((num_sms - last) * tiles * (f.heads_q / f.heads_kv) < kLeast * num_sms) return;
+    // The first tile of keys of each head is not cut: the other blocks of the head may wait for it.
+    if (heads * (k_tiles - 1) < last + num_sms) return;
+    items = last + num_sms;
+    range_tiles = (items * tiles + num_sms - 1) / num_sms;
+    ranges = (items * tiles + range_tiles - 1) / range_tiles;
+  }
+};
+
+/// The workspace: -D as [batch, heads_q, seq_q] in fp32 (for the repair), then per tile of queries block_m of -LSE in
+/// base 2 and block_m of -D, the sums of dQ in fp32 tiles of block_m * dim, one counter a tile, the ticket, the flag,
+/// and for each range of cut items a counter and a block's sums of dK and dV.
+struct BackwardWorkspace {
+  std::int64_t tiles = 0;  // a head
+  std::int64_t rows = 0, sums = 0, counters = 0, ticket = 0, not_finite = 0, given = 0, parts = 0,
+               bytes = 0;  // byte offsets
+
+  BackwardWorkspace(const AttentionBackwardParams& p, int dim) {
+    const AttentionParams& f = p.forward;
+    const std::int64_t block_m = backward_block_m(dim), heads = f.batch * f.heads_q;
+    tiles = (f.seq_q + block_m - 1) / block_m;
+    rows = (heads * f.seq_q * 4 + 255) / 256 * 256;
+    sums = rows + heads * tiles * block_m * 8;
+    counters = sums + heads * tiles * block_m * dim * 4;
+    ticket = counters + heads * tiles * 4;
+    not_finite = ticket + 4;
+    const std::int64_t ranges = BackwardCut(p, dim, cuda_device_properties(f.device.index).num_sms).ranges;
+    given = not_finite + 4;
+    parts = (given + ranges * 4 + 255) / 256 * 256;
+    bytes = parts + ranges * kBackwardBlockN * 2 * dim * 4;
+  }
+};
+
+template <DType kDtype, int kDim>
+Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
+  const AttentionParams& f = p.forward;
+  if (f.dtype != kDtype) return "it is built for another dtype";
+  if (const char* const other = other_head_dims(kHopperBackwardHeadDims, {kDim, kDim}, f.head_dim, f.head_dim_v))
+    return other;
+  if (f.is_paged()) return "it takes no paged keys and values";
+  if (f.bias.data || p.grad_bias) return "it takes no additive bias";
+  if (f.alibi_slopes) return "it takes no ALiBi slopes";
+  // Lengths are 32-bit in the kernel, with room for windows; so are coordinates and the number of tiles.
+  if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
+  if (f.total_q > 0x7fffffff || f.total_k > 0x7fffffff) return "there are over 2^31 rows";
+  if (f.batch * f.heads_q * (std::max(f.seq_q, f.seq_k) / 64 + 1) > 0x7fffffff) return "too many tiles for 32 bits";
+  const auto fits = [](const TensorMapSpec& like, const void* data, std::int64_t token, std::int64_t head,
+                       std::int64_t batch) {
+    return !data || fits_tensor_map(gradient_map(like, data, token, head, batch));
+  };
+  const TensorMapSpec q = q_map(f, 64), k = kv_map(f, false, 8), v = kv_map(f, true, 8);
+  if (!fits_tensor_map(q) || !fits_tensor_map(k) || !fits_tensor_map(v) || !fits_tensor_map(out_map(f, 64)) ||
+      !fits_tensor_map(grad_out_map(p, 64)) ||
+      !fits(q, p.grad_q, p.stride_grad_q_token, p.stride_grad_q_head, p.stride_grad_q_batch) ||
+      !fits(k, p.grad_k, p.stride_grad_k_token, p.stride_grad_k_head, p.stride_grad_k_batch) ||
+      !fits(v, p.grad_v, p.stride_grad_v_token, p.stride_grad_v_head, p.stride_grad_v_batch))
+    return "its copy engine and stores need data and rows at multiples of 16 bytes, and positive strides";
+  return Verdict::ok();
+}
+
+template <int kDim>
+std::size_t attention_bwd_workspace(const AttentionBackwardParams& p) {
+  return static_cast<std::size_t>(BackwardWorkspace(p, kDim).bytes);
+}
+
+/// Launches the kernel: an entry of the table.
+template <DType kDtype, int kDim>
+void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream stream);
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,9 @@
+// kernel_quantized.cuh for fp16 and bf16, head_dim 64.
+#include "cuda/attention/decode/sm80/kernel_quantized.cuh"
+
+namespace flashkernel::cuda::sm80 {
+
+template void attention_decode_quantized<DType::kFloat16, 64>(const AttentionParams&, void*, Stream);
+template void attention_decode_quantized<DType::kBFloat16, 64>(const AttentionParams&, void*, Stream);
+
+}  // namespace flashkernel::cuda::sm80

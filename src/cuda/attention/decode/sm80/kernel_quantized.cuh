@@ -1,0 +1,153 @@
+// Split-KV decode over 8-bit keys and values: kernel.cuh with half the bytes. A granule's elements come into
+// shared memory as they are, with their scales, and are widened to fp16 in registers between ldmatrix and the matrix
+// instruction; queries are fp16 too (bf16 ones divided by a power of two of their row). ldmatrix moves pairs of bytes,
+// so a lane gets four neighbouring dims of a key, where the instruction wants two and two 8 further: queries are stored
+// in that order. Of values, transposed, it gets two neighbouring dims of two keys: even dims are rows 0 to 7 of the
+// output, odd ones rows 8 to 15. Instantiated by the generated attention_decode_quantized_*.cu.
+#pragma once
+
+#include "cuda/attention/decode/sm80/kernel.cuh"
+#include "cuda/attention/decode/sm80/widen.cuh"
+
+namespace flashkernel::cuda::sm80 {
+
+template <class E>
+struct NarrowKeys {
+  using Element = E;
+  using Operand = __half;
+  static constexpr int kBytes = 1;
+
+  /// Queries as fp16, in each slice of 16 dims in the order of the keys' operand; factors[row] times them are the
+  /// queries. A warp takes a row, a lane a slice.
+  template <class, int kDim, int kRows>
+  __device__ static void load_queries(const AttentionParams& p, const DecodePlan& plan, const Segment& segment,
+                                      std::uint32_t tiles, int rows, float* factors) {
+    using Tile = SharedTile<kDim>;
+    const int group = static_cast<int>(p.heads_q / p.heads_kv), dim = static_cast<int>(p.head_dim);
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    for (int at = static_cast<int>(threadIdx.x / kWarp); at < plan.heads * kRows; at += plan.warps) {
+      const int head = at / kRows, row = at % kRows;
+      float values[16] = {}, largest = 0.0f;
+      if (row < rows && lane < kDim / 16) {
+        const std::int64_t h = static_cast<std::int64_t>(segment.head_group * plan.heads + head) * group + row % group;
+        const std::int64_t at_q = p.q_offset(segment.b, h, query_of(row, group)) + lane * 16;
+        const auto* const from = static_cast<const unsigned short*>(p.q) + at_q;  // elements of 16 bits
+        std::uint32_t pairs[8] = {};
+        if (plan.vectors_q && lane * 16 + 16 <= dim) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            *reinterpret_cast<uint4*>(pairs + 4 * half) = reinterpret_cast<const uint4*>(from)[half];
+        } else {
+#pragma unroll
+          for (int e = 0; e < 16; ++e)
+            if (lane * 16 + e < dim) pairs[e / 2] |= static_cast<std::uint32_t>(from[e]) << (e % 2 * 16);
+        }
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+          if (p.dtype_q == DType::kFloat16) {
+            const float2 two = __half22float2(as_half2(pairs[c]));
+            values[2 * c] = two.x, values[2 * c + 1] = two.y;
+          } else {
+            values[2 * c] = __uint_as_float(pairs[c] << 16),
+                       values[2 * c + 1] = __uint_as_float(pairs[c] & 0xffff0000u);
+          }
+        }
+      }
+      float factor = 1.0f, inverse = 1.0f;
+      if (p.dtype_q != DType::kFloat16) {  // fp16 holds less: the largest becomes a number from 1 to 2
+#pragma unroll
+        for (int e = 0; e < 16; ++e) largest = fmaxf(largest, fabsf(values[e]));
+        const std::uint32_t field = __float_as_uint(warp_reduce(largest, Largest{})) >> 23;
+        if (field > 0 && field < 0xfe) {
+          factor = __uint_as_float(field << 23);
+          inverse = __uint_as_float((254 - field) << 23);
+        }
+      }
+      if (lane < kDim / 16) {
+        // Dim 4 c + e stands at 2 c + e for e < 2, at 8 + 2 c + e - 2 for the others.
+        std::uint32_t pairs[8];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          pairs[c] = pack<__half>(values[4 * c] * inverse, values[4 * c + 1] * inverse);
+          pairs[4 + c] = pack<__half>(values[4 * c + 2] * inverse, values[4 * c + 3] * inverse);
+        }
+        const std::uint32_t tile = tiles + head * kRows * Tile::kPitch;
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          *static_cast<uint4*>(__cvta_shared_to_generic(tile + Tile::offset(row, 2 * lane + half))) =
+              uint4{pairs[4 * half], pairs[4 * half + 1], pairs[4 * half + 2], pairs[4 * half + 3]};
+      }
+      if (lane == 0) factors[at] = factor;
+    }
+  }
+
+  template <int kDim, class F>
+  __device__ static void each_key_slice(std::uint32_t lane_keys, F f) {
+#pragma unroll
+    for (int d = 0; d < kDim / 16; d += 2) {
+      std::uint32_t bytes[4];  // keys 0 to 7 and 8 to 15 of slice d, then of slice d + 1
+      ptx::ldmatrix_x4(bytes, KeyTile<E, kDim>::at_slice(lane_keys, d / 2));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        std::uint32_t a[4];
+        widen_neighbours<E>(bytes[2 * half], a[0], a[2]);
+        widen_neighbours<E>(bytes[2 * half + 1], a[1], a[3]);
+        f(d + half, a);
+      }
+    }
+  }
+  template <int kDim, class F>
+  __device__ static void each_value_slice(std::uint32_t lane_values, F f) {
+#pragma unroll
+    for (int c = 0; c < kDim / 16; c += 2) {
+      std::uint32_t bytes[4];  // keys 0 to 7 of slices c and c + 1, then keys 8 to 15
+      ptx::ldmatrix_x4_trans(bytes, KeyTile<E, kDim>::at_slice(lane_values, c / 2));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        std::uint32_t a[4];
+        widen_alternate<E>(bytes[half], a[0], a[1]);
+        widen_alternate<E>(bytes[2 + half], a[2], a[3]);
+        f(c + half, a);
+      }
+    }
+  }
+  __device__ static int column(int c, int half, int lane) { return 16 * c + 2 * (lane / 4) + half; }
+
+  template <int kDim>
+  __device__ static float value_at(std::uint32_t values, int key, int column) {
+    const std::uint32_t address = values + KeyTile<E, kDim>::offset(key, column / 16) + column % 16;
+    return to_float(*static_cast<const E*>(__cvta_shared_to_generic(address)));
+  }
+  // Only e4m3 has a NaN. (A scale that is one makes its probabilities NaN, where they are seen.)
+  __device__ static bool any_not_finite(std::uint32_t values, int bytes, int lane) {
+    std::uint32_t found = 0;
+    if constexpr (dtype_of<E> == DType::kFloat8E4M3)
+      for (int at = lane * 4; at < bytes; at += kWarp * 4)
+        found |= nan_bytes(*static_cast<const std::uint32_t*>(__cvta_shared_to_generic(values + at)));
+    return found != 0;
+  }
+  __device__ static void clean(std::uint32_t values, int bytes, int lane) {
+    for (int at = lane * 4; at < bytes; at += kWarp * 4) {
+      auto* const word = static_cast<std::uint32_t*>(__cvta_shared_to_generic(values + at));
+      *word &= ~((nan_bytes(*word) >> 7) * 0xff);
+    }
+  }
+};
+
+/// An entry of the table. Queries in fp16 and bf16 share a kernel: it asks which they are where it loads them and where
+/// it stores rows, not in its loop.
+template <DType, int kDim>
+void attention_decode_quantized(const AttentionParams& p, void* workspace, Stream stream) {
+  if (p.batch * p.heads_q * p.seq_q == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const DecodePlan plan = plan_decode<kDim, 1>(p);
+  const ZeroedMemory counters(p.device.index, Departure::bytes(plan.blocks), stream);
+  auto* const partials = static_cast<float*>(workspace);
+  auto* const zeros = static_cast<int*>(counters.data());
+  if (p.dtype == DType::kInt8)
+    launch_attention_decode<EitherHalf, NarrowKeys<Int8>, kDim>(p, plan, partials, zeros, native(stream));
+  else
+    launch_attention_decode<EitherHalf, NarrowKeys<Float8>, kDim>(p, plan, partials, zeros, native(stream));
+}
+
+}  // namespace flashkernel::cuda::sm80

@@ -1,0 +1,170 @@
+// How keys and values reach a warp of split-KV decode: granules of 16 rows, copied asynchronously into the warp's own
+// ring of shared memory, as far ahead as it holds, from one segment into the next. Used by kernel.cuh.
+// Invariant: rows outside of what a sequence's queries see, and rows of pages that do not exist, become zero.
+#pragma once
+
+#include "cuda/ptx/copy.cuh"
+#include "cuda/attention/decode/sm80/schedule.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace flashkernel::cuda::sm80 {
+
+/// A tile of keys or values: rows of kDim elements, laid out as 16-bit ones of as many bytes.
+template <class E, int kDim>
+using KeyTile = SharedTile<kDim* static_cast<int>(sizeof(E)) / 2>;
+
+/// How a warp copies a granule: kAcross lanes a row, 16 bytes each.
+template <class E, int kDim>
+struct GranuleCopy {
+  using Tile = KeyTile<E, kDim>;
+  static constexpr int kVector = 16 / static_cast<int>(sizeof(E));  // elements
+  static constexpr int kAcross = Tile::kChunks % 8 == 0 ? 8 : 4;
+  static constexpr int kRows = kWarp / kAcross;  // of a pass
+  static constexpr int kPasses = kGranule / kRows, kGroups = Tile::kChunks / kAcross;
+
+  /// Rows [first, first + count) of the tile from `from`, the tile's row 0; the others become zero.
+  __device__ static void start(std::uint32_t tile, const E* from, std::int64_t stride, int dim, int first, int count) {
+    const int lane = static_cast<int>(threadIdx.x % kWarp), row = lane / kAcross, chunk = lane % kAcross;
+    // Two passes on, the twist is the same again.
+    const std::uint32_t to[2] = {Tile::offset(row, chunk), Tile::offset(kRows + row, chunk) - kRows * Tile::kPitch};
+    from += row * stride + chunk * kVector;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass, from += kRows * stride) {
+      const bool there = static_cast<unsigned>(pass * kRows + row - first) < static_cast<unsigned>(count);
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const int bytes = min(max((dim - (group * kAcross + chunk) * kVector) * static_cast<int>(sizeof(E)), 0), 16);
+        ptx::cp_async_16(tile + to[pass % 2] + pass * kRows * Tile::kPitch + group * kAcross * 16,
+                         from + group * kAcross * kVector, there ? static_cast<std::uint32_t>(bytes) : 0u);
+      }
+    }
+  }
+};
+
+/// The next granules of one warp: `count` of them (at most 32), plan.key_lanes apart from `granule` on; lane l knows
+/// the page that holds the l-th one (-1: no such page).
+struct Batch {
+  int granule = 0, count = 0;
+  int b = 0, head = 0;  // of keys and values
+  int first_key = 0, last_key = 0;
+  std::int32_t page = -1;
+};
+
+/// Streams a warp's share into its ring, segment after segment, as far ahead as the ring allows. Addresses are made 32
+/// granules at a time, one a lane, and handed round: made for each granule, a division by the page size and 64-bit
+/// products would stand in front of every copy.
+template <class T, int kDim, int kStages>
+class Producer {
+ public:
+  using Tile = KeyTile<T, kDim>;
+  using Shape = DecodeShape<kDim, 1, sizeof(T)>;  // slots are the same for any number of tiles
+  static constexpr std::uint32_t kTileBytes = Shape::kTileBytes;
+
+  __device__ Producer(const AttentionParams& p, const DecodePlan& plan, const SegmentWalk& walk, std::uint32_t ring)
+      : walk_(walk), ring_(ring) {
+    const int warp = static_cast<int>(threadIdx.x / kWarp);
+    key_lane_ = warp % plan.key_lanes;
+    head_ = warp / plan.key_lanes;
+    segment_.end = 0;
+    next_ = fetch(p, plan);
+  }
+
+  /// Starts the copies of the next granule, if there is one; a group of copies in any case.
+  __device__ void start(const AttentionParams& p, const DecodePlan& plan) {
+    if (used_ == count_ && next_.count > 0) {
+      make_addresses(p, plan);
+      next_ = fetch(p, plan);
+    }
+    if (used_ < count_) {
+      const std::int64_t k_at = __shfl_sync(kFullMask, k_at_, used_), v_at = __shfl_sync(kFullMask, v_at_, used_);
+      const int rows = __shfl_sync(kFullMask, rows_, used_), first = rows & 0xff, count = rows >> 8;
+      const std::uint32_t slot = ring_ + slot_ * Shape::kSlotBytes;
+      if constexpr (sizeof(T) == 1) {
+        if (p.quantization.per_token) start_scales(p, slot + 2 * kTileBytes, count > 0);
+      }
+      GranuleCopy<T, kDim>::start(slot, static_cast<const T*>(p.k) + k_at, p.stride_k_token,
+                                  static_cast<int>(p.head_dim), first, count);
+      GranuleCopy<T, kDim>::start(slot + kTileBytes, static_cast<const T*>(p.v) + v_at, p.stride_v_token,
+                                  static_cast<int>(p.head_dim_v), first, count);
+      ++used_;
+      slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
+    }
+    ptx::cp_async_commit();
+  }
+
+ private:
+  __device__ static int lane() { return static_cast<int>(threadIdx.x % kWarp); }
+
+  /// Scales of all 16 keys of a granule, four lanes each for K and V: those of keys that no query sees are masked
+  /// later.
+  __device__ void start_scales(const AttentionParams& p, std::uint32_t to, bool there) const {
+    const std::int64_t k_at = __shfl_sync(kFullMask, scale_k_, used_), v_at = __shfl_sync(kFullMask, scale_v_, used_);
+    const float* const from = lane() < 4 ? p.quantization.k.data + k_at : p.quantization.v.data + v_at;
+    if (lane() < 8) ptx::cp_async_16(to + lane() * 16, from + lane() % 4 * 4, there ? 16u : 0u);
+  }
+
+  /// Of what was fetched.
+  __device__ void make_addresses(const AttentionParams& p, const DecodePlan& plan) {
+    const int key = (next_.granule + lane() * plan.key_lanes) * kGranule;
+    const int first = max(next_.first_key - key, 0);
+    int count = min(next_.last_key - key, kGranule) - first;
+    k_at_ = next_.head * p.stride_k_head;
+    v_at_ = next_.head * p.stride_v_head;
+    if (p.is_paged()) {
+      const int slot = key % static_cast<int>(p.page_size);
+      const bool there = next_.page >= 0 && next_.page < p.num_pages;  // a bad table reads nothing
+      const std::int64_t page = there ? next_.page : 0;
+      if (!there) count = 0;
+      k_at_ += page * p.stride_k_batch + slot * p.stride_k_token;
+      v_at_ += page * p.stride_v_batch + slot * p.stride_v_token;
+      if constexpr (sizeof(T) == 1) {
+        if (p.quantization.per_token) {
+          scale_k_ = p.quantization.k.at(page, next_.head, slot) - p.quantization.k.data;
+          scale_v_ = p.quantization.v.at(page, next_.head, slot) - p.quantization.v.data;
+        }
+      }
+    } else if (p.is_varlen_k()) {
+      k_at_ += (p.k_begin(next_.b) + key) * p.stride_k_token;
+      v_at_ += (p.k_begin(next_.b) + key) * p.stride_v_token;
+    } else {
+      k_at_ += next_.b * p.stride_k_batch + key * p.stride_k_token;
+      v_at_ += next_.b * p.stride_v_batch + key * p.stride_v_token;
+    }
+    rows_ = count > 0 ? first | count << 8 : 0;
+    count_ = next_.count;
+    used_ = 0;
+  }
+
+  __device__ Batch fetch(const AttentionParams& p, const DecodePlan& plan) {
+    while (at_ >= segment_.end) {
+      if (!walk_.next(p, plan.head_groups, segment_)) return Batch{};
+      at_ = segment_.first + key_lane_;
+    }
+    const KeyRange& range = segment_.range;
+    Batch batch;
+    batch.b = segment_.b;
+    batch.head = segment_.head_group * plan.heads + head_;
+    batch.granule = at_;
+    batch.count = min(kWarp, (segment_.end - at_ + plan.key_lanes - 1) / plan.key_lanes);
+    batch.first_key = range.first(0);
+    batch.last_key = range.last(range.q_len - 1);
+    if (p.is_paged() && lane() < batch.count) {
+      const int column = (at_ + lane() * plan.key_lanes) * kGranule / static_cast<int>(p.page_size);
+      batch.page = p.block_table[segment_.b * p.stride_block_table + column];
+    }
+    at_ += kWarp * plan.key_lanes;
+    return batch;
+  }
+
+  SegmentWalk walk_;
+  Segment segment_;
+  Batch next_;
+  // The lane's granule of the batch under way: where it begins (elements), rows of it (the first, and how many times
+  // 256), its scales; `used_` of `count_` granules are under way.
+  std::int64_t k_at_ = 0, v_at_ = 0, scale_k_ = 0, scale_v_ = 0;
+  int rows_ = 0, used_ = 0, count_ = 0;
+  std::uint32_t ring_;
+  int key_lane_, head_, at_ = 0, slot_ = 0;
+};
+
+}  // namespace flashkernel::cuda::sm80

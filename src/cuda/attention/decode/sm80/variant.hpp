@@ -1,0 +1,187 @@
+// Split-KV decode on tensor cores: what a row of the table says about an instance (instances/ has
+// them, from kernel.cuh), and how a call is spread over the device.
+// Invariant: the spread depends on shapes only, never on lengths, so that a captured graph replays with other lengths.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/attention/limits.hpp"
+#include "cuda/host/device.hpp"
+#include "flashkernel/stream.hpp"
+#include "ops/attention_params.hpp"
+#include "ops/kernel_entry.hpp"
+
+namespace flashkernel::cuda::sm80 {
+
+inline constexpr int kGranule = 16;  // keys that a warp takes at a time; they lie in one page
+/// Warps of a block, at most. A granule of 8-bit keys is half the bytes and more instructions a byte, and one of more
+/// than 8 query rows has two or four times the products: then it takes more than one warp a scheduler to cover one
+/// warp's latencies. (At d128 six warps, not eight, with four tiles: each one's result takes 17 KB.)
+inline constexpr int decode_max_warps(int dim, int tiles, int element_bytes) {
+  if (element_bytes == 1) return 8;
+  return dim != 128 || tiles == 1 ? 4 : tiles == 2 ? 8 : 6;
+}
+inline constexpr int kTileRows = 8;  // query rows of one matrix instruction
+
+/// kTiles: tiles of 8 query rows that a warp serves. A warp has kStages granules of K and V in shared memory; on 9.0,
+/// a block's warps with all but one of them on their way are 48 to 128 KB a multiprocessor, where 4.5 TB/s with 1 us
+/// of latency needs 34 KB. kBytes: of an element of K and V; 8-bit ones bring their scales along.
+template <int kDim, int kTiles, int kBytes = 2>
+struct DecodeShape {
+  static constexpr int kMaxWarps = decode_max_warps(kDim, kTiles, kBytes);
+  static constexpr int kStagesOf128 = kTiles == 1 ? 5 : kBytes == 2 ? 2 : kTiles == 2 ? 5 : 4;
+  static constexpr int kStages = kDim <= 64 ? 8 : kDim <= 128 ? kStagesOf128 : kDim <= 192 ? 3 : 2;
+  static constexpr int kTileBytes = kGranule * kDim * kBytes;         // of K, or of V
+  static constexpr int kScaleBytes = kBytes == 1 ? kGranule * 4 : 0;  // the same
+  static constexpr int kSlotBytes = 2 * (kTileBytes + kScaleBytes);   // K, V, scales of K, of V
+  static constexpr int kRingBytes = kStages * kSlotBytes;             // of a warp
+  static constexpr int kRows = kTiles * kTileRows;
+  static constexpr int kQueryBytes = kRows * kDim * 2;  // of a head
+  // A warp's result: numerators (rows 4 floats apart more than kDim, so that a quarter-warp's stores fall into
+  // different banks), maximum and sum.
+  static constexpr int kResultPitch = kDim + 4;  // floats
+  static constexpr int kResultBytes = kRows * kResultPitch * 4 + kRows * 8;
+
+  static constexpr int shared_bytes(int warps, int heads) {
+    const int factors = kBytes == 1 ? kMaxWarps * kRows * 4 : 0;                       // of query rows
+    return warps * (kRingBytes + kResultBytes) + heads * kQueryBytes + factors + 512;  // and a few variables
+  }
+};
+
+/// How a call is spread over the device.
+struct DecodePlan {
+  int blocks = 0;     // persistent, one a multiprocessor, at most
+  int warps = 0;      // of a block: heads x key_lanes
+  int heads = 1;      // kv heads that a block takes side by side
+  int key_lanes = 0;  // warps that share a head's keys
+  int head_groups = 0;
+  int rows = 0;  // query rows of a kv head, at most
+  int shared_bytes = 0;
+  bool combine_apart = false;  // pairs cut by a border are merged by a second kernel, not by the last block to arrive
+  int combine_items = 0;       // pairs of sequence and head group, or borders between blocks: what is fewer
+  bool combine_by_pair = false;
+  bool modified = false;  // softcap or ALiBi
+  bool vectors_q = false, vectors_out = false;
+
+  /// Floats of the partial results: a block leaves at most two, one for the pair of sequence and head group that it
+  /// found begun, one for the pair that it left unfinished.
+  std::int64_t partial_floats(int dim) const { return std::int64_t{2} * blocks * heads * rows * (dim + 4); }
+};
+
+inline std::int64_t decode_rows(const AttentionParams& p) { return p.heads_q / p.heads_kv * p.seq_q; }
+
+/// f(Constant<kTiles>) for the tiles that a call needs.
+template <int kValue>
+struct DecodeTiles {
+  static constexpr int value = kValue;
+};
+template <int kDim, class F>
+auto with_decode_tiles(const AttentionParams& p, F&& f) {
+  const std::int64_t rows = decode_rows(p);
+  if (rows <= kTileRows) return f(DecodeTiles<1>{});
+  if constexpr (kDim <= 128) {
+    if (rows > 2 * kTileRows) return f(DecodeTiles<4>{});
+  }
+  return f(DecodeTiles<2>{});
+}
+
+template <int kDim, int kBytes = 2>
+DecodePlan plan_decode(const AttentionParams& p) {
+  const CudaDeviceProperties& device = cuda_device_properties(p.device.index);
+  DecodePlan plan;
+  plan.blocks = device.num_sms;
+  plan.head_groups = static_cast<int>(p.heads_kv) / plan.heads;
+  // As many for each head group, where that leaves few multiprocessors over: the blocks of all heads then go through
+  // the same sequences side by side, and cut them alike, or, where lengths are alike, not at all.
+  const int alike = plan.blocks - plan.blocks % std::max(1, plan.head_groups);
+  if (kBytes == 2 && 16 * alike >= 15 * plan.blocks) plan.blocks = alike;
+  plan.rows = static_cast<int>(decode_rows(p));
+  with_decode_tiles<kDim>(p, [&](auto tiles) {
+    using Shape = DecodeShape<kDim, decltype(tiles)::value, kBytes>;
+    plan.key_lanes = Shape::kMaxWarps / plan.heads;
+    while (plan.key_lanes > 1 &&
+           Shape::shared_bytes(plan.key_lanes * plan.heads, plan.heads) > device.max_shared_bytes_per_block)
+      --plan.key_lanes;
+    plan.warps = plan.key_lanes * plan.heads;
+    plan.shared_bytes = Shape::shared_bytes(plan.warps, plan.heads);
+  });
+  // A second kernel merges: up to 4096 keys in all, where it was 6 to 8 % faster on 9.0 (from 8192 on it was 4 to 8 %
+  // slower), and where one block would have to merge more than 512 rows, which it reads in 2 us, if all work were in
+  // one sequence.
+  plan.combine_apart = plan.rows > 2 * kTileRows || p.batch * p.seq_k <= 4096 ||
+                       plan.heads * plan.rows * (plan.blocks / plan.head_groups + 2) > 512;
+  const std::int64_t pairs = p.batch * plan.head_groups, borders = std::max(1, plan.blocks - 1);
+  plan.combine_by_pair = pairs <= borders;
+  plan.combine_items = static_cast<int>(std::min(pairs, borders));
+  plan.modified = p.has_score_modifier();
+  const auto fits = [](const void* data, std::uintptr_t bytes, std::int64_t a, std::int64_t b, std::int64_t c) {
+    const auto elements = static_cast<std::int64_t>(bytes / 2);
+    return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 && a % elements == 0 && b % elements == 0 &&
+           c % elements == 0;
+  };
+  plan.vectors_q = fits(p.q, 16, p.is_varlen_q() ? 0 : p.stride_q_batch, p.stride_q_head, p.stride_q_token);
+  plan.vectors_out = fits(p.out, 8, p.is_varlen_q() ? 0 : p.stride_out_batch, p.stride_out_head, p.stride_out_token);
+  return plan;
+}
+
+/// What decoding over 16-bit and over 8-bit keys asks alike; `vector`: elements of K and V in 16 bytes.
+template <int kDim, std::size_t kPairs>
+Verdict decode_supports(const AttentionParams& p, const HeadDims (&built)[kPairs], std::int64_t vector) {
+  if (const char* const other = other_head_dims(built, {kDim, kDim}, p.head_dim, p.head_dim_v)) return other;
+  if (decode_rows(p) > (kDim <= 128 ? 32 : 16))
+    return "it takes at most 32 query rows for each kv head, 16 where head_dim is over 128";
+  if (p.bias.data) return "it takes no additive bias";
+  if (p.is_paged() && p.page_size % kGranule != 0) return "page_size must be a multiple of 16";
+  const auto rows_of_16_bytes = [vector](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && a % vector == 0 && b % vector == 0 && c % vector == 0;
+  };
+  const bool side_by_side = p.is_varlen_k();
+  if (!rows_of_16_bytes(p.k, side_by_side ? 0 : p.stride_k_batch, p.stride_k_head, p.stride_k_token) ||
+      !rows_of_16_bytes(p.v, side_by_side ? 0 : p.stride_v_batch, p.stride_v_head, p.stride_v_token))
+    return "rows of k and v must start at multiples of 16 bytes";
+  // Lengths are 32-bit in the kernel, with room for windows; so are granules of all sequences and heads, and table
+  // columns.
+  if (p.seq_k > std::int64_t{1} << 29 || p.batch * p.heads_kv * (p.seq_k / kGranule + 1) >= std::int64_t{1} << 31)
+    return "the call has more keys than it takes";
+  return Verdict::ok();
+}
+
+template <DType kDtype, int kDim>
+Verdict attention_decode_supports(const AttentionParams& p) {
+  if (p.dtype != kDtype) return "it is built for another dtype";
+  return decode_supports<kDim>(p, kDecodeHeadDims, 8);
+}
+
+/// kDtype: of the queries.
+template <DType kDtype, int kDim>
+Verdict attention_decode_quantized_supports(const AttentionParams& p) {
+  if (!p.quantization) return "it takes 8-bit pages only";
+  if (p.dtype_q != kDtype) return "it is built for another dtype of queries";
+  const auto granules_of_16_bytes = [](const KvScale& scale) {
+    return reinterpret_cast<std::uintptr_t>(scale.data) % 16 == 0 && scale.stride_page % 4 == 0 &&
+           scale.stride_head % 4 == 0;
+  };
+  if (p.quantization.per_token && !(granules_of_16_bytes(p.quantization.k) && granules_of_16_bytes(p.quantization.v)))
+    return "rows of scales must start at multiples of 16 bytes";
+  return decode_supports<kDim>(p, kDecodeQuantizedHeadDims, 16);
+}
+
+template <int kDim>
+std::size_t attention_decode_quantized_workspace(const AttentionParams& p) {
+  return sizeof(float) * static_cast<std::size_t>(plan_decode<kDim, 1>(p).partial_floats(kDim));
+}
+
+template <int kDim>
+std::size_t attention_decode_workspace(const AttentionParams& p) {
+  return sizeof(float) * static_cast<std::size_t>(plan_decode<kDim>(p).partial_floats(kDim));
+}
+
+/// Launches the kernel: an entry of the table.
+template <DType kDtype, int kDim>
+void attention_decode(const AttentionParams& p, void* workspace, Stream stream);
+
+/// Launches the kernel: an entry of the table.
+template <DType kDtype, int kDim>
+void attention_decode_quantized(const AttentionParams& p, void* workspace, Stream stream);
+
+}  // namespace flashkernel::cuda::sm80

@@ -1,0 +1,245 @@
+// Decode of up to 32 query heads a kv head where sequences and kv heads are enough for a cluster each
+// (group_plan.hpp): all heads of a group read each key once, by wgmma (group_sums.cuh). The cluster's
+// blocks take the sequence's tiles of 64 keys in turn, so that each of them knows its pages before it knows the length;
+// a warpgroup brings them by TMA, two compute. What they have meets in shared memory (group_merge.cuh). No
+// workspace, counters or second kernel.
+//
+// Invariant: nobody waits for what another reading of a length decides: a block reads it once, and sends and is sent
+// the same bytes whatever it is. A length that somebody writes meanwhile spoils the call, and the call ends.
+#pragma once
+
+#include "cuda/host/clusters.hpp"
+#include "cuda/host/device.hpp"
+#include "cuda/host/launch.hpp"
+#include "cuda/ptx/grid.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/attention/decode/sm90a/group.hpp"
+#include "cuda/attention/decode/sm90a/group_merge.cuh"
+#include "cuda/attention/decode/sm90a/group_sums.cuh"
+#include "cuda/attention/decode/sm90a/schedule.cuh"
+#include "cuda/pipeline/register_pool.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+/// A block's shared memory, threads and registers. kStages tiles of K and V are on their way or in use: 192 KB at d128.
+/// A block that has a multiprocessor to itself can take 53 bytes a clock, which with 1 us of latency is 95 KB on their
+/// way, and each warpgroup keeps one tile and waits for the next.
+template <int kDim_, int kStages_>
+struct GroupShape {
+  static constexpr int kDim = kDim_, kStages = kStages_, kConsumers = kGroupWarpgroups;
+  // Slots are a warpgroup's own then. It has seen each phase of a slot's barrier end before it waits for the next.
+  static_assert(kStages % kConsumers == 0);
+  static constexpr int kKeys = kGroupKeys, kRows = kGroupRows;
+  static constexpr int kWarps = 4 * kConsumers, kThreads = (kWarps + 4) * kWarp;
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
+  // K and V lie as blocks of 64 columns: lines of 128 bytes, swizzled.
+  static constexpr int kBlocks = kDim / 64, kBlockBytes = kKeys * 128, kMatrixBytes = kBlocks * kBlockBytes;
+  static constexpr int kProducers = 2 * kBlocks;  // warps, of the four that hold none of the consumers' registers
+  static_assert(kProducers <= 4);
+  static constexpr int kStageBytes = 2 * kMatrixBytes;
+
+  static constexpr int kBarriers = kStages * kStageBytes, kInboxFull = kBarriers + 2 * kStages * 8;
+  static constexpr int kLengthKnown = kInboxFull + 8, kExchanged = kLengthKnown + 8, kLength = kExchanged + 8;
+  // Between warpgroups: half of each one's results, and each thread's maximum and sum.
+  static constexpr int kExchange = (kLength + 4 + 15) / 16 * 16, kExchangeStates = kExchange + kRows * kDim * 4;
+  static constexpr int kInbox = kExchangeStates + kConsumers * 128 * 8;
+};
+
+/// The warp that brings a block of 64 columns of K (the first half of the producers) or V, of the tiles rank, rank +
+/// blocks, .... A copy is of these columns and plan's box of keys; a lane asks for it, one after the other, which is
+/// some 40 clocks each: hence four warps. Boxes are looked up 32 at a time, a batch ahead, the first ones before the
+/// length.
+template <class Shape>
+class TileProducer {
+ public:
+  /// Looks the first boxes up.
+  __device__ TileProducer(const AttentionParams& p, const GroupPlan& plan, int producer, int rank, int sequence,
+                          int head, const CUtensorMap* map)
+      : p_(p), plan_(plan), map_(map), producer_(producer), rank_(rank), sequence_(sequence), head_(head) {
+    static_assert(Shape::kKeys == 1 << 6);
+    log2_boxes_ = 6 - plan.log2_box;
+    next_ = look_up(0);
+  }
+
+  __device__ void run(std::uint32_t shared, int length) {
+    const int tiles = (length + Shape::kKeys - 1) / Shape::kKeys, block = producer_ % Shape::kBlocks;
+    const int at_once = kWarp >> log2_boxes_;  // tiles
+    const std::uint32_t to = static_cast<std::uint32_t>(producer_ / Shape::kBlocks * Shape::kMatrixBytes +
+                                                        block * Shape::kBlockBytes + (lane() << plan_.log2_box) * 128);
+    Box now{0, 0, 0};
+#pragma unroll 1
+    for (int n = 0; rank_ + n * plan_.blocks < tiles; ++n) {
+      const int in = n & (at_once - 1), stage = n % Shape::kStages;
+      if (in == 0) now = next_;
+      const int at = (in << log2_boxes_) + (lane() & (boxes() - 1));
+      const int image = __shfl_sync(kFullMask, now.image, at), row = __shfl_sync(kFullMask, now.row, at);
+      const bool is_there = __shfl_sync(kFullMask, now.key, at) < length && lane() < boxes();
+      const unsigned copies = __popc(__ballot_sync(kFullMask, is_there));
+      const std::uint32_t full = shared + Shape::kBarriers + stage * 8;
+      ptx::mbarrier_wait(full + Shape::kStages * 8, (n / Shape::kStages & 1) ^ 1);
+      if (lane() == 0) ptx::mbarrier_arrive_expect(full, copies << (plan_.log2_box + 7));
+      __syncwarp();
+      if (is_there)
+        ptx::tma_load(shared + stage * Shape::kStageBytes + to, map_, full, ptx::kL2EvictFirst, block * 64, row, head_,
+                      image);
+      if (in == 0) next_ = look_up(n + at_once);
+    }
+    __syncwarp();
+  }
+
+ private:
+  struct Box {
+    int image, row, key;
+  };
+  __device__ static int lane() { return static_cast<int>(threadIdx.x % kWarp); }
+  __device__ int boxes() const { return 1 << log2_boxes_; }  // of a tile
+
+  /// This lane's box of those that begin with the block's tile `first`. Nothing here waits for the table's entry: one
+  /// that is no page's is outside of the tensor, which TMA reads as zeros.
+  __device__ Box look_up(int first) const {
+    const int tile = rank_ + (first + (lane() >> log2_boxes_)) * plan_.blocks;
+    const int key = tile * Shape::kKeys + ((lane() & (boxes() - 1)) << plan_.log2_box);
+    if (!p_.is_paged()) return {sequence_, key, key};
+    Box box{0, key & ((1 << plan_.log2_page) - 1), key};
+    // An entry past the sequence's end may be read, and nothing follows from it.
+    const int column = key >> plan_.log2_page;
+    if (column < p_.max_pages) box.image = p_.block_table[sequence_ * p_.stride_block_table + column];
+    return box;
+  }
+
+  const AttentionParams& p_;
+  const GroupPlan& plan_;
+  const CUtensorMap* map_;
+  int producer_, rank_, sequence_, head_, log2_boxes_;
+  Box next_;
+};
+
+/// What a cluster reads first, into L2 while the kernel before still runs: hints change no value, so that kernel may
+/// still write it.
+__device__ inline void fetch_ahead_of_group(const AttentionParams& p, const GroupPlan& plan, int sequence, int head) {
+  constexpr int kLine = 128;
+  const int index = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const int all = plan.blocks * static_cast<int>(blockDim.x);
+  if (p.is_paged()) {
+    const std::int32_t* const table = p.block_table + sequence * p.stride_block_table;
+    for (int i = index; i * (kLine / 4) < p.max_pages; i += all) ptx::prefetch_l2(table + i * (kLine / 4));
+    if (index == 0)
+      ptx::prefetch_l2(static_cast<const char*>(p.seq_lens.data) + sequence * (p.seq_lens.is_int64 ? 8 : 4));
+  }
+  const int lines = static_cast<int>(p.head_dim) * 2 / kLine;
+  for (int i = index; i < plan.rows * lines; i += all)
+    ptx::prefetch_l2(static_cast<const char*>(p.q) + i % lines * kLine +
+                     2 * (sequence * p.stride_q_batch +
+                          (static_cast<std::int64_t>(head) * plan.rows + i / lines) * p.stride_q_head));
+}
+
+/// Grid: blocks of a cluster, kv heads, sequences.
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    decode_group_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ GroupPlan plan,
+                        const __grid_constant__ CUtensorMap map_k, const __grid_constant__ CUtensorMap map_v) {
+  extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // lines of the swizzle: 1024 bytes
+  const std::uint32_t shared = ptx::shared_address(dynamic_shared), inbox_full = shared + Shape::kInboxFull;
+  const std::uint32_t length_known = shared + Shape::kLengthKnown;
+  int* const length_here = reinterpret_cast<int*>(dynamic_shared + Shape::kLength);
+  const int warp = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / kWarp, 0));
+  const int rank = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y), blocks = plan.blocks;
+  const int sequence = static_cast<int>(blockIdx.z);
+  const GroupInbox<Shape> inbox(plan.rows, blocks);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Shape::kStages; ++stage) {
+      ptx::mbarrier_init(shared + Shape::kBarriers + stage * 8, Shape::kProducers);
+      ptx::mbarrier_init(shared + Shape::kBarriers + (Shape::kStages + stage) * 8, 4);
+    }
+    ptx::mbarrier_init(inbox_full, 1);
+    ptx::mbarrier_init(length_known, 1);
+    ptx::mbarrier_init(shared + Shape::kExchanged, 128 * Shape::kConsumers);
+    ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect(inbox_full, static_cast<std::uint32_t>(inbox.expected(plan.rows, rank)));
+    ptx::tma_prefetch_map(&map_k);
+    ptx::tma_prefetch_map(&map_v);
+  }
+  __syncthreads();
+  ptx::cluster_arrive_relaxed();
+  fetch_ahead_of_group(p, plan, sequence, head);
+  ptx::cluster_wait();  // the other blocks are there: their inboxes can be sent to
+  // Up to here nothing is read that the kernel before may write. The next one may come: it waits here, too.
+  ptx::wait_for_previous_kernel();
+  ptx::allow_next_kernel();
+
+  if (warp >= Shape::kWarps) {
+    ptx::decrease_registers<Shape::kProducerRegisters>();
+    const int producer = warp - Shape::kWarps;
+    if (producer >= Shape::kProducers) return;
+    TileProducer<Shape> tiles(p, plan, producer, rank, sequence, head, producer < Shape::kBlocks ? &map_k : &map_v);
+    ptx::mbarrier_wait(length_known, 0);
+    tiles.run(shared, *length_here);
+  } else {
+    ptx::increase_registers<Shape::kConsumerRegisters>();
+    if (threadIdx.x == 0) {
+      *length_here = keys_of(p, sequence);
+      ptx::mbarrier_arrive(length_known);
+    }
+    ptx::mbarrier_wait(length_known, 0);
+    const int length = *length_here, tiles = (length + Shape::kKeys - 1) / Shape::kKeys, consumer = warp / 4;
+    const float scale_log2 = p.scale * 1.4426950408889634f;
+    const auto tile = [&](int n) { return shared + n % Shape::kStages * Shape::kStageBytes; };
+    const auto full = [&](int n) { return shared + Shape::kBarriers + n % Shape::kStages * 8; };
+    const auto keys = [&](int n) { return length - (rank + n * blocks) * Shape::kKeys; };
+    GroupSums<T, Shape> sums;
+    const auto start_scores = [&](int n) {
+      ptx::mbarrier_wait(full(n), n / Shape::kStages & 1);
+      if (keys(n) < Shape::kKeys) clear_values<Shape>(tile(n), keys(n), 1 + static_cast<std::uint32_t>(consumer));
+      sums.start_scores(tile(n));
+    };
+    sums.begin(p, sequence, head, plan.rows);
+    if (keys(consumer) > 0) {
+      start_scores(consumer);
+      sums.end_scores();
+      sums.weigh(scale_log2, keys(consumer));
+      int n = consumer;
+#pragma unroll 1
+      for (int next = n + Shape::kConsumers; rank + next * blocks < tiles; n = next, next += Shape::kConsumers) {
+        sums.start_values(tile(n));
+        start_scores(next);
+        sums.template end_values<1>();
+        if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(full(n) + Shape::kStages * 8);  // the slot is free
+        sums.end_scores();
+        sums.weigh(scale_log2, keys(next));
+      }
+      sums.start_values(tile(n));
+      sums.template end_values<0>();
+    }
+    sums.finish();
+    const GroupPart<Shape> part = merge_warpgroups(sums, consumer, dynamic_shared);
+    merge_blocks<T>(p, part, inbox, plan.rows, rank, sequence, head, dynamic_shared, inbox_full);
+  }
+}
+
+template <class T, class Shape>
+void launch_decode_group(const AttentionParams& p, Stream stream) {
+  constexpr const char* kName = "attention_fwd decode sm90a: a cluster for a group";
+  const auto kernel = decode_group_kernel<T, Shape>;
+  const int num_sms = cuda_device_properties(p.device.index).num_sms;
+  const GroupPlan plan = plan_group(p, num_sms, [&](int blocks) {
+    return clusters_at_once(kName, reinterpret_cast<const void*>(kernel), blocks, Shape::kThreads,
+                            GroupInbox<Shape>(Shape::kRows, blocks).bytes, p.device.index);
+  });
+  LaunchShape shape{
+      dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.heads_kv), static_cast<unsigned>(p.batch)),
+      Shape::kThreads, static_cast<std::size_t>(GroupInbox<Shape>(plan.rows, plan.blocks).bytes), native(stream), true};
+  shape.cluster = static_cast<unsigned>(plan.blocks);
+  // The two halves of a row are other warps' copies: 256 bytes at once would be asked for twice (32 x 4096 of 64/2
+  // heads: 34.5 us for 36.2).
+  const auto map = [&](const char* name, bool of_v) {
+    TensorMapSpec spec = kv_map(p, of_v, 1u << plan.log2_box);
+    spec.fetch_bytes = 128;
+    return make_tensor_map(name, spec);
+  };
+  launch(kName, kernel, shape, p, plan, map("attention_fwd k", false), map("attention_fwd v", true));
+}
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,196 @@
+// One query a sequence over a cache, at few microseconds: what a row of the table says about an instance
+// (instances/, from kernel.cuh), and how a call is spread over the
+// device. Invariant: the spread depends on shapes only, never on lengths, so that a captured graph replays with other
+// lengths.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/host/device.hpp"
+#include "cuda/attention/decode/sm90a/group.hpp"
+#include "flashkernel/stream.hpp"
+#include "ops/attention_params.hpp"
+#include "ops/kernel_entry.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+inline constexpr int kGranule = 16;                // keys that a warp takes at a time; they lie in one page
+inline constexpr int kTileRows = 8;                // query heads: the columns of one matrix instruction
+inline constexpr int kMostTiles = 2;               // of a cluster's query heads
+inline constexpr int kMostParts = 4;               // of a kv head's query heads, 8 at most in each, or 16
+inline constexpr int kMostDecodeBlocks = 16;       // of a cluster, the most that 9.0 has
+inline constexpr int kMostSequences = 32;          // a lane each
+inline constexpr int kMostShared = 256;            // where blocks share them: 2 KB of shared memory
+inline constexpr int kSharedFrom = 16;             // sequences of long calls
+inline constexpr std::int64_t kWideFrom = 131072;  // keys, of all sequences and heads: 64 MB at d128
+// Where two tiles serve: parts of 8 would read more keys than this in all, of sequences that are no shorter than that.
+inline constexpr std::int64_t kTilesFrom = 98304, kTilesFromLength = 2048;
+inline constexpr std::int64_t kPiecesFrom = 16384;     // keys of a sequence
+inline constexpr std::int64_t kMostKeysOfOne = 32768;  // in parts of 8: keys of a call's one sequence
+
+/// How a call is spread over the device: `groups` clusters for each kv head, or for each part of its query heads.
+struct ClusterPlan {
+  int blocks = 1, log2_blocks = 0;  // of a cluster
+  int groups = 1;                   // of sequences, as many as there are sequences at most
+  int parts = 1;                    // of a kv head's query heads
+  int rows = 0;                     // query heads of a part
+  int tiles = 1;                    // of 8 rows, in the instance that serves
+  int log2_granules_of_page = 0;
+  bool wide = false;    // blocks of twice the warps, one a multiprocessor
+  bool shared = false;  // each group is a block with an equal share, and sequences may be cut between them
+  int pieces = 1;       // of a sequence, each with its own result: another kernel merges them
+  bool late = false;    // the next kernel is let in when the keys are read, not before
+  bool leaves = false;  // the keys, read once and more than the L2 cache holds: it gives them up first
+
+  /// Wide blocks in clusters of 4 and more do not start early: some of them would find a place, the others stand behind
+  /// the kernel before (72 us against 66 at 65536 keys in pages of 256, call after call).
+  FK_HOST_DEVICE bool early() const { return !wide || blocks <= 2 || late; }
+};
+
+/// A block a multiprocessor, or fewer: two blocks fit one, and those that share it finish last (measured on an H200:
+/// 192 or 240 blocks are slower than 128 at every length). Several sequences are dealt to small clusters in groups,
+/// whole ones, so that there is nothing to merge between them: 64 clusters of 2 for 8 heads, or, where 8 does not
+/// divide the sequences, 32 of 4.
+///
+/// Long calls (from 64 MB at d128) take wide blocks instead, of one sequence or a few in one group, some 64 blocks: of
+/// 8 warps those read faster than 64 of 4 (68 us at 65536 keys against 76), and one long sequence among short ones is
+/// shared by all blocks of a head (80 us against 158). 16 and more sequences, those of few kv heads, and more than 32
+/// of any length are shared by blocks that are no cluster, one a multiprocessor: all of them read, whatever the lengths
+/// (32 x 4096: 124.6 us for 129.6; 128 x 4096: 480 for 498 by sm80's kernel, of mixed lengths 492 for 685). A sequence
+/// that is cut between them is merged by the last one to arrive, at the end, which costs 3 us.
+///
+/// Parts of a kv head's query heads, with several sequences, take wide blocks, too, and a cluster for as few sequences
+/// as there is room for (32 x 1024 of 32/1 heads: 12.0 us in 128 clusters of one block, 17.0 in 32 of two).
+///
+/// (Where sequences and kv heads are enough for a cluster each, most of what this says of several sequences is
+/// group_plan.hpp's since.)
+///
+/// Long calls of parts take parts of 16 rows, two tiles, which read the keys half as often (32 x 4096 of 32/1 heads:
+/// 27.7 us, 31.1 in parts of 8, 44.3 by sm80's kernel). Where their sequences are few and long, or kv heads too few for
+/// clusters, each is cut into pieces that are sequences of their own until a second kernel merges them (1 x 65536 of
+/// 32/1 heads: 19.6 us for 29.8).
+inline ClusterPlan plan_cluster(const AttentionParams& p) {
+  ClusterPlan plan;
+  const std::int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 0, keys = p.batch * p.seq_k * p.heads_kv;
+  const std::int64_t num_sms = cuda_device_properties(p.device.index).num_sms;
+  const auto parts_of = [&](std::int64_t most_rows) {
+    int parts = 1;
+    while (parts < kMostParts && (group > parts * most_rows || group % parts != 0)) ++parts;
+    return parts;
+  };
+  const auto fill = [&](std::int64_t clusters, std::int64_t blocks) {
+    plan.blocks = 1;
+    while (2 * plan.blocks <= kMostDecodeBlocks && clusters * 2 * plan.blocks <= blocks) plan.blocks *= 2;
+  };
+  plan.parts = parts_of(kTileRows);
+  fill(std::max<std::int64_t>(1, p.heads_kv * plan.parts), num_sms * 3 / 4);
+  const bool fills = 5 * p.heads_kv * plan.parts * plan.blocks >= 2 * num_sms;  // blocks without groups and pieces
+  if (p.head_dim == 128 && group <= kMostParts * kTileRows) {
+    const int parts = parts_of(kMostTiles * kTileRows);
+    const bool fewer = parts < plan.parts && p.seq_k >= kTilesFromLength &&
+                       (keys * plan.parts > kTilesFrom || (p.batch == 1 && keys > kMostKeysOfOne));
+    const bool few_heads = p.batch == 1 && plan.parts == 1 && !fills && p.seq_k >= kPiecesFrom && keys >= kWideFrom / 2;
+    if (fewer || few_heads) plan.tiles = kMostTiles, plan.parts = parts;
+  }
+  plan.rows = static_cast<int>(group / plan.parts);
+  const std::int64_t heads = std::max<std::int64_t>(1, p.heads_kv * plan.parts);
+  const bool whole = plan.parts == 1 && plan.tiles == 1, is_long = whole && keys * p.head_dim >= kWideFrom * 128;
+  plan.shared = (whole && p.batch > kMostSequences) ||
+                (is_long && p.batch > 1 && (p.batch >= kSharedFrom || plan.blocks > kMostDecodeBlocks / 2));
+  plan.wide = p.head_dim == 128 && (plan.shared || (is_long && fills));
+  plan.leaves = is_long;
+  const auto deal = [&](std::int64_t at_once) {  // whole sequences, or pieces, to groups
+    const std::int64_t all = p.batch * plan.pieces;
+    at_once = std::max<std::int64_t>(1, std::min(all, at_once));
+    const std::int64_t sequences = (all + at_once - 1) / at_once;  // of a group
+    plan.groups = static_cast<int>((all + sequences - 1) / sequences);
+  };
+  if (plan.shared) {
+    plan.blocks = 1;
+    plan.groups = static_cast<int>(std::max<std::int64_t>(1, num_sms / heads));
+  } else if (plan.tiles > 1 || (p.batch > 1 && plan.parts > 1 && p.head_dim == 128)) {
+    plan.wide = true;
+    if (plan.tiles > 1 && p.seq_k >= kPiecesFrom)
+      plan.pieces = static_cast<int>(
+          std::max<std::int64_t>(1, std::min<std::int64_t>(kMostSequences, num_sms / (2 * heads)) / p.batch));
+    deal(num_sms / heads);
+    fill(heads * plan.groups, num_sms);
+    // Clusters of 4 and more leave some multiprocessors of a GPC over: 30 of 4 and 15 of 8 run at a time on an H200.
+    if (plan.blocks > 2) fill(heads * plan.groups, num_sms * 9 / 10);
+    plan.late = plan.tiles > 1 && (plan.blocks > 2 || plan.pieces > 1);
+  } else if (p.batch > 1 && !plan.wide) {
+    fill(heads * (p.batch % 8 == 0 ? 8 : std::min<std::int64_t>(p.batch, 4)), num_sms);
+    if (plan.blocks == 1 && heads * 2 <= num_sms) plan.blocks = 2;
+    deal(num_sms / (heads * plan.blocks));
+  }
+  plan.log2_blocks = 0;
+  while (1 << plan.log2_blocks < plan.blocks) ++plan.log2_blocks;
+  while (p.is_paged() && (std::int64_t{kGranule} << plan.log2_granules_of_page) < p.page_size)
+    ++plan.log2_granules_of_page;
+  return plan;
+}
+
+/// Where sm80's kernel, whose blocks share everything, is the better one.
+inline Verdict worth_clusters(const AttentionParams& p) {
+  if (takes_group(p)) return Verdict::ok();
+  const ClusterPlan plan = plan_cluster(p);
+  if (plan.rows * plan.parts * p.heads_kv != p.heads_q || plan.rows > plan.tiles * kTileRows)
+    return "it takes 1 to 32 query heads for each kv head, in equal parts of at most 8";
+  if (p.batch > kMostSequences && !plan.shared)
+    return "it takes at most 32 sequences with more than 8 query heads for each kv head";
+  const std::int64_t keys = p.batch * p.seq_k * p.heads_kv, num_sms = cuda_device_properties(p.device.index).num_sms;
+  const std::int64_t blocks = p.heads_kv * plan.parts * plan.blocks * plan.groups;
+  // Every part reads all keys, from the L2 cache after the first one: up to 32 MB at d128 (16 MB of one sequence) that
+  // costs less than what the other kernel spends on starting and merging. In parts of 16 rows, up to 128 MB; in one, up
+  // to 256 MB, where the other kernel has caught up or, with sequences of any length, shares them better.
+  const std::int64_t most = plan.tiles > 1    ? (plan.parts > 1 ? 262144 : 524288)
+                            : plan.parts == 1 ? keys
+                            : p.batch == 1    ? kMostKeysOfOne
+                                              : 65536;
+  if (keys > most) return "the call has more than 8 query heads for each kv head, or few kv heads, over many keys";
+  // 64 blocks read 3.6 TB/s on an H200, 57 GB/s each: 512 keys of d128 take 5 us, what the other kernel starts later.
+  if (5 * blocks < 2 * num_sms && keys * plan.parts > 512 * blocks)
+    return "too few kv heads and sequences to fill the device with clusters, and too many keys for few blocks";
+  return Verdict::ok();
+}
+
+/// For the results of pieces, or for what blocks that share sequences leave each other: two parts each.
+template <int kDim>
+std::size_t attention_decode_workspace(const AttentionParams& p) {
+  if (takes_group(p)) return 0;
+  const ClusterPlan plan = plan_cluster(p);
+  const std::int64_t parts = plan.shared ? 2 * plan.groups : plan.pieces > 1 ? p.batch * plan.pieces : 0;
+  return sizeof(float) * static_cast<std::size_t>(parts * p.heads_q * (kDim + 2));
+}
+
+template <DType kDtype, int kDim>
+Verdict attention_decode_supports(const AttentionParams& p) {
+  if (p.dtype != kDtype) return "it is built for another dtype";
+  if (p.head_dim != kDim || p.head_dim_v != kDim) return "it is built for another head_dim";
+  if (p.seq_q != 1 || p.is_varlen_q()) return "it takes one query for each sequence";
+  if (p.is_varlen_k()) return "it takes dense or paged keys only";
+  if (p.heads_kv > 64) return "it takes at most 64 kv heads";
+  if (p.batch > kMostShared) return "it takes at most 256 sequences";
+  if (p.has_score_modifier() || p.window_left >= 0) return "it takes no bias, ALiBi, softcap or window";
+  if (p.is_paged() && (p.page_size % kGranule != 0 || (p.page_size & (p.page_size - 1)) != 0))
+    return "page_size must be a power of two, 16 or more";
+  const auto rows_of = [](std::uintptr_t bytes, const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
+    const auto elements = static_cast<std::int64_t>(bytes / 2);
+    return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 && a % elements == 0 && b % elements == 0 &&
+           c % elements == 0;
+  };
+  if (!rows_of(16, p.k, p.stride_k_batch, p.stride_k_head, p.stride_k_token) ||
+      !rows_of(16, p.v, p.stride_v_batch, p.stride_v_head, p.stride_v_token) ||
+      !rows_of(4, p.q, p.stride_q_batch, p.stride_q_head, 0) ||
+      !rows_of(8, p.out, p.stride_out_batch, p.stride_out_head, 0))
+    return "rows must start at multiples of 16 bytes (k, v), 4 bytes (q) and 8 bytes (out)";
+  if (p.seq_k > std::int64_t{1} << 29 || p.batch * (p.seq_k / kGranule + 1) >= std::int64_t{1} << 30)
+    return "the call has more keys than it takes";  // granules are counted in 32 bits
+  return worth_clusters(p);
+}
+
+/// Launches the kernel: an entry of the table.
+template <DType kDtype, int kDim>
+void attention_decode(const AttentionParams& p, void* workspace, Stream stream);
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,133 @@
+// Second rung of the ladder: FlashAttention (Dao et al., 2022; Algorithm 1 with the loop order of FlashAttention-2) in
+// plain FFMA. A block owns kBlockM queries of one head and walks the visible keys in tiles of kBlockN; scores live in
+// registers and one shared tile, so memory does not grow with seq_q * seq_k. Any dtype, any head_dim up to 256, every
+// feature.
+#include "cuda/attention/generic_tile.cuh"
+#include "cuda/attention/generic.hpp"
+#include "cuda/host/launch.hpp"
+#include "cuda/tile/quantized.cuh"
+
+namespace flashkernel::cuda {
+namespace {
+
+// Shared memory in fp32: Q [kBlockM][kLd], K and then V [kBlockN][kLd], P [kBlockM][kLdP].
+template <class Tile>
+constexpr int kSharedBytes = ((Tile::kBlockM + Tile::kBlockN) * Tile::kLd + Tile::kBlockM * Tile::kLdP) * 4;
+
+/// One kernel for all dtypes: they differ in how tiles are loaded and rows are stored.
+template <class Tile>
+__global__ void __launch_bounds__(kTileThreads) attention_kernel(const AttentionParams p, bool vectors) {
+  extern __shared__ float4 shared[];
+  float* tile_q = reinterpret_cast<float*>(shared);
+  float* tile_kv = tile_q + Tile::kBlockM * Tile::kLd;
+  float* tile_p = tile_kv + Tile::kBlockN * Tile::kLd;
+  const std::int64_t b = blockIdx.z, h = blockIdx.y, g = h * p.heads_kv / p.heads_q;
+  const ScoreContext at(p, b, h);
+  const std::int64_t first_query = static_cast<std::int64_t>(blockIdx.x) * Tile::kBlockM;
+  if (first_query >= at.q_len) return;
+  const std::int64_t last_query = min(at.q_len, first_query + Tile::kBlockM) - 1;
+  const std::int64_t first_key = p.first_key(first_query, at.q_len, at.k_len);
+  const std::int64_t last_key = p.last_key(last_query, at.q_len, at.k_len);
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+
+  load_rows<Tile, Tile::kBlockM>(tile_q, p.q, p.dtype_q, p.head_dim, vectors, at.q_len - first_query,
+                                 [&](int row) { return p.q_offset(b, h, first_query + row); });
+
+  SoftmaxState state[Tile::kRowsM];
+  float out[Tile::kRowsM][Tile::kColumns][4] = {};
+  for (std::int64_t tile = first_key; tile < last_key; tile += Tile::kBlockN) {
+    __syncthreads();  // V of the last round is read
+    load_rows<Tile, Tile::kBlockN>(
+        tile_kv, p.k, p.dtype, p.head_dim, vectors, last_key - tile,
+        [&](int row) { return p.k_offset(b, g, tile + row); }, [&](int row) { return p.k_scale(b, g, tile + row); });
+    __syncthreads();
+    float score[Tile::kRowsM][Tile::kRowsN] = {};
+    row_products<Tile>(score, tile_q, tile_kv);
+
+#pragma unroll
+    for (int r = 0; r < Tile::kRowsM; ++r) {
+      const std::int64_t i = first_query + ty + 16 * r;
+      const std::int64_t first = p.first_key(i, at.q_len, at.k_len);
+      const std::int64_t last = i < at.q_len ? p.last_key(i, at.q_len, at.k_len) : 0;
+      bool visible[Tile::kRowsN];
+      float maximum = state[r].maximum;
+#pragma unroll
+      for (int c = 0; c < Tile::kRowsN; ++c) {
+        const std::int64_t j = tile + tx + 16 * c;
+        visible[c] = j >= first && j < last;
+        score[r][c] = visible[c] ? modified_score(p, at, i, j, score[r][c]) : -INFINITY;
+        visible[c] = score[r][c] != -INFINITY;  // a bias of -inf hides a key like any mask
+        maximum = fmaxf(maximum, score[r][c]);
+      }
+      maximum = reduce_16(maximum, [](float a, float b) { return fmaxf(a, b); });
+      const float shift = SoftmaxState::shift(maximum);
+      const float correction = expf(state[r].maximum - shift);
+      float sum = 0.0f;
+#pragma unroll
+      for (int c = 0; c < Tile::kRowsN; ++c) {
+        const float probability = visible[c] ? expf(score[r][c] - shift) : kMasked;
+        if (visible[c]) sum += probability;
+        tile_p[(ty + 16 * r) * Tile::kLdP + tx + 16 * c] = probability;
+      }
+      state[r].sum = state[r].sum * correction + reduce_16(sum, Sum{});
+      state[r].maximum = maximum;
+#pragma unroll
+      for (int c = 0; c < Tile::kColumns; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[r][c][e] *= correction;
+    }
+    __syncthreads();  // K is read, P is written
+    load_rows<Tile, Tile::kBlockN>(
+        tile_kv, p.v, p.dtype, p.head_dim_v, vectors, last_key - tile,
+        [&](int row) { return p.v_offset(b, g, tile + row); }, [&](int row) { return p.v_scale(b, g, tile + row); });
+    __syncthreads();
+    const auto probability = [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n]; };
+    accumulate_rows<Tile, Tile::kBlockN>(out, tile_kv, probability,
+                                         [&](int r, int n) { return probability(r, n) < 0.0f; });
+  }
+
+#pragma unroll
+  for (int r = 0; r < Tile::kRowsM; ++r) {
+    const std::int64_t i = first_query + ty + 16 * r;
+    if (i >= at.q_len) continue;
+    float lse;
+    const float factor = state[r].finish(p.sinks, h, &lse);
+    if (tx == 0 && p.lse) p.lse[p.lse_offset(b, h, i)] = lse;
+    store_row<Tile>(p.out, p.dtype_q, p.out_offset(b, h, i), p.head_dim_v, out[r], factor);
+  }
+}
+
+template <class Tile>
+void launch_instance(const AttentionParams& p, cudaStream_t stream) {
+  const auto fits = [](const void* data, DType dtype, std::int64_t a, std::int64_t b, std::int64_t c) {
+    const auto n = static_cast<std::int64_t>(16 / dtype_bytes(dtype));
+    return is_aligned(data, 16) && a % n == 0 && b % n == 0 && c % n == 0;
+  };
+  const bool vectors = p.head_dim % 4 == 0 && p.head_dim_v % 4 == 0 &&
+                       fits(p.q, p.dtype_q, p.stride_q_batch, p.stride_q_head, p.stride_q_token) &&
+                       fits(p.k, p.dtype, p.stride_k_batch, p.stride_k_head, p.stride_k_token) &&
+                       fits(p.v, p.dtype, p.stride_v_batch, p.stride_v_head, p.stride_v_token);
+  const auto kernel = attention_kernel<Tile>;
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.seq_q, Tile::kBlockM)), static_cast<unsigned>(p.heads_q),
+                  static_cast<unsigned>(p.batch));
+  launch("attention_fwd tiled", kernel, {grid, kTileThreads, kSharedBytes<Tile>, stream}, p, vectors);
+}
+
+}  // namespace
+
+Verdict attention_fwd_tiled_supports(const AttentionParams& p) {
+  if (p.batch > 65535 || p.heads_q > 65535) return "batch or heads_q is over 65535";
+  return Verdict::ok();
+}
+
+void attention_fwd_tiled(const AttentionParams& p, void*, Stream stream) {
+  if (p.batch * p.heads_q * p.seq_q == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  // Turing's 64 KB: 51, 59 and 51 KB.
+  if (dim <= 64) return launch_instance<Tile<64, 64, 64>>(p, native(stream));
+  if (dim <= 128) return launch_instance<Tile<64, 32, 128>>(p, native(stream));
+  return launch_instance<Tile<32, 16, 256>>(p, native(stream));
+}
+
+}  // namespace flashkernel::cuda

@@ -1,0 +1,379 @@
+// A consumer of the Hopper forward kernel: one warpgroup, 64 queries of each tile. Keys pass from the last block to the
+// first; while the scores of a block go through the softmax, the tensor cores work on the values of the block before
+// (this warpgroup's) and on the other warpgroups' products. Warpgroups take turns in issuing, so that one's softmax
+// falls into another's products.
+#pragma once
+
+#include "cuda/ptx/matrix.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/attention/forward/sm90a/epilogue.cuh"
+#include "cuda/attention/forward/sm90a/redo.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// Numbers of the named barriers; 0 is __syncthreads.
+enum NamedBarrier : int { kTurn = 1, kWarpgroup = 5 };  // one of each per consumer
+
+/// kModified: scores get a softcap, or a scale that is not positive, before their exponentials.
+template <class Shape, class T, bool kModified>
+struct Consumer {
+  // Two places for Q: a tile's first scores are under way while the output of the tile before is finished.
+  static constexpr bool kOverlap = !kModified && Shape::kQSlots > 1;
+  static constexpr int kBlockN = Shape::kBlockN;
+  static constexpr int kScores = kBlockN / 2;       // a thread's elements of 64 x kBlockN
+  static constexpr int kValueSteps = kBlockN / 16;  // of 16 keys
+  static constexpr int kOut = Shape::kDim / 2 + (Shape::kSums ? 4 : 0);
+
+  const AttentionParams& p;
+  const ForwardPlan& plan;
+  const SharedLayout<Shape>& shared;
+  const CUtensorMap* map_out;
+  const int warpgroup;
+
+  Ring<Shape::kQSlots> tiles;   // the current tile's
+  Ring<Shape::kStages> blocks;  // the next block's K and V; while values are due, their V is at blocks.before()
+  Ring<1> outputs;              // the next one's places, where the warp of V sends it
+  float score[kScores];
+  float out[kOut];                        // and, with kSums, of each of this thread's rows the sum twice
+  std::uint32_t weights[kValueSteps][4];  // the exponentials of the block before, as operands of its values
+  std::uint32_t queries[Shape::kHeld > 0 ? Shape::kHeld : 1][4];  // the first steps of Q, as operands of the scores
+  RunningRows rows;
+
+  __device__ static bool is_leader() { return threadIdx.x % 128 == 0; }
+
+  // One arrival a warp says that the whole warpgroup has read a slot.
+  __device__ static void release(std::uint32_t barrier) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  __device__ void take_turn() const {
+    if constexpr (Shape::kTurns) ptx::barrier_sync(kTurn + warpgroup, 256);
+  }
+  __device__ void pass_turn() const {
+    if constexpr (Shape::kTurns)
+      ptx::barrier_arrive(kTurn + (warpgroup + 1 == Shape::kConsumers ? 0 : warpgroup + 1), 256);
+  }
+
+  __device__ void wait_for_keys() const { ptx::mbarrier_wait(shared.k_full(blocks.slot()), blocks.parity()); }
+  __device__ void wait_for_values() const {
+    ptx::mbarrier_wait(shared.v_full(blocks.before().slot()), blocks.before().parity());
+  }
+
+  __device__ void load_queries() {
+    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int d = 0; d < Shape::kHeld; ++d)
+      ptx::ldmatrix_x4(queries[d], shared.q(tiles.slot(), warpgroup) + row_chunk(row, 2 * d + lane / 16));
+  }
+
+  /// S = Q K^T for the keys of the slot; only issues.
+  __device__ void issue_scores() {
+    const std::uint64_t q = ptx::matrix_descriptor(shared.q(tiles.slot(), warpgroup), 16, 1024);
+    const std::uint64_t k = ptx::matrix_descriptor(shared.k(blocks.slot()), 16, 1024);
+    const auto keys_of = [&](int d) { return k + (d / 4 * Shape::kKvBlockBytes + d % 4 * 32) / 16; };
+#pragma unroll
+    for (int d = 0; d < Shape::kHeld; ++d) ptx::wgmma_rs<T>(score, queries[d], keys_of(d), d > 0);
+#pragma unroll
+    for (int d = Shape::kHeld; d < Shape::kDim / 16; ++d)
+      ptx::wgmma_ss<T>(score, q + (d / 4 * Shape::kQBlockBytes + d % 4 * 32) / 16, keys_of(d), d > 0);
+  }
+
+  /// O += P V for the keys of the slot; only issues.
+  __device__ void issue_values(bool accumulate) {
+    const std::uint64_t v = ptx::matrix_descriptor(shared.v(blocks.before().slot()), Shape::kKvBlockBytes, 1024);
+#pragma unroll
+    for (int n = 0; n < kValueSteps; ++n)
+      ptx::wgmma_rs<T, true>(out, weights[n], v + n * 2048 / 16, n > 0 || accumulate);
+  }
+
+  __device__ void hold_values() {
+    ptx::hold(out);
+#pragma unroll
+    for (int n = 0; n < kValueSteps; ++n) ptx::hold(weights[n]);
+  }
+
+  /// The values of the block before are in the output; the next block's turn.
+  __device__ void take_values() {
+    ptx::wgmma_wait<0>();
+    hold_values();
+    release(shared.v_empty(blocks.before().slot()));
+    ++blocks.count;
+  }
+
+  __device__ void pack_weights() {
+#pragma unroll
+    for (int n = 0; n < kValueSteps; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) weights[n][e] = pack<T>(score[8 * n + 2 * e], score[8 * n + 2 * e + 1]);
+  }
+
+  /// Softcap or scale, and the mask, where asked.
+  __device__ void modify_and_mask(const TileRecord& tile, int block, bool masked) {
+    if constexpr (kModified) modify_scores(score, p.scale, p.softcap);
+    if (masked)
+      mask_scores(score, tile.range, tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4,
+                  block * kBlockN + 2 * static_cast<int>(threadIdx.x % 4));
+  }
+
+  __device__ void rescale_output(const float (&factor)[2]) {
+#pragma unroll
+    for (int c = 0; c < kOut / 4; ++c)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[4 * c + e] *= factor[e / 2];
+  }
+
+  /// Weights from the scores of a tile's first block, with its maxima.
+  __device__ void first_weights() {
+    float factor[2];
+    if constexpr (kModified) {
+      exponentials(score, rows, plan.scale_log2, factor);
+      pack_weights();
+    } else {
+      renew_maxima(score, rows, plan.scale_log2, factor);
+      fill_weights<T, !Shape::kSums>(score, weights, rows, plan.scale_log2, true, rows.sum);
+    }
+  }
+
+  /// Weights from the scores of a later block with the shift as it is; in a warp where that won't do, once more with
+  /// new maxima. The values of the block before are in the output.
+  __device__ void guess_weights() {
+    float sum[2];
+#pragma unroll 1
+    for (bool is_final = false;; is_final = true) {
+      const bool is_over = fill_weights<T, !Shape::kSums>(score, weights, rows, plan.scale_log2, is_final, sum);
+      // Or the compiler adds the sums up once it is known that they are wanted, and keeps all exponentials for it.
+      if constexpr (!Shape::kSums) ptx::hold(sum);
+      if (is_final || !__any_sync(kFullMask, is_over)) break;
+      float factor[2];
+      renew_maxima(score, rows, plan.scale_log2, factor);
+      rows.sum[0] *= factor[0];
+      rows.sum[1] *= factor[1];
+      rescale_output(factor);
+    }
+    rows.sum[0] += sum[0];
+    rows.sum[1] += sum[1];
+  }
+
+  /// Block `block`'s scores while the one before gets its values, added to `out` if `accumulate`.
+  /// The exponentials come after the wait for the values: where a branch kept them before it, d64 and d128 were 4 to 8
+  /// % slower. (Of modified scores the source asks for them before; ptxas puts them behind.)
+  __device__ void step(const TileRecord& tile, int block, bool masked, bool accumulate, int is_last) {
+    wait_for_keys();
+    take_turn();
+    ptx::hold(score);
+    ptx::wgmma_fence();
+    issue_scores();
+    ptx::wgmma_commit();
+    wait_for_values();
+    hold_values();
+    ptx::wgmma_fence();
+    issue_values(accumulate);
+    ptx::wgmma_commit();
+    pass_turn();
+    ptx::wgmma_wait<1>();
+    ptx::hold(score);
+    release(shared.k_empty(blocks.slot()));
+    if (is_last) retire_q();
+    modify_and_mask(tile, block, masked);
+    if constexpr (kModified) {
+      float factor[2];
+      const bool rescale = exponentials(score, rows, plan.scale_log2, factor);
+      take_values();
+      pack_weights();
+      if (rescale) rescale_output(factor);
+    } else {
+      take_values();
+      guess_weights();
+    }
+  }
+
+  /// The values of the last block of a tile.
+  __device__ void last_values(bool accumulate) {
+    wait_for_values();
+    hold_values();
+    ptx::wgmma_fence();
+    issue_values(accumulate);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    hold_values();
+    release(shared.v_empty(blocks.before().slot()));
+  }
+
+  /// What a tile's last block leaves to be done when the next tile's first scores are under way.
+  struct Pending {
+    int accumulate = 0;  // its values are not the tile's first
+    int partly_masked = 0;
+  } pending;
+
+  __device__ void finish_pending() {
+    const TileRecord& tile = *shared.record(tiles.count - 1, warpgroup);
+    float factor[2];
+    finish_factors<Shape>(p, tile, out, rows, kModified, factor);
+    if (pending.partly_masked && has_nan(out)) *shared.met_nan(warpgroup) = 1;
+    const OutputRecord at{tile.b, tile.h, tile.first_query, min(64, tile.range.q_len - tile.first_query)};
+    if constexpr (Shape::kOutInValues > 0) return hand_over(at, factor);
+    if (Shape::kQSlots == 1) {
+      if (is_leader()) ptx::bulk_wait_read<0>();
+      ptx::barrier_sync(kWarpgroup + warpgroup, 128);
+    }
+    const std::uint32_t place = Shape::kQSlots > 1 ? shared.q(tiles.before().slot(), warpgroup) : shared.out(warpgroup);
+    stage_rows<T, 0, Shape::kColumnBlocks>(out, factor, place);
+    send_rows<Shape>(p, plan, at, map_out, place, kWarpgroup + warpgroup);
+  }
+
+  /// The output to the warp of V, which sends it; where it ends with a sequence, only its places.
+  __device__ void hand_over(const OutputRecord& at, const float (&factor)[2]) {
+    const auto last = blocks.before();
+    ptx::mbarrier_wait(shared.out_empty(warpgroup), outputs.parity() ^ 1);
+    stage_rows<T, 0, Shape::kOutSlots>(out, factor, shared.out(warpgroup));
+    ptx::mbarrier_wait(shared.v_empty(last.slot()), last.parity());  // all warpgroups have read the values
+    stage_rows<T, Shape::kOutSlots, Shape::kOutInValues>(out, factor,
+                                                         shared.out(warpgroup, Shape::kOutSlots, last.slot()));
+    if (!is_whole(p, at)) {
+      ptx::barrier_sync(kWarpgroup + warpgroup, 128);
+      for (int c = 0; c < Shape::kColumnBlocks; ++c)
+        store_some_rows(p, at, c, 1, shared.out(warpgroup, c, last.slot()));
+    }
+    if (is_leader()) *shared.output(warpgroup) = at;
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    release(shared.out_full(warpgroup));
+    ++outputs.count;
+  }
+  /// The producer may fill the place of Q: with two places, once the output of the tile before has left it.
+  __device__ void retire_pending() {
+    if (Shape::kQSlots == 1) return;
+    if (is_leader()) ptx::bulk_wait_read<0>();
+    ptx::mbarrier_arrive(shared.q_empty(tiles.before().slot(), warpgroup));
+  }
+
+  /// The scores of a tile's first block. With kValues the last values of the tile before go first: its output is
+  /// finished while the scores are under way.
+  template <bool kValues>
+  __device__ void open_tile(int is_last) {
+    if (kValues) wait_for_values();
+    wait_for_keys();
+    take_turn();
+    if (kValues) {
+      hold_values();
+      ptx::wgmma_fence();
+      issue_values(pending.accumulate);
+      ptx::wgmma_commit();
+    }
+    ptx::hold(score);
+    ptx::wgmma_fence();
+    issue_scores();
+    ptx::wgmma_commit();
+    pass_turn();
+    if (kValues) {
+      ptx::wgmma_wait<1>();
+      hold_values();
+      release(shared.v_empty(blocks.before().slot()));
+      finish_pending();
+    }
+    ptx::wgmma_wait<0>();
+    ptx::hold(score);
+    release(shared.k_empty(blocks.slot()));
+    if (is_last) retire_q();
+    ++blocks.count;
+  }
+
+  /// Skips a block that none of this warpgroup's rows sees.
+  __device__ void skip_block() {
+    wait_for_keys();
+    release(shared.k_empty(blocks.slot()));
+    ptx::mbarrier_wait(shared.v_full(blocks.slot()), blocks.parity());
+    release(shared.v_empty(blocks.slot()));
+    ++blocks.count;
+    take_turn();
+    pass_turn();
+  }
+
+  /// With one place, once the scores of its last block are there: the next Q comes during their softmax.
+  __device__ void retire_q() {
+    if (Shape::kQSlots == 1) ptx::mbarrier_arrive(shared.q_empty(0, warpgroup));
+  }
+
+  /// All that is pending, without overlap.
+  __device__ void close_tile() {
+    last_values(pending.accumulate);
+    finish_pending();
+    retire_pending();
+  }
+
+  /// Zeroes the values past a sequence's end, which are another one's or nobody's and would be multiplied by 0.
+  __device__ void clear_values(int first) {
+    wait_for_values();
+    const std::uint32_t slot = shared.v(blocks.before().slot());
+#pragma unroll 1
+    for (int at = first * 8 + static_cast<int>(threadIdx.x % 128); at < kBlockN * 8; at += 128)
+      for (int c = 0; c < Shape::kColumnBlocks; ++c)
+        *static_cast<uint4*>(__cvta_shared_to_generic(slot + c * Shape::kKvBlockBytes + at * 16)) = uint4{0, 0, 0, 0};
+    ptx::fence_proxy_async_shared();
+    ptx::barrier_sync(kWarpgroup + warpgroup, 128);
+  }
+
+  __device__ void run() {
+    tiles = {};
+    blocks = {};
+    outputs = {};
+    pending = {};
+    if (Shape::kTurns && warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is warpgroup 0's
+    for (;; ++tiles.count) {
+      // Whether the tile before is pending is read, not remembered: ptxas takes what LDS brings to all threads for
+      // uniform, and keeps addresses and descriptors of this loop out of the registers.
+      int is_pending = 0;
+      if (tiles.count > 0) is_pending = shared.record(tiles.count - 1, warpgroup)->num_blocks > 0;
+      if (!kOverlap && is_pending) close_tile();  // while Q is on its way
+      ptx::mbarrier_wait(shared.q_full(tiles.slot(), warpgroup), tiles.parity());
+      const TileRecord& tile = *shared.record(tiles.count, warpgroup);
+      load_queries();
+      const int num_blocks = tile.num_blocks, end = tile.end_block - num_blocks;
+      int block = tile.end_block - 1;
+      const int last_key = tile.last_key;
+      const bool skips = block > end && block * kBlockN >= last_key;
+
+      // The scores of the first block, behind the last values of the tile before, whose output is finished meanwhile.
+      const int overlap = kOverlap && is_pending && num_blocks > 0 && !skips;
+      if (overlap) {
+        open_tile<true>(block == end);
+      } else if (kOverlap && is_pending) {
+        close_tile();
+      }
+      if (num_blocks < 0) break;
+      if (num_blocks == 0) {
+        store_empty_rows<Shape, T>(p, tile);
+        ptx::barrier_sync(kWarpgroup + warpgroup, 128);
+        ptx::mbarrier_arrive(shared.q_empty(tiles.slot(), warpgroup));
+        continue;
+      }
+      if (!overlap) {
+        for (; block > end && block * kBlockN >= last_key; --block) skip_block();
+        open_tile<false>(block == end);
+      }
+
+      const int first_full = tile.first_full, end_full = tile.end_full;
+      const auto masked = [&] { return block >= end_full || block < first_full; };
+      const bool partly_masked = masked() || end < first_full;
+      rows.clear();
+      modify_and_mask(tile, block, masked());
+      first_weights();
+      if (overlap) retire_pending();
+      pending = {block > end ? 1 : 0, partly_masked ? 1 : 0};
+      if (p.is_varlen_k() || p.is_paged()) {
+        const int past = tile.range.k_len - block * kBlockN;
+        if (past < kBlockN) clear_values(past);
+      }
+      --block;
+      int accumulate = 0;
+      for (; block >= end; --block, accumulate = 1) step(tile, block, masked(), accumulate, block == end);
+    }
+    if constexpr (Shape::kOutInValues > 0) ptx::mbarrier_wait(shared.out_empty(warpgroup), outputs.parity() ^ 1);
+    ptx::bulk_wait<0>();
+    ptx::barrier_sync(kWarpgroup + warpgroup, 128);
+    if (*shared.met_nan(warpgroup)) redo_tiles<Shape, T>(p, plan, warpgroup);
+  }
+};
+
+}  // namespace flashkernel::cuda::sm90a

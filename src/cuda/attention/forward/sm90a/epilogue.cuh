@@ -1,0 +1,209 @@
+// The end of a row block in the Hopper forward kernel: divide by the row sums, write LSE, note rows that met NaN behind
+// a mask, and send the output to global memory: through the place of the warpgroup's Q, or places of its own and the
+// slot of the tile's last values.
+#pragma once
+
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/attention/forward/sm90a/softmax.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// Byte offset of a 16-byte chunk of one of a warpgroup's 64 rows: blocks of 64 columns, lines of 128 bytes, swizzled.
+__device__ inline std::uint32_t row_chunk(int row, int chunk) {
+  return chunk / 8 * (64 * 128) + row * 128 + ((chunk ^ row) & 7) * 16;
+}
+
+/// Columns from 64 `block` on, 64 `count` of them, in shared memory -> out, rows past the sequence left alone. By all
+/// threads of the warpgroup.
+__device__ inline void store_some_rows(const AttentionParams& p, const OutputRecord& at, int block, int count,
+                                       std::uint32_t from) {
+  using Bits = std::uint16_t;
+  Bits* const to = static_cast<Bits*>(p.out) + p.out_offset(at.b, at.h, at.first_query) + block * 64;
+#pragma unroll 1
+  for (int i = threadIdx.x % 128; i < at.rows * (count * 8); i += 128) {
+    const int row = i / (count * 8), chunk = i % (count * 8);
+    const uint4 packed = *static_cast<const uint4*>(__cvta_shared_to_generic(from + row_chunk(row, chunk)));
+    Bits* const row_to = to + row * p.stride_out_token + chunk * 8;
+    const Bits* const values = reinterpret_cast<const Bits*>(&packed);
+    const int columns = static_cast<int>(p.head_dim_v) - (block * 64 + chunk * 8);
+    if (columns >= 8) {
+      ptx::store_16(row_to, packed, true);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        if (e < columns) row_to[e] = values[e];
+    }
+  }
+}
+
+/// The copy engine cuts rows at the tensor's end; where sequences lie side by side, that is not the sequence's.
+__device__ inline bool is_whole(const AttentionParams& p, const OutputRecord& at) {
+  return !p.is_varlen_q() || at.rows == 64;
+}
+
+/// One thread: a block of 64 columns, to global memory.
+__device__ inline void copy_rows(const AttentionParams& p, const ForwardPlan& plan, const OutputRecord& at,
+                                 const CUtensorMap* map_out, int block, std::uint32_t from) {
+  const int begin = p.is_varlen_q() ? static_cast<int>(p.q_begin(at.b)) : 0;
+  ptx::tma_store(map_out, from, plan.out_policy, block * 64, begin + at.first_query, at.h, p.is_varlen_q() ? 0 : at.b);
+}
+
+/// kCount blocks of 64 columns of the warpgroup's output, from block kFirst on, times a factor and rounded, into shared
+/// memory.
+template <class T, int kFirst, int kCount, int kOut>
+__device__ inline void stage_rows(const float (&out)[kOut], const float (&factor)[2], std::uint32_t place) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int c = 0; c < kCount * 4; ++c) {
+    const int at = 8 * (kFirst * 4 + c);  // of the thread's elements, 8 in 16 columns
+    if (at >= kOut) break;                // d96 ends in half a block
+    std::uint32_t pairs[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      pairs[e] = pack<T>(out[at + 2 * e] * factor[e % 2], out[at + 2 * e + 1] * factor[e % 2]);
+    ptx::stmatrix_x4(place + row_chunk(row, 2 * c + lane / 16), pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+}
+
+/// All columns from there to global memory; thread 0 of the warpgroup must wait for its group of stores before the
+/// place is filled again.
+template <class Shape>
+__device__ inline void send_rows(const AttentionParams& p, const ForwardPlan& plan, const OutputRecord& at,
+                                 const CUtensorMap* map_out, std::uint32_t place, int barrier) {
+  ptx::fence_proxy_async_shared();
+  ptx::barrier_sync(barrier, 128);
+  if (!is_whole(p, at)) {
+    store_some_rows(p, at, 0, Shape::kColumnBlocks, place);
+    ptx::barrier_sync(barrier, 128);
+  } else if (threadIdx.x % 128 == 0) {
+#pragma unroll
+    for (int c = 0; c < Shape::kColumnBlocks; ++c) copy_rows(p, plan, at, map_out, c, place + c * Shape::kQBlockBytes);
+    ptx::bulk_commit();
+  }
+}
+
+/// What the warp that loads V does where an output leaves through its slots, too (Shape::kOutInValues): sends it before
+/// other values come there. The next tile's first ones have another slot; its second ones are needed last of all.
+template <class Shape>
+struct OutputSender {
+  const AttentionParams& p;
+  const ForwardPlan& plan;
+  const SharedLayout<Shape>& shared;
+  const CUtensorMap* map_out;
+  unsigned ended : Shape::kStages;  // bit i: i loads before the last one, values were a tile's last
+  unsigned phase : 1;               // of the outputs' barriers; in one register with `ended`: the producer has few
+
+  __device__ bool is_due() const { return ended >> (Shape::kStages - 1) & 1; }
+  __device__ void before_load(const Ring<Shape::kStages>& at) {
+    if (is_due()) send<false>(at.slot());
+  }
+  __device__ void after_load(bool tile_ends) { ended = ended << 1 | static_cast<unsigned>(tile_ends); }
+  /// All that are due, as if loads followed, where no tile with keys does: consumers come to the next one when the
+  /// places of their last output are free. Behind the last tile they read what has been written: until then it is.
+  __device__ void flush(Ring<Shape::kStages> at) {
+    for (; ended; ++at.count) {
+      if (is_due()) send<true>(at.slot());
+      after_load(false);
+    }
+  }
+
+  /// What is whole; consumers have stored other rows themselves. kWritten: all that was sent has arrived.
+  template <bool kWritten>
+  __device__ void send(int slot) {
+#pragma unroll 1
+    for (int w = 0; w < Shape::kConsumers; ++w) {
+      ptx::mbarrier_wait(shared.out_full(w), phase);
+      if (threadIdx.x % kWarp == 0 && is_whole(p, *shared.output(w)))
+#pragma unroll 1
+        for (int c = 0; c < Shape::kColumnBlocks; ++c)
+          copy_rows(p, plan, *shared.output(w), map_out, c, shared.out(w, c, slot));
+    }
+    if (threadIdx.x % kWarp == 0) {
+      ptx::bulk_commit();
+      kWritten ? ptx::bulk_wait<0>() : ptx::bulk_wait_read<0>();
+      for (int w = 0; w < Shape::kConsumers; ++w) ptx::mbarrier_arrive(shared.out_empty(w));
+    }
+    __syncwarp();
+    phase ^= 1;
+  }
+};
+
+/// Whether a value that the products took is not finite: 0 times it is NaN, so it shows in its column of every row,
+/// those that don't see it as well. One row of each thread is looked at, and by each warp every fourth 8 columns.
+template <int kCount>
+__device__ inline bool has_nan(const float (&out)[kCount]) {
+  const int warp = threadIdx.x % 128 / 32;
+  float zero[2] = {};  // NaN once any result is not finite
+#pragma unroll
+  for (int w = 0; w < 4; ++w)
+    if (warp == w)
+#pragma unroll
+      for (int c = w; c < kCount / 4; c += 4)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) zero[e] = fmaf(out[4 * c + e], 0.0f, zero[e]);
+  const float all = zero[0] + zero[1];
+  return all != all;
+}
+
+/// LSE of this thread's two rows, of which `total` are the sums, and a sink's share in the factors.
+__device__ inline void apply_sinks_and_store_lse(const AttentionParams& p, const TileRecord& tile,
+                                                 const RunningRows& rows, bool scores_are_final,
+                                                 const float (&total)[2], float (&factor)[2]) {
+  const int first = tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    SoftmaxState state;
+    state.maximum =
+        scores_are_final || rows.maximum[half] == -INFINITY ? rows.maximum[half] : rows.maximum[half] * p.scale;
+    state.sum = total[half];
+    float lse;
+    if (p.sinks)
+      factor[half] = state.finish(p.sinks, tile.h, &lse);
+    else
+      lse = state.sum == 0.0f ? -INFINITY : SoftmaxState::shift(state.maximum) + logf(state.sum);
+    const int i = first + 8 * half;
+    if (p.lse && threadIdx.x % 4 == 0 && i < tile.range.q_len) p.lse[p.lse_offset(tile.b, tile.h, i)] = lse;
+  }
+}
+
+/// What a thread's two rows must be multiplied by. A warp issues one instruction after the other here, and nobody else
+/// may have work: what is asked for by few (LSE, sinks) stays behind one branch, and what waits for its own result
+/// (sums, exchanges) comes in many independent ones. Where nothing is seen the factor is 0.
+template <class Shape, int kOut>
+__device__ inline void finish_factors(const AttentionParams& p, const TileRecord& tile, const float (&out)[kOut],
+                                      const RunningRows& rows, bool scores_are_final, float (&factor)[2]) {
+  float total[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if constexpr (Shape::kSums) {
+      total[half] = out[Shape::kDim / 2 + 2 * half];
+    } else {
+      total[half] = rows.sum[half];
+      total[half] += __shfl_xor_sync(kFullMask, total[half], 1);
+      total[half] += __shfl_xor_sync(kFullMask, total[half], 2);
+    }
+    factor[half] = total[half] == 0.0f ? 0.0f : ptx::reciprocal_approx(total[half]);
+  }
+  if (p.lse || p.sinks) apply_sinks_and_store_lse(p, tile, rows, scores_are_final, total, factor);
+}
+
+/// The output of 64 rows that see no key.
+template <class Shape, class T>
+__device__ inline void store_empty_rows(const AttentionParams& p, const TileRecord& tile) {
+  const int thread = threadIdx.x % 128, rows = min(64, tile.range.q_len - tile.first_query);
+  for (int row = thread / 32; row < rows; row += 4) {
+    const int i = tile.first_query + row;
+    T* const to = static_cast<T*>(p.out) + p.out_offset(tile.b, tile.h, i);
+    for (int column = thread % 32; column < p.head_dim_v; column += 32) to[column] = T(0.0f);
+    SoftmaxState state;
+    float lse;
+    state.finish(p.sinks, tile.h, &lse);
+    if (p.lse && thread % 32 == 0) p.lse[p.lse_offset(tile.b, tile.h, i)] = lse;
+  }
+}
+
+}  // namespace flashkernel::cuda::sm90a

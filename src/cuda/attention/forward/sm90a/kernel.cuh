@@ -1,0 +1,180 @@
+// Attention forward for Hopper: wgmma, TMA, one producer warpgroup and two to four consumers, persistent. After
+// FlashAttention-3 (Shah et al., 2024). Instantiated by the generated attention_fwd_<dtype>_d<dim>.cu files.
+//
+// A thread block takes tiles of queries (64 a consumer) until none is left; the producer runs ahead into the next tile
+// while the consumers finish one. One thread finds the tiles; everyone else is told, so that lengths are read once.
+// Parts: tiles.cuh (which tiles serve which call), _shape.cuh (their places in shared memory), _order.hpp
+// (who takes which tile), _producer.cuh, _consumer.cuh, _softmax.cuh, _epilogue.cuh, _redo.cuh.
+// lab/notebooks/attention_hopper.md draws the schedule.
+//
+// Invariant on NaN: the tensor core makes 0 * NaN = NaN out of a masked pair. Rows whose result is not finite and that
+// met a masked block are computed once more from what they see alone (redo_tiles).
+#pragma once
+
+#include <numeric>
+#include <type_traits>
+
+#include "cuda/host/launch.hpp"
+#include "cuda/ptx/grid.cuh"
+#include "cuda/attention/forward/sm90a/variant.hpp"
+#include "cuda/attention/forward/sm90a/consumer.cuh"
+#include "cuda/attention/forward/sm90a/producer.cuh"
+#include "cuda/attention/forward/sm90a/tiles.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// What stands behind the columns of V, in all slots.
+template <class Shape, class T>
+__device__ inline void fill_ones(const SharedLayout<Shape>& shared) {
+  constexpr int kPieces = SharedLayout<Shape>::kOnesBytes / 16;
+  const std::uint32_t ones = pack<T>(1.0f, 1.0f);
+  for (int at = threadIdx.x; at < Shape::kStages * kPieces; at += Shape::kThreads)
+    *static_cast<uint4*>(__cvta_shared_to_generic(shared.ones(at / kPieces) + at % kPieces * 16)) =
+        uint4{ones, ones, ones, ones};
+  ptx::fence_proxy_async_shared();
+}
+
+template <class Shape, class T, bool kModified>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    attention_fwd_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ ForwardPlan plan,
+                         const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
+                         const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_out) {
+  extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // lines of the swizzle: 1024 bytes
+  const SharedLayout<Shape> shared{ptx::shared_address(dynamic_shared)};
+  if (threadIdx.x == 0) {
+    for (const CUtensorMap* map : {&map_q, &map_k, &map_v, &map_out}) ptx::tma_prefetch_map(map);
+    for (int slot = 0; slot < Shape::kQSlots; ++slot)
+      for (int w = 0; w < Shape::kConsumers; ++w) {
+        ptx::mbarrier_init(shared.q_full(slot, w), 1);
+        ptx::mbarrier_init(shared.q_empty(slot, w), 128);  // who has read the tile's record, too
+      }
+    for (int stage = 0; stage < Shape::kStages; ++stage) {
+      ptx::mbarrier_init(shared.k_full(stage), 1);
+      ptx::mbarrier_init(shared.v_full(stage), 1);
+      ptx::mbarrier_init(shared.k_empty(stage), 4 * Shape::kConsumers);
+      ptx::mbarrier_init(shared.v_empty(stage), 4 * Shape::kConsumers);
+    }
+    for (int slot = 0; slot < shared.kRecords; ++slot) {
+      ptx::mbarrier_init(shared.found_full(slot), 1);
+      ptx::mbarrier_init(shared.found_empty(slot), 2 * kWarp);  // the warps of K and V
+    }
+    for (int w = 0; w < Shape::kConsumers; ++w) {
+      ptx::mbarrier_init(shared.out_full(w), 4);
+      ptx::mbarrier_init(shared.out_empty(w), 1);
+    }
+    for (int w = 0; w < Shape::kConsumers; ++w) *shared.met_nan(w) = 0;
+    ptx::fence_mbarrier_init();
+  }
+  if constexpr (Shape::kSums) fill_ones<Shape, T>(shared);
+  __syncthreads();
+  const int warpgroup = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / 128, 0));
+  if (warpgroup == 0) {
+    ptx::decrease_registers<Shape::kProducerRegisters>();
+    if (threadIdx.x < kWarp)
+      produce_keys<Shape, false>(p, plan, shared, &map_k, nullptr);
+    else if (threadIdx.x < 2 * kWarp)
+      produce_keys<Shape, true>(p, plan, shared, &map_v, &map_out);
+    else if (threadIdx.x == 2 * kWarp) {
+      produce_queries<Shape>(p, plan, shared, &map_q);
+      ptx::allow_next_kernel();
+    }
+  } else {
+    ptx::increase_registers<Shape::kConsumerRegisters>();
+    Consumer<Shape, T, kModified> consumer{p, plan, shared, &map_out, warpgroup - 1};
+    consumer.run();
+  }
+}
+
+/// As many as there are multiprocessors; where tiles are alike, as few as need no more rounds.
+inline int count_blocks(const AttentionParams& p, int items, int multiprocessors) {
+  if (items <= multiprocessors || p.window_right >= 0 || p.has_lengths()) return std::min(items, multiprocessors);
+  return static_cast<int>(ceil_div(items, ceil_div(items, multiprocessors)));
+}
+
+/// Without a right bound all tiles are alike, and a head's stay together. Else by their work, as if all sequences were
+/// as long as the longest.
+template <class Shape>
+TileOrder tile_order(const AttentionParams& p, const CudaDeviceProperties& device) {
+  OrderedCall call;
+  call.heads = p.batch * p.heads_q;
+  if (p.window_right < 0) {
+    TileOrder by_heads;
+    by_heads.groups = static_cast<int>(call.heads);
+    return by_heads;
+  }
+  for (std::int64_t lighter = 0; lighter < ceil_div(p.seq_q, Shape::kBlockM); ++lighter) {
+    const auto first = first_row_of_tile<std::int64_t>(ceil_div(p.seq_q, 64), Shape::kConsumers, lighter);
+    const std::int64_t first_key = p.first_key(std::max<std::int64_t>(0, first), p.seq_q, p.seq_k);
+    const std::int64_t last_key = p.last_key(std::min(p.seq_q, first + Shape::kBlockM) - 1, p.seq_q, p.seq_k);
+    const std::int64_t blocks = ceil_div(std::max(first_key, last_key), Shape::kBlockN) - first_key / Shape::kBlockN;
+    call.work.push_back(static_cast<int>(blocks) + kTileChange);
+  }
+  const std::int64_t key_bytes = (p.head_dim + p.head_dim_v) * 2 * p.seq_k;
+  call.l2_share =
+      static_cast<double>(key_bytes * p.heads_kv) / static_cast<double>(p.heads_q * std::int64_t{device.l2_bytes});
+  call.num_sms = device.num_sms;
+  call.may_mix = Shape::kDim > 64;
+  call.may_pair = Shape::kBlockM != 192 && p.window_left < 0 && !p.has_lengths();
+  return remembered_order(call);
+}
+
+template <class Shape, bool kModified>
+ForwardPlan forward_plan(const AttentionParams& p, const CudaDeviceProperties& device) {
+  ForwardPlan plan{};
+  plan.q_tiles = static_cast<int>(ceil_div(p.seq_q, Shape::kBlockM));
+  const std::int64_t heads = p.batch * p.heads_q;
+  plan.heads = static_cast<int>(heads);
+  plan.heads_q = static_cast<int>(p.heads_q);
+  plan.group = static_cast<int>(p.heads_q / p.heads_kv);
+  plan.items = static_cast<int>(heads * plan.q_tiles);
+  plan.order = tile_order<Shape>(p, device);
+  plan.group_tiles = plan.order.heads_at_once * plan.q_tiles;
+  plan.kv_box_rows = static_cast<int>(p.is_paged() ? std::gcd<std::int64_t, std::int64_t>(p.page_size, Shape::kBlockN)
+                                                   : Shape::kBlockN);
+  plan.block_pieces = Shape::kBlockN / plan.kv_box_rows;
+  plan.batch_blocks = kWarp / plan.block_pieces;
+  const auto cut = [](std::int64_t n) { return static_cast<int>(n < 0 || n > kMostTokens ? kMostTokens : n); };
+  plan.window_left = cut(p.window_left);
+  plan.window_right = cut(p.window_right);
+  plan.max_pages = cut(p.max_pages);
+  plan.most_keys = cut(p.max_pages * p.page_size);
+  constexpr float kLog2E = 1.4426950408889634f;
+  plan.scale_log2 = kModified ? kLog2E : p.scale * kLog2E;
+  // An output that the L2 cache won't hold for the next kernel makes room for keys.
+  const std::int64_t rows = p.heads_q * (p.is_varlen_q() ? p.total_q : p.batch * p.seq_q);
+  plan.out_policy = 2 * rows * p.head_dim_v > device.l2_bytes ? ptx::kL2EvictFirst : ptx::kL2EvictNormal;
+  return plan;
+}
+
+template <class Shape, class T, bool kModified>
+void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
+  const CudaDeviceProperties& device = cuda_device_properties(p.device.index);
+  const ForwardPlan plan = forward_plan<Shape, kModified>(p, device);
+  const auto box = static_cast<std::uint32_t>(plan.kv_box_rows);
+  LaunchShape shape{static_cast<unsigned>(count_blocks(p, plan.items, device.num_sms)), Shape::kThreads,
+                    SharedLayout<Shape>::kBytes, stream};
+  shape.early = true;
+  launch("attention_fwd sm90a", attention_fwd_kernel<Shape, T, kModified>, shape, p, plan,
+         make_tensor_map("attention_fwd q", q_map(p, 64)), make_tensor_map("attention_fwd k", kv_map(p, false, box)),
+         make_tensor_map("attention_fwd v", kv_map(p, true, box)),
+         make_tensor_map("attention_fwd out", out_map(p, 64)));
+}
+
+/// An entry of the table.
+template <DType kDtype, int kDim>
+void attention_fwd(const AttentionParams& p, void*, Stream stream) {
+  using T = Element<kDtype>;
+  if (p.batch * p.heads_q * p.seq_q == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  // Scores that only scale, by a positive number: the largest product is the largest score.
+  if (p.softcap > 0.0f || !(p.scale > 0.0f))
+    return launch_attention_fwd<ForwardShape<typename ForwardTiles<kDim>::Modified>, T, true>(p, native(stream));
+  ForwardTiles<kDim>::choose(p, [&](auto tile) {
+    using Shape = ForwardShape<decltype(tile)>;
+    if constexpr (sums_pay<Shape>())
+      if (!p.lse) return launch_attention_fwd<SummedShape<Shape>, T, false>(p, native(stream));
+    launch_attention_fwd<Shape, T, false>(p, native(stream));
+  });
+}
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,178 @@
+// The producer of the Hopper forward kernel: three warps. One fills the slots of K, one those of V by TMA (and may send
+// outputs that leave through them), a thread of the third finds the tiles that this thread block computes, tells the
+// two and the consumers of them and brings Q. Each runs ahead as far as its slots allow, across tiles.
+#pragma once
+
+#include "cuda/ptx/grid.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/attention/forward/sm90a/epilogue.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// Where this lane's part of a block of keys lies: its first row, and the image of the tensor, a sequence or a page.
+struct KeyPlace {
+  int row, image;
+};
+
+/// The places of one sequence's blocks, the last block first. Of pages a copy brings plan.kv_box_rows keys, a piece,
+/// and each lane asks for one of a block. Their pages are looked up for as many blocks at once as a warp has lanes for
+/// their pieces, a batch ahead of their use, and handed round: a division and a load each once a batch. (With a load a
+/// block, pages had 0.96 of contiguous keys' rate, with a division besides 0.92.)
+template <class Shape>
+struct KeyWalk {
+  int key;                  // where the batch after the next begins; not of pages: the next block's row
+  int image;                // not of pages
+  KeyPlace piece{}, after;  // this lane's, of this batch and of the next one
+  int taken = 0;            // blocks of this batch
+
+  __device__ KeyWalk(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile, int lane_keys) {
+    key = (tile.end_block - 1) * Shape::kBlockN;
+    image = p.is_varlen_k() ? 0 : tile.b;
+    if (p.is_varlen_k()) key += static_cast<int>(p.k_begin(tile.b));
+    if (!p.is_paged()) return;
+    piece = look_up(p, plan, tile, lane_keys);
+    after = look_up(p, plan, tile, lane_keys);
+  }
+
+  /// Past the sequence and for a bad id: an image below 0. What the table holds past the sequence's end is never
+  /// followed.
+  __device__ KeyPlace next(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile, int lane_keys) {
+    if (!p.is_paged()) {
+      key -= Shape::kBlockN;
+      return {key + Shape::kBlockN, image};
+    }
+    if (taken == plan.batch_blocks) {
+      piece = after;
+      after = look_up(p, plan, tile, lane_keys);
+      taken = 0;
+    }
+    const int from = taken++ * plan.block_pieces + static_cast<int>(threadIdx.x % kWarp);
+    return {__shfl_sync(kFullMask, piece.row, from), __shfl_sync(kFullMask, piece.image, from)};
+  }
+
+  __device__ KeyPlace look_up(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile,
+                              int lane_keys) {
+    const int at = key + lane_keys;
+    key -= plan.batch_blocks * Shape::kBlockN;
+    if (at < 0 || at >= tile.range.k_len) return {0, -1};
+    const auto page_size = static_cast<unsigned>(p.page_size), column = static_cast<unsigned>(at) / page_size;
+    const int row = at - static_cast<int>(column * page_size);
+    if (column >= static_cast<unsigned>(plan.max_pages)) return {row, -1};
+    return {row, p.block_table[tile.b * p.stride_block_table + column]};
+  }
+
+  /// Where a lane's piece of a batch begins, from its first block on; far below for lanes that have none.
+  __device__ static int first_key_of_lane(const ForwardPlan& plan) {
+    const int lane = static_cast<int>(threadIdx.x % kWarp), block = lane / plan.block_pieces;
+    if (block >= plan.batch_blocks) return -kMostTokens * 2;
+    return lane % plan.block_pieces * plan.kv_box_rows - block * Shape::kBlockN;
+  }
+};
+
+/// The block into the ring's slot, once that is free.
+template <class Shape, bool kOfV>
+__device__ inline void load_keys(const AttentionParams& p, const ForwardPlan& plan, const SharedLayout<Shape>& shared,
+                                 const CUtensorMap* map, const KeyPlace& place, int g,
+                                 const Ring<Shape::kStages>& ring) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp),
+            at = lane * (p.is_paged() ? plan.kv_box_rows : Shape::kBlockN);
+  const std::uint32_t barrier = kOfV ? shared.v_full(ring.slot()) : shared.k_full(ring.slot());
+  const std::uint32_t slot = kOfV ? shared.v(ring.slot()) : shared.k(ring.slot());
+  ptx::mbarrier_wait(kOfV ? shared.v_empty(ring.slot()) : shared.k_empty(ring.slot()), ring.parity() ^ 1);
+  if (lane == 0) ptx::mbarrier_arrive_expect(barrier, Shape::kKvBytes);
+  __syncwarp();
+  if (at < Shape::kBlockN) {
+    const int image = place.image < 0 ? static_cast<int>(p.num_pages) : place.image;
+#pragma unroll
+    for (int c = 0; c < Shape::kColumnBlocks; ++c)
+      ptx::tma_load(slot + c * Shape::kKvBlockBytes + at * 128, map, barrier, ptx::l2_evict_last(), c * 64, place.row,
+                    g, image);
+  }
+}
+
+/// Tells the consumers of a tile and brings each its 64 rows of Q.
+template <class Shape>
+__device__ inline void publish(const AttentionParams& p, const SharedLayout<Shape>& shared, const CUtensorMap* map_q,
+                               const TileRecord& tile, const Ring<Shape::kQSlots>& at) {
+#pragma unroll 1
+  for (int w = 0; w < Shape::kConsumers; ++w) {
+    ptx::mbarrier_wait(shared.q_empty(at.slot(), w), at.parity() ^ 1);
+    TileRecord* const record = shared.record(at.count, w);
+    const int first = first_row<Shape>(tile, w);
+    *record = tile;
+    record->first_query = first;
+    // Of no rows, all blocks but one are skipped.
+    record->last_key = first < tile.range.q_len ? tile.range.last(min(tile.range.q_len - 1, first + 63)) : 0;
+    record->first_full = (tile.range.first(first + 63) + Shape::kBlockN - 1) / Shape::kBlockN;
+    record->end_full = tile.range.last(first) / Shape::kBlockN;
+    const std::uint32_t barrier = shared.q_full(at.slot(), w);
+    if (tile.num_blocks <= 0) {
+      ptx::mbarrier_arrive(barrier);
+      continue;
+    }
+    ptx::mbarrier_arrive_expect(barrier, Shape::kQBytes);
+    const int row = first + (p.is_varlen_q() ? static_cast<int>(p.q_begin(tile.b)) : 0);
+#pragma unroll
+    for (int c = 0; c < Shape::kColumnBlocks; ++c)
+      ptx::tma_load(shared.q(at.slot(), w) + c * Shape::kQBlockBytes, map_q, barrier, ptx::l2_evict_first(), c * 64,
+                    row, tile.h, p.is_varlen_q() ? 0 : tile.b);
+  }
+}
+
+/// One warp for K, one for V: of the tiles that the thread below finds. What is known of a tile is read from shared
+/// memory when it is asked for: the producer has few registers. V's warp sends outputs, by map_out; K's has none.
+template <class Shape, bool kOfV>
+__device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan& plan,
+                                    const SharedLayout<Shape>& shared, const CUtensorMap* map,
+                                    const CUtensorMap* map_out) {
+  constexpr bool kSends = kOfV && Shape::kOutInValues > 0;
+  Ring<Shape::kStages> at;
+  OutputSender<Shape> sender{p, plan, shared, map_out, 0, 0};
+  ptx::wait_for_previous_kernel();
+  const int lane_keys = p.is_paged() ? KeyWalk<Shape>::first_key_of_lane(plan) : 0;
+  for (Ring<SharedLayout<Shape>::kRecords> tiles;; ++tiles.count) {
+    ptx::mbarrier_wait(shared.found_full(tiles.slot()), tiles.parity());
+    const TileRecord& tile = *shared.found(tiles.count);
+    if (tile.num_blocks <= 0) {
+      if (kSends) sender.flush(at);
+      if (tile.num_blocks < 0) return;
+    } else {
+      KeyWalk<Shape> walk(p, plan, tile, lane_keys);
+#pragma unroll 1
+      for (int i = tile.num_blocks; i > 0; --i, ++at.count) {
+        if (kSends) sender.before_load(at);
+        load_keys<Shape, kOfV>(p, plan, shared, map, walk.next(p, plan, tile, lane_keys), tile.g, at);
+        if (kSends) sender.after_load(i == 1);
+      }
+    }
+    ptx::mbarrier_arrive(shared.found_empty(tiles.slot()));
+  }
+}
+
+/// One thread finds the tiles, for the warps of keys too, and brings Q. It alone reads lengths while there is work:
+/// were they to change meanwhile, two readers might wait for each other for ever. The first tile is found before the
+/// kernel in front has ended, unless that takes lengths in memory, which it may write.
+template <class Shape>
+__device__ inline void produce_queries(const AttentionParams& p, const ForwardPlan& plan,
+                                       const SharedLayout<Shape>& shared, const CUtensorMap* map) {
+  Ring<SharedLayout<Shape>::kRecords> found;
+  Ring<Shape::kQSlots> told;
+  if (p.has_lengths()) ptx::wait_for_previous_kernel();
+  bool more = true;
+  for (unsigned round = 0; more; ++round) {
+    TileRecord* const tile = shared.found(found.count);
+    ptx::mbarrier_wait(shared.found_empty(found.slot()), found.parity() ^ 1);
+    more = locate_tile<Shape>(p, plan, round, tile);
+    if (more && tile->first_query + Shape::kBlockM <= 0) continue;  // a shorter sequence has no such tile
+    if (!more) tile->num_blocks = -1;
+    ptx::mbarrier_arrive(shared.found_full(found.slot()));
+    ++found.count;
+    if (round == 0) ptx::wait_for_previous_kernel();
+    // A place of Q may be long in coming: keys know one tile more by then. The first places are free.
+    const unsigned due = more && found.count > Shape::kQSlots ? found.count - 1 : found.count;
+    for (; told.count < due; ++told.count) publish<Shape>(p, shared, map, *shared.found(told.count), told);
+  }
+}
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,219 @@
+// Tiles, shared memory and the tile record of the Hopper forward kernel (kernel.cuh), which its producer,
+// consumers and epilogue share.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/attention/forward/sm90a/order.hpp"
+#include "cuda/pipeline/register_pool.hpp"
+#include "cuda/pipeline/ring.cuh"
+#include "cuda/attention/key_range.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// What a tile is made of, where it says nothing else. It must say kConsumers, kBlockN and kQSlots: kConsumers
+/// warpgroups own 64 queries each; keys come kBlockN at a time through kStages slots for K and as many for V.
+template <int kDim_>
+struct ForwardTile {
+  static constexpr int kDim = kDim_;
+  static constexpr int kStages = 2;
+  /// With a kQSlots of 2 a tile's output leaves through the place of its Q while the next tile's Q is there already.
+  /// With 1, Q's place is free for the next Q once the last scores are done, and the output leaves through kOutSlots
+  /// places of its own, 64 columns in each, and for other columns through the slot of the tile's last values.
+  static constexpr int kOutSlots = 0;
+  /// Of the kDim / 16 steps of Q K^T, those whose part of Q a thread holds in registers; shared memory, which serves a
+  /// product of 64 x 64 at its limit, is read less for them.
+  static constexpr int kHeld = 0;
+  /// Warpgroups issue their products in turn. Without, each goes its own way as far as the slots allow, and every other
+  /// tile gives its rows to the warpgroups in reverse, so that under a causal mask none has the longer rows each time.
+  static constexpr bool kTurns = true;
+};
+
+/// What follows from that.
+template <class Tile>
+struct ForwardShape : Tile {
+  using Tile::kConsumers, Tile::kBlockN, Tile::kQSlots, Tile::kDim, Tile::kStages, Tile::kOutSlots;
+  static constexpr bool kSums = false;  // see SummedShape
+  static_assert((kOutSlots == 0) == (kQSlots > 1), "the output leaves through one of two places of Q, or its own");
+  static constexpr int kBlockM = 64 * kConsumers;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
+  // A tile lies as blocks of 64 columns: lines of 128 bytes, swizzled.
+  static constexpr int kColumnBlocks = (kDim + 63) / 64;
+  static constexpr int kQBlockBytes = 64 * 128, kKvBlockBytes = kBlockN * 128;
+  static constexpr int kQBytes = kColumnBlocks * kQBlockBytes;  // of one warpgroup
+  static constexpr int kKvBytes = kColumnBlocks * kKvBlockBytes;
+  static constexpr int kOutInValues = kQSlots > 1 ? 0 : kColumnBlocks - kOutSlots;  // of a warpgroup's column blocks
+  static_assert(kConsumers * kOutInValues * kQBlockBytes <= kKvBytes, "the slot of values has no room");
+  static constexpr int kTileBytes =
+      kQSlots * kConsumers * kQBytes + 2 * kStages * kKvBytes + kConsumers * kOutSlots * kQBlockBytes;
+};
+
+/// The same with row sums from the tensor cores: behind the columns of V lie eight of ones, as the first columns of a
+/// block of 64 behind each slot. They are sums of the weights as they were rounded, which the output divides by as
+/// well, but too coarse for LSE.
+template <class Shape>
+struct SummedShape : Shape {
+  static constexpr bool kSums = true;
+};
+
+/// One tile of queries of one head.
+struct TileRecord {
+  int b, h, g;      // sequence, head of q, head of k and v
+  int first_query;  // of the warpgroup that it is told to; of the thread block, where it may be below 0
+  int num_blocks;   // of keys, for the whole thread block; 0: these rows see none; -1: no more tiles
+  int end_block;    // blocks are walked from end_block - 1 down
+  unsigned round;   // of the thread block's turns, the one that found it
+  // Of a warpgroup's rows: keys from last_key on are seen by none, blocks outside of [first_full, end_full) not by all.
+  int last_key, first_full, end_full;
+  KeyRange range;
+};
+
+/// Of a warpgroup's output that the warp of V sends.
+struct OutputRecord {
+  int b, h, first_query;
+  int rows;  // that the sequence has, of 64
+};
+
+/// Where things lie in dynamic shared memory, as 32-bit addresses.
+template <class Shape>
+struct SharedLayout {
+  static constexpr int kOnesBytes = Shape::kSums ? Shape::kKvBlockBytes : 0, kValueBytes = Shape::kKvBytes + kOnesBytes;
+  static constexpr int kTileBytes = Shape::kTileBytes + Shape::kStages * kOnesBytes;
+  static constexpr int kRecords = 4;
+  static constexpr int kBarriers =
+      2 * Shape::kQSlots * Shape::kConsumers + 4 * Shape::kStages + 2 * kRecords + 2 * Shape::kConsumers;
+  static constexpr int kRecordBytes = (sizeof(TileRecord) + 15) / 16 * 16;
+  static constexpr int kBytes = kTileBytes + kBarriers * 8 + kRecords * (Shape::kConsumers + 1) * kRecordBytes +
+                                Shape::kConsumers * static_cast<int>(sizeof(OutputRecord) + sizeof(int));
+  static_assert(kBytes <= 227 * 1024, "a block of sm_90 has 227 KB");
+
+  std::uint32_t base;
+
+  __device__ std::uint32_t q(int slot, int warpgroup) const {
+    return base + (slot * Shape::kConsumers + warpgroup) * Shape::kQBytes;
+  }
+  __device__ std::uint32_t k(int stage) const {
+    return base + Shape::kQSlots * Shape::kConsumers * Shape::kQBytes + stage * Shape::kKvBytes;
+  }
+  __device__ std::uint32_t v(int stage) const { return k(Shape::kStages) + stage * kValueBytes; }
+  __device__ std::uint32_t ones(int stage) const { return v(stage) + Shape::kKvBytes; }
+  __device__ std::uint32_t out(int warpgroup) const {
+    return v(Shape::kStages) + warpgroup * Shape::kOutSlots * Shape::kQBlockBytes;
+  }
+  /// The place of a warpgroup's columns from 64 `block` on; `slot`: of the tile's last values.
+  __device__ std::uint32_t out(int warpgroup, int block, int slot) const {
+    if (block < Shape::kOutSlots) return out(warpgroup) + block * Shape::kQBlockBytes;
+    return v(slot) + (warpgroup * Shape::kOutInValues + block - Shape::kOutSlots) * Shape::kQBlockBytes;
+  }
+  __device__ std::uint32_t barrier(int i) const { return base + kTileBytes + 8 * i; }
+  __device__ std::uint32_t q_full(int slot, int warpgroup) const {
+    return barrier(slot * Shape::kConsumers + warpgroup);
+  }
+  __device__ std::uint32_t q_empty(int slot, int warpgroup) const {
+    return barrier((Shape::kQSlots + slot) * Shape::kConsumers + warpgroup);
+  }
+  __device__ std::uint32_t k_full(int stage) const { return barrier(2 * Shape::kQSlots * Shape::kConsumers + stage); }
+  __device__ std::uint32_t k_empty(int stage) const { return k_full(Shape::kStages + stage); }
+  __device__ std::uint32_t v_full(int stage) const { return k_full(2 * Shape::kStages + stage); }
+  __device__ std::uint32_t v_empty(int stage) const { return k_full(3 * Shape::kStages + stage); }
+  __device__ std::uint32_t found_full(int slot) const { return k_full(4 * Shape::kStages + slot); }
+  __device__ std::uint32_t found_empty(int slot) const { return found_full(kRecords + slot); }
+  __device__ std::uint32_t out_full(int warpgroup) const { return found_full(2 * kRecords + warpgroup); }
+  __device__ std::uint32_t out_empty(int warpgroup) const { return out_full(Shape::kConsumers + warpgroup); }
+  /// Of the tile'th tile, as a warpgroup knows it. The one before stays while consumers look back at it: the producer
+  /// is two ahead of them at most.
+  __device__ TileRecord* record(std::uint32_t tile, int warpgroup) const {
+    return static_cast<TileRecord*>(__cvta_shared_to_generic(
+        barrier(kBarriers) + (tile % kRecords * (Shape::kConsumers + 1) + warpgroup) * kRecordBytes));
+  }
+  /// The same for the warps of the producer, through a ring of its own.
+  __device__ TileRecord* found(std::uint32_t tile) const { return record(tile, Shape::kConsumers); }
+  __device__ OutputRecord* output(int warpgroup) const {
+    return static_cast<OutputRecord*>(
+               __cvta_shared_to_generic(barrier(kBarriers) + kRecords * (Shape::kConsumers + 1) * kRecordBytes)) +
+           warpgroup;
+  }
+  /// 1 once the warpgroup has had a row whose result is not finite where a mask may be to blame.
+  __device__ int* met_nan(int warpgroup) const { return reinterpret_cast<int*>(output(Shape::kConsumers)) + warpgroup; }
+};
+
+/// What the host works out once per launch.
+struct ForwardPlan {
+  int items;    // tiles of queries of all heads
+  int q_tiles;  // of the longest sequence
+  TileOrder order;
+  int kv_box_rows;                 // keys that one copy brings: a block, or what pages and blocks share
+  int block_pieces, batch_blocks;  // of pages: copies of a block, and blocks whose pages are looked up at once
+  int heads, heads_q, group;       // batch x heads_q, and heads_q / heads_kv
+  int group_tiles;                 // of order.heads_at_once heads
+  int window_left, window_right;   // at most kMostTokens, which is all
+  int most_keys, max_pages;        // of a sequence in pages
+  float scale_log2;                // from what goes into the exponentials to powers of two
+  std::uint64_t out_policy;        // of the L2 cache
+};
+
+/// The tile of the block's `round`-th turn in the order of the plan. Pairs come first, the heaviest and the lightest
+/// tile of a head that are left: each is the same work, and blocks side by side read the same keys. The last heads'
+/// tiles follow one by one, so that all blocks end together; those that have had a pair less begin. False when there is
+/// none left.
+template <class Shape>
+__device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& plan, unsigned round,
+                                   TileRecord* tile) {
+  const TileOrder& order = plan.order;
+  const unsigned blocks = gridDim.x, block = blockIdx.x, rest = order.pair_rest;
+  const unsigned paired = 2 * (order.pair_rounds + (block < rest));  // rounds
+  unsigned head, lighter;
+  if (round < paired) {
+    const unsigned pair = round / 2 * blocks + block;
+    head = pair / order.pairs;
+    lighter = pair % order.pairs;
+    if (round % 2) lighter = plan.q_tiles - 1 - lighter;
+  } else {
+    const unsigned begins = rest > 0 && block >= rest, turn = round - paired - begins;
+    const bool backwards = turn % 2 && !order.in_turn;
+    unsigned index = (rest > 0 ? blocks - rest : 0) + turn * blocks + (backwards ? blocks - 1 - block : block);
+    if (begins && round == paired) index = block - rest;
+    index += order.paired_heads * plan.q_tiles;
+    if (index >= static_cast<unsigned>(plan.items)) return false;
+    index -= order.paired_heads * plan.q_tiles;
+    const unsigned groups = order.groups, group_tiles = plan.group_tiles;
+    const unsigned group = min(index / group_tiles, groups - 1), in_group = index - group * group_tiles;
+    const unsigned first_head = order.paired_heads + group * order.heads_at_once;
+    const unsigned group_heads = group + 1 < groups ? order.heads_at_once : plan.heads - first_head;
+    head = first_head + in_group % group_heads;
+    lighter = in_group / group_heads;
+  }
+  tile->round = round;
+  tile->b = static_cast<int>(head / static_cast<unsigned>(plan.heads_q));
+  tile->h = static_cast<int>(head % static_cast<unsigned>(plan.heads_q));
+  tile->g = tile->h / plan.group;
+  tile->range.q_len = static_cast<int>(p.q_length(tile->b));
+  tile->range.k_len = p.is_paged() ? max(0, min(plan.most_keys, static_cast<int>(p.seq_lens[tile->b])))
+                                   : static_cast<int>(p.k_length(tile->b));
+  const int shift = tile->range.k_len - tile->range.q_len;
+  tile->range.left = shift - plan.window_left;
+  tile->range.right = shift + plan.window_right + 1;
+  tile->first_query = first_row_of_tile((tile->range.q_len + 63) / 64, Shape::kConsumers, static_cast<int>(lighter));
+  const int last_query = min(tile->range.q_len, tile->first_query + Shape::kBlockM) - 1;
+  const int first_key = tile->range.first(max(0, tile->first_query)), last_key = tile->range.last(last_query);
+  tile->end_block = (last_key + Shape::kBlockN - 1) / Shape::kBlockN;
+  tile->num_blocks = last_key > first_key ? tile->end_block - first_key / Shape::kBlockN : 0;
+  return true;
+}
+
+/// The first row of a warpgroup in a tile of the thread block. Before a sequence's first row there are as few as behind
+/// its last.
+template <class Shape>
+__device__ inline int first_row(const TileRecord& tile, int warpgroup) {
+  const bool reversed = !Shape::kTurns && tile.round % 2;
+  const int row = tile.first_query + 64 * (reversed ? Shape::kConsumers - 1 - warpgroup : warpgroup);
+  return row < 0 ? tile.range.q_len : row;
+}
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,153 @@
+// The softmax of the Hopper forward kernel, on a warpgroup's 64 x kBlockN scores in registers: mask, running maximum,
+// exp2, row sums. A thread holds rows l / 4 and l / 4 + 8 of its warp's 16 (ptx/wgmma.cuh has the fragment).
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/ptx/math.cuh"
+#include "cuda/attention/forward/sm90a/shape.cuh"
+#include "cuda/attention/score.cuh"
+#include "cuda/attention/score_fast.cuh"
+#include "cuda/tile/reduce.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// Of this thread's two rows. `maximum` is of scores as the exponentials take them (before scale_log2), `sum` of this
+/// thread's columns only; the four threads of a row meet at the end.
+struct RunningRows {
+  float maximum[2], sum[2];
+  __device__ void clear() {
+    maximum[0] = maximum[1] = -INFINITY;
+    sum[0] = sum[1] = 0.0f;
+  }
+};
+
+/// Scale and softcap of a call that has more than a positive scale; the exponentials then start from finished scores.
+template <int kCount>
+__device__ inline void modify_scores(float (&score)[kCount], float scale, float softcap) {
+  if (softcap > 0.0f) {
+    const float inner = scale / softcap;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) score[i] = softcap * tanh_exp2(score[i] * inner);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) score[i] *= scale;
+  }
+}
+
+/// -inf where row i (and i + 8) does not see a key; `first_key` is the key of this thread's element 0.
+template <int kCount>
+__device__ inline void mask_scores(float (&score)[kCount], const KeyRange& range, int i, int first_key) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int end = range.last(i + 8 * half) - first_key;
+#pragma unroll
+    for (int c = 0; c < kCount / 4; ++c)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (8 * c + e >= end) score[4 * c + 2 * half + e] = -INFINITY;
+    const int begin = range.first(i + 8 * half) - first_key;
+    if (begin <= 0) continue;
+#pragma unroll
+    for (int c = 0; c < kCount / 4; ++c)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (8 * c + e < begin) score[4 * c + 2 * half + e] = -INFINITY;
+  }
+}
+
+/// The largest of `m` and a row's scores in a block.
+template <int kCount>
+__device__ inline float row_maximum(const float (&score)[kCount], int half, float m) {
+#pragma unroll
+  for (int c = 0; c < kCount / 4; ++c) m = fmaxf(m, fmaxf(score[4 * c + 2 * half], score[4 * c + 2 * half + 1]));
+  m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 1));
+  return fmaxf(m, __shfl_xor_sync(kFullMask, m, 2));
+}
+
+/// The rows' maxima with a block's scores, and what their sums and outputs must be multiplied by.
+template <int kCount>
+__device__ inline void renew_maxima(const float (&score)[kCount], RunningRows& rows, float scale_log2,
+                                    float (&factor)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float m = row_maximum(score, half, rows.maximum[half]);
+    factor[half] = ptx::exp2_approx((rows.maximum[half] - SoftmaxState::shift(m)) * scale_log2);
+    rows.maximum[half] = m;
+  }
+}
+
+/// The exponentials of a block's scores, shifted by the rows' maxima so far, rounded and packed as operands of its
+/// values; with kSum `sum` gets their sums, and the scores stay. True in a thread that has one over 2^8, infinite or
+/// NaN: with new maxima it must do it again. A row without a maximum is shifted by -inf, so that its scores all become
+/// infinite or NaN; `is_final`: by 0, since nothing is seen up to here.
+template <class T, bool kSum, int kCount>
+__device__ inline bool fill_weights(const float (&score)[kCount], std::uint32_t (&weights)[kCount / 8][4],
+                                    const RunningRows& rows, float scale_log2, bool is_final, float (&sum)[2]) {
+  float shift[2];
+  sum[0] = sum[1] = 0.0f;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    shift[half] = (is_final ? SoftmaxState::shift(rows.maximum[half]) : rows.maximum[half]) * scale_log2;
+  std::uint32_t largest = 0;  // in each half, as unsigned numbers: they order as the weights do, infinity and NaN last
+#pragma unroll
+  for (int n = 0; n < kCount / 8; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float low = ptx::exp2_approx(fmaf(score[8 * n + 2 * e], scale_log2, -shift[e % 2]));
+      const float high = ptx::exp2_approx(fmaf(score[8 * n + 2 * e + 1], scale_log2, -shift[e % 2]));
+      if constexpr (kSum) {
+        sum[e % 2] += low;
+        sum[e % 2] += high;
+      }
+      weights[n][e] = pack<T>(low, high);
+    }
+    largest = ptx::max3_u16x2(largest, weights[n][0], weights[n][1]);
+    largest = ptx::max3_u16x2(largest, weights[n][2], weights[n][3]);
+  }
+  // What is over 2^8 (0x5c00; of bfloat16, whose exponent is a float's, 0x4380) passes 0x8000 when the rest of the way
+  // there is added; a NaN with a sign has got there by itself.
+  constexpr std::uint32_t kRest = 0x8000 - (std::is_same_v<T, __half> ? 0x5c01 : 0x4381);
+  return (((largest + kRest * 0x10001) | largest) & 0x80008000) != 0;
+}
+
+/// Modified scores become exponentials, with a look at their maxima first. The shift is the row's maximum, but an older
+/// one serves while no exponential passes 2^8: true when this warp's output must be multiplied by `factor`.
+template <int kCount>
+__device__ inline bool exponentials(float (&score)[kCount], RunningRows& rows, float scale_log2, float (&factor)[2]) {
+  float highest[2];
+  bool moved = false;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float m = row_maximum(score, half, rows.maximum[half]);
+    highest[half] = m;
+    moved |= (m - rows.maximum[half]) * scale_log2 > 8.0f;  // -inf - -inf is NaN: no
+  }
+  const bool rescale = __any_sync(kFullMask, moved);
+  if (rescale) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      factor[half] = ptx::exp2_approx((rows.maximum[half] - SoftmaxState::shift(highest[half])) * scale_log2);
+      rows.maximum[half] = highest[half];
+      rows.sum[half] *= factor[half];
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float shift = SoftmaxState::shift(rows.maximum[half]) * scale_log2;
+    float sum[2] = {rows.sum[half], 0.0f};
+#pragma unroll
+    for (int c = 0; c < kCount / 4; ++c)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = score[4 * c + 2 * half + e];
+        x = ptx::exp2_approx(fmaf(x, scale_log2, -shift));
+        sum[e] += x;
+      }
+    rows.sum[half] = sum[0] + sum[1];
+  }
+  return rescale;
+}
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,129 @@
+// Which tiles of the Hopper forward kernel serve which call.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/host/ceil_div.hpp"
+#include "cuda/attention/forward/sm90a/shape.cuh"
+#include "ops/attention_params.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+/// Whether three warpgroups lose less than 5 % of the work to rows that fill no tile, beyond what two lose. Those rows
+/// stand before the first one and cost the keys that it sees: few under a causal mask, all without.
+inline bool fills_three(const AttentionParams& p) {
+  const auto keys_of = [&](std::int64_t row) {
+    return std::max(std::int64_t{1}, p.last_key(row, p.seq_q, p.seq_k) - p.first_key(row, p.seq_q, p.seq_k));
+  };
+  const std::int64_t row_groups = ceil_div(p.seq_q, 64), first = keys_of(std::min<std::int64_t>(32, p.seq_q / 2));
+  const auto lost = [&](std::int64_t consumers) { return (consumers - row_groups % consumers) % consumers * first; };
+  return 20 * (lost(3) - lost(2)) <= row_groups * keys_of(p.seq_q / 2);
+}
+
+/// The tiles of a head_dim, with their shared memory: kQSlots Q and kStages of K and of V, and the places of the
+/// output, 227 KB at the most. `choose` calls with the one that is the fastest for the call's sizes
+/// (lab/notebooks/attention_hopper.md); Modified leaves registers for the softcap.
+template <int kDim>
+struct ForwardTiles;
+template <>
+struct ForwardTiles<64> {
+  struct Long : ForwardTile<64> {  // 2 x 24 + 6 x 16 KB
+    static constexpr int kConsumers = 3, kBlockN = 128, kQSlots = 2, kStages = 3;
+  };
+  struct Short : ForwardTile<64> {  // 2 x 32 + 8 x 8 KB
+    static constexpr int kConsumers = 4, kBlockN = 64, kQSlots = 2, kStages = 4;
+  };
+  struct ShortCausal : ForwardTile<64> {  // 2 x 32 + 10 x 8 KB
+    static constexpr int kConsumers = 4, kBlockN = 64, kQSlots = 2, kStages = 5;
+    static constexpr bool kTurns = false;
+  };
+  struct Modified : ForwardTile<64> {  // 2 x 24 + 4 x 12 KB
+    static constexpr int kConsumers = 3, kBlockN = 96, kQSlots = 2;
+  };
+  template <class F>
+  static void choose(const AttentionParams& p, F&& launch_with) {
+    // Up to 192 queries a tile of four would be padding for a quarter and more.
+    const bool is_masked = p.window_right >= 0;
+    if (p.seq_q <= 192 || p.seq_q > (is_masked ? 4096 : 1536)) return launch_with(Long{});
+    if (is_masked && p.seq_q <= 2048) return launch_with(ShortCausal{});
+    launch_with(Short{});
+  }
+};
+template <>
+struct ForwardTiles<96> {
+  struct Long : ForwardTile<96> {  // 48 + 6 x 24 + 24 KB
+    static constexpr int kConsumers = 3, kBlockN = 96, kQSlots = 1, kStages = 3, kOutSlots = 1, kHeld = 3;
+  };
+  struct ShortCausal : ForwardTile<96> {  // 48 + 8 x 16 + 48 KB
+    static constexpr int kConsumers = 3, kBlockN = 64, kQSlots = 1, kStages = 4, kOutSlots = 2, kHeld = 3;
+    static constexpr bool kTurns = false;
+  };
+  struct Two : ForwardTile<96> {  // 2 x 32 + 4 x 32 KB
+    static constexpr int kConsumers = 2, kBlockN = 128, kQSlots = 2, kHeld = 6;
+  };
+  using Modified = Two;
+  template <class F>
+  static void choose(const AttentionParams& p, F&& launch_with) {
+    const bool is_masked = p.window_right >= 0;
+    if (!fills_three(p) || (!is_masked && p.seq_q <= 1024)) return launch_with(Two{});
+    if (is_masked && p.seq_q <= 2048) return launch_with(ShortCausal{});
+    launch_with(Long{});
+  }
+};
+template <>
+struct ForwardTiles<128> {
+  struct Three : ForwardTile<128> {  // 48 + 8 x 16 + 48 KB
+    static constexpr int kConsumers = 3, kBlockN = 64, kQSlots = 1, kStages = 4, kOutSlots = 2, kHeld = 5;
+    static constexpr bool kTurns = false;
+  };
+  struct Two : ForwardTile<128> {  // 2 x 32 + 4 x 32 KB
+    static constexpr int kConsumers = 2, kBlockN = 128, kQSlots = 2;
+  };
+  using Modified = Two;
+  template <class F>
+  static void choose(const AttentionParams& p, F&& launch_with) {
+    if (fills_three(p)) return launch_with(Three{});
+    launch_with(Two{});
+  }
+};
+template <>
+struct ForwardTiles<192> {
+  struct Long : ForwardTile<192> {  // 48 + 4 x 30 + 48 KB
+    static constexpr int kConsumers = 2, kBlockN = 80, kQSlots = 1, kOutSlots = 3, kHeld = 10;
+  };
+  struct Short : ForwardTile<192> {  // 48 + 6 x 24 + 32 KB
+    static constexpr int kConsumers = 2, kBlockN = 64, kQSlots = 1, kStages = 3, kOutSlots = 2, kHeld = 12;
+    static constexpr bool kTurns = false;
+  };
+  struct Modified : ForwardTile<192> {
+    static constexpr int kConsumers = 2, kBlockN = 80, kQSlots = 1, kOutSlots = 3;
+  };
+  template <class F>
+  static void choose(const AttentionParams& p, F&& launch_with) {
+    if (p.seq_q <= (p.window_right >= 0 ? 1024 : 512)) return launch_with(Short{});
+    launch_with(Long{});
+  }
+};
+template <>
+struct ForwardTiles<256> {
+  struct Only : ForwardTile<256> {  // 64 + 4 x 32 + 32 KB
+    static constexpr int kConsumers = 2, kBlockN = 64, kQSlots = 1, kOutSlots = 2, kHeld = 7;
+  };
+  struct Modified : ForwardTile<256> {  // 64 + 4 x 24 + 48 KB
+    static constexpr int kConsumers = 2, kBlockN = 48, kQSlots = 1, kOutSlots = 3;
+  };
+  template <class F>
+  static void choose(const AttentionParams&, F&& launch_with) {
+    launch_with(Only{});
+  }
+};
+
+/// Whether the tensor cores should make the row sums of a call without LSE. Measured: d64 gains 2 to 5 %, d128 1 to 4 %
+/// with two consumers and loses 3 % with three.
+template <class Shape>
+constexpr bool sums_pay() {
+  return Shape::kDim == 64 || (Shape::kDim == 128 && Shape::kConsumers == 2);
+}
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,36 @@
+// What a row of the table says about an instance of the Hopper forward kernel. The instances (instances/) are made from
+// kernel.cuh.
+#pragma once
+
+#include "cuda/attention/limits.hpp"
+#include "cuda/attention/tensor_maps.hpp"
+#include "flashkernel/stream.hpp"
+#include "ops/attention_params.hpp"
+#include "ops/kernel_entry.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+template <DType kDtype, int kDim>
+Verdict attention_fwd_supports(const AttentionParams& p) {
+  if (p.dtype != kDtype) return "it is built for another dtype";
+  if (const char* const other = other_head_dims(kHopperForwardHeadDims, {kDim, kDim}, p.head_dim, p.head_dim_v))
+    return other;
+  if (p.bias.data) return "it takes no additive bias";
+  if (p.alibi_slopes) return "it takes no ALiBi slopes";
+  // Coordinates and the number of tiles have 32 bits.
+  if (p.seq_q > kMostTokens || p.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
+  if (p.total_q > 0x7fffffff || p.total_k > 0x7fffffff || p.num_pages > 0x7fffffff)
+    return "there are over 2^31 rows or pages";
+  if (p.batch * p.heads_q * (p.seq_q / 64 + 1) > 0x7fffffff) return "too many tiles for 32 bits";
+  if (p.is_paged() && p.page_size % 8 != 0) return "page_size must be a multiple of 8";
+  if (!fits_tensor_map(q_map(p, 64)) || !fits_tensor_map(out_map(p, 64)) || !fits_tensor_map(kv_map(p, false, 8)) ||
+      !fits_tensor_map(kv_map(p, true, 8)))
+    return "its copy engine needs data and rows at multiples of 16 bytes, and positive strides";
+  return Verdict::ok();
+}
+
+/// Launches the kernel: an entry of the table.
+template <DType kDtype, int kDim>
+void attention_fwd(const AttentionParams& p, void* workspace, Stream stream);
+
+}  // namespace flashkernel::cuda::sm90a

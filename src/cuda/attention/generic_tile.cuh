@@ -1,0 +1,191 @@
+// Shared by the tiled attention kernels in plain FFMA: 16 x 16 threads over tiles of rows held in shared memory as
+// fp32. Thread (ty, tx) owns rows ty + 16 r of the M side, columns tx + 16 c of the N side, and columns 64 c + 4 tx + e
+// of a head.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/attention/score.cuh"
+#include "cuda/tile/quantized.cuh"
+#include "cuda/tile/reduce.cuh"
+
+namespace flashkernel::cuda {
+
+inline constexpr int kTileThreads = 256;
+/// Stands in a tile of probabilities for "this query does not see this key": a probability is never negative.
+inline constexpr float kMasked = -1.0f;
+
+template <int kBlockM_, int kBlockN_, int kHeadDim_>
+struct Tile {
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kHeadDim = kHeadDim_;
+  static constexpr int kRowsM = kBlockM / 16, kRowsN = kBlockN / 16, kColumns = kHeadDim / 64;
+  static constexpr int kLd =
+      kHeadDim + 4;  // rows 4 banks apart: 8 threads that read float4s of 8 rows touch all 32 banks
+  static constexpr int kLdP = kBlockN + 1;
+};
+
+/// The numbers of a row are its elements.
+struct NoScale {};
+
+/// Copies kRows rows of fp32, fp16 or bf16 (with a `scale_of(row)` also 8-bit, to be multiplied by it) into shared
+/// memory as fp32; row r lies `offset_of(r)` elements behind `data`. Columns from `dim` on and rows from `count` on
+/// become 0. `vectors`: rows start at multiples of 16 bytes and are whole fours of elements. The dtype is asked here,
+/// and not a parameter of the kernels, because they are long and this is all that depends on it.
+template <class Tile, int kRows, class OffsetOf, class ScaleOf = NoScale>
+__device__ inline void load_rows(float* tile, const void* data, DType dtype, std::int64_t dim, bool vectors,
+                                 std::int64_t count, OffsetOf offset_of, ScaleOf scale_of = {}) {
+  constexpr bool kScales = !std::is_same_v<ScaleOf, NoScale>;
+  const bool narrow = kScales && (dtype == DType::kFloat8E4M3 || dtype == DType::kInt8);
+  if (!vectors) {
+#pragma unroll 1
+    for (int at = threadIdx.x; at < kRows * Tile::kHeadDim; at += kTileThreads) {
+      const int row = at / Tile::kHeadDim, column = at % Tile::kHeadDim;
+      float value = 0.0f;
+      if (row < count && column < dim) {
+        const std::int64_t from = offset_of(row) + column;
+        if constexpr (kScales)
+          value = narrow ? load_narrow(data, dtype, from) * scale_of(row) : load_typed(data, dtype, from);
+        else
+          value = load_typed(data, dtype, from);
+      }
+      tile[row * Tile::kLd + column] = value;
+    }
+    return;
+  }
+  // A thread's loads of a batch are under way together.
+  constexpr int kAcross = Tile::kHeadDim / 4, kAtOnce = kTileThreads / kAcross;
+  constexpr int kBatch = kRows / kAtOnce < 4 ? kRows / kAtOnce : 4;
+  static_assert(kRows % (kBatch * kAtOnce) == 0, "whole batches");
+  const int bytes = dtype == DType::kFloat32 ? 4 : narrow ? 1 : 2, column = threadIdx.x % kAcross * 4;
+#pragma unroll 1
+  for (int first = threadIdx.x / kAcross; first < kRows; first += kBatch * kAtOnce) {
+    uint4 raw[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      raw[i] = uint4{0, 0, 0, 0};
+      const int row = first + i * kAtOnce;
+      if (row >= count || column >= dim) continue;
+      const char* const from = static_cast<const char*>(data) + (offset_of(row) + column) * bytes;
+      if (bytes == 4) {
+        raw[i] = *reinterpret_cast<const uint4*>(from);
+      } else if (!kScales || bytes == 2) {
+        const uint2 two = *reinterpret_cast<const uint2*>(from);
+        raw[i].x = two.x;
+        raw[i].y = two.y;
+      } else {
+        raw[i].x = *reinterpret_cast<const std::uint32_t*>(from);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int row = first + i * kAtOnce;
+      const auto put = [&](const auto& packed, float scale) {
+        *reinterpret_cast<float4*>(tile + row * Tile::kLd + column) =
+            make_float4(to_float(packed.values[0]) * scale, to_float(packed.values[1]) * scale,
+                        to_float(packed.values[2]) * scale, to_float(packed.values[3]) * scale);
+      };
+      if constexpr (kScales) {
+        if (narrow) {
+          const float scale = row < count ? scale_of(row) : 0.0f;
+          if (dtype == DType::kInt8)
+            put(reinterpret_cast<const Packed<Int8, 4>&>(raw[i]), scale);
+          else
+            put(reinterpret_cast<const Packed<Float8, 4>&>(raw[i]), scale);
+          continue;
+        }
+      }
+      if (dtype == DType::kFloat32)
+        put(reinterpret_cast<const Packed<float, 4>&>(raw[i]), 1.0f);
+      else if (dtype == DType::kFloat16)
+        put(reinterpret_cast<const Packed<__half, 4>&>(raw[i]), 1.0f);
+      else
+        put(reinterpret_cast<const Packed<__nv_bfloat16, 4>&>(raw[i]), 1.0f);
+    }
+  }
+}
+
+/// sums[r][c] += <row ty + 16 r of a, row tx + 16 c of b> over the whole head.
+template <class Tile, int kRowsA, int kRowsB>
+__device__ inline void row_products(float (&sums)[kRowsA][kRowsB], const float* a, const float* b) {
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+#pragma unroll 4
+  for (int d = 0; d < Tile::kHeadDim; d += 4) {
+    float4 x[kRowsA], y[kRowsB];
+#pragma unroll
+    for (int r = 0; r < kRowsA; ++r) x[r] = *reinterpret_cast<const float4*>(a + (ty + 16 * r) * Tile::kLd + d);
+#pragma unroll
+    for (int c = 0; c < kRowsB; ++c) y[c] = *reinterpret_cast<const float4*>(b + (tx + 16 * c) * Tile::kLd + d);
+#pragma unroll
+    for (int r = 0; r < kRowsA; ++r)
+#pragma unroll
+      for (int c = 0; c < kRowsB; ++c) {
+        sums[r][c] = fmaf(x[r].x, y[c].x, sums[r][c]);
+        sums[r][c] = fmaf(x[r].y, y[c].y, sums[r][c]);
+        sums[r][c] = fmaf(x[r].z, y[c].z, sums[r][c]);
+        sums[r][c] = fmaf(x[r].w, y[c].w, sums[r][c]);
+      }
+  }
+}
+
+/// out[r] += sum over n of weight(r, n) * row n of b, skipping those for which `masked(r, n)`: a masked row may hold
+/// NaN, and 0 * NaN is NaN. A tile is summed by itself first: one running sum over 131072 keys drifts by 2e-5.
+template <class Tile, int kInner, int kRows, class Weight, class Masked>
+__device__ inline void accumulate_rows(float (&out)[kRows][Tile::kColumns][4], const float* b, Weight weight,
+                                       Masked masked) {
+  const int tx = threadIdx.x % 16;
+  float sum[kRows][Tile::kColumns][4] = {};
+  [[maybe_unused]] constexpr int kAtOnce = Tile::kColumns > 2 ? 2 : 4;  // rows of 256 have no registers for more
+#pragma unroll kAtOnce
+  for (int n = 0; n < kInner; ++n) {
+    float w[kRows];
+    bool skip[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      skip[r] = masked(r, n);
+      w[r] = weight(r, n);
+    }
+#pragma unroll
+    for (int c = 0; c < Tile::kColumns; ++c) {
+      const float4 value = *reinterpret_cast<const float4*>(b + n * Tile::kLd + 64 * c + 4 * tx);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (skip[r]) continue;
+        sum[r][c][0] = fmaf(w[r], value.x, sum[r][c][0]);
+        sum[r][c][1] = fmaf(w[r], value.y, sum[r][c][1]);
+        sum[r][c][2] = fmaf(w[r], value.z, sum[r][c][2]);
+        sum[r][c][3] = fmaf(w[r], value.w, sum[r][c][3]);
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+#pragma unroll
+    for (int c = 0; c < Tile::kColumns; ++c)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[r][c][e] += sum[r][c][e];
+}
+
+/// This thread's columns of one row, times `factor`, to memory from element `offset` on.
+template <class Tile>
+__device__ inline void store_row(void* data, DType dtype, std::int64_t offset, std::int64_t dim,
+                                 const float (&values)[Tile::kColumns][4], float factor) {
+  const int tx = threadIdx.x % 16;
+#pragma unroll
+  for (int c = 0; c < Tile::kColumns; ++c)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int d = 64 * c + 4 * tx + e;
+      if (d < dim) store_typed(data, dtype, offset + d, factor == 0.0f ? 0.0f : values[c][e] * factor);
+    }
+}
+
+/// Over the 16 threads of a row.
+template <class Op>
+__device__ inline float reduce_16(float value, Op op) {
+#pragma unroll
+  for (int lane = 8; lane > 0; lane /= 2) value = op(value, __shfl_xor_sync(kFullMask, value, lane));
+  return value;
+}
+
+}  // namespace flashkernel::cuda

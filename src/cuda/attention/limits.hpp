@@ -1,0 +1,44 @@
+// How many tokens attention's kernels take, and which pairs of head dims their instances are built for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flashkernel::cuda {
+
+/// Of a sequence: kernels count tokens in 32 bits, with room for a window on either side.
+inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 29;
+
+/// The head dim of queries and keys, and that of values and results. A kernel that is built for a pair serves every
+/// call whose head dims are no larger: what is missing is filled with zeros.
+struct HeadDims {
+  int qk, v;
+
+  constexpr bool hold(std::int64_t head_dim, std::int64_t head_dim_v) const {
+    return head_dim <= qk && head_dim_v <= v;
+  }
+  /// What a call costs, as far as head dims decide: both products have their part.
+  constexpr int size() const { return qk + v; }
+};
+
+/// Why the instance for `own`, one of the pairs that its kernel is built for, leaves the call to another one: null
+/// where it is the smallest that holds the call's head dims.
+template <std::size_t kPairs>
+constexpr const char* other_head_dims(const HeadDims (&built)[kPairs], HeadDims own, std::int64_t head_dim,
+                                      std::int64_t head_dim_v) {
+  if (!own.hold(head_dim, head_dim_v)) return "head_dim is larger than what it is built for";
+  for (const HeadDims& pair : built)
+    if (pair.size() < own.size() && pair.hold(head_dim, head_dim_v))
+      return "a kernel with a smaller head_dim serves the call";
+  return nullptr;
+}
+
+// Each kernel's pairs. One with qk and v apart, as (192, 128), stands in its list like any other.
+inline constexpr HeadDims kTiledHeadDims[] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}};
+inline constexpr HeadDims kNarrowHeadDims[] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}};  // backward: fp32, and 7.5
+inline constexpr HeadDims kHopperForwardHeadDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}};
+inline constexpr HeadDims kHopperBackwardHeadDims[] = {{64, 64}, {96, 96}, {128, 128}};
+inline constexpr HeadDims kDecodeHeadDims[] = {{64, 64}, {128, 128}, {192, 192}, {256, 256}};
+inline constexpr HeadDims kDecodeQuantizedHeadDims[] = {{64, 64}, {128, 128}, {256, 256}};
+
+}  // namespace flashkernel::cuda

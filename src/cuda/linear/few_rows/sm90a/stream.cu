@@ -1,0 +1,9 @@
+// stream.cuh for __half and __nv_bfloat16.
+#include "cuda/linear/few_rows/sm90a/stream.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+template void few_rows<__half>(const FewRowsProblem&, const FewRowsStreamPlan&, cudaStream_t);
+template void few_rows<__nv_bfloat16>(const FewRowsProblem&, const FewRowsStreamPlan&, cudaStream_t);
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,229 @@
+// linear and the products of its gradient by the kernel of gemm.hpp; which variant serves is decided here.
+#include "cuda/linear/tiles/sm90a/linear.hpp"
+
+#include <memory>
+#include <variant>
+
+#include "core/fork_safe.hpp"
+#include "cuda/host/launch.hpp"
+#include "cuda/pipeline/tensor_map.hpp"
+#include "cuda/linear/few_rows/sm90a/few_rows.hpp"
+#include "cuda/linear/tiles/sm90a/gemm.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+namespace {
+
+/// What plans ask of a device. Asked once: clusters take the driver microseconds.
+const GemmDevice& gemm_device(int index) {
+  static MadeOncePerKey<int, GemmDevice> known;
+  return known.get(index, [index] {
+    const CudaDeviceGuard guard(index);
+    auto device = std::make_unique<GemmDevice>();
+    device->num_sms = cuda_device_properties(index).num_sms;
+    for (const int parts : kClusterParts)
+      device->clusters[static_cast<std::size_t>(parts)] = gemm_clusters_at_once(parts, index);
+    return device;
+  });
+}
+
+GemmPlan plan_gemm(const GemmProblem& p, DType dtype, int device) {
+  return plan_gemm({p.m, p.n, p.k, p.a.k_major, p.b.k_major, bulk_bias(p.epilogue, dtype)}, gemm_device(device));
+}
+
+constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // coordinates are 32-bit
+
+/// A matrix of `rows` x `columns`, neighbours along the columns.
+bool fits(DType dtype, const void* data, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
+  TensorMapSpec spec;
+  spec.data = data;
+  spec.dtype = dtype;
+  spec.rank = 2;
+  spec.dims[0] = {columns, 1, 64};
+  spec.dims[1] = {rows, stride, 64};
+  return fits_tensor_map(spec);
+}
+
+bool fits_either(DType dtype, const void* data, std::int64_t out, std::int64_t in, std::int64_t stride_out,
+                 std::int64_t stride_in) {
+  return stride_in == 1 ? fits(dtype, data, out, in, stride_out) : fits(dtype, data, in, out, stride_in);
+}
+
+const char* const kUnaligned = "a tensor's data or rows are not at multiples of 16 bytes";
+const char* const kTails = "in_features or out_features is not a multiple of 8";  // results leave 8 at a time
+
+/// What both forward kernels ask for.
+Verdict check_forward(const LinearParams& p, DType dtype) {
+  if (p.dtype != dtype) return "it is built for another dtype";
+  if (p.rows > kMostElements || p.in_features > kMostElements || p.out_features > kMostElements)
+    return "a dim is over 2^30";
+  if (p.in_features == 0) return "in_features is 0";
+  if (p.rows == 0 || p.out_features == 0) return Verdict::ok();
+  if (!fits(dtype, p.x, p.rows, p.in_features, p.stride_x_row) ||
+      !fits_either(dtype, p.weight, p.out_features, p.in_features, p.stride_weight_out, p.stride_weight_in) ||
+      !fits(dtype, p.out, p.rows, p.out_features, p.stride_out_row) ||
+      (p.preactivation && !fits(dtype, p.preactivation, p.rows, p.out_features, p.stride_preactivation_row)))
+    return kUnaligned;
+  return Verdict::ok();
+}
+
+}  // namespace
+
+Verdict linear_supports(const LinearParams& p, DType dtype) {
+  if (p.out_features % 8 != 0) return kTails;
+  return check_forward(p, dtype);
+}
+
+namespace {
+
+/// The product, as far as the plan goes; the rest of the epilogue depends on the type.
+GemmProblem product_of_forward(const LinearParams& p) {
+  GemmProblem problem;
+  problem.m = p.rows;
+  problem.n = p.out_features;
+  problem.k = p.in_features;
+  problem.a = {p.x, p.stride_x_row, true};
+  const bool along_in = p.stride_weight_in == 1;
+  problem.b = {p.weight, along_in ? p.stride_weight_out : p.stride_weight_in, along_in};
+  problem.epilogue.bias = p.bias;  // the plan asks for it
+  return problem;
+}
+
+std::size_t parts_bytes(const GemmProblem& problem, DType dtype, int device) {
+  const GemmPlan plan = plan_gemm(problem, dtype, device);
+  if (plan.parts == 1 || in_clusters(plan.variant)) return 0;
+  return sizeof(float) * static_cast<std::size_t>(plan.parts * problem.m * problem.n);
+}
+
+}  // namespace
+
+std::size_t linear_workspace(const LinearParams& p) {
+  if (p.rows == 0 || p.out_features == 0) return 0;
+  return parts_bytes(product_of_forward(p), p.dtype, p.device.index);
+}
+
+void linear(const LinearParams& p, void* workspace, Stream stream) {
+  if (p.rows == 0 || p.out_features == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const int num_sms = cuda_device_properties(p.device.index).num_sms;
+  GemmProblem problem = product_of_forward(p);
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    problem.epilogue = linear_epilogue<T>(p);
+    const GemmPlan plan = plan_gemm(problem, p.dtype, p.device.index);
+    problem.parts = plan.parts;
+    problem.partial = static_cast<float*>(workspace);
+    gemm<T>("linear", problem, plan.variant, num_sms, native(stream));
+  };
+  if (p.dtype == DType::kFloat16)
+    run(__half{});
+  else
+    run(__nv_bfloat16{});
+}
+
+Verdict linear_few_rows_supports(const LinearParams& p, DType dtype) {
+  if (p.rows > kFewRows) return "it takes at most 64 rows";
+  return check_forward(p, dtype);
+}
+
+void linear_few_rows(const LinearParams& p, void*, Stream stream) {
+  if (p.rows == 0 || p.out_features == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  FewRowsProblem problem;
+  problem.rows = p.rows;
+  problem.features = p.out_features;
+  problem.k = p.in_features;
+  problem.x = {p.x, p.stride_x_row, true};
+  const bool along_in = p.stride_weight_in == 1;
+  problem.weight = {p.weight, along_in ? p.stride_weight_out : p.stride_weight_in, along_in};
+  const FewRowsPlan plan =
+      plan_few_rows({p.rows, p.out_features, p.in_features, along_in}, gemm_device(p.device.index));
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    problem.epilogue = linear_epilogue<T>(p);
+    std::visit([&](const auto& chosen) { few_rows<T>(problem, chosen, native(stream)); }, plan);
+  };
+  if (p.dtype == DType::kFloat16)
+    run(__half{});
+  else
+    run(__nv_bfloat16{});
+}
+
+Verdict linear_bwd_supports(const LinearBackwardParams& p, DType dtype) {
+  if (p.dtype != dtype) return "it is built for another dtype";
+  if (p.rows > kMostElements || p.in_features > kMostElements || p.out_features > kMostElements)
+    return "a dim is over 2^30";
+  if (p.rows == 0 || p.in_features == 0 || p.out_features == 0) return "a matrix is empty";
+  if (p.in_features % 8 != 0 || p.out_features % 8 != 0) return kTails;
+  const bool g_given = p.activation == Activation::kNone;  // else it lies in the workspace
+  if ((g_given && !fits(dtype, p.grad_out, p.rows, p.out_features, p.stride_grad_out_row)) ||
+      (p.grad_x &&
+       (!fits(dtype, p.grad_x, p.rows, p.in_features, p.stride_grad_x_row) ||
+        !fits_either(dtype, p.weight, p.out_features, p.in_features, p.stride_weight_out, p.stride_weight_in))) ||
+      (p.grad_weight && (!fits(dtype, p.x, p.rows, p.in_features, p.stride_x_row) ||
+                         !fits_either(dtype, p.grad_weight, p.out_features, p.in_features, p.stride_grad_weight_out,
+                                      p.stride_grad_weight_in))))
+    return kUnaligned;
+  return Verdict::ok();
+}
+
+namespace {
+
+/// The two products, as far as their shapes and layouts go; the epilogues depend on the type.
+GemmProblem product_of_grad_x(const LinearBackwardParams& p) {
+  GemmProblem problem;
+  problem.m = p.rows;
+  problem.n = p.in_features;
+  problem.k = p.out_features;
+  problem.a = {p.grad_out, p.stride_grad_out_row, true};
+  const bool along_out = p.stride_weight_in != 1;  // W [out, in] is B [in, out]
+  problem.b = {p.weight, along_out ? p.stride_weight_in : p.stride_weight_out, along_out};
+  return problem;
+}
+
+GemmProblem product_of_grad_weight(const LinearBackwardParams& p) {
+  GemmProblem problem;
+  // Rows of the result run along the dim that is contiguous in memory.
+  const bool along_in = p.stride_grad_weight_in == 1;
+  problem.m = along_in ? p.out_features : p.in_features;
+  problem.n = along_in ? p.in_features : p.out_features;
+  problem.k = p.rows;
+  problem.a = {p.grad_out, p.stride_grad_out_row, false};
+  problem.b = {p.x, p.stride_x_row, false};
+  if (!along_in) std::swap(problem.a, problem.b);
+  return problem;
+}
+
+}  // namespace
+
+std::size_t linear_bwd_workspace(const LinearBackwardParams& p) {
+  std::size_t bytes = 0;  // the products run one after the other
+  if (p.grad_x) bytes = parts_bytes(product_of_grad_x(p), p.dtype, p.device.index);
+  if (p.grad_weight) bytes = std::max(bytes, parts_bytes(product_of_grad_weight(p), p.dtype, p.device.index));
+  return bytes;
+}
+
+void linear_bwd(const LinearBackwardParams& p, void* workspace, Stream stream) {
+  const CudaDeviceGuard guard(p.device.index);
+  const int num_sms = cuda_device_properties(p.device.index).num_sms;
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    const auto multiply = [&](const char* name, GemmProblem problem, void* to, std::int64_t stride) {
+      problem.epilogue = plain_epilogue<T>(to, stride);
+      const GemmPlan plan = plan_gemm(problem, p.dtype, p.device.index);
+      problem.parts = plan.parts;
+      problem.partial = static_cast<float*>(workspace);
+      gemm<T>(name, problem, plan.variant, num_sms, native(stream));
+    };
+    if (p.grad_x) multiply("linear_bwd: grad_x", product_of_grad_x(p), p.grad_x, p.stride_grad_x_row);
+    if (p.grad_weight)
+      multiply("linear_bwd: grad_weight", product_of_grad_weight(p), p.grad_weight,
+               p.stride_grad_weight_in == 1 ? p.stride_grad_weight_out : p.stride_grad_weight_in);
+  };
+  if (p.dtype == DType::kFloat16)
+    run(__half{});
+  else
+    run(__nv_bfloat16{});
+}
+
+}  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,151 @@
+// LayerNorm and RMSNorm forward with an optional fused residual add: one block (or warp) per row, one pass over memory.
+// The row stays in registers between the load and the store, so squares are taken about a mean at no extra bytes.
+// Bound by memory: reads x (and residual), writes out (and residual_out).
+#include <type_traits>
+
+#include "cuda/norm/norm.hpp"
+#include "cuda/host/launch.hpp"
+#include "cuda/norm/norm_row.cuh"
+#include "cuda/pipeline/turn.cuh"
+
+namespace flashkernel::cuda {
+namespace {
+
+/// kResident: threads that a multiprocessor shall hold, which sets their registers.
+template <class T, int kThreads, int kRowsPerBlock, int kVectors, int kResident, bool kWeightsFirst>
+__global__ void __launch_bounds__(kThreads* kRowsPerBlock, blocks_of(kResident, kThreads* kRowsPerBlock))
+    held_kernel(const NormParams p) {
+  __shared__ float scratch[kRowsPerBlock][2][kThreads / kWarp];
+  take_turn();
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
+  if (kRowsPerBlock > 1 && row >= p.rows) return;  // whole warps: rows share a block only when a row is one warp
+  norm_held_row<T, kThreads, kVectors, kWeightsFirst>(p, row, scratch[threadIdx.y]);
+}
+
+/// Of rows without a residual. What need not be asked at run time leaves registers for a third more threads.
+template <class T, class W, bool kLayerNorm, int kThreads, int kRowsPerBlock, int kVectors, int kResident,
+          bool kWeightsFirst>
+__global__ void __launch_bounds__(kThreads* kRowsPerBlock, blocks_of(kResident, kThreads* kRowsPerBlock))
+    plain_kernel(const NormParams p) {
+  __shared__ float scratch[kRowsPerBlock][2][kThreads / kWarp];
+  take_turn();
+  const unsigned team = kRowsPerBlock > 1 ? threadIdx.y : 0;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + team;
+  if (kRowsPerBlock > 1 && row >= p.rows) return;
+  norm_plain_row<T, W, kLayerNorm, kThreads, kVectors, kWeightsFirst>(p, row, scratch[team]);
+}
+
+template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
+__global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const NormParams p) {
+  [[maybe_unused]] __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
+  take_turn();
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
+  if (kRowsPerBlock > 1 && row >= p.rows) return;
+  norm_row<T, kThreads, kVectors, N>(
+      p, row, [&](float value) { return block_reduce<kThreads>(value, scratch[threadIdx.y], Sum{}); });
+}
+
+/// f(kernel, threads, rows a block) of plain_kernel for rows of `vectors` vectors where an H200 found it faster than
+/// held_kernel (lab/notebooks/cuda_memory_bound.md); false elsewhere.
+template <class T, class W, bool kLayerNorm, class F>
+bool with_plain_kernel(std::int64_t vectors, F f) {
+  if constexpr (sizeof(T) == 2) {
+    constexpr bool kSame = std::is_same_v<T, W>;  // fp32 weights take twice the registers
+    if (vectors > 96 && vectors <= 128) return f(plain_kernel<T, W, kLayerNorm, 32, 4, 4, 1024, kSame>, 32, 4), true;
+    if constexpr (kLayerNorm && kSame) {
+      if (vectors > 64 && vectors <= 96) return f(plain_kernel<T, W, true, 32, 4, 3, 1024, true>, 32, 4), true;
+    }
+    if constexpr (kLayerNorm) {
+      if (vectors > 192 && vectors <= 256) return f(plain_kernel<T, W, true, 64, 1, 4, 1152, false>, 64, 1), true;
+      if (vectors > 256 && vectors <= 512) return f(plain_kernel<T, W, true, 128, 1, 4, 1152, false>, 128, 1), true;
+      if (vectors > 512 && vectors <= 1024) return f(plain_kernel<T, W, true, 256, 1, 4, 1024, false>, 256, 1), true;
+    } else {
+      constexpr int kResident = kSame ? 2048 : 1536;
+      if (vectors > 256 && vectors <= 512)
+        return f(plain_kernel<T, W, false, 256, 1, 2, kResident, false>, 256, 1), true;
+    }
+  }
+  if (vectors > 1024 && vectors <= 2048) {
+    constexpr int kResident = kLayerNorm && sizeof(T) == 2 && sizeof(W) == 2 ? 1536 : 1024;
+    return f(plain_kernel<T, W, kLayerNorm, 512, 1, 4, kResident, false>, 512, 1), true;
+  }
+  if (vectors <= 2048 || vectors > 4096) return false;
+  if constexpr (sizeof(T) == 4 && kLayerNorm) {
+    f(plain_kernel<T, W, true, 512, 1, 8, 1024, false>, 512, 1);
+  } else {
+    constexpr int kResident = sizeof(T) == 4 ? 2048 : 1024;
+    f(plain_kernel<T, W, kLayerNorm, 1024, 1, 4, kResident, false>, 1024, 1);
+  }
+  return true;
+}
+
+/// The same of held_kernel and plain_kernel. False where norm_kernel was as fast.
+template <class T, class F>
+bool with_held_kernel(const NormParams& p, std::int64_t vectors, int num_sms, F f) {
+  constexpr int kMany = std::is_same_v<T, __half> ? 1280 : 1536;  // threads; fp16 needs the registers of fewer
+  const bool few = p.rows < 4 * static_cast<std::int64_t>(num_sms);
+  if (few && vectors <= 128) return f(held_kernel<T, 128, 1, 1, 1536, true>, 128, 1), true;
+  if (few && vectors <= 512) return f(held_kernel<T, 256, 1, 2, 1024, true>, 256, 1), true;
+  if (vectors <= 64 || (few && p.features > 8192)) return false;
+  if (!p.residual) {
+    const auto plain = [&](auto weight) {
+      using W = decltype(weight);
+      return p.kind == NormKind::kLayerNorm ? with_plain_kernel<T, W, true>(vectors, f)
+                                            : with_plain_kernel<T, W, false>(vectors, f);
+    };
+    if (weights_are_fp32(p) ? plain(0.0f) : plain(T{})) return true;
+    if (vectors <= 96) return f(held_kernel<T, 32, 4, 3, 1024, false>, 32, 4), true;
+    if (vectors <= 128) return false;
+    if (vectors <= 192) return f(held_kernel<T, 96, 1, 2, 1280, false>, 96, 1), true;
+    if (vectors <= 256) return f(held_kernel<T, 128, 1, 2, kMany, false>, 128, 1), true;
+    if constexpr (sizeof(T) == 4) {
+      if (vectors <= 512) return f(held_kernel<T, 256, 1, 2, kMany, false>, 256, 1), true;
+    }
+    if (vectors <= 1024) return f(held_kernel<T, 256, 1, 4, 1024, false>, 256, 1), true;
+    return false;
+  }
+  // Twice the loads of a row want more threads instead of more registers.
+  if (vectors <= 96) return f(held_kernel<T, 96, 1, 1, 2048, false>, 96, 1), true;
+  if (vectors <= 128) return f(held_kernel<T, 128, 1, 1, 2048, false>, 128, 1), true;
+  if (vectors <= 256) return f(held_kernel<T, 256, 1, 1, 2048, false>, 256, 1), true;
+  if (vectors <= 512) return f(held_kernel<T, 512, 1, 1, 2048, false>, 512, 1), true;
+  if (vectors <= 1024) return f(held_kernel<T, 512, 1, 2, 1024, true>, 512, 1), true;
+  if (vectors <= 2048) return f(held_kernel<T, 512, 1, 4, 1024, false>, 512, 1), true;
+  return false;
+}
+
+/// The shapes of with_row_shape that the above leaves: up to 64 vectors, 97 to 128 of fp32, and rows that more threads
+/// share: few of more than 8192 features, or of more than 2048 vectors with a residual. norm_kernel is not compiled for
+/// the others.
+constexpr bool left_to_norm_kernel(int threads) { return threads == 32 || threads == 1024; }
+
+}  // namespace
+
+Verdict norm_fwd_supports(const NormParams& p) {
+  return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
+}
+
+void norm_fwd(const NormParams& p, void*, Stream stream) {
+  if (p.rows == 0 || p.features == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int N = kVectorElements<T>;
+    const auto run = [&](auto kernel, int threads, int rows) {
+      const auto blocks = static_cast<unsigned>(ceil_div(p.rows, rows));
+      launch("norm", kernel,
+             {blocks, dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows)), 0, native(stream), true}, p);
+    };
+    if (!norm_rows_are_vectors(p)) return run(norm_kernel<T, 256, 1, 0, 1>, 256, 1);
+    const int num_sms = cuda_device_properties(p.device.index).num_sms;
+    if (with_held_kernel<T>(p, p.features / N, num_sms, run)) return;
+    with_row_shape<N>(p.features / N, p.rows, num_sms, [&](auto threads, auto rows, auto held) {
+      if constexpr (left_to_norm_kernel(threads.value))
+        run(norm_kernel<T, threads.value, rows.value, held.value, N>, threads.value, rows.value);
+      else  // walked, as any row can be
+        run(norm_kernel<T, 1024, 1, 0, N>, 1024, 1);
+    });
+  });
+}
+
+}  // namespace flashkernel::cuda

@@ -1,8 +1,0 @@
-// gemm.cuh for float.
-#include "cuda/sm80/gemm.cuh"
-
-namespace flashkernel::cuda::sm80 {
-
-template void gemm<float>(const char*, GemmProblem, const GemmPlan&, void*, cudaStream_t);
-
-}  // namespace flashkernel::cuda::sm80

@@ -1,0 +1,100 @@
+// Softmax and log-softmax along one dim, forward and backward: one block (or warp) per row, the row in registers where
+// its elements are neighbours. A row of -inf only gives 0 (log: -inf); a NaN makes its row NaN.
+#include <type_traits>
+
+#include "cuda/softmax/softmax.hpp"
+#include "cuda/host/launch.hpp"
+#include "cuda/tile/softmax_row.cuh"
+#include "cuda/pipeline/turn.cuh"
+
+namespace flashkernel::cuda {
+namespace {
+
+// A row's exponentials are worked out a second time where that lets a multiprocessor hold a block more.
+template <class T, int kThreads, int kVectors>
+inline constexpr bool kAgain = sizeof(T) == 2 && kThreads == 512 && kVectors == 4;
+
+template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
+__global__ void __launch_bounds__(kThreads* kRowsPerBlock,
+                                  kAgain<T, kThreads, kVectors> ? blocks_of(1536, kThreads) : 0)
+    softmax_kernel(const SoftmaxParams p) {
+  [[maybe_unused]] __shared__ float2 scratch[kRowsPerBlock][kThreads / kWarp];
+  take_turn();
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
+  if (kRowsPerBlock > 1 && row >= p.rows) return;
+  if constexpr (kAgain<T, kThreads, kVectors>) {
+    softmax_held_row_again<T, kThreads, kVectors>(p, row, scratch[0]);
+  } else if constexpr (kVectors > 0 && kThreads * kVectors * N <= 16384) {
+    softmax_held_row<T, kThreads, kVectors>(p, row, scratch[threadIdx.y]);
+  } else {
+    softmax_row<T, kThreads, kVectors, N>(p, row, 0, p.columns, [&](float value, auto op) {
+      return block_reduce<kThreads>(value, &scratch[threadIdx.y][0].x, op);
+    });
+  }
+}
+
+template <class T, int kThreads, int kRowsPerBlock, int kVectors, int N>
+__global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_bwd_kernel(const SoftmaxBackwardParams p) {
+  [[maybe_unused]] __shared__ float scratch[kRowsPerBlock][kThreads / kWarp];
+  take_turn();
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
+  if (kRowsPerBlock > 1 && row >= p.rows) return;
+  if constexpr (kVectors > 0 && kThreads <= 512) {  // which have 128 registers each
+    softmax_bwd_held_row<T, kThreads, kVectors>(p, row, scratch[threadIdx.y]);
+  } else {
+    softmax_bwd_row<T, kThreads, kVectors, N>(p, row, 0, p.columns, [&](float value, auto op) {
+      return block_reduce<kThreads>(value, scratch[threadIdx.y], op);
+    });
+  }
+}
+
+/// kernel_of(T{}, threads, rows a block, vectors a thread, elements of a vector), all but the first as constants.
+template <class P, class KernelOf>
+void launch_rows(const char* name, const P& p, Stream stream, KernelOf kernel_of) {
+  if (p.rows == 0 || p.columns == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const bool vectors = rows_are_vectors(p);
+  visit_floating(p.dtype, [&](auto zero) {
+    constexpr int N = kVectorElements<decltype(zero)>;
+    const auto run = [&](auto threads, auto rows, auto held, auto elements) {
+      launch(name, kernel_of(zero, threads, rows, held, elements),
+             {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0, native(stream),
+              true},
+             p);
+    };
+    if (!vectors) return run(Constant<128>{}, Constant<1>{}, Constant<0>{}, Constant<1>{});
+    const auto num_sms = cuda_device_properties(p.device.index).num_sms;
+    const auto run_vectors = [&](auto threads, auto rows, auto held) { run(threads, rows, held, Constant<N>{}); };
+    if constexpr (std::is_same_v<P, SoftmaxParams>) {
+      with_held_shape<N>(p.columns / N, p.rows, num_sms, run_vectors);
+    } else {  // one vector of each row a thread, where a warp would hold four
+      const std::int64_t held = p.columns / N;
+      if (held > 96 && held <= 128) return run_vectors(Constant<128>{}, Constant<1>{}, Constant<1>{});
+      with_row_shape<N>(held, p.rows, num_sms, run_vectors);
+    }
+  });
+}
+
+}  // namespace
+
+Verdict softmax_supports(const SoftmaxParams& p) {
+  return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
+}
+
+void softmax(const SoftmaxParams& p, void*, Stream stream) {
+  launch_rows("softmax", p, stream, [](auto zero, auto threads, auto rows, auto held, auto elements) {
+    return softmax_kernel<decltype(zero), threads.value, rows.value, held.value, elements.value>;
+  });
+}
+
+Verdict softmax_bwd_supports(const SoftmaxBackwardParams& p) {
+  return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
+}
+
+void softmax_bwd(const SoftmaxBackwardParams& p, void*, Stream stream) {
+  launch_rows("softmax_bwd", p, stream, [](auto zero, auto threads, auto rows, auto held, auto elements) {
+    return softmax_bwd_kernel<decltype(zero), threads.value, rows.value, held.value, elements.value>;
+  });
+}
+
+}  // namespace flashkernel::cuda
