@@ -1,5 +1,5 @@
-// The order of the Hopper backward kernel's items (cuda/attention/backward/sm90a/order.hpp): host code, tested without a
-// GPU.
+// The order of the Hopper backward kernel's items (cuda/attention/backward/sm90a/order.hpp): host code, tested without
+// a GPU.
 #include "cuda/attention/backward/sm90a/order.hpp"
 
 #include <gtest/gtest.h>

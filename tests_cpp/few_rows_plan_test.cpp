@@ -1,5 +1,5 @@
-// Which of Hopper's kernels for few rows serves, and how a product is cut (cuda/linear/few_rows/sm90a/plan.hpp): host code,
-// tested without a GPU.
+// Which of Hopper's kernels for few rows serves, and how a product is cut (cuda/linear/few_rows/sm90a/plan.hpp): host
+// code, tested without a GPU.
 #include "cuda/linear/few_rows/sm90a/plan.hpp"
 
 #include <gtest/gtest.h>

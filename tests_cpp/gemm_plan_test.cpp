@@ -1,5 +1,5 @@
-// Which variant of the Hopper product serves, and in how many parts (cuda/linear/tiles/sm90a/plan.hpp): host code, tested
-// without a GPU.
+// Which variant of the Hopper product serves, and in how many parts (cuda/linear/tiles/sm90a/plan.hpp): host code,
+// tested without a GPU.
 #include "cuda/linear/tiles/sm90a/plan.hpp"
 
 #include <gtest/gtest.h>

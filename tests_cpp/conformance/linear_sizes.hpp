@@ -20,8 +20,8 @@ inline constexpr LinearEdge kLinearEdges[] = {
     {168, 2888, 648}, {176, 3032, 680}, {192, 3272, 712},
 };
 
-/// Cases "few": as few rows as a decode step has. The plan (cuda/linear/few_rows/sm90a/plan.hpp) in words: which kernel; of blocks how
-/// many share k, or else how many features one has, and how many a multiprocessor has at a time.
+/// Cases "few": as few rows as a decode step has. The plan (cuda/linear/few_rows/sm90a/plan.hpp) in words: which
+/// kernel; of blocks how many share k, or else how many features one has, and how many a multiprocessor has at a time.
 struct FewRowsSize {
   const char* plan;
   std::int64_t rows, in;

@@ -1,6 +1,13 @@
-// LayerNorm and RMSNorm forward with an optional fused residual add: one block (or warp) per row, one pass over memory.
-// The row stays in registers between the load and the store, so squares are taken about a mean at no extra bytes.
-// Bound by memory: reads x (and residual), writes out (and residual_out).
+// LayerNorm and RMSNorm forward with an optional fused residual add. One warp or one thread block computes a row.
+// The kernels are bound by memory: each reads x (and residual) once and writes out (and residual_out) once. A row stays
+// in registers between its load and its store, so that the variance is computed about the mean without a second read.
+//
+// Three kernels share the work:
+//   plain_kernel  rows without a residual, whose dtypes and kind of norm are known at compile time
+//   held_kernel   rows with any of the options, held in registers
+//   norm_kernel   every other row: not aligned to vectors, or too long or too short for the others
+// with_plain_kernel and with_held_kernel choose among them and their block sizes by what was measured on an H200
+// (lab/notebooks/cuda_memory_bound.md).
 #include <type_traits>
 
 #include "cuda/norm/norm.hpp"
@@ -11,18 +18,18 @@
 namespace flashkernel::cuda {
 namespace {
 
-/// kResident: threads that a multiprocessor shall hold, which sets their registers.
+/// kResident: the threads that a multiprocessor should hold at a time. It limits the registers of a thread.
 template <class T, int kThreads, int kRowsPerBlock, int kVectors, int kResident, bool kWeightsFirst>
 __global__ void __launch_bounds__(kThreads* kRowsPerBlock, blocks_of(kResident, kThreads* kRowsPerBlock))
     held_kernel(const NormParams p) {
   __shared__ float scratch[kRowsPerBlock][2][kThreads / kWarp];
   take_turn();
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
-  if (kRowsPerBlock > 1 && row >= p.rows) return;  // whole warps: rows share a block only when a row is one warp
+  if (kRowsPerBlock > 1 && row >= p.rows) return;  // whole warps leave: rows share a block only if each is one warp
   norm_held_row<T, kThreads, kVectors, kWeightsFirst>(p, row, scratch[threadIdx.y]);
 }
 
-/// Of rows without a residual. What need not be asked at run time leaves registers for a third more threads.
+/// For rows without a residual. Options that are fixed at compile time save registers: a third more threads fit.
 template <class T, class W, bool kLayerNorm, int kThreads, int kRowsPerBlock, int kVectors, int kResident,
           bool kWeightsFirst>
 __global__ void __launch_bounds__(kThreads* kRowsPerBlock, blocks_of(kResident, kThreads* kRowsPerBlock))
@@ -45,12 +52,12 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) norm_kernel(const Nor
       p, row, [&](float value) { return block_reduce<kThreads>(value, scratch[threadIdx.y], Sum{}); });
 }
 
-/// f(kernel, threads, rows a block) of plain_kernel for rows of `vectors` vectors where an H200 found it faster than
-/// held_kernel (lab/notebooks/cuda_memory_bound.md); false elsewhere.
+/// Calls f(kernel, threads, rows per block) with the plain_kernel for rows of `vectors` vectors, and returns true,
+/// where that was faster than held_kernel on an H200. Returns false otherwise.
 template <class T, class W, bool kLayerNorm, class F>
 bool with_plain_kernel(std::int64_t vectors, F f) {
   if constexpr (sizeof(T) == 2) {
-    constexpr bool kSame = std::is_same_v<T, W>;  // fp32 weights take twice the registers
+    constexpr bool kSame = std::is_same_v<T, W>;  // weights in fp32 take twice the registers
     if (vectors > 96 && vectors <= 128) return f(plain_kernel<T, W, kLayerNorm, 32, 4, 4, 1024, kSame>, 32, 4), true;
     if constexpr (kLayerNorm && kSame) {
       if (vectors > 64 && vectors <= 96) return f(plain_kernel<T, W, true, 32, 4, 3, 1024, true>, 32, 4), true;
@@ -79,7 +86,7 @@ bool with_plain_kernel(std::int64_t vectors, F f) {
   return true;
 }
 
-/// The same of held_kernel and plain_kernel. False where norm_kernel was as fast.
+/// Calls f with the plain_kernel or held_kernel for the call. Returns false where norm_kernel was as fast.
 template <class T, class F>
 bool with_held_kernel(const NormParams& p, std::int64_t vectors, int num_sms, F f) {
   constexpr int kMany = std::is_same_v<T, __half> ? 1280 : 1536;  // threads; fp16 needs the registers of fewer
@@ -104,7 +111,7 @@ bool with_held_kernel(const NormParams& p, std::int64_t vectors, int num_sms, F 
     if (vectors <= 1024) return f(held_kernel<T, 256, 1, 4, 1024, false>, 256, 1), true;
     return false;
   }
-  // Twice the loads of a row want more threads instead of more registers.
+  // A residual doubles the loads of a row: more threads help here, more registers do not.
   if (vectors <= 96) return f(held_kernel<T, 96, 1, 1, 2048, false>, 96, 1), true;
   if (vectors <= 128) return f(held_kernel<T, 128, 1, 1, 2048, false>, 128, 1), true;
   if (vectors <= 256) return f(held_kernel<T, 256, 1, 1, 2048, false>, 256, 1), true;
@@ -114,9 +121,9 @@ bool with_held_kernel(const NormParams& p, std::int64_t vectors, int num_sms, F 
   return false;
 }
 
-/// The shapes of with_row_shape that the above leaves: up to 64 vectors, 97 to 128 of fp32, and rows that more threads
-/// share: few of more than 8192 features, or of more than 2048 vectors with a residual. norm_kernel is not compiled for
-/// the others.
+/// Whether norm_kernel is compiled for a shape of with_row_shape. The functions above leave it rows of up to 64
+/// vectors, fp32 rows of 97 to 128 vectors, and long rows (a few rows of over 8192 features, or rows of over 2048
+/// vectors with a residual).
 constexpr bool left_to_norm_kernel(int threads) { return threads == 32 || threads == 1024; }
 
 }  // namespace
@@ -142,7 +149,7 @@ void norm_fwd(const NormParams& p, void*, Stream stream) {
     with_row_shape<N>(p.features / N, p.rows, num_sms, [&](auto threads, auto rows, auto held) {
       if constexpr (left_to_norm_kernel(threads.value))
         run(norm_kernel<T, threads.value, rows.value, held.value, N>, threads.value, rows.value);
-      else  // walked, as any row can be
+      else  // reads the row in steps, which works for any length
         run(norm_kernel<T, 1024, 1, 0, N>, 1024, 1);
     });
   });

@@ -15,7 +15,7 @@ inline constexpr int kGroupRows = 32;       // query heads of a kv head, 8 for e
 inline constexpr int kGroupKeys = 64;       // of a tile
 inline constexpr int kGroupWarpgroups = 2;  // of a block, which take its tiles in turn
 inline constexpr int kMostGroupBlocks = 6;  // of a cluster
-inline constexpr int kClusterRows = 8;          // query heads of a kv head that the other kernel takes at once
+inline constexpr int kClusterRows = 8;      // query heads of a kv head that the other kernel takes at once
 inline constexpr std::int64_t kMostGroupKeys = 262144, kLongGroupKeys = 131072;  // of all sequences and kv heads, d128
 
 /// Keys of a sequence up to which: the next call's clusters get room beside this one's; one sequence is for clusters.

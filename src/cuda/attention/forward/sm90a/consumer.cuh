@@ -23,7 +23,7 @@ struct Consumer {
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kScores = kBlockN / 2;       // a thread's elements of 64 x kBlockN
   static constexpr int kValueSteps = kBlockN / 16;  // of 16 keys
-  static constexpr int kOut = Shape::kDim / 2 + (Shape::kSums ? 4 : 0);
+  static constexpr int kOut = Shape::kVDim / 2 + (Shape::kSums ? 4 : 0);
 
   const AttentionParams& p;
   const ForwardPlan& plan;
@@ -75,7 +75,7 @@ struct Consumer {
 #pragma unroll
     for (int d = 0; d < Shape::kHeld; ++d) ptx::wgmma_rs<T>(score, queries[d], keys_of(d), d > 0);
 #pragma unroll
-    for (int d = Shape::kHeld; d < Shape::kDim / 16; ++d)
+    for (int d = Shape::kHeld; d < Shape::kQkDim / 16; ++d)
       ptx::wgmma_ss<T>(score, q + (d / 4 * Shape::kQBlockBytes + d % 4 * 32) / 16, keys_of(d), d > 0);
   }
 
@@ -218,7 +218,7 @@ struct Consumer {
       ptx::barrier_sync(kWarpgroup + warpgroup, 128);
     }
     const std::uint32_t place = Shape::kQSlots > 1 ? shared.q(tiles.before().slot(), warpgroup) : shared.out(warpgroup);
-    stage_rows<T, 0, Shape::kColumnBlocks>(out, factor, place);
+    stage_rows<T, 0, Shape::kVBlocks>(out, factor, place);
     send_rows<Shape>(p, plan, at, map_out, place, kWarpgroup + warpgroup);
   }
 
@@ -232,8 +232,7 @@ struct Consumer {
                                                          shared.out(warpgroup, Shape::kOutSlots, last.slot()));
     if (!is_whole(p, at)) {
       ptx::barrier_sync(kWarpgroup + warpgroup, 128);
-      for (int c = 0; c < Shape::kColumnBlocks; ++c)
-        store_some_rows(p, at, c, 1, shared.out(warpgroup, c, last.slot()));
+      for (int c = 0; c < Shape::kVBlocks; ++c) store_some_rows(p, at, c, 1, shared.out(warpgroup, c, last.slot()));
     }
     if (is_leader()) *shared.output(warpgroup) = at;
     ptx::fence_proxy_async_shared();
@@ -308,7 +307,7 @@ struct Consumer {
     const std::uint32_t slot = shared.v(blocks.before().slot());
 #pragma unroll 1
     for (int at = first * 8 + static_cast<int>(threadIdx.x % 128); at < kBlockN * 8; at += 128)
-      for (int c = 0; c < Shape::kColumnBlocks; ++c)
+      for (int c = 0; c < Shape::kVBlocks; ++c)
         *static_cast<uint4*>(__cvta_shared_to_generic(slot + c * Shape::kKvBlockBytes + at * 16)) = uint4{0, 0, 0, 0};
     ptx::fence_proxy_async_shared();
     ptx::barrier_sync(kWarpgroup + warpgroup, 128);

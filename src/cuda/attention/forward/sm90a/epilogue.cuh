@@ -77,11 +77,11 @@ __device__ inline void send_rows(const AttentionParams& p, const ForwardPlan& pl
   ptx::fence_proxy_async_shared();
   ptx::barrier_sync(barrier, 128);
   if (!is_whole(p, at)) {
-    store_some_rows(p, at, 0, Shape::kColumnBlocks, place);
+    store_some_rows(p, at, 0, Shape::kVBlocks, place);
     ptx::barrier_sync(barrier, 128);
   } else if (threadIdx.x % 128 == 0) {
 #pragma unroll
-    for (int c = 0; c < Shape::kColumnBlocks; ++c) copy_rows(p, plan, at, map_out, c, place + c * Shape::kQBlockBytes);
+    for (int c = 0; c < Shape::kVBlocks; ++c) copy_rows(p, plan, at, map_out, c, place + c * Shape::kQBlockBytes);
     ptx::bulk_commit();
   }
 }
@@ -119,7 +119,7 @@ struct OutputSender {
       ptx::mbarrier_wait(shared.out_full(w), phase);
       if (threadIdx.x % kWarp == 0 && is_whole(p, *shared.output(w)))
 #pragma unroll 1
-        for (int c = 0; c < Shape::kColumnBlocks; ++c)
+        for (int c = 0; c < Shape::kVBlocks; ++c)
           copy_rows(p, plan, *shared.output(w), map_out, c, shared.out(w, c, slot));
     }
     if (threadIdx.x % kWarp == 0) {
@@ -180,7 +180,7 @@ __device__ inline void finish_factors(const AttentionParams& p, const TileRecord
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if constexpr (Shape::kSums) {
-      total[half] = out[Shape::kDim / 2 + 2 * half];
+      total[half] = out[Shape::kVDim / 2 + 2 * half];
     } else {
       total[half] = rows.sum[half];
       total[half] += __shfl_xor_sync(kFullMask, total[half], 1);

@@ -1,14 +1,20 @@
-// Attention forward for Hopper: wgmma, TMA, one producer warpgroup and two to four consumers, persistent. After
-// FlashAttention-3 (Shah et al., 2024). Instantiated by the generated attention_fwd_<dtype>_d<dim>.cu files.
+// Attention forward for Hopper: a persistent kernel on wgmma and TMA with one producer warpgroup and two to four
+// consumer warpgroups. After FlashAttention-3 (Shah et al., 2024). instances/ has the files that instantiate it.
 //
-// A thread block takes tiles of queries (64 a consumer) until none is left; the producer runs ahead into the next tile
-// while the consumers finish one. One thread finds the tiles; everyone else is told, so that lengths are read once.
-// Parts: tiles.cuh (which tiles serve which call), _shape.cuh (their places in shared memory), _order.hpp
-// (who takes which tile), _producer.cuh, _consumer.cuh, _softmax.cuh, _epilogue.cuh, _redo.cuh.
+// A thread block takes tiles of queries, 64 rows for each consumer, until no tile is left. While the consumers finish a
+// tile, the producer loads the next one. One thread of the producer finds the tiles and tells the other threads, so
+// that sequence lengths are read from memory once.
+//
+//   tiles.cuh     which tile sizes serve which call       producer.cuh  loads Q, K and V by TMA
+//   shape.cuh     where a tile lies in shared memory      consumer.cuh  both products, and the steps between them
+//   order.hpp     which block takes which tile            softmax.cuh   maxima, exponentials and sums of a row
+//                                                         epilogue.cuh  writes the output and the LSE
+//                                                         redo.cuh      computes single rows again (see below)
 // lab/notebooks/attention_hopper.md draws the schedule.
 //
-// Invariant on NaN: the tensor core makes 0 * NaN = NaN out of a masked pair. Rows whose result is not finite and that
-// met a masked block are computed once more from what they see alone (redo_tiles).
+// Invariant on NaN: a masked pair has the weight 0, but if its value is NaN, the tensor core computes 0 * NaN = NaN.
+// Therefore a row whose result is not finite, and that met a masked block, is computed again from the keys that it sees
+// (redo_tiles).
 #pragma once
 
 #include <numeric>
@@ -23,7 +29,7 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// What stands behind the columns of V, in all slots.
+/// Fills the columns of ones behind V in all slots: their product with the weights is the sum of a row.
 template <class Shape, class T>
 __device__ inline void fill_ones(const SharedLayout<Shape>& shared) {
   constexpr int kPieces = SharedLayout<Shape>::kOnesBytes / 16;
@@ -46,7 +52,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     for (int slot = 0; slot < Shape::kQSlots; ++slot)
       for (int w = 0; w < Shape::kConsumers; ++w) {
         ptx::mbarrier_init(shared.q_full(slot, w), 1);
-        ptx::mbarrier_init(shared.q_empty(slot, w), 128);  // who has read the tile's record, too
+        ptx::mbarrier_init(shared.q_empty(slot, w), 128);  // each thread arrives: it has read the tile's record
       }
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       ptx::mbarrier_init(shared.k_full(stage), 1);
@@ -85,14 +91,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
-/// As many as there are multiprocessors; where tiles are alike, as few as need no more rounds.
+/// One block a multiprocessor. If all tiles have the same work, fewer blocks, as long as they need no more rounds.
 inline int count_blocks(const AttentionParams& p, int items, int multiprocessors) {
   if (items <= multiprocessors || p.window_right >= 0 || p.has_lengths()) return std::min(items, multiprocessors);
   return static_cast<int>(ceil_div(items, ceil_div(items, multiprocessors)));
 }
 
-/// Without a right bound all tiles are alike, and a head's stay together. Else by their work, as if all sequences were
-/// as long as the longest.
+/// Without a right bound of the window all tiles have the same work, and the tiles of a head follow one another. With
+/// one, order_tiles decides by the work of each tile, as if every sequence had the length of the longest one.
 template <class Shape>
 TileOrder tile_order(const AttentionParams& p, const CudaDeviceProperties& device) {
   OrderedCall call;
@@ -113,7 +119,7 @@ TileOrder tile_order(const AttentionParams& p, const CudaDeviceProperties& devic
   call.l2_share =
       static_cast<double>(key_bytes * p.heads_kv) / static_cast<double>(p.heads_q * std::int64_t{device.l2_bytes});
   call.num_sms = device.num_sms;
-  call.may_mix = Shape::kDim > 64;
+  call.may_mix = Shape::kQkDim > 64;
   call.may_pair = Shape::kBlockM != 192 && p.window_left < 0 && !p.has_lengths();
   return remembered_order(call);
 }
@@ -140,7 +146,7 @@ ForwardPlan forward_plan(const AttentionParams& p, const CudaDeviceProperties& d
   plan.most_keys = cut(p.max_pages * p.page_size);
   constexpr float kLog2E = 1.4426950408889634f;
   plan.scale_log2 = kModified ? kLog2E : p.scale * kLog2E;
-  // An output that the L2 cache won't hold for the next kernel makes room for keys.
+  // An output too large for the L2 cache would not be there for the next kernel: it leaves the cache to the keys.
   const std::int64_t rows = p.heads_q * (p.is_varlen_q() ? p.total_q : p.batch * p.seq_q);
   plan.out_policy = 2 * rows * p.head_dim_v > device.l2_bytes ? ptx::kL2EvictFirst : ptx::kL2EvictNormal;
   return plan;
@@ -166,10 +172,10 @@ void attention_fwd(const AttentionParams& p, void*, Stream stream) {
   using T = Element<kDtype>;
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  // Scores that only scale, by a positive number: the largest product is the largest score.
+  // The fast kernels rely on this: if scores are products times a positive scale, the largest product is the maximum.
   if (p.softcap > 0.0f || !(p.scale > 0.0f))
-    return launch_attention_fwd<ForwardShape<typename ForwardTiles<kDim>::Modified>, T, true>(p, native(stream));
-  ForwardTiles<kDim>::choose(p, [&](auto tile) {
+    return launch_attention_fwd<ForwardShape<typename ForwardTiles<kDim, kDim>::Modified>, T, true>(p, native(stream));
+  ForwardTiles<kDim, kDim>::choose(p, [&](auto tile) {
     using Shape = ForwardShape<decltype(tile)>;
     if constexpr (sums_pay<Shape>())
       if (!p.lse) return launch_attention_fwd<SummedShape<Shape>, T, false>(p, native(stream));

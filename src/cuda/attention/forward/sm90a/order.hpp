@@ -1,8 +1,9 @@
-// In which order the thread blocks of the Hopper forward kernel take tiles of queries: decided by the host for each
-// launch, walked by locate_tile (shape.cuh). Under a causal mask tiles have unequal work. A good order
-// gives all blocks as much, has the keys of few heads in use at a time, so that they stay in the L2 cache, and heavy
-// and light tiles side by side, so that memory is asked for evenly. How well the costs here foretell what is measured:
-// lab/notebooks/attention_hopper_log.md, "Orders by a model".
+// The order in which the thread blocks of the Hopper forward kernel take tiles of queries. The host decides it for each
+// launch; locate_tile (shape.cuh) walks it. Under a causal mask, tiles differ in work: a tile near the end of the
+// sequence sees more keys. A good order does three things. It gives every block the same amount of work. It keeps the
+// keys of only a few heads in use at a time, so that they stay in the L2 cache. It runs heavy and light tiles at the
+// same time, so that the load on memory is even. lab/notebooks/attention_hopper_log.md ("Orders by a model") compares
+// the costs here with measurements.
 #pragma once
 
 #include <algorithm>
@@ -13,41 +14,43 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// Groups of heads one after the other; of a group the heavy tiles of all its heads first. With `pairs`, heads whose
-/// tiles blocks take two at a time, a heavy and a light one, come before the groups.
+/// Heads are split into groups, which follow one another. Within a group, the heaviest tiles of all its heads come
+/// first. With `pairs`, the first heads are taken differently, before all groups: a block takes two tiles of a head at
+/// a time, a heavy one and a light one.
 struct TileOrder {
-  int heads_at_once = 1;               // of a group
-  int groups = 1;                      // the last one has what is left
-  int in_turn = 0;                     // every round of blocks in the same order; else every other one backwards
-  int pairs = 0;                       // of tiles of a head
-  int paired_heads = 0;                // the first ones
-  int pair_rounds = 0, pair_rest = 0;  // pairs of every block, and how many blocks have one more
+  int heads_at_once = 1;               // heads of a group
+  int groups = 1;                      // number of groups; the last one holds the remaining heads
+  int in_turn = 0;                     // 1: every round walks the blocks forwards; 0: every second round backwards
+  int pairs = 0;                       // pairs of tiles of a head
+  int paired_heads = 0;                // heads, from the first on, that are taken in pairs
+  int pair_rounds = 0, pair_rest = 0;  // pairs that every block takes, and the number of blocks that take one more
 };
 
-/// What a tile costs beside its blocks of keys, in such blocks: its beginning and end (5000 clocks, of 1700 to 2000).
+/// The fixed cost of a tile (its start and its end, 5000 clocks), in blocks of keys (1700 to 2000 clocks each).
 inline constexpr int kTileChange = 3;
 
-/// The first row of a head's tile with `lighter` tiles behind it, of `row_groups` groups of 64 rows; may be below 0.
-/// Tiles end where the sequence's last group does. What fills no tile stands before the first one, where a causal mask
-/// leaves few keys: at the end, a tile of one group would walk all of them.
+/// The first row of the tile of a head that has `lighter` lighter tiles after it; the head has `row_groups` groups of
+/// 64 rows. The last tile ends with the sequence. Rows that fill no tile belong to the first tile, whose first row may
+/// then be negative: under a causal mask that tile sees few keys, whereas a partly filled tile at the end would see all
+/// of them.
 template <class Int>
 constexpr Int first_row_of_tile(Int row_groups, Int consumers, Int lighter) {
   return 64 * (row_groups - (lighter + 1) * consumers);
 }
 
-/// What an order depends on.
+/// The properties of a call that decide its order.
 struct OrderedCall {
   std::int64_t heads = 0;
-  std::vector<int> work;  // of a head's tiles, the last one first: blocks of keys, and kTileChange
-  double l2_share = 0;    // of the L2 cache, what one head's keys and values take
-  int num_sms = 0;        // blocks
-  bool may_mix = false;   // heavy and light tiles side by side: not where exponentials are the limit (d64)
-  bool may_pair = false;
+  std::vector<int> work;  // cost of each tile of a head, the last tile first: its blocks of keys plus kTileChange
+  double l2_share = 0;    // the share of the L2 cache that the keys and values of one head take
+  int num_sms = 0;        // thread blocks, one a multiprocessor
+  bool may_mix = false;   // heavy and light tiles may run together: no gain where exponentials are the limit (d64)
+  bool may_pair = false;  // tiles may be taken in pairs
 
   std::int64_t tiles() const { return heads * static_cast<std::int64_t>(work.size()); }
 };
 
-/// The work of the block that has the most, over the mean of all.
+/// The work of the busiest block, divided by the mean over all blocks.
 inline double imbalance(const OrderedCall& call, const TileOrder& order) {
   std::vector<int> loads(static_cast<std::size_t>(call.num_sms));
   std::int64_t place = 0;
@@ -68,8 +71,8 @@ inline double imbalance(const OrderedCall& call, const TileOrder& order) {
   return static_cast<double>(*std::max_element(loads.begin(), loads.end())) * call.num_sms / static_cast<double>(all);
 }
 
-/// Heads in pairs of tiles: as many whole ones as leave a round of pairs, and what fills no round, to be taken tile by
-/// tile. In pairs to the end, the last round would keep some blocks waiting (3 % of eight rounds).
+/// Takes as many whole heads in pairs as possible while at least one round of pairs is left over; those heads are taken
+/// tile by tile. If all heads were taken in pairs, some blocks would wait in the last round (3 % of eight rounds).
 inline TileOrder order_in_pairs(const OrderedCall& call) {
   TileOrder order;
   order.pairs = static_cast<int>(call.work.size() / 2);
@@ -81,15 +84,18 @@ inline TileOrder order_in_pairs(const OrderedCall& call) {
   return order;
 }
 
-/// The order for tiles of unequal work. Backwards in every other round: heads that fill one and a half rounds of
-/// blocks, two, three or four, so that heavy and light tiles meet in each block (8 heads of few tiles: keys are asked
-/// for less in bursts). In turn, where there are up to eight tiles: heads of which a round holds eleven (33) tiles
-/// each. A block's next tile is then eleven lighter, the heaviest following the lightest; without a factor in common
-/// with their number it comes by all of them. Of these, what costs least; where no group's keys fit the L2 cache, pairs
-/// (the few heads whose pairs are under way do), or all heads at once: then blocks in step read the same keys.
+/// The order for tiles of unequal work: the cheapest of these candidates.
+/// - All heads in one group.
+/// - Groups whose tiles fill 1.5, 2, 3 or 4 rounds of blocks, every second round backwards: each block gets heavy and
+///   light tiles. With up to 4 tiles a head also groups of 8 heads, which ask for keys in smaller bursts.
+/// - With up to 8 tiles a head: groups of which a round holds 11 (or 33) tiles of each head, every round forwards. The
+///   next tile of a block is then 11 places lighter, and the heaviest tile follows the lightest. Since 11 and the
+///   number of tiles have no common factor, each block meets tiles of every weight.
+/// If the keys of no group fit into the L2 cache, tiles are taken in pairs where that is allowed (the few heads in
+/// progress fit), else all heads form one group, whose blocks read the same keys at the same time.
 inline TileOrder order_tiles(const OrderedCall& call) {
   const auto q_tiles = static_cast<std::int64_t>(call.work.size());
-  const std::int64_t kMostRounds = 64;  // longer calls level themselves out, and a model of them would take long
+  const std::int64_t kMostRounds = 64;  // longer calls balance themselves, and to model them would take long
   const auto cost = [&](const TileOrder& order, std::int64_t largest) {
     const double cache = 0.01 * std::min(1.5, static_cast<double>(largest) * call.l2_share);
     if (call.tiles() > kMostRounds * call.num_sms) return cache;
@@ -116,20 +122,21 @@ inline TileOrder order_tiles(const OrderedCall& call) {
     consider(tiles / std::gcd(tiles, q_tiles), false);
   }
   if (q_tiles <= 4) consider(8, false);
-  // Nearly eleven would not do: a tile that is half a one lighter each time is as heavy for half of the call.
+  // It must be 11 exactly. If the step were off by half a tile, a block would keep tiles of one weight for half a call.
   for (const std::int64_t tiles : {11, 33})
     if (call.may_mix && q_tiles <= (tiles == 11 ? 8 : 4) && call.num_sms % tiles == 0 && std::gcd(tiles, q_tiles) == 1)
       consider(call.num_sms / tiles, true);
   const bool all_heads = best.heads_at_once == call.heads && static_cast<double>(call.heads) * call.l2_share > 1;
-  // Up to 32 tiles (more have not been measured), and a few rounds of pairs.
+  // Pairs are for up to 32 tiles a head (more were not measured) and calls of several rounds.
   if (all_heads && call.may_pair && q_tiles % 2 == 0 && q_tiles <= 32 && call.tiles() >= 6 * call.num_sms)
     return order_in_pairs(call);
   return best;
 }
 
-/// The same, with the answer of this thread's last call kept: a model's layers ask the same again and again.
+/// The same as order_tiles, but keeps the answer of this thread's last call: the layers of a model ask for the same
+/// order.
 inline TileOrder remembered_order(const OrderedCall& call) {
-  struct Answer {  // plain data, so that a thread may end at any time
+  struct Answer {  // plain data: needs no destructor when a thread ends
     std::int64_t heads = 0;
     double l2_share = 0;
     int num_sms = 0, tiles = 0;

@@ -80,12 +80,12 @@ __device__ inline void load_keys(const AttentionParams& p, const ForwardPlan& pl
   const std::uint32_t barrier = kOfV ? shared.v_full(ring.slot()) : shared.k_full(ring.slot());
   const std::uint32_t slot = kOfV ? shared.v(ring.slot()) : shared.k(ring.slot());
   ptx::mbarrier_wait(kOfV ? shared.v_empty(ring.slot()) : shared.k_empty(ring.slot()), ring.parity() ^ 1);
-  if (lane == 0) ptx::mbarrier_arrive_expect(barrier, Shape::kKvBytes);
+  if (lane == 0) ptx::mbarrier_arrive_expect(barrier, kOfV ? Shape::kVBytes : Shape::kKBytes);
   __syncwarp();
   if (at < Shape::kBlockN) {
     const int image = place.image < 0 ? static_cast<int>(p.num_pages) : place.image;
 #pragma unroll
-    for (int c = 0; c < Shape::kColumnBlocks; ++c)
+    for (int c = 0; c < (kOfV ? Shape::kVBlocks : Shape::kQkBlocks); ++c)
       ptx::tma_load(slot + c * Shape::kKvBlockBytes + at * 128, map, barrier, ptx::l2_evict_last(), c * 64, place.row,
                     g, image);
   }
@@ -114,7 +114,7 @@ __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shap
     ptx::mbarrier_arrive_expect(barrier, Shape::kQBytes);
     const int row = first + (p.is_varlen_q() ? static_cast<int>(p.q_begin(tile.b)) : 0);
 #pragma unroll
-    for (int c = 0; c < Shape::kColumnBlocks; ++c)
+    for (int c = 0; c < Shape::kQkBlocks; ++c)
       ptx::tma_load(shared.q(at.slot(), w) + c * Shape::kQBlockBytes, map_q, barrier, ptx::l2_evict_first(), c * 64,
                     row, tile.h, p.is_varlen_q() ? 0 : tile.b);
   }

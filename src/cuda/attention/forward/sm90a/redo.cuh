@@ -31,7 +31,7 @@ __device__ inline std::int64_t row_of_key(const AttentionParams& p, const TileRe
 template <class Shape, class T>
 __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile, int i) {
   constexpr float kLog2E = 1.4426950408889634f;
-  constexpr int kColumns = (Shape::kDim + 31) / 32;  // a lane
+  constexpr int kColumns = (Shape::kVDim + 31) / 32;  // a lane
   const int lane = threadIdx.x % 32;
   const T* const q = static_cast<const T*>(p.q) + p.q_offset(tile.b, tile.h, i);
   const int first = tile.range.first(i), last = tile.range.last(i);

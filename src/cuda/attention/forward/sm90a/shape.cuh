@@ -16,16 +16,16 @@ namespace flashkernel::cuda::sm90a {
 
 /// What a tile is made of, where it says nothing else. It must say kConsumers, kBlockN and kQSlots: kConsumers
 /// warpgroups own 64 queries each; keys come kBlockN at a time through kStages slots for K and as many for V.
-template <int kDim_>
+template <int kQkDim_, int kVDim_ = kQkDim_>
 struct ForwardTile {
-  static constexpr int kDim = kDim_;
+  static constexpr int kQkDim = kQkDim_, kVDim = kVDim_;  // head dims of Q and K, and of V and the output
   static constexpr int kStages = 2;
   /// With a kQSlots of 2 a tile's output leaves through the place of its Q while the next tile's Q is there already.
   /// With 1, Q's place is free for the next Q once the last scores are done, and the output leaves through kOutSlots
   /// places of its own, 64 columns in each, and for other columns through the slot of the tile's last values.
   static constexpr int kOutSlots = 0;
-  /// Of the kDim / 16 steps of Q K^T, those whose part of Q a thread holds in registers; shared memory, which serves a
-  /// product of 64 x 64 at its limit, is read less for them.
+  /// Of the kQkDim / 16 steps of Q K^T, those whose part of Q a thread holds in registers; shared memory, which serves
+  /// a product of 64 x 64 at its limit, is read less for them.
   static constexpr int kHeld = 0;
   /// Warpgroups issue their products in turn. Without, each goes its own way as far as the slots allow, and every other
   /// tile gives its rows to the warpgroups in reverse, so that under a causal mask none has the longer rows each time.
@@ -35,7 +35,7 @@ struct ForwardTile {
 /// What follows from that.
 template <class Tile>
 struct ForwardShape : Tile {
-  using Tile::kConsumers, Tile::kBlockN, Tile::kQSlots, Tile::kDim, Tile::kStages, Tile::kOutSlots;
+  using Tile::kConsumers, Tile::kBlockN, Tile::kQSlots, Tile::kQkDim, Tile::kVDim, Tile::kStages, Tile::kOutSlots;
   static constexpr bool kSums = false;  // see SummedShape
   static_assert((kOutSlots == 0) == (kQSlots > 1), "the output leaves through one of two places of Q, or its own");
   static constexpr int kBlockM = 64 * kConsumers;
@@ -44,14 +44,15 @@ struct ForwardShape : Tile {
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
   // A tile lies as blocks of 64 columns: lines of 128 bytes, swizzled.
-  static constexpr int kColumnBlocks = (kDim + 63) / 64;
+  static constexpr int kQkBlocks = (kQkDim + 63) / 64, kVBlocks = (kVDim + 63) / 64;
   static constexpr int kQBlockBytes = 64 * 128, kKvBlockBytes = kBlockN * 128;
-  static constexpr int kQBytes = kColumnBlocks * kQBlockBytes;  // of one warpgroup
-  static constexpr int kKvBytes = kColumnBlocks * kKvBlockBytes;
-  static constexpr int kOutInValues = kQSlots > 1 ? 0 : kColumnBlocks - kOutSlots;  // of a warpgroup's column blocks
-  static_assert(kConsumers * kOutInValues * kQBlockBytes <= kKvBytes, "the slot of values has no room");
+  static constexpr int kQBytes = kQkBlocks * kQBlockBytes;  // of one warpgroup
+  static constexpr int kKBytes = kQkBlocks * kKvBlockBytes, kVBytes = kVBlocks * kKvBlockBytes;
+  static constexpr int kOutInValues = kQSlots > 1 ? 0 : kVBlocks - kOutSlots;  // of a warpgroup's column blocks
+  static_assert(kConsumers * kOutInValues * kQBlockBytes <= kVBytes, "the slot of values has no room");
+  static_assert(kQSlots == 1 || kVBlocks <= kQkBlocks, "the place of Q has no room for the output");
   static constexpr int kTileBytes =
-      kQSlots * kConsumers * kQBytes + 2 * kStages * kKvBytes + kConsumers * kOutSlots * kQBlockBytes;
+      kQSlots * kConsumers * kQBytes + kStages * (kKBytes + kVBytes) + kConsumers * kOutSlots * kQBlockBytes;
 };
 
 /// The same with row sums from the tensor cores: behind the columns of V lie eight of ones, as the first columns of a
@@ -83,7 +84,7 @@ struct OutputRecord {
 /// Where things lie in dynamic shared memory, as 32-bit addresses.
 template <class Shape>
 struct SharedLayout {
-  static constexpr int kOnesBytes = Shape::kSums ? Shape::kKvBlockBytes : 0, kValueBytes = Shape::kKvBytes + kOnesBytes;
+  static constexpr int kOnesBytes = Shape::kSums ? Shape::kKvBlockBytes : 0, kValueBytes = Shape::kVBytes + kOnesBytes;
   static constexpr int kTileBytes = Shape::kTileBytes + Shape::kStages * kOnesBytes;
   static constexpr int kRecords = 4;
   static constexpr int kBarriers =
@@ -99,10 +100,10 @@ struct SharedLayout {
     return base + (slot * Shape::kConsumers + warpgroup) * Shape::kQBytes;
   }
   __device__ std::uint32_t k(int stage) const {
-    return base + Shape::kQSlots * Shape::kConsumers * Shape::kQBytes + stage * Shape::kKvBytes;
+    return base + Shape::kQSlots * Shape::kConsumers * Shape::kQBytes + stage * Shape::kKBytes;
   }
   __device__ std::uint32_t v(int stage) const { return k(Shape::kStages) + stage * kValueBytes; }
-  __device__ std::uint32_t ones(int stage) const { return v(stage) + Shape::kKvBytes; }
+  __device__ std::uint32_t ones(int stage) const { return v(stage) + Shape::kVBytes; }
   __device__ std::uint32_t out(int warpgroup) const {
     return v(Shape::kStages) + warpgroup * Shape::kOutSlots * Shape::kQBlockBytes;
   }

@@ -21,13 +21,14 @@ inline bool fills_three(const AttentionParams& p) {
   return 20 * (lost(3) - lost(2)) <= row_groups * keys_of(p.seq_q / 2);
 }
 
-/// The tiles of a head_dim, with their shared memory: kQSlots Q and kStages of K and of V, and the places of the
-/// output, 227 KB at the most. `choose` calls with the one that is the fastest for the call's sizes
-/// (lab/notebooks/attention_hopper.md); Modified leaves registers for the softcap.
-template <int kDim>
+/// The tile sizes for a pair of head dims. The comments add up their shared memory, at most 227 KB: kQSlots places for
+/// Q, kStages for K and as many for V, and those for the output. `choose` picks the tile that was the fastest for a
+/// call of this size (lab/notebooks/attention_hopper.md). Modified is the tile for calls with a softcap, which needs
+/// registers.
+template <int kQkDim, int kVDim>
 struct ForwardTiles;
 template <>
-struct ForwardTiles<64> {
+struct ForwardTiles<64, 64> {
   struct Long : ForwardTile<64> {  // 2 x 24 + 6 x 16 KB
     static constexpr int kConsumers = 3, kBlockN = 128, kQSlots = 2, kStages = 3;
   };
@@ -43,7 +44,7 @@ struct ForwardTiles<64> {
   };
   template <class F>
   static void choose(const AttentionParams& p, F&& launch_with) {
-    // Up to 192 queries a tile of four would be padding for a quarter and more.
+    // With 192 queries or fewer, at least a quarter of a tile of four warpgroups would be padding.
     const bool is_masked = p.window_right >= 0;
     if (p.seq_q <= 192 || p.seq_q > (is_masked ? 4096 : 1536)) return launch_with(Long{});
     if (is_masked && p.seq_q <= 2048) return launch_with(ShortCausal{});
@@ -51,7 +52,7 @@ struct ForwardTiles<64> {
   }
 };
 template <>
-struct ForwardTiles<96> {
+struct ForwardTiles<96, 96> {
   struct Long : ForwardTile<96> {  // 48 + 6 x 24 + 24 KB
     static constexpr int kConsumers = 3, kBlockN = 96, kQSlots = 1, kStages = 3, kOutSlots = 1, kHeld = 3;
   };
@@ -72,7 +73,7 @@ struct ForwardTiles<96> {
   }
 };
 template <>
-struct ForwardTiles<128> {
+struct ForwardTiles<128, 128> {
   struct Three : ForwardTile<128> {  // 48 + 8 x 16 + 48 KB
     static constexpr int kConsumers = 3, kBlockN = 64, kQSlots = 1, kStages = 4, kOutSlots = 2, kHeld = 5;
     static constexpr bool kTurns = false;
@@ -88,7 +89,7 @@ struct ForwardTiles<128> {
   }
 };
 template <>
-struct ForwardTiles<192> {
+struct ForwardTiles<192, 192> {
   struct Long : ForwardTile<192> {  // 48 + 4 x 30 + 48 KB
     static constexpr int kConsumers = 2, kBlockN = 80, kQSlots = 1, kOutSlots = 3, kHeld = 10;
   };
@@ -106,7 +107,7 @@ struct ForwardTiles<192> {
   }
 };
 template <>
-struct ForwardTiles<256> {
+struct ForwardTiles<256, 256> {
   struct Only : ForwardTile<256> {  // 64 + 4 x 32 + 32 KB
     static constexpr int kConsumers = 2, kBlockN = 64, kQSlots = 1, kOutSlots = 2, kHeld = 7;
   };
@@ -119,11 +120,11 @@ struct ForwardTiles<256> {
   }
 };
 
-/// Whether the tensor cores should make the row sums of a call without LSE. Measured: d64 gains 2 to 5 %, d128 1 to 4 %
-/// with two consumers and loses 3 % with three.
+/// Whether the tensor cores should also compute the row sums, in a call without LSE. Measured: d64 gains 2 to 5 %; d128
+/// gains 1 to 4 % with two consumers and loses 3 % with three.
 template <class Shape>
 constexpr bool sums_pay() {
-  return Shape::kDim == 64 || (Shape::kDim == 128 && Shape::kConsumers == 2);
+  return Shape::kVDim == 64 || (Shape::kVDim == 128 && Shape::kConsumers == 2);
 }
 
 }  // namespace flashkernel::cuda::sm90a
