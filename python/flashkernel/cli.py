@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
+from .sampling_arguments import add_sampling_arguments
 from .terminal import visible
 
 __all__ = ["build_parser", "main"]
@@ -54,22 +55,14 @@ def build_parser() -> argparse.ArgumentParser:
         "vocab.json and merges.txt)",
     )
     add("--max-new-tokens", type=_positive, default=128, metavar="N", help="most tokens to write per prompt")
+    add_sampling_arguments(generate)
+    add("-n", type=_positive, default=1, dest="n", metavar="N", help="write N texts for each prompt")
     add(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="sample at this temperature (0: greedy); 0.8 if left out with --top-k or --top-p",
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="with --json: the log-probability of each token, and of the N likeliest ones in its place (0 to 20)",
     )
-    add("--top-k", type=int, default=0, metavar="K", help="sample among the K likeliest tokens (0: all)")
-    add(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample among the likeliest tokens that reach probability P",
-    )
-    add("--seed", type=int, default=0, help="seed of the sampler")
-    add("--greedy", action="store_true", help="always take the likeliest token (as if no sampling option were given)")
     add("--ignore-eos", action="store_true", help="go on past the end-of-text token")
     add("--threads", type=_positive, metavar="N", help="CPU threads (default: OMP_NUM_THREADS, else all cores)")
     add(
