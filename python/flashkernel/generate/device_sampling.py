@@ -17,7 +17,7 @@ def penalise_rows(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tenso
 
 
 def typical_rows(likely: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """bool [rows, vocab]: which of the probabilities > 0 are typical; float64 [rows, vocab], of any sum, mass [rows]."""
+    """bool [rows, vocab]: which probabilities > 0 are typical; float64 [rows, vocab], of any sum, and mass [rows]."""
     likely = likely / likely.sum(-1, keepdim=True)
     there = likely > 0
     information = torch.where(there, -torch.log(likely), torch.inf)
