@@ -102,6 +102,25 @@ class Engine:
     def idle(self) -> bool:
         return not self._backlog and (self._scheduler is None or self._scheduler.idle)
 
+    @property
+    def running(self) -> int:
+        """Sequences that have pages: those whose prompts are being computed, and those that decode."""
+        scheduler = self._scheduler
+        return 0 if scheduler is None else len(scheduler.prefilling) + len(scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for a row, for pages or for a larger cache."""
+        return len(self._backlog) + (0 if self._scheduler is None else len(self._scheduler.waiting))
+
+    def reserve(self, tokens: int) -> None:
+        """Makes the cache now, with num_pages, for sequences of up to that many tokens: none of them waits for a larger
+        one later. Raises ValueError while requests run.
+        """
+        if not self.idle:
+            raise ValueError("generate: reserve while requests run; an idle engine is needed")
+        self._room(self.num_pages or -(-tokens // self.page_size), tokens)
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
