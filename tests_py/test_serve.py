@@ -154,6 +154,14 @@ def test_models(client: Any) -> None:
         client.models.retrieve("other")
 
 
+def test_the_page_runs_its_own_script_alone(server: Server) -> None:
+    found = httpx.get(server.url + "/")
+    policy = found.headers["content-security-policy"]
+    assert found.headers["content-type"].startswith("text/html") and "default-src 'none'" in policy
+    assert re.search(r"script-src 'sha256-[\w+/=]{44}'", policy) and "unsafe" not in policy
+    assert not re.search(r"https?://", found.text)  # nothing from elsewhere
+
+
 # --- refusals
 
 
@@ -354,7 +362,7 @@ def test_a_signal_loses_nothing() -> None:
         url = re.search(r"http://\S+:\d+", line)
         assert url, line
         until(lambda: _healthy(url[0]))
-        count = CONTEXT - 8
+        count = CONTEXT // 2
         body = {"model": NAME, "prompt": "x", "max_tokens": count, "ignore_eos": True, "stream": True, "temperature": 0}
         body["stream_options"] = {"include_usage": True}
         begun, ends = threading.Barrier(4), []

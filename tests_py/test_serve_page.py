@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 import chromium
-from serving import render, serving, until
+from serving import serving, until
 
 PROGRAM = chromium.find()
 if PROGRAM is None and os.environ.get("FLASHKERNEL_TEST_CHROMIUM") != "1":
@@ -24,7 +23,7 @@ if PROGRAM is None and os.environ.get("FLASHKERNEL_TEST_CHROMIUM") != "1":
 def test_a_conversation(tmp_path: Path) -> None:
     """Typed, sent by Enter, streamed; the second question carries the first; the text is what the API gives."""
     assert PROGRAM is not None
-    with serving() as server, chromium.Page(PROGRAM, tmp_path) as page:
+    with serving(max_tokens=24) as server, chromium.Page(PROGRAM, tmp_path) as page:
         page.open(server.url + "/")
         page.until("document.getElementById('model').textContent === 'demo'")
         page.value("document.getElementById('temperature').value = '0'")
@@ -46,7 +45,7 @@ def test_a_conversation(tmp_path: Path) -> None:
             "import os",
         ]
         assert page.value("document.querySelectorAll('b').length") == 0  # text is no markup
-        assert page.errors == [] and render(messages)
+        assert page.errors == []
         page.value("document.getElementById('clear').click()")
         assert page.value("document.querySelectorAll('.message').length") == 0
 
@@ -70,7 +69,7 @@ def test_stop_and_continuing_text(tmp_path: Path) -> None:
 
 def test_a_key_is_asked_for(tmp_path: Path) -> None:
     assert PROGRAM is not None
-    with serving(api_key="k") as server, chromium.Page(PROGRAM, tmp_path) as page:
+    with serving(api_key="k", max_tokens=24) as server, chromium.Page(PROGRAM, tmp_path) as page:
         page.open(server.url + "/")
         page.until("document.querySelector('.error') !== null")
         assert "no API key was given" in page.value("document.querySelector('.error').textContent")
@@ -82,12 +81,3 @@ def test_a_key_is_asked_for(tmp_path: Path) -> None:
         page.until("document.querySelector('.assistant[data-finish]') !== null")
         assert page.value("document.querySelector('.assistant').textContent")
         assert [error for error in page.errors if "401" not in error] == []
-
-
-def test_the_page_runs_its_own_script_alone() -> None:
-    with serving() as server:
-        found = httpx.get(server.url + "/")
-    policy = found.headers["content-security-policy"]
-    assert found.headers["content-type"].startswith("text/html") and "default-src 'none'" in policy
-    assert re.search(r"script-src 'sha256-[\w+/=]{44}'", policy) and "unsafe" not in policy
-    assert not re.search(r"https?://", found.text)  # nothing from elsewhere

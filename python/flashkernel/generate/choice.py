@@ -108,7 +108,7 @@ class RowChoice:
             new: list[list[int]] = [[] if request is None else request.generated for request in requests]
             self._fill(self.counts[:rows], new, [[1.0] * len(tokens) for tokens in new])
         if wanted.biased:
-            pairs = [() if request is None else tuple(request.sampling.logit_bias) for request in requests]
+            pairs = [() if request is None else request.sampling.biases for request in requests]
             self._fill(self.bias[:rows], [[t for t, _ in row] for row in pairs], [[b for _, b in row] for row in pairs])
         self._tables_of, self._tables = covered, tables
 
@@ -130,7 +130,9 @@ class RowChoice:
         scores = self._adjusted(logits, rows, wanted) if wanted.adjusted else logits
         if wanted.sampled:
             uniform = arrays.row(self.uniforms, step)[:rows]
-            arrays.sample(scores, *options[:3], uniform, options[3], out, options[4] if wanted.typical else None)
+            temperature, top_k, top_p, min_p, typical_p = (options[i] for i in range(5))
+            typical = typical_p if wanted.typical else None
+            arrays.sample(scores, temperature, top_k, top_p, uniform, min_p, out, typical)
         else:
             fk.argmax(scores, axis=-1, out=out, **({} if wanted.adjusted else arrays.op_options))
         if wanted.penalised:

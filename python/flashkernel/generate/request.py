@@ -118,7 +118,7 @@ def check_request(
                 raise PromptError(
                     f"generate: prompt {index} has the token id {token}; ids in [0, {vocab_size}) are needed"
                 )
-    biases = () if sampling is None else tuple(sampling.logit_bias)
+    biases = () if sampling is None else sampling.biases
     for token, _ in biases:
         if token >= vocab_size:
             raise ValueError(f"generate: logit_bias has the token id {token}; ids in [0, {vocab_size}) are needed")

@@ -34,7 +34,7 @@ def penalise(logits: np.ndarray, seen: np.ndarray, penalty: float) -> np.ndarray
 def adjust(logits: np.ndarray, options: SamplingOptions, prompt: Sequence[int], generated: Sequence[int]) -> np.ndarray:
     """float32 logits [vocab] with bias and penalties applied, in float32."""
     out = logits.astype(np.float32)
-    for token, bias in options.logit_bias:
+    for token, bias in options.biases:
         out[token] += np.float32(bias)
     if options.penalised:
         out = penalise(out, np.array([*prompt, *generated], np.int64), options.repetition_penalty)

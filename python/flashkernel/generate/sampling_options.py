@@ -85,6 +85,11 @@ class SamplingOptions:
         return self.temperature == 0 or self.top_k == 1
 
     @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias` as pairs of a token id and its bias, by id."""
+        return self.logit_bias if isinstance(self.logit_bias, tuple) else tuple(self.logit_bias.items())
+
+    @property
     def penalised(self) -> bool:
         """Whether the tokens of the prompt matter beyond the model."""
         return self.repetition_penalty != 1

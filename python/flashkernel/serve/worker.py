@@ -162,7 +162,8 @@ class Worker:
 
     def _fail(self, job: Job, error: Exception) -> None:
         self._cancel(job)
-        job.loop.call_soon_threadsafe(self._deliver, [(job, error)])
+        news: list[tuple[Job, Piece | Exception]] = [(job, error)]
+        job.loop.call_soon_threadsafe(self._deliver, news)
 
     def _step(self) -> None:
         failure: Exception | None = None
