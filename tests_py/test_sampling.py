@@ -27,6 +27,7 @@ from flashkernel.generate import (
 )
 from flashkernel.generate.arrays import HostArrays, TorchArrays
 from flashkernel.generate.choice import RowChoice
+from flashkernel.generate.device_sampling import draw_rows
 from flashkernel.generate.request import Request
 from flashkernel.generate.sampling import Sampler, adjust, draw
 from flashkernel.generate.sampling_options import wanted
@@ -247,6 +248,31 @@ def test_nan_with_everything_is_an_error() -> None:
     sampler = Sampler(SamplingOptions(temperature=1.0, typical_p=0.5, frequency_penalty=1.0), 0, [1])
     with pytest.raises(NonFiniteLogitsError):
         sampler(np.full(VOCAB, np.nan, np.float32))
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    scale=st.sampled_from([0.3, 2.0, 6.0]),
+    top_k=st.sampled_from([0, 40, 400]),
+    top_p=st.sampled_from([0.6, 0.97, 1.0]),
+    min_p=st.sampled_from([0.0, 0.002]),
+    typical_p=st.sampled_from([0.9, 1.0]),
+    ties=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_draws_that_sort_little_are_those_that_sort_all(
+    seed: int, scale: float, top_k: int, top_p: float, min_p: float, typical_p: float, ties: bool
+) -> None:
+    """Of a larger vocabulary only the best tokens are sorted; torch's path sorts all of them."""
+    random = np.random.default_rng(seed)
+    logits = (random.standard_normal((8, 3000)) * scale).astype(np.float32)
+    logits = np.round(logits) if ties else logits
+    logits[3, :2990] = -np.inf
+    numbers = random.random(8)
+    rest = (min_p, typical_p)
+    columns = [torch.full((8,), value, dtype=torch.float64) for value in (0.9, top_k, top_p, *rest)]
+    got = draw_rows(torch.from_numpy(logits), *columns[:3], torch.from_numpy(numbers), *columns[3:]).tolist()
+    assert got == [draw(row, 0.9, top_k, top_p, number, *rest) for row, number in zip(logits, numbers, strict=True)]
 
 
 # --- stop strings

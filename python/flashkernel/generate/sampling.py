@@ -18,6 +18,9 @@ from .sampling_options import SamplingOptions
 __all__ = ["Sampler", "SamplingOptions", "adjust", "draw", "log_probabilities", "penalise", "uniforms"]
 
 
+FIRST = 256  # tokens that are sorted first, where a draw may need no more
+
+
 def uniforms(options: SamplingOptions, sequence: int) -> np.random.Generator:
     """The generator of one sequence: `random()` for each token in turn."""
     return np.random.Generator(np.random.PCG64([options.seed, sequence]))
@@ -84,10 +87,16 @@ def draw(
     if 0 < top_k < scores.size:
         # All that reach the k-th best score, also where several equal it: as Transformers has it.
         candidates = np.flatnonzero(scores >= np.partition(scores, -top_k)[-top_k])
-    # Best first; equal scores by token id.
-    candidates = candidates[np.lexsort((candidates, -scores[candidates]))]
-    probabilities = np.exp(scores[candidates] - scores[candidates[0]])
+        scores = scores[candidates]
+    probabilities = np.exp(scores - scores.max())
     probabilities /= probabilities.sum()
+    total = float(probabilities.sum())
+    # Only as many as matter are sorted: a vocabulary has 100,000 tokens, and a few of them nearly all probability.
+    reach = min(top_p, uniform if typical_p == 1 and top_p == 1 and min_p == 0 else 1.0) + 1e-9
+    if min_p > 0:
+        reach = min(reach, float(probabilities[probabilities >= min_p * probabilities.max()].sum()))
+    order = _best_first(scores, probabilities, reach)
+    candidates, probabilities = candidates[order], probabilities[order]
     if top_p < 1:
         # The smallest set whose probability reaches top_p: a token stays while less than top_p stands before it.
         before = np.cumsum(probabilities) - probabilities
@@ -101,8 +110,21 @@ def draw(
         kept = kept[_typical(probabilities[kept], typical_p)]
         candidates, probabilities = candidates[kept], probabilities[kept]
     cumulative = np.cumsum(probabilities)
-    drawn = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
+    whole = total if top_p == 1 and min_p == 0 and typical_p == 1 else cumulative[-1]
+    drawn = np.searchsorted(cumulative, uniform * whole, side="right")
     return int(candidates[min(int(drawn), candidates.size - 1)])
+
+
+def _best_first(scores: np.ndarray, probabilities: np.ndarray, reach: float) -> np.ndarray:
+    """Places of scores, best first and equal ones by place: all, or the first ones whose probability is `reach`."""
+    places, count = np.arange(scores.size), FIRST
+    while count < scores.size:
+        found = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
+        if probabilities[found].sum() >= reach:
+            places = found
+            break
+        count *= 8
+    return places[np.argsort(-scores[places], kind="stable")]
 
 
 class Sampler:
