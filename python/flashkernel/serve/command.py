@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import socket
 import sys
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         log_level="warning",
-        timeout_graceful_shutdown=int(args.grace) or None,
+        timeout_graceful_shutdown=math.ceil(args.grace) or None,
         server_header=False,
     )
     with _bind(args.host, args.port) as listener:
