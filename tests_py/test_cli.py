@@ -13,7 +13,7 @@ import pytest
 
 import flashkernel as fk
 from flashkernel.cli import main
-from flashkernel.generate import TextTokenizer, default_model
+from flashkernel.generate import Engine, SamplingOptions, TextTokenizer, default_model, load_model
 
 PROMPT = "def fibonacci(n):"
 
@@ -211,3 +211,51 @@ def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
     facts = run_json(capsys, "doctor", "--no-check")
     assert facts["version"] == fk.__version__ and facts["cuda"] and "checks" not in facts
     assert facts["frameworks"]["numpy"] and facts["threads"] >= 1
+
+
+# --- sampling options
+
+
+def test_generate_options_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each option of the command line changes the text as the engine's own option does."""
+    args = ("generate", "--prompt", PROMPT, "--max-new-tokens", "20", "--ignore-eos", "--temperature", "1.3")
+    model = Engine(load_model(default_model(), device="cpu"))
+    ids = TextTokenizer(default_model()).encode(PROMPT)
+    texts = []
+    for name, value, options in (
+        ("--seed", "3", {"seed": 3}),
+        ("--min-p", "0.4", {"min_p": 0.4}),
+        ("--typical-p", "0.2", {"typical_p": 0.2}),
+        ("--repetition-penalty", "4", {"repetition_penalty": 4.0}),
+        ("--frequency-penalty", "9", {"frequency_penalty": 9.0}),
+        ("--presence-penalty", "8", {"presence_penalty": 8.0}),
+        ("--logit-bias", "300=40", {"logit_bias": {300: 40.0}}),
+    ):
+        (sequence,) = run_json(capsys, *args, name, value)["sequences"]
+        events = model.generate(
+            [ids],
+            max_new_tokens=20,
+            sampling=SamplingOptions(temperature=1.3, **options),
+            stop_tokens=frozenset(),
+        )
+        assert sequence["tokens"] == [event.token for event in events], name
+        texts.append(tuple(sequence["tokens"]))
+    assert len(set(texts)) == len(texts)
+
+
+def test_generate_n_stop_and_logprobs(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("generate", "--prompt", PROMPT, "--max-new-tokens", "30", "--min-p", "0.1", "-n", "3")
+    plain = run_json(capsys, *args, "--ignore-eos")["sequences"]
+    assert len({sequence["text"] for sequence in plain}) == 3
+    stop = plain[0]["text"][5:8]
+    found = run_json(capsys, *args, "--ignore-eos", "--stop", stop, "--logprobs", "2")["sequences"]
+    assert found[0]["finish"] == "stop" and found[0]["text"] == plain[0]["text"][: plain[0]["text"].index(stop)]
+    for sequence in found:
+        assert stop not in sequence["text"]
+        assert len(sequence["logprobs"]) == len(sequence["top_logprobs"]) == len(sequence["tokens"])
+        assert all(len(top) == 2 and top[0]["logprob"] >= top[1]["logprob"] for top in sequence["top_logprobs"])
+    assert main(["generate", "--prompt", PROMPT, "--logprobs", "2"]) == 2
+    assert "--logprobs without --json" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["generate", "--prompt", PROMPT, "--logit-bias", "x=1"])
+    assert "a token id and a number" in capsys.readouterr().err

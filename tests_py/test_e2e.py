@@ -20,6 +20,7 @@ from flashkernel.bench.e2e import build
 from flashkernel.generate import Engine, SamplingOptions, TextTokenizer, default_model, load_model
 from flashkernel.generate.arrays import available_devices
 from flashkernel.generate.decode import decode_step
+from flashkernel.generate.sampling_options import wanted
 from flashkernel.integrations.accelerate import accelerate, restore
 
 DEVICES = available_devices()
@@ -203,7 +204,7 @@ def test_a_decode_step_never_waits() -> None:
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            decode_step(engine.model, scheduler.pool, state, 4, not sampling.greedy)
+            decode_step(engine.model, scheduler.pool, state, 4, wanted([sampling]))
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

@@ -4,7 +4,6 @@ cancelled; and the decode step that a CUDA graph will hold: fixed arrays, nothin
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,16 +20,29 @@ import flashkernel as fk
 from flashkernel.generate import Engine, NonFiniteLogitsError, PromptError, SamplingOptions
 from flashkernel.generate.arrays import CudaArrays, HostArrays, TorchArrays, available_devices
 from flashkernel.generate.checkpoint import MemoryCheckpoint
-from flashkernel.generate.decode import Decoder, DecodeState, Row, decode_step, row_bucket, wanted
+from flashkernel.generate.decode import Decoder, DecodeState, Row, decode_step, row_bucket, wanted_by
 from flashkernel.generate.device_sampling import draw_rows, penalise_rows
 from flashkernel.generate.model import Model, build_model
 from flashkernel.generate.request import Request
 from flashkernel.generate.sampling import draw, penalise
+from flashkernel.generate.sampling_options import Wanted, wanted
 
 HIDDEN, INNER, VOCAB = 32, 48, 61
 STOP = frozenset({5, 17})
 SAMPLED = SamplingOptions(temperature=1.3, top_k=20, top_p=0.9, seed=11)
 PENALISED = SamplingOptions(temperature=1.3, min_p=0.02, repetition_penalty=1.3, seed=11)
+EVERYTHING = SamplingOptions(
+    temperature=1.2,
+    top_p=0.95,
+    typical_p=0.9,
+    repetition_penalty=1.1,
+    frequency_penalty=0.4,
+    presence_penalty=-0.3,
+    logit_bias={3: 2.0, 9: -np.inf},
+    logprobs=4,
+    seed=11,
+)
+KINDS = {"greedy": SamplingOptions(), "sampled": SAMPLED, "penalised": PENALISED, "everything": EVERYTHING}
 
 
 def llama(arrays: HostArrays, **changes: Any) -> Model:
@@ -90,7 +102,7 @@ def alone(
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
-@pytest.mark.parametrize("sampling", [SamplingOptions(), SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
+@pytest.mark.parametrize("sampling", KINDS.values(), ids=KINDS)
 def test_same_tokens_in_a_batch(kind: str, setup: dict[str, Any], sampling: SamplingOptions) -> None:
     engine = Engine(MODELS[kind], page_size=16, **setup)
     expected = [alone(kind, prompt, 40, sampling, i) for i, prompt in enumerate(PROMPTS)]
@@ -108,7 +120,7 @@ def test_same_tokens_in_a_batch(kind: str, setup: dict[str, Any], sampling: Samp
 
 
 def test_numpy_and_torch_give_the_same_tokens() -> None:
-    for sampling in (SamplingOptions(), SAMPLED):
+    for sampling in KINDS.values():
         assert alone("numpy", PROMPTS[1], 50, sampling) == alone("torch", PROMPTS[1], 50, sampling)
 
 
@@ -385,19 +397,17 @@ def no_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.Tensor, name, refuse)
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
-@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("rows", [1, 4])
-def test_a_step_is_fit_for_a_graph(rows: int, sampled: bool, penalty: float, no_conversions: None) -> None:
+def test_a_step_is_fit_for_a_graph(rows: int, options: SamplingOptions, no_conversions: None) -> None:
     """Two steps with other lengths, pages and rows in use: the same calls on the same shapes, static arrays in place,
     and no value that the host reads. A graph of the first would therefore do what the second does.
     """
     model = MODELS["torch"]
     pool = fk.KvPagePool(12, model.heads_kv, model.head_dim, page_size=16, num_layers=2, dtype="float32")
     state = DecodeState(model.arrays, rows, 5, 3, VOCAB)
-    options = dataclasses.replace(SAMPLED if sampled else SamplingOptions(), repetition_penalty=penalty)
-    if penalty != 1:
-        state.reserve_seen()
+    kind = wanted([options])
+    state.choice.reserve(kind)
 
     def request() -> Request:
         return Request(1, 0, [1], 9, options, frozenset())
@@ -406,14 +416,15 @@ def test_a_step_is_fit_for_a_graph(rows: int, sampled: bool, penalty: float, no_
     for length in (3, 40):
         row = Row(request(), length, np.arange(length, length + 2), np.arange(1 + length // 16, dtype=np.int32))
         loaded = [row, *[None] * (rows - 1)]
-        assert wanted(loaded) == (sampled, penalty != 1)
+        assert wanted_by(loaded) == kind
         state.load(loaded, 2, np.full(rows, 7))
         with NoHostReads() as mode:
-            decode_step(model, pool, state, rows, sampled, penalty != 1)
+            decode_step(model, pool, state, rows, kind)
         traces.append(mode.calls)
-        statics = (state.control, state.table, state.tokens, state.history, state.options, state.positions, state.step)
-        statics += (state.chosen,) if state.seen is None else (state.chosen, state.seen)
-        addresses.append([tensor.data_ptr() for tensor in statics])
+        choice = state.choice
+        statics = [state.control, state.table, state.tokens, state.history, state.positions, state.step, state.chosen]
+        statics += [choice.options, choice.seen, choice.counts, choice.bias, *(choice.scores or ())]
+        addresses.append([tensor.data_ptr() for tensor in statics if tensor is not None])
     assert traces[0] == traces[1] and traces[0]
     assert addresses[0] == addresses[1]
 
@@ -425,7 +436,7 @@ def test_steps_move_on_by_themselves() -> None:
     decoder = Decoder(model, pool, rows=4, width=2, steps=3)
     request = Request(1, 0, [1], 9, SamplingOptions(), frozenset())
     row = Row(request, 15, np.array([15, 48, 49]), np.array([0, 3], np.int32))
-    tokens, logits = decoder.run([row, None, None], 3, np.array([7, 0, 0]))()
+    tokens, logits, _ = decoder.run([row, None, None], 3, np.array([7, 0, 0]))()
     assert logits.shape == tokens.shape and np.isfinite(logits).all()
     state = decoder.state
     assert tokens.shape == (3, 4) and tokens[2].tolist() == state.tokens.tolist()
@@ -442,7 +453,7 @@ def test_a_parked_step_writes_no_key() -> None:
         pool.k_pages(layer)[...] = pool.v_pages(layer)[...] = 7
     state = DecodeState(model.arrays, 3, 2, 2, VOCAB)
     for _ in range(2):
-        decode_step(model, pool, state, 3, False)
+        decode_step(model, pool, state, 3, Wanted())
     assert all((pages(layer) == 7).all() for layer in range(2) for pages in (pool.k_pages, pool.v_pages))
     assert state.lengths.tolist() == [0, 0, 0] and ((state.tokens >= 0) & (state.tokens < VOCAB)).all()
 
@@ -461,6 +472,7 @@ def test_row_buckets() -> None:
     uniform=st.sampled_from([0.0, 0.2, 0.5, 0.999999]),
     min_p=st.sampled_from([0.0, 0.07, 0.4, 1.0]),
     penalty=st.sampled_from([1.0, 0.8, 1.3]),
+    typical_p=st.sampled_from([1e-6, 0.3, 0.9, 0.999, 1.0]),
     ties=st.booleans(),
 )
 @settings(max_examples=300)
@@ -472,6 +484,7 @@ def test_device_sampling_draws_what_the_host_draws(
     uniform: float,
     min_p: float,
     penalty: float,
+    typical_p: float,
     ties: bool,
 ) -> None:
     random = np.random.default_rng(seed)
@@ -482,9 +495,10 @@ def test_device_sampling_draws_what_the_host_draws(
     penalised = [penalise(row, np.flatnonzero(held), penalty) for row, held in zip(logits, seen, strict=True)]
     scores = penalise_rows(torch.from_numpy(logits), torch.from_numpy(seen), torch.full((3,), penalty).double())
     assert (scores.numpy() == np.stack(penalised)).all()
-    columns = [torch.full((3,), value, dtype=torch.float64) for value in (temperature, top_k, top_p, uniform, min_p)]
-    got = draw_rows(scores, *columns).tolist()
-    assert got == [draw(row, temperature, top_k, top_p, uniform, min_p) for row in penalised]
+    options = (temperature, top_k, top_p, uniform, min_p, typical_p)
+    columns = [torch.full((3,), value, dtype=torch.float64) for value in options]
+    got = draw_rows(scores, *columns[: 6 if typical_p < 1 else 5]).tolist()
+    assert got == [draw(row, *options) for row in penalised]
 
 
 @pytest.mark.parametrize(
@@ -509,7 +523,7 @@ def test_launches_of_a_step(name: str, expected: dict[str, int]) -> None:
     scheduler.decoder.state.park()
     before = {kernel.id: kernel.calls for kernel in fk.kernels()}
     with NoHostReads() as mode:
-        decode_step(engine.model, scheduler.pool, scheduler.decoder.state, 1, False)
+        decode_step(engine.model, scheduler.pool, scheduler.decoder.state, 1, Wanted())
     found: dict[str, int] = {}
     for kernel in fk.kernels():
         if kernel.calls > before[kernel.id]:
@@ -567,7 +581,7 @@ def test_a_capture_changes_nothing_that_steps_use(monkeypatch: pytest.MonkeyPatc
         "graph": capturing,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    for sampling in (SamplingOptions(), SAMPLED):
+    for sampling in (SamplingOptions(), SAMPLED, EVERYTHING):
         expected = [alone("torch", prompt, 30, sampling, i) for i, prompt in enumerate(PROMPTS)]
         engine = Engine(MODELS["torch"], page_size=16, graphs=True, steps=3, run_ahead=True)
         got: list[list[int]] = [[] for _ in PROMPTS]
@@ -595,7 +609,7 @@ def broken_after(monkeypatch: pytest.MonkeyPatch, model: Model, calls: int, valu
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("sampling", [SamplingOptions(), SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
+@pytest.mark.parametrize("sampling", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("setup", [SETUPS[0], SETUPS[2]], ids=str)
 @pytest.mark.parametrize("kind", ON_CPU)
 def test_logits_that_are_not_finite_are_an_error(

@@ -1,4 +1,4 @@
-"""The `flashkernel` command: generate, doctor, kernels, bench.
+"""The `flashkernel` command: generate, serve, doctor, kernels, bench.
 
 Exit codes: 0 done; 1 something failed (a self-check, a run); 2 bad usage or input; 130 interrupted. Results go to
 stdout, progress and errors to stderr. Each command's module is imported only when it runs.
@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
+from .sampling_arguments import add_sampling_arguments
+from .serve_arguments import add_serve_arguments
 from .terminal import visible
 
 __all__ = ["build_parser", "main"]
@@ -54,22 +56,14 @@ def build_parser() -> argparse.ArgumentParser:
         "vocab.json and merges.txt)",
     )
     add("--max-new-tokens", type=_positive, default=128, metavar="N", help="most tokens to write per prompt")
+    add_sampling_arguments(generate)
+    add("-n", type=_positive, default=1, dest="n", metavar="N", help="write N texts for each prompt")
     add(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="sample at this temperature (0: greedy); 0.8 if left out with --top-k or --top-p",
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="with --json: the log-probability of each token, and of the N likeliest ones in its place (0 to 20)",
     )
-    add("--top-k", type=int, default=0, metavar="K", help="sample among the K likeliest tokens (0: all)")
-    add(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample among the likeliest tokens that reach probability P",
-    )
-    add("--seed", type=int, default=0, help="seed of the sampler")
-    add("--greedy", action="store_true", help="always take the likeliest token (as if no sampling option were given)")
     add("--ignore-eos", action="store_true", help="go on past the end-of-text token")
     add("--threads", type=_positive, metavar="N", help="CPU threads (default: OMP_NUM_THREADS, else all cores)")
     add(
@@ -104,6 +98,15 @@ def build_parser() -> argparse.ArgumentParser:
         help="print one JSON object with texts, token ids and statistics instead of streaming",
     )
 
+    serve = commands.add_parser(
+        "serve",
+        help="answer OpenAI's API over HTTP from a checkpoint",
+        description="An OpenAI-compatible server: completions, chat completions, streams, metrics, and a chat page. "
+        "Ctrl-C or SIGTERM ends it when all answers are complete.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add_serve_arguments(serve)
+
     doctor = commands.add_parser(
         "doctor",
         help="describe this build and machine, and check every kernel",
@@ -136,6 +139,12 @@ def _generate(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _serve(args: argparse.Namespace) -> int:
+    from .serve.command import run
+
+    return run(args)
+
+
 def _doctor(args: argparse.Namespace) -> int:
     from .doctor import run
 
@@ -164,7 +173,7 @@ def _bench(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
-    commands = {"generate": _generate, "doctor": _doctor, "kernels": _kernels, "bench": _bench}
+    commands = {"generate": _generate, "serve": _serve, "doctor": _doctor, "kernels": _kernels, "bench": _bench}
     try:
         return commands[args.command](args)
     except KeyboardInterrupt:

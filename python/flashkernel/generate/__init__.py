@@ -26,7 +26,8 @@ from .errors import (
     UnsupportedModelError,
 )
 from .model import Model, load_model
-from .sampling import SamplingOptions
+from .sampling_options import SamplingOptions
+from .text_output import TextOutput
 from .tokenizer import TextStream, TextTokenizer
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "NonFiniteLogitsError",
     "PromptError",
     "SamplingOptions",
+    "TextOutput",
     "TextStream",
     "TextTokenizer",
     "TokenEvent",

@@ -16,7 +16,7 @@ import numpy as np
 import flashkernel as fk
 
 from .checkpoint import bfloat16_to_float32, float32_to_bfloat16
-from .sampling import draw, penalise
+from .sampling import draw, log_probabilities, penalise
 
 __all__ = ["DTYPES", "CudaArrays", "HostArrays", "TorchArrays", "arrays_for", "available_devices"]
 
@@ -112,16 +112,43 @@ class HostArrays:
         """table[i, j] = True for all j in columns[i]: bool [rows, n], int64 [rows, m]."""
         np.put_along_axis(table, columns, True, axis=1)
 
+    def add_at(self, table: Any, columns: Any, values: Any) -> None:
+        """table[i, columns[i, j]] += values[i, j]: float32 [rows, n], int64 [rows, m], float32 [rows, m]."""
+        np.add.at(table, (np.arange(len(table))[:, None], columns), values)
+
+    def floats(self, values: Any) -> Any:
+        """Values as float32, on the device."""
+        return bfloat16_to_float32(values) if values.dtype == np.uint16 else values.astype(np.float32)
+
+    def log_probabilities(self, logits: Any) -> Any:
+        """float32 log-softmax [rows, vocab] of logits."""
+        return log_probabilities(self.to_float32(logits))
+
+    def best(self, values: Any, count: int) -> tuple[Any, Any]:
+        """The places of the `count` largest values of each row, int64 [rows, count], and those values, best first."""
+        order = np.argsort(-values, axis=-1, kind="stable")[:, :count]
+        return order, np.take_along_axis(values, order, axis=-1)
+
     def penalise(self, logits: Any, seen: Any, penalty: Any) -> Any:
         """float32 [rows, vocab]: `sampling.penalise` of each row. seen: bool [rows, vocab]; penalty: float64 [rows]."""
         rows = enumerate(self.to_float32(logits))
         return np.stack([penalise(row, np.flatnonzero(seen[i]), float(penalty[i])) for i, row in rows])
 
-    def sample(self, logits: Any, temperature: Any, top_k: Any, top_p: Any, uniform: Any, min_p: Any, out: Any) -> None:
+    def sample(
+        self,
+        logits: Any,
+        temperature: Any,
+        top_k: Any,
+        top_p: Any,
+        uniform: Any,
+        min_p: Any,
+        out: Any,
+        typical_p: Any = None,
+    ) -> None:
         """out [rows] int64: a token for each row of logits, as `sampling.draw` draws it."""
         for i, row in enumerate(self.to_float32(logits)):
             options = float(temperature[i]), int(top_k[i]), float(top_p[i]), float(uniform[i]), float(min_p[i])
-            out[i] = draw(row, *options)
+            out[i] = draw(row, *options, 1.0 if typical_p is None else float(typical_p[i]))
 
     def to_float32(self, values: Any) -> np.ndarray:
         """Values in the model's dtype, or float32 ones."""
@@ -258,15 +285,38 @@ class TorchArrays(HostArrays):
     def mark(self, table: Any, columns: Any) -> None:
         table.scatter_(1, columns, True)
 
+    def add_at(self, table: Any, columns: Any, values: Any) -> None:
+        table.scatter_add_(1, columns, values)
+
+    def floats(self, values: Any) -> Any:
+        return values.float()
+
+    def log_probabilities(self, logits: Any) -> Any:
+        return self._torch.log_softmax(logits.float(), dim=-1)
+
+    def best(self, values: Any, count: int) -> tuple[Any, Any]:
+        found, order = self._torch.sort(values, dim=-1, descending=True, stable=True)
+        return order[:, :count], found[:, :count]
+
     def penalise(self, logits: Any, seen: Any, penalty: Any) -> Any:
         from .device_sampling import penalise_rows
 
         return penalise_rows(logits, seen, penalty)
 
-    def sample(self, logits: Any, temperature: Any, top_k: Any, top_p: Any, uniform: Any, min_p: Any, out: Any) -> None:
+    def sample(
+        self,
+        logits: Any,
+        temperature: Any,
+        top_k: Any,
+        top_p: Any,
+        uniform: Any,
+        min_p: Any,
+        out: Any,
+        typical_p: Any = None,
+    ) -> None:
         from .device_sampling import draw_rows
 
-        out.copy_(draw_rows(logits, temperature, top_k, top_p, uniform, min_p))
+        out.copy_(draw_rows(logits, temperature, top_k, top_p, uniform, min_p, typical_p))
 
     def to_float32(self, values: Any) -> np.ndarray:
         return values.float().cpu().numpy()

@@ -14,11 +14,13 @@ from typing import Any, TextIO
 
 import flashkernel as fk
 
+from ..sampling_arguments import sampling_of
 from ..terminal import visible
-from . import Engine, SamplingOptions, TextStream, TextTokenizer, default_model, load_model
+from . import Engine, TextOutput, TextTokenizer, default_model, load_model
 from .arrays import ALIASES
 from .errors import MissingDependencyError
-from .request import GenerationStats
+from .request import GenerationStats, TokenEvent
+from .text_output import check_stop_strings
 
 __all__ = ["run"]
 
@@ -71,20 +73,6 @@ class _Printer:
         self._buffers[self._current].clear()
 
 
-def _sampling(args: argparse.Namespace) -> SamplingOptions:
-    asked = args.temperature is not None or args.top_k != 0 or args.top_p != 1.0
-    if args.greedy:
-        if asked and args.temperature != 0:
-            raise ValueError(
-                "generate: --greedy together with --temperature, --top-k or --top-p; leave one of them out"
-            )
-        return SamplingOptions()
-    if not asked:
-        return SamplingOptions()
-    temperature = 0.8 if args.temperature is None else args.temperature
-    return SamplingOptions(temperature=temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
-
-
 def _calls() -> dict[str, int]:
     return {kernel.id: kernel.calls for kernel in fk.kernels()}
 
@@ -124,11 +112,14 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             "generate: no --prompt; give one, for example --prompt 'def fibonacci(n):' (several make a batch)"
         )
-    sampling = _sampling(args)
-    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompt]
+    if args.logprobs is not None and not args.json:
+        raise ValueError("generate: --logprobs without --json; the text has no place for them, so --json is needed")
+    sampling = sampling_of(args, args.logprobs)
+    stop_strings = check_stop_strings(args.stop)
+    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompt for _ in range(args.n)]
     model = Path(args.model) if args.model else default_model()
     texts = [""] * len(prompts)
-    tokens: list[list[int]] = [[] for _ in prompts]
+    told: list[list[TokenEvent]] = [[] for _ in prompts]
     finish: list[str | None] = [None] * len(prompts)
     with _progress_bar(args.max_new_tokens * len(prompts)) as progress:
         progress.set_description(f"loading {visible(model.name)}")
@@ -137,9 +128,16 @@ def run(args: argparse.Namespace) -> int:
         engine, device, threads = _open_engine(args, model, progress)
         calls = _calls()
         stop: frozenset[int] | None = frozenset() if args.ignore_eos else None
-        events = engine.generate(ids, max_new_tokens=args.max_new_tokens, sampling=sampling, stop_tokens=stop)
+        events = engine.generate(
+            ids,
+            max_new_tokens=args.max_new_tokens,
+            sampling=sampling,
+            stop_tokens=stop,
+            stop_strings=stop_strings,
+            tokenizer=tokenizer,
+        )
         progress.set_description(f"reading {sum(map(len, ids))} tokens")
-        streams = [TextStream(tokenizer, prompt) for prompt in ids]
+        outputs = [TextOutput(tokenizer, prompt, stop_strings) for prompt in ids]
         printer = None
         for event in events:
             if printer is None and not args.json:
@@ -148,19 +146,17 @@ def run(args: argparse.Namespace) -> int:
                 printer = _Printer(prompts, sys.stdout)
             progress.set_description("writing", refresh=False)
             progress.update()
-            text = streams[event.sequence].put(event.token)
+            text = outputs[event.sequence].put(event.token)
             if event.finish:
-                text += streams[event.sequence].end()
+                text += outputs[event.sequence].end()
                 finish[event.sequence] = event.finish
-            tokens[event.sequence].append(event.token)
+            told[event.sequence].append(event)
             texts[event.sequence] += text
             if printer is not None:
                 printer.put(event.sequence, text, event.finish is not None)
     ran = {name: count - calls.get(name, 0) for name, count in _calls().items() if count > calls.get(name, 0)}
     if args.json:
-        print(
-            json.dumps(_json(args, prompts, texts, ids, tokens, finish, engine.stats, device, threads, ran), indent=2)
-        )
+        print(json.dumps(_json(args, prompts, texts, ids, told, finish, engine.stats, device, threads, ran), indent=2))
     else:
         print("\n" + summary(engine.stats, device, threads, args, ran))
     return 0
@@ -180,12 +176,19 @@ def summary(stats: GenerationStats, device: str, threads: int, args: argparse.Na
     return "\n".join(lines)
 
 
+def _logprobs(events: list[TokenEvent]) -> dict[str, Any]:
+    return {
+        "logprobs": [event.logprob for event in events],
+        "top_logprobs": [[{"token": token, "logprob": value} for token, value in event.top] for event in events],
+    }
+
+
 def _json(
     args: argparse.Namespace,
     prompts: list[str],
     texts: list[str],
     ids: list[list[int]],
-    tokens: list[list[int]],
+    told: list[list[TokenEvent]],
     finish: list[str | None],
     stats: GenerationStats,
     device: str,
@@ -194,8 +197,15 @@ def _json(
 ) -> dict[str, Any]:
     return {
         "sequences": [
-            {"prompt": prompt, "text": text, "prompt_tokens": prompt_ids, "tokens": new, "finish": reason}
-            for prompt, text, prompt_ids, new, reason in zip(prompts, texts, ids, tokens, finish, strict=True)
+            {
+                "prompt": prompt,
+                "text": text,
+                "prompt_tokens": prompt_ids,
+                "tokens": [event.token for event in events],
+                "finish": reason,
+                **({} if args.logprobs is None else _logprobs(events)),
+            }
+            for prompt, text, prompt_ids, events, reason in zip(prompts, texts, ids, told, finish, strict=True)
         ],
         "prefill_tokens": stats.prefill_tokens,
         "prefill_tokens_per_second": stats.prefill_rate,

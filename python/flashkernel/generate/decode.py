@@ -18,12 +18,12 @@ import numpy as np
 import flashkernel as fk
 
 from .arrays import HostArrays
+from .choice import RowChoice, Scores
 from .model import Model, PagedBatch
 from .request import Request
+from .sampling_options import Wanted, wanted
 
-OPTIONS = 5  # numbers of a row that sampling needs
-
-__all__ = ["DecodeState", "Decoder", "Row", "decode_step", "row_bucket"]
+__all__ = ["DecodeState", "Decoder", "Row", "decode_step", "row_bucket", "wanted_by"]
 
 
 def row_bucket(rows: int) -> int:
@@ -43,10 +43,9 @@ class Row:
     pages: np.ndarray  # int32 [pages]
 
 
-def wanted(rows: Sequence[Row | None]) -> tuple[bool, bool]:
-    """Whether some row samples, and whether one has a repetition penalty."""
-    options = [row.request.sampling for row in rows if row is not None]
-    return not all(o.greedy for o in options), any(o.penalised for o in options)
+def wanted_by(rows: Sequence[Row | None]) -> Wanted:
+    """What choosing the tokens of these rows takes."""
+    return wanted(row.request.sampling for row in rows if row is not None)
 
 
 class DecodeState:
@@ -54,7 +53,6 @@ class DecodeState:
 
     def __init__(self, arrays: HostArrays, rows: int, width: int, steps: int, vocab_size: int):
         self.arrays, self.rows, self.width, self.steps = arrays, rows, width, steps
-        self.vocab_size = vocab_size
         # One vector, so that the host sends it in one copy:
         #   counters:   positions [rows], lengths [rows], the step's number [1]
         #   increments: what a step adds to them: 1, or 0 for a row without a sequence
@@ -70,13 +68,7 @@ class DecodeState:
         self.tokens = arrays.zeros((rows,), "int64")
         self.history = arrays.zeros((steps, rows), "int64")
         self.chosen = arrays.activations((steps, rows))  # the logits of those tokens: the host looks for NaN and inf
-        # Sampling: temperature, top_k, top_p, min_p, the penalty [rows], and a number in [0, 1) for each token to come
-        self.options = arrays.zeros((OPTIONS + steps, rows), "float64")
-        self.temperature, self.top_k, self.top_p = self.options[0], self.options[1], self.options[2]
-        self.min_p, self.penalty = self.options[3], self.options[4]
-        self.uniforms = self.options[OPTIONS:]
-        self.seen: Any = None  # bool [rows, vocab]: tokens that each row holds; made when a row has a penalty
-        self.seen_of: list[tuple[Request | None, int]] = []  # whose they are, and how many tokens that covers
+        self.choice = RowChoice(arrays, rows, steps, vocab_size)
         self.park()
 
     def _control(self, rows: Sequence[Row | None], steps: int) -> np.ndarray:
@@ -97,44 +89,14 @@ class DecodeState:
         write = self.arrays.write
         write(self.control, self._control(rows, steps))
         table = np.full((len(rows), self.width), -1, np.int32)
-        options = np.zeros((OPTIONS + self.steps, self.rows))
-        options[2] = options[4] = 1
         for i, row in enumerate(rows):
             if row is not None:
                 table[i, : len(row.pages)] = row.pages
-                sampling = row.request.sampling
-                options[4, i] = sampling.repetition_penalty
-                if not sampling.greedy:
-                    options[:4, i] = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
-                    options[OPTIONS : OPTIONS + steps, i] = row.request.random.random(steps)
         write(self.table[: len(rows)], table)
         if tokens is not None:
             write(self.tokens[: len(tokens)], tokens)
-        sampled, penalised = wanted(rows)
-        if sampled or penalised:
-            write(self.options, options)
-        if penalised:
-            if tokens is not None:
-                self._load_seen([None if row is None else row.request for row in rows])
-            self.seen_of = [(request, count + steps) for request, count in self.seen_of]
-
-    def reserve_seen(self) -> None:
-        """Makes `seen`, at an address that graphs may keep."""
-        if self.seen is None:
-            self.seen = self.arrays.zeros((self.rows, self.vocab_size), "bool")
-
-    def _load_seen(self, requests: list[Request | None]) -> None:
-        """What each row holds. Steps keep it up to date, so nothing is sent while the rows stay with their requests."""
-        texts = [[0] if request is None else request.tokens for request in requests]
-        seen_of = [(r, 0 if r is None else len(text)) for r, text in zip(requests, texts, strict=True)]
-        if seen_of == [(r, 0 if r is None else count) for r, count in self.seen_of]:
-            return
-        longest = max(map(len, texts))
-        columns = np.array([text + text[:1] * (longest - len(text)) for text in texts], np.int64)
-        seen = self.seen[: len(requests)]
-        seen[...] = False
-        self.arrays.mark(seen, self.arrays.index(columns, "int64"))
-        self.seen_of = seen_of
+        requests = [None if row is None else row.request for row in rows]
+        self.choice.load(requests, steps, wanted_by(rows), fresh=tokens is not None)
 
     def park(self) -> None:
         """No row has a sequence: a step then changes nothing that matters."""
@@ -160,22 +122,11 @@ def decode_logits(model: Model, pool: fk.KvPagePool, state: DecodeState, rows: i
     return model.forward(batch, pool)
 
 
-def decode_step(
-    model: Model, pool: fk.KvPagePool, state: DecodeState, rows: int, sampled: bool, penalised: bool = False
-) -> None:
+def decode_step(model: Model, pool: fk.KvPagePool, state: DecodeState, rows: int, wanted: Wanted) -> None:
     """One token for each of the first `rows` rows: `tokens`, and a row of `history` and of `chosen`, are written."""
     arrays, tokens = state.arrays, state.tokens[:rows]
-    logits = scores = decode_logits(model, pool, state, rows)
-    if penalised:
-        scores = arrays.penalise(logits, state.seen[:rows], state.penalty[:rows])
-    if sampled:
-        options = (state.temperature[:rows], state.top_k[:rows], state.top_p[:rows])
-        uniform = arrays.row(state.uniforms, state.step)[:rows]
-        arrays.sample(scores, *options, uniform, state.min_p[:rows], out=tokens)
-    else:
-        fk.argmax(scores, axis=-1, out=tokens, **({} if penalised else arrays.op_options))
-    if penalised:
-        arrays.mark(state.seen[:rows], tokens[:, None])
+    logits = decode_logits(model, pool, state, rows)
+    state.choice.choose(logits, rows, state.step, wanted, tokens)
     arrays.store_row(state.history, state.step, state.tokens)
     # NaN and +inf win the choice, so that the logit of the token tells of them.
     arrays.store_row(state.chosen[:, :rows], state.step, arrays.at(logits, tokens))
@@ -193,28 +144,29 @@ class Decoder:
         self.model, self.pool = model, pool
         self.state = DecodeState(model.arrays, rows, width, steps, model.vocab_size)
         self._by_graph = model.arrays.asynchronous if graphs is None else graphs
-        self._steps: dict[tuple[int, bool, bool], Callable[[], None]] = {}
+        self._steps: dict[tuple[int, Wanted], Callable[[], None]] = {}
         self._logits_steps: dict[int, tuple[Callable[[], None], list[Any]]] = {}
         self._graph_memory: Any = None
 
     def run(
         self, rows: Sequence[Row | None], steps: int, tokens: np.ndarray | None
-    ) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
-        """Starts `steps` steps; the function returned waits for them and gives their tokens, int64 [steps, rows], and
-        the logits of these, float32.
+    ) -> Callable[[], tuple[np.ndarray, np.ndarray, Scores | None]]:
+        """Starts `steps` steps; the function returned waits for them and gives their tokens, int64 [steps, rows], the
+        logits of these, float32, and log-probabilities where some row asks for them.
         """
-        count = min(row_bucket(len(rows)), self.state.rows)
-        step = self.prepare(count, *wanted(rows))
+        count, kind = min(row_bucket(len(rows)), self.state.rows), wanted_by(rows)
+        step = self.prepare(count, kind)
         try:
             self.state.load([*rows, *[None] * (count - len(rows))], steps, tokens)
             for _ in range(steps):
                 step()
             found = self.model.arrays.fetch(self.state.history[:steps])
             logits = self.model.arrays.fetch_float(self.state.chosen[:steps])
+            scores = self.state.choice.fetch_scores(steps, kind)
         except BaseException:
-            self.state.seen_of = []
+            self.state.choice.forget()
             raise
-        return lambda: (found(), logits())
+        return lambda: (found(), logits(), scores())
 
     def run_logits(self, rows: Sequence[Row | None], tokens: np.ndarray) -> Any:
         """One step that chooses no tokens: its logits [rows, vocab], which the next one may overwrite."""
@@ -231,15 +183,14 @@ class Decoder:
         step()
         return found[0][: len(rows)]
 
-    def prepare(self, rows: int, sampled: bool = False, penalised: bool = False) -> Callable[[], None]:
+    def prepare(self, rows: int, wanted: Wanted) -> Callable[[], None]:
         """The step for `rows` rows; captures its graph if there is none yet. No step may be under way in this state."""
-        key = (rows, sampled, penalised)
+        key = (rows, wanted)
         if key not in self._steps:
-            if penalised:
-                self.state.reserve_seen()
+            self.state.choice.reserve(wanted)
 
             def step() -> None:
-                decode_step(self.model, self.pool, self.state, rows, sampled, penalised)
+                decode_step(self.model, self.pool, self.state, rows, wanted)
 
             self._steps[key] = self._capture(step) if self._by_graph else step
         return self._steps[key]
@@ -252,7 +203,7 @@ class Decoder:
 
         state = self.state
         kept = state.control.clone(), state.tokens.clone()
-        seen = None if state.seen is None else state.seen.clone()
+        tables = state.choice.saved()
         state.park()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -267,6 +218,6 @@ class Decoder:
             step()
         state.control.copy_(kept[0])
         state.tokens.copy_(kept[1])
-        if seen is not None:
-            state.seen.copy_(seen)
+        for table, kept_table in tables:
+            table.copy_(kept_table)
         return graph.replay

@@ -7,7 +7,7 @@ anything raises.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from .model import Model, PagedBatch
 from .request import GenerationStats, Request, TokenEvent, check_request
 from .sampling import SamplingOptions
 from .scheduler import Events, Scheduler
+from .text_output import TextOutput, check_stop_strings
+from .tokenizer import TextTokenizer
 
 KV_DTYPES = {"fp8": "float8_e4m3fn", "float8_e4m3fn": "float8_e4m3fn", "int8": "int8"}
 MIN_TOKENS = 4096  # of a sequence, that page tables have room for where the model can have as many
@@ -100,6 +102,25 @@ class Engine:
     def idle(self) -> bool:
         return not self._backlog and (self._scheduler is None or self._scheduler.idle)
 
+    @property
+    def running(self) -> int:
+        """Sequences that have pages: those whose prompts are being computed, and those that decode."""
+        scheduler = self._scheduler
+        return 0 if scheduler is None else len(scheduler.prefilling) + len(scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for a row, for pages or for a larger cache."""
+        return len(self._backlog) + (0 if self._scheduler is None else len(self._scheduler.waiting))
+
+    def reserve(self, tokens: int) -> None:
+        """Makes the cache now, with num_pages, for sequences of up to that many tokens: none of them waits for a larger
+        one later. Raises ValueError while requests run.
+        """
+        if not self.idle:
+            raise ValueError("generate: reserve while requests run; an idle engine is needed")
+        self._room(self.num_pages or -(-tokens // self.page_size), tokens)
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
@@ -107,10 +128,16 @@ class Engine:
         max_new_tokens: int = 128,
         sampling: SamplingOptions | None = None,
         stop_tokens: frozenset[int] | set[int] | None = None,
+        n: int = 1,
+        stop_strings: Sequence[str] = (),
+        tokenizer: TextTokenizer | None = None,
     ) -> Iterator[TokenEvent]:
         """Yields the tokens of all sequences as they come, step by step; within a step in the order of the prompts.
 
         prompts: token ids of each sequence. stop_tokens: end a sequence; None: the checkpoint's end-of-text tokens.
+        n: how often each prompt is continued; sequences i * n to i * n + n - 1 are those of prompt i.
+        stop_strings: end a sequence whose text holds one, as `tokenizer` decodes it; `TextOutput` gives the text before
+            it.
         The request is checked by this call; the work is done as the result is iterated over. Several may be iterated
         over in
         turns: their sequences then run in one batch.
@@ -120,8 +147,21 @@ class Engine:
         """
         self.follow()
         ids = [[int(token) for token in prompt] for prompt in prompts]
-        check_request(ids, max_new_tokens, self.model.vocab_size, self.model.max_positions)
-        return self._run(ids, max_new_tokens, sampling or SamplingOptions(), self._stop(stop_tokens))
+        sampling = sampling or SamplingOptions()
+        check_request(ids, max_new_tokens, self.model.vocab_size, self.model.max_positions, sampling)
+        if n < 1:
+            raise ValueError(f"generate: n={n}; an integer >= 1 is needed")
+        strings = check_stop_strings(stop_strings)
+        if strings and tokenizer is None:
+            raise ValueError(
+                "generate: stop_strings without a tokenizer; the tokenizer that decodes the text is needed"
+            )
+        ids = [prompt for prompt in ids for _ in range(n)]
+        requests = []
+        for i, prompt in enumerate(ids):
+            until = TextOutput(tokenizer, prompt, strings).until if strings and tokenizer is not None else None
+            requests.append(self._request(prompt, i, max_new_tokens, sampling, self._stop(stop_tokens), until))
+        return self._run(requests)
 
     def submit(
         self,
@@ -131,16 +171,19 @@ class Engine:
         sampling: SamplingOptions | None = None,
         stop_tokens: frozenset[int] | set[int] | None = None,
         sequence: int = 0,
+        until: Callable[[int], bool] | None = None,
     ) -> Request:
         """A request that `step` works on from now on, beside the others; what it has generated is in `.generated`, and
         `.finish` says why it ended. sequence: a number for its events, and which of the seed's draws it gets.
+        until: called with each new token, in order; True ends the sequence with "stop". It must not raise.
 
         Raises PromptError, ValueError, flashkernel.OutOfPagesError (num_pages is too small for it alone).
         """
         self.follow()
         ids = [int(token) for token in prompt]
-        check_request([ids], max_new_tokens, self.model.vocab_size, self.model.max_positions)
-        request = self._request(ids, sequence, max_new_tokens, sampling or SamplingOptions(), self._stop(stop_tokens))
+        sampling = sampling or SamplingOptions()
+        check_request([ids], max_new_tokens, self.model.vocab_size, self.model.max_positions, sampling)
+        request = self._request(ids, sequence, max_new_tokens, sampling, self._stop(stop_tokens), until)
         self._accept([request])
         return request
 
@@ -247,15 +290,18 @@ class Engine:
         return frozenset(self.model.stop_tokens if stop_tokens is None else stop_tokens)
 
     def _request(
-        self, prompt: list[int], sequence: int, max_new_tokens: int, sampling: SamplingOptions, stop: frozenset[int]
+        self,
+        prompt: list[int],
+        sequence: int,
+        max_new_tokens: int,
+        sampling: SamplingOptions,
+        stop: frozenset[int],
+        until: Callable[[int], bool] | None,
     ) -> Request:
         self._submitted += 1
-        return Request(self._submitted, sequence, prompt, max_new_tokens, sampling, stop)
+        return Request(self._submitted, sequence, prompt, max_new_tokens, sampling, stop, until)
 
-    def _run(
-        self, prompts: list[list[int]], max_new_tokens: int, sampling: SamplingOptions, stop: frozenset[int]
-    ) -> Iterator[TokenEvent]:
-        requests = [self._request(ids, i, max_new_tokens, sampling, stop) for i, ids in enumerate(prompts)]
+    def _run(self, requests: list[Request]) -> Iterator[TokenEvent]:
         outbox = requests[0].outbox
         for request in requests:
             request.outbox, request.iterated = outbox, True

@@ -5,8 +5,9 @@ Used by engine.py, scheduler.py and stock.py.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +21,17 @@ __all__ = ["GenerationStats", "Request", "TokenEvent", "check_request"]
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One token of one sequence. `finish` is None, "stop" (an end-of-text token: `token`) or "length"."""
+    """One token of one sequence. `finish` is None, "stop" (an end-of-text token: `token`; a stop string) or "length".
+
+    logprob, top: where the sampling options ask for them, the natural logarithm of the token's probability, and the
+    likeliest tokens with theirs, best first.
+    """
 
     sequence: int
     token: int
     finish: str | None = None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass
@@ -58,6 +65,7 @@ class Request:
     max_new_tokens: int
     sampling: SamplingOptions
     stop: frozenset[int]
+    until: Callable[[int], bool] | None = None  # called with each token; True ends the sequence
     generated: list[int] = field(default_factory=list)
     finish: str | None = None  # "stop", "length", "cancelled" or "error"
     error: NonFiniteLogitsError | None = None  # where finish is "error"
@@ -83,11 +91,14 @@ class Request:
         """Tokens that may still be asked for."""
         return self.max_new_tokens - len(self.generated) - self.in_flight
 
-    def uniform(self) -> float:
-        return 0.0 if self.sampling.greedy else float(self.random.random())
 
-
-def check_request(prompts: Sequence[Sequence[int]], max_new_tokens: int, vocab_size: int, max_positions: int) -> None:
+def check_request(
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    vocab_size: int,
+    max_positions: int,
+    sampling: SamplingOptions | None = None,
+) -> None:
     """Raises PromptError or ValueError for what no model with these limits could run."""
     if not prompts:
         raise PromptError("generate: no prompts; one or more are needed")
@@ -107,3 +118,9 @@ def check_request(prompts: Sequence[Sequence[int]], max_new_tokens: int, vocab_s
                 raise PromptError(
                     f"generate: prompt {index} has the token id {token}; ids in [0, {vocab_size}) are needed"
                 )
+    biases = () if sampling is None else sampling.biases
+    for token, _ in biases:
+        if token >= vocab_size:
+            raise ValueError(f"generate: logit_bias has the token id {token}; ids in [0, {vocab_size}) are needed")
+    if sum(bias == -math.inf for _, bias in biases) == vocab_size:
+        raise ValueError(f"generate: logit_bias bans all {vocab_size} tokens; one or more must be left")

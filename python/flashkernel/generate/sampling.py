@@ -1,6 +1,4 @@
-"""From a row of logits to the next token: the repetition penalty, then greedy, or temperature, top-k, top-p and min-p.
-
-That is the order of Hugging Face.
+"""From a row of logits to the next token, on the host, in the order that sampling_options.py tells.
 
 Called by the engine (`draw`; `device_sampling.draw_rows` is the same on torch tensors, without waiting for the
 device) and by the stock path (`Sampler`). Every sequence draws from its own generator, seeded by (seed, its place in
@@ -11,54 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from .errors import NonFiniteLogitsError
+from .sampling_options import SamplingOptions
 
-__all__ = ["Sampler", "SamplingOptions", "draw", "penalise", "uniforms"]
+__all__ = ["Sampler", "SamplingOptions", "adjust", "draw", "log_probabilities", "penalise", "uniforms"]
 
 
-@dataclass(frozen=True)
-class SamplingOptions:
-    """temperature 0 means greedy; top_k 0, top_p 1 and min_p 0 mean no limit; repetition_penalty 1 means none.
-
-    min_p: tokens less likely than min_p times the likeliest are not drawn.
-    repetition_penalty: logits of tokens that the sequence holds already, its prompt included, are divided by it where
-        they are positive and multiplied where they are negative; greedy choices see it, too.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"generate: temperature={self.temperature}; a finite number >= 0 is needed (0 is greedy)")
-        if self.top_k < 0:
-            raise ValueError(f"generate: top_k={self.top_k}; an integer >= 0 is needed (0 is no limit)")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"generate: top_p={self.top_p}; a number in (0, 1] is needed")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"generate: min_p={self.min_p}; a number in [0, 1] is needed (0 is no limit)")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise ValueError(
-                f"generate: repetition_penalty={self.repetition_penalty}; a finite number > 0 is needed (1 is none)"
-            )
-        if self.seed < 0:
-            raise ValueError(f"generate: seed={self.seed}; an integer >= 0 is needed")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0 or self.top_k == 1
-
-    @property
-    def penalised(self) -> bool:
-        return self.repetition_penalty != 1
+FIRST = 256  # tokens that are sorted first, where a draw may need no more
 
 
 def uniforms(options: SamplingOptions, sequence: int) -> np.random.Generator:
@@ -74,7 +34,47 @@ def penalise(logits: np.ndarray, seen: np.ndarray, penalty: float) -> np.ndarray
     return out
 
 
-def draw(logits: np.ndarray, temperature: float, top_k: int, top_p: float, uniform: float, min_p: float = 0.0) -> int:
+def adjust(logits: np.ndarray, options: SamplingOptions, prompt: Sequence[int], generated: Sequence[int]) -> np.ndarray:
+    """float32 logits [vocab] with bias and penalties applied, in float32."""
+    out = logits.astype(np.float32)
+    for token, bias in options.biases:
+        out[token] += np.float32(bias)
+    if options.penalised:
+        out = penalise(out, np.array([*prompt, *generated], np.int64), options.repetition_penalty)
+    if options.counted:
+        counts = np.bincount(np.array(generated, np.int64), minlength=out.size).astype(np.float32)
+        out = out - counts * np.float32(options.frequency_penalty)
+        out = out - (counts > 0).astype(np.float32) * np.float32(options.presence_penalty)
+    return out
+
+
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """float32 log-softmax of float32 logits [..., vocab]."""
+    scores = logits.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # inf - inf: the engine says so by its own error
+        scores -= scores.max(axis=-1, keepdims=True)
+        return (scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))).astype(np.float32)
+
+
+def _typical(probabilities: np.ndarray, mass: float) -> np.ndarray:
+    """Which of these are typical: bool, from probabilities > 0 of any sum."""
+    likely = probabilities / probabilities.sum()
+    information = -np.log(likely)
+    distance = np.abs(information - (likely * information).sum())
+    order = np.argsort(distance, kind="stable")
+    last = min(int(np.count_nonzero(np.cumsum(likely[order]) < mass)), order.size - 1)
+    return distance <= distance[order[last]]
+
+
+def draw(
+    logits: np.ndarray,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    uniform: float,
+    min_p: float = 0.0,
+    typical_p: float = 1.0,
+) -> int:
     """The token at which the cumulative probability, best first, passes `uniform` in [0, 1); float32 logits [vocab].
 
     Logits with a NaN or +inf, or all -inf, give the place of that value: the caller looks at what it got.
@@ -87,10 +87,16 @@ def draw(logits: np.ndarray, temperature: float, top_k: int, top_p: float, unifo
     if 0 < top_k < scores.size:
         # All that reach the k-th best score, also where several equal it: as Transformers has it.
         candidates = np.flatnonzero(scores >= np.partition(scores, -top_k)[-top_k])
-    # Best first; equal scores by token id.
-    candidates = candidates[np.lexsort((candidates, -scores[candidates]))]
-    probabilities = np.exp(scores[candidates] - scores[candidates[0]])
+        scores = scores[candidates]
+    probabilities = np.exp(scores - scores.max())
     probabilities /= probabilities.sum()
+    total = float(probabilities.sum())
+    # Only as many as matter are sorted: a vocabulary has 100,000 tokens, and a few of them nearly all probability.
+    reach = min(top_p, uniform if typical_p == 1 and top_p == 1 and min_p == 0 else 1.0) + 1e-9
+    if min_p > 0:
+        reach = min(reach, float(probabilities[probabilities >= min_p * probabilities.max()].sum()))
+    order = _best_first(scores, probabilities, reach)
+    candidates, probabilities = candidates[order], probabilities[order]
     if top_p < 1:
         # The smallest set whose probability reaches top_p: a token stays while less than top_p stands before it.
         before = np.cumsum(probabilities) - probabilities
@@ -99,28 +105,45 @@ def draw(logits: np.ndarray, temperature: float, top_k: int, top_p: float, unifo
     if min_p > 0:
         keep = max(1, int(np.count_nonzero(probabilities >= min_p * probabilities[0])))
         candidates, probabilities = candidates[:keep], probabilities[:keep]
+    if typical_p < 1:
+        kept = np.flatnonzero(probabilities > 0)
+        kept = kept[_typical(probabilities[kept], typical_p)]
+        candidates, probabilities = candidates[kept], probabilities[kept]
     cumulative = np.cumsum(probabilities)
-    drawn = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
+    whole = total if top_p == 1 and min_p == 0 and typical_p == 1 else cumulative[-1]
+    drawn = np.searchsorted(cumulative, uniform * whole, side="right")
     return int(candidates[min(int(drawn), candidates.size - 1)])
+
+
+def _best_first(scores: np.ndarray, probabilities: np.ndarray, reach: float) -> np.ndarray:
+    """Places of scores, best first and equal ones by place: all, or the first ones whose probability is `reach`."""
+    places, count = np.arange(scores.size), FIRST
+    while count < scores.size:
+        found = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
+        if probabilities[found].sum() >= reach:
+            places = found
+            break
+        count *= 8
+    return places[np.argsort(-scores[places], kind="stable")]
 
 
 class Sampler:
     """Draws the tokens of one sequence."""
 
-    def __init__(self, options: SamplingOptions, sequence: int):
-        self.options, self.sequence, self.step = options, sequence, 0
+    def __init__(self, options: SamplingOptions, sequence: int, prompt: Sequence[int] = ()):
+        self.options, self.sequence, self.prompt = options, sequence, list(prompt)
+        self.generated: list[int] = []
         self._random = uniforms(options, sequence)
 
-    def __call__(self, logits: np.ndarray, seen: Sequence[int] = ()) -> int:
-        """The next token from float32 logits [vocab]; `seen`: the tokens so far, for the repetition penalty.
-
-        Raises NonFiniteLogitsError.
-        """
+    def __call__(self, logits: np.ndarray) -> int:
+        """The next token from float32 logits [vocab]. Raises NonFiniteLogitsError."""
         options = self.options
         uniform = 0.0 if options.greedy else self._random.random()
-        scores = penalise(logits, np.asarray(seen), options.repetition_penalty) if options.penalised else logits
-        token = draw(scores, options.temperature, options.top_k, options.top_p, uniform, options.min_p)
+        scores = adjust(logits, options, self.prompt, self.generated)
+        token = draw(
+            scores, options.temperature, options.top_k, options.top_p, uniform, options.min_p, options.typical_p
+        )
         if not math.isfinite(logits[token]):
-            raise NonFiniteLogitsError(self.sequence, self.step, float(logits[token]))
-        self.step += 1
+            raise NonFiniteLogitsError(self.sequence, len(self.generated), float(logits[token]))
+        self.generated.append(token)
         return token

@@ -22,17 +22,19 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 import flashkernel as fk
 
+from .choice import RowChoice, Scores
 from .decode import Decoder, Row, row_bucket
 from .errors import NonFiniteLogitsError
 from .model import Model, PagedBatch
 from .request import GenerationStats, Request, TokenEvent
+from .sampling_options import wanted
 
 __all__ = ["Scheduler"]
 
@@ -47,7 +49,7 @@ class _Flight:
 
     rows: list[Request | None]
     steps: int
-    tokens: Callable[[], tuple[np.ndarray, np.ndarray]]
+    tokens: Callable[[], tuple[np.ndarray, np.ndarray, Scores | None]]
 
 
 class Scheduler:
@@ -244,15 +246,15 @@ class Scheduler:
                 chunk.append((request, count))
                 budget -= count
         ready = [request for request, count in chunk if count == len(request.slots)]
-        first, logits = self._first_tokens(self.forward_prompts(chunk), ready)
+        first, logits, scores = self._first_tokens(self.forward_prompts(chunk), ready)
         self.count_prompts(chunk)
         events: Events = []
-        for request, token, logit in zip(ready, first, logits, strict=True):
+        for i, (request, token, logit) in enumerate(zip(ready, first, logits, strict=True)):
             self.prefilling.remove(request)
             if self.prefix_sharing and np.isfinite(logit):
                 self.cache.publish(request.handle, np.array(request.tokens, np.int32))
             bisect.insort(self.running, request, key=lambda running: running.order)
-            events += self._accept(request, int(token), float(logit))
+            events += self._accept(request, int(token), float(logit), scores, (0, i))
         return events
 
     def forward_prompts(self, chunk: list[tuple[Request, int]]) -> Any:
@@ -288,28 +290,20 @@ class Scheduler:
             self.stats.prefill_tokens += count
             self._drop_unseen(request, request.prefilled)
 
-    def _first_tokens(self, logits: Any, requests: list[Request]) -> tuple[np.ndarray, np.ndarray]:
-        """A token for each request, and its logit in float32."""
-        arrays = self.model.arrays
+    def _first_tokens(self, logits: Any, requests: list[Request]) -> tuple[np.ndarray, np.ndarray, Scores | None]:
+        """A token for each request, its logit in float32, and log-probabilities where some request asks for them."""
+        arrays, rows = self.model.arrays, len(requests)
         if not requests:
-            return np.empty(0, np.int64), np.empty(0, np.float32)
-        scores, options = logits, arrays.op_options
-        if any(request.sampling.penalised for request in requests):
-            seen = arrays.zeros((len(requests), self.model.vocab_size), "bool")
-            for i, request in enumerate(requests):
-                arrays.mark(seen[i : i + 1], arrays.index([request.tokens], "int64"))
-            penalty = arrays.index([request.sampling.repetition_penalty for request in requests], "float64")
-            scores, options = arrays.penalise(logits, seen, penalty), {}
-        if all(request.sampling.greedy for request in requests):
-            tokens = fk.argmax(scores, axis=-1, **options)
-        else:
-            tokens = arrays.zeros((len(requests),), "int64")
-            samplings = [(r.sampling, r.uniform()) for r in requests]
-            rows = [(s.temperature, s.top_k, s.top_p, uniform, s.min_p) for s, uniform in samplings]
-            temperature, top_k, top_p, uniform, min_p = (arrays.index(c, "float64") for c in zip(*rows, strict=True))
-            arrays.sample(scores, temperature, top_k, top_p, uniform, min_p, out=tokens)
+            return np.empty(0, np.int64), np.empty(0, np.float32), None
+        kind = wanted(request.sampling for request in requests)
+        choice = RowChoice(arrays, rows, 1, self.model.vocab_size)
+        choice.reserve(kind)
+        choice.load(requests, 1, kind, fresh=True)
+        tokens = arrays.zeros((rows,), "int64")
+        choice.choose(logits, rows, arrays.zeros((1,), "int64"), kind, tokens)
         found, values = arrays.fetch(tokens), arrays.fetch_float(arrays.at(logits, tokens))
-        return found(), values()
+        scores = choice.fetch_scores(1, kind)
+        return found(), values(), scores()
 
     # --- decode
 
@@ -379,7 +373,7 @@ class Scheduler:
 
     def _collect(self) -> Events:
         flight = self._flights.popleft()
-        tokens, logits = flight.tokens()
+        tokens, logits, scores = flight.tokens()
         for request in flight.rows:
             if request is not None and request.finish is None:
                 request.in_flight -= flight.steps
@@ -387,10 +381,12 @@ class Scheduler:
         for step in range(flight.steps):
             for i, request in enumerate(flight.rows):
                 if request is not None and request.finish is None:
-                    events += self._accept(request, int(tokens[step, i]), float(logits[step, i]))
+                    token, logit = int(tokens[step, i]), float(logits[step, i])
+                    events += self._accept(request, token, logit, scores, (step, i))
         return events
 
-    def _accept(self, request: Request, token: int, logit: float) -> Events:
+    def _accept(self, request: Request, token: int, logit: float, scores: Scores | None, at: tuple[int, int]) -> Events:
+        """Takes a token down. at: its place in `scores`."""
         if not math.isfinite(logit):
             request.error = NonFiniteLogitsError(request.sequence, len(request.generated), logit)
             request.finish = "error"
@@ -399,11 +395,16 @@ class Scheduler:
             self._release(request)
             return []
         request.generated.append(token)
-        if token in request.stop:
+        if token in request.stop or (request.until is not None and request.until(token)):
             request.finish = "stop"
         elif len(request.generated) == request.max_new_tokens:
             request.finish = "length"
         if request.finish:
             self.running.remove(request)
             self._release(request, offer=True)
-        return [(request, TokenEvent(request.sequence, token, request.finish))]
+        event = TokenEvent(request.sequence, token, request.finish)
+        if scores is not None and request.sampling.logprobs is not None:
+            count = request.sampling.logprobs
+            top = zip(scores.ids[at][:count].tolist(), scores.values[at][:count].tolist(), strict=True)
+            event = replace(event, logprob=float(scores.chosen[at]), top=tuple(top))
+        return [(request, event)]

@@ -10,12 +10,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .checkpoint import Checkpoint
 from .errors import CheckpointError, MissingDependencyError
 from .files import shown
 from .model import stop_tokens
 from .request import GenerationStats, TokenEvent, check_request
-from .sampling import Sampler, SamplingOptions
+from .sampling import Sampler, SamplingOptions, log_probabilities
+from .text_output import TextOutput, check_stop_strings
+from .tokenizer import TextTokenizer
 
 __all__ = ["StockEngine"]
 
@@ -65,15 +69,31 @@ class StockEngine:
         max_new_tokens: int = 128,
         sampling: SamplingOptions | None = None,
         stop_tokens: frozenset[int] | set[int] | None = None,
+        n: int = 1,
+        stop_strings: Sequence[str] = (),
+        tokenizer: TextTokenizer | None = None,
     ) -> Iterator[TokenEvent]:
         """See `Engine.generate`. Prompts are padded on the left, the padding masked."""
         ids = [[int(token) for token in prompt] for prompt in prompts]
-        check_request(ids, max_new_tokens, self.vocab_size, self.max_positions)
+        sampling = sampling or SamplingOptions()
+        check_request(ids, max_new_tokens, self.vocab_size, self.max_positions, sampling)
         stop = frozenset(self.stop_tokens if stop_tokens is None else stop_tokens)
-        return self._run(ids, max_new_tokens, sampling or SamplingOptions(), stop)
+        strings = check_stop_strings(stop_strings)
+        if strings and tokenizer is None:
+            raise ValueError(
+                "generate: stop_strings without a tokenizer; the tokenizer that decodes the text is needed"
+            )
+        ids = [prompt for prompt in ids for _ in range(n)]
+        texts = [TextOutput(tokenizer, prompt, strings) for prompt in ids] if tokenizer is not None and strings else []
+        return self._run(ids, max_new_tokens, sampling, stop, texts)
 
     def _run(
-        self, prompts: list[list[int]], max_new_tokens: int, sampling: SamplingOptions, stop: frozenset[int]
+        self,
+        prompts: list[list[int]],
+        max_new_tokens: int,
+        sampling: SamplingOptions,
+        stop: frozenset[int],
+        texts: list[TextOutput],
     ) -> Iterator[TokenEvent]:
         import torch
 
@@ -81,9 +101,8 @@ class StockEngine:
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=self.device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.device)
-        samplers = [Sampler(sampling, i) for i in range(len(prompts))]
+        samplers = [Sampler(sampling, i, prompt) for i, prompt in enumerate(prompts)]
         running = set(range(len(prompts)))
-        texts = [list(prompt) for prompt in prompts]
         past = None
         for step in range(max_new_tokens):
             begin = time.perf_counter()
@@ -94,7 +113,7 @@ class StockEngine:
                 )
             logits = result.logits[:, -1].float().cpu().numpy()
             past = result.past_key_values
-            tokens = {i: samplers[i](logits[i], texts[i]) for i in sorted(running)}
+            tokens = {i: samplers[i](logits[i]) for i in sorted(running)}
             elapsed = time.perf_counter() - begin
             if step == 0:
                 self.stats.prefill_seconds = elapsed
@@ -102,12 +121,21 @@ class StockEngine:
                 self.stats.decode_seconds += elapsed
                 self.stats.decode_tokens += len(tokens)
             for i, token in tokens.items():
-                texts[i].append(token)
-                finish = "stop" if token in stop else "length" if step + 1 == max_new_tokens else None
+                ends = token in stop or (bool(texts) and texts[i].until(token))
+                finish = "stop" if ends else "length" if step + 1 == max_new_tokens else None
                 if finish:
                     running.discard(i)
-                yield TokenEvent(i, token, finish)
+                yield TokenEvent(i, token, finish, *_scores(logits[i], token, sampling.logprobs))
             if not running:
                 return
             ids = torch.tensor([[tokens.get(i, 0)] for i in range(len(prompts))], device=self.device)
             mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
+
+
+def _scores(logits: np.ndarray, token: int, count: int | None) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+    """`logprob` and `top` of an event, from float32 logits [vocab]."""
+    if count is None:
+        return None, ()
+    likely = log_probabilities(logits)
+    order = np.argsort(-likely, kind="stable")[:count]
+    return float(likely[token]), tuple((int(i), float(likely[i])) for i in order)

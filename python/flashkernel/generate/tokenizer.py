@@ -75,7 +75,9 @@ class TextTokenizer:
         except Exception as error:  # tokenizers raises a bare Exception
             raise CheckpointError(f"load_tokenizer: {self._names} {failure}: {shown(error, 200)}") from error
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """add_special: with the tokens that stand around every text, such as one for its begin; a chat template writes
+        them itself."""
         try:
             text.encode()
         except UnicodeEncodeError as error:  # half a surrogate pair: bytes of the command line that are not text
@@ -83,7 +85,14 @@ class TextTokenizer:
                 f"generate: character {error.start} of the prompt is {text[error.start]!r}, half of a surrogate pair; "
                 "text in the encoding of the terminal (see PYTHONUTF8) is needed"
             ) from None
-        return list(self._call("cannot encode the prompt", lambda: self._tokenizer.encode(text)).ids)
+        encoding = self._call(
+            "cannot encode the prompt", lambda: self._tokenizer.encode(text, add_special_tokens=add_special)
+        )
+        return list(encoding.ids)
+
+    def name_of(self, token: int) -> str:
+        """What the vocabulary calls a token; empty for an id that it lacks."""
+        return str(self._tokenizer.id_to_token(token) or "")
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._call(

@@ -6,6 +6,7 @@ supported.py   whether every module is the stock one that the engine computes
 follow.py      whether the model changed since, and what must be dropped or made anew
 generate.py    `generate` as Transformers has it: its own preparation, then the engine
 choices.py     processors and stopping criteria that the engine's own sampling covers
+penalties.py   frequency and presence penalties as a processor of Transformers
 steps.py       all others: step by step, by Transformers' own functions
 """
 

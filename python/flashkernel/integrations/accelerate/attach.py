@@ -22,10 +22,12 @@ def accelerate(model: Any, **options: Any) -> Any:
 
     **Arguments.** `model.generate` takes what the stock one takes and gives what it gives: Transformers' own code reads
     the arguments and generation configs, infers masks and lengths, and makes the processors and stopping criteria.
-    Then the engine chooses tokens. The repetition penalty, temperature, top_k, top_p, min_p and end-of-text tokens
-    are its own. With any other processor or criterion (stop_strings, bad_words_ids, max_time, functions of yours, a
-    streamer for several sequences, output_scores) it computes one step at a time and calls them on Transformers'
-    tensors in between, which is slower; for a processor that is not of Transformers a warning says so once.
+    Then the engine chooses tokens. The repetition penalty, temperature, top_k, top_p, min_p, typical_p, biases and bans
+    of single tokens and end-of-text tokens are its own, and so are frequency_penalty=, presence_penalty= and
+    logit_bias=, which the stock `generate` lacks. With any other processor or criterion (stop_strings, max_time,
+    functions of yours, a streamer for several sequences, output_scores) it computes one step at a time and calls them
+    on Transformers' tensors in between, which is slower; for a processor that is not of Transformers a warning says so
+    once.
 
     Two things differ. A prompt padded on the right goes on behind its last visible token (the stock model goes on
     behind the padding). Sampling draws other numbers than torch's, from `seed=` or, without one, from a number of

@@ -9,23 +9,29 @@ from typing import Any
 import torch
 from transformers.generation import logits_process, stopping_criteria
 
-from ...generate.sampling import SamplingOptions
+from ...generate.sampling_options import SamplingOptions
+from .penalties import CountPenalties
 
 __all__ = ["Choices", "end_tokens", "known"]
 
-# In the order in which the engine applies them. Values of each: its attribute, the option it sets.
-_KNOWN = [
-    ("RepetitionPenaltyLogitsProcessor", "penalty", "repetition_penalty"),
-    ("TemperatureLogitsWarper", "temperature", "temperature"),
-    ("TopKLogitsWarper", "top_k", "top_k"),
-    ("TopPLogitsWarper", "top_p", "top_p"),
-    ("MinPLogitsWarper", "min_p", "min_p"),
+# In the order in which the engine applies them. Values of each: its attributes, and the options that they set.
+_KNOWN: list[tuple[str, dict[str, str]]] = [
+    ("SequenceBiasLogitsProcessor", {"sequence_bias": "logit_bias"}),
+    ("RepetitionPenaltyLogitsProcessor", {"penalty": "repetition_penalty"}),
+    ("NoBadWordsLogitsProcessor", {"sequence_bias": "logit_bias"}),  # -inf, which no penalty changes
+    (
+        "CountPenalties",
+        {"frequency_penalty": "frequency_penalty", "presence_penalty": "presence_penalty"},
+    ),
+    ("TemperatureLogitsWarper", {"temperature": "temperature"}),
+    ("TopKLogitsWarper", {"top_k": "top_k"}),
+    ("TopPLogitsWarper", {"top_p": "top_p"}),
+    ("MinPLogitsWarper", {"min_p": "min_p"}),
+    ("TypicalLogitsWarper", {"mass": "typical_p"}),
 ]
-_ORDER = {
-    getattr(logits_process, name): (rank, attribute, option)
-    for rank, (name, attribute, option) in enumerate(_KNOWN)
-    if hasattr(logits_process, name)
-}
+_OF_DRAWS = 4  # from here on they belong to sampling
+_KINDS = {name: getattr(logits_process, name, None) for name, _ in _KNOWN} | {"CountPenalties": CountPenalties}
+_ORDER = {_KINDS[name]: (rank, attributes) for rank, (name, attributes) in enumerate(_KNOWN) if _KINDS[name]}
 
 
 @dataclass(frozen=True)
@@ -44,16 +50,24 @@ def known(processors: Iterable[Any], criteria: Iterable[Any], padding: Any, samp
     options: dict[str, Any] = {"temperature": 1.0} if sample else {}
     last = -1
     for processor in processors:
-        rank, attribute, option = _ORDER.get(type(processor), (-1, "", ""))
-        if rank <= last or getattr(processor, "min_tokens_to_keep", 1) != 1 or (rank > 0 and not sample):
+        rank, attributes = _ORDER.get(type(processor), (-1, {}))
+        if rank <= last or getattr(processor, "min_tokens_to_keep", 1) != 1 or (rank >= _OF_DRAWS and not sample):
             return None
         if getattr(processor, "filter_value", -float("inf")) != -float("inf"):
             return None
-        if rank == 0:  # it sees the tokens of the padding, unless it is told how many they are
+        if hasattr(processor, "penalty"):  # it sees the tokens of the padding, unless it is told how many they are
             ignored = getattr(processor, "prompt_ignore_length", None)
             if (ignored.tolist() if isinstance(ignored, torch.Tensor) else ignored) != padding:
                 return None
-        options[option], last = getattr(processor, attribute), rank
+        for attribute, option in attributes.items():
+            value = getattr(processor, attribute)
+            if option == "logit_bias":
+                if any(len(ids) != 1 for ids in value):  # a bias of several tokens in a row
+                    return None
+                before = options.get(option, {})
+                value = before | {ids[0]: before.get(ids[0], 0.0) + bias for ids, bias in value.items()}
+            options[option] = value
+        last = rank
     stop = end_tokens(criteria)
     if stop is None:
         return None

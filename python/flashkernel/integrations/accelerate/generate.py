@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from transformers import LogitsProcessorList
 
 from .choices import Choices, known
+from .penalties import CountPenalties
 from .steps import by_steps
 
 __all__ = ["generate"]
@@ -30,11 +33,32 @@ def refuse(what: str) -> NotImplementedError:
     )
 
 
-def generate(model: Any, *args: Any, seed: int | None = None, **kwargs: Any) -> Any:
+def generate(
+    model: Any,
+    *args: Any,
+    seed: int | None = None,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    **kwargs: Any,
+) -> Any:
     """Stock `generate(inputs, generation_config, logits_processor, ...)` on the engine: see `accelerate`.
 
     seed: of what sampling draws; None: torch's generator gives one.
+    frequency_penalty, presence_penalty, logit_bias: see `flashkernel.generate.SamplingOptions`.
     """
+    if frequency_penalty or presence_penalty:
+        given = list(args)
+        own = given[2] if len(given) > 2 else kwargs.get("logits_processor")
+        all_of_them = LogitsProcessorList([*(own or []), CountPenalties(frequency_penalty, presence_penalty)])
+        if len(given) > 2:
+            args = (*given[:2], all_of_them, *given[3:])
+        else:
+            kwargs["logits_processor"] = all_of_them
+    if logit_bias:
+        if kwargs.get("sequence_bias") is not None:
+            raise ValueError("accelerate: generate was given logit_bias and sequence_bias; one of them is needed")
+        kwargs["sequence_bias"] = {(int(token),): float(bias) for token, bias in logit_bias.items()}
     for name in ("custom_generate", "assistant_model", "inputs_embeds", "past_key_values", "cache", "cache_params"):
         if kwargs.get(name) is not None:
             raise refuse(f"{name}={_short(kwargs[name])}")
@@ -218,7 +242,7 @@ def _note(processors: Any) -> None:
     """Says once for each class that is not of Transformers what it costs."""
     for processor in processors:
         kind = type(processor)
-        if kind not in _noted and not kind.__module__.startswith("transformers."):
+        if kind not in _noted and not kind.__module__.startswith(("transformers.", "flashkernel.")):
             _noted.add(kind)
             warnings.warn(
                 f"accelerate: {kind.__qualname__} is called between steps, so the engine computes one step at a time",
