@@ -3,8 +3,9 @@
     python checkpoint_fuzz.py SEED COUNT
 
 Each case changes one file of a sound folder (config.json, generation_config.json, the index, the header of a
-safetensors file, tokenizer.json), then loads it and, if it loads, generates two tokens. Only the package's own errors
-may come out, within a bound of time and memory. Prints a JSON object: cases, how many loaded, and the failures.
+safetensors file, tokenizer.json, a GGUF file), then loads it and, if it loads, generates two tokens. Only the
+package's own errors may come out, within a bound of time and memory. Prints a JSON object: cases, how many loaded,
+and the failures.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+import gguf_files
 
 SECONDS = 10.0  # of a case; one takes milliseconds
 BYTES = 1 << 29  # of address space beyond what the process has at the start
@@ -229,11 +232,103 @@ def mutate_safetensors(rng: random.Random, data: bytes) -> bytes:
     return struct.pack("<Q", len(header)) + header + values
 
 
+NUMBERS = [0, 1, 2, 3, 7, 31, 255, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64 - 1, 2**64 - 8]
+
+
+def gguf(kind: str) -> gguf_files.File:
+    """A sound file of the smallest size; Q8_0 because no package is needed to read it back."""
+    file = gguf_files.decoder(hidden=32, heads=2, heads_kv=1, inner=32, context=64)
+    if kind == "Q8_0":
+        tensor = next(tensor for tensor in file.tensors if tensor.name == "blk.0.ffn_up.weight")
+        tensor.kind, tensor.data = 8, bytes([0, 40] + [7] * 32) * 32
+    return file
+
+
+def gguf_value(rng: random.Random) -> tuple[int, bytes]:
+    """A value of any type, known or not, with counts that may promise more than there is."""
+    kind = rng.choice([*range(14), 2**31, 2**32 - 1])
+    raw = bytes(rng.randrange(256) for _ in range(rng.choice([0, 1, 4, 8, 40])))
+    if kind == gguf_files.STRING:
+        return kind, struct.pack("<Q", rng.choice([len(raw), *NUMBERS])) + raw
+    if kind == gguf_files.ARRAY:
+        return kind, struct.pack("<IQ", rng.randrange(14), rng.choice([len(raw), *NUMBERS])) + raw
+    return kind, rng.choice([struct.pack("<Q", rng.choice(NUMBERS)), raw, struct.pack("<f", float("nan")), b"\1"])
+
+
+def gguf_plain(rng: random.Random) -> Any:
+    """A value that is written as it should be, of a type or a size that a field may not have."""
+    return rng.choice(
+        [0, 1, 2, 3, 16, 63, 2**31 - 1, 2**32 - 1, True, False, 0.0, -1.0, 1e30, float("nan"), "", "llama", "gpt2",
+         "\x1b", b"\xff", "a" * 5000, [], [1, 2], ["a", "b"], [1.0], [True], ["a b"] * 300, [""] * 300,
+         list(range(267)),
+         "{{ 'a' * 999999999 }}", "{% for %}", "{{ messages[0].content * 99999999 }}", "{{ raise_exception('\x1b') }}"]
+    )  # fmt: skip
+
+
+def mutate_gguf(rng: random.Random, kind: str) -> bytes:
+    file = gguf(kind)
+    for _ in range(rng.choice([1, 1, 1, 2])):
+        what = rng.choice(["value", "value", "plain", "plain", "remove", "add", "tensor", "tensor", "header", "bytes"])
+        key = rng.choice(list(file.metadata) or ["a"])
+        tensor = rng.choice(file.tensors)
+        if what == "value":
+            file.metadata[key] = gguf_value(rng)
+        elif what == "plain":
+            file.metadata[key] = gguf_plain(rng)
+        elif what == "remove":
+            file.metadata.pop(key, None)
+        elif what == "add":
+            names = ["general.alignment", "split.count", "llama.expert_count", "llama.attention.key_length", "\x1b", "",
+                     "llama.rope.scaling.type", "llama.rope.scaling.factor", "tokenizer.ggml.scores"]  # fmt: skip
+            file.metadata[rng.choice(names)] = rng.choice([gguf_value, gguf_plain])(rng)
+        elif what == "tensor":
+            part = rng.choice(["name", "kind", "dims", "data", "offset", "copy", "remove"])
+            if part == "name":
+                tensor.name = rng.choice(
+                    ["", "a" * 300, "\x1b[2J", "output.weight", "rope_freqs.weight", "blk.0.x.weight"]
+                )
+            elif part == "kind":
+                tensor.kind = rng.choice([*range(40), 2**31, 2**32 - 1])
+            elif part == "dims":
+                tensor.dims = tuple(
+                    rng.choice([*NUMBERS, 32]) % 2**64 for _ in range(rng.choice([0, 1, 2, 2, 3, 5, 90]))
+                )
+            elif part == "data":
+                tensor.data = tensor.data[: rng.randrange(len(tensor.data))]
+            elif part == "offset":
+                tensor.offset = rng.choice(NUMBERS)
+            elif part == "copy":
+                file.tensors.append(tensor)
+            elif len(file.tensors) > 1:
+                file.tensors.remove(tensor)
+        elif what == "header":
+            part = rng.choice(["version", "magic", "tensors", "pairs"])
+            if part == "version":
+                file.version = rng.choice([0, 1, 2, 4, 3 << 24, 2**32 - 1])
+            elif part == "magic":
+                file.magic = rng.choice([b"GGML", b"\0\0\0\0", b"FUGG"])
+            else:
+                file.counts[part] = rng.choice([*NUMBERS, len(file.metadata) - 1, len(file.tensors) + 1])
+    data = file.build()
+    if rng.random() < 0.3:
+        at = rng.randrange(min(len(data), rng.choice([32, 2000, len(data)])))
+        number = struct.pack("<Q", rng.choice(NUMBERS))
+        data = rng.choice(
+            [data[:at], data[:at] + number + data[at + 8 :], data[:at] + number + data[at:], data[:at] + data[at + 1 :]]
+        )
+    return data
+
+
 class Fuzzer:
     def __init__(self, root: Path):
         kinds = [("llama", False), ("llama", True), ("mistral", False), ("qwen2", False), ("qwen3", True)]
         kinds += [("gpt2", False), ("gpt2", True)]
         self.folders = [make(root / f"{kind}-{sharded}", kind, sharded) for kind, sharded in kinds]
+        self.gguf_files = []
+        for kind in ("F32", "Q8_0"):
+            folder = root / f"gguf-{kind}"
+            folder.mkdir()
+            self.gguf_files.append(gguf(kind).write(folder / "model.gguf"))
 
     def case(self, rng: random.Random) -> tuple[Path, str, bytes]:
         """A folder, the file of it that is replaced, and by what."""
@@ -252,10 +347,18 @@ class Fuzzer:
         )
         return directory, file, mutate_json(rng, (directory / file).read_bytes(), names)
 
+    def any_case(self, rng: random.Random) -> tuple[Path, str, bytes]:
+        """`case`, or a GGUF file, no name, and what replaces it."""
+        if rng.random() < 0.75:
+            return self.case(rng)
+        path = rng.choice(self.gguf_files)
+        return path, "", mutate_gguf(rng, path.parent.name[5:])
+
 
 def attempt(directory: Path) -> bool:
     """Whether the folder loads. Raises what the package's own errors do not cover."""
     from flashkernel.generate import Engine, GenerationError, ModelMemoryError, TextTokenizer, load_model
+    from flashkernel.generate.chat_template import ChatTemplate
 
     try:
         tokenizer = TextTokenizer(directory)
@@ -263,6 +366,8 @@ def attempt(directory: Path) -> bool:
         engine = Engine(load_model(directory, device="cpu"), page_size=16)
         for event in engine.generate([ids], max_new_tokens=2):
             tokenizer.decode([event.token])
+        if directory.suffix == ".gguf":
+            ChatTemplate.load(directory).render([{"role": "user", "content": "hello"}])
         return True
     except ModelMemoryError as error:
         raise AssertionError(f"memory was asked for: {error}") from error
@@ -282,12 +387,12 @@ def run(seed: int, count: int) -> dict[str, Any]:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as root:
         fuzzer = Fuzzer(Path(root))
-        for folder in fuzzer.folders:
+        for folder in [*fuzzer.folders, *fuzzer.gguf_files]:
             assert attempt(folder), folder
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES, resource.RLIM_INFINITY))
         for number in range(count):
-            directory, name, data = fuzzer.case(random.Random(f"{seed}-{number}"))
+            directory, name, data = fuzzer.any_case(random.Random(f"{seed}-{number}"))
             path = directory / name
             sound = path.read_bytes()
             path.write_bytes(data)

@@ -1,4 +1,5 @@
-"""Text generation without torch: a GPT-2 or Llama checkpoint through FlashKernel's kernels and its paged KV-cache.
+"""Text generation without torch: a GPT-2 or Llama checkpoint, or a GGUF file, through FlashKernel's kernels and its
+paged KV-cache.
 
 >>> from flashkernel.generate import Engine, TextTokenizer, default_model, load_model
 >>> engine = Engine(load_model(default_model()))
@@ -13,8 +14,6 @@ Needs the packages numpy, safetensors and tokenizers, the command also tqdm (`pi
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from .engine import Engine, GenerationStats, TokenEvent
 from .errors import (
     CheckpointError,
@@ -26,6 +25,7 @@ from .errors import (
     UnsupportedModelError,
 )
 from .model import Model, load_model
+from .model_names import default_model, find_model
 from .sampling_options import SamplingOptions
 from .text_output import TextOutput
 from .tokenizer import TextStream, TextTokenizer
@@ -47,10 +47,6 @@ __all__ = [
     "TokenEvent",
     "UnsupportedModelError",
     "default_model",
+    "find_model",
     "load_model",
 ]
-
-
-def default_model() -> Path:
-    """The checkpoint that the package ships: a small GPT-2 trained on the sources of Python's standard library."""
-    return Path(__file__).resolve().parent.parent / "models" / "gpt2-python"

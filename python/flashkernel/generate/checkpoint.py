@@ -37,6 +37,8 @@ class Checkpoint:
     adapter and for quantised weights.
     """
 
+    rope_divisors: np.ndarray | None = None  # float32 [head_dim / 2], of RoPE's frequencies; only GGUF files have them
+
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
         require_directory(directory)
@@ -174,6 +176,8 @@ class Checkpoint:
 
 class MemoryCheckpoint:
     """A config and tensors that are in memory already, NumPy's or torch's: those of a model of Transformers."""
+
+    rope_divisors: np.ndarray | None = None
 
     def __init__(
         self, config: Mapping[str, Any], tensors: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None

@@ -1,6 +1,6 @@
 """Files of a checkpoint directory, read as what they are: data of somebody else.
 
-Called by checkpoint.py, safetensors_file.py and tokenizer.py. Every failure is a CheckpointError of one sentence:
+Called by the modules that read checkpoints. Every failure is a CheckpointError of one sentence:
 files that are missing, no files at all (a directory, a pipe), not readable, too long, not JSON.
 """
 
@@ -21,6 +21,7 @@ __all__ = [
     "describe",
     "is_file",
     "parse_json",
+    "read_bytes",
     "read_json",
     "reason",
     "require_directory",
@@ -73,7 +74,7 @@ def require_directory(directory: str | Path) -> None:
     if mode is None or not stat.S_ISDIR(mode):
         raise CheckpointError(
             f"load_model: {shown(repr(str(directory)))} is not a directory; a local Hugging Face checkpoint directory "
-            "(config.json, *.safetensors, tokenizer.json) is needed"
+            "(config.json, *.safetensors, tokenizer.json) or a .gguf file is needed"
         )
 
 
@@ -102,8 +103,8 @@ def parse_json(text: str | bytes, name: str) -> dict[str, Any]:
     return value
 
 
-def read_json(path: Path, most: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-    """The JSON object in a file that is there, of at most `most` bytes: parsed, they take some thirty times that."""
+def read_bytes(path: Path, most: int) -> bytes:
+    """The bytes of a file that is there, of at most `most`."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -112,7 +113,12 @@ def read_json(path: Path, most: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
         raise CheckpointError(f"load_model: {path.name} cannot be read: {reason(error)}") from error
     if size > most:
         raise CheckpointError(f"load_model: {path.name} has {size} bytes; at most {most} are needed")
-    return parse_json(data, path.name)
+    return data
+
+
+def read_json(path: Path, most: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """The JSON object in a file that is there, of at most `most` bytes: parsed, they take some thirty times that."""
+    return parse_json(read_bytes(path, most), path.name)
 
 
 def without_panics(call: Callable[[], T]) -> T:

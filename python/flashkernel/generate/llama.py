@@ -195,6 +195,9 @@ class Llama(Model):
         self.theta, self.rotary_dim, inv_freq = rope_frequencies(
             {**checkpoint.config, "max_position_embeddings": self.max_positions}, self.head_dim
         )
+        if checkpoint.rope_divisors is not None:
+            plain = self.theta ** (-np.arange(0, self.rotary_dim, 2, dtype=np.float64) / self.rotary_dim)
+            inv_freq = ((plain if inv_freq is None else inv_freq) / checkpoint.rope_divisors).astype(np.float32)
         # Frequencies are float32 whatever the model's dtype.
         self.inv_freq = None if inv_freq is None else arrays.index(inv_freq, "float32")
         out_bias = config.get("attention_bias", False)

@@ -22,6 +22,8 @@ from .checkpoint import Checkpoint, MemoryCheckpoint
 from .config import array, integer, read_field, token_ids
 from .errors import CheckpointError, ModelMemoryError, UnsupportedModelError
 from .files import describe, shown
+from .gguf_checkpoint import GgufCheckpoint
+from .gguf_file import is_gguf
 
 __all__ = ["Model", "PagedBatch", "build_model", "load_model", "stop_tokens"]
 
@@ -180,11 +182,12 @@ def embedding_and_head(
 
 
 def load_model(directory: str | Path, *, device: str = "auto", dtype: str = "float32") -> Model:
-    """Loads a local Hugging Face GPT-2, Llama, Mistral, Qwen2 or Qwen3 checkpoint.
+    """Loads a local Hugging Face GPT-2, Llama, Mistral, Qwen2 or Qwen3 checkpoint, or a GGUF file.
 
     directory: holds config.json and model.safetensors, or shards with model.safetensors.index.json; pickles are
         refused. The files are those that Transformers would read; tensors that the config has no use for are left out
-        with a warning.
+        with a warning. Or the path of one .gguf file of llama.cpp's architectures llama, qwen2 or qwen3, whose
+        quantised tensors (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K) become `dtype` here.
     device: "auto" (a CUDA device if this build and machine have one), "cpu" or "cuda".
     dtype: "float32", "float16" or "bfloat16", of weights, activations and cache.
 
@@ -193,7 +196,7 @@ def load_model(directory: str | Path, *, device: str = "auto", dtype: str = "flo
     """
     arrays = arrays_for(device, dtype)
     try:
-        checkpoint = Checkpoint(directory)
+        checkpoint = GgufCheckpoint(directory) if is_gguf(directory) else Checkpoint(directory)
         model = build_model(checkpoint, arrays)
     except MemoryError as error:
         raise ModelMemoryError(

@@ -1,5 +1,5 @@
 """Text to token ids and back, by the `tokenizers` package and the checkpoint's tokenizer.json, or the vocab.json and
-merges.txt of older GPT-2 checkpoints.
+merges.txt of older GPT-2 checkpoints, or the metadata of a GGUF file.
 
 `TextStream` gives text as tokens arrive: a character whose bytes are split over tokens is held back until it is whole.
 """
@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import CheckpointError, MissingDependencyError, PromptError
+from .errors import CheckpointError, GenerationError, MissingDependencyError, PromptError
 from .files import MAX_INDEX_BYTES, is_file, read_json, require_directory, shown, without_panics
+from .gguf_file import GgufFile, is_gguf
+from .gguf_tokenizer import gguf_tokenizer
 
 __all__ = ["TextStream", "TextTokenizer"]
 
@@ -30,23 +32,37 @@ def _byte_level_bpe(vocab: Path, merges: Path) -> Any:
 
 
 class TextTokenizer:
-    """The tokenizer of a checkpoint directory: tokenizer.json, as in Transformers, else the older pair of files."""
+    """The tokenizer of a checkpoint directory: tokenizer.json, as in Transformers, else the older pair of files; or
+    that of a GGUF file."""
 
     def __init__(self, directory: str | Path):
+        try:
+            import tokenizers  # noqa: F401
+        except ImportError as error:
+            raise MissingDependencyError(
+                "load_tokenizer: the package tokenizers is not installed; run `pip install flashkernel[generate]`"
+            ) from error
+        self._before: tuple[int, ...] = ()  # ids that stand around a text where the tokenizer itself adds none
+        self._after: tuple[int, ...] = ()
+        if is_gguf(directory):
+            self._names = shown(Path(directory).name)
+            metadata = GgufFile(directory).metadata
+            made = self._call("has no valid tokenizer", lambda: gguf_tokenizer(metadata, self._names))
+            self._tokenizer, self._before, self._after = made.tokenizer, made.before, made.after
+        else:
+            self._open_directory(Path(directory))
+
+    def _open_directory(self, directory: Path) -> None:
+        from tokenizers import Tokenizer
+
         require_directory(directory)
-        path, vocab, merges = (Path(directory) / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
+        path, vocab, merges = (directory / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
         new = is_file(path)
         if not new and not (is_file(vocab) and is_file(merges)):
             raise CheckpointError(
                 f"load_tokenizer: {shown(repr(str(directory)))} has no tokenizer.json (nor GPT-2's vocab.json and "
                 "merges.txt); save one with the tokenizer's save_pretrained"
             )
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as error:
-            raise MissingDependencyError(
-                "load_tokenizer: the package tokenizers is not installed; run `pip install flashkernel[generate]`"
-            ) from error
         self._names = path.name if new else f"{vocab.name} with {merges.name}"
 
         def load() -> Any:
@@ -56,7 +72,7 @@ class TextTokenizer:
             return tokenizer
 
         self._tokenizer = self._call("is not a valid tokenizer", load)
-        added = _added_tokens(Path(directory))
+        added = _added_tokens(directory)
         lacking = self._call(
             "is not a valid tokenizer", lambda: [name for name in added if self._tokenizer.token_to_id(name) is None]
         )
@@ -70,7 +86,7 @@ class TextTokenizer:
         """call(), where whatever the package raises becomes a CheckpointError."""
         try:
             return without_panics(call)
-        except MemoryError:
+        except (MemoryError, GenerationError):
             raise
         except Exception as error:  # tokenizers raises a bare Exception
             raise CheckpointError(f"load_tokenizer: {self._names} {failure}: {shown(error, 200)}") from error
@@ -88,7 +104,7 @@ class TextTokenizer:
         encoding = self._call(
             "cannot encode the prompt", lambda: self._tokenizer.encode(text, add_special_tokens=add_special)
         )
-        return list(encoding.ids)
+        return [*self._before, *encoding.ids, *self._after] if add_special else list(encoding.ids)
 
     def name_of(self, token: int) -> str:
         """What the vocabulary calls a token; empty for an id that it lacks."""
