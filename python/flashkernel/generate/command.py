@@ -16,9 +16,10 @@ import flashkernel as fk
 
 from ..sampling_arguments import sampling_of
 from ..terminal import visible
-from . import Engine, TextOutput, TextTokenizer, default_model, load_model
+from . import Engine, TextOutput, TextTokenizer, load_model
 from .arrays import ALIASES
 from .errors import MissingDependencyError
+from .model_names import find_model
 from .request import GenerationStats, TokenEvent
 from .text_output import check_stop_strings
 
@@ -117,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = sampling_of(args, args.logprobs)
     stop_strings = check_stop_strings(args.stop)
     prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompt for _ in range(args.n)]
-    model = Path(args.model) if args.model else default_model()
+    model = find_model(args.model)
     texts = [""] * len(prompts)
     told: list[list[TokenEvent]] = [[] for _ in prompts]
     finish: list[str | None] = [None] * len(prompts)

@@ -15,6 +15,8 @@ import numpy as np
 from .checkpoint import Checkpoint
 from .errors import CheckpointError, MissingDependencyError
 from .files import shown
+from .gguf_checkpoint import GgufCheckpoint
+from .gguf_file import is_gguf
 from .model import stop_tokens
 from .request import GenerationStats, TokenEvent, check_request
 from .sampling import Sampler, SamplingOptions, log_probabilities
@@ -25,7 +27,8 @@ __all__ = ["StockEngine"]
 
 
 class StockEngine:
-    """Transformers' model of a local checkpoint (safetensors only), its eager or SDPA attention, its own KV cache."""
+    """Transformers' model of a local checkpoint (safetensors, or a GGUF file), its eager or SDPA attention, its own KV
+    cache."""
 
     def __init__(self, directory: str | Path, *, device: str = "auto", dtype: str = "float32", attention: str = "sdpa"):
         try:
@@ -40,16 +43,28 @@ class StockEngine:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cuda" and not torch.cuda.is_available():
             raise NotImplementedError("generate: device 'cuda' was asked for, but torch finds no CUDA device")
-        checkpoint = Checkpoint(directory)  # the same checks and messages as the engine's
+        whole = is_gguf(directory)  # the same checks and messages as the engine's:
+        checkpoint = GgufCheckpoint(directory) if whole else Checkpoint(directory)
         self.device = device
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                str(directory),
-                dtype=getattr(torch, dtype),
-                attn_implementation=attention,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
+            model = (
+                AutoModelForCausalLM.from_pretrained(
+                    # Of a file Transformers makes config and weights itself, which lie beside no config.json.
+                    str(Path(directory).parent),
+                    gguf_file=Path(directory).name,
+                    dtype=getattr(torch, dtype),
+                    attn_implementation=attention,
+                    local_files_only=True,
+                )
+                if whole
+                else AutoModelForCausalLM.from_pretrained(
+                    str(directory),
+                    dtype=getattr(torch, dtype),
+                    attn_implementation=attention,
+                    local_files_only=True,
+                    use_safetensors=True,
+                    trust_remote_code=False,
+                )
             )
         except Exception as error:  # of many types, most of them about the config
             raise CheckpointError(
