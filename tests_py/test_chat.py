@@ -20,7 +20,15 @@ pytest.importorskip("jinja2")
 
 import gguf_files
 from flashkernel.cli import main
-from flashkernel.generate import Engine, PromptError, SamplingOptions, TextTokenizer, UnsupportedModelError, load_model
+from flashkernel.generate import (
+    Engine,
+    PromptError,
+    SamplingOptions,
+    TextTokenizer,
+    UnsupportedModelError,
+    default_model,
+    load_model,
+)
 from flashkernel.generate.chat import PAGE_SIZE, Chat, pages_for
 from flashkernel.generate.chat_template import ChatTemplate
 
@@ -190,6 +198,13 @@ def test_templates_run_in_a_sandbox(source: str) -> None:
     with pytest.raises(PromptError, match="refuses the messages") as caught:
         ChatTemplate(source, {}, "name").render([{"role": "user", "content": "x"}])
     assert "\x1b" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_server_uses_the_same_template(model: Path) -> None:
+    serve = pytest.importorskip("flashkernel.serve", exc_type=ImportError)
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "hello"}]
+    assert serve.chat_renderer(model)(messages) == ChatTemplate.load(model).render(messages)
+    assert serve.chat_renderer(default_model()) is None
 
 
 # --- the command

@@ -7,11 +7,10 @@ import math
 import os
 import socket
 import sys
-from pathlib import Path
 
 import flashkernel as fk
 
-from ..generate import Engine, MissingDependencyError, Model, TextTokenizer, default_model, load_model
+from ..generate import Engine, MissingDependencyError, Model, TextTokenizer, find_model, load_model
 from ..generate.engine import KV_DTYPES
 from ..terminal import visible
 
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     if args.threads:
         fk.set_num_threads(args.threads)
-    path = Path(args.model) if args.model else default_model()
+    path = find_model(args.model)
     tokenizer = TextTokenizer(path)
     model = load_model(path, device=args.device, dtype=args.dtype)
     context = min(model.max_positions, args.max_context or model.max_positions)
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     key = args.api_key or os.environ.get("FLASHKERNEL_API_KEY") or None
     local = args.host in ("localhost", "127.0.0.1", "::1")
     settings = Settings(
-        name=args.name or path.resolve().name,
+        name=args.name or path.resolve().name.removesuffix(".gguf"),
         context=context,
         max_sequences=args.max_sequences,
         max_tokens=args.max_tokens,
