@@ -78,6 +78,15 @@ def test_tokens_equal_transformers_for_every_type(kind: str, tmp_path: Path) -> 
     assert tokens_of(path) == expected
 
 
+def test_the_stock_engine_reads_the_file(tmp_path: Path) -> None:
+    """`generate --no-flashkernel` on a GGUF file."""
+    from flashkernel.generate.stock import StockEngine
+
+    path = gguf_files.decoder("Q4_1").write(tmp_path / "model.gguf")
+    events = StockEngine(path, device="cpu").generate([PROMPT], max_new_tokens=24, stop_tokens=frozenset())
+    assert [event.token for event in events] == tokens_of(path)
+
+
 # --- architectures
 
 
