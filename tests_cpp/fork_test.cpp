@@ -20,6 +20,7 @@
 #include "flashkernel/kv_cache.hpp"
 #include "flashkernel/memory_resource.hpp"
 #include "flashkernel/norm.hpp"
+#include "fork_allocator.hpp"
 #include "kv_cache_bench.hpp"
 #include "random_steps.hpp"
 
@@ -41,14 +42,18 @@ int in_child(const std::function<bool()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// Threads that run until this is destroyed.
+// Threads that run until this is destroyed. Each of them has run its body once when it is made: the C library and a
+// sanitizer's runtime take locks of their own while a thread starts.
 class Background {
  public:
   explicit Background(const std::vector<std::function<void()>>& bodies) {
     for (const auto& body : bodies)
       threads_.emplace_back([this, body] {
+        body();
+        ++running_;
         while (!stop_) body();
       });
+    while (running_ < static_cast<int>(bodies.size())) std::this_thread::yield();
   }
   ~Background() {
     stop_ = true;
@@ -57,6 +62,7 @@ class Background {
 
  private:
   std::atomic<bool> stop_{false};
+  std::atomic<int> running_{0};
   std::vector<std::thread> threads_;
 };
 

@@ -6,6 +6,7 @@ A new argument of Transformers is served by its own code or is refused; what mus
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from typing import Any
 
@@ -14,7 +15,14 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation import logits_process, stopping_criteria
 
 import flashkernel as fk
@@ -188,7 +196,9 @@ def test_the_models_own_config_counts(name: str) -> None:
     stock, ours = pair("llama")
     plain = stock.generation_config
     try:
-        stock.generation_config = GenerationConfig(**{**plain.to_diff_dict(), **mine})
+        stock.generation_config = copy.deepcopy(plain)
+        for option, value in mine.items():
+            setattr(stock.generation_config, option, value)
         ours.generation_config = copy.deepcopy(stock.generation_config)
         assert run(ours, rest).tolist() == run(stock, rest).tolist()
     finally:
@@ -355,10 +365,14 @@ def test_known_processors_stay_on_the_engine() -> None:
         config = GenerationConfig(
             do_sample=True, repetition_penalty=1.05, temperature=0.7, top_p=0.8, top_k=20, min_p=0.1
         )
-        ours.generate(IDS, attention_mask=LEFT, generation_config=config, max_new_tokens=3)
+        ours.generate(IDS, generation_config=config, max_new_tokens=3)
         ours.generate(IDS, logits_processor=[], stopping_criteria=[], max_new_tokens=3)
         ours.generate(IDS[:1], streamer=Collector(), max_new_tokens=3)
         assert not seen
+        ours.generate(IDS, attention_mask=LEFT, generation_config=config, max_new_tokens=3)
+        # Older releases penalise the tokens of the padding, too, which the engine never sees.
+        assert bool(seen) == ("prompt_ignore_length" not in inspect.getsource(GenerationMixin._get_logits_processor))
+        seen.clear()
 
         class Mine(Favour):
             pass

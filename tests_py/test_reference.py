@@ -210,3 +210,29 @@ class TestToleranceRule:
         x = x.astype(np.float32)
         theirs = torch.from_numpy(x).bfloat16()
         np.testing.assert_array_equal(testing.from_bfloat16_bits(testing.bfloat16_bits(x)), theirs.float().numpy())
+
+
+@pytest.mark.parametrize("sink", [float(torch.finfo(torch.float32).min), -1e9, 0.5, float("-inf")])
+@pytest.mark.parametrize("fill", [float(torch.finfo(torch.float32).min), -1e9, 0.0, float("-inf")])
+def test_gradients_of_sinks_and_bias_far_from_0(sink, fill):
+    """Against autograd in float64: rows whose bias is `fill` throughout, beside a sink as far from 0."""
+    generator = torch.Generator().manual_seed(0)
+
+    def f(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    q, k, v, grad = f(1, 2, 3, 4), f(1, 2, 5, 4), f(1, 2, 5, 4), f(1, 2, 3, 4)
+    sinks = torch.tensor([sink, sink], dtype=torch.float64, requires_grad=True)
+    bias = torch.full((1, 1, 3, 5), fill, dtype=torch.float64)
+    bias[0, 0, 1] = 0.0
+    bias.requires_grad_()
+    score = q @ k.transpose(2, 3) / 2 + bias
+    score = torch.cat([score, sinks[None, :, None, None].expand(1, 2, 3, 1)], 3)
+    seen = ~score.isneginf().all(3)  # eager gives NaN to a row that sees nothing, we give 0
+    weight = torch.softmax(torch.where(seen[..., None], score, 0.0), 3)[..., :-1] * seen[..., None]
+    (weight @ v).backward(grad)
+    found = reference.attention_backward(
+        grad.numpy(), q.numpy(), k.numpy(), v.numpy(), bias=bias.detach().numpy(), sinks=sinks.detach().numpy()
+    )
+    np.testing.assert_allclose(found["sinks"], sinks.grad.numpy(), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found["bias"], bias.grad.numpy(), rtol=1e-12, atol=1e-14)

@@ -7,6 +7,7 @@ as often.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import io
 import pickle
@@ -22,6 +23,7 @@ transformers = pytest.importorskip("transformers")
 import torch.nn.utils.parametrize as parametrize
 import torch.nn.utils.prune as prune
 from torch.nn.modules import module as torch_module
+from torch.utils.checkpoint import CheckpointError, checkpoint
 from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 
@@ -498,6 +500,69 @@ def test_backward_after_the_context_has_closed(family: str, use_reentrant: bool,
     assert not _held and not _configs
     model.zero_grad()
     agree(outcome(model), expected)
+
+
+def checkpointed(kind: str, model: Any, x: Any, use_reentrant: bool) -> Any:
+    """x through `torch.utils.checkpoint` of the caller's own, around a part of the model or all of it."""
+    parts: dict[str, Callable[[Any], Any]] = {
+        "model": lambda x: model(inputs_embeds=x, use_cache=False).logits,
+        "layer": lambda x: layer_of(model)(x, **rotary(model, x)),
+        "mlp": lambda x: layer_of(model).mlp(x),
+        "norm": lambda x: norm_of(model)(x),
+    }
+    return checkpoint(parts[kind], x, use_reentrant=use_reentrant)
+
+
+def layer_of(model: Any) -> Any:
+    return model.transformer.h[0] if hasattr(model, "transformer") else model.model.layers[0]
+
+
+def norm_of(model: Any) -> Any:
+    return model.transformer.ln_f if hasattr(model, "transformer") else model.model.norm
+
+
+def rotary(model: Any, x: Any) -> dict[str, Any]:
+    if hasattr(model, "transformer"):
+        return {}
+    return {"position_embeddings": model.model.rotary_emb(x, torch.arange(x.shape[1])[None])}
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("kind", ["model", "layer", "mlp", "norm"])
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+def test_checkpoints_of_the_callers_own(family: str, use_reentrant: bool, kind: str, closed: bool) -> None:
+    """Where the context has closed before the backward pass, torch computes the part again by stock modules: their
+    gradients, or torch's error that other tensors were saved.
+    """
+    model = MODELS[family]().train()
+    x = torch.randn(2, 5, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+
+    def gradients(context: Any, closed: bool) -> list[Any]:
+        model.zero_grad()
+        leaf = x.clone().requires_grad_()
+        with context:
+            out = checkpointed(kind, model, leaf, use_reentrant)
+            out = out[0] if isinstance(out, tuple) else out
+            if not closed:
+                out.square().mean().backward()
+        if closed:
+            out.square().mean().backward()
+        return [leaf.grad, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    expected = gradients(contextlib.nullcontext(), False)
+    if closed and not use_reentrant:
+        try:
+            found = gradients(accelerated(model), True)
+        except CheckpointError as error:
+            assert "saved" in str(error)
+            return
+    else:
+        found = gradients(accelerated(model), closed)
+    assert len(found) == len(expected)
+    for ours, stock in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, stock, rtol=1e-4, atol=1e-6)
+    assert not _held and not _configs
 
 
 # --- torch.compile

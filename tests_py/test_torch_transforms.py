@@ -135,6 +135,63 @@ def test_second_derivatives(name):
         twice(x)
 
 
+# --- torch.ops.flashkernel.*, which callers may also use without flashkernel.torch's functions
+
+REGISTERED = sorted(
+    name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("flashkernel::")
+)
+PLAIN_ARGUMENTS = {"int": 1, "float": 1.0, "bool": False, "str": "mean"}
+
+
+def schema_arguments(op):
+    """Arguments of the types that the op's schema asks for, and the places of the tensors among them."""
+    args, places = [], []
+    for place, argument in enumerate(op._schema.arguments):
+        kind = argument.type.getElementType() if argument.type.kind() == "OptionalType" else argument.type
+        if kind.kind() == "TensorType":
+            places.append(place)
+            args.append(torch.ones(2, 4))
+        else:
+            optional = kind is not argument.type
+            args.append(None if optional else PLAIN_ARGUMENTS[kind.annotation_str])
+    return args, places
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_forward_mode_is_refused_by_registered_ops(name):
+    op = getattr(torch.ops.flashkernel, name)
+    args, places = schema_arguments(op.default)
+    assert places
+    for place in places:
+
+        def call(x, place=place):
+            return op(*args[:place], x, *args[place + 1 :])
+
+        said = f"^{name}: an argument carries a forward-mode derivative"
+        for transform in (torch.func.jvp, lambda f, x, t: torch.func.jacfwd(f)(*x)):
+            with pytest.raises(NotImplementedError, match=said):
+                transform(call, (args[place],), (args[place],))
+        for grad in (True, False):
+            with (
+                torch.set_grad_enabled(grad),
+                forward_ad.dual_level(),
+                pytest.raises(NotImplementedError, match=said),
+            ):
+                call(forward_ad.make_dual(args[place], args[place]))
+
+
+def test_a_registered_op_without_a_gradient_refuses_one():
+    _, given = calls()["kv_append"]
+    given = {key: value for key, value in given.items() if key != "rope"}
+    rest = (None, None, None, None, 1e4, None, False, None, None)
+    torch.ops.flashkernel.kv_append(*given.values(), *rest)
+    given["k"].requires_grad_()
+    with pytest.raises(NotImplementedError, match=r"^kv_append: an argument requires a gradient"):
+        torch.ops.flashkernel.kv_append(*given.values(), *rest)
+    with torch.no_grad():
+        torch.ops.flashkernel.kv_append(*given.values(), *rest)
+
+
 # --- plain ops where torch traces
 
 

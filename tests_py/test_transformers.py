@@ -4,6 +4,10 @@ undoing.
 
 from __future__ import annotations
 
+import pathlib
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ transformers = pytest.importorskip("transformers")
 import flashkernel as fk
 import flashkernel.integrations.transformers as integration
 from flashkernel.integrations import swap
+from flashkernel.integrations.attention import MINIMUM
 from flashkernel.integrations.transformers import accelerated
 
 LLAMA: dict[str, Any] = dict(
@@ -314,3 +319,14 @@ def test_rope_both_layouts() -> None:
         strict=False,
     ):
         torch.testing.assert_close(got, expected)
+
+
+def test_the_lowest_release() -> None:
+    """pyproject.toml declares what the import checks, and an older release is refused by a sentence."""
+    text = (pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text()
+    declared = set(re.findall(r'"transformers>=([0-9.]+)"', text))
+    assert declared == {MINIMUM}
+    code = "import transformers; transformers.__version__ = '4.57.6'; import flashkernel.integrations.transformers"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    said = f"ImportError: flashkernel.integrations.transformers: transformers 4.57.6; {MINIMUM} or later is needed"
+    assert said in done.stderr

@@ -6,6 +6,7 @@ merges.txt of older GPT-2 checkpoints, or the metadata of a GGUF file.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +30,38 @@ def _byte_level_bpe(vocab: Path, merges: Path) -> Any:
     tokenizer = ByteLevelBPETokenizer(str(vocab), str(merges))
     tokenizer.add_special_tokens([token for token in tokenizer.get_vocab() if re.fullmatch(r"<\|.+\|>", token)])
     return tokenizer
+
+
+# Classes of Transformers that make the steps before the model themselves, and their add_prefix_space where the config
+# says nothing. Other classes take tokenizer.json as it is.
+_OF_BYTES = {"GPT2Tokenizer": False, "Qwen2Tokenizer": False}
+_OF_PIECES = {"LlamaTokenizer": True}
+
+
+def _steps(part: Any) -> list[dict[str, Any]]:
+    """The normalizers or pre-tokenizers of a tokenizer, as its file has them."""
+
+    def listed(step: Any) -> list[dict[str, Any]]:
+        if not isinstance(step, dict):
+            return []
+        inner = step.get("pretokenizers") or step.get("normalizers") or []
+        return [step, *(found for one in inner for found in listed(one))]
+
+    return [] if part is None else listed(json.loads(part.__getstate__()))
+
+
+def _prefix_space(steps: list[dict[str, Any]]) -> bool | None:
+    """Whether a space is put before a text; None: none of the steps is one that could."""
+    found: bool | None = None
+    for step in steps:
+        kind = step.get("type")
+        if kind == "ByteLevel":
+            found = bool(found or step.get("add_prefix_space"))
+        elif kind == "Metaspace":
+            found = bool(found or step.get("prepend_scheme", "always") != "never")
+        elif kind == "Prepend":
+            found = True
+    return found
 
 
 class TextTokenizer:
@@ -80,6 +113,35 @@ class TextTokenizer:
             raise CheckpointError(
                 f"load_tokenizer: {self._names} lacks the added token {shown(repr(lacking[0]))} of this directory; "
                 "save the tokenizer again with its save_pretrained, which writes one tokenizer.json"
+            )
+
+        self._check_prefix_space(Path(directory))
+
+    def _check_prefix_space(self, directory: Path) -> None:
+        """Refuses a tokenizer.json that differs in the space before a text from tokenizer_config.json: Transformers'
+        class of a model goes by the latter. It does not go by add_bos_token and add_eos_token beside a tokenizer.json.
+        """
+        path = directory / "tokenizer_config.json"
+        config = read_json(path, MAX_INDEX_BYTES) if is_file(path) else {}
+        name = config.get("tokenizer_class")
+        steps = self._call(
+            "is not a valid tokenizer",
+            lambda: [*_steps(self._tokenizer.normalizer), *_steps(self._tokenizer.pre_tokenizer)],
+        )
+        own = _prefix_space(steps)
+        if own is None or not isinstance(name, str):
+            return
+        is_bytes = any(step.get("type") == "ByteLevel" for step in steps)
+        default = (_OF_BYTES if is_bytes else _OF_PIECES).get(name.removesuffix("Fast"))
+        if default is None:
+            return
+        given = config.get("add_prefix_space")
+        wanted = given if isinstance(given, bool) else default
+        if wanted != own:
+            raise CheckpointError(
+                f"load_tokenizer: {self._names} puts {'a' if own else 'no'} space before a text, but tokenizer_config."
+                f"json says add_prefix_space={wanted} to {shown(name)}; save the tokenizer again with its "
+                "save_pretrained"
             )
 
     def _call(self, failure: str, call: Callable[[], T]) -> T:

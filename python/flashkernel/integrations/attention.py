@@ -25,7 +25,8 @@ from .causal_mask import CausalMask, additive, written
 __all__ = ["NAME", "Chosen", "attention_forward", "attention_mask", "register"]
 
 NAME = "fkernel"
-MINIMUM = "4.53"  # the first release with AttentionMaskInterface, without which padding would be silently ignored
+# Models of 4.x say is_causal=False beside a causal mask, which is what a contradiction looks like in later releases.
+MINIMUM = "5.0"
 
 if Version(transformers.__version__) < Version(MINIMUM):
     raise ImportError(

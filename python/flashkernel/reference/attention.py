@@ -61,8 +61,11 @@ def _scores(
     return np.where(visible, score, -np.inf), np.where(visible, slope, 0.0)
 
 
-def _normalise(score: Float, sinks: ArrayLike | None) -> tuple[Float, Float]:
-    """Probabilities and LSE of rows of scores; a row that sees nothing gives 0 and -inf."""
+def _normalise(score: Float, sinks: ArrayLike | None) -> tuple[Float, Float, Float | None]:
+    """Probabilities and LSE of rows of scores, and the sinks' probabilities; a row that sees nothing gives 0 and -inf.
+
+    A sink's probability is not exp(sink - lse): an LSE of -3e38 has lost the logarithm of its sum.
+    """
     sink = None if sinks is None else f64(sinks)[None, :, None]
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         top = np.max(score, axis=-1, initial=-np.inf)
@@ -72,10 +75,13 @@ def _normalise(score: Float, sinks: ArrayLike | None) -> tuple[Float, Float]:
         weight = np.exp(score - base[..., None])
         weight = np.where(np.isneginf(score), 0.0, weight)
         total = weight.sum(-1)
+        share = None
         if sink is not None:
-            total = total + np.exp(sink - base)
+            share = np.exp(sink - base)
+            total = total + share
+            share = np.where(total == 0, 0.0, share / total)
         lse = np.where(total == 0, -np.inf, base + np.log(total))
-        return np.where(total[..., None] == 0, 0.0, weight / total[..., None]), lse
+        return np.where(total[..., None] == 0, 0.0, weight / total[..., None]), lse, share
 
 
 def _weigh(probability: Float, v: Float, seen: NDArray[np.bool_]) -> Float:
@@ -109,7 +115,7 @@ def attention(
     group = q4.shape[1] // max(k4.shape[1], 1)
     k4, v4 = np.repeat(k4, group, 1), np.repeat(v4, group, 1)
     score, _ = _scores(q4, k4, causal, window, softcap, scale, bias, alibi_slopes)
-    probability, lse = _normalise(score, sinks)
+    probability, lse, _ = _normalise(score, sinks)
     out = _weigh(probability, v4, ~np.isneginf(score))
     return out.reshape(*shape[:-1], v4.shape[-1]), lse.reshape(shape[:-1])
 
@@ -137,7 +143,7 @@ def attention_backward(
     factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
     wide_k, wide_v = np.repeat(k4, group, 1), np.repeat(v4, group, 1)
     score, slope = _scores(q4, wide_k, causal, window, softcap, scale, bias, alibi_slopes)
-    probability, lse = _normalise(score, sinks)
+    probability, _, share = _normalise(score, sinks)
     out = np.einsum("bhij,bhjd->bhid", probability, wide_v)
     row = (g4 * out).sum(-1)
     if grad_lse is not None:
@@ -155,11 +161,7 @@ def attention_backward(
         wide = (1,) * (4 - len(shape)) + shape
         axes = tuple(d for d in range(4) if wide[d] == 1)
         grad_bias = grad_score.sum(axes, keepdims=True).reshape(shape)
-    grad_sinks = None
-    if sinks is not None:
-        with np.errstate(invalid="ignore"):
-            share = np.exp(f64(sinks)[None, :, None] - lse)
-        grad_sinks = -(share * row).sum((0, 2))
+    grad_sinks = None if share is None else -(share * row).sum((0, 2))
     return {
         "q": np.einsum("bhij,bhjd->bhid", grad_raw, wide_k).reshape(np.shape(q)),
         "k": fold(np.einsum("bhij,bhid->bhjd", grad_raw, q4)).reshape(np.shape(k)),

@@ -44,9 +44,12 @@ def define(
     for key in ("CPU", "CUDA"):
         LIBRARY.impl(name, kernel, key)
     torch.library.register_fake(f"flashkernel::{name}", fake, lib=LIBRARY)
-    if backward is not None:
-        torch.library.register_autograd(f"flashkernel::{name}", backward, setup_context=setup_context, lib=LIBRARY)
     op = getattr(torch.ops.flashkernel, name).default
+    if backward is None:
+        LIBRARY.impl(name, _refusing(name, _below_autograd(name, op)), "Autograd", with_keyset=True)
+    else:
+        lib: Any = _RefusingTangents(name)
+        torch.library.register_autograd(f"flashkernel::{name}", backward, setup_context=setup_context, lib=lib)
     function = None if backward is None else _function(name, op, backward, setup_context)
 
     def call(*args: Any) -> Any:
@@ -63,6 +66,42 @@ def define(
         return function.apply(*args)
 
     return call
+
+
+class _RefusingTangents:
+    """`LIBRARY` as register_autograd sees it: the kernel that it registers looks for tangents first.
+
+    A caller of `torch.ops.flashkernel.<name>` passes `call` by, and what register_autograd makes drops tangents.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def impl(self, op_name: Any, kernel: Callable[..., Any], key: str, **options: Any) -> None:
+        LIBRARY.impl(op_name, _refusing(self._name, kernel), key, **options)
+
+
+def _refusing(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def refusing(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            refuse_tangents(name, *args, *kwargs.values())
+        return kernel(keyset, *args, **kwargs)
+
+    return refusing
+
+
+def _below_autograd(name: str, op: Any) -> Callable[..., Any]:
+    """The kernel of autograd's key for an op that has no gradient: the op itself, where none is asked for."""
+
+    def below(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in (*args, *kwargs.values())):
+            raise NotImplementedError(
+                f"{name}: an argument requires a gradient, and this op has none; call it under torch.no_grad()"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+
+    return below
 
 
 def _function(name: str, op: Any, backward: Callable[..., Any], setup_context: Callable[..., Any] | None) -> Any:

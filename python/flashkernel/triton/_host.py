@@ -189,7 +189,16 @@ class Call:
     # --- outputs
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        """New memory that belongs to the stream of the kernels: torch gives it away again in that stream's order."""
+        if self.stream is None:
+            return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        with self.on_device():
+            return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
+    def fill(self, tensor: torch.Tensor, value: float) -> None:
+        """On the stream of the kernels, whichever stream is torch's current one."""
+        with self.on_device():
+            tensor.fill_(value)
 
     def output(
         self,

@@ -403,9 +403,10 @@ def _launch_backward(
         seq=seq_q, num_blocks=blocks, HEAD_DIM_V=v.shape[-1], BLOCK_DV=power_of_two(v.shape[-1], 16), BLOCK=16,
     )  # fmt: skip
     packed_or_not = cu_seqlens is not None
-    # Tokens that no sequence owns have gradient 0; every other element is written by a kernel.
-    make = torch.zeros_like if packed_or_not else torch.empty_like
-    dq, dk, dv = (make(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dq, dk, dv = (call.empty(x.shape, x.dtype) for x in (q, k, v))
+    if packed_or_not:  # tokens that no sequence owns have gradient 0; every other element is written by a kernel
+        for grad_of in (dq, dk, dv):
+            call.fill(grad_of, 0.0)
     has_bias = chosen.bias is not None
     shape = tile_shape(call, q.dtype, max(q.shape[-1], v.shape[-1]), has_bias=has_bias, backward=True)
     arguments = chosen.arguments()
@@ -441,7 +442,7 @@ def _launch_sinks(call: Call, chosen: Options, lse: torch.Tensor, delta: torch.T
     sinks = chosen.sinks
     if sinks is None:
         call.fail("need_sinks=True without sinks")
-    result = torch.empty_like(sinks)
+    result = call.empty(sinks.shape, sinks.dtype)
     call.launch(
         _sink_gradients, lse.shape[1], lse_ptr=lse, delta_ptr=delta, sinks_ptr=sinks, grad_ptr=result,
         lse_b=lse.stride(0), lse_h=lse.stride(1), lse_t=lse.stride(2), batch=lse.shape[0], heads=lse.shape[1],
@@ -453,7 +454,7 @@ def _launch_sinks(call: Call, chosen: Options, lse: torch.Tensor, delta: torch.T
 def _launch_bias(call: Call, bias: torch.Tensor, common: dict[str, Any], q: torch.Tensor, seq_k: int) -> torch.Tensor:
     """The gradient of a bias of any shape that broadcasts to [batch, heads, seq_q, seq_k]."""
     batch, heads, seq_q = q.shape[:3]
-    result = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
+    result = call.empty(bias.shape, bias.dtype)
     own = (1,) * (4 - bias.dim()) + tuple(bias.shape)
     summed = [mine == 1 for mine in own]
     steps = result.view(own).stride()

@@ -268,7 +268,7 @@ def linear_backward(
     if grad_out.numel() == 0 or x.shape[-1] == 0:  # sums over nothing
         for grad in (grad_x, grad_weight, grad_bias):
             if grad is not None:
-                grad.zero_()
+                call.fill(grad, 0.0)
         if grad_out.numel() == 0 or not need_bias:
             return grad_x, grad_weight, grad_bias
     g = call.as_rows("grad_out", grad_out)

@@ -230,7 +230,7 @@ def _backward(
     if not h.numel():
         for grad in (grad_weight, grad_bias):
             if grad is not None:
-                grad.zero_()
+                call.fill(grad, 0.0)
         return grad_x, grad_weight, grad_bias
     g, h_rows = call.as_rows("grad_out", grad_out), call.as_rows("h", h)
     extra = None if grad_residual_out is None else call.as_rows("grad_residual_out", grad_residual_out)

@@ -168,7 +168,7 @@ def _run(
     kept = merge_dims(squeezed, [x.stride(d) for d in kept_dims], steps)
     reduced = merge_dims([x.shape[d] for d in axes], [x.stride(d) for d in axes])
     if n == 0 and result.numel():
-        result.fill_(float("nan") if is_mean else 0.0)
+        call.fill(result, float("nan") if is_mean else 0.0)
         return result
     is_index = kind == ARGMAX.value
     _launch(

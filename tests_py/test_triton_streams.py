@@ -1,0 +1,96 @@
+"""Whatever a Triton op does to a device it does inside `Call.on_device`: on the tensors' device and the given stream.
+
+Torch's own fills, copies and allocations count, too: outside of it they go to torch's current stream and device, where
+nothing orders them with the kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton")
+
+import flashkernel.triton as fkt
+from flashkernel.triton._host import Call
+from keyword_calls import calls
+
+QUEUED = ("empty", "zero", "fill", "copy", "full", "ones", "clone", "_to_copy", "add", "sum", "mul")
+
+
+class Watch(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.depth, self.outside = 0, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__.rstrip("_")
+        results = func(*args, **(kwargs or {}))
+        is_meta = isinstance(results, torch.Tensor) and results.device.type == "meta"
+        # An empty tensor of no elements queues nothing.
+        is_nothing = isinstance(results, torch.Tensor) and results.numel() == 0
+        if self.depth == 0 and name.startswith(QUEUED) and not is_meta and not is_nothing:
+            self.outside.append(str(func))
+        return results
+
+
+def watched(monkeypatch, run):
+    watch = Watch()
+    stock = Call.on_device
+
+    @contextlib.contextmanager
+    def on_device(self):
+        with stock(self):
+            watch.depth += 1
+            try:
+                yield
+            finally:
+                watch.depth -= 1
+
+    def launch(self, kernel, programs, **arguments):
+        """What a kernel does is the interpreter's, which calls torch for it."""
+
+    monkeypatch.setattr(Call, "on_device", on_device)
+    monkeypatch.setattr(Call, "launch", launch)
+    with watch:
+        run()
+    return watch.outside
+
+
+CASES = {name: case for name, case in calls().items() if case[0] in fkt.__all__}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("given", [True, False], ids=["given", "new"])
+def test_fills_and_allocations(name, given, monkeypatch):
+    op, keywords = CASES[name]
+    function = getattr(fkt, op)
+    takes = inspect.signature(function).parameters
+    if not given:
+        optional = {name for name, parameter in takes.items() if parameter.default is not parameter.empty}
+        keywords = {k: v for k, v in keywords.items() if k not in {"out", "grads", "residual_out"} & optional}
+    given_for = {"need_bias": "bias", "need_sinks": "sinks"}
+    flags = [flag for flag, name in given_for.items() if flag in takes and (name in keywords or name not in takes)]
+    keywords = {**keywords, **dict.fromkeys(flags, True)}
+    assert watched(monkeypatch, lambda: function(**keywords, stream=0)) == []
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: fkt.reduce_sum(torch.ones(0, 3), axis=0),
+        lambda: fkt.rms_norm_backward(torch.ones(0, 4), torch.ones(0, 4), torch.ones(4), torch.ones(0)),
+        lambda: fkt.layer_norm_backward(
+            torch.ones(0, 4), torch.ones(0, 4), torch.ones(4), torch.ones(0), torch.ones(0), need_bias=True
+        ),
+        lambda: fkt.linear_backward(torch.ones(0, 5), torch.ones(0, 4), torch.ones(5, 4)),
+    ],
+    ids=["reduce_sum", "rms_norm_backward", "layer_norm_backward", "linear_backward"],
+)
+def test_sums_over_nothing(run, monkeypatch):
+    # The arguments themselves are made under watch, too, by ones().
+    assert [name for name in watched(monkeypatch, run) if "fill_" in name or "zero" in name] == []
