@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds everything and runs all tests: ctest, then pytest against the installed package. Needs no GPU.
-# FLASHKERNEL_CUDA=AUTO|ON|OFF says whether with CUDA. FLASHKERNEL_BUILD_ONLY=1 stops before the tests.
+# FLASHKERNEL_CUDA=AUTO|ON|OFF says whether with CUDA; without it, wherever nvcc is found, for all GPUs.
+# FLASHKERNEL_BUILD_ONLY=1 stops before the tests.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 # GoogleTest's CMake package: Debian's libgtest-dev, unless another one is found through CMAKE_PREFIX_PATH.
@@ -24,12 +25,16 @@ installing=$!
 # The CUDA kernels on an emulated GPU (emulator/README.md): where its switch between threads is fast.
 emulation=${FLASHKERNEL_CUDA_EMULATION:-$([ "$(uname -sm)" = "Linux x86_64" ] && echo ON || echo OFF)}
 
+# A test of everything: what is compiled does not depend on the machine that compiles it.
+! command -v nvcc >/dev/null || : "${FLASHKERNEL_CUDA:=ON}"
+: "${FLASHKERNEL_CUDA_ARCHITECTURES:=all}"
+
 # One build serves both: the wheel's build folder also holds the C++ tests.
 say "building"
 pip_build --no-build-isolation --no-deps . \
   -C build-dir=build/test -C cmake.define.FLASHKERNEL_TESTS=ON -C cmake.define.FLASHKERNEL_EXAMPLES=ON \
   -C cmake.define.FLASHKERNEL_CUDA_EMULATION="$emulation" \
-  -C cmake.define.FLASHKERNEL_WERROR=ON
+  -C cmake.define.FLASHKERNEL_CPU=all -C cmake.define.FLASHKERNEL_WERROR=ON
 
 wait "$installing"
 
