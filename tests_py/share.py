@@ -1,4 +1,4 @@
-"""`pytest --share N`: one in N of the cases of a test that has many, for a run at each commit (.ci/run).
+"""`pytest --share N`: one in N of the cases of a test that has many, and no test marked `long`: .ci/run at a commit.
 
 Registered by conftest.py when the option is given. A test function of up to SMALL cases keeps all of them. Which cases
 of the others stay depends on the function's name alone, so that workers agree and a failure comes again. The rest is
@@ -34,6 +34,7 @@ class Share:
         for name, cases in functions.items():
             stays = keep(name, len(cases), self.share)
             dropped |= {case for case, stay in zip(cases, stays, strict=True) if not stay}
+        dropped |= {item for item in items if item.get_closest_marker("long")}
         if dropped:
             items[:] = [item for item in items if item not in dropped]
             config.hook.pytest_deselected(items=list(dropped))

@@ -61,6 +61,8 @@ import pytest
 def test_many(i): pass
 @pytest.mark.parametrize("i", range(6))
 def test_few(i): pass
+@pytest.mark.long
+def test_long(): pass
 """
 
 
@@ -69,8 +71,10 @@ def test_a_run_of_a_share_says_what_it_left_out(tmp_path):
     (tmp_path / "conftest.py").write_text(
         f"import sys; sys.path.insert(0, {str(ROOT / 'tests_py')!r})\n"
         "from share import Share\n"
-        "def pytest_configure(config): config.pluginmanager.register(Share(3), 'share')\n"
+        "def pytest_configure(config):\n"
+        "    config.addinivalue_line('markers', 'long: x')\n"
+        "    config.pluginmanager.register(Share(3), 'share')\n"
     )
     line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "16 passed, 20 deselected" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "16 passed, 21 deselected" in done.stdout, done.stdout + done.stderr
