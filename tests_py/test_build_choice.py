@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent
-CMAKE = shutil.which("cmake")
+CMAKE, NINJA = shutil.which("cmake"), shutil.which("ninja")
 pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="the pretended programs are shell scripts"),
     pytest.mark.skipif(CMAKE is None, reason="needs cmake"),
@@ -48,6 +48,8 @@ def configure(folder: Path, gpus: str | None, nvcc: bool = True, env: dict | Non
         "FLASHKERNEL_NVIDIA_SMI": str(smi) if gpus is not None else "FLASHKERNEL_NVIDIA_SMI-NOTFOUND",
         **options,
     }
+    if NINJA:  # or else CMake's default, make
+        options |= {"CMAKE_GENERATOR": "Ninja", "CMAKE_MAKE_PROGRAM": NINJA}
     clean = {k: v for k, v in os.environ.items() if not k.startswith("FLASHKERNEL_")}
     return subprocess.run(
         [CMAKE, "-S", folder, "-B", folder / "build", *(f"-D{k}={v}" for k, v in options.items())],
