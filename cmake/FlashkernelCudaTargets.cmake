@@ -8,9 +8,6 @@ endif()
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 
-# SASS for 7.5 and 8.0 (which 8.6, 8.7 and 8.9 run as it is) and 9.0, PTX for what follows. CI and users may narrow it.
-set(FLASHKERNEL_CUDA_ARCHITECTURES "75-real;80-real;90" CACHE STRING "Architectures of the generic CUDA kernels")
-
 # -Xfatbin: the fatbins hold several archs; compressing them halves the library.
 set(_cuda_flags --expt-relaxed-constexpr -Xfatbin=-compress-all -diag-suppress=20012 -Xcompiler=-Wall,-Wextra)
 

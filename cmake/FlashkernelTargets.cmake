@@ -28,18 +28,25 @@ if(FLASHKERNEL_SANITIZE)
   endif()
 endif()
 
+# What most files include and takes long to read.
+set(_precompiled_headers <algorithm> <atomic> <cmath> <cstdint> <cstring> <functional> <limits> <map> <memory> <mutex> <optional> <string>
+    <utility> <vector>)
 set(_object_libraries)
 set(_private_libraries Threads::Threads)
 
-# flashkernel_add_objects(name source... [KERNELS] [FLAGS flag...]): one folder's objects with the folder's own compile flags.
+# flashkernel_add_objects(name source... [KERNELS] [FLAGS flag...] [PRECOMPILED header...]): one folder's objects with the folder's own compile flags.
 # KERNELS: without a stack protector. With it attention took about 2 % longer (AVX2); what kernels are given, src/ops has
 # checked before. For that reason what launches CUDA's has none either, nor other flags for nvcc's host compiler.
 function(flashkernel_add_objects name)
-  cmake_parse_arguments(ARG "KERNELS" "" "FLAGS" ${ARGN})
+  cmake_parse_arguments(ARG "KERNELS" "" "FLAGS;PRECOMPILED" ${ARGN})
   add_library(${name} OBJECT ${ARG_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PRIVATE flashkernel_options flashkernel_hardening
     flashkernel_$<$<BOOL:${ARG_KERNELS}>:no_>stack_protector)
   target_compile_options(${name} PRIVATE ${ARG_FLAGS})
+  list(LENGTH ARG_UNPARSED_ARGUMENTS _count)
+  if(FLASHKERNEL_PRECOMPILED_HEADERS AND _count GREATER 7)
+    target_precompile_headers(${name} PRIVATE ${_precompiled_headers} ${ARG_PRECOMPILED})
+  endif()
   set(_object_libraries ${_object_libraries} ${name} PARENT_SCOPE)
 endfunction()
 
@@ -54,7 +61,6 @@ endif()
 # CPU kernels for newer instruction sets: each folder has its flags, and kernels.cpp learns that the folders exist.
 # They use builtins and pragmas that GCC and Clang share; another compiler builds the scalar kernels alone.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
-  set_property(SOURCE ${_src}/cpu/kernels.cpp APPEND PROPERTY COMPILE_DEFINITIONS FK_CPU_X86)
   # Each level tunes for the processors that have it; contraction to FMA is meant.
   set(_avx2_flags -mavx2 -mfma -mf16c -mtune=haswell)
   set(_avx512_flags ${_avx2_flags} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mprefer-vector-width=512)
@@ -62,31 +68,38 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_CXX_COMPILE
   set(_isas avx2 avx512)
   if(CMAKE_SYSTEM_NAME STREQUAL "Linux")  # the only system that is asked for tile state, see core/cpu_features.cpp
     list(APPEND _isas amx)
-    set_property(SOURCE ${_src}/cpu/kernels.cpp APPEND PROPERTY COMPILE_DEFINITIONS FK_CPU_AMX)
   endif()
+  # native: a machine that only runs what it has built needs no kernels of instruction sets that its processor lacks: a
+  # third of the compiler's time where that is AVX-512. AVX2 stays: what runs such a build elsewhere has that at least.
+  if(FLASHKERNEL_CPU STREQUAL "native" AND NOT CMAKE_CROSSCOMPILING)
+    include(CheckCXXSourceRuns)
+    set(_avx512_feature avx512bw)
+    set(_amx_feature amx-tile)
+    foreach(_isa avx512 amx)
+      check_cxx_source_runs("int main() { return !__builtin_cpu_supports(\"${_${_isa}_feature}\"); }" FLASHKERNEL_HAS_${_isa})
+      if(NOT FLASHKERNEL_HAS_${_isa})
+        list(REMOVE_ITEM _isas ${_isa})
+      endif()
+    endforeach()
+  elseif(NOT FLASHKERNEL_CPU MATCHES "^(all|native)$")
+    message(FATAL_ERROR "flashkernel: FLASHKERNEL_CPU is '${FLASHKERNEL_CPU}'; it has to be all or native")
+  endif()
+  foreach(_isa IN LISTS _isas)
+    string(TOUPPER ${_isa} _define)
+    set_property(SOURCE ${_src}/cpu/kernels.cpp APPEND PROPERTY COMPILE_DEFINITIONS FK_CPU_${_define})
+  endforeach()
+  list(JOIN _isas " " _isas_in_words)
+  message(STATUS "flashkernel: CPU kernels for ${_isas_in_words} (FLASHKERNEL_CPU=${FLASHKERNEL_CPU})")
   if(MINGW AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # GCC aligns the stack to 16 bytes there, yet spills wider registers with aligned moves (its bug 54412).
     list(APPEND _avx2_flags -Wa,-muse-unaligned-vector-move)
     list(APPEND _avx512_flags -Wa,-muse-unaligned-vector-move)
   endif()
-  # A build with sanitizers runs where it was built: kernels of instruction sets that this processor lacks never start
-  # there, and the checks in them would be most of what the compiler does.
-  if(FLASHKERNEL_SANITIZE)
-    include(CheckCXXSourceRuns)
-    set(_avx2_feature avx2)
-    set(_avx512_feature avx512bw)
-    set(_amx_feature amx-tile)
-    foreach(_isa IN LISTS _isas)
-      check_cxx_source_runs("int main() { return !__builtin_cpu_supports(\"${_${_isa}_feature}\"); }" FLASHKERNEL_HAS_${_isa})
-      if(NOT FLASHKERNEL_HAS_${_isa})
-        list(APPEND _${_isa}_flags -fno-sanitize=all)
-      endif()
-    endforeach()
-  endif()
   foreach(_isa IN LISTS _isas)
     file(GLOB _sources CONFIGURE_DEPENDS ${_src}/cpu/${_isa}/*.cpp)
     if(_sources)
-      flashkernel_add_objects(flashkernel_cpu_${_isa} ${_sources} KERNELS FLAGS ${_${_isa}_flags})
+      flashkernel_add_objects(flashkernel_cpu_${_isa} ${_sources} KERNELS FLAGS ${_${_isa}_flags}
+                              PRECOMPILED <immintrin.h> ${_src}/ops/all_params.hpp)
     endif()
   endforeach()
 endif()

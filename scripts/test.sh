@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Builds everything and runs all tests: ctest, then pytest against the installed package. Needs no GPU.
-# FLASHKERNEL_CUDA=AUTO|ON|OFF says whether with CUDA. FLASHKERNEL_BUILD_ONLY=1 stops before the tests.
+# FLASHKERNEL_CUDA=AUTO|ON|OFF says whether with CUDA; without it, wherever nvcc is found, for all GPUs.
+# FLASHKERNEL_BUILD_ONLY=1 stops before the tests.
+# FLASHKERNEL_CI=quick (.ci/run): a third of the cases of tests that have many, and no machine code for 8.0.
+# FLASHKERNEL_CI=full: besides everything, every conformance case on the emulated GPU, and a sample with its search for races: hours.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 # GoogleTest's CMake package: Debian's libgtest-dev, unless another one is found through CMAKE_PREFIX_PATH.
@@ -25,21 +28,40 @@ installing=$!
 # The CUDA kernels on an emulated GPU (emulator/README.md): where its switch between threads is fast.
 emulation=${FLASHKERNEL_CUDA_EMULATION:-$([ "$(uname -sm)" = "Linux x86_64" ] && echo ON || echo OFF)}
 
+# One in how many conformance cases ctest runs on the emulated GPU, which is slow; FLASHKERNEL_CI=full runs all.
+emulated_sample=5 racecheck=OFF share=1
+case ${FLASHKERNEL_CI:-} in
+  quick)
+    emulated_sample=15 share=3
+    : "${FLASHKERNEL_CUDA_ARCHITECTURES:=75-real;90}" ;;
+  full) emulated_sample=1 racecheck=ON ;;
+  "") ;;
+  *) echo "FLASHKERNEL_CI is '$FLASHKERNEL_CI'; it has to be quick, full or unset" >&2; exit 1 ;;
+esac
+
+# A test of everything: what is compiled does not depend on the machine that compiles it.
+! command -v nvcc >/dev/null || : "${FLASHKERNEL_CUDA:=ON}"
+: "${FLASHKERNEL_CUDA_ARCHITECTURES:=all}"
+
 # One build serves both: the wheel's build folder also holds the C++ tests.
 say "building"
 pip_build --no-build-isolation --no-deps . \
   -C build-dir=build/test -C cmake.define.FLASHKERNEL_TESTS=ON -C cmake.define.FLASHKERNEL_EXAMPLES=ON \
   -C cmake.define.FLASHKERNEL_CUDA_EMULATION="$emulation" \
-  -C cmake.define.FLASHKERNEL_WERROR=ON
+  -C cmake.define.FLASHKERNEL_CUDA_EMULATION_SAMPLE="$emulated_sample" \
+  -C cmake.define.FLASHKERNEL_CUDA_EMULATION_RACECHECK="$racecheck" \
+  -C cmake.define.FLASHKERNEL_CPU=all -C cmake.define.FLASHKERNEL_WERROR=ON
 
 wait "$installing"
 
 [ -z "${FLASHKERNEL_BUILD_ONLY:-}" ] || exit 0
 
 say "C++ tests"
-ctest --test-dir build/test --output-on-failure -j "$(nproc)"
+# A sample where a test sets none itself.
+FK_CONFORMANCE_SAMPLE=${FK_CONFORMANCE_SAMPLE:-$share} ctest --test-dir build/test --output-on-failure --output-junit "$PWD/build/test/ctest.xml" -j "$(nproc)"
 
 say "Python tests"
 cores=$(nproc)
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # each worker has torch's threads: those that wait leave the cores to the others
-python -m pytest -q -n $((cores < 4 ? cores : 4)) --dist worksteal tests_py "$@"
+python -m pytest -q -n $((cores < 4 ? cores : 4)) --dist worksteal --durations 15 --junitxml build/test/pytest.xml \
+  --share "$share" tests_py "$@"

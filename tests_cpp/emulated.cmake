@@ -39,6 +39,11 @@ set(_sample "*cuda/*-attention_fwd/cuda/generic/naive.split_*:attention_fwd/cuda
 string(APPEND _sample ":attention_fwd/cuda/sm??/???/d*.split_*:attention_fwd/cuda/sm??/????/d*.split_*")
 string(APPEND _sample ":attention_fwd/cuda/sm90a/f16/d*.split_*:attention_fwd/cuda/sm90a/bf16/d*.split_*")
 
+set(_timeout 900)
+if(FLASHKERNEL_CUDA_EMULATION_SAMPLE LESS 5)
+  set(_timeout 14400)
+endif()
+
 # Four parts of a sample of the cases, each in another order of threads: minutes in all. A run by hand takes every case.
 # Two of them start with numbers in memory, not NaN: a kernel that has NaN computed again hides its mistakes behind that.
 set(_part 0)
@@ -50,15 +55,16 @@ set(_launches ${CMAKE_CURRENT_BINARY_DIR}/launches)
 file(MAKE_DIRECTORY ${_launches})
 foreach(_order forward reverse 1 2)
   add_test(NAME kernel_conformance_emulated_${_order} COMMAND kernel_conformance_emulated --gtest_brief=1 --gtest_filter=${_sample})
-  set_tests_properties(kernel_conformance_emulated_${_order} PROPERTIES TIMEOUT 900 COST 100 FIXTURES_SETUP launches ENVIRONMENT
-    "FK_EMULATOR_ORDER=${_order};FK_EMULATOR_POISON=${_poison_${_order}};FK_CONFORMANCE_SAMPLE=5;FK_CONFORMANCE_REPEATS=1;FK_CONFORMANCE_PART=${_part}/4;FK_EMULATOR_LAUNCHES=${_launches}/${_order}")
+  set_tests_properties(kernel_conformance_emulated_${_order} PROPERTIES TIMEOUT ${_timeout} COST 100 FIXTURES_SETUP launches ENVIRONMENT
+    "FK_EMULATOR_ORDER=${_order};FK_EMULATOR_POISON=${_poison_${_order}};FK_CONFORMANCE_SAMPLE=${FLASHKERNEL_CUDA_EMULATION_SAMPLE};FK_CONFORMANCE_REPEATS=1;FK_CONFORMANCE_PART=${_part}/4;FK_EMULATOR_LAUNCHES=${_launches}/${_order}")
   math(EXPR _part "${_part} + 1")
 endforeach()
 # Fewer cases on the older GPUs: what a launch chooses by the device's limits.
+math(EXPR _sample_older "20 * ${FLASHKERNEL_CUDA_EMULATION_SAMPLE}")
 foreach(_capability 75 80)
   add_test(NAME kernel_conformance_emulated_sm${_capability} COMMAND kernel_conformance_emulated --gtest_brief=1 --gtest_filter=${_sample})
-  set_tests_properties(kernel_conformance_emulated_sm${_capability} PROPERTIES TIMEOUT 900 COST 80 FIXTURES_SETUP launches ENVIRONMENT
-    "FK_EMULATOR_CC=${_capability};FK_CONFORMANCE_SAMPLE=100;FK_CONFORMANCE_REPEATS=1;FK_EMULATOR_LAUNCHES=${_launches}/sm${_capability}")
+  set_tests_properties(kernel_conformance_emulated_sm${_capability} PROPERTIES TIMEOUT ${_timeout} COST 80 FIXTURES_SETUP launches ENVIRONMENT
+    "FK_EMULATOR_CC=${_capability};FK_CONFORMANCE_SAMPLE=${_sample_older};FK_CONFORMANCE_REPEATS=1;FK_EMULATOR_LAUNCHES=${_launches}/sm${_capability}")
 endforeach()
 
 # A range of NVTX around each launch, for timelines, when it is asked for; none otherwise.

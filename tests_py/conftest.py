@@ -22,6 +22,7 @@ if not HAS_GPU:  # Triton's interpreter, which must be asked for before anything
 import flashkernel as fk
 from flashkernel import testing
 from kernel_path import KernelPath
+from share import Share
 
 settings.register_profile(
     "default", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -106,12 +107,16 @@ def make(request, dtype) -> Maker:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kernel-path", metavar="PATH", help="hold the choice of kernels to one arch, as cuda/sm75")
+    parser.addoption("--share", metavar="N", type=int, default=1, help="one in N of a test's cases, where it has many")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "chooses_kernels: runs as if --kernel-path were not given")
+    config.addinivalue_line("markers", "long: takes 10 s or more of a core; --share leaves it out")
     if path := config.getoption("--kernel-path"):
         config.pluginmanager.register(KernelPath(path), "kernel_path")
+    if (share := config.getoption("--share")) > 1:
+        config.pluginmanager.register(Share(share), "share")
 
 
 @pytest.fixture(autouse=True)

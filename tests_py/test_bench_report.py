@@ -150,6 +150,7 @@ def test_a_changed_figure_is_noticed(checkout: Path, capsys: pytest.CaptureFixtu
     assert run(checkout, check=True) == 1
 
 
+@pytest.mark.long
 def test_one_command_makes_it_all(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     rows = [row(seq, seq * 1e-6) for seq in (512, 1024)] + [row(512, 3e-4, batch) for batch in (4, 8)]

@@ -129,6 +129,7 @@ def test_no_token_reaches_across_a_newline(trained: Path) -> None:
     assert [token for token in vocab if "\u010a" in token] == ["\u010a"]  # byte-level BPE's letter for a newline
 
 
+@pytest.mark.long
 def test_seed_decides_the_weights(trained: Path, source: Path, tmp_path: Path) -> None:
     again = train(source, tmp_path / "again", seed=1)
     other = train(source, tmp_path / "other", seed=2)
@@ -137,6 +138,7 @@ def test_seed_decides_the_weights(trained: Path, source: Path, tmp_path: Path) -
     assert (other / "model.safetensors").read_bytes() != (trained / "model.safetensors").read_bytes()
 
 
+@pytest.mark.long
 def test_stock_kernels_give_the_same_losses(trained: Path, source: Path, tmp_path: Path) -> None:
     stock = train(source, tmp_path / "stock", 1, "--kernels=stock")
     ours, theirs = (json.loads((folder / "training.json").read_text()) for folder in (trained, stock))

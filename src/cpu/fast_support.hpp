@@ -148,7 +148,13 @@ Verdict kv_append_supports(const KvAppendParams& p) {
 }  // namespace
 }  // namespace flashkernel::cpu
 
-/// The AVX-512 and the AVX2 row of an op whose workspace is the same for both.
-#define FK_FAST_ROWS(id, function, supports, workspace)                                                \
-  cpu::fast_row(id "/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::function, cpu::supports, workspace), \
-      cpu::fast_row(id "/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::function, cpu::supports, workspace),
+/// The AVX-512 row, where the build has it, and the AVX2 row of an op whose workspace is the same for both.
+#if defined(FK_CPU_AVX512)
+#define FK_AVX512_ROW(id, function, supports, workspace) \
+  cpu::fast_row(id "/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::function, cpu::supports, workspace),
+#else
+#define FK_AVX512_ROW(id, function, supports, workspace)
+#endif
+#define FK_FAST_ROWS(id, function, supports, workspace) \
+  FK_AVX512_ROW(id, function, supports, workspace)      \
+  cpu::fast_row(id "/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::function, cpu::supports, workspace),

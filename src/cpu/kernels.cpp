@@ -4,11 +4,13 @@
 #if defined(FK_CPU_AMX)
 #include "cpu/amx/attention_fwd.hpp"
 #endif
-#if defined(FK_CPU_X86)
-#include "cpu/avx2/attention_bwd.hpp"
-#include "cpu/avx2/attention_fwd.hpp"
+#if defined(FK_CPU_AVX512)
 #include "cpu/avx512/attention_bwd.hpp"
 #include "cpu/avx512/attention_fwd.hpp"
+#endif
+#if defined(FK_CPU_AVX2)
+#include "cpu/avx2/attention_bwd.hpp"
+#include "cpu/avx2/attention_fwd.hpp"
 #include "cpu/fast_support.hpp"
 #else
 #define FK_FAST_ROWS(id, function, supports, workspace)
@@ -48,9 +50,11 @@ KernelTable<AttentionParams> cpu_kernels<AttentionParams>() {
     cpu::fast_row("attention_fwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::attention_fwd, cpu::amx_attention_supports,
                   cpu::amx::attention_fwd_workspace),
 #endif
-#if defined(FK_CPU_X86)
+#if defined(FK_CPU_AVX512)
     cpu::fast_row("attention_fwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::attention_fwd,
                   cpu::takes_all<AttentionParams>, cpu::avx512::attention_fwd_workspace),
+#endif
+#if defined(FK_CPU_AVX2)
     cpu::fast_row("attention_fwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::attention_fwd, cpu::takes_all<AttentionParams>,
                   cpu::avx2::attention_fwd_workspace),
 #endif
@@ -62,9 +66,11 @@ KernelTable<AttentionParams> cpu_kernels<AttentionParams>() {
 template <>
 KernelTable<AttentionBackwardParams> cpu_kernels<AttentionBackwardParams>() {
   static constexpr KernelEntry<AttentionBackwardParams> kRows[] = {
-#if defined(FK_CPU_X86)
+#if defined(FK_CPU_AVX512)
     cpu::fast_row("attention_bwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::attention_bwd,
                   cpu::takes_all<AttentionBackwardParams>, cpu::avx512::attention_bwd_workspace),
+#endif
+#if defined(FK_CPU_AVX2)
     cpu::fast_row("attention_bwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::attention_bwd,
                   cpu::takes_all<AttentionBackwardParams>, cpu::avx2::attention_bwd_workspace),
 #endif
@@ -98,9 +104,11 @@ KernelTable<LinearParams> cpu_kernels<LinearParams>() {
     cpu::fast_row("linear/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear, cpu::amx_linear_supports,
                   cpu::linear_workspace<cpu::Isa::kAmx>),
 #endif
-#if defined(FK_CPU_X86)
+#if defined(FK_CPU_AVX512)
     cpu::fast_row("linear/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear, cpu::takes_all<LinearParams>,
                   cpu::linear_workspace<cpu::Isa::kAvx512>),
+#endif
+#if defined(FK_CPU_AVX2)
     cpu::fast_row("linear/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::linear, cpu::takes_all<LinearParams>,
                   cpu::linear_workspace<cpu::Isa::kAvx2>),
 #endif
@@ -118,9 +126,11 @@ KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
     cpu::fast_row("linear_bwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear_backward, cpu::takes_all<LinearBackwardParams>,
                   cpu::linear_backward_workspace<cpu::Isa::kAmx>),
 #endif
-#if defined(FK_CPU_X86)
+#if defined(FK_CPU_AVX512)
     cpu::fast_row("linear_bwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear_backward,
                   cpu::takes_all<LinearBackwardParams>, cpu::linear_backward_workspace<cpu::Isa::kAvx512>),
+#endif
+#if defined(FK_CPU_AVX2)
     cpu::fast_row("linear_bwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::linear_backward,
                   cpu::takes_all<LinearBackwardParams>, cpu::linear_backward_workspace<cpu::Isa::kAvx2>),
 #endif

@@ -104,7 +104,8 @@ void after_sinks(const AttentionBackwardParams& p, void* workspace, Stream strea
   cuda::attention_bwd_repair(again, static_cast<const float*>(workspace), pitch(p.forward), large.found,
                              large.num_found, large.rest, stream);
 }
-std::int64_t turing_pitch(const AttentionParams& f) { return cuda::sm75::BackwardWorkspace(f).pitch; }
+// Unused where a build has no code for 7.5.
+[[maybe_unused]] std::int64_t turing_pitch(const AttentionParams& f) { return cuda::sm75::BackwardWorkspace(f).pitch; }
 std::int64_t dense_pitch(const AttentionParams& f) { return f.seq_q; }
 
 // The sinks' gradient by the generic kernel, then an arch's kernels, then the generic ones again where those have found
