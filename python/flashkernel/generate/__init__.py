@@ -25,6 +25,8 @@ from .errors import (
     PromptError,
     UnsupportedModelError,
 )
+from .gpt2 import Gpt2 as _Gpt2  # noqa: F401  imported so that `load_model` knows them
+from .llama import Llama as _Llama  # noqa: F401
 from .model import Model, load_model
 from .sampling import SamplingOptions
 from .tokenizer import TextStream, TextTokenizer
