@@ -113,8 +113,6 @@ nb::object merge_states(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb
   return finish(call, output, lse, true);
 }
 
-}  // namespace
-
 void bind_attention(nb::module_& module) {
   def_op<&attention>(
       module,
@@ -269,4 +267,7 @@ Example:
 )doc");
 }
 
+const OpFile registration(bind_attention);
+
+}  // namespace
 }  // namespace flashkernel::python

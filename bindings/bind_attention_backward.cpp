@@ -80,8 +80,6 @@ nb::tuple attention_varlen_backward(nb::handle grad_out, nb::handle q, nb::handl
   return finish(call, gradients, false, need_sinks);
 }
 
-}  // namespace
-
 void bind_attention_backward(nb::module_& module) {
   def_op<&attention_backward>(
       module,
@@ -157,4 +155,7 @@ Example:
 )doc");
 }
 
+const OpFile registration(bind_attention_backward);
+
+}  // namespace
 }  // namespace flashkernel::python

@@ -164,4 +164,20 @@ void def_op(nb::module_& module, const char* signature, const char* doc) {
   add_builtin(module, *Bound::signature, doc, Bound::definition, &Bound::run);
 }
 
+/// Registers a file's ops, so that no other file has to name them: `const OpFile registration(bind_rope);`. The module
+/// binds them when it is made, and can't be imported where the list of ops (src/ops/op_list.hpp) has one that no file
+/// binds.
+class OpFile {
+ public:
+  explicit OpFile(void (*bind)(nb::module_& module)) : bind_(bind), next_(first_) { first_ = this; }
+  static void bind_all(nb::module_& module) {
+    for (const OpFile* file = first_; file; file = file->next_) file->bind_(module);
+  }
+
+ private:
+  void (*bind_)(nb::module_& module);
+  const OpFile* next_;
+  static inline const OpFile* first_ = nullptr;
+};
+
 }  // namespace flashkernel::python
