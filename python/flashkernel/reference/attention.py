@@ -11,6 +11,15 @@ from flashkernel.attention_options import AttentionOptions
 from flashkernel.reference._common import Float, Lengths, f64
 from flashkernel.reference.kv_ops import kv_read
 
+__all__ = [
+    "attention",
+    "attention_backward",
+    "attention_paged",
+    "attention_varlen",
+    "attention_varlen_backward",
+    "merge_states",
+]
+
 
 def _as_4d(x: Float) -> Float:
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
