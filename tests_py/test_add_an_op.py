@@ -112,6 +112,9 @@ class Compiler:
         sources = {str(ROOT / (like or path)): str(self.root / path), entry["output"]: str(new)}
         for folder in ("include", "src", "bindings"):
             sources |= {f"-I{ROOT / folder}": f"-I{self.root / folder}"}
+        while any(word.endswith("cmake_pch.hxx") for word in words):  # made of the original's headers
+            at = next(i for i, word in enumerate(words) if word.endswith("cmake_pch.hxx"))
+            del words[at - 1 : at + 1]  # -include and its file
         words = [sources.get(word, word) for word in words]
         words[words.index("-MF") + 1] = f"{new}.d"
         subprocess.run([word for word in words if word != "-O3"] + ["-O1"], cwd=BUILD, check=True)
