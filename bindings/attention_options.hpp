@@ -1,9 +1,11 @@
-// Turns the keyword arguments that every attention op shares into AttentionOptions. Used by bind_attention*.cpp.
+// The keyword arguments that every attention op shares, and how they become AttentionOptions. Used by
+// bind_attention*.cpp.
 #pragma once
 
 #include "array_type.hpp"
 #include "bindings.hpp"
 #include "flashkernel/attention.hpp"
+#include "op.hpp"
 
 namespace flashkernel::python {
 
@@ -23,19 +25,40 @@ inline void parse_window(const Call& call, nb::handle window, AttentionOptions& 
   options.window_right = side(right);
 }
 
-inline AttentionOptions parse_options(Call& call, bool causal, nb::handle window, double softcap,
-                                      const std::optional<double>& scale, nb::handle bias, nb::handle alibi_slopes,
-                                      nb::handle sinks) {
-  AttentionOptions options;
-  options.causal = causal;
-  parse_window(call, window, options);
-  options.softcap = static_cast<float>(softcap);
-  if (scale) options.scale = static_cast<float>(*scale);
-  options.bias = call.optional_input("bias", bias);
-  options.alibi_slopes = call.optional_input("alibi_slopes", alibi_slopes);
-  options.sinks = call.optional_input("sinks", sinks);
-  return options;
-}
+/// Stands in an op's C++ parameters for `causal, window, softcap, scale, bias, alibi_slopes, sinks` of its signature,
+/// in this order; without a bias for ops that have none.
+template <bool kHasBias>
+struct GivenOptions {
+  static constexpr int kParameters = kHasBias ? 7 : 6;
+
+  bool causal = false;
+  nb::handle window;
+  double softcap = 0;
+  std::optional<double> scale;
+  nb::handle bias, alibi_slopes, sinks;
+
+  int take(PyObject** values) {
+    int i = 0;
+    const auto next = [&](auto& to) { return convert(values[i], to) && ++i; };
+    const bool taken = next(causal) && next(window) && next(softcap) && next(scale) && (!kHasBias || next(bias)) &&
+                       next(alibi_slopes) && next(sinks);
+    return taken ? -1 : i;
+  }
+
+  AttentionOptions parse(Call& call) const {
+    AttentionOptions options;
+    options.causal = causal;
+    parse_window(call, window, options);
+    options.softcap = static_cast<float>(softcap);
+    if (scale) options.scale = static_cast<float>(*scale);
+    if (kHasBias) options.bias = call.optional_input("bias", bias);
+    options.alibi_slopes = call.optional_input("alibi_slopes", alibi_slopes);
+    options.sinks = call.optional_input("sinks", sinks);
+    return options;
+  }
+};
+using DenseOptions = GivenOptions<true>;
+using SequenceOptions = GivenOptions<false>;
 
 /// LSE of q [total, heads, head_dim] is [heads, total].
 inline Shape varlen_lse_shape(const TensorView& q) { return Shape{extent(q, 1), extent(q, 0)}; }

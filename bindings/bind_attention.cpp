@@ -28,12 +28,11 @@ bool fits_only_with_heads_last(const TensorView& q, const TensorView& k, const T
   return q.shape[0] == k.shape[0] && q.shape[3] == k.shape[3] && !fits(1, 2) && fits(2, 1);
 }
 
-nb::object attention(nb::handle q, nb::handle k, nb::handle v, bool causal, nb::handle window, double softcap,
-                     std::optional<double> scale, nb::handle bias, nb::handle alibi_slopes, nb::handle sinks,
-                     bool return_lse, nb::handle out, nb::handle stream, nb::handle dtype) {
+nb::object attention(nb::handle q, nb::handle k, nb::handle v, const DenseOptions& given, bool return_lse,
+                     nb::handle out, nb::handle stream, nb::handle dtype) {
   Call call("attention", stream, dtype);
   const TensorView q_view = call.input("q", q), k_view = call.input("k", k), v_view = call.input("v", v);
-  const AttentionOptions options = parse_options(call, causal, window, softcap, scale, bias, alibi_slopes, sinks);
+  const AttentionOptions options = given.parse(call);
   Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(extent(v_view, -1)));
   Output lse;
   if (return_lse) lse = call.output(DType::kFloat32, Shape(q_view).without_last());
@@ -49,13 +48,12 @@ nb::object attention(nb::handle q, nb::handle k, nb::handle v, bool causal, nb::
 }
 
 nb::object attention_varlen(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
-                            std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, bool causal, nb::handle window,
-                            double softcap, std::optional<double> scale, nb::handle alibi_slopes, nb::handle sinks,
+                            std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, const SequenceOptions& given,
                             bool return_lse, nb::handle out, nb::handle stream, nb::handle dtype) {
   Call call("attention_varlen", stream, dtype);
   const TensorView q_view = call.input("q", q), k_view = call.input("k", k), v_view = call.input("v", v);
   const TensorView cu_q = call.input("cu_seqlens_q", cu_seqlens_q), cu_k = call.input("cu_seqlens_k", cu_seqlens_k);
-  const AttentionOptions options = parse_options(call, causal, window, softcap, scale, nb::none(), alibi_slopes, sinks);
+  const AttentionOptions options = given.parse(call);
   Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(extent(v_view, -1)));
   Output lse;
   if (return_lse) lse = call.output(DType::kFloat32, varlen_lse_shape(q_view));
@@ -68,8 +66,7 @@ nb::object attention_varlen(nb::handle q, nb::handle k, nb::handle v, nb::handle
 
 nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages, nb::handle block_table,
                            nb::handle seq_lens, nb::handle cu_seqlens_q, std::optional<std::int64_t> max_seqlen_q,
-                           bool causal, nb::handle window, double softcap, std::optional<double> scale,
-                           nb::handle alibi_slopes, nb::handle sinks, bool return_lse, bool check, nb::handle kv_scales,
+                           const SequenceOptions& given, bool return_lse, bool check, nb::handle kv_scales,
                            nb::handle kv_dtype, nb::handle out, nb::handle stream, nb::handle dtype) {
   Call call("attention_paged", stream, dtype);
   const TensorView q_view = call.input("q", q);
@@ -77,7 +74,7 @@ nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages,
   apply_kv_dtype(call, kv_dtype, k_view, v_view);
   const TensorView table = call.input("block_table", block_table), lengths = call.input("seq_lens", seq_lens),
                    cu_q = call.optional_input("cu_seqlens_q", cu_seqlens_q);
-  AttentionOptions options = parse_options(call, causal, window, softcap, scale, nb::none(), alibi_slopes, sinks);
+  AttentionOptions options = given.parse(call);
   options.check_pages = check;
   options.kv_scales = parse_kv_scales(call, kv_scales, false);
   std::int64_t longest = max_seqlen_q.value_or(-1);
@@ -112,8 +109,6 @@ nb::object merge_states(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb
   });
   return finish(call, output, lse, true);
 }
-
-}  // namespace
 
 void bind_attention(nb::module_& module) {
   def_op<&attention>(
@@ -269,4 +264,7 @@ Example:
 )doc");
 }
 
+const OpFile registration(bind_attention);
+
+}  // namespace
 }  // namespace flashkernel::python

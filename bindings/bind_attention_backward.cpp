@@ -41,15 +41,14 @@ nb::tuple finish(Call& call, GradientOutputs& gradients, bool need_bias, bool ne
 }
 
 nb::tuple attention_backward(nb::handle grad_out, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
-                             nb::handle lse, bool causal, nb::handle window, double softcap,
-                             std::optional<double> scale, nb::handle bias, nb::handle alibi_slopes, nb::handle sinks,
-                             nb::handle grad_lse, bool need_bias, bool need_sinks, bool deterministic, nb::handle grads,
-                             nb::handle stream, nb::handle dtype) {
+                             nb::handle lse, const DenseOptions& given, nb::handle grad_lse, bool need_bias,
+                             bool need_sinks, bool deterministic, nb::handle grads, nb::handle stream,
+                             nb::handle dtype) {
   Call call("attention_backward", stream, dtype);
   const TensorView grad_view = call.input("grad_out", grad_out), q_view = call.input("q", q),
                    k_view = call.input("k", k), v_view = call.input("v", v), out_view = call.input("out", out),
                    lse_view = call.input("lse", lse), grad_lse_view = call.optional_input("grad_lse", grad_lse);
-  const AttentionOptions options = parse_options(call, causal, window, softcap, scale, bias, alibi_slopes, sinks);
+  const AttentionOptions options = given.parse(call);
   GradientOutputs gradients = make_gradients(call, q_view, k_view, v_view, grads, options, need_bias, need_sinks);
   call.run([&](const ExecutionContext& context) {
     flashkernel::attention_backward(grad_view, q_view, k_view, v_view, out_view, lse_view, grad_lse_view,
@@ -60,17 +59,16 @@ nb::tuple attention_backward(nb::handle grad_out, nb::handle q, nb::handle k, nb
 
 nb::tuple attention_varlen_backward(nb::handle grad_out, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
                                     nb::handle lse, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
-                                    std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, bool causal,
-                                    nb::handle window, double softcap, std::optional<double> scale,
-                                    nb::handle alibi_slopes, nb::handle sinks, nb::handle grad_lse, bool need_sinks,
-                                    bool deterministic, nb::handle grads, nb::handle stream, nb::handle dtype) {
+                                    std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, const SequenceOptions& given,
+                                    nb::handle grad_lse, bool need_sinks, bool deterministic, nb::handle grads,
+                                    nb::handle stream, nb::handle dtype) {
   Call call("attention_varlen_backward", stream, dtype);
   const TensorView grad_view = call.input("grad_out", grad_out), q_view = call.input("q", q),
                    k_view = call.input("k", k), v_view = call.input("v", v), out_view = call.input("out", out),
                    lse_view = call.input("lse", lse), cu_q = call.input("cu_seqlens_q", cu_seqlens_q),
                    cu_k = call.input("cu_seqlens_k", cu_seqlens_k),
                    grad_lse_view = call.optional_input("grad_lse", grad_lse);
-  const AttentionOptions options = parse_options(call, causal, window, softcap, scale, nb::none(), alibi_slopes, sinks);
+  const AttentionOptions options = given.parse(call);
   GradientOutputs gradients = make_gradients(call, q_view, k_view, v_view, grads, options, false, need_sinks);
   call.run([&](const ExecutionContext& context) {
     flashkernel::attention_varlen_backward(grad_view, q_view, k_view, v_view, out_view, lse_view, grad_lse_view, cu_q,
@@ -79,8 +77,6 @@ nb::tuple attention_varlen_backward(nb::handle grad_out, nb::handle q, nb::handl
   });
   return finish(call, gradients, false, need_sinks);
 }
-
-}  // namespace
 
 void bind_attention_backward(nb::module_& module) {
   def_op<&attention_backward>(
@@ -157,4 +153,7 @@ Example:
 )doc");
 }
 
+const OpFile registration(bind_attention_backward);
+
+}  // namespace
 }  // namespace flashkernel::python

@@ -34,8 +34,6 @@ nb::tuple swiglu_backward(nb::handle grad_out, nb::handle gate, nb::handle up, n
   return nb::make_tuple(call.result(grad_gate), call.result(grad_up));
 }
 
-}  // namespace
-
 void bind_elementwise(nb::module_& module) {
   def_op<&add>(
       module,
@@ -97,4 +95,7 @@ Example:
 )doc");
 }
 
+const OpFile registration(bind_elementwise);
+
+}  // namespace
 }  // namespace flashkernel::python

@@ -10,15 +10,10 @@ Explanation explain(const std::string& op, const nb::args& args, const nb::kwarg
   if (kwargs.contains("backend"))
     throw InvalidArgument("explain: backend=" + nb::cast<std::string>(nb::repr(kwargs["backend"])) +
                           "; the kernels of this library are explained, leave backend out");
-  const nb::object module = nb::module_::import_("flashkernel._C");
-  // The ops are the functions of the module whose calls reach the registry; the rest has nothing to explain.
-  static const char* const kOthers[] = {"explain",         "kernels",          "force_kernels",
-                                        "forced_kernels",  "memory_stats",     "set_num_threads",
-                                        "get_num_threads", "num_cuda_devices", "cpu_features"};
-  const bool is_other = std::find(std::begin(kOthers), std::end(kOthers), op) != std::end(kOthers);
-  const nb::object function = nb::getattr(module, op.c_str(), nb::none());
-  if (is_other || !PyCallable_Check(function.ptr()) || PyType_Check(function.ptr()))
+  const auto ops = flashkernel::ops();
+  if (std::none_of(ops.begin(), ops.end(), [&](const OpInfo& info) { return info.name == op; }))
     throw InvalidArgument("explain: op='" + op + "'; the name of an op is needed, such as 'attention' or 'linear'");
+  const nb::object function = nb::module_::import_("flashkernel._C").attr(op.c_str());
   Explanation explanation;
   const ExplainScope scope(&explanation);
   function(*args, **kwargs);

@@ -160,8 +160,6 @@ void check_block_table(nb::handle block_table, nb::handle seq_lens, std::int64_t
   });
 }
 
-}  // namespace
-
 void bind_kv_ops(nb::module_& module) {
   def_op<&kv_append>(
       module,
@@ -282,4 +280,7 @@ Example:
 )doc");
 }
 
+const OpFile registration(bind_kv_ops);
+
+}  // namespace
 }  // namespace flashkernel::python

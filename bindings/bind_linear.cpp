@@ -51,8 +51,6 @@ nb::tuple linear_backward(nb::handle grad_out, nb::handle x, nb::handle weight, 
   return nb::make_tuple(result(grad_x, need_x), result(grad_weight, need_weight), result(grad_bias, need_bias));
 }
 
-}  // namespace
-
 void bind_linear(nb::module_& module) {
   def_op<&linear>(
       module,
@@ -112,4 +110,7 @@ Example:
 )doc");
 }
 
+const OpFile registration(bind_linear);
+
+}  // namespace
 }  // namespace flashkernel::python

@@ -53,8 +53,6 @@ nb::object cross_entropy_backward(nb::handle grad_loss, nb::handle logits, nb::h
   return call.result(grad_logits);
 }
 
-}  // namespace
-
 void bind_loss(nb::module_& module) {
   def_op<&cross_entropy>(
       module,
@@ -109,4 +107,7 @@ Example:
 )doc");
 }
 
+const OpFile registration(bind_loss);
+
+}  // namespace
 }  // namespace flashkernel::python

@@ -106,8 +106,6 @@ nb::tuple rms_norm_backward(nb::handle grad_out, nb::handle h, nb::handle weight
   return nb::make_tuple(call.result(grad_x), with_weight ? call.result(grad_weight) : nb::none());
 }
 
-}  // namespace
-
 void bind_norm(nb::module_& module) {
   def_op<&layer_norm>(
       module,
@@ -218,4 +216,7 @@ Example:
 )doc");
 }
 
+const OpFile registration(bind_norm);
+
+}  // namespace
 }  // namespace flashkernel::python

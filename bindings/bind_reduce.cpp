@@ -105,8 +105,6 @@ nb::object log_softmax_backward(nb::handle grad_out, nb::handle out, int axis, n
   return soften_backward("log_softmax_backward", flashkernel::log_softmax_backward, grad_out, out, axis, stream, dtype);
 }
 
-}  // namespace
-
 void bind_reduce(nb::module_& module) {
   def_op<&reduce_sum>(module,
                       "def reduce_sum(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = "
@@ -250,4 +248,7 @@ True
 )doc");
 }
 
+const OpFile registration(bind_reduce);
+
+}  // namespace
 }  // namespace flashkernel::python

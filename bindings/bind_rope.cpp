@@ -60,8 +60,6 @@ nb::object rope_table(nb::handle q, nb::handle k, nb::handle cos, nb::handle sin
   return finish(call, rotated);
 }
 
-}  // namespace
-
 void bind_rope(nb::module_& module) {
   def_op<&rope>(
       module,
@@ -131,4 +129,7 @@ True
 )doc");
 }
 
+const OpFile registration(bind_rope);
+
+}  // namespace
 }  // namespace flashkernel::python

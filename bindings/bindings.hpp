@@ -1,5 +1,5 @@
-// What the bind_*.cpp files share: one bind function per public header, and pieces of argument parsing and
-// documentation. Called by module.cpp only.
+// What the bind_*.cpp files share: bind functions, and pieces of argument parsing and documentation. Called by
+// module.cpp only. Files that bind ops have no function here: they register themselves, see OpFile in op.hpp.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -21,15 +21,7 @@ void bind_errors(nb::module_& module);
 void bind_device(nb::module_& module);
 void bind_kernels(nb::module_& module);
 void bind_memory_resource(nb::module_& module);
-void bind_attention(nb::module_& module);
-void bind_attention_backward(nb::module_& module);
-void bind_rope(nb::module_& module);
-void bind_linear(nb::module_& module);
-void bind_elementwise(nb::module_& module);
-void bind_reduce(nb::module_& module);
-void bind_norm(nb::module_& module);
-void bind_loss(nb::module_& module);
-void bind_kv_ops(nb::module_& module);
+void bind_ops(nb::module_& module);  // what the OpFiles of op.hpp bind
 void bind_kv_page_pool(nb::module_& module);
 void bind_kv_cache(nb::module_& module);
 

@@ -8,21 +8,12 @@ NB_MODULE(_C, module) {
   using namespace flashkernel::python;
   module.doc() = "FlashKernel's compiled ops; use them as flashkernel.<name>.";
   module.attr("__version__") = FLASHKERNEL_VERSION_STRING;
-  module.attr("BACKEND_OPS") = nb::tuple();  // grows as ops with the keyword `backend` are bound
   bind_errors(module);
   bind_array(module);
   bind_device(module);
   bind_kernels(module);
   bind_memory_resource(module);
-  bind_attention(module);
-  bind_attention_backward(module);
-  bind_rope(module);
-  bind_linear(module);
-  bind_elementwise(module);
-  bind_reduce(module);
-  bind_norm(module);
-  bind_loss(module);
-  bind_kv_ops(module);
+  bind_ops(module);
   bind_kv_page_pool(module);
   bind_kv_cache(module);
 }

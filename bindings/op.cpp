@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "array_type.hpp"
+#include "flashkernel/kernels.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -166,12 +167,18 @@ void add_builtin(nb::module_& module, const Signature& signature, const char* do
   PyObject* const builtin = PyCFunction_NewEx(&definition, module.ptr(), public_module.ptr());
   if (!builtin) throw nb::python_error();
   module.attr(signature.name().c_str()) = nb::steal(builtin);
-  if (!signature.has_backend()) return;
-  nb::list names;
-  for (const nb::handle name : nb::object(module.attr("BACKEND_OPS"))) names.append(name);
-  names.append(signature.name());
-  names.attr("sort")();
-  module.attr("BACKEND_OPS") = nb::tuple(names);
+}
+
+void bind_ops(nb::module_& module) {
+  OpFile::bind_all(module);
+  nb::dict ops;
+  for (const OpInfo& info : flashkernel::ops()) {
+    if (!nb::hasattr(module, info.name.c_str()))
+      throw std::logic_error("flashkernel._C: src/ops/op_list.hpp has the op " + info.name +
+                             "; a bind_*.cpp file that binds it is needed");
+    ops[info.name.c_str()] = info.op;
+  }
+  module.attr("OPS") = ops;
 }
 
 }  // namespace flashkernel::python

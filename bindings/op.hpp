@@ -5,6 +5,8 @@
 #pragma once
 
 #include <array>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -105,14 +107,48 @@ bool convert(PyObject* value, T& to) {
   }
 }
 
+/// How many parameters of the signature one C++ parameter stands for: one, or `kParameters` of a struct that groups
+/// some that several ops share. Such a struct has `take`, which reads them.
+template <class T, class = void>
+inline constexpr int kParametersOf = 1;
+template <class T>
+inline constexpr int kParametersOf<T, std::void_t<decltype(T::kParameters)>> = T::kParameters;
+
+/// Reads `to` from the values of its parameters; -1, or which of them can't be what it is.
+template <class T>
+int take(PyObject** values, T& to) {
+  if constexpr (1 < kParametersOf<T>) {
+    return to.take(values);
+  } else {
+    return convert(values[0], to) ? -1 : 0;
+  }
+}
+
+/// The place in the signature of each C++ parameter's first one.
+template <class... Arguments>
+constexpr std::array<int, sizeof...(Arguments) + 1> first_parameters() {
+  std::array<int, sizeof...(Arguments) + 1> first{};
+  std::size_t i = 0;
+  ((first[i + 1] = first[i] + kParametersOf<std::decay_t<Arguments>>, ++i), ...);
+  return first;
+}
+
+template <class Result, class... Arguments>
+constexpr int count_parameters(Result (*)(Arguments...)) {
+  return first_parameters<Arguments...>()[sizeof...(Arguments)];
+}
+
 template <class Result, class... Arguments, std::size_t... kIndex>
 PyObject* call_with(Result (*function)(Arguments...), const Signature& signature, PyObject** values,
                     std::index_sequence<kIndex...>) {
   std::tuple<std::decay_t<Arguments>...> converted;
+  constexpr auto first = first_parameters<Arguments...>();
   int bad = -1;
-  const bool ok =
-      ((convert(values[kIndex], std::get<kIndex>(converted)) || (bad = static_cast<int>(kIndex), false)) && ...);
-  if (!ok) {
+  const auto failed = [&](int at, int which) {
+    bad = at + which;
+    return which >= 0;
+  };
+  if ((failed(first[kIndex], take(values + first[kIndex], std::get<kIndex>(converted))) || ...)) {
     signature.refuse_value(bad, values[bad]);
     return nullptr;
   }
@@ -154,6 +190,9 @@ template <auto kFunction>
 void def_op(nb::module_& module, const char* signature, const char* doc) {
   using Bound = Op<kFunction>;
   Bound::signature = new Signature(signature);
+  if (count_parameters(kFunction) != Bound::signature->count() - Bound::signature->has_backend())
+    throw std::logic_error("flashkernel._C: " + Bound::signature->name() +
+                           "'s C++ function takes other parameters than its signature says");
   if (is_generating_stub()) {
     const auto refuse = [](const nb::args&, const nb::kwargs&) {
       throw InvalidArgument("NB_STUBGEN is set: no op runs");
@@ -163,5 +202,21 @@ void def_op(nb::module_& module, const char* signature, const char* doc) {
   }
   add_builtin(module, *Bound::signature, doc, Bound::definition, &Bound::run);
 }
+
+/// Registers a file's ops, so that no other file has to name them: `const OpFile registration(bind_rope);`. The module
+/// binds them when it is made, and can't be imported where the list of ops (src/ops/op_list.hpp) has one that no file
+/// binds.
+class OpFile {
+ public:
+  explicit OpFile(void (*bind)(nb::module_& module)) : bind_(bind), next_(first_) { first_ = this; }
+  static void bind_all(nb::module_& module) {
+    for (const OpFile* file = first_; file; file = file->next_) file->bind_(module);
+  }
+
+ private:
+  void (*bind_)(nb::module_& module);
+  const OpFile* next_;
+  static inline const OpFile* first_ = nullptr;
+};
 
 }  // namespace flashkernel::python

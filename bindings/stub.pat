@@ -30,3 +30,6 @@ flashkernel._C.OutOfPagesError$:
         requested_pages: int
         free_pages: int
         num_pages: int
+
+flashkernel._C.OPS$:
+    OPS: dict[str, str]

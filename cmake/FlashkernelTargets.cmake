@@ -2,6 +2,12 @@
 find_package(Threads REQUIRED)
 
 configure_file(${PROJECT_SOURCE_DIR}/include/flashkernel/version.hpp.in ${PROJECT_BINARY_DIR}/include/flashkernel/version.hpp @ONLY)
+# flashkernel/flashkernel.hpp includes every public header.
+file(GLOB _public RELATIVE ${PROJECT_SOURCE_DIR}/include CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/flashkernel/*.hpp)
+list(APPEND _public flashkernel/version.hpp)
+list(TRANSFORM _public REPLACE ".+" "#include \"\\0\"")
+list(JOIN _public "\n" _public)
+file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/include/flashkernel/flashkernel.hpp CONTENT "// Everything.\n#pragma once\n\n@_public@\n" @ONLY)
 
 set(_src ${PROJECT_SOURCE_DIR}/src)
 add_library(flashkernel_options INTERFACE)

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <fstream>
 #include <regex>
-#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -49,25 +48,6 @@ TEST(PublicHeaders, OpenWithACommentAndAreGuarded) {
     const std::string text = text_of(header);
     EXPECT_EQ(text.rfind("//", 0), 0u) << header << " does not say what it is";
     EXPECT_NE(text.find("#pragma once"), std::string::npos) << header;
-  }
-}
-
-TEST(PublicHeaders, TheOneHeaderBringsThemAll) {
-  std::set<std::string> reached;
-  std::vector<std::string> open = {"flashkernel.hpp"};
-  const std::regex own("#include \"flashkernel/([a-z_]+\\.hpp)\"");
-  while (!open.empty()) {
-    const std::string name = open.back();
-    open.pop_back();
-    if (!reached.insert(name).second) continue;
-    const fs::path path = fs::path(FK_PUBLIC_INCLUDE_DIR) / "flashkernel" / name;
-    const std::string text = text_of(fs::exists(path) ? path : fs::path(path.string() + ".in"));
-    for (std::sregex_iterator it(text.begin(), text.end(), own), end; it != end; ++it) open.push_back((*it)[1]);
-  }
-  for (const fs::path& header : public_headers()) {
-    const std::string name = header.filename().string();
-    EXPECT_EQ(reached.count(name.substr(0, name.find(".hpp") + 4)), 1u)
-        << name << " is not reached from flashkernel.hpp";
   }
 }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 
 import flashkernel as fk
+from flashkernel.ops import OPS
+from flashkernel.selfcheck import SAMPLES, Inputs
 
 
 def calls() -> dict[str, tuple[str, dict[str, Any]]]:
@@ -31,7 +34,7 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
     mean, rstd = f(3), f(3).abs()
     row = {"weight": f(4), "residual": f(3, 4), "out": f(3, 4), "residual_out": f(3, 4)}
     token_scales = (torch.ones(2, 2, 16), torch.ones(2, 2, 16))
-    return {
+    listed: dict[str, tuple[str, dict[str, Any]]] = {
         "add": ("add", {"a": f(3, 4), "b": x, "out": f(3, 4)}),
         "argmax": ("argmax", {"x": x, "axis": 1, "out": torch.zeros(3, dtype=torch.int64)}),
         "attention": ("attention", {"q": f(1, 2, 4, 8), "k": q, "v": f(1, 2, 4, 8), **extras, "out": f(1, 2, 4, 8)}),
@@ -118,6 +121,16 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
         "swiglu": ("swiglu", {"gate": x, "up": f(3, 4), "out": f(3, 4)}),
         "swiglu_backward": ("swiglu_backward", {"grad_out": f(3, 4), "gate": x, "up": f(3, 4)}),
     }
+    ops_here = {op for op, _ in listed.values()}
+    return {**listed, **{op: (op, _sampled(op)) for op in OPS if op not in ops_here}}
+
+
+def _sampled(op: str) -> dict[str, Any]:
+    """Doctor's call of an op that has none here."""
+    inputs = Inputs("float32", "cpu", as_torch=True)
+    sample = SAMPLES[op](inputs)
+    names = inspect.signature(getattr(fk, op)).parameters
+    return {**dict(zip(names, (array for array, _ in sample.arguments), strict=False)), **sample.options}
 
 
 Path = tuple[Any, ...]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,7 +84,7 @@ def crosses_archs(path: str, include: str) -> bool:
 
 
 def allowed(include: str, law: tuple[str, ...]) -> bool:
-    contracts = {"OPS": re.compile(OPS_CONTRACT.pattern + r"|ops/all_params\.hpp"), "CPU": CPU_SHARED}
+    contracts = {"OPS": re.compile(OPS_CONTRACT.pattern + r"|ops/op_list\.hpp"), "CPU": CPU_SHARED}
     return any(
         contracts[rule].fullmatch(include) is not None if rule in contracts else include.startswith(rule)
         for rule in law
@@ -227,6 +229,104 @@ def test_nothing_in_the_library_prints_or_exits() -> None:
         if pattern.search(re.sub(r"//.*", "", path.read_text(encoding="utf-8")))
     ]
     assert not broken, broken
+
+
+# --- the Python package imports in one direction
+
+PACKAGE = ROOT / "python" / "flashkernel"
+IMPORT_KINDS = ("module", "typing", "function")  # at import, under TYPE_CHECKING, inside a function
+
+
+def module_names(package: Path) -> dict[str, Path]:
+    names = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def imports_of(name: str, path: Path, known: set[str]) -> dict[str, set[str]]:
+    """The modules of `known` that a module imports, by the kind of place where it does."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found: dict[str, set[str]] = {kind: set() for kind in IMPORT_KINDS}
+
+    def targets(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+            return
+        above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        base = ".".join([*above, *([node.module] if node.module else [])])
+        for alias in node.names:
+            yield f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base
+
+    def walk(node: ast.AST, kind: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import | ast.ImportFrom):
+                found[kind] |= {target for target in targets(child) if target in known and target != name}
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                walk(child, "function")
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                walk(child, "typing")
+            else:
+                walk(child, kind)
+
+    walk(ast.parse(path.read_text(encoding="utf-8")), "module")
+    return found
+
+
+def import_graph(package: Path, kinds: tuple[str, ...]) -> dict[str, set[str]]:
+    names = module_names(package)
+    known = {*names, f"{package.name}._C"}  # the compiled module imports none of the package's
+    graph = {f"{package.name}._C": set[str]()}
+    for name, path in names.items():
+        found = imports_of(name, path, known)
+        graph[name] = set().union(*(found[kind] for kind in kinds))
+    return graph
+
+
+def a_circle(graph: dict[str, set[str]]) -> list[str]:
+    """The modules of one circle in order, or nothing."""
+    done: set[str] = set()
+
+    def follow(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return [*trail[trail.index(name) :], name]
+        if name in done:
+            return []
+        for target in sorted(graph[name]):
+            circle = follow(target, [*trail, name])
+            if circle:
+                return circle
+        done.add(name)
+        return []
+
+    for name in sorted(graph):
+        circle = follow(name, [])
+        if circle:
+            return circle
+    return []
+
+
+@pytest.mark.parametrize("kinds", [("module",), ("module", "typing"), IMPORT_KINDS], ids="+".join)
+def test_no_circle_of_imports(kinds: tuple[str, ...]) -> None:
+    """An import inside a function, or for types alone, closes a circle as well: neither file can be read first."""
+    assert not a_circle(import_graph(PACKAGE, kinds))
+
+
+def test_the_search_for_circles_can_fail(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    (package / "inner").mkdir(parents=True)
+    for path, text in {
+        "__init__.py": "from . import a",
+        "a.py": "from .inner import b",
+        "inner/__init__.py": "",
+        "inner/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..c import X",
+        "c.py": "def f():\n    import package.a",
+    }.items():
+        (package / path).write_text(text)
+    assert not a_circle(import_graph(package, ("module",)))
+    assert not a_circle(import_graph(package, ("module", "typing")))
+    assert a_circle(import_graph(package, IMPORT_KINDS)) == [f"package.{x}" for x in ("a", "inner.b", "c", "a")]
 
 
 # A workflow's own text says which action runs: a tag can be moved to other code, a commit cannot.

@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 
 import flashkernel as fk
 from flashkernel.bench.case import OURS, PEER, Settings
-from flashkernel.bench.memory import last_level_cache_bytes, peak_extra_bytes
+from flashkernel.bench.machine import last_level_cache_bytes
+from flashkernel.bench.memory import peak_extra_bytes
 from flashkernel.bench.results import read
 from flashkernel.bench.runner import difference
 from flashkernel.bench.suites import GROUPS, SUITES, select

@@ -1,4 +1,4 @@
-// The registry seen from outside: list the kernels, force one.
+// The registry seen from outside: list the ops and their kernels, force one.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,14 @@
 #include "flashkernel/export.hpp"
 
 namespace flashkernel {
+
+struct OpInfo {
+  std::string name;  ///< a public function: "attention_varlen"
+  std::string op;    ///< the op whose kernels serve it, as their ids name it: "attention_fwd"
+};
+
+/// Every op of this build.
+FK_API std::vector<OpInfo> ops();
 
 struct KernelInfo {
   std::string id;  ///< "attention_fwd/cpu/avx512": op, then backend, arch and instance

@@ -22,6 +22,6 @@ from flashkernel import ops as _ops
 from flashkernel._C import __version__
 from flashkernel.ops import *  # noqa: F403
 
-_dynamo.watch({name: getattr(_ops, name) for name in _ops.__all__ if type(getattr(_ops, name)) is type(len)})
+_dynamo.watch({name: getattr(_ops, name) for name in _ops.OPS})
 
-__all__ = ["__version__", *_ops.__all__]
+__all__ = ["__version__", *_ops.NAMES]

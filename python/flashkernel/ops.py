@@ -1,128 +1,20 @@
 """The ops: functions of the compiled module, reached without a Python layer in between, and `force`."""
 
-from __future__ import annotations
+# No `__all__` here: `flashkernel.__all__` is NAMES, and a type checker takes what _C.pyi declares. The imports that are
+# nobody else's business begin with an underscore.
+import contextlib as _contextlib
+from collections.abc import Iterator as _Iterator
 
-import contextlib
-from collections.abc import Iterator
+from flashkernel import _C
+from flashkernel._C import *  # noqa: F403
+from flashkernel._C import force_kernels, forced_kernels
 
-from flashkernel._C import (
-    Array,
-    BlockTableError,
-    CudaError,
-    Explanation,
-    KernelInfo,
-    KernelVerdict,
-    KvCache,
-    KvCacheStats,
-    KvPagePool,
-    MemoryStats,
-    OutOfMemoryError,
-    OutOfPagesError,
-    SequenceId,
-    add,
-    argmax,
-    attention,
-    attention_backward,
-    attention_paged,
-    attention_varlen,
-    attention_varlen_backward,
-    build_info,
-    check_block_table,
-    cpu_features,
-    cross_entropy,
-    cross_entropy_backward,
-    explain,
-    force_kernels,
-    forced_kernels,
-    get_num_threads,
-    kernels,
-    kv_append,
-    kv_copy_pages,
-    kv_read,
-    layer_norm,
-    layer_norm_backward,
-    linear,
-    linear_backward,
-    log_softmax,
-    log_softmax_backward,
-    memory_stats,
-    merge_states,
-    num_cuda_devices,
-    reduce_max,
-    reduce_mean,
-    reduce_sum,
-    rms_norm,
-    rms_norm_backward,
-    rope,
-    rope_table,
-    set_num_threads,
-    softmax,
-    softmax_backward,
-    swiglu,
-    swiglu_backward,
-)
-
-__all__ = [
-    "Array",
-    "BlockTableError",
-    "CudaError",
-    "Explanation",
-    "KernelInfo",
-    "KernelVerdict",
-    "KvCache",
-    "KvCacheStats",
-    "KvPagePool",
-    "MemoryStats",
-    "OutOfMemoryError",
-    "OutOfPagesError",
-    "SequenceId",
-    "add",
-    "argmax",
-    "attention",
-    "attention_backward",
-    "attention_paged",
-    "attention_varlen",
-    "attention_varlen_backward",
-    "build_info",
-    "check_block_table",
-    "cpu_features",
-    "cross_entropy",
-    "cross_entropy_backward",
-    "explain",
-    "force",
-    "force_kernels",
-    "forced_kernels",
-    "get_num_threads",
-    "kernels",
-    "kv_append",
-    "kv_copy_pages",
-    "kv_read",
-    "layer_norm",
-    "layer_norm_backward",
-    "linear",
-    "linear_backward",
-    "log_softmax",
-    "log_softmax_backward",
-    "memory_stats",
-    "merge_states",
-    "num_cuda_devices",
-    "reduce_max",
-    "reduce_mean",
-    "reduce_sum",
-    "rms_norm",
-    "rms_norm_backward",
-    "rope",
-    "rope_table",
-    "set_num_threads",
-    "softmax",
-    "softmax_backward",
-    "swiglu",
-    "swiglu_backward",
-]
+NAMES: tuple[str, ...] = ("force", *sorted(name for name in dir(_C) if not name.startswith("_") and name != "OPS"))
+"""The public names of `flashkernel`: all that the compiled module has, its list of ops apart."""
 
 
-@contextlib.contextmanager
-def force(patterns: str) -> Iterator[None]:
+@_contextlib.contextmanager
+def force(patterns: str) -> _Iterator[None]:
     """Run only kernels whose id matches, within a ``with`` block; what was in force before is back after it.
 
     patterns: as for `force_kernels`: an id such as "attention_fwd/cpu/scalar", a prefix of one, or "*/cpu/scalar";

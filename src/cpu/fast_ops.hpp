@@ -2,7 +2,7 @@
 #pragma once
 
 #include "flashkernel/stream.hpp"
-#include "ops/all_params.hpp"
+#include "ops/op_list.hpp"
 
 namespace flashkernel::cpu {
 

@@ -16,7 +16,7 @@
 #define FK_FAST_ROWS(id, function, supports, workspace)
 #endif
 #include "cpu/scalar/kernels.hpp"
-#include "ops/all_params.hpp"
+#include "ops/op_list.hpp"
 #include "ops/kernel_entry.hpp"
 
 namespace flashkernel {

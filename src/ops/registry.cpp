@@ -6,7 +6,7 @@
 #include "core/cpu_features.hpp"
 #include "core/cuda_devices.hpp"
 #include "core/fork_safe.hpp"
-#include "ops/all_params.hpp"
+#include "ops/op_list.hpp"
 #include "ops/select.hpp"
 
 namespace flashkernel {
@@ -99,16 +99,16 @@ bool table_has(const KernelTable<Params>& table, const std::string& pattern) {
 
 /// Whether a row of any op matches; looks into the backends' tables, since not every op's is registered yet.
 template <class... Params>
-bool known(const std::string& pattern, ParamsList<Params...>) {
+bool known(const std::string& pattern, const OpList<Params...>&) {
   return (... || (table_has(cpu_kernels<Params>(), pattern) || table_has(cuda_kernels<Params>(), pattern)));
 }
 
 template <class... Params>
-void touch_tables(ParamsList<Params...>) {
+void touch_tables(const OpList<Params...>&) {
   (OpTable<Params>::instance(), ...);
 }
 
-void register_all() { touch_tables(AllParams{}); }
+void register_all() { touch_tables(kOps); }
 
 }  // namespace
 
@@ -116,7 +116,7 @@ void check_environment() {
   const char* const patterns = std::getenv("FLASHKERNEL_FORCE");
   if (!patterns) return;
   for (const auto& pattern : split(patterns))
-    if (!known(pattern, AllParams{}))
+    if (!known(pattern, kOps))
       throw InvalidArgument("FLASHKERNEL_FORCE: no kernel of this build matches \"" + pattern +
                             "\"; needs ids or prefixes of them, as kernels() lists them once it is unset");
 }
@@ -217,7 +217,7 @@ void force_kernels(const std::string& patterns) {
   Registry& all = registry();
   const ForkSafeLock lock(all.mutex);
   for (const auto& pattern : split(patterns)) {
-    if (!known(pattern, AllParams{}))
+    if (!known(pattern, kOps))
       throw InvalidArgument("force_kernels: no kernel matches \"" + pattern + "\"; kernels() lists the ids");
   }
   read_environment(all);

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from ..testing import CAP
-from .memory import last_level_cache_bytes
+from .machine import last_level_cache_bytes
 
 __all__ = [
     "BESIDE",

@@ -11,7 +11,7 @@ import flashkernel as fk
 
 from . import baselines
 from .case import Inputs, Provider, Settings, each
-from .memory import last_level_cache_bytes
+from .machine import last_level_cache_bytes
 from .timing import Device, Rule, measure
 
 __all__ = ["limit", "matmul_ceiling", "memory_ceilings"]

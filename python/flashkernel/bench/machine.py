@@ -1,4 +1,6 @@
-"""What a run was made on: processor, GPU with driver and clocks, versions, commit. Every result file carries it."""
+"""What a run was made on: processor and its cache, GPU with driver and clocks, versions, commit. Every result file
+carries it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-__all__ = ["gpu_clocks", "machine_info"]
+__all__ = ["gpu_clocks", "last_level_cache_bytes", "machine_info"]
 
 _GPU_FIELDS = (
     "name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "power.limit",
@@ -99,3 +101,11 @@ def machine_info(device: str) -> dict[str, Any]:
         info["cudnn"] = torch.backends.cudnn.version()
         info["triton"] = _version("triton")
     return info
+
+
+def last_level_cache_bytes() -> int:
+    """As Linux tells it of the first processor; 64 MiB where nobody does."""
+    sizes = [64 << 10]
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        sizes.append(int(file.read_text().strip().removesuffix("K")))
+    return max(sizes) << 10

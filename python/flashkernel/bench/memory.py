@@ -1,5 +1,5 @@
 """Peak memory: of torch's CUDA allocator, of this process (Linux), and of one attention call in a process of its own,
-where no earlier call has left memory; and the size of the last-level cache.
+where no earlier call has left memory.
 
 `python -m flashkernel.bench.memory flashkernel|sdpa BATCH HEADS SEQ DIM THREADS` prints bytes, or "unknown" (not
 Linux); `measure_apart` runs it.
@@ -13,7 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cuda_peak_bytes", "last_level_cache_bytes", "measure_apart", "peak_extra_bytes"]
+import flashkernel as fk
+
+from . import baselines
+
+__all__ = ["cuda_peak_bytes", "measure_apart", "peak_extra_bytes"]
 
 
 def cuda_peak_bytes(call: Callable[[], Any]) -> int:
@@ -65,20 +69,8 @@ def measure_apart(provider: str, shape: tuple[int, ...], threads: int) -> int | 
     return None if answer == "unknown" else int(answer)
 
 
-def last_level_cache_bytes() -> int:
-    """As Linux tells it of the first processor; 64 MiB where nobody does."""
-    sizes = [64 << 10]
-    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        sizes.append(int(file.read_text().strip().removesuffix("K")))
-    return max(sizes) << 10
-
-
 def main(provider: str, *numbers: str) -> None:
-    from . import baselines
-
     torch = baselines.require_torch()
-    import flashkernel as fk
-
     *shape, threads = map(int, numbers)
     fk.set_num_threads(threads)
     torch.set_num_threads(threads)

@@ -18,8 +18,8 @@ import flashkernel as fk
 
 from . import ceilings as ceilings_of
 from .case import LIMIT, OURS, PEER, VARIANT, Case, Provider, Settings, Work
-from .machine import gpu_clocks
-from .memory import cuda_peak_bytes, last_level_cache_bytes, measure_apart
+from .machine import gpu_clocks, last_level_cache_bytes
+from .memory import cuda_peak_bytes, measure_apart
 from .timing import Device, Measured, Rule, measure
 
 __all__ = ["Session", "difference", "forcing"]

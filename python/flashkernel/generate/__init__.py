@@ -24,6 +24,8 @@ from .errors import (
     PromptError,
     UnsupportedModelError,
 )
+from .gpt2 import Gpt2 as _Gpt2  # noqa: F401  imported so that `load_model` knows them
+from .llama import Llama as _Llama  # noqa: F401
 from .model import Model, load_model
 from .model_names import default_model, find_model
 from .sampling_options import SamplingOptions

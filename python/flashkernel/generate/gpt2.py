@@ -54,7 +54,13 @@ class _Layer:
     scale: float
 
 
-class Gpt2(Model):
+class Gpt2(Model, model_types=("gpt2",)):
+    # What `accelerate` asks of every architecture (integrations/accelerate/protocol.py) and GPT-2 has not.
+    scale = None  # a layer's own
+    theta = None  # no RoPE
+    rotary_dim = 0
+    inv_freq: Any = None
+
     def __init__(self, checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays):
         super().__init__(checkpoint, arrays)
         config = read_fields(checkpoint.config, FIELDS)

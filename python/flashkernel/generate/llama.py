@@ -160,7 +160,7 @@ def rope_frequencies(config: Mapping[str, Any], head_dim: int) -> tuple[float, i
     return theta, rotary_dim, ((1 - smooth) * frequencies / factor + smooth * frequencies).astype(np.float32)
 
 
-class Llama(Model):
+class Llama(Model, model_types=FIELDS):
     def __init__(self, checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays):
         super().__init__(checkpoint, arrays)
         kind = checkpoint.config.get("model_type", "llama")
@@ -218,6 +218,7 @@ class Llama(Model):
         def read(name: str, *shape: int) -> Any:
             return checkpoint.read(prefix + name, shape)
 
+        self.turned: list[tuple[str, Any]] = []  # see Gpt2: none here
         # Parameters that lie one below the other in a matrix (or bias) of their own, of which they may be the first
         # rows, by their names in the checkpoint.
         self.stacked: list[tuple[list[str], Any]] = []

@@ -1,6 +1,7 @@
 """What the engine knows about a model: its limits, its cache geometry, and one forward step over a ragged batch.
 
-Architectures (gpt2.py, llama.py) subclass `Model`; `load_model` picks one by config.json's model_type.
+Architectures (gpt2.py, llama.py) subclass `Model` and say which model_types of config.json they compute; `load_model`
+picks one by that. This file imports none of them: `flashkernel.generate` does.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -55,7 +56,12 @@ class PagedBatch:
 
 
 class Model(ABC):
-    """A decoder whose weights are held in the arrays of one device."""
+    """A decoder whose weights are held in the arrays of one device.
+
+    A subclass names the model_types that it computes: ``class Gpt2(Model, model_types=("gpt2",))``.
+    """
+
+    architectures: ClassVar[dict[str, type[Model]]] = {}  # by model_type
 
     num_layers: int
     heads_q: int
@@ -64,6 +70,10 @@ class Model(ABC):
     max_positions: int
     vocab_size: int
     window: int | None = None  # most keys that a query of any layer sees, its own included; None: all
+
+    def __init_subclass__(cls, model_types: Iterable[str] = (), **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Model.architectures.update(dict.fromkeys(model_types, cls))
 
     def __init__(self, checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays):
         self.config: Mapping[str, Any] = checkpoint.config
@@ -215,10 +225,7 @@ def load_model(directory: str | Path, *, device: str = "auto", dtype: str = "flo
 
 def build_model(checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays) -> Model:
     """The model of a checkpoint's config. Raises UnsupportedModelError for another architecture."""
-    from .gpt2 import Gpt2
-    from .llama import FIELDS, Llama
-
-    architectures: dict[str, type[Model]] = {"gpt2": Gpt2, **dict.fromkeys(FIELDS, Llama)}
+    architectures = Model.architectures
     model_type = checkpoint.config.get("model_type")
     if not isinstance(model_type, str) or model_type not in architectures:
         raise UnsupportedModelError(

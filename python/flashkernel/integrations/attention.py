@@ -162,26 +162,15 @@ def attention_forward(
         if bias.shape[-1] > 1 and bias.stride(-1) != 1:
             bias = bias.contiguous()
     sinks = None if s_aux is None else s_aux.float()
-    softcap = softcap or 0.0
+    options = {
+        "causal": causal, "window": window, "scale": scaling, "bias": bias, "softcap": softcap or 0.0, "sinks": sinks,
+    }  # fmt: skip
     if direct(query, key, value, bias, sinks):
         # Written in the order that the caller wants, so that nothing is copied afterwards.
         out = query.new_empty((query.shape[0], seq_q, query.shape[1], value.shape[-1]))
-        fk.attention(
-            query,
-            key,
-            value,
-            causal=causal,
-            window=window,
-            scale=scaling,
-            bias=bias,
-            softcap=softcap,
-            sinks=sinks,
-            out=out.transpose(1, 2),
-        )
+        fk.attention(query, key, value, **options, out=out.transpose(1, 2))
         return out, None
-    out = fkt.attention(
-        query, key, value, causal=causal, window=window, scale=scaling, bias=bias, softcap=softcap, sinks=sinks
-    )
+    out = fkt.attention(query, key, value, **options)
     return out.transpose(1, 2), None
 
 

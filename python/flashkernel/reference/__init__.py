@@ -8,80 +8,11 @@ the kernels.
 
 from __future__ import annotations
 
-from flashkernel.reference.attention import (
-    attention,
-    attention_backward,
-    attention_paged,
-    attention_varlen,
-    attention_varlen_backward,
-    merge_states,
-)
-from flashkernel.reference.kv_ops import (
-    kv_append,
-    kv_copy_pages,
-    kv_quantize,
-    kv_read,
-    round_to_e4m3,
-    round_to_int8,
-)
-from flashkernel.reference.ops import (
-    activate,
-    add,
-    argmax,
-    cross_entropy,
-    cross_entropy_backward,
-    layer_norm,
-    layer_norm_backward,
-    linear,
-    linear_backward,
-    log_softmax,
-    log_softmax_backward,
-    reduce_max,
-    reduce_mean,
-    reduce_sum,
-    rms_norm,
-    rms_norm_backward,
-    rope,
-    rope_table,
-    softmax,
-    softmax_backward,
-    swiglu,
-    swiglu_backward,
-)
+from flashkernel.reference import attention as _attention
+from flashkernel.reference import kv_ops as _kv_ops
+from flashkernel.reference import ops as _ops
+from flashkernel.reference.attention import *  # noqa: F403
+from flashkernel.reference.kv_ops import *  # noqa: F403
+from flashkernel.reference.ops import *  # noqa: F403
 
-__all__ = [
-    "activate",
-    "add",
-    "argmax",
-    "attention",
-    "attention_backward",
-    "attention_paged",
-    "attention_varlen",
-    "attention_varlen_backward",
-    "cross_entropy",
-    "cross_entropy_backward",
-    "kv_append",
-    "kv_copy_pages",
-    "kv_quantize",
-    "kv_read",
-    "layer_norm",
-    "layer_norm_backward",
-    "linear",
-    "linear_backward",
-    "log_softmax",
-    "log_softmax_backward",
-    "merge_states",
-    "reduce_max",
-    "reduce_mean",
-    "reduce_sum",
-    "rms_norm",
-    "rms_norm_backward",
-    "rope",
-    "rope_table",
-    "round_to_e4m3",
-    "round_to_int8",
-    "softmax",
-    "softmax_backward",
-    "swiglu",
-    "swiglu_backward",
-]
+__all__ = [*_attention.__all__, *_kv_ops.__all__, *_ops.__all__]

@@ -2,60 +2,58 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flashkernel.attention_options import AttentionOptions
 from flashkernel.reference._common import Float, Lengths, f64
 from flashkernel.reference.kv_ops import kv_read
+
+__all__ = [
+    "attention",
+    "attention_backward",
+    "attention_paged",
+    "attention_varlen",
+    "attention_varlen_backward",
+    "merge_states",
+]
 
 
 def _as_4d(x: Float) -> Float:
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
-def _visible(seq_q: int, seq_k: int, causal: bool, window: tuple[int | None, int | None] | None) -> NDArray[np.bool_]:
+def _visible(seq_q: int, seq_k: int, options: AttentionOptions) -> NDArray[np.bool_]:
     """Which keys each query sees; query i stands at position i + seq_k - seq_q."""
     distance = np.arange(seq_k)[None, :] - (np.arange(seq_q)[:, None] + seq_k - seq_q)
     visible = np.ones((seq_q, seq_k), bool)
-    if causal:
-        visible &= distance <= 0
-    left, right = window if window is not None else (None, None)
-    if left is not None and left >= 0:
+    left, right = options.sides()
+    if left is not None:
         visible &= distance >= -left
-    if right is not None and right >= 0:
+    if right is not None:
         visible &= distance <= right
     return visible
 
 
-def _scores(
-    q: Float,
-    k: Float,
-    causal: bool,
-    window: tuple[int | None, int | None] | None,
-    softcap: float,
-    scale: float | None,
-    bias: ArrayLike | None,
-    alibi_slopes: ArrayLike | None,
-) -> tuple[Float, Float]:
+def _scores(q: Float, k: Float, options: AttentionOptions) -> tuple[Float, Float]:
     """Scores with -inf where a key is not seen, and d(score) / d(scale * q k); k already has q's heads."""
     batch, heads, seq_q, head_dim = q.shape
     seq_k = k.shape[2]
-    factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
-    visible = _visible(seq_q, seq_k, causal, window)
+    factor, softcap = options.factor(head_dim), options.softcap
+    visible = _visible(seq_q, seq_k, options)
     with np.errstate(invalid="ignore", over="ignore"):
         score = factor * np.einsum("bhid,bhjd->bhij", q, k)
         slope = np.ones_like(score)
         if softcap > 0:
             bounded = np.tanh(score / softcap)
             score, slope = softcap * bounded, 1.0 - bounded**2
-        if bias is not None:
-            score = score + np.broadcast_to(f64(bias), score.shape)
-        if alibi_slopes is not None:
+        if options.bias is not None:
+            score = score + np.broadcast_to(f64(options.bias), score.shape)
+        if options.alibi_slopes is not None:
             distance = np.abs(np.arange(seq_q)[:, None] + seq_k - seq_q - np.arange(seq_k)[None, :])
-            slopes = np.broadcast_to(np.atleast_2d(f64(alibi_slopes)), (batch, heads))
+            slopes = np.broadcast_to(np.atleast_2d(f64(options.alibi_slopes)), (batch, heads))
             score = score - slopes[:, :, None, None] * distance
     # What is masked is gone before anything is summed, so a NaN behind a mask does not count.
     return np.where(visible, score, -np.inf), np.where(visible, slope, 0.0)
@@ -114,7 +112,7 @@ def attention(
     q4, k4, v4 = _as_4d(f64(q)), _as_4d(f64(k)), _as_4d(f64(v))
     group = q4.shape[1] // max(k4.shape[1], 1)
     k4, v4 = np.repeat(k4, group, 1), np.repeat(v4, group, 1)
-    score, _ = _scores(q4, k4, causal, window, softcap, scale, bias, alibi_slopes)
+    score, _ = _scores(q4, k4, AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias))
     probability, lse, _ = _normalise(score, sinks)
     out = _weigh(probability, v4, ~np.isneginf(score))
     return out.reshape(*shape[:-1], v4.shape[-1]), lse.reshape(shape[:-1])
@@ -140,9 +138,9 @@ def attention_backward(
     batch, heads, _, head_dim = q4.shape
     heads_kv, seq_k = k4.shape[1], k4.shape[2]
     group = heads // max(heads_kv, 1)
-    factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias)
     wide_k, wide_v = np.repeat(k4, group, 1), np.repeat(v4, group, 1)
-    score, slope = _scores(q4, wide_k, causal, window, softcap, scale, bias, alibi_slopes)
+    score, slope = _scores(q4, wide_k, options)
     probability, _, share = _normalise(score, sinks)
     out = np.einsum("bhij,bhjd->bhid", probability, wide_v)
     row = (g4 * out).sum(-1)
@@ -150,7 +148,7 @@ def attention_backward(
         # d lse / d score is the probability, so it adds to what each score's gradient is measured against.
         row = row - f64(grad_lse).reshape(row.shape)
     grad_score = probability * (np.einsum("bhid,bhjd->bhij", g4, wide_v) - row[..., None])
-    grad_raw = grad_score * slope * factor
+    grad_raw = grad_score * slope * options.factor(head_dim)
 
     def fold(x: Float) -> Float:  # heads of one group share a key head
         return x.reshape(batch, heads_kv, group, seq_k, x.shape[3]).sum(2)

@@ -10,6 +10,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from flashkernel.reference._common import Float, f64
 
+__all__ = [
+    "kv_append",
+    "kv_copy_pages",
+    "kv_quantize",
+    "kv_read",
+    "round_to_e4m3",
+    "round_to_int8",
+]
+
 
 def round_to_e4m3(x: ArrayLike) -> Float:
     """Numbers as OCP's E4M3 (FN) holds them: nearest even, saturated to +-448; NaN stays."""

@@ -10,6 +10,31 @@ from numpy.typing import ArrayLike, NDArray
 
 from flashkernel.reference._common import Float, f64
 
+__all__ = [
+    "activate",
+    "add",
+    "argmax",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "layer_norm",
+    "layer_norm_backward",
+    "linear",
+    "linear_backward",
+    "log_softmax",
+    "log_softmax_backward",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_sum",
+    "rms_norm",
+    "rms_norm_backward",
+    "rope",
+    "rope_table",
+    "softmax",
+    "softmax_backward",
+    "swiglu",
+    "swiglu_backward",
+]
+
 
 def _rotate(x: ArrayLike, cos: Float, sin: Float, interleaved: bool, inverse: bool) -> Float:
     """Rotates pairs of [batch, heads, seq, dim] by angles [batch or 1, seq, pairs]."""

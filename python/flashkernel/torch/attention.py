@@ -10,24 +10,14 @@ from typing import Any
 import torch
 
 import flashkernel as fk
+from flashkernel.attention_options import AttentionOptions
 
+from ._attention_options import DENSE, NUM_DENSE, NUM_VARLEN, VARLEN, from_schema, to_schema
 from ._library import autocast, define, dense, direct, empty, like, no_second_derivative
 
-__all__ = ["VARLEN_OPTIONS", "attention", "attention_varlen", "window_pair"]
+__all__ = ["attention", "attention_varlen"]
 
-_OPTIONS = (
-    "Tensor? bias, Tensor? alibi_slopes, Tensor? sinks, bool causal, int window_left, int window_right, "
-    "float softcap, float? scale"
-)
-VARLEN_OPTIONS = _OPTIONS.removeprefix("Tensor? bias, ")
 _LENGTHS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
-
-
-def window_pair(window: tuple[int | None, int | None] | None) -> tuple[int, int]:
-    if window is None:
-        return -1, -1
-    left, right = window
-    return -1 if left is None else left, -1 if right is None else right
 
 
 # --- dense
@@ -38,33 +28,8 @@ def _new_out(q: Any, v: Any) -> Any:
     return like(q) if v.shape[-1] == q.shape[-1] else q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
-def _attention_kernel(
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any,
-    alibi_slopes: Any,
-    sinks: Any,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    scale: float | None,
-) -> Any:
-    return fk.attention(
-        q,
-        k,
-        v,
-        bias=bias,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        causal=causal,
-        window=(window_left, window_right),
-        softcap=softcap,
-        scale=scale,
-        return_lse=True,
-        out=_new_out(q, v),
-    )
+def _attention_kernel(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    return fk.attention(q, k, v, **from_schema(*options), return_lse=True, out=_new_out(q, v))
 
 
 def _attention_fake(q: Any, k: Any, v: Any, *options: Any) -> Any:
@@ -79,18 +44,9 @@ def _attention_backward_kernel(
     v: Any,
     out: Any,
     lse: Any,
-    bias: Any,
-    alibi_slopes: Any,
-    sinks: Any,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    scale: float | None,
-    need_bias: bool,
-    need_sinks: bool,
-    deterministic: bool,
+    *others: Any,
 ) -> Any:
+    *options, need_bias, need_sinks, deterministic = others
     grads = list(
         fk.attention_backward(
             dense(grad_out),
@@ -100,13 +56,7 @@ def _attention_backward_kernel(
             out,
             lse,
             grad_lse=dense(grad_lse),
-            bias=bias,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            causal=causal,
-            window=(window_left, window_right),
-            softcap=softcap,
-            scale=scale,
+            **from_schema(*options),
             need_bias=need_bias,
             need_sinks=need_sinks,
             deterministic=deterministic,
@@ -140,35 +90,26 @@ def _attention_setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _attention_grad(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
     q, k, v, out, lse, bias, alibi_slopes, sinks = ctx.saved_tensors
     if grad_out is None and grad_lse is None:
-        return (None,) * 11
+        return (None,) * (3 + NUM_DENSE)
     need_bias, need_sinks = ctx.needs_input_grad[3], ctx.needs_input_grad[5]
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     grads = _attention_backward(
         grad_out, grad_lse, q, k, v, out, lse, bias, alibi_slopes, sinks, *ctx.options, need_bias, need_sinks, True
     )
-    return (
-        *grads[:3],
-        grads[3] if need_bias else None,
-        None,
-        grads[4] if need_sinks else None,
-        None,
-        None,
-        None,
-        None,
-        None,
-    )
+    of_options = grads[3] if need_bias else None, None, grads[4] if need_sinks else None
+    return *grads[:3], *of_options, *(None,) * (NUM_DENSE - len(of_options))
 
 
 _attention_backward = define(
     f"attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor "
-    f"lse, {_OPTIONS}, "
+    f"lse, {DENSE}, "
     "bool need_bias, bool need_sinks, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _attention_backward_kernel,
     _attention_backward_fake,
     backward=no_second_derivative("attention_backward"),
 )
 _attention = define(
-    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+    f"attention(Tensor q, Tensor k, Tensor v, {DENSE}) -> (Tensor, Tensor)",
     _attention_kernel,
     _attention_fake,
     backward=_attention_grad,
@@ -221,7 +162,8 @@ def attention(
             return_lse=return_lse,
             out=None if q.is_contiguous() else _new_out(q, v),
         )
-    out, lse = _attention(q, k, v, bias, alibi_slopes, sinks, causal, *window_pair(window), softcap, scale)
+    options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks)
+    out, lse = _attention(q, k, v, bias, *to_schema(options))
     return (out, lse) if return_lse else out
 
 
@@ -236,13 +178,7 @@ def _varlen_kernel(
     cu_seqlens_k: Any,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    alibi_slopes: Any,
-    sinks: Any,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    scale: float | None,
+    *options: Any,
 ) -> Any:
     return fk.attention_varlen(
         q,
@@ -252,12 +188,7 @@ def _varlen_kernel(
         cu_seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        causal=causal,
-        window=(window_left, window_right),
-        softcap=softcap,
-        scale=scale,
+        **from_schema(*options),
         return_lse=True,
     )
 
@@ -278,16 +209,9 @@ def _varlen_backward_kernel(
     cu_seqlens_k: Any,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    alibi_slopes: Any,
-    sinks: Any,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    scale: float | None,
-    need_sinks: bool,
-    deterministic: bool,
+    *others: Any,
 ) -> Any:
+    *options, need_sinks, deterministic = others
     grads = fk.attention_varlen_backward(
         dense(grad_out),
         q,
@@ -300,12 +224,7 @@ def _varlen_backward_kernel(
         max_seqlen_q,
         max_seqlen_k,
         grad_lse=dense(grad_lse),
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        causal=causal,
-        window=(window_left, window_right),
-        softcap=softcap,
-        scale=scale,
+        **from_schema(*options),
         need_sinks=need_sinks,
         deterministic=deterministic,
     )
@@ -327,7 +246,7 @@ def _varlen_setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _varlen_grad(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
     q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks = ctx.saved_tensors
     if grad_out is None and grad_lse is None:
-        return (None,) * 14
+        return (None,) * (7 + NUM_VARLEN)
     need_sinks = ctx.needs_input_grad[8]
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     grads = _varlen_backward(
@@ -348,19 +267,20 @@ def _varlen_grad(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
         need_sinks,
         True,
     )
-    return *grads[:3], None, None, None, None, None, grads[3] if need_sinks else None, None, None, None, None, None
+    of_options = None, grads[3] if need_sinks else None
+    return *grads[:3], *(None,) * 4, *of_options, *(None,) * (NUM_VARLEN - len(of_options))
 
 
 _varlen_backward = define(
     f"attention_varlen_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, "
     f"Tensor lse, {_LENGTHS}, "
-    f"{VARLEN_OPTIONS}, bool need_sinks, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"{VARLEN}, bool need_sinks, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)",
     _varlen_backward_kernel,
     _varlen_backward_fake,
     backward=no_second_derivative("attention_varlen_backward"),
 )
 _varlen = define(
-    f"attention_varlen(Tensor q, Tensor k, Tensor v, {_LENGTHS}, {VARLEN_OPTIONS}) -> (Tensor, Tensor)",
+    f"attention_varlen(Tensor q, Tensor k, Tensor v, {_LENGTHS}, {VARLEN}) -> (Tensor, Tensor)",
     _varlen_kernel,
     _varlen_fake,
     backward=_varlen_grad,
@@ -406,19 +326,6 @@ def attention_varlen(
             scale=scale,
             return_lse=return_lse,
         )
-    out, lse = _varlen(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        alibi_slopes,
-        sinks,
-        causal,
-        *window_pair(window),
-        softcap,
-        scale,
-    )
+    options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks)
+    out, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *to_schema(options))
     return (out, lse) if return_lse else out

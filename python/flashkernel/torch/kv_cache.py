@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 import flashkernel as fk
+from flashkernel.attention_options import AttentionOptions
 from flashkernel.typing import KvAppendRope
 
+from ._attention_options import VARLEN, from_schema, to_schema
 from ._library import define, direct, empty, refuse_gradient
-from .attention import VARLEN_OPTIONS, window_pair
 
 __all__ = ["attention_paged", "kv_append", "kv_read"]
 
@@ -57,13 +58,7 @@ def _paged_kernel(
     k_scales: Any,
     v_scales: Any,
     kv_dtype: str | None,
-    alibi_slopes: Any,
-    sinks: Any,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    scale: float | None,
+    *options: Any,
 ) -> Any:
     return fk.attention_paged(
         q,
@@ -75,12 +70,7 @@ def _paged_kernel(
         max_seqlen_q=max_seqlen_q,
         kv_scales=_join(k_scales, v_scales),
         kv_dtype=kv_dtype,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        causal=causal,
-        window=(window_left, window_right),
-        softcap=softcap,
-        scale=scale,
+        **from_schema(*options),
         return_lse=True,
     )
 
@@ -99,7 +89,7 @@ _PAGED_HAS_NO_GRADIENT = (
 _paged = define(
     "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor? "
     "cu_seqlens_q, int? max_seqlen_q, Tensor? k_scales, Tensor? v_scales, str? kv_dtype, "
-    f"{VARLEN_OPTIONS}) -> (Tensor, Tensor)",
+    f"{VARLEN}) -> (Tensor, Tensor)",
     _paged_kernel,
     _paged_fake,
     backward=refuse_gradient(_PAGED_HAS_NO_GRADIENT),
@@ -179,12 +169,7 @@ def attention_paged(
         k_scales,
         v_scales,
         _name(kv_dtype),
-        alibi_slopes,
-        sinks,
-        causal,
-        *window_pair(window),
-        softcap,
-        scale,
+        *to_schema(AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks)),
     )
     return (out, lse) if return_lse else out
 

@@ -13,13 +13,15 @@ TRITON_INTERPRET=1 was in the environment when triton was first imported.
 
 from __future__ import annotations
 
+import inspect as _inspect
+
 try:
     import torch as _torch
     import triton as _triton
 except ImportError as error:
     raise ImportError(f"flashkernel.triton: {error}; pip install 'flashkernel[triton]' is needed") from error
 
-from .._C import BACKEND_OPS
+from .. import _C
 from ._host import IS_INTERPRETED
 from .elementwise import add, swiglu, swiglu_backward
 from .flash_attention import attention, attention_varlen, merge_states
@@ -33,7 +35,9 @@ from .reduce import argmax, reduce_max, reduce_mean, reduce_sum
 from .rope import rope, rope_table
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 
-OPS: tuple[str, ...] = BACKEND_OPS
+OPS: tuple[str, ...] = tuple(
+    name for name in sorted(_C.OPS) if "backend" in _inspect.signature(getattr(_C, name)).parameters
+)
 """Names of the ops here: functions of `flashkernel` and of this module alike."""
 
 __all__ = ["IS_INTERPRETED", "OPS", "default_device", *OPS]

@@ -5,12 +5,12 @@ Called by flash_attention.py, flash_attention_backward.py and paged_attention.py
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..attention_options import AttentionOptions
 from ._host import IS_INTERPRETED, Call, name_of, power_of_two
 
 
@@ -109,45 +109,16 @@ class Options:
         }
 
 
-def _window(call: Call, window: Any) -> tuple[int | None, int | None]:
-    needed = "a pair (left, right) of token counts, None for unbounded, is needed"
-    if window is None:
-        return None, None
-    if not isinstance(window, tuple | list):
-        call.fail(f"window={window!r}; {needed}")
-    call.need(len(window) == 2, f"window has {len(window)} entries; {needed}")
-    for side in window:
-        if side is not None and (not isinstance(side, int) or side < -1):
-            call.fail(f"window={window!r}; {needed}")
-    left, right = (None if side in (None, -1) else int(side) for side in window)
-    return left, right
-
-
-def options(
-    call: Call,
-    q: torch.Tensor,
-    seq_k: int,
-    *,
-    batch: int | None = None,
-    causal: bool,
-    window: Any,
-    softcap: float,
-    scale: float | None,
-    bias: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-) -> Options:
+def options(call: Call, q: torch.Tensor, seq_k: int, given: AttentionOptions, *, batch: int | None = None) -> Options:
     """Checks the options of an attention call and expands what broadcasts. q [batch, heads, seq_q, head_dim]; packed
     sequences are one long one there, and `batch` says how many they are."""
     heads, seq_q, head_dim = q.shape[1:]
     batch = q.shape[0] if batch is None else batch
-    softcap = float(softcap)
-    call.need(math.isfinite(softcap) and softcap >= 0, f"softcap={softcap}; 0 or a positive number is needed")
-    factor = head_dim**-0.5 if scale is None else float(scale)
-    call.need(math.isfinite(factor), f"scale={factor}; a finite number is needed")
-    left, right = _window(call, window)
-    if causal:
-        right = 0 if right is None else min(right, 0)
+    refusal = given.refusal()
+    if refusal is not None:
+        call.fail(refusal)
+    left, right = given.sides()
+    bias, alibi_slopes, sinks = given.bias, given.alibi_slopes, given.sinks
     # No token is further away than the sequences are long: the kernels add these in 32 bits.
     far = seq_q + seq_k
     if bias is not None:
@@ -169,8 +140,8 @@ def options(
         sinks = call.float32("sinks", sinks, (heads,))
         call.need(heads <= 1 or sinks.stride(0) == 1, f"sinks.strides[0]={sinks.stride(0)}; 1 is needed")
     return Options(
-        scale=factor,
-        softcap=softcap,
+        scale=given.factor(head_dim),
+        softcap=float(given.softcap),
         left=min(left, far) if left is not None else 0,
         right=min(right, far) if right is not None else 0,
         bias=bias,

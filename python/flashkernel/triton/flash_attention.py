@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..attention_options import AttentionOptions
 from ._attention_host import Options, dense, head_blocks, options, packed, tile_shape
 from ._attention_tile import modified_scores, softmax_finish, softmax_step, visible
 from ._device import LOG2_E, dot, load_rows, narrow, store_rows, tile_range, widen
@@ -244,10 +245,8 @@ def attention(
     call = Call("attention", stream, dtype)
     shape = q.shape if isinstance(q, torch.Tensor) else ()
     q4, k4, v4 = dense(call, q, k, v)
-    chosen = options(
-        call, q4, k4.shape[2], causal=causal, window=window, softcap=softcap, scale=scale, bias=bias,
-        alibi_slopes=alibi_slopes, sinks=sinks,
-    )  # fmt: skip
+    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias)
+    chosen = options(call, q4, k4.shape[2], given_options)
     result = call.output("out", out, (*shape[:-1], v4.shape[-1]), q4.dtype)
     lse = call.empty(q4.shape[:-1], torch.float32) if return_lse else None
     out4 = result
@@ -297,10 +296,8 @@ def attention_varlen(
     q4, k4, v4, cu_seqlens = packed(call, q, k, v, cu_seqlens_q, cu_seqlens_k)
     for name, given in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         call.need(given >= 0, f"{name}={given}; 0 or more is needed")
-    chosen = options(
-        call, q4, k4.shape[2], batch=cu_seqlens[0].shape[0] - 1, causal=causal, window=window, softcap=softcap,
-        scale=scale, alibi_slopes=alibi_slopes, sinks=sinks,
-    )  # fmt: skip
+    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks)
+    chosen = options(call, q4, k4.shape[2], given_options, batch=cu_seqlens[0].shape[0] - 1)
     result = call.output("out", out, (*q.shape[:-1], v4.shape[-1]), q4.dtype)
     lse = call.empty((q4.shape[1], q4.shape[2]), torch.float32) if return_lse else None
     out4 = result.transpose(0, 1).unsqueeze(0)

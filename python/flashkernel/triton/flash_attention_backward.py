@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..attention_options import AttentionOptions
 from ._attention_host import (
     Options,
     as_4d,
@@ -520,10 +521,8 @@ def attention_backward(
     grad_lse3 = None if grad_lse is None else call.float32("grad_lse", grad_lse, shapes[0][:-1]).view(q4.shape[:-1])
     call.need(not need_bias or bias is not None, "need_bias=True without a bias")
     call.need(not need_sinks or sinks is not None, "need_sinks=True without sinks")
-    chosen = options(
-        call, q4, k4.shape[2], causal=causal, window=window, softcap=softcap, scale=scale, bias=bias,
-        alibi_slopes=alibi_slopes, sinks=sinks,
-    )  # fmt: skip
+    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias)
+    chosen = options(call, q4, k4.shape[2], given_options)
     given = given_gradients(call, grads, (q, k, v))
     dq, dk, dv, delta, common = _launch_backward(call, q4, k4, v4, grad4, out4, lse3, grad_lse3, chosen)
     results = written_gradients(call, given, [x.view(shape) for x, shape in zip((dq, dk, dv), shapes, strict=True)])
@@ -583,10 +582,8 @@ def attention_varlen_backward(
     lse3 = call.float32("lse", lse, (q4.shape[1], q4.shape[2])).unsqueeze(0)
     grad_lse3 = None if grad_lse is None else call.float32("grad_lse", grad_lse, lse.shape).unsqueeze(0)
     call.need(not need_sinks or sinks is not None, "need_sinks=True without sinks")
-    chosen = options(
-        call, q4, k4.shape[2], batch=cu_seqlens[0].shape[0] - 1, causal=causal, window=window, softcap=softcap,
-        scale=scale, alibi_slopes=alibi_slopes, sinks=sinks,
-    )  # fmt: skip
+    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks)
+    chosen = options(call, q4, k4.shape[2], given_options, batch=cu_seqlens[0].shape[0] - 1)
     grad4, out4 = (x.transpose(0, 1).unsqueeze(0) for x in (grad3, out3))
     given = given_gradients(call, grads, (q, k, v))
     dq, dk, dv, delta, common = _launch_backward(

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..attention_options import AttentionOptions
 from ._attention_host import check_shapes, head_blocks, options
 from ._attention_tile import modified_scores, softmax_finish, softmax_step, visible
 from ._device import LOG2_E, dot, narrow
@@ -231,10 +232,8 @@ def attention_paged(
         call.need(q.shape[0] == batch, f"q.shape[0]={q.shape[0]} but block_table.shape[0]={batch}; they must match")
         longest = q.shape[2]
     max_keys = table.shape[1] * k_pages.shape[1]
-    chosen = options(
-        call, q4, max_keys, batch=batch, causal=causal, window=window, softcap=softcap, scale=scale,
-        alibi_slopes=alibi_slopes, sinks=sinks,
-    )  # fmt: skip
+    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks)
+    chosen = options(call, q4, max_keys, given_options, batch=batch)
     result = call.output("out", out, (*q.shape[:-1], v_pages.shape[3]), q.dtype)
     out4 = result.transpose(0, 1).unsqueeze(0) if is_varlen else result
     lse = call.empty(q4.shape[1:3] if is_varlen else q4.shape[:3], torch.float32) if return_lse else None

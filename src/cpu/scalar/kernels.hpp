@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "flashkernel/stream.hpp"
-#include "ops/all_params.hpp"
+#include "ops/op_list.hpp"
 
 namespace flashkernel::cpu_scalar {
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import flashkernel as fk
 
+from ... import selfcheck
+from ...selfcheck import samples_of
 from .. import baselines
 from ..case import DTYPES, OURS, PEER, TOLERANCE, Case, Inputs, Provider, Settings, Work, attention_flop, each, nbytes
 from . import decode, linear, rows
@@ -38,7 +40,7 @@ def representative(kernel_id: str, dtype: str | None = None) -> Representative:
     for ops bound by memory, float16 for others.
     """
     op, backend, *parts = kernel_id.split("/")
-    if op not in OPS:
+    if op not in OPS and not samples_of(op):
         raise ValueError(f"bench: {kernel_id}: no representative shape for the op {op!r}; suites/kernels.py needs one")
     named = [_SHORT[part] for part in parts if part in _SHORT]
     if named:
@@ -234,8 +236,29 @@ OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
 }
 
 
+def _sample(s: Settings, r: Representative) -> Pair:
+    """Doctor's call of an op that has no row of its own, on larger matrices, beside its twin."""
+    rows = s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))
+    inputs = selfcheck.Inputs(r.dtype, s.device, rows=rows, as_torch=True)
+    sample = samples_of(r.op)[0](inputs)
+    arguments = tuple(array for array, _ in sample.arguments)
+    function = getattr(fk, sample.op)
+    results = sample.run(inputs)
+    moved = {
+        "read": nbytes(*(x for x in arguments if hasattr(x, "numel"))),
+        "written": nbytes(*(results if isinstance(results, tuple) else (results,))),
+    }
+    sizes = ", ".join(str([*x.shape]) for x in arguments)
+    ours = each(function, [arguments], **sample.options)
+    return ours, [*baselines.twin(s, function, [arguments], **sample.options)], {**moved, "sizes": sizes}
+
+
+def _row(op: str) -> Callable[[Settings, Representative], Pair]:
+    return OPS.get(op, _sample)
+
+
 def _work(s: Settings, r: Representative, ids: Sequence[str]) -> Work:
-    calls, peers, fields = OPS[r.op](s, r)
+    calls, peers, fields = _row(r.op)(s, r)
     providers = [Provider(kernel_id, calls, OURS, forced=kernel_id) for kernel_id in ids]
     tolerance = (4 if r.op.endswith("_bwd") else 1) * TOLERANCE[r.dtype]
     return Work([*providers, *peers], tolerance, **fields)
@@ -244,7 +267,7 @@ def _work(s: Settings, r: Representative, ids: Sequence[str]) -> Work:
 def call_for(kernel_id: str, device: str = "cuda", quick: bool = False) -> Callable[[], Any]:
     """The call of the kernel's row, for a profiler; the caller forces the kernel. Its inputs are made now."""
     row = representative(kernel_id)
-    calls, _, _ = OPS[row.op](Settings(device, quick, without=frozenset(baselines.NAMES)), row)
+    calls, _, _ = _row(row.op)(Settings(device, quick, without=frozenset(baselines.NAMES)), row)
     return calls[0]
 
 
@@ -265,7 +288,10 @@ def kernels(s: Settings) -> Iterator[Case]:
                 ids.append(kernel.id)
     quiet = replace(s, without=s.without | {"naive", "tiled"})
     order = {dtype: i for i, dtype in enumerate(DTYPES)}
-    for row, ids in sorted(found.items(), key=lambda x: (list(OPS).index(x[0].op), x[0].mode, order[x[0].dtype])):
+    places = {op: i for i, op in enumerate(OPS)}
+    for row, ids in sorted(
+        found.items(), key=lambda x: (places.get(x[0].op, len(places)), x[0].op, x[0].mode, order[x[0].dtype])
+    ):
         if ids:
             name = " ".join(x for x in (row.op, row.mode, f"d{row.head_dim}" if row.head_dim else "") if x)
             shape = {"op": row.op, "mode": row.mode, "head_dim": row.head_dim}

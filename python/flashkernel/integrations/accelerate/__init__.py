@@ -2,6 +2,7 @@
 
 attach.py      `accelerate` and `restore`: what the model gets and gives back; copies and pickles of it
 build.py       the engine's model on the parameters of the stock one, and what can't be computed
+protocol.py    what the engine's models tell about the parameters that they compute with
 supported.py   whether every module is the stock one that the engine computes
 follow.py      whether the model changed since, and what must be dropped or made anew
 generate.py    `generate` as Transformers has it: its own preparation, then the engine

@@ -19,6 +19,7 @@ from ...generate.checkpoint import MemoryCheckpoint
 from ...generate.errors import CheckpointError
 from ...generate.llama import FIELDS
 from ...generate.model import Model, build_model
+from .protocol import SharesParameters
 from .supported import check_modules
 
 __all__ = ["build"]
@@ -93,8 +94,8 @@ def build(model: Any, before: Model | None = None) -> Model:
     # What the modules hold, whatever the config says.
     config["tie_word_embeddings"] = head.weight is model.get_input_embeddings().weight
     arrays = TorchArrays(dtype, str(device))
-    if before is not None:
-        arrays.stacks = {whole.data_ptr(): whole for _, whole in getattr(before, "stacked", [])}
+    if isinstance(before, SharesParameters):
+        arrays.stacks = {whole.data_ptr(): whole for _, whole in before.stacked}
     try:
         inner = build_model(MemoryCheckpoint(config, parameters, generation and generation.to_diff_dict()), arrays)
     except CheckpointError as error:
@@ -105,28 +106,36 @@ def build(model: Any, before: Model | None = None) -> Model:
             f"accelerate: {type(model).__name__} has {', '.join(unread[:3])}{' ...' if unread[3:] else ''}, which "
             f"FlashKernel's engine does not compute with; call restore(model) for the stock generate"
         )
+    if not isinstance(inner, SharesParameters):
+        raise NotImplementedError(
+            f"accelerate: FlashKernel's {type(inner).__name__} does not tell where a stock model's parameters lie; "
+            f"an architecture with the attributes of SharesParameters is needed"
+        )
     _check_numbers(model, inner)
     _take_frequencies(model, inner)
     _repoint(parameters, inner)
     return inner
 
 
-def _check_numbers(model: Any, inner: Any) -> None:
+def _check_numbers(model: Any, inner: SharesParameters) -> None:
     """Numbers that modules keep beside the config."""
-    scales = [layer.scale for layer in inner.layers] if hasattr(inner.layers[0], "scale") else None
     for name, module in model.named_modules():
         eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         if isinstance(eps, float) and not np.isclose(eps, inner.eps, rtol=1e-6, atol=0):
             raise NotImplementedError(f"accelerate: {name} has eps={eps}, the config {inner.eps}; one is needed")
         scale = getattr(module, "scaling", None)
-        if scales is None and isinstance(scale, float) and not np.isclose(scale, inner.scale, rtol=1e-6, atol=0):
+        if (
+            inner.scale is not None
+            and isinstance(scale, float)
+            and not np.isclose(scale, inner.scale, rtol=1e-6, atol=0)
+        ):
             raise NotImplementedError(f"accelerate: {name} has scaling={scale}; {inner.scale} is needed")
 
 
-def _take_frequencies(model: Any, inner: Any) -> None:
+def _take_frequencies(model: Any, inner: SharesParameters) -> None:
     """RoPE's frequencies as the stock model has them: `.half()` rounds them, and they can be set."""
     rotary = getattr(model.base_model, "rotary_emb", None)
-    if rotary is None or not hasattr(inner, "theta"):
+    if rotary is None or inner.theta is None:
         return
     scaling = getattr(rotary, "attention_scaling", 1.0)
     if scaling != 1.0:
@@ -140,9 +149,9 @@ def _take_frequencies(model: Any, inner: Any) -> None:
         inner.inv_freq = inner.arrays.index(has, "float32")
 
 
-def _repoint(parameters: Mapping[str, torch.Tensor], inner: Any) -> None:
+def _repoint(parameters: Mapping[str, torch.Tensor], inner: SharesParameters) -> None:
     """Parameters move to where the engine wants them; their own memory is free then."""
-    for names, whole in getattr(inner, "stacked", []):
+    for names, whole in inner.stacked:
         begin = 0
         for name in names:
             parameter = parameters[name]
@@ -151,6 +160,6 @@ def _repoint(parameters: Mapping[str, torch.Tensor], inner: Any) -> None:
             if parameter.data_ptr() != place.data_ptr():
                 parameter.data = torch.from_dlpack(place)
             begin += rows
-    for name, weight in getattr(inner, "turned", []):
+    for name, weight in inner.turned:
         if parameters[name].data_ptr() != weight.data_ptr():
             parameters[name].data = weight.T

@@ -1,0 +1,51 @@
+// The list of ops. Everything that has to know them all reads it: the registry, the CUDA tables of a build without
+// CUDA, `flashkernel::ops()`, and through that the Python module, its Triton switch, doctor, bench and the tests.
+#pragma once
+
+#include "ops/attention_params.hpp"
+#include "ops/elementwise_params.hpp"
+#include "ops/kv_params.hpp"
+#include "ops/linear_params.hpp"
+#include "ops/loss_params.hpp"
+#include "ops/norm_params.hpp"
+#include "ops/reduce_params.hpp"
+#include "ops/rope_params.hpp"
+
+namespace flashkernel {
+
+/// One op of the registry (its params struct has the name, `kOp`), and the public functions that its kernels serve:
+/// those of the C++ headers and of the Python package, which have the same names.
+template <class Params>
+struct Op {
+  const char* functions[4];  // null behind the last
+};
+
+template <class... Params>
+struct OpList : Op<Params>... {};
+template <class... Params>
+OpList(Op<Params>...) -> OpList<Params...>;
+
+inline constexpr OpList kOps{
+    Op<AttentionParams>{{"attention", "attention_varlen", "attention_paged"}},
+    Op<AttentionBackwardParams>{{"attention_backward", "attention_varlen_backward"}},
+    Op<MergeStatesParams>{{"merge_states"}},
+    Op<RopeParams>{{"rope", "rope_table"}},
+    Op<LinearParams>{{"linear"}},
+    Op<LinearBackwardParams>{{"linear_backward"}},
+    Op<AddParams>{{"add"}},
+    Op<SwigluParams>{{"swiglu"}},
+    Op<SwigluBackwardParams>{{"swiglu_backward"}},
+    Op<ReduceParams>{{"reduce_sum", "reduce_mean", "reduce_max", "argmax"}},
+    Op<SoftmaxParams>{{"softmax", "log_softmax"}},
+    Op<SoftmaxBackwardParams>{{"softmax_backward", "log_softmax_backward"}},
+    Op<NormParams>{{"layer_norm", "rms_norm"}},
+    Op<NormBackwardParams>{{"layer_norm_backward", "rms_norm_backward"}},
+    Op<CrossEntropyParams>{{"cross_entropy"}},
+    Op<CrossEntropyBackwardParams>{{"cross_entropy_backward"}},
+    Op<KvAppendParams>{{"kv_append"}},
+    Op<KvReadParams>{{"kv_read"}},
+    Op<KvCopyParams>{{"kv_copy_pages"}},
+    Op<FindBadPageParams>{{"check_block_table"}},
+};
+
+}  // namespace flashkernel
