@@ -13,6 +13,8 @@ TRITON_INTERPRET=1 was in the environment when triton was first imported.
 
 from __future__ import annotations
 
+import typing as _typing
+
 try:
     import torch as _torch
     import triton as _triton
@@ -21,17 +23,21 @@ except ImportError as error:
 
 from .._C import BACKEND_OPS
 from ._host import IS_INTERPRETED
-from .elementwise import add, swiglu, swiglu_backward
-from .flash_attention import attention, attention_varlen, merge_states
-from .flash_attention_backward import attention_backward, attention_varlen_backward
-from .fused_gelu_linear import linear, linear_backward
-from .loss import cross_entropy, cross_entropy_backward
-from .norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
-from .paged_attention import attention_paged
-from .paged_kv_cache import kv_append, kv_copy_pages, kv_read
-from .reduce import argmax, reduce_max, reduce_mean, reduce_sum
-from .rope import rope, rope_table
-from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
+
+if _typing.TYPE_CHECKING:  # the signatures, with their overloads; made from those of flashkernel
+    from .._triton import *  # noqa: F403
+else:
+    from .elementwise import add, swiglu, swiglu_backward
+    from .flash_attention import attention, attention_varlen, merge_states
+    from .flash_attention_backward import attention_backward, attention_varlen_backward
+    from .fused_gelu_linear import linear, linear_backward
+    from .loss import cross_entropy, cross_entropy_backward
+    from .norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
+    from .paged_attention import attention_paged
+    from .paged_kv_cache import kv_append, kv_copy_pages, kv_read
+    from .reduce import argmax, reduce_max, reduce_mean, reduce_sum
+    from .rope import rope, rope_table
+    from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 
 OPS: tuple[str, ...] = BACKEND_OPS
 """Names of the ops here: functions of `flashkernel` and of this module alike."""
