@@ -52,7 +52,7 @@ def test_there_is_a_case_for_every_function():
     import flashkernel.torch as fkt
 
     triton_ops = [op for op in OPS if "backend" in inspect.signature(getattr(fk, op)).parameters]
-    for alias, names in (("fk", OPS), ("fkt", fkt.__all__), ("fktriton", triton_ops)):
+    for alias, names in (("fk", OPS), ("fkt", fkt.__all__), ("fk_triton", triton_ops)):
         missing = [name for name in names if not re.search(rf"\b{alias}\.{name}\(", text)]
         assert not missing, f"typing_cases.py has no case for {alias}.{', '.join(missing)}"
 

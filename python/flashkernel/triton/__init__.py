@@ -5,9 +5,9 @@ A second implementation to measure the library's own kernels against, and to rea
 (``pip install flashkernel[triton]``); kernels are compiled for the tensors' GPU, or run in Triton's interpreter where
 TRITON_INTERPRET=1 was in the environment when triton was first imported.
 
->>> import torch, flashkernel.triton as fkt
->>> x = torch.arange(4.0, device=fkt.default_device())
->>> fkt.reduce_sum(x).item()
+>>> import torch, flashkernel.triton as fk_triton
+>>> x = torch.arange(4.0, device=fk_triton.default_device())
+>>> fk_triton.reduce_sum(x).item()
 6.0
 """
 
