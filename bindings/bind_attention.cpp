@@ -113,11 +113,11 @@ nb::object merge_states(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb
 void bind_attention(nb::module_& module) {
   def_op<&attention>(
       module,
-      "def attention(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, *, causal: bool = False, window: "
-      "Window = None, softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, "
+      "def attention(q: ArrayT, k: SupportsDLPack, v: SupportsDLPack, *, causal: bool = False, window: Window "
+      "= None, softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, "
       "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, return_lse: bool = "
-      "False, out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None, backend: "
-      "str | None = None) -> typing.Any",
+      "False, out: ArrayT | None = None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | "
+      "None = None) -> ArrayT, ArrayT if return_lse",
       R"doc(softmax(scale * q k^T) v, without ever writing the scores.
 
 Heads come before seq: [batch, heads, seq, head_dim], as in torch's scaled_dot_product_attention. Tensors in flash-attn's order
@@ -157,12 +157,11 @@ True
 
   def_op<&attention_varlen>(
       module,
-      "def attention_varlen(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, cu_seqlens_q: "
-      "SupportsDLPack, cu_seqlens_k: SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = "
-      "False, window: Window = None, softcap: float = 0.0, scale: float | None = None, alibi_slopes: "
-      "SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, return_lse: bool = False, out: "
-      "SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = "
-      "None) -> typing.Any",
+      "def attention_varlen(q: ArrayT, k: SupportsDLPack, v: SupportsDLPack, cu_seqlens_q: SupportsDLPack, "
+      "cu_seqlens_k: SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = False, window: "
+      "Window = None, softcap: float = 0.0, scale: float | None = None, alibi_slopes: SupportsDLPack | None = "
+      "None, sinks: SupportsDLPack | None = None, return_lse: bool = False, out: ArrayT | None = None, stream: "
+      "typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> ArrayT, ArrayT if return_lse",
       R"doc(Attention of sequences of various lengths laid side by side, without padding.
 
 Sequence b has queries cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1 and likewise keys; each attends to its own keys only.
@@ -190,13 +189,13 @@ Example:
 
   def_op<&attention_paged>(
       module,
-      "def attention_paged(q: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, block_table: "
+      "def attention_paged(q: ArrayT, k_pages: SupportsDLPack, v_pages: SupportsDLPack, block_table: "
       "SupportsDLPack, seq_lens: SupportsDLPack, *, cu_seqlens_q: SupportsDLPack | None = None, max_seqlen_q: "
       "int | None = None, causal: bool = False, window: Window = None, softcap: float = 0.0, scale: float | "
       "None = None, alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, "
-      "return_lse: bool = False, check: bool = False, kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = "
-      "None, kv_dtype: typing.Any = None, out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: "
-      "typing.Any = None, backend: str | None = None) -> typing.Any",
+      "return_lse: bool = False, check: bool = False, kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None "
+      "= None, kv_dtype: typing.Any = None, out: ArrayT | None = None, stream: typing.Any = None, dtype: "
+      "typing.Any = None, backend: str | None = None) -> ArrayT, ArrayT if return_lse",
       R"doc(Attention over keys and values that lie in pages of a cache.
 
 Key j of sequence b lies in page block_table[b, j // page_size] at offset j % page_size.
@@ -238,9 +237,9 @@ Example:
 
   def_op<&merge_states>(
       module,
-      "def merge_states(out_a: SupportsDLPack, lse_a: SupportsDLPack, out_b: SupportsDLPack, lse_b: "
-      "SupportsDLPack, *, out: tuple[SupportsDLPack, SupportsDLPack] | None = None, stream: typing.Any = None, "
-      "dtype: typing.Any = None, backend: str | None = None) -> tuple[typing.Any, typing.Any]",
+      "def merge_states(out_a: ArrayT, lse_a: SupportsDLPack, out_b: SupportsDLPack, lse_b: SupportsDLPack, *, "
+      "out: tuple[ArrayT, ArrayT] | None = None, stream: typing.Any = None, dtype: typing.Any = None, backend: "
+      "str | None = None) -> tuple[ArrayT, ArrayT]",
       R"doc(Attention over the union of two disjoint sets of keys, from the results over each.
 
 lse = log(exp(lse_a) + exp(lse_b)); out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b.

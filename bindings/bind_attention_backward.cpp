@@ -81,13 +81,13 @@ nb::tuple attention_varlen_backward(nb::handle grad_out, nb::handle q, nb::handl
 void bind_attention_backward(nb::module_& module) {
   def_op<&attention_backward>(
       module,
-      "def attention_backward(grad_out: SupportsDLPack, q: SupportsDLPack, k: SupportsDLPack, v: "
-      "SupportsDLPack, out: SupportsDLPack, lse: SupportsDLPack, *, causal: bool = False, window: Window = "
-      "None, softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, "
-      "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, grad_lse: "
-      "SupportsDLPack | None = None, need_bias: bool = False, need_sinks: bool = False, deterministic: bool = "
-      "True, grads: tuple[SupportsDLPack, SupportsDLPack, SupportsDLPack] | None = None, stream: typing.Any = "
-      "None, dtype: typing.Any = None, backend: str | None = None) -> tuple[typing.Any, ...]",
+      "def attention_backward(grad_out: ArrayT, q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, out: "
+      "SupportsDLPack, lse: SupportsDLPack, *, causal: bool = False, window: Window = None, softcap: float = "
+      "0.0, scale: float | None = None, bias: SupportsDLPack | None = None, alibi_slopes: SupportsDLPack | "
+      "None = None, sinks: SupportsDLPack | None = None, grad_lse: SupportsDLPack | None = None, need_bias: "
+      "bool = False, need_sinks: bool = False, deterministic: bool = True, grads: tuple[ArrayT, ArrayT, "
+      "ArrayT] | None = None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) "
+      "-> tuple[ArrayT, ArrayT, ArrayT, ArrayT if need_bias, ArrayT if need_sinks]",
       R"doc(Gradients of `attention`, recomputed from what the forward pass took and gave.
 
 dV = P^T dO; dS = P * (dO V^T - rowsum(dO * O)); dQ = scale * dS K; dK = scale * dS^T Q.
@@ -118,14 +118,14 @@ Example:
 
   def_op<&attention_varlen_backward>(
       module,
-      "def attention_varlen_backward(grad_out: SupportsDLPack, q: SupportsDLPack, k: SupportsDLPack, v: "
+      "def attention_varlen_backward(grad_out: ArrayT, q: SupportsDLPack, k: SupportsDLPack, v: "
       "SupportsDLPack, out: SupportsDLPack, lse: SupportsDLPack, cu_seqlens_q: SupportsDLPack, cu_seqlens_k: "
       "SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = False, window: Window = None, "
       "softcap: float = 0.0, scale: float | None = None, alibi_slopes: SupportsDLPack | None = None, sinks: "
       "SupportsDLPack | None = None, grad_lse: SupportsDLPack | None = None, need_sinks: bool = False, "
-      "deterministic: bool = True, grads: tuple[SupportsDLPack, SupportsDLPack, SupportsDLPack] | None = None, "
-      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> tuple[typing.Any, "
-      "...]",
+      "deterministic: bool = True, grads: tuple[ArrayT, ArrayT, ArrayT] | None = None, stream: typing.Any = "
+      "None, dtype: typing.Any = None, backend: str | None = None) -> tuple[ArrayT, ArrayT, ArrayT, ArrayT if "
+      "need_sinks]",
       R"doc(Gradients of `attention_varlen`, recomputed from what the forward pass took and gave.
 
 The formulas of `attention_backward`, sequence by sequence.

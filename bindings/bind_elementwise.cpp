@@ -35,11 +35,10 @@ nb::tuple swiglu_backward(nb::handle grad_out, nb::handle gate, nb::handle up, n
 }
 
 void bind_elementwise(nb::module_& module) {
-  def_op<&add>(
-      module,
-      "def add(a: SupportsDLPack, b: SupportsDLPack, *, out: SupportsDLPack | None = None, stream: typing.Any = "
-      "None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
-      R"doc(a + b, elementwise: the residual connection.
+  def_op<&add>(module,
+               "def add(a: ArrayT, b: SupportsDLPack, *, out: ArrayT | None = None, stream: typing.Any = None, dtype: "
+               "typing.Any = None, backend: str | None = None) -> ArrayT",
+               R"doc(a + b, elementwise: the residual connection.
 
 a, b: the same shape (no broadcasting) and dtype, float32, float16 or bfloat16; any strides, up to 8 dims.
 out: written in place and returned; may be a or b.
@@ -54,10 +53,11 @@ Example:
 [0.0, 2.0, 4.0]
 )doc");
 
-  def_op<&swiglu>(module,
-                  "def swiglu(gate: SupportsDLPack, up: SupportsDLPack, *, out: SupportsDLPack | None = None, stream: "
-                  "typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
-                  R"doc(gate / (1 + exp(-gate)) * up, elementwise: the gated unit of Llama's MLP.
+  def_op<&swiglu>(
+      module,
+      "def swiglu(gate: ArrayT, up: SupportsDLPack, *, out: ArrayT | None = None, stream: typing.Any = None, "
+      "dtype: typing.Any = None, backend: str | None = None) -> ArrayT",
+      R"doc(gate / (1 + exp(-gate)) * up, elementwise: the gated unit of Llama's MLP.
 
 gate, up: the same shape (no broadcasting) and dtype, float32, float16 or bfloat16; any strides.
 out: written in place and returned; may be gate or up.
@@ -75,8 +75,8 @@ Example:
 
   def_op<&swiglu_backward>(
       module,
-      "def swiglu_backward(grad_out: SupportsDLPack, gate: SupportsDLPack, up: SupportsDLPack, *, stream: "
-      "typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> tuple[typing.Any, typing.Any]",
+      "def swiglu_backward(grad_out: ArrayT, gate: SupportsDLPack, up: SupportsDLPack, *, stream: typing.Any = "
+      "None, dtype: typing.Any = None, backend: str | None = None) -> tuple[ArrayT, ArrayT]",
       R"doc(Gradients of `swiglu`.
 
 s = 1 / (1 + exp(-gate)); grad_gate = grad_out * up * s * (1 + gate * (1 - s)); grad_up = grad_out * gate * s.

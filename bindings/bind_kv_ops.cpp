@@ -163,10 +163,10 @@ void check_block_table(nb::handle block_table, nb::handle seq_lens, std::int64_t
 void bind_kv_ops(nb::module_& module) {
   def_op<&kv_append>(
       module,
-      "def kv_append(k: SupportsDLPack, v: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, "
-      "slots: SupportsDLPack, *, rope: KvAppendRope | None = None, kv_scales: tuple[SupportsDLPack, "
-      "SupportsDLPack] | None = None, kv_dtype: typing.Any = None, stream: typing.Any = None, dtype: typing.Any "
-      "= None, backend: str | None = None) -> typing.Any",
+      "def kv_append(k: ArrayT, v: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, slots: "
+      "SupportsDLPack, *, rope: KvAppendRopeWithQ | KvAppendRope | None = None, kv_scales: "
+      "tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, stream: typing.Any = "
+      "None, dtype: typing.Any = None, backend: str | None = None) -> ArrayT if rope else None",
       R"doc(pages[slots[t] // page_size, slots[t] % page_size] = token t, for keys and values.
 
 k: [tokens, heads_kv, head_dim]; v: [tokens, heads_kv, head_dim_v]; float32, float16 or bfloat16; contiguous last dim.
@@ -199,11 +199,11 @@ Example:
 
   def_op<&kv_read>(
       module,
-      "def kv_read(k_pages: SupportsDLPack, v_pages: SupportsDLPack, block_table: SupportsDLPack, seq_lens: "
-      "SupportsDLPack, *, max_seq: int | None = None, out: tuple[SupportsDLPack, SupportsDLPack] | None = None, "
-      "kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, out_dtype: "
-      "typing.Any = None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> "
-      "tuple[typing.Any, typing.Any]",
+      "def kv_read(k_pages: ArrayT, v_pages: SupportsDLPack, block_table: SupportsDLPack, seq_lens: "
+      "SupportsDLPack, *, max_seq: int | None = None, out: tuple[ArrayT, ArrayT] | None = None, kv_scales: "
+      "tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, out_dtype: typing.Any "
+      "= None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> "
+      "tuple[ArrayT, ArrayT]",
       R"doc(out[b, j] = pages[block_table[b, j // page_size], j % page_size]: gathers sequences back.
 
 k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; float32, float16 or bfloat16.

@@ -94,7 +94,7 @@ Example:
           "k_pages",
           [](const PyKvPagePool& self, std::int64_t layer, bool raw) { return pages(self, true, layer, raw); },
           "layer"_a = 0, nb::kw_only(), "raw"_a = false,
-          nb::sig("def k_pages(self, layer: int = 0, *, raw: bool = False) -> typing.Any"),
+          nb::sig("def k_pages(self, layer: int = 0, *, raw: bool = False) -> Array if raw else typing.Any"),
           "Keys of one layer, [num_pages, page_size, heads_kv, head_dim], as a NumPy view that keeps the pool alive "
           "(bfloat16 as uint16, float8_e4m3fn as uint8). On a GPU, or with raw=True, a flashkernel.Array, which DLPack "
           "hands to other frameworks.")
@@ -102,7 +102,7 @@ Example:
           "v_pages",
           [](const PyKvPagePool& self, std::int64_t layer, bool raw) { return pages(self, false, layer, raw); },
           "layer"_a = 0, nb::kw_only(), "raw"_a = false,
-          nb::sig("def v_pages(self, layer: int = 0, *, raw: bool = False) -> typing.Any"),
+          nb::sig("def v_pages(self, layer: int = 0, *, raw: bool = False) -> Array if raw else typing.Any"),
           "Values of one layer, [num_pages, page_size, heads_kv, head_dim_v]; else as `k_pages`.")
       .def(
           "scales",
@@ -118,7 +118,8 @@ Example:
             return nb::make_tuple(wrap(scales.k), wrap(scales.v));
           },
           "layer"_a = 0, nb::kw_only(), "raw"_a = false,
-          nb::sig("def scales(self, layer: int = 0, *, raw: bool = False) -> tuple[typing.Any, typing.Any] | None"),
+          nb::sig("def scales(self, layer: int = 0, *, raw: bool = False) -> tuple[Array, Array] | None if raw else "
+                  "tuple[typing.Any, typing.Any] | None"),
           "(k_scales, v_scales) of one layer, float32 [num_pages, heads_kv, page_size], for the ops' kv_scales; None "
           "where the pool has none; else as `k_pages`.")
       .def_prop_ro(

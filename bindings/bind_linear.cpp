@@ -54,9 +54,9 @@ nb::tuple linear_backward(nb::handle grad_out, nb::handle x, nb::handle weight, 
 void bind_linear(nb::module_& module) {
   def_op<&linear>(
       module,
-      "def linear(x: SupportsDLPack, weight: SupportsDLPack, bias: SupportsDLPack | None = None, *, activation: "
-      "str | None = None, return_preactivation: bool = False, out: SupportsDLPack | None = None, stream: "
-      "typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
+      "def linear(x: ArrayT, weight: SupportsDLPack, bias: SupportsDLPack | None = None, *, activation: str | "
+      "None = None, return_preactivation: bool = False, out: ArrayT | None = None, stream: typing.Any = None, "
+      "dtype: typing.Any = None, backend: str | None = None) -> ArrayT, ArrayT if return_preactivation",
       R"doc(activation(x weight^T + bias) in one kernel.
 
 x: [..., in_features], up to 8 dims; float32, float16 or bfloat16.
@@ -85,10 +85,11 @@ Example:
 
   def_op<&linear_backward>(
       module,
-      "def linear_backward(grad_out: SupportsDLPack, x: SupportsDLPack, weight: SupportsDLPack, preactivation: "
-      "SupportsDLPack | None = None, *, activation: str | None = None, need_x: bool = True, need_weight: bool = "
-      "True, need_bias: bool = True, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = "
-      "None) -> tuple[typing.Any, typing.Any, typing.Any]",
+      "def linear_backward(grad_out: ArrayT, x: SupportsDLPack, weight: SupportsDLPack, preactivation: "
+      "SupportsDLPack | None = None, *, activation: str | None = None, need_x: bool = True, need_weight: bool "
+      "= True, need_bias: bool = True, stream: typing.Any = None, dtype: typing.Any = None, backend: str | "
+      "None = None) -> tuple[ArrayT if need_x else None, ArrayT if need_weight else None, ArrayT if need_bias "
+      "else None]",
       R"doc(Gradients of `linear`.
 
 g = grad_out * activation'(preactivation); grad_x = g weight; grad_weight = g^T x; grad_bias = sum of g over rows.

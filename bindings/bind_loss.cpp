@@ -56,10 +56,10 @@ nb::object cross_entropy_backward(nb::handle grad_loss, nb::handle logits, nb::h
 void bind_loss(nb::module_& module) {
   def_op<&cross_entropy>(
       module,
-      "def cross_entropy(logits: SupportsDLPack, targets: SupportsDLPack, *, ignore_index: int = -100, "
+      "def cross_entropy(logits: ArrayT, targets: SupportsDLPack, *, ignore_index: int = -100, "
       "label_smoothing: float = 0.0, reduction: typing.Literal['none', 'sum', 'mean'] = 'mean', return_lse: "
       "bool = False, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> "
-      "typing.Any",
+      "ArrayT, ArrayT if return_lse",
       R"doc(lse(logits[r]) - logits[r, targets[r]] per row, without writing the probabilities.
 
 logits: [rows, classes]; float32, float16 or bfloat16; contiguous last dim.
@@ -82,10 +82,10 @@ True
 
   def_op<&cross_entropy_backward>(
       module,
-      "def cross_entropy_backward(grad_loss: SupportsDLPack, logits: SupportsDLPack, targets: SupportsDLPack, "
-      "lse: SupportsDLPack, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: "
-      "typing.Literal['none', 'sum', 'mean'] = 'mean', out: SupportsDLPack | None = None, stream: typing.Any = "
-      "None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
+      "def cross_entropy_backward(grad_loss: ArrayT, logits: SupportsDLPack, targets: SupportsDLPack, lse: "
+      "SupportsDLPack, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: "
+      "typing.Literal['none', 'sum', 'mean'] = 'mean', out: ArrayT | None = None, stream: typing.Any = None, "
+      "dtype: typing.Any = None, backend: str | None = None) -> ArrayT",
       R"doc(Gradient of `cross_entropy` with respect to the logits.
 
 grad_logits[r] = w[r] * (softmax(logits[r]) - target distribution[r]); w is grad_loss, divided by the counted rows for "mean".

@@ -109,10 +109,11 @@ nb::tuple rms_norm_backward(nb::handle grad_out, nb::handle h, nb::handle weight
 void bind_norm(nb::module_& module) {
   def_op<&layer_norm>(
       module,
-      "def layer_norm(x: SupportsDLPack, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = "
-      "None, *, eps: float = 1e-05, residual: SupportsDLPack | None = None, return_stats: bool = False, out: "
-      "SupportsDLPack | None = None, residual_out: SupportsDLPack | None = None, stream: typing.Any = None, "
-      "dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
+      "def layer_norm(x: ArrayT, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None, *, "
+      "eps: float = 1e-05, residual: SupportsDLPack | None = None, return_stats: bool = False, out: ArrayT | "
+      "None = None, residual_out: ArrayT | None = None, stream: typing.Any = None, dtype: typing.Any = None, "
+      "backend: str | None = None) -> ArrayT, ArrayT if residual, ArrayT if return_stats, ArrayT if "
+      "return_stats",
       R"doc((h - mean(h)) / sqrt(var(h) + eps) * weight + bias over the last dim, where h = x + residual.
 
 x: [..., features]; float32, float16 or bfloat16; any strides with a contiguous last dim.
@@ -135,10 +136,10 @@ Example:
 
   def_op<&rms_norm>(
       module,
-      "def rms_norm(x: SupportsDLPack, weight: SupportsDLPack | None = None, *, eps: float = 1e-06, residual: "
-      "SupportsDLPack | None = None, return_stats: bool = False, out: SupportsDLPack | None = None, "
-      "residual_out: SupportsDLPack | None = None, stream: typing.Any = None, dtype: typing.Any = None, "
-      "backend: str | None = None) -> typing.Any",
+      "def rms_norm(x: ArrayT, weight: SupportsDLPack | None = None, *, eps: float = 1e-06, residual: "
+      "SupportsDLPack | None = None, return_stats: bool = False, out: ArrayT | None = None, residual_out: "
+      "ArrayT | None = None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) "
+      "-> ArrayT, ArrayT if residual, ArrayT if return_stats",
       R"doc(h / sqrt(mean(h^2) + eps) * weight over the last dim, where h = x + residual.
 
 x: [..., features]; float32, float16 or bfloat16; any strides with a contiguous last dim.
@@ -160,10 +161,11 @@ Example:
 
   def_op<&layer_norm_backward>(
       module,
-      "def layer_norm_backward(grad_out: SupportsDLPack, h: SupportsDLPack, weight: SupportsDLPack | None, "
-      "mean: SupportsDLPack, rstd: SupportsDLPack, *, grad_residual_out: SupportsDLPack | None = None, "
-      "need_weight: bool = True, need_bias: bool = True, stream: typing.Any = None, dtype: typing.Any = None, "
-      "backend: str | None = None) -> tuple[typing.Any, typing.Any, typing.Any]",
+      "def layer_norm_backward(grad_out: ArrayT, h: SupportsDLPack, weight: SupportsDLPack | None, mean: "
+      "SupportsDLPack, rstd: SupportsDLPack, *, grad_residual_out: SupportsDLPack | None = None, need_weight: "
+      "bool = True, need_bias: bool = True, stream: typing.Any = None, dtype: typing.Any = None, backend: str "
+      "| None = None) -> tuple[ArrayT, ArrayT if weight and need_weight else None, ArrayT if need_bias else "
+      "None]",
       R"doc(Gradients of `layer_norm`.
 
 n = (h - mean) * rstd; g = grad_out * weight; grad_x = rstd * (g - mean(g) - n * mean(g * n)) + grad_residual_out;
@@ -189,9 +191,10 @@ Example:
 
   def_op<&rms_norm_backward>(
       module,
-      "def rms_norm_backward(grad_out: SupportsDLPack, h: SupportsDLPack, weight: SupportsDLPack | None, rstd: "
+      "def rms_norm_backward(grad_out: ArrayT, h: SupportsDLPack, weight: SupportsDLPack | None, rstd: "
       "SupportsDLPack, *, grad_residual_out: SupportsDLPack | None = None, need_weight: bool = True, stream: "
-      "typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> tuple[typing.Any, typing.Any]",
+      "typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> tuple[ArrayT, ArrayT if "
+      "weight and need_weight else None]",
       R"doc(Gradients of `rms_norm`.
 
 n = h * rstd; g = grad_out * weight; grad_x = rstd * (g - n * mean(g * n)) + grad_residual_out;

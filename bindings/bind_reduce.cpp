@@ -106,11 +106,11 @@ nb::object log_softmax_backward(nb::handle grad_out, nb::handle out, int axis, n
 }
 
 void bind_reduce(nb::module_& module) {
-  def_op<&reduce_sum>(module,
-                      "def reduce_sum(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = "
-                      "False, out: SupportsDLPack | None = None, "
-                      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
-                      R"doc(Sum over any set of axes.
+  def_op<&reduce_sum>(
+      module,
+      "def reduce_sum(x: ArrayT, axis: Axis = None, *, keepdims: bool = False, out: ArrayT | None = None, "
+      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> ArrayT",
+      R"doc(Sum over any set of axes.
 
 x: float32, float16 or bfloat16; any strides, up to 8 dims.
 axis: int or tuple of ints, negative ones count from the end; None: all.
@@ -127,9 +127,8 @@ Example:
 )doc");
   def_op<&reduce_mean>(
       module,
-      "def reduce_mean(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = False, out: SupportsDLPack | None = "
-      "None, "
-      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
+      "def reduce_mean(x: ArrayT, axis: Axis = None, *, keepdims: bool = False, out: ArrayT | None = None, "
+      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> ArrayT",
       R"doc(Mean over any set of axes: `reduce_sum` divided by the number of elements.
 
 x, axis, keepdims, out: as in `reduce_sum`.
@@ -142,11 +141,11 @@ Example:
 >>> float(fk.reduce_mean(np.arange(4, dtype=np.float32)))
 1.5
 )doc");
-  def_op<&reduce_max>(module,
-                      "def reduce_max(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = "
-                      "False, out: SupportsDLPack | None = None, "
-                      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
-                      R"doc(Maximum over any set of axes.
+  def_op<&reduce_max>(
+      module,
+      "def reduce_max(x: ArrayT, axis: Axis = None, *, keepdims: bool = False, out: ArrayT | None = None, "
+      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> ArrayT",
+      R"doc(Maximum over any set of axes.
 
 x, axis, keepdims, out: as in `reduce_sum`.
 
@@ -160,8 +159,8 @@ Example:
 )doc");
   def_op<&argmax>(
       module,
-      "def argmax(x: SupportsDLPack, axis: Axis = None, *, keepdims: bool = False, out: SupportsDLPack | None = None, "
-      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
+      "def argmax(x: ArrayT, axis: Axis = None, *, keepdims: bool = False, out: ArrayT | None = None, stream: "
+      "typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> ArrayT",
       R"doc(Index of the first maximum over any set of axes.
 
 x, axis, keepdims: as in `reduce_sum`.
@@ -178,9 +177,8 @@ Example:
 
   def_op<&softmax>(
       module,
-      "def softmax(x: SupportsDLPack, axis: int = -1, *, out: SupportsDLPack | None = None, stream: typing.Any "
-      "= None, "
-      "dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
+      "def softmax(x: ArrayT, axis: int = -1, *, out: ArrayT | None = None, stream: typing.Any = None, dtype: "
+      "typing.Any = None, backend: str | None = None) -> ArrayT",
       R"doc(exp(x - max(x)) / sum(exp(x - max(x))) along one axis.
 
 x: float32, float16 or bfloat16; any strides, up to 8 dims.
@@ -197,10 +195,11 @@ Example:
 >>> fk.softmax(np.zeros(4, np.float32)).tolist()
 [0.25, 0.25, 0.25, 0.25]
 )doc");
-  def_op<&log_softmax>(module,
-                       "def log_softmax(x: SupportsDLPack, axis: int = -1, *, out: SupportsDLPack | None = None, "
-                       "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
-                       R"doc(x - max(x) - log(sum(exp(x - max(x)))) along one axis.
+  def_op<&log_softmax>(
+      module,
+      "def log_softmax(x: ArrayT, axis: int = -1, *, out: ArrayT | None = None, stream: typing.Any = None, "
+      "dtype: typing.Any = None, backend: str | None = None) -> ArrayT",
+      R"doc(x - max(x) - log(sum(exp(x - max(x)))) along one axis.
 
 x, axis, out: as in `softmax`.
 
@@ -214,8 +213,8 @@ True
 )doc");
   def_op<&softmax_backward>(
       module,
-      "def softmax_backward(grad_out: SupportsDLPack, out: SupportsDLPack, axis: int = -1, *, "
-      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
+      "def softmax_backward(grad_out: ArrayT, out: SupportsDLPack, axis: int = -1, *, stream: typing.Any = "
+      "None, dtype: typing.Any = None, backend: str | None = None) -> ArrayT",
       R"doc(Gradient of `softmax`: out * (grad_out - sum(grad_out * out)) along the axis.
 
 grad_out: out's shape and dtype. out: what `softmax` gave. axis: as given to it.
@@ -231,8 +230,8 @@ Example:
 )doc");
   def_op<&log_softmax_backward>(
       module,
-      "def log_softmax_backward(grad_out: SupportsDLPack, out: SupportsDLPack, axis: int = -1, *, "
-      "stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> typing.Any",
+      "def log_softmax_backward(grad_out: ArrayT, out: SupportsDLPack, axis: int = -1, *, stream: typing.Any = "
+      "None, dtype: typing.Any = None, backend: str | None = None) -> ArrayT",
       R"doc(Gradient of `log_softmax`: grad_out - exp(out) * sum(grad_out) along the axis.
 
 grad_out: out's shape and dtype. out: what `log_softmax` gave. axis: as given to it.

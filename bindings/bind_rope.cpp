@@ -63,10 +63,10 @@ nb::object rope_table(nb::handle q, nb::handle k, nb::handle cos, nb::handle sin
 void bind_rope(nb::module_& module) {
   def_op<&rope>(
       module,
-      "def rope(q: SupportsDLPack, k: SupportsDLPack | None = None, positions: SupportsDLPack | None = None, *, "
-      "theta: float = 10000.0, rotary_dim: int | None = None, interleaved: bool = False, inverse: bool = False, "
-      "inv_freq: SupportsDLPack | None = None, out: typing.Any = None, stream: typing.Any = None, dtype: "
-      "typing.Any = None, backend: str | None = None) -> typing.Any",
+      "def rope(q: ArrayT, k: SupportsDLPack | None = None, positions: SupportsDLPack | None = None, *, theta: "
+      "float = 10000.0, rotary_dim: int | None = None, interleaved: bool = False, inverse: bool = False, "
+      "inv_freq: SupportsDLPack | None = None, out: ArrayT | tuple[ArrayT, ArrayT] | None = None, stream: "
+      "typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> ArrayT, ArrayT if k",
       R"doc(Rotary position embedding of q and k, with sin and cos computed in the kernel.
 
 (a, b) -> (a cos x - b sin x, b cos x + a sin x) for each pair p of a head's first rotary_dim elements, where
@@ -99,10 +99,10 @@ Example:
 
   def_op<&rope_table>(
       module,
-      "def rope_table(q: SupportsDLPack, k: SupportsDLPack | None, cos: SupportsDLPack, sin: SupportsDLPack, "
+      "def rope_table(q: ArrayT, k: SupportsDLPack | None, cos: SupportsDLPack, sin: SupportsDLPack, "
       "positions: SupportsDLPack | None = None, *, interleaved: bool = False, inverse: bool = False, out: "
-      "typing.Any = None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> "
-      "typing.Any",
+      "ArrayT | tuple[ArrayT, ArrayT] | None = None, stream: typing.Any = None, dtype: typing.Any = None, "
+      "backend: str | None = None) -> ArrayT, ArrayT if k",
       R"doc(Rotary position embedding of q and k, with sin and cos read from tables.
 
 The formula of `rope` with cos x and sin x from the tables.

@@ -15,8 +15,10 @@
 
 namespace flashkernel::python {
 
-/// The parameters of one op, read from text such as "def add(a: SupportsDLPack, b: SupportsDLPack, *, out:
-/// SupportsDLPack | None = None) -> typing.Any". Defaults are None, bools, numbers and strings in single quotes.
+/// The parameters of one op, read from text such as "def add(a: ArrayT, b: SupportsDLPack, *, out: ArrayT | None =
+/// None)
+/// -> ArrayT". Defaults are None, bools, numbers and strings in single quotes. What stands behind the arrow is for the
+/// stub alone: overloads.py says how results depend on arguments there.
 class Signature {
  public:
   static constexpr int kMaxParameters = 28;

@@ -1,6 +1,8 @@
-# What nanobind's stub generator is told beyond the signatures: names used in them, and classes that C++ makes by hand.
+# What nanobind's stub generator is told beyond the signatures: names used in them (overloads.py needs some), and classes that C++ makes by hand.
 flashkernel._C.__prefix__$:
-    \from flashkernel.typing import Axis, KvAppendRope, SupportsDLPack, Window
+    \from flashkernel.typing import ArrayT, Axis, KvAppendRope, KvAppendRopeWithQ, SupportsDLPack, TorchTensor, Window
+    \from numpy.typing import NDArray
+    \from typing import Any, Literal, overload
 
 flashkernel._C.__suffix__$:
     __version__: str

@@ -16,6 +16,7 @@ pytest.importorskip("tools.places", reason="the source tree is not beside the te
 
 from tools import standing
 from tools.bar import bar, points, recorded
+from tools.changes import Changes
 from tools.places import PLOTS, RESULTS, ROOT, TABLES
 from tools.plots import digest, digest_in, figures
 from tools.report import merged, pages, run, sections
@@ -234,15 +235,17 @@ def test_every_row_where_a_peer_is_ahead_stands_in_one_table() -> None:
     runs[0]["rows"][1]["providers"]["sdpa_flash"]["p50"] = 0.5e-3
     suite = standing.Suite("h200/x", "h200_x", runs, merged(runs))
     assert [found.ratio for found in standing.rows_with_a_peer(suite)] == [2.0, 0.5]
-    text = standing.where_others_are_faster([suite])
+    text = standing.where_others_are_faster([suite], Changes({}))
     assert "1 of 2" in text and "| 0.50 " in text and "| 2.00 " not in text
     older = [{**runs[0], "machine": {**runs[0]["machine"], "date": "2025-01-01T00"}, "rows": [row(512, 9.0)]}]
     older[0]["rows"][0]["providers"]["sdpa_flash"]["p50"] = 1.0
     before = standing.Suite("h200/old", "h200_old", older, merged(older))
-    assert "1 of 2" in standing.where_others_are_faster([before, suite])  # the newest run of a case counts
+    assert "1 of 2" in standing.where_others_are_faster([before, suite], Changes({}))  # the newest run of a case counts
     any_order = provider(0.4e-3, "variant")
     runs[0]["rows"][1]["providers"]["any_order"] = any_order
-    assert "0 of 2" in standing.where_others_are_faster([standing.Suite("h200/x", "h200_x", runs, merged(runs))])
+    assert "0 of 2" in standing.where_others_are_faster(
+        [standing.Suite("h200/x", "h200_x", runs, merged(runs))], Changes({})
+    )
 
 
 def test_a_person_reads_benchmarks_to_the_end() -> None:

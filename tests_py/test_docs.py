@@ -34,3 +34,21 @@ def test_readmes_python_runs():
     assert len(blocks) >= 2
     for block in blocks:
         subprocess.run([sys.executable, "-c", block], check=True)
+
+
+ALIASES = {"flashkernel": "fk", "flashkernel.torch": "fkt", "flashkernel.triton": "fk_triton"}
+
+
+def test_a_module_has_one_alias():
+    """In pages, docstrings, examples and tests: what is read in one place is so in the next."""
+    folders = ("bindings", "docs", "examples", "lab", "python", "scripts", "tests_py", "tools")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    wrong = []
+    for file in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *files]:
+        if file.suffix not in (".md", ".py", ".cpp", ".hpp", ".sh"):
+            continue
+        for module, alias in re.findall(r"\b(flashkernel(?:\.\w+)*) as (\w+)", file.read_text()):
+            expected = ALIASES.get(module)
+            if alias != expected and (expected or alias in ALIASES.values()):
+                wrong.append(f"{file.relative_to(ROOT)}: {module} as {alias}; {expected or 'another name'} is needed")
+    assert not wrong, "\n".join(wrong)

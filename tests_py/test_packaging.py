@@ -161,7 +161,7 @@ def test_the_module_keeps_to_the_stable_abi():
 def test_typed():
     folder = pathlib.Path(_C.__file__).parent
     stub = (folder / "_C.pyi").read_text()
-    assert "def attention(q: SupportsDLPack" in stub and any(
+    assert "def attention(q: ArrayT, k: SupportsDLPack" in stub and any(
         (pathlib.Path(p) / "py.typed").exists() for p in fk.__path__
     )
     compile(stub, "_C.pyi", "exec")

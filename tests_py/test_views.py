@@ -177,7 +177,7 @@ class Triton:
     def __getattr__(self, name: str) -> Any:
         import torch
 
-        import flashkernel.triton as fkt
+        import flashkernel.triton as fk_triton
 
         def each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
             if isinstance(value, dict):
@@ -188,7 +188,7 @@ class Triton:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = each((args, kwargs), np.ndarray, torch.from_numpy)
-            return each(getattr(fkt, name)(*args, **kwargs), torch.Tensor, torch.Tensor.numpy)
+            return each(getattr(fk_triton, name)(*args, **kwargs), torch.Tensor, torch.Tensor.numpy)
 
         return run
 
@@ -201,9 +201,9 @@ each_triton_call = pytest.mark.parametrize("call", TRITON_CALLS, ids=[call.name 
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
     if not HAS_TRITON_WHEELS:
         pytest.skip(NO_TRITON_WHEELS)
-    import flashkernel.triton as fkt
+    import flashkernel.triton as fk_triton
 
-    if not fkt.IS_INTERPRETED:
+    if not fk_triton.IS_INTERPRETED:
         pytest.skip("the arrays are on the CPU; the checks, on the host, are the interpreter's")
     monkeypatch.setattr(calls_of, "fk", Triton())
 

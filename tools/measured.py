@@ -28,6 +28,7 @@ class Point:
     exponentials: float = 0.0  # for the special function unit
     read_only: bool = False  # the result is small against what is read
     source: str = ""
+    commit: str = ""  # of the library; empty for files that do not say
 
     @property
     def tflops(self) -> float:
@@ -212,7 +213,10 @@ def points(folder: Path) -> list[Point]:
     for file, data in _runs(folder):
         reader = _suite if is_result(data) else BY_HAND.get(file.stem)
         if reader:
-            found += [replace(point, source=file.name) for point in reader(data)]
+            commit = (
+                str((data.get("machine") or {}).get("commit") or "") if isinstance(data.get("machine"), dict) else ""
+            )
+            found += [replace(point, source=file.name, commit=commit) for point in reader(data)]
     return found
 
 

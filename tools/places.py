@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["CHECKS", "PICTURES", "PLOTS", "PROFILES", "RESULTS", "ROOT", "TABLES", "find_root"]
+__all__ = ["CHECKS", "KERNEL_CHANGES", "PICTURES", "PLOTS", "PROFILES", "RESULTS", "ROOT", "TABLES", "find_root"]
 
 ROOT = Path(__file__).resolve().parents[1]
 LAB = Path("lab")
@@ -14,6 +14,7 @@ TABLES = LAB / "tables"  # written from RESULTS, a page a suite
 PROFILES = LAB / "profiles"  # Nsight Compute's counters, a folder a kernel
 CHECKS = LAB / "checks"  # what the last checks on a GPU said
 PICTURES = LAB / "pictures"  # of roofline and ladder
+KERNEL_CHANGES = LAB / "kernel_changes.json"  # which results are older than their kernel; written by changes.py
 
 
 def find_root(start: Path | None = None) -> Path:

@@ -1,5 +1,7 @@
 """`python -m tools report`: BENCHMARKS.md, lab/tables, lab/plots and README's table, all from lab/results.
 
+Rows that are older than their kernel are marked; changes.py says how that is known.
+
 Nothing in them is typed by hand; `--check` (and a test) fails where they and the JSON disagree. Result files whose
 names end in a number after a dot (run.1.json, run.2.json, ...) are runs of the same thing: their medians are shown.
 """
@@ -18,7 +20,7 @@ from typing import Any
 from flashkernel.bench.results import is_result
 from flashkernel.bench.tables import BRIEF, table
 
-from . import readme, standing, training, whole_models
+from . import changes, readme, roofline, standing, training, whole_models
 from .bar import bar, points, recorded
 from .places import PLOTS, RESULTS, TABLES
 from .plots import Figure, digest, digest_in, draw, figures
@@ -46,6 +48,10 @@ class Section:
     @property
     def slug(self) -> str:
         return re.sub(r"[^a-z0-9]+", "_", self.name.lower())
+
+    @property
+    def commits(self) -> list[Any]:
+        return [run["machine"].get("commit") for run in self.runs]
 
 
 def sections(root: Path) -> list[Section]:
@@ -85,6 +91,16 @@ def merged(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return result
 
 
+def _marked(rows: list[dict[str, Any]], section: Section, newer: changes.Changes) -> list[dict[str, Any]]:
+    """The rows, with a mark behind the case of those that are older than a kernel in them."""
+    return [
+        {**row, "case": f"{row['case']} {changes.MARK}"}
+        if newer.is_older(changes.kernels_of(row), section.commits)
+        else row
+        for row in rows
+    ]
+
+
 def _machine(run: dict[str, Any]) -> str:
     m = run["machine"]
     gpu = ""
@@ -112,7 +128,9 @@ def _method(run: dict[str, Any]) -> str:
     )
 
 
-def _section(section: Section, drawn: list[Figure], known: dict[str, dict[str, float]]) -> Iterator[str]:
+def _section(
+    section: Section, drawn: list[Figure], known: dict[str, dict[str, float]], newer: changes.Changes
+) -> Iterator[str]:
     first = section.runs[0]
     yield INTRO.format(name=section.name)
     links = ", ".join(
@@ -136,6 +154,9 @@ def _section(section: Section, drawn: list[Figure], known: dict[str, dict[str, f
                 "(one run, one H200) times cuDNN's rate here.\n"
             )
         yield bar(compared) + "\n"
+    rows = _marked(rows, section, newer)
+    if any(row["case"].endswith(changes.MARK) for row in rows):
+        yield changes.NOTE + "\n"
     for group in dict.fromkeys(row["group"] for row in rows):
         yield f"## {group}\n"
         yield table([row for row in rows if row["group"] == group], BRIEF) + "\n"
@@ -149,17 +170,17 @@ def _section(section: Section, drawn: list[Figure], known: dict[str, dict[str, f
 
 def pages(root: Path, found: list[Section]) -> tuple[dict[Path, str], list[Figure]]:
     """(text of every generated page by its path, the plots)."""
-    known = recorded(root)
+    known, newer = recorded(root), changes.read(root)
     texts: dict[Path, str] = {}
     drawn: list[Figure] = []
     for section in found:
         mine = figures(section.slug, merged(section.runs))
         drawn += mine
-        texts[root / TABLES / f"{section.slug}.md"] = "\n".join(_section(section, mine, known))
+        texts[root / TABLES / f"{section.slug}.md"] = "\n".join(_section(section, mine, known, newer))
     rows = [standing.Suite(section.name, section.slug, section.runs, merged(section.runs)) for section in found]
-    texts[root / TABLES / "where_others_are_faster.md"] = standing.where_others_are_faster(rows)
+    texts[root / TABLES / "where_others_are_faster.md"] = standing.where_others_are_faster(rows, newer)
     cpu = [section for section in found if section.name == "cpu/run"]
-    parts = [standing.overview(rows), readme.render(cpu[0].runs) if cpu else "", whole_models.summary(root)]
+    parts = [standing.overview(rows, newer), readme.render(cpu[0].runs) if cpu else "", whole_models.summary(root)]
     parts.append(training.sentence(root))
     texts[root / "BENCHMARKS.md"] = "\n\n".join(filter(None, parts)) + "\n"
     if models := whole_models.report(root) + training.report(root):
@@ -181,6 +202,15 @@ def run(root: Path, *, check: bool) -> int:
     if not (root / RESULTS).is_dir() or not (root / "README.md").is_file():
         raise ValueError(f"report: {root}: a checkout of FlashKernel is needed ({RESULTS.as_posix()} and README.md)")
     found = sections(root)
+    if not check:
+        measured = [
+            (kernel, commit)
+            for section in found
+            for row in merged(section.runs)
+            for kernel in changes.kernels_of(row)
+            for commit in section.commits
+        ]
+        changes.record(root, [*measured, *roofline.measured_kernels(root)])
     texts, drawn = pages(root, found)
     wanted = {root / PLOTS / f"{figure.name}.svg": figure for figure in drawn}
     stale = [path for path in (root / PLOTS).glob("*.svg") if path not in wanted]

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import article, ladder, t4_model
+from . import article, changes, ladder, t4_model
 from .measured import Point, ceilings, points
 from .places import PICTURES, PROFILES, RESULTS, find_root
 from .profile_report import counters, read_csv
 from .sm_model import MACHINES, PARTS
 
-__all__ = ["add_arguments", "render", "render_t4", "replace_section", "run"]
+__all__ = ["add_arguments", "measured_kernels", "render", "render_t4", "replace_section", "run"]
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,23 @@ def _rate(p: Placed) -> str:
     return f"{p.point.tflops:.3g} TFLOP/s"
 
 
+def measured_kernels(root: Path) -> list[tuple[str, str]]:
+    """(kernel, commit) of the points of the table."""
+    return [(point.kernel, point.commit) for point in points(root / RESULTS / "h200")]
+
+
 def render(root: Path) -> str:
     """The table of lab/roofline.md."""
     folder = root / RESULTS / "h200"
     limits = limits_of(folder)
     counted = counters(root / PROFILES)
+    newer = changes.read(root)
     lines = [
         f"Ceilings: matmul {limits.tensor * 1e-12:.0f} TFLOP/s (fp16), copy {limits.copy * 1e-12:.2f} TB/s, read "
         f"{limits.read * 1e-12:.2f} TB/s, all by torch on the same GPU; fp32 {limits.fp32 * 1e-12:.0f} TFLOP/s and "
         f"{limits.special * 1e-12:.1f} T exponentials a second from the number of lanes at 1980 MHz.",
+        "",
+        changes.NOTE,
         "",
         "| kernel | best case | FLOP / byte by formula | by counters | achieved | of its limit | bound | all cases |",
         "|---|---|---|---|---|---|---|---|",
@@ -114,8 +122,9 @@ def render(root: Path) -> str:
     for kernel, placed in by_kernel(points(folder), limits).items():
         best, worst = placed[-1], placed[0]
         ai = f"{best.point.intensity:.3g}" if best.point.flop else "0"
+        mark = f" {changes.MARK}" if newer.is_older([kernel], {p.point.commit for p in placed}) else ""
         lines.append(
-            f"| `{kernel}` | {best.point.case} | {ai} | {counted.get(kernel, '-')} | {_rate(best)} | "
+            f"| `{kernel}`{mark} | {best.point.case} | {ai} | {counted.get(kernel, '-')} | {_rate(best)} | "
             f"{best.share:.0%} | {best.bound} | {len(placed)}: {worst.share:.0%} to {best.share:.0%} |"
         )
     return "\n".join(lines)

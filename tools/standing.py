@@ -12,6 +12,8 @@ from typing import Any
 
 from flashkernel.bench.tables import markdown, seconds
 
+from .changes import MARK, NOTE, Changes, kernels_of
+
 __all__ = ["Row", "Suite", "headline", "overview", "rows_with_a_peer", "where_others_are_faster"]
 
 SHOWN = 40  # rows of BENCHMARKS.md's "Where others are faster"
@@ -70,6 +72,11 @@ class Row:
     ours: float  # seconds
     peer: str
     theirs: float
+    kernels: tuple[str, ...] = ()
+
+    def is_older(self, newer: Changes) -> bool:
+        """Than a kernel that it timed."""
+        return newer.is_older(self.kernels, (run["machine"].get("commit") for run in self.suite.runs))
 
     @property
     def ratio(self) -> float:
@@ -85,7 +92,7 @@ def rows_with_a_peer(suite: Suite) -> Iterator[Row]:
         if not mine or not peers:
             continue
         best = min(peers, key=lambda name: peers[name])
-        yield Row(suite, row["group"], row["case"], row["dtype"], min(mine), best, peers[best])
+        yield Row(suite, row["group"], row["case"], row["dtype"], min(mine), best, peers[best], tuple(kernels_of(row)))
 
 
 def _newest(suites: Iterable[Suite]) -> list[Row]:
@@ -105,7 +112,7 @@ def _peer(name: str) -> str:
     return PEERS.get(name, name)
 
 
-def _behind(rows: Iterable[Row], tables: str) -> str:
+def _behind(rows: Iterable[Row], tables: str, newer: Changes) -> str:
     lines = [["x best peer", "what", "case", "dtype", "ours", "best peer", "suite", "measured"]]
     for row in rows:
         case = row.case.replace("|", "/")
@@ -118,7 +125,7 @@ def _behind(rows: Iterable[Row], tables: str) -> str:
                 seconds(row.ours),
                 f"{_peer(row.peer)} {seconds(row.theirs)}",
                 f"[{row.suite.name}]({tables}{row.suite.slug}.md)",
-                row.suite.date,
+                row.suite.date + (f" {MARK}" if row.is_older(newer) else ""),
             ]
         )
     return markdown(lines)
@@ -130,28 +137,29 @@ def _ahead_and_behind(suites: Iterable[Suite]) -> tuple[list[Row], list[Row]]:
     return rows, sorted((row for row in rows if row.ratio < 0.995), key=lambda row: row.ratio)
 
 
-def where_others_are_faster(suites: list[Suite]) -> str:
+def where_others_are_faster(suites: list[Suite], newer: Changes) -> str:
     rows, behind = _ahead_and_behind(suites)
     return (
         "# Where others are faster\n\n"
         "Written by `python -m tools report`; do not edit. Every measured row where a peer is more than 0.5 % ahead: "
         f"{len(behind)} of {len(rows)}. Each case stands once for each machine and way to measure, by its newest run. "
-        '"x best peer" is the fastest peer\'s time divided by ours. Shapes beside the suites are not in here.\n\n'
-        + _behind(behind, "")
-        + "\n"
+        '"x best peer" is the fastest peer\'s time divided by ours. Shapes beside the suites are not in here. '
+        f"{NOTE}\n\n" + _behind(behind, "", newer) + "\n"
     )
 
 
-def overview(suites: list[Suite]) -> str:
+def overview(suites: list[Suite], newer: Changes) -> str:
     """The beginning of BENCHMARKS.md."""
-    lines = [["suite", "machine", "date", "commit", "rows with a peer", "x best peer, mean", "least", "behind"]]
+    lines = [["suite", "machine", "date", "commit", "rows with a peer", "x best peer, mean", "least", "behind", MARK]]
     for suite in suites:
-        ratios = [row.ratio for row in rows_with_a_peer(suite)]
+        compared = list(rows_with_a_peer(suite))
+        ratios = [row.ratio for row in compared]
+        older = str(sum(row.is_older(newer) for row in compared))
         numbers = ["-", "-", "-"]
         if ratios:
             numbers = [f"{_mean(ratios):.2f}", f"{min(ratios):.2f}", str(sum(ratio < 0.995 for ratio in ratios))]
         link = f"[{suite.name}](lab/tables/{suite.slug}.md)"
-        lines.append([link, _short(suite.machine), suite.date, suite.commit, str(len(ratios)), *numbers])
+        lines.append([link, _short(suite.machine), suite.date, suite.commit, str(len(ratios)), *numbers, older])
     rows, behind = _ahead_and_behind(suites)
     return "\n".join(
         [
@@ -160,7 +168,8 @@ def overview(suites: list[Suite]) -> str:
             "Written by `python -m tools report` from [lab/results](lab/results); do not edit. "
             "[docs/benchmarks.md](docs/benchmarks.md) says how to measure and what the method is. "
             '"x best peer" is the fastest peer\'s time divided by ours, as a geometric mean over rows: above 1, '
-            "FlashKernel is faster. A suite's page has every row, its peers by name, and the machine.",
+            "FlashKernel is faster. A suite's page has every row, its peers by name, and the machine. "
+            f"{NOTE} The column counts such rows.",
             "",
             "## Suites",
             "",
@@ -173,7 +182,7 @@ def overview(suites: list[Suite]) -> str:
             f"In {len(behind)} of {len(rows)} rows a peer is more than 0.5 % ahead. The farthest {SHOWN} are below, "
             "[all of them here](lab/tables/where_others_are_faster.md). Shapes that no suite has are not counted.",
             "",
-            _behind(behind[:SHOWN], "lab/tables/"),
+            _behind(behind[:SHOWN], "lab/tables/", newer),
         ]
     )
 

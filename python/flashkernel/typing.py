@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, TypedDict
+from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar
 
 
 class SupportsDLPack(Protocol):
@@ -14,6 +14,21 @@ class SupportsDLPack(Protocol):
     def __dlpack_device__(self) -> tuple[Any, Any]: ...
 
 
+ArrayT = TypeVar("ArrayT", bound=SupportsDLPack)
+"""The kind of an op's results: that of its first array."""
+
+_PlainT_co = TypeVar("_PlainT_co", covariant=True)
+
+
+class TorchTensor(SupportsDLPack, Protocol[_PlainT_co]):
+    """A torch.Tensor, told by `clone` so that no torch is needed here.
+
+    Results for a subclass such as torch.nn.Parameter are plain tensors, as its clones are.
+    """
+
+    def clone(self) -> _PlainT_co: ...
+
+
 Window: TypeAlias = tuple[int | None, int | None] | None
 """Tokens seen to the left and right of a query's position; None or -1: unbounded."""
 
@@ -21,16 +36,30 @@ Axis: TypeAlias = int | Sequence[int] | None
 """The dims of a reduction; None: all."""
 
 
-class _RequiredKvAppendRope(TypedDict):
+class _KvAppendRopePositions(TypedDict):
     positions: SupportsDLPack
 
 
-class KvAppendRope(_RequiredKvAppendRope, total=False):
+class _KvAppendRopeQ(_KvAppendRopePositions):
+    q: SupportsDLPack
+
+
+class KvAppendRope(_KvAppendRopePositions, total=False):
     """RoPE fused into `kv_append`; only ``positions`` is required."""
 
     theta: float
     rotary_dim: int | None
     interleaved: bool
     inv_freq: SupportsDLPack | None
-    q: SupportsDLPack | None
+    q: None
+    q_out: None
+
+
+class KvAppendRopeWithQ(_KvAppendRopeQ, total=False):
+    """RoPE fused into `kv_append`, for a ``q`` too, which the call returns rotated."""
+
+    theta: float
+    rotary_dim: int | None
+    interleaved: bool
+    inv_freq: SupportsDLPack | None
     q_out: SupportsDLPack | None

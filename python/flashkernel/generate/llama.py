@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import flashkernel as fk
-from flashkernel.typing import KvAppendRope
+from flashkernel.typing import KvAppendRopeWithQ
 
 from .arrays import HostArrays
 from .checkpoint import Checkpoint, MemoryCheckpoint
@@ -281,7 +281,7 @@ class Llama(Model, model_types=FIELDS):
                 fk.rms_norm(q, layer.q_norm, eps=self.eps, out=q, **options)
                 fk.rms_norm(k, layer.k_norm, eps=self.eps, out=k, **options)
             # Rotates k on its way into the pages and q in place.
-            rope: KvAppendRope = {
+            rope: KvAppendRopeWithQ = {
                 "positions": batch.positions,
                 "q": q,
                 "q_out": q,

@@ -6,13 +6,13 @@ refused, not dropped. Kwon et al., PagedAttention (2023).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
 import flashkernel as fk
 from flashkernel.attention_options import AttentionOptions
-from flashkernel.typing import KvAppendRope
+from flashkernel.typing import KvAppendRope, KvAppendRopeWithQ
 
 from ._attention_options import VARLEN, from_schema, to_schema
 from ._library import define, direct, empty, refuse_gradient
@@ -96,6 +96,51 @@ _paged = define(
 )
 
 
+@overload
+def attention_paged(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: Literal[False] = False,
+    kv_scales: Scales = None,
+    kv_dtype: Any = None,
+) -> torch.Tensor: ...
+
+
+@overload
+def attention_paged(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: Literal[True],
+    kv_scales: Scales = None,
+    kv_dtype: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
 def attention_paged(
     q: torch.Tensor,
     k_pages: torch.Tensor,
@@ -114,7 +159,28 @@ def attention_paged(
     return_lse: bool = False,
     kv_scales: Scales = None,
     kv_dtype: Any = None,
-) -> Any:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def attention_paged(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+    kv_scales: Scales = None,
+    kv_dtype: Any = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`flashkernel.attention_paged` for inference; works under torch.compile.
 
     q: [batch, heads_q, seq_q, head_dim], or with cu_seqlens_q [total_q, heads_q, head_dim]; float32, float16, bfloat16.
@@ -193,7 +259,7 @@ def _append_kernel(
     inv_freq: Any,
     q: Any,
 ) -> Any:
-    rope: KvAppendRope | None = None
+    rope: Any = None
     if positions is not None:
         rope = {"positions": positions, "theta": theta, "rotary_dim": rotary_dim, "interleaved": interleaved}
         rope["inv_freq"], rope["q"] = inv_freq, q
@@ -216,6 +282,7 @@ _append = define(
 _ROPE_KEYS = ("positions", "theta", "rotary_dim", "interleaved", "inv_freq", "q")
 
 
+@overload
 def kv_append(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -226,7 +293,34 @@ def kv_append(
     rope: KvAppendRope | None = None,
     kv_scales: Scales = None,
     kv_dtype: Any = None,
-) -> Any:
+) -> None: ...
+
+
+@overload
+def kv_append(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    rope: KvAppendRopeWithQ,
+    kv_scales: Scales = None,
+    kv_dtype: Any = None,
+) -> torch.Tensor: ...
+
+
+def kv_append(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    rope: KvAppendRopeWithQ | KvAppendRope | None = None,
+    kv_scales: Scales = None,
+    kv_dtype: Any = None,
+) -> torch.Tensor | None:
     """`flashkernel.kv_append`: writes tokens to their slots of the pages, in place; works under torch.compile.
 
     k, v: [tokens, heads_kv, head_dim or head_dim_v]; float32, float16 or bfloat16.

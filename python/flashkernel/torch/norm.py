@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -122,6 +122,28 @@ _layer_norm = define(
 )
 
 
+@overload
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    residual: None = None,
+) -> torch.Tensor: ...
+
+
+@overload
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    residual: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
 def layer_norm(
     x: torch.Tensor,
     weight: torch.Tensor | None = None,
@@ -129,7 +151,7 @@ def layer_norm(
     *,
     eps: float = 1e-5,
     residual: torch.Tensor | None = None,
-) -> Any:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """LayerNorm over the last dim; with `residual`: (layer_norm(x + residual), x + residual) in one pass. With
     gradients.
     """
@@ -201,9 +223,21 @@ _rms_norm = define(
 )
 
 
+@overload
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float = 1e-6, residual: None = None
+) -> torch.Tensor: ...
+
+
+@overload
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float = 1e-6, residual: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float = 1e-6, residual: torch.Tensor | None = None
-) -> Any:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm over the last dim; with `residual`: (rms_norm(x + residual), x + residual) in one pass. With
     gradients.
     """

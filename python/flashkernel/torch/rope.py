@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -82,6 +82,34 @@ _rope = define(
 )
 
 
+@overload
+def rope(
+    q: torch.Tensor,
+    k: None = None,
+    positions: torch.Tensor | None = None,
+    *,
+    theta: float = 10000.0,
+    rotary_dim: int | None = None,
+    interleaved: bool = False,
+    inverse: bool = False,
+    inv_freq: torch.Tensor | None = None,
+) -> torch.Tensor: ...
+
+
+@overload
+def rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    *,
+    theta: float = 10000.0,
+    rotary_dim: int | None = None,
+    interleaved: bool = False,
+    inverse: bool = False,
+    inv_freq: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
 def rope(
     q: torch.Tensor,
     k: torch.Tensor | None = None,
@@ -92,7 +120,7 @@ def rope(
     interleaved: bool = False,
     inverse: bool = False,
     inv_freq: torch.Tensor | None = None,
-) -> Any:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`flashkernel.rope` with gradients: rotates q (and k) [batch, heads, seq, head_dim] by their positions."""
     if direct(q, k):
         return fk.rope(
@@ -141,6 +169,32 @@ _rope_table = define(
 )
 
 
+@overload
+def rope_table(
+    q: torch.Tensor,
+    k: None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    *,
+    interleaved: bool = False,
+    inverse: bool = False,
+) -> torch.Tensor: ...
+
+
+@overload
+def rope_table(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    *,
+    interleaved: bool = False,
+    inverse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
 def rope_table(
     q: torch.Tensor,
     k: torch.Tensor | None,
@@ -150,7 +204,7 @@ def rope_table(
     *,
     interleaved: bool = False,
     inverse: bool = False,
-) -> Any:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`flashkernel.rope_table` with gradients of q and k (not of the tables)."""
     if direct(q, k, cos, sin):
         return fk.rope_table(q, k, cos, sin, positions, interleaved=interleaved, inverse=inverse)

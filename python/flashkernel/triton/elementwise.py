@@ -67,9 +67,9 @@ def add(a: Any, b: Any, *, out: Any = None, stream: Any = None, dtype: Any = Non
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> x = torch.arange(3.0, device=fkt.default_device())
-    >>> fkt.add(x, x, out=x).tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> x = torch.arange(3.0, device=fk_triton.default_device())
+    >>> fk_triton.add(x, x, out=x).tolist()
     [0.0, 2.0, 4.0]
     """
     call = Call("add", stream, dtype)
@@ -86,9 +86,9 @@ def swiglu(gate: Any, up: Any, *, out: Any = None, stream: Any = None, dtype: An
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> zero = torch.zeros(2, device=fkt.default_device())
-    >>> fkt.swiglu(zero, zero + 1).tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> zero = torch.zeros(2, device=fk_triton.default_device())
+    >>> fk_triton.swiglu(zero, zero + 1).tolist()
     [0.0, 0.0]
     """
     call = Call("swiglu", stream, dtype)
@@ -103,9 +103,9 @@ def swiglu_backward(grad_out: Any, gate: Any, up: Any, *, stream: Any = None, dt
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> one = torch.ones(1, device=fkt.default_device())
-    >>> [g.item() for g in fkt.swiglu_backward(one, 0 * one, one)]
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> one = torch.ones(1, device=fk_triton.default_device())
+    >>> [g.item() for g in fk_triton.swiglu_backward(one, 0 * one, one)]
     [0.5, 0.0]
     """
     call = Call("swiglu_backward", stream, dtype)

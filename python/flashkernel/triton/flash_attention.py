@@ -237,9 +237,9 @@ def attention(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> q = torch.ones(1, 2, 4, 8, device=fkt.default_device())
-    >>> fkt.attention(q, q, q, causal=True).shape
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> q = torch.ones(1, 2, 4, 8, device=fk_triton.default_device())
+    >>> fk_triton.attention(q, q, q, causal=True).shape
     torch.Size([1, 2, 4, 8])
     """
     call = Call("attention", stream, dtype)
@@ -286,10 +286,10 @@ def attention_varlen(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> q = torch.ones(5, 2, 8, device=fkt.default_device())
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> q = torch.ones(5, 2, 8, device=fk_triton.default_device())
     >>> cu_seqlens = torch.tensor([0, 2, 5], device=q.device)
-    >>> fkt.attention_varlen(q, q, q, cu_seqlens, cu_seqlens, 3, 3).shape
+    >>> fk_triton.attention_varlen(q, q, q, cu_seqlens, cu_seqlens, 3, 3).shape
     torch.Size([5, 2, 8])
     """
     call = Call("attention_varlen", stream, dtype)
@@ -318,9 +318,9 @@ def merge_states(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> a, lse = torch.zeros(1, 4, device=fkt.default_device()), torch.zeros(1, device=fkt.default_device())
-    >>> fkt.merge_states(a, lse, a + 1, lse)[0].tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> a, lse = torch.zeros(1, 4, device=fk_triton.default_device()), torch.zeros(1, device=fk_triton.default_device())
+    >>> fk_triton.merge_states(a, lse, a + 1, lse)[0].tolist()
     [[0.5, 0.5, 0.5, 0.5]]
     """
     call = Call("merge_states", stream, dtype)

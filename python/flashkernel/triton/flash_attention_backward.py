@@ -504,10 +504,10 @@ def attention_backward(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> q = torch.ones(1, 1, 4, 8, device=fkt.default_device())
-    >>> out, lse = fkt.attention(q, q, q, return_lse=True)
-    >>> grad_q, grad_k, grad_v = fkt.attention_backward(torch.ones_like(out), q, q, q, out, lse)
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> q = torch.ones(1, 1, 4, 8, device=fk_triton.default_device())
+    >>> out, lse = fk_triton.attention(q, q, q, return_lse=True)
+    >>> grad_q, grad_k, grad_v = fk_triton.attention_backward(torch.ones_like(out), q, q, q, out, lse)
     >>> round(grad_v[0, 0, 0, 0].item(), 4)
     1.0
     """
@@ -567,11 +567,11 @@ def attention_varlen_backward(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> q = torch.ones(5, 1, 8, device=fkt.default_device())
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> q = torch.ones(5, 1, 8, device=fk_triton.default_device())
     >>> cu = torch.tensor([0, 2, 5], device=q.device)
-    >>> out, lse = fkt.attention_varlen(q, q, q, cu, cu, 3, 3, return_lse=True)
-    >>> [g.shape[0] for g in fkt.attention_varlen_backward(out, q, q, q, out, lse, cu, cu, 3, 3)]
+    >>> out, lse = fk_triton.attention_varlen(q, q, q, cu, cu, 3, 3, return_lse=True)
+    >>> [g.shape[0] for g in fk_triton.attention_varlen_backward(out, q, q, q, out, lse, cu, cu, 3, 3)]
     [5, 5, 5]
     """
     call = Call("attention_varlen_backward", stream, dtype)

@@ -202,9 +202,10 @@ def linear(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> x, weight = torch.ones(2, 3, device=fkt.default_device()), torch.ones(4, 3, device=fkt.default_device())
-    >>> fkt.linear(x, weight)[0].tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> device = fk_triton.default_device()
+    >>> x, weight = torch.ones(2, 3, device=device), torch.ones(4, 3, device=device)
+    >>> fk_triton.linear(x, weight)[0].tolist()
     [3.0, 3.0, 3.0, 3.0]
     """
     call = Call("linear", stream, dtype)
@@ -247,9 +248,10 @@ def linear_backward(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> x, weight = torch.ones(2, 3, device=fkt.default_device()), torch.ones(4, 3, device=fkt.default_device())
-    >>> fkt.linear_backward(torch.ones(2, 4, device=x.device), x, weight)[2].tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> device = fk_triton.default_device()
+    >>> x, weight = torch.ones(2, 3, device=device), torch.ones(4, 3, device=device)
+    >>> fk_triton.linear_backward(torch.ones(2, 4, device=x.device), x, weight)[2].tolist()
     [2.0, 2.0, 2.0, 2.0]
     """
     call = Call("linear_backward", stream, dtype)

@@ -144,9 +144,9 @@ def cross_entropy(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> logits = torch.zeros(2, 4, device=fkt.default_device())
-    >>> round(fkt.cross_entropy(logits, torch.tensor([1, -100], device=logits.device)).item(), 4)
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> logits = torch.zeros(2, 4, device=fk_triton.default_device())
+    >>> round(fk_triton.cross_entropy(logits, torch.tensor([1, -100], device=logits.device)).item(), 4)
     1.3863
     """
     call = Call("cross_entropy", stream, dtype)
@@ -190,11 +190,11 @@ def cross_entropy_backward(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> logits = torch.zeros(1, 2, device=fkt.default_device())
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> logits = torch.zeros(1, 2, device=fk_triton.default_device())
     >>> targets = torch.tensor([1], device=logits.device)
-    >>> loss, lse = fkt.cross_entropy(logits, targets, return_lse=True)
-    >>> [round(g, 4) for g in fkt.cross_entropy_backward(torch.ones_like(loss), logits, targets, lse)[0].tolist()]
+    >>> loss, lse = fk_triton.cross_entropy(logits, targets, return_lse=True)
+    >>> [round(g, 4) for g in fk_triton.cross_entropy_backward(torch.ones_like(loss), logits, targets, lse)[0].tolist()]
     [0.5, -0.5]
     """
     call = Call("cross_entropy_backward", stream, dtype)

@@ -284,8 +284,8 @@ def layer_norm(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> fkt.layer_norm(torch.tensor([[-1.0, 1.0]], device=fkt.default_device()), eps=0.0).tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> fk_triton.layer_norm(torch.tensor([[-1.0, 1.0]], device=fk_triton.default_device()), eps=0.0).tolist()
     [[-1.0, 1.0]]
     """
     return _forward("layer_norm", x, weight, bias, eps, residual, return_stats, out, residual_out, stream, dtype)
@@ -311,8 +311,8 @@ def rms_norm(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> fkt.rms_norm(torch.full((1, 4), 2.0, device=fkt.default_device()), eps=0.0).tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> fk_triton.rms_norm(torch.full((1, 4), 2.0, device=fk_triton.default_device()), eps=0.0).tolist()
     [[1.0, 1.0, 1.0, 1.0]]
     """
     return _forward("rms_norm", x, weight, None, eps, residual, return_stats, out, residual_out, stream, dtype)
@@ -338,10 +338,11 @@ def layer_norm_backward(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> x, one = torch.tensor([[-1.0, 1.0]], device=fkt.default_device()), torch.ones(2, device=fkt.default_device())
-    >>> _, mean, rstd = fkt.layer_norm(x, one, return_stats=True)
-    >>> fkt.layer_norm_backward(x, x, one, mean, rstd)[2].tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> device = fk_triton.default_device()
+    >>> x, one = torch.tensor([[-1.0, 1.0]], device=device), torch.ones(2, device=device)
+    >>> _, mean, rstd = fk_triton.layer_norm(x, one, return_stats=True)
+    >>> fk_triton.layer_norm_backward(x, x, one, mean, rstd)[2].tolist()
     [-1.0, 1.0]
     """
     return _backward(
@@ -364,10 +365,10 @@ def rms_norm_backward(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> x, one = torch.ones(1, 4, device=fkt.default_device()), torch.ones(4, device=fkt.default_device())
-    >>> _, rstd = fkt.rms_norm(x, one, eps=0.0, return_stats=True)
-    >>> fkt.rms_norm_backward(x, x, one, rstd)[1].tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> x, one = torch.ones(1, 4, device=fk_triton.default_device()), torch.ones(4, device=fk_triton.default_device())
+    >>> _, rstd = fk_triton.rms_norm(x, one, eps=0.0, return_stats=True)
+    >>> fk_triton.rms_norm_backward(x, x, one, rstd)[1].tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
     return _backward(

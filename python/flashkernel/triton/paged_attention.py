@@ -201,11 +201,11 @@ def attention_paged(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> pages = torch.ones(3, 16, 2, 8, device=fkt.default_device())
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> pages = torch.ones(3, 16, 2, 8, device=fk_triton.default_device())
     >>> table = torch.tensor([[2, 0]], dtype=torch.int32, device=pages.device)
     >>> q = torch.ones(1, 4, 1, 8, device=pages.device)
-    >>> fkt.attention_paged(q, pages, pages, table, torch.tensor([20], device=pages.device), causal=True).shape
+    >>> fk_triton.attention_paged(q, pages, pages, table, torch.tensor([20], device=pages.device), causal=True).shape
     torch.Size([1, 4, 1, 8])
     """
     call = Call("attention_paged", stream, dtype)

@@ -155,10 +155,10 @@ def kv_append(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> pages = torch.zeros(2, 16, 1, 4, device=fkt.default_device())
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> pages = torch.zeros(2, 16, 1, 4, device=fk_triton.default_device())
     >>> k = torch.ones(2, 1, 4, device=pages.device)
-    >>> fkt.kv_append(k, k, pages, pages.clone(), torch.tensor([17, -1], device=pages.device))
+    >>> fk_triton.kv_append(k, k, pages, pages.clone(), torch.tensor([17, -1], device=pages.device))
     >>> pages[1, 1, 0].tolist(), pages.sum().item()
     ([1.0, 1.0, 1.0, 1.0], 4.0)
     """
@@ -239,10 +239,10 @@ def kv_read(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> pages = torch.arange(32.0, device=fkt.default_device()).view(2, 16, 1, 1)
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> pages = torch.arange(32.0, device=fk_triton.default_device()).view(2, 16, 1, 1)
     >>> table = torch.tensor([[1, 0]], dtype=torch.int32, device=pages.device)
-    >>> k, v = fkt.kv_read(pages, pages, table, torch.tensor([18], device=pages.device), max_seq=18)
+    >>> k, v = fk_triton.kv_read(pages, pages, table, torch.tensor([18], device=pages.device), max_seq=18)
     >>> k[0, 14:, 0, 0].tolist()
     [30.0, 31.0, 0.0, 1.0]
     """
@@ -304,10 +304,10 @@ def kv_copy_pages(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> pages = torch.arange(2.0, device=fkt.default_device()).view(2, 1, 1, 1).repeat(1, 16, 1, 1)
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> pages = torch.arange(2.0, device=fk_triton.default_device()).view(2, 1, 1, 1).repeat(1, 16, 1, 1)
     >>> zero, one = (torch.tensor([i], device=pages.device) for i in (0, 1))
-    >>> fkt.kv_copy_pages(pages, pages.clone(), one, zero)
+    >>> fk_triton.kv_copy_pages(pages, pages.clone(), one, zero)
     >>> pages[0].min().item()
     1.0
     """

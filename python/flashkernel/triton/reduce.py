@@ -194,8 +194,8 @@ def reduce_sum(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> fkt.reduce_sum(torch.ones(2, 3, device=fkt.default_device()), axis=1).tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> fk_triton.reduce_sum(torch.ones(2, 3, device=fk_triton.default_device()), axis=1).tolist()
     [3.0, 3.0]
     """
     return _run("reduce_sum", SUM.value, x, axis, keepdims, out, stream, dtype)
@@ -210,8 +210,8 @@ def reduce_mean(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> fkt.reduce_mean(torch.arange(4.0, device=fkt.default_device())).item()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> fk_triton.reduce_mean(torch.arange(4.0, device=fk_triton.default_device())).item()
     1.5
     """
     return _run("reduce_mean", SUM.value, x, axis, keepdims, out, stream, dtype, is_mean=True)
@@ -226,8 +226,8 @@ def reduce_max(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> fkt.reduce_max(torch.arange(6.0, device=fkt.default_device()).view(2, 3), axis=0).tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> fk_triton.reduce_max(torch.arange(6.0, device=fk_triton.default_device()).view(2, 3), axis=0).tolist()
     [3.0, 4.0, 5.0]
     """
     return _run("reduce_max", MAX.value, x, axis, keepdims, out, stream, dtype)
@@ -243,8 +243,8 @@ def argmax(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> fkt.argmax(torch.tensor([[1.0, 3, 2], [5, 4, 5]], device=fkt.default_device()), axis=-1).tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> fk_triton.argmax(torch.tensor([[1.0, 3, 2], [5, 4, 5]], device=fk_triton.default_device()), axis=-1).tolist()
     [1, 0]
     """
     return _run("argmax", ARGMAX.value, x, axis, keepdims, out, stream, dtype)

@@ -207,9 +207,9 @@ def rope(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> q = torch.ones(1, 2, 3, 8, device=fkt.default_device())
-    >>> torch.allclose(fkt.rope(fkt.rope(q), inverse=True), q, atol=1e-6)
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> q = torch.ones(1, 2, 3, 8, device=fk_triton.default_device())
+    >>> torch.allclose(fk_triton.rope(fk_triton.rope(q), inverse=True), q, atol=1e-6)
     True
     """
     call = Call("rope", stream, dtype)
@@ -245,10 +245,10 @@ def rope_table(
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> q = torch.ones(1, 2, 3, 8, device=fkt.default_device())
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> q = torch.ones(1, 2, 3, 8, device=fk_triton.default_device())
     >>> cos, sin = torch.ones(3, 4, device=q.device), torch.zeros(3, 4, device=q.device)
-    >>> torch.equal(fkt.rope_table(q, None, cos, sin), q)
+    >>> torch.equal(fk_triton.rope_table(q, None, cos, sin), q)
     True
     """
     call = Call("rope_table", stream, dtype)

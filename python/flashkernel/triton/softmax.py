@@ -173,8 +173,8 @@ def softmax(x: Any, axis: int = -1, *, out: Any = None, stream: Any = None, dtyp
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> fkt.softmax(torch.zeros(4, device=fkt.default_device())).tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> fk_triton.softmax(torch.zeros(4, device=fk_triton.default_device())).tolist()
     [0.25, 0.25, 0.25, 0.25]
     """
     return _forward("softmax", x, axis, out, stream, dtype)
@@ -186,8 +186,8 @@ def log_softmax(x: Any, axis: int = -1, *, out: Any = None, stream: Any = None, 
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> round(fkt.log_softmax(torch.zeros(4, device=fkt.default_device()))[0].item(), 4)
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> round(fk_triton.log_softmax(torch.zeros(4, device=fk_triton.default_device()))[0].item(), 4)
     -1.3863
     """
     return _forward("log_softmax", x, axis, out, stream, dtype)
@@ -199,9 +199,9 @@ def softmax_backward(grad_out: Any, out: Any, axis: int = -1, *, stream: Any = N
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> out = torch.full((2,), 0.5, device=fkt.default_device())
-    >>> fkt.softmax_backward(2 * out - torch.tensor([0.0, 1.0], device=out.device), out).tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> out = torch.full((2,), 0.5, device=fk_triton.default_device())
+    >>> fk_triton.softmax_backward(2 * out - torch.tensor([0.0, 1.0], device=out.device), out).tolist()
     [0.25, -0.25]
     """
     return _backward("softmax_backward", grad_out, out, axis, stream, dtype)
@@ -213,9 +213,9 @@ def log_softmax_backward(grad_out: Any, out: Any, axis: int = -1, *, stream: Any
 
     Example:
 
-    >>> import torch, flashkernel.triton as fkt
-    >>> out = torch.zeros(1, device=fkt.default_device())
-    >>> fkt.log_softmax_backward(out + 1, out).tolist()
+    >>> import torch, flashkernel.triton as fk_triton
+    >>> out = torch.zeros(1, device=fk_triton.default_device())
+    >>> fk_triton.log_softmax_backward(out + 1, out).tolist()
     [0.0]
     """
     return _backward("log_softmax_backward", grad_out, out, axis, stream, dtype)
