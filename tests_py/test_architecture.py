@@ -27,8 +27,8 @@ def includes(path: Path) -> list[str]:
 
 
 # Which of the project's own folders a folder may include from. The longest matching key counts.
-# `core` is below everything; `ops/kernel_entry.hpp` and the params structs are the contract between ops and backends.
-OPS_CONTRACT = re.compile(r"ops/(\w+_params|kernel_entry|params_common)\.hpp")
+# `core` is below everything; `ops/kernel_entry.hpp`, plans and the params structs are the contract between ops and backends.
+OPS_CONTRACT = re.compile(r"ops/(\w+_params|kernel_entry|plan|params_common|work)\.hpp")
 # Headers directly in src/cpu declare what the folders below it share; they include no folder.
 CPU_SHARED = re.compile(r"cpu/\w+\.hpp")
 LAW: dict[str, tuple[str, ...]] = {
