@@ -17,7 +17,7 @@ inline double launch_and(double work, double rate) { return kLaunchUs + work / r
 
 namespace rates {
 /// Ops bound by memory: elements in a microsecond.
-inline constexpr int kRows = 900000, kRowsInClusters = 1100000;
+inline constexpr int kRowsGeneric = 900000, kRowsInClusters = 1100000;
 /// Linear's gradient: terms in a microsecond.
 inline constexpr int kGradientGeneric = 20000000, kGradientSm75 = 100000000, kGradientSm80 = 200000000,
                      kGradientSm90a = 350000000;

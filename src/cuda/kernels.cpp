@@ -74,7 +74,7 @@ template <class Params, typename RowFunctions<Params>::PlainLaunch kLaunch,
           typename RowFunctions<Params>::WorkspaceBytes kBytes = nullptr>
 constexpr KernelEntry<Params> generic(const char* name, typename RowFunctions<Params>::Supports supports) {
   return plain<Params, kLaunch, kBytes>(name, kEvery, arithmetic::kGeneric, supports,
-                                        cuda::cost_us<Params, rates::kRows>);
+                                        cuda::cost_us<Params, rates::kRowsGeneric>);
 }
 
 std::int64_t turing_pitch(const AttentionParams& f) { return cuda::sm75::BackwardWorkspace(f).pitch; }

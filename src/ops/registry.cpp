@@ -1,7 +1,9 @@
 // The registry's untyped half: every row of every op, forcing, and the texts of refusals.
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <sstream>
+#include <utility>
 
 #include "core/cpu_features.hpp"
 #include "core/cuda_devices.hpp"
@@ -129,6 +131,15 @@ void register_row(RowState& row) {
   all.rows.push_back(&row);
   read_environment(all);
   if (!all.patterns.empty()) apply_patterns(all);
+}
+
+const DeviceFacts& processor_facts() {
+  static MadeOnce<const DeviceFacts> facts;
+  return facts.get([] {
+    auto made = std::make_unique<DeviceFacts>();
+    made->cpu_features = available_cpu_features();
+    return std::unique_ptr<const DeviceFacts>(std::move(made));
+  });
 }
 
 std::string why_unavailable(const RowState& row, Device device, const DeviceFacts& facts) {

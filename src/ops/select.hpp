@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "core/cpu_features.hpp"
 #include "core/cuda_devices.hpp"
 #include "core/fork_safe.hpp"
 #include "core/kernel_range.hpp"
@@ -36,15 +35,12 @@ struct RowState {
 /// Whether any row is preferred: no choice needs a look at that otherwise.
 inline std::atomic<bool> any_preferred{false};
 
-/// Of the processor (CPU features alone), or of a GPU. A GPU that does not exist has the compute capability 0.
+/// Of the processor: its CPU features alone.
+const DeviceFacts& processor_facts();
+
+/// Of the processor, or of a GPU. A GPU that does not exist has the compute capability 0.
 inline const DeviceFacts& facts_of(Device device) {
-  if (device.is_cuda()) return cuda_device_facts(device.index);
-  static const DeviceFacts processor = [] {
-    DeviceFacts facts;
-    facts.cpu_features = available_cpu_features();
-    return facts;
-  }();
-  return processor;
+  return device.is_cuda() ? cuda_device_facts(device.index) : processor_facts();
 }
 
 /// Whether a device of the row's kind can run it: by CPU features, or by compute capability.
