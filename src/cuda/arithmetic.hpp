@@ -21,7 +21,9 @@ inline constexpr const char* kSplitSm90a = "split_sm90a";
 /// Linear: the order of its sums over in_features.
 inline constexpr const char* kLanes = "lanes";  // of a warp, each every 32nd vector
 inline constexpr const char* kLanesSm80 = "lanes_sm80";
-inline constexpr const char* kFewRowsSm90a = "few_rows_sm90a";
+inline constexpr const char* kDirectSm90a = "few_rows_direct";  // parts of a warp, one after the other
+inline constexpr const char* kStreamSm90a = "few_rows_stream";
+inline constexpr const char* kBlocksSm90a = "few_rows_blocks";  // parts of a cluster's blocks, in their order
 inline constexpr const char* kTilesSm75 = "tiles_sm75";
 inline constexpr const char* kTilesSm80 = "tiles_sm80";
 inline constexpr const char* kTilesSm80F32 = "tiles_sm80_f32";

@@ -15,6 +15,7 @@
 #include "cuda/costs.hpp"
 #include "cuda/elementwise/elementwise.hpp"
 #include "cuda/kv/kv.hpp"
+#include "cuda/linear/few_rows/sm90a/plan.hpp"
 #include "cuda/linear/generic/linear.hpp"
 #include "cuda/linear/gradient.hpp"
 #include "cuda/linear/tiles/sm75/linear.hpp"
@@ -161,6 +162,14 @@ constexpr KernelEntry<AttentionBackwardParams> ampere_backward_f32(const char* n
       cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>);
 }
 
+/// linear of few rows by one of three kernels, whose plan says which.
+template <class Kernel, DType kDtype>
+constexpr KernelEntry<LinearParams> hopper_few_rows(const char* name, const char* arithmetic) {
+  return row<LinearParams>(name, kHopper, arithmetic, cuda::sm90a::linear_few_rows_supports<Kernel, kDtype>,
+                           cuda::sm90a::linear_few_rows_cost_us<Kernel>, cuda::sm90a::plan_linear_few_rows<Kernel>,
+                           cuda::sm90a::linear_few_rows<Kernel>);
+}
+
 /// linear's gradient by an arch's products.
 template <void (*kProducts)(const LinearBackwardParams&, void*, Stream),
           std::size_t (*kBytes)(const LinearBackwardParams&), int kRate>
@@ -208,12 +217,18 @@ KernelTable<LinearParams> cuda_kernels() {
   using cuda::sm80::linear_supports;
   static constexpr KernelEntry<LinearParams> rows[] = {
 #if FK_WITH_SM90A
-    plain<LinearParams, cuda::sm90a::linear_few_rows>(
-        "linear/cuda/sm90a/f16/few_rows", kHopper, arithmetic::kFewRowsSm90a,
-        cuda::sm90a::linear_few_rows_supports<DType::kFloat16>, cuda::linear_cost_us<rates::kLinearFewRowsSm90a>),
-    plain<LinearParams, cuda::sm90a::linear_few_rows>(
-        "linear/cuda/sm90a/bf16/few_rows", kHopper, arithmetic::kFewRowsSm90a,
-        cuda::sm90a::linear_few_rows_supports<DType::kBFloat16>, cuda::linear_cost_us<rates::kLinearFewRowsSm90a>),
+    hopper_few_rows<cuda::sm90a::FewRowsDirectPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/direct",
+                                                                     arithmetic::kDirectSm90a),
+    hopper_few_rows<cuda::sm90a::FewRowsStreamPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/stream",
+                                                                     arithmetic::kStreamSm90a),
+    hopper_few_rows<cuda::sm90a::FewRowsBlocksPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/blocks",
+                                                                     arithmetic::kBlocksSm90a),
+    hopper_few_rows<cuda::sm90a::FewRowsDirectPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/direct",
+                                                                      arithmetic::kDirectSm90a),
+    hopper_few_rows<cuda::sm90a::FewRowsStreamPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/stream",
+                                                                      arithmetic::kStreamSm90a),
+    hopper_few_rows<cuda::sm90a::FewRowsBlocksPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/blocks",
+                                                                      arithmetic::kBlocksSm90a),
 #endif
     plain<LinearParams, cuda::sm80::linear_few_rows_f16>(
         "linear/cuda/sm80/f16/few_rows", kAmpere, arithmetic::kLanesSm80, linear_few_rows_supports<DType::kFloat16>,
@@ -222,12 +237,12 @@ KernelTable<LinearParams> cuda_kernels() {
         "linear/cuda/sm80/bf16/few_rows", kAmpere, arithmetic::kLanesSm80, linear_few_rows_supports<DType::kBFloat16>,
         cuda::linear_cost_us<rates::kLinearFewRowsSm80>),
 #if FK_WITH_SM90A
-    plain<LinearParams, cuda::sm90a::linear, cuda::sm90a::linear_workspace>(
-        "linear/cuda/sm90a/f16/large", kHopper, arithmetic::kTilesSm90a, cuda::sm90a::linear_supports<DType::kFloat16>,
-        cuda::linear_cost_us<rates::kLinearSm90a>),
-    plain<LinearParams, cuda::sm90a::linear, cuda::sm90a::linear_workspace>(
-        "linear/cuda/sm90a/bf16/large", kHopper, arithmetic::kTilesSm90a,
-        cuda::sm90a::linear_supports<DType::kBFloat16>, cuda::linear_cost_us<rates::kLinearSm90a>),
+    row<LinearParams>("linear/cuda/sm90a/f16/large", kHopper, arithmetic::kTilesSm90a,
+                      cuda::sm90a::linear_supports<DType::kFloat16>, cuda::linear_cost_us<rates::kLinearSm90a>,
+                      cuda::sm90a::plan_linear, cuda::sm90a::linear),
+    row<LinearParams>("linear/cuda/sm90a/bf16/large", kHopper, arithmetic::kTilesSm90a,
+                      cuda::sm90a::linear_supports<DType::kBFloat16>, cuda::linear_cost_us<rates::kLinearSm90a>,
+                      cuda::sm90a::plan_linear, cuda::sm90a::linear),
 #endif
     plain<LinearParams, cuda::linear_few_rows>("linear/cuda/generic/few_rows", kEvery, arithmetic::kLanes,
                                                cuda::linear_few_rows_supports,
