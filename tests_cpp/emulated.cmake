@@ -35,7 +35,7 @@ add_emulated_conformance(kernel_conformance_emulated flashkernel_emulated_kernel
 
 # Which row serves which call: the table's own functions on simulated GPUs, against a record (choices/choices.cpp).
 add_executable(cuda_choices $<TARGET_OBJECTS:flashkernel_emulated_kernels> ${_objects} choices/choices.cpp)
-target_link_libraries(cuda_choices PRIVATE flashkernel_options GTest::gtest_main)
+target_link_libraries(cuda_choices PRIVATE simt_emulator GTest::gtest_main)
 target_include_directories(cuda_choices PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 add_test(NAME cuda_choices COMMAND cuda_choices)
 set_tests_properties(cuda_choices PROPERTIES TIMEOUT 120 ENVIRONMENT "FK_EMULATOR_SMS=132")

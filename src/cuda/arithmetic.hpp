@@ -17,7 +17,8 @@ inline constexpr const char* kTiledSm90a = "tiled_sm90a";
 /// Attention of few queries: keys in parts, by the number of multiprocessors, which are merged.
 inline constexpr const char* kSplit = "split";
 inline constexpr const char* kSplitSm80 = "split_sm80";
-inline constexpr const char* kSplitSm90a = "split_sm90a";
+inline constexpr const char* kSplitGroupSm90a = "split_group_sm90a";
+inline constexpr const char* kSplitClustersSm90a = "split_clusters_sm90a";
 /// Linear: the order of its sums over in_features.
 inline constexpr const char* kLanes = "lanes";  // of a warp, each every 32nd vector
 inline constexpr const char* kLanesSm80 = "lanes_sm80";

@@ -121,11 +121,16 @@ constexpr KernelEntry<AttentionParams> ampere_decode_quantized(const char* name)
       cuda::attention_cost_us<rates::kDecodeSm80>);
 }
 template <DType kDtype, int kDim>
-constexpr KernelEntry<AttentionParams> hopper_decode(const char* name) {
-  return plain<AttentionParams, cuda::sm90a::attention_decode<kDtype, kDim>,
-               cuda::sm90a::attention_decode_workspace<kDim>>(name, kHopper, arithmetic::kSplitSm90a,
-                                                              cuda::sm90a::attention_decode_supports<kDtype, kDim>,
-                                                              cuda::attention_cost_us<rates::kDecodeSm90a>);
+constexpr KernelEntry<AttentionParams> hopper_decode_group(const char* name) {
+  return row<AttentionParams>(name, kHopper, arithmetic::kSplitGroupSm90a,
+                              cuda::sm90a::decode_group_supports<kDtype, kDim>, cuda::sm90a::decode_group_cost_us,
+                              cuda::sm90a::plan_decode_group<kDtype, kDim>, cuda::sm90a::decode_group<kDtype, kDim>);
+}
+template <DType kDtype, int kDim>
+constexpr KernelEntry<AttentionParams> hopper_decode_clusters(const char* name) {
+  return row<AttentionParams>(name, kHopper, arithmetic::kSplitClustersSm90a,
+                              cuda::sm90a::decode_clusters_supports<kDtype, kDim>, cuda::sm90a::decode_clusters_cost_us,
+                              cuda::sm90a::plan_decode_clusters, cuda::sm90a::decode_clusters<kDtype, kDim>);
 }
 template <DType kDtype, int kDim>
 constexpr KernelEntry<AttentionBackwardParams> hopper_backward(const char* name) {
@@ -402,10 +407,14 @@ template <>
 KernelTable<AttentionParams> cuda_kernels() {
   static constexpr KernelEntry<AttentionParams> rows[] = {
 #if FK_WITH_SM90A
-    hopper_decode<DType::kFloat16, 64>("attention_fwd/cuda/sm90a/decode/f16/d64"),
-    hopper_decode<DType::kBFloat16, 64>("attention_fwd/cuda/sm90a/decode/bf16/d64"),
-    hopper_decode<DType::kFloat16, 128>("attention_fwd/cuda/sm90a/decode/f16/d128"),
-    hopper_decode<DType::kBFloat16, 128>("attention_fwd/cuda/sm90a/decode/bf16/d128"),
+    hopper_decode_group<DType::kFloat16, 64>("attention_fwd/cuda/sm90a/decode/f16/d64/group"),
+    hopper_decode_clusters<DType::kFloat16, 64>("attention_fwd/cuda/sm90a/decode/f16/d64/clusters"),
+    hopper_decode_group<DType::kBFloat16, 64>("attention_fwd/cuda/sm90a/decode/bf16/d64/group"),
+    hopper_decode_clusters<DType::kBFloat16, 64>("attention_fwd/cuda/sm90a/decode/bf16/d64/clusters"),
+    hopper_decode_group<DType::kFloat16, 128>("attention_fwd/cuda/sm90a/decode/f16/d128/group"),
+    hopper_decode_clusters<DType::kFloat16, 128>("attention_fwd/cuda/sm90a/decode/f16/d128/clusters"),
+    hopper_decode_group<DType::kBFloat16, 128>("attention_fwd/cuda/sm90a/decode/bf16/d128/group"),
+    hopper_decode_clusters<DType::kBFloat16, 128>("attention_fwd/cuda/sm90a/decode/bf16/d128/clusters"),
 #endif
     ampere_decode<DType::kFloat16, 64>("attention_fwd/cuda/sm80/decode/f16/d64"),
     ampere_decode<DType::kBFloat16, 64>("attention_fwd/cuda/sm80/decode/bf16/d64"),

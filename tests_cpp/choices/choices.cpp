@@ -104,5 +104,27 @@ TEST(Choices, AreThoseThatWereRecorded) {
   EXPECT_EQ(found, seen.size()) << "a row serves calls that no record knows";
 }
 
+TEST(DecodeClusters, ThresholdsAreWhereTheyAreNamed) {
+  using namespace cuda::sm90a;
+  const auto is_for = [](std::int64_t batch, std::int64_t keys, int parts, int tiles, int blocks) {
+    AttentionParams p;
+    p.batch = batch, p.heads_kv = 1, p.seq_k = keys / batch;
+    ClusterPlan plan;
+    plan.parts = parts, plan.tiles = tiles, plan.blocks = blocks;
+    return is_for_clusters(p, plan, 132);
+  };
+  EXPECT_TRUE(is_for(2, kMostKeysOfParts, 2, 1, 64));
+  EXPECT_FALSE(is_for(2, kMostKeysOfParts + 2, 2, 1, 64));
+  EXPECT_TRUE(is_for(1, kMostKeysOfOne, 2, 1, 64));
+  EXPECT_FALSE(is_for(1, kMostKeysOfOne + 1, 2, 1, 64));
+  EXPECT_TRUE(is_for(2, kMostKeysOfTiles, 2, 2, 64));
+  EXPECT_FALSE(is_for(2, kMostKeysOfTiles + 2, 2, 2, 64));
+  EXPECT_TRUE(is_for(2, kMostKeysOfOneTile, 1, 2, 64));
+  EXPECT_FALSE(is_for(2, kMostKeysOfOneTile + 2, 1, 2, 64));
+  EXPECT_TRUE(is_for(1, 1 << 28, 1, 1, 53));  // two multiprocessors in five
+  EXPECT_TRUE(is_for(1, 52 * kMostKeysOfFewBlocks, 1, 1, 52));
+  EXPECT_FALSE(is_for(1, 52 * kMostKeysOfFewBlocks + 1, 1, 1, 52));
+}
+
 }  // namespace
 }  // namespace flashkernel::choices

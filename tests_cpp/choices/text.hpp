@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "cuda/attention/decode/sm90a/variant.hpp"
 #include "cuda/linear/few_rows/sm90a/plan.hpp"
 #include "cuda/linear/tiles/sm90a/plan.hpp"
 #include "ops/all_params.hpp"
@@ -22,11 +23,24 @@ inline bool ends_with(const std::string& text, const std::string& end) {
 }
 
 /// Whether a plan has something to say beyond the kernel's id.
-inline bool says_more(const std::string& kernel) { return kernel.rfind("linear/cuda/sm90a/", 0) == 0; }
+inline bool says_more(const std::string& kernel) {
+  return kernel.rfind("linear/cuda/sm90a/", 0) == 0 || kernel.rfind("attention_fwd/cuda/sm90a/decode/", 0) == 0;
+}
 
 template <class Params>
 std::string detail_text(const Params&, const std::string&, const Plan&) {
   return "";
+}
+inline std::string detail_text(const AttentionParams&, const std::string& kernel, const Plan& plan) {
+  using namespace cuda::sm90a;
+  if (ends_with(kernel, "/group")) {
+    const auto& g = plan.as<GroupPlan>();
+    return numbers({g.blocks, g.rows, g.log2_box, g.log2_page});
+  }
+  if (!ends_with(kernel, "/clusters")) return "";
+  const auto& c = plan.as<ClusterPlan>();
+  return numbers({c.blocks, c.log2_blocks, c.groups, c.parts, c.rows, c.tiles, c.log2_granules_of_page, c.wide,
+                  c.shared, c.pieces, c.late, c.leaves});
 }
 inline std::string detail_text(const LinearParams&, const std::string& kernel, const Plan& plan) {
   using namespace cuda::sm90a;
