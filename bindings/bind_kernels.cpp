@@ -1,6 +1,8 @@
 // Binds kernels.hpp and execution.hpp: kernels, explain, force_kernels, forced_kernels.
 #include "flashkernel/kernels.hpp"
 
+#include <cstdio>
+
 #include "bindings.hpp"
 
 namespace flashkernel::python {
@@ -20,11 +22,22 @@ Explanation explain(const std::string& op, const nb::args& args, const nb::kwarg
   return explanation;
 }
 
+/// "3.21 us".
+std::string microseconds(float value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g us", static_cast<double>(value));
+  return text;
+}
+
+std::string verdict_text(const KernelVerdict& verdict) {
+  return verdict.kernel + ": " +
+         (verdict.accepted ? "accepts, modelled " + microseconds(verdict.modelled_us) : verdict.reason);
+}
+
 std::string to_text(const Explanation& explanation) {
   std::string text = explanation.op + ": " + (explanation.kernel.empty() ? "no kernel" : explanation.kernel);
   text += ", workspace " + std::to_string(explanation.workspace_bytes) + " bytes";
-  for (const auto& candidate : explanation.candidates)
-    text += "\n  " + candidate.kernel + ": " + (candidate.accepted ? "accepts" : candidate.reason);
+  for (const auto& candidate : explanation.candidates) text += "\n  " + verdict_text(candidate);
   return text;
 }
 
@@ -40,33 +53,37 @@ void bind_kernels(nb::module_& module) {
       .def_ro("cc_min", &KernelInfo::cc_min, "Least compute capability (75 is 7.5); 0 on the CPU.")
       .def_ro("cc_max", &KernelInfo::cc_max, "Greatest compute capability; 0 on the CPU.")
       .def_ro("cpu_features", &KernelInfo::cpu_features, "CPU features that it needs.")
-      .def_ro("priority", &KernelInfo::priority, "The highest accepting kernel runs.")
+      .def_ro("arithmetic", &KernelInfo::arithmetic,
+              "The order of its sums: kernels of one op that have the same give the same bits for the same call.")
       .def_ro("available", &KernelInfo::available, "Whether this machine can run it.")
       .def_ro("calls", &KernelInfo::calls, "Launches since the process started.")
       .def("__repr__", [](const KernelInfo& info) {
-        return "KernelInfo(" + info.id + ", priority=" + std::to_string(info.priority) +
+        return "KernelInfo(" + info.id + ", arithmetic=" + info.arithmetic +
                ", available=" + (info.available ? "True" : "False") + ", calls=" + std::to_string(info.calls) + ")";
       });
   nb::class_<KernelVerdict>(module, "KernelVerdict", "What one kernel said about a call; see `explain`.")
       .def_ro("kernel", &KernelVerdict::kernel, "Its id.")
       .def_ro("accepted", &KernelVerdict::accepted, "Whether it can serve the call.")
       .def_ro("reason", &KernelVerdict::reason, "Why not; empty when it accepts.")
-      .def("__repr__", [](const KernelVerdict& verdict) {
-        return "KernelVerdict(" + verdict.kernel + ": " + (verdict.accepted ? "accepts" : verdict.reason) + ")";
-      });
+      .def_ro("modelled_us", &KernelVerdict::modelled_us,
+              "Microseconds by the model that the choice follows (which may be far from what is measured); 0 when it "
+              "refuses.")
+      .def("__repr__", [](const KernelVerdict& verdict) { return "KernelVerdict(" + verdict_text(verdict) + ")"; });
   nb::class_<Explanation>(module, "Explanation",
                           "Which kernel a call would run, and why; str() of it is a readable text.")
       .def_ro("op", &Explanation::op, "The op, as kernel ids name it.")
       .def_ro("kernel", &Explanation::kernel, "Id of the kernel that would run.")
-      .def_ro("workspace_bytes", &Explanation::workspace_bytes, "Scratch memory that it would take.")
-      .def_ro("candidates", &Explanation::candidates, "What each kernel said, by priority.")
+      .def_ro("workspace_bytes", &Explanation::workspace_bytes, "Scratch memory that its plan takes.")
+      .def_ro("modelled_us", &Explanation::modelled_us, "What the model says of it, in microseconds.")
+      .def_ro("candidates", &Explanation::candidates, "What each kernel said.")
       .def("__str__", &to_text)
       .def("__repr__", [](const Explanation& explanation) {
         return "Explanation(" + explanation.op + " -> " + explanation.kernel + ")";
       });
 
-  module.def("kernels", &flashkernel::kernels,
-             R"doc(Every kernel of this build, by op and then by priority.
+  module.def(
+      "kernels", &flashkernel::kernels,
+      R"doc(Every kernel of this build, by op. Of kernels that would take equally long, the first one listed runs.
 
 Example:
 
@@ -78,6 +95,8 @@ True
       "explain", &explain, "op"_a, "args"_a, "kwargs"_a,
       nb::sig("def explain(op: str, *args: typing.Any, **kwargs: typing.Any) -> Explanation"),
       R"doc(Which kernel `flashkernel.<op>(*args, **kwargs)` would run, and what each candidate said. Nothing runs.
+
+Of the kernels that accept the call, the one with the least modelled time runs; each candidate has its own.
 
 The arguments are validated as by the op itself and raise what it would raise, NotImplementedError included.
 

@@ -84,7 +84,7 @@ def left_out(tool: str, row: str) -> list[str]:
     found = [LEFT_OUT, *filter(None, [long_for_others(tool, row)])]
     if (tool, row) == ("synccheck", "norm/cuda/sm90a/long_rows"):
         found.append("*_longest_residual_*")
-    if tool == "racecheck" and re.fullmatch("linear/cuda/sm90a/.*/few_rows", row):
+    if tool == "racecheck" and re.fullmatch("linear/cuda/sm90a/.*/few_rows/stream", row):
         found.append("*.*few_stream_*")
     return found
 

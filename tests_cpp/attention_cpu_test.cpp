@@ -16,7 +16,7 @@
 #include "core/thread_pool.hpp"
 #include "flashkernel/device.hpp"
 #include "ops/attention_params.hpp"
-#include "ops/kernel_entry.hpp"
+#include "ops/select.hpp"
 
 namespace flashkernel {
 namespace {
@@ -246,9 +246,10 @@ Call make_call(Random& random, DType dtype, int big) {
 }
 
 void run(const KernelEntry<AttentionParams>& row, const AttentionParams& p) {
-  const std::size_t bytes = row.workspace_bytes ? row.workspace_bytes(p) : 0;
+  const Plan plan = row.plan ? row.plan(p, facts_of(Device::cpu())) : Plan();
+  const std::size_t bytes = plan.workspace_bytes;
   std::vector<char> workspace(bytes + 64, '\xFF');  // NaN bits: nothing may be taken from it unwritten
-  row.launch(p, workspace.data() + (64 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 64) % 64, Stream{});
+  row.launch(p, plan, workspace.data() + (64 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 64) % 64, Stream{});
   for (std::size_t i = workspace.size() - 1; i < workspace.size() && i >= bytes + 64; --i)
     ASSERT_EQ(workspace[i], '\xFF');
 }

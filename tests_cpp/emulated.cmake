@@ -33,6 +33,13 @@ function(add_emulated_conformance name kernels)
 endfunction()
 add_emulated_conformance(kernel_conformance_emulated flashkernel_emulated_kernels)
 
+# Which row serves which call: the table's own functions on simulated GPUs, against a record (choices/choices.cpp).
+add_executable(cuda_choices $<TARGET_OBJECTS:flashkernel_emulated_kernels> ${_objects} choices/choices.cpp)
+target_link_libraries(cuda_choices PRIVATE simt_emulator GTest::gtest_main)
+target_include_directories(cuda_choices PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+add_test(NAME cuda_choices COMMAND cuda_choices)
+set_tests_properties(cuda_choices PROPERTIES TIMEOUT 120 ENVIRONMENT "FK_EMULATOR_SMS=132")
+
 # What ctest takes of the cases. Left out: the splits of decode by kernels that know none, a third of the time. Nothing is
 # repeated: here each repetition is the same.
 set(_sample "*cuda/*-attention_fwd/cuda/generic/naive.split_*:attention_fwd/cuda/generic/tiled.split_*")
@@ -89,7 +96,7 @@ set_tests_properties(kernel_conformance_emulated_groups PROPERTIES TIMEOUT 600
 # Linear's k shared by fewer blocks than a plan would take if larger clusters found room.
 foreach(_blocks 2 3 5 6)
   add_test(NAME kernel_conformance_emulated_clusters_of_${_blocks}
-           COMMAND kernel_conformance_emulated --gtest_brief=1 --gtest_filter=linear/cuda/sm90a/*.cluster_*:linear/cuda/sm90a/*/few_rows.few_parts_*:linear_bwd/cuda/sm90a/*sum_of*)
+           COMMAND kernel_conformance_emulated --gtest_brief=1 --gtest_filter=linear/cuda/sm90a/*.cluster_*:linear/cuda/sm90a/*/few_rows/*.few_parts_*:linear_bwd/cuda/sm90a/*sum_of*)
   set_tests_properties(kernel_conformance_emulated_clusters_of_${_blocks} PROPERTIES TIMEOUT 300
     ENVIRONMENT "FK_EMULATOR_ORDER=${_blocks};FK_EMULATOR_LARGEST_CLUSTER=${_blocks}")
 endforeach()

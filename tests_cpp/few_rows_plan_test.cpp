@@ -84,6 +84,57 @@ TEST(FewRowsPlan, AsManyPartsAsClustersFindRoomFor) {
   EXPECT_EQ(plan(16, 3072, 768), "8 parts, 2");
 }
 
+TEST(FewRowsPlan, EachKernelTakesWhatItsRegistersHold) {
+  using few_rows_plan::takes_direct;
+  using few_rows_plan::takes_stream;
+  EXPECT_TRUE(takes_direct({8, 151936, 4096}));  // however many weights
+  EXPECT_FALSE(takes_direct({9, 1024, 4096}));
+  EXPECT_FALSE(takes_direct({8, 1024, 4128}));
+  EXPECT_FALSE(takes_direct({8, 1024, 1000}));
+  EXPECT_FALSE(takes_direct({8, 1024, 1024, false}));
+  EXPECT_TRUE(takes_stream({1, 8, 1280}));  // however few
+  EXPECT_FALSE(takes_stream({1, 8, 1248}));
+  EXPECT_TRUE(takes_stream({4, 8, 16384}));
+  EXPECT_FALSE(takes_stream({4, 8, 16416}));
+  EXPECT_TRUE(takes_stream({8, 8, 8192}));
+  EXPECT_FALSE(takes_stream({5, 8, 9216}));
+  EXPECT_FALSE(takes_stream({5, 8, 1536}));
+  EXPECT_FALSE(takes_stream({4, 8, 2048, false}));
+}
+
+TEST(FewRowsPlan, ThresholdsAreWhereTheyAreNamed) {
+  using namespace few_rows_plan;
+  const auto on = [](auto is, std::int64_t rows, std::int64_t features, std::int64_t k) {
+    return is(FewRowsExtent{rows, features, k}, 132);
+  };
+  EXPECT_TRUE(on(is_direct, 1, kMostDirectWeights / 4096, 4096));
+  EXPECT_FALSE(on(is_direct, 1, kMostDirectWeights / 4096 + 1, 4096));
+  const auto stream = [&](std::int64_t rows, std::int64_t features, std::int64_t k, int splits) {
+    return is_stream({rows, features, k}, 132, {splits});
+  };
+  EXPECT_TRUE(stream(4, 132 * kStreamFrom / 2048, 2048, 1));
+  EXPECT_FALSE(stream(4, 132 * kStreamFrom / 2048 - 1, 2048, 1));
+  EXPECT_TRUE(stream(8, 132 * kStreamFromOfEight / 2048, 2048, 1));
+  EXPECT_FALSE(stream(8, 132 * kStreamFromOfEight / 2048 - 1, 2048, 1));
+  // Halves of k that leave half of the multiprocessors without a block.
+  EXPECT_TRUE(stream(4, 132 * kStreamFromAlone / 8192, 8192, 2));
+  EXPECT_FALSE(stream(4, 132 * kStreamFromAlone / 8192 - 1, 8192, 2));
+  EXPECT_FALSE(stream(4, 132 * kStreamFrom / 2048, 2048, 4));
+}
+
+TEST(FewRowsPlan, AForcedKernelHasAPlanWhereAnotherIsBetter) {
+  for (const std::int64_t features : {8, 1000, 4096, 151936})
+    for (const std::int64_t k : {32, 1024, 1280, 2048, 4096}) {
+      const FewRowsExtent p{4, features, k};
+      const auto direct = plan_few_rows_by<FewRowsDirectPlan>(p, kH200);
+      EXPECT_TRUE(direct.tiles >= 1 && direct.tiles <= 3);
+      EXPECT_LE(direct.chunks, few_rows_plan::kMostDirectChunks[direct.tiles - 1]);
+      EXPECT_GE(256 * direct.chunks, k);
+      EXPECT_EQ(plan_few_rows_by<FewRowsStreamPlan>(p, kH200).blocks, 132);
+      EXPECT_GE(plan_few_rows_by<FewRowsBlocksPlan>(p, kH200).block_features, 24);
+    }
+}
+
 TEST(FewRowsPlan, WhatIsPlannedIsThere) {
   for (const GemmDevice& device : {kH200, kSmallDevice, kWithoutClusters, kEmulatedDevice})
     for (const std::int64_t rows : {1, 4, 5, 8, 9, 16, 17, 33, 64})

@@ -29,8 +29,8 @@ def includes(path: Path) -> list[str]:
 
 
 # Which of the project's own folders a folder may include from. The longest matching key counts.
-# `core` is below everything; `ops/kernel_entry.hpp` and the params structs are the contract between ops and backends.
-OPS_CONTRACT = re.compile(r"ops/(\w+_params|kernel_entry|params_common)\.hpp")
+# `core` is below everything; params structs, `ops/kernel_entry.hpp` and plans are the contract of ops and backends.
+OPS_CONTRACT = re.compile(r"ops/(\w+_params|kernel_entry|plan|params_common)\.hpp")
 # Headers directly in src/cpu declare what the folders below it share; they include no folder.
 CPU_SHARED = re.compile(r"cpu/\w+\.hpp")
 LAW: dict[str, tuple[str, ...]] = {
@@ -53,7 +53,16 @@ LAW: dict[str, tuple[str, ...]] = {
     "src/cuda/pipeline": ("flashkernel/", "core/", "OPS", "cuda/ptx/", "cuda/tile/", "cuda/host/", "cuda/pipeline/"),
 }
 # A folder of kernels is an op's: beside what all ops share it includes its own files alone.
-SHARED_BY_OPS = ("flashkernel/", "core/", "OPS", "cuda/ptx/", "cuda/tile/", "cuda/host/", "cuda/pipeline/")
+SHARED_BY_OPS = (
+    "flashkernel/",
+    "core/",
+    "OPS",
+    "cuda/costs.hpp",
+    "cuda/ptx/",
+    "cuda/tile/",
+    "cuda/host/",
+    "cuda/pipeline/",
+)
 SHARED_FOLDERS = ("ptx", "tile", "host", "pipeline")
 LAW |= {
     f"src/cuda/{op.name}": (*SHARED_BY_OPS, f"cuda/{op.name}/")

@@ -25,7 +25,8 @@ def test_kernels_list_every_op_with_a_scalar_row():
             assert row.available and row.cpu_features == "" and (row.cc_min, row.cc_max) == (0, 0)
         if row.device == "cpu" and row.available:
             assert set(row.cpu_features.split()) <= set(fk.cpu_features())
-    order = [(row.op, -row.priority) for row in rows]
+        assert row.arithmetic
+    order = [row.op for row in rows]
     assert order == sorted(order)
 
 
@@ -34,6 +35,9 @@ def test_explain_names_what_then_runs():
     assert explanation.op == "attention_fwd"
     accepted = [c.kernel for c in explanation.candidates if c.accepted]
     assert explanation.kernel == accepted[0] and "attention_fwd/cpu/scalar" in accepted
+    costs = {c.kernel: c.modelled_us for c in explanation.candidates if c.accepted}
+    assert 0 < explanation.modelled_us == costs[explanation.kernel] == min(costs.values())
+    assert all(f"{c.kernel}: accepts, modelled " in str(explanation) for c in explanation.candidates if c.accepted)
     assert all(c.accepted or c.reason for c in explanation.candidates)
     assert explanation.kernel in str(explanation)
 

@@ -15,14 +15,18 @@ struct KernelVerdict {
   std::string kernel;
   bool accepted = false;
   std::string reason;
+  /// Microseconds by the model that the choice follows; 0 when it refuses. A model, not a measurement: it is right
+  /// about which kernel is faster, and may be far from how long one takes.
+  float modelled_us = 0;
 };
 
 /// Filled instead of running when `ExecutionContext::explain` points to it: which kernel would run, and what each one
 /// said.
 struct Explanation {
   std::string op;
-  std::string kernel;  ///< the kernel that would run; empty if none
-  std::size_t workspace_bytes = 0;
+  std::string kernel;               ///< the kernel that would run; empty if none
+  std::size_t workspace_bytes = 0;  ///< of its plan
+  float modelled_us = 0;            ///< the least of what the candidates say, unless a kernel is preferred
   std::vector<KernelVerdict> candidates;
 };
 

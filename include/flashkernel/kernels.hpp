@@ -24,12 +24,13 @@ struct KernelInfo {
   DeviceType device = DeviceType::kCpu;
   int cc_min = 0, cc_max = 0;  ///< compute capabilities served (75 = 7.5); 0 on the CPU
   std::string cpu_features;    ///< features needed; empty if none
-  int priority = 0;            ///< the highest accepting kernel runs
-  bool available = false;      ///< this machine can run it
-  std::uint64_t calls = 0;     ///< launches since the process started
+  /// The order in which it adds: kernels of one op with the same name here give the same bits for the same call.
+  std::string arithmetic;
+  bool available = false;   ///< this machine can run it
+  std::uint64_t calls = 0;  ///< launches since the process started
 };
 
-/// Every kernel of this build, by op and then by priority.
+/// Every kernel of this build, by op. Of an op's kernels that would take equally long, the first one listed runs.
 FK_API std::vector<KernelInfo> kernels();
 
 /// Restrict the choice to kernels whose id matches: "attention_fwd/cpu/scalar", a prefix of it ("attention_fwd/cpu"),

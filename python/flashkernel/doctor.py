@@ -30,7 +30,7 @@ def kernel_rows() -> list[dict[str, Any]]:
             "cc_min": k.cc_min,
             "cc_max": k.cc_max,
             "cpu_features": k.cpu_features,
-            "priority": k.priority,
+            "arithmetic": k.arithmetic,
             "available": k.available,
             "calls": k.calls,
         }
@@ -46,7 +46,7 @@ def _aligned(rows: list[list[str]]) -> str:
 
 
 def kernel_table(rows: list[dict[str, Any]]) -> str:
-    lines = [["kernel", "device", "needs", "priority", "runs here", "calls"]]
+    lines = [["kernel", "device", "needs", "arithmetic", "runs here", "calls"]]
     for row in rows:
         needs = row["cpu_features"] if row["device"] == "cpu" else f"sm_{row['cc_min']}..{row['cc_max']}"
         lines.append(
@@ -54,7 +54,7 @@ def kernel_table(rows: list[dict[str, Any]]) -> str:
                 row["id"],
                 row["device"],
                 needs or "-",
-                str(row["priority"]),
+                row["arithmetic"],
                 "yes" if row["available"] else "no",
                 str(row["calls"]),
             ]

@@ -1,7 +1,12 @@
 // What the core may ask about CUDA devices; answered by src/cuda/host or, in a build without CUDA, by src/no_cuda.
 #pragma once
 
+#include "core/device_facts.hpp"
+
 namespace flashkernel {
+
+/// Of a device that does not exist, the compute capability is 0, and so is all else. Cached, never throws.
+const DeviceFacts& cuda_device_facts(int index) noexcept;
 
 /// 75 for compute capability 7.5; 0 when there is no such device. Cached, never throws.
 int cuda_compute_capability(int index) noexcept;

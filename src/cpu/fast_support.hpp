@@ -2,11 +2,12 @@
 // processor.
 #pragma once
 
+#include "core/cpu_features.hpp"
 #include "core/thread_pool.hpp"
+#include "cpu/costs.hpp"
 #include "cpu/fast_ops.hpp"
 #include "cpu/simd/gemm_plan.hpp"
 #include "cpu/simd/row_plan.hpp"
-#include "core/cpu_features.hpp"
 #include "ops/kernel_entry.hpp"
 
 namespace flashkernel::cpu {
@@ -20,23 +21,34 @@ constexpr std::uint32_t features_of(Isa isa) {
          : isa == Isa::kAmx    ? kCpuAvx2 | kCpuAvx512 | kCpuAvx512Bf16 | kCpuAmxBf16
                                : kCpuAvx2 | kCpuAvx512 | kCpuAvx512Bf16 | kCpuAmxBf16 | kCpuAmxFp16;
 }
-constexpr int priority_of(Isa isa) {
-  return isa == Isa::kAvx2 ? 10 : isa == Isa::kAvx512 ? 20 : isa == Isa::kAmx ? 30 : 40;
+constexpr const char* arithmetic_of(Isa isa) {
+  return isa == Isa::kAvx2     ? arithmetic::kAvx2
+         : isa == Isa::kAvx512 ? arithmetic::kAvx512
+         : isa == Isa::kAmx    ? arithmetic::kAmx
+                               : arithmetic::kAmxFp16;
+}
+constexpr int rate_of(Isa isa) {
+  return isa == Isa::kAvx2     ? rates::kAvx2
+         : isa == Isa::kAvx512 ? rates::kAvx512
+         : isa == Isa::kAmx    ? rates::kAmx
+                               : rates::kAmxFp16;
 }
 
-// Parameter types that take no part in deduction: `launch` alone says which op a row is of.
-template <class Params>
-struct RowFunctions {
-  using Supports = Verdict (*)(const Params&);
-  using WorkspaceBytes = std::size_t (*)(const Params&);
-};
-
 /// A row for one instruction set.
-template <class Params>
-constexpr KernelEntry<Params> fast_row(const char* name, Isa isa, void (*launch)(const Params&, void*, Stream),
-                                       typename RowFunctions<Params>::Supports supports,
-                                       typename RowFunctions<Params>::WorkspaceBytes workspace_bytes) {
-  return {name, DeviceType::kCpu, 0, 0, features_of(isa), priority_of(isa), supports, workspace_bytes, launch};
+template <class Params, Isa kIsa, typename RowFunctions<Params>::PlainLaunch kLaunch>
+constexpr KernelEntry<Params> fast_row(const char* name, typename RowFunctions<Params>::Supports supports,
+                                       typename RowFunctions<Params>::MakePlan plan,
+                                       typename RowFunctions<Params>::Cost cost = cost_us<Params, rate_of(kIsa)>) {
+  return {name,
+          DeviceType::kCpu,
+          0,
+          0,
+          features_of(kIsa),
+          arithmetic_of(kIsa),
+          supports,
+          cost,
+          plan,
+          launch_plain<Params, kLaunch>};
 }
 
 template <class Params>
@@ -52,14 +64,8 @@ constexpr GemmBlocks blocks_of(Isa isa, DType dtype) {
 }
 
 #if defined(FK_CPU_AMX)
-// The tile unit pays where its work outweighs rearranging the weight; below, the product is a stream through vector
-// registers.
-Verdict amx_linear_supports(const LinearParams& p) {
-  const std::int64_t least = p.dtype == DType::kBFloat16 ? kAmxMinRows : kAmxSplitMinRows;
-  return p.rows >= least ? Verdict::ok() : Verdict("takes 5 rows or more (49 in fp16 and fp32, which it splits)");
-}
 Verdict amx_fp16_linear_supports(const LinearParams& p) {
-  return p.dtype == DType::kFloat16 && p.rows >= kAmxMinRows ? Verdict::ok() : Verdict("takes fp16 and 5 rows or more");
+  return p.dtype == DType::kFloat16 ? Verdict::ok() : Verdict("takes fp16");
 }
 Verdict amx_attention_supports(const AttentionParams& p) {
   return p.quantization ? Verdict("takes no 8-bit pages") : Verdict::ok();
@@ -150,11 +156,11 @@ Verdict kv_append_supports(const KvAppendParams& p) {
 
 /// The AVX-512 row, where the build has it, and the AVX2 row of an op whose workspace is the same for both.
 #if defined(FK_CPU_AVX512)
-#define FK_AVX512_ROW(id, function, supports, workspace) \
-  cpu::fast_row(id "/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::function, cpu::supports, workspace),
+#define FK_AVX512_ROW(Params, id, function, supports, plan) \
+  cpu::fast_row<Params, cpu::Isa::kAvx512, cpu::avx512::function>(id "/cpu/avx512", cpu::supports, plan),
 #else
-#define FK_AVX512_ROW(id, function, supports, workspace)
+#define FK_AVX512_ROW(Params, id, function, supports, plan)
 #endif
-#define FK_FAST_ROWS(id, function, supports, workspace) \
-  FK_AVX512_ROW(id, function, supports, workspace)      \
-  cpu::fast_row(id "/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::function, cpu::supports, workspace),
+#define FK_FAST_ROWS(Params, id, function, supports, plan) \
+  FK_AVX512_ROW(Params, id, function, supports, plan)      \
+  cpu::fast_row<Params, cpu::Isa::kAvx2, cpu::avx2::function>(id "/cpu/avx2", cpu::supports, plan),

@@ -13,8 +13,9 @@
 #include "cpu/avx2/attention_fwd.hpp"
 #include "cpu/fast_support.hpp"
 #else
-#define FK_FAST_ROWS(id, function, supports, workspace)
+#define FK_FAST_ROWS(Params, id, function, supports, plan)
 #endif
+#include "cpu/costs.hpp"
 #include "cpu/scalar/kernels.hpp"
 #include "ops/op_list.hpp"
 #include "ops/kernel_entry.hpp"
@@ -33,10 +34,18 @@ Verdict accept_all(const Params&) {
 }
 
 // The row that takes every call on every processor.
-template <class Params>
-constexpr KernelEntry<Params> scalar_row(const char* name, void (*launch)(const Params&, void*, Stream),
-                                         std::size_t (*workspace_bytes)(const Params&) = nullptr) {
-  return {name, DeviceType::kCpu, 0, 0, 0, 0, accept_all<Params>, workspace_bytes, launch};
+template <class Params, typename RowFunctions<Params>::PlainLaunch kLaunch>
+constexpr KernelEntry<Params> scalar_row(const char* name, typename RowFunctions<Params>::MakePlan plan = nullptr) {
+  return {name,
+          DeviceType::kCpu,
+          0,
+          0,
+          kCpuAny,
+          cpu::arithmetic::kScalar,
+          accept_all<Params>,
+          cpu::cost_us<Params, cpu::rates::kScalar>,
+          plan,
+          launch_plain<Params, kLaunch>};
 }
 
 }  // namespace
@@ -45,20 +54,24 @@ template <>
 KernelTable<AttentionParams> cpu_kernels<AttentionParams>() {
   static constexpr KernelEntry<AttentionParams> kRows[] = {
 #if defined(FK_CPU_AMX)
-    cpu::fast_row("attention_fwd/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::attention_fwd_fp16,
-                  cpu::amx_fp16_attention_supports, cpu::amx::attention_fwd_fp16_workspace),
-    cpu::fast_row("attention_fwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::attention_fwd, cpu::amx_attention_supports,
-                  cpu::amx::attention_fwd_workspace),
+    cpu::fast_row<AttentionParams, cpu::Isa::kAmxFp16, cpu::amx::attention_fwd_fp16>(
+        "attention_fwd/cpu/amx_fp16", cpu::amx_fp16_attention_supports,
+        plan_workspace<AttentionParams, cpu::amx::attention_fwd_fp16_workspace>),
+    cpu::fast_row<AttentionParams, cpu::Isa::kAmx, cpu::amx::attention_fwd>(
+        "attention_fwd/cpu/amx", cpu::amx_attention_supports,
+        plan_workspace<AttentionParams, cpu::amx::attention_fwd_workspace>),
 #endif
 #if defined(FK_CPU_AVX512)
-    cpu::fast_row("attention_fwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::attention_fwd,
-                  cpu::takes_all<AttentionParams>, cpu::avx512::attention_fwd_workspace),
+    cpu::fast_row<AttentionParams, cpu::Isa::kAvx512, cpu::avx512::attention_fwd>(
+        "attention_fwd/cpu/avx512", cpu::takes_all<AttentionParams>,
+        plan_workspace<AttentionParams, cpu::avx512::attention_fwd_workspace>),
 #endif
 #if defined(FK_CPU_AVX2)
-    cpu::fast_row("attention_fwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::attention_fwd, cpu::takes_all<AttentionParams>,
-                  cpu::avx2::attention_fwd_workspace),
+    cpu::fast_row<AttentionParams, cpu::Isa::kAvx2, cpu::avx2::attention_fwd>(
+        "attention_fwd/cpu/avx2", cpu::takes_all<AttentionParams>,
+        plan_workspace<AttentionParams, cpu::avx2::attention_fwd_workspace>),
 #endif
-    scalar_row<AttentionParams>("attention_fwd/cpu/scalar", cpu_scalar::attention_fwd),
+    scalar_row<AttentionParams, cpu_scalar::attention_fwd>("attention_fwd/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -67,14 +80,16 @@ template <>
 KernelTable<AttentionBackwardParams> cpu_kernels<AttentionBackwardParams>() {
   static constexpr KernelEntry<AttentionBackwardParams> kRows[] = {
 #if defined(FK_CPU_AVX512)
-    cpu::fast_row("attention_bwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::attention_bwd,
-                  cpu::takes_all<AttentionBackwardParams>, cpu::avx512::attention_bwd_workspace),
+    cpu::fast_row<AttentionBackwardParams, cpu::Isa::kAvx512, cpu::avx512::attention_bwd>(
+        "attention_bwd/cpu/avx512", cpu::takes_all<AttentionBackwardParams>,
+        plan_workspace<AttentionBackwardParams, cpu::avx512::attention_bwd_workspace>),
 #endif
 #if defined(FK_CPU_AVX2)
-    cpu::fast_row("attention_bwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::attention_bwd,
-                  cpu::takes_all<AttentionBackwardParams>, cpu::avx2::attention_bwd_workspace),
+    cpu::fast_row<AttentionBackwardParams, cpu::Isa::kAvx2, cpu::avx2::attention_bwd>(
+        "attention_bwd/cpu/avx2", cpu::takes_all<AttentionBackwardParams>,
+        plan_workspace<AttentionBackwardParams, cpu::avx2::attention_bwd_workspace>),
 #endif
-    scalar_row<AttentionBackwardParams>("attention_bwd/cpu/scalar", cpu_scalar::attention_bwd),
+    scalar_row<AttentionBackwardParams, cpu_scalar::attention_bwd>("attention_bwd/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -82,7 +97,7 @@ KernelTable<AttentionBackwardParams> cpu_kernels<AttentionBackwardParams>() {
 template <>
 KernelTable<MergeStatesParams> cpu_kernels<MergeStatesParams>() {
   static constexpr KernelEntry<MergeStatesParams> kRows[] = {
-      scalar_row<MergeStatesParams>("merge_states/cpu/scalar", cpu_scalar::merge_states),
+      scalar_row<MergeStatesParams, cpu_scalar::merge_states>("merge_states/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -90,7 +105,8 @@ KernelTable<MergeStatesParams> cpu_kernels<MergeStatesParams>() {
 template <>
 KernelTable<RopeParams> cpu_kernels<RopeParams>() {
   static constexpr KernelEntry<RopeParams> kRows[] = {
-      FK_FAST_ROWS("rope", rope, rope_supports, nullptr) scalar_row<RopeParams>("rope/cpu/scalar", cpu_scalar::rope),
+      FK_FAST_ROWS(RopeParams, "rope", rope, rope_supports, nullptr)
+          scalar_row<RopeParams, cpu_scalar::rope>("rope/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -99,20 +115,24 @@ template <>
 KernelTable<LinearParams> cpu_kernels<LinearParams>() {
   static constexpr KernelEntry<LinearParams> kRows[] = {
 #if defined(FK_CPU_AMX)
-    cpu::fast_row("linear/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::linear_fp16, cpu::amx_fp16_linear_supports,
-                  cpu::linear_workspace<cpu::Isa::kAmxFp16>),
-    cpu::fast_row("linear/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear, cpu::amx_linear_supports,
-                  cpu::linear_workspace<cpu::Isa::kAmx>),
+    cpu::fast_row<LinearParams, cpu::Isa::kAmxFp16, cpu::amx::linear_fp16>(
+        "linear/cpu/amx_fp16", cpu::amx_fp16_linear_supports,
+        plan_workspace<LinearParams, cpu::linear_workspace<cpu::Isa::kAmxFp16>>, cpu::amx_linear_cost_us<true>),
+    cpu::fast_row<LinearParams, cpu::Isa::kAmx, cpu::amx::linear>(
+        "linear/cpu/amx", cpu::takes_all<LinearParams>,
+        plan_workspace<LinearParams, cpu::linear_workspace<cpu::Isa::kAmx>>, cpu::amx_linear_cost_us<false>),
 #endif
 #if defined(FK_CPU_AVX512)
-    cpu::fast_row("linear/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear, cpu::takes_all<LinearParams>,
-                  cpu::linear_workspace<cpu::Isa::kAvx512>),
+    cpu::fast_row<LinearParams, cpu::Isa::kAvx512, cpu::avx512::linear>(
+        "linear/cpu/avx512", cpu::takes_all<LinearParams>,
+        plan_workspace<LinearParams, cpu::linear_workspace<cpu::Isa::kAvx512>>),
 #endif
 #if defined(FK_CPU_AVX2)
-    cpu::fast_row("linear/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::linear, cpu::takes_all<LinearParams>,
-                  cpu::linear_workspace<cpu::Isa::kAvx2>),
+    cpu::fast_row<LinearParams, cpu::Isa::kAvx2, cpu::avx2::linear>(
+        "linear/cpu/avx2", cpu::takes_all<LinearParams>,
+        plan_workspace<LinearParams, cpu::linear_workspace<cpu::Isa::kAvx2>>),
 #endif
-    scalar_row<LinearParams>("linear/cpu/scalar", cpu_scalar::linear),
+    scalar_row<LinearParams, cpu_scalar::linear>("linear/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -121,21 +141,25 @@ template <>
 KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
   static constexpr KernelEntry<LinearBackwardParams> kRows[] = {
 #if defined(FK_CPU_AMX)
-    cpu::fast_row("linear_bwd/cpu/amx_fp16", cpu::Isa::kAmxFp16, cpu::amx::linear_backward_fp16,
-                  cpu::amx_fp16_linear_backward_supports, cpu::linear_backward_workspace<cpu::Isa::kAmxFp16>),
-    cpu::fast_row("linear_bwd/cpu/amx", cpu::Isa::kAmx, cpu::amx::linear_backward, cpu::takes_all<LinearBackwardParams>,
-                  cpu::linear_backward_workspace<cpu::Isa::kAmx>),
+    cpu::fast_row<LinearBackwardParams, cpu::Isa::kAmxFp16, cpu::amx::linear_backward_fp16>(
+        "linear_bwd/cpu/amx_fp16", cpu::amx_fp16_linear_backward_supports,
+        plan_workspace<LinearBackwardParams, cpu::linear_backward_workspace<cpu::Isa::kAmxFp16>>),
+    cpu::fast_row<LinearBackwardParams, cpu::Isa::kAmx, cpu::amx::linear_backward>(
+        "linear_bwd/cpu/amx", cpu::takes_all<LinearBackwardParams>,
+        plan_workspace<LinearBackwardParams, cpu::linear_backward_workspace<cpu::Isa::kAmx>>),
 #endif
 #if defined(FK_CPU_AVX512)
-    cpu::fast_row("linear_bwd/cpu/avx512", cpu::Isa::kAvx512, cpu::avx512::linear_backward,
-                  cpu::takes_all<LinearBackwardParams>, cpu::linear_backward_workspace<cpu::Isa::kAvx512>),
+    cpu::fast_row<LinearBackwardParams, cpu::Isa::kAvx512, cpu::avx512::linear_backward>(
+        "linear_bwd/cpu/avx512", cpu::takes_all<LinearBackwardParams>,
+        plan_workspace<LinearBackwardParams, cpu::linear_backward_workspace<cpu::Isa::kAvx512>>),
 #endif
 #if defined(FK_CPU_AVX2)
-    cpu::fast_row("linear_bwd/cpu/avx2", cpu::Isa::kAvx2, cpu::avx2::linear_backward,
-                  cpu::takes_all<LinearBackwardParams>, cpu::linear_backward_workspace<cpu::Isa::kAvx2>),
+    cpu::fast_row<LinearBackwardParams, cpu::Isa::kAvx2, cpu::avx2::linear_backward>(
+        "linear_bwd/cpu/avx2", cpu::takes_all<LinearBackwardParams>,
+        plan_workspace<LinearBackwardParams, cpu::linear_backward_workspace<cpu::Isa::kAvx2>>),
 #endif
-    scalar_row<LinearBackwardParams>("linear_bwd/cpu/scalar", cpu_scalar::linear_backward,
-                                     cpu_scalar::linear_backward_workspace),
+    scalar_row<LinearBackwardParams, cpu_scalar::linear_backward>(
+        "linear_bwd/cpu/scalar", plan_workspace<LinearBackwardParams, cpu_scalar::linear_backward_workspace>),
   };
   return table(kRows);
 }
@@ -143,7 +167,8 @@ KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
 template <>
 KernelTable<AddParams> cpu_kernels<AddParams>() {
   static constexpr KernelEntry<AddParams> kRows[] = {
-      FK_FAST_ROWS("add", add, add_supports, nullptr) scalar_row<AddParams>("add/cpu/scalar", cpu_scalar::add),
+      FK_FAST_ROWS(AddParams, "add", add, add_supports, nullptr)
+          scalar_row<AddParams, cpu_scalar::add>("add/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -151,8 +176,8 @@ KernelTable<AddParams> cpu_kernels<AddParams>() {
 template <>
 KernelTable<SwigluParams> cpu_kernels<SwigluParams>() {
   static constexpr KernelEntry<SwigluParams> kRows[] = {
-      FK_FAST_ROWS("swiglu", swiglu, swiglu_supports, nullptr)
-          scalar_row<SwigluParams>("swiglu/cpu/scalar", cpu_scalar::swiglu),
+      FK_FAST_ROWS(SwigluParams, "swiglu", swiglu, swiglu_supports, nullptr)
+          scalar_row<SwigluParams, cpu_scalar::swiglu>("swiglu/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -160,8 +185,8 @@ KernelTable<SwigluParams> cpu_kernels<SwigluParams>() {
 template <>
 KernelTable<SwigluBackwardParams> cpu_kernels<SwigluBackwardParams>() {
   static constexpr KernelEntry<SwigluBackwardParams> kRows[] = {
-      FK_FAST_ROWS("swiglu_bwd", swiglu_backward, swiglu_backward_supports, nullptr)
-          scalar_row<SwigluBackwardParams>("swiglu_bwd/cpu/scalar", cpu_scalar::swiglu_backward),
+      FK_FAST_ROWS(SwigluBackwardParams, "swiglu_bwd", swiglu_backward, swiglu_backward_supports, nullptr)
+          scalar_row<SwigluBackwardParams, cpu_scalar::swiglu_backward>("swiglu_bwd/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -169,8 +194,9 @@ KernelTable<SwigluBackwardParams> cpu_kernels<SwigluBackwardParams>() {
 template <>
 KernelTable<ReduceParams> cpu_kernels<ReduceParams>() {
   static constexpr KernelEntry<ReduceParams> kRows[] = {
-      FK_FAST_ROWS("reduce", reduce, reduce_supports, cpu::reduce_workspace)
-          scalar_row<ReduceParams>("reduce/cpu/scalar", cpu_scalar::reduce),
+      FK_FAST_ROWS(ReduceParams, "reduce", reduce, reduce_supports,
+                   (plan_workspace<ReduceParams, cpu::reduce_workspace>))
+          scalar_row<ReduceParams, cpu_scalar::reduce>("reduce/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -178,8 +204,8 @@ KernelTable<ReduceParams> cpu_kernels<ReduceParams>() {
 template <>
 KernelTable<SoftmaxParams> cpu_kernels<SoftmaxParams>() {
   static constexpr KernelEntry<SoftmaxParams> kRows[] = {
-      FK_FAST_ROWS("softmax", softmax, softmax_supports, nullptr)
-          scalar_row<SoftmaxParams>("softmax/cpu/scalar", cpu_scalar::softmax),
+      FK_FAST_ROWS(SoftmaxParams, "softmax", softmax, softmax_supports, nullptr)
+          scalar_row<SoftmaxParams, cpu_scalar::softmax>("softmax/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -187,8 +213,8 @@ KernelTable<SoftmaxParams> cpu_kernels<SoftmaxParams>() {
 template <>
 KernelTable<SoftmaxBackwardParams> cpu_kernels<SoftmaxBackwardParams>() {
   static constexpr KernelEntry<SoftmaxBackwardParams> kRows[] = {
-      FK_FAST_ROWS("softmax_bwd", softmax_backward, softmax_backward_supports, nullptr)
-          scalar_row<SoftmaxBackwardParams>("softmax_bwd/cpu/scalar", cpu_scalar::softmax_backward),
+      FK_FAST_ROWS(SoftmaxBackwardParams, "softmax_bwd", softmax_backward, softmax_backward_supports, nullptr)
+          scalar_row<SoftmaxBackwardParams, cpu_scalar::softmax_backward>("softmax_bwd/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -196,8 +222,8 @@ KernelTable<SoftmaxBackwardParams> cpu_kernels<SoftmaxBackwardParams>() {
 template <>
 KernelTable<NormParams> cpu_kernels<NormParams>() {
   static constexpr KernelEntry<NormParams> kRows[] = {
-      FK_FAST_ROWS("norm", norm, takes_all<NormParams>, nullptr)
-          scalar_row<NormParams>("norm/cpu/scalar", cpu_scalar::norm),
+      FK_FAST_ROWS(NormParams, "norm", norm, takes_all<NormParams>, nullptr)
+          scalar_row<NormParams, cpu_scalar::norm>("norm/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -205,8 +231,9 @@ KernelTable<NormParams> cpu_kernels<NormParams>() {
 template <>
 KernelTable<NormBackwardParams> cpu_kernels<NormBackwardParams>() {
   static constexpr KernelEntry<NormBackwardParams> kRows[] = {
-      FK_FAST_ROWS("norm_bwd", norm_backward, takes_all<NormBackwardParams>, cpu::norm_backward_workspace)
-          scalar_row<NormBackwardParams>("norm_bwd/cpu/scalar", cpu_scalar::norm_backward),
+      FK_FAST_ROWS(NormBackwardParams, "norm_bwd", norm_backward, takes_all<NormBackwardParams>,
+                   (plan_workspace<NormBackwardParams, cpu::norm_backward_workspace>))
+          scalar_row<NormBackwardParams, cpu_scalar::norm_backward>("norm_bwd/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -214,9 +241,10 @@ KernelTable<NormBackwardParams> cpu_kernels<NormBackwardParams>() {
 template <>
 KernelTable<CrossEntropyParams> cpu_kernels<CrossEntropyParams>() {
   static constexpr KernelEntry<CrossEntropyParams> kRows[] = {
-      FK_FAST_ROWS("cross_entropy", cross_entropy, takes_all<CrossEntropyParams>, cpu_scalar::cross_entropy_workspace)
-          scalar_row<CrossEntropyParams>("cross_entropy/cpu/scalar", cpu_scalar::cross_entropy,
-                                         cpu_scalar::cross_entropy_workspace),
+      FK_FAST_ROWS(CrossEntropyParams, "cross_entropy", cross_entropy, takes_all<CrossEntropyParams>,
+                   (plan_workspace<CrossEntropyParams, cpu_scalar::cross_entropy_workspace>))
+          scalar_row<CrossEntropyParams, cpu_scalar::cross_entropy>(
+              "cross_entropy/cpu/scalar", plan_workspace<CrossEntropyParams, cpu_scalar::cross_entropy_workspace>),
   };
   return table(kRows);
 }
@@ -224,8 +252,9 @@ KernelTable<CrossEntropyParams> cpu_kernels<CrossEntropyParams>() {
 template <>
 KernelTable<CrossEntropyBackwardParams> cpu_kernels<CrossEntropyBackwardParams>() {
   static constexpr KernelEntry<CrossEntropyBackwardParams> kRows[] = {
-      FK_FAST_ROWS("cross_entropy_bwd", cross_entropy_backward, takes_all<CrossEntropyBackwardParams>, nullptr)
-          scalar_row<CrossEntropyBackwardParams>("cross_entropy_bwd/cpu/scalar", cpu_scalar::cross_entropy_backward),
+      FK_FAST_ROWS(CrossEntropyBackwardParams, "cross_entropy_bwd", cross_entropy_backward,
+                   takes_all<CrossEntropyBackwardParams>, nullptr)
+          scalar_row<CrossEntropyBackwardParams, cpu_scalar::cross_entropy_backward>("cross_entropy_bwd/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -233,8 +262,8 @@ KernelTable<CrossEntropyBackwardParams> cpu_kernels<CrossEntropyBackwardParams>(
 template <>
 KernelTable<KvAppendParams> cpu_kernels<KvAppendParams>() {
   static constexpr KernelEntry<KvAppendParams> kRows[] = {
-      FK_FAST_ROWS("kv_append", kv_append, kv_append_supports, nullptr)
-          scalar_row<KvAppendParams>("kv_append/cpu/scalar", cpu_scalar::kv_append),
+      FK_FAST_ROWS(KvAppendParams, "kv_append", kv_append, kv_append_supports, nullptr)
+          scalar_row<KvAppendParams, cpu_scalar::kv_append>("kv_append/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -242,7 +271,7 @@ KernelTable<KvAppendParams> cpu_kernels<KvAppendParams>() {
 template <>
 KernelTable<KvReadParams> cpu_kernels<KvReadParams>() {
   static constexpr KernelEntry<KvReadParams> kRows[] = {
-      scalar_row<KvReadParams>("kv_read/cpu/scalar", cpu_scalar::kv_read),
+      scalar_row<KvReadParams, cpu_scalar::kv_read>("kv_read/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -250,7 +279,7 @@ KernelTable<KvReadParams> cpu_kernels<KvReadParams>() {
 template <>
 KernelTable<KvCopyParams> cpu_kernels<KvCopyParams>() {
   static constexpr KernelEntry<KvCopyParams> kRows[] = {
-      scalar_row<KvCopyParams>("kv_copy_pages/cpu/scalar", cpu_scalar::kv_copy_pages),
+      scalar_row<KvCopyParams, cpu_scalar::kv_copy_pages>("kv_copy_pages/cpu/scalar"),
   };
   return table(kRows);
 }
@@ -258,7 +287,7 @@ KernelTable<KvCopyParams> cpu_kernels<KvCopyParams>() {
 template <>
 KernelTable<FindBadPageParams> cpu_kernels<FindBadPageParams>() {
   static constexpr KernelEntry<FindBadPageParams> kRows[] = {
-      scalar_row<FindBadPageParams>("find_bad_page/cpu/scalar", cpu_scalar::find_bad_page),
+      scalar_row<FindBadPageParams, cpu_scalar::find_bad_page>("find_bad_page/cpu/scalar"),
   };
   return table(kRows);
 }

@@ -174,4 +174,11 @@ struct MergeStatesParams {
   std::int64_t stride_lse_a[3] = {}, stride_lse_b[3] = {}, stride_lse[3] = {};
 };
 
+/// What a call has to do (params_common.hpp).
+inline double work_of(const AttentionParams& p) {
+  return work::product(p.batch * p.heads_q, p.seq_q) * work::product(p.seq_k, p.head_dim + p.head_dim_v);
+}
+inline double work_of(const AttentionBackwardParams& p) { return 2.5 * work_of(p.forward); }
+inline double work_of(const MergeStatesParams& p) { return work::volume(p.shape, 3) * static_cast<double>(p.head_dim); }
+
 }  // namespace flashkernel

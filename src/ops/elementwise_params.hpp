@@ -49,4 +49,9 @@ struct SwigluBackwardParams {
   std::int64_t stride_grad_gate[kMaxDims] = {}, stride_grad_up[kMaxDims] = {};
 };
 
+/// What a call has to do (params_common.hpp).
+inline double work_of(const AddParams& p) { return work::volume(p.shape, p.ndim); }
+inline double work_of(const SwigluParams& p) { return work::volume(p.shape, p.ndim); }
+inline double work_of(const SwigluBackwardParams& p) { return work::volume(p.shape, p.ndim); }
+
 }  // namespace flashkernel

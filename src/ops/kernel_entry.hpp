@@ -1,13 +1,17 @@
-// One row of the registry: what a kernel is called, what it needs, what it accepts, and how it is launched.
+// One row of the registry: what a kernel variant is called, what it needs, what it accepts, how long it takes by a
+// model, how a call of it is cut, and how it is launched.
 // Backends fill tables of these (src/cpu/kernels.cpp, src/cuda/kernels.cpp); `select.hpp` chooses from them.
-// Invariant: `supports` looks at the params only, never at the data, and costs nanoseconds.
+// Invariants: `supports` is legality alone, so that a row can be forced wherever it says yes; what is faster is told by
+// `cost_us`. Both look at the params only, never at the data, and cost nanoseconds.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "core/device_facts.hpp"
 #include "flashkernel/stream.hpp"
 #include "flashkernel/types.hpp"
+#include "ops/plan.hpp"
 
 namespace flashkernel {
 
@@ -23,19 +27,45 @@ class Verdict {
   const char* reason_;
 };
 
+/// A row's functions. Names of their own, so that they take no part in the deduction of Params.
+template <class Params>
+struct RowFunctions {
+  using Supports = Verdict (*)(const Params&);
+  using Cost = float (*)(const Params&, const DeviceFacts&);
+  using MakePlan = Plan (*)(const Params&, const DeviceFacts&);
+  using Launch = void (*)(const Params&, const Plan&, void* workspace, Stream);
+  using WorkspaceBytes = std::size_t (*)(const Params&);
+  using PlainLaunch = void (*)(const Params&, void* workspace, Stream);
+};
+
 template <class Params>
 struct KernelEntry {
-  const char* name;  // "attention_fwd/cpu/avx512": op / backend / arch [/ dtype [/ instance]]
+  const char* name;  // "attention_fwd/cpu/avx512": op / backend / arch [/ dtype [/ instance [/ variant]]]
   DeviceType device;
   int cc_min, cc_max;          // compute capability served, 75 = 7.5; 0, 0 on the CPU
   std::uint32_t cpu_features;  // CpuFeature bits needed
-  int priority;                // the highest accepting entry runs; scalar is 0
-  Verdict (*supports)(const Params&);
-  std::size_t (*workspace_bytes)(const Params&);  // null: none
-  void (*launch)(const Params&, void* workspace, Stream);
+  const char* arithmetic;      // the order of its sums: rows of one op with the same id give the same bits for a call
+  typename RowFunctions<Params>::Supports supports;
+  typename RowFunctions<Params>::Cost cost_us;   // microseconds by a model; of the rows that accept, the least runs
+  typename RowFunctions<Params>::MakePlan plan;  // null: no workspace, and nothing to decide
+  typename RowFunctions<Params>::Launch launch;
 };
 
-/// A backend's rows for one op.
+/// A plan of a row that needs workspace, and decides nothing else beforehand.
+template <class Params, typename RowFunctions<Params>::WorkspaceBytes kBytes>
+Plan plan_workspace(const Params& params, const DeviceFacts&) {
+  Plan plan;
+  plan.workspace_bytes = kBytes(params);
+  return plan;
+}
+
+/// A launch that asks for nothing of its plan.
+template <class Params, typename RowFunctions<Params>::PlainLaunch kLaunch>
+void launch_plain(const Params& params, const Plan&, void* workspace, Stream stream) {
+  kLaunch(params, workspace, stream);
+}
+
+/// A backend's rows for one op, the preferred ones first: of rows of equal cost the first one runs.
 template <class Params>
 struct KernelTable {
   const KernelEntry<Params>* rows = nullptr;

@@ -86,4 +86,16 @@ struct FindBadPageParams {
   }
 };
 
+/// What a call has to do (params_common.hpp).
+inline double work_of(const KvAppendParams& p) {
+  return work::product(p.tokens, p.pages.heads_kv * (p.pages.head_dim + p.pages.head_dim_v));
+}
+inline double work_of(const KvReadParams& p) {
+  return work::product(p.batch * p.max_seq, p.pages.heads_kv * (p.pages.head_dim + p.pages.head_dim_v));
+}
+inline double work_of(const KvCopyParams& p) {
+  return work::product(p.count * p.pages.page_size, p.pages.heads_kv * (p.pages.head_dim + p.pages.head_dim_v));
+}
+inline double work_of(const FindBadPageParams& p) { return work::product(p.batch, p.max_pages); }
+
 }  // namespace flashkernel

@@ -41,4 +41,12 @@ struct LinearBackwardParams {
   Activation activation = Activation::kNone;
 };
 
+/// What a call has to do (params_common.hpp).
+inline double work_of(const LinearParams& p) {
+  return work::product(p.rows, p.in_features) * static_cast<double>(p.out_features);
+}
+inline double work_of(const LinearBackwardParams& p) {
+  return 2 * work::product(p.rows, p.in_features) * static_cast<double>(p.out_features);
+}
+
 }  // namespace flashkernel

@@ -40,4 +40,8 @@ struct CrossEntropyBackwardParams {
   std::int64_t stride_grad_loss = 0;  // any, 0 for one value of all rows
 };
 
+/// What a call has to do (params_common.hpp).
+inline double work_of(const CrossEntropyParams& p) { return work::product(p.rows, p.classes); }
+inline double work_of(const CrossEntropyBackwardParams& p) { return work::product(p.rows, p.classes); }
+
 }  // namespace flashkernel

@@ -46,4 +46,8 @@ struct NormBackwardParams {
   std::int64_t stride_grad_out_row = 0, stride_h_row = 0, stride_grad_residual_out_row = 0, stride_grad_x_row = 0;
 };
 
+/// What a call has to do (params_common.hpp).
+inline double work_of(const NormParams& p) { return work::product(p.rows, p.features); }
+inline double work_of(const NormBackwardParams& p) { return work::product(p.rows, p.features); }
+
 }  // namespace flashkernel

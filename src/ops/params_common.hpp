@@ -60,4 +60,16 @@ FK_HOST_DEVICE inline float row_scale(float largest, float largest_element) {
   return scale < kLeast ? kLeast : scale;
 }
 
+// How much a call has to do is what both backends' cost models divide by their rates: each params struct has a function
+// `double work_of(const Params&)`. It counts terms of sums for products and attention, and elements for what is bound
+// by memory. All rows of an op measure a call alike, so that their costs differ by their rates alone.
+namespace work {
+inline double product(std::int64_t a, std::int64_t b) { return static_cast<double>(a) * static_cast<double>(b); }
+inline double volume(const std::int64_t* shape, int ndim) {
+  double elements = 1;
+  for (int d = 0; d < ndim; ++d) elements *= static_cast<double>(shape[d]);
+  return elements;
+}
+}  // namespace work
+
 }  // namespace flashkernel

@@ -56,4 +56,9 @@ struct SoftmaxBackwardParams {
   std::int64_t stride_grad_out_column = 1, stride_out_column = 1, stride_grad_x_column = 1;
 };
 
+/// What a call has to do (params_common.hpp).
+inline double work_of(const ReduceParams& p) { return work::product(p.kept_count, p.reduced_count); }
+inline double work_of(const SoftmaxParams& p) { return work::product(p.rows, p.columns); }
+inline double work_of(const SoftmaxBackwardParams& p) { return work::product(p.rows, p.columns); }
+
 }  // namespace flashkernel

@@ -1,7 +1,9 @@
 // The registry's untyped half: every row of every op, forcing, and the texts of refusals.
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <sstream>
+#include <utility>
 
 #include "core/cpu_features.hpp"
 #include "core/cuda_devices.hpp"
@@ -131,15 +133,18 @@ void register_row(RowState& row) {
   if (!all.patterns.empty()) apply_patterns(all);
 }
 
-bool is_available(const RowState& row, Device device) noexcept {
-  if (row.device == DeviceType::kCpu) return (row.cpu_features & ~available_cpu_features()) == 0;
-  const int cc = cuda_compute_capability(device.index);
-  return row.cc_min <= cc && cc <= row.cc_max;
+const DeviceFacts& processor_facts() {
+  static MadeOnce<const DeviceFacts> facts;
+  return facts.get([] {
+    auto made = std::make_unique<DeviceFacts>();
+    made->cpu_features = available_cpu_features();
+    return std::unique_ptr<const DeviceFacts>(std::move(made));
+  });
 }
 
-std::string why_unavailable(const RowState& row, Device device) {
-  if (row.device == DeviceType::kCpu) return lacking_features(row.cpu_features, available_cpu_features());
-  return other_capability(row.cc_min, row.cc_max, cuda_compute_capability(device.index), device);
+std::string why_unavailable(const RowState& row, Device device, const DeviceFacts& facts) {
+  if (row.device == DeviceType::kCpu) return lacking_features(row.cpu_features, facts.cpu_features);
+  return other_capability(row.cc_min, row.cc_max, facts.compute_capability, device);
 }
 
 std::string lacking_features(std::uint32_t needed, std::uint32_t present) {
@@ -197,18 +202,17 @@ std::vector<KernelInfo> kernels() {
     info.cc_min = row->cc_min;
     info.cc_max = row->cc_max;
     info.cpu_features = cpu_feature_names(row->cpu_features);
-    info.priority = row->priority;
+    info.arithmetic = row->arithmetic;
     info.calls = row->calls.load(std::memory_order_relaxed);
     if (row->device == DeviceType::kCpu) {
-      info.available = is_available(*row, Device::cpu());
+      info.available = is_available(*row, facts_of(Device::cpu()));
     } else {
-      for (int i = 0; i < num_cuda; ++i) info.available = info.available || is_available(*row, Device::cuda(i));
+      for (int i = 0; i < num_cuda; ++i)
+        info.available = info.available || is_available(*row, facts_of(Device::cuda(i)));
     }
     infos.push_back(info);
   }
-  std::stable_sort(infos.begin(), infos.end(), [](const KernelInfo& a, const KernelInfo& b) {
-    return a.op != b.op ? a.op < b.op : a.priority > b.priority;
-  });
+  std::stable_sort(infos.begin(), infos.end(), [](const KernelInfo& a, const KernelInfo& b) { return a.op < b.op; });
   return infos;
 }
 

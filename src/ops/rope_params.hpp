@@ -45,4 +45,9 @@ struct RopeParams {
   }
 };
 
+/// What a call has to do (params_common.hpp).
+inline double work_of(const RopeParams& p) {
+  return work::product(p.batch * p.seq, (p.heads_q + p.heads_kv) * p.head_dim);
+}
+
 }  // namespace flashkernel

@@ -1,4 +1,6 @@
 // From params to one running kernel: the only place where a choice is made.
+// The rule: of the rows that are allowed, run on the device and accept the params, the one with the least modelled cost
+// runs; of rows of equal cost, the first one of the table. Preferred rows (patterns with '?') go before all others.
 // Called by every front door in ops/. Reads the backends' tables once per op; a call costs a short loop over the rows.
 #pragma once
 
@@ -6,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/cuda_devices.hpp"
 #include "core/fork_safe.hpp"
 #include "core/kernel_range.hpp"
 #include "core/thread_pool.hpp"
@@ -23,20 +26,31 @@ struct RowState {
   DeviceType device = DeviceType::kCpu;
   int cc_min = 0, cc_max = 0;
   std::uint32_t cpu_features = 0;
-  int priority = 0;
+  const char* arithmetic = nullptr;
   std::atomic<bool> allowed{true};     // false while another kernel of the op is forced
-  std::atomic<bool> preferred{false};  // chosen before others wherever it accepts, whatever its priority
+  std::atomic<bool> preferred{false};  // chosen before others wherever it accepts, whatever it costs
   std::atomic<std::uint64_t> calls{0};
 };
 
 /// Whether any row is preferred: no choice needs a look at that otherwise.
 inline std::atomic<bool> any_preferred{false};
 
-/// Whether this machine (CPU features) or that device (compute capability) can run the row.
-bool is_available(const RowState& row, Device device) noexcept;
+/// Of the processor: its CPU features alone.
+const DeviceFacts& processor_facts();
+
+/// Of the processor, or of a GPU. A GPU that does not exist has the compute capability 0.
+inline const DeviceFacts& facts_of(Device device) {
+  return device.is_cuda() ? cuda_device_facts(device.index) : processor_facts();
+}
+
+/// Whether a device of the row's kind can run it: by CPU features, or by compute capability.
+inline bool is_available(const RowState& row, const DeviceFacts& facts) noexcept {
+  if (row.device == DeviceType::kCpu) return (row.cpu_features & ~facts.cpu_features) == 0;
+  return row.cc_min <= facts.compute_capability && facts.compute_capability <= row.cc_max;
+}
 
 /// Of a row that is not available: what it needs and what is there, by name.
-std::string why_unavailable(const RowState& row, Device device);
+std::string why_unavailable(const RowState& row, Device device, const DeviceFacts& facts);
 std::string lacking_features(std::uint32_t needed, std::uint32_t present);      // bits of CpuFeature
 std::string other_capability(int least, int most, int present, Device device);  // 75 = 7.5
 
@@ -77,7 +91,7 @@ class OpTable {
     RowState state;
   };
 
-  /// Rows by falling priority. Made once; never destroyed, so that a call at exit is safe.
+  /// Rows as the backends' tables list them. Made once; never destroyed, so that a call at exit is safe.
   static OpTable& instance() {
     static std::atomic<OpTable*> made{nullptr};
     OpTable* table = made.load(std::memory_order_acquire);
@@ -100,10 +114,6 @@ class OpTable {
     std::vector<const KernelEntry<Params>*> entries;
     for (const auto& table : tables)
       for (const auto& entry : table) entries.push_back(&entry);
-    // Insertion sort: stable, and the tables are short.
-    for (std::size_t i = 1; i < entries.size(); ++i)
-      for (std::size_t j = i; j > 0 && entries[j]->priority > entries[j - 1]->priority; --j)
-        std::swap(entries[j], entries[j - 1]);
     count_ = entries.size();
     rows_ = new Row[count_];
     for (std::size_t i = 0; i < count_; ++i) {
@@ -116,7 +126,7 @@ class OpTable {
       state.cc_min = entry.cc_min;
       state.cc_max = entry.cc_max;
       state.cpu_features = entry.cpu_features;
-      state.priority = entry.priority;
+      state.arithmetic = entry.arithmetic;
       register_row(state);
     }
   }
@@ -130,44 +140,63 @@ inline constexpr const char* kUnavailable = "it is not available here";
 
 /// Null when this row may serve the call, else why not. The device's type must match before anything is said.
 template <class Params>
-const char* refusal(const typename OpTable<Params>::Row& row, const Params& params, Device device) {
+const char* refusal(const typename OpTable<Params>::Row& row, const Params& params, const DeviceFacts& facts) {
   if (!row.state.allowed.load(std::memory_order_relaxed)) return "another kernel is forced";
-  if (!is_available(row.state, device)) return kUnavailable;
+  if (!is_available(row.state, facts)) return kUnavailable;
   const Verdict verdict = row.entry->supports(params);
   return verdict ? nullptr : verdict.reason();
 }
 
-/// The kernel that serves the call: the first accepting one by priority, preferred ones before all others. Null if
-/// none.
 template <class Params>
-typename OpTable<Params>::Row* choose(const Params& params, Device device) {
+struct Choice {
+  typename OpTable<Params>::Row* row = nullptr;  // null: none accepts
+  float modelled_us = 0;
+};
+
+/// The row that serves the call, by the rule at the top.
+template <class Params>
+Choice<Params> choose(const Params& params, DeviceType device, const DeviceFacts& facts) {
   auto& table = OpTable<Params>::instance();
-  const auto first = [&](bool preferred) -> typename OpTable<Params>::Row* {
+  const auto cheapest = [&](bool preferred) {
+    Choice<Params> best;
     for (auto& row : table) {
-      if (row.state.device != device.type || (preferred && !row.state.preferred.load(std::memory_order_relaxed)))
-        continue;
-      if (!refusal<Params>(row, params, device)) return &row;
+      if (row.state.device != device || (preferred && !row.state.preferred.load(std::memory_order_relaxed))) continue;
+      if (refusal<Params>(row, params, facts)) continue;
+      const float cost = row.entry->cost_us(params, facts);
+      if (!best.row || cost < best.modelled_us) best = {&row, cost};
     }
-    return nullptr;
+    return best;
   };
   if (any_preferred.load(std::memory_order_relaxed))
-    if (auto* const row = first(true)) return row;
-  return first(false);
+    if (const Choice<Params> best = cheapest(true); best.row) return best;
+  return cheapest(false);
+}
+
+/// How the chosen row runs the call.
+template <class Params>
+Plan make_plan(const Choice<Params>& choice, const Params& params, const DeviceFacts& facts) {
+  Plan plan = choice.row->entry->plan ? choice.row->entry->plan(params, facts) : Plan();
+  plan.modelled_us = choice.modelled_us;
+  return plan;
 }
 
 template <class Params>
 Explanation explain_call(const Params& params, Device device) {
   Explanation explanation;
   explanation.op = Params::kOp;
+  const DeviceFacts& facts = facts_of(device);
   for (auto& row : OpTable<Params>::instance()) {
     if (row.state.device != device.type) continue;
-    const char* reason = refusal<Params>(row, params, device);
-    const std::string text = reason == kUnavailable ? why_unavailable(row.state, device) : reason ? reason : "";
-    explanation.candidates.push_back({row.state.name, reason == nullptr, text});
+    const char* reason = refusal<Params>(row, params, facts);
+    const std::string text = reason == kUnavailable ? why_unavailable(row.state, device, facts) : reason ? reason : "";
+    const float cost = reason ? 0.0f : row.entry->cost_us(params, facts);
+    explanation.candidates.push_back({row.state.name, reason == nullptr, text, cost});
   }
-  if (const auto* const row = choose(params, device)) {
-    explanation.kernel = row->state.name;
-    explanation.workspace_bytes = row->entry->workspace_bytes ? row->entry->workspace_bytes(params) : 0;
+  if (const Choice<Params> choice = choose(params, device.type, facts); choice.row) {
+    const Plan plan = make_plan(choice, params, facts);
+    explanation.kernel = choice.row->state.name;
+    explanation.workspace_bytes = plan.workspace_bytes;
+    explanation.modelled_us = plan.modelled_us;
   }
   return explanation;
 }
@@ -179,14 +208,16 @@ void dispatch(const Params& params, Device device, const ExecutionContext& conte
     *context.explain = explain_call(params, device);
     return;
   }
-  const WorkerPlan plan;
-  auto* const row = choose(params, device);
-  if (!row) throw_no_kernel(explain_call(params, device), device);
-  row->state.calls.fetch_add(1, std::memory_order_relaxed);
-  const std::size_t bytes = row->entry->workspace_bytes ? row->entry->workspace_bytes(params) : 0;
-  const Workspace workspace(bytes, device, context);
-  const KernelRange range(row->state.name);
-  row->entry->launch(params, workspace.data(), context.stream);
+  const WorkerPlan workers;
+  const DeviceFacts& facts = facts_of(device);
+  const Choice<Params> choice = choose(params, device.type, facts);
+  if (!choice.row) throw_no_kernel(explain_call(params, device), device);
+  auto& row = *choice.row;
+  row.state.calls.fetch_add(1, std::memory_order_relaxed);
+  const Plan plan = make_plan(choice, params, facts);
+  const Workspace workspace(plan.workspace_bytes, device, context);
+  const KernelRange range(row.state.name);
+  row.entry->launch(params, plan, workspace.data(), context.stream);
 }
 
 }  // namespace flashkernel

@@ -179,9 +179,10 @@ void forward_cases(CaseList& list) {
       few.y.gap = (8 - few.out % 8) % 8 + few.x.gap;  // rows at multiples of 16 bytes
       const std::string plan = size.plan,
                         kernel = plan.find("parts") == plan.npos ? plan.substr(0, plan.find(' ')) : "parts";
+      const std::string row = kernel == "direct" || kernel == "stream" ? kernel : "blocks";
       add("few_" + kernel + "_r" + std::to_string(rows) + "_i" + std::to_string(size.in) + "_o" +
               std::to_string(size.out),
-          few, "/few_rows");
+          few, "/few_rows/" + row);
     }
     // Full waves of ping-pong tiles, one to four a multiprocessor, the last rows and columns cut: 2 of 112 columns
     // (216), 3 of 128 (376), 2 or 3 of 144 (280, 432), 2 of 160 (320), 1 or 3 of 168 (168, 504), 2 of 176 (352), 3 or 4
@@ -288,7 +289,7 @@ void forward_cases(CaseList& list) {
         for (std::int64_t i = 0; i < in; ++i)
           x.set(in * (i % 2 == 0 ? 1 : 2) + i, std::numeric_limits<double>::quiet_NaN());
       };
-      add("special_values_few_stream_r" + std::to_string(rows), apart, "/few_rows");
+      add("special_values_few_stream_r" + std::to_string(rows), apart, "/few_rows/stream");
     }
   });
 }

@@ -23,6 +23,7 @@ namespace {
 
 struct Devices {
   std::vector<CudaDeviceProperties> properties;
+  std::vector<DeviceFacts> facts;
   std::string why_none;
 };
 
@@ -57,6 +58,12 @@ std::unique_ptr<const Devices> read_devices() {
     p.max_shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     p.l2_bytes = attribute(cudaDevAttrL2CacheSize);
     devices.properties.push_back(p);
+    DeviceFacts facts;
+    facts.index = i;
+    facts.compute_capability = p.compute_capability;
+    facts.num_sms = p.num_sms;
+    facts.max_shared_bytes_per_block = p.max_shared_bytes_per_block;
+    devices.facts.push_back(facts);
   }
   return read;
 }
@@ -75,6 +82,11 @@ int cuda_compute_capability(int index) noexcept {
   return index >= 0 && index < num_cuda_devices()
              ? devices().properties[static_cast<std::size_t>(index)].compute_capability
              : 0;
+}
+
+const DeviceFacts& cuda_device_facts(int index) noexcept {
+  static const DeviceFacts none;
+  return index >= 0 && index < num_cuda_devices() ? devices().facts[static_cast<std::size_t>(index)] : none;
 }
 
 const char* why_no_cuda() noexcept { return num_cuda_devices() > 0 ? nullptr : devices().why_none.c_str(); }

@@ -14,4 +14,16 @@ namespace flashkernel::cuda {
 std::size_t linear_gradient_workspace(const LinearBackwardParams&);
 LinearBackwardParams linear_gradient(const LinearBackwardParams&, void* workspace, Stream);
 
+/// A tensor-core kernel of the two products of linear's gradient, after the generic step that makes the
+/// pre-activation's gradient (which stays in the front of the workspace) and the bias's.
+template <std::size_t (*products_workspace)(const LinearBackwardParams&)>
+std::size_t with_gradient_workspace(const LinearBackwardParams& p) {
+  return linear_gradient_workspace(p) + products_workspace(p);
+}
+template <void (*products)(const LinearBackwardParams&, void*, Stream)>
+void after_gradient(const LinearBackwardParams& p, void* workspace, Stream stream) {
+  const LinearBackwardParams rest = linear_gradient(p, workspace, stream);
+  products(rest, static_cast<char*>(workspace) + linear_gradient_workspace(p), stream);
+}
+
 }  // namespace flashkernel::cuda

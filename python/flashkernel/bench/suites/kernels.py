@@ -154,7 +154,7 @@ def _of(work: Work, sizes: str) -> Pair:
 
 
 def _linear(s: Settings, r: Representative) -> Pair:
-    few = s.pick(quick=(4, 64, 256), cpu=(4, 768, 3072), cuda=(4, 4096, 16384))
+    few = s.pick(quick=(4, 1280, 256), cpu=(4, 768, 3072), cuda=(4, 4096, 16384))
     many = s.pick(quick=(32, 64, 256), cpu=(128, 768, 3072), cuda=(4096, 4096, 4096))
     count, features, outputs = few if r.mode == "few_rows" else many
     return _of(linear.linear_work(s, r.dtype, count, features, outputs), f"{count} x {features} -> {outputs}, GELU")

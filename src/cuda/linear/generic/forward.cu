@@ -123,14 +123,22 @@ Verdict linear_few_rows_supports(const LinearParams& p) {
   return p.rows <= kFewRows ? Verdict::ok() : Verdict("more than 8 rows");
 }
 
-void linear(const LinearParams& p, void*, Stream stream) {
+void linear_few_rows(const LinearParams& p, void*, Stream stream) {
+  if (p.rows == 0 || p.out_features == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if (p.rows == 1) return launch_few_rows<T, 1>(p, native(stream));
+    launch_few_rows<T, kFewRows>(p, native(stream));
+  });
+}
+
+void linear_tiles(const LinearParams& p, void*, Stream stream) {
   if (p.rows == 0 || p.out_features == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     const cudaStream_t s = native(stream);
-    if (p.rows == 1) return launch_few_rows<T, 1>(p, s);
-    if (p.rows <= kFewRows) return launch_few_rows<T, kFewRows>(p, s);
     const dim3 grid(static_cast<unsigned>(ceil_div(p.out_features, kTileN)),
                     static_cast<unsigned>(ceil_div(p.rows, kTileM)));
     if (p.stride_weight_in == 1) {

@@ -11,8 +11,9 @@
 namespace flashkernel::cuda {
 
 Verdict linear_supports(const LinearParams&);
-Verdict linear_few_rows_supports(const LinearParams&);  // the same kernel where it is ahead of tensor-core tiles
-void linear(const LinearParams&, void* workspace, Stream);
+void linear_tiles(const LinearParams&, void* workspace, Stream);
+Verdict linear_few_rows_supports(const LinearParams&);
+void linear_few_rows(const LinearParams&, void* workspace, Stream);
 Verdict linear_bwd_supports(const LinearBackwardParams&);
 void linear_bwd(const LinearBackwardParams&, void* workspace, Stream);
 

@@ -219,15 +219,17 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
+inline constexpr const char* kGroupName = "attention_fwd decode sm90a: a cluster for a group";  // in errors
+
 template <class T, class Shape>
-void launch_decode_group(const AttentionParams& p, Stream stream) {
-  constexpr const char* kName = "attention_fwd decode sm90a: a cluster for a group";
-  const auto kernel = decode_group_kernel<T, Shape>;
-  const int num_sms = cuda_device_properties(p.device.index).num_sms;
-  const GroupPlan plan = plan_group(p, num_sms, [&](int blocks) {
-    return clusters_at_once(kName, reinterpret_cast<const void*>(kernel), blocks, Shape::kThreads,
-                            GroupInbox<Shape>(Shape::kRows, blocks).bytes, p.device.index);
-  });
+int groups_at_once(int blocks, int device) {
+  const CudaDeviceGuard guard(device);
+  return clusters_at_once(kGroupName, reinterpret_cast<const void*>(decode_group_kernel<T, Shape>), blocks,
+                          Shape::kThreads, GroupInbox<Shape>(Shape::kRows, blocks).bytes, device);
+}
+
+template <class T, class Shape>
+void launch_decode_group(const AttentionParams& p, const GroupPlan& plan, Stream stream) {
   LaunchShape shape{
       dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.heads_kv), static_cast<unsigned>(p.batch)),
       Shape::kThreads, static_cast<std::size_t>(GroupInbox<Shape>(plan.rows, plan.blocks).bytes), native(stream), true};
@@ -239,7 +241,8 @@ void launch_decode_group(const AttentionParams& p, Stream stream) {
     spec.fetch_bytes = 128;
     return make_tensor_map(name, spec);
   };
-  launch(kName, kernel, shape, p, plan, map("attention_fwd k", false), map("attention_fwd v", true));
+  launch(kGroupName, decode_group_kernel<T, Shape>, shape, p, plan, map("attention_fwd k", false),
+         map("attention_fwd v", true));
 }
 
 }  // namespace flashkernel::cuda::sm90a

@@ -451,15 +451,27 @@ void launch_decode_of_pieces(const AttentionParams& p, const ClusterPlan& plan, 
          p, plan, static_cast<float*>(workspace));
 }
 
-/// An entry of the table. 16 KB of every warp are under way: 64 or 128 KB a block, where 4.5 TB/s with 1 us of latency
+template <DType kDtype, int kDim>
+int decode_groups_at_once(int blocks, int device) {
+  return groups_at_once<Element<kDtype>, GroupShape<kDim, 6>>(blocks, device);
+}
+
+/// Entries of the table.
+template <DType kDtype, int kDim>
+void decode_group(const AttentionParams& p, const Plan& plan, void*, Stream stream) {
+  if (p.batch * p.heads_q == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  launch_decode_group<Element<kDtype>, GroupShape<kDim, 6>>(p, plan.as<GroupPlan>(), stream);
+}
+
+/// 16 KB of every warp are under way: 64 or 128 KB a block, where 4.5 TB/s with 1 us of latency
 /// needs 34 KB a multiprocessor (70 KB of each where 64 of them are used).
 template <DType kDtype, int kDim>
-void attention_decode(const AttentionParams& p, void* workspace, Stream stream) {
+void decode_clusters(const AttentionParams& p, const Plan& planned, void* workspace, Stream stream) {
   using T = Element<kDtype>;
   if (p.batch * p.heads_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  if (takes_group(p)) return launch_decode_group<T, GroupShape<kDim, 6>>(p, stream);
-  const ClusterPlan plan = plan_cluster(p);
+  const ClusterPlan& plan = planned.as<ClusterPlan>();
   using Narrow = ClusterDecodeShape<kDim, kDim <= 64 ? 8 : 4, 3>;
   using Wide = ClusterDecodeShape<kDim, 8, 3>;  // at d64 the same
   using Alone = ClusterSchedule<true, false>;

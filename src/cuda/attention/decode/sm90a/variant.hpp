@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "cuda/costs.hpp"
 #include "cuda/host/device.hpp"
 #include "cuda/attention/decode/sm90a/group.hpp"
 #include "flashkernel/stream.hpp"
@@ -69,10 +70,9 @@ struct ClusterPlan {
 /// 27.7 us, 31.1 in parts of 8, 44.3 by sm80's kernel). Where their sequences are few and long, or kv heads too few for
 /// clusters, each is cut into pieces that are sequences of their own until a second kernel merges them (1 x 65536 of
 /// 32/1 heads: 19.6 us for 29.8).
-inline ClusterPlan plan_cluster(const AttentionParams& p) {
+inline ClusterPlan plan_cluster(const AttentionParams& p, std::int64_t num_sms) {
   ClusterPlan plan;
   const std::int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 0, keys = p.batch * p.seq_k * p.heads_kv;
-  const std::int64_t num_sms = cuda_device_properties(p.device.index).num_sms;
   const auto parts_of = [&](std::int64_t most_rows) {
     int parts = 1;
     while (parts < kMostParts && (group > parts * most_rows || group % parts != 0)) ++parts;
@@ -130,39 +130,28 @@ inline ClusterPlan plan_cluster(const AttentionParams& p) {
   return plan;
 }
 
-/// Where sm80's kernel, whose blocks share everything, is the better one.
-inline Verdict worth_clusters(const AttentionParams& p) {
-  if (takes_group(p)) return Verdict::ok();
-  const ClusterPlan plan = plan_cluster(p);
-  if (plan.rows * plan.parts * p.heads_kv != p.heads_q || plan.rows > plan.tiles * kTileRows)
-    return "it takes 1 to 32 query heads for each kv head, in equal parts of at most 8";
-  if (p.batch > kMostSequences && !plan.shared)
-    return "it takes at most 32 sequences with more than 8 query heads for each kv head";
-  const std::int64_t keys = p.batch * p.seq_k * p.heads_kv, num_sms = cuda_device_properties(p.device.index).num_sms;
+/// Keys, of all sequences and heads, up to which clusters are ahead of sm80's kernel, whose blocks share everything.
+/// Every part of a kv head's query heads reads all of them, from the L2 cache after the first one: up to 32 MB at d128
+/// (16 MB of one sequence) that costs less than what the other kernel spends on starting and merging. In parts of 16
+/// rows, up to 128 MB; in one, up to 256 MB, where the other kernel has caught up or, with sequences of any length,
+/// shares them better.
+inline constexpr std::int64_t kMostKeysOfTiles = 262144, kMostKeysOfOneTile = 524288, kMostKeysOfParts = 65536;
+/// Keys of a block up to which few blocks are enough. 64 blocks read 3.6 TB/s on an H200, 57 GB/s each: 512 keys of
+/// d128 take 5 us, what the other kernel starts later.
+inline constexpr std::int64_t kMostKeysOfFewBlocks = 512;
+
+/// Whether a call that the kernel takes is for it, where it is not for the clusters of groups.
+inline bool is_for_clusters(const AttentionParams& p, const ClusterPlan& plan, std::int64_t num_sms) {
+  const std::int64_t keys = p.batch * p.seq_k * p.heads_kv;
   const std::int64_t blocks = p.heads_kv * plan.parts * plan.blocks * plan.groups;
-  // Every part reads all keys, from the L2 cache after the first one: up to 32 MB at d128 (16 MB of one sequence) that
-  // costs less than what the other kernel spends on starting and merging. In parts of 16 rows, up to 128 MB; in one, up
-  // to 256 MB, where the other kernel has caught up or, with sequences of any length, shares them better.
-  const std::int64_t most = plan.tiles > 1    ? (plan.parts > 1 ? 262144 : 524288)
+  const std::int64_t most = plan.tiles > 1    ? (plan.parts > 1 ? kMostKeysOfTiles : kMostKeysOfOneTile)
                             : plan.parts == 1 ? keys
                             : p.batch == 1    ? kMostKeysOfOne
-                                              : 65536;
-  if (keys > most) return "the call has more than 8 query heads for each kv head, or few kv heads, over many keys";
-  // 64 blocks read 3.6 TB/s on an H200, 57 GB/s each: 512 keys of d128 take 5 us, what the other kernel starts later.
-  if (5 * blocks < 2 * num_sms && keys * plan.parts > 512 * blocks)
-    return "too few kv heads and sequences to fill the device with clusters, and too many keys for few blocks";
-  return Verdict::ok();
+                                              : kMostKeysOfParts;
+  return keys <= most && (5 * blocks >= 2 * num_sms || keys * plan.parts <= kMostKeysOfFewBlocks * blocks);
 }
 
-/// For the results of pieces, or for what blocks that share sequences leave each other: two parts each.
-template <int kDim>
-std::size_t attention_decode_workspace(const AttentionParams& p) {
-  if (takes_group(p)) return 0;
-  const ClusterPlan plan = plan_cluster(p);
-  const std::int64_t parts = plan.shared ? 2 * plan.groups : plan.pieces > 1 ? p.batch * plan.pieces : 0;
-  return sizeof(float) * static_cast<std::size_t>(parts * p.heads_q * (kDim + 2));
-}
-
+/// What both kernels take.
 template <DType kDtype, int kDim>
 Verdict attention_decode_supports(const AttentionParams& p) {
   if (p.dtype != kDtype) return "it is built for another dtype";
@@ -186,11 +175,55 @@ Verdict attention_decode_supports(const AttentionParams& p) {
     return "rows must start at multiples of 16 bytes (k, v), 4 bytes (q) and 8 bytes (out)";
   if (p.seq_k > std::int64_t{1} << 29 || p.batch * (p.seq_k / kGranule + 1) >= std::int64_t{1} << 30)
     return "the call has more keys than it takes";  // granules are counted in 32 bits
-  return worth_clusters(p);
+  return Verdict::ok();
 }
 
-/// Launches the kernel: an entry of the table.
+/// A cluster for each sequence and kv head (group.cuh); the plan is a GroupPlan.
 template <DType kDtype, int kDim>
-void attention_decode(const AttentionParams& p, void* workspace, Stream stream);
+Verdict decode_group_supports(const AttentionParams& p) {
+  if (const Verdict verdict = attention_decode_supports<kDtype, kDim>(p); !verdict) return verdict;
+  return check_group(p);
+}
+inline float decode_group_cost_us(const AttentionParams& p, const DeviceFacts& facts) {
+  const double us = attention_us(p, rates::kDecodeSm90a);
+  return static_cast<float>(is_for_groups(p, facts.num_sms) ? us : kOutsideItsRange * us);
+}
+/// Clusters of so many blocks of its kernel that a device runs at once. Instantiated beside the kernel.
+template <DType kDtype, int kDim>
+int decode_groups_at_once(int blocks, int device);
+template <DType kDtype, int kDim>
+Plan plan_decode_group(const AttentionParams& p, const DeviceFacts& facts) {
+  return Plan::of(plan_group(p, facts.num_sms, [&](int blocks) {
+    return facts.clusters ? (*facts.clusters)[static_cast<std::size_t>(blocks)]
+                          : decode_groups_at_once<kDtype, kDim>(blocks, facts.index);
+  }));
+}
+template <DType kDtype, int kDim>
+void decode_group(const AttentionParams& p, const Plan& plan, void* workspace, Stream stream);
+
+/// Clusters, or blocks, that sequences are dealt to; the plan is a ClusterPlan.
+template <DType kDtype, int kDim>
+Verdict decode_clusters_supports(const AttentionParams& p) {
+  if (const Verdict verdict = attention_decode_supports<kDtype, kDim>(p); !verdict) return verdict;
+  const ClusterPlan plan = plan_cluster(p, cuda_device_properties(p.device.index).num_sms);
+  if (plan.rows * plan.parts * p.heads_kv != p.heads_q || plan.rows > plan.tiles * kTileRows)
+    return "it takes 1 to 32 query heads for each kv head, in equal parts of at most 8";
+  if (p.batch > kMostSequences && !plan.shared)
+    return "it takes at most 32 sequences with more than 8 query heads for each kv head";
+  return Verdict::ok();
+}
+inline float decode_clusters_cost_us(const AttentionParams& p, const DeviceFacts& facts) {
+  const bool best = !takes_group(p, facts.num_sms) && is_for_clusters(p, plan_cluster(p, facts.num_sms), facts.num_sms);
+  const double us = attention_us(p, rates::kDecodeSm90a);
+  return static_cast<float>(best ? us : kOutsideItsRange * us);
+}
+/// The workspace: the results of pieces, or what blocks that share sequences leave each other: two parts each.
+inline Plan plan_decode_clusters(const AttentionParams& p, const DeviceFacts& facts) {
+  const ClusterPlan plan = plan_cluster(p, facts.num_sms);
+  const std::int64_t parts = plan.shared ? 2 * plan.groups : plan.pieces > 1 ? p.batch * plan.pieces : 0;
+  return Plan::of(plan, sizeof(float) * static_cast<std::size_t>(parts * p.heads_q * (p.head_dim + 2)));
+}
+template <DType kDtype, int kDim>
+void decode_clusters(const AttentionParams& p, const Plan& plan, void* workspace, Stream stream);
 
 }  // namespace flashkernel::cuda::sm90a

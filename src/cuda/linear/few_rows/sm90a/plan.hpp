@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <variant>
 
 #include "cuda/linear/tiles/sm90a/plan.hpp"
@@ -46,19 +47,32 @@ using FewRowsPlan = std::variant<FewRowsDirectPlan, FewRowsStreamPlan, FewRowsBl
 
 namespace few_rows_plan {
 
-/// No tiles: it does not serve.
+/// Weights that memory reads in 2 us: longer calls are a stream, which the other kernels keep going.
+inline constexpr std::int64_t kMostDirectWeights = std::int64_t{1} << 22;
+/// Chunks of k that the registers of a block hold, at 1, 2 and 3 tiles.
+inline constexpr int kMostDirectChunks[] = {16, 8, 4};
+
+inline std::int64_t direct_blocks(const FewRowsExtent& p, int tiles) { return ceil_div(p.features, 8 * tiles); }
+
+/// Whether the kernel can run it: all of k must fit the registers.
+inline bool takes_direct(const FewRowsExtent& p) {
+  return p.k_major && p.rows <= kDirectMostRows && p.k % kFewRowsChunk == 0 &&
+         p.k <= 8 * kFewRowsChunk * kMostDirectChunks[0];
+}
+
+/// Of a call that the kernel takes: a block a multiprocessor, with as few features as that takes.
 inline FewRowsDirectPlan direct(const FewRowsExtent& p, int num_sms) {
-  // Weights that memory reads in 2 us: longer calls are a stream, which the other kernels keep going.
-  constexpr std::int64_t kMostWeights = std::int64_t{1} << 22;
-  if (!p.k_major || p.rows > kDirectMostRows || p.k % kFewRowsChunk != 0 || p.features * p.k > kMostWeights) return {};
-  const auto blocks = [&](int tiles) { return ceil_div(p.features, 8 * tiles); };
   FewRowsDirectPlan plan;
   plan.chunks = static_cast<int>(ceil_div(p.k, 8 * kFewRowsChunk));
-  // A block a multiprocessor, with as few features as that takes. All of k must fit the registers.
-  plan.tiles = blocks(1) <= num_sms ? 1 : blocks(2) <= num_sms ? 2 : 3;
-  const int most_chunks = plan.tiles == 1 ? 16 : plan.tiles == 2 ? 8 : 4;
-  if (plan.chunks > most_chunks || blocks(plan.tiles) > num_sms) return {};
+  plan.tiles = direct_blocks(p, 1) <= num_sms ? 1 : direct_blocks(p, 2) <= num_sms ? 2 : 3;
+  while (plan.chunks > kMostDirectChunks[plan.tiles - 1]) --plan.tiles;
   return plan;
+}
+
+/// Whether the kernel is the best one: few weights, in one round of blocks.
+inline bool is_direct(const FewRowsExtent& p, int num_sms) {
+  return takes_direct(p) && p.features * p.k <= kMostDirectWeights &&
+         direct_blocks(p, direct(p, num_sms).tiles) <= num_sms;
 }
 
 /// All of k in each block. So that every multiprocessor has as much as the others: one block of up to 128 features, or
@@ -123,23 +137,48 @@ inline FewRowsBlocksPlan blocks(const FewRowsExtent& p, const GemmDevice& device
   return plan;
 }
 
-/// Whether k fits the registers, and a multiprocessor's weights are so many that memory is all that counts: it takes
-/// rows of 2 KB faster than boxes, but x costs more there.
-inline bool streams(const FewRowsExtent& p, int num_sms, const FewRowsBlocksPlan& instead) {
-  if (!p.k_major || p.k % kFewRowsChunk != 0 || p.k < 1280) return false;
+/// k that the stream's shapes are built for, at most, of up to 4 rows and of up to 8 (whose k is copied 2 KB at a
+/// time).
+inline constexpr std::int64_t kLeastStreamK = 1280, kMostStreamK = 16384, kMostStreamKOfEight = 8192;
+/// Bytes of weights of a multiprocessor from which on memory is all that counts: of more than 4 rows; of up to 4; of up
+/// to 4 where halves of k would leave half of the multiprocessors without a block.
+inline constexpr std::int64_t kStreamFromOfEight = 384 * 1024, kStreamFrom = 136 * 1024, kStreamFromAlone = 80 * 1024;
+
+/// Whether the kernel can run it: k fits the registers.
+inline bool takes_stream(const FewRowsExtent& p) {
+  if (!p.k_major || p.rows > kStreamMostRows || p.k % kFewRowsChunk != 0 || p.k < kLeastStreamK) return false;
+  return p.rows > 4 ? p.k <= kMostStreamKOfEight && p.k % 1024 == 0 : p.k <= kMostStreamK;
+}
+
+/// Whether a multiprocessor's weights are so many that memory is all that counts: the stream takes rows of 2 KB faster
+/// than boxes, but x costs more there.
+inline bool is_stream(const FewRowsExtent& p, int num_sms, const FewRowsBlocksPlan& instead) {
+  if (!takes_stream(p)) return false;
   const std::int64_t weights = p.features * p.k / num_sms;
-  if (p.rows > 4) return p.rows <= kStreamMostRows && p.k <= 8192 && p.k % 1024 == 0 && weights >= 384 * 1024;
-  const std::int64_t least = halves_leave_half(p, instead.splits, num_sms) ? 80 * 1024 : 136 * 1024;
-  return p.k <= 16384 && instead.splits <= 2 && weights >= least;
+  if (p.rows > 4) return weights >= kStreamFromOfEight;
+  const std::int64_t least = halves_leave_half(p, instead.splits, num_sms) ? kStreamFromAlone : kStreamFrom;
+  return instead.splits <= 2 && weights >= least;
 }
 
 }  // namespace few_rows_plan
 
+/// Of the three kernels, the best one for the call.
 inline FewRowsPlan plan_few_rows(const FewRowsExtent& p, const GemmDevice& device) {
-  if (const FewRowsDirectPlan plan = few_rows_plan::direct(p, device.num_sms); plan.tiles > 0) return plan;
+  if (few_rows_plan::is_direct(p, device.num_sms)) return few_rows_plan::direct(p, device.num_sms);
   const FewRowsBlocksPlan blocks = few_rows_plan::blocks(p, device);
-  if (few_rows_plan::streams(p, device.num_sms, blocks)) return FewRowsStreamPlan{device.num_sms};
+  if (few_rows_plan::is_stream(p, device.num_sms, blocks)) return FewRowsStreamPlan{device.num_sms};
   return blocks;
+}
+
+/// The plan of one of them, for calls that it takes.
+template <class Kernel>
+Kernel plan_few_rows_by(const FewRowsExtent& p, const GemmDevice& device) {
+  if constexpr (std::is_same_v<Kernel, FewRowsDirectPlan>)
+    return few_rows_plan::direct(p, device.num_sms);
+  else if constexpr (std::is_same_v<Kernel, FewRowsStreamPlan>)
+    return {device.num_sms};
+  else
+    return few_rows_plan::blocks(p, device);
 }
 
 }  // namespace flashkernel::cuda::sm90a

@@ -2,9 +2,12 @@
 #include "cuda/linear/tiles/sm90a/linear.hpp"
 
 #include <memory>
+#include <type_traits>
 #include <variant>
 
+#include "core/cuda_devices.hpp"
 #include "core/fork_safe.hpp"
+#include "cuda/costs.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/pipeline/tensor_map.hpp"
 #include "cuda/linear/few_rows/sm90a/few_rows.hpp"
@@ -14,21 +17,27 @@ namespace flashkernel::cuda::sm90a {
 
 namespace {
 
-/// What plans ask of a device. Asked once: clusters take the driver microseconds.
-const GemmDevice& gemm_device(int index) {
-  static MadeOncePerKey<int, GemmDevice> known;
-  return known.get(index, [index] {
-    const CudaDeviceGuard guard(index);
-    auto device = std::make_unique<GemmDevice>();
-    device->num_sms = cuda_device_properties(index).num_sms;
-    for (const int parts : kClusterParts)
-      device->clusters[static_cast<std::size_t>(parts)] = gemm_clusters_at_once(parts, index);
-    return device;
-  });
+std::unique_ptr<const GemmDevice> ask_device(int index) {
+  const CudaDeviceGuard guard(index);
+  auto device = std::make_unique<GemmDevice>();
+  device->num_sms = cuda_device_properties(index).num_sms;
+  for (const int parts : kClusterParts)
+    device->clusters[static_cast<std::size_t>(parts)] = gemm_clusters_at_once(parts, index);
+  return device;
 }
 
-GemmPlan plan_gemm(const GemmProblem& p, DType dtype, int device) {
-  return plan_gemm({p.m, p.n, p.k, p.a.k_major, p.b.k_major, bulk_bias(p.epilogue, dtype)}, gemm_device(device));
+/// What plans ask of a device. Asked once: clusters take the driver microseconds.
+GemmDevice gemm_device(const DeviceFacts& facts) {
+  if (facts.clusters) return {facts.num_sms, *facts.clusters};
+  constexpr int kUsual = 16;  // devices that are found without a lock
+  static MadeOnce<const GemmDevice> usual[kUsual];
+  static MadeOncePerKey<int, const GemmDevice> others;
+  const auto ask = [&] { return ask_device(facts.index); };
+  return facts.index < kUsual ? usual[facts.index].get(ask) : others.get(facts.index, ask);
+}
+
+GemmPlan plan_gemm(const GemmProblem& p, DType dtype, const DeviceFacts& facts) {
+  return plan_gemm({p.m, p.n, p.k, p.a.k_major, p.b.k_major, bulk_bias(p.epilogue, dtype)}, gemm_device(facts));
 }
 
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // coordinates are 32-bit
@@ -89,44 +98,77 @@ GemmProblem product_of_forward(const LinearParams& p) {
   return problem;
 }
 
-std::size_t parts_bytes(const GemmProblem& problem, DType dtype, int device) {
-  const GemmPlan plan = plan_gemm(problem, dtype, device);
+std::size_t parts_bytes(const GemmProblem& problem, const GemmPlan& plan) {
   if (plan.parts == 1 || in_clusters(plan.variant)) return 0;
   return sizeof(float) * static_cast<std::size_t>(plan.parts * problem.m * problem.n);
 }
 
+/// f(a T): of a call in fp16 or bf16.
+template <class F>
+void visit_halves(DType dtype, F&& f) {
+  if (dtype == DType::kFloat16)
+    f(__half{});
+  else
+    f(__nv_bfloat16{});
+}
+
 }  // namespace
 
-std::size_t linear_workspace(const LinearParams& p) {
-  if (p.rows == 0 || p.out_features == 0) return 0;
-  return parts_bytes(product_of_forward(p), p.dtype, p.device.index);
+Plan plan_linear(const LinearParams& p, const DeviceFacts& facts) {
+  if (p.rows == 0 || p.out_features == 0) return Plan::of(GemmPlan());
+  const GemmProblem problem = product_of_forward(p);
+  const GemmPlan plan = plan_gemm(problem, p.dtype, facts);
+  return Plan::of(plan, parts_bytes(problem, plan));
 }
 
-void linear(const LinearParams& p, void* workspace, Stream stream) {
+void linear(const LinearParams& p, const Plan& planned, void* workspace, Stream stream) {
   if (p.rows == 0 || p.out_features == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  const int num_sms = cuda_device_properties(p.device.index).num_sms;
+  const GemmPlan& plan = planned.as<GemmPlan>();
   GemmProblem problem = product_of_forward(p);
-  const auto run = [&](auto zero) {
+  problem.parts = plan.parts;
+  problem.partial = static_cast<float*>(workspace);
+  visit_halves(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     problem.epilogue = linear_epilogue<T>(p);
-    const GemmPlan plan = plan_gemm(problem, p.dtype, p.device.index);
-    problem.parts = plan.parts;
-    problem.partial = static_cast<float*>(workspace);
-    gemm<T>("linear", problem, plan.variant, num_sms, native(stream));
-  };
-  if (p.dtype == DType::kFloat16)
-    run(__half{});
-  else
-    run(__nv_bfloat16{});
+    gemm<T>("linear", problem, plan.variant, cuda_device_properties(p.device.index).num_sms, native(stream));
+  });
 }
 
+namespace {
+
+FewRowsExtent extent_of(const LinearParams& p) {
+  return {p.rows, p.out_features, p.in_features, p.stride_weight_in == 1};
+}
+
+}  // namespace
+
+template <class Kernel>
 Verdict linear_few_rows_supports(const LinearParams& p, DType dtype) {
   if (p.rows > kFewRows) return "it takes at most 64 rows";
-  return check_forward(p, dtype);
+  if (const Verdict verdict = check_forward(p, dtype); !verdict) return verdict;
+  if (std::is_same_v<Kernel, FewRowsDirectPlan> && !few_rows_plan::takes_direct(extent_of(p)))
+    return "it takes at most 8 rows, and weights along in_features, a multiple of 32 up to 4096";
+  if (std::is_same_v<Kernel, FewRowsStreamPlan> && !few_rows_plan::takes_stream(extent_of(p)))
+    return "it takes weights along in_features: a multiple of 32 from 1280 to 16384 of at most 4 rows, a multiple of "
+           "1024 up to 8192 of at most 8";
+  return Verdict::ok();
 }
 
-void linear_few_rows(const LinearParams& p, void*, Stream stream) {
+template <class Kernel>
+float linear_few_rows_cost_us(const LinearParams& p, const DeviceFacts& facts) {
+  const double us = linear_us(p, rates::kLinearFewRowsSm90a);
+  const bool best = std::holds_alternative<Kernel>(plan_few_rows(extent_of(p), gemm_device(facts)));
+  return static_cast<float>(best ? us : kOutsideItsRange * us);
+}
+
+template <class Kernel>
+Plan plan_linear_few_rows(const LinearParams& p, const DeviceFacts& facts) {
+  return Plan::of(plan_few_rows_by<Kernel>(extent_of(p), gemm_device(facts)));
+}
+
+template <class Kernel>
+void linear_few_rows(const LinearParams& p, const Plan& plan, void*, Stream stream) {
   if (p.rows == 0 || p.out_features == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   FewRowsProblem problem;
@@ -136,18 +178,22 @@ void linear_few_rows(const LinearParams& p, void*, Stream stream) {
   problem.x = {p.x, p.stride_x_row, true};
   const bool along_in = p.stride_weight_in == 1;
   problem.weight = {p.weight, along_in ? p.stride_weight_out : p.stride_weight_in, along_in};
-  const FewRowsPlan plan =
-      plan_few_rows({p.rows, p.out_features, p.in_features, along_in}, gemm_device(p.device.index));
-  const auto run = [&](auto zero) {
+  visit_halves(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     problem.epilogue = linear_epilogue<T>(p);
-    std::visit([&](const auto& chosen) { few_rows<T>(problem, chosen, native(stream)); }, plan);
-  };
-  if (p.dtype == DType::kFloat16)
-    run(__half{});
-  else
-    run(__nv_bfloat16{});
+    few_rows<T>(problem, plan.as<Kernel>(), native(stream));
+  });
 }
+
+#define FK_INSTANCE(Kernel)                                                                \
+  template Verdict linear_few_rows_supports<Kernel>(const LinearParams&, DType);           \
+  template float linear_few_rows_cost_us<Kernel>(const LinearParams&, const DeviceFacts&); \
+  template Plan plan_linear_few_rows<Kernel>(const LinearParams&, const DeviceFacts&);     \
+  template void linear_few_rows<Kernel>(const LinearParams&, const Plan&, void*, Stream);
+FK_INSTANCE(FewRowsDirectPlan)
+FK_INSTANCE(FewRowsStreamPlan)
+FK_INSTANCE(FewRowsBlocksPlan)
+#undef FK_INSTANCE
 
 Verdict linear_bwd_supports(const LinearBackwardParams& p, DType dtype) {
   if (p.dtype != dtype) return "it is built for another dtype";
@@ -198,8 +244,12 @@ GemmProblem product_of_grad_weight(const LinearBackwardParams& p) {
 
 std::size_t linear_bwd_workspace(const LinearBackwardParams& p) {
   std::size_t bytes = 0;  // the products run one after the other
-  if (p.grad_x) bytes = parts_bytes(product_of_grad_x(p), p.dtype, p.device.index);
-  if (p.grad_weight) bytes = std::max(bytes, parts_bytes(product_of_grad_weight(p), p.dtype, p.device.index));
+  const DeviceFacts& facts = cuda_device_facts(p.device.index);
+  const auto add = [&](const GemmProblem& product) {
+    bytes = std::max(bytes, parts_bytes(product, plan_gemm(product, p.dtype, facts)));
+  };
+  if (p.grad_x) add(product_of_grad_x(p));
+  if (p.grad_weight) add(product_of_grad_weight(p));
   return bytes;
 }
 
@@ -210,7 +260,7 @@ void linear_bwd(const LinearBackwardParams& p, void* workspace, Stream stream) {
     using T = decltype(zero);
     const auto multiply = [&](const char* name, GemmProblem problem, void* to, std::int64_t stride) {
       problem.epilogue = plain_epilogue<T>(to, stride);
-      const GemmPlan plan = plan_gemm(problem, p.dtype, p.device.index);
+      const GemmPlan plan = plan_gemm(problem, p.dtype, cuda_device_facts(p.device.index));
       problem.parts = plan.parts;
       problem.partial = static_cast<float*>(workspace);
       gemm<T>(name, problem, plan.variant, num_sms, native(stream));

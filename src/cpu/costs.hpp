@@ -1,0 +1,47 @@
+// How long the CPU rows take, by a model: the work of a call (`work_of`) over a rate of the instruction set. And
+// the names of the orders in which they add.
+#pragma once
+
+#include "cpu/simd/gemm_plan.hpp"
+#include "ops/kernel_entry.hpp"
+#include "ops/linear_params.hpp"
+
+namespace flashkernel::cpu {
+
+/// Terms or elements in a microsecond, of one core, in round numbers: that one instruction set is faster than another
+/// decides, not by how much.
+namespace rates {
+inline constexpr int kScalar = 500, kAvx2 = 15000, kAvx512 = 30000, kAmx = 100000, kAmxFp16 = 200000;
+/// AMX where the weight is rearranged for a few rows: slower than a stream through vector registers.
+inline constexpr int kAmxFewRows = 10000;
+}  // namespace rates
+
+/// One for each instruction set: vectors are as long as its registers, and so are the sums side by side.
+namespace arithmetic {
+inline constexpr const char* kScalar = "scalar";
+inline constexpr const char* kAvx2 = "avx2";
+inline constexpr const char* kAvx512 = "avx512";
+inline constexpr const char* kAmx = "amx";
+inline constexpr const char* kAmxFp16 = "amx_fp16";
+}  // namespace arithmetic
+
+template <class Params, int kRate>
+float cost_us(const Params& params, const DeviceFacts&) {
+  return static_cast<float>(work_of(params) * (1.0 / kRate));
+}
+
+/// Rows of linear from which on the tile unit pays: its work outweighs rearranging the weight. Below, the product is a
+/// stream through vector registers.
+constexpr std::int64_t amx_pays_from(DType dtype, bool has_fp16) {
+  return dtype == DType::kBFloat16 || (has_fp16 && dtype == DType::kFloat16) ? kAmxMinRows : kAmxSplitMinRows;
+}
+
+/// linear by AMX; `kHasFp16`: on processors whose tile unit multiplies fp16.
+template <bool kHasFp16>
+float amx_linear_cost_us(const LinearParams& p, const DeviceFacts& facts) {
+  constexpr int kRate = kHasFp16 ? rates::kAmxFp16 : rates::kAmx;
+  if (p.rows < amx_pays_from(p.dtype, kHasFp16)) return cost_us<LinearParams, rates::kAmxFewRows>(p, facts);
+  return cost_us<LinearParams, kRate>(p, facts);
+}
+
+}  // namespace flashkernel::cpu

@@ -1,0 +1,35 @@
+// The orders in which the CUDA rows add: rows of one op with the same name here give the same bits for the same call.
+// A name belongs to a family of instances (its dtypes and head dims serve different calls) and, where a kernel is there
+// in several variants that cut sums differently, to one variant.
+#pragma once
+
+namespace flashkernel::cuda::arithmetic {
+
+/// One kernel, whatever the call: its op's only row, or the plainest one.
+inline constexpr const char* kGeneric = "generic";
+/// Attention: keys one after the other, in tiles of a family's size.
+inline constexpr const char* kNaive = "naive";
+inline constexpr const char* kTiled = "tiled";
+inline constexpr const char* kTiledSm75 = "tiled_sm75";
+inline constexpr const char* kTiledSm80 = "tiled_sm80";
+inline constexpr const char* kTiledSm80F32 = "tiled_sm80_f32";
+inline constexpr const char* kTiledSm90a = "tiled_sm90a";
+/// Attention of few queries: keys in parts, by the number of multiprocessors, which are merged.
+inline constexpr const char* kSplit = "split";
+inline constexpr const char* kSplitSm80 = "split_sm80";
+inline constexpr const char* kSplitGroupSm90a = "split_group_sm90a";
+inline constexpr const char* kSplitClustersSm90a = "split_clusters_sm90a";
+/// Linear: the order of its sums over in_features.
+inline constexpr const char* kLanes = "lanes";  // of a warp, each every 32nd vector
+inline constexpr const char* kLanesSm80 = "lanes_sm80";
+inline constexpr const char* kDirectSm90a = "few_rows_direct";  // parts of a warp, one after the other
+inline constexpr const char* kStreamSm90a = "few_rows_stream";
+inline constexpr const char* kBlocksSm90a = "few_rows_blocks";  // parts of a cluster's blocks, in their order
+inline constexpr const char* kTilesSm75 = "tiles_sm75";
+inline constexpr const char* kTilesSm80 = "tiles_sm80";
+inline constexpr const char* kTilesSm80F32 = "tiles_sm80_f32";
+inline constexpr const char* kTilesSm90a = "tiles_sm90a";
+/// Rows whose columns the blocks of a cluster share.
+inline constexpr const char* kClusterOfARow = "cluster_of_a_row";
+
+}  // namespace flashkernel::cuda::arithmetic

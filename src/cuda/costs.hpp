@@ -1,0 +1,80 @@
+// How long the CUDA rows take, by a model: a launch, and the work of a call (`work_of`) over the rate of a family.
+// Rates are an H200's, in round numbers. That one family is faster than another decides, not by how much; each rate
+// stands for the calls that its rows accept. Host code; tests_cpp/cuda_costs_test.cpp holds the order.
+#pragma once
+
+#include "ops/attention_params.hpp"
+#include "ops/kernel_entry.hpp"
+#include "ops/linear_params.hpp"
+
+namespace flashkernel::cuda {
+
+inline constexpr double kLaunchUs = 2.5;
+
+/// A variant outside of the range that it was measured to be the best in: later than any family that serves there.
+inline constexpr double kOutsideItsRange = 2;
+
+inline double launch_and(double work, double rate) { return kLaunchUs + work / rate; }
+
+namespace rates {
+/// Ops bound by memory: elements in a microsecond.
+inline constexpr int kRowsGeneric = 900000, kRowsInClusters = 1100000;
+/// Linear's gradient: terms in a microsecond.
+inline constexpr int kGradientGeneric = 20000000, kGradientSm75 = 100000000, kGradientSm80 = 200000000,
+                     kGradientSm90a = 350000000;
+/// Attention's gradient: terms in a microsecond.
+inline constexpr int kBackwardGeneric = 5000000, kBackwardSm75 = 50000000, kBackwardSm80 = 130000000,
+                     kBackwardSm90a = 270000000;
+}  // namespace rates
+
+template <class Params, int kRate>
+float cost_us(const Params& params, const DeviceFacts&) {
+  return static_cast<float>(launch_and(work_of(params), kRate));
+}
+
+/// A family that serves calls of two kinds: `few` queries or rows, bound by what they read, and many, bound by
+/// products. Elements of K and V, or of weights, in a microsecond; terms in a microsecond.
+struct Rates {
+  int few, many;
+};
+
+namespace rates {
+inline constexpr Rates kNaive{10000, 100000}, kTiled{50000, 1000000}, kForwardSm75{100000, 30000000},
+    kForwardSm80{200000, 150000000}, kForwardSm90a{300000, 350000000};
+// A split over keys reads them with the whole device, whatever the number of heads: for a few queries it is ahead of
+// any kernel that walks the keys in one block.
+inline constexpr Rates kDecode{400000, 1}, kDecodeSm80{1600000, 1}, kDecodeSm90a{1800000, 1};
+
+inline constexpr Rates kLinearTiles{50000, 10000000}, kLinearSm75{100000, 100000000}, kLinearSm80{200000, 200000000},
+    kLinearFewRows{400000, 1}, kLinearSm90a{800000, 350000000}, kLinearFewRowsSm80{1600000, 1},
+    kLinearFewRowsSm90a{2000000, 1};
+}  // namespace rates
+
+/// Query rows of a kv head up to which a call of attention is bound by reading keys and values.
+inline constexpr std::int64_t kFewQueries = 32;
+inline bool has_few_queries(const AttentionParams& p) {
+  return p.heads_kv > 0 && p.heads_q / p.heads_kv * p.seq_q <= kFewQueries;
+}
+/// Rows of x up to which a call of linear is bound by reading weights.
+inline constexpr std::int64_t kFewRowsOfLinear = 64;
+
+inline double attention_us(const AttentionParams& p, const Rates& rates) {
+  if (!has_few_queries(p)) return launch_and(work_of(p), rates.many);
+  return launch_and(work::product(p.batch * p.heads_kv, p.seq_k) * static_cast<double>(p.head_dim + p.head_dim_v),
+                    rates.few);
+}
+inline double linear_us(const LinearParams& p, const Rates& rates) {
+  if (p.rows > kFewRowsOfLinear) return launch_and(work_of(p), rates.many);
+  return launch_and(work::product(p.in_features, p.out_features), rates.few);
+}
+
+template <const Rates& kRates>
+float attention_cost_us(const AttentionParams& p, const DeviceFacts&) {
+  return static_cast<float>(attention_us(p, kRates));
+}
+template <const Rates& kRates>
+float linear_cost_us(const LinearParams& p, const DeviceFacts&) {
+  return static_cast<float>(linear_us(p, kRates));
+}
+
+}  // namespace flashkernel::cuda

@@ -1,0 +1,130 @@
+// Which row serves which call, and by which plan, on four simulated GPUs: some 320,000 calls, recorded when the choice
+// followed priorities and refusals (golden.inc), and made again by costs. A change here is a change of what users run:
+// time both rows on a GPU, then write the new record with FK_WRITE_CHOICES=<file>.
+// Needs the CUDA table, whose functions the emulated kernels bring along; nothing is launched.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <tuple>
+
+#include "choices/grid.hpp"
+#include "choices/text.hpp"
+#include "hopper_devices.hpp"
+#include "ops/select.hpp"
+
+namespace flashkernel::choices {
+namespace {
+
+struct Record {
+  int capability;
+  const char* op;
+  const char* kernel;
+  int calls;
+  std::uint64_t hash;  // FNV-1a of the numbers of these calls, and of what their plans say
+};
+constexpr Record kGolden[] = {
+#include "choices/golden.inc"
+};
+
+using Key = std::tuple<int, std::string, std::string>;
+struct Seen {
+  int calls = 0;
+  std::uint64_t hash = 0xcbf29ce484222325ull;
+};
+
+class Recorder {
+ public:
+  explicit Recorder(const DeviceFacts& facts, std::map<Key, Seen>& seen) : facts_(facts), seen_(seen) {}
+
+  template <class Params>
+  void operator()(const Params& params) {
+    const Choice<Params> choice = choose(params, DeviceType::kCuda, facts_);
+    std::string kernel = "none", said = std::to_string(number_[Params::kOp]++);
+    if (choice.row) {
+      kernel = choice.row->state.name;
+      if (says_more(kernel)) said += detail_text(params, kernel, make_plan(choice, params, facts_));
+    }
+    Seen& seen = seen_[{facts_.compute_capability, Params::kOp, kernel}];
+    ++seen.calls;
+    for (const char c : said + "\n") seen.hash = (seen.hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  }
+
+ private:
+  const DeviceFacts& facts_;
+  std::map<Key, Seen>& seen_;
+  std::map<std::string, int> number_;
+};
+
+std::map<Key, Seen> record() {
+  std::map<Key, Seen> seen;
+  struct Gpu {
+    int capability, num_sms, shared_kilobytes;
+  };
+  for (const Gpu& gpu : {Gpu{75, 40, 64}, {80, 108, 163}, {86, 84, 99}, {90, 132, 227}}) {
+    DeviceFacts facts;
+    facts.compute_capability = gpu.capability;
+    facts.num_sms = gpu.num_sms;
+    facts.max_shared_bytes_per_block = gpu.shared_kilobytes * 1024;
+    facts.clusters = &cuda::sm90a::kH200.clusters;
+    Recorder recorder(facts, seen);
+    each_decode(recorder);
+    each_attention(8000, recorder);
+    each_attention_backward(4000, recorder);
+    each_linear(recorder);
+    each_linear_backward(recorder);
+    each_norm(recorder);
+    each_norm_backward(recorder);
+    each_softmax(recorder);
+    each_softmax_backward(recorder);
+  }
+  return seen;
+}
+
+TEST(Choices, AreThoseThatWereRecorded) {
+  const std::map<Key, Seen> seen = record();
+  if (const char* const path = std::getenv("FK_WRITE_CHOICES")) {
+    std::FILE* const file = std::fopen(path, "w");
+    ASSERT_NE(file, nullptr) << path;
+    for (const auto& [key, of] : seen)
+      std::fprintf(file, "{%d, \"%s\", \"%s\", %d, 0x%016llxull},\n", std::get<0>(key), std::get<1>(key).c_str(),
+                   std::get<2>(key).c_str(), of.calls, static_cast<unsigned long long>(of.hash));
+    std::fclose(file);
+  }
+  std::size_t found = 0;
+  for (const Record& golden : kGolden) {
+    SCOPED_TRACE(std::string(golden.kernel) + " on " + std::to_string(golden.capability));
+    const auto at = seen.find({golden.capability, golden.op, golden.kernel});
+    ASSERT_NE(at, seen.end()) << "serves no call of the grid any more";
+    ++found;
+    EXPECT_EQ(at->second.calls, golden.calls);
+    EXPECT_EQ(at->second.hash, golden.hash) << "other calls, or other plans";
+  }
+  EXPECT_EQ(found, seen.size()) << "a row serves calls that no record knows";
+}
+
+TEST(DecodeClusters, ThresholdsAreWhereTheyAreNamed) {
+  using namespace cuda::sm90a;
+  const auto is_for = [](std::int64_t batch, std::int64_t keys, int parts, int tiles, int blocks) {
+    AttentionParams p;
+    p.batch = batch, p.heads_kv = 1, p.seq_k = keys / batch;
+    ClusterPlan plan;
+    plan.parts = parts, plan.tiles = tiles, plan.blocks = blocks;
+    return is_for_clusters(p, plan, 132);
+  };
+  EXPECT_TRUE(is_for(2, kMostKeysOfParts, 2, 1, 64));
+  EXPECT_FALSE(is_for(2, kMostKeysOfParts + 2, 2, 1, 64));
+  EXPECT_TRUE(is_for(1, kMostKeysOfOne, 2, 1, 64));
+  EXPECT_FALSE(is_for(1, kMostKeysOfOne + 1, 2, 1, 64));
+  EXPECT_TRUE(is_for(2, kMostKeysOfTiles, 2, 2, 64));
+  EXPECT_FALSE(is_for(2, kMostKeysOfTiles + 2, 2, 2, 64));
+  EXPECT_TRUE(is_for(2, kMostKeysOfOneTile, 1, 2, 64));
+  EXPECT_FALSE(is_for(2, kMostKeysOfOneTile + 2, 1, 2, 64));
+  EXPECT_TRUE(is_for(1, 1 << 28, 1, 1, 53));  // two multiprocessors in five
+  EXPECT_TRUE(is_for(1, 52 * kMostKeysOfFewBlocks, 1, 1, 52));
+  EXPECT_FALSE(is_for(1, 52 * kMostKeysOfFewBlocks + 1, 1, 1, 52));
+}
+
+}  // namespace
+}  // namespace flashkernel::choices

@@ -1,0 +1,51 @@
+// The order of the CUDA families by their modelled costs (cuda/costs.hpp), which is all that decides where no range
+// does. Host code, tested without a GPU.
+#include "cuda/costs.hpp"
+
+#include <gtest/gtest.h>
+
+#include <initializer_list>
+
+namespace flashkernel::cuda {
+namespace {
+
+void rises(std::initializer_list<int> rates) {
+  for (const int* rate = rates.begin() + 1; rate < rates.end(); ++rate) EXPECT_LT(rate[-1], rate[0]);
+}
+
+TEST(CudaCosts, NewerFamiliesAreFasterAndSplitsBeatThemAllForFewQueries) {
+  using namespace rates;
+  rises({kNaive.few, kTiled.few, kForwardSm75.few, kForwardSm80.few, kForwardSm90a.few, kDecode.few, kDecodeSm80.few,
+         kDecodeSm90a.few});
+  rises({kNaive.many, kTiled.many, kForwardSm75.many, kForwardSm80.many, kForwardSm90a.many});
+  rises({kLinearTiles.few, kLinearSm75.few, kLinearSm80.few, kLinearFewRows.few, kLinearSm90a.few,
+         kLinearFewRowsSm80.few, kLinearFewRowsSm90a.few});
+  rises({kLinearTiles.many, kLinearSm75.many, kLinearSm80.many, kLinearSm90a.many});
+  rises({kGradientGeneric, kGradientSm75, kGradientSm80, kGradientSm90a});
+  rises({kBackwardGeneric, kBackwardSm75, kBackwardSm80, kBackwardSm90a});
+  rises({kRowsGeneric, kRowsInClusters});
+}
+
+TEST(CudaCosts, OutsideItsRangeAVariantIsBehindTheNextFamily) {
+  for (const double work : {0.0, 1.0, 1e6, 1e12})
+    EXPECT_GT(kOutsideItsRange * launch_and(work, rates::kLinearFewRowsSm90a.few),
+              launch_and(work, rates::kLinearFewRowsSm80.few));
+}
+
+TEST(CudaCosts, CallsOfFewQueriesAndRowsAreMeasuredByWhatTheyRead) {
+  AttentionParams p;
+  p.batch = 2, p.heads_q = 32, p.heads_kv = 8, p.seq_q = 8, p.seq_k = 1000, p.head_dim = p.head_dim_v = 64;
+  EXPECT_TRUE(has_few_queries(p));  // 32 rows
+  EXPECT_DOUBLE_EQ(attention_us(p, {1000, 1}), kLaunchUs + 2048.0);
+  p.seq_q = 9;
+  EXPECT_FALSE(has_few_queries(p));
+  EXPECT_DOUBLE_EQ(attention_us(p, {1, 1000000}), kLaunchUs + 73.728);
+  LinearParams few;
+  few.rows = kFewRowsOfLinear, few.in_features = 100, few.out_features = 30;
+  EXPECT_DOUBLE_EQ(linear_us(few, {1000, 1}), kLaunchUs + 3);
+  few.rows = kFewRowsOfLinear + 1;
+  EXPECT_DOUBLE_EQ(linear_us(few, {1, 1000}), kLaunchUs + 195);
+}
+
+}  // namespace
+}  // namespace flashkernel::cuda
