@@ -35,9 +35,9 @@ def test_the_oracle_has_it(op: str) -> None:
 
 @needs_triton
 def test_triton_has_them() -> None:
-    import flashkernel.triton as twins
+    import flashkernel.triton as fk_triton
 
-    assert set(twins.OPS) == set(OPS) - NO_NUMBERS
+    assert set(fk_triton.OPS) == set(OPS) - NO_NUMBERS
 
 
 @pytest.mark.parametrize("op", KERNEL_OPS)

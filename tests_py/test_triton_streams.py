@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
-import flashkernel.triton as fkt
+import flashkernel.triton as fk_triton
 from flashkernel.triton._host import Call
 from keyword_calls import calls
 
@@ -61,14 +61,14 @@ def watched(monkeypatch, run):
     return watch.outside
 
 
-CASES = {name: case for name, case in calls().items() if case[0] in fkt.__all__}
+CASES = {name: case for name, case in calls().items() if case[0] in fk_triton.__all__}
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("given", [True, False], ids=["given", "new"])
 def test_fills_and_allocations(name, given, monkeypatch):
     op, keywords = CASES[name]
-    function = getattr(fkt, op)
+    function = getattr(fk_triton, op)
     takes = inspect.signature(function).parameters
     if not given:
         optional = {name for name, parameter in takes.items() if parameter.default is not parameter.empty}
@@ -82,12 +82,12 @@ def test_fills_and_allocations(name, given, monkeypatch):
 @pytest.mark.parametrize(
     "run",
     [
-        lambda: fkt.reduce_sum(torch.ones(0, 3), axis=0),
-        lambda: fkt.rms_norm_backward(torch.ones(0, 4), torch.ones(0, 4), torch.ones(4), torch.ones(0)),
-        lambda: fkt.layer_norm_backward(
+        lambda: fk_triton.reduce_sum(torch.ones(0, 3), axis=0),
+        lambda: fk_triton.rms_norm_backward(torch.ones(0, 4), torch.ones(0, 4), torch.ones(4), torch.ones(0)),
+        lambda: fk_triton.layer_norm_backward(
             torch.ones(0, 4), torch.ones(0, 4), torch.ones(4), torch.ones(0), torch.ones(0), need_bias=True
         ),
-        lambda: fkt.linear_backward(torch.ones(0, 5), torch.ones(0, 4), torch.ones(5, 4)),
+        lambda: fk_triton.linear_backward(torch.ones(0, 5), torch.ones(0, 4), torch.ones(5, 4)),
     ],
     ids=["reduce_sum", "rms_norm_backward", "layer_norm_backward", "linear_backward"],
 )
