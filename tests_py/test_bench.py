@@ -174,8 +174,10 @@ def test_the_ladder_has_the_registrys_rungs(bench: Run) -> None:
     for op, rungs in attention.LADDER.items():
         for rung in rungs:
             if rung.startswith("cuda/"):
-                quoted = f'"{op}/{rung}"' if "{}" not in rung else f'#op "/{rung.format("")}"'
-                assert quoted in text and (ROOT / "src" / "/".join(rung.split("/")[:2])).is_dir(), rung
+                arch = rung.split("/")[1]
+                folder = {"attention_fwd": "forward", "attention_bwd": "backward"}[op]
+                assert f'"{op}/{rung.format("f16/d64")}"' in text, rung
+                assert (ROOT / "src" / "cuda" / "attention" / folder / arch).is_dir(), rung
 
 
 def test_every_kernel_in_the_cuda_sources_has_a_representative() -> None:
