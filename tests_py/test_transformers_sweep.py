@@ -109,7 +109,8 @@ def test_who_sees_what(model_type: str) -> None:
         with torch.no_grad():
             a, b = (results(model(input_ids=x))[0] for x in (ids, changed))
         if a.dim() == 3:  # some give a vector for the whole text
-            outputs[name] = (a - b).abs().amax(-1)[:, :-1] > 1e-7
+            outputs[name] = (a - b).abs().amax(-1)[:, :-1] > 1e-5
+            print(model_type, name, (a - b).abs().amax(-1))
     if outputs:
         assert bool(outputs[integration.NAME].any()) == bool(outputs["eager"].any()) == (model_type not in DECODERS)
 
