@@ -1,6 +1,6 @@
-// One query a sequence over a cache, at few microseconds: what a row of the table says about an instance
-// (instances/, from kernel.cuh), and how a call is spread over the
-// device. Invariant: the spread depends on shapes only, never on lengths, so that a captured graph replays with other
+// Decode on Hopper: one query a sequence over a cache, in a few microseconds. What the rows of the table say about the
+// instances (instances/, from kernel.cuh), and how a call is spread over the device.
+// Invariant: the spread depends on shapes only, never on sequence lengths. So a captured graph can replay with other
 // lengths.
 #pragma once
 
@@ -15,61 +15,63 @@
 
 namespace flashkernel::cuda::sm90a {
 
-inline constexpr int kGranule = 16;                // keys that a warp takes at a time; they lie in one page
-inline constexpr int kTileRows = 8;                // query heads: the columns of one matrix instruction
-inline constexpr int kMostTiles = 2;               // of a cluster's query heads
-inline constexpr int kMostParts = 4;               // of a kv head's query heads, 8 at most in each, or 16
-inline constexpr int kMostDecodeBlocks = 16;       // of a cluster, the most that 9.0 has
-inline constexpr int kMostSequences = 32;          // a lane each
-inline constexpr int kMostShared = 256;            // where blocks share them: 2 KB of shared memory
-inline constexpr int kSharedFrom = 16;             // sequences of long calls
-inline constexpr std::int64_t kWideFrom = 131072;  // keys, of all sequences and heads: 64 MB at d128
-// Where two tiles serve: parts of 8 would read more keys than this in all, of sequences that are no shorter than that.
+inline constexpr int kGranule = 16;           // keys that a warp takes at a time; they lie in one page
+inline constexpr int kTileRows = 8;           // query heads of a tile: the columns of one matrix instruction
+inline constexpr int kMostTiles = 2;          // most tiles of query heads in a cluster
+inline constexpr int kMostParts = 4;          // most parts that the query heads of a kv head are split into
+inline constexpr int kMostDecodeBlocks = 16;  // most blocks of a cluster on 9.0
+inline constexpr int kMostSequences = 32;     // most sequences of a call: one for each lane of a warp
+inline constexpr int kMostShared = 256;       // the same where blocks share sequences: 2 KB of shared memory
+inline constexpr int kSharedFrom = 16;        // a long call of as many sequences is shared by all blocks
+// A call is long from so many keys on, over all sequences and kv heads: 64 MB at d128.
+inline constexpr std::int64_t kWideFrom = 131072;
+// Two tiles serve a call if parts of 8 heads would read more keys than kTilesFrom in all, and its sequences may have
+// kTilesFromLength keys or more.
 inline constexpr std::int64_t kTilesFrom = 98304, kTilesFromLength = 2048;
-inline constexpr std::int64_t kPiecesFrom = 16384;     // keys of a sequence
-inline constexpr std::int64_t kMostKeysOfOne = 32768;  // in parts of 8: keys of a call's one sequence
+inline constexpr std::int64_t kPiecesFrom = 16384;     // a sequence of as many keys is cut into pieces
+inline constexpr std::int64_t kMostKeysOfOne = 32768;  // most keys of a call's only sequence in parts of 8 heads
 
 /// How a call is spread over the device: `groups` clusters for each kv head, or for each part of its query heads.
 struct ClusterPlan {
-  int blocks = 1, log2_blocks = 0;  // of a cluster
-  int groups = 1;                   // of sequences, as many as there are sequences at most
-  int parts = 1;                    // of a kv head's query heads
+  int blocks = 1, log2_blocks = 0;  // blocks of a cluster
+  int groups = 1;                   // groups that the sequences are dealt to; at most one for each sequence
+  int parts = 1;                    // parts of the query heads of a kv head
   int rows = 0;                     // query heads of a part
-  int tiles = 1;                    // of 8 rows, in the instance that serves
+  int tiles = 1;                    // tiles of 8 query heads in a part
   int log2_granules_of_page = 0;
-  bool wide = false;    // blocks of twice the warps, one a multiprocessor
-  bool shared = false;  // each group is a block with an equal share, and sequences may be cut between them
-  int pieces = 1;       // of a sequence, each with its own result: another kernel merges them
-  bool late = false;    // the next kernel is let in when the keys are read, not before
-  bool leaves = false;  // the keys, read once and more than the L2 cache holds: it gives them up first
+  bool wide = false;    // a block has twice the warps and a multiprocessor to itself
+  bool shared = false;  // a group is one block; all groups read equally much, and sequences may be cut between them
+  int pieces = 1;       // pieces of a sequence; each has a result of its own, and another kernel merges them
+  bool late = false;    // the next kernel may start only when all keys have been read
+  bool leaves = false;  // the keys exceed the L2 cache and are read once: they leave the cache first
 
-  /// Wide blocks in clusters of 4 and more do not start early: some of them would find a place, the others stand behind
-  /// the kernel before (72 us against 66 at 65536 keys in pages of 256, call after call).
+  /// Wide blocks in clusters of 4 and more do not start early. Some would find a place and others would wait behind the
+  /// kernel before (72 us against 66 at 65536 keys in pages of 256, when calls follow one another).
   FK_HOST_DEVICE bool early() const { return !wide || blocks <= 2 || late; }
 };
 
-/// A block a multiprocessor, or fewer: two blocks fit one, and those that share it finish last (measured on an H200:
-/// 192 or 240 blocks are slower than 128 at every length). Several sequences are dealt to small clusters in groups,
-/// whole ones, so that there is nothing to merge between them: 64 clusters of 2 for 8 heads, or, where 8 does not
-/// divide the sequences, 32 of 4.
+/// Makes the plan. All times were measured on an H200.
 ///
-/// Long calls (from 64 MB at d128) take wide blocks instead, of one sequence or a few in one group, some 64 blocks: of
-/// 8 warps those read faster than 64 of 4 (68 us at 65536 keys against 76), and one long sequence among short ones is
-/// shared by all blocks of a head (80 us against 158). 16 and more sequences, those of few kv heads, and more than 32
-/// of any length are shared by blocks that are no cluster, one a multiprocessor: all of them read, whatever the lengths
-/// (32 x 4096: 124.6 us for 129.6; 128 x 4096: 480 for 498 by sm80's kernel, of mixed lengths 492 for 685). A sequence
-/// that is cut between them is merged by the last one to arrive, at the end, which costs 3 us.
+/// Blocks: at most one a multiprocessor. Two would fit, but those that share one finish last (192 or 240 blocks are
+/// slower than 128 at every length).
 ///
-/// Parts of a kv head's query heads, with several sequences, take wide blocks, too, and a cluster for as few sequences
-/// as there is room for (32 x 1024 of 32/1 heads: 12.0 us in 128 clusters of one block, 17.0 in 32 of two).
+/// Several sequences: whole sequences are dealt to small clusters, so that nothing has to be merged between clusters:
+/// with 8 heads, 64 clusters of 2 blocks, or 32 of 4 where the number of sequences is no multiple of 8. (The group
+/// kernel serves most such calls now: group_plan.hpp.)
 ///
-/// (Where sequences and kv heads are enough for a cluster each, most of what this says of several sequences is
-/// group_plan.hpp's since.)
+/// Long calls (64 MB of keys and more at d128) take wide blocks.
+/// - One sequence, or a few in one group: some 64 blocks of 8 warps read faster than as many of 4 (68 us against 76 at
+///   65536 keys), and one long sequence among short ones is shared by all blocks of a head (80 us against 158).
+/// - 16 sequences and more, calls of few kv heads, and any call of over 32 sequences are shared by single blocks, one a
+///   multiprocessor, which all read equally much whatever the lengths (128 x 4096 takes 480 us, and 498 by the kernel
+///   of 8.0; at mixed lengths 492 and 685). The last block to arrive merges a sequence that was cut, which costs 3 us.
 ///
-/// Long calls of parts take parts of 16 rows, two tiles, which read the keys half as often (32 x 4096 of 32/1 heads:
-/// 27.7 us, 31.1 in parts of 8, 44.3 by sm80's kernel). Where their sequences are few and long, or kv heads too few for
-/// clusters, each is cut into pieces that are sequences of their own until a second kernel merges them (1 x 65536 of
-/// 32/1 heads: 19.6 us for 29.8).
+/// Parts: if a kv head has more than 8 query heads, each part of them has a cluster of its own. With several sequences
+/// these are wide blocks, in as many clusters as fit (32 x 1024 of 32/1 heads: 12.0 us in 128 clusters of one
+/// block, 17.0 us in 32 of two). In long calls a part has 16 query heads in two tiles, which halves the reads of keys
+/// (32 x 4096 of 32/1 heads: 27.7 us, and 31.1 in parts of 8). If such a call has only few and long sequences, or too
+/// few kv heads to fill the device, each sequence is cut into pieces, and a second kernel merges their results (1 x
+/// 65536 of 32/1 heads: 19.6 us, and 29.8 without).
 inline ClusterPlan plan_cluster(const AttentionParams& p, std::int64_t num_sms) {
   ClusterPlan plan;
   const std::int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 0, keys = p.batch * p.seq_k * p.heads_kv;
@@ -115,7 +117,7 @@ inline ClusterPlan plan_cluster(const AttentionParams& p, std::int64_t num_sms) 
           std::max<std::int64_t>(1, std::min<std::int64_t>(kMostSequences, num_sms / (2 * heads)) / p.batch));
     deal(num_sms / heads);
     fill(heads * plan.groups, num_sms);
-    // Clusters of 4 and more leave some multiprocessors of a GPC over: 30 of 4 and 15 of 8 run at a time on an H200.
+    // Clusters of 4 and more leave some multiprocessors of a GPC unused: an H200 runs 30 of 4 or 15 of 8 at a time.
     if (plan.blocks > 2) fill(heads * plan.groups, num_sms * 9 / 10);
     plan.late = plan.tiles > 1 && (plan.blocks > 2 || plan.pieces > 1);
   } else if (p.batch > 1 && !plan.wide) {
