@@ -132,7 +132,8 @@ inline ClusterPlan plan_cluster(const AttentionParams& p, std::int64_t num_sms) 
   return plan;
 }
 
-/// Keys, of all sequences and heads, up to which clusters are ahead of sm80's kernel, whose blocks share everything.
+/// Up to so many keys, over all sequences and heads, clusters are faster than the kernel of 8.0, whose blocks share all
+/// keys.
 /// Every part of a kv head's query heads reads all of them, from the L2 cache after the first one: up to 32 MB at d128
 /// (16 MB of one sequence) that costs less than what the other kernel spends on starting and merging. In parts of 16
 /// rows, up to 128 MB; in one, up to 256 MB, where the other kernel has caught up or, with sequences of any length,
