@@ -115,8 +115,11 @@ class Compiler:
         self.root, self.build = root, build
         listed = subprocess.run([ninja, "-C", build, "-t", "compdb"], capture_output=True, text=True, check=True)
         database = json.loads(listed.stdout)
-        self.commands = {entry["file"]: entry for entry in database if entry["file"].endswith(".cpp")}
         self.links = {entry["output"]: entry["command"] for entry in database}
+        linked = {word for output, command in self.links.items() if ".so" in output for word in command.split()}
+        sources = [entry for entry in database if entry["file"].endswith(".cpp")]
+        # A file that a test program compiles, too, in its own way: what the library is made of comes last.
+        self.commands = {entry["file"]: entry for entry in sorted(sources, key=lambda e: e["output"] in linked)}
         self.objects: dict[str, Path] = {}  # the build's objects that are made anew
 
     def compile(self, path: str, like: str | None = None) -> Path:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,8 @@ class Terminal:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "dumb", "OMP_NUM_THREADS": "1"}
         self.pid, self.file = pty.fork()
         if self.pid == 0:
+            # A shell's job in the background ignores SIGINT, and so do its children.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execve(sys.executable, command, environment)
         self.text = ""
 
@@ -352,7 +355,9 @@ def test_ctrl_c_ends_a_pipe(tmp_path: Path) -> None:
     command += ["--max-tokens", "150000", "--context", "200000"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+    # A shell's job in the background ignores SIGINT, and so do its children.
+    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=hears) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(b"hello\n")
         process.stdin.close()

@@ -29,6 +29,7 @@
 #include "cuda/rope/rope.hpp"
 #include "cuda/softmax/sm90a/long_rows.hpp"
 #include "cuda/softmax/softmax.hpp"
+#include "ops/op_list.hpp"
 
 namespace flashkernel {
 namespace {
