@@ -105,7 +105,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_CXX_COMPILE
     file(GLOB _sources CONFIGURE_DEPENDS ${_src}/cpu/${_isa}/*.cpp)
     if(_sources)
       flashkernel_add_objects(flashkernel_cpu_${_isa} ${_sources} KERNELS FLAGS ${_${_isa}_flags}
-                              PRECOMPILED <immintrin.h> ${_src}/ops/all_params.hpp)
+                              PRECOMPILED <immintrin.h> ${_src}/ops/op_list.hpp)
     endif()
   endforeach()
 endif()

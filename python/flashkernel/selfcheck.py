@@ -41,7 +41,7 @@ class CheckResult:
 class Inputs:
     """Random inputs of one dtype on one device, and their exact values in float64.
 
-    rows: the shape of matrices that may be of any size. as_torch: on the CPU, too, tensors instead of NumPy's arrays.
+    rows: the shape of matrices that may be of any size. as_torch: makes tensors on the CPU also, not NumPy arrays.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 // Four 8-bit elements of a KV-cache, as one register of ldmatrix holds them, to fp16 for the tensor cores: exact for
 // both kinds (3 bits of mantissa, or 7 of a number). e4m3: one instruction a pair from sm_89 on, 5 before; int8: 5 for
-// four elements, by the place of the number 1024 in fp16. Used by sm80/attention_decode_quantized.cuh.
+// four elements, by the place of the number 1024 in fp16. Used by kernel_quantized.cuh.
 #pragma once
 
 #include <cuda_fp16.h>
