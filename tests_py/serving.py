@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import uvicorn
 
 from flashkernel.generate import Engine, TextTokenizer, default_model, load_model
@@ -17,6 +18,8 @@ from flashkernel.serve import Settings, create_app
 NAME = "demo"
 MODEL = load_model(default_model(), device="cpu")
 TOKENIZER = TextTokenizer(default_model())
+# One connection a request, and the patience that a loaded machine needs.
+http = httpx.Client(timeout=120, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 def render(messages: list[dict[str, str]]) -> str:
@@ -45,7 +48,7 @@ class Server:
 def serving(**options: Any) -> Iterator[Server]:
     server = Server(**options)
     server.thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not server.uvicorn.started:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -56,7 +59,7 @@ def serving(**options: Any) -> Iterator[Server]:
         assert server.engine.idle and server.engine.pages_in_use == 0
 
 
-def until(condition: Any, seconds: float = 30.0) -> None:
+def until(condition: Any, seconds: float = 90.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"
