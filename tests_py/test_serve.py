@@ -298,9 +298,8 @@ def test_a_client_that_goes_away_ends_its_job(server: Server, stream: bool) -> N
             head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
             until(lambda: not worker_idle())
-    until(lambda: worker_idle() and server.engine.idle)
+    until(lambda: worker_idle() and server.engine.idle and server.engine.pages_in_use == 0)
     assert metric(server, "flashkernel_cancelled_total") == before + 1
-    assert server.engine.pages_in_use == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -354,6 +353,24 @@ def test_logits_that_are_not_finite_end_one_job(server: Server, monkeypatch: pyt
     assert "nan" in found.json()["error"]["message"]
     good = http.post(server.url + "/v1/completions", json={"model": NAME, "prompt": "x", "max_tokens": 2})
     assert good.status_code == 200
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_thread_that_ends_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who wait are told, and so are those who come later."""
+
+    def broken(self: TextOutput) -> str:
+        raise RuntimeError("planted")
+
+    with serving() as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(TextOutput, "end", broken)
+            body = {"model": NAME, "prompt": "x", "max_tokens": 2}
+            found = http.post(server.url + "/v1/completions", json=body)
+            assert found.status_code == 500 and found.json()["error"]["message"] == "the engine failed: RuntimeError"
+        until(lambda: http.get(server.url + "/health").status_code == 503)
+        found = http.post(server.url + "/v1/completions", json=body)
+        assert found.status_code == 503 and found.json()["error"]["code"] == "stopped"
 
 
 def test_a_signal_loses_nothing() -> None:

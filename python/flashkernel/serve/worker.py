@@ -123,6 +123,14 @@ class Worker:
     # --- the engine's thread
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # nobody would wake those who wait for an answer
+            stopped = error if isinstance(error, Exception) else RuntimeError("the engine's thread has ended")
+            self._fail_all(stopped)
+            raise
+
+    def _serve(self) -> None:
         while True:
             with self._changed:
                 while not (self._inbox or self._active or self._closing):
@@ -179,8 +187,11 @@ class Worker:
         if news:
             news[0][0].loop.call_soon_threadsafe(self._deliver, news)
         if failure is not None:  # whose fault it is cannot be told
-            for job in {id(sequence.job): sequence.job for sequence in self._active.values()}.values():
-                self._fail(job, failure)
+            self._fail_all(failure)
+
+    def _fail_all(self, error: Exception) -> None:
+        for job in {id(sequence.job): sequence.job for sequence in self._active.values()}.values():
+            self._fail(job, error)
 
     def _news(self, request: Request, sequence: _Sequence) -> list[tuple[Job, Piece | Exception]]:
         """What a step gave one sequence; it is left when it has ended."""
