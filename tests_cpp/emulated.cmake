@@ -14,11 +14,13 @@ endforeach()
 simt_add_device_objects(flashkernel_emulated_kernels ${_kernels})
 
 
-file(GLOB _host CONFIGURE_DEPENDS ${_src}/cuda/*.cpp ${_src}/cuda/host/*.cpp ${_src}/cuda/pipeline/*.cpp ${_src}/memory/cuda_*.cpp)
+file(GLOB _host CONFIGURE_DEPENDS ${_src}/cuda/host/*.cpp ${_src}/cuda/pipeline/*.cpp ${_src}/memory/cuda_*.cpp)
 add_library(flashkernel_emulated_host OBJECT ${_host} ${CMAKE_CURRENT_SOURCE_DIR}/conformance/device_memory_cuda.cpp)
 target_link_libraries(flashkernel_emulated_host PRIVATE simt_emulator)
-target_compile_definitions(flashkernel_emulated_host PRIVATE FK_WITH_SM75=1 FK_WITH_SM90A=1)  # the emulator takes any
 target_include_directories(flashkernel_emulated_host PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+add_library(flashkernel_emulated_table OBJECT ${_src}/cuda/kernels.cpp)
+target_link_libraries(flashkernel_emulated_table PRIVATE simt_emulator)
+target_compile_definitions(flashkernel_emulated_table PRIVATE FK_WITH_SM75=1 FK_WITH_SM90A=1)  # the emulator takes any
 
 set(_objects $<TARGET_OBJECTS:flashkernel_emulated_host> $<TARGET_OBJECTS:simt_runtime>)
 foreach(_library IN LISTS _object_libraries)
@@ -28,17 +30,30 @@ foreach(_library IN LISTS _object_libraries)
 endforeach()
 
 function(add_emulated_conformance name kernels)
-  add_executable(${name} $<TARGET_OBJECTS:${kernels}> ${_objects} $<TARGET_OBJECTS:conformance_cases>)
+  add_executable(${name} $<TARGET_OBJECTS:${kernels}> $<TARGET_OBJECTS:flashkernel_emulated_table> ${_objects}
+                         $<TARGET_OBJECTS:conformance_cases>)
   target_link_libraries(${name} PRIVATE flashkernel_options GTest::gtest)
 endfunction()
 add_emulated_conformance(kernel_conformance_emulated flashkernel_emulated_kernels)
 
 # Which row serves which call: the table's own functions on simulated GPUs, against a record (choices/choices.cpp).
-add_executable(cuda_choices $<TARGET_OBJECTS:flashkernel_emulated_kernels> ${_objects} choices/choices.cpp)
+add_executable(cuda_choices $<TARGET_OBJECTS:flashkernel_emulated_kernels> $<TARGET_OBJECTS:flashkernel_emulated_table>
+                            ${_objects} choices/choices.cpp)
 target_link_libraries(cuda_choices PRIVATE simt_emulator GTest::gtest_main)
 target_include_directories(cuda_choices PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 add_test(NAME cuda_choices COMMAND cuda_choices)
 set_tests_properties(cuda_choices PROPERTIES TIMEOUT 120 ENVIRONMENT "FK_EMULATOR_SMS=132")
+
+# Attention with another head dim of values than of queries and keys: instances that no row of the table has, which the test
+# calls by themselves. The table is the empty one of a build without CUDA.
+file(GLOB _pairs CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/head_dim_pairs/*.cu)
+simt_add_device_objects(head_dim_pairs_kernels ${_pairs})
+add_executable(head_dim_pairs $<TARGET_OBJECTS:head_dim_pairs_kernels> ${_objects} ${_src}/no_cuda/kernels.cpp
+                              conformance/test_tensor.cpp head_dim_pairs/pairs.cpp)
+target_link_libraries(head_dim_pairs PRIVATE simt_emulator GTest::gtest_main)
+target_include_directories(head_dim_pairs PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+add_test(NAME head_dim_pairs COMMAND head_dim_pairs)
+set_tests_properties(head_dim_pairs PROPERTIES TIMEOUT 300)
 
 # What ctest takes of the cases. Left out: the splits of decode by kernels that know none, a third of the time. Nothing is
 # repeated: here each repetition is the same.

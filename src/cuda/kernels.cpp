@@ -84,88 +84,92 @@ constexpr KernelEntry<Params> generic(const char* name, typename RowFunctions<Pa
 std::int64_t dense_pitch(const AttentionParams& f) { return f.seq_q; }
 
 // Rows of attention's instances.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> hopper_forward(const char* name) {
-  return plain<AttentionParams, cuda::sm90a::attention_fwd<kDtype, kDim>>(
-      name, kHopper, arithmetic::kTiledSm90a, cuda::sm90a::attention_fwd_supports<kDtype, kDim>,
+  return plain<AttentionParams, cuda::sm90a::attention_fwd<kDtype, kQkDim, kVDim>>(
+      name, kHopper, arithmetic::kTiledSm90a, cuda::sm90a::attention_fwd_supports<kDtype, kQkDim, kVDim>,
       cuda::attention_cost_us<rates::kForwardSm90a>);
 }
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_forward(const char* name) {
-  return plain<AttentionParams, cuda::sm80::attention_fwd<kDtype, kDim>>(
-      name, kAmpere, arithmetic::kTiledSm80, cuda::sm80::attention_fwd_supports<kDtype, kDim>,
+  return plain<AttentionParams, cuda::sm80::attention_fwd<kDtype, kQkDim, kVDim>>(
+      name, kAmpere, arithmetic::kTiledSm80, cuda::sm80::attention_fwd_supports<kDtype, kQkDim, kVDim>,
       cuda::attention_cost_us<rates::kForwardSm80>);
 }
-template <int kDim>
+template <int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_forward_f32(const char* name) {
-  return plain<AttentionParams, cuda::sm80::attention_fwd_f32<kDim>>(
-      name, kAmpere, arithmetic::kTiledSm80F32, cuda::sm80::attention_fwd_supports<DType::kFloat32, kDim>,
+  return plain<AttentionParams, cuda::sm80::attention_fwd_f32<kQkDim, kVDim>>(
+      name, kAmpere, arithmetic::kTiledSm80F32, cuda::sm80::attention_fwd_supports<DType::kFloat32, kQkDim, kVDim>,
       cuda::attention_cost_us<rates::kForwardSm80>);
 }
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> turing_forward(const char* name) {
-  return plain<AttentionParams, cuda::sm75::attention_fwd<kDtype, kDim>>(
-      name, kEvery, arithmetic::kTiledSm75, cuda::sm75::attention_fwd_supports<kDtype, kDim>,
+  return plain<AttentionParams, cuda::sm75::attention_fwd<kDtype, kQkDim, kVDim>>(
+      name, kEvery, arithmetic::kTiledSm75, cuda::sm75::attention_fwd_supports<kDtype, kQkDim, kVDim>,
       cuda::attention_cost_us<rates::kForwardSm75>);
 }
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_decode(const char* name) {
-  return plain<AttentionParams, cuda::sm80::attention_decode<kDtype, kDim>,
-               cuda::sm80::attention_decode_workspace<kDim>>(name, kAmpere, arithmetic::kSplitSm80,
-                                                             cuda::sm80::attention_decode_supports<kDtype, kDim>,
-                                                             cuda::attention_cost_us<rates::kDecodeSm80>);
-}
-template <DType kDtype, int kDim>
-constexpr KernelEntry<AttentionParams> ampere_decode_quantized(const char* name) {
-  return plain<AttentionParams, cuda::sm80::attention_decode_quantized<kDtype, kDim>,
-               cuda::sm80::attention_decode_quantized_workspace<kDim>>(
-      name, kAmpere, arithmetic::kSplitSm80, cuda::sm80::attention_decode_quantized_supports<kDtype, kDim>,
+  return plain<AttentionParams, cuda::sm80::attention_decode<kDtype, kQkDim, kVDim>,
+               cuda::sm80::attention_decode_workspace<kQkDim, kVDim>>(
+      name, kAmpere, arithmetic::kSplitSm80, cuda::sm80::attention_decode_supports<kDtype, kQkDim, kVDim>,
       cuda::attention_cost_us<rates::kDecodeSm80>);
 }
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> ampere_decode_quantized(const char* name) {
+  return plain<AttentionParams, cuda::sm80::attention_decode_quantized<kDtype, kQkDim, kVDim>,
+               cuda::sm80::attention_decode_quantized_workspace<kQkDim, kVDim>>(
+      name, kAmpere, arithmetic::kSplitSm80, cuda::sm80::attention_decode_quantized_supports<kDtype, kQkDim, kVDim>,
+      cuda::attention_cost_us<rates::kDecodeSm80>);
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> hopper_decode_group(const char* name) {
   return row<AttentionParams>(name, kHopper, arithmetic::kSplitGroupSm90a,
-                              cuda::sm90a::decode_group_supports<kDtype, kDim>, cuda::sm90a::decode_group_cost_us,
-                              cuda::sm90a::plan_decode_group<kDtype, kDim>, cuda::sm90a::decode_group<kDtype, kDim>);
+                              cuda::sm90a::decode_group_supports<kDtype, kQkDim, kVDim>,
+                              cuda::sm90a::decode_group_cost_us, cuda::sm90a::plan_decode_group<kDtype, kQkDim, kVDim>,
+                              cuda::sm90a::decode_group<kDtype, kQkDim, kVDim>);
 }
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> hopper_decode_clusters(const char* name) {
   return row<AttentionParams>(name, kHopper, arithmetic::kSplitClustersSm90a,
-                              cuda::sm90a::decode_clusters_supports<kDtype, kDim>, cuda::sm90a::decode_clusters_cost_us,
-                              cuda::sm90a::plan_decode_clusters, cuda::sm90a::decode_clusters<kDtype, kDim>);
+                              cuda::sm90a::decode_clusters_supports<kDtype, kQkDim, kVDim>,
+                              cuda::sm90a::decode_clusters_cost_us, cuda::sm90a::plan_decode_clusters,
+                              cuda::sm90a::decode_clusters<kDtype, kQkDim, kVDim>);
 }
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> hopper_backward(const char* name) {
   return plain<AttentionBackwardParams,
-               cuda::with_repair<cuda::sm90a::BackwardWorkspace, kDim, cuda::sm90a::attention_bwd<kDtype, kDim>>,
-               cuda::sm90a::attention_bwd_workspace<kDim>>(
-      name, kHopper, arithmetic::kTiledSm90a, cuda::sm90a::attention_bwd_supports<kDtype, kDim>,
+               cuda::with_repair<cuda::sm90a::BackwardWorkspace, kQkDim, kVDim,
+                                 cuda::sm90a::attention_bwd<kDtype, kQkDim, kVDim>>,
+               cuda::sm90a::attention_bwd_workspace<kQkDim, kVDim>>(
+      name, kHopper, arithmetic::kTiledSm90a, cuda::sm90a::attention_bwd_supports<kDtype, kQkDim, kVDim>,
       cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm90a>);
 }
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> ampere_backward(const char* name) {
-  return plain<AttentionBackwardParams,
-               cuda::with_repair<cuda::sm80::BackwardWorkspace, kDim, cuda::sm80::attention_bwd<kDtype, kDim>>,
-               cuda::with_large_rows<cuda::sm80::attention_bwd_workspace<kDim>>>(
-      name, kAmpere, arithmetic::kTiledSm80, cuda::sm80::attention_bwd_supports<kDtype, kDim>,
-      cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>);
-}
-template <DType kDtype, int kDim>
-constexpr KernelEntry<AttentionBackwardParams> turing_backward(const char* name) {
-  return plain<AttentionBackwardParams,
-               cuda::after_sinks<cuda::sm75::attention_bwd_workspace<kDim>, turing_pitch,
-                                 cuda::sm75::attention_bwd<kDtype, kDim>>,
-               cuda::with_large_rows<cuda::sm75::attention_bwd_workspace<kDim>>>(
-      name, kEvery, arithmetic::kTiledSm75, cuda::sm75::attention_bwd_supports<kDtype, kDim>,
-      cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm75>);
-}
-template <int kDim>
-constexpr KernelEntry<AttentionBackwardParams> ampere_backward_f32(const char* name) {
   return plain<
       AttentionBackwardParams,
-      cuda::after_sinks<cuda::sm80::attention_bwd_f32_workspace, dense_pitch, cuda::sm80::attention_bwd_f32<kDim>>,
-      cuda::with_large_rows<cuda::sm80::attention_bwd_f32_workspace>>(
-      name, kAmpere, arithmetic::kTiledSm80F32, cuda::sm80::attention_bwd_f32_supports<kDim>,
+      cuda::with_repair<cuda::sm80::BackwardWorkspace, kQkDim, kVDim, cuda::sm80::attention_bwd<kDtype, kQkDim, kVDim>>,
+      cuda::with_large_rows<cuda::sm80::attention_bwd_workspace<kQkDim, kVDim>>>(
+      name, kAmpere, arithmetic::kTiledSm80, cuda::sm80::attention_bwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>);
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionBackwardParams> turing_backward(const char* name) {
+  return plain<AttentionBackwardParams,
+               cuda::after_sinks<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>, turing_pitch,
+                                 cuda::sm75::attention_bwd<kDtype, kQkDim, kVDim>>,
+               cuda::with_large_rows<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>>>(
+      name, kEvery, arithmetic::kTiledSm75, cuda::sm75::attention_bwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm75>);
+}
+template <int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionBackwardParams> ampere_backward_f32(const char* name) {
+  return plain<AttentionBackwardParams,
+               cuda::after_sinks<cuda::sm80::attention_bwd_f32_workspace, dense_pitch,
+                                 cuda::sm80::attention_bwd_f32<kQkDim, kVDim>>,
+               cuda::with_large_rows<cuda::sm80::attention_bwd_f32_workspace>>(
+      name, kAmpere, arithmetic::kTiledSm80F32, cuda::sm80::attention_bwd_f32_supports<kQkDim, kVDim>,
       cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>);
 }
 

@@ -16,12 +16,22 @@ inline constexpr int kTileThreads = 256;
 /// Stands in a tile of probabilities for "this query does not see this key": a probability is never negative.
 inline constexpr float kMasked = -1.0f;
 
-template <int kBlockM_, int kBlockN_, int kHeadDim_>
+/// Rows of one head dim in shared memory.
+template <int kDim_>
+struct HeadRows {
+  static constexpr int kDim = kDim_, kColumns = kDim / 64;
+  static constexpr int kLd = kDim + 4;  // rows 4 banks apart: 8 threads that read float4s of 8 rows touch all 32 banks
+  static_assert(kDim % 64 == 0 && kTileThreads % (kDim / 4) == 0, "every thread has the same columns of each row");
+};
+
+/// Of Q and K, and of dQ and dK, rows are QkRows; of V and the output, and of their gradients, they are VRows.
+template <int kBlockM_, int kBlockN_, int kQkDim_, int kVDim_>
 struct Tile {
-  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kHeadDim = kHeadDim_;
-  static constexpr int kRowsM = kBlockM / 16, kRowsN = kBlockN / 16, kColumns = kHeadDim / 64;
-  static constexpr int kLd =
-      kHeadDim + 4;  // rows 4 banks apart: 8 threads that read float4s of 8 rows touch all 32 banks
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kQkDim = kQkDim_, kVDim = kVDim_;
+  using QkRows = HeadRows<kQkDim>;
+  using VRows = HeadRows<kVDim>;
+  static constexpr int kWidestLd = QkRows::kLd > VRows::kLd ? QkRows::kLd : VRows::kLd;  // of a place for both
+  static constexpr int kRowsM = kBlockM / 16, kRowsN = kBlockN / 16;
   static constexpr int kLdP = kBlockN + 1;
 };
 
@@ -32,15 +42,15 @@ struct NoScale {};
 /// memory as fp32; row r lies `offset_of(r)` elements behind `data`. Columns from `dim` on and rows from `count` on
 /// become 0. `vectors`: rows start at multiples of 16 bytes and are whole fours of elements. The dtype is asked here,
 /// and not a parameter of the kernels, because they are long and this is all that depends on it.
-template <class Tile, int kRows, class OffsetOf, class ScaleOf = NoScale>
+template <class Rows, int kRows, class OffsetOf, class ScaleOf = NoScale>
 __device__ inline void load_rows(float* tile, const void* data, DType dtype, std::int64_t dim, bool vectors,
                                  std::int64_t count, OffsetOf offset_of, ScaleOf scale_of = {}) {
   constexpr bool kScales = !std::is_same_v<ScaleOf, NoScale>;
   const bool narrow = kScales && (dtype == DType::kFloat8E4M3 || dtype == DType::kInt8);
   if (!vectors) {
 #pragma unroll 1
-    for (int at = threadIdx.x; at < kRows * Tile::kHeadDim; at += kTileThreads) {
-      const int row = at / Tile::kHeadDim, column = at % Tile::kHeadDim;
+    for (int at = threadIdx.x; at < kRows * Rows::kDim; at += kTileThreads) {
+      const int row = at / Rows::kDim, column = at % Rows::kDim;
       float value = 0.0f;
       if (row < count && column < dim) {
         const std::int64_t from = offset_of(row) + column;
@@ -49,12 +59,12 @@ __device__ inline void load_rows(float* tile, const void* data, DType dtype, std
         else
           value = load_typed(data, dtype, from);
       }
-      tile[row * Tile::kLd + column] = value;
+      tile[row * Rows::kLd + column] = value;
     }
     return;
   }
   // A thread's loads of a batch are under way together.
-  constexpr int kAcross = Tile::kHeadDim / 4, kAtOnce = kTileThreads / kAcross;
+  constexpr int kAcross = Rows::kDim / 4, kAtOnce = kTileThreads / kAcross;
   constexpr int kBatch = kRows / kAtOnce < 4 ? kRows / kAtOnce : 4;
   static_assert(kRows % (kBatch * kAtOnce) == 0, "whole batches");
   const int bytes = dtype == DType::kFloat32 ? 4 : narrow ? 1 : 2, column = threadIdx.x % kAcross * 4;
@@ -81,7 +91,7 @@ __device__ inline void load_rows(float* tile, const void* data, DType dtype, std
     for (int i = 0; i < kBatch; ++i) {
       const int row = first + i * kAtOnce;
       const auto put = [&](const auto& packed, float scale) {
-        *reinterpret_cast<float4*>(tile + row * Tile::kLd + column) =
+        *reinterpret_cast<float4*>(tile + row * Rows::kLd + column) =
             make_float4(to_float(packed.values[0]) * scale, to_float(packed.values[1]) * scale,
                         to_float(packed.values[2]) * scale, to_float(packed.values[3]) * scale);
       };
@@ -106,16 +116,16 @@ __device__ inline void load_rows(float* tile, const void* data, DType dtype, std
 }
 
 /// sums[r][c] += <row ty + 16 r of a, row tx + 16 c of b> over the whole head.
-template <class Tile, int kRowsA, int kRowsB>
+template <class Rows, int kRowsA, int kRowsB>
 __device__ inline void row_products(float (&sums)[kRowsA][kRowsB], const float* a, const float* b) {
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 #pragma unroll 4
-  for (int d = 0; d < Tile::kHeadDim; d += 4) {
+  for (int d = 0; d < Rows::kDim; d += 4) {
     float4 x[kRowsA], y[kRowsB];
 #pragma unroll
-    for (int r = 0; r < kRowsA; ++r) x[r] = *reinterpret_cast<const float4*>(a + (ty + 16 * r) * Tile::kLd + d);
+    for (int r = 0; r < kRowsA; ++r) x[r] = *reinterpret_cast<const float4*>(a + (ty + 16 * r) * Rows::kLd + d);
 #pragma unroll
-    for (int c = 0; c < kRowsB; ++c) y[c] = *reinterpret_cast<const float4*>(b + (tx + 16 * c) * Tile::kLd + d);
+    for (int c = 0; c < kRowsB; ++c) y[c] = *reinterpret_cast<const float4*>(b + (tx + 16 * c) * Rows::kLd + d);
 #pragma unroll
     for (int r = 0; r < kRowsA; ++r)
 #pragma unroll
@@ -130,12 +140,12 @@ __device__ inline void row_products(float (&sums)[kRowsA][kRowsB], const float* 
 
 /// out[r] += sum over n of weight(r, n) * row n of b, skipping those for which `masked(r, n)`: a masked row may hold
 /// NaN, and 0 * NaN is NaN. A tile is summed by itself first: one running sum over 131072 keys drifts by 2e-5.
-template <class Tile, int kInner, int kRows, class Weight, class Masked>
-__device__ inline void accumulate_rows(float (&out)[kRows][Tile::kColumns][4], const float* b, Weight weight,
+template <class Rows, int kInner, int kRows, class Weight, class Masked>
+__device__ inline void accumulate_rows(float (&out)[kRows][Rows::kColumns][4], const float* b, Weight weight,
                                        Masked masked) {
   const int tx = threadIdx.x % 16;
-  float sum[kRows][Tile::kColumns][4] = {};
-  [[maybe_unused]] constexpr int kAtOnce = Tile::kColumns > 2 ? 2 : 4;  // rows of 256 have no registers for more
+  float sum[kRows][Rows::kColumns][4] = {};
+  [[maybe_unused]] constexpr int kAtOnce = Rows::kColumns > 2 ? 2 : 4;  // rows of 256 have no registers for more
 #pragma unroll kAtOnce
   for (int n = 0; n < kInner; ++n) {
     float w[kRows];
@@ -146,8 +156,8 @@ __device__ inline void accumulate_rows(float (&out)[kRows][Tile::kColumns][4], c
       w[r] = weight(r, n);
     }
 #pragma unroll
-    for (int c = 0; c < Tile::kColumns; ++c) {
-      const float4 value = *reinterpret_cast<const float4*>(b + n * Tile::kLd + 64 * c + 4 * tx);
+    for (int c = 0; c < Rows::kColumns; ++c) {
+      const float4 value = *reinterpret_cast<const float4*>(b + n * Rows::kLd + 64 * c + 4 * tx);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         if (skip[r]) continue;
@@ -161,18 +171,18 @@ __device__ inline void accumulate_rows(float (&out)[kRows][Tile::kColumns][4], c
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
 #pragma unroll
-    for (int c = 0; c < Tile::kColumns; ++c)
+    for (int c = 0; c < Rows::kColumns; ++c)
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[r][c][e] += sum[r][c][e];
 }
 
 /// This thread's columns of one row, times `factor`, to memory from element `offset` on.
-template <class Tile>
+template <class Rows>
 __device__ inline void store_row(void* data, DType dtype, std::int64_t offset, std::int64_t dim,
-                                 const float (&values)[Tile::kColumns][4], float factor) {
+                                 const float (&values)[Rows::kColumns][4], float factor) {
   const int tx = threadIdx.x % 16;
 #pragma unroll
-  for (int c = 0; c < Tile::kColumns; ++c)
+  for (int c = 0; c < Rows::kColumns; ++c)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int d = 64 * c + 4 * tx + e;

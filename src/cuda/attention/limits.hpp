@@ -19,6 +19,7 @@ struct HeadDims {
   }
   /// What a call costs, as far as head dims decide: both products have their part.
   constexpr int size() const { return qk + v; }
+  constexpr int widest() const { return qk > v ? qk : v; }
 };
 
 /// Why the instance for `own`, one of the pairs that its kernel is built for, leaves the call to another one: null

@@ -16,15 +16,15 @@ __device__ inline float warp_dot(const float* a, const float* b, int dim) {
   return warp_reduce(sum, Sum{});
 }
 
-/// Output and LSE of query i; kDim bounds both head dims. `row_of_k(j)`, `row_of_v(j)`: rows of keys and values, or
-/// null for zeros.
-template <int kDim, class RowOfK, class RowOfV>
+/// Output and LSE of query i; head_dim_v is at most kVDim. `row_of_k(j)` and `row_of_v(j)` are rows of keys and values,
+/// or null for zeros.
+template <int kVDim, class RowOfK, class RowOfV>
 __device__ void plain_forward_row(const AttentionParams& p, const ScoreContext& at, const KeyRange& range, int i,
                                   RowOfK row_of_k, RowOfV row_of_v) {
   const int lane = threadIdx.x % kWarp, dim_v = static_cast<int>(p.head_dim_v);
   const float* const q = static_cast<const float*>(p.q) + p.q_offset(at.b, at.h, i);
   SoftmaxState state;
-  float out[kDim / kWarp] = {};
+  float out[kVDim / kWarp] = {};
   for (int j = range.first(i); j < range.last(i); ++j) {
     const float score = modified_score(p, at, i, j, warp_dot(q, row_of_k(j), static_cast<int>(p.head_dim)));
     if (p.bias.data && score == -INFINITY) continue;  // a bias of -inf hides the key and whatever its value holds
@@ -34,7 +34,7 @@ __device__ void plain_forward_row(const AttentionParams& p, const ScoreContext& 
     state.sum = state.sum * factor + probability;
     const float* const v = row_of_v(j);
 #pragma unroll
-    for (int c = 0; c < kDim / kWarp; ++c) {
+    for (int c = 0; c < kVDim / kWarp; ++c) {
       const int column = lane + c * kWarp;
       if (column < dim_v) out[c] = out[c] * factor + probability * (v ? v[column] : 0.0f);
     }
@@ -44,7 +44,7 @@ __device__ void plain_forward_row(const AttentionParams& p, const ScoreContext& 
   if (p.lse && lane == 0) p.lse[p.lse_offset(at.b, at.h, i)] = lse;
   float* const to = static_cast<float*>(p.out) + p.out_offset(at.b, at.h, i);
 #pragma unroll
-  for (int c = 0; c < kDim / kWarp; ++c)
+  for (int c = 0; c < kVDim / kWarp; ++c)
     if (lane + c * kWarp < dim_v) to[lane + c * kWarp] = factor == 0.0f ? 0.0f : out[c] * factor;
 }
 

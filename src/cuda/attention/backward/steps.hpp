@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/attention/generic.hpp"
+#include "cuda/attention/limits.hpp"
 #include "flashkernel/stream.hpp"
 #include "ops/attention_params.hpp"
 
@@ -25,8 +26,9 @@ inline AttentionBackwardParams without_large_rows(const AttentionBackwardParams&
   return others;
 }
 
-/// A backward kernel that leaves the gradients of sinks and bias to the generic one, and all of them where a large row
-// has some; they use the workspace one after the other. `pitch`: of a head in -D, with which the workspace begins.
+/// A backward kernel that leaves the gradients of sinks and bias to the generic one, and all gradients where a large
+/// row has some. The kernels use the workspace one after the other. `pitch`: of a head in -D, with which the workspace
+/// begins.
 template <std::size_t (*own)(const AttentionBackwardParams&), std::int64_t (*pitch)(const AttentionParams&),
           void (*kernel)(const AttentionBackwardParams&, void*, Stream)>
 void after_sinks(const AttentionBackwardParams& p, void* workspace, Stream stream) {
@@ -45,10 +47,10 @@ void after_sinks(const AttentionBackwardParams& p, void* workspace, Stream strea
                        large.rest, stream);
 }
 
-/// The sinks' gradient by the generic kernel, then an arch's kernels, then the generic ones again where those have
-/// found
-// a gradient that is not finite (a large row's never is). Workspace: the arch's layout, which begins with -D.
-template <class Workspace, int kDim, void (*kernel)(const AttentionBackwardParams&, void*, Stream)>
+/// The generic kernel computes the gradient of the sinks, then an arch's kernels compute the others. Where they find a
+/// gradient that is not finite, as those of a large row never are, the generic kernels compute all of them again.
+/// Workspace: the arch's layout, which begins with -D.
+template <class Workspace, int kQkDim, int kVDim, void (*kernel)(const AttentionBackwardParams&, void*, Stream)>
 void with_repair(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   if (p.grad_sinks) {
     AttentionBackwardParams rest = p;
@@ -57,7 +59,7 @@ void with_repair(const AttentionBackwardParams& p, void* workspace, Stream strea
   }
   if (!p.grad_q && !p.grad_k && !p.grad_v && !p.grad_bias) return;
   char* const bytes = static_cast<char*>(workspace);
-  const Workspace layout(p, kDim);
+  const Workspace layout(p, HeadDims{kQkDim, kVDim});
   const LargeRows large = find_large_rows(p, bytes + layout.bytes, true, stream);
   kernel(without_large_rows(p, large), workspace, stream);
   attention_bwd_repair(p, reinterpret_cast<const float*>(bytes), p.forward.seq_q,

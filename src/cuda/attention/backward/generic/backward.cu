@@ -3,8 +3,10 @@
 // queries of its head group. Scores are recomputed in both; every sum runs in a fixed order, so the gradients are the
 // same bit for bit every time. One kernel for all dtypes: they differ in how tiles are loaded and rows are stored.
 //
-//   P = exp(S - LSE)    dV = P^T dO    dP = dO V^T    dS = P * (dP - D)    dQ = dS K    dK = dS^T Q    D = rowsum(dO *
-//   O) - dLSE
+//   D = rowsum(dO * O) - dLSE    P = exp(S - LSE)    dV = P^T dO    dP = dO V^T    dS = P * (dP - D)
+//   dQ = dS K    dK = dS^T Q
+#include <algorithm>
+
 #include "cuda/attention/generic_tile.cuh"
 #include "cuda/attention/generic.hpp"
 #include "cuda/host/launch.hpp"
@@ -112,17 +114,21 @@ FK_HOST_DEVICE inline unsigned num_key_tiles(const AttentionBackwardParams& p) {
   return static_cast<unsigned>((f.seq_k + Tile::kBlockM - 1) / Tile::kBlockM * f.heads_kv * f.batch);
 }
 
-// Shared memory in fp32: the block's own two operands [kBlockM][kLd] each, one operand of the other side
-// [kBlockN][kLd], and two tiles [kBlockM][kLdP].
+// Shared memory in fp32: the block's own two operands [kBlockM][QkRows::kLd] and [kBlockM][VRows::kLd], one operand of
+// the other side [kBlockN][kWidestLd], and two tiles [kBlockM][kLdP].
 template <class Tile>
-constexpr int kSharedBytes = ((2 * Tile::kBlockM + Tile::kBlockN) * Tile::kLd + 2 * Tile::kBlockM * Tile::kLdP) * 4;
+constexpr int kSharedBytes = (Tile::kBlockM * (Tile::QkRows::kLd + Tile::VRows::kLd) + Tile::kBlockN * Tile::kWidestLd +
+                              2 * Tile::kBlockM * Tile::kLdP) *
+                             4;
 
 template <class Tile>
 __device__ void grad_q_tile(const AttentionBackwardParams& p, const Tiles& tiles, unsigned x, unsigned y, unsigned z,
                             float* tile_q) {
-  float* tile_do = tile_q + Tile::kBlockM * Tile::kLd;
-  float* tile_kv = tile_do + Tile::kBlockM * Tile::kLd;
-  float* tile_ds = tile_kv + Tile::kBlockN * Tile::kLd;
+  using QkRows = typename Tile::QkRows;
+  using VRows = typename Tile::VRows;
+  float* tile_do = tile_q + Tile::kBlockM * QkRows::kLd;
+  float* tile_kv = tile_do + Tile::kBlockM * VRows::kLd;
+  float* tile_ds = tile_kv + Tile::kBlockN * Tile::kWidestLd;
   float* tile_p = tile_ds + Tile::kBlockM * Tile::kLdP;
   const AttentionParams& f = p.forward;
   const bool vectors = tiles.vectors;
@@ -135,25 +141,25 @@ __device__ void grad_q_tile(const AttentionBackwardParams& p, const Tiles& tiles
   const std::int64_t last_key = f.last_key(last_query, at.q_len, at.k_len);
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 
-  load_rows<Tile, Tile::kBlockM>(tile_q, f.q, f.dtype, f.head_dim, vectors, at.q_len - first_query,
-                                 [&](int row) { return f.q_offset(b, h, first_query + row); });
-  load_rows<Tile, Tile::kBlockM>(tile_do, p.grad_out, f.dtype, f.head_dim_v, vectors, at.q_len - first_query,
-                                 [&](int row) { return grad_out_offset(p, b, h, first_query + row); });
+  load_rows<QkRows, Tile::kBlockM>(tile_q, f.q, f.dtype, f.head_dim, vectors, at.q_len - first_query,
+                                   [&](int row) { return f.q_offset(b, h, first_query + row); });
+  load_rows<VRows, Tile::kBlockM>(tile_do, p.grad_out, f.dtype, f.head_dim_v, vectors, at.q_len - first_query,
+                                  [&](int row) { return grad_out_offset(p, b, h, first_query + row); });
 
-  float grad_q[Tile::kRowsM][Tile::kColumns][4] = {};
+  float grad_q[Tile::kRowsM][QkRows::kColumns][4] = {};
   for (std::int64_t tile = first_key; tile < last_key; tile += Tile::kBlockN) {
     __syncthreads();
-    load_rows<Tile, Tile::kBlockN>(tile_kv, f.v, f.dtype, f.head_dim_v, vectors, last_key - tile,
-                                   [&](int row) { return v_offset(f, b, g, tile + row); });
+    load_rows<VRows, Tile::kBlockN>(tile_kv, f.v, f.dtype, f.head_dim_v, vectors, last_key - tile,
+                                    [&](int row) { return v_offset(f, b, g, tile + row); });
     __syncthreads();
     float grad_p[Tile::kRowsM][Tile::kRowsN] = {};
-    row_products<Tile>(grad_p, tile_do, tile_kv);
+    row_products<VRows>(grad_p, tile_do, tile_kv);
     __syncthreads();
-    load_rows<Tile, Tile::kBlockN>(tile_kv, f.k, f.dtype, f.head_dim, vectors, last_key - tile,
-                                   [&](int row) { return k_offset(f, b, g, tile + row); });
+    load_rows<QkRows, Tile::kBlockN>(tile_kv, f.k, f.dtype, f.head_dim, vectors, last_key - tile,
+                                     [&](int row) { return k_offset(f, b, g, tile + row); });
     __syncthreads();
     float dot[Tile::kRowsM][Tile::kRowsN] = {};
-    row_products<Tile>(dot, tile_q, tile_kv);
+    row_products<QkRows>(dot, tile_q, tile_kv);
 #pragma unroll
     for (int r = 0; r < Tile::kRowsM; ++r) {
       const std::int64_t i = first_query + ty + 16 * r;
@@ -173,7 +179,7 @@ __device__ void grad_q_tile(const AttentionBackwardParams& p, const Tiles& tiles
       }
     }
     __syncthreads();
-    accumulate_rows<Tile, Tile::kBlockN>(
+    accumulate_rows<QkRows, Tile::kBlockN>(
         grad_q, tile_kv, [&](int r, int n) { return tile_ds[(ty + 16 * r) * Tile::kLdP + n]; },
         [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n] < 0.0f; });
   }
@@ -181,19 +187,21 @@ __device__ void grad_q_tile(const AttentionBackwardParams& p, const Tiles& tiles
   for (int r = 0; r < Tile::kRowsM; ++r) {
     const std::int64_t i = first_query + ty + 16 * r;
     if (i >= at.q_len) continue;
-    store_row<Tile>(p.grad_q, f.dtype,
-                    grad_offset(f.is_varlen_q(), f.q_begin(b), b, h, i, p.stride_grad_q_batch, p.stride_grad_q_head,
-                                p.stride_grad_q_token),
-                    f.head_dim, grad_q[r], 1.0f);
+    store_row<QkRows>(p.grad_q, f.dtype,
+                      grad_offset(f.is_varlen_q(), f.q_begin(b), b, h, i, p.stride_grad_q_batch, p.stride_grad_q_head,
+                                  p.stride_grad_q_token),
+                      f.head_dim, grad_q[r], 1.0f);
   }
 }
 
 template <class Tile>
 __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tiles, unsigned x, unsigned y, unsigned z,
                              float* tile_k) {
-  float* tile_v = tile_k + Tile::kBlockM * Tile::kLd;
-  float* tile_query = tile_v + Tile::kBlockM * Tile::kLd;  // Q, then dO, then Q
-  float* tile_ds = tile_query + Tile::kBlockN * Tile::kLd;
+  using QkRows = typename Tile::QkRows;
+  using VRows = typename Tile::VRows;
+  float* tile_v = tile_k + Tile::kBlockM * QkRows::kLd;
+  float* tile_query = tile_v + Tile::kBlockM * VRows::kLd;  // Q, then dO, then Q
+  float* tile_ds = tile_query + Tile::kBlockN * Tile::kWidestLd;
   float* tile_p = tile_ds + Tile::kBlockM * Tile::kLdP;
   const AttentionParams& f = p.forward;
   const bool vectors = tiles.vectors;
@@ -210,30 +218,30 @@ __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tile
       f.window_right < 0 ? 0 : max(static_cast<std::int64_t>(0), first_key - f.window_right - shift);
   const std::int64_t last_query = f.window_left < 0 ? q_len : min(q_len, last_key + f.window_left - shift + 1);
 
-  load_rows<Tile, Tile::kBlockM>(tile_k, f.k, f.dtype, f.head_dim, vectors, k_len - first_key,
-                                 [&](int row) { return k_offset(f, b, g, first_key + row); });
-  load_rows<Tile, Tile::kBlockM>(tile_v, f.v, f.dtype, f.head_dim_v, vectors, k_len - first_key,
-                                 [&](int row) { return v_offset(f, b, g, first_key + row); });
+  load_rows<QkRows, Tile::kBlockM>(tile_k, f.k, f.dtype, f.head_dim, vectors, k_len - first_key,
+                                   [&](int row) { return k_offset(f, b, g, first_key + row); });
+  load_rows<VRows, Tile::kBlockM>(tile_v, f.v, f.dtype, f.head_dim_v, vectors, k_len - first_key,
+                                  [&](int row) { return v_offset(f, b, g, first_key + row); });
 
-  float grad_k[Tile::kRowsM][Tile::kColumns][4] = {}, grad_v[Tile::kRowsM][Tile::kColumns][4] = {};
+  float grad_k[Tile::kRowsM][QkRows::kColumns][4] = {}, grad_v[Tile::kRowsM][VRows::kColumns][4] = {};
   for (std::int64_t h = g * group; h < (g + 1) * group; ++h) {
     const ScoreContext at(f, b, h);
     for (std::int64_t tile = first_query; tile < last_query; tile += Tile::kBlockN) {
       const auto load_queries = [&] {
-        load_rows<Tile, Tile::kBlockN>(tile_query, f.q, f.dtype, f.head_dim, vectors, last_query - tile,
-                                       [&](int row) { return f.q_offset(b, h, tile + row); });
+        load_rows<QkRows, Tile::kBlockN>(tile_query, f.q, f.dtype, f.head_dim, vectors, last_query - tile,
+                                         [&](int row) { return f.q_offset(b, h, tile + row); });
       };
       __syncthreads();
       load_queries();
       __syncthreads();
       float dot[Tile::kRowsM][Tile::kRowsN] = {};
-      row_products<Tile>(dot, tile_k, tile_query);
+      row_products<QkRows>(dot, tile_k, tile_query);
       __syncthreads();
-      load_rows<Tile, Tile::kBlockN>(tile_query, p.grad_out, f.dtype, f.head_dim_v, vectors, last_query - tile,
-                                     [&](int row) { return grad_out_offset(p, b, h, tile + row); });
+      load_rows<VRows, Tile::kBlockN>(tile_query, p.grad_out, f.dtype, f.head_dim_v, vectors, last_query - tile,
+                                      [&](int row) { return grad_out_offset(p, b, h, tile + row); });
       __syncthreads();
       float grad_p[Tile::kRowsM][Tile::kRowsN] = {};
-      row_products<Tile>(grad_p, tile_v, tile_query);
+      row_products<VRows>(grad_p, tile_v, tile_query);
 #pragma unroll
       for (int c = 0; c < Tile::kRowsN; ++c) {
         const std::int64_t i = tile + tx + 16 * c;
@@ -254,12 +262,12 @@ __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tile
       }
       __syncthreads();
       const auto masked = [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n] < 0.0f; };
-      accumulate_rows<Tile, Tile::kBlockN>(
+      accumulate_rows<VRows, Tile::kBlockN>(
           grad_v, tile_query, [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n]; }, masked);
       __syncthreads();
       load_queries();
       __syncthreads();
-      accumulate_rows<Tile, Tile::kBlockN>(
+      accumulate_rows<QkRows, Tile::kBlockN>(
           grad_k, tile_query, [&](int r, int n) { return tile_ds[(ty + 16 * r) * Tile::kLdP + n]; }, masked);
     }
   }
@@ -268,15 +276,15 @@ __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tile
     const std::int64_t j = first_key + ty + 16 * r;
     if (j >= k_len) continue;
     if (p.grad_k)
-      store_row<Tile>(p.grad_k, f.dtype,
-                      grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_k_batch, p.stride_grad_k_head,
-                                  p.stride_grad_k_token),
-                      f.head_dim, grad_k[r], 1.0f);
+      store_row<QkRows>(p.grad_k, f.dtype,
+                        grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_k_batch, p.stride_grad_k_head,
+                                    p.stride_grad_k_token),
+                        f.head_dim, grad_k[r], 1.0f);
     if (p.grad_v)
-      store_row<Tile>(p.grad_v, f.dtype,
-                      grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_v_batch, p.stride_grad_v_head,
-                                  p.stride_grad_v_token),
-                      f.head_dim_v, grad_v[r], 1.0f);
+      store_row<VRows>(p.grad_v, f.dtype,
+                       grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_v_batch, p.stride_grad_v_head,
+                                   p.stride_grad_v_token),
+                       f.head_dim_v, grad_v[r], 1.0f);
   }
 }
 
@@ -330,7 +338,7 @@ __global__ void __launch_bounds__(kTileThreads) grad_bias_kernel(const Attention
 // a masked NaN from a visible one, this kernel can. Few blocks then, so that they cost nothing when there is nothing to
 // do.
 template <class Tile>
-__global__ void __launch_bounds__(kTileThreads, Tile::kHeadDim > 128 ? 3 : 2)
+__global__ void __launch_bounds__(kTileThreads, std::max(Tile::kQkDim, Tile::kVDim) > 128 ? 3 : 2)
     gradients_kernel(const AttentionBackwardParams p, const Tiles tiles, const int* flags, int num_flags) {
   extern __shared__ float4 shared[];
   ptx::wait_for_previous_kernel();
@@ -392,11 +400,11 @@ bool rows_are_vectors(const AttentionBackwardParams& p) {
 template <class F>
 void visit_tile(std::int64_t dim, F&& f) {
   if (dim <= 64) {
-    f(Tile<64, 32, 64>{});
+    f(Tile<64, 32, 64, 64>{});
   } else if (dim <= 128) {
-    f(Tile<32, 32, 128>{});
+    f(Tile<32, 32, 128, 128>{});
   } else {
-    f(Tile<16, 16, 256>{});
+    f(Tile<16, 16, 256, 256>{});
   }
 }
 

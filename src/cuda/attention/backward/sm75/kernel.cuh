@@ -30,18 +30,20 @@
 namespace flashkernel::cuda::sm75 {
 
 // Registers of keys, d128: 128 of dK and dV, 32 of S and dP, 32 under way; d64: 128, 64, 16.
-template <int kDim, bool kModified>
+template <int kQkDim_, int kVDim_, bool kModified>
 struct BackwardShape {
-  using Tile = SharedTile<kDim>;
+  static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = HeadDims{kQkDim, kVDim}.widest();
+  using Tile1 = SharedTile<kQkDim>;  // of X1 and Y1, which are Q and K
+  using Tile2 = SharedTile<kVDim>;   // of X2 and Y2, which are dO and V
   static constexpr int kRowWarps = 4, kHalves = 2, kThreads = kRowWarps * kHalves * 32;
-  static constexpr int kSlices = kDim <= 64 && !kModified ? 2 : 1;  // of 16 own rows a warp
+  static constexpr int kSlices = kWidest <= 64 && !kModified ? 2 : 1;  // of 16 own rows a warp
   static constexpr int kWarpRows = kSlices * 16, kRows = kRowWarps * kWarpRows;
   static constexpr int kPart = 32, kColumns = kHalves * kPart;  // streamed rows of a warp, of a step
   // Shared memory: own rows 2 x 16 KB (d64 and d128), streamed ones 2 x 8 and 2 x 16 KB; one block an SM.
-  static constexpr int kOwnBytes = kRows * Tile::kPitch, kStreamedBytes = kColumns * Tile::kPitch;
-  static constexpr int kX1 = 0, kX2 = kX1 + kOwnBytes, kY1 = kX2 + kOwnBytes, kY2 = kY1 + kStreamedBytes;
-  static constexpr int kSharedBytes = kY2 + kStreamedBytes;
-  static constexpr int kFoldBytes = kSlices * kDim * 64;  // a warp's sums in fp32
+  static constexpr int kY1Bytes = kColumns * Tile1::kPitch, kY2Bytes = kColumns * Tile2::kPitch;
+  static constexpr int kX1 = 0, kX2 = kX1 + kRows * Tile1::kPitch, kY1 = kX2 + kRows * Tile2::kPitch;
+  static constexpr int kY2 = kY1 + kY1Bytes, kSharedBytes = kY2 + kY2Bytes;
+  static constexpr int kFoldBytes = kSlices * kWidest * 64;  // a warp's sums in fp32
   static_assert(kSharedBytes <= 64 * 1024 && kRowWarps * kFoldBytes <= kSharedBytes, "what a T4's SM has");
 };
 
@@ -61,11 +63,11 @@ struct BackwardPlan {
 };
 
 // -D = dLSE - rowsum(dO * O) and -LSE in base 2 of a tile of queries; zeros for the rows past the sequence.
-template <class T, int kDim>
+template <class T, int kVDim>
 __global__ void __launch_bounds__(256)
     prepare_kernel(const __grid_constant__ AttentionBackwardParams p, float* delta, float* lse, bool vectors) {
   constexpr int kTile = BackwardWorkspace::kTile;
-  constexpr int kLanes = kDim == 32 ? 4 : kDim == 64 ? 8 : 16;  // a row; 16 bytes each
+  constexpr int kLanes = kVDim == 32 ? 4 : kVDim == 64 ? 8 : 16;  // a row; 16 bytes each
   constexpr float kLog2E = 1.4426950408889634f;
   const AttentionParams& f = p.forward;
   const unsigned tiles = static_cast<unsigned>((f.seq_q + kTile - 1) / kTile);
@@ -116,21 +118,23 @@ struct BlockRows {
   int first_row, last_row, begin, end;
 };
 
-template <class T, int kDim, Gradient kGradient, bool kModified>
-__global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
+template <class T, int kQkDim, int kVDim, Gradient kGradient, bool kModified>
+__global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kModified>::kThreads, 1)
     attention_bwd_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
-  using Shape = BackwardShape<kDim, kModified>;
-  using Tile = typename Shape::Tile;
+  using Shape = BackwardShape<kQkDim, kVDim, kModified>;
+  using Tile1 = typename Shape::Tile1;
+  using Tile2 = typename Shape::Tile2;
   constexpr int kRows = Shape::kRows, kColumns = Shape::kColumns, kPart = Shape::kPart, kSlices = Shape::kSlices;
   constexpr int kThreads = Shape::kThreads;
   constexpr bool kOfKeys = kGradient != Gradient::kQ;
   constexpr bool kSumsS = kGradient != Gradient::kV;                                  // dK or dQ, from dS
   constexpr bool kSumsP = kGradient == Gradient::kV || kGradient == Gradient::kKeys;  // dV, from P
   // Operands of the own rows stay in registers where those suffice.
-  constexpr int kHeld = kDim * kSlices;
+  constexpr int kHeld = Shape::kWidest * kSlices;
   constexpr bool kHoldX1 = kGradient != Gradient::kKeys && kHeld <= (kModified ? 96 : 128);
   constexpr bool kHoldX2 = kHoldX1 && kSumsS && (kSlices == 1 || kHeld <= 96);
-  constexpr bool kRowsInShared = kHoldX2 && kDim == 128;  // where registers are full and the own rows' place is free
+  constexpr bool kRowsInShared =
+      kHoldX2 && Shape::kWidest == 128;  // where registers are full and the own rows' place is free
   constexpr float kLog2E = 1.4426950408889634f;
   extern __shared__ __align__(128) unsigned char shared[];
   const AttentionParams& f = p.forward;
@@ -158,17 +162,17 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
     return static_cast<const T*>(view.data) +
            row_offset(varlen, first, b, h, row, view.stride_batch, view.stride_head, view.stride_token);
   };
-  const auto load_own = [&](const RowsView& view, int to) {
+  const auto load_own = [&](auto columns, const RowsView& view, int to) {
     const T* const from = rows_of(view, !kOfKeys, own_head, first_row);
     const auto row_of = [&](int row) -> const T* {
       return first_row + row <= last_row ? from + row * view.stride_token : nullptr;
     };
-    StagedTile<T, kRows, kDim, kThreads> staged;
+    StagedTile<T, kRows, decltype(columns)::value, kThreads> staged;
     staged.fetch(view.dim, view.vectors, first_row + kRows <= own_len ? from : nullptr, view.stride_token, row_of);
     staged.store(shared + to, view.dim, view.vectors, row_of);
   };
-  load_own(plan.x1, Shape::kX1);
-  if constexpr (kSumsS) load_own(plan.x2, Shape::kX2);
+  load_own(std::integral_constant<int, kQkDim>{}, plan.x1, Shape::kX1);
+  if constexpr (kSumsS) load_own(std::integral_constant<int, kVDim>{}, plan.x2, Shape::kX2);
 
   // A step: 64 streamed rows from `first` on, of query head h.
   struct Step {
@@ -176,8 +180,8 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
   };
   const int end_head = kOfKeys ? (own_head + 1) * group : own_head + 1;
   Step step{found.end > found.begin ? end_head - (kOfKeys ? group : 1) : end_head, found.begin / kColumns * kColumns};
-  using Staged = StagedTile<T, kColumns, kDim, kThreads>;
-  Staged staged1, staged2;
+  StagedTile<T, kColumns, kQkDim, kThreads> staged1;
+  StagedTile<T, kColumns, kVDim, kThreads> staged2;
   const auto streamed_rows = [&](const RowsView& view, Step at) {
     return rows_of(view, kOfKeys, kOfKeys ? at.h : own_head / group, at.first);
   };
@@ -185,12 +189,12 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
   const auto streamed_row = [&](const T* from, std::int64_t stride, int first, int row) -> const T* {
     return first + row >= rows.begin && first + row < rows.end ? from + row * stride : nullptr;
   };
-  const auto fetch = [&](Staged& staged, const RowsView& view, Step at) {
+  const auto fetch = [&](auto& staged, const RowsView& view, Step at) {
     const T* const from = streamed_rows(view, at);
     staged.fetch(view.dim, view.vectors, at.first >= rows.begin && at.first + kColumns <= rows.end ? from : nullptr,
                  view.stride_token, [&](int row) { return streamed_row(from, view.stride_token, at.first, row); });
   };
-  const auto store = [&](const Staged& staged, int to, const RowsView& view) {
+  const auto store = [&](const auto& staged, int to, const RowsView& view) {
     const T* const from = streamed_rows(view, step);
     staged.store(shared + to, view.dim, view.vectors,
                  [&](int row) { return streamed_row(from, view.stride_token, step.first, row); });
@@ -198,11 +202,18 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
   const int lane = threadIdx.x % 32, row_warp = threadIdx.x / 32 % Shape::kRowWarps;
   const int half = threadIdx.x / 32 / Shape::kRowWarps;
   const std::uint32_t base = ptx::shared_address(shared);
-  const std::uint32_t lane_own =
-      base + row_warp * Shape::kWarpRows * Tile::kPitch + Tile::lane_offset(LaneA::row(lane), LaneA::half(lane));
-  const std::uint32_t part = base + half * kPart * Tile::kPitch;
-  const std::uint32_t lane_scores = part + Tile::lane_offset(LaneB::row(lane), LaneB::half(lane));
-  const std::uint32_t lane_sums = part + Tile::lane_offset(LaneA::row(lane), LaneA::half(lane));
+  // A lane's addresses in the own rows, and in the streamed ones as operands of either product; to each comes a tile's
+  // place.
+  const auto own_rows_of = [&](auto tile) {
+    using Tile = decltype(tile);
+    return base + row_warp * Shape::kWarpRows * Tile::kPitch + Tile::lane_offset(LaneA::row(lane), LaneA::half(lane));
+  };
+  const std::uint32_t lane_own1 = own_rows_of(Tile1{}), lane_own2 = own_rows_of(Tile2{});
+  const std::uint32_t part1 = base + half * kPart * Tile1::kPitch, part2 = base + half * kPart * Tile2::kPitch;
+  const std::uint32_t lane_scores1 = part1 + Tile1::lane_offset(LaneB::row(lane), LaneB::half(lane));
+  const std::uint32_t lane_scores2 = part2 + Tile2::lane_offset(LaneB::row(lane), LaneB::half(lane));
+  const std::uint32_t lane_sums1 = part1 + Tile1::lane_offset(LaneA::row(lane), LaneA::half(lane));
+  const std::uint32_t lane_sums2 = part2 + Tile2::lane_offset(LaneA::row(lane), LaneA::half(lane));
   const int own_row = first_row + row_warp * Shape::kWarpRows + lane / 4;  // of slice 0, upper half
   const float scale_log2 = f.scale * kLog2E;
   [[maybe_unused]] float row_lse[kSlices][2], row_delta[kSlices][2];
@@ -217,16 +228,18 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
       }
   }
 
-  [[maybe_unused]] std::uint32_t held1[kSlices][kDim / 16][4], held2[kSlices][kDim / 16][4];
+  [[maybe_unused]] std::uint32_t held1[kSlices][kQkDim / 16][4], held2[kSlices][kVDim / 16][4];
   if constexpr (kHoldX1) {
     __syncthreads();
 #pragma unroll
     for (int s = 0; s < kSlices; ++s)
 #pragma unroll
-      for (int d = 0; d < kDim / 16; ++d) {
-        ptx::ldmatrix_x4(held1[s][d], Tile::at_slice(lane_own + Shape::kX1, d) + s * 16 * Tile::kPitch);
+      for (int d = 0; d < Shape::kWidest / 16; ++d) {
+        if (d < kQkDim / 16)
+          ptx::ldmatrix_x4(held1[s][d], Tile1::at_slice(lane_own1 + Shape::kX1, d) + s * 16 * Tile1::kPitch);
         if constexpr (kHoldX2)
-          ptx::ldmatrix_x4(held2[s][d], Tile::at_slice(lane_own + Shape::kX2, d) + s * 16 * Tile::kPitch);
+          if (d < kVDim / 16)
+            ptx::ldmatrix_x4(held2[s][d], Tile2::at_slice(lane_own2 + Shape::kX2, d) + s * 16 * Tile2::kPitch);
       }
   }
 
@@ -240,8 +253,8 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
     fetch(staged2, plan.y2, step);
   }
 
-  [[maybe_unused]] float sum1[kSumsS ? kSlices : 1][kSumsS ? kDim / 8 : 1][4] = {};  // dK or dQ
-  [[maybe_unused]] float sum2[kSumsP ? kSlices : 1][kSumsP ? kDim / 8 : 1][4] = {};  // dV
+  [[maybe_unused]] float sum1[kSumsS ? kSlices : 1][kSumsS ? kQkDim / 8 : 1][4] = {};  // dK or dQ
+  [[maybe_unused]] float sum2[kSumsP ? kSlices : 1][kSumsP ? kVDim / 8 : 1][4] = {};   // dV
 
 #pragma unroll 1
   while (step.h < end_head) {
@@ -257,9 +270,10 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
                                   rows.range.last(rows.first_row) < first_column + kColumns;
 
     const int column = first_column + half * kPart + 2 * (lane % 4);  // + 8 n + e % 2
-    const auto product = [&](auto& to, auto is_held, const auto& held, int x, int y) {
+    const auto product = [&](auto tile, auto& to, auto is_held, const auto& held, std::uint32_t x, std::uint32_t y) {
+      using Tile = decltype(tile);
 #pragma unroll
-      for (int d = 0; d < kDim / 16; ++d) {
+      for (int d = 0; d < Tile::kChunks / 2; ++d) {
         std::uint32_t a[kSlices][4];
 #pragma unroll
         for (int s = 0; s < kSlices; ++s) {
@@ -267,13 +281,13 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
 #pragma unroll
             for (int r = 0; r < 4; ++r) a[s][r] = held[s][d][r];
           } else {
-            ptx::ldmatrix_x4(a[s], Tile::at_slice(lane_own + x, d) + s * 16 * Tile::kPitch);
+            ptx::ldmatrix_x4(a[s], Tile::at_slice(x, d) + s * 16 * Tile::kPitch);
           }
         }
 #pragma unroll
         for (int n = 0; n < kPart / 16; ++n) {
           std::uint32_t columns[4];
-          ptx::ldmatrix_x4(columns, Tile::at_slice(lane_scores + y, d) + n * 16 * Tile::kPitch);
+          ptx::ldmatrix_x4(columns, Tile::at_slice(y, d) + n * 16 * Tile::kPitch);
 #pragma unroll
           for (int s = 0; s < kSlices; ++s) {
             mma_16x8x16(to[s][2 * n], a[s], columns[0], columns[1]);
@@ -283,7 +297,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
       }
     };
     float score[kSlices][kPart / 8][4] = {}, grad[kSlices][kPart / 8][4];
-    product(score, std::bool_constant<kHoldX1>{}, held1, Shape::kX1, Shape::kY1);
+    product(Tile1{}, score, std::bool_constant<kHoldX1>{}, held1, lane_own1 + Shape::kX1, lane_scores1 + Shape::kY1);
     const std::int64_t of_columns =
         kOfKeys ? (static_cast<std::int64_t>(b) * heads_q + step.h) * plan.pitch + column : 0;
     [[maybe_unused]] float bend[kModified ? kPart / 8 : 1][4];  // what the softcap does to a gradient
@@ -323,7 +337,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
         }
     }
     if constexpr (kSumsS) {
-      product(grad, std::bool_constant<kHoldX2>{}, held2, Shape::kX2, Shape::kY2);
+      product(Tile2{}, grad, std::bool_constant<kHoldX2>{}, held2, lane_own2 + Shape::kX2, lane_scores2 + Shape::kY2);
 #pragma unroll
       for (int s = 0; s < kSlices; ++s)
 #pragma unroll
@@ -361,7 +375,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
         }
     if (masked) {
       constexpr int kSearched = kSumsS ? Shape::kY1 : Shape::kY2;  // what is summed: Y1, Y2 or both
-      constexpr int kBytes = (kSumsS + kSumsP) * Shape::kStreamedBytes;
+      constexpr int kBytes = kSumsS * Shape::kY1Bytes + kSumsP * Shape::kY2Bytes;
       if (__syncthreads_or(any_not_finite<T>(base + kSearched, kBytes, threadIdx.x, kThreads))) {
         // Rare. A non-finite dO reaches dV of the keys that its query sees.
         if constexpr (kSumsP) {
@@ -369,9 +383,9 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
           for (int n = 0; n < kPart; ++n) {
             const int i = first_column + half * kPart + n;
 #pragma unroll
-            for (int c = 0; c < kDim / 8; ++c) {
+            for (int c = 0; c < kVDim / 8; ++c) {
               const std::uint32_t two = *reinterpret_cast<const std::uint32_t*>(
-                  shared + Shape::kY2 + Tile::element(half * kPart + n, 8 * c + 2 * (lane % 4)));
+                  shared + Shape::kY2 + Tile2::element(half * kPart + n, 8 * c + 2 * (lane % 4)));
 #pragma unroll
               for (int e = 0; e < 2; ++e) {
                 const std::uint32_t bits = two >> 16 * e & 0xffff;
@@ -394,13 +408,14 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
     // The next step's rows travel under the products that are left: registers are scarcer before.
     step.first += kColumns;
     if (step.first >= rows.end) step = {step.h + 1, rows.begin / kColumns * kColumns};
-    const auto accumulate = [&](auto& to, const auto& weights, int y) {
+    const auto accumulate = [&](auto tile, auto& to, const auto& weights, std::uint32_t y) {
+      using Tile = decltype(tile);
 #pragma unroll
       for (int n = 0; n < kPart / 16; ++n) {
 #pragma unroll
-        for (int c = 0; c < kDim / 16; ++c) {
+        for (int c = 0; c < Tile::kChunks / 2; ++c) {
           std::uint32_t columns[4];
-          ptx::ldmatrix_x4_trans(columns, Tile::at_slice(lane_sums + y, c) + n * 16 * Tile::kPitch);
+          ptx::ldmatrix_x4_trans(columns, Tile::at_slice(y, c) + n * 16 * Tile::kPitch);
 #pragma unroll
           for (int s = 0; s < kSlices; ++s) {
             mma_16x8x16(to[s][2 * c], weights[s][n], columns[0], columns[1]);
@@ -413,15 +428,17 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
     constexpr bool kOneByOne = kSumsS && kSumsP;  // two products are left: each covers one tensor's way
     if (more) fetch(staged1, plan.y1, step);
     if (more && !kOneByOne) fetch(staged2, plan.y2, step);
-    if constexpr (kSumsP) accumulate(sum2, weights2, Shape::kY2);
+    if constexpr (kSumsP) accumulate(Tile2{}, sum2, weights2, lane_sums2 + Shape::kY2);
     if (more && kOneByOne) fetch(staged2, plan.y2, step);
-    if constexpr (kSumsS) accumulate(sum1, weights1, Shape::kY1);
+    if constexpr (kSumsS) accumulate(Tile1{}, sum1, weights1, lane_sums1 + Shape::kY1);
     __syncthreads();  // Y1 and Y2 are read
   }
 
   const int end_row = rows.last_row + 1, warp_first = rows.first_row + row_warp * Shape::kWarpRows;
   // The two halves meet in shared memory, in a fixed order; from there rows leave in vectors of 16 bytes.
-  const auto finish = [&](const auto& sums, float factor, const RowsView& view) {
+  const auto finish = [&](auto tile, const auto& sums, float factor, const RowsView& view) {
+    using Tile = decltype(tile);
+    constexpr int kDim = Tile::kChunks * 8;
     if (!view.data) return;
     __syncthreads();
     unsigned char* const place = shared + row_warp * Shape::kFoldBytes;
@@ -461,13 +478,13 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kModified>::kThreads, 1)
     store_rows<T, Shape::kWarpRows, kDim>(place, lane, end_row - warp_first, view.dim, view.vectors, to,
                                           view.stride_token);
   };
-  if constexpr (kSumsS) finish(sum1, f.scale, plan.grad1);
-  if constexpr (kSumsP) finish(sum2, 1.0f, plan.grad2);
+  if constexpr (kSumsS) finish(Tile1{}, sum1, f.scale, plan.grad1);
+  if constexpr (kSumsP) finish(Tile2{}, sum2, 1.0f, plan.grad2);
 }
 
-template <class T, int kDim, bool kModified>
+template <class T, int kQkDim, int kVDim, bool kModified>
 void launch_attention_bwd(const AttentionBackwardParams& p, float* workspace, cudaStream_t stream) {
-  using Shape = BackwardShape<kDim, kModified>;
+  using Shape = BackwardShape<kQkDim, kVDim, kModified>;
   const AttentionParams& f = p.forward;
   const BackwardWorkspace layout(f);
   const auto view = [](const void* data, bool varlen, std::int64_t dim, std::int64_t batch, std::int64_t head,
@@ -495,14 +512,16 @@ void launch_attention_bwd(const AttentionBackwardParams& p, float* workspace, cu
     plan.grad2 =
         view(p.grad_v, varlen_k, f.head_dim_v, p.stride_grad_v_batch, p.stride_grad_v_head, p.stride_grad_v_token);
     const LaunchShape shape{plan.order.blocks(), Shape::kThreads, Shape::kSharedBytes, stream};
-    if constexpr (kDim <= 96) {
-      launch("attention_bwd sm75: grad_k, grad_v", attention_bwd_kernel<T, kDim, Gradient::kKeys, kModified>, shape, p,
-             plan);
+    if constexpr (Shape::kWidest <= 96) {
+      launch("attention_bwd sm75: grad_k, grad_v", attention_bwd_kernel<T, kQkDim, kVDim, Gradient::kKeys, kModified>,
+             shape, p, plan);
     } else {
       if (p.grad_k)
-        launch("attention_bwd sm75: grad_k", attention_bwd_kernel<T, kDim, Gradient::kK, kModified>, shape, p, plan);
+        launch("attention_bwd sm75: grad_k", attention_bwd_kernel<T, kQkDim, kVDim, Gradient::kK, kModified>, shape, p,
+               plan);
       if (p.grad_v)
-        launch("attention_bwd sm75: grad_v", attention_bwd_kernel<T, kDim, Gradient::kV, kModified>, shape, p, plan);
+        launch("attention_bwd sm75: grad_v", attention_bwd_kernel<T, kQkDim, kVDim, Gradient::kV, kModified>, shape, p,
+               plan);
     }
   }
   if (p.grad_q && f.batch * f.heads_q * f.seq_q > 0) {
@@ -512,14 +531,14 @@ void launch_attention_bwd(const AttentionBackwardParams& p, float* workspace, cu
     plan.grad1 =
         view(p.grad_q, varlen_q, f.head_dim, p.stride_grad_q_batch, p.stride_grad_q_head, p.stride_grad_q_token);
     plan.grad2 = RowsView{};
-    launch("attention_bwd sm75: grad_q", attention_bwd_kernel<T, kDim, Gradient::kQ, kModified>,
+    launch("attention_bwd sm75: grad_q", attention_bwd_kernel<T, kQkDim, kVDim, Gradient::kQ, kModified>,
            {plan.order.blocks(), Shape::kThreads, Shape::kSharedBytes, stream}, p, plan);
   }
 }
 
 /// An entry of the table, but for the gradient of the sinks: cuda/kernels.cpp has the generic kernel compute that
 /// first, in the same workspace.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   using T = Element<kDtype>;
   const AttentionParams& f = p.forward;
@@ -534,13 +553,13 @@ void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream str
     const bool vectors =
         fits(f.out, (varlen ? 0 : f.stride_out_batch) | f.stride_out_head | f.stride_out_token) &&
         fits(p.grad_out, (varlen ? 0 : p.stride_grad_out_batch) | p.stride_grad_out_head | p.stride_grad_out_token);
-    launch("attention_bwd sm75: prepare", prepare_kernel<T, kDim>,
+    launch("attention_bwd sm75: prepare", prepare_kernel<T, kVDim>,
            {static_cast<unsigned>(blocks), 256, 0, native(stream)}, p, floats, floats + layout.floats, vectors);
   }
   if (f.has_score_modifier())
-    launch_attention_bwd<T, kDim, true>(p, floats, native(stream));
+    launch_attention_bwd<T, kQkDim, kVDim, true>(p, floats, native(stream));
   else
-    launch_attention_bwd<T, kDim, false>(p, floats, native(stream));
+    launch_attention_bwd<T, kQkDim, kVDim, false>(p, floats, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm75

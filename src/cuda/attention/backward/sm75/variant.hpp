@@ -21,11 +21,12 @@ struct BackwardWorkspace {
       : tiles((f.seq_q + kTile - 1) / kTile), pitch(tiles * kTile), floats(f.batch * f.heads_q * pitch) {}
 };
 
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
   if (f.dtype != kDtype) return "it takes float16 only, as the tensor cores of compute capability 7.5 do";
-  if (const char* const other = other_head_dims(kNarrowHeadDims, {kDim, kDim}, f.head_dim, f.head_dim_v)) return other;
+  if (const char* const other = other_head_dims(kNarrowHeadDims, {kQkDim, kVDim}, f.head_dim, f.head_dim_v))
+    return other;
   if (f.is_paged()) return "it takes no paged keys and values";
   if (p.grad_bias) return "it does not compute the gradient of the bias";
   if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
@@ -33,13 +34,13 @@ Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   return Verdict::ok();
 }
 
-template <int kDim>
+template <int kQkDim, int kVDim>
 std::size_t attention_bwd_workspace(const AttentionBackwardParams& p) {
   return static_cast<std::size_t>(2 * BackwardWorkspace(p.forward).floats * 4);
 }
 
 /// Launches the kernel: an entry of the table.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream stream);
 
 }  // namespace flashkernel::cuda::sm75

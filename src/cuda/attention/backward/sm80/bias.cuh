@@ -7,6 +7,8 @@
 // adds them up in order.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/ptx/math.cuh"
 #include "cuda/attention/backward/sm80/shape.cuh"
 #include "cuda/attention/score_fast.cuh"
@@ -15,21 +17,23 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template <int kDim>
+template <int kQkDim, int kVDim>
 struct BiasShape {
   static constexpr int kBlock = kBiasBlock, kThreads = 128;  // a warp: 16 queries
-  using Rows = SharedTile<kDim>;
-  static constexpr int kQ = 0, kK = kBlock * Rows::kPitch;  // then dO and V in their places
+  static constexpr int kPlaceBytes = kBlock * HeadDims{kQkDim, kVDim}.widest() * 2;
+  static constexpr int kQ = 0, kK = kPlaceBytes;  // then dO and V in their places
   // d256: 2 x 64 x 512 B = 64 KB. The sums, 64 x 64 in fp32, take their place at the end.
-  static constexpr int kSharedBytes = kDim < 64 ? kBlock * kBlock * 4 : 2 * kBlock * Rows::kPitch;
+  static constexpr int kSharedBytes = std::max(kBlock * kBlock * 4, 2 * kPlaceBytes);
 };
 
-template <class T, int kDim>
-__global__ void __launch_bounds__(BiasShape<kDim>::kThreads)
+template <class T, int kQkDim, int kVDim>
+__global__ void __launch_bounds__(BiasShape<kQkDim, kVDim>::kThreads)
     grad_bias_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan,
                      const __grid_constant__ BiasWalk walk, float* partial_sums) {
-  using Shape = BiasShape<kDim>;
-  using Rows = typename Shape::Rows;
+  using Shape = BiasShape<kQkDim, kVDim>;
+  // The functions below take one of these: the columns of a tile of Q or K, or of dO or V.
+  using OfQk = std::integral_constant<int, kQkDim>;
+  using OfV = std::integral_constant<int, kVDim>;
   constexpr int kBlock = Shape::kBlock, kThreads = Shape::kThreads;
   constexpr float kLog2E = 1.4426950408889634f;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -68,25 +72,26 @@ __global__ void __launch_bounds__(BiasShape<kDim>::kThreads)
         range.first(first_query) >= min(range.k_len, first_key + kBlock))
       continue;  // the same for every thread
 
-    const auto load_queries = [&](const void* from, std::int64_t stride_batch, std::int64_t stride_head,
+    const auto load_queries = [&](auto columns, const void* from, std::int64_t stride_batch, std::int64_t stride_head,
                                   std::int64_t stride_token, std::int64_t dim, bool vectors) {
       const T* const row0 =
           static_cast<const T*>(from) + row_offset(f.is_varlen_q(), f.is_varlen_q() ? f.q_begin(b) : 0, b, h,
                                                    first_query, stride_batch, stride_head, stride_token);
-      load_tile<kBlock, kDim, kThreads>(
+      load_tile<kBlock, decltype(columns)::value, kThreads>(
           base + Shape::kQ, static_cast<int>(dim), vectors, static_cast<const T*>(nullptr), stride_token,
           [&](int row) -> const T* { return first_query + row <= last_query ? row0 + row * stride_token : nullptr; });
     };
-    const auto load_keys = [&](const void* from, std::int64_t stride_batch, std::int64_t stride_head,
+    const auto load_keys = [&](auto columns, const void* from, std::int64_t stride_batch, std::int64_t stride_head,
                                std::int64_t stride_token, std::int64_t dim, bool vectors) {
       const T* const row0 =
           static_cast<const T*>(from) + row_offset(f.is_varlen_k(), f.is_varlen_k() ? f.k_begin(b) : 0, b, g, first_key,
                                                    stride_batch, stride_head, stride_token);
-      load_tile<kBlock, kDim, kThreads>(
+      load_tile<kBlock, decltype(columns)::value, kThreads>(
           base + Shape::kK, static_cast<int>(dim), vectors, static_cast<const T*>(nullptr), stride_token,
           [&](int row) -> const T* { return first_key + row < range.k_len ? row0 + row * stride_token : nullptr; });
     };
-    const auto product = [&](float(&to)[kBlock / 8][4]) {
+    const auto product = [&](auto head_dim, auto& to) {
+      using Rows = SharedTile<decltype(head_dim)::value>;
       ptx::cp_async_commit();  // only what is committed can be waited for
       ptx::cp_async_wait<0>();
       __syncthreads();
@@ -94,7 +99,7 @@ __global__ void __launch_bounds__(BiasShape<kDim>::kThreads)
           base + Shape::kQ + warp * 16 * Rows::kPitch + Rows::lane_offset(LaneA::row(lane), LaneA::half(lane));
       const std::uint32_t columns = base + Shape::kK + Rows::lane_offset(LaneB::row(lane), LaneB::half(lane));
 #pragma unroll
-      for (int d = 0; d < kDim / 16; ++d) {
+      for (int d = 0; d < Rows::kChunks / 2; ++d) {
         std::uint32_t a[4];
         ptx::ldmatrix_x4(a, Rows::at_slice(rows, d));
 #pragma unroll
@@ -108,13 +113,13 @@ __global__ void __launch_bounds__(BiasShape<kDim>::kThreads)
       __syncthreads();  // the tiles are read
     };
     float score[kBlock / 8][4] = {}, grad_p[kBlock / 8][4] = {};
-    load_queries(f.q, f.stride_q_batch, f.stride_q_head, f.stride_q_token, f.head_dim, plan.vectors_q);
-    load_keys(f.k, f.stride_k_batch, f.stride_k_head, f.stride_k_token, f.head_dim, plan.vectors_k);
-    product(score);
-    load_queries(p.grad_out, p.stride_grad_out_batch, p.stride_grad_out_head, p.stride_grad_out_token, f.head_dim_v,
-                 plan.vectors_grad_out);
-    load_keys(f.v, f.stride_v_batch, f.stride_v_head, f.stride_v_token, f.head_dim_v, plan.vectors_v);
-    product(grad_p);
+    load_queries(OfQk{}, f.q, f.stride_q_batch, f.stride_q_head, f.stride_q_token, f.head_dim, plan.vectors_q);
+    load_keys(OfQk{}, f.k, f.stride_k_batch, f.stride_k_head, f.stride_k_token, f.head_dim, plan.vectors_k);
+    product(OfQk{}, score);
+    load_queries(OfV{}, p.grad_out, p.stride_grad_out_batch, p.stride_grad_out_head, p.stride_grad_out_token,
+                 f.head_dim_v, plan.vectors_grad_out);
+    load_keys(OfV{}, f.v, f.stride_v_batch, f.stride_v_head, f.stride_v_token, f.head_dim_v, plan.vectors_v);
+    product(OfV{}, grad_p);
 
     const float slope = f.alibi_slopes ? f.alibi_slopes[b * f.stride_alibi_batch + h] : 0.0f;
 #pragma unroll

@@ -8,17 +8,17 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template <class T, int kDim, BackwardKind kKind>
+template <class T, int kQkDim, int kVDim, BackwardKind kKind>
 __global__ void __launch_bounds__(256)
     grad_q_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
-  using Shape = BackwardShape<kDim, kKind>;
+  using Shape = BackwardShape<kQkDim, kVDim, kKind>;
   constexpr int kBlockM = Shape::kBlockM, kRowsAWarp = Shape::kQSlices * 16, kColumnPairs = Shape::kColumns / 16;
   const AttentionParams& f = p.forward;
   const unsigned tile = blockIdx.x % plan.q_tiles, head = blockIdx.x / plan.q_tiles;
   const unsigned b = head / static_cast<unsigned>(f.heads_q), h = head % static_cast<unsigned>(f.heads_q);
   const int q_len = static_cast<int>(f.q_length(b)), m = static_cast<int>(tile) * kBlockM;
   if (m >= q_len) return;
-  const float* const sums = plan.sums + static_cast<std::int64_t>(blockIdx.x) * (kBlockM * kDim);
+  const float* const sums = plan.sums + static_cast<std::int64_t>(blockIdx.x) * (kBlockM * kQkDim);
   T* const to =
       static_cast<T*>(p.grad_q) + row_offset(f.is_varlen_q(), f.is_varlen_q() ? f.q_begin(b) : 0, b, h, m,
                                              p.stride_grad_q_batch, p.stride_grad_q_head, p.stride_grad_q_token);
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(256)
   const int lane = threadIdx.x % 32, dim = static_cast<int>(f.head_dim);
   FiniteCheck finite;
 #pragma unroll 4
-  for (int piece = threadIdx.x / 32; piece < kBlockM / 16 * (kDim / 16); piece += 256 / 32) {  // 16 rows x 16 columns
+  for (int piece = threadIdx.x / 32; piece < kBlockM / 16 * (kQkDim / 16); piece += 256 / 32) {  // 16 rows x 16 columns
     const int pair = piece % kColumnPairs, slice = piece / kColumnPairs % Shape::kQSlices;
     const int warp = piece / kColumnPairs / Shape::kQSlices;
     const int first_row = warp % Shape::kWarpsM * kRowsAWarp + slice * 16;

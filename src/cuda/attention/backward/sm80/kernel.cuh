@@ -1,5 +1,5 @@
 // Launches the sm80 backward pass: prepare_kernel, attention_bwd_kernel, grad_q_kernel, and grad_bias_kernel where that
-// is wanted. Instantiated by the generated attention_bwd_<dtype>_d<dim>.cu files. The gradient of the sinks is the
+// is wanted. instances/ has the files that instantiate it. The gradient of the sinks is the
 // generic kernel's work; so is doing it all again when plan.not_finite says so (cuda/kernels.cpp puts them together).
 #pragma once
 
@@ -12,11 +12,11 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template <class T, int kDim, BackwardKind kKind>
+template <class T, int kQkDim, int kVDim, BackwardKind kKind>
 void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cudaStream_t s) {
-  using Shape = BackwardShape<kDim, kKind>;
+  using Shape = BackwardShape<kQkDim, kVDim, kKind>;
   const AttentionParams& f = p.forward;
-  const BackwardWorkspace layout(p, kDim);
+  const BackwardWorkspace layout(p, HeadDims{kQkDim, kVDim});
   char* const bytes = static_cast<char*>(workspace);
   const auto fits = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
     return is_aligned(data, 16) && a % 8 == 0 && b % 8 == 0 && c % 8 == 0;
@@ -28,7 +28,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   const int num_sms = cuda_device_properties(f.device.index).num_sms;
   // Where every tile sees every other and they are few, two tiles of keys of a head side by side: they read the same
   // queries. (Under a causal mask the second would wait for the first.)
-  const bool pairs = kDim <= 128 && plan.k_tiles <= 16 && f.window_left < 0 && f.window_right < 0;
+  const bool pairs = Shape::kWidest <= 128 && plan.k_tiles <= 16 && f.window_left < 0 && f.window_right < 0;
   const std::int64_t at_once = std::max<std::int64_t>(1, std::min<std::int64_t>(heads, pairs ? num_sms / 2 : num_sms));
   const std::int64_t groups = ceil_div(heads, at_once);
   plan.groups = static_cast<unsigned>(groups);
@@ -64,25 +64,28 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
     // No queries: nothing but zeros for the keys, and the ticket and flag that prepare_kernel would have reset.
     cuda_check(cudaMemsetAsync(plan.ticket, 0, 2 * sizeof(int), s), "attention_bwd sm80: ticket");
   } else {
-    launch("attention_bwd sm80: prepare", prepare_kernel<T, kDim>, {q_blocks, 256, 0, s}, p, plan, Shape::kBlockM);
+    launch("attention_bwd sm80: prepare", prepare_kernel<T, kQkDim, kVDim>, {q_blocks, 256, 0, s}, p, plan,
+           Shape::kBlockM);
   }
   if (heads * plan.k_tiles > 0 && (p.grad_q || p.grad_k || p.grad_v)) {
-    launch("attention_bwd sm80", attention_bwd_kernel<T, kDim, kKind>,
+    launch("attention_bwd sm80", attention_bwd_kernel<T, kQkDim, kVDim, kKind>,
            {static_cast<unsigned>(heads * plan.k_tiles), Shape::kThreads, Shape::kSharedBytes, s}, p, plan);
   }
   if (p.grad_q && q_blocks > 0) {
     // Modified and narrow tiles of queries are the same, and so is all that follows from them.
-    static_assert(backward_block_m(kDim, BackwardKind::kModified) == backward_block_m(kDim, BackwardKind::kNarrow));
+    static_assert(backward_block_m(Shape::kWidest, BackwardKind::kModified) ==
+                  backward_block_m(Shape::kWidest, BackwardKind::kNarrow));
     constexpr BackwardKind kTiles = kKind == BackwardKind::kModified ? BackwardKind::kNarrow : kKind;
-    launch("attention_bwd sm80: grad_q", grad_q_kernel<T, kDim, kTiles>, {q_blocks, 256, 0, s}, p, plan);
+    launch("attention_bwd sm80: grad_q", grad_q_kernel<T, kQkDim, kVDim, kTiles>, {q_blocks, 256, 0, s}, p, plan);
   }
   if constexpr (Shape::kModified) {
     const BiasWalk walk(p);
     if (p.grad_bias && walk.elements > 0) {
       float* const parts = reinterpret_cast<float*>(bytes + layout.bias_parts);
-      launch("attention_bwd sm80: grad_bias", grad_bias_kernel<T, kDim>,
-             {static_cast<unsigned>(walk.blocks()), BiasShape<kDim>::kThreads, BiasShape<kDim>::kSharedBytes, s}, p,
-             plan, walk, parts);
+      launch("attention_bwd sm80: grad_bias", grad_bias_kernel<T, kQkDim, kVDim>,
+             {static_cast<unsigned>(walk.blocks()), BiasShape<kQkDim, kVDim>::kThreads,
+              BiasShape<kQkDim, kVDim>::kSharedBytes, s},
+             p, plan, walk, parts);
       if (walk.parts > 1) {
         launch("attention_bwd sm80: grad_bias parts", sum_bias_parts_kernel,
                {static_cast<unsigned>(ceil_div(walk.elements, 256)), 256, 0, s}, p, walk, parts);
@@ -92,16 +95,17 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
 }
 
 /// An entry of the table.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   using T = Element<kDtype>;
   const CudaDeviceGuard guard(p.forward.device.index);
   switch (backward_kind(p.forward)) {
-    case BackwardKind::kWide: return launch_attention_bwd<T, kDim, BackwardKind::kWide>(p, workspace, native(stream));
+    case BackwardKind::kWide:
+      return launch_attention_bwd<T, kQkDim, kVDim, BackwardKind::kWide>(p, workspace, native(stream));
     case BackwardKind::kNarrow:
-      return launch_attention_bwd<T, kDim, BackwardKind::kNarrow>(p, workspace, native(stream));
+      return launch_attention_bwd<T, kQkDim, kVDim, BackwardKind::kNarrow>(p, workspace, native(stream));
     case BackwardKind::kModified:
-      return launch_attention_bwd<T, kDim, BackwardKind::kModified>(p, workspace, native(stream));
+      return launch_attention_bwd<T, kQkDim, kVDim, BackwardKind::kModified>(p, workspace, native(stream));
   }
 }
 

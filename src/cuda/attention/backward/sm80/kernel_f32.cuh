@@ -26,14 +26,15 @@
 
 namespace flashkernel::cuda::sm80 {
 
-// Registers: the sums (kDim / 2 a thread, twice that for keys), S and dP (kWalk each), the waiting tile (kWalk * kDim /
-// 128). Shared memory: two halves of four tiles, (kOwn + kWalk) * kDim * 8 bytes, 96 KB at d128.
-template <int kDim>
+// Registers: the sums (half a head dim a thread, for keys of both), S and dP (kWalk each), the waiting tile (kWalk /
+// 128 times its head dim). Shared memory: two halves of four tiles, 96 KB at d128.
+template <int kQkDim_, int kVDim_>
 struct BackwardShapeF32 {
+  static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = HeadDims{kQkDim, kVDim}.widest();
   static constexpr int kWarps = 4, kThreads = kWarps * 32, kMinBlocks = 2;
-  static constexpr int kOwn = kWarps * 16, kWalk = kDim <= 64 ? 64 : 32;
+  static constexpr int kOwn = kWarps * 16, kWalk = kWidest <= 64 ? 64 : 32;
   static constexpr int kGroup = kWalk / kWarps;  // walking rows that share a scale; of the own ones it is eight
-  static constexpr int kSharedBytes = (kOwn + kWalk) * kDim * 8;
+  static constexpr int kSharedBytes = (kOwn + kWalk) * (kQkDim + kVDim) * 4;
 };
 
 /// A [batch, heads, seq, dim] or variable-length tensor; `vectors`: rows are whole float4s at multiples of 16 bytes (of
@@ -55,7 +56,7 @@ __device__ inline float* first_row(const RowsF32& rows, bool varlen, std::int64_
 }
 
 // -D = dLSE - rowsum(dO * O) of eight queries, one a warp.
-template <int kDim>  // for a copy in each instance's file
+template <int kVDim>  // for a copy in each instance's file
 __global__ void __launch_bounds__(256) prepare_f32_kernel(const __grid_constant__ AttentionBackwardParams p,
                                                           const __grid_constant__ BackwardPlanF32 plan) {
   const AttentionParams& f = p.forward;
@@ -95,11 +96,14 @@ __device__ inline void pair_gradient_f32(const AttentionParams& p, const ScoreCo
   if (p.softcap > 0.0f) grad_s *= 1.0f - capped / p.softcap * (capped / p.softcap);
 }
 
-template <int kDim, bool kOfKeys, bool kModified>
-__global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShapeF32<kDim>::kMinBlocks)
+template <int kQkDim, int kVDim, bool kOfKeys, bool kModified>
+__global__ void __launch_bounds__(BackwardShapeF32<kQkDim, kVDim>::kThreads,
+                                  BackwardShapeF32<kQkDim, kVDim>::kMinBlocks)
     attention_bwd_f32_kernel(const __grid_constant__ AttentionBackwardParams p,
                              const __grid_constant__ BackwardPlanF32 plan) {
-  using Shape = BackwardShapeF32<kDim>;
+  using Shape = BackwardShapeF32<kQkDim, kVDim>;
+  static_assert(kQkDim == kVDim, "one loop splits Q or K and then dO or V, and both wait in the same registers");
+  constexpr int kDim = kQkDim;  // of a tile of either
   using Tile = SharedTile<kDim>;
   constexpr int kOwn = Shape::kOwn, kWalk = Shape::kWalk, kGroup = Shape::kGroup;
   constexpr std::uint32_t kLowOwn = kOwn * Tile::kPitch, kLowWalk = kWalk * Tile::kPitch;  // from high to low halves
@@ -197,8 +201,8 @@ __global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShap
   [[maybe_unused]] float row_lse[2], row_delta[2];
   if constexpr (!kOfKeys)
     for (int half = 0; half < 2; ++half) statistics(h, row + 8 * half, row_lse[half], row_delta[half]);
-  float sum_0[1][kDim / 8][4] = {};                                 // dQ or dK
-  [[maybe_unused]] float sum_1[1][kOfKeys ? kDim / 8 : 1][4] = {};  // dV
+  float sum_0[1][kQkDim / 8][4] = {};                                // dQ or dK
+  [[maybe_unused]] float sum_1[1][kOfKeys ? kVDim / 8 : 1][4] = {};  // dV
 
   if (steps > 0) load_walking(walk_0, 0);
   for (int step = 0; step < steps; ++step) {
@@ -212,11 +216,11 @@ __global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShap
     __syncthreads();  // the first tile is there
 
     float p_tile[1][kWalk / 8][4], ds_tile[1][kWalk / 8][4];
-    split_scores<kDim, 1, kWalk>(p_tile, lane_own, kLowOwn, lane_scores, kLowWalk);
+    split_scores<kQkDim, 1, kWalk>(p_tile, lane_own, kLowOwn, lane_scores, kLowWalk);
     store_walking(1);
     if (step + 1 < steps) load_walking(walk_0, step + 1);
     __syncthreads();  // the second one, too
-    split_scores<kDim, 1, kWalk>(ds_tile, lane_own + 2 * kLowOwn, kLowOwn, lane_scores + 2 * kLowWalk, kLowWalk);
+    split_scores<kVDim, 1, kWalk>(ds_tile, lane_own + 2 * kLowOwn, kLowOwn, lane_scores + 2 * kLowWalk, kLowWalk);
 
     // P and dS
     const auto group_of = [&](int n) { return (8 * n + 2 * (lane % 4)) / kGroup; };
@@ -259,7 +263,7 @@ __global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShap
       const SplitScale<Shape::kWarps> scale(block.multiplier_walk[1], 13);
       const SplitOperand<1, kWalk> operand(p_tile,
                                            [&](int n) { return block.multiplier_walk[1][group_of(n)] * scale.to; });
-      split_accumulate<kDim, 1, kWalk>(sum_1, operand, lane_sums + 2 * kLowWalk, kLowWalk, scale.back);
+      split_accumulate<kVDim, 1, kWalk>(sum_1, operand, lane_sums + 2 * kLowWalk, kLowWalk, scale.back);
     }
     // dQ += dS K or dK += dS^T Q
     float largest = 0.0f;
@@ -272,7 +276,7 @@ __global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShap
     const SplitScale<Shape::kWarps> scale(block.multiplier_walk[0], 0);
     const SplitOperand<1, kWalk> operand(
         ds_tile, [&](int n) { return block.multiplier_walk[0][group_of(n)] * scale.to * power.to; });
-    split_accumulate<kDim, 1, kWalk>(sum_0, operand, lane_sums, kLowWalk, scale.back * power.back);
+    split_accumulate<kQkDim, 1, kWalk>(sum_0, operand, lane_sums, kLowWalk, scale.back * power.back);
   }
 
   const auto own_row = [&](const RowsF32& rows, int i) {
@@ -351,9 +355,9 @@ __global__ void __launch_bounds__(BackwardShapeF32<kDim>::kThreads, BackwardShap
   if constexpr (kOfKeys) store(sum_1, to_1, 1.0f);
 }
 
-template <int kDim, bool kModified>
+template <int kQkDim, int kVDim, bool kModified>
 void launch_attention_bwd_f32(const AttentionBackwardParams& p, void* workspace, Stream stream) {
-  using Shape = BackwardShapeF32<kDim>;
+  using Shape = BackwardShapeF32<kQkDim, kVDim>;
   const AttentionParams& f = p.forward;
   const CudaDeviceGuard guard(f.device.index);
   const cudaStream_t s = native(stream);
@@ -381,18 +385,18 @@ void launch_attention_bwd_f32(const AttentionBackwardParams& p, void* workspace,
   const std::int64_t queries = f.batch * f.heads_q * f.seq_q;
   if (!p.grad_q && !p.grad_k && !p.grad_v) return;
   if (queries > 0) {
-    launch("attention_bwd sm80 f32: prepare", prepare_f32_kernel<kDim>,
+    launch("attention_bwd sm80 f32: prepare", prepare_f32_kernel<kVDim>,
            {static_cast<unsigned>(ceil_div(queries, 8)), 256, 0, s}, p, plan);
   }
   if (p.grad_q && queries > 0) {
-    const auto kernel = attention_bwd_f32_kernel<kDim, false, kModified>;
+    const auto kernel = attention_bwd_f32_kernel<kQkDim, kVDim, false, kModified>;
     launch("attention_bwd sm80 f32: dQ", kernel,
            {static_cast<unsigned>(f.batch * f.heads_q * ceil_div(f.seq_q, Shape::kOwn)), Shape::kThreads,
             Shape::kSharedBytes, s},
            p, plan);
   }
   if ((p.grad_k || p.grad_v) && f.batch * f.heads_kv * f.seq_k > 0) {
-    const auto kernel = attention_bwd_f32_kernel<kDim, true, kModified>;
+    const auto kernel = attention_bwd_f32_kernel<kQkDim, kVDim, true, kModified>;
     launch("attention_bwd sm80 f32: dK, dV", kernel,
            {static_cast<unsigned>(f.batch * f.heads_kv * ceil_div(f.seq_k, Shape::kOwn)), Shape::kThreads,
             Shape::kSharedBytes, s},
@@ -402,12 +406,12 @@ void launch_attention_bwd_f32(const AttentionBackwardParams& p, void* workspace,
 
 /// An entry of the table, but for the gradients of sinks and bias: cuda/kernels.cpp has the generic kernel compute
 /// those first, in the same workspace.
-template <int kDim>
+template <int kQkDim, int kVDim>
 void attention_bwd_f32(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   if (p.forward.has_score_modifier())
-    launch_attention_bwd_f32<kDim, true>(p, workspace, stream);
+    launch_attention_bwd_f32<kQkDim, kVDim, true>(p, workspace, stream);
   else
-    launch_attention_bwd_f32<kDim, false>(p, workspace, stream);
+    launch_attention_bwd_f32<kQkDim, kVDim, false>(p, workspace, stream);
 }
 
 }  // namespace flashkernel::cuda::sm80

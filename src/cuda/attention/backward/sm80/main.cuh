@@ -35,11 +35,13 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template <class T, int kDim, BackwardKind kKind>
-__global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
+template <class T, int kQkDim, int kVDim, BackwardKind kKind>
+__global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads, 1)
     attention_bwd_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
-  using Shape = BackwardShape<kDim, kKind>;
-  using Rows = typename Shape::Rows;
+  using Shape = BackwardShape<kQkDim, kVDim, kKind>;
+  static_assert(kQkDim == kVDim, "team 0 multiplies rows of K and Q where team 1, in the same code, has V and dO");
+  using Rows = SharedTile<kQkDim>;
+  constexpr int kDim = kQkDim;  // of rows that are one team's or the other's
   using Scores = typename Shape::Scores;
   constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kThreads = Shape::kThreads;
   constexpr int kSlices = Shape::kSlices, kPart = Shape::kPart, kParts = kBlockM / kPart;
@@ -135,15 +137,15 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
       const std::int64_t begin = f.is_varlen_q() ? f.q_begin(block.b) : 0;
       const T* const q = static_cast<const T*>(f.q) + row_offset(f.is_varlen_q(), begin, block.b, h, m,
                                                                  f.stride_q_batch, f.stride_q_head, f.stride_q_token);
-      load_tile<kBlockM, kDim, kThreads>(
+      load_tile<kBlockM, kQkDim, kThreads>(
           base + Shape::kQ + stage * Shape::kQBytes, static_cast<int>(f.head_dim), plan.vectors_q,
           plan.vectors_q && whole ? q : nullptr, f.stride_q_token,
           [&](int row) -> const T* { return m + row < block.range.q_len ? q + row * f.stride_q_token : nullptr; });
       const T* const grad_out =
           static_cast<const T*>(p.grad_out) + row_offset(f.is_varlen_q(), begin, block.b, h, m, p.stride_grad_out_batch,
                                                          p.stride_grad_out_head, p.stride_grad_out_token);
-      load_tile<kBlockM, kDim, kThreads>(
-          base + Shape::kGradOut + stage * Shape::kQBytes, static_cast<int>(f.head_dim_v), plan.vectors_grad_out,
+      load_tile<kBlockM, kVDim, kThreads>(
+          base + Shape::kGradOut + stage * Shape::kGradOutBytes, static_cast<int>(f.head_dim_v), plan.vectors_grad_out,
           plan.vectors_grad_out && whole ? grad_out : nullptr, p.stride_grad_out_token, [&](int row) -> const T* {
             return m + row < block.range.q_len ? grad_out + row * p.stride_grad_out_token : nullptr;
           });
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim, kKind>::kThreads, 1)
         }
       }
     }
-    float* const sums = plan.sums + static_cast<std::int64_t>(tile_index(at)) * (kBlockM * kDim);
+    float* const sums = plan.sums + static_cast<std::int64_t>(tile_index(at)) * (kBlockM * kQkDim);
     const bool first = ordered && turn_of(at) == 0;  // nobody has been here: the sums need not be zeroed before
 #pragma unroll
     for (int s = 0; s < kQSlices; ++s)

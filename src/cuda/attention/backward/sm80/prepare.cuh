@@ -9,10 +9,10 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template <class T, int kDim>
+template <class T, int kQkDim, int kVDim>
 __global__ void __launch_bounds__(256) prepare_kernel(const __grid_constant__ AttentionBackwardParams p,
                                                       const __grid_constant__ BackwardPlan plan, int block_m) {
-  constexpr int kLanes = kDim == 32 ? 4 : kDim == 64 ? 8 : kDim <= 128 ? 16 : 32;  // a row; 16 bytes each
+  constexpr int kLanes = kVDim == 32 ? 4 : kVDim == 64 ? 8 : kVDim <= 128 ? 16 : 32;  // a row; 16 bytes each
   const AttentionParams& f = p.forward;
   const unsigned tile = blockIdx.x % plan.q_tiles, head = blockIdx.x / plan.q_tiles;
   const unsigned b = head / static_cast<unsigned>(f.heads_q), h = head % static_cast<unsigned>(f.heads_q);
@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(256) prepare_kernel(const __grid_constant__ At
   const std::int64_t begin = f.is_varlen_q() ? f.q_begin(b) : 0;
   if (p.grad_q && !plan.ordered) {
     float4* const sums =
-        reinterpret_cast<float4*>(plan.sums + static_cast<std::int64_t>(blockIdx.x) * (block_m * kDim));
-    for (int at = threadIdx.x; at < block_m * kDim / 4; at += 256) sums[at] = float4{0.0f, 0.0f, 0.0f, 0.0f};
+        reinterpret_cast<float4*>(plan.sums + static_cast<std::int64_t>(blockIdx.x) * (block_m * kQkDim));
+    for (int at = threadIdx.x; at < block_m * kQkDim / 4; at += 256) sums[at] = float4{0.0f, 0.0f, 0.0f, 0.0f};
   }
   const int lane = threadIdx.x % kLanes, column = lane * 8, dim = static_cast<int>(f.head_dim_v);
   for (int first = 0; first < block_m; first += 256 / kLanes) {  // the same count for every thread

@@ -1,5 +1,5 @@
 // Shapes of the sm80 backward kernels (tiles, teams of warps, shared memory) and what their launches share. Used by
-// attention_bwd_{prepare,main,grad_q,launch}.
+// prepare.cuh, main.cuh, grad_q.cuh, bias.cuh and kernel.cuh.
 #pragma once
 
 #include <cstdint>
@@ -17,37 +17,42 @@ constexpr int fewest_columns(int dim, int warps) {
   return dim;
 }
 
-template <int kDim, BackwardKind kKind>
+template <int kQkDim_, int kVDim_, BackwardKind kKind>
 struct BackwardShape {
+  static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = HeadDims{kQkDim, kVDim}.widest();
   static constexpr bool kModified = kKind == BackwardKind::kModified;
   static constexpr int kTeamWarps = 4, kWarps = 2 * kTeamWarps, kThreads = kWarps * 32;
-  // A warp owns 16 or 32 keys: of dV or dK it holds kSlices * kDim / 8 * 4 registers, 128 at d128 and d256.
-  static constexpr int kSlices = kDim <= 128 ? 2 : 1;
+  // A warp owns 16 or 32 keys: of dV it holds kSlices * kVDim / 8 * 4 registers, of dK kSlices * kQkDim / 8 * 4; that
+  // is 128 at d128 and d256.
+  static constexpr int kSlices = kWidest <= 128 ? 2 : 1;
   static constexpr int kBlockN = kTeamWarps * kSlices * 16;
-  static constexpr int kBlockM = backward_block_m(kDim, kKind);
+  static constexpr int kBlockM = backward_block_m(kWidest, kKind);
   static constexpr int kPart = kBlockM < 64 ? kBlockM : 64;  // queries at a time: kSlices * kPart / 2 registers
   static constexpr int kStages = 2;                          // of Q, dO, LSE and D
   // One buffer of dS costs a barrier more a step; the largest head in 99 KB has no room for two.
-  static constexpr int kGradSBuffers = kDim == 256 && kBlockM == 16 ? 1 : 2;
-  static constexpr bool kHoldKeys = kDim <= 64;  // a team's K or V as operands in registers, kSlices * kDim / 4 of them
+  static constexpr int kGradSBuffers = kWidest == 256 && kBlockM == 16 ? 1 : 2;
+  static constexpr bool kHoldKeys =
+      kWidest <= 64;  // a team's K or V as operands in registers, a quarter of the head dim a slice
   // Each team's products are code of its own, and P^T is handed over in 16 bytes a lane: what d64 needs to be ahead
   // (lab/notebooks/attention_sm80.md, "The loop at d64"). Other head dims have not been measured.
-  static constexpr bool kOwnCode = kDim == 64 && !kModified;
+  static constexpr bool kOwnCode = kQkDim == 64 && kVDim == 64 && !kModified;
   // To so many tiles of keys, order costs less than the zeroing that it saves.
   static constexpr int kOrderedTiles = kOwnCode ? 4 : 8;
-  // dQ: kBlockM x kDim over warps of kQSlices * 16 queries and kColumns columns; pieces as square as the shape allows.
-  static constexpr int kQSlices = kDim == 96 || kDim == 192 || kDim == 32 ? 1
-                                  : kBlockM == 16                         ? 1
-                                  : kBlockM / 16 * kDim / 16 >= 32        ? 2
-                                                                          : 1;
+  // dQ: kBlockM x kQkDim over warps of kQSlices * 16 queries and kColumns columns; pieces as square as the shape
+  // allows.
+  static constexpr int kQSlices = kQkDim == 96 || kQkDim == 192 || kQkDim == 32 ? 1
+                                  : kBlockM == 16                               ? 1
+                                  : kBlockM / 16 * kQkDim / 16 >= 32            ? 2
+                                                                                : 1;
   static constexpr int kWarpsM = kBlockM / 16 / kQSlices;
-  static constexpr int kColumns = fewest_columns(kDim, kWarps / kWarpsM), kWarpsD = kDim / kColumns;
-  using Rows = SharedTile<kDim>;
+  static constexpr int kColumns = fewest_columns(kQkDim, kWarps / kWarpsM), kWarpsD = kQkDim / kColumns;
+  using QkRows = SharedTile<kQkDim>;
+  using VRows = SharedTile<kVDim>;
   using Scores = SharedTile<kBlockM>;  // dS^T: rows are keys
   // Byte offsets in shared memory.
-  static constexpr int kK = 0, kV = kK + kBlockN * Rows::kPitch, kQ = kV + kBlockN * Rows::kPitch;
-  static constexpr int kQBytes = kBlockM * Rows::kPitch;
-  static constexpr int kGradOut = kQ + kStages * kQBytes, kGradS = kGradOut + kStages * kQBytes;
+  static constexpr int kK = 0, kV = kK + kBlockN * QkRows::kPitch, kQ = kV + kBlockN * VRows::kPitch;
+  static constexpr int kQBytes = kBlockM * QkRows::kPitch, kGradOutBytes = kBlockM * VRows::kPitch;
+  static constexpr int kGradOut = kQ + kStages * kQBytes, kGradS = kGradOut + kStages * kGradOutBytes;
   static constexpr int kGradSBytes = kBlockN * Scores::kPitch;
   static constexpr int kLse = kGradS + kGradSBuffers * kGradSBytes, kDelta = kLse + kStages * kBlockM * 4;
   static constexpr int kSharedBytes = kDelta + kStages * kBlockM * 4;

@@ -66,19 +66,19 @@ struct BiasWalk {
 };
 
 /// The workspace: -D and then -LSE in base 2, [batch, heads_q, seq_q] in fp32 each, then the sum of dQ in fp32 tiles
-/// [batch, heads_q, tiles][block_m * dim], the parts of the bias's gradient, one counter a tile, the ticket and the
+/// [batch, heads_q, tiles][block_m * dims.qk], the parts of the bias's gradient, one counter a tile, the ticket and the
 /// flag.
 struct BackwardWorkspace {
   std::int64_t tiles = 0;                                                                               // a head
   std::int64_t lse = 0, sums = 0, bias_parts = 0, counters = 0, ticket = 0, not_finite = 0, bytes = 0;  // byte offsets
 
-  BackwardWorkspace(const AttentionBackwardParams& p, int dim) {
+  BackwardWorkspace(const AttentionBackwardParams& p, HeadDims dims) {
     const AttentionParams& f = p.forward;
-    const std::int64_t block_m = backward_block_m(dim, backward_kind(f)), heads = f.batch * f.heads_q;
+    const std::int64_t block_m = backward_block_m(dims.widest(), backward_kind(f)), heads = f.batch * f.heads_q;
     tiles = (f.seq_q + block_m - 1) / block_m;
     lse = heads * f.seq_q * 4;
     sums = (2 * lse + 255) / 256 * 256;
-    bias_parts = sums + heads * tiles * block_m * dim * 4;
+    bias_parts = sums + heads * tiles * block_m * dims.qk * 4;
     counters = bias_parts + BiasWalk(p).partial_bytes();
     ticket = counters + heads * tiles * 4;
     not_finite = ticket + 4;
@@ -86,11 +86,12 @@ struct BackwardWorkspace {
   }
 };
 
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
   if (f.dtype != kDtype) return "it is built for another dtype";
-  if (const char* const other = other_head_dims(kTiledHeadDims, {kDim, kDim}, f.head_dim, f.head_dim_v)) return other;
+  if (const char* const other = other_head_dims(kTiledHeadDims, {kQkDim, kVDim}, f.head_dim, f.head_dim_v))
+    return other;
   if (f.is_paged()) return "it takes no paged keys and values";
   if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
   if (f.batch > 65535 || f.heads_q > 65535) return "batch or heads_q is over 65535";
@@ -98,13 +99,13 @@ Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   return Verdict::ok();
 }
 
-template <int kDim>
+template <int kQkDim, int kVDim>
 std::size_t attention_bwd_workspace(const AttentionBackwardParams& p) {
-  return static_cast<std::size_t>(BackwardWorkspace(p, kDim).bytes);
+  return static_cast<std::size_t>(BackwardWorkspace(p, HeadDims{kQkDim, kVDim}).bytes);
 }
 
 /// Launches the kernel: an entry of the table.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream stream);
 
 }  // namespace flashkernel::cuda::sm80

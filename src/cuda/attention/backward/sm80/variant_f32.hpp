@@ -10,11 +10,12 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template <int kDim>
+template <int kQkDim, int kVDim>
 Verdict attention_bwd_f32_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
   if (f.dtype != DType::kFloat32) return "it is built for another dtype";
-  if (const char* const other = other_head_dims(kNarrowHeadDims, {kDim, kDim}, f.head_dim, f.head_dim_v)) return other;
+  if (const char* const other = other_head_dims(kNarrowHeadDims, {kQkDim, kVDim}, f.head_dim, f.head_dim_v))
+    return other;
   if (f.is_paged()) return "it takes no paged keys and values";
   if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
   if (f.batch > 65535 || f.heads_q > 65535) return "batch or heads_q is over 65535";
@@ -28,7 +29,7 @@ inline std::size_t attention_bwd_f32_workspace(const AttentionBackwardParams& p)
 }
 
 /// Launches the kernel: an entry of the table.
-template <int kDim>
+template <int kQkDim, int kVDim>
 void attention_bwd_f32(const AttentionBackwardParams& p, void* workspace, Stream stream);
 
 }  // namespace flashkernel::cuda::sm80

@@ -50,14 +50,16 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   __device__ bool is_due() const { return at.count != turns.count; }
 
   // These three only issue.
+  template <int kDim>
   __device__ void multiply_scores(float (&x)[kBlockM / 2], std::uint32_t keys_at, std::uint32_t queries_at) {
     ptx::hold(x);
     ptx::wgmma_fence();
-    Keys::issue_scores(x, keys_at, queries_at);
+    Keys::template issue_scores<kDim>(x, keys_at, queries_at);
     ptx::wgmma_commit();
   }
-  __device__ void multiply_gradient(float (&grad)[Shape::kDim / 2], std::uint32_t (&from)[kSteps][4],
-                                    std::uint32_t queries_at, bool accumulate) {
+  template <int kSums>
+  __device__ void multiply_gradient(float (&grad)[kSums], std::uint32_t (&from)[kSteps][4], std::uint32_t queries_at,
+                                    bool accumulate) {
     Keys::hold_operand(from);
     ptx::hold(grad);
     ptx::wgmma_fence();
@@ -133,7 +135,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   __device__ void take_turn() {
     ptx::mbarrier_wait(shared.turn_full(turns.slot()), turns.parity());
     turn = *shared.turn(turns.slot());
-    sum = plan.sums + static_cast<std::int64_t>(turn.tile) * (kBlockM * Shape::kDim) +
+    sum = plan.sums + static_cast<std::int64_t>(turn.tile) * (kBlockM * Shape::kQkDim) +
           Shape::joined_sum_index(static_cast<int>(threadIdx.x) / 32 - 4, 0, lane());
     ptx::hold(sum);  // here, not behind the additions
   }
@@ -169,7 +171,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
       load_row(lse, 0, stage);
       ptx::mbarrier_wait(shared.k_full(keys.slot()), keys.parity());
     }
-    multiply_scores(scores, shared.k(keys.slot()), shared.q(stage));
+    multiply_scores<Shape::kQkDim>(scores, shared.k(keys.slot()), shared.q(stage));
     ptx::mbarrier_wait(shared.grad_out_full(stage), at.parity());
     if constexpr (kFirst) ptx::mbarrier_wait(shared.v_full(), values().parity());
     const bool hidden = kHidden && (!kFirst || Keys::is_masked(item, tile));
@@ -178,7 +180,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     exponentials();
     // The additions' registers are read when they leave, some 600 cycles later. Who takes one of them before waits.
     ptx::hold(sum);
-    multiply_scores(other, shared.v(), shared.grad_out(stage));
+    multiply_scores<Shape::kVDim>(other, shared.v(), shared.grad_out(stage));
     if (hidden) hide(item, tile);
     load_row(delta, 1, stage);
     Keys::round();
@@ -236,9 +238,10 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   __device__ void for_parts(int range, std::uint32_t thread, const F& f) {
     const int key_thread = static_cast<int>(thread) - (Shape::kThreads - 32 * Shape::kKeyWarps);
     float4* const part = reinterpret_cast<float4*>(plan.parts) +
-                         static_cast<std::int64_t>(range) * (Shape::kBlockN * 2 * Shape::kDim / 4) + key_thread;
+                         static_cast<std::int64_t>(range) * (Shape::kBlockN * (Shape::kQkDim + Shape::kVDim) / 4) +
+                         key_thread;
 #pragma unroll
-    for (int i = 0; i < Shape::kDim / 8; ++i) {
+    for (int i = 0; i < Shape::kQkDim / 8; ++i) {
       f(&grad_k[4 * i], part + (2 * i) * 32 * Shape::kKeyWarps);
       f(&grad_v[4 * i], part + (2 * i + 1) * 32 * Shape::kKeyWarps);
     }
@@ -336,7 +339,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
 template <class Shape, class T>
 __global__ void __launch_bounds__(256)
     joined_grad_q_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
-  constexpr int kBlockM = Shape::kBlockM, kDim = Shape::kDim, kLine = kDim + 8;
+  constexpr int kBlockM = Shape::kBlockM, kDim = Shape::kQkDim, kLine = kDim + 8;
   static_assert(kDim == 8 * 16, "eight warps");
   __shared__ __align__(16) T rows[kBlockM * kLine];
   ptx::allow_next_kernel();

@@ -1,11 +1,13 @@
 // Attention backward for Hopper: wgmma, TMA, one producer warpgroup, two that own keys and one that makes dQ (or, in
 // long calls at d128, no such one), persistent. After FlashAttention-2 and -3 (Dao, 2023; Shah et al., 2024).
-// Instantiated by the generated attention_bwd_<dtype>_d<dim>.cu files; cuda/kernels.cpp adds the sinks' gradient and
-// the repair of what is not finite.
+// instances/ has the file that instantiates it; steps.hpp adds the gradient of the sinks, and the repair of what is not
+// finite.
 //
-// Parts: shape.cuh (tiles, shared memory), _prepare.cuh (row sums, before), _producer.cuh, _keys.cuh (dK,
-// dV), _queries.cuh (dQ), _joined.cuh (dK, dV and dQ), _epilogue.cuh. lab/notebooks/attention_hopper.md draws the
-// schedule.
+//   shape.cuh     tiles, shared memory             prepare.cuh   row sums, before the pass
+//   order.hpp     which block takes which keys     keys.cuh      dK and dV
+//   producer.cuh  loads by TMA                     queries.cuh   dQ
+//   epilogue.cuh  writes gradients                 joined.cuh    dK, dV and dQ by the same warpgroups
+// lab/notebooks/attention_hopper.md draws the schedule.
 //
 // Invariant on NaN: masked pairs are zero before each product, and what lies outside of the tensors is zero. What is
 // left (0 * NaN is NaN in the tensor core) always leaves some gradient that is not finite; the kernels look for one,
@@ -110,7 +112,7 @@ BackwardCall backward_call(const AttentionParams& f, const BackwardPlan& plan, c
   call.uneven = (f.window_right >= 0) != (f.window_left >= 0);
   if (f.window_right >= 0 && f.window_left >= 0)
     call.band_tiles = (f.window_left + f.window_right + kBackwardBlockN) / Shape::kBlockM + 1;
-  call.head_bytes = f.seq_q * plan.group * Shape::kDim * (2 + 2 + 4);
+  call.head_bytes = f.seq_q * plan.group * (Shape::kQkDim * (2 + 4) + Shape::kVDim * 2);  // Q, dQ and dO
   call.num_sms = device.num_sms, call.l2_bytes = device.l2_bytes;
   return call;
 }
@@ -135,10 +137,10 @@ inline bool may_mask(const AttentionParams& f) {
 
 template <class Shape, class T, bool kModified>
 void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cudaStream_t s) {
-  constexpr int kDim = Shape::kDim;
+  constexpr HeadDims kDims{Shape::kQkDim, Shape::kVDim};
   constexpr bool kEarly = true;  // each kernel starts while the one before it ends, and waits for that
   const AttentionParams& f = p.forward;
-  const BackwardWorkspace layout(p, kDim);
+  const BackwardWorkspace layout(p, kDims);
   char* const bytes = static_cast<char*>(workspace);
   const CudaDeviceProperties& device = cuda_device_properties(f.device.index);
   BackwardPlan plan;
@@ -150,7 +152,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.ordered = p.deterministic || order_is_cheap(Shape::kJoined, plan.k_tiles);
   const BackwardCall call = backward_call<Shape>(f, plan, device);
   int at_once = choose_heads_at_once(call);
-  BackwardCut cut(p, kDim, device.num_sms);
+  BackwardCut cut(p, kDims, device.num_sms);
   if (plan.ordered || !Shape::kMayCut || kModified) cut.items = cut.ranges = 0;
   plan.whole_items = items - static_cast<int>(cut.items);
   plan.tickets = plan.whole_items + static_cast<int>(cut.ranges);
@@ -175,7 +177,8 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
     // No queries: nothing but zeros for the keys, and the ticket and flag that prepare_kernel would have reset.
     cuda_check(cudaMemsetAsync(plan.ticket, 0, 2 * sizeof(int), s), "attention_bwd sm90a: ticket");
   } else {
-    launch("attention_bwd sm90a: prepare", prepare_kernel<T, kDim>, {q_blocks, 256, 0, s, kEarly}, p, plan);
+    launch("attention_bwd sm90a: prepare", prepare_kernel<T, kDims.qk, kDims.v>, {q_blocks, 256, 0, s, kEarly}, p,
+           plan);
   }
   if (items > 0) {
     launch("attention_bwd sm90a", attention_bwd_kernel<Shape, T, kModified>,
@@ -191,21 +194,22 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   if constexpr (Shape::kJoined)
     launch("attention_bwd sm90a: grad_q", joined_grad_q_kernel<Shape, T>, {q_blocks, 256, 0, s, kEarly}, p, plan);
   else
-    launch("attention_bwd sm90a: grad_q", grad_q_kernel<T, kDim>, {q_blocks, 2 * Shape::kBlockM, 0, s, kEarly}, p,
-           plan);
+    launch("attention_bwd sm90a: grad_q", grad_q_kernel<T, kDims.qk, kDims.v>,
+           {q_blocks, 2 * Shape::kBlockM, 0, s, kEarly}, p, plan);
 }
 
 /// An entry of the table.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   using T = Element<kDtype>;
   const CudaDeviceGuard guard(p.forward.device.index);
-  if (p.forward.softcap > 0.0f) return launch_attention_bwd<BackwardShape<kDim>, T, true>(p, workspace, native(stream));
-  if constexpr (kDim == JoinedBackwardShape::kDim)
+  if (p.forward.softcap > 0.0f)
+    return launch_attention_bwd<BackwardShape<kQkDim, kVDim>, T, true>(p, workspace, native(stream));
+  if constexpr (kQkDim == JoinedBackwardShape::kQkDim && kVDim == JoinedBackwardShape::kVDim)
     if (joined_is_faster(p.forward))
       return may_mask(p.forward) ? launch_attention_bwd<JoinedBackwardShape, T, true>(p, workspace, native(stream))
                                  : launch_attention_bwd<JoinedBackwardShape, T, false>(p, workspace, native(stream));
-  launch_attention_bwd<BackwardShape<kDim>, T, false>(p, workspace, native(stream));
+  launch_attention_bwd<BackwardShape<kQkDim, kVDim>, T, false>(p, workspace, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm90a

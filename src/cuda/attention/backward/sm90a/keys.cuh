@@ -36,7 +36,8 @@ __device__ inline float2 unpack_pair<__nv_bfloat16>(std::uint32_t word) {
 /// kModified: scores get a softcap.
 template <class Shape, class T, bool kModified>
 struct KeyConsumer {
-  static constexpr int kBlockM = Shape::kBlockM, kDim = Shape::kDim, kSteps = kBlockM / 16;  // of 16 queries
+  static constexpr int kBlockM = Shape::kBlockM, kQkDim = Shape::kQkDim, kVDim = Shape::kVDim;
+  static constexpr int kSteps = kBlockM / 16;  // of 16 queries
   // What dP^T is multiplied by waits in shared memory where it is not P^T as dV takes it: under a softcap, and for
   // bf16, whose rounding of P^T on top of dS^T's own is too coarse; there it waits in fp16. (JoinedConsumer keeps it.)
   static constexpr bool kStash = !Shape::kJoined && (kModified || !std::is_same_v<T, __half>);
@@ -50,7 +51,7 @@ struct KeyConsumer {
   Ring<Shape::kScoreSlots> scored;  // the step's dS
   Ring<Shape::kKeySlots> keys;      // the item's K
   Ring<1> values;                   // and V
-  float grad_k[kDim / 2], grad_v[kDim / 2];
+  float grad_k[kQkDim / 2], grad_v[kVDim / 2];
   float scores[kBlockM / 2];         // S^T, P^T; dP^T, dS^T
   std::uint32_t operand[kSteps][4];  // P^T, rounded, of dV; dS^T of dK
 
@@ -61,7 +62,8 @@ struct KeyConsumer {
   __device__ static int lane() { return threadIdx.x % 32; }
   __device__ static int warp() { return threadIdx.x % 128 / 32; }
 
-  /// x = (this warpgroup's rows of K or V) x (the step's Q or dO)^T; only issues.
+  /// x = (this warpgroup's rows of K or V) x (the step's Q or dO)^T, rows of kDim each; only issues.
+  template <int kDim>
   __device__ void issue_scores(float (&x)[kBlockM / 2], std::uint32_t keys_at, std::uint32_t queries_at) const {
     const std::uint64_t a = ptx::matrix_descriptor(keys_at + warpgroup * 64 * 128, 16, 1024);
     const std::uint64_t b = ptx::matrix_descriptor(queries_at, 16, 1024);
@@ -72,8 +74,9 @@ struct KeyConsumer {
   }
 
   /// grad += from x (the step's dO or Q); only issues.
-  __device__ void issue_gradient(float (&grad)[kDim / 2], const std::uint32_t (&from)[kSteps][4],
-                                 std::uint32_t queries_at, bool accumulate) const {
+  template <int kSums>
+  __device__ void issue_gradient(float (&grad)[kSums], const std::uint32_t (&from)[kSteps][4], std::uint32_t queries_at,
+                                 bool accumulate) const {
     const std::uint64_t b = ptx::matrix_descriptor(queries_at, Shape::kQBlockBytes, 1024);
 #pragma unroll
     for (int n = 0; n < kSteps; ++n) ptx::wgmma_rs<T, true>(grad, from[n], b + n * 2048 / 16, n > 0 || accumulate);
@@ -242,7 +245,7 @@ struct KeyConsumer {
     ptx::mbarrier_wait(shared.k_full(keys.slot()), keys.parity());
     ptx::hold(scores);
     ptx::wgmma_fence();
-    issue_scores(scores, shared.k(keys.slot()), shared.q(at.slot()));
+    issue_scores<kQkDim>(scores, shared.k(keys.slot()), shared.q(at.slot()));
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::hold(scores);
@@ -261,7 +264,7 @@ struct KeyConsumer {
     hold_operand(operand);
     ptx::hold(grad_v);
     ptx::wgmma_fence();
-    issue_scores(scores, shared.v(), shared.grad_out(stage));
+    issue_scores<kVDim>(scores, shared.v(), shared.grad_out(stage));
     ptx::wgmma_commit();
     issue_gradient(grad_v, operand, shared.grad_out(stage), accumulate);
     ptx::wgmma_commit();
@@ -290,7 +293,7 @@ struct KeyConsumer {
     ptx::hold(grad_k);
     ptx::wgmma_fence();
     if constexpr (!kLast) {
-      issue_scores(scores, shared.k(keys.slot()), shared.q(at.slot()));
+      issue_scores<kQkDim>(scores, shared.k(keys.slot()), shared.q(at.slot()));
       ptx::wgmma_commit();
     }
     issue_gradient(grad_k, operand, shared.q(stage), accumulate);
@@ -337,7 +340,8 @@ struct KeyConsumer {
     ptx::mbarrier_wait(shared.grad_s_empty(next.slot()), next.parity() ^ 1);
     const std::uint32_t place = shared.grad_s(next.slot()) + key_warp * 16 * 128;
     FiniteCheck<> finite;
-    for_both(item, first_key, [&](const float(&x)[kDim / 2], float factor, T* to, std::int64_t token, int dim) {
+    for_both(item, first_key, [&](const auto& x, float factor, T* to, std::int64_t token, int dim) {
+      constexpr int kDim = 2 * static_cast<int>(sizeof(x) / sizeof(x[0]));
       store_by_lines<kDim>(x, factor, place, to, token, item.range.k_len - first_key, dim, thread % 32, finite);
     });
     finite.report(plan.not_finite);
@@ -346,7 +350,7 @@ struct KeyConsumer {
   /// No query sees these keys.
   __device__ void store_zeros(const BackwardItem& item) const {
     const int first_key = item.n_tile * Shape::kBlockN + warpgroup * 64;
-    for_both(item, first_key, [&](const float(&)[kDim / 2], float, T* to, std::int64_t token, int dim) {
+    for_both(item, first_key, [&](const auto&, float, T* to, std::int64_t token, int dim) {
       store_zero_rows(to, token, min(64, item.range.k_len - first_key), dim, threadIdx.x % 128, 128);
     });
   }

@@ -37,11 +37,12 @@ __device__ inline void multiply_rows(float (&sum)[kCount], const X& x, const Y& 
   }
 }
 
-template <class T, int kDim>
+template <class T, int kQkDim, int kVDim>
 __global__ void __launch_bounds__(256)
     prepare_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
-  constexpr int kLanes = kDim == 64 ? 8 : 16, kBlockM = BackwardShape<kDim>::kBlockM;  // lanes a row; 16 bytes each
-  constexpr int kRows = 256 / kLanes;                                                  // at a time
+  constexpr int kLanes = kVDim == 64 ? 8 : 16;  // a row; 16 bytes each
+  constexpr int kBlockM = BackwardShape<kQkDim, kVDim>::kBlockM;
+  constexpr int kRows = 256 / kLanes;  // at a time
   __shared__ float products[kBlockM];
   ptx::allow_next_kernel();
   ptx::wait_for_previous_kernel();

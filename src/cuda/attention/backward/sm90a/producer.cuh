@@ -117,9 +117,8 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
       const std::uint32_t stage = at.slot();
       ptx::mbarrier_wait(shared.q_empty(stage), at.parity() ^ 1);
       ptx::mbarrier_arrive_expect(shared.q_full(stage), Shape::kQBytes + Shape::kRowsBytes);
-      load_tile<Shape::kColumnBlocks>(shared.q(stage), Shape::kQBlockBytes, map_q, shared.q_full(stage), kKeep,
-                                      item->q_row + place.tile * Shape::kBlockM, place.h,
-                                      f.is_varlen_q() ? 0 : item->b);
+      load_tile<Shape::kQkBlocks>(shared.q(stage), Shape::kQBlockBytes, map_q, shared.q_full(stage), kKeep,
+                                  item->q_row + place.tile * Shape::kBlockM, place.h, f.is_varlen_q() ? 0 : item->b);
       // By a map: compute-sanitizer takes a copy without one for a write of this thread, and sees races.
       ptx::tma_load(shared.rows(stage), map_rows, shared.q_full(stage), kKeep, 0,
                     plan.tile_index(f.heads_q, item->b, place.h, place.tile));
@@ -127,20 +126,19 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
         const std::uint32_t slot = keys.slot();
         const int row = item->k_row + item->n_tile * Shape::kBlockN, b = f.is_varlen_k() ? 0 : item->b;
         ptx::mbarrier_wait(shared.k_empty(slot), keys.parity() ^ 1);
-        ptx::mbarrier_arrive_expect(shared.k_full(slot), Shape::kKvBytes);
-        load_tile<Shape::kColumnBlocks>(shared.k(slot), Shape::kKvBlockBytes, map_k, shared.k_full(slot), kPass, row,
-                                        item->g, b);
+        ptx::mbarrier_arrive_expect(shared.k_full(slot), Shape::kKBytes);
+        load_tile<Shape::kQkBlocks>(shared.k(slot), Shape::kKvBlockBytes, map_k, shared.k_full(slot), kPass, row,
+                                    item->g, b);
         ptx::mbarrier_wait(shared.v_empty(), Ring<1>{keys.count}.parity() ^ 1);
-        ptx::mbarrier_arrive_expect(shared.v_full(), Shape::kKvBytes);
-        load_tile<Shape::kColumnBlocks>(shared.v(), Shape::kKvBlockBytes, map_v, shared.v_full(), kPass, row, item->g,
-                                        b);
+        ptx::mbarrier_arrive_expect(shared.v_full(), Shape::kVBytes);
+        load_tile<Shape::kVBlocks>(shared.v(), Shape::kKvBlockBytes, map_v, shared.v_full(), kPass, row, item->g, b);
         ++keys.count;
       }
       ptx::mbarrier_wait(shared.grad_out_empty(stage), at.parity() ^ 1);
-      ptx::mbarrier_arrive_expect(shared.grad_out_full(stage), Shape::kQBytes);
-      load_tile<Shape::kColumnBlocks>(shared.grad_out(stage), Shape::kQBlockBytes, map_grad_out,
-                                      shared.grad_out_full(stage), kKeep, item->q_row + place.tile * Shape::kBlockM,
-                                      place.h, f.is_varlen_q() ? 0 : item->b);
+      ptx::mbarrier_arrive_expect(shared.grad_out_full(stage), Shape::kGradOutBytes);
+      load_tile<Shape::kVBlocks>(shared.grad_out(stage), Shape::kQBlockBytes, map_grad_out, shared.grad_out_full(stage),
+                                 kKeep, item->q_row + place.tile * Shape::kBlockM, place.h,
+                                 f.is_varlen_q() ? 0 : item->b);
     }
   }
 }

@@ -19,7 +19,7 @@ namespace flashkernel::cuda::sm90a {
 /// 64 queries x at most 64 columns at a time: 32 registers, so that the key warpgroups have what they need.
 template <class Shape, class T>
 struct QueryConsumer {
-  static constexpr int kDim = Shape::kDim, kSlices = Shape::kBlockM / 64;  // of 64 queries
+  static constexpr int kQkDim = Shape::kQkDim, kSlices = Shape::kBlockM / 64;  // of 64 queries
 
   const AttentionBackwardParams& p;
   const BackwardPlan& plan;
@@ -59,11 +59,11 @@ struct QueryConsumer {
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice)
 #pragma unroll
-      for (int block = 0; block < Shape::kColumnBlocks; ++block) {
-        constexpr int kTiles = kDim / 8;  // of columns, of which this block has
+      for (int block = 0; block < Shape::kQkBlocks; ++block) {
+        constexpr int kTiles = kQkDim / 8;  // of columns, of which this block has
         const int tiles = kTiles - 8 * block < 8 ? kTiles - 8 * block : 8;
         multiply(item, sum, slice, block);
-        if (slice == kSlices - 1 && block == Shape::kColumnBlocks - 1) {
+        if (slice == kSlices - 1 && block == Shape::kQkBlocks - 1) {
           release(shared.grad_s_empty(scored.slot()));
           if (last_of_item) release(shared.k_empty(item.key_slot));
         }
@@ -73,7 +73,7 @@ struct QueryConsumer {
           release(shared.turn_empty(turns.slot()));
           ++turns.count;
         }
-        float* const to = plan.sums + static_cast<std::int64_t>(index) * (Shape::kBlockM * kDim) +
+        float* const to = plan.sums + static_cast<std::int64_t>(index) * (Shape::kBlockM * kQkDim) +
                           Shape::sum_index(slice, 8 * block, threadIdx.x % 128);
         constexpr int kStride = Shape::sum_index(0, 1, 0);
         if (plan.last_writes && is_last()) {
@@ -141,10 +141,10 @@ struct QueryConsumer {
 };
 
 /// dQ = scale * sum, from the order of the fragments to rows. A block of a warpgroup for each 64 queries of a tile.
-template <class T, int kDim>
-__global__ void __launch_bounds__(BackwardShape<kDim>::kBlockM * 2)
+template <class T, int kQkDim, int kVDim>
+__global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim>::kBlockM * 2)
     grad_q_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
-  using Shape = BackwardShape<kDim>;
+  using Shape = BackwardShape<kQkDim, kVDim>;
   ptx::allow_next_kernel();
   ptx::wait_for_previous_kernel();
   const AttentionParams& f = p.forward;
@@ -154,21 +154,21 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kBlockM * 2)
   if (first_query >= q_len) return;
   // Nobody has made the sum of a tile that sees no keys; prepare_kernel has written zeros.
   if (range.first(first_query) >= range.last(min(q_len, first_query + Shape::kBlockM) - 1)) return;
-  const float* const sums = plan.sums + static_cast<std::int64_t>(at.index) * (Shape::kBlockM * kDim);
+  const float* const sums = plan.sums + static_cast<std::int64_t>(at.index) * (Shape::kBlockM * kQkDim);
   const int slice = static_cast<int>(threadIdx.x) / 128, row = first_query + 64 * slice;
-  float sum[kDim / 2];
+  float sum[kQkDim / 2];
 #pragma unroll
-  for (int c = 0; c < kDim / 8; ++c) {
+  for (int c = 0; c < kQkDim / 8; ++c) {
     const float4 x = *reinterpret_cast<const float4*>(sums + Shape::sum_index(slice, c, threadIdx.x % 128));
     sum[4 * c] = x.x, sum[4 * c + 1] = x.y, sum[4 * c + 2] = x.z, sum[4 * c + 3] = x.w;
   }
   FiniteCheck<> finite;
   T* const to = grad_q_row<T>(p, at.b, at.h, row);
-  if (q_len - row >= 64 && f.head_dim == kDim)
-    store_fragment<kDim, true>(sum, f.scale, to, p.stride_grad_q_token, 64, kDim, finite);
+  if (q_len - row >= 64 && f.head_dim == kQkDim)
+    store_fragment<kQkDim, true>(sum, f.scale, to, p.stride_grad_q_token, 64, kQkDim, finite);
   else
-    store_fragment<kDim, false>(sum, f.scale, to, p.stride_grad_q_token, q_len - row, static_cast<int>(f.head_dim),
-                                finite);
+    store_fragment<kQkDim, false>(sum, f.scale, to, p.stride_grad_q_token, q_len - row, static_cast<int>(f.head_dim),
+                                  finite);
   finite.report(plan.not_finite);
 }
 

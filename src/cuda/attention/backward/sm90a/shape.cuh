@@ -12,36 +12,38 @@ namespace flashkernel::cuda::sm90a {
 
 /// A thread block works on kBlockN keys, 64 of them a key warpgroup, and kBlockM queries a step; a third warpgroup
 /// makes dQ, the fourth one loads. kJoined: the key warpgroups make dQ themselves (joined.cuh).
-template <int kDim_>
+template <int kQkDim_, int kVDim_>
 struct BackwardShape {
   static constexpr bool kJoined = false, kMayCut = false;  // BackwardCut
-  static constexpr int kDim = kDim_, kBlockM = backward_block_m(kDim), kBlockN = kBackwardBlockN;
+  static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = HeadDims{kQkDim, kVDim}.widest();
+  static constexpr int kBlockM = backward_block_m(kWidest), kBlockN = kBackwardBlockN;
   static constexpr int kKeyGroups = kBlockN / 64;
   static constexpr int kThreads = 128 * (kKeyGroups + 2);
   static constexpr int kKeyWarps = 4 * kKeyGroups, kQueryWarps = 4;  // of dK and dV; of dQ
   static constexpr int kConsumerWarps = kKeyWarps + kQueryWarps;
   // Slots of Q and of dO, and of dS. Measured: what is short is room for dS at d64, for Q and dO at d128.
-  static constexpr int kStages = kDim <= 64 ? 2 : 3, kScoreSlots = kDim <= 64 ? 3 : 2;
+  static constexpr int kStages = kWidest <= 64 ? 2 : 3, kScoreSlots = kWidest <= 64 ? 3 : 2;
   static constexpr int kKeySlots = 2;  // of K, which the dQ warpgroup needs to the last; V's one is free early
-  // A key thread holds 2 x kDim / 2 of dK and dV, kBlockM / 2 of scores, kBlockM / 4 of P or dS rounded; a thread of
-  // the dQ warpgroup 32 sums.
+  // A key thread holds (kQkDim + kVDim) / 2 of dK and dV, kBlockM / 2 of scores, kBlockM / 4 of P or dS rounded; a
+  // thread of the dQ warpgroup 32 sums.
   static constexpr int kKeyRegisters = 208, kQueryRegisters = 64, kProducerRegisters = 32;
   static_assert(kKeyGroups * kKeyRegisters + kQueryRegisters + kProducerRegisters <= registers_a_row(kThreads));
   // Tiles lie as blocks of 64 columns: lines of 128 bytes, swizzled. dS^T has a line a key and 64 queries a block.
-  static constexpr int kColumnBlocks = (kDim + 63) / 64;
+  static constexpr int kQkBlocks = (kQkDim + 63) / 64, kVBlocks = (kVDim + 63) / 64;
   static constexpr int kQBlockBytes = kBlockM * 128, kKvBlockBytes = kBlockN * 128;
-  static constexpr int kQBytes = kColumnBlocks * kQBlockBytes, kKvBytes = kColumnBlocks * kKvBlockBytes;
+  static constexpr int kQBytes = kQkBlocks * kQBlockBytes, kGradOutBytes = kVBlocks * kQBlockBytes;
+  static constexpr int kKBytes = kQkBlocks * kKvBlockBytes, kVBytes = kVBlocks * kKvBlockBytes;
   static constexpr int kRowsBytes = 2 * kBlockM * 4;  // -LSE in base 2 and -D of a tile of queries
   static constexpr int kScoreBlocks = kBlockM / 64, kScoreBlockBytes = kBlockN * 128;
   static constexpr int kScoreBytes = kScoreBlocks * kScoreBlockBytes;
   // Where an element of a tile's sum of dQ lies: in the order of the fragments, 512 neighbouring bytes a warp.
   __host__ __device__ static constexpr int sum_index(int slice, int column_tile, int thread) {
-    return ((slice * (kDim / 8) + column_tile) * 128 + thread) * 4;
+    return ((slice * (kQkDim / 8) + column_tile) * 128 + thread) * 4;
   }
 };
 
 /// The same tiles and places for two key warpgroups that make dQ, too, and a producer.
-struct JoinedBackwardShape : BackwardShape<128> {
+struct JoinedBackwardShape : BackwardShape<128, 128> {
   static constexpr bool kJoined = true, kMayCut = true;
   static constexpr int kThreads = 128 * (kKeyGroups + 1);
   static constexpr int kQueryWarps = kKeyWarps, kConsumerWarps = kKeyWarps;
@@ -153,8 +155,8 @@ template <class Shape>
 struct BackwardLayout {
   static constexpr int kStages = Shape::kStages, kScoreSlots = Shape::kScoreSlots;
   static constexpr int kKeySlots = Shape::kKeySlots;
-  static constexpr int kK = 0, kV = kK + kKeySlots * Shape::kKvBytes, kQ = kV + Shape::kKvBytes;
-  static constexpr int kGradOut = kQ + kStages * Shape::kQBytes, kGradS = kGradOut + kStages * Shape::kQBytes;
+  static constexpr int kK = 0, kV = kK + kKeySlots * Shape::kKBytes, kQ = kV + Shape::kVBytes;
+  static constexpr int kGradOut = kQ + kStages * Shape::kQBytes, kGradS = kGradOut + kStages * Shape::kGradOutBytes;
   static constexpr int kRows = kGradS + kScoreSlots * Shape::kScoreBytes;
   static constexpr int kBarrier = kRows + kStages * Shape::kRowsBytes;
   static constexpr int kItems = 2, kTurns = 2, kPasses = 2;
@@ -168,10 +170,10 @@ struct BackwardLayout {
 
   std::uint32_t base;
 
-  __device__ std::uint32_t k(int slot) const { return base + kK + slot * Shape::kKvBytes; }
+  __device__ std::uint32_t k(int slot) const { return base + kK + slot * Shape::kKBytes; }
   __device__ std::uint32_t v() const { return base + kV; }
   __device__ std::uint32_t q(int stage) const { return base + kQ + stage * Shape::kQBytes; }
-  __device__ std::uint32_t grad_out(int stage) const { return base + kGradOut + stage * Shape::kQBytes; }
+  __device__ std::uint32_t grad_out(int stage) const { return base + kGradOut + stage * Shape::kGradOutBytes; }
   __device__ std::uint32_t grad_s(int slot) const { return base + kGradS + slot * Shape::kScoreBytes; }
   __device__ std::uint32_t rows(int stage) const { return base + kRows + stage * Shape::kRowsBytes; }
   __device__ std::uint32_t barrier(int i) const { return base + kBarrier + 8 * i; }

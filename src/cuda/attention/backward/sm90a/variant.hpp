@@ -58,8 +58,9 @@ struct BackwardCut {
   std::int64_t items = 0;                    // that are cut, the last ones; 0: none
   std::int64_t ranges = 0, range_tiles = 0;  // tiles of queries of a range: more than an item has
 
-  BackwardCut(const AttentionBackwardParams& p, int dim, std::int64_t num_sms) {
+  BackwardCut(const AttentionBackwardParams& p, HeadDims dims, std::int64_t num_sms) {
     const AttentionParams& f = p.forward;
+    const int dim = dims.widest();
     if (!backward_may_cut(dim) || p.deterministic || f.window_left >= 0 || f.window_right >= 0 || f.has_lengths() ||
         f.seq_k % kBackwardBlockN != 0)
       return;
@@ -77,34 +78,34 @@ struct BackwardCut {
 };
 
 /// The workspace: -D as [batch, heads_q, seq_q] in fp32 (for the repair), then per tile of queries block_m of -LSE in
-/// base 2 and block_m of -D, the sums of dQ in fp32 tiles of block_m * dim, one counter a tile, the ticket, the flag,
-/// and for each range of cut items a counter and a block's sums of dK and dV.
+/// base 2 and block_m of -D, the sums of dQ in fp32 tiles of block_m * dims.qk, one counter a tile, the ticket, the
+/// flag, and for each range of cut items a counter and a block's sums of dK and dV.
 struct BackwardWorkspace {
   std::int64_t tiles = 0;  // a head
   std::int64_t rows = 0, sums = 0, counters = 0, ticket = 0, not_finite = 0, given = 0, parts = 0,
                bytes = 0;  // byte offsets
 
-  BackwardWorkspace(const AttentionBackwardParams& p, int dim) {
+  BackwardWorkspace(const AttentionBackwardParams& p, HeadDims dims) {
     const AttentionParams& f = p.forward;
-    const std::int64_t block_m = backward_block_m(dim), heads = f.batch * f.heads_q;
+    const std::int64_t block_m = backward_block_m(dims.widest()), heads = f.batch * f.heads_q;
     tiles = (f.seq_q + block_m - 1) / block_m;
     rows = (heads * f.seq_q * 4 + 255) / 256 * 256;
     sums = rows + heads * tiles * block_m * 8;
-    counters = sums + heads * tiles * block_m * dim * 4;
+    counters = sums + heads * tiles * block_m * dims.qk * 4;
     ticket = counters + heads * tiles * 4;
     not_finite = ticket + 4;
-    const std::int64_t ranges = BackwardCut(p, dim, cuda_device_properties(f.device.index).num_sms).ranges;
+    const std::int64_t ranges = BackwardCut(p, dims, cuda_device_properties(f.device.index).num_sms).ranges;
     given = not_finite + 4;
     parts = (given + ranges * 4 + 255) / 256 * 256;
-    bytes = parts + ranges * kBackwardBlockN * 2 * dim * 4;
+    bytes = parts + ranges * kBackwardBlockN * (dims.qk + dims.v) * 4;
   }
 };
 
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
   if (f.dtype != kDtype) return "it is built for another dtype";
-  if (const char* const other = other_head_dims(kHopperBackwardHeadDims, {kDim, kDim}, f.head_dim, f.head_dim_v))
+  if (const char* const other = other_head_dims(kHopperBackwardHeadDims, {kQkDim, kVDim}, f.head_dim, f.head_dim_v))
     return other;
   if (f.is_paged()) return "it takes no paged keys and values";
   if (f.bias.data || p.grad_bias) return "it takes no additive bias";
@@ -127,13 +128,13 @@ Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   return Verdict::ok();
 }
 
-template <int kDim>
+template <int kQkDim, int kVDim>
 std::size_t attention_bwd_workspace(const AttentionBackwardParams& p) {
-  return static_cast<std::size_t>(BackwardWorkspace(p, kDim).bytes);
+  return static_cast<std::size_t>(BackwardWorkspace(p, HeadDims{kQkDim, kVDim}).bytes);
 }
 
 /// Launches the kernel: an entry of the table.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream stream);
 
 }  // namespace flashkernel::cuda::sm90a

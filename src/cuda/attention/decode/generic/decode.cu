@@ -26,15 +26,16 @@ __host__ __device__ inline std::int64_t partial_floats(const AttentionParams& p)
 template <class K>
 inline constexpr int kPiece = kQuantized<K> ? 8 : kVectorElements<K>;
 
-// K: elements of keys and values. kElements: elements of a row that a lane holds, in pieces of N: piece c covers
-// columns [c * 8 * N + lane * N, +N).
-template <class K, int kRows, int kElements>
+// K: elements of keys and values. A lane holds an eighth of a key's row and of a value's, in pieces of N elements:
+// piece c covers columns [c * 8 * N + lane * N, +N).
+template <class K, int kRows, int kQkDim, int kVDim>
 __global__ void __launch_bounds__(kWarp* kWarps)
     split_kernel(const AttentionParams p, int splits, bool vectors, float* __restrict__ partials) {
   constexpr int N = kPiece<K>;
-  constexpr int kPieces = kElements / N;
-  __shared__ float query[kRows][kElements * kLanesPerKey];
-  __shared__ float merged[kWarps][kRows][kElements * kLanesPerKey];
+  constexpr int kQkElements = kQkDim / kLanesPerKey, kVElements = kVDim / kLanesPerKey;
+  constexpr int kQkPieces = kQkElements / N, kVPieces = kVElements / N;
+  __shared__ float query[kRows][kQkDim];
+  __shared__ float merged[kWarps][kRows][kVDim];
   __shared__ float merged_state[kWarps][kRows][2];
   // At most 16 rows a kv head: 32-bit numbers, whose division is short.
   const int group = static_cast<int>(p.heads_q / p.heads_kv);
@@ -49,8 +50,8 @@ __global__ void __launch_bounds__(kWarp* kWarps)
   const int warp = static_cast<int>(threadIdx.y);
 
   // Row r is query i = r / group of head g * group + r % group.
-  for (int at = threadIdx.y * kWarp + threadIdx.x; at < kRows * kElements * kLanesPerKey; at += kWarp * kWarps) {
-    const int r = at / (kElements * kLanesPerKey), d = at % (kElements * kLanesPerKey);
+  for (int at = threadIdx.y * kWarp + threadIdx.x; at < kRows * kQkDim; at += kWarp * kWarps) {
+    const int r = at / kQkDim, d = at % kQkDim;
     const int row = first_row + r;
     query[r][d] = row < q_rows && d < p.head_dim
                       ? load_typed(p.q, p.dtype_q, p.q_offset(b, g * group + row % group, row / group) + d)
@@ -77,8 +78,9 @@ __global__ void __launch_bounds__(kWarp* kWarps)
     return __shfl_sync(kFullMask, of_lane, key_lane * kLanesPerKey + r);
   };
   SoftmaxState state;
-  float out[kRows][kElements] = {};
-  const auto load_row = [&](const K* from, std::int64_t dim, float(&to)[kElements]) {
+  float out[kRows][kVElements] = {};
+  const auto load_row = [&](const K* from, std::int64_t dim, auto& to) {
+    constexpr int kPieces = static_cast<int>(sizeof(to) / sizeof(to[0])) / N;
 #pragma unroll
     for (int c = 0; c < kPieces; ++c) {
       const int column = (c * kLanesPerKey + lane) * N;
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(kWarp* kWarps)
   for (int turn = 0; turn < turns; ++turn) {
     const std::int64_t j = warp_begin + static_cast<std::int64_t>(turn) * kStep + key_lane;
     const bool inside = j < end;
-    float key[kElements], value[kElements], key_scale = 1.0f;
+    float key[kQkElements], value[kVElements], key_scale = 1.0f;
     if (inside) {
       load_row(static_cast<const K*>(p.k) + p.k_offset(b, g, j), p.head_dim, key);
       load_row(static_cast<const K*>(p.v) + p.v_offset(b, g, j), p.head_dim_v, value);
@@ -108,18 +110,20 @@ __global__ void __launch_bounds__(kWarp* kWarps)
         key_scale = p.k_scale(b, g, j);
         const float value_scale = p.v_scale(b, g, j);
 #pragma unroll
-        for (int e = 0; e < kElements; ++e) value[e] *= value_scale;
+        for (int e = 0; e < kVElements; ++e) value[e] *= value_scale;
       }
     } else {
 #pragma unroll
-      for (int e = 0; e < kElements; ++e) key[e] = value[e] = 0.0f;
+      for (int e = 0; e < kQkElements; ++e) key[e] = 0.0f;
+#pragma unroll
+      for (int e = 0; e < kVElements; ++e) value[e] = 0.0f;
     }
     float own_dot = 0.0f;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float dot = 0.0f;
 #pragma unroll
-      for (int c = 0; c < kPieces; ++c)
+      for (int c = 0; c < kQkPieces; ++c)
 #pragma unroll
         for (int e = 0; e < N; ++e) dot = fmaf(query[r][(c * kLanesPerKey + lane) * N + e], key[c * N + e], dot);
 #pragma unroll
@@ -138,7 +142,7 @@ __global__ void __launch_bounds__(kWarp* kWarps)
     for (int r = 0; r < kRows; ++r) {
       const float factor = of_row(correction, r), weight = of_row(visible ? probability : kHidden, r);
 #pragma unroll
-      for (int e = 0; e < kElements; ++e) {
+      for (int e = 0; e < kVElements; ++e) {
         out[r][e] *= factor;
         if (!(weight < 0.0f)) out[r][e] = fmaf(weight, value[e], out[r][e]);
       }
@@ -158,7 +162,7 @@ __global__ void __launch_bounds__(kWarp* kWarps)
     for (int r = 0; r < kRows; ++r) {
       const float row_mine = of_row(mine, r), row_other = of_row(other, r);
 #pragma unroll
-      for (int e = 0; e < kElements; ++e)
+      for (int e = 0; e < kVElements; ++e)
         out[r][e] = out[r][e] * row_mine + __shfl_xor_sync(kFullMask, out[r][e], step) * row_other;
     }
   }
@@ -166,7 +170,7 @@ __global__ void __launch_bounds__(kWarp* kWarps)
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
-      for (int c = 0; c < kPieces; ++c)
+      for (int c = 0; c < kVPieces; ++c)
 #pragma unroll
         for (int e = 0; e < N; ++e) merged[warp][r][(c * kLanesPerKey + lane) * N + e] = out[r][c * N + e];
     if (lane < kRows) {
@@ -175,8 +179,8 @@ __global__ void __launch_bounds__(kWarp* kWarps)
     }
   }
   __syncthreads();
-  for (int at = threadIdx.y * kWarp + threadIdx.x; at < kRows * kElements * kLanesPerKey; at += kWarp * kWarps) {
-    const int r = at / (kElements * kLanesPerKey), d = at % (kElements * kLanesPerKey);
+  for (int at = threadIdx.y * kWarp + threadIdx.x; at < kRows * kVDim; at += kWarp * kWarps) {
+    const int r = at / kVDim, d = at % kVDim;
     if (first_row + r >= q_rows || d >= p.head_dim_v) continue;
     float maximum = -INFINITY, sum = 0.0f, value = 0.0f;
 #pragma unroll
@@ -242,7 +246,7 @@ int rows_per_block(const AttentionParams& p) {
   return rows >= 4 && short_rows ? 4 : (rows >= 2 ? 2 : 1);
 }
 
-template <class K, int kRows, int kElements>
+template <class K, int kRows, int kQkDim, int kVDim>
 void launch_instance(const AttentionParams& p, float* partials, cudaStream_t stream) {
   constexpr int N = kPiece<K>;
   const auto fits = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
@@ -254,18 +258,18 @@ void launch_instance(const AttentionParams& p, float* partials, cudaStream_t str
   const std::int64_t group = p.heads_q / p.heads_kv;
   const dim3 grid(static_cast<unsigned>(splits), static_cast<unsigned>(p.heads_kv * ceil_div(group * p.seq_q, kRows)),
                   static_cast<unsigned>(p.batch));
-  launch("attention_fwd decode", split_kernel<K, kRows, kElements>, {grid, dim3(kWarp, kWarps), 0, stream}, p, splits,
-         vectors, partials);
+  launch("attention_fwd decode", split_kernel<K, kRows, kQkDim, kVDim>, {grid, dim3(kWarp, kWarps), 0, stream}, p,
+         splits, vectors, partials);
 }
 
 template <class K, int kRows>
 void launch_for_dim(const AttentionParams& p, float* partials, cudaStream_t stream) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   if constexpr (!kQuantized<K> || kRows == 4) {
-    if (dim <= 64) return launch_instance<K, kRows, 8>(p, partials, stream);
-    if (dim <= 128) return launch_instance<K, kRows, 16>(p, partials, stream);
+    if (dim <= 64) return launch_instance<K, kRows, 64, 64>(p, partials, stream);
+    if (dim <= 128) return launch_instance<K, kRows, 128, 128>(p, partials, stream);
   }
-  if constexpr (kRows <= 2) launch_instance<K, kRows, 32>(p, partials, stream);
+  if constexpr (kRows <= 2) launch_instance<K, kRows, 256, 256>(p, partials, stream);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Attention for few queries over a long cache (sm_80 and later): split-KV (Flash-Decoding, Dao et al. 2023) with the
-// query heads of a kv head packed into one matrix instruction. Instantiated by the generated attention_decode_*.cu.
+// query heads of a kv head packed into one matrix instruction. instances/ has the files that
+// instantiate it.
 //
 // Bound by memory. A warp takes 16 keys at a time (a granule: inside one page, one look-up) through its own ring of
 // cp.async copies, so the loop has no barrier. Keys are the rows of mma.sync m16n8k16 and queries its columns:
@@ -25,10 +26,10 @@
 namespace flashkernel::cuda::sm80 {
 
 /// Fills the query tiles of a segment's heads; rows past the sequence's are zero.
-template <class T, int kDim, int kRows>
+template <class T, int kQkDim, int kRows>
 __device__ inline void load_queries(const AttentionParams& p, const DecodePlan& plan, const Segment& segment,
                                     std::uint32_t tiles, int rows) {
-  using Tile = SharedTile<kDim>;
+  using Tile = SharedTile<kQkDim>;
   const int group = static_cast<int>(p.heads_q / p.heads_kv), dim = static_cast<int>(p.head_dim);
   for (int at = static_cast<int>(threadIdx.x); at < plan.heads * kRows * Tile::kChunks; at += plan.warps * kWarp) {
     const int head = at / (kRows * Tile::kChunks), row = at / Tile::kChunks % kRows, chunk = at % Tile::kChunks;
@@ -65,37 +66,37 @@ struct WideKeys {
   static constexpr int kBytes = 2;
 
   /// Queries go into shared memory as they are.
-  template <class Query, int kDim, int kRows>
+  template <class Query, int kQkDim, int kRows>
   __device__ static void load_queries(const AttentionParams& p, const DecodePlan& plan, const Segment& segment,
                                       std::uint32_t tiles, int rows, float*) {
-    sm80::load_queries<Query, kDim, kRows>(p, plan, segment, tiles, rows);
+    sm80::load_queries<Query, kQkDim, kRows>(p, plan, segment, tiles, rows);
   }
   /// f(slice, operand A of S^T) for each 16 dims.
-  template <int kDim, class F>
+  template <int kQkDim, class F>
   __device__ static void each_key_slice(std::uint32_t lane_keys, F f) {
 #pragma unroll
-    for (int d = 0; d < kDim / 16; ++d) {
+    for (int d = 0; d < kQkDim / 16; ++d) {
       std::uint32_t a[4];
-      ptx::ldmatrix_x4(a, SharedTile<kDim>::at_slice(lane_keys, d));
+      ptx::ldmatrix_x4(a, SharedTile<kQkDim>::at_slice(lane_keys, d));
       f(d, a);
     }
   }
   /// f(slice, operand A of O^T).
-  template <int kDim, class F>
+  template <int kVDim, class F>
   __device__ static void each_value_slice(std::uint32_t lane_values, F f) {
 #pragma unroll
-    for (int c = 0; c < kDim / 16; ++c) {
+    for (int c = 0; c < kVDim / 16; ++c) {
       std::uint32_t a[4];
-      ptx::ldmatrix_x4_trans(a, SharedTile<kDim>::at_slice(lane_values, c));
+      ptx::ldmatrix_x4_trans(a, SharedTile<kVDim>::at_slice(lane_values, c));
       f(c, a);
     }
   }
   /// The output's column that the lane holds in rows `half` of slice c.
   __device__ static int column(int c, int half, int lane) { return 16 * c + 8 * half + lane / 4; }
-  template <int kDim>
+  template <int kVDim>
   __device__ static float value_at(std::uint32_t values, int key, int column) {
-    return bits_to_float<T>(
-        *static_cast<const unsigned short*>(__cvta_shared_to_generic(values + SharedTile<kDim>::element(key, column))));
+    return bits_to_float<T>(*static_cast<const unsigned short*>(
+        __cvta_shared_to_generic(values + SharedTile<kVDim>::element(key, column))));
   }
   __device__ static bool any_not_finite(std::uint32_t values, int bytes, int lane) {
     return cuda::any_not_finite<T>(values, bytes, lane, kWarp);
@@ -114,19 +115,21 @@ __device__ inline void prefetch_table(const AttentionParams& p) {
 
 /// T: of queries and outputs. Keys: how keys and values become operands of the matrix instruction (WideKeys here,
 /// NarrowKeys in kernel_quantized.cuh).
-template <class T, class Keys, int kDim, int kTiles>
-__global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) * kWarp, 1)
+template <class T, class Keys, int kQkDim, int kVDim, int kTiles>
+__global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kBytes>::kMaxWarps* kWarp, 1)
     attention_decode_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ DecodePlan plan,
                             float* partials, int* counters) {
-  using Shape = DecodeShape<kDim, kTiles, Keys::kBytes>;
-  using Tile = SharedTile<kDim>;  // of queries
-  using KTile = KeyTile<typename Keys::Element, kDim>;
+  using Shape = DecodeShape<kQkDim, kVDim, kTiles, Keys::kBytes>;
+  using Tile = SharedTile<kQkDim>;  // of queries
+  using KTile = KeyTile<typename Keys::Element, kQkDim>;
+  using VTile = KeyTile<typename Keys::Element, kVDim>;
   using Operand = typename Keys::Operand;
   constexpr bool kScaled = Keys::kBytes == 1;
-  constexpr int kStages = Shape::kStages, kRows = Shape::kRows, kSlices = kDim / 16;
-  constexpr std::uint32_t kTileBytes = Shape::kTileBytes;
-  constexpr bool kQueriesInRegisters = kTiles == 1 || (kTiles == 2 && kDim <= 192);  // else they are read each time
-  constexpr bool kMergesInBlock = kTiles <= 2;                                       // see plan_decode
+  constexpr int kStages = Shape::kStages, kRows = Shape::kRows;
+  constexpr int kQkSlices = kQkDim / 16, kVSlices = kVDim / 16;
+  constexpr bool kQueriesInRegisters =
+      kTiles == 1 || (kTiles == 2 && Shape::kWidest <= 192);  // else they are read each time
+  constexpr bool kMergesInBlock = kTiles <= 2;                // see plan_decode
   constexpr float kLog2E = 1.4426950408889634f;
   extern __shared__ __align__(128) unsigned char shared[];
 
@@ -159,7 +162,7 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
     walk = my_walk;
     there[0] = walk.next(p, plan.head_groups, segments[0]);
   }
-  Producer<typename Keys::Element, kDim, kStages> producer(p, plan, my_walk, ring);
+  Producer<typename Keys::Element, kQkDim, kVDim, kStages> producer(p, plan, my_walk, ring);
 #pragma unroll 1
   for (int stage = 0; stage < kStages - 1; ++stage) producer.start(p, plan);
   if (plan.combine_apart) ptx::allow_next_kernel();
@@ -168,7 +171,7 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
   const int group = static_cast<int>(p.heads_q / p.heads_kv);
   const float scale_log2 = p.scale * kLog2E;
   const std::uint32_t lane_k = KTile::lane_offset(LaneA::row(lane), LaneA::half(lane));
-  const std::uint32_t lane_v = KTile::lane_offset(LaneB::row(lane), LaneB::half(lane));  // transposed on the way
+  const std::uint32_t lane_v = VTile::lane_offset(LaneB::row(lane), LaneB::half(lane));  // transposed on the way
   int slot = 0;
 
   __syncthreads();
@@ -182,15 +185,15 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
     const Segment& segment = segments[turn];
     const KeyRange& range = segment.range;
     const int rows = group * range.q_len;
-    Keys::template load_queries<T, kDim, kRows>(p, plan, segment, queries, rows, query_factors);
+    Keys::template load_queries<T, kQkDim, kRows>(p, plan, segment, queries, rows, query_factors);
     __syncthreads();
     const std::uint32_t tile_q = queries + head * kRows * Tile::kPitch;
     // B operand of S^T: of slice d, registers 2 (d % 2) and the next when there is one tile; else of tiles 2 t, 2 t
     // + 1.
-    std::uint32_t query[kQueriesInRegisters ? kTiles : 1][kQueriesInRegisters ? kSlices : 1][2];
+    std::uint32_t query[kQueriesInRegisters ? kTiles : 1][kQueriesInRegisters ? kQkSlices : 1][2];
     if constexpr (kTiles == 1) {
 #pragma unroll
-      for (int d = 0; d < kSlices; d += 2) {
+      for (int d = 0; d < kQkSlices; d += 2) {
         std::uint32_t four[4];
         ptx::ldmatrix_x4(four, tile_q + Tile::offset(lane % 8, lane / 8 + 2 * d));
         query[0][d][0] = four[0], query[0][d][1] = four[1];
@@ -198,7 +201,7 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
       }
     } else if constexpr (kQueriesInRegisters) {
 #pragma unroll
-      for (int d = 0; d < kSlices; ++d) {
+      for (int d = 0; d < kQkSlices; ++d) {
         std::uint32_t four[4];
         ptx::ldmatrix_x4(four, tile_q + Tile::offset(LaneB::row(lane), LaneB::half(lane) + 2 * d));
         query[0][d][0] = four[0], query[0][d][1] = four[1];
@@ -208,13 +211,13 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
     const std::uint32_t lane_q = tile_q + Tile::lane_offset(LaneB::row(lane), LaneB::half(lane));
 
     // Element e of tile t: row 8 t + 2 (lane % 4) + e. Maxima are in base 2.
-    float out[kSlices][kTiles][4], maximum[kTiles][2], sum[kTiles][2];
+    float out[kVSlices][kTiles][4], maximum[kTiles][2], sum[kTiles][2];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       maximum[t][0] = maximum[t][1] = -INFINITY;
       sum[t][0] = sum[t][1] = 0.0f;
 #pragma unroll
-      for (int c = 0; c < kSlices; ++c)
+      for (int c = 0; c < kVSlices; ++c)
 #pragma unroll
         for (int e = 0; e < 4; ++e) out[c][t][e] = 0.0f;
     }
@@ -238,7 +241,7 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
       ptx::cp_async_wait<kStages - 2>();
       __syncwarp();  // the granule is there for all lanes, and all have read the slot that is filled next
       producer.start(p, plan);
-      const std::uint32_t keys = ring + slot * Shape::kSlotBytes, values = keys + kTileBytes;
+      const std::uint32_t keys = ring + slot * Shape::kSlotBytes, values = keys + Shape::kKBytes;
       slot = slot + 1 == kStages ? 0 : slot + 1;
       const int first_j = granule * kGranule;
 
@@ -249,7 +252,7 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
       [[maybe_unused]] const auto read_scales = [&] {
         if (!p.quantization.per_token) return;
         const float* const scales =
-            static_cast<const float*>(__cvta_shared_to_generic(keys + 2 * kTileBytes)) + lane / 4;
+            static_cast<const float*>(__cvta_shared_to_generic(keys + Shape::kKBytes + Shape::kVBytes)) + lane / 4;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           key_scale[half] = scales[8 * half];
@@ -262,7 +265,7 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
       // S^T = K Q^T, in two independent sums when there is one tile.
       constexpr int kSums = kTiles == 1 ? 2 : 1;
       float score[kSums][kTiles][4] = {};
-      Keys::template each_key_slice<kDim>(keys + lane_k, [&](int d, const std::uint32_t(&a)[4]) {
+      Keys::template each_key_slice<kQkDim>(keys + lane_k, [&](int d, const std::uint32_t(&a)[4]) {
         if constexpr (kQueriesInRegisters) {
 #pragma unroll
           for (int t = 0; t < kTiles; ++t)
@@ -341,7 +344,7 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
             maximum[t][e] = highest;
             sum[t][e] *= factor;
 #pragma unroll
-            for (int c = 0; c < kSlices; ++c) {
+            for (int c = 0; c < kVSlices; ++c) {
               out[c][t][e] *= factor;
               out[c][t][2 + e] *= factor;
             }
@@ -362,7 +365,7 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
         probability[t][1] = ptx::movmatrix_trans(pack<Operand>(x[t][2], x[t][3]));
       }
 
-      if (masked && range.q_len > 1 && __any_sync(kFullMask, Keys::any_not_finite(values, kTileBytes, lane))) {
+      if (masked && range.q_len > 1 && __any_sync(kFullMask, Keys::any_not_finite(values, Shape::kVBytes, lane))) {
         // Rare: give each row the non-finite values that it sees, then take them out of the tile.
 #pragma unroll 1
         for (int n = 0; n < kGranule; ++n) {
@@ -375,10 +378,10 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
               if (j >= range.first(i) && j < range.last(i)) seen |= 1u << (2 * t + e);
             }
 #pragma unroll
-          for (int c = 0; c < kSlices; ++c)
+          for (int c = 0; c < kVSlices; ++c)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              const float value = Keys::template value_at<kDim>(values, n, Keys::column(c, half, lane));
+              const float value = Keys::template value_at<kVDim>(values, n, Keys::column(c, half, lane));
               if (isfinite(value)) continue;
 #pragma unroll
               for (int t = 0; t < kTiles; ++t)
@@ -388,12 +391,12 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
             }
         }
         __syncwarp();
-        Keys::clean(values, kTileBytes, lane);
+        Keys::clean(values, Shape::kVBytes, lane);
         __syncwarp();
       }
 
       // O^T += V^T P^T
-      Keys::template each_value_slice<kDim>(values + lane_v, [&](int c, const std::uint32_t(&a)[4]) {
+      Keys::template each_value_slice<kVDim>(values + lane_v, [&](int c, const std::uint32_t(&a)[4]) {
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) ptx::mma_m16n8k16<Operand>(out[c][t], a, probability[t][0], probability[t][1]);
       });
@@ -414,7 +417,7 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
           states[(warp * kRows + row) * 2 + 1] = total;
         }
 #pragma unroll
-        for (int c = 0; c < kSlices; ++c)
+        for (int c = 0; c < kVSlices; ++c)
 #pragma unroll
           for (int half = 0; half < 2; ++half)
             result[row * Shape::kResultPitch + Keys::column(c, half, lane)] =
@@ -427,8 +430,8 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
     Departure departure(counters, plan.blocks);
     const bool leaves = kMergesInBlock && !plan.combine_apart && !there[turn ^ 1];
     if (leaves && whole) departure.announce();
-    for (int at = static_cast<int>(threadIdx.x); at < plan.heads * rows * (kDim / 4); at += plan.warps * kWarp) {
-      const int column = at % (kDim / 4) * 4, row = at / (kDim / 4) % rows, h = at / (kDim / 4) / rows;
+    for (int at = static_cast<int>(threadIdx.x); at < plan.heads * rows * (kVDim / 4); at += plan.warps * kWarp) {
+      const int column = at % (kVDim / 4) * 4, row = at / (kVDim / 4) % rows, h = at / (kVDim / 4) / rows;
       float highest = -INFINITY;
       for (int w = h * plan.key_lanes; w < (h + 1) * plan.key_lanes; ++w)
         highest = fmaxf(highest, states[(w * kRows + row) * 2]);
@@ -448,9 +451,9 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
         store_row<T>(p, plan.vectors_out, segment.b, g * group + row % group, query_of(row, group), column, highest,
                      total, merged);
       } else {
-        float* const partial = partial_row<kDim>(plan, partials, blockIdx.x, segment.begins(), h, row);
+        float* const partial = partial_row<kVDim>(plan, partials, blockIdx.x, segment.begins(), h, row);
         *reinterpret_cast<float4*>(partial + column) = float4{merged[0], merged[1], merged[2], merged[3]};
-        if (column == 0) *reinterpret_cast<float2*>(partial + kDim) = float2{highest, total};
+        if (column == 0) *reinterpret_cast<float2*>(partial + kVDim) = float2{highest, total};
       }
     }
     if (kMergesInBlock && !whole && !plan.combine_apart) {
@@ -463,7 +466,7 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
       if (leaves) departure.announce();
       for (int at = warp; is_last && at < plan.heads * rows; at += plan.warps) {
         const int row = at % rows, h = at / rows;
-        Part<kDim, 24> part;
+        Part<kVDim, 24> part;
         part.add(plan, partials, first, first, last + 1, h, row);
         const std::int64_t g = segment.head_group * plan.heads + h;
         part.template store<T>(p, plan, segment.b, g * group + row % group, query_of(row, group));
@@ -477,18 +480,18 @@ __global__ void __launch_bounds__(decode_max_warps(kDim, kTiles, Keys::kBytes) *
   ptx::cp_async_wait<0>();
 }
 
-template <class T, class Keys, int kDim>
+template <class T, class Keys, int kQkDim, int kVDim>
 void launch_attention_decode(const AttentionParams& p, const DecodePlan& plan, float* partials, int* counters,
                              cudaStream_t stream) {
-  with_decode_tiles<kDim>(p, [&](auto tiles) {
-    launch("attention_fwd decode sm80", attention_decode_kernel<T, Keys, kDim, decltype(tiles)::value>,
+  with_decode_tiles<kQkDim, kVDim>(p, [&](auto tiles) {
+    launch("attention_fwd decode sm80", attention_decode_kernel<T, Keys, kQkDim, kVDim, decltype(tiles)::value>,
            {static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.warps * kWarp),
             static_cast<std::size_t>(plan.shared_bytes), stream},
            p, plan, partials, counters);
   });
   if (!plan.combine_apart) return;
   const bool early = cuda_device_properties(p.device.index).compute_capability >= 90;
-  launch("attention_fwd decode sm80: combine", attention_decode_combine_kernel<T, kDim>,
+  launch("attention_fwd decode sm80: combine", attention_decode_combine_kernel<T, kVDim>,
          {dim3(static_cast<unsigned>(plan.combine_items), static_cast<unsigned>(plan.rows),
                static_cast<unsigned>(plan.heads)),
           kCombineWarps * kWarp, 0, stream, early},
@@ -496,15 +499,15 @@ void launch_attention_decode(const AttentionParams& p, const DecodePlan& plan, f
 }
 
 /// An entry of the table.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void attention_decode(const AttentionParams& p, void* workspace, Stream stream) {
   using T = Element<kDtype>;
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  const DecodePlan plan = plan_decode<kDim>(p);
+  const DecodePlan plan = plan_decode<kQkDim, kVDim>(p);
   const ZeroedMemory counters(p.device.index, Departure::bytes(plan.blocks), stream);
-  launch_attention_decode<T, WideKeys<T>, kDim>(p, plan, static_cast<float*>(workspace),
-                                                static_cast<int*>(counters.data()), native(stream));
+  launch_attention_decode<T, WideKeys<T>, kQkDim, kVDim>(p, plan, static_cast<float*>(workspace),
+                                                         static_cast<int*>(counters.data()), native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm80

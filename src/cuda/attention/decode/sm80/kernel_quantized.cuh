@@ -3,7 +3,7 @@
 // instruction; queries are fp16 too (bf16 ones divided by a power of two of their row). ldmatrix moves pairs of bytes,
 // so a lane gets four neighbouring dims of a key, where the instruction wants two and two 8 further: queries are stored
 // in that order. Of values, transposed, it gets two neighbouring dims of two keys: even dims are rows 0 to 7 of the
-// output, odd ones rows 8 to 15. Instantiated by the generated attention_decode_quantized_*.cu.
+// output, odd ones rows 8 to 15. instances/ has the files that instantiate it.
 #pragma once
 
 #include "cuda/attention/decode/sm80/kernel.cuh"
@@ -19,16 +19,16 @@ struct NarrowKeys {
 
   /// Queries as fp16, in each slice of 16 dims in the order of the keys' operand; factors[row] times them are the
   /// queries. A warp takes a row, a lane a slice.
-  template <class, int kDim, int kRows>
+  template <class, int kQkDim, int kRows>
   __device__ static void load_queries(const AttentionParams& p, const DecodePlan& plan, const Segment& segment,
                                       std::uint32_t tiles, int rows, float* factors) {
-    using Tile = SharedTile<kDim>;
+    using Tile = SharedTile<kQkDim>;
     const int group = static_cast<int>(p.heads_q / p.heads_kv), dim = static_cast<int>(p.head_dim);
     const int lane = static_cast<int>(threadIdx.x % kWarp);
     for (int at = static_cast<int>(threadIdx.x / kWarp); at < plan.heads * kRows; at += plan.warps) {
       const int head = at / kRows, row = at % kRows;
       float values[16] = {}, largest = 0.0f;
-      if (row < rows && lane < kDim / 16) {
+      if (row < rows && lane < kQkDim / 16) {
         const std::int64_t h = static_cast<std::int64_t>(segment.head_group * plan.heads + head) * group + row % group;
         const std::int64_t at_q = p.q_offset(segment.b, h, query_of(row, group)) + lane * 16;
         const auto* const from = static_cast<const unsigned short*>(p.q) + at_q;  // elements of 16 bits
@@ -63,7 +63,7 @@ struct NarrowKeys {
           inverse = __uint_as_float((254 - field) << 23);
         }
       }
-      if (lane < kDim / 16) {
+      if (lane < kQkDim / 16) {
         // Dim 4 c + e stands at 2 c + e for e < 2, at 8 + 2 c + e - 2 for the others.
         std::uint32_t pairs[8];
 #pragma unroll
@@ -81,12 +81,12 @@ struct NarrowKeys {
     }
   }
 
-  template <int kDim, class F>
+  template <int kQkDim, class F>
   __device__ static void each_key_slice(std::uint32_t lane_keys, F f) {
 #pragma unroll
-    for (int d = 0; d < kDim / 16; d += 2) {
+    for (int d = 0; d < kQkDim / 16; d += 2) {
       std::uint32_t bytes[4];  // keys 0 to 7 and 8 to 15 of slice d, then of slice d + 1
-      ptx::ldmatrix_x4(bytes, KeyTile<E, kDim>::at_slice(lane_keys, d / 2));
+      ptx::ldmatrix_x4(bytes, KeyTile<E, kQkDim>::at_slice(lane_keys, d / 2));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         std::uint32_t a[4];
@@ -96,12 +96,12 @@ struct NarrowKeys {
       }
     }
   }
-  template <int kDim, class F>
+  template <int kVDim, class F>
   __device__ static void each_value_slice(std::uint32_t lane_values, F f) {
 #pragma unroll
-    for (int c = 0; c < kDim / 16; c += 2) {
+    for (int c = 0; c < kVDim / 16; c += 2) {
       std::uint32_t bytes[4];  // keys 0 to 7 of slices c and c + 1, then keys 8 to 15
-      ptx::ldmatrix_x4_trans(bytes, KeyTile<E, kDim>::at_slice(lane_values, c / 2));
+      ptx::ldmatrix_x4_trans(bytes, KeyTile<E, kVDim>::at_slice(lane_values, c / 2));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         std::uint32_t a[4];
@@ -113,9 +113,9 @@ struct NarrowKeys {
   }
   __device__ static int column(int c, int half, int lane) { return 16 * c + 2 * (lane / 4) + half; }
 
-  template <int kDim>
+  template <int kVDim>
   __device__ static float value_at(std::uint32_t values, int key, int column) {
-    const std::uint32_t address = values + KeyTile<E, kDim>::offset(key, column / 16) + column % 16;
+    const std::uint32_t address = values + KeyTile<E, kVDim>::offset(key, column / 16) + column % 16;
     return to_float(*static_cast<const E*>(__cvta_shared_to_generic(address)));
   }
   // Only e4m3 has a NaN. (A scale that is one makes its probabilities NaN, where they are seen.)
@@ -136,18 +136,18 @@ struct NarrowKeys {
 
 /// An entry of the table. Queries in fp16 and bf16 share a kernel: it asks which they are where it loads them and where
 /// it stores rows, not in its loop.
-template <DType, int kDim>
+template <DType, int kQkDim, int kVDim>
 void attention_decode_quantized(const AttentionParams& p, void* workspace, Stream stream) {
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  const DecodePlan plan = plan_decode<kDim, 1>(p);
+  const DecodePlan plan = plan_decode<kQkDim, kVDim, 1>(p);
   const ZeroedMemory counters(p.device.index, Departure::bytes(plan.blocks), stream);
   auto* const partials = static_cast<float*>(workspace);
   auto* const zeros = static_cast<int*>(counters.data());
   if (p.dtype == DType::kInt8)
-    launch_attention_decode<EitherHalf, NarrowKeys<Int8>, kDim>(p, plan, partials, zeros, native(stream));
+    launch_attention_decode<EitherHalf, NarrowKeys<Int8>, kQkDim, kVDim>(p, plan, partials, zeros, native(stream));
   else
-    launch_attention_decode<EitherHalf, NarrowKeys<Float8>, kDim>(p, plan, partials, zeros, native(stream));
+    launch_attention_decode<EitherHalf, NarrowKeys<Float8>, kQkDim, kVDim>(p, plan, partials, zeros, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm80

@@ -57,19 +57,19 @@ __device__ inline void store_row(const AttentionParams& p, bool vectors, int b, 
 
 /// Where a block leaves its part of a row; `begins`: of the pair that begins in this block (the other one was begun
 /// by an earlier block).
-template <int kDim, class Float>
+template <int kVDim, class Float>
 __device__ inline Float* partial_row(const DecodePlan& plan, Float* partials, int block, bool begins, int head,
                                      int row) {
   const std::int64_t place = 2 * block + (begins ? 1 : 0);
-  return partials + ((place * plan.heads + head) * plan.rows + row) * (kDim + 4);
+  return partials + ((place * plan.heads + head) * plan.rows + row) * (kVDim + 4);
 }
 
 /// A row's numerators, four columns a lane, with maximum (base 2) and sum. kInFlight: float4s that a lane loads before
 /// it uses the first.
-template <int kDim, int kInFlight>
+template <int kVDim, int kInFlight>
 struct Part {
-  static constexpr int kPieces = (kDim + 127) / 128;  // of 128 columns
-  static constexpr int kBatch = kInFlight / kPieces;  // parts under way at a time
+  static constexpr int kPieces = (kVDim + 127) / 128;  // of 128 columns
+  static constexpr int kBatch = kInFlight / kPieces;   // parts under way at a time
 
   float maximum = -INFINITY, sum = 0.0f, values[kPieces][4] = {};
 
@@ -80,18 +80,18 @@ struct Part {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
     for (int base = begin; base < end; base += kBatch) {
       float4 loaded[kBatch][kPieces];
-      const float* const from = partial_row<kDim>(plan, partials, base, false, head, row) + column(0);
-      const int place = plan.heads * plan.rows * (kDim + 4);  // from one to the next; a block has two
+      const float* const from = partial_row<kVDim>(plan, partials, base, false, head, row) + column(0);
+      const int place = plan.heads * plan.rows * (kVDim + 4);  // from one to the next; a block has two
       float2 state{-INFINITY, 0.0f};
       if (lane < kBatch && base + lane < end)
         state = *reinterpret_cast<const float2*>(
-            partial_row<kDim>(plan, partials, base + lane, base + lane == first, head, row) + kDim);
+            partial_row<kVDim>(plan, partials, base + lane, base + lane == first, head, row) + kVDim);
 #pragma unroll
       for (int k = 0; k < kBatch; ++k)
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
           loaded[k][piece] = float4{};
-          if (base + k < end && column(piece) < kDim)
+          if (base + k < end && column(piece) < kVDim)
             loaded[k][piece] =
                 *reinterpret_cast<const float4*>(from + (2 * k + (base + k == first ? 1 : 0)) * place + piece * 128);
         }
@@ -113,26 +113,26 @@ struct Part {
     }
   }
 
-  /// Hands the row over to another warp, through kDim + 4 floats.
+  /// Hands the row over to another warp, through kVDim + 4 floats.
   __device__ void put(float* to) const {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece)
-      if (column(piece) < kDim)
+      if (column(piece) < kVDim)
         *reinterpret_cast<float4*>(to + column(piece)) =
             float4{values[piece][0], values[piece][1], values[piece][2], values[piece][3]};
-    if (threadIdx.x % kWarp == 0) to[kDim] = maximum, to[kDim + 1] = sum;
+    if (threadIdx.x % kWarp == 0) to[kVDim] = maximum, to[kVDim + 1] = sum;
   }
   __device__ void join(const float* from) {
-    const float highest = fmaxf(maximum, from[kDim]);
+    const float highest = fmaxf(maximum, from[kVDim]);
     const float mine = ptx::exp2_approx(maximum - SoftmaxState::shift(highest));
-    const float other = ptx::exp2_approx(from[kDim] - SoftmaxState::shift(highest));
+    const float other = ptx::exp2_approx(from[kVDim] - SoftmaxState::shift(highest));
     maximum = highest;
-    sum = sum * mine + from[kDim + 1] * other;
+    sum = sum * mine + from[kVDim + 1] * other;
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) values[piece][e] *= mine;
-      if (column(piece) < kDim) accumulate(piece, *reinterpret_cast<const float4*>(from + column(piece)), other);
+      if (column(piece) < kVDim) accumulate(piece, *reinterpret_cast<const float4*>(from + column(piece)), other);
     }
   }
 
@@ -140,7 +140,7 @@ struct Part {
   __device__ void store(const AttentionParams& p, const DecodePlan& plan, int b, std::int64_t h, int i) const {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece)
-      if (column(piece) < kDim) store_row<T>(p, plan.vectors_out, b, h, i, column(piece), maximum, sum, values[piece]);
+      if (column(piece) < kVDim) store_row<T>(p, plan.vectors_out, b, h, i, column(piece), maximum, sum, values[piece]);
   }
 
  private:
@@ -172,11 +172,11 @@ static __device__ __attribute__((noinline)) void store_empty_sequences(const Att
 /// Merges a row of one pair that several blocks have worked on, where there is too much of it for one block. Grid:
 /// (pairs that can be cut, rows, heads of a group). Starts while the kernel above runs, and finds its pair meanwhile.
 constexpr int kCombineWarps = 4;
-template <class T, int kDim>
+template <class T, int kVDim>
 __global__ void __launch_bounds__(kCombineWarps* kWarp)
     attention_decode_combine_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ DecodePlan plan,
                                     const float* partials) {
-  __shared__ float parts[kCombineWarps][kDim + 4];
+  __shared__ float parts[kCombineWarps][kVDim + 4];
   const int warp = static_cast<int>(threadIdx.x / kWarp);
   const int row = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.z);
   const Schedule schedule(p, plan);
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kCombineWarps* kWarp)
   if (!cut) return;
 
   const int count = last + 1 - first;
-  Part<kDim, 16> part;
+  Part<kVDim, 16> part;
   part.add(plan, partials, first, first + count * warp / kCombineWarps, first + count * (warp + 1) / kCombineWarps,
            head, row);
   part.put(parts[warp]);

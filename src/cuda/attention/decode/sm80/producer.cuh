@@ -53,12 +53,10 @@ struct Batch {
 /// Streams a warp's share into its ring, segment after segment, as far ahead as the ring allows. Addresses are made 32
 /// granules at a time, one a lane, and handed round: made for each granule, a division by the page size and 64-bit
 /// products would stand in front of every copy.
-template <class T, int kDim, int kStages>
+template <class T, int kQkDim, int kVDim, int kStages>
 class Producer {
  public:
-  using Tile = KeyTile<T, kDim>;
-  using Shape = DecodeShape<kDim, 1, sizeof(T)>;  // slots are the same for any number of tiles
-  static constexpr std::uint32_t kTileBytes = Shape::kTileBytes;
+  using Shape = DecodeShape<kQkDim, kVDim, 1, sizeof(T)>;  // slots are the same for any number of tiles
 
   __device__ Producer(const AttentionParams& p, const DecodePlan& plan, const SegmentWalk& walk, std::uint32_t ring)
       : walk_(walk), ring_(ring) {
@@ -80,12 +78,12 @@ class Producer {
       const int rows = __shfl_sync(kFullMask, rows_, used_), first = rows & 0xff, count = rows >> 8;
       const std::uint32_t slot = ring_ + slot_ * Shape::kSlotBytes;
       if constexpr (sizeof(T) == 1) {
-        if (p.quantization.per_token) start_scales(p, slot + 2 * kTileBytes, count > 0);
+        if (p.quantization.per_token) start_scales(p, slot + Shape::kKBytes + Shape::kVBytes, count > 0);
       }
-      GranuleCopy<T, kDim>::start(slot, static_cast<const T*>(p.k) + k_at, p.stride_k_token,
-                                  static_cast<int>(p.head_dim), first, count);
-      GranuleCopy<T, kDim>::start(slot + kTileBytes, static_cast<const T*>(p.v) + v_at, p.stride_v_token,
-                                  static_cast<int>(p.head_dim_v), first, count);
+      GranuleCopy<T, kQkDim>::start(slot, static_cast<const T*>(p.k) + k_at, p.stride_k_token,
+                                    static_cast<int>(p.head_dim), first, count);
+      GranuleCopy<T, kVDim>::start(slot + Shape::kKBytes, static_cast<const T*>(p.v) + v_at, p.stride_v_token,
+                                   static_cast<int>(p.head_dim_v), first, count);
       ++used_;
       slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
     }

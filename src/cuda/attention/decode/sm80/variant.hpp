@@ -26,20 +26,21 @@ inline constexpr int kTileRows = 8;  // query rows of one matrix instruction
 /// kTiles: tiles of 8 query rows that a warp serves. A warp has kStages granules of K and V in shared memory; on 9.0,
 /// a block's warps with all but one of them on their way are 48 to 128 KB a multiprocessor, where 4.5 TB/s with 1 us
 /// of latency needs 34 KB. kBytes: of an element of K and V; 8-bit ones bring their scales along.
-template <int kDim, int kTiles, int kBytes = 2>
+template <int kQkDim_, int kVDim_, int kTiles, int kBytes = 2>
 struct DecodeShape {
-  static constexpr int kMaxWarps = decode_max_warps(kDim, kTiles, kBytes);
+  static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = std::max(kQkDim, kVDim);
+  static constexpr int kMaxWarps = decode_max_warps(kWidest, kTiles, kBytes);
   static constexpr int kStagesOf128 = kTiles == 1 ? 5 : kBytes == 2 ? 2 : kTiles == 2 ? 5 : 4;
-  static constexpr int kStages = kDim <= 64 ? 8 : kDim <= 128 ? kStagesOf128 : kDim <= 192 ? 3 : 2;
-  static constexpr int kTileBytes = kGranule * kDim * kBytes;         // of K, or of V
-  static constexpr int kScaleBytes = kBytes == 1 ? kGranule * 4 : 0;  // the same
-  static constexpr int kSlotBytes = 2 * (kTileBytes + kScaleBytes);   // K, V, scales of K, of V
-  static constexpr int kRingBytes = kStages * kSlotBytes;             // of a warp
+  static constexpr int kStages = kWidest <= 64 ? 8 : kWidest <= 128 ? kStagesOf128 : kWidest <= 192 ? 3 : 2;
+  static constexpr int kKBytes = kGranule * kQkDim * kBytes, kVBytes = kGranule * kVDim * kBytes;
+  static constexpr int kScaleBytes = kBytes == 1 ? kGranule * 4 : 0;      // of K, or of V
+  static constexpr int kSlotBytes = kKBytes + kVBytes + 2 * kScaleBytes;  // K, V, scales of K, of V
+  static constexpr int kRingBytes = kStages * kSlotBytes;                 // of a warp
   static constexpr int kRows = kTiles * kTileRows;
-  static constexpr int kQueryBytes = kRows * kDim * 2;  // of a head
-  // A warp's result: numerators (rows 4 floats apart more than kDim, so that a quarter-warp's stores fall into
+  static constexpr int kQueryBytes = kRows * kQkDim * 2;  // of a head
+  // A warp's result: numerators (rows 4 floats apart more than kVDim, so that a quarter-warp's stores fall into
   // different banks), maximum and sum.
-  static constexpr int kResultPitch = kDim + 4;  // floats
+  static constexpr int kResultPitch = kVDim + 4;  // floats
   static constexpr int kResultBytes = kRows * kResultPitch * 4 + kRows * 8;
 
   static constexpr int shared_bytes(int warps, int heads) {
@@ -65,7 +66,7 @@ struct DecodePlan {
 
   /// Floats of the partial results: a block leaves at most two, one for the pair of sequence and head group that it
   /// found begun, one for the pair that it left unfinished.
-  std::int64_t partial_floats(int dim) const { return std::int64_t{2} * blocks * heads * rows * (dim + 4); }
+  std::int64_t partial_floats(int dim_v) const { return std::int64_t{2} * blocks * heads * rows * (dim_v + 4); }
 };
 
 inline std::int64_t decode_rows(const AttentionParams& p) { return p.heads_q / p.heads_kv * p.seq_q; }
@@ -75,17 +76,17 @@ template <int kValue>
 struct DecodeTiles {
   static constexpr int value = kValue;
 };
-template <int kDim, class F>
+template <int kQkDim, int kVDim, class F>
 auto with_decode_tiles(const AttentionParams& p, F&& f) {
   const std::int64_t rows = decode_rows(p);
   if (rows <= kTileRows) return f(DecodeTiles<1>{});
-  if constexpr (kDim <= 128) {
+  if constexpr (kQkDim <= 128 && kVDim <= 128) {
     if (rows > 2 * kTileRows) return f(DecodeTiles<4>{});
   }
   return f(DecodeTiles<2>{});
 }
 
-template <int kDim, int kBytes = 2>
+template <int kQkDim, int kVDim, int kBytes = 2>
 DecodePlan plan_decode(const AttentionParams& p) {
   const CudaDeviceProperties& device = cuda_device_properties(p.device.index);
   DecodePlan plan;
@@ -96,8 +97,8 @@ DecodePlan plan_decode(const AttentionParams& p) {
   const int alike = plan.blocks - plan.blocks % std::max(1, plan.head_groups);
   if (kBytes == 2 && 16 * alike >= 15 * plan.blocks) plan.blocks = alike;
   plan.rows = static_cast<int>(decode_rows(p));
-  with_decode_tiles<kDim>(p, [&](auto tiles) {
-    using Shape = DecodeShape<kDim, decltype(tiles)::value, kBytes>;
+  with_decode_tiles<kQkDim, kVDim>(p, [&](auto tiles) {
+    using Shape = DecodeShape<kQkDim, kVDim, decltype(tiles)::value, kBytes>;
     plan.key_lanes = Shape::kMaxWarps / plan.heads;
     while (plan.key_lanes > 1 &&
            Shape::shared_bytes(plan.key_lanes * plan.heads, plan.heads) > device.max_shared_bytes_per_block)
@@ -125,10 +126,10 @@ DecodePlan plan_decode(const AttentionParams& p) {
 }
 
 /// What decoding over 16-bit and over 8-bit keys asks alike; `vector`: elements of K and V in 16 bytes.
-template <int kDim, std::size_t kPairs>
+template <int kQkDim, int kVDim, std::size_t kPairs>
 Verdict decode_supports(const AttentionParams& p, const HeadDims (&built)[kPairs], std::int64_t vector) {
-  if (const char* const other = other_head_dims(built, {kDim, kDim}, p.head_dim, p.head_dim_v)) return other;
-  if (decode_rows(p) > (kDim <= 128 ? 32 : 16))
+  if (const char* const other = other_head_dims(built, {kQkDim, kVDim}, p.head_dim, p.head_dim_v)) return other;
+  if (decode_rows(p) > (kQkDim <= 128 && kVDim <= 128 ? 32 : 16))
     return "it takes at most 32 query rows for each kv head, 16 where head_dim is over 128";
   if (p.bias.data) return "it takes no additive bias";
   if (p.is_paged() && p.page_size % kGranule != 0) return "page_size must be a multiple of 16";
@@ -146,14 +147,14 @@ Verdict decode_supports(const AttentionParams& p, const HeadDims (&built)[kPairs
   return Verdict::ok();
 }
 
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 Verdict attention_decode_supports(const AttentionParams& p) {
   if (p.dtype != kDtype) return "it is built for another dtype";
-  return decode_supports<kDim>(p, kDecodeHeadDims, 8);
+  return decode_supports<kQkDim, kVDim>(p, kDecodeHeadDims, 8);
 }
 
 /// kDtype: of the queries.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 Verdict attention_decode_quantized_supports(const AttentionParams& p) {
   if (!p.quantization) return "it takes 8-bit pages only";
   if (p.dtype_q != kDtype) return "it is built for another dtype of queries";
@@ -163,25 +164,25 @@ Verdict attention_decode_quantized_supports(const AttentionParams& p) {
   };
   if (p.quantization.per_token && !(granules_of_16_bytes(p.quantization.k) && granules_of_16_bytes(p.quantization.v)))
     return "rows of scales must start at multiples of 16 bytes";
-  return decode_supports<kDim>(p, kDecodeQuantizedHeadDims, 16);
+  return decode_supports<kQkDim, kVDim>(p, kDecodeQuantizedHeadDims, 16);
 }
 
-template <int kDim>
+template <int kQkDim, int kVDim>
 std::size_t attention_decode_quantized_workspace(const AttentionParams& p) {
-  return sizeof(float) * static_cast<std::size_t>(plan_decode<kDim, 1>(p).partial_floats(kDim));
+  return sizeof(float) * static_cast<std::size_t>(plan_decode<kQkDim, kVDim, 1>(p).partial_floats(kVDim));
 }
 
-template <int kDim>
+template <int kQkDim, int kVDim>
 std::size_t attention_decode_workspace(const AttentionParams& p) {
-  return sizeof(float) * static_cast<std::size_t>(plan_decode<kDim>(p).partial_floats(kDim));
+  return sizeof(float) * static_cast<std::size_t>(plan_decode<kQkDim, kVDim>(p).partial_floats(kVDim));
 }
 
 /// Launches the kernel: an entry of the table.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void attention_decode(const AttentionParams& p, void* workspace, Stream stream);
 
 /// Launches the kernel: an entry of the table.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void attention_decode_quantized(const AttentionParams& p, void* workspace, Stream stream);
 
 }  // namespace flashkernel::cuda::sm80

@@ -26,9 +26,9 @@ namespace flashkernel::cuda::sm90a {
 /// A block's shared memory, threads and registers. kStages tiles of K and V are on their way or in use: 192 KB at d128.
 /// A block that has a multiprocessor to itself can take 53 bytes a clock, which with 1 us of latency is 95 KB on their
 /// way, and each warpgroup keeps one tile and waits for the next.
-template <int kDim_, int kStages_>
+template <int kQkDim_, int kVDim_, int kStages_>
 struct GroupShape {
-  static constexpr int kDim = kDim_, kStages = kStages_, kConsumers = kGroupWarpgroups;
+  static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kStages = kStages_, kConsumers = kGroupWarpgroups;
   // Slots are a warpgroup's own then. It has seen each phase of a slot's barrier end before it waits for the next.
   static_assert(kStages % kConsumers == 0);
   static constexpr int kKeys = kGroupKeys, kRows = kGroupRows;
@@ -36,15 +36,17 @@ struct GroupShape {
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
   // K and V lie as blocks of 64 columns: lines of 128 bytes, swizzled.
-  static constexpr int kBlocks = kDim / 64, kBlockBytes = kKeys * 128, kMatrixBytes = kBlocks * kBlockBytes;
-  static constexpr int kProducers = 2 * kBlocks;  // warps, of the four that hold none of the consumers' registers
+  static constexpr int kQkBlocks = kQkDim / 64, kVBlocks = kVDim / 64, kBlockBytes = kKeys * 128;
+  static constexpr int kKBytes = kQkBlocks * kBlockBytes, kVBytes = kVBlocks * kBlockBytes;
+  static constexpr int kProducers =
+      kQkBlocks + kVBlocks;  // warps, of the four that hold none of the consumers' registers
   static_assert(kProducers <= 4);
-  static constexpr int kStageBytes = 2 * kMatrixBytes;
+  static constexpr int kStageBytes = kKBytes + kVBytes;
 
   static constexpr int kBarriers = kStages * kStageBytes, kInboxFull = kBarriers + 2 * kStages * 8;
   static constexpr int kLengthKnown = kInboxFull + 8, kExchanged = kLengthKnown + 8, kLength = kExchanged + 8;
   // Between warpgroups: half of each one's results, and each thread's maximum and sum.
-  static constexpr int kExchange = (kLength + 4 + 15) / 16 * 16, kExchangeStates = kExchange + kRows * kDim * 4;
+  static constexpr int kExchange = (kLength + 4 + 15) / 16 * 16, kExchangeStates = kExchange + kRows * kVDim * 4;
   static constexpr int kInbox = kExchangeStates + kConsumers * 128 * 8;
 };
 
@@ -60,14 +62,15 @@ class TileProducer {
                           int head, const CUtensorMap* map)
       : p_(p), plan_(plan), map_(map), producer_(producer), rank_(rank), sequence_(sequence), head_(head) {
     static_assert(Shape::kKeys == 1 << 6);
+    static_assert(Shape::kQkBlocks == Shape::kVBlocks, "as many warps bring blocks of K as bring blocks of V");
     log2_boxes_ = 6 - plan.log2_box;
     next_ = look_up(0);
   }
 
   __device__ void run(std::uint32_t shared, int length) {
-    const int tiles = (length + Shape::kKeys - 1) / Shape::kKeys, block = producer_ % Shape::kBlocks;
+    const int tiles = (length + Shape::kKeys - 1) / Shape::kKeys, block = producer_ % Shape::kQkBlocks;
     const int at_once = kWarp >> log2_boxes_;  // tiles
-    const std::uint32_t to = static_cast<std::uint32_t>(producer_ / Shape::kBlocks * Shape::kMatrixBytes +
+    const std::uint32_t to = static_cast<std::uint32_t>(producer_ / Shape::kQkBlocks * Shape::kKBytes +
                                                         block * Shape::kBlockBytes + (lane() << plan_.log2_box) * 128);
     Box now{0, 0, 0};
 #pragma unroll 1
@@ -174,7 +177,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     ptx::decrease_registers<Shape::kProducerRegisters>();
     const int producer = warp - Shape::kWarps;
     if (producer >= Shape::kProducers) return;
-    TileProducer<Shape> tiles(p, plan, producer, rank, sequence, head, producer < Shape::kBlocks ? &map_k : &map_v);
+    TileProducer<Shape> tiles(p, plan, producer, rank, sequence, head, producer < Shape::kQkBlocks ? &map_k : &map_v);
     ptx::mbarrier_wait(length_known, 0);
     tiles.run(shared, *length_here);
   } else {

@@ -23,7 +23,7 @@ namespace flashkernel::cuda::sm90a {
 /// 64 * warpgroup + 8 c + 2 (l % 4) + {0, 1} in values[2 c + {0, 1}].
 template <class Shape>
 struct GroupPart {
-  static constexpr int kValues = Shape::kDim / (4 * Shape::kConsumers), kQuads = kValues / 4;
+  static constexpr int kValues = Shape::kVDim / (4 * Shape::kConsumers), kQuads = kValues / 4;
   float maximum, sum, values[kValues];  // maximum: base 2; sum and values: relative to it
 
   /// The same relative to a maximum that is not less.
@@ -90,12 +90,12 @@ struct GroupInbox {
   __host__ __device__ GroupInbox(int rows, int blocks)
       : blocks(blocks),
         share((rows + blocks - 1) / blocks),
-        states(Shape::kInbox + (blocks - 1) * share * Shape::kDim * 4),
+        states(Shape::kInbox + (blocks - 1) * share * Shape::kVDim * 4),
         bytes(states + (blocks - 1) * share * 8) {}
 
   /// That come in all.
   __device__ int expected(int rows, int rank) const {
-    return (blocks - 1) * max(0, min(share, rows - rank * share)) * (Shape::kDim * 4 + 8);
+    return (blocks - 1) * max(0, min(share, rows - rank * share)) * (Shape::kVDim * 4 + 8);
   }
   /// Sender number `place` (the owner left out), head `row` of the owner's share, this thread's `quad`.
   __device__ int at(int place, int row, int quad) const {
@@ -118,7 +118,7 @@ __device__ void merge_blocks(const AttentionParams& p, GroupPart<Shape> part, co
   if (row >= rows) return;
   const std::int64_t h = static_cast<std::int64_t>(head) * rows + row;
   T* const out = static_cast<T*>(p.out) + sequence * p.stride_out_batch + h * p.stride_out_head +
-                 consumer * (Shape::kDim / Shape::kConsumers) + lane * 2;
+                 consumer * (Shape::kVDim / Shape::kConsumers) + lane * 2;
   if (inbox.blocks > 1) {
     // Half a head keeps the quotient away from whole numbers.
     const auto owner =

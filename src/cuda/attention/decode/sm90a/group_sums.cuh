@@ -21,9 +21,9 @@ namespace flashkernel::cuda::sm90a {
 /// next one's scores run one behind the other, while the other warpgroup weighs.
 template <class T, class Shape>
 struct GroupSums {
-  static constexpr int kSlices = Shape::kDim / 16, kSteps = Shape::kKeys / 16;
+  static constexpr int kSlices = Shape::kQkDim / 16, kSteps = Shape::kKeys / 16;
   static constexpr float kMostExponent = 8.0f;
-  float out[Shape::kDim / 2], score[Shape::kKeys / 2], maximum, sum;
+  float out[Shape::kVDim / 2], score[Shape::kKeys / 2], maximum, sum;
   float bound;  // an exponent above it moves the maximum: kMostExponent, or -inf as long as there is no maximum
   std::uint32_t query[kSlices][4], weights[kSteps][4];
 
@@ -49,7 +49,7 @@ struct GroupSums {
       ptx::hold(query[d]);
     }
 #pragma unroll
-    for (int i = 0; i < Shape::kDim / 2; ++i) out[i] = 0.0f;
+    for (int i = 0; i < Shape::kVDim / 2; ++i) out[i] = 0.0f;
     maximum = bound = -INFINITY, sum = 0.0f;
   }
 
@@ -94,7 +94,7 @@ struct GroupSums {
       const float factor = ptx::exp2_approx(maximum - shift);
       maximum = all, bound = all == -INFINITY ? -INFINITY : kMostExponent, sum *= factor;
 #pragma unroll
-      for (int c = 0; c < Shape::kDim / 8; ++c) out[4 * c] *= factor, out[4 * c + 1] *= factor;
+      for (int c = 0; c < Shape::kVDim / 8; ++c) out[4 * c] *= factor, out[4 * c + 1] *= factor;
       exponents(shift);
     }
     float sums[4] = {};
@@ -108,7 +108,7 @@ struct GroupSums {
   }
 
   __device__ void start_values(std::uint32_t tile) {
-    const std::uint64_t values = ptx::matrix_descriptor(tile + Shape::kMatrixBytes, Shape::kBlockBytes, 1024);
+    const std::uint64_t values = ptx::matrix_descriptor(tile + Shape::kKBytes, Shape::kBlockBytes, 1024);
     hold_values();
     ptx::wgmma_fence();
 #pragma unroll
@@ -141,8 +141,8 @@ template <class Shape>
 __device__ inline void clear_values(std::uint32_t tile, int first, std::uint32_t barrier) {
 #pragma unroll 1
   for (int at = first * 8 + static_cast<int>(threadIdx.x % 128); at < Shape::kKeys * 8; at += 128)
-    for (int c = 0; c < Shape::kDim / 64; ++c)
-      *static_cast<uint4*>(__cvta_shared_to_generic(tile + Shape::kMatrixBytes + c * Shape::kBlockBytes + at * 16)) =
+    for (int c = 0; c < Shape::kVBlocks; ++c)
+      *static_cast<uint4*>(__cvta_shared_to_generic(tile + Shape::kKBytes + c * Shape::kBlockBytes + at * 16)) =
           uint4{0, 0, 0, 0};
   ptx::fence_proxy_async_shared();
   ptx::barrier_sync(barrier, 128);

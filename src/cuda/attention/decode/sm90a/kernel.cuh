@@ -31,21 +31,22 @@ namespace flashkernel::cuda::sm90a {
 /// kWarps a block; a warp has kStages granules of K and V in shared memory. Its result lies in the slot of its ring
 /// that is free when a sequence ends, which keeps a block of 96 KB so small that two fit a multiprocessor. kTiles: of 8
 /// query heads, the columns of one matrix instruction each.
-template <int kDim_, int kWarps_, int kStages_, int kTiles_ = 1>
+template <int kQkDim_, int kVDim_, int kWarps_, int kStages_, int kTiles_ = 1>
 struct ClusterDecodeShape {
-  static constexpr int kDim = kDim_, kWarps = kWarps_, kStages = kStages_, kThreads = kWarps * kWarp;
+  static constexpr int kQkDim = kQkDim_, kVDim = kVDim_;
+  static constexpr int kWarps = kWarps_, kStages = kStages_, kThreads = kWarps * kWarp;
   static constexpr int kTiles = kTiles_, kRows = kTiles * kTileRows;
-  static constexpr int kSlotBytes = 2 * kGranule * kDim * 2;
+  static constexpr int kKBytes = kGranule * kQkDim * 2, kVBytes = kGranule * kVDim * 2, kSlotBytes = kKBytes + kVBytes;
   static constexpr int kRingBytes = kStages * kSlotBytes;  // of a warp
   static constexpr int kBlocksPerSm = kWarps * kRingBytes <= 100 * 1024 ? 2 : 1;
-  static constexpr int kQuads = kDim / 4;  // of a row, four columns each
+  static constexpr int kQuads = kVDim / 4;  // of a row, four columns each
   static_assert(kWarps % 4 == 0, "what follows the places of results is read 16 bytes at a time");
 
   /// Where column `column` of row `row` of a warp's result lies, in floats. Four rows of the same parity are stored at
-  /// once, 8 columns of each: rows are 4 floats apart more than kDim, or, where that is more than a slot has, moved by
+  /// once, 8 columns of each: rows are 4 floats apart more than kVDim, or, where that is more than a slot has, moved by
   /// an exclusive or, so that they fall into different banks.
-  static constexpr bool kPadded = kRows * (kDim + 4) * 4 <= kSlotBytes;
-  static constexpr int kPitch = kPadded ? kDim + 4 : kDim;
+  static constexpr bool kPadded = kRows * (kVDim + 4) * 4 <= kSlotBytes;
+  static constexpr int kPitch = kPadded ? kVDim + 4 : kVDim;
   static_assert(kRows * kPitch * 4 <= kSlotBytes);
   __device__ static int result_at(int row, int column) {
     return row * kPitch + (kPadded ? column : column ^ row / 2 % 4 * 8);
@@ -69,9 +70,9 @@ struct ClusterDecodeShape {
 };
 
 /// B operand of S^T: row 8 t + lane / 4 of the queries, of slice d columns 16 d + 2 (lane % 4) + {0, 1} and 8 further.
-template <class T, int kDim, int kTiles>
+template <class T, int kQkDim, int kTiles>
 __device__ inline void load_query(const AttentionParams& p, int b, int head, int rows,
-                                  std::uint32_t (&query)[kTiles][kDim / 16][2]) {
+                                  std::uint32_t (&query)[kTiles][kQkDim / 16][2]) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
@@ -79,7 +80,7 @@ __device__ inline void load_query(const AttentionParams& p, int b, int head, int
     const T* from = static_cast<const T*>(p.q) + b * p.stride_q_batch +
                     (static_cast<std::int64_t>(head) * rows + min(row, rows - 1)) * p.stride_q_head + lane % 4 * 2;
 #pragma unroll
-    for (int d = 0; d < kDim / 16; ++d)
+    for (int d = 0; d < kQkDim / 16; ++d)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         query[t][d][half] = row < rows ? *reinterpret_cast<const std::uint32_t*>(from + 16 * d + 8 * half) : 0;
@@ -95,9 +96,10 @@ struct CutSequence {
 /// lane / 4 (+ 8 for e of 2 and 3), row 8 t + 2 (lane % 4) + e % 2.
 template <class T, class Shape>
 struct WarpSums {
-  using Tile = SharedTile<Shape::kDim>;
-  static constexpr int kSlices = Shape::kDim / 16, kTiles = Shape::kTiles;
-  float out[kSlices][kTiles][4] = {}, maximum[kTiles][2], sum[kTiles][2] = {};
+  using QkTile = SharedTile<Shape::kQkDim>;
+  using VTile = SharedTile<Shape::kVDim>;
+  static constexpr int kQkSlices = Shape::kQkDim / 16, kVSlices = Shape::kVDim / 16, kTiles = Shape::kTiles;
+  float out[kVSlices][kTiles][4] = {}, maximum[kTiles][2], sum[kTiles][2] = {};
 
   __device__ WarpSums() {
 #pragma unroll
@@ -105,16 +107,16 @@ struct WarpSums {
   }
 
   /// `rows`: of the granule's keys, those that the sequence has.
-  __device__ void add(std::uint32_t keys, std::uint32_t values, const std::uint32_t (&query)[kTiles][kSlices][2],
+  __device__ void add(std::uint32_t keys, std::uint32_t values, const std::uint32_t (&query)[kTiles][kQkSlices][2],
                       float scale_log2, int rows) {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
-    const std::uint32_t lane_k = keys + Tile::lane_offset(LaneA::row(lane), LaneA::half(lane));
-    const std::uint32_t lane_v = values + Tile::lane_offset(LaneB::row(lane), LaneB::half(lane));
+    const std::uint32_t lane_k = keys + QkTile::lane_offset(LaneA::row(lane), LaneA::half(lane));
+    const std::uint32_t lane_v = values + VTile::lane_offset(LaneB::row(lane), LaneB::half(lane));
     float score[2][kTiles][4] = {};  // two independent sums
 #pragma unroll
-    for (int d = 0; d < kSlices; ++d) {
+    for (int d = 0; d < kQkSlices; ++d) {
       std::uint32_t a[4];
-      ptx::ldmatrix_x4(a, Tile::at_slice(lane_k, d));
+      ptx::ldmatrix_x4(a, QkTile::at_slice(lane_k, d));
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) ptx::mma_m16n8k16<T>(score[d % 2][t], a, query[t][d][0], query[t][d][1]);
     }
@@ -145,7 +147,7 @@ struct WarpSums {
           maximum[t][e] = highest;
           sum[t][e] *= factor;
 #pragma unroll
-          for (int c = 0; c < kSlices; ++c) out[c][t][e] *= factor, out[c][t][2 + e] *= factor;
+          for (int c = 0; c < kVSlices; ++c) out[c][t][e] *= factor, out[c][t][2 + e] *= factor;
         }
     }
     std::uint32_t probability[kTiles][2];
@@ -159,9 +161,9 @@ struct WarpSums {
       probability[t][1] = ptx::movmatrix_trans(pack<T>(x[t][2], x[t][3]));
     }
 #pragma unroll
-    for (int c = 0; c < kSlices; ++c) {
+    for (int c = 0; c < kVSlices; ++c) {
       std::uint32_t a[4];
-      ptx::ldmatrix_x4_trans(a, Tile::at_slice(lane_v, c));
+      ptx::ldmatrix_x4_trans(a, VTile::at_slice(lane_v, c));
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) ptx::mma_m16n8k16<T>(out[c][t], a, probability[t][0], probability[t][1]);
     }
@@ -181,7 +183,7 @@ struct WarpSums {
         if (row >= rows) continue;
         if (lane < 4) states[row] = float2{maximum[t][e], total};
 #pragma unroll
-        for (int c = 0; c < kSlices; ++c)
+        for (int c = 0; c < kVSlices; ++c)
 #pragma unroll
           for (int half = 0; half < 2; ++half)
             result[Shape::result_at(row, 16 * c + 8 * half + lane / 4)] = out[c][t][2 * half + e];
@@ -220,11 +222,12 @@ template <class T, class Shape, class Schedule>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     attention_decode_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ ClusterPlan plan,
                             float* workspace, int* counters) {
-  constexpr int kDim = Shape::kDim, kWarps = Shape::kWarps, kStages = Shape::kStages, kQuads = Shape::kQuads;
+  constexpr int kQkDim = Shape::kQkDim, kWarps = Shape::kWarps, kStages = Shape::kStages, kQuads = Shape::kQuads;
   constexpr int kRows = Shape::kRows;
   constexpr bool kAlone = Schedule::kAlone, kPieces = Shape::kTiles > 1;
   constexpr bool kShared = std::is_same_v<Schedule, SharedSchedule>;
-  using Producer = GranuleProducer<T, kDim, kStages, Schedule, Shape::kBlocksPerSm == 1 && Shape::kTiles == 1>;
+  using Producer =
+      GranuleProducer<T, kQkDim, Shape::kVDim, kStages, Schedule, Shape::kBlocksPerSm == 1 && Shape::kTiles == 1>;
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
   const int rank = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
@@ -254,13 +257,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   if (!(kPieces && plan.late)) ptx::allow_next_kernel();
 
   const auto lengths = Schedule::load_lengths(p, plan);
-  std::uint32_t query[Shape::kTiles][kDim / 16][2];
+  std::uint32_t query[Shape::kTiles][kQkDim / 16][2];
   const std::uint32_t ring = ptx::shared_address(shared) + warp * Shape::kRingBytes;
   const unsigned step = kAlone ? static_cast<unsigned>(kWarps) << plan.log2_blocks : kWarps;
   // One sequence: neighbouring granules in different blocks, so that few of them still use all.
   const unsigned first = kAlone ? (static_cast<unsigned>(warp) << plan.log2_blocks) + static_cast<unsigned>(rank) : 0;
   Producer producer(p, plan, head / plan.parts, ring, first, step);
-  if constexpr (kAlone) load_query<T, kDim, Shape::kTiles>(p, 0, head, rows, query);
+  if constexpr (kAlone) load_query<T, kQkDim, Shape::kTiles>(p, 0, head, rows, query);
   if (!early) {  // nothing was to be done before the turn: first what keys wait for
     if constexpr (!kAlone) fetch_ahead(p, plan, head);
     meet();
@@ -305,7 +308,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     const auto sequence = schedule.sequence(i);
     if (sequence.start >= schedule.end) break;
     if (sequence.count == 0) continue;
-    if constexpr (!kAlone) load_query<T, kDim, Shape::kTiles>(p, Schedule::batch_of(plan, i), head, rows, query);
+    if constexpr (!kAlone) load_query<T, kQkDim, Shape::kTiles>(p, Schedule::batch_of(plan, i), head, rows, query);
     const unsigned end = min(schedule.end, sequence.start + sequence.count);
     // Who merges what, while the keys are on their way.
     int first_block = 0, last_block = plan.blocks - 1;
@@ -325,9 +328,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
       ptx::cp_async_wait<kStages - 2>();
       __syncwarp();  // the granule is there for all lanes, and all have read the slot that is filled next
       producer.start(p, plan, schedule);
-      const std::uint32_t keys = ring + slot * 2 * Producer::kTileBytes;
+      const std::uint32_t keys = ring + slot * static_cast<std::uint32_t>(Shape::kSlotBytes);
       slot = slot + 1 == kStages ? 0 : slot + 1;
-      sums.add(keys, keys + Producer::kTileBytes, query, scale_log2,
+      sums.add(keys, keys + static_cast<std::uint32_t>(Shape::kKBytes), query, scale_log2,
                sequence.length - static_cast<int>(place - sequence.start) * kGranule);
     }
 
@@ -445,41 +448,41 @@ template <class T, class Shape>
 void launch_decode_of_pieces(const AttentionParams& p, const ClusterPlan& plan, void* workspace, Stream stream) {
   launch_attention_decode<T, Shape, ClusterSchedule<false, true>>(p, plan, workspace, stream);
   if (plan.pieces == 1) return;
-  launch("attention_fwd decode sm90a: merge", attention_decode_merge_kernel<T, Shape::kDim>,
+  launch("attention_fwd decode sm90a: merge", attention_decode_merge_kernel<T, Shape::kVDim>,
          {dim3(static_cast<unsigned>(p.heads_q), static_cast<unsigned>(p.batch)), kMergeWarps * kWarp, 0,
           native(stream), true},
          p, plan, static_cast<float*>(workspace));
 }
 
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 int decode_groups_at_once(int blocks, int device) {
-  return groups_at_once<Element<kDtype>, GroupShape<kDim, 6>>(blocks, device);
+  return groups_at_once<Element<kDtype>, GroupShape<kQkDim, kVDim, 6>>(blocks, device);
 }
 
 /// Entries of the table.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void decode_group(const AttentionParams& p, const Plan& plan, void*, Stream stream) {
   if (p.batch * p.heads_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  launch_decode_group<Element<kDtype>, GroupShape<kDim, 6>>(p, plan.as<GroupPlan>(), stream);
+  launch_decode_group<Element<kDtype>, GroupShape<kQkDim, kVDim, 6>>(p, plan.as<GroupPlan>(), stream);
 }
 
 /// 16 KB of every warp are under way: 64 or 128 KB a block, where 4.5 TB/s with 1 us of latency
 /// needs 34 KB a multiprocessor (70 KB of each where 64 of them are used).
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void decode_clusters(const AttentionParams& p, const Plan& planned, void* workspace, Stream stream) {
   using T = Element<kDtype>;
   if (p.batch * p.heads_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   const ClusterPlan& plan = planned.as<ClusterPlan>();
-  using Narrow = ClusterDecodeShape<kDim, kDim <= 64 ? 8 : 4, 3>;
-  using Wide = ClusterDecodeShape<kDim, 8, 3>;  // at d64 the same
+  using Narrow = ClusterDecodeShape<kQkDim, kVDim, kQkDim <= 64 ? 8 : 4, 3>;
+  using Wide = ClusterDecodeShape<kQkDim, kVDim, 8, 3>;  // at d64 the same
   using Alone = ClusterSchedule<true, false>;
   using Dealt = ClusterSchedule<false, false>;
   if (plan.shared) return launch_shared_decode<T, Wide>(p, plan, workspace, stream);
-  if constexpr (kDim == 128) {
+  if constexpr (kQkDim == 128) {
     if (plan.tiles > 1)
-      return launch_decode_of_pieces<T, ClusterDecodeShape<kDim, 8, 3, 2>>(p, plan, workspace, stream);
+      return launch_decode_of_pieces<T, ClusterDecodeShape<kQkDim, kVDim, 8, 3, 2>>(p, plan, workspace, stream);
   }
   if (plan.wide) {
     if (p.batch == 1) return launch_attention_decode<T, Wide, Alone>(p, plan, workspace, stream);

@@ -82,11 +82,11 @@ struct PieceResults {
 
 /// Merges a row's pieces. Grid: query heads, sequences; a lane for each of 32 quads.
 constexpr int kMergeWarps = 4;
-template <class T, int kDim>
+template <class T, int kVDim>
 __global__ void __launch_bounds__(kMergeWarps* kWarp)
     attention_decode_merge_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ ClusterPlan plan,
                                   float* workspace) {
-  static_assert(kDim == 4 * kWarp);
+  static_assert(kVDim == 4 * kWarp, "a lane has four columns of a row");
   __shared__ float4 parts[kMergeWarps][kWarp];
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
   const int b = static_cast<int>(blockIdx.y);

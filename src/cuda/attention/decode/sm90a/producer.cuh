@@ -10,11 +10,12 @@
 namespace flashkernel::cuda::sm90a {
 
 /// kByPolicy: blocks of calls whose keys may be more than the L2 cache holds; those go first (plan.leaves).
-template <class T, int kDim, int kStages, class Schedule, bool kByPolicy>
+template <class T, int kQkDim, int kVDim, int kStages, class Schedule, bool kByPolicy>
 class GranuleProducer {
  public:
   static constexpr bool kAlone = Schedule::kAlone;
-  using Tile = SharedTile<kDim>;
+  static_assert(kQkDim == kVDim, "a lane's places in a granule of K are its places in one of V");
+  using Tile = SharedTile<kQkDim>;
   static constexpr std::uint32_t kTileBytes = kGranule * Tile::kPitch;
   static constexpr int kAcross = 8, kRowsAtOnce = kWarp / kAcross;  // lanes a row, 16 bytes each
   static constexpr int kPasses = kGranule / kRowsAtOnce, kGroups = Tile::kChunks / kAcross;

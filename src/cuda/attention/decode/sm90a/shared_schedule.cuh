@@ -135,7 +135,7 @@ class SharedParts {
         plan_(plan),
         head_(head),
         values_(reinterpret_cast<float4*>(workspace)),
-        states_(reinterpret_cast<float2*>(workspace + std::int64_t{2} * plan.groups * p.heads_q * Shape::kDim)) {}
+        states_(reinterpret_cast<float2*>(workspace + std::int64_t{2} * plan.groups * p.heads_q * Shape::kVDim)) {}
 
   __device__ void put(int block, bool begins, int row, int quad, float maximum, float sum, const float (&x)[4]) const {
     const int at = place(block, begins, row);

@@ -155,10 +155,10 @@ inline bool is_for_clusters(const AttentionParams& p, const ClusterPlan& plan, s
 }
 
 /// What both kernels take.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 Verdict attention_decode_supports(const AttentionParams& p) {
   if (p.dtype != kDtype) return "it is built for another dtype";
-  if (p.head_dim != kDim || p.head_dim_v != kDim) return "it is built for another head_dim";
+  if (p.head_dim != kQkDim || p.head_dim_v != kVDim) return "it is built for another head_dim";
   if (p.seq_q != 1 || p.is_varlen_q()) return "it takes one query for each sequence";
   if (p.is_varlen_k()) return "it takes dense or paged keys only";
   if (p.heads_kv > 64) return "it takes at most 64 kv heads";
@@ -182,9 +182,9 @@ Verdict attention_decode_supports(const AttentionParams& p) {
 }
 
 /// A cluster for each sequence and kv head (group.cuh); the plan is a GroupPlan.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 Verdict decode_group_supports(const AttentionParams& p) {
-  if (const Verdict verdict = attention_decode_supports<kDtype, kDim>(p); !verdict) return verdict;
+  if (const Verdict verdict = attention_decode_supports<kDtype, kQkDim, kVDim>(p); !verdict) return verdict;
   return check_group(p);
 }
 inline float decode_group_cost_us(const AttentionParams& p, const DeviceFacts& facts) {
@@ -192,22 +192,22 @@ inline float decode_group_cost_us(const AttentionParams& p, const DeviceFacts& f
   return static_cast<float>(is_for_groups(p, facts.num_sms) ? us : kOutsideItsRange * us);
 }
 /// Clusters of so many blocks of its kernel that a device runs at once. Instantiated beside the kernel.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 int decode_groups_at_once(int blocks, int device);
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 Plan plan_decode_group(const AttentionParams& p, const DeviceFacts& facts) {
   return Plan::of(plan_group(p, facts.num_sms, [&](int blocks) {
     return facts.clusters ? (*facts.clusters)[static_cast<std::size_t>(blocks)]
-                          : decode_groups_at_once<kDtype, kDim>(blocks, facts.index);
+                          : decode_groups_at_once<kDtype, kQkDim, kVDim>(blocks, facts.index);
   }));
 }
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void decode_group(const AttentionParams& p, const Plan& plan, void* workspace, Stream stream);
 
 /// Clusters, or blocks, that sequences are dealt to; the plan is a ClusterPlan.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 Verdict decode_clusters_supports(const AttentionParams& p) {
-  if (const Verdict verdict = attention_decode_supports<kDtype, kDim>(p); !verdict) return verdict;
+  if (const Verdict verdict = attention_decode_supports<kDtype, kQkDim, kVDim>(p); !verdict) return verdict;
   const ClusterPlan plan = plan_cluster(p, cuda_device_properties(p.device.index).num_sms);
   if (plan.rows * plan.parts * p.heads_kv != p.heads_q || plan.rows > plan.tiles * kTileRows)
     return "it takes 1 to 32 query heads for each kv head, in equal parts of at most 8";
@@ -224,9 +224,9 @@ inline float decode_clusters_cost_us(const AttentionParams& p, const DeviceFacts
 inline Plan plan_decode_clusters(const AttentionParams& p, const DeviceFacts& facts) {
   const ClusterPlan plan = plan_cluster(p, facts.num_sms);
   const std::int64_t parts = plan.shared ? 2 * plan.groups : plan.pieces > 1 ? p.batch * plan.pieces : 0;
-  return Plan::of(plan, sizeof(float) * static_cast<std::size_t>(parts * p.heads_q * (p.head_dim + 2)));
+  return Plan::of(plan, sizeof(float) * static_cast<std::size_t>(parts * p.heads_q * (p.head_dim_v + 2)));
 }
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void decode_clusters(const AttentionParams& p, const Plan& plan, void* workspace, Stream stream);
 
 }  // namespace flashkernel::cuda::sm90a

@@ -10,17 +10,21 @@
 namespace flashkernel::cuda {
 namespace {
 
-// Shared memory in fp32: Q [kBlockM][kLd], K and then V [kBlockN][kLd], P [kBlockM][kLdP].
+// Shared memory in fp32: Q [kBlockM][QkRows::kLd], K and then V [kBlockN][kWidestLd], P [kBlockM][kLdP].
 template <class Tile>
-constexpr int kSharedBytes = ((Tile::kBlockM + Tile::kBlockN) * Tile::kLd + Tile::kBlockM * Tile::kLdP) * 4;
+constexpr int kSharedBytes = (Tile::kBlockM * Tile::QkRows::kLd + Tile::kBlockN * Tile::kWidestLd +
+                              Tile::kBlockM * Tile::kLdP) *
+                             4;
 
 /// One kernel for all dtypes: they differ in how tiles are loaded and rows are stored.
 template <class Tile>
 __global__ void __launch_bounds__(kTileThreads) attention_kernel(const AttentionParams p, bool vectors) {
+  using QkRows = typename Tile::QkRows;
+  using VRows = typename Tile::VRows;
   extern __shared__ float4 shared[];
   float* tile_q = reinterpret_cast<float*>(shared);
-  float* tile_kv = tile_q + Tile::kBlockM * Tile::kLd;
-  float* tile_p = tile_kv + Tile::kBlockN * Tile::kLd;
+  float* tile_kv = tile_q + Tile::kBlockM * QkRows::kLd;
+  float* tile_p = tile_kv + Tile::kBlockN * Tile::kWidestLd;
   const std::int64_t b = blockIdx.z, h = blockIdx.y, g = h * p.heads_kv / p.heads_q;
   const ScoreContext at(p, b, h);
   const std::int64_t first_query = static_cast<std::int64_t>(blockIdx.x) * Tile::kBlockM;
@@ -30,19 +34,19 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
   const std::int64_t last_key = p.last_key(last_query, at.q_len, at.k_len);
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 
-  load_rows<Tile, Tile::kBlockM>(tile_q, p.q, p.dtype_q, p.head_dim, vectors, at.q_len - first_query,
-                                 [&](int row) { return p.q_offset(b, h, first_query + row); });
+  load_rows<QkRows, Tile::kBlockM>(tile_q, p.q, p.dtype_q, p.head_dim, vectors, at.q_len - first_query,
+                                   [&](int row) { return p.q_offset(b, h, first_query + row); });
 
   SoftmaxState state[Tile::kRowsM];
-  float out[Tile::kRowsM][Tile::kColumns][4] = {};
+  float out[Tile::kRowsM][VRows::kColumns][4] = {};
   for (std::int64_t tile = first_key; tile < last_key; tile += Tile::kBlockN) {
     __syncthreads();  // V of the last round is read
-    load_rows<Tile, Tile::kBlockN>(
+    load_rows<QkRows, Tile::kBlockN>(
         tile_kv, p.k, p.dtype, p.head_dim, vectors, last_key - tile,
         [&](int row) { return p.k_offset(b, g, tile + row); }, [&](int row) { return p.k_scale(b, g, tile + row); });
     __syncthreads();
     float score[Tile::kRowsM][Tile::kRowsN] = {};
-    row_products<Tile>(score, tile_q, tile_kv);
+    row_products<QkRows>(score, tile_q, tile_kv);
 
 #pragma unroll
     for (int r = 0; r < Tile::kRowsM; ++r) {
@@ -72,18 +76,18 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
       state[r].sum = state[r].sum * correction + reduce_16(sum, Sum{});
       state[r].maximum = maximum;
 #pragma unroll
-      for (int c = 0; c < Tile::kColumns; ++c)
+      for (int c = 0; c < VRows::kColumns; ++c)
 #pragma unroll
         for (int e = 0; e < 4; ++e) out[r][c][e] *= correction;
     }
     __syncthreads();  // K is read, P is written
-    load_rows<Tile, Tile::kBlockN>(
+    load_rows<VRows, Tile::kBlockN>(
         tile_kv, p.v, p.dtype, p.head_dim_v, vectors, last_key - tile,
         [&](int row) { return p.v_offset(b, g, tile + row); }, [&](int row) { return p.v_scale(b, g, tile + row); });
     __syncthreads();
     const auto probability = [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n]; };
-    accumulate_rows<Tile, Tile::kBlockN>(out, tile_kv, probability,
-                                         [&](int r, int n) { return probability(r, n) < 0.0f; });
+    accumulate_rows<VRows, Tile::kBlockN>(out, tile_kv, probability,
+                                          [&](int r, int n) { return probability(r, n) < 0.0f; });
   }
 
 #pragma unroll
@@ -93,7 +97,7 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
     float lse;
     const float factor = state[r].finish(p.sinks, h, &lse);
     if (tx == 0 && p.lse) p.lse[p.lse_offset(b, h, i)] = lse;
-    store_row<Tile>(p.out, p.dtype_q, p.out_offset(b, h, i), p.head_dim_v, out[r], factor);
+    store_row<VRows>(p.out, p.dtype_q, p.out_offset(b, h, i), p.head_dim_v, out[r], factor);
   }
 }
 
@@ -125,9 +129,9 @@ void attention_fwd_tiled(const AttentionParams& p, void*, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   // Turing's 64 KB: 51, 59 and 51 KB.
-  if (dim <= 64) return launch_instance<Tile<64, 64, 64>>(p, native(stream));
-  if (dim <= 128) return launch_instance<Tile<64, 32, 128>>(p, native(stream));
-  return launch_instance<Tile<32, 16, 256>>(p, native(stream));
+  if (dim <= 64) return launch_instance<Tile<64, 64, 64, 64>>(p, native(stream));
+  if (dim <= 128) return launch_instance<Tile<64, 32, 128, 128>>(p, native(stream));
+  return launch_instance<Tile<32, 16, 256, 256>>(p, native(stream));
 }
 
 }  // namespace flashkernel::cuda

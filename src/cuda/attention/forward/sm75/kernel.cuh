@@ -1,5 +1,5 @@
 // FlashAttention-2 forward (Dao, 2023; Algorithm 1) on Turing's tensor cores: mma.sync m16n8k8 and ldmatrix, fp16, no
-// cp.async. Instantiated by the generated attention_fwd_f16_d<dim>.cu files; launched through cuda/kernels.cpp's table.
+// cp.async. instances/ has the file that instantiates it; a row of cuda/kernels.cpp launches it.
 //
 // A block owns kBlockM queries of one head and walks the tiles of keys that any of them sees, the last one first. Q
 // stays in registers as operands. K and V have one tile each in shared memory; while one product runs, the other one's
@@ -14,8 +14,11 @@
 // rows that see it, and zeroed before the product.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/attention/forward/sm75/variant.hpp"
 #include "cuda/attention/block_order.cuh"
+#include "cuda/tile/in_turn.cuh"
 #include "cuda/tile/staged_tile.cuh"
 #include "cuda/attention/score_fast.cuh"
 #include "cuda/attention/key_range.cuh"
@@ -26,19 +29,22 @@ namespace flashkernel::cuda::sm75 {
 
 // Plain scores: scale only. Registers at d64: 64 of O, 64 scores, 32 of Q, 16 under way; at d128: 64, 32, 32, 32; at
 // d256: 128, 8, 64, 16.
-template <int kDim, bool kModified>
+template <int kQkDim_, int kVDim_, bool kModified>
 struct ForwardShape {
-  using Tile = SharedTile<kDim>;
+  static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = std::max(kQkDim, kVDim);
+  using QkTile = SharedTile<kQkDim>;
+  using VTile = SharedTile<kVDim>;
   static constexpr int kWarps = 4, kThreads = kWarps * 32;
-  static constexpr int kSlices = kDim <= 64 && !kModified ? 2 : 1;  // of 16 rows a warp
+  static constexpr int kSlices = kWidest <= 64 && !kModified ? 2 : 1;  // of 16 rows a warp
   static constexpr int kBlockM = kWarps * kSlices * 16;
-  static constexpr int kBlockN = kDim <= 128 ? 64 : 16;
-  static constexpr bool kHoldQ = kDim <= 192 || !kModified;
+  static constexpr int kBlockN = kWidest <= 128 ? 64 : 16;
+  static constexpr bool kHoldQ = kQkDim <= 192 || !kModified;
   static constexpr int kMinBlocks = kHoldQ ? 2 : 1;
   // Shared memory: d64 8 + 8 = 16 KB (Q comes and O leaves through the same place), d128 16 + 16, d256 8 + 8, Q 32.
-  static constexpr int kTileBytes = kBlockN * Tile::kPitch, kQBytes = kBlockM * Tile::kPitch;
-  static constexpr int kK = 0, kV = kTileBytes, kQ = kHoldQ ? 0 : 2 * kTileBytes;
-  static constexpr int kSharedBytes = kQ + kQBytes > 2 * kTileBytes ? kQ + kQBytes : 2 * kTileBytes;
+  static constexpr int kKBytes = kBlockN * QkTile::kPitch, kVBytes = kBlockN * VTile::kPitch;
+  static constexpr int kQBytes = kBlockM * kWidest * 2;  // of Q, and of the output
+  static constexpr int kK = 0, kV = kKBytes, kQ = kHoldQ ? 0 : kKBytes + kVBytes;
+  static constexpr int kSharedBytes = std::max(kQ + kQBytes, kKBytes + kVBytes);
   static_assert(kSharedBytes * kMinBlocks <= 64 * 1024, "what a T4's SM has");
 };
 
@@ -49,11 +55,13 @@ struct ForwardPlan {
   bool vectors_q, vectors_k, vectors_v, vectors_out;  // rows start at multiples of 16 bytes and hold whole vectors
 };
 
-template <class T, int kDim, bool kModified>
-__global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, ForwardShape<kDim, kModified>::kMinBlocks)
+template <class T, int kQkDim, int kVDim, bool kModified>
+__global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThreads,
+                                  ForwardShape<kQkDim, kVDim, kModified>::kMinBlocks)
     attention_fwd_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ ForwardPlan plan) {
-  using Shape = ForwardShape<kDim, kModified>;
-  using Tile = typename Shape::Tile;
+  using Shape = ForwardShape<kQkDim, kVDim, kModified>;
+  using QkTile = typename Shape::QkTile;
+  using VTile = typename Shape::VTile;
   constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kSlices = Shape::kSlices;
   constexpr int kThreads = Shape::kThreads;
   constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
@@ -91,47 +99,49 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
   const auto shifted = [&](int j) { return j >> plan.page_shift; };
   const auto divided = [&](int j) { return j / static_cast<int>(p.page_size); };
   const bool even = !p.is_paged() || plan.page_holds_tiles;  // whole tiles have evenly spaced rows
-  StagedTile<T, kBlockN, kDim, kThreads> staged;
-  const auto fetch = [&](const T* from, std::int64_t stride_page, std::int64_t stride_token, std::int64_t dim,
-                         bool vectors, int tile) {
+  InTurn<StagedTile<T, kBlockN, kQkDim, kThreads>, StagedTile<T, kBlockN, kVDim, kThreads>> staged;  // of K, of V
+  const auto fetch = [&](auto& tile_of, const T* from, std::int64_t stride_page, std::int64_t stride_token,
+                         std::int64_t dim, bool vectors, int tile) {
     const auto row_of = [&](int row) {
       return key_row(from, stride_page, stride_token, tile * kBlockN + row, shifted);
     };
     const bool whole = even && tile * kBlockN >= first_key && (tile + 1) * kBlockN <= last_key;
-    staged.fetch(static_cast<int>(dim), vectors, whole ? row_of(0) : nullptr, stride_token, row_of);
+    tile_of.fetch(static_cast<int>(dim), vectors, whole ? row_of(0) : nullptr, stride_token, row_of);
   };
-  const auto store = [&](unsigned char* to, const T* from, std::int64_t stride_page, std::int64_t stride_token,
-                         std::int64_t dim, bool vectors, int tile) {
-    staged.store(to, static_cast<int>(dim), vectors,
-                 [&](int row) { return key_row(from, stride_page, stride_token, tile * kBlockN + row, divided); });
+  const auto store = [&](const auto& tile_of, unsigned char* to, const T* from, std::int64_t stride_page,
+                         std::int64_t stride_token, std::int64_t dim, bool vectors, int tile) {
+    tile_of.store(to, static_cast<int>(dim), vectors,
+                  [&](int row) { return key_row(from, stride_page, stride_token, tile * kBlockN + row, divided); });
   };
   const auto fetch_k = [&](int tile) {
-    fetch(keys, p.stride_k_batch, p.stride_k_token, p.head_dim, plan.vectors_k, tile);
+    fetch(staged.first(), keys, p.stride_k_batch, p.stride_k_token, p.head_dim, plan.vectors_k, tile);
   };
   const auto fetch_v = [&](int tile) {
-    fetch(values, p.stride_v_batch, p.stride_v_token, p.head_dim_v, plan.vectors_v, tile);
+    fetch(staged.second(), values, p.stride_v_batch, p.stride_v_token, p.head_dim_v, plan.vectors_v, tile);
   };
   const auto store_k = [&](int tile) {
-    store(shared + Shape::kK, keys, p.stride_k_batch, p.stride_k_token, p.head_dim, plan.vectors_k, tile);
+    store(staged.first(), shared + Shape::kK, keys, p.stride_k_batch, p.stride_k_token, p.head_dim, plan.vectors_k,
+          tile);
   };
   const auto store_v = [&](int tile) {
-    store(shared + Shape::kV, values, p.stride_v_batch, p.stride_v_token, p.head_dim_v, plan.vectors_v, tile);
+    store(staged.second(), shared + Shape::kV, values, p.stride_v_batch, p.stride_v_token, p.head_dim_v, plan.vectors_v,
+          tile);
   };
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::uint32_t base = ptx::shared_address(shared);
-  const std::uint32_t lane_q =
-      base + Shape::kQ + warp * kSlices * 16 * Tile::kPitch + Tile::lane_offset(LaneA::row(lane), LaneA::half(lane));
-  const std::uint32_t lane_k = base + Shape::kK + Tile::lane_offset(LaneB::row(lane), LaneB::half(lane));
-  const std::uint32_t lane_v = base + Shape::kV + Tile::lane_offset(LaneA::row(lane), LaneA::half(lane));
+  const std::uint32_t lane_q = base + Shape::kQ + warp * kSlices * 16 * QkTile::kPitch +
+                               QkTile::lane_offset(LaneA::row(lane), LaneA::half(lane));
+  const std::uint32_t lane_k = base + Shape::kK + QkTile::lane_offset(LaneB::row(lane), LaneB::half(lane));
+  const std::uint32_t lane_v = base + Shape::kV + VTile::lane_offset(LaneA::row(lane), LaneA::half(lane));
 
-  [[maybe_unused]] std::uint32_t held_q[Shape::kHoldQ ? kSlices : 1][Shape::kHoldQ ? kDim / 16 : 1][4];
+  [[maybe_unused]] std::uint32_t held_q[Shape::kHoldQ ? kSlices : 1][Shape::kHoldQ ? kQkDim / 16 : 1][4];
   {
     const T* const q = static_cast<const T*>(p.q) + p.q_offset(b, h, first_query);
     const auto row_of = [&](int row) -> const T* {
       return first_query + row <= last_query ? q + row * p.stride_q_token : nullptr;
     };
-    StagedTile<T, kBlockM, kDim, kThreads> staged_q;
+    StagedTile<T, kBlockM, kQkDim, kThreads> staged_q;
     staged_q.fetch(static_cast<int>(p.head_dim), plan.vectors_q, first_query + kBlockM <= range.q_len ? q : nullptr,
                    p.stride_q_token, row_of);
     staged_q.store(shared + Shape::kQ, static_cast<int>(p.head_dim), plan.vectors_q, row_of);
@@ -142,8 +152,8 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
 #pragma unroll
     for (int s = 0; s < kSlices; ++s)
 #pragma unroll
-      for (int d = 0; d < kDim / 16; ++d)
-        ptx::ldmatrix_x4(held_q[s][d], Tile::at_slice(lane_q, d) + s * 16 * Tile::kPitch);
+      for (int d = 0; d < kQkDim / 16; ++d)
+        ptx::ldmatrix_x4(held_q[s][d], QkTile::at_slice(lane_q, d) + s * 16 * QkTile::kPitch);
     __syncthreads();  // K takes the place of Q
   }
 
@@ -152,7 +162,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
   const float scale_log2 = kModified ? kLog2E : p.scale * kLog2E;
   constexpr float kShiftUnit = kModified ? kLog2E : 1.0f;   // of `shift`, in powers of 2
   const int row_in_block = warp * kSlices * 16 + lane / 4;  // of slice 0, upper half; +16 a slice, +8 the lower half
-  float out[kSlices][kDim / 8][4] = {};
+  float out[kSlices][kVDim / 8][4] = {};
   float shift[kSlices][2], sum[kSlices][2];
 #pragma unroll
   for (int s = 0; s < kSlices; ++s) {
@@ -171,7 +181,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
     fetch_v(tile);
     float score[kSlices][kBlockN / 8][4] = {};
 #pragma unroll
-    for (int d = 0; d < kDim / 16; ++d) {
+    for (int d = 0; d < kQkDim / 16; ++d) {
       std::uint32_t a[kSlices][4];
 #pragma unroll
       for (int s = 0; s < kSlices; ++s) {
@@ -179,13 +189,13 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
 #pragma unroll
           for (int r = 0; r < 4; ++r) a[s][r] = held_q[s][d][r];
         } else {
-          ptx::ldmatrix_x4(a[s], Tile::at_slice(lane_q, d) + s * 16 * Tile::kPitch);
+          ptx::ldmatrix_x4(a[s], QkTile::at_slice(lane_q, d) + s * 16 * QkTile::kPitch);
         }
       }
 #pragma unroll
       for (int n = 0; n < kBlockN / 16; ++n) {
         std::uint32_t columns[4];
-        ptx::ldmatrix_x4(columns, Tile::at_slice(lane_k, d) + n * 16 * Tile::kPitch);
+        ptx::ldmatrix_x4(columns, QkTile::at_slice(lane_k, d) + n * 16 * QkTile::kPitch);
 #pragma unroll
         for (int s = 0; s < kSlices; ++s) {
           mma_16x8x16(score[s][2 * n], a[s], columns[0], columns[1]);
@@ -261,7 +271,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
           shift[s][half] = next;
           sum[s][half] *= factor;
 #pragma unroll
-          for (int c = 0; c < kDim / 8; ++c) {
+          for (int c = 0; c < kVDim / 8; ++c) {
             out[s][c][2 * half] *= factor;
             out[s][c][2 * half + 1] *= factor;
           }
@@ -269,7 +279,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
     }
 
     if ((masked || (kModified && p.bias.data)) &&
-        __syncthreads_or(any_not_finite<T>(base + Shape::kV, Shape::kTileBytes, threadIdx.x, kThreads))) {
+        __syncthreads_or(any_not_finite<T>(base + Shape::kV, Shape::kVBytes, threadIdx.x, kThreads))) {
       // Rare: give each row the values that it sees, then take them out of the tile. What a bias of -inf hides only the
       // scores know.
       [[maybe_unused]] std::uint64_t seen[kSlices][2];
@@ -282,9 +292,9 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
 #pragma unroll 1
       for (int n = 0; n < kBlockN; ++n) {
 #pragma unroll
-        for (int c = 0; c < kDim / 8; ++c) {
+        for (int c = 0; c < kVDim / 8; ++c) {
           const std::uint32_t two =
-              *reinterpret_cast<const std::uint32_t*>(shared + Shape::kV + Tile::element(n, 8 * c + 2 * (lane % 4)));
+              *reinterpret_cast<const std::uint32_t*>(shared + Shape::kV + VTile::element(n, 8 * c + 2 * (lane % 4)));
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const std::uint32_t bits = two >> 16 * e & 0xffff;
@@ -301,7 +311,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
         }
       }
       __syncthreads();
-      clean<T>(base + Shape::kV, Shape::kTileBytes, threadIdx.x, kThreads);
+      clean<T>(base + Shape::kV, Shape::kVBytes, threadIdx.x, kThreads);
       __syncthreads();
     }
 
@@ -322,9 +332,9 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
           a[s][quarter] = pack<T>(low, high);
         }
 #pragma unroll
-      for (int c = 0; c < kDim / 16; ++c) {
+      for (int c = 0; c < kVDim / 16; ++c) {
         std::uint32_t columns[4];
-        ptx::ldmatrix_x4_trans(columns, Tile::at_slice(lane_v, c) + n * 16 * Tile::kPitch);
+        ptx::ldmatrix_x4_trans(columns, VTile::at_slice(lane_v, c) + n * 16 * VTile::kPitch);
 #pragma unroll
         for (int s = 0; s < kSlices; ++s) {
           mma_16x8x16(out[s][2 * c], a[s], columns[0], columns[1]);
@@ -336,7 +346,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
   __syncthreads();  // all is read: the output passes through the same memory
 
   // Rows of a warp go through the warp's part of Q's place, so that they leave in vectors of 16 bytes.
-  unsigned char* const warp_rows = shared + Shape::kQ + warp * kSlices * 16 * Tile::kPitch;
+  unsigned char* const warp_rows = shared + Shape::kQ + warp * kSlices * 16 * VTile::kPitch;
 #pragma unroll
   for (int s = 0; s < kSlices; ++s)
 #pragma unroll
@@ -353,20 +363,20 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
       if (p.lse && lane % 4 == 0 && i <= last_query) p.lse[p.lse_offset(b, h, i)] = lse;
       const bool empty = factor == 0.0f;
 #pragma unroll
-      for (int c = 0; c < kDim / 8; ++c)
-        *reinterpret_cast<std::uint32_t*>(warp_rows + Tile::element(row, 8 * c + 2 * (lane % 4))) =
+      for (int c = 0; c < kVDim / 8; ++c)
+        *reinterpret_cast<std::uint32_t*>(warp_rows + VTile::element(row, 8 * c + 2 * (lane % 4))) =
             pack<T>(empty ? 0.0f : out[s][c][2 * half] * factor, empty ? 0.0f : out[s][c][2 * half + 1] * factor);
     }
   __syncwarp();
   const int warp_first = first_query + warp * kSlices * 16;
   T* const to = static_cast<T*>(p.out) + p.out_offset(b, h, warp_first);
-  store_rows<T, kSlices * 16, kDim>(warp_rows, lane, last_query + 1 - warp_first, static_cast<int>(p.head_dim_v),
-                                    plan.vectors_out, to, p.stride_out_token);
+  store_rows<T, kSlices * 16, kVDim>(warp_rows, lane, last_query + 1 - warp_first, static_cast<int>(p.head_dim_v),
+                                     plan.vectors_out, to, p.stride_out_token);
 }
 
-template <class T, int kDim, bool kModified>
+template <class T, int kQkDim, int kVDim, bool kModified>
 void launch_attention_fwd(const AttentionParams& p, Stream stream) {
-  using Shape = ForwardShape<kDim, kModified>;
+  using Shape = ForwardShape<kQkDim, kVDim, kModified>;
   const std::int64_t heads = p.batch * p.heads_q;
   const auto fits = [](const void* data, std::int64_t dim, std::int64_t a, std::int64_t b, std::int64_t c) {
     return is_aligned(data, 16) && (dim | a | b | c) % 8 == 0;
@@ -387,21 +397,21 @@ void launch_attention_fwd(const AttentionParams& p, Stream stream) {
   plan.vectors_out = fits(p.out, 0, varlen_q ? 0 : p.stride_out_batch, p.stride_out_head, p.stride_out_token);
   const std::int64_t group = p.heads_q / p.heads_kv, bytes_per_head = (p.head_dim + p.head_dim_v) * 2 * p.seq_k / group;
   plan.order = BlockOrder(heads, ceil_div(p.seq_q, Shape::kBlockM), bytes_per_head, p.device.index);
-  launch("attention_fwd sm75", attention_fwd_kernel<T, kDim, kModified>,
+  launch("attention_fwd sm75", attention_fwd_kernel<T, kQkDim, kVDim, kModified>,
          {plan.order.blocks(), Shape::kThreads, Shape::kSharedBytes, native(stream)}, p, plan);
 }
 
 /// An entry of the table. Scores that only scale (by a positive number, so that the largest product is the largest
 /// score) take the plain kernel.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void attention_fwd(const AttentionParams& p, void*, Stream stream) {
   using T = Element<kDtype>;
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   if (p.has_score_modifier() || !(p.scale > 0.0f))
-    launch_attention_fwd<T, kDim, true>(p, stream);
+    launch_attention_fwd<T, kQkDim, kVDim, true>(p, stream);
   else
-    launch_attention_fwd<T, kDim, false>(p, stream);
+    launch_attention_fwd<T, kQkDim, kVDim, false>(p, stream);
 }
 
 }  // namespace flashkernel::cuda::sm75

@@ -1,6 +1,5 @@
 // FlashAttention-2 forward (Dao, 2023; Algorithm 1) on the tensor cores of sm_80 and later: mma.sync m16n8k16,
-// ldmatrix, cp.async. Instantiated by the generated attention_fwd_<dtype>_d<dim>.cu files; launched through
-// attention_fwd.cpp's table.
+// ldmatrix, cp.async. instances/ has the files that instantiate it; a row of cuda/kernels.cpp launches it.
 //
 // A block owns kBlockM queries of one head and walks the tiles of keys that any of them sees, the last one first. K and
 // V tiles pass through one ring of kStages slots (K of a tile, its V, K of the next tile, ...): each phase waits for
@@ -14,6 +13,9 @@
 // matrix product.
 #pragma once
 
+#include <algorithm>
+#include <type_traits>
+
 #include "cuda/host/launch.hpp"
 #include "cuda/attention/forward/sm80/variant.hpp"
 #include "cuda/attention/score_fast.cuh"
@@ -26,18 +28,23 @@
 namespace flashkernel::cuda::sm80 {
 
 // Plain scores: scale only. 32 rows a warp: each fragment of K and V serves two matrix instructions. Registers hold the
-// scores (kBlockN / 8 * 4 a 16-row slice) and the output (kDim / 8 * 4), 192 of the 255 at d64, d128. From d192 on, 16
-// rows a warp. Shared memory: (kBlockM + kStages * kBlockN) * kDim * 2 bytes.
-template <int kDim, bool kModified>
+// scores (kBlockN / 8 * 4 a 16-row slice) and the output (kVDim / 8 * 4), 192 of the 255 at d64, d128. From a kVDim of
+// 192 on, a warp takes 16 rows. K and V share the slots of the ring, so a slot has room for the wider of the two.
+template <int kQkDim_, int kVDim_, bool kModified>
 struct ForwardShape {
+  static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = std::max(kQkDim, kVDim);
+  using QkTile = SharedTile<kQkDim>;
+  using VTile = SharedTile<kVDim>;
   static constexpr int kWarps = 4;
-  static constexpr int kSlices = !kModified && kDim <= 128 ? 2 : 1;  // of 16 rows a warp
+  static constexpr int kSlices = !kModified && kVDim <= 128 ? 2 : 1;  // of 16 rows a warp
   static constexpr int kBlockM = kWarps * kSlices * 16;
-  static constexpr int kBlockN = !kModified && kDim <= 64 ? 128 : 64;
-  static constexpr int kStages = kDim <= 128 ? 3 : 2;  // 64 and 80 KB at d64, d128: two blocks fit every 8.0 and 9.0
+  static constexpr int kBlockN = !kModified && kWidest <= 64 ? 128 : 64;
+  static constexpr int kStages = kWidest <= 128 ? 3 : 2;  // 64 and 80 KB at d64, d128: two blocks fit every 8.0 and 9.0
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kMinBlocks = 2;  // 255 registers
-  static constexpr int kSharedBytes = (kBlockM + kStages * kBlockN) * kDim * 2;
+  static constexpr int kSlotBytes = kBlockN * kWidest * 2;
+  static constexpr int kSharedBytes = kBlockM * QkTile::kPitch + kStages * kSlotBytes;
+  static_assert(kVDim <= kQkDim, "a warp's rows of the output leave through the place of its rows of Q");
 };
 
 struct ForwardPlan {
@@ -50,14 +57,16 @@ struct ForwardPlan {
   bool vectors_q, vectors_k, vectors_v, vectors_out;  // rows start at multiples of 16 bytes
 };
 
-template <class T, int kDim, bool kModified>
-__global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, ForwardShape<kDim, kModified>::kMinBlocks)
+template <class T, int kQkDim, int kVDim, bool kModified>
+__global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThreads,
+                                  ForwardShape<kQkDim, kVDim, kModified>::kMinBlocks)
     attention_fwd_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ ForwardPlan plan) {
-  using Shape = ForwardShape<kDim, kModified>;
-  using Tile = SharedTile<kDim>;
+  using Shape = ForwardShape<kQkDim, kVDim, kModified>;
+  using QkTile = typename Shape::QkTile;
+  using VTile = typename Shape::VTile;
   constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kStages = Shape::kStages;
   constexpr int kSlices = Shape::kSlices, kThreads = Shape::kThreads;
-  constexpr std::uint32_t kSlotBytes = kBlockN * Tile::kPitch;
+  constexpr std::uint32_t kSlotBytes = Shape::kSlotBytes;
   constexpr float kLog2E = 1.4426950408889634f;
   extern __shared__ __align__(128) unsigned char shared[];
 
@@ -97,20 +106,20 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
     block.end_full = range.last(first_query) / kBlockN;
   }
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const std::uint32_t shared_q = ptx::shared_address(shared), ring = shared_q + kBlockM * Tile::kPitch;
+  const std::uint32_t shared_q = ptx::shared_address(shared), ring = shared_q + kBlockM * QkTile::kPitch;
   {
     const T* const q = static_cast<const T*>(p.q) + p.q_offset(b, h, first_query);
-    load_tile<kBlockM, kDim, kThreads>(
+    load_tile<kBlockM, kQkDim, kThreads>(
         shared_q, static_cast<int>(p.head_dim), plan.vectors_q,
         plan.vectors_q && first_query + kBlockM <= range.q_len ? q : nullptr, p.stride_q_token,
         [&](int row) -> const T* { return first_query + row <= last_query ? q + row * p.stride_q_token : nullptr; });
   }
   __syncthreads();
 
-  const std::uint32_t warp_q = shared_q + warp * kSlices * 16 * Tile::kPitch;
-  const std::uint32_t lane_q = warp_q + Tile::lane_offset(LaneA::row(lane), LaneA::half(lane));
-  const std::uint32_t lane_k = Tile::lane_offset(LaneB::row(lane), LaneB::half(lane));
-  const std::uint32_t lane_v = Tile::lane_offset(LaneA::row(lane), LaneA::half(lane));
+  const std::uint32_t warp_q = shared_q + warp * kSlices * 16 * QkTile::kPitch;
+  const std::uint32_t lane_q = warp_q + QkTile::lane_offset(LaneA::row(lane), LaneA::half(lane));
+  const std::uint32_t lane_k = QkTile::lane_offset(LaneB::row(lane), LaneB::half(lane));
+  const std::uint32_t lane_v = VTile::lane_offset(LaneA::row(lane), LaneA::half(lane));
 
   const auto page_row = [&](const T* base, std::int64_t stride_page, std::int64_t stride_token, int j) -> const T* {
     const unsigned page_size = static_cast<unsigned>(p.page_size), column = static_cast<unsigned>(j) / page_size;
@@ -118,8 +127,9 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
     if (page < 0 || page >= p.num_pages) return nullptr;  // a bad table reads nothing
     return base + page * stride_page + (static_cast<unsigned>(j) - column * page_size) * stride_token;
   };
-  const auto load_keys = [&](const T* base, std::int64_t stride_page, std::int64_t stride_token, int dim, bool vectors,
-                             int tile, std::uint32_t slot) {
+  // `columns`, a std::integral_constant: the tile's, which zeros fill from `dim` on.
+  const auto load_keys = [&](auto columns, const T* base, std::int64_t stride_page, std::int64_t stride_token, int dim,
+                             bool vectors, int tile, std::uint32_t slot) {
     const int first_j = tile * kBlockN, first_key = block.first_key, last_key = block.last_key;
     const T* first_row = nullptr;
     if (vectors && first_j >= first_key && first_j + kBlockN <= last_key) {
@@ -128,21 +138,22 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
       else if (plan.page_holds_tiles)
         first_row = page_row(base, stride_page, stride_token, first_j);
     }
-    load_tile<kBlockN, kDim, kThreads>(slot, dim, vectors, first_row, stride_token, [&](int row) -> const T* {
-      const int j = first_j + row;
-      if (j < first_key || j >= last_key) return nullptr;
-      return p.is_paged() ? page_row(base, stride_page, stride_token, j) : base + j * stride_token;
-    });
+    load_tile<kBlockN, decltype(columns)::value, kThreads>(
+        slot, dim, vectors, first_row, stride_token, [&](int row) -> const T* {
+          const int j = first_j + row;
+          if (j < first_key || j >= last_key) return nullptr;
+          return p.is_paged() ? page_row(base, stride_page, stride_token, j) : base + j * stride_token;
+        });
   };
   // The copy of V (or K) of the t-th tile; no tile left: an empty group, so that the counts stay right.
   const auto start_copy = [&](bool of_v, int t, std::uint32_t slot) {
     if (t < num_tiles) {
       if (of_v)
-        load_keys(block.v, p.stride_v_batch, p.stride_v_token, static_cast<int>(p.head_dim_v), plan.vectors_v,
-                  end_tile - 1 - t, slot);
+        load_keys(std::integral_constant<int, kVDim>{}, block.v, p.stride_v_batch, p.stride_v_token,
+                  static_cast<int>(p.head_dim_v), plan.vectors_v, end_tile - 1 - t, slot);
       else
-        load_keys(block.k, p.stride_k_batch, p.stride_k_token, static_cast<int>(p.head_dim), plan.vectors_k,
-                  end_tile - 1 - t, slot);
+        load_keys(std::integral_constant<int, kQkDim>{}, block.k, p.stride_k_batch, p.stride_k_token,
+                  static_cast<int>(p.head_dim), plan.vectors_k, end_tile - 1 - t, slot);
     }
     ptx::cp_async_commit();
   };
@@ -151,14 +162,14 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
   [[maybe_unused]] const float slope =
       kModified && p.alibi_slopes ? p.alibi_slopes[b * p.stride_alibi_batch + h] : 0.0f;
   const int row_in_block = warp * kSlices * 16 + lane / 4;  // of slice 0, upper half; +16 a slice, +8 the lower half
-  float out[kSlices][kDim / 8][4];
+  float out[kSlices][kVDim / 8][4];
   float maximum[kSlices][2], sum[kSlices][2];
 
   for (bool careful = false;; careful = true) {
 #pragma unroll
     for (int s = 0; s < kSlices; ++s) {
 #pragma unroll
-      for (int c = 0; c < kDim / 8; ++c)
+      for (int c = 0; c < kVDim / 8; ++c)
 #pragma unroll
         for (int e = 0; e < 4; ++e) out[s][c][e] = 0.0f;
       maximum[s][0] = maximum[s][1] = -INFINITY;
@@ -181,14 +192,15 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
       {
         const std::uint32_t from = slot_of(item) + lane_k;
 #pragma unroll
-        for (int d = 0; d < kDim / 16; ++d) {
+        for (int d = 0; d < kQkDim / 16; ++d) {
           std::uint32_t a[kSlices][4];
 #pragma unroll
-          for (int s = 0; s < kSlices; ++s) ptx::ldmatrix_x4(a[s], Tile::at_slice(lane_q, d) + s * 16 * Tile::kPitch);
+          for (int s = 0; s < kSlices; ++s)
+            ptx::ldmatrix_x4(a[s], QkTile::at_slice(lane_q, d) + s * 16 * QkTile::kPitch);
 #pragma unroll
           for (int n = 0; n < kBlockN / 16; ++n) {
             std::uint32_t keys[4];
-            ptx::ldmatrix_x4(keys, Tile::at_slice(from, d) + n * 16 * Tile::kPitch);
+            ptx::ldmatrix_x4(keys, QkTile::at_slice(from, d) + n * 16 * QkTile::kPitch);
 #pragma unroll
             for (int s = 0; s < kSlices; ++s) {
               ptx::mma_m16n8k16<T>(score[s][2 * n], a[s], keys[0], keys[1]);
@@ -265,7 +277,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
             maximum[s][half] = highest[s][half];
             sum[s][half] *= factor;
 #pragma unroll
-            for (int c = 0; c < kDim / 8; ++c) {
+            for (int c = 0; c < kVDim / 8; ++c) {
               out[s][c][2 * half] *= factor;
               out[s][c][2 * half + 1] *= factor;
             }
@@ -294,9 +306,9 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
 #pragma unroll 1
         for (int n = 0; n < kBlockN; ++n) {
 #pragma unroll
-          for (int c = 0; c < kDim / 8; ++c) {
+          for (int c = 0; c < kVDim / 8; ++c) {
             const std::uint32_t two = *reinterpret_cast<const std::uint32_t*>(
-                __cvta_shared_to_generic(values + Tile::element(n, 8 * c + 2 * (lane % 4))));
+                __cvta_shared_to_generic(values + VTile::element(n, 8 * c + 2 * (lane % 4))));
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               const std::uint32_t bits = two >> 16 * e & 0xffff;
@@ -314,7 +326,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
           }
         }
         __syncthreads();
-        for (int at = threadIdx.x; at < kBlockN * kDim; at += kThreads) {
+        for (int at = threadIdx.x; at < kBlockN * kVDim; at += kThreads) {
           auto* element = reinterpret_cast<unsigned short*>(__cvta_shared_to_generic(values + 2 * at));
           if (!is_finite_bits<T>(*element)) *element = 0;
         }
@@ -337,9 +349,9 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
             a[s][quarter] = pack<T>(x[0], x[1]);
           }
 #pragma unroll
-        for (int c = 0; c < kDim / 16; ++c) {
+        for (int c = 0; c < kVDim / 16; ++c) {
           std::uint32_t columns[4];
-          ptx::ldmatrix_x4_trans(columns, Tile::at_slice(values + lane_v, c) + n * 16 * Tile::kPitch);
+          ptx::ldmatrix_x4_trans(columns, VTile::at_slice(values + lane_v, c) + n * 16 * VTile::kPitch);
 #pragma unroll
           for (int s = 0; s < kSlices; ++s) {
             ptx::mma_m16n8k16<T>(out[s][2 * c], a[s], columns[0], columns[1]);
@@ -357,7 +369,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
 #pragma unroll
     for (int s = 0; s < kSlices; ++s)
 #pragma unroll
-      for (int c = 0; c < kDim / 8; ++c)
+      for (int c = 0; c < kVDim / 8; ++c)
 #pragma unroll
         for (int e = 0; e < 4; ++e) zero = fmaf(out[s][c][e], 0.0f, zero);
     if (!__syncthreads_or(zero != zero)) break;
@@ -390,7 +402,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
     for (int r = 0; r < kRows; ++r)
       if (__shfl_sync(kFullMask, own_factor, lane / 4 * 4 + r) == 0.0f)
 #pragma unroll
-        for (int c = 0; c < kDim / 8; ++c) out[r / 2][c][r % 2 * 2] = out[r / 2][c][r % 2 * 2 + 1] = 0.0f;
+        for (int c = 0; c < kVDim / 8; ++c) out[r / 2][c][r % 2 * 2] = out[r / 2][c][r % 2 * 2 + 1] = 0.0f;
   }
 
   // Rows of a warp go through the warp's part of Q's tile, so that they leave in vectors of 16 bytes.
@@ -398,29 +410,29 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
   for (int r = 0; r < kRows; ++r) {
     const float factor = __shfl_sync(kFullMask, own_factor, lane / 4 * 4 + r);
 #pragma unroll
-    for (int c = 0; c < kDim / 8; ++c)
+    for (int c = 0; c < kVDim / 8; ++c)
       *reinterpret_cast<std::uint32_t*>(
-          __cvta_shared_to_generic(warp_q + Tile::element(8 * r + lane / 4, 8 * c + 2 * (lane % 4)))) =
+          __cvta_shared_to_generic(warp_q + VTile::element(8 * r + lane / 4, 8 * c + 2 * (lane % 4)))) =
           pack<T>(out[r / 2][c][r % 2 * 2] * factor, out[r / 2][c][r % 2 * 2 + 1] * factor);
   }
   __syncwarp();
   T* const to = static_cast<T*>(p.out) + p.out_offset(b, h, warp_first);
   const int dim_v = static_cast<int>(p.head_dim_v);
-  constexpr int kVectors = kSlices * 16 * Tile::kChunks;
-  if (plan.vectors_out && dim_v == kDim && warp_first + kSlices * 16 <= last_query + 1) {
+  constexpr int kVectors = kSlices * 16 * VTile::kChunks;
+  if (plan.vectors_out && dim_v == kVDim && warp_first + kSlices * 16 <= last_query + 1) {
 #pragma unroll
     for (int at = 0; at < kVectors; at += 32) {
-      const int row = (at + lane) / Tile::kChunks, chunk = (at + lane) % Tile::kChunks;
+      const int row = (at + lane) / VTile::kChunks, chunk = (at + lane) % VTile::kChunks;
       *reinterpret_cast<uint4*>(to + row * p.stride_out_token + chunk * 8) =
-          *reinterpret_cast<const uint4*>(__cvta_shared_to_generic(warp_q + Tile::offset(row, chunk)));
+          *reinterpret_cast<const uint4*>(__cvta_shared_to_generic(warp_q + VTile::offset(row, chunk)));
     }
     return;
   }
 #pragma unroll 1
   for (int at = lane; at < kVectors; at += 32) {
-    const int row = at / Tile::kChunks, column = at % Tile::kChunks * 8;
+    const int row = at / VTile::kChunks, column = at % VTile::kChunks * 8;
     if (warp_first + row > last_query || column >= dim_v) continue;
-    const T* const from = static_cast<const T*>(__cvta_shared_to_generic(warp_q + Tile::offset(row, column / 8)));
+    const T* const from = static_cast<const T*>(__cvta_shared_to_generic(warp_q + VTile::offset(row, column / 8)));
     T* const row_to = to + row * p.stride_out_token + column;
     if (plan.vectors_out && column + 8 <= dim_v) {
       *reinterpret_cast<uint4*>(row_to) = *reinterpret_cast<const uint4*>(from);
@@ -431,10 +443,10 @@ __global__ void __launch_bounds__(ForwardShape<kDim, kModified>::kThreads, Forwa
   }
 }
 
-template <class T, int kDim, bool kModified>
+template <class T, int kQkDim, int kVDim, bool kModified>
 void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
-  using Shape = ForwardShape<kDim, kModified>;
-  const auto kernel = attention_fwd_kernel<T, kDim, kModified>;
+  using Shape = ForwardShape<kQkDim, kVDim, kModified>;
+  const auto kernel = attention_fwd_kernel<T, kQkDim, kVDim, kModified>;
   const auto fits = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
     return is_aligned(data, 16) && a % 8 == 0 && b % 8 == 0 && c % 8 == 0;
   };
@@ -468,15 +480,15 @@ void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
 
 /// An entry of the table. Scores that only scale (by a positive number, so that the largest product is the largest
 /// score) take the plain kernel.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void attention_fwd(const AttentionParams& p, void*, Stream stream) {
   using T = Element<kDtype>;
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   if (p.has_score_modifier() || !(p.scale > 0.0f))
-    launch_attention_fwd<T, kDim, true>(p, native(stream));
+    launch_attention_fwd<T, kQkDim, kVDim, true>(p, native(stream));
   else
-    launch_attention_fwd<T, kDim, false>(p, native(stream));
+    launch_attention_fwd<T, kQkDim, kVDim, false>(p, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm80

@@ -1,6 +1,6 @@
 // FlashAttention-2 forward (Dao, 2023; Algorithm 1) in fp32 on the fp16 tensor cores of sm_80 and later: every operand
-// is the sum of two halves (tile/split_halves.cuh), every product three matrix instructions. Instantiated by the
-// generated attention_fwd_f32_d<dim>.cu files.
+// is the sum of two halves (tile/split_halves.cuh), every product three matrix instructions. instances/ has the files
+// that instantiate it.
 //
 // A block owns kBlockM queries of one head and walks the tiles of keys that any of them sees, the last one first. The
 // next K (while P V runs) and V (during the softmax) wait in registers, since they are split on their way to shared
@@ -13,29 +13,33 @@
 // is NaN in the tensor core, and an infinity splits into NaN): then its rows are computed anew, plainly.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/host/launch.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/attention/forward/sm80/variant.hpp"
 #include "cuda/attention/plain.cuh"
 #include "cuda/attention/score.cuh"
 #include "cuda/attention/key_range.cuh"
+#include "cuda/tile/in_turn.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/split_products.cuh"
 
 namespace flashkernel::cuda::sm80 {
 
 // 32 rows a warp where registers allow: each fragment of K and V serves six matrix instructions. Registers hold scores
-// (kSlices * kBlockN / 2), output (kSlices * kDim / 2) and the waiting tile (kBlockN * kDim / 128). Shared memory: two
-// halves of Q, K and V, (kBlockM + 2 * kBlockN) * kDim * 4 bytes, 96 KB at d128, d192 and d256, so that it fits the
-// 99 KB of 8.6 and 8.9, and twice on 9.0.
-template <int kDim, bool kModified>
+// (kSlices * kBlockN / 2), output (kSlices * kVDim / 2) and the waiting tile (kBlockN / 128 times its head dim). Shared
+// memory holds two halves of Q, K and V: 96 KB at d128, d192 and d256, which fits the 99 KB of 8.6 and 8.9, and twice
+// on 9.0.
+template <int kQkDim_, int kVDim_, bool kModified>
 struct ForwardShapeF32 {
+  static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = std::max(kQkDim, kVDim);
   static constexpr int kWarps = 4, kThreads = kWarps * 32, kMinBlocks = 2;
-  static constexpr int kSlices = !kModified && kDim <= 128 ? 2 : 1;  // of 16 rows a warp
+  static constexpr int kSlices = !kModified && kWidest <= 128 ? 2 : 1;  // of 16 rows a warp
   static constexpr int kBlockM = kWarps * kSlices * 16;
-  static constexpr int kBlockN = kDim <= 64 ? 64 : kDim <= 192 ? 32 : 16;
+  static constexpr int kBlockN = kWidest <= 64 ? 64 : kWidest <= 192 ? 32 : 16;
   static constexpr int kGroup = kBlockN / kWarps;  // keys that share a scale
-  static constexpr int kSharedBytes = (kBlockM + 2 * kBlockN) * kDim * 4;
+  static constexpr int kSharedBytes = ((kBlockM + kBlockN) * kQkDim + kBlockN * kVDim) * 4;
 };
 
 struct ForwardPlanF32 {
@@ -56,14 +60,16 @@ __device__ inline float modified_score_f32(const AttentionParams& p, float slope
   return s;
 }
 
-template <int kDim, bool kModified>
-__global__ void __launch_bounds__(ForwardShapeF32<kDim, kModified>::kThreads,
-                                  ForwardShapeF32<kDim, kModified>::kMinBlocks)
+template <int kQkDim, int kVDim, bool kModified>
+__global__ void __launch_bounds__(ForwardShapeF32<kQkDim, kVDim, kModified>::kThreads,
+                                  ForwardShapeF32<kQkDim, kVDim, kModified>::kMinBlocks)
     attention_fwd_f32_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ ForwardPlanF32 plan) {
-  using Shape = ForwardShapeF32<kDim, kModified>;
-  using Tile = SharedTile<kDim>;
+  using Shape = ForwardShapeF32<kQkDim, kVDim, kModified>;
+  using QkTile = SharedTile<kQkDim>;
+  using VTile = SharedTile<kVDim>;
   constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kSlices = Shape::kSlices, kGroup = Shape::kGroup;
-  constexpr std::uint32_t kHalfQ = kBlockM * Tile::kPitch, kHalfK = kBlockN * Tile::kPitch;  // bytes of one half
+  constexpr std::uint32_t kHalfQ = kBlockM * QkTile::kPitch, kHalfK = kBlockN * QkTile::kPitch,
+                          kHalfV = kBlockN * VTile::kPitch;  // bytes of one half
   constexpr float kLog2E = 1.4426950408889634f;
   extern __shared__ __align__(128) unsigned char shared[];
 
@@ -110,10 +116,10 @@ __global__ void __launch_bounds__(ForwardShapeF32<kDim, kModified>::kThreads,
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::uint32_t shared_q = ptx::shared_address(shared), shared_k = shared_q + 2 * kHalfQ,
                       shared_v = shared_k + 2 * kHalfK;
-  const std::uint32_t warp_q = shared_q + warp * kSlices * 16 * Tile::kPitch;
-  const std::uint32_t lane_q = warp_q + Tile::lane_offset(LaneA::row(lane), LaneA::half(lane));
-  const std::uint32_t lane_k = shared_k + Tile::lane_offset(LaneB::row(lane), LaneB::half(lane));
-  const std::uint32_t lane_v = shared_v + Tile::lane_offset(LaneA::row(lane), LaneA::half(lane));
+  const std::uint32_t warp_q = shared_q + warp * kSlices * 16 * QkTile::kPitch;
+  const std::uint32_t lane_q = warp_q + QkTile::lane_offset(LaneA::row(lane), LaneA::half(lane));
+  const std::uint32_t lane_k = shared_k + QkTile::lane_offset(LaneB::row(lane), LaneB::half(lane));
+  const std::uint32_t lane_v = shared_v + VTile::lane_offset(LaneA::row(lane), LaneA::half(lane));
 
   // The row of key j, or null where there is none: outside of what the block sees, or in a page that does not exist.
   const auto key_row = [&](const float* base, std::int64_t stride_page, std::int64_t stride_token,
@@ -128,19 +134,20 @@ __global__ void __launch_bounds__(ForwardShapeF32<kDim, kModified>::kThreads,
   const auto row_of_k = [&](int j) { return key_row(block.k, p.stride_k_batch, p.stride_k_token, j); };
   const auto row_of_v = [&](int j) { return key_row(block.v, p.stride_v_batch, p.stride_v_token, j); };
 
-  SplitGroup<kGroup, kDim> waiting;  // this warp's rows of the tile of K or V that comes next
-  const auto load_keys = [&](const auto& row_of, std::int64_t stride_token, std::int64_t dim, bool vectors, int tile) {
+  InTurn<SplitGroup<kGroup, kQkDim>, SplitGroup<kGroup, kVDim>> waiting;  // the warp's rows of the next tile of K or V
+  const auto load_keys = [&](auto& rows, const auto& row_of, std::int64_t stride_token, std::int64_t dim, bool vectors,
+                             int tile) {
     const int j = tile * kBlockN + warp * kGroup;
     const bool whole =
         vectors && j >= block.first_key && j + kGroup <= block.last_key && (!p.is_paged() || plan.page_holds_groups);
-    waiting.load(whole ? row_of(j) : nullptr, stride_token, static_cast<int>(dim), vectors,
-                 [&](int row) { return row_of(j + row); });
+    rows.load(whole ? row_of(j) : nullptr, stride_token, static_cast<int>(dim), vectors,
+              [&](int row) { return row_of(j + row); });
   };
 
   // Q: eight rows, one half of a slice, share a scale.
 #pragma unroll
   for (int eight = 0; eight < 2 * kSlices; ++eight) {
-    SplitGroup<8, kDim> rows;
+    SplitGroup<8, kQkDim> rows;
     const int i = first_query + (warp * kSlices * 2 + eight) * 8;
     const float* const q = static_cast<const float*>(p.q) + p.q_offset(b, h, i);
     rows.load(plan.vectors_q && i + 8 <= block.range.q_len ? q : nullptr, p.stride_q_token,
@@ -155,32 +162,32 @@ __global__ void __launch_bounds__(ForwardShapeF32<kDim, kModified>::kThreads,
   [[maybe_unused]] const float slope =
       kModified && p.alibi_slopes ? p.alibi_slopes[b * p.stride_alibi_batch + h] : 0.0f;
   const int row_in_block = warp * kSlices * 16 + lane / 4;  // of slice 0, upper half; +16 a slice, +8 the lower half
-  float out[kSlices][kDim / 8][4];
+  float out[kSlices][kVDim / 8][4];
   float maximum[kSlices][2], sum[kSlices][2];
 
 #pragma unroll
   for (int s = 0; s < kSlices; ++s) {
 #pragma unroll
-    for (int c = 0; c < kDim / 8; ++c)
+    for (int c = 0; c < kVDim / 8; ++c)
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[s][c][e] = 0.0f;
     maximum[s][0] = maximum[s][1] = -INFINITY;
     sum[s][0] = sum[s][1] = 0.0f;
   }
-  if (num_tiles > 0) load_keys(row_of_k, p.stride_k_token, p.head_dim, plan.vectors_k, end_tile - 1);
+  if (num_tiles > 0) load_keys(waiting.first(), row_of_k, p.stride_k_token, p.head_dim, plan.vectors_k, end_tile - 1);
 
   for (int t = 0; t < num_tiles; ++t) {
     const int tile = end_tile - 1 - t, first_j = tile * kBlockN;
     {
-      const float multiplier = waiting.store(shared_k, shared_k + kHalfK, warp * kGroup);
+      const float multiplier = waiting.first().store(shared_k, shared_k + kHalfK, warp * kGroup);
       if (lane == 0) block.multiplier_k[warp] = multiplier;
     }
     __syncthreads();  // K is there for all, and V's tile is read by nobody
 
     // S = Q K^T
     float score[kSlices][kBlockN / 8][4];
-    split_scores<kDim, kSlices, kBlockN>(score, lane_q, kHalfQ, lane_k, kHalfK);
-    load_keys(row_of_v, p.stride_v_token, p.head_dim_v, plan.vectors_v, tile);
+    split_scores<kQkDim, kSlices, kBlockN>(score, lane_q, kHalfQ, lane_k, kHalfK);
+    load_keys(waiting.second(), row_of_v, p.stride_v_token, p.head_dim_v, plan.vectors_v, tile);
 
     const bool masked = tile < block.first_full || tile >= block.end_full;
 #pragma unroll
@@ -257,7 +264,7 @@ __global__ void __launch_bounds__(ForwardShapeF32<kDim, kModified>::kThreads,
           maximum[s][half] = highest[s][half];
           sum[s][half] *= factor;
 #pragma unroll
-          for (int c = 0; c < kDim / 8; ++c) {
+          for (int c = 0; c < kVDim / 8; ++c) {
             out[s][c][2 * half] *= factor;
             out[s][c][2 * half + 1] *= factor;
           }
@@ -281,17 +288,17 @@ __global__ void __launch_bounds__(ForwardShapeF32<kDim, kModified>::kThreads,
       }
 
     {
-      const float multiplier = waiting.store(shared_v, shared_v + kHalfK, warp * kGroup);
+      const float multiplier = waiting.second().store(shared_v, shared_v + kHalfV, warp * kGroup);
       if (lane == 0) block.multiplier_v[warp] = multiplier;
     }
     __syncthreads();  // V is there for all, and K's tile is read by nobody
-    if (t + 1 < num_tiles) load_keys(row_of_k, p.stride_k_token, p.head_dim, plan.vectors_k, tile - 1);
+    if (t + 1 < num_tiles) load_keys(waiting.first(), row_of_k, p.stride_k_token, p.head_dim, plan.vectors_k, tile - 1);
 
     // O += P V; P is at most 2^4
     const SplitScale<Shape::kWarps> scale(block.multiplier_v, 10);
     const SplitOperand<kSlices, kBlockN> probabilities(
         score, [&](int n) { return block.multiplier_v[(8 * n + 2 * (lane % 4)) / kGroup] * scale.to; });
-    split_accumulate<kDim, kSlices, kBlockN>(out, probabilities, lane_v, kHalfK, scale.back);
+    split_accumulate<kVDim, kSlices, kBlockN>(out, probabilities, lane_v, kHalfV, scale.back);
   }
 
   float zero = 0.0f;  // NaN once any result is not finite
@@ -299,7 +306,7 @@ __global__ void __launch_bounds__(ForwardShapeF32<kDim, kModified>::kThreads,
   for (int s = 0; s < kSlices; ++s) {
     zero = fmaf(sum[s][0], 0.0f, fmaf(sum[s][1], 0.0f, zero));
 #pragma unroll
-    for (int c = 0; c < kDim / 8; ++c)
+    for (int c = 0; c < kVDim / 8; ++c)
 #pragma unroll
       for (int e = 0; e < 4; ++e) zero = fmaf(out[s][c][e], 0.0f, zero);
   }
@@ -307,7 +314,7 @@ __global__ void __launch_bounds__(ForwardShapeF32<kDim, kModified>::kThreads,
     const ScoreContext at(p, b, h);
 #pragma unroll 1
     for (int i = first_query + warp; i <= last_query; i += Shape::kWarps)
-      plain_forward_row<kDim>(p, at, block.range, i, row_of_k, row_of_v);
+      plain_forward_row<kVDim>(p, at, block.range, i, row_of_k, row_of_v);
     return;
   }
 
@@ -331,7 +338,7 @@ __global__ void __launch_bounds__(ForwardShapeF32<kDim, kModified>::kThreads,
       const int column = 2 * (lane % 4), dim = static_cast<int>(p.head_dim_v);
       float* const to = static_cast<float*>(p.out) + p.out_offset(b, h, i) + column;
 #pragma unroll
-      for (int c = 0; c < kDim / 8; ++c) {
+      for (int c = 0; c < kVDim / 8; ++c) {
         const bool empty = factor == 0.0f;
         const float x = empty ? 0.0f : out[s][c][2 * half] * factor;
         const float y = empty ? 0.0f : out[s][c][2 * half + 1] * factor;
@@ -345,10 +352,10 @@ __global__ void __launch_bounds__(ForwardShapeF32<kDim, kModified>::kThreads,
     }
 }
 
-template <int kDim, bool kModified>
+template <int kQkDim, int kVDim, bool kModified>
 void launch_attention_fwd_f32(const AttentionParams& p, cudaStream_t stream) {
-  using Shape = ForwardShapeF32<kDim, kModified>;
-  const auto kernel = attention_fwd_f32_kernel<kDim, kModified>;
+  using Shape = ForwardShapeF32<kQkDim, kVDim, kModified>;
+  const auto kernel = attention_fwd_f32_kernel<kQkDim, kVDim, kModified>;
   const auto fits = [](int n, const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
     return is_aligned(data, 4 * n) && a % n == 0 && b % n == 0 && c % n == 0;
   };
@@ -374,14 +381,14 @@ void launch_attention_fwd_f32(const AttentionParams& p, cudaStream_t stream) {
 
 /// An entry of the table. Scores that only scale (by a positive number, so that the largest product is the largest
 /// score) take the plain kernel.
-template <int kDim>
+template <int kQkDim, int kVDim>
 void attention_fwd_f32(const AttentionParams& p, void*, Stream stream) {
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   if (p.has_score_modifier() || !(p.scale > 0.0f))
-    launch_attention_fwd_f32<kDim, true>(p, native(stream));
+    launch_attention_fwd_f32<kQkDim, kVDim, true>(p, native(stream));
   else
-    launch_attention_fwd_f32<kDim, false>(p, native(stream));
+    launch_attention_fwd_f32<kQkDim, kVDim, false>(p, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm80

@@ -167,15 +167,16 @@ void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
 }
 
 /// An entry of the table.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void attention_fwd(const AttentionParams& p, void*, Stream stream) {
   using T = Element<kDtype>;
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   // The fast kernels rely on this: if scores are products times a positive scale, the largest product is the maximum.
   if (p.softcap > 0.0f || !(p.scale > 0.0f))
-    return launch_attention_fwd<ForwardShape<typename ForwardTiles<kDim, kDim>::Modified>, T, true>(p, native(stream));
-  ForwardTiles<kDim, kDim>::choose(p, [&](auto tile) {
+    return launch_attention_fwd<ForwardShape<typename ForwardTiles<kQkDim, kVDim>::Modified>, T, true>(p,
+                                                                                                       native(stream));
+  ForwardTiles<kQkDim, kVDim>::choose(p, [&](auto tile) {
     using Shape = ForwardShape<decltype(tile)>;
     if constexpr (sums_pay<Shape>())
       if (!p.lse) return launch_attention_fwd<SummedShape<Shape>, T, false>(p, native(stream));

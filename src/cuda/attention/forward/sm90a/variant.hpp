@@ -10,10 +10,10 @@
 
 namespace flashkernel::cuda::sm90a {
 
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 Verdict attention_fwd_supports(const AttentionParams& p) {
   if (p.dtype != kDtype) return "it is built for another dtype";
-  if (const char* const other = other_head_dims(kHopperForwardHeadDims, {kDim, kDim}, p.head_dim, p.head_dim_v))
+  if (const char* const other = other_head_dims(kHopperForwardHeadDims, {kQkDim, kVDim}, p.head_dim, p.head_dim_v))
     return other;
   if (p.bias.data) return "it takes no additive bias";
   if (p.alibi_slopes) return "it takes no ALiBi slopes";
@@ -30,7 +30,7 @@ Verdict attention_fwd_supports(const AttentionParams& p) {
 }
 
 /// Launches the kernel: an entry of the table.
-template <DType kDtype, int kDim>
+template <DType kDtype, int kQkDim, int kVDim>
 void attention_fwd(const AttentionParams& p, void* workspace, Stream stream);
 
 }  // namespace flashkernel::cuda::sm90a

@@ -3,9 +3,9 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template void attention_bwd<DType::kFloat16, 192>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd<DType::kBFloat16, 192>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd<DType::kFloat16, 256>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd<DType::kBFloat16, 256>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kFloat16, 192, 192>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kBFloat16, 192, 192>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kFloat16, 256, 256>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kBFloat16, 256, 256>(const AttentionBackwardParams&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm80

@@ -3,7 +3,7 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template void attention_bwd<DType::kFloat16, 64>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd<DType::kBFloat16, 64>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kFloat16, 64, 64>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kBFloat16, 64, 64>(const AttentionBackwardParams&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm80

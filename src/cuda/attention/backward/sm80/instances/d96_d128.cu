@@ -3,9 +3,9 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template void attention_bwd<DType::kFloat16, 96>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd<DType::kBFloat16, 96>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd<DType::kFloat16, 128>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd<DType::kBFloat16, 128>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kFloat16, 96, 96>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kBFloat16, 96, 96>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kFloat16, 128, 128>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kBFloat16, 128, 128>(const AttentionBackwardParams&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm80

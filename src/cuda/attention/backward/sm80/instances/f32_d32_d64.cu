@@ -3,7 +3,7 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template void attention_bwd_f32<32>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd_f32<64>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd_f32<32, 32>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd_f32<64, 64>(const AttentionBackwardParams&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm80

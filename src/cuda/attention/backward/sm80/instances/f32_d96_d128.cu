@@ -3,7 +3,7 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template void attention_bwd_f32<96>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd_f32<128>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd_f32<96, 96>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd_f32<128, 128>(const AttentionBackwardParams&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm80

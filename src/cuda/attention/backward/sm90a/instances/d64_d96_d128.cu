@@ -3,11 +3,11 @@
 
 namespace flashkernel::cuda::sm90a {
 
-template void attention_bwd<DType::kFloat16, 64>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd<DType::kBFloat16, 64>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd<DType::kFloat16, 96>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd<DType::kBFloat16, 96>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd<DType::kFloat16, 128>(const AttentionBackwardParams&, void*, Stream);
-template void attention_bwd<DType::kBFloat16, 128>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kFloat16, 64, 64>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kBFloat16, 64, 64>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kFloat16, 96, 96>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kBFloat16, 96, 96>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kFloat16, 128, 128>(const AttentionBackwardParams&, void*, Stream);
+template void attention_bwd<DType::kBFloat16, 128, 128>(const AttentionBackwardParams&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm90a

@@ -3,7 +3,7 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template void attention_decode_quantized<DType::kFloat16, 128>(const AttentionParams&, void*, Stream);
-template void attention_decode_quantized<DType::kBFloat16, 128>(const AttentionParams&, void*, Stream);
+template void attention_decode_quantized<DType::kFloat16, 128, 128>(const AttentionParams&, void*, Stream);
+template void attention_decode_quantized<DType::kBFloat16, 128, 128>(const AttentionParams&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm80

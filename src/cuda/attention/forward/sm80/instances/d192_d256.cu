@@ -3,9 +3,9 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template void attention_fwd<DType::kFloat16, 192>(const AttentionParams&, void*, Stream);
-template void attention_fwd<DType::kBFloat16, 192>(const AttentionParams&, void*, Stream);
-template void attention_fwd<DType::kFloat16, 256>(const AttentionParams&, void*, Stream);
-template void attention_fwd<DType::kBFloat16, 256>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kFloat16, 192, 192>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kBFloat16, 192, 192>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kFloat16, 256, 256>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kBFloat16, 256, 256>(const AttentionParams&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm80

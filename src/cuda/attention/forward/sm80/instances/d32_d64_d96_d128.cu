@@ -3,13 +3,13 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template void attention_fwd<DType::kFloat16, 32>(const AttentionParams&, void*, Stream);
-template void attention_fwd<DType::kBFloat16, 32>(const AttentionParams&, void*, Stream);
-template void attention_fwd<DType::kFloat16, 64>(const AttentionParams&, void*, Stream);
-template void attention_fwd<DType::kBFloat16, 64>(const AttentionParams&, void*, Stream);
-template void attention_fwd<DType::kFloat16, 96>(const AttentionParams&, void*, Stream);
-template void attention_fwd<DType::kBFloat16, 96>(const AttentionParams&, void*, Stream);
-template void attention_fwd<DType::kFloat16, 128>(const AttentionParams&, void*, Stream);
-template void attention_fwd<DType::kBFloat16, 128>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kFloat16, 32, 32>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kBFloat16, 32, 32>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kFloat16, 64, 64>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kBFloat16, 64, 64>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kFloat16, 96, 96>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kBFloat16, 96, 96>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kFloat16, 128, 128>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kBFloat16, 128, 128>(const AttentionParams&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm80

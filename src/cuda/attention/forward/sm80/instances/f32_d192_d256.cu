@@ -3,7 +3,7 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template void attention_fwd_f32<192>(const AttentionParams&, void*, Stream);
-template void attention_fwd_f32<256>(const AttentionParams&, void*, Stream);
+template void attention_fwd_f32<192, 192>(const AttentionParams&, void*, Stream);
+template void attention_fwd_f32<256, 256>(const AttentionParams&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm80
