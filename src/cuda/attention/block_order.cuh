@@ -1,5 +1,5 @@
-// Which head and which tile a block of an attention kernel serves: the heads of a group alternate, as many as keep
-// what they stream in half of the L2 cache, and tiles run from one end to the other.
+// Which head and which tile a block of an attention kernel serves. Heads form groups, and what a group streams fits
+// half of the L2 cache. The blocks of a group take one tile of each of its heads, then the next tile of each.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct BlockOrder {
 
   unsigned blocks() const { return heads * tiles; }
 
-  /// The block's head, and the tile's number in the order of time.
+  /// The head of a block, and the number of its tile in the order in which tiles start.
   __device__ void find(unsigned block, unsigned* head, int* tile) const {
     const unsigned group = block / (heads_at_once * tiles), in_group = block % (heads_at_once * tiles);
     const unsigned group_heads = min(heads_at_once, heads - group * heads_at_once);

@@ -1,4 +1,4 @@
-// How many tokens attention's kernels take, and which pairs of head dims their instances are built for.
+// How many tokens the kernels of attention take, and which pairs of head dims their instances are built for.
 #pragma once
 
 #include <cstddef>
@@ -6,24 +6,24 @@
 
 namespace flashkernel::cuda {
 
-/// Of a sequence: kernels count tokens in 32 bits, with room for a window on either side.
+/// The most tokens of a sequence: kernels count tokens in 32 bits, with room for a window on either side.
 inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 29;
 
 /// The head dim of queries and keys, and that of values and results. A kernel that is built for a pair serves every
-/// call whose head dims are no larger: what is missing is filled with zeros.
+/// call whose head dims are no larger: it fills the columns that are missing with zeros.
 struct HeadDims {
   int qk, v;
 
   constexpr bool hold(std::int64_t head_dim, std::int64_t head_dim_v) const {
     return head_dim <= qk && head_dim_v <= v;
   }
-  /// What a call costs, as far as head dims decide: both products have their part.
+  /// What a call costs, as far as head dims decide: Q K^T runs over qk columns and P V over v.
   constexpr int size() const { return qk + v; }
   constexpr int widest() const { return qk > v ? qk : v; }
 };
 
-/// Why the instance for `own`, one of the pairs that its kernel is built for, leaves the call to another one: null
-/// where it is the smallest that holds the call's head dims.
+/// Why the instance for `own` leaves the call to another one; null where `own` is the smallest of the kernel's pairs
+/// that holds the call's head dims.
 template <std::size_t kPairs>
 constexpr const char* other_head_dims(const HeadDims (&built)[kPairs], HeadDims own, std::int64_t head_dim,
                                       std::int64_t head_dim_v) {

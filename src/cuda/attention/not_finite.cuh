@@ -1,12 +1,12 @@
-// Finds and removes NaN and infinity in tiles of 16-bit elements in shared memory: the tensor core makes 0 * NaN = NaN
-// out of a masked pair, so that a kernel looks at the tiles whose pairs are partly masked.
+// Finds and removes NaN and infinity in tiles of 16-bit elements in shared memory. A masked pair has the weight 0, but
+// the tensor core computes 0 * NaN = NaN. Therefore kernels search the tiles that have masked pairs.
 #pragma once
 
 #include "cuda/tile/shared_tile.cuh"
 
 namespace flashkernel::cuda {
 
-/// Zeroes what is not finite in `bytes` of shared memory, cooperatively; returns whether this thread found any.
+/// Zeroes what is not finite in `bytes` of shared memory; all `threads` take part. Returns whether this one found any.
 template <class T>
 __device__ inline bool clean(std::uint32_t address, int bytes, int thread, int threads) {
   bool found = false;
@@ -38,8 +38,9 @@ __device__ inline bool any_not_finite(std::uint32_t address, int bytes, int thre
   return found;
 }
 
-/// Of a tile of scores as an m16n8 accumulator: bit j says whether the lane's row (the upper or lower `half`) sees key
-/// j, that is, whether neither a mask nor a bias of -inf hides it. Every lane of the warp takes part.
+/// Bit j of the result says whether the lane's row sees key j: neither a mask nor a bias of -inf hides it. `score` is a
+/// tile of scores as an m16n8 accumulator, and `half` chooses the upper or lower row of the lane. All lanes of a warp
+/// call this together.
 template <int kTiles>
 __device__ inline std::uint64_t visible_keys(const float (&score)[kTiles][4], int half) {
   static_assert(kTiles <= 8, "a bit a key");

@@ -1,6 +1,6 @@
-// One row of attention by one warp in plain fp32: what a tensor-core kernel of fp32 accuracy falls back on for blocks
-// whose data or results are not finite. Slow, and right whatever bits the rows hold: nothing but visible pairs is ever
-// multiplied.
+// One row of attention by one warp in plain fp32. The tensor-core kernels of fp32 accuracy fall back on it for blocks
+// whose data or results are not finite. It is slow, and right whatever the rows hold, since it multiplies visible pairs
+// only.
 #pragma once
 
 #include "cuda/attention/score.cuh"

@@ -1,4 +1,4 @@
-// What happens to a score between the two matrix products, and the softmax's bookkeeping at the end of a row.
+// What happens to a score between the two matrix products, and how a row's softmax ends.
 #pragma once
 
 #include <cmath>
@@ -22,8 +22,8 @@ struct ScoreContext {
         slope(p.alibi_slopes ? p.alibi_slopes[b * p.stride_alibi_batch + h] : 0.0f) {}
 };
 
-/// scale, softcap, bias, ALiBi, in the contract's order. `capped` gets the score right after the softcap (for its
-/// gradient).
+/// Applies scale, softcap, bias and ALiBi, in the order of docs/numerics.md. `capped` gets the score right after the
+/// softcap, for its gradient.
 __device__ inline float modified_score(const AttentionParams& p, const ScoreContext& at, std::int64_t i, std::int64_t j,
                                        float dot, float* capped = nullptr) {
   float s = dot * p.scale;

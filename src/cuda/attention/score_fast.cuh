@@ -1,5 +1,4 @@
-// What happens to a score when a call has a softcap, a bias or ALiBi slopes: tile/attention_score.cuh with a faster
-// tanh.
+// What happens to a score when a call has a softcap, a bias or ALiBi slopes: score.cuh with a faster tanh.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -7,13 +6,13 @@
 
 namespace flashkernel::cuda {
 
-/// Absolute error 3e-7: 1 - 2 / (1 + e^2x), with both ends exact.
+/// 1 - 2 / (1 + e^2x). The absolute error is 3e-7, and large |x| give exactly 1 and -1.
 __device__ inline float tanh_exp2(float x) {
   constexpr float kTwoLog2E = 2.8853900817779268f;
   return 1.0f - 2.0f * ptx::reciprocal_approx(1.0f + ptx::exp2_approx(x * kTwoLog2E));
 }
 
-/// scale, softcap, bias, ALiBi, in the contract's order.
+/// Applies scale, softcap, bias and ALiBi, in the order of docs/numerics.md.
 __device__ inline float modified_score_fast(const AttentionParams& p, float slope, const char* bias_row, int i, int j,
                                             int shift, float dot, float* capped = nullptr) {
   float s = dot * p.scale;

@@ -1,5 +1,5 @@
-// The tensor maps of attention's arrays, which `supports` asks for and launches are made of: forward, backward and
-// decode on GPUs with a copy engine (9.0 and later).
+// The tensor maps of the arrays of attention, for GPUs with a copy engine (9.0 and later). Forward, backward and decode
+// use them in `supports`, which asks whether they fit, and in launches.
 #pragma once
 
 #include "cuda/pipeline/tensor_map.hpp"

@@ -1,5 +1,5 @@
-// Counters by which blocks find out who of them is the last to arrive somewhere, and how they become zero again without
-// a launch of their own (cuda/host/zeroed_memory.hpp). Used by split-KV decode on sm_80 and sm_90a.
+// Counters by which blocks find out which of them arrives last, and how the counters become zero again without a launch
+// of their own (cuda/host/zeroed_memory.hpp). Used by split-KV decode on sm_80 and sm_90a.
 #pragma once
 
 #include <cstddef>
@@ -9,22 +9,22 @@
 
 namespace flashkernel::cuda {
 
-/// How a block takes leave of the counters. Every block of the grid does once, whatever lengths it read, and the last
-/// of all leaves everything zero: lengths that somebody writes during a call may spoil that call, in which blocks then
-/// wait for arrivals that do not come, and no later one.
+/// How a block leaves the counters. Every block of the grid leaves once, whatever lengths it has read, and the last one
+/// of all sets everything to zero. If lengths are overwritten during a call, that call may be wrong, since blocks miss
+/// arrivals that do not come; but no later call is.
 class Departure {
  public:
   __device__ Departure(int* counters, int count) : counters_(counters), count_(count) {}
 
-  /// After the block's last use of a counter, and after somebody knew its result.
+  /// Must be called after the block's last use of a counter, and after its result is known.
   __device__ void announce() {
     if (threadIdx.x == 0) before_ = ptx::fetch_add_release(counters_ + count_, 1);
   }
-  /// In a block that uses no counter, at any time: it has nothing to order, and a release would wait for its loads.
+  /// For a block that uses no counter, at any time. It has nothing to order, and a release would wait for its loads.
   __device__ void announce_without_use() {
     if (threadIdx.x == 0) before_ = ptx::fetch_add_relaxed(counters_ + count_, 1);
   }
-  /// Warp 0, some work later: the answer takes its time.
+  /// Warp 0 should do some work between announce() and this, since the answer takes a while.
   __device__ void finish() {
     const int blocks = static_cast<int>(gridDim.x * gridDim.y * gridDim.z);
     if (threadIdx.x >= kWarp || __shfl_sync(kFullMask, before_, 0) != blocks - 1) return;

@@ -1,9 +1,10 @@
 // Rows that the blocks of a cluster share: what the kernels for long rows on 9.0 (softmax/sm90a/long_rows.cu,
-// norm/sm90a/norm_long_rows.cu) have in common. A block holds its part of a row in registers (tile/held_row.cuh); what
-// is reduced over the row every warp sends to every block by st.async, so blocks have no barrier of their own. Blocks
-// are small, several on a multiprocessor: while one waits for its row or for the others' sums, another stores. Where a
-// kernel's clusters walk their rows, a vector of the next row takes the registers of this one's as soon as that is
-// stored. Invariant: all blocks combine the same messages in the same order, which follows from the shape.
+// norm/sm90a/norm_long_rows.cu) have in common. A block holds its part of a row in registers (tile/held_row.cuh). To
+// reduce over the row, every warp sends its part to every block by st.async, so a block needs no barrier of its own.
+// Blocks are small, and several of them run on a multiprocessor: while one waits for its row or for sums of other
+// blocks, another one stores. Where a cluster walks several rows, a vector of the next row takes the registers of the
+// current one as soon as that vector is stored. Invariant: all blocks combine the same messages in the same order,
+// which follows from the shape.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +21,13 @@
 
 namespace flashkernel::cuda::long_rows {
 
-constexpr int kMostBlocks = 16;  // of a cluster: 8 every GPU of 9.0 has, up to 16 those that say so (cluster_fits)
+constexpr int kMostBlocks = 16;  // of a cluster: every GPU of 9.0 runs 8, and some run up to 16 (cluster_fits)
 
 constexpr int kAll = std::numeric_limits<int>::max();
 
-/// kThreads threads a block with kVectors vectors of 16 bytes each; kResident threads on a multiprocessor, which says
-/// how many registers one has. kRows: how many a cluster takes where there are enough of them; kAll: as many as there
-/// are for each of the clusters that the GPU runs at once.
+/// A block has kThreads threads with kVectors vectors of 16 bytes each. A multiprocessor has kResident threads, which
+/// decides how many registers a thread has. A cluster takes kRows rows where there are enough of them; with kAll the
+/// rows are divided among the clusters that the GPU runs at once.
 template <int kThreads_, int kVectors_, int kResident_, int kRows_ = 1>
 struct Shape {
   static constexpr int kThreads = kThreads_, kVectors = kVectors_, kBlocksPerSm = kResident_ / kThreads_;
@@ -61,7 +62,8 @@ __device__ inline void send(std::uint32_t to, const float4& message, std::uint32
   ptx::store_async_4(to, message, barrier);
 }
 
-/// What all warps of the cluster found in their parts of a row: a message (float, float2 or float4) of each, to all.
+/// Sends to all blocks what each warp of the cluster has found in its part of a row: a message of float, float2 or
+/// float4.
 template <class Message, class S>
 class Exchange {
  public:
@@ -92,14 +94,14 @@ class Exchange {
     ptx::mbarrier_wait(barrier(), phase_);
     phase_ ^= 1;
   }
-  /// After the last each() of a row, if another row follows. (An arrival that nobody waits for, after the last row,
-  /// compute-sanitizer's synccheck holds against the next kernel whose barrier lies there.)
+  /// Must be called after the last each() of a row, but only if another row follows. (If nobody waits for an arrival
+  /// after the last row, synccheck of compute-sanitizer blames the next kernel whose barrier lies in the same place.)
   __device__ void next() const {
     if (threadIdx.x == 0) expect();
     __syncwarp();
     ptx::cluster_arrive_relaxed();
   }
-  /// f(message) for every 32nd of them from this lane on: what a reduction over the warp makes the row's.
+  /// Calls f(message) for every 32nd message from this lane on. A reduction over the warp then gives the row's result.
   template <class F>
   __device__ void each(F f) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -125,9 +127,9 @@ int blocks_of_cluster(std::int64_t vectors) {
   return static_cast<int>(ceil_div(vectors * 16, S::kBytes));
 }
 
-/// Rows that clusters take: from 64 KB on in 16 bits and from 128 KB on in fp32, where an H200 found them ahead of the
-/// generic kernels. So they are at 48 and 96 KB; at 64 KB in fp32 generic norms are, and what lies between was not
-/// measured (lab/notebooks/cuda_memory_bound.md). `vectors`: whole vectors on 16-byte boundaries.
+/// Which rows clusters take: from 64 KB on in 16 bits and from 128 KB on in fp32. On an H200 they are faster there than
+/// the generic kernels, and also at 48 and 96 KB. At 64 KB in fp32 generic norms are faster; sizes in between were not
+/// measured (lab/notebooks/cuda_memory_bound.md). `vectors`: rows are whole vectors on 16-byte boundaries.
 inline Verdict serves(DType dtype, std::int64_t columns, bool vectors) {
   const std::int64_t bytes = columns * static_cast<std::int64_t>(dtype_bytes(dtype));
   if (bytes < (dtype == DType::kFloat32 ? 128 : 64) * 1024) return Verdict("needs longer rows");
@@ -156,7 +158,7 @@ int clusters_at_once(const K& kernel, int blocks, int device) {
                                 kernel.shared_bytes, device);
 }
 
-/// Whether the GPU runs the cluster that a row takes: more than 8 blocks it need not.
+/// Whether the GPU runs clusters of as many blocks as a row takes. Not every GPU runs more than 8.
 template <class K>
 Verdict cluster_fits(const K& kernel, std::int64_t columns, int device) {
   const int blocks = blocks_of_cluster<typename K::S>(columns / kVectorElements<typename K::T>);
@@ -166,7 +168,7 @@ Verdict cluster_fits(const K& kernel, std::int64_t columns, int device) {
                                                       : Verdict("this GPU runs no clusters of that many blocks");
 }
 
-/// Clusters for so many rows: never fewer than the GPU runs at once, unless there are no more rows.
+/// The clusters for `rows` rows: at least as many as the GPU runs at once, or one for each row if there are fewer rows.
 template <class K>
 std::int64_t clusters_of(const K& kernel, std::int64_t rows, int blocks, int device) {
   if (!K::S::kWalks) return rows;

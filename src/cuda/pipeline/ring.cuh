@@ -5,7 +5,8 @@
 
 namespace flashkernel::cuda {
 
-/// A count of what went through a ring of slots: the place of the next one and the parity of its barriers' phase.
+/// Counts what went through a ring of slots. From the count follow the next slot and the parity of the phase that its
+/// barriers are in.
 template <int kSlots>
 struct Ring {
   std::uint32_t count = 0;

@@ -1,6 +1,6 @@
-// Maps of global tensors for the copy engine of sm_90 (ptx/tma.cuh). Made on the host at each launch (a fraction of a
-// microsecond) and passed to the kernel by value as `const __grid_constant__ CUtensorMap`. The driver's encoder is
-// found at run time: the library does not link libcuda.
+// Maps of global tensors for the copy engine of sm_90 (ptx/tma.cuh). The host makes them at each launch, in a fraction
+// of a microsecond, and passes them to the kernel by value as `const __grid_constant__ CUtensorMap`. The encoder of the
+// driver is found at run time: the library does not link libcuda.
 #pragma once
 
 #include <cuda.h>

@@ -1,7 +1,7 @@
-// FlashAttention backward (Dao et al., 2022; Algorithm 4) in plain FFMA, split so that nothing is added by two blocks:
-// one owns a tile of queries and sums dQ over the keys, another a tile of keys and sums dK and dV over the
-// queries of its head group. Scores are recomputed in both; every sum runs in a fixed order, so the gradients are the
-// same bit for bit every time. One kernel for all dtypes: they differ in how tiles are loaded and rows are stored.
+// FlashAttention backward (Dao et al., 2022; Algorithm 4) in plain FFMA, split so that no sum is shared by two blocks.
+// One block owns a tile of queries and sums dQ over the keys. Another one owns a tile of keys and sums dK and dV over
+// the queries of its head group. Both compute the scores again. Every sum has a fixed order, so the gradients are the
+// same bit for bit every time. One kernel serves all dtypes, which differ in how tiles are loaded and rows are stored.
 //
 //   D = rowsum(dO * O) - dLSE    P = exp(S - LSE)    dV = P^T dO    dP = dO V^T    dS = P * (dP - D)
 //   dQ = dS K    dK = dS^T Q
@@ -85,7 +85,7 @@ __device__ inline PairGradient pair_gradient(const AttentionParams& p, const Sco
   return pair;
 }
 
-// What a block knows of rows of queries, and where D lies: -1 times it, when an arch's kernels have left it.
+// What a block knows of rows of queries, and where D lies. The kernels of an architecture leave -D; `sign` is -1 then.
 struct Tiles {
   const float* delta;  // [batch, heads_q, pitch]
   std::int64_t pitch;
@@ -101,7 +101,8 @@ struct Tiles {
   }
 };
 
-// Of a side, in all sequences and heads; attention_bwd_supports sees to it that both fit 32 bits.
+// The number of tiles of queries, or of keys, in all sequences and heads. attention_bwd_supports makes sure that both
+// fit 32 bits.
 template <class Tile>
 FK_HOST_DEVICE inline unsigned num_query_tiles(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
@@ -333,10 +334,10 @@ __global__ void __launch_bounds__(kTileThreads) grad_bias_kernel(const Attention
   grad_bias_elements(p, tiles);
 }
 
-// dQ of all tiles of queries, then dK and dV of all tiles of keys, dealt out over the blocks. With a flag: everything
-// again (the bias's gradient too) where a tensor-core kernel has found that some gradient is not finite: it cannot tell
-// a masked NaN from a visible one, this kernel can. Few blocks then, so that they cost nothing when there is nothing to
-// do.
+// Computes dQ of all tiles of queries, then dK and dV of all tiles of keys, which are dealt out over the blocks. With
+// flags, it computes all of them again, and the gradient of the bias, if a tensor-core kernel has found that some
+// gradient is not finite: that kernel cannot tell a masked NaN from a visible one, this kernel can. It then has few
+// blocks, so that it costs little when there is nothing to do.
 template <class Tile>
 __global__ void __launch_bounds__(kTileThreads, std::max(Tile::kQkDim, Tile::kVDim) > 128 ? 3 : 2)
     gradients_kernel(const AttentionBackwardParams p, const Tiles tiles, const int* flags, int num_flags) {

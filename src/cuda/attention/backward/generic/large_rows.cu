@@ -1,9 +1,11 @@
-// Rows whose LSE is far from 0, for the backward pass of calls with a bias. The mask of all keys of a row by -FLT_MAX
-// leaves scores of -3.4e38 and an LSE of -3.4e38, next to which the logarithm of the number of keys is nothing:
-// exp(score - LSE) is 1 for each of n keys, where it should be 1 / n. One pass over LSE finds such rows; a warp goes
-// over each again and leaves the logarithm of the sum of these exponentials. Only the generic kernel uses that
-// (cuda/kernels.cpp): the others get an LSE in which the row says that it sees nothing, or NaN, and the generic kernel
-// computes all gradients again. A row whose gradient is 0 from the start, as that of padding is, needs none of it.
+// Rows whose LSE is far from 0, in the backward pass of calls with a bias. If a bias of -FLT_MAX masks all keys of a
+// row, its scores and its LSE are -3.4e38, and the LSE has no digits left for the logarithm of the number of keys. Then
+// exp(score - LSE) is 1 for each of n keys, where it should be 1 / n.
+//
+// One pass over LSE finds such rows. For each of them a warp computes the logarithm of the sum of these exponentials,
+// which only the generic kernel uses (steps.hpp). The other kernels get an LSE of -inf for the row, which says that the
+// row sees nothing, or of NaN, and then the generic kernel computes all gradients again. A row whose gradient is 0 from
+// the start, as that of padding is, needs none of this.
 #include <cfloat>
 
 #include "cuda/attention/generic.hpp"
@@ -17,7 +19,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Whether the row's gradient is 0, and its output finite, so that all that follows from it is 0. By a whole warp.
+// Whether the gradient of a row's output is 0 and its output finite, so that the row adds 0 to every gradient. A whole
+// warp calls it.
 __device__ bool gives_nothing(const AttentionBackwardParams& p, std::int64_t b, std::int64_t h, std::int64_t i) {
   const AttentionParams& f = p.forward;
   const std::int64_t begin = f.is_varlen_q() ? f.q_begin(b) : 0;
@@ -33,7 +36,7 @@ __device__ bool gives_nothing(const AttentionBackwardParams& p, std::int64_t b, 
   return !__any_sync(kFullMask, something);
 }
 
-// log(sum exp(score - lse)) of a row, by a whole warp; the scores round as those of backward.cu do.
+// log(sum exp(score - lse)) of a row. A whole warp calls it. Scores are rounded as in backward.cu.
 __device__ float log_sum(const AttentionParams& f, std::int64_t b, std::int64_t h, std::int64_t i, float lse) {
   const ScoreContext at(f, b, h);
   const std::int64_t g = h * f.heads_kv / f.heads_q, q = f.q_offset(b, h, i);
@@ -94,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) found[blockIdx.x] = any;
 }
 
-// Blocks: few, since each leaves a number that every block of the generic kernel reads.
+// There are few blocks, since each leaves a number that every block of the generic kernel reads.
 constexpr std::int64_t kMostBlocks = 256;
 std::int64_t num_blocks(std::int64_t rows) { return std::min(ceil_div(rows, kThreads), kMostBlocks); }
 std::int64_t num_rows(const AttentionBackwardParams& p) {

@@ -1,20 +1,22 @@
-// FlashAttention-2 backward (Dao, 2023; Algorithm 2) on Turing's tensor cores, without sums in global memory: one
-// kernel owns keys and computes dK and dV, the other owns queries and computes dQ; each recomputes the scores.
-// Instantiated by the generated attention_bwd_f16_d<dim>.cu files.
+// FlashAttention-2 backward (Dao, 2023; Algorithm 2) on the tensor cores of 7.5, without sums in global memory. One
+// kernel owns keys and computes dK and dV, the other owns queries and computes dQ. Each of them computes the scores
+// again. instances/ has the file that instantiates them.
 //
-//   of keys:     S^T = K Q^T   P^T = exp(S^T - LSE)   dP^T = V dO^T   dS^T = P^T (dP^T - D)   dV += P^T dO   dK += dS^T
-//   Q of queries:  S = Q K^T     P = exp(S - LSE)       dP = dO V^T     dS = P (dP - D)         dQ += dS K
+//   keys:     S^T = K Q^T   P^T = exp(S^T - LSE)   dP^T = V dO^T   dS^T = P^T (dP^T - D)   dV += P^T dO   dK += dS^T Q
+//   queries:  S = Q K^T     P = exp(S - LSE)       dP = dO V^T     dS = P (dP - D)         dQ += dS K
 //
-// Both are one template: own rows X1, X2 (K, V or Q, dO) meet streamed rows Y1, Y2 (Q, dO or K, V). P and dS never
-// leave registers: the accumulator of one product is an operand of the next. Seven products instead of five buy a fixed
-// order of every sum (always deterministic) and no traffic for dQ.
+// Both are one template: a block's own rows X1 and X2 (K and V, or Q and dO) meet streamed rows Y1 and Y2 (Q and dO, or
+// K and V). P and dS never leave registers, since the accumulator of one product is an operand of the next. That takes
+// seven products instead of five. In return every sum has a fixed order, so results are always deterministic, and dQ
+// causes no traffic.
 //
-// A block has 8 warps: four over its own rows, times two halves of the 64 streamed rows of a step; the halves' sums
-// meet at the end. Y1 and Y2 of the next step are on their way into registers during the products.
+// A block has 8 warps: four share its own rows, for each half of the 64 streamed rows of a step. The sums of both
+// halves are added at the end. Y1 and Y2 of the next step are on their way into registers during the products.
 //
-// Invariant on NaN (0 * NaN is NaN in the tensor core): streamed rows that no own row sees are zero-filled; those of
-// partly masked tiles are searched, and cleaned once the scores, which carry every NaN that counts, are taken; what dO
-// holds is added to exactly the rows of dV that see it. An own row's NaN touches its own row only.
+// Invariant on NaN (0 * NaN is NaN in the tensor core): streamed rows that no own row sees are zero-filled. Those of
+// partly masked tiles are searched. They are cleaned once the scores are computed, which hold every NaN that a pair
+// must get, and what is not finite in dO is added to exactly the rows of dV that see it. A NaN in an own row reaches
+// only that row's results.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -29,7 +31,7 @@
 
 namespace flashkernel::cuda::sm75 {
 
-// Registers of keys, d128: 128 of dK and dV, 32 of S and dP, 32 under way; d64: 128, 64, 16.
+// Registers of a thread that owns keys. At d128: 128 of dK and dV, 32 of S and dP, 32 under way; at d64: 128, 64, 16.
 template <int kQkDim_, int kVDim_, bool kModified>
 struct BackwardShape {
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = HeadDims{kQkDim, kVDim}.widest();
@@ -62,7 +64,8 @@ struct BackwardPlan {
   const float *delta, *lse;
 };
 
-// -D = dLSE - rowsum(dO * O) and -LSE in base 2 of a tile of queries; zeros for the rows past the sequence.
+// Computes -D = dLSE - rowsum(dO * O) and -LSE in base 2 of a tile of queries. Rows past the sequence get D = 0 and a
+// weight of 0.
 template <class T, int kVDim>
 __global__ void __launch_bounds__(256)
     prepare_kernel(const __grid_constant__ AttentionBackwardParams p, float* delta, float* lse, bool vectors) {
@@ -109,7 +112,8 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-/// What a kernel computes. Where the sums of dK and dV do not fit into one thread's registers, each has its own.
+/// What a kernel computes. Where a thread has no registers for the sums of both dK and dV, each gets a kernel of its
+/// own.
 enum class Gradient { kQ, kK, kV, kKeys };  // kKeys: dK and dV
 
 /// What a block works on: own rows [first_row, last_row], and the streamed rows [begin, end) that some of them see.
@@ -405,7 +409,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kModified>::kThre
       }
     }
 
-    // The next step's rows travel under the products that are left: registers are scarcer before.
+    // The rows of the next step are fetched during the products that are left, since fewer registers are free before.
     step.first += kColumns;
     if (step.first >= rows.end) step = {step.h + 1, rows.begin / kColumns * kColumns};
     const auto accumulate = [&](auto tile, auto& to, const auto& weights, std::uint32_t y) {

@@ -1,5 +1,5 @@
-// After the backward pass: dQ = scale * sum, from the order of the fragments to rows. The four lanes that hold 16
-// columns of two rows swap them, so that each leaves with 16 bytes of one row.
+// Runs after the backward pass: dQ = scale * sum, from the order of the fragments to rows. The four lanes that hold 16
+// columns of two rows exchange them, so that each lane stores 16 bytes of one row.
 #pragma once
 
 #include "cuda/attention/backward/sm80/shape.cuh"

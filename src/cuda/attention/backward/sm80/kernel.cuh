@@ -1,6 +1,6 @@
 // Launches the sm80 backward pass: prepare_kernel, attention_bwd_kernel, grad_q_kernel, and grad_bias_kernel where that
-// is wanted. instances/ has the files that instantiate it. The gradient of the sinks is the
-// generic kernel's work; so is doing it all again when plan.not_finite says so (cuda/kernels.cpp puts them together).
+// gradient is wanted. instances/ has the files that instantiate it. The generic kernel computes the gradient of the
+// sinks, and all gradients again when plan.not_finite says so; steps.hpp puts the kernels together.
 #pragma once
 
 #include "cuda/host/launch.hpp"

@@ -1,15 +1,15 @@
 // FlashAttention backward (Dao et al., 2022; Algorithm 4) in fp32 on the fp16 tensor cores of sm_80 and later: operands
-// are sums of two halves (tile/split_halves.cuh). Instantiated by the generated attention_bwd_f32_d<dim>.cu files.
+// are sums of two halves (tile/split_halves.cuh). instances/ has the files that instantiate it.
 //
 //   S = Q K^T    P = exp(S - LSE)    dP = dO V^T    dS = P * (dP - D)    dQ = dS K    dK = dS^T Q    dV = P^T dO
 //
-// Two passes of one kernel, so that nothing is summed by two blocks and every sum has a fixed order. A block owns 64
-// rows of one side, 16 a warp, and walks the other side's: as owner of queries it sums dQ, as owner of keys (S and dP
-// are transposed then) dK and dV over the query heads of its group. Either way the product of two resident and two
-// walking tiles leaves P and dS in the registers that the last products want as operands.
+// One kernel runs twice, so that no sum is shared by two blocks and every sum has a fixed order. A block owns 64 rows
+// of one side, 16 for each warp, and walks the rows of the other side. As owner of queries it sums dQ. As owner of keys
+// it sums dK and dV over the query heads of its group, with S and dP transposed. Either way, the products of the
+// block's own two tiles with two walking tiles leave P and dS in the registers that the last products take as operands.
 //
-// dS is scaled by the power of two that brings the largest of a warp's tile to 2^14, so its halves lose nothing,
-// whatever the loss is scaled by.
+// dS is scaled by a power of two that brings the largest number of a warp's tile to 2^14. Therefore its halves lose
+// nothing, whatever the loss is scaled by.
 //
 // Invariant on NaN and infinity: a block computes as if all were finite; when its sums are not, its rows are computed
 // anew, plainly.

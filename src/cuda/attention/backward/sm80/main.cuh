@@ -4,24 +4,27 @@
 //   S^T = K Q^T   P^T = exp(S^T - LSE)         dV += P^T dO     team 0
 //   dP^T = V dO^T   dS^T = P^T * (dP^T - D)    dK += dS^T Q     team 1        dQ += dS K   both
 //
-// A block owns kBlockN keys of one kv head and walks the tiles of queries that see any of them, for every query head of
-// the group. Warp w of either team owns the same keys, all queries of a step and the whole head: P^T and dS^T stay in
-// registers as the operands of dV and dK, and no fragment is fetched by more warps than the four of a team. P^T goes to
-// its partner in team 1 in the registers' layout (fp16 for both dtypes: it is at most 1), through the place where the
-// partner then leaves dS^T, for dQ. dQ of a step is computed in the next one, by team 1 before its product and by team
-// 0 after its exponentials, so that the tensor cores always have one team's products to work on.
+// A block owns kBlockN keys of one kv head. It walks the tiles of queries that see any of them, for every query head of
+// the group. Warp w of either team owns the same keys, all queries of a step and all columns. P^T and dS^T stay in
+// registers as the operands of dV and dK, and only the four warps of a team fetch a fragment. A warp of team 0 hands
+// P^T to its partner in team 1 as registers hold it, in fp16 for both dtypes, since it is at most 1. P^T passes through
+// the place where the partner then leaves dS^T for dQ. The dQ of a step is computed in the next step: by team 1 before
+// its product and by team 0 after its exponentials, so that the tensor cores always have products of one team.
 //
-// Most instances have one code for both teams' products, with addresses that differ. At d64 (kOwnCode) each team has
-// its own: team 0's exponentials start when half of its scores are there, team 1 multiplies while it still makes dS^T.
+// In most instances both teams run the same code for their products, with different addresses. At d64 (kOwnCode) each
+// team has its own code: team 0 starts its exponentials when half of its scores are there, and team 1 multiplies while
+// it still computes dS^T.
 //
-// Deterministic mode: a counter a tile of queries lets the blocks add to dQ in the order of their tickets: the block
-// that one waits for has started before it. Waits are rare: there are as many heads side by side as multiprocessors, if
-// so many there are. Else the tiles of keys of a head that run side by side (a chunk) start with the last one: under a
-// causal mask each then meets the queries of the one before it two steps later than that.
+// Deterministic mode: each tile of queries has a counter, by which blocks add to dQ in the order of their tickets. A
+// block waits only for blocks that have started before it. Waits are rare if there are as many heads as
+// multiprocessors, since the heads then run side by side. With fewer heads, the tiles of keys of a head that run side
+// by side (a chunk) start with the last one; under a causal mask each tile then comes to a tile of queries two steps
+// after the tile before.
 //
-// Invariant on NaN: masked pairs are zero before each product, and keys and queries past the end, or that nobody sees,
-// are zero-filled. What is left (0 * NaN is NaN in the tensor core) always leaves some gradient that is not finite; the
-// kernels look for one, and plan.not_finite has the generic kernel compute all gradients again.
+// Invariant on NaN: masked pairs are zero before each product. Keys and queries past the end, and those that nobody
+// sees, are zero-filled. Any other NaN or infinity makes some gradient not finite, since 0 * NaN is NaN in the tensor
+// core. The kernels look for such a gradient, and plan.not_finite then has the generic kernel compute all of them
+// again.
 #pragma once
 
 #include "cuda/ptx/atomic.cuh"

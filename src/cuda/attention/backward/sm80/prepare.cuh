@@ -1,5 +1,6 @@
-// Before the backward pass, one block a tile of queries: D = rowsum(dO * O) - dLSE and the LSE in base 2, both negated;
-// its counter, the ticket and the flag zeroed; its sum of dQ too, where no order says which block is the first to add.
+// Runs before the backward pass, with one block for each tile of queries. It computes D = rowsum(dO * O) - dLSE and the
+// LSE in base 2, both negated. It zeroes the tile's counter, the ticket and the flag, and the tile's sum of dQ where no
+// order says which block is the first to add.
 #pragma once
 
 #include "cuda/attention/backward/sm80/shape.cuh"

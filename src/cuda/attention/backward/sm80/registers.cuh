@@ -20,8 +20,9 @@ __device__ inline uint4& shared_vector(std::uint32_t address) {
   return *static_cast<uint4*>(__cvta_shared_to_generic(address));
 }
 
-/// S^T or, from -D of a lane's queries on, dP^T - D: of the warp's keys, which it holds, and of queries that start at
-/// `rows`. 32 queries after the other, so that what follows may start on the first before the rest is there.
+/// Computes S^T, or dP^T - D with sums that start from -D of the lane's queries, for the keys that the warp holds and
+/// the queries that start at `rows`. It works through 32 queries at a time, so that the code that follows may start on
+/// the first ones before the rest is there.
 template <class T, int kDim, bool kFromDelta, int kSlices, int kTiles>
 __device__ inline void first_product_by_halves(Fragments<kSlices, kTiles>& result,
                                                const std::uint32_t (&held)[kSlices][kDim / 16][4], std::uint32_t rows,

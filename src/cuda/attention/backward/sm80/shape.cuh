@@ -29,14 +29,14 @@ struct BackwardShape {
   static constexpr int kBlockM = backward_block_m(kWidest, kKind);
   static constexpr int kPart = kBlockM < 64 ? kBlockM : 64;  // queries at a time: kSlices * kPart / 2 registers
   static constexpr int kStages = 2;                          // of Q, dO, LSE and D
-  // One buffer of dS costs a barrier more a step; the largest head in 99 KB has no room for two.
+  // With one buffer of dS a step has one more barrier. The largest head dim has no room for two buffers in 99 KB.
   static constexpr int kGradSBuffers = kWidest == 256 && kBlockM == 16 ? 1 : 2;
   static constexpr bool kHoldKeys =
       kWidest <= 64;  // a team's K or V as operands in registers, a quarter of the head dim a slice
-  // Each team's products are code of its own, and P^T is handed over in 16 bytes a lane: what d64 needs to be ahead
-  // (lab/notebooks/attention_sm80.md, "The loop at d64"). Other head dims have not been measured.
+  // Each team has code of its own for its products, and hands P^T over in 16 bytes a lane. That makes d64 faster
+  // (lab/notebooks/attention_sm80.md, "The loop at d64"); other head dims have not been measured.
   static constexpr bool kOwnCode = kQkDim == 64 && kVDim == 64 && !kModified;
-  // To so many tiles of keys, order costs less than the zeroing that it saves.
+  // Up to so many tiles of keys, adding in order costs less than zeroing the sums, which it saves.
   static constexpr int kOrderedTiles = kOwnCode ? 4 : 8;
   // dQ: kBlockM x kQkDim over warps of kQSlices * 16 queries and kColumns columns; pieces as square as the shape
   // allows.
@@ -59,7 +59,8 @@ struct BackwardShape {
   static_assert(kSharedBytes + 128 <= backward_shared_limit(kKind), "and what the kernel declares itself");
   static_assert(kWarpsM * kWarpsD <= kWarps && kColumns % 16 == 0, "every piece of dQ has a warp");
 
-  /// Where an element of a tile's sum of dQ lies: in the order of the fragments, a warp's additions side by side.
+  /// The place of an element of a tile's sum of dQ. Sums lie in the order of the fragments, so that what a warp adds
+  /// lies side by side.
   __device__ static int sum_index(int warp, int slice, int column_tile, int lane) {
     return ((warp * kQSlices + slice) * (kColumns / 8) + column_tile) * 128 + lane * 4;
   }

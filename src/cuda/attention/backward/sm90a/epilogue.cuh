@@ -9,7 +9,7 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// A lane of a row holds two of each eight columns; the four of them exchange, so that each has eight.
+/// Each of the four lanes of a row holds two of every eight columns. They exchange them, so that each lane has eight.
 __device__ inline void exchange_columns(std::uint32_t (&w)[4]) {
   const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
   const auto exchange = [](bool second, std::uint32_t& a, std::uint32_t& b, int lanes) {
@@ -22,9 +22,9 @@ __device__ inline void exchange_columns(std::uint32_t (&w)[4]) {
   exchange(upper, w[1], w[3], 2);
 }
 
-/// The warpgroup's 64 rows x kDim, multiplied by `factor`, to row0 and after it: the first `rows` rows, `dim` columns.
-/// A lane stores 16 bytes of a row at a time. kWhole: all rows and columns, without branches, so that the exchanges
-/// don't wait for each other.
+/// Stores the warpgroup's 64 rows x kDim, multiplied by `factor`, at row0: the first `rows` rows and `dim` columns. A
+/// lane stores 16 bytes of a row at a time. kWhole: all rows and columns, without branches, so that the exchanges do
+/// not wait for each other.
 template <int kDim, bool kWhole, class T, int kSums>
 __device__ inline void store_fragment(const float (&x)[kDim / 2], float factor, T* row0, std::int64_t stride_token,
                                       int rows, int dim, FiniteCheck<kSums>& finite) {
@@ -57,9 +57,9 @@ __device__ inline void store_fragment(const float (&x)[kDim / 2], float factor, 
   }
 }
 
-/// A warp's 16 rows x kDim of a fragment, times `factor`, to row0 and after it: the first `rows` rows, `dim` columns.
-/// By way of `place`, 2 KB of shared memory that is the warp's alone: 64 columns at a time in lines of 128 bytes, so
-/// that eight lanes write a line. store_fragment takes four times the instructions, 2500 cycles at an item's end.
+/// Stores a warp's 16 rows x kDim of a fragment, times `factor`, at row0: the first `rows` rows and `dim` columns. They
+/// pass through `place`, 2 KB of shared memory that no other warp uses: 64 columns at a time in lines of 128 bytes, so
+/// that eight lanes write a line. store_fragment takes four times the instructions: 2500 cycles at the end of an item.
 template <int kDim, class T, int kSums>
 __device__ inline void store_by_lines(const float (&x)[kDim / 2], float factor, std::uint32_t place, T* row0,
                                       std::int64_t stride_token, int rows, int dim, int lane,

@@ -1,21 +1,21 @@
 // A key warpgroup of the Hopper backward kernel at d128 without softcap (JoinedBackwardShape): 64 keys, their dK and
-// dV, and half of the columns of dQ; no warpgroup only makes dQ. kernel.cuh calls it; what it has in common with
-// the key warpgroups that hand dS to a third one is theirs (keys.cuh). After FlashAttention-3 (Shah et
-// al., 2024).
+// dV, and half of the columns of dQ. No third warpgroup makes dQ. keys.cuh has what both kinds of key warpgroups share.
+// Called by kernel.cuh. After FlashAttention-3 (Shah et al., 2024).
 //
 //   S^T = K Q^T, dP^T = V dO^T  ->  P^T = exp2(..), dS^T = P^T * (dP^T - D)        dV += P^T dO   dK += dS^T Q
 //   and of the step before      dQ^T = K^T dS^T, over the 128 keys of both warpgroups
 //
-// Order: the exponentials run while the other warpgroup multiplies, and dP^T is issued behind them; dS^T is made under
-// dV, and dQ is added under dK. dS goes through shared memory with a line a query, and is taken a step late, when the
-// other warpgroup's half has long been there; an item's last dQ is made in the next item's first step.
+// Order: the exponentials run while the other warpgroup multiplies, and dP^T is issued behind them. dS^T is computed
+// during the product for dV, and dQ is added during the product for dK. dS passes through shared memory, one line for
+// each query, and is used one step later, when the half of the other warpgroup has long been there. The last dQ of an
+// item is made in the first step of the next item.
 //
-// What limits it: an addition of 32 KB takes an SM 1280 cycles to send, and what reads shared memory behind it, or
-// writes one of its registers, waits. So all that a warp reads for its next step it asks for before its additions, and
-// dP^T, which comes to the registers of dQ^T, is multiplied as late as can be.
+// What limits it: a multiprocessor takes 1280 cycles to send an addition of 32 KB. Instructions that read shared memory
+// after the addition, or that write one of its registers, wait for it. Therefore a warp reads all that its next step
+// needs before its additions, and multiplies dP^T, which comes into the registers of dQ^T, as late as possible.
 //
-// Invariant: P^T is rounded only as the operand of dV, so that dS^T has one rounding in fp16 and bf16 alike. A block's
-// dQ of a step is added when it is that step's turn, in the order of the items' steps; K is given back after its last.
+// Invariant: P^T is rounded only as the operand of dV, so that dS^T is rounded once, in fp16 and in bf16. A block adds
+// the dQ of its steps in the order of its items and their steps. K is given back after the last of an item's additions.
 #pragma once
 
 #include "cuda/ptx/atomic.cuh"
@@ -24,7 +24,7 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// kMasked: some pairs are hidden.
+/// kMasked: the call hides some pairs.
 template <class Shape, class T, bool kMasked>
 struct JoinedConsumer : KeyConsumer<Shape, T, false> {
   using Keys = KeyConsumer<Shape, T, false>;
@@ -160,9 +160,10 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     ++turns.count;
   }
 
-  /// One step, and dQ of the one before, if one is due: at an item's first step that is the last one of the
-  /// item before, whose K is in `keys_before`. kHidden: the tile has hidden pairs, or may have, in the first step.
-  /// `last`: of the item. No product is under way at either end: ptxas serialises what crosses the loop's back edge.
+  /// One step, and the dQ of the step before it, if one is due. In the first step of an item that is the last step of
+  /// the item before, whose K is in `keys_before`. kHidden: the tile has hidden pairs, or may have some. `last`: the
+  /// step is the last of its item. No product is under way at the start or at the end, since ptxas serialises products
+  /// that cross the back edge of a loop.
   template <bool kFirst, bool kHidden>
   __device__ void step(const BackwardItem& item, int tile, std::uint32_t keys_before, bool last) {
     const std::uint32_t stage = at.slot();
@@ -178,7 +179,8 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     ptx::wgmma_wait<0>();
     ptx::hold(scores);
     exponentials();
-    // The additions' registers are read when they leave, some 600 cycles later. Who takes one of them before waits.
+    // The registers of the additions are read when these leave, some 600 cycles later. An instruction that writes one
+    // of them before that waits.
     ptx::hold(sum);
     multiply_scores<Shape::kVDim>(other, shared.v(), shared.grad_out(stage));
     if (hidden) hide(item, tile);
@@ -196,7 +198,7 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
                     !kFirst || is_due() ? shared.grad_s(late.slot()) : shared.q(stage));
     multiply_gradient(grad_k, grad_s, shared.q(stage), !kFirst);
     if (!kFirst || is_due()) take_turn();
-    // What the next step reads from shared memory first: behind the additions it would wait for them.
+    // Here, and not behind the additions, for which a read of shared memory would wait: what the next step needs first.
     const Ring<Shape::kStages> next{at.count + 1};
     const std::uint32_t next_stage = last ? stage : next.slot();
     if (!last) ptx::mbarrier_wait(shared.q_full(next_stage), next.parity());
@@ -263,7 +265,8 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     });
   }
 
-  /// dK and dV. In the place of the next dS other warps of this warpgroup write to this one's part.
+  /// Stores dK and dV through the place of the next dS. A barrier follows, because other warps of this warpgroup write
+  /// dS to this warp's part of that place.
   __device__ void store(const BackwardItem& item) {
     Ring<Shape::kScoreSlots> next = scored();
     ptx::hold(next.count);
@@ -276,8 +279,8 @@ struct JoinedConsumer : KeyConsumer<Shape, T, false> {
     ptx::barrier_sync(thread / 128, 128);
   }
 
-  /// Of the last `left` steps of an item those that are like the first of them: their tiles of queries have hidden
-  /// pairs or have none. Until `end` steps are left.
+  /// Whether the next of an item's last `left` steps has hidden pairs, and how many steps are left (`end`) when that
+  /// changes.
   struct AlikeSteps {
     bool hidden = false;
     int end = 0;

@@ -2,12 +2,12 @@
 // sees them. It works on transposed scores, so that P^T and dS^T are register operands of dV and dK; dS^T also goes to
 // shared memory, for the dQ warpgroup.
 //
-//   S^T = K Q^T  ->  P^T = exp2(..)        dP^T = V dO^T  ->  dS^T = P^T * (dP^T - D)        dV += P^T dO   dK += dS^T
-//   Q
+//   S^T = K Q^T     P^T = exp2(..)                 dV += P^T dO
+//   dP^T = V dO^T   dS^T = P^T * (dP^T - D)        dK += dS^T Q
 //
-// Order: while dS^T of a step is computed its dV is under way, and while the exponentials of the next step are computed
-// this one's dK is. S^T and dP^T take the same registers, one after the other, and P^T waits rounded: that is
-// what makes room for 128 registers of dK and dV.
+// Order: the product for dV runs while dS^T of its step is computed, and the product for dK runs while the exponentials
+// of the next step are computed. S^T and dP^T take the same registers, one after the other, and P^T is kept rounded.
+// That makes room for 128 registers of dK and dV.
 #pragma once
 
 #include <type_traits>
@@ -38,8 +38,9 @@ template <class Shape, class T, bool kModified>
 struct KeyConsumer {
   static constexpr int kBlockM = Shape::kBlockM, kQkDim = Shape::kQkDim, kVDim = Shape::kVDim;
   static constexpr int kSteps = kBlockM / 16;  // of 16 queries
-  // What dP^T is multiplied by waits in shared memory where it is not P^T as dV takes it: under a softcap, and for
-  // bf16, whose rounding of P^T on top of dS^T's own is too coarse; there it waits in fp16. (JoinedConsumer keeps it.)
+  // The factor of dP^T waits in shared memory, in fp16, where it is not the rounded P^T that dV takes. That is so under
+  // a softcap. It is also so for bf16: rounding P^T to bf16 and then dS^T again would be too coarse. (JoinedConsumer
+  // keeps the factor in registers.)
   static constexpr bool kStash = !Shape::kJoined && (kModified || !std::is_same_v<T, __half>);
 
   const AttentionBackwardParams& p;
@@ -87,9 +88,9 @@ struct KeyConsumer {
     for (int n = 0; n < kSteps; ++n) ptx::hold(from[n]);
   }
 
-  /// What `scores` hold becomes the operand. Called after a wait for a barrier that comes after the product that took
-  /// the last operand: ptxas would round before the product is done, and find no registers for both operands; over a
-  /// loop that waits it moves nothing.
+  /// Rounds `scores` into `operand`. Must be called after a wait for a barrier, which must come after the product that
+  /// took the last operand. Otherwise ptxas would round before that product is done, and there are no registers for two
+  /// operands; it moves nothing across a loop that waits.
   __device__ void round() {
 #pragma unroll
     for (int n = 0; n < kSteps; ++n)
@@ -97,20 +98,20 @@ struct KeyConsumer {
       for (int r = 0; r < 4; ++r) operand[n][r] = pack<T>(scores[8 * n + 2 * r], scores[8 * n + 2 * r + 1]);
   }
 
-  /// This lane's pairs of a row of the step's numbers: queries 8 n + 2 (lane % 4) and the next one.
+  /// Where the lane's queries begin in the step's -LSE or -D: it has queries 8 n + 2 (lane % 4) and the next one.
   __device__ const float* queries_row(int of_delta) const {
     return static_cast<const float*>(__cvta_shared_to_generic(shared.rows(at.slot()))) + of_delta * kBlockM +
            2 * (lane() % 4);
   }
 
-  /// A place of this thread where the step's dS^T will be, inside the rows of its warp: 16 bytes for 16 queries.
+  /// A place of this thread inside the rows of its warp, where the step's dS^T will be: 16 bytes for 16 queries.
   __device__ uint4* stash(int n) const {
     return static_cast<uint4*>(__cvta_shared_to_generic(shared.grad_s(scored.slot()) + n / 4 * Shape::kScoreBlockBytes +
                                                         (warpgroup * 64 + warp() * 16) * 128 +
                                                         (n % 4 * 32 + lane()) * 16));
   }
 
-  /// What of a tile a thread must mask: query i sees key j when i + left <= j < i + right.
+  /// Which pairs of a tile a thread must mask. Query i sees key j when i + left <= j < i + right.
   struct Mask {
     int offset[2];      // of its two keys
     unsigned width[2];  // 0: past the end
@@ -208,8 +209,8 @@ struct KeyConsumer {
     ++scored.count;
   }
 
-  /// Whether some pairs of a tile of queries are hidden. Asked before the scores are waited for: between them and the
-  /// exponentials it was 2 to 7 % of a call.
+  /// Whether some pairs of a tile of queries are hidden. This is worked out before the wait for the scores: between the
+  /// scores and the exponentials it took 2 to 7 % of a call.
   __device__ static std::uint32_t is_masked(const BackwardItem& item, int tile) {
     std::uint32_t masked = (tile < item.first_whole) | (tile >= item.last_whole);
     ptx::hold(masked);
@@ -253,8 +254,8 @@ struct KeyConsumer {
     ptx::mbarrier_wait(shared.v_full(), values.parity());
   }
 
-  /// From P^T of a tile of queries to P^T of the next one. kLast: nothing follows. No product is under way at either
-  /// end: ptxas serialises what crosses the loop's back edge.
+  /// From P^T of one tile of queries to P^T of the next one. kLast: no tile follows. No product is under way at the
+  /// start or at the end, since ptxas serialises products that cross the back edge of a loop.
   template <bool kLast>
   __device__ void step(const BackwardItem& item, int next_tile, int accumulate) {
     const std::uint32_t stage = at.slot();
@@ -325,15 +326,15 @@ struct KeyConsumer {
           p.stride_grad_k_token, static_cast<int>(f.head_dim));
   }
 
-  /// threadIdx.x for what is done once an item: kept over the loop of steps, it would spill or push out what that
-  /// keeps.
+  /// threadIdx.x, read again for what is done once an item. If it were kept over the loop of steps, it would be
+  /// spilled, or a register of the loop would.
   __device__ static std::uint32_t thread_again() {
     std::uint32_t thread = threadIdx.x;
     ptx::hold(thread);
     return thread;
   }
 
-  /// dK and dV, by way of the place of the next dS, of which each warp takes 2 KB.
+  /// Stores dK and dV through the place of the next dS, of which each warp has 2 KB.
   __device__ void store(const BackwardItem& item, Ring<Shape::kScoreSlots> next, std::uint32_t thread) const {
     const int key_warp = static_cast<int>(thread) / 32 - (Shape::kThreads / 32 - Shape::kKeyWarps);
     const int first_key = item.n_tile * Shape::kBlockN + 16 * key_warp;
@@ -347,7 +348,7 @@ struct KeyConsumer {
     finite.report(plan.not_finite);
   }
 
-  /// No query sees these keys.
+  /// Stores zeros: no query sees these keys.
   __device__ void store_zeros(const BackwardItem& item) const {
     const int first_key = item.n_tile * Shape::kBlockN + warpgroup * 64;
     for_both(item, first_key, [&](const auto&, float, T* to, std::int64_t token, int dim) {

@@ -1,5 +1,5 @@
-// In which order the thread blocks of the Hopper backward kernel take items, tiles of keys of all heads: decided by the
-// host for each launch, walked by take_item (producer.cuh).
+// The order in which the thread blocks of the Hopper backward kernel take items, which are the tiles of keys of all
+// heads. The host decides it for each launch, and take_item (producer.cuh) walks it.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +9,10 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// Groups of heads one after another; in a group tile after tile, which is the heavy ones first under a causal mask and
-/// the order in which blocks add to dQ. With `leads` a head's first tile, which stores where others add, comes a group
-/// early: the first tiles of the next group before the other tiles of this one. The others then never wait for it.
+/// Groups of heads follow one another, and a group is walked tile after tile. That is the order in which blocks add to
+/// dQ, and under a causal mask heavy tiles come first. The first tile of a head stores where the others add. With
+/// `leads` it comes one group early: the first tiles of the next group come before the other tiles of this one, so that
+/// the others never wait for it.
 struct BackwardOrder {
   int k_tiles = 0;        // of the longest sequence
   int heads = 0;          // batch x heads_kv

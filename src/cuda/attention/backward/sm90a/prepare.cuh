@@ -1,5 +1,6 @@
-// Before the Hopper backward pass, one block a tile of queries: D = rowsum(dO * O) - dLSE and the LSE in base 2, both
-// negated; its counter, the ticket and the flag zeroed, and grad_q where no block will add to dQ.
+// Runs before the Hopper backward pass, with one block for each tile of queries. It computes D = rowsum(dO * O) - dLSE
+// and the LSE in base 2, both negated. It zeroes the tile's counter, the ticket and the flag, and grad_q of tiles to
+// which no block will add.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"
@@ -8,8 +9,9 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// This lane's part of rowsum(x * y): of kCount rows, which begin at x(i) and y(i), the eight columns from `column` on,
-/// or as many as `dim` leaves. All loads are under way before the first sum, and nothing branches between them.
+/// The lane's part of rowsum(x * y) for kCount rows, which begin at x(i) and y(i): the eight columns from `column` on,
+/// or fewer at the end of a row of `dim`. All loads are under way before the first sum, and no branch lies between
+/// them.
 template <int kCount, class X, class Y>
 __device__ inline void multiply_rows(float (&sum)[kCount], const X& x, const Y& y, int column, int dim) {
   if (dim % 8 == 0) {
@@ -95,7 +97,7 @@ __global__ void __launch_bounds__(256)
   const bool is_there = m + my_row < q_len;
   const float delta = is_there ? grad_lse - products[my_row] : 0.0f;
   constexpr float kLog2E = 1.4426950408889634f;
-  // Of a row that sees nothing, and of no row: its exponentials are 2^-inf, not 2^inf.
+  // Rows that see nothing, and rows past the end, get exponentials of 2^-inf, not 2^inf.
   rows[my_row] = !is_there || lse == -INFINITY ? -INFINITY : -kLog2E * lse;
   rows[kBlockM + my_row] = delta;
   if (is_there) plan.delta[(static_cast<std::int64_t>(b) * f.heads_q + h) * f.seq_q + my_query] = delta;

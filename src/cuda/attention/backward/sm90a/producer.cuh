@@ -1,6 +1,7 @@
-// The producer warpgroup of the Hopper backward kernel: one thread takes items by ticket, tells the consumers and fills
-// the slots of K, V, Q and dO by TMA, as far ahead as they allow; one thread each of two other warps keeps the order in
-// which blocks add to dQ: what that waits for, the L2 cache or another block, keeps nobody else.
+// The producer warpgroup of the Hopper backward kernel. One thread takes items by ticket, tells the consumers, and
+// fills the slots of K, V, Q and dO by TMA, as far ahead as the slots allow. One thread in each of two other warps
+// keeps the order in which blocks add to dQ. These two wait for the L2 cache and for other blocks, which delays nobody
+// else.
 #pragma once
 
 #include "cuda/ptx/atomic.cuh"
@@ -10,8 +11,9 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// The tiles of queries of a cut item that are of a range; what the range has before them is left. A range is walked
-/// from its end: a block begins with what it gives away, and ends with what it takes, which has been there for long.
+/// Cuts an item to the tiles of queries that belong to a range, and leaves the rest of the range for later. A range is
+/// walked from its end. Therefore a block starts with the sums that it gives away, and ends with those that it takes,
+/// which another block has given long before.
 __device__ inline void cut_item(const BackwardPlan& plan, BackwardRange* range, BackwardItem* item) {
   const int range_first = range->number * plan.range_tiles, end = range_first + range->left;
   const int item_first = (end - 1) / plan.q_tiles * plan.q_tiles, first = max(range_first, item_first);
@@ -24,8 +26,8 @@ __device__ inline void cut_item(const BackwardPlan& plan, BackwardRange* range, 
   range->left = first - range_first;
 }
 
-/// A ticket past the whole items begins a range; of a range under way `index` becomes the next item's, the last one's
-/// of what is left.
+/// A ticket past the whole items starts a range. Within a range, `index` becomes that of the next item, which is the
+/// last one that is left of the range.
 __device__ inline void begin_range(const BackwardPlan& plan, BackwardRange* range, unsigned* index) {
   const int number = static_cast<int>(*index) - plan.whole_items;
   if (range->left == 0 && number >= 0) {
@@ -35,9 +37,9 @@ __device__ inline void begin_range(const BackwardPlan& plan, BackwardRange* rang
   if (range->left > 0) *index = plan.whole_items + (range->number * plan.range_tiles + range->left - 1) / plan.q_tiles;
 }
 
-/// The next item of all thread blocks, or of the range that this block has begun. The last tickets are ranges of cut
-/// items. A block waits for lower tickets only, and all of those are taken by blocks that run, so that it never waits
-/// for ever.
+/// Takes the next item: the next ticket of all thread blocks, or the next item of the range that this block has
+/// started. The last tickets are ranges of cut items. A block waits for lower tickets only, and blocks that run have
+/// taken all of those. Therefore no block waits forever.
 template <class Shape>
 __device__ inline void take_item(const AttentionBackwardParams& p, const BackwardPlan& plan, BackwardRange* range,
                                  BackwardItem* item) {
@@ -91,7 +93,7 @@ __device__ inline void load_tile(std::uint32_t to, int block_bytes, const CUtens
     ptx::tma_load(to + c * block_bytes, map, barrier, policy, c * 64, row, head, b);
 }
 
-/// One thread runs this. What is the item's is read from its record each time: registers are few.
+/// One thread runs this. It reads the item's record each time, because it has few registers.
 template <class Shape>
 __device__ inline void produce_gradients(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                          const BackwardLayout<Shape>& shared, const CUtensorMap* map_q,
@@ -119,7 +121,7 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
       ptx::mbarrier_arrive_expect(shared.q_full(stage), Shape::kQBytes + Shape::kRowsBytes);
       load_tile<Shape::kQkBlocks>(shared.q(stage), Shape::kQBlockBytes, map_q, shared.q_full(stage), kKeep,
                                   item->q_row + place.tile * Shape::kBlockM, place.h, f.is_varlen_q() ? 0 : item->b);
-      // By a map: compute-sanitizer takes a copy without one for a write of this thread, and sees races.
+      // With a tensor map: compute-sanitizer takes a copy without one for a write by this thread, and reports races.
       ptx::tma_load(shared.rows(stage), map_rows, shared.q_full(stage), kKeep, 0,
                     plan.tile_index(f.heads_q, item->b, place.h, place.tile));
       if (left == item->steps) {  // K and V after the first Q, whose slot is free before theirs
@@ -162,8 +164,8 @@ __device__ inline void walk_steps(const BackwardPlan& plan, const BackwardLayout
   }
 }
 
-/// One thread runs this: finds out when the block may add a step's dQ, up to two turns ahead of the dQ warpgroup, which
-/// therefore finds the answer in shared memory.
+/// One thread runs this. It finds out when the block may add the dQ of a step, up to two turns ahead of the dQ
+/// warpgroup, which then finds the answer in shared memory.
 template <class Shape>
 __device__ inline void await_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                    const BackwardLayout<Shape>& shared) {
@@ -180,8 +182,8 @@ __device__ inline void await_turns(const AttentionBackwardParams& p, const Backw
   });
 }
 
-/// One thread runs this: once the dQ warpgroup has added a tile, the block after this one may. The release waits until
-/// the additions have been made, which nobody else should have to.
+/// One thread runs this. Once the dQ warpgroup has added a tile, this thread lets the next block add. The release waits
+/// until the additions are done, and no other thread should have to wait for that.
 template <class Shape>
 __device__ inline void pass_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                   const BackwardLayout<Shape>& shared) {
@@ -196,8 +198,8 @@ __device__ inline void pass_turns(const AttentionBackwardParams& p, const Backwa
   });
 }
 
-/// One thread runs this, for JoinedConsumer: says of every step what becomes of its dQ, once it is its turn, up to
-/// kTurns steps ahead.
+/// One thread runs this, for JoinedConsumer. For every step it says what becomes of the step's dQ, once it is the
+/// step's turn, up to kTurns steps ahead.
 template <class Shape>
 __device__ inline void publish_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                      const BackwardLayout<Shape>& shared) {
@@ -219,7 +221,7 @@ __device__ inline void publish_turns(const AttentionBackwardParams& p, const Bac
   });
 }
 
-/// One thread runs this, for JoinedConsumer: once a step's dQ has been added, the block after this one may add.
+/// One thread runs this, for JoinedConsumer. Once the dQ of a step has been added, it lets the next block add.
 template <class Shape>
 __device__ inline void pass_published_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                             const BackwardLayout<Shape>& shared) {

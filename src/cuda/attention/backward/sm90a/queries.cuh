@@ -1,10 +1,10 @@
-// The dQ warpgroup of the Hopper backward kernel: dQ = dS K of every step, from shared memory, added to the tile's sum
-// in global memory straight from the registers. It is off the key warpgroups' path: they wait for it only where both
-// places of dS are full.
+// The dQ warpgroup of the Hopper backward kernel. It computes dQ = dS K of every step from shared memory, and adds it
+// from registers to the tile's sum in global memory. The key warpgroups wait for it only where all places of dS are
+// full.
 //
-// Of the key tiles that see a tile of queries the first one stores and the others add, one after the other in order
-// (plan.ordered), else once the first one has stored. grad_q_kernel scales, rounds and writes the rows of grad_q
-// afterwards, or the last one to add does (plan.last_writes), from the sum and its own part.
+// Several tiles of keys add to a tile of queries. The first of them stores. The others add in the order of their keys
+// (plan.ordered), or in any order once the first one has stored. Afterwards grad_q_kernel scales, rounds and writes the
+// rows of grad_q, or the last tile of keys to add does (plan.last_writes), from the sum and its own part.
 #pragma once
 
 #include "cuda/ptx/atomic.cuh"
@@ -34,7 +34,8 @@ struct QueryConsumer {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  /// dQ of 64 queries and a block of 64 columns (at d96 the last 32 of the second one are zeros); waits for it.
+  /// Computes dQ of 64 queries and a block of 64 columns, and waits for it. (At d96 the last 32 columns of the second
+  /// block are zeros.)
   __device__ void multiply(const BackwardItem& item, float (&sum)[32], int slice, int block) {
     const std::uint64_t a = ptx::matrix_descriptor(shared.grad_s(scored.slot()), 1024, 1024);
     // The slot is read each time: descriptors kept over the loop would take 32 registers.
@@ -50,7 +51,7 @@ struct QueryConsumer {
     ptx::hold(sum);
   }
 
-  /// One step; dS of it is there.
+  /// One step, whose dS is there.
   __device__ void step(const BackwardItem& item, const BackwardPlace& place, int last_of_item) {
     const int index = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
     const int turn = item.n_tile - item.first_adder<Shape>(place.tile);  // tiles of keys that come before
@@ -140,7 +141,7 @@ struct QueryConsumer {
   }
 };
 
-/// dQ = scale * sum, from the order of the fragments to rows. A block of a warpgroup for each 64 queries of a tile.
+/// dQ = scale * sum, from the order of the fragments to rows. A block has a warpgroup for each 64 queries of a tile.
 template <class T, int kQkDim, int kVDim>
 __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim>::kBlockM * 2)
     grad_q_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim>::kBlockM * 2)
   const KeyRange range(f, at.b);
   const int q_len = range.q_len, first_query = at.tile * Shape::kBlockM;
   if (first_query >= q_len) return;
-  // Nobody has made the sum of a tile that sees no keys; prepare_kernel has written zeros.
+  // A tile that sees no keys has no sum; prepare_kernel has written zeros.
   if (range.first(first_query) >= range.last(min(q_len, first_query + Shape::kBlockM) - 1)) return;
   const float* const sums = plan.sums + static_cast<std::int64_t>(at.index) * (Shape::kBlockM * kQkDim);
   const int slice = static_cast<int>(threadIdx.x) / 128, row = first_query + 64 * slice;

@@ -10,8 +10,9 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// A thread block works on kBlockN keys, 64 of them a key warpgroup, and kBlockM queries a step; a third warpgroup
-/// makes dQ, the fourth one loads. kJoined: the key warpgroups make dQ themselves (joined.cuh).
+/// A thread block works on kBlockN keys and, in each step, on kBlockM queries. Each of two key warpgroups has 64 of the
+/// keys, a third warpgroup makes dQ, and the fourth one loads. kJoined: the key warpgroups make dQ themselves
+/// (joined.cuh).
 template <int kQkDim_, int kVDim_>
 struct BackwardShape {
   static constexpr bool kJoined = false, kMayCut = false;  // BackwardCut
@@ -21,9 +22,9 @@ struct BackwardShape {
   static constexpr int kThreads = 128 * (kKeyGroups + 2);
   static constexpr int kKeyWarps = 4 * kKeyGroups, kQueryWarps = 4;  // of dK and dV; of dQ
   static constexpr int kConsumerWarps = kKeyWarps + kQueryWarps;
-  // Slots of Q and of dO, and of dS. Measured: what is short is room for dS at d64, for Q and dO at d128.
+  // Slots of Q and of dO, and slots of dS. By measurement, d64 needs more room for dS, and d128 for Q and dO.
   static constexpr int kStages = kWidest <= 64 ? 2 : 3, kScoreSlots = kWidest <= 64 ? 3 : 2;
-  static constexpr int kKeySlots = 2;  // of K, which the dQ warpgroup needs to the last; V's one is free early
+  static constexpr int kKeySlots = 2;  // of K, which the dQ warpgroup needs to the end; V has one, which is free early
   // A key thread holds (kQkDim + kVDim) / 2 of dK and dV, kBlockM / 2 of scores, kBlockM / 4 of P or dS rounded; a
   // thread of the dQ warpgroup 32 sums.
   static constexpr int kKeyRegisters = 208, kQueryRegisters = 64, kProducerRegisters = 32;
@@ -36,13 +37,14 @@ struct BackwardShape {
   static constexpr int kRowsBytes = 2 * kBlockM * 4;  // -LSE in base 2 and -D of a tile of queries
   static constexpr int kScoreBlocks = kBlockM / 64, kScoreBlockBytes = kBlockN * 128;
   static constexpr int kScoreBytes = kScoreBlocks * kScoreBlockBytes;
-  // Where an element of a tile's sum of dQ lies: in the order of the fragments, 512 neighbouring bytes a warp.
+  // The place of an element of a tile's sum of dQ. Sums lie in the order of the fragments: a warp writes 512
+  // neighbouring bytes.
   __host__ __device__ static constexpr int sum_index(int slice, int column_tile, int thread) {
     return ((slice * (kQkDim / 8) + column_tile) * 128 + thread) * 4;
   }
 };
 
-/// The same tiles and places for two key warpgroups that make dQ, too, and a producer.
+/// The same tiles and places, for a producer and two key warpgroups that also make dQ.
 struct JoinedBackwardShape : BackwardShape<128, 128> {
   static constexpr bool kJoined = true, kMayCut = true;
   static constexpr int kThreads = 128 * (kKeyGroups + 1);
@@ -66,8 +68,8 @@ struct BackwardItem {
   int q_row, k_row;             // of the sequence, the first ones in q and k
   int first_whole, last_whole;  // tiles of queries [first, last) see all of the keys
   KeyRange range;
-  /// Of the item's tiles of queries the block has all, or some: then it gives its sums to the block with the others, or
-  /// takes them from it.
+  /// Whether the block has all of the item's tiles of queries. If it has some, another block has the others, and this
+  /// one gives its sums to that block or takes them from it.
   enum Share : int { kAll, kGives, kTakes };
   Share share;
   int cut_range;  // of cut items that this is of
@@ -95,8 +97,8 @@ struct BackwardTurn {
   How how;
 };
 
-/// The head and tile of queries of a step. All heads of a tile come before the next tile: under a causal mask items
-/// with few tiles would else wait, head after head, for the one with the most.
+/// The head and tile of queries of a step. All heads of a tile come before the next tile. Otherwise, under a causal
+/// mask, items with few tiles would wait at each head for the item with the most tiles.
 struct BackwardPlace {
   int h, tile;
   __device__ BackwardPlace(const BackwardItem& item, int group)
@@ -129,16 +131,17 @@ struct BackwardPlan : BackwardOrder {
 
   __device__ int tile_index(int heads_q, int b, int h, int tile) const { return (b * heads_q + h) * q_tiles + tile; }
 
-  /// What a tile's counter must be before a block adds, when so many come `before` it in the order of keys: all of them
-  /// must have added, or in any order just the first one.
+  /// What the counter of a tile must be before a block adds, where `before` blocks precede it in the order of keys: all
+  /// of them must have added, or, where the order does not matter, the first one.
   __device__ int awaited(int before) const { return ordered ? before : min(before, 1); }
   /// Whether that block counts itself afterwards.
   __device__ bool passes(int before, bool last) const { return !last && (ordered || before == 0); }
 };
 
-/// The tile of queries of a block of the kernels before and after the pass. Heads come fastest: in most calls a token's
-/// heads are neighbours in memory, and blocks that run at a time read and write whole pages of it. Sequences backwards:
-/// the L2 cache still has the last ones' sums after the pass, and the first ones' inputs before it.
+/// The tile of queries that a block of the kernels before and after the pass works on. Heads vary fastest: in most
+/// calls the heads of a token are neighbours in memory, so that blocks that run side by side read and write whole
+/// pages. Sequences are walked backwards: after the pass the L2 cache still holds the sums of the last sequences, and
+/// when the pass starts it holds the inputs of the first ones.
 struct TileOfBlock {
   int b, h, tile, index;  // index: of all tiles of all heads, as plan.tile_index says
   __device__ TileOfBlock(const AttentionParams& f, const BackwardPlan& plan) {

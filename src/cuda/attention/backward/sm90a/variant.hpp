@@ -1,5 +1,5 @@
-// What a row of the table says about an instance of the Hopper backward kernel, the tensor maps and the workspace that
-// both the answer and the launch are made of. The instances (instances/) come from kernel.cuh.
+// What a row of the table says about an instance of the Hopper backward kernel, and the tensor maps and the workspace
+// that both `supports` and the launch use. kernel.cuh defines the instances, which are compiled in instances/.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// Queries a step and keys a block: 128 registers of dK and dV and 64 of scores and their gradients either way.
+/// Queries of a step and keys of a block. Either way a thread has 128 registers of dK and dV and 64 of scores or their
+/// gradients.
 constexpr int backward_block_m(int dim) { return dim <= 64 ? 128 : 64; }
 inline constexpr int kBackwardBlockN = 128;
 
@@ -44,15 +45,15 @@ inline TensorMapSpec rows_map(const float* rows, std::int64_t tiles, int block_m
   return map;
 }
 
-/// At head_dim 128 alone. At 96 the code for it spills a register; at 64 it gains half to two per cent without a mask
-/// and its mere presence costs long causal calls 3 (in any order, 8192: 490 and 474 TFLOP/s).
+/// Items are cut at head_dim 128 only. At 96 the code for it spills a register. At 64 it gains half a per cent to two
+/// without a mask, but its mere presence costs long causal calls 3 % (in any order, 8192: 490 and 474 TFLOP/s).
 constexpr bool backward_may_cut(int dim) { return dim > 96; }
 
-/// Where a call has a last round of items for part of the device only, the items of the last round and of the one
-/// before it are not dealt out whole: their tiles of queries, all in a row, are cut into a range for each block, so
-/// that all blocks end together. Two blocks share most of these items then; one hands its sums of dK and dV to the
-/// other. (Stream-K: Osama et al., 2023.) Only where all items have as many tiles, whole ones, and nobody waits for the
-/// order of keys.
+/// Where the last round of items would keep only part of the device busy, the items of the last two rounds are not
+/// dealt out whole. Their tiles of queries stand in a row, which is cut into one range for each block, so that all
+/// blocks end together (Stream-K: Osama et al., 2023). Two blocks then share most of these items, and one of them hands
+/// its sums of dK and dV to the other. This is done only where all items have the same number of tiles, all tiles of
+/// keys are whole, and no block waits for the order of keys.
 struct BackwardCut {
   static constexpr std::int64_t kLeast = 4;  // steps that it must save
   std::int64_t items = 0;                    // that are cut, the last ones; 0: none

@@ -1,17 +1,18 @@
 // Attention for few queries over a long cache (sm_80 and later): split-KV (Flash-Decoding, Dao et al. 2023) with the
-// query heads of a kv head packed into one matrix instruction. instances/ has the files that
-// instantiate it.
+// query heads of a kv head packed into one matrix instruction. instances/ has the files that instantiate it.
 //
-// Bound by memory. A warp takes 16 keys at a time (a granule: inside one page, one look-up) through its own ring of
-// cp.async copies, so the loop has no barrier. Keys are the rows of mma.sync m16n8k16 and queries its columns:
-// S^T = K Q^T, O^T = V^T P^T; with 8 query rows nothing is computed twice and the output takes half the registers.
-// Blocks are persistent; each finds its equal share of all granules from the lengths on the device
-// (schedule.cuh). The warps of a block merge at the end of a segment; pairs cut by a border between blocks are
-// merged by a second kernel, launched early, in a fixed order.
+// Memory limits this kernel. A warp takes 16 keys at a time through its own ring of cp.async copies, so the loop has no
+// barrier. Such a granule lies inside of one page, so that it takes one look-up. Keys are the rows of mma.sync m16n8k16
+// and queries are its columns: S^T = K Q^T, O^T = V^T P^T. With 8 query rows nothing is computed twice, and the output
+// takes half the registers that it would take as rows.
 //
-// Invariant on NaN: rows outside of what a sequence's queries see, and rows of pages that do not exist, are
-// zero-filled. A row that only some queries see may hold NaN or infinity: non-finite values of V are then taken out of
-// the granule before the product and added to the rows that see them.
+// Blocks are persistent. Each one works out its share of all granules from the lengths on the device (schedule.cuh).
+// The warps of a block merge at the end of a segment. If a border between blocks cuts a sequence of a head group, the
+// last block to finish merges the parts, or a second kernel does, which is launched early; either has a fixed order.
+//
+// Invariant on NaN: rows of K and V that no query of the sequence sees, and rows of pages that do not exist, become
+// zero. A row that only some queries see may hold NaN or infinity. Non-finite values of V are then taken out of the
+// granule before the product, and are added to the rows that see them.
 #pragma once
 
 #include "cuda/host/launch.hpp"
@@ -51,8 +52,9 @@ __device__ inline void load_queries(const AttentionParams& p, const DecodePlan& 
   }
 }
 
-/// The exponent of a scale (its logarithm in base 2, rounded down), for the shift of a row's exponentials. A scale that
-/// is no number must not move it, nor one so small that exponentials would overflow.
+/// The exponent of a scale, which is its logarithm in base 2, rounded down. It goes into the shift of a row's
+/// exponentials. A scale that is NaN or infinite must not move the shift, and a tiny one only so far that exponentials
+/// do not overflow.
 __device__ inline float scale_exponent(float scale) {
   const std::uint32_t field = __float_as_uint(scale) >> 23 & 0xff;
   return field == 0xff ? 0.0f : fmaxf(static_cast<float>(static_cast<int>(field) - 127), -64.0f);

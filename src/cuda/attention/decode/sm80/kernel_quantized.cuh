@@ -1,9 +1,11 @@
-// Split-KV decode over 8-bit keys and values: kernel.cuh with half the bytes. A granule's elements come into
-// shared memory as they are, with their scales, and are widened to fp16 in registers between ldmatrix and the matrix
-// instruction; queries are fp16 too (bf16 ones divided by a power of two of their row). ldmatrix moves pairs of bytes,
-// so a lane gets four neighbouring dims of a key, where the instruction wants two and two 8 further: queries are stored
-// in that order. Of values, transposed, it gets two neighbouring dims of two keys: even dims are rows 0 to 7 of the
-// output, odd ones rows 8 to 15. instances/ has the files that instantiate it.
+// Split-KV decode over 8-bit keys and values: kernel.cuh with half the bytes. Elements come into shared memory as they
+// are, with their scales. They become fp16 in registers, between ldmatrix and the matrix instruction. Queries are fp16
+// as well; bf16 queries are divided by a power of two of their row.
+//
+// ldmatrix moves pairs of bytes, so a lane gets four neighbouring dims of a key. The matrix instruction wants two dims
+// and the two that lie 8 further; therefore queries are stored in the order that the keys have. From values, which are
+// transposed, a lane gets two neighbouring dims of two keys: even dims become rows 0 to 7 of the output, odd dims rows
+// 8 to 15. instances/ has the files that instantiate it.
 #pragma once
 
 #include "cuda/attention/decode/sm80/kernel.cuh"

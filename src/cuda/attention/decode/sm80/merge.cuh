@@ -1,5 +1,5 @@
-// What split-KV decode does with finished rows: output and LSE, sequences without keys, and the merging of the parts
-// that several blocks have left of one row, in the order of the blocks. Used by kernel.cuh.
+// What split-KV decode does with finished rows: it stores output and LSE, serves sequences without keys, and merges the
+// parts of a row that several blocks have left, in the order of the blocks. Used by kernel.cuh.
 #pragma once
 
 #include <type_traits>
@@ -17,7 +17,7 @@ namespace flashkernel::cuda::sm80 {
 /// Row of a query tile: query i of head h. Rows are ordered by query, then by head.
 __device__ inline int query_of(int row, int group) { return row / group; }
 
-/// In place of an element type: fp16 or bf16, as the call says. For kernels whose loop does not depend on it.
+/// Stands for the element type where a kernel's loop does not depend on it: fp16 or bf16, as the call says.
 struct EitherHalf {};
 
 /// Two numbers as elements of the output.
@@ -55,8 +55,8 @@ __device__ inline void store_row(const AttentionParams& p, bool vectors, int b, 
   }
 }
 
-/// Where a block leaves its part of a row; `begins`: of the pair that begins in this block (the other one was begun
-/// by an earlier block).
+/// Where a block leaves its part of a row. A block has two places: `begins` says whether the pair begins in this block
+/// or in an earlier one.
 template <int kVDim, class Float>
 __device__ inline Float* partial_row(const DecodePlan& plan, Float* partials, int block, bool begins, int head,
                                      int row) {
@@ -64,8 +64,8 @@ __device__ inline Float* partial_row(const DecodePlan& plan, Float* partials, in
   return partials + ((place * plan.heads + head) * plan.rows + row) * (kVDim + 4);
 }
 
-/// A row's numerators, four columns a lane, with maximum (base 2) and sum. kInFlight: float4s that a lane loads before
-/// it uses the first.
+/// The numerators of a row, four columns in each lane, with their maximum (base 2) and sum. A lane loads kInFlight
+/// float4s before it uses the first.
 template <int kVDim, int kInFlight>
 struct Part {
   static constexpr int kPieces = (kVDim + 127) / 128;  // of 128 columns
@@ -152,8 +152,8 @@ struct Part {
   }
 };
 
-/// Output 0 and LSE -inf (or the sink) for the sequences without a visible key, dealt out over the grid; one warp. A
-/// function that all kernels of a file call: two copies in each were a tenth of their machine code.
+/// Stores output 0 and LSE -inf (or the sink) for sequences without a visible key, which are dealt out over the grid.
+/// One warp of a block calls it. It is not inlined: two copies in each kernel were a tenth of the machine code.
 template <class T>
 static __device__ __attribute__((noinline)) void store_empty_sequences(const AttentionParams& p, bool vectors) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
@@ -169,8 +169,8 @@ static __device__ __attribute__((noinline)) void store_empty_sequences(const Att
   }
 }
 
-/// Merges a row of one pair that several blocks have worked on, where there is too much of it for one block. Grid:
-/// (pairs that can be cut, rows, heads of a group). Starts while the kernel above runs, and finds its pair meanwhile.
+/// Merges one row of a pair that several blocks have worked on, where plan.combine_apart says so. Grid: (pairs that can
+/// be cut, rows, heads of a group). It starts while the decode kernel runs, and finds its pair meanwhile.
 constexpr int kCombineWarps = 4;
 template <class T, int kVDim>
 __global__ void __launch_bounds__(kCombineWarps* kWarp)

@@ -1,5 +1,5 @@
-// How keys and values reach a warp of split-KV decode: granules of 16 rows, copied asynchronously into the warp's own
-// ring of shared memory, as far ahead as it holds, from one segment into the next. Used by kernel.cuh.
+// How keys and values reach a warp of split-KV decode: the warp copies granules of 16 rows asynchronously into its own
+// ring in shared memory, as far ahead as the ring allows, across segments. Used by kernel.cuh.
 // Invariant: rows outside of what a sequence's queries see, and rows of pages that do not exist, become zero.
 #pragma once
 
@@ -50,9 +50,9 @@ struct Batch {
   std::int32_t page = -1;
 };
 
-/// Streams a warp's share into its ring, segment after segment, as far ahead as the ring allows. Addresses are made 32
-/// granules at a time, one a lane, and handed round: made for each granule, a division by the page size and 64-bit
-/// products would stand in front of every copy.
+/// Copies a warp's share into its ring, segment after segment, as far ahead as the ring allows. The addresses of 32
+/// granules are computed at a time, one in each lane, and read by shuffles. Computed for each granule, a division by
+/// the page size and 64-bit products would delay every copy.
 template <class T, int kQkDim, int kVDim, int kStages>
 class Producer {
  public:
@@ -67,7 +67,7 @@ class Producer {
     next_ = fetch(p, plan);
   }
 
-  /// Starts the copies of the next granule, if there is one; a group of copies in any case.
+  /// Starts the copies of the next granule, if there is one, and ends a group of copies in any case.
   __device__ void start(const AttentionParams& p, const DecodePlan& plan) {
     if (used_ == count_ && next_.count > 0) {
       make_addresses(p, plan);
@@ -93,7 +93,7 @@ class Producer {
  private:
   __device__ static int lane() { return static_cast<int>(threadIdx.x % kWarp); }
 
-  /// Scales of all 16 keys of a granule, four lanes each for K and V: those of keys that no query sees are masked
+  /// Copies the scales of all 16 keys of a granule: four lanes for K and four for V. Keys that no query sees are masked
   /// later.
   __device__ void start_scales(const AttentionParams& p, std::uint32_t to, bool there) const {
     const std::int64_t k_at = __shfl_sync(kFullMask, scale_k_, used_), v_at = __shfl_sync(kFullMask, scale_v_, used_);

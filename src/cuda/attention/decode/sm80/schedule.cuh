@@ -1,11 +1,12 @@
-// Who works on what in split-KV decode: all granules (16 keys) of all pairs of head group and sequence, one after the
-// other, are cut into equal shares, one a block. All sequences of a head group come before the next head group: blocks
-// of different heads then read the same tokens at the same time, whose heads lie side by side in memory. Every block
-// works its share out from the lengths on the device, so that nothing depends on them on the host. Used by
-// kernel.cuh; the functions here are warp-wide. Stream-K: Osama et al. (2023); Flash-Decoding: Dao et al.
-// (2023).
-// Invariant: lengths that somebody writes meanwhile, so that two readings differ, give wrong shares, but every walk
-// ends and every sequence and block that is named exists.
+// Which block works on what in split-KV decode. The granules (16 keys) of all pairs of head group and sequence stand in
+// a row, which is cut into one share of equal length for each block. In the row, all sequences of a head group come
+// before the next head group. Blocks of different heads then read the same tokens at the same time, and the heads of a
+// token lie side by side in memory. Every block works out its share from the lengths on the device, so the host needs
+// no length. Used by kernel.cuh. All lanes of a warp call these functions together. Stream-K: Osama et al. (2023);
+// Flash-Decoding: Dao et al. (2023).
+//
+// Invariant: if lengths are overwritten during a call, so that two readings differ, shares are wrong. But every walk
+// ends, and every sequence and block that it names exists.
 #pragma once
 
 #include "cuda/attention/decode/sm80/variant.hpp"

@@ -1,6 +1,7 @@
-// Split-KV decode on tensor cores: what a row of the table says about an instance (instances/ has
-// them, from kernel.cuh), and how a call is spread over the device.
-// Invariant: the spread depends on shapes only, never on lengths, so that a captured graph replays with other lengths.
+// Split-KV decode on tensor cores: what a row of the table says about an instance, and how a call is spread over the
+// device. kernel.cuh defines the instances, which are compiled in instances/.
+// Invariant: the spread depends on shapes only, never on lengths. Therefore a captured graph replays with other
+// lengths.
 #pragma once
 
 #include <algorithm>
@@ -14,18 +15,19 @@
 namespace flashkernel::cuda::sm80 {
 
 inline constexpr int kGranule = 16;  // keys that a warp takes at a time; they lie in one page
-/// Warps of a block, at most. A granule of 8-bit keys is half the bytes and more instructions a byte, and one of more
-/// than 8 query rows has two or four times the products: then it takes more than one warp a scheduler to cover one
-/// warp's latencies. (At d128 six warps, not eight, with four tiles: each one's result takes 17 KB.)
+/// The most warps of a block. Four warps, one for each scheduler, suffice for granules of 16-bit keys and one tile of
+/// query rows. A granule of 8-bit keys has half the bytes and more instructions a byte, and one with more query rows
+/// has two or four times the products; then a scheduler needs more than one warp to cover the latencies. With four
+/// tiles at d128 a block has six warps, not eight, since the result of each takes 17 KB.
 inline constexpr int decode_max_warps(int dim, int tiles, int element_bytes) {
   if (element_bytes == 1) return 8;
   return dim != 128 || tiles == 1 ? 4 : tiles == 2 ? 8 : 6;
 }
 inline constexpr int kTileRows = 8;  // query rows of one matrix instruction
 
-/// kTiles: tiles of 8 query rows that a warp serves. A warp has kStages granules of K and V in shared memory; on 9.0,
-/// a block's warps with all but one of them on their way are 48 to 128 KB a multiprocessor, where 4.5 TB/s with 1 us
-/// of latency needs 34 KB. kBytes: of an element of K and V; 8-bit ones bring their scales along.
+/// kTiles: tiles of 8 query rows that a warp serves. A warp has kStages granules of K and V in shared memory, all but
+/// one of them on their way. On 9.0 that is 48 to 128 KB for each multiprocessor, where a rate of 4.5 TB/s with a
+/// latency of 1 us needs 34 KB. kBytes: of an element of K and V; 8-bit elements bring their scales along.
 template <int kQkDim_, int kVDim_, int kTiles, int kBytes = 2>
 struct DecodeShape {
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = std::max(kQkDim, kVDim);
@@ -38,8 +40,8 @@ struct DecodeShape {
   static constexpr int kRingBytes = kStages * kSlotBytes;                 // of a warp
   static constexpr int kRows = kTiles * kTileRows;
   static constexpr int kQueryBytes = kRows * kQkDim * 2;  // of a head
-  // A warp's result: numerators (rows 4 floats apart more than kVDim, so that a quarter-warp's stores fall into
-  // different banks), maximum and sum.
+  // The result of a warp: numerators, maximum and sum. Rows of numerators are kVDim + 4 floats apart, so that the
+  // stores of a quarter of a warp fall into different banks.
   static constexpr int kResultPitch = kVDim + 4;  // floats
   static constexpr int kResultBytes = kRows * kResultPitch * 4 + kRows * 8;
 
@@ -59,13 +61,13 @@ struct DecodePlan {
   int rows = 0;  // query rows of a kv head, at most
   int shared_bytes = 0;
   bool combine_apart = false;  // pairs cut by a border are merged by a second kernel, not by the last block to arrive
-  int combine_items = 0;       // pairs of sequence and head group, or borders between blocks: what is fewer
+  int combine_items = 0;       // pairs of sequence and head group, or borders between blocks, if there are fewer
   bool combine_by_pair = false;
   bool modified = false;  // softcap or ALiBi
   bool vectors_q = false, vectors_out = false;
 
-  /// Floats of the partial results: a block leaves at most two, one for the pair of sequence and head group that it
-  /// found begun, one for the pair that it left unfinished.
+  /// Floats of the partial results. A block leaves at most two: one for the pair of sequence and head group that its
+  /// share starts within, one for the pair that its share ends within.
   std::int64_t partial_floats(int dim_v) const { return std::int64_t{2} * blocks * heads * rows * (dim_v + 4); }
 };
 
@@ -92,8 +94,9 @@ DecodePlan plan_decode(const AttentionParams& p) {
   DecodePlan plan;
   plan.blocks = device.num_sms;
   plan.head_groups = static_cast<int>(p.heads_kv) / plan.heads;
-  // As many for each head group, where that leaves few multiprocessors over: the blocks of all heads then go through
-  // the same sequences side by side, and cut them alike, or, where lengths are alike, not at all.
+  // Each head group gets the same number of blocks, where that leaves few multiprocessors idle. The blocks of all heads
+  // then go through the same sequences side by side and cut them at the same places; if all lengths are equal, they may
+  // cut none.
   const int alike = plan.blocks - plan.blocks % std::max(1, plan.head_groups);
   if (kBytes == 2 && 16 * alike >= 15 * plan.blocks) plan.blocks = alike;
   plan.rows = static_cast<int>(decode_rows(p));
@@ -106,9 +109,9 @@ DecodePlan plan_decode(const AttentionParams& p) {
     plan.warps = plan.key_lanes * plan.heads;
     plan.shared_bytes = Shape::shared_bytes(plan.warps, plan.heads);
   });
-  // A second kernel merges: up to 4096 keys in all, where it was 6 to 8 % faster on 9.0 (from 8192 on it was 4 to 8 %
-  // slower), and where one block would have to merge more than 512 rows, which it reads in 2 us, if all work were in
-  // one sequence.
+  // A second kernel merges up to 4096 keys in all, where that was 6 to 8 % faster on 9.0 (from 8192 keys on it was 4 to
+  // 8 % slower). It also merges where a single block might have to merge more than 512 rows, which take 2 us to read;
+  // that is so if all work is in one sequence.
   plan.combine_apart = plan.rows > 2 * kTileRows || p.batch * p.seq_k <= 4096 ||
                        plan.heads * plan.rows * (plan.blocks / plan.head_groups + 2) > 512;
   const std::int64_t pairs = p.batch * plan.head_groups, borders = std::max(1, plan.blocks - 1);
@@ -125,7 +128,7 @@ DecodePlan plan_decode(const AttentionParams& p) {
   return plan;
 }
 
-/// What decoding over 16-bit and over 8-bit keys asks alike; `vector`: elements of K and V in 16 bytes.
+/// What decoding over 16-bit keys and over 8-bit keys both ask for. `vector`: elements of K and V in 16 bytes.
 template <int kQkDim, int kVDim, std::size_t kPairs>
 Verdict decode_supports(const AttentionParams& p, const HeadDims (&built)[kPairs], std::int64_t vector) {
   if (const char* const other = other_head_dims(built, {kQkDim, kVDim}, p.head_dim, p.head_dim_v)) return other;
@@ -140,8 +143,8 @@ Verdict decode_supports(const AttentionParams& p, const HeadDims (&built)[kPairs
   if (!rows_of_16_bytes(p.k, side_by_side ? 0 : p.stride_k_batch, p.stride_k_head, p.stride_k_token) ||
       !rows_of_16_bytes(p.v, side_by_side ? 0 : p.stride_v_batch, p.stride_v_head, p.stride_v_token))
     return "rows of k and v must start at multiples of 16 bytes";
-  // Lengths are 32-bit in the kernel, with room for windows; so are granules of all sequences and heads, and table
-  // columns.
+  // The kernel counts in 32 bits: keys, with room for windows, granules of all sequences and heads, and columns of the
+  // table.
   if (p.seq_k > std::int64_t{1} << 29 || p.batch * p.heads_kv * (p.seq_k / kGranule + 1) >= std::int64_t{1} << 31)
     return "the call has more keys than it takes";
   return Verdict::ok();

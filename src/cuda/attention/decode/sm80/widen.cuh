@@ -1,6 +1,7 @@
-// Four 8-bit elements of a KV-cache, as one register of ldmatrix holds them, to fp16 for the tensor cores: exact for
-// both kinds (3 bits of mantissa, or 7 of a number). e4m3: one instruction a pair from sm_89 on, 5 before; int8: 5 for
-// four elements, by the place of the number 1024 in fp16. Used by kernel_quantized.cuh.
+// Turns four 8-bit elements of a KV-cache, which one register of ldmatrix holds, into fp16 for the tensor cores. That
+// is exact for both kinds: e4m3 has 3 bits of mantissa, int8 has 7 bits and a sign. A pair of e4m3 takes one
+// instruction from sm_89 on and 5 before; four int8 take 5, which place a byte in the
+// mantissa of 1024 and subtract 1024 again. Used by kernel_quantized.cuh.
 #pragma once
 
 #include <cuda_fp16.h>

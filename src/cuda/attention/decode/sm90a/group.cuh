@@ -1,11 +1,12 @@
-// Decode of up to 32 query heads a kv head where sequences and kv heads are enough for a cluster each
-// (group_plan.hpp): all heads of a group read each key once, by wgmma (group_sums.cuh). The cluster's
-// blocks take the sequence's tiles of 64 keys in turn, so that each of them knows its pages before it knows the length;
-// a warpgroup brings them by TMA, two compute. What they have meets in shared memory (group_merge.cuh). No
-// workspace, counters or second kernel.
+// Decode with up to 32 query heads for each kv head, where there are enough sequences and kv heads for a cluster each
+// (group_plan.hpp). All query heads of a group read each key once, by wgmma (group_sums.cuh). The blocks of a cluster
+// take the tiles of 64 keys of a sequence in turn, so that a block knows its pages before it knows the length. In each
+// block one warpgroup loads tiles by TMA and two compute. Results are merged through shared memory (group_merge.cuh),
+// without workspace, counters or a second kernel.
 //
-// Invariant: nobody waits for what another reading of a length decides: a block reads it once, and sends and is sent
-// the same bytes whatever it is. A length that somebody writes meanwhile spoils the call, and the call ends.
+// Invariant: a block reads the length of its sequence once. How many bytes it sends and receives does not depend on the
+// length, so no block waits for what another block has read. If a length is overwritten during the call, its results
+// are wrong, but the call ends.
 #pragma once
 
 #include "cuda/host/clusters.hpp"
@@ -23,13 +24,14 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// A block's shared memory, threads and registers. kStages tiles of K and V are on their way or in use: 192 KB at d128.
-/// A block that has a multiprocessor to itself can take 53 bytes a clock, which with 1 us of latency is 95 KB on their
-/// way, and each warpgroup keeps one tile and waits for the next.
+/// Shared memory, threads and registers of a block. kStages tiles of K and V are on their way or in use: 192 KB at
+/// d128. A block that has a multiprocessor to itself can read 53 bytes a clock. With a latency of 1 us that is 95 KB on
+/// their way; besides, each warpgroup uses one tile and waits for the next.
 template <int kQkDim_, int kVDim_, int kStages_>
 struct GroupShape {
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kStages = kStages_, kConsumers = kGroupWarpgroups;
-  // Slots are a warpgroup's own then. It has seen each phase of a slot's barrier end before it waits for the next.
+  // Then each slot belongs to one warpgroup, which has seen every phase of the slot's barrier end before it waits for
+  // the next one.
   static_assert(kStages % kConsumers == 0);
   static constexpr int kKeys = kGroupKeys, kRows = kGroupRows;
   static constexpr int kWarps = 4 * kConsumers, kThreads = (kWarps + 4) * kWarp;
@@ -45,15 +47,15 @@ struct GroupShape {
 
   static constexpr int kBarriers = kStages * kStageBytes, kInboxFull = kBarriers + 2 * kStages * 8;
   static constexpr int kLengthKnown = kInboxFull + 8, kExchanged = kLengthKnown + 8, kLength = kExchanged + 8;
-  // Between warpgroups: half of each one's results, and each thread's maximum and sum.
+  // What the warpgroups exchange: half of the results of each, and the maximum and sum of each thread.
   static constexpr int kExchange = (kLength + 4 + 15) / 16 * 16, kExchangeStates = kExchange + kRows * kVDim * 4;
   static constexpr int kInbox = kExchangeStates + kConsumers * 128 * 8;
 };
 
-/// The warp that brings a block of 64 columns of K (the first half of the producers) or V, of the tiles rank, rank +
-/// blocks, .... A copy is of these columns and plan's box of keys; a lane asks for it, one after the other, which is
-/// some 40 clocks each: hence four warps. Boxes are looked up 32 at a time, a batch ahead, the first ones before the
-/// length.
+/// A warp that loads a block of 64 columns of K (the first half of the producers) or of V, for the tiles rank, rank +
+/// blocks, and so on. One copy brings these columns of one box of keys. The lanes ask for copies one after another, and
+/// each request takes some 40 clocks; therefore there are four such warps. Boxes are looked up 32 at a time, one batch
+/// ahead of their use, and the first batch before the length is known.
 template <class Shape>
 class TileProducer {
  public:
@@ -100,14 +102,14 @@ class TileProducer {
   __device__ static int lane() { return static_cast<int>(threadIdx.x % kWarp); }
   __device__ int boxes() const { return 1 << log2_boxes_; }  // of a tile
 
-  /// This lane's box of those that begin with the block's tile `first`. Nothing here waits for the table's entry: one
-  /// that is no page's is outside of the tensor, which TMA reads as zeros.
+  /// The lane's box, in the batch that starts with the block's tile `first`. Nothing here waits for the entry of the
+  /// page table: where an entry names no page, the box lies outside of the tensor, and TMA reads zeros.
   __device__ Box look_up(int first) const {
     const int tile = rank_ + (first + (lane() >> log2_boxes_)) * plan_.blocks;
     const int key = tile * Shape::kKeys + ((lane() & (boxes() - 1)) << plan_.log2_box);
     if (!p_.is_paged()) return {sequence_, key, key};
     Box box{0, key & ((1 << plan_.log2_page) - 1), key};
-    // An entry past the sequence's end may be read, and nothing follows from it.
+    // An entry past the end of the sequence may be read, but is not used.
     const int column = key >> plan_.log2_page;
     if (column < p_.max_pages) box.image = p_.block_table[sequence_ * p_.stride_block_table + column];
     return box;
@@ -169,7 +171,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   ptx::cluster_arrive_relaxed();
   fetch_ahead_of_group(p, plan, sequence, head);
   ptx::cluster_wait();  // the other blocks are there: their inboxes can be sent to
-  // Up to here nothing is read that the kernel before may write. The next one may come: it waits here, too.
+  // Up to here this block has read nothing that the previous kernel may write. The next kernel may start: it waits here
+  // as well.
   ptx::wait_for_previous_kernel();
   ptx::allow_next_kernel();
 
@@ -237,8 +240,8 @@ void launch_decode_group(const AttentionParams& p, const GroupPlan& plan, Stream
       dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.heads_kv), static_cast<unsigned>(p.batch)),
       Shape::kThreads, static_cast<std::size_t>(GroupInbox<Shape>(plan.rows, plan.blocks).bytes), native(stream), true};
   shape.cluster = static_cast<unsigned>(plan.blocks);
-  // The two halves of a row are other warps' copies: 256 bytes at once would be asked for twice (32 x 4096 of 64/2
-  // heads: 34.5 us for 36.2).
+  // Two warps copy the two halves of a row. With fetches of 256 bytes, memory would be asked for each row twice (32
+  // sequences of 4096 keys, 64/2 heads: 36.2 us instead of 34.5).
   const auto map = [&](const char* name, bool of_v) {
     TensorMapSpec spec = kv_map(p, of_v, 1u << plan.log2_box);
     spec.fetch_bytes = 128;

@@ -1,11 +1,12 @@
-// How what the warpgroups of a cluster have of their query heads becomes the output: the two of a block merge halves of
-// the columns, then each block finishes a share of the heads from what the others send it (st.async, counted by a
-// barrier there). A thread has to do with the same head and columns all the way, so that results go from registers to
-// the same thread's registers: no address is of a head or a column. Used by group.cuh.
+// How the results of a cluster's warpgroups become the output. First the two warpgroups of a block merge: each takes
+// half of the columns. Then each block finishes a share of the heads from what the other blocks send it (st.async,
+// which a barrier in its shared memory counts). A thread keeps the same head and columns all the way: results move from
+// registers to registers of the same thread number, and no address depends on a head or a column. Used by group.cuh.
 //
-// What comes behind the last tile is latency, and 8 warps hide none of it: instructions count here, not bytes.
+// All that happens after the last tile is latency, and 8 warps hide none of it. Therefore instructions count here, not
+// bytes.
 //
-// Invariant: parts are merged in an order of their places, so that results are the same bit for bit.
+// Invariant: parts are merged in the order of their places. Therefore results are the same bit for bit.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -19,21 +20,21 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// A thread's part of query head 8 w + l / 4's result (warp w of its warpgroup, lane l): columns
-/// 64 * warpgroup + 8 c + 2 (l % 4) + {0, 1} in values[2 c + {0, 1}].
+/// A thread's part of the result of query head 8 w + l / 4, where w is the warp in its warpgroup and l the lane. It has
+/// columns 64 * warpgroup + 8 c + 2 (l % 4) + {0, 1} in values[2 c + {0, 1}].
 template <class Shape>
 struct GroupPart {
   static constexpr int kValues = Shape::kVDim / (4 * Shape::kConsumers), kQuads = kValues / 4;
   float maximum, sum, values[kValues];  // maximum: base 2; sum and values: relative to it
 
-  /// The same relative to a maximum that is not less.
+  /// Makes the part relative to another maximum, which is not less.
   __device__ void rescale(float new_maximum) {
     const float factor = ptx::exp2_approx(maximum - SoftmaxState::shift(new_maximum));
     maximum = new_maximum, sum *= factor;
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[i] *= factor;
   }
-  /// Another part, whose maximum is not more; `quad(i)`: values[4 i] to values[4 i + 3].
+  /// Adds another part, whose maximum is not greater. `quad(i)` is its values[4 i] to values[4 i + 3].
   template <class Quad>
   __device__ void add(float2 state, Quad quad) {
     const float factor = ptx::exp2_approx(state.x - SoftmaxState::shift(maximum));
@@ -52,7 +53,7 @@ struct GroupPart {
   }
 };
 
-/// By all warpgroups of a block: what it has of this thread's head and columns.
+/// Merges the warpgroups of a block, which all call it. Returns the block's part for the thread's head and columns.
 template <class T, class Shape>
 __device__ GroupPart<Shape> merge_warpgroups(const GroupSums<T, Shape>& sums, int consumer, unsigned char* shared) {
   static_assert(Shape::kConsumers == 2);
@@ -80,8 +81,8 @@ __device__ GroupPart<Shape> merge_warpgroups(const GroupSums<T, Shape>& sums, in
   return kept;
 }
 
-/// What blocks of a cluster send each other: each block's inbox has, of each other block, the parts of the block's
-/// share of the heads, and their states.
+/// What the blocks of a cluster send each other. The inbox of a block has parts from every other block, of the heads
+/// that the block finishes, and their states.
 template <class Shape>
 struct GroupInbox {
   int blocks, share;  // heads
@@ -93,11 +94,12 @@ struct GroupInbox {
         states(Shape::kInbox + (blocks - 1) * share * Shape::kVDim * 4),
         bytes(states + (blocks - 1) * share * 8) {}
 
-  /// That come in all.
+  /// Bytes that come in all.
   __device__ int expected(int rows, int rank) const {
     return (blocks - 1) * max(0, min(share, rows - rank * share)) * (Shape::kVDim * 4 + 8);
   }
-  /// Sender number `place` (the owner left out), head `row` of the owner's share, this thread's `quad`.
+  /// The place of this thread's `quad` of head `row` of the owner's share, from sender number `place` (the owner does
+  /// not count).
   __device__ int at(int place, int row, int quad) const {
     const int consumer = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 4;
     return Shape::kInbox +
@@ -107,8 +109,8 @@ struct GroupInbox {
   __device__ int state_at(int place, int row) const { return states + (place * share + row) * 8; }
 };
 
-/// By all warpgroups of all blocks of a cluster, which are there: what they have, merged and stored. `shared` is this
-/// block's memory, and `full` the barrier of its inbox.
+/// Merges the parts of all blocks of a cluster and stores the result. All warpgroups of all blocks call it, once all
+/// blocks have started. `shared` is the memory of this block, and `full` the barrier of its inbox.
 template <class T, class Shape>
 __device__ void merge_blocks(const AttentionParams& p, GroupPart<Shape> part, const GroupInbox<Shape>& inbox, int rows,
                              int rank, int sequence, int head, unsigned char* shared, std::uint32_t full) {
@@ -120,7 +122,7 @@ __device__ void merge_blocks(const AttentionParams& p, GroupPart<Shape> part, co
   T* const out = static_cast<T*>(p.out) + sequence * p.stride_out_batch + h * p.stride_out_head +
                  consumer * (Shape::kVDim / Shape::kConsumers) + lane * 2;
   if (inbox.blocks > 1) {
-    // Half a head keeps the quotient away from whole numbers.
+    // The half keeps the quotient away from whole numbers, where rounding would matter.
     const auto owner =
         static_cast<int>((static_cast<float>(row) + 0.5f) * __fdividef(1.0f, static_cast<float>(inbox.share)));
     row -= owner * inbox.share;

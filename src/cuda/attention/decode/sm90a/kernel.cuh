@@ -1,16 +1,19 @@
-// Attention of one query a sequence over a cache (Flash-Decoding, Dao et al. 2023): up to some 100 MB time is a chain
-// of latencies (launch, lengths, page table, keys, merging), beyond that bytes. Instantiated by the generated
-// attention_decode_*.cu.
+// Attention of one query a sequence over a cache (Flash-Decoding, Dao et al. 2023). Up to some 100 MB of keys and
+// values, a call's time is a chain of latencies: launch, lengths, page table, keys, merging. Beyond that, its time is
+// that of the bytes. instances/ has the file that instantiates the kernel.
 //
-// A cluster of up to 16 blocks serves a kv head of all sequences, or of a group of them. A warp takes 16 keys at a time
-// (a granule) through its own ring of cp.async copies, so that the loop has no barrier; keys are the rows of mma.sync
-// m16n8k16 and query heads its columns: S^T = K Q^T, O^T = V^T P^T. Sequences cut by a border between blocks are merged
-// inside of the cluster: every block sends each of the sequence's blocks its part of that one's share of the output,
-// counted by a barrier there. No global workspace, counters or second kernel, but in long calls: of many sequences,
-// which blocks share that are no cluster (shared_schedule.cuh), and where few are cut into pieces, merged by
-// merge.cuh. Where sequences and kv heads are enough for a cluster each: group.cuh.
+// A cluster of up to 16 blocks serves one kv head, for all sequences or for a group of them. A warp takes 16 keys at a
+// time (a granule) through its own ring of cp.async copies, so that the loop has no barrier. Keys are the rows of
+// mma.sync m16n8k16 and query heads are its columns: S^T = K Q^T, O^T = V^T P^T.
 //
-// Invariant: parts are merged in the order of warps, then of blocks, so that results are the same bit for bit.
+// A border between blocks may cut a sequence. The cluster merges such a sequence: each of the sequence's blocks owns a
+// share of the output, and every other one sends it the numerators of that share, which a barrier in the owner's shared
+// memory counts. No global workspace, counter or second kernel is needed, except in two kinds of long calls: where many
+// sequences are shared by blocks that form no cluster (shared_schedule.cuh), and where a few sequences are cut into
+// pieces, which merge.cuh puts together. Where there are enough sequences and kv heads for a cluster each, group.cuh
+// has another kernel.
+//
+// Invariant: parts are merged in the order of warps, then of blocks. Therefore results are the same bit for bit.
 #pragma once
 
 #include <type_traits>
@@ -28,9 +31,9 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// kWarps a block; a warp has kStages granules of K and V in shared memory. Its result lies in the slot of its ring
-/// that is free when a sequence ends, which keeps a block of 96 KB so small that two fit a multiprocessor. kTiles: of 8
-/// query heads, the columns of one matrix instruction each.
+/// A block has kWarps warps, and each warp has a ring of kStages granules of K and V in shared memory. When a sequence
+/// ends, one slot of the ring is free, and the warp's result is put there. Therefore a block takes no more than 96 KB,
+/// and two blocks fit a multiprocessor. kTiles counts groups of 8 query heads: the columns of one matrix instruction.
 template <int kQkDim_, int kVDim_, int kWarps_, int kStages_, int kTiles_ = 1>
 struct ClusterDecodeShape {
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_;
@@ -42,9 +45,9 @@ struct ClusterDecodeShape {
   static constexpr int kQuads = kVDim / 4;  // of a row, four columns each
   static_assert(kWarps % 4 == 0, "what follows the places of results is read 16 bytes at a time");
 
-  /// Where column `column` of row `row` of a warp's result lies, in floats. Four rows of the same parity are stored at
-  /// once, 8 columns of each: rows are 4 floats apart more than kVDim, or, where that is more than a slot has, moved by
-  /// an exclusive or, so that they fall into different banks.
+  /// The place of a column of a row of a warp's result, in floats. A store writes 8 columns of four rows of the same
+  /// parity, which must lie in different banks. Rows are padded by 4 floats where the slot has room for that; elsewhere
+  /// an exclusive or moves the columns.
   static constexpr bool kPadded = kRows * (kVDim + 4) * 4 <= kSlotBytes;
   static constexpr int kPitch = kPadded ? kVDim + 4 : kVDim;
   static_assert(kRows * kPitch * 4 <= kSlotBytes);
@@ -62,7 +65,7 @@ struct ClusterDecodeShape {
         inbox_states(0),
         barriers(0),
         bytes(0),
-        inbox_quads(rows * kQuads + kMostDecodeBlocks) {  // each of n blocks sends its n-th, rounded up
+        inbox_quads(rows * kQuads + kMostDecodeBlocks) {  // each of n blocks sends an n-th of them, rounded up
     inbox_states = inbox + 2 * inbox_quads * 16;
     barriers = inbox_states + 2 * kMostDecodeBlocks * kRows * 8;
     bytes = barriers + 2 * 8;
@@ -92,8 +95,8 @@ struct CutSequence {
   int sequence = 0, first = 0, parts = 0, share = 0;
 };
 
-/// A warp's softmax and output over the granules that it has seen. Element e of slice and tile t: key or column
-/// lane / 4 (+ 8 for e of 2 and 3), row 8 t + 2 (lane % 4) + e % 2.
+/// A warp's softmax and output over the granules that it has seen. Element e of tile t in a slice belongs to the key or
+/// column lane / 4 (+ 8 where e is 2 or 3) and to the row 8 t + 2 (lane % 4) + e % 2.
 template <class T, class Shape>
 struct WarpSums {
   using QkTile = SharedTile<Shape::kQkDim>;
@@ -106,7 +109,7 @@ struct WarpSums {
     for (int t = 0; t < kTiles; ++t) maximum[t][0] = maximum[t][1] = -INFINITY;
   }
 
-  /// `rows`: of the granule's keys, those that the sequence has.
+  /// The sequence has the first `rows` of the granule's keys.
   __device__ void add(std::uint32_t keys, std::uint32_t values, const std::uint32_t (&query)[kTiles][kQkSlices][2],
                       float scale_log2, int rows) {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
@@ -252,7 +255,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     meet();
     fetch_ahead(p, plan, head);
   }
-  // Up to here nothing is read that the kernel before may write. The next one may come: it waits here, too.
+  // Up to here this block has read nothing that the previous kernel may write. The next kernel may start: it waits here
+  // as well.
   ptx::wait_for_previous_kernel();
   if (!(kPieces && plan.late)) ptx::allow_next_kernel();
 
@@ -260,11 +264,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   std::uint32_t query[Shape::kTiles][kQkDim / 16][2];
   const std::uint32_t ring = ptx::shared_address(shared) + warp * Shape::kRingBytes;
   const unsigned step = kAlone ? static_cast<unsigned>(kWarps) << plan.log2_blocks : kWarps;
-  // One sequence: neighbouring granules in different blocks, so that few of them still use all.
+  // With one sequence, neighbouring granules go to different blocks, so that a few granules still use all blocks.
   const unsigned first = kAlone ? (static_cast<unsigned>(warp) << plan.log2_blocks) + static_cast<unsigned>(rank) : 0;
   Producer producer(p, plan, head / plan.parts, ring, first, step);
   if constexpr (kAlone) load_query<T, kQkDim, Shape::kTiles>(p, 0, head, rows, query);
-  if (!early) {  // nothing was to be done before the turn: first what keys wait for
+  if (!early) {  // nothing is done yet: start with what the keys wait for
     if constexpr (!kAlone) fetch_ahead(p, plan, head);
     meet();
   }
@@ -288,7 +292,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   __syncwarp();
   if (plan.blocks > 1) ptx::cluster_wait();
 
-  // Of a piece's row, or a block's part of one, the numerators, else the result.
+  // Stores the result of a row; of a piece's row, and of a row that blocks share, the numerators.
   const auto store = [&](int i, int row, int column, float maximum, float sum, const float(&values)[4]) {
     if constexpr (kShared) {
       if (i == schedule.begun || i == schedule.begins)
@@ -310,7 +314,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     if (sequence.count == 0) continue;
     if constexpr (!kAlone) load_query<T, kQkDim, Shape::kTiles>(p, Schedule::batch_of(plan, i), head, rows, query);
     const unsigned end = min(schedule.end, sequence.start + sequence.count);
-    // Who merges what, while the keys are on their way.
+    // While the keys are on their way: which block merges which share.
     int first_block = 0, last_block = plan.blocks - 1;
     if constexpr (!kAlone && !kShared) {
       first_block = schedule.block_of(sequence.start);
@@ -351,7 +355,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
         store(i, row, column, merged.maximum, merged.sum, merged.values);
         continue;
       }
-      // quad / share: half a quad keeps the product away from whole numbers.
+      // quad / share, by a product; the half keeps it away from whole numbers, where rounding would matter.
       const int index = static_cast<int>((static_cast<float>(quad) + 0.5f) * per_share), owner = first_block + index,
                 inbox = owner == last_block ? 0 : 1;
       const int place_there = inbox * at.inbox_quads + (rank - first_block) * share + quad - index * share;
@@ -360,7 +364,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
                          float4{merged.values[0], merged.values[1], merged.values[2], merged.values[3]},
                          ptx::map_shared(inbox_full + 8 * inbox, there));
     }
-    // Each row's maximum and sum to every block of the sequence.
+    // Every block of the sequence gets each row's maximum and sum.
     if (parts > 1) {
       for (int i = static_cast<int>(threadIdx.x); i < parts * kRows; i += Shape::kThreads) {
         const int row = i % kRows, owner = first_block + i / kRows, inbox = owner == last_block ? 0 : 1;
@@ -467,8 +471,8 @@ void decode_group(const AttentionParams& p, const Plan& plan, void*, Stream stre
   launch_decode_group<Element<kDtype>, GroupShape<kQkDim, kVDim, 6>>(p, plan.as<GroupPlan>(), stream);
 }
 
-/// 16 KB of every warp are under way: 64 or 128 KB a block, where 4.5 TB/s with 1 us of latency
-/// needs 34 KB a multiprocessor (70 KB of each where 64 of them are used).
+/// Every warp has 16 KB under way, and a block has 64 or 128 KB. A rate of 4.5 TB/s with a latency of 1 us needs 34 KB
+/// for each multiprocessor, or 70 KB where a call uses 64 of them.
 template <DType kDtype, int kQkDim, int kVDim>
 void decode_clusters(const AttentionParams& p, const Plan& planned, void* workspace, Stream stream) {
   using T = Element<kDtype>;
@@ -476,7 +480,7 @@ void decode_clusters(const AttentionParams& p, const Plan& planned, void* worksp
   const CudaDeviceGuard guard(p.device.index);
   const ClusterPlan& plan = planned.as<ClusterPlan>();
   using Narrow = ClusterDecodeShape<kQkDim, kVDim, kQkDim <= 64 ? 8 : 4, 3>;
-  using Wide = ClusterDecodeShape<kQkDim, kVDim, 8, 3>;  // at d64 the same
+  using Wide = ClusterDecodeShape<kQkDim, kVDim, 8, 3>;  // at d64 this is Narrow
   using Alone = ClusterSchedule<true, false>;
   using Dealt = ClusterSchedule<false, false>;
   if (plan.shared) return launch_shared_decode<T, Wide>(p, plan, workspace, stream);

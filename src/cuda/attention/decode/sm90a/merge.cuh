@@ -1,6 +1,6 @@
-// Parts of rows of kernel.cuh's output: merged, finished, stored; and the kernel that merges pieces of
-// sequences, where one sequence's keys are shared by more blocks than a cluster has.
-// Invariant: parts are merged in their order, so that results are the same bit for bit.
+// How the parts of a row of the output are merged, finished and stored, and the kernel that merges the pieces of a
+// sequence whose keys are shared by more blocks than a cluster has. Used by kernel.cuh.
+// Invariant: parts are merged in their order. Therefore results are the same bit for bit.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"
@@ -12,10 +12,12 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// What turns a row's numerators into the output: 0 where it has seen no key. One of its threads stores the LSE.
+/// The factor that turns a row's numerators into the output; 0 where the row has seen no key. One of the row's threads
+/// stores the LSE.
 ///
-/// Everybody waits for this, and nothing else runs meanwhile. So what few calls ask for is not on the way of the
-/// others, and the quotient is an approximation: together 0.1 us of 4.0 (8 x 128 of 32/8 heads).
+/// All threads wait for this, and nothing else runs meanwhile. Therefore sinks and the LSE, which few calls ask for,
+/// stay behind branches, and the quotient is an approximation. Together that saves 0.1 of 4.0 us (8 sequences of 128
+/// keys, 32/8 heads).
 __device__ inline float finish_row(const AttentionParams& p, int b, std::int64_t h, float maximum_log2, float sum,
                                    bool stores_lse) {
   constexpr float kLn2 = 0.69314718055994531f;
@@ -43,7 +45,7 @@ __device__ inline void store_quad(const AttentionParams& p, int b, std::int64_t 
   store_floats(static_cast<T*>(p.out) + b * p.stride_out_batch + h * p.stride_out_head + column, scaled);
 }
 
-/// Parts of a quad: `state(i)` is maximum (base 2) and sum of part i, `values(i)` its numerators.
+/// Merges the parts of a quad: `state(i)` has the maximum (base 2) and the sum of part i, `values(i)` its numerators.
 struct MergedQuad {
   float maximum = -INFINITY, sum = 0.0f, values[4] = {};
 
@@ -64,7 +66,7 @@ struct MergedQuad {
   }
 };
 
-/// Results of pieces: numerators of every piece's rows, then maxima (base 2) and sums.
+/// The results of pieces in global memory: first the numerators of all rows, then their maxima (base 2) and sums.
 struct PieceResults {
   float4* values;
   float2* states;
@@ -80,7 +82,7 @@ struct PieceResults {
   }
 };
 
-/// Merges a row's pieces. Grid: query heads, sequences; a lane for each of 32 quads.
+/// Merges the pieces of a row. Grid: query heads, sequences. Each lane has one of 32 quads.
 constexpr int kMergeWarps = 4;
 template <class T, int kVDim>
 __global__ void __launch_bounds__(kMergeWarps* kWarp)

@@ -1,5 +1,5 @@
-// How keys and values reach a warp of kernel.cuh: granules of 16 rows, copied asynchronously into the warp's
-// own ring of shared memory. Addresses are made 32 granules at a time, one a lane, and handed round.
+// How keys and values reach a warp of kernel.cuh: the warp copies granules of 16 rows asynchronously into its own ring
+// in shared memory. It computes the addresses of 32 granules at a time, one in each lane, and reads them by shuffles.
 // Invariant: rows past a sequence's end, and rows of pages that do not exist, are not read and become zero.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// kByPolicy: blocks of calls whose keys may be more than the L2 cache holds; those go first (plan.leaves).
+/// kByPolicy: the keys of the call may be more than the L2 cache holds, so that they leave it first (plan.leaves).
 template <class T, int kQkDim, int kVDim, int kStages, class Schedule, bool kByPolicy>
 class GranuleProducer {
  public:
@@ -21,7 +21,8 @@ class GranuleProducer {
   static constexpr int kPasses = kGranule / kRowsAtOnce, kGroups = Tile::kChunks / kAcross;
   static_assert(Tile::kChunks % kAcross == 0);
 
-  /// Of places first, first + step, ... When the sequence is alone, its pages are on their way before its length is.
+  /// For the places first, first + step, and so on. With one sequence, the pages are asked for before the length is
+  /// known.
   __device__ GranuleProducer(const AttentionParams& p, const ClusterPlan& plan, int head, std::uint32_t ring,
                              unsigned first, unsigned step)
       : ring_(ring), place_(first), step_(step), head_(head) {
@@ -37,7 +38,7 @@ class GranuleProducer {
     to_[1] = Tile::offset(kRowsAtOnce + row, chunk) - kRowsAtOnce * Tile::kPitch;  // two passes on, the same twist
   }
 
-  /// Another first place, before anything has begun.
+  /// Changes the first place, before any copy has started.
   __device__ void move_to(unsigned first) { place_ = first; }
 
   __device__ void begin(const AttentionParams& p, const ClusterPlan& plan, const Schedule& schedule) {
@@ -46,10 +47,10 @@ class GranuleProducer {
     if (place_ + kWarp * step_ < schedule.end) look_up(p, plan, schedule, place_ + (kWarp + lane()) * step_);
   }
 
-  /// The slot that is filled next: between two starts it is free.
+  /// The slot that is filled next. Between two starts it is free.
   __device__ int free_slot() const { return slot_; }
 
-  /// Starts the copies of the next granule, if there is one; a group of copies in any case.
+  /// Starts the copies of the next granule, if there is one, and ends a group of copies in any case.
   __device__ void start(const AttentionParams& p, const ClusterPlan& plan, const Schedule& schedule) {
     if (place_ < schedule.end) {
       if (used_ == kWarp) {
@@ -92,7 +93,7 @@ class GranuleProducer {
     next_.page = place < schedule.end ? page(p, plan, schedule.batch_of(plan, next_.sequence), granule) : -1;
   }
 
-  /// From what was looked up.
+  /// Computes them from what was looked up.
   __device__ void make_addresses(const AttentionParams& p, const Schedule& schedule) {
     const int length = schedule.length_of(next_.sequence);
     rows_ = min(max(length - next_.granule * kGranule, 0), kGranule);

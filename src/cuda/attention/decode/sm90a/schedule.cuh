@@ -1,8 +1,10 @@
-// Who takes which granules (16 keys) of a kv head, among the warps of its clusters: the sequences' granules stand in a
-// row, and a place is a number in it. One sequence: warp by warp through the cluster, so that a warp knows its places,
-// and asks for their pages, before it knows the length. Several: whole sequences are dealt to the kv head's clusters
-// (groups, by the lengths); in a cluster an equal run of places a block (Stream-K, Osama et al. 2023), in it warp by
-// warp. Used by kernel.cuh; the functions here are warp-wide.
+// Which warp takes which granules (16 keys) of a kv head. The granules of all sequences stand in a row, and a place is
+// an index into that row.
+//
+// One sequence: places are dealt out warp by warp through the cluster. A warp then knows its places, and asks for their
+// pages, before it knows the length. Several sequences: each cluster of the kv head gets a group of whole sequences,
+// chosen by their lengths. In a cluster each block gets a run of places of the same length (Stream-K, Osama et al.
+// 2023), and its warps take them in turn. Used by kernel.cuh. All lanes of a warp call these functions together.
 #pragma once
 
 #include "cuda/attention/decode/sm90a/variant.hpp"
@@ -10,14 +12,14 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// Keys of a sequence. Lengths on a GPU are not checked by the host: a bad one must not lead past the table.
+/// Keys of a sequence. The host does not check lengths that lie on the GPU: a bad one must not lead past the table.
 __device__ inline int keys_of(const AttentionParams& p, int b) {
   if (!p.is_paged()) return static_cast<int>(p.seq_k);
   return static_cast<int>(max(std::int64_t{0}, min(p.seq_lens[b], p.max_pages * p.page_size)));
 }
 
-/// kAlone_: there is one sequence. kPieces: what is called a sequence here may be one of plan.pieces pieces of one,
-/// with their own results.
+/// kAlone_: there is one sequence. kPieces: a sequence may be cut into plan.pieces pieces. Each piece then counts as a
+/// sequence here, and has a result of its own.
 template <bool kAlone_, bool kPieces>
 class ClusterSchedule {
  public:
@@ -105,8 +107,8 @@ class ClusterSchedule {
   __device__ int length_of(int b) const { return __shfl_sync(kFullMask, length, b); }
 
  private:
-  /// Keeps the sequences whose middles lie in the group's share of all granules. They are neighbours: the places before
-  /// them go, the sequences behind them begin at the new total.
+  /// Keeps the sequences whose middle lies in this group's share of all granules. They are neighbours. Places are
+  /// counted from the first of them, and the sequences behind the last one start at the new total.
   __device__ void take_group(int groups, int group) {
     const float per_granule = __fdividef(static_cast<float>(groups), static_cast<float>(max(total, 1u)));
     const float middle = static_cast<float>(start) + 0.5f * static_cast<float>(count);

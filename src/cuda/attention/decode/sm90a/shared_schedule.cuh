@@ -1,9 +1,10 @@
-// Who takes which granules of a kv head where blocks share its sequences without being a cluster
-// (ClusterPlan::shared): the sequences' granules stand in a row, of which each block has an equal run (Stream-K, Osama
-// et al. 2023). A block meets at most two sequences that others have a part of: one that it finds begun, and one that
-// it begins and does not end. Used by kernel.cuh; the functions here are warp-wide.
-// Invariant: what a block knows of the lengths is of one reading of them, which stands in its shared memory. Lengths
-// that somebody writes meanwhile spoil the call; nobody waits for anybody.
+// Which block takes which granules of a kv head where blocks share its sequences without forming a cluster
+// (ClusterPlan::shared). The granules of all sequences stand in a row, and each block has a run of the same length
+// (Stream-K, Osama et al. 2023). A block shares at most two sequences with other blocks: the one that its run starts
+// within, and the one that its run ends within. Used by kernel.cuh. All lanes of a warp call these functions together.
+//
+// Invariant: a block reads the lengths once and keeps them in shared memory. If a length is overwritten during the
+// call, the call's results are wrong, but no block waits for another one.
 #pragma once
 
 #include "cuda/attention/decode/sm90a/merge.cuh"
@@ -17,7 +18,7 @@ class SharedSchedule {
   static constexpr int kPerLane = kMostShared / kWarp;
   unsigned begin, end;  // this block's places
   int num_sequences;
-  int begun = -1, begins = -1;  // sequences of which other blocks have a part, too: see above
+  int begun = -1, begins = -1;  // the shared sequences that the run starts and ends within; -1: none
 
   /// The sequences of a call: first places, and keys.
   struct Table {
@@ -124,9 +125,9 @@ class SharedSchedule {
   int first_, last_;
 };
 
-/// What blocks leave each other of the sequences that they share, in global memory: each of a head's blocks two parts,
-/// of one that it found begun and of one that it begins; numerators, then maxima (base 2) and sums. The last block of a
-/// sequence to arrive merges its parts in the order of the blocks.
+/// The parts of shared sequences, in global memory. Each block of a head has two places: one for the sequence that its
+/// run starts within, one for the sequence that its run ends within. First come all numerators, then all maxima (base
+/// 2) and sums. The last block of a sequence to arrive merges the parts in the order of the blocks.
 template <class T, class Shape>
 class SharedParts {
  public:

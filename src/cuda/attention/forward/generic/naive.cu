@@ -1,5 +1,6 @@
-// First rung of the ladder: attention as it is written down. All scores are stored in device memory, then each row is
-// normalised and multiplied with V. Memory grows with seq_q * seq_k; it is here to be compared with and to be read.
+// The first of a row of ever faster kernels: attention as its formula says. All scores are stored in device memory,
+// then each row is normalised and multiplied with V. Memory grows with seq_q * seq_k. The kernel is here to be read,
+// and for others to be compared with.
 #include "cuda/attention/generic.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/attention/score.cuh"

@@ -1,7 +1,7 @@
-// Second rung of the ladder: FlashAttention (Dao et al., 2022; Algorithm 1 with the loop order of FlashAttention-2) in
-// plain FFMA. A block owns kBlockM queries of one head and walks the visible keys in tiles of kBlockN; scores live in
-// registers and one shared tile, so memory does not grow with seq_q * seq_k. Any dtype, any head_dim up to 256, every
-// feature.
+// The second of a row of ever faster kernels: FlashAttention (Dao et al., 2022; Algorithm 1 with the loop order of
+// FlashAttention-2) in plain FFMA. A block owns kBlockM queries of one head and walks the visible keys in tiles of
+// kBlockN. Scores lie in registers and one shared tile, so memory does not grow with seq_q * seq_k. It takes any dtype,
+// any head_dim up to 256, and every option.
 #include "cuda/attention/generic_tile.cuh"
 #include "cuda/attention/generic.hpp"
 #include "cuda/host/launch.hpp"

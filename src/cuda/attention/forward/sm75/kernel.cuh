@@ -1,17 +1,17 @@
-// FlashAttention-2 forward (Dao, 2023; Algorithm 1) on Turing's tensor cores: mma.sync m16n8k8 and ldmatrix, fp16, no
+// FlashAttention-2 forward (Dao, 2023; Algorithm 1) on the tensor cores of 7.5: mma.sync m16n8k8 and ldmatrix, fp16, no
 // cp.async. instances/ has the file that instantiates it; a row of cuda/kernels.cpp launches it.
 //
 // A block owns kBlockM queries of one head and walks the tiles of keys that any of them sees, the last one first. Q
-// stays in registers as operands. K and V have one tile each in shared memory; while one product runs, the other one's
-// next tile is on its way into registers. Scores stay in registers: an accumulator of Q K^T is an operand of P V.
+// stays in registers as operands. K and V have one tile each in shared memory. While one product runs, the next tile of
+// the other one is on its way into registers. Scores stay in registers: an accumulator of Q K^T is an operand of P V.
 //
-// What shapes it (lab/notebooks/attention_sm75.md): 64 KB of shared memory and 64 K registers an SM want two blocks of
-// 128 threads with 255 registers; shared memory gives 64 bytes a cycle, as many as the tensor cores eat when a fragment
-// of K or V serves 16 queries, so up to d64 a warp takes 32.
+// What decides the shape (lab/notebooks/attention_sm75.md): the 64 KB of shared memory and 64 K registers of a
+// multiprocessor serve two blocks of 128 threads with 255 registers. Shared memory gives 64 bytes a cycle, which is
+// what the tensor cores take if each fragment of K or V serves 16 queries. Therefore a warp takes 32 queries up to d64.
 //
-// Invariant on NaN: the tensor core makes 0 * NaN = NaN out of a masked pair. Rows of K and V that no query of the
-// block sees are zero-filled. V of a partly masked tile is searched; what is not finite there is added to exactly the
-// rows that see it, and zeroed before the product.
+// Invariant on NaN: a masked pair has the weight 0, but the tensor core computes 0 * NaN = NaN. Rows of K and V that no
+// query of the block sees are zero-filled. V of a partly masked tile is searched: values that are not finite are added
+// to exactly the rows that see them, and zeroed before the product.
 #pragma once
 
 #include <algorithm>

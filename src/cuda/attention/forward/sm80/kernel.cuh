@@ -1,16 +1,16 @@
 // FlashAttention-2 forward (Dao, 2023; Algorithm 1) on the tensor cores of sm_80 and later: mma.sync m16n8k16,
 // ldmatrix, cp.async. instances/ has the files that instantiate it; a row of cuda/kernels.cpp launches it.
 //
-// A block owns kBlockM queries of one head and walks the tiles of keys that any of them sees, the last one first. K and
-// V tiles pass through one ring of kStages slots (K of a tile, its V, K of the next tile, ...): each phase waits for
-// its slot, starts the copy kStages - 1 phases ahead and computes. Scores stay in registers, where an accumulator of Q
-// K^T has the layout of P as an operand of P V.
+// A block owns kBlockM queries of one head and walks the tiles of keys that any of them sees, the last one first. Tiles
+// of K and V pass through one ring of kStages slots: K of a tile, its V, K of the next tile, and so on. Each phase
+// waits for its slot, starts the copy kStages - 1 phases ahead, and computes. Scores stay in registers, where an
+// accumulator of Q K^T has the layout of P as an operand of P V.
 //
-// Invariant on NaN: the tensor core makes 0 * NaN = NaN out of a masked pair. Rows of K and V that no query of the
-// block sees are zero-filled. Rows that some of its queries see may hold NaN or infinity: the block first computes as
-// if they did not, and if a result is not finite it starts again, `careful`: non-finite values of V in tiles where a
-// mask, or a bias of -inf, hides them from some are then added to exactly the rows that see them, and zeroed before the
-// matrix product.
+// Invariant on NaN: a masked pair has the weight 0, but the tensor core computes 0 * NaN = NaN. Rows of K and V that no
+// query of the block sees are zero-filled. Rows that some of its queries see may hold NaN or infinity. The block first
+// computes as if they did not. If a result is not finite, it starts again with `careful` set: non-finite values of V
+// that a mask or a bias of -inf hides from some queries are then added to exactly the rows that see them, and zeroed
+// before the matrix product.
 #pragma once
 
 #include <algorithm>
@@ -49,8 +49,8 @@ struct ForwardShape {
 
 struct ForwardPlan {
   int q_tiles;  // of the longest sequence
-  // Heads whose blocks alternate; of the last group of them; blocks of a group; heads of a batch; queries' a key's
-  // head.
+  // Heads of a group, whose blocks alternate, and of the last group; blocks of a group; query heads; query heads of a
+  // kv head.
   Divisor at_once, last_at_once, group_blocks, heads_q, group;
   unsigned groups;
   bool page_holds_tiles;                              // pages are whole tiles of keys

@@ -3,14 +3,15 @@
 // that instantiate it.
 //
 // A block owns kBlockM queries of one head and walks the tiles of keys that any of them sees, the last one first. The
-// next K (while P V runs) and V (during the softmax) wait in registers, since they are split on their way to shared
-// memory. Scores stay in registers.
+// next K waits in registers while P V runs, and the next V during the softmax, since they are split on their way to
+// shared memory. Scores stay in registers.
 //
-// The tensor core truncates its sums: each tile's P V starts from zero and is added to the output in plain fp32, where
-// V's scale is undone as well.
+// The tensor core truncates its sums. Therefore P V of each tile starts from zero and is added to the output in plain
+// fp32, where the scale of V is undone as well.
 //
-// Invariant on NaN and infinity: a block computes as if all were finite. Whatever is not shows in its result (0 * NaN
-// is NaN in the tensor core, and an infinity splits into NaN): then its rows are computed anew, plainly.
+// Invariant on NaN and infinity: a block computes as if all numbers were finite. One that is not shows in the result,
+// since 0 * NaN is NaN in the tensor core and an infinity splits into NaN. Then plain.cuh computes the block's rows
+// again.
 #pragma once
 
 #include <algorithm>
@@ -50,7 +51,8 @@ struct ForwardPlanF32 {
   bool pairs_out;                        // rows start at multiples of 8 bytes
 };
 
-/// scale, softcap, bias, ALiBi, in the contract's order; like modified_score of the tile, with 32-bit positions.
+/// Applies scale, softcap, bias and ALiBi, in the order of docs/numerics.md. Like modified_score, with 32-bit
+/// positions.
 __device__ inline float modified_score_f32(const AttentionParams& p, float slope, const char* bias_row, int i, int j,
                                            int shift, float dot) {
   float s = dot * p.scale;
