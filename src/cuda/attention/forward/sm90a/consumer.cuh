@@ -1,7 +1,7 @@
-// A consumer of the Hopper forward kernel: one warpgroup, 64 queries of each tile. Keys pass from the last block to the
-// first; while the scores of a block go through the softmax, the tensor cores work on the values of the block before
-// (this warpgroup's) and on the other warpgroups' products. Warpgroups take turns in issuing, so that one's softmax
-// falls into another's products.
+// A consumer of the Hopper forward kernel: one warpgroup, with 64 queries of each tile. It walks blocks of keys from
+// the last one to the first. While the scores of a block go through the softmax, the tensor cores work on the values of
+// the previous block, and on products of the other warpgroups. Warpgroups issue their products in turn, so that the
+// softmax of one runs during the products of another.
 #pragma once
 
 #include "cuda/ptx/matrix.cuh"
@@ -18,7 +18,7 @@ enum NamedBarrier : int { kTurn = 1, kWarpgroup = 5 };  // one of each per consu
 /// kModified: scores get a softcap, or a scale that is not positive, before their exponentials.
 template <class Shape, class T, bool kModified>
 struct Consumer {
-  // Two places for Q: a tile's first scores are under way while the output of the tile before is finished.
+  // With two places for Q, the first scores of a tile are under way while the output of the previous tile is finished.
   static constexpr bool kOverlap = !kModified && Shape::kQSlots > 1;
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kScores = kBlockN / 2;       // a thread's elements of 64 x kBlockN
@@ -32,17 +32,17 @@ struct Consumer {
   const int warpgroup;
 
   Ring<Shape::kQSlots> tiles;   // the current tile's
-  Ring<Shape::kStages> blocks;  // the next block's K and V; while values are due, their V is at blocks.before()
-  Ring<1> outputs;              // the next one's places, where the warp of V sends it
+  Ring<Shape::kStages> blocks;  // K and V of the next block; V of values that are due is at blocks.before()
+  Ring<1> outputs;              // the places of the next output, where the warp of V sends outputs
   float score[kScores];
-  float out[kOut];                        // and, with kSums, of each of this thread's rows the sum twice
-  std::uint32_t weights[kValueSteps][4];  // the exponentials of the block before, as operands of its values
+  float out[kOut];                        // with kSums, also the sum of each of the thread's rows, twice
+  std::uint32_t weights[kValueSteps][4];  // exponentials of the previous block, as operands for its values
   std::uint32_t queries[Shape::kHeld > 0 ? Shape::kHeld : 1][4];  // the first steps of Q, as operands of the scores
   RunningRows rows;
 
   __device__ static bool is_leader() { return threadIdx.x % 128 == 0; }
 
-  // One arrival a warp says that the whole warpgroup has read a slot.
+  // Each warp arrives once when it has read a slot.
   __device__ static void release(std::uint32_t barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
@@ -93,7 +93,7 @@ struct Consumer {
     for (int n = 0; n < kValueSteps; ++n) ptx::hold(weights[n]);
   }
 
-  /// The values of the block before are in the output; the next block's turn.
+  /// Called when the values of the previous block are in the output: moves on to the next block.
   __device__ void take_values() {
     ptx::wgmma_wait<0>();
     hold_values();
@@ -108,7 +108,7 @@ struct Consumer {
       for (int e = 0; e < 4; ++e) weights[n][e] = pack<T>(score[8 * n + 2 * e], score[8 * n + 2 * e + 1]);
   }
 
-  /// Softcap or scale, and the mask, where asked.
+  /// Applies softcap or scale where the call has one, and the mask where asked.
   __device__ void modify_and_mask(const TileRecord& tile, int block, bool masked) {
     if constexpr (kModified) modify_scores(score, p.scale, p.softcap);
     if (masked)
@@ -123,7 +123,7 @@ struct Consumer {
       for (int e = 0; e < 4; ++e) out[4 * c + e] *= factor[e / 2];
   }
 
-  /// Weights from the scores of a tile's first block, with its maxima.
+  /// Computes the weights of a tile's first block from its scores, with the maxima of that block.
   __device__ void first_weights() {
     float factor[2];
     if constexpr (kModified) {
@@ -135,14 +135,15 @@ struct Consumer {
     }
   }
 
-  /// Weights from the scores of a later block with the shift as it is; in a warp where that won't do, once more with
-  /// new maxima. The values of the block before are in the output.
+  /// Computes the weights of a later block from its scores, with the shift of the blocks before. A warp in which an
+  /// exponential is too large repeats it with new maxima. The values of the previous block are in the output.
   __device__ void guess_weights() {
     float sum[2];
 #pragma unroll 1
     for (bool is_final = false;; is_final = true) {
       const bool is_over = fill_weights<T, !Shape::kSums>(score, weights, rows, plan.scale_log2, is_final, sum);
-      // Or the compiler adds the sums up once it is known that they are wanted, and keeps all exponentials for it.
+      // Without this the compiler would keep all exponentials, and add them only once it is known that the sum is
+      // needed.
       if constexpr (!Shape::kSums) ptx::hold(sum);
       if (is_final || !__any_sync(kFullMask, is_over)) break;
       float factor[2];
@@ -155,9 +156,9 @@ struct Consumer {
     rows.sum[1] += sum[1];
   }
 
-  /// Block `block`'s scores while the one before gets its values, added to `out` if `accumulate`.
-  /// The exponentials come after the wait for the values: where a branch kept them before it, d64 and d128 were 4 to 8
-  /// % slower. (Of modified scores the source asks for them before; ptxas puts them behind.)
+  /// Computes the scores of block `block`, while the previous block gets its values, added to `out` if `accumulate`.
+  /// The exponentials come after the wait for the values. Where a branch kept them before it, d64 and d128 were 4 to 8
+  /// % slower. (For modified scores the source has them before the wait, and ptxas moves them behind it.)
   __device__ void step(const TileRecord& tile, int block, bool masked, bool accumulate, int is_last) {
     wait_for_keys();
     take_turn();
@@ -188,7 +189,7 @@ struct Consumer {
     }
   }
 
-  /// The values of the last block of a tile.
+  /// Multiplies the values of the last block of a tile.
   __device__ void last_values(bool accumulate) {
     wait_for_values();
     hold_values();
@@ -200,9 +201,9 @@ struct Consumer {
     release(shared.v_empty(blocks.before().slot()));
   }
 
-  /// What a tile's last block leaves to be done when the next tile's first scores are under way.
+  /// What is still to be done for a tile when the first scores of the next tile are under way.
   struct Pending {
-    int accumulate = 0;  // its values are not the tile's first
+    int accumulate = 0;  // the last values of the tile are not its first
     int partly_masked = 0;
   } pending;
 
@@ -222,7 +223,8 @@ struct Consumer {
     send_rows<Shape>(p, plan, at, map_out, place, kWarpgroup + warpgroup);
   }
 
-  /// The output to the warp of V, which sends it; where it ends with a sequence, only its places.
+  /// Hands the output to the warp of V, which sends it. Where the rows end with a sequence, it hands over only the
+  /// places.
   __device__ void hand_over(const OutputRecord& at, const float (&factor)[2]) {
     const auto last = blocks.before();
     ptx::mbarrier_wait(shared.out_empty(warpgroup), outputs.parity() ^ 1);
@@ -240,15 +242,15 @@ struct Consumer {
     release(shared.out_full(warpgroup));
     ++outputs.count;
   }
-  /// The producer may fill the place of Q: with two places, once the output of the tile before has left it.
+  /// Lets the producer fill the place of Q. With two places, the output of the previous tile must have left it.
   __device__ void retire_pending() {
     if (Shape::kQSlots == 1) return;
     if (is_leader()) ptx::bulk_wait_read<0>();
     ptx::mbarrier_arrive(shared.q_empty(tiles.before().slot(), warpgroup));
   }
 
-  /// The scores of a tile's first block. With kValues the last values of the tile before go first: its output is
-  /// finished while the scores are under way.
+  /// Computes the scores of a tile's first block. With kValues the last values of the previous tile come first, and the
+  /// output of that tile is finished while the scores are under way.
   template <bool kValues>
   __device__ void open_tile(int is_last) {
     if (kValues) wait_for_values();
@@ -289,19 +291,21 @@ struct Consumer {
     pass_turn();
   }
 
-  /// With one place, once the scores of its last block are there: the next Q comes during their softmax.
+  /// With one place of Q: called once the scores of the last block are there, so that the next Q comes during their
+  /// softmax.
   __device__ void retire_q() {
     if (Shape::kQSlots == 1) ptx::mbarrier_arrive(shared.q_empty(0, warpgroup));
   }
 
-  /// All that is pending, without overlap.
+  /// Does all that is pending, without overlap.
   __device__ void close_tile() {
     last_values(pending.accumulate);
     finish_pending();
     retire_pending();
   }
 
-  /// Zeroes the values past a sequence's end, which are another one's or nobody's and would be multiplied by 0.
+  /// Zeroes the values past the end of a sequence. They belong to another sequence or to none, and the product would
+  /// multiply them by 0.
   __device__ void clear_values(int first) {
     wait_for_values();
     const std::uint32_t slot = shared.v(blocks.before().slot());
@@ -320,8 +324,8 @@ struct Consumer {
     pending = {};
     if (Shape::kTurns && warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is warpgroup 0's
     for (;; ++tiles.count) {
-      // Whether the tile before is pending is read, not remembered: ptxas takes what LDS brings to all threads for
-      // uniform, and keeps addresses and descriptors of this loop out of the registers.
+      // Whether the previous tile is pending is read from shared memory, not kept. ptxas takes such a value for
+      // uniform, and then keeps the addresses and descriptors of this loop out of the registers.
       int is_pending = 0;
       if (tiles.count > 0) is_pending = shared.record(tiles.count - 1, warpgroup)->num_blocks > 0;
       if (!kOverlap && is_pending) close_tile();  // while Q is on its way
@@ -333,7 +337,7 @@ struct Consumer {
       const int last_key = tile.last_key;
       const bool skips = block > end && block * kBlockN >= last_key;
 
-      // The scores of the first block, behind the last values of the tile before, whose output is finished meanwhile.
+      // The scores of the first block follow the last values of the previous tile, whose output is finished meanwhile.
       const int overlap = kOverlap && is_pending && num_blocks > 0 && !skips;
       if (overlap) {
         open_tile<true>(block == end);

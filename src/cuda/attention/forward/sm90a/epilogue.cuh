@@ -1,6 +1,6 @@
-// The end of a row block in the Hopper forward kernel: divide by the row sums, write LSE, note rows that met NaN behind
-// a mask, and send the output to global memory: through the place of the warpgroup's Q, or places of its own and the
-// slot of the tile's last values.
+// The end of a tile in the Hopper forward kernel. It divides by the row sums, writes the LSE, notes rows that met NaN
+// behind a mask, and sends the output to global memory. The output passes through the place of the warpgroup's Q, or
+// through places of its own and the slot of the tile's last values.
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
@@ -12,13 +12,14 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// Byte offset of a 16-byte chunk of one of a warpgroup's 64 rows: blocks of 64 columns, lines of 128 bytes, swizzled.
+/// Byte offset of a 16-byte chunk of one of a warpgroup's 64 rows. Rows lie as blocks of 64 columns, in lines of 128
+/// bytes, swizzled.
 __device__ inline std::uint32_t row_chunk(int row, int chunk) {
   return chunk / 8 * (64 * 128) + row * 128 + ((chunk ^ row) & 7) * 16;
 }
 
-/// Columns from 64 `block` on, 64 `count` of them, in shared memory -> out, rows past the sequence left alone. By all
-/// threads of the warpgroup.
+/// Copies 64 `count` columns, from column 64 `block` on, from shared memory to the output, but no row past the end of
+/// the sequence. All threads of the warpgroup call it.
 __device__ inline void store_some_rows(const AttentionParams& p, const OutputRecord& at, int block, int count,
                                        std::uint32_t from) {
   using Bits = std::uint16_t;
@@ -40,20 +41,21 @@ __device__ inline void store_some_rows(const AttentionParams& p, const OutputRec
   }
 }
 
-/// The copy engine cuts rows at the tensor's end; where sequences lie side by side, that is not the sequence's.
+/// Whether the copy engine may store the rows. It drops rows past the end of the tensor, but where sequences lie side
+/// by side, a sequence may end before that.
 __device__ inline bool is_whole(const AttentionParams& p, const OutputRecord& at) {
   return !p.is_varlen_q() || at.rows == 64;
 }
 
-/// One thread: a block of 64 columns, to global memory.
+/// Sends a block of 64 columns to global memory. One thread calls it.
 __device__ inline void copy_rows(const AttentionParams& p, const ForwardPlan& plan, const OutputRecord& at,
                                  const CUtensorMap* map_out, int block, std::uint32_t from) {
   const int begin = p.is_varlen_q() ? static_cast<int>(p.q_begin(at.b)) : 0;
   ptx::tma_store(map_out, from, plan.out_policy, block * 64, begin + at.first_query, at.h, p.is_varlen_q() ? 0 : at.b);
 }
 
-/// kCount blocks of 64 columns of the warpgroup's output, from block kFirst on, times a factor and rounded, into shared
-/// memory.
+/// Writes kCount blocks of 64 columns of the warpgroup's output, from block kFirst on, to shared memory, times a factor
+/// and rounded.
 template <class T, int kFirst, int kCount, int kOut>
 __device__ inline void stage_rows(const float (&out)[kOut], const float (&factor)[2], std::uint32_t place) {
   const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
@@ -69,8 +71,8 @@ __device__ inline void stage_rows(const float (&out)[kOut], const float (&factor
   }
 }
 
-/// All columns from there to global memory; thread 0 of the warpgroup must wait for its group of stores before the
-/// place is filled again.
+/// Sends all columns from there to global memory. Thread 0 of the warpgroup must wait for its group of stores before
+/// the place is filled again.
 template <class Shape>
 __device__ inline void send_rows(const AttentionParams& p, const ForwardPlan& plan, const OutputRecord& at,
                                  const CUtensorMap* map_out, std::uint32_t place, int barrier) {
@@ -86,24 +88,25 @@ __device__ inline void send_rows(const AttentionParams& p, const ForwardPlan& pl
   }
 }
 
-/// What the warp that loads V does where an output leaves through its slots, too (Shape::kOutInValues): sends it before
-/// other values come there. The next tile's first ones have another slot; its second ones are needed last of all.
+/// Where outputs leave through slots of V as well (Shape::kOutInValues), the warp that loads V sends them, before it
+/// loads other values into the slot. The first values of the next tile have another slot, and its second values are
+/// needed later than anything else.
 template <class Shape>
 struct OutputSender {
   const AttentionParams& p;
   const ForwardPlan& plan;
   const SharedLayout<Shape>& shared;
   const CUtensorMap* map_out;
-  unsigned ended : Shape::kStages;  // bit i: i loads before the last one, values were a tile's last
-  unsigned phase : 1;               // of the outputs' barriers; in one register with `ended`: the producer has few
+  unsigned ended : Shape::kStages;  // bit i: the load that was i loads before the last one brought a tile's last values
+  unsigned phase : 1;               // of the barriers of outputs; shares a register with `ended`
 
   __device__ bool is_due() const { return ended >> (Shape::kStages - 1) & 1; }
   __device__ void before_load(const Ring<Shape::kStages>& at) {
     if (is_due()) send<false>(at.slot());
   }
   __device__ void after_load(bool tile_ends) { ended = ended << 1 | static_cast<unsigned>(tile_ends); }
-  /// All that are due, as if loads followed, where no tile with keys does: consumers come to the next one when the
-  /// places of their last output are free. Behind the last tile they read what has been written: until then it is.
+  /// Sends all outputs that are left, where no load follows. Consumers go on to the next tile once the places of their
+  /// last output are free. After the last tile they read outputs again, so this waits until all are written.
   __device__ void flush(Ring<Shape::kStages> at) {
     for (; ended; ++at.count) {
       if (is_due()) send<true>(at.slot());
@@ -111,7 +114,8 @@ struct OutputSender {
     }
   }
 
-  /// What is whole; consumers have stored other rows themselves. kWritten: all that was sent has arrived.
+  /// Sends the outputs of whole tiles; consumers have stored other rows themselves. kWritten: waits until all that was
+  /// sent has arrived.
   template <bool kWritten>
   __device__ void send(int slot) {
 #pragma unroll 1
@@ -132,8 +136,9 @@ struct OutputSender {
   }
 };
 
-/// Whether a value that the products took is not finite: 0 times it is NaN, so it shows in its column of every row,
-/// those that don't see it as well. One row of each thread is looked at, and by each warp every fourth 8 columns.
+/// Whether the products met a value that is not finite. 0 times such a value is NaN, so it shows in its column of every
+/// row, even of rows that do not see it. Each thread looks at one row, and each warp at every fourth group of 8
+/// columns.
 template <int kCount>
 __device__ inline bool has_nan(const float (&out)[kCount]) {
   const int warp = threadIdx.x % 128 / 32;
@@ -149,7 +154,7 @@ __device__ inline bool has_nan(const float (&out)[kCount]) {
   return all != all;
 }
 
-/// LSE of this thread's two rows, of which `total` are the sums, and a sink's share in the factors.
+/// Stores the LSE of the thread's two rows, whose sums are `total`, and puts the share of a sink into the factors.
 __device__ inline void apply_sinks_and_store_lse(const AttentionParams& p, const TileRecord& tile,
                                                  const RunningRows& rows, bool scores_are_final,
                                                  const float (&total)[2], float (&factor)[2]) {
@@ -170,9 +175,9 @@ __device__ inline void apply_sinks_and_store_lse(const AttentionParams& p, const
   }
 }
 
-/// What a thread's two rows must be multiplied by. A warp issues one instruction after the other here, and nobody else
-/// may have work: what is asked for by few (LSE, sinks) stays behind one branch, and what waits for its own result
-/// (sums, exchanges) comes in many independent ones. Where nothing is seen the factor is 0.
+/// The factors of a thread's two rows; 0 for a row that has seen no key. A warp works alone here, and often no other
+/// warp has work. Therefore the LSE and sinks, which few calls ask for, stay behind one branch, and sums and exchanges,
+/// which wait for their own results, are split into several independent ones.
 template <class Shape, int kOut>
 __device__ inline void finish_factors(const AttentionParams& p, const TileRecord& tile, const float (&out)[kOut],
                                       const RunningRows& rows, bool scores_are_final, float (&factor)[2]) {
@@ -191,7 +196,7 @@ __device__ inline void finish_factors(const AttentionParams& p, const TileRecord
   if (p.lse || p.sinks) apply_sinks_and_store_lse(p, tile, rows, scores_are_final, total, factor);
 }
 
-/// The output of 64 rows that see no key.
+/// Stores the output of 64 rows that see no key.
 template <class Shape, class T>
 __device__ inline void store_empty_rows(const AttentionParams& p, const TileRecord& tile) {
   const int thread = threadIdx.x % 128, rows = min(64, tile.range.q_len - tile.first_query);

@@ -1,6 +1,7 @@
-// The producer of the Hopper forward kernel: three warps. One fills the slots of K, one those of V by TMA (and may send
-// outputs that leave through them), a thread of the third finds the tiles that this thread block computes, tells the
-// two and the consumers of them and brings Q. Each runs ahead as far as its slots allow, across tiles.
+// The producer of the Hopper forward kernel: three warps. One fills the slots of K by TMA. One fills the slots of V,
+// and sends outputs where these leave through the slots. A thread of the third warp finds the tiles that the thread
+// block computes, tells the two other warps and the consumers, and loads Q. Each runs ahead, across tiles, as far as
+// its slots allow.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"
@@ -10,20 +11,22 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// Where this lane's part of a block of keys lies: its first row, and the image of the tensor, a sequence or a page.
+/// Where the lane's part of a block of keys lies: its first row, and its image in the tensor, which is a sequence or a
+/// page.
 struct KeyPlace {
   int row, image;
 };
 
-/// The places of one sequence's blocks, the last block first. Of pages a copy brings plan.kv_box_rows keys, a piece,
-/// and each lane asks for one of a block. Their pages are looked up for as many blocks at once as a warp has lanes for
-/// their pieces, a batch ahead of their use, and handed round: a division and a load each once a batch. (With a load a
-/// block, pages had 0.96 of contiguous keys' rate, with a division besides 0.92.)
+/// The places of the blocks of a sequence, the last block first. Where keys lie in pages, one copy brings a piece of
+/// plan.kv_box_rows keys, and each lane asks for one piece of a block. The warp looks up the pages of a batch of
+/// blocks, one piece in each lane, one batch ahead of their use, and reads them by shuffles. That takes one division
+/// and one load for each batch. (With a load for each block, paged keys had 0.96 of the rate of contiguous ones; with a
+/// division as well, 0.92.)
 template <class Shape>
 struct KeyWalk {
-  int key;                  // where the batch after the next begins; not of pages: the next block's row
-  int image;                // not of pages
-  KeyPlace piece{}, after;  // this lane's, of this batch and of the next one
+  int key;                  // where the batch after the next one begins; without pages, the row of the next block
+  int image;                // without pages
+  KeyPlace piece{}, after;  // of this lane, in this batch and in the next one
   int taken = 0;            // blocks of this batch
 
   __device__ KeyWalk(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile, int lane_keys) {
@@ -35,8 +38,8 @@ struct KeyWalk {
     after = look_up(p, plan, tile, lane_keys);
   }
 
-  /// Past the sequence and for a bad id: an image below 0. What the table holds past the sequence's end is never
-  /// followed.
+  /// The image is below 0 past the end of the sequence and for a bad id. An entry of the table that lies past the end
+  /// of the sequence is never used.
   __device__ KeyPlace next(const AttentionParams& p, const ForwardPlan& plan, const TileRecord& tile, int lane_keys) {
     if (!p.is_paged()) {
       key -= Shape::kBlockN;
@@ -62,7 +65,7 @@ struct KeyWalk {
     return {row, p.block_table[tile.b * p.stride_block_table + column]};
   }
 
-  /// Where a lane's piece of a batch begins, from its first block on; far below for lanes that have none.
+  /// Where the lane's piece of a batch begins, counted from the first block; far below 0 for lanes that have none.
   __device__ static int first_key_of_lane(const ForwardPlan& plan) {
     const int lane = static_cast<int>(threadIdx.x % kWarp), block = lane / plan.block_pieces;
     if (block >= plan.batch_blocks) return -kMostTokens * 2;
@@ -70,7 +73,7 @@ struct KeyWalk {
   }
 };
 
-/// The block into the ring's slot, once that is free.
+/// Loads a block into its slot, once the slot is free.
 template <class Shape, bool kOfV>
 __device__ inline void load_keys(const AttentionParams& p, const ForwardPlan& plan, const SharedLayout<Shape>& shared,
                                  const CUtensorMap* map, const KeyPlace& place, int g,
@@ -91,7 +94,7 @@ __device__ inline void load_keys(const AttentionParams& p, const ForwardPlan& pl
   }
 }
 
-/// Tells the consumers of a tile and brings each its 64 rows of Q.
+/// Tells the consumers about a tile, and loads 64 rows of Q for each.
 template <class Shape>
 __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shape>& shared, const CUtensorMap* map_q,
                                const TileRecord& tile, const Ring<Shape::kQSlots>& at) {
@@ -120,8 +123,9 @@ __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shap
   }
 }
 
-/// One warp for K, one for V: of the tiles that the thread below finds. What is known of a tile is read from shared
-/// memory when it is asked for: the producer has few registers. V's warp sends outputs, by map_out; K's has none.
+/// One warp runs this for K and one for V, for the tiles that produce_queries finds. It reads a tile's record from
+/// shared memory each time, because the producer has few registers. The warp of V sends outputs by map_out, which is
+/// null for the warp of K.
 template <class Shape, bool kOfV>
 __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan& plan,
                                     const SharedLayout<Shape>& shared, const CUtensorMap* map,
@@ -150,9 +154,9 @@ __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan&
   }
 }
 
-/// One thread finds the tiles, for the warps of keys too, and brings Q. It alone reads lengths while there is work:
-/// were they to change meanwhile, two readers might wait for each other for ever. The first tile is found before the
-/// kernel in front has ended, unless that takes lengths in memory, which it may write.
+/// One thread finds the tiles, also for the warps of keys, and loads Q. No other thread reads lengths while there is
+/// work: if lengths changed meanwhile, two readers might wait for each other forever. The first tile is found before
+/// the previous kernel has ended, unless that takes lengths from memory, which the previous kernel may write.
 template <class Shape>
 __device__ inline void produce_queries(const AttentionParams& p, const ForwardPlan& plan,
                                        const SharedLayout<Shape>& shared, const CUtensorMap* map) {
@@ -169,7 +173,7 @@ __device__ inline void produce_queries(const AttentionParams& p, const ForwardPl
     ptx::mbarrier_arrive(shared.found_full(found.slot()));
     ++found.count;
     if (round == 0) ptx::wait_for_previous_kernel();
-    // A place of Q may be long in coming: keys know one tile more by then. The first places are free.
+    // A place of Q may become free late, and by then the warps of keys know one tile more. The first places are free.
     const unsigned due = more && found.count > Shape::kQSlots ? found.count - 1 : found.count;
     for (; told.count < due; ++told.count) publish<Shape>(p, shared, map, *shared.found(told.count), told);
   }

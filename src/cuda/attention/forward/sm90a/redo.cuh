@@ -1,6 +1,6 @@
-// Rows of the Hopper forward kernel that met NaN behind a mask, computed once more. Consumers only note that there are
-// such rows; here, when all of a block's tiles are done and their outputs in place, each warp looks for them among its
-// own. (In the middle of a tile the code would cost the products' loop registers that d64 does not have.)
+// Computes rows of the Hopper forward kernel again that met NaN behind a mask. Consumers only note that there are such
+// rows. When all tiles of a block are done and their outputs are in place, each warp looks for such rows among its own.
+// (In the middle of a tile this code would take registers from the loop of products, which d64 does not have.)
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -26,8 +26,8 @@ __device__ inline std::int64_t row_of_key(const AttentionParams& p, const TileRe
   return batch * stride_batch + tile.g * stride_head + token * stride_token;
 }
 
-/// One row by one warp, from global memory, touching only what the row sees: what the tensor cores can't do when a
-/// masked key or value is NaN or infinite (they make 0 * NaN = NaN). Rare and slow.
+/// One warp computes one row from global memory, and reads only what the row sees. The tensor cores cannot do that when
+/// a masked key or value is NaN or infinite, since they compute 0 * NaN = NaN. This is rare and slow.
 template <class Shape, class T>
 __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile, int i) {
   constexpr float kLog2E = 1.4426950408889634f;

@@ -14,25 +14,26 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// What a tile is made of, where it says nothing else. It must say kConsumers, kBlockN and kQSlots: kConsumers
-/// warpgroups own 64 queries each; keys come kBlockN at a time through kStages slots for K and as many for V.
+/// The defaults of a tile, which must add kConsumers, kBlockN and kQSlots. Each of kConsumers warpgroups owns 64
+/// queries. Keys come kBlockN at a time, through kStages slots for K and as many for V.
 template <int kQkDim_, int kVDim_ = kQkDim_>
 struct ForwardTile {
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_;  // head dims of Q and K, and of V and the output
   static constexpr int kStages = 2;
-  /// With a kQSlots of 2 a tile's output leaves through the place of its Q while the next tile's Q is there already.
-  /// With 1, Q's place is free for the next Q once the last scores are done, and the output leaves through kOutSlots
-  /// places of its own, 64 columns in each, and for other columns through the slot of the tile's last values.
+  /// With a kQSlots of 2, the output of a tile leaves through the place of its Q, while the Q of the next tile is there
+  /// already. With 1, the place of Q is free for the next Q once the last scores are done. The output then leaves
+  /// through kOutSlots places of its own, 64 columns in each; other columns leave through the slot of the tile's last
+  /// values.
   static constexpr int kOutSlots = 0;
-  /// Of the kQkDim / 16 steps of Q K^T, those whose part of Q a thread holds in registers; shared memory, which serves
-  /// a product of 64 x 64 at its limit, is read less for them.
+  /// In how many of the kQkDim / 16 steps of Q K^T the part of Q is held in registers. These steps read shared memory
+  /// less, which a product of 64 x 64 uses to its limit.
   static constexpr int kHeld = 0;
-  /// Warpgroups issue their products in turn. Without, each goes its own way as far as the slots allow, and every other
-  /// tile gives its rows to the warpgroups in reverse, so that under a causal mask none has the longer rows each time.
+  /// Warpgroups issue their products in turn. If not, each goes on as far as the slots allow. Every second tile then
+  /// gives its rows to the warpgroups in reverse, so that under a causal mask no warpgroup always has the longer rows.
   static constexpr bool kTurns = true;
 };
 
-/// What follows from that.
+/// What follows from a tile.
 template <class Tile>
 struct ForwardShape : Tile {
   using Tile::kConsumers, Tile::kBlockN, Tile::kQSlots, Tile::kQkDim, Tile::kVDim, Tile::kStages, Tile::kOutSlots;
@@ -55,9 +56,9 @@ struct ForwardShape : Tile {
       kQSlots * kConsumers * kQBytes + kStages * (kKBytes + kVBytes) + kConsumers * kOutSlots * kQBlockBytes;
 };
 
-/// The same with row sums from the tensor cores: behind the columns of V lie eight of ones, as the first columns of a
-/// block of 64 behind each slot. They are sums of the weights as they were rounded, which the output divides by as
-/// well, but too coarse for LSE.
+/// The same, but the tensor cores also compute the row sums. Behind the columns of V lie eight columns of ones, which
+/// are the first columns of a block of 64 behind each slot. The sums are those of rounded weights. The output divides
+/// by them, but they are too coarse for an LSE.
 template <class Shape>
 struct SummedShape : Shape {
   static constexpr bool kSums = true;
@@ -66,16 +67,17 @@ struct SummedShape : Shape {
 /// One tile of queries of one head.
 struct TileRecord {
   int b, h, g;      // sequence, head of q, head of k and v
-  int first_query;  // of the warpgroup that it is told to; of the thread block, where it may be below 0
-  int num_blocks;   // of keys, for the whole thread block; 0: these rows see none; -1: no more tiles
+  int first_query;  // of the warpgroup that gets the record; or of the thread block, where it may be below 0
+  int num_blocks;   // of keys, for the whole thread block; 0: these rows see no key; -1: there are no more tiles
   int end_block;    // blocks are walked from end_block - 1 down
-  unsigned round;   // of the thread block's turns, the one that found it
-  // Of a warpgroup's rows: keys from last_key on are seen by none, blocks outside of [first_full, end_full) not by all.
+  unsigned round;   // the turn of the thread block that found the tile
+  // No row of the warpgroup sees a key from last_key on. Blocks outside of [first_full, end_full) are not seen by all
+  // rows.
   int last_key, first_full, end_full;
   KeyRange range;
 };
 
-/// Of a warpgroup's output that the warp of V sends.
+/// Which output of a warpgroup the warp of V sends.
 struct OutputRecord {
   int b, h, first_query;
   int rows;  // that the sequence has, of 64
@@ -107,7 +109,7 @@ struct SharedLayout {
   __device__ std::uint32_t out(int warpgroup) const {
     return v(Shape::kStages) + warpgroup * Shape::kOutSlots * Shape::kQBlockBytes;
   }
-  /// The place of a warpgroup's columns from 64 `block` on; `slot`: of the tile's last values.
+  /// The place of a warpgroup's columns from 64 `block` on. `slot` is that of the tile's last values.
   __device__ std::uint32_t out(int warpgroup, int block, int slot) const {
     if (block < Shape::kOutSlots) return out(warpgroup) + block * Shape::kQBlockBytes;
     return v(slot) + (warpgroup * Shape::kOutInValues + block - Shape::kOutSlots) * Shape::kQBlockBytes;
@@ -127,20 +129,20 @@ struct SharedLayout {
   __device__ std::uint32_t found_empty(int slot) const { return found_full(kRecords + slot); }
   __device__ std::uint32_t out_full(int warpgroup) const { return found_full(2 * kRecords + warpgroup); }
   __device__ std::uint32_t out_empty(int warpgroup) const { return out_full(Shape::kConsumers + warpgroup); }
-  /// Of the tile'th tile, as a warpgroup knows it. The one before stays while consumers look back at it: the producer
-  /// is two ahead of them at most.
+  /// The record of the tile'th tile for a warpgroup. The record of the previous tile stays while consumers look back at
+  /// it, since the producer is at most two tiles ahead of them.
   __device__ TileRecord* record(std::uint32_t tile, int warpgroup) const {
     return static_cast<TileRecord*>(__cvta_shared_to_generic(
         barrier(kBarriers) + (tile % kRecords * (Shape::kConsumers + 1) + warpgroup) * kRecordBytes));
   }
-  /// The same for the warps of the producer, through a ring of its own.
+  /// The record for the warps of the producer, which has a ring of its own.
   __device__ TileRecord* found(std::uint32_t tile) const { return record(tile, Shape::kConsumers); }
   __device__ OutputRecord* output(int warpgroup) const {
     return static_cast<OutputRecord*>(
                __cvta_shared_to_generic(barrier(kBarriers) + kRecords * (Shape::kConsumers + 1) * kRecordBytes)) +
            warpgroup;
   }
-  /// 1 once the warpgroup has had a row whose result is not finite where a mask may be to blame.
+  /// 1 once the warpgroup has met a row whose result is not finite, perhaps because of a masked pair.
   __device__ int* met_nan(int warpgroup) const { return reinterpret_cast<int*>(output(Shape::kConsumers)) + warpgroup; }
 };
 
@@ -159,10 +161,10 @@ struct ForwardPlan {
   std::uint64_t out_policy;        // of the L2 cache
 };
 
-/// The tile of the block's `round`-th turn in the order of the plan. Pairs come first, the heaviest and the lightest
-/// tile of a head that are left: each is the same work, and blocks side by side read the same keys. The last heads'
-/// tiles follow one by one, so that all blocks end together; those that have had a pair less begin. False when there is
-/// none left.
+/// Finds the tile of the block's `round`-th turn in the order of the plan; returns false when none is left. Pairs come
+/// first: the heaviest and the lightest tile of a head that are left. All pairs are the same work, and blocks side by
+/// side read the same keys. The tiles of the last heads follow one by one, so that all blocks end together. Blocks that
+/// have had one pair less start with them.
 template <class Shape>
 __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& plan, unsigned round,
                                    TileRecord* tile) {
@@ -208,8 +210,8 @@ __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& 
   return true;
 }
 
-/// The first row of a warpgroup in a tile of the thread block. Before a sequence's first row there are as few as behind
-/// its last.
+/// The first row of a warpgroup in a tile of the thread block. A warpgroup whose rows would lie before the first row of
+/// the sequence gets a row past its end, and so has nothing to do.
 template <class Shape>
 __device__ inline int first_row(const TileRecord& tile, int warpgroup) {
   const bool reversed = !Shape::kTurns && tile.round % 2;

@@ -13,8 +13,8 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// Of this thread's two rows. `maximum` is of scores as the exponentials take them (before scale_log2), `sum` of this
-/// thread's columns only; the four threads of a row meet at the end.
+/// The state of the thread's two rows. `maximum` is the maximum of scores as the exponentials take them, before
+/// scale_log2. `sum` is that of the thread's columns only; the four threads of a row add theirs at the end.
 struct RunningRows {
   float maximum[2], sum[2];
   __device__ void clear() {
@@ -23,7 +23,7 @@ struct RunningRows {
   }
 };
 
-/// Scale and softcap of a call that has more than a positive scale; the exponentials then start from finished scores.
+/// Applies scale and softcap in calls that have more than a positive scale. The exponentials then take finished scores.
 template <int kCount>
 __device__ inline void modify_scores(float (&score)[kCount], float scale, float softcap) {
   if (softcap > 0.0f) {
@@ -36,7 +36,7 @@ __device__ inline void modify_scores(float (&score)[kCount], float scale, float 
   }
 }
 
-/// -inf where row i (and i + 8) does not see a key; `first_key` is the key of this thread's element 0.
+/// Sets scores to -inf where row i, or i + 8, does not see the key. `first_key` is the key of the thread's element 0.
 template <int kCount>
 __device__ inline void mask_scores(float (&score)[kCount], const KeyRange& range, int i, int first_key) {
 #pragma unroll
@@ -66,7 +66,8 @@ __device__ inline float row_maximum(const float (&score)[kCount], int half, floa
   return fmaxf(m, __shfl_xor_sync(kFullMask, m, 2));
 }
 
-/// The rows' maxima with a block's scores, and what their sums and outputs must be multiplied by.
+/// Takes the scores of a block into the maxima of the rows. `factor` becomes what their sums and outputs must be
+/// multiplied by.
 template <int kCount>
 __device__ inline void renew_maxima(const float (&score)[kCount], RunningRows& rows, float scale_log2,
                                     float (&factor)[2]) {
@@ -78,10 +79,11 @@ __device__ inline void renew_maxima(const float (&score)[kCount], RunningRows& r
   }
 }
 
-/// The exponentials of a block's scores, shifted by the rows' maxima so far, rounded and packed as operands of its
-/// values; with kSum `sum` gets their sums, and the scores stay. True in a thread that has one over 2^8, infinite or
-/// NaN: with new maxima it must do it again. A row without a maximum is shifted by -inf, so that its scores all become
-/// infinite or NaN; `is_final`: by 0, since nothing is seen up to here.
+/// Computes the exponentials of a block's scores, shifted by the maxima of the rows so far, and rounds and packs them
+/// as operands for the block's values. With kSum, `sum` gets their sums. The scores stay. Returns true in a thread that
+/// has an exponential over 2^8, infinite or NaN; then it must be done again with new maxima. A row without a maximum is
+/// shifted by -inf, so that all its exponentials become infinite or NaN; with `is_final` it is shifted by 0, since it
+/// has seen no key up to here.
 template <class T, bool kSum, int kCount>
 __device__ inline bool fill_weights(const float (&score)[kCount], std::uint32_t (&weights)[kCount / 8][4],
                                     const RunningRows& rows, float scale_log2, bool is_final, float (&sum)[2]) {
@@ -106,14 +108,15 @@ __device__ inline bool fill_weights(const float (&score)[kCount], std::uint32_t 
     largest = ptx::max3_u16x2(largest, weights[n][0], weights[n][1]);
     largest = ptx::max3_u16x2(largest, weights[n][2], weights[n][3]);
   }
-  // What is over 2^8 (0x5c00; of bfloat16, whose exponent is a float's, 0x4380) passes 0x8000 when the rest of the way
-  // there is added; a NaN with a sign has got there by itself.
+  // 2^8 is 0x5c00, and 0x4380 in bfloat16. The distance to 0x8000 is added: a larger number passes 0x8000 then. A NaN
+  // with a sign is beyond it already.
   constexpr std::uint32_t kRest = 0x8000 - (std::is_same_v<T, __half> ? 0x5c01 : 0x4381);
   return (((largest + kRest * 0x10001) | largest) & 0x80008000) != 0;
 }
 
-/// Modified scores become exponentials, with a look at their maxima first. The shift is the row's maximum, but an older
-/// one serves while no exponential passes 2^8: true when this warp's output must be multiplied by `factor`.
+/// Turns modified scores into exponentials, after a look at their maxima. The shift is the maximum of the row, but an
+/// older one serves while no exponential passes 2^8. Returns true when the warp's output must be multiplied by
+/// `factor`.
 template <int kCount>
 __device__ inline bool exponentials(float (&score)[kCount], RunningRows& rows, float scale_log2, float (&factor)[2]) {
   float highest[2];
