@@ -24,16 +24,16 @@ void attention_bwd(const AttentionBackwardParams&, void* workspace, Stream);
 /// Rows with an LSE of kLargeLse and more, in a call with a bias (without one all are null):
 /// attention/backward/generic/large_rows.cu.
 struct LargeRows {
-  const float* lse = nullptr;   // [batch, heads_q, seq_q]: the call's, but of large rows -inf, or NaN
+  const float* lse = nullptr;   // [batch, heads_q, seq_q]: that of the call, but -inf or NaN for large rows
   const float* rest = nullptr;  // [batch, heads_q, seq_q]: what exp(score - LSE - rest) needs; 0: the row is not large
-  const int* found = nullptr;   // one of `num_found` is not 0 where a large row's gradients are
+  const int* found = nullptr;   // `num_found` flags; one is not 0 if some large row has gradients that are not 0
   int num_found = 0;
 };
 std::size_t large_rows_workspace(const AttentionBackwardParams&);
 /// `as_nan`: large rows have the LSE NaN, unless their gradients are 0.
 LargeRows find_large_rows(const AttentionBackwardParams&, void* workspace, bool as_nan, Stream);
-/// For tensor-core kernels: computes every gradient but the sinks' again if one of `num_flags` is not 0 (read on the
-/// device). `negative_delta` is -D, [batch, heads_q, pitch].
+/// For tensor-core kernels: computes every gradient again, except that of the sinks, if one of `num_flags` flags is not
+/// 0 (read on the device). `negative_delta` is -D, [batch, heads_q, pitch].
 void attention_bwd_repair(const AttentionBackwardParams&, const float* negative_delta, std::int64_t pitch,
                           const int* flags, int num_flags, const float* lse_rest, Stream);
 Verdict merge_states_supports(const MergeStatesParams&);

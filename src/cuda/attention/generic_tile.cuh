@@ -35,13 +35,13 @@ struct Tile {
   static constexpr int kLdP = kBlockN + 1;
 };
 
-/// The numbers of a row are its elements.
+/// In place of a scale: the numbers of a row are its elements.
 struct NoScale {};
 
 /// Copies kRows rows of fp32, fp16 or bf16 (with a `scale_of(row)` also 8-bit, to be multiplied by it) into shared
 /// memory as fp32; row r lies `offset_of(r)` elements behind `data`. Columns from `dim` on and rows from `count` on
-/// become 0. `vectors`: rows start at multiples of 16 bytes and are whole fours of elements. The dtype is asked here,
-/// and not a parameter of the kernels, because they are long and this is all that depends on it.
+/// become 0. `vectors`: rows start at multiples of 16 bytes and are whole fours of elements. The dtype is a run-time
+/// value here, and no template parameter of the kernels, because they are long and only this depends on it.
 template <class Rows, int kRows, class OffsetOf, class ScaleOf = NoScale>
 __device__ inline void load_rows(float* tile, const void* data, DType dtype, std::int64_t dim, bool vectors,
                                  std::int64_t count, OffsetOf offset_of, ScaleOf scale_of = {}) {
@@ -139,7 +139,7 @@ __device__ inline void row_products(float (&sums)[kRowsA][kRowsB], const float* 
 }
 
 /// out[r] += sum over n of weight(r, n) * row n of b, skipping those for which `masked(r, n)`: a masked row may hold
-/// NaN, and 0 * NaN is NaN. A tile is summed by itself first: one running sum over 131072 keys drifts by 2e-5.
+/// NaN, and 0 * NaN is NaN. Each tile is summed by itself first, since one running sum over 131072 keys drifts by 2e-5.
 template <class Rows, int kInner, int kRows, class Weight, class Masked>
 __device__ inline void accumulate_rows(float (&out)[kRows][Rows::kColumns][4], const float* b, Weight weight,
                                        Masked masked) {

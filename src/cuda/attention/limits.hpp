@@ -34,7 +34,7 @@ constexpr const char* other_head_dims(const HeadDims (&built)[kPairs], HeadDims 
   return nullptr;
 }
 
-// Each kernel's pairs. One with qk and v apart, as (192, 128), stands in its list like any other.
+// The pairs of each kernel. A pair of two different head dims, such as (192, 128), stands in its list like any other.
 inline constexpr HeadDims kTiledHeadDims[] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}};
 inline constexpr HeadDims kNarrowHeadDims[] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}};  // backward: fp32, and 7.5
 inline constexpr HeadDims kHopperForwardHeadDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}};

@@ -1,5 +1,5 @@
-// What a tensor-core backward kernel of attention leaves to the generic ones, and in which order they run: the rows of
-// the table name a kernel inside of these.
+// What a tensor-core backward kernel of attention leaves to the generic ones, and in which order they run. The rows of
+// the table name after_sinks or with_repair, with the kernel as its argument.
 #pragma once
 
 #include "cuda/attention/generic.hpp"
@@ -14,7 +14,7 @@ template <std::size_t (*own)(const AttentionBackwardParams&)>
 std::size_t with_large_rows(const AttentionBackwardParams& p) {
   return own(p) + large_rows_workspace(p);
 }
-/// The call with an LSE in which large rows say so; the search's answer stands behind the kernel's own workspace.
+/// The call for a tensor-core kernel: its LSE marks the large rows that the search has found.
 inline AttentionBackwardParams without_large_rows(const AttentionBackwardParams& p, const LargeRows& large) {
   AttentionBackwardParams others = p;
   if (!large.lse) return others;

@@ -71,6 +71,7 @@ __global__ void __launch_bounds__(256)
     prepare_kernel(const __grid_constant__ AttentionBackwardParams p, float* delta, float* lse, bool vectors) {
   constexpr int kTile = BackwardWorkspace::kTile;
   constexpr int kLanes = kVDim == 32 ? 4 : kVDim == 64 ? 8 : 16;  // a row; 16 bytes each
+  static_assert(kVDim <= 8 * kLanes, "the lanes of a row hold all of its columns");
   constexpr float kLog2E = 1.4426950408889634f;
   const AttentionParams& f = p.forward;
   const unsigned tiles = static_cast<unsigned>((f.seq_q + kTile - 1) / kTile);

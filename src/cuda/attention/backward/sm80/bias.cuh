@@ -1,10 +1,10 @@
-// The gradient of an additive bias: dS = P * (dP - D) summed over whatever the bias was broadcast to. Launched by
+// The gradient of an additive bias: dS = P * (dP - D), summed over the dims that the bias broadcasts. Launched by
 // kernel.cuh, after prepare_kernel.
 //
-// A block owns a tile of 64 x 64 elements of the result (fewer where a dim is 1) and walks, in one order, the tiles of
-// all sequences, heads, queries and keys that add to it: no two blocks ever add to the same sum. Where the result is
-// too small to fill the device, the walk is cut into parts that leave their sums in the workspace, and a second kernel
-// adds them up in order.
+// A block owns a tile of 64 x 64 elements of the result, or fewer where a dim is 1. It walks the tiles of all
+// sequences, heads, queries and keys that add to its tile, in a fixed order. No two blocks add to the same sum. Where
+// the result is too small to fill the device, the walk is cut into parts. These leave their sums in the workspace, and
+// a second kernel adds the sums in order.
 #pragma once
 
 #include <type_traits>

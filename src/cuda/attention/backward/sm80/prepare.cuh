@@ -14,6 +14,7 @@ template <class T, int kQkDim, int kVDim>
 __global__ void __launch_bounds__(256) prepare_kernel(const __grid_constant__ AttentionBackwardParams p,
                                                       const __grid_constant__ BackwardPlan plan, int block_m) {
   constexpr int kLanes = kVDim == 32 ? 4 : kVDim == 64 ? 8 : kVDim <= 128 ? 16 : 32;  // a row; 16 bytes each
+  static_assert(kVDim <= 8 * kLanes, "the lanes of a row hold all of its columns");
   const AttentionParams& f = p.forward;
   const unsigned tile = blockIdx.x % plan.q_tiles, head = blockIdx.x / plan.q_tiles;
   const unsigned b = head / static_cast<unsigned>(f.heads_q), h = head % static_cast<unsigned>(f.heads_q);

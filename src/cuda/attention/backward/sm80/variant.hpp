@@ -12,19 +12,19 @@
 
 namespace flashkernel::cuda::sm80 {
 
-/// Which tiles: those for the 163 KB of shared memory that a block has on 8.0 (and more on 9.0), those for the 99 KB of
-/// 8.6 and 8.9, and those, for 99 KB too, of calls with softcap, bias or ALiBi.
+/// Which tiles a kernel has. kWide: for the 163 KB of shared memory that a block has on 8.0, and the more that it has
+/// on 9.0. kNarrow: for the 99 KB of 8.6 and 8.9. kModified: for 99 KB, in calls with softcap, bias or ALiBi.
 enum class BackwardKind { kWide, kNarrow, kModified };
 
 constexpr int backward_shared_limit(BackwardKind kind) { return (kind == BackwardKind::kWide ? 163 : 99) * 1024; }
 
-/// Queries a step; the sum of dQ lies in tiles of this many rows.
+/// Queries of a step. The sum of dQ lies in tiles of as many rows.
 constexpr int backward_block_m(int dim, BackwardKind kind) {
   if (kind == BackwardKind::kWide) return dim <= 64 ? 128 : dim <= 128 ? 64 : 32;
   return dim <= 64 ? 64 : dim <= 96 ? 32 : 16;
 }
 
-/// Which one serves a call; the device decides, and what it does to the scores.
+/// Which tiles serve a call: the device decides, and whether the call modifies scores.
 inline BackwardKind backward_kind(const AttentionParams& f) {
   if (f.has_score_modifier()) return BackwardKind::kModified;
   return cuda_device_properties(f.device.index).max_shared_bytes_per_block >= backward_shared_limit(BackwardKind::kWide)
@@ -34,8 +34,9 @@ inline BackwardKind backward_kind(const AttentionParams& f) {
 
 inline constexpr int kBiasBlock = 64;  // queries and keys of a tile of the bias's gradient
 
-/// How blocks share the work on the bias's gradient: a block owns one of own[0] x .. x own[3] tiles of it, and walks
-/// all[0] x .. x all[3] tiles of scores (dims that the bias broadcasts), or one of `parts` of that walk.
+/// How blocks share the work on the gradient of the bias. The gradient has own[0] x .. x own[3] tiles, and a block owns
+/// one of them. It walks all[0] x .. x all[3] tiles of scores, along the dims that the bias broadcasts, or one of
+/// `parts` equal parts of that walk.
 struct BiasWalk {
   std::int64_t own[4] = {1, 1, 1, 1}, all[4] = {1, 1, 1, 1};
   std::int64_t elements = 0, parts = 1;
@@ -55,7 +56,7 @@ struct BiasWalk {
       blocks *= own[d];
       steps *= all[d];
     }
-    // Four blocks a multiprocessor, of which three or more fit; their sums in at most 64 MB.
+    // Four blocks for each multiprocessor, on which three or more fit. Their sums take at most 64 MB.
     constexpr std::int64_t kMostBytes = std::int64_t{64} << 20;
     if (blocks == 0 || steps == 0) return;
     const std::int64_t wanted = 4 * cuda_device_properties(f.device.index).num_sms / blocks;

@@ -73,33 +73,38 @@ struct BackwardCall {
   std::int64_t l2_bytes = 0;
 };
 
-/// Whether blocks add in order though nobody asked for it: with few of them and under a mask it saves the converting
-/// kernel, and waiting costs less. Measured at d64, TFLOP/s in order and in any order: causal 1024 330 and 317, 2048
-/// 388 and 396. Not where the key warpgroups make dQ: causal 1024 338 and 358, full 512 380 and 386.
+/// Whether blocks add in order though the call allows any order. With few tiles of keys and under a mask, order saves
+/// the kernel that converts dQ, and waiting costs less than that. TFLOP/s in order and in any order, measured at d64:
+/// causal 1024 330 and 317, 2048 388 and 396. It does not pay where the key warpgroups make dQ: causal 1024 338 and
+/// 358, full 512 380 and 386.
 inline bool order_is_cheap(bool joined, int k_tiles) { return !joined && k_tiles <= 8; }
 
-/// Whether in any order a head's first tile of keys comes a group early. The first block to add to a tile of dQ stores
-/// instead, and the others wait for that alone; where few heads at once take long, all would stay behind it. Measured
-/// beside sums that begin as zeros, TFLOP/s: d64 causal 8192, 16384 494 and 515, 506 and 517, full 8192 513 and 531;
-/// d128 16384 level. In shorter calls blocks wait once for a short time, and it costs up to 2 % in steady runs; in a
-/// band each tile of keys is the first one for some queries.
+/// Whether the first tile of keys of a head comes one group early, in calls that add in any order. The first block to
+/// add to a tile of dQ stores, and the others wait for that block only. Where few heads run for a long time, all blocks
+/// would stay behind it. Measured against sums that start as zeros, TFLOP/s without and with early tiles: d64 causal
+/// 8192 494 and 515, 16384 506 and 517, full 8192 513 and 531; d128 16384 the same. In shorter calls blocks wait once
+/// for a short time, and early tiles cost up to 2 % in steady runs. Under a window with two sides each tile of keys is
+/// the first one for some queries.
 inline bool first_tiles_lead(const BackwardCall& call) {
   return !call.ordered && call.band_tiles == 0 && call.k_tiles > (call.joined ? 64 : 32);
 }
 
-/// Groups of heads alike in size: one that is left over at the end would not fill the device.
+/// The size of a group of heads, such that all groups are about alike: a small group at the end would not fill the
+/// device.
 inline int alike_in_size(int heads, std::int64_t wanted) {
   wanted = std::clamp<std::int64_t>(wanted, 1, heads);
   return static_cast<int>(ceil_div(heads, ceil_div(heads, wanted)));
 }
 
-/// How many heads' tiles alternate. A block adds to dQ after the one with the tile of keys before; both walk the same
-/// queries, so the later one should have started a few steps later: `distance`, when tickets of a head are this many
-/// tickets apart. Not more, so that what the heads at work read and sum stays in the L2 cache. Measured: two steps, but
-/// in order under a mask, where the longer the sequence, the more a block's steps differ from its neighbour's, k_tiles
-/// / 8 up to eight. Where key warpgroups that make dQ themselves wait in every step, in order, twice as many and more:
-/// d128 causal 1024 to 16384 gains 2 to 7 %, full 1 to 5 %. With grouped heads a block has more steps, but all begin at
-/// once, in a chain of k_tiles: as many heads as without groups, half as many under a mask.
+/// The heads of a group, so that the tiles of keys of one head start `distance` steps apart. A block adds to dQ after
+/// the block with the previous tile of keys, and both walk the same queries. Therefore the later one should have
+/// started a few steps later. A larger distance takes more heads, whose data must then share the L2 cache.
+///
+/// Measured: two steps are best. In order under a mask it is k_tiles / 8, up to eight, since the steps of neighbours
+/// differ more the longer the sequence is. Where key warpgroups make dQ themselves and wait in every step, it is twice
+/// as many and more: at d128, causal calls of 1024 to 16384 gain 2 to 7 %, full ones 1 to 5 %. With grouped heads a
+/// block has more steps, but the blocks of a chain of k_tiles start at the same time. Such calls take as many heads as
+/// without groups, and half as many under a mask.
 inline int heads_apart(const BackwardCall& call) {
   const bool waits = call.joined && call.ordered;
   std::int64_t steps = call.q_tiles, distance = 2;
@@ -115,18 +120,21 @@ inline int heads_apart(const BackwardCall& call) {
   return alike_in_size(call.heads, ceil_div(distance * call.num_sms, std::max<std::int64_t>(1, steps)));
 }
 
-/// The same in any order where items are uneven or first tiles lead: two items for each multiprocessor, so that an item
-/// is taken where a longer one of the head ends, and no more, since what does not fit into the L2 cache is power.
-/// Measured at d128, causal 16384 (2 for 8 heads): 0.6 GB to and from memory for 1.9, by its own clock 1 to 5 % faster,
-/// among calls of others, which share one clock, 1 % slower; 8192 (4 for 8): 4 % faster, 1 % slower; 4096 (8 for 11): 3
-/// % faster, level; d64 4096 (8 for 32): 6 % and 3 % faster.
+/// The heads of a group where blocks add in any order and items are uneven or first tiles come early: two items for
+/// each multiprocessor. Then a block that ends a long item finds another one of the same head. More heads would not fit
+/// the L2 cache, and traffic to memory takes power.
+///
+/// Measured at d128, causal. At 16384, with 2 heads instead of 8, 0.6 GB go to and from memory instead of 1.9; the call
+/// is 1 to 5 % faster at the clock that its own power allows, and 1 % slower at one clock for all libraries. At 8192 (4
+/// heads instead of 8) it is 4 % faster and 1 % slower, at 4096 (8 instead of 11) 3 % faster and the same; d64 at 4096
+/// (8 instead of 32) is 6 % and 3 % faster.
 inline int heads_of_two_items(const BackwardCall& call) {
   return alike_in_size(call.heads, (2 * call.num_sms + call.k_tiles / 2) / std::max(1, call.k_tiles));
 }
 
-/// The same where first tiles lead and a warpgroup of its own makes dQ: as few heads as have what is read and added to
-/// again and again in three tenths of the L2 cache. Measured at d64, causal, TFLOP/s by distance and by this: 4096 453
-/// and 479, 8192 473 and 493, 16384 497 and 532.
+/// The heads of a group where first tiles come early and a third warpgroup makes dQ: so few that what they read and add
+/// to again and again fits three tenths of the L2 cache. Measured at d64, causal, TFLOP/s by heads_apart and by this:
+/// 4096 453 and 479, 8192 473 and 493, 16384 497 and 532.
 inline int heads_in_cache(const BackwardCall& call) {
   return alike_in_size(call.heads, call.l2_bytes * 3 / 10 / std::max<std::int64_t>(1, call.head_bytes));
 }

@@ -24,6 +24,7 @@ struct NarrowKeys {
   template <class, int kQkDim, int kRows>
   __device__ static void load_queries(const AttentionParams& p, const DecodePlan& plan, const Segment& segment,
                                       std::uint32_t tiles, int rows, float* factors) {
+    static_assert(kQkDim <= 16 * kWarp, "each lane takes at most one slice of 16 dims of a query");
     using Tile = SharedTile<kQkDim>;
     const int group = static_cast<int>(p.heads_q / p.heads_kv), dim = static_cast<int>(p.head_dim);
     const int lane = static_cast<int>(threadIdx.x % kWarp);

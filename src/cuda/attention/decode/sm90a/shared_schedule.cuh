@@ -108,7 +108,7 @@ class SharedSchedule {
   __device__ unsigned run_begin(int block) const {
     return static_cast<unsigned>(block) * share_ + min(static_cast<unsigned>(block), longer_);
   }
-  /// How many sequences are such, of which those that are come first.
+  /// How many sequences satisfy `is`, where all that do come first.
   template <class Is>
   __device__ int count_sequences(Is is) const {
     int count = 0;
@@ -143,7 +143,7 @@ class SharedParts {
     values_[at * Shape::kQuads + quad] = float4{x[0], x[1], x[2], x[3]};
     if (quad == 0) states_[at] = float2{maximum, sum};
   }
-  /// Of a sequence that begins in block `first`, by all warps of a block.
+  /// Merges a sequence that begins in block `first`. All warps of a block call it.
   __device__ void merge(int sequence, int first, int parts) const {
     const int quad = static_cast<int>(threadIdx.x) % Shape::kQuads;
     for (int row = static_cast<int>(threadIdx.x) / Shape::kQuads; row < plan_.rows;
