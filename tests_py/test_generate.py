@@ -28,7 +28,7 @@ from flashkernel.generate import (
     load_model,
 )
 from flashkernel.generate.checkpoint import Checkpoint, bfloat16_to_float32, float32_to_bfloat16
-from flashkernel.generate.llama import rope_frequencies
+from flashkernel.generate.rope_scaling import read_rope
 from flashkernel.generate.sampling import Sampler
 
 PROMPTS = [[1, 2, 3], list(range(10, 47)), [7], [90, 3] * 9]
@@ -326,8 +326,8 @@ def test_unsupported_models(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="cross_attention"):
         load_model(edit_config(directory, activation_function="gelu_new", add_cross_attention=True))
     other = llama(tmp_path / "llama")
-    with pytest.raises(UnsupportedModelError, match="yarn"):
-        load_model(edit_config(other, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}))
+    with pytest.raises(UnsupportedModelError, match="proportional"):
+        load_model(edit_config(other, rope_parameters={"rope_type": "proportional", "rope_theta": 1e4, "factor": 4.0}))
     for error in (CheckpointError, PromptError, UnsupportedModelError):
         assert issubclass(error, GenerationError)
     assert issubclass(UnsupportedModelError, NotImplementedError) and issubclass(CheckpointError, ValueError)
@@ -404,26 +404,46 @@ def test_bfloat16_rounding_equals_torch() -> None:
     [
         {"rope_type": "default", "rope_theta": 1e4},
         {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
         {**LLAMA3, "rope_theta": 5e5, "original_max_position_embeddings": 8192},
+        {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512},
+        {
+            "rope_type": "yarn",
+            "rope_theta": 15e4,
+            "factor": 32.0,
+            "truncate": False,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+        },
+        {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.0},
+        {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "attention_factor": 1.3},
+        {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": 512,
+            "short_factor": [1 + 0.05 * i for i in range(64)],
+            "long_factor": [1 + 0.5 * i for i in range(64)],
+        },
     ],
+    ids=str,
 )
 def test_rope_frequencies_equal_transformers(parameters: dict[str, Any]) -> None:
     modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
     configuration = pytest.importorskip("transformers.models.llama.configuration_llama")
     config = configuration.LlamaConfig(hidden_size=256, num_attention_heads=2, rope_parameters=dict(parameters))
-    expected = modeling.LlamaRotaryEmbedding(config).inv_freq.numpy()
-    theta, rotary_dim, inv_freq = rope_frequencies(config.to_dict(), 128)
-    if inv_freq is None:
-        inv_freq = (theta ** (-np.arange(0, rotary_dim, 2) / rotary_dim)).astype(np.float32)
-    np.testing.assert_allclose(inv_freq, expected, rtol=2e-6)
+    expected = modeling.LlamaRotaryEmbedding(config)
+    rope = read_rope(config.to_dict(), 128)
+    inv_freq = rope.frequencies() if rope.inv_freq is None else rope.inv_freq
+    np.testing.assert_allclose(inv_freq, expected.inv_freq.numpy(), rtol=2e-6)
+    assert rope.factor == pytest.approx(expected.attention_scaling, rel=1e-9)
+    assert rope.max_positions == (512 if parameters["rope_type"] == "longrope" else None)
 
 
 def test_old_rope_layout() -> None:
-    theta, rotary_dim, inv_freq = rope_frequencies(
-        {"rope_theta": 1000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}, 8
-    )
-    assert (theta, rotary_dim) == (1000.0, 8)
-    np.testing.assert_allclose(inv_freq, 0.5 * 1000.0 ** (-np.arange(4) / 4), rtol=1e-6)
+    config = {"rope_theta": 1000.0, "rope_scaling": {"type": "linear", "factor": 2.0}, "max_position_embeddings": 64}
+    rope = read_rope(config, 8)
+    assert (rope.theta, rope.rotary_dim) == (1000.0, 8)
+    np.testing.assert_allclose(rope.inv_freq, 0.5 * 1000.0 ** (-np.arange(4) / 4), rtol=1e-6)
 
 
 def test_sampler_distribution() -> None:

@@ -17,10 +17,10 @@ import torch
 import gguf_files
 from flashkernel.generate import CheckpointError, Engine, TextTokenizer, UnsupportedModelError, load_model
 from flashkernel.generate.chat_template import ChatTemplate
+from flashkernel.generate.decoder_model import DecoderModel
 from flashkernel.generate.gguf_blocks import TYPES, to_float32
 from flashkernel.generate.gguf_checkpoint import GgufCheckpoint
 from flashkernel.generate.gguf_file import GgufFile
-from flashkernel.generate.llama import Llama
 
 PROMPT = [1, 50, 90, 33, 7, 200]
 
@@ -137,18 +137,18 @@ LLAMA3 = {
 
 def test_rope_of_llama_3_comes_as_divisors(tmp_path: Path) -> None:
     """A file holds what llama.cpp's converter has worked out of rope_type "llama3", and no rope_type."""
-    from flashkernel.generate.llama import rope_frequencies
+    from flashkernel.generate.rope_scaling import read_rope
 
     file = gguf_files.decoder()
     plain = 10000.0 ** (-np.arange(0, 16, 2) / 16)
-    scaled = rope_frequencies({"rope_parameters": LLAMA3}, 16)[2]
+    scaled = read_rope({"rope_parameters": LLAMA3, "max_position_embeddings": 64}, 16).inv_freq
     assert scaled is not None
     divisors = (plain / scaled).astype("<f4")
     assert divisors.max() > 2 and divisors.min() == pytest.approx(1)
     file.tensors.insert(0, gguf_files.Tensor("rope_freqs.weight", 0, (8,), divisors.tobytes()))
     path = file.write(tmp_path / "model.gguf")
     model = load_model(path, device="cpu")
-    assert isinstance(model, Llama) and np.allclose(model.inv_freq, scaled, rtol=1e-6)
+    assert isinstance(model, DecoderModel) and np.allclose(model.ropes[""].inv_freq, scaled, rtol=1e-6)
     assert tokens_of(path) == stock_tokens(by_config(path, rope_parameters=LLAMA3))
     assert tokens_of(path) != stock_tokens(by_config(path))  # the divisors matter
 

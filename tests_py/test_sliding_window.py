@@ -95,9 +95,9 @@ def test_a_prompt_gives_pages_back_between_its_chunks() -> None:
 def test_layers_that_see_everything_keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert llama(HostArrays()).window is None and mistral("numpy", sliding_window=None).window is None
     assert mistral("numpy").window == WINDOW
-    monkeypatch.setattr("flashkernel.generate.llama.layer_windows", lambda *_: [9, WINDOW])
+    monkeypatch.setattr("flashkernel.generate.decoder_model.layer_windows", lambda *_: [9, WINDOW])
     assert mistral("numpy").window == WINDOW
-    monkeypatch.setattr("flashkernel.generate.llama.layer_windows", lambda *_: [None, WINDOW])
+    monkeypatch.setattr("flashkernel.generate.decoder_model.layer_windows", lambda *_: [None, WINDOW])
     mixed = mistral("numpy")
     assert mixed.window is None
     engine = Engine(mixed, page_size=PAGE)

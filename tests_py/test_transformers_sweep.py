@@ -22,7 +22,20 @@ from test_transformers import IDS, calls, llama
 from tiny_models import inputs_of, results, tiny_config, tiny_model
 
 DECODERS = [
-    *("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "gemma", "gemma2", "gemma3_text", "phi"),
+    *(
+        "gpt2",
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "qwen2_moe",
+        "qwen3_moe",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "phi",
+    ),
     *("phi3", "gpt_neox", "gptj", "codegen", "opt", "biogpt", "starcoder2", "stablelm", "olmo2", "cohere", "cohere2"),
     *("granite", "nemotron", "gpt_oss", "llama4_text", "smollm3", "persimmon", "gpt_bigcode", "glm4", "exaone4"),
     *("modernbert-decoder", "diffllama", "doge", "ctrl", "vaultgemma", "minimax"),

@@ -14,6 +14,7 @@ Needs the packages numpy, safetensors and tokenizers, the command also tqdm (`pi
 
 from __future__ import annotations
 
+from .decoder_model import DecoderModel as _DecoderModel  # noqa: F401  imported so that `load_model` knows them
 from .engine import Engine, GenerationStats, TokenEvent
 from .errors import (
     CheckpointError,
@@ -24,8 +25,7 @@ from .errors import (
     PromptError,
     UnsupportedModelError,
 )
-from .gpt2 import Gpt2 as _Gpt2  # noqa: F401  imported so that `load_model` knows them
-from .llama import Llama as _Llama  # noqa: F401
+from .gpt2 import Gpt2 as _Gpt2  # noqa: F401
 from .model import Model, load_model
 from .model_names import default_model, find_model
 from .sampling_options import SamplingOptions

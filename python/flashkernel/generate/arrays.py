@@ -47,6 +47,10 @@ class HostArrays:
             return float32_to_bfloat16(values)
         return np.ascontiguousarray(values, dtype=self.dtype)
 
+    def float_weight(self, values: Any, offset: float = 0.0) -> Any:
+        """Float32 values plus an offset, in float32 whatever the model's dtype."""
+        return np.ascontiguousarray(values, dtype=np.float32) + np.float32(offset)
+
     def stack(self, parts: Sequence[Any]) -> Any:
         """Some weights as one, rows one below the other."""
         return self.weight(parts[0] if len(parts) == 1 else np.concatenate(parts))
@@ -120,6 +124,61 @@ class HostArrays:
         """Values as float32, on the device."""
         return bfloat16_to_float32(values) if values.dtype == np.uint16 else values.astype(np.float32)
 
+    # --- arithmetic that no op has; computed in float32 and rounded once
+
+    def rounded(self, values: Any) -> Any:
+        """Float32 values on the device in the model's dtype."""
+        return self.weight(values)
+
+    def scaled(self, values: Any, factor: float) -> Any:
+        """values * factor"""
+        return self.rounded(self.floats(values) * np.float32(factor))
+
+    def scale_in_place(self, values: Any, factor: float) -> None:
+        values[...] = self.scaled(values, factor)
+
+    def multiplied(self, a: Any, b: Any) -> Any:
+        """a * b, element by element."""
+        return self.rounded(self.floats(a) * self.floats(b))
+
+    def softcapped(self, values: Any, cap: float) -> Any:
+        """cap * tanh(values / cap)"""
+        return self.rounded(np.float32(cap) * np.tanh(self.floats(values) / np.float32(cap)))
+
+    def clamped_gate(self, gate: Any, up: Any, alpha: float, limit: float) -> Any:
+        """(up + 1) * gate / (1 + exp(-alpha * gate)), with gate at most limit and up within +-limit: GPT-OSS's gate."""
+        gate = np.minimum(self.floats(gate), np.float32(limit))
+        up = np.clip(self.floats(up), np.float32(-limit), np.float32(limit))
+        with np.errstate(over="ignore"):  # exp gives infinity, and the gate 0
+            return self.rounded((up + 1) * gate / (1 + np.exp(np.float32(-alpha) * gate)))
+
+    def route(self, logits: Any, count: int, softmax_first: bool, normalised: bool) -> tuple[Any, Any]:
+        """The `count` largest of each row as float32 weights [rows, count], and their places, int64 [rows, count].
+
+        softmax_first: weights are those of a softmax over all of a row, which add up to 1 only where `normalised`; else
+            of one over the largest alone.
+        """
+        values = self.floats(logits)
+        if softmax_first:
+            values = np.exp(values - values.max(axis=-1, keepdims=True))
+            values /= values.sum(axis=-1, keepdims=True)
+        chosen, weights = self.best(values, count)
+        if not softmax_first:
+            weights = np.exp(weights - weights[:, :1])
+        if normalised or not softmax_first:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        return weights, chosen
+
+    def add_rows(self, total: Any, rows: Any, values: Any, weights: Any) -> None:
+        """total[rows] += values * weights: float32 [all, n], int64 [some] on the host, [some, n], float32 [some]."""
+        total[rows] += self.floats(values) * weights[:, None]
+
+    def add_chosen(self, total: Any, values: Any, weights: Any, chosen: Any, place: int) -> None:
+        """total += values * weights where `place` is among the chosen ones of a row: float32 [rows, n], [rows, n],
+        float32 and int64 [rows, count]."""
+        weight = np.where(chosen == place, weights, np.float32(0)).sum(axis=-1, keepdims=True)
+        total += np.where(weight == 0, np.float32(0), self.floats(values) * weight)
+
     def log_probabilities(self, logits: Any) -> Any:
         """float32 log-softmax [rows, vocab] of logits."""
         return log_probabilities(self.to_float32(logits))
@@ -183,6 +242,11 @@ class TorchArrays(HostArrays):
     def weight(self, values: Any) -> Any:
         """A tensor that is on the device in the dtype already is taken as it is, not copied."""
         return self._place(values).to(self._dtype)
+
+    def float_weight(self, values: Any, offset: float = 0.0) -> Any:
+        """A float32 tensor that is on the device already is taken as it is where the offset is 0."""
+        whole = self._place(values).float()
+        return whole + offset if offset else whole
 
     def stack(self, parts: Sequence[Any]) -> Any:
         """Parts that lie one behind the other already, in one of `stacks`, are taken as they are."""
@@ -290,6 +354,43 @@ class TorchArrays(HostArrays):
 
     def floats(self, values: Any) -> Any:
         return values.float()
+
+    def rounded(self, values: Any) -> Any:
+        return values.to(self._dtype)
+
+    def scaled(self, values: Any, factor: float) -> Any:
+        return values * factor  # torch multiplies 16-bit values by a number in float32
+
+    def scale_in_place(self, values: Any, factor: float) -> None:
+        values.mul_(factor)
+
+    def multiplied(self, a: Any, b: Any) -> Any:
+        return a * b
+
+    def softcapped(self, values: Any, cap: float) -> Any:
+        return self.rounded(self._torch.tanh(values.float() / cap) * cap)
+
+    def clamped_gate(self, gate: Any, up: Any, alpha: float, limit: float) -> Any:
+        gate, up = gate.float().clamp(max=limit), up.float().clamp(-limit, limit)
+        return self.rounded((up + 1) * gate * self._torch.sigmoid(gate * alpha))
+
+    def route(self, logits: Any, count: int, softmax_first: bool, normalised: bool) -> tuple[Any, Any]:
+        values = logits.float()
+        if softmax_first:
+            values = self._torch.softmax(values, dim=-1)
+        chosen, weights = self.best(values, count)
+        if not softmax_first:
+            weights = self._torch.softmax(weights, dim=-1)
+        elif normalised:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights, chosen
+
+    def add_rows(self, total: Any, rows: Any, values: Any, weights: Any) -> None:
+        total.index_add_(0, self.index(rows, "int64"), values.float() * weights[:, None])
+
+    def add_chosen(self, total: Any, values: Any, weights: Any, chosen: Any, place: int) -> None:
+        weight = (weights * (chosen == place)).sum(dim=-1, keepdim=True)
+        total.add_((values.float() * weight).masked_fill_(weight == 0, 0.0))
 
     def log_probabilities(self, logits: Any) -> Any:
         return self._torch.log_softmax(logits.float(), dim=-1)

@@ -51,12 +51,12 @@ def integer(default: Any, low: int = 1, high: int = MAX_SIZE, *, null: bool = Fa
     return Field("integer", default, null, low, high, alias)
 
 
-def number(default: Any, low: float, high: float = MAX_NUMBER) -> Field:
-    return Field("number", default, False, low, high)
+def number(default: Any, low: float, high: float = MAX_NUMBER, *, null: bool = False) -> Field:
+    return Field("number", default, null, low, high)
 
 
-def flag(default: bool) -> Field:
-    return Field("flag", default)
+def flag(default: bool | None, *, null: bool = False) -> Field:
+    return Field("flag", default, null)
 
 
 def text(default: str) -> Field:

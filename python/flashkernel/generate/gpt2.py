@@ -18,6 +18,7 @@ from .config import flag, integer, number, read_fields, text
 from .errors import CheckpointError, UnsupportedModelError
 from .files import describe
 from .model import ACTIVATIONS, Model, PagedBatch, base_prefix, embedding_and_head, refuse_windows, require_layers
+from .rope_scaling import Rope
 
 __all__ = ["Gpt2"]
 
@@ -55,12 +56,6 @@ class _Layer:
 
 
 class Gpt2(Model, model_types=("gpt2",)):
-    # What `accelerate` asks of every architecture (integrations/accelerate/protocol.py) and GPT-2 has not.
-    scale = None  # a layer's own
-    theta = None  # no RoPE
-    rotary_dim = 0
-    inv_freq: Any = None
-
     def __init__(self, checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays):
         super().__init__(checkpoint, arrays)
         config = read_fields(checkpoint.config, FIELDS)
@@ -83,6 +78,11 @@ class Gpt2(Model, model_types=("gpt2",)):
         self.vocab_size = config["vocab_size"]
         inner = config["n_inner"] or 4 * hidden
         self.eps = config["layer_norm_epsilon"]
+        # What `accelerate` asks of every architecture (integrations/accelerate/protocol.py).
+        # There is no one scale: each layer may have its own.
+        self.numbers = {"eps": self.eps}
+        self.derived: list[tuple[Any, Any, float]] = []
+        self.ropes: dict[str, Rope] = {}  # none
         if hidden % self.heads_q:
             raise CheckpointError(
                 f"load_model: config.json has n_embd={hidden} and n_head={self.heads_q}; n_embd must be a "

@@ -1,7 +1,7 @@
 """What the engine knows about a model: its limits, its cache geometry, and one forward step over a ragged batch.
 
-Architectures (gpt2.py, llama.py) subclass `Model` and say which model_types of config.json they compute; `load_model`
-picks one by that. This file imports none of them: `flashkernel.generate` does.
+Architectures (gpt2.py, decoder_model.py) subclass `Model` and say which model_types of config.json they compute;
+`load_model` picks one by that. This file imports none of them: `flashkernel.generate` does.
 """
 
 from __future__ import annotations
@@ -85,11 +85,21 @@ class Model(ABC):
         """Appends the batch's keys and values to `pool` and returns logits [len(last_rows), vocab_size]."""
 
     def attend(
-        self, q: Any, pool: fk.KvPagePool, layer: int, batch: PagedBatch, scale: float, window: int | None = None
+        self,
+        q: Any,
+        pool: fk.KvPagePool,
+        layer: int,
+        batch: PagedBatch,
+        scale: float,
+        window: int | None = None,
+        softcap: float = 0.0,
+        sinks: Any = None,
     ) -> Any:
         """Causal attention of q [total, heads_q, head_dim] over the pages of one layer; [total, heads_q * head_dim].
 
         window: most keys that a query sees, its own included.
+        softcap: scores are softcap * tanh(score / softcap); 0: they stay.
+        sinks: float32 [heads_q], the logit of one more key without a value; None: there is none.
         """
         one_each = batch.cu_seqlens is None  # then q is [batch, heads_q, 1, head_dim]
         k_pages, v_pages = self.pages(pool, layer)
@@ -104,6 +114,8 @@ class Model(ABC):
             causal=True,
             window=None if window is None else (window - 1, 0),
             scale=scale,
+            softcap=softcap,
+            sinks=sinks,
             **self.kv_options(pool, layer),
             **self.arrays.op_options,
         )

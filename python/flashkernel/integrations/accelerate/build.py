@@ -17,8 +17,9 @@ import torch
 from ...generate.arrays import DTYPES, TorchArrays
 from ...generate.checkpoint import MemoryCheckpoint
 from ...generate.errors import CheckpointError
-from ...generate.llama import FIELDS
+from ...generate.families import FAMILIES
 from ...generate.model import Model, build_model
+from ...generate.rope_scaling import Rope
 from .protocol import SharesParameters
 from .supported import check_modules
 
@@ -82,8 +83,8 @@ def build(model: Any, before: Model | None = None) -> Model:
     Raises NotImplementedError for what the engine does not compute.
     """
     model_type = getattr(model.config, "model_type", None)
-    if model_type == "gpt2" or model_type in FIELDS:
-        check_modules(model, model_type)
+    if model_type == "gpt2" or model_type in FAMILIES:
+        check_modules(model, FAMILIES[model_type].module if model_type in FAMILIES else model_type)
     dtype, device = _one_place(model)
     head = model.get_output_embeddings()
     if head is None:
@@ -120,33 +121,35 @@ def build(model: Any, before: Model | None = None) -> Model:
 def _check_numbers(model: Any, inner: SharesParameters) -> None:
     """Numbers that modules keep beside the config."""
     for name, module in model.named_modules():
-        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if isinstance(eps, float) and not np.isclose(eps, inner.eps, rtol=1e-6, atol=0):
-            raise NotImplementedError(f"accelerate: {name} has eps={eps}, the config {inner.eps}; one is needed")
-        scale = getattr(module, "scaling", None)
-        if (
-            inner.scale is not None
-            and isinstance(scale, float)
-            and not np.isclose(scale, inner.scale, rtol=1e-6, atol=0)
-        ):
-            raise NotImplementedError(f"accelerate: {name} has scaling={scale}; {inner.scale} is needed")
+        for key, needed in inner.numbers.items():
+            value = getattr(module, key, None)
+            if isinstance(value, (int, float)) and not np.isclose(value, needed, rtol=1e-6, atol=0):
+                shown = "eps" if key == "variance_epsilon" else key
+                raise NotImplementedError(
+                    f"accelerate: {name} has {shown}={value}, the config {needed}; one number is needed"
+                )
 
 
 def _take_frequencies(model: Any, inner: SharesParameters) -> None:
     """RoPE's frequencies as the stock model has them: `.half()` rounds them, and they can be set."""
     rotary = getattr(model.base_model, "rotary_emb", None)
-    if rotary is None or inner.theta is None:
-        return
-    scaling = getattr(rotary, "attention_scaling", 1.0)
-    if scaling != 1.0:
-        raise NotImplementedError(f"accelerate: RoPE has attention_scaling={scaling}; 1.0 is needed")
-    has = rotary.inv_freq.detach().float().cpu().numpy()
-    steps = np.arange(0, inner.rotary_dim, 2) / inner.rotary_dim
-    ours = 1.0 / inner.theta**steps if inner.inv_freq is None else inner.inv_freq.cpu().numpy()
+    for name, rope in inner.ropes.items():
+        before = f"{name}_" if name else ""
+        # What a model takes for longer texts stays in inv_freq until its next call.
+        has = getattr(rotary, f"{before}{'original_' if rope.changes else ''}inv_freq", None)
+        if has is None:  # no layer of this type
+            continue
+        _take(rope, has.detach().float().cpu().numpy(), getattr(rotary, f"{before}attention_scaling", 1.0), inner)
+
+
+def _take(rope: Rope, has: np.ndarray, factor: float, inner: SharesParameters) -> None:
+    if not np.isclose(factor, rope.factor, rtol=1e-6, atol=0):
+        raise NotImplementedError(f"accelerate: RoPE has attention_scaling={factor}; {rope.factor} is needed")
+    ours = rope.frequencies() if rope.inv_freq is None else rope.inv_freq.cpu().numpy()
     if has.shape != ours.shape:
         raise NotImplementedError(f"accelerate: RoPE has {has.size} frequencies; {ours.size} are needed")
     if not np.allclose(has, ours, rtol=1e-6, atol=0):
-        inner.inv_freq = inner.arrays.index(has, "float32")
+        rope.inv_freq = inner.arrays.index(has, "float32")
 
 
 def _repoint(parameters: Mapping[str, torch.Tensor], inner: SharesParameters) -> None:

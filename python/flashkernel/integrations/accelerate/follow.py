@@ -95,6 +95,17 @@ class Watch:
         return self._fingerprint.read()
 
 
+@torch.no_grad()
+def _refresh(model: Any) -> None:
+    """Writes anew what was worked out of parameters, where it lies: a CUDA graph reads it there."""
+    found = [entry for entry in model.derived if entry[0].data_ptr() != entry[1].data_ptr()]
+    if not found:
+        return
+    made = [entry[0] for entry in found]
+    torch._foreach_copy_(made, [entry[1] for entry in found])
+    torch._foreach_add_(made, [entry[2] for entry in found])
+
+
 class FollowingEngine(Engine):
     """An `Engine` on the parameters of a stock model, whatever happens to that model between two requests.
 
@@ -126,6 +137,7 @@ class FollowingEngine(Engine):
                 self._stale = False
         assert self._watch is not None
         self._watch.check_training()
+        _refresh(self.model)
         if tokens > self.page_size and self._options["prefix_sharing"]:
             found = self._watch.fingerprint()
             if found != self._fingerprint:

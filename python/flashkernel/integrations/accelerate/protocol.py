@@ -6,13 +6,15 @@ The engine's `Model` computes; it need not know that its weights are a stock mod
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ...generate.arrays import HostArrays
+from ...generate.rope_scaling import Rope
 
 if TYPE_CHECKING:
+    from ...generate.decoder_model import DecoderModel
     from ...generate.gpt2 import Gpt2
-    from ...generate.llama import Llama
 
 __all__ = ["SharesParameters"]
 
@@ -34,27 +36,23 @@ class SharesParameters(Protocol):
         """(name, weight): the parameter is this weight the other way round, weight.T."""
 
     @property
-    def eps(self) -> float:
-        """Epsilon of every norm."""
+    def derived(self) -> list[tuple[Any, Any, float]]:
+        """(array, parameter, offset): the array, float32, is the parameter plus the offset, and is written anew when
+        the parameter changes; one that lies where the parameter does is the parameter itself.
+        """
 
     @property
-    def scale(self) -> float | None:
-        """The factor of the scores of every layer; None: a layer has its own, by the config alone."""
+    def numbers(self) -> Mapping[str, float]:
+        """Numbers that modules of the stock model keep beside its config, by the names of their attributes."""
 
     @property
-    def theta(self) -> float | None:
-        """RoPE's base; None: no RoPE."""
-
-    @property
-    def rotary_dim(self) -> int:
-        """Elements of a head that RoPE turns."""
-
-    inv_freq: (
-        Any  # RoPE's frequencies, float32 [rotary_dim / 2]; None: those of theta. Set where the stock model's differ
-    )
+    def ropes(self) -> Mapping[str, Rope]:
+        """RoPE by what the names of the stock model's frequencies begin with: nothing, or a layer type. Frequencies are
+        set where the stock model's differ.
+        """
 
 
 if TYPE_CHECKING:  # mypy holds both architectures to it
 
-    def _hold(gpt2: Gpt2, llama: Llama) -> tuple[SharesParameters, SharesParameters]:
-        return gpt2, llama
+    def _hold(gpt2: Gpt2, decoder: DecoderModel) -> tuple[SharesParameters, SharesParameters]:
+        return gpt2, decoder

@@ -1,0 +1,326 @@
+"""Every family of decoders with RoPE and RMSNorm (families.py) on FlashKernel ops, from Hugging Face's checkpoints.
+
+Per layer, as in Llama (Touvron et al., 2023): fused residual + RMSNorm, one linear for Q, K and V, RoPE fused into the
+KV append, paged attention with grouped queries, output linear, fused residual + RMSNorm, one linear for gate and up,
+SwiGLU, down linear. What a family has besides is taken where its `Family` says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import flashkernel as fk
+from flashkernel.typing import KvAppendRopeWithQ
+
+from .arrays import HostArrays
+from .checkpoint import Checkpoint, MemoryCheckpoint
+from .config import read_fields
+from .errors import CheckpointError, UnsupportedModelError
+from .experts import ExpertBlock, read_experts
+from .families import FAMILIES, MAX_HEAD_DIM, check_foreign, layer_ropes, layer_windows
+from .files import describe
+from .model import Model, PagedBatch, base_prefix, embedding_and_head, refuse_windows, require_layers
+from .rope_scaling import Rope
+
+__all__ = ["DecoderModel"]
+
+
+@dataclass
+class _Mlp:
+    gate_up_weight: Any
+    gate_up_bias: Any
+    down_weight: Any
+    down_bias: Any
+
+
+@dataclass
+class _Layer:
+    input_norm: Any  # None: attention takes what the layer before gave
+    qkv_weight: Any
+    qkv_bias: Any
+    q_norm: Any
+    k_norm: Any
+    sinks: Any  # float32 [heads_q] or None
+    out_weight: Any
+    out_bias: Any
+    attention_norm: Any  # of what attention gives; None: there is none
+    mlp_norm: Any
+    mlp: _Mlp | ExpertBlock
+    result_norm: Any  # of what the MLP gives
+    window: int | None  # most keys that a query sees
+    rope: Rope | None
+
+
+class DecoderModel(Model, model_types=FAMILIES):
+    def __init__(self, checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays):
+        super().__init__(checkpoint, arrays)
+        kind = checkpoint.config.get("model_type", "llama")
+        self.family = family = FAMILIES[kind]
+        config = read_fields(checkpoint.config, family.fields)
+        check_foreign(checkpoint.config, family.fields)
+        activation = config[family.activation_field]
+        if activation not in family.activations:
+            raise UnsupportedModelError(
+                f"load_model: config.json has {family.activation_field}={describe(activation)}; "
+                f"{next(iter(family.activations))} is needed"
+            )
+        self.activation = family.activations[activation]
+        hidden = config["hidden_size"]
+        self.num_layers = config["num_hidden_layers"]
+        self.heads_q = config["num_attention_heads"]
+        self.heads_kv = config["num_key_value_heads"] or self.heads_q
+        self.head_dim = config["head_dim"] or hidden // self.heads_q
+        self.max_positions = config["max_position_embeddings"]
+        foreign = [name for name in ("sliding_window", "layer_types") if name not in family.fields]
+        refuse_windows(checkpoint.config, self.max_positions, *foreign)
+        self.vocab_size = config["vocab_size"]
+        self.eps = config["rms_norm_eps"]
+        if not 1 <= self.head_dim <= MAX_HEAD_DIM:
+            raise CheckpointError(
+                f"load_model: config.json has hidden_size={hidden} and num_attention_heads={self.heads_q}, which gives "
+                f"heads of {self.head_dim} elements; 1 to {MAX_HEAD_DIM} are needed"
+            )
+        if self.heads_q % self.heads_kv:
+            raise CheckpointError(
+                f"load_model: config.json has num_attention_heads={self.heads_q} and num_key_value_heads="
+                f"{self.heads_kv}; the first must be a multiple of the second"
+            )
+        prefix = base_prefix(checkpoint, "model")
+        first = next(name for name in family.norms if name is not None)
+        require_layers(checkpoint, f"{prefix}layers.{{}}.{first}.weight", self.num_layers, "num_hidden_layers")
+        if kind == "mistral" and isinstance(checkpoint, MemoryCheckpoint):
+            config["layer_types"] = None  # Transformers' Mistral has none; on disk they make a Ministral of it
+        windows = layer_windows(family, config, self.num_layers)
+        sizes = [size for size in windows if size is not None]
+        self.window = max(sizes) if sizes and len(sizes) == len(windows) else None
+        self.ropes, names = layer_ropes(family, checkpoint.config, config, windows, self.head_dim)
+        for rope in self.ropes.values():
+            self._place(rope, checkpoint.rope_divisors)
+        self._read_numbers(config)
+        embedding, head = embedding_and_head(
+            checkpoint, prefix + "embed_tokens.weight", prefix, config["tie_word_embeddings"]
+        )
+        self._read_weights(config, checkpoint, prefix, windows, names, embedding, head)
+
+    def _place(self, rope: Rope, divisors: np.ndarray | None) -> None:
+        if divisors is not None:
+            plain = rope.frequencies() if rope.inv_freq is None else rope.inv_freq
+            rope.inv_freq = (plain / divisors).astype(np.float32)
+        if rope.inv_freq is not None:  # float32 whatever the model's dtype
+            rope.inv_freq = self.arrays.index(rope.inv_freq, "float32")
+        self.max_positions = min(self.max_positions, rope.max_positions or self.max_positions)
+
+    def _read_numbers(self, config: dict[str, Any]) -> None:
+        """What is multiplied, capped and scaled."""
+        size = config.get("query_pre_attn_scalar", self.head_dim)
+        self.scale = config.get("attention_multiplier", float(size) ** -0.5)
+        self.softcap = config.get("attn_logit_softcapping") or 0.0
+        self.logits_softcap = config.get("final_logit_softcapping")
+        self.logits_factor = 1.0 / config.get("logits_scaling", 1.0)
+        self.residual_factor = config.get("residual_multiplier", 1.0)
+        self.embedding_factor = config.get("embedding_multiplier", 1.0)
+        # Numbers that the stock modules keep beside the config, by their attributes.
+        self.numbers = {"variance_epsilon": self.eps, "eps": self.eps, "scaling": self.scale}
+        if self.softcap:
+            self.numbers["attn_logit_softcapping"] = self.softcap
+        for name in ("residual_multiplier", "embedding_multiplier"):
+            if name in config:
+                self.numbers[name] = config[name]
+        if self.family.embedding_root:
+            root = float(config["hidden_size"]) ** 0.5
+            self.numbers["scalar_embed_scale"] = root
+            # The stock model multiplies by the root as the model's dtype has it.
+            self.embedding_factor = float(self.arrays.to_float32(self.arrays.weight(np.array([root], np.float32)))[0])
+        if self.family.experts is not None:
+            self.numbers["top_k"] = config["num_experts_per_tok"]
+        if "swiglu_alpha" in config:
+            self.numbers.update(alpha=config["swiglu_alpha"], limit=config["swiglu_limit"])
+
+    def _read_weights(
+        self,
+        config: dict[str, Any],
+        checkpoint: Checkpoint | MemoryCheckpoint,
+        prefix: str,
+        windows: list[int | None],
+        ropes: list[str | None],
+        embedding: str,
+        head: str,
+    ) -> None:
+        arrays, family, hidden = self.arrays, self.family, config["hidden_size"]
+        out_bias = config.get("attention_bias", False)
+        qkv_bias = family.qkv_bias or out_bias
+        mlp_bias = config.get("mlp_bias", False)
+        q_size, kv_size = self.heads_q * self.head_dim, self.heads_kv * self.head_dim
+        self.inner = inner = config["intermediate_size"]
+
+        def read(name: str, *shape: int) -> Any:
+            return checkpoint.read(prefix + name, shape)
+
+        self.turned: list[tuple[str, Any]] = []  # see Gpt2: none here
+        # Parameters that lie one below the other in a matrix (or bias) of their own, of which they may be the first
+        # rows, by their names in the checkpoint.
+        self.stacked: list[tuple[list[str], Any]] = []
+        # (array, tensor, offset): what was worked out of a tensor of the checkpoint, float32: tensor + offset.
+        self.derived: list[tuple[Any, Any, float]] = []
+
+        def stack(names: list[tuple[str, int]], what: str, present: bool, *tail: int) -> Any:
+            """Some projections of the same input as one matrix (or one bias), rows one below the other."""
+            if not present:
+                return None
+            full = [f"{name}.{what}" for name, _ in names]
+            whole = arrays.stack([read(name, rows, *tail) for name, (_, rows) in zip(full, names, strict=True)])
+            self.stacked.append(([prefix + name for name in full], whole))
+            return whole
+
+        def floats(name: str, size: int, offset: float) -> Any:
+            source = read(name, size)
+            made = arrays.float_weight(source, offset)
+            self.derived.append((made, source, offset))
+            return made
+
+        def norm(name: str, size: int) -> Any:
+            if family.norm_offset:
+                return floats(name + ".weight", size, family.norm_offset)
+            return arrays.weight(read(name + ".weight", size))
+
+        def mlp(i: int) -> _Mlp | ExpertBlock:
+            at = f"layers.{i}.mlp."
+            if family.experts is not None and _has_experts(config, i):
+                return read_experts(family.experts, config, checkpoint, arrays, f"layers.{i}.", read)
+            gate_up = [(at + "gate_proj", inner), (at + "up_proj", inner)]
+            gate_up = [(at + "gate_up_proj", 2 * inner)] if family.fused else gate_up
+            down = [(at + "down_proj", hidden)]
+            return _Mlp(
+                stack(gate_up, "weight", True, hidden),
+                stack(gate_up, "bias", mlp_bias),
+                stack(down, "weight", True, inner),
+                stack(down, "bias", mlp_bias),
+            )
+
+        self.embedding = arrays.weight(checkpoint.read(embedding, (self.vocab_size, hidden)))
+        self.layers = []
+        for i in range(self.num_layers):
+            at = f"layers.{i}.self_attn."
+            norms = [None if name is None else norm(f"layers.{i}.{name}", hidden) for name in family.norms]
+            qkv = [(at + "q_proj", q_size), (at + "k_proj", kv_size), (at + "v_proj", kv_size)]
+            qkv = [(at + "qkv_proj", q_size + 2 * kv_size)] if family.fused else qkv
+            out = [(at + "o_proj", hidden)]
+            whole = family.qk_norm == "whole"
+            name = ropes[i]
+            self.layers.append(
+                _Layer(
+                    norms[0],
+                    stack(qkv, "weight", True, hidden),
+                    stack(qkv, "bias", qkv_bias),
+                    norm(at + "q_norm", q_size if whole else self.head_dim) if family.qk_norm else None,
+                    norm(at + "k_norm", kv_size if whole else self.head_dim) if family.qk_norm else None,
+                    floats(at + "sinks", self.heads_q, 0.0) if family.sinks else None,
+                    stack(out, "weight", True, q_size),
+                    stack(out, "bias", out_bias),
+                    norms[1],
+                    norms[2],
+                    mlp(i),
+                    norms[3],
+                    windows[i],
+                    None if name is None else self.ropes[name],
+                )
+            )
+        self.norm = norm("norm", hidden)
+        tied = head == embedding
+        rows = self.embedding if tied else arrays.weight(checkpoint.read(head, (self.vocab_size, hidden)))
+        self.lm_head = arrays.output_rows(rows)
+        if self.lm_head is not rows:
+            self.stacked.append(([head], self.lm_head))
+            self.embedding = self.lm_head[: self.vocab_size] if tied else self.embedding
+
+    def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
+        arrays = self.arrays
+        residual = arrays.take(self.embedding, batch.tokens)
+        if self.embedding_factor != 1.0:
+            residual = arrays.scaled(residual, self.embedding_factor)
+        before = self.layers[0].input_norm
+        x = residual if before is None else fk.rms_norm(residual, before, eps=self.eps, **arrays.op_options)
+        for i, layer in enumerate(self.layers):
+            x = self._attention(x, layer, i, batch, pool)
+            x, residual = self._join(x, residual, layer.attention_norm, layer.mlp_norm)
+            x = layer.mlp(x) if isinstance(layer.mlp, ExpertBlock) else self._mlp(x, layer.mlp)
+            if i + 1 < self.num_layers:
+                x, residual = self._join(x, residual, layer.result_norm, self.layers[i + 1].input_norm)
+        # Only the rows whose logits are wanted go through the last norm and the (large) output layer.
+        if batch.last_rows is not None:
+            x, residual = arrays.take(x, batch.last_rows), arrays.take(residual, batch.last_rows)
+        x, _ = self._join(x, residual, self.layers[-1].result_norm, self.norm)
+        logits = fk.linear(x, self.lm_head, **arrays.op_options)[:, : self.vocab_size]
+        if self.logits_factor != 1.0:
+            logits = arrays.scaled(logits, self.logits_factor)
+        return logits if self.logits_softcap is None else arrays.softcapped(logits, self.logits_softcap)
+
+    def _join(self, x: Any, residual: Any, after: Any, before: Any) -> tuple[Any, Any]:
+        """What comes next and the residual, of a result x: normed by `after`, added, and the sum normed by `before`."""
+        options = self.arrays.op_options
+        if after is not None:
+            x = fk.rms_norm(x, after, eps=self.eps, **options)
+        if self.residual_factor != 1.0:
+            x = self.arrays.scaled(x, self.residual_factor)
+        if before is None:
+            residual = fk.add(x, residual, **options)
+            return residual, residual
+        x, residual = fk.rms_norm(x, before, residual=residual, eps=self.eps, **options)
+        return x, residual
+
+    def _attention(self, x: Any, layer: _Layer, i: int, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
+        options = self.arrays.op_options
+        heads_q, heads_kv, head_dim = self.heads_q, self.heads_kv, self.head_dim
+        qkv = fk.linear(x, layer.qkv_weight, layer.qkv_bias, **options)
+        if self.family.qk_norm == "whole":
+            for rows, weight in (
+                (qkv[:, : heads_q * head_dim], layer.q_norm),
+                (qkv[:, heads_q * head_dim : (heads_q + heads_kv) * head_dim], layer.k_norm),
+            ):
+                fk.rms_norm(rows, weight, eps=self.eps, out=rows, **options)
+        qkv = qkv.reshape(qkv.shape[0], heads_q + 2 * heads_kv, head_dim)
+        q, k, v = qkv[:, :heads_q], qkv[:, heads_q : heads_q + heads_kv], qkv[:, heads_q + heads_kv :]
+        if self.family.qk_norm == "head":
+            fk.rms_norm(q, layer.q_norm, eps=self.eps, out=q, **options)
+            fk.rms_norm(k, layer.k_norm, eps=self.eps, out=k, **options)
+        scale, turned = self.scale, layer.rope
+        k_pages, v_pages = self.pages(pool, i)
+        if turned is None:
+            fk.kv_append(k, v, k_pages, v_pages, batch.slots, **self.kv_options(pool, i), **options)
+        else:
+            # Rotates k on its way into the pages and q in place.
+            rope: KvAppendRopeWithQ = {
+                "positions": batch.positions,
+                "q": q,
+                "q_out": q,
+                "theta": turned.theta,
+                "rotary_dim": turned.rotary_dim,
+                "inv_freq": turned.inv_freq,
+            }
+            fk.kv_append(k, v, k_pages, v_pages, batch.slots, rope=rope, **self.kv_options(pool, i), **options)
+            # A factor of q and k each counts twice in their product.
+            if turned.rotary_dim == head_dim:
+                scale *= turned.factor**2
+            elif turned.factor != 1.0:
+                self.arrays.scale_in_place(q[..., : turned.rotary_dim], turned.factor**2)
+        x = self.attend(q, pool, i, batch, scale, layer.window, self.softcap, layer.sinks)
+        return fk.linear(x, layer.out_weight, layer.out_bias, **options)
+
+    def _mlp(self, x: Any, mlp: _Mlp) -> Any:
+        options, inner = self.arrays.op_options, self.inner
+        if self.activation == "silu":
+            gate_up = fk.linear(x, mlp.gate_up_weight, mlp.gate_up_bias, **options)
+            x = fk.swiglu(gate_up[:, :inner], gate_up[:, inner:], **options)
+        else:
+            gate = fk.linear(x, mlp.gate_up_weight[:inner], activation=self.activation, **options)
+            x = self.arrays.multiplied(gate, fk.linear(x, mlp.gate_up_weight[inner:], **options))
+        return fk.linear(x, mlp.down_weight, mlp.down_bias, **options)
+
+
+def _has_experts(config: dict[str, Any], layer: int) -> bool:
+    """Whether a layer has experts; in Qwen3-MoE some may have an MLP."""
+    dense = config.get("mlp_only_layers") or ()
+    return layer not in dense and (layer + 1) % config.get("decoder_sparse_step", 1) == 0

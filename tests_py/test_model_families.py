@@ -1,0 +1,271 @@
+"""The families of the engine besides GPT-2, Llama, Mistral, Qwen2 and Qwen3: logits and tokens equal stock
+Transformers', by `load_model` and by `accelerate`, and each feature of a family matters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+import flashkernel as fk
+from flashkernel.generate import CheckpointError, Engine, PromptError, UnsupportedModelError, load_model
+from flashkernel.generate.arrays import TorchArrays
+from flashkernel.generate.checkpoint import MemoryCheckpoint
+from flashkernel.generate.decoder_model import DecoderModel
+from flashkernel.generate.experts import ExpertBlock
+from flashkernel.integrations.transformers import accelerate
+from model_families import FAMILIES, FEATURES, LONGROPE, family_model
+
+LENGTHS = (3, 40, 1, 21)
+IDS = torch.randint(0, 95, (4, 40), generator=torch.Generator().manual_seed(1))
+LEFT = torch.stack([torch.arange(40) >= 40 - n for n in LENGTHS]).long()
+PROMPTS = [row[40 - n :].tolist() for row, n in zip(IDS, LENGTHS, strict=True)]
+NEW = 16
+# One case of each family; the others are variants of theirs.
+FIRST = list({options[0]: case for case, options in reversed(FAMILIES.items())}.values())
+REST = [pytest.param(case, marks=pytest.mark.long) for case in FAMILIES if case not in FIRST]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    yield
+    transformers.logging.set_verbosity(before)
+
+
+def logits_of(model: Any, ids: list[int], **options: Any) -> np.ndarray:
+    """Float32 logits at every position, by the engine."""
+    found: list[np.ndarray] = []
+    forward = model.forward
+
+    def spy(*args: Any) -> Any:
+        logits = forward(*args)
+        found.append(np.array(model.arrays.to_float32(logits)))
+        return logits
+
+    model.forward = spy
+    try:
+        Engine(model, page_size=16, prefill_chunk=17, **options).score([*ids, 0])
+    finally:
+        del model.forward
+    return np.concatenate(found)
+
+
+def tokens_of(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    tokens: list[list[int]] = [[] for _ in prompts]
+    for event in engine.generate(prompts, max_new_tokens=NEW, stop_tokens=frozenset()):
+        tokens[event.sequence].append(event.token)
+    return tokens
+
+
+def stock_tokens(model: Any) -> list[list[int]]:
+    return model.generate(IDS, attention_mask=LEFT, max_new_tokens=NEW, do_sample=False, eos_token_id=None)[
+        :, IDS.shape[1] :
+    ].tolist()
+
+
+def exact_logits(model: Any, ids: Any, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """The stock model's in float64, those parts that its code does in float32 included."""
+    with monkeypatch.context() as patch, torch.no_grad():
+        patch.setattr(torch, "float32", torch.float64)
+        patch.setattr(torch, "float", torch.float64)
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        return model.double()(ids).logits[0].numpy()
+
+
+@pytest.mark.parametrize("case", [*FIRST, *REST])
+def test_logits_and_tokens_equal_the_stock_model(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    stock = family_model(case)
+    stock.save_pretrained(tmp_path)
+    with torch.no_grad():
+        theirs = stock(IDS[1:2]).logits[0].numpy()
+    expected = stock_tokens(stock)
+    exact = exact_logits(stock, IDS[1:2], monkeypatch)
+    recwarn.clear()
+    model = load_model(tmp_path, device="cpu")
+    assert not recwarn.list  # every tensor of the checkpoint has a use
+    ours = logits_of(model, PROMPTS[1])
+    floor = 8 * np.finfo(np.float32).eps * np.abs(exact).max()
+    assert np.abs(ours - exact).max() <= 2 * np.abs(theirs - exact).max() + floor
+    engine = Engine(model, page_size=16, prefill_chunk=17)
+    assert tokens_of(engine, PROMPTS) == expected
+    assert len({token for row in expected for token in row}) > 5  # not a constant
+    again = engine.stats.prefix_tokens
+    assert tokens_of(engine, PROMPTS[1:2]) == expected[1:2]  # alone, on pages that are kept
+    assert engine.stats.prefix_tokens - again >= 32
+    assert engine.pages_in_use == 0
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_matters(feature: str) -> None:
+    """Without it the logits are others, so that the test above would see it missing."""
+    case, changes = FEATURES[feature]
+    stock = family_model(case)
+    tensors = {name: tensor.detach() for name, tensor in stock.named_parameters(remove_duplicate=False)}
+    config = stock.config.to_dict()
+    found = [
+        logits_of(DecoderModel(MemoryCheckpoint(one, tensors), TorchArrays("float32", "cpu")), PROMPTS[1])
+        for one in (config, {**config, **changes})
+    ]
+    assert np.abs(found[0] - found[1]).max() > 1e-2 * np.abs(found[0]).max()
+
+
+def trained(model: Any) -> None:
+    """Every parameter is written in place, norms and sinks too."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.05).add_(0.01)
+
+
+@pytest.mark.parametrize("case", [*FIRST, *REST])
+def test_accelerate_gives_stock_tokens(case: str) -> None:
+    model = family_model(case)
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    expected = stock_tokens(model)
+    engine = accelerate(model, page_size=16, prefill_chunk=20).flashkernel
+    assert stock_tokens(model) == expected
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+    assert sum(storages.values()) == size  # nothing is kept twice
+    trained(model)
+    got = stock_tokens(model)
+    assert model.flashkernel is engine
+    other = family_model(case)
+    trained(other)
+    assert got == stock_tokens(other) != expected
+
+
+HALF = ["gemma2", "gemma3", "phi3-longrope-partial", "granite", "olmo2", "gpt-oss", "mixtral"]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("case", HALF)
+def test_bfloat16_is_as_close_to_float32_as_eagers(case: str, kind: str) -> None:
+    stock = family_model(case).to(torch.bfloat16)
+    with torch.no_grad():
+        low = stock(IDS[1:2]).logits[0].float().numpy()
+        exact = family_model(case).to(torch.bfloat16).float()(IDS[1:2]).logits[0].numpy()
+    if kind == "torch":
+        model = accelerate(stock).flashkernel.model
+    else:
+        from flashkernel.generate.arrays import HostArrays
+
+        tensors = {name: p.detach().float().numpy() for name, p in stock.named_parameters(remove_duplicate=False)}
+        model = DecoderModel(MemoryCheckpoint(stock.config.to_dict(), tensors), HostArrays("bfloat16"))
+    ours, theirs = np.abs(logits_of(model, PROMPTS[1]) - exact), np.abs(low - exact)
+    assert 0 < ours.mean() <= 1.2 * theirs.mean()
+
+
+# --- experts
+
+
+def test_experts_by_either_way_are_the_same() -> None:
+    """What a CUDA graph does, all experts on all tokens, and what the CPU does; a broken expert that no token was sent
+    to changes nothing."""
+    for case in ("mixtral", "qwen3-moe", "gpt-oss"):
+        model = accelerate(family_model(case)).flashkernel.model
+        block = next(layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertBlock))
+        x = torch.randn(1, 48, generator=torch.Generator().manual_seed(2))
+        with torch.no_grad():
+            sparse = block(x)
+            chosen = block.arrays.route(
+                fk.linear(x, block.router_weight, block.router_bias), block.each, block.softmax_first, False
+            )[1]
+            spare = next(i for i in range(block.gate_up.shape[0]) if i not in chosen)
+            block.down[spare] = float("inf")
+            try:
+                block.arrays.asynchronous = True
+                dense = block(x)
+            finally:
+                block.arrays.asynchronous = False
+        torch.testing.assert_close(dense, sparse, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe"])
+def test_stacked_experts_on_disk(case: str, tmp_path: Path) -> None:
+    """Checkpoints with one matrix for each expert, and those with all in one, give the same weights."""
+    stock = family_model(case)
+    stock.save_pretrained(tmp_path / "each")
+    stock.save_pretrained(tmp_path / "stacked", save_original_format=False)
+    found = []
+    for name in ("each", "stacked"):
+        model: Any = load_model(tmp_path / name, device="cpu")
+        found.append(model.layers[0].mlp)
+    np.testing.assert_array_equal(found[0].gate_up, found[1].gate_up)
+    np.testing.assert_array_equal(found[0].down, found[1].down)
+    from safetensors import safe_open
+
+    with safe_open(tmp_path / "each" / "model.safetensors", "np") as each:
+        assert any(".experts.0." in name for name in each.keys())
+
+
+# --- what is refused
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "softcap in Llama": ("llama-yarn", dict(final_logit_softcapping=30.0), "final_logit_softcapping=30.0, which"),
+    "experts in Granite": ("granite", dict(num_local_experts=8), "num_local_experts=8, which"),
+    "multiplier in OLMo2": ("olmo2", dict(residual_multiplier=0.5), "residual_multiplier=0.5, which"),
+    "softcap of scores in Gemma 3": ("gemma3", dict(attn_logit_softcapping=50.0), "attn_logit_softcapping=50.0, which"),
+    "both directions": ("gemma2", dict(use_bidirectional_attention=True), "use_bidirectional_attention=True, which"),
+    "another activation": ("gemma2", dict(hidden_activation="relu"), "hidden_activation='relu'; gelu_pytorch_tanh"),
+    "window in OLMo2": ("olmo2", dict(sliding_window=8), "sliding_window=8"),
+    "part of a head": ("granite", dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5"),
+    "rope_type of Phi-3": (
+        "phi3",
+        dict(rope_parameters={"rope_type": "linear", "factor": 2.0}),
+        "rope_type='linear'; default or longrope",
+    ),
+    "one RoPE in Gemma 3": ("gemma3", dict(rope_parameters={"rope_theta": 1e4}), "full_attention"),
+    "too many experts of a token": ("mixtral", dict(num_experts_per_tok=9), "num_experts_per_tok=9 and 4 experts"),
+    "fewer layers with RoPE": ("smollm3", dict(no_rope_layers=[1]), r"no_rope_layers=<an array of 1|no_rope_layers="),
+    "longrope's numbers": (
+        "phi3-longrope",
+        dict(rope_parameters={**LONGROPE, "short_factor": [1.0]}),
+        "4 positive numbers are needed",
+    ),
+    "MXFP4": ("gpt-oss", dict(quantization_config={"quant_method": "mxfp4"}), "mxfp4"),
+    "vision": ("gemma3", dict(model_type="gemma3"), "model_type='gemma3'"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_by_name(what: str, tmp_path: Path) -> None:
+    case, changes, text = REFUSED[what]
+    family_model(case).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises((UnsupportedModelError, CheckpointError), match=re.escape(text.split("|")[-1])):
+        load_model(tmp_path, device="cpu")
+
+
+def test_longrope_ends_at_the_original_context() -> None:
+    """Beyond it the stock model computes the whole text anew with other frequencies."""
+    engine = accelerate(family_model("phi3-longrope")).flashkernel
+    assert engine.model.max_positions == 128
+    with pytest.raises(PromptError, match="128"):
+        engine.generate([[1] * 120], max_new_tokens=9)
+
+
+def test_numbers_of_modules_are_compared() -> None:
+    for case, name, key in (
+        ("granite", "model.layers.0", "residual_multiplier"),
+        ("gemma2", "model.layers.1.self_attn", "attn_logit_softcapping"),
+        ("gpt-oss", "model.layers.0.mlp.experts", "limit"),
+    ):
+        model = family_model(case)
+        setattr(model.get_submodule(name), key, 0.75)
+        with pytest.raises(NotImplementedError, match=rf"{re.escape(name)} has {key}=0\.75"):
+            accelerate(model)
