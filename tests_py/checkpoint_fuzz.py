@@ -36,7 +36,7 @@ VALUES: list[Any] = [
     2.0, 2.5, -0.5, 1e-300, 1e300, float("nan"), float("inf"), float("-inf"),
     "", "2", "silu", "llama", "gelu_new", "\x1b]0;title\x07", "\ud800", "a" * 5000, "../x", "/dev/zero", "a\0b",
     [], [1], [[]], ["a"], [None], [2.5], [10**30], {}, {"a": 1}, {"rope_type": "linear"}, {"rope_type": ["x"]},
-    {"quant_method": "gptq"}, list(range(300)),
+    {"quant_method": "gptq"}, list(range(300)), {"rope_type": "yarn", "factor": 1e-300}, "yarn", "longrope", "dynamic",
 ]  # fmt: skip
 NAMES = [
     "model_type", "architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
@@ -46,10 +46,11 @@ NAMES = [
     "original_max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "n_inner", "activation_function",
     "layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention",
     "quantization_config", "transformers_weights", "per_layer_config", "attention_chunk_size", "dtype", "torch_dtype",
-    "pad_token_id",
+    "pad_token_id", "final_logit_softcapping", "num_experts", "residual_multiplier", "use_bidirectional_attention",
 ]  # fmt: skip
 ROPE = ["rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"]
-ROPE += ["original_max_position_embeddings", "full_attention"]
+ROPE += ["original_max_position_embeddings", "full_attention", "beta_fast", "beta_slow", "attention_factor", "mscale"]
+ROPE += ["mscale_all_dim", "truncate", "short_factor"]
 
 
 def llama_config(kind: str) -> dict[str, Any]:

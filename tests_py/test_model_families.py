@@ -22,9 +22,12 @@ from flashkernel.generate.arrays import TorchArrays
 from flashkernel.generate.checkpoint import MemoryCheckpoint
 from flashkernel.generate.decoder_model import DecoderModel
 from flashkernel.generate.experts import ExpertBlock
+from flashkernel.generate.families import FAMILIES as DECODERS
 from flashkernel.integrations.transformers import accelerate
 from model_families import FAMILIES, FEATURES, LONGROPE, family_model
 
+ROOT = Path(__file__).resolve().parents[1]
+needs_docs = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the source tree is not beside the tests")
 LENGTHS = (3, 40, 1, 21)
 IDS = torch.randint(0, 95, (4, 40), generator=torch.Generator().manual_seed(1))
 LEFT = torch.stack([torch.arange(40) >= 40 - n for n in LENGTHS]).long()
@@ -269,3 +272,34 @@ def test_numbers_of_modules_are_compared() -> None:
         setattr(model.get_submodule(name), key, 0.75)
         with pytest.raises(NotImplementedError, match=rf"{re.escape(name)} has {key}=0\.75"):
             accelerate(model)
+
+
+# --- what the docs say
+
+
+def _rows(page: str, name: str) -> list[list[str]]:
+    """The rows of a marked table, cell by cell; the cells hold names in backticks."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    table = text.split(f"<!-- {name}:begin -->")[1].split(f"<!-- {name}:end -->")[0]
+    return [line.strip("| ").split(" | ") for line in table.strip().splitlines()[2:]]
+
+
+@needs_docs
+def test_the_table_names_the_families_that_tests_cover() -> None:
+    import test_accelerate
+    import test_transformers_sweep as sweep
+
+    named = [cells[0].strip("`") for cells in _rows("generate.md", "families")]
+    kinds = {kind for kind, _ in (*FAMILIES.values(), *test_accelerate.FAMILIES.values())}
+    names = {"Gemma3": "Gemma3Text"}
+    covered = [getattr(transformers, f"{names.get(kind, kind)}Config").model_type for kind in kinds]
+    assert sorted(named) == sorted(covered) == sorted({"gpt2", *DECODERS})
+    assert set(named) <= set(sweep.DECODERS)
+
+
+@needs_docs
+def test_the_list_names_the_types_that_the_sweep_covers() -> None:
+    import test_transformers_sweep as sweep
+
+    listed = [re.findall(r"`([\w-]+)`", cells[1]) for cells in _rows("end_to_end.md", "fkernel")]
+    assert listed == [sweep.DECODERS, sweep.ENCODERS, sweep.BOTH, sweep.OTHERS, sweep.UNUSED]

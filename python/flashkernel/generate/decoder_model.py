@@ -189,7 +189,8 @@ class DecoderModel(Model, model_types=FAMILIES):
         def mlp(i: int) -> _Mlp | ExpertBlock:
             at = f"layers.{i}.mlp."
             if family.experts is not None and _has_experts(config, i):
-                return read_experts(family.experts, config, checkpoint, arrays, f"layers.{i}.", read)
+                stacked = f"{prefix}{at}experts.gate_up_proj" in checkpoint
+                return read_experts(family.experts, config, arrays, f"layers.{i}.", read, stacked)
             gate_up = [(at + "gate_proj", inner), (at + "up_proj", inner)]
             gate_up = [(at + "gate_up_proj", 2 * inner)] if family.fused else gate_up
             down = [(at + "down_proj", hidden)]

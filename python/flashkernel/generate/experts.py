@@ -16,7 +16,6 @@ import numpy as np
 import flashkernel as fk
 
 from .arrays import HostArrays
-from .checkpoint import Checkpoint, MemoryCheckpoint
 from .errors import CheckpointError
 
 __all__ = ["ExpertBlock", "Experts", "read_experts"]
@@ -84,14 +83,15 @@ class ExpertBlock:
 def read_experts(
     kind: Experts,
     config: Mapping[str, Any],
-    checkpoint: Checkpoint | MemoryCheckpoint,
     arrays: HostArrays,
     at: str,
     read: Callable[..., Any],
+    stacked: bool,
 ) -> ExpertBlock:
     """The experts of the layer whose names begin with `at`.
 
     config: the fields that have been read. read: a tensor by its name within the decoder, and its shape.
+    stacked: whether the checkpoint has one tensor for all experts of a layer, as models in memory do.
     """
     count = config["num_local_experts"] if "num_local_experts" in config else config["num_experts"]
     each = config["num_experts_per_tok"]
@@ -101,7 +101,6 @@ def read_experts(
         )
     hidden = config["hidden_size"]
     inner = config.get("moe_intermediate_size", config["intermediate_size"])
-    stacked = any(name.endswith(f"{at}mlp.experts.gate_up_proj") for name in checkpoint.names)
     block = at + ("mlp" if stacked or kind.parts is None else kind.block)
     router = f"{block}.{kind.router}"
     biases: tuple[Any, Any, Any] = (None, None, None)
@@ -126,7 +125,6 @@ def read_experts(
         def one(expert: int, *names: str, rows: int, columns: int) -> np.ndarray:
             return np.concatenate([read(f"{block}.experts.{expert}.{name}.weight", rows, columns) for name in names])
 
-        # One more than there are experts would be a tensor without a use; one fewer is a tensor that is missing.
         weights = [
             arrays.weight(np.stack([one(i, gate, up, rows=inner, columns=hidden) for i in range(count)])),
             arrays.weight(np.stack([one(i, down, rows=hidden, columns=inner) for i in range(count)])),

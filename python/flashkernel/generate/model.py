@@ -204,7 +204,8 @@ def embedding_and_head(
 
 
 def load_model(directory: str | Path, *, device: str = "auto", dtype: str = "float32") -> Model:
-    """Loads a local Hugging Face GPT-2, Llama, Mistral, Qwen2 or Qwen3 checkpoint, or a GGUF file.
+    """Loads a local Hugging Face checkpoint of one of the families in docs/generate.md (GPT-2, Llama, Mistral, Mixtral,
+    Qwen2, Qwen3, Gemma 2 and 3, Phi-3, SmolLM3, OLMo2, Granite, GPT-OSS), or a GGUF file.
 
     directory: holds config.json and model.safetensors, or shards with model.safetensors.index.json; pickles are
         refused. The files are those that Transformers would read; tensors that the config has no use for are left out

@@ -142,7 +142,7 @@ def _llama3(rope: Rope, parameters: Mapping[str, Any], context: int, _most: int,
 
 
 def _yarn(rope: Rope, parameters: Mapping[str, Any], context: int, most: int, where: str) -> None:
-    optional = number(None, 0, null=True)
+    optional = number(None, 1e-6, 1e6, null=True)
     names = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
     given = {name: read_field(parameters, name, optional, where) for name in names}
     factor = read_field(parameters, "factor", number(NEEDED, 1e-6, null=True), where) or most / context
@@ -186,7 +186,7 @@ def _longrope(rope: Rope, parameters: Mapping[str, Any], context: int, most: int
             f"load_model: {where} has short_factor={describe(divisors)}; {pairs} positive numbers are needed"
         )
     factor = read_field(parameters, "factor", number(None, 1e-6, null=True), where) or most / context
-    given = read_field(parameters, "attention_factor", number(None, 0, null=True), where)
+    given = read_field(parameters, "attention_factor", number(None, 1e-6, 1e6, null=True), where)
     if given is not None:
         rope.factor = given
     elif factor > 1:

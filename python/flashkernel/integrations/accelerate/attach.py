@@ -16,8 +16,9 @@ _OURS = ("generate", "flashkernel", "__reduce_ex__")
 def accelerate(model: Any, **options: Any) -> Any:
     """Replaces `model.generate`; returns the model, whose `.flashkernel` is the `Engine` now. `restore` undoes it.
 
-    model: GPT-2, Llama, Mistral, Qwen2 or Qwen3 with a language-modelling head, in one dtype (float32, float16,
-        bfloat16) on one device, the CPU or a GPU, made of stock modules without hooks or adapters.
+    model: of one of the families in docs/generate.md (GPT-2, Llama, Qwen, Gemma, Phi-3, Mixtral, GPT-OSS, ...), with a
+        language-modelling head, in one dtype (float32, float16, bfloat16) on one device, the CPU or a GPU, made of
+        stock modules without hooks or adapters.
     options: those of `flashkernel.generate.Engine`: page_size, num_pages, max_batch, ...
 
     **Arguments.** `model.generate` takes what the stock one takes and gives what it gives: Transformers' own code reads
