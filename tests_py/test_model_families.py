@@ -5,6 +5,7 @@ Transformers', by `load_model` and by `accelerate`, and each feature of a family
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,14 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 import flashkernel as fk
-from flashkernel.generate import CheckpointError, Engine, PromptError, UnsupportedModelError, load_model
+from flashkernel.generate import (
+    CheckpointError,
+    Engine,
+    GenerationError,
+    PromptError,
+    UnsupportedModelError,
+    load_model,
+)
 from flashkernel.generate.arrays import TorchArrays
 from flashkernel.generate.checkpoint import MemoryCheckpoint
 from flashkernel.generate.decoder_model import DecoderModel
@@ -150,6 +158,20 @@ def test_accelerate_gives_stock_tokens(case: str) -> None:
     assert got == stock_tokens(other) != expected
 
 
+@pytest.mark.skipif(not (fk.num_cuda_devices() and torch.cuda.is_available()), reason="no GPU, or a build without CUDA")
+@pytest.mark.parametrize("case", [*FIRST, *REST])
+def test_graphs_on_a_gpu_give_stock_tokens(case: str) -> None:
+    """Decode steps as CUDA graphs, replayed after training has changed what is worked out of parameters."""
+    model, other = family_model(case), family_model(case)
+    expected = stock_tokens(model)
+    accelerate(model.cuda(), page_size=16, prefill_chunk=20)
+    options: dict[str, Any] = dict(attention_mask=LEFT.cuda(), max_new_tokens=NEW, do_sample=False, eos_token_id=None)
+    assert model.generate(IDS.cuda(), **options)[:, IDS.shape[1] :].tolist() == expected
+    trained(model)
+    trained(other)
+    assert model.generate(IDS.cuda(), **options)[:, IDS.shape[1] :].tolist() == stock_tokens(other)
+
+
 HALF = ["gemma2", "gemma3", "phi3-longrope-partial", "granite", "olmo2", "gpt-oss", "mixtral"]
 
 
@@ -252,6 +274,31 @@ def test_refused_by_name(what: str, tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises((UnsupportedModelError, CheckpointError), match=re.escape(text.split("|")[-1])):
         load_model(tmp_path, device="cpu")
+
+
+VALUES: list[Any] = [
+    *(None, True, False, -1, 0, 1, 3, 2**31, 10**300, 2.5, -0.5, 1e-300, 1e300, float("nan"), float("inf"), "", "silu"),
+    *([], [1], [[]], ["a"], [0, 0, 0], [1, 1, 1], {}, {"a": 1}, {"full_attention": 3}, {"rope_type": "yarn"}),
+    *(["full_attention"] * 3, ["sliding_attention"] * 3, {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1e-300}),
+]
+
+
+@pytest.mark.parametrize("case", FIRST)
+def test_mutated_configs_get_typed_errors(case: str, tmp_path: Path) -> None:
+    """Each field of a config by a value of another kind: the model runs, or one of the package's own errors comes."""
+    family_model(case).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    sound = json.loads(path.read_text())
+    rng = random.Random(case)
+    refused = 0
+    for key in sound:
+        path.write_text(json.dumps({**sound, key: rng.choice(VALUES)}))
+        try:
+            model = load_model(tmp_path, device="cpu")
+            list(Engine(model, page_size=16).generate([[1, 2, 3]], max_new_tokens=2))
+        except GenerationError:
+            refused += 1
+    assert refused > 3
 
 
 def test_longrope_ends_at_the_original_context() -> None:
