@@ -1,4 +1,4 @@
-# The library: object files once, a shared library for users and a static one for the tests that look inside.
+# The library: object files once, a library for users (shared, or static) and a static one for the tests that look inside.
 find_package(Threads REQUIRED)
 
 configure_file(${PROJECT_SOURCE_DIR}/include/flashkernel/version.hpp.in ${PROJECT_BINARY_DIR}/include/flashkernel/version.hpp @ONLY)
@@ -12,7 +12,7 @@ file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/include/flashkernel/flashkernel.hpp 
 set(_src ${PROJECT_SOURCE_DIR}/src)
 add_library(flashkernel_options INTERFACE)
 target_include_directories(flashkernel_options INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include ${_src})
-target_compile_definitions(flashkernel_options INTERFACE FLASHKERNEL_BUILD)
+target_compile_definitions(flashkernel_options INTERFACE FLASHKERNEL_BUILD $<$<NOT:$<BOOL:${BUILD_SHARED_LIBS}>>:FLASHKERNEL_STATIC>)
 target_link_libraries(flashkernel_options INTERFACE Threads::Threads)
 if(MSVC)
   set(_cxx_flags /W4 /bigobj)
@@ -111,7 +111,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_CXX_COMPILE
 endif()
 
 file(GLOB _portable CONFIGURE_DEPENDS ${_src}/core/*.cpp ${_src}/ops/*.cpp ${_src}/cpu/*.cpp ${_src}/cpu/scalar/*.cpp
-     ${_src}/memory/*.cpp)
+     ${_src}/memory/*.cpp ${_src}/c/*.cpp)
 list(FILTER _portable EXCLUDE REGEX "memory/cuda_")
 flashkernel_add_objects(flashkernel_portable ${_portable})
 
@@ -120,14 +120,17 @@ foreach(_library IN LISTS _object_libraries)
   list(APPEND _objects $<TARGET_OBJECTS:${_library}>)
 endforeach()
 
-add_library(flashkernel SHARED ${_objects})
+add_library(flashkernel ${_objects})  # shared, or static with BUILD_SHARED_LIBS=OFF: kernels are rows of tables, so a linker drops none
 add_library(flashkernel::flashkernel ALIAS flashkernel)
 target_include_directories(flashkernel PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                               $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>)
 target_compile_features(flashkernel PUBLIC cxx_std_17)
 target_link_libraries(flashkernel PRIVATE ${_private_libraries} $<BUILD_INTERFACE:flashkernel_hardening>)
+if(NOT BUILD_SHARED_LIBS)
+  target_compile_definitions(flashkernel PUBLIC FLASHKERNEL_STATIC)
+endif()
 if(UNIX AND NOT APPLE)  # visibility can't hide std templates: their namespace asks for the default
-  target_link_options(flashkernel PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/flashkernel.map)
+  target_link_options(flashkernel PRIVATE $<BUILD_INTERFACE:-Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/flashkernel.map>)
   set_target_properties(flashkernel PROPERTIES LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/flashkernel.map)
 endif()
 

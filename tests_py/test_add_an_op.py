@@ -86,10 +86,11 @@ def test_an_op_touches_few_files() -> None:
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources with the page's edits."""
     root = tmp_path_factory.mktemp("op")
-    for folder in ("include", "src", "bindings", "python", "tests_py", "tests_cpp"):
-        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "models"))
+    for folder in ("include", "src", "bindings", "python", "tests_py", "tests_cpp", "tools", "docs"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "models", "target"))
     for edit in (edit for part in parts() for edit in part):
         apply(edit, root)
+    subprocess.run([sys.executable, "-m", "tools.c_api"], cwd=root, check=True)  # the C API follows from the headers
     return root
 
 
@@ -158,7 +159,7 @@ def test_the_op_of_the_page_compiles_and_runs(tree: Path) -> None:
     ]
     table = next(f"src/{folder}/kernels.cpp" for folder in ("no_cuda", "cuda")
                  if str(ROOT / "src" / folder / "kernels.cpp") in make.commands)  # fmt: skip
-    for path in ("src/ops/op_list.cpp", "src/ops/registry.cpp", "src/cpu/kernels.cpp", table):
+    for path in ("src/c/ops.cpp", "src/ops/op_list.cpp", "src/ops/registry.cpp", "src/cpu/kernels.cpp", table):
         make.compile(path)
     cases = "tests_cpp/conformance/elementwise_cases.cpp"
     if str(ROOT / cases) in make.commands:  # a build without tests has no GoogleTest
@@ -184,7 +185,7 @@ def test_the_op_of_the_page_compiles_and_runs(tree: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(package / "__init__.py"), "scale/cpu/scalar"]
-    held = "test_scale.py", "test_op_tables.py", "test_calls.py", "test_doctests.py"
+    held = "test_scale.py", "test_op_tables.py", "test_calls.py", "test_doctests.py", "test_c_api.py"
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "scale or every_op or no_other"]
     done = subprocess.run(
         [*tests, *held], cwd=tree / "tests_py", env=environment, capture_output=True, text=True, check=False

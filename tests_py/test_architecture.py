@@ -36,6 +36,7 @@ CPU_SHARED = re.compile(r"cpu/\w+\.hpp")
 LAW: dict[str, tuple[str, ...]] = {
     "include": ("flashkernel/",),
     "bindings": ("flashkernel/", "bindings/"),
+    "src/c": ("flashkernel/", "c/"),  # the C API sees what every user sees
     "src/core": ("flashkernel/", "core/"),
     "src/memory": ("flashkernel/", "core/", "memory/"),
     "src/ops": ("flashkernel/", "core/", "ops/"),
@@ -69,7 +70,7 @@ LAW |= {
     for op in sorted((ROOT / "src" / "cuda").iterdir())
     if op.is_dir() and op.name not in SHARED_FOLDERS
 }
-OWN_PREFIXES = ("flashkernel/", "core/", "ops/", "cpu/", "cuda/", "memory/", "bindings/", "no_cuda/")
+OWN_PREFIXES = ("flashkernel/", "c/", "core/", "ops/", "cpu/", "cuda/", "memory/", "bindings/", "no_cuda/")
 
 
 def law_of(path: Path) -> tuple[str, ...]:

@@ -1,0 +1,229 @@
+// The ops of the C API: kernels on borrowed tensors, forward and backward. Made by tools/c_api.py.
+//
+// Shapes, dtypes and edge cases are those of the C++ functions with the same names. A tensor that may be absent is
+// NULL, and so are options and a context that are the defaults. Each function returns FK_INVALID_ARGUMENT for
+// arguments that do not fit, FK_UNSUPPORTED where no kernel serves them on their device, FK_OUT_OF_MEMORY where there
+// is no workspace, FK_CUDA_ERROR where CUDA fails; nothing is written then, but for what CUDA had begun. Work on a GPU
+// is queued on context->stream: the call does not wait for it.
+#pragma once
+
+#include "flashkernel/flashkernel_types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- Attention: softmax(scale * Q K^T) V and its gradient; dense, variable-length and paged.
+//
+// Order of operations on a score s = scale * <q_i, k_j>: softcap (c * tanh(s / c)), then bias and ALiBi (-slope * |i
+// + seq_k - seq_q - j|), then masks; attention sinks join the softmax's denominator only. `causal` and `window` are
+// aligned bottom-right: query i stands at position i + seq_k - seq_q. Softmax runs in fp32. LSE is the natural
+// logarithm of the denominator, sink included. A row that sees no key gives output 0, LSE -inf (with a sink: LSE =
+// sink) and gradient 0.
+
+// Dense attention. q [batch, heads_q, seq_q, head_dim], k [batch, heads_kv, seq_k, head_dim], v [batch, heads_kv,
+// seq_k, head_dim_v], out [batch, heads_q, seq_q, head_dim_v] (written in place), lse fp32 [batch, heads_q, seq_q]
+// (written; may be absent). heads_q % heads_kv == 0, head dims 1..256, last dims contiguous.
+FK_API fk_status fk_attention(const fk_tensor* q, const fk_tensor* k, const fk_tensor* v, const fk_tensor* out,
+    const fk_tensor* lse, const fk_attention_options* options, const fk_context* context);
+
+// Sequences of various lengths side by side. q [total_q, heads_q, head_dim], k [total_k, heads_kv, head_dim], v
+// [total_k, heads_kv, head_dim_v], cu_seqlens int32 or int64 [batch + 1] (0 first, never decreasing, total last), out
+// [total_q, heads_q, head_dim_v], lse fp32 [heads_q, total_q] (may be absent). `max_seqlen_*` bound each length.
+FK_API fk_status fk_attention_varlen(const fk_tensor* q, const fk_tensor* k, const fk_tensor* v,
+    const fk_tensor* cu_seqlens_q, const fk_tensor* cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    const fk_tensor* out, const fk_tensor* lse, const fk_attention_options* options, const fk_context* context);
+
+// Keys and values in pages. k_pages [num_pages, page_size, heads_kv, head_dim], v_pages [num_pages, page_size,
+// heads_kv, head_dim_v] (q's dtype, or 8-bit with `options->kv_scales`), block_table int32 [batch, max_pages],
+// seq_lens int32 or int64 [batch] (keys of each sequence, the new ones included). q and out are [batch, heads_q,
+// seq_q, *] with lse [batch, heads_q, seq_q], or, with `cu_seqlens_q` [batch + 1], [total_q, heads_q, *] with lse
+// [heads_q, total_q] and `max_seqlen_q`. Table entries past a sequence's last page, and of pages wholly before the
+// window of its first query, are not used: any value is allowed there. Kernels may read them, so a row is memory of
+// max_pages entries. On a GPU both are read while the call runs, by many blocks: another stream that writes them
+// waits for it.
+FK_API fk_status fk_attention_paged(const fk_tensor* q, const fk_tensor* k_pages, const fk_tensor* v_pages,
+    const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* cu_seqlens_q,
+    int64_t max_seqlen_q, const fk_tensor* out, const fk_tensor* lse, const fk_attention_options* options,
+    const fk_context* context);
+
+// Gradients of fk_attention, recomputed from q, k, v, out and lse (all as the forward pass took and gave them).
+// `grad_lse` fp32, shape of lse, may be absent. `deterministic`: bit for bit the same on every run; false allows
+// atomics.
+FK_API fk_status fk_attention_backward(const fk_tensor* grad_out, const fk_tensor* q, const fk_tensor* k,
+    const fk_tensor* v, const fk_tensor* out, const fk_tensor* lse, const fk_tensor* grad_lse,
+    const fk_attention_gradients* gradients, const fk_attention_options* options, int32_t deterministic,
+    const fk_context* context);
+
+// Gradients of fk_attention_varlen; lse and grad_lse [heads_q, total_q].
+FK_API fk_status fk_attention_varlen_backward(const fk_tensor* grad_out, const fk_tensor* q, const fk_tensor* k,
+    const fk_tensor* v, const fk_tensor* out, const fk_tensor* lse, const fk_tensor* grad_lse,
+    const fk_tensor* cu_seqlens_q, const fk_tensor* cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    const fk_attention_gradients* gradients, const fk_attention_options* options, int32_t deterministic,
+    const fk_context* context);
+
+// Attention over the union of two disjoint sets of keys, from the results over each. out_* [..., head_dim] (up to 4
+// dims), lse_* fp32 with out's shape less the last dim. A part with LSE -inf counts nothing. `out` and `lse` may
+// alias part a.
+FK_API fk_status fk_merge_states(const fk_tensor* out_a, const fk_tensor* lse_a, const fk_tensor* out_b,
+    const fk_tensor* lse_b, const fk_tensor* out, const fk_tensor* lse, const fk_context* context);
+
+// ---- Rotary position embedding (Su et al., 2021): rotates pairs of a head's first `rotary_dim` elements by position *
+// frequency.
+
+// In-kernel sin and cos. q [batch, heads_q, seq, head_dim], k [batch, heads_kv, seq, head_dim] or absent, positions
+// int32 or int64 [seq], [1, seq] or [batch, seq] (absent: 0, 1, 2, ...). q_out and k_out have the shapes of q and k
+// and may be the same tensors. Angles are exact to 1e-6 at any position that int32 holds; another one is
+// FK_INVALID_ARGUMENT where positions are on the host and NaN where they are on a GPU.
+FK_API fk_status fk_rope(const fk_tensor* q, const fk_tensor* k, const fk_tensor* positions, const fk_tensor* q_out,
+    const fk_tensor* k_out, const fk_rope_options* options, const fk_context* context);
+
+// The same from tables. cos, sin: fp32, fp16 or bf16, whatever q is: [max_positions, rotary_dim / 2] looked up by
+// position, or [batch or 1, seq, rotary_dim / 2] used as they are (then `positions` must be absent). `theta`,
+// `inv_freq` are not used and rotary_dim comes from the table. A position outside the table is FK_INVALID_ARGUMENT
+// where positions are on the host.
+FK_API fk_status fk_rope_table(const fk_tensor* q, const fk_tensor* k, const fk_tensor* cos, const fk_tensor* sin,
+    const fk_tensor* positions, const fk_tensor* q_out, const fk_tensor* k_out, const fk_rope_options* options,
+    const fk_context* context);
+
+// ---- activation(x W^T + b) in one kernel, and its gradient.
+
+// x [..., in_features] (up to 8 dims), weight [out_features, in_features] (either of its two dims contiguous: a
+// transposed view of GPT-2's [in, out] weight is taken as it is), bias [out_features] or absent (x's dtype or fp32),
+// out [..., out_features], preactivation (x W^T + b, shape and dtype of out) or absent. Accumulates in fp32; the
+// activation is applied before rounding. Outputs need memory of their own.
+FK_API fk_status fk_linear(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* bias, const fk_tensor* out,
+    const fk_tensor* preactivation, fk_activation activation, const fk_context* context);
+
+// Gradients of fk_linear. `preactivation` is needed when `activation` is not FK_ACTIVATION_NONE; where it is
+// infinite, the activation's derivative is its limit (0 or 1). Gradients of weight and bias sum over all rows, so
+// they need leading dims that fold into rows with one stride.
+FK_API fk_status fk_linear_backward(const fk_tensor* grad_out, const fk_tensor* x, const fk_tensor* weight,
+    const fk_tensor* preactivation, const fk_linear_gradients* gradients, fk_activation activation,
+    const fk_context* context);
+
+// ---- Elementwise kernels of the block: residual add and the gated unit.
+
+// out = a + b, same shape and dtype (float32, float16, bfloat16), any strides; out may alias a or b.
+FK_API fk_status fk_add(const fk_tensor* a, const fk_tensor* b, const fk_tensor* out, const fk_context* context);
+
+// SwiGLU (Shazeer, 2020): out = silu(gate) * up, computed in fp32; same shape and dtype; out may alias gate or up.
+FK_API fk_status fk_swiglu(const fk_tensor* gate, const fk_tensor* up, const fk_tensor* out, const fk_context* context);
+
+// Gradients of fk_swiglu; an absent gradient is not computed.
+FK_API fk_status fk_swiglu_backward(const fk_tensor* grad_out, const fk_tensor* gate, const fk_tensor* up,
+    const fk_tensor* grad_gate, const fk_tensor* grad_up, const fk_context* context);
+
+// ---- Reductions over any set of axes, and softmax over one.
+
+// x float32, float16 or bfloat16 with any strides; out: x's shape with the reduced dims of size 1 (kept) or left out,
+// x's dtype or fp32. Accumulates in fp32, in an order that does not depend on the number of threads. Sum over nothing
+// is 0.
+FK_API fk_status fk_reduce_sum(const fk_tensor* x, const fk_tensor* out, uint32_t axes, const fk_context* context);
+
+// As fk_reduce_sum, divided by the number of elements reduced; over nothing: NaN.
+FK_API fk_status fk_reduce_mean(const fk_tensor* x, const fk_tensor* out, uint32_t axes, const fk_context* context);
+
+// A NaN wins. Over nothing: FK_INVALID_ARGUMENT.
+FK_API fk_status fk_reduce_max(const fk_tensor* x, const fk_tensor* out, uint32_t axes, const fk_context* context);
+
+// out int64: row-major index, within the reduced dims, of the first maximum (the first NaN if there is one).
+FK_API fk_status fk_argmax(const fk_tensor* x, const fk_tensor* out, uint32_t axes, const fk_context* context);
+
+// softmax or log-softmax along `axis` (negative counts from the end); out has x's shape and dtype and may alias x. A
+// row of -inf only gives 0 (log-softmax: -inf), never NaN; a NaN in a row makes that row NaN.
+FK_API fk_status fk_softmax(const fk_tensor* x, const fk_tensor* out, int32_t axis, const fk_context* context);
+
+// As fk_softmax.
+FK_API fk_status fk_log_softmax(const fk_tensor* x, const fk_tensor* out, int32_t axis, const fk_context* context);
+
+// Gradients from the forward pass's output.
+FK_API fk_status fk_softmax_backward(const fk_tensor* grad_out, const fk_tensor* out, const fk_tensor* grad_x,
+    int32_t axis, const fk_context* context);
+
+// As fk_softmax_backward.
+FK_API fk_status fk_log_softmax_backward(const fk_tensor* grad_out, const fk_tensor* out, const fk_tensor* grad_x,
+    int32_t axis, const fk_context* context);
+
+// ---- LayerNorm and RMSNorm over the last dim, with an optional fused residual add, and their gradients.
+
+// h = x + residual, rounded to x's dtype as residual_out stores it (or h = x); out = (h - mean(h)) / sqrt(var(h) +
+// eps) * weight + bias. x [..., features]; weight and bias [features], x's dtype or fp32, may be absent. Statistics
+// in fp32, two passes (no E[x^2] - E[x]^2). Last dims are contiguous, mean and rstd wholly so. out and residual_out
+// may each be the same tensor as x or residual, but not as each other.
+FK_API fk_status fk_layer_norm(const fk_tensor* x, const fk_tensor* residual, const fk_tensor* weight,
+    const fk_tensor* bias, const fk_tensor* out, const fk_norm_saved* saved, float eps,
+    const fk_context* context);
+
+// h = x + residual (or x); out = h / sqrt(mean(h^2) + eps) * weight (Zhang and Sennrich, 2019).
+FK_API fk_status fk_rms_norm(const fk_tensor* x, const fk_tensor* residual, const fk_tensor* weight,
+    const fk_tensor* out, const fk_norm_saved* saved, float eps, const fk_context* context);
+
+// `h` is what was normalised (x, or residual_out). `grad_residual_out` is added to the gradient of h; may be absent.
+// Where gradients of weight or bias are wanted, the leading dims must fold into rows with one stride.
+FK_API fk_status fk_layer_norm_backward(const fk_tensor* grad_out, const fk_tensor* h, const fk_tensor* weight,
+    const fk_tensor* mean, const fk_tensor* rstd, const fk_tensor* grad_residual_out,
+    const fk_norm_gradients* gradients, const fk_context* context);
+
+// As fk_layer_norm_backward.
+FK_API fk_status fk_rms_norm_backward(const fk_tensor* grad_out, const fk_tensor* h, const fk_tensor* weight,
+    const fk_tensor* rstd, const fk_tensor* grad_residual_out, const fk_norm_gradients* gradients,
+    const fk_context* context);
+
+// ---- Cross-entropy over the last dim, without writing the probabilities.
+
+// loss_r = lse(logits_r) - logits_r[target_r] (smoothed by label_smoothing). logits [rows, classes], targets int32 or
+// int64 [rows]; loss fp32 [rows] for FK_REDUCTION_NONE, else a scalar (shape [] or [1]); lse fp32 [rows] (written,
+// may be absent). FK_REDUCTION_MEAN over no counted rows is NaN, as in PyTorch. A target outside [0, classes) that is
+// not ignore_index: FK_INVALID_ARGUMENT on the host, NaN loss on a GPU.
+FK_API fk_status fk_cross_entropy(const fk_tensor* logits, const fk_tensor* targets, const fk_tensor* loss,
+    const fk_tensor* lse, const fk_cross_entropy_options* options, const fk_context* context);
+
+// grad_loss has loss's shape, by any stride; grad_logits has logits' shape and dtype and may alias logits.
+FK_API fk_status fk_cross_entropy_backward(const fk_tensor* grad_loss, const fk_tensor* logits,
+    const fk_tensor* targets, const fk_tensor* lse, const fk_tensor* grad_logits,
+    const fk_cross_entropy_options* options, const fk_context* context);
+
+// ---- The kernels that move keys and values into and out of pages.
+
+// Writes token t of k and v to slot `slots[t]` = page * page_size + offset; a negative slot is skipped. k [tokens,
+// heads_kv, head_dim], v [tokens, heads_kv, head_dim_v], k_pages [num_pages, page_size, heads_kv, head_dim], v_pages
+// [num_pages, page_size, heads_kv, head_dim_v], slots int32 or int64 [tokens]. A slot past the last page:
+// FK_INVALID_ARGUMENT where slots are on the host, skipped on a GPU. The same into pages of float8_e4m3fn or int8: k,
+// v and q are float32, float16 or bfloat16, and what is stored is x / scale, rounded to nearest even and saturated to
+// 448 or 127 (infinities too). Scales [heads_kv] are read; scales [num_pages, heads_kv, page_size] are written: the
+// largest magnitude of the token's head over 448 or 127. NaN stays NaN in float8_e4m3fn; int8 has none: there a scale
+// of its own becomes NaN (and with it the token's whole head), while under a scale [heads_kv] a NaN is stored as 0. k
+// and v are rotated in float32 and not rounded to their dtype first.
+FK_API fk_status fk_kv_append(const fk_tensor* k, const fk_tensor* v, const fk_tensor* k_pages,
+    const fk_tensor* v_pages, const fk_kv_scales* scales, const fk_tensor* slots, const fk_kv_append_rope* rope,
+    const fk_context* context);
+
+// Gathers sequences back: k_out [batch, max_seq, heads_kv, head_dim], v_out [batch, max_seq, heads_kv, head_dim_v];
+// tokens past seq_lens[b] are written as 0. block_table int32 [batch, max_pages], seq_lens int32 or int64 [batch].
+// Table entries past a sequence's last page are not used: any value is allowed there. The same from 8-bit pages:
+// element * scale, rounded to the dtype of k_out and v_out (float32, float16 or bfloat16).
+FK_API fk_status fk_kv_read(const fk_tensor* k_pages, const fk_tensor* v_pages, const fk_kv_scales* scales,
+    const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* k_out, const fk_tensor* v_out,
+    const fk_context* context);
+
+// Copies page src[i] to page dst[i] in both k_pages and v_pages; src, dst int32 or int64 [n]; no page may be in both.
+// The same for 8-bit pages; scales [num_pages, heads_kv, page_size] go along.
+FK_API fk_status fk_kv_copy_pages(const fk_tensor* k_pages, const fk_tensor* v_pages, const fk_kv_scales* scales,
+    const fk_tensor* src, const fk_tensor* dst, const fk_context* context);
+
+// Returns FK_BAD_BLOCK_TABLE with what fk_find_bad_page finds. On a GPU it waits for `context->stream`: for
+// debugging, and for tables from elsewhere. FK_UNSUPPORTED while that stream is being captured.
+FK_API fk_status fk_check_block_table(const fk_tensor* block_table, const fk_tensor* seq_lens, int64_t num_pages,
+    int64_t page_size, const fk_context* context);
+
+// Finds the first entry of a page table that leads out of a pool of `num_pages` pages: int64 [3] `fault` gets its
+// sequence, slot and page id, or {-1, -1, -1} when there is none. Looked at are the pages that a sequence's length
+// needs; a length below 0 or past the table gives {sequence, -1, length}. block_table int32 [batch, max_pages],
+// seq_lens int32 or int64 [batch]. Asynchronous like every op, and legal in CUDA graph capture.
+FK_API fk_status fk_find_bad_page(const fk_tensor* block_table, const fk_tensor* seq_lens, int64_t num_pages,
+    int64_t page_size, const fk_tensor* fault, const fk_context* context);
+
+#ifdef __cplusplus
+}
+#endif

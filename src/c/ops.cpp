@@ -1,0 +1,326 @@
+// The ops of the C API: arguments become those of the C++ functions, exceptions become status codes.
+// Made by tools/c_api.py.
+// clang-format off
+#include "flashkernel/flashkernel_ops.h"
+
+#include "c/call.hpp"
+
+#include "flashkernel/attention.hpp"
+#include "flashkernel/elementwise.hpp"
+#include "flashkernel/kv_ops.hpp"
+#include "flashkernel/linear.hpp"
+#include "flashkernel/loss.hpp"
+#include "flashkernel/norm.hpp"
+#include "flashkernel/reduce.hpp"
+#include "flashkernel/rope.hpp"
+
+using flashkernel::c::Call;
+using flashkernel::c::guarded;
+
+fk_status fk_attention(const fk_tensor* q, const fk_tensor* k, const fk_tensor* v, const fk_tensor* out,
+    const fk_tensor* lse, const fk_attention_options* options, const fk_context* context) {
+  return guarded([&] {
+    const Call c("attention");
+    flashkernel::attention(c.tensor("q", q), c.tensor("k", k), c.tensor("v", v), c.tensor("out", out),
+        c.tensor("lse", lse), c.attention_options("options", options), c.context("context", context));
+  });
+}
+
+fk_status fk_attention_varlen(const fk_tensor* q, const fk_tensor* k, const fk_tensor* v,
+    const fk_tensor* cu_seqlens_q, const fk_tensor* cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    const fk_tensor* out, const fk_tensor* lse, const fk_attention_options* options, const fk_context* context) {
+  return guarded([&] {
+    const Call c("attention_varlen");
+    flashkernel::attention_varlen(c.tensor("q", q), c.tensor("k", k), c.tensor("v", v),
+        c.tensor("cu_seqlens_q", cu_seqlens_q), c.tensor("cu_seqlens_k", cu_seqlens_k), max_seqlen_q, max_seqlen_k,
+        c.tensor("out", out), c.tensor("lse", lse), c.attention_options("options", options),
+        c.context("context", context));
+  });
+}
+
+fk_status fk_attention_paged(const fk_tensor* q, const fk_tensor* k_pages, const fk_tensor* v_pages,
+    const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* cu_seqlens_q,
+    int64_t max_seqlen_q, const fk_tensor* out, const fk_tensor* lse, const fk_attention_options* options,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("attention_paged");
+    flashkernel::attention_paged(c.tensor("q", q), c.tensor("k_pages", k_pages), c.tensor("v_pages", v_pages),
+        c.tensor("block_table", block_table), c.tensor("seq_lens", seq_lens),
+        c.tensor("cu_seqlens_q", cu_seqlens_q), max_seqlen_q, c.tensor("out", out), c.tensor("lse", lse),
+        c.attention_options("options", options), c.context("context", context));
+  });
+}
+
+fk_status fk_attention_backward(const fk_tensor* grad_out, const fk_tensor* q, const fk_tensor* k,
+    const fk_tensor* v, const fk_tensor* out, const fk_tensor* lse, const fk_tensor* grad_lse,
+    const fk_attention_gradients* gradients, const fk_attention_options* options, int32_t deterministic,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("attention_backward");
+    flashkernel::attention_backward(c.tensor("grad_out", grad_out), c.tensor("q", q), c.tensor("k", k),
+        c.tensor("v", v), c.tensor("out", out), c.tensor("lse", lse), c.tensor("grad_lse", grad_lse),
+        c.attention_gradients("gradients", gradients), c.attention_options("options", options),
+        c.flag("deterministic", deterministic), c.context("context", context));
+  });
+}
+
+fk_status fk_attention_varlen_backward(const fk_tensor* grad_out, const fk_tensor* q, const fk_tensor* k,
+    const fk_tensor* v, const fk_tensor* out, const fk_tensor* lse, const fk_tensor* grad_lse,
+    const fk_tensor* cu_seqlens_q, const fk_tensor* cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    const fk_attention_gradients* gradients, const fk_attention_options* options, int32_t deterministic,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("attention_varlen_backward");
+    flashkernel::attention_varlen_backward(c.tensor("grad_out", grad_out), c.tensor("q", q), c.tensor("k", k),
+        c.tensor("v", v), c.tensor("out", out), c.tensor("lse", lse), c.tensor("grad_lse", grad_lse),
+        c.tensor("cu_seqlens_q", cu_seqlens_q), c.tensor("cu_seqlens_k", cu_seqlens_k), max_seqlen_q, max_seqlen_k,
+        c.attention_gradients("gradients", gradients), c.attention_options("options", options),
+        c.flag("deterministic", deterministic), c.context("context", context));
+  });
+}
+
+fk_status fk_merge_states(const fk_tensor* out_a, const fk_tensor* lse_a, const fk_tensor* out_b,
+    const fk_tensor* lse_b, const fk_tensor* out, const fk_tensor* lse, const fk_context* context) {
+  return guarded([&] {
+    const Call c("merge_states");
+    flashkernel::merge_states(c.tensor("out_a", out_a), c.tensor("lse_a", lse_a), c.tensor("out_b", out_b),
+        c.tensor("lse_b", lse_b), c.tensor("out", out), c.tensor("lse", lse), c.context("context", context));
+  });
+}
+
+fk_status fk_rope(const fk_tensor* q, const fk_tensor* k, const fk_tensor* positions, const fk_tensor* q_out,
+    const fk_tensor* k_out, const fk_rope_options* options, const fk_context* context) {
+  return guarded([&] {
+    const Call c("rope");
+    flashkernel::rope(c.tensor("q", q), c.tensor("k", k), c.tensor("positions", positions),
+        c.tensor("q_out", q_out), c.tensor("k_out", k_out), c.rope_options("options", options),
+        c.context("context", context));
+  });
+}
+
+fk_status fk_rope_table(const fk_tensor* q, const fk_tensor* k, const fk_tensor* cos, const fk_tensor* sin,
+    const fk_tensor* positions, const fk_tensor* q_out, const fk_tensor* k_out, const fk_rope_options* options,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("rope_table");
+    flashkernel::rope_table(c.tensor("q", q), c.tensor("k", k), c.tensor("cos", cos), c.tensor("sin", sin),
+        c.tensor("positions", positions), c.tensor("q_out", q_out), c.tensor("k_out", k_out),
+        c.rope_options("options", options), c.context("context", context));
+  });
+}
+
+fk_status fk_linear(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* bias, const fk_tensor* out,
+    const fk_tensor* preactivation, fk_activation activation, const fk_context* context) {
+  return guarded([&] {
+    const Call c("linear");
+    flashkernel::linear(c.tensor("x", x), c.tensor("weight", weight), c.tensor("bias", bias), c.tensor("out", out),
+        c.tensor("preactivation", preactivation), c.activation("activation", activation),
+        c.context("context", context));
+  });
+}
+
+fk_status fk_linear_backward(const fk_tensor* grad_out, const fk_tensor* x, const fk_tensor* weight,
+    const fk_tensor* preactivation, const fk_linear_gradients* gradients, fk_activation activation,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("linear_backward");
+    flashkernel::linear_backward(c.tensor("grad_out", grad_out), c.tensor("x", x), c.tensor("weight", weight),
+        c.tensor("preactivation", preactivation), c.linear_gradients("gradients", gradients),
+        c.activation("activation", activation), c.context("context", context));
+  });
+}
+
+fk_status fk_add(const fk_tensor* a, const fk_tensor* b, const fk_tensor* out, const fk_context* context) {
+  return guarded([&] {
+    const Call c("add");
+    flashkernel::add(c.tensor("a", a), c.tensor("b", b), c.tensor("out", out), c.context("context", context));
+  });
+}
+
+fk_status fk_swiglu(const fk_tensor* gate, const fk_tensor* up, const fk_tensor* out, const fk_context* context) {
+  return guarded([&] {
+    const Call c("swiglu");
+    flashkernel::swiglu(c.tensor("gate", gate), c.tensor("up", up), c.tensor("out", out),
+        c.context("context", context));
+  });
+}
+
+fk_status fk_swiglu_backward(const fk_tensor* grad_out, const fk_tensor* gate, const fk_tensor* up,
+    const fk_tensor* grad_gate, const fk_tensor* grad_up, const fk_context* context) {
+  return guarded([&] {
+    const Call c("swiglu_backward");
+    flashkernel::swiglu_backward(c.tensor("grad_out", grad_out), c.tensor("gate", gate), c.tensor("up", up),
+        c.tensor("grad_gate", grad_gate), c.tensor("grad_up", grad_up), c.context("context", context));
+  });
+}
+
+fk_status fk_reduce_sum(const fk_tensor* x, const fk_tensor* out, uint32_t axes, const fk_context* context) {
+  return guarded([&] {
+    const Call c("reduce_sum");
+    flashkernel::reduce_sum(c.tensor("x", x), c.tensor("out", out), axes, c.context("context", context));
+  });
+}
+
+fk_status fk_reduce_mean(const fk_tensor* x, const fk_tensor* out, uint32_t axes, const fk_context* context) {
+  return guarded([&] {
+    const Call c("reduce_mean");
+    flashkernel::reduce_mean(c.tensor("x", x), c.tensor("out", out), axes, c.context("context", context));
+  });
+}
+
+fk_status fk_reduce_max(const fk_tensor* x, const fk_tensor* out, uint32_t axes, const fk_context* context) {
+  return guarded([&] {
+    const Call c("reduce_max");
+    flashkernel::reduce_max(c.tensor("x", x), c.tensor("out", out), axes, c.context("context", context));
+  });
+}
+
+fk_status fk_argmax(const fk_tensor* x, const fk_tensor* out, uint32_t axes, const fk_context* context) {
+  return guarded([&] {
+    const Call c("argmax");
+    flashkernel::argmax(c.tensor("x", x), c.tensor("out", out), axes, c.context("context", context));
+  });
+}
+
+fk_status fk_softmax(const fk_tensor* x, const fk_tensor* out, int32_t axis, const fk_context* context) {
+  return guarded([&] {
+    const Call c("softmax");
+    flashkernel::softmax(c.tensor("x", x), c.tensor("out", out), axis, c.context("context", context));
+  });
+}
+
+fk_status fk_log_softmax(const fk_tensor* x, const fk_tensor* out, int32_t axis, const fk_context* context) {
+  return guarded([&] {
+    const Call c("log_softmax");
+    flashkernel::log_softmax(c.tensor("x", x), c.tensor("out", out), axis, c.context("context", context));
+  });
+}
+
+fk_status fk_softmax_backward(const fk_tensor* grad_out, const fk_tensor* out, const fk_tensor* grad_x,
+    int32_t axis, const fk_context* context) {
+  return guarded([&] {
+    const Call c("softmax_backward");
+    flashkernel::softmax_backward(c.tensor("grad_out", grad_out), c.tensor("out", out), c.tensor("grad_x", grad_x),
+        axis, c.context("context", context));
+  });
+}
+
+fk_status fk_log_softmax_backward(const fk_tensor* grad_out, const fk_tensor* out, const fk_tensor* grad_x,
+    int32_t axis, const fk_context* context) {
+  return guarded([&] {
+    const Call c("log_softmax_backward");
+    flashkernel::log_softmax_backward(c.tensor("grad_out", grad_out), c.tensor("out", out),
+        c.tensor("grad_x", grad_x), axis, c.context("context", context));
+  });
+}
+
+fk_status fk_layer_norm(const fk_tensor* x, const fk_tensor* residual, const fk_tensor* weight,
+    const fk_tensor* bias, const fk_tensor* out, const fk_norm_saved* saved, float eps,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("layer_norm");
+    flashkernel::layer_norm(c.tensor("x", x), c.tensor("residual", residual), c.tensor("weight", weight),
+        c.tensor("bias", bias), c.tensor("out", out), c.norm_saved("saved", saved), eps,
+        c.context("context", context));
+  });
+}
+
+fk_status fk_rms_norm(const fk_tensor* x, const fk_tensor* residual, const fk_tensor* weight,
+    const fk_tensor* out, const fk_norm_saved* saved, float eps, const fk_context* context) {
+  return guarded([&] {
+    const Call c("rms_norm");
+    flashkernel::rms_norm(c.tensor("x", x), c.tensor("residual", residual), c.tensor("weight", weight),
+        c.tensor("out", out), c.norm_saved("saved", saved), eps, c.context("context", context));
+  });
+}
+
+fk_status fk_layer_norm_backward(const fk_tensor* grad_out, const fk_tensor* h, const fk_tensor* weight,
+    const fk_tensor* mean, const fk_tensor* rstd, const fk_tensor* grad_residual_out,
+    const fk_norm_gradients* gradients, const fk_context* context) {
+  return guarded([&] {
+    const Call c("layer_norm_backward");
+    flashkernel::layer_norm_backward(c.tensor("grad_out", grad_out), c.tensor("h", h), c.tensor("weight", weight),
+        c.tensor("mean", mean), c.tensor("rstd", rstd), c.tensor("grad_residual_out", grad_residual_out),
+        c.norm_gradients("gradients", gradients), c.context("context", context));
+  });
+}
+
+fk_status fk_rms_norm_backward(const fk_tensor* grad_out, const fk_tensor* h, const fk_tensor* weight,
+    const fk_tensor* rstd, const fk_tensor* grad_residual_out, const fk_norm_gradients* gradients,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("rms_norm_backward");
+    flashkernel::rms_norm_backward(c.tensor("grad_out", grad_out), c.tensor("h", h), c.tensor("weight", weight),
+        c.tensor("rstd", rstd), c.tensor("grad_residual_out", grad_residual_out),
+        c.norm_gradients("gradients", gradients), c.context("context", context));
+  });
+}
+
+fk_status fk_cross_entropy(const fk_tensor* logits, const fk_tensor* targets, const fk_tensor* loss,
+    const fk_tensor* lse, const fk_cross_entropy_options* options, const fk_context* context) {
+  return guarded([&] {
+    const Call c("cross_entropy");
+    flashkernel::cross_entropy(c.tensor("logits", logits), c.tensor("targets", targets), c.tensor("loss", loss),
+        c.tensor("lse", lse), c.cross_entropy_options("options", options), c.context("context", context));
+  });
+}
+
+fk_status fk_cross_entropy_backward(const fk_tensor* grad_loss, const fk_tensor* logits,
+    const fk_tensor* targets, const fk_tensor* lse, const fk_tensor* grad_logits,
+    const fk_cross_entropy_options* options, const fk_context* context) {
+  return guarded([&] {
+    const Call c("cross_entropy_backward");
+    flashkernel::cross_entropy_backward(c.tensor("grad_loss", grad_loss), c.tensor("logits", logits),
+        c.tensor("targets", targets), c.tensor("lse", lse), c.tensor("grad_logits", grad_logits),
+        c.cross_entropy_options("options", options), c.context("context", context));
+  });
+}
+
+fk_status fk_kv_append(const fk_tensor* k, const fk_tensor* v, const fk_tensor* k_pages,
+    const fk_tensor* v_pages, const fk_kv_scales* scales, const fk_tensor* slots, const fk_kv_append_rope* rope,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("kv_append");
+    flashkernel::kv_append(c.tensor("k", k), c.tensor("v", v), c.tensor("k_pages", k_pages),
+        c.tensor("v_pages", v_pages), c.kv_scales("scales", scales), c.tensor("slots", slots),
+        c.kv_append_rope("rope", rope), c.context("context", context));
+  });
+}
+
+fk_status fk_kv_read(const fk_tensor* k_pages, const fk_tensor* v_pages, const fk_kv_scales* scales,
+    const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* k_out, const fk_tensor* v_out,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("kv_read");
+    flashkernel::kv_read(c.tensor("k_pages", k_pages), c.tensor("v_pages", v_pages), c.kv_scales("scales", scales),
+        c.tensor("block_table", block_table), c.tensor("seq_lens", seq_lens), c.tensor("k_out", k_out),
+        c.tensor("v_out", v_out), c.context("context", context));
+  });
+}
+
+fk_status fk_kv_copy_pages(const fk_tensor* k_pages, const fk_tensor* v_pages, const fk_kv_scales* scales,
+    const fk_tensor* src, const fk_tensor* dst, const fk_context* context) {
+  return guarded([&] {
+    const Call c("kv_copy_pages");
+    flashkernel::kv_copy_pages(c.tensor("k_pages", k_pages), c.tensor("v_pages", v_pages),
+        c.kv_scales("scales", scales), c.tensor("src", src), c.tensor("dst", dst), c.context("context", context));
+  });
+}
+
+fk_status fk_check_block_table(const fk_tensor* block_table, const fk_tensor* seq_lens, int64_t num_pages,
+    int64_t page_size, const fk_context* context) {
+  return guarded([&] {
+    const Call c("check_block_table");
+    flashkernel::check_block_table(c.tensor("block_table", block_table), c.tensor("seq_lens", seq_lens), num_pages,
+        page_size, c.context("context", context));
+  });
+}
+
+fk_status fk_find_bad_page(const fk_tensor* block_table, const fk_tensor* seq_lens, int64_t num_pages,
+    int64_t page_size, const fk_tensor* fault, const fk_context* context) {
+  return guarded([&] {
+    const Call c("find_bad_page");
+    flashkernel::find_bad_page(c.tensor("block_table", block_table), c.tensor("seq_lens", seq_lens), num_pages,
+        page_size, c.tensor("fault", fault), c.context("context", context));
+  });
+}
