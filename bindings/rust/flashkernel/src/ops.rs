@@ -1,0 +1,166 @@
+//! Ops on borrowed tensors. Shapes and dtypes are those of the functions of the same name in `flashkernel_ops.h`.
+use crate::error::{check, Error, Result};
+use crate::tensor::{optional, optional_mut, View, ViewMut};
+use flashkernel_sys as sys;
+use std::ffi::{CStr, CString};
+use std::ptr::null;
+
+/// The version of the library that this program is linked with: "0.1.0".
+pub fn version() -> &'static str {
+    // Safe: the string lives as long as the process.
+    unsafe { CStr::from_ptr(sys::fk_version()) }.to_str().unwrap_or("")
+}
+
+/// Threads that kernels use, the caller's included.
+pub fn num_threads() -> usize {
+    unsafe { sys::fk_num_threads() as usize }
+}
+
+/// Process-wide; takes effect at the next op. `count` is at least 1.
+pub fn set_num_threads(count: usize) -> Result<()> {
+    check(unsafe { sys::fk_set_num_threads(i32::try_from(count).unwrap_or(i32::MAX)) })
+}
+
+/// Restricts the choice of kernels, process-wide: "attention_fwd/cpu/scalar"; "" frees it.
+pub fn force_kernels(patterns: &str) -> Result<()> {
+    let text = CString::new(patterns).map_err(|_| Error::invalid("force_kernels: the patterns have a NUL byte".into()))?;
+    check(unsafe { sys::fk_force_kernels(text.as_ptr()) })
+}
+
+// Below, each call is safe for the same reason: views keep their slices borrowed while it runs, a `ViewMut` is the only
+// view of its slice, and the library reads and writes nothing but what the views describe.
+
+/// out = a + b, same shape; f32, F16 or Bf16.
+pub fn add(a: &View<'_>, b: &View<'_>, out: &mut ViewMut<'_>) -> Result<()> {
+    check(unsafe { sys::fk_add(&a.raw, &b.raw, &out.raw, null()) })
+}
+
+/// out = silu(gate) * up, same shape.
+pub fn swiglu(gate: &View<'_>, up: &View<'_>, out: &mut ViewMut<'_>) -> Result<()> {
+    check(unsafe { sys::fk_swiglu(&gate.raw, &up.raw, &out.raw, null()) })
+}
+
+/// Softmax along `axis`; a negative one counts from the end.
+pub fn softmax(x: &View<'_>, out: &mut ViewMut<'_>, axis: i32) -> Result<()> {
+    check(unsafe { sys::fk_softmax(&x.raw, &out.raw, axis, null()) })
+}
+
+/// The logarithm of [`softmax`].
+pub fn log_softmax(x: &View<'_>, out: &mut ViewMut<'_>, axis: i32) -> Result<()> {
+    check(unsafe { sys::fk_log_softmax(&x.raw, &out.raw, axis, null()) })
+}
+
+/// out = x / sqrt(mean(x^2) + eps) * weight over the last dim (Zhang and Sennrich, 2019).
+pub fn rms_norm(x: &View<'_>, weight: Option<&View<'_>>, eps: f32, out: &mut ViewMut<'_>) -> Result<()> {
+    check(unsafe { sys::fk_rms_norm(&x.raw, null(), optional(weight), &out.raw, null(), eps, null()) })
+}
+
+/// out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dim.
+pub fn layer_norm(
+    x: &View<'_>,
+    weight: Option<&View<'_>>,
+    bias: Option<&View<'_>>,
+    eps: f32,
+    out: &mut ViewMut<'_>,
+) -> Result<()> {
+    check(unsafe {
+        sys::fk_layer_norm(&x.raw, null(), optional(weight), optional(bias), &out.raw, null(), eps, null())
+    })
+}
+
+/// What [`linear`] applies to its sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    None,
+    GeluTanh,
+    Gelu,
+    Silu,
+}
+
+/// out = activation(x weight^T + bias): x [..., in], weight [out, in], bias [out].
+pub fn linear(
+    x: &View<'_>,
+    weight: &View<'_>,
+    bias: Option<&View<'_>>,
+    activation: Activation,
+    out: &mut ViewMut<'_>,
+) -> Result<()> {
+    let activation = match activation {
+        Activation::None => sys::FK_ACTIVATION_NONE,
+        Activation::GeluTanh => sys::FK_ACTIVATION_GELU_TANH,
+        Activation::Gelu => sys::FK_ACTIVATION_GELU,
+        Activation::Silu => sys::FK_ACTIVATION_SILU,
+    };
+    check(unsafe { sys::fk_linear(&x.raw, &weight.raw, optional(bias), &out.raw, null(), activation, null()) })
+}
+
+/// Options of attention; the defaults are those of the library.
+#[derive(Clone, Copy, Default)]
+pub struct AttentionOptions<'a> {
+    /// Aligned bottom-right: query i stands at position i + seq_k - seq_q.
+    pub causal: bool,
+    /// Keys seen to the left and to the right of a query's position; `None`: all.
+    pub window_left: Option<usize>,
+    pub window_right: Option<usize>,
+    /// c > 0: scores become c * tanh(score / c); 0: off.
+    pub softcap: f32,
+    /// `None`: 1 / sqrt(head_dim).
+    pub scale: Option<f32>,
+    /// Broadcastable to [batch, heads_q, seq_q, seq_k]; dense attention only.
+    pub bias: Option<View<'a>>,
+    /// f32 [heads_q] or [batch, heads_q].
+    pub alibi_slopes: Option<View<'a>>,
+    /// f32 [heads_q]: logits of a key without a value.
+    pub sinks: Option<View<'a>>,
+}
+
+impl AttentionOptions<'_> {
+    pub(crate) fn in_c(&self) -> Result<sys::fk_attention_options> {
+        let mut c = std::mem::MaybeUninit::<sys::fk_attention_options>::uninit();
+        // Safe: the struct is written where the call succeeds.
+        check(unsafe { sys::fk_attention_options_init(c.as_mut_ptr(), std::mem::size_of::<sys::fk_attention_options>()) })?;
+        let mut c = unsafe { c.assume_init() };
+        let window = |keys: Option<usize>| keys.map_or(-1, |keys| i64::try_from(keys).unwrap_or(i64::MAX));
+        c.causal = i32::from(self.causal);
+        c.window_left = window(self.window_left);
+        c.window_right = window(self.window_right);
+        c.softcap = self.softcap;
+        c.has_scale = i32::from(self.scale.is_some());
+        c.scale = self.scale.unwrap_or(0.0);
+        c.bias = optional(self.bias.as_ref());
+        c.alibi_slopes = optional(self.alibi_slopes.as_ref());
+        c.sinks = optional(self.sinks.as_ref());
+        Ok(c)
+    }
+}
+
+/// softmax(scale q k^T) v: q [batch, heads_q, seq_q, head_dim], k and v [batch, heads_kv, seq_k, head_dim], out as q.
+/// `lse`, where given, gets the logarithms of the denominators, f32 [batch, heads_q, seq_q].
+///
+/// ```
+/// use flashkernel::{attention, AttentionOptions, View, ViewMut};
+/// let (q, k) = ([1.0f32; 8], [0.5f32; 16]); // all keys are alike: the result is the mean of the values
+/// let v: Vec<f32> = (0..16).map(|i| (i / 8) as f32).collect();
+/// let mut out = [0.0f32; 8];
+/// attention(
+///     &View::new(&q, &[1, 1, 1, 8])?,
+///     &View::new(&k, &[1, 1, 2, 8])?,
+///     &View::new(&v, &[1, 1, 2, 8])?,
+///     &AttentionOptions::default(),
+///     &mut ViewMut::new(&mut out, &[1, 1, 1, 8])?,
+///     None,
+/// )?;
+/// assert!(out.iter().all(|x| (x - 0.5).abs() < 1e-6));
+/// # Ok::<(), flashkernel::Error>(())
+/// ```
+pub fn attention(
+    q: &View<'_>,
+    k: &View<'_>,
+    v: &View<'_>,
+    options: &AttentionOptions<'_>,
+    out: &mut ViewMut<'_>,
+    lse: Option<&mut ViewMut<'_>>,
+) -> Result<()> {
+    let options = options.in_c()?;
+    check(unsafe { sys::fk_attention(&q.raw, &k.raw, &v.raw, &out.raw, optional_mut(lse), &options, null()) })
+}
