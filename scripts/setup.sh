@@ -18,14 +18,14 @@ apt_install() {
   "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
 }
 
-# pip_build ARGUMENT...: pip install, showing what CMake has decided and how far the build is, and its end where it fails.
+# pip_build ARGUMENT...: pip install (or what pip_command names), showing what CMake has decided and how far the build is, and its end where it fails.
 # FLASHKERNEL_CUDA=AUTO|ON|OFF and FLASHKERNEL_CUDA_ARCHITECTURES=AUTO|native|all|list are passed on to CMake: a build folder that
 # is used again would keep its own.
 pip_build() {
   local log
   log=$(mktemp)
   python -m pip install -q 'pip>=23.1'  # knows -C
-  python -m pip install -v "$@" -C cmake.define.FLASHKERNEL_CUDA="${FLASHKERNEL_CUDA:-AUTO}" \
+  python -m pip "${pip_command:-install}" -v "$@" -C cmake.define.FLASHKERNEL_CUDA="${FLASHKERNEL_CUDA:-AUTO}" \
     -C cmake.define.FLASHKERNEL_CUDA_ARCHITECTURES="${FLASHKERNEL_CUDA_ARCHITECTURES:-AUTO}" 2>&1 | tee "$log" |
     grep -E --line-buffered '^ *(-- flashkernel|\[[0-9]+/[0-9]+\]|Successfully|.*warning:)' |
     sed -u -E 's/^ *//; s/^(.{200}).*/\1/' || { tail -100 "$log"; return 1; }
