@@ -16,8 +16,9 @@ endif()
 set(FLASHKERNEL_CUDA_ARCHITECTURES ${_default} CACHE STRING
     "GPUs to compile for: native (those of this machine), all, AUTO (native if there is a GPU, or else all) or a list of CMake's architectures")
 
-# SASS for 7.5 and 8.0 (which 8.6, 8.7 and 8.9 run as it is) and 9.0, PTX for what follows.
-set(_all_gpus 75-real 80-real 90)
+# Machine code for 7.5, 8.0, 8.6, 8.9, 9.0 and 12.0, and PTX of 9.0 for the others from there on (10.x). 8.6 and 8.9 could run
+# the code of 8.0: their own keeps as many warps on their smaller multiprocessors as fit, and 8.9 converts float8 in hardware.
+set(_all_gpus 75-real 80-real 86-real 89-real 90 120-real)
 
 # find_gpus(list): the compute capabilities of this machine's GPUs, such as "90;80", "unknown" where the driver does not tell,
 # or nothing where there is none.

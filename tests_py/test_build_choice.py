@@ -106,7 +106,7 @@ def test_a_gpu_gets_code_for_itself(tmp_path, gpus, archs):
 
 
 def test_all_gpus_on_request_and_where_none_is_known(tmp_path):
-    everything = "for=75-real;80-real;90."
+    everything = "for=75-real;80-real;86-real;89-real;90;120-real."
     assert everything in configure(tmp_path / "a", "9.0", FLASHKERNEL_CUDA_ARCHITECTURES="all").stdout
     assert everything in configure(tmp_path / "b", None, FLASHKERNEL_CUDA="ON").stdout
     assert everything in configure(tmp_path / "c", "old").stdout
@@ -120,7 +120,9 @@ def test_all_gpus_on_request_and_where_none_is_known(tmp_path):
 
 def test_the_environment_decides_as_options_do(tmp_path):
     environment = {"FLASHKERNEL_CUDA": "ON", "FLASHKERNEL_CUDA_ARCHITECTURES": "all"}
-    assert "for=75-real;80-real;90." in configure(tmp_path / "a", "9.0", env=environment).stdout
+    assert (
+        "for=75-real;80-real;86-real;89-real;90;120-real." in configure(tmp_path / "a", "9.0", env=environment).stdout
+    )
     assert "with=OFF" in configure(tmp_path / "b", "9.0", env={"FLASHKERNEL_CUDA": "OFF"}).stdout
     run = configure(tmp_path / "c", "9.0", env={"FLASHKERNEL_CUDA": "yes"})
     assert run.returncode != 0 and "FLASHKERNEL_CUDA is 'yes'; it has to be AUTO, ON or OFF" in run.stderr

@@ -12,6 +12,9 @@ struct CudaDeviceProperties {
   int l2_bytes = 0;
 };
 
+/// Shared memory that every GPU from 8.0 on gives a block, with the opt-in: what 8.6, 8.9 and 12.0 have, in bytes.
+inline constexpr int kLeastSharedBytes = 99 * 1024;
+
 /// Cached. Unsupported where no device can be used, InvalidArgument for an index that does not exist.
 const CudaDeviceProperties& cuda_device_properties(int index);
 

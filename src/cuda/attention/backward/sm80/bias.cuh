@@ -24,6 +24,7 @@ struct BiasShape {
   static constexpr int kQ = 0, kK = kPlaceBytes;  // then dO and V in their places
   // d256: 2 x 64 x 512 B = 64 KB. The sums, 64 x 64 in fp32, take their place at the end.
   static constexpr int kSharedBytes = std::max(kBlock * kBlock * 4, 2 * kPlaceBytes);
+  static_assert(kSharedBytes <= kLeastSharedBytes);
 };
 
 template <class T, int kQkDim, int kVDim>

@@ -23,6 +23,7 @@ struct GemmShape {
   static constexpr int kStages = kLarge && kFp32 ? 3 : 4;
   static constexpr int kStageBytes = (kM + kN) * kK * static_cast<int>(sizeof(T));
   static constexpr int kSharedBytes = kStages * kStageBytes;
+  static_assert(kSharedBytes <= kLeastSharedBytes);
 };
 
 /// Which tile a block computes: groups of 8 rows of tiles are walked column by column, so that what runs at one time
