@@ -29,6 +29,19 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_anchors_lead_somewhere():
+    """Also those of pages that the site leaves in the repository, where MkDocs does not look."""
+    links = pytest.importorskip("tools.site.links", reason="the source tree is not beside the tests")
+    wrong = []
+    for page in [*PAGES, *sorted((ROOT / "lab").rglob("*.md"))]:
+        text = "".join(links.spans(page.read_text(encoding="utf-8"))[::2])
+        for target, anchor in re.findall(r"\]\(([^()\s#:]*)#([^()\s]*)\)", text):
+            file = page.parent / target if target else page
+            if file.suffix == ".md" and anchor not in links.slugs(file.read_text(encoding="utf-8")):
+                wrong.append(f"{page.relative_to(ROOT)} links to {target}#{anchor}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_readmes_python_runs():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(blocks) >= 2
