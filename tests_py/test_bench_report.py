@@ -183,13 +183,21 @@ def test_figures_hold_the_rows_and_change_with_them() -> None:
     found = {figure.name: figure for figure in figures("x", rows)}
     latency = found["x_attention_sizes_latency"]
     assert latency.panels == {
-        "d64 causal float16": {"flashkernel": [(512, 1000), (1024, 2000)], "sdpa_flash": [(512, 2000), (1024, 4000)]}
+        "head dim 64, causal, float16": {
+            "flashkernel": [(512, 1000), (1024, 2000)],
+            "sdpa_flash": [(512, 2000), (1024, 4000)],
+        }
     }
-    assert found["x_attention_sizes_speedup"].panels["d64 causal float16"] == {"sdpa_flash": [(512, 2), (1024, 2)]}
-    assert found["x_attention_sizes_memory"].panels["d64 causal float16"]["flashkernel"] == [(512, 513), (1024, 1025)]
+    assert found["x_attention_sizes_speedup"].panels["head dim 64, causal, float16"] == {
+        "sdpa_flash": [(512, 2), (1024, 2)]
+    }
+    assert found["x_attention_sizes_memory"].panels["head dim 64, causal, float16"]["flashkernel"] == [
+        (512, 513),
+        (1024, 1025),
+    ]
     scaling = found["x_attention_sizes_scaling"]
-    assert list(scaling.panels) == ["d64 causal float16, seq 512"] and scaling.x_label == "batch"
-    assert scaling.panels["d64 causal float16, seq 512"]["flashkernel"] == [(1, 1), (4, 0.3333)]
+    assert list(scaling.panels) == ["head dim 64, causal, float16, seq 512"] and scaling.x_label == "batch"
+    assert scaling.panels["head dim 64, causal, float16, seq 512"]["flashkernel"] == [(1, 1), (4, 0.3333)]
     before = digest(latency)
     rows[0]["providers"]["flashkernel"]["p50"] *= 1.01
     assert digest(next(f for f in figures("x", rows) if f.name == latency.name)) != before

@@ -17,7 +17,7 @@ from tools.site.plain import docstring, escape
 
 import flashkernel as fk
 
-HEADERS = sorted((ROOT / "include" / "flashkernel").glob("*.hpp*"))
+HEADERS = sorted((ROOT / "include" / "flashkernel").glob("*.h*"))
 URL = "https://example.org/repository"
 
 

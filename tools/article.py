@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import ladder, t4_model, whole_models
+from . import ladder, peers, plots, t4_model, whole_models
 from .measured import ceilings, points
 from .places import CHECKS, RESULTS
 from .sm_model import MACHINES
@@ -229,6 +229,11 @@ def draw(root: Path, file: Path, save: Any) -> None:
     import matplotlib.pyplot as plt
 
     matplotlib.rcParams |= {"svg.hashsalt": "flashkernel", "font.size": 8}
+    save(canvas(root, plt), file)
+
+
+def canvas(root: Path, plt: Any) -> Any:
+    """The picture, drawn."""
     folder = root / RESULTS / "h200"
     cases = ladder.attention(points(folder), "attention_fwd")
     lines: dict[tuple[int, bool, str], dict[int, float]] = {}
@@ -242,18 +247,23 @@ def draw(root: Path, file: Path, save: Any) -> None:
         if r["pass"] == "forward":
             lines.setdefault((r["D"], r["causal"], "FlashAttention-2"), {})[r["S"]] = r["tflops"]["fa2"]
     names = [*(name for _, name in ladder.RUNGS["attention_fwd"]), "cuDNN", "FlashAttention-2"]
-    figure, grid = plt.subplots(2, 2, figsize=(9, 6), sharex=True, sharey=True)
+    drawn = dict(zip(names, ("naive", "tiled", "sm75", "sm80", "flashkernel", "sdpa_cudnn", "sdpa_flash"), strict=True))
+    figure, grid = plt.subplots(2, 2, figsize=(9, 6.5), sharex=True, sharey=True, layout="constrained")
+    named: dict[str, Any] = {}
     for axes, (dim, causal) in zip(grid.flat, ((64, False), (128, False), (64, True), (128, True)), strict=True):
-        for i, name in enumerate(names):
+        for name in names:
             found = sorted(lines.get((dim, causal, name), {}).items())
-            style = "--" if name in ("cuDNN", "FlashAttention-2") else "-"
+            style = peers.style(drawn[name])
             if found:
-                axes.plot(*zip(*found, strict=True), style, color=f"C{i}", marker="o", markersize=3, label=name)
+                (named[name],) = axes.plot(
+                    *zip(*found, strict=True), style.line, color=style.colour, marker=style.marker, markersize=4,
+                    linewidth=style.width, label=name,
+                )  # fmt: skip
         axes.set(xscale="log", ylim=(0, 850), title=f"d{dim}, {'causal' if causal else 'full'}")
         axes.grid(True, alpha=0.2)
     for axes in grid[1]:
         axes.set_xlabel("sequence length")
     for axes in grid[:, 0]:
         axes.set_ylabel("TFLOP/s, H200, fp16")
-    grid[0, 0].legend(loc="upper left")
-    save(figure, file)
+    plots.legend_below(figure, list(named.values()), list(named))
+    return figure

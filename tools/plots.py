@@ -16,9 +16,13 @@ from typing import Any
 
 from flashkernel.bench.case import BESIDE, LIMIT, OURS, PEER, VARIANT
 
-__all__ = ["Figure", "digest", "digest_in", "draw", "figures"]
+from . import peers
+
+__all__ = ["HERO", "Figure", "canvas", "digest", "digest_in", "draw", "figures", "hero", "legend_below"]
 
 Points = list[tuple[float, float]]
+HERO = "hero"  # README's picture
+LOOK = 2  # counts changes of how figures are drawn, so that committed ones are drawn again
 
 
 @dataclass
@@ -32,6 +36,8 @@ class Figure:
     log_y: bool = False
     panels: dict[str, dict[str, Points]] = field(default_factory=dict)
     lines_only: bool = False  # curves over a linear x, their points unmarked
+    labels: dict[str, str] = field(default_factory=dict)  # of providers: names with versions
+    note: str = ""  # below the title
 
 
 def _positive(value: float | None) -> float | None:
@@ -70,10 +76,22 @@ KINDS: dict[str, tuple[str, str, bool, Callable[[dict[str, Any], dict[str, Any]]
 def _panel(row: dict[str, Any], kind: str) -> str:
     shape = row["shape"]
     at = f", seq {shape['seq']}" if kind == "scaling" else ""
-    return f"d{shape['head_dim']} {'causal' if shape.get('causal') else 'full'} {row['dtype']}{at}"
+    # The ladder measures both passes in one group.
+    backward = ", backward" if row["case"].startswith("attention_bwd") else ""
+    return f"head dim {shape['head_dim']}, {'causal' if shape.get('causal') else 'full'}, {row['dtype']}{at}{backward}"
 
 
-def figures(section: str, rows: Iterable[dict[str, Any]]) -> list[Figure]:
+def _note(machine: dict[str, Any], labels: dict[str, str]) -> str:
+    """Where and when, and whose version the run has not kept."""
+    where = str(machine.get("gpu") or f"{machine.get('cpu', '?')}, {machine.get('threads', '?')} threads")
+    bare = [
+        label for name, label in sorted(labels.items()) if label in peers.NAMES.values() and peers.has_version(name)
+    ]
+    kept = f"; this run kept no version of {' and '.join(bare)}" if bare else ""
+    return f"{where}, {str(machine.get('date', ''))[:10]}{kept}"
+
+
+def figures(section: str, rows: Iterable[dict[str, Any]], machine: dict[str, Any] | None = None) -> list[Figure]:
     """Of the rows that have a sequence and a head_dim; only panels with two points or more on some line."""
     found: dict[str, Figure] = {}
     for row in rows:
@@ -89,13 +107,16 @@ def figures(section: str, rows: Iterable[dict[str, Any]]) -> list[Figure]:
             if kind != "memory" and row["group"] == "attention_memory":
                 continue
             x = "batch" if kind == "scaling" else "seq"
+            x_label = "batch" if kind == "scaling" else "sequence length"
             name = f"{section}_{row['group']}_{kind}"
-            figure = found.setdefault(name, Figure(name, f"{row['group'].replace('_', ' ')}: {title}", x, label, log))
+            figure = found.setdefault(
+                name, Figure(name, f"{row['group'].replace('_', ' ')}: {title}", x_label, label, log)
+            )
             lines = figure.panels.setdefault(_panel(row, kind), {})
             for provider, p in row["providers"].items():
                 y = value(row, p) if p["kind"] in (OURS, VARIANT, PEER, BESIDE) else None
                 if y is not None and p["kind"] != LIMIT:
-                    lines.setdefault(provider, []).append((float(shape[x]), float(f"{y:.4g}")))
+                    lines.setdefault(peers.same_line(provider), []).append((float(shape[x]), float(f"{y:.4g}")))
     for figure in found.values():
         panels = {
             panel: {name: sorted(points) for name, points in lines.items()}
@@ -103,6 +124,9 @@ def figures(section: str, rows: Iterable[dict[str, Any]]) -> list[Figure]:
             if any(len({x for x, _ in points}) > 1 for points in lines.values())
         }
         figure.panels = dict(sorted(panels.items(), key=lambda x: [int(n) for n in re.findall(r"\d+", x[0])]))
+        drawn = {name for lines in panels.values() for name in lines}
+        figure.labels = {name: peers.label(name, machine or {}) for name in sorted(drawn)}
+        figure.note = _note(machine or {}, figure.labels)
     return [figure for figure in found.values() if figure.panels]
 
 
@@ -114,6 +138,9 @@ def digest(figure: Figure) -> str:
         figure.log_y,
         figure.panels,
         *([True] if figure.lines_only else []),
+        figure.labels,
+        figure.note,
+        LOOK,
     ]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -123,15 +150,83 @@ def digest_in(svg: str) -> str | None:
     return found[1] if found else None
 
 
-# One colour for a provider in every plot.
-COLOURS = {
-    "flashkernel": "#d62728", "any_order": "#ff9896", "triton": "#9467bd", "naive": "#c7c7c7", "tiled": "#7f7f7f",
-    "sdpa": "#1f77b4", "sdpa_cudnn": "#2ca02c", "sdpa_flash": "#1f77b4", "sdpa_efficient": "#17becf",
-    "sdpa_math": "#bcbd22", "fa3": "#ff7f0e", "fa4": "#8c564b", "eager": "#bcbd22", "compile": "#e377c2",
-    "liger": "#bc80bd", "quack": "#e7969c", "fa3_paged": "#ffbb78", "fa3_planned": "#ff7f0e", "flashinfer": "#8c564b",
-    "flashinfer_cuda_cores": "#c49c94",
-    "stock": "#1f77b4", "stock, graph": "#7f7f7f", "stock, compile + graph": "#7f7f7f",
-}  # fmt: skip
+def hero(forward: list[Figure], backward: list[Figure]) -> Figure | None:
+    """README's picture: causal attention of both passes at head dim 128, from the figures of two suites."""
+    panels: dict[str, dict[str, Points]] = {}
+    labels: dict[str, str] = {}
+    note = ""
+    for title, found in (("forward", forward), ("backward", backward)):
+        for figure in found:
+            if not figure.name.endswith("_throughput"):
+                continue
+            lines = figure.panels.get("head dim 128, causal, float16")
+            if lines:
+                panels[f"{title}, head dim 128, causal, float16"] = lines
+                labels = {**figure.labels, **labels}
+                note = note or figure.note
+    if len(panels) < 2:
+        return None
+    return Figure(HERO, "attention: throughput", "sequence length", "TFLOP/s", panels=panels, labels=labels, note=note)
+
+
+def legend_below(figure: Any, handles: list[Any], labels: list[str]) -> Any:
+    """A legend under the axes, where no curve can be, as wide as the figure. The figure needs constrained layout."""
+    widest = 0.45 + 0.065 * max(map(len, labels))  # inches, at font size 8
+    columns = max(1, min(len(labels), int(figure.get_figwidth() / widest)))
+    return figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, columnspacing=1.2)
+
+
+def canvas(figure: Figure) -> Any:
+    """The figure, drawn, as matplotlib has it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter
+
+    columns = 2 if len(figure.panels) == 4 else min(3, len(figure.panels))
+    rows = -(-len(figure.panels) // columns)
+    made, axes = pyplot.subplots(
+        rows, columns, figsize=(max(4 * columns, 6), 2.8 * rows + 1), squeeze=False, layout="constrained"
+    )
+    for ax in axes.flat[len(figure.panels) :]:
+        ax.set_axis_off()
+    named: dict[str, Any] = {}
+    for ax, (panel, lines) in zip(axes.flat, figure.panels.items(), strict=False):
+        for name, points in lines.items():
+            x, y = zip(*points, strict=True)
+            style = peers.style(name)
+            width = style.width
+            if figure.lines_only and name == "flashkernel":
+                width = 1.3  # it lies on the stock kernels' line, which is wide
+            (named[name],) = ax.plot(
+                x, y, style.line, marker=None if figure.lines_only else style.marker, markersize=4, linewidth=width,
+                color=style.colour, label=figure.labels.get(name, name), zorder=3 if name == "flashkernel" else 2,
+            )  # fmt: skip
+        ax.set_title(panel)
+        ax.set_xlabel(figure.x_label)
+        ax.grid(alpha=0.3)
+        ax.spines[["top", "right"]].set_visible(False)
+        if figure.lines_only:
+            continue
+        ticks = sorted({x for points in lines.values() for x, _ in points})
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(ticks, [f"{int(x)}" for x in ticks])
+        ax.set_xticks([], minor=True)
+        if figure.log_y:
+            ax.set_yscale("log")
+            for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+                axis(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
+        else:
+            ax.set_ylim(bottom=0)
+        if figure.y_label.startswith("times"):
+            ax.axhline(1.0, color="black", linewidth=0.6)
+    for ax in axes[:, 0]:
+        ax.set_ylabel(figure.y_label)
+    made.suptitle(f"{figure.title}\n{figure.note}" if figure.note else figure.title)
+    order = sorted(named, key=lambda name: (name != "flashkernel", list(peers.STYLES).index(name)))
+    legend_below(made, [named[name] for name in order], [figure.labels.get(name, name) for name in order])
+    return made
 
 
 def draw(figure: Figure, path: Path) -> None:
@@ -139,49 +234,10 @@ def draw(figure: Figure, path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter
 
     with pyplot.rc_context({"svg.hashsalt": "flashkernel", "svg.fonttype": "none", "font.size": 8}):
-        columns = 2 if len(figure.panels) == 4 else min(3, len(figure.panels))
-        rows = -(-len(figure.panels) // columns)
-        canvas, axes = pyplot.subplots(
-            rows, columns, figsize=(4 * columns, 2.8 * rows + 0.5), squeeze=False, layout="constrained"
-        )
-        for ax in axes.flat[len(figure.panels) :]:
-            ax.set_axis_off()
-        named: dict[str, Any] = {}
-        for ax, (panel, lines) in zip(axes.flat, figure.panels.items(), strict=False):
-            for name, points in lines.items():
-                x, y = zip(*points, strict=True)
-                width = 2.0 if name == "flashkernel" else 1.0
-                if figure.lines_only:  # ours lies on it
-                    width = 4.0 if name == "stock" else 1.0
-                marker = None if figure.lines_only else "o"
-                (named[name],) = ax.plot(
-                    x, y, marker=marker, markersize=3, linewidth=width, color=COLOURS.get(name), label=name
-                )
-            ax.set_title(panel)
-            ax.set_xlabel(figure.x_label)
-            ax.grid(alpha=0.3)
-            if figure.lines_only:
-                continue
-            ticks = sorted({x for points in lines.values() for x, _ in points})
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(ticks, [f"{int(x)}" for x in ticks])
-            ax.set_xticks([], minor=True)
-            if figure.log_y:
-                ax.set_yscale("log")
-                for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
-                    axis(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
-            else:
-                ax.set_ylim(bottom=0)
-            if figure.y_label.startswith("times"):
-                ax.axhline(1.0, color="black", linewidth=0.6)
-        for ax in axes[:, 0]:
-            ax.set_ylabel(figure.y_label)
-        canvas.suptitle(figure.title)
-        canvas.legend(list(named.values()), list(named), loc="outside lower center", ncols=min(8, len(named)))
+        made = canvas(figure)
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata = {"Description": f"data {digest(figure)}", "Date": None, "Creator": "python -m tools report"}
-        canvas.savefig(path, format="svg", metadata=metadata)
-        pyplot.close(canvas)
+        made.savefig(path, format="svg", metadata=metadata)
+        pyplot.close(made)

@@ -23,7 +23,7 @@ from flashkernel.bench.tables import BRIEF, table
 from . import changes, readme, roofline, standing, training, whole_models
 from .bar import bar, points, recorded
 from .places import PLOTS, RESULTS, TABLES
-from .plots import Figure, digest, digest_in, draw, figures
+from .plots import Figure, digest, digest_in, draw, figures, hero
 
 __all__ = ["Section", "add_arguments", "merged", "pages", "run", "sections"]
 
@@ -173,10 +173,14 @@ def pages(root: Path, found: list[Section]) -> tuple[dict[Path, str], list[Figur
     known, newer = recorded(root), changes.read(root)
     texts: dict[Path, str] = {}
     drawn: list[Figure] = []
+    by_suite: dict[str, list[Figure]] = {}
     for section in found:
-        mine = figures(section.slug, merged(section.runs))
+        mine = figures(section.slug, merged(section.runs), section.runs[-1]["machine"])
+        by_suite[section.name] = mine
         drawn += mine
         texts[root / TABLES / f"{section.slug}.md"] = "\n".join(_section(section, mine, known, newer))
+    if picture := hero(by_suite.get("h200/attention", []), by_suite.get("h200/attention_backward", [])):
+        drawn.append(picture)
     rows = [standing.Suite(section.name, section.slug, section.runs, merged(section.runs)) for section in found]
     texts[root / TABLES / "where_others_are_faster.md"] = standing.where_others_are_faster(rows, newer)
     cpu = [section for section in found if section.name == "cpu/run"]

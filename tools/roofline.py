@@ -17,6 +17,7 @@ from typing import Any
 
 from . import article, changes, ladder, t4_model
 from .measured import Point, ceilings, points
+from .peers import FAMILIES
 from .places import PICTURES, PROFILES, RESULTS, find_root
 from .profile_report import counters, read_csv
 from .sm_model import MACHINES, PARTS
@@ -204,7 +205,7 @@ def _axes(title: str) -> Any:
     except ImportError as error:
         raise ImportError("roofline: the picture needs matplotlib: pip install 'flashkernel[bench]'") from error
     matplotlib.rcParams |= {"svg.hashsalt": "flashkernel", "font.size": 8}
-    figure, axes = plt.subplots(figsize=(9, 6))
+    figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
     axes.set(xscale="log", yscale="log", xlabel="FLOP / byte", ylabel="TFLOP/s", title=title)
     axes.grid(True, which="both", alpha=0.2)
     return figure, axes
@@ -219,12 +220,11 @@ def _roof(axes: Any, peak: float, bandwidth: float, label: str, style: str = "-"
 
 def _save(figure: Any, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
     figure.savefig(file, metadata={"Date": None})
     file.write_text("\n".join(line.rstrip() for line in file.read_text(encoding="utf-8").splitlines()) + "\n")
 
 
-def draw(root: Path, file: Path) -> None:
+def canvas(root: Path) -> Any:
     folder = root / RESULTS / "h200"
     limits = limits_of(folder)
     figure, axes = _axes("H200: each kernel's cases; large marks are the best ones")
@@ -236,7 +236,7 @@ def draw(root: Path, file: Path) -> None:
         drawn = [p for p in placed if p.point.flop]
         if drawn:
             families.setdefault(op if arch == "generic" else f"{op} {arch}", []).append(drawn)
-    colours = [f"C{i}" for i in range(10)]
+    colours = FAMILIES
     for i, (family, kernels) in enumerate(families.items()):
         marker = "osD^v*"[i // 10]
         for j, placed in enumerate(kernels):
@@ -244,11 +244,15 @@ def draw(root: Path, file: Path) -> None:
             x, y = [p.point.intensity for p in placed], [p.point.tflops for p in placed]
             axes.scatter(x, y, s=6, alpha=0.4, **style)
             axes.scatter(x[-1:], y[-1:], s=40, label=family if j == 0 else None, **style)
-    axes.legend(loc="lower right", ncols=2)
-    _save(figure, file)
+    figure.legend(loc="outside right upper", frameon=False)
+    return figure
 
 
-def draw_t4(root: Path, file: Path) -> None:
+def draw(root: Path, file: Path) -> None:
+    _save(canvas(root), file)
+
+
+def canvas_t4(root: Path) -> Any:
     gpu = MACHINES["t4"]
     figure, axes = _axes("T4: the model, NOT measured (fp16, seq 4096; bars: 650 to 1590 MHz; head dims side by side)")
     for clock in (t4_model.CLOCKS[0], t4_model.CLOCKS[-1]):
@@ -263,12 +267,16 @@ def draw_t4(root: Path, file: Path) -> None:
         # head dims share an intensity: side by side, so that each can be seen
         x = flop / size * 1.12 ** beside.setdefault(op, 0)
         beside[op] += 1
-        style = {"color": f"C{i % 10}", "marker": "os"[i // 10]}
+        style = {"color": FAMILIES[i % 10], "marker": "os"[i // 10]}
         axes.plot([x, x], rates, color=style["color"], linewidth=2, alpha=0.6)
         axes.scatter([x], rates[-1:], s=30, label=kernel.replace("/cuda/sm75/f16", ""), **style)
     axes.set(xlim=(10, 2e5), ylim=(1, 100))
-    axes.legend(loc="lower left")
-    _save(figure, file)
+    figure.legend(loc="outside right upper", frameon=False)
+    return figure
+
+
+def draw_t4(root: Path, file: Path) -> None:
+    _save(canvas_t4(root), file)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

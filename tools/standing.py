@@ -13,17 +13,11 @@ from typing import Any
 from flashkernel.bench.tables import markdown, seconds
 
 from .changes import MARK, NOTE, Changes, kernels_of
+from .peers import NAMES
 
 __all__ = ["Row", "Suite", "headline", "overview", "rows_with_a_peer", "where_others_are_faster"]
 
 SHOWN = 40  # rows of BENCHMARKS.md's "Where others are faster"
-PEERS = {  # providers by their names for readers
-    "sdpa": "torch SDPA", "sdpa_cudnn": "cuDNN", "sdpa_flash": "FlashAttention-2", "fa3": "FlashAttention-3",
-    "fa4": "FlashAttention-4", "sdpa_efficient": "torch's efficient SDPA", "sdpa_math": "torch's math SDPA",
-    "eager": "torch eager", "compile": "torch.compile", "cublaslt_gelu": "cuBLASLt", "fa3_paged": "FlashAttention-3",
-    "fa3_planned": "FlashAttention-3 with a plan", "flashinfer": "FlashInfer", "liger": "Liger",
-    "flashinfer_cuda_cores": "FlashInfer without tensor cores",
-}  # fmt: skip
 # README's rows: what, suite, groups.
 HEADLINE = (
     ("Attention forward", "h200/attention", ("attention_forward", "attention_gqa")),
@@ -109,7 +103,7 @@ def _mean(ratios: list[float]) -> float:
 
 
 def _peer(name: str) -> str:
-    return PEERS.get(name, name)
+    return NAMES.get(name, name)
 
 
 def _behind(rows: Iterable[Row], tables: str, newer: Changes) -> str:

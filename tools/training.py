@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from . import peers
 from .places import RESULTS
 from .plots import Figure
 
@@ -79,6 +80,8 @@ def _figure(path: Path, result: dict[str, Any]) -> Figure | None:
             "loss less stock's": {name: points(values) for name, values in apart.items()},
         },
         lines_only=True,
+        labels={name: peers.label(name, result["machine"]) for name in (*curves, *apart)},
+        note=f"{result['machine'].get('gpu') or result['machine']['cpu']}, {result['machine']['date'][:10]}",
     )
 
 

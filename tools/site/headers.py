@@ -1,7 +1,7 @@
-"""A page for each public C++ header: its opening comment, then every declaration below what is said about it.
+"""A page for each public header, of C++ or C: its opening comment, then every declaration below what is said about it.
 
-Reads the headers' own layout, which clang-format and the house's style keep: blocks apart by blank lines, `///` above
-what it describes, everything in one namespace. So nothing has to be installed, and the words stand in one place.
+Reads the headers' own layout, which clang-format and the house's style keep: blocks apart by blank lines, comments
+above what they describe, everything in one namespace. So nothing has to be installed, and the words stand in one place.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _NAME = re.compile(
     r"^using (\w+) ="
     r"|^(?:inline )?constexpr [\w:]+ (\w+) ="
     r"|^#define (\w+)"
+    r"|^(?:typedef [^;{(]*?|\} )(\w+);"
     r"|^(?=\w)[^(=]*?\b(operator[^\s\w(]+|\w+)\(",  # a function
     re.MULTILINE,
 )
@@ -25,7 +26,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class Declaration:
-    names: tuple[str, ...]  # several where functions share a comment
+    names: tuple[str, ...]  # several where functions share a comment, none of a comment alone
     said: str  # the comment
     code: str
 
@@ -58,7 +59,7 @@ def _split(block: str) -> list[str]:
     depth = 0
     for line in block.splitlines():
         begun = any(not x.lstrip().startswith("//") for x in parts[-1])
-        if line.startswith("///") and begun and depth == 0:
+        if line.startswith("//") and begun and depth == 0:
             parts.append([])
         parts[-1].append(line)
         code = re.sub(r'//.*|"(?:[^"\\]|\\.)*"', "", line)
@@ -77,9 +78,20 @@ def _public(code: str) -> str:
     return re.sub(r"\n+ private:.*?(?=^\};)", "\n", code, flags=re.DOTALL | re.MULTILINE)
 
 
+def _unconditional(body: str) -> str:
+    """Without what is for one compiler or language alone."""
+    kept, depth = [], 0
+    for line in body.splitlines():
+        depth += line.startswith("#if")
+        if depth == 0:
+            kept.append(line)
+        depth -= line.startswith("#endif")
+    return "\n".join(kept)
+
+
 def declarations(text: str) -> list[Declaration]:
     body = text.split("#pragma once", 1)[-1]
-    body = re.sub(r"^#if.*^#endif", "", body, flags=re.DOTALL | re.MULTILINE)  # for one compiler or another
+    body = _unconditional(body)
     body = re.sub(r"^#include.*\n", "", body, flags=re.MULTILINE)
     body = re.sub(r"^(namespace flashkernel \{|\}  // namespace flashkernel)\n?", "", body, flags=re.MULTILINE)
     found = []
@@ -88,9 +100,9 @@ def declarations(text: str) -> list[Declaration]:
             lines = part.splitlines()
             first = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
             code = "\n".join(lines[first:]).rstrip()
-            if not code or re.match(r"(class|struct) \w+;$", code):
+            if re.fullmatch(r"(class|struct) \w+;", code):
                 continue
-            said = " ".join(re.sub(r"^///? ?", "", line) for line in lines[:first])
+            said = " ".join(re.sub(r"^//+ ?(-+ )?", "", line) for line in lines[:first])
             found.append(Declaration(_names(code), said, _public(code)))
     return found
 
@@ -100,8 +112,10 @@ def page(name: str, text: str) -> str:
     out = [f"# {name}", "", "```cpp", f'#include "flashkernel/{name}"', "```", "", escape(opening(text)), ""]
     last: tuple[str, ...] = ()
     for declared in declarations(text):
-        if declared.names != last:  # overloads share a heading
+        if declared.names and declared.names != last:  # overloads share a heading
             out += [f"## {escape(', '.join(declared.names))}", ""]
         last = declared.names
-        out += [*([escape(declared.said), ""] if declared.said else []), "```cpp", declared.code, "```", ""]
+        out += [*([escape(declared.said), ""] if declared.said else [])]
+        if declared.code:  # else a comment of its own
+            out += ["```cpp", declared.code, "```", ""]
     return "\n".join(out)

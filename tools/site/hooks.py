@@ -36,13 +36,13 @@ def on_files(files: Files, config: Any) -> Files:
         name = f"pictures/{Path(source).name}"
         files.append(File.generated(config, name, abs_src_path=str(ROOT / source)))
     made = []
-    for header in sorted(HEADERS.glob("*.hpp*")):
+    for header in sorted(HEADERS.glob("*.h*")):
         name = header.name.removesuffix(".in")
-        place = f"reference/cpp/{name.removesuffix('.hpp')}.md"
+        place = f"reference/headers/{name.replace('.', '_')}.md"
         text = headers.page(name, header.read_text(encoding="utf-8"))
         files.append(File.generated(config, place, content=text))
         made.append({name: place})
-    _entry(config.nav, "C++ headers").extend(made)
+    _entry(config.nav, "C and C++ headers").extend(made)
     return files
 
 

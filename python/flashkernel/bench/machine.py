@@ -18,6 +18,15 @@ _GPU_FIELDS = (
     "name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "power.limit",
     "temperature.gpu",
 )  # fmt: skip
+# Libraries that rows are compared with, by their distributions: a figure without the peer's version says little.
+_PEERS = {
+    "flash_attn": ("flash-attn",),
+    "flash_attn_3": ("flash-attn-3", "xformers"),  # xformers carries it compiled
+    "flash_attn_4": ("flash-attn-4",),
+    "flashinfer": ("flashinfer-python", "flashinfer"),
+    "liger_kernel": ("liger-kernel",),
+    "quack_kernels": ("quack-kernels",),
+}
 
 
 def _version(package: str) -> str | None:
@@ -25,6 +34,17 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _peers() -> dict[str, str]:
+    """Versions of those that are installed; "xformers 0.0.34" where another package carries the library."""
+    found = {}
+    for name, distributions in _PEERS.items():
+        for i, distribution in enumerate(distributions):
+            version = _version(distribution)
+            if version and name not in found:
+                found[name] = f"{distribution} {version}" if i and distribution == "xformers" else version
+    return found
 
 
 def _cpu_model() -> str:
@@ -92,6 +112,7 @@ def machine_info(device: str) -> dict[str, Any]:
         "commit": _commit(),
         "torch": torch.__version__,
         "numpy": _version("numpy"),
+        "peers": _peers(),
     }
     if device == "cuda":
         found = gpu_clocks(_GPU_FIELDS)
