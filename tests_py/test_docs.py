@@ -49,6 +49,31 @@ def test_readmes_python_runs():
         subprocess.run([sys.executable, "-c", block], check=True)
 
 
+GUIDES = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "engine.md"]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_guides_python_runs(page):
+    """All blocks of a page as one program: each goes on where the one before ended."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    code = "\n".join(blocks)
+    for package in ("torch", "tokenizers"):
+        if {"torch": "import torch", "tokenizers": "TextTokenizer"}[package] in code:
+            pytest.importorskip(package)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_guides_cpp_is_that_of_the_example():
+    """Which ctest builds and runs: each block stands in it, whole, but for the marks that say where it is cut."""
+    page = (ROOT / "docs" / "tutorials" / "paged_serving_cpp.md").read_text(encoding="utf-8")
+    example = re.sub(r"^// \[\w+\]\n", "", (ROOT / "examples" / "serving_loop.cpp").read_text(), flags=re.MULTILINE)
+    blocks = re.findall(r"```cpp\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 4
+    for block in blocks:
+        assert block in example, f"not in examples/serving_loop.cpp:\n{block}"
+
+
 ALIASES = {"flashkernel": "fk", "flashkernel.torch": "fkt", "flashkernel.triton": "fk_triton"}
 
 
