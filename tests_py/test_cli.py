@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,11 +29,9 @@ def run_json(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
 
 def test_generate_prints_text_and_statistics(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--prompt", PROMPT, "--max-new-tokens", "24"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(PROMPT)
-    assert "tokens/s" in out and "device   " in out
-    for op in ("attention_fwd/", "linear/", "norm/", "kv_append/"):
-        assert op in out
+    printed = capsys.readouterr()
+    assert printed.out.startswith(PROMPT) and "tokens/s" not in printed.out
+    assert "tokens/s" in printed.err and "device   " in printed.err
 
 
 def test_generate_json_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,13 +71,7 @@ def test_stock_path_writes_the_same_text(capsys: pytest.CaptureFixture[str]) -> 
 def test_batch_prints_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--prompt", "import os", "--prompt", "class A", "--max-new-tokens", "8"]) == 0
     out = capsys.readouterr().out
-    assert (
-        out.index("prompt 1 of 2")
-        < out.index("import os")
-        < out.index("prompt 2 of 2")
-        < out.index("class A")
-        < out.index("tokens/s")
-    )
+    assert out.index("prompt 1 of 2") < out.index("import os") < out.index("prompt 2 of 2") < out.index("class A")
 
 
 def test_threads_and_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +144,8 @@ def test_command_is_installed_and_needs_no_torch(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flashkernel.cli", "generate", "--prompt", PROMPT, "--max-new-tokens", "8"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(PROMPT) and "tokens/s" in done.stdout
-    assert done.stderr == ""  # no terminal, no progress
+    assert done.stdout.startswith(PROMPT)
+    assert [line.split()[0] for line in done.stderr.splitlines()] == ["prefill", "decode", "device"]  # no progress
     done = subprocess.run([*command, "--no-flashkernel"], env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and "pip install torch" in done.stderr
 
@@ -177,13 +170,14 @@ def test_kernels_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "linear/cpu/scalar" in out and "attention_fwd" not in out
 
 
-def test_doctor_passes_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor"]) == 0
+def test_doctor_passes_on_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["doctor", "--verbose"]) == 0
     out = capsys.readouterr().out
     assert fk.__version__ in out and "FAIL" not in out
     for kernel in fk.kernels():
         if kernel.available:
-            assert f"PASS  {kernel.id}" in out
+            assert re.search(rf"^{re.escape(kernel.id)} +PASS ", out, re.MULTILINE)
     assert fk.forced_kernels() == os.environ.get("FLASHKERNEL_FORCE", "")  # what was forced is let go
 
 

@@ -76,7 +76,7 @@ def test_generated_text_does_not_command_the_terminal(tmp_path: Path) -> None:
     directory = hostile_model(tmp_path / "model")
     raw, _ = run(directory, terminal=False)
     shown, _ = run(directory, terminal=True)
-    text, escaped = (output.partition("\nprefill ")[0] for output in (raw, shown))
+    text, escaped = raw, shown
     assert "\x1b[31mred" in text and any(word in text.partition("x\x07")[2] for word in NASTY)
     assert escaped == visible(text) != text
     assert visible(shown) == shown

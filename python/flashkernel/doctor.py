@@ -11,12 +11,15 @@ import json
 import os
 import platform
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import flashkernel as fk
 
-__all__ = ["describe", "kernel_rows", "kernel_table", "run"]
+from .terminal import facts, fitted, width
+
+__all__ = ["describe", "kernel_lines", "kernel_rows", "run"]
 
 FRAMEWORKS = ("numpy", "torch", "jax", "cupy", "triton", "transformers", "tokenizers", "safetensors", "ml_dtypes")
 
@@ -38,28 +41,14 @@ def kernel_rows() -> list[dict[str, Any]]:
     ]
 
 
-def _aligned(rows: list[list[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-
-
-def kernel_table(rows: list[dict[str, Any]]) -> str:
-    lines = [["kernel", "device", "needs", "arithmetic", "runs here", "calls"]]
+def kernel_lines(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """A table, its head first."""
+    lines = [["kernel", "device", "runs here", "calls", "arithmetic", "needs"]]
     for row in rows:
         needs = row["cpu_features"] if row["device"] == "cpu" else f"sm_{row['cc_min']}..{row['cc_max']}"
-        lines.append(
-            [
-                row["id"],
-                row["device"],
-                needs or "-",
-                row["arithmetic"],
-                "yes" if row["available"] else "no",
-                str(row["calls"]),
-            ]
-        )
-    return _aligned(lines)
+        here = "yes" if row["available"] else "no"
+        lines.append([row["id"], row["device"], here, str(row["calls"]), row["arithmetic"], needs or "-"])
+    return lines
 
 
 def _versions() -> dict[str, str | None]:
@@ -104,48 +93,67 @@ def describe() -> dict[str, Any]:
     }
 
 
+def _verdict(found: dict[str, Any]) -> list[str]:
+    """The sentence to read first, and a line for each kernel that is wrong."""
+    count = sum(row["available"] for row in found["kernels"])
+    if "checks" not in found:
+        return [f"Not checked: {count} kernels can run on this machine. `flashkernel doctor` runs them."]
+    wrong = [check for check in found["checks"] if not check["passed"]]
+    if not wrong:
+        return [f"All well: each of the {count} kernels that can run on this machine computes right."]
+    lines = [f"WRONG: {len(wrong)} of the {count} kernels that can run on this machine."]
+    return lines + [f"FAIL  {check['kernel']}: {check['detail']}" for check in wrong]
+
+
+def _about(found: dict[str, Any], columns: int) -> str:
+    options = found["build"]
+    versions = found["frameworks"]
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    missing = ", ".join(name for name, version in versions.items() if not version)
+    elsewhere = sum(not row["available"] for row in found["kernels"])
+    return facts(
+        [
+            ("flashkernel", found["version"]),
+            ("package", found["package"]),
+            (
+                "build",
+                f"{options['compiler']}, {options['build_type']}, CUDA backend {'ON' if options['cuda'] else 'OFF'}",
+            ),
+            ("python", found["python"]),
+            ("system", found["system"]),
+            ("CPU features", " ".join(found["cpu_features"]) or "none beyond the baseline"),
+            ("CPU threads", f"{found['threads']} (OMP_NUM_THREADS {found['omp_num_threads'] or 'not set'})"),
+            ("CUDA", found["cuda"]),
+            ("kernels", f"{len(found['kernels'])} in this build, {elsewhere} of them for other machines"),
+            ("frameworks", installed + (f"; not installed: {missing}" if missing else "")),
+            ("forced", found["forced_kernels"] or "nothing"),
+        ],
+        columns,
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 if a kernel's self-check fails."""
-    facts = describe()
-    as_json = args.json
-    if not as_json:
-        options = facts["build"]
-        build = f"{options['compiler']}, {options['build_type']}, CUDA backend {'ON' if options['cuda'] else 'OFF'}"
-        frameworks = ", ".join(f"{name} {version}" for name, version in facts["frameworks"].items() if version)
-        missing = ", ".join(name for name, version in facts["frameworks"].items() if not version)
-        print(
-            _aligned(
-                [
-                    ["flashkernel", facts["version"]],
-                    ["package", facts["package"]],
-                    ["build", build],
-                    ["python", facts["python"]],
-                    ["system", facts["system"]],
-                    ["CPU features", " ".join(facts["cpu_features"]) or "none beyond the baseline"],
-                    ["CPU threads", f"{facts['threads']} (OMP_NUM_THREADS {facts['omp_num_threads'] or 'not set'})"],
-                    ["CUDA", facts["cuda"]],
-                    ["frameworks", frameworks + (f"; not installed: {missing}" if missing else "")],
-                    ["forced", facts["forced_kernels"] or "nothing"],
-                ]
-            )
-        )
-        print("\n" + kernel_table(facts["kernels"]) + "\n")
-    failed = 0
+    found = describe()
     if not args.no_check:
         from .selfcheck import check_kernels
 
-        results = []
-        width = max(len(row["id"]) for row in facts["kernels"])
-        for result in check_kernels():
-            results.append(result)
-            failed += not result.passed
-            if not as_json:
-                print(f"{'PASS' if result.passed else 'FAIL'}  {result.kernel:<{width}}  {result.detail}", flush=True)
-        facts["checks"] = [dataclasses.asdict(result) for result in results]
-        if not as_json:
-            unavailable = sum(not row["available"] for row in facts["kernels"])
-            note = f"; {unavailable} of this build's kernels can't run on this machine" if unavailable else ""
-            print(f"\n{len(results) - failed} of {len(results)} kernels right{note}")
-    if as_json:
-        print(json.dumps(facts, indent=2))
-    return 1 if failed else 0
+        if sys.stderr.isatty():
+            print("checking the kernels of this machine ...", file=sys.stderr, flush=True)
+        found["checks"] = [dataclasses.asdict(result) for result in check_kernels()]
+    checks = found.get("checks", [])
+    failed = not all(check["passed"] for check in checks)
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return int(failed)
+    columns = width()
+    for line in _verdict(found):
+        print(textwrap.fill(line, columns, subsequent_indent="      ", break_on_hyphens=False))
+    print("\n" + _about(found, columns))
+    if args.verbose:
+        print("\n" + fitted(kernel_lines(found["kernels"]), columns))
+        if checks:
+            lines = [["check", "", "largest error"]]
+            lines += [[check["kernel"], "PASS" if check["passed"] else "FAIL", check["detail"]] for check in checks]
+            print("\n" + fitted(lines, columns))
+    return int(failed)

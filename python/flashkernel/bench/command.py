@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--budget", type=float, metavar="SECONDS", help="for the whole run: rows share it evenly")
     add("--quick", action="store_true", help="small shapes and few calls: a look at whether all of it runs")
     add("--full-shapes", action="store_true", help="with --quick: few calls, but the shapes of a full run")
-    add("--json", metavar="FILE", help="write the results as JSON")
+    add("--json", metavar="FILE", help="write the results as JSON; -: to stdout, in place of the table")
+    add("--verbose", action="store_true", help="print the table of all columns, in Markdown, however wide")
     add("--note", metavar="TEXT", help="a sentence about the circumstances, kept with the results")
     add("--csv", metavar="FILE", help="write the results as CSV")
 
@@ -155,14 +156,16 @@ def run(args: argparse.Namespace) -> int:
     if not cases:
         raise ValueError("bench: no row is left of what was asked for; --list shows what there is")
 
+    from ..terminal import facts, width
     from .cuda_device import LEAST_SECONDS, CudaDevice
     from .machine import machine_info
     from .progress import Progress
-    from .results import write_csv, write_json
+    from .results import check_places, write_csv, write_json
     from .runner import Session
-    from .tables import table
+    from .tables import listing, table
     from .timing import PAUSE, CpuDevice, Device, Rule
 
+    check_places(args.json, args.csv)
     if args.threads:
         fk.set_num_threads(args.threads)
         torch.set_num_threads(args.threads)
@@ -187,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress(len(cases))
 
     def step(case: Any) -> None:
-        if args.json and session.rows:
+        if args.json not in (None, "-") and session.rows:
             write_json(Path(args.json), result())
         progress(case)
 
@@ -196,9 +199,11 @@ def run(args: argparse.Namespace) -> int:
         session.run(cases, args.budget, step)
     finally:
         gc.unfreeze()
-    print(", ".join(f"{key} {value}" for key, value in head["machine"].items() if value is not None))
-    print("ceilings: " + ", ".join(f"{name} {rate * 1e-12:.3g} T/s" for name, rate in session.ceilings.items()))
-    print(table(session.rows))
+    if args.json != "-":
+        machine = ", ".join(f"{key} {value}" for key, value in head["machine"].items() if value is not None)
+        ceilings = ", ".join(f"{name} {rate * 1e-12:.3g} T/s" for name, rate in session.ceilings.items())
+        print(facts([("machine", machine), ("ceilings", ceilings)], width()) + "\n")
+        print(table(session.rows) if args.verbose else listing(session.rows, width()))
     for name in session.left_out:
         print(f"left out for lack of time: {name}", file=sys.stderr)
     if args.json:

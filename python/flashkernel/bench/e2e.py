@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .tables import markdown
+
 __all__ = ["PROVIDERS", "SCHEMA", "Shape", "measure", "models", "run", "shapes", "table"]
 
 SCHEMA = "e2e-1"
@@ -287,9 +289,13 @@ def agreement(ours: Any, theirs: Any) -> float:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown. Decode tokens per second are those after the first."""
+    """Markdown, for reports."""
+    return markdown(lines_of(rows))
+
+
+def lines_of(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """A table, its head first. Decode tokens per second are those after the first."""
     lines = [["case", "provider", "tokens/s", "decode tokens/s", "first token", "ready", "KV bytes", "x best peer"]]
-    lines.append(["---"] * len(lines[0]))
     for row in rows:
         for name, p in row["providers"].items():
             ratio = p.get("ratio_to_best_peer")
@@ -305,8 +311,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                     f"{ratio:.2f}" if ratio else "-",
                 ]
             )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
+    return lines
 
 
 def _providers(args: argparse.Namespace) -> list[str]:
@@ -324,9 +329,10 @@ def run(args: argparse.Namespace, device: str) -> int:
 
     import flashkernel as fk
 
+    from ..terminal import fitted, width
     from .case import wanted
     from .machine import machine_info
-    from .results import write_json
+    from .results import check_places, write_json
 
     if importlib.util.find_spec("transformers") is None:
         raise ImportError("bench: e2e compares with Transformers; run `pip install transformers`")
@@ -341,6 +347,7 @@ def run(args: argparse.Namespace, device: str) -> int:
     if args.list:
         print("\n".join(f"{shape.case} {shape.dtype}" for shape in asked))
         return 0
+    check_places(args.json)
     runs, rows = max(1, min(args.calls, 1 if args.quick else 5)), []
     result: dict[str, Any] = {
         "schema": SCHEMA,
@@ -385,9 +392,10 @@ def run(args: argparse.Namespace, device: str) -> int:
                 "providers": providers,
             }
         )
-        if args.json:
+        if args.json not in (None, "-"):
             write_json(Path(args.json), {**result, "rows": rows})
-    print(table(rows))
+    if args.json != "-":
+        print(fitted(lines_of(rows), width()))
     for case in result["left_out"]:
         print(f"left out for lack of time: {case}", file=sys.stderr)
     if args.json:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SCHEMA", "is_result", "read", "write_csv", "write_json"]
+__all__ = ["SCHEMA", "check_places", "is_result", "read", "write_csv", "write_json"]
 
 SCHEMA = 2
 
@@ -38,13 +39,26 @@ def _lines(row: dict[str, Any]) -> str:
     return "  {" + ", ".join(fields) + f',\n   "providers": {{{inner}}}}}'
 
 
+def check_places(*files: str | None) -> None:
+    """Raises ValueError, before anything is measured, for a file that could not be written afterwards."""
+    for file in files:
+        if file not in (None, "-") and (Path(file).is_dir() or not os.access(Path(file).parent, os.W_OK)):
+            raise ValueError(
+                f"bench: the results cannot be written to {file}; a file in a folder that exists is needed"
+            )
+
+
 def write_json(path: Path, run: dict[str, Any]) -> None:
-    """In one step: whoever reads the file sees a whole one."""
+    """In one step: whoever reads the file sees a whole one. To stdout if the path is -."""
     head = {key: value for key, value in run.items() if key != "rows"}
     text = json.dumps({"schema": SCHEMA, **_rounded(head)}, indent=1)[:-2]
     rows = ",\n".join(_lines(row) for row in _rounded(run["rows"]))
+    text = f'{text},\n "rows": [\n{rows}\n ]\n}}\n'
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
     beside = path.with_name(path.name + ".part")
-    beside.write_text(f'{text},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
+    beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
 
 

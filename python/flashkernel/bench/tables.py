@@ -1,13 +1,22 @@
-"""Markdown tables of rows: one line for each kernel of ours, its baselines beside it. For terminals and the report."""
+"""Tables of rows: one line for each kernel of ours, its baselines beside it. Markdown of all columns for reports and
+files, a listing as wide as there is room for people.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..terminal import fitted_rows
 from .case import BESIDE, LIMIT, OURS, VARIANT
 
-__all__ = ["markdown", "seconds", "table"]
+__all__ = ["ABOVE", "listing", "markdown", "seconds", "table"]
+
+ABOVE = (
+    "* more than 100 %: the limit was measured in this run with the same noise as the row, or caches kept what the "
+    "limit takes from memory; read it as: at the limit"
+)
 
 HEAD = (
     "kernel", "case", "dtype", "mean", "std", "min", "p50", "p95", "p99", "max", "rate", "of limit", "x baseline",
@@ -85,8 +94,47 @@ def table(rows: Iterable[dict[str, Any]], head: Sequence[str] = HEAD) -> str:
             if provider["kind"] in (OURS, VARIANT):
                 cells = _line(row, name)
                 lines.append([cells[column] for column in head])
-        for name, reason in row["refused"].items():
-            if "/" in name or name == "flashkernel" or reason.startswith(("DIFFERS", "FAILS")):
-                cells = {"kernel": name, "case": row["case"], "dtype": row["dtype"], "x baseline": reason}
-                lines.append([cells.get(column, "-").replace("|", "/") for column in head])
+        for name, reason in _failures(row):
+            cells = {"kernel": name, "case": row["case"], "dtype": row["dtype"], "x baseline": reason}
+            lines.append([cells.get(column, "-").replace("|", "/") for column in head])
     return markdown(lines)
+
+
+def _share(row: dict[str, Any], provider: dict[str, Any]) -> str:
+    """With a star where more than 100 % would be printed."""
+    share = provider.get("share_of_limit")
+    return f"{share:.0%} {row['limit']['bound']}{' *' if round(share * 100) > 100 else ''}" if share else "-"
+
+
+def listing(rows: Iterable[dict[str, Any]], columns: int) -> str:
+    """What `flashkernel bench` prints: a heading for each row, and its lines below, within `columns`. Times are the
+    medians of one call; "x baseline" above 1: ours is faster.
+    """
+    lines = [["kernel", "time", "rate", "of limit", "x baseline"]]
+    headings: dict[int, str] = {}
+    for row in rows:
+        headings[len(lines)] = f"{row['case']}, {row['dtype']}"
+        for name, provider in row["providers"].items():
+            if provider["kind"] in (OURS, VARIANT):
+                cells = _line(row, name)
+                lines.append(
+                    [f"  {cells['kernel']}", cells["p50"], cells["rate"], _share(row, provider), cells["x baseline"]]
+                )
+        lines += [[f"  {name}", "-", "-", "-", reason] for name, reason in _failures(row)]
+    text: list[str] = []
+    for i, found in enumerate(fitted_rows(lines, columns)):
+        if i in headings:
+            text += textwrap.wrap(headings[i], columns, break_on_hyphens=False)
+        text += found
+    if any(line[3].endswith("*") for line in lines):
+        text += ["", *textwrap.wrap(ABOVE, columns)]
+    return "\n".join(text)
+
+
+def _failures(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is printed of the refusals: those of ours, and what is wrong."""
+    return [
+        (name, reason)
+        for name, reason in row["refused"].items()
+        if "/" in name or name == "flashkernel" or reason.startswith(("DIFFERS", "FAILS"))
+    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
+import json
 import signal
 import sys
 import threading
@@ -91,9 +91,10 @@ def _open(args: argparse.Namespace) -> Chat:
     )
 
 
-def _answer(chat: Chat, message: str, interrupt: _Interrupt | None) -> None:
-    """Prints one answer, then a line about it on stderr."""
+def _answer(chat: Chat, message: str, interrupt: _Interrupt | None, as_json: bool) -> None:
+    """Prints one answer, then a line about it on stderr; as JSON: both in one line on stdout."""
     terminal = sys.stdout.isatty()
+    text = ""
     noted = contextlib.nullcontext(lambda: False) if interrupt is None else interrupt.noted()
     with noted as stopped:
         pieces = chat.answer(message, stopped)
@@ -101,9 +102,26 @@ def _answer(chat: Chat, message: str, interrupt: _Interrupt | None) -> None:
             if number == 0 and chat.dropped:
                 turns = "turn is" if chat.dropped == 1 else f"{chat.dropped} turns are"
                 _say(f"[the context is full: the oldest {turns} left out]")
-            print(visible(piece) if terminal else piece, end="", flush=True)
+            text += piece
+            if not as_json:
+                print(visible(piece) if terminal else piece, end="", flush=True)
+    if as_json:
+        print(json.dumps(_facts(chat, text)), flush=True)
+        return
     print(flush=True)
     _say(_about(chat))
+
+
+def _facts(chat: Chat, text: str) -> dict[str, Any]:
+    return {
+        "text": text,
+        "finish": chat.finish,
+        "prompt_tokens": chat.stats.prefill_tokens + chat.stats.prefix_tokens,
+        "tokens": len(chat.request.generated) if chat.request else 0,
+        "turns_left_out": chat.dropped,
+        "prefill_tokens_per_second": chat.stats.prefill_rate,
+        "decode_tokens_per_second": chat.stats.decode_rate,
+    }
 
 
 def _about(chat: Chat) -> str:
@@ -137,7 +155,7 @@ def _lines() -> Iterator[str]:
             _say(_HELP)
 
 
-def _converse(chat: Chat) -> None:
+def _converse(chat: Chat, as_json: bool) -> None:
     interrupt = _Interrupt()
     _say(_HELP)
     for line in _lines():
@@ -151,7 +169,7 @@ def _converse(chat: Chat) -> None:
             _say(_HELP)
         elif message:
             try:
-                _answer(chat, message, interrupt)
+                _answer(chat, message, interrupt, as_json)
             except PromptError as error:  # of this message alone
                 _say(str(error))
             except KeyboardInterrupt:  # before the answer has begun, or behind its end
@@ -159,13 +177,11 @@ def _converse(chat: Chat) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a model may write what the terminal's encoding lacks
     if sys.stdin.isatty():
-        _converse(_open(args))
+        _converse(_open(args), args.json)
         return 0
     message = sys.stdin.read().strip()
     if not message:
         raise ValueError("chat: nothing to answer on stdin; a message is needed, as in `echo Hello | flashkernel chat`")
-    _answer(_open(args), message, None)
+    _answer(_open(args), message, None, args.json)
     return 0

@@ -1,11 +1,8 @@
-"""`flashkernel generate`: streams text to stdout, progress to stderr, then says how fast it ran and on which
-kernels.
-"""
+"""`flashkernel generate`: streams text to stdout; progress, and then how fast it ran and on what, to stderr."""
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import sys
 import warnings
@@ -107,8 +104,6 @@ def _open_engine(args: argparse.Namespace, model: Path, progress: Any) -> tuple[
 
 
 def run(args: argparse.Namespace) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a model may write what the terminal's encoding lacks
     if not args.prompt:
         raise ValueError(
             "generate: no --prompt; give one, for example --prompt 'def fibonacci(n):' (several make a batch)"
@@ -159,7 +154,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_json(args, prompts, texts, ids, told, finish, engine.stats, device, threads, ran), indent=2))
     else:
-        print("\n" + summary(engine.stats, device, threads, args, ran))
+        sys.stdout.flush()  # the text first, where both streams go to one place
+        if sys.stdout.isatty() and sys.stderr.isatty():
+            print(file=sys.stderr)
+        print(summary(engine.stats, device, threads, args, ran), file=sys.stderr)
     return 0
 
 
@@ -172,7 +170,7 @@ def summary(stats: GenerationStats, device: str, threads: int, args: argparse.Na
     ]
     if args.no_flashkernel:
         lines.append("kernels  none of FlashKernel's: stock model (--no-flashkernel)")
-    else:
+    elif args.verbose:
         lines += [f"{'' if i else 'kernels':<9}{name} x {count}" for i, (name, count) in enumerate(sorted(ran.items()))]
     return "\n".join(lines)
 
