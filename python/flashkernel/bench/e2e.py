@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .tables import markdown
-
 __all__ = ["PROVIDERS", "SCHEMA", "Shape", "measure", "models", "run", "shapes", "table"]
 
 SCHEMA = "e2e-1"
@@ -290,7 +288,10 @@ def agreement(ours: Any, theirs: Any) -> float:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown, for reports."""
-    return markdown(lines_of(rows))
+    head, *lines = lines_of(rows)
+    lines = [head, ["---"] * len(head), *lines]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
 
 
 def lines_of(rows: list[dict[str, Any]]) -> list[list[str]]:
