@@ -11,7 +11,7 @@ environment=build/tvm-ffi-env
 
 say "installing TVM-FFI and kernels"
 python -m pip install -q --upgrade pip
-python -m pip install -q apache-tvm-ffi cmake kernels ninja numpy pytest torch==2.13.0
+python -m pip install -q apache-tvm-ffi cmake kernels ninja numpy pytest pytest-timeout torch==2.13.0
 
 say "building"
 cmake -G Ninja -S . -B build/tvm-ffi -DCMAKE_BUILD_TYPE=Release -DFLASHKERNEL_TVM_FFI=ON -DFLASHKERNEL_TESTS=OFF \
