@@ -16,7 +16,8 @@ inline constexpr const char* kTiledSm80F32 = "tiled_sm80_f32";
 inline constexpr const char* kTiledSm90a = "tiled_sm90a";
 /// Attention of few queries: keys in parts, by the number of multiprocessors, which are merged.
 inline constexpr const char* kSplit = "split";
-inline constexpr const char* kSplitSm80 = "split_sm80";
+inline constexpr const char* kSplitApartSm80 = "split_apart_sm80";
+inline constexpr const char* kSplitWithinSm80 = "split_within_sm80";
 inline constexpr const char* kSplitGroupSm90a = "split_group_sm90a";
 inline constexpr const char* kSplitClustersSm90a = "split_clusters_sm90a";
 /// Linear: the order of its sums over in_features.

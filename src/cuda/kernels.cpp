@@ -108,19 +108,23 @@ constexpr KernelEntry<AttentionParams> turing_forward(const char* name) {
       name, kEvery, arithmetic::kTiledSm75, cuda::sm75::attention_fwd_supports<kDtype, kQkDim, kVDim>,
       cuda::attention_cost_us<rates::kForwardSm75>);
 }
-template <DType kDtype, int kQkDim, int kVDim = kQkDim>
-constexpr KernelEntry<AttentionParams> ampere_decode(const char* name) {
-  return plain<AttentionParams, cuda::sm80::attention_decode<kDtype, kQkDim, kVDim>,
-               cuda::sm80::attention_decode_workspace<kQkDim, kVDim>>(
-      name, kAmpere, arithmetic::kSplitSm80, cuda::sm80::attention_decode_supports<kDtype, kQkDim, kVDim>,
-      cuda::attention_cost_us<rates::kDecodeSm80>);
+using cuda::sm80::DecodeMerge;
+constexpr const char* split_sm80(DecodeMerge merge) {
+  return merge == DecodeMerge::kApart ? arithmetic::kSplitApartSm80 : arithmetic::kSplitWithinSm80;
 }
-template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+template <DType kDtype, int kQkDim, DecodeMerge kMerge, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> ampere_decode(const char* name) {
+  return row<AttentionParams>(
+      name, kAmpere, split_sm80(kMerge), cuda::sm80::attention_decode_supports<kDtype, kQkDim, kVDim, kMerge>,
+      cuda::sm80::attention_decode_cost_us<kMerge>, cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge>,
+      cuda::sm80::attention_decode<kDtype, kQkDim, kVDim>);
+}
+template <DType kDtype, int kQkDim, DecodeMerge kMerge, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_decode_quantized(const char* name) {
-  return plain<AttentionParams, cuda::sm80::attention_decode_quantized<kDtype, kQkDim, kVDim>,
-               cuda::sm80::attention_decode_quantized_workspace<kQkDim, kVDim>>(
-      name, kAmpere, arithmetic::kSplitSm80, cuda::sm80::attention_decode_quantized_supports<kDtype, kQkDim, kVDim>,
-      cuda::attention_cost_us<rates::kDecodeSm80>);
+  return row<AttentionParams>(
+      name, kAmpere, split_sm80(kMerge), cuda::sm80::attention_decode_quantized_supports<kDtype, kQkDim, kVDim, kMerge>,
+      cuda::sm80::attention_decode_cost_us<kMerge, 1>, cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge, 1>,
+      cuda::sm80::attention_decode_quantized<kDtype, kQkDim, kVDim>);
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> hopper_decode_group(const char* name) {
@@ -422,20 +426,46 @@ KernelTable<AttentionParams> cuda_kernels() {
     hopper_decode_group<DType::kBFloat16, 128>("attention_fwd/cuda/sm90a/decode/bf16/d128/group"),
     hopper_decode_clusters<DType::kBFloat16, 128>("attention_fwd/cuda/sm90a/decode/bf16/d128/clusters"),
 #endif
-    ampere_decode<DType::kFloat16, 64>("attention_fwd/cuda/sm80/decode/f16/d64"),
-    ampere_decode<DType::kBFloat16, 64>("attention_fwd/cuda/sm80/decode/bf16/d64"),
-    ampere_decode<DType::kFloat16, 128>("attention_fwd/cuda/sm80/decode/f16/d128"),
-    ampere_decode<DType::kBFloat16, 128>("attention_fwd/cuda/sm80/decode/bf16/d128"),
-    ampere_decode<DType::kFloat16, 192>("attention_fwd/cuda/sm80/decode/f16/d192"),
-    ampere_decode<DType::kBFloat16, 192>("attention_fwd/cuda/sm80/decode/bf16/d192"),
-    ampere_decode<DType::kFloat16, 256>("attention_fwd/cuda/sm80/decode/f16/d256"),
-    ampere_decode<DType::kBFloat16, 256>("attention_fwd/cuda/sm80/decode/bf16/d256"),
-    ampere_decode_quantized<DType::kFloat16, 64>("attention_fwd/cuda/sm80/decode_quantized/f16/d64"),
-    ampere_decode_quantized<DType::kBFloat16, 64>("attention_fwd/cuda/sm80/decode_quantized/bf16/d64"),
-    ampere_decode_quantized<DType::kFloat16, 128>("attention_fwd/cuda/sm80/decode_quantized/f16/d128"),
-    ampere_decode_quantized<DType::kBFloat16, 128>("attention_fwd/cuda/sm80/decode_quantized/bf16/d128"),
-    ampere_decode_quantized<DType::kFloat16, 256>("attention_fwd/cuda/sm80/decode_quantized/f16/d256"),
-    ampere_decode_quantized<DType::kBFloat16, 256>("attention_fwd/cuda/sm80/decode_quantized/bf16/d256"),
+    ampere_decode<DType::kFloat16, 64, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/f16/d64/apart"),
+    ampere_decode<DType::kFloat16, 64, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/f16/d64/within"),
+    ampere_decode<DType::kBFloat16, 64, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/bf16/d64/apart"),
+    ampere_decode<DType::kBFloat16, 64, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/bf16/d64/within"),
+    ampere_decode<DType::kFloat16, 128, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/f16/d128/apart"),
+    ampere_decode<DType::kFloat16, 128, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/f16/d128/within"),
+    ampere_decode<DType::kBFloat16, 128, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/bf16/d128/apart"),
+    ampere_decode<DType::kBFloat16, 128, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/bf16/d128/within"),
+    ampere_decode<DType::kFloat16, 192, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/f16/d192/apart"),
+    ampere_decode<DType::kFloat16, 192, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/f16/d192/within"),
+    ampere_decode<DType::kBFloat16, 192, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/bf16/d192/apart"),
+    ampere_decode<DType::kBFloat16, 192, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/bf16/d192/within"),
+    ampere_decode<DType::kFloat16, 256, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/f16/d256/apart"),
+    ampere_decode<DType::kFloat16, 256, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/f16/d256/within"),
+    ampere_decode<DType::kBFloat16, 256, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/bf16/d256/apart"),
+    ampere_decode<DType::kBFloat16, 256, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/bf16/d256/within"),
+    ampere_decode_quantized<DType::kFloat16, 64, DecodeMerge::kApart>(
+        "attention_fwd/cuda/sm80/decode_quantized/f16/d64/apart"),
+    ampere_decode_quantized<DType::kFloat16, 64, DecodeMerge::kWithin>(
+        "attention_fwd/cuda/sm80/decode_quantized/f16/d64/within"),
+    ampere_decode_quantized<DType::kBFloat16, 64, DecodeMerge::kApart>(
+        "attention_fwd/cuda/sm80/decode_quantized/bf16/d64/apart"),
+    ampere_decode_quantized<DType::kBFloat16, 64, DecodeMerge::kWithin>(
+        "attention_fwd/cuda/sm80/decode_quantized/bf16/d64/within"),
+    ampere_decode_quantized<DType::kFloat16, 128, DecodeMerge::kApart>(
+        "attention_fwd/cuda/sm80/decode_quantized/f16/d128/apart"),
+    ampere_decode_quantized<DType::kFloat16, 128, DecodeMerge::kWithin>(
+        "attention_fwd/cuda/sm80/decode_quantized/f16/d128/within"),
+    ampere_decode_quantized<DType::kBFloat16, 128, DecodeMerge::kApart>(
+        "attention_fwd/cuda/sm80/decode_quantized/bf16/d128/apart"),
+    ampere_decode_quantized<DType::kBFloat16, 128, DecodeMerge::kWithin>(
+        "attention_fwd/cuda/sm80/decode_quantized/bf16/d128/within"),
+    ampere_decode_quantized<DType::kFloat16, 256, DecodeMerge::kApart>(
+        "attention_fwd/cuda/sm80/decode_quantized/f16/d256/apart"),
+    ampere_decode_quantized<DType::kFloat16, 256, DecodeMerge::kWithin>(
+        "attention_fwd/cuda/sm80/decode_quantized/f16/d256/within"),
+    ampere_decode_quantized<DType::kBFloat16, 256, DecodeMerge::kApart>(
+        "attention_fwd/cuda/sm80/decode_quantized/bf16/d256/apart"),
+    ampere_decode_quantized<DType::kBFloat16, 256, DecodeMerge::kWithin>(
+        "attention_fwd/cuda/sm80/decode_quantized/bf16/d256/within"),
     plain<AttentionParams, cuda::attention_fwd_decode, cuda::attention_fwd_decode_workspace>(
         "attention_fwd/cuda/generic/decode", kEvery, arithmetic::kSplit, cuda::attention_fwd_decode_supports,
         cuda::attention_cost_us<rates::kDecode>),

@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "cuda/attention/decode/sm80/variant.hpp"
 #include "cuda/attention/decode/sm90a/variant.hpp"
 #include "cuda/linear/few_rows/sm90a/plan.hpp"
 #include "cuda/linear/tiles/sm90a/plan.hpp"
@@ -24,7 +25,10 @@ inline bool ends_with(const std::string& text, const std::string& end) {
 
 /// Whether a plan has something to say beyond the kernel's id.
 inline bool says_more(const std::string& kernel) {
-  return kernel.rfind("linear/cuda/sm90a/", 0) == 0 || kernel.rfind("attention_fwd/cuda/sm90a/decode/", 0) == 0;
+  for (const char* const family :
+       {"linear/cuda/sm90a/", "attention_fwd/cuda/sm90a/decode/", "attention_fwd/cuda/sm80/decode"})
+    if (kernel.rfind(family, 0) == 0) return true;
+  return false;
 }
 
 template <class Params>
@@ -36,6 +40,11 @@ inline std::string detail_text(const AttentionParams&, const std::string& kernel
   if (ends_with(kernel, "/group")) {
     const auto& g = plan.as<GroupPlan>();
     return numbers({g.blocks, g.rows, g.log2_box, g.log2_page});
+  }
+  if (ends_with(kernel, "/apart") || ends_with(kernel, "/within")) {
+    const auto& d = plan.as<cuda::sm80::DecodePlan>();
+    return numbers({d.blocks, d.warps, d.heads, d.key_lanes, d.head_groups, d.rows, d.shared_bytes, d.combine_items,
+                    d.combine_by_pair, d.modified, d.vectors_q, d.vectors_out});
   }
   if (!ends_with(kernel, "/clusters")) return "";
   const auto& c = plan.as<ClusterPlan>();

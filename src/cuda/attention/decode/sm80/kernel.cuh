@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kByte
   constexpr int kQkSlices = kQkDim / 16, kVSlices = kVDim / 16;
   constexpr bool kQueriesInRegisters =
       kTiles == 1 || (kTiles == 2 && Shape::kWidest <= 192);  // else they are read each time
-  constexpr bool kMergesInBlock = kTiles <= 2;                // see plan_decode
+  constexpr bool kMergesInBlock = kTiles <= 2;                // see kMostRowsWithin
   constexpr float kLog2E = 1.4426950408889634f;
   extern __shared__ __align__(128) unsigned char shared[];
 
@@ -502,11 +502,11 @@ void launch_attention_decode(const AttentionParams& p, const DecodePlan& plan, f
 
 /// An entry of the table.
 template <DType kDtype, int kQkDim, int kVDim>
-void attention_decode(const AttentionParams& p, void* workspace, Stream stream) {
+void attention_decode(const AttentionParams& p, const Plan& planned, void* workspace, Stream stream) {
   using T = Element<kDtype>;
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  const DecodePlan plan = plan_decode<kQkDim, kVDim>(p);
+  const DecodePlan& plan = planned.as<DecodePlan>();
   const ZeroedMemory counters(p.device.index, Departure::bytes(plan.blocks), stream);
   launch_attention_decode<T, WideKeys<T>, kQkDim, kVDim>(p, plan, static_cast<float*>(workspace),
                                                          static_cast<int*>(counters.data()), native(stream));

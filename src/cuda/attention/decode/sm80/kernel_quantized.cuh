@@ -140,10 +140,10 @@ struct NarrowKeys {
 /// An entry of the table. Queries in fp16 and bf16 share a kernel: it asks which they are where it loads them and where
 /// it stores rows, not in its loop.
 template <DType, int kQkDim, int kVDim>
-void attention_decode_quantized(const AttentionParams& p, void* workspace, Stream stream) {
+void attention_decode_quantized(const AttentionParams& p, const Plan& planned, void* workspace, Stream stream) {
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  const DecodePlan plan = plan_decode<kQkDim, kVDim, 1>(p);
+  const DecodePlan& plan = planned.as<DecodePlan>();
   const ZeroedMemory counters(p.device.index, Departure::bytes(plan.blocks), stream);
   auto* const partials = static_cast<float*>(workspace);
   auto* const zeros = static_cast<int*>(counters.data());

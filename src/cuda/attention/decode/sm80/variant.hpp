@@ -1,13 +1,13 @@
 // Split-KV decode on tensor cores: what a row of the table says about an instance, and how a call is spread over the
-// device. kernel.cuh defines the instances, which are compiled in instances/.
-// Invariant: the spread depends on shapes only, never on lengths. Therefore a captured graph replays with other
-// lengths.
+// device. kernel.cuh defines the instances, which are compiled in instances/. Host code;
+// tests_cpp/decode_plan_test.cpp. Invariant: the spread depends on shapes only, never on lengths. Therefore a captured
+// graph replays with other lengths.
 #pragma once
 
 #include <algorithm>
 
 #include "cuda/attention/limits.hpp"
-#include "cuda/host/device.hpp"
+#include "cuda/costs.hpp"
 #include "flashkernel/stream.hpp"
 #include "ops/attention_params.hpp"
 #include "ops/kernel_entry.hpp"
@@ -88,17 +88,39 @@ auto with_decode_tiles(const AttentionParams& p, F&& f) {
   return f(DecodeTiles<2>{});
 }
 
-template <int kQkDim, int kVDim, int kBytes = 2>
-DecodePlan plan_decode(const AttentionParams& p) {
-  const CudaDeviceProperties& device = cuda_device_properties(p.device.index);
+/// A border between two blocks' shares may cut a pair of sequence and head group. Who merges its parts: a second
+/// kernel, or the last of the pair's blocks to finish. Each is a row of the table.
+enum class DecodeMerge { kApart, kWithin };
+
+/// Query rows of a kv head, at most, of blocks that merge: with more, a warp's registers are full.
+inline constexpr std::int64_t kMostRowsWithin = 2 * kTileRows;
+/// Keys of all sequences up to which a second kernel is faster: by 6 to 8 % on 9.0. From 8192 keys on it is 4 to 8 %
+/// slower.
+inline constexpr std::int64_t kMostKeysApart = 4096;
+/// Rows of parts that one block reads in 2 us. If all work were in one sequence, a block that merges would have to read
+/// more than that where the next function says so; a second kernel then does it with many blocks.
+inline constexpr std::int64_t kMostPartsWithin = 512;
+
+/// Whether a second kernel merges faster, of a call that both rows take.
+inline bool is_for_apart(const AttentionParams& p, int blocks) {
+  const std::int64_t rows = decode_rows(p);
+  return rows > kMostRowsWithin || p.batch * p.seq_k <= kMostKeysApart ||
+         rows * (blocks / p.heads_kv + 2) > kMostPartsWithin;
+}
+
+/// Persistent blocks: one a multiprocessor. Over 16-bit keys each head group gets the same number, where that leaves
+/// few multiprocessors idle. The blocks of all heads then go through the same sequences side by side and cut them at
+/// the same places; if all lengths are equal, they may cut none.
+inline int decode_blocks(const AttentionParams& p, int element_bytes, int num_sms) {
+  const int alike = num_sms - num_sms % std::max(1, static_cast<int>(p.heads_kv));
+  return element_bytes == 2 && 16 * alike >= 15 * num_sms ? alike : num_sms;
+}
+
+template <int kQkDim, int kVDim, int kBytes>
+DecodePlan plan_decode(const AttentionParams& p, DecodeMerge merge, const DeviceFacts& device) {
   DecodePlan plan;
-  plan.blocks = device.num_sms;
+  plan.blocks = decode_blocks(p, kBytes, device.num_sms);
   plan.head_groups = static_cast<int>(p.heads_kv) / plan.heads;
-  // Each head group gets the same number of blocks, where that leaves few multiprocessors idle. The blocks of all heads
-  // then go through the same sequences side by side and cut them at the same places; if all lengths are equal, they may
-  // cut none.
-  const int alike = plan.blocks - plan.blocks % std::max(1, plan.head_groups);
-  if (kBytes == 2 && 16 * alike >= 15 * plan.blocks) plan.blocks = alike;
   plan.rows = static_cast<int>(decode_rows(p));
   with_decode_tiles<kQkDim, kVDim>(p, [&](auto tiles) {
     using Shape = DecodeShape<kQkDim, kVDim, decltype(tiles)::value, kBytes>;
@@ -109,11 +131,7 @@ DecodePlan plan_decode(const AttentionParams& p) {
     plan.warps = plan.key_lanes * plan.heads;
     plan.shared_bytes = Shape::shared_bytes(plan.warps, plan.heads);
   });
-  // A second kernel merges up to 4096 keys in all, where that was 6 to 8 % faster on 9.0 (from 8192 keys on it was 4 to
-  // 8 % slower). It also merges where a single block might have to merge more than 512 rows, which take 2 us to read;
-  // that is so if all work is in one sequence.
-  plan.combine_apart = plan.rows > 2 * kTileRows || p.batch * p.seq_k <= 4096 ||
-                       plan.heads * plan.rows * (plan.blocks / plan.head_groups + 2) > 512;
+  plan.combine_apart = merge == DecodeMerge::kApart;
   const std::int64_t pairs = p.batch * plan.head_groups, borders = std::max(1, plan.blocks - 1);
   plan.combine_by_pair = pairs <= borders;
   plan.combine_items = static_cast<int>(std::min(pairs, borders));
@@ -128,12 +146,28 @@ DecodePlan plan_decode(const AttentionParams& p) {
   return plan;
 }
 
+/// A row's plan: a DecodePlan, and room for the parts.
+template <int kQkDim, int kVDim, DecodeMerge kMerge, int kBytes = 2>
+Plan plan_attention_decode(const AttentionParams& p, const DeviceFacts& device) {
+  const DecodePlan plan = plan_decode<kQkDim, kVDim, kBytes>(p, kMerge, device);
+  return Plan::of(plan, sizeof(float) * static_cast<std::size_t>(plan.partial_floats(kVDim)));
+}
+
+template <DecodeMerge kMerge, int kBytes = 2>
+float attention_decode_cost_us(const AttentionParams& p, const DeviceFacts& device) {
+  const double us = attention_us(p, rates::kDecodeSm80);
+  const bool apart = is_for_apart(p, decode_blocks(p, kBytes, device.num_sms));
+  return static_cast<float>(apart == (kMerge == DecodeMerge::kApart) ? us : kOutsideItsRange * us);
+}
+
 /// What decoding over 16-bit keys and over 8-bit keys both ask for. `vector`: elements of K and V in 16 bytes.
-template <int kQkDim, int kVDim, std::size_t kPairs>
+template <int kQkDim, int kVDim, DecodeMerge kMerge, std::size_t kPairs>
 Verdict decode_supports(const AttentionParams& p, const HeadDims (&built)[kPairs], std::int64_t vector) {
   if (const char* const other = other_head_dims(built, {kQkDim, kVDim}, p.head_dim, p.head_dim_v)) return other;
   if (decode_rows(p) > (kQkDim <= 128 && kVDim <= 128 ? 32 : 16))
     return "it takes at most 32 query rows for each kv head, 16 where head_dim is over 128";
+  if (kMerge == DecodeMerge::kWithin && decode_rows(p) > kMostRowsWithin)
+    return "it takes at most 16 query rows for each kv head";
   if (p.bias.data) return "it takes no additive bias";
   if (p.is_paged() && p.page_size % kGranule != 0) return "page_size must be a multiple of 16";
   const auto rows_of_16_bytes = [vector](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
@@ -150,14 +184,14 @@ Verdict decode_supports(const AttentionParams& p, const HeadDims (&built)[kPairs
   return Verdict::ok();
 }
 
-template <DType kDtype, int kQkDim, int kVDim>
+template <DType kDtype, int kQkDim, int kVDim, DecodeMerge kMerge>
 Verdict attention_decode_supports(const AttentionParams& p) {
   if (p.dtype != kDtype) return "it is built for another dtype";
-  return decode_supports<kQkDim, kVDim>(p, kDecodeHeadDims, 8);
+  return decode_supports<kQkDim, kVDim, kMerge>(p, kDecodeHeadDims, 8);
 }
 
 /// kDtype: of the queries.
-template <DType kDtype, int kQkDim, int kVDim>
+template <DType kDtype, int kQkDim, int kVDim, DecodeMerge kMerge>
 Verdict attention_decode_quantized_supports(const AttentionParams& p) {
   if (!p.quantization) return "it takes 8-bit pages only";
   if (p.dtype_q != kDtype) return "it is built for another dtype of queries";
@@ -167,25 +201,15 @@ Verdict attention_decode_quantized_supports(const AttentionParams& p) {
   };
   if (p.quantization.per_token && !(granules_of_16_bytes(p.quantization.k) && granules_of_16_bytes(p.quantization.v)))
     return "rows of scales must start at multiples of 16 bytes";
-  return decode_supports<kQkDim, kVDim>(p, kDecodeQuantizedHeadDims, 16);
+  return decode_supports<kQkDim, kVDim, kMerge>(p, kDecodeQuantizedHeadDims, 16);
 }
 
-template <int kQkDim, int kVDim>
-std::size_t attention_decode_quantized_workspace(const AttentionParams& p) {
-  return sizeof(float) * static_cast<std::size_t>(plan_decode<kQkDim, kVDim, 1>(p).partial_floats(kVDim));
-}
-
-template <int kQkDim, int kVDim>
-std::size_t attention_decode_workspace(const AttentionParams& p) {
-  return sizeof(float) * static_cast<std::size_t>(plan_decode<kQkDim, kVDim>(p).partial_floats(kVDim));
-}
-
-/// Launches the kernel: an entry of the table.
+/// Launches the kernels of a DecodePlan.
 template <DType kDtype, int kQkDim, int kVDim>
-void attention_decode(const AttentionParams& p, void* workspace, Stream stream);
+void attention_decode(const AttentionParams& p, const Plan& plan, void* workspace, Stream stream);
 
-/// Launches the kernel: an entry of the table.
+/// Launches the kernels of a DecodePlan.
 template <DType kDtype, int kQkDim, int kVDim>
-void attention_decode_quantized(const AttentionParams& p, void* workspace, Stream stream);
+void attention_decode_quantized(const AttentionParams& p, const Plan& plan, void* workspace, Stream stream);
 
 }  // namespace flashkernel::cuda::sm80

@@ -3,7 +3,7 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template void attention_decode<DType::kFloat16, 64, 64>(const AttentionParams&, void*, Stream);
-template void attention_decode<DType::kBFloat16, 64, 64>(const AttentionParams&, void*, Stream);
+template void attention_decode<DType::kFloat16, 64, 64>(const AttentionParams&, const Plan&, void*, Stream);
+template void attention_decode<DType::kBFloat16, 64, 64>(const AttentionParams&, const Plan&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm80

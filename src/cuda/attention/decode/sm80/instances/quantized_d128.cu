@@ -3,7 +3,8 @@
 
 namespace flashkernel::cuda::sm80 {
 
-template void attention_decode_quantized<DType::kFloat16, 128, 128>(const AttentionParams&, void*, Stream);
-template void attention_decode_quantized<DType::kBFloat16, 128, 128>(const AttentionParams&, void*, Stream);
+template void attention_decode_quantized<DType::kFloat16, 128, 128>(const AttentionParams&, const Plan&, void*, Stream);
+template void attention_decode_quantized<DType::kBFloat16, 128, 128>(const AttentionParams&, const Plan&, void*,
+                                                                     Stream);
 
 }  // namespace flashkernel::cuda::sm80
