@@ -111,7 +111,7 @@ set_tests_properties(kernel_conformance_emulated_groups PROPERTIES TIMEOUT 600
 # Linear's k shared by fewer blocks than a plan would take if larger clusters found room.
 foreach(_blocks 2 3 5 6)
   add_test(NAME kernel_conformance_emulated_clusters_of_${_blocks}
-           COMMAND kernel_conformance_emulated --gtest_brief=1 --gtest_filter=linear/cuda/sm90a/*.cluster_*:linear/cuda/sm90a/*/few_rows/*.few_parts_*:linear_bwd/cuda/sm90a/*sum_of*)
+           COMMAND kernel_conformance_emulated --gtest_brief=1 --gtest_filter=linear/cuda/sm90a/*/large/cluster.cluster_*:linear/cuda/sm90a/*/few_rows/*.few_parts_*:linear_bwd/cuda/sm90a/*sum_of*)
   set_tests_properties(kernel_conformance_emulated_clusters_of_${_blocks} PROPERTIES TIMEOUT 300
     ENVIRONMENT "FK_EMULATOR_ORDER=${_blocks};FK_EMULATOR_LARGEST_CLUSTER=${_blocks}")
 endforeach()

@@ -1,5 +1,5 @@
-// Which variant of the Hopper product serves, and in how many parts (cuda/linear/tiles/sm90a/plan.hpp): host code,
-// tested without a GPU.
+// Which row and which variant of the Hopper product serve, and in how many parts (cuda/linear/tiles/sm90a/plan.hpp):
+// host code, tested without a GPU.
 #include "cuda/linear/tiles/sm90a/plan.hpp"
 
 #include <gtest/gtest.h>
@@ -132,6 +132,49 @@ TEST(GemmPlan, MorePartsThanAClusterHasMeetInTheWorkspace) {
   // The gradient of 192 x 768 weights over 32768 tokens: 12 tiles, of which each finds 11 multiprocessors.
   EXPECT_EQ(text(plan_gemm({768, 192, 32768, false, false}, kH200)), "128 x 11");
   EXPECT_EQ(text(plan_gemm({768, 192, 1024, false, false}, kH200)), "cluster 128 x 4");
+}
+
+TEST(GemmPlan, ThresholdsAreWhereTheyAreNamed) {
+  using namespace gemm_plan;
+  EXPECT_TRUE(is_one_wave({128, 132 * 128, 4096}, 132));
+  EXPECT_FALSE(is_one_wave({128, 132 * 128 + 8, 4096}, 132));
+  const auto offers = [](const GemmExtent& p, GemmWork work) { return offer_gemm(p, kH200).of(work).us < kNever; };
+  const std::int64_t cluster_k = 2 * kLeastClusterTiles * kGemmTileK;
+  EXPECT_TRUE(offers({128, 96, cluster_k}, GemmWork::kCluster));
+  EXPECT_FALSE(offers({128, 96, cluster_k - kGemmTileK}, GemmWork::kCluster));
+  EXPECT_TRUE(offers({128, 96, 2 * kLeastPart}, GemmWork::kSplitK));
+  EXPECT_FALSE(offers({128, 96, 2 * kLeastPart - 8}, GemmWork::kSplitK));
+  EXPECT_TRUE(offers({128, 96, kLeastSplitK, true, false}, GemmWork::kSplitK));
+  EXPECT_FALSE(offers({128, 96, kLeastSplitK - 8, true, false}, GemmWork::kSplitK));
+  EXPECT_EQ(offer_gemm({768, 192, 32768, false, false}, kH200).of(GemmWork::kSplitK).plan.parts, 132 / 12);
+  EXPECT_EQ(offer_gemm({128, 96, 5 * kLeastOtherPart, true, false}, kH200).of(GemmWork::kSplitK).plan.parts, 5);
+  EXPECT_TRUE(takes_neighbours({128, 112, kMostSlots * kGemmTileK}, 112));
+  EXPECT_FALSE(takes_neighbours({128, 112, (kMostSlots - 1) * kGemmTileK}, 112));
+  EXPECT_FALSE(takes_neighbours({128, 104, kMostSlots * kGemmTileK}, 112));
+}
+
+TEST(GemmPlan, InSeveralWavesPingPongAloneIsInItsRange) {
+  const GemmOffers offers = offer_gemm({4096, 3072, 768}, kH200);
+  EXPECT_EQ(offers.best, GemmWork::kPingPong);
+  for (const GemmWork work : {GemmWork::kCooperative, GemmWork::kCluster, GemmWork::kSplitK})
+    EXPECT_EQ(offers.of(work).us, gemm_plan::kNever);
+  // Forced, they run all the same.
+  EXPECT_EQ(text(offers.of(GemmWork::kCooperative).plan), "128 x 1");
+  EXPECT_EQ(text(offers.of(GemmWork::kCluster).plan), "cluster 128 x 2");
+  EXPECT_EQ(text(offers.of(GemmWork::kSplitK).plan), "128 x 2");
+}
+
+TEST(GemmPlan, TheBestOfferIsThePlan) {
+  for (const std::int64_t m : {128, 512, 1024, 4096})
+    for (const std::int64_t n : {96, 768, 2048})
+      for (const std::int64_t k : {64, 768, 3072}) {
+        const GemmOffers offers = offer_gemm({m, n, k}, kH200);
+        EXPECT_EQ(text(offers.plan()), plan(m, k, n));
+        for (const GemmOffer& offer : offers.by) EXPECT_GE(offer.us, offers.of(offers.best).us);
+        const bool whole = offers.best == GemmWork::kCooperative || offers.best == GemmWork::kPingPong;
+        EXPECT_EQ(offers.plan().parts == 1, whole);
+        EXPECT_EQ(in_clusters(offers.plan().variant), offers.best == GemmWork::kCluster);
+      }
 }
 
 TEST(GemmPlan, WhatIsPlannedFitsTheDevice) {

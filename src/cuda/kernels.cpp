@@ -185,6 +185,19 @@ constexpr KernelEntry<LinearParams> hopper_few_rows(const char* name, const char
                            cuda::sm90a::linear_few_rows<Kernel>);
 }
 
+/// linear of many rows, by one way to deal out k and tiles.
+template <cuda::sm90a::GemmWork kWork, DType kDtype>
+constexpr KernelEntry<LinearParams> hopper_large(const char* name, const char* arithmetic) {
+  return row<LinearParams>(name, kHopper, arithmetic, cuda::sm90a::linear_supports<kWork, kDtype>,
+                           cuda::sm90a::linear_cost_us<kWork>, cuda::sm90a::plan_linear<kWork>, cuda::sm90a::linear);
+}
+template <DType kDtype>
+constexpr KernelEntry<LinearBackwardParams> hopper_gradient(const char* name) {
+  return row<LinearBackwardParams>(name, kHopper, arithmetic::kTilesSm90a, cuda::sm90a::linear_bwd_supports<kDtype>,
+                                   cuda::cost_us<LinearBackwardParams, rates::kGradientSm90a>,
+                                   cuda::sm90a::plan_linear_bwd, cuda::sm90a::linear_bwd);
+}
+
 /// linear's gradient by an arch's products.
 template <void (*kProducts)(const LinearBackwardParams&, void*, Stream),
           std::size_t (*kBytes)(const LinearBackwardParams&), int kRate>
@@ -230,6 +243,7 @@ template <>
 KernelTable<LinearParams> cuda_kernels() {
   using cuda::sm80::linear_few_rows_supports;
   using cuda::sm80::linear_supports;
+  using cuda::sm90a::GemmWork;
   static constexpr KernelEntry<LinearParams> rows[] = {
 #if FK_WITH_SM90A
     hopper_few_rows<cuda::sm90a::FewRowsDirectPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/direct",
@@ -252,12 +266,19 @@ KernelTable<LinearParams> cuda_kernels() {
         "linear/cuda/sm80/bf16/few_rows", kAmpere, arithmetic::kLanesSm80, linear_few_rows_supports<DType::kBFloat16>,
         cuda::linear_cost_us<rates::kLinearFewRowsSm80>),
 #if FK_WITH_SM90A
-    row<LinearParams>("linear/cuda/sm90a/f16/large", kHopper, arithmetic::kTilesSm90a,
-                      cuda::sm90a::linear_supports<DType::kFloat16>, cuda::linear_cost_us<rates::kLinearSm90a>,
-                      cuda::sm90a::plan_linear, cuda::sm90a::linear),
-    row<LinearParams>("linear/cuda/sm90a/bf16/large", kHopper, arithmetic::kTilesSm90a,
-                      cuda::sm90a::linear_supports<DType::kBFloat16>, cuda::linear_cost_us<rates::kLinearSm90a>,
-                      cuda::sm90a::plan_linear, cuda::sm90a::linear),
+    hopper_large<GemmWork::kCooperative, DType::kFloat16>("linear/cuda/sm90a/f16/large/cooperative",
+                                                          arithmetic::kCooperativeSm90a),
+    hopper_large<GemmWork::kCluster, DType::kFloat16>("linear/cuda/sm90a/f16/large/cluster", arithmetic::kClusterSm90a),
+    hopper_large<GemmWork::kSplitK, DType::kFloat16>("linear/cuda/sm90a/f16/large/split_k", arithmetic::kSplitKSm90a),
+    hopper_large<GemmWork::kPingPong, DType::kFloat16>("linear/cuda/sm90a/f16/large/ping_pong",
+                                                       arithmetic::kPingPongSm90a),
+    hopper_large<GemmWork::kCooperative, DType::kBFloat16>("linear/cuda/sm90a/bf16/large/cooperative",
+                                                           arithmetic::kCooperativeSm90a),
+    hopper_large<GemmWork::kCluster, DType::kBFloat16>("linear/cuda/sm90a/bf16/large/cluster",
+                                                       arithmetic::kClusterSm90a),
+    hopper_large<GemmWork::kSplitK, DType::kBFloat16>("linear/cuda/sm90a/bf16/large/split_k", arithmetic::kSplitKSm90a),
+    hopper_large<GemmWork::kPingPong, DType::kBFloat16>("linear/cuda/sm90a/bf16/large/ping_pong",
+                                                        arithmetic::kPingPongSm90a),
 #endif
     plain<LinearParams, cuda::linear_few_rows>("linear/cuda/generic/few_rows", kEvery, arithmetic::kLanes,
                                                cuda::linear_few_rows_supports,
@@ -286,12 +307,8 @@ KernelTable<LinearBackwardParams> cuda_kernels() {
   constexpr auto sm80 = linear_gradient<cuda::sm80::linear_bwd, cuda::sm80::linear_bwd_workspace, rates::kGradientSm80>;
   static constexpr KernelEntry<LinearBackwardParams> rows[] = {
 #if FK_WITH_SM90A
-    linear_gradient<cuda::sm90a::linear_bwd, cuda::sm90a::linear_bwd_workspace, rates::kGradientSm90a>(
-        "linear_bwd/cuda/sm90a/f16", kHopper, arithmetic::kTilesSm90a,
-        cuda::sm90a::linear_bwd_supports<DType::kFloat16>),
-    linear_gradient<cuda::sm90a::linear_bwd, cuda::sm90a::linear_bwd_workspace, rates::kGradientSm90a>(
-        "linear_bwd/cuda/sm90a/bf16", kHopper, arithmetic::kTilesSm90a,
-        cuda::sm90a::linear_bwd_supports<DType::kBFloat16>),
+    hopper_gradient<DType::kFloat16>("linear_bwd/cuda/sm90a/f16"),
+    hopper_gradient<DType::kBFloat16>("linear_bwd/cuda/sm90a/bf16"),
 #endif
     sm80("linear_bwd/cuda/sm80/f16", kAmpere, arithmetic::kTilesSm80, linear_bwd_supports<DType::kFloat16>),
     sm80("linear_bwd/cuda/sm80/bf16", kAmpere, arithmetic::kTilesSm80, linear_bwd_supports<DType::kBFloat16>),

@@ -62,7 +62,7 @@ inline std::string detail_text(const LinearParams&, const std::string& kernel, c
     const auto& blocks = plan.as<FewRowsBlocksPlan>();
     return numbers({blocks.splits, blocks.blocks_per_sm, blocks.block_features, blocks.line_pairs});
   }
-  if (!ends_with(kernel, "/large")) return "";
+  if (kernel.find("/large/") == std::string::npos) return "";
   const auto& gemm = plan.as<GemmPlan>();
   return numbers({static_cast<int>(gemm.variant), gemm.parts});
 }

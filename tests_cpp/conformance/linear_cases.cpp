@@ -192,7 +192,7 @@ void forward_cases(CaseList& list) {
                            const std::function<void(Spec&)>& change) {
       Spec spec{dtype, 128 * std::max(multiprocessors(), 4) - 90, in, out, false, activation};
       change(spec);
-      add("waves_" + name, spec, "/large");
+      add("waves_" + name, spec, "/large/ping_pong");
     };
     const auto without_bias = [](Spec& spec) {
       spec.bias = false;
@@ -225,22 +225,22 @@ void forward_cases(CaseList& list) {
     waves("o544_long", 1544, 544, Activation::kGeluTanh, [](Spec& spec) { spec.y.gap = 8; });
     waves("o544_long_silu", 1544, 544, Activation::kSilu, [](Spec&) {});
     // Nor where tiles have fewer rows than a copy brings: three of 192 columns a multiprocessor.
-    add("short_rows", {dtype, 100, 392, gpu ? 76032 : 2304, false, Activation::kNone}, "/large");
+    add("short_rows", {dtype, 100, 392, gpu ? 76032 : 2304, false, Activation::kNone}, "/large/ping_pong");
     for (const LinearEdge& edge : kLinearEdges) {
       Spec edges{dtype,   gpu ? kEdgeRows : kEdgeRowsEmulated,
                  kEdgeIn, gpu ? edge.out : edge.out_emulated,
                  false,   Activation::kGeluTanh};
-      add("edges_o" + std::to_string(edge.out), edges, "/large");
+      add("edges_o" + std::to_string(edge.out), edges, "/large/ping_pong");
       if (edge.columns != 192) continue;
       edges.activation = Activation::kNone;
-      add("edges_none_o" + std::to_string(edge.out), edges, "/large");
+      add("edges_none_o" + std::to_string(edge.out), edges, "/large/ping_pong");
     }
     Spec wide{dtype, 500, 392, gpu ? 8160 : 480, false, Activation::kGeluTanh};
-    add("wide_32", wide, "/large");  // see "wide"; a multiple of 32
+    add("wide_32", wide, "/large/ping_pong");  // see "wide"; a multiple of 32
     // Seven rows of ping-pong tiles, walked in groups of four and three: of 112, 144 and 192 columns on a GPU.
     for (const std::int64_t out : {3584, 2560, 3456}) {
       const Spec groups{dtype, 782, 392, gpu ? out : out / 8, false, Activation::kGeluTanh};
-      add("groups_o" + std::to_string(out), groups, "/large");
+      add("groups_o" + std::to_string(out), groups, "/large/ping_pong");
     }
     // A tile or two whose k the blocks of a cluster share, in 3 to 8 parts; the last three, where the GPU is an
     // emulated one, of 128 columns. k's tail, rows and columns that end within a tile, every way out.
@@ -248,7 +248,8 @@ void forward_cases(CaseList& list) {
                              const std::function<void(Spec&)>& change) {
       Spec spec{dtype, rows, in, out, false, activation};
       change(spec);
-      add("cluster_r" + std::to_string(rows) + "_i" + std::to_string(in) + "_o" + std::to_string(out), spec, "/large");
+      add("cluster_r" + std::to_string(rows) + "_i" + std::to_string(in) + "_o" + std::to_string(out), spec,
+          "/large/cluster");
     };
     cluster(70, 720, 88, Activation::kGelu, [](Spec& spec) { spec.preactivation = spec.bias_fp32 = true; });
     cluster(130, 760, 80, Activation::kNone, [](Spec& spec) { spec.bias = false; });

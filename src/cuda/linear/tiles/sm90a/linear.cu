@@ -1,4 +1,4 @@
-// linear and the products of its gradient by the kernel of gemm.hpp; which variant serves is decided here.
+// linear and its gradient by the kernels of gemm.hpp: which calls they take, what these cost, and their launches.
 #include "cuda/linear/tiles/sm90a/linear.hpp"
 
 #include <memory>
@@ -11,6 +11,7 @@
 #include "cuda/host/launch.hpp"
 #include "cuda/pipeline/tensor_map.hpp"
 #include "cuda/linear/few_rows/sm90a/few_rows.hpp"
+#include "cuda/linear/gradient.hpp"
 #include "cuda/linear/tiles/sm90a/gemm.hpp"
 
 namespace flashkernel::cuda::sm90a {
@@ -36,8 +37,29 @@ GemmDevice gemm_device(const DeviceFacts& facts) {
   return facts.index < kUsual ? usual[facts.index].get(ask) : others.get(facts.index, ask);
 }
 
+GemmExtent extent_of(const GemmProblem& p, DType dtype) {
+  return {p.m, p.n, p.k, p.a.k_major, p.b.k_major, bulk_bias(p.epilogue, dtype)};
+}
+
 GemmPlan plan_gemm(const GemmProblem& p, DType dtype, const DeviceFacts& facts) {
-  return plan_gemm({p.m, p.n, p.k, p.a.k_major, p.b.k_major, bulk_bias(p.epilogue, dtype)}, gemm_device(facts));
+  return plan_gemm(extent_of(p, dtype), gemm_device(facts));
+}
+
+/// The rows of one call, and then its plan, ask for the same offers: the last answer of each thread is kept.
+const GemmOffers& offers_for(const GemmExtent& extent, const DeviceFacts& facts) {
+  struct Answer {
+    GemmExtent extent;  // of no call at first
+    int device, num_sms;
+    const ClusterCounts* clusters;
+    GemmOffers offers;
+  };
+  static thread_local Answer last;
+  const GemmExtent& e = last.extent;
+  const bool known = e.m == extent.m && e.n == extent.n && e.k == extent.k && e.k_major_a == extent.k_major_a &&
+                     e.k_major_b == extent.k_major_b && e.bulk_bias == extent.bulk_bias && last.device == facts.index &&
+                     last.num_sms == facts.num_sms && last.clusters == facts.clusters;
+  if (!known) last = {extent, facts.index, facts.num_sms, facts.clusters, offer_gemm(extent, gemm_device(facts))};
+  return last.offers;
 }
 
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // coordinates are 32-bit
@@ -78,8 +100,11 @@ Verdict check_forward(const LinearParams& p, DType dtype) {
 
 }  // namespace
 
+template <GemmWork kWork>
 Verdict linear_supports(const LinearParams& p, DType dtype) {
   if (p.out_features % 8 != 0) return kTails;
+  constexpr bool kCutsK = kWork == GemmWork::kCluster || kWork == GemmWork::kSplitK;
+  if (kCutsK && p.in_features <= kGemmTileK) return "in_features is one k-tile, 64 or less: no two parts of it";
   return check_forward(p, dtype);
 }
 
@@ -114,12 +139,34 @@ void visit_halves(DType dtype, F&& f) {
 
 }  // namespace
 
+template <GemmWork kWork>
+float linear_cost_us(const LinearParams& p, const DeviceFacts& facts) {
+  const double us = linear_us(p, rates::kLinearSm90a);
+  if (p.rows == 0 || p.out_features == 0) return static_cast<float>(us);
+  const GemmOffers& offers = offers_for(extent_of(product_of_forward(p), p.dtype), facts);
+  if (offers.best == kWork) return static_cast<float>(us);
+  const GemmOffer& offer = offers.of(kWork);
+  if (offer.us == gemm_plan::kNever) return static_cast<float>(kOutsideItsRange * us);
+  return static_cast<float>(us + offer.us - offers.of(offers.best).us);
+}
+
+template <GemmWork kWork>
 Plan plan_linear(const LinearParams& p, const DeviceFacts& facts) {
   if (p.rows == 0 || p.out_features == 0) return Plan::of(GemmPlan());
   const GemmProblem problem = product_of_forward(p);
-  const GemmPlan plan = plan_gemm(problem, p.dtype, facts);
+  const GemmPlan plan = offers_for(extent_of(problem, p.dtype), facts).of(kWork).plan;
   return Plan::of(plan, parts_bytes(problem, plan));
 }
+
+#define FK_INSTANCE(kWork)                                                       \
+  template Verdict linear_supports<kWork>(const LinearParams&, DType);           \
+  template float linear_cost_us<kWork>(const LinearParams&, const DeviceFacts&); \
+  template Plan plan_linear<kWork>(const LinearParams&, const DeviceFacts&);
+FK_INSTANCE(GemmWork::kCooperative)
+FK_INSTANCE(GemmWork::kCluster)
+FK_INSTANCE(GemmWork::kSplitK)
+FK_INSTANCE(GemmWork::kPingPong)
+#undef FK_INSTANCE
 
 void linear(const LinearParams& p, const Plan& planned, void* workspace, Stream stream) {
   if (p.rows == 0 || p.out_features == 0) return;
@@ -240,40 +287,46 @@ GemmProblem product_of_grad_weight(const LinearBackwardParams& p) {
   return problem;
 }
 
+/// A plan for each of the two products that a call asks for.
+struct GradientPlan {
+  GemmPlan grad_x, grad_weight;
+};
+
 }  // namespace
 
-std::size_t linear_bwd_workspace(const LinearBackwardParams& p) {
+Plan plan_linear_bwd(const LinearBackwardParams& p, const DeviceFacts& facts) {
+  GradientPlan plan;
   std::size_t bytes = 0;  // the products run one after the other
-  const DeviceFacts& facts = cuda_device_facts(p.device.index);
   const auto add = [&](const GemmProblem& product) {
-    bytes = std::max(bytes, parts_bytes(product, plan_gemm(product, p.dtype, facts)));
+    const GemmPlan of_product = plan_gemm(product, p.dtype, facts);
+    bytes = std::max(bytes, parts_bytes(product, of_product));
+    return of_product;
   };
-  if (p.grad_x) add(product_of_grad_x(p));
-  if (p.grad_weight) add(product_of_grad_weight(p));
-  return bytes;
+  if (p.grad_x) plan.grad_x = add(product_of_grad_x(p));
+  if (p.grad_weight) plan.grad_weight = add(product_of_grad_weight(p));
+  return Plan::of(plan, linear_gradient_workspace(p) + bytes);
 }
 
-void linear_bwd(const LinearBackwardParams& p, void* workspace, Stream stream) {
+void linear_bwd(const LinearBackwardParams& given, const Plan& planned, void* workspace, Stream stream) {
+  const GradientPlan& plans = planned.as<GradientPlan>();
+  const LinearBackwardParams p = linear_gradient(given, workspace, stream);
+  auto* const partial = reinterpret_cast<float*>(static_cast<char*>(workspace) + linear_gradient_workspace(given));
   const CudaDeviceGuard guard(p.device.index);
   const int num_sms = cuda_device_properties(p.device.index).num_sms;
-  const auto run = [&](auto zero) {
+  visit_halves(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const auto multiply = [&](const char* name, GemmProblem problem, void* to, std::int64_t stride) {
+    const auto multiply = [&](const char* name, GemmProblem problem, const GemmPlan& plan, void* to,
+                              std::int64_t stride) {
       problem.epilogue = plain_epilogue<T>(to, stride);
-      const GemmPlan plan = plan_gemm(problem, p.dtype, cuda_device_facts(p.device.index));
       problem.parts = plan.parts;
-      problem.partial = static_cast<float*>(workspace);
+      problem.partial = partial;
       gemm<T>(name, problem, plan.variant, num_sms, native(stream));
     };
-    if (p.grad_x) multiply("linear_bwd: grad_x", product_of_grad_x(p), p.grad_x, p.stride_grad_x_row);
+    if (p.grad_x) multiply("linear_bwd: grad_x", product_of_grad_x(p), plans.grad_x, p.grad_x, p.stride_grad_x_row);
     if (p.grad_weight)
-      multiply("linear_bwd: grad_weight", product_of_grad_weight(p), p.grad_weight,
+      multiply("linear_bwd: grad_weight", product_of_grad_weight(p), plans.grad_weight, p.grad_weight,
                p.stride_grad_weight_in == 1 ? p.stride_grad_weight_out : p.stride_grad_weight_in);
-  };
-  if (p.dtype == DType::kFloat16)
-    run(__half{});
-  else
-    run(__nv_bfloat16{});
+  });
 }
 
 }  // namespace flashkernel::cuda::sm90a

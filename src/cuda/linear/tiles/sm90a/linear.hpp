@@ -1,25 +1,33 @@
 // linear and its gradient on wgmma and TMA (9.0): what the rows of cuda/kernels.cpp name.
 #pragma once
 
+#include "cuda/linear/tiles/sm90a/plan.hpp"
 #include "flashkernel/stream.hpp"
 #include "ops/kernel_entry.hpp"
 #include "ops/linear_params.hpp"
 
 namespace flashkernel::cuda::sm90a {
 
+/// kWork: the way of the row.
+template <GemmWork kWork>
 Verdict linear_supports(const LinearParams&, DType);
 Verdict linear_bwd_supports(const LinearBackwardParams&, DType);
 
-template <DType kDtype>
+template <GemmWork kWork, DType kDtype>
 Verdict linear_supports(const LinearParams& p) {
-  return linear_supports(p, kDtype);
+  return linear_supports<kWork>(p, kDtype);
 }
 template <DType kDtype>
 Verdict linear_bwd_supports(const LinearBackwardParams& p) {
   return linear_bwd_supports(p, kDtype);
 }
 
+/// In one wave of tiles: later than the best way by what the model says. With more tiles, all but ping-pong are outside
+/// of their range.
+template <GemmWork kWork>
+float linear_cost_us(const LinearParams&, const DeviceFacts&);
 /// The plan is a GemmPlan.
+template <GemmWork kWork>
 Plan plan_linear(const LinearParams&, const DeviceFacts&);
 void linear(const LinearParams&, const Plan&, void* workspace, Stream);
 
@@ -39,8 +47,8 @@ Verdict linear_few_rows_supports(const LinearParams& p) {
   return linear_few_rows_supports<Kernel>(p, kDtype);
 }
 
-std::size_t linear_bwd_workspace(const LinearBackwardParams&);
-/// The products of the gradient: g (already the pre-activation's gradient) as grad_out, no activation, no bias.
-void linear_bwd(const LinearBackwardParams&, void* workspace, Stream);
+/// The plan has a GemmPlan for each product.
+Plan plan_linear_bwd(const LinearBackwardParams&, const DeviceFacts&);
+void linear_bwd(const LinearBackwardParams&, const Plan&, void* workspace, Stream);
 
 }  // namespace flashkernel::cuda::sm90a

@@ -1,11 +1,12 @@
-// Which variant of the product in gemm.cuh serves a call, and into how many parts its k is cut: a function of the
-// call's shape and of what the device runs at once, tested without a GPU.
+// Which row of the table multiplies a call fastest, with which tiles, and into how many parts its k is cut: a function
+// of the call's shape and of what the device runs at once, tested without a GPU.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "cuda/host/ceil_div.hpp"
 
@@ -28,6 +29,17 @@ enum class GemmVariant {
   kCluster128,
   kCluster96,  // k-major operands only
 };
+
+/// How k and tiles are dealt out: the rows of the table. Of ways that take equally long the first one serves.
+enum class GemmWork {
+  kCooperative,  // a tile a block at a time, all of k
+  kCluster,      // the blocks of a cluster share a tile's k
+  kSplitK,       // cooperative tiles of parts of k, whose sums meet in the workspace
+  kPingPong,     // two tiles a block at a time, all of k
+};
+inline constexpr std::size_t kGemmWorks = 4;
+
+inline constexpr std::int64_t kGemmTileK = 64;
 
 struct GemmPlan {
   GemmVariant variant = GemmVariant::kCooperative128;
@@ -64,7 +76,7 @@ constexpr std::int64_t tiles(const GemmExtent& p, std::int64_t columns) {
 /// for every slot of the ring, a bias that comes beside them.
 inline constexpr int kMostSlots = 7;
 constexpr bool takes_neighbours(const GemmExtent& p, std::int64_t columns) {
-  return p.k_major_a && p.k_major_b && p.bulk_bias && p.n >= columns && ceil_div(p.k, 64) >= kMostSlots;
+  return p.k_major_a && p.k_major_b && p.bulk_bias && p.n >= columns && ceil_div(p.k, kGemmTileK) >= kMostSlots;
 }
 
 struct PingPong {
@@ -86,14 +98,16 @@ inline constexpr PingPong kPingPong[] = {
 
 /// Clocks of the multiprocessor with the most tiles.
 inline std::int64_t ping_pong_clocks(const GemmExtent& p, const PingPong& tile, int num_sms) {
-  const std::int64_t products = ceil_div(p.k, 64) * tile.k_tile;
+  const std::int64_t products = ceil_div(p.k, kGemmTileK) * tile.k_tile;
   return ceil_div(tiles(p, tile.columns), num_sms) * (products + tile.change) + tile.ends;
 }
 
-inline GemmVariant variant(const GemmExtent& p, int num_sms) {
-  // One wave or less: both warpgroups of a multiprocessor on one tile.
-  if (p.k_major_a && p.k_major_b && tiles(p, 96) <= num_sms) return GemmVariant::kCooperative96;
-  if (tiles(p, 128) <= num_sms) return GemmVariant::kCooperative128;
+/// Whether a multiprocessor gets one tile at most: then both of its warpgroups work on it, and k may be shared. With
+/// more tiles ping-pong is faster than the other ways.
+constexpr bool is_one_wave(const GemmExtent& p, int num_sms) { return tiles(p, 128) <= num_sms; }
+
+/// The tile of several waves: the fewest clocks.
+inline GemmVariant ping_pong_by_clocks(const GemmExtent& p, int num_sms) {
   const auto serves = [&](const PingPong& tile) { return tile.any_way || takes_neighbours(p, tile.columns); };
   std::int64_t least = ping_pong_clocks(p, kPingPong[0], num_sms);
   for (const PingPong& tile : kPingPong)
@@ -136,7 +150,7 @@ struct OneWave {
       : costs(p.k_major_a && p.k_major_b ? kAlongK : kOtherLayouts),
         columns(columns),
         tiles(gemm_plan::tiles(p, columns)),
-        k_tiles(ceil_div(p.k, 64)),
+        k_tiles(ceil_div(p.k, kGemmTileK)),
         passes(2 * p.n * p.k > kHalfOfL2 && ceil_div(p.m, 128) <= 4),
         asked(128e-6 * static_cast<double>(128 * ceil_div(p.m, 128) + p.n)),
         sums(4e-6 * static_cast<double>(p.m * p.n)) {}
@@ -160,41 +174,79 @@ struct OneWave {
   }
 };
 
+/// k of a part in a cluster, at least, in k-tiles; of one that meets the others in the workspace, where both operands
+/// lie along k and where they do not (which pays from kLeastSplitK on).
+inline constexpr std::int64_t kLeastClusterTiles = 4, kLeastPart = 256, kLeastOtherPart = 512, kLeastSplitK = 2048;
+
+/// Not in this way's range: another one is faster, by how much nobody has measured.
+inline constexpr double kNever = std::numeric_limits<double>::infinity();
+
 }  // namespace gemm_plan
 
-inline GemmPlan plan_gemm(const GemmExtent& p, const GemmDevice& device) {
-  GemmPlan best{gemm_plan::variant(p, device.num_sms), 1};
-  if (best.variant != GemmVariant::kCooperative96 && best.variant != GemmVariant::kCooperative128) return best;
+/// What one row would do with a call, and its time in one wave, us, less what all ways have in common.
+struct GemmOffer {
+  GemmPlan plan;
+  double us = gemm_plan::kNever;
+
+  void take(GemmVariant variant, std::int64_t parts, double time) {
+    if (time < us) us = time, plan = {variant, static_cast<int>(parts)};
+  }
+};
+
+/// Each row's offer, and whose is the best.
+struct GemmOffers {
+  std::array<GemmOffer, kGemmWorks> by;
+  GemmWork best = GemmWork::kPingPong;
+
+  GemmOffer& of(GemmWork work) { return by[static_cast<std::size_t>(work)]; }
+  const GemmOffer& of(GemmWork work) const { return by[static_cast<std::size_t>(work)]; }
+  const GemmPlan& plan() const { return of(best).plan; }
+};
+
+/// Plans that run wherever their kernels do come first; what is faster takes their place.
+inline GemmOffers offer_gemm(const GemmExtent& p, const GemmDevice& device) {
+  using namespace gemm_plan;
+  GemmOffers offers;
+  GemmOffer &cooperative = offers.of(GemmWork::kCooperative), &cluster = offers.of(GemmWork::kCluster),
+            &split_k = offers.of(GemmWork::kSplitK), &ping_pong = offers.of(GemmWork::kPingPong);
+  cooperative.plan = {GemmVariant::kCooperative128, 1};
+  cluster.plan = {GemmVariant::kCluster128, kClusterParts[0]};
+  split_k.plan = {GemmVariant::kCooperative128, 2};
+  if (!is_one_wave(p, device.num_sms)) {
+    ping_pong.plan = {ping_pong_by_clocks(p, device.num_sms), 1};
+    return offers;
+  }
+
   const bool k_major = p.k_major_a && p.k_major_b;
-  double least = 0;
-  const auto offer = [&](GemmVariant variant, std::int64_t parts, double time) {
-    if (least > 0 && time >= least) return;
-    least = time;
-    best = {variant, static_cast<int>(parts)};
-  };
   for (const std::int64_t columns : {96, 128}) {
-    const gemm_plan::OneWave wave(p, columns);
+    const OneWave wave(p, columns);
     if (wave.tiles > device.num_sms || (columns == 96 && !k_major)) continue;
     const GemmVariant whole = columns == 96 ? GemmVariant::kCooperative96 : GemmVariant::kCooperative128;
-    const GemmVariant cluster = columns == 96 ? GemmVariant::kCluster96 : GemmVariant::kCluster128;
-    offer(whole, 1, wave.whole());
-    // A part has four k-tiles at least.
+    cooperative.take(whole, 1, wave.whole());
     for (const int parts : kClusterParts)
-      if (wave.tiles <= device.clusters[static_cast<std::size_t>(parts)] && 4 * parts <= wave.k_tiles)
-        offer(cluster, parts, wave.in_clusters(parts));
-    // Both operands along k: from 256 of it a part; else from 512, and a k of 2048.
-    const std::int64_t least_k = k_major ? 256 : 512;
-    if (!k_major && p.k < 2048) continue;
-    const std::int64_t most = std::min(device.num_sms / std::max<std::int64_t>(1, wave.tiles), p.k / least_k);
-    for (std::int64_t parts = 2; parts <= most; ++parts) offer(whole, parts, wave.in_workspace(parts));
+      if (wave.tiles <= device.clusters[static_cast<std::size_t>(parts)] && kLeastClusterTiles * parts <= wave.k_tiles)
+        cluster.take(columns == 96 ? GemmVariant::kCluster96 : GemmVariant::kCluster128, parts,
+                     wave.in_clusters(parts));
+    if (!k_major && p.k < kLeastSplitK) continue;
+    const std::int64_t most = std::min(device.num_sms / std::max<std::int64_t>(1, wave.tiles),
+                                       p.k / (k_major ? kLeastPart : kLeastOtherPart));
+    for (std::int64_t parts = 2; parts <= most; ++parts) split_k.take(whole, parts, wave.in_workspace(parts));
   }
   // Ping-pong tiles, of which a block has one: each warpgroup finishes half of it.
-  constexpr gemm_plan::PingPong kNarrow[] = {
+  constexpr PingPong kNarrow[] = {
       {GemmVariant::kPingPong112, 112}, {GemmVariant::kPingPong80, 80}, {GemmVariant::kPingPong64, 64}};
-  for (const gemm_plan::PingPong& tile : kNarrow)
-    if (gemm_plan::takes_neighbours(p, tile.columns) && gemm_plan::tiles(p, tile.columns) <= device.num_sms)
-      offer(tile.variant, 1, gemm_plan::OneWave(p, tile.columns).whole());
-  return best;
+  for (const PingPong& tile : kNarrow)
+    if (takes_neighbours(p, tile.columns) && tiles(p, tile.columns) <= device.num_sms)
+      ping_pong.take(tile.variant, 1, OneWave(p, tile.columns).whole());
+  if (ping_pong.us == kNever) ping_pong.plan = {ping_pong_by_clocks(p, device.num_sms), 1};
+
+  const auto least = std::min_element(offers.by.begin(), offers.by.end(),
+                                      [](const GemmOffer& a, const GemmOffer& b) { return a.us < b.us; });
+  offers.best = static_cast<GemmWork>(least - offers.by.begin());
+  return offers;
 }
+
+/// The best plan, whatever its row.
+inline GemmPlan plan_gemm(const GemmExtent& p, const GemmDevice& device) { return offer_gemm(p, device).plan(); }
 
 }  // namespace flashkernel::cuda::sm90a
