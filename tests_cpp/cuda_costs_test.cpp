@@ -23,7 +23,7 @@ TEST(CudaCosts, NewerFamiliesAreFasterAndSplitsBeatThemAllForFewQueries) {
   rises({kLinearTiles.many, kLinearSm75.many, kLinearSm80.many, kLinearSm90a.many});
   rises({kGradientGeneric, kGradientSm75, kGradientSm80, kGradientSm90a});
   rises({kBackwardGeneric, kBackwardSm75, kBackwardSm80, kBackwardSm90a});
-  rises({kRowsGeneric, kRowsInClusters});
+  rises({kRowsByElement, kRowsTwice, kRowsGeneric, kRowsInClusters});
 }
 
 TEST(CudaCosts, OutsideItsRangeAVariantIsBehindTheNextFamily) {

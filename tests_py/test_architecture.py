@@ -59,6 +59,7 @@ SHARED_BY_OPS = (
     "core/",
     "OPS",
     "cuda/costs.hpp",
+    "cuda/row_costs.hpp",
     "cuda/ptx/",
     "cuda/tile/",
     "cuda/host/",

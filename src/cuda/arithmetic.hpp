@@ -35,6 +35,9 @@ inline constexpr const char* kClusterSm90a = "tiles_cluster_sm90a";  // k in as 
 inline constexpr const char* kSplitKSm90a = "tiles_split_k_sm90a";   // k in parts, by the number of multiprocessors
 inline constexpr const char* kPingPongSm90a = "tiles_ping_pong_sm90a";
 /// Rows whose columns the blocks of a cluster share.
+/// Rows that a block holds, and rows that it reads twice.
+inline constexpr const char* kHeldRow = "held_row";
+inline constexpr const char* kWalkedRow = "walked_row";
 inline constexpr const char* kClusterOfARow = "cluster_of_a_row";
 
 }  // namespace flashkernel::cuda::arithmetic

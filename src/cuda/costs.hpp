@@ -19,6 +19,8 @@ inline double launch_and(double work, double rate) { return kLaunchUs + work / r
 namespace rates {
 /// Ops bound by memory: elements in a microsecond.
 inline constexpr int kRowsGeneric = 900000, kRowsInClusters = 1100000;
+/// Rows that are read twice, and that are read element by element.
+inline constexpr int kRowsTwice = 600000, kRowsByElement = 100000;
 /// Linear's gradient: terms in a microsecond.
 inline constexpr int kGradientGeneric = 20000000, kGradientSm75 = 100000000, kGradientSm80 = 200000000,
                      kGradientSm90a = 350000000;

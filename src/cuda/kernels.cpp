@@ -27,6 +27,7 @@
 #include "cuda/norm/sm90a/norm_long_rows.hpp"
 #include "cuda/reduce/reduce.hpp"
 #include "cuda/rope/rope.hpp"
+#include "cuda/row_costs.hpp"
 #include "cuda/softmax/sm90a/long_rows.hpp"
 #include "cuda/softmax/softmax.hpp"
 #include "ops/op_list.hpp"
@@ -186,10 +187,13 @@ constexpr KernelEntry<LinearParams> hopper_few_rows(const char* name, const char
 }
 
 /// linear of many rows, by one way to deal out k and tiles.
+constexpr const char* kOrderOfWork[] = {arithmetic::kCooperativeSm90a, arithmetic::kClusterSm90a,
+                                        arithmetic::kSplitKSm90a, arithmetic::kPingPongSm90a};
 template <cuda::sm90a::GemmWork kWork, DType kDtype>
-constexpr KernelEntry<LinearParams> hopper_large(const char* name, const char* arithmetic) {
-  return row<LinearParams>(name, kHopper, arithmetic, cuda::sm90a::linear_supports<kWork, kDtype>,
-                           cuda::sm90a::linear_cost_us<kWork>, cuda::sm90a::plan_linear<kWork>, cuda::sm90a::linear);
+constexpr KernelEntry<LinearParams> hopper_large(const char* name) {
+  return row<LinearParams>(name, kHopper, kOrderOfWork[static_cast<int>(kWork)],
+                           cuda::sm90a::linear_supports<kWork, kDtype>, cuda::sm90a::linear_cost_us<kWork>,
+                           cuda::sm90a::plan_linear<kWork>, cuda::sm90a::linear);
 }
 template <DType kDtype>
 constexpr KernelEntry<LinearBackwardParams> hopper_gradient(const char* name) {
@@ -207,13 +211,20 @@ constexpr KernelEntry<LinearBackwardParams> linear_gradient(const char* name, De
       name, devices, arithmetic, supports, cuda::cost_us<LinearBackwardParams, kRate>);
 }
 
-/// Rows that the blocks of a cluster share.
-template <class Params, typename RowFunctions<Params>::PlainLaunch kLaunch,
+/// Rows that a block holds, and so reads once, or that it reads twice.
+template <class Params, int kReads, typename RowFunctions<Params>::PlainLaunch kLaunch,
           typename RowFunctions<Params>::WorkspaceBytes kBytes = nullptr>
+constexpr KernelEntry<Params> read_rows(const char* name, typename RowFunctions<Params>::Supports supports) {
+  return plain<Params, kLaunch, kBytes>(name, kEvery, kReads == 1 ? arithmetic::kHeldRow : arithmetic::kWalkedRow,
+                                        supports, cuda::cost_us < Params,
+                                        kReads == 1 ? rates::kRowsGeneric : rates::kRowsTwice >);
+}
+
+/// Rows that the blocks of a cluster share.
+template <class Params, typename RowFunctions<Params>::PlainLaunch kLaunch>
 [[maybe_unused]] constexpr KernelEntry<Params> in_clusters(const char* name,
                                                            typename RowFunctions<Params>::Supports supports) {
-  return plain<Params, kLaunch, kBytes>(name, kHopper, arithmetic::kClusterOfARow, supports,
-                                        cuda::cost_us<Params, rates::kRowsInClusters>);
+  return plain<Params, kLaunch>(name, kHopper, arithmetic::kClusterOfARow, supports, cuda::clusters_cost_us<Params>);
 }
 
 }  // namespace
@@ -243,21 +254,22 @@ template <>
 KernelTable<LinearParams> cuda_kernels() {
   using cuda::sm80::linear_few_rows_supports;
   using cuda::sm80::linear_supports;
+  using cuda::sm90a::FewRowsBlocksPlan, cuda::sm90a::FewRowsDirectPlan, cuda::sm90a::FewRowsStreamPlan;
   using cuda::sm90a::GemmWork;
   static constexpr KernelEntry<LinearParams> rows[] = {
 #if FK_WITH_SM90A
-    hopper_few_rows<cuda::sm90a::FewRowsDirectPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/direct",
-                                                                     arithmetic::kDirectSm90a),
-    hopper_few_rows<cuda::sm90a::FewRowsStreamPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/stream",
-                                                                     arithmetic::kStreamSm90a),
-    hopper_few_rows<cuda::sm90a::FewRowsBlocksPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/blocks",
-                                                                     arithmetic::kBlocksSm90a),
-    hopper_few_rows<cuda::sm90a::FewRowsDirectPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/direct",
-                                                                      arithmetic::kDirectSm90a),
-    hopper_few_rows<cuda::sm90a::FewRowsStreamPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/stream",
-                                                                      arithmetic::kStreamSm90a),
-    hopper_few_rows<cuda::sm90a::FewRowsBlocksPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/blocks",
-                                                                      arithmetic::kBlocksSm90a),
+    hopper_few_rows<FewRowsDirectPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/direct",
+                                                        arithmetic::kDirectSm90a),
+    hopper_few_rows<FewRowsStreamPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/stream",
+                                                        arithmetic::kStreamSm90a),
+    hopper_few_rows<FewRowsBlocksPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/blocks",
+                                                        arithmetic::kBlocksSm90a),
+    hopper_few_rows<FewRowsDirectPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/direct",
+                                                         arithmetic::kDirectSm90a),
+    hopper_few_rows<FewRowsStreamPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/stream",
+                                                         arithmetic::kStreamSm90a),
+    hopper_few_rows<FewRowsBlocksPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/blocks",
+                                                         arithmetic::kBlocksSm90a),
 #endif
     plain<LinearParams, cuda::sm80::linear_few_rows_f16>(
         "linear/cuda/sm80/f16/few_rows", kAmpere, arithmetic::kLanesSm80, linear_few_rows_supports<DType::kFloat16>,
@@ -266,19 +278,14 @@ KernelTable<LinearParams> cuda_kernels() {
         "linear/cuda/sm80/bf16/few_rows", kAmpere, arithmetic::kLanesSm80, linear_few_rows_supports<DType::kBFloat16>,
         cuda::linear_cost_us<rates::kLinearFewRowsSm80>),
 #if FK_WITH_SM90A
-    hopper_large<GemmWork::kCooperative, DType::kFloat16>("linear/cuda/sm90a/f16/large/cooperative",
-                                                          arithmetic::kCooperativeSm90a),
-    hopper_large<GemmWork::kCluster, DType::kFloat16>("linear/cuda/sm90a/f16/large/cluster", arithmetic::kClusterSm90a),
-    hopper_large<GemmWork::kSplitK, DType::kFloat16>("linear/cuda/sm90a/f16/large/split_k", arithmetic::kSplitKSm90a),
-    hopper_large<GemmWork::kPingPong, DType::kFloat16>("linear/cuda/sm90a/f16/large/ping_pong",
-                                                       arithmetic::kPingPongSm90a),
-    hopper_large<GemmWork::kCooperative, DType::kBFloat16>("linear/cuda/sm90a/bf16/large/cooperative",
-                                                           arithmetic::kCooperativeSm90a),
-    hopper_large<GemmWork::kCluster, DType::kBFloat16>("linear/cuda/sm90a/bf16/large/cluster",
-                                                       arithmetic::kClusterSm90a),
-    hopper_large<GemmWork::kSplitK, DType::kBFloat16>("linear/cuda/sm90a/bf16/large/split_k", arithmetic::kSplitKSm90a),
-    hopper_large<GemmWork::kPingPong, DType::kBFloat16>("linear/cuda/sm90a/bf16/large/ping_pong",
-                                                        arithmetic::kPingPongSm90a),
+    hopper_large<GemmWork::kCooperative, DType::kFloat16>("linear/cuda/sm90a/f16/large/cooperative"),
+    hopper_large<GemmWork::kCluster, DType::kFloat16>("linear/cuda/sm90a/f16/large/cluster"),
+    hopper_large<GemmWork::kSplitK, DType::kFloat16>("linear/cuda/sm90a/f16/large/split_k"),
+    hopper_large<GemmWork::kPingPong, DType::kFloat16>("linear/cuda/sm90a/f16/large/ping_pong"),
+    hopper_large<GemmWork::kCooperative, DType::kBFloat16>("linear/cuda/sm90a/bf16/large/cooperative"),
+    hopper_large<GemmWork::kCluster, DType::kBFloat16>("linear/cuda/sm90a/bf16/large/cluster"),
+    hopper_large<GemmWork::kSplitK, DType::kBFloat16>("linear/cuda/sm90a/bf16/large/split_k"),
+    hopper_large<GemmWork::kPingPong, DType::kBFloat16>("linear/cuda/sm90a/bf16/large/ping_pong"),
 #endif
     plain<LinearParams, cuda::linear_few_rows>("linear/cuda/generic/few_rows", kEvery, arithmetic::kLanes,
                                                cuda::linear_few_rows_supports,
@@ -329,7 +336,8 @@ KernelTable<NormParams> cuda_kernels() {
     in_clusters<NormParams, cuda::sm90a::norm_long_rows>("norm/cuda/sm90a/long_rows",
                                                          cuda::sm90a::norm_long_rows_supports),
 #endif
-    generic<NormParams, cuda::norm_fwd>("norm/cuda/generic", cuda::norm_fwd_supports)
+    read_rows<NormParams, 1, cuda::norm_held>("norm/cuda/generic/held", cuda::norm_held_supports),
+    read_rows<NormParams, 2, cuda::norm_walked>("norm/cuda/generic/walked", cuda::norm_walked_supports)
   };
   return table(rows);
 }
@@ -338,11 +346,17 @@ template <>
 KernelTable<NormBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<NormBackwardParams> rows[] = {
 #if FK_WITH_SM90A
-    in_clusters<NormBackwardParams, cuda::sm90a::norm_bwd_rows, cuda::sm90a::norm_bwd_rows_workspace>(
-        "norm_bwd/cuda/sm90a/rows", cuda::sm90a::norm_bwd_rows_supports),
+    row<NormBackwardParams>("norm_bwd/cuda/sm90a/rows", kHopper, arithmetic::kClusterOfARow,
+                            cuda::sm90a::norm_bwd_rows_supports, cuda::clusters_cost_us<NormBackwardParams>,
+                            cuda::sm90a::plan_norm_bwd_rows, cuda::sm90a::norm_bwd_rows),
 #endif
-    generic<NormBackwardParams, cuda::norm_bwd, cuda::norm_bwd_workspace>("norm_bwd/cuda/generic",
-                                                                          cuda::norm_bwd_supports)
+    read_rows<NormBackwardParams, 1, cuda::norm_bwd_held, cuda::norm_bwd_workspace>("norm_bwd/cuda/generic/held",
+                                                                                    cuda::norm_bwd_held_supports),
+    read_rows<NormBackwardParams, 2, cuda::norm_bwd_walked, cuda::norm_bwd_walked_workspace>(
+        "norm_bwd/cuda/generic/walked", cuda::norm_bwd_walked_supports),
+    plain<NormBackwardParams, cuda::norm_bwd, cuda::norm_bwd_workspace>(
+        "norm_bwd/cuda/generic/elements", kEvery, arithmetic::kGeneric, cuda::norm_bwd_supports,
+        cuda::cost_us<NormBackwardParams, rates::kRowsByElement>)
   };
   return table(rows);
 }
@@ -361,7 +375,8 @@ KernelTable<SoftmaxParams> cuda_kernels() {
     in_clusters<SoftmaxParams, cuda::sm90a::softmax_long_rows>("softmax/cuda/sm90a/long_rows",
                                                                cuda::sm90a::softmax_long_rows_supports),
 #endif
-    generic<SoftmaxParams, cuda::softmax>("softmax/cuda/generic", cuda::softmax_supports)
+    read_rows<SoftmaxParams, 1, cuda::softmax_held>("softmax/cuda/generic/held", cuda::softmax_held_supports),
+    read_rows<SoftmaxParams, 2, cuda::softmax_walked>("softmax/cuda/generic/walked", cuda::softmax_walked_supports)
   };
   return table(rows);
 }
@@ -373,7 +388,10 @@ KernelTable<SoftmaxBackwardParams> cuda_kernels() {
     in_clusters<SoftmaxBackwardParams, cuda::sm90a::softmax_bwd_long_rows>("softmax_bwd/cuda/sm90a/long_rows",
                                                                            cuda::sm90a::softmax_bwd_long_rows_supports),
 #endif
-    generic<SoftmaxBackwardParams, cuda::softmax_bwd>("softmax_bwd/cuda/generic", cuda::softmax_bwd_supports)
+    read_rows<SoftmaxBackwardParams, 1, cuda::softmax_bwd_held>("softmax_bwd/cuda/generic/held",
+                                                                cuda::softmax_bwd_held_supports),
+    read_rows<SoftmaxBackwardParams, 2, cuda::softmax_bwd_walked>("softmax_bwd/cuda/generic/walked",
+                                                                  cuda::softmax_bwd_walked_supports)
   };
   return table(rows);
 }

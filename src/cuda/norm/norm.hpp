@@ -10,10 +10,22 @@
 
 namespace flashkernel::cuda {
 
-Verdict norm_fwd_supports(const NormParams&);
-void norm_fwd(const NormParams&, void* workspace, Stream);
+/// Any rows: each is read again for its results.
+Verdict norm_walked_supports(const NormParams&);
+void norm_walked(const NormParams&, void* workspace, Stream);
+/// Whole vectors, in rows that a block holds: each is read once.
+Verdict norm_held_supports(const NormParams&);
+void norm_held(const NormParams&, void* workspace, Stream);
+/// Any rows, element by element.
 Verdict norm_bwd_supports(const NormBackwardParams&);
 std::size_t norm_bwd_workspace(const NormBackwardParams&);
 void norm_bwd(const NormBackwardParams&, void* workspace, Stream);
+/// Whole vectors, in rows that a block holds: each is read once. Its workspace: norm_bwd_workspace.
+Verdict norm_bwd_held_supports(const NormBackwardParams&);
+void norm_bwd_held(const NormBackwardParams&, void* workspace, Stream);
+/// Whole vectors, in rows of any length: each is read twice.
+Verdict norm_bwd_walked_supports(const NormBackwardParams&);
+std::size_t norm_bwd_walked_workspace(const NormBackwardParams&);
+void norm_bwd_walked(const NormBackwardParams&, void* workspace, Stream);
 
 }  // namespace flashkernel::cuda

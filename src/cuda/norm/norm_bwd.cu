@@ -1,7 +1,7 @@
-// LayerNorm and RMSNorm backward. grad_weight and grad_bias are column sums, first over fixed chunks of rows, then over
-// the chunks in order (tile/norm_bwd_combine.cuh), so that the result is the same bit for bit every time. Rows that a
-// block can hold: norm_bwd_rows.cuh. Bound by memory: 3 tensors, 4 with a residual. Longer ones: norm_bwd_long.cuh.
-// What is not whole vectors: grad_x and the sums by separate kernels.
+// LayerNorm and RMSNorm backward, by three rows of the table. grad_weight and grad_bias are column sums, first over
+// fixed chunks of rows, then over the chunks in order (tile/norm_bwd_combine.cuh), so that the result is the same bit
+// for bit every time. Rows that a block can hold: norm_bwd_rows.cuh. Bound by memory: 3 tensors, 4 with a residual.
+// Longer ones: norm_bwd_long.cuh. What is not whole vectors: grad_x and the sums by separate kernels.
 #include "cuda/norm/norm.hpp"
 #include "cuda/norm/norm_bwd_long.cuh"
 #include "cuda/norm/norm_bwd_rows.cuh"
@@ -85,57 +85,96 @@ int num_chunks(const NormBackwardParams& p) {
   return static_cast<int>(std::max<std::int64_t>(1, std::min(wanted, most)));
 }
 
+std::size_t sums_bytes(const NormBackwardParams& p, int chunks) {
+  const int sums = (p.grad_weight ? 1 : 0) + (p.grad_bias ? 1 : 0);
+  return sizeof(float) * static_cast<std::size_t>(sums * chunks * p.features);
+}
+
+/// Where the partial sums of `chunks` chunks lie; null where nobody asks for them.
+struct PartialSums {
+  int chunks;
+  float *weight, *bias;
+  PartialSums(const NormBackwardParams& p, int chunks, void* workspace)
+      : chunks(chunks),
+        weight(p.grad_weight ? static_cast<float*>(workspace) : nullptr),
+        bias(p.grad_bias ? static_cast<float*>(workspace) + (p.grad_weight ? chunks * p.features : 0) : nullptr) {}
+};
+
+void combine(const NormBackwardParams& p, const PartialSums& sums, cudaStream_t s) {
+  if (!p.grad_weight && !p.grad_bias) return;
+  norm_bwd_combine::with_lanes(p.features, sums.chunks, [&](auto lanes) {
+    launch("norm_bwd: combine", norm_bwd_combine::kernel<decltype(lanes)>,
+           {norm_bwd_combine::grid(p, lanes), dim3(norm_bwd_combine::kThreads, lanes.kLanes), 0, s}, p, sums.chunks,
+           sums.weight, sums.bias);
+  });
+}
+
+constexpr const char* kManyRows = "more rows than a grid has blocks";
+
 }  // namespace
 
-std::size_t norm_bwd_workspace(const NormBackwardParams& p) {
-  const int sums = (p.grad_weight ? 1 : 0) + (p.grad_bias ? 1 : 0);
-  const int chunks = std::max(num_chunks(p), norm_long::num_chunks(p));
-  return norm_long::stats_bytes(p) + sizeof(float) * static_cast<std::size_t>(sums * chunks * p.features);
-}
-
 Verdict norm_bwd_supports(const NormBackwardParams& p) {
-  return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
+  return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict(kManyRows);
 }
+std::size_t norm_bwd_workspace(const NormBackwardParams& p) { return sums_bytes(p, num_chunks(p)); }
 
 void norm_bwd(const NormBackwardParams& p, void* workspace, Stream stream) {
   if (p.features == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   const cudaStream_t s = native(stream);
-  const bool sums = p.grad_weight || p.grad_bias;
-  const bool fits = norm_rows::fit(p), is_long = !fits && norm_long::is_long(p) && norm_rows::are_vectors(p);
-  const int chunks = is_long ? norm_long::num_chunks(p) : num_chunks(p);
-  // The workspace: statistics of long rows, then the partial sums.
-  auto* const stats = static_cast<norm_long::Stats*>(workspace);
-  float* const first = reinterpret_cast<float*>(static_cast<char*>(workspace) + norm_long::stats_bytes(p));
-  float* const partial_weight = p.grad_weight ? first : nullptr;
-  float* const partial_bias = p.grad_bias ? first + (p.grad_weight ? chunks * p.features : 0) : nullptr;
+  const PartialSums sums(p, num_chunks(p), workspace);
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (fits) {
-      if (p.kind == NormKind::kLayerNorm) {
-        norm_rows::launch_rows<T, true>(p, chunks, partial_weight, partial_bias, s);
-      } else {
-        norm_rows::launch_rows<T, false>(p, chunks, partial_weight, partial_bias, s);
-      }
-    } else if (is_long) {
-      norm_long::launch_long<T>(p, chunks, stats, partial_weight, partial_bias, s);
-    } else {
-      if (p.grad_x && p.rows > 0) {
-        launch("norm_bwd: grad_x", grad_x_kernel<T>, {static_cast<unsigned>(p.rows), kThreads, 0, s}, p);
-      }
-      if (!sums) return;
-      const dim3 grid(static_cast<unsigned>(ceil_div(p.features, kColumns)), static_cast<unsigned>(chunks));
-      launch("norm_bwd: partial sums", partial_sums_kernel<T>, {grid, dim3(kColumns, kRowLanes), 0, s}, p,
-             ceil_div(p.rows, chunks), partial_weight, partial_bias);
-    }
+    if (p.grad_x && p.rows > 0)
+      launch("norm_bwd: grad_x", grad_x_kernel<T>, {static_cast<unsigned>(p.rows), kThreads, 0, s}, p);
+    if (!p.grad_weight && !p.grad_bias) return;
+    const dim3 grid(static_cast<unsigned>(ceil_div(p.features, kColumns)), static_cast<unsigned>(sums.chunks));
+    launch("norm_bwd: partial sums", partial_sums_kernel<T>, {grid, dim3(kColumns, kRowLanes), 0, s}, p,
+           ceil_div(p.rows, sums.chunks), sums.weight, sums.bias);
   });
-  if (!sums) return;
-  namespace combine = norm_bwd_combine;
-  combine::with_lanes(p.features, chunks, [&](auto lanes) {
-    launch("norm_bwd: combine", combine::kernel<decltype(lanes)>,
-           {combine::grid(p, lanes), dim3(combine::kThreads, lanes.kLanes), 0, s}, p, chunks, partial_weight,
-           partial_bias);
+  combine(p, sums, s);
+}
+
+Verdict norm_bwd_held_supports(const NormBackwardParams& p) {
+  if (p.rows > 0x7fffffff) return Verdict(kManyRows);
+  return norm_rows::fit(p) ? Verdict::ok()
+                           : Verdict("needs rows and weights on 16-byte boundaries, and rows that a block holds");
+}
+
+void norm_bwd_held(const NormBackwardParams& p, void* workspace, Stream stream) {
+  if (p.features == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const cudaStream_t s = native(stream);
+  const PartialSums sums(p, num_chunks(p), workspace);
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if (p.kind == NormKind::kLayerNorm)
+      norm_rows::launch_rows<T, true>(p, sums.chunks, sums.weight, sums.bias, s);
+    else
+      norm_rows::launch_rows<T, false>(p, sums.chunks, sums.weight, sums.bias, s);
   });
+  combine(p, sums, s);
+}
+
+Verdict norm_bwd_walked_supports(const NormBackwardParams& p) {
+  if (p.rows > 0x7fffffff) return Verdict(kManyRows);
+  return norm_rows::are_vectors(p) ? Verdict::ok() : Verdict("needs rows and weights on 16-byte boundaries");
+}
+std::size_t norm_bwd_walked_workspace(const NormBackwardParams& p) {
+  return p.features == 0 ? 0 : norm_long::stats_bytes(p) + sums_bytes(p, norm_long::num_chunks(p));
+}
+
+/// The workspace: statistics of rows, then the partial sums.
+void norm_bwd_walked(const NormBackwardParams& p, void* workspace, Stream stream) {
+  if (p.features == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const cudaStream_t s = native(stream);
+  const PartialSums sums(p, norm_long::num_chunks(p), static_cast<char*>(workspace) + norm_long::stats_bytes(p));
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    norm_long::launch_long<T>(p, sums.chunks, static_cast<norm_long::Stats*>(workspace), sums.weight, sums.bias, s);
+  });
+  combine(p, sums, s);
 }
 
 }  // namespace flashkernel::cuda

@@ -1,8 +1,8 @@
-// LayerNorm and RMSNorm backward of rows too long for a block to hold, in two passes of 16-byte loads. Called by
-// norm_bwd.cu. First the two sums of every row; then grad_x and the column sums together: a block takes kThreads * N
-// columns of a chunk of rows, so that it needs no barrier, and a thread keeps the sums of its own columns. Bound by
-// memory: grad_out and h are read twice, grad_x is written once. Invariant: chunks depend on the shape alone, and a
-// chunk's sums are added row by row.
+// LayerNorm and RMSNorm backward of rows of any length, as of those too long for a block to hold, in two passes of
+// 16-byte loads. Called by norm_bwd.cu. First the two sums of every row; then grad_x and the column sums together: a
+// block takes kThreads * N columns of a chunk of rows, so that it needs no barrier, and a thread keeps the sums of its
+// own columns. Bound by memory: grad_out and h are read twice, grad_x is written once. Invariant: chunks depend on the
+// shape alone, and a chunk's sums are added row by row.
 #pragma once
 
 #include "cuda/norm/norm_bwd_rows.cuh"
@@ -119,14 +119,7 @@ inline int num_chunks(const NormBackwardParams& p) {
   return static_cast<int>(std::max<std::int64_t>(1, std::min(wanted, ceil_div(p.rows, kRows))));
 }
 
-/// Rows that no block holds in registers; the others, whole in norm_bwd_rows.cuh, are read once.
-inline bool is_long(const NormBackwardParams& p) {
-  return p.features * static_cast<std::int64_t>(dtype_bytes(p.dtype)) / 16 > norm_rows::kMaxVectorsInRegisters;
-}
-
-inline std::size_t stats_bytes(const NormBackwardParams& p) {
-  return is_long(p) ? sizeof(Stats) * static_cast<std::size_t>(p.rows) : 0;
-}
+inline std::size_t stats_bytes(const NormBackwardParams& p) { return sizeof(Stats) * static_cast<std::size_t>(p.rows); }
 
 template <class T>
 void launch_long(const NormBackwardParams& p, int chunks, Stats* stats, float* partial_weight, float* partial_bias,

@@ -6,6 +6,7 @@
 //   plain_kernel  rows without a residual, whose dtypes and kind of norm are known at compile time
 //   held_kernel   rows with any of the options, held in registers
 //   norm_kernel   every other row: not aligned to vectors, or too long or too short for the others
+// Two rows of the table: rows that a block holds, and rows that it walks, which norm_kernel reads again.
 // with_plain_kernel and with_held_kernel choose among them and their block sizes by what was measured on an H200
 // (lab/notebooks/cuda_memory_bound.md).
 #include <type_traits>
@@ -13,6 +14,7 @@
 #include "cuda/norm/norm.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/norm/norm_row.cuh"
+#include "cuda/row_costs.hpp"
 #include "cuda/pipeline/turn.cuh"
 
 namespace flashkernel::cuda {
@@ -128,22 +130,44 @@ constexpr bool left_to_norm_kernel(int threads) { return threads == 32 || thread
 
 }  // namespace
 
-Verdict norm_fwd_supports(const NormParams& p) {
+namespace {
+
+template <class Kernel>
+void run_norm(const NormParams& p, Kernel kernel, int threads, int rows, Stream stream) {
+  const auto blocks = static_cast<unsigned>(ceil_div(p.rows, rows));
+  launch("norm", kernel,
+         {blocks, dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows)), 0, native(stream), true}, p);
+}
+
+}  // namespace
+
+Verdict norm_walked_supports(const NormParams& p) {
   return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
 }
 
-void norm_fwd(const NormParams& p, void*, Stream stream) {
+void norm_walked(const NormParams& p, void*, Stream stream) {
+  if (p.rows == 0 || p.features == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if (norm_rows_are_vectors(p)) return run_norm(p, norm_kernel<T, 1024, 1, 0, kVectorElements<T>>, 1024, 1, stream);
+    run_norm(p, norm_kernel<T, 256, 1, 0, 1>, 256, 1, stream);
+  });
+}
+
+Verdict norm_held_supports(const NormParams& p) {
+  if (!is_held_row(p.dtype, p.features)) return "a block holds rows of up to 64 KB, of fp32 128 KB";
+  if (!norm_rows_are_vectors(p)) return "needs rows and weights on 16-byte boundaries";
+  return norm_walked_supports(p);
+}
+
+void norm_held(const NormParams& p, void*, Stream stream) {
   if (p.rows == 0 || p.features == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     constexpr int N = kVectorElements<T>;
-    const auto run = [&](auto kernel, int threads, int rows) {
-      const auto blocks = static_cast<unsigned>(ceil_div(p.rows, rows));
-      launch("norm", kernel,
-             {blocks, dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows)), 0, native(stream), true}, p);
-    };
-    if (!norm_rows_are_vectors(p)) return run(norm_kernel<T, 256, 1, 0, 1>, 256, 1);
+    const auto run = [&](auto kernel, int threads, int rows) { run_norm(p, kernel, threads, rows, stream); };
     const int num_sms = cuda_device_properties(p.device.index).num_sms;
     if (with_held_kernel<T>(p, p.features / N, num_sms, run)) return;
     with_row_shape<N>(p.features / N, p.rows, num_sms, [&](auto threads, auto rows, auto held) {

@@ -127,12 +127,11 @@ int blocks_of_cluster(std::int64_t vectors) {
   return static_cast<int>(ceil_div(vectors * 16, S::kBytes));
 }
 
-/// Which rows clusters take: from 64 KB on in 16 bits and from 128 KB on in fp32. On an H200 they are faster there than
-/// the generic kernels, and also at 48 and 96 KB. At 64 KB in fp32 generic norms are faster; sizes in between were not
-/// measured (lab/notebooks/cuda_memory_bound.md). `vectors`: rows are whole vectors on 16-byte boundaries.
+/// Rows that a cluster can take. Which of them it is faster for stands in row_costs.hpp. `vectors`: rows are whole
+/// vectors on 16-byte boundaries.
 inline Verdict serves(DType dtype, std::int64_t columns, bool vectors) {
   const std::int64_t bytes = columns * static_cast<std::int64_t>(dtype_bytes(dtype));
-  if (bytes < (dtype == DType::kFloat32 ? 128 : 64) * 1024) return Verdict("needs longer rows");
+  if (bytes == 0) return Verdict("rows are empty");
   if (bytes > kMostBlocks * Long::kBytes) return Verdict("a cluster holds rows of up to 512 KB");
   return vectors ? Verdict::ok() : Verdict("needs neighbouring elements and rows on 16-byte boundaries");
 }

@@ -4,6 +4,7 @@
 
 #include "cuda/softmax/softmax.hpp"
 #include "cuda/host/launch.hpp"
+#include "cuda/row_costs.hpp"
 #include "cuda/tile/softmax_row.cuh"
 #include "cuda/pipeline/turn.cuh"
 
@@ -48,9 +49,10 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_bwd_kernel(co
   }
 }
 
-/// kernel_of(T{}, threads, rows a block, vectors a thread, elements of a vector), all but the first as constants.
+/// walked: read again for the results, else held in registers. kernel_of(T{}, threads, rows a block, vectors a thread,
+/// elements of a vector), all but the first as constants.
 template <class P, class KernelOf>
-void launch_rows(const char* name, const P& p, Stream stream, KernelOf kernel_of) {
+void launch_rows(const char* name, const P& p, bool walked, Stream stream, KernelOf kernel_of) {
   if (p.rows == 0 || p.columns == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   const bool vectors = rows_are_vectors(p);
@@ -63,6 +65,7 @@ void launch_rows(const char* name, const P& p, Stream stream, KernelOf kernel_of
              p);
     };
     if (!vectors) return run(Constant<128>{}, Constant<1>{}, Constant<0>{}, Constant<1>{});
+    if (walked) return run(Constant<1024>{}, Constant<1>{}, Constant<0>{}, Constant<N>{});
     const auto num_sms = cuda_device_properties(p.device.index).num_sms;
     const auto run_vectors = [&](auto threads, auto rows, auto held) { run(threads, rows, held, Constant<N>{}); };
     if constexpr (std::is_same_v<P, SoftmaxParams>) {
@@ -77,24 +80,39 @@ void launch_rows(const char* name, const P& p, Stream stream, KernelOf kernel_of
 
 }  // namespace
 
-Verdict softmax_supports(const SoftmaxParams& p) {
+namespace {
+
+template <class P>
+Verdict walked_supports(const P& p) {
   return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
 }
-
-void softmax(const SoftmaxParams& p, void*, Stream stream) {
-  launch_rows("softmax", p, stream, [](auto zero, auto threads, auto rows, auto held, auto elements) {
+template <class P>
+Verdict held_supports(const P& p) {
+  if (!is_held_row(p.dtype, p.columns)) return "a block holds rows of up to 64 KB, of fp32 128 KB";
+  if (!rows_are_vectors(p)) return "needs neighbouring elements and rows on 16-byte boundaries";
+  return walked_supports(p);
+}
+void run(const SoftmaxParams& p, bool walked, Stream stream) {
+  launch_rows("softmax", p, walked, stream, [](auto zero, auto threads, auto rows, auto held, auto elements) {
     return softmax_kernel<decltype(zero), threads.value, rows.value, held.value, elements.value>;
   });
 }
-
-Verdict softmax_bwd_supports(const SoftmaxBackwardParams& p) {
-  return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
-}
-
-void softmax_bwd(const SoftmaxBackwardParams& p, void*, Stream stream) {
-  launch_rows("softmax_bwd", p, stream, [](auto zero, auto threads, auto rows, auto held, auto elements) {
+void run(const SoftmaxBackwardParams& p, bool walked, Stream stream) {
+  launch_rows("softmax_bwd", p, walked, stream, [](auto zero, auto threads, auto rows, auto held, auto elements) {
     return softmax_bwd_kernel<decltype(zero), threads.value, rows.value, held.value, elements.value>;
   });
 }
+
+}  // namespace
+
+Verdict softmax_held_supports(const SoftmaxParams& p) { return held_supports(p); }
+void softmax_held(const SoftmaxParams& p, void*, Stream stream) { run(p, false, stream); }
+Verdict softmax_walked_supports(const SoftmaxParams& p) { return walked_supports(p); }
+void softmax_walked(const SoftmaxParams& p, void*, Stream stream) { run(p, true, stream); }
+
+Verdict softmax_bwd_held_supports(const SoftmaxBackwardParams& p) { return held_supports(p); }
+void softmax_bwd_held(const SoftmaxBackwardParams& p, void*, Stream stream) { run(p, false, stream); }
+Verdict softmax_bwd_walked_supports(const SoftmaxBackwardParams& p) { return walked_supports(p); }
+void softmax_bwd_walked(const SoftmaxBackwardParams& p, void*, Stream stream) { run(p, true, stream); }
 
 }  // namespace flashkernel::cuda

@@ -10,9 +10,14 @@
 
 namespace flashkernel::cuda {
 
-Verdict softmax_supports(const SoftmaxParams&);
-void softmax(const SoftmaxParams&, void* workspace, Stream);
-Verdict softmax_bwd_supports(const SoftmaxBackwardParams&);
-void softmax_bwd(const SoftmaxBackwardParams&, void* workspace, Stream);
+// held: whole vectors, in rows that a block holds, each read once. walked: any rows, read again for the results.
+Verdict softmax_held_supports(const SoftmaxParams&);
+void softmax_held(const SoftmaxParams&, void* workspace, Stream);
+Verdict softmax_walked_supports(const SoftmaxParams&);
+void softmax_walked(const SoftmaxParams&, void* workspace, Stream);
+Verdict softmax_bwd_held_supports(const SoftmaxBackwardParams&);
+void softmax_bwd_held(const SoftmaxBackwardParams&, void* workspace, Stream);
+Verdict softmax_bwd_walked_supports(const SoftmaxBackwardParams&);
+void softmax_bwd_walked(const SoftmaxBackwardParams&, void* workspace, Stream);
 
 }  // namespace flashkernel::cuda

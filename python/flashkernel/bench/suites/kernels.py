@@ -52,7 +52,9 @@ def representative(kernel_id: str, dtype: str | None = None) -> Representative:
     elif dtype is None:
         matmul = op in ("attention_fwd", "attention_bwd", "linear", "linear_bwd")
         dtype = "float32" if backend == "cpu" else "float16" if matmul else "bfloat16"
-    mode = next((part for part in parts if part in ("decode", "decode_quantized", "few_rows", "long_rows")), "")
+    mode = next(
+        (part for part in parts if part in ("decode", "decode_quantized", "few_rows", "long_rows", "walked")), ""
+    )
     bucket = next((int(part[1:]) for part in parts if re.fullmatch(r"d\d+", part)), 0)
     if op in ("attention_fwd", "attention_bwd"):
         bucket = bucket or (64 if backend == "cpu" else 128)
@@ -168,7 +170,7 @@ def _linear_bwd(s: Settings, r: Representative) -> Pair:
 def _matrix(op: Any, what: str = "") -> Callable[[Settings, Representative], Pair]:
     def make(s: Settings, r: Representative) -> Pair:
         count, columns = s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))
-        if r.mode == "long_rows":
+        if r.mode in ("long_rows", "walked"):
             count, columns = s.pick(quick=(2, 262144), cpu=(8, 131072), cuda=(512, 262144))
         return _of(rows.row_work(s, r.dtype, op, count, columns), f"{what}{count} x {columns}")
 
@@ -177,6 +179,8 @@ def _matrix(op: Any, what: str = "") -> Callable[[Settings, Representative], Pai
 
 def _norm_bwd(s: Settings, r: Representative) -> Pair:
     count, columns = s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))
+    if r.mode in ("long_rows", "walked"):
+        count, columns = s.pick(quick=(2, 32768), cpu=(8, 131072), cuda=(512, 262144))
     return _of(rows.norm_backward_work(s, r.dtype, "rms_norm", count, columns), f"RMS, {count} x {columns}")
 
 

@@ -28,10 +28,9 @@ namespace {
 constexpr int kStages = 3;
 constexpr int kMostBlocks = 16;              // of a cluster
 constexpr std::int64_t kMostVectors = 2048;  // of 16 bytes, of a row, in a block
-constexpr std::int64_t kShortest = 64;       // shorter rows leave half the threads without work
 
 /// Cluster k of `clusters` takes the batches k, k + clusters, k + 2 * clusters, ... of `batch` rows.
-struct Plan {
+struct RowsPlan {
   int num_blocks = 1;  // of a cluster
   int clusters = 0;
   int batch = 1;  // rows; less than the kernel's kRows where all clusters would not have one
@@ -159,7 +158,7 @@ class RowSums {
 
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    rows_kernel(const NormBackwardParams p, const Plan plan, float* partial_weight, float* partial_bias) {
+    rows_kernel(const NormBackwardParams p, const RowsPlan plan, float* partial_weight, float* partial_bias) {
   using T = typename S::Element;
   constexpr int N = S::N, kVectors = S::kVectors, kRows = S::kRows;
   using Vector = Words<T>;
@@ -454,8 +453,8 @@ int clusters_of(int num_blocks, int device) {
 
 /// As many clusters as the GPU runs at once: an even share of rows, and the fewest partial sums.
 template <class S>
-Plan plan(const NormBackwardParams& p) {
-  Plan plan;
+RowsPlan plan(const NormBackwardParams& p) {
+  RowsPlan plan;
   plan.num_blocks = blocks_of_cluster<S>(p.features / S::N);
   const std::int64_t most = std::max(1, clusters_of<S>(plan.num_blocks, p.device.index));
   plan.batch = static_cast<int>(std::min<std::int64_t>(S::kRows, ceil_div(p.rows, most)));
@@ -469,7 +468,7 @@ Verdict norm_bwd_rows_supports(const NormBackwardParams& p) {
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(p.dtype));
   const std::int64_t vectors = p.features * bytes / 16;
   if (p.rows == 0) return Verdict("no rows");
-  if (vectors < kShortest) return Verdict("rows of less than 1 KB");
+  if (vectors == 0) return Verdict("rows are empty");
   if (vectors > kMostBlocks * kMostVectors) return Verdict("a cluster holds rows of up to 512 KB");
   const auto aligned = [&](const void* data, std::int64_t stride) {
     return !data || (is_aligned(data, 16) && (p.rows == 1 || stride * bytes % 16 == 0));
@@ -490,28 +489,24 @@ Verdict norm_bwd_rows_supports(const NormBackwardParams& p) {
   return clusters > 0 ? Verdict::ok() : Verdict("this GPU holds no cluster of so many blocks");
 }
 
-std::size_t norm_bwd_rows_workspace(const NormBackwardParams& p) {
+Plan plan_norm_bwd_rows(const NormBackwardParams& p, const DeviceFacts&) {
   const CudaDeviceGuard guard(p.device.index);
   const int sums = (p.grad_weight ? 1 : 0) + (p.grad_bias ? 1 : 0);
-  std::size_t bytes = 0;
-  with_shape(p, [&](auto shape) {
-    bytes = sizeof(float) * static_cast<std::size_t>(sums * plan<decltype(shape)>(p).clusters * p.features);
-  });
-  return bytes;
+  RowsPlan rows;
+  with_shape(p, [&](auto shape) { rows = plan<decltype(shape)>(p); });
+  return Plan::of(rows, sizeof(float) * static_cast<std::size_t>(sums * rows.clusters * p.features));
 }
 
-void norm_bwd_rows(const NormBackwardParams& p, void* workspace, Stream stream) {
+void norm_bwd_rows(const NormBackwardParams& p, const Plan& planned, void* workspace, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
   const cudaStream_t s = native(stream);
   float* const first = static_cast<float*>(workspace);
-  float *partial_weight = nullptr, *partial_bias = nullptr;
-  int clusters = 0;
+  const RowsPlan& how = planned.as<RowsPlan>();
+  const int clusters = how.clusters;
+  float* const partial_weight = p.grad_weight ? first : nullptr;
+  float* const partial_bias = p.grad_bias ? first + (p.grad_weight ? clusters * p.features : 0) : nullptr;
   with_shape(p, [&](auto kernel_shape) {
     using S = decltype(kernel_shape);
-    const Plan how = plan<S>(p);
-    clusters = how.clusters;
-    partial_weight = p.grad_weight ? first : nullptr;
-    partial_bias = p.grad_bias ? first + (p.grad_weight ? clusters * p.features : 0) : nullptr;
     LaunchShape shape{static_cast<unsigned>(clusters * how.num_blocks), S::kThreads, S::kSharedBytes, s, true};
     shape.cluster = static_cast<unsigned>(how.num_blocks);
     launch("norm_bwd: rows", rows_kernel<S>, shape, p, how, partial_weight, partial_bias);

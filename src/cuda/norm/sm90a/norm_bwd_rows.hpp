@@ -2,8 +2,6 @@
 // cuda/kernels.cpp names.
 #pragma once
 
-#include <cstddef>
-
 #include "flashkernel/stream.hpp"
 #include "ops/kernel_entry.hpp"
 #include "ops/norm_params.hpp"
@@ -11,7 +9,7 @@
 namespace flashkernel::cuda::sm90a {
 
 Verdict norm_bwd_rows_supports(const NormBackwardParams&);
-std::size_t norm_bwd_rows_workspace(const NormBackwardParams&);
-void norm_bwd_rows(const NormBackwardParams&, void* workspace, Stream);
+Plan plan_norm_bwd_rows(const NormBackwardParams&, const DeviceFacts&);
+void norm_bwd_rows(const NormBackwardParams&, const Plan&, void* workspace, Stream);
 
 }  // namespace flashkernel::cuda::sm90a
