@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "core/cuda_devices.hpp"
 #include "cuda/attention/backward/sm75/variant.hpp"
 #include "cuda/attention/backward/sm90a/variant.hpp"
 #include "cuda/attention/decode/sm80/variant.hpp"
@@ -155,11 +156,24 @@ TEST(HeadDimPairs, Sm80ForwardInFp32WithTheWiderValues) {
     check_forward(call, cuda::sm80::attention_fwd_f32<64, 96>);
 }
 
+template <cuda::sm80::DecodeMerge kMerge>
+Plan plan_of_decode(const AttentionParams& p) {
+  return cuda::sm80::plan_attention_decode<192, 128, kMerge>(p, cuda_device_facts(0));
+}
+template <cuda::sm80::DecodeMerge kMerge>
+std::size_t decode_workspace(const AttentionParams& p) {
+  return plan_of_decode<kMerge>(p).workspace_bytes;
+}
+template <cuda::sm80::DecodeMerge kMerge>
+void decode(const AttentionParams& p, void* workspace, Stream stream) {
+  cuda::sm80::attention_decode<DType::kFloat16, 192, 128>(p, plan_of_decode<kMerge>(p), workspace, stream);
+}
+
 TEST(HeadDimPairs, Sm80Decode) {
   for (PairCall call : calls_of(DType::kFloat16, 192, 128)) {
     call.seq_q = 3, call.seq_k = 700;
-    check_forward(call, cuda::sm80::attention_decode<DType::kFloat16, 192, 128>,
-                  cuda::sm80::attention_decode_workspace<192, 128>);
+    check_forward(call, decode<cuda::sm80::DecodeMerge::kApart>, decode_workspace<cuda::sm80::DecodeMerge::kApart>);
+    check_forward(call, decode<cuda::sm80::DecodeMerge::kWithin>, decode_workspace<cuda::sm80::DecodeMerge::kWithin>);
   }
 }
 

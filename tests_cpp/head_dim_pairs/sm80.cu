@@ -7,6 +7,6 @@ namespace flashkernel::cuda::sm80 {
 
 template void attention_fwd<DType::kBFloat16, 192, 128>(const AttentionParams&, void*, Stream);
 template void attention_fwd_f32<64, 96>(const AttentionParams&, void*, Stream);
-template void attention_decode<DType::kFloat16, 192, 128>(const AttentionParams&, void*, Stream);
+template void attention_decode<DType::kFloat16, 192, 128>(const AttentionParams&, const Plan&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm80

@@ -1,0 +1,220 @@
+// How a row of the CUDA table is made: one function for each kind of row. kernels.cpp, which is the table, calls them.
+#pragma once
+
+#include "core/cpu_features.hpp"
+#include "cuda/arithmetic.hpp"
+#include "cuda/attention/backward/sm75/variant.hpp"
+#include "cuda/attention/backward/sm80/variant.hpp"
+#include "cuda/attention/backward/sm80/variant_f32.hpp"
+#include "cuda/attention/backward/sm90a/variant.hpp"
+#include "cuda/attention/backward/steps.hpp"
+#include "cuda/attention/decode/sm80/variant.hpp"
+#include "cuda/attention/decode/sm90a/variant.hpp"
+#include "cuda/attention/forward/sm75/variant.hpp"
+#include "cuda/attention/forward/sm80/variant.hpp"
+#include "cuda/attention/forward/sm90a/variant.hpp"
+#include "cuda/attention/generic.hpp"
+#include "cuda/costs.hpp"
+#include "cuda/linear/few_rows/sm90a/plan.hpp"
+#include "cuda/linear/generic/linear.hpp"
+#include "cuda/linear/gradient.hpp"
+#include "cuda/linear/tiles/sm75/linear.hpp"
+#include "cuda/linear/tiles/sm80/linear.hpp"
+#include "cuda/linear/tiles/sm90a/linear.hpp"
+#include "cuda/row_costs.hpp"
+#include "ops/kernel_entry.hpp"
+
+namespace flashkernel::cuda_rows {
+
+namespace arithmetic = cuda::arithmetic;
+namespace rates = cuda::rates;
+
+/// The compute capabilities that a row serves.
+struct Devices {
+  int least, most;
+};
+inline constexpr int kNewest = 999;             // what comes next runs from PTX
+inline constexpr Devices kEvery{75, kNewest};   // from the T4 on; mma.sync m16n8k8 for the rows of sm75
+inline constexpr Devices kAmpere{80, kNewest};  // mma.sync m16n8k16
+inline constexpr Devices kHopper{90, 90};       // wgmma and TMA
+
+template <class Params, std::size_t N>
+constexpr KernelTable<Params> table(const KernelEntry<Params> (&rows)[N]) {
+  return {rows, N};
+}
+
+template <class Params>
+constexpr KernelEntry<Params> row(const char* name, Devices devices, const char* arithmetic,
+                                  typename RowFunctions<Params>::Supports supports,
+                                  typename RowFunctions<Params>::Cost cost_us,
+                                  typename RowFunctions<Params>::MakePlan plan,
+                                  typename RowFunctions<Params>::Launch launch) {
+  return {name, DeviceType::kCuda, devices.least, devices.most, kCpuAny, arithmetic, supports, cost_us, plan, launch};
+}
+
+/// A kernel that needs no plan, or one of its workspace alone.
+template <class Params, typename RowFunctions<Params>::PlainLaunch kLaunch,
+          typename RowFunctions<Params>::WorkspaceBytes kBytes = nullptr>
+constexpr KernelEntry<Params> plain(const char* name, Devices devices, const char* arithmetic,
+                                    typename RowFunctions<Params>::Supports supports,
+                                    typename RowFunctions<Params>::Cost cost_us) {
+  typename RowFunctions<Params>::MakePlan plan = nullptr;
+  if constexpr (kBytes != nullptr) plan = plan_workspace<Params, kBytes>;
+  return row<Params>(name, devices, arithmetic, supports, cost_us, plan, launch_plain<Params, kLaunch>);
+}
+
+/// The generic kernel of an op that is bound by memory.
+template <class Params, typename RowFunctions<Params>::PlainLaunch kLaunch,
+          typename RowFunctions<Params>::WorkspaceBytes kBytes = nullptr>
+constexpr KernelEntry<Params> generic(const char* name, typename RowFunctions<Params>::Supports supports) {
+  return plain<Params, kLaunch, kBytes>(name, kEvery, arithmetic::kGeneric, supports,
+                                        cuda::cost_us<Params, rates::kRowsGeneric>);
+}
+
+inline std::int64_t turing_pitch(const AttentionParams& f) { return cuda::sm75::BackwardWorkspace(f).pitch; }
+inline std::int64_t dense_pitch(const AttentionParams& f) { return f.seq_q; }
+
+// Rows of attention's instances.
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> hopper_forward(const char* name) {
+  return plain<AttentionParams, cuda::sm90a::attention_fwd<kDtype, kQkDim, kVDim>>(
+      name, kHopper, arithmetic::kTiledSm90a, cuda::sm90a::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::attention_cost_us<rates::kForwardSm90a>);
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> ampere_forward(const char* name) {
+  return plain<AttentionParams, cuda::sm80::attention_fwd<kDtype, kQkDim, kVDim>>(
+      name, kAmpere, arithmetic::kTiledSm80, cuda::sm80::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::attention_cost_us<rates::kForwardSm80>);
+}
+template <int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> ampere_forward_f32(const char* name) {
+  return plain<AttentionParams, cuda::sm80::attention_fwd_f32<kQkDim, kVDim>>(
+      name, kAmpere, arithmetic::kTiledSm80F32, cuda::sm80::attention_fwd_supports<DType::kFloat32, kQkDim, kVDim>,
+      cuda::attention_cost_us<rates::kForwardSm80>);
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> turing_forward(const char* name) {
+  return plain<AttentionParams, cuda::sm75::attention_fwd<kDtype, kQkDim, kVDim>>(
+      name, kEvery, arithmetic::kTiledSm75, cuda::sm75::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::attention_cost_us<rates::kForwardSm75>);
+}
+using cuda::sm80::DecodeMerge;
+constexpr const char* split_sm80(DecodeMerge merge) {
+  return merge == DecodeMerge::kApart ? arithmetic::kSplitApartSm80 : arithmetic::kSplitWithinSm80;
+}
+template <DType kDtype, int kQkDim, DecodeMerge kMerge, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> ampere_decode(const char* name) {
+  return row<AttentionParams>(
+      name, kAmpere, split_sm80(kMerge), cuda::sm80::attention_decode_supports<kDtype, kQkDim, kVDim, kMerge>,
+      cuda::sm80::attention_decode_cost_us<kMerge>, cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge>,
+      cuda::sm80::attention_decode<kDtype, kQkDim, kVDim>);
+}
+template <DType kDtype, int kQkDim, DecodeMerge kMerge, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> ampere_decode_quantized(const char* name) {
+  return row<AttentionParams>(
+      name, kAmpere, split_sm80(kMerge), cuda::sm80::attention_decode_quantized_supports<kDtype, kQkDim, kVDim, kMerge>,
+      cuda::sm80::attention_decode_cost_us<kMerge, 1>, cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge, 1>,
+      cuda::sm80::attention_decode_quantized<kDtype, kQkDim, kVDim>);
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> hopper_decode_group(const char* name) {
+  return row<AttentionParams>(name, kHopper, arithmetic::kSplitGroupSm90a,
+                              cuda::sm90a::decode_group_supports<kDtype, kQkDim, kVDim>,
+                              cuda::sm90a::decode_group_cost_us, cuda::sm90a::plan_decode_group<kDtype, kQkDim, kVDim>,
+                              cuda::sm90a::decode_group<kDtype, kQkDim, kVDim>);
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> hopper_decode_clusters(const char* name) {
+  return row<AttentionParams>(name, kHopper, arithmetic::kSplitClustersSm90a,
+                              cuda::sm90a::decode_clusters_supports<kDtype, kQkDim, kVDim>,
+                              cuda::sm90a::decode_clusters_cost_us, cuda::sm90a::plan_decode_clusters,
+                              cuda::sm90a::decode_clusters<kDtype, kQkDim, kVDim>);
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionBackwardParams> hopper_backward(const char* name) {
+  return plain<AttentionBackwardParams,
+               cuda::with_repair<cuda::sm90a::BackwardWorkspace, kQkDim, kVDim,
+                                 cuda::sm90a::attention_bwd<kDtype, kQkDim, kVDim>>,
+               cuda::sm90a::attention_bwd_workspace<kQkDim, kVDim>>(
+      name, kHopper, arithmetic::kTiledSm90a, cuda::sm90a::attention_bwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm90a>);
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionBackwardParams> ampere_backward(const char* name) {
+  return plain<
+      AttentionBackwardParams,
+      cuda::with_repair<cuda::sm80::BackwardWorkspace, kQkDim, kVDim, cuda::sm80::attention_bwd<kDtype, kQkDim, kVDim>>,
+      cuda::with_large_rows<cuda::sm80::attention_bwd_workspace<kQkDim, kVDim>>>(
+      name, kAmpere, arithmetic::kTiledSm80, cuda::sm80::attention_bwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>);
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionBackwardParams> turing_backward(const char* name) {
+  return plain<AttentionBackwardParams,
+               cuda::after_sinks<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>, turing_pitch,
+                                 cuda::sm75::attention_bwd<kDtype, kQkDim, kVDim>>,
+               cuda::with_large_rows<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>>>(
+      name, kEvery, arithmetic::kTiledSm75, cuda::sm75::attention_bwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm75>);
+}
+template <int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionBackwardParams> ampere_backward_f32(const char* name) {
+  return plain<AttentionBackwardParams,
+               cuda::after_sinks<cuda::sm80::attention_bwd_f32_workspace, dense_pitch,
+                                 cuda::sm80::attention_bwd_f32<kQkDim, kVDim>>,
+               cuda::with_large_rows<cuda::sm80::attention_bwd_f32_workspace>>(
+      name, kAmpere, arithmetic::kTiledSm80F32, cuda::sm80::attention_bwd_f32_supports<kQkDim, kVDim>,
+      cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>);
+}
+
+/// linear of few rows by one of three kernels, whose plan says which.
+template <class Kernel, DType kDtype>
+constexpr KernelEntry<LinearParams> hopper_few_rows(const char* name, const char* arithmetic) {
+  return row<LinearParams>(name, kHopper, arithmetic, cuda::sm90a::linear_few_rows_supports<Kernel, kDtype>,
+                           cuda::sm90a::linear_few_rows_cost_us<Kernel>, cuda::sm90a::plan_linear_few_rows<Kernel>,
+                           cuda::sm90a::linear_few_rows<Kernel>);
+}
+
+/// linear of many rows, by one way to deal out k and tiles.
+inline constexpr const char* kOrderOfWork[] = {arithmetic::kCooperativeSm90a, arithmetic::kClusterSm90a,
+                                               arithmetic::kSplitKSm90a, arithmetic::kPingPongSm90a};
+template <cuda::sm90a::GemmWork kWork, DType kDtype>
+constexpr KernelEntry<LinearParams> hopper_large(const char* name) {
+  return row<LinearParams>(name, kHopper, kOrderOfWork[static_cast<int>(kWork)],
+                           cuda::sm90a::linear_supports<kWork, kDtype>, cuda::sm90a::linear_cost_us<kWork>,
+                           cuda::sm90a::plan_linear<kWork>, cuda::sm90a::linear);
+}
+template <DType kDtype>
+constexpr KernelEntry<LinearBackwardParams> hopper_gradient(const char* name) {
+  return row<LinearBackwardParams>(name, kHopper, arithmetic::kTilesSm90a, cuda::sm90a::linear_bwd_supports<kDtype>,
+                                   cuda::cost_us<LinearBackwardParams, rates::kGradientSm90a>,
+                                   cuda::sm90a::plan_linear_bwd, cuda::sm90a::linear_bwd);
+}
+
+/// linear's gradient by an arch's products.
+template <void (*kProducts)(const LinearBackwardParams&, void*, Stream),
+          std::size_t (*kBytes)(const LinearBackwardParams&), int kRate>
+constexpr KernelEntry<LinearBackwardParams> linear_gradient(const char* name, Devices devices, const char* arithmetic,
+                                                            Verdict (*supports)(const LinearBackwardParams&)) {
+  return plain<LinearBackwardParams, cuda::after_gradient<kProducts>, cuda::with_gradient_workspace<kBytes>>(
+      name, devices, arithmetic, supports, cuda::cost_us<LinearBackwardParams, kRate>);
+}
+
+/// Rows that a block holds, and so reads once, or that it reads twice.
+template <class Params, int kReads, typename RowFunctions<Params>::PlainLaunch kLaunch,
+          typename RowFunctions<Params>::WorkspaceBytes kBytes = nullptr>
+constexpr KernelEntry<Params> read_rows(const char* name, typename RowFunctions<Params>::Supports supports) {
+  constexpr auto kCost =
+      kReads == 1 ? cuda::cost_us<Params, rates::kRowsGeneric> : cuda::cost_us<Params, rates::kRowsTwice>;
+  return plain<Params, kLaunch, kBytes>(name, kEvery, kReads == 1 ? arithmetic::kHeldRow : arithmetic::kWalkedRow,
+                                        supports, kCost);
+}
+
+/// Rows that the blocks of a cluster share.
+template <class Params, typename RowFunctions<Params>::PlainLaunch kLaunch>
+constexpr KernelEntry<Params> in_clusters(const char* name, typename RowFunctions<Params>::Supports supports) {
+  return plain<Params, kLaunch>(name, kHopper, arithmetic::kClusterOfARow, supports, cuda::clusters_cost_us<Params>);
+}
+
+}  // namespace flashkernel::cuda_rows
