@@ -1,0 +1,122 @@
+"""Attention in flash-attn's layouts, over `flashkernel.torch`: dense [batch, seq, heads, head_dim] and variable-length
+[total, heads, head_dim].
+
+Called by the functions that carry the package's names. Nothing is copied: tensors go on as strided views, and what the
+package's names mean is translated here, once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+import flashkernel as fk
+import flashkernel.torch as fkt
+
+from ..torch._library import autocast, dense, direct
+
+__all__ = ["attention", "attention_varlen", "options", "refuse_dropout", "refuse_fp8", "shapes", "sides"]
+
+
+def sides(window_size: Any) -> tuple[int, int] | None:
+    """The window as the library takes it: every number below 0 means all tokens of that side."""
+    left, right = window_size
+    return None if left < 0 and right < 0 else (max(int(left), -1), max(int(right), -1))
+
+
+def options(
+    softmax_scale: float | None, causal: bool, window_size: Any, softcap: float, alibi_slopes: Any, sinks: Any = None
+) -> dict[str, Any]:
+    """The options that every attention op of the library has."""
+    return {
+        "scale": softmax_scale,
+        "causal": causal,
+        "window": sides(window_size),
+        "softcap": softcap if softcap > 0 else 0.0,
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+    }
+
+
+def refuse_dropout(op: str, dropout_p: float) -> NoReturn:
+    raise NotImplementedError(f"{op}: dropout_p={dropout_p}; 0 is needed: attention dropout is not implemented")
+
+
+def refuse_fp8(op: str, q: torch.Tensor, **scales: Any) -> None:
+    needed = "float8 queries and keys are not implemented, float32, float16 or bfloat16 is needed"
+    for name, scale in scales.items():
+        if scale is not None:
+            raise NotImplementedError(f"{op}: {name} is given; {needed}")
+    if q.dtype.itemsize == 1:
+        raise NotImplementedError(f"{op}: q is {q.dtype}; {needed}")
+
+
+def shapes(op: str, error: Exception, layout: str, **tensors: Any) -> Exception:
+    """The library's error with the shapes that the caller passed, in the caller's layout."""
+    given = ", ".join(f"{name} {list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items())
+    kind = ValueError if isinstance(error, IndexError) else type(error)
+    return kind(f"{op}: {given}; {layout} is needed: {error}")
+
+
+_DENSE = "[batch, seq, heads, head_dim]"
+_VARLEN = "[total, heads, head_dim]"
+
+
+def attention(op: str, q: Any, k: Any, v: Any, options: dict[str, Any], return_lse: bool) -> Any:
+    """out [batch, seq_q, heads, head_dim_v], or (out, lse [batch, heads, seq_q]). An error is `op`'s."""
+    result: Any
+    try:
+        if torch.is_autocast_enabled(q.device.type):
+            q, k, v = autocast(q, k, v)
+        if direct(q, k, v, options["alibi_slopes"], options["sinks"]):
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            if v.shape[-1] != q.shape[-1]:
+                out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+            result = fk.attention(
+                _heads_first(q),
+                _heads_first(k),
+                _heads_first(v),
+                **options,
+                return_lse=return_lse,
+                out=out.transpose(1, 2),
+            )
+            return (out, result[1]) if return_lse else out
+        result = fkt.attention(_heads_first(q), _heads_first(k), _heads_first(v), **options, return_lse=return_lse)
+    except (ValueError, IndexError) as error:
+        raise shapes(op, error, _DENSE, q=q, k=k, v=v) from None
+    return (result[0].transpose(1, 2), result[1]) if return_lse else result.transpose(1, 2)
+
+
+def _heads_first(x: Any) -> Any:
+    """A view; a copy only where the last dim is strided, which no kernel reads (flash-attn copies there too)."""
+    return dense(x).transpose(1, 2)
+
+
+def attention_varlen(
+    op: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    options: dict[str, Any],
+    return_lse: bool,
+) -> Any:
+    """out [total_q, heads, head_dim_v], or (out, lse [heads, total_q]). An error is `op`'s."""
+    try:
+        return fkt.attention_varlen(
+            dense(q),
+            dense(k),
+            dense(v),
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            **options,
+            return_lse=return_lse,
+        )
+    except (ValueError, IndexError) as error:
+        raise shapes(op, error, _VARLEN, q=q, k=k, v=v) from None

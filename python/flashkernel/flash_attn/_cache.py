@@ -1,0 +1,228 @@
+"""Attention over a KV-cache in flash-attn's forms: a cache of its own rows or of pages, with new tokens to append,
+rotary tables, lengths, rows picked by index, and padding on the left.
+
+Called by `flash_attn_with_kvcache` of both interfaces and by the variable-length forms with a page table or with
+lengths in use. A cache [batch, seq, heads, head_dim] is a pool whose pages hold seq tokens each, so it is read where it
+lies. No step waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import flashkernel.torch as fkt
+
+from ..torch._library import dense
+from ._attention import shapes
+
+__all__ = ["attend_pages", "single_token_pages", "token_places", "with_cache"]
+
+
+class _WithoutGradient(torch.autograd.Function):
+    """Results of attention over a cache: forward as they are, also for a q that requires a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, op: str, out: Any, lse: Any, *recorded: Any) -> Any:
+        ctx.op = op
+        return out.view_as(out), lse.view_as(lse)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(f"{ctx.op}: attention over a cache has no gradients; call it under torch.no_grad()")
+
+
+def token_places(cu_seqlens: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """For tokens side by side: the sequence of each and its index in there, int64 [total]."""
+    token = torch.arange(total, device=cu_seqlens.device)
+    sequence = torch.searchsorted(cu_seqlens[1:].long(), token, right=True).clamp_(max=cu_seqlens.shape[0] - 2)
+    return sequence, token - cu_seqlens.long()[sequence]
+
+
+def single_token_pages(cache: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A cache [rows, seq, heads, head_dim] as pages of one token each, and how many of them lie between the starts of
+    two rows: a view where the stride of a row is a multiple of that of a token, else a copy.
+    """
+    rows, seq = cache.shape[:2]
+    if rows > 1 and cache.stride(0) % cache.stride(1):
+        cache = cache.contiguous()
+    step = cache.stride(0) // cache.stride(1) if rows > 1 else seq
+    pages = (rows - 1) * step + seq
+    strides = (cache.stride(1), cache.stride(1), cache.stride(2), cache.stride(3))
+    return cache.as_strided((pages, 1, *cache.shape[2:]), strides), step
+
+
+def attend_pages(
+    op: str,
+    q: Any,
+    k_pages: Any,
+    v_pages: Any,
+    block_table: Any,
+    seq_lens: Any,
+    cu_seqlens_q: Any,
+    max_seqlen_q: int | None,
+    options: dict[str, Any],
+    return_lse: bool,
+) -> Any:
+    """q [batch, seq_q, heads, head_dim] or, with cu_seqlens_q, [total_q, heads, head_dim]; results in q's layout, lse
+    [batch, heads, seq_q] or [heads, total_q]. Where gradients are recorded, backward refuses.
+    """
+    result: Any
+    if torch.is_grad_enabled():
+        recorded = [x for x in (q, k_pages, v_pages, *options.values()) if getattr(x, "requires_grad", False)]
+        if recorded:
+            with torch.no_grad():
+                result = attend_pages(
+                    op, q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, options, True
+                )
+            out, lse = _WithoutGradient.apply(op, *result, *recorded)
+            return (out, lse) if return_lse else out
+    try:
+        if cu_seqlens_q is not None:
+            return fkt.attention_paged(
+                dense(q),
+                k_pages,
+                v_pages,
+                block_table,
+                seq_lens,
+                cu_seqlens_q=cu_seqlens_q,
+                max_seqlen_q=max_seqlen_q,
+                **options,
+                return_lse=return_lse,
+            )
+        result = fkt.attention_paged(
+            dense(q).transpose(1, 2), k_pages, v_pages, block_table, seq_lens, **options, return_lse=return_lse
+        )
+    except (ValueError, IndexError) as error:
+        raise shapes(op, error, "flash-attn's layout of a cache", q=q, k_cache=k_pages, v_cache=v_pages) from None
+    return (result[0].transpose(1, 2), result[1]) if return_lse else result.transpose(1, 2)
+
+
+def with_cache(
+    op: str,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    rotary_cos: torch.Tensor | None,
+    rotary_sin: torch.Tensor | None,
+    cache_seqlens: int | torch.Tensor | None,
+    cache_batch_idx: torch.Tensor | None,
+    cache_leftpad: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+    rotary_interleaved: bool,
+    options: dict[str, Any],
+    return_lse: bool,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
+) -> Any:
+    """Appends k and v, rotated with q where there are tables, and attends over the cache."""
+    if (k is None) != (v is None):
+        raise ValueError(f"{op}: {'v' if v is None else 'k'} is missing; new keys and values come together")
+    if (rotary_cos is None) != (rotary_sin is None):
+        raise ValueError(f"{op}: rotary_{'sin' if rotary_sin is None else 'cos'} is missing; both tables are needed")
+    if rotary_cos is not None and k is None:
+        raise ValueError(f"{op}: rotary tables without k and v; they are for the tokens that are appended")
+    if k is not None and cache_seqlens is None:
+        raise ValueError(f"{op}: k and v without cache_seqlens, which says where they are appended")
+    if block_table is not None and cache_batch_idx is not None:
+        raise ValueError(f"{op}: cache_batch_idx beside a page table, which already says where each sequence lies")
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    device = k_cache.device
+    lengths: Any = cache_seqlens
+    page_size = k_cache.shape[1]
+    if block_table is not None:
+        table = block_table
+    else:
+        rows = torch.arange(batch, dtype=torch.int32, device=device) if cache_batch_idx is None else cache_batch_idx
+        table = rows.to(torch.int32)[:, None]
+    capacity = table.shape[1] * page_size
+    if not isinstance(lengths, torch.Tensor):
+        lengths = torch.full((batch,), capacity if lengths is None else lengths, dtype=torch.int32, device=device)
+    seq_lens = lengths
+    if k is not None and v is not None:
+        sequence, index = _places(k, cu_seqlens_k_new)
+        at = lengths.long()[sequence] + index
+        if rotary_cos is not None and rotary_sin is not None:
+            start = lengths if rotary_seqlens is None else rotary_seqlens
+            k = _rotated(k, rotary_cos, rotary_sin, start.long()[sequence] + index, rotary_interleaved)
+            sequence_q, index_q = _places(q, cu_seqlens_q)
+            # Without a mask that moves with the query, all queries of a call stand at the first one's position.
+            moves = options["causal"] or options["window"] is not None
+            position = start.long()[sequence_q] + (index_q if moves else 0)
+            q = _rotated(q, rotary_cos, rotary_sin, position, rotary_interleaved)
+        with torch.no_grad():
+            _append(op, k, v, k_cache, v_cache, table, sequence, at, capacity)
+        if cu_seqlens_k_new is None:
+            seq_lens = lengths + k.shape[1]
+        else:
+            seq_lens = lengths + cu_seqlens_k_new.diff().to(lengths.dtype)
+    k_pages, v_pages = k_cache, v_cache
+    if cache_leftpad is not None:
+        k_pages, v_pages, table = _after_padding(k_cache, v_cache, table, cache_leftpad)
+        seq_lens = (seq_lens - cache_leftpad).clamp(min=0)
+    return attend_pages(
+        op, q, k_pages, v_pages, table, seq_lens, cu_seqlens_q, max_seqlen_q, options, return_lse
+    )  # fmt: skip
+
+
+def _places(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequence and index of every token of x [batch, seq, ...] or, with cu_seqlens, [total, ...]; int64."""
+    if cu_seqlens is not None:
+        return token_places(cu_seqlens, x.shape[0])
+    batch, seq = x.shape[:2]
+    token = torch.arange(batch * seq, device=x.device)
+    return token // max(seq, 1), token % max(seq, 1)
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> Any:
+    """x [..., heads, head_dim] with the token of each position rotated, in the same order in memory."""
+    tokens = x.reshape(-1, *x.shape[-2:]).transpose(0, 1)[None]  # [1, heads, tokens, head_dim]
+    out = fkt.rope_table(dense(tokens), None, cos, sin, positions, interleaved=interleaved)
+    return out[0].transpose(0, 1).reshape(x.shape)
+
+
+def _append(
+    op: str,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    table: torch.Tensor,
+    sequence: torch.Tensor,
+    at: torch.Tensor,
+    capacity: int,
+) -> None:
+    """Writes the tokens of k and v to position `at` [tokens] of sequence `sequence` [tokens]."""
+    fits = at < capacity
+    if at.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(fits.all()):
+        raise ValueError(f"{op}: a token is appended at position {int(at.max())} of a cache of {capacity} tokens")
+    page_size = k_cache.shape[1]
+    inside = at.clamp(max=capacity - 1)
+    slots = table[sequence, inside // page_size].long() * page_size + inside % page_size
+    slots = torch.where(fits, slots, -1)  # on a GPU, what does not fit is not written
+    fkt.kv_append(
+        dense(k.reshape(-1, *k.shape[-2:])), dense(v.reshape(-1, *v.shape[-2:])), k_cache, v_cache, slots
+    )  # fmt: skip
+
+
+def _after_padding(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, table: torch.Tensor, leftpad: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pages of one token and a table in which each sequence begins behind its padding."""
+    page_size = k_cache.shape[1]
+    k_pages, step = single_token_pages(k_cache)
+    v_pages, step_v = single_token_pages(v_cache)
+    if step != step_v:
+        v_pages, step_v = single_token_pages(v_cache.contiguous())
+        if step != step_v:
+            k_pages, step = single_token_pages(k_cache.contiguous())
+    capacity = table.shape[1] * page_size
+    token = torch.arange(capacity, device=table.device)[None] + leftpad.long()[:, None]
+    token = token.clamp(max=capacity - 1)  # past a sequence's end, where the table is not read
+    page = torch.gather(table.long(), 1, token // page_size)
+    return k_pages, v_pages, (page * step + token % page_size).to(torch.int32)

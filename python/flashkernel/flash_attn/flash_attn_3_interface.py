@@ -1,0 +1,316 @@
+"""The functions of `flash_attn_interface` (flash-attn 3) over FlashKernel, with `s_aux`: attention sinks.
+
+Names, arguments, defaults and layouts are the package's. `num_splits`, `pack_gqa`, `sm_margin` and
+`scheduler_metadata` say how to use a GPU and are accepted: the kernels here choose for themselves. Refused by name:
+float8 scales (`q_descale`, ...), `qv`, `attention_chunk`. Source: Shah et al., FlashAttention-3 (2024).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _attention as door
+from ._cache import attend_pages, token_places, with_cache
+
+__all__ = [
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+]
+
+Window = tuple[int, int]
+
+
+def _refuse(op: str, q: Any, qv: Any, attention_chunk: int, q_descale: Any, k_descale: Any, v_descale: Any) -> None:
+    if qv is not None:
+        raise NotImplementedError(f"{op}: qv is given; queries of the values are not implemented, None is needed")
+    if attention_chunk:
+        raise NotImplementedError(f"{op}: attention_chunk={attention_chunk}; 0 is needed: chunks are not implemented")
+    door.refuse_fp8(op, q, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
+) -> Any:
+    """Attention over [batch, seq, heads, head_dim], with gradients, s_aux's included.
+
+    s_aux: [heads_q], the logit of one more key that has no value; float32, or q's dtype, which is converted.
+
+    Returns out, or (out, lse [batch, heads_q, seq_q]) with return_attn_probs. Raises NotImplementedError for what the
+    module's text lists, ValueError for shapes and dtypes that don't fit.
+
+    >>> import torch
+    >>> from flashkernel.flash_attn.flash_attn_3_interface import flash_attn_func
+    >>> q = torch.ones(1, 3, 4, 8)
+    >>> out, lse = flash_attn_func(q, q, q, causal=True, s_aux=torch.zeros(4), return_attn_probs=True)
+    >>> lse.shape
+    torch.Size([1, 4, 3])
+    """
+    op = "flash_attn_func"
+    _refuse(op, q, qv, attention_chunk, q_descale, k_descale, v_descale)
+    options = door.options(softmax_scale, causal, window_size, softcap, None, _sinks(s_aux))
+    return door.attention(op, q, k, v, options, return_attn_probs)
+
+
+def _sinks(s_aux: torch.Tensor | None) -> torch.Tensor | None:
+    return None if s_aux is None else s_aux.float()
+
+
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """The same with one tensor: qkv [batch, seq, 3, heads, head_dim], or [batch, seq, heads_q + 2 * heads_kv, head_dim]
+    with num_heads_q. Backward joins the gradients, a copy.
+
+    >>> import torch
+    >>> from flashkernel.flash_attn.flash_attn_3_interface import flash_attn_qkvpacked_func
+    >>> flash_attn_qkvpacked_func(torch.ones(1, 5, 8, 16), num_heads_q=4).shape
+    torch.Size([1, 5, 4, 16])
+    """
+    op = "flash_attn_qkvpacked_func"
+    _refuse(op, qkv, None, attention_chunk, q_descale, k_descale, v_descale)
+    options = door.options(softmax_scale, causal, window_size, softcap, None)
+    if qkv.dim() == 5 and qkv.shape[2] == 3:
+        q, k, v = qkv.unbind(2)
+    elif (
+        qkv.dim() == 4
+        and num_heads_q is not None
+        and qkv.shape[2] > num_heads_q
+        and (qkv.shape[2] - num_heads_q) % 2 == 0
+    ):
+        heads_kv = (qkv.shape[2] - num_heads_q) // 2
+        q, k, v = qkv.split([num_heads_q, heads_kv, heads_kv], dim=2)
+    else:
+        raise ValueError(
+            f"{op}: qkv has shape {list(qkv.shape)}, num_heads_q={num_heads_q}; [batch, seq, 3, heads, head_dim] is "
+            "needed, or [batch, seq, heads_q + 2 * heads_kv, head_dim] with num_heads_q"
+        )
+    return door.attention(op, q, k, v, options, return_attn_probs)
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
+) -> Any:
+    """Attention of sequences side by side, with gradients.
+
+    q: [total_q, heads_q, head_dim]; k, v: [total_k, heads_kv, *]; cu_seqlens_*: int32 or int64 [batch + 1].
+    seqused_q, seqused_k: int32 [batch], how many tokens at the start of each sequence count. The others' rows of out
+       are 0, of lse -inf, and of gradients 0. This path copies the tokens that count and, on a GPU, waits for their
+       number; seqused_k alone, without gradients, copies nothing and reads pages of one token.
+
+    Returns out [total_q, heads_q, head_dim_v], or (out, lse [heads_q, total_q]) with return_attn_probs.
+
+    >>> import torch
+    >>> from flashkernel.flash_attn.flash_attn_3_interface import flash_attn_varlen_func
+    >>> q, starts = torch.ones(5, 2, 8), torch.tensor([0, 2, 5], dtype=torch.int32)
+    >>> used = torch.tensor([1, 3], dtype=torch.int32)
+    >>> flash_attn_varlen_func(q, q, q, starts, starts, 3, 3, seqused_k=used).shape
+    torch.Size([5, 2, 8])
+    """
+    op = "flash_attn_varlen_func"
+    _refuse(op, q, qv, attention_chunk, q_descale, k_descale, v_descale)
+    options = door.options(softmax_scale, causal, window_size, softcap, None, _sinks(s_aux))
+    if seqused_q is None and seqused_k is None:
+        return door.attention_varlen(
+            op, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_attn_probs
+        )
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v) + (() if s_aux is None else (s_aux,)))
+    if seqused_q is None and seqused_k is not None and not recorded:
+        at = torch.arange(max(max_seqlen_k, 1), device=k.device)[None] + cu_seqlens_k[:-1].long()[:, None]
+        table = at.clamp_(max=max(k.shape[0] - 1, 0)).to(torch.int32)
+        return attend_pages(
+            op, q, k[:, None], v[:, None], table, seqused_k, cu_seqlens_q, max_seqlen_q, options, return_attn_probs
+        )
+    rows_q, starts_q = _used(cu_seqlens_q, seqused_q, q.shape[0])
+    rows_k, starts_k = _used(cu_seqlens_k, seqused_k, k.shape[0])
+    out, lse = door.attention_varlen(
+        op, q[rows_q], k[rows_k], v[rows_k], starts_q, starts_k, max_seqlen_q, max_seqlen_k, options, True
+    )
+    full = out.new_zeros((q.shape[0], *out.shape[1:])).index_copy(0, rows_q, out)
+    if not return_attn_probs:
+        return full
+    return full, lse.new_full((lse.shape[0], q.shape[0]), float("-inf")).index_copy(1, rows_q, lse)
+
+
+def _used(cu_seqlens: torch.Tensor, used: torch.Tensor | None, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that count, and cu_seqlens of them alone."""
+    if used is None:
+        return torch.arange(total, device=cu_seqlens.device), cu_seqlens
+    sequence, index = token_places(cu_seqlens, total)
+    within = (index < used[sequence]) & (index < cu_seqlens.diff()[sequence])
+    starts = torch.zeros_like(cu_seqlens)
+    starts[1:] = torch.minimum(used, cu_seqlens.diff()).cumsum(0)
+    return within.nonzero()[:, 0], starts
+
+
+def flash_attn_combine(
+    out_partial: torch.Tensor,
+    lse_partial: torch.Tensor,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over the union of sets of keys, from the result over each; sums in float32.
+
+    out_partial: [splits, batch, seq, heads, head_dim], float32 or narrower. lse_partial: float32 [splits, batch, seq,
+       heads]. out: written where given. out_dtype: default out_partial's.
+
+    Returns (out [batch, seq, heads, head_dim], lse float32 [batch, seq, heads]). A part with LSE -inf counts nothing.
+
+    >>> import torch
+    >>> from flashkernel.flash_attn.flash_attn_3_interface import flash_attn_combine
+    >>> parts = torch.tensor([1.0, 3.0]).reshape(2, 1, 1, 1, 1)
+    >>> flash_attn_combine(parts, torch.zeros(2, 1, 1, 1))[0].item()
+    2.0
+    """
+    if out_partial.dim() != 5 or lse_partial.shape != out_partial.shape[:-1]:
+        raise ValueError(
+            f"flash_attn_combine: out_partial {list(out_partial.shape)}, lse_partial {list(lse_partial.shape)}; "
+            "[splits, batch, seq, heads, head_dim] and [splits, batch, seq, heads] are needed"
+        )
+    lse = torch.logsumexp(lse_partial, 0)
+    weights = torch.exp(lse_partial - lse.masked_fill(lse == float("-inf"), 0.0))
+    merged = (weights[..., None] * out_partial.float()).sum(0)
+    if out is not None:
+        return out.copy_(merged), lse
+    return merged.to(out_partial.dtype if out_dtype is None else out_dtype), lse
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    qv: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    page_table: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: torch.Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
+) -> Any:
+    """Appends k and v to a cache in place and attends over it; no gradients.
+
+    As `flash_attn_with_kvcache` of flash-attn 2, and: page_table is its block_table; with cu_seqlens_q, q is [total_q,
+    heads_q, head_dim]; with cu_seqlens_k_new, k and v are [total_new, heads_kv, *]; rotary_seqlens int32 [batch]: where
+    the tables' positions begin, instead of cache_seqlens; s_aux: sinks [heads_q].
+
+    Returns out, or with return_softmax_lse (out, lse, and two empty tensors: the package's partial results).
+
+    >>> import torch
+    >>> from flashkernel.flash_attn.flash_attn_3_interface import flash_attn_with_kvcache
+    >>> pages, table = torch.ones(4, 16, 2, 8), torch.tensor([[2, 0]], dtype=torch.int32)
+    >>> flash_attn_with_kvcache(torch.ones(1, 1, 4, 8), pages, pages, page_table=table, cache_seqlens=20).shape
+    torch.Size([1, 1, 4, 8])
+    """
+    op = "flash_attn_with_kvcache"
+    _refuse(op, q, qv, attention_chunk, q_descale, k_descale, v_descale)
+    result = with_cache(
+        op,
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary_cos,
+        rotary_sin,
+        cache_seqlens,
+        cache_batch_idx,
+        cache_leftpad,
+        page_table,
+        rotary_interleaved,
+        door.options(softmax_scale, causal, window_size, softcap, None, _sinks(s_aux)),
+        return_softmax_lse,
+        cu_seqlens_q,
+        cu_seqlens_k_new,
+        max_seqlen_q,
+        rotary_seqlens,
+    )
+    if not return_softmax_lse:
+        return result
+    nothing = torch.empty(0, device=q.device)
+    return *result, nothing, nothing
+
+
+def get_scheduler_metadata(*args: Any, **kwargs: Any) -> None:
+    """None: attention over a cache is planned on the device here, so that there is nothing to prepare."""
+    return None
