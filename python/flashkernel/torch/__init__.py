@@ -1,11 +1,14 @@
 """FlashKernel's ops as `torch.library` custom ops: autograd, fake tensors, torch.compile(fullgraph=True).
 
 Calls that record no gradient and are not compiled go straight to the compiled op. Importing this module changes
-nothing in torch beyond registering the ops as `torch.ops.flashkernel.*`.
+nothing in torch beyond registering the ops as `torch.ops.flashkernel.*`, and the name "flashkernel" with torch's
+registry of flash attention implementations: ``torch.nn.attention.activate_flash_attention_impl("flashkernel")`` (torch
+2.11 and later) then moves every scaled_dot_product_attention and `varlen_attn` of the process to FlashKernel.
 """
 
 from __future__ import annotations
 
+from . import flash_impl as _flash_impl
 from .attention import attention, attention_varlen
 from .elementwise import log_softmax, softmax, swiglu
 from .kv_cache import attention_paged, kv_append, kv_read
@@ -13,6 +16,9 @@ from .linear import Linear, linear
 from .loss import cross_entropy
 from .norm import RMSNorm, layer_norm, rms_norm
 from .rope import rope, rope_table
+from .sdpa import scaled_dot_product_attention
+
+_flash_impl.register()
 
 __all__ = [
     "Linear",
@@ -29,6 +35,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "rope_table",
+    "scaled_dot_product_attention",
     "softmax",
     "swiglu",
 ]
