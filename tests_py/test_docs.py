@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -72,6 +73,18 @@ def test_a_guides_cpp_is_that_of_the_example():
     assert len(blocks) == 4
     for block in blocks:
         assert block in example, f"not in examples/serving_loop.cpp:\n{block}"
+
+
+def test_the_doors_python_runs():
+    pytest.importorskip("torch")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "moving_from_flash_attn.md").read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        if "activate_flash_attention_impl" in block and not hasattr(
+            importlib.import_module("torch.nn.attention"), "activate_flash_attention_impl"
+        ):
+            continue  # torch before 2.11 has no registry
+        subprocess.run([sys.executable, "-c", block], check=True)
 
 
 ALIASES = {"flashkernel": "fk", "flashkernel.torch": "fkt", "flashkernel.triton": "fk_triton"}

@@ -224,6 +224,7 @@ CACHES: dict[str, dict[str, Any]] = {
     "leftpad": {"leftpad": [1, 0, 4]},
     "leftpad-strided-rows": {"leftpad": [1, 0, 4], "strided": True},
     "pages": {"pages": True},
+    "pages-batch-idx": {"pages": True, "rows": [2, 1, 2], "new": False},
     "pages-leftpad-rotary": {"pages": True, "leftpad": [1, 0, 4], "turn": True, "interleaved": False},
     "alibi-softcap-window": {"alibi": True, "softcap": 5.0, "window_size": (6, 0)},
     "length-int": {"lengths": 5},
@@ -244,7 +245,8 @@ def test_with_kvcache(name: str) -> None:
         caches = [torch.randn(12, size, 2, 16) for _ in range(2)]
 
     def of_sequence(cache: Any, i: int) -> Any:
-        return cache[table[i].long()].flatten(0, 1) if case.get("pages") else cache[i if rows is None else rows[i]]
+        row = i if rows is None else rows[i]
+        return cache[table[row].long()].flatten(0, 1) if case.get("pages") else cache[row]
 
     before = [[of_sequence(cache, i).clone() for i in range(batch)] for cache in caches]
     q = torch.randn(batch, new, 4, 16)

@@ -1,4 +1,4 @@
-"""flashkernel.torch.scaled_dot_product_attention, and "flashkernel" in torch's registry, against torch's own numbers."""
+"""flashkernel.torch.scaled_dot_product_attention and "flashkernel" in torch's registry, against torch's own numbers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_other_numbers_of_dims(lead: tuple[int, ...]) -> None:
 
 def test_refusals() -> None:
     q = torch.randn(1, 2, 3, 8)
-    with pytest.raises(NotImplementedError, match="dropout_p=0.5; 0 is needed"):
+    with pytest.raises(NotImplementedError, match=r"dropout_p=0\.5; 0 is needed"):
         fkt.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
     with pytest.raises(ValueError, match="attn_mask beside is_causal=True"):
         fkt.scaled_dot_product_attention(q, q, q, torch.ones(3, 3), is_causal=True)

@@ -129,14 +129,12 @@ def with_cache(
         raise ValueError(f"{op}: rotary tables without k and v; they are for the tokens that are appended")
     if k is not None and cache_seqlens is None:
         raise ValueError(f"{op}: k and v without cache_seqlens, which says where they are appended")
-    if block_table is not None and cache_batch_idx is not None:
-        raise ValueError(f"{op}: cache_batch_idx beside a page table, which already says where each sequence lies")
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     device = k_cache.device
     lengths: Any = cache_seqlens
     page_size = k_cache.shape[1]
     if block_table is not None:
-        table = block_table
+        table = block_table if cache_batch_idx is None else block_table[cache_batch_idx.long()]
     else:
         rows = torch.arange(batch, dtype=torch.int32, device=device) if cache_batch_idx is None else cache_batch_idx
         table = rows.to(torch.int32)[:, None]

@@ -277,7 +277,8 @@ def flash_attn_with_kvcache(
     k, v: [batch, seq_new, heads_kv, *], appended at cache_seqlens (int, or int32 [batch]; without k, None: all).
     rotary_cos, rotary_sin: [positions, rotary_dim / 2]; k, and q, are turned by them. Without causal or a window, all
        queries stand at position cache_seqlens.
-    cache_batch_idx: int32 [batch], the row of each sequence. cache_leftpad: int32 [batch], where each begins.
+    cache_batch_idx: int32 [batch], the row of each sequence, in block_table where there is one.
+    cache_leftpad: int32 [batch], where each begins.
     block_table: int32 [batch, max_blocks].
     num_splits: accepted; the kernels choose for themselves.
 
