@@ -48,8 +48,8 @@ TEST(DecodePlan, OneOfTheTwoRowsIsInItsRange) {
 
 TEST(DecodePlan, BothRowsCanBeForcedWhereTheyAreLegal) {
   const auto takes = [](const AttentionParams& p) {
-    return std::pair(bool(attention_decode_supports<DType::kFloat16, 128, DecodeMerge::kApart>(p)),
-                     bool(attention_decode_supports<DType::kFloat16, 128, DecodeMerge::kWithin>(p)));
+    return std::pair(bool(attention_decode_supports<DType::kFloat16, 128, 128, DecodeMerge::kApart>(p)),
+                     bool(attention_decode_supports<DType::kFloat16, 128, 128, DecodeMerge::kWithin>(p)));
   };
   EXPECT_EQ(takes(call(1, 128, 8, 8)), std::pair(true, true));
   EXPECT_EQ(takes(call(64, 65536, 16, 1)), std::pair(true, true));
@@ -68,7 +68,8 @@ TEST(DecodePlan, BlocksOfAllHeadsCutSequencesAlikeWhereThatCostsFewOfThem) {
 TEST(DecodePlan, WarpsFitSharedMemory) {
   for (const int kilobytes : {99, 163, 227})
     for (const std::int64_t group : {1, 8, 16, 32}) {
-      const DecodePlan plan = plan_decode<128, 2>(call(4, 4096, group, 1), DecodeMerge::kApart, device(108, kilobytes));
+      const DecodePlan plan =
+          plan_decode<128, 128, 2>(call(4, 4096, group, 1), DecodeMerge::kApart, device(108, kilobytes));
       EXPECT_GE(plan.key_lanes, 1);
       EXPECT_LE(plan.shared_bytes, kilobytes * 1024);
       EXPECT_EQ(plan.rows, group);
@@ -77,7 +78,7 @@ TEST(DecodePlan, WarpsFitSharedMemory) {
 }
 
 TEST(DecodePlan, TheWorkspaceHoldsTwoPartsOfABlock) {
-  const Plan plan = plan_attention_decode<128, DecodeMerge::kWithin>(call(4, 65536, 32, 8), device(108));
+  const Plan plan = plan_attention_decode<128, 128, DecodeMerge::kWithin>(call(4, 65536, 32, 8), device(108));
   EXPECT_FALSE(plan.as<DecodePlan>().combine_apart);
   EXPECT_EQ(plan.workspace_bytes, std::size_t{2} * 104 * 4 * (128 + 4) * sizeof(float));
 }
