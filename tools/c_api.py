@@ -89,7 +89,7 @@ def declarations() -> dict[str, list[Function]]:
 
 def ops() -> list[Function]:
     """One function an op: of overloads the longest, which serves the others' calls with its arguments left out."""
-    known, result = declarations(), []
+    known, result = declarations(), list[Function]()
     for name in (*op_names(), *MORE_FUNCTIONS):
         overloads = known.get(name)
         if not overloads:
@@ -218,12 +218,12 @@ def c_api(ops_header: str) -> CApi:
         for line in body.split(";"):
             line = re.sub(r"\s+", " ", line).strip()
             callback = re.fullmatch(r"(.*)\(\*(\w+)\)\((.*)\)", line)
-            found = re.fullmatch(r"(.*?) ?\b(\w+)(?:\[(\d+)\])?", line)
+            field = re.fullmatch(r"(.*?) ?\b(\w+)(?:\[(\d+)\])?", line)
             if callback:
                 fields.append((f"{callback[1].strip()}({callback[3]})", callback[2], 0))
             elif line:
-                assert found, line
-                fields.append((found[1], found[2], int(found[3] or 0)))
+                assert field, line
+                fields.append((field[1], field[2], int(field[3] or 0)))
         structs.append(Struct(name, fields))
     functions = [
         (kind.strip(), name, c_parameters(parameters))
