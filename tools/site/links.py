@@ -6,6 +6,7 @@ there, a picture is copied, and everything else (sources, results, notebooks) le
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections.abc import Mapping
@@ -40,12 +41,13 @@ def pictures(root: Path) -> list[str]:
 
 
 def repository(root: Path) -> str:
-    """The address of the repository, from [project.urls] of pyproject.toml."""
+    """The repository's address: of [project.urls], which a release writes (scripts/release_metadata.py); else of the
+    workflow that builds the site; else the words that stand for it in SECURITY.md."""
     text = (root / "pyproject.toml").read_text(encoding="utf-8")
     found = re.search(r'^(?:Repository|Source|Homepage) *= *"([^"]+)"', text, re.MULTILINE)
-    if found is None:
-        raise ValueError("docs: pyproject.toml has no Repository in [project.urls]; links to sources need it")
-    return found[1].rstrip("/").removesuffix(".git")
+    if found is not None:
+        return found[1].rstrip("/").removesuffix(".git")
+    return f"https://github.com/{os.environ.get('GITHUB_REPOSITORY', 'OWNER/REPOSITORY')}"
 
 
 def spans(text: str) -> list[str]:
