@@ -2,6 +2,7 @@
 if(NOT OBJECTS)
   message(FATAL_ERROR "no objects given")
 endif()
+list(FILTER OBJECTS EXCLUDE REGEX "\\.[gp]ch$")  # a precompiled header is among them, where there is one
 set(_found "")
 foreach(_object IN LISTS OBJECTS)
   execute_process(COMMAND ${NM} -C ${_object} OUTPUT_VARIABLE _symbols RESULT_VARIABLE _status)
