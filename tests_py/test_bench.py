@@ -96,7 +96,7 @@ def test_every_kernel_of_the_registry_has_a_row(bench: Run, tmp_path: Path, caps
         )  # sizes
     assert fk.forced_kernels() == ""
     printed = capsys.readouterr().out
-    assert all(f"  {kernel} " in printed for kernel in available)
+    assert available <= set(printed.split())
     with (tmp_path / "bench.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert {line["provider"] for line in lines} >= available

@@ -369,7 +369,7 @@ def test_the_command_says_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         (directory / name).write_bytes(sound)
         lines = [line for line in capsys.readouterr().err.splitlines() if ": warning: " not in line]
         if codes[-1] == 0:
-            assert not lines
+            assert [line.split()[0] for line in lines] == ["prefill", "decode", "device"]
         else:
             assert codes[-1] in (1, 2) and len(lines) == 1, lines
             assert lines[0].startswith("flashkernel generate: ") and len(lines[0]) < 1000

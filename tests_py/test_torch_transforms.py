@@ -40,7 +40,9 @@ cases = pytest.mark.parametrize("name", OPS)
 
 
 def test_every_op_is_here():
-    assert set(OPS) | CACHES == {name for name in fkt.__all__ if name[0].islower()} == set(_dynamo.TRACEABLE)
+    names = {name for name in fkt.__all__ if name[0].islower()}
+    composed = {"scaled_dot_product_attention"}  # of attention, whose sentences it says: test_sdpa.py
+    assert set(OPS) | CACHES == names - composed == set(_dynamo.TRACEABLE)
 
 
 @cases

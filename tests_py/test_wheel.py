@@ -137,7 +137,8 @@ def check_lean(sizes: dict[str, int]) -> None:
         "libraries": (r".*\.(so|dll|dylib|pyd)(\.[0-9.]+)?$|.*\.lib$", 80_000),
         "models": (r"flashkernel/models/", 9_000),
         "python": (r".*\.pyi?$", 2_000),
-        "headers": (r"flashkernel/include/.*\.hpp$", 500),
+        "headers": (r"flashkernel/include/.*\.h(pp)?$", 500),
+        "pkg-config": (r"flashkernel/lib/pkgconfig/flashkernel\.pc$", 10),
         "cmake": (r"flashkernel/lib/cmake/.*\.cmake$", 50),
         "page": (r"flashkernel/serve/.*\.(html|css|js|svg)$|flashkernel/py\.typed$", 300),
     }

@@ -201,6 +201,7 @@ def torch_functions(x: Tensor, flag: bool) -> None:
     assert_type(fkt.attention_varlen(x, x, x, x, x, 1, 1, return_lse=True), tuple[Tensor, Tensor])
     assert_type(fkt.attention_paged(x, x, x, x, x), Tensor)
     assert_type(fkt.attention_paged(x, x, x, x, x, return_lse=True), tuple[Tensor, Tensor])
+    assert_type(fkt.scaled_dot_product_attention(x, x, x), Tensor)
     assert_type(fkt.kv_append(x, x, x, x, x, rope={"positions": x, "q": x}), Tensor)
     assert_type(fkt.kv_append(x, x, x, x, x), None)
     assert_type(fkt.kv_read(x, x, x, x), tuple[Tensor, Tensor])
