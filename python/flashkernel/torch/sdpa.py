@@ -101,7 +101,7 @@ def _other_dims(query: Any, key: Any, value: Any, attn_mask: Any, is_causal: boo
             f"{list(value.shape)}; at least [seq, head_dim] is needed"
         )
     query, key, value = (x.reshape((1,) * (4 - x.dim()) + tuple(x.shape)) for x in (query, key, value))
-    lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
+    lead = torch.functional.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
     if attn_mask is not None and attn_mask.dim() > 4:
         attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-3:]).flatten(0, -4)
     query, key, value = (x.expand(*lead, *x.shape[-3:]).flatten(0, -4) for x in (query, key, value))
