@@ -133,6 +133,10 @@ def family_model(case: str) -> Any:
     config = getattr(transformers, f"{kind}{'Text' if kind == 'Gemma3' else ''}Config")(**{**SIZES, **options})
     stock = getattr(transformers, f"{kind}ForCausalLM")
     model = stock._from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
+    if kind == "GptOss":  # the experts of Transformers 5.17 read neither number from the configuration
+        for layer in model.model.layers:
+            layer.mlp.experts.alpha = options.get("swiglu_alpha", 1.702)
+            layer.mlp.experts.limit = options.get("swiglu_limit", 7.0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -48,7 +48,8 @@ class Favour(LogitsProcessor):
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         scores = scores.clone()
-        scores[torch.arange(len(scores)), (input_ids.sum(-1) + torch.arange(len(scores))) % 90] += 3.0
+        row = torch.arange(len(scores), device=scores.device)
+        scores[row, (input_ids.sum(-1) + row) % 90] += 3.0
         return scores
 
 

@@ -196,7 +196,8 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "float64 and back": to_float64_and_back,
     "LoRA merged": lora_merged,
 }
-SMALL = ("half and back", "bfloat16 and back", "a head that is tied", "resized")  # may leave the tokens as they were
+# May leave the tokens as they were.
+SMALL = ("half and back", "bfloat16 and back", "a head that is tied", "resized", "shrunk")
 
 
 @pytest.fixture(params=["gpt2", "gpt2 as on a GPU", "llama", "llama-3.2 as on a GPU", "qwen2"])

@@ -433,6 +433,9 @@ def test_steps_move_on_by_themselves() -> None:
     """Three steps from one load: positions, lengths and slots follow, parked rows stay where they are."""
     model = MODELS["torch"]
     pool = fk.KvPagePool(4, model.heads_kv, model.head_dim, page_size=16, num_layers=2, dtype="float32")
+    for layer in range(2):  # the keys before the row's first token are in memory that nobody has written
+        np.asarray(pool.k_pages(layer))[:] = 0
+        np.asarray(pool.v_pages(layer))[:] = 0
     decoder = Decoder(model, pool, rows=4, width=2, steps=3)
     request = Request(1, 0, [1], 9, SamplingOptions(), frozenset())
     row = Row(request, 15, np.array([15, 48, 49]), np.array([0, 3], np.int32))

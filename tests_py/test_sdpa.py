@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -232,6 +233,8 @@ def test_varlen_attn(window: tuple[int, int], active: None) -> None:
     out.sum().backward()
     assert calls() > before
     assert k.grad.abs().sum() > 0
+    if "seqused_k" not in inspect.signature(varlen_attn).parameters:
+        return  # torch before 2.12: it has no pages
     pages, table = torch.randn(4, 8, 4, 16), torch.tensor([[2, 0], [1, 3], [0, 2]], dtype=torch.int32)
     used = torch.tensor([9, 2, 16], dtype=torch.int32)
     with torch.no_grad():

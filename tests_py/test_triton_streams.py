@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 import flashkernel.triton as fk_triton
+from conftest import HAS_GPU
 from flashkernel.triton._host import Call
 from keyword_calls import calls
 
@@ -61,6 +62,20 @@ def watched(monkeypatch, run):
     return watch.outside
 
 
+DEVICE = "cuda" if HAS_GPU else "cpu"  # Triton's interpreter, where there is no GPU, takes tensors of the CPU
+
+
+def placed(value):
+    """The value with its tensors on DEVICE."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(placed(item) for item in value)
+    return value.to(DEVICE) if isinstance(value, torch.Tensor) else value
+
+
+def ones(*shape):
+    return torch.ones(shape, device=DEVICE)
+
+
 CASES = {name: case for name, case in calls().items() if case[0] in fk_triton.__all__}
 
 
@@ -75,19 +90,17 @@ def test_fills_and_allocations(name, given, monkeypatch):
         keywords = {k: v for k, v in keywords.items() if k not in {"out", "grads", "residual_out"} & optional}
     given_for = {"need_bias": "bias", "need_sinks": "sinks"}
     flags = [flag for flag, name in given_for.items() if flag in takes and (name in keywords or name not in takes)]
-    keywords = {**keywords, **dict.fromkeys(flags, True)}
+    keywords = {name: placed(value) for name, value in keywords.items()} | dict.fromkeys(flags, True)
     assert watched(monkeypatch, lambda: function(**keywords, stream=0)) == []
 
 
 @pytest.mark.parametrize(
     "run",
     [
-        lambda: fk_triton.reduce_sum(torch.ones(0, 3), axis=0),
-        lambda: fk_triton.rms_norm_backward(torch.ones(0, 4), torch.ones(0, 4), torch.ones(4), torch.ones(0)),
-        lambda: fk_triton.layer_norm_backward(
-            torch.ones(0, 4), torch.ones(0, 4), torch.ones(4), torch.ones(0), torch.ones(0), need_bias=True
-        ),
-        lambda: fk_triton.linear_backward(torch.ones(0, 5), torch.ones(0, 4), torch.ones(5, 4)),
+        lambda: fk_triton.reduce_sum(ones(0, 3), axis=0),
+        lambda: fk_triton.rms_norm_backward(ones(0, 4), ones(0, 4), ones(4), ones(0)),
+        lambda: fk_triton.layer_norm_backward(ones(0, 4), ones(0, 4), ones(4), ones(0), ones(0), need_bias=True),
+        lambda: fk_triton.linear_backward(ones(0, 5), ones(0, 4), ones(5, 4)),
     ],
     ids=["reduce_sum", "rms_norm_backward", "layer_norm_backward", "linear_backward"],
 )

@@ -121,10 +121,10 @@ class Exchange {
   std::uint32_t phase_ = 0;
 };
 
-/// Blocks that hold a row of `vectors`.
+/// Blocks that hold a row of `vectors`. At least two: st.async in a block without a cluster is an illegal instruction.
 template <class S = Long>
 int blocks_of_cluster(std::int64_t vectors) {
-  return static_cast<int>(ceil_div(vectors * 16, S::kBytes));
+  return std::max(2, static_cast<int>(ceil_div(vectors * 16, S::kBytes)));
 }
 
 /// Rows that a cluster can take. Which of them it is faster for stands in row_costs.hpp. `vectors`: rows are whole
