@@ -41,7 +41,10 @@ LONG_FOR_OTHERS = {
     "attention": "*.long_*:*.tiles_*:*.blocks_*:*.paged_prefill_*:*/tiled.split_*:*/naive.split_*:*_one_long_*",
     "linear": "*.large_*:*.wide_*:*.split_*:*.long_sum_*",
 }
-SETTINGS = {"FK_CONFORMANCE_ORACLE": "0", "FK_CONFORMANCE_REPEATS": "1", "OMP_NUM_THREADS": "1"}
+SETTINGS = {
+    "FK_CONFORMANCE_ORACLE": "0", "FK_CONFORMANCE_REPEATS": "1", "FK_CONFORMANCE_LARGER_HEAD_DIMS": "25",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 class Process(NamedTuple):

@@ -32,6 +32,25 @@ TEST(CudaCosts, OutsideItsRangeAVariantIsBehindTheNextFamily) {
               launch_and(work, rates::kLinearFewRowsSm80.few));
 }
 
+TEST(CudaCosts, AnInstanceForLargerHeadDimsIsOutsideItsRange) {
+  const auto ratio = [](auto cost, auto plain, std::int64_t head_dim, std::int64_t head_dim_v) {
+    AttentionBackwardParams p;
+    AttentionParams& f = p.forward;
+    f.batch = 2, f.heads_q = f.heads_kv = 8, f.seq_q = f.seq_k = 100, f.head_dim = head_dim, f.head_dim_v = head_dim_v;
+    return cost(p, DeviceFacts()) / plain(p, DeviceFacts());
+  };
+  constexpr auto kPlain = cost_us<AttentionBackwardParams, rates::kBackwardSm80>;
+  const auto of_96 = cost_us_of_head_dims<AttentionBackwardParams, kPlain, kTiledHeadDims, 96, 96>;
+  EXPECT_EQ(ratio(of_96, kPlain, 96, 96), 1);
+  EXPECT_EQ(ratio(of_96, kPlain, 65, 8), 1);
+  EXPECT_EQ(ratio(of_96, kPlain, 8, 65), 1);
+  EXPECT_FLOAT_EQ(ratio(of_96, kPlain, 64, 64), kOutsideItsRange);
+  EXPECT_FLOAT_EQ(ratio(of_96, kPlain, 8, 8), kOutsideItsRange);
+  // A family without an instance of 32: that of 64 serves all below.
+  const auto of_64 = cost_us_of_head_dims<AttentionBackwardParams, kPlain, kHopperBackwardHeadDims, 64, 64>;
+  EXPECT_EQ(ratio(of_64, kPlain, 8, 8), 1);
+}
+
 TEST(CudaCosts, CallsOfFewQueriesAndRowsAreMeasuredByWhatTheyRead) {
   AttentionParams p;
   p.batch = 2, p.heads_q = 32, p.heads_kv = 8, p.seq_q = 8, p.seq_k = 1000, p.head_dim = p.head_dim_v = 64;

@@ -1,7 +1,10 @@
 // The orders in which the CUDA rows add: rows of one op with the same name here give the same bits for the same call.
-// A name belongs to a family of instances (its dtypes and head dims serve different calls) and, where a kernel is there
-// in several variants that cut sums differently, to one variant.
+// A name belongs to a family of instances (its dtypes serve different calls) and, where a kernel is there in several
+// variants that cut sums differently, to one variant: instances for other head dims have other tiles (`of_head_dims`).
 #pragma once
+
+#include <array>
+#include <cstddef>
 
 namespace flashkernel::cuda::arithmetic {
 
@@ -34,10 +37,31 @@ inline constexpr const char* kCooperativeSm90a = "tiles_cooperative_sm90a";
 inline constexpr const char* kClusterSm90a = "tiles_cluster_sm90a";  // k in as many parts as the cluster has blocks
 inline constexpr const char* kSplitKSm90a = "tiles_split_k_sm90a";   // k in parts, by the number of multiprocessors
 inline constexpr const char* kPingPongSm90a = "tiles_ping_pong_sm90a";
-/// Rows whose columns the blocks of a cluster share.
 /// Rows that a block holds, and rows that it reads twice.
 inline constexpr const char* kHeldRow = "held_row";
 inline constexpr const char* kWalkedRow = "walked_row";
+/// Rows whose columns the blocks of a cluster share.
 inline constexpr const char* kClusterOfARow = "cluster_of_a_row";
+
+template <const char* const& kFamily, int kQkDim, int kVDim>
+constexpr std::array<char, 48> text_of_head_dims() {
+  std::array<char, 48> text{};
+  std::size_t end = 0;
+  for (const char* at = kFamily; *at; ++at) text[end++] = *at;
+  const auto add = [&](const char* before, int number) {
+    for (; *before; ++before) text[end++] = *before;
+    int digit = 1;
+    while (digit <= number / 10) digit *= 10;
+    for (; digit > 0; digit /= 10) text[end++] = static_cast<char>('0' + number / digit % 10);
+  };
+  add("_d", kQkDim);
+  if (kVDim != kQkDim) add("_v", kVDim);
+  return text;
+}
+template <const char* const& kFamily, int kQkDim, int kVDim>
+inline constexpr std::array<char, 48> kTextOfHeadDims = text_of_head_dims<kFamily, kQkDim, kVDim>();
+/// Of a family's instance: "tiled_sm80_d128", or "tiled_sm80_d192_v128" where the head dim of values is another one.
+template <const char* const& kFamily, int kQkDim, int kVDim>
+inline constexpr const char* of_head_dims = kTextOfHeadDims<kFamily, kQkDim, kVDim>.data();
 
 }  // namespace flashkernel::cuda::arithmetic

@@ -3,6 +3,7 @@
 // stands for the calls that its rows accept. Host code; tests_cpp/cuda_costs_test.cpp holds the order.
 #pragma once
 
+#include "cuda/attention/limits.hpp"
 #include "ops/attention_params.hpp"
 #include "ops/kernel_entry.hpp"
 #include "ops/linear_params.hpp"
@@ -77,6 +78,19 @@ float attention_cost_us(const AttentionParams& p, const DeviceFacts&) {
 template <const Rates& kRates>
 float linear_cost_us(const LinearParams& p, const DeviceFacts&) {
   return static_cast<float>(linear_us(p, kRates));
+}
+
+inline const AttentionParams& forward_of(const AttentionParams& p) { return p; }
+inline const AttentionParams& forward_of(const AttentionBackwardParams& p) { return p.forward; }
+
+/// What `kCost` says of the instance for {kQkDim, kVDim}, whose range are the calls that no smaller one of `kBuilt`
+/// holds.
+template <class Params, typename RowFunctions<Params>::Cost kCost, const auto& kBuilt, int kQkDim, int kVDim>
+float cost_us_of_head_dims(const Params& params, const DeviceFacts& facts) {
+  const float us = kCost(params, facts);
+  const AttentionParams& p = forward_of(params);
+  const bool in_range = is_smallest(kBuilt, {kQkDim, kVDim}, p.head_dim, p.head_dim_v);
+  return in_range ? us : static_cast<float>(kOutsideItsRange * us);
 }
 
 }  // namespace flashkernel::cuda

@@ -78,43 +78,58 @@ inline std::int64_t dense_pitch(const AttentionParams& f) { return f.seq_q; }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> hopper_forward(const char* name) {
   return plain<AttentionParams, cuda::sm90a::attention_fwd<kDtype, kQkDim, kVDim>>(
-      name, kHopper, arithmetic::kTiledSm90a, cuda::sm90a::attention_fwd_supports<kDtype, kQkDim, kVDim>,
-      cuda::attention_cost_us<rates::kForwardSm90a>);
+      name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kQkDim, kVDim>,
+      cuda::sm90a::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm90a>,
+                                 cuda::kHopperForwardHeadDims, kQkDim, kVDim>);
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_forward(const char* name) {
   return plain<AttentionParams, cuda::sm80::attention_fwd<kDtype, kQkDim, kVDim>>(
-      name, kAmpere, arithmetic::kTiledSm80, cuda::sm80::attention_fwd_supports<kDtype, kQkDim, kVDim>,
-      cuda::attention_cost_us<rates::kForwardSm80>);
+      name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80, kQkDim, kVDim>,
+      cuda::sm80::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm80>, cuda::kTiledHeadDims,
+                                 kQkDim, kVDim>);
 }
 template <int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_forward_f32(const char* name) {
   return plain<AttentionParams, cuda::sm80::attention_fwd_f32<kQkDim, kVDim>>(
-      name, kAmpere, arithmetic::kTiledSm80F32, cuda::sm80::attention_fwd_supports<DType::kFloat32, kQkDim, kVDim>,
-      cuda::attention_cost_us<rates::kForwardSm80>);
+      name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80F32, kQkDim, kVDim>,
+      cuda::sm80::attention_fwd_supports<DType::kFloat32, kQkDim, kVDim>,
+      cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm80>, cuda::kTiledHeadDims,
+                                 kQkDim, kVDim>);
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> turing_forward(const char* name) {
   return plain<AttentionParams, cuda::sm75::attention_fwd<kDtype, kQkDim, kVDim>>(
-      name, kEvery, arithmetic::kTiledSm75, cuda::sm75::attention_fwd_supports<kDtype, kQkDim, kVDim>,
-      cuda::attention_cost_us<rates::kForwardSm75>);
+      name, kEvery, arithmetic::of_head_dims<arithmetic::kTiledSm75, kQkDim, kVDim>,
+      cuda::sm75::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm75>, cuda::kTiledHeadDims,
+                                 kQkDim, kVDim>);
 }
 using cuda::sm80::DecodeMerge;
-constexpr const char* split_sm80(DecodeMerge merge) {
-  return merge == DecodeMerge::kApart ? arithmetic::kSplitApartSm80 : arithmetic::kSplitWithinSm80;
+template <DecodeMerge kMerge, int kQkDim, int kVDim>
+constexpr const char* split_sm80() {
+  return kMerge == DecodeMerge::kApart ? arithmetic::of_head_dims<arithmetic::kSplitApartSm80, kQkDim, kVDim>
+                                       : arithmetic::of_head_dims<arithmetic::kSplitWithinSm80, kQkDim, kVDim>;
 }
 template <DType kDtype, int kQkDim, DecodeMerge kMerge, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_decode(const char* name) {
-  return row<AttentionParams>(
-      name, kAmpere, split_sm80(kMerge), cuda::sm80::attention_decode_supports<kDtype, kQkDim, kVDim, kMerge>,
-      cuda::sm80::attention_decode_cost_us<kMerge>, cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge>,
-      cuda::sm80::attention_decode<kDtype, kQkDim, kVDim>);
+  return row<AttentionParams>(name, kAmpere, split_sm80<kMerge, kQkDim, kVDim>(),
+                              cuda::sm80::attention_decode_supports<kDtype, kQkDim, kVDim, kMerge>,
+                              cuda::cost_us_of_head_dims<AttentionParams, cuda::sm80::attention_decode_cost_us<kMerge>,
+                                                         cuda::kDecodeHeadDims, kQkDim, kVDim>,
+                              cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge>,
+                              cuda::sm80::attention_decode<kDtype, kQkDim, kVDim>);
 }
 template <DType kDtype, int kQkDim, DecodeMerge kMerge, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_decode_quantized(const char* name) {
   return row<AttentionParams>(
-      name, kAmpere, split_sm80(kMerge), cuda::sm80::attention_decode_quantized_supports<kDtype, kQkDim, kVDim, kMerge>,
-      cuda::sm80::attention_decode_cost_us<kMerge, 1>, cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge, 1>,
+      name, kAmpere, split_sm80<kMerge, kQkDim, kVDim>(),
+      cuda::sm80::attention_decode_quantized_supports<kDtype, kQkDim, kVDim, kMerge>,
+      cuda::cost_us_of_head_dims<AttentionParams, cuda::sm80::attention_decode_cost_us<kMerge, 1>,
+                                 cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>,
+      cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge, 1>,
       cuda::sm80::attention_decode_quantized<kDtype, kQkDim, kVDim>);
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
@@ -137,8 +152,10 @@ constexpr KernelEntry<AttentionBackwardParams> hopper_backward(const char* name)
                cuda::with_repair<cuda::sm90a::BackwardWorkspace, kQkDim, kVDim,
                                  cuda::sm90a::attention_bwd<kDtype, kQkDim, kVDim>>,
                cuda::sm90a::attention_bwd_workspace<kQkDim, kVDim>>(
-      name, kHopper, arithmetic::kTiledSm90a, cuda::sm90a::attention_bwd_supports<kDtype, kQkDim, kVDim>,
-      cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm90a>);
+      name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kQkDim, kVDim>,
+      cuda::sm90a::attention_bwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::cost_us_of_head_dims<AttentionBackwardParams, cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm90a>,
+                                 cuda::kHopperBackwardHeadDims, kQkDim, kVDim>);
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> ampere_backward(const char* name) {
@@ -146,8 +163,10 @@ constexpr KernelEntry<AttentionBackwardParams> ampere_backward(const char* name)
       AttentionBackwardParams,
       cuda::with_repair<cuda::sm80::BackwardWorkspace, kQkDim, kVDim, cuda::sm80::attention_bwd<kDtype, kQkDim, kVDim>>,
       cuda::with_large_rows<cuda::sm80::attention_bwd_workspace<kQkDim, kVDim>>>(
-      name, kAmpere, arithmetic::kTiledSm80, cuda::sm80::attention_bwd_supports<kDtype, kQkDim, kVDim>,
-      cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>);
+      name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80, kQkDim, kVDim>,
+      cuda::sm80::attention_bwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::cost_us_of_head_dims<AttentionBackwardParams, cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>,
+                                 cuda::kTiledHeadDims, kQkDim, kVDim>);
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> turing_backward(const char* name) {
@@ -155,8 +174,10 @@ constexpr KernelEntry<AttentionBackwardParams> turing_backward(const char* name)
                cuda::after_sinks<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>, turing_pitch,
                                  cuda::sm75::attention_bwd<kDtype, kQkDim, kVDim>>,
                cuda::with_large_rows<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>>>(
-      name, kEvery, arithmetic::kTiledSm75, cuda::sm75::attention_bwd_supports<kDtype, kQkDim, kVDim>,
-      cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm75>);
+      name, kEvery, arithmetic::of_head_dims<arithmetic::kTiledSm75, kQkDim, kVDim>,
+      cuda::sm75::attention_bwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::cost_us_of_head_dims<AttentionBackwardParams, cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm75>,
+                                 cuda::kNarrowHeadDims, kQkDim, kVDim>);
 }
 template <int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> ampere_backward_f32(const char* name) {
@@ -164,8 +185,10 @@ constexpr KernelEntry<AttentionBackwardParams> ampere_backward_f32(const char* n
                cuda::after_sinks<cuda::sm80::attention_bwd_f32_workspace, dense_pitch,
                                  cuda::sm80::attention_bwd_f32<kQkDim, kVDim>>,
                cuda::with_large_rows<cuda::sm80::attention_bwd_f32_workspace>>(
-      name, kAmpere, arithmetic::kTiledSm80F32, cuda::sm80::attention_bwd_f32_supports<kQkDim, kVDim>,
-      cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>);
+      name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80F32, kQkDim, kVDim>,
+      cuda::sm80::attention_bwd_f32_supports<kQkDim, kVDim>,
+      cuda::cost_us_of_head_dims<AttentionBackwardParams, cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>,
+                                 cuda::kNarrowHeadDims, kQkDim, kVDim>);
 }
 
 /// linear of few rows by one of three kernels, whose plan says which.

@@ -194,10 +194,10 @@ TEST(HeadDimPairs, Sm90aBackward) {
                    cuda::sm90a::attention_bwd_workspace<128, 64>);
 }
 
-TEST(HeadDimPairs, APairThatIsBuiltLeavesOthersToNoLargerOne) {
+TEST(HeadDimPairs, TheSmallestPairThatHoldsACallIsFound) {
   constexpr cuda::HeadDims built[] = {{128, 128}, {192, 128}, {192, 192}, {576, 512}};
   const auto serves = [&](cuda::HeadDims own, std::int64_t head_dim, std::int64_t head_dim_v) {
-    return cuda::other_head_dims(built, own, head_dim, head_dim_v) == nullptr;
+    return own.hold(head_dim, head_dim_v) && cuda::is_smallest(built, own, head_dim, head_dim_v);
   };
   EXPECT_TRUE(serves({192, 128}, 192, 128));
   EXPECT_FALSE(serves({192, 192}, 192, 128));

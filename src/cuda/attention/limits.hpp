@@ -22,16 +22,16 @@ struct HeadDims {
   constexpr int widest() const { return qk > v ? qk : v; }
 };
 
-/// Why the instance for `own` leaves the call to another one; null where `own` is the smallest of the kernel's pairs
-/// that holds the call's head dims.
+inline constexpr const char* kTooSmallHeadDims = "head_dim is larger than what it is built for";
+
+/// Whether no smaller one of the kernel's pairs holds the call's head dims, which `own` does. Others take the call too,
+/// and multiply more zeros.
 template <std::size_t kPairs>
-constexpr const char* other_head_dims(const HeadDims (&built)[kPairs], HeadDims own, std::int64_t head_dim,
-                                      std::int64_t head_dim_v) {
-  if (!own.hold(head_dim, head_dim_v)) return "head_dim is larger than what it is built for";
+constexpr bool is_smallest(const HeadDims (&built)[kPairs], HeadDims own, std::int64_t head_dim,
+                           std::int64_t head_dim_v) {
   for (const HeadDims& pair : built)
-    if (pair.size() < own.size() && pair.hold(head_dim, head_dim_v))
-      return "a kernel with a smaller head_dim serves the call";
-  return nullptr;
+    if (pair.size() < own.size() && pair.hold(head_dim, head_dim_v)) return false;
+  return true;
 }
 
 // The pairs of each kernel. A pair of two different head dims, such as (192, 128), stands in its list like any other.

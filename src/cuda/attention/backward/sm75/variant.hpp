@@ -25,8 +25,7 @@ template <DType kDtype, int kQkDim, int kVDim>
 Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
   if (f.dtype != kDtype) return "it takes float16 only, as the tensor cores of compute capability 7.5 do";
-  if (const char* const other = other_head_dims(kNarrowHeadDims, {kQkDim, kVDim}, f.head_dim, f.head_dim_v))
-    return other;
+  if (!HeadDims{kQkDim, kVDim}.hold(f.head_dim, f.head_dim_v)) return kTooSmallHeadDims;
   if (f.is_paged()) return "it takes no paged keys and values";
   if (p.grad_bias) return "it does not compute the gradient of the bias";
   if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";

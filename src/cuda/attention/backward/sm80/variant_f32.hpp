@@ -14,8 +14,7 @@ template <int kQkDim, int kVDim>
 Verdict attention_bwd_f32_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
   if (f.dtype != DType::kFloat32) return "it is built for another dtype";
-  if (const char* const other = other_head_dims(kNarrowHeadDims, {kQkDim, kVDim}, f.head_dim, f.head_dim_v))
-    return other;
+  if (!HeadDims{kQkDim, kVDim}.hold(f.head_dim, f.head_dim_v)) return kTooSmallHeadDims;
   if (f.is_paged()) return "it takes no paged keys and values";
   if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
   if (f.batch > 65535 || f.heads_q > 65535) return "batch or heads_q is over 65535";

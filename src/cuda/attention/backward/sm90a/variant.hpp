@@ -106,8 +106,7 @@ template <DType kDtype, int kQkDim, int kVDim>
 Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
   if (f.dtype != kDtype) return "it is built for another dtype";
-  if (const char* const other = other_head_dims(kHopperBackwardHeadDims, {kQkDim, kVDim}, f.head_dim, f.head_dim_v))
-    return other;
+  if (!HeadDims{kQkDim, kVDim}.hold(f.head_dim, f.head_dim_v)) return kTooSmallHeadDims;
   if (f.is_paged()) return "it takes no paged keys and values";
   if (f.bias.data || p.grad_bias) return "it takes no additive bias";
   if (f.alibi_slopes) return "it takes no ALiBi slopes";

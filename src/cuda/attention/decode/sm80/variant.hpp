@@ -161,9 +161,9 @@ float attention_decode_cost_us(const AttentionParams& p, const DeviceFacts& devi
 }
 
 /// What decoding over 16-bit keys and over 8-bit keys both ask for. `vector`: elements of K and V in 16 bytes.
-template <int kQkDim, int kVDim, DecodeMerge kMerge, std::size_t kPairs>
-Verdict decode_supports(const AttentionParams& p, const HeadDims (&built)[kPairs], std::int64_t vector) {
-  if (const char* const other = other_head_dims(built, {kQkDim, kVDim}, p.head_dim, p.head_dim_v)) return other;
+template <int kQkDim, int kVDim, DecodeMerge kMerge>
+Verdict decode_supports(const AttentionParams& p, std::int64_t vector) {
+  if (!HeadDims{kQkDim, kVDim}.hold(p.head_dim, p.head_dim_v)) return kTooSmallHeadDims;
   if (decode_rows(p) > (kQkDim <= 128 && kVDim <= 128 ? 32 : 16))
     return "it takes at most 32 query rows for each kv head, 16 where head_dim is over 128";
   if (kMerge == DecodeMerge::kWithin && decode_rows(p) > kMostRowsWithin)
@@ -187,7 +187,7 @@ Verdict decode_supports(const AttentionParams& p, const HeadDims (&built)[kPairs
 template <DType kDtype, int kQkDim, int kVDim, DecodeMerge kMerge>
 Verdict attention_decode_supports(const AttentionParams& p) {
   if (p.dtype != kDtype) return "it is built for another dtype";
-  return decode_supports<kQkDim, kVDim, kMerge>(p, kDecodeHeadDims, 8);
+  return decode_supports<kQkDim, kVDim, kMerge>(p, 8);
 }
 
 /// kDtype: of the queries.
@@ -201,7 +201,7 @@ Verdict attention_decode_quantized_supports(const AttentionParams& p) {
   };
   if (p.quantization.per_token && !(granules_of_16_bytes(p.quantization.k) && granules_of_16_bytes(p.quantization.v)))
     return "rows of scales must start at multiples of 16 bytes";
-  return decode_supports<kQkDim, kVDim, kMerge>(p, kDecodeQuantizedHeadDims, 16);
+  return decode_supports<kQkDim, kVDim, kMerge>(p, 16);
 }
 
 /// Launches the kernels of a DecodePlan.

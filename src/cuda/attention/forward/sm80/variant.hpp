@@ -12,8 +12,7 @@ namespace flashkernel::cuda::sm80 {
 template <DType kDtype, int kQkDim, int kVDim>
 Verdict attention_fwd_supports(const AttentionParams& p) {
   if (p.dtype != kDtype) return "it is built for another dtype";
-  if (const char* const other = other_head_dims(kTiledHeadDims, {kQkDim, kVDim}, p.head_dim, p.head_dim_v))
-    return other;
+  if (!HeadDims{kQkDim, kVDim}.hold(p.head_dim, p.head_dim_v)) return kTooSmallHeadDims;
   // Lengths are 32-bit in the kernel, with room for windows; so is the number of blocks.
   if (p.seq_q > kMostTokens || p.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
   if (p.batch * p.heads_q * (p.seq_q / 64 + 1) > 0x7fffffff) return "too many blocks for one grid";

@@ -13,8 +13,7 @@ namespace flashkernel::cuda::sm90a {
 template <DType kDtype, int kQkDim, int kVDim>
 Verdict attention_fwd_supports(const AttentionParams& p) {
   if (p.dtype != kDtype) return "it is built for another dtype";
-  if (const char* const other = other_head_dims(kHopperForwardHeadDims, {kQkDim, kVDim}, p.head_dim, p.head_dim_v))
-    return other;
+  if (!HeadDims{kQkDim, kVDim}.hold(p.head_dim, p.head_dim_v)) return kTooSmallHeadDims;
   if (p.bias.data) return "it takes no additive bias";
   if (p.alibi_slopes) return "it takes no ALiBi slopes";
   // Coordinates and the number of tiles have 32 bits.
