@@ -42,7 +42,9 @@ LONG_FOR_OTHERS = {
     "linear": "*.large_*:*.wide_*:*.split_*:*.long_sum_*",
 }
 SETTINGS = {
-    "FK_CONFORMANCE_ORACLE": "0", "FK_CONFORMANCE_REPEATS": "1", "FK_CONFORMANCE_LARGER_HEAD_DIMS": "25",
+    "FK_CONFORMANCE_ORACLE": "0",
+    "FK_CONFORMANCE_REPEATS": "1",
+    "FK_CONFORMANCE_LARGER_HEAD_DIMS": "25",
     "OMP_NUM_THREADS": "1",
 }
 

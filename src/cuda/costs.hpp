@@ -83,14 +83,19 @@ float linear_cost_us(const LinearParams& p, const DeviceFacts&) {
 inline const AttentionParams& forward_of(const AttentionParams& p) { return p; }
 inline const AttentionParams& forward_of(const AttentionBackwardParams& p) { return p.forward; }
 
-/// What `kCost` says of the instance for {kQkDim, kVDim}, whose range are the calls that no smaller one of `kBuilt`
-/// holds.
+/// Whether a smaller one of `kBuilt` holds the call than {kQkDim, kVDim}, whose range are the others.
+template <class Params, const auto& kBuilt, int kQkDim, int kVDim>
+bool is_for_smaller_head_dims(const Params& params) {
+  const AttentionParams& p = forward_of(params);
+  return !is_smallest(kBuilt, {kQkDim, kVDim}, p.head_dim, p.head_dim_v);
+}
+
+/// What `kCost` says of the instance for {kQkDim, kVDim}, in its range and outside.
 template <class Params, typename RowFunctions<Params>::Cost kCost, const auto& kBuilt, int kQkDim, int kVDim>
 float cost_us_of_head_dims(const Params& params, const DeviceFacts& facts) {
   const float us = kCost(params, facts);
-  const AttentionParams& p = forward_of(params);
-  const bool in_range = is_smallest(kBuilt, {kQkDim, kVDim}, p.head_dim, p.head_dim_v);
-  return in_range ? us : static_cast<float>(kOutsideItsRange * us);
+  const bool outside = is_for_smaller_head_dims<Params, kBuilt, kQkDim, kVDim>(params);
+  return outside ? static_cast<float>(kOutsideItsRange * us) : us;
 }
 
 }  // namespace flashkernel::cuda

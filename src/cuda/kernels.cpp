@@ -120,11 +120,13 @@ template <>
 KernelTable<NormParams> cuda_kernels() {
   static constexpr KernelEntry<NormParams> rows[] = {
 #if FK_WITH_SM90A
-    in_clusters<NormParams, cuda::sm90a::norm_long_rows>("norm/cuda/sm90a/long_rows",
-                                                         cuda::sm90a::norm_long_rows_supports),
+    in_clusters<NormParams>("norm/cuda/sm90a/long_rows", cuda::sm90a::norm_long_rows_supports,
+                            cuda::sm90a::plan_norm_long_rows, cuda::sm90a::norm_long_rows),
 #endif
-    read_rows<NormParams, 1, cuda::norm_held>("norm/cuda/generic/held", cuda::norm_held_supports),
-    read_rows<NormParams, 2, cuda::norm_walked>("norm/cuda/generic/walked", cuda::norm_walked_supports)
+    planned_rows<NormParams, 1>("norm/cuda/generic/held", cuda::norm_held_supports, cuda::plan_norm_held,
+                                cuda::norm_fwd),
+    planned_rows<NormParams, 2>("norm/cuda/generic/walked", cuda::norm_walked_supports, cuda::plan_norm_walked,
+                                cuda::norm_fwd)
   };
   return table(rows);
 }
@@ -133,9 +135,8 @@ template <>
 KernelTable<NormBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<NormBackwardParams> rows[] = {
 #if FK_WITH_SM90A
-    row<NormBackwardParams>("norm_bwd/cuda/sm90a/rows", kHopper, arithmetic::kClusterOfARow,
-                            cuda::sm90a::norm_bwd_rows_supports, cuda::clusters_cost_us<NormBackwardParams>,
-                            cuda::sm90a::plan_norm_bwd_rows, cuda::sm90a::norm_bwd_rows),
+    in_clusters<NormBackwardParams>("norm_bwd/cuda/sm90a/rows", cuda::sm90a::norm_bwd_rows_supports,
+                                    cuda::sm90a::plan_norm_bwd_rows, cuda::sm90a::norm_bwd_rows),
 #endif
     read_rows<NormBackwardParams, 1, cuda::norm_bwd_held, cuda::norm_bwd_workspace>("norm_bwd/cuda/generic/held",
                                                                                     cuda::norm_bwd_held_supports),
@@ -159,11 +160,13 @@ template <>
 KernelTable<SoftmaxParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxParams> rows[] = {
 #if FK_WITH_SM90A
-    in_clusters<SoftmaxParams, cuda::sm90a::softmax_long_rows>("softmax/cuda/sm90a/long_rows",
-                                                               cuda::sm90a::softmax_long_rows_supports),
+    in_clusters<SoftmaxParams>("softmax/cuda/sm90a/long_rows", cuda::sm90a::softmax_long_rows_supports,
+                               cuda::sm90a::plan_softmax_long_rows, cuda::sm90a::softmax_long_rows),
 #endif
-    read_rows<SoftmaxParams, 1, cuda::softmax_held>("softmax/cuda/generic/held", cuda::softmax_held_supports),
-    read_rows<SoftmaxParams, 2, cuda::softmax_walked>("softmax/cuda/generic/walked", cuda::softmax_walked_supports)
+    planned_rows<SoftmaxParams, 1>("softmax/cuda/generic/held", cuda::softmax_held_supports, cuda::plan_softmax_held,
+                                   cuda::softmax),
+    planned_rows<SoftmaxParams, 2>("softmax/cuda/generic/walked", cuda::softmax_walked_supports,
+                                   cuda::plan_softmax_walked, cuda::softmax)
   };
   return table(rows);
 }
@@ -172,13 +175,13 @@ template <>
 KernelTable<SoftmaxBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxBackwardParams> rows[] = {
 #if FK_WITH_SM90A
-    in_clusters<SoftmaxBackwardParams, cuda::sm90a::softmax_bwd_long_rows>("softmax_bwd/cuda/sm90a/long_rows",
-                                                                           cuda::sm90a::softmax_bwd_long_rows_supports),
+    in_clusters<SoftmaxBackwardParams>("softmax_bwd/cuda/sm90a/long_rows", cuda::sm90a::softmax_bwd_long_rows_supports,
+                                       cuda::sm90a::plan_softmax_bwd_long_rows, cuda::sm90a::softmax_bwd_long_rows),
 #endif
-    read_rows<SoftmaxBackwardParams, 1, cuda::softmax_bwd_held>("softmax_bwd/cuda/generic/held",
-                                                                cuda::softmax_bwd_held_supports),
-    read_rows<SoftmaxBackwardParams, 2, cuda::softmax_bwd_walked>("softmax_bwd/cuda/generic/walked",
-                                                                  cuda::softmax_bwd_walked_supports)
+    planned_rows<SoftmaxBackwardParams, 1>("softmax_bwd/cuda/generic/held", cuda::softmax_bwd_held_supports,
+                                           cuda::plan_softmax_bwd_held, cuda::softmax_bwd),
+    planned_rows<SoftmaxBackwardParams, 2>("softmax_bwd/cuda/generic/walked", cuda::softmax_bwd_walked_supports,
+                                           cuda::plan_softmax_bwd_walked, cuda::softmax_bwd)
   };
   return table(rows);
 }

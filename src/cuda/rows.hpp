@@ -63,6 +63,14 @@ constexpr KernelEntry<Params> plain(const char* name, Devices devices, const cha
   return row<Params>(name, devices, arithmetic, supports, cost_us, plan, launch_plain<Params, kLaunch>);
 }
 
+/// The instance for {kQkDim, kVDim} of a kernel that is built for several pairs of head dims: larger ones leave a call
+/// to smaller ones, which take whatever they take.
+template <const auto& kBuilt, int kQkDim, int kVDim, class Params>
+constexpr KernelEntry<Params> of_head_dims(KernelEntry<Params> entry) {
+  entry.left_to_another = cuda::is_for_smaller_head_dims<Params, kBuilt, kQkDim, kVDim>;
+  return entry;
+}
+
 /// The generic kernel of an op that is bound by memory.
 template <class Params, typename RowFunctions<Params>::PlainLaunch kLaunch,
           typename RowFunctions<Params>::WorkspaceBytes kBytes = nullptr>
@@ -77,35 +85,39 @@ inline std::int64_t dense_pitch(const AttentionParams& f) { return f.seq_q; }
 // Rows of attention's instances.
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> hopper_forward(const char* name) {
-  return plain<AttentionParams, cuda::sm90a::attention_fwd<kDtype, kQkDim, kVDim>>(
-      name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kQkDim, kVDim>,
-      cuda::sm90a::attention_fwd_supports<kDtype, kQkDim, kVDim>,
-      cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm90a>,
-                                 cuda::kHopperForwardHeadDims, kQkDim, kVDim>);
+  return of_head_dims<cuda::kHopperForwardHeadDims, kQkDim, kVDim>(
+      plain<AttentionParams, cuda::sm90a::attention_fwd<kDtype, kQkDim, kVDim>>(
+          name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kQkDim, kVDim>,
+          cuda::sm90a::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+          cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm90a>,
+                                     cuda::kHopperForwardHeadDims, kQkDim, kVDim>));
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_forward(const char* name) {
-  return plain<AttentionParams, cuda::sm80::attention_fwd<kDtype, kQkDim, kVDim>>(
-      name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80, kQkDim, kVDim>,
-      cuda::sm80::attention_fwd_supports<kDtype, kQkDim, kVDim>,
-      cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm80>, cuda::kTiledHeadDims,
-                                 kQkDim, kVDim>);
+  return of_head_dims<cuda::kTiledHeadDims, kQkDim, kVDim>(
+      plain<AttentionParams, cuda::sm80::attention_fwd<kDtype, kQkDim, kVDim>>(
+          name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80, kQkDim, kVDim>,
+          cuda::sm80::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+          cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm80>,
+                                     cuda::kTiledHeadDims, kQkDim, kVDim>));
 }
 template <int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_forward_f32(const char* name) {
-  return plain<AttentionParams, cuda::sm80::attention_fwd_f32<kQkDim, kVDim>>(
-      name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80F32, kQkDim, kVDim>,
-      cuda::sm80::attention_fwd_supports<DType::kFloat32, kQkDim, kVDim>,
-      cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm80>, cuda::kTiledHeadDims,
-                                 kQkDim, kVDim>);
+  return of_head_dims<cuda::kTiledHeadDims, kQkDim, kVDim>(
+      plain<AttentionParams, cuda::sm80::attention_fwd_f32<kQkDim, kVDim>>(
+          name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80F32, kQkDim, kVDim>,
+          cuda::sm80::attention_fwd_supports<DType::kFloat32, kQkDim, kVDim>,
+          cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm80>,
+                                     cuda::kTiledHeadDims, kQkDim, kVDim>));
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> turing_forward(const char* name) {
-  return plain<AttentionParams, cuda::sm75::attention_fwd<kDtype, kQkDim, kVDim>>(
-      name, kEvery, arithmetic::of_head_dims<arithmetic::kTiledSm75, kQkDim, kVDim>,
-      cuda::sm75::attention_fwd_supports<kDtype, kQkDim, kVDim>,
-      cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm75>, cuda::kTiledHeadDims,
-                                 kQkDim, kVDim>);
+  return of_head_dims<cuda::kTiledHeadDims, kQkDim, kVDim>(
+      plain<AttentionParams, cuda::sm75::attention_fwd<kDtype, kQkDim, kVDim>>(
+          name, kEvery, arithmetic::of_head_dims<arithmetic::kTiledSm75, kQkDim, kVDim>,
+          cuda::sm75::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+          cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm75>,
+                                     cuda::kTiledHeadDims, kQkDim, kVDim>));
 }
 using cuda::sm80::DecodeMerge;
 template <DecodeMerge kMerge, int kQkDim, int kVDim>
@@ -115,22 +127,22 @@ constexpr const char* split_sm80() {
 }
 template <DType kDtype, int kQkDim, DecodeMerge kMerge, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_decode(const char* name) {
-  return row<AttentionParams>(name, kAmpere, split_sm80<kMerge, kQkDim, kVDim>(),
-                              cuda::sm80::attention_decode_supports<kDtype, kQkDim, kVDim, kMerge>,
-                              cuda::cost_us_of_head_dims<AttentionParams, cuda::sm80::attention_decode_cost_us<kMerge>,
-                                                         cuda::kDecodeHeadDims, kQkDim, kVDim>,
-                              cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge>,
-                              cuda::sm80::attention_decode<kDtype, kQkDim, kVDim>);
+  return of_head_dims<cuda::kDecodeHeadDims, kQkDim, kVDim>(row<AttentionParams>(
+      name, kAmpere, split_sm80<kMerge, kQkDim, kVDim>(),
+      cuda::sm80::attention_decode_supports<kDtype, kQkDim, kVDim, kMerge>,
+      cuda::cost_us_of_head_dims<AttentionParams, cuda::sm80::attention_decode_cost_us<kMerge>, cuda::kDecodeHeadDims,
+                                 kQkDim, kVDim>,
+      cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge>, cuda::sm80::attention_decode<kDtype, kQkDim, kVDim>));
 }
 template <DType kDtype, int kQkDim, DecodeMerge kMerge, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_decode_quantized(const char* name) {
-  return row<AttentionParams>(
-      name, kAmpere, split_sm80<kMerge, kQkDim, kVDim>(),
-      cuda::sm80::attention_decode_quantized_supports<kDtype, kQkDim, kVDim, kMerge>,
-      cuda::cost_us_of_head_dims<AttentionParams, cuda::sm80::attention_decode_cost_us<kMerge, 1>,
-                                 cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>,
-      cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge, 1>,
-      cuda::sm80::attention_decode_quantized<kDtype, kQkDim, kVDim>);
+  return of_head_dims<cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>(
+      row<AttentionParams>(name, kAmpere, split_sm80<kMerge, kQkDim, kVDim>(),
+                           cuda::sm80::attention_decode_quantized_supports<kDtype, kQkDim, kVDim, kMerge>,
+                           cuda::cost_us_of_head_dims<AttentionParams, cuda::sm80::attention_decode_cost_us<kMerge, 1>,
+                                                      cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>,
+                           cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge, 1>,
+                           cuda::sm80::attention_decode_quantized<kDtype, kQkDim, kVDim>));
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> hopper_decode_group(const char* name) {
@@ -148,47 +160,51 @@ constexpr KernelEntry<AttentionParams> hopper_decode_clusters(const char* name) 
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> hopper_backward(const char* name) {
-  return plain<AttentionBackwardParams,
-               cuda::with_repair<cuda::sm90a::BackwardWorkspace, kQkDim, kVDim,
-                                 cuda::sm90a::attention_bwd<kDtype, kQkDim, kVDim>>,
-               cuda::sm90a::attention_bwd_workspace<kQkDim, kVDim>>(
+  return of_head_dims<cuda::kHopperBackwardHeadDims, kQkDim,
+                      kVDim>(plain<AttentionBackwardParams,
+                                   cuda::with_repair<cuda::sm90a::BackwardWorkspace, kQkDim, kVDim,
+                                                     cuda::sm90a::attention_bwd<kDtype, kQkDim, kVDim>>,
+                                   cuda::sm90a::attention_bwd_workspace<kQkDim, kVDim>>(
       name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kQkDim, kVDim>,
       cuda::sm90a::attention_bwd_supports<kDtype, kQkDim, kVDim>,
       cuda::cost_us_of_head_dims<AttentionBackwardParams, cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm90a>,
-                                 cuda::kHopperBackwardHeadDims, kQkDim, kVDim>);
+                                 cuda::kHopperBackwardHeadDims, kQkDim, kVDim>));
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> ampere_backward(const char* name) {
-  return plain<
-      AttentionBackwardParams,
-      cuda::with_repair<cuda::sm80::BackwardWorkspace, kQkDim, kVDim, cuda::sm80::attention_bwd<kDtype, kQkDim, kVDim>>,
-      cuda::with_large_rows<cuda::sm80::attention_bwd_workspace<kQkDim, kVDim>>>(
+  return of_head_dims<cuda::kTiledHeadDims, kQkDim,
+                      kVDim>(plain<AttentionBackwardParams,
+                                   cuda::with_repair<cuda::sm80::BackwardWorkspace, kQkDim, kVDim,
+                                                     cuda::sm80::attention_bwd<kDtype, kQkDim, kVDim>>,
+                                   cuda::with_large_rows<cuda::sm80::attention_bwd_workspace<kQkDim, kVDim>>>(
       name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80, kQkDim, kVDim>,
       cuda::sm80::attention_bwd_supports<kDtype, kQkDim, kVDim>,
       cuda::cost_us_of_head_dims<AttentionBackwardParams, cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>,
-                                 cuda::kTiledHeadDims, kQkDim, kVDim>);
+                                 cuda::kTiledHeadDims, kQkDim, kVDim>));
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> turing_backward(const char* name) {
-  return plain<AttentionBackwardParams,
-               cuda::after_sinks<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>, turing_pitch,
-                                 cuda::sm75::attention_bwd<kDtype, kQkDim, kVDim>>,
-               cuda::with_large_rows<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>>>(
+  return of_head_dims<cuda::kNarrowHeadDims, kQkDim,
+                      kVDim>(plain<AttentionBackwardParams,
+                                   cuda::after_sinks<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>, turing_pitch,
+                                                     cuda::sm75::attention_bwd<kDtype, kQkDim, kVDim>>,
+                                   cuda::with_large_rows<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>>>(
       name, kEvery, arithmetic::of_head_dims<arithmetic::kTiledSm75, kQkDim, kVDim>,
       cuda::sm75::attention_bwd_supports<kDtype, kQkDim, kVDim>,
       cuda::cost_us_of_head_dims<AttentionBackwardParams, cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm75>,
-                                 cuda::kNarrowHeadDims, kQkDim, kVDim>);
+                                 cuda::kNarrowHeadDims, kQkDim, kVDim>));
 }
 template <int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> ampere_backward_f32(const char* name) {
-  return plain<AttentionBackwardParams,
-               cuda::after_sinks<cuda::sm80::attention_bwd_f32_workspace, dense_pitch,
-                                 cuda::sm80::attention_bwd_f32<kQkDim, kVDim>>,
-               cuda::with_large_rows<cuda::sm80::attention_bwd_f32_workspace>>(
+  return of_head_dims<cuda::kNarrowHeadDims, kQkDim,
+                      kVDim>(plain<AttentionBackwardParams,
+                                   cuda::after_sinks<cuda::sm80::attention_bwd_f32_workspace, dense_pitch,
+                                                     cuda::sm80::attention_bwd_f32<kQkDim, kVDim>>,
+                                   cuda::with_large_rows<cuda::sm80::attention_bwd_f32_workspace>>(
       name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80F32, kQkDim, kVDim>,
       cuda::sm80::attention_bwd_f32_supports<kQkDim, kVDim>,
       cuda::cost_us_of_head_dims<AttentionBackwardParams, cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>,
-                                 cuda::kNarrowHeadDims, kQkDim, kVDim>);
+                                 cuda::kNarrowHeadDims, kQkDim, kVDim>));
 }
 
 /// linear of few rows by one of three kernels, whose plan says which.
@@ -234,10 +250,23 @@ constexpr KernelEntry<Params> read_rows(const char* name, typename RowFunctions<
                                         supports, kCost);
 }
 
+/// The same with a plan.
+template <class Params, int kReads>
+constexpr KernelEntry<Params> planned_rows(const char* name, typename RowFunctions<Params>::Supports supports,
+                                           typename RowFunctions<Params>::MakePlan plan,
+                                           typename RowFunctions<Params>::Launch launch) {
+  constexpr auto kCost =
+      kReads == 1 ? cuda::cost_us<Params, rates::kRowsGeneric> : cuda::cost_us<Params, rates::kRowsTwice>;
+  return row<Params>(name, kEvery, kReads == 1 ? arithmetic::kHeldRow : arithmetic::kWalkedRow, supports, kCost, plan,
+                     launch);
+}
+
 /// Rows that the blocks of a cluster share.
-template <class Params, typename RowFunctions<Params>::PlainLaunch kLaunch>
-constexpr KernelEntry<Params> in_clusters(const char* name, typename RowFunctions<Params>::Supports supports) {
-  return plain<Params, kLaunch>(name, kHopper, arithmetic::kClusterOfARow, supports, cuda::clusters_cost_us<Params>);
+template <class Params>
+constexpr KernelEntry<Params> in_clusters(const char* name, typename RowFunctions<Params>::Supports supports,
+                                          typename RowFunctions<Params>::MakePlan plan,
+                                          typename RowFunctions<Params>::Launch launch) {
+  return row<Params>(name, kHopper, arithmetic::kClusterOfARow, supports, cuda::clusters_cost_us<Params>, plan, launch);
 }
 
 }  // namespace flashkernel::cuda_rows

@@ -34,6 +34,7 @@ struct RowFunctions {
   using Cost = float (*)(const Params&, const DeviceFacts&);
   using MakePlan = Plan (*)(const Params&, const DeviceFacts&);
   using Launch = void (*)(const Params&, const Plan&, void* workspace, Stream);
+  using LeftToAnother = bool (*)(const Params&);
   using WorkspaceBytes = std::size_t (*)(const Params&);
   using PlainLaunch = void (*)(const Params&, void* workspace, Stream);
 };
@@ -49,6 +50,9 @@ struct KernelEntry {
   typename RowFunctions<Params>::Cost cost_us;   // microseconds by a model; of the rows that accept, the least runs
   typename RowFunctions<Params>::MakePlan plan;  // null: no workspace, and nothing to decide
   typename RowFunctions<Params>::Launch launch;
+  /// Whether another row, for the same devices, takes the call wherever this one does and costs less: `choose` then
+  /// does not look at this one, unless kernels are forced. It saves time and changes no choice. Null: there is none.
+  typename RowFunctions<Params>::LeftToAnother left_to_another = nullptr;
 };
 
 /// A plan of a row that needs workspace, and decides nothing else beforehand.

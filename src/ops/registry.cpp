@@ -70,7 +70,7 @@ bool restricts(const std::string& pattern, const char* op, const std::vector<Row
 
 void apply_patterns(Registry& registry) {
   const auto patterns = split(registry.patterns);
-  bool any = false;
+  bool any_before_others = false, any_left_out = false;
   for (RowState* row : registry.rows) {
     bool restricted = false, matched = false, preferred = false;
     for (const auto& pattern : patterns) {
@@ -83,9 +83,11 @@ void apply_patterns(Registry& registry) {
     }
     row->allowed.store(!restricted || matched, std::memory_order_relaxed);
     row->preferred.store(preferred, std::memory_order_relaxed);
-    any = any || preferred;
+    any_before_others = any_before_others || preferred;
+    any_left_out = any_left_out || (restricted && !matched);
   }
-  any_preferred.store(any, std::memory_order_relaxed);
+  any_preferred.store(any_before_others, std::memory_order_relaxed);
+  any_forced.store(any_left_out, std::memory_order_relaxed);
 }
 
 void read_environment(Registry& registry) {

@@ -35,6 +35,9 @@ struct RowState {
 /// Whether any row is preferred: no choice needs a look at that otherwise.
 inline std::atomic<bool> any_preferred{false};
 
+/// Whether any row is not allowed.
+inline std::atomic<bool> any_forced{false};
+
 /// Of the processor: its CPU features alone.
 const DeviceFacts& processor_facts();
 
@@ -158,8 +161,10 @@ template <class Params>
 Choice<Params> choose(const Params& params, DeviceType device, const DeviceFacts& facts) {
   auto& table = OpTable<Params>::instance();
   const auto cheapest = [&](bool preferred) {
+    const bool all = !preferred && !any_forced.load(std::memory_order_relaxed);
     Choice<Params> best;
     for (auto& row : table) {
+      if (all && row.entry->left_to_another && row.entry->left_to_another(params)) continue;
       if (row.state.device != device || (preferred && !row.state.preferred.load(std::memory_order_relaxed))) continue;
       if (refusal<Params>(row, params, facts)) continue;
       const float cost = row.entry->cost_us(params, facts);

@@ -11,6 +11,7 @@
 
 #include "choices/grid.hpp"
 #include "choices/text.hpp"
+#include "cuda/host/row_plan.hpp"
 #include "hopper_devices.hpp"
 #include "ops/select.hpp"
 
@@ -41,6 +42,7 @@ class Recorder {
   template <class Params>
   void operator()(const Params& params) {
     const Choice<Params> choice = choose(params, DeviceType::kCuda, facts_);
+    if (choice.row != cheapest(params)) ++skipped_;
     std::string kernel = "none", said = std::to_string(number_[Params::kOp]++);
     if (choice.row) {
       kernel = choice.row->state.name;
@@ -51,9 +53,25 @@ class Recorder {
     for (const char c : said + "\n") seen.hash = (seen.hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
   }
 
+  ~Recorder() { EXPECT_EQ(skipped_, 0) << "calls whose cheapest row was left to another one"; }
+
  private:
+  // By the rule alone, without what `choose` saves itself.
+  template <class Params>
+  const typename OpTable<Params>::Row* cheapest(const Params& params) const {
+    const typename OpTable<Params>::Row* best = nullptr;
+    float least = 0;
+    for (auto& row : OpTable<Params>::instance()) {
+      if (row.state.device != DeviceType::kCuda || refusal<Params>(row, params, facts_)) continue;
+      const float cost = row.entry->cost_us(params, facts_);
+      if (!best || cost < least) best = &row, least = cost;
+    }
+    return best;
+  }
+
   const DeviceFacts& facts_;
   std::map<Key, Seen>& seen_;
+  int skipped_ = 0;
   std::map<std::string, int> number_;
 };
 
@@ -124,6 +142,60 @@ TEST(DecodeClusters, ThresholdsAreWhereTheyAreNamed) {
   EXPECT_TRUE(is_for(1, 1 << 28, 1, 1, 53));  // two multiprocessors in five
   EXPECT_TRUE(is_for(1, 52 * kMostKeysOfFewBlocks, 1, 1, 52));
   EXPECT_FALSE(is_for(1, 52 * kMostKeysOfFewBlocks + 1, 1, 1, 52));
+}
+
+/// The plan of the row that serves a call on an H200.
+template <class Params>
+cuda::BlockRows<Params> block_rows(const Params& p) {
+  DeviceFacts facts;
+  facts.compute_capability = 90;
+  facts.num_sms = 132;
+  facts.max_shared_bytes_per_block = 227 * 1024;
+  return make_plan(choose(p, DeviceType::kCuda, facts), p, facts).template as<cuda::BlockRows<Params>>();
+}
+
+TEST(RowPlans, ANormsPlanHasTheBlockOfItsLaunch) {
+  const auto plan_of = [](std::int64_t rows, std::int64_t features, bool residual) {
+    NormParams p;
+    p.dtype = DType::kFloat16;
+    p.device = Device::cuda(0);
+    p.kind = NormKind::kRmsNorm;
+    p.rows = rows, p.features = features;
+    p.x = p.out = address();
+    if (residual) p.residual = p.residual_out = address();
+    p.stride_x_row = p.stride_out_row = p.stride_residual_row = p.stride_residual_out_row = features;
+    return block_rows(p);
+  };
+  const auto expect = [](const cuda::BlockRows<NormParams>& plan, int threads, int rows) {
+    EXPECT_NE(plan.kernel, nullptr);
+    EXPECT_EQ(plan.threads, threads);
+    EXPECT_EQ(plan.rows, rows);
+  };
+  expect(plan_of(1, 1024, false), 128, 1);      // few rows: a vector a thread
+  expect(plan_of(4096, 1024, false), 32, 4);    // many: a warp a row
+  expect(plan_of(4096, 4096, false), 256, 1);   // two vectors a thread
+  expect(plan_of(4096, 4096, true), 512, 1);    // a residual: one
+  expect(plan_of(4096, 16384, false), 512, 1);  // four
+  expect(plan_of(4096, 100, false), 256, 1);    // no whole vectors: walked
+  EXPECT_NE(plan_of(4096, 4096, false).kernel, plan_of(4096, 4096, true).kernel);
+}
+
+TEST(RowPlans, ASoftmaxsPlanHasTheBlockOfItsLaunch) {
+  const auto threads_of = [](std::int64_t rows, std::int64_t columns) {
+    SoftmaxParams p;
+    p.dtype = DType::kFloat32;
+    p.device = Device::cuda(0);
+    p.ndim = 1;
+    p.shape[0] = p.rows = rows;
+    p.columns = columns;
+    p.x = p.out = address();
+    p.stride_x[0] = p.stride_out[0] = columns;
+    return block_rows(p).threads;
+  };
+  EXPECT_EQ(threads_of(1, 512), 128);
+  EXPECT_EQ(threads_of(4096, 512), 32);
+  EXPECT_EQ(threads_of(4096, 16384), 512);  // eight vectors a thread
+  EXPECT_EQ(threads_of(4096, 33), 128);
 }
 
 }  // namespace

@@ -12,10 +12,12 @@ namespace flashkernel::cuda {
 
 /// Any rows: each is read again for its results.
 Verdict norm_walked_supports(const NormParams&);
-void norm_walked(const NormParams&, void* workspace, Stream);
+Plan plan_norm_walked(const NormParams&, const DeviceFacts&);
 /// Whole vectors, in rows that a block holds: each is read once.
 Verdict norm_held_supports(const NormParams&);
-void norm_held(const NormParams&, void* workspace, Stream);
+Plan plan_norm_held(const NormParams&, const DeviceFacts&);
+/// Both; the plan is a BlockRows.
+void norm_fwd(const NormParams&, const Plan&, void* workspace, Stream);
 /// Any rows, element by element.
 Verdict norm_bwd_supports(const NormBackwardParams&);
 std::size_t norm_bwd_workspace(const NormBackwardParams&);

@@ -12,7 +12,7 @@
 #include <type_traits>
 
 #include "cuda/norm/norm.hpp"
-#include "cuda/host/launch.hpp"
+#include "cuda/host/launch_rows.cuh"
 #include "cuda/norm/norm_row.cuh"
 #include "cuda/row_costs.hpp"
 #include "cuda/pipeline/turn.cuh"
@@ -132,27 +132,30 @@ constexpr bool left_to_norm_kernel(int threads) { return threads == 32 || thread
 
 namespace {
 
-template <class Kernel>
-void run_norm(const NormParams& p, Kernel kernel, int threads, int rows, Stream stream) {
-  const auto blocks = static_cast<unsigned>(ceil_div(p.rows, rows));
-  launch("norm", kernel,
-         {blocks, dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows)), 0, native(stream), true}, p);
+Plan plan_of(void (*kernel)(NormParams), int threads, int rows) {
+  return Plan::of(BlockRows<NormParams>{kernel, threads, rows});
 }
 
 }  // namespace
+
+void norm_fwd(const NormParams& p, const Plan& plan, void*, Stream stream) {
+  if (p.rows == 0 || p.features == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  launch_block_rows("norm", plan.as<BlockRows<NormParams>>(), p, stream);
+}
 
 Verdict norm_walked_supports(const NormParams& p) {
   return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
 }
 
-void norm_walked(const NormParams& p, void*, Stream stream) {
-  if (p.rows == 0 || p.features == 0) return;
-  const CudaDeviceGuard guard(p.device.index);
+Plan plan_norm_walked(const NormParams& p, const DeviceFacts&) {
+  Plan plan;
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (norm_rows_are_vectors(p)) return run_norm(p, norm_kernel<T, 1024, 1, 0, kVectorElements<T>>, 1024, 1, stream);
-    run_norm(p, norm_kernel<T, 256, 1, 0, 1>, 256, 1, stream);
+    plan = norm_rows_are_vectors(p) ? plan_of(norm_kernel<T, 1024, 1, 0, kVectorElements<T>>, 1024, 1)
+                                    : plan_of(norm_kernel<T, 256, 1, 0, 1>, 256, 1);
   });
+  return plan;
 }
 
 Verdict norm_held_supports(const NormParams& p) {
@@ -161,22 +164,21 @@ Verdict norm_held_supports(const NormParams& p) {
   return norm_walked_supports(p);
 }
 
-void norm_held(const NormParams& p, void*, Stream stream) {
-  if (p.rows == 0 || p.features == 0) return;
-  const CudaDeviceGuard guard(p.device.index);
+Plan plan_norm_held(const NormParams& p, const DeviceFacts& facts) {
+  Plan plan;
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     constexpr int N = kVectorElements<T>;
-    const auto run = [&](auto kernel, int threads, int rows) { run_norm(p, kernel, threads, rows, stream); };
-    const int num_sms = cuda_device_properties(p.device.index).num_sms;
-    if (with_held_kernel<T>(p, p.features / N, num_sms, run)) return;
-    with_row_shape<N>(p.features / N, p.rows, num_sms, [&](auto threads, auto rows, auto held) {
+    const auto take = [&](void (*kernel)(NormParams), int threads, int rows) { plan = plan_of(kernel, threads, rows); };
+    if (with_held_kernel<T>(p, p.features / N, facts.num_sms, take)) return;
+    with_row_shape<N>(p.features / N, p.rows, facts.num_sms, [&](auto threads, auto rows, auto held) {
       if constexpr (left_to_norm_kernel(threads.value))
-        run(norm_kernel<T, threads.value, rows.value, held.value, N>, threads.value, rows.value);
+        take(norm_kernel<T, threads.value, rows.value, held.value, N>, threads.value, rows.value);
       else  // reads the row in steps, which works for any length
-        run(norm_kernel<T, 1024, 1, 0, N>, 1024, 1);
+        take(norm_kernel<T, 1024, 1, 0, N>, 1024, 1);
     });
   });
+  return plan;
 }
 
 }  // namespace flashkernel::cuda

@@ -15,6 +15,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
+#include "cuda/host/row_plan.hpp"
 #include "cuda/tile/held_row.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "ops/kernel_entry.hpp"
@@ -175,17 +176,24 @@ std::int64_t clusters_of(const K& kernel, std::int64_t rows, int blocks, int dev
   return std::max(ceil_div(rows, K::S::kRows), std::min(rows, at_once));
 }
 
+/// The current device is number `device`.
+template <class K>
+ClusterRows plan_rows(const K& kernel, std::int64_t columns, std::int64_t rows, int device) {
+  constexpr int N = kVectorElements<typename K::T>;
+  ClusterRows plan;
+  plan.blocks = blocks_of_cluster<typename K::S>(columns / N);
+  plan.share = static_cast<int>(ceil_div(columns / N, plan.blocks)) * N;
+  plan.clusters = clusters_of(kernel, rows, plan.blocks, device);
+  return plan;
+}
+
 /// The kernel's last parameters are the blocks of a cluster and the columns of a block.
 template <class K, class Params>
-void launch_rows(const K& kernel, std::int64_t columns, const Params& p, Stream stream) {
-  constexpr int N = kVectorElements<typename K::T>;
-  const int blocks = blocks_of_cluster<typename K::S>(columns / N);
-  const int share = static_cast<int>(ceil_div(columns / N, blocks)) * N;
-  const std::int64_t clusters = clusters_of(kernel, p.rows, blocks, p.device.index);
-  LaunchShape shape{static_cast<unsigned>(clusters * blocks), K::S::kThreads,
+void launch_rows(const K& kernel, const ClusterRows& plan, const Params& p, Stream stream) {
+  LaunchShape shape{static_cast<unsigned>(plan.clusters * plan.blocks), K::S::kThreads,
                     static_cast<std::size_t>(kernel.shared_bytes), native(stream), true};
-  shape.cluster = static_cast<unsigned>(blocks);
-  launch(kernel.name, kernel.function, shape, p, blocks, share);
+  shape.cluster = static_cast<unsigned>(plan.blocks);
+  launch(kernel.name, kernel.function, shape, p, plan.blocks, plan.share);
 }
 
 }  // namespace flashkernel::cuda::long_rows

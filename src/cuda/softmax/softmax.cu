@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "cuda/softmax/softmax.hpp"
-#include "cuda/host/launch.hpp"
+#include "cuda/host/launch_rows.cuh"
 #include "cuda/row_costs.hpp"
 #include "cuda/tile/softmax_row.cuh"
 #include "cuda/pipeline/turn.cuh"
@@ -52,30 +52,26 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_bwd_kernel(co
 /// walked: read again for the results, else held in registers. kernel_of(T{}, threads, rows a block, vectors a thread,
 /// elements of a vector), all but the first as constants.
 template <class P, class KernelOf>
-void launch_rows(const char* name, const P& p, bool walked, Stream stream, KernelOf kernel_of) {
-  if (p.rows == 0 || p.columns == 0) return;
-  const CudaDeviceGuard guard(p.device.index);
+Plan plan_rows(const P& p, bool walked, const DeviceFacts& facts, KernelOf kernel_of) {
+  BlockRows<P> plan;
   const bool vectors = rows_are_vectors(p);
   visit_floating(p.dtype, [&](auto zero) {
     constexpr int N = kVectorElements<decltype(zero)>;
-    const auto run = [&](auto threads, auto rows, auto held, auto elements) {
-      launch(name, kernel_of(zero, threads, rows, held, elements),
-             {static_cast<unsigned>(ceil_div(p.rows, rows.value)), dim3(threads.value, rows.value), 0, native(stream),
-              true},
-             p);
+    const auto take = [&](auto threads, auto rows, auto held, auto elements) {
+      plan = {kernel_of(zero, threads, rows, held, elements), threads.value, rows.value};
     };
-    if (!vectors) return run(Constant<128>{}, Constant<1>{}, Constant<0>{}, Constant<1>{});
-    if (walked) return run(Constant<1024>{}, Constant<1>{}, Constant<0>{}, Constant<N>{});
-    const auto num_sms = cuda_device_properties(p.device.index).num_sms;
-    const auto run_vectors = [&](auto threads, auto rows, auto held) { run(threads, rows, held, Constant<N>{}); };
+    if (!vectors) return take(Constant<128>{}, Constant<1>{}, Constant<0>{}, Constant<1>{});
+    if (walked) return take(Constant<1024>{}, Constant<1>{}, Constant<0>{}, Constant<N>{});
+    const auto take_vectors = [&](auto threads, auto rows, auto held) { take(threads, rows, held, Constant<N>{}); };
     if constexpr (std::is_same_v<P, SoftmaxParams>) {
-      with_held_shape<N>(p.columns / N, p.rows, num_sms, run_vectors);
+      with_held_shape<N>(p.columns / N, p.rows, facts.num_sms, take_vectors);
     } else {  // one vector of each row a thread, where a warp would hold four
       const std::int64_t held = p.columns / N;
-      if (held > 96 && held <= 128) return run_vectors(Constant<128>{}, Constant<1>{}, Constant<1>{});
-      with_row_shape<N>(held, p.rows, num_sms, run_vectors);
+      if (held > 96 && held <= 128) return take_vectors(Constant<128>{}, Constant<1>{}, Constant<1>{});
+      with_row_shape<N>(held, p.rows, facts.num_sms, take_vectors);
     }
   });
+  return Plan::of(plan);
 }
 
 }  // namespace
@@ -92,27 +88,37 @@ Verdict held_supports(const P& p) {
   if (!rows_are_vectors(p)) return "needs neighbouring elements and rows on 16-byte boundaries";
   return walked_supports(p);
 }
-void run(const SoftmaxParams& p, bool walked, Stream stream) {
-  launch_rows("softmax", p, walked, stream, [](auto zero, auto threads, auto rows, auto held, auto elements) {
+Plan plan(const SoftmaxParams& p, bool walked, const DeviceFacts& facts) {
+  return plan_rows(p, walked, facts, [](auto zero, auto threads, auto rows, auto held, auto elements) {
     return softmax_kernel<decltype(zero), threads.value, rows.value, held.value, elements.value>;
   });
 }
-void run(const SoftmaxBackwardParams& p, bool walked, Stream stream) {
-  launch_rows("softmax_bwd", p, walked, stream, [](auto zero, auto threads, auto rows, auto held, auto elements) {
+Plan plan(const SoftmaxBackwardParams& p, bool walked, const DeviceFacts& facts) {
+  return plan_rows(p, walked, facts, [](auto zero, auto threads, auto rows, auto held, auto elements) {
     return softmax_bwd_kernel<decltype(zero), threads.value, rows.value, held.value, elements.value>;
   });
+}
+template <class P>
+void run(const char* name, const P& p, const Plan& plan, Stream stream) {
+  if (p.rows == 0 || p.columns == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  launch_block_rows(name, plan.as<BlockRows<P>>(), p, stream);
 }
 
 }  // namespace
 
 Verdict softmax_held_supports(const SoftmaxParams& p) { return held_supports(p); }
-void softmax_held(const SoftmaxParams& p, void*, Stream stream) { run(p, false, stream); }
+Plan plan_softmax_held(const SoftmaxParams& p, const DeviceFacts& facts) { return plan(p, false, facts); }
 Verdict softmax_walked_supports(const SoftmaxParams& p) { return walked_supports(p); }
-void softmax_walked(const SoftmaxParams& p, void*, Stream stream) { run(p, true, stream); }
+Plan plan_softmax_walked(const SoftmaxParams& p, const DeviceFacts& facts) { return plan(p, true, facts); }
+void softmax(const SoftmaxParams& p, const Plan& plan, void*, Stream stream) { run("softmax", p, plan, stream); }
 
 Verdict softmax_bwd_held_supports(const SoftmaxBackwardParams& p) { return held_supports(p); }
-void softmax_bwd_held(const SoftmaxBackwardParams& p, void*, Stream stream) { run(p, false, stream); }
+Plan plan_softmax_bwd_held(const SoftmaxBackwardParams& p, const DeviceFacts& facts) { return plan(p, false, facts); }
 Verdict softmax_bwd_walked_supports(const SoftmaxBackwardParams& p) { return walked_supports(p); }
-void softmax_bwd_walked(const SoftmaxBackwardParams& p, void*, Stream stream) { run(p, true, stream); }
+Plan plan_softmax_bwd_walked(const SoftmaxBackwardParams& p, const DeviceFacts& facts) { return plan(p, true, facts); }
+void softmax_bwd(const SoftmaxBackwardParams& p, const Plan& plan, void*, Stream stream) {
+  run("softmax_bwd", p, plan, stream);
+}
 
 }  // namespace flashkernel::cuda

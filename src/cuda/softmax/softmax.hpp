@@ -11,13 +11,16 @@
 namespace flashkernel::cuda {
 
 // held: whole vectors, in rows that a block holds, each read once. walked: any rows, read again for the results.
+// The plan of either is a BlockRows.
 Verdict softmax_held_supports(const SoftmaxParams&);
-void softmax_held(const SoftmaxParams&, void* workspace, Stream);
+Plan plan_softmax_held(const SoftmaxParams&, const DeviceFacts&);
 Verdict softmax_walked_supports(const SoftmaxParams&);
-void softmax_walked(const SoftmaxParams&, void* workspace, Stream);
+Plan plan_softmax_walked(const SoftmaxParams&, const DeviceFacts&);
+void softmax(const SoftmaxParams&, const Plan&, void* workspace, Stream);
 Verdict softmax_bwd_held_supports(const SoftmaxBackwardParams&);
-void softmax_bwd_held(const SoftmaxBackwardParams&, void* workspace, Stream);
+Plan plan_softmax_bwd_held(const SoftmaxBackwardParams&, const DeviceFacts&);
 Verdict softmax_bwd_walked_supports(const SoftmaxBackwardParams&);
-void softmax_bwd_walked(const SoftmaxBackwardParams&, void* workspace, Stream);
+Plan plan_softmax_bwd_walked(const SoftmaxBackwardParams&, const DeviceFacts&);
+void softmax_bwd(const SoftmaxBackwardParams&, const Plan&, void* workspace, Stream);
 
 }  // namespace flashkernel::cuda

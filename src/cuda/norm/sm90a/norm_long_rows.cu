@@ -281,10 +281,17 @@ Verdict norm_long_rows_supports(const NormParams& p) {
   return verdict;
 }
 
-void norm_long_rows(const NormParams& p, void*, Stream stream) {
+Plan plan_norm_long_rows(const NormParams& p, const DeviceFacts&) {
+  const CudaDeviceGuard guard(p.device.index);
+  ClusterRows plan;
+  with_kernel(p, [&](const auto& kernel) { plan = lr::plan_rows(kernel, p.features, p.rows, p.device.index); });
+  return Plan::of(plan);
+}
+
+void norm_long_rows(const NormParams& p, const Plan& plan, void*, Stream stream) {
   if (p.rows == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  with_kernel(p, [&](const auto& kernel) { lr::launch_rows(kernel, p.features, p, stream); });
+  with_kernel(p, [&](const auto& kernel) { lr::launch_rows(kernel, plan.as<ClusterRows>(), p, stream); });
 }
 
 }  // namespace flashkernel::cuda::sm90a

@@ -8,6 +8,8 @@
 namespace flashkernel::cuda::sm90a {
 
 Verdict norm_long_rows_supports(const NormParams&);
-void norm_long_rows(const NormParams&, void* workspace, Stream);
+/// A ClusterRows.
+Plan plan_norm_long_rows(const NormParams&, const DeviceFacts&);
+void norm_long_rows(const NormParams&, const Plan&, void* workspace, Stream);
 
 }  // namespace flashkernel::cuda::sm90a

@@ -143,17 +143,28 @@ Verdict supports(const Params& p) {
   return verdict;
 }
 template <class Params>
-void run(const Params& p, Stream stream) {
+Plan plan(const Params& p) {
+  const CudaDeviceGuard guard(p.device.index);
+  ClusterRows rows;
+  with_kernel(p, [&](const auto& kernel) { rows = lr::plan_rows(kernel, p.columns, p.rows, p.device.index); });
+  return Plan::of(rows);
+}
+template <class Params>
+void run(const Params& p, const Plan& plan, Stream stream) {
   if (p.rows == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  with_kernel(p, [&](const auto& kernel) { lr::launch_rows(kernel, p.columns, p, stream); });
+  with_kernel(p, [&](const auto& kernel) { lr::launch_rows(kernel, plan.as<ClusterRows>(), p, stream); });
 }
 
 }  // namespace
 
 Verdict softmax_long_rows_supports(const SoftmaxParams& p) { return supports(p); }
 Verdict softmax_bwd_long_rows_supports(const SoftmaxBackwardParams& p) { return supports(p); }
-void softmax_long_rows(const SoftmaxParams& p, void*, Stream stream) { run(p, stream); }
-void softmax_bwd_long_rows(const SoftmaxBackwardParams& p, void*, Stream stream) { run(p, stream); }
+Plan plan_softmax_long_rows(const SoftmaxParams& p, const DeviceFacts&) { return plan(p); }
+Plan plan_softmax_bwd_long_rows(const SoftmaxBackwardParams& p, const DeviceFacts&) { return plan(p); }
+void softmax_long_rows(const SoftmaxParams& p, const Plan& plan, void*, Stream stream) { run(p, plan, stream); }
+void softmax_bwd_long_rows(const SoftmaxBackwardParams& p, const Plan& plan, void*, Stream stream) {
+  run(p, plan, stream);
+}
 
 }  // namespace flashkernel::cuda::sm90a

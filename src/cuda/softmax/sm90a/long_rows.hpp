@@ -9,7 +9,10 @@ namespace flashkernel::cuda::sm90a {
 
 Verdict softmax_long_rows_supports(const SoftmaxParams&);
 Verdict softmax_bwd_long_rows_supports(const SoftmaxBackwardParams&);
-void softmax_long_rows(const SoftmaxParams&, void* workspace, Stream);
-void softmax_bwd_long_rows(const SoftmaxBackwardParams&, void* workspace, Stream);
+// ClusterRows.
+Plan plan_softmax_long_rows(const SoftmaxParams&, const DeviceFacts&);
+Plan plan_softmax_bwd_long_rows(const SoftmaxBackwardParams&, const DeviceFacts&);
+void softmax_long_rows(const SoftmaxParams&, const Plan&, void* workspace, Stream);
+void softmax_bwd_long_rows(const SoftmaxBackwardParams&, const Plan&, void* workspace, Stream);
 
 }  // namespace flashkernel::cuda::sm90a
