@@ -16,6 +16,12 @@ if(CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERS
 endif()
 set(_cuda_flags --expt-relaxed-constexpr ${_compress} -diag-suppress=20012 -Xcompiler=-Wall,-Wextra)
 
+# Half of the compiler's time and more. Not for 9.0a, whose kernels it breaks: setmaxnreg is ignored, wgmma waits after each.
+set(_fast_compile "")
+if(FLASHKERNEL_CUDA_FAST_COMPILE AND CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+  set(_fast_compile --Ofast-compile=mid)
+endif()
+
 # flashkernel_add_cuda_objects(name "archs" source...)
 function(flashkernel_add_cuda_objects name archs)
   if(NOT ARGN)
@@ -26,6 +32,9 @@ function(flashkernel_add_cuda_objects name archs)
                                            CUDA_RUNTIME_LIBRARY Static)
   target_link_libraries(${name} PRIVATE flashkernel_options)
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${_cuda_flags}>)
+  if(NOT name STREQUAL "flashkernel_cuda_sm90a")
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${_fast_compile}>)
+  endif()
   set(_object_libraries ${_object_libraries} ${name} PARENT_SCOPE)
 endfunction()
 

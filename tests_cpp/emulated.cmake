@@ -128,7 +128,11 @@ set_tests_properties(kernel_conformance_emulated_resident PROPERTIES TIMEOUT 600
 if(FLASHKERNEL_WITH_CUDA)
   find_package(Python3 COMPONENTS Interpreter)
   if(Python3_Interpreter_FOUND)
-    add_test(NAME kernel_resources COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/kernel_resources.py --check
+    set(_checked "")
+    if(FLASHKERNEL_CUDA_FAST_COMPILE)  # what is compiled as for users
+      set(_checked --match sm90a::)
+    endif()
+    add_test(NAME kernel_resources COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/kernel_resources.py --check ${_checked}
              $<TARGET_FILE:flashkernel> --launches ${_launches} $<TARGET_FILE:kernel_conformance_emulated>)
     set_tests_properties(kernel_resources PROPERTIES FIXTURES_REQUIRED launches TIMEOUT 300)
   endif()

@@ -101,6 +101,7 @@ def training_result() -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_training_is_shown(checkout: Path) -> None:
     pytest.importorskip("matplotlib")
     for measured in (checkout / RESULTS).rglob("*.json"):  # all of whose plots the test below draws

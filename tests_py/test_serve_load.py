@@ -68,6 +68,7 @@ def alone(engine: Engine, asked: dict[str, Any]) -> tuple[str, str | None]:
     return text + output.end(), finish
 
 
+@pytest.mark.long
 def test_200_at_once_are_each_as_alone() -> None:
     engine = Engine(MODEL, page_size=64, prefix_sharing=False)
     asked = requests()
