@@ -127,10 +127,11 @@ FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def family_model(case: str) -> Any:
-    """The stock model of a case, float32. The same weights each time."""
+def family_model(case: str, **changes: Any) -> Any:
+    """The stock model of a case with changes of its config, float32. The same weights each time."""
     kind, options = FAMILIES[case]
-    config = getattr(transformers, f"{kind}{'Text' if kind == 'Gemma3' else ''}Config")(**{**SIZES, **options})
+    options = {**SIZES, **options, **changes}
+    config = getattr(transformers, f"{kind}{'Text' if kind == 'Gemma3' else ''}Config")(**options)
     stock = getattr(transformers, f"{kind}ForCausalLM")
     model = stock._from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
     if kind == "GptOss":  # the experts of Transformers 5.17 read neither number from the configuration

@@ -164,9 +164,17 @@ def test_linear_scaling(tmp_path: Path) -> None:
         assert tokens_of(path) == stock_tokens(by_config(path, rope_parameters=rope))
 
 
+QWEN2 = {
+    key.replace("llama", "qwen2"): value
+    for key, value in gguf_files.decoder().metadata.items()
+    if key.startswith("llama.")
+}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "architecture": ({"general.architecture": "mamba"}, "general.architecture='mamba'; one of llama, qwen2, qwen3"),
-    "experts": ({"llama.expert_count": 8}, "expert_count=8"),
+    "architecture": (
+        {"general.architecture": "mamba"},
+        "general.architecture='mamba'; one of llama, qwen2, qwen3, gemma2",
+    ),
+    "experts": ({"general.architecture": "qwen2", "qwen2.expert_count": 8, **QWEN2}, "expert_count=8"),
     "scaling": ({"llama.rope.scaling.type": "yarn"}, "scaling.type='yarn'; none or linear"),
     "window": ({"llama.attention.sliding_window": 16}, "sliding_window=16"),
     "part": ({"split.count": 3}, "one of 3 parts"),

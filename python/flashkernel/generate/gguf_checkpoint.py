@@ -1,8 +1,9 @@
 """A GGUF file as a checkpoint: its metadata as the config, its tensors under Transformers' names.
 
-Called by model.py. What llama.cpp changed when it made the file is undone: the rows of Q and K of its architecture
-"llama", which lie so that RoPE turns neighbours, go back to where RoPE turns halves. Whatever would make the model
-compute something else than its architecture says (experts, windows, scaled RoPE that is not linear) is refused.
+Called by model.py. What llama.cpp changed when it made the file is undone (gguf_architectures.py says where): rows of Q
+and K that lie so that RoPE turns neighbours go back to where RoPE turns halves, the 1 that was added to the norms of
+Gemma is taken off, the experts of a layer become one tensor. Whatever would make the model compute something else than
+its architecture says (windows, scaled RoPE that is not linear, ...) is refused.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from .checkpoint import Checkpoint
 from .config import NEEDED, Field, integer, number, read_field, text
 from .errors import CheckpointError, UnsupportedModelError
 from .files import describe, shown
+from .gguf_architectures import ARCHITECTURES, EXPERTS, MIXTRAL, OTHER_TENSORS, Architecture
 from .gguf_file import GgufFile
 
 __all__ = ["GgufCheckpoint", "end_tokens", "special_token"]
 
 _ARCHITECTURE = Field("text", NEEDED)
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")  # by llama.cpp's names, which are Transformers' model_types
 _FIELDS = {
     "context_length": integer(NEEDED),
     "embedding_length": integer(NEEDED),
@@ -41,37 +42,35 @@ _FIELDS = {
     "rope.scale_linear": number(1.0, 1e-6),
     "rope.scaling.type": text("none"),
     "rope.scaling.factor": number(1.0, 1e-6),
+    "rope.scaling.original_context_length": integer(None),
+    "rope.scaling.attn_factor": number(None, 1e-6, 1e6),
 }
 
-# A layer's tensors without "blk.N." and the ending, by Transformers' names of them.
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_OTHERS = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
 _IN_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(\w+)\.(weight|bias)")
 _DIVISORS = "rope_freqs.weight"
+_TWO_CONTEXTS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 
-def _renamed(name: str) -> str:
+def _renamed(architecture: Architecture, name: str) -> str:
     """A tensor's name in Transformers; its own where there is none."""
     found = _IN_LAYER.fullmatch(name)
-    if found is None or found[2] not in _LAYER:
-        return _OTHERS.get(name, name)
-    return f"model.layers.{found[1]}.{_LAYER[found[2]]}.{found[3]}"
+    if found is None or found[2] not in architecture.names:
+        return OTHER_TENSORS.get(name, name)
+    return f"model.layers.{found[1]}.{architecture.names[found[2]]}.{found[3]}"
+
+
+def _parts(architecture: Architecture, names: list[str]) -> dict[str, list[str]]:
+    """The tensors of a file, in the order in which they lie beside each other, by Transformers' names."""
+    found = {_renamed(architecture, name): [name] for name in names}
+    if architecture.experts:
+        for layer in sorted({match[1] for match in map(_IN_LAYER.fullmatch, names) if match is not None}):
+            for name, parts in EXPERTS.items():
+                own = [f"blk.{layer}.{part}.weight" for part in parts]
+                if all(part in found for part in own):
+                    for part in own:
+                        del found[part]
+                    found[f"model.layers.{layer}.{name}"] = own
+    return found
 
 
 def special_token(metadata: Mapping[str, Any], name: str, file: str) -> int | None:
@@ -94,21 +93,31 @@ def end_tokens(metadata: Mapping[str, Any], file: str) -> list[int]:
 class _Weights:
     """The tensors of a file by Transformers' names: what `Checkpoint` asks a file of safetensors for."""
 
-    def __init__(self, file: GgufFile, heads: Mapping[str, int]):
+    def __init__(self, file: GgufFile, architecture: Architecture, heads: Mapping[str, int]):
         self.path = file.path
         self._file = file
         self._heads = heads  # by the kind of tensor whose rows llama.cpp has moved
-        self.own_names = {_renamed(name): name for name in file.names()}
+        self._offset = architecture.norm_offset
+        self._parts = _parts(architecture, list(file.names()))
 
     def names(self) -> list[str]:
-        return list(self.own_names)
+        return list(self._parts)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._file.shape(self.own_names[name])
+        shapes = [self._file.shape(own) for own in self._parts[name]]
+        if len(shapes) == 1:
+            return shapes[0]
+        if any(len(shape) < 2 or shape[:1] + shape[2:] != shapes[0][:1] + shapes[0][2:] for shape in shapes):
+            return ()  # they do not lie beside each other: no model has such a tensor
+        return (shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:])
 
     def read(self, name: str) -> np.ndarray:
-        own = self.own_names[name]
+        if len(self._parts[name]) > 1:
+            return np.concatenate([self._file.read(own) for own in self._parts[name]], axis=1)
+        own = self._parts[name][0]
         values = self._file.read(own)
+        if self._offset and own.endswith("norm.weight"):
+            return values - np.float32(self._offset)
         layer = _IN_LAYER.fullmatch(own)
         if layer is None or layer[2] not in self._heads:
             return values
@@ -132,10 +141,10 @@ class GgufCheckpoint(Checkpoint):
         self._file, self._label = file, shown(file.path.name)
         metadata = file.metadata
         kind = read_field(metadata, "general.architecture", _ARCHITECTURE, self._label)
-        if kind not in _ARCHITECTURES:
+        if kind not in ARCHITECTURES:
             raise UnsupportedModelError(
                 f"load_model: {self._label} has general.architecture={describe(kind)}; one of "
-                f"{', '.join(_ARCHITECTURES)} is needed"
+                f"{', '.join(ARCHITECTURES)} is needed"
             )
         parts = read_field(metadata, "split.count", integer(0, low=0), self._label)
         if parts > 1:
@@ -143,87 +152,138 @@ class GgufCheckpoint(Checkpoint):
                 f"load_model: {self._label} is one of {parts} parts of a model; one whole file is needed "
                 "(llama-gguf-split --merge joins them)"
             )
-        self.config = self._config(kind, metadata)
+        architecture = ARCHITECTURES[kind]
+        if kind == "llama" and self._field(metadata, "llama.expert_count", _FIELDS):
+            architecture = MIXTRAL
+        self.config = self._config(kind, architecture, metadata)
         self.generation_config = {"eos_token_id": end_tokens(metadata, self._label)}
         heads = {"attn_q": self.config["num_attention_heads"], "attn_k": self.config["num_key_value_heads"]}
-        weights = _Weights(file, heads if kind == "llama" else {})
+        weights = _Weights(file, architecture, heads if architecture.pairs else {})
         self._files: Any = dict.fromkeys(weights.names(), weights)
-        self._unread = set(self._files)
+        self._unread = set(self._files) - set(_TWO_CONTEXTS)
         self.rope_divisors = self._divisors()
 
-    def _config(self, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        found = {name: self._field(metadata, f"{kind}.{name}") for name in _FIELDS}
-        heads = found["attention.head_count"]
-        heads_kv = found["attention.head_count_kv"] or heads
-        head_dim = found["attention.key_length"] or found["rope.dimension_count"] or found["embedding_length"] // heads
-        if heads % heads_kv or head_dim < 2 or head_dim % 2:
-            raise CheckpointError(
-                f"load_model: {self._label} has {heads} heads of {head_dim} elements, {heads_kv} of keys and values; "
-                "even elements, and a multiple of the heads of keys and values, are needed"
-            )
-        for name in ("attention.value_length", "rope.dimension_count"):
-            if found[name] not in (None, head_dim):
-                raise UnsupportedModelError(
-                    f"load_model: {self._label} has {kind}.{name}={found[name]} with heads of {head_dim} elements; the "
-                    "same number is needed"
-                )
-        if found["expert_count"]:
-            raise UnsupportedModelError(
-                f"load_model: {self._label} has {kind}.expert_count={found['expert_count']}; a model without experts "
-                "is needed"
-            )
-        if 0 < found["attention.sliding_window"] < found["context_length"]:
-            raise UnsupportedModelError(
-                f"load_model: {self._label} has {kind}.attention.sliding_window={found['attention.sliding_window']}, "
-                f"which {kind} of llama.cpp does not compute with; none is needed"
-            )
+    def _config(self, kind: str, architecture: Architecture, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        fields = {**_FIELDS, **architecture.fields}
+        found = {name: self._field(metadata, f"{kind}.{name}", fields) for name in fields}
+        heads, head_dim = self._heads(kind, architecture, found)
+        self._refuse(kind, architecture, found)
         layers = found["block_count"]
-        if f"blk.{layers - 1}.attn_norm.weight" not in self._file:
+        if f"blk.{layers - 1}.{architecture.first}.weight" not in self._file:
             raise CheckpointError(
                 f"load_model: {self._label} has {kind}.block_count={layers}, but no tensor "
-                f"'blk.{layers - 1}.attn_norm.weight'"
+                f"'blk.{layers - 1}.{architecture.first}.weight'"
             )
         if "token_embd.weight" not in self._file or len(self._file.shape("token_embd.weight")) != 2:
             raise CheckpointError(f"load_model: {self._label} has no matrix 'token_embd.weight'")
+        has_bias = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+        rope = self._rope(kind, architecture, found, head_dim)
+        original = found["rope.scaling.original_context_length"] if rope["rope_type"] == "longrope" else None
         return {
-            "model_type": kind,
+            "model_type": architecture.model_type,
             "vocab_size": self._file.shape("token_embd.weight")[0],
             "hidden_size": found["embedding_length"],
             "intermediate_size": found["feed_forward_length"],
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
-            "num_key_value_heads": heads_kv,
+            "num_key_value_heads": found["attention.head_count_kv"] or heads,
             "head_dim": head_dim,
             "hidden_act": "silu",
             "max_position_embeddings": found["context_length"],
             "rms_norm_eps": found["attention.layer_norm_rms_epsilon"],
             "tie_word_embeddings": "output.weight" not in self._file,  # llama.cpp writes it only where it differs
-            **({} if kind == "qwen2" else {"attention_bias": "blk.0.attn_q.bias" in self._file}),
-            **({"mlp_bias": "blk.0.ffn_up.bias" in self._file} if kind == "llama" else {}),
-            "rope_parameters": self._rope(kind, found),
+            **{name: has_bias[name] in self._file for name in architecture.biases},
+            "rope_parameters": rope,
+            **architecture.config({**found, "head_dim": head_dim, "rope": rope, "original": original}),
         }
 
-    def _field(self, metadata: Mapping[str, Any], key: str) -> Any:
+    def _heads(self, kind: str, architecture: Architecture, found: Mapping[str, Any]) -> tuple[int, int]:
+        """How many heads of Q there are, and the elements of each head."""
+        heads = found["attention.head_count"]
+        heads_kv = found["attention.head_count_kv"] or heads
+        turned = found["rope.dimension_count"]
+        # Where a part of a head may be rotated, the part says nothing of the whole.
+        whole = None if architecture.partial_rotary else turned
+        head_dim = found["attention.key_length"] or whole or found["embedding_length"] // heads
+        if heads % heads_kv or head_dim < 2 or head_dim % 2:
+            raise CheckpointError(
+                f"load_model: {self._label} has {heads} heads of {head_dim} elements, {heads_kv} of keys and values; "
+                "even elements, and a multiple of the heads of keys and values, are needed"
+            )
+        fits = {"attention.value_length": found["attention.value_length"] in (None, head_dim)}
+        part = architecture.partial_rotary and (turned or 0) <= head_dim
+        fits["rope.dimension_count"] = turned in (None, head_dim) or part
+        for name, right in fits.items():
+            if not right:
+                raise UnsupportedModelError(
+                    f"load_model: {self._label} has {kind}.{name}={found[name]} with heads of {head_dim} elements; the "
+                    "same number is needed"
+                )
+        return heads, head_dim
+
+    def _refuse(self, kind: str, architecture: Architecture, found: Mapping[str, Any]) -> None:
+        """Raises for fields that the architecture does not compute with here, or that lack."""
+        if found["expert_count"] and not architecture.experts:
+            raise UnsupportedModelError(
+                f"load_model: {self._label} has {kind}.expert_count={found['expert_count']}; a model without experts "
+                "is needed"
+            )
+        window = found["attention.sliding_window"]
+        if not architecture.windows and 0 < window < found["context_length"]:
+            raise UnsupportedModelError(
+                f"load_model: {self._label} has {kind}.attention.sliding_window={window}, which {kind} of llama.cpp "
+                "does not compute with; none is needed"
+            )
+        needed = ["expert_count", "expert_used_count"] if architecture.experts else []
+        for name in [*needed, "expert_feed_forward_length"] if kind == "qwen3moe" else needed:
+            if not found[name]:
+                raise CheckpointError(f"load_model: {self._label} has no {kind}.{name}; an integer above 0 is needed")
+
+    def _field(self, metadata: Mapping[str, Any], key: str, fields: Mapping[str, Field]) -> Any:
         name = key.split(".", 1)[1]
         if isinstance(metadata.get(key), list):
             raise UnsupportedModelError(
                 f"load_model: {self._label} has {key}=<an array of {len(metadata[key])}>; one value for all layers is "
                 "needed"
             )
-        return read_field(metadata, key, _FIELDS[name], self._label)
+        return read_field(metadata, key, fields[name], self._label)
 
-    def _rope(self, kind: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    def _rope(self, kind: str, architecture: Architecture, found: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
         scaling, factor = found["rope.scaling.type"], found["rope.scaling.factor"]
+        base = {"rope_theta": found["rope.freq_base"]}
+        if any(name in self._file for name in _TWO_CONTEXTS):
+            return {**base, **self._longrope(kind, architecture, found, head_dim)}
         if scaling == "none" and found["rope.scale_linear"] != 1:  # what older files have
             scaling, factor = "linear", found["rope.scale_linear"]
-        if scaling not in ("none", "linear"):
+        if scaling not in ("none", "linear") or (scaling == "linear" and architecture.partial_rotary):
             raise UnsupportedModelError(
-                f"load_model: {self._label} has {kind}.rope.scaling.type={describe(scaling)}; none or linear is needed"
+                f"load_model: {self._label} has {kind}.rope.scaling.type={describe(scaling)}; "
+                f"none{'' if architecture.partial_rotary else ' or linear'} is needed"
             )
-        base = {"rope_theta": found["rope.freq_base"]}
         return (
             {"rope_type": "default", **base} if scaling == "none" else {"rope_type": scaling, "factor": factor, **base}
         )
+
+    def _longrope(
+        self, kind: str, architecture: Architecture, found: Mapping[str, Any], head_dim: int
+    ) -> dict[str, Any]:
+        """RoPE of models with divisors of the frequencies for two contexts."""
+        context = found["rope.scaling.original_context_length"]
+        if not architecture.partial_rotary or not context:
+            raise UnsupportedModelError(
+                f"load_model: {self._label} has {_TWO_CONTEXTS[0]!r} or its counterpart, RoPE's divisors for two "
+                f"contexts, and {kind}.rope.scaling.original_context_length={describe(context)}; phi3 with a length is "
+                "needed"
+            )
+        pairs = (found["rope.dimension_count"] or head_dim) // 2
+        for name in _TWO_CONTEXTS:
+            if name not in self._file or self._file.shape(name) != (pairs,):
+                shape = list(self._file.shape(name)) if name in self._file else None
+                raise CheckpointError(f"load_model: {self._label} has {name!r} of shape {shape}; [{pairs}] is needed")
+        short, long = (self._file.read(name).tolist() for name in _TWO_CONTEXTS)
+        given = found["rope.scaling.attn_factor"]
+        attention = {} if given is None else {"attention_factor": given}
+        return {"rope_type": "longrope", "short_factor": short, "long_factor": long, **attention}
 
     def _divisors(self) -> np.ndarray | None:
         """What llama.cpp divides RoPE's frequencies by: how Llama 3.1 and later scale them, worked out already."""
