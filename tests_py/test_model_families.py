@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 import flashkernel as fk
+from conftest import needs_triton
 from flashkernel.generate import (
     CheckpointError,
     Engine,
@@ -196,26 +197,32 @@ def test_bfloat16_is_as_close_to_float32_as_eagers(case: str, kind: str) -> None
 # --- experts
 
 
-def test_experts_by_either_way_are_the_same() -> None:
-    """What a CUDA graph does, all experts on all tokens, and what the CPU does; a broken expert that no token was sent
-    to changes nothing."""
-    for case in ("mixtral", "qwen3-moe", "gpt-oss"):
-        model = accelerate(family_model(case)).flashkernel.model
-        block = next(layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertBlock))
-        x = torch.randn(1, 48, generator=torch.Generator().manual_seed(2))
-        with torch.no_grad():
-            sparse = block(x)
-            chosen = block.arrays.route(
-                fk.linear(x, block.router_weight, block.router_bias), block.each, block.softmax_first, False
-            )[1]
-            spare = next(i for i in range(block.gate_up.shape[0]) if i not in chosen)
-            block.down[spare] = float("inf")
-            try:
-                block.arrays.asynchronous = True
-                dense = block(x)
-            finally:
-                block.arrays.asynchronous = False
-        torch.testing.assert_close(dense, sparse, rtol=1e-5, atol=1e-6)
+@needs_triton
+@pytest.mark.parametrize("tokens", [1, 19])
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe", "gpt-oss"])
+def test_experts_by_each_way_are_the_same(
+    case: str, grouped: bool, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU does, by groups or all experts on all tokens, and what the CPU does; a broken expert that no token was
+    sent to changes nothing."""
+    model = accelerate(family_model(case)).flashkernel.model
+    block = next(layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertBlock))
+    x = torch.randn(1, 48, generator=torch.Generator().manual_seed(2)).expand(tokens, -1).contiguous()
+    with torch.no_grad():
+        sparse = block(x)
+        chosen = block.arrays.route(
+            fk.linear(x, block.router_weight, block.router_bias), block.each, block.softmax_first, False
+        )[1]
+        spare = next(i for i in range(block.gate_up.shape[0]) if i not in chosen)
+        block.down[spare] = float("inf")
+        monkeypatch.setattr(block.arrays, "asynchronous", True)
+        if grouped:
+            monkeypatch.setattr(block, "_one", None, raising=False)  # a loop over experts would call it
+        else:
+            monkeypatch.setattr(block.arrays, "groups", lambda *_: None)
+        on_a_gpu = block(x)
+    torch.testing.assert_close(on_a_gpu, sparse, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen3-moe"])

@@ -169,6 +169,16 @@ class HostArrays:
             weights = weights / weights.sum(axis=-1, keepdims=True)
         return weights, chosen
 
+    def groups(self, chosen: Any, count: int) -> Any:
+        """Pairs of a row and one of its `chosen` places, int64 [rows, n], sorted by place: a `Groups` of `count`,
+        whose `linear` needs nothing of the host. None: there is no such kernel here."""
+        return None
+
+    def weighted_sum(self, values: Any, weights: Any) -> Any:
+        """sum over j of values[i n + j] weights[i, j]: [rows n, size], float32 [rows, n] to [rows, size]."""
+        parts = self.floats(values).reshape(*weights.shape, -1)
+        return self.rounded((parts * weights[..., None]).sum(axis=1))
+
     def add_rows(self, total: Any, rows: Any, values: Any, weights: Any) -> None:
         """total[rows] += values * weights: float32 [all, n], int64 [some] on the host, [some, n], float32 [some]."""
         total[rows] += self.floats(values) * weights[:, None]
@@ -384,6 +394,13 @@ class TorchArrays(HostArrays):
         elif normalised:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights, chosen
+
+    def groups(self, chosen: Any, count: int) -> Any:
+        try:
+            from ..triton.grouped_linear import group_rows
+        except ImportError:
+            return None
+        return group_rows(chosen.flatten(), count)
 
     def add_rows(self, total: Any, rows: Any, values: Any, weights: Any) -> None:
         total.index_add_(0, self.index(rows, "int64"), values.float() * weights[:, None])

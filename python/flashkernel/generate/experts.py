@@ -2,7 +2,8 @@
 
 Called by decoder_model.py. On the CPU each expert that some token was sent to runs on its tokens alone, one after the
 other. On a GPU which experts are hit is known to the device only, and a CUDA graph must do the same work at every
-replay: every expert runs on every token there, and tokens that were not sent to it take nothing from it.
+replay: tokens are sorted by expert there, and one launch makes the tiles of all experts (triton/grouped_linear.py).
+Without Triton every expert runs on every token, and tokens that were not sent to it take nothing from it.
 """
 
 from __future__ import annotations
@@ -49,18 +50,19 @@ class ExpertBlock:
     softmax_first: bool
     clamp: tuple[float, float] | None  # alpha and limit of a clamped gate
 
+    def _gated(self, gate_up: Any) -> Any:
+        if self.clamp is not None:
+            return self.arrays.clamped_gate(gate_up[:, ::2], gate_up[:, 1::2], *self.clamp)
+        inner = gate_up.shape[1] // 2
+        return fk.swiglu(gate_up[:, :inner], gate_up[:, inner:], **self.arrays.op_options)
+
     def _one(self, x: Any, expert: int) -> Any:
         options = self.arrays.op_options
 
         def bias(biases: Any) -> Any:
             return None if biases is None else biases[expert]
 
-        gate_up = fk.linear(x, self.gate_up[expert], bias(self.gate_up_bias), **options)
-        if self.clamp is not None:
-            x = self.arrays.clamped_gate(gate_up[:, ::2], gate_up[:, 1::2], *self.clamp)
-        else:
-            inner = gate_up.shape[1] // 2
-            x = fk.swiglu(gate_up[:, :inner], gate_up[:, inner:], **options)
+        x = self._gated(fk.linear(x, self.gate_up[expert], bias(self.gate_up_bias), **options))
         return fk.linear(x, self.down[expert], bias(self.down_bias), **options)
 
     def __call__(self, x: Any) -> Any:
@@ -68,6 +70,11 @@ class ExpertBlock:
         arrays = self.arrays
         logits = fk.linear(x, self.router_weight, self.router_bias, **arrays.op_options)
         weights, chosen = arrays.route(logits, self.each, self.softmax_first, self.normalised)
+        if arrays.asynchronous:
+            groups = arrays.groups(chosen, self.gate_up.shape[0])
+            if groups is not None:
+                x = self._gated(groups.linear(x, self.gate_up, self.gate_up_bias, rows=groups.order // self.each))
+                return arrays.weighted_sum(groups.linear(x, self.down, self.down_bias, back=True), weights)
         total = arrays.zeros(tuple(x.shape), "float32")
         if arrays.asynchronous:
             for expert in range(self.gate_up.shape[0]):
