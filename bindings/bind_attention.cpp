@@ -96,14 +96,27 @@ nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages,
 }
 
 nb::object merge_states(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle lse_b, nb::handle out,
-                        nb::handle stream, nb::handle dtype) {
+                        nb::handle out_dtype, nb::handle stream, nb::handle dtype) {
   Call call("merge_states", stream, dtype);
-  const TensorView a = call.input("out_a", out_a), a_lse = call.input("lse_a", lse_a), b = call.input("out_b", out_b),
-                   b_lse = call.input("lse_b", lse_b);
+  const bool is_pair = !out_b.is_none() || !lse_b.is_none();
+  if (is_pair && (out_b.is_none() || lse_b.is_none()))
+    call.fail(std::string(out_b.is_none() ? "out_b" : "lse_b") + " is absent; a second part has both out_b and lse_b");
+  const TensorView a = call.input("out_a", out_a), a_lse = call.input("lse_a", lse_a),
+                   b = is_pair ? call.input("out_b", out_b) : TensorView(),
+                   b_lse = is_pair ? call.input("lse_b", lse_b) : TensorView();
   nb::object given_out = nb::none(), given_lse = nb::none();
   if (!out.is_none()) std::tie(given_out, given_lse) = parse_pair(call, "out", out, "a pair (out, lse)");
-  Output output = call.output("out[0]", given_out, a.dtype, Shape(a));
-  Output lse = call.output("out[1]", given_lse, DType::kFloat32, Shape(a_lse));
+  const auto of_result = [&](const TensorView& view) {
+    Shape shape;
+    for (int d = is_pair ? 0 : 1; d < view.ndim; ++d) shape.dims[shape.ndim++] = view.shape[d];
+    return shape;
+  };
+  const DType result = out_dtype.is_none() ? a.dtype : parse_dtype(call.op(), out_dtype);
+  Output output = call.output("out[0]", given_out, result, of_result(a));
+  Output lse = call.output("out[1]", given_lse, DType::kFloat32, of_result(a_lse));
+  if (!out_dtype.is_none() && output.view.dtype != result)
+    call.fail(std::string("out_dtype is ") + dtype_name(result) + " but out is " + dtype_name(output.view.dtype) +
+              "; they must be one");
   call.run([&](const ExecutionContext& context) {
     flashkernel::merge_states(a, a_lse, b, b_lse, output.view, lse.view, context);
   });
@@ -237,16 +250,19 @@ Example:
 
   def_op<&merge_states>(
       module,
-      "def merge_states(out_a: ArrayT, lse_a: SupportsDLPack, out_b: SupportsDLPack, lse_b: SupportsDLPack, *, "
-      "out: tuple[ArrayT, ArrayT] | None = None, stream: typing.Any = None, dtype: typing.Any = None, backend: "
-      "str | None = None) -> tuple[ArrayT, ArrayT]",
-      R"doc(Attention over the union of two disjoint sets of keys, from the results over each.
+      "def merge_states(out_a: ArrayT, lse_a: SupportsDLPack, out_b: SupportsDLPack | None = None, lse_b: "
+      "SupportsDLPack "
+      "| None = None, *, out: tuple[ArrayT, ArrayT] | None = None, out_dtype: typing.Any = None, stream: typing.Any = "
+      "None, dtype: typing.Any = None, backend: str | None = None) -> tuple[ArrayT, ArrayT]",
+      R"doc(Attention over the union of disjoint sets of keys, from the results over each.
 
-lse = log(exp(lse_a) + exp(lse_b)); out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b.
+lse = log(exp(lse_a) + exp(lse_b)); out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b. Without out_b and lse_b,
+out_a and lse_a hold all the parts, one after another along their first dim.
 
-out_a, out_b: [..., head_dim], up to 4 dims, float32, float16 or bfloat16.
+out_a, out_b: [..., head_dim], up to 4 dims, float32, float16 or bfloat16; or out_a alone: [parts, ..., head_dim].
 lse_a, lse_b: float32, natural logarithm, out_a's shape less the last dim.
-out: pair (out, lse) to write to; may be (out_a, lse_a) itself.
+out: pair (out, lse) to write to; of two parts it may be (out_a, lse_a) itself.
+out_dtype: of out; default: out_a's. Parts in float32 may become float16 or bfloat16, rounded once.
 
 Returns (out, lse). A part with LSE -inf counts nothing, whatever its output holds. Computed in float32.
 
@@ -260,6 +276,9 @@ Example:
 >>> out, _ = fk.merge_states(a, lse, b, lse)
 >>> out.tolist()
 [[0.5, 0.5, 0.5, 0.5]]
+>>> out, _ = fk.merge_states(np.stack([a, b, b, b]), np.zeros((4, 1), np.float32))
+>>> out.tolist()
+[[0.75, 0.75, 0.75, 0.75]]
 )doc");
 }
 

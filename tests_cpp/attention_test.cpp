@@ -299,6 +299,14 @@ TEST(AttentionTest, MergeRefusesPartsThatDisagree) {
   shifted.data = static_cast<float*>(shifted.data) + 4;
   refused(with_shape(a, {2, 4}), with_shape(lse_a, {2}), with_shape(b, {2, 4}), with_shape(lse_b, {2}), shifted,
           with_shape(lse, {2}), {"out shares memory with out_a"});
+  // Parts in one tensor.
+  refused(a, lse_a, {}, lse_b, out, lse, {"out_b is absent"});
+  refused(lse_a, {}, {}, {}, out, lse, {"out_a has 1 dims"});
+  refused(a, lse_a, {}, {}, out, lse, {"out has 2 dims"});
+  refused(a, lse_a, {}, {}, with_shape(out, {4}), lse, {"lse has 1 dims"});
+  refused(a, lse_a, {}, {}, with_shape(a, {4}), {}, {"out shares memory with out_a"});
+  TestTensor half(DType::kFloat16, {3, 4});
+  refused(half, lse_a, half, lse_b, out, lse, {"out is float32", "float16"});
 }
 
 TEST(AttentionTest, LseIsInNaturalUnits) {

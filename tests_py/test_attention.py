@@ -249,6 +249,25 @@ def test_merge_states(make):
     make.check(kept, reference.attention(f64(q), f64(k)[:, :, :4], f64(v)[:, :, :4])[0], scale=2.0)
 
 
+def test_merge_states_of_many_parts(make):
+    q, k, v = make.normal(2, 4, 5, 8), make.normal(2, 4, 9, 8), make.normal(2, 4, 9, 8)
+    outs, lses = make.array(np.zeros((4, 2, 4, 5, 8)), "float32"), make.array(np.zeros((4, 2, 4, 5)), "float32")
+    for part, s in enumerate((slice(0, 2), slice(2, 3), slice(3, 9))):
+        out, lse = reference.attention(f64(q), f64(k)[:, :, s], f64(v)[:, :, s])
+        outs[part], lses[part] = make.array(out, "float32"), make.array(lse, "float32")
+    outs[3], lses[3] = float("nan"), float("-inf")  # a part without keys
+    out, lse = fk.merge_states(outs, lses, out_dtype=make.dtype, **{**make.kwargs, "dtype": None})
+    truth, true_lse = reference.attention(f64(q), f64(k), f64(v))
+    assert out.dtype == q.dtype
+    make.check(out, truth)
+    testing.assert_close(lse, true_lse, "float32")
+    merged = reference.merge_states(f64(outs)[:3], f64(lses)[:3])
+    testing.assert_close(merged[0], truth, "float32")
+    given = make.array(np.zeros((2, 4, 5, 8))), make.array(np.zeros((2, 4, 5)), "float32")
+    assert fk.merge_states(outs, lses, out=given, **make.kwargs)[0] is given[0]
+    make.check(given[0], truth)
+
+
 # Gradients are sums of rounded terms, so they get room for the sum.
 
 

@@ -67,6 +67,10 @@ CASES = [
     (lambda: fk.merge_states(f(2, 8), f(2), f(2, 7), f(2)), "out_b"),
     (lambda: fk.merge_states(f(2, 8), f(3), f(2, 8), f(2)), "lse_a"),
     (lambda: fk.merge_states(f(2, 8), f(2), f(2, 8), f(2), out=f(2, 8)), "a pair"),
+    (lambda: fk.merge_states(f(2, 8), f(2), f(2, 8)), "lse_b is absent; a second part has both"),
+    (lambda: fk.merge_states(f(2, 8), f(2), lse_b=f(2)), "out_b is absent; a second part has both"),
+    (lambda: fk.merge_states(f(2, 8), f(3)), "lse_a"),
+    (lambda: fk.merge_states(f(2, 8), f(2), out=(f(8), f()), out_dtype="float16"), "out_dtype is float16 but out is"),
     # RoPE
     (lambda: fk.rope(q, None, i(0, 1)), "positions"),
     (lambda: fk.rope(q, rotary_dim=3), "rotary_dim"),

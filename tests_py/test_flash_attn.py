@@ -351,7 +351,17 @@ def test_combine() -> None:
     out, lse = fa3.flash_attn_combine(outs, lses)
     close(out, expected)
     close(lse, expected_lse.mT)
-    assert fa3.flash_attn_combine(outs, lses, out_dtype=torch.bfloat16)[0].dtype == torch.bfloat16
+    for dtype in (torch.bfloat16, torch.float16):
+        narrow, _ = fa3.flash_attn_combine(outs, lses, out_dtype=dtype)
+        assert narrow.dtype == dtype
+        assert torch.equal(narrow, out.to(dtype))  # summed in float32, rounded once
+    wide, _ = fa3.flash_attn_combine(outs.bfloat16(), lses, out_dtype=torch.float32)
+    assert wide.dtype == torch.float32
+    given = torch.empty_like(q, dtype=torch.bfloat16)
+    assert fa3.flash_attn_combine(outs, lses, out=given)[0] is given
+    assert torch.equal(given, out.bfloat16())
+    swapped = outs.transpose(3, 4).contiguous().transpose(3, 4)  # a strided last dim
+    assert torch.equal(fa3.flash_attn_combine(swapped, lses)[0], out)
     nothing = fa3.flash_attn_combine(outs, torch.full_like(lses, float("-inf")))
     assert torch.equal(nothing[0], torch.zeros_like(q))
 

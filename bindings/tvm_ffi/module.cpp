@@ -105,7 +105,7 @@ void attention_varlen_backward_op(Tensor grad_out, Tensor q, Tensor k, Tensor v,
   });
 }
 
-void merge_states_op(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) {
+void merge_states_op(Tensor out_a, Tensor lse_a, MaybeTensor out_b, MaybeTensor lse_b, Tensor out, Tensor lse) {
   const TensorView x = view(out_a);
   run([&] { merge_states(x, view(lse_a), view(out_b), view(lse_b), view(out), view(lse), context_of(x)); });
 }

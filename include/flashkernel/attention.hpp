@@ -88,8 +88,10 @@ FK_API void attention_varlen_backward(const TensorView& grad_out, const TensorVi
                                       const ExecutionContext& context = {});
 
 /// Attention over the union of two disjoint sets of keys, from the results over each. out_* [..., head_dim] (up to 4
-/// dims), lse_* fp32 with out's shape less the last dim. A part with LSE -inf counts nothing. `out` and `lse` may alias
-/// part a.
+/// dims), lse_* fp32 with out's shape less the last dim. A part with LSE -inf counts nothing. `out` has out_a's dtype,
+/// or any of the three where the parts are float32. `out` and `lse` may alias part a. Without out_b and lse_b, out_a
+/// [parts, ..., head_dim] and lse_a [parts, ...] hold any number of parts, and `out` and `lse` alias nothing; no part
+/// gives 0 and LSE -inf.
 FK_API void merge_states(const TensorView& out_a, const TensorView& lse_a, const TensorView& out_b,
                          const TensorView& lse_b, const TensorView& out, const TensorView& lse,
                          const ExecutionContext& context = {});

@@ -63,8 +63,10 @@ FK_API fk_status fk_attention_varlen_backward(const fk_tensor* grad_out, const f
     const fk_context* context);
 
 // Attention over the union of two disjoint sets of keys, from the results over each. out_* [..., head_dim] (up to 4
-// dims), lse_* fp32 with out's shape less the last dim. A part with LSE -inf counts nothing. `out` and `lse` may
-// alias part a.
+// dims), lse_* fp32 with out's shape less the last dim. A part with LSE -inf counts nothing. `out` has out_a's dtype,
+// or any of the three where the parts are float32. `out` and `lse` may alias part a. Without out_b and lse_b, out_a
+// [parts, ..., head_dim] and lse_a [parts, ...] hold any number of parts, and `out` and `lse` alias nothing; no part
+// gives 0 and LSE -inf.
 FK_API fk_status fk_merge_states(const fk_tensor* out_a, const fk_tensor* lse_a, const fk_tensor* out_b,
     const fk_tensor* lse_b, const fk_tensor* out, const fk_tensor* lse, const fk_context* context);
 

@@ -156,11 +156,12 @@ struct AttentionBackwardParams {
   bool deterministic = true;
 };
 
-/// merge_states: rows are flattened to [d0, d1, d2, head_dim].
+/// merge_states: rows are merged to [d0, d1, d2, head_dim]. The parts are a and b, or `parts` of them one after another
+/// in a, stride_*_part apart.
 struct MergeStatesParams {
   static constexpr const char* kOp = "merge_states";
 
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32, out_dtype = DType::kFloat32;  // equal, or the parts are fp32
   Device device{};
   std::int64_t shape[3] = {1, 1, 1};
   std::int64_t head_dim = 0;
@@ -172,6 +173,8 @@ struct MergeStatesParams {
   float* lse = nullptr;
   std::int64_t stride_out_a[3] = {}, stride_out_b[3] = {}, stride_out[3] = {};
   std::int64_t stride_lse_a[3] = {}, stride_lse_b[3] = {}, stride_lse[3] = {};
+  bool is_pair = true;
+  std::int64_t parts = 2, stride_out_part = 0, stride_lse_part = 0;
 };
 
 /// What a call has to do (params_common.hpp).
@@ -179,6 +182,8 @@ inline double work_of(const AttentionParams& p) {
   return work::product(p.batch * p.heads_q, p.seq_q) * work::product(p.seq_k, p.head_dim + p.head_dim_v);
 }
 inline double work_of(const AttentionBackwardParams& p) { return 2.5 * work_of(p.forward); }
-inline double work_of(const MergeStatesParams& p) { return work::volume(p.shape, 3) * static_cast<double>(p.head_dim); }
+inline double work_of(const MergeStatesParams& p) {
+  return work::volume(p.shape, 3) * static_cast<double>(p.head_dim) * (static_cast<double>(p.parts) / 2);
+}
 
 }  // namespace flashkernel

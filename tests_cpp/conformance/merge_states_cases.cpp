@@ -36,7 +36,59 @@ void build(Call& call, const Spec& spec) {
   };
 }
 
+/// Any number of parts in one tensor.
+struct Stack {
+  DType dtype, out_dtype;
+  Shape shape;  // [parts, ..., head_dim]
+  Layout layout = {}, layout_lse = {}, layout_out = {};
+  bool lse = true;
+  std::function<void(TestTensor& lses)> adjust = {};
+};
+
+void build_stack(Call& call, const Stack& spec) {
+  const Shape parts(spec.shape.begin(), spec.shape.end() - 1), result(spec.shape.begin() + 1, spec.shape.end()),
+      rows(result.begin(), result.end() - 1);
+  TestTensor& outs = call.input("out_a", spec.dtype, spec.shape, spec.layout);
+  TestTensor& lses = call.input("lse_a", DType::kFloat32, parts, spec.layout_lse);
+  lses.transform([](double x) { return 3 * x; });
+  if (spec.adjust) spec.adjust(lses);
+  TestTensor& out = call.output("out", spec.out_dtype, result, spec.layout_out);
+  TestTensor* const lse = spec.lse ? &call.output("lse", DType::kFloat32, rows) : nullptr;
+  call.run = [&, lse](const ExecutionContext& context) {
+    merge_states(outs.view(), lses.view(), {}, {}, out.view(), lse ? lse->view() : TensorView(), context);
+  };
+}
+
+void stack_cases(CaseList& list, DType dtype, DType out_dtype, const std::string& suffix) {
+  const auto add = [&](const char* name, const Stack& spec) {
+    list.add(name + suffix, [spec](Call& call) { build_stack(call, spec); });
+  };
+  add("stack_3", {dtype, out_dtype, {3, 5, 64}});
+  add("stack_1", {dtype, out_dtype, {1, 7, 128}});
+  add("stack_none", {dtype, out_dtype, {0, 7, 16}});
+  add("stack_of_single_rows", {dtype, out_dtype, {9, 40}});
+  add("stack_head_dim_1", {dtype, out_dtype, {4, 3, 1}});
+  add("stack_head_dim_300", {dtype, out_dtype, {4, 3, 300}});
+  add("stack_head_dim_512", {dtype, out_dtype, {17, 2, 3, 512}});
+  Stack strides{
+      dtype, out_dtype, {6, 2, 3, 11, 40}, {{}, {1, 3, 0, 2, 4}, 3, 1}, {{}, {1, 0, 3, 2}}, {{}, {1, 0, 2, 3}, 5, 3}};
+  add("stack_strides", strides);
+  strides.lse = false;
+  add("stack_without_lse", strides);
+  Stack empty{dtype, out_dtype, {3, 6, 40}};
+  empty.adjust = [](TestTensor& lses) {
+    for (const std::int64_t i : {0, 6, 12, 1, 7, 8, 15, 4, 16}) lses.set(i, -kInfinity);  // row 0: all of them
+    lses.set(11, std::numeric_limits<double>::quiet_NaN());
+    lses.set(2, 1e5), lses.set(14, 1e5 + 1);
+  };
+  add("stack_empty_parts", empty);
+}
+
 void cases(CaseList& list) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
+    stack_cases(list, dtype, dtype, dtype == DType::kFloat32 ? "_fp32" : dtype == DType::kFloat16 ? "_fp16" : "_bf16");
+  stack_cases(list, DType::kFloat32, DType::kFloat16, "_fp32_to_fp16");
+  stack_cases(list, DType::kFloat32, DType::kBFloat16, "_fp32_to_bf16");
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     const std::string suffix = dtype == DType::kFloat32 ? "_fp32" : dtype == DType::kFloat16 ? "_fp16" : "_bf16";
     const auto add = [&](const char* name, const Spec& spec) {

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+import flashkernel as fk
+
+from ..torch._library import dense
 from . import _attention as door
 from ._cache import attend_pages, token_places, with_cache
 
@@ -226,12 +229,15 @@ def flash_attn_combine(
             f"flash_attn_combine: out_partial {list(out_partial.shape)}, lse_partial {list(lse_partial.shape)}; "
             "[splits, batch, seq, heads, head_dim] and [splits, batch, seq, heads] are needed"
         )
-    lse = torch.logsumexp(lse_partial, 0)
-    weights = torch.exp(lse_partial - lse.masked_fill(lse == float("-inf"), 0.0))
-    merged = (weights[..., None] * out_partial.float()).sum(0)
-    if out is not None:
-        return out.copy_(merged), lse
-    return merged.to(out_partial.dtype if out_dtype is None else out_dtype), lse
+    dtype = out_partial.dtype if out_dtype is None else out_dtype
+    given = out_partial.new_empty(out_partial.shape[1:], dtype=dtype) if out is None else out
+    if dense(given) is given and out_partial.dtype in (torch.float32, given.dtype):
+        lse = lse_partial.new_empty(lse_partial.shape[1:])
+        fk.merge_states(dense(out_partial), lse_partial, out=(given, lse))
+    else:  # narrower parts into another dtype, or an out that no kernel writes: by way of float32
+        merged, lse = fk.merge_states(dense(out_partial.float()), lse_partial)
+        given.copy_(merged)
+    return given, lse
 
 
 def flash_attn_with_kvcache(

@@ -253,13 +253,17 @@ def attention_paged(
     return out, lse.reshape(heads, batch, seq_q).transpose(1, 0, 2)
 
 
-def merge_states(out_a: ArrayLike, lse_a: ArrayLike, out_b: ArrayLike, lse_b: ArrayLike) -> tuple[Float, Float]:
-    """(out, lse) of two disjoint sets of keys together."""
-    a, b = f64(lse_a), f64(lse_b)
-    lse = np.logaddexp(a, b)
-    out = np.zeros(np.shape(out_a))
+def merge_states(
+    out_a: ArrayLike, lse_a: ArrayLike, out_b: ArrayLike | None = None, lse_b: ArrayLike | None = None
+) -> tuple[Float, Float]:
+    """(out, lse) of disjoint sets of keys together: of two, or of all along the first dim of out_a and lse_a."""
+    outs, lses = f64(out_a), f64(lse_a)
+    if out_b is not None and lse_b is not None:
+        outs, lses = np.stack([outs, f64(out_b)]), np.stack([lses, f64(lse_b)])
+    lse = np.logaddexp.reduce(lses, axis=0, initial=-np.inf)
+    out = np.zeros(outs.shape[1:])
     with np.errstate(invalid="ignore"):
-        for part, own in ((out_a, a), (out_b, b)):
+        for part, own in zip(outs, lses, strict=True):
             share = np.where(np.isneginf(own), 0.0, np.exp(own - lse))[..., None]
-            out += np.where(share == 0, 0.0, share * f64(part))
+            out += np.where(share == 0, 0.0, share * part)
     return out, lse

@@ -155,6 +155,13 @@ class Call:
             self.need(x.stride(-1) == 1, f"{name}.strides[-1]={x.stride(-1)}; a contiguous last dim is needed")
         return x
 
+    def named_float(self, name: str, dtype: Any) -> torch.dtype:
+        """A dtype by its name or torch's own."""
+        known = {name_of(kind): kind for kind in FLOATS}
+        text = str(dtype).rsplit(".", 1)[-1]
+        self.need(text in known, f"{name}={dtype!r}; 'float32', 'float16' or 'bfloat16' is needed")
+        return known[text]
+
     def float32(self, name: str, x: Any, shape: Sequence[int]) -> torch.Tensor:
         x = self.any_input(name, x)
         self.need(x.dtype == torch.float32, f"{name} is {name_of(x.dtype)}; float32 is needed")

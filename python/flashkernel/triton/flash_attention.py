@@ -17,7 +17,7 @@ from ..attention_options import AttentionOptions
 from ._attention_host import Options, dense, head_blocks, options, packed, tile_shape
 from ._attention_tile import modified_scores, softmax_finish, softmax_step, visible
 from ._device import LOG2_E, dot, load_rows, narrow, store_rows, tile_range, widen
-from ._host import Call, cdiv, device_function, power_of_two
+from ._host import Call, cdiv, device_function, name_of, power_of_two
 
 
 @device_function
@@ -135,22 +135,41 @@ def sequence(cu_ptr, b, total):
 
 @triton.jit
 def _merge(
-    out_a, lse_a, out_b, lse_b, out, lse, a_t, b_t, out_t, lse_a_t, lse_b_t, lse_t,
-    HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr,
+    out_a, lse_a, out_b, lse_b, out, lse, parts, a_t, b_t, out_t, lse_a_t, lse_b_t, lse_t, a_part, lse_part,
+    IS_PAIR: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row of two attention states. A part with LSE -inf counts nothing, whatever its output holds."""
+    """One row of the attention states a and b, or of `parts` of them in a. A part with LSE -inf counts nothing,
+    whatever its output holds.
+    """
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
-    x = tl.load(lse_a + row * lse_a_t)
-    y = tl.load(lse_b + row * lse_b_t)
-    top = tl.where((x != x) | (y != y), float("nan"), tl.maximum(x, y))
+    out_a += row * a_t
+    lse_a += row * lse_a_t
+    top = tl.load(lse_a + row * 0, mask=parts > 0, other=float("-inf"))
+    if IS_PAIR:
+        y = tl.load(lse_b + row * lse_b_t)
+        top = tl.where((top != top) | (y != y), float("nan"), tl.maximum(top, y))
+    else:
+        for i in range(1, parts):
+            y = tl.load(lse_a + i * lse_part)
+            top = tl.where((top != top) | (y != y), float("nan"), tl.maximum(top, y))
     base = tl.where(top == float("-inf"), 0.0, top)
-    weight_a = tl.exp2((x - base) * LOG2_E)
-    weight_b = tl.exp2((y - base) * LOG2_E)
-    total = weight_a + weight_b
-    a = widen(tl.load(out_a + row * a_t + dims, mask=dims < HEAD_DIM, other=0.0))
-    b = widen(tl.load(out_b + row * b_t + dims, mask=dims < HEAD_DIM, other=0.0))
-    value = tl.where(x == float("-inf"), 0.0, a * weight_a) + tl.where(y == float("-inf"), 0.0, b * weight_b)
+    total = 0.0
+    value = tl.zeros([BLOCK], tl.float32)
+    for i in range(0, parts):
+        if IS_PAIR:
+            if i == 0:
+                x = tl.load(lse_a)
+                part = widen(tl.load(out_a + dims, mask=dims < HEAD_DIM, other=0.0))
+            else:
+                x = tl.load(lse_b + row * lse_b_t)
+                part = widen(tl.load(out_b + row * b_t + dims, mask=dims < HEAD_DIM, other=0.0))
+        else:
+            x = tl.load(lse_a + i * lse_part)
+            part = widen(tl.load(out_a + i * a_part + dims, mask=dims < HEAD_DIM, other=0.0))
+        weight = tl.exp2((x - base) * LOG2_E)
+        total += weight
+        value += tl.where(x == float("-inf"), 0.0, part * weight)
     value = value / tl.where(total == 0.0, 1.0, total)
     tl.store(out + row * out_t + dims, narrow(value, out.dtype.element_ty), mask=dims < HEAD_DIM)
     tl.store(
@@ -306,10 +325,18 @@ def attention_varlen(
 
 
 def merge_states(
-    out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, *, out: Any = None, stream: Any = None, dtype: Any = None
+    out_a: Any,
+    lse_a: Any,
+    out_b: Any = None,
+    lse_b: Any = None,
+    *,
+    out: Any = None,
+    out_dtype: Any = None,
+    stream: Any = None,
+    dtype: Any = None,
 ) -> Any:
-    """Attention over the union of two disjoint sets of keys, as `flashkernel.merge_states`; out [..., head_dim], up to
-    4 dims.
+    """Attention over the union of disjoint sets of keys, as `flashkernel.merge_states`: of a and b, out [..., head_dim]
+    of up to 4 dims, or of all parts in out_a [parts, ..., head_dim] and lse_a [parts, ...].
 
     Returns (out, lse). Raises: ValueError for shapes that don't fit, NotImplementedError for leading dims that no one
     stride can walk.
@@ -324,20 +351,41 @@ def merge_states(
     [[0.5, 0.5, 0.5, 0.5]]
     """
     call = Call("merge_states", stream, dtype)
-    a = call.floats("out_a", out_a, (1, 4))
-    b = call.floats("out_b", out_b, (1, 4), like=a)
-    call.shape("out_b", b, a.shape)
-    lse_a, lse_b = call.float32("lse_a", lse_a, a.shape[:-1]), call.float32("lse_b", lse_b, a.shape[:-1])
+    is_pair = out_b is not None or lse_b is not None
+    a = call.floats("out_a", out_a, (1, 4) if is_pair else (2, 5))
+    lse_a = call.float32("lse_a", lse_a, a.shape[:-1])
+    first, first_lse = (a, lse_a) if is_pair else (a[0], lse_a[0]) if a.shape[0] else (a.sum(0), lse_a.sum(0))
+    if is_pair:
+        b = call.floats("out_b", out_b, (1, 4), like=a)
+        call.shape("out_b", b, a.shape)
+        lse_b = call.float32("lse_b", lse_b, a.shape[:-1])
+    else:
+        b, lse_b = first, first_lse
     given, given_lse = call.pair("out", out, "a pair (out, lse)")
-    result = call.output("out", given, a.shape, a.dtype, may_be=("out_a",))
-    lse = call.output("lse", given_lse, a.shape[:-1], torch.float32, rows=False, may_be=("lse_a",))
+    wanted = a.dtype
+    if out_dtype is not None:
+        wanted = call.named_float("out_dtype", out_dtype)
+    elif given is not None:
+        wanted = call.floats("out", given, a.dim() - (not is_pair)).dtype
+    call.need(
+        wanted == a.dtype or a.dtype == torch.float32,
+        f"out is {name_of(wanted)} but out_a is {name_of(a.dtype)}; out_a's dtype is needed, or parts in float32",
+    )
+    in_place = ("out_a",) if is_pair else ()
+    result = call.output("out", given, first.shape, wanted, may_be=in_place)
+    lse = call.output(
+        "lse", given_lse, first.shape[:-1], torch.float32, rows=False, may_be=("lse_a",) if is_pair else ()
+    )
     if result.numel() == 0 and lse.numel() == 0:
         return result, lse
-    rows = {name: call.as_rows(name, x) for name, x in (("out_a", a), ("out_b", b), ("out", result))}
-    flat = {name: call.as_rows(name, x.unsqueeze(-1)) for name, x in (("lse_a", lse_a), ("lse_b", lse_b), ("lse", lse))}
+    rows = {name: call.as_rows(name, x) for name, x in (("out_a", first), ("out_b", b), ("out", result))}
+    flat = {
+        name: call.as_rows(name, x.unsqueeze(-1)) for name, x in (("lse_a", first_lse), ("lse_b", lse_b), ("lse", lse))
+    }
     call.launch(
-        _merge, lse.numel(), **rows, **flat, a_t=rows["out_a"].stride(0), b_t=rows["out_b"].stride(0),
-        out_t=rows["out"].stride(0), lse_a_t=flat["lse_a"].stride(0), lse_b_t=flat["lse_b"].stride(0),
-        lse_t=flat["lse"].stride(0), HEAD_DIM=a.shape[-1], BLOCK=power_of_two(a.shape[-1]),
+        _merge, lse.numel(), **rows, **flat, parts=2 if is_pair else a.shape[0], a_t=rows["out_a"].stride(0),
+        b_t=rows["out_b"].stride(0), out_t=rows["out"].stride(0), lse_a_t=flat["lse_a"].stride(0),
+        lse_b_t=flat["lse_b"].stride(0), lse_t=flat["lse"].stride(0), a_part=a.stride(0), lse_part=lse_a.stride(0),
+        IS_PAIR=is_pair, HEAD_DIM=a.shape[-1], BLOCK=power_of_two(a.shape[-1]),
     )  # fmt: skip
     return result, lse

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._host import FLOATS, Call, device_function, name_of, power_of_two
+from ._host import Call, device_function, power_of_two
 from ._pages import check_pages, check_table, page_arguments, write_pages
 from .quantized_kv_cache import append_quantized, copy_scales, read_quantized
 from .rope import angles, check_inv_freq, log2_theta, rotate_heads, rotation
@@ -251,10 +251,7 @@ def kv_read(
     result = k_pages.dtype if scales is None else torch.float32
     if out_dtype is not None:
         call.need(scales is not None, "out_dtype is given; it is for pages of float8_e4m3fn and int8")
-        known = {name_of(kind): kind for kind in FLOATS}
-        name = str(out_dtype).rsplit(".", 1)[-1]
-        call.need(name in known, f"out_dtype={out_dtype!r}; 'float32', 'float16' or 'bfloat16' is needed")
-        result = known[name]
+        result = call.named_float("out_dtype", out_dtype)
     elif scales is not None and out is not None:
         result = call.floats("k_out", call.pair("out", out, "a pair (k_out, v_out)")[0], 4).dtype
     table, lens = check_table(call, block_table, seq_lens)

@@ -1,4 +1,4 @@
-// out = (e^lse_a out_a + e^lse_b out_b) / (e^lse_a + e^lse_b), lse = log(e^lse_a + e^lse_b), row by row.
+// out = sum of e^lse_i out_i / sum of e^lse_i, lse = log(sum of e^lse_i), over the parts i, row by row.
 // Called through src/cpu/kernels.cpp. A part with LSE -inf is not read. Out may lie where part a lies.
 // Paper: FlashDecoding / Cascade inference ("merge of attention states").
 #include <algorithm>
@@ -10,24 +10,49 @@
 namespace flashkernel::cpu_scalar {
 namespace {
 
-template <class T>
+/// Part i of a row: where its output begins, and its LSE.
+struct Part {
+  const void* out;
+  std::int64_t offset;
+  double lse;
+};
+
+template <class T, class Out>
 void merge_row(const MergeStatesParams& p, const std::int64_t index[3]) {
   const auto offset = [&](const std::int64_t strides[3]) {
     return index[0] * strides[0] + index[1] * strides[1] + index[2] * strides[2];
   };
-  const double lse_a = p.lse_a[offset(p.stride_lse_a)], lse_b = p.lse_b[offset(p.stride_lse_b)];
-  const double max = std::max(lse_a, lse_b);
-  const bool has_a = lse_a != kMinusInfinity, has_b = lse_b != kMinusInfinity;
-  const double weight_a = has_a ? std::exp(lse_a - max) : 0, weight_b = has_b ? std::exp(lse_b - max) : 0;
-  const double sum = weight_a + weight_b;
-  const std::int64_t row_a = offset(p.stride_out_a), row_b = offset(p.stride_out_b), row = offset(p.stride_out);
-  for (std::int64_t d = 0; d < p.head_dim; ++d) {
-    double value = 0;
-    if (has_a) value += weight_a / sum * load<T>(p.out_a, row_a + d);
-    if (has_b) value += weight_b / sum * load<T>(p.out_b, row_b + d);
-    store<T>(p.out, row + d, value);
+  const auto part = [&](std::int64_t i) {
+    if (p.is_pair && i == 1) return Part{p.out_b, offset(p.stride_out_b), p.lse_b[offset(p.stride_lse_b)]};
+    return Part{p.out_a, offset(p.stride_out_a) + i * p.stride_out_part,
+                p.lse_a[offset(p.stride_lse_a) + i * p.stride_lse_part]};
+  };
+  double max = kMinusInfinity, sum = 0;
+  for (std::int64_t i = 0; i < p.parts; ++i) {
+    const double lse = part(i).lse;
+    if (lse > max || std::isnan(lse)) max = lse;  // a NaN stays
   }
-  if (p.lse) p.lse[offset(p.stride_lse)] = static_cast<float>(has_a || has_b ? max + std::log(sum) : kMinusInfinity);
+  for (std::int64_t i = 0; i < p.parts; ++i) {
+    const double lse = part(i).lse;
+    if (lse != kMinusInfinity) sum += std::exp(lse - max);
+  }
+  const std::int64_t row = offset(p.stride_out);
+  // A few dims at a time: their sums are kept while the parts are read one after another, and out, which may be part a,
+  // is written when they have been read.
+  constexpr std::int64_t kDims = 64;
+  for (std::int64_t first = 0; first < p.head_dim; first += kDims) {
+    const std::int64_t count = std::min(kDims, p.head_dim - first);
+    double values[kDims] = {};
+    for (std::int64_t i = 0; i < p.parts; ++i) {
+      const Part from = part(i);
+      if (from.lse == kMinusInfinity) continue;
+      const double weight = std::exp(from.lse - max) / sum;
+      for (std::int64_t d = 0; d < count; ++d) values[d] += weight * load<T>(from.out, from.offset + first + d);
+    }
+    for (std::int64_t d = 0; d < count; ++d) store<Out>(p.out, row + first + d, values[d]);
+  }
+  if (p.lse)
+    p.lse[offset(p.stride_lse)] = static_cast<float>(max == kMinusInfinity ? kMinusInfinity : max + std::log(sum));
 }
 
 }  // namespace
@@ -36,7 +61,11 @@ void merge_states(const MergeStatesParams& p, void*, Stream) {
   auto task = [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t index[3] = {row / p.shape[2] / p.shape[1], row / p.shape[2] % p.shape[1], row % p.shape[2]};
-      visit_floating(p.dtype, [&](auto zero) { merge_row<decltype(zero)>(p, index); });
+      visit_floating(p.dtype, [&](auto in) {
+        using T = decltype(in);
+        if (p.out_dtype == p.dtype) return merge_row<T, T>(p, index);
+        visit_floating(p.out_dtype, [&](auto to) { merge_row<float, decltype(to)>(p, index); });
+      });
     }
   };
   parallel_for(p.shape[0] * p.shape[1] * p.shape[2], 64, task);
