@@ -301,9 +301,9 @@ TEST(AttentionTest, MergeRefusesPartsThatDisagree) {
           with_shape(lse, {2}), {"out shares memory with out_a"});
   // Parts in one tensor.
   refused(a, lse_a, {}, lse_b, out, lse, {"out_b is absent"});
-  refused(lse_a, {}, {}, {}, out, lse, {"out_a has 1 dims"});
-  refused(a, lse_a, {}, {}, out, lse, {"out has 2 dims"});
-  refused(a, lse_a, {}, {}, with_shape(out, {4}), lse, {"lse has 1 dims"});
+  refused(lse_a, {}, {}, {}, out, lse, {"out_a is float32[3] on cpu", "needs 2 to 5 dims"});
+  refused(a, lse_a, {}, {}, out, lse, {"out is float32[3, 4] on cpu", "needs 1 dim"});
+  refused(a, lse_a, {}, {}, with_shape(out, {4}), lse, {"lse is float32[3] on cpu", "needs 0 dims"});
   refused(a, lse_a, {}, {}, with_shape(a, {4}), {}, {"out shares memory with out_a"});
   TestTensor half(DType::kFloat16, {3, 4});
   refused(half, lse_a, half, lse_b, out, lse, {"out is float32", "float16"});
