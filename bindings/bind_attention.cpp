@@ -47,6 +47,33 @@ nb::object attention(nb::handle q, nb::handle k, nb::handle v, const DenseOption
   return finish(call, output, lse, return_lse);
 }
 
+// flash-attn's order, without a view made in Python for each array: q, k and v [batch, seq, heads, head_dim], result
+// alike. A side of the window below 0 is unbounded, as is a softcap of 0 or less. None where a copy is needed first.
+nb::object attention_tokens_first(nb::handle q, nb::handle k, nb::handle v, std::optional<double> scale, bool causal,
+                                  std::int64_t left, std::int64_t right, double softcap, nb::handle alibi_slopes,
+                                  nb::handle sinks, bool return_lse) {
+  Call call("attention", nb::none(), nb::none());
+  const TensorView given[] = {call.input("q", q), call.input("k", k), call.input("v", v)};
+  for (const TensorView& view : given)
+    if (view.ndim != 4 || (view.strides[3] != 1 && view.shape[3] > 1)) return nb::none();
+  AttentionOptions options;
+  options.causal = causal;
+  options.window_left = left < 0 ? -1 : left;
+  options.window_right = right < 0 ? -1 : right;
+  options.softcap = softcap > 0 ? static_cast<float>(softcap) : 0.0f;
+  if (scale) options.scale = static_cast<float>(*scale);
+  options.alibi_slopes = call.optional_input("alibi_slopes", alibi_slopes);
+  options.sinks = call.optional_input("sinks", sinks);
+  Output output = call.output("out", nb::none(), given[0].dtype, Shape(given[0]).with_last(given[2].shape[3]));
+  Output lse;
+  if (return_lse) lse = call.output(DType::kFloat32, Shape{given[0].shape[0], given[0].shape[2], given[0].shape[1]});
+  call.run([&](const ExecutionContext& context) {
+    flashkernel::attention(given[0].transpose(1, 2), given[1].transpose(1, 2), given[2].transpose(1, 2),
+                           output.view.transpose(1, 2), lse.view, options, context);
+  });
+  return finish(call, output, lse, return_lse);
+}
+
 nb::object attention_varlen(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
                             std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, const SequenceOptions& given,
                             bool return_lse, nb::handle out, nb::handle stream, nb::handle dtype) {
@@ -167,6 +194,15 @@ Example:
 >>> bool(np.allclose(lse, np.log(4)))
 True
 )doc");
+
+  def_op<&attention_tokens_first>(
+      module,
+      "def _attention_tokens_first(q: ArrayT, k: SupportsDLPack, v: SupportsDLPack, scale: float | None = None, "
+      "causal: "
+      "bool = False, left: int = -1, right: int = -1, softcap: float = 0.0, alibi_slopes: SupportsDLPack | None = "
+      "None, "
+      "sinks: SupportsDLPack | None = None, return_lse: bool = False) -> ArrayT, ArrayT if return_lse",
+      "attention of [batch, seq, heads, head_dim], for flashkernel.flash_attn; None where q, k or v needs a copy.");
 
   def_op<&attention_varlen>(
       module,

@@ -38,13 +38,17 @@ RopeArgument parse_rope(Call& call, nb::handle argument) {
       ok = nb::try_cast(value, rope.options.interleaved);
     else if (name == "inv_freq")
       rope.options.inv_freq = call.optional_input("rope['inv_freq']", value);
+    else if (name == "cos")
+      rope.cos = call.optional_input("rope['cos']", value);
+    else if (name == "sin")
+      rope.sin = call.optional_input("rope['sin']", value);
     else if (name == "q")
       rope.q = call.optional_input("rope['q']", value);
     else if (name == "q_out")
       q_out = nb::borrow(value);
     else
       call.fail("rope has the key '" + name +
-                "'; positions, theta, rotary_dim, interleaved, inv_freq, q and q_out are known");
+                "'; positions, theta, rotary_dim, interleaved, inv_freq, cos, sin, q and q_out are known");
     if (!ok) call.fail("rope['" + name + "']=" + short_repr(value) + "; a value of another type is needed");
   }
   if (!rope.positions.defined()) call.fail("rope has no 'positions'; int32 or int64 [tokens] is needed");
@@ -174,7 +178,7 @@ k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v], the 
    or int8; written in place.
 slots: int32 or int64 [tokens], as `KvCache.append` gives them; a negative slot is skipped.
 rope: rotates k on the way: a dict with "positions" (int32 or int64 [tokens]) and, as in `rope`, "theta", "rotary_dim",
-   "interleaved", "inv_freq"; with "q" [tokens, heads_q, head_dim] also q, into "q_out" or a new array.
+   "interleaved", "inv_freq", or as in `rope_table` "cos" and "sin" [max_positions, rotary_dim / 2]; with "q" [tokens, heads_q, head_dim] also q, into "q_out" or a new array.
 kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or [num_pages, heads_kv,
    page_size]; number = element * scale.
    Scales [heads_kv] are read. Scales of tokens are written: the largest magnitude of the token's head / 448 or 127.

@@ -98,6 +98,31 @@ TEST(KvAppend, RopeOnTheWayEqualsRopeBefore) {
     }
 }
 
+TEST(KvAppend, TablesOnTheWayEqualTablesBefore) {
+  for (const DType dtype : floating_dtypes())
+    for (const bool interleaved : {false, true}) {
+      Pages fused(dtype, 4), separate(dtype, 4);
+      TestTensor k(dtype, {6, kHeads, kDim}), v(dtype, {6, kHeads, kDimV}), q(dtype, {6, 7, kDim}, Layout::kSwapped),
+          q_out(dtype, {6, 7, kDim}), k_rotated(dtype, {6, kHeads, kDim}), q_rotated(dtype, {6, 7, kDim});
+      TestTensor slots(DType::kInt64, {6}), positions(DType::kInt32, {6}), cos(DType::kFloat32, {12, 3}),
+          sin(DType::kFloat32, {12, 3});
+      k.random(1), v.random(2), q.random(3), cos.random(4), sin.random(5), slots.fill({3, 9, -1, 0, 23, 7}),
+          positions.fill({0, 11, 7, 2, 5, 1});
+      KvAppendRope rope;
+      rope.positions = positions;
+      rope.options.interleaved = interleaved;
+      rope.q = q, rope.q_out = q_out, rope.cos = cos, rope.sin = sin;
+      kv_append(k, v, fused.k, fused.v, slots, rope);
+      const auto heads_first = [](const TestTensor& tensor) { return tensor.view().transpose(0, 1); };
+      rope_table(heads_first(q), heads_first(k), cos, sin, positions, heads_first(q_rotated), heads_first(k_rotated),
+                 rope.options);
+      kv_append(k_rotated, v, separate.k, separate.v, slots);
+      expect_close(fused.k, separate.k.values(), 1e-6, "k");
+      expect_close(fused.v, separate.v.values(), 0, "v");
+      expect_close(q_out, q_rotated.values(), 1e-6, "q");
+    }
+}
+
 TEST(KvAppend, NoTokens) {
   Pages pages(DType::kFloat32, 4);
   TestTensor k(DType::kFloat32, {0, kHeads, kDim}), v(DType::kFloat32, {0, kHeads, kDimV}), slots(DType::kInt32, {0});
@@ -152,6 +177,24 @@ TEST(KvAppend, Refusals) {
   rope.options.rotary_dim = 3;
   refused(k, v, pages.k, pages.v, slots, rope, {"rotary_dim=3", "head_dim=8"});
   rope.options.rotary_dim = 8;
+  TestTensor cos(f32, {9, 4}), sin(f32, {9, 4}), wide_table(f32, {9, 5}), few(f32, {3, 4});
+  rope.cos = cos;
+  refused(k, v, pages.k, pages.v, slots, rope, {"rope.sin is absent"});
+  rope.cos = {}, rope.sin = sin;
+  refused(k, v, pages.k, pages.v, slots, rope, {"rope.cos is absent"});
+  rope.cos = wide_table;
+  refused(k, v, pages.k, pages.v, slots, rope, {"rope.sin"});
+  rope.sin = wide_table;
+  refused(k, v, pages.k, pages.v, slots, rope, {"rope.cos.shape[1]=5", "half of head_dim=8"});
+  rope.cos = cos, rope.sin = sin, rope.options.rotary_dim = 6;
+  refused(k, v, pages.k, pages.v, slots, rope, {"rotary_dim=6", "4 columns"});
+  rope.options.rotary_dim = 8, rope.options.inv_freq = few.view();
+  refused(k, v, pages.k, pages.v, slots, rope, {"rope.inv_freq and rope.cos"});
+  rope.options.inv_freq = {}, rope.cos = rope.sin = few;
+  positions.set(1, 3);
+  refused(k, v, pages.k, pages.v, slots, rope, {"rope.positions[1]=3", "rows of the table"});
+  positions.set(1, 0);
+  rope.cos = rope.sin = {};
   rope.q = q;
   refused(k, v, pages.k, pages.v, slots, rope, {"rope.q_out is absent"});
   rope.q = {}, rope.q_out = q_out;

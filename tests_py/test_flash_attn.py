@@ -220,6 +220,8 @@ CACHES: dict[str, dict[str, Any]] = {
     "append-rotary": {"turn": True, "interleaved": False},
     "append-rotary-interleaved": {"turn": True, "interleaved": True},
     "append-rotary-not-causal": {"turn": True, "interleaved": True, "causal": False},
+    "append-rotary-one-token": {"turn": True, "interleaved": False, "causal": False, "tokens": 1},
+    "append-rotary-tables-of-16-bits": {"turn": True, "interleaved": True, "table": torch.bfloat16},
     "batch-idx": {"rows": [3, 0, 2]},
     "leftpad": {"leftpad": [1, 0, 4]},
     "leftpad-strided-rows": {"leftpad": [1, 0, 4], "strided": True},
@@ -235,7 +237,7 @@ CACHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CACHES)
 def test_with_kvcache(name: str) -> None:
     case = dict(CACHES[name])
-    batch, seq, new, size = 3, 16, 2, 4
+    batch, seq, new, size = 3, 16, case.get("tokens", 2), 4
     new_tokens, leftpad, rows = case.get("new", True), case.get("leftpad"), case.get("rows")
     lengths = case.get("lengths", [7, 5, 9])
     at = [seq] * batch if lengths is None else [lengths] * batch if isinstance(lengths, int) else lengths
@@ -252,7 +254,7 @@ def test_with_kvcache(name: str) -> None:
     q = torch.randn(batch, new, 4, 16)
     k, v = (torch.randn(batch, new, 2, 16) for _ in range(2))
     angle = torch.rand(32, 4) * 6
-    cos, sin = angle.cos(), angle.sin()
+    cos, sin = (table.to(case.get("table", torch.float32)) for table in (angle.cos(), angle.sin()))
     options = {"causal": case.get("causal", True), "softcap": case.get("softcap", 0.0)}
     options["alibi_slopes"] = torch.rand(4) if case.get("alibi") else None
     out, lse = fa.flash_attn_with_kvcache(
@@ -293,6 +295,59 @@ def test_with_kvcache(name: str) -> None:
         )
         close(out[i], expected[0])
         close(lse[i], expected_lse[0])
+
+
+def test_cache_turns_queries_and_keys_in_the_call_that_appends(monkeypatch: pytest.MonkeyPatch) -> None:
+    import flashkernel.torch as fkt
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise AssertionError("a pass over memory of its own")
+
+    monkeypatch.setattr(fkt, "rope_table", refuse)
+    q, cache, angle = torch.randn(2, 3, 4, 16), torch.zeros(2, 8, 2, 16), torch.rand(8, 4)
+    k = torch.randn(2, 3, 2, 16)
+    lengths = torch.tensor([2, 0], dtype=torch.int32)
+    tables = angle.cos(), angle.sin()
+    fa.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, *tables, lengths, causal=True)
+    close(cache[0, 2:5], rotated(k[0], *tables, torch.arange(3) + 2, True))
+    with pytest.raises(ValueError, match=r"rope.positions\[0\]=9; needs a value from 0 to 7"):  # the table has 8 rows
+        fa.flash_attn_with_kvcache(
+            q, torch.zeros(2, 16, 2, 16), torch.zeros(2, 16, 2, 16), k, k, *tables, lengths + 7, causal=True
+        )
+
+
+def test_a_query_with_a_gradient_stays_recorded() -> None:
+    """Turned with the keys that are appended, it would lose its gradient without a word."""
+    q, cache, angle = torch.randn(1, 1, 4, 16, requires_grad=True), torch.zeros(1, 8, 2, 16), torch.rand(8, 4)
+    k = torch.randn(1, 1, 2, 16)
+    out = fa.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, angle.cos(), angle.sin(), 2, causal=True)
+    with pytest.raises(NotImplementedError, match="has no gradients"):
+        out.sum().backward()
+
+
+def test_values_of_another_head_dim() -> None:
+    q, k, v = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16), torch.randn(2, 5, 2, 24)
+    out, lse, _ = fa.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    expected, expected_lse = reference(q, k, v, causal=True)
+    assert out.is_contiguous()
+    close(out, expected)
+    close(lse, expected_lse)
+    strided = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v))  # the last dim strided: copies
+    assert torch.equal(fa.flash_attn_func(*strided, causal=True), out)
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+def test_queries_that_see_no_key_have_gradients_of_0(varlen: bool) -> None:
+    q, k, v = (torch.randn(1, n, h, 16, requires_grad=True) for n, h in ((9, 4), (4, 2), (4, 2)))
+    if varlen:
+        cu_q, cu_k = starts([9]), starts([4])
+        out = fa.flash_attn_varlen_func(q[0], k[0], v[0], cu_q, cu_k, 9, 4, causal=True)[None]
+    else:
+        out = fa.flash_attn_func(q, k, v, causal=True)  # the last 4 of 9 queries see keys
+    out.backward(torch.randn_like(out))
+    assert torch.equal(out[:, :5], torch.zeros(1, 5, 4, 16))
+    assert torch.equal(q.grad[:, :5], torch.zeros(1, 5, 4, 16))
+    assert q.grad[:, 6:].abs().sum() > 0
 
 
 def test_cache_with_lengths_of_queries_and_new_tokens() -> None:

@@ -40,6 +40,30 @@ def test_append_with_rope(make, interleaved):
     np.testing.assert_array_equal(f64(q), f64(rotated))
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("table", ["float32", None])
+def test_append_with_tables(make, interleaved, table):
+    k, v, q = make.normal(4, 2, 8), make.normal(4, 2, 8), make.normal(4, 6, 8)
+    k_pages, v_pages = make.array(np.zeros((1, 16, 2, 8))), make.array(np.zeros((1, 16, 2, 8)))
+    angles = make.rng.standard_normal((9, 3))
+    cos, sin = make.array(np.cos(angles), table), make.array(np.sin(angles), table)
+    positions = [7, 0, 8, 3]
+    rope = {"positions": make.index(positions), "cos": cos, "sin": sin, "interleaved": interleaved, "q": q}
+    rotated = fk.kv_append(k, v, k_pages, v_pages, make.index([3, 2, 1, 0]), rope=rope, **make.kwargs)
+    true_q, true_k = (
+        reference.rope_table(
+            f64(x).transpose(1, 0, 2)[None], None, f64(cos), f64(sin), np.array(positions), interleaved=interleaved
+        )[0]
+        for x in (q, k)
+    )
+    make.check(rotated, true_q[0].transpose(1, 0, 2))
+    make.check(k_pages[0, :4], true_k[0].transpose(1, 0, 2)[::-1])
+    np.testing.assert_array_equal(f64(v_pages)[0, :4], f64(v)[::-1])
+    for wrong in ({"sin": None}, {"cos": None}, {"rotary_dim": 8}, {"inv_freq": make.array(np.ones(3), "float32")}):
+        with pytest.raises(ValueError, match="kv_append"):
+            fk.kv_append(k, v, k_pages, v_pages, make.index([3, 2, 1, 0]), rope={**rope, **wrong}, **make.kwargs)
+
+
 def test_read(make):
     k_pages, v_pages = make.normal(4, 16, 2, 8), make.normal(4, 16, 2, 4)
     table, lengths = np.array([[3, 0], [1, -1], [-1, -1]], np.int32), np.array([20, 16, 0])

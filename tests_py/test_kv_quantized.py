@@ -104,6 +104,16 @@ def test_append_with_rope(make, kv_dtype: str, token_scales: bool, interleaved: 
         f64(q).transpose(1, 0, 2)[None], f64(k).transpose(1, 0, 2)[None], np.array(positions), **options
     )
     make.check(rotated, true_q[0].transpose(1, 0, 2))
+    angles = np.array(positions)[:, None] * 500.0 ** (-np.arange(4) / 4)
+    table = {"cos": make.array(np.cos(angles), "float32"), "sin": make.array(np.sin(angles), "float32")}
+    by_table = {"positions": make.index(range(4)), **table, "interleaved": interleaved, "q": q}
+    others = zeros(make, 2, 16, 3, 12), zeros(make, 2, 16, 3, 8)
+    same = fk.kv_append(
+        k, v, *others, make.index([3, 2, -1, 16]), rope=by_table, kv_scales=scales, kv_dtype=kv_dtype, **make.kwargs
+    )
+    make.check(same, true_q[0].transpose(1, 0, 2))
+    apart = on_host(others[0]).astype(np.int64) - on_host(k_pages).astype(np.int64)
+    assert np.abs(apart).max() <= 1  # the angle's last bit may turn a rounding
     for tokens, pages, scale in ((true_k[0].transpose(1, 0, 2), k_pages, scales[0]), (f64(v), v_pages, scales[1])):
         pages, scale = on_host(pages), on_host(scale)
         assert pages.reshape(32, -1).any(1).nonzero()[0].tolist() == [2, 3, 16]

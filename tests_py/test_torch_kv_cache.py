@@ -114,9 +114,21 @@ def test_rotation_on_the_way(device: str) -> None:
     )
     assert torch.equal(out, direct) and not torch.equal(out, q)
     assert torch.equal(ours.k_pages, theirs.k_pages) and ours.k_pages.any()
+    angles = torch.rand(28, 2, device=device)
+    tables = angles.cos(), angles.sin()
+    rope = {"positions": positions, "cos": tables[0], "sin": tables[1], "q": q}
+    direct = fkt.kv_append(
+        theirs.k, theirs.v, theirs.k_pages, theirs.v_pages, theirs.slots, rope=rope, kv_scales=theirs.scales
+    )
+    token = (ours.k, ours.v, ours.k_pages, ours.v_pages, ours.slots, *ours.scales, None)
+    out = torch.ops.flashkernel.kv_append(*token, positions, 1e4, None, False, None, q, *tables)
+    assert torch.equal(out, direct)
+    assert torch.equal(ours.k_pages, theirs.k_pages)
+    turned = fkt.rope_table(q.transpose(0, 1)[None], None, *tables, positions)[0].transpose(0, 1)
+    torch.testing.assert_close(out, turned)
 
 
-@pytest.mark.parametrize("name", ["attention_paged", "kv_append", "kv_append_rope", "kv_read"])
+@pytest.mark.parametrize("name", ["attention_paged", "kv_append", "kv_append_rope", "kv_append_tables", "kv_read"])
 @pytest.mark.parametrize("per_token", [False, True])
 def test_opcheck(name: str, per_token: bool, device: str) -> None:
     """float8_e4m3fn goes the same way; opcheck itself can't compare it (no torch.allclose of float8)."""
@@ -133,6 +145,10 @@ def test_opcheck(name: str, per_token: bool, device: str) -> None:
         ),
         "kv_append": (ops.kv_append, (*token, None, 1e4, None, False, None, None)),
         "kv_append_rope": (ops.kv_append, (*token, positions, 1e4, None, False, None, q)),
+        "kv_append_tables": (
+            ops.kv_append,
+            (*token, positions, 1e4, None, False, None, q, *torch.rand(2, 28, 2, device=device)),
+        ),
         "kv_read": (ops.kv_read, (*cache.pages, 21, *cache.scales, None, torch.float16)),
     }[name]
     torch.library.opcheck(op.default, arguments)

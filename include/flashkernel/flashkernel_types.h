@@ -132,6 +132,8 @@ typedef struct fk_kv_append_rope {
   const fk_rope_options* options;  // NULL: the defaults
   const fk_tensor* q;              // [tokens, heads_q, head_dim], or NULL: only k is rotated
   const fk_tensor* q_out;          // shape and dtype of q; NULL with q
+  const fk_tensor* cos;            // [max_positions, rotary_dim / 2], with sin in place of theta; or NULL
+  const fk_tensor* sin;            // as cos
 } fk_kv_append_rope;
 
 // What a norm writes beside its output; a NULL tensor is not written.

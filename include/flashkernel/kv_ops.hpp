@@ -15,6 +15,10 @@ struct KvAppendRope {
   TensorView positions;  ///< int32 or int64 [tokens]
   RopeOptions options;
   TensorView q, q_out;  ///< [tokens, heads_q, head_dim]; absent: only k is rotated
+  /// Tables [max_positions, rotary_dim / 2], both float32, float16 or bfloat16: row `positions[t]` turns token t, and
+  /// rotary_dim comes from them (`theta` is not used). A position outside is InvalidArgument where positions are on the
+  /// host, NaN on a GPU. Absent: in-kernel sin and cos.
+  TensorView cos, sin;
 };
 
 /// Writes token t of k and v to slot `slots[t]` = page * page_size + offset; a negative slot is skipped.

@@ -51,6 +51,8 @@ class KvAppendRope(_KvAppendRopePositions, total=False):
     rotary_dim: int | None
     interleaved: bool
     inv_freq: SupportsDLPack | None
+    cos: SupportsDLPack | None
+    sin: SupportsDLPack | None
     q: None
     q_out: None
 
@@ -62,4 +64,6 @@ class KvAppendRopeWithQ(_KvAppendRopeQ, total=False):
     rotary_dim: int | None
     interleaved: bool
     inv_freq: SupportsDLPack | None
+    cos: SupportsDLPack | None
+    sin: SupportsDLPack | None
     q_out: SupportsDLPack | None

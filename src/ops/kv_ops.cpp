@@ -64,12 +64,45 @@ void check_tokens(const Checker& check, const char* name, const TensorView& view
   check.last_dim_contiguous(name, view);
 }
 
+/// The table that `rope` brings; rotary_dim is its.
+void set_table(const Checker& check, const KvAppendRope& rope, KvAppendParams& params) {
+  check.floating("rope.cos", rope.cos);
+  check.ndim("rope.cos", rope.cos, 2, 2);
+  check.dtype("rope.sin", rope.sin, rope.cos.dtype);
+  check.same_shape("rope.sin", rope.sin, "rope.cos", rope.cos);
+  check.last_dim_contiguous("rope.cos", rope.cos);
+  check.last_dim_contiguous("rope.sin", rope.sin);
+  const std::int64_t half = rope.cos.shape[1], rotary_dim = rope.options.rotary_dim;
+  if (half > params.pages.head_dim / 2)
+    check.fail(shape_text("rope.cos", rope.cos, 1) +
+               "; needs at most half of head_dim=" + std::to_string(params.pages.head_dim));
+  if (rotary_dim != -1 && rotary_dim != 2 * half)
+    check.fail("rotary_dim=" + std::to_string(rotary_dim) + " but rope.cos has " + std::to_string(half) +
+               " columns; needs twice as many, or -1");
+  check.require(!rope.options.inv_freq.defined(),
+                "rope.inv_freq and rope.cos are given; frequencies or tables are needed, not both");
+  if (rope.cos.shape[0] == 0 && params.tokens > 0) check.fail("rope.cos.shape[0]=0; needs a row per position");
+  params.rope.rotary_dim = 2 * half;
+  params.rope.interleaved = rope.options.interleaved;
+  params.rope.inverse = rope.options.inverse;
+  params.table = {rope.cos.data,     rope.sin.data,       rope.cos.dtype,
+                  rope.cos.shape[0], rope.cos.strides[0], rope.sin.strides[0]};
+}
+
 void set_rope(const Checker& check, const KvAppendRope& rope, const TensorView& k_pages, const TensorView& v_pages,
               IndexCopies& copies, KvAppendParams& params) {
   params.has_rope = true;
-  params.rope = rope_spec(check, rope.options, params.pages.head_dim);
+  const bool by_table = rope.cos.defined() || rope.sin.defined();
+  if (by_table)
+    set_table(check, rope, params);
+  else
+    params.rope = rope_spec(check, rope.options, params.pages.head_dim);
   params.positions = check.index_array("rope.positions", rope.positions, params.tokens, copies);
-  check_positions(check, "rope.positions", params.positions, params.tokens);
+  if (by_table)
+    check.indices_in_range("rope.positions", params.positions, params.tokens, 0, params.table.rows,
+                           "rows of the table");
+  else
+    check_positions(check, "rope.positions", params.positions, params.tokens);
   if (rope.q.defined() != rope.q_out.defined())
     check.fail(std::string(rope.q.defined() ? "rope.q_out" : "rope.q") +
                " is absent; give both rope.q and rope.q_out, or neither");
@@ -84,7 +117,9 @@ void set_rope(const Checker& check, const KvAppendRope& rope, const TensorView& 
               {{"k_pages", k_pages},
                {"v_pages", v_pages},
                {"rope.positions", rope.positions},
-               {"rope.inv_freq", rope.options.inv_freq}});
+               {"rope.inv_freq", rope.options.inv_freq},
+               {"rope.cos", rope.cos},
+               {"rope.sin", rope.sin}});
   params.heads_q = rope.q.shape[1];
   params.q = rope.q.data;
   params.q_out = rope.q_out.data;
@@ -121,7 +156,11 @@ void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pag
     check.apart(name, written, {{"k", k}, {"v", v}, {"slots", slots}});
     if (!rope) return;
     check.apart(name, written,
-                {{"rope.positions", rope->positions}, {"rope.q", rope->q}, {"rope.inv_freq", rope->options.inv_freq}});
+                {{"rope.positions", rope->positions},
+                 {"rope.q", rope->q},
+                 {"rope.inv_freq", rope->options.inv_freq},
+                 {"rope.cos", rope->cos},
+                 {"rope.sin", rope->sin}});
   };
   check_written("k_pages", k_pages);
   check_written("v_pages", v_pages);

@@ -16,6 +16,15 @@ struct KvPages {
   std::int64_t stride_v_page = 0, stride_v_slot = 0, stride_v_head = 0;
 };
 
+/// Cosines and sines [rows, rotary_dim / 2], looked up by position.
+struct RopeTable {
+  const void* cos = nullptr;
+  const void* sin = nullptr;
+  DType dtype = DType::kFloat32;
+  std::int64_t rows = 0, stride_cos = 0, stride_sin = 0;
+  FK_HOST_DEVICE explicit operator bool() const { return cos != nullptr; }
+};
+
 struct KvAppendParams {
   static constexpr const char* kOp = "kv_append";
 
@@ -30,6 +39,7 @@ struct KvAppendParams {
 
   bool has_rope = false;
   RopeSpec rope;
+  RopeTable table;           // in place of rope's frequencies, where it is given
   IndexArray positions;      // [tokens]
   std::int64_t heads_q = 0;  // 0: q absent
   const void* q = nullptr;   // [tokens, heads_q, head_dim]

@@ -56,6 +56,8 @@ int main(void) {
   printf("fk_kv_append_rope.options %u\n", (unsigned)offsetof(fk_kv_append_rope, options));
   printf("fk_kv_append_rope.q %u\n", (unsigned)offsetof(fk_kv_append_rope, q));
   printf("fk_kv_append_rope.q_out %u\n", (unsigned)offsetof(fk_kv_append_rope, q_out));
+  printf("fk_kv_append_rope.cos %u\n", (unsigned)offsetof(fk_kv_append_rope, cos));
+  printf("fk_kv_append_rope.sin %u\n", (unsigned)offsetof(fk_kv_append_rope, sin));
   printf("fk_norm_saved %u\n", (unsigned)sizeof(fk_norm_saved));
   printf("fk_norm_saved.size %u\n", (unsigned)offsetof(fk_norm_saved, size));
   printf("fk_norm_saved.residual_out %u\n", (unsigned)offsetof(fk_norm_saved, residual_out));

@@ -20,6 +20,8 @@ struct Spec {
   Layout q = {};
   DType pages_dtype = DType::kFloat32;  // 8-bit pages: theirs; else not used
   bool token_scales = false;
+  std::int64_t table_rows = 0;  // of cos and sin for RoPE; 0: none
+  DType table_dtype = DType::kFloat32;
   bool odd_values = false;  // NaN, infinities, zeros and values far apart
 
   DType cache() const { return is_quantized(pages_dtype) ? pages_dtype : dtype; }
@@ -72,7 +74,8 @@ void build_append(Call& call, const Spec& s) {
   call.random.shuffle(slots);
   slots.resize(static_cast<std::size_t>(s.tokens), -1);
   for (std::size_t t = 2; t < slots.size(); t += 5) slots[t] = -1 - static_cast<std::int64_t>(t);
-  for (std::int64_t t = 0; t < s.tokens; ++t) positions.push_back(call.random.integer(0, 100000));
+  for (std::int64_t t = 0; t < s.tokens; ++t)
+    positions.push_back(call.random.integer(0, s.table_rows > 0 ? s.table_rows - 1 : 100000));
   TestTensor& slot = call.indices("slots", index_dtype(s), {s.tokens}, slots);
   if (!s.rope) {
     call.run = [&, scales](const ExecutionContext& context) {
@@ -87,12 +90,19 @@ void build_append(Call& call, const Spec& s) {
     q = s.in_place ? &call.in_out("q", s.dtype, shape, s.q) : &call.input("q", s.dtype, shape, s.q);
     q_out = s.in_place ? q : &call.output("q_out", s.dtype, shape);
   }
+  TestTensor *cos = nullptr, *sin = nullptr;
+  if (s.table_rows > 0) {
+    const Shape shape{s.table_rows, (s.rotary < 0 ? s.dim : s.rotary) / 2};
+    cos = &call.input("cos", s.table_dtype, shape, {{}, {}, 3, 1});
+    sin = &call.input("sin", s.table_dtype, shape, {{}, {}, 5});
+  }
   RopeOptions options;
   options.rotary_dim = s.rotary, options.interleaved = s.interleaved;
   call.run = [=, &k, &v, &k_pages, &v_pages, &slot, &position](const ExecutionContext& context) {
     KvAppendRope rope;
     rope.positions = position.view();
     rope.options = options;
+    if (cos) rope.cos = cos->view(), rope.sin = sin->view();
     if (q) rope.q = q->view(), rope.q_out = q_out->view();
     kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, slot.view(), rope, context);
   };
@@ -224,6 +234,16 @@ void rope_cases(DType dtype, const Add& add) {
     add("rope_partial" + form, rope);
     rope.in_place = true;
     add("rope_in_place" + form, rope);
+    Spec table{dtype, 6, 16, 3, 64, 48};
+    table.tokens = 40, table.rope = true, table.interleaved = interleaved, table.table_rows = 90;
+    add("table_k_only" + form, table);
+    table.heads_q = 5;
+    for (const DType kind : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      table.table_dtype = kind;
+      add("table_" + std::string(dtype_name(kind)) + form, table);
+    }
+    table.rotary = 48;
+    add("table_partial" + form, table);
   }
 }
 
@@ -250,6 +270,9 @@ void cases(CaseList& list) {
       Spec many{dtype, 40, 16, 2, 64, 48};  // several tokens a block on a large GPU
       many.tokens = 600, many.heads_q = 3, many.rope = true, many.interleaved = interleaved;
       add("rope_600_tokens" + form, many);
+      large.table_rows = many.table_rows = 70;
+      add("table640" + form, large);
+      add("table_600_tokens" + form, many);
     }
   });
 }

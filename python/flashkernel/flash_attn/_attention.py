@@ -13,6 +13,7 @@ import torch
 
 import flashkernel as fk
 import flashkernel.torch as fkt
+from flashkernel import _C
 
 from ..torch._library import autocast, dense, direct
 
@@ -59,30 +60,50 @@ def shapes(op: str, error: Exception, layout: str, **tensors: Any) -> Exception:
     return kind(f"{op}: {given}; {layout} is needed: {error}")
 
 
+_tokens_first: Any = vars(_C)["_attention_tokens_first"]  # no part of the package's interface
+
 _DENSE = "[batch, seq, heads, head_dim]"
 _VARLEN = "[total, heads, head_dim]"
 
 
-def attention(op: str, q: Any, k: Any, v: Any, options: dict[str, Any], return_lse: bool) -> Any:
+def attention(
+    op: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Any,
+    sinks: Any,
+    return_lse: bool,
+) -> Any:
     """out [batch, seq_q, heads, head_dim_v], or (out, lse [batch, heads, seq_q]). An error is `op`'s."""
     result: Any
     try:
+        if direct(q, k, v, alibi_slopes, sinks) and not torch._C._is_any_autocast_enabled():
+            left, right = window_size
+            result = _tokens_first(
+                q, k, v, softmax_scale, causal, left, right, softcap, alibi_slopes, sinks, return_lse
+            )  # fmt: skip
+            if result is not None:
+                return result
+        given = options(softmax_scale, causal, window_size, softcap, alibi_slopes, sinks)
         if torch.is_autocast_enabled(q.device.type):
             q, k, v = autocast(q, k, v)
-        if direct(q, k, v, options["alibi_slopes"], options["sinks"]):
-            out = torch.empty_like(q, memory_format=torch.contiguous_format)
-            if v.shape[-1] != q.shape[-1]:
-                out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        if direct(q, k, v, alibi_slopes, sinks):
+            out = q.new_empty((*q.shape[:-1], v.shape[-1]))
             result = fk.attention(
                 _heads_first(q),
                 _heads_first(k),
                 _heads_first(v),
-                **options,
+                **given,
                 return_lse=return_lse,
                 out=out.transpose(1, 2),
             )
             return (out, result[1]) if return_lse else out
-        result = fkt.attention(_heads_first(q), _heads_first(k), _heads_first(v), **options, return_lse=return_lse)
+        result = fkt.attention(_heads_first(q), _heads_first(k), _heads_first(v), **given, return_lse=return_lse)
     except (ValueError, IndexError) as error:
         raise shapes(op, error, _DENSE, q=q, k=k, v=v) from None
     return (result[0].transpose(1, 2), result[1]) if return_lse else result.transpose(1, 2)

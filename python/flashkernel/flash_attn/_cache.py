@@ -145,16 +145,25 @@ def with_cache(
     if k is not None and v is not None:
         sequence, index = _places(k, cu_seqlens_k_new)
         at = lengths.long()[sequence] + index
+        rope: dict[str, Any] | None = None
         if rotary_cos is not None and rotary_sin is not None:
             start = lengths if rotary_seqlens is None else rotary_seqlens
-            k = _rotated(k, rotary_cos, rotary_sin, start.long()[sequence] + index, rotary_interleaved)
-            sequence_q, index_q = _places(q, cu_seqlens_q)
+            rope = {"positions": start.long()[sequence] + index, "interleaved": rotary_interleaved}
+            rope |= {"cos": dense(rotary_cos), "sin": dense(rotary_sin)}
             # Without a mask that moves with the query, all queries of a call stand at the first one's position.
             moves = options["causal"] or options["window"] is not None
-            position = start.long()[sequence_q] + (index_q if moves else 0)
-            q = _rotated(q, rotary_cos, rotary_sin, position, rotary_interleaved)
+            same = cu_seqlens_q is cu_seqlens_k_new and q.shape[:-2] == k.shape[:-2]
+            recorded = torch.is_grad_enabled() and q.requires_grad
+            if same and (moves or q.shape[1] == 1) and q.dtype == k.dtype and not recorded:
+                rope["q"] = dense(q.reshape(-1, *q.shape[-2:]))  # turned by the call that appends k
+            else:
+                sequence_q, index_q = _places(q, cu_seqlens_q)
+                position = start.long()[sequence_q] + (index_q if moves else 0)
+                q = _rotated(q, rope["cos"], rope["sin"], position, rotary_interleaved)
         with torch.no_grad():
-            _append(op, k, v, k_cache, v_cache, table, sequence, at, capacity)
+            turned = _append(op, k, v, k_cache, v_cache, table, sequence, at, capacity, rope)
+        if turned is not None:
+            q = turned.view(q.shape)
         if cu_seqlens_k_new is None:
             seq_lens = lengths + k.shape[1]
         else:
@@ -194,8 +203,11 @@ def _append(
     sequence: torch.Tensor,
     at: torch.Tensor,
     capacity: int,
-) -> None:
-    """Writes the tokens of k and v to position `at` [tokens] of sequence `sequence` [tokens]."""
+    rope: dict[str, Any] | None,
+) -> Any:
+    """Writes the tokens of k and v to position `at` [tokens] of sequence `sequence` [tokens], k turned by `rope`;
+    returns its q, turned, where it has one.
+    """
     fits = at < capacity
     if at.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(fits.all()):
         raise ValueError(f"{op}: a token is appended at position {int(at.max())} of a cache of {capacity} tokens")
@@ -203,9 +215,8 @@ def _append(
     inside = at.clamp(max=capacity - 1)
     slots = table[sequence, inside // page_size].long() * page_size + inside % page_size
     slots = torch.where(fits, slots, -1)  # on a GPU, what does not fit is not written
-    fkt.kv_append(
-        dense(k.reshape(-1, *k.shape[-2:])), dense(v.reshape(-1, *v.shape[-2:])), k_cache, v_cache, slots
-    )  # fmt: skip
+    tokens: Any = dense(k.reshape(-1, *k.shape[-2:])), dense(v.reshape(-1, *v.shape[-2:]))
+    return fkt.kv_append(*tokens, k_cache, v_cache, slots, rope=rope)  # type: ignore[call-overload]
 
 
 def _after_padding(

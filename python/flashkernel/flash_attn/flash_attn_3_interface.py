@@ -30,6 +30,8 @@ Window = tuple[int, int]
 
 
 def _refuse(op: str, q: Any, qv: Any, attention_chunk: int, q_descale: Any, k_descale: Any, v_descale: Any) -> None:
+    if qv is q_descale is k_descale is v_descale is None and not attention_chunk and q.dtype.itemsize != 1:
+        return  # every call comes here
     if qv is not None:
         raise NotImplementedError(f"{op}: qv is given; queries of the values are not implemented, None is needed")
     if attention_chunk:
@@ -74,8 +76,10 @@ def flash_attn_func(
     """
     op = "flash_attn_func"
     _refuse(op, q, qv, attention_chunk, q_descale, k_descale, v_descale)
-    options = door.options(softmax_scale, causal, window_size, softcap, None, _sinks(s_aux))
-    return door.attention(op, q, k, v, options, return_attn_probs)
+    sinks = _sinks(s_aux)
+    return door.attention(
+        op, q, k, v, softmax_scale, causal, window_size, softcap, None, sinks, return_attn_probs
+    )  # fmt: skip
 
 
 def _sinks(s_aux: torch.Tensor | None) -> torch.Tensor | None:
@@ -107,7 +111,6 @@ def flash_attn_qkvpacked_func(
     """
     op = "flash_attn_qkvpacked_func"
     _refuse(op, qkv, None, attention_chunk, q_descale, k_descale, v_descale)
-    options = door.options(softmax_scale, causal, window_size, softcap, None)
     if qkv.dim() == 5 and qkv.shape[2] == 3:
         q, k, v = qkv.unbind(2)
     elif (
@@ -123,7 +126,9 @@ def flash_attn_qkvpacked_func(
             f"{op}: qkv has shape {list(qkv.shape)}, num_heads_q={num_heads_q}; [batch, seq, 3, heads, head_dim] is "
             "needed, or [batch, seq, heads_q + 2 * heads_kv, head_dim] with num_heads_q"
         )
-    return door.attention(op, q, k, v, options, return_attn_probs)
+    return door.attention(
+        op, q, k, v, softmax_scale, causal, window_size, softcap, None, None, return_attn_probs
+    )  # fmt: skip
 
 
 def flash_attn_varlen_func(

@@ -65,8 +65,10 @@ def flash_attn_func(
     """
     if dropout_p:
         door.refuse_dropout("flash_attn_func", dropout_p)
-    options = door.options(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    return _results(door.attention("flash_attn_func", q, k, v, options, return_attn_probs), return_attn_probs)
+    result = door.attention(
+        "flash_attn_func", q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, None, return_attn_probs
+    )
+    return _results(result, True) if return_attn_probs else result
 
 
 def flash_attn_kvpacked_func(
@@ -91,9 +93,20 @@ def flash_attn_kvpacked_func(
     """
     if dropout_p:
         door.refuse_dropout("flash_attn_kvpacked_func", dropout_p)
-    options = door.options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     k, v = _unpacked("flash_attn_kvpacked_func", "kv", kv, 5, 2)
-    result = door.attention("flash_attn_kvpacked_func", q, k, v, options, return_attn_probs)
+    result = door.attention(
+        "flash_attn_kvpacked_func",
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        None,
+        return_attn_probs,
+    )
     return _results(result, return_attn_probs)
 
 
@@ -118,9 +131,20 @@ def flash_attn_qkvpacked_func(
     """
     if dropout_p:
         door.refuse_dropout("flash_attn_qkvpacked_func", dropout_p)
-    options = door.options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     q, k, v = _unpacked("flash_attn_qkvpacked_func", "qkv", qkv, 5, 3)
-    result = door.attention("flash_attn_qkvpacked_func", q, k, v, options, return_attn_probs)
+    result = door.attention(
+        "flash_attn_qkvpacked_func",
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        None,
+        return_attn_probs,
+    )
     return _results(result, return_attn_probs)
 
 

@@ -258,28 +258,30 @@ def _append_kernel(
     interleaved: bool,
     inv_freq: Any,
     q: Any,
+    cos: Any = None,
+    sin: Any = None,
 ) -> Any:
     rope: Any = None
     if positions is not None:
         rope = {"positions": positions, "theta": theta, "rotary_dim": rotary_dim, "interleaved": interleaved}
-        rope["inv_freq"], rope["q"] = inv_freq, q
+        rope |= {"inv_freq": inv_freq, "q": q, "cos": cos, "sin": sin}
     out = fk.kv_append(k, v, k_pages, v_pages, slots, rope=rope, kv_scales=_join(k_scales, v_scales), kv_dtype=kv_dtype)
     return empty(k) if out is None else out
 
 
 def _append_fake(k: Any, v: Any, *others: Any) -> Any:
-    q = others[-1]
+    q = others[11]
     return empty(k) if q is None else q.new_empty(q.shape)
 
 
 _append = define(
     "kv_append(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor slots, Tensor(c!)? k_scales, "
     "Tensor(d!)? v_scales, str? kv_dtype, Tensor? positions, float theta, int? rotary_dim, bool interleaved, "
-    "Tensor? inv_freq, Tensor? q) -> Tensor",
+    "Tensor? inv_freq, Tensor? q, Tensor? cos=None, Tensor? sin=None) -> Tensor",
     _append_kernel,
     _append_fake,
 )
-_ROPE_KEYS = ("positions", "theta", "rotary_dim", "interleaved", "inv_freq", "q")
+_ROPE_KEYS = ("positions", "theta", "rotary_dim", "interleaved", "inv_freq", "cos", "sin", "q")
 
 
 @overload
@@ -354,7 +356,7 @@ def kv_append(
             raise ValueError("kv_append: rope has no 'positions'; int32 or int64 [tokens] is needed")
     turn: Any = rope or {}
     q = turn.get("q")
-    tensors = (k, v, k_pages, v_pages, k_scales, v_scales, q)
+    tensors = (k, v, k_pages, v_pages, k_scales, v_scales, q, turn.get("cos"), turn.get("sin"))
     if _needs_gradient(*tensors):
         raise NotImplementedError(
             "kv_append: an argument requires a gradient, and a cache has none; call it under torch.no_grad()"
@@ -376,6 +378,8 @@ def kv_append(
         turn.get("interleaved", False),
         turn.get("inv_freq"),
         q,
+        turn.get("cos"),
+        turn.get("sin"),
     )
     return None if q is None else out
 

@@ -16,9 +16,9 @@ import triton.language as tl
 from ._host import Call, device_function, power_of_two
 from ._pages import check_pages, check_table, page_arguments, write_pages
 from .quantized_kv_cache import append_quantized, copy_scales, read_quantized
-from .rope import angles, check_inv_freq, log2_theta, rotate_heads, rotation
+from .rope import angles, check_inv_freq, log2_theta, rotate_heads, rotation, table_row
 
-_ROPE_KEYS = ("positions", "theta", "rotary_dim", "interleaved", "inv_freq", "q", "q_out")
+_ROPE_KEYS = ("positions", "theta", "rotary_dim", "interleaved", "inv_freq", "cos", "sin", "q", "q_out")
 
 
 @device_function
@@ -37,10 +37,12 @@ def _copy_heads(
 
 @triton.jit
 def _append(
-    k_ptr, v_ptr, k_pages_ptr, v_pages_ptr, slots_ptr, positions_ptr, inv_freq_ptr, q_ptr, q_out_ptr,
+    k_ptr, v_ptr, k_pages_ptr, v_pages_ptr, slots_ptr, positions_ptr, inv_freq_ptr, cos_ptr, sin_ptr, q_ptr,
+    q_out_ptr, cos_t, sin_t, table_rows,
     k_t, k_h, v_t, v_h, k_pages_p, k_pages_t, k_pages_h, v_pages_p, v_pages_t, v_pages_h, q_t, q_h, q_out_t, q_out_h,
     heads, heads_q, page_size, num_slots,
-    HAS_ROPE: tl.constexpr, HAS_Q: tl.constexpr, LOG2_THETA: tl.constexpr, HAS_INV_FREQ: tl.constexpr,
+    HAS_ROPE: tl.constexpr, HAS_Q: tl.constexpr, IS_TABLE: tl.constexpr, LOG2_THETA: tl.constexpr,
+    HAS_INV_FREQ: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, COPY_HEADS: tl.constexpr,
@@ -48,7 +50,11 @@ def _append(
     t = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + t).to(tl.int64)
     if HAS_ROPE:
-        cos, sin = angles(tl.load(positions_ptr + t).to(tl.int64), inv_freq_ptr, LOG2_THETA, PAIRS, BLOCK, HAS_INV_FREQ)
+        position = tl.load(positions_ptr + t).to(tl.int64)
+        if IS_TABLE:
+            cos, sin = table_row(position, cos_ptr, sin_ptr, cos_t, sin_t, table_rows, PAIRS, BLOCK)
+        else:
+            cos, sin = angles(position, inv_freq_ptr, LOG2_THETA, PAIRS, BLOCK, HAS_INV_FREQ)
         cos = cos[None, :]
         sin = sin[None, :]
         if HAS_Q:
@@ -175,7 +181,7 @@ def kv_append(
     slots = call.index("slots", slots)
     call.shape("slots", slots, k.shape[:1])
     call.need(slots.shape[0] < 2 or slots.stride(0) == 1, f"slots.strides[0]={slots.stride(0)}; 1 is needed")
-    positions = inv_freq = q = q_out = None
+    positions = inv_freq = cos = sin = q = q_out = None
     log_theta = 0.0
     turned: dict[str, int] = {"PAIRS": 1, "BLOCK": 1, "BLOCK_REST": 1, "BLOCK_HEADS": 1}
     if rope is not None:
@@ -188,7 +194,19 @@ def kv_append(
         call.shape("rope['positions']", positions, k.shape[:1])
         step = positions.stride(0)
         call.need(positions.shape[0] < 2 or step == 1, f"rope['positions'].strides[0]={step}; 1 is needed")
-        turned = rotation(call, k.shape[2], rope.get("rotary_dim"))
+        rotary_dim = rope.get("rotary_dim")
+        if rope.get("cos") is not None or rope.get("sin") is not None:
+            for name in ("cos", "sin"):
+                call.need(rope.get(name) is not None, f"rope['{name}'] is absent; both tables are needed")
+            cos = call.floats("rope['cos']", rope.get("cos"), 2)
+            sin = call.floats("rope['sin']", rope.get("sin"), 2)
+            call.need(sin.dtype == cos.dtype, f"rope['sin'] is {sin.dtype} but rope['cos'] is {cos.dtype}")
+            call.shape("rope['sin']", sin, cos.shape)
+            call.need(rope.get("inv_freq") is None, "rope has 'inv_freq' and 'cos'; frequencies or tables are needed")
+            columns = 2 * cos.shape[1]
+            call.need(rotary_dim in (None, columns), f"rotary_dim={rotary_dim}; rope['cos'] has half of {columns}")
+            rotary_dim = columns
+        turned = rotation(call, k.shape[2], rotary_dim)
         del turned["HEAD_DIM"]
         log_theta = log2_theta(call, float(rope.get("theta", 10000.0)))
         inv_freq = check_inv_freq(call, "rope['inv_freq']", rope.get("inv_freq"), turned["PAIRS"])
@@ -202,8 +220,10 @@ def kv_append(
     write_pages(call, k_pages, v_pages, scales)
     call.launch(
         _append if scales is None else append_quantized, k.shape[0], k_ptr=k, v_ptr=v,
-        slots_ptr=slots, positions_ptr=positions, inv_freq_ptr=inv_freq, q_ptr=q,
-        q_out_ptr=q_out, k_t=k.stride(0), k_h=k.stride(1), v_t=v.stride(0), v_h=v.stride(1),
+        slots_ptr=slots, positions_ptr=positions, inv_freq_ptr=inv_freq, cos_ptr=cos, sin_ptr=sin,
+        q_ptr=q, q_out_ptr=q_out, cos_t=0 if cos is None else cos.stride(0), sin_t=0 if sin is None else sin.stride(0),
+        table_rows=0 if cos is None else cos.shape[0], IS_TABLE=cos is not None,
+        k_t=k.stride(0), k_h=k.stride(1), v_t=v.stride(0), v_h=v.stride(1),
         q_t=0 if q is None else q.stride(0), q_h=0 if q is None else q.stride(1),
         q_out_t=0 if q_out is None else q_out.stride(0), q_out_h=0 if q_out is None else q_out.stride(1),
         heads=k.shape[1], heads_q=0 if q is None else q.shape[1], num_slots=k_pages.shape[0] * k_pages.shape[1],

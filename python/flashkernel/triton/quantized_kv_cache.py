@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ._device import narrow, widen
 from ._host import device_function
-from .rope import angles, rotate_heads
+from .rope import angles, rotate_heads, table_row
 
 LEAST_SCALE = tl.constexpr(2.0**-100)
 LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)
@@ -129,11 +129,13 @@ def _store_rotated_heads(
 
 @triton.jit
 def append_quantized(
-    k_ptr, v_ptr, k_pages_ptr, v_pages_ptr, slots_ptr, positions_ptr, inv_freq_ptr, q_ptr, q_out_ptr,
+    k_ptr, v_ptr, k_pages_ptr, v_pages_ptr, slots_ptr, positions_ptr, inv_freq_ptr, cos_ptr, sin_ptr, q_ptr,
+    q_out_ptr, cos_t, sin_t, table_rows,
     k_scales_ptr, v_scales_ptr, k_scales_p, k_scales_h, k_scales_t, v_scales_p, v_scales_h, v_scales_t,
     k_t, k_h, v_t, v_h, k_pages_p, k_pages_t, k_pages_h, v_pages_p, v_pages_t, v_pages_h, q_t, q_h, q_out_t, q_out_h,
     heads, heads_q, page_size, num_slots,
-    HAS_ROPE: tl.constexpr, HAS_Q: tl.constexpr, LOG2_THETA: tl.constexpr, HAS_INV_FREQ: tl.constexpr,
+    HAS_ROPE: tl.constexpr, HAS_Q: tl.constexpr, IS_TABLE: tl.constexpr, LOG2_THETA: tl.constexpr,
+    HAS_INV_FREQ: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, COPY_HEADS: tl.constexpr,
@@ -143,7 +145,11 @@ def append_quantized(
     t = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + t).to(tl.int64)
     if HAS_ROPE:
-        cos, sin = angles(tl.load(positions_ptr + t).to(tl.int64), inv_freq_ptr, LOG2_THETA, PAIRS, BLOCK, HAS_INV_FREQ)
+        position = tl.load(positions_ptr + t).to(tl.int64)
+        if IS_TABLE:
+            cos, sin = table_row(position, cos_ptr, sin_ptr, cos_t, sin_t, table_rows, PAIRS, BLOCK)
+        else:
+            cos, sin = angles(position, inv_freq_ptr, LOG2_THETA, PAIRS, BLOCK, HAS_INV_FREQ)
         cos = cos[None, :]
         sin = sin[None, :]
         if HAS_Q:

@@ -39,6 +39,17 @@ def angles(
 
 
 @device_function
+def table_row(position, cos_ptr, sin_ptr, cos_t, sin_t, table_rows, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
+    """(cos, sin) [BLOCK] of a position, from tables; NaN where it is outside of them."""
+    pair = tl.arange(0, BLOCK)
+    inside = (position >= 0) & (position < table_rows)
+    keep = pair < tl.where(inside, PAIRS, 0)
+    cos = widen(tl.load(cos_ptr + position * cos_t + pair, mask=keep, other=float("nan")))
+    sin = widen(tl.load(sin_ptr + position * sin_t + pair, mask=keep, other=float("nan")))
+    return cos, sin
+
+
+@device_function
 def rotate_heads(
     x_ptr, out_ptr, stride_x, stride_out, heads, cos, sin,
     HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_REST: tl.constexpr,

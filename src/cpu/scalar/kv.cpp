@@ -18,11 +18,18 @@ void copy(const T* in, T* out, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) out[i] = in[i];
 }
 
+Rotation rotation_of(const KvAppendParams& p, std::int64_t pair, std::int64_t token) {
+  const std::int64_t position = p.positions[token];
+  if (!p.table) return rotation_at(p.rope, pair, position);
+  return {load_as(p.table.dtype, p.table.cos, position * p.table.stride_cos + pair),
+          load_as(p.table.dtype, p.table.sin, position * p.table.stride_sin + pair)};
+}
+
 template <class T>
-void rotate_head(const RopeSpec& spec, std::int64_t position, std::int64_t head_dim, const T* in, T* out) {
-  for (std::int64_t pair = 0; pair < spec.rotary_dim / 2; ++pair)
-    rotate_pair(spec, pair, rotation_at(spec, pair, position), in, out);
-  copy_unrotated(spec, head_dim, in, out);
+void rotate_head(const KvAppendParams& p, std::int64_t token, const T* in, T* out) {
+  for (std::int64_t pair = 0; pair < p.rope.rotary_dim / 2; ++pair)
+    rotate_pair(p.rope, pair, rotation_of(p, pair, token), in, out);
+  copy_unrotated(p.rope, p.pages.head_dim, in, out);
 }
 
 // The scale of a row of floats: its own, from its largest magnitude, where the cache has one a token (then it is
@@ -55,7 +62,7 @@ void append_quantized(const KvAppendParams& p, std::int64_t token, std::int64_t 
   for (std::size_t i = 0; i < row.size(); ++i) row[i] = to_float(k[i]);
   if (p.has_rope)
     for (std::int64_t pair = 0; pair < p.rope.rotary_dim / 2; ++pair)
-      rotate_pair(p.rope, pair, rotation_at(p.rope, pair, p.positions[token]), k, row.data());
+      rotate_pair(p.rope, pair, rotation_of(p, pair, token), k, row.data());
   store_quantized(
       pages.quantization, pages.quantization.k.at(page, h, offset), row,
       static_cast<E*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot + h * pages.stride_k_head);
@@ -85,7 +92,7 @@ void append_token(const KvAppendParams& p, std::int64_t token) {
       T* v_page = static_cast<T*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot +
                   h * pages.stride_v_head;
       if (p.has_rope) {
-        rotate_head(p.rope, p.positions[token], pages.head_dim, k, k_page);
+        rotate_head(p, token, k, k_page);
       } else {
         copy(k, k_page, pages.head_dim);
       }
@@ -93,8 +100,7 @@ void append_token(const KvAppendParams& p, std::int64_t token) {
     }
   }
   for (std::int64_t h = 0; h < p.heads_q; ++h)
-    rotate_head(p.rope, p.positions[token], pages.head_dim,
-                static_cast<const T*>(p.q) + token * p.stride_q_token + h * p.stride_q_head,
+    rotate_head(p, token, static_cast<const T*>(p.q) + token * p.stride_q_token + h * p.stride_q_head,
                 static_cast<T*>(p.q_out) + token * p.stride_q_out_token + h * p.stride_q_out_head);
 }
 

@@ -87,21 +87,27 @@ inline void rotate_head(const RopeSpec& spec, const RopeRow& row, std::int64_t h
     memcpy(out + 2 * pairs, in + 2 * pairs, static_cast<std::size_t>(head_dim - 2 * pairs) * sizeof(T));
 }
 
-inline void table_row(const RopeParams& p, std::int64_t batch, std::int64_t token, RopeRow* row) {
-  const std::int64_t at =
-      p.table_is_per_token
-          ? token
-          : (p.positions.data ? index_at(p.positions, batch * p.stride_positions_batch + token) : token);
-  const std::int64_t pairs = p.spec.rotary_dim / 2;
-  visit_type(p.table_dtype, [&](auto type) {
+/// A row of a table, from `cos_at` and `sin_at` elements on.
+inline void table_row(DType dtype, const void* cos, const void* sin, std::int64_t cos_at, std::int64_t sin_at,
+                      std::int64_t pairs, RopeRow* row) {
+  visit_type(dtype, [&](auto type) {
     using Table = decltype(type);
-    const Table* const c = static_cast<const Table*>(p.cos) + batch * p.stride_table_batch + at * p.stride_table_row;
-    const Table* const s = static_cast<const Table*>(p.sin) + batch * p.stride_sin_batch + at * p.stride_sin_row;
+    const Table* const c = static_cast<const Table*>(cos) + cos_at;
+    const Table* const s = static_cast<const Table*>(sin) + sin_at;
     for_vectors(pairs, [&](std::int64_t i, int lanes) {
       save_lanes(row->cos + i, load_lanes(c + i, lanes), lanes);
       save_lanes(row->sin + i, load_lanes(s + i, lanes), lanes);
     });
   });
+}
+
+inline void table_row(const RopeParams& p, std::int64_t batch, std::int64_t token, RopeRow* row) {
+  const std::int64_t at =
+      p.table_is_per_token
+          ? token
+          : (p.positions.data ? index_at(p.positions, batch * p.stride_positions_batch + token) : token);
+  table_row(p.table_dtype, p.cos, p.sin, batch * p.stride_table_batch + at * p.stride_table_row,
+            batch * p.stride_sin_batch + at * p.stride_sin_row, p.spec.rotary_dim / 2, row);
 }
 
 template <class T>
@@ -148,12 +154,17 @@ template <class T>
 inline void kv_append_typed(const KvAppendParams& p) {
   const KvPages& pages = p.pages;
   double frequency[kMaxPairs];
-  if (p.has_rope) rope_frequencies(p.rope, frequency);
+  if (p.has_rope && !p.table) rope_frequencies(p.rope, frequency);
   auto run = [&](std::int64_t begin, std::int64_t end, int) {
     RopeRow row;
     for (std::int64_t t = begin; t < end; ++t) {
       if (p.has_rope) {
-        cos_sin(static_cast<double>(index_at(p.positions, t)), frequency, p.rope.rotary_dim / 2, row.cos, row.sin);
+        const std::int64_t position = index_at(p.positions, t), pairs = p.rope.rotary_dim / 2;
+        if (p.table)
+          table_row(p.table.dtype, p.table.cos, p.table.sin, position * p.table.stride_cos,
+                    position * p.table.stride_sin, pairs, &row);
+        else
+          cos_sin(static_cast<double>(position), frequency, pairs, row.cos, row.sin);
         finish_row(p.rope, &row);
       }
       const std::int64_t slot = index_at(p.slots, t);

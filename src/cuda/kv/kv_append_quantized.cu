@@ -7,6 +7,7 @@
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/quantized.cuh"
 #include "cuda/tile/reduce.cuh"
+#include "cuda/kv/append_angle.cuh"
 #include "cuda/tile/rope.cuh"
 
 namespace flashkernel::cuda {
@@ -148,7 +149,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int at = thread; at < count * half; at += kThreads) {
     const int t = at / half;
     float cosine, sine;
-    rope_angle(p.positions[base + t], half_turns_per_token(p.rope, frequencies, at - t * half), &cosine, &sine);
+    const int pair = at - t * half;
+    append_angle(p, base + t, pair, half_turns_per_token(p.rope, frequencies, pair), &cosine, &sine);
     cosines[at] = cosine;
     sines[at] = p.rope.inverse ? -sine : sine;
   }

@@ -3,6 +3,7 @@
 // pairs, once, in shared memory; then it rotates its pairs of every head of k and q by the same sines, 16 bytes a lane
 // where everything is aligned for it (else one element). A slot out of range moves nothing; q is rotated all the same.
 // RoPE: Su et al. (2021).
+#include "cuda/kv/append_angle.cuh"
 #include "cuda/kv/kv.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/reduce.cuh"
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
     if (angle_token < count) {
       float cosine, sine;
-      rope_angle(p.positions[base + angle_token], half_turns, &cosine, &sine);
+      append_angle(p, base + angle_token, first_pair + angle_pair, half_turns, &cosine, &sine);
       cosines[thread] = cosine;
       sines[thread] = p.rope.inverse ? -sine : sine;
     }

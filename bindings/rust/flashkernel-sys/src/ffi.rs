@@ -146,6 +146,8 @@ pub struct fk_kv_append_rope {
     pub options: *const fk_rope_options,
     pub q: *const fk_tensor,
     pub q_out: *const fk_tensor,
+    pub cos: *const fk_tensor,
+    pub sin: *const fk_tensor,
 }
 
 #[repr(C)]
