@@ -67,6 +67,8 @@ DEVICE = "cuda" if HAS_GPU else "cpu"  # Triton's interpreter, where there is no
 
 def placed(value):
     """The value with its tensors on DEVICE."""
+    if isinstance(value, dict):
+        return {name: placed(item) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
         return type(value)(placed(item) for item in value)
     return value.to(DEVICE) if isinstance(value, torch.Tensor) else value
