@@ -197,6 +197,15 @@ def test_every_kernel_in_the_cuda_sources_has_a_representative() -> None:
         representative("sort/cuda/generic")
 
 
+def test_doors_cost_something_over_the_plain_op(bench: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = bench("doors")["rows"]
+    plain = row["providers"]["flashkernel"]["p50"]
+    for name in ("torch_op", "flash_attn_func", "sdpa_door"):
+        door = row["providers"][name]
+        assert door["over_plain"] == pytest.approx(door["p50"] - plain, rel=1e-3, abs=1e-9) and door["kernels"]
+    assert "over_plain" not in row["providers"]["sdpa"] and "us over the plain" in capsys.readouterr().out
+
+
 def test_every_bench_command_in_the_docs_can_be_typed() -> None:
     if not (ROOT / "README.md").is_file():
         pytest.skip("the source tree is not beside the tests")
@@ -205,7 +214,7 @@ def test_every_bench_command_in_the_docs_can_be_typed() -> None:
     assert len(commands) >= 8
     for command in commands:
         args = build_parser().parse_args(shlex.split(command)[1:])
-        if args.group not in (["report"], ["e2e"]):
+        if args.group not in (["report"], ["e2e"], ["survey"]):
             assert select(args.group)
 
 

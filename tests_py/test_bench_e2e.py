@@ -31,9 +31,9 @@ def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*RUN, "--without", "hf_static_compile,vllm", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     assert result["schema"] == e2e.SCHEMA and {"cpu", "torch", "commit", "transformers"} <= set(result["machine"])
-    assert len(result["rows"]) == 4 and result["left_out"] == []
+    assert len(result["rows"]) == 6 and result["left_out"] == []
     printed = capsys.readouterr()
-    assert "[4/4]" in printed.err
+    assert "[6/6]" in printed.err and printed.out.count("of the greedy row's decode tokens/s: flashkernel") == 2
     for row in result["rows"]:
         shape, providers = row["shape"], row["providers"]
         assert row["case"] in printed.out and list(providers) == ["flashkernel", "hf_sdpa", "hf_eager"]
@@ -46,7 +46,12 @@ def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert ours["ratio_to_best_peer"] == pytest.approx(
             ours["tokens_per_second"] / best["tokens_per_second"], rel=1e-4
         )
-        assert ours["agreement_with_hf_eager"] == 1.0  # float32: the same tokens
+        if shape["sampled"]:
+            greedy = next(r for r in result["rows"] if r["case"] == row["case"].removesuffix(", sampled"))
+            share = ours["decode_tokens_per_second"] / greedy["providers"]["flashkernel"]["decode_tokens_per_second"]
+            assert ours["ratio_to_greedy"] == pytest.approx(share, rel=1e-4) and "agreement_with_hf_eager" not in ours
+        else:
+            assert ours["agreement_with_hf_eager"] == 1.0  # float32: the same tokens
         # one page a sequence holds all tokens but the last
         config = e2e.build(shape["model"], "float32", "cpu", True).config
         assert ours["kv_bytes"] == shape["batch"] * 256 * e2e.kv_bytes(config, 4)
@@ -75,7 +80,8 @@ def test_static_cache_and_compile_run() -> None:
 
 def test_what_is_asked_for_on_a_gpu() -> None:
     found = e2e.shapes("cuda", False)
-    assert {s.batch for s in found} == {1, 8, 32} and {s.new for s in found} == {128} and len(found) == 12
+    assert {s.batch for s in found} == {1, 8, 32} and {s.new for s in found} == {128} and len(found) == 26
+    assert {s.prompt for s in found} == {32, 128, 896, 1024, 8192} and {s.prompt for s in found if s.sampled} == {128}
     assert {(s.model, s.dtype) for s in found} == {("gpt2", "float16"), ("llama-1b", "bfloat16")}
     # the true shapes, without their memory
     transformers = pytest.importorskip("transformers")
@@ -98,7 +104,7 @@ def test_bad_requests(capsys: pytest.CaptureFixture[str]) -> None:
 def test_budget_leaves_rows_out(tmp_path: Path) -> None:
     file = tmp_path / "e2e.json"
     assert main([*RUN, "--without", "hf_eager,hf_static_compile,vllm", "--budget", "1e-9", "--json", str(file)]) == 0
-    assert len(json.loads(file.read_text())["left_out"]) == 4
+    assert len(json.loads(file.read_text())["left_out"]) == 6
 
 
 def test_report_shows_committed_results(tmp_path: Path) -> None:
@@ -111,7 +117,7 @@ def test_report_shows_committed_results(tmp_path: Path) -> None:
     file = folder / "e2e.json"
     assert whole_models.report(tmp_path) == ""
     without = "hf_eager,hf_static_compile,vllm"
-    assert main([*RUN, "--case", "gpt2 prompt 9", "--without", without, "--json", str(file)]) == 0
+    assert main([*RUN, "--case", "gpt2 prompt 16", "--without", without, "--json", str(file)]) == 0
     text = whole_models.report(tmp_path)
     assert "## Whole models: cpu/e2e" in text and "(../results/cpu/e2e.json)" in text
-    assert "| gpt2 prompt 9 + 8, batch 3 float32 | flashkernel |" in text and "| hf_sdpa " in text
+    assert "| gpt2 prompt 16 + 8, batch 1 float32 | flashkernel |" in text and "| hf_sdpa " in text

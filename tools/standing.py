@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from flashkernel.bench.survey import summary
 from flashkernel.bench.tables import markdown, seconds
 
 from .changes import MARK, NOTE, Changes, kernels_of
@@ -53,6 +54,11 @@ class Suite:
         return max(str(run["machine"]["date"])[:10] for run in self.runs)
 
     @property
+    def is_survey(self) -> bool:
+        """Of shapes from models and servers, by `flashkernel bench survey`."""
+        return str(self.runs[0]["command"]).startswith("flashkernel bench survey")
+
+    @property
     def is_steady(self) -> bool:
         return bool(self.runs[0]["method"].get("steady"))
 
@@ -86,7 +92,18 @@ def rows_with_a_peer(suite: Suite) -> Iterator[Row]:
         if not mine or not peers:
             continue
         best = min(peers, key=lambda name: peers[name])
-        yield Row(suite, row["group"], row["case"], row["dtype"], min(mine), best, peers[best], tuple(kernels_of(row)))
+        kernels = tuple(kernels_of(row))
+        yield Row(suite, row["group"], row["case"], row["dtype"], min(mine), best, peers[best], kernels)
+        if suite.is_survey:
+            yield from _alone(suite, row, kernels)
+
+
+def _alone(suite: Suite, row: dict[str, Any], kernels: tuple[str, ...]) -> Iterator[Row]:
+    """The survey's second way to measure a row: each call behind an unrelated kernel."""
+    for found in summary.measurements([row]):
+        if found.way == "alone":
+            case = f"{found.case}, alone"
+            yield Row(suite, row["group"], case, row["dtype"], found.ours, found.peer, found.theirs, kernels)
 
 
 def _newest(suites: Iterable[Suite]) -> list[Row]:
@@ -131,13 +148,18 @@ def _ahead_and_behind(suites: Iterable[Suite]) -> tuple[list[Row], list[Row]]:
     return rows, sorted((row for row in rows if row.ratio < 0.995), key=lambda row: row.ratio)
 
 
+def _surveyed(suites: Iterable[Suite]) -> bool:
+    return any(suite.is_survey for suite in suites)
+
+
 def where_others_are_faster(suites: list[Suite], newer: Changes) -> str:
     rows, behind = _ahead_and_behind(suites)
     return (
         "# Where others are faster\n\n"
         "Written by `python -m tools report`; do not edit. Every measured row where a peer is more than 0.5 % ahead: "
         f"{len(behind)} of {len(rows)}. Each case stands once for each machine and way to measure, by its newest run. "
-        '"x best peer" is the fastest peer\'s time divided by ours. Shapes beside the suites are not in here. '
+        '"x best peer" is the fastest peer\'s time divided by ours. '
+        f"{'' if _surveyed(suites) else 'Shapes beside the suites are not in here. '}"
         f"{NOTE}\n\n" + _behind(behind, "", newer) + "\n"
     )
 
@@ -174,7 +196,8 @@ def overview(suites: list[Suite], newer: Changes) -> str:
             "## Where others are faster",
             "",
             f"In {len(behind)} of {len(rows)} rows a peer is more than 0.5 % ahead. The farthest {SHOWN} are below, "
-            "[all of them here](lab/tables/where_others_are_faster.md). Shapes that no suite has are not counted.",
+            "[all of them here](lab/tables/where_others_are_faster.md). "
+            + ("The survey's shapes count too." if _surveyed(suites) else "Shapes that no suite has are not counted."),
             "",
             _behind(behind[:SHOWN], "lab/tables/", newer),
         ]

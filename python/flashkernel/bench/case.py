@@ -17,6 +17,7 @@ from .machine import last_level_cache_bytes
 
 __all__ = [
     "BESIDE",
+    "CHECK",
     "DTYPES",
     "LIMIT",
     "OURS",
@@ -36,8 +37,9 @@ __all__ = [
 
 # Kinds of provider. OURS: what a user of the library gets. VARIANT: another kernel or language of ours. PEER: somebody
 # else's. LIMIT: less work than the row's (a plain sum over the bytes), timed in turn with it as its limit. BESIDE:
-# something else, worth knowing beside it (the product without its activation).
-OURS, VARIANT, PEER, LIMIT, BESIDE = "ours", "variant", "peer", "limit", "beside"
+# something else, worth knowing beside it (the product without its activation). CHECK: what the others are checked
+# against, and not timed.
+OURS, VARIANT, PEER, LIMIT, BESIDE, CHECK = "ours", "variant", "peer", "limit", "beside", "check"
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -73,6 +75,7 @@ class Work:
     memory_apart: tuple[int, ...] | None = None  # q's shape, for peak memory in a process of its own (CPU attention)
     restore: Callable[[], None] | None = None  # puts back what calls write in place, before each is checked
     sizes: str = ""  # of its inputs, where the case's name does not tell them
+    valid: Callable[[Any], bool] | None = None  # whether a result is right, where right ones differ (sampling)
 
 
 @dataclass(frozen=True)

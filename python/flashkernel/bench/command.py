@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "device_of", "part_of", "run"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "group",
         nargs="*",
         help="what to measure: groups and suites that --list names (default: all); or `e2e`: whole models that "
-        "generate",
+        "generate; or `survey`: shapes of many models and servers, ending in one number",
     )
     add("--list", action="store_true", help="list groups, rows, providers and kernels; nothing is measured")
     add(
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--case", action="append", metavar="TEXT", help="only rows whose name contains this; may be given several times"
     )
+    add("--family", action="append", metavar="NAME", help="survey: only this family; may be given several times")
     add("--dtype", action="append", choices=DTYPES, help="only these dtypes; may be given several times")
     add("--without", default="", metavar="NAMES", help="providers to leave out, by comma, as --list names them")
     add("--part", metavar="I/N", help="every N-th row from the I-th on, so that N runs make the whole")
@@ -110,12 +111,30 @@ def _cases(args: argparse.Namespace, settings: Any) -> list[Any]:
     names += ["kernels"] if args.kernels is not None and "kernels" not in names else []
     cases = [case for name in names for case in GROUPS[name](settings)]
     cases = [case for case in cases if wanted(args.case, case.name)]
-    if args.part:
-        part, _, parts = args.part.partition("/")
-        if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-            raise ValueError(f"bench: --part {args.part}; I/N with 1 <= I <= N is needed, such as 2/3")
-        cases = cases[int(part) - 1 :: int(parts)]
-    return cases
+    return part_of(args.part, cases)
+
+
+def part_of(asked: str | None, cases: list[Any]) -> list[Any]:
+    """What --part asks for."""
+    if not asked:
+        return cases
+    part, _, parts = asked.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise ValueError(f"bench: --part {asked}; I/N with 1 <= I <= N is needed, such as 2/3")
+    return cases[int(part) - 1 :: int(parts)]
+
+
+def device_of(settings: Any, steady: float | None) -> Any:
+    """What launches and marks time on the device of the settings."""
+    import flashkernel as fk
+
+    from . import baselines
+    from .cuda_device import LEAST_SECONDS, CudaDevice
+    from .timing import PAUSE, CpuDevice
+
+    if settings.cuda:
+        return CudaDevice(baselines.require_torch(), steady or LEAST_SECONDS)
+    return CpuDevice(pause=PAUSE if fk.get_num_threads() > 1 else 0.0)
 
 
 def _list(cases: list[Any], device: str) -> None:
@@ -145,10 +164,16 @@ def run(args: argparse.Namespace) -> int:
         from .e2e import run as e2e
 
         return e2e(args, _device(args.device, args.list))
+    if args.family and args.group != ["survey"]:
+        raise ValueError(f"bench: --family {args.family[0]}; it goes with `bench survey` alone")
 
     import flashkernel as fk
 
     settings = _settings(args)
+    if args.group == ["survey"]:
+        from .survey.command import run as survey
+
+        return survey(args, settings)
     cases = _cases(args, settings)
     if args.list:
         _list(cases, settings.device)
@@ -157,13 +182,12 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("bench: no row is left of what was asked for; --list shows what there is")
 
     from ..terminal import facts, width
-    from .cuda_device import LEAST_SECONDS, CudaDevice
     from .machine import machine_info
     from .progress import Progress
     from .results import check_places, write_csv, write_json
     from .runner import Session
     from .tables import listing, table
-    from .timing import PAUSE, CpuDevice, Device, Rule
+    from .timing import Rule
 
     check_places(args.json, args.csv)
     if args.threads:
@@ -173,12 +197,7 @@ def run(args: argparse.Namespace) -> int:
     rule = Rule(args.warmup, args.calls, args.seconds)
     if args.quick:
         rule = Rule(min(args.warmup, 2), min(args.calls, 20 if settings.cuda else 5), min(args.seconds, 0.2), 3)
-    device: Device
-    if settings.cuda:
-        device = CudaDevice(torch, args.steady or LEAST_SECONDS)
-    else:
-        device = CpuDevice(pause=PAUSE if fk.get_num_threads() > 1 else 0.0)
-    session = Session(settings, device, rule)
+    session = Session(settings, device_of(settings, args.steady), rule)
     head: dict[str, Any] = {"command": _command(args), "method": {**asdict(rule), "quick": args.quick}}
     head["method"] |= {"steady": args.steady} if args.steady else {}
     head |= {"note": args.note} if args.note else {}

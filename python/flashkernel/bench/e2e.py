@@ -2,9 +2,9 @@
 until ready, and memory.
 
 Random weights at the true shapes (GPT-2 124M in fp16, Llama-3.2-1B in bf16; tiny ones with --quick), prompts of equal
-length, greedy, no end-of-text: every provider does the same work. Providers run one after another on a row, each
-timed run with prompts of its own, so that no cache of prefixes helps; medians of --calls runs (at most 5). Result
-files have a schema of their own.
+length, no end-of-text: every provider does the same work. Greedy, and at a prompt of 128 sampled too. Providers run
+one after another on a row, each timed run with prompts of its own, so that no cache of prefixes helps; medians of
+--calls runs (at most 5). Result files have a schema of their own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 __all__ = ["PROVIDERS", "SCHEMA", "Shape", "measure", "models", "run", "shapes", "table"]
 
 SCHEMA = "e2e-1"
+TEMPERATURE, TOP_P = 0.7, 0.9
 BASELINES = ("hf_sdpa", "hf_eager", "hf_static_compile", "vllm")
 PROVIDERS = {
     "flashkernel": "accelerate(model): paged cache, decode steps as CUDA graphs on a GPU",
@@ -43,10 +44,11 @@ class Shape:
     prompt: int
     new: int
     batch: int
+    sampled: bool = False  # at TEMPERATURE with TOP_P; else greedy
 
     @property
     def case(self) -> str:
-        return f"{self.model} prompt {self.prompt} + {self.new}, batch {self.batch}"
+        return f"{self.model} prompt {self.prompt} + {self.new}, batch {self.batch}" + ", sampled" * self.sampled
 
     @property
     def tokens(self) -> int:
@@ -96,9 +98,18 @@ def models(quick: bool) -> dict[str, tuple[str, dict[str, Any]]]:
 def shapes(device: str, quick: bool) -> list[Shape]:
     dtypes = {"gpt2": "float16", "llama-1b": "bfloat16"} if device == "cuda" else dict.fromkeys(models(True), "float32")
     if quick:
-        return [Shape(m, d, prompt, 8, batch) for m, d in dtypes.items() for prompt, batch in ((16, 1), (9, 3))]
-    prompts = {"gpt2": (128, 896), "llama-1b": (128, 1024)}  # GPT-2's context holds 1024, the new tokens included
-    return [Shape(m, d, p, 128, batch) for m, d in dtypes.items() for p in prompts[m] for batch in (1, 8, 32)]
+        sizes = ((16, 1, False), (9, 3, False), (9, 3, True))
+        return [Shape(m, d, prompt, 8, batch, sampled) for m, d in dtypes.items() for prompt, batch, sampled in sizes]
+    # GPT-2's context holds 1024, the new tokens included
+    prompts = {"gpt2": (32, 128, 896), "llama-1b": (32, 128, 1024, 8192)}
+    found = []
+    for model, dtype in dtypes.items():
+        for prompt in prompts[model]:
+            for batch in (1, 8, 32) if prompt < 8192 else (1, 8):
+                found.append(Shape(model, dtype, prompt, 128, batch))
+                if prompt == 128:
+                    found.append(Shape(model, dtype, prompt, 128, batch, sampled=True))
+    return found
 
 
 def build(name: str, dtype: str, device: str, quick: bool, seed: int = 0) -> Any:
@@ -138,13 +149,16 @@ def provider(name: str, model: Any, shape: Shape) -> Iterator[tuple[Generate, Ca
 
     from flashkernel.integrations.accelerate import accelerate, restore
 
+    draws: dict[str, Any] = {"do_sample": False}
+    if shape.sampled:  # Transformers keeps the 50 likeliest where nothing is said
+        draws = {"do_sample": True, "temperature": TEMPERATURE, "top_p": TOP_P, "top_k": 0}
     if name == "flashkernel":
         accelerate(model, prefix_sharing=False, max_batch=max(shape.batch, 1))
         engine = model.flashkernel
         try:
 
             def ours(ids: Any, new: int) -> Any:
-                return model.generate(ids, max_new_tokens=new)[:, ids.shape[1] :]
+                return model.generate(ids, max_new_tokens=new, **draws)[:, ids.shape[1] :]
 
             def used() -> dict[str, Any]:
                 page = engine.page_size * kv_bytes(model.config, model.dtype.itemsize)
@@ -158,7 +172,7 @@ def provider(name: str, model: Any, shape: Shape) -> Iterator[tuple[Generate, Ca
         with _vllm(model, shape) as generate:
             yield generate, dict
         return
-    options: dict[str, Any] = {"do_sample": False, "use_cache": True}
+    options: dict[str, Any] = {**draws, "use_cache": True}
     static = name == "hf_static_compile"
     if static:
         options["cache_implementation"] = "static"
@@ -205,7 +219,8 @@ def _vllm(model: Any, shape: Shape) -> Iterator[Generate]:
         )
 
         def generate(ids: Any, new: int) -> Any:
-            sampling = vllm.SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False)
+            draws = {"temperature": TEMPERATURE, "top_p": TOP_P} if shape.sampled else {"temperature": 0.0}
+            sampling = vllm.SamplingParams(max_tokens=new, ignore_eos=True, detokenize=False, **draws)
             prompts = [{"prompt_token_ids": row} for row in ids.tolist()]
             found = engine.generate(prompts, sampling, use_tqdm=False)
             return torch.tensor([list(one.outputs[0].token_ids) for one in found])
@@ -315,6 +330,16 @@ def lines_of(rows: list[dict[str, Any]]) -> list[list[str]]:
     return lines
 
 
+def _against_greedy(rows: list[dict[str, Any]]) -> None:
+    """Puts into the sampled rows their share of the decode tokens per second of the greedy row of the same size."""
+    greedy = {row["case"]: row["providers"] for row in rows if not row["shape"]["sampled"]}
+    for row in rows:
+        same = greedy.get(row["case"].removesuffix(", sampled"), {}) if row["shape"]["sampled"] else {}
+        for name, p in row["providers"].items():
+            if name in same:
+                p["ratio_to_greedy"] = p["decode_tokens_per_second"] / same[name]["decode_tokens_per_second"]
+
+
 def _providers(args: argparse.Namespace) -> list[str]:
     without = frozenset(x for x in args.without.split(",") if x)
     unknown = without - set(PROVIDERS)
@@ -349,7 +374,8 @@ def run(args: argparse.Namespace, device: str) -> int:
         print("\n".join(f"{shape.case} {shape.dtype}" for shape in asked))
         return 0
     check_places(args.json)
-    runs, rows = max(1, min(args.calls, 1 if args.quick else 5)), []
+    runs = max(1, min(args.calls, 1 if args.quick else 5))
+    rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "command": "flashkernel bench e2e" + (" --quick" if args.quick else ""),
@@ -370,15 +396,19 @@ def run(args: argparse.Namespace, device: str) -> int:
         model = loaded[1]
         providers: dict[str, Any] = {}
         tokens: dict[str, Any] = {}
+        refused: dict[str, str] = {}
         for name in names:
-            providers[name], tokens[name] = measure(name, model, shape, runs)
+            try:
+                providers[name], tokens[name] = measure(name, model, shape, runs)
+            except torch.cuda.OutOfMemoryError as error:
+                refused[name] = str(error).splitlines()[0][:160]
         peers = {name: p["tokens_per_second"] for name, p in providers.items() if p["kind"] == "peer"}
         best = max(peers, key=lambda name: peers[name], default=None)
         ours = providers.get("flashkernel")
         if ours is not None and best is not None:
             ours["ratio_to_best_peer"] = ours["tokens_per_second"] / peers[best]
             for name in ("hf_sdpa", "hf_eager"):
-                if name in tokens:
+                if name in tokens and not shape.sampled:
                     ours[f"agreement_with_{name}"] = agreement(tokens["flashkernel"], tokens[name])
         rows.append(
             {
@@ -386,17 +416,35 @@ def run(args: argparse.Namespace, device: str) -> int:
                 "group": "e2e",
                 "case": shape.case,
                 "dtype": shape.dtype,
-                "shape": {"model": shape.model, "prompt": shape.prompt, "new": shape.new, "batch": shape.batch},
+                "shape": {
+                    "model": shape.model,
+                    "prompt": shape.prompt,
+                    "new": shape.new,
+                    "batch": shape.batch,
+                    "sampled": shape.sampled,
+                },
                 "weight_bytes": weight_bound(model),
                 "static_kv_bytes": shape.tokens * kv_bytes(model.config, model.dtype.itemsize),
                 "best_peer": best,
                 "providers": providers,
+                "refused": refused,
             }
         )
+        _against_greedy(rows)
         if args.json not in (None, "-"):
             write_json(Path(args.json), {**result, "rows": rows})
     if args.json != "-":
         print(fitted(lines_of(rows), width()))
+        for row in rows:
+            for name, reason in row["refused"].items():
+                print(f"{row['case']}: {name}: {reason}")
+            if "ratio_to_greedy" in row["providers"].get("flashkernel", {}):
+                shares = ", ".join(
+                    f"{name} {p['ratio_to_greedy']:.2f}"
+                    for name, p in row["providers"].items()
+                    if "ratio_to_greedy" in p
+                )
+                print(f"{row['case']}: of the greedy row's decode tokens/s: {shares}")
     for case in result["left_out"]:
         print(f"left out for lack of time: {case}", file=sys.stderr)
     if args.json:

@@ -17,7 +17,7 @@ from typing import Any
 import flashkernel as fk
 
 from . import ceilings as ceilings_of
-from .case import LIMIT, OURS, PEER, VARIANT, Case, Provider, Settings, Work
+from .case import CHECK, LIMIT, OURS, PEER, VARIANT, Case, Provider, Settings, Work
 from .machine import gpu_clocks, last_level_cache_bytes
 from .memory import cuda_peak_bytes, measure_apart
 from .timing import Device, Measured, Rule, measure
@@ -26,6 +26,7 @@ __all__ = ["Session", "difference", "forcing"]
 
 
 MINE = (OURS, VARIANT)
+ALONE_SECONDS = 200e-6  # of a call: a longer one's beginning is a small part of it
 
 
 @contextmanager
@@ -98,6 +99,7 @@ class Session:
     left_out: list[str] = dataclasses.field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
     asked: tuple[float, dict[str, str]] | None = None
+    alone: bool = False  # also time each call behind a kernel that has nothing to do with it
 
     def run(self, cases: Sequence[Case], budget: float | None, each: Callable[[Case | None], None]) -> None:
         """budget: seconds for all of it, shared evenly among what is left; a row that would begin later is left out.
@@ -146,6 +148,8 @@ class Session:
                         described["kernels"] = kernels[provider.name]
                         described["workspace_bytes"] = _workspace(provider.calls[0])
                     providers[provider.name] = described
+            if self.alone and work.graph and results:
+                self._measure_alone([p for p in checked if p.name in results], results, rule, providers, force)
         row: dict[str, Any] = {
             "group": case.group,
             "case": f"{case.name} {work.sizes}".rstrip(),
@@ -163,6 +167,38 @@ class Session:
         }
         _ratios(row)
         return row
+
+    def _measure_alone(
+        self,
+        checked: list[Provider],
+        chained: dict[str, Measured],
+        rule: Rule,
+        providers: dict[str, Any],
+        force: Callable[[str], None],
+    ) -> None:
+        """`alone` of each provider: its median behind an unrelated small kernel, less that kernel's own. A call behind
+        itself may begin before the one in front has ended; in a model it seldom can. Long calls are not worth it.
+        """
+        spacer = self.device.spacer
+        if spacer is None or min(m.timing.p50 for m in chained.values()) > ALONE_SECONDS:
+            return
+
+        def behind(call: Callable[[], Any]) -> Callable[[], Any]:
+            def both() -> Any:
+                spacer()
+                return call()
+
+            return both
+
+        spaced = [replace(p, calls=[behind(call) for call in p.calls]) for p in checked]
+        walk = [spacer] * max(len(p.calls) for p in checked)
+        measured, _ = measure(self.device, [*spaced, Provider("spacer", walk)], rule, force=force)
+        if "spacer" not in measured:
+            return
+        less = measured.pop("spacer").timing.p50
+        for name, result in measured.items():
+            timing = result.timing
+            providers[name]["alone"] = {"p50": max(timing.p50 - less, 1e-9), "std": timing.std}
 
     def _clocks(self) -> dict[str, str]:
         """What nvidia-smi said after this row or one of the last ten seconds: it takes a while to answer."""
@@ -219,8 +255,13 @@ class Session:
                     refused[provider.name] = f"forced, but {' '.join(kernels[provider.name]) or 'no kernel'} ran"
                     agrees = False
                     continue
-            if provider.kind in (*MINE, PEER):
-                if reference is None and provider.kind == PEER:
+            if work.valid is not None:
+                if not work.valid(result):
+                    refused[provider.name] = "DIFFERS from what the row allows"
+                    agrees = agrees and provider.kind not in MINE
+                    continue
+            elif provider.kind in (*MINE, PEER, CHECK):
+                if reference is None and provider.kind in (PEER, CHECK):
                     reference, against = [x.clone() if hasattr(x, "clone") else x for x in _flat(result)], provider.name
                 elif reference is not None:
                     error_size = difference(result, reference)
@@ -229,7 +270,8 @@ class Session:
                         refused[provider.name] = f"DIFFERS from {against} by {error_size:.1e}"
                         agrees = agrees and provider.kind not in MINE
                         continue
-            passed.add(provider.name)
+            if provider.kind != CHECK:
+                passed.add(provider.name)
         force("")
         return [p for p in work.providers if p.name in passed], refused, errors, kernels, agrees
 
@@ -271,3 +313,5 @@ def _ratios(row: dict[str, Any]) -> None:
         provider["share_of_limit"] = row["limit"]["seconds"] / provider["p50"] if row["limit"] else None
         if provider["kind"] in MINE:
             provider["ratio_to_best_peer"] = peers[best] / provider["p50"] if best else None
+        if row["group"] == "doors" and provider["kind"] == VARIANT and "flashkernel" in row["providers"]:
+            provider["over_plain"] = provider["p50"] - row["providers"]["flashkernel"]["p50"]

@@ -63,6 +63,8 @@ def _line(row: dict[str, Any], name: str) -> dict[str, str]:
     ran = " ".join(p.get("kernels") or [])
     shown = [f"{other} {ratio:.2f}" + (" (less work)" if row["providers"][other]["kind"] == BESIDE else "")
              for other, ratio in others.items()]  # fmt: skip
+    if "over_plain" in p:
+        shown = [f"{p['over_plain'] * 1e6:+.2f} us over the plain op"]
     return {
         "kernel": ran if name == "flashkernel" and ran else name if name == ran or not ran else f"{name} ({ran})",
         "case": row["case"],

@@ -76,6 +76,10 @@ class Device(Protocol):
     queue: int  # measurements queued between two synchronisations
     pause: float  # seconds of sleep before each measurement
 
+    @property
+    def spacer(self) -> Callable[[], Any] | None:
+        """A small kernel that has nothing to do with what is measured; None where there is no queue of kernels."""
+
     def program(self, calls: Sequence[Callable[[], Any]], inner: int, graph: bool) -> Program:
         """Calls enough for one measurement, in whole walks through `calls` where the device captures them. inner: how
         many; 0: the device decides."""
@@ -95,6 +99,7 @@ class CpuDevice:
     def __init__(self, pause: float = 0.0) -> None:
         self.queue = 1
         self.pause = pause
+        self.spacer: Callable[[], Any] | None = None
 
     def program(self, calls: Sequence[Callable[[], Any]], inner: int, graph: bool) -> Program:
         inner = inner or 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..case import Case, Settings
-from . import attention, decode, kernels, linear, rows
+from . import attention, decode, decode_chain, doors, kernels, linear, rows
 
 __all__ = ["GROUPS", "SUITES", "select"]
 
@@ -22,7 +22,9 @@ GROUPS: dict[str, Callable[[Settings], Iterator[Case]]] = {
     "attention_memory": attention.memory,
     "decode": decode.decode,
     "kv": decode.kv,
+    "decode_chain": decode_chain.decode_chain,
     "call_overhead": rows.call_overhead,
+    "doors": doors.doors,
     "linear": linear.linear,
     "linear_backward": linear.linear_backward,
     "norm": rows.norm,
@@ -36,7 +38,7 @@ GROUPS: dict[str, Callable[[Settings], Iterator[Case]]] = {
 SUITES: dict[str, tuple[str, ...]] = {
     # Forward, backward, grouped heads and pages: where attention libraries are compared.
     "attention": ("attention_forward", "attention_backward", "attention_gqa"),
-    "inference": ("decode", "kv", "call_overhead"),
+    "inference": ("decode", "kv", "decode_chain", "call_overhead", "doors"),
     "all": tuple(name for name in GROUPS if name != "kernels"),
 }
 
