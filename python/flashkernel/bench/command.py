@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-__all__ = ["add_arguments", "device_of", "part_of", "run"]
+__all__ = ["add_arguments", "run"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -100,6 +100,7 @@ def _cases(args: argparse.Namespace, settings: Any) -> list[Any]:
     import flashkernel as fk
 
     from .case import wanted
+    from .chosen import part_of
     from .suites import GROUPS, select
 
     if args.kernels is not None:
@@ -112,29 +113,6 @@ def _cases(args: argparse.Namespace, settings: Any) -> list[Any]:
     cases = [case for name in names for case in GROUPS[name](settings)]
     cases = [case for case in cases if wanted(args.case, case.name)]
     return part_of(args.part, cases)
-
-
-def part_of(asked: str | None, cases: list[Any]) -> list[Any]:
-    """What --part asks for."""
-    if not asked:
-        return cases
-    part, _, parts = asked.partition("/")
-    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-        raise ValueError(f"bench: --part {asked}; I/N with 1 <= I <= N is needed, such as 2/3")
-    return cases[int(part) - 1 :: int(parts)]
-
-
-def device_of(settings: Any, steady: float | None) -> Any:
-    """What launches and marks time on the device of the settings."""
-    import flashkernel as fk
-
-    from . import baselines
-    from .cuda_device import LEAST_SECONDS, CudaDevice
-    from .timing import PAUSE, CpuDevice
-
-    if settings.cuda:
-        return CudaDevice(baselines.require_torch(), steady or LEAST_SECONDS)
-    return CpuDevice(pause=PAUSE if fk.get_num_threads() > 1 else 0.0)
 
 
 def _list(cases: list[Any], device: str) -> None:
@@ -182,6 +160,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("bench: no row is left of what was asked for; --list shows what there is")
 
     from ..terminal import facts, width
+    from .chosen import device_of
     from .machine import machine_info
     from .progress import Progress
     from .results import check_places, write_csv, write_json

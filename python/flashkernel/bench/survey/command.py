@@ -20,6 +20,7 @@ __all__ = ["cases", "run"]
 
 SECONDS = 2.0  # of a row by default
 QUICK = 8  # every so many-th row of a family
+WRITE_EVERY = 25  # rows, so that a run that is cut off leaves what it has; the file grows with each
 
 
 def _build(spec: Spec, s: Settings) -> Work:
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace, s: Settings) -> int:
     import flashkernel as fk
 
     from ...terminal import width
-    from ..command import device_of, part_of
+    from ..chosen import device_of, part_of
     from ..machine import gpu_clocks, machine_info
     from ..progress import Progress
     from ..results import check_places
@@ -130,7 +131,7 @@ def run(args: argparse.Namespace, s: Settings) -> int:
                 rows.append(_failed(case, error))
             if s.cuda:
                 torch.cuda.empty_cache()
-            if args.json not in (None, "-") and not args.json.endswith(".gz"):
+            if args.json not in (None, "-") and not args.json.endswith(".gz") and done % WRITE_EVERY == 0:
                 _write(args.json, {**result, "ceilings": session.ceilings, "rows": rows})
         progress(None)
     finally:
