@@ -25,23 +25,32 @@ inline void parse_window(const Call& call, nb::handle window, AttentionOptions& 
   options.window_right = side(right);
 }
 
-/// Stands in an op's C++ parameters for `causal, window, softcap, scale, bias, alibi_slopes, sinks` of its signature,
-/// in this order; without a bias for ops that have none.
+/// The word for a form of ALiBi.
+inline Alibi parse_alibi(const Call& call, const std::string& form) {
+  if (form == "distance") return Alibi::kDistance;
+  if (form == "signed") return Alibi::kSigned;
+  if (form == "sqrt") return Alibi::kSqrt;
+  call.fail("alibi=\"" + form + "\"; needs \"distance\", \"signed\" or \"sqrt\"");
+}
+
+/// Stands in an op's C++ parameters for `causal, window, softcap, scale, bias, mask, alibi_slopes, alibi, sinks` of its
+/// signature, in this order; without bias and mask for ops that have none.
 template <bool kHasBias>
 struct GivenOptions {
-  static constexpr int kParameters = kHasBias ? 7 : 6;
+  static constexpr int kParameters = kHasBias ? 9 : 7;
 
   bool causal = false;
   nb::handle window;
   double softcap = 0;
   std::optional<double> scale;
-  nb::handle bias, alibi_slopes, sinks;
+  nb::handle bias, mask, alibi_slopes, sinks;
+  std::string alibi = "distance";
 
   int take(PyObject** values) {
     int i = 0;
     const auto next = [&](auto& to) { return convert(values[i], to) && ++i; };
-    const bool taken = next(causal) && next(window) && next(softcap) && next(scale) && (!kHasBias || next(bias)) &&
-                       next(alibi_slopes) && next(sinks);
+    const bool taken = next(causal) && next(window) && next(softcap) && next(scale) &&
+                       (!kHasBias || (next(bias) && next(mask))) && next(alibi_slopes) && next(alibi) && next(sinks);
     return taken ? -1 : i;
   }
 
@@ -51,7 +60,11 @@ struct GivenOptions {
     parse_window(call, window, options);
     options.softcap = static_cast<float>(softcap);
     if (scale) options.scale = static_cast<float>(*scale);
-    if (kHasBias) options.bias = call.optional_input("bias", bias);
+    if (kHasBias) {
+      options.bias = call.optional_input("bias", bias);
+      options.mask = call.optional_input("mask", mask);
+    }
+    if (alibi != "distance") options.alibi = parse_alibi(call, alibi);
     options.alibi_slopes = call.optional_input("alibi_slopes", alibi_slopes);
     options.sinks = call.optional_input("sinks", sinks);
     return options;

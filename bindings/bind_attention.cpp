@@ -1,6 +1,7 @@
-// Binds attention.hpp, forward: attention, attention_varlen, attention_paged, merge_states. Backward:
+// Binds attention.hpp, forward: attention, attention_varlen, attention_paged, pack_mask, merge_states. Backward:
 // bind_attention_backward.cpp.
 #include "attention_options.hpp"
+#include "array_type.hpp"
 #include "kv_scales.hpp"
 #include "op.hpp"
 
@@ -122,6 +123,25 @@ nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages,
   return finish(call, output, lse, return_lse);
 }
 
+// A boolean array as one of bytes: its own memory under the type that the library reads.
+nb::object as_bytes(nb::handle mask) {
+  nb::object dtype = attribute_or_null(mask, "dtype");
+  if (!dtype.is_valid()) return nb::borrow(mask);
+  const std::string name = text_of(dtype);
+  if (name == "torch.bool") return mask.attr("view")(nb::module_::import_("torch").attr("uint8"));
+  if (name == "bool") return mask.attr("view")("uint8");
+  return nb::borrow(mask);
+}
+
+nb::object pack_mask(nb::handle mask, nb::handle out, nb::handle stream) {
+  Call call("pack_mask", stream, nb::none());
+  const nb::object bytes = as_bytes(mask);
+  const TensorView view = call.input("mask", bytes);
+  Output output = call.output("out", out, DType::kInt32, Shape(view).with_last((extent(view, -1) + 31) / 32));
+  call.run([&](const ExecutionContext& context) { flashkernel::pack_mask(view, output.view, context); });
+  return call.result(output);
+}
+
 nb::object merge_states(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle lse_b, nb::handle out,
                         nb::handle out_dtype, nb::handle stream, nb::handle dtype) {
   Call call("merge_states", stream, dtype);
@@ -154,8 +174,9 @@ void bind_attention(nb::module_& module) {
   def_op<&attention>(
       module,
       "def attention(q: ArrayT, k: SupportsDLPack, v: SupportsDLPack, *, causal: bool = False, window: Window "
-      "= None, softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, "
-      "alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, return_lse: bool = "
+      "= None, softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, mask: "
+      "SupportsDLPack | None = None, alibi_slopes: SupportsDLPack | None = None, alibi: str = 'distance', sinks: "
+      "SupportsDLPack | None = None, return_lse: bool = "
       "False, out: ArrayT | None = None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | "
       "None = None) -> ArrayT, ArrayT if return_lse",
       R"doc(softmax(scale * q k^T) v, without ever writing the scores.
@@ -173,7 +194,10 @@ window: (left, right) tokens seen on either side of that position; None or -1: u
 softcap: scores s become softcap * tanh(s / softcap); 0: off.
 scale: factor of the scores; default 1 / sqrt(head_dim).
 bias: added to the scores after softcap; float32 or q's dtype, broadcastable to [batch, heads_q, seq_q, seq_k].
-alibi_slopes: float32 [heads_q] or [batch, heads_q]; adds -slope * abs(i + seq_k - seq_q - j).
+mask: int32, the bits that `pack_mask` makes of a boolean mask, broadcastable to [batch, heads_q, seq_q, (seq_k + 31) // 32]
+   but for its last dim; a key whose bit is 0 is not seen. It joins causal and window.
+alibi_slopes: float32 [heads_q] or [batch, heads_q]; adds -slope * abs(d) where d = i + seq_k - seq_q - j.
+alibi: "distance" is that; "signed" adds -slope * d, "sqrt" adds -slope * sqrt(d) for keys before the position and 0 for others.
 sinks: float32 [heads_q]; the logit of one more key without a value.
 return_lse: also return the natural logarithm of the softmax's denominator, float32 [batch, heads_q, seq_q].
 out: written in place and returned; [batch, heads_q, seq_q, head_dim_v], q's dtype.
@@ -209,7 +233,8 @@ True
       "def attention_varlen(q: ArrayT, k: SupportsDLPack, v: SupportsDLPack, cu_seqlens_q: SupportsDLPack, "
       "cu_seqlens_k: SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = False, window: "
       "Window = None, softcap: float = 0.0, scale: float | None = None, alibi_slopes: SupportsDLPack | None = "
-      "None, sinks: SupportsDLPack | None = None, return_lse: bool = False, out: ArrayT | None = None, stream: "
+      "None, alibi: str = 'distance', sinks: SupportsDLPack | None = None, return_lse: bool = False, out: ArrayT | "
+      "None = None, stream: "
       "typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> ArrayT, ArrayT if return_lse",
       R"doc(Attention of sequences of various lengths laid side by side, without padding.
 
@@ -218,7 +243,7 @@ Sequence b has queries cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1 and likewise k
 q: [total_q, heads_q, head_dim]; k: [total_k, heads_kv, head_dim]; v: [total_k, heads_kv, head_dim_v].
 cu_seqlens_q, cu_seqlens_k: int32 or int64 [batch + 1], on the arrays' device: 0 first, never decreasing, the total last.
 max_seqlen_q, max_seqlen_k: bounds of the lengths, in tokens.
-causal, window, softcap, scale, alibi_slopes, sinks: as in `attention`, per sequence.
+causal, window, softcap, scale, alibi_slopes, alibi, sinks: as in `attention`, per sequence.
 return_lse: also return the LSE, float32 [heads_q, total_q].
 out: written in place and returned; [total_q, heads_q, head_dim_v].
 
@@ -241,8 +266,9 @@ Example:
       "def attention_paged(q: ArrayT, k_pages: SupportsDLPack, v_pages: SupportsDLPack, block_table: "
       "SupportsDLPack, seq_lens: SupportsDLPack, *, cu_seqlens_q: SupportsDLPack | None = None, max_seqlen_q: "
       "int | None = None, causal: bool = False, window: Window = None, softcap: float = 0.0, scale: float | "
-      "None = None, alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = None, "
-      "return_lse: bool = False, check: bool = False, kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None "
+      "None = None, alibi_slopes: SupportsDLPack | None = None, alibi: str = 'distance', sinks: SupportsDLPack | "
+      "None = None, return_lse: bool = False, check: bool = False, kv_scales: tuple[SupportsDLPack, SupportsDLPack] | "
+      "None "
       "= None, kv_dtype: typing.Any = None, out: ArrayT | None = None, stream: typing.Any = None, dtype: "
       "typing.Any = None, backend: str | None = None) -> ArrayT, ArrayT if return_lse",
       R"doc(Attention over keys and values that lie in pages of a cache.
@@ -260,7 +286,7 @@ seq_lens: int32 or int64 [batch]: keys of each sequence, those of the new querie
 cu_seqlens_q: int32 or int64 [batch + 1]: where each sequence's queries start.
 max_seqlen_q: bound of the query lengths. With cu_seqlens_q by default found from it on the CPU, and total_q on a GPU, where a
    tighter one is faster.
-causal, window, softcap, scale, alibi_slopes, sinks: as in `attention`, with each sequence's own seq_k.
+causal, window, softcap, scale, alibi_slopes, alibi, sinks: as in `attention`, with each sequence's own seq_k.
 return_lse: also return the LSE, float32 [batch, heads_q, seq_q] or [heads_q, total_q].
 check: on a GPU, look at the table first and raise BlockTableError as `check_block_table` does, at the price of waiting for
    the stream. On the CPU tables are always checked.
@@ -318,7 +344,31 @@ Example:
 )doc");
 }
 
+void bind_pack_mask(nb::module_& module) {
+  def_op<&pack_mask>(
+      module,
+      "def pack_mask(mask: ArrayT, *, out: ArrayT | None = None, stream: typing.Any = None, backend: str | None = "
+      "None) "
+      "-> ArrayT",
+      R"doc(A boolean mask as the bits that `attention` reads: a byte of eight keys in place of eight bytes.
+
+mask: bool, or uint8 (not 0: seen), [..., seq_k] of 1 to 4 dims; any strides. A dim over which the mask is broadcast best has
+   size 1: expanded, its rows are packed each.
+out: int32 [..., (seq_k + 31) // 32], written in place and returned.
+
+Returns out: key j of a row is bit j % 32 of word j // 32, and bits behind the last key are 0. On little-endian machines these
+are the bytes of ``numpy.packbits(mask, axis=-1, bitorder="little")``, filled up to whole words.
+)doc" FK_DOC_COMMON R"doc(
+Example:
+
+>>> import numpy as np, flashkernel as fk
+>>> fk.pack_mask(np.array([[True, False, True], [False, True, False]])).tolist()
+[[5], [2]]
+)doc");
+}
+
 const OpFile registration(bind_attention);
+const OpFile registration_of_pack_mask(bind_pack_mask);
 
 }  // namespace
 }  // namespace flashkernel::python

@@ -83,8 +83,9 @@ void bind_attention_backward(nb::module_& module) {
       module,
       "def attention_backward(grad_out: ArrayT, q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, out: "
       "SupportsDLPack, lse: SupportsDLPack, *, causal: bool = False, window: Window = None, softcap: float = "
-      "0.0, scale: float | None = None, bias: SupportsDLPack | None = None, alibi_slopes: SupportsDLPack | "
-      "None = None, sinks: SupportsDLPack | None = None, grad_lse: SupportsDLPack | None = None, need_bias: "
+      "0.0, scale: float | None = None, bias: SupportsDLPack | None = None, mask: SupportsDLPack | None = "
+      "None, alibi_slopes: SupportsDLPack | None = None, alibi: str = 'distance', sinks: SupportsDLPack | None = None, "
+      "grad_lse: SupportsDLPack | None = None, need_bias: "
       "bool = False, need_sinks: bool = False, deterministic: bool = True, grads: tuple[ArrayT, ArrayT, "
       "ArrayT] | None = None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) "
       "-> tuple[ArrayT, ArrayT, ArrayT, ArrayT if need_bias, ArrayT if need_sinks]",
@@ -93,7 +94,7 @@ void bind_attention_backward(nb::module_& module) {
 dV = P^T dO; dS = P * (dO V^T - rowsum(dO * O)); dQ = scale * dS K; dK = scale * dS^T Q.
 
 grad_out: [batch, heads_q, seq_q, head_dim_v], q's dtype.
-q, k, v, causal, window, softcap, scale, bias, alibi_slopes, sinks: as given to `attention`.
+q, k, v, causal, window, softcap, scale, bias, mask, alibi_slopes, alibi, sinks: as given to `attention`.
 out, lse: what `attention(..., return_lse=True)` gave.
 grad_lse: float32, lse's shape: the gradient that arrives at the LSE, if any.
 need_bias, need_sinks: also return those gradients; bias's in bias's shape (broadcast dims are summed), sinks' [heads_q].
@@ -121,7 +122,8 @@ Example:
       "def attention_varlen_backward(grad_out: ArrayT, q: SupportsDLPack, k: SupportsDLPack, v: "
       "SupportsDLPack, out: SupportsDLPack, lse: SupportsDLPack, cu_seqlens_q: SupportsDLPack, cu_seqlens_k: "
       "SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, *, causal: bool = False, window: Window = None, "
-      "softcap: float = 0.0, scale: float | None = None, alibi_slopes: SupportsDLPack | None = None, sinks: "
+      "softcap: float = 0.0, scale: float | None = None, alibi_slopes: SupportsDLPack | None = None, alibi: str = "
+      "'distance', sinks: "
       "SupportsDLPack | None = None, grad_lse: SupportsDLPack | None = None, need_sinks: bool = False, "
       "deterministic: bool = True, grads: tuple[ArrayT, ArrayT, ArrayT] | None = None, stream: typing.Any = "
       "None, dtype: typing.Any = None, backend: str | None = None) -> tuple[ArrayT, ArrayT, ArrayT, ArrayT if "
@@ -131,7 +133,7 @@ Example:
 The formulas of `attention_backward`, sequence by sequence.
 
 grad_out: [total_q, heads_q, head_dim_v], q's dtype.
-q, k, v, cu_seqlens_*, max_seqlen_*, causal, window, softcap, scale, alibi_slopes, sinks: as given to `attention_varlen`.
+q, k, v, cu_seqlens_*, max_seqlen_*, causal, window, softcap, scale, alibi_slopes, alibi, sinks: as given to `attention_varlen`.
 out, lse: what `attention_varlen(..., return_lse=True)` gave; lse and grad_lse are float32 [heads_q, total_q].
 need_sinks: also return the gradient of sinks, float32 [heads_q].
 grads: as `attention_backward`.

@@ -1,15 +1,16 @@
 // Attention: softmax(scale * Q K^T) V and its gradient; dense, variable-length and paged.
 //
 // Order of operations on a score s = scale * <q_i, k_j>: softcap (c * tanh(s / c)), then bias and ALiBi
-// (-slope * |i + seq_k - seq_q - j|), then masks; attention sinks join the softmax's denominator only.
-// `causal` and `window` are aligned bottom-right: query i stands at position i + seq_k - seq_q.
-// Softmax runs in fp32. LSE is the natural logarithm of the denominator, sink included. A row that sees no key gives
-// output 0, LSE -inf (with a sink: LSE = sink) and gradient 0.
+// (-slope * |i + seq_k - seq_q - j|, or as AttentionOptions::alibi says), then masks; attention sinks join the
+// softmax's denominator only. `causal` and `window` are aligned bottom-right: query i stands at position i + seq_k -
+// seq_q. Softmax runs in fp32. LSE is the natural logarithm of the denominator, sink included. A row that sees no key
+// gives output 0, LSE -inf (with a sink: LSE = sink) and gradient 0.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 
+#include "flashkernel/alibi.hpp"
 #include "flashkernel/execution.hpp"
 #include "flashkernel/kv_scales.hpp"
 #include "flashkernel/tensor_view.hpp"
@@ -32,6 +33,11 @@ struct AttentionOptions {
   /// not. On the CPU always done.
   bool check_pages = false;
   KvScales kv_scales;  ///< of pages that hold float8_e4m3fn or int8; paged attention only
+  /// Packed boolean mask, int32, broadcastable to [batch, heads_q, seq_q, (seq_k + 31) / 32], but for its last dim
+  /// (dims of size 1 broadcast; fewer dims are aligned right). Query i may see key j where bit j % 32 of word j / 32 is
+  /// set; pack_mask makes it. Dense attention only.
+  TensorView mask;
+  Alibi alibi = Alibi::kDistance;  ///< what alibi_slopes are multiplied with
 };
 
 /// Dense attention. q [batch, heads_q, seq_q, head_dim], k [batch, heads_kv, seq_k, head_dim],
@@ -86,6 +92,11 @@ FK_API void attention_varlen_backward(const TensorView& grad_out, const TensorVi
                                       std::int64_t max_seqlen_k, const AttentionGradients& gradients,
                                       const AttentionOptions& options = {}, bool deterministic = true,
                                       const ExecutionContext& context = {});
+
+/// A boolean mask as `AttentionOptions::mask` wants it. mask uint8 of 1 to 4 dims (a boolean tensor's bytes: not 0 is
+/// seen), any strides, dims of stride 0 included; out int32, mask's shape but for its last dim, which is
+/// (mask.shape[last] + 31) / 32 and contiguous. Bit j % 32 of word j / 32 is key j; bits behind the last key are 0.
+FK_API void pack_mask(const TensorView& mask, const TensorView& out, const ExecutionContext& context = {});
 
 /// Attention over the union of two disjoint sets of keys, from the results over each. out_* [..., head_dim] (up to 4
 /// dims), lse_* fp32 with out's shape less the last dim. A part with LSE -inf counts nothing. `out` has out_a's dtype,

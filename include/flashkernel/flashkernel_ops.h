@@ -16,10 +16,10 @@ extern "C" {
 // ---- Attention: softmax(scale * Q K^T) V and its gradient; dense, variable-length and paged.
 //
 // Order of operations on a score s = scale * <q_i, k_j>: softcap (c * tanh(s / c)), then bias and ALiBi (-slope * |i
-// + seq_k - seq_q - j|), then masks; attention sinks join the softmax's denominator only. `causal` and `window` are
-// aligned bottom-right: query i stands at position i + seq_k - seq_q. Softmax runs in fp32. LSE is the natural
-// logarithm of the denominator, sink included. A row that sees no key gives output 0, LSE -inf (with a sink: LSE =
-// sink) and gradient 0.
+// + seq_k - seq_q - j|, or as AttentionOptions::alibi says), then masks; attention sinks join the softmax's
+// denominator only. `causal` and `window` are aligned bottom-right: query i stands at position i + seq_k - seq_q.
+// Softmax runs in fp32. LSE is the natural logarithm of the denominator, sink included. A row that sees no key gives
+// output 0, LSE -inf (with a sink: LSE = sink) and gradient 0.
 
 // Dense attention. q [batch, heads_q, seq_q, head_dim], k [batch, heads_kv, seq_k, head_dim], v [batch, heads_kv,
 // seq_k, head_dim_v], out [batch, heads_q, seq_q, head_dim_v] (written in place), lse fp32 [batch, heads_q, seq_q]
@@ -69,6 +69,11 @@ FK_API fk_status fk_attention_varlen_backward(const fk_tensor* grad_out, const f
 // gives 0 and LSE -inf.
 FK_API fk_status fk_merge_states(const fk_tensor* out_a, const fk_tensor* lse_a, const fk_tensor* out_b,
     const fk_tensor* lse_b, const fk_tensor* out, const fk_tensor* lse, const fk_context* context);
+
+// A boolean mask as `AttentionOptions::mask` wants it. mask uint8 of 1 to 4 dims (a boolean tensor's bytes: not 0 is
+// seen), any strides, dims of stride 0 included; out int32, mask's shape but for its last dim, which is
+// (mask.shape[last] + 31) / 32 and contiguous. Bit j % 32 of word j / 32 is key j; bits behind the last key are 0.
+FK_API fk_status fk_pack_mask(const fk_tensor* mask, const fk_tensor* out, const fk_context* context);
 
 // ---- Rotary position embedding (Su et al., 2021): rotates pairs of a head's first `rotary_dim` elements by position *
 // frequency.

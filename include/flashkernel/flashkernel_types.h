@@ -45,6 +45,11 @@ enum { FK_CPU = 0, FK_CUDA = 1 };
 typedef int32_t fk_activation;
 enum { FK_ACTIVATION_NONE = 0, FK_ACTIVATION_GELU_TANH = 1, FK_ACTIVATION_GELU = 2, FK_ACTIVATION_SILU = 3 };
 
+// What ALiBi adds to a score, d being the distance from a key to the query's position: -slope * |d|, -slope * d, or
+// -slope * sqrt(d) for keys before the position and 0 for others.
+typedef int32_t fk_alibi;
+enum { FK_ALIBI_DISTANCE = 0, FK_ALIBI_SIGNED = 1, FK_ALIBI_SQRT = 2 };
+
 typedef int32_t fk_reduction;
 enum { FK_REDUCTION_NONE = 0, FK_REDUCTION_SUM = 1, FK_REDUCTION_MEAN = 2 };
 
@@ -67,13 +72,13 @@ typedef struct fk_tensor {
   int64_t strides[8];
 } fk_tensor;
 
-// Handles. Each is made by a function `..._create` and given back by `..._destroy`, which takes NULL. A handle keeps what
-// it was made from alive, so the order in which handles are destroyed does not matter.
-typedef struct fk_memory fk_memory;                 // where memory comes from
-typedef struct fk_explanation fk_explanation;       // which kernel a call would take, and why
-typedef struct fk_kernel_list fk_kernel_list;       // every kernel of this build
-typedef struct fk_kv_page_pool fk_kv_page_pool;     // pages of keys and values
-typedef struct fk_kv_cache fk_kv_cache;             // sequences on top of a page pool
+// Handles. Each is made by a function `..._create` and given back by `..._destroy`, which takes NULL. A handle keeps
+// what it was made from alive, so the order in which handles are destroyed does not matter.
+typedef struct fk_memory fk_memory;              // where memory comes from
+typedef struct fk_explanation fk_explanation;    // which kernel a call would take, and why
+typedef struct fk_kernel_list fk_kernel_list;    // every kernel of this build
+typedef struct fk_kv_page_pool fk_kv_page_pool;  // pages of keys and values
+typedef struct fk_kv_cache fk_kv_cache;          // sequences on top of a page pool
 
 // What travels beside the tensors of an op; NULL stands for its defaults.
 typedef struct fk_context {
@@ -93,17 +98,19 @@ typedef struct fk_kv_scales {
 
 typedef struct fk_attention_options {
   size_t size;
-  int32_t causal;               // 0 or 1; aligned bottom-right: query i stands at position i + seq_k - seq_q
-  int32_t check_pages;          // 0 or 1: paged attention on a GPU looks at the page table first and waits
-  int64_t window_left;          // keys seen to the left of the query's position; -1: all
-  int64_t window_right;         // keys seen to the right; -1: all (causal: none)
-  float softcap;                // c > 0: c * tanh(score / c); 0: off
-  float scale;                  // factor of q k^T, used where has_scale is 1
-  int32_t has_scale;            // 0: the factor is 1 / sqrt(head_dim)
-  const fk_tensor* bias;        // float32 or q's dtype, broadcastable to [batch, heads_q, seq_q, seq_k]; dense only
+  int32_t causal;                 // 0 or 1; aligned bottom-right: query i stands at position i + seq_k - seq_q
+  int32_t check_pages;            // 0 or 1: paged attention on a GPU looks at the page table first and waits
+  int64_t window_left;            // keys seen to the left of the query's position; -1: all
+  int64_t window_right;           // keys seen to the right; -1: all (causal: none)
+  float softcap;                  // c > 0: c * tanh(score / c); 0: off
+  float scale;                    // factor of q k^T, used where has_scale is 1
+  int32_t has_scale;              // 0: the factor is 1 / sqrt(head_dim)
+  const fk_tensor* bias;          // float32 or q's dtype, broadcastable to [batch, heads_q, seq_q, seq_k]; dense only
   const fk_tensor* alibi_slopes;  // float32 [heads_q] or [batch, heads_q]
   const fk_tensor* sinks;         // float32 [heads_q]: logits of a key without a value
   const fk_kv_scales* kv_scales;  // of 8-bit pages; paged attention only
+  const fk_tensor* mask;          // int32 bits of fk_pack_mask, broadcastable but for its last dim; dense only
+  fk_alibi alibi;                 // what alibi_slopes are multiplied with
 } fk_attention_options;
 
 // What the backward pass of attention writes; a NULL gradient is not computed.
@@ -160,9 +167,9 @@ typedef struct fk_linear_gradients {
 
 typedef struct fk_cross_entropy_options {
   size_t size;
-  int64_t ignore_index;     // rows with this target count nothing; default -100
-  float label_smoothing;    // in [0, 1)
-  fk_reduction reduction;   // default FK_REDUCTION_MEAN
+  int64_t ignore_index;    // rows with this target count nothing; default -100
+  float label_smoothing;   // in [0, 1)
+  fk_reduction reduction;  // default FK_REDUCTION_MEAN
 } fk_cross_entropy_options;
 
 // Defaults. `size` is sizeof(*struct), which becomes its first field. FK_INVALID_ARGUMENT: NULL, or a size that is no

@@ -15,13 +15,14 @@ from flashkernel.typing import Window
 
 __all__ = ["AttentionOptions"]
 
+ALIBI = ("distance", "signed", "sqrt")
 _WINDOW = "a pair (left, right) of token counts, None for unbounded, is needed"
 
 
 class AttentionOptions(NamedTuple):
     """Query i of a sequence stands at position i + seq_k - seq_q among its keys.
 
-    Fields are in the order of the signatures, the bias apart: dense attention alone has one.
+    Fields are in the order of the signatures, bias and mask apart, which dense attention alone has, and `alibi`.
     """
 
     causal: bool = False
@@ -38,6 +39,10 @@ class AttentionOptions(NamedTuple):
     """float32 [heads_q]: the score of one more key, which has no value."""
     bias: Any = None
     """Added to the scores after softcap; broadcasts to [batch, heads_q, seq_q, seq_k]."""
+    mask: Any = None
+    """The bits of `pack_mask`, int32 [batch, heads_q, seq_q, (seq_k + 31) // 32]; the first three dims broadcast."""
+    alibi: str = "distance"
+    """What the slopes are multiplied with: "distance", "signed" or "sqrt"."""
 
     def keywords(self) -> dict[str, Any]:
         """As the ops take them. What is None is left out: that is its default, and not every op has a bias."""
@@ -49,6 +54,8 @@ class AttentionOptions(NamedTuple):
             return f"softcap={float(self.softcap)}; 0 or a positive number is needed"
         if self.scale is not None and not math.isfinite(self.scale):
             return f"scale={float(self.scale)}; a finite number is needed"
+        if self.alibi not in ALIBI:
+            return f'alibi={self.alibi!r}; "distance", "signed" or "sqrt" is needed'
         if self.window is None:
             return None
         if not isinstance(self.window, tuple | list):

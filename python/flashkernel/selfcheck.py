@@ -82,6 +82,9 @@ class Inputs:
     def index(self, values: Any) -> Any:
         return self._put(np.asarray(values, dtype=np.int32))
 
+    def bytes(self, values: Any) -> Any:
+        return self._put(np.asarray(values, dtype=np.uint8))
+
     def _put(self, array: np.ndarray, bfloat16: bool = False) -> Any:
         if self._as_numpy:
             return array
@@ -113,9 +116,11 @@ class Sample:
         default_factory=dict
     )  # for both; the oracle returns all of its results, whatever return_... says
     only: tuple[int, ...] = (0,)  # which of the oracle's results the op returns
+    floats: bool = True  # the op takes `dtype`, which says what arrays of 16-bit integers are
 
     def run(self, inputs: Inputs) -> Any:
-        return getattr(fk, self.op)(*(x[0] for x in self.arguments), **self.options, **inputs.options)
+        options = {**self.options, **(inputs.options if self.floats else {})}
+        return getattr(fk, self.op)(*(x[0] for x in self.arguments), **options)
 
     def pairs(self, inputs: Inputs) -> _Pairs:
         options = {name: value for name, value in self.options.items() if not name.startswith("return_")}
@@ -272,6 +277,12 @@ def _merge_states(inputs: Inputs) -> Sample:
     return Sample("merge_states", (a, _float32(inputs, lse_a), b, _float32(inputs, lse_b)), only=(0, 1))
 
 
+def _pack_mask(inputs: Inputs) -> Sample:
+    row, column = np.indices(inputs.rows)
+    seen = (row + column) % 3 == 0
+    return Sample("pack_mask", ((inputs.bytes(seen), seen),), floats=False)
+
+
 def _linear_backward(inputs: Inputs) -> Sample:
     arguments = inputs.randn(9, 48), inputs.randn(9, 64), inputs.randn(48, 64)
     return Sample("linear_backward", arguments, only=(0, 1, 2))
@@ -282,6 +293,7 @@ SAMPLES: dict[str, Callable[[Inputs], Sample]] = {
     "argmax": _matrices("argmax", 1, options={"axis": -1}),
     "linear_backward": _linear_backward,
     "merge_states": _merge_states,
+    "pack_mask": _pack_mask,
     "reduce_max": _matrices("reduce_max", 1, options={"axis": -1}),
     "reduce_mean": _matrices("reduce_mean", 1),
     "reduce_sum": _matrices("reduce_sum", 1, options={"axis": -1}),

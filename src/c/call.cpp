@@ -123,6 +123,8 @@ AttentionOptions Call::attention_options(const char* name, const fk_attention_op
   options.alibi_slopes = tensor("alibi_slopes", c.alibi_slopes);
   options.sinks = tensor("sinks", c.sinks);
   options.kv_scales = kv_scales("kv_scales", c.kv_scales);
+  options.mask = tensor("mask", c.mask);
+  options.alibi = alibi("alibi", c.alibi);
   return options;
 }
 
@@ -187,6 +189,12 @@ CrossEntropyOptions Call::cross_entropy_options(const char* name, const fk_cross
     refuse(named("reduction") + " is " + std::to_string(c.reduction) +
            "; it must be FK_REDUCTION_NONE (0) to _MEAN (2)");
   return {c.ignore_index, c.label_smoothing, static_cast<Reduction>(c.reduction)};
+}
+
+Alibi Call::alibi(const char* name, fk_alibi alibi) const {
+  if (alibi < FK_ALIBI_DISTANCE || alibi > FK_ALIBI_SQRT)
+    refuse(named(name) + " is " + std::to_string(alibi) + "; it must be FK_ALIBI_DISTANCE (0) to _SQRT (2)");
+  return static_cast<Alibi>(alibi);
 }
 
 Activation Call::activation(const char* name, fk_activation activation) const {

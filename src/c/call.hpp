@@ -90,6 +90,7 @@ class Call {
   NormGradients norm_gradients(const char* name, const fk_norm_gradients* gradients) const;
   LinearGradients linear_gradients(const char* name, const fk_linear_gradients* gradients) const;
   CrossEntropyOptions cross_entropy_options(const char* name, const fk_cross_entropy_options* options) const;
+  Alibi alibi(const char* name, fk_alibi alibi) const;
   Activation activation(const char* name, fk_activation activation) const;
   bool flag(const char* name, std::int32_t flag) const;
 

@@ -88,6 +88,13 @@ fk_status fk_merge_states(const fk_tensor* out_a, const fk_tensor* lse_a, const 
   });
 }
 
+fk_status fk_pack_mask(const fk_tensor* mask, const fk_tensor* out, const fk_context* context) {
+  return guarded([&] {
+    const Call c("pack_mask");
+    flashkernel::pack_mask(c.tensor("mask", mask), c.tensor("out", out), c.context("context", context));
+  });
+}
+
 fk_status fk_rope(const fk_tensor* q, const fk_tensor* k, const fk_tensor* positions, const fk_tensor* q_out,
     const fk_tensor* k_out, const fk_rope_options* options, const fk_context* context) {
   return guarded([&] {

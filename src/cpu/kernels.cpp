@@ -285,6 +285,14 @@ KernelTable<KvCopyParams> cpu_kernels<KvCopyParams>() {
 }
 
 template <>
+KernelTable<PackMaskParams> cpu_kernels<PackMaskParams>() {
+  static constexpr KernelEntry<PackMaskParams> kRows[] = {
+      scalar_row<PackMaskParams, cpu_scalar::pack_mask>("pack_mask/cpu/scalar"),
+  };
+  return table(kRows);
+}
+
+template <>
 KernelTable<FindBadPageParams> cpu_kernels<FindBadPageParams>() {
   static constexpr KernelEntry<FindBadPageParams> kRows[] = {
       scalar_row<FindBadPageParams, cpu_scalar::find_bad_page>("find_bad_page/cpu/scalar"),

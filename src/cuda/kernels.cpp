@@ -1,6 +1,7 @@
 // The CUDA backend's table: one row per kernel variant, one section per op. Of rows of equal cost the first one runs.
 #include "cuda/elementwise/elementwise.hpp"
 #include "cuda/kv/kv.hpp"
+#include "cuda/mask/pack_mask.hpp"
 #include "cuda/loss/cross_entropy.hpp"
 #include "cuda/norm/norm.hpp"
 #include "cuda/norm/sm90a/norm_bwd_rows.hpp"
@@ -235,6 +236,13 @@ KernelTable<FindBadPageParams> cuda_kernels() {
   static constexpr KernelEntry<FindBadPageParams> rows[] = {
       generic<FindBadPageParams, cuda::find_bad_page, cuda::find_bad_page_workspace>("find_bad_page/cuda/generic",
                                                                                      cuda::find_bad_page_supports)};
+  return table(rows);
+}
+
+template <>
+KernelTable<PackMaskParams> cuda_kernels() {
+  static constexpr KernelEntry<PackMaskParams> rows[] = {
+      generic<PackMaskParams, cuda::pack_mask>("pack_mask/cuda/generic", cuda::pack_mask_supports)};
   return table(rows);
 }
 

@@ -12,6 +12,7 @@ namespace {
 void check_written(const Checker& check, const TensorView& out, const TensorView& lse,
                    const AttentionOptions& options) {
   const std::initializer_list<NamedView> inputs = {{"bias", options.bias},
+                                                   {"mask", options.mask},
                                                    {"alibi_slopes", options.alibi_slopes},
                                                    {"sinks", options.sinks},
                                                    {"k_scales", options.kv_scales.k},

@@ -95,6 +95,7 @@ void check_and_run(const Checker& check, const TensorView& grad_out, const Tenso
                             {"grad_out", grad_out},
                             {"grad_lse", grad_lse},
                             {"bias", options.bias},
+                            {"mask", options.mask},
                             {"alibi_slopes", options.alibi_slopes},
                             {"sinks", options.sinks}};
   bool anything = false;

@@ -212,6 +212,24 @@ void check_bias(const Checker& check, const TensorView& bias, AttentionParams& p
   p.bias = {bias.data, bias.dtype, strides[0], strides[1], strides[2], strides[3]};
 }
 
+void check_mask(const Checker& check, const TensorView& mask, AttentionParams& p) {
+  if (p.has_lengths()) check.fail("mask is given; it is for dense attention only");
+  check.dtype("mask", mask, DType::kInt32);
+  check.ndim("mask", mask, 1, 4);
+  const std::int64_t full[4] = {p.batch, p.heads_q, p.seq_q, (p.seq_k + 31) / 32};
+  std::int64_t strides[4] = {0, 0, 0, 0};
+  const int last = mask.ndim - 1;
+  for (int d = 0; d < mask.ndim; ++d) {
+    const int full_d = 4 - mask.ndim + d;
+    if (mask.shape[d] != full[full_d] && (d == last || mask.shape[d] != 1))
+      check.fail(shape_text("mask", mask, d) + "; needs " + (d == last ? "" : "1 or ") + std::to_string(full[full_d]) +
+                 " to broadcast to [batch, heads_q, seq_q, (seq_k + 31) / 32], the bits of pack_mask");
+    strides[full_d] = mask.shape[d] == 1 ? 0 : mask.strides[d];
+  }
+  check.last_dim_contiguous("mask", mask);
+  if (mask.numel() > 0) p.mask = {static_cast<const std::uint32_t*>(mask.data), strides[0], strides[1], strides[2]};
+}
+
 }  // namespace
 
 void check_mirror(const Checker& check, const char* name, const TensorView& view, const char* like_name,
@@ -387,6 +405,8 @@ void check_options(const Checker& check, const AttentionOptions& options, Attent
   p.window_left = options.window_left >= p.seq_k - 1 ? -1 : options.window_left;
   p.causal = p.window_right == 0;
   if (options.bias.defined()) check_bias(check, options.bias, p);
+  if (options.mask.defined()) check_mask(check, options.mask, p);
+  p.alibi = options.alibi;
   if (options.alibi_slopes.defined()) {
     const TensorView& slopes = options.alibi_slopes;
     check.dtype("alibi_slopes", slopes, DType::kFloat32);

@@ -2,8 +2,10 @@
 // Filled and validated by ops/attention.cpp. Strides count elements; the last dim (head_dim) is contiguous everywhere.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
+#include "flashkernel/alibi.hpp"
 #include "ops/large_lse.hpp"
 #include "ops/params_common.hpp"
 
@@ -14,6 +16,20 @@ struct AttentionBias {
   const void* data = nullptr;
   DType dtype = DType::kFloat32;
   std::int64_t stride_batch = 0, stride_head = 0, stride_q = 0, stride_k = 0;
+};
+
+/// Packed boolean mask [batch, heads_q, seq_q, words]: query i may see key j where bit j % 32 of word j / 32 of its row
+/// is set. A broadcast dim has stride 0; strides count words.
+struct AttentionMask {
+  const std::uint32_t* data = nullptr;
+  std::int64_t stride_batch = 0, stride_head = 0, stride_q = 0;
+
+  FK_HOST_DEVICE const std::uint32_t* row(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return data + b * stride_batch + h * stride_head + i * stride_q;
+  }
+  FK_HOST_DEVICE bool hides(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    return data && (row(b, h, i)[j / 32] >> (j % 32) & 1u) == 0;
+  }
 };
 
 struct AttentionParams {
@@ -57,13 +73,23 @@ struct AttentionParams {
   const float* alibi_slopes = nullptr;  // slope of (b, h) at b * stride_alibi_batch + h
   std::int64_t stride_alibi_batch = 0;
   const float* sinks = nullptr;  // [heads_q]
+  AttentionMask mask;
+  Alibi alibi = Alibi::kDistance;  // what the slopes are multiplied with
 
   FK_HOST_DEVICE bool is_varlen_q() const { return static_cast<bool>(cu_seqlens_q); }
   FK_HOST_DEVICE bool is_varlen_k() const { return static_cast<bool>(cu_seqlens_k); }
   FK_HOST_DEVICE bool is_paged() const { return block_table != nullptr; }
   /// Sequences have lengths of their own, which lie in memory.
   FK_HOST_DEVICE bool has_lengths() const { return is_varlen_q() || is_varlen_k() || is_paged(); }
-  FK_HOST_DEVICE bool has_score_modifier() const { return softcap > 0 || bias.data || alibi_slopes; }
+  FK_HOST_DEVICE bool has_score_modifier() const { return softcap > 0 || bias.data || alibi_slopes || mask.data; }
+  /// Scores of -inf hide pairs that neither the causal mask nor the window hides.
+  FK_HOST_DEVICE bool hides_by_score() const { return bias.data || mask.data; }
+  /// What ALiBi adds to a score; `distance` is i + k_len - q_len - j, above 0 for keys before the query's position.
+  FK_HOST_DEVICE float alibi_term(float slope, float distance) const {
+    if (alibi == Alibi::kDistance) return -slope * fabsf(distance);
+    if (alibi == Alibi::kSigned) return -slope * distance;
+    return distance > 0 ? -slope * sqrtf(distance) : 0.0f;
+  }
 
   // First query row of sequence b in q, and its number of queries.
   FK_HOST_DEVICE std::int64_t q_begin(std::int64_t b) const { return cu_seqlens_q ? cu_seqlens_q[b] : 0; }

@@ -7,6 +7,7 @@
 #include "ops/kv_params.hpp"
 #include "ops/linear_params.hpp"
 #include "ops/loss_params.hpp"
+#include "ops/mask_params.hpp"
 #include "ops/norm_params.hpp"
 #include "ops/reduce_params.hpp"
 #include "ops/rope_params.hpp"
@@ -29,6 +30,7 @@ inline constexpr OpList kOps{
     Op<AttentionParams>{{"attention", "attention_varlen", "attention_paged"}},
     Op<AttentionBackwardParams>{{"attention_backward", "attention_varlen_backward"}},
     Op<MergeStatesParams>{{"merge_states"}},
+    Op<PackMaskParams>{{"pack_mask"}},
     Op<RopeParams>{{"rope", "rope_table"}},
     Op<LinearParams>{{"linear"}},
     Op<LinearBackwardParams>{{"linear_backward"}},

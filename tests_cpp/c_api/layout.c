@@ -36,6 +36,8 @@ int main(void) {
   printf("fk_attention_options.alibi_slopes %u\n", (unsigned)offsetof(fk_attention_options, alibi_slopes));
   printf("fk_attention_options.sinks %u\n", (unsigned)offsetof(fk_attention_options, sinks));
   printf("fk_attention_options.kv_scales %u\n", (unsigned)offsetof(fk_attention_options, kv_scales));
+  printf("fk_attention_options.mask %u\n", (unsigned)offsetof(fk_attention_options, mask));
+  printf("fk_attention_options.alibi %u\n", (unsigned)offsetof(fk_attention_options, alibi));
   printf("fk_attention_gradients %u\n", (unsigned)sizeof(fk_attention_gradients));
   printf("fk_attention_gradients.size %u\n", (unsigned)offsetof(fk_attention_gradients, size));
   printf("fk_attention_gradients.q %u\n", (unsigned)offsetof(fk_attention_gradients, q));

@@ -22,6 +22,26 @@ AttentionOptions make_options(Call& call, const AttentionSpec& spec) {
     if (spec.bias->adjust) spec.bias->adjust(bias);
     options.bias = bias.view();
   }
+  if (spec.bits) {
+    Shape shape = spec.bits->rows;
+    const std::int64_t words = (spec.seq_k + 31) / 32;
+    shape.push_back(words);
+    Shape rows = spec.bits->rows;
+    rows.insert(rows.begin(), 3 - rows.size(), 1);
+    std::vector<std::int64_t> values;
+    for (std::int64_t b = 0; b < rows[0]; ++b)
+      for (std::int64_t h = 0; h < rows[1]; ++h)
+        for (std::int64_t i = 0; i < rows[2]; ++i)
+          for (std::int64_t word = 0; word < words; ++word) {
+            std::uint32_t bits = 0;  // those behind the last key count nothing, whatever they are
+            for (std::int64_t j = 32 * word; j < 32 * word + 32; ++j)
+              bits |= static_cast<std::uint32_t>(j >= spec.seq_k || spec.bits->shows(b, h, i, j)) << (j % 32);
+            values.push_back(static_cast<std::int32_t>(bits));
+          }
+    const TestTensor& mask = call.indices("mask", DType::kInt32, shape, values, spec.bits->layout);
+    options.mask = mask.view();
+  }
+  options.alibi = spec.alibi;
   if (spec.alibi_dims) {
     const Shape shape = spec.alibi_dims == 1 ? Shape{spec.heads_q} : Shape{spec.batch, spec.heads_q};
     TestTensor& slopes = call.input("alibi_slopes", DType::kFloat32, shape);
@@ -49,7 +69,7 @@ void run_oracle(const Call& call, const AttentionOptions& options, TestTensor& o
                 Forward&& forward) {
   call.compute_once({&out, &lse}, [&] {
     AttentionOptions host = options;
-    for (TensorView* view : {&host.bias, &host.alibi_slopes, &host.sinks}) *view = call.on_host(*view);
+    for (TensorView* view : {&host.bias, &host.mask, &host.alibi_slopes, &host.sinks}) *view = call.on_host(*view);
     const std::string before = forced_kernels();
     force_kernels("attention_fwd/cpu/scalar");
     forward([&](const TestTensor& tensor) { return call.on_host(tensor.view()); }, host);

@@ -29,6 +29,13 @@ struct BiasSpec {
   std::function<void(TestTensor&)> adjust = {};
 };
 
+/// A packed boolean mask: its dims over batch, heads and queries (each 1 or the full extent), and what is seen.
+struct BitsSpec {
+  Shape rows;  // aligned right, like the mask
+  std::function<bool(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j)> shows;
+  Layout layout = {};
+};
+
 /// The tensors of a built call, for adjustments: NaN here, a huge value there.
 struct AttentionTensors {
   TestTensor* q = nullptr;
@@ -47,7 +54,9 @@ struct AttentionSpec {
   float softcap = 0;
   std::optional<float> scale = {};
   std::optional<BiasSpec> bias = {};
+  std::optional<BitsSpec> bits = {};
   int alibi_dims = 0;  // 1: [heads_q], 2: [batch, heads_q]
+  Alibi alibi = Alibi::kDistance;
   bool sinks = false;
   bool lse = true;
   double factor = 1;

@@ -18,6 +18,7 @@ __all__ = [
     "attention_varlen",
     "attention_varlen_backward",
     "merge_states",
+    "pack_mask",
 ]
 
 
@@ -37,12 +38,28 @@ def _visible(seq_q: int, seq_k: int, options: AttentionOptions) -> NDArray[np.bo
     return visible
 
 
+def _unpack(mask: ArrayLike, seq_k: int) -> NDArray[np.bool_]:
+    """Whether each key is seen, from the bits of `pack_mask`."""
+    j = np.arange(seq_k)
+    return (np.asarray(mask).astype(np.int64)[..., j // 32] >> (j % 32) & 1) != 0
+
+
+def pack_mask(mask: ArrayLike) -> NDArray[np.int32]:
+    """The bits of a boolean mask: key j of a row is bit j % 32 of word j // 32."""
+    seen = np.asarray(mask) != 0
+    full = np.zeros((*seen.shape[:-1], -(-seen.shape[-1] // 32), 32), np.int64)
+    full.reshape(*seen.shape[:-1], -1)[..., : seen.shape[-1]] = seen
+    return (full << np.arange(32)).sum(-1).astype(np.uint32).view(np.int32)
+
+
 def _scores(q: Float, k: Float, options: AttentionOptions) -> tuple[Float, Float]:
     """Scores with -inf where a key is not seen, and d(score) / d(scale * q k); k already has q's heads."""
     batch, heads, seq_q, head_dim = q.shape
     seq_k = k.shape[2]
     factor, softcap = options.factor(head_dim), options.softcap
     visible = _visible(seq_q, seq_k, options)
+    if options.mask is not None:
+        visible = visible & np.broadcast_to(_unpack(options.mask, seq_k), (*q.shape[:3], seq_k))
     with np.errstate(invalid="ignore", over="ignore"):
         score = factor * np.einsum("bhid,bhjd->bhij", q, k)
         slope = np.ones_like(score)
@@ -52,7 +69,9 @@ def _scores(q: Float, k: Float, options: AttentionOptions) -> tuple[Float, Float
         if options.bias is not None:
             score = score + np.broadcast_to(f64(options.bias), score.shape)
         if options.alibi_slopes is not None:
-            distance = np.abs(np.arange(seq_q)[:, None] + seq_k - seq_q - np.arange(seq_k)[None, :])
+            distance = np.arange(seq_q)[:, None] + seq_k - seq_q - np.arange(seq_k)[None, :]
+            if options.alibi != "signed":
+                distance = np.abs(distance) if options.alibi == "distance" else np.sqrt(np.maximum(distance, 0))
             slopes = np.broadcast_to(np.atleast_2d(f64(options.alibi_slopes)), (batch, heads))
             score = score - slopes[:, :, None, None] * distance
     # What is masked is gone before anything is summed, so a NaN behind a mask does not count.
@@ -106,13 +125,15 @@ def attention(
     bias: ArrayLike | None = None,
     alibi_slopes: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    alibi: str = "distance",
 ) -> tuple[Float, Float]:
     """(out, lse) of `flashkernel.attention`: softmax(scale * q k^T) v with every feature."""
     shape = np.shape(q)
     q4, k4, v4 = _as_4d(f64(q)), _as_4d(f64(k)), _as_4d(f64(v))
     group = q4.shape[1] // max(k4.shape[1], 1)
     k4, v4 = np.repeat(k4, group, 1), np.repeat(v4, group, 1)
-    score, _ = _scores(q4, k4, AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias))
+    score, _ = _scores(q4, k4, AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi))
     probability, lse, _ = _normalise(score, sinks)
     out = _weigh(probability, v4, ~np.isneginf(score))
     return out.reshape(*shape[:-1], v4.shape[-1]), lse.reshape(shape[:-1])
@@ -132,13 +153,15 @@ def attention_backward(
     alibi_slopes: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
     grad_lse: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    alibi: str = "distance",
 ) -> dict[str, Float | None]:
     """Gradients of q, k, v, bias and sinks by name; out and lse are computed again, in float64."""
     q4, k4, v4, g4 = (_as_4d(f64(x)) for x in (q, k, v, grad_out))
     batch, heads, _, head_dim = q4.shape
     heads_kv, seq_k = k4.shape[1], k4.shape[2]
     group = heads // max(heads_kv, 1)
-    options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias)
+    options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi)
     wide_k, wide_v = np.repeat(k4, group, 1), np.repeat(v4, group, 1)
     score, slope = _scores(q4, wide_k, options)
     probability, _, share = _normalise(score, sinks)

@@ -9,7 +9,7 @@ registry of flash attention implementations: ``torch.nn.attention.activate_flash
 from __future__ import annotations
 
 from . import flash_impl as _flash_impl
-from .attention import attention, attention_varlen
+from .attention import attention, attention_varlen, pack_mask
 from .elementwise import log_softmax, softmax, swiglu
 from .kv_cache import attention_paged, kv_append, kv_read
 from .linear import Linear, linear
@@ -32,6 +32,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "log_softmax",
+    "pack_mask",
     "rms_norm",
     "rope",
     "rope_table",

@@ -12,20 +12,23 @@ from flashkernel.attention_options import AttentionOptions
 __all__ = ["DENSE", "NUM_DENSE", "NUM_VARLEN", "VARLEN", "from_schema", "to_schema"]
 
 VARLEN = (
-    "Tensor? alibi_slopes, Tensor? sinks, bool causal, int window_left, int window_right, float softcap, float? scale"
+    "Tensor? alibi_slopes, Tensor? sinks, bool causal, int window_left, int window_right, float softcap, float? scale, "
+    "str alibi"
 )
-DENSE = f"Tensor? bias, {VARLEN}"
+DENSE = f"Tensor? bias, Tensor? mask, {VARLEN}"
 NUM_VARLEN = VARLEN.count(",") + 1
 NUM_DENSE = DENSE.count(",") + 1
 
 
 def to_schema(options: AttentionOptions) -> tuple[Any, ...]:
-    """The arguments that VARLEN names; those of DENSE are the bias and these."""
+    """The arguments that VARLEN names; those of DENSE are bias, mask and these."""
     left, right = options.window_sides()
-    return options.alibi_slopes, options.sinks, options.causal, left, right, options.softcap, options.scale
+    tensors, numbers = (options.alibi_slopes, options.sinks), (options.softcap, options.scale)
+    return *tensors, options.causal, left, right, *numbers, options.alibi
 
 
 def from_schema(*arguments: Any) -> dict[str, Any]:
     """The keywords of the library's op, from the arguments that DENSE or VARLEN names."""
-    *bias, alibi_slopes, sinks, causal, left, right, softcap, scale = arguments
-    return AttentionOptions(causal, (left, right), softcap, scale, alibi_slopes, sinks, *bias).keywords()
+    *dense, alibi_slopes, sinks, causal, left, right, softcap, scale, alibi = arguments
+    bias, mask = dense or (None, None)
+    return AttentionOptions(causal, (left, right), softcap, scale, alibi_slopes, sinks, bias, mask, alibi).keywords()

@@ -15,7 +15,7 @@ from flashkernel.attention_options import AttentionOptions
 from ._attention_options import DENSE, NUM_DENSE, NUM_VARLEN, VARLEN, from_schema, to_schema
 from ._library import autocast, define, dense, direct, empty, like, no_second_derivative
 
-__all__ = ["attention", "attention_varlen"]
+__all__ = ["attention", "attention_varlen", "pack_mask"]
 
 _LENGTHS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
 
@@ -69,7 +69,7 @@ def _attention_backward_kernel(
 
 
 def _attention_backward_fake(grad_out: Any, grad_lse: Any, q: Any, k: Any, v: Any, *others: Any) -> Any:
-    bias, sinks = others[2], others[4]
+    bias, sinks = others[2], others[5]
     need_bias, need_sinks = others[-3:-1]
     return (
         like(q),
@@ -81,22 +81,22 @@ def _attention_backward_fake(grad_out: Any, grad_lse: Any, q: Any, k: Any, v: An
 
 
 def _attention_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, bias, alibi_slopes, sinks, *options = inputs
-    ctx.save_for_backward(q, k, v, *output, bias, alibi_slopes, sinks)
+    q, k, v, bias, mask, alibi_slopes, sinks, *options = inputs
+    ctx.save_for_backward(q, k, v, *output, bias, mask, alibi_slopes, sinks)
     ctx.options = options
     ctx.set_materialize_grads(False)
 
 
 def _attention_grad(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
-    q, k, v, out, lse, bias, alibi_slopes, sinks = ctx.saved_tensors
+    q, k, v, out, lse, *tensors = ctx.saved_tensors
     if grad_out is None and grad_lse is None:
         return (None,) * (3 + NUM_DENSE)
-    need_bias, need_sinks = ctx.needs_input_grad[3], ctx.needs_input_grad[5]
+    need_bias, need_sinks = ctx.needs_input_grad[3], ctx.needs_input_grad[6]
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     grads = _attention_backward(
-        grad_out, grad_lse, q, k, v, out, lse, bias, alibi_slopes, sinks, *ctx.options, need_bias, need_sinks, True
+        grad_out, grad_lse, q, k, v, out, lse, *tensors, *ctx.options, need_bias, need_sinks, True
     )
-    of_options = grads[3] if need_bias else None, None, grads[4] if need_sinks else None
+    of_options = grads[3] if need_bias else None, None, None, grads[4] if need_sinks else None
     return *grads[:3], *of_options, *(None,) * (NUM_DENSE - len(of_options))
 
 
@@ -128,7 +128,9 @@ def attention(
     softcap: float = 0.0,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    alibi: str = "distance",
     sinks: torch.Tensor | None = None,
     return_lse: Literal[False] = False,
 ) -> torch.Tensor: ...
@@ -145,7 +147,9 @@ def attention(
     softcap: float = 0.0,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    alibi: str = "distance",
     sinks: torch.Tensor | None = None,
     return_lse: Literal[True],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -162,7 +166,9 @@ def attention(
     softcap: float = 0.0,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    alibi: str = "distance",
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
@@ -178,12 +184,14 @@ def attention(
     softcap: float = 0.0,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    alibi: str = "distance",
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`flashkernel.attention` with gradients of q, k, v, bias and sinks, also through the LSE; works under
-    torch.compile, and under torch.autocast in its dtype.
+    torch.compile, and under torch.autocast in its dtype. `mask` is what `pack_mask` gives.
 
     Heads come before seq: [batch, heads, seq, head_dim], as in torch's scaled_dot_product_attention. Tensors in
     flash-attn's order [batch, seq, heads, head_dim] are passed as ``q.transpose(1, 2)``, a view that costs nothing.
@@ -198,13 +206,15 @@ def attention(
     torch.Size([1, 2, 4, 8])
     """
     q, k, v = autocast(q, k, v)
-    if direct(q, k, v, bias, alibi_slopes, sinks):
+    if direct(q, k, v, bias, mask, alibi_slopes, sinks):
         return fk.attention(
             q,
             k,
             v,
             bias=bias,
+            mask=mask,
             alibi_slopes=alibi_slopes,
+            alibi=alibi,
             sinks=sinks,
             causal=causal,
             window=window,
@@ -213,9 +223,34 @@ def attention(
             return_lse=return_lse,
             out=None if q.is_contiguous() else _new_out(q, v),
         )
-    options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks)
-    out, lse = _attention(q, k, v, bias, *to_schema(options))
+    options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, alibi=alibi)
+    out, lse = _attention(q, k, v, bias, mask, *to_schema(options))
     return (out, lse) if return_lse else out
+
+
+# --- packed masks
+
+
+def _pack_kernel(mask: Any) -> Any:
+    return fk.pack_mask(mask)
+
+
+def _pack_fake(mask: Any) -> Any:
+    return mask.new_empty((*mask.shape[:-1], (mask.shape[-1] + 31) // 32), dtype=torch.int32)
+
+
+_pack = define("pack_mask(Tensor mask) -> Tensor", _pack_kernel, _pack_fake)
+
+
+def pack_mask(mask: torch.Tensor) -> torch.Tensor:
+    """`flashkernel.pack_mask`: a bool tensor [..., seq_k] as the bits that `attention` reads, int32
+    [..., (seq_k + 31) // 32]; works under torch.compile.
+
+    >>> import torch, flashkernel.torch as fkt
+    >>> fkt.pack_mask(torch.tensor([[True, False, True]]))
+    tensor([[5]], dtype=torch.int32)
+    """
+    return fk.pack_mask(mask) if direct(mask) else _pack(mask)
 
 
 # --- variable length
@@ -354,6 +389,7 @@ def attention_varlen(
     softcap: float = 0.0,
     scale: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    alibi: str = "distance",
     sinks: torch.Tensor | None = None,
     return_lse: Literal[False] = False,
 ) -> torch.Tensor: ...
@@ -374,6 +410,7 @@ def attention_varlen(
     softcap: float = 0.0,
     scale: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    alibi: str = "distance",
     sinks: torch.Tensor | None = None,
     return_lse: Literal[True],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -394,6 +431,7 @@ def attention_varlen(
     softcap: float = 0.0,
     scale: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    alibi: str = "distance",
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
@@ -413,6 +451,7 @@ def attention_varlen(
     softcap: float = 0.0,
     scale: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    alibi: str = "distance",
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -430,6 +469,7 @@ def attention_varlen(
             max_seqlen_q,
             max_seqlen_k,
             alibi_slopes=alibi_slopes,
+            alibi=alibi,
             sinks=sinks,
             causal=causal,
             window=window,
@@ -437,6 +477,6 @@ def attention_varlen(
             scale=scale,
             return_lse=return_lse,
         )
-    options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks)
+    options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, alibi=alibi)
     out, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *to_schema(options))
     return (out, lse) if return_lse else out

@@ -18,7 +18,7 @@ import torch
 import flashkernel as fk
 
 from ._library import dense, like
-from .sdpa import additive_mask, top_left
+from .sdpa import mask_option, top_left
 
 __all__ = ["NAME", "activate", "register"]
 
@@ -52,25 +52,30 @@ def _new_out(q: Any, v: Any) -> Any:
 # --- heads first, aligned to the top left: below scaled_dot_product_attention
 
 
-def _forward(q: Any, k: Any, v: Any, is_causal: bool, scale: Any, bias: Any = None, out: Any = None) -> Any:
+def _given(mask: Any, q: Any, k: Any) -> dict[str, Any]:
+    """torch's mask, or the options that stand for it already."""
+    return mask if isinstance(mask, dict) else mask_option(None if mask is None else mask.detach(), q.dtype, k.shape[2])
+
+
+def _forward(q: Any, k: Any, v: Any, is_causal: bool, scale: Any, mask: Any = None, out: Any = None) -> Any:
     q, k, v = dense(q.detach()), dense(k.detach()), dense(v.detach())
-    options: dict[str, Any] = {}
+    options = _given(mask, q, k)
     if is_causal:
-        k, v, options = top_left(q.shape[2], k.shape[2], k, v)
-    return fk.attention(
-        q, k, v, bias=bias, scale=scale, return_lse=True, out=_new_out(q, v) if out is None else out, **options
-    )
+        k, v, causal = top_left(q.shape[2], k.shape[2], k, v)
+        options |= causal
+    return fk.attention(q, k, v, scale=scale, return_lse=True, out=_new_out(q, v) if out is None else out, **options)
 
 
 def _backward(
-    grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, is_causal: bool, scale: Any, bias: Any, need_bias: bool
+    grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, is_causal: bool, scale: Any, mask: Any, need_bias: bool
 ) -> Any:
     grads = tuple(like(x) for x in (q, k, v))
     grad_q, grad_k, grad_v = grads
-    options: dict[str, Any] = {}
+    options = _given(mask, q, k)
     k_seen, v_seen = k, v
     if is_causal:
-        k_seen, v_seen, options = top_left(q.shape[2], k.shape[2], k, v)
+        k_seen, v_seen, causal = top_left(q.shape[2], k.shape[2], k, v)
+        options |= causal
         unseen = k.shape[2] - k_seen.shape[2]
         if unseen:
             for grad in (grad_k, grad_v):
@@ -83,7 +88,6 @@ def _backward(
         dense(v_seen),
         dense(out),
         lse,
-        bias=bias,
         scale=scale,
         need_bias=need_bias,
         grads=(grad_q, grad_k, grad_v),
@@ -148,8 +152,7 @@ def _sdpa_efficient(
         )
     batch, heads, seq_q, _ = query.shape
     out = query.new_empty((batch, seq_q, heads, value.shape[-1])).transpose(1, 2)
-    bias = None if attn_bias is None else additive_mask(attn_bias.detach(), query.dtype)
-    out, lse = _forward(query, key, value, is_causal, scale, bias, out)
+    out, lse = _forward(query, key, value, is_causal, scale, attn_bias, out)
     seed = torch.zeros((), dtype=torch.int64, device=query.device)
     if not compute_log_sumexp:
         return out, lse.new_empty((batch, heads, 0)), seed, seed.clone()
@@ -177,13 +180,13 @@ def _sdpa_efficient_backward(
     _refuse("_scaled_dot_product_efficient_attention_backward", dropout_p, query)
     if attn_bias is not None and attn_bias.numel() == 0:
         attn_bias = None
-    bias = None if attn_bias is None else additive_mask(attn_bias.detach(), query.dtype)
+    mask = attn_bias
     need_bias = bool(grad_input_mask[3]) and attn_bias is not None
     if need_bias:
         bias = attn_bias.detach()  # its gradient has all of its entries, also along dims that it was expanded to
-        bias = bias if bias.stride(-1) == 1 or bias.shape[-1] == 1 else bias.contiguous()
+        mask = {"bias": bias if bias.stride(-1) == 1 or bias.shape[-1] == 1 else bias.contiguous()}
     lse = logsumexp[..., : query.shape[2]]
-    return _backward(grad_out_, query, key, value, out, lse, is_causal, scale, bias, need_bias)
+    return _backward(grad_out_, query, key, value, out, lse, is_causal, scale, mask, need_bias)
 
 
 def _sdpa_cpu(
@@ -197,8 +200,7 @@ def _sdpa_cpu(
     scale: float | None = None,
 ) -> Any:
     _refuse("_scaled_dot_product_flash_attention_for_cpu", dropout_p, query)
-    bias = None if attn_mask is None else additive_mask(attn_mask.detach(), query.dtype)
-    return _forward(query, key, value, is_causal, scale, bias)
+    return _forward(query, key, value, is_causal, scale, attn_mask)
 
 
 def _sdpa_cpu_backward(
@@ -215,8 +217,7 @@ def _sdpa_cpu_backward(
     scale: float | None = None,
 ) -> Any:
     _refuse("_scaled_dot_product_flash_attention_for_cpu_backward", dropout_p, query)
-    bias = None if attn_mask is None else additive_mask(attn_mask.detach(), query.dtype)
-    return _backward(grad_out, query, key, value, out, logsumexp, is_causal, scale, bias, False)[:3]
+    return _backward(grad_out, query, key, value, out, logsumexp, is_causal, scale, attn_mask, False)[:3]
 
 
 # --- seq first, aligned to the bottom right: varlen_attn and nested tensors

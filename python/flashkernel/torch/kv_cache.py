@@ -111,6 +111,7 @@ def attention_paged(
     softcap: float = 0.0,
     scale: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    alibi: str = "distance",
     sinks: torch.Tensor | None = None,
     return_lse: Literal[False] = False,
     kv_scales: Scales = None,
@@ -133,6 +134,7 @@ def attention_paged(
     softcap: float = 0.0,
     scale: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    alibi: str = "distance",
     sinks: torch.Tensor | None = None,
     return_lse: Literal[True],
     kv_scales: Scales = None,
@@ -155,6 +157,7 @@ def attention_paged(
     softcap: float = 0.0,
     scale: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    alibi: str = "distance",
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
     kv_scales: Scales = None,
@@ -176,6 +179,7 @@ def attention_paged(
     softcap: float = 0.0,
     scale: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    alibi: str = "distance",
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
     kv_scales: Scales = None,
@@ -215,6 +219,7 @@ def attention_paged(
             cu_seqlens_q=cu_seqlens_q,
             max_seqlen_q=max_seqlen_q,
             alibi_slopes=alibi_slopes,
+            alibi=alibi,
             sinks=sinks,
             causal=causal,
             window=window,
@@ -235,7 +240,7 @@ def attention_paged(
         k_scales,
         v_scales,
         _name(kv_dtype),
-        *to_schema(AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks)),
+        *to_schema(AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, alibi=alibi)),
     )
     return (out, lse) if return_lse else out
 

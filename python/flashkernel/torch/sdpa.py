@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from ._library import dense
-from .attention import attention, attention_varlen
+from .attention import attention, attention_varlen, pack_mask
 
-__all__ = ["additive_mask", "scaled_dot_product_attention", "top_left"]
+__all__ = ["mask_option", "scaled_dot_product_attention", "top_left"]
 
 
 def top_left(seq_q: int, seq_k: int, k: Any, v: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -24,20 +24,29 @@ def top_left(seq_q: int, seq_k: int, k: Any, v: Any) -> tuple[Any, Any, dict[str
     return k, v, {"window": (None, seq_q - seq_k)}
 
 
-def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask as the library takes it: float32 or `dtype`, contiguous in its last dim. A bool mask becomes 0 and -inf in
-    a tensor of its own size, without the dims that it was expanded to.
+def mask_option(mask: torch.Tensor | None, dtype: torch.dtype, seq_k: int) -> dict[str, Any]:
+    """A mask as the library takes it: a bool one as `mask`, a bit a key; another as `bias`, float32 or `dtype` and
+    contiguous in its last dim. What is made anew has none of the dims that the mask was expanded to.
     """
+    if mask is None:
+        return {}
+    if mask.dtype == torch.bool:
+        if mask.dim() == 0 or mask.shape[-1] == 1:
+            mask = mask.expand(*mask.shape[:-1], seq_k)
+        return {"mask": pack_mask(_without_expanded(mask, mask.dim() - 1))}
     if mask.dtype not in (torch.float32, dtype):
-        for dim, stride in enumerate(mask.stride()):
-            if stride == 0 and mask.shape[dim] > 1:
-                mask = mask.narrow(dim, 0, 1)
-        if mask.dtype == torch.bool:
-            return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
-        return mask.float().contiguous()
+        return {"bias": _without_expanded(mask, mask.dim()).float().contiguous()}
     if mask.dim() and mask.stride(-1) == 0 and mask.shape[-1] > 1:
-        return mask.narrow(-1, 0, 1)
-    return dense(mask)
+        return {"bias": mask.narrow(-1, 0, 1)}
+    return {"bias": dense(mask)}
+
+
+def _without_expanded(mask: torch.Tensor, dims: int) -> torch.Tensor:
+    """The mask with size 1 in those of its first `dims` dims that it was expanded to."""
+    for dim in range(dims):
+        if mask.stride(dim) == 0 and mask.shape[dim] > 1:
+            mask = mask.narrow(dim, 0, 1)
+    return mask
 
 
 def scaled_dot_product_attention(
@@ -58,7 +67,7 @@ def scaled_dot_product_attention(
        head_dim_v]; float32, float16 or bfloat16; 2 to 4 dims or more, leading ones broadcast. Or nested tensors of
        layout torch.jagged, [batch, heads, ragged, head_dim].
     attn_mask: bool (True: seen) or float32 or query's dtype (added), broadcastable to [..., heads, seq_q, seq_k]. A
-       float mask is read as it lies; of a bool mask a float copy of its own size is made.
+       float mask is read as it lies. A bool mask is packed to a bit a key first (`pack_mask`), which the kernels read.
     is_causal: query i sees the keys 0 to i, whatever the lengths (aligned to the top left, as torch has it).
     enable_gqa: heads may be a multiple of heads_kv.
 
@@ -85,7 +94,7 @@ def scaled_dot_product_attention(
         key, value = _same_heads(heads, key, value)
     query, key, value = dense(query), dense(key), dense(value)
     if attn_mask is not None:
-        return attention(query, key, value, bias=additive_mask(attn_mask, query.dtype), scale=scale)
+        return attention(query, key, value, scale=scale, **mask_option(attn_mask, query.dtype, key.shape[2]))
     if not is_causal:
         return attention(query, key, value, scale=scale)
     key, value, options = top_left(query.shape[2], key.shape[2], key, value)

@@ -34,6 +34,7 @@ else:
     from .fused_gelu_linear import linear, linear_backward
     from .loss import cross_entropy, cross_entropy_backward
     from .norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
+    from .pack_mask import pack_mask
     from .paged_attention import attention_paged
     from .paged_kv_cache import kv_append, kv_copy_pages, kv_read
     from .reduce import argmax, reduce_max, reduce_mean, reduce_sum

@@ -117,6 +117,10 @@ def options(call: Call, q: torch.Tensor, seq_k: int, given: AttentionOptions, *,
     refusal = given.refusal()
     if refusal is not None:
         call.fail(refusal)
+    if given.mask is not None:
+        call.refuse("mask is given; the Triton kernels read no packed mask")
+    if given.alibi != "distance":
+        call.refuse(f'alibi={given.alibi!r}; the Triton kernels have "distance" alone')
     left, right = given.sides()
     bias, alibi_slopes, sinks = given.bias, given.alibi_slopes, given.sinks
     # No token is further away than the sequences are long: the kernels add these in 32 bits.

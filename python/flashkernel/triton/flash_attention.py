@@ -237,7 +237,9 @@ def attention(
     softcap: float = 0.0,
     scale: float | None = None,
     bias: Any = None,
+    mask: Any = None,
     alibi_slopes: Any = None,
+    alibi: str = "distance",
     sinks: Any = None,
     return_lse: bool = False,
     out: Any = None,
@@ -264,7 +266,7 @@ def attention(
     call = Call("attention", stream, dtype)
     shape = q.shape if isinstance(q, torch.Tensor) else ()
     q4, k4, v4 = dense(call, q, k, v)
-    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias)
+    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi)
     chosen = options(call, q4, k4.shape[2], given_options)
     result = call.output("out", out, (*shape[:-1], v4.shape[-1]), q4.dtype)
     lse = call.empty(q4.shape[:-1], torch.float32) if return_lse else None
@@ -289,6 +291,7 @@ def attention_varlen(
     softcap: float = 0.0,
     scale: float | None = None,
     alibi_slopes: Any = None,
+    alibi: str = "distance",
     sinks: Any = None,
     return_lse: bool = False,
     out: Any = None,
@@ -315,7 +318,7 @@ def attention_varlen(
     q4, k4, v4, cu_seqlens = packed(call, q, k, v, cu_seqlens_q, cu_seqlens_k)
     for name, given in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         call.need(given >= 0, f"{name}={given}; 0 or more is needed")
-    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks)
+    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, alibi=alibi)
     chosen = options(call, q4, k4.shape[2], given_options, batch=cu_seqlens[0].shape[0] - 1)
     result = call.output("out", out, (*q.shape[:-1], v4.shape[-1]), q4.dtype)
     lse = call.empty((q4.shape[1], q4.shape[2]), torch.float32) if return_lse else None

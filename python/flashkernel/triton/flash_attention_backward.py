@@ -482,7 +482,9 @@ def attention_backward(
     softcap: float = 0.0,
     scale: float | None = None,
     bias: Any = None,
+    mask: Any = None,
     alibi_slopes: Any = None,
+    alibi: str = "distance",
     sinks: Any = None,
     grad_lse: Any = None,
     need_bias: bool = False,
@@ -521,7 +523,7 @@ def attention_backward(
     grad_lse3 = None if grad_lse is None else call.float32("grad_lse", grad_lse, shapes[0][:-1]).view(q4.shape[:-1])
     call.need(not need_bias or bias is not None, "need_bias=True without a bias")
     call.need(not need_sinks or sinks is not None, "need_sinks=True without sinks")
-    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias)
+    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi)
     chosen = options(call, q4, k4.shape[2], given_options)
     given = given_gradients(call, grads, (q, k, v))
     dq, dk, dv, delta, common = _launch_backward(call, q4, k4, v4, grad4, out4, lse3, grad_lse3, chosen)
@@ -550,6 +552,7 @@ def attention_varlen_backward(
     softcap: float = 0.0,
     scale: float | None = None,
     alibi_slopes: Any = None,
+    alibi: str = "distance",
     sinks: Any = None,
     grad_lse: Any = None,
     need_sinks: bool = False,
@@ -582,7 +585,7 @@ def attention_varlen_backward(
     lse3 = call.float32("lse", lse, (q4.shape[1], q4.shape[2])).unsqueeze(0)
     grad_lse3 = None if grad_lse is None else call.float32("grad_lse", grad_lse, lse.shape).unsqueeze(0)
     call.need(not need_sinks or sinks is not None, "need_sinks=True without sinks")
-    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks)
+    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, alibi=alibi)
     chosen = options(call, q4, k4.shape[2], given_options, batch=cu_seqlens[0].shape[0] - 1)
     grad4, out4 = (x.transpose(0, 1).unsqueeze(0) for x in (grad3, out3))
     given = given_gradients(call, grads, (q, k, v))

@@ -176,6 +176,7 @@ def attention_paged(
     softcap: float = 0.0,
     scale: float | None = None,
     alibi_slopes: Any = None,
+    alibi: str = "distance",
     sinks: Any = None,
     return_lse: bool = False,
     check: bool = False,
@@ -232,7 +233,7 @@ def attention_paged(
         call.need(q.shape[0] == batch, f"q.shape[0]={q.shape[0]} but block_table.shape[0]={batch}; they must match")
         longest = q.shape[2]
     max_keys = table.shape[1] * k_pages.shape[1]
-    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks)
+    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, alibi=alibi)
     chosen = options(call, q4, max_keys, given_options, batch=batch)
     result = call.output("out", out, (*q.shape[:-1], v_pages.shape[3]), q.dtype)
     out4 = result.transpose(0, 1).unsqueeze(0) if is_varlen else result

@@ -209,7 +209,7 @@ inline void repair_outputs(const Sequence<typename S::Element>& seq, std::int64_
                            int hi, const Scratch<S::kParts>& w, float* o) {
   const std::uint16_t* p = w.p + r / 16 * (kKeyBlock / 32 * kTileValues) + r % 16 * 32;
   for (int j = lo; j < hi; ++j) {
-    if (bias_hides(seq, row, key0 + j)) continue;
+    if (score_hides(seq, row, key0 + j)) continue;
     const typename S::Element* v = seq.v.row(key0 + j);
     float probability = 0.0f;
     for (int i = 0; i < S::kParts; ++i) {

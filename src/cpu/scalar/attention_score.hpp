@@ -24,7 +24,7 @@ struct Row {
 };
 
 struct Score {
-  double value;             // after scale, softcap, bias and ALiBi
+  double value;             // after scale, softcap, bias, ALiBi and the boolean mask
   double derivative = 1.0;  // of value by scale * <q, k>: what softcap leaves
 };
 
@@ -48,8 +48,14 @@ Score attention_score(const AttentionParams& p, const Row& q, std::int64_t b, st
   }
   if (p.alibi_slopes) {
     const double slope = p.alibi_slopes[b * p.stride_alibi_batch + h];
-    score.value -= slope * std::abs(static_cast<double>(i + k_length - q_length - j));
+    const double distance = static_cast<double>(i + k_length - q_length - j);
+    switch (p.alibi) {
+      case Alibi::kDistance: score.value -= slope * std::abs(distance); break;
+      case Alibi::kSigned: score.value -= slope * distance; break;
+      case Alibi::kSqrt: score.value -= slope * std::sqrt(distance > 0 ? distance : 0.0); break;
+    }
   }
+  if (p.mask.hides(b, h, i, j)) score.value = kMinusInfinity;
   return score;
 }
 

@@ -42,6 +42,9 @@ std::size_t cross_entropy_workspace(const CrossEntropyParams& params);
 void cross_entropy(const CrossEntropyParams& params, void* workspace, Stream stream);
 void cross_entropy_backward(const CrossEntropyBackwardParams& params, void* workspace, Stream stream);
 
+// pack_mask
+void pack_mask(const PackMaskParams& params, void* workspace, Stream stream);
+
 // kv
 void kv_append(const KvAppendParams& params, void* workspace, Stream stream);
 void kv_read(const KvReadParams& params, void* workspace, Stream stream);

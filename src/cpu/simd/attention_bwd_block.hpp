@@ -248,7 +248,7 @@ inline void pair_row(const BackwardSequence<T>& seq, std::int64_t row, std::int6
   const Vec::Reg softcap = Vec::set1(p.softcap), one = Vec::set1(1.0f);
   const Vec::Reg minus_lse = Vec::set1(-row_lse), log2e = Vec::set1(kLog2E), minus_delta = Vec::set1(-delta);
   const Vec::Reg rest = Vec::set1(lse_rest), hidden = Vec::set1(kNegInf);
-  const bool plain = !cap && !p.bias.data && !p.alibi_slopes;
+  const bool plain = !cap && !p.bias.data && !p.alibi_slopes && !p.mask.data;
   const std::int64_t bias_offset = seq.b * p.bias.stride_batch + h * p.bias.stride_head + i * p.bias.stride_q;
   const Vec::Reg slope = Vec::set1(p.alibi_slopes ? -p.alibi_slopes[seq.b * p.stride_alibi_batch + h] : 0.0f);
   const int a = lo / W * W, e = static_cast<int>(round_up(hi, W));
@@ -277,12 +277,14 @@ inline void pair_row(const BackwardSequence<T>& seq, std::int64_t row, std::int6
           t = Vec::add(t, bias_lanes(static_cast<const BFloat*>(p.bias.data) + at, p.bias.stride_k, n));
         }
       }
-      if (p.alibi_slopes) {
-        const Vec::Reg distance =
-            Vec::abs(Vec::sub(Vec::set1(static_cast<float>(i + seq.k_len - seq.q_len - key0 - x)), Vec::iota()));
-        t = Vec::fma(slope, distance, t);
-      }
+      if (p.alibi_slopes) t = add_alibi(p, slope, i + seq.k_len - seq.q_len - key0 - x, t);
       t = Vec::sub(Vec::add(t, minus_lse), rest);
+      if (p.mask.data) {
+        float lanes[W];
+        Vec::store(lanes, t);
+        hide_scores(mask_bits(p.mask.row(seq.b, h, i), key0 + x, seq.k_len), lanes);
+        t = Vec::load(lanes);
+      }
     }
     const Vec::Reg weight = Vec::exp2<6>(Vec::mul(t, log2e));
     Vec::Reg ds = Vec::mul(weight, Vec::add(Vec::load(dp + x), minus_delta));
@@ -317,7 +319,8 @@ inline bool pair_scores(const BackwardSequence<T>& seq, const KeyBlock& keys, co
       from = relative(seq.first_key(rows.row0 + r0)) / kBwdPanel * kBwdPanel;
       to = relative(seq.last_key(rows.row0 + r0 + n - 1));
     }
-    if (from >= to) from = to = 0;
+    if (from >= to || mask_hides_block(seq, rows.row0 + r0, rows.row0 + r0 + n, keys.key0 + from, keys.key0 + to))
+      from = to = 0;
     plan->from[strip] = from;
     plan->to[strip] = to = static_cast<int>(round_up(to, kBwdPanel));
     anything = anything || from < to;

@@ -143,7 +143,7 @@ inline void load_scales(const Sequence<T, K>& seq, const KvScale& scale, std::in
 // A plain scaled row needs no pass of its own: exp2((s - max) * scale * log2 e) takes the scale along (if it keeps the
 // order).
 inline bool plain_scores(const AttentionParams& p) {
-  return !(p.softcap > 0) && !p.bias.data && !p.alibi_slopes && p.scale > 0;
+  return !(p.softcap > 0) && !p.bias.data && !p.alibi_slopes && !p.mask.data && p.scale > 0;
 }
 // Logits in the score buffer times this are in units of log 2.
 inline float log2_factor(const AttentionParams& p) { return plain_scores(p) ? p.scale * kLog2E : kLog2E; }
@@ -170,8 +170,51 @@ inline Vec::Reg bias_lanes(const B* bias, std::int64_t stride, int n) {
   return Vec::load(lanes);
 }
 
-// s[from, to) of one row, key `key0` at s[0]: raw dot products become logits (scale, softcap, bias, ALiBi). from and to
-// are multiples of the vector width; lanes at and behind k_len get any value, without a read of the bias there.
+// What ALiBi adds to the scores of the keys j, j + 1, ..; `distance` is from key j to the query's position.
+inline Vec::Reg add_alibi(const AttentionParams& p, Vec::Reg minus_slope, std::int64_t distance, Vec::Reg scores) {
+  const Vec::Reg d = Vec::sub(Vec::set1(static_cast<float>(distance)), Vec::iota());
+  if (p.alibi == Alibi::kDistance) return Vec::fma(minus_slope, Vec::abs(d), scores);
+  if (p.alibi == Alibi::kSigned) return Vec::fma(minus_slope, d, scores);
+  float lanes[Vec::kWidth];
+  Vec::store(lanes, Vec::max(d, Vec::zero()));
+  for (int i = 0; i < Vec::kWidth; ++i) lanes[i] = __builtin_sqrtf(lanes[i]);
+  return Vec::fma(minus_slope, Vec::load(lanes), scores);
+}
+
+// Bit n says whether a row of the packed mask shows key j + n, for the Vec::kWidth keys from j on; keys at and behind
+// k_len count as hidden.
+inline std::uint32_t mask_bits(const std::uint32_t* mask, std::int64_t j, std::int64_t k_len) {
+  if (j >= k_len) return 0;
+  const std::int64_t word = j / 32;
+  std::uint64_t bits = mask[word];
+  if ((word + 1) * 32 < k_len) bits |= static_cast<std::uint64_t>(mask[word + 1]) << 32;
+  return static_cast<std::uint32_t>(bits >> (j % 32));
+}
+
+// Vec::kWidth scores: those of hidden keys become -inf, whatever they are.
+inline void hide_scores(std::uint32_t bits, float* s) {
+  constexpr std::uint32_t kAll = (1u << Vec::kWidth) - 1;
+  if ((bits & kAll) == kAll) return;
+  for (int i = 0; i < Vec::kWidth; ++i) s[i] = bits >> i & 1u ? s[i] : kNegInf;
+}
+
+// Whether the packed mask hides all keys [first, last) from all rows [row0, row1).
+template <class T, class K>
+inline bool mask_hides_block(const Sequence<T, K>& seq, std::int64_t row0, std::int64_t row1, std::int64_t first,
+                             std::int64_t last) {
+  const AttentionMask& mask = seq.p->mask;
+  if (!mask.data) return false;
+  for (std::int64_t row = row0; row < row1; ++row) {
+    const std::uint32_t* words = mask.row(seq.b, seq.head(row), seq.token(row));
+    for (std::int64_t word = first / 32; word * 32 < last; ++word)
+      if (words[word] != 0) return false;
+  }
+  return true;
+}
+
+// s[from, to) of one row, key `key0` at s[0]: raw dot products become logits (scale, softcap, bias, ALiBi, packed
+// mask). from and to are multiples of the vector width; lanes at and behind k_len get any value, without a read of the
+// bias there.
 template <class T, class K>
 inline void modify_scores(const Sequence<T, K>& seq, std::int64_t row, std::int64_t key0, float* s, int from, int to) {
   const AttentionParams& p = *seq.p;
@@ -198,19 +241,17 @@ inline void modify_scores(const Sequence<T, K>& seq, std::int64_t row, std::int6
       }
       t = Vec::add(t, bias);
     }
-    if (p.alibi_slopes) {
-      const Vec::Reg distance =
-          Vec::abs(Vec::sub(Vec::set1(static_cast<float>(i + seq.k_len - seq.q_len - j)), Vec::iota()));
-      t = Vec::fma(slope, distance, t);
-    }
+    if (p.alibi_slopes) t = add_alibi(p, slope, i + seq.k_len - seq.q_len - j, t);
     Vec::store(s + x, t);
+    if (p.mask.data) hide_scores(mask_bits(p.mask.row(seq.b, h, i), j, seq.k_len), s + x);
   }
 }
 
-// A bias of -inf hides a key as a mask does: its value must not be read.
+// A bias of -inf hides a key as a packed mask does: its value must not be read.
 template <class T, class K>
-inline bool bias_hides(const Sequence<T, K>& seq, std::int64_t row, std::int64_t j) {
+inline bool score_hides(const Sequence<T, K>& seq, std::int64_t row, std::int64_t j) {
   const AttentionBias& bias = seq.p->bias;
+  if (seq.p->mask.hides(seq.b, seq.head(row), seq.token(row), j)) return true;
   if (!bias.data) return false;
   const std::int64_t at =
       seq.b * bias.stride_batch + seq.head(row) * bias.stride_head + seq.token(row) * bias.stride_q + j * bias.stride_k;

@@ -387,12 +387,12 @@ inline void repair_outputs(const Sequence<T, K>& seq, std::int64_t key0, int fro
     const int hi = static_cast<int>(imin<std::int64_t>(seq.last_key(r) - key0, to));
     for (int j = lo; j < hi; ++j) w.s[r * kDecodeStride + j] = imax(w.s[r * kDecodeStride + j], kLeastWeight);
     for (int j = lo; j < hi;) {
-      if (bias_hides(seq, r, key0 + j)) {
+      if (score_hides(seq, r, key0 + j)) {
         ++j;
         continue;
       }
       int end = j + 1;
-      while (end < hi && !bias_hides(seq, r, key0 + end)) ++end;
+      while (end < hi && !score_hides(seq, r, key0 + end)) ++end;
       output_chunk(v, j, end, w.s + r * kDecodeStride, 1, o, w.o_stride);
       j = end;
     }

@@ -214,7 +214,7 @@ template <class T, class K, class Probability>
 inline void add_non_finite(const Sequence<T, K>& seq, std::int64_t row, std::int64_t key0, int lo, int hi,
                            Probability p, float* o) {
   for (int j = lo; j < hi; ++j) {
-    if (bias_hides(seq, row, key0 + j)) continue;
+    if (score_hides(seq, row, key0 + j)) continue;
     const K* values = seq.v.row(key0 + j);
     float scale = 1.0f;
     if constexpr (kQuantized<K>) load_scales(seq, seq.p->quantization.v, key0 + j, 0, 1, &scale);
@@ -263,6 +263,7 @@ void tiled_task(const Sequence<T, K>& seq, std::int64_t row0, std::int64_t row1,
   for (std::int64_t key0 = first / kKeyBlock * kKeyBlock; key0 < last; key0 += kKeyBlock) {
     const int block_from = static_cast<int>(imax<std::int64_t>(first - key0, 0)) / kPanel * kPanel;
     const int block_to = static_cast<int>(imin<std::int64_t>(last - key0, kKeyBlock));
+    if (mask_hides_block(seq, row0, row1, key0 + block_from, key0 + block_to)) continue;
     for (int c = block_from; c < block_to; c += kPanel)
       pack_k_panel(seq, key0 + c, imin(kPanel, block_to - c), d, w.k + c * d);
     const bool bad_v = pack_v(seq, key0, block_from, block_to, dv, w.v);
@@ -271,7 +272,7 @@ void tiled_task(const Sequence<T, K>& seq, std::int64_t row0, std::int64_t row1,
       const int n = imin(kStripRows, rows - r0);
       const int from = static_cast<int>(imax<std::int64_t>(seq.first_key(row0 + r0) - key0, 0)) / kPanel * kPanel;
       const int to = static_cast<int>(imin<std::int64_t>(seq.last_key(row0 + r0 + n - 1) - key0, kKeyBlock));
-      if (from >= to) continue;
+      if (from >= to || mask_hides_block(seq, row0 + r0, row0 + r0 + n, key0 + from, key0 + to)) continue;
       const int padded = static_cast<int>(round_up(to, kPanel));
       const float* q = w.q + static_cast<std::int64_t>(r0) * d;
       if (n > kStripRows / 2) {

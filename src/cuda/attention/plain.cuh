@@ -27,7 +27,7 @@ __device__ void plain_forward_row(const AttentionParams& p, const ScoreContext& 
   float out[kVDim / kWarp] = {};
   for (int j = range.first(i); j < range.last(i); ++j) {
     const float score = modified_score(p, at, i, j, warp_dot(q, row_of_k(j), static_cast<int>(p.head_dim)));
-    if (p.bias.data && score == -INFINITY) continue;  // a bias of -inf hides the key and whatever its value holds
+    if (p.hides_by_score() && score == -INFINITY) continue;  // it hides the key and whatever its value holds
     const float maximum = fmaxf(state.maximum, score), shift = SoftmaxState::shift(maximum);
     const float factor = expf(state.maximum - shift), probability = expf(score - shift);
     state.maximum = maximum;

@@ -9,7 +9,7 @@
 
 namespace flashkernel::cuda {
 
-/// Query i and key j of one sequence and head; the mask is not applied here.
+/// Query i and key j of one sequence and head; the causal mask and the window are not applied here.
 struct ScoreContext {
   std::int64_t b, h, q_len, k_len;
   float slope;  // ALiBi; 0 when absent
@@ -22,8 +22,23 @@ struct ScoreContext {
         slope(p.alibi_slopes ? p.alibi_slopes[b * p.stride_alibi_batch + h] : 0.0f) {}
 };
 
-/// Applies scale, softcap, bias and ALiBi, in the order of docs/numerics.md. `capped` gets the score right after the
-/// softcap, for its gradient.
+/// Bit n says whether the packed mask shows key first_j + n to query i, for the kCount keys from first_j on, a multiple
+/// of kCount. Without a mask all bits are set.
+template <int kCount>
+__device__ inline std::uint64_t mask_keys(const AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i,
+                                          int first_j) {
+  static_assert(kCount == 64 || kCount == 32 || kCount == 16, "inside one word, or two whole ones");
+  if (!p.mask.data) return ~std::uint64_t{0};
+  if (first_j >= p.seq_k) return 0;
+  const std::uint32_t* const words = p.mask.row(b, h, i) + first_j / 32;
+  if constexpr (kCount < 64)
+    return words[0] >> first_j % 32 & static_cast<std::uint32_t>((std::uint64_t{1} << kCount) - 1);
+  const std::uint32_t high = first_j + 32 < p.seq_k ? words[1] : 0;
+  return static_cast<std::uint64_t>(high) << 32 | words[0];
+}
+
+/// Applies scale, softcap, bias, ALiBi and the packed mask, in the order of docs/numerics.md. `capped` gets the score
+/// right after the softcap, for its gradient.
 __device__ inline float modified_score(const AttentionParams& p, const ScoreContext& at, std::int64_t i, std::int64_t j,
                                        float dot, float* capped = nullptr) {
   float s = dot * p.scale;
@@ -32,7 +47,8 @@ __device__ inline float modified_score(const AttentionParams& p, const ScoreCont
   if (p.bias.data)
     s += load_typed(p.bias.data, p.bias.dtype,
                     at.b * p.bias.stride_batch + at.h * p.bias.stride_head + i * p.bias.stride_q + j * p.bias.stride_k);
-  if (p.alibi_slopes) s -= at.slope * fabsf(static_cast<float>(i + at.k_len - at.q_len - j));
+  if (p.alibi_slopes) s += p.alibi_term(at.slope, static_cast<float>(i + at.k_len - at.q_len - j));
+  if (p.mask.hides(at.b, at.h, i, j)) s = -INFINITY;
   return s;
 }
 

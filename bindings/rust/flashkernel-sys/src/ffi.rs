@@ -4,6 +4,7 @@ pub type fk_status = i32;
 pub type fk_dtype = i32;
 pub type fk_device_type = i32;
 pub type fk_activation = i32;
+pub type fk_alibi = i32;
 pub type fk_reduction = i32;
 
 pub const FK_OK: fk_status = 0;
@@ -28,6 +29,9 @@ pub const FK_ACTIVATION_NONE: fk_activation = 0;
 pub const FK_ACTIVATION_GELU_TANH: fk_activation = 1;
 pub const FK_ACTIVATION_GELU: fk_activation = 2;
 pub const FK_ACTIVATION_SILU: fk_activation = 3;
+pub const FK_ALIBI_DISTANCE: fk_alibi = 0;
+pub const FK_ALIBI_SIGNED: fk_alibi = 1;
+pub const FK_ALIBI_SQRT: fk_alibi = 2;
 pub const FK_REDUCTION_NONE: fk_reduction = 0;
 pub const FK_REDUCTION_SUM: fk_reduction = 1;
 pub const FK_REDUCTION_MEAN: fk_reduction = 2;
@@ -114,6 +118,8 @@ pub struct fk_attention_options {
     pub alibi_slopes: *const fk_tensor,
     pub sinks: *const fk_tensor,
     pub kv_scales: *const fk_kv_scales,
+    pub mask: *const fk_tensor,
+    pub alibi: fk_alibi,
 }
 
 #[repr(C)]
@@ -307,6 +313,7 @@ extern "C" {
     pub fn fk_attention_backward(grad_out: *const fk_tensor, q: *const fk_tensor, k: *const fk_tensor, v: *const fk_tensor, out: *const fk_tensor, lse: *const fk_tensor, grad_lse: *const fk_tensor, gradients: *const fk_attention_gradients, options: *const fk_attention_options, deterministic: i32, context: *const fk_context) -> fk_status;
     pub fn fk_attention_varlen_backward(grad_out: *const fk_tensor, q: *const fk_tensor, k: *const fk_tensor, v: *const fk_tensor, out: *const fk_tensor, lse: *const fk_tensor, grad_lse: *const fk_tensor, cu_seqlens_q: *const fk_tensor, cu_seqlens_k: *const fk_tensor, max_seqlen_q: i64, max_seqlen_k: i64, gradients: *const fk_attention_gradients, options: *const fk_attention_options, deterministic: i32, context: *const fk_context) -> fk_status;
     pub fn fk_merge_states(out_a: *const fk_tensor, lse_a: *const fk_tensor, out_b: *const fk_tensor, lse_b: *const fk_tensor, out: *const fk_tensor, lse: *const fk_tensor, context: *const fk_context) -> fk_status;
+    pub fn fk_pack_mask(mask: *const fk_tensor, out: *const fk_tensor, context: *const fk_context) -> fk_status;
     pub fn fk_rope(q: *const fk_tensor, k: *const fk_tensor, positions: *const fk_tensor, q_out: *const fk_tensor, k_out: *const fk_tensor, options: *const fk_rope_options, context: *const fk_context) -> fk_status;
     pub fn fk_rope_table(q: *const fk_tensor, k: *const fk_tensor, cos: *const fk_tensor, sin: *const fk_tensor, positions: *const fk_tensor, q_out: *const fk_tensor, k_out: *const fk_tensor, options: *const fk_rope_options, context: *const fk_context) -> fk_status;
     pub fn fk_linear(x: *const fk_tensor, weight: *const fk_tensor, bias: *const fk_tensor, out: *const fk_tensor, preactivation: *const fk_tensor, activation: fk_activation, context: *const fk_context) -> fk_status;

@@ -70,6 +70,10 @@ class FlashKernelBackend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_alibi_sqrt(cls) -> bool:
+        return True
+
+    @classmethod
     def supports_sliding_window(cls) -> bool:
         return True
 
@@ -160,6 +164,7 @@ class Implementation(AttentionImpl):
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         sinks: torch.Tensor | None = None,
+        use_alibi_sqrt: bool = False,
     ):
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -175,6 +180,8 @@ class Implementation(AttentionImpl):
         left = -1 if sliding_window is None else sliding_window - 1  # vLLM counts the token itself
         self._window = None if left < 0 else (left, left if self._encoder else -1)
         self._options: dict[str, Any] = {"scale": self.scale, "window": self._window, "softcap": logits_soft_cap or 0.0}
+        if use_alibi_sqrt:
+            self._options["alibi"] = "sqrt"
         self._slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self._sinks, self._k_scales, self._v_scales = _Converted(), _Converted(), _Converted()
 

@@ -330,8 +330,9 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kModified>::kThre
             const int other = min(column + 8 * n + e % 2, rows.end - 1);
             const int i = kOfKeys ? other : own, j = kOfKeys ? own : other;
             float capped;
-            const float full = modified_score_fast(f, slope, bias + i * f.bias.stride_q * bias_bytes, i, j,
-                                                   rows.range.k_len - rows.range.q_len, x, &capped);
+            float full = modified_score_fast(f, slope, bias + i * f.bias.stride_q * bias_bytes, i, j,
+                                             rows.range.k_len - rows.range.q_len, x, &capped);
+            if (f.mask.hides(b, step.h, i, j)) full = -INFINITY;
             const float t = capped * inverse_softcap;
             bend[n][e] = 1.0f - t * t;
             x = ptx::exp2_approx(fmaf(full, kLog2E, lse));

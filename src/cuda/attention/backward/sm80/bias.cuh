@@ -129,6 +129,7 @@ __global__ void __launch_bounds__(BiasShape<kQkDim, kVDim>::kThreads)
       const int first = range.first(row), last = i <= last_query ? range.last(row) : 0;
       const float lse = plan.lse[(b * f.heads_q + h) * f.seq_q + row];
       const float delta = plan.delta[(b * f.heads_q + h) * f.seq_q + row];
+      const std::uint64_t shown = mask_keys<kBlock>(f, b, h, row, first_key) >> 2 * (lane % 4);
       const char* const bias_row = static_cast<const char*>(f.bias.data) +
                                    (b * f.bias.stride_batch + h * f.bias.stride_head + row * f.bias.stride_q) *
                                        (f.bias.dtype == DType::kFloat32 ? 4 : 2);
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(BiasShape<kQkDim, kVDim>::kThreads)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int j = first_key + 8 * n + 2 * (lane % 4) + e;
-          if (j < first || j >= last) continue;
+          if (j < first || j >= last || (shown >> (8 * n + e) & 1) == 0) continue;
           const float s =
               modified_score_fast(f, slope, bias_row, row, j, range.k_len - range.q_len, score[n][2 * half + e]);
           const float probability = ptx::exp2_approx(fmaf(s, kLog2E, lse));

@@ -342,12 +342,14 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
             // Keys that the two queries see, and their rows of the bias.
             int first[2], last[2];
             const char* bias_rows[2];
+            std::uint64_t shown[2];  // by the packed mask: bit 16 s + 8 half of the lane's keys
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               const int i = first_i + 8 * n + e;
               first[e] = range.first(i);
               last[e] = i <= last_m ? range.last(i) : 0;
               bias_rows[e] = bias + i * f.bias.stride_q * bias_bytes;
+              shown[e] = mask_keys<16 * kSlices>(f, block.b, h, min(i, last_m), first_key + warp_keys) >> lane / 4;
             }
 #pragma unroll
             for (int s = 0; s < kSlices; ++s)
@@ -359,7 +361,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
                   const int i = first_i + 8 * n + e, j = first_j + 16 * s + 8 * half;
                   float& x = tile[s][n][2 * half + e];
                   float score = -INFINITY, capped = 0.0f;
-                  if (j >= first[e] && j < last[e])
+                  if (j >= first[e] && j < last[e] && (shown[e] >> (16 * s + 8 * half) & 1) != 0)
                     score = modified_score_fast(f, slope, bias_rows[e], i, j, range.k_len - range.q_len, x, &capped);
                   x = ptx::exp2_approx(fmaf(score, kLog2E, e % 2 ? lse.y : lse.x));
                   const float t = capped * inverse_softcap;

@@ -109,6 +109,7 @@ Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   if (!HeadDims{kQkDim, kVDim}.hold(f.head_dim, f.head_dim_v)) return kTooSmallHeadDims;
   if (f.is_paged()) return "it takes no paged keys and values";
   if (f.bias.data || p.grad_bias) return "it takes no additive bias";
+  if (f.mask.data) return "it takes no packed mask";
   if (f.alibi_slopes) return "it takes no ALiBi slopes";
   // Lengths are 32-bit in the kernel, with room for windows; so are coordinates and the number of tiles.
   if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";

@@ -169,6 +169,7 @@ Verdict decode_supports(const AttentionParams& p, std::int64_t vector) {
   if (kMerge == DecodeMerge::kWithin && decode_rows(p) > kMostRowsWithin)
     return "it takes at most 16 query rows for each kv head";
   if (p.bias.data) return "it takes no additive bias";
+  if (p.mask.data) return "it takes no packed mask";
   if (p.is_paged() && p.page_size % kGranule != 0) return "page_size must be a multiple of 16";
   const auto rows_of_16_bytes = [vector](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && a % vector == 0 && b % vector == 0 && c % vector == 0;

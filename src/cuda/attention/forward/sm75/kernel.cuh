@@ -174,35 +174,52 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
   for (int tile = end_tile - 1; tile >= first_tile; --tile) {
     const int first_j = tile * kBlockN;
     const bool masked = tile < first_full || tile >= end_full;
+    // Bit 8 n + e: whether the packed mask shows the lane's key of that place to its row. A warp whose rows see no key
+    // of the tile leaves out both products.
+    [[maybe_unused]] std::uint64_t shown[kSlices][2];
+    bool multiplies = true;
+    if constexpr (kModified) {
+      std::uint64_t any = 0;
+#pragma unroll
+      for (int s = 0; s < kSlices; ++s)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = min(first_query + row_in_block + 16 * s + 8 * half, last_query);
+          any |= shown[s][half] = mask_keys<kBlockN>(p, b, h, row, first_j);
+          shown[s][half] >>= 2 * (lane % 4);
+        }
+      multiplies = __any_sync(kFullMask, any != 0);
+    }
 
     // S = Q K^T. Nobody reads K's place: every warp has passed the barrier between the two products.
     store_k(tile);
     __syncthreads();
     fetch_v(tile);
     float score[kSlices][kBlockN / 8][4] = {};
+    if (multiplies)
 #pragma unroll
-    for (int d = 0; d < kQkDim / 16; ++d) {
-      std::uint32_t a[kSlices][4];
-#pragma unroll
-      for (int s = 0; s < kSlices; ++s) {
-        if constexpr (Shape::kHoldQ) {
-#pragma unroll
-          for (int r = 0; r < 4; ++r) a[s][r] = held_q[s][d][r];
-        } else {
-          ptx::ldmatrix_x4(a[s], QkTile::at_slice(lane_q, d) + s * 16 * QkTile::kPitch);
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < kBlockN / 16; ++n) {
-        std::uint32_t columns[4];
-        ptx::ldmatrix_x4(columns, QkTile::at_slice(lane_k, d) + n * 16 * QkTile::kPitch);
+      for (int d = 0; d < kQkDim / 16; ++d) {
+        std::uint32_t a[kSlices][4];
 #pragma unroll
         for (int s = 0; s < kSlices; ++s) {
-          mma_16x8x16(score[s][2 * n], a[s], columns[0], columns[1]);
-          mma_16x8x16(score[s][2 * n + 1], a[s], columns[2], columns[3]);
+          if constexpr (Shape::kHoldQ) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) a[s][r] = held_q[s][d][r];
+          } else {
+            ptx::ldmatrix_x4(a[s], QkTile::at_slice(lane_q, d) + s * 16 * QkTile::kPitch);
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < kBlockN / 16; ++n) {
+          std::uint32_t columns[4];
+          ptx::ldmatrix_x4(columns, QkTile::at_slice(lane_k, d) + n * 16 * QkTile::kPitch);
+#pragma unroll
+          for (int s = 0; s < kSlices; ++s) {
+            mma_16x8x16(score[s][2 * n], a[s], columns[0], columns[1]);
+            mma_16x8x16(score[s][2 * n + 1], a[s], columns[2], columns[3]);
+          }
         }
       }
-    }
 
     // V's place is free since the last barrier; from the next one on V is there, and K's place is free.
     store_v(tile);
@@ -226,8 +243,9 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
             for (int e = 0; e < 2; ++e) {
               const int j = first_j + 8 * n + 2 * (lane % 4) + e;
               float& x = score[s][n][2 * half + e];
-              x = j >= begin && j < end ? modified_score_fast(p, slope, bias_row, row, j, range.k_len - range.q_len, x)
-                                        : -INFINITY;
+              x = j >= begin && j < end && (shown[s][half] >> (8 * n + e) & 1) != 0
+                      ? modified_score_fast(p, slope, bias_row, row, j, range.k_len - range.q_len, x)
+                      : -INFINITY;
             }
         }
     } else if (masked) {
@@ -278,7 +296,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
         }
     }
 
-    if ((masked || (kModified && p.bias.data)) &&
+    if ((masked || (kModified && p.hides_by_score())) &&
         __syncthreads_or(any_not_finite<T>(base + Shape::kV, Shape::kVBytes, threadIdx.x, kThreads))) {
       // Rare: give each row the values that it sees, then take them out of the tile. What a bias of -inf hides only the
       // scores know.
@@ -316,6 +334,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
     }
 
     // O += P V
+    if (!multiplies) continue;
 #pragma unroll
     for (int n = 0; n < kBlockN / 16; ++n) {
       std::uint32_t a[kSlices][4];

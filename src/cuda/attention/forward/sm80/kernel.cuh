@@ -9,7 +9,7 @@
 // Invariant on NaN: a masked pair has the weight 0, but the tensor core computes 0 * NaN = NaN. Rows of K and V that no
 // query of the block sees are zero-filled. Rows that some of its queries see may hold NaN or infinity. The block first
 // computes as if they did not. If a result is not finite, it starts again with `careful` set: non-finite values of V
-// that a mask or a bias of -inf hides from some queries are then added to exactly the rows that see them, and zeroed
+// that a mask or a score of -inf hides from some queries are then added to exactly the rows that see them, and zeroed
 // before the matrix product.
 #pragma once
 
@@ -184,13 +184,29 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
       const unsigned item = 2 * static_cast<unsigned>(t);  // K; V is the next one
       const int tile = end_tile - 1 - t, first_j = tile * kBlockN;
       const bool masked = tile < block.first_full || tile >= block.end_full;
+      // Bit 8 n + e: whether the packed mask shows the lane's key of that place to its row. A warp whose rows see no
+      // key of the tile leaves out both products.
+      [[maybe_unused]] std::uint64_t shown[kSlices][2];
+      bool multiplies = true;
+      if constexpr (kModified) {
+        std::uint64_t any = 0;
+#pragma unroll
+        for (int s = 0; s < kSlices; ++s)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int row = min(first_query + row_in_block + 16 * s + 8 * half, last_query);
+            any |= shown[s][half] = mask_keys<kBlockN>(p, b, h, row, first_j);
+            shown[s][half] >>= 2 * (lane % 4);
+          }
+        multiplies = __any_sync(kFullMask, any != 0);
+      }
 
       // S = Q K^T
       ptx::cp_async_wait<kStages - 2>();
       __syncthreads();  // K is there for all, and the slot that is filled next is read by nobody
       start_copy(kStages % 2 == 0, t + (kStages - 1) / 2, slot_of(item + kStages - 1));
       float score[kSlices][kBlockN / 8][4] = {};
-      {
+      if (multiplies) {
         const std::uint32_t from = slot_of(item) + lane_k;
 #pragma unroll
         for (int d = 0; d < kQkDim / 16; ++d) {
@@ -232,7 +248,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
               for (int e = 0; e < 2; ++e) {
                 const int j = first_j + 8 * n + 2 * (lane % 4) + e;
                 float& x = score[s][n][2 * half + e];
-                x = j >= begin && j < end
+                x = j >= begin && j < end && (shown[s][half] >> (8 * n + e) & 1) != 0
                         ? modified_score_fast(p, slope, bias_row, row, j, range.k_len - range.q_len, x)
                         : -INFINITY;
               }
@@ -333,6 +349,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
         }
         __syncthreads();
       }
+      if (!multiplies) continue;
 #pragma unroll
       for (int n = 0; n < kBlockN / 16; ++n) {
         std::uint32_t a[kSlices][4];
@@ -364,7 +381,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
 
     ptx::cp_async_wait<0>();
     if (careful) break;
-    if (!(kModified && p.bias.data) && first_tile >= block.first_full && end_tile <= block.end_full)
+    if (!(kModified && p.hides_by_score()) && first_tile >= block.first_full && end_tile <= block.end_full)
       break;            // nothing partly masked
     float zero = 0.0f;  // NaN once any result is not finite
 #pragma unroll

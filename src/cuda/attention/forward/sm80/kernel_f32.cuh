@@ -59,7 +59,7 @@ __device__ inline float modified_score_f32(const AttentionParams& p, float slope
   float s = dot * p.scale;
   if (p.softcap > 0.0f) s = p.softcap * tanhf(s / p.softcap);
   if (p.bias.data) s += load_typed(bias_row, p.bias.dtype, j * p.bias.stride_k);
-  if (p.alibi_slopes) s -= slope * fabsf(static_cast<float>(i + shift - j));
+  if (p.alibi_slopes) s += p.alibi_term(slope, static_cast<float>(i + shift - j));
   return s;
 }
 
@@ -208,6 +208,8 @@ __global__ void __launch_bounds__(ForwardShapeF32<kQkDim, kVDim, kModified>::kTh
         for (int half = 0; half < 2; ++half) {
           const int i = first_query + row_in_block + 16 * s + 8 * half, row = min(i, last_query);
           const int begin = block.range.first(row), end = i <= last_query ? block.range.last(row) : 0;
+          const std::uint64_t shown =
+              mask_keys<kBlockN>(p, b, h, row, first_j) >> 2 * (lane % 4);  // bit 8 n + e: of this lane's key
           const char* bias_row = static_cast<const char*>(p.bias.data) +
                                  (b * p.bias.stride_batch + h * p.bias.stride_head + row * p.bias.stride_q) *
                                      (p.bias.dtype == DType::kFloat32 ? 4 : 2);
@@ -217,7 +219,7 @@ __global__ void __launch_bounds__(ForwardShapeF32<kQkDim, kVDim, kModified>::kTh
             for (int e = 0; e < 2; ++e) {
               const int j = first_j + 8 * n + 2 * (lane % 4) + e;
               float& x = score[s][n][2 * half + e];
-              x = j >= begin && j < end
+              x = j >= begin && j < end && (shown >> (8 * n + e) & 1) != 0
                       ? modified_score_f32(p, slope, bias_row, row, j, block.range.k_len - block.range.q_len, x)
                       : -INFINITY;
             }
