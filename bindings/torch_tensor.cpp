@@ -165,9 +165,22 @@ bool is_true(const nb::object& answer) {
 }
 
 // The ops that flashkernel.torch has.
-constexpr const char* kTorchOps[] = {"attention", "attention_paged", "attention_varlen", "cross_entropy", "kv_append",
-                                     "kv_read",   "layer_norm",      "linear",           "log_softmax",   "rms_norm",
-                                     "rope",      "rope_table",      "softmax",          "swiglu"};
+constexpr const char* kTorchOps[] = {"attention",
+                                     "attention_paged",
+                                     "attention_varlen",
+                                     "cross_entropy",
+                                     "kv_append",
+                                     "kv_read",
+                                     "layer_norm",
+                                     "linear",
+                                     "linear_cross_entropy",
+                                     "linear_selected_log_prob",
+                                     "log_softmax",
+                                     "rms_norm",
+                                     "rope",
+                                     "rope_table",
+                                     "softmax",
+                                     "swiglu"};
 // Those of them that have a gradient.
 bool has_gradient(const std::string& op) { return op.rfind("kv_", 0) != 0 && op != "attention_paged"; }
 

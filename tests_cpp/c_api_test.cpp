@@ -238,6 +238,64 @@ TEST(CApi, CrossEntropyPassesEachOption) {
   }
 }
 
+TEST(CApi, LinearCrossEntropyPassesEachOption) {
+  const Floats x = random_floats(4 * 8, 1), weight = random_floats(6 * 8, 2), bias = random_floats(6, 3);
+  const Floats classes = {0.5f, 1.0f, 1.5f, 2.0f, 2.5f, 3.0f}, ones = {1.0f, 1.0f, 1.0f, 1.0f};
+  const std::vector<int64_t> targets = {0, 5, 2, 3};
+  const Both xv(x, {4, 8}), wv(weight, {6, 8}), bv(bias, {6}), cv(classes, {6}), tv(targets.data(), FK_INT64, {4});
+  for (const fk_reduction reduction : {FK_REDUCTION_NONE, FK_REDUCTION_SUM, FK_REDUCTION_MEAN}) {
+    auto c = made(fk_linear_cross_entropy_options_init);
+    EXPECT_EQ(c.reduction, FK_REDUCTION_MEAN);
+    EXPECT_EQ(c.ignore_index, -100);
+    c.reduction = reduction, c.ignore_index = 2, c.label_smoothing = 0.25f, c.z_loss = 0.5f, c.softcap = 3.0f;
+    const fk::LinearCrossEntropyOptions cpp{2, 0.25f, 0.5f, 3.0f, static_cast<fk::Reduction>(reduction)};
+    const Shape loss = reduction == FK_REDUCTION_NONE ? Shape{4} : Shape{1};
+    const Both gv(ones, loss), lv(ones, {4});
+    expect_same(
+        {loss, loss, {4}},
+        [&](auto& out) {
+          return fk_linear_cross_entropy(&xv.c, &wv.c, &bv.c, &tv.c, &cv.c, &out[0].c, &out[1].c, &out[2].c, &c,
+                                         nullptr);
+        },
+        [&](auto& out) {
+          fk::linear_cross_entropy(xv.cpp, wv.cpp, bv.cpp, tv.cpp, cv.cpp, out[0].cpp, out[1].cpp, out[2].cpp, cpp);
+        });
+    expect_same(
+        {{4, 8}, {6, 8}, {6}},
+        [&](auto& out) {
+          auto gradients = made(fk_linear_gradients_init);
+          gradients.x = &out[0].c, gradients.weight = &out[1].c, gradients.bias = &out[2].c;
+          return fk_linear_cross_entropy_backward(&gv.c, &xv.c, &wv.c, &bv.c, &tv.c, &cv.c, &lv.c, &gradients, &c,
+                                                  nullptr);
+        },
+        [&](auto& out) {
+          fk::linear_cross_entropy_backward(gv.cpp, xv.cpp, wv.cpp, bv.cpp, tv.cpp, cv.cpp, lv.cpp,
+                                            {out[0].cpp, out[1].cpp, out[2].cpp}, cpp);
+        });
+  }
+  const Both lv(ones, {4});
+  expect_same(
+      {{4}, {4}},
+      [&](auto& out) {
+        return fk_linear_selected_log_prob(&xv.c, &wv.c, nullptr, &tv.c, &out[0].c, &out[1].c, 3.0f, 0.5f, 2, nullptr);
+      },
+      [&](auto& out) {
+        fk::linear_selected_log_prob(xv.cpp, wv.cpp, {}, tv.cpp, out[0].cpp, out[1].cpp, 3.0f, 0.5f, 2);
+      });
+  expect_same(
+      {{4, 8}, {6, 8}},
+      [&](auto& out) {
+        auto gradients = made(fk_linear_gradients_init);
+        gradients.x = &out[0].c, gradients.weight = &out[1].c;
+        return fk_linear_selected_log_prob_backward(&lv.c, &xv.c, &wv.c, nullptr, &tv.c, &lv.c, &gradients, 3.0f, 0.5f,
+                                                    2, nullptr);
+      },
+      [&](auto& out) {
+        fk::linear_selected_log_prob_backward(lv.cpp, xv.cpp, wv.cpp, {}, tv.cpp, lv.cpp, {out[0].cpp, out[1].cpp, {}},
+                                              3.0f, 0.5f, 2);
+      });
+}
+
 TEST(CApi, EightBitPagesWithRopeAndScales) {
   const Floats k = random_floats(3 * 2 * 8, 1), v = random_floats(3 * 2 * 8, 2), q = random_floats(3 * 4 * 8, 3);
   Floats k_read[2], v_read[2], q_out[2];

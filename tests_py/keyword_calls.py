@@ -34,6 +34,7 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
     mean, rstd = f(3), f(3).abs()
     row = {"weight": f(4), "residual": f(3, 4), "out": f(3, 4), "residual_out": f(3, 4)}
     token_scales = (torch.ones(2, 2, 16), torch.ones(2, 2, 16))
+    fused = {"x": x, "weight": f(5, 4), "targets": i(0, 1, 4), "bias": f(5)}
     listed: dict[str, tuple[str, dict[str, Any]]] = {
         "add": ("add", {"a": f(3, 4), "b": x, "out": f(3, 4)}),
         "argmax": ("argmax", {"x": x, "axis": 1, "out": torch.zeros(3, dtype=torch.int64)}),
@@ -96,6 +97,16 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
         "linear_backward": (
             "linear_backward",
             {"grad_out": f(3, 5), "x": x, "weight": f(5, 4), "preactivation": f(3, 5), "activation": "silu"},
+        ),
+        "linear_cross_entropy": ("linear_cross_entropy", {**fused, "class_weights": f(5).abs()}),
+        "linear_cross_entropy_backward": (
+            "linear_cross_entropy_backward",
+            {"grad_loss": f(), **fused, "lse": f(3), "class_weights": f(5).abs()},
+        ),
+        "linear_selected_log_prob": ("linear_selected_log_prob", fused),
+        "linear_selected_log_prob_backward": (
+            "linear_selected_log_prob_backward",
+            {"grad_log_prob": f(3), **fused, "lse": f(3)},
         ),
         "log_softmax": ("log_softmax", {"x": x, "out": f(3, 4)}),
         "log_softmax_backward": ("log_softmax_backward", {"grad_out": f(3, 4), "out": x}),

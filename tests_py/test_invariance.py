@@ -36,6 +36,7 @@ PROMISED: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("softmax", ALL, "batch threads", "-"),
     ("log_softmax", ALL, "batch threads", "-"),
     ("cross_entropy", ALL, "batch threads", "-"),
+    ("linear_cross_entropy", ALL, "batch threads", "-"),
     ("reduce_sum", ALL, "batch threads", "-"),
     ("swiglu", ALL, "batch threads", "batch"),
     ("add", ALL, "batch threads", "batch"),
@@ -159,6 +160,17 @@ def losses(x: torch.Tensor) -> torch.Tensor:
     return fk.cross_entropy(x, targets, reduction="none")
 
 
+def fused_loss_problems(dtype: str) -> Iterator[Problem]:
+    for rows, features, classes in ((9, 64, 1000), (150, 256, 2500), (560, 100, 1100)):
+        weight, targets = normal(dtype, classes, features, seed=1), torch.arange(rows, device=DEVICE) * 7 % classes
+        x = normal(dtype, rows, features)
+
+        def run(ids, x=x, w=weight, t=targets):
+            return torch.stack(fk.linear_cross_entropy(x[ids], w, t[ids], reduction="none", return_lse=True), 1)
+
+        yield Problem(rows, run, {}, (1, 8, rows - 1))
+
+
 def rope_problems(dtype: str) -> Iterator[Problem]:
     for heads, dim in ((3, 64), (32, 128)):
         q, positions = normal(dtype, 6, heads, 9, dim), torch.arange(54, device=DEVICE).reshape(6, 9) * 977
@@ -178,6 +190,7 @@ PROBLEMS: dict[str, Callable[[str], Iterator[Problem]]] = {
     "softmax": lambda dtype: row_problems(dtype, fk.softmax),
     "log_softmax": lambda dtype: row_problems(dtype, fk.log_softmax),
     "cross_entropy": lambda dtype: row_problems(dtype, losses),
+    "linear_cross_entropy": fused_loss_problems,
     "reduce_sum": lambda dtype: row_problems(dtype, lambda x: fk.reduce_sum(x, -1)),
     "swiglu": lambda dtype: row_problems(dtype, fk.swiglu, 2),
     "add": lambda dtype: row_problems(dtype, fk.add, 2),

@@ -28,6 +28,8 @@ OPS = {
     "cross_entropy": (lambda x: fkt.cross_entropy(x, torch.tensor([0, 1])), f(2, 4)),
     "layer_norm": (lambda x: fkt.layer_norm(x, x[0], residual=x)[0], f(2, 4)),
     "linear": (lambda x: fkt.linear(x, weight, row, activation="silu"), f(2, 4)),
+    "linear_cross_entropy": (lambda x: fkt.linear_cross_entropy(x, weight, torch.tensor([0, 2]), row), f(2, 4)),
+    "linear_selected_log_prob": (lambda x: fkt.linear_selected_log_prob(x, weight, torch.tensor([0, 2])), f(2, 4)),
     "log_softmax": (fkt.log_softmax, f(2, 4)),
     "rms_norm": (lambda x: fkt.rms_norm(x, x[0]), f(2, 4)),
     "rope": (lambda x: torch.cat(fkt.rope(x, 2 * x)), q),

@@ -35,6 +35,7 @@ TYPES = {
     "const NormGradients&": ("const fk_norm_gradients*", "norm_gradients"),
     "const LinearGradients&": ("const fk_linear_gradients*", "linear_gradients"),
     "const CrossEntropyOptions&": ("const fk_cross_entropy_options*", "cross_entropy_options"),
+    "const LinearCrossEntropyOptions&": ("const fk_linear_cross_entropy_options*", "linear_cross_entropy_options"),
     "Activation": ("fk_activation", "activation"),
     "std::int64_t": ("int64_t", ""),
     "AxisMask": ("uint32_t", ""),

@@ -177,7 +177,8 @@ FK_API fk_status fk_rms_norm_backward(const fk_tensor* grad_out, const fk_tensor
     const fk_tensor* rstd, const fk_tensor* grad_residual_out, const fk_norm_gradients* gradients,
     const fk_context* context);
 
-// ---- Cross-entropy over the last dim, without writing the probabilities.
+// ---- Cross-entropy over the last dim, without writing the probabilities; fused with the product before it, without
+// writing the logits.
 
 // loss_r = lse(logits_r) - logits_r[target_r] (smoothed by label_smoothing). logits [rows, classes], targets int32 or
 // int64 [rows]; loss fp32 [rows] for FK_REDUCTION_NONE, else a scalar (shape [] or [1]); lse fp32 [rows] (written,
@@ -190,6 +191,39 @@ FK_API fk_status fk_cross_entropy(const fk_tensor* logits, const fk_tensor* targ
 FK_API fk_status fk_cross_entropy_backward(const fk_tensor* grad_loss, const fk_tensor* logits,
     const fk_tensor* targets, const fk_tensor* lse, const fk_tensor* grad_logits,
     const fk_cross_entropy_options* options, const fk_context* context);
+
+// The cross-entropy of the logits x weight^T + bias, of which a chunk at a time is held. x [tokens, features], last
+// dim contiguous; weight [classes, features] in x's dtype (either dim contiguous); bias [classes] in x's dtype or
+// fp32, or absent; targets int32 or int64 [tokens]; class_weights fp32 [classes] or absent. With w = class_weights (1
+// where absent), s = label_smoothing and log p = log_softmax(logits), a row's loss is (1 - s) w_t (-log p_t) + s /
+// classes sum_c w_c (-log p_c), plus its z-loss. loss fp32 [tokens] for FK_REDUCTION_NONE, else a scalar (shape [] or
+// [1]): a mean divides the sum of cross-entropies by the sum of the counted targets' weights, and that of z-losses by
+// the number of counted rows. z_loss (loss's shape) and lse (fp32 [tokens], of the capped logits) are written where
+// present. Targets out of range: as for fk_cross_entropy. Logits are rounded to x's dtype, as fk_linear writes them.
+FK_API fk_status fk_linear_cross_entropy(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* bias,
+    const fk_tensor* targets, const fk_tensor* class_weights, const fk_tensor* loss, const fk_tensor* z_loss,
+    const fk_tensor* lse, const fk_linear_cross_entropy_options* options, const fk_context* context);
+
+// log_softmax(softcap(x weight^T + bias) / temperature) at each row's target, without writing the logits: log_prob
+// and lse (of what the softmax saw; may be absent) fp32 [tokens]. x, weight, bias and targets as in
+// fk_linear_cross_entropy; softcap of 0: none; temperature above 0. Rows with the target ignore_index have 0.
+FK_API fk_status fk_linear_selected_log_prob(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* bias,
+    const fk_tensor* targets, const fk_tensor* log_prob, const fk_tensor* lse, float softcap, float temperature,
+    int64_t ignore_index, const fk_context* context);
+
+// Gradients of fk_linear_cross_entropy, from its lse; the logits are computed again. grad_loss has loss's shape, by
+// any stride. gradients.weight may be fp32 where x is not: it is then a sum in fp32 that is not rounded.
+FK_API fk_status fk_linear_cross_entropy_backward(const fk_tensor* grad_loss, const fk_tensor* x,
+    const fk_tensor* weight, const fk_tensor* bias, const fk_tensor* targets, const fk_tensor* class_weights,
+    const fk_tensor* lse, const fk_linear_gradients* gradients, const fk_linear_cross_entropy_options* options,
+    const fk_context* context);
+
+// Gradients of fk_linear_selected_log_prob: grad_log_prob fp32 [tokens], by any stride; gradients as in
+// fk_linear_cross_entropy_backward.
+FK_API fk_status fk_linear_selected_log_prob_backward(const fk_tensor* grad_log_prob, const fk_tensor* x,
+    const fk_tensor* weight, const fk_tensor* bias, const fk_tensor* targets, const fk_tensor* lse,
+    const fk_linear_gradients* gradients, float softcap, float temperature, int64_t ignore_index,
+    const fk_context* context);
 
 // ---- The kernels that move keys and values into and out of pages.
 

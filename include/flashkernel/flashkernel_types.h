@@ -172,6 +172,15 @@ typedef struct fk_cross_entropy_options {
   fk_reduction reduction;  // default FK_REDUCTION_MEAN
 } fk_cross_entropy_options;
 
+typedef struct fk_linear_cross_entropy_options {
+  size_t size;
+  int64_t ignore_index;     // rows with this target count nothing; default -100
+  float label_smoothing;    // in [0, 1)
+  float z_loss;             // at least 0: z_loss * lse^2 is added to the loss of each counted row
+  float softcap;            // above 0: logits become softcap * tanh(logits / softcap)
+  fk_reduction reduction;   // default FK_REDUCTION_MEAN
+} fk_linear_cross_entropy_options;
+
 // Defaults. `size` is sizeof(*struct), which becomes its first field. FK_INVALID_ARGUMENT: NULL, or a size that is no
 // version of the struct that this library knows.
 FK_API fk_status fk_context_init(fk_context* context, size_t size);
@@ -184,6 +193,7 @@ FK_API fk_status fk_norm_saved_init(fk_norm_saved* saved, size_t size);
 FK_API fk_status fk_norm_gradients_init(fk_norm_gradients* gradients, size_t size);
 FK_API fk_status fk_linear_gradients_init(fk_linear_gradients* gradients, size_t size);
 FK_API fk_status fk_cross_entropy_options_init(fk_cross_entropy_options* options, size_t size);
+FK_API fk_status fk_linear_cross_entropy_options_init(fk_linear_cross_entropy_options* options, size_t size);
 
 // Fills in a contiguous (row-major) tensor: shape has `ndim` entries. FK_INVALID_ARGUMENT: a dtype or device that does
 // not exist, more than FK_MAX_DIMS dims, a negative one, more than 2^63 - 1 elements.

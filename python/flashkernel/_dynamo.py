@@ -75,6 +75,8 @@ TRACEABLE: tuple[str, ...] = (
     "kv_read",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
+    "linear_selected_log_prob",
     "log_softmax",
     "rms_norm",
     "rope",

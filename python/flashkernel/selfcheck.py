@@ -235,6 +235,33 @@ def _cross_entropy_bwd(inputs: Inputs) -> _Pairs:
     return [(grad, reference.cross_entropy_backward(ones, x64, targets, reduction="none"))]
 
 
+def _linear_loss(inputs: Inputs) -> list[tuple[Any, np.ndarray]]:
+    """x, weight, targets and bias; values of weight small enough for logits of about unit variance."""
+    weight = inputs.randn(70, 64)[1] / 8
+    bits = inputs.rounded(weight)
+    return [inputs.randn(7, 64), (bits, inputs.get(bits)), _indices(inputs, np.arange(7) * 11), inputs.randn(70)]
+
+
+def _linear_cross_entropy(inputs: Inputs) -> _Pairs:
+    options = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 5.0, "return_z_loss": True, "return_lse": True}
+    return _both(inputs, "linear_cross_entropy", *_linear_loss(inputs), only=(0, 1, 2), **options)
+
+
+def _linear_selected_log_prob(inputs: Inputs) -> _Pairs:
+    options = {"temperature": 1.5, "return_lse": True}
+    return _both(inputs, "linear_selected_log_prob", *_linear_loss(inputs), only=(0, 1), **options)
+
+
+def _linear_cross_entropy_bwd(inputs: Inputs) -> _Pairs:
+    x, weight, targets, bias = _linear_loss(inputs)
+    lse = reference.linear_selected_log_prob(x[1], weight[1], targets[1], bias[1])[1]
+    arguments = _float32(inputs, np.ones(7)), x, weight, targets, _float32(inputs, lse), bias
+    return [
+        *_both(inputs, "linear_cross_entropy_backward", *arguments, only=(0, 1, 2), reduction="none", z_loss=0.01),
+        *_both(inputs, "linear_selected_log_prob_backward", *arguments, only=(0, 1, 2)),
+    ]
+
+
 def _kv_append(inputs: Inputs) -> _Pairs:
     (k, k64), (v, v64) = inputs.randn(3, 2, 64), inputs.randn(3, 2, 64)
     (kp, kp64), (vp, vp64) = inputs.randn(2, 16, 2, 64), inputs.randn(2, 16, 2, 64)
@@ -330,6 +357,8 @@ CASES: dict[str, list[_Case]] = {
     "norm_bwd": [_norm_bwd, partial(_norm_bwd, features=1024)],
     "cross_entropy": [_cross_entropy],
     "cross_entropy_bwd": [_cross_entropy_bwd],
+    "linear_cross_entropy": [_linear_cross_entropy, _linear_selected_log_prob],
+    "linear_cross_entropy_bwd": [_linear_cross_entropy_bwd],
     "kv_append": [_kv_append],
     "kv_read": [_kv_read],
     "kv_copy_pages": [_kv_copy_pages],

@@ -197,6 +197,16 @@ Alibi Call::alibi(const char* name, fk_alibi alibi) const {
   return static_cast<Alibi>(alibi);
 }
 
+LinearCrossEntropyOptions Call::linear_cross_entropy_options(const char* name,
+                                                             const fk_linear_cross_entropy_options* given) const {
+  if (!given) return {};
+  const fk_linear_cross_entropy_options c = take(name, *given, default_linear_cross_entropy_options());
+  if (c.reduction < FK_REDUCTION_NONE || c.reduction > FK_REDUCTION_MEAN)
+    refuse(named("reduction") + " is " + std::to_string(c.reduction) +
+           "; it must be FK_REDUCTION_NONE (0) to _MEAN (2)");
+  return {c.ignore_index, c.label_smoothing, c.z_loss, c.softcap, static_cast<Reduction>(c.reduction)};
+}
+
 Activation Call::activation(const char* name, fk_activation activation) const {
   if (activation < FK_ACTIVATION_NONE || activation > FK_ACTIVATION_SILU)
     refuse(named(name) + " is " + std::to_string(activation) + "; it must be FK_ACTIVATION_NONE (0) to _SILU (3)");

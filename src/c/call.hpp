@@ -72,6 +72,7 @@ fk_tensor tensor_in_c(const TensorView& view);
 fk_attention_options default_attention_options() noexcept;
 fk_rope_options default_rope_options() noexcept;
 fk_cross_entropy_options default_cross_entropy_options() noexcept;
+fk_linear_cross_entropy_options default_linear_cross_entropy_options() noexcept;
 
 /// The arguments of one call. Each function takes an argument's name, for refusals, and the argument; null stands for
 /// an absent tensor and for defaults.
@@ -91,6 +92,8 @@ class Call {
   LinearGradients linear_gradients(const char* name, const fk_linear_gradients* gradients) const;
   CrossEntropyOptions cross_entropy_options(const char* name, const fk_cross_entropy_options* options) const;
   Alibi alibi(const char* name, fk_alibi alibi) const;
+  LinearCrossEntropyOptions linear_cross_entropy_options(const char* name,
+                                                         const fk_linear_cross_entropy_options* options) const;
   Activation activation(const char* name, fk_activation activation) const;
   bool flag(const char* name, std::int32_t flag) const;
 

@@ -283,6 +283,55 @@ fk_status fk_cross_entropy_backward(const fk_tensor* grad_loss, const fk_tensor*
   });
 }
 
+fk_status fk_linear_cross_entropy(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* bias,
+    const fk_tensor* targets, const fk_tensor* class_weights, const fk_tensor* loss, const fk_tensor* z_loss,
+    const fk_tensor* lse, const fk_linear_cross_entropy_options* options, const fk_context* context) {
+  return guarded([&] {
+    const Call c("linear_cross_entropy");
+    flashkernel::linear_cross_entropy(c.tensor("x", x), c.tensor("weight", weight), c.tensor("bias", bias),
+        c.tensor("targets", targets), c.tensor("class_weights", class_weights), c.tensor("loss", loss),
+        c.tensor("z_loss", z_loss), c.tensor("lse", lse), c.linear_cross_entropy_options("options", options),
+        c.context("context", context));
+  });
+}
+
+fk_status fk_linear_selected_log_prob(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* bias,
+    const fk_tensor* targets, const fk_tensor* log_prob, const fk_tensor* lse, float softcap, float temperature,
+    int64_t ignore_index, const fk_context* context) {
+  return guarded([&] {
+    const Call c("linear_selected_log_prob");
+    flashkernel::linear_selected_log_prob(c.tensor("x", x), c.tensor("weight", weight), c.tensor("bias", bias),
+        c.tensor("targets", targets), c.tensor("log_prob", log_prob), c.tensor("lse", lse), softcap, temperature,
+        ignore_index, c.context("context", context));
+  });
+}
+
+fk_status fk_linear_cross_entropy_backward(const fk_tensor* grad_loss, const fk_tensor* x,
+    const fk_tensor* weight, const fk_tensor* bias, const fk_tensor* targets, const fk_tensor* class_weights,
+    const fk_tensor* lse, const fk_linear_gradients* gradients, const fk_linear_cross_entropy_options* options,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("linear_cross_entropy_backward");
+    flashkernel::linear_cross_entropy_backward(c.tensor("grad_loss", grad_loss), c.tensor("x", x),
+        c.tensor("weight", weight), c.tensor("bias", bias), c.tensor("targets", targets),
+        c.tensor("class_weights", class_weights), c.tensor("lse", lse), c.linear_gradients("gradients", gradients),
+        c.linear_cross_entropy_options("options", options), c.context("context", context));
+  });
+}
+
+fk_status fk_linear_selected_log_prob_backward(const fk_tensor* grad_log_prob, const fk_tensor* x,
+    const fk_tensor* weight, const fk_tensor* bias, const fk_tensor* targets, const fk_tensor* lse,
+    const fk_linear_gradients* gradients, float softcap, float temperature, int64_t ignore_index,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("linear_selected_log_prob_backward");
+    flashkernel::linear_selected_log_prob_backward(c.tensor("grad_log_prob", grad_log_prob), c.tensor("x", x),
+        c.tensor("weight", weight), c.tensor("bias", bias), c.tensor("targets", targets), c.tensor("lse", lse),
+        c.linear_gradients("gradients", gradients), softcap, temperature, ignore_index,
+        c.context("context", context));
+  });
+}
+
 fk_status fk_kv_append(const fk_tensor* k, const fk_tensor* v, const fk_tensor* k_pages,
     const fk_tensor* v_pages, const fk_kv_scales* scales, const fk_tensor* slots, const fk_kv_append_rope* rope,
     const fk_context* context) {

@@ -28,6 +28,16 @@ fk_cross_entropy_options default_cross_entropy_options() noexcept {
           static_cast<fk_reduction>(options.reduction)};
 }
 
+fk_linear_cross_entropy_options default_linear_cross_entropy_options() noexcept {
+  const LinearCrossEntropyOptions options;
+  return {sizeof(fk_linear_cross_entropy_options),
+          options.ignore_index,
+          options.label_smoothing,
+          options.z_loss,
+          options.softcap,
+          static_cast<fk_reduction>(options.reduction)};
+}
+
 }  // namespace flashkernel::c
 
 using namespace flashkernel::c;
@@ -61,6 +71,10 @@ fk_status fk_linear_gradients_init(fk_linear_gradients* gradients, size_t size) 
 }
 fk_status fk_cross_entropy_options_init(fk_cross_entropy_options* options, size_t size) {
   return guarded([&] { give("cross_entropy_options", default_cross_entropy_options(), options, size); });
+}
+
+fk_status fk_linear_cross_entropy_options_init(fk_linear_cross_entropy_options* options, size_t size) {
+  return guarded([&] { give("linear_cross_entropy_options", default_linear_cross_entropy_options(), options, size); });
 }
 
 fk_status fk_tensor_init(fk_tensor* tensor, void* data, fk_dtype dtype, fk_device device, int32_t ndim,

@@ -6,20 +6,22 @@
 
 namespace flashkernel::cpu {
 
-#define FK_DECLARE_FAST_OPS                                                      \
-  void linear(const LinearParams&, void*, Stream);                               \
-  void linear_backward(const LinearBackwardParams&, void*, Stream);              \
-  void norm(const NormParams&, void*, Stream);                                   \
-  void norm_backward(const NormBackwardParams&, void*, Stream);                  \
-  void softmax(const SoftmaxParams&, void*, Stream);                             \
-  void softmax_backward(const SoftmaxBackwardParams&, void*, Stream);            \
-  void cross_entropy(const CrossEntropyParams&, void*, Stream);                  \
-  void cross_entropy_backward(const CrossEntropyBackwardParams&, void*, Stream); \
-  void reduce(const ReduceParams&, void*, Stream);                               \
-  void add(const AddParams&, void*, Stream);                                     \
-  void swiglu(const SwigluParams&, void*, Stream);                               \
-  void swiglu_backward(const SwigluBackwardParams&, void*, Stream);              \
-  void rope(const RopeParams&, void*, Stream);                                   \
+#define FK_DECLARE_FAST_OPS                                                                   \
+  void linear(const LinearParams&, void*, Stream);                                            \
+  void linear_backward(const LinearBackwardParams&, void*, Stream);                           \
+  void norm(const NormParams&, void*, Stream);                                                \
+  void norm_backward(const NormBackwardParams&, void*, Stream);                               \
+  void softmax(const SoftmaxParams&, void*, Stream);                                          \
+  void softmax_backward(const SoftmaxBackwardParams&, void*, Stream);                         \
+  void cross_entropy(const CrossEntropyParams&, void*, Stream);                               \
+  void cross_entropy_backward(const CrossEntropyBackwardParams&, void*, Stream);              \
+  void linear_cross_entropy(const LinearCrossEntropyParams&, void*, Stream);                  \
+  void linear_cross_entropy_backward(const LinearCrossEntropyBackwardParams&, void*, Stream); \
+  void reduce(const ReduceParams&, void*, Stream);                                            \
+  void add(const AddParams&, void*, Stream);                                                  \
+  void swiglu(const SwigluParams&, void*, Stream);                                            \
+  void swiglu_backward(const SwigluBackwardParams&, void*, Stream);                           \
+  void rope(const RopeParams&, void*, Stream);                                                \
   void kv_append(const KvAppendParams&, void*, Stream);
 
 namespace avx2 {

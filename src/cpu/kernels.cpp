@@ -260,6 +260,27 @@ KernelTable<CrossEntropyBackwardParams> cpu_kernels<CrossEntropyBackwardParams>(
 }
 
 template <>
+KernelTable<LinearCrossEntropyParams> cpu_kernels<LinearCrossEntropyParams>() {
+  static constexpr KernelEntry<LinearCrossEntropyParams> kRows[] = {
+      FK_FAST_ROWS(LinearCrossEntropyParams, "linear_cross_entropy", linear_cross_entropy,
+                   takes_all<LinearCrossEntropyParams>, nullptr)
+          scalar_row<LinearCrossEntropyParams, cpu_scalar::linear_cross_entropy>("linear_cross_entropy/cpu/scalar"),
+  };
+  return table(kRows);
+}
+
+template <>
+KernelTable<LinearCrossEntropyBackwardParams> cpu_kernels<LinearCrossEntropyBackwardParams>() {
+  static constexpr KernelEntry<LinearCrossEntropyBackwardParams> kRows[] = {
+      FK_FAST_ROWS(LinearCrossEntropyBackwardParams, "linear_cross_entropy_bwd", linear_cross_entropy_backward,
+                   takes_all<LinearCrossEntropyBackwardParams>, nullptr)
+          scalar_row<LinearCrossEntropyBackwardParams, cpu_scalar::linear_cross_entropy_backward>(
+              "linear_cross_entropy_bwd/cpu/scalar"),
+  };
+  return table(kRows);
+}
+
+template <>
 KernelTable<KvAppendParams> cpu_kernels<KvAppendParams>() {
   static constexpr KernelEntry<KvAppendParams> kRows[] = {
       FK_FAST_ROWS(KvAppendParams, "kv_append", kv_append, kv_append_supports, nullptr)

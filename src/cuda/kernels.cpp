@@ -3,6 +3,7 @@
 #include "cuda/kv/kv.hpp"
 #include "cuda/mask/pack_mask.hpp"
 #include "cuda/loss/cross_entropy.hpp"
+#include "cuda/loss/linear_loss.hpp"
 #include "cuda/norm/norm.hpp"
 #include "cuda/norm/sm90a/norm_bwd_rows.hpp"
 #include "cuda/norm/sm90a/norm_long_rows.hpp"
@@ -200,6 +201,22 @@ KernelTable<CrossEntropyBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<CrossEntropyBackwardParams> rows[] = {
       generic<CrossEntropyBackwardParams, cuda::cross_entropy_bwd, cuda::cross_entropy_bwd_workspace>(
           "cross_entropy_bwd/cuda/generic", cuda::cross_entropy_bwd_supports)};
+  return table(rows);
+}
+
+template <>
+KernelTable<LinearCrossEntropyParams> cuda_kernels() {
+  static constexpr KernelEntry<LinearCrossEntropyParams> rows[] = {
+      generic<LinearCrossEntropyParams, cuda::linear_cross_entropy>("linear_cross_entropy/cuda/generic",
+                                                                    cuda::linear_cross_entropy_supports)};
+  return table(rows);
+}
+
+template <>
+KernelTable<LinearCrossEntropyBackwardParams> cuda_kernels() {
+  static constexpr KernelEntry<LinearCrossEntropyBackwardParams> rows[] = {
+      generic<LinearCrossEntropyBackwardParams, cuda::linear_cross_entropy_bwd>(
+          "linear_cross_entropy_bwd/cuda/generic", cuda::linear_cross_entropy_bwd_supports)};
   return table(rows);
 }
 

@@ -5,6 +5,7 @@
 #include "ops/attention_params.hpp"
 #include "ops/elementwise_params.hpp"
 #include "ops/kv_params.hpp"
+#include "ops/linear_loss_params.hpp"
 #include "ops/linear_params.hpp"
 #include "ops/loss_params.hpp"
 #include "ops/mask_params.hpp"
@@ -44,6 +45,8 @@ inline constexpr OpList kOps{
     Op<NormBackwardParams>{{"layer_norm_backward", "rms_norm_backward"}},
     Op<CrossEntropyParams>{{"cross_entropy"}},
     Op<CrossEntropyBackwardParams>{{"cross_entropy_backward"}},
+    Op<LinearCrossEntropyParams>{{"linear_cross_entropy", "linear_selected_log_prob"}},
+    Op<LinearCrossEntropyBackwardParams>{{"linear_cross_entropy_backward", "linear_selected_log_prob_backward"}},
     Op<KvAppendParams>{{"kv_append"}},
     Op<KvReadParams>{{"kv_read"}},
     Op<KvCopyParams>{{"kv_copy_pages"}},

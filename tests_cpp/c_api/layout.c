@@ -80,6 +80,13 @@ int main(void) {
   printf("fk_cross_entropy_options.ignore_index %u\n", (unsigned)offsetof(fk_cross_entropy_options, ignore_index));
   printf("fk_cross_entropy_options.label_smoothing %u\n", (unsigned)offsetof(fk_cross_entropy_options, label_smoothing));
   printf("fk_cross_entropy_options.reduction %u\n", (unsigned)offsetof(fk_cross_entropy_options, reduction));
+  printf("fk_linear_cross_entropy_options %u\n", (unsigned)sizeof(fk_linear_cross_entropy_options));
+  printf("fk_linear_cross_entropy_options.size %u\n", (unsigned)offsetof(fk_linear_cross_entropy_options, size));
+  printf("fk_linear_cross_entropy_options.ignore_index %u\n", (unsigned)offsetof(fk_linear_cross_entropy_options, ignore_index));
+  printf("fk_linear_cross_entropy_options.label_smoothing %u\n", (unsigned)offsetof(fk_linear_cross_entropy_options, label_smoothing));
+  printf("fk_linear_cross_entropy_options.z_loss %u\n", (unsigned)offsetof(fk_linear_cross_entropy_options, z_loss));
+  printf("fk_linear_cross_entropy_options.softcap %u\n", (unsigned)offsetof(fk_linear_cross_entropy_options, softcap));
+  printf("fk_linear_cross_entropy_options.reduction %u\n", (unsigned)offsetof(fk_linear_cross_entropy_options, reduction));
   printf("fk_error_details %u\n", (unsigned)sizeof(fk_error_details));
   printf("fk_error_details.size %u\n", (unsigned)offsetof(fk_error_details, size));
   printf("fk_error_details.status %u\n", (unsigned)offsetof(fk_error_details, status));

@@ -13,6 +13,7 @@ from .attention import attention, attention_varlen, pack_mask
 from .elementwise import log_softmax, softmax, swiglu
 from .kv_cache import attention_paged, kv_append, kv_read
 from .linear import Linear, linear
+from .linear_loss import LinearCrossEntropyLoss, linear_cross_entropy, linear_selected_log_prob
 from .loss import cross_entropy
 from .norm import RMSNorm, layer_norm, rms_norm
 from .rope import rope, rope_table
@@ -22,6 +23,7 @@ _flash_impl.register()
 
 __all__ = [
     "Linear",
+    "LinearCrossEntropyLoss",
     "RMSNorm",
     "attention",
     "attention_paged",
@@ -31,6 +33,8 @@ __all__ = [
     "kv_read",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
+    "linear_selected_log_prob",
     "log_softmax",
     "pack_mask",
     "rms_norm",

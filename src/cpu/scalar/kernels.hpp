@@ -41,6 +41,8 @@ void norm_backward(const NormBackwardParams& params, void* workspace, Stream str
 std::size_t cross_entropy_workspace(const CrossEntropyParams& params);
 void cross_entropy(const CrossEntropyParams& params, void* workspace, Stream stream);
 void cross_entropy_backward(const CrossEntropyBackwardParams& params, void* workspace, Stream stream);
+void linear_cross_entropy(const LinearCrossEntropyParams& params, void* workspace, Stream stream);
+void linear_cross_entropy_backward(const LinearCrossEntropyBackwardParams& params, void* workspace, Stream stream);
 
 // pack_mask
 void pack_mask(const PackMaskParams& params, void* workspace, Stream stream);

@@ -194,6 +194,17 @@ pub struct fk_cross_entropy_options {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub struct fk_linear_cross_entropy_options {
+    pub size: usize,
+    pub ignore_index: i64,
+    pub label_smoothing: f32,
+    pub z_loss: f32,
+    pub softcap: f32,
+    pub reduction: fk_reduction,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub struct fk_error_details {
     pub size: usize,
     pub status: fk_status,
@@ -306,6 +317,7 @@ extern "C" {
     pub fn fk_norm_gradients_init(gradients: *mut fk_norm_gradients, size: usize) -> fk_status;
     pub fn fk_linear_gradients_init(gradients: *mut fk_linear_gradients, size: usize) -> fk_status;
     pub fn fk_cross_entropy_options_init(options: *mut fk_cross_entropy_options, size: usize) -> fk_status;
+    pub fn fk_linear_cross_entropy_options_init(options: *mut fk_linear_cross_entropy_options, size: usize) -> fk_status;
     pub fn fk_tensor_init(tensor: *mut fk_tensor, data: *mut c_void, dtype: fk_dtype, device: fk_device, ndim: i32, shape: *const i64) -> fk_status;
     pub fn fk_attention(q: *const fk_tensor, k: *const fk_tensor, v: *const fk_tensor, out: *const fk_tensor, lse: *const fk_tensor, options: *const fk_attention_options, context: *const fk_context) -> fk_status;
     pub fn fk_attention_varlen(q: *const fk_tensor, k: *const fk_tensor, v: *const fk_tensor, cu_seqlens_q: *const fk_tensor, cu_seqlens_k: *const fk_tensor, max_seqlen_q: i64, max_seqlen_k: i64, out: *const fk_tensor, lse: *const fk_tensor, options: *const fk_attention_options, context: *const fk_context) -> fk_status;
@@ -335,6 +347,10 @@ extern "C" {
     pub fn fk_rms_norm_backward(grad_out: *const fk_tensor, h: *const fk_tensor, weight: *const fk_tensor, rstd: *const fk_tensor, grad_residual_out: *const fk_tensor, gradients: *const fk_norm_gradients, context: *const fk_context) -> fk_status;
     pub fn fk_cross_entropy(logits: *const fk_tensor, targets: *const fk_tensor, loss: *const fk_tensor, lse: *const fk_tensor, options: *const fk_cross_entropy_options, context: *const fk_context) -> fk_status;
     pub fn fk_cross_entropy_backward(grad_loss: *const fk_tensor, logits: *const fk_tensor, targets: *const fk_tensor, lse: *const fk_tensor, grad_logits: *const fk_tensor, options: *const fk_cross_entropy_options, context: *const fk_context) -> fk_status;
+    pub fn fk_linear_cross_entropy(x: *const fk_tensor, weight: *const fk_tensor, bias: *const fk_tensor, targets: *const fk_tensor, class_weights: *const fk_tensor, loss: *const fk_tensor, z_loss: *const fk_tensor, lse: *const fk_tensor, options: *const fk_linear_cross_entropy_options, context: *const fk_context) -> fk_status;
+    pub fn fk_linear_selected_log_prob(x: *const fk_tensor, weight: *const fk_tensor, bias: *const fk_tensor, targets: *const fk_tensor, log_prob: *const fk_tensor, lse: *const fk_tensor, softcap: f32, temperature: f32, ignore_index: i64, context: *const fk_context) -> fk_status;
+    pub fn fk_linear_cross_entropy_backward(grad_loss: *const fk_tensor, x: *const fk_tensor, weight: *const fk_tensor, bias: *const fk_tensor, targets: *const fk_tensor, class_weights: *const fk_tensor, lse: *const fk_tensor, gradients: *const fk_linear_gradients, options: *const fk_linear_cross_entropy_options, context: *const fk_context) -> fk_status;
+    pub fn fk_linear_selected_log_prob_backward(grad_log_prob: *const fk_tensor, x: *const fk_tensor, weight: *const fk_tensor, bias: *const fk_tensor, targets: *const fk_tensor, lse: *const fk_tensor, gradients: *const fk_linear_gradients, softcap: f32, temperature: f32, ignore_index: i64, context: *const fk_context) -> fk_status;
     pub fn fk_kv_append(k: *const fk_tensor, v: *const fk_tensor, k_pages: *const fk_tensor, v_pages: *const fk_tensor, scales: *const fk_kv_scales, slots: *const fk_tensor, rope: *const fk_kv_append_rope, context: *const fk_context) -> fk_status;
     pub fn fk_kv_read(k_pages: *const fk_tensor, v_pages: *const fk_tensor, scales: *const fk_kv_scales, block_table: *const fk_tensor, seq_lens: *const fk_tensor, k_out: *const fk_tensor, v_out: *const fk_tensor, context: *const fk_context) -> fk_status;
     pub fn fk_kv_copy_pages(k_pages: *const fk_tensor, v_pages: *const fk_tensor, scales: *const fk_kv_scales, src: *const fk_tensor, dst: *const fk_tensor, context: *const fk_context) -> fk_status;

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..case import Case, Settings
-from . import attention, decode, decode_chain, doors, kernels, linear, rows
+from . import attention, decode, decode_chain, doors, kernels, linear, linear_loss, rows
 
 __all__ = ["GROUPS", "SUITES", "select"]
 
@@ -32,6 +32,7 @@ GROUPS: dict[str, Callable[[Settings], Iterator[Case]]] = {
     "rope": rows.rope,
     "elementwise": rows.elementwise,
     "cross_entropy": rows.cross_entropy,
+    "linear_cross_entropy": linear_loss.linear_cross_entropy,
     "kernels": kernels.kernels,
 }
 

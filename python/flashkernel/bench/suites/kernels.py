@@ -16,7 +16,7 @@ from ... import selfcheck
 from ...selfcheck import samples_of
 from .. import baselines
 from ..case import DTYPES, OURS, PEER, TOLERANCE, Case, Inputs, Provider, Settings, Work, attention_flop, each, nbytes
-from . import decode, linear, rows
+from . import decode, linear, linear_loss, rows
 
 __all__ = ["OPS", "Representative", "call_for", "kernels", "representative"]
 
@@ -189,6 +189,14 @@ def _cross_entropy(backward: bool, s: Settings, r: Representative) -> Pair:
     return _of(rows.cross_entropy_work(s, r.dtype, count, classes, backward), f"{count} x {classes}")
 
 
+def _linear_cross_entropy(part: str, s: Settings, r: Representative) -> Pair:
+    sizes = s.pick(quick=(8, 32, 1100), cpu=(64, 256, 32000), cuda=(4096, 2048, 128256))
+    tokens, features, classes = sizes
+    return _of(
+        linear_loss.linear_cross_entropy_work(s, r.dtype, *sizes, part=part), f"{tokens} x {features} -> {classes}"
+    )
+
+
 def _rope(s: Settings, r: Representative) -> Pair:
     shape = s.pick(quick=(1, 4, 2, 32, 32), cpu=(1, 8, 8, 512, 64), cuda=(4, 32, 32, 4096, 128))
     batch, heads_q, heads_kv, seq, dim = shape
@@ -233,6 +241,8 @@ OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
     "rope": _rope,
     "cross_entropy": partial(_cross_entropy, False),
     "cross_entropy_bwd": partial(_cross_entropy, True),
+    "linear_cross_entropy": partial(_linear_cross_entropy, "forward"),
+    "linear_cross_entropy_bwd": partial(_linear_cross_entropy, "backward"),
     "kv_append": partial(_kv, "kv_append"),
     "kv_read": partial(_kv, "kv_read"),
     "kv_copy_pages": partial(_kv, "kv_copy_pages"),
