@@ -190,11 +190,9 @@ def _cross_entropy(backward: bool, s: Settings, r: Representative) -> Pair:
 
 
 def _linear_cross_entropy(part: str, s: Settings, r: Representative) -> Pair:
-    sizes = s.pick(quick=(8, 32, 1100), cpu=(64, 256, 32000), cuda=(4096, 2048, 128256))
-    tokens, features, classes = sizes
-    return _of(
-        linear_loss.linear_cross_entropy_work(s, r.dtype, *sizes, part=part), f"{tokens} x {features} -> {classes}"
-    )
+    tokens, features, classes = s.pick(quick=(8, 32, 1100), cpu=(64, 256, 32000), cuda=(4096, 2048, 128256))
+    work = linear_loss.linear_cross_entropy_work(s, r.dtype, tokens, features, classes, part)
+    return _of(work, f"{tokens} x {features} -> {classes}")
 
 
 def _rope(s: Settings, r: Representative) -> Pair:

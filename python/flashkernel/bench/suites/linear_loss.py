@@ -30,9 +30,11 @@ def _unfused_backward(grad: Any, x: Any, weight: Any, targets: Any, lse: Any) ->
 
 
 def _step(loss: Callable[..., Any], x: Any, weight: Any, targets: Any) -> Any:
-    """The loss and its gradients."""
-    value = loss(x, weight, targets)
-    return value.detach(), *baselines.require_torch().autograd.grad(value, (x, weight))
+    """The loss and its gradients; bench calls without recording any."""
+    torch = baselines.require_torch()
+    with torch.enable_grad():
+        value = loss(x, weight, targets)
+        return value.detach(), *torch.autograd.grad(value, (x, weight))
 
 
 def _liger(x: Any, weight: Any, targets: Any) -> Any:
