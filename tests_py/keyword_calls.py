@@ -127,6 +127,14 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             "rope_table",
             {"q": f(1, 2, 4, 8), "k": q, "cos": f(4, 4), "sin": f(4, 4), "out": (f(1, 2, 4, 8), f(1, 2, 4, 8))},
         ),
+        "sample": (
+            "sample",
+            {name: torch.full((3,), value) for name, value in (("temperature", 0.7), ("top_p", 0.9), ("min_p", 0.01))}
+            | {f"{name}_penalty": torch.full((3,), 1.5) for name in ("repetition", "frequency", "presence")}
+            | {"logits": x, "top_k": i(0, 2, 3), "bias": f(3, 4), "history": torch.ones(3, 4, dtype=torch.int32)}
+            | {name: torch.arange(3) for name in ("seed", "offset")}
+            | {"out": torch.zeros(3, dtype=torch.int64), "logprob": f(3)},
+        ),
         "softmax": ("softmax", {"x": x, "out": f(3, 4)}),
         "softmax_backward": ("softmax_backward", {"grad_out": f(3, 4), "out": x}),
         "swiglu": ("swiglu", {"gate": x, "up": f(3, 4), "out": f(3, 4)}),
@@ -169,7 +177,11 @@ def replaced(keywords: Any, path: Path, value: Any) -> Any:
 def written(case: str) -> list[Path]:
     """The arrays that a call writes."""
     op, keywords = calls()[case]
-    paths = [path for path in arrays(keywords) if path[0] in ("out", "grads", "residual_out") or path[-1] == "q_out"]
+    paths = [
+        path
+        for path in arrays(keywords)
+        if path[0] in ("out", "grads", "residual_out", "logprob") or path[-1] == "q_out"
+    ]
     if op.endswith("_backward"):  # whose `out` is what the forward pass gave
         paths = [path for path in paths if path[0] == "grads" or op == "cross_entropy_backward"]
     if op in ("kv_append", "kv_copy_pages"):

@@ -154,6 +154,25 @@ def _loss() -> list[OpCall]:
     ]  # fmt: skip
 
 
+def _sampling() -> list[OpCall]:
+    logits, bias, history = (
+        _numbers(6, 32),
+        _numbers(6, 32, seed=1),
+        np.arange(6 * 32, dtype=np.int32).reshape(6, 32) % 5,
+    )
+    numbers = {name: np.full(6, value, np.float32) for name, value in (("t", 0.7), ("p", 0.9), ("r", 1.3))}
+    inputs = {"logits": logits, "bias": bias, "history": history, **numbers, "seed": np.arange(6, dtype=np.int64)}
+    return [
+        OpCall(
+            "sample",
+            lambda a: fk.sample(
+                a.logits, a.t, top_p=a.p, bias=a.bias, history=a.history, repetition_penalty=a.r, seed=a.seed, out=a.out
+            ),
+            inputs, {"out": _empty(6, dtype=np.int64)}, ("logits", "bias", "history"), ("t", "p", "r", "seed", "out"),
+        )
+    ]  # fmt: skip
+
+
 def _linear() -> list[OpCall]:
     x, weight, bias, grad = _numbers(2, 3, 4, 16), _numbers(24, 16), _numbers(24), _numbers(2, 3, 4, 24)
     pre = np.array(fk.linear(x, weight, bias, activation="gelu", return_preactivation=True)[1])
@@ -321,6 +340,6 @@ def _pages() -> list[OpCall]:
 def op_calls() -> list[OpCall]:
     return [
         call
-        for family in (_elementwise, _reductions, _norms, _loss, _linear, _rope, _attention, _pages)
+        for family in (_elementwise, _reductions, _norms, _loss, _sampling, _linear, _rope, _attention, _pages)
         for call in family()
     ]

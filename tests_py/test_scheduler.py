@@ -423,7 +423,14 @@ def test_a_step_is_fit_for_a_graph(rows: int, options: SamplingOptions, no_conve
         traces.append(mode.calls)
         choice = state.choice
         statics = [state.control, state.table, state.tokens, state.history, state.positions, state.step, state.chosen]
-        statics += [choice.options, choice.seen, choice.counts, choice.bias, *(choice.scores or ())]
+        statics += [
+            choice.numbers,
+            choice.integers,
+            choice.options,
+            choice.history,
+            choice.bias,
+            *(choice.scores or ()),
+        ]
         addresses.append([tensor.data_ptr() for tensor in statics if tensor is not None])
     assert traces[0] == traces[1] and traces[0]
     assert addresses[0] == addresses[1]

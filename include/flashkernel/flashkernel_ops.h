@@ -177,6 +177,31 @@ FK_API fk_status fk_rms_norm_backward(const fk_tensor* grad_out, const fk_tensor
     const fk_tensor* rstd, const fk_tensor* grad_residual_out, const fk_norm_gradients* gradients,
     const fk_context* context);
 
+// ---- Sampling: the next token of each row of logits.
+
+// out[r] = a token drawn from logits [rows, vocab] (float32, float16 or bfloat16; contiguous last dim; at most 2^23
+// tokens). out: int32 or int64 [rows], contiguous. All parameters of rows are contiguous [rows], and absent ones
+// change nothing; they are read on the device, so that a captured graph replays with other numbers.  In this order,
+// as Hugging Face has it: `bias` float32 [rows, vocab] is added; `repetition_penalty` divides positive logits and
+// multiplies negative ones of tokens whose `history` is not 0; `frequency_penalty` is subtracted once for each time
+// that the row has generated the token, `presence_penalty` once if it has. history: int32 [rows, vocab]: 2 * (times
+// generated), plus 1 for a token of the prompt; needed with a penalty. Then a row with `temperature` 0 (or top_k 1,
+// or without `temperature`) takes the first of its best tokens. The others divide by temperature, keep the top_k best
+// (int32 or int64; all that equal the last of them; 0: no limit), of these the fewest best whose probability reaches
+// top_p, equal ones by their ids (1: no limit), of these all that have at least min_p times the probability of the
+// best (0: no limit), and draw in the order of ids by a number from Philox4x32-10 with key `seed` [rows] and counter
+// `offset` [rows] (int64, 0 where absent).  The result is the same on every device, bit for bit: distances from the
+// best logit, in float32, become multiples of 2^-24 (in units of ln 2), those become integer weights of 2^-40 of the
+// best one's, and all sums are of integers. Tokens of the same distance count as equal; below 2^-40 of the best one's
+// probability none is drawn.  A row with a NaN or +inf, or without any number above -inf, gets -1 - (the id of that
+// logit): a kernel can't return, and whoever reads the tokens sees it. logprob: float32 [rows], or absent: the
+// natural logarithm of the token's probability under the logits as they came (NaN for such a row).
+FK_API fk_status fk_sample(const fk_tensor* logits, const fk_tensor* temperature, const fk_tensor* top_k,
+    const fk_tensor* top_p, const fk_tensor* min_p, const fk_tensor* bias, const fk_tensor* history,
+    const fk_tensor* repetition_penalty, const fk_tensor* frequency_penalty, const fk_tensor* presence_penalty,
+    const fk_tensor* seed, const fk_tensor* offset, const fk_tensor* out, const fk_tensor* logprob,
+    const fk_context* context);
+
 // ---- Cross-entropy over the last dim, without writing the probabilities; fused with the product before it, without
 // writing the logits.
 

@@ -315,6 +315,15 @@ def _linear_backward(inputs: Inputs) -> Sample:
     return Sample("linear_backward", arguments, only=(0, 1, 2))
 
 
+def _sample(inputs: Inputs) -> Sample:
+    """Draws from the whole row, from the best five, and from 0.6 of the probability, in turns."""
+    row = np.arange(inputs.rows[0])
+    temperature, top_p = np.full(row.size, 0.75), np.where(row % 3 == 2, 0.625, 1.0)
+    top_k = _indices(inputs, np.where(row % 3 == 1, 5, 0))
+    arguments = inputs.randn(*inputs.rows), _float32(inputs, temperature), top_k, _float32(inputs, top_p)
+    return Sample("sample", arguments)
+
+
 SAMPLES: dict[str, Callable[[Inputs], Sample]] = {
     "add": _matrices("add", 2),
     "argmax": _matrices("argmax", 1, options={"axis": -1}),
@@ -324,6 +333,7 @@ SAMPLES: dict[str, Callable[[Inputs], Sample]] = {
     "reduce_max": _matrices("reduce_max", 1, options={"axis": -1}),
     "reduce_mean": _matrices("reduce_mean", 1),
     "reduce_sum": _matrices("reduce_sum", 1, options={"axis": -1}),
+    "sample": _sample,
     "rope": lambda inputs: Sample("rope", (inputs.randn(1, 3, 9, 64),)),
     "swiglu": _matrices("swiglu", 2),
     "swiglu_backward": _matrices("swiglu_backward", 3, only=(0, 1)),

@@ -13,6 +13,7 @@
 #include "flashkernel/norm.hpp"
 #include "flashkernel/reduce.hpp"
 #include "flashkernel/rope.hpp"
+#include "flashkernel/sample.hpp"
 
 using flashkernel::c::Call;
 using flashkernel::c::guarded;
@@ -260,6 +261,21 @@ fk_status fk_rms_norm_backward(const fk_tensor* grad_out, const fk_tensor* h, co
     flashkernel::rms_norm_backward(c.tensor("grad_out", grad_out), c.tensor("h", h), c.tensor("weight", weight),
         c.tensor("rstd", rstd), c.tensor("grad_residual_out", grad_residual_out),
         c.norm_gradients("gradients", gradients), c.context("context", context));
+  });
+}
+
+fk_status fk_sample(const fk_tensor* logits, const fk_tensor* temperature, const fk_tensor* top_k,
+    const fk_tensor* top_p, const fk_tensor* min_p, const fk_tensor* bias, const fk_tensor* history,
+    const fk_tensor* repetition_penalty, const fk_tensor* frequency_penalty, const fk_tensor* presence_penalty,
+    const fk_tensor* seed, const fk_tensor* offset, const fk_tensor* out, const fk_tensor* logprob,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("sample");
+    flashkernel::sample(c.tensor("logits", logits), c.tensor("temperature", temperature), c.tensor("top_k", top_k),
+        c.tensor("top_p", top_p), c.tensor("min_p", min_p), c.tensor("bias", bias), c.tensor("history", history),
+        c.tensor("repetition_penalty", repetition_penalty), c.tensor("frequency_penalty", frequency_penalty),
+        c.tensor("presence_penalty", presence_penalty), c.tensor("seed", seed), c.tensor("offset", offset),
+        c.tensor("out", out), c.tensor("logprob", logprob), c.context("context", context));
   });
 }
 

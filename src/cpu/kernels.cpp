@@ -239,6 +239,15 @@ KernelTable<NormBackwardParams> cpu_kernels<NormBackwardParams>() {
 }
 
 template <>
+KernelTable<SampleParams> cpu_kernels<SampleParams>() {
+  static constexpr KernelEntry<SampleParams> kRows[] = {
+      scalar_row<SampleParams, cpu_scalar::sample>("sample/cpu/scalar",
+                                                   plan_workspace<SampleParams, cpu_scalar::sample_workspace>),
+  };
+  return table(kRows);
+}
+
+template <>
 KernelTable<CrossEntropyParams> cpu_kernels<CrossEntropyParams>() {
   static constexpr KernelEntry<CrossEntropyParams> kRows[] = {
       FK_FAST_ROWS(CrossEntropyParams, "cross_entropy", cross_entropy, takes_all<CrossEntropyParams>,

@@ -42,6 +42,8 @@ inline constexpr const char* kHeldRow = "held_row";
 inline constexpr const char* kWalkedRow = "walked_row";
 /// Rows whose columns the blocks of a cluster share.
 inline constexpr const char* kClusterOfARow = "cluster_of_a_row";
+/// Sums of integers: no order matters.
+inline constexpr const char* kIntegers = "integers";
 
 template <const char* const& kFamily, int kQkDim, int kVDim>
 constexpr std::array<char, 48> text_of_head_dims() {

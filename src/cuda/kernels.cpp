@@ -10,6 +10,8 @@
 #include "cuda/reduce/reduce.hpp"
 #include "cuda/rope/rope.hpp"
 #include "cuda/rows.hpp"
+#include "cuda/sampling/sample.hpp"
+#include "cuda/sampling/sm90a/sample.hpp"
 #include "cuda/softmax/sm90a/long_rows.hpp"
 #include "cuda/softmax/softmax.hpp"
 #include "ops/op_list.hpp"
@@ -184,6 +186,20 @@ KernelTable<SoftmaxBackwardParams> cuda_kernels() {
                                            cuda::plan_softmax_bwd_held, cuda::softmax_bwd),
     planned_rows<SoftmaxBackwardParams, 2>("softmax_bwd/cuda/generic/walked", cuda::softmax_bwd_walked_supports,
                                            cuda::plan_softmax_bwd_walked, cuda::softmax_bwd)
+  };
+  return table(rows);
+}
+
+template <>
+KernelTable<SampleParams> cuda_kernels() {
+  static constexpr KernelEntry<SampleParams> rows[] = {
+#if FK_WITH_SM90A
+    row<SampleParams>("sample/cuda/sm90a", kHopper, arithmetic::kIntegers, cuda::sm90a::sample_supports,
+                      cuda::cost_us<SampleParams, rates::kRowsInClusters>, cuda::sm90a::plan_sample,
+                      cuda::sm90a::sample),
+#endif
+    plain<SampleParams, cuda::sample>("sample/cuda/generic", kEvery, arithmetic::kIntegers, cuda::sample_supports,
+                                      cuda::cost_us<SampleParams, rates::kRowsByElement>)
   };
   return table(rows);
 }

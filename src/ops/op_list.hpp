@@ -12,6 +12,7 @@
 #include "ops/norm_params.hpp"
 #include "ops/reduce_params.hpp"
 #include "ops/rope_params.hpp"
+#include "ops/sample_params.hpp"
 
 namespace flashkernel {
 
@@ -43,6 +44,7 @@ inline constexpr OpList kOps{
     Op<SoftmaxBackwardParams>{{"softmax_backward", "log_softmax_backward"}},
     Op<NormParams>{{"layer_norm", "rms_norm"}},
     Op<NormBackwardParams>{{"layer_norm_backward", "rms_norm_backward"}},
+    Op<SampleParams>{{"sample"}},
     Op<CrossEntropyParams>{{"cross_entropy"}},
     Op<CrossEntropyBackwardParams>{{"cross_entropy_backward"}},
     Op<LinearCrossEntropyParams>{{"linear_cross_entropy", "linear_selected_log_prob"}},

@@ -112,12 +112,8 @@ class HostArrays:
         """table[i, columns[i]] for every row."""
         return np.take_along_axis(table, columns[:, None], axis=1)[:, 0]
 
-    def mark(self, table: Any, columns: Any) -> None:
-        """table[i, j] = True for all j in columns[i]: bool [rows, n], int64 [rows, m]."""
-        np.put_along_axis(table, columns, True, axis=1)
-
     def add_at(self, table: Any, columns: Any, values: Any) -> None:
-        """table[i, columns[i, j]] += values[i, j]: float32 [rows, n], int64 [rows, m], float32 [rows, m]."""
+        """table[i, columns[i, j]] += values[i, j]: [rows, n], int64 [rows, m], [rows, m] of the table's dtype."""
         np.add.at(table, (np.arange(len(table))[:, None], columns), values)
 
     def floats(self, values: Any) -> Any:
@@ -199,25 +195,35 @@ class HostArrays:
         return order, np.take_along_axis(values, order, axis=-1)
 
     def penalise(self, logits: Any, seen: Any, penalty: Any) -> Any:
-        """float32 [rows, vocab]: `sampling.penalise` of each row. seen: bool [rows, vocab]; penalty: float64 [rows]."""
+        """float32 [rows, vocab]: `sampling.penalise` of each row. seen: bool [rows, vocab]; penalty: float32 [rows]."""
         rows = enumerate(self.to_float32(logits))
         return np.stack([penalise(row, np.flatnonzero(seen[i]), float(penalty[i])) for i, row in rows])
 
-    def sample(
+    def sample(self, logits: Any, out: Any, **options: Any) -> None:
+        """out [rows] int64: a token for each row of logits, as `flashkernel.sample` draws it; for a row that it
+        refuses, the place of the logit that is why.
+        """
+        fk.sample(logits, out=out, **options, **self.op_options)
+        np.maximum(out, ~out, out=out)
+
+    def draw_typical(
         self,
-        logits: Any,
+        scores: Any,
         temperature: Any,
         top_k: Any,
         top_p: Any,
         uniform: Any,
         min_p: Any,
+        typical_p: Any,
         out: Any,
-        typical_p: Any = None,
     ) -> None:
-        """out [rows] int64: a token for each row of logits, as `sampling.draw` draws it."""
-        for i, row in enumerate(self.to_float32(logits)):
-            options = float(temperature[i]), int(top_k[i]), float(top_p[i]), float(uniform[i]), float(min_p[i])
-            out[i] = draw(row, *options, 1.0 if typical_p is None else float(typical_p[i]))
+        """out [rows] int64: a token for each row of float32 scores whose typical_p is below 1, as `sampling.draw` draws
+        it; others stay.
+        """
+        for i, row in enumerate(scores):
+            if typical_p[i] < 1:
+                limits = float(temperature[i]), int(top_k[i]), float(top_p[i])
+                out[i] = draw(row, *limits, float(uniform[i]), float(min_p[i]), float(typical_p[i]))
 
     def to_float32(self, values: Any) -> np.ndarray:
         """Values in the model's dtype, or float32 ones."""
@@ -356,9 +362,6 @@ class TorchArrays(HostArrays):
     def at(self, table: Any, columns: Any) -> Any:
         return table.gather(1, columns[:, None])[:, 0]
 
-    def mark(self, table: Any, columns: Any) -> None:
-        table.scatter_(1, columns, True)
-
     def add_at(self, table: Any, columns: Any, values: Any) -> None:
         table.scatter_add_(1, columns, values)
 
@@ -421,20 +424,25 @@ class TorchArrays(HostArrays):
 
         return penalise_rows(logits, seen, penalty)
 
-    def sample(
+    def sample(self, logits: Any, out: Any, **options: Any) -> None:
+        fk.sample(logits, out=out, **options)
+        self._torch.maximum(out, ~out, out=out)
+
+    def draw_typical(
         self,
-        logits: Any,
+        scores: Any,
         temperature: Any,
         top_k: Any,
         top_p: Any,
         uniform: Any,
         min_p: Any,
+        typical_p: Any,
         out: Any,
-        typical_p: Any = None,
     ) -> None:
         from .device_sampling import draw_rows
 
-        out.copy_(draw_rows(logits, temperature, top_k, top_p, uniform, min_p, typical_p))
+        drawn = draw_rows(scores, temperature, top_k, top_p, uniform, min_p, typical_p)
+        out.copy_(self._torch.where(typical_p < 1, drawn, out))
 
     def to_float32(self, values: Any) -> np.ndarray:
         return values.float().cpu().numpy()

@@ -19,9 +19,11 @@ from .sampling_options import MAX_LOGPROBS, Wanted
 
 __all__ = ["RowChoice", "Scores"]
 
-# Numbers of a row: temperature, top_k, top_p, min_p, typical_p, repetition, frequency and presence penalty.
-OPTIONS = 8
-NEUTRAL = (0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0)
+# Numbers of a row, which change nothing: temperature, top_p, min_p, repetition, frequency and presence penalty.
+NEUTRAL = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+# What typical sampling needs beside them, in float64: temperature, top_k, top_p, min_p, typical_p.
+TYPICAL = 5
+NOT_TYPICAL = (0.0, 0.0, 1.0, 0.0, 1.0)
 
 
 class Scores(NamedTuple):
@@ -39,10 +41,11 @@ class RowChoice:
 
     def __init__(self, arrays: HostArrays, rows: int, steps: int, vocab_size: int):
         self.arrays, self.rows, self.steps, self.vocab_size = arrays, rows, steps, vocab_size
-        self.options = arrays.zeros((OPTIONS + steps, rows), "float64")
-        self.uniforms = self.options[OPTIONS:]  # a number in [0, 1) for each token to come
-        self.seen: Any = None  # bool [rows, vocab]: tokens that each row holds
-        self.counts: Any = None  # float32 [rows, vocab]: how often each row has generated a token
+        self.numbers = arrays.zeros((len(NEUTRAL), rows), "float32")
+        self.integers = arrays.zeros((2 + steps, rows), "int64")  # top_k, key of the draws, their counter in each step
+        self.options: Any = None  # float64 [TYPICAL + steps, rows]; the last ones: a number in [0, 1) for each step
+        self.history: Any = None  # int32 [rows, vocab]: 2 * (times generated) + (in the prompt)
+        self.generated: Any = None  # int32 [rows, 1]: 2, what a new token adds to that
         self.bias: Any = None  # float32 [rows, vocab]
         self.scores: tuple[Any, Any, Any] | None = None  # of `Scores`
         self._tables_of: list[tuple[Request | None, int]] = []  # whose tables, and how many tokens they cover
@@ -51,10 +54,11 @@ class RowChoice:
     def reserve(self, wanted: Wanted) -> None:
         """Makes the arrays that a choice of this kind needs."""
         shape, zeros = (self.rows, self.vocab_size), self.arrays.zeros
-        if wanted.penalised and self.seen is None:
-            self.seen = zeros(shape, "bool")
-        if wanted.counted and self.counts is None:
-            self.counts = zeros(shape, "float32")
+        if wanted.typical and self.options is None:
+            self.options = zeros((TYPICAL + self.steps, self.rows), "float64")
+        if (wanted.penalised or wanted.counted) and self.history is None:
+            self.history = zeros(shape, "int32")
+            self.generated = self.arrays.index(np.full((self.rows, 1), 2), "int32")
         if wanted.biased and self.bias is None:
             self.bias = zeros(shape, "float32")
         if wanted.scored and self.scores is None:
@@ -63,25 +67,36 @@ class RowChoice:
 
     def saved(self) -> list[tuple[Any, Any]]:
         """The tables and copies of them: a step changes them."""
-        return [(table, table.clone()) for table in (self.seen, self.counts) if table is not None]
+        return [] if self.history is None else [(self.history, self.history.clone())]
 
     def load(self, requests: Sequence[Request | None], steps: int, wanted: Wanted, fresh: bool) -> None:
         """Sends what the next `steps` steps need. fresh: rows may have other requests than in the last steps."""
-        options = np.zeros((OPTIONS + self.steps, self.rows))
-        options[:OPTIONS] = np.array(NEUTRAL)[:, None]
+        numbers = np.tile(np.array(NEUTRAL, np.float32)[:, None], self.rows)
+        integers = np.zeros((2 + self.steps, self.rows), np.int64)
+        options = np.zeros((TYPICAL + self.steps, self.rows))
+        options[:TYPICAL] = np.array(NOT_TYPICAL)[:, None]
         for i, request in enumerate(requests):
             if request is not None:
                 sampling = request.sampling
-                options[5:OPTIONS, i] = (
+                numbers[3:, i] = (
                     sampling.repetition_penalty,
                     sampling.frequency_penalty,
                     sampling.presence_penalty,
                 )
                 if not sampling.greedy:
-                    options[:4, i] = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
-                    options[4, i] = sampling.typical_p
-                    options[OPTIONS : OPTIONS + steps, i] = request.random.random(steps)
+                    place, top_k = request.random.take(steps), min(sampling.top_k, self.vocab_size)
+                    numbers[:3, i] = sampling.temperature, sampling.top_p, sampling.min_p
+                    integers[:2, i] = top_k, request.random.key
+                    integers[2 : 2 + steps, i] = np.arange(place, place + steps)
+                    if sampling.typical_p < 1:
+                        limits = sampling.temperature, top_k, sampling.top_p, sampling.min_p, sampling.typical_p
+                        options[:TYPICAL, i] = limits
+                        options[TYPICAL : TYPICAL + steps, i] = request.random.uniforms(place, steps)
         if wanted.sampled or wanted.adjusted:
+            self.arrays.write(self.numbers, numbers)
+        if wanted.sampled:
+            self.arrays.write(self.integers, integers)
+        if wanted.typical:
             self.arrays.write(self.options, options)
         if wanted.adjusted:
             if fresh:
@@ -98,47 +113,59 @@ class RowChoice:
         covered = [(r, 0 if r is None else len(r.tokens)) for r in requests]
         if tables == self._tables and covered == [(r, 0 if r is None else count) for r, count in self._tables_of]:
             return
-        rows, arrays = len(requests), self.arrays
-        if wanted.penalised:
-            self.seen[:rows] = False
-            texts = [[0] if request is None else request.tokens for request in requests]
-            columns = _padded([text + text[:1] * (max(map(len, texts)) - len(text)) for text in texts], np.int64)
-            arrays.mark(self.seen[:rows], arrays.index(columns, "int64"))
-        if wanted.counted:
-            new: list[list[int]] = [[] if request is None else request.generated for request in requests]
-            self._fill(self.counts[:rows], new, [[1.0] * len(tokens) for tokens in new])
+        rows = len(requests)
+        if wanted.penalised or wanted.counted:
+            texts = [[] if r is None else [*sorted(set(r.prompt)), *r.generated] for r in requests]
+            new = [0 if r is None else len(r.generated) for r in requests]
+            adds = [[1] * (len(text) - n) + [2] * n for text, n in zip(texts, new, strict=True)]
+            self._fill(self.history[:rows], texts, adds, "int32")
         if wanted.biased:
             pairs = [() if request is None else request.sampling.biases for request in requests]
-            self._fill(self.bias[:rows], [[t for t, _ in row] for row in pairs], [[b for _, b in row] for row in pairs])
+            self._fill(
+                self.bias[:rows],
+                [[t for t, _ in row] for row in pairs],
+                [[b for _, b in row] for row in pairs],
+                "float32",
+            )
         self._tables_of, self._tables = covered, tables
 
-    def _fill(self, table: Any, columns: list[list[int]], values: list[list[float]]) -> None:
+    def _fill(self, table: Any, columns: list[list[int]], values: Sequence[Sequence[float]], dtype: str) -> None:
         """0, and values[i][j] added at table[i, columns[i][j]]; rows may differ in length."""
         table[...] = 0
         if any(columns):
             self.arrays.add_at(
                 table,
                 self.arrays.index(_padded(columns, np.int64), "int64"),
-                self.arrays.index(_padded(values, np.float32), "float32"),
+                self.arrays.index(_padded(values, dtype), dtype),
             )
 
     def choose(self, logits: Any, rows: int, step: Any, wanted: Wanted, out: Any) -> None:
         """Writes a token for each of the first `rows` rows to out, int64 [rows]; step: int64 [1] on the device, which
         of the steps this is.
         """
-        arrays, options = self.arrays, self.options[:OPTIONS, :rows]
-        scores = self._adjusted(logits, rows, wanted) if wanted.adjusted else logits
-        if wanted.sampled:
-            uniform = arrays.row(self.uniforms, step)[:rows]
-            temperature, top_k, top_p, min_p, typical_p = (options[i] for i in range(5))
-            typical = typical_p if wanted.typical else None
-            arrays.sample(scores, temperature, top_k, top_p, uniform, min_p, out, typical)
+        arrays = self.arrays
+        if wanted.sampled or wanted.adjusted:
+            temperature, top_p, min_p, repetition, frequency, presence = (row[:rows] for row in self.numbers)
+            asked: dict[str, Any] = {}
+            if wanted.sampled:
+                top_k, seed = self.integers[0][:rows], self.integers[1][:rows]
+                asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+                asked |= {"seed": seed, "offset": arrays.row(self.integers[2:], step)[:rows]}
+            if wanted.biased:
+                asked["bias"] = self.bias[:rows]
+            if wanted.penalised or wanted.counted:
+                asked |= {"history": self.history[:rows], "repetition_penalty": repetition}
+                asked |= {"frequency_penalty": frequency, "presence_penalty": presence}
+            arrays.sample(logits, out, **asked)
+            if wanted.typical:
+                limits = [row[:rows] for row in self.options[:TYPICAL]]
+                uniform = arrays.row(self.options[TYPICAL:], step)[:rows]
+                scores = self._adjusted(logits, rows, wanted)
+                arrays.draw_typical(scores, *limits[:3], uniform, *limits[3:], out)
         else:
-            fk.argmax(scores, axis=-1, out=out, **({} if wanted.adjusted else arrays.op_options))
-        if wanted.penalised:
-            arrays.mark(self.seen[:rows], out[:, None])
-        if wanted.counted:
-            arrays.add_at(self.counts[:rows], out[:, None], arrays.floats(out[:, None] >= 0))
+            fk.argmax(logits, axis=-1, out=out, **arrays.op_options)
+        if wanted.penalised or wanted.counted:
+            arrays.add_at(self.history[:rows], out[:, None], self.generated[:rows])
         if wanted.scored:
             assert self.scores is not None
             chosen, ids, values = self.scores
@@ -154,10 +181,10 @@ class RowChoice:
         if wanted.biased:
             scores = scores + self.bias[:rows]
         if wanted.penalised:
-            scores = arrays.penalise(scores, self.seen[:rows], self.options[5][:rows])
+            scores = arrays.penalise(scores, self.history[:rows] != 0, self.numbers[3][:rows])
         if wanted.counted:
-            counts = self.counts[:rows]
-            frequency, presence = (arrays.floats(self.options[i][:rows])[:, None] for i in (6, 7))
+            counts = arrays.floats(self.history[:rows] >> 1)
+            frequency, presence = self.numbers[4][:rows, None], self.numbers[5][:rows, None]
             scores = scores - counts * frequency
             scores = scores - arrays.floats(counts > 0) * presence
         return scores

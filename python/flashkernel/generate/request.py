@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .errors import NonFiniteLogitsError, PromptError
-from .sampling import SamplingOptions, uniforms
+from .sampling import Draws, SamplingOptions
 
 __all__ = ["GenerationStats", "Request", "TokenEvent", "check_request"]
 
@@ -79,7 +79,7 @@ class Request:
     in_flight: int = 0  # tokens of decode steps that were started and not yet read
 
     def __post_init__(self) -> None:
-        self.random = uniforms(self.sampling, self.sequence)
+        self.random = Draws(self.sampling, self.sequence)
 
     @property
     def tokens(self) -> list[int]:

@@ -1,8 +1,9 @@
 """From a row of logits to the next token, on the host, in the order that sampling_options.py tells.
 
-Called by the engine (`draw`; `device_sampling.draw_rows` is the same on torch tensors, without waiting for the
-device) and by the stock path (`Sampler`). Every sequence draws from its own generator, seeded by (seed, its place in
-the batch), one number a token, so what one sequence draws depends on neither its batch mates nor the device.
+The stock path draws by `Sampler`. It and the engine choose by `flashkernel.sample`; where typical_p is asked for, which
+that op has not, by `draw` (`device_sampling.draw_rows` is the same on torch tensors, without waiting for the device).
+Every sequence counts its own numbers under a key of (seed, its place in the batch), one a token, so what one sequence
+draws depends on neither its batch mates nor the device.
 """
 
 from __future__ import annotations
@@ -12,18 +13,44 @@ from collections.abc import Sequence
 
 import numpy as np
 
+import flashkernel as fk
+
 from .errors import NonFiniteLogitsError
 from .sampling_options import SamplingOptions
 
-__all__ = ["Sampler", "SamplingOptions", "adjust", "draw", "log_probabilities", "penalise", "uniforms"]
+__all__ = ["Draws", "Sampler", "SamplingOptions", "adjust", "draw", "log_probabilities", "penalise"]
 
 
 FIRST = 256  # tokens that are sorted first, where a draw may need no more
 
 
-def uniforms(options: SamplingOptions, sequence: int) -> np.random.Generator:
-    """The generator of one sequence: `random()` for each token in turn."""
-    return np.random.Generator(np.random.PCG64([options.seed, sequence]))
+class Draws:
+    """The random numbers of one sequence: number n is Philox4x32-10 at counter n under the sequence's key."""
+
+    def __init__(self, options: SamplingOptions, sequence: int):
+        key = np.random.SeedSequence([options.seed, sequence]).generate_state(1, np.uint64)
+        self.key = int(key.view(np.int64)[0])
+        self.place = 0  # of the next number
+
+    def take(self, count: int) -> int:
+        """The counter of the first of the next `count` numbers."""
+        self.place += count
+        return self.place - count
+
+    def uniforms(self, place: int, count: int) -> list[float]:
+        """Numbers in [0, 1), as `flashkernel.sample` draws them at counters from `place` on."""
+        return [(_philox(self.key, place + i) >> 11) / 2**53 for i in range(count)]
+
+
+def _philox(key: int, counter: int) -> int:
+    """64 bits: the first two words of Philox4x32-10 (Salmon et al., 2011, https://doi.org/10.1145/2063384.2063405)."""
+    mask = 0xFFFFFFFF
+    a, b, c, d, k, m = counter & mask, counter >> 32 & mask, 0, 0, key & mask, key >> 32 & mask
+    for _ in range(10):
+        first, second = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = second >> 32 ^ b ^ k, second & mask, first >> 32 ^ d ^ m, first & mask
+        k, m = k + 0x9E3779B9 & mask, m + 0xBB67AE85 & mask
+    return b << 32 | a
 
 
 def penalise(logits: np.ndarray, seen: np.ndarray, penalty: float) -> np.ndarray:
@@ -133,16 +160,24 @@ class Sampler:
     def __init__(self, options: SamplingOptions, sequence: int, prompt: Sequence[int] = ()):
         self.options, self.sequence, self.prompt = options, sequence, list(prompt)
         self.generated: list[int] = []
-        self._random = uniforms(options, sequence)
+        self._random = Draws(options, sequence)
 
     def __call__(self, logits: np.ndarray) -> int:
         """The next token from float32 logits [vocab]. Raises NonFiniteLogitsError."""
         options = self.options
-        uniform = 0.0 if options.greedy else self._random.random()
+        place = 0 if options.greedy else self._random.take(1)
         scores = adjust(logits, options, self.prompt, self.generated)
-        token = draw(
-            scores, options.temperature, options.top_k, options.top_p, uniform, options.min_p, options.typical_p
-        )
+        if options.typical_p < 1 and not options.greedy:
+            (uniform,) = self._random.uniforms(place, 1)
+            limits = options.temperature, options.top_k, options.top_p
+            token = draw(scores, *limits, uniform, options.min_p, options.typical_p)
+        else:
+            numbers = np.array([options.temperature, options.top_p, options.min_p], np.float32)[:, None]
+            integers = np.array([min(options.top_k, scores.size), self._random.key, place], np.int64)[:, None]
+            temperature, top_p, min_p = numbers
+            top_k, seed, offset = integers
+            token = int(fk.sample(scores[None], temperature, top_k, top_p, min_p, seed=seed, offset=offset)[0])
+            token = max(token, ~token)  # a negative one tells which logit is why
         if not math.isfinite(logits[token]):
             raise NonFiniteLogitsError(self.sequence, len(self.generated), float(logits[token]))
         self.generated.append(token)

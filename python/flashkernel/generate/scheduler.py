@@ -346,7 +346,7 @@ class Scheduler:
         else:
             requests = [None if r is None or r.finish else r for r in self._flights[-1].rows]
         rows: list[Row | None] = []
-        draws = [(r, r.random.bit_generator.state) for r in requests if r is not None and not r.sampling.greedy]
+        draws = [(r, r.random.place) for r in requests if r is not None and not r.sampling.greedy]
         try:
             for request in requests:
                 if request is None:
@@ -363,8 +363,8 @@ class Scheduler:
             for row in rows:  # as it was: the caller may try again
                 if row is not None:
                     self.cache.truncate(row.request.handle, row.length)
-            for request, state in draws:
-                request.random.bit_generator.state = state
+            for request, place in draws:
+                request.random.place = place
             raise
         for row in rows:
             if row is not None:

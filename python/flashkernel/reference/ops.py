@@ -29,6 +29,7 @@ __all__ = [
     "rms_norm_backward",
     "rope",
     "rope_table",
+    "sample",
     "softmax",
     "softmax_backward",
     "swiglu",
@@ -148,6 +149,79 @@ def linear_backward(
 def add(a: ArrayLike, b: ArrayLike) -> Float:
     """a + b."""
     return f64(a) + f64(b)
+
+
+def _philox(seed: int, offset: int) -> int:
+    """64 random bits: the first two words of Philox4x32-10."""
+    c, k = [offset & 0xFFFFFFFF, offset >> 32 & 0xFFFFFFFF, 0, 0], [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [b >> 32 ^ c[1] ^ k[0], b & 0xFFFFFFFF, a >> 32 ^ c[3] ^ k[1], a & 0xFFFFFFFF]
+        k = [k[0] + 0x9E3779B9 & 0xFFFFFFFF, k[1] + 0xBB67AE85 & 0xFFFFFFFF]
+    return c[1] << 32 | c[0]
+
+
+def _sample_row(scores: Float, temperature: float, top_k: int, top_p: float, min_p: float, bits: int) -> int:
+    refused = np.flatnonzero(~(scores < np.inf))
+    if refused.size or scores.max() == -np.inf:
+        return -1 - (int(refused[0]) if refused.size else 0)
+    if temperature == 0 or top_k == 1:
+        return int(np.argmax(scores))
+    order = np.argsort(-scores, kind="stable")
+    with np.errstate(over="ignore"):
+        likely = np.exp((scores[order] - scores.max()) / temperature)
+    likely[likely < 2.0**-40] = 0
+    if 0 < top_k < scores.size:
+        likely[scores[order] < scores[order[top_k - 1]]] = 0
+    before = np.cumsum(likely) - likely
+    if top_p < 1:
+        likely[(before >= top_p * likely.sum()) & (before > 0)] = 0
+    likely[likely < min_p] = 0
+    ends = np.cumsum(likely[np.argsort(order)])
+    return int(np.searchsorted(ends, bits / 2.0**64 * ends[-1], side="right"))
+
+
+def sample(
+    logits: ArrayLike,
+    temperature: ArrayLike | None = None,
+    top_k: ArrayLike | None = None,
+    top_p: ArrayLike | None = None,
+    min_p: ArrayLike | None = None,
+    *,
+    bias: ArrayLike | None = None,
+    history: ArrayLike | None = None,
+    repetition_penalty: ArrayLike | None = None,
+    frequency_penalty: ArrayLike | None = None,
+    presence_penalty: ArrayLike | None = None,
+    seed: ArrayLike | None = None,
+    offset: ArrayLike | None = None,
+) -> NDArray[np.int64]:
+    """The token that each row of logits [rows, vocab] draws, by a sort and in float64. `flashkernel.sample` rounds, so
+    draws within 1e-7 of the end of a token's probability may differ.
+    """
+    scores = f64(logits).copy()
+    rows = len(scores)
+
+    def column(values: ArrayLike | None, default: float) -> Float:
+        return np.full(rows, default) if values is None else f64(values)
+
+    if bias is not None:
+        scores += f64(bias)
+    if history is not None:
+        seen = np.asarray(history, np.int64)
+        repetition = column(repetition_penalty, 1)[:, None]
+        scores = np.where(seen != 0, np.where(scores < 0, scores * repetition, scores / repetition), scores)
+        scores = scores - (seen >> 1) * column(frequency_penalty, 0)[:, None]
+        scores = scores - ((seen >> 1) > 0) * column(presence_penalty, 0)[:, None]
+    options = [column(v, d) for v, d in ((temperature, 0), (top_k, 0), (top_p, 1), (min_p, 0))]
+    keys = [np.zeros(rows, np.int64) if v is None else np.asarray(v, np.int64) for v in (seed, offset)]
+    return np.array(
+        [
+            _sample_row(row, float(t), int(k), float(p), float(m), _philox(int(key), int(place)))
+            for row, t, k, p, m, key, place in zip(scores, *options, *keys, strict=True)
+        ],
+        np.int64,
+    )
 
 
 def swiglu(gate: ArrayLike, up: ArrayLike) -> Float:

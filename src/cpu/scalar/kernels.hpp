@@ -37,6 +37,10 @@ void softmax_backward(const SoftmaxBackwardParams& params, void* workspace, Stre
 void norm(const NormParams& params, void* workspace, Stream stream);
 void norm_backward(const NormBackwardParams& params, void* workspace, Stream stream);
 
+// sample
+std::size_t sample_workspace(const SampleParams& params);
+void sample(const SampleParams& params, void* workspace, Stream stream);
+
 // loss
 std::size_t cross_entropy_workspace(const CrossEntropyParams& params);
 void cross_entropy(const CrossEntropyParams& params, void* workspace, Stream stream);
