@@ -158,10 +158,10 @@ class RowChoice:
                 asked |= {"frequency_penalty": frequency, "presence_penalty": presence}
             arrays.sample(logits, out, **asked)
             if wanted.typical:
-                limits = [row[:rows] for row in self.options[:TYPICAL]]
+                heat, most, mass, least, typical = (row[:rows] for row in self.options[:TYPICAL])
                 uniform = arrays.row(self.options[TYPICAL:], step)[:rows]
                 scores = self._adjusted(logits, rows, wanted)
-                arrays.draw_typical(scores, *limits[:3], uniform, *limits[3:], out)
+                arrays.draw_typical(scores, heat, most, mass, uniform, least, typical, out)
         else:
             fk.argmax(logits, axis=-1, out=out, **arrays.op_options)
         if wanted.penalised or wanted.counted:
