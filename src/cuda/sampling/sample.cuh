@@ -102,8 +102,8 @@ class RowSampler {
       best_ = logit_of_order(best);
       if constexpr (kCluster) {
         const std::uint32_t* const logits = held_;
+        // Until the next exchange a thread reads what it writes here.
         each([&](int i) { held_[i] = sampling::distance(best_, __uint_as_float(logits[i]), options_.scale); });
-        __syncthreads();
       }
       const int drawn = draw(limit());
       mine = drawn >= 0;
