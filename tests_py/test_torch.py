@@ -477,6 +477,7 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
         "swiglu": (ops.swiglu, (x, randn(3, 8))),
         "softmax": (ops.softmax, (x, -1)),
         "log_softmax": (ops.log_softmax, (x, 0)),
+        "sample": (ops.sample, (x, torch.ones(3), None, torch.full((3,), 0.9), *[None] * 8)),
         "cross_entropy": (ops.cross_entropy, (x, torch.tensor([1, 2, 3]), -100, 0.1, "mean")),
     }
 
@@ -485,6 +486,16 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
 def test_opcheck(name: str) -> None:
     op, arguments = opcheck_cases()[name]
     torch.library.opcheck(op.default, arguments)
+
+
+def test_sample_compiles_and_has_no_gradient() -> None:
+    logits, heat = torch.randn(5, 40), torch.ones(5)
+    expected = fk.sample(logits, heat, offset=torch.arange(5))
+    draw = lambda x: fkt.sample(x * 1, heat, offset=torch.arange(5))
+    assert torch.equal(draw(logits), expected)
+    assert torch.equal(torch.compile(draw, fullgraph=True, backend="aot_eager")(logits), expected)
+    tokens = draw(logits.requires_grad_())
+    assert torch.equal(tokens, expected) and not tokens.requires_grad
 
 
 def transformer_block(x: Any, residual: Any, w_qkv: Any, w_norm: Any, w_fc: Any, b_fc: Any, targets: Any) -> Any:

@@ -81,6 +81,7 @@ TRACEABLE: tuple[str, ...] = (
     "rms_norm",
     "rope",
     "rope_table",
+    "sample",
     "softmax",
     "swiglu",
 )

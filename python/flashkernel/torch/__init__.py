@@ -17,6 +17,7 @@ from .linear_loss import LinearCrossEntropyLoss, linear_cross_entropy, linear_se
 from .loss import cross_entropy
 from .norm import RMSNorm, layer_norm, rms_norm
 from .rope import rope, rope_table
+from .sampling import sample
 from .sdpa import scaled_dot_product_attention
 
 _flash_impl.register()
@@ -40,6 +41,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "rope_table",
+    "sample",
     "scaled_dot_product_attention",
     "softmax",
     "swiglu",
