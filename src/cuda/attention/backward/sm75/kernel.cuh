@@ -268,11 +268,11 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kModified>::kThre
     store(staged2, Shape::kY2, plan.y2);
     __syncthreads();
     // Are there pairs in the tile that do not see each other? (Rows past the end are zero and give nothing.)
-    const bool masked = kOfKeys
-                            ? rows.range.first(min(rows.range.q_len, first_column + kColumns) - 1) > rows.first_row ||
-                                  rows.range.last(first_column) < rows.first_row + kRows
-                            : rows.range.first(rows.last_row) > first_column ||
-                                  rows.range.last(rows.first_row) < first_column + kColumns;
+    bool masked = kOfKeys ? rows.range.first(min(rows.range.q_len, first_column + kColumns) - 1) > rows.first_row ||
+                                rows.range.last(first_column) < rows.first_row + kRows
+                          : rows.range.first(rows.last_row) > first_column ||
+                                rows.range.last(rows.first_row) < first_column + kColumns;
+    if constexpr (kModified) masked = masked || f.mask.data;
 
     const int column = first_column + half * kPart + 2 * (lane % 4);  // + 8 n + e % 2
     const auto product = [&](auto tile, auto& to, auto is_held, const auto& held, std::uint32_t x, std::uint32_t y) {
@@ -330,9 +330,8 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kModified>::kThre
             const int other = min(column + 8 * n + e % 2, rows.end - 1);
             const int i = kOfKeys ? other : own, j = kOfKeys ? own : other;
             float capped;
-            float full = modified_score_fast(f, slope, bias + i * f.bias.stride_q * bias_bytes, i, j,
-                                             rows.range.k_len - rows.range.q_len, x, &capped);
-            if (f.mask.hides(b, step.h, i, j)) full = -INFINITY;
+            const float full = modified_score_fast(f, slope, bias + i * f.bias.stride_q * bias_bytes, i, j,
+                                                   rows.range.k_len - rows.range.q_len, x, &capped);
             const float t = capped * inverse_softcap;
             bend[n][e] = 1.0f - t * t;
             x = ptx::exp2_approx(fmaf(full, kLog2E, lse));
@@ -356,7 +355,8 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kModified>::kThre
     }
     const auto visible = [&](int own, int other) {
       const int i = kOfKeys ? other : own, j = kOfKeys ? own : other;
-      return j >= rows.range.first(i) && j < rows.range.last(i) && i < rows.range.q_len;
+      if (j < rows.range.first(i) || j >= rows.range.last(i) || i >= rows.range.q_len) return false;
+      return !kModified || !f.mask.hides(b, step.h, i, j);
     };
     if (masked) {
 #pragma unroll
