@@ -169,7 +169,7 @@ def summary(stats: GenerationStats, device: str, threads: int, args: argparse.Na
         f"device   {device}, {threads} threads, {dtype}" + (f", {args.kv_dtype} cache" if args.kv_dtype else ""),
     ]
     if args.no_flashkernel:
-        lines.append("kernels  none of FlashKernel's: stock model (--no-flashkernel)")
+        lines.append("kernels  none of FlashKernel's in the stock model (--no-flashkernel)")
     elif args.verbose:
         lines += [f"{'' if i else 'kernels':<9}{name} x {count}" for i, (name, count) in enumerate(sorted(ran.items()))]
     return "\n".join(lines)

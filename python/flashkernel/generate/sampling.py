@@ -1,9 +1,10 @@
 """From a row of logits to the next token, on the host, in the order that sampling_options.py tells.
 
-The stock path draws by `Sampler`. It and the engine choose by `flashkernel.sample`; where typical_p is asked for, which
-that op has not, by `draw` (`device_sampling.draw_rows` is the same on torch tensors, without waiting for the device).
-Every sequence counts its own numbers under a key of (seed, its place in the batch), one a token, so what one sequence
-draws depends on neither its batch mates nor the device.
+The stock path chooses by `Sampler`. It and the engine draw by `flashkernel.sample`, so that equal scores give equal
+tokens; a greedy choice on the host needs no kernel. Where typical_p is asked for, which that op has not, both draw by
+`draw` (`device_sampling.draw_rows` is the same on torch tensors, without waiting for the device). Every sequence counts
+its own numbers under a key of (seed, its place in the batch), one a token, so what one sequence draws depends on
+neither its batch mates nor the device.
 """
 
 from __future__ import annotations
@@ -167,7 +168,9 @@ class Sampler:
         options = self.options
         place = 0 if options.greedy else self._random.take(1)
         scores = adjust(logits, options, self.prompt, self.generated)
-        if options.typical_p < 1 and not options.greedy:
+        if options.greedy:
+            token = int(scores.argmax())  # the first of the best; a NaN comes before all
+        elif options.typical_p < 1:
             (uniform,) = self._random.uniforms(place, 1)
             limits = options.temperature, options.top_k, options.top_p
             token = draw(scores, *limits, uniform, options.min_p, options.typical_p)
