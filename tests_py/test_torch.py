@@ -455,12 +455,15 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
     q, k, v = randn(1, 4, 5, 8), randn(1, 2, 6, 8), randn(1, 2, 6, 8)
     bias, sinks, slopes = randn(1, 1, 5, 6), randn(4), torch.rand(4)
     cu = torch.tensor([0, 2, 5], dtype=torch.int32)
-    options = (True, -1, -1, 0.0, None)
+    options = (True, -1, -1, 0.0, None, "distance")
+    mask = fk.pack_mask(torch.rand(1, 4, 5, 6) < 0.7)
     x, w, b = randn(3, 8), randn(6, 8), randn(6)
     cos = torch.randn(1, 5, 4)
     return {
-        "attention": (ops.attention, (q, k, v, bias, slopes, sinks, *options)),
-        "attention_plain": (ops.attention, (q, k, v, None, None, None, *options)),
+        "attention": (ops.attention, (q, k, v, bias, None, slopes, sinks, *options)),
+        "attention_masked": (ops.attention, (q, k, v, bias, mask, slopes, sinks, *options[:-1], "signed")),
+        "attention_plain": (ops.attention, (q, k, v, *[None] * 4, *options)),
+        "pack_mask": (ops.pack_mask, (torch.rand(2, 5, 40) < 0.7,)),
         "attention_varlen": (
             ops.attention_varlen,
             (randn(5, 4, 8), randn(5, 2, 8), randn(5, 2, 8), cu, cu, 3, 3, slopes, sinks, *options),
