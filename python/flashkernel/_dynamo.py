@@ -78,6 +78,7 @@ TRACEABLE: tuple[str, ...] = (
     "linear_cross_entropy",
     "linear_selected_log_prob",
     "log_softmax",
+    "pack_mask",
     "rms_norm",
     "rope",
     "rope_table",
