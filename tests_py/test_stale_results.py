@@ -139,7 +139,7 @@ def suite(commit: str) -> Suite:
     }
     row = {"group": "rope", "case": "small", "dtype": "float16", "providers": providers}
     machine = {"gpu": "NVIDIA T", "cpu": "c", "commit": commit, "date": "2026-11-28T00:00"}
-    return Suite("t/rope", "t_rope", [{"machine": machine, "method": {}}], [row])
+    return Suite("t/rope", "t_rope", [{"command": "flashkernel bench rope", "machine": machine, "method": {}}], [row])
 
 
 def test_tables_mark_what_is_older():
