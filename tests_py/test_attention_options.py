@@ -33,7 +33,7 @@ def taking_options() -> list[Any]:
 @pytest.mark.parametrize("function", taking_options())
 def test_signatures_have_every_option_with_its_default(function: Callable[..., Any]) -> None:
     parameters = inspect.signature(function).parameters
-    without = {"bias"} if "varlen" in function.__name__ or "paged" in function.__name__ else set()
+    without = {"bias", "mask"} if "varlen" in function.__name__ or "paged" in function.__name__ else set()
     for name in AttentionOptions._fields:
         assert (name in parameters) == (name not in without), name
         if name in parameters:
@@ -50,7 +50,12 @@ def test_sides() -> None:
 
 
 def test_keywords_leave_out_what_is_not_given() -> None:
-    assert AttentionOptions(True, (3, None)).keywords() == {"causal": True, "window": (3, None), "softcap": 0.0}
+    assert AttentionOptions(True, (3, None)).keywords() == {
+        "causal": True,
+        "window": (3, None),
+        "softcap": 0.0,
+        "alibi": "distance",
+    }
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,7 @@ def test_torch_schemas_name_every_option_once() -> None:
     from flashkernel.torch._attention_options import DENSE, NUM_DENSE, NUM_VARLEN, from_schema, to_schema
 
     names = [argument.split()[-1] for argument in DENSE.split(", ")]
-    assert len(names) == NUM_DENSE == NUM_VARLEN + 1
+    assert len(names) == NUM_DENSE == NUM_VARLEN + 2
     assert {name.removesuffix("_left").removesuffix("_right") for name in names} == set(AttentionOptions._fields)
-    options = AttentionOptions(True, (3, -1), 2.0, 0.5, "slopes", "sinks", "bias")
-    assert AttentionOptions(**from_schema(options.bias, *to_schema(options))) == options
+    options = AttentionOptions(True, (3, -1), 2.0, 0.5, "slopes", "sinks", "bias", "mask", "signed")
+    assert AttentionOptions(**from_schema(options.bias, options.mask, *to_schema(options))) == options

@@ -57,7 +57,10 @@ def check_row(row: dict[str, Any]) -> None:
         assert row["bytes"] is None or p["gbytes_per_second"] == pytest.approx(row["bytes"] / p["p50"] * 1e-9, rel=1e-4)
         if p["kind"] == OURS:
             assert p["kernels"] and all("/" in kernel for kernel in p["kernels"])
-            assert 0 <= p["relative_error"] < 0.2
+            if name.startswith("sample/"):  # whose draws are checked by what top-p lets in
+                assert p["relative_error"] is None
+            else:
+                assert 0 <= p["relative_error"] < 0.2
             best = row["providers"][row["best_peer"]]["p50"]
             assert p["ratio_to_best_peer"] == pytest.approx(best / p["p50"], rel=1e-4)
             own = p["kernels"]

@@ -45,6 +45,8 @@ SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"linear_cross_entropy(?:_bwd)?/cuda", (CUDA + "loss/linear_loss.",)),
     (r"(?:add|swiglu|swiglu_bwd)/cuda", (CUDA + "elementwise/",)),
     (r"(reduce|rope)/cuda", (CUDA + r"\1/",)),
+    (r"pack_mask/cuda", (CUDA + "mask/",)),
+    (r"sample/cuda", (CUDA + "sampling/",)),
     (r"find_bad_page/cuda", (CUDA + "kv/find_bad_page.",)),
     (r"kv_\w+/cuda", (CUDA + "kv/kv_",)),
     (r"(?:kv_\w+|find_bad_page)/cpu/scalar", (CPU + "scalar/kv.",)),

@@ -16,7 +16,7 @@ from ... import selfcheck
 from ...selfcheck import samples_of
 from .. import baselines
 from ..case import DTYPES, OURS, PEER, TOLERANCE, Case, Inputs, Provider, Settings, Work, attention_flop, each, nbytes
-from . import decode, linear, linear_loss, rows
+from . import decode, linear, linear_loss, rows, sampling
 
 __all__ = ["OPS", "Representative", "call_for", "kernels", "representative"]
 
@@ -150,7 +150,7 @@ def _of(work: Work, sizes: str) -> Pair:
     ours = next(p for p in work.providers if p.kind == OURS)
     others = {
         "flop": work.flop, "read": work.read, "written": work.written, "graph": work.graph, "restore": work.restore,
-        "sizes": sizes,
+        "valid": work.valid, "sizes": sizes,
     }  # fmt: skip
     return ours.calls, [p for p in work.providers if p.kind != OURS], others
 
@@ -195,6 +195,17 @@ def _linear_cross_entropy(part: str, s: Settings, r: Representative) -> Pair:
     return _of(work, f"{tokens} x {features} -> {classes}")
 
 
+def _sample(s: Settings, r: Representative) -> Pair:
+    count, classes = s.pick(quick=(4, 1001), cpu=(8, 128256), cuda=(32, 128256))
+    named = f"{count} x {classes}, temperature {sampling.TEMPERATURE}, top-p {sampling.TOP_P}"
+    return _of(sampling.sample_work(s, r.dtype, count, classes), named)
+
+
+def _pack_mask(s: Settings, r: Representative) -> Pair:
+    count, keys = s.pick(quick=(16, 96), cpu=(4096, 4096), cuda=(32768, 8192))
+    return _of(sampling.pack_mask_work(s, count, keys), f"{count} x {keys} keys")
+
+
 def _rope(s: Settings, r: Representative) -> Pair:
     shape = s.pick(quick=(1, 4, 2, 32, 32), cpu=(1, 8, 8, 512, 64), cuda=(4, 32, 32, 4096, 128))
     batch, heads_q, heads_kv, seq, dim = shape
@@ -237,6 +248,8 @@ OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
     "norm": _matrix(rows.NORMS["rms_norm"], "RMS, "),
     "norm_bwd": _norm_bwd,
     "rope": _rope,
+    "sample": _sample,
+    "pack_mask": _pack_mask,
     "cross_entropy": partial(_cross_entropy, False),
     "cross_entropy_bwd": partial(_cross_entropy, True),
     "linear_cross_entropy": partial(_linear_cross_entropy, "forward"),
@@ -248,7 +261,7 @@ OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
 }
 
 
-def _sample(s: Settings, r: Representative) -> Pair:
+def _of_doctor(s: Settings, r: Representative) -> Pair:
     """Doctor's call of an op that has no row of its own, on larger matrices, beside its twin."""
     rows = s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))
     inputs = selfcheck.Inputs(r.dtype, s.device, rows=rows, as_torch=True)
@@ -266,7 +279,7 @@ def _sample(s: Settings, r: Representative) -> Pair:
 
 
 def _row(op: str) -> Callable[[Settings, Representative], Pair]:
-    return OPS.get(op, _sample)
+    return OPS.get(op, _of_doctor)
 
 
 def _work(s: Settings, r: Representative, ids: Sequence[str]) -> Work:

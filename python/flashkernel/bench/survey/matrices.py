@@ -9,9 +9,10 @@ from typing import Any
 import flashkernel as fk
 
 from .. import baselines, row_peers
-from ..case import BESIDE, ITEM_BYTES, LIMIT, OURS, TOLERANCE, Inputs, Provider, Settings, Work, each, nbytes
+from ..case import ITEM_BYTES, LIMIT, TOLERANCE, Inputs, Provider, Settings, Work, each, nbytes
 from ..suites.linear import linear_work
 from ..suites.rows import ELEMENTWISE, NORMS, cross_entropy_work, norm_backward_work, row_work
+from ..suites.sampling import TEMPERATURE, TOP_P, logits_of, sample_work
 
 __all__ = ["Argmax", "Linear", "Loss", "Matrix", "Merge", "NormBackward", "Sample"]
 
@@ -186,14 +187,9 @@ class Argmax:
     def shrunk(self) -> Argmax:
         return replace(self, rows=min(self.rows, 4), vocabulary=min(self.vocabulary, 1001))
 
-    def _logits(self, s: Settings) -> list[Any]:
-        inputs = Inputs(s.device, self.dtype)
-        size = float(self.rows * self.vocabulary * ITEM_BYTES[self.dtype])
-        return [inputs.randn(self.rows, self.vocabulary) for _ in range(inputs.sets(size, from_memory=s.cuda))]
-
     def work(self, s: Settings) -> Work:
         torch = baselines.require_torch()
-        logits = self._logits(s)
+        logits = logits_of(s, self.dtype, self.rows, self.vocabulary)
         first = logits[0]
 
         def largest(found: Any) -> bool:  # equal ones may stand at several places
@@ -211,55 +207,7 @@ class Sample(Argmax):
 
     @property
     def name(self) -> str:
-        return f"sample {self.rows} x {self.vocabulary}, temperature 0.7, top-p 0.9"
+        return f"sample {self.rows} x {self.vocabulary}, temperature {TEMPERATURE}, top-p {TOP_P}"
 
     def work(self, s: Settings) -> Work:
-        torch = baselines.require_torch()
-        logits = self._logits(s)
-        first = logits[0]
-
-        def per_row(value: float, dtype: Any = torch.float64) -> Any:
-            return torch.full((self.rows,), value, dtype=dtype, device=s.device)
-
-        ordered = torch.softmax(first.double() / TEMPERATURE, -1).sort(-1, descending=True)
-        least = ordered.values.gather(1, ((ordered.values.cumsum(-1) < TOP_P).sum(-1, keepdim=True)))[:, 0]
-
-        def let_in(found: Any) -> bool:
-            chance = torch.softmax(first.double() / TEMPERATURE, -1).gather(1, found.long().reshape(-1, 1))[:, 0]
-            return bool((chance >= least * (1 - 1e-3)).all())  # float32 sums may keep one more of equals
-
-        if hasattr(fk, "sample"):
-            floats = {"temperature": TEMPERATURE, "top_p": TOP_P}
-            named = {name: per_row(value, torch.float32) for name, value in floats.items()}
-            ours = each(fk.sample, [(x,) for x in logits], **named, seed=per_row(7, torch.int64))
-        else:  # the op that the engine has without it
-            from ...generate.device_sampling import draw_rows
-
-            options = (per_row(TEMPERATURE), per_row(0, torch.int64), per_row(TOP_P))
-            uniform = torch.rand(self.rows, dtype=torch.float64, device=s.device)
-            ours = each(draw_rows, [(x, *options, uniform, per_row(0.0)) for x in logits])
-        providers = [Provider("flashkernel", ours, OURS), Provider("eager", each(_drawn, [(x,) for x in logits]))]
-        library = baselines.optional("flashinfer.sampling") if s.cuda and "flashinfer" not in s.without else None
-        if library is not None:
-            sample = library.top_p_sampling_from_probs
-            calls = [_by_flashinfer(sample, x) for x in logits]
-            providers.append(Provider("flashinfer", calls))
-        providers.append(Provider("argmax", each(torch.argmax, [(x, -1) for x in logits]), BESIDE))
-        return Work(providers, read=nbytes(first), written=8.0 * self.rows, valid=let_in)
-
-
-TEMPERATURE, TOP_P = 0.7, 0.9
-
-
-def _drawn(logits: Any) -> Any:
-    """As libraries in torch do it: sort, cut off, draw by exponential noise, which waits for nothing."""
-    torch = baselines.require_torch()
-    likely, ids = torch.softmax(logits.float() / TEMPERATURE, -1).sort(-1, descending=True)
-    likely = likely.masked_fill(likely.cumsum(-1) - likely >= TOP_P, 0.0)
-    noise = torch.empty_like(likely).exponential_()
-    return ids.gather(1, (likely / noise).argmax(-1, keepdim=True))[:, 0]
-
-
-def _by_flashinfer(sample: Any, logits: Any) -> Any:
-    torch = baselines.require_torch()
-    return lambda: sample(torch.softmax(logits.float() / TEMPERATURE, -1), TOP_P)
+        return sample_work(s, self.dtype, self.rows, self.vocabulary)
