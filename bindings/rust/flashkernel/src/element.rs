@@ -9,6 +9,7 @@ pub enum DType {
     BFloat16,
     Int32,
     Int64,
+    UInt8,
 }
 
 impl DType {
@@ -19,6 +20,7 @@ impl DType {
             DType::BFloat16 => sys::FK_BFLOAT16,
             DType::Int32 => sys::FK_INT32,
             DType::Int64 => sys::FK_INT64,
+            DType::UInt8 => sys::FK_UINT8,
         }
     }
 }
@@ -40,7 +42,7 @@ macro_rules! element {
         }
     )*};
 }
-element!(f32 => Float32, F16 => Float16, Bf16 => BFloat16, i32 => Int32, i64 => Int64);
+element!(f32 => Float32, F16 => Float16, Bf16 => BFloat16, i32 => Int32, i64 => Int64, u8 => UInt8);
 
 /// The bits of an IEEE half.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

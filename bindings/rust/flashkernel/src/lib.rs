@@ -29,7 +29,7 @@ pub use cache::{KvCache, PagePoolOptions, Sequence};
 pub use element::{Bf16, DType, Element, F16};
 pub use error::{Error, ErrorKind, Result};
 pub use ops::{
-    add, attention, force_kernels, layer_norm, linear, log_softmax, num_threads, rms_norm, set_num_threads, softmax, swiglu,
-    version, Activation, AttentionOptions,
+    add, attention, force_kernels, layer_norm, linear, log_softmax, num_threads, pack_mask, rms_norm, set_num_threads,
+    softmax, swiglu, version, Activation, Alibi, AttentionOptions,
 };
 pub use tensor::{View, ViewMut};

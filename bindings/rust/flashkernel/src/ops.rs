@@ -94,6 +94,18 @@ pub fn linear(
     check(unsafe { sys::fk_linear(&x.raw, &weight.raw, optional(bias), &out.raw, null(), activation, null()) })
 }
 
+/// What ALiBi's slopes are multiplied with, where d = i + seq_k - seq_q - j is the way from key j to query i's position.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Alibi {
+    /// |d|
+    #[default]
+    Distance,
+    /// d, which is negative to the right of the position
+    Signed,
+    /// sqrt(d) for keys before the position, 0 for others
+    Sqrt,
+}
+
 /// Options of attention; the defaults are those of the library.
 #[derive(Clone, Copy, Default)]
 pub struct AttentionOptions<'a> {
@@ -108,8 +120,11 @@ pub struct AttentionOptions<'a> {
     pub scale: Option<f32>,
     /// Broadcastable to [batch, heads_q, seq_q, seq_k]; dense attention only.
     pub bias: Option<View<'a>>,
+    /// The words of [`pack_mask`], i32, whose first dims are broadcastable to [batch, heads_q, seq_q]; dense attention only.
+    pub mask: Option<View<'a>>,
     /// f32 [heads_q] or [batch, heads_q].
     pub alibi_slopes: Option<View<'a>>,
+    pub alibi: Alibi,
     /// f32 [heads_q]: logits of a key without a value.
     pub sinks: Option<View<'a>>,
 }
@@ -128,10 +143,30 @@ impl AttentionOptions<'_> {
         c.has_scale = i32::from(self.scale.is_some());
         c.scale = self.scale.unwrap_or(0.0);
         c.bias = optional(self.bias.as_ref());
+        c.mask = optional(self.mask.as_ref());
         c.alibi_slopes = optional(self.alibi_slopes.as_ref());
+        c.alibi = match self.alibi {
+            Alibi::Distance => sys::FK_ALIBI_DISTANCE,
+            Alibi::Signed => sys::FK_ALIBI_SIGNED,
+            Alibi::Sqrt => sys::FK_ALIBI_SQRT,
+        };
         c.sinks = optional(self.sinks.as_ref());
         Ok(c)
     }
+}
+
+/// A boolean mask as the bits that [`AttentionOptions::mask`] takes. mask: u8, not 0 is seen, of 1 to 4 dims; out: i32, of
+/// mask's shape but for the last dim, which is (keys + 31) / 32. Bit j % 32 of word j / 32 is key j.
+///
+/// ```
+/// use flashkernel::{pack_mask, View, ViewMut};
+/// let mut words = [0i32; 2];
+/// pack_mask(&View::new(&[1u8, 0, 1, 0, 1, 0], &[2, 3])?, &mut ViewMut::new(&mut words, &[2, 1])?)?;
+/// assert_eq!(words, [0b101, 0b010]);
+/// # Ok::<(), flashkernel::Error>(())
+/// ```
+pub fn pack_mask(mask: &View<'_>, out: &mut ViewMut<'_>) -> Result<()> {
+    check(unsafe { sys::fk_pack_mask(&mask.raw, &out.raw, null()) })
 }
 
 /// softmax(scale q k^T) v: q [batch, heads_q, seq_q, head_dim], k and v [batch, heads_kv, seq_k, head_dim], out as q.

@@ -19,6 +19,37 @@ fn ops_compute() {
 }
 
 #[test]
+fn attention_reads_masks_and_the_forms_of_alibi() {
+    // Scores are what the options make of 0; the values are 0, 1 and 2; the first query stands at the first key.
+    let (q, k) = ([0.0f32; 24], [0.0f32; 24]);
+    let v: Vec<f32> = (0..24).map(|i| (i / 8) as f32).collect();
+    let attend = |options: &AttentionOptions<'_>| {
+        let mut out = [0.0f32; 24];
+        let (q, k) = (View::new(&q, &[1, 1, 3, 8]).unwrap(), View::new(&k, &[1, 1, 3, 8]).unwrap());
+        let v = View::new(&v, &[1, 1, 3, 8]).unwrap();
+        attention(&q, &k, &v, options, &mut ViewMut::new(&mut out, &[1, 1, 3, 8]).unwrap(), None).unwrap();
+        [out[0], out[16]]
+    };
+    let mut words = [0i32];
+    let mask = View::new(&[1u8, 0, 1], &[1, 3]).unwrap();
+    pack_mask(&mask, &mut ViewMut::new(&mut words, &[1, 1]).unwrap()).unwrap();
+    let mask = Some(View::new(&words, &[1, 1, 1, 1]).unwrap());
+    assert!((attend(&AttentionOptions { mask, ..Default::default() })[0] - 1.0).abs() < 1e-6); // keys 0 and 2
+
+    // Key j is j to the right: it weighs 2^-j, 2^j or 1. The last query stands at the last one, and key j weighs 2^-sqrt(2 - j).
+    let slopes = [2f32.ln()];
+    for (alibi, near, far) in [(Alibi::Distance, 0.5, 0.25), (Alibi::Signed, 2.0, 4.0), (Alibi::Sqrt, 1.0, 1.0)] {
+        let alibi_slopes = Some(View::new(&slopes, &[1]).unwrap());
+        let [found, last] = attend(&AttentionOptions { alibi_slopes, alibi, ..Default::default() });
+        let expected = (near + 2.0 * far) / (1.0 + near + far);
+        assert!((found - expected).abs() < 1e-5, "{alibi:?}: {found} {expected}");
+        let far = if alibi == Alibi::Sqrt { 2f32.powf(-2f32.sqrt()) } else { 0.25 };
+        let expected = (0.5 + 2.0) / (far + 0.5 + 1.0);
+        assert!((last - expected).abs() < 1e-5, "{alibi:?}: {last} {expected}");
+    }
+}
+
+#[test]
 fn half_types_round_and_add() {
     for bits in 0..=u16::MAX {
         let (half, brain) = (F16(bits), Bf16(bits));
