@@ -49,12 +49,17 @@ def attention(q: Any, k: Any, v: Any, bias: Any = None, sinks: Any = None, *, op
         scores = scores + bias
     distance = jnp.arange(columns)[None] - (jnp.arange(rows)[:, None] + columns - rows)
     if slopes := options.get("alibi_slopes"):
-        scores = scores - jnp.asarray(slopes)[:, None, None] * jnp.abs(distance)
+        form = options.get("alibi", "distance")
+        before = jnp.sqrt(jnp.maximum(-distance, 0.0))
+        steps = {"distance": jnp.abs(distance), "signed": -distance, "sqrt": before}[form]
+        scores = scores - jnp.asarray(slopes)[:, None, None] * steps
     left, right = options.get("window", (None, None))
     right = 0 if options.get("causal") else right
     seen = jnp.ones_like(distance, bool)
     seen = seen if left is None else seen & (distance >= -left)
     seen = seen if right is None else seen & (distance <= right)
+    if (mask := options.get("mask")) is not None:
+        seen = seen & mask
     scores = jnp.where(seen, scores, -jnp.inf)
     if sinks is not None:
         shape = (*scores.shape[:3], 1)
@@ -111,12 +116,16 @@ def loss_op(**options: Any) -> Op:
 X, W, B, R = draw(0, 4, 3, 16), draw(1, 16) + 1, draw(2, 16), draw(3, 4, 3, 16)
 ROW = (True, False, False, True)
 AXES = (0, None, 0, None)
+SEEN = jnp.asarray(np.random.default_rng(6).random((4, 6, 9)) < 0.6).at[..., 0].set(True)
 OPS = {
     "attention": attention_op(),
     "attention causal": attention_op(causal=True, scale=0.2),
     "attention window": attention_op(window=(3, 1), softcap=5.0, alibi_slopes=(0.5, 0.25, 0.1, 0.05)),
     "attention lse": attention_op(return_lse=True),
     "attention bias": attention_op((draw(4, 4, 6, 9),)),
+    "attention mask": attention_op(mask=SEEN, causal=True),
+    "attention mask of keys": attention_op(mask=SEEN[0, :1], alibi="signed", alibi_slopes=(0.5, 0.25, 0.1, 0.05)),
+    "attention sqrt": attention_op(alibi="sqrt", alibi_slopes=(0.5, 0.25, 0.1, 0.05)),
     "attention sinks": attention_op((draw(4, 1, 4, 1, 9), draw(5, 4)), causal=True, return_lse=True),
     "rms_norm": Op(fkj.rms_norm, lambda x: norm(x, center=False, eps=1e-6), (X,), (True,), (0,)),
     "rms_norm weight": Op(

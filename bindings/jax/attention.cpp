@@ -14,7 +14,9 @@ AttentionOptions options_of(const Call& call) {
   options.softcap = call.get<float>("softcap");
   options.scale = call.get<float>("scale");
   options.bias = call("bias");
+  options.mask = call("mask");
   options.alibi_slopes = call("alibi_slopes");
+  options.alibi = static_cast<Alibi>(call.get<std::int64_t>("alibi"));  // flashkernel.jax has checked the name
   options.sinks = call("sinks");
   return options;
 }
