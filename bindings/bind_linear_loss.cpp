@@ -2,6 +2,7 @@
 #include "flashkernel/loss.hpp"
 
 #include "op.hpp"
+#include "reduction.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -13,14 +14,7 @@ LinearCrossEntropyOptions parse_options(const Call& call, std::int64_t ignore_in
   options.label_smoothing = static_cast<float>(label_smoothing);
   options.z_loss = static_cast<float>(z_loss);
   options.softcap = static_cast<float>(softcap);
-  if (reduction == "none")
-    options.reduction = Reduction::kNone;
-  else if (reduction == "sum")
-    options.reduction = Reduction::kSum;
-  else if (reduction == "mean")
-    options.reduction = Reduction::kMean;
-  else
-    call.fail("reduction='" + reduction + "'; 'none', 'sum' or 'mean' is needed");
+  options.reduction = parse_reduction(call, reduction);
   return options;
 }
 
@@ -132,8 +126,8 @@ void bind_linear_loss(nb::module_& module) {
       "def linear_cross_entropy(x: ArrayT, weight: SupportsDLPack, targets: SupportsDLPack, bias: SupportsDLPack | "
       "None = None, *, class_weights: SupportsDLPack | None = None, ignore_index: int = -100, label_smoothing: float "
       "= 0.0, z_loss: float = 0.0, softcap: float = 0.0, reduction: typing.Literal['none', 'sum', 'mean'] = 'mean', "
-      "return_z_loss: bool = False, return_lse: bool = False, stream: typing.Any = None, dtype: typing.Any = None, "
-      "backend: str | None = None) -> ArrayT, ArrayT if return_z_loss, ArrayT if return_lse",
+      "return_z_loss: bool = False, return_lse: bool = False, stream: typing.Any = None, dtype: typing.Any = None) -> "
+      "ArrayT, ArrayT if return_z_loss, ArrayT if return_lse",
       R"doc(Cross-entropy of the logits x weight^T + bias, of which a chunk at a time is held.
 
 x: [tokens, features]; float32, float16 or bfloat16; contiguous last dim.
@@ -171,9 +165,8 @@ True
       "SupportsDLPack, lse: SupportsDLPack, bias: SupportsDLPack | None = None, *, class_weights: SupportsDLPack | "
       "None = None, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float = "
       "0.0, reduction: typing.Literal['none', 'sum', 'mean'] = 'mean', need_x: bool = True, need_weight: bool = True, "
-      "need_bias: bool = True, float32_weight: bool = False, stream: typing.Any = None, dtype: typing.Any = None, "
-      "backend: str | None = None) -> tuple[ArrayT if need_x else None, ArrayT if need_weight else None, ArrayT if "
-      "need_bias else None]",
+      "need_bias: bool = True, float32_weight: bool = False, stream: typing.Any = None, dtype: typing.Any = None) -> "
+      "tuple[ArrayT if need_x else None, ArrayT if need_weight else None, ArrayT if need_bias else None]",
       R"doc(Gradients of `linear_cross_entropy`; the logits are computed again, a chunk at a time.
 
 grad_loss: float32, the loss's shape, by any stride.
@@ -198,10 +191,9 @@ Example:
 
   def_op<&linear_selected_log_prob>(
       module,
-      "def linear_selected_log_prob(x: ArrayT, weight: SupportsDLPack, targets: SupportsDLPack, bias: SupportsDLPack | "
-      "None = None, *, softcap: float = 0.0, temperature: float = 1.0, ignore_index: int = -100, return_lse: bool = "
-      "False, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> ArrayT, ArrayT if "
-      "return_lse",
+      "def linear_selected_log_prob(x: ArrayT, weight: SupportsDLPack, targets: SupportsDLPack, bias: SupportsDLPack "
+      "| None = None, *, softcap: float = 0.0, temperature: float = 1.0, ignore_index: int = -100, return_lse: bool = "
+      "False, stream: typing.Any = None, dtype: typing.Any = None) -> ArrayT, ArrayT if return_lse",
       R"doc(Each row's log-probability of its target under softmax((x weight^T + bias) / temperature), without writing the logits.
 
 What reinforcement learning calls selected log-probs.
@@ -228,9 +220,8 @@ Example:
       "def linear_selected_log_prob_backward(grad_log_prob: ArrayT, x: SupportsDLPack, weight: SupportsDLPack, "
       "targets: SupportsDLPack, lse: SupportsDLPack, bias: SupportsDLPack | None = None, *, softcap: float = 0.0, "
       "temperature: float = 1.0, ignore_index: int = -100, need_x: bool = True, need_weight: bool = True, need_bias: "
-      "bool = True, float32_weight: bool = False, stream: typing.Any = None, dtype: typing.Any = None, backend: str | "
-      "None = None) -> tuple[ArrayT if need_x else None, ArrayT if need_weight else None, ArrayT if need_bias else "
-      "None]",
+      "bool = True, float32_weight: bool = False, stream: typing.Any = None, dtype: typing.Any = None) -> "
+      "tuple[ArrayT if need_x else None, ArrayT if need_weight else None, ArrayT if need_bias else None]",
       R"doc(Gradients of `linear_selected_log_prob`.
 
 grad_log_prob: float32 [tokens], by any stride.

@@ -2,6 +2,7 @@
 #include "flashkernel/loss.hpp"
 
 #include "op.hpp"
+#include "reduction.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -11,14 +12,7 @@ CrossEntropyOptions parse_options(const Call& call, std::int64_t ignore_index, d
   CrossEntropyOptions options;
   options.ignore_index = ignore_index;
   options.label_smoothing = static_cast<float>(label_smoothing);
-  if (reduction == "none")
-    options.reduction = Reduction::kNone;
-  else if (reduction == "sum")
-    options.reduction = Reduction::kSum;
-  else if (reduction == "mean")
-    options.reduction = Reduction::kMean;
-  else
-    call.fail("reduction='" + reduction + "'; 'none', 'sum' or 'mean' is needed");
+  options.reduction = parse_reduction(call, reduction);
   return options;
 }
 

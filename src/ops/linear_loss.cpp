@@ -8,6 +8,7 @@
 #include "ops/check.hpp"
 #include "ops/linear_loss_chunks.hpp"
 #include "ops/linear_loss_params.hpp"
+#include "ops/loss_check.hpp"
 #include "ops/select.hpp"
 
 namespace flashkernel {
@@ -111,21 +112,6 @@ void take_temperature(const Checker& check, float temperature, Params& params) {
   params.scale = 1.0f / temperature;
   params.reduction = Reduction::kNone;
   params.is_log_prob = true;
-}
-
-void check_per_row(const Checker& check, const char* name, const TensorView& view, std::int64_t rows) {
-  check.dtype(name, view, DType::kFloat32);
-  check.ndim(name, view, 1, 1);
-  check.extent(name, view, 0, rows, "x.shape[0]");
-}
-
-/// A loss, or its gradient: one value per row, by any stride, or one.
-void check_loss(const Checker& check, const char* name, const TensorView& view, std::int64_t rows,
-                Reduction reduction) {
-  if (reduction == Reduction::kNone) return check_per_row(check, name, view, rows);
-  check.dtype(name, view, DType::kFloat32);
-  check.ndim(name, view, 0, 1);
-  if (view.ndim == 1 && view.shape[0] != 1) check.fail(shape_text(name, view, 0) + "; a summed or mean loss needs 1");
 }
 
 void check_apart(const Checker& check, const char* name, const TensorView& written, const Inputs& in) {
@@ -334,7 +320,7 @@ void run_backward(LinearCrossEntropyBackwardParams params, const Inputs& in, con
 
 void check_gradients(const Checker& check, const Inputs& in, const TensorView& grad_loss, const TensorView& lse,
                      const LinearGradients& gradients) {
-  check_per_row(check, "lse", lse, in.x.shape[0]);
+  check_per_row(check, "lse", lse, in.x.shape[0], "x.shape[0]");
   check.contiguous("lse", lse);
   const auto check_written = [&](const char* name, const TensorView& view) {
     check.writable(name, view);
@@ -376,18 +362,18 @@ void linear_cross_entropy(const TensorView& x, const TensorView& weight, const T
   const Inputs in{x, weight, bias, targets, class_weights};
   auto params = common_params<LinearCrossEntropyParams>(check, in, options.ignore_index, options.softcap, copies);
   take_options(check, options, params);
-  check_loss(check, "loss", loss, x.shape[0], options.reduction);
+  check_loss(check, "loss", loss, x.shape[0], options.reduction, "x.shape[0]");
   check.contiguous("loss", loss);
   check_apart(check, "loss", loss, in);
   if (z_loss.defined()) {
-    check_loss(check, "z_loss", z_loss, x.shape[0], options.reduction);
+    check_loss(check, "z_loss", z_loss, x.shape[0], options.reduction, "x.shape[0]");
     check.contiguous("z_loss", z_loss);
     check_apart(check, "z_loss", z_loss, in);
     check.no_overlap("z_loss", z_loss, "loss", loss);
     params.z_losses = static_cast<float*>(z_loss.data);
   }
   if (lse.defined()) {
-    check_per_row(check, "lse", lse, x.shape[0]);
+    check_per_row(check, "lse", lse, x.shape[0], "x.shape[0]");
     check.contiguous("lse", lse);
     check_apart(check, "lse", lse, in);
     check.apart("lse", lse, {{"loss", loss}, {"z_loss", z_loss}});
@@ -408,7 +394,7 @@ void linear_cross_entropy_backward(const TensorView& grad_loss, const TensorView
   auto params =
       common_params<LinearCrossEntropyBackwardParams>(check, in, options.ignore_index, options.softcap, copies);
   take_options(check, options, params);
-  check_loss(check, "grad_loss", grad_loss, x.shape[0], options.reduction);
+  check_loss(check, "grad_loss", grad_loss, x.shape[0], options.reduction, "x.shape[0]");
   check_gradients(check, in, grad_loss, lse, gradients);
   params.grad_loss = static_cast<const float*>(grad_loss.data);
   params.stride_grad_loss = options.reduction == Reduction::kNone ? grad_loss.strides[0] : 0;
@@ -427,11 +413,11 @@ void linear_selected_log_prob(const TensorView& x, const TensorView& weight, con
   const Inputs in{x, weight, bias, targets, no_weights};
   auto params = common_params<LinearCrossEntropyParams>(check, in, ignore_index, softcap, copies);
   take_temperature(check, temperature, params);
-  check_per_row(check, "log_prob", log_prob, x.shape[0]);
+  check_per_row(check, "log_prob", log_prob, x.shape[0], "x.shape[0]");
   check.contiguous("log_prob", log_prob);
   check_apart(check, "log_prob", log_prob, in);
   if (lse.defined()) {
-    check_per_row(check, "lse", lse, x.shape[0]);
+    check_per_row(check, "lse", lse, x.shape[0], "x.shape[0]");
     check.contiguous("lse", lse);
     check_apart(check, "lse", lse, in);
     check.no_overlap("lse", lse, "log_prob", log_prob);
@@ -452,7 +438,7 @@ void linear_selected_log_prob_backward(const TensorView& grad_log_prob, const Te
   const Inputs in{x, weight, bias, targets, no_weights};
   auto params = common_params<LinearCrossEntropyBackwardParams>(check, in, ignore_index, softcap, copies);
   take_temperature(check, temperature, params);
-  check_per_row(check, "grad_log_prob", grad_log_prob, x.shape[0]);
+  check_per_row(check, "grad_log_prob", grad_log_prob, x.shape[0], "x.shape[0]");
   check_gradients(check, in, grad_log_prob, lse, gradients);
   params.grad_loss = static_cast<const float*>(grad_log_prob.data);
   params.stride_grad_loss = grad_log_prob.strides[0];

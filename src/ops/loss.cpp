@@ -2,6 +2,7 @@
 #include "flashkernel/loss.hpp"
 
 #include "ops/check.hpp"
+#include "ops/loss_check.hpp"
 #include "ops/loss_params.hpp"
 #include "ops/select.hpp"
 
@@ -52,21 +53,6 @@ Params common_params(const Checker& check, const TensorView& logits, const Tenso
   return params;
 }
 
-void check_per_row(const Checker& check, const char* name, const TensorView& view, std::int64_t rows) {
-  check.dtype(name, view, DType::kFloat32);
-  check.ndim(name, view, 1, 1);
-  check.extent(name, view, 0, rows, "logits.shape[0]");
-}
-
-/// The loss, or its gradient: one value per row, by any stride, or one.
-void check_loss(const Checker& check, const char* name, const TensorView& view, std::int64_t rows,
-                Reduction reduction) {
-  if (reduction == Reduction::kNone) return check_per_row(check, name, view, rows);
-  check.dtype(name, view, DType::kFloat32);
-  check.ndim(name, view, 0, 1);
-  if (view.ndim == 1 && view.shape[0] != 1) check.fail(shape_text(name, view, 0) + "; a summed or mean loss needs 1");
-}
-
 }  // namespace
 
 void cross_entropy(const TensorView& logits, const TensorView& targets, const TensorView& loss, const TensorView& lse,
@@ -74,12 +60,12 @@ void cross_entropy(const TensorView& logits, const TensorView& targets, const Te
   const Checker check("cross_entropy", logits.device);
   IndexCopies copies(check.device());
   auto params = common_params<CrossEntropyParams>(check, logits, targets, options, copies);
-  check_loss(check, "loss", loss, params.rows, options.reduction);
+  check_loss(check, "loss", loss, params.rows, options.reduction, "logits.shape[0]");
   check.contiguous("loss", loss);
   check.no_overlap("loss", loss, "logits", logits);
   check.no_overlap("loss", loss, "targets", targets);
   if (lse.defined()) {
-    check_per_row(check, "lse", lse, params.rows);
+    check_per_row(check, "lse", lse, params.rows, "logits.shape[0]");
     check.contiguous("lse", lse);
     check.no_overlap("lse", lse, "logits", logits);
     check.no_overlap("lse", lse, "targets", targets);
@@ -97,8 +83,8 @@ void cross_entropy_backward(const TensorView& grad_loss, const TensorView& logit
   const Checker check("cross_entropy_backward", logits.device);
   IndexCopies copies(check.device());
   auto params = common_params<CrossEntropyBackwardParams>(check, logits, targets, options, copies);
-  check_loss(check, "grad_loss", grad_loss, params.rows, options.reduction);
-  check_per_row(check, "lse", lse, params.rows);
+  check_loss(check, "grad_loss", grad_loss, params.rows, options.reduction, "logits.shape[0]");
+  check_per_row(check, "lse", lse, params.rows, "logits.shape[0]");
   check.contiguous("lse", lse);
   check.dtype("grad_logits", grad_logits, logits.dtype);
   check.same_shape("grad_logits", grad_logits, "logits", logits);
