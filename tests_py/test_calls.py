@@ -12,6 +12,7 @@ import pytest
 from flashkernel._C import OPS
 
 import flashkernel as fk
+from test_op_tables import NO_TWIN
 
 x = np.ones((2, 4), np.float32)
 
@@ -25,7 +26,7 @@ def test_every_op_is_bound_and_every_bound_one_is_listed():
 def test_signature(name):
     parameters = inspect.signature(getattr(fk, name)).parameters
     assert parameters["stream"].default is None and parameters["stream"].kind is inspect.Parameter.KEYWORD_ONLY
-    if name in ("check_block_table", "sample"):  # which have no twin in Triton
+    if name in NO_TWIN:
         assert "backend" not in parameters
         return
     if name == "pack_mask":  # whose masks are bool or uint8: no storage needs a dtype to be told

@@ -17,8 +17,10 @@ from flashkernel.ops import OPS
 KERNEL_OPS = sorted(set(OPS.values()))
 CONFORMANCE = Path(__file__).resolve().parents[1] / "tests_cpp" / "conformance"
 NO_NUMBERS = {"check_block_table"}  # it looks at a table and raises: nothing for an oracle, nor for Triton
-# Its sums are of 64-bit integers in bins of shared memory, which Triton has no way to add to in place.
-NO_TWIN = NO_NUMBERS | {"sample"}
+# sample's sums are of 64-bit integers in bins of shared memory, which Triton has no way to add to in place.
+# A loss takes up the chunks of a product; Triton's `linear` and `cross_entropy` have the logits between them.
+LINEAR_LOSSES = {op for op in OPS if op.startswith(("linear_cross_entropy", "linear_selected_log_prob"))}
+NO_TWIN = NO_NUMBERS | LINEAR_LOSSES | {"sample"}
 
 
 @pytest.mark.parametrize("op", KERNEL_OPS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flashkernel as fk
-from conftest import f64
+from conftest import FRAMEWORKS, TRITON, f64
 from flashkernel import reference
 from flashkernel.generate.sampling import Draws, SamplingOptions
 
@@ -38,11 +38,10 @@ def tables(random: np.random.Generator) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.parametrize("make", [name for name in FRAMEWORKS if name is not TRITON], indirect=True)  # it has no twin
 @pytest.mark.parametrize("adjusted", [False, True])
 @pytest.mark.parametrize("step", [0.0, 0.5], ids=["distinct", "ties"])
 def test_tokens_are_those_of_a_sort(make: Any, step: float, adjusted: bool) -> None:
-    if "backend" in make.kwargs:
-        pytest.skip("sample has no Triton twin")
     random = np.random.default_rng([int(adjusted), int(step * 2)])
     values = random.standard_normal((ROWS, VOCAB)) * 3
     logits = make.array(np.round(values / step) * step if step else values)

@@ -301,14 +301,6 @@ def triton(x: Tensor, rope: KvAppendRopeWithQ) -> None:
     assert_type(fk_triton.cross_entropy(x, x, reduction="sum"), Tensor)
     assert_type(fk_triton.cross_entropy(x, x, return_lse=True), tuple[Tensor, Tensor])
     assert_type(fk_triton.cross_entropy_backward(x, x, x, x), Tensor)
-    assert_type(fk_triton.linear_cross_entropy(x, x, x), Tensor)
-    assert_type(fk_triton.linear_cross_entropy(x, x, x, return_lse=True), tuple[Tensor, Tensor])
-    assert_type(
-        fk_triton.linear_cross_entropy(x, x, x, return_z_loss=True, return_lse=True), tuple[Tensor, Tensor, Tensor]
-    )
-    assert_type(fk_triton.linear_cross_entropy_backward(x, x, x, x, x, need_bias=False), tuple[Tensor, Tensor, None])
-    assert_type(fk_triton.linear_selected_log_prob(x, x, x), Tensor)
-    assert_type(fk_triton.linear_selected_log_prob_backward(x, x, x, x, x), tuple[Tensor, Tensor, Tensor])
     assert_type(fk_triton.kv_append(x, x, x, x, x, rope=rope), Tensor)
     assert_type(fk_triton.kv_append(x, x, x, x, x, rope={"positions": x, "q": x}), Tensor)
     assert_type(fk_triton.kv_append(x, x, x, x, x), None)

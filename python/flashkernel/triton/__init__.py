@@ -32,12 +32,6 @@ else:
     from .flash_attention import attention, attention_varlen, merge_states
     from .flash_attention_backward import attention_backward, attention_varlen_backward
     from .fused_gelu_linear import linear, linear_backward
-    from .linear_loss import (
-        linear_cross_entropy,
-        linear_cross_entropy_backward,
-        linear_selected_log_prob,
-        linear_selected_log_prob_backward,
-    )
     from .loss import cross_entropy, cross_entropy_backward
     from .norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
     from .pack_mask import pack_mask
