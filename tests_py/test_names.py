@@ -71,8 +71,12 @@ def test_every_way_to_an_op_has_the_same_gradients():
     wanted = {name for name in fk.__all__ if name.endswith("_backward")}
     assert len(wanted) > 5
     for namespace in ("C++", "flashkernel.triton", "flashkernel.reference"):
-        found = {name for name in NAMESPACES[namespace]() if name.endswith("_backward")}
-        assert found == wanted, namespace
+        names = NAMESPACES[namespace]()
+        if namespace == "flashkernel.triton":  # which has not every op; test_op_tables says which
+            wanted_here = {name for name in wanted if name.removesuffix("_backward") in names}
+        else:
+            wanted_here = wanted
+        assert {name for name in names if name.endswith("_backward")} == wanted_here, namespace
     assert {name for name in torch_ops() if name.endswith("_backward")} <= wanted
 
 
