@@ -1,0 +1,166 @@
+"""Messages between the ranks of a process group: torch.distributed, with waits that end and errors that say who.
+
+Called by ring.py, gather.py and ulysses.py. Sends and receives are posted in the same order on every rank.
+"""
+
+from __future__ import annotations
+
+import datetime
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["PeerError", "Transfer", "agree", "all_gather", "all_to_all", "find_group", "start"]
+
+
+class PeerError(RuntimeError):
+    """A rank of the group ended, or did not answer in time. The group can't be used any more."""
+
+
+def find_group(group: Any) -> Any:
+    """The process group of a ProcessGroup, of a one-dimensional DeviceMesh, or the default group for None."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise ValueError("context_parallel: torch.distributed is not initialised; init_process_group must come first")
+    if group is None:
+        return dist.group.WORLD
+    if hasattr(group, "get_group"):
+        if group.ndim != 1:
+            raise ValueError(
+                f"context_parallel: the DeviceMesh has {group.ndim} dims; one is needed, as mesh['context'] gives it"
+            )
+        return group.get_group()
+    if dist.get_rank(group) < 0:
+        raise ValueError("context_parallel: this process is not a rank of the group")
+    return group
+
+
+class Transfer:
+    """Messages under way: `finish` waits for them and gives what was received."""
+
+    def __init__(self, works: Sequence[Any], received: Any, kept: Any, what: str, timeout: float | None):
+        self._works, self._received, self._kept, self._what, self._timeout = works, received, kept, what, timeout
+
+    def finish(self) -> Any:
+        _wait(self._works, self._what, self._timeout)
+        self._kept = None
+        return self._received
+
+
+def _wait(works: Sequence[Any], what: str, timeout: float | None) -> None:
+    for work in works:
+        _guarded(what, lambda work=work: work.wait() if timeout is None else work.wait(_delta(timeout)))
+
+
+def _delta(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=seconds)
+
+
+def _guarded(what: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()
+        raise PeerError(
+            f"context_parallel: {what}: a rank ended or did not answer in time ({reason[0] if reason else error!r})"
+        ) from error
+
+
+def _host_timeout(tensor: torch.Tensor, timeout: float | None) -> float | None:
+    """NCCL's waits hold the stream, not the host, unless they have a limit; the group's own limit ends them."""
+    return None if tensor.is_cuda else timeout
+
+
+def start(
+    group: Any,
+    outgoing: tuple[int, torch.Tensor] | None,
+    incoming: tuple[int, torch.Tensor] | None,
+    tag: int,
+    what: str,
+    timeout: float | None,
+) -> Transfer:
+    """Posts a message to one rank of the group and one from another, (rank, contiguous tensor) each; None: none."""
+    ops = []
+    if outgoing is not None:
+        ops.append(dist.P2POp(dist.isend, outgoing[1], dist.get_global_rank(group, outgoing[0]), group, tag))
+    if incoming is not None:
+        ops.append(dist.P2POp(dist.irecv, incoming[1], dist.get_global_rank(group, incoming[0]), group, tag))
+    works = _guarded(what, lambda: dist.batch_isend_irecv(ops)) if ops else []
+    tensor = (outgoing or incoming or (0, torch.empty(0)))[1]
+    received = None if incoming is None else incoming[1]
+    return Transfer(works, received, outgoing, what, _host_timeout(tensor, timeout))
+
+
+def all_gather(group: Any, local: torch.Tensor, what: str, timeout: float | None) -> torch.Tensor:
+    """[ranks, *local.shape]: the tensors of all ranks, which have one shape."""
+    whole = local.new_empty((dist.get_world_size(group), *local.shape))
+    parts = list(whole.unbind(0))
+    work = _guarded(what, lambda: dist.all_gather(parts, local.contiguous(), group=group, async_op=True))
+    _wait([work], what, _host_timeout(local, timeout))
+    return whole
+
+
+def all_to_all(
+    group: Any, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], what: str, timeout: float | None
+) -> torch.Tensor:
+    """Sends `sent[r]` rows, one rank's behind the other's, to each rank r, and gives the `received[r]` rows of each."""
+    result = rows.new_empty((sum(received), *rows.shape[1:]))
+    splits = {"output_split_sizes": list(received), "input_split_sizes": list(sent)}
+    rows = rows.contiguous()
+    work = _guarded(what, lambda: dist.all_to_all_single(result, rows, group=group, async_op=True, **splits))
+    _wait([work], what, _host_timeout(rows, timeout))
+    return result
+
+
+# --- agreement about a call
+
+_agreed: weakref.WeakKeyDictionary[Any, set[tuple[int, ...]]] = weakref.WeakKeyDictionary()
+
+
+def agree(
+    group: Any,
+    device: torch.device,
+    fields: dict[str, int],
+    seq_lens: Sequence[int] | None,
+    refusal: Exception | None,
+    timeout: float | None,
+) -> None:
+    """Compares a call with the other ranks', so that every rank refuses what they don't agree about.
+
+    fields: what must be equal on all ranks, and "seq", the rank's own number of tokens. refusal: this rank's own reason
+    not to go on, which the others hear of before it is raised. On a GPU ranks speak before the first call of a kind
+    only: asking waits for the device.
+    """
+    size = dist.get_world_size(group)
+    record = (0 if refusal else 1, *fields.values())
+    known = _agreed.setdefault(group, set())
+    if device.type != "cpu" and refusal is None and record in known:
+        return
+    # A group for both kinds of device compares on the host, where nothing waits for a GPU.
+    on_host = "cpu:" in dist.get_backend_config(group)
+    mine = torch.tensor(record, dtype=torch.int64, device="cpu" if on_host else device)
+    records = all_gather(group, mine, "comparing the arguments", timeout).tolist()
+    if refusal is not None:
+        raise refusal
+    for rank in range(size):
+        if not records[rank][0]:
+            raise ValueError(f"context_parallel: rank {rank} refused its arguments; its own error says why")
+    names = ["", *fields]
+    for i, name in enumerate(names):
+        values = [row[i] for row in records]
+        if name == "seq":
+            wanted = [values[0]] * size if seq_lens is None else list(seq_lens)
+            if values != wanted:
+                raise ValueError(
+                    f"context_parallel: the ranks hold {values} tokens; {wanted} are needed"
+                    + (" (seq_lens says how many each holds where they differ)" if seq_lens is None else "")
+                )
+        elif len(set(values)) > 1:
+            rank = next(r for r in range(size) if values[r] != values[0])
+            raise ValueError(
+                f"context_parallel: {name}={values[0]} on rank 0 and {values[rank]} on rank {rank}; the same is needed "
+                "on every rank"
+            )
+    known.add(record)
