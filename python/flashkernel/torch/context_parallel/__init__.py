@@ -104,7 +104,8 @@ def attention(
     return_lse: bool = False,
     timeout: float | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of this rank's queries over the keys of all ranks; gradients of q, k, v and sinks, also through the LSE.
+    """Attention of this rank's queries over the keys of all ranks, with gradients of q, k, v and sinks, also through
+    the LSE.
 
     q: [batch, heads_q, tokens, head_dim], this rank's tokens of the sequence.
     k, v: [batch, heads_kv, tokens, head_dim] and [..., head_dim_v], of the same tokens and q's dtype.
@@ -126,8 +127,8 @@ def attention(
     "ulysses" give one device's bits where the op does so for chunks and heads (docs/numerics.md); the ring adds parts
     in another order, and rounds each part to q's dtype once. Under torch.compile it is a break in the graph.
 
-    Raises ValueError on every rank where arguments are refused or differ between ranks (on a GPU: at the first call of a
-    kind); PeerError when a rank ends or does not answer in time.
+    Raises ValueError on every rank where arguments are refused or differ between ranks (on a GPU: at the first call of
+    a kind); PeerError when a rank ends or does not answer in time.
 
     Source: Liu, Zaharia, Abbeel, Ring Attention (2023); Jacobs et al., DeepSpeed-Ulysses (2023).
 

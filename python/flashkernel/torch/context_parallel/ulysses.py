@@ -46,7 +46,9 @@ def _to_tokens(job: Job, x: torch.Tensor) -> torch.Tensor:
     what = f"rank {job.rank} of {job.size} exchanges heads for tokens"
     rows = to_ranks(job, x.permute(2, 0, 1, 3))
     rows = all_to_all(job.group, rows, job.seq_lens, [own] * job.size, what, job.timeout)
-    return rows.reshape(job.size, own, batch, heads, dim).permute(2, 0, 3, 1, 4).reshape(batch, -1, own, dim)
+    return (
+        rows.reshape(job.size, own, batch, heads, dim).permute(2, 0, 3, 1, 4).reshape(batch, job.size * heads, own, dim)
+    )
 
 
 class _ToHeads(torch.autograd.Function):

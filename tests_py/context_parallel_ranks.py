@@ -1,0 +1,202 @@
+"""Processes of a gloo group, and what each of them does: started once, then asked case after case.
+
+Called by test_context_parallel.py. Each function after `serve` is a case: it runs on every rank at the same time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LIMIT = 120.0  # seconds that a test waits for an answer
+
+
+class Ranks:
+    """`size` processes; `ask` runs a function on each and gives what each returned or raised."""
+
+    def __init__(self, size: int, folder: Path, timeout: float = 60.0):
+        context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+        if sys.platform == "linux":  # torch is imported once, and each process is a fork of the one that did it
+            context.set_forkserver_preload(["flashkernel.torch.context_parallel"])
+        self._pipes, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, rank, size, str(folder / "store"), timeout))
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self.processes.append(process)
+
+    def ask(self, case: Callable[..., Any], *args: Any) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send((case, args))
+        answers = []
+        for rank, pipe in enumerate(self._pipes):
+            assert pipe.poll(LIMIT), f"rank {rank} hangs in {case.__name__}{args}"
+            try:
+                answers.append(pipe.recv())
+            except EOFError:
+                answers.append(None)  # it has ended
+        return answers
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.join()
+
+
+def serve(pipe: Any, rank: int, size: int, store: str, timeout: float) -> None:
+    import datetime
+
+    if sys.platform == "linux":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch
+    import torch.distributed as dist
+
+    import flashkernel as fk
+
+    torch.set_num_threads(1)
+    fk.set_num_threads(1)
+    limit = datetime.timedelta(seconds=timeout)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
+    pairs = dist.new_group([0, 1]) if size > 2 else None
+    while True:
+        try:
+            case, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(case(pairs, *args))
+        except Exception as error:
+            place = traceback.format_exc() if isinstance(error, AssertionError) else ""
+            pipe.send(f"{type(error).__name__}: {error}\n{place}")
+
+
+def _group(pairs: Any, size: int) -> Any:
+    import torch.distributed as dist
+
+    return pairs if size < dist.get_world_size() else None
+
+
+def inputs(dtype: str, lengths: tuple[int, ...]) -> dict[str, Any]:
+    """Whole tensors, the same on every rank."""
+    import torch
+
+    random = torch.Generator().manual_seed(sum(lengths))
+    n, kind = sum(lengths), getattr(torch, dtype)
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(*shape, generator=random, dtype=torch.float64).to(kind)
+
+    return {
+        "q": normal(2, 8, n, 16), "k": normal(2, 4, n, 16), "v": normal(2, 4, n, 24), "g": normal(2, 8, n, 24),
+        "grad_lse": normal(2, 8, n).float(), "sinks": torch.randn(8, generator=random),
+    }  # fmt: skip
+
+
+def run(
+    pairs: Any, dtype: str, lengths: tuple[int, ...], options: dict[str, Any], with_sinks: bool, cases: list[Any]
+) -> Any:
+    """Output, LSE and gradients of the whole sequence for each (method, layout) of `cases`, from rank 0."""
+    import torch
+    import torch.distributed as dist
+
+    import flashkernel.torch.context_parallel as cp
+
+    group = _group(pairs, len(lengths))
+    if group is not None and dist.get_rank(group) < 0:
+        return None
+    data, results = inputs(dtype, lengths), []
+    for method, layout in cases:
+        cut = {"layout": layout, "seq_lens": lengths}
+        q, k, v, g = (cp.shard(data[name], group, dim=2, **cut).requires_grad_() for name in "qkvg")
+        sinks = data["sinks"].requires_grad_() if with_sinks else None
+        wanted = [x for x in (q, k, v, sinks) if x is not None]
+
+        def once(method=method, cut=cut, q=q, k=k, v=v, g=g, sinks=sinks, wanted=wanted):
+            out, lse = cp.attention(q, k, v, group, method=method, sinks=sinks, return_lse=True, **cut, **options)
+            grad_lse = cp.shard(data["grad_lse"], group, dim=2, **cut)
+            grads = torch.autograd.grad((out, lse), wanted, (g.detach(), grad_lse))
+            return [out, lse, *grads]
+
+        mine, again = once(), once()
+        for a, b in zip(mine, again, strict=True):
+            assert torch.equal(a, b), f"{method} {layout}: another result the second time"
+        whole = [cp.unshard(x, group, dim=2, **cut) for x in mine[:5]]
+        if with_sinks:
+            total = mine[5].clone()
+            dist.all_reduce(total, group=group)
+            whole.append(total)
+        results.append([x.detach() for x in whole])
+    return results if dist.get_rank(group) == 0 else "done"
+
+
+def mesh(pairs: Any) -> Any:
+    """A DeviceMesh in place of a group, and one of two dims, which is refused."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import flashkernel.torch.context_parallel as cp
+
+    whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
+    q = inputs("float32", (8, 8))["q"]
+    local = cp.shard(q, whole["context"], dim=2)
+    out = cp.unshard(cp.attention(local, local, local, whole["context"], causal=True), whole["context"], dim=2)
+    try:
+        cp.attention(local, local, local, whole)
+    except ValueError as error:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True), out, str(error)
+    return None
+
+
+def refused(pairs: Any, kind: str) -> Any:
+    """Calls that differ between ranks, or that one rank refuses: an error on every one."""
+    import torch
+    import torch.distributed as dist
+
+    import flashkernel.torch.context_parallel as cp
+
+    odd = dist.get_rank() == 1
+    tokens = 5 if kind == "tokens" and odd else 4
+    heads = 2 if kind == "heads" and odd else 4
+    dtype = torch.bfloat16 if kind == "dtype" and odd else torch.float32
+    q = torch.zeros(1, heads, tokens, 8, dtype=dtype)
+    options: dict[str, Any] = {"causal": kind == "causal" and odd}
+    if kind == "own":
+        options["method"] = "rings" if odd else "ring"
+    if kind == "alibi":
+        options["alibi_slopes"] = torch.ones(4)
+    if kind == "packed":
+        options["cu_seqlens"] = (0, 4, 9)
+    return cp.attention(q, q, q, **options)
+
+
+def die(pairs: Any, method: str) -> Any:
+    """Rank 1 ends in the middle of a call that rank 0 makes."""
+    import torch
+    import torch.distributed as dist
+
+    import flashkernel.torch.context_parallel as cp
+
+    q = torch.zeros(1, 2, 4, 8)
+    cp.attention(q, q, q, method=method)
+    if dist.get_rank() == 1:
+        os._exit(0)
+    return cp.attention(q, q, q, method=method)
+
+
+def late(pairs: Any) -> Any:
+    """Rank 1 never comes; rank 0 has a second's patience."""
+    import torch
+    import torch.distributed as dist
+
+    import flashkernel.torch.context_parallel as cp
+
+    q = torch.zeros(1, 2, 4, 8)
+    return cp.attention(q, q, q, timeout=1.0) if dist.get_rank() == 0 else "late"
