@@ -185,3 +185,28 @@ def test_a_window_needs_its_neighbours_alone() -> None:
     chunks = layout.chunks_of((16,) * 8, "contiguous")
     needed = [layout.rows_needed(layout.calls(chunks[5], chunks[owner], 10, 0)) for owner in range(8)]
     assert needed == [None, None, None, None, (6, 16), (0, 16), None, None]
+
+
+# --- the model of its cost
+
+
+def test_the_page_is_what_the_model_gives() -> None:
+    cost = pytest.importorskip("tools.context_parallel_cost", reason="the source tree is not beside the tests")
+    assert cost.main(["--check"]) == 0
+
+
+def test_the_model_counts_what_the_plan_sends() -> None:
+    """Bytes and work of a step are those of the calls that ranks make."""
+    cost = pytest.importorskip("tools.context_parallel_cost", reason="the source tree is not beside the tests")
+    shape, tokens = cost.Shape(), 64
+    chunks = layout.chunks_of((tokens,) * 8, "zigzag")
+    plans = [layout.calls(chunks[r], chunks[(r - 3) % 8], None, 0) for r in range(8)]
+    rows = max(span.end - span.begin for span in map(layout.rows_needed, plans))
+    assert cost.step_bytes(shape, tokens) == 2 * rows * shape.heads_kv * shape.head_dim * 2
+    for ((q, k, _, _),) in plans:
+        work = 4 * shape.heads_q * shape.head_dim * (q.end - q.begin) * (k.end - k.begin)
+        assert cost.step_flops(shape, tokens) == work
+    tokens_needed, _ = cost.fewest_tokens(shape, cost.Rates(), cost.Rates().network)
+    for n in (int(0.9 * tokens_needed), int(1.1 * tokens_needed)):
+        forward, _, alone, _ = cost.ring_seconds(shape, cost.Rates(), 64 * n, 64)
+        assert (forward > 1.0001 * alone) == (n < tokens_needed)
