@@ -174,6 +174,14 @@ def refused(pairs: Any, kind: str) -> Any:
         options["alibi_slopes"] = torch.ones(4)
     if kind == "packed":
         options["cu_seqlens"] = (0, 4, 9)
+    if kind == "window" and odd:
+        options["window"] = 3
+    if kind == "lens" and odd:
+        options["seq_lens"] = ["four"]
+    if kind == "unshard":
+        return cp.unshard(torch.zeros(1, 4, 9 if odd else 8), dim=1)
+    if kind == "calls" and odd:
+        return cp.unshard(q, dim=2)
     return cp.attention(q, q, q, **options)
 
 

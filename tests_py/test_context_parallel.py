@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 import context_parallel_ranks as ranks
 import flashkernel.torch as fkt
+import flashkernel.torch.context_parallel as cp
 from flashkernel import reference, testing
 from flashkernel.torch.context_parallel import layout
 
@@ -107,15 +109,22 @@ REFUSED = {
     "own": "context_parallel: rank 1 refused its arguments",
     "alibi": "context_parallel: alibi_slopes with method='ring'",
     "packed": "context_parallel: cu_seqlens=[0, 4, 9] for 16 tokens",
+    "window": "context_parallel: rank 1 refused its arguments",
+    "lens": "context_parallel: rank 1 refused its arguments",
+    "unshard": "context_parallel: the checksum of dtype and other sizes=",
+    "calls": "context_parallel: call (attention, unshard)=0 on rank 0 and 1 on rank 1",
+}
+OWN = {
+    "own": "context_parallel: method='rings'; one of ring, all_gather, ulysses is needed",
+    "window": "context_parallel: window=3; a pair (left, right) of token counts",
+    "lens": "invalid literal for int()",
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_every_rank_refuses(four, kind) -> None:
     for rank, answer in enumerate(four.ask(ranks.refused, kind)):
-        wanted = REFUSED[kind]
-        if kind == "own" and rank == 1:
-            wanted = "context_parallel: method='rings'; one of ring, all_gather, ulysses is needed"
+        wanted = OWN.get(kind, REFUSED[kind]) if rank == 1 else REFUSED[kind]
         assert isinstance(answer, str) and answer.startswith(f"ValueError: {wanted}"), answer
 
 
@@ -137,6 +146,13 @@ def test_a_rank_that_never_comes_is_an_error(tmp_path) -> None:
         assert answer.startswith("PeerError: context_parallel: comparing the arguments: a rank ended or did not answer")
     finally:
         pair.close()
+
+
+def test_the_example_runs() -> None:
+    text = cp.attention.__doc__
+    test = doctest.DocTestParser().get_doctest(text, {}, "attention", None, 0)
+    report: list[str] = []
+    assert not doctest.DocTestRunner().run(test, out=report.append).failed, report
 
 
 # --- the plan alone

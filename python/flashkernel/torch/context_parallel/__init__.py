@@ -35,6 +35,7 @@ __all__ = ["PeerError", "attention", "positions", "shard", "shard_lengths", "uns
 
 METHODS = ("ring", "all_gather", "ulysses")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_CALL = "call (attention, unshard)"
 
 
 @overload
@@ -144,11 +145,19 @@ def attention(
     rank, size = dist.get_rank(found), dist.get_world_size(found)
     q, k, v = autocast(q, k, v)
     options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, alibi=alibi)
-    lens = None if seq_lens is None else tuple(int(n) for n in seq_lens)
-    documents = None if cu_seqlens is None else tuple(int(n) for n in cu_seqlens)
-    refusal = _refusal(q, k, v, method, layout, lens, documents, options, rank, size)
-    fields = _fields(q, k, v, method, layout, lens, documents, options)
-    agree(found, q.device, fields, lens, ValueError(f"context_parallel: {refusal}") if refusal else None, timeout)
+    lens = documents = None
+    fields: dict[str, int] = {}
+    refusal: Exception | None
+    try:
+        lens = None if seq_lens is None else tuple(int(n) for n in seq_lens)
+        documents = None if cu_seqlens is None else tuple(int(n) for n in cu_seqlens)
+        sentence = _refusal(q, k, v, method, layout, lens, documents, options, rank, size)
+        refusal = None if sentence is None else ValueError(f"context_parallel: {sentence}")
+        if refusal is None:
+            fields = _fields(q, k, v, method, layout, lens, documents, options)
+    except (AttributeError, TypeError, ValueError) as error:  # the other ranks hear of it first
+        refusal = error
+    agree(found, q.device, fields, lens, refusal, timeout)
     lens = lens or (q.shape[2],) * size
     job = Job(
         found, rank, size, lens, chunks_of(lens, layout), options.sides(), documents, softcap, scale, timeout
@@ -220,21 +229,20 @@ def _fields(
 ) -> dict[str, int]:
     """What all ranks must say alike, by the names that an error gives it, and "seq"; no tensor's values are read."""
 
-    def size(x: Any, dim: int) -> int:
-        return x.shape[dim] if x.dim() == 4 else -1
-
     left, right = options.sides()
     others = options.softcap, options.scale, options.alibi, options.alibi_slopes is None, options.sinks is None
     return {
-        "seq": size(q, 2),
-        "batch": size(q, 0),
-        "heads_q": size(q, 1),
-        "heads_kv": size(k, 1),
-        "head_dim": size(q, 3),
-        "head_dim_v": size(v, 3),
-        "dtype (float32, float16, bfloat16)": _DTYPES.index(q.dtype) if q.dtype in _DTYPES else -1,
-        f"method {METHODS}": METHODS.index(method) if method in METHODS else -1,
-        f"layout {LAYOUTS}": LAYOUTS.index(layout) if layout in LAYOUTS else -1,
+        _CALL: 0,
+        "device (cpu, cuda)": int(q.is_cuda),
+        "seq": q.shape[2],
+        "batch": q.shape[0],
+        "heads_q": q.shape[1],
+        "heads_kv": k.shape[1],
+        "head_dim": q.shape[3],
+        "head_dim_v": v.shape[3],
+        "dtype (float32, float16, bfloat16)": _DTYPES.index(q.dtype),
+        f"method {METHODS}": METHODS.index(method),
+        f"layout {LAYOUTS}": LAYOUTS.index(layout),
         "tokens seen on the left (-1: all)": -1 if left is None else left,
         "tokens seen on the right (-1: all)": -1 if right is None else right,
         "the checksum of seq_lens": zlib.crc32(repr(seq_lens).encode()),
@@ -294,14 +302,33 @@ def unshard(
 ) -> torch.Tensor:
     """The whole tensor on every rank, from each rank's tokens; no gradient.
 
-    seq_lens: tokens of each rank; None: all hold as many.
+    seq_lens: tokens of each rank; None: all hold as many. timeout: as for `attention`.
+
+    Raises ValueError on every rank where tensors don't fit together, and PeerError, as `attention` does.
     """
     found = find_group(group)
     rank, size = dist.get_rank(found), dist.get_world_size(found)
     lens = (x.shape[dim],) * size if seq_lens is None else tuple(int(n) for n in seq_lens)
+    refusal, fields = None, {}
     if len(lens) != size or min(lens) < 0 or lens[rank] != x.shape[dim]:
-        raise ValueError(f"unshard: {x.shape[dim]} tokens on rank {rank} and seq_lens={list(lens)} for {size} ranks")
-    chunks = chunks_of(lens, _layout(layout, "unshard"))
+        refusal = ValueError(
+            f"unshard: {x.shape[dim]} tokens on rank {rank} and seq_lens={list(lens)} for {size} ranks"
+        )
+    elif layout not in LAYOUTS:
+        refusal = ValueError(f"unshard: layout={layout!r}; one of {', '.join(LAYOUTS)} is needed")
+    else:
+        others = [n for i, n in enumerate(x.shape) if i != dim % x.dim()]
+        fields = {
+            _CALL: 1,
+            "device (cpu, cuda)": int(x.is_cuda),
+            "seq": x.shape[dim],
+            "dim": dim % x.dim(),
+            "the checksum of dtype and other sizes": zlib.crc32(repr((x.dtype, others)).encode()),
+            f"layout {LAYOUTS}": LAYOUTS.index(layout),
+            "the checksum of seq_lens": zlib.crc32(repr(seq_lens and lens).encode()),
+        }
+    agree(found, x.device, fields, None if seq_lens is None else lens, refusal, timeout)
+    chunks = chunks_of(lens, layout)
     job = Job(found, rank, size, lens, chunks, (None, None), None, 0.0, None, timeout)
     rows = x.detach().movedim(dim, 0).contiguous()
     return gather_rows(job, rows, "gathers a tensor").movedim(0, dim)

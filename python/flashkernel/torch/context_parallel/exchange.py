@@ -6,6 +6,7 @@ Called by ring.py, gather.py and ulysses.py. Sends and receives are posted in th
 from __future__ import annotations
 
 import datetime
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,10 @@ import torch
 import torch.distributed as dist
 
 __all__ = ["PeerError", "Transfer", "agree", "all_gather", "all_to_all", "find_group", "start"]
+
+
+# The second name is that of torch up to 2.12.
+_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 
 
 class PeerError(RuntimeError):
@@ -50,17 +55,16 @@ class Transfer:
 
 
 def _wait(works: Sequence[Any], what: str, timeout: float | None) -> None:
+    limit = () if timeout is None else (datetime.timedelta(seconds=timeout),)
     for work in works:
-        _guarded(what, lambda work=work: work.wait() if timeout is None else work.wait(_delta(timeout)))
-
-
-def _delta(seconds: float) -> datetime.timedelta:
-    return datetime.timedelta(seconds=seconds)
+        _guarded(what, functools.partial(work.wait, *limit))
 
 
 def _guarded(what: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
+    except torch.cuda.OutOfMemoryError:  # a RuntimeError, too, and no rank's fault
+        raise
     except RuntimeError as error:
         reason = str(error).strip().splitlines()
         raise PeerError(
@@ -95,11 +99,13 @@ def start(
 
 def all_gather(group: Any, local: torch.Tensor, what: str, timeout: float | None) -> torch.Tensor:
     """[ranks, *local.shape]: the tensors of all ranks, which have one shape."""
-    whole = local.new_empty((dist.get_world_size(group), *local.shape))
-    parts = list(whole.unbind(0))
-    work = _guarded(what, lambda: dist.all_gather(parts, local.contiguous(), group=group, async_op=True))
+    size, local = dist.get_world_size(group), local.contiguous()
+    whole = local.new_empty((size * local.numel(),))
+    flat = local.reshape(-1)
+    assert _gather is not None
+    work = _guarded(what, lambda: _gather(whole, flat, group=group, async_op=True))
     _wait([work], what, _host_timeout(local, timeout))
-    return whole
+    return whole.view(size, *local.shape)
 
 
 def all_to_all(
@@ -116,6 +122,8 @@ def all_to_all(
 
 # --- agreement about a call
 
+RECORD = 20  # numbers that ranks compare: as many for every kind of call, so that two kinds can be told apart
+
 _agreed: weakref.WeakKeyDictionary[Any, set[tuple[int, ...]]] = weakref.WeakKeyDictionary()
 
 
@@ -129,26 +137,31 @@ def agree(
 ) -> None:
     """Compares a call with the other ranks', so that every rank refuses what they don't agree about.
 
-    fields: what must be equal on all ranks, and "seq", the rank's own number of tokens. refusal: this rank's own reason
-    not to go on, which the others hear of before it is raised. On a GPU ranks speak before the first call of a kind
-    only: asking waits for the device.
+    fields: what must be equal on all ranks, the kind of call first, and "seq", the rank's own number of tokens.
+    refusal: this rank's own reason not to go on, which the others hear of before it is raised. On a GPU ranks speak
+    before the first call of a kind only: asking waits for the device.
     """
-    size = dist.get_world_size(group)
+    config = dist.get_backend_config(group)
+    if f"{device.type}:" not in config:
+        raise ValueError(
+            f"context_parallel: the tensors lie on {device.type} and the group's backends are {config}; one for "
+            f"{device.type} is needed"
+        )
+    size, on_gpu = dist.get_world_size(group), device.type != "cpu"
     record = (0 if refusal else 1, *fields.values())
     known = _agreed.setdefault(group, set())
-    if device.type != "cpu" and refusal is None and record in known:
+    if on_gpu and refusal is None and record in known:
         return
-    # A group for both kinds of device compares on the host, where nothing waits for a GPU.
-    on_host = "cpu:" in dist.get_backend_config(group)
-    mine = torch.tensor(record, dtype=torch.int64, device="cpu" if on_host else device)
+    # A group for both kinds of device compares on the host.
+    on_host = "cpu:" in config
+    mine = torch.tensor([*record, *[0] * (RECORD - len(record))], device="cpu" if on_host else device)
     records = all_gather(group, mine, "comparing the arguments", timeout).tolist()
     if refusal is not None:
         raise refusal
     for rank in range(size):
         if not records[rank][0]:
             raise ValueError(f"context_parallel: rank {rank} refused its arguments; its own error says why")
-    names = ["", *fields]
-    for i, name in enumerate(names):
+    for i, name in enumerate(fields, start=1):
         values = [row[i] for row in records]
         if name == "seq":
             wanted = [values[0]] * size if seq_lens is None else list(seq_lens)
@@ -163,4 +176,7 @@ def agree(
                 f"context_parallel: {name}={values[0]} on rank 0 and {values[rank]} on rank {rank}; the same is needed "
                 "on every rank"
             )
+    if on_gpu and on_host and not known:
+        # The first message of a GPU group must come from all ranks; those of a ring may come from some.
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
     known.add(record)

@@ -104,13 +104,14 @@ def calls(
         # The same ascending positions on both sides: rows are causal as positions are.
         return (Call(Span(0, rows), Span(0, keys), right == 0, None),)
     found: list[Call] = []
-    k_pieces = _pieces(k_chunks, documents)
-    for q_document, q_span, q_row in _pieces(q_chunks, documents):
-        for k_document, k_span, k_row in k_pieces:
-            if q_document == k_document:
-                call = _rectangle(q_span, k_span, q_row - q_span.begin, k_row - k_span.begin, left, right)
-                if call is not None:
-                    _join(found, call)
+    k_pieces: dict[int, list[tuple[Span, int]]] = {}
+    for document, k_span, k_row in _pieces(k_chunks, documents):
+        k_pieces.setdefault(document, []).append((k_span, k_row))
+    for document, q_span, q_row in _pieces(q_chunks, documents):
+        for k_span, k_row in k_pieces.get(document, ()):
+            call = _rectangle(q_span, k_span, q_row - q_span.begin, k_row - k_span.begin, left, right)
+            if call is not None:
+                _join(found, call)
     return tuple(_stack(found))
 
 
