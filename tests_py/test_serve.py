@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -419,6 +420,39 @@ def _healthy(url: str) -> bool:
         return bool(http.get(url + "/health").status_code == 200)
     except httpx.ConnectError:
         return False
+
+
+@pytest.mark.parametrize("key", [None, "secret"])
+def test_json_says_where_it_listens(
+    key: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line on stdout, printed when the port takes connections; none of it on stderr."""
+    import uvicorn
+
+    from flashkernel.cli import main
+
+    seen: list[dict[str, Any]] = []
+
+    def run(server: Any, sockets: list[socket.socket]) -> None:
+        (line,) = capsys.readouterr().out.splitlines()
+        facts = json.loads(line)
+        assert sockets[0].getsockname()[1] == facts["port"]
+        socket.create_connection((facts["host"], facts["port"]), 60).close()
+        seen.append(facts)
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    monkeypatch.delenv("FLASHKERNEL_API_KEY", raising=False)
+    options = ["--api-key", key] if key else ["--kv-dtype", "int8"]
+    assert main(["serve", "--json", "--port", "0", "--name", NAME, "--device", "cpu", *options]) == 0
+    (facts,) = seen
+    assert capsys.readouterr() == ("", "")
+    assert facts["url"] == f"http://127.0.0.1:{facts['port']}/v1" and facts["page"] == facts["url"][:-2]
+    assert (facts["model"], facts["api_key"], facts["context"]) == (NAME, key is not None, CONTEXT)
+    assert (facts["device"], facts["dtype"], facts["kv_dtype"]) == ("cpu", "float32", None if key else "int8")
+    page = Path(__file__).parent.parent / "docs" / "command_line.md"
+    if page.is_file():  # the source tree may not be beside the tests
+        section = page.read_text(encoding="utf-8").split("### `flashkernel serve --json`")[1].split("###")[0]
+        assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", section, re.M)))) == set(facts)
 
 
 def test_bad_options_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:

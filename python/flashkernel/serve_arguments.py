@@ -26,4 +26,9 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-body", type=int, default=4 << 20, metavar="BYTES", help="most bytes of a request")
     add("--timeout", type=float, default=600.0, metavar="S", help="most seconds of a request (0: no limit)")
     add("--grace", type=float, default=0.0, metavar="S", help="seconds to finish answers at shutdown (0: no limit)")
+    add(
+        "--json",
+        action="store_true",
+        help="print one line of JSON on stdout, with the address, once it listens",
+    )
     add("--threads", type=int, metavar="N", help="CPU threads (default: OMP_NUM_THREADS, else all cores)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import socket
@@ -91,11 +92,29 @@ def run(args: argparse.Namespace) -> int:
     with _bind(args.host, args.port) as listener:
         port = listener.getsockname()[1]
         host = f"[{args.host}]" if ":" in args.host else args.host
-        print(f"serving {visible(settings.name)} at http://{host}:{port}/v1, chat page at /", file=sys.stderr)
-        print(
-            f"{model.arrays.device}, {args.dtype}, context {context}, {pages} pages of {args.page_size} tokens",
-            file=sys.stderr,
-        )
+        address = f"http://{host}:{port}"
+        if args.json:
+            facts = {
+                "model": settings.name,
+                "url": f"{address}/v1",
+                "page": f"{address}/",
+                "host": args.host,
+                "port": port,
+                "api_key": key is not None,
+                "device": model.arrays.device,
+                "dtype": args.dtype,
+                "kv_dtype": args.kv_dtype,
+                "context": context,
+                "pages": pages,
+                "page_size": args.page_size,
+            }
+            print(json.dumps(facts), flush=True)
+        else:
+            print(f"serving {visible(settings.name)} at {address}/v1, chat page at /", file=sys.stderr)
+            print(
+                f"{model.arrays.device}, {args.dtype}, context {context}, {pages} pages of {args.page_size} tokens",
+                file=sys.stderr,
+            )
         if not local and key is None:
             print("warning: this address can be reached from outside and there is no --api-key", file=sys.stderr)
         sys.stderr.flush()
