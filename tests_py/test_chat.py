@@ -232,7 +232,7 @@ def test_bad_input_is_one_line(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for args, text, message in (
-        ([str(model)], "  \n", "nothing to answer on stdin"),
+        ([str(model)], "  \n", "stdin is no terminal and holds no message"),
         ([str(model)], "x" * 5000, "a shorter message is needed"),
         ([str(model), "--greedy", "--top-k", "4"], "x", "--greedy together with"),
         (["/nowhere"], "x", "is not a directory"),

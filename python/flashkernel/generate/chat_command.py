@@ -182,6 +182,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     message = sys.stdin.read().strip()
     if not message:
-        raise ValueError("chat: nothing to answer on stdin; a message is needed, as in `echo Hello | flashkernel chat`")
+        raise ValueError(
+            "chat: stdin is no terminal and holds no message; a message is needed, as in `echo Hello | flashkernel "
+            "chat`, or a terminal, in a container that of `docker run -it`"
+        )
     _answer(_open(args), message, None, args.json)
     return 0
