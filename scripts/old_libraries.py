@@ -32,8 +32,18 @@ ONCE_APART = {
 }
 # Of libraries that nothing here needs: not offered.
 ELSEWHERE = r"(__)?(dn|ns|res)_|gai_|getaddrinfo_a|log(in|out|wtmp)|(open|fork)pty"
-# For libstdc++.a: newer than glibc 2.28. "There may be other threads" is always right.
-SHIM = """__attribute__((visibility("hidden"))) char __libc_single_threaded = 0;\n"""
+# Names newer than glibc 2.28 that headers and libstdc++.a use. "There may be other threads" is always right. From glibc
+# 2.38 on, headers rename the readers of numbers to those of C23, which take 0b101 too; the old ones do not.
+SHIM = """#define HIDDEN __attribute__((visibility("hidden")))
+HIDDEN char __libc_single_threaded = 0;
+#define READER(type, name) \\
+  type name(const char*, char**, int); \\
+  HIDDEN type __isoc23_##name(const char* text, char** end, int base) { return name(text, end, base); }
+READER(long, strtol)
+READER(long long, strtoll)
+READER(unsigned long, strtoul)
+READER(unsigned long long, strtoull)
+"""
 
 Symbol = collections.namedtuple("Symbol", "name kind size version default")
 

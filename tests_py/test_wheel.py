@@ -104,6 +104,26 @@ def test_what_is_linked_against_old_libraries_asks_for_nothing_newer(old_librari
     assert library.answer(1.0, 7) == 7 and library.answer(2.0, 7) == -1
 
 
+def test_readers_of_numbers_of_newer_headers_are_the_old_ones(old_libraries, tmp_path):
+    """What `std::strtol` and `std::stoi` become where the headers are of glibc 2.38 or later."""
+    names = {"strtol": "long", "strtoll": "long long", "strtoul": "unsigned long", "strtoull": "unsigned long long"}
+    source = "".join(
+        f'extern "C" {kind} __isoc23_{name}(const char*, char**, int);\n'
+        f'extern "C" __attribute__((visibility("default"))) {kind} read_{name}(const char* text) '
+        f"{{ return __isoc23_{name}(text, nullptr, 10); }}\n"
+        for name, kind in names.items()
+    )
+    library = tmp_path / "a.so"
+    done = link(tmp_path, source, f"-L{old_libraries}", "-Wl,-z,defs")
+    assert done.returncode == 0, done.stderr
+    assert not too_new(library)
+    loaded = ctypes.CDLL(str(library))
+    for name, kind in names.items():
+        function = getattr(loaded, f"read_{name}")
+        function.restype = ctypes.c_ulonglong if "unsigned" in kind else ctypes.c_longlong
+        assert function(b"1234567890123") == 1234567890123
+
+
 def test_a_function_that_the_old_library_lacks_fails_the_link(old_libraries, tmp_path):
     lacking = 'extern "C" int pidfd_getpid(int); int f() { return pidfd_getpid(3); }'  # glibc 2.39
     newer = 'extern "C" unsigned gettid(); unsigned f() { return gettid(); }'  # glibc 2.30
