@@ -1,9 +1,11 @@
-// Binds kernels.hpp and execution.hpp: kernels, explain, force_kernels, forced_kernels.
+// Binds kernels.hpp, execution.hpp and invariant.hpp: kernels, explain, force_kernels, forced_kernels, is_invariant.
 #include "flashkernel/kernels.hpp"
 
 #include <cstdio>
+#include <optional>
 
 #include "bindings.hpp"
+#include "flashkernel/invariant.hpp"
 
 namespace flashkernel::python {
 namespace {
@@ -37,9 +39,15 @@ std::string verdict_text(const KernelVerdict& verdict) {
 std::string to_text(const Explanation& explanation) {
   std::string text = explanation.op + ": " + (explanation.kernel.empty() ? "no kernel" : explanation.kernel);
   text += ", workspace " + std::to_string(explanation.workspace_bytes) + " bytes";
+  if (explanation.invariant) text += ", invariant mode, arithmetic " + explanation.arithmetic;
   for (const auto& candidate : explanation.candidates) text += "\n  " + verdict_text(candidate);
   return text;
 }
+
+/// An InvariantScope whose end Python decides.
+struct Scope {
+  std::optional<InvariantScope> scope{std::in_place};
+};
 
 }  // namespace
 
@@ -75,6 +83,9 @@ void bind_kernels(nb::module_& module) {
       .def_ro("kernel", &Explanation::kernel, "Id of the kernel that would run.")
       .def_ro("workspace_bytes", &Explanation::workspace_bytes, "Scratch memory that its plan takes.")
       .def_ro("modelled_us", &Explanation::modelled_us, "What the model says of it, in microseconds.")
+      .def_ro("arithmetic", &Explanation::arithmetic,
+              "The order in which the kernel adds, as `KernelInfo.arithmetic` names it.")
+      .def_ro("invariant", &Explanation::invariant, "Whether the call is made in the invariant mode.")
       .def_ro("candidates", &Explanation::candidates, "What each kernel said.")
       .def("__str__", &to_text)
       .def("__repr__", [](const Explanation& explanation) {
@@ -116,6 +127,12 @@ Example:
       "accept "
       "the call. Process-wide; starts as the environment variable FLASHKERNEL_FORCE. ValueError if nothing matches. "
       "`force` does this for a block of code.");
+  nb::class_<Scope>(module, "_InvariantScope", "What `invariant` holds while its block runs.")
+      .def(nb::init<>())
+      .def(
+          "close", [](Scope& scope) { scope.scope.reset(); }, "Ends it.");
+  module.def("is_invariant", &flashkernel::is_invariant,
+             "Whether the process is in the invariant mode: within `invariant`, or by FLASHKERNEL_INVARIANT=1.");
   module.def("forced_kernels", &flashkernel::forced_kernels, "The patterns in force; empty if none.");
 }
 

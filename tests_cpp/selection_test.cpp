@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "flashkernel/error.hpp"
+#include "flashkernel/invariant.hpp"
 #include "ops/select.hpp"
 
 namespace flashkernel {
@@ -53,7 +54,8 @@ KernelTable<ToyParams> cpu_kernels() {
   static constexpr KernelEntry<ToyParams> rows[] = {
       {"toy/cpu/grows", DeviceType::kCpu, 0, 0, 0, "a", takes_even, grows, plan, launch},
       {"toy/cpu/stays", DeviceType::kCpu, 0, 0, 0, "a", takes_any, stays, nullptr, launch_nothing},
-      {"toy/cpu/stays_too", DeviceType::kCpu, 0, 0, 0, "b", takes_any, stays, nullptr, launch_nothing},
+      invariant(KernelEntry<ToyParams>{"toy/cpu/stays_too", DeviceType::kCpu, 0, 0, 0, "b", takes_any, stays, nullptr,
+                                       launch_nothing}),
       {"toy/cpu/future", DeviceType::kCpu, 0, 0, 1u << 31, "b", takes_any, by_device, nullptr, launch_nothing}};
   return {rows, 4};
 }
@@ -98,6 +100,51 @@ TEST_F(Selection, OfEqualCostsTheFirstOfTheTableRuns) {
   EXPECT_EQ(chosen(3), "toy/cpu/stays");
   state("toy/cpu/stays").allowed = false;
   EXPECT_EQ(chosen(3), "toy/cpu/stays_too");
+}
+
+TEST_F(Selection, TheInvariantModeChoosesAmongRowsOfOneArithmetic) {
+  const auto chosen_in_mode = [](std::int64_t size, DeviceType device, const DeviceFacts& facts) {
+    const Choice<ToyParams> choice = choose_invariant(ToyParams{size}, device, facts);
+    return std::string(choice.row ? choice.row->state.name : "none");
+  };
+  DeviceFacts facts;
+  for (const std::int64_t size : {2, 3, 8, 1000}) {  // "grows" would cost less for some
+    EXPECT_EQ(chosen_in_mode(size, DeviceType::kCpu, facts), "toy/cpu/stays_too");
+    EXPECT_STREQ(invariant_arithmetic(ToyParams{size}, DeviceType::kCpu, facts), "b");
+  }
+  facts.num_sms = 132;
+  facts.cpu_features = 1u << 31;
+  EXPECT_EQ(chosen_in_mode(3, DeviceType::kCpu, facts), "toy/cpu/future");  // of the same arithmetic
+  facts.compute_capability = 90;
+  EXPECT_EQ(chosen_in_mode(2, DeviceType::kCuda, facts), "none");  // no row has the promise
+}
+
+TEST_F(Selection, ACallOrAScopeTurnsTheInvariantModeOn) {
+  ExecutionContext context;
+  Explanation explanation;
+  context.explain = &explanation;
+  const auto kernel = [&] {
+    dispatch(ToyParams{4}, Device::cpu(), context);
+    return explanation.kernel;
+  };
+  EXPECT_EQ(kernel(), "toy/cpu/grows");
+  EXPECT_FALSE(explanation.invariant);
+  context.invariant = true;
+  EXPECT_EQ(kernel(), "toy/cpu/stays_too");
+  EXPECT_TRUE(explanation.invariant);
+  EXPECT_EQ(explanation.arithmetic, "b");
+  EXPECT_EQ(explanation.candidates[0].reason, "its arithmetic is a; calls of this kind have b in the invariant mode");
+  context.invariant = false;
+  {
+    const InvariantScope outer;
+    const InvariantScope inner;
+    EXPECT_EQ(kernel(), "toy/cpu/stays_too");
+  }
+  EXPECT_EQ(kernel(), "toy/cpu/grows");
+  state("toy/cpu/stays_too").allowed = false;
+  context.explain = nullptr;
+  context.invariant = true;
+  EXPECT_THROW(dispatch(ToyParams{4}, Device::cpu(), context), Unsupported);
 }
 
 TEST_F(Selection, WhatTheDeviceCannotRunIsLeftOut) {

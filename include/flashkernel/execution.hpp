@@ -27,6 +27,8 @@ struct Explanation {
   std::string kernel;               ///< the kernel that would run; empty if none
   std::size_t workspace_bytes = 0;  ///< of its plan
   float modelled_us = 0;            ///< the least of what the candidates say, unless a kernel is preferred
+  std::string arithmetic;           ///< the order in which the kernel adds, as `kernels` names it
+  bool invariant = false;           ///< the call is made in the invariant mode
   std::vector<KernelVerdict> candidates;
 };
 
@@ -34,6 +36,7 @@ struct ExecutionContext {
   Stream stream{};
   MemoryResource* workspace = nullptr;  ///< null: the device's default_resource
   Explanation* explain = nullptr;       ///< non-null: validate and select, but run nothing and write nothing
+  bool invariant = false;               ///< this call in the invariant mode (invariant.hpp), whatever the process is in
 };
 
 }  // namespace flashkernel

@@ -1,4 +1,4 @@
-"""The ops: functions of the compiled module, reached without a Python layer in between, and `force`."""
+"""The ops: functions of the compiled module, reached without a Python layer in between, `force` and `invariant`."""
 
 # No `__all__` here: `flashkernel.__all__` is NAMES, and a type checker takes what _C.pyi declares. The imports that are
 # nobody else's business begin with an underscore.
@@ -9,7 +9,11 @@ from flashkernel import _C
 from flashkernel._C import *  # noqa: F403
 from flashkernel._C import force_kernels, forced_kernels
 
-NAMES: tuple[str, ...] = ("force", *sorted(name for name in dir(_C) if not name.startswith("_") and name != "OPS"))
+NAMES: tuple[str, ...] = (
+    "force",
+    "invariant",
+    *sorted(name for name in dir(_C) if not name.startswith("_") and name != "OPS"),
+)
 """The public names of `flashkernel`: all that the compiled module has, its list of ops apart."""
 
 
@@ -37,3 +41,30 @@ def force(patterns: str) -> _Iterator[None]:
         yield
     finally:
         force_kernels(before)
+
+
+@_contextlib.contextmanager
+def invariant() -> _Iterator[None]:
+    """The invariant mode within a ``with`` block: the same tokens give the same bits, however they are batched.
+
+    Results of a token depend on that token and on what it sees, to the bit: not on the batch, on how a prompt is cut,
+    on pages, on the number of queries or of threads. docs/invariance.md has the contract, op by op. The mode is the
+    process's, not the thread's, because autograd runs gradients in threads of its own. Blocks may nest. The
+    environment variable FLASHKERNEL_INVARIANT=1 is a block around the whole process.
+
+    Raises, from an op: NotImplementedError where no kernel for the call keeps the contract.
+
+    Example:
+
+    >>> import numpy as np, flashkernel as fk
+    >>> x, weight = np.ones((20, 64), np.float32), np.ones((32, 64), np.float32)
+    >>> with fk.invariant():
+    ...     one, all_rows = fk.linear(x[:1], weight), fk.linear(x, weight)
+    >>> bool((one == all_rows[:1]).all())
+    True
+    """
+    scope = _C._InvariantScope()  # type: ignore[attr-defined]  # stubs leave private names out
+    try:
+        yield
+    finally:
+        scope.close()

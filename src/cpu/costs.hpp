@@ -23,6 +23,12 @@ inline constexpr const char* kAvx2 = "avx2";
 inline constexpr const char* kAvx512 = "avx512";
 inline constexpr const char* kAmx = "amx";
 inline constexpr const char* kAmxFp16 = "amx_fp16";
+/// Operands are packed into panels, whatever the number of rows: linear and attention, which without that take fewer
+/// rows by another kernel.
+inline constexpr const char* kAvx2Packed = "avx2_packed";
+inline constexpr const char* kAvx512Packed = "avx512_packed";
+inline constexpr const char* kAmxPacked = "amx_packed";
+inline constexpr const char* kAmxFp16Packed = "amx_fp16_packed";
 }  // namespace arithmetic
 
 template <class Params, int kRate>
@@ -30,10 +36,19 @@ float cost_us(const Params& params, const DeviceFacts&) {
   return static_cast<float>(work_of(params) * (1.0 / kRate));
 }
 
+/// A row that is there for the invariant mode, or to be forced: it takes what another one takes in less time.
+inline constexpr double kOutsideItsRange = 2;
+
 /// Rows of linear from which on the tile unit pays: its work outweighs rearranging the weight. Below, the product is a
 /// stream through vector registers.
 constexpr std::int64_t amx_pays_from(DType dtype, bool has_fp16) {
   return dtype == DType::kBFloat16 || (has_fp16 && dtype == DType::kFloat16) ? kAmxMinRows : kAmxSplitMinRows;
+}
+
+/// Of a row that packs its operands whatever their number.
+template <class Params, int kRate>
+float packed_cost_us(const Params& params, const DeviceFacts& facts) {
+  return static_cast<float>(kOutsideItsRange * cost_us<Params, kRate>(params, facts));
 }
 
 /// linear by AMX; `kHasFp16`: on processors whose tile unit multiplies fp16.

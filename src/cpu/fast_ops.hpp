@@ -8,6 +8,7 @@ namespace flashkernel::cpu {
 
 #define FK_DECLARE_FAST_OPS                                                                   \
   void linear(const LinearParams&, void*, Stream);                                            \
+  void linear_packed(const LinearParams&, void*, Stream);                                     \
   void linear_backward(const LinearBackwardParams&, void*, Stream);                           \
   void norm(const NormParams&, void*, Stream);                                                \
   void norm_backward(const NormBackwardParams&, void*, Stream);                               \

@@ -27,6 +27,12 @@ constexpr const char* arithmetic_of(Isa isa) {
          : isa == Isa::kAmx    ? arithmetic::kAmx
                                : arithmetic::kAmxFp16;
 }
+constexpr const char* packed_arithmetic_of(Isa isa) {
+  return isa == Isa::kAvx2     ? arithmetic::kAvx2Packed
+         : isa == Isa::kAvx512 ? arithmetic::kAvx512Packed
+         : isa == Isa::kAmx    ? arithmetic::kAmxPacked
+                               : arithmetic::kAmxFp16Packed;
+}
 constexpr int rate_of(Isa isa) {
   return isa == Isa::kAvx2     ? rates::kAvx2
          : isa == Isa::kAvx512 ? rates::kAvx512
@@ -34,7 +40,12 @@ constexpr int rate_of(Isa isa) {
                                : rates::kAmxFp16;
 }
 
-/// A row for one instruction set.
+/// The calls that the fast rows of an op are for in the invariant mode.
+template <class Params>
+constexpr typename RowFunctions<Params>::InvariantFor kInvariantFor = every_call<Params>;
+
+/// A row for one instruction set. The order of its sums depends on what is summed alone, so it is one for the
+/// invariant mode; `one_of_two_orders` takes that back.
 template <class Params, Isa kIsa, typename RowFunctions<Params>::PlainLaunch kLaunch>
 constexpr KernelEntry<Params> fast_row(const char* name, typename RowFunctions<Params>::Supports supports,
                                        typename RowFunctions<Params>::MakePlan plan,
@@ -48,12 +59,37 @@ constexpr KernelEntry<Params> fast_row(const char* name, typename RowFunctions<P
           supports,
           cost,
           plan,
-          launch_plain<Params, kLaunch>};
+          launch_plain<Params, kLaunch>,
+          nullptr,
+          kInvariantFor<Params>};
+}
+
+/// A row that has two kernels, by the number of rows of its operands.
+template <class Params>
+constexpr KernelEntry<Params> one_of_two_orders(KernelEntry<Params> entry) {
+  entry.invariant_for = nullptr;
+  return entry;
+}
+
+/// The second of those two kernels alone, for operands of any number of rows.
+template <class Params, Isa kIsa, typename RowFunctions<Params>::PlainLaunch kLaunch>
+constexpr KernelEntry<Params> packed_row(const char* name, typename RowFunctions<Params>::Supports supports,
+                                         typename RowFunctions<Params>::MakePlan plan) {
+  KernelEntry<Params> entry =
+      fast_row<Params, kIsa, kLaunch>(name, supports, plan, packed_cost_us<Params, rate_of(kIsa)>);
+  entry.arithmetic = packed_arithmetic_of(kIsa);
+  return entry;
 }
 
 template <class Params>
 Verdict takes_all(const Params&) {
   return Verdict::ok();
+}
+
+/// Of a row whose `supports` asks for dtypes alone: the calls that it is for in the invariant mode.
+template <class Params, Verdict (*kSupports)(const Params&)>
+bool takes(const Params& p) {
+  return static_cast<bool>(kSupports(p));
 }
 
 constexpr GemmBlocks blocks_of(Isa isa, DType dtype) {
@@ -78,12 +114,17 @@ Verdict amx_fp16_linear_backward_supports(const LinearBackwardParams& p) {
 }
 #endif
 
-/// One scratch a thread; for few rows x in fp32.
+/// One scratch a thread.
+template <Isa kIsa>
+std::size_t linear_packed_workspace(const LinearParams& p) {
+  return static_cast<std::size_t>(num_workers() * gemm_worker_bytes(blocks_of(kIsa, p.dtype)));
+}
+/// For few rows x in fp32.
 template <Isa kIsa>
 std::size_t linear_workspace(const LinearParams& p) {
   if (p.rows <= kGemvRows && (kIsa == Isa::kAvx2 || kIsa == Isa::kAvx512))
     return static_cast<std::size_t>(p.rows * gemv_pitch(p.in_features) * 4);
-  return static_cast<std::size_t>(num_workers() * gemm_worker_bytes(blocks_of(kIsa, p.dtype)));
+  return linear_packed_workspace<kIsa>(p);
 }
 
 /// One scratch a thread, and grad_out * activation' when there is an activation.
@@ -150,6 +191,12 @@ Verdict kv_append_supports(const KvAppendParams& p) {
   if (p.pages.quantization) return "it takes no 8-bit pages";
   return !p.has_rope || p.rope.rotary_dim <= kMaxRotaryDim ? Verdict::ok() : Verdict("takes rotary_dim up to 1024");
 }
+
+template <>
+constexpr RowFunctions<RopeParams>::InvariantFor kInvariantFor<RopeParams> = takes<RopeParams, rope_supports>;
+template <>
+constexpr RowFunctions<KvAppendParams>::InvariantFor kInvariantFor<KvAppendParams> =
+    takes<KvAppendParams, kv_append_supports>;
 
 }  // namespace
 }  // namespace flashkernel::cpu

@@ -45,7 +45,9 @@ constexpr KernelEntry<Params> scalar_row(const char* name, typename RowFunctions
           accept_all<Params>,
           cpu::cost_us<Params, cpu::rates::kScalar>,
           plan,
-          launch_plain<Params, kLaunch>};
+          launch_plain<Params, kLaunch>,
+          nullptr,
+          every_call<Params>};
 }
 
 }  // namespace
@@ -54,22 +56,36 @@ template <>
 KernelTable<AttentionParams> cpu_kernels<AttentionParams>() {
   static constexpr KernelEntry<AttentionParams> kRows[] = {
 #if defined(FK_CPU_AMX)
-    cpu::fast_row<AttentionParams, cpu::Isa::kAmxFp16, cpu::amx::attention_fwd_fp16>(
+    cpu::one_of_two_orders(cpu::fast_row<AttentionParams, cpu::Isa::kAmxFp16, cpu::amx::attention_fwd_fp16>(
         "attention_fwd/cpu/amx_fp16", cpu::amx_fp16_attention_supports,
-        plan_workspace<AttentionParams, cpu::amx::attention_fwd_fp16_workspace>),
-    cpu::fast_row<AttentionParams, cpu::Isa::kAmx, cpu::amx::attention_fwd>(
+        plan_workspace<AttentionParams, cpu::amx::attention_fwd_fp16_workspace>)),
+    invariant(cpu::packed_row<AttentionParams, cpu::Isa::kAmxFp16, cpu::amx::attention_fwd_fp16_packed>(
+                  "attention_fwd/cpu/amx_fp16_packed", cpu::amx_fp16_attention_supports,
+                  plan_workspace<AttentionParams, cpu::amx::attention_fwd_fp16_packed_workspace>),
+              cpu::takes<AttentionParams, cpu::amx_fp16_attention_supports>),
+    cpu::one_of_two_orders(cpu::fast_row<AttentionParams, cpu::Isa::kAmx, cpu::amx::attention_fwd>(
         "attention_fwd/cpu/amx", cpu::amx_attention_supports,
-        plan_workspace<AttentionParams, cpu::amx::attention_fwd_workspace>),
+        plan_workspace<AttentionParams, cpu::amx::attention_fwd_workspace>)),
+    invariant(cpu::packed_row<AttentionParams, cpu::Isa::kAmx, cpu::amx::attention_fwd_packed>(
+                  "attention_fwd/cpu/amx_packed", cpu::amx_attention_supports,
+                  plan_workspace<AttentionParams, cpu::amx::attention_fwd_packed_workspace>),
+              cpu::takes<AttentionParams, cpu::amx_attention_supports>),
 #endif
 #if defined(FK_CPU_AVX512)
-    cpu::fast_row<AttentionParams, cpu::Isa::kAvx512, cpu::avx512::attention_fwd>(
+    cpu::one_of_two_orders(cpu::fast_row<AttentionParams, cpu::Isa::kAvx512, cpu::avx512::attention_fwd>(
         "attention_fwd/cpu/avx512", cpu::takes_all<AttentionParams>,
-        plan_workspace<AttentionParams, cpu::avx512::attention_fwd_workspace>),
+        plan_workspace<AttentionParams, cpu::avx512::attention_fwd_workspace>)),
+    cpu::packed_row<AttentionParams, cpu::Isa::kAvx512, cpu::avx512::attention_fwd_packed>(
+        "attention_fwd/cpu/avx512_packed", cpu::takes_all<AttentionParams>,
+        plan_workspace<AttentionParams, cpu::avx512::attention_fwd_packed_workspace>),
 #endif
 #if defined(FK_CPU_AVX2)
-    cpu::fast_row<AttentionParams, cpu::Isa::kAvx2, cpu::avx2::attention_fwd>(
+    cpu::one_of_two_orders(cpu::fast_row<AttentionParams, cpu::Isa::kAvx2, cpu::avx2::attention_fwd>(
         "attention_fwd/cpu/avx2", cpu::takes_all<AttentionParams>,
-        plan_workspace<AttentionParams, cpu::avx2::attention_fwd_workspace>),
+        plan_workspace<AttentionParams, cpu::avx2::attention_fwd_workspace>)),
+    cpu::packed_row<AttentionParams, cpu::Isa::kAvx2, cpu::avx2::attention_fwd_packed>(
+        "attention_fwd/cpu/avx2_packed", cpu::takes_all<AttentionParams>,
+        plan_workspace<AttentionParams, cpu::avx2::attention_fwd_packed_workspace>),
 #endif
     scalar_row<AttentionParams, cpu_scalar::attention_fwd>("attention_fwd/cpu/scalar"),
   };
@@ -115,22 +131,30 @@ template <>
 KernelTable<LinearParams> cpu_kernels<LinearParams>() {
   static constexpr KernelEntry<LinearParams> kRows[] = {
 #if defined(FK_CPU_AMX)
-    cpu::fast_row<LinearParams, cpu::Isa::kAmxFp16, cpu::amx::linear_fp16>(
-        "linear/cpu/amx_fp16", cpu::amx_fp16_linear_supports,
-        plan_workspace<LinearParams, cpu::linear_workspace<cpu::Isa::kAmxFp16>>, cpu::amx_linear_cost_us<true>),
+    invariant(
+        cpu::fast_row<LinearParams, cpu::Isa::kAmxFp16, cpu::amx::linear_fp16>(
+            "linear/cpu/amx_fp16", cpu::amx_fp16_linear_supports,
+            plan_workspace<LinearParams, cpu::linear_workspace<cpu::Isa::kAmxFp16>>, cpu::amx_linear_cost_us<true>),
+        cpu::takes<LinearParams, cpu::amx_fp16_linear_supports>),
     cpu::fast_row<LinearParams, cpu::Isa::kAmx, cpu::amx::linear>(
         "linear/cpu/amx", cpu::takes_all<LinearParams>,
         plan_workspace<LinearParams, cpu::linear_workspace<cpu::Isa::kAmx>>, cpu::amx_linear_cost_us<false>),
 #endif
 #if defined(FK_CPU_AVX512)
-    cpu::fast_row<LinearParams, cpu::Isa::kAvx512, cpu::avx512::linear>(
+    cpu::one_of_two_orders(cpu::fast_row<LinearParams, cpu::Isa::kAvx512, cpu::avx512::linear>(
         "linear/cpu/avx512", cpu::takes_all<LinearParams>,
-        plan_workspace<LinearParams, cpu::linear_workspace<cpu::Isa::kAvx512>>),
+        plan_workspace<LinearParams, cpu::linear_workspace<cpu::Isa::kAvx512>>)),
+    cpu::packed_row<LinearParams, cpu::Isa::kAvx512, cpu::avx512::linear_packed>(
+        "linear/cpu/avx512_packed", cpu::takes_all<LinearParams>,
+        plan_workspace<LinearParams, cpu::linear_packed_workspace<cpu::Isa::kAvx512>>),
 #endif
 #if defined(FK_CPU_AVX2)
-    cpu::fast_row<LinearParams, cpu::Isa::kAvx2, cpu::avx2::linear>(
+    cpu::one_of_two_orders(cpu::fast_row<LinearParams, cpu::Isa::kAvx2, cpu::avx2::linear>(
         "linear/cpu/avx2", cpu::takes_all<LinearParams>,
-        plan_workspace<LinearParams, cpu::linear_workspace<cpu::Isa::kAvx2>>),
+        plan_workspace<LinearParams, cpu::linear_workspace<cpu::Isa::kAvx2>>)),
+    cpu::packed_row<LinearParams, cpu::Isa::kAvx2, cpu::avx2::linear_packed>(
+        "linear/cpu/avx2_packed", cpu::takes_all<LinearParams>,
+        plan_workspace<LinearParams, cpu::linear_packed_workspace<cpu::Isa::kAvx2>>),
 #endif
     scalar_row<LinearParams, cpu_scalar::linear>("linear/cpu/scalar"),
   };
@@ -141,9 +165,10 @@ template <>
 KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
   static constexpr KernelEntry<LinearBackwardParams> kRows[] = {
 #if defined(FK_CPU_AMX)
-    cpu::fast_row<LinearBackwardParams, cpu::Isa::kAmxFp16, cpu::amx::linear_backward_fp16>(
-        "linear_bwd/cpu/amx_fp16", cpu::amx_fp16_linear_backward_supports,
-        plan_workspace<LinearBackwardParams, cpu::linear_backward_workspace<cpu::Isa::kAmxFp16>>),
+    invariant(cpu::fast_row<LinearBackwardParams, cpu::Isa::kAmxFp16, cpu::amx::linear_backward_fp16>(
+                  "linear_bwd/cpu/amx_fp16", cpu::amx_fp16_linear_backward_supports,
+                  plan_workspace<LinearBackwardParams, cpu::linear_backward_workspace<cpu::Isa::kAmxFp16>>),
+              cpu::takes<LinearBackwardParams, cpu::amx_fp16_linear_backward_supports>),
     cpu::fast_row<LinearBackwardParams, cpu::Isa::kAmx, cpu::amx::linear_backward>(
         "linear_bwd/cpu/amx", cpu::takes_all<LinearBackwardParams>,
         plan_workspace<LinearBackwardParams, cpu::linear_backward_workspace<cpu::Isa::kAmx>>),

@@ -35,6 +35,7 @@ struct RowFunctions {
   using MakePlan = Plan (*)(const Params&, const DeviceFacts&);
   using Launch = void (*)(const Params&, const Plan&, void* workspace, Stream);
   using LeftToAnother = bool (*)(const Params&);
+  using InvariantFor = bool (*)(const Params&);
   using WorkspaceBytes = std::size_t (*)(const Params&);
   using PlainLaunch = void (*)(const Params&, void* workspace, Stream);
 };
@@ -53,7 +54,26 @@ struct KernelEntry {
   /// Whether another row, for the same devices, takes the call wherever this one does and costs less: `choose` then
   /// does not look at this one, unless kernels are forced. It saves time and changes no choice. Null: there is none.
   typename RowFunctions<Params>::LeftToAnother left_to_another = nullptr;
+  /// Whether calls of this kind have the row's arithmetic in the invariant mode, if no row before it in the table says
+  /// so. Two things are promised by a row that says yes. The bits of a token's result depend on that token and on what
+  /// it sees alone: not on the batch, the number of queries or of keys behind it, pages, or threads. And the answer
+  /// follows from dtypes, head dims, lengths of the rows that are summed, and options, never from any of those counts.
+  /// Null: never, which is the default.
+  typename RowFunctions<Params>::InvariantFor invariant_for = nullptr;
 };
+
+/// For a row that every call may have in the invariant mode.
+template <class Params>
+bool every_call(const Params&) {
+  return true;
+}
+
+template <class Params>
+constexpr KernelEntry<Params> invariant(KernelEntry<Params> entry,
+                                        typename RowFunctions<Params>::InvariantFor which = every_call<Params>) {
+  entry.invariant_for = which;
+  return entry;
+}
 
 /// A plan of a row that needs workspace, and decides nothing else beforehand.
 template <class Params, typename RowFunctions<Params>::WorkspaceBytes kBytes>

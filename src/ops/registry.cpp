@@ -8,6 +8,7 @@
 #include "core/cpu_features.hpp"
 #include "core/cuda_devices.hpp"
 #include "core/fork_safe.hpp"
+#include "flashkernel/invariant.hpp"
 #include "ops/op_list.hpp"
 #include "ops/select.hpp"
 
@@ -114,9 +115,22 @@ void touch_tables(const OpList<Params...>&) {
 
 void register_all() { touch_tables(kOps); }
 
+std::string invariant_variable() {
+  const char* const value = std::getenv("FLASHKERNEL_INVARIANT");
+  return value ? value : "";
+}
+
 }  // namespace
 
+std::atomic<int> invariant_scopes{invariant_variable() == "1" ? 1 : 0};
+
+bool is_invariant() noexcept { return invariant_scopes.load(std::memory_order_relaxed) > 0; }
+InvariantScope::InvariantScope() noexcept { invariant_scopes.fetch_add(1, std::memory_order_relaxed); }
+InvariantScope::~InvariantScope() { invariant_scopes.fetch_sub(1, std::memory_order_relaxed); }
+
 void check_environment() {
+  if (const std::string value = invariant_variable(); !value.empty() && value != "0" && value != "1")
+    throw InvalidArgument("FLASHKERNEL_INVARIANT: it is \"" + value + "\"; needs 1, or 0 for the ordinary mode");
   const char* const patterns = std::getenv("FLASHKERNEL_FORCE");
   if (!patterns) return;
   for (const auto& pattern : split(patterns))
@@ -149,6 +163,12 @@ std::string why_unavailable(const RowState& row, Device device, const DeviceFact
   return other_capability(row.cc_min, row.cc_max, facts.compute_capability, device);
 }
 
+std::string why_not_invariant(const RowState& row, const char* arithmetic) {
+  if (!arithmetic) return "the invariant mode has no kernel for calls of this kind";
+  return "its arithmetic is " + std::string(row.arithmetic) + "; calls of this kind have " + arithmetic +
+         " in the invariant mode";
+}
+
 std::string lacking_features(std::uint32_t needed, std::uint32_t present) {
   const auto list = [](std::uint32_t features) {
     std::string text;
@@ -170,7 +190,8 @@ std::string other_capability(int least, int most, int present, Device device) {
 }
 
 void throw_no_kernel(const Explanation& explanation, Device device) {
-  std::string text = explanation.op + ": no kernel for this call on " + to_string(device) + ":";
+  std::string text = explanation.op + ": no kernel for this call on " + to_string(device) +
+                     (explanation.invariant ? " in the invariant mode:" : ":");
   for (const auto& candidate : explanation.candidates) text += "\n  " + candidate.kernel + ": " + candidate.reason;
   if (explanation.candidates.empty())
     text += device.is_cuda() ? " this build has no CUDA kernel for the op (configure with -DFLASHKERNEL_CUDA=ON, or "

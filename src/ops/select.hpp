@@ -1,10 +1,13 @@
 // From params to one running kernel: the only place where a choice is made.
 // The rule: of the rows that are allowed, run on the device and accept the params, the one with the least modelled cost
 // runs; of rows of equal cost, the first one of the table. Preferred rows (patterns with '?') go before all others.
+// In the invariant mode rows of one arithmetic are allowed: that of the first available row of the table whose
+// `invariant_for` takes the call. It looks at nothing that the number of tokens beside a token could change.
 // Called by every front door in ops/. Reads the backends' tables once per op; a call costs a short loop over the rows.
 #pragma once
 
 #include <atomic>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -38,6 +41,13 @@ inline std::atomic<bool> any_preferred{false};
 /// Whether any row is not allowed.
 inline std::atomic<bool> any_forced{false};
 
+/// How many scopes of the invariant mode live; FLASHKERNEL_INVARIANT=1 counts as one.
+extern std::atomic<int> invariant_scopes;
+
+inline bool is_invariant_call(const ExecutionContext& context) noexcept {
+  return context.invariant || invariant_scopes.load(std::memory_order_relaxed) > 0;
+}
+
 /// Of the processor: its CPU features alone.
 const DeviceFacts& processor_facts();
 
@@ -54,11 +64,13 @@ inline bool is_available(const RowState& row, const DeviceFacts& facts) noexcept
 
 /// Of a row that is not available: what it needs and what is there, by name.
 std::string why_unavailable(const RowState& row, Device device, const DeviceFacts& facts);
+/// Of a row that accepts a call of the invariant mode and has another arithmetic than calls of its kind; null: none.
+std::string why_not_invariant(const RowState& row, const char* arithmetic);
 std::string lacking_features(std::uint32_t needed, std::uint32_t present);      // bits of CpuFeature
 std::string other_capability(int least, int most, int present, Device device);  // 75 = 7.5
 
-/// Throws InvalidArgument if FLASHKERNEL_FORCE holds a pattern that matches no kernel: a misspelt id must not mean
-/// "any".
+/// Throws InvalidArgument if FLASHKERNEL_FORCE holds a pattern that matches no kernel, or FLASHKERNEL_INVARIANT neither
+/// 0 nor 1: a misspelt id must not mean "any".
 void check_environment();
 
 /// Held while the table of an op is made, which registers its rows: one thread does that.
@@ -156,9 +168,20 @@ struct Choice {
   float modelled_us = 0;
 };
 
-/// The row that serves the call, by the rule at the top.
+/// The arithmetic that calls of this kind have in the invariant mode on the device; null: none.
 template <class Params>
-Choice<Params> choose(const Params& params, DeviceType device, const DeviceFacts& facts) {
+const char* invariant_arithmetic(const Params& params, DeviceType device, const DeviceFacts& facts) {
+  for (const auto& row : OpTable<Params>::instance())
+    if (row.state.device == device && row.entry->invariant_for && is_available(row.state, facts) &&
+        row.entry->invariant_for(params))
+      return row.state.arithmetic;
+  return nullptr;
+}
+
+/// The row that serves the call, by the rule at the top; `arithmetic`: of those of this one, null: of all.
+template <class Params>
+Choice<Params> choose(const Params& params, DeviceType device, const DeviceFacts& facts,
+                      const char* arithmetic = nullptr) {
   auto& table = OpTable<Params>::instance();
   const auto cheapest = [&](bool preferred) {
     const bool all = !preferred && !any_forced.load(std::memory_order_relaxed);
@@ -166,6 +189,7 @@ Choice<Params> choose(const Params& params, DeviceType device, const DeviceFacts
     for (auto& row : table) {
       if (all && row.entry->left_to_another && row.entry->left_to_another(params)) continue;
       if (row.state.device != device || (preferred && !row.state.preferred.load(std::memory_order_relaxed))) continue;
+      if (arithmetic && std::strcmp(arithmetic, row.state.arithmetic) != 0) continue;
       if (refusal<Params>(row, params, facts)) continue;
       const float cost = row.entry->cost_us(params, facts);
       if (!best.row || cost < best.modelled_us) best = {&row, cost};
@@ -177,6 +201,13 @@ Choice<Params> choose(const Params& params, DeviceType device, const DeviceFacts
   return cheapest(false);
 }
 
+/// The row that serves the call in the invariant mode.
+template <class Params>
+Choice<Params> choose_invariant(const Params& params, DeviceType device, const DeviceFacts& facts) {
+  const char* const arithmetic = invariant_arithmetic(params, device, facts);
+  return arithmetic ? choose(params, device, facts, arithmetic) : Choice<Params>{};
+}
+
 /// How the chosen row runs the call.
 template <class Params>
 Plan make_plan(const Choice<Params>& choice, const Params& params, const DeviceFacts& facts) {
@@ -186,20 +217,29 @@ Plan make_plan(const Choice<Params>& choice, const Params& params, const DeviceF
 }
 
 template <class Params>
-Explanation explain_call(const Params& params, Device device) {
+Explanation explain_call(const Params& params, Device device, bool invariant) {
   Explanation explanation;
   explanation.op = Params::kOp;
+  explanation.invariant = invariant;
   const DeviceFacts& facts = facts_of(device);
+  const char* const arithmetic = invariant ? invariant_arithmetic(params, device.type, facts) : nullptr;
   for (auto& row : OpTable<Params>::instance()) {
     if (row.state.device != device.type) continue;
     const char* reason = refusal<Params>(row, params, facts);
-    const std::string text = reason == kUnavailable ? why_unavailable(row.state, device, facts) : reason ? reason : "";
+    std::string text = reason == kUnavailable ? why_unavailable(row.state, device, facts) : reason ? reason : "";
+    if (!reason && invariant && (!arithmetic || std::strcmp(arithmetic, row.state.arithmetic) != 0)) {
+      text = why_not_invariant(row.state, arithmetic);
+      reason = text.c_str();
+    }
     const float cost = reason ? 0.0f : row.entry->cost_us(params, facts);
     explanation.candidates.push_back({row.state.name, reason == nullptr, text, cost});
   }
-  if (const Choice<Params> choice = choose(params, device.type, facts); choice.row) {
+  const Choice<Params> choice =
+      invariant ? choose_invariant(params, device.type, facts) : choose(params, device.type, facts);
+  if (choice.row) {
     const Plan plan = make_plan(choice, params, facts);
     explanation.kernel = choice.row->state.name;
+    explanation.arithmetic = choice.row->state.arithmetic;
     explanation.workspace_bytes = plan.workspace_bytes;
     explanation.modelled_us = plan.modelled_us;
   }
@@ -209,14 +249,16 @@ Explanation explain_call(const Params& params, Device device) {
 /// Runs the best kernel for `params`, or explains the choice when the context asks for that.
 template <class Params>
 void dispatch(const Params& params, Device device, const ExecutionContext& context) {
+  const bool invariant = is_invariant_call(context);
   if (context.explain) {
-    *context.explain = explain_call(params, device);
+    *context.explain = explain_call(params, device, invariant);
     return;
   }
   const WorkerPlan workers;
   const DeviceFacts& facts = facts_of(device);
-  const Choice<Params> choice = choose(params, device.type, facts);
-  if (!choice.row) throw_no_kernel(explain_call(params, device), device);
+  const Choice<Params> choice =
+      invariant ? choose_invariant(params, device.type, facts) : choose(params, device.type, facts);
+  if (!choice.row) throw_no_kernel(explain_call(params, device, invariant), device);
   auto& row = *choice.row;
   row.state.calls.fetch_add(1, std::memory_order_relaxed);
   const Plan plan = make_plan(choice, params, facts);

@@ -316,15 +316,37 @@ struct Path {
   }
 };
 
+void launch_fp16(const AttentionParams& p, void* workspace, FewRows few_rows) {
+  if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0) return;
+  launch_typed<Path<true>, Half>(p, workspace, few_rows);
+}
+
 }  // namespace
 
-std::size_t attention_fwd_workspace(const AttentionParams& p) { return attention_workspace<Path<false>>(p); }
-void attention_fwd(const AttentionParams& p, void* workspace, Stream) { launch_attention<Path<false>>(p, workspace); }
+std::size_t attention_fwd_workspace(const AttentionParams& p) {
+  return attention_workspace<Path<false>>(p, FewRows::kStream);
+}
+void attention_fwd(const AttentionParams& p, void* workspace, Stream) {
+  launch_attention<Path<false>>(p, workspace, FewRows::kStream);
+}
+std::size_t attention_fwd_packed_workspace(const AttentionParams& p) {
+  return attention_workspace<Path<false>>(p, FewRows::kPack);
+}
+void attention_fwd_packed(const AttentionParams& p, void* workspace, Stream) {
+  launch_attention<Path<false>>(p, workspace, FewRows::kPack);
+}
 
-std::size_t attention_fwd_fp16_workspace(const AttentionParams& p) { return attention_workspace<Path<true>>(p); }
+std::size_t attention_fwd_fp16_workspace(const AttentionParams& p) {
+  return attention_workspace<Path<true>>(p, FewRows::kStream);
+}
 void attention_fwd_fp16(const AttentionParams& p, void* workspace, Stream) {
-  if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0) return;
-  launch_typed<Path<true>, Half>(p, workspace);
+  launch_fp16(p, workspace, FewRows::kStream);
+}
+std::size_t attention_fwd_fp16_packed_workspace(const AttentionParams& p) {
+  return attention_workspace<Path<true>>(p, FewRows::kPack);
+}
+void attention_fwd_fp16_packed(const AttentionParams& p, void* workspace, Stream) {
+  launch_fp16(p, workspace, FewRows::kPack);
 }
 
 }  // namespace flashkernel::cpu::amx

@@ -10,8 +10,8 @@
 
 namespace flashkernel::cpu::avx2 {
 
-void attention_fwd_quantized(const AttentionParams& p, void* workspace) {
-  launch_attention_quantized<TiledPath>(p, workspace);
+void attention_fwd_quantized(const AttentionParams& p, void* workspace, FewRows few_rows) {
+  launch_attention_quantized<TiledPath>(p, workspace, few_rows);
 }
 
 }  // namespace flashkernel::cpu::avx2

@@ -10,10 +10,23 @@
 
 namespace flashkernel::cpu::avx512 {
 
-std::size_t attention_fwd_workspace(const AttentionParams& p) { return attention_workspace<TiledPath>(p); }
-void attention_fwd(const AttentionParams& p, void* workspace, Stream) {
-  if (p.quantization.present) return attention_fwd_quantized(p, workspace);
-  launch_attention<TiledPath>(p, workspace);
+namespace {
+
+void launch(const AttentionParams& p, void* workspace, FewRows few_rows) {
+  if (p.quantization.present) return attention_fwd_quantized(p, workspace, few_rows);
+  launch_attention<TiledPath>(p, workspace, few_rows);
 }
+
+}  // namespace
+
+std::size_t attention_fwd_workspace(const AttentionParams& p) {
+  return attention_workspace<TiledPath>(p, FewRows::kStream);
+}
+void attention_fwd(const AttentionParams& p, void* workspace, Stream) { launch(p, workspace, FewRows::kStream); }
+
+std::size_t attention_fwd_packed_workspace(const AttentionParams& p) {
+  return attention_workspace<TiledPath>(p, FewRows::kPack);
+}
+void attention_fwd_packed(const AttentionParams& p, void* workspace, Stream) { launch(p, workspace, FewRows::kPack); }
 
 }  // namespace flashkernel::cpu::avx512

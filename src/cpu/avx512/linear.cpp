@@ -9,6 +9,10 @@ void linear(const LinearParams& p, void* workspace, Stream) {
   visit_type(p.dtype, [&](auto type) { linear_typed<VecMicro, decltype(type)>(p, workspace); });
 }
 
+void linear_packed(const LinearParams& p, void* workspace, Stream) {
+  visit_type(p.dtype, [&](auto type) { linear_typed<VecMicro, decltype(type), 0>(p, workspace); });
+}
+
 void linear_backward(const LinearBackwardParams& p, void* workspace, Stream) {
   visit_type(p.dtype, [&](auto type) { linear_backward_typed<VecMicro, decltype(type)>(p, workspace); });
 }

@@ -6,6 +6,7 @@
 
 #include "core/thread_pool.hpp"
 #include "cpu/simd/attention_decode.hpp"
+#include "cpu/simd/few_rows.hpp"
 
 namespace flashkernel::cpu {
 namespace {
@@ -17,7 +18,8 @@ struct DecodeSplit {
   int heads = 1;  // most kv heads of a task
 };
 
-inline DecodeSplit plan_split(const AttentionParams& p, int num_threads) {
+inline DecodeSplit plan_split(const AttentionParams& p, int num_threads, FewRows few_rows) {
+  if (few_rows == FewRows::kPack) return {};
   const std::int64_t rows = p.seq_q * (p.heads_q / p.heads_kv);
   const std::int64_t longest = p.block_table ? p.max_pages * p.page_size : p.seq_k, chunks = ceil_div(longest, kChunk);
   DecodeSplit s;
@@ -42,9 +44,9 @@ inline std::int64_t worker_bytes(const AttentionParams& p) {
 }
 
 template <class Path>
-inline std::size_t attention_workspace(const AttentionParams& p) {
+inline std::size_t attention_workspace(const AttentionParams& p, FewRows few_rows) {
   const int threads = num_workers();
-  const DecodeSplit split = plan_split(p, threads);
+  const DecodeSplit split = plan_split(p, threads, few_rows);
   return static_cast<std::size_t>(64 + round_up((p.batch + 1) * 8, 64) + threads * worker_bytes<Path>(p) +
                                   split.chunks * p.batch * p.heads_kv * round_up(split.part_floats * 4, 64));
 }
@@ -56,6 +58,7 @@ struct AttentionRun {
   char* scratch;
   std::int64_t scratch_stride;
   DecodeSplit split;
+  std::int64_t most_streamed;  // rows of a sequence
   float* parts;
   std::int64_t part_stride;  // floats
 
@@ -68,7 +71,7 @@ struct AttentionRun {
     for (std::int64_t t = begin; t < end; ++t) {
       const Task task = find_task(*run.p, run.grid, t);
       const Sequence<T, K> seq = sequence_of<T, K>(*run.p, task.b, task.head_kv);
-      if (seq.rows() <= kDecodeRows) {
+      if (seq.rows() <= run.most_streamed) {
         const int heads = imin(run.split.heads, heads_together(*run.p, seq.rows()));
         if (task.head_kv % heads != 0) continue;  // it goes with a head before it
         decode_task(seq, static_cast<int>(imin<std::int64_t>(heads, run.p->heads_kv - task.head_kv)),
@@ -106,7 +109,7 @@ struct AttentionRun {
 };
 
 template <class Path, class T, class K = T>
-inline void launch_typed(const AttentionParams& p, void* workspace) {
+inline void launch_typed(const AttentionParams& p, void* workspace, FewRows few_rows) {
   const int threads = num_workers();
   Arena arena{reinterpret_cast<char*>(round_up(reinterpret_cast<std::intptr_t>(workspace), 64))};
   AttentionRun<Path, T, K> run;
@@ -115,7 +118,8 @@ inline void launch_typed(const AttentionParams& p, void* workspace) {
   run.grid = make_grid(p, Path::kStrip, Path::kLeast, Path::most(p), threads, first_task);
   run.scratch_stride = worker_bytes<Path>(p);
   run.scratch = arena.take<char>(threads * run.scratch_stride);
-  run.split = plan_split(p, threads);
+  run.split = plan_split(p, threads, few_rows);
+  run.most_streamed = few_rows == FewRows::kStream ? kDecodeRows : -1;
   const std::int64_t pairs = p.batch * p.heads_kv;
   if (run.split.chunks == 0) {
     parallel_for(run.grid.num_tasks, 1, threads, run.blocks, &run);
@@ -129,29 +133,29 @@ inline void launch_typed(const AttentionParams& p, void* workspace) {
 }
 
 template <class Path>
-inline void launch_attention(const AttentionParams& p, void* workspace) {
+inline void launch_attention(const AttentionParams& p, void* workspace, FewRows few_rows) {
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0) return;
   switch (p.dtype) {
-    case DType::kFloat32: return launch_typed<Path, float>(p, workspace);
-    case DType::kFloat16: return launch_typed<Path, Half>(p, workspace);
-    case DType::kBFloat16: return launch_typed<Path, BFloat>(p, workspace);
+    case DType::kFloat32: return launch_typed<Path, float>(p, workspace, few_rows);
+    case DType::kFloat16: return launch_typed<Path, Half>(p, workspace, few_rows);
+    case DType::kBFloat16: return launch_typed<Path, BFloat>(p, workspace, few_rows);
     default: return;  // `supports` refuses others
   }
 }
 
 // Over pages of 8-bit elements.
 template <class Path, class T>
-inline void launch_quantized(const AttentionParams& p, void* workspace) {
-  return p.dtype == DType::kInt8 ? launch_typed<Path, T, Int8>(p, workspace)
-                                 : launch_typed<Path, T, Float8>(p, workspace);
+inline void launch_quantized(const AttentionParams& p, void* workspace, FewRows few_rows) {
+  return p.dtype == DType::kInt8 ? launch_typed<Path, T, Int8>(p, workspace, few_rows)
+                                 : launch_typed<Path, T, Float8>(p, workspace, few_rows);
 }
 template <class Path>
-inline void launch_attention_quantized(const AttentionParams& p, void* workspace) {
+inline void launch_attention_quantized(const AttentionParams& p, void* workspace, FewRows few_rows) {
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0) return;
   switch (p.dtype_q) {
-    case DType::kFloat32: return launch_quantized<Path, float>(p, workspace);
-    case DType::kFloat16: return launch_quantized<Path, Half>(p, workspace);
-    case DType::kBFloat16: return launch_quantized<Path, BFloat>(p, workspace);
+    case DType::kFloat32: return launch_quantized<Path, float>(p, workspace, few_rows);
+    case DType::kFloat16: return launch_quantized<Path, Half>(p, workspace, few_rows);
+    case DType::kBFloat16: return launch_quantized<Path, BFloat>(p, workspace, few_rows);
     default: return;
   }
 }
