@@ -186,7 +186,9 @@ class HostArrays:
         total += np.where(weight == 0, np.float32(0), self.floats(values) * weight)
 
     def log_probabilities(self, logits: Any) -> Any:
-        """float32 log-softmax [rows, vocab] of logits."""
+        """float32 log-softmax [rows, vocab] of logits; in the invariant mode that of `flashkernel.log_softmax`."""
+        if fk.is_invariant():
+            return fk.log_softmax(self.floats(logits))
         return log_probabilities(self.to_float32(logits))
 
     def best(self, values: Any, count: int) -> tuple[Any, Any]:
@@ -413,6 +415,8 @@ class TorchArrays(HostArrays):
         total.add_((values.float() * weight).masked_fill_(weight == 0, 0.0))
 
     def log_probabilities(self, logits: Any) -> Any:
+        if fk.is_invariant():
+            return fk.log_softmax(logits.float())
         return self._torch.log_softmax(logits.float(), dim=-1)
 
     def best(self, values: Any, count: int) -> tuple[Any, Any]:

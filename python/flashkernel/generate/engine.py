@@ -255,7 +255,8 @@ class Engine:
     def score(self, tokens: Sequence[int]) -> np.ndarray:
         """log p(token | the tokens before it), float32 [len(tokens) - 1]: the natural logarithm, from float32 logits.
 
-        Computed in chunks of `prefill_chunk` over a cache of its own. exp(-mean) is the perplexity of a text.
+        Computed in chunks of `prefill_chunk` over a cache of its own. exp(-mean) is the perplexity of a text. In the
+        invariant mode these are, to the bit, the `logprob` of the events by which `generate` gave the tokens.
         """
         ids = [int(token) for token in tokens]
         if len(ids) < 2:
@@ -280,9 +281,14 @@ class Engine:
                 seq_lens=arrays.index([end]),
                 last_rows=None,
             )
-            logits = arrays.to_float32(self.model.forward(batch, scheduler.pool)).astype(np.float64)
+            logits, after = self.model.forward(batch, scheduler.pool), np.array(ids[begin + 1 : end + 1])[:, None]
+            if fk.is_invariant():
+                likely = arrays.to_host(arrays.log_probabilities(logits))
+                scores.append(np.take_along_axis(likely, after, axis=1)[:, 0])
+                continue
+            logits = arrays.to_float32(logits).astype(np.float64)
             logits -= logits.max(axis=-1, keepdims=True)
-            chosen = np.take_along_axis(logits, np.array(ids[begin + 1 : end + 1])[:, None], axis=1)[:, 0]
+            chosen = np.take_along_axis(logits, after, axis=1)[:, 0]
             scores.append(chosen - np.log(np.exp(logits).sum(axis=-1)))
         return np.concatenate(scores).astype(np.float32)
 
