@@ -37,6 +37,7 @@ TYPES = {
     "const CrossEntropyOptions&": ("const fk_cross_entropy_options*", "cross_entropy_options"),
     "const LinearCrossEntropyOptions&": ("const fk_linear_cross_entropy_options*", "linear_cross_entropy_options"),
     "Activation": ("fk_activation", "activation"),
+    "WeightFormat": ("fk_weight_format", "weight_format"),
     "std::int64_t": ("int64_t", ""),
     "AxisMask": ("uint32_t", ""),
     "bool": ("int32_t", "flag"),

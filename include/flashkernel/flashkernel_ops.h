@@ -109,6 +109,19 @@ FK_API fk_status fk_linear_backward(const fk_tensor* grad_out, const fk_tensor* 
     const fk_tensor* preactivation, const fk_linear_gradients* gradients, fk_activation activation,
     const fk_context* context);
 
+// ---- activation(x W^T + b) with weights of 4 or 8 bits and a scale for each block of them.
+
+// x [..., in_features] (up to 8 dims; float32, float16 or bfloat16), out [..., out_features] (x's dtype), bias
+// [out_features] (x's dtype or fp32) or absent. `format` says what weight [out_features, bytes of a row] holds: int4
+// and int8 take scales and, where given, zeros [out_features, groups] (fp32, fp16 or bf16, one dtype for both), and
+// an element is scale * (q - zero); without zeros an int4 has the zero 8 and an int8 the zero 0. A group is
+// in_features / groups neighbours of a row: a multiple of 32, or one group for the whole row of int8. The formats of
+// GGUF files hold their scales in their blocks; scales and zeros are absent there. Sums are fp32. Last dims are
+// contiguous. Outputs need memory of their own.
+FK_API fk_status fk_quantized_linear(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* scales,
+    const fk_tensor* zeros, const fk_tensor* bias, const fk_tensor* out, fk_weight_format format,
+    fk_activation activation, const fk_context* context);
+
 // ---- Elementwise kernels of the block: residual add and the gated unit.
 
 // out = a + b, same shape and dtype (float32, float16, bfloat16), any strides; out may alias a or b.

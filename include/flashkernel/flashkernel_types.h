@@ -45,6 +45,16 @@ enum { FK_CPU = 0, FK_CUDA = 1 };
 typedef int32_t fk_activation;
 enum { FK_ACTIVATION_NONE = 0, FK_ACTIVATION_GELU_TANH = 1, FK_ACTIVATION_GELU = 2, FK_ACTIVATION_SILU = 3 };
 
+// How a row of weights in few bits lies in memory (WeightFormat of types.hpp).
+typedef int32_t fk_weight_format;
+enum {
+  FK_WEIGHT_INT4 = 0,
+  FK_WEIGHT_INT8 = 1,
+  FK_WEIGHT_Q4_0 = 2,
+  FK_WEIGHT_Q4_1 = 3,
+  FK_WEIGHT_Q8_0 = 4
+};
+
 // What ALiBi adds to a score, d being the distance from a key to the query's position: -slope * |d|, -slope * d, or
 // -slope * sqrt(d) for keys before the position and 0 for others.
 typedef int32_t fk_alibi;

@@ -34,6 +34,15 @@ enum class Activation : std::uint8_t {
   kSilu,      ///< x / (1 + exp(-x))
 };
 
+/// How a row of weights in few bits lies in memory, in blocks of 32 elements.
+enum class WeightFormat : std::uint8_t {
+  kInt4,  ///< uint8 [out, in / 2]: byte i of a block's 16 has element i in its low half, element 16 + i in its high one
+  kInt8,  ///< int8 [out, in]
+  kQ4_0,  ///< uint8 [out, in / 32 * 18]: GGUF's Q4_0, an fp16 scale d before the 16 bytes of int4; d * (q - 8)
+  kQ4_1,  ///< uint8 [out, in / 32 * 20]: GGUF's Q4_1, two fp16 numbers d and m before the 16 bytes; d * q + m
+  kQ8_0,  ///< uint8 [out, in / 32 * 34]: GGUF's Q8_0, an fp16 scale d before 32 int8; d * q
+};
+
 /// Of a loss over the rows.
 enum class Reduction : std::uint8_t { kNone, kSum, kMean };
 

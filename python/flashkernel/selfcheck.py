@@ -315,6 +315,19 @@ def _linear_backward(inputs: Inputs) -> Sample:
     return Sample("linear_backward", arguments, only=(0, 1, 2))
 
 
+def _quantized_linear(inputs: Inputs) -> Sample:
+    """int4 with zeros, groups of 64."""
+    packed = np.arange(48 * 64).reshape(48, 64) * 37 % 256
+    scales, zeros = np.linspace(0.01, 0.03, 96).reshape(48, 2), np.arange(96).reshape(48, 2) % 16
+    arguments = (
+        inputs.randn(9, 128),
+        (inputs.bytes(packed), packed),
+        _float32(inputs, scales),
+        _float32(inputs, zeros.astype(np.float64)),
+    )
+    return Sample("quantized_linear", arguments)
+
+
 def _sample(inputs: Inputs) -> Sample:
     """Draws from the whole row, from the best five, and from 0.6 of the probability, in turns."""
     row = np.arange(inputs.rows[0])
@@ -330,6 +343,7 @@ SAMPLES: dict[str, Callable[[Inputs], Sample]] = {
     "linear_backward": _linear_backward,
     "merge_states": _merge_states,
     "pack_mask": _pack_mask,
+    "quantized_linear": _quantized_linear,
     "reduce_max": _matrices("reduce_max", 1, options={"axis": -1}),
     "reduce_mean": _matrices("reduce_mean", 1),
     "reduce_sum": _matrices("reduce_sum", 1, options={"axis": -1}),

@@ -213,4 +213,10 @@ Activation Call::activation(const char* name, fk_activation activation) const {
   return static_cast<Activation>(activation);
 }
 
+WeightFormat Call::weight_format(const char* name, fk_weight_format format) const {
+  if (format < FK_WEIGHT_INT4 || format > FK_WEIGHT_Q8_0)
+    refuse(named(name) + " is " + std::to_string(format) + "; it must be FK_WEIGHT_INT4 (0) to _Q8_0 (4)");
+  return static_cast<WeightFormat>(format);
+}
+
 }  // namespace flashkernel::c

@@ -95,6 +95,7 @@ class Call {
   LinearCrossEntropyOptions linear_cross_entropy_options(const char* name,
                                                          const fk_linear_cross_entropy_options* options) const;
   Activation activation(const char* name, fk_activation activation) const;
+  WeightFormat weight_format(const char* name, fk_weight_format format) const;
   bool flag(const char* name, std::int32_t flag) const;
 
  private:

@@ -11,6 +11,7 @@
 #include "flashkernel/linear.hpp"
 #include "flashkernel/loss.hpp"
 #include "flashkernel/norm.hpp"
+#include "flashkernel/quantized_linear.hpp"
 #include "flashkernel/reduce.hpp"
 #include "flashkernel/rope.hpp"
 #include "flashkernel/sample.hpp"
@@ -134,6 +135,17 @@ fk_status fk_linear_backward(const fk_tensor* grad_out, const fk_tensor* x, cons
     const Call c("linear_backward");
     flashkernel::linear_backward(c.tensor("grad_out", grad_out), c.tensor("x", x), c.tensor("weight", weight),
         c.tensor("preactivation", preactivation), c.linear_gradients("gradients", gradients),
+        c.activation("activation", activation), c.context("context", context));
+  });
+}
+
+fk_status fk_quantized_linear(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* scales,
+    const fk_tensor* zeros, const fk_tensor* bias, const fk_tensor* out, fk_weight_format format,
+    fk_activation activation, const fk_context* context) {
+  return guarded([&] {
+    const Call c("quantized_linear");
+    flashkernel::quantized_linear(c.tensor("x", x), c.tensor("weight", weight), c.tensor("scales", scales),
+        c.tensor("zeros", zeros), c.tensor("bias", bias), c.tensor("out", out), c.weight_format("format", format),
         c.activation("activation", activation), c.context("context", context));
   });
 }

@@ -190,6 +190,24 @@ KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
 }
 
 template <>
+KernelTable<QuantizedLinearParams> cpu_kernels<QuantizedLinearParams>() {
+  static constexpr KernelEntry<QuantizedLinearParams> kRows[] = {
+#if defined(FK_CPU_AVX512)
+    cpu::fast_row<QuantizedLinearParams, cpu::Isa::kAvx512, cpu::avx512::quantized_linear>(
+        "quantized_linear/cpu/avx512", cpu::takes_all<QuantizedLinearParams>,
+        plan_workspace<QuantizedLinearParams, cpu::quantized_linear_workspace<cpu::Isa::kAvx512>>),
+#endif
+#if defined(FK_CPU_AVX2)
+    cpu::fast_row<QuantizedLinearParams, cpu::Isa::kAvx2, cpu::avx2::quantized_linear>(
+        "quantized_linear/cpu/avx2", cpu::takes_all<QuantizedLinearParams>,
+        plan_workspace<QuantizedLinearParams, cpu::quantized_linear_workspace<cpu::Isa::kAvx2>>),
+#endif
+    scalar_row<QuantizedLinearParams, cpu_scalar::quantized_linear>("quantized_linear/cpu/scalar"),
+  };
+  return table(kRows);
+}
+
+template <>
 KernelTable<AddParams> cpu_kernels<AddParams>() {
   static constexpr KernelEntry<AddParams> kRows[] = {
       FK_FAST_ROWS(AddParams, "add", add, add_supports, nullptr)

@@ -100,6 +100,11 @@ KernelTable<LinearParams> cuda_kernels() {
 }
 
 template <>
+KernelTable<QuantizedLinearParams> cuda_kernels() {
+  return {};
+}
+
+template <>
 KernelTable<LinearBackwardParams> cuda_kernels() {
   using cuda::sm80::linear_bwd_supports;
   constexpr auto sm80 = linear_gradient<cuda::sm80::linear_bwd, cuda::sm80::linear_bwd_workspace, rates::kGradientSm80>;

@@ -10,6 +10,7 @@
 #include "ops/loss_params.hpp"
 #include "ops/mask_params.hpp"
 #include "ops/norm_params.hpp"
+#include "ops/quantized_linear_params.hpp"
 #include "ops/reduce_params.hpp"
 #include "ops/rope_params.hpp"
 #include "ops/sample_params.hpp"
@@ -36,6 +37,7 @@ inline constexpr OpList kOps{
     Op<RopeParams>{{"rope", "rope_table"}},
     Op<LinearParams>{{"linear"}},
     Op<LinearBackwardParams>{{"linear_backward"}},
+    Op<QuantizedLinearParams>{{"quantized_linear"}},
     Op<AddParams>{{"add"}},
     Op<SwigluParams>{{"swiglu"}},
     Op<SwigluBackwardParams>{{"swiglu_backward"}},

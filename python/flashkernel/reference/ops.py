@@ -22,6 +22,7 @@ __all__ = [
     "linear_backward",
     "log_softmax",
     "log_softmax_backward",
+    "quantized_linear",
     "reduce_max",
     "reduce_mean",
     "reduce_sum",
@@ -127,6 +128,37 @@ def linear(
     if bias is not None:
         pre = pre + f64(bias)
     return activate(pre, activation)[0], pre
+
+
+def quantized_linear(
+    x: ArrayLike,
+    weight: ArrayLike,
+    scales: ArrayLike | None = None,
+    zeros: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    format: str = "int4",
+    activation: str | None = None,
+) -> Float:
+    """activation(x W^T + bias) of a weight in few bits; `flashkernel.quantized_linear` has the formats."""
+    packed = np.asarray(weight)
+    rows = packed.shape[0]
+    if format == "int8":
+        q = f64(packed.astype(np.int8))
+    else:
+        head = {"int4": 0, "q4_0": 2, "q4_1": 4, "q8_0": 2}[format]
+        blocks = packed.astype(np.uint8).reshape(rows, -1, head + (32 if format == "q8_0" else 16))
+        own = f64(np.ascontiguousarray(blocks[..., :head]).view(np.float16))
+        elements = blocks[..., head:]
+        q = f64(elements.view(np.int8) if format == "q8_0" else np.concatenate([elements & 15, elements >> 4], -1))
+    if format.startswith("q"):
+        numbers = own[..., :1] * (q - 8 if format == "q4_0" else q) + (own[..., 1:] if format == "q4_1" else 0)
+    else:
+        assert scales is not None
+        scale = f64(scales)[..., None]
+        zero = (8.0 if format == "int4" else 0.0) if zeros is None else f64(zeros)[..., None]
+        numbers = scale * (q.reshape(rows, scale.shape[1], -1) - zero)
+    return linear(x, numbers.reshape(rows, -1), bias, activation=activation)[0]
 
 
 def linear_backward(

@@ -68,8 +68,8 @@ struct GemmScratch {
   std::int64_t* held;  // held[0]: first row in a, held[1]: first column in b; -1: nothing
 };
 
-template <class Micro, class T>
-inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const Operand<T>& a, const Operand<T>& b,
+template <class Micro, class T, class B>
+inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const Operand<T>& a, const B& b,
                  const Epilogue<T>& epilogue, void* workspace) {
   constexpr GemmBlocks kB = Micro::kBlocks;
   constexpr std::int64_t kBytes = gemm_worker_bytes(kB);

@@ -43,9 +43,9 @@ struct VecMicro {
     Session() {}  // nothing to set up; AMX has tiles to configure
   };
 
-  template <class T>
-  static inline void repair(const Operand<T>&, const Operand<T>&, std::int64_t, std::int64_t, std::int64_t,
-                            std::int64_t, std::int64_t, float*) {}
+  template <class A, class B>
+  static inline void repair(const A&, const B&, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                            float*) {}
 
   template <class T>
   static inline void pack_a(const Operand<T>& a, std::int64_t m0, std::int64_t rows, std::int64_t k0,

@@ -144,16 +144,21 @@ inline void gemv_out_contiguous(const LinearParams& p, const float* x, std::int6
                imax<std::int64_t>(1, rows_per_task(strip * k * static_cast<std::int64_t>(sizeof(T)))), run);
 }
 
+/// Rows of x as fp32, `pitch` apart; behind the last element zeros, to a whole vector.
+template <class T>
+inline void widen_rows(const T* from, std::int64_t stride, std::int64_t rows, std::int64_t features, float* to,
+                       std::int64_t pitch) {
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t i = 0; i < features; i += Simd::kWidth)
+      Simd::save(to + r * pitch + i, load_columns(from + r * stride, i, features));
+}
+
 /// x of `rows` <= kGemvRows rows as fp32 in `workspace`, then one of the two walks over the weight.
 template <class T>
 inline void gemv(const LinearParams& p, const Epilogue<T>& epilogue, void* workspace) {
   const std::int64_t pitch = gemv_pitch(p.in_features);
   float* const x = static_cast<float*>(workspace);
-  for (std::int64_t r = 0; r < p.rows; ++r) {
-    const T* const row = static_cast<const T*>(p.x) + r * p.stride_x_row;
-    for (std::int64_t i = 0; i < p.in_features; i += Simd::kWidth)
-      Simd::save(x + r * pitch + i, load_columns(row, i, p.in_features));
-  }
+  widen_rows(static_cast<const T*>(p.x), p.stride_x_row, p.rows, p.in_features, x, pitch);
   if (p.stride_weight_in == 1) {
     gemv_in_contiguous<T>(p, x, pitch, epilogue);
   } else {

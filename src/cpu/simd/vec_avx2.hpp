@@ -30,6 +30,19 @@ struct Vec {
   static inline Reg load(const Int8* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
   }
+  // One 16-bit number in every lane.
+  static inline Reg broadcast(const Half* p) { return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(p->bits))); }
+  static inline Reg broadcast(const BFloat* p) {
+    return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(p->bits) << 16)));
+  }
+  // 16 bytes as 32 numbers of 0 to 15: the low halves of all, then the high ones.
+  static inline void load_halves_of_bytes(const std::uint8_t* p, Reg (&q)[4]) {
+    for (int i = 0; i < 2; ++i) {
+      const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * i)));
+      q[i] = _mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(15)));
+      q[2 + i] = _mm256_cvtepi32_ps(_mm256_srli_epi32(bytes, 4));
+    }
+  }
   // Exponent and mantissa in fp32's places are a number 2^120 too small (biases 7 and 127), subnormals included.
   static inline Reg load(const Float8* p) {
     const __m256i all = _mm256_set1_epi32(0x07F00000);

@@ -29,6 +29,17 @@ struct Vec {
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
   }
   static inline Reg load(const Float8* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), p); }
+  // One 16-bit number in every lane.
+  static inline Reg broadcast(const Half* p) { return _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(p->bits))); }
+  static inline Reg broadcast(const BFloat* p) {
+    return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(p->bits) << 16)));
+  }
+  // 16 bytes as 32 numbers of 0 to 15: the low halves of all, then the high ones.
+  static inline void load_halves_of_bytes(const std::uint8_t* p, Reg (&q)[2]) {
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    q[0] = _mm512_cvtepi32_ps(_mm512_and_si512(bytes, _mm512_set1_epi32(15)));
+    q[1] = _mm512_cvtepi32_ps(_mm512_srli_epi32(bytes, 4));
+  }
   static inline Reg load(const Int8* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), p); }
   static inline Reg widen(__m128i x, const Int8*) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); }
   // Exponent and mantissa in fp32's places are a number 2^120 too small (biases 7 and 127), subnormals included.

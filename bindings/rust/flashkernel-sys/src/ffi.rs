@@ -4,6 +4,7 @@ pub type fk_status = i32;
 pub type fk_dtype = i32;
 pub type fk_device_type = i32;
 pub type fk_activation = i32;
+pub type fk_weight_format = i32;
 pub type fk_alibi = i32;
 pub type fk_reduction = i32;
 
@@ -29,6 +30,11 @@ pub const FK_ACTIVATION_NONE: fk_activation = 0;
 pub const FK_ACTIVATION_GELU_TANH: fk_activation = 1;
 pub const FK_ACTIVATION_GELU: fk_activation = 2;
 pub const FK_ACTIVATION_SILU: fk_activation = 3;
+pub const FK_WEIGHT_INT4: fk_weight_format = 0;
+pub const FK_WEIGHT_INT8: fk_weight_format = 1;
+pub const FK_WEIGHT_Q4_0: fk_weight_format = 2;
+pub const FK_WEIGHT_Q4_1: fk_weight_format = 3;
+pub const FK_WEIGHT_Q8_0: fk_weight_format = 4;
 pub const FK_ALIBI_DISTANCE: fk_alibi = 0;
 pub const FK_ALIBI_SIGNED: fk_alibi = 1;
 pub const FK_ALIBI_SQRT: fk_alibi = 2;
@@ -330,6 +336,7 @@ extern "C" {
     pub fn fk_rope_table(q: *const fk_tensor, k: *const fk_tensor, cos: *const fk_tensor, sin: *const fk_tensor, positions: *const fk_tensor, q_out: *const fk_tensor, k_out: *const fk_tensor, options: *const fk_rope_options, context: *const fk_context) -> fk_status;
     pub fn fk_linear(x: *const fk_tensor, weight: *const fk_tensor, bias: *const fk_tensor, out: *const fk_tensor, preactivation: *const fk_tensor, activation: fk_activation, context: *const fk_context) -> fk_status;
     pub fn fk_linear_backward(grad_out: *const fk_tensor, x: *const fk_tensor, weight: *const fk_tensor, preactivation: *const fk_tensor, gradients: *const fk_linear_gradients, activation: fk_activation, context: *const fk_context) -> fk_status;
+    pub fn fk_quantized_linear(x: *const fk_tensor, weight: *const fk_tensor, scales: *const fk_tensor, zeros: *const fk_tensor, bias: *const fk_tensor, out: *const fk_tensor, format: fk_weight_format, activation: fk_activation, context: *const fk_context) -> fk_status;
     pub fn fk_add(a: *const fk_tensor, b: *const fk_tensor, out: *const fk_tensor, context: *const fk_context) -> fk_status;
     pub fn fk_swiglu(gate: *const fk_tensor, up: *const fk_tensor, out: *const fk_tensor, context: *const fk_context) -> fk_status;
     pub fn fk_swiglu_backward(grad_out: *const fk_tensor, gate: *const fk_tensor, up: *const fk_tensor, grad_gate: *const fk_tensor, grad_up: *const fk_tensor, context: *const fk_context) -> fk_status;

@@ -1,0 +1,206 @@
+"""Weights in 4 or 8 bits for `flashkernel.quantized_linear`: quantising, dequantising, and other layouts read.
+
+Everything here runs once, when a model is loaded, on NumPy arrays of the host; torch tensors are taken too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import _C
+
+__all__ = ["FORMATS", "QuantizedWeight", "dequantize", "from_awq", "from_gptq", "quantize"]
+
+# Bytes of a block of 32 elements: before the elements, and theirs.
+FORMATS = {"int4": (0, 16), "int8": (0, 32), "q4_0": (2, 16), "q4_1": (4, 16), "q8_0": (2, 32)}
+BLOCK = 32
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where a column's four bits lie in a word
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedWeight:
+    """A weight [out_features, in_features] as `quantized_linear` takes it.
+
+    weight: [out_features, bytes of a row]; scales and zeros: [out_features, groups], or None as the format wants it.
+    """
+
+    weight: Any
+    scales: Any
+    zeros: Any
+    format: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, size = self.weight.shape
+        return rows, size if self.format == "int8" else size // sum(FORMATS[self.format]) * BLOCK
+
+    def __getitem__(self, rows: slice) -> QuantizedWeight:
+        """Some rows of it, on the same memory."""
+        scales, zeros = (None if part is None else part[rows] for part in (self.scales, self.zeros))
+        return QuantizedWeight(self.weight[rows], scales, zeros, self.format)
+
+    def linear(self, x: Any, bias: Any = None, **options: Any) -> Any:
+        """`quantized_linear` of x with this weight.
+
+        >>> import numpy as np
+        >>> from flashkernel.quantized import quantize
+        >>> quantize(np.eye(32, dtype=np.float32)).linear(np.ones((1, 32), np.float32)).round(2)[0, :3].tolist()
+        [1.0, 1.0, 1.0]
+        """
+        return _C.quantized_linear(x, self.weight, self.scales, self.zeros, bias, format=self.format, **options)
+
+
+def _numpy(values: Any) -> np.ndarray:
+    if isinstance(values, np.ndarray):
+        return values
+    values = values.detach().cpu()
+    return np.asarray(values.float().numpy() if str(values.dtype) == "torch.bfloat16" else values.numpy())
+
+
+def _pack_int4(q: np.ndarray) -> np.ndarray:
+    """Numbers 0 to 15, uint8 [out, in], two a byte: of a block of 32 the first half low, the second one high."""
+    halves = q.reshape(q.shape[0], -1, 2, BLOCK // 2)
+    return np.ascontiguousarray(halves[:, :, 0] | halves[:, :, 1] << 4).reshape(q.shape[0], -1)
+
+
+def _unpack_int4(packed: np.ndarray) -> np.ndarray:
+    blocks = packed.reshape(packed.shape[0], -1, BLOCK // 2)
+    return np.concatenate([blocks & 15, blocks >> 4], axis=-1).reshape(packed.shape[0], -1)
+
+
+def quantize(
+    weight: Any, format: str = "int4", *, group_size: int | None = None, symmetric: bool = True, dtype: Any = np.float32
+) -> QuantizedWeight:
+    """A weight [out_features, in_features] rounded to the nearest of its group's steps.
+
+    format: "int4" or "int8". group_size: a multiple of 32 that divides in_features; None: 32 for int4, the whole row
+    for int8. symmetric: no zero points. dtype: of scales and zeros, float32 or float16.
+
+    Raises ValueError for another format or a group that does not fit.
+
+    >>> import numpy as np
+    >>> from flashkernel.quantized import dequantize, quantize
+    >>> weight = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64)
+    >>> bool(np.abs(dequantize(quantize(weight, "int8")) - weight).max() < 0.005)
+    True
+    """
+    values = _numpy(weight).astype(np.float32)
+    if format not in ("int4", "int8") or values.ndim != 2:
+        raise ValueError(
+            f"quantize: format={format!r}, weight of {values.ndim} dims; int4 or int8 of a matrix is needed"
+        )
+    rows, columns = values.shape
+    group = group_size or (BLOCK if format == "int4" else columns)
+    if columns % group or (group % BLOCK and not (format == "int8" and group == columns)):
+        raise ValueError(
+            f"quantize: group_size={group} for rows of {columns}; a multiple of 32 that divides the row is needed"
+        )
+    parts = values.reshape(rows, -1, group)
+    least, most = (-8, 7) if format == "int4" else (-127, 127)
+    if symmetric:
+        steps = np.abs(parts).max(axis=-1) / most
+    else:
+        steps = (parts.max(axis=-1).clip(0) - parts.min(axis=-1).clip(None, 0)) / (most - least)
+    scales = np.maximum(steps, np.finfo(np.float16).tiny).astype(dtype)
+    wide = scales.astype(np.float32)[..., None]
+    zeros = np.zeros_like(scales) if symmetric else np.rint(least - parts.min(axis=-1).clip(None, 0) / wide[..., 0])
+    q = np.clip(np.rint(parts / wide) + zeros[..., None], least, most).reshape(rows, columns)
+    given = None if symmetric else (zeros + (8 if format == "int4" else 0)).astype(dtype)
+    if format == "int8":
+        return QuantizedWeight(q.astype(np.int8), scales, given, format)
+    return QuantizedWeight(_pack_int4((q + 8).astype(np.uint8)), scales, given, format)
+
+
+def dequantize(weight: QuantizedWeight) -> np.ndarray:
+    """The numbers that a quantised weight stands for, float32 [out_features, in_features].
+
+    >>> import numpy as np
+    >>> from flashkernel.quantized import QuantizedWeight, dequantize
+    >>> packed = np.full((1, 16), 0x9A, np.uint8)
+    >>> dequantize(QuantizedWeight(packed, np.ones((1, 1), np.float32), None, "int4"))[0, [0, 16]].tolist()
+    [2.0, 1.0]
+    """
+    packed = _numpy(weight.weight)
+    rows, columns = weight.shape
+    head, size = FORMATS[weight.format]
+    if head:
+        blocks = np.ascontiguousarray(packed).reshape(rows, -1, head + size)
+        numbers = blocks[..., :head].copy().view(np.float16).astype(np.float32)
+        elements = blocks[..., head:].reshape(rows, -1)
+        if weight.format == "q8_0":
+            q = elements.view(np.int8).astype(np.float32)
+        else:
+            q = _unpack_int4(elements).astype(np.float32) - np.float32(8 if weight.format == "q4_0" else 0)
+        values = q.reshape(rows, -1, BLOCK) * numbers[..., :1]
+        return (values + numbers[..., 1:] if head == 4 else values).reshape(rows, columns)
+    q = (_unpack_int4(packed) if weight.format == "int4" else packed).astype(np.float32)
+    scales = _numpy(weight.scales).astype(np.float32)
+    zeros = np.float32(8 if weight.format == "int4" else 0)
+    if weight.zeros is not None:
+        zeros = _numpy(weight.zeros).astype(np.float32)[..., None]
+    return ((q.reshape(rows, scales.shape[1], -1) - zeros) * scales[..., None]).reshape(rows, columns)
+
+
+def _nibbles(words: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> np.ndarray:
+    """int32 [n, m] as numbers of 4 bits, uint8 [n, m, 8]: number i in the bits from 4 * order[i] on."""
+    shifts = np.array(order, np.uint32) * np.uint32(4)
+    return ((np.ascontiguousarray(words).view(np.uint32)[..., None] >> shifts) & 15).astype(np.uint8)
+
+
+def _of_groups(scales: np.ndarray, zeros: np.ndarray, q: np.ndarray, name: str) -> QuantizedWeight:
+    """q [in, out], scales and zeros [groups, out]."""
+    columns, groups = q.shape[0], scales.shape[0]
+    if columns % groups or columns // groups % BLOCK:
+        raise ValueError(f"{name}: {groups} groups of {columns} inputs; groups of a multiple of 32 are needed")
+    kind = scales.dtype
+    return QuantizedWeight(
+        _pack_int4(np.ascontiguousarray(q.T)),
+        np.ascontiguousarray(scales.T),
+        np.ascontiguousarray(zeros.T).astype(kind),
+        "int4",
+    )
+
+
+def from_gptq(qweight: Any, qzeros: Any, scales: Any, g_idx: Any = None, *, zero_offset: int = 1) -> QuantizedWeight:
+    """A linear layer of GPTQ in 4 bits.
+
+    qweight: int32 [in / 8, out]; qzeros: int32 [groups, out / 8]; scales: float16 [groups, out]; g_idx: int32 [in], the
+    group of each input, or None. zero_offset: what AutoGPTQ's format takes off a zero before it packs it; 0 for
+    "gptq_v2".
+
+    Raises ValueError for groups that do not lie side by side (act-order).
+
+    >>> import numpy as np
+    >>> from flashkernel.quantized import from_gptq
+    >>> ones = np.full((4, 8), 0x11111111, np.int32)
+    >>> from_gptq(ones, ones[:1, :1], np.ones((1, 8), np.float16)).shape
+    (8, 32)
+    """
+    words, packed, scale = _numpy(qweight), _numpy(qzeros), _numpy(scales)
+    q = _nibbles(words.T).reshape(words.shape[1], -1).T
+    zeros = (_nibbles(packed).reshape(packed.shape[0], -1) + np.uint8(zero_offset)) & np.uint8(0x1F)
+    if g_idx is not None:
+        given, size = _numpy(g_idx), q.shape[0] // scale.shape[0]
+        if not np.array_equal(given, np.arange(q.shape[0]) // size):
+            raise ValueError("from_gptq: g_idx is not [0, 0, ..., 1, 1, ...]; a checkpoint without act-order is needed")
+    return _of_groups(scale, zeros, q, "from_gptq")
+
+
+def from_awq(qweight: Any, qzeros: Any, scales: Any) -> QuantizedWeight:
+    """A linear layer of AWQ in 4 bits ("gemm" version).
+
+    qweight: int32 [in, out / 8]; qzeros: int32 [groups, out / 8]; scales: float16 [groups, out].
+
+    >>> import numpy as np
+    >>> from flashkernel.quantized import from_awq
+    >>> ones = np.full((32, 1), 0x11111111, np.int32)
+    >>> from_awq(ones, ones[:1], np.ones((1, 8), np.float16)).shape
+    (8, 32)
+    """
+    words, packed, scale = _numpy(qweight), _numpy(qzeros), _numpy(scales)
+    q = _nibbles(words, _AWQ_ORDER).reshape(words.shape[0], -1)
+    zeros = _nibbles(packed, _AWQ_ORDER).reshape(packed.shape[0], -1)
+    return _of_groups(scale, zeros, q, "from_awq")

@@ -1,0 +1,132 @@
+"""quantized_linear against the oracle and linear; other layouts read; refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import flashkernel as fk
+from flashkernel import reference
+from flashkernel.quantized import FORMATS, QuantizedWeight, dequantize, from_awq, from_gptq, quantize
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+
+
+def gguf(format: str, rows: int = 70, columns: int = 160) -> QuantizedWeight:
+    """Random blocks of a GGUF type."""
+    rng = np.random.default_rng(3)
+    head, size = FORMATS[format]
+    blocks = rng.integers(0, 256, (rows, columns // 32, head + size), dtype=np.uint8)
+    heads = (rng.standard_normal((rows, columns // 32, head // 2)) / 16).astype(np.float16)
+    blocks[..., :head] = heads.view(np.uint8)
+    return QuantizedWeight(blocks.reshape(rows, -1), None, None, format)
+
+
+WEIGHTS = {
+    **{name: gguf(name) for name in ("q4_0", "q4_1", "q8_0")},
+    "int4, 32": quantize(numbers(70, 160)),
+    "int4, zeros": quantize(numbers(70, 256), group_size=64, symmetric=False, dtype=np.float16),
+    "int8, row": quantize(numbers(70, 101), "int8"),
+    "int8, zeros": quantize(numbers(70, 256), "int8", group_size=128, symmetric=False, dtype=np.float16),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 40])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_values(name: str, rows: int) -> None:
+    weight = WEIGHTS[name]
+    x, bias = numbers(2, rows, weight.shape[1]), numbers(70)
+    got = fk.quantized_linear(
+        x, weight.weight, weight.scales, weight.zeros, bias, format=weight.format, activation="silu"
+    )
+    expected = reference.quantized_linear(
+        x, weight.weight, weight.scales, weight.zeros, bias, format=weight.format, activation="silu"
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        reference.linear(x, dequantize(weight), bias, activation="silu")[0], expected, rtol=1e-5, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 64])
+@pytest.mark.parametrize("name", ["q4_0", "q4_1", "q8_0", "int4, zeros", "int8, zeros"])
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_bits_are_those_of_the_dequantised_weight(name: str, rows: int, isa: str) -> None:
+    if not any(kernel.id == f"linear/cpu/{isa}" and kernel.available for kernel in fk.kernels()):
+        pytest.skip(f"this build or processor has no {isa}")
+    weight = WEIGHTS[name]
+    x = numbers(rows, weight.shape[1])
+    with fk.force(f"quantized_linear/cpu/{isa}"):
+        got = weight.linear(x)
+    with fk.force(f"linear/cpu/{isa}"):
+        expected = fk.linear(x, dequantize(weight))
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_rows_of_a_weight() -> None:
+    weight = WEIGHTS["int4, zeros"]
+    np.testing.assert_array_equal(dequantize(weight[7:20]), dequantize(weight)[7:20])
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("format", "bound"), [("int4", 0.51), ("int8", 0.51)])
+def test_quantize_rounds_to_the_nearest_step(format: str, bound: float, symmetric: bool) -> None:
+    values = numbers(9, 128) + 0.3
+    weight = quantize(values, format, group_size=64, symmetric=symmetric)
+    # The largest of a symmetric group of 4 bits may lie half a step beyond the last one.
+    steps = np.repeat(weight.scales, 64, axis=1)
+    assert np.all(np.abs(dequantize(weight) - values) <= bound * steps)
+
+
+def words(q: np.ndarray, order: tuple[int, ...]) -> np.ndarray:
+    """Numbers of 4 bits [n, 8 m] as int32 [n, m]: number i of a word in the bits from 4 * order[i] on."""
+    parts = q.reshape(q.shape[0], -1, 8).astype(np.uint32)
+    return sum(parts[..., i] << np.uint32(4 * order[i]) for i in range(8)).astype(np.uint32).view(np.int32)
+
+
+def layer() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """q [in, out], zeros and scales [groups, out], and the weight [out, in] that they are."""
+    rng = np.random.default_rng(1)
+    q, zeros = rng.integers(0, 16, (128, 24)), rng.integers(1, 16, (2, 24))
+    scales = (rng.random((2, 24)) + 0.1).astype(np.float16)
+    groups = np.arange(128) // 64
+    return q, zeros, scales, ((q - zeros[groups]) * scales.astype(np.float32)[groups]).T
+
+
+def test_gptq() -> None:
+    q, zeros, scales, expected = layer()
+    plain = tuple(range(8))
+    qweight = np.ascontiguousarray(words(np.ascontiguousarray(q.T), plain).T)  # words run along the inputs
+    index = (np.arange(128) // 64).astype(np.int32)
+    weight = from_gptq(qweight, words(zeros - 1, plain), scales, index)
+    np.testing.assert_array_equal(dequantize(weight), expected)
+    weight = from_gptq(qweight, words(zeros, plain), scales, zero_offset=0)
+    np.testing.assert_array_equal(dequantize(weight), expected)
+    with pytest.raises(ValueError, match="act-order"):
+        from_gptq(qweight, words(zeros - 1, plain), scales, index[::-1])
+
+
+def test_awq() -> None:
+    q, zeros, scales, expected = layer()
+    order = (0, 4, 1, 5, 2, 6, 3, 7)
+    np.testing.assert_array_equal(dequantize(from_awq(words(q, order), words(zeros, order), scales)), expected)
+
+
+def test_refusals() -> None:
+    x, packed, scales = np.ones((2, 64), np.float32), np.ones((3, 32), np.uint8), np.ones((3, 2), np.float32)
+    cases = [
+        (dict(weight=packed, format="q5_0"), r"format='q5_0'; 'int4', "),
+        (dict(weight=packed), r"scales is absent; format=int4 needs one for each group"),
+        (dict(weight=packed[:, :31], scales=scales), r"weight.shape\[1\]=31"),
+        (dict(weight=packed.view(np.int8), scales=scales), r"weight is int8"),
+        (dict(weight=packed, scales=np.ones((3, 4), np.float32)), r"scales.shape\[1\]=4 groups of in_features=64; "),
+        (dict(weight=packed, scales=scales, zeros=np.ones((3, 2), np.float16)), r"zeros is float16"),
+        (dict(weight=np.ones((3, 36), np.uint8), scales=scales, format="q4_0"), r"scales beside format=q4_0"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(ValueError, match=f"^quantized_linear: {message}"):
+            fk.quantized_linear(x, **arguments)
+    with pytest.raises(ValueError, match=r"^quantized_linear: x has last dim 63"):
+        fk.quantized_linear(np.ones((2, 63), np.float32), packed, scales)
