@@ -1,12 +1,16 @@
-"""quantized_linear against the oracle and linear; other layouts read; refusals."""
+"""quantized_linear against the oracle and linear; other layouts read; refusals; GGUF models that stay quantised."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import flashkernel as fk
 from flashkernel import reference
+from flashkernel.generate import Engine, load_model
+from flashkernel.generate.errors import UnsupportedModelError
 from flashkernel.quantized import FORMATS, QuantizedWeight, dequantize, from_awq, from_gptq, quantize
 
 
@@ -130,3 +134,45 @@ def test_refusals() -> None:
             fk.quantized_linear(x, **arguments)
     with pytest.raises(ValueError, match=r"^quantized_linear: x has last dim 63"):
         fk.quantized_linear(np.ones((2, 63), np.float32), packed, scales)
+
+
+# --- models
+
+
+def file_of(kind: str, path: Path, **sizes: int) -> Path:
+    pytest.importorskip("gguf")
+    import gguf_files
+
+    written: Path = gguf_files.decoder(kind, **sizes).write(path / "model.gguf")
+    return written
+
+
+def tokens_of(path: Path, weights: str | None, dtype: str = "float32") -> list[int]:
+    model = load_model(path, device="cpu", dtype=dtype, weights=weights)
+    prompt = [1, 50, 90, 33, 7, 200, 12, 15, 9, 3, 77]  # more rows than a decode step has
+    events = Engine(model, page_size=16).generate([prompt], max_new_tokens=24, stop_tokens=frozenset())
+    return [event.token for event in events]
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_tokens_of_a_model_in_blocks(kind: str, tmp_path: Path) -> None:
+    path = file_of(kind, tmp_path, hidden=256, inner=256, heads=8)
+    model = load_model(path, device="cpu")
+    assert isinstance(model.layers[0].qkv_weight, QuantizedWeight)
+    assert model.layers[0].qkv_weight.format == kind.lower()
+    expected = tokens_of(path, "dequantized")
+    assert len(set(expected)) > 5  # not a constant
+    assert tokens_of(path, "quantized") == tokens_of(path, None) == expected
+
+
+def test_other_types_are_dequantised(tmp_path: Path) -> None:
+    path = file_of("Q6_K", tmp_path, hidden=256, inner=256, heads=8)
+    assert tokens_of(path, "quantized") == tokens_of(path, "dequantized")
+
+
+def test_what_cannot_stay_quantised_is_refused(tmp_path: Path) -> None:
+    path = file_of("Q4_1", tmp_path)
+    with pytest.raises(ValueError, match=r"^load_model: weights='int4'; 'quantized', "):
+        load_model(path, weights="int4")
+    with pytest.raises(UnsupportedModelError, match=r"^load_model: weights='quantized' with a checkpoint that is no"):
+        load_model(tmp_path, device="cpu", weights="quantized")

@@ -63,6 +63,11 @@ def _add_machine(add: Callable[..., Any]) -> None:
         help="auto: a GPU if this build and machine have one, else the CPU",
     )
     add(
+        "--weights",
+        choices=["quantized", "dequantized"],
+        help="of a GGUF file: Q4_0, Q4_1 and Q8_0 as they are, or as --dtype (default: the first on the CPU)",
+    )
+    add(
         "--kv-dtype",
         choices=["fp8", "int8"],
         help="elements of the KV-cache, with a scale a token and head (default: those of --dtype)",

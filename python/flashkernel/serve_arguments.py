@@ -16,6 +16,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add("--api-key", metavar="KEY", help="what clients must send; or set FLASHKERNEL_API_KEY")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where the model runs")
     add("--dtype", choices=["float32", "float16", "bfloat16"], default="float32", help="weights, activations, cache")
+    add(
+        "--weights",
+        choices=["quantized", "dequantized"],
+        help="of a GGUF file: Q4_0, Q4_1 and Q8_0 as they are, or as --dtype (default: the first on the CPU)",
+    )
     add("--kv-dtype", choices=["fp8", "int8"], help="elements of the KV-cache (default: those of --dtype)")
     add("--page-size", type=int, choices=[16, 32, 64, 128, 256], default=64, help="tokens per KV-cache page")
     add("--kv-memory", type=float, default=2.0, metavar="GIB", help="most memory of the KV-cache")

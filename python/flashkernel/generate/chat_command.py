@@ -74,7 +74,8 @@ def _open(args: argparse.Namespace) -> Chat:
         fk.set_num_threads(args.threads)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        loaded = load_model(model, device=args.device, dtype=ALIASES.get(args.dtype, args.dtype))
+        dtype = ALIASES.get(args.dtype, args.dtype)
+        loaded = load_model(model, device=args.device, dtype=dtype, weights=args.weights)
     for note in notes:
         _say(f"flashkernel chat: warning: {note.message}")
     context = min(args.context, loaded.max_positions)

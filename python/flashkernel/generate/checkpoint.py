@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..quantized import QuantizedWeight
 from .errors import CheckpointError, UnsupportedModelError
 from .files import MAX_INDEX_BYTES, describe, is_file, read_json, require_directory, shown
 from .safetensors_file import SafetensorsFile, bfloat16_to_float32
@@ -168,6 +169,10 @@ class Checkpoint:
         self._unread.discard(name)
         return self._files[name].read(name)
 
+    def blocks(self, name: str, shape: tuple[int, ...]) -> QuantizedWeight | None:
+        """A matrix of a file in few bits that stays in them; None: there is none, and `read` has its numbers."""
+        return None
+
     def same(self, name: str, other: str) -> bool:
         """Whether two tensors hold the same values."""
         self._unread -= {name, other}
@@ -192,6 +197,10 @@ class MemoryCheckpoint:
     @property
     def names(self) -> list[str]:
         return sorted(self._tensors)
+
+    def blocks(self, name: str, shape: tuple[int, ...]) -> QuantizedWeight | None:
+        """None: see `Checkpoint`."""
+        return None
 
     def same(self, name: str, other: str) -> bool:
         """Whether two names are those of one tensor."""

@@ -79,6 +79,8 @@ def _open_engine(args: argparse.Namespace, model: Path, progress: Any) -> tuple[
     """The engine, its device, and its number of threads. Warnings of loading go to stderr, a line each."""
     dtype = ALIASES.get(args.dtype, args.dtype)
     if args.no_flashkernel:
+        if args.weights:
+            raise ValueError("generate: --weights together with --no-flashkernel; leave one of them out")
         if args.kv_dtype:
             raise ValueError("generate: --kv-dtype together with --no-flashkernel; leave one of them out")
         from .stock import StockEngine
@@ -93,7 +95,7 @@ def _open_engine(args: argparse.Namespace, model: Path, progress: Any) -> tuple[
         fk.set_num_threads(args.threads)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        loaded = load_model(model, device=args.device, dtype=dtype)
+        loaded = load_model(model, device=args.device, dtype=dtype, weights=args.weights)
     for note in notes:
         progress.write(f"flashkernel generate: warning: {visible(str(note.message))}", file=sys.stderr)
     return (

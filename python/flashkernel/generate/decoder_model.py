@@ -15,6 +15,7 @@ import numpy as np
 import flashkernel as fk
 from flashkernel.typing import KvAppendRopeWithQ
 
+from ..quantized import QuantizedWeight, dequantize
 from .arrays import HostArrays
 from .checkpoint import Checkpoint, MemoryCheckpoint
 from .config import read_fields
@@ -171,6 +172,12 @@ class DecoderModel(Model, model_types=FAMILIES):
             if not present:
                 return None
             full = [f"{name}.{what}" for name, _ in names]
+            if what == "weight":
+                shapes = [(rows, *tail) for _, rows in names]
+                parts = [checkpoint.blocks(prefix + name, shape) for name, shape in zip(full, shapes, strict=True)]
+                joined = _joined(parts)
+                if joined is not None:
+                    return joined
             whole = arrays.stack([read(name, rows, *tail) for name, (_, rows) in zip(full, names, strict=True)])
             self.stacked.append(([prefix + name for name in full], whole))
             return whole
@@ -201,7 +208,12 @@ class DecoderModel(Model, model_types=FAMILIES):
                 stack(down, "bias", mlp_bias),
             )
 
-        self.embedding = arrays.weight(checkpoint.read(embedding, (self.vocab_size, hidden)))
+        def table(name: str) -> Any:
+            """The rows of the vocabulary."""
+            kept = checkpoint.blocks(name, (self.vocab_size, hidden))
+            return arrays.weight(checkpoint.read(name, (self.vocab_size, hidden))) if kept is None else kept
+
+        self.embedding = table(embedding)
         self.layers = []
         for i in range(self.num_layers):
             at = f"layers.{i}.self_attn."
@@ -231,15 +243,18 @@ class DecoderModel(Model, model_types=FAMILIES):
             )
         self.norm = norm("norm", hidden)
         tied = head == embedding
-        rows = self.embedding if tied else arrays.weight(checkpoint.read(head, (self.vocab_size, hidden)))
-        self.lm_head = arrays.output_rows(rows)
+        rows = self.embedding if tied else table(head)
+        self.lm_head = rows if isinstance(rows, QuantizedWeight) else arrays.output_rows(rows)
         if self.lm_head is not rows:
             self.stacked.append(([head], self.lm_head))
             self.embedding = self.lm_head[: self.vocab_size] if tied else self.embedding
 
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
         arrays = self.arrays
-        residual = arrays.take(self.embedding, batch.tokens)
+        if isinstance(self.embedding, QuantizedWeight):
+            residual = arrays.weight(dequantize(self.embedding[batch.tokens]))
+        else:
+            residual = arrays.take(self.embedding, batch.tokens)
         if self.embedding_factor != 1.0:
             residual = arrays.scaled(residual, self.embedding_factor)
         before = self.layers[0].input_norm
@@ -254,10 +269,16 @@ class DecoderModel(Model, model_types=FAMILIES):
         if batch.last_rows is not None:
             x, residual = arrays.take(x, batch.last_rows), arrays.take(residual, batch.last_rows)
         x, _ = self._join(x, residual, self.layers[-1].result_norm, self.norm)
-        logits = fk.linear(x, self.lm_head, **arrays.op_options)[:, : self.vocab_size]
+        logits = self._linear(x, self.lm_head)[:, : self.vocab_size]
         if self.logits_factor != 1.0:
             logits = arrays.scaled(logits, self.logits_factor)
         return logits if self.logits_softcap is None else arrays.softcapped(logits, self.logits_softcap)
+
+    def _linear(self, x: Any, weight: Any, bias: Any = None, **options: Any) -> Any:
+        options.update(self.arrays.op_options)
+        if isinstance(weight, QuantizedWeight):
+            return weight.linear(x, bias, **options)
+        return fk.linear(x, weight, bias, **options)
 
     def _join(self, x: Any, residual: Any, after: Any, before: Any) -> tuple[Any, Any]:
         """What comes next and the residual, of a result x: normed by `after`, added, and the sum normed by `before`."""
@@ -275,7 +296,7 @@ class DecoderModel(Model, model_types=FAMILIES):
     def _attention(self, x: Any, layer: _Layer, i: int, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
         options = self.arrays.op_options
         heads_q, heads_kv, head_dim = self.heads_q, self.heads_kv, self.head_dim
-        qkv = fk.linear(x, layer.qkv_weight, layer.qkv_bias, **options)
+        qkv = self._linear(x, layer.qkv_weight, layer.qkv_bias)
         if self.family.qk_norm == "whole":
             for rows, weight in (
                 (qkv[:, : heads_q * head_dim], layer.q_norm),
@@ -308,17 +329,25 @@ class DecoderModel(Model, model_types=FAMILIES):
             elif turned.factor != 1.0:
                 self.arrays.scale_in_place(q[..., : turned.rotary_dim], turned.factor**2)
         x = self.attend(q, pool, i, batch, scale, layer.window, self.softcap, layer.sinks)
-        return fk.linear(x, layer.out_weight, layer.out_bias, **options)
+        return self._linear(x, layer.out_weight, layer.out_bias)
 
     def _mlp(self, x: Any, mlp: _Mlp) -> Any:
         options, inner = self.arrays.op_options, self.inner
         if self.activation == "silu":
-            gate_up = fk.linear(x, mlp.gate_up_weight, mlp.gate_up_bias, **options)
+            gate_up = self._linear(x, mlp.gate_up_weight, mlp.gate_up_bias)
             x = fk.swiglu(gate_up[:, :inner], gate_up[:, inner:], **options)
         else:
-            gate = fk.linear(x, mlp.gate_up_weight[:inner], activation=self.activation, **options)
-            x = self.arrays.multiplied(gate, fk.linear(x, mlp.gate_up_weight[inner:], **options))
-        return fk.linear(x, mlp.down_weight, mlp.down_bias, **options)
+            gate = self._linear(x, mlp.gate_up_weight[:inner], activation=self.activation)
+            x = self.arrays.multiplied(gate, self._linear(x, mlp.gate_up_weight[inner:]))
+        return self._linear(x, mlp.down_weight, mlp.down_bias)
+
+
+def _joined(parts: list[QuantizedWeight | None]) -> QuantizedWeight | None:
+    """Matrices in blocks one below the other; None where they have no one format."""
+    kept = [part for part in parts if part is not None]
+    if len(kept) != len(parts) or len({part.format for part in kept}) > 1:
+        return None
+    return QuantizedWeight(np.concatenate([part.weight for part in kept]), None, None, kept[0].format)
 
 
 def _has_experts(config: dict[str, Any], layer: int) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..quantized import QuantizedWeight
 from .checkpoint import Checkpoint
 from .config import NEEDED, Field, integer, number, read_field, text
 from .errors import CheckpointError, UnsupportedModelError
@@ -124,6 +125,19 @@ class _Weights:
         pairs = values.reshape(self._heads[layer[2]], -1, 2, *values.shape[1:])
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
 
+    def blocks(self, name: str) -> QuantizedWeight | None:
+        """A matrix whose blocks `quantized_linear` takes as they are; None: it is none."""
+        own = self._parts[name][0]
+        kind = self._file.kind(own).lower()
+        if len(self._parts[name]) > 1 or kind not in ("q4_0", "q4_1", "q8_0") or len(self._file.shape(own)) != 2:
+            return None
+        rows = self._file.blocks(own)
+        layer = _IN_LAYER.fullmatch(own)
+        if layer is not None and layer[2] in self._heads:
+            pairs = rows.reshape(self._heads[layer[2]], -1, 2, rows.shape[1])
+            rows = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+        return QuantizedWeight(rows, None, None, kind)
+
     def same(self, name: str, other: _Weights, other_name: str) -> bool:
         return np.array_equal(self.read(name).view(np.uint32), other.read(other_name).view(np.uint32))
 
@@ -131,12 +145,15 @@ class _Weights:
 class GgufCheckpoint(Checkpoint):
     """The config and the weights of one GGUF file, in the form of a Hugging Face checkpoint.
 
+    keep_blocks: matrices of Q4_0, Q4_1 and Q8_0 are given as they are in the file to who asks for `blocks`.
+
     Raises CheckpointError for a file that is broken or lacks a field or a tensor, UnsupportedModelError for another
     architecture or tensor type and for a part of a split file.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, *, keep_blocks: bool = False):
         self.directory = Path(path)
+        self._keep_blocks = keep_blocks
         file = GgufFile(path)
         self._file, self._label = file, shown(file.path.name)
         metadata = file.metadata
@@ -293,6 +310,14 @@ class GgufCheckpoint(Checkpoint):
         if not (np.isfinite(divisors).all() and (divisors > 0).all()):
             raise CheckpointError(f"load_model: {self._label} has numbers that are not positive in {_DIVISORS!r}")
         return divisors
+
+    def blocks(self, name: str, shape: tuple[int, ...]) -> QuantizedWeight | None:
+        if not self._keep_blocks or name not in self or self._files[name].shape(name) != tuple(shape):
+            return None  # `read` says what is wrong
+        found: QuantizedWeight | None = self._files[name].blocks(name)
+        if found is not None:
+            self._unread.discard(name)
+        return found
 
     def read(self, name: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
         if name not in self:

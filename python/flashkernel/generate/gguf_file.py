@@ -211,6 +211,12 @@ class GgufFile:
         """The tensor's type as ggml calls it, such as "Q4_1"."""
         return self._tensors[name].kind.name
 
+    def blocks(self, name: str) -> np.ndarray:
+        """The blocks of the matrix `name` as they lie in the file, uint8 [rows, bytes], in memory of its own."""
+        tensor = self._tensors[name]
+        size = tensor.blocks * tensor.kind.layout.itemsize
+        return np.frombuffer(self._data, np.uint8, size, tensor.begin).reshape(tensor.shape[0], -1).copy()
+
     def read(self, name: str) -> np.ndarray:
         """The tensor `name` as float32, in memory of its own."""
         tensor = self._tensors[name]

@@ -203,23 +203,32 @@ def embedding_and_head(
     )
 
 
-def load_model(directory: str | Path, *, device: str = "auto", dtype: str = "float32") -> Model:
+def load_model(
+    directory: str | Path, *, device: str = "auto", dtype: str = "float32", weights: str | None = None
+) -> Model:
     """Loads a local Hugging Face checkpoint of one of the families in docs/generate.md (GPT-2, Llama, Mistral, Mixtral,
     Qwen2, Qwen3, Gemma 2 and 3, Phi-3, SmolLM3, OLMo2, Granite, GPT-OSS), or a GGUF file.
 
     directory: holds config.json and model.safetensors, or shards with model.safetensors.index.json; pickles are
         refused. The files are those that Transformers would read; tensors that the config has no use for are left out
         with a warning. Or the path of one .gguf file of llama.cpp's architectures llama, qwen2 or qwen3, whose
-        quantised tensors (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K) become `dtype` here.
+        quantised tensors (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K) become `dtype` here, or stay as they are:
+        see weights.
     device: "auto" (a CUDA device if this build and machine have one), "cpu" or "cuda".
     dtype: "float32", "float16" or "bfloat16", of weights, activations and cache.
+
+    weights: of a GGUF file, "quantized" (matrices of Q4_0, Q4_1 and Q8_0 stay in their blocks, less than a third of
+        the memory of 16 bits; on the CPU) or "dequantized"; None: the first where it can be. Sums are float32 either
+        way.
 
     Raises CheckpointError (missing or broken files, a config that does not fit the weights), UnsupportedModelError
     (another architecture, an adapter, quantised weights), ModelMemoryError, NotImplementedError (device).
     """
     arrays = arrays_for(device, dtype)
+    whole = is_gguf(directory)
+    keep = _keeps_blocks(weights, whole, arrays.device)
     try:
-        checkpoint = GgufCheckpoint(directory) if is_gguf(directory) else Checkpoint(directory)
+        checkpoint = GgufCheckpoint(directory, keep_blocks=keep) if whole else Checkpoint(directory)
         model = build_model(checkpoint, arrays)
     except MemoryError as error:
         raise ModelMemoryError(
@@ -234,6 +243,16 @@ def load_model(directory: str | Path, *, device: str = "auto", dtype: str = "flo
             stacklevel=2,
         )
     return model
+
+
+def _keeps_blocks(weights: str | None, gguf: bool, device: str) -> bool:
+    """Whether a file's quantised matrices stay in their blocks."""
+    if weights not in (None, "quantized", "dequantized"):
+        raise ValueError(f"load_model: weights={weights!r}; 'quantized', 'dequantized' or None is needed")
+    if weights == "quantized" and not (gguf and device == "cpu"):
+        found = f"device {device}" if gguf else "a checkpoint that is no GGUF file"
+        raise UnsupportedModelError(f"load_model: weights='quantized' with {found}; a GGUF file on the CPU is needed")
+    return gguf and device == "cpu" and weights != "dequantized"
 
 
 def build_model(checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays) -> Model:

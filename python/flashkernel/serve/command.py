@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         fk.set_num_threads(args.threads)
     path = find_model(args.model)
     tokenizer = TextTokenizer(path)
-    model = load_model(path, device=args.device, dtype=args.dtype)
+    model = load_model(path, device=args.device, dtype=args.dtype, weights=args.weights)
     context = min(model.max_positions, args.max_context or model.max_positions)
     kv_dtype = KV_DTYPES[args.kv_dtype] if args.kv_dtype else None
     pages = pages_of(model, context, args.page_size, args.max_batch, kv_dtype, args.kv_memory * 2**30)
