@@ -20,7 +20,7 @@ struct Blocks {
   static constexpr std::int64_t kBytes = quantized::block_bytes(kFormat);
   const QuantizedLinearParams& p;
 
-  static inline Reg number(TypedPointer from, std::int64_t i) {
+  __attribute__((always_inline)) static inline Reg number(TypedPointer from, std::int64_t i) {
     switch (from.dtype) {
       case DType::kFloat16: return Simd::broadcast(static_cast<const Half*>(from.data) + i);
       case DType::kBFloat16: return Simd::broadcast(static_cast<const BFloat*>(from.data) + i);
@@ -29,7 +29,8 @@ struct Blocks {
   }
 
   /// The scale and the offset of a block at `from`, of group `group` of row `out`.
-  inline void scale(const std::uint8_t* from, std::int64_t out, std::int64_t group, Reg* scale, Reg* offset) const {
+  __attribute__((always_inline)) inline void scale(const std::uint8_t* from, std::int64_t out, std::int64_t group,
+                                                   Reg* scale, Reg* offset) const {
     if constexpr (quantized::is_gguf(kFormat)) {
       *scale = Simd::broadcast(reinterpret_cast<const Half*>(from));
       if constexpr (kFormat == WeightFormat::kQ4_1) {
@@ -46,8 +47,8 @@ struct Blocks {
   }
 
   /// The `count` elements of a block, at most 32; others are not numbers of the weight.
-  inline void take(const std::uint8_t* from, std::int64_t count, Reg scale, Reg offset,
-                   Reg (&numbers)[kBlockVectors]) const {
+  __attribute__((always_inline)) inline void take(const std::uint8_t* from, std::int64_t count, Reg scale, Reg offset,
+                                                  Reg (&numbers)[kBlockVectors]) const {
     const std::uint8_t* const elements = from + quantized::head_bytes(kFormat);
     Reg q[kBlockVectors];
     if constexpr (quantized::is_int8(kFormat)) {
@@ -79,25 +80,39 @@ inline void quantized_dots(const Blocks<kFormat>& blocks, const float* x, std::i
   Reg acc[kRows][kOuts];
   for (int r = 0; r < kRows; ++r)
     for (int o = 0; o < kOuts; ++o) acc[r][o] = Simd::zero();
-  std::int64_t group = 0, in_group = 0;
-  for (std::int64_t i = 0; i < p.in_features; i += quantized::kBlock, from += Blocks<kFormat>::kBytes) {
+  // Unrolled, so that the sums stay in registers: in memory each addition would wait for a store.
+  const auto block = [&](std::int64_t i, std::int64_t group, std::int64_t count) __attribute__((always_inline)) {
+#pragma GCC unroll 4
     for (int o = 0; o < kOuts; ++o) {
-      const std::uint8_t* const block = from + o * p.stride_weight_row;
+      const std::uint8_t* const own = from + o * p.stride_weight_row;
       Reg scale, offset, numbers[kBlockVectors];
-      blocks.scale(block, out + o, group, &scale, &offset);
-      blocks.take(block, p.in_features - i, scale, offset, numbers);
+      blocks.scale(own, out + o, group, &scale, &offset);
+      blocks.take(own, count, scale, offset, numbers);
+#pragma GCC unroll 4
       for (int v = 0; v < kBlockVectors; ++v) {
-        if (kFormat == WeightFormat::kInt8 && i + v * Simd::kWidth >= p.in_features) break;  // behind the last element
+        if (count < quantized::kBlock && v * Simd::kWidth >= count) break;
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r)
           acc[r][o] = Simd::fma(numbers[v], Simd::load(x + r * pitch + i + v * Simd::kWidth), acc[r][o]);
       }
     }
+    from += Blocks<kFormat>::kBytes;
+  };
+  const std::int64_t whole = p.in_features / quantized::kBlock * quantized::kBlock;
+  std::int64_t group = 0, in_group = 0;
+  for (std::int64_t i = 0; i < whole; i += quantized::kBlock) {
+    block(i, group, quantized::kBlock);
     if (!one_group && ++in_group == group_blocks) {
       in_group = 0;
       ++group;
     }
   }
+  if constexpr (kFormat == WeightFormat::kInt8) {
+    if (whole < p.in_features) block(whole, group, p.in_features - whole);
+  }
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
     for (int o = 0; o < kOuts; ++o) sums[r * kDotStrip + o] = Simd::sum(acc[r][o]);
 }
 
