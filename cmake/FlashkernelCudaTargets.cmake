@@ -16,10 +16,13 @@ if(CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERS
 endif()
 set(_cuda_flags --expt-relaxed-constexpr ${_compress} -diag-suppress=20012 -Xcompiler=-Wall,-Wextra)
 
-# Half of the compiler's time and more. Not for 9.0a, whose kernels it breaks: setmaxnreg is ignored, wgmma waits after each.
+# Half of the compiler's time and more. It breaks what is written for 9.0a: setmaxnreg is ignored, wgmma waits after each. So one
+# instance of each of those kernels is compiled as for users, and checked (ptxas_checked.sh, kernel_resources.py).
 set(_fast_compile "")
+set(_fastest_compile "")
 if(FLASHKERNEL_CUDA_FAST_COMPILE AND CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
   set(_fast_compile --Ofast-compile=mid)
+  set(_fastest_compile --Ofast-compile=max)
 endif()
 
 # flashkernel_add_cuda_objects(name "archs" source...)
@@ -32,7 +35,7 @@ function(flashkernel_add_cuda_objects name archs)
                                            CUDA_RUNTIME_LIBRARY Static)
   target_link_libraries(${name} PRIVATE flashkernel_options)
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${_cuda_flags}>)
-  if(NOT name STREQUAL "flashkernel_cuda_sm90a")
+  if(NOT name MATCHES "sm90a|twins")
     target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${_fast_compile}>)
   endif()
   set(_object_libraries ${_object_libraries} ${name} PARENT_SCOPE)
@@ -126,6 +129,13 @@ flashkernel_add_cuda_objects(flashkernel_cuda_sm75 "${_sm75_architectures}" ${_c
 
 # Hopper's own kernels (wgmma, TMA, setmaxnreg) exist for 9.0a alone. Without 9.0 in the list the table has no row of them.
 if(FK_WITH_SM90A)
+  if(_fastest_compile)  # fp16's twins of bf16's kernels, and attention at other head dims: a quarter of the time
+    set(_twins ${_cuda_sm90a})
+    list(FILTER _twins INCLUDE REGEX "/(linear/.*/(gemm_)?f16|attention/forward/.*/d64_d96)\\.cu$")
+    list(REMOVE_ITEM _cuda_sm90a ${_twins})
+    flashkernel_add_cuda_objects(flashkernel_cuda_twins "90a-real" ${_twins})
+    target_compile_options(flashkernel_cuda_twins PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${_fastest_compile}>)
+  endif()
   flashkernel_add_cuda_objects(flashkernel_cuda_sm90a "90a-real" ${_cuda_sm90a})
   target_compile_options(flashkernel_cuda_sm90a PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=--warn-on-spills>)
   if(UNIX)

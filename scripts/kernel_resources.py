@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Registers, shared memory and occupancy of every CUDA kernel in a built library, without a GPU.
+"""Registers, shared memory and occupancy of every CUDA kernel in built libraries or objects, without a GPU.
 
-    python scripts/kernel_resources.py build/libflashkernel.so [--launches FOLDER PROGRAM] [--check] [--match sm80]
+    python scripts/kernel_resources.py build/libflashkernel.so... [--launches FOLDER PROGRAM] [--check] [--match sm80]
 
 Registers, static shared memory, stack and the largest block come from the machine code (cuobjdump: of the CUDA toolkit,
 or `pip install nvidia-cuda-cuobjdump`; pyelftools); block sizes and dynamic shared memory from the files in FOLDER,
@@ -219,14 +219,14 @@ def problems(kernel: Kernel, device: int) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library")
+    parser.add_argument("library", nargs="*", help="or object file; without any there is nothing to read")
     parser.add_argument("--launches", nargs=2, metavar=("FOLDER", "PROGRAM"), help="launches on the emulated GPU")
     parser.add_argument("--match", default="", help="only kernels whose name contains this")
     parser.add_argument("--check", action="store_true", help="print problems only; exit 1 if there are any")
     args = parser.parse_args()
-    kernels = [kernel for kernel in read_library(args.library) if args.match in kernel.name]
+    kernels = [kernel for file in args.library for kernel in read_library(file) if args.match in kernel.name]
     if not kernels:
-        print(f"kernel_resources: no CUDA kernel in {args.library}")
+        print(f"kernel_resources: no CUDA kernel in {', '.join(args.library) or 'no file'}")
         return 0
     if args.launches:
         kernels = with_launches(kernels, *args.launches)

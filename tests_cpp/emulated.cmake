@@ -128,12 +128,15 @@ set_tests_properties(kernel_conformance_emulated_resident PROPERTIES TIMEOUT 600
 if(FLASHKERNEL_WITH_CUDA)
   find_package(Python3 COMPONENTS Interpreter)
   if(Python3_Interpreter_FOUND)
-    set(_checked "")
+    set(_checked $<TARGET_FILE:flashkernel>)
     if(FLASHKERNEL_CUDA_FAST_COMPILE)  # what is compiled as for users
-      set(_checked --match sm90a::)
+      set(_checked "")
+      if(TARGET flashkernel_cuda_sm90a)
+        set(_checked $<TARGET_OBJECTS:flashkernel_cuda_sm90a>)
+      endif()
     endif()
     add_test(NAME kernel_resources COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/kernel_resources.py --check ${_checked}
-             $<TARGET_FILE:flashkernel> --launches ${_launches} $<TARGET_FILE:kernel_conformance_emulated>)
+             --launches ${_launches} $<TARGET_FILE:kernel_conformance_emulated> COMMAND_EXPAND_LISTS)
     set_tests_properties(kernel_resources PROPERTIES FIXTURES_REQUIRED launches TIMEOUT 300)
   endif()
 endif()
