@@ -37,6 +37,8 @@ PROMISED: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("log_softmax", ALL, "batch threads", "-"),
     ("cross_entropy", ALL, "batch threads", "-"),
     ("linear_cross_entropy", ALL, "batch threads", "-"),
+    ("linear_selected_log_prob", ALL, "batch threads", "-"),
+    ("sample", ALL, "batch threads", "batch"),
     ("reduce_sum", ALL, "batch threads", "-"),
     ("swiglu", ALL, "batch threads", "batch"),
     ("add", ALL, "batch threads", "batch"),
@@ -160,15 +162,30 @@ def losses(x: torch.Tensor) -> torch.Tensor:
     return fk.cross_entropy(x, targets, reduction="none")
 
 
-def fused_loss_problems(dtype: str) -> Iterator[Problem]:
+def fused_loss_problems(dtype: str, selected: bool = False) -> Iterator[Problem]:
     for rows, features, classes in ((9, 64, 1000), (150, 256, 2500), (560, 100, 1100)):
         weight, targets = normal(dtype, classes, features, seed=1), torch.arange(rows, device=DEVICE) * 7 % classes
         x = normal(dtype, rows, features)
 
         def run(ids, x=x, w=weight, t=targets):
+            if selected:
+                return torch.stack(fk.linear_selected_log_prob(x[ids], w, t[ids], return_lse=True), 1)
             return torch.stack(fk.linear_cross_entropy(x[ids], w, t[ids], reduction="none", return_lse=True), 1)
 
         yield Problem(rows, run, {}, (1, 8, rows - 1))
+
+
+def sample_problems(dtype: str) -> Iterator[Problem]:
+    for rows, vocab in ((5, 100), (9, 4096), (4, 50257)):
+        logits = normal(dtype, rows, vocab)
+        seed, offset = torch.arange(rows, device=DEVICE) + 5, torch.arange(rows, device=DEVICE) * 3
+        top_k = torch.arange(rows, device=DEVICE) * 7  # 0: all
+        temperature, top_p = torch.full((2, rows), 0.9, device=DEVICE)
+
+        def run(ids, x=logits, t=temperature, k=top_k, p=top_p, s=seed, o=offset):
+            return fk.sample(x[ids], t[ids], top_k=k[ids], top_p=p[ids], seed=s[ids], offset=o[ids])
+
+        yield Problem(rows, run, {}, (1, 2, rows - 1))
 
 
 def rope_problems(dtype: str) -> Iterator[Problem]:
@@ -191,6 +208,8 @@ PROBLEMS: dict[str, Callable[[str], Iterator[Problem]]] = {
     "log_softmax": lambda dtype: row_problems(dtype, fk.log_softmax),
     "cross_entropy": lambda dtype: row_problems(dtype, losses),
     "linear_cross_entropy": fused_loss_problems,
+    "linear_selected_log_prob": lambda dtype: fused_loss_problems(dtype, selected=True),
+    "sample": sample_problems,
     "reduce_sum": lambda dtype: row_problems(dtype, lambda x: fk.reduce_sum(x, -1)),
     "swiglu": lambda dtype: row_problems(dtype, fk.swiglu, 2),
     "add": lambda dtype: row_problems(dtype, fk.add, 2),
