@@ -220,21 +220,21 @@ TEST(Emulator, MbarriersCountTheirArrivals) {
 __global__ void announce_kernel(std::uint32_t bytes, bool wait) {
   __shared__ __align__(8) unsigned long long barrier;
   __shared__ float place;
-  const std::uint32_t address = ptx::map_shared(ptx::shared_address(&barrier), 0);
+  const std::uint32_t own = ptx::cluster_rank(), address = ptx::map_shared(ptx::shared_address(&barrier), own);
   if (threadIdx.x == 0) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
   __syncthreads();
   if (threadIdx.x == 0) ptx::mbarrier_arrive_expect(ptx::shared_address(&barrier), bytes);
-  if (threadIdx.x == 1) ptx::store_async(ptx::map_shared(ptx::shared_address(&place), 0), 1.0f, address);
+  if (threadIdx.x == 1) ptx::store_async(ptx::map_shared(ptx::shared_address(&place), own), 1.0f, address);
   if (wait) ptx::mbarrier_wait(ptx::shared_address(&barrier), 0);
 }
 
 TEST(Emulator, BytesThatWereAnnouncedMustCome) {
   for (const char* name : kOrders) {
     const Order order(name);
-    EXPECT_EQ(launch(2, 32, 0, announce_kernel, 4u, true), "");
-    expect_mentions(launch(2, 32, 0, announce_kernel, 4u, false), "announced and have not come");
-    expect_mentions(launch(2, 32, 0, announce_kernel, 8u, false), "announced and have not come");
-    expect_mentions(launch(2, 32, 0, announce_kernel, 0u, false), "copies are under way");
+    EXPECT_EQ(launch_in_clusters(2, 2, 32, 0, announce_kernel, 4u, true), "");
+    expect_mentions(launch_in_clusters(2, 2, 32, 0, announce_kernel, 4u, false), "announced and have not come");
+    expect_mentions(launch_in_clusters(2, 2, 32, 0, announce_kernel, 8u, false), "announced and have not come");
+    expect_mentions(launch_in_clusters(2, 2, 32, 0, announce_kernel, 0u, false), "copies are under way");
   }
 }
 

@@ -395,5 +395,36 @@ TEST(EmulatorMatrix, ClustersShareAMulticast) {
   }
 }
 
+// Each block stores a number in the next one of its cluster, which waits for the 4 bytes.
+__global__ void async_store_kernel(float* out, unsigned blocks) {
+  __shared__ __align__(16) float value;
+  __shared__ __align__(8) unsigned long long barrier;
+  const std::uint32_t bar = ptx::shared_address(&barrier), next = (ptx::cluster_rank() + 1) % blocks;
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(bar, 1);
+    ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect(bar, 4);
+  }
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+  if (threadIdx.x == 0)
+    ptx::store_async(ptx::map_shared(ptx::shared_address(&value), next), static_cast<float>(blockIdx.x),
+                     ptx::map_shared(bar, next));
+  ptx::mbarrier_wait(bar, 0);
+  if (threadIdx.x == 0) out[blockIdx.x] = value;
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+}
+
+// On an H200 st.async in a launch without clusters is an illegal instruction, though the block's own memory is asked
+// for.
+TEST(EmulatorMatrix, AnAsynchronousStoreNeedsACluster) {
+  DeviceVector<float> out(2);
+  ASSERT_EQ(launch_in_clusters(2, 2, 32, 0, async_store_kernel, out.data(), 2u), "");
+  EXPECT_EQ(out.values(), (std::vector<float>{1.0f, 0.0f}));
+  expect_mentions(launch(1, 32, 0, async_store_kernel, out.data(), 1u), "st.async");
+  expect_mentions(launch_in_clusters(1, 1, 32, 0, async_store_kernel, out.data(), 1u), "st.async");
+}
+
 }  // namespace
 }  // namespace selftest

@@ -38,19 +38,31 @@ class DeviceVector {
   std::size_t size_;
 };
 
-/// Empty, or the error's text.
+/// Empty, or the error's text. In clusters of so many blocks; 0: the launch asks for none.
 template <class... Params, class... Arguments>
-std::string launch(dim3 grid, dim3 block, std::size_t shared_bytes, void (*kernel)(Params...), Arguments... arguments) {
+std::string launch_in_clusters(unsigned blocks, dim3 grid, dim3 block, std::size_t shared_bytes,
+                               void (*kernel)(Params...), Arguments... arguments) {
   if (shared_bytes > 48 * 1024)
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = blocks;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = blocks > 0 ? 1 : 0;
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
   if (error == cudaSuccess) return "";
   cudaGetLastError();
   return std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error);
+}
+
+template <class... Params, class... Arguments>
+std::string launch(dim3 grid, dim3 block, std::size_t shared_bytes, void (*kernel)(Params...), Arguments... arguments) {
+  return launch_in_clusters(0, grid, block, shared_bytes, kernel, arguments...);
 }
 
 /// For a scope: the order in which threads run.

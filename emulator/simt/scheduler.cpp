@@ -482,6 +482,7 @@ std::string run_grid(Index3 grid, Index3 block_shape, unsigned cluster, std::siz
 }
 
 unsigned running_blocks() { return static_cast<unsigned>(machine().blocks.size()); }
+unsigned blocks_of_cluster() { return machine().cluster; }
 unsigned cluster_rank() { return current->rank % machine().cluster; }
 
 std::uint32_t map_in_cluster(std::uint32_t address, unsigned rank) {

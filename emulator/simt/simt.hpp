@@ -76,6 +76,8 @@ void named_barrier(unsigned id, unsigned threads, bool wait, Where where);
 /// All threads of the cluster; arrival and wait apart.
 void cluster_arrive(Where where);
 void cluster_wait(Where where);
+/// Blocks of the thread's own cluster: 1 where the launch asks for none.
+unsigned blocks_of_cluster();
 /// What the thread's own cluster calls its block.
 unsigned cluster_rank();
 /// Blocks that run at the same time, of this cluster and of those beside it.

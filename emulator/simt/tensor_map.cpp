@@ -140,6 +140,8 @@ void issue_bulk_load(std::uint32_t shared, const void* global, std::uint32_t byt
 
 void issue_async_store(std::uint32_t cluster_address, const void* value, std::uint32_t bytes,
                        std::uint32_t cluster_barrier, Where where) {
+  if (blocks_of_cluster() < 2)
+    fault("st.async: the launch has no cluster of two blocks or more; on a GPU that is an illegal instruction");
   const EnginePiece piece = mbarrier_piece(cluster_barrier, where);
   race::engine_write(cluster_address, bytes, piece.agent, piece.piece, __builtin_return_address(0));
   std::array<unsigned char, 16> copy{};
