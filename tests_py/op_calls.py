@@ -154,6 +154,47 @@ def _loss() -> list[OpCall]:
     ]  # fmt: skip
 
 
+def _fused_losses() -> list[OpCall]:
+    x, weight, bias, classes = _numbers(6, 16), _numbers(24, 16), _numbers(24), np.abs(_numbers(24, seed=1))
+    targets = np.array([3, 0, 23, 7, -100, 5])
+    inputs = {"x": x, "weight": weight, "targets": targets, "bias": bias}
+    weighted = {**inputs, "classes": classes}
+    rows, flat = ("x", "weight"), ("targets", "lse", "bias", "classes")
+    lse = np.array(fk.linear_cross_entropy(x, weight, targets, bias, reduction="none", return_lse=True)[1])
+    return [
+        OpCall(
+            "linear_cross_entropy",
+            lambda a: fk.linear_cross_entropy(
+                a.x, a.weight, a.targets, a.bias, class_weights=a.classes, reduction="none", return_lse=True
+            ),
+            weighted, {}, rows, flat,
+        ),
+        OpCall(
+            "linear_cross_entropy_backward",
+            lambda a: fk.linear_cross_entropy_backward(
+                a.grad, a.x, a.weight, a.targets, a.lse, a.bias, class_weights=a.classes, reduction="none"
+            ),
+            {"grad": _numbers(6), **weighted, "lse": lse}, {}, rows, flat,
+        ),
+        OpCall(
+            "linear_selected_log_prob",
+            lambda a: fk.linear_selected_log_prob(a.x, a.weight, a.targets, a.bias, return_lse=True),
+            inputs, {}, rows, flat,
+        ),
+        OpCall(
+            "linear_selected_log_prob_backward",
+            lambda a: fk.linear_selected_log_prob_backward(a.grad, a.x, a.weight, a.targets, a.lse, a.bias),
+            {"grad": _numbers(6), **inputs, "lse": lse}, {}, rows, flat,
+        ),
+    ]  # fmt: skip
+
+
+def _masks() -> list[OpCall]:
+    mask = _numbers(2, 3, 4, 70) > 0
+    out = {"out": _empty(2, 3, 4, 3, dtype=np.int32)}
+    return [OpCall("pack_mask", lambda a: fk.pack_mask(a.mask, out=a.out), {"mask": mask}, out, ("out",))]
+
+
 def _sampling() -> list[OpCall]:
     logits, bias, history = (
         _numbers(6, 32),
@@ -337,9 +378,36 @@ def _pages() -> list[OpCall]:
     ]  # fmt: skip
 
 
+FAMILIES = (
+    _elementwise,
+    _reductions,
+    _norms,
+    _loss,
+    _fused_losses,
+    _masks,
+    _sampling,
+    _linear,
+    _rope,
+    _attention,
+    _pages,
+)
+
+
 def op_calls() -> list[OpCall]:
     return [
         call
-        for family in (_elementwise, _reductions, _norms, _loss, _sampling, _linear, _rope, _attention, _pages)
+        for family in (
+            _elementwise,
+            _reductions,
+            _norms,
+            _loss,
+            _fused_losses,
+            _masks,
+            _sampling,
+            _linear,
+            _rope,
+            _attention,
+            _pages,
+        )
         for call in family()
     ]

@@ -18,10 +18,25 @@ import pytest
 import flashkernel as fk
 import op_calls as calls_of
 from conftest import HAS_TRITON_WHEELS, NO_TRITON_WHEELS
+from flashkernel.ops import OPS
 from op_calls import OpCall, op_calls
 
 CALLS = op_calls()
 each_call = pytest.mark.parametrize("call", CALLS, ids=[call.name for call in CALLS])
+
+
+def test_every_op_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = set()
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            called.add(name)
+            return getattr(fk, name)
+
+    monkeypatch.setattr(calls_of, "fk", Watched())
+    for call in CALLS:
+        call.results(call.arguments())
+    assert called >= set(OPS), f"no call in op_calls.py of {sorted(set(OPS) - called)}"
 
 
 def in_order(value: np.ndarray, order: tuple[int, ...], gap: int = 0) -> np.ndarray:
