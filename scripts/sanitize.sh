@@ -8,7 +8,7 @@ preset=${1:?asan or tsan}
 export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 configure=() leave_out=() targets=()
 if [ "${FLASHKERNEL_CI:-}" = quick ]; then
-  export FK_CONFORMANCE_SAMPLE=20
+  export FK_CONFORMANCE_SAMPLE=20 FK_CONFORMANCE_EACH_ROW=1
   configure=(-DFLASHKERNEL_PRECOMPILED_HEADERS=ON)
   leave_out=(-E '^(gpt2_cpp|install|consumer.*|c_pkg_config|c_abi|hardening_.*|no_weak_symbols_.*|public_headers_test|attention_long_test|attention_gradient_test)$')
   targets=(--target kernel_conformance)
@@ -17,11 +17,12 @@ if [ "${FLASHKERNEL_CI:-}" = quick ]; then
     case $name in public_headers_test | attention_long_test | attention_gradient_test) ;; *) targets+=("$name") ;; esac
   done
 fi
+quietly() { grep -vE '^\[[0-9]+/' || true; }  # what the build says beside its steps; where it fails, so does the script
 junit=(--output-junit "$PWD/build/$preset/ctest.xml")
 cmake --preset "$preset" "${configure[@]}" >/dev/null
 case $preset in
   asan)
-    cmake --build --preset asan "${targets[@]}" | grep -vE '^\[[0-9]+/' || true
+    cmake --build --preset asan "${targets[@]}" | quietly
     # What is compared and repeated elsewhere is only run here. Not by the scalar kernels what is long for the sake of
     # others' tiles: it was half of the time.
     others=$(printf ':%s' attention_bwd/cpu/scalar.{long,tiles}_* linear/cpu/scalar.{waves,cluster,few,edges,groups}_*)
@@ -29,7 +30,7 @@ case $preset in
     ;;
   tsan)
     tests=(thread_pool_test memory_resource_test kv_page_pool_test kv_cache_random_test pairs_of_threads_test)
-    cmake --build --preset tsan --target "${tests[@]}" | grep -vE '^\[[0-9]+/' || true
+    cmake --build --preset tsan --target "${tests[@]}" | quietly
     ctest --preset tsan "${junit[@]}" -j "$(nproc)" -R "^($(IFS='|'; echo "${tests[*]}"))\$"
     ;;
 esac

@@ -80,7 +80,7 @@ file(MAKE_DIRECTORY ${_launches})
 foreach(_order forward reverse 1 2)
   add_test(NAME kernel_conformance_emulated_${_order} COMMAND kernel_conformance_emulated --gtest_brief=1 --gtest_filter=${_sample})
   set_tests_properties(kernel_conformance_emulated_${_order} PROPERTIES TIMEOUT ${_timeout} COST 100 FIXTURES_SETUP launches ENVIRONMENT
-    "FK_CONFORMANCE_LARGER_HEAD_DIMS=${_larger};FK_EMULATOR_ORDER=${_order};FK_EMULATOR_POISON=${_poison_${_order}};FK_CONFORMANCE_SAMPLE=${FLASHKERNEL_CUDA_EMULATION_SAMPLE};FK_CONFORMANCE_REPEATS=1;FK_CONFORMANCE_PART=${_part}/4;FK_EMULATOR_LAUNCHES=${_launches}/${_order}")
+    "FK_CONFORMANCE_LARGER_HEAD_DIMS=${_larger};FK_EMULATOR_ORDER=${_order};FK_EMULATOR_POISON=${_poison_${_order}};FK_CONFORMANCE_SAMPLE=${FLASHKERNEL_CUDA_EMULATION_SAMPLE};FK_CONFORMANCE_EACH_ROW=1;FK_CONFORMANCE_REPEATS=1;FK_CONFORMANCE_PART=${_part}/4;FK_EMULATOR_LAUNCHES=${_launches}/${_order}")
   math(EXPR _part "${_part} + 1")
 endforeach()
 # Fewer cases on the older GPUs: what a launch chooses by the device's limits.

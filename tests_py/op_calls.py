@@ -378,21 +378,6 @@ def _pages() -> list[OpCall]:
     ]  # fmt: skip
 
 
-FAMILIES = (
-    _elementwise,
-    _reductions,
-    _norms,
-    _loss,
-    _fused_losses,
-    _masks,
-    _sampling,
-    _linear,
-    _rope,
-    _attention,
-    _pages,
-)
-
-
 def op_calls() -> list[OpCall]:
     return [
         call
