@@ -110,6 +110,18 @@ void cases(CaseList& list) {
     for (const double temperature : {1e-30, 1e-3, 0.1, 50.0, 1e20})
       add("temperature_" + std::to_string(static_cast<int>(std::log10(temperature) * 10 + 1000)),
           with([&](Spec& s) { s.temperature = temperature, s.top_p = 0.8, s.scale = 9; }));
+    // One token of a row far before all others, which decide together: the limit lies below 2^-12 of its weight.
+    for (const double step : {0.0, 0.25}) {
+      const auto far = [&](Spec& s) {
+        s.rows = 24, s.vocab = 5000, s.scale = 0.3, s.step = step;
+        for (std::int64_t row = 0; row < s.rows; ++row) s.values.emplace_back(row * s.vocab + 70 * row, 9.5);
+      };
+      const std::string suffix_of = step > 0 ? "_far_ties" : "_far";
+      add("top_p" + suffix_of, with([&](Spec& s) { far(s), s.top_p = 0.9; }));
+      add("top_k" + suffix_of, with([&](Spec& s) { far(s), s.top_k = 3000; }));
+      add("top_k_and_p" + suffix_of, with([&](Spec& s) { far(s), s.top_k = 3000, s.top_p = 0.95; }));
+      add("min_p" + suffix_of, with([&](Spec& s) { far(s), s.min_p = 2e-5; }));
+    }
     add("min_p", with([](Spec& s) { s.min_p = 0.05; }));
     add("min_p_whole", with([](Spec& s) { s.min_p = 1, s.step = 3; }));
     add("all_limits", with([](Spec& s) {

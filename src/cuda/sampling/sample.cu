@@ -8,7 +8,7 @@ namespace flashkernel::cuda {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(sampler::kThreads) sample_kernel(const SampleParams p) {
+__global__ void __launch_bounds__(sampler::kThreads, 2) sample_kernel(const SampleParams p) {
   __shared__ sampler::Shared shared;
   take_turn();
   sampler::RowSampler<T, false>(p, shared, nullptr, 1, static_cast<int>(p.vocab)).run(false);

@@ -1,80 +1,22 @@
 // One row of sample by the blocks of a cluster, or by one block. Called by sample.cu (one block, which reads the row
 // again for each step) and sm90a/sample.cu (a cluster, which holds it in shared memory).
-// A limit (top-k, top-p) is found without a sort: all tokens are counted and weighed in 512 bins of their distance from
-// the best one, then those of the bin that holds the limit in 512 finer ones, and so on; distances are integers of 30
-// bits. Equal ones at a limit of top-p are told apart by their ids in the same way. Most rows need two or three rounds.
+// A limit (top-k, top-p) is found without a sort: tokens are counted and weighed in bins of their distance from the
+// best one (an integer of 30 bits), then those of the bin that holds the limit in 512 finer ones, and so on, until so
+// few are left that each of them is compared with each. Equal ones at a limit of top-p are told apart by their ids.
+// Few tokens of a row have a weight that matters: while all are weighed, each warp lists its near ones, and the rounds
+// read the lists; the far tokens together are one bin. If the limit lies in that bin, the rounds begin again with all
+// tokens. A warp with more near tokens than its list holds reads all of its tokens in every round.
 // Invariant: sums are of integers, and all blocks of a cluster see the same ones, so all take the same branches.
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/pipeline/turn.cuh"
+#include "cuda/sampling/shared.cuh"
 #include "cuda/tile/convert.cuh"
 #include "cuda/tile/held_row.cuh"
-#include "cuda/tile/reduce.cuh"
-#include "ops/sample_params.hpp"
 
 namespace flashkernel::cuda::sampler {
-
-constexpr int kThreads = 384, kWarps = kThreads / kWarp;
-constexpr int kBinBits = 9, kBins = 1 << kBinBits;
-constexpr int kScanThreads = kBins / 4, kScanWarps = kScanThreads / kWarp;  // four bins each
-
-/// The tokens of one bin, and of those before it.
-struct Found {
-  unsigned bin;
-  unsigned count_before, count_at;
-  std::uint64_t mass_before, mass_at;
-};
-
-struct Shared {
-  alignas(16) std::uint32_t counts[2][kBins];
-  alignas(16) std::uint32_t low[2][kBins];  // of the masses
-  alignas(16) std::uint32_t high[2][kBins];
-  alignas(16) uint4 mail[2];
-  std::uint64_t warps[kWarps];
-  std::uint64_t scan[kWarps];
-  std::uint64_t scan_mass[kScanWarps];
-  unsigned scan_count[kScanWarps];
-  Found found;
-};
-
-/// Larger for a better logit, of equal ones for a smaller id; the largest for one that is refused. Never 0.
-__device__ inline std::uint64_t order_of(float logit, std::int64_t token) {
-  std::uint32_t bits = __float_as_uint(logit);
-  if (bits == 0x80000000u) bits = 0;
-  bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  if (!(logit < INFINITY)) bits = ~0u;
-  return static_cast<std::uint64_t>(bits) << 32 | ~static_cast<std::uint32_t>(token);
-}
-__device__ inline float logit_of_order(std::uint64_t order) {
-  const auto bits = static_cast<std::uint32_t>(order >> 32);
-  return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
-}
-
-__device__ inline std::uint64_t warp_largest(std::uint64_t value) {
-#pragma unroll
-  for (int lane = kWarp / 2; lane > 0; lane /= 2) {
-    const std::uint64_t other = __shfl_xor_sync(kFullMask, value, lane);
-    value = other > value ? other : value;
-  }
-  return value;
-}
-__device__ inline std::uint64_t warp_sum(std::uint64_t value) {
-#pragma unroll
-  for (int lane = kWarp / 2; lane > 0; lane /= 2) value += __shfl_xor_sync(kFullMask, value, lane);
-  return value;
-}
-/// The sum of this lane's and all lower lanes' values.
-template <class Number>
-__device__ inline Number warp_scan(Number value) {
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const Number other = __shfl_up_sync(kFullMask, value, static_cast<unsigned>(step));
-    if (static_cast<int>(threadIdx.x % kWarp) >= step) value += other;
-  }
-  return value;
-}
 
 /// T: of the logits. kCluster: `blocks` blocks share the row, and hold it: `held` has `share` words; else one block
 /// reads it again.
@@ -100,11 +42,7 @@ class RowSampler {
     bool mine = blockIdx.x % static_cast<unsigned>(blocks_) == 0 && threadIdx.x == 0;
     if (number && !options_.greedy) {
       best_ = logit_of_order(best);
-      if constexpr (kCluster) {
-        const std::uint32_t* const logits = held_;
-        // Until the next exchange a thread reads what it writes here.
-        each([&](int i) { held_[i] = sampling::distance(best_, __uint_as_float(logits[i]), options_.scale); });
-      }
+      weigh();
       const int drawn = draw(limit());
       mine = drawn >= 0;
       token = drawn;
@@ -164,14 +102,14 @@ class RowSampler {
     else
       return sampling::distance(best_, logit(i), options_.scale);
   }
+  __device__ std::uint64_t order(const Best& best) const {
+    return best.at < 0 ? 0 : order_of(best.value, first_ + best.at);
+  }
   /// The best of this thread's logits, with bias and penalties or as they came.
   __device__ std::uint64_t best_of(bool with_penalties) const {
-    std::uint64_t best = 0;
-    each([&](int i) {
-      const std::uint64_t own = order_of(with_penalties ? logit(i) : to_float(logits_[first_ + i]), first_ + i);
-      best = own > best ? own : best;
-    });
-    return best;
+    Best best;
+    each([&](int i) { best.take(with_penalties ? logit(i) : to_float(logits_[first_ + i]), i); });
+    return order(best);
   }
   __device__ std::uint64_t best_of_all(bool vectors) {
     if constexpr (kCluster)
@@ -181,25 +119,18 @@ class RowSampler {
   }
   /// `best_of(true)`; the logits are held from here on.
   __device__ std::uint64_t hold(bool vectors) {
+    Best best;
+    const auto take = [&](float own, int i) {
+      held_[i] = __float_as_uint(own);
+      best.take(own, i);
+    };
     if (!vectors || p_.adjusts()) {
-      std::uint64_t best = 0;
-      each([&](int i) {
-        const float own = logit(i);
-        held_[i] = __float_as_uint(own);
-        const std::uint64_t order = order_of(own, first_ + i);
-        best = order > best ? order : best;
-      });
-      return best;
+      each([&](int i) { take(logit(i), i); });
+      return order(best);
     }
     constexpr int N = kVectorElements<T>, kBatch = 4;
     const auto* const row = reinterpret_cast<const Words<T>*>(logits_ + first_);
     const int whole = count_ / N;
-    std::uint64_t best = 0;
-    const auto take = [&](float own, int i) {
-      held_[i] = __float_as_uint(own);
-      const std::uint64_t order = order_of(own, first_ + i);
-      best = order > best ? order : best;
-    };
     for (int at = static_cast<int>(threadIdx.x); at < whole; at += kBatch * kThreads) {
       Words<T> batch[kBatch];  // past the end the last one is loaded again
 #pragma unroll
@@ -217,14 +148,58 @@ class RowSampler {
               make_uint4(__float_as_uint(values[i]), __float_as_uint(values[i + 1]), __float_as_uint(values[i + 2]),
                          __float_as_uint(values[i + 3]));
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const std::uint64_t order = order_of(values[i], first_ + vector * N + i);
-          best = order > best ? order : best;
-        }
+        for (int i = 0; i < N; ++i) best.take(values[i], vector * N + i);
       }
     }
     if (const int i = whole * N + static_cast<int>(threadIdx.x); i < count_) take(to_float(logits_[first_ + i]), i);
-    return best;
+    return order(best);
+  }
+
+  /// Weighs this warp's tokens and lists the near ones. The cluster holds distances from here on.
+  __device__ void weigh() {
+    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int begin = warp * of_warp(), end = min(count_, begin + of_warp());
+    std::uint64_t near = 0;
+    unsigned listed = 0, count = 0;
+    mass_ = 0;
+#pragma unroll 4
+    for (int at = begin; at < end; at += kWarp) {
+      const int i = at + lane;
+      std::uint32_t d = sampling::kFar;
+      if (i < end) {
+        // Until the next exchange a thread reads what it writes here.
+        if constexpr (kCluster)
+          held_[i] = d = sampling::distance(best_, __uint_as_float(held_[i]), options_.scale);
+        else
+          d = distance(i);
+      }
+      const std::uint64_t weight = sampling::weight(d);
+      mass_ += weight;
+      count += d < sampling::kFar ? 1 : 0;
+      const unsigned there = __ballot_sync(kFullMask, d < kNear);
+      if (there == 0) continue;
+      if (d < kNear) {
+        near += weight;
+        const unsigned place = listed + static_cast<unsigned>(__popc(there & ((1u << lane) - 1)));
+        if (place < kListed) shared_.list[warp][place] = static_cast<std::uint32_t>(i);
+      }
+      listed += static_cast<unsigned>(__popc(there));
+    }
+    if (limited()) {
+      const std::uint64_t far = warp_sum(mass_ - near);
+      count = warp_sum(count);
+      if (lane == 0)
+        shared_.listed[warp] = listed, shared_.far_mass[warp] = far, shared_.far_count[warp] = count - listed;
+    }
+    __syncwarp();
+  }
+  __device__ bool limited() const { return options_.top_k > 0 || options_.top_p < 1.0f || options_.min_p > 0.0f; }
+  /// f(place) of this warp's near tokens, and of others where they are not listed; of all once `near_` is false.
+  template <class F>
+  __device__ void each_near(F f) const {
+    const unsigned warp = threadIdx.x / kWarp, listed = shared_.listed[warp];
+    if (!near_ || listed > kListed) return each(f);
+    for (unsigned at = threadIdx.x % kWarp; at < listed; at += kWarp) f(static_cast<int>(shared_.list[warp][at]));
   }
 
   /// Every thread's value of `mine` to all of the cluster: what each block has made of its threads' values.
@@ -257,34 +232,42 @@ class RowSampler {
     return warp_largest(messages());
   }
 
-  /// Counts and weighs tokens in bins; bin_of(distance, id) below 0 leaves one out. Gives the first bin with which
-  /// there are `count` tokens, or with which they weigh `mass` (count 0); mass_of(all tokens' mass) may give that anew.
-  /// A bin of kBins: all of them together are fewer.
+  __device__ static void add(std::uint32_t* low, std::uint32_t* high, std::uint64_t weight) {
+    const auto part = static_cast<std::uint32_t>(weight);
+    const std::uint32_t before = atomicAdd(low, part);
+    const auto rest = static_cast<std::uint32_t>(weight >> 32) + (before + part < before ? 1u : 0u);
+    if (rest > 0) atomicAdd(high, rest);
+  }
+  /// Counts and weighs tokens in `used` bins; bin_of(distance, id) below 0 leaves one out. far: the others are the bin
+  /// kFarBin. Gives the first bin with which there are `count` tokens, or with which they weigh `mass` (count 0);
+  /// mass_of(all tokens' mass) may give that anew. A bin of kBins: all of them together are fewer.
   template <class BinOf, class MassOf>
-  __device__ Found bins(BinOf bin_of, unsigned count, MassOf mass_of, std::uint64_t& total_mass) {
+  __device__ Found bins(int used, bool far, BinOf bin_of, unsigned count, MassOf mass_of, std::uint64_t& total_mass) {
     std::uint32_t* const counts = shared_.counts[bins_];
     std::uint32_t* const low = shared_.low[bins_];
     std::uint32_t* const high = shared_.high[bins_];
     bins_ ^= 1;
     for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kThreads) counts[bin] = low[bin] = high[bin] = 0;
     __syncthreads();
-    each([&](int i) {
+    if (far && threadIdx.x % kWarp == 0) {
+      atomicAdd(counts + kFarBin, shared_.far_count[threadIdx.x / kWarp]);
+      add(low + kFarBin, high + kFarBin, shared_.far_mass[threadIdx.x / kWarp]);
+    }
+    each_near([&](int i) {
       const std::uint32_t d = distance(i);
       const int bin = bin_of(d, first_ + i);
       if (bin < 0) return;
-      const std::uint64_t weight = sampling::weight(d);
-      const auto part = static_cast<std::uint32_t>(weight);
       atomicAdd(counts + bin, 1u);
-      const std::uint32_t before = atomicAdd(low + bin, part);
-      const auto rest = static_cast<std::uint32_t>(weight >> 32) + (before + part < before ? 1u : 0u);
-      if (rest > 0) atomicAdd(high + bin, rest);
+      add(low + bin, high + bin, sampling::weight(d));
     });
     sync();
     const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
     unsigned counted[4] = {}, counted_all = 0;
     std::uint64_t weighed[4] = {}, weighed_all = 0;
     if (warp < kScanWarps) {
-      for (int block = 0; block < blocks_; ++block) {
+      const int blocks = 4 * thread < used ? blocks_ : 0;
+#pragma unroll 2
+      for (int block = 0; block < blocks; ++block) {
         const uint4 c = read(counts + 4 * thread, block), l = read(low + 4 * thread, block),
                     h = read(high + 4 * thread, block);
         counted[0] += c.x, counted[1] += c.y, counted[2] += c.z, counted[3] += c.w;
@@ -333,19 +316,27 @@ class RowSampler {
     std::uint64_t mass_before = 0, least = 0, total = 0;
 #pragma unroll 1
     for (int level = 0; level < 4; ++level) {
-      const int shift = max(21 - kBinBits * level, 0), bits = level < 3 ? kBinBits : 3;
+      const int shift = max(kFirstShift - kBinBits * level, 0), bits = level < 3 ? kBinBits : 3;
+      const bool far = level == 0 && near_;
+      const std::uint32_t end = far ? kNear : sampling::kFar;
       const auto bin_of = [&](std::uint32_t d, int) {
-        if (level == 0) return d < sampling::kFar ? static_cast<int>(d >> shift) : -1;
+        if (level == 0) return d < end ? static_cast<int>(d >> shift) : -1;
         return d >> (shift + bits) == prefix ? static_cast<int>(d >> shift & ((1u << bits) - 1)) : -1;
       };
       const auto mass_of = [&](std::uint64_t all) {
         if (level == 0) least = sampling::least_mass(mass > 0 ? mass : all, options_.top_p);
         return least - mass_before;
       };
-      const Found found = bins(bin_of, count > 0 ? count - count_before : 0, mass_of, total);
+      const int used = level > 0 ? 1 << bits : far ? kFarBin + 1 : kAllBins;
+      const Found found = bins(used, far, bin_of, count > 0 ? count - count_before : 0, mass_of, total);
       if (found.bin == kBins) {  // top_k of more tokens than have a weight
         mass = total;
         return limit;
+      }
+      if (far && found.bin == kFarBin) {  // once more, with all tokens
+        near_ = false;
+        level = -1;
+        continue;
       }
       prefix = prefix << bits | found.bin;
       if (level == 0) prefix = found.bin;
@@ -354,10 +345,68 @@ class RowSampler {
       mass_before += found.mass_before;
       limit.distance = ((prefix + 1) << shift) - 1;
       mass = mass_before + found.mass_at;
-      if (found.count_at == 1 || with == count) return limit;
+      if (with == count) return limit;
+      if (found.count_at <= kFinalists) {
+        limit = compare(prefix, shift, count > 0 ? count - count_before : 0, least - mass_before);
+        mass = mass_before + shared_.limit_mass;
+        return limit;
+      }
       if (level == 3 && count == 0) ties(limit, least - mass_before, found.count_at);
     }
     return limit;
+  }
+  /// The limit among the tokens, at most kFinalists, whose distance begins with `prefix`: that with which there are
+  /// `count`, and all at its distance; or with which they weigh `mass` (count 0).
+  __device__ Limit compare(std::uint32_t prefix, int shift, unsigned count, std::uint64_t mass) {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
+    unsigned& entered = shared_.mail[mail_].x;
+    if (thread == 0) entered = 0;
+    __syncthreads();
+    each_near([&](int i) {
+      const std::uint32_t d = distance(i);
+      if (d >> shift != prefix) return;
+      const std::uint64_t weight = sampling::weight(d);
+      shared_.entries[atomicAdd(&entered, 1u)] =
+          make_uint4(d, static_cast<std::uint32_t>(first_ + i), static_cast<std::uint32_t>(weight),
+                     static_cast<std::uint32_t>(weight >> 32));
+    });
+    sync();
+    mail_ ^= 1;
+    const unsigned of_block = lane < blocks_ ? read(&shared_.mail[mail_ ^ 1], lane).x : 0;
+    const unsigned with_block = warp_scan(of_block);
+    const unsigned all = __shfl_sync(kFullMask, with_block, kWarp - 1);
+    for (int at = thread; at < blocks_ * kFinalists; at += kThreads) {
+      const int block = at / kFinalists;
+      const auto place = static_cast<unsigned>(at % kFinalists);
+      const unsigned there = __shfl_sync(kFullMask, of_block, block), with = __shfl_sync(kFullMask, with_block, block);
+      if (place < there) shared_.finalists[with - there + place] = read(&shared_.entries[place], block);
+    }
+    __syncthreads();
+    if (static_cast<unsigned>(thread) < all) {
+      const uint4 own = shared_.finalists[thread];
+      unsigned before = 0;
+      std::uint64_t mass_before = 0, mass_with = 0;  // with: all of the same distance
+#pragma unroll 4
+      for (unsigned at = 0; at < all; ++at) {
+        const uint4 other = shared_.finalists[at];
+        const std::uint64_t weight = static_cast<std::uint64_t>(other.w) << 32 | other.z;
+        if (other.x > own.x) continue;
+        mass_with += weight;
+        if (other.x == own.x && other.y >= own.y) continue;
+        mass_before += weight;
+        ++before;
+      }
+      const std::uint64_t weight = static_cast<std::uint64_t>(own.w) << 32 | own.z;
+      const bool here = count > 0 ? before + 1 == count : mass_before < mass && mass <= mass_before + weight;
+      if (here) {
+        shared_.limit = Limit{};
+        shared_.limit.distance = own.x;
+        if (count == 0) shared_.limit.token = static_cast<std::int32_t>(own.y);
+        shared_.limit_mass = mass_with;
+      }
+    }
+    __syncthreads();
+    return shared_.limit;
   }
   /// Keeps as many of the tokens at the limit's distance as weigh `mass`.
   __device__ void ties(Limit& limit, std::uint64_t mass, unsigned there) {
@@ -376,7 +425,7 @@ class RowSampler {
         return static_cast<int>(token >> shift & ((1u << bits) - 1));
       };
       const Found found = bins(
-          bin_of, needed - before, [](std::uint64_t) { return std::uint64_t{0}; }, total);
+          1 << bits, false, bin_of, needed - before, [](std::uint64_t) { return std::uint64_t{0}; }, total);
       prefix = prefix << bits | found.bin;
       before += found.count_before;
       limit.token = static_cast<std::int32_t>(((prefix + 1) << shift) - 1);
@@ -395,9 +444,15 @@ class RowSampler {
 
   /// The token that is drawn, in the thread that finds it; -1 in all others.
   __device__ int draw(const Limit& limit) {
+    const int thread = static_cast<int>(threadIdx.x), my_warp = thread / kWarp, lane = thread % kWarp;
     const auto kept = [&](int i) { return limit.kept(distance(i), first_ + i); };
-    std::uint64_t mine = 0;
-    each([&](int i) { mine += kept(i); });
+    std::uint64_t mine = mass_;
+    if (limited()) {
+      mine = 0;
+      // A far token weighs at most 2^-12 of the best one.
+      if (limit.distance >= kNear && limit.weight <= std::uint64_t{1} << (sampling::kWeightBits - 12)) near_ = false;
+      each_near([&](int i) { mine += kept(i); });
+    }
     exchange(mine, [](std::uint64_t value) { return warp_sum(value); });
     const std::uint64_t of_blocks = messages();
     std::uint64_t before = 0, all = 0, own = 0;
@@ -411,19 +466,23 @@ class RowSampler {
     std::uint64_t left = sampling::multiply_high(sampling::random_bits(p_, row_), all);
     if (left < before || left - before >= own) return -1;
     left -= before;
-    int warp = 0;
-    while (left >= shared_.warps[warp]) left -= shared_.warps[warp++];
+    // The first warp with which the sum exceeds it.
+    const std::uint64_t with_warp = warp_scan(lane < kWarps ? shared_.warps[lane] : 0);
+    const int warp = __popc(__ballot_sync(kFullMask, lane < kWarps && with_warp <= left));
+    const std::uint64_t before_warp = __shfl_sync(kFullMask, with_warp, max(warp - 1, 0));
+    if (warp > 0) left -= before_warp;
     // The tokens of that warp, by all threads: a few neighbours each.
     const int begin = warp * of_warp(), end = min(count_, begin + of_warp());
     const int each_has = (of_warp() + kThreads - 1) / kThreads;
-    const int from = min(end, begin + static_cast<int>(threadIdx.x) * each_has), to = min(end, from + each_has);
+    const int from = min(end, begin + thread * each_has), to = min(end, from + each_has);
     std::uint64_t sum = 0;
     for (int i = from; i < to; ++i) sum += kept(i);
     std::uint64_t with = warp_scan(sum);
-    const int my_warp = static_cast<int>(threadIdx.x) / kWarp;
-    if (threadIdx.x % kWarp == kWarp - 1) shared_.scan[my_warp] = with;
+    if (lane == kWarp - 1) shared_.scan[my_warp] = with;
     __syncthreads();
-    for (int w = 0; w < my_warp; ++w) with += shared_.scan[w];
+    const std::uint64_t with_scan = warp_scan(lane < kWarps ? shared_.scan[lane] : 0);
+    const std::uint64_t before_mine = __shfl_sync(kFullMask, with_scan, max(my_warp - 1, 0));
+    if (my_warp > 0) with += before_mine;
     if (left >= with || left < with - sum) return -1;
     left -= with - sum;
     int i = from;
@@ -452,6 +511,8 @@ class RowSampler {
   const T* const logits_;
   const sampling::Row options_;
   float best_ = 0;
+  std::uint64_t mass_ = 0;  // of this thread's tokens
+  bool near_ = true;        // what follows has to see near tokens only
   int mail_ = 0, bins_ = 0;
 };
 

@@ -9,7 +9,7 @@ namespace flashkernel::cuda::sm90a {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(sampler::kThreads)
+__global__ void __launch_bounds__(sampler::kThreads, 2)
     sample_kernel(const SampleParams p, int blocks, int share, bool vectors) {
   extern __shared__ __align__(16) std::uint32_t held[];
   __shared__ sampler::Shared shared;
