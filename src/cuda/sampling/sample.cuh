@@ -266,7 +266,7 @@ class RowSampler {
     std::uint64_t weighed[4] = {}, weighed_all = 0;
     if (warp < kScanWarps) {
       const int blocks = 4 * thread < used ? blocks_ : 0;
-#pragma unroll 2
+#pragma unroll 1  // two at a time do not fit the registers
       for (int block = 0; block < blocks; ++block) {
         const uint4 c = read(counts + 4 * thread, block), l = read(low + 4 * thread, block),
                     h = read(high + 4 * thread, block);
