@@ -42,7 +42,7 @@ class DeviceVector {
 template <class... Params, class... Arguments>
 std::string launch_in_clusters(unsigned blocks, dim3 grid, dim3 block, std::size_t shared_bytes,
                                void (*kernel)(Params...), Arguments... arguments) {
-  if (shared_bytes > 48 * 1024)
+  if (shared_bytes > 0)
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   cudaLaunchConfig_t config{};
   config.gridDim = grid;

@@ -122,7 +122,8 @@ cudaError_t launch(const void* kernel, const cudaLaunchConfig_t& config, const s
     cluster = shape.x;
   }
   const auto limit = shared_limits().find(kernel);
-  const std::size_t most = limit == shared_limits().end() ? 48 * 1024 : static_cast<std::size_t>(limit->second);
+  const std::size_t most =
+      limit == shared_limits().end() ? kUnaskedSharedBytes : static_cast<std::size_t>(limit->second);
   const dim3 grid = config.gridDim, block = config.blockDim;
   const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
   if (threads == 0 || threads > 1024 || block.z > 64 || grid.x == 0 || grid.y == 0 || grid.z == 0 ||

@@ -118,15 +118,19 @@ cudaError_t cudaEventQuery(cudaEvent_t);
 cudaError_t cudaEventDestroy(cudaEvent_t);
 
 namespace simt {
+/// Dynamic shared memory of a kernel that has not asked for any. A GPU gives 48 KB less what the kernel's static arrays
+/// take; those are not known here, so every kernel is taken to have 40 KB of them.
+inline constexpr std::size_t kUnaskedSharedBytes = 8 * 1024;
 cudaError_t set_kernel_attribute(const void* kernel, cudaFuncAttribute, int value);
 cudaError_t launch(const void* kernel, const cudaLaunchConfig_t&, const std::function<void()>& body);
 }  // namespace simt
 
 struct cudaFuncAttributes {
-  int ptxVersion;
+  int maxDynamicSharedSizeBytes, ptxVersion;
 };
 /// Kernels are what a compiler for 9.0 would have made.
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  attributes->maxDynamicSharedSizeBytes = static_cast<int>(simt::kUnaskedSharedBytes);
   attributes->ptxVersion = 90;
   return cudaSuccess;
 }

@@ -115,16 +115,16 @@ namespace {
 // What is known of a kernel's code on one device; devices may run different code. Each question to the runtime costs
 // some 0.3 us of every launch.
 struct KernelState {
-  std::size_t shared_bytes = 0;  // allowed
+  bool is_known = false;
+  std::size_t shared_bytes = 0;  // allowed beside the kernel's static arrays
   bool wide_clusters = false;    // allowed
-  bool has_version = false, waits = false;
+  bool waits = false;
 };
 
 }  // namespace
 
 bool allow_launch(const void* kernel, std::size_t shared_bytes, unsigned cluster, bool early, const char* name) {
-  // Up to 48 KB need no asking, but the kernel's static arrays count too.
-  const bool asks_memory = shared_bytes > 32 * 1024, asks_cluster = cluster > 8;
+  const bool asks_memory = shared_bytes > 0, asks_cluster = cluster > 8;
   if (!asks_memory && !asks_cluster && !early) return false;
   struct Known {
     ForkSafeMutex mutex;
@@ -136,6 +136,14 @@ bool allow_launch(const void* kernel, std::size_t shared_bytes, unsigned cluster
   cuda_check(cudaGetDevice(&device), name);
   const ForkSafeLock lock(known.mutex);
   KernelState& state = known.kernels[{device, kernel}];
+  if (!state.is_known) {
+    cudaFuncAttributes attributes{};
+    cuda_check(cudaFuncGetAttributes(&attributes, kernel), name);
+    // 48 KB need no asking, less what static arrays take.
+    state.shared_bytes = static_cast<std::size_t>(attributes.maxDynamicSharedSizeBytes);
+    state.waits = attributes.ptxVersion >= 90;
+    state.is_known = true;
+  }
   if (asks_memory && shared_bytes > state.shared_bytes) {
     cuda_check(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
@@ -145,12 +153,6 @@ bool allow_launch(const void* kernel, std::size_t shared_bytes, unsigned cluster
   if (asks_cluster && !state.wide_clusters) {
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), name);
     state.wide_clusters = true;
-  }
-  if (early && !state.has_version) {
-    cudaFuncAttributes attributes{};
-    cuda_check(cudaFuncGetAttributes(&attributes, kernel), name);
-    state.has_version = true;
-    state.waits = attributes.ptxVersion >= 90;
   }
   return early && state.waits;
 }

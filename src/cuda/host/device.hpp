@@ -23,9 +23,10 @@ bool cuda_lost_in_fork() noexcept;
 /// CudaError in such a process, which says so.
 void check_cuda_after_fork();
 
-/// Gets what a launch asks of a kernel's code on the current device: dynamic shared memory beyond what every kernel
-/// has, clusters of more than 8 blocks. Returns whether an early start, if asked for, is granted: only to code that was
-/// compiled for 9.0 or later, which knows how to wait for the kernel before it. Cached. `name` is for errors.
+/// Gets what a launch asks of a kernel's code on the current device: dynamic shared memory beyond what is
+/// left of 48 KB beside its static arrays, clusters of more than 8 blocks. Returns whether an early start, if asked
+/// for, is granted: only to code that was compiled for 9.0 or later, which knows how to wait for the kernel before it.
+/// Cached. `name` is for errors.
 bool allow_launch(const void* kernel, std::size_t shared_bytes, unsigned cluster, bool early, const char* name);
 
 /// Makes a device current for a scope and puts the caller's back.
