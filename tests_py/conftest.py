@@ -19,6 +19,8 @@ HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:  # Triton's interpreter, which must be asked for before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+os.environ.setdefault("FLASHKERNEL_STEPS_PER_THREAD", "0")  # tests are small: without it, each call has one thread
+
 import flashkernel as fk
 from flashkernel import testing
 from kernel_path import KernelPath

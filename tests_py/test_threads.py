@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -234,4 +236,34 @@ def test_two_first_calls_at_once_do_not_wait_for_one_another(framework: str) -> 
     pytest.importorskip(framework)
     program = FIRST_CALLS.format(framework=framework)
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+TINY_CALLS = """
+import os, sys
+import numpy as np
+import flashkernel as fk
+sys.path.insert(0, {folder!r})
+from op_calls import op_calls
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+fk.set_num_threads(4)
+before = threads()
+for call in op_calls():
+    call.results(call.arguments())
+    assert threads() == before, f"{{call.name}} started a thread"
+x = np.ones((1 << 11, 1 << 10), np.float32)
+fk.add(x, x)
+assert threads() == before + 3, "a large call has its threads"
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
+def test_no_op_wakes_a_thread_for_a_tiny_call() -> None:
+    """To wake one takes longer than such a call."""
+    program = TINY_CALLS.format(folder=str(Path(__file__).parent))
+    environment = {name: value for name, value in os.environ.items() if name != "FLASHKERNEL_STEPS_PER_THREAD"}
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment)
     assert run.returncode == 0, run.stderr[-2000:]

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/call_workers.hpp"
 #include "core/fork_safe.hpp"
 #include "flashkernel/device.hpp"
 #include "flashkernel/error.hpp"
@@ -54,6 +55,13 @@ int initial_threads() {
     if (count >= 1) return static_cast<int>(count < kMaxThreads ? count : kMaxThreads);
   }
   return usable_cores();
+}
+
+double steps_per_thread() {
+  const char* const text = std::getenv("FLASHKERNEL_STEPS_PER_THREAD");
+  char* end = nullptr;
+  const double steps = text ? std::strtod(text, &end) : 0;
+  return text && end != text && steps >= 0 ? steps : 32768;  // NaN is not >= 0
 }
 
 std::atomic<int> g_num_threads{0};  // 0: not set, and nobody has asked yet
@@ -200,6 +208,17 @@ void set_num_threads(int count) {
 }
 
 int num_workers() noexcept { return t_planned_workers > 0 ? t_planned_workers : num_threads(); }
+
+void limit_workers(int most) noexcept {
+  if (most < t_planned_workers) t_planned_workers = most;
+}
+
+int workers_for(double steps) noexcept {
+  static const double each = steps_per_thread();
+  const int workers = num_workers();
+  if (steps >= workers * each) return workers;
+  return steps < 2 * each ? 1 : static_cast<int>(steps / each);
+}
 
 WorkerPlan::WorkerPlan() noexcept : previous_(t_planned_workers) { t_planned_workers = num_workers(); }
 

@@ -48,6 +48,8 @@ struct SampleParams {
 
 /// What a call has to do (params_common.hpp).
 inline double work_of(const SampleParams& p) { return work::product(p.rows, p.vocab); }
+/// Some fifty passes with exponentials.
+inline double steps_of(const SampleParams& p) { return 64 * work_of(p); }
 
 namespace sampling {
 

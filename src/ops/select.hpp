@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "core/call_workers.hpp"
 #include "core/cuda_devices.hpp"
 #include "core/fork_safe.hpp"
 #include "core/kernel_range.hpp"
-#include "core/thread_pool.hpp"
 #include "flashkernel/error.hpp"
 #include "flashkernel/execution.hpp"
 #include "flashkernel/kernels.hpp"
@@ -216,8 +216,16 @@ Plan make_plan(const Choice<Params>& choice, const Params& params, const DeviceF
   return plan;
 }
 
+/// Steps of a call, by which its threads are counted (workers_for). Ops whose unit of work is more than one step have
+/// an overload.
+template <class Params>
+double steps_of(const Params& params) {
+  return work_of(params);
+}
+
 template <class Params>
 Explanation explain_call(const Params& params, Device device, bool invariant) {
+  const CallWorkers workers(steps_of(params));
   Explanation explanation;
   explanation.op = Params::kOp;
   explanation.invariant = invariant;
@@ -254,7 +262,7 @@ void dispatch(const Params& params, Device device, const ExecutionContext& conte
     *context.explain = explain_call(params, device, invariant);
     return;
   }
-  const WorkerPlan workers;
+  const CallWorkers workers(steps_of(params));
   const DeviceFacts& facts = facts_of(device);
   const Choice<Params> choice =
       invariant ? choose_invariant(params, device.type, facts) : choose(params, device.type, facts);
