@@ -15,7 +15,8 @@ import numpy as np
 import flashkernel as fk
 from op_calls import OpCall, op_calls
 
-INDICES = ("targets", "cu_q", "cu_k", "table", "lens", "slots", "src", "dst", "positions")
+# Integers that are numbers, not places: any value is served, or gives another result.
+NUMBERS = {"history", "seed", "k_pages", "v_pages"}
 # In-kernel angles take any position: there is no range to leave.
 ANY = {("rope", "positions"), ("kv_append_with_rope", "positions")}
 PASS = 20000  # writes of each element in one call of NumPy, which lets other Python threads run meanwhile
@@ -61,6 +62,6 @@ def stress(call: OpCall, name: str) -> tuple[int, int]:
 
 fk.set_num_threads(1)
 for call in op_calls():
-    for name in INDICES:
-        if name in call.inputs and (call.name, name) not in ANY:
+    for name, value in call.inputs.items():
+        if value.dtype.kind in "iu" and name not in NUMBERS and (call.name, name) not in ANY:
             print(call.name, name, *stress(call, name), flush=True)
