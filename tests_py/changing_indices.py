@@ -16,7 +16,7 @@ import flashkernel as fk
 from op_calls import OpCall, op_calls
 
 # Integers that are numbers, not places: any value is served, or gives another result.
-NUMBERS = {"history", "seed", "k_pages", "v_pages"}
+NUMBERS = {"history", "seed", "k_pages", "v_pages", "weight"}
 # In-kernel angles take any position: there is no range to leave.
 ANY = {("rope", "positions"), ("kv_append_with_rope", "positions")}
 PASS = 20000  # writes of each element in one call of NumPy, which lets other Python threads run meanwhile

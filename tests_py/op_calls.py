@@ -218,6 +218,13 @@ def _linear() -> list[OpCall]:
     x, weight, bias, grad = _numbers(2, 3, 4, 16), _numbers(24, 16), _numbers(24), _numbers(2, 3, 4, 24)
     pre = np.array(fk.linear(x, weight, bias, activation="gelu", return_preactivation=True)[1])
     rows = ("x", "out", "grad", "pre", "weight")
+    packed = {
+        "x": _numbers(2, 3, 4, 64),
+        "weight": (np.arange(24 * 32) * 37 % 256).astype(np.uint8).reshape(24, 32),
+        "scales": np.linspace(0.01, 0.03, 48, dtype=np.float32).reshape(24, 2),
+        "zeros": np.arange(48, dtype=np.float32).reshape(24, 2) % 16,
+        "bias": bias,
+    }
     return [
         OpCall(
             "linear",
@@ -230,6 +237,13 @@ def _linear() -> list[OpCall]:
                 a.grad, a.x, a.weight, a.pre, activation="gelu", need_weight=False, need_bias=False
             ),
             {"grad": grad, "x": x, "weight": weight, "pre": pre}, {}, rows,
+        ),
+        OpCall(
+            "quantized_linear",
+            lambda a: fk.quantized_linear(
+                a.x, a.weight, a.scales, a.zeros, a.bias, format="int4", activation="silu", out=a.out
+            ),
+            packed, {"out": _empty(2, 3, 4, 24)}, ("x", "weight", "scales", "zeros", "out"), ("bias",),
         ),
     ]  # fmt: skip
 
