@@ -3,6 +3,7 @@
 
 #include "cuda/ptx/math.cuh"
 #include "cuda/attention/score.cuh"
+#include "cuda/tile/reduce.cuh"
 
 namespace flashkernel::cuda {
 
@@ -10,6 +11,24 @@ namespace flashkernel::cuda {
 __device__ inline float tanh_exp2(float x) {
   constexpr float kTwoLog2E = 2.8853900817779268f;
   return 1.0f - 2.0f * ptx::reciprocal_approx(1.0f + ptx::exp2_approx(x * kTwoLog2E));
+}
+
+/// What the packed mask shows of a tile of kBlockN keys to the rows of a lane: `shown[s][half]` is for row
+/// 16 s + 8 half of `lane_row`, and its bit 8 n + e for the key of the accumulator's column n, element e. False if no
+/// row of the warp sees a key of the tile: then both products can be left out.
+template <int kBlockN, int kSlices>
+__device__ __forceinline__ bool read_mask(const AttentionParams& p, std::int64_t b, std::int64_t h, int lane_row,
+                                          int last_query, int first_j, int lane, std::uint64_t (&shown)[kSlices][2]) {
+  std::uint64_t any = 0;
+#pragma unroll
+  for (int s = 0; s < kSlices; ++s)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = min(lane_row + 16 * s + 8 * half, last_query);
+      any |= shown[s][half] = mask_keys<kBlockN>(p, b, h, row, first_j);
+      shown[s][half] >>= 2 * (lane % 4);
+    }
+  return __any_sync(kFullMask, any != 0);
 }
 
 /// Applies scale, softcap, bias and ALiBi, in the order of docs/numerics.md. The packed mask is its caller's part,

@@ -174,22 +174,10 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
   for (int tile = end_tile - 1; tile >= first_tile; --tile) {
     const int first_j = tile * kBlockN;
     const bool masked = tile < first_full || tile >= end_full;
-    // Bit 8 n + e: whether the packed mask shows the lane's key of that place to its row. A warp whose rows see no key
-    // of the tile leaves out both products.
     [[maybe_unused]] std::uint64_t shown[kSlices][2];
     bool multiplies = true;
-    if constexpr (kModified) {
-      std::uint64_t any = 0;
-#pragma unroll
-      for (int s = 0; s < kSlices; ++s)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = min(first_query + row_in_block + 16 * s + 8 * half, last_query);
-          any |= shown[s][half] = mask_keys<kBlockN>(p, b, h, row, first_j);
-          shown[s][half] >>= 2 * (lane % 4);
-        }
-      multiplies = __any_sync(kFullMask, any != 0);
-    }
+    if constexpr (kModified)
+      multiplies = read_mask<kBlockN>(p, b, h, first_query + row_in_block, last_query, first_j, lane, shown);
 
     // S = Q K^T. Nobody reads K's place: every warp has passed the barrier between the two products.
     store_k(tile);

@@ -184,22 +184,10 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
       const unsigned item = 2 * static_cast<unsigned>(t);  // K; V is the next one
       const int tile = end_tile - 1 - t, first_j = tile * kBlockN;
       const bool masked = tile < block.first_full || tile >= block.end_full;
-      // Bit 8 n + e: whether the packed mask shows the lane's key of that place to its row. A warp whose rows see no
-      // key of the tile leaves out both products.
       [[maybe_unused]] std::uint64_t shown[kSlices][2];
       bool multiplies = true;
-      if constexpr (kModified) {
-        std::uint64_t any = 0;
-#pragma unroll
-        for (int s = 0; s < kSlices; ++s)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int row = min(first_query + row_in_block + 16 * s + 8 * half, last_query);
-            any |= shown[s][half] = mask_keys<kBlockN>(p, b, h, row, first_j);
-            shown[s][half] >>= 2 * (lane % 4);
-          }
-        multiplies = __any_sync(kFullMask, any != 0);
-      }
+      if constexpr (kModified)
+        multiplies = read_mask<kBlockN>(p, b, h, first_query + row_in_block, last_query, first_j, lane, shown);
 
       // S = Q K^T
       ptx::cp_async_wait<kStages - 2>();
