@@ -44,7 +44,7 @@ endfunction()
 # The same for sources that ask nothing newer than `base` (75 or 80): its PTX is made once and assembled for each arch of
 # the list, where otherwise half of the compiler's time, from C++ to PTX, is spent again on the same text for each. What
 # has no machine code in the list compiles that PTX. From 80: no __CUDA_ARCH__ over 800, no need to start early
-# (LaunchShape::early: without 9.0's PTX such a launch starts in order). From 75: the same, and no bf16 result for every
+# (LaunchShape::early: without PTX for 9.0 such a launch starts in order). From 75: the same, and no bf16 result for every
 # element read, whose rounding is one instruction from 8.0 on.
 function(flashkernel_add_cuda_objects_once name base archs)
   set(_own ${archs})
@@ -127,7 +127,7 @@ if(NOT FK_WITH_SM75)
 endif()
 flashkernel_add_cuda_objects(flashkernel_cuda_sm75 "${_sm75_architectures}" ${_cuda_sm75})
 
-# Hopper's own kernels (wgmma, TMA, setmaxnreg) exist for 9.0a alone. Without 9.0 in the list the table has no row of them.
+# Kernels for Hopper alone (wgmma, TMA, setmaxnreg) exist for 9.0a alone. Without 9.0 in the list the table has no row of them.
 if(FK_WITH_SM90A)
   if(_fastest_compile)  # fp16's twins of bf16's kernels, and attention at other head dims: a quarter of the time
     set(_twins ${_cuda_sm90a})

@@ -3,7 +3,7 @@
 # FLASHKERNEL_CUDA=AUTO|ON|OFF says whether with CUDA; without it, wherever nvcc is found, for 7.5, 8.0 and 9.0.
 # FLASHKERNEL_BUILD_ONLY=1 stops before the tests.
 # FLASHKERNEL_CI=quick (.ci/run): a third of the cases of tests that have many, a sixth of conformance's, and machine code for
-# 9.0 alone, which nvcc optimises less but for one instance of each of 9.0's own kernels.
+# 9.0 alone, which nvcc optimises less but for one instance of each kernel that is written for 9.0.
 # FLASHKERNEL_CI=full: besides everything, every conformance case on the emulated GPU, and a sample with its search for races: hours.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 

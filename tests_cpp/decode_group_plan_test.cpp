@@ -1,4 +1,4 @@
-// Which calls of Hopper's decode are for a cluster a sequence and kv head, and how large the clusters are
+// Which calls of decode for sm90a are for a cluster a sequence and kv head, and how large the clusters are
 // (cuda/attention/decode/sm90a/group_plan.hpp): host code, tested without a GPU. The sizes are those of
 // lab/notebooks/attention_decode.md's tables, where one of several plans was measured to be the best.
 #include "cuda/attention/decode/sm90a/group_plan.hpp"

@@ -1,4 +1,4 @@
-// Which of Hopper's kernels for few rows serves, and how a product is cut (cuda/linear/few_rows/sm90a/plan.hpp): host
+// Which kernel of sm90a for few rows serves, and how a product is cut (cuda/linear/few_rows/sm90a/plan.hpp): host
 // code, tested without a GPU.
 #include "cuda/linear/few_rows/sm90a/plan.hpp"
 

@@ -1,4 +1,4 @@
-// What the tests of Hopper's plans take a device for.
+// The devices of the tests of plans for sm90a.
 #pragma once
 
 #include "cuda/linear/tiles/sm90a/plan.hpp"

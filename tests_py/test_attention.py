@@ -23,7 +23,7 @@ FEATURES = [
 
 
 def check_without_lse(make, q, k, v, out, truth, **options):
-    """Hopper's own kernels may sum rows in another way where no LSE is wanted; all others give the same bits."""
+    """Kernels for 9.0 may sum rows in another way where no LSE is wanted; all others give the same bits."""
     alone = fk.attention(q, k, v, **options, **make.kwargs)
     make.check(alone, truth)
     served = fk.explain("attention", q, k, v, **options).kernel if make.framework == "torch_cuda" else ""

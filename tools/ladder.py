@@ -1,5 +1,5 @@
-"""The tables of lab/optimisation.md: what each rung, from the naive kernel to Hopper's, gave. From committed runs
-alone. Called by roofline.py. Where a rung has no run yet the table says so; the next run fills it.
+"""The tables of lab/optimisation.md: what each rung gave, from the naive kernel to that for 9.0. From committed
+runs alone. Called by roofline.py. Where a rung has no run yet the table says so; the next run fills it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _attention(found: Iterable[Point], op: str) -> list[str]:
 
 
 def _schedule(folder: Path) -> list[str]:
-    """Hopper's forward: its first version against the schedule across tiles, both of the same run."""
+    """The forward for 9.0: its first version against the schedule across tiles, both of the same run."""
     rows = json.loads((folder / "attention_fwd.json").read_text(encoding="utf-8"))["rows"]
     groups: dict[tuple[int, bool], list[float]] = {}
     for row in rows:

@@ -62,7 +62,7 @@ def tensor_factor(kernel: str) -> float:
 
 
 def tensor_peak(kernel: str, limits: Limits) -> float:
-    """FLOP/s in fp16. Turing's matrix instruction reaches less here: 1024 FMA in the cycles that the model has."""
+    """FLOP/s in fp16. The matrix instruction of 7.5 reaches less here: 1024 FMA in the cycles that the model has."""
     gpu = MACHINES["h200"]
     turing = gpu.sms * PARTS * 2048 / gpu.tensor * gpu.clock_ghz * 1e9
     return min(limits.tensor, turing) if "/sm75/" in kernel else limits.tensor

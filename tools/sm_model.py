@@ -74,7 +74,7 @@ MACHINES = {
     # H100 whitepaper (NVIDIA, 2022): 132 SMs, 128 fp32 and 64 int32 lanes, 16 special function results and 128 bytes of
     # shared memory a cycle. Latencies about as in Luo et al. (2024), arXiv 2402.13499: shared 29, L2 260 cycles.
     # Fitted: HMMA.1688 in 8 cycles. With 4, which is A100's rate, the model is 36 to 93 % too fast for every kernel;
-    # the fastest was measured at 92 % of what 8 allow. HMMA.16816 must be faster than two of them, since sm80's linear
+    # the fastest was measured at 92 % of what 8 allow. HMMA.16816 must be faster than two of them: linear for sm80
     # reached 383 TFLOP/s: 8 cycles too. Assumed: HMMA 16, special 20 cycles; L2 48 bytes a cycle and SM. The clock is
     # what nvidia-smi named beside the runs.
     "h200": Machine(

@@ -315,7 +315,7 @@ void layout_cases(CaseList& list, DType dtype) {
   add(list, "deterministic_30_runs", spec);
 }
 
-/// The cases from the `first` one on are for Hopper's row of a head dim, which must take them.
+/// The cases from the `first` one on are for the row of sm90a for a head dim, which must take them.
 void are_for_hopper(CaseList& list, std::size_t first, DType dtype, std::int64_t dim) {
   for (std::size_t i = first; i < list.cases.size(); ++i)
     list.cases[i].is_for(hopper_id("attention_bwd", dtype) + "/d" + std::to_string(dim));
@@ -367,7 +367,7 @@ void tile_cases(CaseList& list, DType dtype) {
   }
 }
 
-/// Calls so long that Hopper's large head dims take the kernel whose key warpgroups make dQ, too. Lengths straddle
+/// Calls so long that large head dims on sm90a take the kernel whose key warpgroups make dQ, too. Lengths straddle
 /// tiles.
 void long_cases(CaseList& list, DType dtype) {
   const std::size_t first = list.cases.size();

@@ -16,7 +16,7 @@ void add_both(CaseList& list, const std::string& name, AttentionSpec spec) {
   add(list, name + "_without_lse", spec);
 }
 
-// The same for a head dim of Hopper's, which must take it in half precision.
+// The same for a head dim of sm90a, which must take it in half precision.
 void add_for_hopper(CaseList& list, const std::string& name, const AttentionSpec& spec) {
   const std::size_t first = list.cases.size();
   add_both(list, name, spec);

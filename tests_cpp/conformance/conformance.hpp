@@ -82,7 +82,7 @@ class Call {
   std::vector<TestTensor*> inputs_;
 };
 
-/// The beginning of the ids of Hopper's kernels in half precision: "linear/cuda/sm90a/f16".
+/// The beginning of the ids of the kernels for sm90a in half precision: "linear/cuda/sm90a/f16".
 inline std::string hopper_id(const std::string& op, DType dtype) {
   return op + "/cuda/sm90a/" + (dtype == DType::kFloat16 ? "f16" : "bf16");
 }

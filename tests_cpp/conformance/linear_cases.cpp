@@ -163,7 +163,7 @@ void fill(CaseList& list, void (*build)(Call&, const Spec&)) {
 void forward_cases(CaseList& list) {
   fill(list, build_forward);
   each_dtype([&](DType dtype, const std::string& suffix) {
-    // In half precision for a row of Hopper's, which must take it.
+    // In half precision for a row of sm90a, which must take it.
     const auto add = [&](const std::string& name, const Spec& spec, const std::string& row) {
       Case& added = list.add(name + suffix, [=](Call& call) { build_forward(call, spec); });
       if (dtype != DType::kFloat32) added.is_for(hopper_id("linear", dtype) + row);

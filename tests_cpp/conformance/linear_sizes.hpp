@@ -1,4 +1,4 @@
-// Sizes of linear's cases that the tests of Hopper's plans read, too: on a GPU of 132 multiprocessors and on the
+// Sizes of linear's cases that the tests of plans for sm90a read, too: on a GPU of 132 multiprocessors and on the
 // emulated one of four each takes the kernel that it is there for.
 #pragma once
 

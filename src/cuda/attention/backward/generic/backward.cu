@@ -397,7 +397,7 @@ bool rows_are_vectors(const AttentionBackwardParams& p) {
          fits(p.grad_out, p.stride_grad_out_batch, p.stride_grad_out_head, p.stride_grad_out_token);
 }
 
-// f(Tile{}) with the tiles for a head dim: Turing's 64 KB hold them (60, 60 and 52 KB).
+// f(Tile{}) with the tiles for a head dim: the 64 KB of 7.5 hold them (60, 60 and 52 KB).
 template <class F>
 void visit_tile(std::int64_t dim, F&& f) {
   if (dim <= 64) {

@@ -128,7 +128,7 @@ void attention_fwd_tiled(const AttentionParams& p, void*, Stream stream) {
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  // Turing's 64 KB: 51, 59 and 51 KB.
+  // Of the 64 KB of 7.5: 51, 59 and 51 KB.
   if (dim <= 64) return launch_instance<Tile<64, 64, 64, 64>>(p, native(stream));
   if (dim <= 128) return launch_instance<Tile<64, 32, 128, 128>>(p, native(stream));
   return launch_instance<Tile<32, 16, 256, 256>>(p, native(stream));

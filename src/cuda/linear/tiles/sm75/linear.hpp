@@ -1,4 +1,4 @@
-// linear and its gradient on Turing's tensor cores, in fp16: what the rows of cuda/kernels.cpp name.
+// linear and its gradient on the tensor cores of 7.5, in fp16: what the rows of cuda/kernels.cpp name.
 #pragma once
 
 #include "flashkernel/stream.hpp"
