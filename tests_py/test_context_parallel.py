@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-import context_parallel_ranks as ranks
+import context_parallel_cases as cases
 import flashkernel.torch as fkt
 import flashkernel.torch.context_parallel as cp
 from flashkernel import reference, testing
 from flashkernel.torch.context_parallel import layout
+from ranks import Ranks
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
@@ -30,7 +31,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    group = ranks.Ranks(4, tmp_path_factory.mktemp("four"))
+    group = Ranks(4, tmp_path_factory.mktemp("four"))
     yield group
     group.close()
 
@@ -79,9 +80,9 @@ CASES = [
 def test_equals_one_device(four, dtype, lengths, options, sinks, documents) -> None:
     """Within the tolerance rule, where the framework's result in the same dtype is that of the op on one device."""
     chosen = {**OPTIONS[options], **({} if documents is None else {"cu_seqlens": documents})}
-    answers = four.ask(ranks.run, dtype, LENGTHS[lengths], chosen, sinks, BOTH)
+    answers = four.ask(cases.run, dtype, LENGTHS[lengths], chosen, sinks, BOTH)
     assert not any(isinstance(answer, str) and answer != "done" for answer in answers), answers
-    data = ranks.inputs(dtype, LENGTHS[lengths])
+    data = cases.inputs(dtype, LENGTHS[lengths])
     bounds = documents or (0, sum(LENGTHS[lengths]))
     exact = truth(data, OPTIONS[options], sinks, bounds)
     single = one_device(data, OPTIONS[options], sinks, bounds)
@@ -96,7 +97,7 @@ def test_equals_one_device(four, dtype, lengths, options, sinks, documents) -> N
 
 
 def test_a_mesh_of_devices(four) -> None:
-    for want, result, refusal in four.ask(ranks.mesh):
+    for want, result, refusal in four.ask(cases.mesh):
         testing.assert_close(result, testing.to_float64(want), "float32")
         assert refusal.startswith("context_parallel: the DeviceMesh has 2 dims; one is needed")
 
@@ -123,16 +124,16 @@ OWN = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_every_rank_refuses(four, kind) -> None:
-    for rank, answer in enumerate(four.ask(ranks.refused, kind)):
+    for rank, answer in enumerate(four.ask(cases.refused, kind)):
         wanted = OWN.get(kind, REFUSED[kind]) if rank == 1 else REFUSED[kind]
         assert isinstance(answer, str) and answer.startswith(f"ValueError: {wanted}"), answer
 
 
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 def test_a_dead_rank_is_an_error(tmp_path, method) -> None:
-    pair = ranks.Ranks(2, tmp_path)
+    pair = Ranks(2, tmp_path)
     try:
-        answer, ended = pair.ask(ranks.die, method)
+        answer, ended = pair.ask(cases.die, method)
         assert ended is None
         assert answer.startswith("PeerError: context_parallel: ") and "a rank ended or did not answer" in answer
     finally:
@@ -140,9 +141,9 @@ def test_a_dead_rank_is_an_error(tmp_path, method) -> None:
 
 
 def test_a_rank_that_never_comes_is_an_error(tmp_path) -> None:
-    pair = ranks.Ranks(2, tmp_path)
+    pair = Ranks(2, tmp_path)
     try:
-        answer, _ = pair.ask(ranks.late)
+        answer, _ = pair.ask(cases.late)
         assert answer.startswith("PeerError: context_parallel: comparing the arguments: a rank ended or did not answer")
     finally:
         pair.close()

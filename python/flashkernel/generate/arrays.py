@@ -30,6 +30,7 @@ class HostArrays:
     device = "cpu"
     asynchronous = False  # whether work goes on after a call has returned
     pool_views: ClassVar[dict[str, Any]] = {}  # keyword arguments of KvPagePool.k_pages
+    watch: Callable[[Any], None] | None = None  # waits for an event behind work that waits for other processes
 
     def __init__(self, dtype: str = "float32"):
         dtype = ALIASES.get(dtype, dtype)
@@ -54,6 +55,18 @@ class HostArrays:
     def stack(self, parts: Sequence[Any]) -> Any:
         """Some weights as one, rows one below the other."""
         return self.weight(parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+    def copied(self, values: Any) -> Any:
+        """A part of a tensor as `stack` and `weight` take it, in memory of its own."""
+        return values.clone() if hasattr(values, "clone") else np.array(values, order="C")
+
+    def joined(self, parts: Sequence[Any], dim: int) -> Any:
+        """Parts as `copied` gives them, one behind the other in a dim."""
+        if not isinstance(parts[0], np.ndarray):
+            import torch
+
+            return torch.cat(list(parts), dim)
+        return np.concatenate(parts, dim)
 
     def transposed(self, weight: Any) -> Any:
         """A weight [in, out] as [out, in], in the layout that `linear` likes best on this device."""
@@ -345,6 +358,8 @@ class TorchArrays(HostArrays):
         done.record()
 
         def wait() -> np.ndarray:
+            if self.watch is not None:
+                self.watch(done)
             done.synchronize()
             return host.numpy()
 
@@ -359,6 +374,10 @@ class TorchArrays(HostArrays):
 
     def wait(self) -> None:
         if self.asynchronous:
+            if self.watch is not None:
+                done = self._torch.cuda.Event()
+                done.record()
+                self.watch(done)
             self._torch.cuda.synchronize(self.device)
 
     def at(self, table: Any, columns: Any) -> Any:

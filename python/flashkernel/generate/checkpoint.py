@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from ..quantized import QuantizedWeight
 from .errors import CheckpointError, UnsupportedModelError
 from .files import MAX_INDEX_BYTES, describe, is_file, read_json, require_directory, shown
 from .safetensors_file import SafetensorsFile, bfloat16_to_float32
+
+if TYPE_CHECKING:
+    from .tensor_parallel import TensorParallel
 
 __all__ = ["Checkpoint", "MemoryCheckpoint", "bfloat16_to_float32", "float32_to_bfloat16"]
 
@@ -39,6 +42,7 @@ class Checkpoint:
     """
 
     rope_divisors: np.ndarray | None = None  # float32 [head_dim / 2], of RoPE's frequencies; only GGUF files have them
+    parallel: TensorParallel | None = None  # the ranks that share the model that is made of it
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
@@ -183,6 +187,7 @@ class MemoryCheckpoint:
     """A config and tensors that are in memory already, NumPy's or torch's: those of a model of Transformers."""
 
     rope_divisors: np.ndarray | None = None
+    parallel: TensorParallel | None = None
 
     def __init__(
         self, config: Mapping[str, Any], tensors: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None

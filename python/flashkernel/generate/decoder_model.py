@@ -23,7 +23,16 @@ from .errors import CheckpointError, UnsupportedModelError
 from .experts import ExpertBlock, read_experts
 from .families import FAMILIES, MAX_HEAD_DIM, check_foreign, layer_ropes, layer_windows
 from .files import describe
-from .model import Model, PagedBatch, base_prefix, embedding_and_head, refuse_windows, require_layers
+from .model import (
+    ONCE,
+    Model,
+    PagedBatch,
+    Split,
+    base_prefix,
+    embedding_and_head,
+    refuse_windows,
+    require_layers,
+)
 from .rope_scaling import Rope
 
 __all__ = ["DecoderModel"]
@@ -89,6 +98,7 @@ class DecoderModel(Model, model_types=FAMILIES):
                 f"load_model: config.json has num_attention_heads={self.heads_q} and num_key_value_heads="
                 f"{self.heads_kv}; the first must be a multiple of the second"
             )
+        self._share(config)
         prefix = base_prefix(checkpoint, "model")
         first = next(name for name in family.norms if name is not None)
         require_layers(checkpoint, f"{prefix}layers.{{}}.{first}.weight", self.num_layers, "num_hidden_layers")
@@ -105,6 +115,28 @@ class DecoderModel(Model, model_types=FAMILIES):
             checkpoint, prefix + "embed_tokens.weight", prefix, config["tie_word_embeddings"]
         )
         self._read_weights(config, checkpoint, prefix, windows, names, embedding, head)
+
+    def _share(self, config: dict[str, Any]) -> None:
+        """Heads and columns of the MLP that this rank has, and where they lie in the checkpoint's tensors."""
+        self.inner = self.share(config["intermediate_size"], "intermediate_size")
+        self.heads_q = self.share(self.heads_q, "num_attention_heads")
+        self.heads_kv = self.share(self.heads_kv, "num_key_value_heads")
+        if self.parallel is None:
+            return
+        whole = "norms over all heads" if self.family.qk_norm == "whole" else None
+        refused = whole if self.family.experts is None else "experts"
+        if refused:
+            raise UnsupportedModelError(
+                f"load_model: tensor_parallel with model_type={describe(self.config.get('model_type'))}, which has "
+                f"{refused}; one without is needed"
+            )
+        q_size, kv_size = self.heads_q * self.head_dim, self.heads_kv * self.head_dim
+        rows = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), Split(0))
+        rows |= {"qkv_proj": Split(0, (q_size, kv_size, kv_size)), "gate_up_proj": Split(0, (self.inner, self.inner))}
+        self.splits = {f"{name}.{what}": split for name, split in rows.items() for what in ("weight", "bias")}
+        for name in ("o_proj", "down_proj"):
+            self.splits |= {f"{name}.weight": Split(1), f"{name}.bias": ONCE}
+        self.splits["self_attn.sinks"] = Split(0)
 
     def _place(self, rope: Rope, divisors: np.ndarray | None) -> None:
         if divisors is not None:
@@ -155,10 +187,10 @@ class DecoderModel(Model, model_types=FAMILIES):
         qkv_bias = family.qkv_bias or out_bias
         mlp_bias = config.get("mlp_bias", False)
         q_size, kv_size = self.heads_q * self.head_dim, self.heads_kv * self.head_dim
-        self.inner = inner = config["intermediate_size"]
+        inner = self.inner
 
         def read(name: str, *shape: int) -> Any:
-            return checkpoint.read(prefix + name, shape)
+            return self.read(checkpoint, prefix + name, shape)
 
         self.turned: list[tuple[str, Any]] = []  # see Gpt2: none here
         # Parameters that lie one below the other in a matrix (or bias) of their own, of which they may be the first
@@ -242,6 +274,9 @@ class DecoderModel(Model, model_types=FAMILIES):
                 )
             )
         self.norm = norm("norm", hidden)
+        if self.parallel is not None:
+            self.lm_head = self.head(checkpoint, head, hidden)
+            return
         tied = head == embedding
         rows = self.embedding if tied else table(head)
         self.lm_head = rows if isinstance(rows, QuantizedWeight) else arrays.output_rows(rows)
@@ -269,7 +304,7 @@ class DecoderModel(Model, model_types=FAMILIES):
         if batch.last_rows is not None:
             x, residual = arrays.take(x, batch.last_rows), arrays.take(residual, batch.last_rows)
         x, _ = self._join(x, residual, self.layers[-1].result_norm, self.norm)
-        logits = self._linear(x, self.lm_head)[:, : self.vocab_size]
+        logits = self.whole(self._linear(x, self.lm_head))
         if self.logits_factor != 1.0:
             logits = arrays.scaled(logits, self.logits_factor)
         return logits if self.logits_softcap is None else arrays.softcapped(logits, self.logits_softcap)
@@ -329,7 +364,7 @@ class DecoderModel(Model, model_types=FAMILIES):
             elif turned.factor != 1.0:
                 self.arrays.scale_in_place(q[..., : turned.rotary_dim], turned.factor**2)
         x = self.attend(q, pool, i, batch, scale, layer.window, self.softcap, layer.sinks)
-        return self._linear(x, layer.out_weight, layer.out_bias)
+        return self.summed(self._linear(x, layer.out_weight, layer.out_bias))
 
     def _mlp(self, x: Any, mlp: _Mlp) -> Any:
         options, inner = self.arrays.op_options, self.inner
@@ -339,7 +374,7 @@ class DecoderModel(Model, model_types=FAMILIES):
         else:
             gate = self._linear(x, mlp.gate_up_weight[:inner], activation=self.activation)
             x = self.arrays.multiplied(gate, self._linear(x, mlp.gate_up_weight[inner:]))
-        return self._linear(x, mlp.down_weight, mlp.down_bias)
+        return self.summed(self._linear(x, mlp.down_weight, mlp.down_bias))
 
 
 def _joined(parts: list[QuantizedWeight | None]) -> QuantizedWeight | None:

@@ -45,7 +45,8 @@ class Engine:
 
     A sequence whose logits are not finite (NaN, +inf, or all -inf) ends with NonFiniteLogitsError; the others go on.
 
-    Not thread-safe: one thread at a time. On a GPU all calls belong on one stream.
+    Not thread-safe: one thread at a time. On a GPU all calls belong on one stream. Of a model that several ranks share
+    (docs/tensor_parallel.md) every rank has an engine and makes the same calls in the same order.
     """
 
     def __init__(
@@ -87,6 +88,12 @@ class Engine:
         self._scheduler: Scheduler | None = None
         self._backlog: list[Request] = []  # requests that need a larger cache, which is made when this one is idle
         self._submitted = 0
+        self._agree("Engine", page_size, num_pages, self._options)
+
+    def _agree(self, name: str, *arguments: Any) -> None:
+        """Raises ValueError where the ranks that share the model make different calls."""
+        if self.model.parallel is not None:
+            self.model.parallel.agree(name, arguments)
 
     @property
     def stats(self) -> GenerationStats:
@@ -119,6 +126,7 @@ class Engine:
         """
         if not self.idle:
             raise ValueError("generate: reserve while requests run; an idle engine is needed")
+        self._agree("reserve", tokens)
         self._room(self.num_pages or -(-tokens // self.page_size), tokens)
 
     def generate(
@@ -148,6 +156,7 @@ class Engine:
         self.follow()
         ids = [[int(token) for token in prompt] for prompt in prompts]
         sampling = sampling or SamplingOptions()
+        self._agree("generate", ids, max_new_tokens, sampling, sorted(self._stop(stop_tokens)), n, stop_strings)
         check_request(ids, max_new_tokens, self.model.vocab_size, self.model.max_positions, sampling)
         if n < 1:
             raise ValueError(f"generate: n={n}; an integer >= 1 is needed")
@@ -182,6 +191,7 @@ class Engine:
         self.follow()
         ids = [int(token) for token in prompt]
         sampling = sampling or SamplingOptions()
+        self._agree("submit", ids, max_new_tokens, sampling, sorted(self._stop(stop_tokens)), sequence)
         check_request([ids], max_new_tokens, self.model.vocab_size, self.model.max_positions, sampling)
         request = self._request(ids, sequence, max_new_tokens, sampling, self._stop(stop_tokens), until)
         self._accept([request])
@@ -229,6 +239,7 @@ class Engine:
         num_pages are too few for all of them at once.
         """
         ids = [[int(token) for token in prompt] for prompt in prompts]
+        self._agree("lockstep", ids, max_new_tokens)
         self.follow(max(map(len, ids), default=0) + max_new_tokens)
         check_request(ids, max_new_tokens, self.model.vocab_size, self.model.max_positions)
         wanted = sum(-(-(len(prompt) + max_new_tokens - 1) // self.page_size) for prompt in ids)
@@ -261,6 +272,7 @@ class Engine:
         ids = [int(token) for token in tokens]
         if len(ids) < 2:
             raise ValueError(f"score: {len(ids)} tokens; two or more are needed")
+        self._agree("score", ids)
         self.follow()
         check_request([ids[:-1]], 1, self.model.vocab_size, self.model.max_positions)
         arrays, chunk = self.model.arrays, int(self._options["prefill_chunk"])

@@ -17,7 +17,17 @@ from .checkpoint import Checkpoint, MemoryCheckpoint
 from .config import flag, integer, number, read_fields, text
 from .errors import CheckpointError, UnsupportedModelError
 from .files import describe
-from .model import ACTIVATIONS, Model, PagedBatch, base_prefix, embedding_and_head, refuse_windows, require_layers
+from .model import (
+    ACTIVATIONS,
+    ONCE,
+    Model,
+    PagedBatch,
+    Split,
+    base_prefix,
+    embedding_and_head,
+    refuse_windows,
+    require_layers,
+)
 from .rope_scaling import Rope
 
 __all__ = ["Gpt2"]
@@ -89,13 +99,24 @@ class Gpt2(Model, model_types=("gpt2",)):
                 f"multiple of n_head"
             )
         self.head_dim = hidden // self.heads_q
+        self.hidden = hidden
+        self.heads_q = self.heads_kv = self.share(self.heads_q, "n_head")
+        inner, own = self.share(inner, "n_inner"), self.heads_q * self.head_dim
+        self.splits = {
+            "c_attn.weight": Split(1, (own, own, own)),
+            "c_attn.bias": Split(0, (own, own, own)),
+            "c_fc.weight": Split(1),
+            "c_fc.bias": Split(0),
+            "c_proj.weight": Split(0),
+            "c_proj.bias": ONCE,
+        }
 
         prefix = base_prefix(checkpoint, "transformer")
         require_layers(checkpoint, prefix + "h.{}.ln_1.weight", self.num_layers, "n_layer")
         embedding, head = embedding_and_head(checkpoint, prefix + "wte.weight", prefix, config["tie_word_embeddings"])
 
         def read(name: str, *shape: int) -> Any:
-            return arrays.weight(checkpoint.read(prefix + name, shape))
+            return arrays.weight(self.read(checkpoint, prefix + name, shape))
 
         # Weights that lie the other way round than in the checkpoint, by their names there.
         self.turned: list[tuple[str, Any]] = []
@@ -117,9 +138,9 @@ class Gpt2(Model, model_types=("gpt2",)):
                 _Layer(
                     read(f"h.{i}.ln_1.weight", hidden),
                     read(f"h.{i}.ln_1.bias", hidden),
-                    conv1d(f"h.{i}.attn.c_attn.weight", hidden, 3 * hidden),
-                    read(f"h.{i}.attn.c_attn.bias", 3 * hidden),
-                    conv1d(f"h.{i}.attn.c_proj.weight", hidden, hidden),
+                    conv1d(f"h.{i}.attn.c_attn.weight", hidden, 3 * own),
+                    read(f"h.{i}.attn.c_attn.bias", 3 * own),
+                    conv1d(f"h.{i}.attn.c_proj.weight", own, hidden),
                     read(f"h.{i}.attn.c_proj.bias", hidden),
                     read(f"h.{i}.ln_2.weight", hidden),
                     read(f"h.{i}.ln_2.bias", hidden),
@@ -132,18 +153,20 @@ class Gpt2(Model, model_types=("gpt2",)):
             )
         self.ln_f_weight = read("ln_f.weight", hidden)
         self.ln_f_bias = read("ln_f.bias", hidden)
+        # Parameters that are the first rows of a matrix of their own, by their names in the checkpoint.
+        self.stacked: list[tuple[list[str], Any]] = []
+        if self.parallel is not None:
+            self.lm_head = self.head(checkpoint, head, hidden)
+            return
         tied = head == embedding
         rows = self.wte if tied else arrays.weight(checkpoint.read(head, (self.vocab_size, hidden)))
         self.lm_head = arrays.output_rows(rows)
-        # Parameters that are the first rows of a matrix of their own, by their names in the checkpoint.
-        self.stacked: list[tuple[list[str], Any]] = []
         if self.lm_head is not rows:
             self.stacked.append(([head], self.lm_head))
             self.wte = self.lm_head[: self.vocab_size] if tied else self.wte
 
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
         take, options = self.arrays.take, self.arrays.op_options
-        hidden = self.heads_q * self.head_dim
         residual = fk.add(take(self.wte, batch.tokens), take(self.wpe, batch.positions), **options)
         first = self.layers[0]
         x = fk.layer_norm(residual, first.ln_1_weight, first.ln_1_bias, eps=self.eps, **options)
@@ -154,12 +177,12 @@ class Gpt2(Model, model_types=("gpt2",)):
             kv_options = self.kv_options(pool, i)
             fk.kv_append(qkv[:, 1], qkv[:, 2], k_pages, v_pages, batch.slots, **kv_options, **options)
             x = self.attend(qkv[:, 0], pool, i, batch, layer.scale)
-            x = fk.linear(x, layer.attn_proj_weight, layer.attn_proj_bias, **options)
+            x = self.summed(fk.linear(x, layer.attn_proj_weight, layer.attn_proj_bias, **options))
             x, residual = fk.layer_norm(
                 x, layer.ln_2_weight, layer.ln_2_bias, residual=residual, eps=self.eps, **options
             )
             x = fk.linear(x, layer.fc_weight, layer.fc_bias, activation=self.activation, **options)
-            x = fk.linear(x, layer.fc_proj_weight, layer.fc_proj_bias, **options)
+            x = self.summed(fk.linear(x, layer.fc_proj_weight, layer.fc_proj_bias, **options))
             if i + 1 < self.num_layers:
                 after = self.layers[i + 1]
                 x, residual = fk.layer_norm(
@@ -169,6 +192,6 @@ class Gpt2(Model, model_types=("gpt2",)):
         if batch.last_rows is not None:
             x, residual = take(x, batch.last_rows), take(residual, batch.last_rows)
         x, _ = fk.layer_norm(
-            x.reshape(-1, hidden), self.ln_f_weight, self.ln_f_bias, residual=residual, eps=self.eps, **options
+            x.reshape(-1, self.hidden), self.ln_f_weight, self.ln_f_bias, residual=residual, eps=self.eps, **options
         )
-        return fk.linear(x, self.lm_head, **options)[:, : self.vocab_size]
+        return self.whole(fk.linear(x, self.lm_head, **options))

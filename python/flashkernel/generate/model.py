@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,10 @@ from .files import describe, shown
 from .gguf_checkpoint import GgufCheckpoint
 from .gguf_file import is_gguf
 
-__all__ = ["Model", "PagedBatch", "build_model", "load_model", "stop_tokens"]
+if TYPE_CHECKING:
+    from .tensor_parallel import TensorParallel
+
+__all__ = ["ONCE", "Model", "PagedBatch", "Split", "build_model", "load_model", "stop_tokens"]
 
 # Hugging Face's names of activations, by the fused epilogue of `linear` that computes them.
 ACTIVATIONS = {
@@ -55,6 +58,18 @@ class PagedBatch:
     last_rows: np.ndarray | None  # rows of `tokens` whose logits are wanted; None: all
 
 
+class Split(NamedTuple):
+    """How the ranks of a tensor-parallel model share a tensor: which dim, and the sizes of the parts that lie one
+    behind the other in it, each of which is shared; () is one part. A rank's sizes, not the whole ones.
+    """
+
+    dim: int
+    parts: tuple[int, ...] = ()
+
+
+ONCE = Split(-1)  # the first rank has it and others have zeros: a bias of what is added up over the ranks
+
+
 class Model(ABC):
     """A decoder whose weights are held in the arrays of one device.
 
@@ -70,6 +85,7 @@ class Model(ABC):
     max_positions: int
     vocab_size: int
     window: int | None = None  # most keys that a query of any layer sees, its own included; None: all
+    splits: Mapping[str, Split] = {}  # by the last two parts of a tensor's name, as "q_proj.weight"
 
     def __init_subclass__(cls, model_types: Iterable[str] = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -79,6 +95,8 @@ class Model(ABC):
         self.config: Mapping[str, Any] = checkpoint.config
         self.arrays = arrays
         self.stop_tokens = stop_tokens(checkpoint)
+        self.parallel = checkpoint.parallel
+        self.ranks = 1 if self.parallel is None else self.parallel.size
 
     @abstractmethod
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
@@ -120,6 +138,51 @@ class Model(ABC):
             **self.arrays.op_options,
         )
         return out.reshape(out.shape[0], self.heads_q * self.head_dim)
+
+    # --- one model over several ranks; heads_q, heads_kv and the inner size are then those of this rank
+
+    def share(self, count: int, field: str) -> int:
+        """This rank's part of what a field of the config counts."""
+        if count % self.ranks:
+            raise UnsupportedModelError(
+                f"load_model: config.json has {field}={count}, which {self.ranks} ranks of tensor_parallel can't "
+                f"share; a multiple of {self.ranks} is needed"
+            )
+        return count // self.ranks
+
+    def read(self, checkpoint: Checkpoint | MemoryCheckpoint, name: str, shape: tuple[int, ...]) -> Any:
+        """A tensor of the checkpoint, or this rank's part of it, which then has that shape."""
+        split = None if self.parallel is None else self.splits.get(".".join(name.rsplit(".", 2)[-2:]))
+        if self.parallel is None or split is None:
+            return checkpoint.read(name, shape)
+        rank = self.parallel.rank
+        if split == ONCE:
+            whole = checkpoint.read(name, shape)
+            return whole if rank == 0 else self.arrays.zeros(shape, "float32")
+        full = tuple(n * self.ranks if dim == split.dim else n for dim, n in enumerate(shape))
+        whole = checkpoint.read(name, full)
+        pieces, begin = [], 0
+        for size in split.parts or (shape[split.dim],):
+            at: list[slice] = [slice(None)] * len(shape)
+            at[split.dim] = slice(begin + rank * size, begin + (rank + 1) * size)
+            pieces.append(self.arrays.copied(whole[tuple(at)]))
+            begin += size * self.ranks
+        return pieces[0] if len(pieces) == 1 else self.arrays.joined(pieces, split.dim)
+
+    def summed(self, x: Any) -> Any:
+        """x added up over the ranks."""
+        return x if self.parallel is None else self.parallel.sum(x)
+
+    def head(self, checkpoint: Checkpoint | MemoryCheckpoint, name: str, hidden: int) -> Any:
+        """This rank's rows of the output layer."""
+        assert self.parallel is not None
+        return self.parallel.head_rows(self.arrays, checkpoint.read(name, (self.vocab_size, hidden)))
+
+    def whole(self, logits: Any) -> Any:
+        """[rows, vocab_size] of the logits that this rank's rows of the output layer give."""
+        if self.parallel is not None:
+            logits = self.parallel.join_columns(logits)
+        return logits[:, : self.vocab_size]
 
     def pages(self, pool: fk.KvPagePool, layer: int) -> tuple[Any, Any]:
         """The pages of one layer, keys and values."""
@@ -204,7 +267,12 @@ def embedding_and_head(
 
 
 def load_model(
-    directory: str | Path, *, device: str = "auto", dtype: str = "float32", weights: str | None = None
+    directory: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "float32",
+    weights: str | None = None,
+    tensor_parallel: TensorParallel | None = None,
 ) -> Model:
     """Loads a local Hugging Face checkpoint of one of the families in docs/generate.md (GPT-2, Llama, Mistral, Mixtral,
     Qwen2, Qwen3, Gemma 2 and 3, Phi-3, SmolLM3, OLMo2, Granite, GPT-OSS), or a GGUF file.
@@ -216,25 +284,27 @@ def load_model(
         see weights.
     device: "auto" (a CUDA device if this build and machine have one), "cpu" or "cuda".
     dtype: "float32", "float16" or "bfloat16", of weights, activations and cache.
-
     weights: of a GGUF file, "quantized" (matrices of Q4_0, Q4_1 and Q8_0 stay in their blocks, less than a third of
         the memory of 16 bits; on the CPU) or "dequantized"; None: the first where it can be. Sums are float32 either
         way.
+    tensor_parallel: the ranks that share the model (docs/tensor_parallel.md), whose matrices are dequantised; every one
+        of them makes this call. None: this process has all of it.
 
     Raises CheckpointError (missing or broken files, a config that does not fit the weights), UnsupportedModelError
     (another architecture, an adapter, quantised weights), ModelMemoryError, NotImplementedError (device).
     """
     arrays = arrays_for(device, dtype)
-    whole = is_gguf(directory)
-    keep = _keeps_blocks(weights, whole, arrays.device)
-    try:
-        checkpoint = GgufCheckpoint(directory, keep_blocks=keep) if whole else Checkpoint(directory)
-        model = build_model(checkpoint, arrays)
-    except MemoryError as error:
-        raise ModelMemoryError(
-            f"load_model: {shown(repr(str(directory)))} needs more memory than there is; a machine with more, or a "
-            "16-bit dtype, is needed"
-        ) from error
+    if tensor_parallel is None:
+        checkpoint, model = _load(directory, arrays, weights, None)
+    else:
+        tensor_parallel.prepare(arrays)
+        try:
+            checkpoint, model = _load(directory, arrays, weights, tensor_parallel)
+        except Exception as error:
+            tensor_parallel.agree("load_model", refusal=error)  # raises it, when the other ranks have heard of it
+            raise
+        config = sorted(map(repr, model.config.items()))
+        tensor_parallel.agree("load_model", (arrays.dtype, arrays.asynchronous, config))
     unread = [name for name in checkpoint.unread if not _BUFFERS.search(name)]
     if unread:
         warnings.warn(
@@ -253,6 +323,26 @@ def _keeps_blocks(weights: str | None, gguf: bool, device: str) -> bool:
         found = f"device {device}" if gguf else "a checkpoint that is no GGUF file"
         raise UnsupportedModelError(f"load_model: weights='quantized' with {found}; a GGUF file on the CPU is needed")
     return gguf and device == "cpu" and weights != "dequantized"
+
+
+def _load(
+    directory: str | Path, arrays: HostArrays, weights: str | None, parallel: TensorParallel | None
+) -> tuple[Checkpoint | GgufCheckpoint, Model]:
+    if parallel is not None and weights == "quantized":
+        raise UnsupportedModelError(
+            "load_model: weights='quantized' with tensor_parallel; 'dequantized' or None is needed"
+        )
+    whole = is_gguf(directory)
+    keep = _keeps_blocks(weights, whole, arrays.device) and parallel is None
+    try:
+        checkpoint = GgufCheckpoint(directory, keep_blocks=keep) if whole else Checkpoint(directory)
+        checkpoint.parallel = parallel
+        return checkpoint, build_model(checkpoint, arrays)
+    except MemoryError as error:
+        raise ModelMemoryError(
+            f"load_model: {shown(repr(str(directory)))} needs more memory than there is; a machine with more, or a "
+            "16-bit dtype, is needed"
+        ) from error
 
 
 def build_model(checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays) -> Model:

@@ -5,76 +5,38 @@ Called by ring.py, gather.py and ulysses.py. Sends and receives are posted in th
 
 from __future__ import annotations
 
-import datetime
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from flashkernel.torch import _ranks
+from flashkernel.torch._ranks import PeerError
+
 __all__ = ["PeerError", "Transfer", "agree", "all_gather", "all_to_all", "find_group", "start"]
 
 
-# The second name is that of torch up to 2.12.
-_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
-
-
-class PeerError(RuntimeError):
-    """A rank of the group ended, or did not answer in time. The group can't be used any more."""
-
-
-def find_group(group: Any) -> Any:
-    """The process group of a ProcessGroup, of a one-dimensional DeviceMesh, or the default group for None."""
-    if not dist.is_available() or not dist.is_initialized():
-        raise ValueError("context_parallel: torch.distributed is not initialised; init_process_group must come first")
-    if group is None:
-        return dist.group.WORLD
-    if hasattr(group, "get_group"):
-        if group.ndim != 1:
-            raise ValueError(
-                f"context_parallel: the DeviceMesh has {group.ndim} dims; one is needed, as mesh['context'] gives it"
-            )
-        return group.get_group()
-    if dist.get_rank(group) < 0:
-        raise ValueError("context_parallel: this process is not a rank of the group")
-    return group
+find_group = functools.partial(_ranks.find_group, "context_parallel")
+_guarded = functools.partial(_ranks.guarded, "context_parallel")
+_wait = functools.partial(_ranks.wait, "context_parallel")
 
 
 class Transfer:
     """Messages under way: `finish` waits for them and gives what was received."""
 
-    def __init__(self, works: Sequence[Any], received: Any, kept: Any, what: str, timeout: float | None):
-        self._works, self._received, self._kept, self._what, self._timeout = works, received, kept, what, timeout
+    def __init__(
+        self, works: Sequence[Any], received: Any, kept: Any, what: str, tensor: torch.Tensor, timeout: float | None
+    ):
+        self._works, self._received, self._kept = works, received, kept
+        self._what, self._tensor, self._timeout = what, tensor, timeout
 
     def finish(self) -> Any:
-        _wait(self._works, self._what, self._timeout)
+        _wait(self._what, self._works, self._tensor, self._timeout)
         self._kept = None
         return self._received
-
-
-def _wait(works: Sequence[Any], what: str, timeout: float | None) -> None:
-    limit = () if timeout is None else (datetime.timedelta(seconds=timeout),)
-    for work in works:
-        _guarded(what, functools.partial(work.wait, *limit))
-
-
-def _guarded(what: str, call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except torch.cuda.OutOfMemoryError:  # a RuntimeError, too, and no rank's fault
-        raise
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()
-        raise PeerError(
-            f"context_parallel: {what}: a rank ended or did not answer in time ({reason[0] if reason else error!r})"
-        ) from error
-
-
-def _host_timeout(tensor: torch.Tensor, timeout: float | None) -> float | None:
-    """NCCL's waits hold the stream, not the host, unless they have a limit; the group's own limit ends them."""
-    return None if tensor.is_cuda else timeout
 
 
 def start(
@@ -94,18 +56,12 @@ def start(
     works = _guarded(what, lambda: dist.batch_isend_irecv(ops)) if ops else []
     tensor = (outgoing or incoming or (0, torch.empty(0)))[1]
     received = None if incoming is None else incoming[1]
-    return Transfer(works, received, outgoing, what, _host_timeout(tensor, timeout))
+    return Transfer(works, received, outgoing, what, tensor, timeout)
 
 
 def all_gather(group: Any, local: torch.Tensor, what: str, timeout: float | None) -> torch.Tensor:
     """[ranks, *local.shape]: the tensors of all ranks, which have one shape."""
-    size, local = dist.get_world_size(group), local.contiguous()
-    whole = local.new_empty((size * local.numel(),))
-    flat = local.reshape(-1)
-    assert _gather is not None
-    work = _guarded(what, lambda: _gather(whole, flat, group=group, async_op=True))
-    _wait([work], what, _host_timeout(local, timeout))
-    return whole.view(size, *local.shape)
+    return _ranks.all_gather("context_parallel", what, group, local, timeout)
 
 
 def all_to_all(
@@ -116,7 +72,7 @@ def all_to_all(
     splits = {"output_split_sizes": list(received), "input_split_sizes": list(sent)}
     rows = rows.contiguous()
     work = _guarded(what, lambda: dist.all_to_all_single(result, rows, group=group, async_op=True, **splits))
-    _wait([work], what, _host_timeout(rows, timeout))
+    _wait(what, [work], rows, timeout)
     return result
 
 
@@ -141,19 +97,13 @@ def agree(
     refusal: this rank's own reason not to go on, which the others hear of before it is raised. On a GPU ranks speak
     before the first call of a kind only: asking waits for the device.
     """
-    config = dist.get_backend_config(group)
-    if f"{device.type}:" not in config:
-        raise ValueError(
-            f"context_parallel: the tensors lie on {device.type} and the group's backends are {config}; one for "
-            f"{device.type} is needed"
-        )
+    # A group for both kinds of device compares on the host.
+    on_host = _ranks.backend_for("context_parallel", group, device.type)
     size, on_gpu = dist.get_world_size(group), device.type != "cpu"
     record = (0 if refusal else 1, *fields.values())
     known = _agreed.setdefault(group, set())
     if on_gpu and refusal is None and record in known:
         return
-    # A group for both kinds of device compares on the host.
-    on_host = "cpu:" in config
     mine = torch.tensor([*record, *[0] * (RECORD - len(record))], device="cpu" if on_host else device)
     records = all_gather(group, mine, "comparing the arguments", timeout).tolist()
     if refusal is not None:

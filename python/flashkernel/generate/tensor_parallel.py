@@ -1,0 +1,199 @@
+"""One model over the ranks of a torch.distributed group: heads and columns of the MLP are dealt to them.
+
+Shoeybi et al., Megatron-LM (2019): each rank has some heads and some columns of the MLP's inner layer, so a layer needs
+two sums over the ranks, one behind the output projection of attention and one behind the MLP's. The output layer's
+rows are dealt, too; its logits are joined, so that every rank draws the same tokens. Embeddings and norms are whole on
+every rank. Nobody leads: every rank makes the same calls of the engine in the same order, and gets the same tokens.
+
+Used by model.py, the models and engine.py. This module needs torch, and nothing else of this package imports it.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..torch import _ranks
+from ..torch._ranks import PeerError
+
+__all__ = ["PeerError", "TensorParallel"]
+
+WHO = "tensor_parallel"
+HEAD_ROWS = 64  # rows of the output layer come in multiples of it, as the kernels for few rows like them
+ONE_SHOT_BYTES = 1 << 18  # up to here a sum is faster when each rank reads all others' numbers
+GPU_SECONDS = 600.0  # NCCL's own limit, which does not see the sums in a CUDA graph
+
+
+class Agreement(NamedTuple):
+    """What a rank says about a call: whether it goes on, what the call is, and with which arguments."""
+
+    good: int
+    name: int
+    arguments: int
+
+
+class TensorParallel:
+    """The ranks that share one model: `load_model(path, tensor_parallel=TensorParallel(group))`.
+
+    group: a ProcessGroup or a one-dimensional DeviceMesh of NCCL (on GPUs) or gloo (on CPUs); None: the default group.
+    timeout: seconds that a rank waits for the others; None: the group's own limit on the CPU, ten minutes on a GPU.
+    one_shot: whether sums of up to 256 KiB on GPUs go through torch's symmetric memory, where each rank reads the
+        numbers of all others at once, instead of NCCL; None: where it works on all ranks.
+
+    Raises ValueError where there is no group. A rank that ends or does not answer is a `PeerError` of whatever waits.
+
+    Source: Shoeybi et al., Megatron-LM (2019).
+
+    >>> import torch.distributed as dist
+    >>> from flashkernel.generate import Engine, default_model, load_model
+    >>> from flashkernel.generate.tensor_parallel import TensorParallel
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: no arguments
+    >>> model = load_model(default_model(), device="cpu", tensor_parallel=TensorParallel())
+    >>> [event.token for event in Engine(model).generate([[10, 11, 12]], max_new_tokens=2)] != []
+    True
+    >>> dist.destroy_process_group()
+    """
+
+    def __init__(self, group: Any = None, *, timeout: float | None = None, one_shot: bool | None = None):
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"{WHO}: timeout={timeout}; seconds > 0 are needed")
+        self.group = _ranks.find_group(WHO, group)
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.timeout, self.one_shot = timeout, one_shot
+        self._device = torch.device("cpu")  # where ranks talk about calls
+        self._buffer: Any = None  # of the sums that read all ranks' numbers
+        self._lost = False
+
+    def prepare(self, arrays: Any) -> None:
+        """Called by every rank, once the device is known and before the first sum."""
+        kind = torch.device(arrays.device).type
+        on_host = _ranks.backend_for(WHO, self.group, kind)
+        self._device = torch.device("cpu" if on_host else arrays.device)
+        if kind == "cpu":
+            return
+        arrays.watch = self.watch
+        # NCCL's first message must come from all ranks, and outside of a graph.
+        dist.all_reduce(torch.zeros(1, device=arrays.device), group=self.group)
+        if self.one_shot is not False and self.size > 1:
+            self._prepare_one_shot(arrays)
+
+    def _prepare_one_shot(self, arrays: Any) -> None:
+        buffer, failed = None, None
+        try:
+            import torch.distributed._symmetric_memory as symmetric_memory
+
+            torch.ops.symm_mem.one_shot_all_reduce_copy_out  # noqa: B018  an older torch has none
+            dtype = getattr(torch, arrays.dtype)
+            buffer = symmetric_memory.empty(ONE_SHOT_BYTES // dtype.itemsize, dtype=dtype, device=arrays.device)
+            symmetric_memory.rendezvous(buffer, self.group)
+        except Exception as error:
+            failed = error
+        if self._records("the ranks' symmetric memory", Agreement(int(failed is None), 0, 0))[:, 0].all():
+            self._buffer = buffer
+        elif self.one_shot:
+            raise ValueError(
+                f"{WHO}: one_shot=True, and symmetric memory does not work on every rank ({failed or 'here it does'}); "
+                "None or False is needed"
+            )
+
+    # --- what the model asks for
+
+    def sum(self, x: Any) -> Any:
+        """x [rows, columns] of all ranks added up, perhaps in its place."""
+        if self.size == 1:
+            return x
+        tensor = _tensor(x)
+        if not tensor.is_cuda:
+            call = functools.partial(dist.all_reduce, tensor, group=self.group, async_op=True)
+            _ranks.wait(WHO, "a sum", [_ranks.guarded(WHO, "a sum", call)], tensor, self.timeout)
+            return x
+        num_bytes = tensor.numel() * tensor.element_size()
+        if self._buffer is not None and num_bytes <= ONE_SHOT_BYTES and num_bytes % 16 == 0:
+            total = torch.empty_like(tensor)
+            torch.ops.symm_mem.one_shot_all_reduce_copy_out(self._buffer, tensor, "sum", self.group.group_name, total)
+            return total
+        _ranks.guarded(WHO, "a sum", functools.partial(dist.all_reduce, tensor, group=self.group))
+        return tensor
+
+    def join_columns(self, x: Any) -> Any:
+        """[rows, columns] of each rank as [rows, ranks * columns]."""
+        if self.size == 1:
+            return x
+        local = _tensor(x)
+        parts = _ranks.all_gather(WHO, "the logits", self.group, local, self.timeout)
+        whole = parts.transpose(0, 1).reshape(len(local), self.size * local.shape[1])
+        return whole if isinstance(x, torch.Tensor) else _array(whole, x.dtype)
+
+    def head_rows(self, arrays: Any, whole: Any) -> Any:
+        """This rank's rows of an output layer [vocab, hidden], float32 or the model's; rows of 0 may be added."""
+        vocab, hidden = whole.shape
+        rows = -(-vocab // self.size)
+        rows += -rows % HEAD_ROWS
+        mine = whole[min(vocab, self.rank * rows) : min(vocab, (self.rank + 1) * rows)]
+        padded = arrays.activations((rows, hidden))
+        if len(mine):
+            padded[: len(mine)] = arrays.weight(mine)
+        return padded
+
+    # --- what ranks say to each other about their calls
+
+    def _records(self, what: str, record: Agreement) -> torch.Tensor:
+        """[ranks, 3]"""
+        mine = torch.tensor(record, dtype=torch.int64, device=self._device)
+        return _ranks.all_gather(WHO, what, self.group, mine, self.timeout).cpu()
+
+    def agree(self, name: str, arguments: Any = None, refusal: BaseException | None = None) -> None:
+        """Compares a call with those of the other ranks: ValueError on all of them where they differ, or where one
+        refuses it, which raises its own `refusal`.
+
+        name: of the call. arguments: what is equal on all ranks, of types whose repr says all.
+        """
+        if self.size > 1:
+            record = Agreement(int(refusal is None), _checksum(name), _checksum(repr(arguments)))
+            records = self._records(f"comparing the calls of {name}", record).tolist()
+        if refusal is not None:
+            raise refusal
+        if self.size == 1:
+            return
+        _, first, given = records[0]
+        for rank, (good, _, _) in enumerate(records):
+            if not good:
+                raise ValueError(f"{WHO}: {name}: rank {rank} refused it; its own error says why")
+        for rank, (_, call, arguments) in enumerate(records):
+            if call != first:
+                raise ValueError(
+                    f"{WHO}: rank {rank} makes another call than rank 0 (here it is {name}); the same is needed"
+                )
+            if arguments != given:
+                raise ValueError(f"{WHO}: {name}: rank {rank} has other arguments than rank 0; the same are needed")
+
+    def watch(self, event: Any) -> None:
+        """Waits for work on a GPU in which sums may wait for other ranks. Raises PeerError."""
+        limit = time.monotonic() + (GPU_SECONDS if self.timeout is None else self.timeout)
+        while not event.query():
+            if self._lost or time.monotonic() > limit:
+                self._lost = True
+                raise PeerError(f"{WHO}: rank {self.rank} of {self.size} waits: a rank ended or did not answer in time")
+            time.sleep(0)
+
+
+def _checksum(text: str) -> int:
+    return zlib.crc32(text.encode())
+
+
+def _tensor(x: Any) -> torch.Tensor:
+    """The same memory: NumPy has no bfloat16, and the host's arrays hold its bits."""
+    if isinstance(x, torch.Tensor):
+        return x
+    tensor = torch.from_numpy(x)
+    return tensor.view(torch.bfloat16) if x.dtype == np.uint16 else tensor
+
+
+def _array(tensor: torch.Tensor, dtype: Any) -> np.ndarray:
+    return tensor.view(torch.uint16).numpy() if dtype == np.uint16 else tensor.numpy()

@@ -1,0 +1,83 @@
+"""What each rank of test_tensor_parallel.py does: a function a case, on every rank at the same time (ranks.py)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def _model(folder: str, group: Any, dtype: str = "float32", timeout: float | None = None) -> Any:
+    from flashkernel.generate import load_model
+    from flashkernel.generate.tensor_parallel import TensorParallel
+
+    shared = TensorParallel(group, timeout=timeout)
+    return load_model(folder, device="cpu", dtype=dtype, tensor_parallel=shared)
+
+
+def tokens_of(engine: Any, prompts: list[list[int]], new: int, **options: Any) -> list[list[int]]:
+    tokens: list[list[int]] = [[] for _ in prompts]
+    for event in engine.generate(prompts, max_new_tokens=new, stop_tokens=frozenset(), **options):
+        tokens[event.sequence].append(event.token)
+    return tokens
+
+
+def everything(model: Any, prompts: list[list[int]], new: int) -> dict[str, Any]:
+    """What an engine answers: greedy and drawn tokens, in small pages and chunks, and log-probabilities of a text."""
+    from flashkernel.generate import Engine, SamplingOptions
+
+    engine = Engine(model, page_size=16, prefill_chunk=17, max_batch=3)
+    drawn = SamplingOptions(temperature=0.9, top_p=0.95, seed=3)
+    return {
+        "greedy": tokens_of(engine, prompts, new),
+        "drawn": tokens_of(engine, prompts, new, sampling=drawn),
+        "scores": engine.score(max(prompts, key=len)),
+        "pages": engine.pages_in_use,
+    }
+
+
+def answers(pairs: Any, folder: str, dtype: str, prompts: list[list[int]], new: int) -> dict[str, Any]:
+    return everything(_model(folder, None, dtype), prompts, new)
+
+
+def refused(pairs: Any, kind: str, folder: str, other: str) -> Any:
+    """Calls that differ between ranks, or that one of them refuses: an error on every one."""
+    import torch.distributed as dist
+
+    from flashkernel.generate import Engine
+
+    odd = dist.get_rank() == 1
+    if kind in ("folder", "config", "heads"):
+        return _model(other if odd or kind == "heads" else folder, None)
+    if kind == "dtype":
+        return _model(folder, None, "float16" if odd else "float32")
+    engine = Engine(_model(folder, None), page_size=16 if not odd or kind != "engine" else 32)
+    prompt = [1, 2, 3, 4] if kind == "prompt" and odd else [1, 2, 3]
+    if kind == "call" and odd:
+        return engine.score(prompt)
+    return tokens_of(engine, [prompt], 2)
+
+
+def die(pairs: Any, folder: str) -> Any:
+    """Rank 1 ends while both generate."""
+    import torch.distributed as dist
+
+    from flashkernel.generate import Engine
+
+    engine = Engine(_model(folder, None), page_size=16)
+    for count, _ in enumerate(engine.generate([[1, 2, 3]], max_new_tokens=20, stop_tokens=frozenset())):
+        if count == 3 and dist.get_rank() == 1:
+            os._exit(0)
+    return "no error"
+
+
+def late(pairs: Any, folder: str) -> Any:
+    """Rank 1 stops making steps; rank 0 has a second's patience."""
+    import torch.distributed as dist
+
+    from flashkernel.generate import Engine
+
+    engine = Engine(_model(folder, None, timeout=1.0), page_size=16)
+    for count, _ in enumerate(engine.generate([[1, 2, 3]], max_new_tokens=20, stop_tokens=frozenset())):
+        if count == 3 and dist.get_rank() == 1:
+            return "late"
+    return "no error"
