@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
+import json
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,7 @@ if not torch.distributed.is_available():
 
 import tensor_parallel_cases as cases
 from flashkernel import testing
+from flashkernel.cli import main
 from flashkernel.generate import load_model
 from flashkernel.generate.tensor_parallel import TensorParallel
 from model_families import family_model
@@ -170,6 +175,36 @@ def test_a_rank_that_stays_away_is_an_error(tmp_path, folders) -> None:
         pair.close()
 
 
+def test_the_example_runs() -> None:
+    text = TensorParallel.__doc__
+    test = doctest.DocTestParser().get_doctest(text, {}, "TensorParallel", None, 0)
+    report: list[str] = []
+    assert not doctest.DocTestRunner().run(test, out=report.append).failed, report
+
+
 def test_without_a_group() -> None:
     with pytest.raises(ValueError, match=r"tensor_parallel: .* is not initialised"):
         TensorParallel()
+
+
+# --- the command
+
+
+def test_the_command_needs_torchrun(capsys, monkeypatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert main(["generate", "--prompt", "x", "--tensor-parallel"]) == 2
+    assert "--tensor-parallel without torchrun; run `torchrun" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_the_command() -> None:
+    """torchrun finds a free port by itself; the first process writes for all, what one process alone writes."""
+    asked = ["generate", "--prompt", "def main(", "--max-new-tokens", "12", "--device", "cpu", "--json"]
+    module = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    texts = []
+    for command in ([sys.executable, "-m"], module):
+        shared = ["--tensor-parallel"] if command is module else []
+        done = subprocess.run([*command, "flashkernel", *asked, *shared], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        texts.append(json.loads(done.stdout)["sequences"])
+    assert texts[0] == texts[1]

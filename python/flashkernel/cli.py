@@ -117,6 +117,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--num-pages", type=_positive, metavar="N", help="pages of the KV-cache (default: as many as the request needs)"
     )
     add(
+        "--tensor-parallel",
+        action="store_true",
+        help="share the model among the processes of torchrun, one a GPU: "
+        "torchrun --nproc-per-node 2 -m flashkernel generate --tensor-parallel ...; the first one writes",
+    )
+    add(
         "--no-flashkernel",
         action="store_true",
         help="run the stock model (needs torch and transformers) for comparison",

@@ -102,6 +102,11 @@ class TensorParallel:
                 "None or False is needed"
             )
 
+    def close(self) -> None:
+        """Ends the group where it is the default one of this process; models of it can't be used any more."""
+        if not self._lost and dist.is_initialized() and self.group is dist.group.WORLD:
+            dist.destroy_process_group()
+
     # --- what the model asks for
 
     def sum(self, x: Any) -> Any:
