@@ -17,6 +17,7 @@ pytest.importorskip("safetensors")
 if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
+import gguf_files
 import tensor_parallel_cases as cases
 from flashkernel import testing
 from flashkernel.cli import main
@@ -120,6 +121,14 @@ def test_four_ranks(folders, tmp_path) -> None:
             check(four.ask(cases.answers, folder, "float32", PROMPTS, NEW), folder, "float32")
     finally:
         four.close()
+
+
+@pytest.mark.long
+def test_a_gguf_file(two, tmp_path) -> None:
+    """Its quantised matrices are dequantised, since a rank's part of a row may end within a block."""
+    pytest.importorskip("gguf")  # makes the blocks
+    path = str(gguf_files.decoder("Q8_0", biases=True).write(tmp_path / "model.gguf"))
+    check(two.ask(cases.answers, path, "float32", PROMPTS, NEW), path, "float32")
 
 
 REFUSED = {

@@ -77,6 +77,9 @@ def all_gather(who: str, what: str, group: Any, local: torch.Tensor, timeout: fl
     size, local = dist.get_world_size(group), local.contiguous()
     whole = local.new_empty((size * local.numel(),))
     assert _gather is not None
-    call = functools.partial(_gather, whole, local.reshape(-1), group=group, async_op=True)
-    wait(who, what, [guarded(who, what, call)], local, timeout)
+    # Without async_op NCCL works on the stream at hand, where nothing has to wait for another one.
+    call = functools.partial(_gather, whole, local.reshape(-1), group=group, async_op=not local.is_cuda)
+    work = guarded(who, what, call)
+    if work is not None:
+        wait(who, what, [work], local, timeout)
     return whole.view(size, *local.shape)
