@@ -67,7 +67,7 @@ class TensorParallel:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.timeout, self.one_shot = timeout, one_shot
         self._device = torch.device("cpu")  # where ranks talk about calls
-        self._buffer: Any = None  # of the sums that read all ranks' numbers
+        self._buffers: dict[torch.dtype, Any] = {}  # of the sums that read all ranks' numbers
         self._lost = False
 
     def prepare(self, arrays: Any) -> None:
@@ -84,18 +84,20 @@ class TensorParallel:
             self._prepare_one_shot(arrays)
 
     def _prepare_one_shot(self, arrays: Any) -> None:
-        buffer, failed = None, None
+        buffer, failed, dtype = None, None, getattr(torch, arrays.dtype)
+        if dtype in self._buffers:
+            return
         try:
             import torch.distributed._symmetric_memory as symmetric_memory
 
-            torch.ops.symm_mem.one_shot_all_reduce_copy_out  # noqa: B018  an older torch has none
-            dtype = getattr(torch, arrays.dtype)
             buffer = symmetric_memory.empty(ONE_SHOT_BYTES // dtype.itemsize, dtype=dtype, device=arrays.device)
             symmetric_memory.rendezvous(buffer, self.group)
+            # Not every torch has the op, nor each dtype in it.
+            self._one_shot(buffer, torch.zeros(64, dtype=dtype, device=arrays.device))
         except Exception as error:
             failed = error
         if self._records("the ranks' symmetric memory", Agreement(int(failed is None), 0, 0))[:, 0].all():
-            self._buffer = buffer
+            self._buffers[dtype] = buffer
         elif self.one_shot:
             raise ValueError(
                 f"{WHO}: one_shot=True, and symmetric memory does not work on every rank ({failed or 'here it does'}); "
@@ -119,12 +121,16 @@ class TensorParallel:
             _ranks.wait(WHO, "a sum", [_ranks.guarded(WHO, "a sum", call)], tensor, self.timeout)
             return x
         num_bytes = tensor.numel() * tensor.element_size()
-        if self._buffer is not None and num_bytes <= ONE_SHOT_BYTES and num_bytes % 16 == 0:
-            total = torch.empty_like(tensor)
-            torch.ops.symm_mem.one_shot_all_reduce_copy_out(self._buffer, tensor, "sum", self.group.group_name, total)
-            return total
+        buffer = self._buffers.get(tensor.dtype)
+        if buffer is not None and num_bytes <= ONE_SHOT_BYTES and num_bytes % 16 == 0:
+            return self._one_shot(buffer, tensor)
         _ranks.guarded(WHO, "a sum", functools.partial(dist.all_reduce, tensor, group=self.group))
         return tensor
+
+    def _one_shot(self, buffer: Any, tensor: torch.Tensor) -> torch.Tensor:
+        total = torch.empty_like(tensor)
+        torch.ops.symm_mem.one_shot_all_reduce_copy_out(buffer, tensor, "sum", self.group.group_name, total)
+        return total
 
     def join_columns(self, x: Any) -> Any:
         """[rows, columns] of each rank as [rows, ranks * columns]."""
