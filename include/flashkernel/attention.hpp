@@ -38,6 +38,12 @@ struct AttentionOptions {
   /// set; pack_mask makes it. Dense attention only.
   TensorView mask;
   Alibi alibi = Alibi::kDistance;  ///< what alibi_slopes are multiplied with
+  /// int32 or int64 [batch]: no query sees the keys of its sequence before this one (padding on the left). Positions
+  /// and lengths count those keys all the same. Paged attention only.
+  TensorView k_starts;
+  /// int32 or int64 [batch]: how many tokens at the start of each sequence count, at most its length by cu_seqlens.
+  /// Rows of out, lse and gradients past them are left as they are. Variable-length attention only.
+  TensorView seqused_q, seqused_k;
 };
 
 /// Dense attention. q [batch, heads_q, seq_q, head_dim], k [batch, heads_kv, seq_k, head_dim],

@@ -15,6 +15,9 @@ void check_written(const Checker& check, const TensorView& out, const TensorView
                                                    {"mask", options.mask},
                                                    {"alibi_slopes", options.alibi_slopes},
                                                    {"sinks", options.sinks},
+                                                   {"k_starts", options.k_starts},
+                                                   {"seqused_q", options.seqused_q},
+                                                   {"seqused_k", options.seqused_k},
                                                    {"k_scales", options.kv_scales.k},
                                                    {"v_scales", options.kv_scales.v}};
   check.apart("out", out, inputs);
@@ -48,6 +51,7 @@ void attention_varlen(const TensorView& q, const TensorView& k, const TensorView
   IndexCopies copies(check.device());
   check_varlen(check, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, out, lse,
                AttentionPass::kForward, copies, params);
+  check_bounds(check, options, copies, params);
   check_options(check, options, params);
   check_written(check, out, lse, options);
   run(params, out, context);
@@ -62,6 +66,7 @@ void attention_paged(const TensorView& q, const TensorView& k_pages, const Tenso
   IndexCopies copies(check.device());
   check_paged(check, q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, out, lse,
               options.kv_scales, copies, params);
+  check_bounds(check, options, copies, params);
   check_options(check, options, params);
   check_written(check, out, lse, options);
   check_page_ids(check, copies, params);

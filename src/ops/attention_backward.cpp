@@ -97,7 +97,9 @@ void check_and_run(const Checker& check, const TensorView& grad_out, const Tenso
                             {"bias", options.bias},
                             {"mask", options.mask},
                             {"alibi_slopes", options.alibi_slopes},
-                            {"sinks", options.sinks}};
+                            {"sinks", options.sinks},
+                            {"seqused_q", options.seqused_q},
+                            {"seqused_k", options.seqused_k}};
   bool anything = false;
   for (std::size_t i = 0; i < std::size(written); ++i) {
     anything = anything || (written[i].view.defined() && written[i].view.numel() > 0);
@@ -132,6 +134,7 @@ void attention_varlen_backward(const TensorView& grad_out, const TensorView& q, 
   IndexCopies copies(check.device());
   check_varlen(check, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, out, lse,
                AttentionPass::kBackward, copies, params.forward);
+  check_bounds(check, options, copies, params.forward);
   for (const NamedView& grad : {NamedView{"grad_q", gradients.q}, NamedView{"grad_k", gradients.k},
                                 NamedView{"grad_v", gradients.v}, NamedView{"grad_sinks", gradients.sinks}})
     check.apart(grad.name, grad.view, {{"cu_seqlens_q", cu_seqlens_q}, {"cu_seqlens_k", cu_seqlens_k}});

@@ -378,7 +378,7 @@ void check_page_ids(const Checker& check, IndexCopies& copies, AttentionParams& 
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const std::int64_t length = p.k_length(b), used = pages_of(b);
     const std::int32_t* pages = p.block_table + b * p.stride_block_table;
-    for (std::int64_t page = p.first_key(0, p.q_length(b), length) / p.page_size; page < used; ++page)
+    for (std::int64_t page = p.first_key(b, 0, p.q_length(b), length) / p.page_size; page < used; ++page)
       if (pages[page] < 0 || pages[page] >= p.num_pages)
         throw BadBlockTable(check.op() + ": block_table[" + std::to_string(b) + ", " + std::to_string(page) + "]=" +
                                 std::to_string(pages[page]) + "; page ids are 0 to " + std::to_string(p.num_pages - 1),
@@ -386,7 +386,27 @@ void check_page_ids(const Checker& check, IndexCopies& copies, AttentionParams& 
   }
 }
 
+void check_bounds(const Checker& check, const AttentionOptions& options, IndexCopies& copies, AttentionParams& p) {
+  const auto bounds = [&](const char* name, const TensorView& view) {
+    if (!view.defined()) return IndexArray{};
+    const IndexArray array = check.index_array(name, view, p.batch, copies);
+    for (std::int64_t b = 0; check.device().is_cpu() && b < p.batch; ++b)
+      if (array[b] < 0)
+        check.fail(std::string(name) + "[" + std::to_string(b) + "]=" + std::to_string(array[b]) +
+                   "; must not be negative");
+    return array;
+  };
+  if (p.is_paged()) p.k_starts = bounds("k_starts", options.k_starts);
+  if (!p.is_varlen_k()) return;
+  p.seqused_q = bounds("seqused_q", options.seqused_q);
+  p.seqused_k = bounds("seqused_k", options.seqused_k);
+}
+
 void check_options(const Checker& check, const AttentionOptions& options, AttentionParams& p) {
+  if (!p.is_paged() && options.k_starts.defined()) check.fail("k_starts is given; it is for paged attention only");
+  if (!p.is_varlen_k())
+    for (const NamedView& used : {NamedView{"seqused_q", options.seqused_q}, NamedView{"seqused_k", options.seqused_k}})
+      if (used.view.defined()) check.fail(std::string(used.name) + " is given; it is for variable lengths only");
   if (options.window_left < -1)
     check.fail("window_left=" + std::to_string(options.window_left) + "; needs -1 (all) or a number of keys");
   if (options.window_right < -1)

@@ -29,6 +29,9 @@ void check_paged(const Checker& check, const TensorView& q, const TensorView& k_
                  std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse, const KvScales& scales,
                  IndexCopies& copies, AttentionParams& params);
 
+/// Per-sequence bounds of a paged or variable-length call: first keys, and tokens in use. Before check_options.
+void check_bounds(const Checker& check, const AttentionOptions& options, IndexCopies& copies, AttentionParams& params);
+
 /// Scale, softcap, masks, bias, slopes and sinks; after one of the above. `causal` is folded into the window, and a
 /// window bound that hides nothing becomes -1, so that kernels need not tell it from "no mask".
 void check_options(const Checker& check, const AttentionOptions& options, AttentionParams& params);

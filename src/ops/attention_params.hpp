@@ -62,8 +62,10 @@ struct AttentionParams {
 
   const std::int32_t* block_table = nullptr;  // [batch, max_pages], rows `stride_block_table` apart; null: not paged
   std::int64_t stride_block_table = 0, max_pages = 0, num_pages = 0, page_size = 0;
-  IndexArray seq_lens;          // [batch] keys per sequence when paged
-  KvQuantization quantization;  // of pages that hold float8_e4m3fn or int8
+  IndexArray seq_lens;              // [batch] keys per sequence when paged
+  IndexArray k_starts;              // [batch] the first key of each that is seen; absent: 0
+  IndexArray seqused_q, seqused_k;  // [batch] bounds of variable lengths; absent: none
+  KvQuantization quantization;      // of pages that hold float8_e4m3fn or int8
 
   float scale = 1.0f;
   float softcap = 0.0f;  // 0: off
@@ -94,15 +96,13 @@ struct AttentionParams {
   // First query row of sequence b in q, and its number of queries.
   FK_HOST_DEVICE std::int64_t q_begin(std::int64_t b) const { return cu_seqlens_q ? cu_seqlens_q[b] : 0; }
   FK_HOST_DEVICE std::int64_t q_length(std::int64_t b) const {
-    return cu_seqlens_q ? cu_seqlens_q[b + 1] - cu_seqlens_q[b] : seq_q;
+    return cu_seqlens_q ? used(cu_seqlens_q[b + 1] - cu_seqlens_q[b], seqused_q, b) : seq_q;
   }
   FK_HOST_DEVICE std::int64_t k_begin(std::int64_t b) const { return cu_seqlens_k ? cu_seqlens_k[b] : 0; }
   FK_HOST_DEVICE std::int64_t k_length(std::int64_t b) const {
-    if (cu_seqlens_k) return cu_seqlens_k[b + 1] - cu_seqlens_k[b];
+    if (cu_seqlens_k) return used(cu_seqlens_k[b + 1] - cu_seqlens_k[b], seqused_k, b);
     if (!is_paged()) return seq_k;
-    // Lengths on a GPU are not checked by the host: a bad one must not lead past the table.
-    const std::int64_t length = seq_lens[b], most = max_pages * page_size;
-    return length < 0 ? 0 : (length > most ? most : length);
+    return within(seq_lens[b], max_pages * page_size);
   }
   // Element offset of the head_dim row of query i of sequence b. Variable-length sequences ignore the batch stride.
   FK_HOST_DEVICE std::int64_t q_offset(std::int64_t b, std::int64_t h, std::int64_t i) const {
@@ -131,7 +131,16 @@ struct AttentionParams {
   FK_HOST_DEVICE float v_scale(std::int64_t b, std::int64_t h, std::int64_t j) const {
     return *quantization.v.at(page_of(b, j), h, j % page_size);
   }
-  // Keys [first, last) that query i of a sequence with these lengths may see.
+  // The first key that sequence b lets any query see, at most its length.
+  FK_HOST_DEVICE std::int64_t k_start(std::int64_t b, std::int64_t k_len) const {
+    return k_starts ? within(k_starts[b], k_len) : 0;
+  }
+  // Keys [first, last) that query i of sequence b, with these lengths, may see.
+  FK_HOST_DEVICE std::int64_t first_key(std::int64_t b, std::int64_t i, std::int64_t q_len, std::int64_t k_len) const {
+    const std::int64_t start = k_start(b, k_len), first = first_key(i, q_len, k_len);
+    return first < start ? start : first;
+  }
+  // By the window alone, where no sequence starts later.
   FK_HOST_DEVICE std::int64_t first_key(std::int64_t i, std::int64_t q_len, std::int64_t k_len) const {
     if (window_left < 0) return 0;
     const std::int64_t first = i + k_len - q_len - window_left;
@@ -144,6 +153,13 @@ struct AttentionParams {
   }
 
  private:
+  // Numbers on a GPU are not checked by the host: a bad one must not lead out of a sequence.
+  FK_HOST_DEVICE static std::int64_t within(std::int64_t value, std::int64_t most) {
+    return value < 0 ? 0 : (value > most ? most : value);
+  }
+  FK_HOST_DEVICE static std::int64_t used(std::int64_t length, const IndexArray& bounds, std::int64_t b) {
+    return bounds ? within(bounds[b], length) : length;
+  }
   FK_HOST_DEVICE std::int64_t page_of(std::int64_t b, std::int64_t j) const {
     const std::int64_t page = block_table[b * stride_block_table + j / page_size];
     return page < 0 || page >= num_pages ? 0 : page;  // nor may a bad page id lead out of the pool

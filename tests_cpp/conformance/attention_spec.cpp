@@ -62,6 +62,14 @@ std::int64_t longest(const std::vector<std::int64_t>& lengths) {
   return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
 }
 
+void set_used(Call& call, const VarlenSpec& spec, AttentionOptions& options) {
+  const auto batch = static_cast<std::int64_t>(spec.lengths_q.size());
+  if (!spec.used_q.empty())
+    options.seqused_q = call.indices("seqused_q", spec.index_dtype, {batch}, spec.used_q).view();
+  if (!spec.used_k.empty())
+    options.seqused_k = call.indices("seqused_k", spec.index_dtype, {batch}, spec.used_k).view();
+}
+
 // Fills `out` and `lse` by `forward` on the host images with the oracle, whatever device and kernel of the backward
 // pass the call is for.
 template <class Forward>
@@ -69,7 +77,8 @@ void run_oracle(const Call& call, const AttentionOptions& options, TestTensor& o
                 Forward&& forward) {
   call.compute_once({&out, &lse}, [&] {
     AttentionOptions host = options;
-    for (TensorView* view : {&host.bias, &host.mask, &host.alibi_slopes, &host.sinks}) *view = call.on_host(*view);
+    for (TensorView* view : {&host.bias, &host.mask, &host.alibi_slopes, &host.sinks, &host.seqused_q, &host.seqused_k})
+      *view = call.on_host(*view);
     const std::string before = forced_kernels();
     force_kernels("attention_fwd/cpu/scalar");
     forward([&](const TestTensor& tensor) { return call.on_host(tensor.view()); }, host);
@@ -134,13 +143,18 @@ void build_attention_varlen(Call& call, const VarlenSpec& spec) {
   t.k = &call.input("k", s.dtype, {cu_k.back(), s.heads_kv, s.head_dim}, s.layout_k);
   t.v = &call.input("v", s.dtype, {cu_k.back(), s.heads_kv, s.dim_v()}, s.layout_v);
   if (s.adjust) s.adjust(t);
-  const AttentionOptions options = make_options(call, s);
+  AttentionOptions options = make_options(call, s);
   const Shape index_shape = {s.batch + 1};
   TestTensor& starts_q = call.indices("cu_seqlens_q", spec.index_dtype, index_shape, cu_q);
   TestTensor& starts_k = call.indices("cu_seqlens_k", spec.index_dtype, index_shape, cu_k);
-  TestTensor& out = call.output("out", s.dtype, {cu_q.back(), s.heads_q, s.dim_v()}, s.layout_out, s.factor);
-  TestTensor* lse =
-      s.lse ? &call.output("lse", DType::kFloat32, {s.heads_q, cu_q.back()}, s.layout_lse, s.factor) : nullptr;
+  set_used(call, spec, options);
+  // Rows that do not count stay as they are.
+  const auto result = [&](const char* name, DType dtype, const Shape& shape, const Layout& layout) {
+    return spec.used_q.empty() ? &call.output(name, dtype, shape, layout, s.factor)
+                               : &call.in_out(name, dtype, shape, layout, s.factor);
+  };
+  TestTensor& out = *result("out", s.dtype, {cu_q.back(), s.heads_q, s.dim_v()}, s.layout_out);
+  TestTensor* lse = s.lse ? result("lse", DType::kFloat32, {s.heads_q, cu_q.back()}, s.layout_lse) : nullptr;
   call.repeats = s.repeats;
   const std::int64_t max_q = longest(spec.lengths_q) + spec.slack, max_k = longest(spec.lengths_k) + spec.slack;
   call.run = [=, &out, &starts_q, &starts_k](const ExecutionContext& context) {
@@ -193,7 +207,8 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
   for (std::int64_t b = 0; b < s.batch; ++b) {
     const std::int64_t length = spec.lengths[static_cast<std::size_t>(b)];
     const std::int64_t queries = varlen ? spec.lengths_q[static_cast<std::size_t>(b)] : s.seq_q;
-    const std::int64_t seen = s.mask.left < 0 ? 0 : length - queries - s.mask.left;  // the first key of any query
+    const std::int64_t start = spec.starts.empty() ? 0 : spec.starts[static_cast<std::size_t>(b)];
+    const std::int64_t seen = std::max(start, s.mask.left < 0 ? 0 : length - queries - s.mask.left);  // of any query
     for (std::int64_t column = 0; column < pages_of(length); ++column) {
       std::int64_t page;
       if ((column + 1) * page_size <= seen && !spec.shared_first_page) {
@@ -224,10 +239,21 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
         t.k_scales->set_at({page, h, token}, poison);
         t.v_scales->set_at({page, h, token}, poison);
       }
+  // So do the keys before a sequence's first one.
+  for (std::int64_t b = 0; b < s.batch && !spec.starts.empty() && !t.k->blank(); ++b)
+    for (std::int64_t j = 0;
+         j < std::min(spec.starts[static_cast<std::size_t>(b)], spec.lengths[static_cast<std::size_t>(b)]); ++j) {
+      const std::int64_t page = table[static_cast<std::size_t>(b * columns + j / page_size)] - spec.first_page;
+      if (page < 0 || page >= num_pages) continue;
+      t.k->set_at({page, j % page_size, 0, 0}, std::numeric_limits<double>::quiet_NaN());
+      t.v->set_at({page, j % page_size, 0, 0}, std::numeric_limits<double>::infinity());
+    }
   if (s.adjust) s.adjust(t);
 
   AttentionOptions options = make_options(call, s);
   options.check_pages = spec.check_pages;
+  if (!spec.starts.empty())
+    options.k_starts = call.indices("k_starts", spec.index_dtype, {s.batch}, spec.starts).view();
   if (quantized) options.kv_scales = {t.k_scales->view(), t.v_scales->view()};
   const TensorView block_table =
       call.indices("block_table", DType::kInt32, {s.batch, columns}, table, {{}, {}, 3, 0, {}}).view();
@@ -289,9 +315,10 @@ void build_attention_varlen_backward(Call& call, const VarlenSpec& spec) {
   TestTensor& lse = call.input("lse", DType::kFloat32, {s.heads_q, cu_q.back()}, s.layout_lse);
   t.grad_out = &call.input("grad_out", s.dtype, {cu_q.back(), s.heads_q, s.dim_v()}, s.layout_grad_out);
   if (s.adjust) s.adjust(t);
-  const AttentionOptions options = make_options(call, s);
+  AttentionOptions options = make_options(call, s);
   const TensorView starts_q = call.indices("cu_seqlens_q", spec.index_dtype, {s.batch + 1}, cu_q).view();
   const TensorView starts_k = call.indices("cu_seqlens_k", spec.index_dtype, {s.batch + 1}, cu_k).view();
+  set_used(call, spec, options);
   const std::int64_t max_q = longest(spec.lengths_q) + spec.slack, max_k = longest(spec.lengths_k) + spec.slack;
   run_oracle(call, options, out, lse, [&](const auto& host, const AttentionOptions& host_options) {
     attention_varlen(host(*t.q), host(*t.k), host(*t.v), call.on_host(starts_q), call.on_host(starts_k), max_q, max_k,

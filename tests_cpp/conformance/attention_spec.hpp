@@ -78,7 +78,8 @@ struct AttentionSpec {
 struct VarlenSpec {
   AttentionSpec common;  // batch, seq_q, seq_k follow from the lengths
   std::vector<std::int64_t> lengths_q, lengths_k;
-  std::int64_t slack = 0;  // max_seqlen beyond the longest
+  std::vector<std::int64_t> used_q, used_k;  // not empty: how many tokens of each sequence count
+  std::int64_t slack = 0;                    // max_seqlen beyond the longest
   DType index_dtype = DType::kInt32;
 };
 
@@ -86,6 +87,7 @@ struct PagedSpec {
   AttentionSpec common;                 // seq_k follows from the lengths
   std::vector<std::int64_t> lengths;    // keys of each sequence
   std::vector<std::int64_t> lengths_q;  // not empty: queries side by side
+  std::vector<std::int64_t> starts;     // not empty: the first key of each sequence that is seen
   std::int64_t page_size = 16;
   std::int64_t spare_columns = 1;  // columns of the table past the longest sequence: ids that no kernel may follow
   bool shared_first_page = false;

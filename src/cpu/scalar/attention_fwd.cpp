@@ -14,7 +14,7 @@ namespace {
 template <class T, class K>
 void attend_row(const AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i, std::vector<double>& scores) {
   const std::int64_t q_length = p.q_length(b), k_length = p.k_length(b);
-  const std::int64_t first = p.first_key(i, q_length, k_length), last = p.last_key(i, q_length, k_length);
+  const std::int64_t first = p.first_key(b, i, q_length, k_length), last = p.last_key(i, q_length, k_length);
   const std::int64_t h_kv = h / (p.heads_q / p.heads_kv);
 
   double max = p.sinks ? p.sinks[h] : kMinusInfinity;

@@ -49,6 +49,7 @@ struct Sequence {
   std::int64_t group;     // query heads a kv head
   std::int64_t q_len, k_len;
   std::int64_t q_begin;  // first row of the sequence when variable-length, else 0
+  std::int64_t k_start;  // the first key that any query sees
   KeyRows<K> k, v;
 
   std::int64_t rows() const { return q_len * group; }
@@ -75,8 +76,8 @@ struct Sequence {
   }
   // Keys [first, last) that a row sees.
   std::int64_t first_key(std::int64_t row) const {
-    if (p->window_left < 0) return 0;
-    return imin(k_len, imax<std::int64_t>(0, token(row) + k_len - q_len - p->window_left));
+    if (p->window_left < 0) return k_start;
+    return imin(k_len, imax<std::int64_t>(k_start, token(row) + k_len - q_len - p->window_left));
   }
   std::int64_t last_key(std::int64_t row) const {
     if (p->window_right < 0) return k_len;
@@ -91,7 +92,9 @@ struct Sequence {
 };
 
 inline std::int64_t query_length(const AttentionParams& p, std::int64_t b) {
-  return p.cu_seqlens_q.data ? index_at(p.cu_seqlens_q, b + 1) - index_at(p.cu_seqlens_q, b) : p.seq_q;
+  if (!p.cu_seqlens_q.data) return p.seq_q;
+  const std::int64_t length = index_at(p.cu_seqlens_q, b + 1) - index_at(p.cu_seqlens_q, b);
+  return p.seqused_q.data ? imin(length, index_at(p.seqused_q, b)) : length;  // checked: not below 0
 }
 
 template <class T, class K = T>
@@ -105,11 +108,14 @@ inline Sequence<T, K> sequence_of(const AttentionParams& p, std::int64_t b, std:
   s.q_begin = p.cu_seqlens_q.data ? index_at(p.cu_seqlens_q, b) : 0;
   std::int64_t k_begin = 0;
   s.k_len = p.seq_k;
+  s.k_start = 0;
   if (p.cu_seqlens_k.data) {
     k_begin = index_at(p.cu_seqlens_k, b);
     s.k_len = index_at(p.cu_seqlens_k, b + 1) - k_begin;
+    if (p.seqused_k.data) s.k_len = imin(s.k_len, index_at(p.seqused_k, b));
   } else if (p.block_table) {
     s.k_len = index_at(p.seq_lens, b);
+    if (p.k_starts.data) s.k_start = imin(s.k_len, index_at(p.k_starts, b));
   }
   const auto rows = [&](const void* data, std::int64_t batch, std::int64_t head, std::int64_t token) {
     KeyRows<K> r;

@@ -7,13 +7,13 @@
 
 namespace flashkernel::cuda {
 
-/// One sequence's lengths and window. Query i sees keys [first(i), last(i)).
-struct KeyRange {
+/// One sequence's lengths and window. By these alone query i sees keys [first(i), last(i)).
+struct KeyWindow {
   int q_len, k_len;
   int left, right;  // first(i) = i + left, last(i) = i + right, cut to [0, k_len]
 
-  KeyRange() = default;  // in shared memory: assigned by one thread
-  __device__ KeyRange(const AttentionParams& p, std::int64_t b)
+  KeyWindow() = default;  // in shared memory: assigned by one thread
+  __device__ KeyWindow(const AttentionParams& p, std::int64_t b)
       : q_len(static_cast<int>(p.q_length(b))), k_len(static_cast<int>(p.k_length(b))) {
     // Far outside of any sequence, yet i + left and i + right stay inside 32 bits.
     constexpr std::int64_t kFar = std::int64_t{1} << 30;
@@ -26,6 +26,17 @@ struct KeyRange {
   /// Queries that see key j are [first_query(j), last_query(j)).
   __device__ int first_query(int j) const { return max(0, j - right + 1); }
   __device__ int last_query(int j) const { return min(q_len, j - left + 1); }
+};
+
+/// The same, and no query sees the keys before `start` (padding on the left, AttentionOptions::k_starts). The backward
+/// pass has no such keys, and its kernels no register to spare for them.
+struct KeyRange : KeyWindow {
+  int start;
+
+  KeyRange() = default;
+  __device__ KeyRange(const AttentionParams& p, std::int64_t b)
+      : KeyWindow(p, b), start(static_cast<int>(p.k_start(b, k_len))) {}
+  __device__ int first(int i) const { return max(start, i + left); }
 };
 
 /// Element offset of a row of q, k, v or a gradient; `begin` is the sequence's first row when variable-length.

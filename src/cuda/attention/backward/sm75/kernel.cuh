@@ -119,7 +119,7 @@ enum class Gradient { kQ, kK, kV, kKeys };  // kKeys: dK and dV
 
 /// What a block works on: own rows [first_row, last_row], and the streamed rows [begin, end) that some of them see.
 struct BlockRows {
-  KeyRange range;
+  KeyWindow range;
   int first_row, last_row, begin, end;
 };
 
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kModified>::kThre
   const int heads_q = static_cast<int>(f.heads_q), heads_kv = static_cast<int>(f.heads_kv), group = heads_q / heads_kv;
   const int own_heads = kOfKeys ? heads_kv : heads_q;
   const int b = static_cast<int>(head) / own_heads, own_head = static_cast<int>(head) % own_heads;
-  const KeyRange range(f, b);
+  const KeyWindow range(f, b);
   // Heavy tiles, if causal, first: the first keys, the last queries.
   const int first_row = (kOfKeys ? order : static_cast<int>(plan.order.tiles) - 1 - order) * kRows;
   const int own_len = kOfKeys ? range.k_len : range.q_len;

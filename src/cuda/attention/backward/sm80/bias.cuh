@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(BiasShape<kQkDim, kVDim>::kThreads)
       at /= walk.all[d];
     }
     const std::int64_t b = index[0], h = index[1], g = h / (f.heads_q / f.heads_kv);
-    const KeyRange range(f, b);
+    const KeyWindow range(f, b);
     const int first_query = static_cast<int>(index[2]) * kBlock, first_key = static_cast<int>(index[3]) * kBlock;
     const int last_query = min(range.q_len, first_query + kBlock) - 1;
     if (first_query > last_query || range.last(last_query) <= first_key ||

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(256)
       static_cast<T*>(p.grad_q) + row_offset(f.is_varlen_q(), f.is_varlen_q() ? f.q_begin(b) : 0, b, h, m,
                                              p.stride_grad_q_batch, p.stride_grad_q_head, p.stride_grad_q_token);
   // Queries that see no key: nobody has stored or added anything.
-  const KeyRange range(f, b);
+  const KeyWindow range(f, b);
   const bool any = range.first(m) < range.last(min(q_len, m + kBlockM) - 1);
   const int lane = threadIdx.x % 32, dim = static_cast<int>(f.head_dim);
   FiniteCheck finite;

@@ -78,14 +78,14 @@ __global__ void __launch_bounds__(256) prepare_f32_kernel(const __grid_constant_
   if (threadIdx.x % kWarp == 0) plan.delta[row] = -sum;
 }
 
-__device__ inline bool sees(const KeyRange& range, int i, int j) {
+__device__ inline bool sees(const KeyWindow& range, int i, int j) {
   return j >= range.first(i) && j < range.last(i) && i < range.q_len;
 }
 
 // From the two dot products of a pair, <q, k> and <dO, v>, to P and to dS, the gradient of the scaled product.
-__device__ inline void pair_gradient_f32(const AttentionParams& p, const ScoreContext& at, const KeyRange& range, int i,
-                                         int j, float dot, float grad_p, float lse, float delta, float& probability,
-                                         float& grad_s) {
+__device__ inline void pair_gradient_f32(const AttentionParams& p, const ScoreContext& at, const KeyWindow& range,
+                                         int i, int j, float dot, float grad_p, float lse, float delta,
+                                         float& probability, float& grad_s) {
   probability = grad_s = 0.0f;
   if (lse == INFINITY || !sees(range, i, j)) return;
   float capped;
@@ -124,13 +124,13 @@ __global__ void __launch_bounds__(BackwardShapeF32<kQkDim, kVDim>::kThreads,
   const unsigned group = static_cast<unsigned>(f.heads_q / f.heads_kv);
 
   __shared__ struct {
-    KeyRange range;
+    KeyWindow range;
     int first_walk, end_walk;  // rows of the other side that matter
     float multiplier_own[2][kOwn / 8], multiplier_walk[2][Shape::kWarps];
     float lse[kWalk], delta[kWalk];  // of the walking queries: LSE, -D
   } block;
   if (threadIdx.x == 0) {
-    const KeyRange range(f, b);
+    const KeyWindow range(f, b);
     const int end_own = min(kOfKeys ? range.k_len : range.q_len, first_own + kOwn);
     block.range = range;
     block.first_walk = kOfKeys ? range.first_query(first_own) : range.first(first_own);
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(BackwardShapeF32<kQkDim, kVDim>::kThreads,
 
     // P and dS
     const auto group_of = [&](int n) { return (8 * n + 2 * (lane % 4)) / kGroup; };
-    [[maybe_unused]] const KeyRange range = block.range;
+    [[maybe_unused]] const KeyWindow range = block.range;
     [[maybe_unused]] const ScoreContext at(f, b, kOfKeys ? head_of(step) : h);
 #pragma unroll
     for (int n = 0; n < kWalk / 8; ++n)

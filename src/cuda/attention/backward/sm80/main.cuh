@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
     volatile int turns_missing;
     int group, steps;     // query heads of the kv head; tiles of all of them
     int first_head_tile;  // of the sequence, among the tiles of all heads (fewer than 2^31: supports() sees to it)
-    KeyRange range;
+    KeyWindow range;
   } block;
   const AttentionParams& f = p.forward;
 
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
     const int place = static_cast<int>(in_order), chunk = static_cast<int>(plan.chunk.value);
     block.chunk = static_cast<int>(plan.chunk.divide(in_order)) * chunk;
     block.n_tile = min(block.chunk + chunk, plan.k_tiles) - 1 - (place - block.chunk);
-    const KeyRange range(f, block.b);
+    const KeyWindow range(f, block.b);
     const int first_key = block.n_tile * kBlockN, last_key = min(range.k_len, first_key + kBlockN) - 1;
     const int first_query = range.first_query(first_key), last_query = range.last_query(last_key);
     block.range = range;
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
         if constexpr (Shape::kModified) {
           // P^T stays; the partner gets P^T times the softcap's derivative.
           const std::int64_t h = at.h;
-          const KeyRange range = block.range;
+          const KeyWindow range = block.range;
           const float slope = f.alibi_slopes ? f.alibi_slopes[block.b * f.stride_alibi_batch + h] : 0.0f;
           const float inverse_softcap = f.softcap > 0.0f ? 1.0f / f.softcap : 0.0f;
           const int bias_bytes = f.bias.dtype == DType::kFloat32 ? 4 : 2;

@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(256)
   ptx::wait_for_previous_kernel();
   const AttentionParams& f = p.forward;
   const TileOfBlock at(f, plan);
-  const KeyRange range(f, at.b);
+  const KeyWindow range(f, at.b);
   const int first_query = at.tile * kBlockM, count = min(kBlockM, range.q_len - first_query);
   if (count <= 0) return;
   // Nobody has made the sum of a tile that sees no keys; prepare_kernel has written zeros.

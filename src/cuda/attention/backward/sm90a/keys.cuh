@@ -116,7 +116,7 @@ struct KeyConsumer {
     int offset[2];      // of its two keys
     unsigned width[2];  // 0: past the end
 
-    __device__ Mask(const KeyRange& range, int first_key, int first_query) {
+    __device__ Mask(const KeyWindow& range, int first_key, int first_query) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int j = first_key + lane() / 4 + 8 * half;

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(256)
   }
   if (at.index == 0)
     for (int i = threadIdx.x; i < plan.tickets - plan.whole_items; i += 256) plan.given[i] = 0;
-  const KeyRange range(f, b);
+  const KeyWindow range(f, b);
   const int q_len = range.q_len, m = tile * kBlockM;
   if (m >= q_len) return;
   const std::int64_t begin = f.is_varlen_q() ? f.q_begin(b) : 0;

@@ -58,7 +58,7 @@ __device__ inline void take_item(const AttentionBackwardParams& p, const Backwar
     item->b = static_cast<int>(head / static_cast<unsigned>(f.heads_kv));
     item->g = static_cast<int>(head % static_cast<unsigned>(f.heads_kv));
     item->n_tile = static_cast<int>(tile);
-    const KeyRange keys(f, item->b);
+    const KeyWindow keys(f, item->b);
     const int first_key = item->n_tile * Shape::kBlockN;
     if (first_key >= keys.k_len) continue;  // a shorter sequence has no such tile
     const int first_query = keys.first_query(first_key);

@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim>::kBlockM * 2)
   ptx::wait_for_previous_kernel();
   const AttentionParams& f = p.forward;
   const TileOfBlock at(f, plan);
-  const KeyRange range(f, at.b);
+  const KeyWindow range(f, at.b);
   const int q_len = range.q_len, first_query = at.tile * Shape::kBlockM;
   if (first_query >= q_len) return;
   // A tile that sees no keys has no sum; prepare_kernel has written zeros.

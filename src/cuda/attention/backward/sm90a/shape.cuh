@@ -67,7 +67,7 @@ struct BackwardItem {
   int steps;                    // tiles of all heads of the group; -1: no more items
   int q_row, k_row;             // of the sequence, the first ones in q and k
   int first_whole, last_whole;  // tiles of queries [first, last) see all of the keys
-  KeyRange range;
+  KeyWindow range;
   /// Whether the block has all of the item's tiles of queries. If it has some, another block has the others, and this
   /// one gives its sums to that block or takes them from it.
   enum Share : int { kAll, kGives, kTakes };

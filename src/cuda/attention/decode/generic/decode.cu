@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kWarp* kWarps)
   }
   __syncthreads();
 
-  const std::int64_t first_key = p.first_key(first_row / group, q_len, k_len);
+  const std::int64_t first_key = p.first_key(b, first_row / group, q_len, k_len);
   const std::int64_t last_key = p.last_key((min(q_rows, first_row + kRows) - 1) / group, q_len, k_len);
   // Chunks of whole warps' worth of keys, the same for every block of this sequence.
   const std::int64_t visible_keys = last_key > first_key ? last_key - first_key : 0;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kWarp* kWarps)
   const bool own = first_row + lane % kRows < q_rows;
   const std::int64_t own_i = own_row / group, own_h = g * group + own_row % group;
   const ScoreContext own_at(p, b, own_h);
-  const std::int64_t own_first = p.first_key(own_i, q_len, k_len), own_last = p.last_key(own_i, q_len, k_len);
+  const std::int64_t own_first = p.first_key(b, own_i, q_len, k_len), own_last = p.last_key(own_i, q_len, k_len);
   const auto of_row = [&](float of_lane, int r) {
     return __shfl_sync(kFullMask, of_lane, key_lane * kLanesPerKey + r);
   };

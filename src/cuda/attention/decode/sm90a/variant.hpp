@@ -164,6 +164,7 @@ Verdict attention_decode_supports(const AttentionParams& p) {
   if (p.heads_kv > 64) return "it takes at most 64 kv heads";
   if (p.batch > kMostShared) return "it takes at most 256 sequences";
   if (p.has_score_modifier() || p.window_left >= 0) return "it takes no bias, ALiBi, softcap or window";
+  if (p.k_starts) return "it takes no sequences that start behind their first key";
   if (p.is_paged() && (p.page_size % kGranule != 0 || (p.page_size & (p.page_size - 1)) != 0))
     return "page_size must be a power of two, 16 or more";
   const auto rows_of = [](std::uintptr_t bytes, const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads) scores_kernel(const AttentionParams 
   const std::int64_t b = blockIdx.z / p.heads_q, h = blockIdx.z % p.heads_q;
   const std::int64_t j = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x, i = blockIdx.y;
   const ScoreContext at(p, b, h);
-  if (i >= at.q_len || j < p.first_key(i, at.q_len, at.k_len) || j >= p.last_key(i, at.q_len, at.k_len)) return;
+  if (i >= at.q_len || j < p.first_key(at.b, i, at.q_len, at.k_len) || j >= p.last_key(i, at.q_len, at.k_len)) return;
   const T* q = static_cast<const T*>(p.q) + p.q_offset(b, h, i);
   const T* k = static_cast<const T*>(p.k) + p.k_offset(b, h * p.heads_kv / p.heads_q, j);
   float dot = 0.0f;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads) output_kernel(const AttentionParams 
   const std::int64_t b = blockIdx.y / p.heads_q, h = blockIdx.y % p.heads_q, i = blockIdx.x;
   const ScoreContext at(p, b, h);
   if (i >= at.q_len) return;
-  const std::int64_t first = p.first_key(i, at.q_len, at.k_len), last = p.last_key(i, at.q_len, at.k_len);
+  const std::int64_t first = p.first_key(at.b, i, at.q_len, at.k_len), last = p.last_key(i, at.q_len, at.k_len);
   float* row = scores + (blockIdx.y * p.seq_q + i) * p.seq_k;
 
   SoftmaxState state;

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
   const std::int64_t first_query = static_cast<std::int64_t>(blockIdx.x) * Tile::kBlockM;
   if (first_query >= at.q_len) return;
   const std::int64_t last_query = min(at.q_len, first_query + Tile::kBlockM) - 1;
-  const std::int64_t first_key = p.first_key(first_query, at.q_len, at.k_len);
+  const std::int64_t first_key = p.first_key(b, first_query, at.q_len, at.k_len);
   const std::int64_t last_key = p.last_key(last_query, at.q_len, at.k_len);
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
 #pragma unroll
     for (int r = 0; r < Tile::kRowsM; ++r) {
       const std::int64_t i = first_query + ty + 16 * r;
-      const std::int64_t first = p.first_key(i, at.q_len, at.k_len);
+      const std::int64_t first = p.first_key(b, i, at.q_len, at.k_len);
       const std::int64_t last = i < at.q_len ? p.last_key(i, at.q_len, at.k_len) : 0;
       bool visible[Tile::kRowsN];
       float maximum = state[r].maximum;

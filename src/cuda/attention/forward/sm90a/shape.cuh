@@ -202,6 +202,7 @@ __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& 
   const int shift = tile->range.k_len - tile->range.q_len;
   tile->range.left = shift - plan.window_left;
   tile->range.right = shift + plan.window_right + 1;
+  tile->range.start = static_cast<int>(p.k_start(tile->b, tile->range.k_len));
   tile->first_query = first_row_of_tile((tile->range.q_len + 63) / 64, Shape::kConsumers, static_cast<int>(lighter));
   const int last_query = min(tile->range.q_len, tile->first_query + Shape::kBlockM) - 1;
   const int first_key = tile->range.first(max(0, tile->first_query)), last_key = tile->range.last(last_query);
