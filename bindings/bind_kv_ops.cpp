@@ -78,6 +78,64 @@ nb::object kv_append(nb::handle k, nb::handle v, nb::handle k_pages, nb::handle 
   return parsed.has_q ? call.result(parsed.q_out) : nb::none();
 }
 
+// Tokens [batch, seq, heads, head_dim], or [tokens, heads, head_dim], as the latter; an absent view where that needs a
+// copy.
+TensorView as_tokens(const TensorView& given) {
+  TensorView view = given;
+  if (view.ndim == 4) {
+    if (view.shape[0] > 1 && view.shape[1] > 1 && view.strides[0] != view.shape[1] * view.strides[1]) return {};
+    if (view.shape[1] == 1) view.strides[1] = view.strides[0];
+    view.shape[0] *= view.shape[1];
+    for (int d = 1; d < 3; ++d) {
+      view.strides[d - 1] = view.strides[d];
+      if (d > 1) view.shape[d - 1] = view.shape[d];
+    }
+    view.shape[2] = view.shape[3];
+    view.strides[2] = view.strides[3];
+    view.ndim = 3;
+  }
+  if (view.ndim != 3 || (view.strides[2] != 1 && view.shape[2] > 1)) return {};
+  return view;
+}
+
+// kv_append for flashkernel.flash_attn: tokens go behind those of their sequences. Returns (lengths then, q rotated or
+// None), or None where an array needs a copy.
+nb::object kv_append_places(nb::handle k, nb::handle v, nb::handle k_pages, nb::handle v_pages, nb::handle block_table,
+                            nb::handle seq_lens, nb::handle cu_seqlens, nb::handle cos, nb::handle sin,
+                            nb::handle positions, bool interleaved, nb::handle q) {
+  Call call("kv_append", nb::none(), nb::none());
+  const TensorView k_view = as_tokens(call.input("k", k)), v_view = as_tokens(call.input("v", v));
+  const TensorView k_page_view = call.inout("k_pages", k_pages), v_page_view = call.inout("v_pages", v_pages);
+  KvAppendPlaces places;
+  places.block_table = call.input("block_table", block_table);
+  places.seq_lens = call.input("seq_lens", seq_lens);
+  places.cu_seqlens = call.optional_input("cu_seqlens", cu_seqlens);
+  places.positions = call.optional_input("positions", positions);
+  if (!k_view.defined() || !v_view.defined()) return nb::none();
+  std::optional<KvAppendRope> rope;
+  Output turned;
+  if (!cos.is_none()) {
+    rope.emplace();
+    rope->cos = call.input("rotary_cos", cos);
+    rope->sin = call.input("rotary_sin", sin);
+    rope->options.interleaved = interleaved;
+    if (!q.is_none()) {
+      const TensorView given = call.input("q", q);
+      rope->q = as_tokens(given);
+      if (!rope->q.defined()) return nb::none();
+      turned = call.output("q", nb::none(), given.dtype, Shape(given));
+      rope->q_out = as_tokens(turned.view);
+    }
+  }
+  Output after = call.output(DType::kInt32, Shape{extent(places.block_table, 0)});
+  places.seq_lens_after = after.view;
+  call.run([&](const ExecutionContext& context) {
+    flashkernel::kv_append(k_view, v_view, k_page_view, v_page_view, KvScales{}, places, rope, context);
+  });
+  if (q.is_none() || cos.is_none()) return nb::make_tuple(call.result(after), nb::none());
+  return nb::make_tuple(call.result(after), call.result(turned));
+}
+
 // The largest of some lengths on the host; -1 when they are not such an array.
 std::int64_t largest_length(const TensorView& lengths) {
   if (lengths.ndim != 1 || !is_index(lengths.dtype) || !lengths.device.is_cpu()) return -1;
@@ -200,6 +258,14 @@ Example:
 >>> float(k_pages.sum()), k_pages[1, 1, 0].tolist()
 (4.0, [1.0, 1.0, 1.0, 1.0])
 )doc");
+
+  def_op<&kv_append_places>(
+      module,
+      "def _kv_append_places(k: ArrayT, v: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, "
+      "block_table: SupportsDLPack, seq_lens: SupportsDLPack, cu_seqlens: SupportsDLPack | None = None, cos: "
+      "SupportsDLPack | None = None, sin: SupportsDLPack | None = None, positions: SupportsDLPack | None = None, "
+      "interleaved: bool = False, q: SupportsDLPack | None = None) -> tuple[ArrayT, ArrayT | None] | None",
+      "kv_append behind what is there, for flashkernel.flash_attn; None where an array needs a copy.");
 
   def_op<&kv_read>(
       module,

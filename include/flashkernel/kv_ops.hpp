@@ -38,6 +38,23 @@ FK_API void kv_append(const TensorView& k, const TensorView& v, const TensorView
                       const KvScales& scales, const TensorView& slots,
                       const std::optional<KvAppendRope>& rope = std::nullopt, const ExecutionContext& context = {});
 
+/// Where tokens go that follow those of their sequences: token n of sequence b to position seq_lens[b] + n.
+struct KvAppendPlaces {
+  TensorView block_table;  ///< int32 [batch, max_pages]
+  TensorView seq_lens;     ///< int32 or int64 [batch]: tokens that are there
+  /// int32 or int64 [batch + 1]: the tokens of sequence b are [cu_seqlens[b], cu_seqlens[b + 1]) of k and v. Absent:
+  /// every sequence has tokens / batch of them.
+  TensorView cu_seqlens;
+  TensorView positions;       ///< int32 or int64 [batch]: RoPE's, of each sequence's first token; absent: seq_lens
+  TensorView seq_lens_after;  ///< int32 [batch], written: tokens that are there then; may be absent
+};
+
+/// `kv_append` with its slots worked out on the way; rope's positions too, so that `rope->positions` is absent. At
+/// least one token. A token past the table, or a page outside the pool: InvalidArgument on the host, skipped on a GPU.
+FK_API void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
+                      const KvScales& scales, const KvAppendPlaces& places,
+                      const std::optional<KvAppendRope>& rope = std::nullopt, const ExecutionContext& context = {});
+
 /// Gathers sequences back: k_out [batch, max_seq, heads_kv, head_dim], v_out [batch, max_seq, heads_kv, head_dim_v];
 /// tokens past seq_lens[b] are written as 0. block_table int32 [batch, max_pages], seq_lens int32 or int64 [batch].
 /// Table entries past a sequence's last page are not used: any value is allowed there.

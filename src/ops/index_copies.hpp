@@ -28,6 +28,14 @@ class IndexCopies {
     return {to, array.is_int64};
   }
 
+  /// `count` numbers that the front door works out on the host: value(i).
+  template <class Value>
+  IndexArray made(std::int64_t count, Value&& value) {
+    auto* const to = static_cast<std::int64_t*>(room(static_cast<std::size_t>(count) * sizeof(std::int64_t)));
+    for (std::int64_t i = 0; i < count; ++i) to[i] = value(i);
+    return {to, true};
+  }
+
   /// Rows of a table that lie *stride apart, copied on the host without gaps: *stride becomes `columns`. Of each row
   /// the first count(row) entries, and 0 after them.
   template <class Count>

@@ -89,15 +89,81 @@ void set_table(const Checker& check, const KvAppendRope& rope, KvAppendParams& p
                   rope.cos.shape[0], rope.cos.strides[0], rope.sin.strides[0]};
 }
 
+/// Checks where tokens go, and works it out where the host can read it.
+KvPlaces set_places(const Checker& check, const KvAppendPlaces& given, bool has_rope, IndexCopies& copies,
+                    KvAppendParams& params) {
+  KvPlaces places;
+  check.dtype("block_table", given.block_table, DType::kInt32);
+  check.ndim("block_table", given.block_table, 2, 2);
+  check.last_dim_contiguous("block_table", given.block_table);
+  const std::int64_t batch = places.batch = given.block_table.shape[0], tokens = params.tokens;
+  places.max_pages = given.block_table.shape[1];
+  places.stride_block_table = given.block_table.strides[0];
+  if (tokens == 0 || batch == 0 || places.max_pages == 0)
+    check.fail("k.shape[0]=" + std::to_string(tokens) + ", " + shape_text("block_table", given.block_table, 0) + ", " +
+               shape_text("block_table", given.block_table, 1) + "; needs at least one token, sequence and page");
+  places.block_table = static_cast<const std::int32_t*>(given.block_table.data);
+  places.seq_lens = check.index_array("seq_lens", given.seq_lens, batch, copies);
+  if (given.cu_seqlens.defined()) {
+    places.cu_seqlens = check.index_array("cu_seqlens", given.cu_seqlens, batch + 1, copies);
+  } else if (tokens % batch != 0) {
+    check.fail("k.shape[0]=" + std::to_string(tokens) + "; without cu_seqlens it must be a multiple of the " +
+               std::to_string(batch) + " sequences");
+  }
+  places.tokens_each = tokens / batch;
+  if (given.positions.defined()) places.positions = check.index_array("positions", given.positions, batch, copies);
+  if (given.seq_lens_after.defined()) {
+    check.dtype("seq_lens_after", given.seq_lens_after, DType::kInt32);
+    check.ndim("seq_lens_after", given.seq_lens_after, 1, 1);
+    check.extent("seq_lens_after", given.seq_lens_after, 0, batch, "block_table.shape[0]");
+    check.contiguous("seq_lens_after", given.seq_lens_after);
+    places.seq_lens_after = static_cast<std::int32_t*>(given.seq_lens_after.data);
+  }
+  if (!params.device.is_cpu()) {
+    params.places = places;
+    return places;
+  }
+  if (places.cu_seqlens) {
+    std::int64_t begin = places.cu_seqlens[0];
+    for (std::int64_t b = 0; b < batch; ++b) {
+      const std::int64_t end = places.cu_seqlens[b + 1];
+      if (end < begin || (b == 0 && begin != 0) || (b + 1 == batch && end != tokens))
+        check.fail("cu_seqlens[" + std::to_string(b) + "]=" + std::to_string(begin) + ", cu_seqlens[" +
+                   std::to_string(b + 1) + "]=" + std::to_string(end) +
+                   "; cumulative lengths start at 0, never decrease and end at " + std::to_string(tokens));
+      begin = end;
+    }
+  }
+  const std::int64_t page_size = params.pages.page_size, capacity = places.max_pages * page_size;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t added = places.begin(b + 1) - places.begin(b), before = places.seq_lens[b];
+    if (before < 0)
+      check.fail("seq_lens[" + std::to_string(b) + "]=" + std::to_string(before) + "; must not be negative");
+    if (before > capacity - added)
+      check.fail("seq_lens[" + std::to_string(b) + "]=" + std::to_string(before) +
+                 ": a token is appended at position " + std::to_string(before + added - 1) + " of a cache of " +
+                 std::to_string(capacity) + " tokens");
+  }
+  // Read once: what is checked next is what the kernel uses.
+  params.slots = copies.made(tokens, [&](std::int64_t token) { return places.slot(token, page_size); });
+  check.indices_in_range("slots by block_table", params.slots, tokens, 0, params.pages.num_pages * page_size,
+                         "num_pages * page_size");
+  if (has_rope) params.positions = copies.made(tokens, [&](std::int64_t token) { return places.position(token); });
+  return places;
+}
+
 void set_rope(const Checker& check, const KvAppendRope& rope, const TensorView& k_pages, const TensorView& v_pages,
-              IndexCopies& copies, KvAppendParams& params) {
+              const KvAppendPlaces* places, IndexCopies& copies, KvAppendParams& params) {
   params.has_rope = true;
   const bool by_table = rope.cos.defined() || rope.sin.defined();
   if (by_table)
     set_table(check, rope, params);
   else
     params.rope = rope_spec(check, rope.options, params.pages.head_dim);
-  params.positions = check.index_array("rope.positions", rope.positions, params.tokens, copies);
+  if (!places)
+    params.positions = check.index_array("rope.positions", rope.positions, params.tokens, copies);
+  else if (rope.positions.defined())
+    check.fail("rope.positions are given; places say where tokens stand");
   if (by_table)
     check.indices_in_range("rope.positions", params.positions, params.tokens, 0, params.table.rows,
                            "rows of the table");
@@ -129,16 +195,9 @@ void set_rope(const Checker& check, const KvAppendRope& rope, const TensorView& 
   params.stride_q_out_head = rope.q_out.strides[1];
 }
 
-}  // namespace
-
-void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
-               const TensorView& slots, const std::optional<KvAppendRope>& rope, const ExecutionContext& context) {
-  kv_append(k, v, k_pages, v_pages, KvScales{}, slots, rope, context);
-}
-
-void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
-               const KvScales& scales, const TensorView& slots, const std::optional<KvAppendRope>& rope,
-               const ExecutionContext& context) {
+void append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
+            const KvScales& scales, const TensorView& slots, const KvAppendPlaces* places,
+            const std::optional<KvAppendRope>& rope, const ExecutionContext& context) {
   const Checker check("kv_append", k_pages.device);
   KvAppendParams params;
   params.pages = check_pages(check, k_pages, v_pages, scales, true);
@@ -154,6 +213,13 @@ void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pag
   check.extent("v", v, 1, params.pages.heads_kv, "v_pages.shape[2]");
   const auto check_written = [&](const char* name, const TensorView& written) {
     check.apart(name, written, {{"k", k}, {"v", v}, {"slots", slots}});
+    if (places)
+      check.apart(name, written,
+                  {{"block_table", places->block_table},
+                   {"seq_lens", places->seq_lens},
+                   {"cu_seqlens", places->cu_seqlens},
+                   {"positions", places->positions},
+                   {"seq_lens_after", places->seq_lens_after}});
     if (!rope) return;
     check.apart(name, written,
                 {{"rope.positions", rope->positions},
@@ -175,16 +241,56 @@ void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pag
   params.stride_v_token = v.strides[0];
   params.stride_v_head = v.strides[1];
   IndexCopies copies(check.device());
-  params.slots = check.index_array("slots", slots, params.tokens, copies);
-  check.indices_in_range("slots", params.slots, params.tokens, kNoLowerBound,
-                         params.pages.num_pages * params.pages.page_size, "num_pages * page_size");
+  KvPlaces known;
+  if (places) {
+    known = set_places(check, *places, rope.has_value(), copies, params);
+    check.apart("seq_lens_after", places->seq_lens_after,
+                {{"k", k},
+                 {"v", v},
+                 {"block_table", places->block_table},
+                 {"seq_lens", places->seq_lens},
+                 {"cu_seqlens", places->cu_seqlens},
+                 {"positions", places->positions}});
+  } else {
+    params.slots = check.index_array("slots", slots, params.tokens, copies);
+    check.indices_in_range("slots", params.slots, params.tokens, kNoLowerBound,
+                           params.pages.num_pages * params.pages.page_size, "num_pages * page_size");
+  }
   if (rope) {
-    set_rope(check, *rope, k_pages, v_pages, copies, params);
+    set_rope(check, *rope, k_pages, v_pages, places, copies, params);
+    if (places)
+      check.apart("rope.q_out", rope->q_out,
+                  {{"block_table", places->block_table},
+                   {"seq_lens", places->seq_lens},
+                   {"cu_seqlens", places->cu_seqlens},
+                   {"positions", places->positions},
+                   {"seq_lens_after", places->seq_lens_after}});
     check.apart("rope.q_out", rope->q_out,
                 {{"k", k}, {"v", v}, {"slots", slots}, {"k_scales", scales.k}, {"v_scales", scales.v}});
   }
   if (params.tokens == 0 && !context.explain) return;
   dispatch(params, params.device, context);
+  if (params.device.is_cpu() && known.seq_lens_after && !context.explain)
+    for (std::int64_t b = 0; b < known.batch; ++b)
+      known.seq_lens_after[b] = static_cast<std::int32_t>(known.seq_lens[b] + known.begin(b + 1) - known.begin(b));
+}
+}  // namespace
+
+void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
+               const TensorView& slots, const std::optional<KvAppendRope>& rope, const ExecutionContext& context) {
+  kv_append(k, v, k_pages, v_pages, KvScales{}, slots, rope, context);
+}
+
+void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
+               const KvScales& scales, const TensorView& slots, const std::optional<KvAppendRope>& rope,
+               const ExecutionContext& context) {
+  append(k, v, k_pages, v_pages, scales, slots, nullptr, rope, context);
+}
+
+void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
+               const KvScales& scales, const KvAppendPlaces& places, const std::optional<KvAppendRope>& rope,
+               const ExecutionContext& context) {
+  append(k, v, k_pages, v_pages, scales, TensorView(), &places, rope, context);
 }
 
 void kv_read(const TensorView& k_pages, const TensorView& v_pages, const TensorView& block_table,

@@ -25,6 +25,41 @@ struct RopeTable {
   FK_HOST_DEVICE explicit operator bool() const { return cos != nullptr; }
 };
 
+/// Tokens in the order of their sequences, `tokens_each` of each or by cu_seqlens. They go behind those that are there.
+/// For kernels on a GPU: on the host the front door works out slots and positions.
+struct KvPlaces {
+  const std::int32_t* block_table = nullptr;  // [batch, max_pages]; null: a token's slot is in `slots`
+  std::int64_t stride_block_table = 0, max_pages = 0, batch = 0, tokens_each = 0;
+  IndexArray seq_lens;                     // [batch] tokens that are there
+  IndexArray cu_seqlens;                   // [batch + 1], or absent
+  IndexArray positions;                    // [batch] of each sequence's first token; absent: seq_lens
+  std::int32_t* seq_lens_after = nullptr;  // [batch] written, or null
+  FK_HOST_DEVICE explicit operator bool() const { return block_table != nullptr; }
+
+  FK_HOST_DEVICE std::int64_t begin(std::int64_t b) const { return cu_seqlens ? cu_seqlens[b] : b * tokens_each; }
+  /// The last sequence that begins at or before the token: of those, all but the last are empty.
+  FK_HOST_DEVICE std::int64_t sequence_of(std::int64_t token) const {
+    if (!cu_seqlens) return token / tokens_each;
+    std::int64_t low = 0, high = batch;
+    while (high - low > 1) {
+      const std::int64_t middle = low + (high - low) / 2;
+      (cu_seqlens[middle] <= token ? low : high) = middle;
+    }
+    return low;
+  }
+  /// -1 for a token that does not fit into the table, and for a page id below 0.
+  FK_HOST_DEVICE std::int64_t slot(std::int64_t token, std::int64_t page_size) const {
+    const std::int64_t b = sequence_of(token), at = seq_lens[b] + token - begin(b), block = at / page_size;
+    if (at < 0 || block >= max_pages) return -1;
+    const std::int64_t page = block_table[b * stride_block_table + block];
+    return page < 0 ? -1 : page * page_size + at - block * page_size;
+  }
+  FK_HOST_DEVICE std::int64_t position(std::int64_t token) const {
+    const std::int64_t b = sequence_of(token);
+    return (positions ? positions : seq_lens)[b] + token - begin(b);
+  }
+};
+
 struct KvAppendParams {
   static constexpr const char* kOp = "kv_append";
 
@@ -36,6 +71,7 @@ struct KvAppendParams {
   std::int64_t stride_k_token = 0, stride_k_head = 0, stride_v_token = 0, stride_v_head = 0;
   KvPages pages;
   IndexArray slots;  // [tokens]; negative: skip
+  KvPlaces places;   // on a GPU, in place of slots and positions
 
   bool has_rope = false;
   RopeSpec rope;
@@ -45,6 +81,13 @@ struct KvAppendParams {
   const void* q = nullptr;   // [tokens, heads_q, head_dim]
   void* q_out = nullptr;
   std::int64_t stride_q_token = 0, stride_q_head = 0, stride_q_out_token = 0, stride_q_out_head = 0;
+
+  FK_HOST_DEVICE std::int64_t slot(std::int64_t token) const {
+    return places ? places.slot(token, pages.page_size) : slots[token];
+  }
+  FK_HOST_DEVICE std::int64_t position(std::int64_t token) const {
+    return places && !positions ? places.position(token) : positions[token];
+  }
 };
 
 struct KvReadParams {

@@ -22,6 +22,7 @@ struct Spec {
   bool token_scales = false;
   std::int64_t table_rows = 0;  // of cos and sin for RoPE; 0: none
   DType table_dtype = DType::kFloat32;
+  bool places = false;      // tokens go behind those of their sequences
   bool odd_values = false;  // NaN, infinities, zeros and values far apart
 
   DType cache() const { return is_quantized(pages_dtype) ? pages_dtype : dtype; }
@@ -76,7 +77,26 @@ void build_append(Call& call, const Spec& s) {
   for (std::size_t t = 2; t < slots.size(); t += 5) slots[t] = -1 - static_cast<std::int64_t>(t);
   for (std::int64_t t = 0; t < s.tokens; ++t)
     positions.push_back(call.random.integer(0, s.table_rows > 0 ? s.table_rows - 1 : 100000));
+  const std::int64_t batch = 3, columns = s.pages / batch;
+  KvAppendPlaces places;
+  if (s.places) {  // sequences of their own pages: one of no token, one that begins inside a page
+    std::vector<std::int64_t> table(static_cast<std::size_t>(batch * columns));
+    for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<std::int64_t>(i);
+    call.random.shuffle(table);
+    const std::int64_t first = s.tokens / 3;
+    places.block_table = call.indices("block_table", DType::kInt32, {batch, columns}, table, {{}, {}, 3}).view();
+    places.seq_lens = call.indices("seq_lens", index_dtype(s), {batch}, {s.page_size / 2, 5, 0}).view();
+    places.cu_seqlens = call.indices("cu_seqlens", index_dtype(s), {batch + 1}, {0, first, first, s.tokens}).view();
+    if (s.interleaved) places.positions = call.indices("first_positions", index_dtype(s), {batch}, {7, 0, 3}).view();
+    places.seq_lens_after = call.output("seq_lens_after", DType::kInt32, {batch}).view();
+  }
   TestTensor& slot = call.indices("slots", index_dtype(s), {s.tokens}, slots);
+  if (!s.rope && s.places) {
+    call.run = [&, scales, places](const ExecutionContext& context) {
+      kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, places, std::nullopt, context);
+    };
+    return;
+  }
   if (!s.rope) {
     call.run = [&, scales](const ExecutionContext& context) {
       kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, slot.view(), std::nullopt, context);
@@ -100,11 +120,14 @@ void build_append(Call& call, const Spec& s) {
   options.rotary_dim = s.rotary, options.interleaved = s.interleaved;
   call.run = [=, &k, &v, &k_pages, &v_pages, &slot, &position](const ExecutionContext& context) {
     KvAppendRope rope;
-    rope.positions = position.view();
+    if (!s.places) rope.positions = position.view();
     rope.options = options;
     if (cos) rope.cos = cos->view(), rope.sin = sin->view();
     if (q) rope.q = q->view(), rope.q_out = q_out->view();
-    kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, slot.view(), rope, context);
+    if (s.places)
+      kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, places, rope, context);
+    else
+      kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, slot.view(), rope, context);
   };
 }
 
@@ -215,6 +238,8 @@ void few_tokens_and_strides(DType dtype, const Add& add) {
   strided.k_pages = {{}, {0, 2, 1, 3}, 3, 1}, strided.v_pages = {{}, {2, 0, 1, 3}, 5};
   strided.k.gap = 7, strided.k.offset = 1, strided.v.gap = 1;
   add("strides", strided);
+  strided.places = true;
+  add("behind", strided);
 }
 
 template <class Add>
@@ -244,6 +269,10 @@ void rope_cases(DType dtype, const Add& add) {
     }
     table.rotary = 48;
     add("table_partial" + form, table);
+    table.places = rope.places = true;
+    rope.in_place = false;
+    add("rope_behind" + form, rope);
+    add("table_behind" + form, table);
   }
 }
 

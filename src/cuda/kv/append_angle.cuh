@@ -10,7 +10,7 @@ namespace flashkernel::cuda {
 /// NaN: the host reads no positions here.
 __device__ inline void append_angle(const KvAppendParams& p, std::int64_t token, int pair, double half_turns,
                                     float* cosine, float* sine) {
-  const std::int64_t position = p.positions[token];
+  const std::int64_t position = p.position(token);
   if (!p.table) return rope_angle(position, half_turns, cosine, sine);
   *cosine = *sine = NAN;
   if (position < 0 || position >= p.table.rows) return;

@@ -4,6 +4,7 @@
 // take as long as the memory), so a token's slot is divided into page and place once, and its angles worked out once,
 // by one thread each while everybody's rows are under way.
 #include "cuda/kv/kv.hpp"
+#include "cuda/kv/lengths_after.cuh"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/quantized.cuh"
 #include "cuda/tile/reduce.cuh"
@@ -117,6 +118,7 @@ __global__ void __launch_bounds__(kThreads)
              : Source<T>{static_cast<const T*>(p.k), p.stride_k_token, p.stride_k_head, heads_kv, dim};
   const KvScale& scales = is_v ? pages.quantization.v : pages.quantization.k;
 
+  write_lengths_after(p);
   const int thread = static_cast<int>(threadIdx.x);
   const int group = thread / plan.lanes, groups = kThreads / plan.lanes, lane = thread % plan.lanes;
   const int column = lane * kWidth, shift = plan.tokens_shift;
@@ -155,7 +157,7 @@ __global__ void __launch_bounds__(kThreads)
     sines[at] = p.rope.inverse ? -sine : sine;
   }
   if (thread < count && !is_q) {
-    const std::int64_t slot = p.slots[base + thread], page = slot / pages.page_size;
+    const std::int64_t slot = p.slot(base + thread), page = slot / pages.page_size;
     const std::int64_t offset = slot - page * pages.page_size;
     Place place{nullptr, nullptr};
     if (slot >= 0 && page < pages.num_pages) {

@@ -5,6 +5,7 @@
 // RoPE: Su et al. (2021).
 #include "cuda/kv/append_angle.cuh"
 #include "cuda/kv/kv.hpp"
+#include "cuda/kv/lengths_after.cuh"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/rope.cuh"
@@ -29,6 +30,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   __shared__ float cosines[kThreads], sines[kThreads];  // of pair a of token t at t * pairs + a
   __shared__ T* places[kMostTokens][2];                 // where the token's k and v go; null: nowhere
   take_turn();
+  write_lengths_after(p);
   const int thread = static_cast<int>(threadIdx.x), half = static_cast<int>(p.rope.rotary_dim / 2);
   const int pairs = min(half - first_pair, kMostPairs);
   const int heads_kv = static_cast<int>(p.pages.heads_kv), heads = heads_kv + static_cast<int>(p.heads_q);
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       sines[thread] = p.rope.inverse ? -sine : sine;
     }
     if (thread < count) {
-      const std::int64_t slot = p.slots[base + thread], page = slot / p.pages.page_size;
+      const std::int64_t slot = p.slot(base + thread), page = slot / p.pages.page_size;
       const std::int64_t offset = slot - page * p.pages.page_size;
       const bool there = slot >= 0 && page < p.pages.num_pages;
       places[thread][0] =

@@ -3,6 +3,7 @@
 // four units a lane in flight; heads that lie side by side at both ends make one row. All page arithmetic is 64-bit. A
 // slot or page id out of range moves nothing: these kernels stay in bounds whatever the table holds.
 #include "cuda/kv/kv.hpp"
+#include "cuda/kv/lengths_after.cuh"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/pipeline/turn.cuh"
@@ -58,12 +59,13 @@ template <class Unit, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     append_kernel(const __grid_constant__ KvAppendParams p, const __grid_constant__ Layouts layouts) {
   take_turn();
+  write_lengths_after(p);
   const bool is_v = blockIdx.y == 1;
   const RowLayout& layout = layouts.of[blockIdx.y];
   const std::int64_t row = my_row<kLanes>();
   if (row >= p.tokens * layout.heads) return;
   const std::int64_t token = layout.heads == 1 ? row : row / layout.heads, head = row - token * layout.heads;
-  const std::int64_t slot = p.slots[token], page = slot / p.pages.page_size;
+  const std::int64_t slot = p.slot(token), page = slot / p.pages.page_size;
   if (slot < 0 || page >= p.pages.num_pages) return;
   copy_row<Unit, kLanes>(
       static_cast<Unit*>(is_v ? p.pages.v : p.pages.k) + layout.in_pages(page, slot - page * p.pages.page_size, head),

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cuda/kv/kv.hpp"
+#include "cuda/kv/lengths_after.cuh"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/quantized.cuh"
 #include "cuda/tile/reduce.cuh"
@@ -90,6 +91,7 @@ template <class T, class E>
 __global__ void __launch_bounds__(kThreads)
     append_kernel(const __grid_constant__ KvAppendParams p, const __grid_constant__ AppendPlan plan) {
   extern __shared__ float4 shared[];
+  write_lengths_after(p);
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
   const int half = p.has_rope ? static_cast<int>(p.rope.rotary_dim / 2) : 0;
   float* const row = reinterpret_cast<float*>(shared) + warp * plan.pitch;
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
       const double frequency =
           p.rope.inv_freq ? static_cast<double>(p.rope.inv_freq[pair]) : exp2(plan.frequency_step * pair);
       float cosine, sine;
-      rope_angle(p.positions[base + at / half], frequency * kInversePi, &cosine, &sine);
+      rope_angle(p.position(base + at / half), frequency * kInversePi, &cosine, &sine);
       angles[at] = float2{cosine, p.rope.inverse ? -sine : sine};
     }
     __syncthreads();
@@ -125,7 +127,7 @@ __global__ void __launch_bounds__(kThreads)
         for (int d = lane; d < dim; d += kWarp)
           to[d] = d < 2 * half ? from_float<T>(row[d]) : from[d];  // what is not rotated keeps its bits
       } else {
-        const std::int64_t slot = p.slots[token], page = slot / p.pages.page_size;
+        const std::int64_t slot = p.slot(token), page = slot / p.pages.page_size;
         if (slot < 0 || page >= p.pages.num_pages) continue;
         const std::int64_t offset = slot - page * p.pages.page_size;
         if (number < heads_kv) {
