@@ -123,6 +123,47 @@ nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages,
   return finish(call, output, lse, return_lse);
 }
 
+// flash-attn's order over a cache: q [batch, seq, heads, head_dim] (or [total, heads, head_dim] with cu_seqlens_q),
+// pages as they are. Otherwise as attention_tokens_first. k_starts: [batch], or None.
+nb::object attention_paged_tokens_first(nb::handle q, nb::handle k_pages, nb::handle v_pages, nb::handle block_table,
+                                        nb::handle seq_lens, nb::handle k_starts, nb::handle cu_seqlens_q,
+                                        std::int64_t max_seqlen_q, std::optional<double> scale, bool causal,
+                                        std::int64_t left, std::int64_t right, double softcap, nb::handle alibi_slopes,
+                                        nb::handle sinks, bool return_lse) {
+  Call call("attention_paged", nb::none(), nb::none());
+  const TensorView q_view = call.input("q", q), k_view = call.input("k_pages", k_pages),
+                   v_view = call.input("v_pages", v_pages), table = call.input("block_table", block_table),
+                   lengths = call.input("seq_lens", seq_lens), cu_q = call.optional_input("cu_seqlens_q", cu_seqlens_q);
+  const bool varlen = cu_q.defined();
+  for (const TensorView* view : {&q_view, &k_view, &v_view})
+    if (view->ndim != (varlen && view == &q_view ? 3 : 4) ||
+        (view->strides[view->ndim - 1] != 1 && view->shape[view->ndim - 1] > 1))
+      return nb::none();
+  AttentionOptions options;
+  options.causal = causal;
+  options.window_left = left < 0 ? -1 : left;
+  options.window_right = right < 0 ? -1 : right;
+  options.softcap = softcap > 0 ? static_cast<float>(softcap) : 0.0f;
+  if (scale) options.scale = static_cast<float>(*scale);
+  options.alibi_slopes = call.optional_input("alibi_slopes", alibi_slopes);
+  options.sinks = call.optional_input("sinks", sinks);
+  options.k_starts = call.optional_input("k_starts", k_starts);
+  Output output = call.output("out", nb::none(), q_view.dtype, Shape(q_view).with_last(v_view.shape[3]));
+  Output lse;
+  if (return_lse)
+    lse = call.output(DType::kFloat32,
+                      varlen ? varlen_lse_shape(q_view) : Shape{q_view.shape[0], q_view.shape[2], q_view.shape[1]});
+  call.run([&](const ExecutionContext& context) {
+    if (varlen)
+      flashkernel::attention_paged(q_view, k_view, v_view, table, lengths, cu_q, max_seqlen_q, output.view, lse.view,
+                                   options, context);
+    else
+      flashkernel::attention_paged(q_view.transpose(1, 2), k_view, v_view, table, lengths, cu_q, q_view.shape[1],
+                                   output.view.transpose(1, 2), lse.view, options, context);
+  });
+  return finish(call, output, lse, return_lse);
+}
+
 // A boolean array as one of bytes: its own memory under the type that the library reads.
 nb::object as_bytes(nb::handle mask) {
   nb::object dtype = attribute_or_null(mask, "dtype");
@@ -227,6 +268,16 @@ True
       "None, "
       "sinks: SupportsDLPack | None = None, return_lse: bool = False) -> ArrayT, ArrayT if return_lse",
       "attention of [batch, seq, heads, head_dim], for flashkernel.flash_attn; None where q, k or v needs a copy.");
+
+  def_op<&attention_paged_tokens_first>(
+      module,
+      "def _attention_paged_tokens_first(q: ArrayT, k_pages: SupportsDLPack, v_pages: SupportsDLPack, block_table: "
+      "SupportsDLPack, seq_lens: SupportsDLPack, k_starts: SupportsDLPack | None = None, cu_seqlens_q: SupportsDLPack "
+      "| None = None, max_seqlen_q: int = -1, scale: float | None = None, causal: bool = False, left: int = -1, right: "
+      "int = -1, softcap: float = 0.0, alibi_slopes: SupportsDLPack | None = None, sinks: SupportsDLPack | None = "
+      "None, "
+      "return_lse: bool = False) -> ArrayT, ArrayT if return_lse",
+      "attention over a cache, for flashkernel.flash_attn; None where an array needs a copy.");
 
   def_op<&attention_varlen>(
       module,

@@ -15,7 +15,10 @@ import flashkernel as fk
 import flashkernel.torch as fkt
 from flashkernel import _C
 
-from ..torch._library import autocast, dense, direct
+from ..attention_options import AttentionOptions
+from ..torch._attention_options import to_schema
+from ..torch._library import autocast, dense, direct, like
+from ..torch.attention import _attention_backward
 
 __all__ = ["attention", "attention_varlen", "options", "refuse_dropout", "refuse_fp8", "shapes", "sides"]
 
@@ -89,6 +92,10 @@ def attention(
             )  # fmt: skip
             if result is not None:
                 return result
+        if _recordable(q, k, v, alibi_slopes, sinks):
+            left, right = window_size
+            result = _Recorded.apply(q, k, v, alibi_slopes, sinks, softmax_scale, causal, left, right, softcap)
+            return result if return_lse else result[0]
         given = options(softmax_scale, causal, window_size, softcap, alibi_slopes, sinks)
         if torch.is_autocast_enabled(q.device.type):
             q, k, v = autocast(q, k, v)
@@ -107,6 +114,56 @@ def attention(
     except (ValueError, IndexError) as error:
         raise shapes(op, error, _DENSE, q=q, k=k, v=v) from None
     return (result[0].transpose(1, 2), result[1]) if return_lse else result.transpose(1, 2)
+
+
+def _recordable(q: Any, k: Any, v: Any, alibi_slopes: Any, sinks: Any) -> bool:
+    """Whether a gradient is recorded and nothing else happens to the call: no tracing, transform, mode or autocast."""
+    if not torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
+        return False
+    with torch.no_grad():
+        if not direct(q, k, v, alibi_slopes, sinks):
+            return False
+    return all(x.dim() == 4 and (x.stride(3) == 1 or x.shape[3] == 1) for x in (q, k, v))
+
+
+class _Recorded(torch.autograd.Function):
+    """Attention of [batch, seq, heads, head_dim] as one step of autograd: no views of its operands are recorded."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, alibi_slopes: Any, sinks: Any, *given: Any) -> Any:
+        out, lse = _tokens_first(q, k, v, *given, alibi_slopes, sinks, True)
+        ctx.given = given
+        ctx.save_for_backward(q, k, v, out, lse, alibi_slopes, sinks)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad_out, grad_lse = grads
+        if grad_out is None and grad_lse is None:
+            return (None,) * 10
+        q, k, v, out, lse, alibi_slopes, sinks = ctx.saved_tensors
+        scale, causal, left, right, softcap = ctx.given
+        grad_out = torch.zeros_like(out) if grad_out is None else dense(grad_out)
+        need_sinks = ctx.needs_input_grad[4]
+        tensors = [x.transpose(1, 2) for x in (grad_out, q, k, v, out)]
+        chosen = options(scale, causal, (left, right), softcap, alibi_slopes, sinks)
+        if torch.is_grad_enabled():  # create_graph: by the op that refuses a second derivative
+            schema = to_schema(AttentionOptions(**chosen))
+            found = list(
+                _attention_backward(
+                    tensors[0], grad_lse, *tensors[1:], lse, None, None, *schema, False, need_sinks, True
+                )
+            )  # fmt: skip
+            of_q, of_k, of_v, of_sinks = *(x.transpose(1, 2) for x in found[:3]), found[4]
+        else:
+            of_q, of_k, of_v = like(q), like(k), like(v)
+            into = of_q.transpose(1, 2), of_k.transpose(1, 2), of_v.transpose(1, 2)
+            found = fk.attention_backward(
+                *tensors, lse, grad_lse=dense(grad_lse), **chosen, need_sinks=need_sinks, grads=into
+            )
+            of_sinks = found[-1]
+        return of_q, of_k, of_v, None, of_sinks if need_sinks else None, *(None,) * 5
 
 
 def _heads_first(x: Any) -> Any:

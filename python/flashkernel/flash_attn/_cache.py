@@ -8,13 +8,14 @@ lies. No step waits for the device.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import flashkernel.torch as fkt
+from flashkernel import _C
 
-from ..torch._library import dense
+from ..torch._library import dense, direct
 from ._attention import shapes
 
 __all__ = ["attend_pages", "single_token_pages", "token_places", "with_cache"]
@@ -99,6 +100,127 @@ def attend_pages(
     return (result[0].transpose(1, 2), result[1]) if return_lse else result.transpose(1, 2)
 
 
+class _New(NamedTuple):
+    """Tokens to append, and what turns them."""
+
+    k: torch.Tensor | None
+    v: torch.Tensor | None
+    cos: torch.Tensor | None
+    sin: torch.Tensor | None
+    interleaved: bool
+    cu_seqlens: torch.Tensor | None
+    positions: torch.Tensor | None
+
+
+class _Cache(NamedTuple):
+    k: torch.Tensor
+    v: torch.Tensor
+    seqlens: int | torch.Tensor | None
+    rows: torch.Tensor | None
+    leftpad: torch.Tensor | None
+    block_table: torch.Tensor | None
+
+
+_append_places: Any = vars(_C)["_kv_append_places"]  # no parts of the package's interface
+_paged_tokens_first: Any = vars(_C)["_attention_paged_tokens_first"]
+_own_rows: dict[tuple[torch.device, int], torch.Tensor] = {}
+
+
+def _rows_in_order(batch: int, device: torch.device) -> torch.Tensor:
+    """The page table [batch, 1] of a cache whose row b is sequence b's: made once, and never written again."""
+    table = _own_rows.get((device, batch))
+    if table is None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return torch.arange(batch, dtype=torch.int32, device=device)[:, None]  # memory of that graph
+        # By way of the host: the copy is there when it returns, for every stream.
+        table = _own_rows[device, batch] = torch.arange(batch, dtype=torch.int32)[:, None].to(device)
+    return table
+
+
+def _in_kernels(
+    op: str,
+    q: torch.Tensor,
+    cache: _Cache,
+    new: _New,
+    options: dict[str, Any],
+    return_lse: bool,
+    cu_seqlens_q: torch.Tensor | None,
+    max_seqlen_q: int | None,
+) -> Any:
+    """`with_cache` by one call that appends and one that attends; None where an array has to be copied first."""
+    k, v = new.k, new.v
+    if cache.k.dim() != 4 or cache.k.numel() == 0 or (k is not None and k.numel() == 0) or q.numel() == 0:
+        return None
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    table: Any = cache.block_table
+    if table is None:
+        rows = cache.rows
+        if rows is None:
+            table = _rows_in_order(batch, cache.k.device)
+        else:
+            table = (rows if rows.dtype == torch.int32 else rows.to(torch.int32))[:, None]
+    elif cache.rows is not None:
+        table = table[cache.rows.long()]
+    lengths: Any = cache.seqlens
+    if not isinstance(lengths, torch.Tensor):
+        length = table.shape[1] * cache.k.shape[1] if lengths is None else lengths
+        lengths = torch.full((batch,), length, dtype=torch.int32, device=cache.k.device)
+    left, right = options["window"] or (-1, -1)
+    causal = options["causal"]
+    try:
+        if k is not None:
+            turned = None
+            # Without a mask that moves with the query, all queries of a call stand at the first one's position.
+            moves = causal or options["window"] is not None
+            same = cu_seqlens_q is new.cu_seqlens and q.shape[:-2] == k.shape[:-2] and q.dtype == k.dtype
+            together = new.cos is not None and same and (moves or q.shape[1] == 1)
+            appended = _append_places(
+                k,
+                v,
+                cache.k,
+                cache.v,
+                table,
+                lengths,
+                new.cu_seqlens,
+                new.cos,
+                new.sin,
+                new.positions,
+                new.interleaved,
+                q if together else None,
+            )
+            if appended is None:
+                return None
+            after, turned = appended
+            if turned is not None:
+                q = turned
+            elif new.cos is not None and new.sin is not None:
+                sequence_q, index_q = _places(q, cu_seqlens_q)
+                start = lengths if new.positions is None else new.positions
+                position = start.long()[sequence_q] + (index_q if moves else 0)
+                q = _rotated(q, dense(new.cos), dense(new.sin), position, new.interleaved)
+            lengths = after
+        return _paged_tokens_first(
+            q,
+            cache.k,
+            cache.v,
+            table,
+            lengths,
+            cache.leftpad,
+            cu_seqlens_q,
+            q.shape[0] if max_seqlen_q is None else max_seqlen_q,
+            options["scale"],
+            causal,
+            left,
+            right,
+            options["softcap"],
+            options["alibi_slopes"],
+            options["sinks"],
+            return_lse,
+        )
+    except (ValueError, IndexError) as error:
+        raise shapes(op, error, "flash-attn's layout of a cache", q=q, k_cache=cache.k, v_cache=cache.v) from None
+
+
 def with_cache(
     op: str,
     q: torch.Tensor,
@@ -129,6 +251,12 @@ def with_cache(
         raise ValueError(f"{op}: rotary tables without k and v; they are for the tokens that are appended")
     if k is not None and cache_seqlens is None:
         raise ValueError(f"{op}: k and v without cache_seqlens, which says where they are appended")
+    if direct(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, options["alibi_slopes"], options["sinks"]):
+        new = _New(k, v, rotary_cos, rotary_sin, rotary_interleaved, cu_seqlens_k_new, rotary_seqlens)
+        cache = _Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
+        result = _in_kernels(op, q, cache, new, options, return_lse, cu_seqlens_q, max_seqlen_q)
+        if result is not None:
+            return result
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     device = k_cache.device
     lengths: Any = cache_seqlens
