@@ -76,6 +76,7 @@ void attention_paged(const TensorView& q, const TensorView& k_pages, const Tenso
     table.window_left = params.window_left;
     table.seq_q = params.seq_q;
     table.cu_seqlens_q = params.cu_seqlens_q;
+    table.k_starts = params.k_starts;
     check_page_table(table, context);
   }
   run(params, out, context);

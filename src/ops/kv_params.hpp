@@ -127,14 +127,17 @@ struct FindBadPageParams {
   // For attention with a window: slots wholly before the keys that a sequence's first query sees are not looked at.
   std::int64_t window_left = -1, seq_q = 0;
   IndexArray cu_seqlens_q;  // [batch + 1], or absent: seq_q queries each
+  IndexArray k_starts;      // [batch] first keys that are seen, or absent: nor slots wholly before those
   // The entry of least sequence, then least slot: sequence, slot, page; or -1, -1, -1.
   std::int64_t* fault = nullptr;       // [3] on the device; or null:
   std::int64_t* host_fault = nullptr;  // [3] on the host, there when the launch returns
 
   FK_HOST_DEVICE std::int64_t first_slot(std::int64_t b, std::int64_t length) const {
-    if (window_left < 0) return 0;
-    const std::int64_t queries = cu_seqlens_q ? cu_seqlens_q[b + 1] - cu_seqlens_q[b] : seq_q;
-    const std::int64_t first = length - queries - window_left;
+    std::int64_t first = k_starts ? k_starts[b] : 0;
+    if (window_left >= 0) {
+      const std::int64_t queries = cu_seqlens_q ? cu_seqlens_q[b + 1] - cu_seqlens_q[b] : seq_q;
+      if (first < length - queries - window_left) first = length - queries - window_left;
+    }
     return first < 0 ? 0 : first / page_size;
   }
 };

@@ -68,6 +68,40 @@ void varlen_cases(CaseList& list) {
     }
 }
 
+// Padding on the left, and tokens in use: bounds of each sequence inside, on and past its own.
+void bounds_cases(CaseList& list) {
+  for (const DType dtype : kFloatTypes)
+    for (const Mask& mask : {kFull, kCausal, kMasks[3]})
+      for (const std::int64_t queries : {1, 5, 70}) {
+        PagedSpec spec;
+        spec.common.dtype = dtype;
+        spec.common.heads_q = 6;
+        spec.common.heads_kv = 2;
+        spec.common.head_dim = 64;
+        spec.common.seq_q = queries;
+        spec.common.mask = mask;
+        spec.lengths = {70, 300, 40, 131, 0, 33};
+        spec.starts = {0, 130, 40, 50, 3, 16};
+        spec.check_pages = queries == 5;  // which must not look before the first keys either
+        list.add("paged_starts_queries" + std::to_string(queries) + "_" + mask.name + "_" + short_name(dtype),
+                 [spec](Call& call) { build_attention_paged(call, spec); });
+      }
+  for (const DType dtype : kFloatTypes)
+    for (const Mask& mask : {kFull, kCausal}) {
+      VarlenSpec spec;
+      spec.common.dtype = dtype;
+      spec.common.heads_q = 4;
+      spec.common.head_dim = 64;
+      spec.common.mask = mask;
+      spec.lengths_q = {70, 13, 20, 130};
+      spec.lengths_k = {70, 50, 20, 150};
+      spec.used_q = {70, 5, 0, 99};
+      spec.used_k = {33, 50, 7, 1000};
+      list.add(std::string("varlen_used_") + mask.name + "_" + short_name(dtype),
+               [spec](Call& call) { build_attention_varlen(call, spec); });
+    }
+}
+
 // Warpgroups of 64 queries in threes that end with their sequence: what stands before its first row is another one's.
 void threes_cases(CaseList& list) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
@@ -220,39 +254,6 @@ void paged_cases(CaseList& list) {
     spec.common.repeats = 30;
     add("deterministic_30_runs", spec);
   }
-}
-
-// Padding on the left, and tokens in use: bounds of each sequence inside, on and past its own.
-void bounds_cases(CaseList& list) {
-  for (const DType dtype : kFloatTypes)
-    for (const Mask& mask : {kFull, kCausal, kMasks[3]})
-      for (const std::int64_t queries : {1, 5, 70}) {
-        PagedSpec spec;
-        spec.common.dtype = dtype;
-        spec.common.heads_q = 6;
-        spec.common.heads_kv = 2;
-        spec.common.head_dim = 64;
-        spec.common.seq_q = queries;
-        spec.common.mask = mask;
-        spec.lengths = {70, 300, 40, 131, 0, 33};
-        spec.starts = {0, 130, 40, 50, 3, 16};
-        list.add("paged_starts_queries" + std::to_string(queries) + "_" + mask.name + "_" + short_name(dtype),
-                 [spec](Call& call) { build_attention_paged(call, spec); });
-      }
-  for (const DType dtype : kFloatTypes)
-    for (const Mask& mask : {kFull, kCausal}) {
-      VarlenSpec spec;
-      spec.common.dtype = dtype;
-      spec.common.heads_q = 4;
-      spec.common.head_dim = 64;
-      spec.common.mask = mask;
-      spec.lengths_q = {70, 13, 20, 130};
-      spec.lengths_k = {70, 50, 20, 150};
-      spec.used_q = {70, 5, 0, 99};
-      spec.used_k = {33, 50, 7, 1000};
-      list.add(std::string("varlen_used_") + mask.name + "_" + short_name(dtype),
-               [spec](Call& call) { build_attention_varlen(call, spec); });
-    }
 }
 
 void cases(CaseList& list) {
