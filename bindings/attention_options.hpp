@@ -73,6 +73,21 @@ struct GivenOptions {
 using DenseOptions = GivenOptions<true>;
 using SequenceOptions = GivenOptions<false>;
 
+/// What flash-attn's functions pass for an attention call, as AttentionOptions: a side of the window below 0 is
+/// unbounded, and a softcap of 0 or less is off.
+inline AttentionOptions flash_options(Call& call, std::optional<double> scale, bool causal, std::int64_t left,
+                                      std::int64_t right, double softcap, nb::handle alibi_slopes, nb::handle sinks) {
+  AttentionOptions options;
+  options.causal = causal;
+  options.window_left = left < 0 ? -1 : left;
+  options.window_right = right < 0 ? -1 : right;
+  options.softcap = softcap > 0 ? static_cast<float>(softcap) : 0.0f;
+  if (scale) options.scale = static_cast<float>(*scale);
+  options.alibi_slopes = call.optional_input("alibi_slopes", alibi_slopes);
+  options.sinks = call.optional_input("sinks", sinks);
+  return options;
+}
+
 /// LSE of q [total, heads, head_dim] is [heads, total].
 inline Shape varlen_lse_shape(const TensorView& q) { return Shape{extent(q, 1), extent(q, 0)}; }
 

@@ -57,14 +57,7 @@ nb::object attention_tokens_first(nb::handle q, nb::handle k, nb::handle v, std:
   const TensorView given[] = {call.input("q", q), call.input("k", k), call.input("v", v)};
   for (const TensorView& view : given)
     if (view.ndim != 4 || (view.strides[3] != 1 && view.shape[3] > 1)) return nb::none();
-  AttentionOptions options;
-  options.causal = causal;
-  options.window_left = left < 0 ? -1 : left;
-  options.window_right = right < 0 ? -1 : right;
-  options.softcap = softcap > 0 ? static_cast<float>(softcap) : 0.0f;
-  if (scale) options.scale = static_cast<float>(*scale);
-  options.alibi_slopes = call.optional_input("alibi_slopes", alibi_slopes);
-  options.sinks = call.optional_input("sinks", sinks);
+  const AttentionOptions options = flash_options(call, scale, causal, left, right, softcap, alibi_slopes, sinks);
   Output output = call.output("out", nb::none(), given[0].dtype, Shape(given[0]).with_last(given[2].shape[3]));
   Output lse;
   if (return_lse) lse = call.output(DType::kFloat32, Shape{given[0].shape[0], given[0].shape[2], given[0].shape[1]});
@@ -123,6 +116,25 @@ nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages,
   return finish(call, output, lse, return_lse);
 }
 
+// attention_varlen of the tokens in use, for flashkernel.flash_attn. out and lse are given: rows past those stay as
+// they are.
+void attention_varlen_used(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
+                           std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, nb::handle seqused_q,
+                           nb::handle seqused_k, std::optional<double> scale, bool causal, std::int64_t left,
+                           std::int64_t right, double softcap, nb::handle sinks, nb::handle out, nb::handle lse) {
+  Call call("attention_varlen", nb::none(), nb::none());
+  const TensorView q_view = call.input("q", q), k_view = call.input("k", k), v_view = call.input("v", v);
+  const TensorView cu_q = call.input("cu_seqlens_q", cu_seqlens_q), cu_k = call.input("cu_seqlens_k", cu_seqlens_k);
+  AttentionOptions options = flash_options(call, scale, causal, left, right, softcap, nb::none(), sinks);
+  options.seqused_q = call.optional_input("seqused_q", seqused_q);
+  options.seqused_k = call.optional_input("seqused_k", seqused_k);
+  const TensorView out_view = call.inout("out", out), lse_view = call.inout("lse", lse);
+  call.run([&](const ExecutionContext& context) {
+    flashkernel::attention_varlen(q_view, k_view, v_view, cu_q, cu_k, max_seqlen_q, max_seqlen_k, out_view, lse_view,
+                                  options, context);
+  });
+}
+
 // flash-attn's order over a cache: q [batch, seq, heads, head_dim] (or [total, heads, head_dim] with cu_seqlens_q),
 // pages as they are. Otherwise as attention_tokens_first. k_starts: [batch], or None.
 nb::object attention_paged_tokens_first(nb::handle q, nb::handle k_pages, nb::handle v_pages, nb::handle block_table,
@@ -139,14 +151,7 @@ nb::object attention_paged_tokens_first(nb::handle q, nb::handle k_pages, nb::ha
     if (view->ndim != (varlen && view == &q_view ? 3 : 4) ||
         (view->strides[view->ndim - 1] != 1 && view->shape[view->ndim - 1] > 1))
       return nb::none();
-  AttentionOptions options;
-  options.causal = causal;
-  options.window_left = left < 0 ? -1 : left;
-  options.window_right = right < 0 ? -1 : right;
-  options.softcap = softcap > 0 ? static_cast<float>(softcap) : 0.0f;
-  if (scale) options.scale = static_cast<float>(*scale);
-  options.alibi_slopes = call.optional_input("alibi_slopes", alibi_slopes);
-  options.sinks = call.optional_input("sinks", sinks);
+  AttentionOptions options = flash_options(call, scale, causal, left, right, softcap, alibi_slopes, sinks);
   options.k_starts = call.optional_input("k_starts", k_starts);
   Output output = call.output("out", nb::none(), q_view.dtype, Shape(q_view).with_last(v_view.shape[3]));
   Output lse;
@@ -268,6 +273,15 @@ True
       "None, "
       "sinks: SupportsDLPack | None = None, return_lse: bool = False) -> ArrayT, ArrayT if return_lse",
       "attention of [batch, seq, heads, head_dim], for flashkernel.flash_attn; None where q, k or v needs a copy.");
+
+  def_op<&attention_varlen_used>(
+      module,
+      "def _attention_varlen_used(q: ArrayT, k: SupportsDLPack, v: SupportsDLPack, cu_seqlens_q: SupportsDLPack, "
+      "cu_seqlens_k: SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, seqused_q: SupportsDLPack | None, "
+      "seqused_k: "
+      "SupportsDLPack | None, scale: float | None, causal: bool, left: int, right: int, softcap: float, sinks: "
+      "SupportsDLPack | None, out: SupportsDLPack, lse: SupportsDLPack) -> None",
+      "attention_varlen of the tokens in use, for flashkernel.flash_attn.");
 
   def_op<&attention_paged_tokens_first>(
       module,

@@ -78,7 +78,46 @@ nb::tuple attention_varlen_backward(nb::handle grad_out, nb::handle q, nb::handl
   return finish(call, gradients, false, need_sinks);
 }
 
+// attention_varlen_backward of the tokens in use, for flashkernel.flash_attn. The gradients are given, grad_sinks or
+// None: rows past those tokens stay as they are.
+void attention_varlen_used_backward(nb::handle grad_out, nb::handle grad_lse, nb::handle q, nb::handle k, nb::handle v,
+                                    nb::handle out, nb::handle lse, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
+                                    std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, nb::handle seqused_q,
+                                    nb::handle seqused_k, std::optional<double> scale, bool causal, std::int64_t left,
+                                    std::int64_t right, double softcap, nb::handle sinks, nb::handle grad_q,
+                                    nb::handle grad_k, nb::handle grad_v, nb::handle grad_sinks) {
+  Call call("attention_varlen_backward", nb::none(), nb::none());
+  const TensorView grad_view = call.input("grad_out", grad_out),
+                   grad_lse_view = call.optional_input("grad_lse", grad_lse), q_view = call.input("q", q),
+                   k_view = call.input("k", k), v_view = call.input("v", v), out_view = call.input("out", out),
+                   lse_view = call.input("lse", lse), cu_q = call.input("cu_seqlens_q", cu_seqlens_q),
+                   cu_k = call.input("cu_seqlens_k", cu_seqlens_k);
+  AttentionOptions options = flash_options(call, scale, causal, left, right, softcap, nb::none(), sinks);
+  options.seqused_q = call.optional_input("seqused_q", seqused_q);
+  options.seqused_k = call.optional_input("seqused_k", seqused_k);
+  AttentionGradients gradients;
+  gradients.q = call.inout("grad_q", grad_q);
+  gradients.k = call.inout("grad_k", grad_k);
+  gradients.v = call.inout("grad_v", grad_v);
+  if (!grad_sinks.is_none()) gradients.sinks = call.inout("grad_sinks", grad_sinks);
+  call.run([&](const ExecutionContext& context) {
+    flashkernel::attention_varlen_backward(grad_view, q_view, k_view, v_view, out_view, lse_view, grad_lse_view, cu_q,
+                                           cu_k, max_seqlen_q, max_seqlen_k, gradients, options, true, context);
+  });
+}
+
 void bind_attention_backward(nb::module_& module) {
+  def_op<&attention_varlen_used_backward>(
+      module,
+      "def _attention_varlen_used_backward(grad_out: ArrayT, grad_lse: SupportsDLPack | None, q: SupportsDLPack, k: "
+      "SupportsDLPack, v: SupportsDLPack, out: SupportsDLPack, lse: SupportsDLPack, cu_seqlens_q: SupportsDLPack, "
+      "cu_seqlens_k: SupportsDLPack, max_seqlen_q: int, max_seqlen_k: int, seqused_q: SupportsDLPack | None, "
+      "seqused_k: "
+      "SupportsDLPack | None, scale: float | None, causal: bool, left: int, right: int, softcap: float, sinks: "
+      "SupportsDLPack | None, grad_q: SupportsDLPack, grad_k: SupportsDLPack, grad_v: SupportsDLPack, grad_sinks: "
+      "SupportsDLPack | None) -> None",
+      "attention_varlen_backward of the tokens in use, for flashkernel.flash_attn.");
+
   def_op<&attention_backward>(
       module,
       "def attention_backward(grad_out: ArrayT, q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, out: "

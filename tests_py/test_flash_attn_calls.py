@@ -127,8 +127,44 @@ def test_gradients_of_the_one_step(grad_of: str) -> None:
         torch.testing.assert_close(left, right)
 
 
+@pytest.mark.parametrize("which", ["q", "k", "both"])
+def test_tokens_in_use_are_bounded_in_kernels(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results and gradients are those of the way that copies what counts, and nothing is copied."""
+    q, k, v, sinks = torch.randn(10, 4, 8), torch.randn(13, 2, 8), torch.randn(13, 2, 8), torch.randn(4)
+    starts = int32(0, 3, 8, 10), int32(0, 4, 10, 13)
+    used = int32(2, 5, 0) if which != "k" else None, int32(4, 2, 3) if which != "q" else None
+
+    def call(*given: Any) -> Any:
+        *rest, last = given
+        return fa3.flash_attn_varlen_func(
+            *rest, *starts, 5, 6, *used, causal=True, s_aux=last, return_attn_probs=True
+        )  # fmt: skip
+
+    def gradients() -> list[Any]:
+        given = [x.clone().requires_grad_() for x in (q, k, v, sinks)]
+        out, lse = call(*given)
+        loss = out.sin().sum() + lse[lse.isfinite()].sin().sum()
+        return [out.detach(), lse.detach(), *torch.autograd.grad(loss, given)]
+
+    by_kernels = gradients()
+    assert not {"aten::index", "aten::nonzero", "aten::index_copy"} & set(ops_of(lambda: call(q, k, v, sinks)))
+    monkeypatch.setattr(fa3.door, "plain", lambda *tensors: False)
+    assert "aten::index" in ops_of(lambda: call(q.clone().requires_grad_(), k, v, sinks))
+    for left, right in zip(by_kernels, gradients(), strict=True):
+        torch.testing.assert_close(left, right)
+
+
 def test_a_second_derivative_is_refused() -> None:
     q = torch.randn(1, 3, 2, 8, requires_grad=True)
-    (grad,) = torch.autograd.grad(fa.flash_attn_func(q, q, q).sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivatives are not implemented"):
-        grad.sum().backward()
+    starts, used = int32(0, 3), int32(2)
+    for op, call in {
+        "flash_attn_func": lambda: fa.flash_attn_func(q, q, q),
+        "flash_attn_varlen_func": lambda: fa3.flash_attn_varlen_func(
+            q[0], q[0], q[0], starts, starts, 3, 3, used, used
+        ),
+    }.items():
+        (grad,) = torch.autograd.grad(call().sum(), q, create_graph=True)
+        (plain,) = torch.autograd.grad(call().sum(), q)
+        assert torch.equal(grad, plain)
+        with pytest.raises(NotImplementedError, match=f"^{op}: second derivatives are not implemented"):
+            grad.sum().backward()

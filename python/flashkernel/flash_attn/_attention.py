@@ -15,12 +15,19 @@ import flashkernel as fk
 import flashkernel.torch as fkt
 from flashkernel import _C
 
-from ..attention_options import AttentionOptions
-from ..torch._attention_options import to_schema
 from ..torch._library import autocast, dense, direct, like
-from ..torch.attention import _attention_backward
 
-__all__ = ["attention", "attention_varlen", "options", "refuse_dropout", "refuse_fp8", "shapes", "sides"]
+__all__ = [
+    "attention",
+    "attention_varlen",
+    "attention_varlen_used",
+    "options",
+    "plain",
+    "refuse_dropout",
+    "refuse_fp8",
+    "shapes",
+    "sides",
+]
 
 
 def sides(window_size: Any) -> tuple[int, int] | None:
@@ -63,7 +70,9 @@ def shapes(op: str, error: Exception, layout: str, **tensors: Any) -> Exception:
     return kind(f"{op}: {given}; {layout} is needed: {error}")
 
 
-_tokens_first: Any = vars(_C)["_attention_tokens_first"]  # no part of the package's interface
+_tokens_first: Any = vars(_C)["_attention_tokens_first"]  # no parts of the package's interface
+_varlen_used: Any = vars(_C)["_attention_varlen_used"]
+_varlen_used_backward: Any = vars(_C)["_attention_varlen_used_backward"]
 
 _DENSE = "[batch, seq, heads, head_dim]"
 _VARLEN = "[total, heads, head_dim]"
@@ -94,7 +103,7 @@ def attention(
                 return result
         if _recordable(q, k, v, alibi_slopes, sinks):
             left, right = window_size
-            result = _Recorded.apply(q, k, v, alibi_slopes, sinks, softmax_scale, causal, left, right, softcap)
+            result = _Recorded.apply(op, q, k, v, alibi_slopes, sinks, softmax_scale, causal, left, right, softcap)
             return result if return_lse else result[0]
         given = options(softmax_scale, causal, window_size, softcap, alibi_slopes, sinks)
         if torch.is_autocast_enabled(q.device.type):
@@ -116,23 +125,51 @@ def attention(
     return (result[0].transpose(1, 2), result[1]) if return_lse else result.transpose(1, 2)
 
 
-def _recordable(q: Any, k: Any, v: Any, alibi_slopes: Any, sinks: Any) -> bool:
-    """Whether a gradient is recorded and nothing else happens to the call: no tracing, transform, mode or autocast."""
-    if not torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
+def plain(*tensors: Any) -> bool:
+    """Whether a call is computed as it stands, and at most its gradient is recorded: nothing traces or transforms it,
+    and no autocast is on.
+    """
+    if torch._C._is_any_autocast_enabled():
         return False
     with torch.no_grad():
-        if not direct(q, k, v, alibi_slopes, sinks):
-            return False
+        return direct(*tensors)
+
+
+def _recordable(q: Any, k: Any, v: Any, alibi_slopes: Any, sinks: Any) -> bool:
+    if not torch.is_grad_enabled() or not plain(q, k, v, alibi_slopes, sinks):
+        return False
     return all(x.dim() == 4 and (x.stride(3) == 1 or x.shape[3] == 1) for x in (q, k, v))
+
+
+class _Final(torch.autograd.Function):
+    """Gradients as they are; a gradient of them is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, op: str, grads: Any, *recorded: Any) -> Any:
+        ctx.op = op
+        return tuple(grad.view_as(grad) for grad in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"{ctx.op}: second derivatives are not implemented; call backward without create_graph=True"
+        )
+
+
+def _final(op: str, grads: list[Any], recorded: Any) -> list[Any]:
+    if not torch.is_grad_enabled():
+        return grads
+    results = iter(_Final.apply(op, [grad for grad in grads if grad is not None], *recorded))
+    return [None if grad is None else next(results) for grad in grads]
 
 
 class _Recorded(torch.autograd.Function):
     """Attention of [batch, seq, heads, head_dim] as one step of autograd: no views of its operands are recorded."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, alibi_slopes: Any, sinks: Any, *given: Any) -> Any:
+    def forward(ctx: Any, op: str, q: Any, k: Any, v: Any, alibi_slopes: Any, sinks: Any, *given: Any) -> Any:
         out, lse = _tokens_first(q, k, v, *given, alibi_slopes, sinks, True)
-        ctx.given = given
+        ctx.op, ctx.given = op, given
         ctx.save_for_backward(q, k, v, out, lse, alibi_slopes, sinks)
         ctx.set_materialize_grads(False)
         return out, lse
@@ -141,34 +178,73 @@ class _Recorded(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         grad_out, grad_lse = grads
         if grad_out is None and grad_lse is None:
-            return (None,) * 10
+            return (None,) * 11
         q, k, v, out, lse, alibi_slopes, sinks = ctx.saved_tensors
         scale, causal, left, right, softcap = ctx.given
-        grad_out = torch.zeros_like(out) if grad_out is None else dense(grad_out)
-        need_sinks = ctx.needs_input_grad[4]
-        tensors = [x.transpose(1, 2) for x in (grad_out, q, k, v, out)]
-        chosen = options(scale, causal, (left, right), softcap, alibi_slopes, sinks)
-        if torch.is_grad_enabled():  # create_graph: by the op that refuses a second derivative
-            schema = to_schema(AttentionOptions(**chosen))
-            found = list(
-                _attention_backward(
-                    tensors[0], grad_lse, *tensors[1:], lse, None, None, *schema, False, need_sinks, True
-                )
-            )  # fmt: skip
-            of_q, of_k, of_v, of_sinks = *(x.transpose(1, 2) for x in found[:3]), found[4]
-        else:
-            of_q, of_k, of_v = like(q), like(k), like(v)
-            into = of_q.transpose(1, 2), of_k.transpose(1, 2), of_v.transpose(1, 2)
-            found = fk.attention_backward(
-                *tensors, lse, grad_lse=dense(grad_lse), **chosen, need_sinks=need_sinks, grads=into
+        need_sinks = ctx.needs_input_grad[5]
+        with torch.no_grad():
+            grad_out = torch.zeros_like(out) if grad_out is None else dense(grad_out)
+            tensors = [x.transpose(1, 2) for x in (grad_out, q, k, v, out)]
+            found: list[Any] = [like(q), like(k), like(v)]
+            chosen = options(scale, causal, (left, right), softcap, alibi_slopes, sinks)
+            of_q, of_k, of_v = (x.transpose(1, 2) for x in found)
+            backward: Any = fk.attention_backward  # its overloads are chosen by literals
+            all_of_them = backward(
+                *tensors, lse, grad_lse=dense(grad_lse), **chosen, need_sinks=need_sinks, grads=(of_q, of_k, of_v)
             )
-            of_sinks = found[-1]
-        return of_q, of_k, of_v, None, of_sinks if need_sinks else None, *(None,) * 5
+            found.append(all_of_them[-1] if need_sinks else None)
+        *of, of_sinks = _final(ctx.op, found, (q, k, v, sinks, *grads))
+        return None, *of, None, of_sinks, *(None,) * 5
 
 
 def _heads_first(x: Any) -> Any:
     """A view; a copy only where the last dim is strided, which no kernel reads (flash-attn copies there too)."""
     return dense(x).transpose(1, 2)
+
+
+class _Used(torch.autograd.Function):
+    """Attention of the tokens in use of [total, heads, head_dim]; 0 where they end, and LSE -inf."""
+
+    @staticmethod
+    def forward(ctx: Any, op: str, q: Any, k: Any, v: Any, sinks: Any, lengths: Any, given: Any) -> Any:
+        q, k, v = dense(q), dense(k), dense(v)
+        out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
+        lse = q.new_full((q.shape[1], q.shape[0]), float("-inf"), dtype=torch.float32)
+        _varlen_used(q, k, v, *lengths, *given, sinks, out, lse)
+        starts_q, starts_k, *longest, used_q, used_k = lengths
+        ctx.op, ctx.longest, ctx.given = op, longest, given
+        ctx.save_for_backward(q, k, v, sinks, out, lse, starts_q, starts_k, used_q, used_k)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad_out, grad_lse = grads
+        if grad_out is None and grad_lse is None:
+            return (None,) * 7
+        q, k, v, sinks, out, lse, starts_q, starts_k, used_q, used_k = ctx.saved_tensors
+        with torch.no_grad():
+            grad_out = torch.zeros_like(out) if grad_out is None else dense(grad_out)
+            found: list[Any] = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+            found.append(torch.zeros_like(sinks) if ctx.needs_input_grad[4] else None)
+            lengths = starts_q, starts_k, *ctx.longest, used_q, used_k
+            _varlen_used_backward(
+                grad_out, dense(grad_lse), q, k, v, out, lse, *lengths, *ctx.given, sinks, *found
+            )  # fmt: skip
+        return None, *_final(ctx.op, found, (q, k, v, sinks, *grads)), None, None
+
+
+def attention_varlen_used(op: str, tensors: Any, lengths: Any, given: Any, return_lse: bool) -> Any:
+    """out [total_q, heads, head_dim_v], or (out, lse [heads, total_q]), of the tokens in use; an error is `op`'s.
+
+    tensors: q, k, v, sinks. lengths: cu_seqlens_q and _k, max_seqlen_q and _k, seqused_q and _k. given: scale, causal,
+       both sides of the window, softcap.
+    """
+    try:
+        result = _Used.apply(op, *tensors, lengths, given)
+    except (ValueError, IndexError) as error:
+        raise shapes(op, error, _VARLEN, q=tensors[0], k=tensors[1], v=tensors[2]) from None
+    return result if return_lse else result[0]
 
 
 def attention_varlen(

@@ -162,8 +162,8 @@ def flash_attn_varlen_func(
 
     q: [total_q, heads_q, head_dim]; k, v: [total_k, heads_kv, *]; cu_seqlens_*: int32 or int64 [batch + 1].
     seqused_q, seqused_k: int32 [batch], how many tokens at the start of each sequence count. The others' rows of out
-       are 0, of lse -inf, and of gradients 0. This path copies the tokens that count and, on a GPU, waits for their
-       number; seqused_k alone, without gradients, copies nothing and reads pages of one token.
+       are 0, of lse -inf, and of gradients 0. Where a tracer or a transform follows the call, the tokens that count
+       are copied and, on a GPU, their number is waited for; kernels bound lengths themselves otherwise.
 
     Returns out [total_q, heads_q, head_dim_v], or (out, lse [heads_q, total_q]) with return_attn_probs.
 
@@ -176,10 +176,19 @@ def flash_attn_varlen_func(
     """
     op = "flash_attn_varlen_func"
     _refuse(op, q, qv, attention_chunk, q_descale, k_descale, v_descale)
-    options = door.options(softmax_scale, causal, window_size, softcap, None, _sinks(s_aux))
+    sinks = _sinks(s_aux)
+    options = door.options(softmax_scale, causal, window_size, softcap, None, sinks)
     if seqused_q is None and seqused_k is None:
         return door.attention_varlen(
             op, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_attn_probs
+        )
+    if door.plain(q, k, v, sinks):
+        return door.attention_varlen_used(
+            op,
+            (q, k, v, sinks),
+            (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k),
+            (softmax_scale, causal, *window_size, softcap),
+            return_attn_probs,
         )
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v) + (() if s_aux is None else (s_aux,)))
     if seqused_q is None and seqused_k is not None and not recorded:

@@ -302,13 +302,13 @@ def flash_attn_with_kvcache(
     rotary_cos, rotary_sin: [positions, rotary_dim / 2]; k, and q, are turned by them. Without causal or a window, all
        queries stand at position cache_seqlens.
     cache_batch_idx: int32 [batch], the row of each sequence, in block_table where there is one.
-    cache_leftpad: int32 [batch], where each begins.
+    cache_leftpad: int32 [batch], the first key of each that is seen.
     block_table: int32 [batch, max_blocks].
     num_splits: accepted; the kernels choose for themselves.
 
     Returns out [batch, seq_q, heads_q, head_dim_v], or (out, lse float32 [batch, heads_q, seq_q]). Raises ValueError
     for arguments that don't fit, and on the CPU where new tokens don't fit into the cache; on a GPU, which is not
-    waited for, those are not written. With cache_leftpad a table of pages of one token is made, which reads slower.
+    waited for, those are not written.
 
     >>> import torch
     >>> from flashkernel.flash_attn import flash_attn_with_kvcache
