@@ -130,7 +130,7 @@ nb::object kv_append_places(nb::handle k, nb::handle v, nb::handle k_pages, nb::
   Output after = call.output(DType::kInt32, Shape{extent(places.block_table, 0)});
   places.seq_lens_after = after.view;
   call.run([&](const ExecutionContext& context) {
-    flashkernel::kv_append(k_view, v_view, k_page_view, v_page_view, KvScales{}, places, rope, context);
+    flashkernel::kv_append_to_sequences(k_view, v_view, k_page_view, v_page_view, KvScales{}, places, rope, context);
   });
   if (q.is_none() || cos.is_none()) return nb::make_tuple(call.result(after), nb::none());
   return nb::make_tuple(call.result(after), call.result(turned));

@@ -247,6 +247,55 @@ TEST(AttentionTest, PagedRefusesTablesThatLeadNowhere) {
       "attention_paged", {"v_pages.shape[1]=8 but k_pages.shape[1]=16"}, {&out});
 }
 
+TEST(AttentionTest, RefusesBoundsOfSequencesThatDoNotFit) {
+  Varlen t;
+  TestTensor cu_q(DType::kInt32, {3}), cu_k(DType::kInt32, {3}), used(DType::kInt64, {2}), three(DType::kInt32, {3}),
+      floats(DType::kFloat32, {2});
+  cu_q.fill({0, 5, 9}), cu_k.fill({0, 3, 7}), used.fill({1, -2}), three.fill({1, 1, 1});
+  const auto varlen = [&](const AttentionOptions& options, const std::vector<std::string>& fragments) {
+    expect_refused<InvalidArgument>([&] { attention_varlen(t.q, t.k, t.k, cu_q, cu_k, 5, 4, t.out, t.lse, options); },
+                                    "attention_varlen", fragments, {&t.out, &t.lse});
+  };
+  AttentionOptions options;
+  options.seqused_q = used;
+  varlen(options, {"seqused_q[1]=-2", "negative"});
+  options.seqused_q = {}, options.seqused_k = three;
+  varlen(options, {"seqused_k.shape[0]=3", "needs 2"});
+  options.seqused_k = floats;
+  varlen(options, {"seqused_k is float32", "int32 or int64"});
+  options = {};
+  options.k_starts = used;
+  varlen(options, {"k_starts is given", "paged attention only"});
+  options = {};
+  options.seqused_q = with_shape(cu_q, {2});
+  options.seqused_q.data = t.out.view().data;
+  varlen(options, {"out shares memory with seqused_q"});
+
+  Dense d;
+  for (TensorView AttentionOptions::*bound : {&AttentionOptions::seqused_q, &AttentionOptions::seqused_k}) {
+    options = {};
+    options.*bound = used;
+    expect_refused<InvalidArgument>([&] { attention(d.q, d.k, d.v, d.out, d.lse, options); }, "attention",
+                                    {"seqused_", "is given", "variable lengths only"}, {&d.out, &d.lse});
+  }
+  TestTensor q(DType::kFloat32, {2, 2, 1, 8}), pages(DType::kFloat32, {6, 16, 1, 8}),
+      out(DType::kFloat32, {2, 2, 1, 8}), table(DType::kInt32, {2, 3}), lens(DType::kInt32, {2});
+  q.random(1), pages.random(2), table.fill({0, 1, 2, 3, 4, 5}), lens.fill({33, 48});
+  options = {};
+  options.k_starts = used;
+  expect_refused<InvalidArgument>([&] { attention_paged(q, pages, pages, table, lens, {}, 0, out, {}, options); },
+                                  "attention_paged", {"k_starts[1]=-2", "negative"}, {&out});
+  used.fill({17, 99});                 // past the end of a sequence: no key is seen
+  table.fill({-1, 1, 2, -1, -1, -1});  // and pages before the first key are not looked at
+  attention_paged(q, pages, pages, table, lens, {}, 0, out, {}, options);
+  for (std::int64_t i = 0; i < 16; ++i) EXPECT_NE(out[i], 0.0) << i;
+  for (std::int64_t i = 16; i < 32; ++i) EXPECT_EQ(out[i], 0.0) << i;
+  options = {};
+  options.seqused_k = used;
+  expect_refused<InvalidArgument>([&] { attention_paged(q, pages, pages, table, lens, {}, 0, out, {}, options); },
+                                  "attention_paged", {"seqused_k is given", "variable lengths only"}, {&out});
+}
+
 TEST(AttentionTest, BackwardRefusesGradientsThatDisagree) {
   Dense t;
   attention(t.q, t.k, t.v, t.out, t.lse);

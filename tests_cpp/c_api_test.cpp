@@ -338,6 +338,73 @@ TEST(CApi, EightBitPagesWithRopeAndScales) {
   EXPECT_NE(q_out[0], q);
 }
 
+TEST(CApi, BoundsOfSequencesAndTokensThatFollowThem) {
+  const Floats q = random_floats(5 * 2 * 8, 1), k = random_floats(5 * 1 * 8, 2),
+               pages = random_floats(4 * 2 * 1 * 8, 3);
+  const std::vector<int32_t> starts = {0, 2, 5}, used = {1, 2}, first = {1, 0}, table = {2, 0, 1, 3}, lengths = {1, 0};
+  const Both qv(q, {5, 2, 8}), kv(k, {5, 1, 8}), pv(pages, {4, 2, 1, 8}), sv(starts.data(), FK_INT32, {3}),
+      uv(used.data(), FK_INT32, {2}), fv(first.data(), FK_INT32, {2}), tv(table.data(), FK_INT32, {2, 2}),
+      lv(lengths.data(), FK_INT32, {2});
+  const std::vector<std::function<void(fk_attention_options&, fk::AttentionOptions&)>> settings = {
+      [](auto&, auto&) {},
+      [&](auto& c, auto& cpp) { c.seqused_q = &uv.c, cpp.seqused_q = uv.cpp; },
+      [&](auto& c, auto& cpp) { c.seqused_k = &uv.c, cpp.seqused_k = uv.cpp; },
+  };
+  std::vector<Floats> results;
+  for (const auto& set : settings) {
+    auto c = made(fk_attention_options_init);
+    fk::AttentionOptions cpp;
+    set(c, cpp);
+    expect_same(
+        {{5, 2, 8}},
+        [&](auto& out) {
+          const fk_status status =
+              fk_attention_varlen(&qv.c, &kv.c, &kv.c, &sv.c, &sv.c, 3, 3, &out[0].c, nullptr, &c, nullptr);
+          const float* const data = static_cast<const float*>(out[0].c.data);
+          results.emplace_back(data, data + 5 * 2 * 8);
+          return status;
+        },
+        [&](auto& out) { fk::attention_varlen(qv.cpp, kv.cpp, kv.cpp, sv.cpp, sv.cpp, 3, 3, out[0].cpp, {}, cpp); });
+    for (std::size_t i = 0; i + 1 < results.size(); ++i) EXPECT_NE(results[i], results.back()) << "setting " << i;
+  }
+  auto c = made(fk_attention_options_init);
+  c.k_starts = &fv.c;
+  fk::AttentionOptions cpp;
+  cpp.k_starts = fv.cpp;
+  const Both two(q, {2, 2, 1, 8}), counts(used.data(), FK_INT32, {2});
+  expect_same(
+      {{2, 2, 1, 8}},
+      [&](auto& out) {
+        return fk_attention_paged(&two.c, &pv.c, &pv.c, &tv.c, &counts.c, nullptr, 1, &out[0].c, nullptr, &c, nullptr);
+      },
+      [&](auto& out) { fk::attention_paged(two.cpp, pv.cpp, pv.cpp, tv.cpp, counts.cpp, {}, 1, out[0].cpp, {}, cpp); });
+
+  Floats k_pages[2], v_pages[2];
+  std::vector<int32_t> after[2];
+  for (int api = 0; api < 2; ++api) {
+    k_pages[api].resize(4 * 2 * 8), v_pages[api].resize(4 * 2 * 8), after[api].resize(2);
+    const Both kp(k_pages[api], {4, 2, 1, 8}), vp(v_pages[api], {4, 2, 1, 8}), av(after[api].data(), FK_INT32, {2});
+    if (api == 0) {
+      auto places = made(fk_kv_append_places_init);
+      places.block_table = &tv.c, places.seq_lens = &lv.c, places.cu_seqlens = &sv.c, places.positions = &fv.c,
+      places.seq_lens_after = &av.c;
+      auto rope = made(fk_kv_append_rope_init);
+      EXPECT_OK(fk_kv_append_to_sequences(&kv.c, &kv.c, &kp.c, &vp.c, nullptr, &places, &rope, nullptr));
+    } else {
+      fk::kv_append_to_sequences(kv.cpp, kv.cpp, kp.cpp, vp.cpp, {}, {tv.cpp, lv.cpp, sv.cpp, fv.cpp, av.cpp},
+                                 fk::KvAppendRope{});
+    }
+  }
+  EXPECT_EQ(k_pages[0], k_pages[1]);
+  EXPECT_EQ(v_pages[0], v_pages[1]);
+  EXPECT_EQ(after[0], after[1]);
+  EXPECT_EQ(after[0], (std::vector<int32_t>{3, 3}));
+  EXPECT_EQ(fk_kv_append_to_sequences(&kv.c, &kv.c, &pv.c, &pv.c, nullptr, nullptr, nullptr, nullptr),
+            FK_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(fk_last_error_message()).rfind("kv_append_to_sequences: places is NULL", 0), 0u)
+      << fk_last_error_message();
+}
+
 TEST(CApi, ErrorsHaveAStatusAMessageAndNumbers) {
   Floats x(6), out(6);
   Both xv(x, {2, 3}), other(out, {3, 2});

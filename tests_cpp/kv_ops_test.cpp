@@ -205,6 +205,82 @@ TEST(KvAppend, Refusals) {
   refused(k, v, pages.k, pages.v, slots, rope, {"rope.q_out is", "shapes must match"});
 }
 
+TEST(KvAppend, ToSequencesEqualsSlotsWorkedOutByHand) {
+  Pages by_slots(DType::kFloat32, 4), by_sequences(DType::kFloat32, 4);
+  TestTensor k(DType::kFloat32, {4, kHeads, kDim}), v(DType::kFloat32, {4, kHeads, kDimV}), slots(DType::kInt64, {4}),
+      table(DType::kInt32, {3, 2}), lengths(DType::kInt64, {3}), starts(DType::kInt32, {4}), after(DType::kInt32, {3});
+  k.random(1), v.random(2);
+  table.fill({5, 0, 3, 99, 2, 4}), lengths.fill({3, 2, 7}), starts.fill({0, 3, 3, 4});
+  slots.fill({5 * 4 + 3, 0, 1, 4 * 4 + 3});
+  KvAppendPlaces places;
+  places.block_table = table, places.seq_lens = lengths, places.cu_seqlens = starts, places.seq_lens_after = after;
+  kv_append(k, v, by_slots.k, by_slots.v, slots);
+  kv_append_to_sequences(k, v, by_sequences.k, by_sequences.v, {}, places);
+  EXPECT_EQ(by_slots.k.bytes(), by_sequences.k.bytes());
+  EXPECT_EQ(by_slots.v.bytes(), by_sequences.v.bytes());
+  expect_close(after, {6, 2, 8}, 0, "lengths after the call");
+}
+
+TEST(KvAppend, ToSequencesRefusals) {
+  const DType f32 = DType::kFloat32;
+  Pages pages(f32, 4);
+  TestTensor k(f32, {4, kHeads, kDim}), v(f32, {4, kHeads, kDimV}), table(DType::kInt32, {2, 2}),
+      lengths(DType::kInt64, {2}), starts(DType::kInt32, {3}), after(DType::kInt32, {2});
+  k.random(1), v.random(2), table.fill({5, 0, 3, 1}), lengths.fill({3, 2}), starts.fill({0, 3, 4}),
+      after.fill({-9, -9});
+  KvAppendPlaces right;
+  right.block_table = table, right.seq_lens = lengths, right.cu_seqlens = starts, right.seq_lens_after = after;
+  const auto refused = [&](const KvAppendPlaces& places, const std::vector<std::string>& fragments,
+                           const std::optional<KvAppendRope>& rope = {}) {
+    expect_refused<InvalidArgument>([&] { kv_append_to_sequences(k, v, pages.k, pages.v, {}, places, rope); },
+                                    "kv_append", fragments, {&pages.k, &pages.v, &after});
+  };
+  const auto with = [&](TensorView KvAppendPlaces::*which, const TensorView& view) {
+    KvAppendPlaces places = right;
+    places.*which = view;
+    return places;
+  };
+  TestTensor wide(DType::kInt64, {2, 2}), three(DType::kInt32, {3}), three_rows(DType::kInt32, {3, 2}),
+      none(DType::kInt32, {2, 0}), positions(DType::kInt32, {2});
+  TensorView inside = after;
+  inside.data = table.view().data;
+  three.fill({1, 1, 1}), three_rows.fill({0, 1, 2, 3, 4, 5});
+  refused(with(&KvAppendPlaces::block_table, {}), {"block_table is absent"});
+  refused(with(&KvAppendPlaces::block_table, wide), {"block_table is int64", "needs int32"});
+  refused(with(&KvAppendPlaces::block_table, none),
+          {"block_table.shape[1]=0", "at least one token, sequence and page"});
+  refused(with(&KvAppendPlaces::seq_lens, {}), {"seq_lens is absent"});
+  refused(with(&KvAppendPlaces::seq_lens, three), {"seq_lens.shape[0]=3", "needs 2"});
+  refused(with(&KvAppendPlaces::cu_seqlens, lengths), {"cu_seqlens.shape[0]=2", "needs 3"});
+  refused(with(&KvAppendPlaces::positions, three), {"positions.shape[0]=3", "needs 2"});
+  refused(with(&KvAppendPlaces::seq_lens_after, lengths), {"seq_lens_after is int64", "needs int32"});
+  refused(with(&KvAppendPlaces::seq_lens_after, three), {"seq_lens_after.shape[0]=3", "block_table.shape[0]=2"});
+  refused(with(&KvAppendPlaces::seq_lens_after, inside), {"seq_lens_after shares memory with block_table"});
+  KvAppendPlaces even;
+  even.block_table = three_rows, even.seq_lens = three;
+  refused(even, {"k.shape[0]=4", "a multiple of the 3 sequences"});
+  starts.fill({0, 5, 4});
+  refused(right, {"cu_seqlens[1]=5", "cu_seqlens[2]=4", "never decrease"});
+  starts.fill({0, 3, 5});
+  refused(right, {"cu_seqlens[2]=5", "end at 4"});
+  starts.fill({0, 3, 4});
+  lengths.set(0, 6);
+  refused(right, {"seq_lens[0]=6", "position 8", "a cache of 8 tokens"});
+  lengths.set(0, 9e18);
+  refused(right, {"seq_lens[0]=9000000000000000000", "position 9000000000000000000"});
+  lengths.set(0, -1);
+  refused(right, {"seq_lens[0]=-1", "negative"});
+  lengths.set(0, 3);
+  for (const double page : {-1.0, static_cast<double>(kPages)}) {
+    table.set(1, page);
+    refused(right, {"slots by block_table[1]=", "num_pages * page_size=24"});
+  }
+  table.set(1, 0);
+  KvAppendRope rope;
+  rope.positions = positions;
+  refused(right, {"rope.positions are given"}, rope);
+}
+
 TEST(KvRead, GathersThroughTheTableAndZeroesTheTail) {
   for (const DType dtype : floating_dtypes())
     for (const std::int64_t page_size : {1, 4, 16})

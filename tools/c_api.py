@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-MORE_FUNCTIONS = ("find_bad_page",)  # of kv_ops.hpp: what check_block_table throws, as numbers
+# Of kv_ops.hpp: another form of kv_append, and what check_block_table throws, as numbers.
+MORE_FUNCTIONS = ("kv_append_to_sequences", "find_bad_page")
 PROMISED = "tests_cpp/c_api/functions.txt"
 GLUE = "~"  # a space at which no line is broken
 MADE = "Made by tools/c_api.py"
@@ -30,6 +31,7 @@ TYPES = {
     "const AttentionGradients&": ("const fk_attention_gradients*", "attention_gradients"),
     "const RopeOptions&": ("const fk_rope_options*", "rope_options"),
     "const std::optional<KvAppendRope>&": ("const fk_kv_append_rope*", "kv_append_rope"),
+    "const KvAppendPlaces&": ("const fk_kv_append_places*", "kv_append_places"),
     "const KvScales&": ("const fk_kv_scales*", "kv_scales"),
     "const NormSaved&": ("const fk_norm_saved*", "norm_saved"),
     "const NormGradients&": ("const fk_norm_gradients*", "norm_gradients"),

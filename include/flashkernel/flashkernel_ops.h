@@ -296,6 +296,13 @@ FK_API fk_status fk_kv_copy_pages(const fk_tensor* k_pages, const fk_tensor* v_p
 FK_API fk_status fk_check_block_table(const fk_tensor* block_table, const fk_tensor* seq_lens, int64_t num_pages,
     int64_t page_size, const fk_context* context);
 
+// fk_kv_append of tokens that follow those of their sequences: the kernel works out slots and positions of RoPE, so
+// that rope.positions must be absent. It needs at least one token. A token past the end of block_table, or a page id
+// outside the pool: FK_INVALID_ARGUMENT on the host, skipped on a GPU.
+FK_API fk_status fk_kv_append_to_sequences(const fk_tensor* k, const fk_tensor* v, const fk_tensor* k_pages,
+    const fk_tensor* v_pages, const fk_kv_scales* scales, const fk_kv_append_places* places,
+    const fk_kv_append_rope* rope, const fk_context* context);
+
 // Finds the first entry of a page table that leads out of a pool of `num_pages` pages: int64 [3] `fault` gets its
 // sequence, slot and page id, or {-1, -1, -1} when there is none. Looked at are the pages that a sequence's length
 // needs; a length below 0 or past the table gives {sequence, -1, length}. block_table int32 [batch, max_pages],

@@ -121,6 +121,9 @@ typedef struct fk_attention_options {
   const fk_kv_scales* kv_scales;  // of 8-bit pages; paged attention only
   const fk_tensor* mask;          // int32 bits of fk_pack_mask, broadcastable but for its last dim; dense only
   fk_alibi alibi;                 // what alibi_slopes are multiplied with
+  const fk_tensor* k_starts;      // int32 or int64 [batch]: the first key of each sequence that is seen; paged only
+  const fk_tensor* seqused_q;     // int32 or int64 [batch]: how many tokens of each sequence count; variable-length
+  const fk_tensor* seqused_k;     // only. Rows of out, lse and gradients past them are not written
 } fk_attention_options;
 
 // What the backward pass of attention writes; a NULL gradient is not computed.
@@ -152,6 +155,16 @@ typedef struct fk_kv_append_rope {
   const fk_tensor* cos;            // [max_positions, rotary_dim / 2], with sin in place of theta; or NULL
   const fk_tensor* sin;            // as cos
 } fk_kv_append_rope;
+
+// Sequences that get tokens: token n of those for sequence b goes to position seq_lens[b] + n of it.
+typedef struct fk_kv_append_places {
+  size_t size;
+  const fk_tensor* block_table;     // int32 [batch, max_pages]
+  const fk_tensor* seq_lens;        // int32 or int64 [batch]: how many tokens each sequence has before the call
+  const fk_tensor* cu_seqlens;      // int32 or int64 [batch + 1]: where each sequence's tokens begin; NULL: all get as many
+  const fk_tensor* positions;       // int32 or int64 [batch]: RoPE's, of the first token of each; NULL: seq_lens
+  const fk_tensor* seq_lens_after;  // int32 [batch], written: how many tokens each has after the call; or NULL
+} fk_kv_append_places;
 
 // What a norm writes beside its output; a NULL tensor is not written.
 typedef struct fk_norm_saved {
@@ -199,6 +212,7 @@ FK_API fk_status fk_attention_options_init(fk_attention_options* options, size_t
 FK_API fk_status fk_attention_gradients_init(fk_attention_gradients* gradients, size_t size);
 FK_API fk_status fk_rope_options_init(fk_rope_options* options, size_t size);
 FK_API fk_status fk_kv_append_rope_init(fk_kv_append_rope* rope, size_t size);
+FK_API fk_status fk_kv_append_places_init(fk_kv_append_places* places, size_t size);
 FK_API fk_status fk_norm_saved_init(fk_norm_saved* saved, size_t size);
 FK_API fk_status fk_norm_gradients_init(fk_norm_gradients* gradients, size_t size);
 FK_API fk_status fk_linear_gradients_init(fk_linear_gradients* gradients, size_t size);

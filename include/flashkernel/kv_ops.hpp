@@ -38,22 +38,25 @@ FK_API void kv_append(const TensorView& k, const TensorView& v, const TensorView
                       const KvScales& scales, const TensorView& slots,
                       const std::optional<KvAppendRope>& rope = std::nullopt, const ExecutionContext& context = {});
 
-/// Where tokens go that follow those of their sequences: token n of sequence b to position seq_lens[b] + n.
+/// Sequences that get tokens: token n of those for sequence b goes to position seq_lens[b] + n of it.
 struct KvAppendPlaces {
   TensorView block_table;  ///< int32 [batch, max_pages]
-  TensorView seq_lens;     ///< int32 or int64 [batch]: tokens that are there
-  /// int32 or int64 [batch + 1]: the tokens of sequence b are [cu_seqlens[b], cu_seqlens[b + 1]) of k and v. Absent:
-  /// every sequence has tokens / batch of them.
+  TensorView seq_lens;     ///< int32 or int64 [batch]: how many tokens each sequence has before the call
+  /// int32 or int64 [batch + 1]: sequence b gets tokens [cu_seqlens[b], cu_seqlens[b + 1]) of k and v. Absent: every
+  /// sequence gets tokens / batch of them.
   TensorView cu_seqlens;
-  TensorView positions;       ///< int32 or int64 [batch]: RoPE's, of each sequence's first token; absent: seq_lens
-  TensorView seq_lens_after;  ///< int32 [batch], written: tokens that are there then; may be absent
+  /// int32 or int64 [batch]: RoPE's position of the first token that a sequence gets. Absent: seq_lens.
+  TensorView positions;
+  TensorView seq_lens_after;  ///< int32 [batch], written: how many tokens each sequence has after the call; or absent
 };
 
-/// `kv_append` with its slots worked out on the way; rope's positions too, so that `rope->positions` is absent. At
-/// least one token. A token past the table, or a page outside the pool: InvalidArgument on the host, skipped on a GPU.
-FK_API void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
-                      const KvScales& scales, const KvAppendPlaces& places,
-                      const std::optional<KvAppendRope>& rope = std::nullopt, const ExecutionContext& context = {});
+/// `kv_append` of tokens that follow those of their sequences: the kernel works out slots and positions of RoPE, so
+/// that rope.positions must be absent. It needs at least one token. A token past the end of block_table, or a page id
+/// outside the pool: InvalidArgument on the host, skipped on a GPU.
+FK_API void kv_append_to_sequences(const TensorView& k, const TensorView& v, const TensorView& k_pages,
+                                   const TensorView& v_pages, const KvScales& scales, const KvAppendPlaces& places,
+                                   const std::optional<KvAppendRope>& rope = std::nullopt,
+                                   const ExecutionContext& context = {});
 
 /// Gathers sequences back: k_out [batch, max_seq, heads_kv, head_dim], v_out [batch, max_seq, heads_kv, head_dim_v];
 /// tokens past seq_lens[b] are written as 0. block_table int32 [batch, max_pages], seq_lens int32 or int64 [batch].

@@ -125,6 +125,9 @@ AttentionOptions Call::attention_options(const char* name, const fk_attention_op
   options.kv_scales = kv_scales("kv_scales", c.kv_scales);
   options.mask = tensor("mask", c.mask);
   options.alibi = alibi("alibi", c.alibi);
+  options.k_starts = tensor("k_starts", c.k_starts);
+  options.seqused_q = tensor("seqused_q", c.seqused_q);
+  options.seqused_k = tensor("seqused_k", c.seqused_k);
   return options;
 }
 
@@ -156,6 +159,13 @@ std::optional<KvAppendRope> Call::kv_append_rope(const char* name, const fk_kv_a
                       tensor("rope.q_out", c.q_out),
                       tensor("rope.cos", c.cos),
                       tensor("rope.sin", c.sin)};
+}
+
+KvAppendPlaces Call::kv_append_places(const char* name, const fk_kv_append_places* given) const {
+  check_pointer(named(name).c_str(), given);
+  const fk_kv_append_places c = take(name, *given, fk_kv_append_places{});
+  return {tensor("block_table", c.block_table), tensor("seq_lens", c.seq_lens), tensor("cu_seqlens", c.cu_seqlens),
+          tensor("positions", c.positions), tensor("seq_lens_after", c.seq_lens_after)};
 }
 
 KvScales Call::kv_scales(const char* name, const fk_kv_scales* given) const {

@@ -36,6 +36,8 @@ fk_status guarded(const Run& run) noexcept {
 /// specialisation with the size that it has today.
 template <class Struct>
 inline constexpr std::size_t kFirstSize = sizeof(Struct);
+template <>
+inline constexpr std::size_t kFirstSize<fk_attention_options> = offsetof(fk_attention_options, k_starts);
 
 /// InvalidArgument unless `size` is that of a version of the struct that this library knows.
 void check_size(const char* what, std::size_t size, std::size_t first, std::size_t known);
@@ -86,6 +88,7 @@ class Call {
   AttentionGradients attention_gradients(const char* name, const fk_attention_gradients* gradients) const;
   RopeOptions rope_options(const char* name, const fk_rope_options* options) const;
   std::optional<KvAppendRope> kv_append_rope(const char* name, const fk_kv_append_rope* rope) const;
+  KvAppendPlaces kv_append_places(const char* name, const fk_kv_append_places* places) const;
   KvScales kv_scales(const char* name, const fk_kv_scales* scales) const;
   NormSaved norm_saved(const char* name, const fk_norm_saved* saved) const;
   NormGradients norm_gradients(const char* name, const fk_norm_gradients* gradients) const;

@@ -400,6 +400,17 @@ fk_status fk_check_block_table(const fk_tensor* block_table, const fk_tensor* se
   });
 }
 
+fk_status fk_kv_append_to_sequences(const fk_tensor* k, const fk_tensor* v, const fk_tensor* k_pages,
+    const fk_tensor* v_pages, const fk_kv_scales* scales, const fk_kv_append_places* places,
+    const fk_kv_append_rope* rope, const fk_context* context) {
+  return guarded([&] {
+    const Call c("kv_append_to_sequences");
+    flashkernel::kv_append_to_sequences(c.tensor("k", k), c.tensor("v", v), c.tensor("k_pages", k_pages),
+        c.tensor("v_pages", v_pages), c.kv_scales("scales", scales), c.kv_append_places("places", places),
+        c.kv_append_rope("rope", rope), c.context("context", context));
+  });
+}
+
 fk_status fk_find_bad_page(const fk_tensor* block_table, const fk_tensor* seq_lens, int64_t num_pages,
     int64_t page_size, const fk_tensor* fault, const fk_context* context) {
   return guarded([&] {

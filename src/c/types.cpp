@@ -60,6 +60,9 @@ fk_status fk_rope_options_init(fk_rope_options* options, size_t size) {
 fk_status fk_kv_append_rope_init(fk_kv_append_rope* rope, size_t size) {
   return guarded([&] { give("kv_append_rope", fk_kv_append_rope{}, rope, size); });
 }
+fk_status fk_kv_append_places_init(fk_kv_append_places* places, size_t size) {
+  return guarded([&] { give("kv_append_places", fk_kv_append_places{}, places, size); });
+}
 fk_status fk_norm_saved_init(fk_norm_saved* saved, size_t size) {
   return guarded([&] { give("norm_saved", fk_norm_saved{}, saved, size); });
 }

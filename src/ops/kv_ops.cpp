@@ -141,7 +141,7 @@ KvPlaces set_places(const Checker& check, const KvAppendPlaces& given, bool has_
       check.fail("seq_lens[" + std::to_string(b) + "]=" + std::to_string(before) + "; must not be negative");
     if (before > capacity - added)
       check.fail("seq_lens[" + std::to_string(b) + "]=" + std::to_string(before) +
-                 ": a token is appended at position " + std::to_string(before + added - 1) + " of a cache of " +
+                 ": a token is appended at position " + std::to_string(std::max(before, capacity)) + " of a cache of " +
                  std::to_string(capacity) + " tokens");
   }
   // Read once: what is checked next is what the kernel uses.
@@ -218,8 +218,7 @@ void append(const TensorView& k, const TensorView& v, const TensorView& k_pages,
                   {{"block_table", places->block_table},
                    {"seq_lens", places->seq_lens},
                    {"cu_seqlens", places->cu_seqlens},
-                   {"positions", places->positions},
-                   {"seq_lens_after", places->seq_lens_after}});
+                   {"positions", places->positions}});
     if (!rope) return;
     check.apart(name, written,
                 {{"rope.positions", rope->positions},
@@ -244,13 +243,11 @@ void append(const TensorView& k, const TensorView& v, const TensorView& k_pages,
   KvPlaces known;
   if (places) {
     known = set_places(check, *places, rope.has_value(), copies, params);
-    check.apart("seq_lens_after", places->seq_lens_after,
-                {{"k", k},
-                 {"v", v},
-                 {"block_table", places->block_table},
-                 {"seq_lens", places->seq_lens},
-                 {"cu_seqlens", places->cu_seqlens},
-                 {"positions", places->positions}});
+    if (places->seq_lens_after.defined()) {
+      check_written("seq_lens_after", places->seq_lens_after);
+      check.apart("seq_lens_after", places->seq_lens_after,
+                  {{"k_pages", k_pages}, {"v_pages", v_pages}, {"k_scales", scales.k}, {"v_scales", scales.v}});
+    }
   } else {
     params.slots = check.index_array("slots", slots, params.tokens, copies);
     check.indices_in_range("slots", params.slots, params.tokens, kNoLowerBound,
@@ -274,6 +271,7 @@ void append(const TensorView& k, const TensorView& v, const TensorView& k_pages,
     for (std::int64_t b = 0; b < known.batch; ++b)
       known.seq_lens_after[b] = static_cast<std::int32_t>(known.seq_lens[b] + known.begin(b + 1) - known.begin(b));
 }
+
 }  // namespace
 
 void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
@@ -287,9 +285,9 @@ void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pag
   append(k, v, k_pages, v_pages, scales, slots, nullptr, rope, context);
 }
 
-void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
-               const KvScales& scales, const KvAppendPlaces& places, const std::optional<KvAppendRope>& rope,
-               const ExecutionContext& context) {
+void kv_append_to_sequences(const TensorView& k, const TensorView& v, const TensorView& k_pages,
+                            const TensorView& v_pages, const KvScales& scales, const KvAppendPlaces& places,
+                            const std::optional<KvAppendRope>& rope, const ExecutionContext& context) {
   append(k, v, k_pages, v_pages, scales, TensorView(), &places, rope, context);
 }
 

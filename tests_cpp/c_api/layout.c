@@ -38,6 +38,9 @@ int main(void) {
   printf("fk_attention_options.kv_scales %u\n", (unsigned)offsetof(fk_attention_options, kv_scales));
   printf("fk_attention_options.mask %u\n", (unsigned)offsetof(fk_attention_options, mask));
   printf("fk_attention_options.alibi %u\n", (unsigned)offsetof(fk_attention_options, alibi));
+  printf("fk_attention_options.k_starts %u\n", (unsigned)offsetof(fk_attention_options, k_starts));
+  printf("fk_attention_options.seqused_q %u\n", (unsigned)offsetof(fk_attention_options, seqused_q));
+  printf("fk_attention_options.seqused_k %u\n", (unsigned)offsetof(fk_attention_options, seqused_k));
   printf("fk_attention_gradients %u\n", (unsigned)sizeof(fk_attention_gradients));
   printf("fk_attention_gradients.size %u\n", (unsigned)offsetof(fk_attention_gradients, size));
   printf("fk_attention_gradients.q %u\n", (unsigned)offsetof(fk_attention_gradients, q));
@@ -60,6 +63,13 @@ int main(void) {
   printf("fk_kv_append_rope.q_out %u\n", (unsigned)offsetof(fk_kv_append_rope, q_out));
   printf("fk_kv_append_rope.cos %u\n", (unsigned)offsetof(fk_kv_append_rope, cos));
   printf("fk_kv_append_rope.sin %u\n", (unsigned)offsetof(fk_kv_append_rope, sin));
+  printf("fk_kv_append_places %u\n", (unsigned)sizeof(fk_kv_append_places));
+  printf("fk_kv_append_places.size %u\n", (unsigned)offsetof(fk_kv_append_places, size));
+  printf("fk_kv_append_places.block_table %u\n", (unsigned)offsetof(fk_kv_append_places, block_table));
+  printf("fk_kv_append_places.seq_lens %u\n", (unsigned)offsetof(fk_kv_append_places, seq_lens));
+  printf("fk_kv_append_places.cu_seqlens %u\n", (unsigned)offsetof(fk_kv_append_places, cu_seqlens));
+  printf("fk_kv_append_places.positions %u\n", (unsigned)offsetof(fk_kv_append_places, positions));
+  printf("fk_kv_append_places.seq_lens_after %u\n", (unsigned)offsetof(fk_kv_append_places, seq_lens_after));
   printf("fk_norm_saved %u\n", (unsigned)sizeof(fk_norm_saved));
   printf("fk_norm_saved.size %u\n", (unsigned)offsetof(fk_norm_saved, size));
   printf("fk_norm_saved.residual_out %u\n", (unsigned)offsetof(fk_norm_saved, residual_out));

@@ -93,7 +93,7 @@ void build_append(Call& call, const Spec& s) {
   TestTensor& slot = call.indices("slots", index_dtype(s), {s.tokens}, slots);
   if (!s.rope && s.places) {
     call.run = [&, scales, places](const ExecutionContext& context) {
-      kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, places, std::nullopt, context);
+      kv_append_to_sequences(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, places, std::nullopt, context);
     };
     return;
   }
@@ -125,7 +125,7 @@ void build_append(Call& call, const Spec& s) {
     if (cos) rope.cos = cos->view(), rope.sin = sin->view();
     if (q) rope.q = q->view(), rope.q_out = q_out->view();
     if (s.places)
-      kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, places, rope, context);
+      kv_append_to_sequences(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, places, rope, context);
     else
       kv_append(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, slot.view(), rope, context);
   };

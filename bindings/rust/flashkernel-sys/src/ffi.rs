@@ -126,6 +126,9 @@ pub struct fk_attention_options {
     pub kv_scales: *const fk_kv_scales,
     pub mask: *const fk_tensor,
     pub alibi: fk_alibi,
+    pub k_starts: *const fk_tensor,
+    pub seqused_q: *const fk_tensor,
+    pub seqused_k: *const fk_tensor,
 }
 
 #[repr(C)]
@@ -160,6 +163,17 @@ pub struct fk_kv_append_rope {
     pub q_out: *const fk_tensor,
     pub cos: *const fk_tensor,
     pub sin: *const fk_tensor,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fk_kv_append_places {
+    pub size: usize,
+    pub block_table: *const fk_tensor,
+    pub seq_lens: *const fk_tensor,
+    pub cu_seqlens: *const fk_tensor,
+    pub positions: *const fk_tensor,
+    pub seq_lens_after: *const fk_tensor,
 }
 
 #[repr(C)]
@@ -319,6 +333,7 @@ extern "C" {
     pub fn fk_attention_gradients_init(gradients: *mut fk_attention_gradients, size: usize) -> fk_status;
     pub fn fk_rope_options_init(options: *mut fk_rope_options, size: usize) -> fk_status;
     pub fn fk_kv_append_rope_init(rope: *mut fk_kv_append_rope, size: usize) -> fk_status;
+    pub fn fk_kv_append_places_init(places: *mut fk_kv_append_places, size: usize) -> fk_status;
     pub fn fk_norm_saved_init(saved: *mut fk_norm_saved, size: usize) -> fk_status;
     pub fn fk_norm_gradients_init(gradients: *mut fk_norm_gradients, size: usize) -> fk_status;
     pub fn fk_linear_gradients_init(gradients: *mut fk_linear_gradients, size: usize) -> fk_status;
@@ -363,6 +378,7 @@ extern "C" {
     pub fn fk_kv_read(k_pages: *const fk_tensor, v_pages: *const fk_tensor, scales: *const fk_kv_scales, block_table: *const fk_tensor, seq_lens: *const fk_tensor, k_out: *const fk_tensor, v_out: *const fk_tensor, context: *const fk_context) -> fk_status;
     pub fn fk_kv_copy_pages(k_pages: *const fk_tensor, v_pages: *const fk_tensor, scales: *const fk_kv_scales, src: *const fk_tensor, dst: *const fk_tensor, context: *const fk_context) -> fk_status;
     pub fn fk_check_block_table(block_table: *const fk_tensor, seq_lens: *const fk_tensor, num_pages: i64, page_size: i64, context: *const fk_context) -> fk_status;
+    pub fn fk_kv_append_to_sequences(k: *const fk_tensor, v: *const fk_tensor, k_pages: *const fk_tensor, v_pages: *const fk_tensor, scales: *const fk_kv_scales, places: *const fk_kv_append_places, rope: *const fk_kv_append_rope, context: *const fk_context) -> fk_status;
     pub fn fk_find_bad_page(block_table: *const fk_tensor, seq_lens: *const fk_tensor, num_pages: i64, page_size: i64, fault: *const fk_tensor, context: *const fk_context) -> fk_status;
     pub fn fk_abi_version() -> i32;
     pub fn fk_version() -> *const c_char;

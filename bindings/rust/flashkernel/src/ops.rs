@@ -127,6 +127,11 @@ pub struct AttentionOptions<'a> {
     pub alibi: Alibi,
     /// f32 [heads_q]: logits of a key without a value.
     pub sinks: Option<View<'a>>,
+    /// i32 or i64 [batch]: the first key of each sequence that is seen; paged attention only.
+    pub k_starts: Option<View<'a>>,
+    /// i32 or i64 [batch]: how many tokens at the start of each sequence count; variable lengths only.
+    pub seqused_q: Option<View<'a>>,
+    pub seqused_k: Option<View<'a>>,
 }
 
 impl AttentionOptions<'_> {
@@ -151,6 +156,9 @@ impl AttentionOptions<'_> {
             Alibi::Sqrt => sys::FK_ALIBI_SQRT,
         };
         c.sinks = optional(self.sinks.as_ref());
+        c.k_starts = optional(self.k_starts.as_ref());
+        c.seqused_q = optional(self.seqused_q.as_ref());
+        c.seqused_k = optional(self.seqused_k.as_ref());
         Ok(c)
     }
 }
