@@ -99,9 +99,9 @@ add_test(NAME no_nvtx_ranges COMMAND kernel_conformance_emulated --gtest_brief=1
 set_tests_properties(no_nvtx_ranges PROPERTIES TIMEOUT 120 ENVIRONMENT "FLASHKERNEL_NVTX=0;FK_CONFORMANCE_SAMPLE=50"
   FAIL_REGULAR_EXPRESSION "nvtx")
 
-# Clusters of 16 blocks: decode on as many multiprocessors as an H200 has.
+# On as many multiprocessors as an H200 has: decode by clusters of 16 blocks; few queries over keys in several parts.
 add_test(NAME kernel_conformance_emulated_clusters
-         COMMAND kernel_conformance_emulated --gtest_brief=1 --gtest_filter=*cuda/sm90a/decode/*.split_*)
+         COMMAND kernel_conformance_emulated --gtest_brief=1 --gtest_filter=*cuda/sm90a/decode/*.split_*:*cuda/sm90a/few_queries/*.*few_queries*)
 set_tests_properties(kernel_conformance_emulated_clusters PROPERTIES TIMEOUT 600
   ENVIRONMENT "FK_EMULATOR_ORDER=reverse;FK_EMULATOR_SMS=132")
 # Decode by a cluster a sequence and kv head, of up to 6 blocks, of which one or two find their place on 16.

@@ -230,12 +230,15 @@ def test_decode_replays_with_any_lengths(heads_q, heads_kv, page_size, batch, di
 
 
 @pytest.mark.parametrize(("heads_q", "heads_kv"), [(32, 8), (4, 4), (32, 1)])
-@pytest.mark.parametrize("kernel", ["sm80/decode/f16/d128", "sm90a/f16/d128", "sm90a/decode/f16/d128"])
+@pytest.mark.parametrize(
+    "kernel", ["sm80/decode/f16/d128", "sm90a/f16/d128", "sm90a/decode/f16/d128", "sm90a/few_queries/f16/d128"]
+)
 def test_lengths_written_during_a_call_spoil_that_call_only(kernel, heads_q, heads_kv):
     """To write lengths during a call is the caller's error, whatever the kernel; it must not outlive the call.
 
     The decode for sm80, and that for sm90a of many sequences, keep counters from call to call: blocks that read other
-    lengths disagree on who merges. In the decode for sm90a of 32 heads a kv head each block reads a length, and sends
+    lengths disagree on who merges. So do blocks of the kernel for few queries, which also wait for their cluster,
+    whatever they have read. In the decode for sm90a of 32 heads a kv head each block reads a length, and sends
     the others as much whatever it is. In the forward kernel for sm90a one warp reads lengths: none waits for another
     that knows others.
     """

@@ -47,6 +47,8 @@ inline constexpr Rates kNaive{10000, 100000}, kTiled{50000, 1000000}, kForwardSm
 // A split over keys reads them with the whole device, whatever the number of heads: for a few queries it is ahead of
 // any kernel that walks the keys in one block.
 inline constexpr Rates kDecode{400000, 1}, kDecodeSm80{1600000, 1}, kDecodeSm90a{1800000, 1};
+/// Many rows of few queries, over keys in parts: ahead of the forward kernel where it is best, and so with few rows.
+inline constexpr Rates kFewQueriesSm90a{1700000, 360000000};
 
 inline constexpr Rates kLinearTiles{50000, 10000000}, kLinearSm75{100000, 100000000}, kLinearSm80{200000, 200000000},
     kLinearFewRows{400000, 1}, kLinearSm90a{800000, 350000000}, kLinearFewRowsSm80{1600000, 1},

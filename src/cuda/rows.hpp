@@ -10,6 +10,7 @@
 #include "cuda/attention/backward/steps.hpp"
 #include "cuda/attention/decode/sm80/variant.hpp"
 #include "cuda/attention/decode/sm90a/variant.hpp"
+#include "cuda/attention/few_queries/sm90a/variant.hpp"
 #include "cuda/attention/forward/sm75/variant.hpp"
 #include "cuda/attention/forward/sm80/variant.hpp"
 #include "cuda/attention/forward/sm90a/variant.hpp"
@@ -157,6 +158,15 @@ constexpr KernelEntry<AttentionParams> hopper_decode_clusters(const char* name) 
                               cuda::sm90a::decode_clusters_supports<kDtype, kQkDim, kVDim>,
                               cuda::sm90a::decode_clusters_cost_us, cuda::sm90a::plan_decode_clusters,
                               cuda::sm90a::decode_clusters<kDtype, kQkDim, kVDim>);
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> hopper_few_queries(const char* name) {
+  return of_head_dims<cuda::kFewQueriesHeadDims, kQkDim, kVDim>(row<AttentionParams>(
+      name, kHopper, arithmetic::of_head_dims<arithmetic::kSplitRowsSm90a, kQkDim, kVDim>,
+      cuda::sm90a::few_queries_supports<kDtype, kQkDim, kVDim>,
+      cuda::cost_us_of_head_dims<AttentionParams, cuda::sm90a::few_queries_cost_us, cuda::kFewQueriesHeadDims, kQkDim,
+                                 kVDim>,
+      cuda::sm90a::plan_attention_few_queries, cuda::sm90a::attention_few_queries<kDtype, kQkDim, kVDim>));
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> hopper_backward(const char* name) {

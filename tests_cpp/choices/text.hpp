@@ -6,6 +6,7 @@
 
 #include "cuda/attention/decode/sm80/variant.hpp"
 #include "cuda/attention/decode/sm90a/variant.hpp"
+#include "cuda/attention/few_queries/sm90a/plan.hpp"
 #include "cuda/linear/few_rows/sm90a/plan.hpp"
 #include "cuda/linear/tiles/sm90a/plan.hpp"
 #include "ops/op_list.hpp"
@@ -25,8 +26,8 @@ inline bool ends_with(const std::string& text, const std::string& end) {
 
 /// Whether a plan has something to say beyond the kernel's id.
 inline bool says_more(const std::string& kernel) {
-  for (const char* const family :
-       {"linear/cuda/sm90a/", "attention_fwd/cuda/sm90a/decode/", "attention_fwd/cuda/sm80/decode"})
+  for (const char* const family : {"linear/cuda/sm90a/", "attention_fwd/cuda/sm90a/decode/",
+                                   "attention_fwd/cuda/sm90a/few_queries/", "attention_fwd/cuda/sm80/decode"})
     if (kernel.rfind(family, 0) == 0) return true;
   return false;
 }
@@ -45,6 +46,10 @@ inline std::string detail_text(const AttentionParams&, const std::string& kernel
     const auto& d = plan.as<cuda::sm80::DecodePlan>();
     return numbers({d.blocks, d.warps, d.heads, d.key_lanes, d.head_groups, d.rows, d.shared_bytes, d.combine_items,
                     d.combine_by_pair, d.modified, d.vectors_q, d.vectors_out});
+  }
+  if (kernel.find("/few_queries/") != std::string::npos) {
+    const auto& few = plan.as<FewQueriesPlan>();
+    return numbers({few.consumers, few.splits, few.tiles, few.group, few.leaves});
   }
   if (!ends_with(kernel, "/clusters")) return "";
   const auto& c = plan.as<ClusterPlan>();

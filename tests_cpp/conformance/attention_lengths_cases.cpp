@@ -256,6 +256,47 @@ void paged_cases(CaseList& list) {
   }
 }
 
+// Rows that are queries of all heads of a group, over keys in parts: groups that fill a tile of 64 or 128 rows, and
+// that end within one; lengths that leave blocks without keys, and sequences without any; queries side by side.
+void few_queries_cases(CaseList& list) {
+  struct Group {
+    std::int64_t heads, heads_kv, queries;
+  };
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+    for (const std::int64_t d : {64, 128}) {
+      const std::string row = std::string("attention_fwd/cuda/sm90a/few_queries/") +
+                              (dtype == DType::kFloat16 ? "f16" : "bf16") + "/d" + std::to_string(d);
+      int number = 0;
+      for (const Group& group : {Group{2, 2, 70}, {8, 2, 16}, {14, 2, 9}, {48, 1, 1}, {71, 1, 2}, {128, 1, 1}}) {
+        PagedSpec spec;
+        spec.common.dtype = dtype;
+        spec.common.heads_q = group.heads;
+        spec.common.heads_kv = group.heads_kv;
+        spec.common.head_dim = d;
+        spec.common.seq_q = group.queries;
+        spec.common.mask = number % 3 == 2 ? kMasks[3] : kCausal;
+        spec.common.lse = number % 2 == 0;
+        spec.common.sinks = number % 4 == 1;
+        spec.page_size = number % 3 == 0 ? 16 : number % 3 == 1 ? 64 : 256;
+        spec.lengths = {700, 0, 1, 131, 64};
+        const std::string heads = std::to_string(group.heads) + "_heads_of_" + std::to_string(group.heads_kv) + "_d" +
+                                  std::to_string(d) + "_" + short_name(dtype);
+        list.add("paged_few_queries_" + heads, [spec](Call& call) { build_attention_paged(call, spec); }).is_for(row);
+        spec.lengths_q = {group.queries, 3, 1, 0, group.queries};
+        spec.common.lse = !spec.common.lse;
+        list.add("paged_few_queries_side_by_side_" + heads, [spec](Call& call) { build_attention_paged(call, spec); })
+            .is_for(row);
+        AttentionSpec dense = spec.common;
+        dense.batch = 1;
+        dense.seq_q = group.queries;
+        dense.seq_k = 900;
+        dense.mask = kFull;
+        list.add("few_queries_" + heads, [dense](Call& call) { build_attention(call, dense); }).is_for(row);
+        ++number;
+      }
+    }
+}
+
 void cases(CaseList& list) {
   varlen_cases(list);
   bounds_cases(list);
@@ -263,6 +304,7 @@ void cases(CaseList& list) {
   passing_tiles_cases(list);
   without_lse_cases(list);
   paged_cases(list);
+  few_queries_cases(list);
 }
 
 const OpCases registration("attention_fwd", cases);

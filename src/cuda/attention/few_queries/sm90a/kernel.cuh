@@ -1,0 +1,233 @@
+// Attention of few queries over many keys on Hopper: wgmma on rows that are queries of all heads of a group, keys by
+// TMA, and the keys of a sequence cut into parts, whose results the last block to arrive merges. One launch; the number
+// of parts follows from shapes, and where they begin from the lengths on the device.
+//
+//   variant.hpp   which calls                                consumer.cuh  both products and the softmax
+//   plan.hpp      how many parts, the model                  shape.cuh     where a tile lies in shared memory
+//   rows.cuh      rows, their ends, the merge
+//
+// Invariant on NaN: a masked pair has the weight 0, but if its value is NaN, the tensor core computes 0 * NaN = NaN.
+// Therefore a row whose result is not finite, and that does not see all keys, is computed again from those that it sees
+// (forward/sm90a/redo.cuh).
+#pragma once
+
+#include <numeric>
+
+#include "cuda/attention/few_queries/sm90a/consumer.cuh"
+#include "cuda/attention/few_queries/sm90a/variant.hpp"
+#include "cuda/attention/forward/sm90a/producer.cuh"
+#include "cuda/attention/forward/sm90a/redo.cuh"
+#include "cuda/host/launch.hpp"
+#include "cuda/host/zeroed_memory.hpp"
+#include "cuda/pipeline/departure.cuh"
+#include "cuda/ptx/atomic.cuh"
+#include "cuda/ptx/grid.cuh"
+
+namespace flashkernel::cuda::sm90a {
+
+/// One block of keys or values into its slot.
+template <class Shape, bool kOfV>
+__device__ inline void load_block(const AttentionParams& p, const ForwardPlan& walk, const Shape& shared,
+                                  const CUtensorMap* map, const KeyPlace& place, int g, std::uint64_t policy,
+                                  const Ring<Shape::kStages>& ring) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp), at = lane * walk.kv_box_rows;
+  const std::uint32_t full = kOfV ? shared.v_full(ring.slot()) : shared.k_full(ring.slot());
+  const std::uint32_t slot = kOfV ? shared.v(ring.slot()) : shared.k(ring.slot());
+  ptx::mbarrier_wait(kOfV ? shared.v_empty(ring.slot()) : shared.k_empty(ring.slot()), ring.parity() ^ 1);
+  if (lane == 0) ptx::mbarrier_arrive_expect(full, kOfV ? Shape::kVBytes : Shape::kKBytes);
+  __syncwarp();
+  if (at >= Shape::kBlockN) return;
+  // No page, or a bad one: past the end of the tensor, which reads as zeros.
+  const int image = place.image < 0 ? static_cast<int>(p.num_pages) : place.image;
+#pragma unroll
+  for (int c = 0; c < (kOfV ? Shape::kVBlocks : Shape::kQkBlocks); ++c)
+    ptx::tma_load(slot + c * Shape::kKvBlockBytes + at * 128, map, full, policy, c * 64, place.row, g, image);
+}
+
+/// Computes rows that are not finite again, if masks hid keys from them. The rows are stored.
+template <class Shape, class T>
+__device__ inline void redo_rows(const AttentionParams& p, const RowTile& tile) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  TileRecord record;
+  record.b = tile.b, record.g = tile.g, record.range = tile.range;
+#pragma unroll 1
+  for (int row = static_cast<int>(threadIdx.x / kWarp); row < tile.rows; row += Shape::kConsumerThreads / kWarp) {
+    const RowPlace at = tile.place(row);
+    if (tile.range.first(at.query) == 0 && tile.range.last(at.query) == tile.range.k_len) continue;
+    const T* const out = static_cast<const T*>(p.out) + at.out_offset(p, tile.b);
+    float zero = 0.0f;  // NaN once any element is not finite
+    for (int column = lane; column < p.head_dim_v; column += kWarp) zero = fmaf(to_float(out[column]), 0.0f, zero);
+    record.h = static_cast<int>(at.head);
+    if (__any_sync(kFullMask, zero != zero)) redo_row<Shape, T>(p, record, at.query);
+  }
+}
+
+/// The blocks of keys of one part of a tile.
+struct KeyPart {
+  int parts;       // that have keys
+  int end, count;  // the part's blocks are the `count` ones before `end`
+
+  /// Every block of the tile finds the same parts: of the blocks of keys that the tile sees, each has as many as
+  /// another one, but for the last part.
+  template <class Shape>
+  __device__ static KeyPart find(const RowTile& tile, int part, int splits) {
+    const int first_key = tile.range.first(tile.place(0).query);
+    const int last_key = tile.range.last(tile.place(Shape::kBlockM).query);
+    const int first_block = first_key / Shape::kBlockN;
+    const int blocks = last_key > first_key ? (last_key + Shape::kBlockN - 1) / Shape::kBlockN - first_block : 0;
+    const int share = (blocks + splits - 1) / splits, begin = part * share;
+    const int count = min(share, blocks - begin);
+    return {share > 0 ? (blocks + share - 1) / share : 0, first_block + begin + count, count};
+  }
+};
+
+/// One warp loads the keys and values of a part.
+template <class Shape>
+__device__ inline void produce_part(const AttentionParams& p, const ForwardPlan& walk, const Shape& shared,
+                                    const CUtensorMap* map_k, const CUtensorMap* map_v, const RowTile& tile,
+                                    const KeyPart& keys, bool leaves) {
+  TileRecord record;
+  record.b = tile.b, record.g = tile.g, record.end_block = keys.end, record.range = tile.range;
+  const int lane_keys = p.is_paged() ? KeyWalk<Shape>::first_key_of_lane(walk) : 0;
+  const std::uint64_t policy = leaves ? ptx::kL2EvictFirst : ptx::kL2EvictNormal;
+  KeyWalk<Shape> places(p, walk, record, lane_keys);
+  Ring<Shape::kStages> at;
+#pragma unroll 1
+  for (int i = 0; i < keys.count; ++i, ++at.count) {
+    const KeyPlace place = places.next(p, walk, record, lane_keys);
+    load_block<Shape, false>(p, walk, shared, map_k, place, tile.g, policy, at);
+    load_block<Shape, true>(p, walk, shared, map_v, place, tile.g, policy, at);
+  }
+}
+
+/// The consumers of a block: its part of the keys, and the tile's result if the parts are all there. Every block of the
+/// grid leaves the counters once (pipeline/departure.cuh).
+template <class Shape, class T>
+__device__ inline void consume_part(const AttentionParams& p, const FewQueriesPlan& plan, const Shape& shared,
+                                    const RowTile& tile, const KeyPart& keys, int part, float scale_log2,
+                                    float* workspace, int* counters) {
+  constexpr int kConsumers = Shape::kConsumers + 1;  // a barrier of their own, behind those of the warpgroups
+  const auto meet = [] { ptx::barrier_sync(kConsumers, Shape::kConsumerThreads); };
+  const int item = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y);
+  const int items = static_cast<int>(gridDim.y * gridDim.z);
+  const PartsOfTile<Shape> all(workspace, item, items, plan.splits);
+  Departure departure(counters, items);
+  bool not_finite = false;
+  if (part < keys.parts) {
+    const int warpgroup = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / 128, 0));
+    FewQueriesConsumer<Shape, T> consumer{p, tile, shared, scale_log2, warpgroup};
+    consumer.run(keys.end, keys.count);
+    if (keys.parts == 1) {
+      not_finite = consumer.store_rows();
+    } else {
+      consumer.leave_part(all, part);
+      meet();
+      if (threadIdx.x == 0) shared.notes().is_last = ptx::fetch_add_acq_rel(counters + item, 1) == keys.parts - 1;
+      meet();
+      if (shared.notes().is_last) not_finite = all.template merge<T>(p, tile, keys.parts);
+    }
+  } else if (keys.parts == 0 && part == 0) {  // the rows see no key
+    all.template merge<T>(p, tile, 0);
+  }
+  if (plan.splits > 1) departure.announce();
+  if (not_finite) shared.notes().met_nan = 1;
+  meet();
+  if (shared.notes().met_nan) redo_rows<Shape, T>(p, tile);
+  if (plan.splits > 1) departure.finish();
+}
+
+/// Grid: parts of the keys; tiles of a kv head, then kv heads; sequences.
+template <class Shape, class T>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kResidents)
+    attention_few_queries_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ FewQueriesPlan plan,
+                                 const __grid_constant__ ForwardPlan walk, const __grid_constant__ CUtensorMap map_k,
+                                 const __grid_constant__ CUtensorMap map_v, float* workspace, int* counters) {
+  extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // lines of the swizzle: 1024 bytes
+  const Shape shared{ptx::shared_address(dynamic_shared)};
+  if (threadIdx.x == 0) {
+    ptx::tma_prefetch_map(&map_k);
+    ptx::tma_prefetch_map(&map_v);
+    for (int stage = 0; stage < Shape::kStages; ++stage) {
+      ptx::mbarrier_init(shared.k_full(stage), 1);
+      ptx::mbarrier_init(shared.v_full(stage), 1);
+      ptx::mbarrier_init(shared.k_empty(stage), 4 * Shape::kConsumers);
+      ptx::mbarrier_init(shared.v_empty(stage), 4 * Shape::kConsumers);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  ptx::wait_for_previous_kernel();
+  if (threadIdx.x == 0) {
+    shared.notes().range = KeyRange(p, blockIdx.z);
+    shared.notes().met_nan = 0;
+  }
+  __syncthreads();
+
+  const int part = static_cast<int>(blockIdx.x);
+  RowTile tile;
+  tile.b = static_cast<int>(blockIdx.z);
+  tile.g = static_cast<int>(blockIdx.y) / plan.tiles;
+  tile.group = plan.group;
+  tile.range = shared.notes().range;
+  tile.first = (static_cast<int>(blockIdx.y) - tile.g * plan.tiles) * Shape::kBlockM;
+  tile.rows = min(Shape::kBlockM, tile.range.q_len * plan.group - tile.first);
+  if (tile.rows <= 0) {  // a shorter sequence has no such tile
+    if (plan.splits == 1) return;
+    Departure departure(counters, static_cast<int>(gridDim.y * gridDim.z));
+    departure.announce_without_use();
+    departure.finish();
+    return;
+  }
+  const KeyPart keys = KeyPart::find<Shape>(tile, part, plan.splits);
+  const int warp = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / kWarp, 0));
+  if (warp >= 4 * Shape::kConsumers) {
+    if constexpr (Shape::kHandsOver) ptx::decrease_registers<Shape::kProducerRegisters>();
+    if (warp == 4 * Shape::kConsumers) {
+      if (part < keys.parts) produce_part(p, walk, shared, &map_k, &map_v, tile, keys, plan.leaves);
+      ptx::allow_next_kernel();
+    }
+  } else {
+    if constexpr (Shape::kHandsOver) ptx::increase_registers<Shape::kConsumerRegisters>();
+    consume_part<Shape, T>(p, plan, shared, tile, keys, part, walk.scale_log2, workspace, counters);
+  }
+}
+
+template <class Shape, class T>
+void launch_few_queries(const AttentionParams& p, const FewQueriesPlan& plan, void* workspace, Stream stream) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  ForwardPlan walk{};  // what the walk over pages and the exponentials ask for
+  walk.kv_box_rows = static_cast<int>(p.is_paged() ? std::gcd<std::int64_t, std::int64_t>(p.page_size, Shape::kBlockN)
+                                                   : Shape::kBlockN);
+  walk.block_pieces = Shape::kBlockN / walk.kv_box_rows;
+  walk.batch_blocks = kWarp / walk.block_pieces;
+  walk.max_pages = static_cast<int>(std::min<std::int64_t>(p.max_pages, kMostTokens));
+  walk.scale_log2 = p.scale * kLog2E;
+  const auto box = static_cast<std::uint32_t>(walk.kv_box_rows);
+  const std::int64_t items = p.batch * p.heads_kv * plan.tiles;
+  LaunchShape shape{dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(p.heads_kv * plan.tiles),
+                         static_cast<unsigned>(p.batch)),
+                    Shape::kThreads, Shape::kBytes, native(stream)};
+  shape.early = true;
+  const auto start = [&](int* counters) {
+    launch("attention_fwd few_queries sm90a", attention_few_queries_kernel<Shape, T>, shape, p, plan, walk,
+           make_tensor_map("attention_fwd k", kv_map(p, false, box)),
+           make_tensor_map("attention_fwd v", kv_map(p, true, box)), static_cast<float*>(workspace), counters);
+  };
+  if (plan.splits == 1) return start(nullptr);
+  const ZeroedMemory counters(p.device.index, Departure::bytes(items), stream);
+  start(static_cast<int*>(counters.data()));
+}
+
+/// An entry of the table.
+template <DType kDtype, int kQkDim, int kVDim>
+void attention_few_queries(const AttentionParams& p, const Plan& planned, void* workspace, Stream stream) {
+  using T = Element<kDtype>;
+  if (p.batch * p.heads_q * p.seq_q == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const FewQueriesPlan& plan = planned.as<FewQueriesPlan>();
+  if (plan.consumers == 1)
+    launch_few_queries<FewQueriesShape<kQkDim, kVDim, 1>, T>(p, plan, workspace, stream);
+  else
+    launch_few_queries<FewQueriesShape<kQkDim, kVDim, 2>, T>(p, plan, workspace, stream);
+}
+
+}  // namespace flashkernel::cuda::sm90a

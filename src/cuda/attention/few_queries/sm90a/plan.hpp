@@ -1,0 +1,130 @@
+// Attention of few queries over many keys on Hopper: how a call is spread over the device, and how long that takes by a
+// model. Host code; tests_cpp/few_queries_plan_test.cpp.
+// Invariant: the spread depends on shapes only, never on sequence lengths. So a captured graph can replay with other
+// lengths.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/costs.hpp"
+#include "cuda/host/ceil_div.hpp"
+#include "ops/attention_params.hpp"
+#include "ops/kernel_entry.hpp"
+
+namespace flashkernel::cuda::sm90a {
+
+/// The rows of a kv head are its queries, each of all heads of the group: row = query * group + head. A block has the
+/// rows of one tile and a part of the keys.
+struct FewQueriesPlan {
+  int consumers = 1;    // warpgroups of 64 rows in a block
+  int splits = 1;       // parts that the keys of the longest sequence are cut into
+  int tiles = 1;        // of the rows of a kv head
+  int group = 1;        // query heads of a kv head
+  bool leaves = false;  // keys are read once and exceed the L2 cache: they leave it first
+  float modelled_us = 0;
+};
+
+inline constexpr int kMostKeyParts = 32;  // a lane of a warp has the state of one part
+/// Keys and values from so many bytes on leave the L2 cache first, where they are read once: about the size of the
+/// cache.
+inline constexpr std::int64_t kLeavesFrom = std::int64_t{48} << 20;
+/// Keys that a block of 64 rows, or of 128, takes at a time.
+inline constexpr int few_queries_block_keys(int consumers) { return consumers == 1 ? 64 : 128; }
+/// Blocks of 64 rows, or of 128, that share a multiprocessor.
+inline constexpr int few_queries_residents(int consumers) { return consumers == 1 ? 2 : 1; }
+
+// What the model of a call is made of. Microseconds, and bytes in a microsecond, of an H200.
+inline constexpr double kFewQueriesStartUs = 1.5;   // Q, the first keys, and the output, beside a launch
+inline constexpr double kKeyOf128RowsUs = 0.012;    // 128 rows x 1 key at d128, products and softmax
+inline constexpr double kKeyOf64RowsUs = 0.0094;    // 64 rows x 1 key, alone on a multiprocessor
+inline constexpr double kKeyOfTwo64RowsUs = 0.011;  // the same of each of two blocks on one
+inline constexpr double kMemoryRate = 4.0e6, kSmRate = 57e3, kL2Rate = 5.5e6, kMergeRate = 80e3, kMergeUs = 1.0;
+inline constexpr double kForwardMemoryRate = 3.2e6;  // of the forward kernel over the same keys
+
+/// Keys of the longest sequence that its queries see together.
+inline std::int64_t keys_seen(const AttentionParams& p) {
+  if (p.window_left < 0 || p.window_right < 0) return p.seq_k;
+  return std::min(p.seq_k, p.window_left + p.window_right + p.seq_q);
+}
+
+/// How long the call takes in these tiles and parts.
+inline double few_queries_us(const AttentionParams& p, const FewQueriesPlan& plan, std::int64_t num_sms) {
+  const std::int64_t rows = plan.group * p.seq_q, block_keys = few_queries_block_keys(plan.consumers);
+  const double items = static_cast<double>(plan.tiles * p.heads_kv * p.batch), blocks = items * plan.splits;
+  const double slots = static_cast<double>(num_sms * few_queries_residents(plan.consumers));
+  const double waves =
+      static_cast<double>(ceil_div(static_cast<std::int64_t>(blocks), static_cast<std::int64_t>(slots)));
+  const auto keys = static_cast<double>(ceil_div(ceil_div(keys_seen(p), block_keys), plan.splits) * block_keys);
+  const bool two = blocks > static_cast<double>(num_sms);
+  const double key_us = plan.consumers == 2 ? kKeyOf128RowsUs : two ? kKeyOfTwo64RowsUs : kKeyOf64RowsUs;
+  const double products = waves * keys * key_us * static_cast<double>(p.head_dim + 64) / 192;
+  const double bytes =
+      work::product(p.batch * p.heads_kv, keys_seen(p)) * static_cast<double>(p.head_dim + p.head_dim_v) * 2;
+  const double rate = std::min(kMemoryRate, std::min(blocks, static_cast<double>(num_sms)) * kSmRate);
+  const double reads = std::max(bytes / rate, bytes * plan.tiles / kL2Rate);
+  double merge = 0;
+  if (plan.splits > 1) {
+    const double part = static_cast<double>(std::min<std::int64_t>(rows, 64 * plan.consumers) * p.head_dim_v * 4);
+    merge = kMergeUs + waves * plan.splits * part / kMergeRate + 2 * blocks * part / kL2Rate;
+  }
+  return kLaunchUs + kFewQueriesStartUs + std::max(products, reads) + merge;
+}
+
+/// Tiles of 128 rows where one of 64 has no room for all: keys are then read half as often. Of the numbers of parts,
+/// the one that is the fastest by the model, and of equal ones the least.
+inline FewQueriesPlan plan_few_queries(const AttentionParams& p, std::int64_t num_sms) {
+  FewQueriesPlan plan;
+  const std::int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1, rows = group * p.seq_q;
+  const std::int64_t bytes = p.batch * p.heads_kv * keys_seen(p) * (p.head_dim + p.head_dim_v) * 2;
+  plan.consumers = rows > 64 ? 2 : 1;
+  plan.group = static_cast<int>(group);
+  const std::int64_t tiles = std::max<std::int64_t>(1, ceil_div(rows, std::int64_t{64} * plan.consumers));
+  plan.tiles = static_cast<int>(tiles);
+  plan.leaves = tiles == 1 && bytes > kLeavesFrom;
+  // More parts than fill the device once serve nobody.
+  const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(keys_seen(p), few_queries_block_keys(plan.consumers)));
+  const std::int64_t items = std::max<std::int64_t>(1, tiles * p.heads_kv * p.batch);
+  const std::int64_t fill = std::max<std::int64_t>(1, num_sms * few_queries_residents(plan.consumers) / items);
+  FewQueriesPlan best;
+  for (std::int64_t splits = 1; splits <= std::min({std::int64_t{kMostKeyParts}, blocks, fill}); ++splits) {
+    plan.splits = static_cast<int>(splits);
+    plan.modelled_us = static_cast<float>(few_queries_us(p, plan, num_sms));
+    if (best.modelled_us == 0 || plan.modelled_us < best.modelled_us) best = plan;
+  }
+  return best;
+}
+
+/// The most queries of a sequence, and the fewest keys, of the calls that the kernel was made for.
+inline constexpr std::int64_t kMostFewQueries = 128, kFewestKeys = 1024;
+/// It must be ahead of the forward kernel by more than the models are wrong.
+inline constexpr double kFewQueriesMargin = 0.9;
+
+/// Whether the call is for this kernel, of the calls that it takes. One query of at most 32 heads is for the kernels of
+/// decode. From two queries on, those reach half of what 64 rows on wgmma do; beyond 32 rows the forward kernel stands
+/// against this one. It has no parts of keys, and a tile of one head's queries, which few of them leave empty.
+inline bool is_for_few_queries(const AttentionParams& p, std::int64_t num_sms) {
+  if (p.seq_q > kMostFewQueries || keys_seen(p) < kFewestKeys) return false;
+  if (has_few_queries(p)) return p.seq_q > 1;
+  const std::int64_t tiles = p.batch * p.heads_q * ceil_div(p.seq_q, std::int64_t{128});
+  const double products = static_cast<double>(ceil_div(tiles, num_sms) * keys_seen(p)) * kKeyOf128RowsUs *
+                          static_cast<double>(p.head_dim + 64) / 192;
+  const double bytes =
+      work::product(p.batch * p.heads_kv, keys_seen(p)) * static_cast<double>(p.head_dim + p.head_dim_v) * 2;
+  const double forward = kLaunchUs + kFewQueriesStartUs + std::max(products, bytes / kForwardMemoryRate);
+  return plan_few_queries(p, num_sms).modelled_us < kFewQueriesMargin * forward;
+}
+
+inline float few_queries_cost_us(const AttentionParams& p, const DeviceFacts& facts) {
+  const double us = attention_us(p, rates::kFewQueriesSm90a);
+  return static_cast<float>(is_for_few_queries(p, facts.num_sms) ? us : kOutsideItsRange * us);
+}
+
+/// The workspace: numerators, maxima and sums of all parts.
+inline Plan plan_attention_few_queries(const AttentionParams& p, const DeviceFacts& facts) {
+  const FewQueriesPlan plan = plan_few_queries(p, facts.num_sms);
+  const std::int64_t rows = plan.splits > 1 ? p.batch * p.heads_kv * plan.tiles * plan.splits * 64 * plan.consumers : 0;
+  return Plan::of(plan, sizeof(float) * static_cast<std::size_t>(rows * (p.head_dim_v + 2)));
+}
+
+}  // namespace flashkernel::cuda::sm90a
