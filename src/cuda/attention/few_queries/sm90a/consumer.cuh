@@ -224,17 +224,20 @@ struct FewQueriesConsumer {
     return rows.maximum[half] == -INFINITY ? -INFINITY : rows.maximum[half] * scale_log2;
   }
 
-  /// Leaves the numerators, maxima and sums of the rows in the workspace.
-  __device__ void leave_part(const PartsOfTile<Shape>& parts, int part) const {
+  /// Leaves the numerators, maxima and sums of the rows in shared memory, where keys were. All warpgroups are through
+  /// with those.
+  __device__ void leave_part() const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = thread_row(half);
-      if (row >= tile.rows) continue;
-      float* const to = parts.values(part, row) + 2 * (threadIdx.x % 4);
+      float* const to =
+          static_cast<float*>(__cvta_shared_to_generic(shared.part_row(row))) + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
       for (int c = 0; c < Shape::kVDim / 8; ++c)
         *reinterpret_cast<float2*>(to + 8 * c) = float2{out[4 * c + 2 * half], out[4 * c + 2 * half + 1]};
-      if (threadIdx.x % 4 == 0) *parts.state(part, row) = float2{maximum_log2(half), rows.sum[half]};
+      if (threadIdx.x % 4 == 0)
+        *static_cast<float2*>(__cvta_shared_to_generic(shared.part_state(row))) =
+            float2{maximum_log2(half), rows.sum[half]};
     }
   }
 };

@@ -1,6 +1,7 @@
 // Attention of few queries over many keys on Hopper: wgmma on rows that are queries of all heads of a group, keys by
-// TMA, and the keys of a sequence cut into parts, whose results the last block to arrive merges. One launch; the number
-// of parts follows from shapes, and where they begin from the lengths on the device.
+// TMA, and the keys of a sequence cut into parts, one for each block. A cluster of blocks merges its parts in shared
+// memory, each block some of the rows; what several clusters have of the same rows is merged by the block that arrives
+// last. One launch; the number of parts follows from shapes, and where they begin from the lengths on the device.
 //
 //   variant.hpp   which calls                                consumer.cuh  both products and the softmax
 //   plan.hpp      how many parts, the model                  shape.cuh     where a tile lies in shared memory
@@ -44,14 +45,14 @@ __device__ inline void load_block(const AttentionParams& p, const ForwardPlan& w
     ptx::tma_load(slot + c * Shape::kKvBlockBytes + at * 128, map, full, policy, c * 64, place.row, g, image);
 }
 
-/// Computes rows that are not finite again, if masks hid keys from them. The rows are stored.
+/// Computes rows [first, end) that are not finite again, if masks hid keys from them. The rows are stored.
 template <class Shape, class T>
-__device__ inline void redo_rows(const AttentionParams& p, const RowTile& tile) {
+__device__ inline void redo_rows(const AttentionParams& p, const RowTile& tile, int first, int end) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   TileRecord record;
   record.b = tile.b, record.g = tile.g, record.range = tile.range;
 #pragma unroll 1
-  for (int row = static_cast<int>(threadIdx.x / kWarp); row < tile.rows; row += Shape::kConsumerThreads / kWarp) {
+  for (int row = first + static_cast<int>(threadIdx.x / kWarp); row < end; row += Shape::kConsumerThreads / kWarp) {
     const RowPlace at = tile.place(row);
     if (tile.range.first(at.query) == 0 && tile.range.last(at.query) == tile.range.k_len) continue;
     const T* const out = static_cast<const T*>(p.out) + at.out_offset(p, tile.b);
@@ -100,19 +101,96 @@ __device__ inline void produce_part(const AttentionParams& p, const ForwardPlan&
   }
 }
 
-/// The consumers of a block: its part of the keys, and the tile's result if the parts are all there. Every block of the
-/// grid leaves the counters once (pipeline/departure.cuh).
+/// The rows that a block merges of what its cluster has.
+struct Slice {
+  int first, end;  // rows of the tile
+  int number;      // of the cluster
+  int clusters;    // that have keys
+  int parts;       // that this cluster has
+
+  template <class Shape>
+  __device__ static Slice find(const RowTile& tile, const KeyPart& keys, int part, int cluster) {
+    const int number = part / cluster, rank = part - number * cluster, rows = Shape::kBlockM / cluster;
+    return {rank * rows, min(tile.rows, (rank + 1) * rows), number, (keys.parts + cluster - 1) / cluster,
+            max(0, min(cluster, keys.parts - number * cluster))};
+  }
+};
+
+/// Merges a slice: its parts lie in the shared memory of the cluster's blocks, and those of several clusters in the
+/// workspace. Returns whether the thread has stored a value that is not finite.
+template <class Shape, class T>
+__device__ inline bool merge_slice(const AttentionParams& p, const Shape& shared, const RowTile& tile,
+                                   const Slice& slice, const PartsOfTile<Shape>& all, int* counter) {
+  constexpr int kColumns = Shape::kVDim / kWarp, kWarps = Shape::kConsumerThreads / kWarp;
+  constexpr int kConsumers = Shape::kConsumers + 1;  // a barrier of their own, behind those of the warpgroups
+  const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
+  bool not_finite = false;
+#pragma unroll 1
+  for (int row = slice.first + warp; row < slice.end; row += kWarps) {
+    float2 own{-INFINITY, 0.0f};
+    if (lane < slice.parts) {
+      const std::uint32_t state = shared.part_state(row & ~1);  // of two rows: 16 bytes
+      const float4 two = ptx::load_cluster_4(ptx::map_shared(state, static_cast<std::uint32_t>(lane)));
+      own = row & 1 ? float2{two.z, two.w} : float2{two.x, two.y};
+    }
+    const std::uint32_t place = shared.part_row(row) + lane * kColumns / 4 * 16;
+    MergedRow<kColumns> merged = merge_row<kColumns>(slice.parts, own, [&](int i) {
+      const float4 four = ptx::load_cluster_4(ptx::map_shared(place, static_cast<std::uint32_t>(i)));
+      Packed<float, kColumns> part;
+      if constexpr (kColumns == 4) {
+        part.values[0] = four.x, part.values[1] = four.y, part.values[2] = four.z, part.values[3] = four.w;
+      } else {
+        part.values[0] = lane & 1 ? four.z : four.x, part.values[1] = lane & 1 ? four.w : four.y;
+      }
+      return part;
+    });
+    if (slice.clusters <= 1) {
+      not_finite |= store_merged_row<T>(p, tile.b, tile.place(row), merged);
+    } else {
+      store_floats(all.values(slice.number, row) + lane * kColumns, merged.values);
+      if (lane == 0) *all.state(slice.number, row) = float2{merged.maximum, merged.sum};
+    }
+  }
+  if (slice.clusters <= 1) return not_finite;
+  const auto meet = [] { ptx::barrier_sync(kConsumers, Shape::kConsumerThreads); };
+  meet();
+  if (threadIdx.x == 0) shared.notes().is_last = ptx::fetch_add_acq_rel(counter, 1) == slice.clusters - 1;
+  meet();
+  if (!shared.notes().is_last) return false;
+#pragma unroll 1
+  for (int row = slice.first + warp; row < slice.end; row += kWarps) {
+    const float2 own = lane < slice.clusters ? *all.state(lane, row) : float2{-INFINITY, 0.0f};
+    MergedRow<kColumns> merged = merge_row<kColumns>(slice.clusters, own, [&](int i) {
+      return load_vector<kColumns>(static_cast<const float*>(all.values(i, row)) + lane * kColumns);
+    });
+    not_finite |= store_merged_row<T>(p, tile.b, tile.place(row), merged);
+  }
+  return not_finite;
+}
+
+/// For every thread of a block that takes no part in a merge: the cluster waits for all of its threads twice, whatever
+/// lengths they have read.
+__device__ inline void pass_cluster(int cluster) {
+  if (cluster == 1) return;
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+  ptx::cluster_arrive_relaxed();
+  ptx::cluster_wait();
+}
+
+/// The consumers of a block: its part of the keys, and its rows of the cluster's parts. Every block of the grid leaves
+/// the counters once (pipeline/departure.cuh).
 template <class Shape, class T>
 __device__ inline void consume_part(const AttentionParams& p, const FewQueriesPlan& plan, const Shape& shared,
                                     const RowTile& tile, const KeyPart& keys, int part, float scale_log2,
                                     float* workspace, int* counters) {
-  constexpr int kConsumers = Shape::kConsumers + 1;  // a barrier of their own, behind those of the warpgroups
+  constexpr int kConsumers = Shape::kConsumers + 1;
   const auto meet = [] { ptx::barrier_sync(kConsumers, Shape::kConsumerThreads); };
   const int item = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y);
   const int items = static_cast<int>(gridDim.y * gridDim.z);
-  const PartsOfTile<Shape> all(workspace, item, items, plan.splits);
-  Departure departure(counters, items);
+  Departure departure(counters, items * plan.cluster);
   bool not_finite = false;
+  Slice slice{0, tile.rows, 0, 0, 0};
   if (part < keys.parts) {
     const int warpgroup = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / 128, 0));
     FewQueriesConsumer<Shape, T> consumer{p, tile, shared, scale_log2, warpgroup};
@@ -120,19 +198,35 @@ __device__ inline void consume_part(const AttentionParams& p, const FewQueriesPl
     if (keys.parts == 1) {
       not_finite = consumer.store_rows();
     } else {
-      consumer.leave_part(all, part);
       meet();
-      if (threadIdx.x == 0) shared.notes().is_last = ptx::fetch_add_acq_rel(counters + item, 1) == keys.parts - 1;
-      meet();
-      if (shared.notes().is_last) not_finite = all.template merge<T>(p, tile, keys.parts);
+      consumer.leave_part();
     }
-  } else if (keys.parts == 0 && part == 0) {  // the rows see no key
-    all.template merge<T>(p, tile, 0);
+  }
+  if (plan.cluster > 1) {
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+    if (keys.parts != 1) {
+      slice = Slice::find<Shape>(tile, keys, part, plan.cluster);
+      const PartsOfTile<Shape> all(workspace, item, items, plan.splits / plan.cluster);
+      int* const counter = counters + item * plan.cluster + (part - slice.number * plan.cluster);
+      // Where the rows see no key, the first cluster says so.
+      if (slice.number < max(1, slice.clusters))
+        not_finite = merge_slice<Shape, T>(p, shared, tile, slice, all, counter);
+    }
+    ptx::cluster_arrive_relaxed();  // what was read of other blocks has been stored
+    ptx::cluster_wait();
+  } else if (keys.parts == 0) {
+    constexpr int kColumns = Shape::kVDim / kWarp;
+#pragma unroll 1
+    for (int row = static_cast<int>(threadIdx.x / kWarp); row < tile.rows; row += Shape::kConsumerThreads / kWarp) {
+      MergedRow<kColumns> none;
+      store_merged_row<T>(p, tile.b, tile.place(row), none);
+    }
   }
   if (plan.splits > 1) departure.announce();
   if (not_finite) shared.notes().met_nan = 1;
   meet();
-  if (shared.notes().met_nan) redo_rows<Shape, T>(p, tile);
+  if (shared.notes().met_nan) redo_rows<Shape, T>(p, tile, slice.first, slice.end);
   if (plan.splits > 1) departure.finish();
 }
 
@@ -171,8 +265,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResidents)
   tile.first = (static_cast<int>(blockIdx.y) - tile.g * plan.tiles) * Shape::kBlockM;
   tile.rows = min(Shape::kBlockM, tile.range.q_len * plan.group - tile.first);
   if (tile.rows <= 0) {  // a shorter sequence has no such tile
+    pass_cluster(plan.cluster);
     if (plan.splits == 1) return;
-    Departure departure(counters, static_cast<int>(gridDim.y * gridDim.z));
+    Departure departure(counters, static_cast<int>(gridDim.y * gridDim.z) * plan.cluster);
     departure.announce_without_use();
     departure.finish();
     return;
@@ -185,6 +280,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResidents)
       if (part < keys.parts) produce_part(p, walk, shared, &map_k, &map_v, tile, keys, plan.leaves);
       ptx::allow_next_kernel();
     }
+    __syncwarp();
+    pass_cluster(plan.cluster);
   } else {
     if constexpr (Shape::kHandsOver) ptx::increase_registers<Shape::kConsumerRegisters>();
     consume_part<Shape, T>(p, plan, shared, tile, keys, part, walk.scale_log2, workspace, counters);
@@ -207,13 +304,14 @@ void launch_few_queries(const AttentionParams& p, const FewQueriesPlan& plan, vo
                          static_cast<unsigned>(p.batch)),
                     Shape::kThreads, Shape::kBytes, native(stream)};
   shape.early = true;
+  shape.cluster = static_cast<unsigned>(plan.cluster);
   const auto start = [&](int* counters) {
     launch("attention_fwd few_queries sm90a", attention_few_queries_kernel<Shape, T>, shape, p, plan, walk,
            make_tensor_map("attention_fwd k", kv_map(p, false, box)),
            make_tensor_map("attention_fwd v", kv_map(p, true, box)), static_cast<float*>(workspace), counters);
   };
   if (plan.splits == 1) return start(nullptr);
-  const ZeroedMemory counters(p.device.index, Departure::bytes(items), stream);
+  const ZeroedMemory counters(p.device.index, Departure::bytes(items * plan.cluster), stream);
   start(static_cast<int*>(counters.data()));
 }
 

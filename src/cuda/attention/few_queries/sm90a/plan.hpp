@@ -18,14 +18,15 @@ namespace flashkernel::cuda::sm90a {
 /// rows of one tile and a part of the keys.
 struct FewQueriesPlan {
   int consumers = 1;    // warpgroups of 64 rows in a block
-  int splits = 1;       // parts that the keys of the longest sequence are cut into
+  int splits = 1;       // parts that the keys of the longest sequence are cut into: blocks
+  int cluster = 1;      // blocks that merge their parts in shared memory; divides `splits`
   int tiles = 1;        // of the rows of a kv head
   int group = 1;        // query heads of a kv head
   bool leaves = false;  // keys are read once and exceed the L2 cache: they leave it first
   float modelled_us = 0;
 };
 
-inline constexpr int kMostKeyParts = 32;  // a lane of a warp has the state of one part
+inline constexpr int kMostKeyParts = 32, kMostPartsOfCluster = 8;
 /// Keys and values from so many bytes on leave the L2 cache first, where they are read once: about the size of the
 /// cache.
 inline constexpr std::int64_t kLeavesFrom = std::int64_t{48} << 20;
@@ -39,7 +40,7 @@ inline constexpr double kFewQueriesStartUs = 1.5;   // Q, the first keys, and th
 inline constexpr double kKeyOf128RowsUs = 0.012;    // 128 rows x 1 key at d128, products and softmax
 inline constexpr double kKeyOf64RowsUs = 0.0094;    // 64 rows x 1 key, alone on a multiprocessor
 inline constexpr double kKeyOfTwo64RowsUs = 0.011;  // the same of each of two blocks on one
-inline constexpr double kMemoryRate = 4.0e6, kSmRate = 57e3, kL2Rate = 5.5e6, kMergeRate = 80e3, kMergeUs = 1.0;
+inline constexpr double kMemoryRate = 4.0e6, kSmRate = 57e3, kL2Rate = 5.5e6, kMergeRate = 40e3, kMergeUs = 2.0;
 inline constexpr double kForwardMemoryRate = 3.2e6;  // of the forward kernel over the same keys
 
 /// Keys of the longest sequence that its queries see together.
@@ -64,9 +65,11 @@ inline double few_queries_us(const AttentionParams& p, const FewQueriesPlan& pla
   const double rate = std::min(kMemoryRate, std::min(blocks, static_cast<double>(num_sms)) * kSmRate);
   const double reads = std::max(bytes / rate, bytes * plan.tiles / kL2Rate);
   double merge = 0;
-  if (plan.splits > 1) {
+  if (plan.splits > 1) {  // a block reads as much as it has left, and again where there are several clusters
     const double part = static_cast<double>(std::min<std::int64_t>(rows, 64 * plan.consumers) * p.head_dim_v * 4);
-    merge = kMergeUs + waves * plan.splits * part / kMergeRate + 2 * blocks * part / kL2Rate;
+    const int clusters = plan.splits / plan.cluster;
+    merge = kMergeUs + part / kMergeRate;
+    if (clusters > 1) merge += kMergeUs + part * clusters / plan.cluster / kMergeRate;
   }
   return kLaunchUs + kFewQueriesStartUs + std::max(products, reads) + merge;
 }
@@ -85,10 +88,15 @@ inline FewQueriesPlan plan_few_queries(const AttentionParams& p, std::int64_t nu
   // More parts than fill the device once serve nobody.
   const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(keys_seen(p), few_queries_block_keys(plan.consumers)));
   const std::int64_t items = std::max<std::int64_t>(1, tiles * p.heads_kv * p.batch);
-  const std::int64_t fill = std::max<std::int64_t>(1, num_sms * few_queries_residents(plan.consumers) / items);
+  const auto fits = [&](int splits, int cluster) {  // a cluster lies in one of the device's parts, most have 16
+    const std::int64_t sms = num_sms / cluster * cluster;
+    return splits == 1 || (splits <= blocks && items * splits <= sms * few_queries_residents(plan.consumers));
+  };
   FewQueriesPlan best;
-  for (std::int64_t splits = 1; splits <= std::min({std::int64_t{kMostKeyParts}, blocks, fill}); ++splits) {
-    plan.splits = static_cast<int>(splits);
+  for (const int splits : {1, 2, 4, 8, 16, 24, kMostKeyParts}) {
+    plan.splits = splits;
+    plan.cluster = std::min(splits, kMostPartsOfCluster);
+    if (!fits(splits, plan.cluster)) break;
     plan.modelled_us = static_cast<float>(few_queries_us(p, plan, num_sms));
     if (best.modelled_us == 0 || plan.modelled_us < best.modelled_us) best = plan;
   }
@@ -120,10 +128,11 @@ inline float few_queries_cost_us(const AttentionParams& p, const DeviceFacts& fa
   return static_cast<float>(is_for_few_queries(p, facts.num_sms) ? us : kOutsideItsRange * us);
 }
 
-/// The workspace: numerators, maxima and sums of all parts.
+/// The workspace: numerators, maxima and sums of all clusters, if there are several for a tile.
 inline Plan plan_attention_few_queries(const AttentionParams& p, const DeviceFacts& facts) {
   const FewQueriesPlan plan = plan_few_queries(p, facts.num_sms);
-  const std::int64_t rows = plan.splits > 1 ? p.batch * p.heads_kv * plan.tiles * plan.splits * 64 * plan.consumers : 0;
+  const std::int64_t clusters = plan.splits / plan.cluster;
+  const std::int64_t rows = clusters > 1 ? p.batch * p.heads_kv * plan.tiles * clusters * 64 * plan.consumers : 0;
   return Plan::of(plan, sizeof(float) * static_cast<std::size_t>(rows * (p.head_dim_v + 2)));
 }
 

@@ -53,58 +53,66 @@ __device__ inline float finish_few_queries_row(const AttentionParams& p, int b, 
   return factor;
 }
 
-/// The parts of a tile in the workspace: first the numerators of all tiles, then their maxima (base 2) and sums.
+/// What a warp merges of a row: numerators in columns of its lanes, the maximum (base 2) and the sum.
+template <int kColumns>
+struct MergedRow {
+  float values[kColumns] = {};
+  float maximum = -INFINITY, sum = 0.0f;
+};
+
+/// Merges `parts` parts of a row, at most 32, in their order. load(part) gives a lane's columns of a part's numerators;
+/// `own` is the maximum and the sum of the part with the lane's number.
+template <int kColumns, class Load>
+__device__ inline MergedRow<kColumns> merge_row(int parts, float2 own, Load load) {
+  MergedRow<kColumns> row;
+  row.maximum = own.x;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2)
+    row.maximum = fmaxf(row.maximum, __shfl_xor_sync(kFullMask, row.maximum, step));
+  const float factor = ptx::exp2_approx(own.x - SoftmaxState::shift(row.maximum));
+#pragma unroll 8
+  for (int i = 0; i < parts; ++i) {
+    const Packed<float, kColumns> part = load(i);
+    const float weight = __shfl_sync(kFullMask, factor, i);
+    row.sum = fmaf(__shfl_sync(kFullMask, own.y, i), weight, row.sum);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) row.values[c] = fmaf(part.values[c], weight, row.values[c]);
+  }
+  return row;
+}
+
+/// Finishes a row and stores it. Returns whether the lane has stored a value that is not finite.
+template <class T, int kColumns>
+__device__ inline bool store_merged_row(const AttentionParams& p, int b, const RowPlace& at, MergedRow<kColumns>& row) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const float scale = finish_few_queries_row(p, b, at, row.maximum, row.sum, lane == 0);
+  bool all_finite = true;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    row.values[c] = scale == 0.0f ? 0.0f : row.values[c] * scale;
+    all_finite = all_finite && fabsf(row.values[c]) <= 65504.0f;  // beyond that, fp16 has infinities
+  }
+  if (lane * kColumns < p.head_dim_v)
+    store_floats(static_cast<T*>(p.out) + at.out_offset(p, b) + lane * kColumns, row.values);
+  return !all_finite;
+}
+
+/// Parts of a tile, each of which a cluster has merged, in the workspace: first the numerators of all tiles, then their
+/// maxima and sums.
 template <class Shape>
 struct PartsOfTile {
   float* numerators;
   float2* states;
 
-  /// `item`: the tile's number, of `items`.
-  __device__ PartsOfTile(float* workspace, std::int64_t item, std::int64_t items, int splits)
-      : numerators(workspace + item * splits * Shape::kBlockM * Shape::kVDim),
-        states(reinterpret_cast<float2*>(workspace + items * splits * Shape::kBlockM * Shape::kVDim) +
-               item * splits * Shape::kBlockM) {}
-  __device__ float* values(int part, int row) const {
-    return numerators + (static_cast<std::int64_t>(part) * Shape::kBlockM + row) * Shape::kVDim;
+  /// `item`: the tile's number, of `items`, each of which has `clusters` parts.
+  __device__ PartsOfTile(float* workspace, std::int64_t item, std::int64_t items, int clusters)
+      : numerators(workspace + item * clusters * Shape::kBlockM * Shape::kVDim),
+        states(reinterpret_cast<float2*>(workspace + items * clusters * Shape::kBlockM * Shape::kVDim) +
+               item * clusters * Shape::kBlockM) {}
+  __device__ float* values(int cluster, int row) const {
+    return numerators + (static_cast<std::int64_t>(cluster) * Shape::kBlockM + row) * Shape::kVDim;
   }
-  __device__ float2* state(int part, int row) const { return states + part * Shape::kBlockM + row; }
-
-  /// Merges a tile's parts, a row for each warp of the consumers at a time. Returns whether the thread has stored a
-  /// value that is not finite.
-  template <class T>
-  __device__ bool merge(const AttentionParams& p, const RowTile& tile, int parts) const {
-    constexpr int kColumns = Shape::kVDim / kWarp;  // of a lane
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
-    bool all_finite = true;
-#pragma unroll 1
-    for (int row = static_cast<int>(threadIdx.x / kWarp); row < tile.rows; row += Shape::kConsumerThreads / kWarp) {
-      const float2 own = lane < parts ? *state(lane, row) : float2{-INFINITY, 0.0f};
-      float maximum = own.x;
-#pragma unroll
-      for (int step = 1; step < kWarp; step *= 2) maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, step));
-      const float factor = ptx::exp2_approx(own.x - SoftmaxState::shift(maximum));
-      float sum = 0.0f, merged[kColumns] = {};
-      const float* from = values(0, row) + lane * kColumns;
-#pragma unroll 8
-      for (int i = 0; i < parts; ++i, from += Shape::kBlockM * Shape::kVDim) {
-        const Packed<float, kColumns> part = load_vector<kColumns>(from);
-        const float weight = __shfl_sync(kFullMask, factor, i);
-        sum = fmaf(__shfl_sync(kFullMask, own.y, i), weight, sum);
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) merged[c] = fmaf(part.values[c], weight, merged[c]);
-      }
-      const RowPlace at = tile.place(row);
-      const float scale = finish_few_queries_row(p, tile.b, at, maximum, sum, lane == 0);
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        merged[c] = scale == 0.0f ? 0.0f : merged[c] * scale;
-        all_finite = all_finite && fabsf(merged[c]) <= 65504.0f;  // beyond that, fp16 has infinities
-      }
-      if (lane * kColumns < p.head_dim_v)
-        store_floats(static_cast<T*>(p.out) + at.out_offset(p, tile.b) + lane * kColumns, merged);
-    }
-    return !all_finite;
-  }
+  __device__ float2* state(int cluster, int row) const { return states + cluster * Shape::kBlockM + row; }
 };
 
 }  // namespace flashkernel::cuda::sm90a

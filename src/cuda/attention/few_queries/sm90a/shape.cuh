@@ -13,7 +13,7 @@ namespace flashkernel::cuda::sm90a {
 /// might wait for each other forever.
 struct FewQueriesNotes {
   KeyRange range;
-  int is_last;  // all parts of the tile are there, and this block merges them
+  int is_last;  // the other clusters have left their parts of this block's rows, and it merges them
   int met_nan;  // a result is not finite
 };
 
@@ -39,6 +39,10 @@ struct FewQueriesShape {
   static constexpr int kBarriers = 4 * kStages;
   static constexpr int kBytes = kTileBytes + kBarriers * 8 + static_cast<int>(sizeof(FewQueriesNotes));
   static_assert(kVBlocks <= kQkBlocks, "the output takes the place of Q");
+  // What a block leaves its cluster takes the place of keys: numerators, then a maximum and a sum for each row.
+  static constexpr int kPartPitch = kVDim + 8;  // floats of a row; eight rows of one column lie in different banks
+  static constexpr int kPartBytes = kBlockM * kPartPitch * 4;
+  static_assert(kPartBytes + kBlockM * 8 <= kStages * (kKBytes + kVBytes), "keys leave room for a part");
   static_assert(kResidents * (kBytes + 1024) <= 228 * 1024, "a multiprocessor has 228 KB");
 
   std::uint32_t base;
@@ -50,6 +54,8 @@ struct FewQueriesShape {
   __device__ std::uint32_t k_empty(int stage) const { return k_full(kStages + stage); }
   __device__ std::uint32_t v_full(int stage) const { return k_full(2 * kStages + stage); }
   __device__ std::uint32_t v_empty(int stage) const { return k_full(3 * kStages + stage); }
+  __device__ std::uint32_t part_row(int row) const { return k(0) + row * kPartPitch * 4; }
+  __device__ std::uint32_t part_state(int row) const { return k(0) + kPartBytes + row * 8; }
   __device__ FewQueriesNotes& notes() const {
     return *static_cast<FewQueriesNotes*>(__cvta_shared_to_generic(k_full(kBarriers)));
   }
