@@ -32,12 +32,18 @@ inline constexpr int kMostKeyParts = 32, kMostPartsOfCluster = 8;
 inline constexpr std::int64_t kLeavesFrom = std::int64_t{48} << 20;
 /// Keys that a block of 64 rows, or of 128, takes at a time.
 inline constexpr int few_queries_block_keys(int consumers) { return consumers == 1 ? 64 : 128; }
+/// Multiprocessors whose blocks lie in clusters of so many at the same time. A cluster lies in one of the device's
+/// parts, of 16 or 18 multiprocessors; an H200 has 132, and runs 30 clusters of four or 15 of eight.
+inline constexpr std::int64_t sms_in_clusters(std::int64_t num_sms, int cluster) {
+  return (cluster > 2 ? num_sms * 10 / 11 : num_sms) / cluster * cluster;
+}
 /// Blocks of 64 rows, or of 128, that share a multiprocessor.
 inline constexpr int few_queries_residents(int consumers) { return consumers == 1 ? 2 : 1; }
 
 // What the model of a call is made of. Microseconds, and bytes in a microsecond, of an H200.
 inline constexpr double kFewQueriesStartUs = 1.5;   // Q, the first keys, and the output, beside a launch
-inline constexpr double kKeyOf128RowsUs = 0.012;    // 128 rows x 1 key at d128, products and softmax
+inline constexpr double kKeyOf128RowsUs = 0.0155;   // 128 rows x 1 key at d128, products and softmax
+inline constexpr double kForwardKeyUs = 0.0125;     // the same in the forward kernel
 inline constexpr double kKeyOf64RowsUs = 0.0094;    // 64 rows x 1 key, alone on a multiprocessor
 inline constexpr double kKeyOfTwo64RowsUs = 0.011;  // the same of each of two blocks on one
 inline constexpr double kMemoryRate = 4.0e6, kSmRate = 57e3, kL2Rate = 5.5e6, kMergeRate = 40e3, kMergeUs = 2.0;
@@ -85,26 +91,24 @@ inline FewQueriesPlan plan_few_queries(const AttentionParams& p, std::int64_t nu
   const std::int64_t tiles = std::max<std::int64_t>(1, ceil_div(rows, std::int64_t{64} * plan.consumers));
   plan.tiles = static_cast<int>(tiles);
   plan.leaves = tiles == 1 && bytes > kLeavesFrom;
-  // More parts than fill the device once serve nobody.
+  // More parts than fill the device once serve nobody. Of equal ones larger clusters leave less to memory.
   const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(keys_seen(p), few_queries_block_keys(plan.consumers)));
   const std::int64_t items = std::max<std::int64_t>(1, tiles * p.heads_kv * p.batch);
-  const auto fits = [&](int splits, int cluster) {  // a cluster lies in one of the device's parts, most have 16
-    const std::int64_t sms = num_sms / cluster * cluster;
-    return splits == 1 || (splits <= blocks && items * splits <= sms * few_queries_residents(plan.consumers));
-  };
-  FewQueriesPlan best;
-  for (const int splits : {1, 2, 4, 8, 16, 24, kMostKeyParts}) {
-    plan.splits = splits;
-    plan.cluster = std::min(splits, kMostPartsOfCluster);
-    if (!fits(splits, plan.cluster)) break;
-    plan.modelled_us = static_cast<float>(few_queries_us(p, plan, num_sms));
-    if (best.modelled_us == 0 || plan.modelled_us < best.modelled_us) best = plan;
+  plan.modelled_us = static_cast<float>(few_queries_us(p, plan, num_sms));
+  FewQueriesPlan best = plan;
+  for (plan.cluster = kMostPartsOfCluster; plan.cluster > 1; plan.cluster /= 2) {
+    const std::int64_t fill = sms_in_clusters(num_sms, plan.cluster) * few_queries_residents(plan.consumers) / items;
+    const std::int64_t most = std::min({std::int64_t{kMostKeyParts}, blocks, fill});
+    for (plan.splits = plan.cluster; plan.splits <= most; plan.splits += plan.cluster) {
+      plan.modelled_us = static_cast<float>(few_queries_us(p, plan, num_sms));
+      if (plan.modelled_us < best.modelled_us) best = plan;
+    }
   }
   return best;
 }
 
 /// The most queries of a sequence, and the fewest keys, of the calls that the kernel was made for.
-inline constexpr std::int64_t kMostFewQueries = 128, kFewestKeys = 1024;
+inline constexpr std::int64_t kMostFewQueries = 256, kFewestKeys = 512;
 /// It must be ahead of the forward kernel by more than the models are wrong.
 inline constexpr double kFewQueriesMargin = 0.9;
 
@@ -115,7 +119,7 @@ inline bool is_for_few_queries(const AttentionParams& p, std::int64_t num_sms) {
   if (p.seq_q > kMostFewQueries || keys_seen(p) < kFewestKeys) return false;
   if (has_few_queries(p)) return p.seq_q > 1;
   const std::int64_t tiles = p.batch * p.heads_q * ceil_div(p.seq_q, std::int64_t{128});
-  const double products = static_cast<double>(ceil_div(tiles, num_sms) * keys_seen(p)) * kKeyOf128RowsUs *
+  const double products = static_cast<double>(ceil_div(tiles, num_sms) * keys_seen(p)) * kForwardKeyUs *
                           static_cast<double>(p.head_dim + 64) / 192;
   const double bytes =
       work::product(p.batch * p.heads_kv, keys_seen(p)) * static_cast<double>(p.head_dim + p.head_dim_v) * 2;
