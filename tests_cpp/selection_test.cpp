@@ -14,6 +14,7 @@ struct ToyParams {
   static constexpr const char* kOp = "toy";
   std::int64_t size = 0;
 };
+double work_of(const ToyParams& p) { return static_cast<double>(p.size); }
 
 /// What the rows have seen.
 struct Seen {

@@ -47,7 +47,8 @@ inline constexpr double kForwardKeyUs = 0.0125;     // the same in the forward k
 inline constexpr double kKeyOf64RowsUs = 0.0094;    // 64 rows x 1 key, alone on a multiprocessor
 inline constexpr double kKeyOfTwo64RowsUs = 0.011;  // the same of each of two blocks on one
 inline constexpr double kMemoryRate = 4.0e6, kSmRate = 57e3, kL2Rate = 5.5e6, kMergeRate = 40e3, kMergeUs = 2.0;
-inline constexpr double kForwardMemoryRate = 3.2e6;  // of the forward kernel over the same keys
+// Of the forward kernel over the same keys: with a tile for each multiprocessor, and with many.
+inline constexpr double kForwardMemoryRate = 3.2e6, kForwardMemoryRateOfMany = 3.6e6;
 
 /// Keys of the longest sequence that its queries see together.
 inline std::int64_t keys_seen(const AttentionParams& p) {
@@ -123,7 +124,8 @@ inline bool is_for_few_queries(const AttentionParams& p, std::int64_t num_sms) {
                           static_cast<double>(p.head_dim + 64) / 192;
   const double bytes =
       work::product(p.batch * p.heads_kv, keys_seen(p)) * static_cast<double>(p.head_dim + p.head_dim_v) * 2;
-  const double forward = kLaunchUs + kFewQueriesStartUs + std::max(products, bytes / kForwardMemoryRate);
+  const double forward = kLaunchUs + kFewQueriesStartUs +
+                         std::max(products, bytes / (tiles <= num_sms ? kForwardMemoryRate : kForwardMemoryRateOfMany));
   return plan_few_queries(p, num_sms).modelled_us < kFewQueriesMargin * forward;
 }
 
