@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -226,6 +228,27 @@ def test_doctor_says_the_verdict_first(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("WRONG: ") and lines[1].startswith("FAIL  add/cpu/")
+
+
+def test_doctor_without_torch_leaves_out_what_it_cannot_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine with a GPU and without PyTorch, where each kernel for the GPU was WRONG once."""
+    on_gpu = [SimpleNamespace(id=f"add/cuda/{i}", op="add", device="cuda", available=True) for i in range(3)]
+    rows = [*add_kernels(), *on_gpu]
+    monkeypatch.setattr(selfcheck.fk, "kernels", lambda: rows)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert {check.kernel for check in selfcheck.check_kernels()} == {row.id for row in add_kernels()}
+    assert main(["doctor"]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"All well: each of the {len(add_kernels())} kernels that were checked computes right."
+    assert second.startswith("3 kernels for GPUs are not checked: PyTorch")
+
+
+def test_a_check_has_the_head_dim_of_its_kernel() -> None:
+    """Also where more follows in the id: decode's were given 64, and accepted no case."""
+    ids = {"attention_fwd/cuda/sm90a/decode/f16/d128/group": 128, "attention_fwd/cuda/sm80/d96": 96, "add/cuda": 64}
+    assert {name: selfcheck.head_dim_of(name) for name in ids} == ids
 
 
 def add_kernels() -> list[Any]:

@@ -103,9 +103,12 @@ def _verdict(found: dict[str, Any]) -> list[str]:
     if "checks" not in found:
         return [f"Not checked: {count} kernels can run on this machine. `flashkernel doctor` runs them."]
     wrong = [check for check in found["checks"] if not check["passed"]]
-    if not wrong:
-        return [f"All well: each of the {count} kernels that can run on this machine computes right."]
-    lines = [f"WRONG: {len(wrong)} of the {count} kernels that can run on this machine."]
+    left_out = found["unchecked"]
+    which = f"{count} kernels that can run on this machine"
+    if left_out is not None:
+        which = f"{len(found['checks'])} kernels that were checked"
+    lines = [f"WRONG: {len(wrong)} of the {which}." if wrong else f"All well: each of the {which} computes right."]
+    lines += [] if left_out is None else [left_out]
     return lines + [f"FAIL  {check['kernel']}: {check['detail']}" for check in wrong]
 
 
@@ -141,11 +144,12 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 1 if a kernel's self-check fails."""
     found = describe()
     if not args.no_check:
-        from .selfcheck import check_kernels
+        from .selfcheck import check_kernels, unchecked
 
         if sys.stderr.isatty():
             print("checking the kernels of this machine ...", file=sys.stderr, flush=True)
         found["checks"] = [dataclasses.asdict(result) for result in check_kernels()]
+        found["unchecked"] = unchecked()
     checks = found.get("checks", [])
     failed = not all(check["passed"] for check in checks)
     if args.json:
