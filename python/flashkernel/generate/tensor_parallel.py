@@ -128,8 +128,8 @@ class TensorParallel:
         return tensor
 
     def _one_shot(self, buffer: Any, tensor: torch.Tensor) -> torch.Tensor:
-        total = torch.empty_like(tensor)
-        torch.ops.symm_mem.one_shot_all_reduce_copy_out(buffer, tensor, "sum", self.group.group_name, total)
+        total, begin = torch.empty_like(tensor), buffer[: tensor.numel()].view(tensor.shape)
+        torch.ops.symm_mem.one_shot_all_reduce_copy_out(begin, tensor, "sum", self.group.group_name, total)
         return total
 
     def join_columns(self, x: Any) -> Any:
