@@ -139,6 +139,9 @@ assert "cpu_attn" in found, found
         ({}, None),
         ({"has_sink": True, "has_sliding_window": True, "kv_cache_dtype": "fp8", "block_size": 256}, None),
         ({"attn_type": AttentionType.ENCODER_ONLY, "dtype": torch.float32}, None),
+        ({"kv_cache_dtype": "int8_per_token_head", "block_size": 32}, None),
+        ({"kv_cache_dtype": "fp8_per_token_head", "dtype": torch.float16}, None),
+        ({"kv_cache_dtype": "int4_per_token_head"}, "kv_cache_dtype"),
         ({"block_size": 8}, "block_size"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype"),
         ({"dtype": torch.float64}, "dtype"),
@@ -168,14 +171,20 @@ class Sequences:
     heads, heads_kv, dim, block = 4, 2, 32, 16
     lengths, queries = (37, 50), (1, 20)
 
-    def __init__(self, dtype: torch.dtype = torch.float32, heads_first: bool = True, pages: torch.dtype | None = None):
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.float32,
+        heads_first: bool = True,
+        pages: torch.dtype | None = None,
+        content: int = 2 * dim,
+    ):
         generator = torch.Generator().manual_seed(0)
         self.table = torch.tensor([[5, 1, 3, 99], [0, 2, 6, 4]], dtype=torch.int32)
-        shape = (8, self.heads_kv, self.block, 2 * self.dim)
+        shape = (8, self.heads_kv, self.block, content)
         if heads_first:
             self.cache = torch.zeros(shape, dtype=pages or dtype)
         else:  # memory in the order of tokens
-            self.cache = torch.zeros(8, self.block, self.heads_kv, 2 * self.dim, dtype=pages or dtype).transpose(1, 2)
+            self.cache = torch.zeros(8, self.block, self.heads_kv, content, dtype=pages or dtype).transpose(1, 2)
         self.k, self.v = (
             [torch.randn(n, self.heads_kv, self.dim, generator=generator).to(dtype) for n in self.lengths]
             for _ in range(2)
@@ -269,6 +278,34 @@ def test_eight_bit_pages(kv_cache_dtype: str, pages: torch.dtype) -> None:
     assert (sequences.run(sequences.implementation(kv_cache_dtype=kv_cache_dtype)) - found).abs().max() > 0
 
 
+@pytest.mark.parametrize("heads_first", [True, False])
+@pytest.mark.parametrize("kv_cache_dtype", ["int8_per_token_head", "fp8_per_token_head"])
+def test_pages_with_a_scale_of_each_token_and_head(kv_cache_dtype: str, heads_first: bool) -> None:
+    """In the tensor that vLLM makes for the backend's spec; vLLM gives these layers no scales."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, get_kv_quant_mode
+
+    is_int8 = kv_cache_dtype.startswith("int8")
+    pages = torch.int8 if is_int8 else torch.uint8
+    mode = get_kv_quant_mode(kv_cache_dtype)
+    heads, dim, block = Sequences.heads_kv, Sequences.dim, Sequences.block
+    spec = FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=dim, dtype=pages, kv_quant_mode=mode)
+    spec = FlashKernelBackend.customize_spec(spec)
+    assert spec.page_size_bytes == heads * block * 2 * (dim + 4)
+    sequences = Sequences(torch.bfloat16, heads_first, pages, content=spec.state_content_size_bytes)
+    sequences.layer = SimpleNamespace()
+    found = sequences.run(sequences.implementation(kv_cache_dtype=kv_cache_dtype))
+
+    def stored(x: torch.Tensor) -> torch.Tensor:
+        scale = x.float().abs().amax(-1, keepdim=True) / (127 if is_int8 else 448)
+        number = x.float() * (1 / scale)
+        return (number.round() if is_int8 else number.to(torch.float8_e4m3fn).float()) * scale
+
+    read = [[stored(x) for x in values] for values in (sequences.k, sequences.v)]
+    assert (found - sequences.expected(*read)).abs().max() < 1e-2
+    plain = FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=dim, dtype=torch.bfloat16)
+    assert FlashKernelBackend.customize_spec(plain) is plain
+
+
 def test_an_encoder_sees_all_of_its_own_sequence() -> None:
     sequences = Sequences()
     implementation = sequences.implementation(attn_type=AttentionType.ENCODER_ONLY)
@@ -298,6 +335,11 @@ def test_a_run_that_measures_memory_and_what_is_refused() -> None:
         implementation.forward(sequences.layer, q, None, None, sequences.cache, sequences.batch, out, torch.ones(1))
     with pytest.raises(NotImplementedError, match="in an encoder"):
         sequences.implementation(kv_cache_dtype="fp8", attn_type=AttentionType.ENCODER_ONLY)
+    with pytest.raises(NotImplementedError, match="in an encoder"):
+        sequences.implementation(kv_cache_dtype="int8_per_token_head", attn_type=AttentionType.ENCODER_ONLY)
+    sequences.layer._k_scale = None
+    with pytest.raises(NotImplementedError, match="a content of 72 bytes"):
+        sequences.run(sequences.implementation(kv_cache_dtype="int8_per_token_head"))
 
 
 def test_the_builder_passes_on_the_engines_own_buffers() -> None:

@@ -2,13 +2,14 @@
 
 vLLM keeps keys and values of a layer in one tensor, logically [num_blocks, heads_kv, block_size, 2 * head_size] with
 the key before the value in the last dim. Its two halves, seen with the tokens before the heads, are what `kv_append`
-and `attention_paged` take as pages: views, whatever the order in memory is. Nothing is planned on the host and no
-length is read there, so that a captured CUDA graph serves any batch of its size.
+and `attention_paged` take as pages: views, whatever the order in memory is (pages.py, which also has those with scales
+of tokens). Nothing is planned on the host and no length is read there, so that a captured CUDA graph serves any batch
+of its size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -23,19 +24,22 @@ from vllm.v1.attention.backend import (
 
 import flashkernel as fk
 
+from . import pages
+
 __all__ = ["Batch", "Builder", "CustomBackend", "FlashKernelBackend", "Implementation"]
 
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 _FP8 = ("fp8", "fp8_e4m3")
+_TOKEN_SCALES = ("int8_per_token_head", "fp8_per_token_head")
 MAX_HEAD_DIM = 256
 
 
 class FlashKernelBackend(AttentionBackend):
-    """Attention of float32, float16 and bfloat16 over pages of the same dtype or of float8_e4m3fn."""
+    """Attention of float32, float16 and bfloat16 over pages of the same dtype, of float8_e4m3fn or of int8."""
 
     forward_includes_kv_cache_update = False
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *_FP8]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *_FP8, *_TOKEN_SCALES]
 
     @staticmethod
     def get_name() -> str:
@@ -52,6 +56,14 @@ class FlashKernelBackend(AttentionBackend):
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
         return [MultipleOf(16)]
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        """The bytes of a token and head: with scales of tokens, two float32 more."""
+        mode = getattr(getattr(spec, "kv_quant_mode", None), "name", "")
+        if spec.state_content_bytes is not None or mode.lower() not in _TOKEN_SCALES:
+            return spec
+        return replace(spec, state_content_bytes=spec.head_size + spec.head_size_v + 2 * pages.SCALE_BYTES)
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
@@ -172,8 +184,8 @@ class Implementation(AttentionImpl):
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = sinks
         self._encoder = attn_type in _ENCODERS
-        self._is_fp8 = kv_cache_dtype in _FP8
-        if self._encoder and self._is_fp8:
+        self._is_fp8, self._token_scales = kv_cache_dtype in _FP8, kv_cache_dtype in _TOKEN_SCALES
+        if self._encoder and (self._is_fp8 or self._token_scales):
             raise NotImplementedError(
                 f"flashkernel: kv_cache_dtype={kv_cache_dtype!r} in an encoder, which has no cache"
             )
@@ -198,14 +210,16 @@ class Implementation(AttentionImpl):
 
     def _pages(self, layer: Any, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         """The pages of keys and of values, and how their elements are read."""
-        tokens = kv_cache.transpose(1, 2)  # [blocks, block_size, heads_kv, 2 * head_size]
-        k, v = tokens[..., : self.head_size], tokens[..., self.head_size :]
-        if not self._is_fp8:
-            return k, v, {}
-        scales = (
-            self._k_scales.get(layer._k_scale, self.num_kv_heads),
-            self._v_scales.get(layer._v_scale, self.num_kv_heads),
-        )
+        if self._token_scales:
+            k, v, scales = pages.with_token_scales(kv_cache, self.head_size)
+        else:
+            k, v = pages.halves(kv_cache, self.head_size)
+            if not self._is_fp8:
+                return k, v, {}
+            scales = (
+                self._k_scales.get(layer._k_scale, self.num_kv_heads),
+                self._v_scales.get(layer._v_scale, self.num_kv_heads),
+            )
         return k, v, {"kv_scales": scales, **({"kv_dtype": "float8_e4m3fn"} if k.dtype == torch.uint8 else {})}
 
     def do_kv_cache_update(
