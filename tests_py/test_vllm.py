@@ -25,8 +25,9 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
+import flashkernel as fk
 import flashkernel.reference as reference
-from flashkernel.integrations.vllm import register
+from flashkernel.integrations.vllm import backend, register
 from flashkernel.integrations.vllm.backend import Batch, Builder, CustomBackend, FlashKernelBackend, Implementation
 from smollm2_folder import write
 
@@ -173,7 +174,6 @@ assert "cpu_attn" in found, found
         ({"use_sparse": True}, "sparse"),
         ({"use_mm_prefix": True}, "multimodal"),
         ({"use_non_causal": True}, "non-causal"),
-        ({"use_batch_invariant": True}, "batch invariance"),
         ({"attn_type": AttentionType.ENCODER_DECODER}, "attention type"),
         ({"use_per_head_quant_scales": True}, "per-head"),
         ({"use_dcp": True}, "DCP"),
@@ -384,3 +384,17 @@ def test_the_builder_passes_on_the_engines_own_buffers() -> None:
     assert builder.build_for_cudagraph_capture(common).seq_lens.tolist() == [1, 1]
     with pytest.raises(NotImplementedError, match="one value is needed"):
         builder.build(0, SimpleNamespace(**{**vars(common), "causal": torch.tensor([True, False])}))
+
+
+def test_batch_invariance_of_vllm_is_the_invariant_mode(monkeypatch):
+    assert FlashKernelBackend.supports_batch_invariance()
+    Implementation(2, 64, 0.125)
+    assert not fk.is_invariant()
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    try:
+        Implementation(2, 64, 0.125)
+        Implementation(2, 64, 0.125)
+        assert fk.is_invariant()
+    finally:
+        backend._MODE.close()
+    assert not fk.is_invariant()

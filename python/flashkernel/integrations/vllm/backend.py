@@ -9,10 +9,12 @@ of its size.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+import vllm.envs
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -32,6 +34,13 @@ _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 _FP8 = ("fp8", "fp8_e4m3")
 _TOKEN_SCALES = ("int8_per_token_head", "fp8_per_token_head")
 MAX_HEAD_DIM = 256
+_MODE = ExitStack()  # holds the invariant mode while vLLM is in its own
+
+
+def follow_batch_invariance() -> None:
+    """Puts the process into the invariant mode where VLLM_BATCH_INVARIANT=1 has put vLLM into its own."""
+    if getattr(vllm.envs, "VLLM_BATCH_INVARIANT", False) and not fk.is_invariant():
+        _MODE.enter_context(fk.invariant())
 
 
 class FlashKernelBackend(AttentionBackend):
@@ -87,6 +96,10 @@ class FlashKernelBackend(AttentionBackend):
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
         return True
 
 
@@ -178,6 +191,7 @@ class Implementation(AttentionImpl):
         sinks: torch.Tensor | None = None,
         use_alibi_sqrt: bool = False,
     ):
+        follow_batch_invariance()
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
