@@ -18,11 +18,12 @@ import torch
 
 import flashkernel as fk
 import flashkernel.torch as fkt
-from conftest import TORCH
+from conftest import HAS_GPU, TORCH
 from flashkernel.generate import Engine, SamplingOptions, load_model
 from flashkernel.generate.model_names import default_model
 
 DTYPES = ("float32", "float16", "bfloat16")
+DEVICES = ("cpu", *(("cuda",) if HAS_GPU and fk.num_cuda_devices() else ()))
 
 
 @pytest.fixture(autouse=True)
@@ -140,8 +141,11 @@ def test_rope_alone_and_within_kv_append_have_the_same_bits():
     same(pages[0][0, :6], turned[0].transpose(0, 1))
 
 
-def weights(array: np.ndarray | None) -> torch.Tensor | None:
-    return None if array is None else torch.from_numpy(np.ascontiguousarray(array))
+def weights(array: np.ndarray | torch.Tensor | None) -> torch.Tensor | None:
+    if array is None or isinstance(array, torch.Tensor):
+        return array
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor  # NumPy has no bfloat16
 
 
 def gpt2(model, tokens: list[int], head: torch.Tensor | None = None) -> torch.Tensor:
@@ -198,9 +202,12 @@ def tiny_llama(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_rollout_score_and_trainer_agree_to_the_bit(family, tmp_path):
-    model = load_model(default_model() if family == "gpt2" else tiny_llama(tmp_path), device="cpu")
+def test_rollout_score_and_trainer_agree_to_the_bit(family, dtype, device, tmp_path):
+    folder = default_model() if family == "gpt2" else tiny_llama(tmp_path)
+    model = load_model(folder, device=device, dtype=dtype)
     forward = gpt2 if family == "gpt2" else llama
     draw = random.Random(7)
     prompts = [[draw.randrange(model.vocab_size) for _ in range(n)] for n in (1, 40, 13, 90)]
@@ -215,7 +222,7 @@ def test_rollout_score_and_trainer_agree_to_the_bit(family, tmp_path):
             tokens, rollout = [event.token for event in mine], np.array([e.logprob for e in mine], np.float32)
             assert found.setdefault(i, (tokens, rollout.tobytes())) == (tokens, rollout.tobytes())
             assert engine.score(prompt + tokens)[len(prompt) - 1 :].tobytes() == rollout.tobytes()
-            likely = fkt.log_softmax(forward(model, prompt + tokens))[len(prompt) - 1 : -1]
+            likely = fkt.log_softmax(forward(model, prompt + tokens).float())[len(prompt) - 1 : -1].cpu()
             trained = likely.gather(1, torch.tensor(tokens)[:, None])[:, 0]
             assert trained.requires_grad
             assert trained.detach().numpy().tobytes() == rollout.tobytes()
