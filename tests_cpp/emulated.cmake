@@ -68,6 +68,20 @@ if(FLASHKERNEL_CUDA_EMULATION_SAMPLE LESS 5)
   set(_larger 1)
 endif()
 
+# The invariant mode: a row's bits among others, in chunks, in pages and decoded.
+add_executable(invariance_emulated $<TARGET_OBJECTS:flashkernel_emulated_kernels> $<TARGET_OBJECTS:flashkernel_emulated_table>
+                                   ${_objects} conformance/test_tensor.cpp invariance_test.cpp)
+target_link_libraries(invariance_emulated PRIVATE simt_emulator GTest::gtest_main)
+target_include_directories(invariance_emulated PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+set(_capabilities 90)
+if(FLASHKERNEL_CUDA_EMULATION_SAMPLE LESS 5)
+  set(_capabilities 75 80 90)
+endif()
+foreach(_capability IN LISTS _capabilities)
+  add_test(NAME invariance_emulated_sm${_capability} COMMAND invariance_emulated --gtest_brief=1)
+  set_tests_properties(invariance_emulated_sm${_capability} PROPERTIES TIMEOUT 900 ENVIRONMENT "FK_EMULATOR_CC=${_capability}")
+endforeach()
+
 # Four parts of a sample of the cases, each in another order of threads: minutes in all. A run by hand takes every case.
 # Two of them start with numbers in memory, not NaN: a kernel that has NaN computed again hides its mistakes behind that.
 set(_part 0)

@@ -177,6 +177,17 @@ TEST(GemmPlan, TheBestOfferIsThePlan) {
       }
 }
 
+TEST(GemmPlan, AWholeKIsOnePartOfOneBlock) {
+  for (const GemmDevice& device : {kH200, kSmallDevice, kWithoutClusters})
+    for (const std::int64_t m : {1, 64, 128, 1024, 8192})
+      for (const std::int64_t n : {8, 96, 4096})
+        for (const std::int64_t k : {64, 4096, 16384}) {
+          const GemmPlan plan = plan_gemm_of_whole_k({m, n, k}, device);
+          EXPECT_EQ(plan.parts, 1) << m << " " << k << " " << n;
+          EXPECT_FALSE(in_clusters(plan.variant)) << m << " " << k << " " << n;
+        }
+}
+
 TEST(GemmPlan, WhatIsPlannedFitsTheDevice) {
   for (const GemmDevice& device : {kH200, kSmallDevice, kWithoutClusters})
     for (const std::int64_t m : {1, 128, 200, 512, 1024, 4096})

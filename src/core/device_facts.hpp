@@ -9,7 +9,7 @@ namespace flashkernel {
 /// Clusters of [n] blocks, each of which takes a multiprocessor, that a device runs at once.
 using ClusterCounts = std::array<int, 9>;
 
-/// What costs and plans ask of a device. Read once a device.
+/// What costs and plans ask of a device. Read once a device; `select.hpp` adds what it knows of the call.
 struct DeviceFacts {
   int index = 0;
   std::uint32_t cpu_features = 0;  // bits of CpuFeature; 0 on a GPU
@@ -17,6 +17,9 @@ struct DeviceFacts {
   int num_sms = 0;
   int max_shared_bytes_per_block = 0;       // with the opt-in
   const ClusterCounts* clusters = nullptr;  // null: plans ask the runtime about the kernel that they are for
+  /// Of a call, not of the device: it is made in the invariant mode. A plan then cuts sums alike for all calls of a
+  /// kind.
+  bool invariant = false;
 };
 
 }  // namespace flashkernel

@@ -44,7 +44,6 @@ KernelTable<SwigluBackwardParams> cuda_kernels() {
 template <>
 KernelTable<LinearParams> cuda_kernels() {
   using cuda::sm80::linear_few_rows_supports;
-  using cuda::sm80::linear_supports;
   using cuda::sm90a::FewRowsBlocksPlan, cuda::sm90a::FewRowsDirectPlan, cuda::sm90a::FewRowsStreamPlan;
   using cuda::sm90a::GemmWork;
   static constexpr KernelEntry<LinearParams> rows[] = {
@@ -81,20 +80,15 @@ KernelTable<LinearParams> cuda_kernels() {
     plain<LinearParams, cuda::linear_few_rows>("linear/cuda/generic/few_rows", kEvery, arithmetic::kLanes,
                                                cuda::linear_few_rows_supports,
                                                cuda::linear_cost_us<rates::kLinearFewRows>),
-    plain<LinearParams, cuda::sm80::linear, cuda::sm80::linear_workspace>(
-        "linear/cuda/sm80/f16/tiles", kAmpere, arithmetic::kTilesSm80, linear_supports<DType::kFloat16>,
-        cuda::linear_cost_us<rates::kLinearSm80>),
-    plain<LinearParams, cuda::sm80::linear, cuda::sm80::linear_workspace>(
-        "linear/cuda/sm80/bf16/tiles", kAmpere, arithmetic::kTilesSm80, linear_supports<DType::kBFloat16>,
-        cuda::linear_cost_us<rates::kLinearSm80>),
-    plain<LinearParams, cuda::sm80::linear, cuda::sm80::linear_workspace>(
-        "linear/cuda/sm80/f32", kAmpere, arithmetic::kTilesSm80F32, linear_supports<DType::kFloat32>,
-        cuda::linear_cost_us<rates::kLinearSm80>),
-    plain<LinearParams, cuda::sm75::linear>("linear/cuda/sm75/f16", kEvery, arithmetic::kTilesSm75,
-                                            cuda::sm75::linear_supports<LinearParams>,
-                                            cuda::linear_cost_us<rates::kLinearSm75>),
-    plain<LinearParams, cuda::linear_tiles>("linear/cuda/generic/tiles", kEvery, arithmetic::kTiled,
-                                            cuda::linear_supports, cuda::linear_cost_us<rates::kLinearTiles>)
+    ampere_tiles<DType::kFloat16>("linear/cuda/sm80/f16/tiles", arithmetic::kTilesSm80),
+    ampere_tiles<DType::kBFloat16>("linear/cuda/sm80/bf16/tiles", arithmetic::kTilesSm80),
+    ampere_tiles<DType::kFloat32>("linear/cuda/sm80/f32", arithmetic::kTilesSm80F32),
+    invariant(plain<LinearParams, cuda::sm75::linear>("linear/cuda/sm75/f16", kEvery, arithmetic::kTilesSm75,
+                                                      cuda::sm75::linear_supports<LinearParams>,
+                                                      cuda::linear_cost_us<rates::kLinearSm75>),
+              is_of<DType::kFloat16, LinearParams>),
+    invariant(plain<LinearParams, cuda::linear_tiles>("linear/cuda/generic/tiles", kEvery, arithmetic::kTiled,
+                                                      cuda::linear_supports, cuda::linear_cost_us<rates::kLinearTiles>))
   };
   return table(rows);
 }
@@ -106,21 +100,19 @@ KernelTable<QuantizedLinearParams> cuda_kernels() {
 
 template <>
 KernelTable<LinearBackwardParams> cuda_kernels() {
-  using cuda::sm80::linear_bwd_supports;
-  constexpr auto sm80 = linear_gradient<cuda::sm80::linear_bwd, cuda::sm80::linear_bwd_workspace, rates::kGradientSm80>;
   static constexpr KernelEntry<LinearBackwardParams> rows[] = {
 #if FK_WITH_SM90A
     hopper_gradient<DType::kFloat16>("linear_bwd/cuda/sm90a/f16"),
     hopper_gradient<DType::kBFloat16>("linear_bwd/cuda/sm90a/bf16"),
 #endif
-    sm80("linear_bwd/cuda/sm80/f16", kAmpere, arithmetic::kTilesSm80, linear_bwd_supports<DType::kFloat16>),
-    sm80("linear_bwd/cuda/sm80/bf16", kAmpere, arithmetic::kTilesSm80, linear_bwd_supports<DType::kBFloat16>),
-    sm80("linear_bwd/cuda/sm80/f32", kAmpere, arithmetic::kTilesSm80F32, linear_bwd_supports<DType::kFloat32>),
-    linear_gradient<cuda::sm75::linear_bwd, cuda::sm75::linear_bwd_workspace, rates::kGradientSm75>(
+    ampere_gradient<DType::kFloat16>("linear_bwd/cuda/sm80/f16", arithmetic::kTilesSm80),
+    ampere_gradient<DType::kBFloat16>("linear_bwd/cuda/sm80/bf16", arithmetic::kTilesSm80),
+    ampere_gradient<DType::kFloat32>("linear_bwd/cuda/sm80/f32", arithmetic::kTilesSm80F32),
+    linear_gradient<cuda::sm75::linear_bwd, cuda::sm75::linear_bwd_workspace, rates::kGradientSm75, DType::kFloat16>(
         "linear_bwd/cuda/sm75/f16", kEvery, arithmetic::kTilesSm75, cuda::sm75::linear_supports<LinearBackwardParams>),
-    plain<LinearBackwardParams, cuda::linear_bwd>("linear_bwd/cuda/generic", kEvery, arithmetic::kTiled,
-                                                  cuda::linear_bwd_supports,
-                                                  cuda::cost_us<LinearBackwardParams, rates::kGradientGeneric>)
+    invariant(plain<LinearBackwardParams, cuda::linear_bwd>(
+        "linear_bwd/cuda/generic", kEvery, arithmetic::kTiled, cuda::linear_bwd_supports,
+        cuda::cost_us<LinearBackwardParams, rates::kGradientGeneric>))
   };
   return table(rows);
 }
@@ -151,9 +143,9 @@ KernelTable<NormBackwardParams> cuda_kernels() {
                                                                                     cuda::norm_bwd_held_supports),
     read_rows<NormBackwardParams, 2, cuda::norm_bwd_walked, cuda::norm_bwd_walked_workspace>(
         "norm_bwd/cuda/generic/walked", cuda::norm_bwd_walked_supports),
-    plain<NormBackwardParams, cuda::norm_bwd, cuda::norm_bwd_workspace>(
+    invariant(plain<NormBackwardParams, cuda::norm_bwd, cuda::norm_bwd_workspace>(
         "norm_bwd/cuda/generic/elements", kEvery, arithmetic::kGeneric, cuda::norm_bwd_supports,
-        cuda::cost_us<NormBackwardParams, rates::kRowsByElement>)
+        cuda::cost_us<NormBackwardParams, rates::kRowsByElement>))
   };
   return table(rows);
 }
@@ -161,7 +153,9 @@ KernelTable<NormBackwardParams> cuda_kernels() {
 template <>
 KernelTable<ReduceParams> cuda_kernels() {
   static constexpr KernelEntry<ReduceParams> rows[] = {
-      generic<ReduceParams, cuda::reduce, cuda::reduce_workspace>("reduce/cuda/generic", cuda::reduce_supports)};
+      invariant(by_mode<ReduceParams, cuda::reduce, cuda::reduce_workspace>(
+          "reduce/cuda/generic", kEvery, arithmetic::kGeneric, cuda::reduce_supports,
+          cuda::cost_us<ReduceParams, rates::kRowsGeneric>))};
   return table(rows);
 }
 
@@ -199,21 +193,22 @@ template <>
 KernelTable<SampleParams> cuda_kernels() {
   static constexpr KernelEntry<SampleParams> rows[] = {
 #if FK_WITH_SM90A
-    row<SampleParams>("sample/cuda/sm90a", kHopper, arithmetic::kIntegers, cuda::sm90a::sample_supports,
-                      cuda::cost_us<SampleParams, rates::kRowsInClusters>, cuda::sm90a::plan_sample,
-                      cuda::sm90a::sample),
+    invariant(row<SampleParams>("sample/cuda/sm90a", kHopper, arithmetic::kIntegers, cuda::sm90a::sample_supports,
+                                cuda::cost_us<SampleParams, rates::kRowsInClusters>, cuda::sm90a::plan_sample,
+                                cuda::sm90a::sample)),
 #endif
-    plain<SampleParams, cuda::sample>("sample/cuda/generic", kEvery, arithmetic::kIntegers, cuda::sample_supports,
-                                      cuda::cost_us<SampleParams, rates::kRowsByElement>)
+    invariant(plain<SampleParams, cuda::sample>("sample/cuda/generic", kEvery, arithmetic::kIntegers,
+                                                cuda::sample_supports,
+                                                cuda::cost_us<SampleParams, rates::kRowsByElement>))
   };
   return table(rows);
 }
 
 template <>
 KernelTable<CrossEntropyParams> cuda_kernels() {
-  static constexpr KernelEntry<CrossEntropyParams> rows[] = {
-      generic<CrossEntropyParams, cuda::cross_entropy, cuda::cross_entropy_workspace>("cross_entropy/cuda/generic",
-                                                                                      cuda::cross_entropy_supports)};
+  static constexpr KernelEntry<CrossEntropyParams> rows[] = {invariant(row<CrossEntropyParams>(
+      "cross_entropy/cuda/generic", kEvery, arithmetic::kGeneric, cuda::cross_entropy_supports,
+      cuda::cost_us<CrossEntropyParams, rates::kRowsGeneric>, cuda::plan_cross_entropy, cuda::cross_entropy))};
   return table(rows);
 }
 
@@ -382,9 +377,9 @@ KernelTable<AttentionParams> cuda_kernels() {
     turing_forward<DType::kFloat16, 192>("attention_fwd/cuda/sm75/f16/d192"),
     turing_forward<DType::kFloat16, 256>("attention_fwd/cuda/sm75/f16/d256"),
 #endif
-    plain<AttentionParams, cuda::attention_fwd_tiled>("attention_fwd/cuda/generic/tiled", kEvery, arithmetic::kTiled,
-                                                      cuda::attention_fwd_tiled_supports,
-                                                      cuda::attention_cost_us<rates::kTiled>),
+    invariant(plain<AttentionParams, cuda::attention_fwd_tiled>("attention_fwd/cuda/generic/tiled", kEvery,
+                                                                arithmetic::kTiled, cuda::attention_fwd_tiled_supports,
+                                                                cuda::attention_cost_us<rates::kTiled>)),
     plain<AttentionParams, cuda::attention_fwd_naive, cuda::attention_fwd_naive_workspace>(
         "attention_fwd/cuda/generic/naive", kEvery, arithmetic::kNaive, cuda::attention_fwd_naive_supports,
         cuda::attention_cost_us<rates::kNaive>)
@@ -425,9 +420,9 @@ KernelTable<AttentionBackwardParams> cuda_kernels() {
     ampere_backward_f32<64>("attention_bwd/cuda/sm80/f32/d64"),
     ampere_backward_f32<96>("attention_bwd/cuda/sm80/f32/d96"),
     ampere_backward_f32<128>("attention_bwd/cuda/sm80/f32/d128"),
-    plain<AttentionBackwardParams, cuda::attention_bwd, cuda::attention_bwd_workspace>(
+    invariant(plain<AttentionBackwardParams, cuda::attention_bwd, cuda::attention_bwd_workspace>(
         "attention_bwd/cuda/generic", kEvery, arithmetic::kTiled, cuda::attention_bwd_supports,
-        cuda::cost_us<AttentionBackwardParams, rates::kBackwardGeneric>)
+        cuda::cost_us<AttentionBackwardParams, rates::kBackwardGeneric>))
   };
   return table(rows);
 }

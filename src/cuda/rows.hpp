@@ -64,6 +64,79 @@ constexpr KernelEntry<Params> plain(const char* name, Devices devices, const cha
   return row<Params>(name, devices, arithmetic, supports, cost_us, plan, launch_plain<Params, kLaunch>);
 }
 
+/// A kernel that the invariant mode cuts in another way: its plan says whether the call is in the mode.
+template <class Params, void (*kLaunch)(const Params&, bool, void*, Stream)>
+void launch_by_mode(const Params& params, const Plan& plan, void* workspace, Stream stream) {
+  kLaunch(params, plan.as<bool>(), workspace, stream);
+}
+template <class Params>
+std::size_t no_workspace(const Params&, bool) {
+  return 0;
+}
+template <class Params, std::size_t (*kBytes)(const Params&, bool)>
+Plan plan_mode(const Params& params, const DeviceFacts& facts) {
+  return Plan::of(facts.invariant, kBytes(params, facts.invariant));
+}
+template <class Params, void (*kLaunch)(const Params&, bool, void*, Stream),
+          std::size_t (*kBytes)(const Params&, bool) = no_workspace<Params>>
+constexpr KernelEntry<Params> by_mode(const char* name, Devices devices, const char* arithmetic,
+                                      typename RowFunctions<Params>::Supports supports,
+                                      typename RowFunctions<Params>::Cost cost_us) {
+  return row<Params>(name, devices, arithmetic, supports, cost_us, plan_mode<Params, kBytes>,
+                     launch_by_mode<Params, kLaunch>);
+}
+
+// Which calls have a row's arithmetic in the invariant mode, of those that no row before it has (KernelEntry).
+
+/// Copies leave by the copy engine, whose rows are 16 bytes: dims are whole vectors of 16-bit elements.
+constexpr bool is_eights(std::int64_t a, std::int64_t b) { return a % 8 == 0 && b % 8 == 0; }
+
+template <DType kDtype, int kQkDim, int kVDim>
+bool has_head_dims(const AttentionParams& p) {
+  return p.dtype == kDtype && cuda::HeadDims{kQkDim, kVDim}.hold(p.head_dim, p.head_dim_v);
+}
+template <DType kDtype, int kQkDim, int kVDim>
+bool is_plain_attention(const AttentionParams& p) {
+  return has_head_dims<kDtype, kQkDim, kVDim>(p) && is_eights(p.head_dim, p.head_dim_v) && !p.bias.data &&
+         !p.mask.data && !p.alibi_slopes;
+}
+template <DType kDtype, int kQkDim, int kVDim>
+bool has_gradient_head_dims(const AttentionBackwardParams& p) {
+  return has_head_dims<kDtype, kQkDim, kVDim>(p.forward);
+}
+template <DType kDtype, int kQkDim, int kVDim>
+bool is_plain_gradient(const AttentionBackwardParams& p) {
+  return is_plain_attention<kDtype, kQkDim, kVDim>(p.forward) && !p.grad_bias;
+}
+template <DType kDtype, class Params>
+bool is_of(const Params& p) {
+  return p.dtype == kDtype;
+}
+template <DType kDtype, class Params>
+bool has_features_of_eights(const Params& p) {
+  return p.dtype == kDtype && p.rows > 0 && p.in_features > 0 && p.out_features > 0 &&
+         is_eights(p.in_features, p.out_features);
+}
+/// Rows of norms and softmax that a block holds, and that begin at multiples of 16 bytes where they follow each other.
+inline bool is_whole_vectors(DType dtype, std::int64_t columns) { return cuda::row_bytes(dtype, columns) % 16 == 0; }
+inline bool is_held(const NormParams& p) {
+  return cuda::is_held_row(p.dtype, p.features) && is_whole_vectors(p.dtype, p.features);
+}
+template <class SoftmaxOrItsGradient>
+bool is_held(const SoftmaxOrItsGradient& p) {
+  return cuda::is_held_row(p.dtype, p.columns) && is_whole_vectors(p.dtype, p.columns);
+}
+
+/// Of gradients of norms: whole vectors, in a shape that every GPU runs.
+inline bool is_in_vectors(const NormBackwardParams& p) {
+  const bool weights = !p.weight || p.weight.dtype == p.dtype || p.weight.dtype == DType::kFloat32;
+  return p.rows > 0 && weights && is_whole_vectors(p.dtype, p.features) &&
+         (p.kind == NormKind::kLayerNorm || !p.grad_bias);
+}
+inline bool is_held(const NormBackwardParams& p) {
+  return is_in_vectors(p) && cuda::row_bytes(p.dtype, p.features) <= cuda::kMostHeldByNormBwd;
+}
+
 /// The instance for {kQkDim, kVDim} of a kernel that is built for several pairs of head dims: larger ones leave a call
 /// to smaller ones, which take whatever they take.
 template <const auto& kBuilt, int kQkDim, int kVDim, class Params>
@@ -72,12 +145,12 @@ constexpr KernelEntry<Params> of_head_dims(KernelEntry<Params> entry) {
   return entry;
 }
 
-/// The generic kernel of an op that is bound by memory.
+/// The generic kernel of an op that is bound by memory. How it adds follows from the length of what it adds alone.
 template <class Params, typename RowFunctions<Params>::PlainLaunch kLaunch,
           typename RowFunctions<Params>::WorkspaceBytes kBytes = nullptr>
 constexpr KernelEntry<Params> generic(const char* name, typename RowFunctions<Params>::Supports supports) {
-  return plain<Params, kLaunch, kBytes>(name, kEvery, arithmetic::kGeneric, supports,
-                                        cuda::cost_us<Params, rates::kRowsGeneric>);
+  return invariant(plain<Params, kLaunch, kBytes>(name, kEvery, arithmetic::kGeneric, supports,
+                                                  cuda::cost_us<Params, rates::kRowsGeneric>));
 }
 
 inline std::int64_t turing_pitch(const AttentionParams& f) { return cuda::sm75::BackwardWorkspace(f).pitch; }
@@ -87,21 +160,24 @@ inline std::int64_t dense_pitch(const AttentionParams& f) { return f.seq_q; }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> hopper_forward(const char* name) {
   return of_head_dims<cuda::kHopperForwardHeadDims, kQkDim, kVDim>(
-      plain<AttentionParams, cuda::sm90a::attention_fwd<kDtype, kQkDim, kVDim>>(
-          name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kQkDim, kVDim>,
-          cuda::sm90a::attention_fwd_supports<kDtype, kQkDim, kVDim>,
-          cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm90a>,
-                                     cuda::kHopperForwardHeadDims, kQkDim, kVDim>));
+      invariant(by_mode<AttentionParams, cuda::sm90a::attention_fwd<kDtype, kQkDim, kVDim>>(
+                    name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kQkDim, kVDim>,
+                    cuda::sm90a::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+                    cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm90a>,
+                                               cuda::kHopperForwardHeadDims, kQkDim, kVDim>),
+                is_plain_attention<kDtype, kQkDim, kVDim>));
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_forward(const char* name) {
   return of_head_dims<cuda::kTiledHeadDims, kQkDim, kVDim>(
-      plain<AttentionParams, cuda::sm80::attention_fwd<kDtype, kQkDim, kVDim>>(
-          name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80, kQkDim, kVDim>,
-          cuda::sm80::attention_fwd_supports<kDtype, kQkDim, kVDim>,
-          cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm80>,
-                                     cuda::kTiledHeadDims, kQkDim, kVDim>));
+      invariant(plain<AttentionParams, cuda::sm80::attention_fwd<kDtype, kQkDim, kVDim>>(
+                    name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80, kQkDim, kVDim>,
+                    cuda::sm80::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+                    cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm80>,
+                                               cuda::kTiledHeadDims, kQkDim, kVDim>),
+                has_head_dims<kDtype, kQkDim, kVDim>));
 }
+/// Eight rows share a scale there, so a row's bits depend on its neighbours: the invariant mode does without it.
 template <int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_forward_f32(const char* name) {
   return of_head_dims<cuda::kTiledHeadDims, kQkDim, kVDim>(
@@ -114,11 +190,12 @@ constexpr KernelEntry<AttentionParams> ampere_forward_f32(const char* name) {
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> turing_forward(const char* name) {
   return of_head_dims<cuda::kTiledHeadDims, kQkDim, kVDim>(
-      plain<AttentionParams, cuda::sm75::attention_fwd<kDtype, kQkDim, kVDim>>(
-          name, kEvery, arithmetic::of_head_dims<arithmetic::kTiledSm75, kQkDim, kVDim>,
-          cuda::sm75::attention_fwd_supports<kDtype, kQkDim, kVDim>,
-          cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm75>,
-                                     cuda::kTiledHeadDims, kQkDim, kVDim>));
+      invariant(plain<AttentionParams, cuda::sm75::attention_fwd<kDtype, kQkDim, kVDim>>(
+                    name, kEvery, arithmetic::of_head_dims<arithmetic::kTiledSm75, kQkDim, kVDim>,
+                    cuda::sm75::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+                    cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm75>,
+                                               cuda::kTiledHeadDims, kQkDim, kVDim>),
+                has_head_dims<kDtype, kQkDim, kVDim>));
 }
 using cuda::sm80::DecodeMerge;
 template <DecodeMerge kMerge, int kQkDim, int kVDim>
@@ -170,51 +247,59 @@ constexpr KernelEntry<AttentionParams> hopper_few_queries(const char* name) {
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> hopper_backward(const char* name) {
-  return of_head_dims<cuda::kHopperBackwardHeadDims, kQkDim,
-                      kVDim>(plain<AttentionBackwardParams,
-                                   cuda::with_repair<cuda::sm90a::BackwardWorkspace, kQkDim, kVDim,
-                                                     cuda::sm90a::attention_bwd<kDtype, kQkDim, kVDim>>,
-                                   cuda::sm90a::attention_bwd_workspace<kQkDim, kVDim>>(
-      name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kQkDim, kVDim>,
-      cuda::sm90a::attention_bwd_supports<kDtype, kQkDim, kVDim>,
-      cuda::cost_us_of_head_dims<AttentionBackwardParams, cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm90a>,
-                                 cuda::kHopperBackwardHeadDims, kQkDim, kVDim>));
+  return of_head_dims<cuda::kHopperBackwardHeadDims, kQkDim, kVDim>(
+      invariant(plain<AttentionBackwardParams,
+                      cuda::with_repair<cuda::sm90a::BackwardWorkspace, kQkDim, kVDim,
+                                        cuda::sm90a::attention_bwd<kDtype, kQkDim, kVDim>>,
+                      cuda::sm90a::attention_bwd_workspace<kQkDim, kVDim>>(
+                    name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kQkDim, kVDim>,
+                    cuda::sm90a::attention_bwd_supports<kDtype, kQkDim, kVDim>,
+                    cuda::cost_us_of_head_dims<AttentionBackwardParams,
+                                               cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm90a>,
+                                               cuda::kHopperBackwardHeadDims, kQkDim, kVDim>),
+                is_plain_gradient<kDtype, kQkDim, kVDim>));
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> ampere_backward(const char* name) {
-  return of_head_dims<cuda::kTiledHeadDims, kQkDim,
-                      kVDim>(plain<AttentionBackwardParams,
-                                   cuda::with_repair<cuda::sm80::BackwardWorkspace, kQkDim, kVDim,
-                                                     cuda::sm80::attention_bwd<kDtype, kQkDim, kVDim>>,
-                                   cuda::with_large_rows<cuda::sm80::attention_bwd_workspace<kQkDim, kVDim>>>(
-      name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80, kQkDim, kVDim>,
-      cuda::sm80::attention_bwd_supports<kDtype, kQkDim, kVDim>,
-      cuda::cost_us_of_head_dims<AttentionBackwardParams, cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>,
-                                 cuda::kTiledHeadDims, kQkDim, kVDim>));
+  return of_head_dims<cuda::kTiledHeadDims, kQkDim, kVDim>(
+      invariant(plain<AttentionBackwardParams,
+                      cuda::with_repair<cuda::sm80::BackwardWorkspace, kQkDim, kVDim,
+                                        cuda::sm80::attention_bwd<kDtype, kQkDim, kVDim>>,
+                      cuda::with_large_rows<cuda::sm80::attention_bwd_workspace<kQkDim, kVDim>>>(
+                    name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80, kQkDim, kVDim>,
+                    cuda::sm80::attention_bwd_supports<kDtype, kQkDim, kVDim>,
+                    cuda::cost_us_of_head_dims<AttentionBackwardParams,
+                                               cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>,
+                                               cuda::kTiledHeadDims, kQkDim, kVDim>),
+                has_gradient_head_dims<kDtype, kQkDim, kVDim>));
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> turing_backward(const char* name) {
-  return of_head_dims<cuda::kNarrowHeadDims, kQkDim,
-                      kVDim>(plain<AttentionBackwardParams,
-                                   cuda::after_sinks<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>, turing_pitch,
-                                                     cuda::sm75::attention_bwd<kDtype, kQkDim, kVDim>>,
-                                   cuda::with_large_rows<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>>>(
-      name, kEvery, arithmetic::of_head_dims<arithmetic::kTiledSm75, kQkDim, kVDim>,
-      cuda::sm75::attention_bwd_supports<kDtype, kQkDim, kVDim>,
-      cuda::cost_us_of_head_dims<AttentionBackwardParams, cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm75>,
-                                 cuda::kNarrowHeadDims, kQkDim, kVDim>));
+  return of_head_dims<cuda::kNarrowHeadDims, kQkDim, kVDim>(
+      invariant(plain<AttentionBackwardParams,
+                      cuda::after_sinks<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>, turing_pitch,
+                                        cuda::sm75::attention_bwd<kDtype, kQkDim, kVDim>>,
+                      cuda::with_large_rows<cuda::sm75::attention_bwd_workspace<kQkDim, kVDim>>>(
+                    name, kEvery, arithmetic::of_head_dims<arithmetic::kTiledSm75, kQkDim, kVDim>,
+                    cuda::sm75::attention_bwd_supports<kDtype, kQkDim, kVDim>,
+                    cuda::cost_us_of_head_dims<AttentionBackwardParams,
+                                               cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm75>,
+                                               cuda::kNarrowHeadDims, kQkDim, kVDim>),
+                has_gradient_head_dims<kDtype, kQkDim, kVDim>));
 }
 template <int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> ampere_backward_f32(const char* name) {
-  return of_head_dims<cuda::kNarrowHeadDims, kQkDim,
-                      kVDim>(plain<AttentionBackwardParams,
-                                   cuda::after_sinks<cuda::sm80::attention_bwd_f32_workspace, dense_pitch,
-                                                     cuda::sm80::attention_bwd_f32<kQkDim, kVDim>>,
-                                   cuda::with_large_rows<cuda::sm80::attention_bwd_f32_workspace>>(
-      name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80F32, kQkDim, kVDim>,
-      cuda::sm80::attention_bwd_f32_supports<kQkDim, kVDim>,
-      cuda::cost_us_of_head_dims<AttentionBackwardParams, cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>,
-                                 cuda::kNarrowHeadDims, kQkDim, kVDim>));
+  return of_head_dims<cuda::kNarrowHeadDims, kQkDim, kVDim>(
+      invariant(plain<AttentionBackwardParams,
+                      cuda::after_sinks<cuda::sm80::attention_bwd_f32_workspace, dense_pitch,
+                                        cuda::sm80::attention_bwd_f32<kQkDim, kVDim>>,
+                      cuda::with_large_rows<cuda::sm80::attention_bwd_f32_workspace>>(
+                    name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80F32, kQkDim, kVDim>,
+                    cuda::sm80::attention_bwd_f32_supports<kQkDim, kVDim>,
+                    cuda::cost_us_of_head_dims<AttentionBackwardParams,
+                                               cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>,
+                                               cuda::kNarrowHeadDims, kQkDim, kVDim>),
+                has_gradient_head_dims<DType::kFloat32, kQkDim, kVDim>));
 }
 
 /// linear of few rows by one of three kernels, whose plan says which.
@@ -226,28 +311,48 @@ constexpr KernelEntry<LinearParams> hopper_few_rows(const char* name, const char
 }
 
 /// linear of many rows, by one way to deal out k and tiles.
-inline constexpr const char* kOrderOfWork[] = {arithmetic::kCooperativeSm90a, arithmetic::kClusterSm90a,
-                                               arithmetic::kSplitKSm90a, arithmetic::kPingPongSm90a};
+inline constexpr const char* kOrderOfWork[] = {arithmetic::kWholeKSm90a, arithmetic::kClusterSm90a,
+                                               arithmetic::kSplitKSm90a, arithmetic::kWholeKSm90a};
 template <cuda::sm90a::GemmWork kWork, DType kDtype>
 constexpr KernelEntry<LinearParams> hopper_large(const char* name) {
-  return row<LinearParams>(name, kHopper, kOrderOfWork[static_cast<int>(kWork)],
-                           cuda::sm90a::linear_supports<kWork, kDtype>, cuda::sm90a::linear_cost_us<kWork>,
-                           cuda::sm90a::plan_linear<kWork>, cuda::sm90a::linear);
+  const auto entry = row<LinearParams>(name, kHopper, kOrderOfWork[static_cast<int>(kWork)],
+                                       cuda::sm90a::linear_supports<kWork, kDtype>, cuda::sm90a::linear_cost_us<kWork>,
+                                       cuda::sm90a::plan_linear<kWork>, cuda::sm90a::linear);
+  const bool whole_k = kOrderOfWork[static_cast<int>(kWork)] == arithmetic::kWholeKSm90a;
+  return whole_k ? invariant(entry, has_features_of_eights<kDtype, LinearParams>) : entry;
 }
 template <DType kDtype>
 constexpr KernelEntry<LinearBackwardParams> hopper_gradient(const char* name) {
-  return row<LinearBackwardParams>(name, kHopper, arithmetic::kTilesSm90a, cuda::sm90a::linear_bwd_supports<kDtype>,
-                                   cuda::cost_us<LinearBackwardParams, rates::kGradientSm90a>,
-                                   cuda::sm90a::plan_linear_bwd, cuda::sm90a::linear_bwd);
+  return invariant(
+      row<LinearBackwardParams>(name, kHopper, arithmetic::kTilesSm90a, cuda::sm90a::linear_bwd_supports<kDtype>,
+                                cuda::cost_us<LinearBackwardParams, rates::kGradientSm90a>,
+                                cuda::sm90a::plan_linear_bwd, cuda::sm90a::linear_bwd),
+      has_features_of_eights<kDtype, LinearBackwardParams>);
 }
 
 /// linear's gradient by an arch's products.
-template <void (*kProducts)(const LinearBackwardParams&, void*, Stream),
-          std::size_t (*kBytes)(const LinearBackwardParams&), int kRate>
+template <void (*kProducts)(const LinearBackwardParams&, bool, void*, Stream),
+          std::size_t (*kBytes)(const LinearBackwardParams&, bool), int kRate, DType kDtype>
 constexpr KernelEntry<LinearBackwardParams> linear_gradient(const char* name, Devices devices, const char* arithmetic,
                                                             Verdict (*supports)(const LinearBackwardParams&)) {
-  return plain<LinearBackwardParams, cuda::after_gradient<kProducts>, cuda::with_gradient_workspace<kBytes>>(
-      name, devices, arithmetic, supports, cuda::cost_us<LinearBackwardParams, kRate>);
+  return invariant(
+      by_mode<LinearBackwardParams, cuda::after_gradient<kProducts>, cuda::with_gradient_workspace<kBytes>>(
+          name, devices, arithmetic, supports, cuda::cost_us<LinearBackwardParams, kRate>),
+      is_of<kDtype, LinearBackwardParams>);
+}
+
+/// linear and its gradient on mma.sync of 8.0.
+template <DType kDtype>
+constexpr KernelEntry<LinearParams> ampere_tiles(const char* name, const char* arithmetic) {
+  return invariant(
+      by_mode<LinearParams, cuda::sm80::linear, cuda::sm80::linear_workspace>(
+          name, kAmpere, arithmetic, cuda::sm80::linear_supports<kDtype>, cuda::linear_cost_us<rates::kLinearSm80>),
+      is_of<kDtype, LinearParams>);
+}
+template <DType kDtype>
+constexpr KernelEntry<LinearBackwardParams> ampere_gradient(const char* name, const char* arithmetic) {
+  return linear_gradient<cuda::sm80::linear_bwd, cuda::sm80::linear_bwd_workspace, rates::kGradientSm80, kDtype>(
+      name, kAmpere, arithmetic, cuda::sm80::linear_bwd_supports<kDtype>);
 }
 
 /// Rows that a block holds, and so reads once, or that it reads twice.
@@ -256,19 +361,22 @@ template <class Params, int kReads, typename RowFunctions<Params>::PlainLaunch k
 constexpr KernelEntry<Params> read_rows(const char* name, typename RowFunctions<Params>::Supports supports) {
   constexpr auto kCost =
       kReads == 1 ? cuda::cost_us<Params, rates::kRowsGeneric> : cuda::cost_us<Params, rates::kRowsTwice>;
-  return plain<Params, kLaunch, kBytes>(name, kEvery, kReads == 1 ? arithmetic::kHeldRow : arithmetic::kWalkedRow,
-                                        supports, kCost);
+  const auto entry = plain<Params, kLaunch, kBytes>(
+      name, kEvery, kReads == 1 ? arithmetic::kHeldRow : arithmetic::kWalkedRow, supports, kCost);
+  return kReads == 1 ? invariant(entry, is_held) : invariant(entry, is_in_vectors);
 }
 
-/// The same with a plan.
+/// The same with a plan. In the invariant mode those that a block can hold are held, cut for many rows, and others are
+/// walked.
 template <class Params, int kReads>
 constexpr KernelEntry<Params> planned_rows(const char* name, typename RowFunctions<Params>::Supports supports,
                                            typename RowFunctions<Params>::MakePlan plan,
                                            typename RowFunctions<Params>::Launch launch) {
   constexpr auto kCost =
       kReads == 1 ? cuda::cost_us<Params, rates::kRowsGeneric> : cuda::cost_us<Params, rates::kRowsTwice>;
-  return row<Params>(name, kEvery, kReads == 1 ? arithmetic::kHeldRow : arithmetic::kWalkedRow, supports, kCost, plan,
-                     launch);
+  const auto entry = row<Params>(name, kEvery, kReads == 1 ? arithmetic::kHeldRow : arithmetic::kWalkedRow, supports,
+                                 kCost, plan, launch);
+  return kReads == 1 ? invariant(entry, is_held) : invariant(entry);
 }
 
 /// Rows that the blocks of a cluster share.

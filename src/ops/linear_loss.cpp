@@ -163,7 +163,8 @@ class Logits {
 void run_forward(LinearCrossEntropyParams params, const Inputs& in, const ExecutionContext& context) {
   using Step = LinearCrossEntropyParams::Step;
   const std::int64_t tokens = in.x.shape[0];
-  const LossChunks chunks = loss_chunks(params.device, params.dtype, tokens, params.classes);
+  const LossChunks chunks =
+      loss_chunks(params.device, params.dtype, tokens, params.classes, is_invariant_call(context));
   Pieces pieces;
   const std::size_t state = pieces.add(tokens, sizeof(LossState));
   const Logits logits(in, chunks, pieces);
@@ -215,13 +216,14 @@ void run_backward(LinearCrossEntropyBackwardParams params, const Inputs& in, con
   const Device device = params.device;
   const std::size_t bytes = dtype_bytes(params.dtype);
   const auto row_bytes = features * static_cast<std::int64_t>(bytes);
-  LossChunks chunks = loss_chunks(device, params.dtype, tokens, params.classes);
+  const bool invariant = is_invariant_call(context);
+  LossChunks chunks = loss_chunks(device, params.dtype, tokens, params.classes, invariant);
   const bool one_row_chunk = chunks.rows >= tokens;
   Accumulator x, weight, bias;
   weight.direct = one_row_chunk && gradients.weight.dtype == params.dtype;
   bias.direct = one_row_chunk;
   if (gradients.weight.defined() && !weight.direct)
-    chunks = loss_chunks(device, params.dtype, tokens, params.classes, row_bytes);
+    chunks = loss_chunks(device, params.dtype, tokens, params.classes, invariant, row_bytes);
   x.direct = chunks.columns >= params.classes;
   x.sum_is_grad = params.dtype == DType::kFloat32;
   weight.sum_is_grad = gradients.weight.dtype == DType::kFloat32;

@@ -29,8 +29,10 @@ struct LossChunks {
   std::int64_t pitch;  // elements from a row of logits to the next: rows begin at multiples of 16 bytes
 };
 
-/// `part_bytes`: what one column needs beside its logits, 0 where nothing.
-inline LossChunks loss_chunks(Device device, DType dtype, std::int64_t tokens, std::int64_t classes,
+/// `part_bytes`: what one column needs beside its logits, 0 where nothing. `invariant`: columns are cut alike for any
+/// number of tokens, since the kernel of a chunk's logits, and the order in which grad_x is added, follow from its
+/// width.
+inline LossChunks loss_chunks(Device device, DType dtype, std::int64_t tokens, std::int64_t classes, bool invariant,
                               std::int64_t part_bytes = 0) {
   const auto divided = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
@@ -41,7 +43,7 @@ inline LossChunks loss_chunks(Device device, DType dtype, std::int64_t tokens, s
   const std::int64_t many = std::max<std::int64_t>(1, divided(tokens, most_rows));
   chunks.rows = std::clamp<std::int64_t>(divided(divided(tokens, many), 64) * 64, 1, std::max<std::int64_t>(1, tokens));
   chunks.columns = chunks.segment;
-  if (!device.is_cpu()) {
+  if (!device.is_cpu() && !invariant) {
     std::int64_t most = kCudaLogitBytes / (chunks.rows * bytes);
     if (part_bytes > 0) most = std::min(most, kCudaPartBytes / part_bytes);
     chunks.columns = std::min(classes, std::max<std::int64_t>(1, most / chunks.segment) * chunks.segment);

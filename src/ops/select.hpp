@@ -201,11 +201,17 @@ Choice<Params> choose(const Params& params, DeviceType device, const DeviceFacts
   return cheapest(false);
 }
 
-/// The row that serves the call in the invariant mode.
+/// The row that serves the call in the invariant mode; `facts` are in_mode's.
 template <class Params>
 Choice<Params> choose_invariant(const Params& params, DeviceType device, const DeviceFacts& facts) {
   const char* const arithmetic = invariant_arithmetic(params, device, facts);
   return arithmetic ? choose(params, device, facts, arithmetic) : Choice<Params>{};
+}
+
+/// What costs and plans of a call in the invariant mode ask of the device.
+inline DeviceFacts in_mode(DeviceFacts facts) {
+  facts.invariant = true;
+  return facts;
 }
 
 /// How the chosen row runs the call.
@@ -229,7 +235,7 @@ Explanation explain_call(const Params& params, Device device, bool invariant) {
   Explanation explanation;
   explanation.op = Params::kOp;
   explanation.invariant = invariant;
-  const DeviceFacts& facts = facts_of(device);
+  const DeviceFacts facts = invariant ? in_mode(facts_of(device)) : facts_of(device);
   const char* const arithmetic = invariant ? invariant_arithmetic(params, device.type, facts) : nullptr;
   for (auto& row : OpTable<Params>::instance()) {
     if (row.state.device != device.type) continue;
@@ -263,7 +269,7 @@ void dispatch(const Params& params, Device device, const ExecutionContext& conte
     return;
   }
   const CallWorkers workers(steps_of(params));
-  const DeviceFacts& facts = facts_of(device);
+  const DeviceFacts facts = invariant ? in_mode(facts_of(device)) : facts_of(device);
   const Choice<Params> choice =
       invariant ? choose_invariant(params, device.type, facts) : choose(params, device.type, facts);
   if (!choice.row) throw_no_kernel(explain_call(params, device, invariant), device);

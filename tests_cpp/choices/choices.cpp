@@ -180,6 +180,84 @@ TEST(RowPlans, ANormsPlanHasTheBlockOfItsLaunch) {
   EXPECT_NE(plan_of(4096, 4096, false).kernel, plan_of(4096, 4096, true).kernel);
 }
 
+/// The row and the plan that the invariant mode gives a call on an H200.
+template <class Params>
+std::string row_in_mode(const Params& p, cuda::BlockRows<Params>* plan = nullptr) {
+  DeviceFacts facts;
+  facts.compute_capability = 90;
+  facts.num_sms = 132;
+  facts.max_shared_bytes_per_block = 227 * 1024;
+  facts.clusters = &cuda::sm90a::kH200.clusters;
+  facts = in_mode(facts);
+  const Choice<Params> choice = choose_invariant(p, DeviceType::kCuda, facts);
+  if (!choice.row) return "none";
+  if (plan) *plan = make_plan(choice, p, facts).template as<cuda::BlockRows<Params>>();
+  return choice.row->state.arithmetic;
+}
+
+TEST(InvariantMode, ANormsPlanIsThatOfAnyNumberOfRows) {
+  for (const std::int64_t features : {64, 777, 1024, 4096, 9000, 40000})
+    for (const bool residual : {false, true}) {
+      cuda::BlockRows<NormParams> first;
+      std::string arithmetic;
+      for (const std::int64_t rows : {1, 2, 500, 100000}) {
+        NormParams p;
+        p.dtype = DType::kFloat16;
+        p.device = Device::cuda(0);
+        p.kind = NormKind::kRmsNorm;
+        p.rows = rows, p.features = features;
+        p.x = p.out = address();
+        if (residual) p.residual = p.residual_out = address();
+        p.stride_x_row = p.stride_out_row = p.stride_residual_row = p.stride_residual_out_row = features;
+        cuda::BlockRows<NormParams> plan;
+        const std::string own = row_in_mode(p, &plan);
+        if (rows == 1) first = plan, arithmetic = own;
+        EXPECT_EQ(own, arithmetic);
+        EXPECT_EQ(plan.kernel, first.kernel) << rows << " rows of " << features;
+      }
+    }
+}
+
+TEST(InvariantMode, ASoftmaxsPlanIsThatOfAnyNumberOfRows) {
+  for (const std::int64_t columns : {33, 512, 4096, 16384, 32000, 128256}) {
+    cuda::BlockRows<SoftmaxParams> first;
+    for (const std::int64_t rows : {1, 2, 500, 100000}) {
+      SoftmaxParams p;
+      p.dtype = DType::kFloat32;
+      p.device = Device::cuda(0);
+      p.ndim = 1;
+      p.shape[0] = p.rows = rows;
+      p.columns = columns;
+      p.x = p.out = address();
+      p.stride_x[0] = p.stride_out[0] = columns;
+      p.stride_x_column = p.stride_out_column = 1;
+      cuda::BlockRows<SoftmaxParams> plan;
+      EXPECT_NE(row_in_mode(p, &plan), "none");
+      if (rows == 1) first = plan;
+      EXPECT_EQ(plan.kernel, first.kernel) << rows << " rows of " << columns;
+    }
+  }
+}
+
+TEST(InvariantMode, LinearHasOneArithmeticForAnyNumberOfRows) {
+  for (const auto& [dtype, in, out, arithmetic] : {std::tuple{DType::kBFloat16, 4096, 4096, "tiles_whole_k_sm90a"},
+                                                   std::tuple{DType::kFloat16, 64, 8, "tiles_whole_k_sm90a"},
+                                                   std::tuple{DType::kFloat16, 4096, 50257, "tiles_sm80"},
+                                                   std::tuple{DType::kFloat32, 4096, 4096, "tiles_sm80_f32"}})
+    for (const std::int64_t rows : {1, 8, 64, 500, 8192}) {
+      LinearParams p;
+      p.dtype = dtype;
+      p.device = Device::cuda(0);
+      p.rows = rows, p.in_features = in, p.out_features = out;
+      p.x = p.weight = address();
+      p.out = address();
+      p.stride_x_row = p.stride_weight_out = in;
+      p.stride_weight_in = 1;
+      p.stride_out_row = out;
+      EXPECT_EQ(row_in_mode(p), arithmetic) << rows << " rows";
+    }
+}
+
 TEST(RowPlans, ASoftmaxsPlanHasTheBlockOfItsLaunch) {
   const auto threads_of = [](std::int64_t rows, std::int64_t columns) {
     SoftmaxParams p;

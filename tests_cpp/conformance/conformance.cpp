@@ -75,9 +75,11 @@ struct Prepared {
     }
   }
 
-  void run() {
+  void run(bool invariant = false) {
     reset();
-    call.run({});
+    ExecutionContext context;
+    context.invariant = invariant;
+    call.run(context);
     for (const auto& output : call.outputs()) output.tensor->download();
     for (TestTensor* input : call.inputs()) input->download();  // they must come back as they went
   }
@@ -162,13 +164,15 @@ std::uint64_t one_in_of_larger_head_dims() {
 
 // What `explain` says with only these kernels allowed, about a call without values: most kernels refuse most cases, and
 // to fill their tensors would take longer than all that is run.
-Explanation explained(const std::string& pattern, const KernelInfo& kernel, const Case& test_case) {
+Explanation explained(const std::string& pattern, const KernelInfo& kernel, const Case& test_case,
+                      bool invariant = false) {
   const Forced forced(pattern);
   Call call(0, kernel.device == DeviceType::kCpu ? Device::cpu() : Device::cuda(0), /*blank=*/true);
   test_case.build(call);
   Explanation explanation;
   ExecutionContext context;
   context.explain = &explanation;
+  context.invariant = invariant;
   call.run(context);
   return explanation;
 }
@@ -210,6 +214,19 @@ bool runs_one_at_least(const std::string& id) {
   const char* const setting = std::getenv("FK_CONFORMANCE_EACH_ROW");
   return setting && std::strcmp(setting, "1") == 0 && is_of_this_part(id);
 }
+
+// What the first row of each arithmetic gave for a case: who it was, and a hash of all bytes.
+struct Bits {
+  std::string kernel;
+  std::uint64_t hash;
+};
+Bits& bits_of(const std::string& call, const Bits& own) {
+  static std::map<std::string, Bits> known;
+  return known.try_emplace(call, own).first->second;
+}
+
+// The invariant mode's plans run in one of so many cases of a row.
+constexpr std::uint64_t kOneInMode = 8;
 
 // Kernels that have run a case.
 std::set<std::string>& accepting() {
@@ -271,6 +288,23 @@ class ConformanceTest : public ::testing::Test {
         }
       }
     }
+    expect_bits_of_the_arithmetic(test_case, first);
+    if ((seed_of(kernel_.id + "." + test_case.name) >> 16) % kOneInMode != 0) return;
+    if (explained(kernel_.id, kernel_, test_case, true).kernel != kernel_.id) return;
+    SCOPED_TRACE("in the invariant mode");
+    prepared.run(true);
+    check(prepared, expected);
+  }
+
+  void expect_bits_of_the_arithmetic(const Case& test_case,
+                                     const std::vector<std::vector<unsigned char>>& bytes) const {
+    std::string all;
+    for (const auto& output : bytes) all.append(output.begin(), output.end());
+    const Bits own{kernel_.id, seed_of(all)};
+    const Bits& first = bits_of(
+        (device().is_cuda() ? "cuda " : "cpu ") + kernel_.arithmetic + " " + kernel_.op + "/" + test_case.name, own);
+    EXPECT_EQ(first.hash, own.hash) << "other bits than " << first.kernel << ", whose arithmetic is "
+                                    << kernel_.arithmetic << ", too";
   }
 
   bool is_left_out(const Case& test_case) const {

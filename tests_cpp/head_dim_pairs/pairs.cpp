@@ -177,9 +177,16 @@ TEST(HeadDimPairs, Sm80Decode) {
   }
 }
 
+template <bool kInvariant>
+void forward_sm90a(const AttentionParams& p, void* workspace, Stream stream) {
+  cuda::sm90a::attention_fwd<DType::kFloat16, 192, 128>(p, kInvariant, workspace, stream);
+}
+
 TEST(HeadDimPairs, Sm90aForward) {
-  for (const PairCall& call : calls_of(DType::kFloat16, 192, 128))
-    check_forward(call, cuda::sm90a::attention_fwd<DType::kFloat16, 192, 128>);
+  for (const PairCall& call : calls_of(DType::kFloat16, 192, 128)) {
+    check_forward(call, forward_sm90a<false>);
+    check_forward(call, forward_sm90a<true>);
+  }
 }
 
 TEST(HeadDimPairs, Sm75Backward) {

@@ -10,13 +10,14 @@ struct ForwardTiles<192, 128> {
     static constexpr int kConsumers = 2, kBlockN = 80, kQSlots = 1, kOutSlots = 2;
   };
   using Modified = Only;
+  using Invariant = Only;
   template <class F>
   static void choose(const AttentionParams&, F&& launch_with) {
     launch_with(Only{});
   }
 };
 
-template void attention_fwd<DType::kFloat16, 192, 128>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kFloat16, 192, 128>(const AttentionParams&, bool, void*, Stream);
 template void attention_bwd<DType::kFloat16, 128, 64>(const AttentionBackwardParams&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm90a

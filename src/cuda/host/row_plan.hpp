@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "core/device_facts.hpp"
+
 namespace flashkernel::cuda {
 
 /// Rows that a block, or a warp of one, takes whole.
@@ -11,6 +13,12 @@ struct BlockRows {
   void (*kernel)(Params) = nullptr;  // an instance: its threads, vectors a thread and options
   int threads = 0, rows = 0;         // threads of a row, rows of a block
 };
+
+/// How many rows a plan cuts rows for: those of the call, but in the invariant mode always many, since the order of a
+/// row's sums follows from how it is cut.
+inline std::int64_t rows_planned_for(std::int64_t rows, const DeviceFacts& facts) {
+  return facts.invariant ? std::int64_t{1} << 30 : rows;
+}
 
 /// Rows that the blocks of a cluster share.
 struct ClusterRows {

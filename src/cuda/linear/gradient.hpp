@@ -16,14 +16,14 @@ LinearBackwardParams linear_gradient(const LinearBackwardParams&, void* workspac
 
 /// A tensor-core kernel of the two products of linear's gradient, after the generic step that makes the
 /// pre-activation's gradient (which stays in the front of the workspace) and the bias's.
-template <std::size_t (*products_workspace)(const LinearBackwardParams&)>
-std::size_t with_gradient_workspace(const LinearBackwardParams& p) {
-  return linear_gradient_workspace(p) + products_workspace(p);
+template <std::size_t (*products_workspace)(const LinearBackwardParams&, bool)>
+std::size_t with_gradient_workspace(const LinearBackwardParams& p, bool invariant) {
+  return linear_gradient_workspace(p) + products_workspace(p, invariant);
 }
-template <void (*products)(const LinearBackwardParams&, void*, Stream)>
-void after_gradient(const LinearBackwardParams& p, void* workspace, Stream stream) {
+template <void (*products)(const LinearBackwardParams&, bool, void*, Stream)>
+void after_gradient(const LinearBackwardParams& p, bool invariant, void* workspace, Stream stream) {
   const LinearBackwardParams rest = linear_gradient(p, workspace, stream);
-  products(rest, static_cast<char*>(workspace) + linear_gradient_workspace(p), stream);
+  products(rest, invariant, static_cast<char*>(workspace) + linear_gradient_workspace(p), stream);
 }
 
 }  // namespace flashkernel::cuda

@@ -3,6 +3,7 @@
 // is the same bit for bit every time. All kernels start early, and begin by taking their turn.
 #include "cuda/loss/cross_entropy.hpp"
 #include "cuda/host/launch.hpp"
+#include "cuda/host/row_plan.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/held_row.cuh"
 #include "cuda/tile/reduce.cuh"
@@ -316,12 +317,14 @@ Verdict cross_entropy_supports(const CrossEntropyParams& p) {
   return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
 }
 
-std::size_t cross_entropy_workspace(const CrossEntropyParams& p) {
-  return p.reduction == Reduction::kNone ? 0 : sizeof(float) * static_cast<std::size_t>(p.rows);
+Plan plan_cross_entropy(const CrossEntropyParams& p, const DeviceFacts& facts) {
+  const std::size_t losses = p.reduction == Reduction::kNone ? 0 : sizeof(float) * static_cast<std::size_t>(p.rows);
+  return Plan::of(rows_planned_for(p.rows, facts), losses);
 }
 
-void cross_entropy(const CrossEntropyParams& p, void* workspace, Stream stream) {
+void cross_entropy(const CrossEntropyParams& p, const Plan& plan, void* workspace, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
+  const auto planned_for = plan.as<std::int64_t>();
   float* losses = p.reduction == Reduction::kNone ? p.loss : static_cast<float*>(workspace);
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -333,10 +336,10 @@ void cross_entropy(const CrossEntropyParams& p, void* workspace, Stream stream) 
               dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows)), 0, native(stream), true},
              p, losses);
     };
-    if (!is_vectorizable(p.dtype, p.rows, p.logits, p.stride_logits_row))
+    if (!is_vectorizable(p.dtype, planned_for, p.logits, p.stride_logits_row))
       return run(walked_kernel<T, 1>, kWalkThreads, 1);
     if (p.classes % N != 0) return run(walked_kernel<T, N>, kWalkThreads, 1);
-    with_held_shape<N>(p.classes / N, p.rows, cuda_device_properties(p.device.index).num_sms,
+    with_held_shape<N>(p.classes / N, planned_for, cuda_device_properties(p.device.index).num_sms,
                        [&](auto threads, auto rows, auto held) {
                          if constexpr (held.value > 0 && held.value * threads.value * N <= kMostHeld) {
                            run(held_kernel<T, threads.value, rows.value, held.value>, threads.value, rows.value);

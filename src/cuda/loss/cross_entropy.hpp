@@ -11,8 +11,9 @@
 namespace flashkernel::cuda {
 
 Verdict cross_entropy_supports(const CrossEntropyParams&);
-std::size_t cross_entropy_workspace(const CrossEntropyParams&);
-void cross_entropy(const CrossEntropyParams&, void* workspace, Stream);
+/// The plan is the number of rows that rows are cut for.
+Plan plan_cross_entropy(const CrossEntropyParams&, const DeviceFacts&);
+void cross_entropy(const CrossEntropyParams&, const Plan&, void* workspace, Stream);
 Verdict cross_entropy_bwd_supports(const CrossEntropyBackwardParams&);
 std::size_t cross_entropy_bwd_workspace(const CrossEntropyBackwardParams&);
 void cross_entropy_bwd(const CrossEntropyBackwardParams&, void* workspace, Stream);

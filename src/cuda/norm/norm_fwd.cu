@@ -90,9 +90,9 @@ bool with_plain_kernel(std::int64_t vectors, F f) {
 
 /// Calls f with the plain_kernel or held_kernel for the call. Returns false where norm_kernel was as fast.
 template <class T, class F>
-bool with_held_kernel(const NormParams& p, std::int64_t vectors, int num_sms, F f) {
+bool with_held_kernel(const NormParams& p, std::int64_t vectors, std::int64_t rows, int num_sms, F f) {
   constexpr int kMany = std::is_same_v<T, __half> ? 1280 : 1536;  // threads; fp16 needs the registers of fewer
-  const bool few = p.rows < 4 * static_cast<std::int64_t>(num_sms);
+  const bool few = rows < 4 * static_cast<std::int64_t>(num_sms);
   if (few && vectors <= 128) return f(held_kernel<T, 128, 1, 1, 1536, true>, 128, 1), true;
   if (few && vectors <= 512) return f(held_kernel<T, 256, 1, 2, 1024, true>, 256, 1), true;
   if (vectors <= 64 || (few && p.features > 8192)) return false;
@@ -148,7 +148,9 @@ Verdict norm_walked_supports(const NormParams& p) {
   return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
 }
 
-Plan plan_norm_walked(const NormParams& p, const DeviceFacts&) {
+Plan plan_norm_walked(const NormParams& given, const DeviceFacts& facts) {
+  NormParams p = given;
+  p.rows = rows_planned_for(p.rows, facts);
   Plan plan;
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -170,8 +172,9 @@ Plan plan_norm_held(const NormParams& p, const DeviceFacts& facts) {
     using T = decltype(zero);
     constexpr int N = kVectorElements<T>;
     const auto take = [&](void (*kernel)(NormParams), int threads, int rows) { plan = plan_of(kernel, threads, rows); };
-    if (with_held_kernel<T>(p, p.features / N, facts.num_sms, take)) return;
-    with_row_shape<N>(p.features / N, p.rows, facts.num_sms, [&](auto threads, auto rows, auto held) {
+    const std::int64_t planned_for = rows_planned_for(p.rows, facts);
+    if (with_held_kernel<T>(p, p.features / N, planned_for, facts.num_sms, take)) return;
+    with_row_shape<N>(p.features / N, planned_for, facts.num_sms, [&](auto threads, auto rows, auto held) {
       if constexpr (left_to_norm_kernel(threads.value))
         take(norm_kernel<T, threads.value, rows.value, held.value, N>, threads.value, rows.value);
       else  // reads the row in steps, which works for any length

@@ -335,8 +335,12 @@ struct Plan {
   int chunks;
 };
 
-Plan plan_of(const ReduceParams& p) {
+/// How many outputs a call is cut for.
+std::int64_t planned_outputs(const ReduceParams& p, bool invariant) { return invariant ? 1 : p.kept_count; }
+
+Plan plan_of(const ReduceParams& p, bool invariant) {
   Plan plan{};
+  const std::int64_t outputs = planned_outputs(p, invariant);
   const bool reduced_neighbours = p.num_reduced == 0 || p.stride_x_reduced[p.num_reduced - 1] == 1;
   const bool kept_neighbours = p.num_kept > 0 && p.stride_x_kept[p.num_kept - 1] == 1;
   plan.columns = kept_neighbours && !reduced_neighbours;
@@ -344,7 +348,7 @@ Plan plan_of(const ReduceParams& p) {
   const std::int64_t least = plan.columns ? kLeastChunk / 64 : kLeastChunk;
   // Outputs that fill a GPU of any size need no chunks.
   const std::int64_t of_block = kColumns * 16 / static_cast<std::int64_t>(dtype_bytes(p.dtype));
-  const std::int64_t units = plan.columns ? ceil_div(p.kept_count, of_block) : p.kept_count;
+  const std::int64_t units = plan.columns ? ceil_div(outputs, of_block) : outputs;
   const bool enough = !plan.columns && units >= kEnoughRows;  // combining chunks costs a launch
   const std::int64_t most =
       enough ? 1 : std::max<std::int64_t>(1, std::min(kMostChunks, kEnoughBlocks / std::max<std::int64_t>(1, units)));
@@ -374,14 +378,14 @@ void run_columns(const ReduceParams& p, const Plan& plan, void* workspace, cudaS
 /// Rows that whole_row_kernel takes. Short ones go by warps, where they are enough to fill a GPU of any size. Four
 /// vectors under way are what 32 registers hold, which let a multiprocessor have all its threads.
 template <class T, ReduceOp kOp>
-void run_whole_rows(const ReduceParams& p, cudaStream_t stream) {
+void run_whole_rows(const ReduceParams& p, bool invariant, cudaStream_t stream) {
   const std::int64_t vectors = p.reduced_count / kVectorElements<T>;
   const auto run = [&](auto kernel, int row_threads) {
     const int rows = row_threads == kWarp ? kThreads / kWarp : 1;
     launch("reduce", kernel,
            {static_cast<unsigned>(ceil_div(p.kept_count, rows)), dim3(row_threads, rows), 0, stream, true}, p);
   };
-  if (vectors <= 8 * kWarp && p.kept_count >= 4096) {
+  if (vectors <= 8 * kWarp && planned_outputs(p, invariant) >= 4096) {
     if (vectors <= 2 * kWarp) return run(whole_row_kernel<T, kOp, 2, kWarp>, kWarp);
     if (vectors <= 3 * kWarp) return run(whole_row_kernel<T, kOp, 3, kWarp>, kWarp);
     return run(whole_row_kernel<T, kOp, 4, kWarp>, kWarp);
@@ -391,15 +395,16 @@ void run_whole_rows(const ReduceParams& p, cudaStream_t stream) {
 }
 
 template <class T, ReduceOp kOp>
-void run(const ReduceParams& p, void* workspace, cudaStream_t stream) {
-  const Plan plan = plan_of(p);
+void run(const ReduceParams& p, bool invariant, void* workspace, cudaStream_t stream) {
+  const Plan plan = plan_of(p, invariant);
   if (plan.columns) return run_columns<T, kOp>(p, plan, workspace, stream);
   auto* const partials = plan.chunks > 1 ? static_cast<Partial*>(workspace) : nullptr;
   constexpr int N = kVectorElements<T>;
   bool vectors = p.num_reduced == 1 && p.stride_x_reduced[0] == 1 && is_aligned(p.x, 16);
-  for (int d = 0; d < p.num_kept; ++d) vectors = vectors && (p.kept_shape[d] == 1 || p.stride_x_kept[d] % N == 0);
+  for (int d = 0; d < p.num_kept; ++d)
+    vectors = vectors && ((p.kept_shape[d] == 1 && !invariant) || p.stride_x_kept[d] % N == 0);
   if (vectors && !partials && p.kept_count <= std::int64_t{1} << 30 && p.reduced_count <= std::int64_t{1} << 30)
-    return run_whole_rows<T, kOp>(p, stream);
+    return run_whole_rows<T, kOp>(p, invariant, stream);
   launch(
       "reduce", vectors ? row_kernel<T, kOp, N> : row_kernel<T, kOp, 1>,
       {dim3(static_cast<unsigned>(std::min<std::int64_t>(p.kept_count, 1 << 30)), static_cast<unsigned>(plan.chunks)),
@@ -418,21 +423,21 @@ Verdict reduce_supports(const ReduceParams& p) {
                                                              : Verdict("more results than a grid has blocks");
 }
 
-std::size_t reduce_workspace(const ReduceParams& p) {
-  const Plan plan = plan_of(p);
+std::size_t reduce_workspace(const ReduceParams& p, bool invariant) {
+  const Plan plan = plan_of(p, invariant);
   return plan.chunks > 1 ? sizeof(Partial) * static_cast<std::size_t>(p.kept_count * plan.chunks) : 0;
 }
 
-void reduce(const ReduceParams& p, void* workspace, Stream stream) {
+void reduce(const ReduceParams& p, bool invariant, void* workspace, Stream stream) {
   if (p.kept_count == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     switch (p.op) {
       case ReduceOp::kSum:
-      case ReduceOp::kMean: return run<T, ReduceOp::kSum>(p, workspace, native(stream));
-      case ReduceOp::kMax: return run<T, ReduceOp::kMax>(p, workspace, native(stream));
-      case ReduceOp::kArgmax: return run<T, ReduceOp::kArgmax>(p, workspace, native(stream));
+      case ReduceOp::kMean: return run<T, ReduceOp::kSum>(p, invariant, workspace, native(stream));
+      case ReduceOp::kMax: return run<T, ReduceOp::kMax>(p, invariant, workspace, native(stream));
+      case ReduceOp::kArgmax: return run<T, ReduceOp::kArgmax>(p, invariant, workspace, native(stream));
     }
   });
 }

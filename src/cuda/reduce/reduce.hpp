@@ -11,7 +11,8 @@
 namespace flashkernel::cuda {
 
 Verdict reduce_supports(const ReduceParams&);
-std::size_t reduce_workspace(const ReduceParams&);
-void reduce(const ReduceParams&, void* workspace, Stream);
+// In the invariant mode an output is cut as if it were the only one.
+std::size_t reduce_workspace(const ReduceParams&, bool invariant);
+void reduce(const ReduceParams&, bool invariant, void* workspace, Stream);
 
 }  // namespace flashkernel::cuda

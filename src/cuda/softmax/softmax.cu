@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_bwd_kernel(co
 template <class P, class KernelOf>
 Plan plan_rows(const P& p, bool walked, const DeviceFacts& facts, KernelOf kernel_of) {
   BlockRows<P> plan;
-  const bool vectors = rows_are_vectors(p);
+  const bool vectors = rows_are_vectors(p, facts.invariant);
   visit_floating(p.dtype, [&](auto zero) {
     constexpr int N = kVectorElements<decltype(zero)>;
     const auto take = [&](auto threads, auto rows, auto held, auto elements) {
@@ -62,13 +62,14 @@ Plan plan_rows(const P& p, bool walked, const DeviceFacts& facts, KernelOf kerne
     };
     if (!vectors) return take(Constant<128>{}, Constant<1>{}, Constant<0>{}, Constant<1>{});
     if (walked) return take(Constant<1024>{}, Constant<1>{}, Constant<0>{}, Constant<N>{});
+    const std::int64_t planned_for = rows_planned_for(p.rows, facts);
     const auto take_vectors = [&](auto threads, auto rows, auto held) { take(threads, rows, held, Constant<N>{}); };
     if constexpr (std::is_same_v<P, SoftmaxParams>) {
-      with_held_shape<N>(p.columns / N, p.rows, facts.num_sms, take_vectors);
+      with_held_shape<N>(p.columns / N, planned_for, facts.num_sms, take_vectors);
     } else {  // one vector of each row a thread, where a warp would hold four
       const std::int64_t held = p.columns / N;
       if (held > 96 && held <= 128) return take_vectors(Constant<128>{}, Constant<1>{}, Constant<1>{});
-      with_row_shape<N>(held, p.rows, facts.num_sms, take_vectors);
+      with_row_shape<N>(held, planned_for, facts.num_sms, take_vectors);
     }
   });
   return Plan::of(plan);

@@ -252,22 +252,24 @@ __device__ inline void softmax_bwd_row(const SoftmaxBackwardParams& p, std::int6
   });
 }
 
-// Neighbouring columns, and every row on a 16-byte boundary.
+// Neighbouring columns, and every row on a 16-byte boundary; `any_count`: also if there were more rows.
 inline bool softmax_rows_are_vectors(DType dtype, std::int64_t columns, int ndim, const std::int64_t* shape,
-                                     const void* data, const std::int64_t* strides, std::int64_t stride_column) {
+                                     const void* data, const std::int64_t* strides, std::int64_t stride_column,
+                                     bool any_count) {
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
   bool fits = stride_column == 1 && columns * bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
-  for (int d = 0; d < ndim; ++d) fits = fits && (shape[d] == 1 || strides[d] * bytes % 16 == 0);
+  for (int d = 0; d < ndim; ++d) fits = fits && ((shape[d] == 1 && !any_count) || strides[d] * bytes % 16 == 0);
   return fits;
 }
 
-inline bool rows_are_vectors(const SoftmaxParams& p) {
-  return softmax_rows_are_vectors(p.dtype, p.columns, p.ndim, p.shape, p.x, p.stride_x, p.stride_x_column) &&
-         softmax_rows_are_vectors(p.dtype, p.columns, p.ndim, p.shape, p.out, p.stride_out, p.stride_out_column);
+inline bool rows_are_vectors(const SoftmaxParams& p, bool any_count = false) {
+  return softmax_rows_are_vectors(p.dtype, p.columns, p.ndim, p.shape, p.x, p.stride_x, p.stride_x_column, any_count) &&
+         softmax_rows_are_vectors(p.dtype, p.columns, p.ndim, p.shape, p.out, p.stride_out, p.stride_out_column,
+                                  any_count);
 }
-inline bool rows_are_vectors(const SoftmaxBackwardParams& p) {
+inline bool rows_are_vectors(const SoftmaxBackwardParams& p, bool any_count = false) {
   const auto fits = [&](const void* data, const std::int64_t* strides, std::int64_t stride_column) {
-    return softmax_rows_are_vectors(p.dtype, p.columns, p.ndim, p.shape, data, strides, stride_column);
+    return softmax_rows_are_vectors(p.dtype, p.columns, p.ndim, p.shape, data, strides, stride_column, any_count);
   };
   return fits(p.grad_out, p.stride_grad_out, p.stride_grad_out_column) &&
          fits(p.out, p.stride_out, p.stride_out_column) && fits(p.grad_x, p.stride_grad_x, p.stride_grad_x_column);

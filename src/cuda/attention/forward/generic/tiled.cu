@@ -39,11 +39,14 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
 
   SoftmaxState state[Tile::kRowsM];
   float out[Tile::kRowsM][VRows::kColumns][4] = {};
-  for (std::int64_t tile = first_key; tile < last_key; tile += Tile::kBlockN) {
+  // Tiles are counted from key 0, so that a row's sums do not depend on which rows stand beside it under a window. Keys
+  // before the first one that the block sees may be gone: the first one stands in for them, masked.
+  for (std::int64_t tile = first_key / Tile::kBlockN * Tile::kBlockN; tile < last_key; tile += Tile::kBlockN) {
+    const auto key = [&](int row) { return max(first_key, tile + row); };
     __syncthreads();  // V of the last round is read
     load_rows<QkRows, Tile::kBlockN>(
         tile_kv, p.k, p.dtype, p.head_dim, vectors, last_key - tile,
-        [&](int row) { return p.k_offset(b, g, tile + row); }, [&](int row) { return p.k_scale(b, g, tile + row); });
+        [&](int row) { return p.k_offset(b, g, key(row)); }, [&](int row) { return p.k_scale(b, g, key(row)); });
     __syncthreads();
     float score[Tile::kRowsM][Tile::kRowsN] = {};
     row_products<QkRows>(score, tile_q, tile_kv);
@@ -83,7 +86,7 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
     __syncthreads();  // K is read, P is written
     load_rows<VRows, Tile::kBlockN>(
         tile_kv, p.v, p.dtype, p.head_dim_v, vectors, last_key - tile,
-        [&](int row) { return p.v_offset(b, g, tile + row); }, [&](int row) { return p.v_scale(b, g, tile + row); });
+        [&](int row) { return p.v_offset(b, g, key(row)); }, [&](int row) { return p.v_scale(b, g, key(row)); });
     __syncthreads();
     const auto probability = [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n]; };
     accumulate_rows<VRows, Tile::kBlockN>(out, tile_kv, probability,

@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
         }
     }
 
-    // The shift follows the row's maximum, but an older one serves while no exponential passes 2^8.
+    // The shift follows the row's maximum, but an older one serves while no exponential of the row passes 2^8.
     float top[kSlices][2];
     bool rescale = false;
 #pragma unroll
@@ -272,7 +272,9 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
       for (int s = 0; s < kSlices; ++s)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float next = fmaxf(shift[s][half], top[s][half]);
+          // Each row moves for itself: its bits do not depend on its neighbours.
+          const bool moves = (top[s][half] - shift[s][half]) * kShiftUnit > 8.0f;
+          const float next = moves ? top[s][half] : shift[s][half];
           const float factor = ptx::exp2_approx((shift[s][half] - SoftmaxState::shift(next)) * kShiftUnit);
           shift[s][half] = next;
           sum[s][half] *= factor;

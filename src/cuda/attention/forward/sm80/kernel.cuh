@@ -257,7 +257,8 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
           }
       }
 
-      // The shift of the exponentials: the row's maximum, but an older one serves while no exponential passes 2^8.
+      // The shift of the exponentials: the row's maximum, but an older one serves while no exponential of the row
+      // passes 2^8.
       float highest[kSlices][2];
       bool rescale = false;
 #pragma unroll
@@ -277,9 +278,11 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
         for (int s = 0; s < kSlices; ++s)
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const float factor =
-                ptx::exp2_approx((maximum[s][half] - SoftmaxState::shift(highest[s][half])) * scale_log2);
-            maximum[s][half] = highest[s][half];
+            // Each row moves for itself: its bits do not depend on its neighbours.
+            const bool moves = (highest[s][half] - maximum[s][half]) * scale_log2 > 8.0f;
+            const float next = moves ? highest[s][half] : maximum[s][half];
+            const float factor = ptx::exp2_approx((maximum[s][half] - SoftmaxState::shift(next)) * scale_log2);
+            maximum[s][half] = next;
             sum[s][half] *= factor;
 #pragma unroll
             for (int c = 0; c < kVDim / 8; ++c) {

@@ -130,13 +130,14 @@ struct Consumer {
       exponentials(score, rows, plan.scale_log2, factor);
       pack_weights();
     } else {
-      renew_maxima(score, rows, plan.scale_log2, factor);
+      renew_maxima(score, rows, {true, true}, plan.scale_log2, factor);
       fill_weights<T, !Shape::kSums>(score, weights, rows, plan.scale_log2, true, rows.sum);
     }
   }
 
   /// Computes the weights of a later block from its scores, with the shift of the blocks before. A warp in which an
-  /// exponential is too large repeats it with new maxima. The values of the previous block are in the output.
+  /// exponential is too large repeats it, with new maxima for the rows that have such a one. The values of the previous
+  /// block are in the output.
   __device__ void guess_weights() {
     float sum[2];
 #pragma unroll 1
@@ -146,8 +147,9 @@ struct Consumer {
       // needed.
       if constexpr (!Shape::kSums) ptx::hold(sum);
       if (is_final || !__any_sync(kFullMask, is_over)) break;
+      const bool moves[2] = {row_is_over<T>(weights, 0), row_is_over<T>(weights, 1)};
       float factor[2];
-      renew_maxima(score, rows, plan.scale_log2, factor);
+      renew_maxima(score, rows, moves, plan.scale_log2, factor);
       rows.sum[0] *= factor[0];
       rows.sum[1] *= factor[1];
       rescale_output(factor);

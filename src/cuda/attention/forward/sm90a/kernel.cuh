@@ -166,16 +166,38 @@ void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
          make_tensor_map("attention_fwd out", out_map(p, 64)));
 }
 
+/// A call of one query a head, with the query heads of a kv head as rows of one tile: K and V are read once for all of
+/// them. Rows do not touch each other's bits.
+inline AttentionParams heads_as_rows(AttentionParams p) {
+  const std::int64_t group = p.heads_q / p.heads_kv;
+  // Sinks belong to heads. A window without a left side shows the only query all keys.
+  if (p.seq_q != 1 || p.is_varlen_q() || group == 1 || p.sinks || p.window_left >= 0) return p;
+  p.heads_q = p.heads_kv;
+  p.seq_q = group;
+  p.window_right = -1;
+  p.stride_q_token = p.stride_q_head;
+  p.stride_q_head *= group;
+  p.stride_out_token = p.stride_out_head;
+  p.stride_out_head *= group;
+  p.stride_lse_token = p.stride_lse_head;
+  p.stride_lse_head *= group;
+  return p;
+}
+
 /// An entry of the table.
 template <DType kDtype, int kQkDim, int kVDim>
-void attention_fwd(const AttentionParams& p, void*, Stream stream) {
+void attention_fwd(const AttentionParams& given, bool invariant, void*, Stream stream) {
   using T = Element<kDtype>;
-  if (p.batch * p.heads_q * p.seq_q == 0) return;
-  const CudaDeviceGuard guard(p.device.index);
+  if (given.batch * given.heads_q * given.seq_q == 0) return;
+  const CudaDeviceGuard guard(given.device.index);
+  const AttentionParams p = invariant ? heads_as_rows(given) : given;
   // The fast kernels rely on this: if scores are products times a positive scale, the largest product is the maximum.
   if (p.softcap > 0.0f || !(p.scale > 0.0f))
     return launch_attention_fwd<ForwardShape<typename ForwardTiles<kQkDim, kVDim>::Modified>, T, true>(p,
                                                                                                        native(stream));
+  if (invariant)
+    return launch_attention_fwd<ForwardShape<typename ForwardTiles<kQkDim, kVDim>::Invariant>, T, false>(
+        p, native(stream));
   ForwardTiles<kQkDim, kVDim>::choose(p, [&](auto tile) {
     using Shape = ForwardShape<decltype(tile)>;
     if constexpr (sums_pay<Shape>())

@@ -66,14 +66,34 @@ __device__ inline float row_maximum(const float (&score)[kCount], int half, floa
   return fmaxf(m, __shfl_xor_sync(kFullMask, m, 2));
 }
 
-/// Takes the scores of a block into the maxima of the rows. `factor` becomes what their sums and outputs must be
-/// multiplied by.
+/// Whether one of these pairs of 16-bit weights is over 2^8, infinite or NaN. As unsigned numbers they order as the
+/// weights do, infinity and NaN last. 2^8 is 0x5c00, and 0x4380 in bfloat16. The distance to 0x8000 is added: a larger
+/// number passes 0x8000 then. A NaN with a sign is beyond it already.
+template <class T>
+__device__ inline bool is_over(std::uint32_t largest) {
+  constexpr std::uint32_t kRest = 0x8000 - (std::is_same_v<T, __half> ? 0x5c01 : 0x4381);
+  return (((largest + kRest * 0x10001) | largest) & 0x80008000) != 0;
+}
+
+/// Whether a row of the thread has such a weight in the block.
+template <class T, int kSteps>
+__device__ inline bool row_is_over(const std::uint32_t (&weights)[kSteps][4], int half) {
+  std::uint32_t largest = 0;
+#pragma unroll
+  for (int n = 0; n < kSteps; ++n) largest = ptx::max3_u16x2(largest, weights[n][half], weights[n][half + 2]);
+  int over = is_over<T>(largest);
+  over |= __shfl_xor_sync(kFullMask, over, 1);
+  return (over | __shfl_xor_sync(kFullMask, over, 2)) != 0;
+}
+
+/// Takes the scores of a block into the maxima of those rows that `moves` names. `factor` becomes what their sums and
+/// outputs must be multiplied by. Each row moves for itself: its bits do not depend on its neighbours in the tile.
 template <int kCount>
-__device__ inline void renew_maxima(const float (&score)[kCount], RunningRows& rows, float scale_log2,
-                                    float (&factor)[2]) {
+__device__ inline void renew_maxima(const float (&score)[kCount], RunningRows& rows, const bool (&moves)[2],
+                                    float scale_log2, float (&factor)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float m = row_maximum(score, half, rows.maximum[half]);
+    const float highest = row_maximum(score, half, rows.maximum[half]), m = moves[half] ? highest : rows.maximum[half];
     factor[half] = ptx::exp2_approx((rows.maximum[half] - SoftmaxState::shift(m)) * scale_log2);
     rows.maximum[half] = m;
   }
@@ -92,7 +112,7 @@ __device__ inline bool fill_weights(const float (&score)[kCount], std::uint32_t 
 #pragma unroll
   for (int half = 0; half < 2; ++half)
     shift[half] = (is_final ? SoftmaxState::shift(rows.maximum[half]) : rows.maximum[half]) * scale_log2;
-  std::uint32_t largest = 0;  // in each half, as unsigned numbers: they order as the weights do, infinity and NaN last
+  std::uint32_t largest = 0;  // in each half
 #pragma unroll
   for (int n = 0; n < kCount / 8; ++n) {
 #pragma unroll
@@ -108,15 +128,12 @@ __device__ inline bool fill_weights(const float (&score)[kCount], std::uint32_t 
     largest = ptx::max3_u16x2(largest, weights[n][0], weights[n][1]);
     largest = ptx::max3_u16x2(largest, weights[n][2], weights[n][3]);
   }
-  // 2^8 is 0x5c00, and 0x4380 in bfloat16. The distance to 0x8000 is added: a larger number passes 0x8000 then. A NaN
-  // with a sign is beyond it already.
-  constexpr std::uint32_t kRest = 0x8000 - (std::is_same_v<T, __half> ? 0x5c01 : 0x4381);
-  return (((largest + kRest * 0x10001) | largest) & 0x80008000) != 0;
+  return is_over<T>(largest);
 }
 
 /// Turns modified scores into exponentials, after a look at their maxima. The shift is the maximum of the row, but an
-/// older one serves while no exponential passes 2^8. Returns true when the warp's output must be multiplied by
-/// `factor`.
+/// older one serves while no exponential of the row passes 2^8. Returns true when the warp's output must be multiplied
+/// by `factor`.
 template <int kCount>
 __device__ inline bool exponentials(float (&score)[kCount], RunningRows& rows, float scale_log2, float (&factor)[2]) {
   float highest[2];
@@ -124,8 +141,9 @@ __device__ inline bool exponentials(float (&score)[kCount], RunningRows& rows, f
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float m = row_maximum(score, half, rows.maximum[half]);
-    highest[half] = m;
-    moved |= (m - rows.maximum[half]) * scale_log2 > 8.0f;  // -inf - -inf is NaN: no
+    const bool moves = (m - rows.maximum[half]) * scale_log2 > 8.0f;  // -inf - -inf is NaN: no
+    highest[half] = moves ? m : rows.maximum[half];
+    moved |= moves;
   }
   const bool rescale = __any_sync(kFullMask, moved);
   if (rescale) {

@@ -24,7 +24,7 @@ inline bool fills_three(const AttentionParams& p) {
 /// The tile sizes for a pair of head dims. The comments add up their shared memory, at most 227 KB: kQSlots places for
 /// Q, kStages for K and as many for V, and those for the output. `choose` picks the tile that was the fastest for a
 /// call of this size (lab/notebooks/attention_hopper.md). Modified is the tile for calls with a softcap, which needs
-/// registers.
+/// registers. Invariant is that of every other call in the invariant mode: the bits of a row depend on kBlockN.
 template <int kQkDim, int kVDim>
 struct ForwardTiles;
 template <>
@@ -42,6 +42,7 @@ struct ForwardTiles<64, 64> {
   struct Modified : ForwardTile<64> {  // 2 x 24 + 4 x 12 KB
     static constexpr int kConsumers = 3, kBlockN = 96, kQSlots = 2;
   };
+  using Invariant = Long;
   template <class F>
   static void choose(const AttentionParams& p, F&& launch_with) {
     // With 192 queries or fewer, at least a quarter of a tile of four warpgroups would be padding.
@@ -64,6 +65,7 @@ struct ForwardTiles<96, 96> {
     static constexpr int kConsumers = 2, kBlockN = 128, kQSlots = 2, kHeld = 6;
   };
   using Modified = Two;
+  using Invariant = Two;
   template <class F>
   static void choose(const AttentionParams& p, F&& launch_with) {
     const bool is_masked = p.window_right >= 0;
@@ -82,6 +84,7 @@ struct ForwardTiles<128, 128> {
     static constexpr int kConsumers = 2, kBlockN = 128, kQSlots = 2;
   };
   using Modified = Two;
+  using Invariant = Two;
   template <class F>
   static void choose(const AttentionParams& p, F&& launch_with) {
     if (fills_three(p)) return launch_with(Three{});
@@ -100,6 +103,7 @@ struct ForwardTiles<192, 192> {
   struct Modified : ForwardTile<192> {
     static constexpr int kConsumers = 2, kBlockN = 80, kQSlots = 1, kOutSlots = 3;
   };
+  using Invariant = Long;
   template <class F>
   static void choose(const AttentionParams& p, F&& launch_with) {
     if (p.seq_q <= (p.window_right >= 0 ? 1024 : 512)) return launch_with(Short{});
@@ -114,6 +118,7 @@ struct ForwardTiles<256, 256> {
   struct Modified : ForwardTile<256> {  // 64 + 4 x 24 + 48 KB
     static constexpr int kConsumers = 2, kBlockN = 48, kQSlots = 1, kOutSlots = 3;
   };
+  using Invariant = Only;
   template <class F>
   static void choose(const AttentionParams&, F&& launch_with) {
     launch_with(Only{});

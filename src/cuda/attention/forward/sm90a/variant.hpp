@@ -29,8 +29,8 @@ Verdict attention_fwd_supports(const AttentionParams& p) {
   return Verdict::ok();
 }
 
-/// Launches the kernel: an entry of the table.
+/// Launches the kernel: an entry of the table. In the invariant mode every call has the same tiles of keys.
 template <DType kDtype, int kQkDim, int kVDim>
-void attention_fwd(const AttentionParams& p, void* workspace, Stream stream);
+void attention_fwd(const AttentionParams& p, bool invariant, void* workspace, Stream stream);
 
 }  // namespace flashkernel::cuda::sm90a

@@ -35,9 +35,9 @@ void linear(const LinearParams& p, void*, Stream stream) {
   gemm<T>("linear sm75", problem, cuda_device_properties(p.device.index).num_sms, native(stream));
 }
 
-std::size_t linear_bwd_workspace(const LinearBackwardParams&) { return 0; }
+std::size_t linear_bwd_workspace(const LinearBackwardParams&, bool) { return 0; }
 
-void linear_bwd(const LinearBackwardParams& p, void*, Stream stream) {
+void linear_bwd(const LinearBackwardParams& p, bool, void*, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
   const int num_sms = cuda_device_properties(p.device.index).num_sms;
   if (p.grad_x && p.rows * p.in_features > 0) {

@@ -18,7 +18,7 @@ Verdict linear_supports(const Params& p) {
 
 void linear(const LinearParams&, void* workspace, Stream);
 /// The products of the gradient: g (already the pre-activation's gradient) comes as grad_out.
-std::size_t linear_bwd_workspace(const LinearBackwardParams&);
-void linear_bwd(const LinearBackwardParams&, void* workspace, Stream);
+std::size_t linear_bwd_workspace(const LinearBackwardParams&, bool invariant);
+void linear_bwd(const LinearBackwardParams&, bool invariant, void* workspace, Stream);
 
 }  // namespace flashkernel::cuda::sm75

@@ -25,15 +25,25 @@ GemmPlan plan_gemm(std::int64_t m, std::int64_t n, std::int64_t k, int num_sms) 
 
 namespace {
 
-GemmPlan plan_of(const LinearParams& p) {
-  return plan_gemm(p.rows, p.out_features, p.in_features, cuda_device_properties(p.device.index).num_sms);
+/// All of k in one part: tiles of either size add its slices in the same order.
+GemmPlan whole_k(GemmPlan plan, std::int64_t k) {
+  plan.splits = 1;
+  plan.k_per_split = static_cast<int>(std::max<std::int64_t>(1, k));
+  plan.workspace_bytes = 0;
+  return plan;
+}
+
+GemmPlan plan_of(const LinearParams& p, bool invariant) {
+  const GemmPlan plan =
+      plan_gemm(p.rows, p.out_features, p.in_features, cuda_device_properties(p.device.index).num_sms);
+  return invariant ? whole_k(plan, p.in_features) : plan;
 }
 
 }  // namespace
 
-std::size_t linear_workspace(const LinearParams& p) { return plan_of(p).workspace_bytes; }
+std::size_t linear_workspace(const LinearParams& p, bool invariant) { return plan_of(p, invariant).workspace_bytes; }
 
-void linear(const LinearParams& p, void* workspace, Stream stream) {
+void linear(const LinearParams& p, bool invariant, void* workspace, Stream stream) {
   if (p.rows == 0 || p.out_features == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   visit_floating(p.dtype, [&](auto zero) {
@@ -46,7 +56,7 @@ void linear(const LinearParams& p, void* workspace, Stream stream) {
     const bool along_in = p.stride_weight_in == 1;
     problem.b = gemm_operand<T>(p.weight, along_in ? p.stride_weight_out : p.stride_weight_in, along_in);
     problem.epilogue = linear_epilogue<T>(p);
-    gemm<T>("linear", problem, plan_of(p), workspace, native(stream));
+    gemm<T>("linear", problem, plan_of(p, invariant), workspace, native(stream));
   });
 }
 
@@ -61,12 +71,13 @@ struct Plans {
   GemmPlan plan_x, plan_weight;
 };
 
-Plans plans_of(const LinearBackwardParams& p) {
+Plans plans_of(const LinearBackwardParams& p, bool invariant) {
   const int num_sms = cuda_device_properties(p.device.index).num_sms;
   Plans plans;
   plans.x = p.grad_x && p.rows * p.in_features > 0;
   plans.weight = p.grad_weight && p.out_features * p.in_features > 0;
   if (plans.x) plans.plan_x = plan_gemm(p.rows, p.in_features, p.out_features, num_sms);
+  if (invariant) plans.plan_x = whole_k(plans.plan_x, p.out_features);
   plans.weight_along_in = p.stride_grad_weight_in == 1;
   plans.weight_m = plans.weight_along_in ? p.out_features : p.in_features;
   plans.weight_n = plans.weight_along_in ? p.in_features : p.out_features;
@@ -84,14 +95,14 @@ GemmProblem problem_of(std::int64_t m, std::int64_t n, std::int64_t k) {
 
 }  // namespace
 
-std::size_t linear_bwd_workspace(const LinearBackwardParams& p) {
-  const Plans plans = plans_of(p);  // the products run one after the other
+std::size_t linear_bwd_workspace(const LinearBackwardParams& p, bool invariant) {
+  const Plans plans = plans_of(p, invariant);  // the products run one after the other
   return std::max(plans.plan_x.workspace_bytes, plans.plan_weight.workspace_bytes);
 }
 
-void linear_bwd(const LinearBackwardParams& p, void* workspace, Stream stream) {
+void linear_bwd(const LinearBackwardParams& p, bool invariant, void* workspace, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
-  const Plans plans = plans_of(p);
+  const Plans plans = plans_of(p, invariant);
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     if (plans.x) {

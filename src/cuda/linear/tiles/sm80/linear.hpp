@@ -48,11 +48,12 @@ Verdict linear_bwd_supports(const LinearBackwardParams& p) {
   return Verdict::ok();
 }
 
-std::size_t linear_workspace(const LinearParams&);
-void linear(const LinearParams&, void* workspace, Stream);
+// In the invariant mode k is never cut: how it is cut follows from the number of rows.
+std::size_t linear_workspace(const LinearParams&, bool invariant);
+void linear(const LinearParams&, bool invariant, void* workspace, Stream);
 void linear_few_rows_f16(const LinearParams&, void* workspace, Stream);
 void linear_few_rows_bf16(const LinearParams&, void* workspace, Stream);
-std::size_t linear_bwd_workspace(const LinearBackwardParams&);
-void linear_bwd(const LinearBackwardParams&, void* workspace, Stream);
+std::size_t linear_bwd_workspace(const LinearBackwardParams&, bool invariant);
+void linear_bwd(const LinearBackwardParams&, bool invariant, void* workspace, Stream);
 
 }  // namespace flashkernel::cuda::sm80

@@ -41,10 +41,6 @@ GemmExtent extent_of(const GemmProblem& p, DType dtype) {
   return {p.m, p.n, p.k, p.a.k_major, p.b.k_major, bulk_bias(p.epilogue, dtype)};
 }
 
-GemmPlan plan_gemm(const GemmProblem& p, DType dtype, const DeviceFacts& facts) {
-  return plan_gemm(extent_of(p, dtype), gemm_device(facts));
-}
-
 /// The rows of one call, and then its plan, ask for the same offers: the last answer of each thread is kept.
 const GemmOffers& offers_for(const GemmExtent& extent, const DeviceFacts& facts) {
   struct Answer {
@@ -297,13 +293,15 @@ struct GradientPlan {
 Plan plan_linear_bwd(const LinearBackwardParams& p, const DeviceFacts& facts) {
   GradientPlan plan;
   std::size_t bytes = 0;  // the products run one after the other
-  const auto add = [&](const GemmProblem& product) {
-    const GemmPlan of_product = plan_gemm(product, p.dtype, facts);
+  const auto add = [&](const GemmProblem& product, bool whole_k) {
+    const GemmExtent extent = extent_of(product, p.dtype);
+    const GemmPlan of_product =
+        whole_k ? plan_gemm_of_whole_k(extent, gemm_device(facts)) : plan_gemm(extent, gemm_device(facts));
     bytes = std::max(bytes, parts_bytes(product, of_product));
     return of_product;
   };
-  if (p.grad_x) plan.grad_x = add(product_of_grad_x(p));
-  if (p.grad_weight) plan.grad_weight = add(product_of_grad_weight(p));
+  if (p.grad_x) plan.grad_x = add(product_of_grad_x(p), facts.invariant);
+  if (p.grad_weight) plan.grad_weight = add(product_of_grad_weight(p), false);  // a sum over all rows
   return Plan::of(plan, linear_gradient_workspace(p) + bytes);
 }
 

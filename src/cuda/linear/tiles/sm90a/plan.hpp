@@ -249,4 +249,11 @@ inline GemmOffers offer_gemm(const GemmExtent& p, const GemmDevice& device) {
 /// The best plan, whatever its row.
 inline GemmPlan plan_gemm(const GemmExtent& p, const GemmDevice& device) { return offer_gemm(p, device).plan(); }
 
+/// The best plan that adds all of k in its order: such plans give the same bits, whatever their tiles.
+inline GemmPlan plan_gemm_of_whole_k(const GemmExtent& p, const GemmDevice& device) {
+  const GemmOffers offers = offer_gemm(p, device);
+  const GemmOffer &cooperative = offers.of(GemmWork::kCooperative), &ping_pong = offers.of(GemmWork::kPingPong);
+  return (cooperative.us < ping_pong.us ? cooperative : ping_pong).plan;
+}
+
 }  // namespace flashkernel::cuda::sm90a

@@ -3,9 +3,9 @@
 
 namespace flashkernel::cuda::sm90a {
 
-template void attention_fwd<DType::kFloat16, 64, 64>(const AttentionParams&, void*, Stream);
-template void attention_fwd<DType::kBFloat16, 64, 64>(const AttentionParams&, void*, Stream);
-template void attention_fwd<DType::kFloat16, 96, 96>(const AttentionParams&, void*, Stream);
-template void attention_fwd<DType::kBFloat16, 96, 96>(const AttentionParams&, void*, Stream);
+template void attention_fwd<DType::kFloat16, 64, 64>(const AttentionParams&, bool, void*, Stream);
+template void attention_fwd<DType::kBFloat16, 64, 64>(const AttentionParams&, bool, void*, Stream);
+template void attention_fwd<DType::kFloat16, 96, 96>(const AttentionParams&, bool, void*, Stream);
+template void attention_fwd<DType::kBFloat16, 96, 96>(const AttentionParams&, bool, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm90a

@@ -1,0 +1,238 @@
+// The invariant mode on the emulated GPU: a row's bits among other rows, in chunks, in pages, decoded. Python's
+// tests_py/test_invariant_property.py asks the same of real devices, of many more problems.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "conformance/test_tensor.hpp"
+#include "flashkernel/attention.hpp"
+#include "flashkernel/invariant.hpp"
+#include "flashkernel/linear.hpp"
+#include "flashkernel/loss.hpp"
+#include "flashkernel/norm.hpp"
+#include "flashkernel/reduce.hpp"
+
+namespace flashkernel {
+namespace {
+
+using conformance::Random;
+using conformance::Shape;
+using conformance::TestTensor;
+
+const Device kGpu = Device::cuda(0);
+constexpr DType kFloats[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
+
+TestTensor make(const char* name, DType dtype, const Shape& shape) {
+  TestTensor tensor(name, dtype, shape, {}, kGpu);
+  tensor.upload();
+  return tensor;
+}
+
+/// Some runs of 16 numbers are twenty times as large: maxima of rows move as their keys are walked.
+TestTensor random(const char* name, DType dtype, const Shape& shape, std::uint64_t seed, double large = 0.0) {
+  TestTensor tensor(name, dtype, shape, {}, kGpu);
+  Random numbers(seed);
+  std::int64_t at = 0;
+  double factor = 1.0;
+  tensor.fill([&] {
+    if (at++ % 16 == 0) factor = numbers.uniform() < large ? 20.0 : 1.0;
+    return factor * numbers.normal();
+  });
+  tensor.upload();
+  return tensor;
+}
+
+TestTensor integers(const char* name, const std::vector<std::int64_t>& values) {
+  TestTensor tensor(name, DType::kInt32, {static_cast<std::int64_t>(values.size())}, {}, kGpu);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    tensor.set(static_cast<std::int64_t>(i), static_cast<double>(values[i]));
+  tensor.upload();
+  return tensor;
+}
+
+/// Rows [first, first + count) of a matrix, or of [rows, ...].
+TensorView rows_of(const TestTensor& tensor, std::int64_t first, std::int64_t count) {
+  TensorView view = tensor.view();
+  view.data =
+      static_cast<char*>(view.data) + first * view.strides[0] * static_cast<std::int64_t>(dtype_bytes(view.dtype));
+  view.shape[0] = count;
+  return view;
+}
+
+/// [tokens, heads, dim] as [1, heads, tokens, dim].
+TensorView heads_first(const TensorView& x) {
+  return TensorView(x.data, x.dtype, {1, x.shape[1], x.shape[0], x.shape[2]},
+                    {x.shape[0] * x.strides[0], x.strides[1], x.strides[0], 1}, kGpu);
+}
+
+void expect_same(TestTensor& got, std::int64_t got_row, TestTensor& want, std::int64_t want_row, std::int64_t rows,
+                 const char* what) {
+  got.download();
+  want.download();
+  const std::int64_t width = want.numel() / want.shape()[0];
+  for (std::int64_t i = 0; i < rows * width; ++i)
+    ASSERT_EQ(got.get(got_row * width + i), want.get(want_row * width + i))
+        << what << ": row " << i / width << " of " << rows << ", element " << i % width;
+}
+
+struct Keys {
+  DType dtype;
+  std::int64_t dim;
+  AttentionOptions options = {};
+};
+
+void check_attention(const Keys& call) {
+  constexpr std::int64_t kHeads = 4, kHeadsKv = 2, kLength = 200, kOther = 37, kPage = 16;
+  AttentionOptions options = call.options;
+  options.causal = true;
+  const Shape of_q{kOther + kLength, kHeads, call.dim}, of_k{kOther + kLength, kHeadsKv, call.dim};
+  // Two sequences side by side; the second one is looked at.
+  const TestTensor q = random("q", call.dtype, of_q, 1), k = random("k", call.dtype, of_k, 2, 0.05),
+                   v = random("v", call.dtype, of_k, 3);
+  TestTensor whole = make("whole", call.dtype, {kLength, kHeads, call.dim});
+  TestTensor lse = make("lse", DType::kFloat32, {1, kHeads, kLength});
+  const auto part = [&](std::int64_t begin, std::int64_t end, const TestTensor& out, const TensorView& to_lse) {
+    attention(heads_first(rows_of(q, kOther + begin, end - begin)), heads_first(rows_of(k, kOther, end)),
+              heads_first(rows_of(v, kOther, end)), heads_first(rows_of(out, 0, end - begin)), to_lse, options);
+  };
+  part(0, kLength, whole, lse.view());
+  const auto expect_part = [&](std::int64_t begin, std::int64_t end) {
+    TestTensor out = make("out", call.dtype, {end - begin, kHeads, call.dim});
+    part(begin, end, out, {});
+    expect_same(out, 0, whole, begin, end - begin, "a chunk");
+  };
+  expect_part(0, kLength);
+  expect_part(kLength - 1, kLength);
+  expect_part(65, 172);
+
+  TestTensor packed = make("packed", call.dtype, of_q);
+  const TestTensor starts = integers("starts", {0, kOther, kOther + kLength});
+  attention_varlen(q.view(), k.view(), v.view(), starts.view(), starts.view(), kLength, kLength, packed.view(), {},
+                   options);
+  expect_same(packed, kOther, whole, 0, kLength, "among others");
+
+  // Pages of the second sequence, last one first, and the last queries of it.
+  const std::int64_t pages = (kLength + kPage - 1) / kPage;
+  std::vector<std::int64_t> ids;
+  for (std::int64_t i = 0; i < pages; ++i) ids.push_back(pages - 1 - i);
+  TestTensor paged_k("k_pages", call.dtype, {pages, kPage, kHeadsKv, call.dim}, {}, kGpu),
+      paged_v("v_pages", call.dtype, paged_k.shape(), {}, kGpu);
+  const std::int64_t width = kHeadsKv * call.dim;
+  for (const auto& [to, from] : {std::pair{&paged_k, &k}, std::pair{&paged_v, &v}}) {
+    for (std::int64_t j = 0; j < kLength; ++j)
+      for (std::int64_t i = 0; i < width; ++i)
+        to->set((ids[static_cast<std::size_t>(j / kPage)] * kPage + j % kPage) * width + i,
+                from->get((kOther + j) * width + i));
+    to->upload();
+  }
+  const TestTensor table = integers("table", ids), length = integers("lengths", {kLength});
+  TensorView table_view = table.view();
+  table_view.ndim = 2;
+  table_view.shape[0] = 1, table_view.shape[1] = pages;
+  table_view.strides[0] = pages, table_view.strides[1] = 1;
+  for (const std::int64_t count : {1, 70}) {
+    TestTensor out = make("out", call.dtype, {count, kHeads, call.dim});
+    attention_paged(heads_first(rows_of(q, kOther + kLength - count, count)), paged_k.view(), paged_v.view(),
+                    table_view, length.view(), {}, count, heads_first(out.view()), {}, options);
+    expect_same(out, 0, whole, kLength - count, count, "in pages");
+  }
+}
+
+TEST(Invariance, Attention) {
+  const InvariantScope scope;
+  check_attention({DType::kFloat16, 64});
+  check_attention({DType::kBFloat16, 128});
+  check_attention({DType::kFloat32, 64});
+}
+
+TEST(Invariance, AttentionWithOptions) {
+  const InvariantScope scope;
+  for (const DType dtype : {DType::kFloat16, DType::kFloat32}) {
+    Keys call{dtype, 64};
+    call.options.window_left = 77, call.options.window_right = 0;
+    check_attention(call);
+  }
+  Keys capped{DType::kFloat16, 64};
+  capped.options.softcap = 5.0f;
+  check_attention(capped);
+  const TestTensor slopes = random("slopes", DType::kFloat32, {4}, 9);
+  Keys alibi{DType::kFloat16, 64};
+  alibi.options.alibi_slopes = slopes.view();
+  check_attention(alibi);
+}
+
+/// `run(first, rows, out)` computes rows of a problem of `all` rows.
+template <class Run>
+void check_rows(const char* what, DType dtype, std::int64_t all, std::int64_t columns, Run run) {
+  TestTensor whole = make("whole", dtype, {all, columns});
+  run(0, all, whole.view());
+  for (const auto& [first, rows] : {std::pair{7, 1}, std::pair{0, 3}, std::pair{2, 17}}) {
+    TestTensor out = make("out", dtype, {rows, columns});
+    run(first, rows, out.view());
+    expect_same(out, 0, whole, first, rows, what);
+  }
+}
+
+TEST(Invariance, Linear) {
+  const InvariantScope scope;
+  for (const DType dtype : kFloats)
+    for (const auto& [features, outputs] : {std::pair{776, 72}, std::pair{1032, 77}}) {
+      const TestTensor x = random("x", dtype, {70, features}, 1),
+                       weight = random("weight", dtype, {outputs, features}, 2),
+                       bias = random("bias", dtype, {outputs}, 3);
+      check_rows("linear", dtype, 70, outputs, [&](std::int64_t first, std::int64_t rows, const TensorView& out) {
+        linear(rows_of(x, first, rows), weight.view(), bias.view(), out, {}, Activation::kGeluTanh);
+      });
+      const TestTensor grad = random("grad", dtype, {70, outputs}, 4);
+      check_rows("linear_backward", dtype, 70, features,
+                 [&](std::int64_t first, std::int64_t rows, const TensorView& out) {
+                   LinearGradients gradients;
+                   gradients.x = out;
+                   linear_backward(rows_of(grad, first, rows), rows_of(x, first, rows), weight.view(), {}, gradients);
+                 });
+    }
+}
+
+TEST(Invariance, Rows) {
+  const InvariantScope scope;
+  for (const DType dtype : kFloats)
+    for (const std::int64_t columns : {768, 1000, 2056, 4096}) {
+      const TestTensor x = random("x", dtype, {40, columns}, 1), more = random("more", dtype, {40, columns}, 2),
+                       weight = random("weight", dtype, {columns}, 3), bias = random("bias", dtype, {columns}, 4);
+      const auto check = [&](const char* what, auto run) { check_rows(what, dtype, 40, columns, run); };
+      check("rms_norm", [&](std::int64_t first, std::int64_t rows, const TensorView& out) {
+        rms_norm(rows_of(x, first, rows), {}, weight.view(), out);
+      });
+      check("layer_norm with a residual", [&](std::int64_t first, std::int64_t rows, const TensorView& out) {
+        const TestTensor sums = make("sums", dtype, {rows, columns});
+        NormSaved saved;
+        saved.residual_out = sums.view();
+        layer_norm(rows_of(x, first, rows), rows_of(more, first, rows), weight.view(), bias.view(), out, saved);
+      });
+      check("softmax", [&](std::int64_t first, std::int64_t rows, const TensorView& out) {
+        softmax(rows_of(x, first, rows), out);
+      });
+      check("softmax_backward", [&](std::int64_t first, std::int64_t rows, const TensorView& out) {
+        softmax_backward(rows_of(more, first, rows), rows_of(x, first, rows), out);
+      });
+      check_rows("cross_entropy", DType::kFloat32, 40, 1,
+                 [&](std::int64_t first, std::int64_t rows, const TensorView& out) {
+                   const TestTensor targets =
+                       integers("targets", std::vector<std::int64_t>(static_cast<std::size_t>(rows), 5));
+                   CrossEntropyOptions options;
+                   options.reduction = Reduction::kNone;
+                   TensorView loss = out;
+                   loss.ndim = 1;
+                   cross_entropy(rows_of(x, first, rows), targets.view(), loss, {}, options);
+                 });
+      check_rows("reduce_sum", dtype, 40, 1, [&](std::int64_t first, std::int64_t rows, const TensorView& out) {
+        TensorView sums = out;
+        sums.ndim = 1;
+        reduce_sum(rows_of(x, first, rows), sums, AxisMask{2});
+      });
+    }
+}
+
+}  // namespace
+}  // namespace flashkernel
