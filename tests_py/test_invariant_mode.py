@@ -21,6 +21,7 @@ import flashkernel.torch as fkt
 from conftest import HAS_GPU, TORCH
 from flashkernel.generate import Engine, SamplingOptions, load_model
 from flashkernel.generate.model_names import default_model
+from flashkernel.quantized import quantize
 
 DTYPES = ("float32", "float16", "bfloat16")
 DEVICES = ("cpu", *(("cuda",) if HAS_GPU and fk.num_cuda_devices() else ()))
@@ -56,6 +57,17 @@ def test_a_row_of_linear_has_the_same_bits_among_any_others(dtype, turned):
             fk.set_num_threads(draw.choice((1, 2, 3)))
             ids = [draw.randrange(70) for _ in range(rows)]
             same(fk.linear(x[ids], weight, bias, activation="gelu_tanh"), whole[ids])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("format", ["int4", "int8"])
+def test_a_row_beside_a_quantised_matrix_has_the_same_bits_among_any_others(format, dtype):
+    weight = quantize(normal("float32", 77, 320).numpy(), format)
+    arguments = [torch.from_numpy(x) for x in (weight.weight, weight.scales)]
+    x = normal(dtype, 40, 320)
+    whole = fk.quantized_linear(x, *arguments, format=weight.format)
+    for rows in (1, 2, 8, 9, 17):
+        same(fk.quantized_linear(x[3 : 3 + rows], *arguments, format=weight.format), whole[3 : 3 + rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

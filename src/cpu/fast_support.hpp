@@ -129,9 +129,13 @@ std::size_t linear_workspace(const LinearParams& p) {
 
 /// As of `linear`: the blocks become numbers on their way into registers, or into the packed operand.
 template <Isa kIsa>
+std::size_t quantized_linear_packed_workspace(const QuantizedLinearParams& p) {
+  return static_cast<std::size_t>(num_workers() * gemm_worker_bytes(blocks_of(kIsa, p.dtype)));
+}
+template <Isa kIsa>
 std::size_t quantized_linear_workspace(const QuantizedLinearParams& p) {
   if (p.rows <= kGemvRows) return static_cast<std::size_t>(p.rows * gemv_pitch(p.in_features) * 4);
-  return static_cast<std::size_t>(num_workers() * gemm_worker_bytes(blocks_of(kIsa, p.dtype)));
+  return quantized_linear_packed_workspace<kIsa>(p);
 }
 
 /// One scratch a thread, and grad_out * activation' when there is an activation.

@@ -193,14 +193,20 @@ template <>
 KernelTable<QuantizedLinearParams> cpu_kernels<QuantizedLinearParams>() {
   static constexpr KernelEntry<QuantizedLinearParams> kRows[] = {
 #if defined(FK_CPU_AVX512)
-    cpu::fast_row<QuantizedLinearParams, cpu::Isa::kAvx512, cpu::avx512::quantized_linear>(
+    cpu::one_of_two_orders(cpu::fast_row<QuantizedLinearParams, cpu::Isa::kAvx512, cpu::avx512::quantized_linear>(
         "quantized_linear/cpu/avx512", cpu::takes_all<QuantizedLinearParams>,
-        plan_workspace<QuantizedLinearParams, cpu::quantized_linear_workspace<cpu::Isa::kAvx512>>),
+        plan_workspace<QuantizedLinearParams, cpu::quantized_linear_workspace<cpu::Isa::kAvx512>>)),
+    cpu::packed_row<QuantizedLinearParams, cpu::Isa::kAvx512, cpu::avx512::quantized_linear_packed>(
+        "quantized_linear/cpu/avx512_packed", cpu::takes_all<QuantizedLinearParams>,
+        plan_workspace<QuantizedLinearParams, cpu::quantized_linear_packed_workspace<cpu::Isa::kAvx512>>),
 #endif
 #if defined(FK_CPU_AVX2)
-    cpu::fast_row<QuantizedLinearParams, cpu::Isa::kAvx2, cpu::avx2::quantized_linear>(
+    cpu::one_of_two_orders(cpu::fast_row<QuantizedLinearParams, cpu::Isa::kAvx2, cpu::avx2::quantized_linear>(
         "quantized_linear/cpu/avx2", cpu::takes_all<QuantizedLinearParams>,
-        plan_workspace<QuantizedLinearParams, cpu::quantized_linear_workspace<cpu::Isa::kAvx2>>),
+        plan_workspace<QuantizedLinearParams, cpu::quantized_linear_workspace<cpu::Isa::kAvx2>>)),
+    cpu::packed_row<QuantizedLinearParams, cpu::Isa::kAvx2, cpu::avx2::quantized_linear_packed>(
+        "quantized_linear/cpu/avx2_packed", cpu::takes_all<QuantizedLinearParams>,
+        plan_workspace<QuantizedLinearParams, cpu::quantized_linear_packed_workspace<cpu::Isa::kAvx2>>),
 #endif
     scalar_row<QuantizedLinearParams, cpu_scalar::quantized_linear>("quantized_linear/cpu/scalar"),
   };

@@ -219,21 +219,24 @@ struct QuantizedMicro : VecMicro {
   }
 };
 
-template <class T>
+/// The weight is streamed for up to kFewRows rows.
+template <class T, std::int64_t kFewRows = kGemvRows>
 inline void quantized_linear_typed(const QuantizedLinearParams& p, void* workspace) {
   const Epilogue<T> epilogue{static_cast<T*>(p.out), nullptr,     p.stride_out_row, 0, p.bias.data,
                              p.bias.dtype,           p.activation};
-  if (p.rows > kGemvRows) {
+  if (p.rows > kFewRows) {
     const Operand<T> x{static_cast<const T*>(p.x), p.stride_x_row, 1};
     return gemm<QuantizedMicro>(p.rows, p.out_features, p.in_features, x, QuantizedOperand{p}, epilogue, workspace);
   }
-  const std::int64_t pitch = gemv_pitch(p.in_features);
-  float* const x = static_cast<float*>(workspace);
-  widen_rows(static_cast<const T*>(p.x), p.stride_x_row, p.rows, p.in_features, x, pitch);
-  const auto finish = [&](const float* sums, std::int64_t n0, std::int64_t outs) {
-    epilogue.tile(sums, kDotStrip, 0, p.rows, n0, outs);
-  };
-  visit_format(p.format, [&](auto format) { quantized_gemv<decltype(format)::value>(p, x, pitch, finish); });
+  if constexpr (kFewRows > 0) {
+    const std::int64_t pitch = gemv_pitch(p.in_features);
+    float* const x = static_cast<float*>(workspace);
+    widen_rows(static_cast<const T*>(p.x), p.stride_x_row, p.rows, p.in_features, x, pitch);
+    const auto finish = [&](const float* sums, std::int64_t n0, std::int64_t outs) {
+      epilogue.tile(sums, kDotStrip, 0, p.rows, n0, outs);
+    };
+    visit_format(p.format, [&](auto format) { quantized_gemv<decltype(format)::value>(p, x, pitch, finish); });
+  }
 }
 
 }  // namespace
