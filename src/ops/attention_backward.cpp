@@ -47,7 +47,8 @@ void check_and_run(const Checker& check, const TensorView& grad_out, const Tenso
                    const ExecutionContext& context, AttentionBackwardParams& p) {
   check_options(check, options, p.forward);
   const bool varlen = p.forward.is_varlen_q();
-  p.deterministic = deterministic || is_invariant_call(context);
+  p.invariant = is_invariant_call(context);
+  p.deterministic = deterministic || p.invariant;
   check_mirror(check, "grad_out", grad_out, "out", out);
   check.last_dim_contiguous("grad_out", grad_out);
   p.grad_out = grad_out.data;

@@ -196,6 +196,7 @@ struct AttentionBackwardParams {
   std::int64_t stride_grad_bias[4] = {0, 0, 0, 0};
   float* grad_sinks = nullptr;  // [heads_q]
   bool deterministic = true;
+  bool invariant = false;  // in the invariant mode: how sums are made follows from no other sequence's length
 };
 
 /// merge_states: rows are merged to [d0, d1, d2, head_dim]. The parts are a and b, or `parts` of them one after another

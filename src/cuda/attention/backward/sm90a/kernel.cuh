@@ -206,7 +206,7 @@ void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream str
   if (p.forward.softcap > 0.0f)
     return launch_attention_bwd<BackwardShape<kQkDim, kVDim>, T, true>(p, workspace, native(stream));
   if constexpr (kQkDim == JoinedBackwardShape::kQkDim && kVDim == JoinedBackwardShape::kVDim)
-    if (joined_is_faster(p.forward))
+    if (!p.invariant && joined_is_faster(p.forward))
       return may_mask(p.forward) ? launch_attention_bwd<JoinedBackwardShape, T, true>(p, workspace, native(stream))
                                  : launch_attention_bwd<JoinedBackwardShape, T, false>(p, workspace, native(stream));
   launch_attention_bwd<BackwardShape<kQkDim, kVDim>, T, false>(p, workspace, native(stream));
