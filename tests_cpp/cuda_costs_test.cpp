@@ -15,9 +15,9 @@ void rises(std::initializer_list<int> rates) {
 
 TEST(CudaCosts, NewerFamiliesAreFasterAndSplitsBeatThemAllForFewQueries) {
   using namespace rates;
-  rises({kNaive.few, kTiled.few, kForwardSm75.few, kForwardSm80.few, kForwardSm90a.few, kDecode.few, kDecodeSm80.few,
-         kDecodeSm90a.few});
-  rises({kNaive.many, kTiled.many, kForwardSm75.many, kForwardSm80.many, kForwardSm90a.many});
+  rises({kNaive.few, kTiled.few, kForwardSm75.few, kForwardSm80.few, kForwardScoredSm90a.few, kForwardSm90a.few,
+         kDecode.few, kDecodeSm80.few, kDecodeSm90a.few});
+  rises({kNaive.many, kTiled.many, kForwardSm75.many, kForwardSm80.many, kForwardScoredSm90a.many, kForwardSm90a.many});
   rises({kLinearTiles.few, kLinearSm75.few, kLinearSm80.few, kLinearFewRows.few, kLinearSm90a.few,
          kLinearFewRowsSm80.few, kLinearFewRowsSm90a.few});
   rises({kLinearTiles.many, kLinearSm75.many, kLinearSm80.many, kLinearSm90a.many});

@@ -17,6 +17,7 @@ inline constexpr const char* kTiledSm75 = "tiled_sm75";
 inline constexpr const char* kTiledSm80 = "tiled_sm80";
 inline constexpr const char* kTiledSm80F32 = "tiled_sm80_f32";
 inline constexpr const char* kTiledSm90a = "tiled_sm90a";
+inline constexpr const char* kTiledScoredSm90a = "tiled_scored_sm90a";
 /// Attention of few queries: keys in parts, by the number of multiprocessors, which are merged.
 inline constexpr const char* kSplit = "split";
 inline constexpr const char* kSplitApartSm80 = "split_apart_sm80";

@@ -43,7 +43,7 @@ struct Rates {
 
 namespace rates {
 inline constexpr Rates kNaive{10000, 100000}, kTiled{50000, 1000000}, kForwardSm75{100000, 30000000},
-    kForwardSm80{200000, 150000000}, kForwardSm90a{300000, 350000000};
+    kForwardSm80{200000, 150000000}, kForwardSm90a{300000, 350000000}, kForwardScoredSm90a{250000, 250000000};
 // A split over keys reads them with the whole device, whatever the number of heads: for a few queries it is ahead of
 // any kernel that walks the keys in one block.
 inline constexpr Rates kDecode{400000, 1}, kDecodeSm80{1600000, 1}, kDecodeSm90a{1800000, 1};

@@ -336,6 +336,10 @@ KernelTable<AttentionParams> cuda_kernels() {
         "attention_fwd/cuda/generic/decode", kEvery, arithmetic::kSplit, cuda::attention_fwd_decode_supports,
         cuda::attention_cost_us<rates::kDecode>),
 #if FK_WITH_SM90A
+    hopper_forward_scored<DType::kFloat16, 64>("attention_fwd/cuda/sm90a/scored/f16/d64"),
+    hopper_forward_scored<DType::kBFloat16, 64>("attention_fwd/cuda/sm90a/scored/bf16/d64"),
+    hopper_forward_scored<DType::kFloat16, 128>("attention_fwd/cuda/sm90a/scored/f16/d128"),
+    hopper_forward_scored<DType::kBFloat16, 128>("attention_fwd/cuda/sm90a/scored/bf16/d128"),
     hopper_few_queries<DType::kFloat16, 64>("attention_fwd/cuda/sm90a/few_queries/f16/d64"),
     hopper_few_queries<DType::kBFloat16, 64>("attention_fwd/cuda/sm90a/few_queries/bf16/d64"),
     hopper_few_queries<DType::kFloat16, 128>("attention_fwd/cuda/sm90a/few_queries/f16/d128"),

@@ -13,6 +13,7 @@
 #include "cuda/attention/few_queries/sm90a/variant.hpp"
 #include "cuda/attention/forward/sm75/variant.hpp"
 #include "cuda/attention/forward/sm80/variant.hpp"
+#include "cuda/attention/forward/sm90a/scored.hpp"
 #include "cuda/attention/forward/sm90a/variant.hpp"
 #include "cuda/attention/generic.hpp"
 #include "cuda/costs.hpp"
@@ -166,6 +167,15 @@ constexpr KernelEntry<AttentionParams> hopper_forward(const char* name) {
                     cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm90a>,
                                                cuda::kHopperForwardHeadDims, kQkDim, kVDim>),
                 is_plain_attention<kDtype, kQkDim, kVDim>));
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> hopper_forward_scored(const char* name) {
+  return of_head_dims<cuda::kHopperScoredHeadDims, kQkDim, kVDim>(
+      plain<AttentionParams, cuda::sm90a::attention_fwd_scored<kDtype, kQkDim, kVDim>>(
+          name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledScoredSm90a, kQkDim, kVDim>,
+          cuda::sm90a::attention_fwd_scored_supports<kDtype, kQkDim, kVDim>,
+          cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardScoredSm90a>,
+                                     cuda::kHopperScoredHeadDims, kQkDim, kVDim>));
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> ampere_forward(const char* name) {

@@ -196,6 +196,65 @@ void bias_cases(CaseList& list) {
   }
 }
 
+// A bias of q's dtype whose rows a copy engine can load, and one row for all queries: several blocks of queries and
+// keys, broadcast dims, keys past the last whole block, and -inf in some blocks of a row only.
+void loaded_bias_cases(CaseList& list) {
+  struct Call {
+    const char* name;
+    std::vector<std::int64_t> bias;  // of [2, 4, 200, 344]
+    const Mask& mask;
+    std::int64_t d;
+  };
+  const auto hide_some = [](TestTensor& bias) {
+    const auto& shape = bias.shape();
+    const std::int64_t rows = shape[shape.size() - 2], keys = shape.back();
+    for (std::int64_t i = 0; i < rows; i += 3)
+      for (std::int64_t j = 0; j < keys; ++j)
+        if (j / 48 % 2 == i % 2) {
+          if (shape.size() == 2)
+            bias.set_at({i, j}, -kInfinity);
+          else
+            bias.set_at({0, shape[1] - 1, i, j}, -kInfinity);
+        }
+  };
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+    for (const auto& [name, shape, mask, d] :
+         {Call{"whole", {2, 4, 200, 344}, kFull, 64}, Call{"of_heads", {1, 4, 200, 344}, kCausal, 64},
+          Call{"of_batches", {2, 1, 200, 344}, kMasks[3], 40}, Call{"of_all", {200, 344}, kFull, 128},
+          Call{"causal", {2, 4, 200, 344}, kCausal, 128}, Call{"of_keys", {2, 1, 1, 344}, kFull, 64},
+          Call{"of_keys_and_heads", {1, 4, 1, 344}, kCausal, 128}}) {
+      AttentionSpec spec;
+      spec.dtype = dtype;
+      spec.heads_q = 4;
+      spec.seq_q = 200;
+      spec.seq_k = 344;
+      spec.head_dim = d;
+      spec.mask = mask;
+      spec.bias = BiasSpec{shape, dtype};
+      const std::string suffix = std::string(name) + "_" + short_name(dtype);
+      const std::size_t first = list.cases.size();
+      add(list, "loaded_bias_" + suffix, spec);
+      spec.bias = BiasSpec{shape, dtype, {}, hide_some};
+      spec.alibi_dims = 1;
+      spec.softcap = d == 64 ? 3.0f : 0.0f;
+      spec.sinks = true;
+      if (d == 128)
+        spec.bits = BitsSpec{{2, 1, 200}, [](std::int64_t, std::int64_t, std::int64_t i, std::int64_t j) {
+                               return (i + 2 * j) % 5 > 0;
+                             }};
+      add(list, "loaded_bias_and_all_" + suffix, spec);
+      spec.bits = {};
+      spec.adjust = [](AttentionTensors& t) {  // hidden from some queries in part of the heads; NaN for the others
+        t.v->set_at({0, 1, 100, 5}, kNan);
+        t.k->set_at({1, 0, 343, 3}, kInfinity);
+      };
+      add(list, "loaded_bias_not_finite_" + suffix, spec);
+      for (std::size_t i = first; i < list.cases.size(); ++i)
+        list.cases[i].is_for("attention_fwd/cuda/sm90a/scored/" +
+                             std::string(dtype == DType::kFloat16 ? "f16" : "bf16") + (d <= 64 ? "/d64" : "/d128"));
+    }
+}
+
 // Rows all of whose keys a finite bias hides: the mean of the values that no -inf hides.
 void lowest_bias_cases(CaseList& list) {
   struct Size {
@@ -506,6 +565,7 @@ void cases(CaseList& list) {
   group_cases(list);
   feature_cases(list);
   bias_cases(list);
+  loaded_bias_cases(list);
   lowest_bias_cases(list);
   extreme_cases(list);
   shift_cases(list);

@@ -12,6 +12,7 @@ inline float flush_to_zero(float x) { return std::fabs(x) < 0x1p-126f ? std::cop
 
 inline float exp2_approx(float x) { return flush_to_zero(exp2f(flush_to_zero(x))); }
 inline float reciprocal_approx(float x) { return flush_to_zero(1.0f / flush_to_zero(x)); }
+inline float sqrt_approx(float x) { return flush_to_zero(std::sqrt(flush_to_zero(x))); }
 
 inline std::uint32_t max3_u16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   const std::uint32_t low = std::max({a & 0xffff, b & 0xffff, c & 0xffff});

@@ -38,6 +38,7 @@ constexpr bool is_smallest(const HeadDims (&built)[kPairs], HeadDims own, std::i
 inline constexpr HeadDims kTiledHeadDims[] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}};
 inline constexpr HeadDims kNarrowHeadDims[] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}};  // backward: fp32, and 7.5
 inline constexpr HeadDims kHopperForwardHeadDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}};
+inline constexpr HeadDims kHopperScoredHeadDims[] = {{64, 64}, {128, 128}};
 inline constexpr HeadDims kHopperBackwardHeadDims[] = {{64, 64}, {96, 96}, {128, 128}};
 inline constexpr HeadDims kDecodeHeadDims[] = {{64, 64}, {128, 128}, {192, 192}, {256, 256}};
 inline constexpr HeadDims kFewQueriesHeadDims[] = {{64, 64}, {128, 128}};

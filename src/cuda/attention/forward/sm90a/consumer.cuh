@@ -9,13 +9,15 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/attention/forward/sm90a/epilogue.cuh"
 #include "cuda/attention/forward/sm90a/redo.cuh"
+#include "cuda/attention/forward/sm90a/scored.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
 /// Numbers of the named barriers; 0 is __syncthreads.
 enum NamedBarrier : int { kTurn = 1, kWarpgroup = 5 };  // one of each per consumer
 
-/// kModified: scores get a softcap, or a scale that is not positive, before their exponentials.
+/// kModified: scores get a softcap, a scale that is not positive, or what a scored call adds, before their
+/// exponentials.
 template <class Shape, class T, bool kModified>
 struct Consumer {
   // With two places for Q, the first scores of a tile are under way while the output of the previous tile is finished.
@@ -26,7 +28,7 @@ struct Consumer {
   static constexpr int kOut = Shape::kVDim / 2 + (Shape::kSums ? 4 : 0);
 
   const AttentionParams& p;
-  const ForwardPlan& plan;
+  const typename Shape::Plan& plan;
   const SharedLayout<Shape>& shared;
   const CUtensorMap* map_out;
   const int warpgroup;
@@ -34,6 +36,7 @@ struct Consumer {
   Ring<Shape::kQSlots> tiles;   // the current tile's
   Ring<Shape::kStages> blocks;  // K and V of the next block; V of values that are due is at blocks.before()
   Ring<1> outputs;              // the places of the next output, where the warp of V sends outputs
+  Ring<Shape::kScored ? Shape::kBiasStages : 1> biases;  // the bias of the next block, where the call has it in tiles
   float score[kScores];
   float out[kOut];                        // with kSums, also the sum of each of the thread's rows, twice
   std::uint32_t weights[kValueSteps][4];  // exponentials of the previous block, as operands for its values
@@ -108,9 +111,53 @@ struct Consumer {
       for (int e = 0; e < 4; ++e) weights[n][e] = pack<T>(score[8 * n + 2 * e], score[8 * n + 2 * e + 1]);
   }
 
-  /// Applies softcap or scale where the call has one, and the mask where asked.
+  /// Finishes the scores of a scored call, in the order of docs/numerics.md. Each of the first steps also scales them,
+  /// if none before it has.
+  __device__ void add_to_scores(const TileRecord& tile, int block) {
+    const int first_query = tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int first_key = block * kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
+    float factor = p.scale;
+    if (p.softcap > 0.0f) {
+      modify_scores(score, p.scale, p.softcap);
+      factor = 1.0f;
+    }
+    if (plan.bias == BiasFrom::kTiles) {
+      ptx::mbarrier_wait(shared.bias_full(biases.slot(), warpgroup), biases.parity());
+      add_bias_tile<Shape, T>(score, factor, shared.bias(biases.slot(), warpgroup));
+      __syncwarp();
+      release(shared.bias_empty(biases.slot(), warpgroup));
+      ++biases.count;
+      factor = 1.0f;
+    } else if (plan.bias == BiasFrom::kRow) {
+      const T* const row =
+          static_cast<const T*>(p.bias.data) + tile.b * p.bias.stride_batch + tile.h * p.bias.stride_head;
+      add_bias_row(score, factor, row, first_key, tile.range.k_len);
+      factor = 1.0f;
+    }
+    if (p.alibi_slopes) {
+      const float slope = p.alibi_slopes[tile.b * p.stride_alibi_batch + tile.h];
+      const int distance = first_query + tile.range.k_len - tile.range.q_len - first_key;
+      if (p.alibi == Alibi::kDistance)
+        add_alibi<Alibi::kDistance>(score, factor, slope, distance);
+      else if (p.alibi == Alibi::kSigned)
+        add_alibi<Alibi::kSigned>(score, factor, slope, distance);
+      else
+        add_alibi<Alibi::kSqrt>(score, factor, slope, distance);
+    } else if (factor != 1.0f) {
+      modify_scores(score, factor, 0.0f);
+    }
+    if (p.mask.data)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        hide_keys<kBlockN>(score, half, p, tile, min(first_query + 8 * half, tile.range.q_len - 1), block * kBlockN);
+  }
+
+  /// Finishes scores that are more than products, and applies the mask where asked.
   __device__ void modify_and_mask(const TileRecord& tile, int block, bool masked) {
-    if constexpr (kModified) modify_scores(score, p.scale, p.softcap);
+    if constexpr (Shape::kScored)
+      add_to_scores(tile, block);
+    else if constexpr (kModified)
+      modify_scores(score, p.scale, p.softcap);
     if (masked)
       mask_scores(score, tile.range, tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4,
                   block * kBlockN + 2 * static_cast<int>(threadIdx.x % 4));
@@ -323,6 +370,7 @@ struct Consumer {
     tiles = {};
     blocks = {};
     outputs = {};
+    biases = {};
     pending = {};
     if (Shape::kTurns && warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is warpgroup 0's
     for (;; ++tiles.count) {
@@ -360,7 +408,7 @@ struct Consumer {
 
       const int first_full = tile.first_full, end_full = tile.end_full;
       const auto masked = [&] { return block >= end_full || block < first_full; };
-      const bool partly_masked = masked() || end < first_full;
+      const bool partly_masked = masked() || end < first_full || (Shape::kScored && p.hides_by_score());
       rows.clear();
       modify_and_mask(tile, block, masked());
       first_weights();

@@ -10,6 +10,7 @@
 //   order.hpp     which block takes which tile            softmax.cuh   maxima, exponentials and sums of a row
 //                                                         epilogue.cuh  writes the output and the LSE
 //                                                         redo.cuh      computes single rows again (see below)
+//                                                         scored.cuh    bias, ALiBi and the packed mask
 // lab/notebooks/attention_hopper.md draws the schedule.
 //
 // Invariant on NaN: a masked pair has the weight 0, but if its value is NaN, the tensor core computes 0 * NaN = NaN.
@@ -25,6 +26,7 @@
 #include "cuda/attention/forward/sm90a/variant.hpp"
 #include "cuda/attention/forward/sm90a/consumer.cuh"
 #include "cuda/attention/forward/sm90a/producer.cuh"
+#include "cuda/attention/forward/sm90a/scored.cuh"
 #include "cuda/attention/forward/sm90a/tiles.cuh"
 
 namespace flashkernel::cuda::sm90a {
@@ -42,7 +44,7 @@ __device__ inline void fill_ones(const SharedLayout<Shape>& shared) {
 
 template <class Shape, class T, bool kModified>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    attention_fwd_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ ForwardPlan plan,
+    attention_fwd_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ typename Shape::Plan plan,
                          const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
                          const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_out) {
   extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // lines of the swizzle: 1024 bytes
@@ -62,8 +64,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     for (int slot = 0; slot < shared.kRecords; ++slot) {
       ptx::mbarrier_init(shared.found_full(slot), 1);
-      ptx::mbarrier_init(shared.found_empty(slot), 2 * kWarp);  // the warps of K and V
+      ptx::mbarrier_init(shared.found_empty(slot), 2 * kWarp + Shape::kScored);  // the warps of K and V; a thread
     }
+    for (int slot = 0; slot < Shape::kBiasStages; ++slot)
+      for (int w = 0; w < Shape::kConsumers; ++w) {
+        ptx::mbarrier_init(shared.bias_full(slot, w), 1);
+        ptx::mbarrier_init(shared.bias_empty(slot, w), 4);
+      }
     for (int w = 0; w < Shape::kConsumers; ++w) {
       ptx::mbarrier_init(shared.out_full(w), 4);
       ptx::mbarrier_init(shared.out_empty(w), 1);
@@ -83,6 +90,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     else if (threadIdx.x == 2 * kWarp) {
       produce_queries<Shape>(p, plan, shared, &map_q);
       ptx::allow_next_kernel();
+    }
+    if constexpr (Shape::kScored) {
+      if (threadIdx.x == 3 * kWarp) produce_bias<Shape>(plan, shared);
     }
   } else {
     ptx::increase_registers<Shape::kConsumerRegisters>();
@@ -152,10 +162,23 @@ ForwardPlan forward_plan(const AttentionParams& p, const CudaDeviceProperties& d
   return plan;
 }
 
+inline void plan_bias(const AttentionParams& p, const CudaDeviceProperties& device, ScoredPlan* plan) {
+  const TensorMapSpec spec = bias_map(p);
+  plan->bias = bias_from(p);
+  if (plan->bias != BiasFrom::kTiles) return;
+  plan->map_bias = make_tensor_map("attention_fwd bias", spec);
+  plan->bias_heads = spec.dims[2].extent > 1, plan->bias_batches = spec.dims[3].extent > 1;
+  // What every block reads once leaves the cache to keys; what several sequences share is small enough to stay, or is
+  // read again soon.
+  plan->bias_policy = plan->bias_heads && plan->bias_batches ? ptx::kL2EvictFirst : ptx::kL2EvictNormal;
+}
+
 template <class Shape, class T, bool kModified>
 void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
   const CudaDeviceProperties& device = cuda_device_properties(p.device.index);
-  const ForwardPlan plan = forward_plan<Shape, kModified>(p, device);
+  typename Shape::Plan plan{};
+  static_cast<ForwardPlan&>(plan) = forward_plan<Shape, kModified>(p, device);
+  if constexpr (Shape::kScored) plan_bias(p, device, &plan);
   const auto box = static_cast<std::uint32_t>(plan.kv_box_rows);
   LaunchShape shape{static_cast<unsigned>(count_blocks(p, plan.items, device.num_sms)), Shape::kThreads,
                     SharedLayout<Shape>::kBytes, stream};
@@ -204,6 +227,15 @@ void attention_fwd(const AttentionParams& given, bool invariant, void*, Stream s
       if (!p.lse) return launch_attention_fwd<SummedShape<Shape>, T, false>(p, native(stream));
     launch_attention_fwd<Shape, T, false>(p, native(stream));
   });
+}
+
+/// An entry of the table.
+template <DType kDtype, int kQkDim, int kVDim>
+void attention_fwd_scored(const AttentionParams& p, void*, Stream stream) {
+  using T = Element<kDtype>;
+  if (p.batch * p.heads_q * p.seq_q == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  launch_attention_fwd<ScoredShape<typename ForwardTiles<kQkDim, kVDim>::Scored>, T, true>(p, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm90a

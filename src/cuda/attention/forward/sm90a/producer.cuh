@@ -105,8 +105,7 @@ __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shap
     const int first = first_row<Shape>(tile, w);
     *record = tile;
     record->first_query = first;
-    // Of no rows, all blocks but one are skipped.
-    record->last_key = first < tile.range.q_len ? tile.range.last(min(tile.range.q_len - 1, first + 63)) : 0;
+    record->last_key = last_key_of_rows(tile.range, first);  // of no rows, all blocks but one are skipped
     record->first_full = (tile.range.first(first + 63) + Shape::kBlockN - 1) / Shape::kBlockN;
     record->end_full = tile.range.last(first) / Shape::kBlockN;
     const std::uint32_t barrier = shared.q_full(at.slot(), w);

@@ -46,8 +46,12 @@ __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile
       float dot = 0.0f;
 #pragma unroll 1
       for (int d = 0; d < p.head_dim; ++d) dot = fmaf(to_float(q[d]), to_float(k[d]), dot);
-      score = dot * p.scale;
-      if (p.softcap > 0.0f) score = p.softcap * tanh_exp2(score / p.softcap);
+      if constexpr (Shape::kScored) {
+        score = modified_score(p, ScoreContext(p, tile.b, tile.h), i, j0 + lane, dot);
+      } else {
+        score = dot * p.scale;
+        if (p.softcap > 0.0f) score = p.softcap * tanh_exp2(score / p.softcap);
+      }
     }
     float highest = fmaxf(state.maximum, score);
 #pragma unroll
@@ -60,6 +64,8 @@ __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile
     for (int c = 0; c < kColumns; ++c) out[c] *= factor;
 #pragma unroll 1
     for (int j = j0; j < min(j0 + 32, last); ++j) {
+      // A score of -inf hides the key and whatever its value holds.
+      if (Shape::kScored && p.hides_by_score() && __shfl_sync(kFullMask, score, j - j0) == -INFINITY) continue;
       const float w = __shfl_sync(kFullMask, weight, j - j0);
       const T* const v =
           static_cast<const T*>(p.v) + row_of_key(p, tile, j, p.stride_v_batch, p.stride_v_head, p.stride_v_token);

@@ -33,11 +33,16 @@ struct ForwardTile {
   static constexpr bool kTurns = true;
 };
 
+struct ForwardPlan;
+
 /// What follows from a tile.
 template <class Tile>
 struct ForwardShape : Tile {
   using Tile::kConsumers, Tile::kBlockN, Tile::kQSlots, Tile::kQkDim, Tile::kVDim, Tile::kStages, Tile::kOutSlots;
-  static constexpr bool kSums = false;  // see SummedShape
+  using Plan = ForwardPlan;
+  static constexpr bool kSums = false;                   // see SummedShape
+  static constexpr bool kScored = false;                 // see ScoredShape (scored.cuh)
+  static constexpr int kBiasStages = 0, kBiasBytes = 0;  // slots of a consumer, and bytes of one
   static_assert((kOutSlots == 0) == (kQSlots > 1), "the output leaves through one of two places of Q, or its own");
   static constexpr int kBlockM = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -87,10 +92,11 @@ struct OutputRecord {
 template <class Shape>
 struct SharedLayout {
   static constexpr int kOnesBytes = Shape::kSums ? Shape::kKvBlockBytes : 0, kValueBytes = Shape::kVBytes + kOnesBytes;
-  static constexpr int kTileBytes = Shape::kTileBytes + Shape::kStages * kOnesBytes;
+  static constexpr int kBiasBase = Shape::kTileBytes + Shape::kStages * kOnesBytes;
+  static constexpr int kTileBytes = kBiasBase + Shape::kConsumers * Shape::kBiasStages * Shape::kBiasBytes;
   static constexpr int kRecords = 4;
-  static constexpr int kBarriers =
-      2 * Shape::kQSlots * Shape::kConsumers + 4 * Shape::kStages + 2 * kRecords + 2 * Shape::kConsumers;
+  static constexpr int kBarriers = 2 * Shape::kQSlots * Shape::kConsumers + 4 * Shape::kStages + 2 * kRecords +
+                                   2 * Shape::kConsumers + 2 * Shape::kBiasStages * Shape::kConsumers;
   static constexpr int kRecordBytes = (sizeof(TileRecord) + 15) / 16 * 16;
   static constexpr int kBytes = kTileBytes + kBarriers * 8 + kRecords * (Shape::kConsumers + 1) * kRecordBytes +
                                 Shape::kConsumers * static_cast<int>(sizeof(OutputRecord) + sizeof(int));
@@ -129,6 +135,15 @@ struct SharedLayout {
   __device__ std::uint32_t found_empty(int slot) const { return found_full(kRecords + slot); }
   __device__ std::uint32_t out_full(int warpgroup) const { return found_full(2 * kRecords + warpgroup); }
   __device__ std::uint32_t out_empty(int warpgroup) const { return out_full(Shape::kConsumers + warpgroup); }
+  __device__ std::uint32_t bias(int slot, int warpgroup) const {
+    return base + kBiasBase + (warpgroup * Shape::kBiasStages + slot) * Shape::kBiasBytes;
+  }
+  __device__ std::uint32_t bias_full(int slot, int warpgroup) const {
+    return out_empty(Shape::kConsumers) + 8 * (slot * Shape::kConsumers + warpgroup);
+  }
+  __device__ std::uint32_t bias_empty(int slot, int warpgroup) const {
+    return bias_full(Shape::kBiasStages + slot, warpgroup);
+  }
   /// The record of the tile'th tile for a warpgroup. The record of the previous tile stays while consumers look back at
   /// it, since the producer is at most two tiles ahead of them.
   __device__ TileRecord* record(std::uint32_t tile, int warpgroup) const {
@@ -218,6 +233,11 @@ __device__ inline int first_row(const TileRecord& tile, int warpgroup) {
   const bool reversed = !Shape::kTurns && tile.round % 2;
   const int row = tile.first_query + 64 * (reversed ? Shape::kConsumers - 1 - warpgroup : warpgroup);
   return row < 0 ? tile.range.q_len : row;
+}
+
+/// The end of the keys that the 64 rows from `first` on see; 0 where they are no rows of the sequence.
+__device__ inline int last_key_of_rows(const KeyRange& range, int first) {
+  return first < range.q_len ? range.last(min(range.q_len - 1, first + 63)) : 0;
 }
 
 }  // namespace flashkernel::cuda::sm90a

@@ -24,7 +24,8 @@ inline bool fills_three(const AttentionParams& p) {
 /// The tile sizes for a pair of head dims. The comments add up their shared memory, at most 227 KB: kQSlots places for
 /// Q, kStages for K and as many for V, and those for the output. `choose` picks the tile that was the fastest for a
 /// call of this size (lab/notebooks/attention_hopper.md). Modified is the tile for calls with a softcap, which needs
-/// registers. Invariant is that of every other call in the invariant mode: the bits of a row depend on kBlockN.
+/// registers, Scored for those with a bias, ALiBi or a packed mask. Invariant is that of every other call in the
+/// invariant mode: the bits of a row depend on kBlockN.
 template <int kQkDim, int kVDim>
 struct ForwardTiles;
 template <>
@@ -41,6 +42,9 @@ struct ForwardTiles<64, 64> {
   };
   struct Modified : ForwardTile<64> {  // 2 x 24 + 4 x 12 KB
     static constexpr int kConsumers = 3, kBlockN = 96, kQSlots = 2;
+  };
+  struct Scored : ForwardTile<64> {  // 2 x 16 + 4 x 16 KB, and 2 x 32 KB of bias; three warpgroups lack registers
+    static constexpr int kConsumers = 2, kBlockN = 128, kQSlots = 2;
   };
   using Invariant = Long;
   template <class F>
@@ -84,6 +88,9 @@ struct ForwardTiles<128, 128> {
     static constexpr int kConsumers = 2, kBlockN = 128, kQSlots = 2;
   };
   using Modified = Two;
+  struct Scored : ForwardTile<128> {  // 2 x 32 + 4 x 24 KB, and 2 x 24 KB of bias
+    static constexpr int kConsumers = 2, kBlockN = 96, kQSlots = 2;
+  };
   using Invariant = Two;
   template <class F>
   static void choose(const AttentionParams& p, F&& launch_with) {
