@@ -234,7 +234,8 @@ __global__ void __launch_bounds__(kSumThreads) scale_kernel(const CrossEntropyBa
 }
 
 /// A block takes a piece of a row, kPieceHeld vectors of each thread (single classes with N = 1): blocks in order walk
-/// the logits from begin to end, and more of them are under way than rows would be.
+/// the logits from begin to end, and more of them are under way than rows would be. The pieces begin at the row's first
+/// 16-byte boundary; what stands before that is the first block's as well.
 constexpr int kPieceThreads = 128, kPieceHeld = 2;
 template <int N>
 inline constexpr int kPiece = kPieceThreads* kPieceHeld* N;  // classes
@@ -245,10 +246,13 @@ __global__ void __launch_bounds__(kPieceThreads) bwd_kernel(const CrossEntropyBa
   take_turn();
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
   if (row >= p.rows) return;
-  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * kPiece<N>;
-  const int classes = static_cast<int>(min(p.classes - begin, static_cast<std::int64_t>(kPiece<N>)));  // of the piece
+  const T* const whole = static_cast<const T*>(p.logits) + row * p.stride_logits_row;
+  const int before = N > 1 ? static_cast<int>(min(p.classes, std::int64_t{elements_to_boundary(whole)})) : 0;
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * kPiece<N> + before;
+  const std::int64_t rest = p.classes - begin;  // none, or below none, where only `before` makes up the last piece
+  const int classes = static_cast<int>(max(std::int64_t{0}, min(rest, std::int64_t{kPiece<N>})));  // of the piece
   const int vectors = N > 1 ? classes / N : 0, thread = static_cast<int>(threadIdx.x);
-  const T* const logits = static_cast<const T*>(p.logits) + row * p.stride_logits_row + begin;
+  const T* const logits = whole + begin;
   T* const grad = static_cast<T*>(p.grad_logits) + row * p.stride_grad_logits_row + begin;
   Words<T> held[N > 1 ? kPieceHeld : 1] = {};
   if constexpr (N > 1) {
@@ -273,15 +277,15 @@ __global__ void __launch_bounds__(kPieceThreads) bwd_kernel(const CrossEntropyBa
   // LSE is without digits that e^(x - LSE) needs, so that is added up again. One block takes all of such a row: where
   // the gradient is written over the logits, another block could no longer read them.
   if (!ignored && fabsf(lse) >= kLargeLse && fabsf(lse) < INFINITY) {
-    if (begin > 0) return;
+    if (blockIdx.x > 0) return;
     const int all = static_cast<int>(p.classes);
     float sum = 0.0f;
 #pragma unroll 1
-    for (int at = thread; at < all; at += kPieceThreads) sum += exp_of(to_float(logits[at]) - lse);
-    const float rest = logf(block_reduce_once<kPieceThreads>(sum, scratch, Sum{}));
+    for (int at = thread; at < all; at += kPieceThreads) sum += exp_of(to_float(whole[at]) - lse);
+    const float log_rest = logf(block_reduce_once<kPieceThreads>(sum, scratch, Sum{}));
 #pragma unroll 1
     for (int at = thread; at < all; at += kPieceThreads)
-      grad[at] = from_float<T>(gradient(to_float(logits[at]) - lse - rest, at == target));
+      grad[at - before] = from_float<T>(gradient(to_float(whole[at]) - lse - log_rest, at == target));
     return;
   }
   if constexpr (N > 1) {
@@ -304,6 +308,17 @@ __global__ void __launch_bounds__(kPieceThreads) bwd_kernel(const CrossEntropyBa
 #pragma unroll 1
   for (int at = vectors * N + thread; at < classes; at += kPieceThreads)  // what fills no vector
     grad[at] = from_float<T>(gradient(to_float(logits[at]) - lse, at == hit));
+  if (blockIdx.x == 0 && thread < before)
+    grad[thread - before] = from_float<T>(gradient(to_float(whole[thread]) - lse, thread == target));
+}
+
+/// Whether all rows of both arrays begin equally far behind a 16-byte boundary, so that vectors of one are vectors of
+/// the other.
+bool begin_alike(DType dtype, std::int64_t rows, const void* a, std::int64_t stride_a, const void* b,
+                 std::int64_t stride_b) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
+  return (reinterpret_cast<std::uintptr_t>(a) - reinterpret_cast<std::uintptr_t>(b)) % 16 == 0 &&
+         (rows == 1 || (stride_a - stride_b) * bytes % 16 == 0);
 }
 
 bool is_vectorizable(DType dtype, std::int64_t rows, const void* data, std::int64_t stride) {
@@ -371,8 +386,8 @@ void cross_entropy_bwd(const CrossEntropyBackwardParams& p, void* workspace, Str
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     constexpr int N = kVectorElements<T>;
-    const bool vectors = is_vectorizable(p.dtype, p.rows, p.logits, p.stride_logits_row) &&
-                         is_vectorizable(p.dtype, p.rows, p.grad_logits, p.stride_grad_logits_row);
+    const bool vectors =
+        begin_alike(p.dtype, p.rows, p.logits, p.stride_logits_row, p.grad_logits, p.stride_grad_logits_row);
     const auto pieces = static_cast<unsigned>(ceil_div(p.classes, vectors ? kPiece<N> : kPiece<1>));
     const std::int64_t most = 65535;  // blocks of a grid's y
     const dim3 grid(pieces, static_cast<unsigned>(std::min(p.rows, most)),

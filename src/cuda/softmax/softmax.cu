@@ -49,6 +49,24 @@ __global__ void __launch_bounds__(kThreads* kRowsPerBlock) softmax_bwd_kernel(co
   }
 }
 
+/// Long rows that are on no 16-byte boundary. Shorter ones have too little for a block of as many threads.
+constexpr int kShiftedThreads = 512;
+constexpr std::int64_t kShortestShifted = 4096, kMostShifted = 0x40000000;  // 32 bits count them, and a batch more
+template <class T>
+__global__ void __launch_bounds__(kShiftedThreads, blocks_of(2048, kShiftedThreads))
+    softmax_shifted_kernel(const SoftmaxParams p) {
+  __shared__ float2 scratch[kShiftedThreads / kWarp];
+  take_turn();
+  softmax_shifted_row<T, kShiftedThreads>(p, blockIdx.x, scratch);
+}
+template <class T>
+__global__ void __launch_bounds__(kShiftedThreads, blocks_of(1536, kShiftedThreads))
+    softmax_bwd_shifted_kernel(const SoftmaxBackwardParams p) {
+  __shared__ float scratch[kShiftedThreads / kWarp];
+  take_turn();
+  softmax_bwd_shifted_row<T, kShiftedThreads>(p, blockIdx.x, scratch);
+}
+
 /// walked: read again for the results, else held in registers. kernel_of(T{}, threads, rows a block, vectors a thread,
 /// elements of a vector), all but the first as constants.
 template <class P, class KernelOf>
@@ -60,6 +78,14 @@ Plan plan_rows(const P& p, bool walked, const DeviceFacts& facts, KernelOf kerne
     const auto take = [&](auto threads, auto rows, auto held, auto elements) {
       plan = {kernel_of(zero, threads, rows, held, elements), threads.value, rows.value};
     };
+    if (!vectors && p.columns >= kShortestShifted && p.columns <= kMostShifted && rows_begin_alike(p)) {
+      using T = decltype(zero);
+      if constexpr (std::is_same_v<P, SoftmaxParams>)
+        plan = {softmax_shifted_kernel<T>, kShiftedThreads, 1};
+      else
+        plan = {softmax_bwd_shifted_kernel<T>, kShiftedThreads, 1};
+      return;
+    }
     if (!vectors) return take(Constant<128>{}, Constant<1>{}, Constant<0>{}, Constant<1>{});
     if (walked) return take(Constant<1024>{}, Constant<1>{}, Constant<0>{}, Constant<N>{});
     const std::int64_t planned_for = rows_planned_for(p.rows, facts);

@@ -178,6 +178,69 @@ __device__ inline void softmax_row(const SoftmaxParams& p, std::int64_t row, std
   });
 }
 
+/// How many elements stand before the first 16-byte boundary from `from` on.
+template <class T>
+__device__ inline int elements_to_boundary(const T* from) {
+  return static_cast<int>(-static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(from)) % 16 / sizeof(T));
+}
+
+/// f(Constant<elements>, first) over a row, each element once by one of kThreads threads: vectors from the row's first
+/// 16-byte boundary on, single elements before and behind them.
+template <class T, int kThreads, class F>
+__device__ inline void each_part_of_row(const T* row, int columns, F f) {
+  constexpr int N = kVectorElements<T>;
+  const int thread = static_cast<int>(threadIdx.x), before = min(columns, elements_to_boundary(row));
+  const int vectors = (columns - before) / N, single = thread < before ? thread : thread + vectors * N;
+#pragma unroll 2
+  for (int at = thread; at < vectors; at += kThreads) f(Constant<N>{}, before + at * N);
+  if (single < columns) f(Constant<1>{}, single);
+}
+
+/// Rows of neighbours that are on no 16-byte boundary, of any length. They are read by single elements for their sum,
+/// kHeld of them under way in each thread, so that its order does not depend on where the row lies; then by vectors,
+/// from the first boundary on, for the results.
+template <class T, int kThreads>
+__device__ inline void softmax_shifted_row(const SoftmaxParams& p, std::int64_t row, float2* scratch) {
+  constexpr int kHeld = 8;
+  const T* const x = static_cast<const T*>(p.x) + strided_offset(row, p.ndim, p.shape, p.stride_x);
+  T* const out = static_cast<T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out);
+  const auto columns = static_cast<int>(p.columns), thread = static_cast<int>(threadIdx.x);
+  float maximum = -INFINITY, sum = 0.0f;
+#pragma unroll 1
+  for (int first = thread; first < columns; first += kHeld * kThreads) {
+    float values[kHeld];
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) values[j] = to_float(x[min(first + j * kThreads, columns - 1)]);
+    float highest = maximum;
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      values[j] = first + j * kThreads < columns ? values[j] : -INFINITY;
+      highest = fmaxf(highest, values[j]);
+    }
+    const float shift = highest == -INFINITY ? 0.0f : highest;
+    float sums[2] = {sum * exp_of_difference(maximum, shift), 0.0f};  // side by side
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) sums[j % 2] += exp_of_difference(values[j], shift);
+    maximum = highest;
+    sum = sums[0] + sums[1];
+  }
+  const float own = warp_reduce(maximum, Largest{});
+  sum *= exp_of_difference(maximum, own == -INFINITY ? 0.0f : own);
+  const RowSum all = join_warps<kThreads>({own, warp_reduce(sum, Sum{})}, scratch);
+  // An empty sum means a row of -inf: 0 / 1, and -inf - 0.
+  const float shift = all.maximum == -INFINITY ? 0.0f : all.maximum;
+  const float scale = all.sum == 0.0f ? 0.0f : 1.0f / all.sum, log_sum = all.sum == 0.0f ? 0.0f : logf(all.sum);
+  each_part_of_row<T, kThreads>(x, columns, [&](auto elements, int first) {
+    constexpr int N = elements.value;
+    float values[N];
+    load_floats(values, x + first);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      values[i] = p.log ? values[i] - shift - log_sum : exp_of_difference(values[i], shift) * scale;
+    store_floats(out + first, values);
+  });
+}
+
 /// softmax: grad_x = out * (g - sum(g * out)); log-softmax: grad_x = g - exp(out) * sum(g).
 __device__ inline float softmax_gradient(bool log, float g, float y, float sum) {
   return log ? g - expf(y) * sum : y * (g - sum);
@@ -215,6 +278,39 @@ __device__ inline void softmax_bwd_held_row(const SoftmaxBackwardParams& p, std:
     for (int i = 0; i < N; ++i) g[i] = softmax_gradient(p.log, g[i], y[i], sum);
     grad.store(to, j, g);
   }
+}
+
+/// As softmax_shifted_row.
+template <class T, int kThreads>
+__device__ inline void softmax_bwd_shifted_row(const SoftmaxBackwardParams& p, std::int64_t row, float* scratch) {
+  constexpr int kHeld = 4;
+  const T* const grad_out = static_cast<const T*>(p.grad_out) + strided_offset(row, p.ndim, p.shape, p.stride_grad_out);
+  const T* const out = static_cast<const T*>(p.out) + strided_offset(row, p.ndim, p.shape, p.stride_out);
+  T* const grad_x = static_cast<T*>(p.grad_x) + strided_offset(row, p.ndim, p.shape, p.stride_grad_x);
+  const auto columns = static_cast<int>(p.columns), thread = static_cast<int>(threadIdx.x);
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int first = thread; first < columns; first += kHeld * kThreads) {
+    float g[kHeld], y[kHeld];
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      const int at = min(first + j * kThreads, columns - 1);
+      g[j] = to_float(grad_out[at]);
+      y[j] = p.log ? 1.0f : to_float(out[at]);
+    }
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) sum += first + j * kThreads < columns ? g[j] * y[j] : 0.0f;
+  }
+  sum = block_reduce_once<kThreads>(sum, scratch, Sum{});
+  each_part_of_row<T, kThreads>(out, columns, [&](auto elements, int first) {
+    constexpr int N = elements.value;
+    float g[N], y[N];
+    load_floats(g, grad_out + first);
+    load_floats(y, out + first);
+#pragma unroll
+    for (int i = 0; i < N; ++i) g[i] = softmax_gradient(p.log, g[i], y[i], sum);
+    store_floats(grad_x + first, g);
+  });
 }
 
 /// Rows that are walked (kVectors == 0) or longer: columns [column, column + columns) by kThreads threads; out is read
@@ -260,6 +356,30 @@ inline bool softmax_rows_are_vectors(DType dtype, std::int64_t columns, int ndim
   bool fits = stride_column == 1 && columns * bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
   for (int d = 0; d < ndim; ++d) fits = fits && ((shape[d] == 1 && !any_count) || strides[d] * bytes % 16 == 0);
   return fits;
+}
+
+/// Neighbouring columns, and rows of two arrays as far behind a 16-byte boundary as each other: what is a vector of one
+/// is a vector of the other.
+inline bool softmax_rows_begin_alike(DType dtype, int ndim, const std::int64_t* shape, const void* a,
+                                     const std::int64_t* strides_a, std::int64_t column_a, const void* b,
+                                     const std::int64_t* strides_b, std::int64_t column_b) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
+  bool alike = column_a == 1 && column_b == 1 &&
+               (reinterpret_cast<std::uintptr_t>(a) - reinterpret_cast<std::uintptr_t>(b)) % 16 == 0;
+  for (int d = 0; d < ndim; ++d) alike = alike && (shape[d] == 1 || (strides_a[d] - strides_b[d]) * bytes % 16 == 0);
+  return alike;
+}
+inline bool rows_begin_alike(const SoftmaxParams& p) {
+  return softmax_rows_begin_alike(p.dtype, p.ndim, p.shape, p.x, p.stride_x, p.stride_x_column, p.out, p.stride_out,
+                                  p.stride_out_column);
+}
+inline bool rows_begin_alike(const SoftmaxBackwardParams& p) {
+  const auto like_out = [&](const void* data, const std::int64_t* strides, std::int64_t column) {
+    return softmax_rows_begin_alike(p.dtype, p.ndim, p.shape, data, strides, column, p.out, p.stride_out,
+                                    p.stride_out_column);
+  };
+  return like_out(p.grad_out, p.stride_grad_out, p.stride_grad_out_column) &&
+         like_out(p.grad_x, p.stride_grad_x, p.stride_grad_x_column);
 }
 
 inline bool rows_are_vectors(const SoftmaxParams& p, bool any_count = false) {
