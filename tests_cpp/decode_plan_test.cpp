@@ -35,6 +35,20 @@ TEST(DecodePlan, ThresholdsAreWhereTheyAreNamed) {
   EXPECT_TRUE(is_for_apart(call(8, 65536, 8, 2), 2 * (kMostPartsWithin / 4 - 2) + 2));
 }
 
+TEST(DecodePlan, PagesHoldGranulesOrGranulesHoldPages) {
+  const std::int32_t table = 0;
+  AttentionParams p = call(1, 1024, 8, 8), quantized = p;
+  p.block_table = quantized.block_table = &table;
+  const auto takes = [&](std::int64_t page_size) {
+    p.page_size = page_size;
+    return bool(attention_decode_supports<DType::kFloat16, 128, 128, DecodeMerge::kApart>(p));
+  };
+  for (const std::int64_t page_size : {1, 2, 4, 8, 16, 32, 48}) EXPECT_TRUE(takes(page_size)) << page_size;
+  for (const std::int64_t page_size : {3, 7, 12, 20, 24}) EXPECT_FALSE(takes(page_size)) << page_size;
+  quantized.page_size = 8;  // scales of 16 keys are one copy
+  EXPECT_FALSE(bool(decode_supports<128, 128, DecodeMerge::kApart>(quantized, 16)));
+}
+
 TEST(DecodePlan, OneOfTheTwoRowsIsInItsRange) {
   const DeviceFacts facts = device(108);
   for (const std::int64_t keys : {128, 65536}) {

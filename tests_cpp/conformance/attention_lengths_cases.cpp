@@ -187,7 +187,7 @@ void paged_cases(CaseList& list) {
     base.common.heads_kv = 2;
     base.common.head_dim = 64;
     base.common.seq_q = 1;
-    for (const std::int64_t page_size : {7, 16, 32, 64, 128, 256}) {
+    for (const std::int64_t page_size : {1, 4, 7, 8, 16, 32, 64, 128, 256}) {
       PagedSpec spec = base;
       spec.page_size = page_size;
       spec.lengths = {1, 300, 0, page_size, 2 * page_size + 1, 131};

@@ -2,9 +2,9 @@
 // query heads of a kv head packed into one matrix instruction. instances/ has the files that instantiate it.
 //
 // Memory limits this kernel. A warp takes 16 keys at a time through its own ring of cp.async copies, so the loop has no
-// barrier. Such a granule lies inside of one page, so that it takes one look-up. Keys are the rows of mma.sync m16n8k16
-// and queries are its columns: S^T = K Q^T, O^T = V^T P^T. With 8 query rows nothing is computed twice, and the output
-// takes half the registers that it would take as rows.
+// barrier. Such a granule lies inside of one page, so that it takes one look-up; of smaller pages it takes one a key.
+// Keys are the rows of mma.sync m16n8k16 and queries are its columns: S^T = K Q^T, O^T = V^T P^T. With 8 query rows
+// nothing is computed twice, and the output takes half the registers that it would take as rows.
 //
 // Blocks are persistent. Each one works out its share of all granules from the lengths on the device (schedule.cuh).
 // The warps of a block merge at the end of a segment. If a border between blocks cuts a sequence of a head group, the

@@ -39,10 +39,35 @@ struct GranuleCopy {
       }
     }
   }
+
+  /// The same where each row has a place of its own: lane first_lane + r knows that of row r, as an offset from `from`,
+  /// and bit r of `shown` says whether the row is there.
+  __device__ static void start_rows(std::uint32_t tile, const E* from, std::int64_t lane_at, int first_lane, int dim,
+                                    std::uint32_t shown) {
+    const int lane = static_cast<int>(threadIdx.x % kWarp), chunk = lane % kAcross;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int row = pass * kRows + lane / kAcross;
+      const E* const row_from = from + __shfl_sync(kFullMask, lane_at, first_lane + row) + chunk * kVector;
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const int bytes = min(max((dim - (group * kAcross + chunk) * kVector) * static_cast<int>(sizeof(E)), 0), 16);
+        ptx::cp_async_16(tile + Tile::offset(row, chunk) + group * kAcross * 16, row_from + group * kAcross * kVector,
+                         (shown >> row & 1) != 0 ? static_cast<std::uint32_t>(bytes) : 0u);
+      }
+    }
+  }
 };
 
+/// Whether pages are smaller than a granule, which they divide. Each key then has a place of its own.
+template <class E>
+__device__ inline bool has_small_pages(const AttentionParams& p) {
+  return sizeof(E) == 2 && p.is_paged() && p.page_size < kGranule;
+}
+
 /// The next granules of one warp: `count` of them (at most 32), plan.key_lanes apart from `granule` on; lane l knows
-/// the page that holds the l-th one (-1: no such page).
+/// the page that holds the l-th one (-1: no such page). With small pages at most two granules; lane l knows the page of
+/// the l-th key of both.
 struct Batch {
   int granule = 0, count = 0;
   int b = 0, head = 0;  // of keys and values
@@ -80,10 +105,19 @@ class Producer {
       if constexpr (sizeof(T) == 1) {
         if (p.quantization.per_token) start_scales(p, slot + Shape::kKBytes + Shape::kVBytes, count > 0);
       }
-      GranuleCopy<T, kQkDim>::start(slot, static_cast<const T*>(p.k) + k_at, p.stride_k_token,
-                                    static_cast<int>(p.head_dim), first, count);
-      GranuleCopy<T, kVDim>::start(slot + Shape::kKBytes, static_cast<const T*>(p.v) + v_at, p.stride_v_token,
-                                   static_cast<int>(p.head_dim_v), first, count);
+      if (has_small_pages<T>(p)) {
+        const int first_lane = used_ * kGranule;
+        const std::uint32_t shown = __ballot_sync(kFullMask, rows_ != 0) >> first_lane;
+        GranuleCopy<T, kQkDim>::start_rows(slot, static_cast<const T*>(p.k), k_at_, first_lane,
+                                           static_cast<int>(p.head_dim), shown);
+        GranuleCopy<T, kVDim>::start_rows(slot + Shape::kKBytes, static_cast<const T*>(p.v), v_at_, first_lane,
+                                          static_cast<int>(p.head_dim_v), shown);
+      } else {
+        GranuleCopy<T, kQkDim>::start(slot, static_cast<const T*>(p.k) + k_at, p.stride_k_token,
+                                      static_cast<int>(p.head_dim), first, count);
+        GranuleCopy<T, kVDim>::start(slot + Shape::kKBytes, static_cast<const T*>(p.v) + v_at, p.stride_v_token,
+                                     static_cast<int>(p.head_dim_v), first, count);
+      }
       ++used_;
       slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
     }
@@ -101,9 +135,15 @@ class Producer {
     if (lane() < 8) ptx::cp_async_16(to + lane() * 16, from + lane() % 4 * 4, there ? 16u : 0u);
   }
 
+  /// The first key of the lane's granule of a batch, or with small pages the lane's key.
+  __device__ static int key_of_lane(const AttentionParams& p, int granule, const DecodePlan& plan) {
+    if (has_small_pages<T>(p)) return (granule + lane() / kGranule * plan.key_lanes) * kGranule + lane() % kGranule;
+    return (granule + lane() * plan.key_lanes) * kGranule;
+  }
+
   /// Of what was fetched.
   __device__ void make_addresses(const AttentionParams& p, const DecodePlan& plan) {
-    const int key = (next_.granule + lane() * plan.key_lanes) * kGranule;
+    const int key = key_of_lane(p, next_.granule, plan);
     const int first = max(next_.first_key - key, 0);
     int count = min(next_.last_key - key, kGranule) - first;
     k_at_ = next_.head * p.stride_k_head;
@@ -129,6 +169,7 @@ class Producer {
       v_at_ += next_.b * p.stride_v_batch + key * p.stride_v_token;
     }
     rows_ = count > 0 ? first | count << 8 : 0;
+    if (has_small_pages<T>(p) && first > 0) rows_ = 0;  // a lane has one key, not those behind it
     count_ = next_.count;
     used_ = 0;
   }
@@ -143,22 +184,25 @@ class Producer {
     batch.b = segment_.b;
     batch.head = segment_.head_group * plan.heads + head_;
     batch.granule = at_;
-    batch.count = min(kWarp, (segment_.end - at_ + plan.key_lanes - 1) / plan.key_lanes);
+    const bool small = has_small_pages<T>(p);
+    const int most = small ? kWarp / kGranule : kWarp;
+    batch.count = min(most, (segment_.end - at_ + plan.key_lanes - 1) / plan.key_lanes);
     batch.first_key = range.first(0);
     batch.last_key = range.last(range.q_len - 1);
-    if (p.is_paged() && lane() < batch.count) {
-      const int column = (at_ + lane() * plan.key_lanes) * kGranule / static_cast<int>(p.page_size);
+    const int key = key_of_lane(p, at_, plan);
+    if (p.is_paged() && (small ? lane() / kGranule : lane()) < batch.count && key < range.k_len) {
+      const int column = key / static_cast<int>(p.page_size);
       batch.page = p.block_table[segment_.b * p.stride_block_table + column];
     }
-    at_ += kWarp * plan.key_lanes;
+    at_ += most * plan.key_lanes;
     return batch;
   }
 
   SegmentWalk walk_;
   Segment segment_;
   Batch next_;
-  // The lane's granule of the batch under way: where it begins (elements), rows of it (the first, and how many times
-  // 256), its scales; `used_` of `count_` granules are under way.
+  // The lane's granule of the batch under way (or key, with small pages): where it begins (elements), rows of it (the
+  // first, and how many times 256), its scales; `used_` of `count_` granules are under way.
   std::int64_t k_at_ = 0, v_at_ = 0, scale_k_ = 0, scale_v_ = 0;
   int rows_ = 0, used_ = 0, count_ = 0;
   std::uint32_t ring_;

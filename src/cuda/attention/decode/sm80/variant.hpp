@@ -14,7 +14,7 @@
 
 namespace flashkernel::cuda::sm80 {
 
-inline constexpr int kGranule = 16;  // keys that a warp takes at a time; they lie in one page
+inline constexpr int kGranule = 16;  // keys that a warp takes at a time; they lie in one page, or pages are smaller
 /// The most warps of a block. Four warps, one for each scheduler, suffice for granules of 16-bit keys and one tile of
 /// query rows. A granule of 8-bit keys has half the bytes and more instructions a byte, and one with more query rows
 /// has two or four times the products; then a scheduler needs more than one warp to cover the latencies. With four
@@ -170,7 +170,8 @@ Verdict decode_supports(const AttentionParams& p, std::int64_t vector) {
     return "it takes at most 16 query rows for each kv head";
   if (p.bias.data) return "it takes no additive bias";
   if (p.mask.data) return "it takes no packed mask";
-  if (p.is_paged() && p.page_size % kGranule != 0) return "page_size must be a multiple of 16";
+  if (p.is_paged() && p.page_size % kGranule != 0 && (vector != 8 || kGranule % p.page_size != 0))
+    return vector == 8 ? "page_size must be a multiple of 16, or 1, 2, 4 or 8" : "page_size must be a multiple of 16";
   const auto rows_of_16_bytes = [vector](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && a % vector == 0 && b % vector == 0 && c % vector == 0;
   };
