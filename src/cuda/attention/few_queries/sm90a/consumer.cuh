@@ -103,7 +103,7 @@ struct FewQueriesConsumer {
   }
 
   /// The weights of a later block, with the shift of the blocks before. A warp in which an exponential is too large
-  /// repeats it with new maxima. The values of the block before are in the output.
+  /// repeats it, with new maxima for the rows that have such a one. The values of the block before are in the output.
   __device__ void guess_weights() {
     float sum[2];
 #pragma unroll 1
@@ -111,8 +111,9 @@ struct FewQueriesConsumer {
       const bool is_over = fill_weights<T, true>(score, weights, rows, scale_log2, is_final, sum);
       ptx::hold(sum);
       if (is_final || !__any_sync(kFullMask, is_over)) break;
+      const bool moves[2] = {row_is_over<T>(weights, 0), row_is_over<T>(weights, 1)};
       float factor[2];
-      renew_maxima(score, rows, scale_log2, factor);
+      renew_maxima(score, rows, moves, scale_log2, factor);
       rows.sum[0] *= factor[0];
       rows.sum[1] *= factor[1];
 #pragma unroll
@@ -159,7 +160,7 @@ struct FewQueriesConsumer {
     if (block >= end_full || block < first_full) mask(block);
     {
       float factor[2];
-      renew_maxima(score, rows, scale_log2, factor);
+      renew_maxima(score, rows, {true, true}, scale_log2, factor);
       fill_weights<T, true>(score, weights, rows, scale_log2, true, rows.sum);
     }
     if (p.has_lengths() && tile.range.k_len - block * kBlockN < kBlockN)
