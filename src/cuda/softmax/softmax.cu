@@ -78,7 +78,9 @@ Plan plan_rows(const P& p, bool walked, const DeviceFacts& facts, KernelOf kerne
     const auto take = [&](auto threads, auto rows, auto held, auto elements) {
       plan = {kernel_of(zero, threads, rows, held, elements), threads.value, rows.value};
     };
-    if (!vectors && p.columns >= kShortestShifted && p.columns <= kMostShifted && rows_begin_alike(p)) {
+    // Not in the invariant mode: whether all arrays lie alike may differ between a row and the row among others.
+    if (!vectors && !facts.invariant && p.columns >= kShortestShifted && p.columns <= kMostShifted &&
+        rows_begin_alike(p)) {
       using T = decltype(zero);
       if constexpr (std::is_same_v<P, SoftmaxParams>)
         plan = {softmax_shifted_kernel<T>, kShiftedThreads, 1};
