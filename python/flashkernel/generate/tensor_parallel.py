@@ -44,7 +44,7 @@ class TensorParallel:
     group: a ProcessGroup or a one-dimensional DeviceMesh of NCCL (on GPUs) or gloo (on CPUs); None: the default group.
     timeout: seconds that a rank waits for the others; None: the group's own limit on the CPU, ten minutes on a GPU.
     one_shot: whether sums of up to 256 KiB on GPUs go through torch's symmetric memory, where each rank reads the
-        numbers of all others at once, instead of NCCL; None: where it works on all ranks.
+        numbers of all others at once, instead of NCCL.
 
     Raises ValueError where there is no group. A rank that ends or does not answer is a `PeerError` of whatever waits.
 
@@ -60,7 +60,7 @@ class TensorParallel:
     >>> dist.destroy_process_group()
     """
 
-    def __init__(self, group: Any = None, *, timeout: float | None = None, one_shot: bool | None = None):
+    def __init__(self, group: Any = None, *, timeout: float | None = None, one_shot: bool = False):
         if timeout is not None and not timeout > 0:
             raise ValueError(f"{WHO}: timeout={timeout}; seconds > 0 are needed")
         self.group = _ranks.find_group(WHO, group)
@@ -80,7 +80,7 @@ class TensorParallel:
         arrays.watch = self.watch
         # NCCL's first message must come from all ranks, and outside of a graph.
         dist.all_reduce(torch.zeros(1, device=arrays.device), group=self.group)
-        if self.one_shot is not False and self.size > 1:
+        if self.one_shot and self.size > 1:
             self._prepare_one_shot(arrays)
 
     def _prepare_one_shot(self, arrays: Any) -> None:
@@ -98,10 +98,10 @@ class TensorParallel:
             failed = error
         if self._records("the ranks' symmetric memory", Agreement(int(failed is None), 0, 0))[:, 0].all():
             self._buffers[dtype] = buffer
-        elif self.one_shot:
+        else:
             raise ValueError(
                 f"{WHO}: one_shot=True, and symmetric memory does not work on every rank ({failed or 'here it does'}); "
-                "None or False is needed"
+                "False is needed"
             )
 
     def close(self) -> None:
