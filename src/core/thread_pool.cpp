@@ -57,11 +57,17 @@ int initial_threads() {
   return usable_cores();
 }
 
-double steps_per_thread() {
+std::atomic<double> g_steps_per_thread{-1};  // nobody has asked yet
+
+double steps_per_thread() noexcept {
+  double steps = g_steps_per_thread.load(std::memory_order_relaxed);
+  if (steps >= 0) return steps;
   const char* const text = std::getenv("FLASHKERNEL_STEPS_PER_THREAD");
   char* end = nullptr;
-  const double steps = text ? std::strtod(text, &end) : 0;
-  return text && end != text && steps >= 0 ? steps : 32768;  // NaN is not >= 0
+  steps = text ? std::strtod(text, &end) : 0;
+  if (!text || end == text || !(steps >= 0)) steps = 32768;    // NaN is not >= 0
+  g_steps_per_thread.store(steps, std::memory_order_relaxed);  // whoever else has asked has found the same
+  return steps;
 }
 
 std::atomic<int> g_num_threads{0};  // 0: not set, and nobody has asked yet
@@ -214,7 +220,7 @@ void limit_workers(int most) noexcept {
 }
 
 int workers_for(double steps) noexcept {
-  static const double each = steps_per_thread();
+  const double each = steps_per_thread();
   const int workers = num_workers();
   if (steps >= workers * each) return workers;
   return steps < 2 * each ? 1 : static_cast<int>(steps / each);
