@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,14 +233,22 @@ def test_doctor_without_torch_leaves_out_what_it_cannot_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A machine with a GPU and without PyTorch, where each kernel for the GPU was WRONG once."""
-    on_gpu = [SimpleNamespace(id=f"add/cuda/{i}", op="add", device="cuda", available=True) for i in range(3)]
-    rows = [*add_kernels(), *on_gpu]
-    monkeypatch.setattr(selfcheck.fk, "kernels", lambda: rows)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert {check.kernel for check in selfcheck.check_kernels()} == {row.id for row in add_kernels()}
+
+    class OnGpu:
+        device = "cuda"
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(on_cpu[0], name)
+
+    on_cpu, on_gpu = add_kernels(), [OnGpu() for _ in range(3)]
+    now = selfcheck.fk.kernels  # with their counts of calls
+    monkeypatch.setattr(selfcheck.fk, "kernels", lambda: [*(row for row in now() if row.op == "add"), *on_gpu])
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "torch" else find(name, *more))
+    assert {check.kernel for check in selfcheck.check_kernels()} == {row.id for row in on_cpu}
     assert main(["doctor"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == f"All well: each of the {len(add_kernels())} kernels that were checked computes right."
+    assert first == f"All well: each of the {len(on_cpu)} kernels that were checked computes right."
     assert second.startswith("3 kernels for GPUs are not checked: PyTorch")
 
 

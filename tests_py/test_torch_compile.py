@@ -1,0 +1,119 @@
+"""flashkernel.torch under torch's own checks: opcheck, torch.compile(fullgraph=True), fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import flashkernel as fk
+import flashkernel.torch as fkt
+from test_torch import paged_arguments, randn
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def opcheck_cases() -> dict[str, tuple[Any, ...]]:
+    ops = torch.ops.flashkernel
+    q, k, v = randn(1, 4, 5, 8), randn(1, 2, 6, 8), randn(1, 2, 6, 8)
+    bias, sinks, slopes = randn(1, 1, 5, 6), randn(4), torch.rand(4)
+    cu = torch.tensor([0, 2, 5], dtype=torch.int32)
+    options = (True, -1, -1, 0.0, None, "distance")
+    mask = fk.pack_mask(torch.rand(1, 4, 5, 6) < 0.7)
+    x, w, b = randn(3, 8), randn(6, 8), randn(6)
+    cos = torch.randn(1, 5, 4)
+    return {
+        "attention": (ops.attention, (q, k, v, bias, None, slopes, sinks, *options)),
+        "attention_masked": (ops.attention, (q, k, v, bias, mask, slopes, sinks, *options[:-1], "signed")),
+        "attention_plain": (ops.attention, (q, k, v, *[None] * 4, *options)),
+        "pack_mask": (ops.pack_mask, (torch.rand(2, 5, 40) < 0.7,)),
+        "attention_varlen": (
+            ops.attention_varlen,
+            (randn(5, 4, 8), randn(5, 2, 8), randn(5, 2, 8), cu, cu, 3, 3, slopes, sinks, *options),
+        ),
+        "attention_paged": (ops.attention_paged, (*paged_arguments(), *[None] * 7, *options)),
+        "linear": (ops.linear, (x, w, b, "gelu_tanh", True)),
+        "linear_plain": (ops.linear, (x, w, None, None, True)),
+        "layer_norm": (ops.layer_norm, (x, None, randn(8), randn(8), 1e-5)),
+        "layer_norm_residual": (ops.layer_norm, (x, randn(3, 8), randn(8), randn(8), 1e-5)),
+        "rms_norm": (ops.rms_norm, (x, None, randn(8), 1e-6)),
+        "rms_norm_residual": (ops.rms_norm, (x, randn(3, 8), randn(8), 1e-6)),
+        "rope": (ops.rope, (q, randn(1, 2, 5, 8), None, None, 1e4, None, False, False)),
+        "rope_table": (ops.rope_table, (q, randn(1, 2, 5, 8), cos, cos, None, False, False)),
+        "swiglu": (ops.swiglu, (x, randn(3, 8))),
+        "softmax": (ops.softmax, (x, -1)),
+        "log_softmax": (ops.log_softmax, (x, 0)),
+        "sample": (ops.sample, (x, torch.ones(3), None, torch.full((3,), 0.9), *[None] * 8)),
+        "cross_entropy": (ops.cross_entropy, (x, torch.tensor([1, 2, 3]), -100, 0.1, "mean")),
+    }
+
+
+@pytest.mark.parametrize("name", opcheck_cases())
+def test_opcheck(name: str) -> None:
+    op, arguments = opcheck_cases()[name]
+    torch.library.opcheck(op.default, arguments)
+
+
+def test_sample_compiles_and_has_no_gradient() -> None:
+    logits, heat = torch.randn(5, 40), torch.ones(5)
+    expected = fk.sample(logits, heat, offset=torch.arange(5))
+    draw = lambda x: fkt.sample(x * 1, heat, offset=torch.arange(5))
+    assert torch.equal(draw(logits), expected)
+    assert torch.equal(torch.compile(draw, fullgraph=True, backend="aot_eager")(logits), expected)
+    tokens = draw(logits.requires_grad_())
+    assert torch.equal(tokens, expected) and not tokens.requires_grad
+
+
+def transformer_block(x: Any, residual: Any, w_qkv: Any, w_norm: Any, w_fc: Any, b_fc: Any, targets: Any) -> Any:
+    """Every op in one graph."""
+    h, residual = fkt.rms_norm(x, w_norm, residual=residual)
+    q, k, v = fkt.linear(h, w_qkv).reshape(2, 5, 3, 4, 8).permute(2, 0, 3, 1, 4)
+    q, k = fkt.rope(q, k)
+    h = fkt.attention(q, k, v, causal=True).transpose(1, 2).reshape(2, 5, 32)
+    h = fkt.layer_norm(h + residual, w_norm)
+    h = fkt.linear(h, w_fc, b_fc, activation="gelu_tanh")
+    h = fkt.swiglu(h, h) + fkt.softmax(h) + fkt.log_softmax(h)
+    return fkt.cross_entropy(h.flatten(0, 1), targets)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile_fullgraph(backend: str) -> None:
+    if backend == "inductor":
+        import shutil
+
+        if not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
+            pytest.skip("torch's inductor needs a C++ compiler")
+    arguments = [randn(2, 5, 32), randn(2, 5, 32), randn(96, 32), randn(32), randn(16, 32), randn(16)]
+    targets = torch.arange(10)
+    torch._dynamo.reset()
+    compiled = torch.compile(transformer_block, fullgraph=True, backend=backend)
+    expected = transformer_block(*arguments, targets)
+    got = compiled(*arguments, targets)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    for a, b in zip(torch.autograd.grad(got, arguments), torch.autograd.grad(expected, arguments), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*arguments, targets), expected.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_compile_keeps_shapes_dynamic() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q: fkt.attention(q, q, q, causal=True), fullgraph=True, backend="aot_eager", dynamic=True
+    )
+    for seq in (4, 9, 17):
+        q = randn(1, 2, seq, 8, grad=False)
+        torch.testing.assert_close(compiled(q), fkt.attention(q, q, q, causal=True))
+
+
+def test_fake_tensors_are_not_touched() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        q = torch.empty(1, 4, 5, 8)
+        assert fkt.attention(q, q, q).shape == (1, 4, 5, 8)
