@@ -61,7 +61,8 @@ activation: as of `linear`.
 out: written in place and returned; [..., out_features], x's dtype.
 
 Returns out. Sums are float32, rounded once. On the CPU float32 results are those of `linear` with the dequantised weight,
-bit for bit, where a vector kernel serves both. Kernels are for the CPU so far.
+bit for bit, where a vector kernel serves both. On CUDA the kernel for few rows takes float16 and bfloat16 x (8.0 and later) and
+rows of weight that start at multiples of 16 bytes; another kernel, slower, takes the rest.
 `flashkernel.quantized` reads the layouts of GPTQ and AWQ, quantises and dequantises.
 
 Source: GGUF's blocks, ggml-org/ggml; Frantar et al., GPTQ (2023); Lin et al., AWQ (2024).

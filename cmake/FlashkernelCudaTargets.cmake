@@ -113,7 +113,7 @@ if(NOT _sm80_architectures)
 endif()
 # Files that take long: those whose kernels ask nothing of 9.0 are made into PTX once.
 set(_cuda_sm80_once ${_cuda_sm80})
-list(FILTER _cuda_sm80_once INCLUDE REGEX "/(forward/sm80/.*|backward/sm80/instances/f32_.*|decode/sm80/instances/d[0-9_d]+|linear/.*)\\.cu$")
+list(FILTER _cuda_sm80_once INCLUDE REGEX "/(forward/sm80/.*|backward/sm80/instances/f32_.*|decode/sm80/instances/d[0-9_d]+|linear/(few_rows|tiles)/.*)\\.cu$")
 list(REMOVE_ITEM _cuda_sm80 ${_cuda_sm80_once})
 flashkernel_add_cuda_objects(flashkernel_cuda_sm80 "${_sm80_architectures}" ${_cuda_sm80})
 flashkernel_add_cuda_objects_once(flashkernel_cuda_sm80_once 80 "${_sm80_architectures}" ${_cuda_sm80_once})

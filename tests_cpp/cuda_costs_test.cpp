@@ -20,6 +20,8 @@ TEST(CudaCosts, NewerFamiliesAreFasterAndSplitsBeatThemAllForFewQueries) {
   rises({kNaive.many, kTiled.many, kForwardSm75.many, kForwardSm80.many, kForwardScoredSm90a.many, kForwardSm90a.many});
   rises({kLinearTiles.few, kLinearSm75.few, kLinearSm80.few, kLinearFewRows.few, kLinearSm90a.few,
          kLinearFewRowsSm80.few, kLinearFewRowsSm90a.few});
+  rises({kLinearTiles.few, kQuantizedFewRowsSm80.few});
+  rises({kLinearTiles.many, kQuantizedFewRowsSm80.many});
   rises({kLinearTiles.many, kLinearSm75.many, kLinearSm80.many, kLinearSm90a.many});
   rises({kGradientGeneric, kGradientSm75, kGradientSm80, kGradientSm90a});
   rises({kBackwardGeneric, kBackwardSm75, kBackwardSm80, kBackwardSm90a});

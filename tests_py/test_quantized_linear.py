@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ import pytest
 import flashkernel as fk
 from flashkernel import reference
 from flashkernel.generate import Engine, load_model
+from flashkernel.generate.arrays import TorchArrays
 from flashkernel.generate.errors import UnsupportedModelError
+from flashkernel.generate.gguf_checkpoint import GgufCheckpoint
+from flashkernel.generate.model import build_model
 from flashkernel.quantized import FORMATS, QuantizedWeight, dequantize, from_awq, from_gptq, quantize
 
 
@@ -148,7 +152,10 @@ def file_of(kind: str, path: Path, **sizes: int) -> Path:
 
 
 def tokens_of(path: Path, weights: str | None, dtype: str = "float32") -> list[int]:
-    model = load_model(path, device="cpu", dtype=dtype, weights=weights)
+    return tokens_from(load_model(path, device="cpu", dtype=dtype, weights=weights))
+
+
+def tokens_from(model: Any) -> list[int]:
     prompt = [1, 50, 90, 33, 7, 200, 12, 15, 9, 3, 77]  # more rows than a decode step has
     events = Engine(model, page_size=16).generate([prompt], max_new_tokens=24, stop_tokens=frozenset())
     return [event.token for event in events]
@@ -165,6 +172,17 @@ def test_tokens_of_a_model_in_blocks(kind: str, tmp_path: Path) -> None:
     assert tokens_of(path, "quantized") == tokens_of(path, None) == expected
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_tokens_of_a_model_in_blocks_on_torch(kind: str, tmp_path: Path) -> None:
+    """What a GPU does, on torch tensors of the CPU: rows at multiples of 16 bytes, an embedding in blocks."""
+    pytest.importorskip("torch")
+    path = file_of(kind, tmp_path, hidden=96, inner=160, heads=4)
+    model = build_model(GgufCheckpoint(path, keep_blocks=True), TorchArrays("float32", "cpu"))
+    kept = model.layers[0].out_weight.weight
+    assert model.layers[0].out_weight.shape == (96, 96) and kept.stride(0) % 16 == 0 and kept.data_ptr() % 16 == 0
+    assert tokens_from(model) == tokens_of(path, "dequantized")
+
+
 def test_other_types_are_dequantised(tmp_path: Path) -> None:
     path = file_of("Q6_K", tmp_path, hidden=256, inner=256, heads=8)
     assert tokens_of(path, "quantized") == tokens_of(path, "dequantized")
@@ -176,3 +194,41 @@ def test_what_cannot_stay_quantised_is_refused(tmp_path: Path) -> None:
         load_model(path, weights="int4")
     with pytest.raises(UnsupportedModelError, match=r"^load_model: weights='quantized' with a checkpoint that is no"):
         load_model(tmp_path, device="cpu", weights="quantized")
+
+
+# --- torch
+
+
+@pytest.mark.parametrize("activation", [None, "gelu_tanh"])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_gradients(name: str, activation: str | None) -> None:
+    torch = pytest.importorskip("torch")
+    import flashkernel.torch as fkt
+
+    weight = WEIGHTS[name]
+    parts = [None if part is None else torch.from_numpy(part) for part in (weight.weight, weight.scales, weight.zeros)]
+    results = []
+    for dense in (False, True):
+        x = torch.from_numpy(numbers(5, weight.shape[1])).requires_grad_()
+        bias = torch.from_numpy(numbers(70)).requires_grad_()
+        if dense:
+            out = fkt.linear(x, torch.from_numpy(dequantize(weight)), bias, activation=activation)
+        else:
+            out = fkt.quantized_linear(x, *parts, bias, format=weight.format, activation=activation)
+        out.backward(torch.from_numpy(numbers(5, 70)))
+        results.append((out.detach(), x.grad, bias.grad))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_a_gradient_of_scales_is_refused_and_compile_takes_the_op() -> None:
+    torch = pytest.importorskip("torch")
+    import flashkernel.torch as fkt
+
+    weight = WEIGHTS["int4, 32"]
+    packed, scales = torch.from_numpy(weight.weight), torch.from_numpy(weight.scales)
+    x = torch.from_numpy(numbers(2, 160))
+    with pytest.raises(NotImplementedError, match=r"^quantized_linear: weight, scales or zeros requires a gradient"):
+        fkt.quantized_linear(x, packed, scales.clone().requires_grad_())
+    call = lambda x: fkt.quantized_linear(x * 1, packed, scales) + 1
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x))

@@ -38,6 +38,10 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
         ),
         "attention_paged": (ops.attention_paged, (*paged_arguments(), *[None] * 7, *options)),
         "linear": (ops.linear, (x, w, b, "gelu_tanh", True)),
+        "quantized_linear": (
+            ops.quantized_linear,
+            (randn(3, 64), torch.randint(256, (6, 32), dtype=torch.uint8), torch.rand(6, 2), None, b, "int4", "silu"),
+        ),
         "linear_plain": (ops.linear, (x, w, None, None, True)),
         "layer_norm": (ops.layer_norm, (x, None, randn(8), randn(8), 1e-5)),
         "layer_norm_residual": (ops.layer_norm, (x, randn(3, 8), randn(8), randn(8), 1e-5)),

@@ -233,6 +233,7 @@ def torch_functions(x: Tensor, flag: bool) -> None:
     assert_type(fkt.rope(x, x), tuple[Tensor, Tensor])
     assert_type(fkt.rope_table(x, None, x, x), Tensor)
     assert_type(fkt.rope_table(x, x, x, x), tuple[Tensor, Tensor])
+    assert_type(fkt.quantized_linear(x, x, x), Tensor)
     assert_type(fkt.linear(x, x), Tensor)
     assert_type(fkt.swiglu(x, x), Tensor)
     assert_type(fkt.softmax(x), Tensor)

@@ -56,6 +56,8 @@ SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(?:add|swiglu|swiglu_bwd)/cpu/scalar", (CPU + "scalar/elementwise.",)),
     (r"(attention_\w+|\w+?)(?:_bwd)?/cpu/scalar", (CPU + r"scalar/\1.",)),
     (r"attention_(\w+)/cpu/(\w+?)(?:_fp16)?$", (CPU + r"\2/attention_\1", CPU + "simd/attention_")),
+    (r"quantized_linear/cuda/sm80/\w+/few_rows", (CUDA + "linear/quantized/few_rows/sm80/",)),
+    (r"quantized_linear/cuda/generic", (CUDA + "linear/quantized/generic/", CUDA + "linear/generic/gemm.")),
     (r"quantized_linear/cpu/(\w+)", (CPU + r"\1/quantized_linear.", CPU + "simd/quantized_linear_impl.")),
     (r"linear(?:_bwd)?/cpu/amx(?:_fp16)?$", (CPU + "amx/linear.", CPU + "amx/gemm_amx.")),
     (r"linear(?:_bwd)?/cpu/(\w+)", (CPU + r"\1/linear.", CPU + "simd/linear_impl.", CPU + "simd/gem")),

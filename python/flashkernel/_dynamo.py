@@ -79,6 +79,7 @@ TRACEABLE: tuple[str, ...] = (
     "linear_selected_log_prob",
     "log_softmax",
     "pack_mask",
+    "quantized_linear",
     "rms_norm",
     "rope",
     "rope_table",

@@ -65,7 +65,7 @@ def _add_machine(add: Callable[..., Any]) -> None:
     add(
         "--weights",
         choices=["quantized", "dequantized"],
-        help="of a GGUF file: Q4_0, Q4_1 and Q8_0 as they are, or as --dtype (default: the first on the CPU)",
+        help="of a GGUF file: Q4_0, Q4_1 and Q8_0 as they are, or as --dtype (default: as they are on the CPU alone)",
     )
     add(
         "--kv-dtype",

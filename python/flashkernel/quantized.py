@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _C
 
-__all__ = ["FORMATS", "QuantizedWeight", "dequantize", "from_awq", "from_gptq", "quantize"]
+__all__ = ["FORMATS", "QuantizedWeight", "dequantize", "dequantize_tensor", "from_awq", "from_gptq", "quantize"]
 
 # Bytes of a block of 32 elements: before the elements, and theirs.
 FORMATS = {"int4": (0, 16), "int8": (0, 32), "q4_0": (2, 16), "q4_1": (4, 16), "q8_0": (2, 32)}
@@ -142,6 +142,35 @@ def dequantize(weight: QuantizedWeight) -> np.ndarray:
     if weight.zeros is not None:
         zeros = _numpy(weight.zeros).astype(np.float32)[..., None]
     return ((q.reshape(rows, scales.shape[1], -1) - zeros) * scales[..., None]).reshape(rows, columns)
+
+
+def dequantize_tensor(weight: Any, scales: Any, zeros: Any, format: str, dtype: Any) -> Any:
+    """`dequantize` for torch tensors, on their device: a tensor of `dtype`, rounded once.
+
+    >>> import torch
+    >>> from flashkernel.quantized import dequantize_tensor
+    >>> packed = torch.full((1, 16), 0x9A, dtype=torch.uint8)
+    >>> dequantize_tensor(packed, torch.ones(1, 1), None, "int4", torch.float16)[0, [0, 16]].tolist()
+    [2.0, 1.0]
+    """
+    import torch
+
+    rows, (head, size) = weight.shape[0], FORMATS[format]
+    blocks = weight if format == "int8" else weight.reshape(rows, -1, head + size)
+    elements = blocks[..., head:].contiguous()
+    if size == BLOCK:
+        q = elements.view(torch.int8).float()
+    else:
+        q = torch.cat([elements & 15, elements >> 4], -1).float()
+    zero = 8.0 if format in ("int4", "q4_0") else 0.0
+    if head:
+        own = blocks[..., :head].contiguous().view(torch.float16).float()
+        values = (q - zero) * own[..., :1]
+        values = values + own[..., 1:] if head == 4 else values
+    else:
+        values = q.reshape(rows, scales.shape[1], -1) - (zero if zeros is None else zeros.float()[..., None])
+        values = values * scales.float()[..., None]
+    return values.reshape(rows, -1).to(dtype)
 
 
 def _nibbles(words: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> np.ndarray:

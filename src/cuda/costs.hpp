@@ -52,7 +52,7 @@ inline constexpr Rates kFewQueriesSm90a{1700000, 360000000};
 
 inline constexpr Rates kLinearTiles{50000, 10000000}, kLinearSm75{100000, 100000000}, kLinearSm80{200000, 200000000},
     kLinearFewRows{400000, 1}, kLinearSm90a{800000, 350000000}, kLinearFewRowsSm80{1600000, 1},
-    kLinearFewRowsSm90a{2000000, 1};
+    kLinearFewRowsSm90a{2000000, 1}, kQuantizedFewRowsSm80{4000000, 60000000};
 }  // namespace rates
 
 /// Query rows of a kv head up to which a call of attention is bound by reading keys and values.
@@ -68,7 +68,8 @@ inline double attention_us(const AttentionParams& p, const Rates& rates) {
   return launch_and(work::product(p.batch * p.heads_kv, p.seq_k) * static_cast<double>(p.head_dim + p.head_dim_v),
                     rates.few);
 }
-inline double linear_us(const LinearParams& p, const Rates& rates) {
+template <class Params>
+double linear_us(const Params& p, const Rates& rates) {
   if (p.rows > kFewRowsOfLinear) return launch_and(work_of(p), rates.many);
   return launch_and(work::product(p.in_features, p.out_features), rates.few);
 }
@@ -77,8 +78,8 @@ template <const Rates& kRates>
 float attention_cost_us(const AttentionParams& p, const DeviceFacts&) {
   return static_cast<float>(attention_us(p, kRates));
 }
-template <const Rates& kRates>
-float linear_cost_us(const LinearParams& p, const DeviceFacts&) {
+template <const Rates& kRates, class Params = LinearParams>
+float linear_cost_us(const Params& p, const DeviceFacts&) {
   return static_cast<float>(linear_us(p, kRates));
 }
 

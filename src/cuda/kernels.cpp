@@ -95,7 +95,13 @@ KernelTable<LinearParams> cuda_kernels() {
 
 template <>
 KernelTable<QuantizedLinearParams> cuda_kernels() {
-  return {};
+  static constexpr KernelEntry<QuantizedLinearParams> rows[] = {
+      quantized_few_rows<DType::kFloat16>("quantized_linear/cuda/sm80/f16/few_rows"),
+      quantized_few_rows<DType::kBFloat16>("quantized_linear/cuda/sm80/bf16/few_rows"),
+      invariant(plain<QuantizedLinearParams, cuda::quantized_linear>(
+          "quantized_linear/cuda/generic", kEvery, arithmetic::kTiled, cuda::quantized_linear_supports,
+          cuda::linear_cost_us<rates::kLinearTiles, QuantizedLinearParams>))};
+  return table(rows);
 }
 
 template <>

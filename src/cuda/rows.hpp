@@ -23,6 +23,8 @@
 #include "cuda/linear/tiles/sm75/linear.hpp"
 #include "cuda/linear/tiles/sm80/linear.hpp"
 #include "cuda/linear/tiles/sm90a/linear.hpp"
+#include "cuda/linear/quantized/few_rows/sm80/few_rows.hpp"
+#include "cuda/linear/quantized/generic/quantized_linear.hpp"
 #include "cuda/row_costs.hpp"
 #include "ops/kernel_entry.hpp"
 
@@ -318,6 +320,19 @@ constexpr KernelEntry<LinearParams> hopper_few_rows(const char* name, const char
   return row<LinearParams>(name, kHopper, arithmetic, cuda::sm90a::linear_few_rows_supports<Kernel, kDtype>,
                            cuda::sm90a::linear_few_rows_cost_us<Kernel>, cuda::sm90a::plan_linear_few_rows<Kernel>,
                            cuda::sm90a::linear_few_rows<Kernel>);
+}
+
+/// quantized_linear, cut by a plan.
+inline Plan plan_quantized_few_rows(const QuantizedLinearParams& p, const DeviceFacts& facts) {
+  return Plan::of(cuda::sm80::plan_quantized_few_rows(p, facts.num_sms,
+                                                      static_cast<std::size_t>(facts.max_shared_bytes_per_block)));
+}
+template <DType kDtype>
+constexpr KernelEntry<QuantizedLinearParams> quantized_few_rows(const char* name) {
+  return row<QuantizedLinearParams>(name, kAmpere, arithmetic::kQuantizedSm80,
+                                    cuda::sm80::quantized_few_rows_supports<kDtype>,
+                                    cuda::linear_cost_us<rates::kQuantizedFewRowsSm80, QuantizedLinearParams>,
+                                    plan_quantized_few_rows, cuda::sm80::quantized_few_rows<kDtype>);
 }
 
 /// linear of many rows, by one way to deal out k and tiles.

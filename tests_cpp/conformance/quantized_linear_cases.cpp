@@ -157,6 +157,11 @@ void cases(CaseList& list) {
         gaps.weight_gap = 5, gaps.scale_gap = 3;
         add(name + "_gaps_r" + std::to_string(rows), gaps);
       }
+      // More chunks of k than a warp has under way, by two warps: the emulator's four multiprocessors are full of
+      // blocks.
+      for (const std::int64_t rows : {1, 20})
+        if (kind.format == WeightFormat::kQ8_0 || name == "int4_g64_zeros")
+          add(name + "_long_r" + std::to_string(rows), spec(rows, 2816, rows == 1 ? 384 : 768));
       add(name + "_no_rows", spec(0, 128, 5));
       Spec special = spec(17, 128, 30);
       special.adjust = [](TestTensor& x) {  // each in a row of its own
@@ -169,6 +174,25 @@ void cases(CaseList& list) {
     for (const std::int64_t rows : {1, 5, 40})
       add("int8_row_i101_r" + std::to_string(rows),
           {dtype, WeightFormat::kInt8, rows, 101, 37, 101, false, DType::kFloat32});
+    // An odd number of blocks in the last chunk of 256.
+    for (const std::int64_t rows : {5, 20}) {
+      add("int4_odd_r" + std::to_string(rows), {dtype, WeightFormat::kInt4, rows, 288, 33, 32, true});
+      add("int8_odd_r" + std::to_string(rows), {dtype, WeightFormat::kInt8, rows, 608, 33, 32, false});
+    }
+    // Rows of blocks that end within a vector of 16 bytes, and start at multiples of 16.
+    struct Padded {
+      const char* name;
+      WeightFormat format;
+      std::int64_t in, gap;
+    };
+    for (const Padded& padded :
+         {Padded{"q4_0", WeightFormat::kQ4_0, 224, 2}, Padded{"q4_0_long", WeightFormat::kQ4_0, 576, 12},
+          Padded{"q4_1", WeightFormat::kQ4_1, 96, 4}, Padded{"q8_0", WeightFormat::kQ8_0, 352, 10}})
+      for (const std::int64_t rows : {5, 20}) {
+        Spec spec{dtype, padded.format, rows, padded.in, 33};
+        spec.weight_gap = padded.gap;
+        add(std::string(padded.name) + "_padded_r" + std::to_string(rows), spec);
+      }
     add("no_in_features_q4_0", {dtype, WeightFormat::kQ4_0, 3, 0, 5});
     add("no_in_features_int8", {dtype, WeightFormat::kInt8, 12, 0, 5});
     Spec far{dtype, WeightFormat::kQ4_0, 2, 64, 33};

@@ -15,6 +15,7 @@ import numpy as np
 
 import flashkernel as fk
 
+from ..quantized import QuantizedWeight, dequantize, dequantize_tensor
 from .checkpoint import bfloat16_to_float32, float32_to_bfloat16
 from .sampling import draw, log_probabilities, penalise
 
@@ -67,6 +68,14 @@ class HostArrays:
 
             return torch.cat(list(parts), dim)
         return np.concatenate(parts, dim)
+
+    def blocks(self, weight: QuantizedWeight) -> QuantizedWeight:
+        """A matrix of a GGUF file that stays in its blocks."""
+        return weight
+
+    def take_blocks(self, weight: QuantizedWeight, rows: Any) -> Any:
+        """Rows of it, as numbers."""
+        return self.weight(dequantize(weight[rows]))
 
     def transposed(self, weight: Any) -> Any:
         """A weight [in, out] as [out, in], in the layout that `linear` likes best on this device."""
@@ -304,6 +313,16 @@ class TorchArrays(HostArrays):
                 return None
             behind += part.numel() * part.element_size()
         return whole
+
+    def blocks(self, weight: QuantizedWeight) -> QuantizedWeight:
+        """On the device, rows at multiples of 16 bytes: what the kernel for a decode step's rows reads."""
+        rows, size = weight.weight.shape
+        whole = np.zeros((rows, size + -size % 16), np.uint8)
+        whole[:, :size] = weight.weight
+        return QuantizedWeight(self._place(whole)[:, :size], None, None, weight.format)
+
+    def take_blocks(self, weight: QuantizedWeight, rows: Any) -> Any:
+        return dequantize_tensor(self.take(weight.weight, rows), None, None, weight.format, self._dtype)
 
     def transposed(self, weight: Any) -> Any:
         """On a GPU along in, where the kernels for a decode step's few rows are fastest: a copy, unless it lies so."""

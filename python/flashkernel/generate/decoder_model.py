@@ -15,7 +15,7 @@ import numpy as np
 import flashkernel as fk
 from flashkernel.typing import KvAppendRopeWithQ
 
-from ..quantized import QuantizedWeight, dequantize
+from ..quantized import QuantizedWeight
 from .arrays import HostArrays
 from .checkpoint import Checkpoint, MemoryCheckpoint
 from .config import read_fields
@@ -209,7 +209,7 @@ class DecoderModel(Model, model_types=FAMILIES):
                 parts = [checkpoint.blocks(prefix + name, shape) for name, shape in zip(full, shapes, strict=True)]
                 joined = _joined(parts)
                 if joined is not None:
-                    return joined
+                    return arrays.blocks(joined)
             whole = arrays.stack([read(name, rows, *tail) for name, (_, rows) in zip(full, names, strict=True)])
             self.stacked.append(([prefix + name for name in full], whole))
             return whole
@@ -243,7 +243,9 @@ class DecoderModel(Model, model_types=FAMILIES):
         def table(name: str) -> Any:
             """The rows of the vocabulary."""
             kept = checkpoint.blocks(name, (self.vocab_size, hidden))
-            return arrays.weight(checkpoint.read(name, (self.vocab_size, hidden))) if kept is None else kept
+            if kept is not None:
+                return arrays.blocks(kept)
+            return arrays.weight(checkpoint.read(name, (self.vocab_size, hidden)))
 
         self.embedding = table(embedding)
         self.layers = []
@@ -287,7 +289,7 @@ class DecoderModel(Model, model_types=FAMILIES):
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
         arrays = self.arrays
         if isinstance(self.embedding, QuantizedWeight):
-            residual = arrays.weight(dequantize(self.embedding[batch.tokens]))
+            residual = arrays.take_blocks(self.embedding, batch.tokens)
         else:
             residual = arrays.take(self.embedding, batch.tokens)
         if self.embedding_factor != 1.0:

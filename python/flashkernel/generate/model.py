@@ -285,8 +285,8 @@ def load_model(
     device: "auto" (a CUDA device if this build and machine have one), "cpu" or "cuda".
     dtype: "float32", "float16" or "bfloat16", of weights, activations and cache.
     weights: of a GGUF file, "quantized" (matrices of Q4_0, Q4_1 and Q8_0 stay in their blocks, less than a third of
-        the memory of 16 bits; on the CPU) or "dequantized"; None: the first where it can be. Sums are float32 either
-        way.
+        the memory of 16 bits) or "dequantized"; None: the first on the CPU, where the tokens in float32 are the
+        same, and the second on a GPU. Sums are float32 either way.
     tensor_parallel: the ranks that share the model (docs/tensor_parallel.md), whose matrices are dequantised; every one
         of them makes this call. None: this process has all of it.
 
@@ -319,10 +319,11 @@ def _keeps_blocks(weights: str | None, gguf: bool, device: str) -> bool:
     """Whether a file's quantised matrices stay in their blocks."""
     if weights not in (None, "quantized", "dequantized"):
         raise ValueError(f"load_model: weights={weights!r}; 'quantized', 'dequantized' or None is needed")
-    if weights == "quantized" and not (gguf and device == "cpu"):
-        found = f"device {device}" if gguf else "a checkpoint that is no GGUF file"
-        raise UnsupportedModelError(f"load_model: weights='quantized' with {found}; a GGUF file on the CPU is needed")
-    return gguf and device == "cpu" and weights != "dequantized"
+    if weights == "quantized" and not gguf:
+        raise UnsupportedModelError(
+            "load_model: weights='quantized' with a checkpoint that is no GGUF file; a GGUF file is needed"
+        )
+    return gguf and (weights == "quantized" or (weights is None and device == "cpu"))
 
 
 def _load(

@@ -16,6 +16,7 @@ from .linear import Linear, linear
 from .linear_loss import LinearCrossEntropyLoss, linear_cross_entropy, linear_selected_log_prob
 from .loss import cross_entropy
 from .norm import RMSNorm, layer_norm, rms_norm
+from .quantized_linear import quantized_linear
 from .rope import rope, rope_table
 from .sampling import sample
 from .sdpa import scaled_dot_product_attention
@@ -38,6 +39,7 @@ __all__ = [
     "linear_selected_log_prob",
     "log_softmax",
     "pack_mask",
+    "quantized_linear",
     "rms_norm",
     "rope",
     "rope_table",

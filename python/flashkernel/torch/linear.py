@@ -80,11 +80,11 @@ def _grad(ctx: Any, grad_out: Any, _: Any) -> Any:
         return None, None, None, None, None
     x, weight, preactivation = ctx.saved_tensors
     need = ctx.needs_input_grad[:3]
-    grads = _backward(grad_out, x, weight, preactivation, ctx.activation, ctx.bias_dtype or x.dtype, *need)
+    grads = linear_backward(grad_out, x, weight, preactivation, ctx.activation, ctx.bias_dtype or x.dtype, *need)
     return *(grad if needed else None for grad, needed in zip(grads, need, strict=True)), None, None
 
 
-_backward = define(
+linear_backward = define(
     "linear_backward(Tensor grad_out, Tensor x, Tensor weight, Tensor? preactivation, str? activation, "
     "ScalarType bias_dtype, bool need_x, "
     "bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",

@@ -16,7 +16,7 @@ from ... import selfcheck
 from ...selfcheck import samples_of
 from .. import baselines
 from ..case import DTYPES, OURS, PEER, TOLERANCE, Case, Inputs, Provider, Settings, Work, attention_flop, each, nbytes
-from . import decode, linear, linear_loss, rows, sampling
+from . import decode, linear, linear_loss, quantized_linear, rows, sampling
 
 __all__ = ["OPS", "Representative", "call_for", "kernels", "representative"]
 
@@ -162,6 +162,12 @@ def _linear(s: Settings, r: Representative) -> Pair:
     return _of(linear.linear_work(s, r.dtype, count, features, outputs), f"{count} x {features} -> {outputs}, GELU")
 
 
+def _quantized_linear(s: Settings, r: Representative) -> Pair:
+    count, features, outputs = s.pick(quick=(4, 256, 128), cpu=(1, 576, 1536), cuda=(1, 4096, 28672))
+    work = quantized_linear.quantized_linear_work(s, r.dtype, count, features, outputs, "q4_0")
+    return _of(work, f"q4_0, {count} x {features} -> {outputs}")
+
+
 def _linear_bwd(s: Settings, r: Representative) -> Pair:
     count, features, outputs = s.pick(quick=(32, 64, 128), cpu=(128, 768, 768), cuda=(4096, 4096, 4096))
     return _of(linear.linear_backward_work(s, r.dtype, count, features, outputs), f"{count} x {features} -> {outputs}")
@@ -239,6 +245,7 @@ OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
     "merge_states": _merge_states,
     "linear": _linear,
     "linear_bwd": _linear_bwd,
+    "quantized_linear": _quantized_linear,
     "add": _matrix(rows.ELEMENTWISE["add"]),
     "swiglu": _matrix(rows.ELEMENTWISE["swiglu"]),
     "swiglu_bwd": _matrix(rows.ELEMENTWISE["swiglu_backward"]),
