@@ -35,9 +35,9 @@ inline constexpr const char* kTilesSm75 = "tiles_sm75";
 inline constexpr const char* kTilesSm80 = "tiles_sm80";
 inline constexpr const char* kTilesSm80F32 = "tiles_sm80_f32";
 inline constexpr const char* kTilesSm90a = "tiles_sm90a";
-inline constexpr const char* kWholeKSm90a = "tiles_whole_k_sm90a";   // k16 after k16, whatever the tile
-inline constexpr const char* kClusterSm90a = "tiles_cluster_sm90a";  // k in as many parts as the cluster has blocks
-inline constexpr const char* kSplitKSm90a = "tiles_split_k_sm90a";   // k in parts, by the number of multiprocessors
+inline constexpr const char* kWholeKSm90a = "tiles_whole_k_sm90a";      // k16 after k16, whatever the tile
+inline constexpr const char* kClusterSm90a = "tiles_cluster_sm90a";     // k in as many parts as the cluster has blocks
+inline constexpr const char* kSplitKSm90a = "tiles_split_k_sm90a";      // k in parts, by the number of multiprocessors
 inline constexpr const char* kQuantizedSm80 = "quantized_blocks_sm80";  // of 32, each scaled; k in parts of a warp
 /// Rows that a block holds, and rows that it reads twice.
 inline constexpr const char* kHeldRow = "held_row";
