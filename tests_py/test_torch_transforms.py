@@ -21,6 +21,7 @@ def f(*shape):
 
 q, packed, cu = f(1, 2, 4, 8), f(4, 2, 8), torch.tensor([0, 4], dtype=torch.int32)
 weight, row, angles = f(3, 4), f(3), f(4, 4)
+blocks, steps = torch.full((3, 16), 0x5B, dtype=torch.uint8), f(3, 1)  # of a weight in 4 bits
 # Each op as a function of one tensor.
 OPS = {
     "attention": (lambda x: fkt.attention(x, q, x, causal=True), q),
@@ -31,6 +32,7 @@ OPS = {
     "linear_cross_entropy": (lambda x: fkt.linear_cross_entropy(x, weight, torch.tensor([0, 2]), row), f(2, 4)),
     "linear_selected_log_prob": (lambda x: fkt.linear_selected_log_prob(x, weight, torch.tensor([0, 2])), f(2, 4)),
     "log_softmax": (fkt.log_softmax, f(2, 4)),
+    "quantized_linear": (lambda x: fkt.quantized_linear(x, blocks, steps, None, row, activation="silu"), f(2, 32)),
     "rms_norm": (lambda x: fkt.rms_norm(x, x[0]), f(2, 4)),
     "rope": (lambda x: torch.cat(fkt.rope(x, 2 * x)), q),
     "rope_table": (lambda x: fkt.rope_table(x, None, angles, angles), q),
@@ -136,7 +138,8 @@ def test_second_derivatives(name):
         (expected,) = torch.autograd.grad(first.sum(), leaf)
         torch.testing.assert_close(twice(x), expected)
         return
-    with pytest.raises(NotImplementedError, match=f"{name}_backward: second derivatives are not implemented"):
+    gradient = {"quantized_linear": "linear"}.get(name, name)  # its gradient is linear's
+    with pytest.raises(NotImplementedError, match=f"{gradient}_backward: second derivatives are not implemented"):
         twice(x)
 
 
