@@ -162,7 +162,7 @@ ForwardPlan forward_plan(const AttentionParams& p, const CudaDeviceProperties& d
   return plan;
 }
 
-inline void plan_bias(const AttentionParams& p, const CudaDeviceProperties& device, ScoredPlan* plan) {
+inline void plan_bias(const AttentionParams& p, ScoredPlan* plan) {
   const TensorMapSpec spec = bias_map(p);
   plan->bias = bias_from(p);
   if (plan->bias != BiasFrom::kTiles) return;
@@ -178,7 +178,7 @@ void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
   const CudaDeviceProperties& device = cuda_device_properties(p.device.index);
   typename Shape::Plan plan{};
   static_cast<ForwardPlan&>(plan) = forward_plan<Shape, kModified>(p, device);
-  if constexpr (Shape::kScored) plan_bias(p, device, &plan);
+  if constexpr (Shape::kScored) plan_bias(p, &plan);
   const auto box = static_cast<std::uint32_t>(plan.kv_box_rows);
   LaunchShape shape{static_cast<unsigned>(count_blocks(p, plan.items, device.num_sms)), Shape::kThreads,
                     SharedLayout<Shape>::kBytes, stream};
