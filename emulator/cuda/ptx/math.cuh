@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "half_bits.h"
+
 namespace flashkernel::cuda::ptx {
 
 inline float flush_to_zero(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
