@@ -70,7 +70,7 @@ endif()
 
 # The invariant mode: a row's bits among others, in chunks, in pages and decoded.
 add_executable(invariance_emulated $<TARGET_OBJECTS:flashkernel_emulated_kernels> $<TARGET_OBJECTS:flashkernel_emulated_table>
-                                   ${_objects} conformance/test_tensor.cpp invariance_test.cpp)
+                                   ${_objects} conformance/test_tensor.cpp invariance_emulated.cpp)
 target_link_libraries(invariance_emulated PRIVATE simt_emulator GTest::gtest_main)
 target_include_directories(invariance_emulated PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 set(_capabilities 90)
