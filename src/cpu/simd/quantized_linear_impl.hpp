@@ -4,6 +4,8 @@
 // `linear` on an fp32 weight [out, in]: for the same instruction set both give the same bits.
 #pragma once
 
+#include <cstring>
+
 #include "cpu/simd/gemm_vec.hpp"
 #include "cpu/simd/gemv.hpp"
 #include "ops/quantized_linear_params.hpp"
@@ -28,13 +30,20 @@ struct Blocks {
     }
   }
 
+  /// A number within a block, which may begin at any byte of a file.
+  __attribute__((always_inline)) static inline Reg half_at(const std::uint8_t* from) {
+    Half half;
+    std::memcpy(&half, from, sizeof half);
+    return Simd::broadcast(&half);
+  }
+
   /// The scale and the offset of a block at `from`, of group `group` of row `out`.
   __attribute__((always_inline)) inline void scale(const std::uint8_t* from, std::int64_t out, std::int64_t group,
                                                    Reg* scale, Reg* offset) const {
     if constexpr (quantized::is_gguf(kFormat)) {
-      *scale = Simd::broadcast(reinterpret_cast<const Half*>(from));
+      *scale = half_at(from);
       if constexpr (kFormat == WeightFormat::kQ4_1) {
-        *offset = Simd::broadcast(reinterpret_cast<const Half*>(from + 2));
+        *offset = half_at(from + 2);
       } else {
         *offset = Simd::mul(*scale, Simd::set1(-quantized::plain_zero(kFormat)));
       }
