@@ -144,27 +144,36 @@ TEST(DecodeClusters, ThresholdsAreWhereTheyAreNamed) {
   EXPECT_FALSE(is_for(1, 52 * kMostKeysOfFewBlocks + 1, 1, 1, 52));
 }
 
-/// The plan of the row that serves a call on an H200.
-template <class Params>
-cuda::BlockRows<Params> block_rows(const Params& p) {
+DeviceFacts h200() {
   DeviceFacts facts;
   facts.compute_capability = 90;
   facts.num_sms = 132;
   facts.max_shared_bytes_per_block = 227 * 1024;
+  return facts;
+}
+
+NormParams rms_norm_of(std::int64_t rows, std::int64_t features, bool residual) {
+  NormParams p;
+  p.dtype = DType::kFloat16;
+  p.device = Device::cuda(0);
+  p.kind = NormKind::kRmsNorm;
+  p.rows = rows, p.features = features;
+  p.x = p.out = address();
+  if (residual) p.residual = p.residual_out = address();
+  p.stride_x_row = p.stride_out_row = p.stride_residual_row = p.stride_residual_out_row = features;
+  return p;
+}
+
+/// The plan of the row that serves a call on an H200.
+template <class Params>
+cuda::BlockRows<Params> block_rows(const Params& p) {
+  DeviceFacts facts = h200();
   return make_plan(choose(p, DeviceType::kCuda, facts), p, facts).template as<cuda::BlockRows<Params>>();
 }
 
 TEST(RowPlans, ANormsPlanHasTheBlockOfItsLaunch) {
   const auto plan_of = [](std::int64_t rows, std::int64_t features, bool residual) {
-    NormParams p;
-    p.dtype = DType::kFloat16;
-    p.device = Device::cuda(0);
-    p.kind = NormKind::kRmsNorm;
-    p.rows = rows, p.features = features;
-    p.x = p.out = address();
-    if (residual) p.residual = p.residual_out = address();
-    p.stride_x_row = p.stride_out_row = p.stride_residual_row = p.stride_residual_out_row = features;
-    return block_rows(p);
+    return block_rows(rms_norm_of(rows, features, residual));
   };
   const auto expect = [](const cuda::BlockRows<NormParams>& plan, int threads, int rows) {
     EXPECT_NE(plan.kernel, nullptr);
@@ -183,10 +192,7 @@ TEST(RowPlans, ANormsPlanHasTheBlockOfItsLaunch) {
 /// The row and the plan that the invariant mode gives a call on an H200.
 template <class Params>
 std::string row_in_mode(const Params& p, cuda::BlockRows<Params>* plan = nullptr) {
-  DeviceFacts facts;
-  facts.compute_capability = 90;
-  facts.num_sms = 132;
-  facts.max_shared_bytes_per_block = 227 * 1024;
+  DeviceFacts facts = h200();
   facts.clusters = &cuda::sm90a::kH200.clusters;
   facts = in_mode(facts);
   const Choice<Params> choice = choose_invariant(p, DeviceType::kCuda, facts);
@@ -201,16 +207,8 @@ TEST(InvariantMode, ANormsPlanIsThatOfAnyNumberOfRows) {
       cuda::BlockRows<NormParams> first;
       std::string arithmetic;
       for (const std::int64_t rows : {1, 2, 500, 100000}) {
-        NormParams p;
-        p.dtype = DType::kFloat16;
-        p.device = Device::cuda(0);
-        p.kind = NormKind::kRmsNorm;
-        p.rows = rows, p.features = features;
-        p.x = p.out = address();
-        if (residual) p.residual = p.residual_out = address();
-        p.stride_x_row = p.stride_out_row = p.stride_residual_row = p.stride_residual_out_row = features;
         cuda::BlockRows<NormParams> plan;
-        const std::string own = row_in_mode(p, &plan);
+        const std::string own = row_in_mode(rms_norm_of(rows, features, residual), &plan);
         if (rows == 1) first = plan, arithmetic = own;
         EXPECT_EQ(own, arithmetic);
         EXPECT_EQ(plan.kernel, first.kernel) << rows << " rows of " << features;

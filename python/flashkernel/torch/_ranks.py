@@ -56,7 +56,7 @@ def guarded(who: str, what: str, call: Callable[[], Any]) -> Any:
     """The result of a call that other ranks take part in."""
     try:
         return call()
-    except torch.cuda.OutOfMemoryError:  # a RuntimeError, too, and no rank's fault
+    except torch.cuda.OutOfMemoryError:  # it is a RuntimeError, but says nothing of another rank
         raise
     except RuntimeError as error:
         reason = str(error).strip().splitlines()

@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 
-from flashkernel.torch._library import dense, like
-
 from .exchange import all_gather, all_to_all
 from .layout import Call, Span, calls, global_order
-from .partial import Job, Saved, Sums, grads_of, pack, sinks_grad, unpack
+from .partial import Job, Sums, given_back, grads_of, keep, kept, pack, unpack
 
 __all__ = ["Gather", "from_ranks", "gather_rows", "to_ranks"]
 
@@ -56,22 +54,15 @@ class Gather(torch.autograd.Function):
         packed = gather_rows(job, pack(k, v), "gathers keys and values")
         sums = Sums(q, v.shape[3], sinks)
         sums.add(job, _plan(job), *unpack(packed, k.shape[3]))
-        out, lse = sums.result()
-        ctx.save_for_backward(q, k, v, sinks, out, lse)
-        ctx.job = job
-        ctx.set_materialize_grads(False)
-        return out, lse
+        return keep(ctx, q, k, v, sinks, sums, job)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
-        q, k, v, sinks, out, lse = ctx.saved_tensors
+        saved, k, v, grad_q = kept(ctx, grad_out, grad_lse)
         job: Job = ctx.job
-        grad_out = torch.zeros_like(out) if grad_out is None else dense(grad_out)
-        saved = Saved(grad_out, dense(grad_lse), dense(q), out, lse)
         packed, head_dim = gather_rows(job, pack(k, v), "gathers keys and values"), k.shape[3]
-        grad_q = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-        whole = torch.zeros(packed.shape, dtype=torch.float32, device=q.device)
+        whole = torch.zeros(packed.shape, dtype=torch.float32, device=k.device)
         for call in _plan(job):
             keys, values = unpack(packed[call.k.begin : call.k.end], head_dim)
             whole[call.k.begin : call.k.end] += grads_of(job, (call,), saved, keys, values, call.k, grad_q)
@@ -81,6 +72,4 @@ class Gather(torch.autograd.Function):
         total = parts[:own]
         for rank in range(1, job.size):  # in the order of the ranks, so that the sum is the same every time
             total += parts[rank * own : (rank + 1) * own]
-        grad_k, grad_v = unpack(total, head_dim)
-        grad_sinks = sinks_grad(saved, sinks) if ctx.needs_input_grad[3] else None
-        return like(q).copy_(grad_q), like(k).copy_(grad_k), like(v).copy_(grad_v), grad_sinks, None
+        return given_back(ctx, saved, grad_q, total)

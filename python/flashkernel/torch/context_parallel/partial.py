@@ -15,7 +15,7 @@ from flashkernel.torch._library import dense, like
 
 from .layout import Call, Span
 
-__all__ = ["Job", "Sums", "grads_of", "pack", "unpack"]
+__all__ = ["Job", "Sums", "given_back", "grads_of", "keep", "kept", "pack", "unpack"]
 
 
 class Job(NamedTuple):
@@ -89,6 +89,31 @@ class Saved(NamedTuple):
     q: torch.Tensor
     out: torch.Tensor
     lse: torch.Tensor
+
+
+def keep(ctx: Any, q: Any, k: Any, v: Any, sinks: Any, sums: Sums, job: Job) -> tuple[torch.Tensor, torch.Tensor]:
+    """The end of a forward pass: what it gives, kept for `kept`."""
+    out, lse = sums.result()
+    ctx.save_for_backward(q, k, v, sinks, out, lse)
+    ctx.job = job
+    ctx.set_materialize_grads(False)
+    return out, lse
+
+
+def kept(ctx: Any, grad_out: Any, grad_lse: Any) -> tuple[Saved, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The beginning of a backward pass: what the gradients are made of, k, v, and a float32 grad_q of zeros."""
+    q, k, v, _, out, lse = ctx.saved_tensors
+    grad_out = torch.zeros_like(out) if grad_out is None else dense(grad_out)
+    grad_q = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    return Saved(grad_out, dense(grad_lse), dense(q), out, lse), k, v, grad_q
+
+
+def given_back(ctx: Any, saved: Saved, grad_q: torch.Tensor, packed: torch.Tensor) -> tuple[Any, ...]:
+    """The end of a backward pass: gradients of (q, k, v, sinks, job) from float32 ones, those of keys packed."""
+    q, k, v, sinks, *_ = ctx.saved_tensors
+    grad_k, grad_v = unpack(packed, k.shape[3])
+    grad_sinks = sinks_grad(saved, sinks) if ctx.needs_input_grad[3] else None
+    return like(q).copy_(grad_q), like(k).copy_(grad_k), like(v).copy_(grad_v), grad_sinks, None
 
 
 def grads_of(

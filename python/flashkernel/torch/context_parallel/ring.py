@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 
-from flashkernel.torch._library import dense, like
-
 from .exchange import Transfer, start
 from .layout import Call, Span, calls, rows_needed
-from .partial import Job, Saved, Sums, grads_of, pack, sinks_grad, unpack
+from .partial import Job, Sums, given_back, grads_of, keep, kept, pack, unpack
 
 __all__ = ["Ring"]
 
@@ -77,22 +75,15 @@ class Ring(torch.autograd.Function):
         for _, plan, keys, values, rows in _steps(job, pack(k, v), k.shape[3]):
             if plan:
                 sums.add(job, plan, keys, values, rows.begin)
-        out, lse = sums.result()
-        ctx.save_for_backward(q, k, v, sinks, out, lse)
-        ctx.job = job
-        ctx.set_materialize_grads(False)
-        return out, lse
+        return keep(ctx, q, k, v, sinks, sums, job)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
-        q, k, v, sinks, out, lse = ctx.saved_tensors
+        saved, k, v, grad_q = kept(ctx, grad_out, grad_lse)
         job: Job = ctx.job
-        grad_out = torch.zeros_like(out) if grad_out is None else dense(grad_out)
-        saved = Saved(grad_out, dense(grad_lse), dense(q), out, lse)
         local, head_dim = pack(k, v), k.shape[3]
-        grad_q = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-        own = torch.zeros(local.shape, dtype=torch.float32, device=q.device)
+        own = torch.zeros(local.shape, dtype=torch.float32, device=k.device)
         under_way: tuple[int, Transfer] | None = None
         for step, plan, keys, values, rows in _steps(job, local, head_dim):
             grads = grads_of(job, plan, saved, keys, values, rows, grad_q) if plan else None
@@ -102,9 +93,7 @@ class Ring(torch.autograd.Function):
             before, under_way = under_way, (step, _send_grads(job, step, grads, local))
             _add_returned(job, before, own)
         _add_returned(job, under_way, own)
-        grad_k, grad_v = unpack(own, head_dim)
-        grad_sinks = sinks_grad(saved, sinks) if ctx.needs_input_grad[3] else None
-        return like(q).copy_(grad_q), like(k).copy_(grad_k), like(v).copy_(grad_v), grad_sinks, None
+        return given_back(ctx, saved, grad_q, own)
 
 
 def _add_returned(job: Job, under_way: tuple[int, Transfer] | None, own: torch.Tensor) -> None:

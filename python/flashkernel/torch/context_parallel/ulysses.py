@@ -51,28 +51,18 @@ def _to_tokens(job: Job, x: torch.Tensor) -> torch.Tensor:
     )
 
 
-class _ToHeads(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
+    """apply(x, job, to_heads): tokens for heads, or heads for tokens; its gradient is the other one."""
+
     @staticmethod
-    def forward(ctx: Any, x: Any, job: Job) -> Any:
-        ctx.job = job
-        return _to_heads(job, x)
+    def forward(ctx: Any, x: Any, job: Job, to_heads: bool) -> Any:
+        ctx.job, ctx.to_heads = job, to_heads
+        return _to_heads(job, x) if to_heads else _to_tokens(job, x)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Any) -> Any:
-        return _to_tokens(ctx.job, grad), None
-
-
-class _ToTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, job: Job) -> Any:
-        ctx.job = job
-        return _to_tokens(job, x)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Any) -> Any:
-        return _to_heads(ctx.job, grad), None
+        return _to_tokens(ctx.job, grad) if ctx.to_heads else _to_heads(ctx.job, grad), None, None
 
 
 def ulysses(q: Any, k: Any, v: Any, job: Job, options: dict[str, Any]) -> Any:
@@ -85,7 +75,7 @@ def ulysses(q: Any, k: Any, v: Any, job: Job, options: dict[str, Any]) -> Any:
     left, right = job.sides
     plain = left is None and right in (None, 0)
     options |= {"causal": right == 0, "window": None if plain else (left, None if right == 0 else right)}
-    q, k, v = (_ToHeads.apply(x, job) for x in (q, k, v))
+    q, k, v = (_Exchange.apply(x, job, True) for x in (q, k, v))
     bounds = job.documents or (0, q.shape[2])
     parts = []
     for begin, end in itertools.pairwise(bounds):
@@ -98,4 +88,4 @@ def ulysses(q: Any, k: Any, v: Any, job: Job, options: dict[str, Any]) -> Any:
         out, lse = parts[0]
     else:
         out, lse = (torch.cat(kind, dim=2) for kind in zip(*parts, strict=True))
-    return _ToTokens.apply(out, job), _ToTokens.apply(lse[..., None], job)[..., 0]
+    return _Exchange.apply(out, job, False), _Exchange.apply(lse[..., None], job, False)[..., 0]
