@@ -18,7 +18,8 @@ from .peers import NAMES
 
 __all__ = ["Row", "Suite", "headline", "overview", "rows_with_a_peer", "where_others_are_faster"]
 
-SHOWN = 40  # rows of BENCHMARKS.md's "Where others are faster"
+SHOWN = 20  # shapes of BENCHMARKS.md's "Where others are faster"
+ALONE = ", alone"  # how the survey's case of a call by itself ends; without it, of a call in a chain
 # README's rows: what, suite, groups.
 HEADLINE = (
     ("Attention forward", "h200/attention", ("attention_forward", "attention_gqa")),
@@ -102,7 +103,7 @@ def _alone(suite: Suite, row: dict[str, Any], kernels: tuple[str, ...]) -> Itera
     """The survey's second way to measure a row: each call behind an unrelated kernel."""
     for found in summary.measurements([row]):
         if found.way == "alone":
-            case = f"{found.case}, alone"
+            case = found.case + ALONE
             yield Row(suite, row["group"], case, row["dtype"], found.ours, found.peer, found.theirs, kernels)
 
 
@@ -146,6 +147,14 @@ def _ahead_and_behind(suites: Iterable[Suite]) -> tuple[list[Row], list[Row]]:
     """(all rows, those where a peer is more than 0.5 % ahead, the farthest first)."""
     rows = _newest(suites)
     return rows, sorted((row for row in rows if row.ratio < 0.995), key=lambda row: row.ratio)
+
+
+def _farthest(behind: list[Row]) -> list[Row]:
+    """The first rows of different shapes: of a shape in a chain and alone, the one that is farther behind."""
+    by_shape: dict[tuple[str, str, str, str], Row] = {}
+    for row in behind:
+        by_shape.setdefault((row.suite.name, row.group, row.case.removesuffix(ALONE), row.dtype), row)
+    return list(by_shape.values())[:SHOWN]
 
 
 def _surveyed(suites: Iterable[Suite]) -> bool:
@@ -195,11 +204,11 @@ def overview(suites: list[Suite], newer: Changes) -> str:
             "",
             "## Where others are faster",
             "",
-            f"In {len(behind)} of {len(rows)} rows a peer is more than 0.5 % ahead. The farthest {SHOWN} are below, "
-            "[all of them here](lab/tables/where_others_are_faster.md). "
+            f"In {len(behind)} of {len(rows)} rows a peer is more than 0.5 % ahead. The farthest {SHOWN} shapes are "
+            "below, [all of them here](lab/tables/where_others_are_faster.md). "
             + ("The survey's shapes count too." if _surveyed(suites) else "Shapes that no suite has are not counted."),
             "",
-            _behind(behind[:SHOWN], "lab/tables/", newer),
+            _behind(_farthest(behind), "lab/tables/", newer),
         ]
     )
 
