@@ -267,7 +267,9 @@ void rope_cases(DType dtype, const Add& add) {
       table.table_dtype = kind;
       add("table_" + std::string(dtype_name(kind)) + form, table);
     }
-    table.rotary = 48;
+    table.dim = 34;  // no whole vectors
+    add("table34" + form, table);
+    table.dim = 64, table.rotary = 48;
     add("table_partial" + form, table);
     table.places = rope.places = true;
     rope.in_place = false;

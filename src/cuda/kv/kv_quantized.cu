@@ -5,6 +5,7 @@
 // the same. The numbers: include/flashkernel/kv_ops.hpp.
 #include <cmath>
 
+#include "cuda/kv/append_angle.cuh"
 #include "cuda/kv/kv.hpp"
 #include "cuda/kv/lengths_after.cuh"
 #include "cuda/host/launch.hpp"
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kThreads)
       const double frequency =
           p.rope.inv_freq ? static_cast<double>(p.rope.inv_freq[pair]) : exp2(plan.frequency_step * pair);
       float cosine, sine;
-      rope_angle(p.position(base + at / half), frequency * kInversePi, &cosine, &sine);
+      append_angle(p, base + at / half, pair, frequency * kInversePi, &cosine, &sine);
       angles[at] = float2{cosine, p.rope.inverse ? -sine : sine};
     }
     __syncthreads();
