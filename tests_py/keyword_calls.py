@@ -26,6 +26,7 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
     out, lse = fk.attention(q, q, q, return_lse=True)
     packed_out, packed_lse = fk.attention_varlen(packed, packed, packed, i(0, 4), i(0, 4), 4, 4, return_lse=True)
     lengths = {"cu_seqlens_q": i(0, 4), "cu_seqlens_k": i(0, 4), "max_seqlen_q": 4, "max_seqlen_k": 4}
+    of_heads, bits = {"alibi_slopes": f(2), "sinks": f(2)}, torch.full((4, 1), 7, dtype=torch.int32)
     extras = {"bias": f(4, 4), "alibi_slopes": f(2), "sinks": f(2)}
     pages = {"k_pages": f(2, 16, 2, 8), "v_pages": f(2, 16, 2, 8)}
     bytes_ = {name: torch.zeros(2, 16, 2, 8, dtype=torch.int8) for name in pages}
@@ -44,18 +45,29 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             {"grad_out": f(1, 2, 4, 8), "q": q, "k": f(1, 2, 4, 8), "v": f(1, 2, 4, 8), "out": out, "lse": lse}
             | {**extras, "grad_lse": f(1, 2, 4), "grads": (f(1, 2, 4, 8), f(1, 2, 4, 8), f(1, 2, 4, 8))},
         ),
+        "attention, masked": ("attention", {"q": f(1, 2, 4, 8), "k": q, "v": f(1, 2, 4, 8), "mask": bits}),
+        "attention_backward, masked": (
+            "attention_backward",
+            {"grad_out": f(1, 2, 4, 8), "q": q, "k": f(1, 2, 4, 8), "v": f(1, 2, 4, 8), "out": out, "lse": lse}
+            | {"mask": bits, **extras},
+        ),
         "attention_paged": (
             "attention_paged",
-            {"q": f(1, 2, 4, 8), **pages, **table, "sinks": f(2), "out": f(1, 2, 4, 8)},
+            {"q": f(1, 2, 4, 8), **pages, **table, "alibi_slopes": f(2), "sinks": f(2), "out": f(1, 2, 4, 8)},
+        ),
+        "attention_paged, 8 bits": (
+            "attention_paged",
+            {"q": packed, **bytes_, **table, "cu_seqlens_q": i(0, 4), "kv_scales": token_scales, "out": f(4, 2, 8)},
         ),
         "attention_varlen": (
             "attention_varlen",
-            {"q": f(4, 2, 8), "k": packed, "v": f(4, 2, 8), **lengths, "sinks": f(2), "out": f(4, 2, 8)},
+            {"q": f(4, 2, 8), "k": packed, "v": f(4, 2, 8), **lengths, **of_heads, "out": f(4, 2, 8)},
         ),
         "attention_varlen_backward": (
             "attention_varlen_backward",
             {"grad_out": f(4, 2, 8), "q": packed, "k": f(4, 2, 8), "v": f(4, 2, 8), "out": packed_out}
-            | {"lse": packed_lse, **lengths, "grad_lse": f(2, 4), "grads": (f(4, 2, 8), f(4, 2, 8), f(4, 2, 8))},
+            | {"lse": packed_lse, **lengths, **of_heads, "grad_lse": f(2, 4)}
+            | {"grads": (f(4, 2, 8), f(4, 2, 8), f(4, 2, 8))},
         ),
         "check_block_table": ("check_block_table", {**table, "num_pages": 2, "page_size": 16}),
         "cross_entropy": ("cross_entropy", {"logits": x, "targets": i(0, 1, 2)}),
@@ -74,6 +86,11 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             }
             | {"rope": {**turned, "q": f(4, 2, 8), "q_out": f(4, 2, 8)}},
         ),
+        "kv_append, tables": (
+            "kv_append",
+            {"k": packed, "v": f(4, 2, 8), "k_pages": f(2, 16, 2, 8), "v_pages": f(2, 16, 2, 8)}
+            | {"slots": i(0, 1, 2, 17), "rope": {"positions": i(0, 1, 2, 3), "cos": f(4, 4), "sin": f(4, 4)}},
+        ),
         "kv_append, 8 bits": (
             "kv_append",
             {"k": packed, "v": f(4, 2, 8), **bytes_, "slots": i(0, 1, 2, 17), "kv_scales": token_scales},
@@ -88,6 +105,10 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             | {"kv_scales": (torch.ones(2, 2, 16), torch.ones(2, 2, 16))},
         ),
         "kv_read": ("kv_read", {**pages, **table, "max_seq": 20, "out": (f(1, 20, 2, 8), f(1, 20, 2, 8))}),
+        "kv_read, 8 bits": (
+            "kv_read",
+            {**bytes_, **table, "max_seq": 20, "kv_scales": token_scales, "out": (f(1, 20, 2, 8), f(1, 20, 2, 8))},
+        ),
         "layer_norm": ("layer_norm", {"x": x, "bias": f(4), **row}),
         "layer_norm_backward": (
             "layer_norm_backward",
@@ -114,6 +135,12 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             "merge_states",
             {"out_a": x, "lse_a": f(3), "out_b": f(3, 4), "lse_b": f(3), "out": (f(3, 4), f(3))},
         ),
+        "pack_mask": ("pack_mask", {"mask": x > 0, "out": torch.zeros(3, 1, dtype=torch.int32)}),
+        "quantized_linear": (
+            "quantized_linear",
+            {"x": f(3, 32), "weight": torch.full((5, 16), 0x5B, dtype=torch.uint8), "scales": f(5, 1)}
+            | {"zeros": f(5, 1), "bias": f(5), "out": f(3, 5)},
+        ),
         "reduce_max": ("reduce_max", {"x": x, "axis": 1, "out": f(3)}),
         "reduce_mean": ("reduce_mean", {"x": x, "axis": 1, "out": f(3)}),
         "reduce_sum": ("reduce_sum", {"x": x, "axis": 1, "out": f(3)}),
@@ -125,7 +152,8 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
         "rope": ("rope", {"q": f(1, 2, 4, 8), "k": q, **turned, "out": (f(1, 2, 4, 8), f(1, 2, 4, 8))}),
         "rope_table": (
             "rope_table",
-            {"q": f(1, 2, 4, 8), "k": q, "cos": f(4, 4), "sin": f(4, 4), "out": (f(1, 2, 4, 8), f(1, 2, 4, 8))},
+            {"q": f(1, 2, 4, 8), "k": q, "cos": f(4, 4), "sin": f(4, 4), "positions": i(0, 1, 2, 3)}
+            | {"out": (f(1, 2, 4, 8), f(1, 2, 4, 8))},
         ),
         "sample": (
             "sample",

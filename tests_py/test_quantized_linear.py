@@ -228,7 +228,7 @@ def test_a_gradient_of_scales_is_refused_and_compile_takes_the_op() -> None:
     weight = WEIGHTS["int4, 32"]
     packed, scales = torch.from_numpy(weight.weight), torch.from_numpy(weight.scales)
     x = torch.from_numpy(numbers(2, 160))
-    with pytest.raises(NotImplementedError, match=r"^quantized_linear: weight, scales or zeros requires a gradient"):
+    with pytest.raises(NotImplementedError, match=r"^quantized_linear: scales requires a gradient"):
         fkt.quantized_linear(x, packed, scales.clone().requires_grad_())
     call = lambda x: fkt.quantized_linear(x * 1, packed, scales) + 1
     assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x))

@@ -117,6 +117,48 @@ def test_gradients_by_torch_func(name):
     torch.testing.assert_close(torch.func.jacrev(op)(x), jacobian)
 
 
+# Every tensor of numbers that an op of flashkernel.torch takes. Tokens have no gradient, nor has what is written.
+TENSORS = [
+    pytest.param(case, path, id=f"{case}-{'.'.join(map(str, path))}")
+    for case, (op, keywords) in calls().items()
+    if op in OPS
+    for path, tensor in arrays(keywords).items()
+    if tensor.is_floating_point() and path[0] not in ("out", "residual_out", "grads")
+]
+CONSTANTS = {"alibi_slopes", "class_weights", "cos", "sin", "inv_freq", "scales", "zeros"}
+
+
+@pytest.mark.parametrize("case, path", TENSORS)
+def test_no_gradient_is_dropped(case, path):
+    """There is one, by backward() as by torch.func, or the call is refused; where others have one, too."""
+    name, keywords = calls()[case]
+    keywords = {key: value for key, value in keywords.items() if key not in ("out", "residual_out")}
+    tensor = arrays(keywords)[path]
+
+    def loss(value, /, **others):
+        results = getattr(fkt, name)(**{**replaced(keywords, path, value), **others})
+        return sum(result.square().sum() for result in (results if isinstance(results, tuple) else (results,)))
+
+    leaf = tensor.clone().requires_grad_()
+    if path[0] not in CONSTANTS:
+        (expected,) = torch.autograd.grad(loss(leaf), leaf)
+        assert expected.abs().sum() > 0
+        torch.testing.assert_close(torch.func.grad(loss)(tensor), expected)
+        return
+    first = next(iter(keywords))
+    beside = {} if path[0] == first else {first: keywords[first].clone().requires_grad_()}
+    said = f"^{name}: {path[0]} requires a gradient, and this op has none of it"
+    for call in (lambda: loss(leaf), lambda: loss(leaf, **beside), lambda: torch.func.grad(loss)(tensor)):
+        with pytest.raises(NotImplementedError, match=said):
+            call()
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match=said.removeprefix("^")):
+        compiled(leaf)
+    with torch.no_grad():
+        loss(leaf)
+
+
 @cases
 def test_vmap(name):
     op, x = OPS[name]

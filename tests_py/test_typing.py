@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -22,7 +22,8 @@ import torch
 
 import flashkernel as fk
 from flashkernel import _C
-from keyword_calls import calls
+from flashkernel.typing import KvAppendRope, KvAppendRopeWithQ
+from keyword_calls import arrays, calls
 
 HERE = pathlib.Path(__file__).parent
 CASES = HERE / "typing_cases.py"
@@ -102,6 +103,31 @@ def variants(op: str, keywords: dict[str, Any]) -> Iterator[dict[str, Any]]:
         call = inputs | dict(zip(choices, chosen, strict=True))
         if not (call.get("need_sinks") and call.get("sinks") is None):  # which is refused
             yield call
+
+
+def test_every_array_that_an_op_takes_is_in_a_call():
+    """The tests of gradients, tangents, version counters and JAX's arrays go over the arrays of keyword_calls.py."""
+    of_rope = {
+        ("rope", name)
+        for kind in (KvAppendRope, KvAppendRopeWithQ)
+        for name, type_ in get_type_hints(kind).items()
+        if "DLPack" in str(type_)
+    }
+    assert {name for _, name in of_rope} == {"positions", "inv_freq", "cos", "sin", "q", "q_out"}
+    for op in OPS:
+        taken = {
+            (name,)
+            for overload in stub()[op]
+            for name, annotation in annotations(overload).items()
+            if "DLPack" in annotation or "ArrayT" in annotation
+        } | (of_rope if op == "kv_append" else set())
+        given = {
+            path[: 2 if path[0] == "rope" else 1]
+            for name, call in calls().values()
+            if name == op
+            for path in arrays(call)
+        }
+        assert given == taken, f"{op}: no call in keyword_calls.py has {taken - given}"
 
 
 @pytest.mark.parametrize("case", calls())

@@ -23,6 +23,7 @@ __all__ = [
     "no_second_derivative",
     "refuse_gradient",
     "refuse_tangents",
+    "refuse_transforms",
 ]
 
 LIBRARY = torch.library.Library("flashkernel", "DEF")
@@ -35,9 +36,12 @@ def define(
     *,
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
+    constants: tuple[str, ...] = (),
 ) -> Any:
     """Registers `flashkernel::<schema>` for the CPU and CUDA and returns a function that calls it, also under
     torch.func's transforms.
+
+    constants: tensors that `backward` has no gradient for; where one is asked for, the call is refused.
     """
     name = schema.split("(", 1)[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
@@ -45,6 +49,8 @@ def define(
         LIBRARY.impl(name, kernel, key)
     torch.library.register_fake(f"flashkernel::{name}", fake, lib=LIBRARY)
     op = getattr(torch.ops.flashkernel, name).default
+    if constants and setup_context is not None:
+        setup_context = _refusing_gradients(name, op, constants, setup_context)
     if backward is None:
         LIBRARY.impl(name, _refusing(name, _below_autograd(name, op)), "Autograd", with_keyset=True)
     else:
@@ -55,14 +61,13 @@ def define(
     def call(*args: Any) -> Any:
         if torch.compiler.is_compiling():
             return op(*args)
+        if function is None:
+            refuse_transforms(name, *args)
+            return op(*args)
         if forward_ad._current_level >= 0:
             refuse_tangents(name, *args)
         if torch._C._functorch.peek_interpreter_stack() is None:
             return op(*args)
-        if function is None:
-            raise NotImplementedError(
-                f"{name}: it writes to its arguments, which vmap, grad and jvp can't follow; call it outside of them"
-            )
         return function.apply(*args)
 
     return call
@@ -79,6 +84,23 @@ class _RefusingTangents:
 
     def impl(self, op_name: Any, kernel: Callable[..., Any], key: str, **options: Any) -> None:
         LIBRARY.impl(op_name, _refusing(self._name, kernel), key, **options)
+
+
+def _refusing_gradients(
+    name: str, op: Any, constants: tuple[str, ...], setup_context: Callable[..., Any]
+) -> Callable[..., Any]:
+    arguments = [argument.name for argument in op._schema.arguments]
+    places = {constant: arguments.index(constant) for constant in constants}
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        for constant, place in places.items():
+            if ctx.needs_input_grad[place]:
+                raise NotImplementedError(
+                    f"{name}: {constant} requires a gradient, and this op has none of it; detach it"
+                )
+        setup_context(ctx, inputs, output)
+
+    return setup
 
 
 def _refusing(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,6 +157,18 @@ def refuse_tangents(name: str, *args: Any) -> None:
     for arg in args:
         if isinstance(arg, torch.Tensor) and forward_ad.unpack_dual(arg).tangent is not None:
             raise NotImplementedError(_no_tangents(name))
+
+
+def refuse_transforms(name: str, *args: Any) -> None:
+    """For what writes to its arguments: raises where forward mode or torch.func would not see it."""
+    if torch.compiler.is_compiling():
+        return
+    if forward_ad._current_level >= 0:
+        refuse_tangents(name, *args)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise NotImplementedError(
+            f"{name}: it writes to its arguments, which vmap, grad and jvp can't follow; call it outside of them"
+        )
 
 
 def refuse_gradient(message: str) -> Callable[..., Any]:

@@ -114,6 +114,7 @@ _attention = define(
     _attention_fake,
     backward=_attention_grad,
     setup_context=_attention_setup,
+    constants=("alibi_slopes",),
 )
 
 
@@ -371,6 +372,7 @@ _varlen = define(
     _varlen_fake,
     backward=_varlen_grad,
     setup_context=_varlen_setup,
+    constants=("alibi_slopes",),
 )
 
 

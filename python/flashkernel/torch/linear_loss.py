@@ -175,6 +175,7 @@ _loss = define(
     _loss_fake,
     backward=_loss_grad,
     setup_context=_loss_setup,
+    constants=("class_weights",),
 )
 _log_prob_backward = define(
     "linear_selected_log_prob_backward(Tensor grad_log_prob, Tensor x, Tensor weight, Tensor targets, Tensor lse, "
@@ -225,7 +226,7 @@ def linear_cross_entropy(
     x, weight, bias = autocast(x, weight, bias)
     flat, indices = _rows(x), targets.reshape(-1)
     options = ignore_index, label_smoothing, z_loss, softcap, reduction
-    if direct(flat, weight, bias):
+    if direct(flat, weight, bias, class_weights):
         results = _loss_kernel(flat, weight, indices, bias, class_weights, *options)
     else:
         results = _loss(flat, weight, indices, bias, class_weights, *options)

@@ -25,11 +25,6 @@ def _fake(x: Any, weight: Any, scales: Any, zeros: Any, bias: Any, format: str, 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, ctx.format, ctx.activation = inputs
-    if any(ctx.needs_input_grad[1:4]):
-        raise NotImplementedError(
-            "quantized_linear: weight, scales or zeros requires a gradient, and there is one of x and bias alone; "
-            "detach them"
-        )
     ctx.save_for_backward(*tensors)
 
 
@@ -52,6 +47,7 @@ _quantized_linear = define(
     _fake,
     backward=_grad,
     setup_context=_setup,
+    constants=("weight", "scales", "zeros"),
 )
 
 

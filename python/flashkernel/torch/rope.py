@@ -79,6 +79,7 @@ _rope = define(
     _fake,
     backward=_rope_grad,
     setup_context=_rope_setup,
+    constants=("inv_freq",),
 )
 
 
@@ -122,7 +123,7 @@ def rope(
     inv_freq: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`flashkernel.rope` with gradients: rotates q (and k) [batch, heads, seq, head_dim] by their positions."""
-    if direct(q, k):
+    if direct(q, k, inv_freq):
         return fk.rope(
             q,
             k,
@@ -149,8 +150,6 @@ def _table_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _table_grad(ctx: Any, grad_q: Any, grad_k: Any) -> Any:
-    if any(ctx.needs_input_grad[2:4]):
-        raise NotImplementedError("rope_table: cos or sin requires a gradient, which is not implemented; detach them")
     cos, sin, positions = ctx.saved_tensors
 
     def back(q: Any, k: Any) -> Any:
@@ -166,6 +165,7 @@ _rope_table = define(
     _fake,
     backward=_table_grad,
     setup_context=_table_setup,
+    constants=("cos", "sin"),
 )
 
 
