@@ -138,6 +138,8 @@ def plain(*tensors: Any) -> bool:
 def _recordable(q: Any, k: Any, v: Any, alibi_slopes: Any, sinks: Any) -> bool:
     if not torch.is_grad_enabled() or not plain(q, k, v, alibi_slopes, sinks):
         return False
+    if alibi_slopes is not None and alibi_slopes.requires_grad:  # which is refused
+        return False
     return all(x.dim() == 4 and (x.stride(3) == 1 or x.shape[3] == 1) for x in (q, k, v))
 
 

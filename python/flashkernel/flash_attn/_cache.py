@@ -65,13 +65,16 @@ def attend_pages(
     max_seqlen_q: int | None,
     options: dict[str, Any],
     return_lse: bool,
+    appended: tuple[Any, ...] = (),
 ) -> Any:
     """q [batch, seq_q, heads, head_dim] or, with cu_seqlens_q, [total_q, heads, head_dim]; results in q's layout, lse
-    [batch, heads, seq_q] or [heads, total_q]. Where gradients are recorded, backward refuses.
+    [batch, heads, seq_q] or [heads, total_q]. Where gradients are recorded, of what was `appended` before too, backward
+    refuses.
     """
     result: Any
     if torch.is_grad_enabled():
-        recorded = [x for x in (q, k_pages, v_pages, *options.values()) if getattr(x, "requires_grad", False)]
+        given = (q, k_pages, v_pages, *options.values(), *appended)
+        recorded = [x for x in given if getattr(x, "requires_grad", False)]
         if recorded:
             with torch.no_grad():
                 result = attend_pages(
@@ -137,10 +140,55 @@ def _rows_in_order(batch: int, device: torch.device) -> torch.Tensor:
     return table
 
 
+def _table_and_lengths(
+    q: torch.Tensor, cache: _Cache, cu_seqlens_q: torch.Tensor | None, traced: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pages of each sequence, int32 [batch, pages], and the tokens that it has before any are appended."""
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    rows, device = cache.rows, cache.k.device
+    if cache.block_table is not None:
+        table = cache.block_table if rows is None else cache.block_table[rows.long()]
+    elif rows is not None:
+        table = (rows if rows.dtype == torch.int32 else rows.to(torch.int32))[:, None]
+    elif traced:
+        table = torch.arange(batch, dtype=torch.int32, device=device)[:, None]
+    else:
+        table = _rows_in_order(batch, device)
+    if isinstance(cache.seqlens, torch.Tensor):
+        return table, cache.seqlens
+    length = table.shape[1] * cache.k.shape[1] if cache.seqlens is None else cache.seqlens
+    return table, torch.full((batch,), length, dtype=torch.int32, device=device)
+
+
+def _turns_with_k(q: torch.Tensor, new: _New, cu_seqlens_q: torch.Tensor | None, moves: bool) -> bool:
+    """Whether the call that appends k turns q as well: it has k's tokens, and each stands where k's does."""
+    k = new.k
+    if k is None or new.cos is None or cu_seqlens_q is not new.cu_seqlens or q.dtype != k.dtype:
+        return False
+    same = q.shape[:-2] == k.shape[:-2] and (moves or (cu_seqlens_q is None and q.shape[1] == 1))
+    return same and not (torch.is_grad_enabled() and q.requires_grad)
+
+
+def _turned(
+    q: torch.Tensor,
+    new: _New,
+    lengths: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    moves: bool,
+) -> torch.Tensor:
+    """q turned by itself. Without a mask that moves with the query, all of a call stand at the first one's position."""
+    sequence, index = _places(q, cu_seqlens_q)
+    start = lengths if new.positions is None else new.positions
+    position = start.long()[sequence] + (index if moves else 0)
+    return _rotated(q, dense(new.cos), dense(new.sin), position, new.interleaved)
+
+
 def _in_kernels(
     op: str,
     q: torch.Tensor,
     cache: _Cache,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
     new: _New,
     options: dict[str, Any],
     return_lse: bool,
@@ -151,29 +199,10 @@ def _in_kernels(
     k, v = new.k, new.v
     if cache.k.dim() != 4 or cache.k.numel() == 0 or (k is not None and k.numel() == 0) or q.numel() == 0:
         return None
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    table: Any = cache.block_table
-    if table is None:
-        rows = cache.rows
-        if rows is None:
-            table = _rows_in_order(batch, cache.k.device)
-        else:
-            table = (rows if rows.dtype == torch.int32 else rows.to(torch.int32))[:, None]
-    elif cache.rows is not None:
-        table = table[cache.rows.long()]
-    lengths: Any = cache.seqlens
-    if not isinstance(lengths, torch.Tensor):
-        length = table.shape[1] * cache.k.shape[1] if lengths is None else lengths
-        lengths = torch.full((batch,), length, dtype=torch.int32, device=cache.k.device)
     left, right = options["window"] or (-1, -1)
-    causal = options["causal"]
     try:
         if k is not None:
-            turned = None
-            # Without a mask that moves with the query, all queries of a call stand at the first one's position.
-            moves = causal or options["window"] is not None
-            same = cu_seqlens_q is new.cu_seqlens and q.shape[:-2] == k.shape[:-2] and q.dtype == k.dtype
-            together = new.cos is not None and same and (moves or q.shape[1] == 1)
+            moves = _moves(options)
             appended = _append_places(
                 k,
                 v,
@@ -186,18 +215,15 @@ def _in_kernels(
                 new.sin,
                 new.positions,
                 new.interleaved,
-                q if together else None,
+                q if _turns_with_k(q, new, cu_seqlens_q, moves) else None,
             )
             if appended is None:
                 return None
             after, turned = appended
             if turned is not None:
                 q = turned
-            elif new.cos is not None and new.sin is not None:
-                sequence_q, index_q = _places(q, cu_seqlens_q)
-                start = lengths if new.positions is None else new.positions
-                position = start.long()[sequence_q] + (index_q if moves else 0)
-                q = _rotated(q, dense(new.cos), dense(new.sin), position, new.interleaved)
+            elif new.cos is not None:
+                q = _turned(q, new, lengths, cu_seqlens_q, moves)
             lengths = after
         return _paged_tokens_first(
             q,
@@ -209,7 +235,7 @@ def _in_kernels(
             cu_seqlens_q,
             q.shape[0] if max_seqlen_q is None else max_seqlen_q,
             options["scale"],
-            causal,
+            options["causal"],
             left,
             right,
             options["softcap"],
@@ -219,6 +245,11 @@ def _in_kernels(
         )
     except (ValueError, IndexError) as error:
         raise shapes(op, error, "flash-attn's layout of a cache", q=q, k_cache=cache.k, v_cache=cache.v) from None
+
+
+def _moves(options: dict[str, Any]) -> bool:
+    """Whether the mask moves with the query."""
+    return options["causal"] or options["window"] is not None
 
 
 def with_cache(
@@ -251,24 +282,18 @@ def with_cache(
         raise ValueError(f"{op}: rotary tables without k and v; they are for the tokens that are appended")
     if k is not None and cache_seqlens is None:
         raise ValueError(f"{op}: k and v without cache_seqlens, which says where they are appended")
-    if direct(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, options["alibi_slopes"], options["sinks"]):
-        new = _New(k, v, rotary_cos, rotary_sin, rotary_interleaved, cu_seqlens_k_new, rotary_seqlens)
-        cache = _Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
-        result = _in_kernels(op, q, cache, new, options, return_lse, cu_seqlens_q, max_seqlen_q)
+    if k is not None and torch.is_grad_enabled() and (k_cache.requires_grad or v_cache.requires_grad):
+        raise NotImplementedError(
+            f"{op}: a cache that requires a gradient is written to; call it under torch.no_grad()"
+        )
+    plain = direct(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, options["alibi_slopes"], options["sinks"])
+    new = _New(k, v, rotary_cos, rotary_sin, rotary_interleaved, cu_seqlens_k_new, rotary_seqlens)
+    cache = _Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
+    table, lengths = _table_and_lengths(q, cache, cu_seqlens_q, traced=not plain)
+    if plain:
+        result = _in_kernels(op, q, cache, table, lengths, new, options, return_lse, cu_seqlens_q, max_seqlen_q)
         if result is not None:
             return result
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    device = k_cache.device
-    lengths: Any = cache_seqlens
-    page_size = k_cache.shape[1]
-    if block_table is not None:
-        table = block_table if cache_batch_idx is None else block_table[cache_batch_idx.long()]
-    else:
-        rows = torch.arange(batch, dtype=torch.int32, device=device) if cache_batch_idx is None else cache_batch_idx
-        table = rows.to(torch.int32)[:, None]
-    capacity = table.shape[1] * page_size
-    if not isinstance(lengths, torch.Tensor):
-        lengths = torch.full((batch,), capacity if lengths is None else lengths, dtype=torch.int32, device=device)
     seq_lens = lengths
     if k is not None and v is not None:
         sequence, index = _places(k, cu_seqlens_k_new)
@@ -278,18 +303,12 @@ def with_cache(
             start = lengths if rotary_seqlens is None else rotary_seqlens
             rope = {"positions": start.long()[sequence] + index, "interleaved": rotary_interleaved}
             rope |= {"cos": dense(rotary_cos), "sin": dense(rotary_sin)}
-            # Without a mask that moves with the query, all queries of a call stand at the first one's position.
-            moves = options["causal"] or options["window"] is not None
-            same = cu_seqlens_q is cu_seqlens_k_new and q.shape[:-2] == k.shape[:-2]
-            recorded = torch.is_grad_enabled() and q.requires_grad
-            if same and (moves or q.shape[1] == 1) and q.dtype == k.dtype and not recorded:
-                rope["q"] = dense(q.reshape(-1, *q.shape[-2:]))  # turned by the call that appends k
+            if _turns_with_k(q, new, cu_seqlens_q, _moves(options)):
+                rope["q"] = dense(q.reshape(-1, *q.shape[-2:]))
             else:
-                sequence_q, index_q = _places(q, cu_seqlens_q)
-                position = start.long()[sequence_q] + (index_q if moves else 0)
-                q = _rotated(q, rope["cos"], rope["sin"], position, rotary_interleaved)
+                q = _turned(q, new, lengths, cu_seqlens_q, _moves(options))
         with torch.no_grad():
-            turned = _append(op, k, v, k_cache, v_cache, table, sequence, at, capacity, rope)
+            turned = _append(op, k, v, k_cache, v_cache, table, sequence, at, table.shape[1] * k_cache.shape[1], rope)
         if turned is not None:
             q = turned.view(q.shape)
         if cu_seqlens_k_new is None:
@@ -300,8 +319,9 @@ def with_cache(
     if cache_leftpad is not None:
         k_pages, v_pages, table = _after_padding(k_cache, v_cache, table, cache_leftpad)
         seq_lens = (seq_lens - cache_leftpad).clamp(min=0)
+    appended = (k, v, rotary_cos, rotary_sin)
     return attend_pages(
-        op, q, k_pages, v_pages, table, seq_lens, cu_seqlens_q, max_seqlen_q, options, return_lse
+        op, q, k_pages, v_pages, table, seq_lens, cu_seqlens_q, max_seqlen_q, options, return_lse, appended
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 import flashkernel as fk
 import flashkernel.torch as fkt
 
-from ..torch._library import dense, direct
+from ..torch._library import dense, direct, refuse_transforms
 from ._cache import token_places
 
 __all__ = [
@@ -117,6 +117,9 @@ def _in_place(
     op: str, x: Any, tables: Any, interleaved: bool, offsets: Any, cu_seqlens: Any, parts: Any
 ) -> torch.Tensor:
     """Rotates `parts(x)`, one pair of tables for each, and returns x."""
+    refuse_transforms(op, x, *(table for pair in tables for table in pair))
+    if torch.is_grad_enabled() and any(table.requires_grad for pair in tables for table in pair):
+        raise NotImplementedError(f"{op}: cos or sin requires a gradient, and this op has none of it; detach it")
     placed: list[Any] = []
     positions = None
     for cos, sin in tables:
