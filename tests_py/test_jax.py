@@ -14,7 +14,7 @@ from keyword_calls import arrays, calls, replaced, written
 
 # What an op writes to by its nature, and what only torch's tensors can be.
 IN_PLACE = {"kv_append", "kv_copy_pages"}
-OUTPUTS = ("out", "residual_out", "grads", "q_out")
+OUTPUTS = ("out", "residual_out", "grads", "q_out", "logprob")
 CASES = calls()
 
 
