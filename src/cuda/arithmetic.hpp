@@ -18,6 +18,11 @@ inline constexpr const char* kTiledSm80 = "tiled_sm80";
 inline constexpr const char* kTiledSm80F32 = "tiled_sm80_f32";
 inline constexpr const char* kTiledSm90a = "tiled_sm90a";
 inline constexpr const char* kTiledScoredSm90a = "tiled_scored_sm90a";
+/// The same over 8-bit pages that were rounded to the dtype of the queries before.
+inline constexpr const char* kWidenedSm75 = "widened_sm75";
+inline constexpr const char* kWidenedSm80 = "widened_sm80";
+inline constexpr const char* kWidenedSm80F32 = "widened_sm80_f32";
+inline constexpr const char* kWidenedSm90a = "widened_sm90a";
 /// Attention of few queries: keys in parts, by the number of multiprocessors, which are merged.
 inline constexpr const char* kSplit = "split";
 inline constexpr const char* kSplitApartSm80 = "split_apart_sm80";

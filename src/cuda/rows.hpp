@@ -16,6 +16,7 @@
 #include "cuda/attention/forward/sm90a/scored.hpp"
 #include "cuda/attention/forward/sm90a/variant.hpp"
 #include "cuda/attention/generic.hpp"
+#include "cuda/attention/widened/variant.hpp"
 #include "cuda/costs.hpp"
 #include "cuda/linear/few_rows/sm90a/plan.hpp"
 #include "cuda/linear/generic/linear.hpp"
@@ -256,6 +257,46 @@ constexpr KernelEntry<AttentionParams> hopper_few_queries(const char* name) {
       cuda::cost_us_of_head_dims<AttentionParams, cuda::sm90a::few_queries_cost_us, cuda::kFewQueriesHeadDims, kQkDim,
                                  kVDim>,
       cuda::sm90a::plan_attention_few_queries, cuda::sm90a::attention_few_queries<kDtype, kQkDim, kVDim>));
+}
+/// Many queries over 8-bit pages: they are widened for a kernel that reads pages of the queries' dtype.
+template <DType kDtype, int kQkDim, int kVDim, const cuda::Rates& kRates, Verdict (*kSupports)(const AttentionParams&),
+          void (*kLaunch)(const AttentionParams&, void*, Stream)>
+constexpr KernelEntry<AttentionParams> widened(const char* name, Devices devices, const char* arithmetic) {
+  return of_head_dims<cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>(row<AttentionParams>(
+      name, devices, arithmetic, cuda::attention_widened_supports<kDtype, kSupports>,
+      cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_widened_cost_us<cuda::attention_cost_us<kRates>>,
+                                 cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>,
+      cuda::plan_attention_widened, cuda::attention_widened<kLaunch>));
+}
+template <DType kDtype, int kQkDim, int kVDim>
+void hopper_forward_in_order(const AttentionParams& p, void* workspace, Stream stream) {
+  cuda::sm90a::attention_fwd<kDtype, kQkDim, kVDim>(p, false, workspace, stream);
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> hopper_widened(const char* name) {
+  return widened<kDtype, kQkDim, kVDim, rates::kForwardSm90a,
+                 cuda::sm90a::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+                 hopper_forward_in_order<kDtype, kQkDim, kVDim>>(
+      name, kHopper, arithmetic::of_head_dims<arithmetic::kWidenedSm90a, kQkDim, kVDim>);
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> ampere_widened(const char* name) {
+  return widened<kDtype, kQkDim, kVDim, rates::kForwardSm80, cuda::sm80::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+                 cuda::sm80::attention_fwd<kDtype, kQkDim, kVDim>>(
+      name, kAmpere, arithmetic::of_head_dims<arithmetic::kWidenedSm80, kQkDim, kVDim>);
+}
+template <int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> ampere_widened_f32(const char* name) {
+  return widened<DType::kFloat32, kQkDim, kVDim, rates::kForwardSm80,
+                 cuda::sm80::attention_fwd_supports<DType::kFloat32, kQkDim, kVDim>,
+                 cuda::sm80::attention_fwd_f32<kQkDim, kVDim>>(
+      name, kAmpere, arithmetic::of_head_dims<arithmetic::kWidenedSm80F32, kQkDim, kVDim>);
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> turing_widened(const char* name) {
+  return widened<kDtype, kQkDim, kVDim, rates::kForwardSm75, cuda::sm75::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+                 cuda::sm75::attention_fwd<kDtype, kQkDim, kVDim>>(
+      name, kEvery, arithmetic::of_head_dims<arithmetic::kWidenedSm75, kQkDim, kVDim>);
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> hopper_backward(const char* name) {

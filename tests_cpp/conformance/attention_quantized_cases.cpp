@@ -42,6 +42,11 @@ void cases_of(CaseList& list, const std::string& prefix, const PagedSpec& base) 
   spec.page_size = 7;
   add("page7", spec);
   spec = base;
+  spec.common.seq_q = 40;
+  spec.common.mask = kCausal;
+  spec.spare_columns = 10000;  // by the table each sequence could be long: too much to be widened with its neighbours
+  add("wide_table", spec);
+  spec = base;
   spec.layout_pages = {{}, {0, 2, 1, 3}, 16};
   spec.layout_scales = {{}, {1, 0, 2}, 4};
   add("heads_outside", spec);

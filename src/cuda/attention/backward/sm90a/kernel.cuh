@@ -7,6 +7,7 @@
 //   order.hpp     which block takes which keys     keys.cuh      dK and dV
 //   producer.cuh  loads by TMA                     queries.cuh   dQ
 //   epilogue.cuh  writes gradients                 joined.cuh    dK, dV and dQ by the same warpgroups
+//   wide.cuh      dK and dV at head dims over 128
 // lab/notebooks/attention_hopper.md draws the schedule.
 //
 // Invariant on NaN: masked pairs are zero before each product, and what lies outside of the tensors is zero. What is
@@ -21,10 +22,11 @@
 #include "cuda/attention/backward/sm90a/prepare.cuh"
 #include "cuda/attention/backward/sm90a/producer.cuh"
 #include "cuda/attention/backward/sm90a/queries.cuh"
+#include "cuda/attention/backward/sm90a/wide.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
-/// kModified: with a softcap; JoinedBackwardShape: some pairs are hidden.
+/// kModified: with a softcap, ALiBi or a packed mask; JoinedBackwardShape: some pairs are hidden.
 template <class Shape, class T, bool kModified>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attention_bwd_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan,
@@ -95,6 +97,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     ptx::decrease_registers<Shape::kQueryRegisters>();
     QueryConsumer<Shape, T> consumer{p, plan, shared};
     consumer.run();
+  } else if constexpr (Shape::kWide) {
+    ptx::increase_registers<Shape::kKeyRegisters>();
+    if (warpgroup == 2) {
+      WideKeyConsumer<Shape, T, kModified, 0> consumer{p, plan, shared};
+      consumer.run();
+    } else {
+      WideKeyConsumer<Shape, T, kModified, 1> consumer{p, plan, shared};
+      consumer.run();
+    }
   } else {
     ptx::increase_registers<Shape::kKeyRegisters>();
     KeyConsumer<Shape, T, kModified> consumer{p, plan, shared, warpgroup - 2};
@@ -111,7 +122,7 @@ BackwardCall backward_call(const AttentionParams& f, const BackwardPlan& plan, c
   call.joined = Shape::kJoined;
   call.uneven = (f.window_right >= 0) != (f.window_left >= 0);
   if (f.window_right >= 0 && f.window_left >= 0)
-    call.band_tiles = (f.window_left + f.window_right + kBackwardBlockN) / Shape::kBlockM + 1;
+    call.band_tiles = (f.window_left + f.window_right + Shape::kBlockN) / Shape::kBlockM + 1;
   call.head_bytes = f.seq_q * plan.group * (Shape::kQkDim * (2 + 4) + Shape::kVDim * 2);  // Q, dQ and dO
   call.num_sms = device.num_sms, call.l2_bytes = device.l2_bytes;
   return call;
@@ -203,7 +214,7 @@ template <DType kDtype, int kQkDim, int kVDim>
 void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   using T = Element<kDtype>;
   const CudaDeviceGuard guard(p.forward.device.index);
-  if (p.forward.softcap > 0.0f)
+  if (p.forward.has_score_modifier())
     return launch_attention_bwd<BackwardShape<kQkDim, kVDim>, T, true>(p, workspace, native(stream));
   if constexpr (kQkDim == JoinedBackwardShape::kQkDim && kVDim == JoinedBackwardShape::kVDim)
     if (!p.invariant && joined_is_faster(p.forward))

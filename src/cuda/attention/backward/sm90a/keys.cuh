@@ -33,14 +33,30 @@ __device__ inline float2 unpack_pair<__nv_bfloat16>(std::uint32_t word) {
   return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
 }
 
-/// kModified: scores get a softcap.
+/// P^T of the pairs that the packed mask hides is zero, for 16 queries.
+__device__ inline void hide_by_words(const AttentionParams& f, const BackwardItem& item, int h, int first_key,
+                                     int first_query, float (&x)[8]) {
+  const int lane = threadIdx.x % 32;
+  if (first_key >= item.range.k_len) return;  // those are hidden as it is, and have no word
+#pragma unroll
+  for (int of = 0; of < 4; ++of) {
+    const int query = min(first_query + 2 * (lane % 4) + of / 2 * 8 + of % 2, item.range.q_len - 1);
+    const std::uint32_t shown = f.mask.row(item.b, h, query)[first_key / 32] >> (first_key % 32 + lane / 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if ((shown >> 8 * half & 1u) == 0) x[of / 2 * 4 + 2 * half + of % 2] = 0.0f;
+  }
+}
+
+/// kModified: scores get a softcap, ALiBi or a packed mask.
 template <class Shape, class T, bool kModified>
 struct KeyConsumer {
   static constexpr int kBlockM = Shape::kBlockM, kQkDim = Shape::kQkDim, kVDim = Shape::kVDim;
   static constexpr int kSteps = kBlockM / 16;  // of 16 queries
+  static constexpr float kLog2E = 1.4426950408889634f;
   // The factor of dP^T waits in shared memory, in fp16, where it is not the rounded P^T that dV takes. That is so under
-  // a softcap. It is also so for bf16: rounding P^T to bf16 and then dS^T again would be too coarse. (JoinedConsumer
-  // keeps the factor in registers.)
+  // a softcap, and of the other modified scores, for which there is no second kernel. It is also so for bf16: rounding
+  // P^T to bf16 and then dS^T again would be too coarse. (JoinedConsumer keeps the factor in registers.)
   static constexpr bool kStash = !Shape::kJoined && (kModified || !std::is_same_v<T, __half>);
 
   const AttentionBackwardParams& p;
@@ -145,24 +161,61 @@ struct KeyConsumer {
     }
   }
 
-  /// The same under a softcap, c tanh(s / c); P^T (1 - tanh^2) goes to shared memory.
-  __device__ void capped_exponentials(const Mask& mask, bool masked) {
-    constexpr float kLog2E = 1.4426950408889634f;
+  /// What ALiBi adds to the thread's scores, in base 2: slope times the distance, which for its element 0 is `first`.
+  struct AlibiOfThread {
+    float slope, first;
+    bool is_signed;
+
+    AlibiOfThread() = default;
+    __device__ AlibiOfThread(const AttentionParams& f, const BackwardItem& item, int h, int first_key,
+                             int first_query) {
+      slope = -kLog2E * f.alibi_slopes[item.b * f.stride_alibi_batch + h];
+      first = static_cast<float>(first_query + 2 * (lane() % 4) + item.range.k_len - item.range.q_len -
+                                 (first_key + lane() / 4));
+      is_signed = f.alibi == Alibi::kSigned;
+    }
+    __device__ float add(int element, float to) const {
+      const int query = element / 4 * 8 + element % 2, key = element / 2 % 2 * 8;
+      const float d = first + static_cast<float>(query - key);
+      return fmaf(slope, is_signed ? d : fabsf(d), to);
+    }
+  };
+
+  /// The same with ALiBi.
+  __device__ void alibi_exponentials(const AlibiOfThread& alibi) {
+    const float* const lse = queries_row(0);
+#pragma unroll
+    for (int n = 0; n < kBlockM / 8; ++n) {
+      const float2 shift = *reinterpret_cast<const float2*>(lse + 8 * n);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = scores[4 * n + e];
+        x = ptx::exp2_approx(fmaf(x, plan.scale_log2, alibi.add(4 * n + e, e % 2 ? shift.y : shift.x)));
+      }
+    }
+  }
+
+  /// The same under a softcap, c tanh(s / c); `scores` become P^T, and P^T (1 - tanh^2) goes to shared memory.
+  /// `hide(n, x)` makes zeros of what is hidden of 16 queries.
+  template <class Hide>
+  __device__ void capped_exponentials(const Hide& hide) {
     const AttentionParams& f = p.forward;
     const float inner = f.scale / f.softcap, outer = f.softcap * kLog2E;
     const float* const lse = queries_row(0);
 #pragma unroll
     for (int n = 0; n < kSteps; ++n) {
       float derivative[8];
+      auto& x = reinterpret_cast<float(&)[8]>(scores[8 * n]);
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const float2 shift = *reinterpret_cast<const float2*>(lse + 16 * n + e / 4 * 8);
-        float& x = scores[8 * n + e];
-        const float t = tanh_exp2(x * inner);
-        x = ptx::exp2_approx(fmaf(t, outer, e % 2 ? shift.y : shift.x));
-        if (masked && mask.hides(8 * n + e)) x = 0.0f;
-        derivative[e] = x * (1.0f - t * t);
+        const float t = tanh_exp2(x[e] * inner);
+        x[e] = ptx::exp2_approx(fmaf(t, outer, e % 2 ? shift.y : shift.x));
+        derivative[e] = 1.0f - t * t;
       }
+      hide(n, x);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) derivative[e] *= x[e];
       keep(n, derivative);
     }
   }
@@ -217,18 +270,37 @@ struct KeyConsumer {
     return masked;
   }
 
-  /// S^T of a tile of queries -> P^T in `scores`.
-  __device__ void weigh(const BackwardItem& item, int tile, bool masked) {
+  /// S^T of a tile of queries -> P^T in `scores`. `heads` of its group, with its own one, are left of the tile.
+  __device__ void weigh(const BackwardItem& item, int tile, int heads, bool masked) {
     if constexpr (kStash) ptx::mbarrier_wait(shared.grad_s_empty(scored.slot()), scored.parity() ^ 1);
-    const auto make_mask = [&] {
-      return Mask(item.range, item.n_tile * Shape::kBlockN + warpgroup * 64 + warp() * 16, tile * kBlockM);
-    };
+    const int first_key = item.n_tile * Shape::kBlockN + warpgroup * 64 + warp() * 16, first_query = tile * kBlockM;
     if constexpr (kModified) {
-      capped_exponentials(make_mask(), masked);
+      const AttentionParams& f = p.forward;
+      const int h = (item.g + 1) * plan.group - heads;
+      const auto hide = [&](int n, float(&x)[8]) {
+        if (masked) {
+          const Mask mask(item.range, first_key, first_query);
+#pragma unroll
+          for (int e = 0; e < 8; ++e)
+            if (mask.hides(8 * n + e)) x[e] = 0.0f;
+        }
+        if (f.mask.data) hide_by_words(f, item, h, first_key, first_query + 16 * n, x);
+      };
+      if (f.softcap > 0.0f) return capped_exponentials(hide);
+      if (f.alibi_slopes)
+        alibi_exponentials({f, item, h, first_key, first_query});
+      else
+        exponentials();
+#pragma unroll
+      for (int n = 0; n < kSteps; ++n) {
+        auto& x = reinterpret_cast<float(&)[8]>(scores[8 * n]);
+        hide(n, x);
+        keep(n, x);
+      }
     } else {
       exponentials();
       if (masked) {
-        const Mask mask = make_mask();
+        const Mask mask(item.range, first_key, first_query);
 #pragma unroll
         for (int i = 0; i < kBlockM / 2; ++i)
           if (mask.hides(i)) scores[i] = 0.0f;
@@ -241,7 +313,7 @@ struct KeyConsumer {
   }
 
   /// The scores of an item's first tile of queries.
-  __device__ void open(const BackwardItem& item, int tile) {
+  __device__ void open(const BackwardItem& item, int tile, int heads) {
     ptx::mbarrier_wait(shared.q_full(at.slot()), at.parity());
     ptx::mbarrier_wait(shared.k_full(keys.slot()), keys.parity());
     ptx::hold(scores);
@@ -250,14 +322,14 @@ struct KeyConsumer {
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::hold(scores);
-    weigh(item, tile, is_masked(item, tile));
+    weigh(item, tile, heads, is_masked(item, tile));
     ptx::mbarrier_wait(shared.v_full(), values.parity());
   }
 
   /// From P^T of one tile of queries to P^T of the next one. kLast: no tile follows. No product is under way at the
   /// start or at the end, since ptxas serialises products that cross the back edge of a loop.
   template <bool kLast>
-  __device__ void step(const BackwardItem& item, int next_tile, int accumulate) {
+  __device__ void step(const BackwardItem& item, int next_tile, int heads, int accumulate) {
     const std::uint32_t stage = at.slot();
     ptx::mbarrier_wait(shared.grad_out_full(stage), at.parity());
     round();
@@ -302,7 +374,7 @@ struct KeyConsumer {
     if constexpr (!kLast) {
       ptx::wgmma_wait<1>();
       ptx::hold(scores);
-      weigh(item, next_tile, masked);
+      weigh(item, next_tile, heads, masked);
     }
     ptx::wgmma_wait<0>();
     ptx::hold(grad_k);
@@ -372,13 +444,13 @@ struct KeyConsumer {
         continue;
       }
       int tile = item.first_tile + item.tiles - 1, heads = plan.group;  // heads: left of the tile
-      open(item, tile);
+      open(item, tile, heads);
 #pragma unroll 1
       for (int s = 0; s < steps - 1; ++s) {
         if (--heads == 0) heads = plan.group, --tile;
-        step<false>(item, tile, s);
+        step<false>(item, tile, heads, s);
       }
-      step<true>(item, 0, steps - 1);
+      step<true>(item, 0, 0, steps - 1);
       ++keys.count, ++values.count;
       store(item, scored, thread_again());
       ptx::mbarrier_arrive(shared.item_empty(items.slot()));

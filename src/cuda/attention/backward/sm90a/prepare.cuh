@@ -42,7 +42,7 @@ __device__ inline void multiply_rows(float (&sum)[kCount], const X& x, const Y& 
 template <class T, int kQkDim, int kVDim>
 __global__ void __launch_bounds__(256)
     prepare_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
-  constexpr int kLanes = kVDim == 64 ? 8 : 16;  // a row; 16 bytes each
+  constexpr int kLanes = kVDim <= 64 ? 8 : kVDim <= 128 ? 16 : 32;  // a row; 16 bytes each
   static_assert(kVDim <= 8 * kLanes, "the lanes of a row hold all of its columns");
   constexpr int kBlockM = BackwardShape<kQkDim, kVDim>::kBlockM;
   constexpr int kRows = 256 / kLanes;  // at a time

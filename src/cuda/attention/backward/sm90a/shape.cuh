@@ -11,22 +11,25 @@
 namespace flashkernel::cuda::sm90a {
 
 /// A thread block works on kBlockN keys and, in each step, on kBlockM queries. Each of two key warpgroups has 64 of the
-/// keys, a third warpgroup makes dQ, and the fourth one loads. kJoined: the key warpgroups make dQ themselves
-/// (joined.cuh).
+/// keys, a third warpgroup makes dQ, and the fourth one loads. kWide: both key warpgroups have the same 64 keys.
+/// kJoined: the key warpgroups make dQ themselves (joined.cuh).
 template <int kQkDim_, int kVDim_>
 struct BackwardShape {
   static constexpr bool kJoined = false, kMayCut = false;  // BackwardCut
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = HeadDims{kQkDim, kVDim}.widest();
-  static constexpr int kBlockM = backward_block_m(kWidest), kBlockN = kBackwardBlockN;
-  static constexpr int kKeyGroups = kBlockN / 64;
+  static constexpr bool kWide = backward_is_wide(kWidest);
+  static constexpr int kBlockM = backward_block_m(kWidest), kBlockN = backward_block_n(kWidest);
+  static constexpr int kKeyGroups = 2;
   static constexpr int kThreads = 128 * (kKeyGroups + 2);
   static constexpr int kKeyWarps = 4 * kKeyGroups, kQueryWarps = 4;  // of dK and dV; of dQ
   static constexpr int kConsumerWarps = kKeyWarps + kQueryWarps;
   // Slots of Q and of dO, and slots of dS. By measurement, d64 needs more room for dS, and d128 for Q and dO.
-  static constexpr int kStages = kWidest <= 64 ? 2 : 3, kScoreSlots = kWidest <= 64 ? 3 : 2;
-  static constexpr int kKeySlots = 2;  // of K, which the dQ warpgroup needs to the end; V has one, which is free early
-  // A key thread holds (kQkDim + kVDim) / 2 of dK and dV, kBlockM / 2 of scores, kBlockM / 4 of P or dS rounded; a
-  // thread of the dQ warpgroup 32 sums.
+  static constexpr int kStages = kWidest <= 64 || kWide ? 2 : 3, kScoreSlots = kWidest <= 64 ? 3 : 2;
+  // Of K, which the dQ warpgroup needs to the end; V has one, which is free early.
+  static constexpr int kKeySlots = kWidest > 192 ? 1 : 2;
+  static constexpr int kWeightSlots = kWide ? 2 : 0;  // of P
+  // A key thread holds (kQkDim + kVDim) / 2 of dK and dV (kWide: half of it), kBlockM / 2 of scores, kBlockM / 4 of P
+  // or dS rounded; a thread of the dQ warpgroup 32 sums.
   static constexpr int kKeyRegisters = 208, kQueryRegisters = 64, kProducerRegisters = 32;
   static_assert(kKeyGroups * kKeyRegisters + kQueryRegisters + kProducerRegisters <= registers_a_row(kThreads));
   // Tiles lie as blocks of 64 columns: lines of 128 bytes, swizzled. dS^T has a line a key and 64 queries a block.
@@ -160,7 +163,8 @@ struct BackwardLayout {
   static constexpr int kKeySlots = Shape::kKeySlots;
   static constexpr int kK = 0, kV = kK + kKeySlots * Shape::kKBytes, kQ = kV + Shape::kVBytes;
   static constexpr int kGradOut = kQ + kStages * Shape::kQBytes, kGradS = kGradOut + kStages * Shape::kGradOutBytes;
-  static constexpr int kRows = kGradS + kScoreSlots * Shape::kScoreBytes;
+  static constexpr int kWeights = kGradS + kScoreSlots * Shape::kScoreBytes;
+  static constexpr int kRows = kWeights + Shape::kWeightSlots * Shape::kScoreBytes;
   static constexpr int kBarrier = kRows + kStages * Shape::kRowsBytes;
   static constexpr int kItems = 2, kTurns = 2, kPasses = 2;
   static constexpr int kBarriers = 2 + 2 * kKeySlots + 4 * kStages + 2 * kScoreSlots + 2 * (kItems + kPasses + kTurns);
@@ -178,6 +182,7 @@ struct BackwardLayout {
   __device__ std::uint32_t q(int stage) const { return base + kQ + stage * Shape::kQBytes; }
   __device__ std::uint32_t grad_out(int stage) const { return base + kGradOut + stage * Shape::kGradOutBytes; }
   __device__ std::uint32_t grad_s(int slot) const { return base + kGradS + slot * Shape::kScoreBytes; }
+  __device__ std::uint32_t weights(int slot) const { return base + kWeights + slot * Shape::kScoreBytes; }
   __device__ std::uint32_t rows(int stage) const { return base + kRows + stage * Shape::kRowsBytes; }
   __device__ std::uint32_t barrier(int i) const { return base + kBarrier + 8 * i; }
   __device__ std::uint32_t v_full() const { return barrier(0); }

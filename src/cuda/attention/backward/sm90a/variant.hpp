@@ -15,7 +15,10 @@ namespace flashkernel::cuda::sm90a {
 /// Queries of a step and keys of a block. Either way a thread has 128 registers of dK and dV and 64 of scores or their
 /// gradients.
 constexpr int backward_block_m(int dim) { return dim <= 64 ? 128 : 64; }
-inline constexpr int kBackwardBlockN = 128;
+/// Over 128 two warpgroups share the columns of 64 keys (wide.cuh).
+constexpr bool backward_is_wide(int dim) { return dim > 128; }
+constexpr int backward_block_n(int dim) { return backward_is_wide(dim) ? 64 : 128; }
+inline constexpr int kBackwardBlockN = 128;  // of the shapes that may cut items
 
 /// The layout of an array of gradients, which follows the array that it is the gradient of.
 inline TensorMapSpec gradient_map(const TensorMapSpec& of, const void* data, std::int64_t stride_token,
@@ -47,7 +50,7 @@ inline TensorMapSpec rows_map(const float* rows, std::int64_t tiles, int block_m
 
 /// Items are cut at head_dim 128 only. At 96 the code for it spills a register. At 64 it gains half a per cent to two
 /// without a mask, but its mere presence costs long causal calls 3 % (in any order, 8192: 490 and 474 TFLOP/s).
-constexpr bool backward_may_cut(int dim) { return dim > 96; }
+constexpr bool backward_may_cut(int dim) { return dim > 96 && !backward_is_wide(dim); }
 
 /// Where the last round of items would keep only part of the device busy, the items of the last two rounds are not
 /// dealt out whole. Their tiles of queries stand in a row, which is cut into one range for each block, so that all
@@ -109,8 +112,8 @@ Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   if (!HeadDims{kQkDim, kVDim}.hold(f.head_dim, f.head_dim_v)) return kTooSmallHeadDims;
   if (f.is_paged()) return "it takes no paged keys and values";
   if (f.bias.data || p.grad_bias) return "it takes no additive bias";
-  if (f.mask.data) return "it takes no packed mask";
-  if (f.alibi_slopes) return "it takes no ALiBi slopes";
+  if (f.alibi_slopes && f.alibi == Alibi::kSqrt) return "it takes no ALiBi of square roots";
+  if (f.alibi_slopes && f.softcap > 0.0f) return "it takes no ALiBi under a softcap";
   // Lengths are 32-bit in the kernel, with room for windows; so are coordinates and the number of tiles.
   if (f.seq_q > kMostTokens || f.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
   if (f.total_q > 0x7fffffff || f.total_k > 0x7fffffff) return "there are over 2^31 rows";
