@@ -234,7 +234,7 @@ for other heads and another seq.
 q: [batch, heads_q, seq_q, head_dim]; float32, float16 or bfloat16. Every array may have any strides with a contiguous last
    dim. 3-D means batch 1, 2-D batch and heads 1.
 k: [batch, heads_kv, seq_k, head_dim], q's dtype; heads_q must be a multiple of heads_kv (GQA, MQA).
-v: [batch, heads_kv, seq_k, head_dim_v], q's dtype. Head dims are 1..256 and may differ between v and the others.
+v: [batch, heads_kv, seq_k, head_dim_v], q's dtype. Head dims are 1..512 and may differ between v and the others.
 causal: query i sees keys up to i + seq_k - seq_q (bottom-right aligned).
 window: (left, right) tokens seen on either side of that position; None or -1: unbounded.
 softcap: scores s become softcap * tanh(s / softcap); 0: off.

@@ -67,7 +67,7 @@ TEST(AttentionTest, RefusesTensorsThatDisagree) {
   refused(t.q, t.k, t.v, t.out, with_shape(t.lse, {2, 4, 2}), {"lse.shape[2]=2 but q.shape[2]=3"});
   refused(t.q, t.k, t.v, t.out, with_shape(t.lse, {2, 4, 3, 1}), {"lse is float32[2, 4, 3, 1] on cpu; needs 3 dims"});
   refused(with_shape(t.q, {2, 4, 3, 0}), with_shape(t.k, {2, 2, 5, 0}), t.v, t.out, t.lse,
-          {"q.shape[3]=0", "1 to 256"});
+          {"q.shape[3]=0", "1 to 512"});
   TensorView other = t.k;
   other.device = Device::cuda(1);
   refused(t.q, other, t.v, t.out, t.lse, {"k is on cuda:1", "needs cpu"});
@@ -79,11 +79,11 @@ TEST(AttentionTest, RefusesTensorsThatDisagree) {
   refused(t.q, other, t.v, t.out, t.lse, {"k is not aligned"});
 }
 
-TEST(AttentionTest, RefusesHeadDimsOver256) {
-  TestTensor q(DType::kFloat32, {1, 1, 2, 257}), v(DType::kFloat32, {1, 1, 2, 8}), out(DType::kFloat32, {1, 1, 2, 8});
-  expect_refused<InvalidArgument>([&] { attention(q, q, v, out, {}); }, "attention", {"q.shape[3]=257", "1 to 256"},
+TEST(AttentionTest, RefusesHeadDimsOver512) {
+  TestTensor q(DType::kFloat32, {1, 1, 2, 513}), v(DType::kFloat32, {1, 1, 2, 8}), out(DType::kFloat32, {1, 1, 2, 8});
+  expect_refused<InvalidArgument>([&] { attention(q, q, v, out, {}); }, "attention", {"q.shape[3]=513", "1 to 512"},
                                   {&out});
-  expect_refused<InvalidArgument>([&] { attention(v, v, q, q, {}); }, "attention", {"v.shape[3]=257", "1 to 256"},
+  expect_refused<InvalidArgument>([&] { attention(v, v, q, q, {}); }, "attention", {"v.shape[3]=513", "1 to 512"},
                                   {&q});
 }
 

@@ -29,7 +29,7 @@ CASES = [
     (lambda: fk.attention(q, k, f(1, 2, 4, 8)), r"v\.shape\[2\]=4"),
     (lambda: fk.attention(half, k, k), "k is float32 but q is float16"),
     (lambda: fk.attention(odd, k, k), "q.*contiguous"),
-    (lambda: fk.attention(f(1, 1, 2, 257), f(1, 1, 2, 257), k), "1 to 256"),
+    (lambda: fk.attention(f(1, 1, 2, 513), f(1, 1, 2, 513), k), "1 to 512"),
     (lambda: fk.attention(q.astype(np.int32), k, k), "q.*int32"),
     (lambda: fk.attention(q, k, k, softcap=-1.0), "softcap"),
     (lambda: fk.attention(q, k, k, softcap=float("nan")), "softcap"),

@@ -93,13 +93,17 @@ REFUSED = [
     (lambda: fk_triton.attention_paged(q, pages, pages, table, index(20), check=True), "attention_paged: check=True"),
     (lambda: fk_triton.layer_norm(ones(4, 3, 8).transpose(0, 1)), r"layer_norm: x has strides .* one stride"),
     (lambda: fk_triton.linear(ones(4, 3, 8).transpose(0, 1), ones(2, 8)), "linear: x has strides"),
+    (
+        lambda: fk_triton.attention(ones(1, 1, 2, 257), ones(1, 1, 2, 257), ones(1, 1, 2, 8)),
+        r"q has head_dim 257.* 1 to 256",
+    ),
 ]
 INVALID = [
     (lambda: fk_triton.attention(q, ones(1, 2, 5, 6), ones(1, 2, 5, 6)),
      r"attention: k\.shape\[3\]=6 but q\.shape\[3\]=8"),
     (lambda: fk_triton.attention(q, ones(1, 3, 5, 8), ones(1, 3, 5, 8)), "attention: .* a multiple is needed"),
     (lambda: fk_triton.attention(q, q.half(), q), "attention: k is float16 but q is float32"),
-    (lambda: fk_triton.attention(ones(1, 1, 2, 257), ones(1, 1, 2, 257), ones(1, 1, 2, 257)), "1 to 256"),
+    (lambda: fk_triton.attention(ones(1, 1, 2, 513), ones(1, 1, 2, 513), ones(1, 1, 2, 513)), "1 to 512"),
     (lambda: fk_triton.attention(ones(1, 4, 3, 16)[..., ::2], q, q), r"attention: q\.strides\[-1\]=2"),
     (lambda: fk_triton.attention(q, q, q, out=q), "attention: out shares memory with q; a written tensor needs"),
     (lambda: fk_triton.add(q, q, out=ones(1, 4, 3, 1).expand(1, 4, 3, 8)), r"add: out\.stride\[3\]=0 over 8 elements"),

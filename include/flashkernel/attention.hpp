@@ -48,7 +48,7 @@ struct AttentionOptions {
 
 /// Dense attention. q [batch, heads_q, seq_q, head_dim], k [batch, heads_kv, seq_k, head_dim],
 /// v [batch, heads_kv, seq_k, head_dim_v], out [batch, heads_q, seq_q, head_dim_v] (written in place),
-/// lse fp32 [batch, heads_q, seq_q] (written; may be absent). heads_q % heads_kv == 0, head dims 1..256, last dims
+/// lse fp32 [batch, heads_q, seq_q] (written; may be absent). heads_q % heads_kv == 0, head dims 1..512, last dims
 /// contiguous.
 FK_API void attention(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
                       const TensorView& lse, const AttentionOptions& options = {},

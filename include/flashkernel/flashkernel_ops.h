@@ -23,7 +23,7 @@ extern "C" {
 
 // Dense attention. q [batch, heads_q, seq_q, head_dim], k [batch, heads_kv, seq_k, head_dim], v [batch, heads_kv,
 // seq_k, head_dim_v], out [batch, heads_q, seq_q, head_dim_v] (written in place), lse fp32 [batch, heads_q, seq_q]
-// (written; may be absent). heads_q % heads_kv == 0, head dims 1..256, last dims contiguous.
+// (written; may be absent). heads_q % heads_kv == 0, head dims 1..512, last dims contiguous.
 FK_API fk_status fk_attention(const fk_tensor* q, const fk_tensor* k, const fk_tensor* v, const fk_tensor* out,
     const fk_tensor* lse, const fk_attention_options* options, const fk_context* context);
 

@@ -9,8 +9,6 @@
 namespace flashkernel {
 namespace {
 
-constexpr std::int64_t kMaxHeadDim = 256;
-
 void match(const Checker& check, const char* name, const TensorView& view, int d, const char* other_name,
            const TensorView& other, int other_d, const char* what) {
   if (view.shape[d] != other.shape[other_d])

@@ -11,6 +11,9 @@
 
 namespace flashkernel {
 
+/// The largest head dim that the ops of attention take. Every backend has a kernel that takes it.
+inline constexpr std::int64_t kMaxHeadDim = 512;
+
 /// Additive bias [batch, heads_q, seq_q, seq_k]; a broadcast dim has stride 0.
 struct AttentionBias {
   const void* data = nullptr;

@@ -1,7 +1,7 @@
 """The functions of `flash_attn.flash_attn_interface` (flash-attn 2) over FlashKernel.
 
 Names, arguments, defaults and layouts are the package's, and so is what they mean: `causal` and windows are aligned to
-the bottom right, -1 is unbounded on a side of the window, softcap 0 is off. float32 works too, head dims are 1 to 256
+the bottom right, -1 is unbounded on a side of the window, softcap 0 is off. float32 works too, head dims are 1 to 512
 with no padding, and everything runs on the CPU as well. `deterministic` is accepted: gradients always are. Source: Dao,
 FlashAttention-2 (2023).
 """

@@ -37,7 +37,7 @@ def attention(
 
     q: [batch, heads_q, seq_q, head_dim]; float32, float16 or bfloat16.
     k: [batch, heads_kv, seq_k, head_dim], v: [batch, heads_kv, seq_k, head_dim_v], q's dtype; heads_q a multiple of
-       heads_kv; head dims of 1 to 256.
+       heads_kv; head dims of 1 to 512.
     causal: query i sees keys up to i + seq_k - seq_q.
     window: (left, right) tokens seen on either side of that position; None: all.
     softcap: scores s become softcap * tanh(s / softcap); 0: off.

@@ -36,7 +36,9 @@ def check_shapes(
             f"{v_name}.shape[{d}]={v.shape[d]} but {k_name}.shape[{d}]={k.shape[d]}; they must match",
         )
     for name, x in (("q", q), (v_name, v)):
-        call.need(1 <= x.shape[-1] <= 256, f"{name} has head_dim {x.shape[-1]}; 1 to 256 is needed")
+        call.need(1 <= x.shape[-1] <= 512, f"{name} has head_dim {x.shape[-1]}; 1 to 512 is needed")
+        if x.shape[-1] > 256:
+            call.refuse(f"{name} has head_dim {x.shape[-1]}; the Triton kernels take 1 to 256")
     heads_q, heads_kv = q.shape[1], k.shape[head]
     call.need(
         heads_kv > 0 and heads_q % heads_kv == 0 or heads_q == 0,

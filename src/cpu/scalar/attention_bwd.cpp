@@ -94,7 +94,7 @@ struct Gradient {
   }
 
   void grad_q(std::int64_t b, std::int64_t h, std::int64_t i) const {
-    double sum[256] = {};
+    double sum[kMaxHeadDim] = {};
     const Query query = load_query(b, h, i);
     const Range keys = visible(b, i);
     for (std::int64_t j = keys.first; j < keys.last; ++j) {
@@ -112,7 +112,7 @@ struct Gradient {
   static constexpr std::int64_t kKeys = 8;
   void grad_k_and_v(std::int64_t b, std::int64_t h_kv, std::int64_t begin) const {
     const std::int64_t end = std::min(begin + kKeys, f.k_length(b));
-    double sum_k[kKeys][256] = {}, sum_v[kKeys][256] = {};
+    double sum_k[kKeys][kMaxHeadDim] = {}, sum_v[kKeys][kMaxHeadDim] = {};
     for (std::int64_t h = h_kv * group; h < (h_kv + 1) * group; ++h) {
       for (std::int64_t i = 0; i < f.q_length(b); ++i) {
         const Range keys = visible(b, i);

@@ -25,7 +25,7 @@ void attend_row(const AttentionParams& p, std::int64_t b, std::int64_t h, std::i
     scores.push_back(attention_score<K>(p, q, b, h, i, j, q_length, k_length).value);
     max = std::max(max, scores.back());
   }
-  double accumulator[256] = {};
+  double accumulator[kMaxHeadDim] = {};
   double sum = 0;
   if (p.sinks && p.sinks[h] != kMinusInfinity) sum += std::exp(p.sinks[h] - max);
   for (std::int64_t j = first; j < last; ++j) {

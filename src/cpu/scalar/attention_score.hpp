@@ -13,9 +13,9 @@ namespace flashkernel::cpu_scalar {
 
 inline constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-/// A row of up to 256 elements in double: converted once, read for every row of the other tensor.
+/// A row of up to kMaxHeadDim elements in double: converted once, read for every row of the other tensor.
 struct Row {
-  double values[256];
+  double values[kMaxHeadDim];
 
   template <class T>
   void load_from(const void* data, std::int64_t offset, std::int64_t count) {

@@ -34,7 +34,7 @@ inline float make_lse_rest(const BackwardSequence<T>& seq, std::int64_t row) {
   const float lse = *seq.lse(row);
   const float size = __builtin_fabsf(lse);
   if (!(size >= kLargeLse && size < __builtin_inff()) || gives_nothing(seq, row)) return 0.0f;
-  float q[256];
+  float q[kMaxHeadDim];
   const std::int64_t d = seq.p->head_dim;
   for (std::int64_t x = 0; x < d; ++x) q[x] = widen(seq.q_row(row)[x]);
   double sum = 0;

@@ -24,10 +24,11 @@ struct HeadRows {
   static_assert(kDim % 64 == 0 && kTileThreads % (kDim / 4) == 0, "every thread has the same columns of each row");
 };
 
-/// Of Q and K, and of dQ and dK, rows are QkRows; of V and the output, and of their gradients, they are VRows.
-template <int kBlockM_, int kBlockN_, int kQkDim_, int kVDim_>
+/// Of Q and K, and of dQ and dK, rows are QkRows; of V and the output, and of their gradients, they are VRows. Longer
+/// rows come in kSlices slices of kQkDim, or kVDim, columns: slice s begins at column s * kQkDim.
+template <int kBlockM_, int kBlockN_, int kQkDim_, int kVDim_, int kSlices_ = 1>
 struct Tile {
-  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kQkDim = kQkDim_, kVDim = kVDim_;
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kQkDim = kQkDim_, kVDim = kVDim_, kSlices = kSlices_;
   using QkRows = HeadRows<kQkDim>;
   using VRows = HeadRows<kVDim>;
   static constexpr int kWidestLd = QkRows::kLd > VRows::kLd ? QkRows::kLd : VRows::kLd;  // of a place for both

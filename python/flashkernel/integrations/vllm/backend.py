@@ -33,7 +33,7 @@ __all__ = ["Batch", "Builder", "CustomBackend", "FlashKernelBackend", "Implement
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 _FP8 = ("fp8", "fp8_e4m3")
 _TOKEN_SCALES = ("int8_per_token_head", "fp8_per_token_head")
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 _MODE = ExitStack()  # holds the invariant mode while vLLM is in its own
 
 

@@ -31,6 +31,7 @@ ROWS = (
     _model("llama-1b", 32, 8, 64, 4, 2048),
     _model("gpt2", 12, 12, 64, 16, 1024),
     _model("gemma2-9b", 16, 8, 256, 1, 4096),
+    _model("gemma4 global", 32, 4, 512, 1, 4096),
     _model("bert-base", 12, 12, 64, 64, 128, causal=False),
     _model("vit-b/16", 12, 12, 64, 64, 197, causal=False),
 )

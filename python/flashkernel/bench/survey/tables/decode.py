@@ -23,6 +23,7 @@ ROWS = (
     *(_row("gemma-2b", 8, 1, 256, *load) for load in ((1, 4096), (32, 2048))),
     *(_row("gemma2-9b", 16, 8, 256, *load) for load in ((1, 4096), (16, 2048), (64, 2048))),
     *(_row("gemma-8/4", 8, 4, 256, *load) for load in ((1, 4096), (16, 2048), (64, 2048))),
+    *(_row("gemma4 global", 32, 4, 512, *load) for load in ((1, 4096), (1, 32768), (16, 8192))),
     *(_row("phi-2", 32, 32, 80, *load) for load in ((1, 2048), (16, 2048))),
     *(_row("phi3-mini", 32, 32, 96, *load) for load in ((1, 4096), (16, 2048))),
     *(_row("starcoder-112", 16, 4, 112, *load) for load in ((1, 4096), (16, 2048))),

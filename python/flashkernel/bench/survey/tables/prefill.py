@@ -25,6 +25,7 @@ ROWS = (
     *(_row("gpt2", 12, 12, 64, batch, seq) for batch, seq in ((1, 1024), (32, 128), (8, 1024), (32, 896))),
     *(_row("gemma2-9b", 16, 8, 256, 1, seq) for seq in (1024, 2048, 4096, 16384)),
     *(_row("gemma-2b", 8, 1, 256, batch, seq) for batch, seq in ((1, 2048), (8, 2048))),
+    *(_row("gemma4 global", 32, 4, 512, 1, seq) for seq in (1024, 8192)),
     *(_row("phi-2", 32, 32, 80, 1, seq) for seq in (1024, 2048)),
     *(_row("phi3-mini", 32, 32, 96, 1, seq) for seq in (1024, 4096)),
     _row("d112", 16, 4, 112, 1, 4096),

@@ -116,7 +116,8 @@ FK_HOST_DEVICE inline unsigned num_key_tiles(const AttentionBackwardParams& p) {
 }
 
 // Shared memory in fp32: the block's own two operands [kBlockM][QkRows::kLd] and [kBlockM][VRows::kLd], one operand of
-// the other side [kBlockN][kWidestLd], and two tiles [kBlockM][kLdP].
+// the other side [kBlockN][kWidestLd], and two tiles [kBlockM][kLdP]. Of rows in slices there is one slice of each at a
+// time, and those of the block's own are loaded again for each tile of the other side.
 template <class Tile>
 constexpr int kSharedBytes = (Tile::kBlockM * (Tile::QkRows::kLd + Tile::VRows::kLd) + Tile::kBlockN * Tile::kWidestLd +
                               2 * Tile::kBlockM * Tile::kLdP) *
@@ -127,6 +128,7 @@ __device__ void grad_q_tile(const AttentionBackwardParams& p, const Tiles& tiles
                             float* tile_q) {
   using QkRows = typename Tile::QkRows;
   using VRows = typename Tile::VRows;
+  constexpr bool kStays = Tile::kSlices == 1;  // the own rows, in shared memory
   float* tile_do = tile_q + Tile::kBlockM * QkRows::kLd;
   float* tile_kv = tile_do + Tile::kBlockM * VRows::kLd;
   float* tile_ds = tile_kv + Tile::kBlockN * Tile::kWidestLd;
@@ -142,25 +144,42 @@ __device__ void grad_q_tile(const AttentionBackwardParams& p, const Tiles& tiles
   const std::int64_t last_key = f.last_key(last_query, at.q_len, at.k_len);
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 
-  load_rows<QkRows, Tile::kBlockM>(tile_q, f.q, f.dtype, f.head_dim, vectors, at.q_len - first_query,
-                                   [&](int row) { return f.q_offset(b, h, first_query + row); });
-  load_rows<VRows, Tile::kBlockM>(tile_do, p.grad_out, f.dtype, f.head_dim_v, vectors, at.q_len - first_query,
-                                  [&](int row) { return grad_out_offset(p, b, h, first_query + row); });
+  const auto load_q = [&](int s) {
+    load_rows<QkRows, Tile::kBlockM>(tile_q, f.q, f.dtype, f.head_dim - s * Tile::kQkDim, vectors,
+                                     at.q_len - first_query,
+                                     [&](int row) { return f.q_offset(b, h, first_query + row) + s * Tile::kQkDim; });
+  };
+  const auto load_do = [&](int s) {
+    load_rows<VRows, Tile::kBlockM>(
+        tile_do, p.grad_out, f.dtype, f.head_dim_v - s * Tile::kVDim, vectors, at.q_len - first_query,
+        [&](int row) { return grad_out_offset(p, b, h, first_query + row) + s * Tile::kVDim; });
+  };
+  if constexpr (kStays) load_q(0), load_do(0);
 
-  float grad_q[Tile::kRowsM][QkRows::kColumns][4] = {};
+  float grad_q[Tile::kSlices][Tile::kRowsM][QkRows::kColumns][4] = {};
   for (std::int64_t tile = first_key; tile < last_key; tile += Tile::kBlockN) {
-    __syncthreads();
-    load_rows<VRows, Tile::kBlockN>(tile_kv, f.v, f.dtype, f.head_dim_v, vectors, last_key - tile,
-                                    [&](int row) { return v_offset(f, b, g, tile + row); });
-    __syncthreads();
-    float grad_p[Tile::kRowsM][Tile::kRowsN] = {};
-    row_products<VRows>(grad_p, tile_do, tile_kv);
-    __syncthreads();
-    load_rows<QkRows, Tile::kBlockN>(tile_kv, f.k, f.dtype, f.head_dim, vectors, last_key - tile,
-                                     [&](int row) { return k_offset(f, b, g, tile + row); });
-    __syncthreads();
-    float dot[Tile::kRowsM][Tile::kRowsN] = {};
-    row_products<QkRows>(dot, tile_q, tile_kv);
+    const auto load_k = [&](int s) {
+      load_rows<QkRows, Tile::kBlockN>(tile_kv, f.k, f.dtype, f.head_dim - s * Tile::kQkDim, vectors, last_key - tile,
+                                       [&](int row) { return k_offset(f, b, g, tile + row) + s * Tile::kQkDim; });
+    };
+    float grad_p[Tile::kRowsM][Tile::kRowsN] = {}, dot[Tile::kRowsM][Tile::kRowsN] = {};
+#pragma unroll 1
+    for (int s = 0; s < Tile::kSlices; ++s) {
+      __syncthreads();
+      if constexpr (!kStays) load_do(s);
+      load_rows<VRows, Tile::kBlockN>(tile_kv, f.v, f.dtype, f.head_dim_v - s * Tile::kVDim, vectors, last_key - tile,
+                                      [&](int row) { return v_offset(f, b, g, tile + row) + s * Tile::kVDim; });
+      __syncthreads();
+      row_products<VRows>(grad_p, tile_do, tile_kv);
+    }
+#pragma unroll 1
+    for (int s = 0; s < Tile::kSlices; ++s) {
+      __syncthreads();
+      if constexpr (!kStays) load_q(s);
+      load_k(s);
+      __syncthreads();
+      row_products<QkRows>(dot, tile_q, tile_kv);
+    }
 #pragma unroll
     for (int r = 0; r < Tile::kRowsM; ++r) {
       const std::int64_t i = first_query + ty + 16 * r;
@@ -180,18 +199,27 @@ __device__ void grad_q_tile(const AttentionBackwardParams& p, const Tiles& tiles
       }
     }
     __syncthreads();
-    accumulate_rows<QkRows, Tile::kBlockN>(
-        grad_q, tile_kv, [&](int r, int n) { return tile_ds[(ty + 16 * r) * Tile::kLdP + n]; },
-        [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n] < 0.0f; });
+#pragma unroll
+    for (int s = Tile::kSlices - 1; s >= 0; --s) {  // the last one is there
+      if (s < Tile::kSlices - 1) {
+        __syncthreads();
+        load_k(s);
+        __syncthreads();
+      }
+      accumulate_rows<QkRows, Tile::kBlockN>(
+          grad_q[s], tile_kv, [&](int r, int n) { return tile_ds[(ty + 16 * r) * Tile::kLdP + n]; },
+          [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n] < 0.0f; });
+    }
   }
 #pragma unroll
   for (int r = 0; r < Tile::kRowsM; ++r) {
     const std::int64_t i = first_query + ty + 16 * r;
     if (i >= at.q_len) continue;
-    store_row<QkRows>(p.grad_q, f.dtype,
-                      grad_offset(f.is_varlen_q(), f.q_begin(b), b, h, i, p.stride_grad_q_batch, p.stride_grad_q_head,
-                                  p.stride_grad_q_token),
-                      f.head_dim, grad_q[r], 1.0f);
+    const std::int64_t row = grad_offset(f.is_varlen_q(), f.q_begin(b), b, h, i, p.stride_grad_q_batch,
+                                         p.stride_grad_q_head, p.stride_grad_q_token);
+#pragma unroll
+    for (int s = 0; s < Tile::kSlices; ++s)
+      store_row<QkRows>(p.grad_q, f.dtype, row + s * Tile::kQkDim, f.head_dim - s * Tile::kQkDim, grad_q[s][r], 1.0f);
   }
 }
 
@@ -200,6 +228,7 @@ __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tile
                              float* tile_k) {
   using QkRows = typename Tile::QkRows;
   using VRows = typename Tile::VRows;
+  constexpr bool kStays = Tile::kSlices == 1;  // the own rows, in shared memory
   float* tile_v = tile_k + Tile::kBlockM * QkRows::kLd;
   float* tile_query = tile_v + Tile::kBlockM * VRows::kLd;  // Q, then dO, then Q
   float* tile_ds = tile_query + Tile::kBlockN * Tile::kWidestLd;
@@ -219,30 +248,48 @@ __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tile
       f.window_right < 0 ? 0 : max(static_cast<std::int64_t>(0), first_key - f.window_right - shift);
   const std::int64_t last_query = f.window_left < 0 ? q_len : min(q_len, last_key + f.window_left - shift + 1);
 
-  load_rows<QkRows, Tile::kBlockM>(tile_k, f.k, f.dtype, f.head_dim, vectors, k_len - first_key,
-                                   [&](int row) { return k_offset(f, b, g, first_key + row); });
-  load_rows<VRows, Tile::kBlockM>(tile_v, f.v, f.dtype, f.head_dim_v, vectors, k_len - first_key,
-                                  [&](int row) { return v_offset(f, b, g, first_key + row); });
+  const auto load_k = [&](int s) {
+    load_rows<QkRows, Tile::kBlockM>(tile_k, f.k, f.dtype, f.head_dim - s * Tile::kQkDim, vectors, k_len - first_key,
+                                     [&](int row) { return k_offset(f, b, g, first_key + row) + s * Tile::kQkDim; });
+  };
+  const auto load_v = [&](int s) {
+    load_rows<VRows, Tile::kBlockM>(tile_v, f.v, f.dtype, f.head_dim_v - s * Tile::kVDim, vectors, k_len - first_key,
+                                    [&](int row) { return v_offset(f, b, g, first_key + row) + s * Tile::kVDim; });
+  };
+  if constexpr (kStays) load_k(0), load_v(0);
 
-  float grad_k[Tile::kRowsM][QkRows::kColumns][4] = {}, grad_v[Tile::kRowsM][VRows::kColumns][4] = {};
+  float grad_k[Tile::kSlices][Tile::kRowsM][QkRows::kColumns][4] = {};
+  float grad_v[Tile::kSlices][Tile::kRowsM][VRows::kColumns][4] = {};
   for (std::int64_t h = g * group; h < (g + 1) * group; ++h) {
     const ScoreContext at(f, b, h);
     for (std::int64_t tile = first_query; tile < last_query; tile += Tile::kBlockN) {
-      const auto load_queries = [&] {
-        load_rows<QkRows, Tile::kBlockN>(tile_query, f.q, f.dtype, f.head_dim, vectors, last_query - tile,
-                                         [&](int row) { return f.q_offset(b, h, tile + row); });
+      const auto load_queries = [&](int s) {
+        load_rows<QkRows, Tile::kBlockN>(tile_query, f.q, f.dtype, f.head_dim - s * Tile::kQkDim, vectors,
+                                         last_query - tile,
+                                         [&](int row) { return f.q_offset(b, h, tile + row) + s * Tile::kQkDim; });
       };
-      __syncthreads();
-      load_queries();
-      __syncthreads();
-      float dot[Tile::kRowsM][Tile::kRowsN] = {};
-      row_products<QkRows>(dot, tile_k, tile_query);
-      __syncthreads();
-      load_rows<VRows, Tile::kBlockN>(tile_query, p.grad_out, f.dtype, f.head_dim_v, vectors, last_query - tile,
-                                      [&](int row) { return grad_out_offset(p, b, h, tile + row); });
-      __syncthreads();
-      float grad_p[Tile::kRowsM][Tile::kRowsN] = {};
-      row_products<VRows>(grad_p, tile_v, tile_query);
+      const auto load_grad_out = [&](int s) {
+        load_rows<VRows, Tile::kBlockN>(
+            tile_query, p.grad_out, f.dtype, f.head_dim_v - s * Tile::kVDim, vectors, last_query - tile,
+            [&](int row) { return grad_out_offset(p, b, h, tile + row) + s * Tile::kVDim; });
+      };
+      float dot[Tile::kRowsM][Tile::kRowsN] = {}, grad_p[Tile::kRowsM][Tile::kRowsN] = {};
+#pragma unroll 1
+      for (int s = 0; s < Tile::kSlices; ++s) {
+        __syncthreads();
+        if constexpr (!kStays) load_k(s);
+        load_queries(s);
+        __syncthreads();
+        row_products<QkRows>(dot, tile_k, tile_query);
+      }
+#pragma unroll 1
+      for (int s = 0; s < Tile::kSlices; ++s) {
+        __syncthreads();
+        if constexpr (!kStays) load_v(s);
+        load_grad_out(s);
+        __syncthreads();
+        row_products<VRows>(grad_p, tile_v, tile_query);
+      }
 #pragma unroll
       for (int c = 0; c < Tile::kRowsN; ++c) {
         const std::int64_t i = tile + tx + 16 * c;
@@ -263,29 +310,43 @@ __device__ void grad_kv_tile(const AttentionBackwardParams& p, const Tiles& tile
       }
       __syncthreads();
       const auto masked = [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n] < 0.0f; };
-      accumulate_rows<VRows, Tile::kBlockN>(
-          grad_v, tile_query, [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n]; }, masked);
-      __syncthreads();
-      load_queries();
-      __syncthreads();
-      accumulate_rows<QkRows, Tile::kBlockN>(
-          grad_k, tile_query, [&](int r, int n) { return tile_ds[(ty + 16 * r) * Tile::kLdP + n]; }, masked);
+#pragma unroll
+      for (int s = Tile::kSlices - 1; s >= 0; --s) {  // the last one is there
+        if (s < Tile::kSlices - 1) {
+          __syncthreads();
+          load_grad_out(s);
+          __syncthreads();
+        }
+        accumulate_rows<VRows, Tile::kBlockN>(
+            grad_v[s], tile_query, [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n]; }, masked);
+      }
+#pragma unroll
+      for (int s = 0; s < Tile::kSlices; ++s) {
+        __syncthreads();
+        load_queries(s);
+        __syncthreads();
+        accumulate_rows<QkRows, Tile::kBlockN>(
+            grad_k[s], tile_query, [&](int r, int n) { return tile_ds[(ty + 16 * r) * Tile::kLdP + n]; }, masked);
+      }
     }
   }
 #pragma unroll
   for (int r = 0; r < Tile::kRowsM; ++r) {
     const std::int64_t j = first_key + ty + 16 * r;
     if (j >= k_len) continue;
-    if (p.grad_k)
-      store_row<QkRows>(p.grad_k, f.dtype,
-                        grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_k_batch, p.stride_grad_k_head,
-                                    p.stride_grad_k_token),
-                        f.head_dim, grad_k[r], 1.0f);
-    if (p.grad_v)
-      store_row<VRows>(p.grad_v, f.dtype,
-                       grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_v_batch, p.stride_grad_v_head,
-                                   p.stride_grad_v_token),
-                       f.head_dim_v, grad_v[r], 1.0f);
+    const std::int64_t row_k = grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_k_batch,
+                                           p.stride_grad_k_head, p.stride_grad_k_token);
+    const std::int64_t row_v = grad_offset(f.is_varlen_k(), f.k_begin(b), b, g, j, p.stride_grad_v_batch,
+                                           p.stride_grad_v_head, p.stride_grad_v_token);
+#pragma unroll
+    for (int s = 0; s < Tile::kSlices; ++s) {
+      if (p.grad_k)
+        store_row<QkRows>(p.grad_k, f.dtype, row_k + s * Tile::kQkDim, f.head_dim - s * Tile::kQkDim, grad_k[s][r],
+                          1.0f);
+      if (p.grad_v)
+        store_row<VRows>(p.grad_v, f.dtype, row_v + s * Tile::kVDim, f.head_dim_v - s * Tile::kVDim, grad_v[s][r],
+                         1.0f);
+    }
   }
 }
 
@@ -339,7 +400,9 @@ __global__ void __launch_bounds__(kTileThreads) grad_bias_kernel(const Attention
 // gradient is not finite: that kernel cannot tell a masked NaN from a visible one, this kernel can. It then has few
 // blocks, so that it costs little when there is nothing to do.
 template <class Tile>
-__global__ void __launch_bounds__(kTileThreads, std::max(Tile::kQkDim, Tile::kVDim) > 128 ? 3 : 2)
+__global__ void __launch_bounds__(kTileThreads, Tile::kSlices > 1                           ? 1
+                                                : std::max(Tile::kQkDim, Tile::kVDim) > 128 ? 3
+                                                                                            : 2)
     gradients_kernel(const AttentionBackwardParams p, const Tiles tiles, const int* flags, int num_flags) {
   extern __shared__ float4 shared[];
   ptx::wait_for_previous_kernel();
@@ -397,15 +460,17 @@ bool rows_are_vectors(const AttentionBackwardParams& p) {
          fits(p.grad_out, p.stride_grad_out_batch, p.stride_grad_out_head, p.stride_grad_out_token);
 }
 
-// f(Tile{}) with the tiles for a head dim: the 64 KB of 7.5 hold them (60, 60 and 52 KB).
+// f(Tile{}) with the tiles for a head dim: the 64 KB of 7.5 hold them (60, 60, 52 and 52 KB).
 template <class F>
 void visit_tile(std::int64_t dim, F&& f) {
   if (dim <= 64) {
     f(Tile<64, 32, 64, 64>{});
   } else if (dim <= 128) {
     f(Tile<32, 32, 128, 128>{});
-  } else {
+  } else if (dim <= 256) {
     f(Tile<16, 16, 256, 256>{});
+  } else {
+    f(Tile<16, 16, 256, 256, 2>{});
   }
 }
 

@@ -13,8 +13,6 @@ namespace flashkernel::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kLanesPerKey = 8;  // lanes that share a key's row: 8 x 16 bytes
-constexpr int kKeysPerWarp = kWarp / kLanesPerKey;
 constexpr int kLeastKeysPerSplit = 128;
 constexpr int kMostSplits = 64;
 constexpr float kHidden = -1.0f;  // instead of a probability: the query does not see the key
@@ -26,12 +24,13 @@ __host__ __device__ inline std::int64_t partial_floats(const AttentionParams& p)
 template <class K>
 inline constexpr int kPiece = kQuantized<K> ? 8 : kVectorElements<K>;
 
-// K: elements of keys and values. A lane holds an eighth of a key's row and of a value's, in pieces of N elements:
-// piece c covers columns [c * 8 * N + lane * N, +N).
+// K: elements of keys and values. kLanesPerKey lanes share a key's row and a value's, in pieces of N elements: piece c
+// covers columns [(c * kLanesPerKey + lane) * N, +N).
 template <class K, int kRows, int kQkDim, int kVDim>
 __global__ void __launch_bounds__(kWarp* kWarps)
     split_kernel(const AttentionParams p, int splits, bool vectors, float* __restrict__ partials) {
   constexpr int N = kPiece<K>;
+  constexpr int kLanesPerKey = kQkDim > 256 || kVDim > 256 ? 16 : 8, kKeysPerWarp = kWarp / kLanesPerKey;
   constexpr int kQkElements = kQkDim / kLanesPerKey, kVElements = kVDim / kLanesPerKey;
   constexpr int kQkPieces = kQkElements / N, kVPieces = kVElements / N;
   __shared__ float query[kRows][kQkDim];
@@ -269,7 +268,10 @@ void launch_for_dim(const AttentionParams& p, float* partials, cudaStream_t stre
     if (dim <= 64) return launch_instance<K, kRows, 64, 64>(p, partials, stream);
     if (dim <= 128) return launch_instance<K, kRows, 128, 128>(p, partials, stream);
   }
-  if constexpr (kRows <= 2) launch_instance<K, kRows, 256, 256>(p, partials, stream);
+  if constexpr (kRows <= 2) {
+    if (dim <= 256) return launch_instance<K, kRows, 256, 256>(p, partials, stream);
+    launch_instance<K, kRows, 512, 512>(p, partials, stream);
+  }
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The second of a row of ever faster kernels: FlashAttention (Dao et al., 2022; Algorithm 1 with the loop order of
 // FlashAttention-2) in plain FFMA. A block owns kBlockM queries of one head and walks the visible keys in tiles of
 // kBlockN. Scores lie in registers and one shared tile, so memory does not grow with seq_q * seq_k. It takes any dtype,
-// any head_dim up to 256, and every option.
+// any head_dim, and every option.
 #include "cuda/attention/generic_tile.cuh"
 #include "cuda/attention/generic.hpp"
 #include "cuda/host/launch.hpp"
@@ -10,9 +10,10 @@
 namespace flashkernel::cuda {
 namespace {
 
-// Shared memory in fp32: Q [kBlockM][QkRows::kLd], K and then V [kBlockN][kWidestLd], P [kBlockM][kLdP].
+// Shared memory in fp32: slices of Q [kSlices][kBlockM][QkRows::kLd], a slice of K and then of V [kBlockN][kWidestLd],
+// P [kBlockM][kLdP].
 template <class Tile>
-constexpr int kSharedBytes = (Tile::kBlockM * Tile::QkRows::kLd + Tile::kBlockN * Tile::kWidestLd +
+constexpr int kSharedBytes = (Tile::kSlices * Tile::kBlockM * Tile::QkRows::kLd + Tile::kBlockN * Tile::kWidestLd +
                               Tile::kBlockM * Tile::kLdP) *
                              4;
 
@@ -21,9 +22,10 @@ template <class Tile>
 __global__ void __launch_bounds__(kTileThreads) attention_kernel(const AttentionParams p, bool vectors) {
   using QkRows = typename Tile::QkRows;
   using VRows = typename Tile::VRows;
+  constexpr int kSliceOfQ = Tile::kBlockM * QkRows::kLd;
   extern __shared__ float4 shared[];
   float* tile_q = reinterpret_cast<float*>(shared);
-  float* tile_kv = tile_q + Tile::kBlockM * QkRows::kLd;
+  float* tile_kv = tile_q + Tile::kSlices * kSliceOfQ;
   float* tile_p = tile_kv + Tile::kBlockN * Tile::kWidestLd;
   const std::int64_t b = blockIdx.z, h = blockIdx.y, g = h * p.heads_kv / p.heads_q;
   const ScoreContext at(p, b, h);
@@ -34,22 +36,32 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
   const std::int64_t last_key = p.last_key(last_query, at.q_len, at.k_len);
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 
-  load_rows<QkRows, Tile::kBlockM>(tile_q, p.q, p.dtype_q, p.head_dim, vectors, at.q_len - first_query,
-                                   [&](int row) { return p.q_offset(b, h, first_query + row); });
+#pragma unroll 1
+  for (int s = 0; s < Tile::kSlices; ++s) {
+    const std::int64_t column = s * Tile::kQkDim;
+    load_rows<QkRows, Tile::kBlockM>(tile_q + s * kSliceOfQ, p.q, p.dtype_q, p.head_dim - column, vectors,
+                                     at.q_len - first_query,
+                                     [&](int row) { return p.q_offset(b, h, first_query + row) + column; });
+  }
 
   SoftmaxState state[Tile::kRowsM];
-  float out[Tile::kRowsM][VRows::kColumns][4] = {};
+  float out[Tile::kSlices][Tile::kRowsM][VRows::kColumns][4] = {};
   // Tiles are counted from key 0, so that a row's sums do not depend on which rows stand beside it under a window. Keys
   // before the first one that the block sees may be gone: the first one stands in for them, masked.
   for (std::int64_t tile = first_key / Tile::kBlockN * Tile::kBlockN; tile < last_key; tile += Tile::kBlockN) {
     const auto key = [&](int row) { return max(first_key, tile + row); };
-    __syncthreads();  // V of the last round is read
-    load_rows<QkRows, Tile::kBlockN>(
-        tile_kv, p.k, p.dtype, p.head_dim, vectors, last_key - tile,
-        [&](int row) { return p.k_offset(b, g, key(row)); }, [&](int row) { return p.k_scale(b, g, key(row)); });
-    __syncthreads();
     float score[Tile::kRowsM][Tile::kRowsN] = {};
-    row_products<QkRows>(score, tile_q, tile_kv);
+#pragma unroll 1
+    for (int s = 0; s < Tile::kSlices; ++s) {
+      const std::int64_t column = s * Tile::kQkDim;
+      __syncthreads();  // what was there is read
+      load_rows<QkRows, Tile::kBlockN>(
+          tile_kv, p.k, p.dtype, p.head_dim - column, vectors, last_key - tile,
+          [&](int row) { return p.k_offset(b, g, key(row)) + column; },
+          [&](int row) { return p.k_scale(b, g, key(row)); });
+      __syncthreads();
+      row_products<QkRows>(score, tile_q + s * kSliceOfQ, tile_kv);
+    }
 
 #pragma unroll
     for (int r = 0; r < Tile::kRowsM; ++r) {
@@ -79,18 +91,25 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
       state[r].sum = state[r].sum * correction + reduce_16(sum, Sum{});
       state[r].maximum = maximum;
 #pragma unroll
-      for (int c = 0; c < VRows::kColumns; ++c)
+      for (int s = 0; s < Tile::kSlices; ++s)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) out[r][c][e] *= correction;
+        for (int c = 0; c < VRows::kColumns; ++c)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) out[s][r][c][e] *= correction;
     }
-    __syncthreads();  // K is read, P is written
-    load_rows<VRows, Tile::kBlockN>(
-        tile_kv, p.v, p.dtype, p.head_dim_v, vectors, last_key - tile,
-        [&](int row) { return p.v_offset(b, g, key(row)); }, [&](int row) { return p.v_scale(b, g, key(row)); });
-    __syncthreads();
     const auto probability = [&](int r, int n) { return tile_p[(ty + 16 * r) * Tile::kLdP + n]; };
-    accumulate_rows<VRows, Tile::kBlockN>(out, tile_kv, probability,
-                                          [&](int r, int n) { return probability(r, n) < 0.0f; });
+#pragma unroll
+    for (int s = 0; s < Tile::kSlices; ++s) {
+      const std::int64_t column = s * Tile::kVDim;
+      __syncthreads();  // K, or the last slice, is read; P is written
+      load_rows<VRows, Tile::kBlockN>(
+          tile_kv, p.v, p.dtype, p.head_dim_v - column, vectors, last_key - tile,
+          [&](int row) { return p.v_offset(b, g, key(row)) + column; },
+          [&](int row) { return p.v_scale(b, g, key(row)); });
+      __syncthreads();
+      accumulate_rows<VRows, Tile::kBlockN>(out[s], tile_kv, probability,
+                                            [&](int r, int n) { return probability(r, n) < 0.0f; });
+    }
   }
 
 #pragma unroll
@@ -100,7 +119,10 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
     float lse;
     const float factor = state[r].finish(p.sinks, h, &lse);
     if (tx == 0 && p.lse) p.lse[p.lse_offset(b, h, i)] = lse;
-    store_row<VRows>(p.out, p.dtype_q, p.out_offset(b, h, i), p.head_dim_v, out[r], factor);
+#pragma unroll
+    for (int s = 0; s < Tile::kSlices; ++s)
+      store_row<VRows>(p.out, p.dtype_q, p.out_offset(b, h, i) + s * Tile::kVDim, p.head_dim_v - s * Tile::kVDim,
+                       out[s][r], factor);
   }
 }
 
@@ -131,10 +153,11 @@ void attention_fwd_tiled(const AttentionParams& p, void*, Stream stream) {
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  // Of the 64 KB of 7.5: 51, 59 and 51 KB.
+  // Of the 64 KB of 7.5: 51, 59, 51 and 51 KB.
   if (dim <= 64) return launch_instance<Tile<64, 64, 64, 64>>(p, native(stream));
   if (dim <= 128) return launch_instance<Tile<64, 32, 128, 128>>(p, native(stream));
-  return launch_instance<Tile<32, 16, 256, 256>>(p, native(stream));
+  if (dim <= 256) return launch_instance<Tile<32, 16, 256, 256>>(p, native(stream));
+  return launch_instance<Tile<16, 16, 256, 256, 2>>(p, native(stream));
 }
 
 }  // namespace flashkernel::cuda
