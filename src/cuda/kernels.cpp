@@ -314,6 +314,10 @@ KernelTable<AttentionParams> cuda_kernels() {
     ampere_decode<DType::kFloat16, 256, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/f16/d256/within"),
     ampere_decode<DType::kBFloat16, 256, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/bf16/d256/apart"),
     ampere_decode<DType::kBFloat16, 256, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/bf16/d256/within"),
+    ampere_decode<DType::kFloat16, 512, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/f16/d512/apart"),
+    ampere_decode<DType::kFloat16, 512, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/f16/d512/within"),
+    ampere_decode<DType::kBFloat16, 512, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/bf16/d512/apart"),
+    ampere_decode<DType::kBFloat16, 512, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/bf16/d512/within"),
     ampere_decode_quantized<DType::kFloat16, 64, DecodeMerge::kApart>(
         "attention_fwd/cuda/sm80/decode_quantized/f16/d64/apart"),
     ampere_decode_quantized<DType::kFloat16, 64, DecodeMerge::kWithin>(
@@ -338,6 +342,14 @@ KernelTable<AttentionParams> cuda_kernels() {
         "attention_fwd/cuda/sm80/decode_quantized/bf16/d256/apart"),
     ampere_decode_quantized<DType::kBFloat16, 256, DecodeMerge::kWithin>(
         "attention_fwd/cuda/sm80/decode_quantized/bf16/d256/within"),
+    ampere_decode_quantized<DType::kFloat16, 512, DecodeMerge::kApart>(
+        "attention_fwd/cuda/sm80/decode_quantized/f16/d512/apart"),
+    ampere_decode_quantized<DType::kFloat16, 512, DecodeMerge::kWithin>(
+        "attention_fwd/cuda/sm80/decode_quantized/f16/d512/within"),
+    ampere_decode_quantized<DType::kBFloat16, 512, DecodeMerge::kApart>(
+        "attention_fwd/cuda/sm80/decode_quantized/bf16/d512/apart"),
+    ampere_decode_quantized<DType::kBFloat16, 512, DecodeMerge::kWithin>(
+        "attention_fwd/cuda/sm80/decode_quantized/bf16/d512/within"),
     plain<AttentionParams, cuda::attention_fwd_decode, cuda::attention_fwd_decode_workspace>(
         "attention_fwd/cuda/generic/decode", kEvery, arithmetic::kSplit, cuda::attention_fwd_decode_supports,
         cuda::attention_cost_us<rates::kDecode>),
@@ -366,6 +378,8 @@ KernelTable<AttentionParams> cuda_kernels() {
     hopper_widened<DType::kBFloat16, 128>("attention_fwd/cuda/sm90a/widened/bf16/d128"),
     hopper_widened<DType::kFloat16, 256>("attention_fwd/cuda/sm90a/widened/f16/d256"),
     hopper_widened<DType::kBFloat16, 256>("attention_fwd/cuda/sm90a/widened/bf16/d256"),
+    hopper_forward_wide<DType::kFloat16, 512>("attention_fwd/cuda/sm90a/f16/d512"),
+    hopper_forward_wide<DType::kBFloat16, 512>("attention_fwd/cuda/sm90a/bf16/d512"),
 #endif
     ampere_forward_f32<32>("attention_fwd/cuda/sm80/f32/d32"),
     ampere_forward_f32<64>("attention_fwd/cuda/sm80/f32/d64"),
@@ -394,6 +408,8 @@ KernelTable<AttentionParams> cuda_kernels() {
     ampere_widened_f32<64>("attention_fwd/cuda/sm80/widened/f32/d64"),
     ampere_widened_f32<128>("attention_fwd/cuda/sm80/widened/f32/d128"),
     ampere_widened_f32<256>("attention_fwd/cuda/sm80/widened/f32/d256"),
+    ampere_forward_wide<DType::kFloat16, 512>("attention_fwd/cuda/sm80/f16/d512"),
+    ampere_forward_wide<DType::kBFloat16, 512>("attention_fwd/cuda/sm80/bf16/d512"),
 #if FK_WITH_SM75
     turing_forward<DType::kFloat16, 32>("attention_fwd/cuda/sm75/f16/d32"),
     turing_forward<DType::kFloat16, 64>("attention_fwd/cuda/sm75/f16/d64"),

@@ -171,6 +171,16 @@ constexpr KernelEntry<AttentionParams> hopper_forward(const char* name) {
                                                cuda::kHopperForwardHeadDims, kQkDim, kVDim>),
                 is_plain_attention<kDtype, kQkDim, kVDim>));
 }
+template <DType kDtype, int kDim>
+constexpr KernelEntry<AttentionParams> hopper_forward_wide(const char* name) {
+  return of_head_dims<cuda::kHopperForwardHeadDims, kDim, kDim>(
+      invariant(plain<AttentionParams, cuda::sm90a::attention_fwd_wide<kDtype>>(
+                    name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kDim, kDim>,
+                    cuda::sm90a::attention_fwd_supports<kDtype, kDim, kDim>,
+                    cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm90a>,
+                                               cuda::kHopperForwardHeadDims, kDim, kDim>),
+                is_plain_attention<kDtype, kDim, kDim>));
+}
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> hopper_forward_scored(const char* name) {
   return of_head_dims<cuda::kHopperScoredHeadDims, kQkDim, kVDim>(
@@ -189,6 +199,17 @@ constexpr KernelEntry<AttentionParams> ampere_forward(const char* name) {
                     cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm80>,
                                                cuda::kTiledHeadDims, kQkDim, kVDim>),
                 has_head_dims<kDtype, kQkDim, kVDim>));
+}
+/// For the head dims that no other forward kernel of 8.0 holds.
+template <DType kDtype, int kDim>
+constexpr KernelEntry<AttentionParams> ampere_forward_wide(const char* name) {
+  return of_head_dims<cuda::kWideHeadDims, kDim, kDim>(
+      invariant(plain<AttentionParams, cuda::sm80::attention_fwd_wide<kDtype, kDim>>(
+                    name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80, kDim, kDim>,
+                    cuda::sm80::attention_fwd_supports<kDtype, kDim, kDim>,
+                    cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm80>,
+                                               cuda::kWideHeadDims, kDim, kDim>),
+                has_head_dims<kDtype, kDim, kDim>));
 }
 /// Eight rows share a scale there, so a row's bits depend on its neighbours: the invariant mode does without it.
 template <int kQkDim, int kVDim = kQkDim>

@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kByte
   constexpr int kStages = Shape::kStages, kRows = Shape::kRows;
   constexpr int kQkSlices = kQkDim / 16, kVSlices = kVDim / 16;
   constexpr bool kQueriesInRegisters =
-      kTiles == 1 || (kTiles == 2 && Shape::kWidest <= 192);  // else they are read each time
-  constexpr bool kMergesInBlock = kTiles <= 2;                // see kMostRowsWithin
+      kTiles == 1 ? Shape::kWidest <= 256 : kTiles == 2 && Shape::kWidest <= 192;  // else they are read each time
+  constexpr bool kMergesInBlock = kTiles <= 2;                                     // see kMostRowsWithin
   constexpr float kLog2E = 1.4426950408889634f;
   extern __shared__ __align__(128) unsigned char shared[];
 
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kByte
     // B operand of S^T: of slice d, registers 2 (d % 2) and the next when there is one tile; else of tiles 2 t, 2 t
     // + 1.
     std::uint32_t query[kQueriesInRegisters ? kTiles : 1][kQueriesInRegisters ? kQkSlices : 1][2];
-    if constexpr (kTiles == 1) {
+    if constexpr (kTiles == 1 && kQueriesInRegisters) {
 #pragma unroll
       for (int d = 0; d < kQkSlices; d += 2) {
         std::uint32_t four[4];
@@ -210,7 +210,9 @@ __global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kByte
         query[1][d][0] = four[2], query[1][d][1] = four[3];
       }
     }
-    const std::uint32_t lane_q = tile_q + Tile::lane_offset(LaneB::row(lane), LaneB::half(lane));
+    // One tile: four chunks of its 8 rows at a time, which are two slices; else one slice of two tiles.
+    const std::uint32_t lane_q = tile_q + (kTiles == 1 ? Tile::lane_offset(lane % 8, lane / 8)
+                                                       : Tile::lane_offset(LaneB::row(lane), LaneB::half(lane)));
 
     // Element e of tile t: row 8 t + 2 (lane % 4) + e. Maxima are in base 2.
     float out[kVSlices][kTiles][4], maximum[kTiles][2], sum[kTiles][2];
@@ -267,11 +269,15 @@ __global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kByte
       // S^T = K Q^T, in two independent sums when there is one tile.
       constexpr int kSums = kTiles == 1 ? 2 : 1;
       float score[kSums][kTiles][4] = {};
+      [[maybe_unused]] std::uint32_t two_slices[4];
       Keys::template each_key_slice<kQkDim>(keys + lane_k, [&](int d, const std::uint32_t(&a)[4]) {
         if constexpr (kQueriesInRegisters) {
 #pragma unroll
           for (int t = 0; t < kTiles; ++t)
             ptx::mma_m16n8k16<Operand>(score[d % kSums][t], a, query[t][d][0], query[t][d][1]);
+        } else if constexpr (kTiles == 1) {
+          if (d % 2 == 0) ptx::ldmatrix_x4(two_slices, Tile::at_slice(lane_q, d));
+          ptx::mma_m16n8k16<Operand>(score[d % kSums][0], a, two_slices[d % 2 * 2], two_slices[d % 2 * 2 + 1]);
         } else {
 #pragma unroll
           for (int t = 0; t < kTiles; t += 2) {

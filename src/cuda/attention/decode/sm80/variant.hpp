@@ -25,6 +25,9 @@ inline constexpr int decode_max_warps(int dim, int tiles, int element_bytes) {
 }
 inline constexpr int kTileRows = 8;  // query rows of one matrix instruction
 
+/// The most tiles of query rows that a warp serves: its registers hold their outputs.
+inline constexpr int decode_most_tiles(int dim) { return dim <= 128 ? 4 : dim <= 256 ? 2 : 1; }
+
 /// kTiles: tiles of 8 query rows that a warp serves. A warp has kStages granules of K and V in shared memory, all but
 /// one of them on their way. On 9.0 that is 48 to 128 KB for each multiprocessor, where a rate of 4.5 TB/s with a
 /// latency of 1 us needs 34 KB. kBytes: of an element of K and V; 8-bit elements bring their scales along.
@@ -81,11 +84,14 @@ struct DecodeTiles {
 template <int kQkDim, int kVDim, class F>
 auto with_decode_tiles(const AttentionParams& p, F&& f) {
   const std::int64_t rows = decode_rows(p);
-  if (rows <= kTileRows) return f(DecodeTiles<1>{});
-  if constexpr (kQkDim <= 128 && kVDim <= 128) {
+  constexpr int kMost = decode_most_tiles(std::max(kQkDim, kVDim));
+  if constexpr (kMost >= 4) {
     if (rows > 2 * kTileRows) return f(DecodeTiles<4>{});
   }
-  return f(DecodeTiles<2>{});
+  if constexpr (kMost >= 2) {
+    if (rows > kTileRows) return f(DecodeTiles<2>{});
+  }
+  return f(DecodeTiles<1>{});
 }
 
 /// A border between two blocks' shares may cut a pair of sequence and head group. Who merges its parts: a second
@@ -164,8 +170,8 @@ float attention_decode_cost_us(const AttentionParams& p, const DeviceFacts& devi
 template <int kQkDim, int kVDim, DecodeMerge kMerge>
 Verdict decode_supports(const AttentionParams& p, std::int64_t vector) {
   if (!HeadDims{kQkDim, kVDim}.hold(p.head_dim, p.head_dim_v)) return kTooSmallHeadDims;
-  if (decode_rows(p) > (kQkDim <= 128 && kVDim <= 128 ? 32 : 16))
-    return "it takes at most 32 query rows for each kv head, 16 where head_dim is over 128";
+  if (decode_rows(p) > kTileRows * decode_most_tiles(std::max(kQkDim, kVDim)))
+    return "it takes at most 32 query rows for each kv head, 16 where head_dim is over 128, 8 where it is over 256";
   if (kMerge == DecodeMerge::kWithin && decode_rows(p) > kMostRowsWithin)
     return "it takes at most 16 query rows for each kv head";
   if (p.bias.data) return "it takes no additive bias";

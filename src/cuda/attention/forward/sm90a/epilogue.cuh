@@ -5,6 +5,7 @@
 
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/attention/forward/sm90a/softmax.cuh"

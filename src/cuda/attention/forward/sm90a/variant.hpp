@@ -33,4 +33,8 @@ Verdict attention_fwd_supports(const AttentionParams& p) {
 template <DType kDtype, int kQkDim, int kVDim>
 void attention_fwd(const AttentionParams& p, bool invariant, void* workspace, Stream stream);
 
+/// Launches the kernel for head dims over 256 (wide.cuh): an entry of the table.
+template <DType kDtype>
+void attention_fwd_wide(const AttentionParams& p, void* workspace, Stream stream);
+
 }  // namespace flashkernel::cuda::sm90a
