@@ -26,7 +26,8 @@ from transformers import (
 from transformers.generation import logits_process, stopping_criteria
 
 import flashkernel as fk
-from flashkernel.generate import NonFiniteLogitsError
+from flashkernel.generate import DraftModel, NonFiniteLogitsError, PromptLookup
+from flashkernel.generate.speculate import Speculator
 from flashkernel.integrations.transformers import accelerate, restore
 from test_accelerate import IDS, LEFT, make
 
@@ -283,6 +284,42 @@ def test_refused_by_name(name: str) -> None:
     with pytest.raises(NotImplementedError, match=name):
         run(ours, {**REFUSED[name], **NEW})
     assert ours.flashkernel.idle
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_speculation_by_the_names_of_transformers(sample: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """prompt_lookup_num_tokens and assistant_model change no token, of padded batches too, and end with the call."""
+    _, ours = pair("llama")
+    assistant = accelerate(make("llama"))
+    options: dict[str, Any] = dict(attention_mask=LEFT, do_sample=sample, max_new_tokens=30)
+    options |= dict(seed=3, temperature=0.6) if sample else {}
+    plain, step, used = ours.generate(IDS, **options), Speculator.step, list[Any]()
+
+    def noted(self: Speculator) -> Any:
+        used.append(self.speculation)
+        return step(self)
+
+    monkeypatch.setattr(Speculator, "step", noted)
+    model = assistant.flashkernel.model
+    for more, expected in (
+        (dict(prompt_lookup_num_tokens=6), PromptLookup(6, 2, 1)),
+        (dict(prompt_lookup_num_tokens=99, max_matching_ngram_size=3), PromptLookup(64, 3, 1)),
+        (dict(assistant_model=assistant), DraftModel(model)),
+        (dict(assistant_model=assistant, num_assistant_tokens=2), DraftModel(model, 2)),
+    ):
+        used.clear()
+        assert torch.equal(ours.generate(IDS, **options, **more), plain)
+        assert used and set(used) == {expected} and ours.flashkernel.speculation is None
+    with pytest.raises(ValueError, match="one of them is needed"):
+        ours.generate(IDS, **options, prompt_lookup_num_tokens=3, assistant_model=assistant)
+    smaller = accelerate(make("llama", vocab_size=80, bos_token_id=7, pad_token_id=7, eos_token_id=8))
+    with pytest.raises(ValueError, match="vocabulary of 80 tokens"):
+        ours.generate(IDS, **options, assistant_model=smaller)
+    with pytest.raises(NotImplementedError, match="the model itself"):
+        ours.generate(IDS, **options, assistant_model=ours)
+    ours.generation_config.prompt_lookup_num_tokens = 3
+    with pytest.raises(NotImplementedError, match="prompt_lookup_num_tokens in a generation config"):
+        ours.generate(IDS[:1], do_sample=sample, max_new_tokens=3)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
-from flashkernel.generate import Engine, SamplingOptions, TextOutput, default_model
+from flashkernel.generate import Engine, PromptLookup, SamplingOptions, TextOutput, default_model
 from serving import MODEL, NAME, TOKENIZER, Server, http, render, serving, until
 
 PROMPT = "def fibonacci(n):"
@@ -338,6 +338,29 @@ def test_metrics_count() -> None:
         assert metric(server, "flashkernel_request_seconds_count") == 1
         assert metric(server, "flashkernel_batch_size_sum") >= 2 and metric(server, "flashkernel_kv_pages") == 64
         assert metric(server, "flashkernel_sequences_waiting") == 0 == metric(server, "flashkernel_sequences_running")
+
+
+def test_metrics_of_drafts() -> None:
+    """A text that repeats itself, with drafts from it: the same answer, and what was drafted is told."""
+    body = {
+        "model": NAME,
+        "prompt": "import os\nimport sys\n" * 6,
+        "max_tokens": 40,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    texts = []
+    for speculation in (None, PromptLookup(adaptive=False)):
+        with serving() as server:
+            server.engine.speculation = speculation
+            texts.append(http.post(server.url + "/v1/completions", json=body).json()["choices"][0]["text"])
+            until(lambda server=server: metric(server, "flashkernel_kv_pages_used") == 0)
+            stats = server.engine.stats
+            told = [
+                metric(server, f"flashkernel_{name}_total") for name in ("drafts", "drafted_tokens", "accepted_tokens")
+            ]
+            assert told == [stats.drafts, stats.drafted_tokens, stats.accepted_tokens]
+    assert texts[0] == texts[1] and told[2] > told[0] > 0
 
 
 def test_logits_that_are_not_finite_end_one_job(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

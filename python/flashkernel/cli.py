@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from . import __version__
-from .sampling_arguments import add_sampling_arguments
+from .sampling_arguments import add_sampling_arguments, add_speculation_arguments
 from .serve_arguments import add_serve_arguments
 from .terminal import fitted, visible, width
 
@@ -112,6 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--ignore-eos", action="store_true", help="go on past the end-of-text token")
     _add_machine(add)
+    add_speculation_arguments(add)
     add("--page-size", type=int, choices=[16, 32, 64, 128, 256], default=256, help="tokens per KV-cache page")
     add(
         "--num-pages", type=_positive, metavar="N", help="pages of the KV-cache (default: as many as the request needs)"
@@ -163,6 +164,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_sampling_arguments(chat)
     _add_machine(add)
+    add_speculation_arguments(add)
 
     serve = commands.add_parser(
         "serve",

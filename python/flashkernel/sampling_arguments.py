@@ -1,4 +1,4 @@
-"""The sampling options of the command line, and what they mean together.
+"""The sampling options of the command line and what they mean together, and those of speculative decoding.
 
 Beside the package `generate`, not in it, since the parser of every command is made without importing the engine.
 """
@@ -6,12 +6,13 @@ Beside the package `generate`, not in it, since the parser of every command is m
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .generate import SamplingOptions
 
-__all__ = ["add_sampling_arguments", "sampling_of"]
+__all__ = ["add_sampling_arguments", "add_speculation_arguments", "sampling_of"]
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -117,4 +118,21 @@ def sampling_of(args: argparse.Namespace, logprobs: int | None = None) -> Sampli
         logit_bias=dict(args.logit_bias),
         logprobs=logprobs,
         **({} if args.greedy else limits),
+    )
+
+
+def add_speculation_arguments(add: Callable[..., Any]) -> None:
+    """What generate, chat and serve share of speculative decoding (docs/speculation.md)."""
+    add(
+        "--speculate",
+        metavar="HOW",
+        help="verify several guessed tokens a step, which changes no token: lookup (what stood behind the same words "
+        "before) or MODEL, a smaller model of the same vocabulary that writes them (default: none)",
+    )
+    add(
+        "--speculate-tokens",
+        type=int,
+        metavar="N",
+        help="most guessed tokens a step and sequence, 1 to 64 (default: 8 of lookup, 4 of a model); fewer are tried "
+        "where they do not pay",
     )

@@ -29,11 +29,13 @@ from .gpt2 import Gpt2 as _Gpt2  # noqa: F401
 from .model import Model, load_model
 from .model_names import default_model, find_model
 from .sampling_options import SamplingOptions
+from .speculation import DraftModel, PromptLookup
 from .text_output import TextOutput
 from .tokenizer import TextStream, TextTokenizer
 
 __all__ = [
     "CheckpointError",
+    "DraftModel",
     "Engine",
     "GenerationError",
     "GenerationStats",
@@ -42,6 +44,7 @@ __all__ = [
     "ModelMemoryError",
     "NonFiniteLogitsError",
     "PromptError",
+    "PromptLookup",
     "SamplingOptions",
     "TextOutput",
     "TextStream",

@@ -27,6 +27,7 @@ from .engine import Engine
 from .errors import PromptError
 from .model import load_model
 from .model_names import find_model
+from .speculation import speculation_of
 from .tokenizer import TextTokenizer
 
 __all__ = ["run"]
@@ -79,7 +80,14 @@ def _open(args: argparse.Namespace) -> Chat:
     for note in notes:
         _say(f"flashkernel chat: warning: {note.message}")
     context = min(args.context, loaded.max_positions)
-    engine = Engine(loaded, page_size=PAGE_SIZE, num_pages=pages_for(context), kv_dtype=args.kv_dtype, max_batch=1)
+    engine = Engine(
+        loaded,
+        page_size=PAGE_SIZE,
+        num_pages=pages_for(context),
+        kv_dtype=args.kv_dtype,
+        max_batch=1,
+        speculation=speculation_of(args.speculate, args.speculate_tokens, args.device, dtype),
+    )
     return Chat(
         engine,
         tokenizer,
@@ -122,6 +130,8 @@ def _facts(chat: Chat, text: str) -> dict[str, Any]:
         "turns_left_out": chat.dropped,
         "prefill_tokens_per_second": chat.stats.prefill_rate,
         "decode_tokens_per_second": chat.stats.decode_rate,
+        "drafted_tokens": chat.stats.drafted_tokens,
+        "accepted_tokens": chat.stats.accepted_tokens,
     }
 
 
@@ -130,6 +140,8 @@ def _about(chat: Chat) -> str:
     read = f"{stats.prefill_tokens} tokens read" + (f", {stats.prefix_tokens} kept" if stats.prefix_tokens else "")
     written = len(chat.request.generated) if chat.request else 0
     text = f"[{read}, {written} written, {stats.decode_rate:.1f} tokens/s"
+    if stats.drafts:
+        text += f", {stats.accepted_tokens} of them drafted"
     ends = {"length": f"; cut after {written} tokens, see --max-tokens and --context", "interrupted": "; stopped"}
     return text + ends.get(chat.finish, "") + "]"
 

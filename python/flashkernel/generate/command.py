@@ -21,6 +21,7 @@ from .errors import MissingDependencyError
 from .model_names import find_model
 from .request import GenerationStats, TokenEvent
 from .sampling_options import SamplingOptions
+from .speculation import speculation_of
 from .text_output import check_stop_strings
 
 __all__ = ["run"]
@@ -110,6 +111,8 @@ def _open_engine(args: argparse.Namespace, model: Path, group: Any, progress: An
             raise ValueError("generate: --weights together with --no-flashkernel; leave one of them out")
         if args.kv_dtype:
             raise ValueError("generate: --kv-dtype together with --no-flashkernel; leave one of them out")
+        if args.speculate:
+            raise ValueError("generate: --speculate together with --no-flashkernel; leave one of them out")
         from .stock import StockEngine
 
         stock = StockEngine(model, device=args.device, dtype=dtype)
@@ -125,8 +128,15 @@ def _open_engine(args: argparse.Namespace, model: Path, group: Any, progress: An
         loaded = load_model(model, device=args.device, dtype=dtype, weights=args.weights, tensor_parallel=group)
     for note in notes:
         progress.write(f"flashkernel generate: warning: {visible(str(note.message))}", file=sys.stderr)
+    speculation = speculation_of(args.speculate, args.speculate_tokens, args.device, dtype)
     return (
-        Engine(loaded, page_size=args.page_size, num_pages=args.num_pages, kv_dtype=args.kv_dtype),
+        Engine(
+            loaded,
+            page_size=args.page_size,
+            num_pages=args.num_pages,
+            kv_dtype=args.kv_dtype,
+            speculation=speculation,
+        ),
         loaded.arrays.device,
         fk.get_num_threads(),
     )
@@ -219,11 +229,17 @@ def summary(stats: GenerationStats, device: str, threads: int, args: argparse.Na
         f"decode   {stats.decode_tokens} tokens, {stats.decode_rate:.1f} tokens/s",
         f"device   {device}, {threads} threads, {dtype}" + (f", {args.kv_dtype} cache" if args.kv_dtype else ""),
     ]
+    if stats.drafts:
+        lines.insert(2, f"drafts   {drafts_of(stats)}")
     if args.no_flashkernel:
         lines.append("kernels  none of FlashKernel's in the stock model (--no-flashkernel)")
     elif args.verbose:
         lines += [f"{'' if i else 'kernels':<9}{name} x {count}" for i, (name, count) in enumerate(sorted(ran.items()))]
     return "\n".join(lines)
+
+
+def drafts_of(stats: GenerationStats) -> str:
+    return f"{stats.drafts}, {stats.accepted_tokens} of {stats.drafted_tokens} tokens right"
 
 
 def _logprobs(events: list[TokenEvent]) -> dict[str, Any]:
@@ -261,6 +277,9 @@ def _json(
         "prefill_tokens_per_second": stats.prefill_rate,
         "decode_tokens": stats.decode_tokens,
         "decode_tokens_per_second": stats.decode_rate,
+        "drafts": stats.drafts,
+        "drafted_tokens": stats.drafted_tokens,
+        "accepted_tokens": stats.accepted_tokens,
         "device": device,
         "threads": threads,
         "dtype": ALIASES.get(args.dtype, args.dtype),

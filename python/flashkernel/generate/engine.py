@@ -18,7 +18,9 @@ from .lockstep import Lockstep
 from .model import Model, PagedBatch
 from .request import GenerationStats, Request, TokenEvent, check_request
 from .sampling import SamplingOptions
-from .scheduler import Events, Scheduler
+from .scheduler import Scheduler
+from .sequences import Events
+from .speculation import Speculation, check_speculation
 from .text_output import TextOutput, check_stop_strings
 from .tokenizer import TextTokenizer
 
@@ -42,6 +44,8 @@ class Engine:
     graphs: replay decode steps as CUDA graphs; None: on a GPU.
     kv_dtype: "fp8" (float8_e4m3fn) or "int8": elements of the cache, with a scale a token and head, for half the
         memory of 16 bits and less accuracy (docs/numerics.md); None: the model's dtype.
+    speculation: `PromptLookup` or `DraftModel`: steps verify guessed tokens, which changes no token
+        (docs/speculation.md).
 
     A sequence whose logits are not finite (NaN, +inf, or all -inf) ends with NonFiniteLogitsError; the others go on.
 
@@ -62,6 +66,7 @@ class Engine:
         prefix_sharing: bool = True,
         graphs: bool | None = None,
         kv_dtype: str | None = None,
+        speculation: Speculation | None = None,
     ):
         asynchronous = model.arrays.asynchronous
         steps = (8 if asynchronous else 1) if steps is None else steps
@@ -72,6 +77,7 @@ class Engine:
             raise ValueError(f"generate: num_pages={num_pages}; an integer >= 1 is needed")
         if kv_dtype is not None and kv_dtype not in KV_DTYPES:
             raise ValueError(f"generate: kv_dtype={kv_dtype!r}; None or one of {', '.join(KV_DTYPES)} is needed")
+        check_speculation(speculation, model)
         self.model = model
         self.page_size = page_size
         self.num_pages = num_pages
@@ -84,6 +90,7 @@ class Engine:
             "prefix_sharing": prefix_sharing,
             "graphs": graphs,
             "kv_dtype": None if kv_dtype is None else KV_DTYPES[kv_dtype],
+            "speculation": speculation,
         }
         self._scheduler: Scheduler | None = None
         self._backlog: list[Request] = []  # requests that need a larger cache, which is made when this one is idle
@@ -119,6 +126,23 @@ class Engine:
     def waiting(self) -> int:
         """Sequences that wait for a row, for pages or for a larger cache."""
         return len(self._backlog) + (0 if self._scheduler is None else len(self._scheduler.waiting))
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """How drafts are made. Set while requests run, it raises ValueError."""
+        found: Speculation | None = self._options["speculation"]
+        return found
+
+    @speculation.setter
+    def speculation(self, speculation: Speculation | None) -> None:
+        check_speculation(speculation, self.model)
+        if speculation == self.speculation:
+            return
+        if not self.idle:
+            raise ValueError("generate: speculation was set while requests run; an idle engine is needed")
+        self._options["speculation"] = speculation
+        if self._scheduler is not None:
+            self._scheduler.speculate(speculation)
 
     def reserve(self, tokens: int) -> None:
         """Makes the cache now, with num_pages, for sequences of up to that many tokens: none of them waits for a larger
@@ -230,7 +254,7 @@ class Engine:
     def forget_prefixes(self) -> None:
         """Drops the pages that are kept for prompts to come: for weights that have changed."""
         if self._scheduler is not None:
-            self._scheduler.cache.drop_cached()
+            self._scheduler.forget_prefixes()
 
     def lockstep(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Lockstep:
         """The prompts as one batch whose tokens the caller chooses, from the logits of each step (lockstep.py).
@@ -253,7 +277,7 @@ class Engine:
         longest = max(map(len, ids)) + max_new_tokens
         if self.idle and len(ids) <= self.max_batch:
             return Lockstep(self._room(self.num_pages or wanted, longest), ids)
-        return Lockstep(self._make(wanted, longest, max_batch=max(len(ids), self.max_batch)), ids)
+        return Lockstep(self._make(wanted, longest, max_batch=max(len(ids), self.max_batch), speculation=None), ids)
 
     def cancel(self, request: Request) -> None:
         """Ends a request; its pages are free at once."""
@@ -276,7 +300,7 @@ class Engine:
         self.follow()
         check_request([ids[:-1]], 1, self.model.vocab_size, self.model.max_positions)
         arrays, chunk = self.model.arrays, int(self._options["prefill_chunk"])
-        scheduler = self._make(-(-len(ids) // self.page_size), len(ids))
+        scheduler = self._make(-(-len(ids) // self.page_size), len(ids), speculation=None)
         handle, scores = scheduler.cache.create(), []
         for begin in range(0, len(ids) - 1, chunk):
             part = ids[begin : min(begin + chunk, len(ids) - 1)]

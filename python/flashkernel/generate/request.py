@@ -43,6 +43,9 @@ class GenerationStats:
     decode_seconds: float = 0.0
     peak_pages: int = 0
     preemptions: int = 0  # times that a sequence gave its pages to an older one and was computed again later
+    drafts: int = 0  # speculation: drafts that were verified, one a sequence and step
+    drafted_tokens: int = 0  # tokens of them
+    accepted_tokens: int = 0  # those that were right: tokens that took no step of their own
 
     @property
     def prefill_rate(self) -> float:
@@ -53,6 +56,11 @@ class GenerationStats:
     def decode_rate(self) -> float:
         """Generated tokens per second, over the whole batch."""
         return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def accepted_per_draft(self) -> float:
+        """Tokens of a draft that were right, on average: a step with a draft gives one more than these."""
+        return self.accepted_tokens / self.drafts if self.drafts else 0.0
 
 
 @dataclass(eq=False)

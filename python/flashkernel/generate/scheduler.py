@@ -18,29 +18,25 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-import flashkernel as fk
-
-from .choice import RowChoice, Scores
-from .decode import Decoder, Row, row_bucket
-from .errors import NonFiniteLogitsError
-from .model import Model, PagedBatch
-from .request import GenerationStats, Request, TokenEvent
-from .sampling_options import wanted
+from .choice import Scores
+from .decode import Row, row_bucket
+from .model import Model
+from .request import Request
+from .sequences import Events, Sequences
+from .speculate import Speculator
+from .speculation import DraftModel, Speculation
 
 __all__ = ["Scheduler"]
 
 PREFILLS_IN_A_ROW = 4  # chunks of prompts, before running sequences get their turn
-
-Events = list[tuple[Request, TokenEvent]]
 
 
 @dataclass
@@ -52,48 +48,24 @@ class _Flight:
     tokens: Callable[[], tuple[np.ndarray, np.ndarray, Scores | None]]
 
 
-class Scheduler:
+class Scheduler(Sequences):
     """Requests over one pool of pages; the parameters are those of `Engine`, with their defaults filled in.
 
     max_tokens: most tokens of a request, prompt and new ones.
     """
 
     def __init__(
-        self,
-        model: Model,
-        *,
-        num_pages: int,
-        page_size: int,
-        max_tokens: int,
-        max_batch: int,
-        prefill_chunk: int,
-        steps: int,
-        run_ahead: bool,
-        prefix_sharing: bool,
-        graphs: bool | None = None,
-        kv_dtype: str | None = None,
+        self, model: Model, *, run_ahead: bool, speculation: Speculation | None = None, num_pages: int, **options: Any
     ):
-        self.model, self.page_size, self.num_pages, self.max_tokens = model, page_size, num_pages, max_tokens
-        self.max_batch, self.prefill_chunk, self.steps = max_batch, prefill_chunk, steps
-        self.run_ahead, self.prefix_sharing = run_ahead, prefix_sharing
-        self.pool = fk.KvPagePool(
-            num_pages,
-            model.heads_kv,
-            model.head_dim,
-            page_size=page_size,
-            num_layers=model.num_layers,
-            dtype=kv_dtype or model.arrays.dtype,
-            device=model.arrays.device,
-        )
-        self.cache = fk.KvCache(self.pool)
-        self.decoder = Decoder(
-            model, self.pool, rows=max_batch, width=self.pages_for(max_tokens), steps=steps, graphs=graphs
-        )
+        super().__init__(model, num_pages=num_pages, **options)
+        self.run_ahead = run_ahead
+        # A draft may begin a page more than its sequence has.
+        self._draft_options = {**options, "num_pages": num_pages + min(self.max_batch, num_pages)}
+        self.speculator: Speculator | None = None
+        self._kept: Speculator | None = None  # the last one
+        self.speculate(speculation)
         self.waiting: list[Request] = []  # by order
         self.prefilling: list[Request] = []
-        self.running: list[Request] = []  # by order
-        self.failed: list[Request] = []  # those whose errors nobody has seen yet
-        self.stats = GenerationStats()
         self._flights: deque[_Flight] = deque()
         self._prefills = 0
         self._rows_lost = False  # some steps of a flight ran and some did not: what rows hold on the device is unknown
@@ -103,17 +75,31 @@ class Scheduler:
             with contextlib.suppress(Exception):
                 self.model.arrays.wait()
 
-    def pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
+    def speculate(self, speculation: Speculation | None) -> None:
+        """How drafts are made from now on; the scheduler is idle. What was measured for the same ones before stays."""
+        if speculation is None:
+            self.speculator = None
+            return
+        if self._kept is None or self._kept.speculation != speculation:
+            self._kept = None  # gives the pages of its draft model back first
+            drafts = None
+            if isinstance(speculation, DraftModel):
+                sizes = {"max_tokens": self.max_tokens + speculation.tokens + 1, "steps": speculation.tokens + 1}
+                drafts = Sequences(speculation.model, **{**self._draft_options, **sizes})
+            self._kept = Speculator(self, speculation, drafts)
+        self.speculator = self._kept
+        self.speculator.forget_prefixes()
+
+    def forget_prefixes(self) -> None:
+        """Drops the pages that are kept for prompts to come."""
+        self.cache.drop_cached()
+        if self._kept is not None:
+            self._kept.forget_prefixes()
 
     @property
     def idle(self) -> bool:
         """No request is left; steps of requests that have ended may still be under way on the device."""
         return not (self.waiting or self.prefilling or self.running)
-
-    @property
-    def pages_in_use(self) -> int:
-        return int(self.cache.stats().num_pages_used)
 
     def fits(self, request: Request) -> bool:
         """Whether the request could run if it were alone. Its last token is never appended."""
@@ -130,7 +116,7 @@ class Scheduler:
             for queue in (self.waiting, self.prefilling, self.running):
                 if request in queue:
                     queue.remove(request)
-            self._release(request)
+            self.release(request)
 
     def step(self) -> Events:
         """Admits what can be admitted, computes a chunk of prompts or some decode steps, and returns new tokens.
@@ -150,48 +136,36 @@ class Scheduler:
             self._prefills = 0
             if not self.running:
                 return []
+            drafted = None if self.speculator is None else self.speculator.step()
+            if drafted is not None:
+                self._count_decode(begin, drafted)
+                return drafted
             self._launch()
         if self._may_run_ahead():
             self._launch()
+        flight = self._flights[0]
         events = self._collect()
-        self.stats.decode_seconds += time.perf_counter() - begin
-        self.stats.decode_tokens += len(events)
+        seconds = self._count_decode(begin, events)
+        if self.speculator is not None:
+            self.speculator.count_plain(sum(row is not None for row in flight.rows), seconds / flight.steps)
         return events
+
+    def _count_decode(self, begin: float, events: Events) -> float:
+        seconds = time.perf_counter() - begin
+        self.stats.decode_seconds += seconds
+        self.stats.decode_tokens += len(events)
+        return seconds
 
     # --- pages
 
-    def _available(self) -> int:
-        """Pages that can be taken: the free ones and those that only the prefix index holds."""
-        stats = self.cache.stats()
-        return int(stats.num_pages_free + stats.num_pages_cached)
+    def left(self, request: Request) -> None:
+        if self.speculator is not None:
+            self.speculator.forget(request)
 
     def _grows(self, request: Request) -> bool:
         """Whether the request may come to need a page more than its tokens fill now."""
         most = len(request.prompt) + request.max_new_tokens - 1
         return self.pages_for(most) > self.pages_for(len(request.prompt) + len(request.generated))
-
-    def _release(self, request: Request, offer: bool = False) -> None:
-        """Gives the pages of a request back; `offer`: the prefix index keeps its full pages while nobody needs them."""
-        if request.handle is not None:
-            if offer and self.prefix_sharing:
-                self.cache.publish(request.handle, np.array(request.tokens[:-1], np.int32))
-            self.cache.free(request.handle)
-        request.handle, request.prefilled, request.in_flight, request.pages_dropped = None, 0, 0, 0
-        request.slots = np.empty(0, np.int64)
-
-    def _drop_unseen(self, request: Request, position: int) -> None:
-        """Gives back the pages that no query from `position` on looks at: those wholly behind its window. Steps under
-        way may still read them; whatever is written to them next is queued behind those steps.
-        """
-        if self.model.window is None:
-            return
-        seen = position - self.model.window + 1
-        if seen // self.page_size <= request.pages_dropped:
-            return
-        if self.prefix_sharing:  # the index keeps them while nobody needs them
-            self.cache.publish(request.handle, np.array(request.tokens[:seen], np.int32))
-        self.cache.drop_before(request.handle, seen)
-        request.pages_dropped = seen // self.page_size
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) + len(self.prefilling) < self.max_batch:
@@ -216,7 +190,7 @@ class Scheduler:
         try:
             found = cache.length(handle)
             wanted = self.pages_for(len(tokens)) - cache.num_pages(handle)
-            if active and wanted + sum(map(self._grows, [*active, request])) > self._available():
+            if active and wanted + sum(map(self._grows, [*active, request])) > self.pages_available():
                 cache.free(handle)
                 return False
             request.slots = cache.append(handle, len(tokens) - found)
@@ -230,7 +204,7 @@ class Scheduler:
 
     def _preempt(self) -> None:
         request = self.running.pop()
-        self._release(request, offer=True)
+        self.release(request, offer=True)
         self.submit(request)
         self.stats.preemptions += 1
 
@@ -246,7 +220,7 @@ class Scheduler:
                 chunk.append((request, count))
                 budget -= count
         ready = [request for request, count in chunk if count == len(request.slots)]
-        first, logits, scores = self._first_tokens(self.forward_prompts(chunk), ready)
+        first, logits, scores = self.choose_tokens(self.forward_prompts(chunk), ready)
         self.count_prompts(chunk)
         events: Events = []
         for i, (request, token, logit) in enumerate(zip(ready, first, logits, strict=True)):
@@ -254,65 +228,17 @@ class Scheduler:
             if self.prefix_sharing and np.isfinite(logit):
                 self.cache.publish(request.handle, np.array(request.tokens, np.int32))
             bisect.insort(self.running, request, key=lambda running: running.order)
-            events += self._accept(request, int(token), float(logit), scores, (0, i))
+            events += self.accept(request, int(token), float(logit), scores, (0, i))
         return events
-
-    def forward_prompts(self, chunk: list[tuple[Request, int]]) -> Any:
-        """Computes the next tokens of some prompts, as many as stand beside each; logits behind those that are
-        complete then.
-        """
-        arrays = self.model.arrays
-        counts = np.array([count for _, count in chunk])
-        cu_seqlens = np.concatenate([[0], np.cumsum(counts)])
-        ends = np.array([request.prefilled + count for request, count in chunk])
-        done = np.array([count == len(request.slots) for request, count in chunk])
-        table, _ = self.cache.block_table([request.handle for request, _ in chunk])
-        tokens = [request.tokens[request.prefilled : request.prefilled + count] for request, count in chunk]
-        positions = [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
-        self.stats.peak_pages = max(self.stats.peak_pages, self.pages_in_use)
-        batch = PagedBatch(
-            tokens=arrays.index(np.concatenate(tokens), "int64"),
-            positions=arrays.index(np.concatenate(positions)),
-            slots=arrays.index(np.concatenate([request.slots[:count] for request, count in chunk]), "int64"),
-            cu_seqlens=arrays.index(cu_seqlens),
-            max_seqlen=int(counts.max()),
-            block_table=arrays.index(table),
-            seq_lens=arrays.index(ends),
-            last_rows=(cu_seqlens[1:] - 1)[done].astype(np.int64),
-        )
-        return self.model.forward(batch, self.pool)
-
-    def count_prompts(self, chunk: list[tuple[Request, int]]) -> None:
-        """Takes down that these tokens were computed; until then they can be computed again."""
-        for request, count in chunk:
-            request.slots = request.slots[count:]
-            request.prefilled += count
-            self.stats.prefill_tokens += count
-            self._drop_unseen(request, request.prefilled)
-
-    def _first_tokens(self, logits: Any, requests: list[Request]) -> tuple[np.ndarray, np.ndarray, Scores | None]:
-        """A token for each request, its logit in float32, and log-probabilities where some request asks for them."""
-        arrays, rows = self.model.arrays, len(requests)
-        if not requests:
-            return np.empty(0, np.int64), np.empty(0, np.float32), None
-        kind = wanted(request.sampling for request in requests)
-        choice = RowChoice(arrays, rows, 1, self.model.vocab_size)
-        choice.reserve(kind)
-        choice.load(requests, 1, kind, fresh=True)
-        tokens = arrays.zeros((rows,), "int64")
-        choice.choose(logits, rows, arrays.zeros((1,), "int64"), kind, tokens)
-        found, values = arrays.fetch(tokens), arrays.fetch_float(arrays.at(logits, tokens))
-        scores = choice.fetch_scores(1, kind)
-        return found(), values(), scores()
 
     # --- decode
 
     def _pages_wanted(self, steps: int) -> int:
-        lengths = [self.cache.length(request.handle) for request in self.running]
-        return sum(self.pages_for(length + steps) - self.pages_for(length) for length in lengths)
+        return self.pages_wanted([steps] * len(self.running))
 
     def _steps(self) -> int:
-        return min(self.steps, *(request.remaining for request in self.running))
+        most = self.steps if self.speculator is None else min(self.steps, self.speculator.most_steps())
+        return min(most, *(request.remaining for request in self.running))
 
     def _may_run_ahead(self) -> bool:
         return bool(
@@ -324,7 +250,8 @@ class Scheduler:
             and not (self.waiting and len(self.running) < self.max_batch)
             and row_bucket(len(self.running)) == row_bucket(len(self._flights[0].rows))  # else fewer rows would do
             and self._steps() >= 1
-            and self._pages_wanted(self._steps()) <= self._available()
+            and self._pages_wanted(self._steps()) <= self.pages_available()
+            and (self.speculator is None or self.speculator.may_run_ahead())
         )
 
     def _launch(self) -> None:
@@ -334,8 +261,8 @@ class Scheduler:
         fresh = not self._flights
         steps = self._steps()
         for running in self.running:
-            self._drop_unseen(running, self.cache.length(running.handle))
-        while fresh and self._pages_wanted(steps) > self._available() and (steps > 1 or len(self.running) > 1):
+            self.drop_unseen(running, self.cache.length(running.handle))
+        while fresh and self._pages_wanted(steps) > self.pages_available() and (steps > 1 or len(self.running) > 1):
             if steps > 1:
                 steps = 1
             else:
@@ -355,7 +282,7 @@ class Scheduler:
                 length = self.cache.length(request.handle)
                 slots = self.cache.append(request.handle, steps)
                 rows.append(Row(request, length, slots, self.cache.pages(request.handle)))
-            self.stats.peak_pages = max(self.stats.peak_pages, self.pages_in_use)
+            self.count_pages()
             last = np.array([r.generated[-1] for r in requests if r is not None], np.int64) if fresh else None
             tokens = self.decoder.run(rows, steps, last)
         except BaseException:
@@ -382,29 +309,5 @@ class Scheduler:
             for i, request in enumerate(flight.rows):
                 if request is not None and request.finish is None:
                     token, logit = int(tokens[step, i]), float(logits[step, i])
-                    events += self._accept(request, token, logit, scores, (step, i))
+                    events += self.accept(request, token, logit, scores, (step, i))
         return events
-
-    def _accept(self, request: Request, token: int, logit: float, scores: Scores | None, at: tuple[int, int]) -> Events:
-        """Takes a token down. at: its place in `scores`."""
-        if not math.isfinite(logit):
-            request.error = NonFiniteLogitsError(request.sequence, len(request.generated), logit)
-            request.finish = "error"
-            self.failed.append(request)
-            self.running.remove(request)
-            self._release(request)
-            return []
-        request.generated.append(token)
-        if token in request.stop or (request.until is not None and request.until(token)):
-            request.finish = "stop"
-        elif len(request.generated) == request.max_new_tokens:
-            request.finish = "length"
-        if request.finish:
-            self.running.remove(request)
-            self._release(request, offer=True)
-        event = TokenEvent(request.sequence, token, request.finish)
-        if scores is not None and request.sampling.logprobs is not None:
-            count = request.sampling.logprobs
-            top = zip(scores.ids[at][:count].tolist(), scores.values[at][:count].tolist(), strict=True)
-            event = replace(event, logprob=float(scores.chosen[at]), top=tuple(top))
-        return [(request, event)]

@@ -13,6 +13,7 @@ import flashkernel as fk
 
 from ..generate import Engine, MissingDependencyError, Model, TextTokenizer, find_model, load_model
 from ..generate.engine import KV_DTYPES
+from ..generate.speculation import speculation_of
 from ..terminal import visible
 
 __all__ = ["pages_of", "run"]
@@ -67,7 +68,14 @@ def run(args: argparse.Namespace) -> int:
     context = min(model.max_positions, args.max_context or model.max_positions)
     kv_dtype = KV_DTYPES[args.kv_dtype] if args.kv_dtype else None
     pages = pages_of(model, context, args.page_size, args.max_batch, kv_dtype, args.kv_memory * 2**30)
-    engine = Engine(model, page_size=args.page_size, num_pages=pages, max_batch=args.max_batch, kv_dtype=args.kv_dtype)
+    engine = Engine(
+        model,
+        page_size=args.page_size,
+        num_pages=pages,
+        max_batch=args.max_batch,
+        kv_dtype=args.kv_dtype,
+        speculation=speculation_of(args.speculate, args.speculate_tokens, args.device, args.dtype),
+    )
     key = args.api_key or os.environ.get("FLASHKERNEL_API_KEY") or None
     local = args.host in ("localhost", "127.0.0.1", "::1")
     settings = Settings(
@@ -107,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
                 "context": context,
                 "pages": pages,
                 "page_size": args.page_size,
+                "speculate": args.speculate,
             }
             print(json.dumps(facts), flush=True)
         else:

@@ -31,6 +31,13 @@ class Metrics:
             "Sequences that gave their pages away",
             registry=registry,
         )
+        self.drafts = Counter(
+            "flashkernel_drafts", "Drafts that were verified, one a sequence and step", registry=registry
+        )
+        self.drafted_tokens = Counter("flashkernel_drafted_tokens", "Tokens of those drafts", registry=registry)
+        self.accepted_tokens = Counter(
+            "flashkernel_accepted_tokens", "Drafted tokens that were right", registry=registry
+        )
         self.first_token = Histogram(
             "flashkernel_time_to_first_token_seconds",
             "From the arrival of a request to its first token",

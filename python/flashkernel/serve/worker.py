@@ -175,6 +175,7 @@ class Worker:
 
     def _step(self) -> None:
         failure: Exception | None = None
+        before = self._drafted()
         try:
             self.engine.step()
         except NonFiniteLogitsError:
@@ -186,8 +187,16 @@ class Worker:
             news += self._news(request, sequence)
         if news:
             news[0][0].loop.call_soon_threadsafe(self._deliver, news)
+        metrics = self.metrics
+        counters = (metrics.drafts, metrics.drafted_tokens, metrics.accepted_tokens)
+        for counter, new, old in zip(counters, self._drafted(), before, strict=True):
+            counter.inc(max(0, new - old))  # a new cache counts from 0
         if failure is not None:  # whose fault it is cannot be told
             self._fail_all(failure)
+
+    def _drafted(self) -> tuple[int, int, int]:
+        stats = self.engine.stats
+        return stats.drafts, stats.drafted_tokens, stats.accepted_tokens
 
     def _fail_all(self, error: Exception) -> None:
         for job in {id(sequence.job): sequence.job for sequence in self._active.values()}.values():

@@ -30,13 +30,18 @@ def accelerate(model: Any, **options: Any) -> Any:
     on Transformers' tensors in between, which is slower; for a processor that is not of Transformers a warning says so
     once.
 
+    prompt_lookup_num_tokens= (with max_matching_ngram_size=) and assistant_model= (with num_assistant_tokens=) are the
+    engine's speculation, which changes no token: for any batch, greedy or sampled. The assistant must be accelerated,
+    too, and have the same vocabulary. Where the engine computes one step at a time nothing is drafted.
+
     Two things differ. A prompt padded on the right goes on behind its last visible token (the stock model goes on
     behind the padding). Sampling draws other numbers than torch's, from `seed=` or, without one, from a number of
     torch's generator, so that torch.manual_seed makes it repeatable.
 
-    Refused by name (NotImplementedError): beams, assisted and custom generation, inputs_embeds, a cache of the caller,
-    quantised caches, output_attentions, output_hidden_states, token_type_ids of GPT-2, position_ids that skip,
-    a length beyond the model's context. A NaN or inf among the logits is NonFiniteLogitsError, a RuntimeError.
+    Refused by name (NotImplementedError): beams, custom generation, an assistant that is not accelerated,
+    inputs_embeds, a cache of the caller, quantised caches, output_attentions, output_hidden_states, token_type_ids of
+    GPT-2, position_ids that skip, a length beyond the model's context. A NaN or inf among the logits is
+    NonFiniteLogitsError, a RuntimeError.
 
     **Weights.** The engine computes with the model's own parameters: what training changes, it sees. Each call looks at
     modules, hooks, parameters and version counters first (some 0.3 ms for a Llama of 1B). Weights written in place:

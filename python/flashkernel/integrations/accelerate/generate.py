@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList
 
+from ...generate.speculation import MAX_DRAFT, DraftModel, PromptLookup, Speculation
 from .choices import Choices, known
+from .follow import FollowingEngine
 from .penalties import CountPenalties
 from .steps import by_steps
 
@@ -59,7 +61,8 @@ def generate(
         if kwargs.get("sequence_bias") is not None:
             raise ValueError("accelerate: generate was given logit_bias and sequence_bias; one of them is needed")
         kwargs["sequence_bias"] = {(int(token),): float(bias) for token, bias in logit_bias.items()}
-    for name in ("custom_generate", "assistant_model", "inputs_embeds", "past_key_values", "cache", "cache_params"):
+    speculation = _speculation(model, kwargs)
+    for name in ("custom_generate", "inputs_embeds", "past_key_values", "cache", "cache_params"):
         if kwargs.get(name) is not None:
             raise refuse(f"{name}={_short(kwargs[name])}")
     if kwargs.get("synced_gpus"):
@@ -79,7 +82,40 @@ def generate(
     shadow: Any = object.__new__(_prepared(type(model)))
     object.__setattr__(shadow, "__dict__", model.__dict__)
     object.__setattr__(shadow, "flashkernel_seed", seed)
-    return type(model).generate(shadow, *args, **kwargs)
+    if speculation is None:
+        return type(model).generate(shadow, *args, **kwargs)
+    engine, before = model.flashkernel, model.flashkernel.speculation
+    engine.follow()  # a changed model is built anew, and takes its options with it
+    engine.speculation = speculation
+    try:
+        return type(model).generate(shadow, *args, **kwargs)
+    finally:
+        engine.speculation = before
+
+
+def _speculation(model: Any, kwargs: dict[str, Any]) -> Speculation | None:
+    """What Transformers' names of assisted decoding ask for; they are taken out of `kwargs`."""
+    lookup, assistant = kwargs.pop("prompt_lookup_num_tokens", None), kwargs.pop("assistant_model", None)
+    if lookup is not None and assistant is not None:
+        raise ValueError(
+            "accelerate: generate was given prompt_lookup_num_tokens and assistant_model; one of them is needed"
+        )
+    if lookup is not None:
+        ngram = kwargs.pop("max_matching_ngram_size", None) or 2
+        return PromptLookup(tokens=min(lookup, MAX_DRAFT), ngram=ngram, min_ngram=1)
+    if assistant is None:
+        return None
+    engine = getattr(assistant, "flashkernel", None)
+    if not isinstance(engine, FollowingEngine):
+        raise NotImplementedError(
+            f"accelerate: generate was given assistant_model={_short(assistant)}, which is not accelerated; call "
+            f"accelerate(assistant_model) first"
+        )
+    if assistant is model:
+        raise refuse("assistant_model=the model itself")
+    engine.follow()
+    tokens = kwargs.pop("num_assistant_tokens", None)
+    return DraftModel(engine.model) if tokens is None else DraftModel(engine.model, min(tokens, MAX_DRAFT))
 
 
 def _prepared(kind: Any) -> Any:
@@ -104,6 +140,8 @@ def _prepared(kind: Any) -> Any:
 
 def _refuse_mode(self: Any, *args: Any, generation_config: Any = None, **kwargs: Any) -> Any:
     beams = getattr(generation_config, "num_beams", None)
+    if getattr(generation_config, "prompt_lookup_num_tokens", None):
+        raise refuse("prompt_lookup_num_tokens in a generation config; give it to generate as an argument")
     raise refuse(f"num_beams={beams}" if beams and beams > 1 else "another way of decoding than sampling or greedy")
 
 
