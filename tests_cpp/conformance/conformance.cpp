@@ -314,12 +314,21 @@ class ConformanceTest : public ::testing::Test {
     return family != kernel_.id && explained(family, kernel_, test_case).kernel != kernel_.id;
   }
 
+  /// Rows that round what 8-bit keys stand for to the dtype of the queries first, as a cache of that dtype would have
+  /// it: scores are off by its last place, and the LSE, which is fp32, with them.
+  double factor_of_rounded_inputs(const std::string& output) const {
+    const auto has = [&](const char* part) { return kernel_.id.find(part) != std::string::npos; };
+    if (output != "lse" || !has("/widened/")) return 1;
+    return has("/bf16/") ? 64 : has("/f16/") ? 8 : 1;
+  }
+
   void check(const Prepared& prepared, const Expected* expected) {
     const Call& call = prepared.call;
     for (std::size_t i = 0; i < call.outputs().size(); ++i) {
       const auto& output = call.outputs()[i];
       if (expected) {
-        EXPECT_EQ(difference(output.tensor->dtype(), output.tensor->values(), expected->values[i], output.factor), "")
+        const double factor = output.factor * factor_of_rounded_inputs(output.tensor->name());
+        EXPECT_EQ(difference(output.tensor->dtype(), output.tensor->values(), expected->values[i], factor), "")
             << output.tensor->name();
       }
       EXPECT_EQ(output.tensor->damage(), "");
