@@ -325,7 +325,7 @@ constexpr KernelEntry<AttentionBackwardParams> hopper_backward(const char* name)
       invariant(plain<AttentionBackwardParams,
                       cuda::with_repair<cuda::sm90a::BackwardWorkspace, kQkDim, kVDim,
                                         cuda::sm90a::attention_bwd<kDtype, kQkDim, kVDim>>,
-                      cuda::sm90a::attention_bwd_workspace<kQkDim, kVDim>>(
+                      cuda::with_large_rows<cuda::sm90a::attention_bwd_workspace<kQkDim, kVDim>>>(
                     name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kQkDim, kVDim>,
                     cuda::sm90a::attention_bwd_supports<kDtype, kQkDim, kVDim>,
                     cuda::cost_us_of_head_dims<AttentionBackwardParams,

@@ -7,7 +7,7 @@
 //   order.hpp     which block takes which keys     keys.cuh      dK and dV
 //   producer.cuh  loads by TMA                     queries.cuh   dQ
 //   epilogue.cuh  writes gradients                 joined.cuh    dK, dV and dQ by the same warpgroups
-//   wide.cuh      dK and dV at head dims over 128
+//   wide.cuh      dK and dV at head dims over 128  bias.cuh      the gradient of a bias
 // lab/notebooks/attention_hopper.md draws the schedule.
 //
 // Invariant on NaN: masked pairs are zero before each product, and what lies outside of the tensors is zero. What is
@@ -17,6 +17,7 @@
 
 #include "cuda/host/launch.hpp"
 #include "cuda/ptx/grid.cuh"
+#include "cuda/attention/backward/sm90a/bias.cuh"
 #include "cuda/attention/backward/sm90a/joined.cuh"
 #include "cuda/attention/backward/sm90a/keys.cuh"
 #include "cuda/attention/backward/sm90a/prepare.cuh"
@@ -26,7 +27,7 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// kModified: with a softcap, ALiBi or a packed mask; JoinedBackwardShape: some pairs are hidden.
+/// kModified: with a softcap, a bias, ALiBi or a packed mask; JoinedBackwardShape: some pairs are hidden.
 template <class Shape, class T, bool kModified>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attention_bwd_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan,
@@ -146,6 +147,21 @@ inline bool may_mask(const AttentionParams& f) {
   return f.window_left >= 0 || f.window_right >= 0 || f.is_varlen_k() || f.seq_k % kBackwardBlockN != 0;
 }
 
+template <class T, int kQkDim, int kVDim>
+void launch_grad_bias(const AttentionBackwardParams& p, const BackwardPlan& plan, cudaStream_t s) {
+  using Shape = GradBiasShape<kQkDim, kVDim>;
+  const AttentionParams& f = p.forward;
+  const std::int64_t tiles = ceil_div(f.seq_q, Shape::kQueries) * ceil_div(f.seq_k, Shape::kKeys);
+  const auto blocks = static_cast<unsigned>(p.grad_bias_shape[0] * p.grad_bias_shape[1] * tiles);
+  if (blocks == 0) return;
+  launch("attention_bwd sm90a: grad_bias", grad_bias_kernel<T, kQkDim, kVDim>,
+         {blocks, Shape::kThreads, Shape::kBytes, s}, p, plan,
+         make_tensor_map("attention_bwd q", q_map(f, Shape::kQueries)),
+         make_tensor_map("attention_bwd k", kv_map(f, false, Shape::kKeys)),
+         make_tensor_map("attention_bwd v", kv_map(f, true, Shape::kKeys)),
+         make_tensor_map("attention_bwd grad_out", grad_out_map(p, Shape::kQueries)));
+}
+
 template <class Shape, class T, bool kModified>
 void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cudaStream_t s) {
   constexpr HeadDims kDims{Shape::kQkDim, Shape::kVDim};
@@ -201,6 +217,8 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
            make_tensor_map("attention_bwd grad_out", grad_out_map(p, Shape::kBlockM)),
            make_tensor_map("attention_bwd rows", rows_map(plan.rows, q_blocks, Shape::kBlockM)));
   }
+  if constexpr (kModified && !Shape::kWide && !Shape::kJoined)
+    if (p.grad_bias) launch_grad_bias<T, kDims.qk, kDims.v>(p, plan, s);
   if (!p.grad_q || q_blocks == 0 || plan.last_writes) return;
   if constexpr (Shape::kJoined)
     launch("attention_bwd sm90a: grad_q", joined_grad_q_kernel<Shape, T>, {q_blocks, 256, 0, s, kEarly}, p, plan);

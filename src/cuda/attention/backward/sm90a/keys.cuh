@@ -48,7 +48,7 @@ __device__ inline void hide_by_words(const AttentionParams& f, const BackwardIte
   }
 }
 
-/// kModified: scores get a softcap, ALiBi or a packed mask.
+/// kModified: scores get a softcap, a bias, ALiBi or a packed mask.
 template <class Shape, class T, bool kModified>
 struct KeyConsumer {
   static constexpr int kBlockM = Shape::kBlockM, kQkDim = Shape::kQkDim, kVDim = Shape::kVDim;
@@ -195,6 +195,27 @@ struct KeyConsumer {
     }
   }
 
+  /// The same with an additive bias, of which the thread reads what belongs to its two keys.
+  __device__ void bias_exponentials(const BackwardItem& item, int h, int first_key, int first_query) {
+    const AttentionParams& f = p.forward;
+    const int key = first_key + lane() / 4, last_key = item.range.k_len - 1, last_query = item.range.q_len - 1;
+    const T* const bias = static_cast<const T*>(f.bias.data) + item.b * f.bias.stride_batch + h * f.bias.stride_head;
+    const int of_keys[2] = {min(key, last_key), min(key + 8, last_key)};
+    const int stride = static_cast<int>(f.bias.stride_q);  // a head has less than 2^31 elements
+    const float* const lse = queries_row(0);
+#pragma unroll
+    for (int n = 0; n < kBlockM / 8; ++n) {
+      const float2 shift = *reinterpret_cast<const float2*>(lse + 8 * n);
+      const int query = first_query + 8 * n + 2 * (lane() % 4);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int at = min(query + e % 2, last_query) * stride + of_keys[e / 2];
+        float& x = scores[4 * n + e];
+        x = ptx::exp2_approx(fmaf(x, plan.scale_log2, fmaf(to_float(bias[at]), kLog2E, e % 2 ? shift.y : shift.x)));
+      }
+    }
+  }
+
   /// The same under a softcap, c tanh(s / c); `scores` become P^T, and P^T (1 - tanh^2) goes to shared memory.
   /// `hide(n, x)` makes zeros of what is hidden of 16 queries.
   template <class Hide>
@@ -287,7 +308,9 @@ struct KeyConsumer {
         if (f.mask.data) hide_by_words(f, item, h, first_key, first_query + 16 * n, x);
       };
       if (f.softcap > 0.0f) return capped_exponentials(hide);
-      if (f.alibi_slopes)
+      if (f.bias.data)
+        bias_exponentials(item, h, first_key, first_query);
+      else if (f.alibi_slopes)
         alibi_exponentials({f, item, h, first_key, first_query});
       else
         exponentials();

@@ -105,13 +105,37 @@ struct BackwardWorkspace {
   }
 };
 
+/// Of a bias, the main kernel reads elements and bias.cuh sums gradients over whole sequences and heads.
+template <DType kDtype>
+Verdict takes_bias(const AttentionBackwardParams& p, HeadDims dims) {
+  const AttentionParams& f = p.forward;
+  if (!f.bias.data) return Verdict::ok();
+  if (backward_is_wide(dims.widest())) return "it takes no additive bias over head_dim 128";
+  if (f.softcap > 0.0f || f.alibi_slopes) return "it takes no additive bias beside a softcap or ALiBi";
+  if (f.bias.dtype != kDtype) return "it takes a bias of q's dtype only";
+  if (f.bias.stride_k != 1) return "keys of the bias must be contiguous";
+  if (f.bias.stride_q < 0 || f.bias.stride_q * f.seq_q + f.seq_k > 0x7fffffff)
+    return "a head of the bias has over 2^31 elements";
+  if (!p.grad_bias) return Verdict::ok();
+  if (f.mask.data) return "it takes no gradient of a bias beside a packed mask";
+  const std::int64_t sizes[4] = {f.batch, f.heads_q, f.seq_q, f.seq_k};
+  const std::int64_t strides[4] = {f.bias.stride_batch, f.bias.stride_head, f.bias.stride_q, f.bias.stride_k};
+  for (int d = 0; d < 4; ++d) {
+    if (d >= 2 && p.grad_bias_shape[d] != sizes[d])
+      return "it takes the gradient of a bias for all queries and keys only";
+    if (p.grad_bias_shape[d] == 1 && sizes[d] > 1 && strides[d] != 0)
+      return "the gradient of the bias must have the bias's own shape";
+  }
+  return Verdict::ok();
+}
+
 template <DType kDtype, int kQkDim, int kVDim>
 Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
   if (f.dtype != kDtype) return "it is built for another dtype";
   if (!HeadDims{kQkDim, kVDim}.hold(f.head_dim, f.head_dim_v)) return kTooSmallHeadDims;
   if (f.is_paged()) return "it takes no paged keys and values";
-  if (f.bias.data || p.grad_bias) return "it takes no additive bias";
+  if (const Verdict bias = takes_bias<kDtype>(p, HeadDims{kQkDim, kVDim}); !bias) return bias;
   if (f.alibi_slopes && f.alibi == Alibi::kSqrt) return "it takes no ALiBi of square roots";
   if (f.alibi_slopes && f.softcap > 0.0f) return "it takes no ALiBi under a softcap";
   // Lengths are 32-bit in the kernel, with room for windows; so are coordinates and the number of tiles.
