@@ -1,16 +1,19 @@
-// See simt.hpp: the block that runs now, who of its threads may go on, and what the others wait for.
+// Which thread of the running blocks goes on, and the launch from its first block to its last. See machine.hpp and
+// simt.hpp.
 #include <signal.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
-#include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "simt/fiber.hpp"
+#include "simt/machine.hpp"
 #include "simt/race.hpp"
 #include "simt/shared.hpp"
 #include "simt/simt.hpp"
@@ -29,84 +32,13 @@ namespace simt {
 
 Thread* current = nullptr;
 
+static Machine* const the_machine =
+    new Machine;  // kernels run from main on: no initialiser of another file asks for it
+Machine& machine() { return *the_machine; }
+
 namespace {
-
-struct Barrier {
-  unsigned arrived = 0, threads = 0;  // threads: 0 until the first comes
-  Where where{};
-  int count = 0;  // of true predicates
-  BlockVote result{};
-  std::vector<Thread*> waiting;
-  race::Clock clock;       // what those that have arrived bring; of the cluster's barrier: those of the last round
-  race::Clock open_clock;  // of the cluster's barrier: of this round
-
-  void reset() {
-    arrived = threads = 0;
-    count = 0;
-    waiting.clear();
-    clock.clear();
-    open_clock.clear();
-  }
-};
 
 struct Stopped {};  // thrown by a fault outside of any thread
-
-enum class Order { kForward, kReverse, kRandom };
-
-}  // namespace
-
-struct BulkGroups {
-  using Group = std::vector<std::function<void()>>;
-  Group open;
-  std::deque<Group> closed;
-  race::Agent agent = 0;  // 0: none yet; and its groups so far, those that were waited for among them
-  std::uint32_t num_closed = 0;
-};
-
-namespace {
-
-constexpr int kNamedBarriers = 16;
-
-// One block of those that run now.
-struct Block {
-  Index3 index;
-  unsigned num_exited = 0;
-  Barrier barriers[kNamedBarriers];
-  Barrier cluster_barrier;  // of the cluster whose first block this is
-  race::Clock at_exit;      // nobody waits for it; but it is an event, at which a thread's last write is judged
-};
-
-// The multiprocessors.
-struct Machine {
-  std::vector<std::unique_ptr<Thread>> threads;  // block after block; stacks are kept from launch to launch
-  std::vector<Warp> warps;
-  std::vector<Block> blocks;
-  unsigned num_warps = 0, num_threads = 0;  // of all blocks
-  unsigned warps_per_block = 0, threads_per_block = 0, warp_of_turn = 0;
-  unsigned cluster = 1;  // blocks of one; several clusters run now where blocks has more
-  std::vector<Thread*> spinning;
-  std::deque<std::function<void()>> deferred;
-  std::size_t shared_bytes = 0;
-  const std::function<void()>* kernel = nullptr;
-  void* outside = nullptr;  // the launching code's stack pointer
-  std::string fault;
-  Order order = Order::kForward;
-  std::uint64_t random = 0;
-  bool progress = false;  // somebody has waited for something else than a spin since the last round
-  // FK_EMULATOR_FREEZE: a block (or cluster) that stands still until no other can go on, and the turns before it does.
-  static constexpr unsigned kNobody = ~0u;
-  unsigned frozen = kNobody;
-  std::uint64_t turns_to_freeze = 0;
-
-  unsigned num_exited() const {
-    unsigned sum = 0;
-    for (const Block& block : blocks) sum += block.num_exited;
-    return sum;
-  }
-};
-
-Machine* const the_machine = new Machine;  // kernels run from main on: no initialiser of another file asks for it
-Machine& machine() { return *the_machine; }
 
 std::uint64_t next_random() {
   std::uint64_t z = machine().random += 0x9e3779b97f4a7c15ull;
@@ -203,17 +135,6 @@ void switch_from(Thread* from, Thread* to) {
   simt_switch(save, target);
 #endif
 }
-
-// The current thread waits for something: others run.
-void suspend(bool spinning = false) {
-  if (!spinning) machine().progress = true;
-  Thread* const self = current;
-  Thread* const next = pick();
-  if (next != self) switch_from(self, next);
-  self->waits_at = nullptr;
-}
-
-void make_runnable(Thread* thread) { thread->warp->runnable |= 1u << thread->lane; }
 
 // Runs the meeting if everybody is there. True: it is over.
 bool try_to_meet(Warp& warp, std::size_t at) {
@@ -414,6 +335,14 @@ unsigned clusters_at_once(unsigned cluster, std::uint64_t clusters) {
 
 }  // namespace
 
+void suspend(bool spinning) {
+  if (!spinning) machine().progress = true;
+  Thread* const self = current;
+  Thread* const next = pick();
+  if (next != self) switch_from(self, next);
+  self->waits_at = nullptr;
+}
+
 std::string text(Where where) {
   const char* const src = std::strstr(where.file, "/src/");
   return std::string(src ? src + 1 : where.file) + ":" + std::to_string(where.line);
@@ -518,99 +447,6 @@ void collective(const char* what, std::uint32_t mask, Where where, void* data, C
   suspend();
 }
 
-BlockVote block_barrier(const char* what, bool predicate, Where where) {
-  Machine& m = machine();
-  const unsigned threads = m.threads_per_block;
-  Barrier& barrier = m.blocks[current->rank].barriers[0];
-  if (barrier.arrived == 0) {
-    barrier.where = where;
-    barrier.count = 0;
-  } else if (!(barrier.where == where)) {
-    fault(std::string("divergent barrier: this thread is at ") + what + " in " + text(where) +
-          ", others wait for it at the one in " + text(barrier.where));
-  }
-  barrier.count += predicate;
-  race::release(barrier.clock);
-  if (++barrier.arrived == threads) {
-    barrier.result = {barrier.count, barrier.count == static_cast<int>(threads), barrier.count > 0};
-    barrier.arrived = 0;
-    race::acquire(barrier.clock);
-    for (Thread* thread : barrier.waiting) {
-      race::acquire(*thread, barrier.clock);
-      make_runnable(thread);
-    }
-    barrier.waiting.clear();
-    barrier.clock.clear();
-    return barrier.result;
-  }
-  barrier.waiting.push_back(current);
-  current->waits_at = what;
-  current->where = where;
-  suspend();
-  return barrier.result;  // the next round cannot end before this thread comes to it
-}
-
-void named_barrier(unsigned id, unsigned threads, bool wait, Where where) {
-  Machine& m = machine();
-  if (id >= kNamedBarriers || threads == 0 || threads % 32 != 0 || threads > m.threads_per_block)
-    fault("named barrier " + std::to_string(id) + " of " + std::to_string(threads) + " threads in " + text(where) +
-          ": ids are below 16, counts whole warps of the block");
-  Barrier& barrier = m.blocks[current->rank].barriers[id];
-  if (barrier.arrived > 0 && barrier.threads != threads)
-    fault("named barrier " + std::to_string(id) + " in " + text(where) + ": others gave another thread count");
-  barrier.threads = threads;
-  race::release(barrier.clock);
-  if (wait) {
-    barrier.waiting.push_back(current);
-    current->waits_at = "a named barrier";
-    current->where = where;
-  }
-  if (++barrier.arrived == threads) {
-    barrier.arrived = 0;
-    for (Thread* thread : barrier.waiting) {
-      race::acquire(*thread, barrier.clock);
-      if (thread != current) make_runnable(thread);
-    }
-    barrier.waiting.clear();
-    barrier.clock.clear();
-    current->waits_at = nullptr;
-    return;
-  }
-  if (wait) suspend();
-}
-
-// That of the current thread's cluster.
-static Barrier& cluster_barrier() { return machine().blocks[current->rank - cluster_rank()].cluster_barrier; }
-
-void cluster_arrive(Where where) {
-  Barrier& barrier = cluster_barrier();
-  if (current->in_cluster_barrier) fault("barrier.cluster.arrive twice without a wait, in " + text(where));
-  current->in_cluster_barrier = true;
-  race::release(barrier.open_clock);
-  if (++barrier.arrived < machine().threads_per_block * machine().cluster) return;
-  barrier.arrived = 0;
-  std::swap(barrier.clock, barrier.open_clock);
-  barrier.open_clock.clear();
-  ++barrier.count;  // rounds
-  for (Thread* thread : barrier.waiting) {
-    race::acquire(*thread, barrier.clock);
-    make_runnable(thread);
-  }
-  barrier.waiting.clear();
-}
-
-void cluster_wait(Where where) {
-  Barrier& barrier = cluster_barrier();
-  if (!current->in_cluster_barrier) fault("barrier.cluster.wait without an arrive, in " + text(where));
-  current->in_cluster_barrier = false;
-  // This thread's arrivals are the rounds that it waits for.
-  if (barrier.count > static_cast<int>(current->cluster_rounds++)) return race::acquire(barrier.clock);
-  barrier.waiting.push_back(current);
-  current->waits_at = "barrier.cluster.wait";
-  current->where = where;
-  suspend();
-}
-
 void sleep(const char* what, Where where) {
   current->waits_at = what;
   current->where = where;
@@ -627,33 +463,5 @@ void spin(const char* what, Where where) {
 }
 
 void defer(std::function<void()> work) { machine().deferred.push_back(std::move(work)); }
-
-void bulk_add(std::function<void()> work) {
-  if (!current->bulk) current->bulk = new BulkGroups;
-  current->bulk->open.push_back(std::move(work));
-}
-
-BulkPiece bulk_piece() {
-  if (!current->bulk) current->bulk = new BulkGroups;
-  BulkGroups& bulk = *current->bulk;
-  if (bulk.agent == 0) bulk.agent = race::new_agent();
-  return {bulk.agent, bulk.num_closed + 1};
-}
-
-void bulk_commit() {
-  if (!current->bulk) return;
-  current->bulk->closed.push_back(std::move(current->bulk->open));
-  current->bulk->open.clear();
-  ++current->bulk->num_closed;
-}
-
-void bulk_wait(unsigned groups_left) {
-  if (!current->bulk) return;
-  auto& closed = current->bulk->closed;
-  for (; closed.size() > groups_left; closed.pop_front())
-    for (const auto& work : closed.front()) work();
-  const BulkGroups& bulk = *current->bulk;
-  if (bulk.agent) race::engine_done(bulk.agent, bulk.num_closed - static_cast<std::uint32_t>(closed.size()));
-}
 
 }  // namespace simt
