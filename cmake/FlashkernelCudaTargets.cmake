@@ -8,22 +8,24 @@ endif()
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 
+# FLASHKERNEL_CUDA_FAST_COMPILE: to see that the kernels compile, not to run them. PTX by the compiler's quickest form is enough,
+# where an architecture of the list is virtual: ptxas and half of cicc are left out. That form breaks what is written for 9.0a
+# (setmaxnreg is ignored, wgmma waits after each), so one instance of each of those kernels is compiled as for users, and checked
+# (ptxas_checked.sh, kernel_resources.py): attention's in tests_cpp/checked_instances, the others' in the library itself.
+set(_fast_compile "")
+if(FLASHKERNEL_CUDA_FAST_COMPILE AND CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+  set(_fast_compile --Ofast-compile=max)
+endif()
+
 # The fatbins hold several archs: compressed, the library is half as large, and a fifth smaller again in the mode for size,
 # which the drivers read that CUDA 13 needs anyway.
 set(_compress -Xfatbin=-compress-all)
-if(CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+if(_fast_compile)
+  set(_compress --compress-mode=speed)
+elseif(CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
   set(_compress --compress-mode=size)
 endif()
 set(_cuda_flags --expt-relaxed-constexpr ${_compress} -diag-suppress=20012 -Xcompiler=-Wall,-Wextra)
-
-# Half of the compiler's time and more. It breaks what is written for 9.0a: setmaxnreg is ignored, wgmma waits after each. So one
-# instance of each of those kernels is compiled as for users, and checked (ptxas_checked.sh, kernel_resources.py).
-set(_fast_compile "")
-set(_fastest_compile "")
-if(FLASHKERNEL_CUDA_FAST_COMPILE AND CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
-  set(_fast_compile --Ofast-compile=mid)
-  set(_fastest_compile --Ofast-compile=max)
-endif()
 
 # flashkernel_add_cuda_objects(name "archs" source...)
 function(flashkernel_add_cuda_objects name archs)
@@ -35,14 +37,23 @@ function(flashkernel_add_cuda_objects name archs)
                                            CUDA_RUNTIME_LIBRARY Static)
   target_link_libraries(${name} PRIVATE flashkernel_options)
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${_cuda_flags}>)
-  if(NOT name MATCHES "sm90a|twins")
+  if(NOT name MATCHES "sm90a")
     target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${_fast_compile}>)
   endif()
   set(_object_libraries ${_object_libraries} ${name} PARENT_SCOPE)
 endfunction()
 
-# The same for sources that ask nothing newer than `base` (75 or 80): its PTX is made once and assembled for each arch of
-# the list, where otherwise half of the compiler's time, from C++ to PTX, is spent again on the same text for each. What
+# ptxas' warnings about a target's tensor-core kernels become errors.
+function(flashkernel_check_ptxas name)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=--warn-on-spills>)
+  if(UNIX)
+    set(_launcher ${PROJECT_SOURCE_DIR}/cmake/ptxas_checked.sh ${CMAKE_CUDA_COMPILER_LAUNCHER})  # no empty element
+    set_target_properties(${name} PROPERTIES CUDA_COMPILER_LAUNCHER "${_launcher}")
+  endif()
+endfunction()
+
+# As flashkernel_add_cuda_objects, for sources that ask nothing newer than `base` (75 or 80): PTX is made once and assembled for
+# each arch of the list, where otherwise half of the compiler's time, from C++ to PTX, is spent again on the same text for each. What
 # has no machine code in the list compiles that PTX. From 80: no __CUDA_ARCH__ over 800, no need to start early
 # (LaunchShape::early: without PTX for 9.0 such a launch starts in order). From 75: the same, and no bf16 result for every
 # element read, whose rounding is one instruction from 8.0 on.
@@ -129,19 +140,13 @@ flashkernel_add_cuda_objects(flashkernel_cuda_sm75 "${_sm75_architectures}" ${_c
 
 # Kernels for Hopper alone (wgmma, TMA, setmaxnreg) exist for 9.0a alone. Without 9.0 in the list the table has no row of them.
 if(FK_WITH_SM90A)
-  if(_fastest_compile)  # fp16's twins of bf16's kernels, and attention at other head dims: a quarter of the time
+  if(_fast_compile)  # attention, and linear for fp16, which has the kernels of bf16
     set(_twins ${_cuda_sm90a})
-    list(FILTER _twins INCLUDE REGEX "/(linear/.*/(gemm_)?f16|attention/forward/.*/d64_d96)\\.cu$")
+    list(FILTER _twins INCLUDE REGEX "/(linear/.*/(gemm_)?f16|attention/.*)\\.cu$")
     list(REMOVE_ITEM _cuda_sm90a ${_twins})
-    flashkernel_add_cuda_objects(flashkernel_cuda_twins "90a-real" ${_twins})
-    target_compile_options(flashkernel_cuda_twins PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${_fastest_compile}>)
+    flashkernel_add_cuda_objects(flashkernel_cuda_twins "90a-virtual" ${_twins})
   endif()
   flashkernel_add_cuda_objects(flashkernel_cuda_sm90a "90a-real" ${_cuda_sm90a})
-  target_compile_options(flashkernel_cuda_sm90a PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=--warn-on-spills>)
-  if(UNIX)
-    set(_launcher ${PROJECT_SOURCE_DIR}/cmake/ptxas_checked.sh ${CMAKE_CUDA_COMPILER_LAUNCHER})  # no empty element
-    set_target_properties(flashkernel_cuda_sm90a PROPERTIES
-      CUDA_COMPILER_LAUNCHER "${_launcher}")
-  endif()
+  flashkernel_check_ptxas(flashkernel_cuda_sm90a)
 endif()
 target_compile_definitions(flashkernel_cuda_host PRIVATE FK_WITH_SM75=${FK_WITH_SM75} FK_WITH_SM90A=${FK_WITH_SM90A})

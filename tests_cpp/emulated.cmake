@@ -146,7 +146,7 @@ if(FLASHKERNEL_WITH_CUDA)
     if(FLASHKERNEL_CUDA_FAST_COMPILE)  # what is compiled as for users
       set(_checked "")
       if(TARGET flashkernel_cuda_sm90a)
-        set(_checked $<TARGET_OBJECTS:flashkernel_cuda_sm90a>)
+        set(_checked $<TARGET_OBJECTS:flashkernel_cuda_sm90a> $<TARGET_OBJECTS:flashkernel_cuda_checked_sm90a>)
       endif()
     endif()
     add_test(NAME kernel_resources COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/kernel_resources.py --check ${_checked}

@@ -114,7 +114,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "chooses_kernels: runs as if --kernel-path were not given")
-    config.addinivalue_line("markers", "long: takes 10 s or more of a core; --share leaves it out")
+    config.addinivalue_line(
+        "markers", "long: takes 5 s or more of a core, and others show much of the same; --share leaves it out"
+    )
     if path := config.getoption("--kernel-path"):
         config.pluginmanager.register(KernelPath(path), "kernel_path")
     if (share := config.getoption("--share")) > 1:

@@ -47,7 +47,7 @@ def run(program: str, timeout: float = 240) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_child_of_any_moment_works(threads: int) -> None:
     """150 children of a process whose other threads are inside the library; one that hangs is killed by a signal."""
     program = f"""

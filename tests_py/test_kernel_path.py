@@ -24,7 +24,10 @@ def run(path: str, *arguments: str, **variables: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("path", [p for p in ("cpu/scalar", "cpu/avx2", "cpu/avx512") if p in AVAILABLE])
+PATHS = ("cpu/scalar", "cpu/avx2", pytest.param("cpu/avx512", marks=pytest.mark.long))
+
+
+@pytest.mark.parametrize("path", [p for p in PATHS if getattr(p, "values", (p,))[0] in AVAILABLE])
 def test_the_path_serves_the_tests(path):
     """Softmax over a dim that is not contiguous is refused by the fast rows and falls back."""
     code, output = run(path, "test_reduce.py", "-k", "softmax or reduce")
@@ -51,6 +54,7 @@ def test_an_unknown_path_is_refused():
     )
 
 
+@pytest.mark.long
 def test_workers_send_their_counts():
     code, output = run("cpu/scalar", "test_elementwise.py", "-n", "2")
     served, others = (int(x) for x in SERVED.search(output).groups())

@@ -51,18 +51,19 @@ def prompt_ids(path: Path) -> list[list[int]]:
     return [tokenizer.encode(text, add_special=False) for text in texts]
 
 
-def test_greedy_tokens_equal_transformers(path: Path, stock: Any, request: pytest.FixtureRequest) -> None:
-    """64 tokens after each of three prompts (12 where --share asks for less), in one batch here and alone there.
+@pytest.mark.long
+def test_greedy_tokens_equal_transformers(path: Path, stock: Any) -> None:
+    """64 tokens after each of three prompts, in one batch here and alone there.
 
     One pass of the stock model over prompt and answer: where each token is the likeliest behind those before it, they
     are what greedy generation writes, token by token, and 64 steps of it would take minutes on a busy machine.
     """
-    ids, count = prompt_ids(path), COUNT if request.config.getoption("--share") == 1 else 12
+    ids = prompt_ids(path)
     tokens: list[list[int]] = [[] for _ in ids]
-    for event in Engine(load_model(path, device="cpu")).generate(ids, max_new_tokens=count, stop_tokens=frozenset()):
+    for event in Engine(load_model(path, device="cpu")).generate(ids, max_new_tokens=COUNT, stop_tokens=frozenset()):
         tokens[event.sequence].append(event.token)
     for prompt, ours in zip(ids, tokens, strict=True):
-        assert len(ours) == count
+        assert len(ours) == COUNT
         with torch.inference_mode():
             logits = stock(torch.tensor([prompt + ours[:-1]])).logits[0, len(prompt) - 1 :]
         assert ours == logits.argmax(-1).tolist()

@@ -149,6 +149,7 @@ def test_stock_kernels_give_the_same_losses(trained: Path, source: Path, tmp_pat
     assert (trained / "model.safetensors").read_bytes() != (stock / "model.safetensors").read_bytes()  # not one run
 
 
+@pytest.mark.long
 def test_time_limit_ends_the_schedule_early(trained: Path, source: Path, tmp_path: Path) -> None:
     out = train(source, tmp_path / "short", 1, "--steps=100000", "--eval-interval=100000", "--max-seconds=1")
     history = json.loads((out / "training.json").read_text())["history"]
