@@ -15,6 +15,7 @@
 #else
 #define FK_FAST_ROWS(Params, id, function, supports, plan)
 #endif
+#include "core/cpu_features.hpp"
 #include "cpu/costs.hpp"
 #include "cpu/scalar/kernels.hpp"
 #include "ops/op_list.hpp"
