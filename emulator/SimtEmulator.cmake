@@ -45,7 +45,9 @@ target_compile_options(simt_emulator INTERFACE ${_flags})
 
 # Kernels as objects. Their __shared__ variables lie together in memory: so they can be poisoned. The order of the sources is
 # what matters.
-set(_as_device_code -x c++ -include cuda_runtime.h)  # as nvcc includes it
+# nvcc includes cuda_runtime.h before anything else. Where a target has a precompiled header, that begins with it.
+set(_plain "$<NOT:$<BOOL:$<TARGET_PROPERTY:PRECOMPILE_HEADERS>>>")
+set(_as_device_code -x c++ "$<${_plain}:-include>" "$<${_plain}:cuda_runtime.h>")
 function(simt_add_device_objects name)
   add_library(${name} OBJECT ${_simt}/simt/shared_begin.cpp ${ARGN} ${_simt}/simt/shared_end.cpp)
   target_link_libraries(${name} PRIVATE simt_emulator)
