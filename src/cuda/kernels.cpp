@@ -458,6 +458,8 @@ KernelTable<AttentionBackwardParams> cuda_kernels() {
     ampere_backward<DType::kBFloat16, 192>("attention_bwd/cuda/sm80/bf16/d192"),
     ampere_backward<DType::kFloat16, 256>("attention_bwd/cuda/sm80/f16/d256"),
     ampere_backward<DType::kBFloat16, 256>("attention_bwd/cuda/sm80/bf16/d256"),
+    ampere_backward_wide<DType::kFloat16, 512>("attention_bwd/cuda/sm80/f16/d512"),
+    ampere_backward_wide<DType::kBFloat16, 512>("attention_bwd/cuda/sm80/bf16/d512"),
 #if FK_WITH_SM75
     turing_backward<DType::kFloat16, 32>("attention_bwd/cuda/sm75/f16/d32"),
     turing_backward<DType::kFloat16, 64>("attention_bwd/cuda/sm75/f16/d64"),

@@ -347,6 +347,25 @@ constexpr KernelEntry<AttentionBackwardParams> ampere_backward(const char* name)
                                                cuda::kTiledHeadDims, kQkDim, kVDim>),
                 has_gradient_head_dims<kDtype, kQkDim, kVDim>));
 }
+/// For the head dims that no other backward kernel holds, of calls without score modifiers.
+template <DType kDtype, int kDim>
+bool is_unmodified_gradient(const AttentionBackwardParams& p) {
+  return has_gradient_head_dims<kDtype, kDim, kDim>(p) && !p.forward.has_score_modifier();
+}
+template <DType kDtype, int kDim>
+constexpr KernelEntry<AttentionBackwardParams> ampere_backward_wide(const char* name) {
+  return of_head_dims<cuda::kWideHeadDims, kDim, kDim>(
+      invariant(plain<AttentionBackwardParams,
+                      cuda::with_repair<cuda::sm80::WideBackwardWorkspace, kDim, kDim,
+                                        cuda::sm80::attention_bwd_wide<kDtype, kDim>>,
+                      cuda::with_large_rows<cuda::sm80::attention_bwd_wide_workspace<kDim>>>(
+                    name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledSm80, kDim, kDim>,
+                    cuda::sm80::attention_bwd_wide_supports<kDtype, kDim>,
+                    cuda::cost_us_of_head_dims<AttentionBackwardParams,
+                                               cuda::cost_us<AttentionBackwardParams, rates::kBackwardSm80>,
+                                               cuda::kWideHeadDims, kDim, kDim>),
+                is_unmodified_gradient<kDtype, kDim>));
+}
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionBackwardParams> turing_backward(const char* name) {
   return of_head_dims<cuda::kNarrowHeadDims, kQkDim, kVDim>(

@@ -99,6 +99,31 @@ Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   return Verdict::ok();
 }
 
+/// The workspace for head dims over 256 (wide.cuh): -D and then -LSE in base 2, [batch, heads_q, seq_q] in fp32 each,
+/// and the flag.
+struct WideBackwardWorkspace {
+  std::int64_t lse = 0, not_finite = 0, bytes = 0;  // byte offsets
+
+  WideBackwardWorkspace(const AttentionBackwardParams& p, HeadDims)
+      : lse(p.forward.batch * p.forward.heads_q * p.forward.seq_q * 4), not_finite(2 * lse), bytes(not_finite + 4) {}
+};
+
+template <DType kDtype, int kDim>
+Verdict attention_bwd_wide_supports(const AttentionBackwardParams& p) {
+  if (const Verdict verdict = attention_bwd_supports<kDtype, kDim, kDim>(p); !verdict) return verdict;
+  if (p.forward.has_score_modifier()) return "it takes no softcap, bias, packed mask or ALiBi slopes";
+  return Verdict::ok();
+}
+
+template <int kDim>
+std::size_t attention_bwd_wide_workspace(const AttentionBackwardParams& p) {
+  return static_cast<std::size_t>(WideBackwardWorkspace(p, HeadDims{kDim, kDim}).bytes);
+}
+
+/// Launches the kernels for head dims over 256 (wide.cuh): an entry of the table.
+template <DType kDtype, int kDim>
+void attention_bwd_wide(const AttentionBackwardParams& p, void* workspace, Stream stream);
+
 template <int kQkDim, int kVDim>
 std::size_t attention_bwd_workspace(const AttentionBackwardParams& p) {
   return static_cast<std::size_t>(BackwardWorkspace(p, HeadDims{kQkDim, kVDim}).bytes);
