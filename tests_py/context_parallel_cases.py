@@ -76,6 +76,14 @@ def mesh(pairs: Any) -> Any:
     q = inputs("float32", (8, 8))["q"]
     local = cp.shard(q, whole["context"], dim=2)
     out = cp.unshard(cp.attention(local, local, local, whole["context"], causal=True), whole["context"], dim=2)
+    cut = cp.unshard(local.clone().requires_grad_(), whole["context"], dim=2)
+    assert cut.requires_grad
+    try:
+        cut.sum().backward()
+    except NotImplementedError as error:
+        assert str(error).startswith("unshard: it has no gradient")
+    else:
+        return "unshard dropped a gradient"
     try:
         cp.attention(local, local, local, whole)
     except ValueError as error:

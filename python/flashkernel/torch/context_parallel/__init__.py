@@ -19,10 +19,11 @@ from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.distributed as dist
 
 from flashkernel.attention_options import AttentionOptions
-from flashkernel.torch._library import autocast, dense
+from flashkernel.torch._library import autocast, dense, refuse_tangents
 
 from .exchange import PeerError, agree, find_group
 from .gather import Gather, gather_rows
@@ -300,12 +301,15 @@ def unshard(
     seq_lens: Sequence[int] | None = None,
     timeout: float | None = None,
 ) -> torch.Tensor:
-    """The whole tensor on every rank, from each rank's tokens; no gradient.
+    """The whole tensor on every rank, from each rank's tokens.
 
     seq_lens: tokens of each rank; None: all hold as many. timeout: as for `attention`.
 
+    There is no gradient: where x requires one, so does what is returned, and backward raises NotImplementedError.
     Raises ValueError on every rank where tensors don't fit together, and PeerError, as `attention` does.
     """
+    if forward_ad._current_level >= 0:
+        refuse_tangents("unshard", x)
     found = find_group(group)
     rank, size = dist.get_rank(found), dist.get_world_size(found)
     lens = (x.shape[dim],) * size if seq_lens is None else tuple(int(n) for n in seq_lens)
@@ -331,4 +335,17 @@ def unshard(
     chunks = chunks_of(lens, layout)
     job = Job(found, rank, size, lens, chunks, (None, None), None, 0.0, None, timeout)
     rows = x.detach().movedim(dim, 0).contiguous()
-    return gather_rows(job, rows, "gathers a tensor").movedim(0, dim)
+    whole = gather_rows(job, rows, "gathers a tensor").movedim(0, dim)
+    return _Whole.apply(x, whole) if torch.is_grad_enabled() and x.requires_grad else whole
+
+
+class _Whole(torch.autograd.Function):
+    """apply(x, whole): `whole` as it is, for an x that requires a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, whole: Any) -> Any:
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError("unshard: it has no gradient; compute the loss from each rank's own tokens")
