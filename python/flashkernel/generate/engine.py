@@ -14,6 +14,7 @@ import numpy as np
 
 import flashkernel as fk
 
+from .alone import LEFT_BEHIND, Turn, alone
 from .lockstep import Lockstep
 from .model import Model, PagedBatch
 from .request import GenerationStats, Request, TokenEvent, check_request
@@ -49,8 +50,9 @@ class Engine:
 
     A sequence whose logits are not finite (NaN, +inf, or all -inf) ends with NonFiniteLogitsError; the others go on.
 
-    Not thread-safe: one thread at a time. On a GPU all calls belong on one stream. Of a model that several ranks share
-    (docs/tensor_parallel.md) every rank has an engine and makes the same calls in the same order.
+    One thread at a time: a call while another thread is inside raises RuntimeError. On a GPU all calls belong on one
+    stream. Of a model that several ranks share (docs/tensor_parallel.md) every rank has an engine and makes the same
+    calls in the same order.
     """
 
     def __init__(
@@ -92,10 +94,16 @@ class Engine:
             "kv_dtype": None if kv_dtype is None else KV_DTYPES[kv_dtype],
             "speculation": speculation,
         }
+        self.turn = Turn(self)
         self._scheduler: Scheduler | None = None
         self._backlog: list[Request] = []  # requests that need a larger cache, which is made when this one is idle
         self._submitted = 0
         self._agree("Engine", page_size, num_pages, self._options)
+
+    def abandon(self) -> None:
+        """Forgets all requests and pages without giving them back: for the child of a fork in the midst of a step."""
+        LEFT_BEHIND.append(self._scheduler)
+        self._scheduler, self._backlog = None, []
 
     def _agree(self, name: str, *arguments: Any) -> None:
         """Raises ValueError where the ranks that share the model make different calls."""
@@ -134,6 +142,7 @@ class Engine:
         return found
 
     @speculation.setter
+    @alone
     def speculation(self, speculation: Speculation | None) -> None:
         check_speculation(speculation, self.model)
         if speculation == self.speculation:
@@ -144,6 +153,7 @@ class Engine:
         if self._scheduler is not None:
             self._scheduler.speculate(speculation)
 
+    @alone
     def reserve(self, tokens: int) -> None:
         """Makes the cache now, with num_pages, for sequences of up to that many tokens: none of them waits for a larger
         one later. Raises ValueError while requests run.
@@ -153,6 +163,7 @@ class Engine:
         self._agree("reserve", tokens)
         self._room(self.num_pages or -(-tokens // self.page_size), tokens)
 
+    @alone
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
@@ -196,6 +207,7 @@ class Engine:
             requests.append(self._request(prompt, i, max_new_tokens, sampling, self._stop(stop_tokens), until))
         return self._run(requests)
 
+    @alone
     def submit(
         self,
         prompt: Sequence[int],
@@ -221,6 +233,7 @@ class Engine:
         self._accept([request])
         return request
 
+    @alone
     def step(self) -> Events:
         """Some work on the requests at hand: (request, event) of each new token, perhaps none.
 
@@ -235,6 +248,7 @@ class Engine:
                     raise request.error
         return events
 
+    @alone
     def _work(self) -> Events:
         if self._scheduler is not None and self._scheduler.idle and self._backlog:
             self._resize(self._backlog)
@@ -251,11 +265,13 @@ class Engine:
         tokens: of the longest request whose pages may come from earlier ones or stay for later ones; 0: of none.
         """
 
+    @alone
     def forget_prefixes(self) -> None:
         """Drops the pages that are kept for prompts to come: for weights that have changed."""
         if self._scheduler is not None:
             self._scheduler.forget_prefixes()
 
+    @alone
     def lockstep(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Lockstep:
         """The prompts as one batch whose tokens the caller chooses, from the logits of each step (lockstep.py).
 
@@ -279,6 +295,7 @@ class Engine:
             return Lockstep(self._room(self.num_pages or wanted, longest), ids)
         return Lockstep(self._make(wanted, longest, max_batch=max(len(ids), self.max_batch), speculation=None), ids)
 
+    @alone
     def cancel(self, request: Request) -> None:
         """Ends a request; its pages are free at once."""
         if request in self._backlog:
@@ -287,6 +304,7 @@ class Engine:
         elif self._scheduler is not None:
             self._scheduler.cancel(request)
 
+    @alone
     def score(self, tokens: Sequence[int]) -> np.ndarray:
         """log p(token | the tokens before it), float32 [len(tokens) - 1]: the natural logarithm, from float32 logits.
 
@@ -363,6 +381,7 @@ class Engine:
                 if request.finish is None:
                     self.cancel(request)
 
+    @alone
     def _accept(self, requests: list[Request]) -> None:
         """Gives requests to the scheduler; they wait while the cache in use is too small for one of them."""
         for request in requests:

@@ -53,6 +53,8 @@ def accelerate(model: Any, **options: Any) -> Any:
     **Copies.** Parameters stay separate tensors, though Q, K and V lie one behind the other. copy.deepcopy, pickle and
     torch.save give the stock model: call accelerate on the copy.
 
+    **Threads.** Calls of several threads run one after the other. A child of fork() generates, too, on the CPU.
+
     Ready at once: nothing is compiled. On a GPU the first step of each batch size captures its CUDA graph.
 
     Raises NotImplementedError for another model and a parameter elsewhere.

@@ -84,13 +84,15 @@ def generate(
     object.__setattr__(shadow, "flashkernel_seed", seed)
     if speculation is None:
         return type(model).generate(shadow, *args, **kwargs)
-    engine, before = model.flashkernel, model.flashkernel.speculation
-    engine.follow()  # a changed model is built anew, and takes its options with it
-    engine.speculation = speculation
-    try:
-        return type(model).generate(shadow, *args, **kwargs)
-    finally:
-        engine.speculation = before
+    engine = model.flashkernel
+    with engine.turn:
+        before = engine.speculation
+        engine.follow()  # a changed model is built anew, and takes its options with it
+        engine.speculation = speculation
+        try:
+            return type(model).generate(shadow, *args, **kwargs)
+        finally:
+            engine.speculation = before
 
 
 def _speculation(model: Any, kwargs: dict[str, Any]) -> Speculation | None:
@@ -113,7 +115,8 @@ def _speculation(model: Any, kwargs: dict[str, Any]) -> Speculation | None:
         )
     if assistant is model:
         raise refuse("assistant_model=the model itself")
-    engine.follow()
+    with engine.turn:
+        engine.follow()
     tokens = kwargs.pop("num_assistant_tokens", None)
     return DraftModel(engine.model) if tokens is None else DraftModel(engine.model, min(tokens, MAX_DRAFT))
 
@@ -183,7 +186,13 @@ def _check_model_arguments(config: Any, ids: torch.Tensor, mask: Any, given: dic
             raise refuse("position_ids that are not those of the attention mask")
 
 
-def _sample(
+def _sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Takes the place of `GenerationMixin._sample`. Threads that generate at once do so one after the other."""
+    with self.flashkernel.turn:
+        return _sample_alone(self, *args, **kwargs)
+
+
+def _sample_alone(
     self: Any,
     input_ids: torch.Tensor,
     logits_processor: Any,
@@ -193,7 +202,6 @@ def _sample(
     streamer: Any = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Takes the place of `GenerationMixin._sample`."""
     config, engine, seed = generation_config, self.flashkernel, self.flashkernel_seed
     mask = model_kwargs.get("attention_mask")
     mask = None if mask is None or bool((mask != 0).all()) else mask != 0
