@@ -32,8 +32,8 @@ case $preset in
     GTEST_FILTER="-${others#:}" FK_CONFORMANCE_ORACLE=0 FK_CONFORMANCE_REPEATS=1 ctest --preset asan "${junit[@]}" "${leave_out[@]}" -j "$(nproc)"
     ;;
   tsan)
-    tests=(thread_pool_test memory_resource_test kv_page_pool_test kv_cache_random_test pairs_of_threads_test)
-    cmake --build --preset tsan --target "${tests[@]}" | quietly
+    tests=(thread_pool_test memory_resource_test kv_page_pool_test kv_cache_random_test pairs_of_threads_test side_by_side)
+    cmake --build --preset tsan --target "${tests[@]/side_by_side/kernel_conformance}" | quietly
     ctest --preset tsan "${junit[@]}" -j "$(nproc)" -R "^($(IFS='|'; echo "${tests[*]}"))\$"
     ;;
 esac

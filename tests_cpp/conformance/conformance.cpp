@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <stdexcept>
 
 #include "flashkernel/flashkernel.hpp"
 
@@ -20,13 +21,6 @@ namespace {
 std::map<std::string, CaseList>& suites() {
   static std::map<std::string, CaseList> all;
   return all;
-}
-
-// FNV-1a: a case's values depend on its name alone, not on its neighbours.
-std::uint64_t seed_of(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325ull;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  return hash;
 }
 
 class Forced {
@@ -387,6 +381,15 @@ void register_test(const KernelInfo& kernel, const Case* test_case) {
 
 }  // namespace
 
+const std::vector<Case>& cases_of(const std::string& op) { return suites()[op].cases; }
+
+// FNV-1a: a case's values depend on its name alone, not on its neighbours.
+std::uint64_t seed_of(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325ull;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return hash;
+}
+
 void Call::fill_random(TestTensor& tensor) {
   if (blank_) return;
   std::vector<double> values(static_cast<std::size_t>(tensor.numel()));
@@ -396,17 +399,24 @@ void Call::fill_random(TestTensor& tensor) {
   tensor.fill(values);
 }
 
-TestTensor& Call::input(const std::string& name, DType dtype, const Shape& shape, const Layout& layout) {
-  TestTensor& tensor = tensors_.emplace_back(name, dtype, shape, layout, device_, blank_);
+TestTensor& Call::new_input(const std::string& name, DType dtype, const Shape& shape, const Layout& layout,
+                            bool blank) {
+  TestTensor& tensor = inputs_of_ ? tensors_.emplace_back(inputs_of_->inputs_.at(inputs_.size())->same_memory())
+                                  : tensors_.emplace_back(name, dtype, shape, layout, device_, blank);
+  if (tensor.shape() != shape || tensor.dtype() != dtype) throw std::logic_error(name + ": a case that varies");
   inputs_.push_back(&tensor);
+  return tensor;
+}
+
+TestTensor& Call::input(const std::string& name, DType dtype, const Shape& shape, const Layout& layout) {
+  TestTensor& tensor = new_input(name, dtype, shape, layout, blank_);
   fill_random(tensor);
   return tensor;
 }
 
 TestTensor& Call::indices(const std::string& name, DType dtype, const Shape& shape,
                           const std::vector<std::int64_t>& values, const Layout& layout) {
-  TestTensor& tensor = tensors_.emplace_back(name, dtype, shape, layout, device_);
-  inputs_.push_back(&tensor);
+  TestTensor& tensor = new_input(name, dtype, shape, layout, false);
   for (std::int64_t i = 0; i < tensor.numel(); ++i)
     tensor.set(i, static_cast<double>(values.at(static_cast<std::size_t>(i))));
   return tensor;
@@ -428,7 +438,7 @@ TestTensor& Call::in_out(const std::string& name, DType dtype, const Shape& shap
 }
 
 void Call::compute_once(const std::vector<TestTensor*>& inputs, const std::function<void()>& compute) const {
-  if (blank_) return;
+  if (blank_ || inputs_of_) return;
   static std::map<std::uint64_t, std::vector<std::vector<unsigned char>>> known;
   const auto [at, missing] = known.try_emplace(seed_);
   if (missing) {

@@ -32,6 +32,9 @@ class Call {
  public:
   Call(std::uint64_t seed, Device device, bool blank = false)
       : random(seed), seed_(seed), device_(device), blank_(blank) {}
+  /// The call that `first` is, once more: with the same inputs, in the same memory, and outputs of its own.
+  Call(std::uint64_t seed, const Call& first)
+      : random(seed), seed_(seed), device_(first.device_), blank_(false), inputs_of_(&first) {}
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
@@ -73,10 +76,12 @@ class Call {
 
  private:
   void fill_random(TestTensor& tensor);
+  TestTensor& new_input(const std::string& name, DType dtype, const Shape& shape, const Layout& layout, bool blank);
 
   std::uint64_t seed_;
   Device device_;
   bool blank_;
+  const Call* inputs_of_ = nullptr;
   std::deque<TestTensor> tensors_;
   std::vector<Output> outputs_;
   std::vector<TestTensor*> inputs_;
@@ -101,6 +106,11 @@ class CaseList {
   }
   std::vector<Case> cases;
 };
+
+/// The cases of an op; `op` as below.
+const std::vector<Case>& cases_of(const std::string& op);
+/// From which a case's values are made: of "<op>/<name of the case>".
+std::uint64_t seed_of(const std::string& text);
 
 /// Registers an op's cases; `op` is the id's first segment ("attention_fwd").
 class OpCases {

@@ -308,7 +308,7 @@ TestTensor::TestTensor(std::string name, DType dtype, Shape shape, const Layout&
   if (dims_.empty()) dims_.push_back({1, 1});
   first_ = kGuard + layout.offset - low;
   extent_ = first_ + high + 1 + kGuard;
-  memory_ = std::make_unique<Memory>(static_cast<std::size_t>(extent_) * dtype_bytes(dtype_), device_, blank_);
+  memory_ = std::make_shared<Memory>(static_cast<std::size_t>(extent_) * dtype_bytes(dtype_), device_, blank_);
   if (blank_) return;
   if (extent_ * static_cast<std::int64_t>(dtype_bytes(dtype_)) < kSparseBytes) {
     watch_everything();
@@ -321,6 +321,12 @@ TestTensor::TestTensor(std::string name, DType dtype, Shape shape, const Layout&
 
 TestTensor::~TestTensor() = default;
 TestTensor::TestTensor(TestTensor&&) noexcept = default;
+
+TestTensor TestTensor::same_memory() const {
+  TestTensor other(*this);
+  other.blank_ = true;
+  return other;
+}
 
 // Calls f(index of the first, position of it, count, stride) for the elements of each row of dims_'s innermost.
 template <class F>

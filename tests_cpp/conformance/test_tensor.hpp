@@ -52,7 +52,8 @@ class TestTensor {
              bool blank = false);
   ~TestTensor();
   TestTensor(TestTensor&&) noexcept;
-  TestTensor(const TestTensor&) = delete;
+  /// Another one over this one's memory. It takes no values.
+  TestTensor same_memory() const;
   TestTensor& operator=(const TestTensor&) = delete;
 
   const std::string& name() const { return name_; }
@@ -97,6 +98,7 @@ class TestTensor {
 
  private:
   struct Memory;
+  TestTensor(const TestTensor&) = default;
   std::int64_t position(std::int64_t index) const;  // element offset into memory_
   void poison_all();
   void watch_everything();
@@ -117,7 +119,7 @@ class TestTensor {
   std::int64_t numel_ = 1;
   std::int64_t first_ = 0;   // element offset of index 0
   std::int64_t extent_ = 0;  // elements of memory
-  std::unique_ptr<Memory> memory_;
+  std::shared_ptr<Memory> memory_;
 };
 
 }  // namespace flashkernel::conformance
