@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashkernel as fk
-from conftest import FRAMEWORKS, TORCH, Maker, f64
+from conftest import FRAMEWORKS, TORCH, TRITON, Maker, f64
 from flashkernel import testing
 
 LOWEST = torch.finfo(torch.float32).min
@@ -133,6 +133,34 @@ def test_softmax_of_rows_far_from_0(framework, op, value):
         x = make.array(np.full((3, columns), value))
         truth = torch.full((3, columns), 1 / columns, dtype=torch.float64)
         make.check(getattr(fk, op)(x, **make.kwargs), truth if op == "softmax" else truth.log())
+
+
+@pytest.mark.parametrize("value", [LOWEST, -2.4e38, -1e9, 1e6, -LOWEST])
+@pytest.mark.parametrize("smoothing", [None, 0.0, 0.1], ids=["log_prob", "loss", "smoothed"])
+@pytest.mark.parametrize("place", [place for place in PLACES if place is not TRITON and place is not PLACES[-1]])
+def test_losses_of_an_output_layer_far_from_0(place, smoothing, value):
+    """Products and the bias are exact in fp32, so that the logits are PyTorch's. Classes fill two chunks of the CPU.
+    Neither Triton nor AMX has kernels of their own for them.
+    """
+    make = maker(place, "float32", "linear_cross_entropy_bwd")
+    x, weight = make.rng.integers(-1, 2, (6, 16)), make.rng.integers(-2, 3, (1300, 16)) / 4
+    bias, targets = np.full(1300, value), np.array([3, 1, 1299, 7, -100, 6])
+    if not smoothing:
+        bias[::5] = -INFINITY  # classes that cannot be, which smoothing would give a share
+    inputs = [torch.from_numpy(array).float().requires_grad_() for array in (x, weight, bias)]
+    logits, wanted = torch.nn.functional.linear(*inputs), torch.from_numpy(targets)
+    truth = torch.nn.functional.cross_entropy(logits, wanted, reduction="none", label_smoothing=smoothing or 0.0)
+    if smoothing is None:
+        name, truth, options = "linear_selected_log_prob", -truth, make.kwargs
+    else:
+        name, options = "linear_cross_entropy", {**make.kwargs, "reduction": "none", "label_smoothing": smoothing}
+    x, weight, bias, ones = (make.array(array, "float32") for array in (x, weight, bias, np.ones(6)))
+    targets = make.index(targets)
+    losses, lse = getattr(fk, name)(x, weight, targets, bias, return_lse=True, **options)
+    assert np.allclose(f64(losses), f64(truth), rtol=1e-6, atol=1e-5)
+    found = getattr(fk, f"{name}_backward")(ones, x, weight, targets, lse, bias, **options)
+    for ours, theirs in zip(found, torch.autograd.grad(truth.sum(), inputs), strict=True):
+        assert np.abs(f64(ours) - f64(theirs)).max() < 1e-4
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -180,7 +180,7 @@ def test_memory_is_a_chunk():
     for backward in (False, True):
         assert bytes_of(4096, 4096, backward) == bytes_of(4096, 262144, backward)
         least, most = bytes_of(4096, 128256, backward), bytes_of(8192, 128256, backward)
-        a_token = 12 + 4 * features if backward else 20
+        a_token = 20 + 4 * features if backward else 20
         assert most - least == 4096 * a_token
         chunks = chunk + 64 * features * 2 + 4096 * a_token
         if backward:  # the parts of gradients of x, weight and bias, and the sums of the latter two

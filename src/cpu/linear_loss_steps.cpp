@@ -67,7 +67,7 @@ void loss_coefficients(const LinearCrossEntropyBackwardParams& p) {
     LossCoefficients& to = p.coefficients[row];
     const std::int64_t target = p.targets[row];
     if (target == p.ignore_index) {
-      to = {0.0f, 0.0f, 0.0f};
+      to = {};
       continue;
     }
     const double given = static_cast<double>(p.grad_loss[row * p.stride_grad_loss]) * (p.is_log_prob ? -1.0 : 1.0);
@@ -78,7 +78,11 @@ void loss_coefficients(const LinearCrossEntropyBackwardParams& p) {
     double probability = hit + uniform * all_weights;
     if (p.z_loss > 0.0f)
       probability += 2.0 * static_cast<double>(p.z_loss) * static_cast<double>(p.lse[row]) * given / divisor.rows;
-    to = {static_cast<float>(probability), static_cast<float>(hit), static_cast<float>(uniform)};
+    to = {static_cast<float>(probability), static_cast<float>(hit), static_cast<float>(uniform), p.lse[row], 0.0f};
+    if (p.state && is_large_lse(p.lse[row])) {
+      to.shift = loss_origin(p.state[row].maximum);
+      to.rest = logf(p.state[row].sum);
+    }
   }
 }
 

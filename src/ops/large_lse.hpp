@@ -7,4 +7,7 @@ namespace flashkernel {
 /// exponentials of such a row up again (attention in calls with a bias, whose -1e9 or -3.4e38 hides whole rows).
 inline constexpr float kLargeLse = 4096.0f;
 
+/// From here on it is off by up to 2^-7, and where nobody can add a row up again its gradient is NaN instead of wrong.
+inline constexpr float kLostLse = 131072.0f;
+
 }  // namespace flashkernel

@@ -1,6 +1,7 @@
 // Front doors of linear_cross_entropy, linear_selected_log_prob and their gradients. A call is a loop over chunks of
 // classes and rows: linear's kernel writes a chunk of logits into the workspace, a kernel of the op takes it up before
 // the next one overwrites it. The gradient makes the logits again, and two products of each chunk's gradient.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -160,26 +161,12 @@ class Logits {
   std::size_t logits_ = 0, padded_ = 0;
 };
 
-void run_forward(LinearCrossEntropyParams params, const Inputs& in, const ExecutionContext& context) {
-  using Step = LinearCrossEntropyParams::Step;
-  const std::int64_t tokens = in.x.shape[0];
-  const LossChunks chunks =
-      loss_chunks(params.device, params.dtype, tokens, params.classes, is_invariant_call(context));
-  Pieces pieces;
-  const std::size_t state = pieces.add(tokens, sizeof(LossState));
-  const Logits logits(in, chunks, pieces);
+/// The states of all rows: each chunk of logits is made and taken up.
+void take_up_all(LinearCrossEntropyParams params, const Logits& logits, const LossChunks& chunks, std::int64_t tokens,
+                 const Workspace& workspace, LossState* states, const ExecutionContext& context) {
+  const IndexArray targets = params.targets;
   params.segment = chunks.segment;
   params.stride_logits_row = chunks.pitch;
-  const IndexArray targets = params.targets;
-  if (context.explain) {
-    params.rows = std::min(chunks.rows, tokens);
-    params.columns = chunks.columns;
-    dispatch(params, params.device, context);
-    context.explain->workspace_bytes = pieces.size();
-    return;
-  }
-  const Workspace workspace(pieces.size(), params.device, context);
-  auto* const states = static_cast<LossState*>(at(workspace, state));
   params.logits = logits.data(workspace);
   for (std::int64_t c = 0; c < params.classes; c += chunks.columns) {
     params.first_column = c;
@@ -192,13 +179,51 @@ void run_forward(LinearCrossEntropyParams params, const Inputs& in, const Execut
       dispatch(params, params.device, context);
     }
   }
+}
+
+void run_forward(LinearCrossEntropyParams params, const Inputs& in, const ExecutionContext& context) {
+  using Step = LinearCrossEntropyParams::Step;
+  const std::int64_t tokens = in.x.shape[0];
+  const LossChunks chunks =
+      loss_chunks(params.device, params.dtype, tokens, params.classes, is_invariant_call(context));
+  Pieces pieces;
+  const std::size_t state = pieces.add(tokens, sizeof(LossState));
+  const Logits logits(in, chunks, pieces);
+  if (context.explain) {
+    params.segment = chunks.segment;
+    params.stride_logits_row = chunks.pitch;
+    params.rows = std::min(chunks.rows, tokens);
+    params.columns = chunks.columns;
+    dispatch(params, params.device, context);
+    context.explain->workspace_bytes = pieces.size();
+    return;
+  }
+  const Workspace workspace(pieces.size(), params.device, context);
+  auto* const states = static_cast<LossState*>(at(workspace, state));
+  take_up_all(params, logits, chunks, tokens, workspace, states, context);
   params.step = Step::kFinish;
   params.rows = tokens;
   params.columns = params.classes;
-  params.first_column = 0;
-  params.targets = targets;
   params.state = states;
   dispatch(params, params.device, context);
+}
+
+/// Whether the LSE of a row does not say enough (ops/large_lse.hpp). Asked where the host can read it.
+bool has_large_row(const LinearCrossEntropyBackwardParams& params, std::int64_t tokens) {
+  return params.device.is_cpu() && std::any_of(params.lse, params.lse + tokens, is_large_lse);
+}
+
+/// What the forward pass knew of each row.
+LinearCrossEntropyParams forward_of(const LinearCrossEntropyBackwardParams& params) {
+  LinearCrossEntropyParams forward;
+  forward.dtype = params.dtype;
+  forward.device = params.device;
+  forward.classes = params.classes;
+  forward.ignore_index = params.ignore_index;
+  forward.softcap = params.softcap;
+  forward.scale = params.scale;
+  forward.targets = params.targets;
+  return forward;
 }
 
 /// A gradient whose chunks are written where they belong, or as parts that are added up in fp32.
@@ -241,6 +266,8 @@ void run_backward(LinearCrossEntropyBackwardParams params, const Inputs& in, con
   plan(x, gradients.x, chunks.rows * features, bytes, tokens * features);
   plan(weight, gradients.weight, chunks.columns * features, bytes, chunks.columns * features);
   plan(bias, gradients.bias, chunks.columns, sizeof(float), chunks.columns);
+  const bool again = has_large_row(params, tokens);
+  const std::size_t state = again ? pieces.add(tokens, sizeof(LossState)) : 0;
   params.stride_logits_row = chunks.pitch;
   const IndexArray targets = params.targets;
   const float* const lse = params.lse;
@@ -253,6 +280,11 @@ void run_backward(LinearCrossEntropyBackwardParams params, const Inputs& in, con
   }
   const Workspace workspace(pieces.size(), device, context);
   auto* const all_coefficients = static_cast<LossCoefficients*>(at(workspace, coefficients));
+  if (again) {
+    auto* const states = static_cast<LossState*>(at(workspace, state));
+    take_up_all(forward_of(params), logits, chunks, tokens, workspace, states, context);
+    params.state = states;
+  }
   params.logits = logits.data(workspace);
   params.coefficients = all_coefficients;
   params.step = Step::kCoefficients;

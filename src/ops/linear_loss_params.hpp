@@ -4,6 +4,7 @@
 
 #include <math.h>  // the C functions: an inline function of std:: may be kept as a newer CPU's code
 
+#include "ops/large_lse.hpp"
 #include "ops/params_common.hpp"
 
 namespace flashkernel {
@@ -39,12 +40,19 @@ static inline FK_HOST_DEVICE float loss_of(const LossState& row, float smoothing
   return smoothing > 0.0f ? (1.0f - smoothing) * loss + smoothing / classes * (row.weight * log_sum - row.total) : loss;
 }
 
+/// Whether a gradient needs more of a row than this LSE.
+static inline FK_HOST_DEVICE bool is_large_lse(float lse) {
+  const float size = lse < 0.0f ? -lse : lse;
+  return size >= kLargeLse && size - size == 0.0f;
+}
+
 static inline FK_HOST_DEVICE float lse_of(const LossState& row) { return loss_origin(row.maximum) + logf(row.sum); }
 
 /// A row's gradient by its logit c is probability * p_c - target * [c is the target] - uniform * w_c. All three are 0
-/// where the row counts nothing, and NaN where its target does not exist.
+/// where the row counts nothing, and NaN where its target does not exist. p_c is e^(logit_c - shift - rest): LSE, in
+/// two parts where fp32 does not hold it (ops/large_lse.hpp).
 struct LossCoefficients {
-  float probability, target, uniform;
+  float probability, target, uniform, shift, rest;
 };
 
 struct LinearCrossEntropyParams {
@@ -100,6 +108,7 @@ struct LinearCrossEntropyBackwardParams {
   const float* grad_loss = nullptr;   // of row r at r * stride_grad_loss
   std::int64_t stride_grad_loss = 0;  // any, 0 for one value of all rows
   const float* lse = nullptr;
+  const LossState* state = nullptr;          // [rows], once more, where some LSE is large; else null
   LossCoefficients* coefficients = nullptr;  // [rows]
 
   TypedPointer part;     // [rows, columns] without gaps

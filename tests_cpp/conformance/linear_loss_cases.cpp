@@ -21,6 +21,7 @@ struct Spec {
   bool more_outputs = true;
   int ignore_every = 0;
   bool special = false;  // a NaN, infinities
+  double far = 0;        // what every class's bias is
   Layout x = {}, weight = {};
 };
 
@@ -39,6 +40,7 @@ Inputs inputs_of(Call& call, const Spec& s) {
   if (s.bias) {
     in.bias = &call.input("bias", s.bias_fp32 ? DType::kFloat32 : s.dtype, {s.classes});
     in.bias->transform([](double b) { return std::round(4 * b) / 4; });
+    if (s.far != 0) in.bias->transform([&](double) { return s.far; });
     if (s.special) {
       in.bias->set(0, -std::numeric_limits<double>::infinity());
       in.bias->set(s.classes - 1, -std::numeric_limits<double>::infinity());
@@ -150,6 +152,13 @@ void cases(CaseList& list) {
     Spec special{dtype, 4, 16, 1300, none, true};
     special.special = true;
     add("special", special);
+    Spec far{dtype, 30, 16, 1300, none, true};  // LSEs beside which the number of classes is lost
+    far.ignore_every = 7;
+    far.far = dtype == DType::kFloat16 ? -60000 : -3e38;
+    add("far_below", far);
+    far.far = dtype == DType::kFloat16 ? 60000 : 1e6;
+    far.options.label_smoothing = 0.2f;
+    add("far_above", far);
     Spec layouts{dtype, 9, 16, 50, none};
     layouts.x.gap = 8, layouts.weight.order = {1, 0};
     add("gaps_and_a_turned_weight", layouts);

@@ -92,7 +92,7 @@ void linear_cross_entropy_backward(const LinearCrossEntropyBackwardParams& p, vo
         const std::int64_t target = p.targets[row] - p.first_column;
         for (std::int64_t c = 0; c < p.columns; ++c) {
           const Capped logit = capped(p, load<T>(logits, c));
-          const double p_c = std::exp(logit.value - static_cast<double>(p.lse[row]));
+          const double p_c = std::exp(logit.value - static_cast<double>(k.shift) - static_cast<double>(k.rest));
           double grad = static_cast<double>(k.probability) * p_c;
           if (k.uniform != 0.0f)
             grad -= static_cast<double>(k.uniform) * class_weight(p.class_weights, p.first_column + c);

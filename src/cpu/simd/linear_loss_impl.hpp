@@ -97,7 +97,7 @@ inline void logits_to_gradient(const LinearCrossEntropyBackwardParams& p) {
         for_vectors(p.columns, [&](std::int64_t c, int lanes) { save_lanes(logits + c, Simd::zero(), lanes); });
         continue;
       }
-      const Reg lse = Simd::set1(p.lse[row]), probability = Simd::set1(k.probability);
+      const Reg shift = Simd::set1(k.shift), rest = Simd::set1(k.rest), probability = Simd::set1(k.probability);
       const float* const weights = p.class_weights ? p.class_weights + p.first_column : nullptr;
       const auto gradient = [&](Reg logit, Reg less) {
         Reg value = Simd::mul(logit, scale), slope = scale;
@@ -106,7 +106,8 @@ inline void logits_to_gradient(const LinearCrossEntropyBackwardParams& p) {
           value = Simd::mul(t, factor);
           slope = Simd::mul(scale, Simd::fnma(t, t, one));
         }
-        return Simd::mul(Simd::sub(Simd::mul(probability, vec_exp(Simd::sub(value, lse))), less), slope);
+        const Reg log_p = Simd::sub(Simd::sub(value, shift), rest);
+        return Simd::mul(Simd::sub(Simd::mul(probability, vec_exp(log_p)), less), slope);
       };
       const auto uniform = [&](std::int64_t c, int lanes) {
         const Reg all = Simd::set1(k.uniform);

@@ -173,14 +173,15 @@ __global__ void __launch_bounds__(kSumThreads) coefficients_kernel(const LinearC
   }
   for (std::int64_t row = threadIdx.x; row < p.rows; row += kSumThreads) {
     const std::int64_t target = p.targets[row];
-    LossCoefficients to{0.0f, 0.0f, 0.0f};
+    LossCoefficients to{};
     if (target != p.ignore_index) {
       const float loss_grad = p.grad_loss[row * p.stride_grad_loss], given = p.is_log_prob ? -loss_grad : loss_grad;
       const float grad = given / weight;
       to.target = grad * (1.0f - smoothing) * target_weight(p, target);
       to.uniform = grad * smoothing / classes;
       to.probability = to.target + to.uniform * all_weights;
-      if (p.z_loss > 0.0f) to.probability += 2.0f * p.z_loss * p.lse[row] * given / counted;
+      to.shift = p.lse[row];
+      if (p.z_loss > 0.0f) to.probability += 2.0f * p.z_loss * to.shift * given / counted;
     }
     p.coefficients[row] = to;
   }
@@ -189,14 +190,26 @@ __global__ void __launch_bounds__(kSumThreads) coefficients_kernel(const LinearC
 template <class T>
 __global__ void __launch_bounds__(kThreads) gradient_kernel(const LinearCrossEntropyBackwardParams p) {
   constexpr int N = Pack<T>::kCount;
+  __shared__ float scratch[kThreads / kWarp];
   take_turn();
   const std::int64_t row = blockIdx.x;
   T* const logits = static_cast<T*>(p.logits) + row * p.stride_logits_row;
-  const LossCoefficients k = p.coefficients[row];
+  LossCoefficients k = p.coefficients[row];
   const bool none = k.probability == 0.0f && k.target == 0.0f && k.uniform == 0.0f;
-  const float lse = p.lse[row];
   const std::int64_t target = p.targets[row] - p.first_column;
   const int columns = static_cast<int>(p.columns);
+  if (is_large_lse(k.shift) && !none) {
+    // A whole row is added up again. Of a part of one nothing more is known, and the host does not look at LSEs.
+    if (p.columns == p.classes) {
+      float sum = 0.0f;
+#pragma unroll 1
+      for (int c = static_cast<int>(threadIdx.x); c < columns; c += kThreads)
+        sum += expf(capped(p, to_float(logits[c])).value - k.shift);
+      k.rest = logf(block_reduce<kThreads>(sum, scratch, Sum{}));
+    } else if (fabsf(k.shift) >= kLostLse) {
+      k.probability = NAN;
+    }
+  }
   for (int first = static_cast<int>(threadIdx.x) * N; first < columns; first += kThreads * N) {
     Pack<T>& place = *reinterpret_cast<Pack<T>*>(logits + first);
     Pack<T> pack = place;
@@ -204,7 +217,7 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(const LinearCrossEnt
     for (int i = 0; i < N; ++i) {
       const int c = first + i;
       const Capped logit = capped(p, to_float(pack.values[i]));
-      float grad = k.probability * expf(logit.value - lse);
+      float grad = k.probability * expf(logit.value - k.shift - k.rest);
       if (k.uniform != 0.0f && c < columns)
         grad -= k.uniform * (p.class_weights ? p.class_weights[p.first_column + c] : 1.0f);
       if (c == target) grad -= k.target;
