@@ -44,7 +44,7 @@ void bind_sample(nb::module_& module) {
 logits: [rows, vocab]; float32, float16 or bfloat16; contiguous last dim.
 temperature, top_p, min_p: float32 [rows]. Temperature 0, or none: the first of the best tokens. Only the fewest best
     tokens whose probability reaches top_p are drawn (equal ones by their ids; 1: all), and of these the ones at least
-    min_p times as likely as the best (0: all).
+    min_p times as likely as the best (0: all; above 1 as 1).
 top_k: int32 or int64 [rows]; only the best top_k are drawn, and what equals the last of them; 0: all.
 bias: float32 [rows, vocab], added to the logits.
 history: int32 [rows, vocab], 2 * (times generated), plus 1 for a token of the prompt; needed with a penalty.

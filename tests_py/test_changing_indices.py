@@ -13,7 +13,7 @@ def test_indices_that_change_never_lead_astray() -> None:
     lines = run.stdout.splitlines()
     assert run.returncode == 0, f"ended by {run.returncode} after {lines[-1:]}: {run.stderr[-2000:]}"
     counts = {tuple(line.split()[:2]): tuple(map(int, line.split()[2:])) for line in lines}
-    names = {"targets", "cu_q", "cu_k", "table", "lens", "slots", "src", "dst", "positions"}
+    names = {"targets", "cu_q", "cu_k", "table", "lens", "slots", "src", "dst", "positions", "logits"}
     assert {name for _, name in counts} == names
     for call, (served, refused) in counts.items():
         assert served + refused > 0, call

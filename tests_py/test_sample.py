@@ -21,7 +21,7 @@ def options(random: np.random.Generator, rows: int = ROWS) -> dict[str, np.ndarr
         "temperature": random.choice([0.0, 0.25, 0.75, 1.0, 3.0], rows).astype(np.float32),
         "top_k": random.choice([0, 1, 3, 40, VOCAB + 5], rows).astype(np.int32),
         "top_p": random.choice([0.0625, 0.5, 0.875, 1.0], rows).astype(np.float32),
-        "min_p": random.choice([0.0, 0.03125, 0.5], rows).astype(np.float32),
+        "min_p": random.choice([0.0, 0.03125, 0.5, 1.0, 1.5, np.inf], rows).astype(np.float32),
         "seed": random.integers(-(2**63), 2**63, rows),
         "offset": random.integers(0, 2**40, rows),
     }
@@ -108,6 +108,14 @@ def test_rows_that_are_refused_say_where() -> None:
         tokens = fk.sample(logits, np.full(4, temperature, np.float32), logprob=logprob)
         assert tokens[:3].tolist() == [-6, -4, -1] and tokens[3] >= 0
         assert np.isnan(logprob[:3]).all() and np.isclose(logprob[3], -np.log(9))
+
+
+def test_the_best_token_reaches_any_min_p() -> None:
+    """No token is 1.5 times as likely as itself, and something has to be drawn: the walk once left the row."""
+    logits = np.random.default_rng(7).standard_normal((4, 100)).astype(np.float32)
+    for value in (1.0, 1.5, 1e30, np.inf):
+        tokens = fk.sample(logits, np.ones(4, np.float32), min_p=np.full(4, value, np.float32), seed=np.arange(4))
+        assert tokens.tolist() == logits.argmax(1).tolist()
 
 
 def test_logprob_is_that_of_the_logits_as_they_came() -> None:

@@ -17,8 +17,8 @@ namespace flashkernel {
 /// top_k 1, or without `temperature`) takes the first of its best tokens. The others divide by temperature, keep the
 /// top_k best (int32 or int64; all that equal the last of them; 0: no limit), of these the fewest best whose
 /// probability reaches top_p, equal ones by their ids (1: no limit), of these all that have at least min_p times the
-/// probability of the best (0: no limit), and draw in the order of ids by a number from Philox4x32-10 with key
-/// `seed` [rows] and counter `offset` [rows] (int64, 0 where absent).
+/// probability of the best (0: no limit; above 1 as 1), and draw in the order of ids by a number from Philox4x32-10
+/// with key `seed` [rows] and counter `offset` [rows] (int64, 0 where absent).
 ///
 /// The result is the same on every device, bit for bit: distances from the best logit, in float32, become multiples of
 /// 2^-24 (in units of ln 2), those become integer weights of 2^-40 of the best one's, and all sums are of integers.

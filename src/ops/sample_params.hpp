@@ -93,6 +93,7 @@ FK_HOST_DEVICE inline Row row_of(const SampleParams& p, std::int64_t row) {
   }
   if (p.top_p) r.top_p = p.top_p[row];
   if (p.min_p) r.min_p = p.min_p[row];
+  if (r.min_p > 1.0f) r.min_p = 1.0f;  // the best token stays
   if (p.history) {
     if (p.repetition_penalty) r.repetition = p.repetition_penalty[row];
     if (p.frequency_penalty) r.frequency = p.frequency_penalty[row];

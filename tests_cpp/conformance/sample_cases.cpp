@@ -124,6 +124,13 @@ void cases(CaseList& list) {
     }
     add("min_p", with([](Spec& s) { s.min_p = 0.05; }));
     add("min_p_whole", with([](Spec& s) { s.min_p = 1, s.step = 3; }));
+    int odd = 0;
+    for (const double value : {kNaN, kInfinity, 1.5, -1.0}) {
+      const std::string name = "_odd_" + std::to_string(odd++);
+      add("min_p" + name, with([&](Spec& s) { s.min_p = value; }));
+      add("top_p" + name, with([&](Spec& s) { s.top_p = value; }));
+      if (value > 1 || value != value) add("temperature" + name, with([&](Spec& s) { s.temperature = value; }));
+    }
     add("all_limits", with([](Spec& s) {
           s.top_k = 200, s.top_p = 0.9, s.min_p = 0.01, s.temperature = 0.7, s.rows = 9, s.logprob = true;
         }));

@@ -208,7 +208,7 @@ def _sample_row(scores: Float, temperature: float, top_k: int, top_p: float, min
     before = np.cumsum(likely) - likely
     if top_p < 1:
         likely[(before >= top_p * likely.sum()) & (before > 0)] = 0
-    likely[likely < min_p] = 0
+    likely[likely < min(min_p, 1.0)] = 0
     ends = np.cumsum(likely[np.argsort(order)])
     return int(np.searchsorted(ends, bits / 2.0**64 * ends[-1], side="right"))
 

@@ -45,7 +45,7 @@ Found find(const std::uint32_t* distances, std::int64_t vocab, std::uint64_t cou
       masses[d >> shift & (kBins - 1)] += sampling::weight(d);
     }
     int bin = 0;
-    while (mass > 0 ? weighed + masses[bin] < mass : counted + counts[bin] < count) {
+    while (bin < kBins - 1 && (mass > 0 ? weighed + masses[bin] < mass : counted + counts[bin] < count)) {
       counted += counts[bin];
       weighed += masses[bin++];
     }
@@ -68,6 +68,7 @@ Limit limit_of(const sampling::Row& row, const std::uint32_t* distances, std::in
     std::uint64_t mass = 0;
     for (std::int64_t t = 0; t < vocab; ++t)
       if (reaches(distances[t])) mass += sampling::weight(distances[t]);
+    if (mass == 0) return limit;  // nothing is near the best one: another thread has written logits meanwhile
     const std::uint64_t least = sampling::least_mass(mass, row.top_p);
     const Found found = find(distances, vocab, 0, least);
     // Of equal tokens as many as it takes, by their ids.
@@ -97,7 +98,7 @@ void sample_row(const SampleParams& p, std::int64_t r, std::uint32_t* distances)
     std::uint64_t mass = 0;
     for (std::int64_t t = 0; t < p.vocab; ++t) mass += limit.kept(distances[t], static_cast<std::int32_t>(t));
     std::uint64_t left = sampling::multiply_high(sampling::random_bits(p, r), mass);
-    for (token = 0;; ++token) {
+    for (token = 0; token < p.vocab - 1; ++token) {  // ends there even if another thread writes logits meanwhile
       const std::uint64_t own = limit.kept(distances[token], static_cast<std::int32_t>(token));
       if (left < own) break;
       left -= own;
