@@ -117,6 +117,17 @@ def test_gradients_by_torch_func(name):
     torch.testing.assert_close(torch.func.jacrev(op)(x), jacobian)
 
 
+@cases
+def test_expanded_gradients(name):
+    """sum().backward() hands an op a gradient whose elements are all one number in memory."""
+    op, x = OPS[name]
+    leaf = x.clone().requires_grad_()
+    out = op(leaf)
+    (expanded,) = torch.autograd.grad(out.sum(), leaf, retain_graph=True)
+    (whole,) = torch.autograd.grad(out, leaf, torch.ones_like(out))
+    torch.testing.assert_close(expanded, whole)
+
+
 # Every tensor of numbers that an op of flashkernel.torch takes. Tokens have no gradient, nor has what is written.
 TENSORS = [
     pytest.param(case, path, id=f"{case}-{'.'.join(map(str, path))}")
