@@ -202,13 +202,14 @@ FK_API fk_status fk_rms_norm_backward(const fk_tensor* grad_out, const fk_tensor
 // or without `temperature`) takes the first of its best tokens. The others divide by temperature, keep the top_k best
 // (int32 or int64; all that equal the last of them; 0: no limit), of these the fewest best whose probability reaches
 // top_p, equal ones by their ids (1: no limit), of these all that have at least min_p times the probability of the
-// best (0: no limit), and draw in the order of ids by a number from Philox4x32-10 with key `seed` [rows] and counter
-// `offset` [rows] (int64, 0 where absent).  The result is the same on every device, bit for bit: distances from the
-// best logit, in float32, become multiples of 2^-24 (in units of ln 2), those become integer weights of 2^-40 of the
-// best one's, and all sums are of integers. Tokens of the same distance count as equal; below 2^-40 of the best one's
-// probability none is drawn.  A row with a NaN or +inf, or without any number above -inf, gets -1 - (the id of that
-// logit): a kernel can't return, and whoever reads the tokens sees it. logprob: float32 [rows], or absent: the
-// natural logarithm of the token's probability under the logits as they came (NaN for such a row).
+// best (0: no limit; above 1 as 1), and draw in the order of ids by a number from Philox4x32-10 with key `seed`
+// [rows] and counter `offset` [rows] (int64, 0 where absent).  The result is the same on every device, bit for bit:
+// distances from the best logit, in float32, become multiples of 2^-24 (in units of ln 2), those become integer
+// weights of 2^-40 of the best one's, and all sums are of integers. Tokens of the same distance count as equal; below
+// 2^-40 of the best one's probability none is drawn.  A row with a NaN or +inf, or without any number above -inf,
+// gets -1 - (the id of that logit): a kernel can't return, and whoever reads the tokens sees it. logprob: float32
+// [rows], or absent: the natural logarithm of the token's probability under the logits as they came (NaN for such a
+// row).
 FK_API fk_status fk_sample(const fk_tensor* logits, const fk_tensor* temperature, const fk_tensor* top_k,
     const fk_tensor* top_p, const fk_tensor* min_p, const fk_tensor* bias, const fk_tensor* history,
     const fk_tensor* repetition_penalty, const fk_tensor* frequency_penalty, const fk_tensor* presence_penalty,
