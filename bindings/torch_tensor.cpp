@@ -166,6 +166,7 @@ bool is_true(const nb::object& answer) {
 
 // The ops that flashkernel.torch has.
 constexpr const char* kTorchOps[] = {"attention",
+                                     "attention_mla_decode",
                                      "attention_paged",
                                      "attention_varlen",
                                      "cross_entropy",
@@ -183,7 +184,7 @@ constexpr const char* kTorchOps[] = {"attention",
                                      "softmax",
                                      "swiglu"};
 // Those of them that have a gradient.
-bool has_gradient(const std::string& op) { return op.rfind("kv_", 0) != 0 && op != "attention_paged"; }
+bool has_gradient(const std::string& op) { return op.rfind("kv_", 0) != 0 && op != "attention_paged" && op != "attention_mla_decode"; }
 
 std::string torch_op(const std::string& op) {
   for (const char* known : kTorchOps)

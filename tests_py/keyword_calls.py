@@ -51,6 +51,17 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             {"grad_out": f(1, 2, 4, 8), "q": q, "k": f(1, 2, 4, 8), "v": f(1, 2, 4, 8), "out": out, "lse": lse}
             | {"mask": bits, **extras},
         ),
+        "attention_mla_decode": (
+            "attention_mla_decode",
+            {
+                "q": f(1, 2, 4, 8),
+                "latent_pages": f(2, 16, 8),
+                **table,
+                "scale": 0.5,
+                "head_dim_v": 6,
+                "out": f(1, 2, 4, 6),
+            },
+        ),
         "attention_paged": (
             "attention_paged",
             {"q": f(1, 2, 4, 8), **pages, **table, "alibi_slopes": f(2), "sinks": f(2), "out": f(1, 2, 4, 8)},

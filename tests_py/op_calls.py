@@ -311,6 +311,14 @@ def _attention() -> list[OpCall]:
             {"grad": vgrad, **varlen, "out": vout, "lse": vlse}, vgrads, rows, flat,
         ),
         OpCall(
+            "attention_mla_decode",
+            lambda a: fk.attention_mla_decode(
+                a.q, a.latent, a.table, a.lens, scale=0.3, head_dim_v=5, causal=True, return_lse=True, out=a.out
+            ),
+            {"q": q, "latent": _numbers(6, 4, q.shape[-1]), "table": paged["table"], "lens": paged["lens"]},
+            {"out": _empty(2, 4, 5, 5)}, (*rows, "latent"), flat,
+        ),
+        OpCall(
             "attention_paged",
             lambda a: fk.attention_paged(a.q, a.k_pages, a.v_pages, a.table, a.lens, return_lse=True, out=a.out),
             {"q": q, **paged}, {"out": _empty(2, 4, 5, 8)}, rows, flat,

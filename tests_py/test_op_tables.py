@@ -20,8 +20,8 @@ NO_NUMBERS = {"check_block_table"}  # it looks at a table and raises: nothing fo
 # sample's sums are of 64-bit integers in bins of shared memory, which Triton has no way to add to in place.
 # A loss takes up the chunks of a product; Triton's `linear` and `cross_entropy` have the logits between them.
 LINEAR_LOSSES = {op for op in OPS if op.startswith(("linear_cross_entropy", "linear_selected_log_prob"))}
-# quantized_linear takes bytes apart in registers, and has no twin yet.
-NO_TWIN = NO_NUMBERS | LINEAR_LOSSES | {"sample", "quantized_linear"}
+# quantized_linear takes bytes apart in registers, and has no twin yet; nor has attention_mla_decode.
+NO_TWIN = NO_NUMBERS | LINEAR_LOSSES | {"sample", "quantized_linear", "attention_mla_decode"}
 
 
 @pytest.mark.parametrize("op", KERNEL_OPS)

@@ -36,6 +36,10 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
             ops.attention_varlen,
             (randn(5, 4, 8), randn(5, 2, 8), randn(5, 2, 8), cu, cu, 3, 3, slopes, sinks, *options),
         ),
+        "attention_mla_decode": (
+            ops.attention_mla_decode,
+            (randn(2, 4, 1, 24, grad=False), randn(4, 16, 24, grad=False), *paged_arguments()[3:], 0.25, 16, True),
+        ),
         "attention_paged": (ops.attention_paged, (*paged_arguments(), *[None] * 7, *options)),
         "linear": (ops.linear, (x, w, b, "gelu_tanh", True)),
         "quantized_linear": (

@@ -28,6 +28,10 @@ NOTE = f"{MARK}: measured before the kernel's code last changed, or at a commit 
 CUDA, CPU = "src/cuda/", "src/cpu/"
 # Id -> the folders or files (by how their paths begin) that a kernel stands in; the first that fits.
 SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"attention_mla_decode/cuda/sm80", (CUDA + "attention/mla/sm80/", CUDA + "attention/decode/sm80/")),
+    (r"attention_mla_decode/cuda/(\w+)", (CUDA + r"attention/mla/\1/",)),
+    (r"attention_mla_decode/cpu/scalar", (CPU + "scalar/attention_mla.",)),
+    (r"attention_mla_decode/cpu/(avx\d+)", (CPU + r"\1/attention_fwd", CPU + "simd/attention_")),
     (r"attention_fwd/cuda/(\w+)/decode(?:_quantized)?\b", (CUDA + r"attention/decode/\1/",)),
     (r"attention_fwd/cuda/(\w+)/few_queries", (CUDA + r"attention/few_queries/\1/",)),
     (r"attention_fwd/cuda/(\w+)", (CUDA + r"attention/forward/\1/",)),

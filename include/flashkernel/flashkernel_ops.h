@@ -62,6 +62,29 @@ FK_API fk_status fk_attention_varlen_backward(const fk_tensor* grad_out, const f
     const fk_attention_gradients* gradients, const fk_attention_options* options, int32_t deterministic,
     const fk_context* context);
 
+// ---- Multi-head latent attention (MLA): all query heads attend to one latent row a token, whose first columns are its
+// value too.
+
+// softmax(scale * q L^T) L[:, :head_dim_v] over a cache of latent rows in pages. q [batch, heads_q, seq_q, head_dim]
+// (float32, float16 or bfloat16; head_dim 1..576), latent_pages [num_pages, page_size, head_dim] (q's dtype),
+// block_table int32 [batch, max_pages], seq_lens int32 or int64 [batch] (keys of each sequence, those of the queries
+// included), out [batch, heads_q, seq_q, head_dim_v] (q's dtype; head_dim_v 1..512 and at most head_dim), lse fp32
+// [batch, heads_q, seq_q] (may be absent). `scale` multiplies scores; it has no default, because it follows from the
+// head dim before the latent. `causal`: query i stands at position i + seq_lens[b] - seq_q. A row that sees no key
+// gives output 0 and LSE -inf. `check_pages`, and what is allowed in table entries that are not used: as in
+// attention_paged. Last dims are contiguous.
+FK_API fk_status fk_attention_mla_decode(const fk_tensor* q, const fk_tensor* latent_pages,
+    const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* out, const fk_tensor* lse,
+    float scale, int32_t causal, int32_t check_pages, const fk_context* context);
+
+// ---- Attention: softmax(scale * Q K^T) V and its gradient; dense, variable-length and paged.
+//
+// Order of operations on a score s = scale * <q_i, k_j>: softcap (c * tanh(s / c)), then bias and ALiBi (-slope * |i
+// + seq_k - seq_q - j|, or as AttentionOptions::alibi says), then masks; attention sinks join the softmax's
+// denominator only. `causal` and `window` are aligned bottom-right: query i stands at position i + seq_k - seq_q.
+// Softmax runs in fp32. LSE is the natural logarithm of the denominator, sink included. A row that sees no key gives
+// output 0, LSE -inf (with a sink: LSE = sink) and gradient 0.
+
 // Attention over the union of two disjoint sets of keys, from the results over each. out_* [..., head_dim] (up to 4
 // dims), lse_* fp32 with out's shape less the last dim. A part with LSE -inf counts nothing. `out` has out_a's dtype,
 // or any of the three where the parts are float32. `out` and `lse` may alias part a. Without out_b and lse_b, out_a

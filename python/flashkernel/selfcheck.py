@@ -170,6 +170,17 @@ def _attention_paged_int8(inputs: Inputs) -> _Pairs:
     return [(out, reference.attention_paged(q64, k64, v64, table, lengths)[0])]
 
 
+def _attention_mla_decode(inputs: Inputs) -> Sample:
+    """DeepSeek's latent rows."""
+    arguments = (
+        inputs.randn(1, 16, 2, 576),
+        inputs.randn(4, 16, 576),
+        _indices(inputs, [[2, 0, 3]]),
+        _indices(inputs, [37]),
+    )
+    return Sample("attention_mla_decode", arguments, {"scale": 0.0722, "causal": True})
+
+
 def _attention_bwd(inputs: Inputs) -> _Pairs:
     (q, q64), (k, k64), (v, v64), (g, g64) = (inputs.randn(1, 2, 33, inputs.head_dim) for _ in range(4))
     out, lse = reference.attention(q64, k64, v64, causal=True)
@@ -341,6 +352,7 @@ def _sample(inputs: Inputs) -> Sample:
 SAMPLES: dict[str, Callable[[Inputs], Sample]] = {
     "add": _matrices("add", 2),
     "argmax": _matrices("argmax", 1, options={"axis": -1}),
+    "attention_mla_decode": _attention_mla_decode,
     "linear_backward": _linear_backward,
     "merge_states": _merge_states,
     "pack_mask": _pack_mask,

@@ -6,6 +6,7 @@
 #include "c/call.hpp"
 
 #include "flashkernel/attention.hpp"
+#include "flashkernel/attention_mla.hpp"
 #include "flashkernel/elementwise.hpp"
 #include "flashkernel/kv_ops.hpp"
 #include "flashkernel/linear.hpp"
@@ -78,6 +79,18 @@ fk_status fk_attention_varlen_backward(const fk_tensor* grad_out, const fk_tenso
         c.tensor("cu_seqlens_q", cu_seqlens_q), c.tensor("cu_seqlens_k", cu_seqlens_k), max_seqlen_q, max_seqlen_k,
         c.attention_gradients("gradients", gradients), c.attention_options("options", options),
         c.flag("deterministic", deterministic), c.context("context", context));
+  });
+}
+
+fk_status fk_attention_mla_decode(const fk_tensor* q, const fk_tensor* latent_pages,
+    const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* out, const fk_tensor* lse,
+    float scale, int32_t causal, int32_t check_pages, const fk_context* context) {
+  return guarded([&] {
+    const Call c("attention_mla_decode");
+    flashkernel::attention_mla_decode(c.tensor("q", q), c.tensor("latent_pages", latent_pages),
+        c.tensor("block_table", block_table), c.tensor("seq_lens", seq_lens), c.tensor("out", out),
+        c.tensor("lse", lse), scale, c.flag("causal", causal), c.flag("check_pages", check_pages),
+        c.context("context", context));
   });
 }
 

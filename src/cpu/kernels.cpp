@@ -51,6 +51,16 @@ constexpr KernelEntry<Params> scalar_row(const char* name, typename RowFunctions
           every_call<Params>};
 }
 
+// MLA is attention over pages whose values are the first columns of their keys, which the vector kernels take as it is.
+template <RowFunctions<AttentionParams>::PlainLaunch kLaunch>
+void over_latent(const MlaDecodeParams& p, void* workspace, Stream stream) {
+  kLaunch(p.attention, workspace, stream);
+}
+template <RowFunctions<AttentionParams>::WorkspaceBytes kBytes>
+std::size_t latent_bytes(const MlaDecodeParams& p) {
+  return kBytes(p.attention);
+}
+
 }  // namespace
 
 template <>
@@ -107,6 +117,30 @@ KernelTable<AttentionBackwardParams> cpu_kernels<AttentionBackwardParams>() {
         plan_workspace<AttentionBackwardParams, cpu::avx2::attention_bwd_workspace>),
 #endif
     scalar_row<AttentionBackwardParams, cpu_scalar::attention_bwd>("attention_bwd/cpu/scalar"),
+  };
+  return table(kRows);
+}
+
+template <>
+KernelTable<MlaDecodeParams> cpu_kernels<MlaDecodeParams>() {
+  static constexpr KernelEntry<MlaDecodeParams> kRows[] = {
+#if defined(FK_CPU_AVX512)
+    cpu::one_of_two_orders(cpu::fast_row<MlaDecodeParams, cpu::Isa::kAvx512, over_latent<cpu::avx512::attention_fwd>>(
+        "attention_mla_decode/cpu/avx512", cpu::takes_all<MlaDecodeParams>,
+        plan_workspace<MlaDecodeParams, latent_bytes<cpu::avx512::attention_fwd_workspace>>)),
+    cpu::packed_row<MlaDecodeParams, cpu::Isa::kAvx512, over_latent<cpu::avx512::attention_fwd_packed>>(
+        "attention_mla_decode/cpu/avx512_packed", cpu::takes_all<MlaDecodeParams>,
+        plan_workspace<MlaDecodeParams, latent_bytes<cpu::avx512::attention_fwd_packed_workspace>>),
+#endif
+#if defined(FK_CPU_AVX2)
+    cpu::one_of_two_orders(cpu::fast_row<MlaDecodeParams, cpu::Isa::kAvx2, over_latent<cpu::avx2::attention_fwd>>(
+        "attention_mla_decode/cpu/avx2", cpu::takes_all<MlaDecodeParams>,
+        plan_workspace<MlaDecodeParams, latent_bytes<cpu::avx2::attention_fwd_workspace>>)),
+    cpu::packed_row<MlaDecodeParams, cpu::Isa::kAvx2, over_latent<cpu::avx2::attention_fwd_packed>>(
+        "attention_mla_decode/cpu/avx2_packed", cpu::takes_all<MlaDecodeParams>,
+        plan_workspace<MlaDecodeParams, latent_bytes<cpu::avx2::attention_fwd_packed_workspace>>),
+#endif
+    scalar_row<MlaDecodeParams, cpu_scalar::attention_mla_decode>("attention_mla_decode/cpu/scalar"),
   };
   return table(kRows);
 }

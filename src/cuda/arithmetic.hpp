@@ -29,7 +29,8 @@ inline constexpr const char* kSplitApartSm80 = "split_apart_sm80";
 inline constexpr const char* kSplitWithinSm80 = "split_within_sm80";
 inline constexpr const char* kSplitGroupSm90a = "split_group_sm90a";
 inline constexpr const char* kSplitClustersSm90a = "split_clusters_sm90a";
-inline constexpr const char* kSplitRowsSm90a = "split_rows_sm90a";  // of all heads of a group in one tile
+inline constexpr const char* kSplitTilesSm90a = "split_tiles_sm90a";  // MLA: of 64 keys, parts by a second kernel
+inline constexpr const char* kSplitRowsSm90a = "split_rows_sm90a";    // of all heads of a group in one tile
 /// Linear: the order of its sums over in_features.
 inline constexpr const char* kLanes = "lanes";  // of a warp, each every 32nd vector
 inline constexpr const char* kLanesSm80 = "lanes_sm80";

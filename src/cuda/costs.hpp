@@ -28,6 +28,8 @@ inline constexpr int kGradientGeneric = 20000000, kGradientSm75 = 100000000, kGr
 /// Attention's gradient: terms in a microsecond.
 inline constexpr int kBackwardGeneric = 5000000, kBackwardSm75 = 50000000, kBackwardSm80 = 130000000,
                      kBackwardSm90a = 270000000;
+/// MLA decoding: terms in a microsecond.
+inline constexpr int kMlaGeneric = 5000000, kMlaSm80 = 150000000, kMlaSm90a = 300000000;
 }  // namespace rates
 
 template <class Params, int kRate>

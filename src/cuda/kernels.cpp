@@ -478,6 +478,22 @@ KernelTable<AttentionBackwardParams> cuda_kernels() {
 }
 
 template <>
+KernelTable<MlaDecodeParams> cuda_kernels() {
+  static constexpr KernelEntry<MlaDecodeParams> rows[] = {
+#if FK_WITH_SM90A
+    hopper_mla<DType::kFloat16>("attention_mla_decode/cuda/sm90a/f16"),
+    hopper_mla<DType::kBFloat16>("attention_mla_decode/cuda/sm90a/bf16"),
+#endif
+    ampere_mla<DType::kFloat16>("attention_mla_decode/cuda/sm80/f16"),
+    ampere_mla<DType::kBFloat16>("attention_mla_decode/cuda/sm80/bf16"),
+    invariant(by_mode<MlaDecodeParams, cuda::mla_decode, cuda::mla_decode_workspace>(
+        "attention_mla_decode/cuda/generic", kEvery, arithmetic::kSplit, cuda::mla_decode_supports,
+        cuda::cost_us<MlaDecodeParams, rates::kMlaGeneric>))
+  };
+  return table(rows);
+}
+
+template <>
 KernelTable<MergeStatesParams> cuda_kernels() {
   static constexpr KernelEntry<MergeStatesParams> rows[] = {
       generic<MergeStatesParams, cuda::merge_states>("merge_states/cuda/generic", cuda::merge_states_supports)};

@@ -16,6 +16,9 @@
 #include "cuda/attention/forward/sm90a/scored.hpp"
 #include "cuda/attention/forward/sm90a/variant.hpp"
 #include "cuda/attention/generic.hpp"
+#include "cuda/attention/mla/mla.hpp"
+#include "cuda/attention/mla/sm80/variant.hpp"
+#include "cuda/attention/mla/sm90a/variant.hpp"
 #include "cuda/attention/widened/variant.hpp"
 #include "cuda/costs.hpp"
 #include "cuda/linear/few_rows/sm90a/plan.hpp"
@@ -401,6 +404,21 @@ constexpr KernelEntry<LinearParams> hopper_few_rows(const char* name, const char
   return row<LinearParams>(name, kHopper, arithmetic, cuda::sm90a::linear_few_rows_supports<Kernel, kDtype>,
                            cuda::sm90a::linear_few_rows_cost_us<Kernel>, cuda::sm90a::plan_linear_few_rows<Kernel>,
                            cuda::sm90a::linear_few_rows<Kernel>);
+}
+
+/// attention_mla_decode on wgmma.
+template <DType kDtype>
+constexpr KernelEntry<MlaDecodeParams> hopper_mla(const char* name) {
+  return row<MlaDecodeParams>(name, kHopper, arithmetic::kSplitTilesSm90a, cuda::sm90a::mla_decode_supports<kDtype>,
+                              cuda::cost_us<MlaDecodeParams, rates::kMlaSm90a>, cuda::sm90a::plan_of_mla_decode,
+                              cuda::sm90a::mla_decode<kDtype>);
+}
+/// attention_mla_decode on mma.sync of 8.0.
+template <DType kDtype>
+constexpr KernelEntry<MlaDecodeParams> ampere_mla(const char* name) {
+  return row<MlaDecodeParams>(name, kAmpere, arithmetic::kSplitApartSm80, cuda::sm80::mla_decode_supports<kDtype>,
+                              cuda::cost_us<MlaDecodeParams, rates::kMlaSm80>, cuda::sm80::plan_of_mla_decode,
+                              cuda::sm80::mla_decode<kDtype>);
 }
 
 /// quantized_linear, cut by a plan.

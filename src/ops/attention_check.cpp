@@ -175,22 +175,6 @@ std::int64_t batch_of(const Checker& check, const char* name, const TensorView& 
   return cu_seqlens.shape[0] - 1;
 }
 
-void check_lengths(const Checker& check, AttentionParams& p) {
-  p.seq_k = p.max_pages * p.page_size;
-  if (!check.device().is_cpu()) return;
-  std::int64_t longest = 0;
-  for (std::int64_t b = 0; b < p.batch; ++b) {
-    const std::int64_t length = p.seq_lens[b];
-    if (length < 0 || length > p.max_pages * p.page_size)
-      throw BadBlockTable(check.op() + ": seq_lens[" + std::to_string(b) + "]=" + std::to_string(length) +
-                              "; block_table has room for 0 to " + std::to_string(p.max_pages * p.page_size) +
-                              " tokens a sequence",
-                          b, -1, length);
-    longest = std::max(longest, length);
-  }
-  p.seq_k = longest;
-}
-
 void check_bias(const Checker& check, const TensorView& bias, AttentionParams& p) {
   if (p.has_lengths()) check.fail("bias is given; it is for dense attention only");
   check.floating("bias", bias);
@@ -352,12 +336,7 @@ void check_paged(const Checker& check, const TensorView& q, const TensorView& k_
   p.heads_kv = k_pages.shape[2];
   p.num_pages = k_pages.shape[0];
   p.page_size = k_pages.shape[1];
-  p.max_pages = block_table.shape[1];
-  // A table without columns (no sequence has a key) may have no memory; paged attention is told by a pointer that is
-  // not null.
-  static const std::int32_t no_pages = 0;
-  p.block_table = block_table.data ? static_cast<const std::int32_t*>(block_table.data) : &no_pages;
-  p.stride_block_table = block_table.strides[0];
+  set_block_table(block_table, p);
   p.stride_k_batch = k_pages.strides[0];
   p.stride_k_token = k_pages.strides[1];
   p.stride_k_head = k_pages.strides[2];
@@ -365,6 +344,31 @@ void check_paged(const Checker& check, const TensorView& q, const TensorView& k_
   p.stride_v_token = v_pages.strides[1];
   p.stride_v_head = v_pages.strides[2];
   check_lengths(check, p);
+}
+
+void set_block_table(const TensorView& block_table, AttentionParams& p) {
+  p.max_pages = block_table.shape[1];
+  // A table without columns (no sequence has a key) may have no memory; paged attention is told by a pointer that is
+  // not null.
+  static const std::int32_t no_pages = 0;
+  p.block_table = block_table.data ? static_cast<const std::int32_t*>(block_table.data) : &no_pages;
+  p.stride_block_table = block_table.strides[0];
+}
+
+void check_lengths(const Checker& check, AttentionParams& p) {
+  p.seq_k = p.max_pages * p.page_size;
+  if (!check.device().is_cpu()) return;
+  std::int64_t longest = 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const std::int64_t length = p.seq_lens[b];
+    if (length < 0 || length > p.max_pages * p.page_size)
+      throw BadBlockTable(check.op() + ": seq_lens[" + std::to_string(b) + "]=" + std::to_string(length) +
+                              "; block_table has room for 0 to " + std::to_string(p.max_pages * p.page_size) +
+                              " tokens a sequence",
+                          b, -1, length);
+    longest = std::max(longest, length);
+  }
+  p.seq_k = longest;
 }
 
 void check_page_ids(const Checker& check, IndexCopies& copies, AttentionParams& p) {

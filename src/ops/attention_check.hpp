@@ -29,6 +29,12 @@ void check_paged(const Checker& check, const TensorView& q, const TensorView& k_
                  std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse, const KvScales& scales,
                  IndexCopies& copies, AttentionParams& params);
 
+/// The table of a paged call, checked before.
+void set_block_table(const TensorView& block_table, AttentionParams& params);
+
+/// `seq_lens` of a paged call, where the host reads them, and the longest of them; after set_block_table.
+void check_lengths(const Checker& check, AttentionParams& params);
+
 /// Per-sequence bounds of a paged or variable-length call: first keys, and tokens in use. Before check_options.
 void check_bounds(const Checker& check, const AttentionOptions& options, IndexCopies& copies, AttentionParams& params);
 

@@ -14,6 +14,7 @@ from flashkernel.reference.kv_ops import kv_read
 __all__ = [
     "attention",
     "attention_backward",
+    "attention_mla_decode",
     "attention_paged",
     "attention_varlen",
     "attention_varlen_backward",
@@ -274,6 +275,21 @@ def attention_paged(
     out, lse = attention_varlen(flat, k_all, v_all, starts, lengths, **options)
     out = out.reshape(batch, seq_q, heads, -1).transpose(0, 2, 1, 3)
     return out, lse.reshape(heads, batch, seq_q).transpose(1, 0, 2)
+
+
+def attention_mla_decode(
+    q: ArrayLike,
+    latent_pages: ArrayLike,
+    block_table: NDArray[Any],
+    seq_lens: NDArray[Any],
+    scale: float,
+    *,
+    head_dim_v: int = 512,
+    causal: bool = False,
+) -> tuple[Float, Float]:
+    """(out, lse) of `flashkernel.attention_mla_decode`: paged attention whose values are the keys' first columns."""
+    keys = f64(latent_pages)[:, :, None]
+    return attention_paged(q, keys, keys[..., :head_dim_v], block_table, seq_lens, scale=scale, causal=causal)
 
 
 def merge_states(

@@ -15,6 +15,7 @@ from .kv_cache import attention_paged, kv_append, kv_read
 from .linear import Linear, linear
 from .linear_loss import LinearCrossEntropyLoss, linear_cross_entropy, linear_selected_log_prob
 from .loss import cross_entropy
+from .mla import attention_mla_decode
 from .norm import RMSNorm, layer_norm, rms_norm
 from .quantized_linear import quantized_linear
 from .rope import rope, rope_table
@@ -28,6 +29,7 @@ __all__ = [
     "LinearCrossEntropyLoss",
     "RMSNorm",
     "attention",
+    "attention_mla_decode",
     "attention_paged",
     "attention_varlen",
     "cross_entropy",

@@ -13,6 +13,7 @@ namespace flashkernel::cpu_scalar {
 // attention
 void attention_fwd(const AttentionParams& params, void* workspace, Stream stream);
 void attention_bwd(const AttentionBackwardParams& params, void* workspace, Stream stream);
+void attention_mla_decode(const MlaDecodeParams& params, void* workspace, Stream stream);
 void merge_states(const MergeStatesParams& params, void* workspace, Stream stream);
 
 // rope

@@ -1,0 +1,100 @@
+// How MLA decoding on 8.0 and 9.0 groups heads and what it takes (cuda/attention/mla/*/variant.hpp): host code, tested
+// without a GPU.
+#include "cuda/attention/mla/sm80/variant.hpp"
+
+#include <gtest/gtest.h>
+
+#include "cuda/attention/mla/sm90a/variant.hpp"
+
+namespace flashkernel::cuda::sm80 {
+namespace {
+
+MlaDecodeParams call(std::int64_t batch, std::int64_t heads, std::int64_t seq_q, std::int64_t keys) {
+  MlaDecodeParams params;
+  AttentionParams& p = params.attention;
+  p.dtype = p.dtype_q = DType::kFloat16;
+  p.batch = batch, p.heads_q = heads, p.heads_kv = 1;
+  p.seq_q = seq_q, p.seq_k = keys, p.head_dim = kMlaDim, p.head_dim_v = kMlaValueDim;
+  p.stride_k_token = kMlaDim, p.stride_k_batch = 64 * kMlaDim;
+  return params;
+}
+
+DeviceFacts device(int num_sms, int shared_kilobytes) {
+  DeviceFacts facts;
+  facts.compute_capability = 80;
+  facts.num_sms = num_sms;
+  facts.max_shared_bytes_per_block = shared_kilobytes * 1024;
+  return facts;
+}
+
+TEST(MlaPlan, GroupsDivideTheHeadsAndFillTiles) {
+  const auto group = [](std::int64_t heads, std::int64_t seq_q) {
+    return mla_group(call(1, heads, seq_q, 64).attention);
+  };
+  EXPECT_EQ(group(16, 1), 16);
+  EXPECT_EQ(group(64, 1), 64);
+  EXPECT_EQ(group(128, 1), 64);
+  EXPECT_EQ(group(128, 2), 32);
+  EXPECT_EQ(group(96, 1), 48);
+  EXPECT_EQ(group(17, 4), 1);  // 17 x 4 rows are too many for a tile, and nothing else divides 17
+  EXPECT_EQ(group(17, 3), 17);
+  EXPECT_EQ(group(8, 64), 1);
+  for (std::int64_t heads = 1; heads <= 256; ++heads)
+    for (std::int64_t seq_q = 1; seq_q <= kMlaMostRows; ++seq_q) {
+      EXPECT_EQ(heads % group(heads, seq_q), 0);
+      EXPECT_LE(group(heads, seq_q) * seq_q, kMlaMostRows);
+    }
+}
+
+TEST(MlaPlan, SharedMemoryHoldsTheTiles) {
+  struct {
+    std::int64_t heads;
+    int kilobytes, stages;
+  } const cases[] = {{16, 99, 2}, {16, 163, 3}, {16, 227, 4}, {32, 163, 3}, {32, 227, 4}, {64, 163, 2}, {64, 227, 4}};
+  for (const auto& one : cases) {
+    const DeviceFacts facts = device(108, one.kilobytes);
+    const MlaPlan plan = plan_mla_decode(call(4, one.heads, 1, 4096).attention, facts);
+    EXPECT_EQ(plan.stages, one.stages) << one.heads << " heads, " << one.kilobytes << " KB";
+    EXPECT_LE(plan.decode.shared_bytes + kMlaStaticBytes, facts.max_shared_bytes_per_block);
+  }
+}
+
+TEST(MlaPlan, TakesLatentRowsOfDeepSeek) {
+  const auto takes = [](const MlaDecodeParams& p) { return bool(mla_decode_supports<DType::kFloat16>(p)); };
+  EXPECT_TRUE(takes(call(4, 128, 1, 4096)));
+  EXPECT_FALSE(takes(call(4, 128, kMlaMostRows + 1, 4096)));
+  MlaDecodeParams p = call(4, 128, 1, 4096);
+  p.attention.stride_k_token = kMlaDim + 4;
+  EXPECT_FALSE(takes(p));
+  p = call(4, 128, 1, 4096);
+  p.attention.head_dim = 512;
+  EXPECT_FALSE(takes(p));
+  p = call(4, 128, 1, 4096);
+  p.attention.dtype = DType::kBFloat16;
+  EXPECT_FALSE(takes(p));
+}
+
+TEST(MlaPlan, HopperTakesWhatItsCopyEngineCanAddress) {
+  alignas(16) static const char memory[16] = {};
+  MlaDecodeParams params = call(4, 128, 1, 4096);
+  AttentionParams& p = params.attention;
+  p.k = p.v = memory;
+  p.page_size = 64, p.num_pages = 256, p.stride_k_head = kMlaDim;
+  const auto takes = [&] { return bool(sm90a::mla_decode_supports<DType::kFloat16>(params)); };
+  EXPECT_TRUE(takes());
+  EXPECT_EQ(sm90a::plan_mla_decode(p, device(132, 227)).box_rows, 64);
+  EXPECT_EQ(sm90a::plan_mla_decode(p, device(132, 227)).head_groups, 2);
+  p.page_size = 24, p.stride_k_batch = 24 * kMlaDim;
+  EXPECT_TRUE(takes());
+  EXPECT_EQ(sm90a::plan_mla_decode(p, device(132, 227)).box_rows, 8);
+  p.page_size = 20;
+  EXPECT_FALSE(takes());
+  p.page_size = 64, p.stride_k_batch = 64 * kMlaDim;
+  p.seq_q = 2, p.causal = true;
+  EXPECT_FALSE(takes());
+  p.causal = false;
+  EXPECT_TRUE(takes());
+}
+
+}  // namespace
+}  // namespace flashkernel::cuda::sm80
