@@ -46,7 +46,7 @@ void shape_cases(CaseList& list, DType dtype) {
     spec.mask = kCausal;
     add(list, "head_dim_" + std::to_string(d), spec);
   }
-  constexpr std::int64_t kPairs[][2] = {{64, 128}, {128, 64}, {33, 100}, {1, 256}, {256, 1}};
+  constexpr std::int64_t kPairs[][2] = {{64, 128}, {128, 64}, {192, 128}, {33, 100}, {1, 256}, {256, 1}};
   for (const auto& [d, dv] : kPairs) {
     AttentionSpec spec;
     spec.dtype = dtype;

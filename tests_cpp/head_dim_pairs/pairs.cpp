@@ -1,6 +1,6 @@
-// Kernels whose values have another head dim than queries and keys, on the emulated GPU. No row of the table has such
-// an instance yet; sm75.cu, sm80.cu and sm90a.cu make some for this test, which calls them as a row would and compares
-// with the scalar kernels of the CPU.
+// Kernels whose values have another head dim than queries and keys, on the emulated GPU. Rows of the table have
+// (192, 128); sm75.cu, sm80.cu and sm90a.cu make that and other pairs for this test, which calls them as a row would
+// and compares with the scalar kernels of the CPU.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -8,6 +8,7 @@
 
 #include "core/cuda_devices.hpp"
 #include "cuda/attention/backward/sm75/variant.hpp"
+#include "cuda/attention/backward/sm80/variant.hpp"
 #include "cuda/attention/backward/sm90a/variant.hpp"
 #include "cuda/attention/decode/sm80/variant.hpp"
 #include "cuda/attention/forward/sm75/variant.hpp"
@@ -193,6 +194,14 @@ TEST(HeadDimPairs, Sm75Backward) {
   for (const PairCall& call : calls_of(DType::kFloat16, 96, 64))
     check_backward(call, cuda::sm75::attention_bwd<DType::kFloat16, 96, 64>,
                    cuda::sm75::attention_bwd_workspace<96, 64>);
+}
+
+TEST(HeadDimPairs, Sm80Backward) {
+  for (const PairCall& call : calls_of(DType::kFloat16, 192, 128))
+    check_backward(call, cuda::sm80::attention_bwd<DType::kFloat16, 192, 128>,
+                   cuda::sm80::attention_bwd_workspace<192, 128>);
+  check_backward({DType::kFloat16, 185, 99}, cuda::sm80::attention_bwd<DType::kFloat16, 192, 128>,
+                 cuda::sm80::attention_bwd_workspace<192, 128>);
 }
 
 TEST(HeadDimPairs, Sm90aBackward) {

@@ -34,11 +34,13 @@ constexpr bool is_smallest(const HeadDims (&built)[kPairs], HeadDims own, std::i
   return true;
 }
 
-// The pairs of each kernel. A pair of two different head dims, such as (192, 128), stands in its list like any other.
-inline constexpr HeadDims kTiledHeadDims[] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}};
+// The pairs of each kernel. A pair of two different head dims stands in its list like any other; (192, 128) is that of
+// DeepSeek's prefill.
+inline constexpr HeadDims kTiledHeadDims[] = {{32, 32},   {64, 64},   {96, 96},  {128, 128},
+                                              {192, 128}, {192, 192}, {256, 256}};
 inline constexpr HeadDims kWideHeadDims[] = {{256, 256}, {512, 512}};  // the first: of kernels for rows that fit a warp
 inline constexpr HeadDims kNarrowHeadDims[] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}};  // backward: fp32, and 7.5
-inline constexpr HeadDims kHopperForwardHeadDims[] = {{64, 64},   {96, 96},   {128, 128},
+inline constexpr HeadDims kHopperForwardHeadDims[] = {{64, 64},   {96, 96},   {128, 128}, {192, 128},
                                                       {192, 192}, {256, 256}, {512, 512}};
 inline constexpr HeadDims kHopperScoredHeadDims[] = {{64, 64}, {128, 128}};
 inline constexpr HeadDims kHopperBackwardHeadDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}};

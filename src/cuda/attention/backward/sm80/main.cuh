@@ -42,9 +42,11 @@ template <class T, int kQkDim, int kVDim, BackwardKind kKind>
 __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads, 1)
     attention_bwd_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan) {
   using Shape = BackwardShape<kQkDim, kVDim, kKind>;
-  static_assert(kQkDim == kVDim, "team 0 multiplies rows of K and Q where team 1, in the same code, has V and dO");
+  static_assert(kVDim <= kQkDim, "rows of V and dO lie in tiles as wide as those of K and Q");
   using Rows = SharedTile<kQkDim>;
-  constexpr int kDim = kQkDim;  // of rows that are one team's or the other's
+  // Of rows that are one team's or the other's: team 0 multiplies K and Q where team 1, in the same code, has V and dO,
+  // and has dV where team 1 has dK. From kVDim on there is nothing to multiply for the one that has values.
+  constexpr int kDim = kQkDim;
   using Scores = typename Shape::Scores;
   constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kThreads = Shape::kThreads;
   constexpr int kSlices = Shape::kSlices, kPart = Shape::kPart, kParts = kBlockM / kPart;
@@ -147,7 +149,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
       const T* const grad_out =
           static_cast<const T*>(p.grad_out) + row_offset(f.is_varlen_q(), begin, block.b, h, m, p.stride_grad_out_batch,
                                                          p.stride_grad_out_head, p.stride_grad_out_token);
-      load_tile<kBlockM, kVDim, kThreads>(
+      load_tile<kBlockM, kDim, kThreads>(
           base + Shape::kGradOut + stage * Shape::kGradOutBytes, static_cast<int>(f.head_dim_v), plan.vectors_grad_out,
           plan.vectors_grad_out && whole ? grad_out : nullptr, p.stride_grad_out_token, [&](int row) -> const T* {
             return m + row < block.range.q_len ? grad_out + row * p.stride_grad_out_token : nullptr;
@@ -286,6 +288,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
         const std::uint32_t rows = first_rows + part_offset + lane_b;
 #pragma unroll
         for (int d = 0; d < kDim / 16; ++d) {
+          if (16 * d >= kVDim && team == 1) break;
           std::uint32_t a[kSlices][4];
 #pragma unroll
           for (int s = 0; s < kSlices; ++s) {
@@ -453,6 +456,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
         const std::uint32_t rows = second_rows + part_offset + lane_a;
 #pragma unroll
         for (int c = 0; c < kDim / 16; ++c) {
+          if (16 * c >= kVDim && team == 0) break;
           std::uint32_t columns[4];
           ptx::ldmatrix_x4_trans(columns, Rows::at_slice(rows, c) + n * 16 * Rows::kPitch);
 #pragma unroll

@@ -46,12 +46,11 @@ struct BackwardShape {
                                                                                 : 1;
   static constexpr int kWarpsM = kBlockM / 16 / kQSlices;
   static constexpr int kColumns = fewest_columns(kQkDim, kWarps / kWarpsM), kWarpsD = kQkDim / kColumns;
-  using QkRows = SharedTile<kQkDim>;
-  using VRows = SharedTile<kVDim>;
+  using QkRows = SharedTile<kQkDim>;   // of V and dO too, which may be narrower: teams share their code
   using Scores = SharedTile<kBlockM>;  // dS^T: rows are keys
   // Byte offsets in shared memory.
-  static constexpr int kK = 0, kV = kK + kBlockN * QkRows::kPitch, kQ = kV + kBlockN * VRows::kPitch;
-  static constexpr int kQBytes = kBlockM * QkRows::kPitch, kGradOutBytes = kBlockM * VRows::kPitch;
+  static constexpr int kK = 0, kV = kK + kBlockN * QkRows::kPitch, kQ = kV + kBlockN * QkRows::kPitch;
+  static constexpr int kQBytes = kBlockM * QkRows::kPitch, kGradOutBytes = kQBytes;
   static constexpr int kGradOut = kQ + kStages * kQBytes, kGradS = kGradOut + kStages * kGradOutBytes;
   static constexpr int kGradSBytes = kBlockN * Scores::kPitch;
   static constexpr int kLse = kGradS + kGradSBuffers * kGradSBytes, kDelta = kLse + kStages * kBlockM * 4;

@@ -36,7 +36,7 @@ struct ForwardShape {
   using QkTile = SharedTile<kQkDim>;
   using VTile = SharedTile<kVDim>;
   static constexpr int kWarps = 4;
-  static constexpr int kSlices = !kModified && kVDim <= 128 ? 2 : 1;  // of 16 rows a warp
+  static constexpr int kSlices = !kModified && kWidest <= 128 ? 2 : 1;  // of 16 rows a warp
   static constexpr int kBlockM = kWarps * kSlices * 16;
   static constexpr int kBlockN = !kModified && kWidest <= 64 ? 128 : 64;
   static constexpr int kStages = kWidest <= 128 ? 3 : 2;  // 64 and 80 KB at d64, d128: two blocks fit every 8.0 and 9.0

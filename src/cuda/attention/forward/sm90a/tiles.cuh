@@ -99,6 +99,20 @@ struct ForwardTiles<128, 128> {
   }
 };
 template <>
+struct ForwardTiles<192, 128> {
+  struct Only : ForwardTile<192, 128> {  // 48 + 2 x 48 + 2 x 32 + 16 KB
+    static constexpr int kConsumers = 2, kBlockN = 128, kQSlots = 1, kOutSlots = 1;
+  };
+  struct Modified : ForwardTile<192, 128> {  // 48 + 2 x 30 + 2 x 20 + 32 KB
+    static constexpr int kConsumers = 2, kBlockN = 80, kQSlots = 1, kOutSlots = 2;
+  };
+  using Invariant = Only;
+  template <class F>
+  static void choose(const AttentionParams&, F&& launch_with) {
+    launch_with(Only{});
+  }
+};
+template <>
 struct ForwardTiles<192, 192> {
   struct Long : ForwardTile<192> {  // 48 + 4 x 30 + 48 KB
     static constexpr int kConsumers = 2, kBlockN = 80, kQSlots = 1, kOutSlots = 3, kHeld = 10;
@@ -136,7 +150,7 @@ struct ForwardTiles<256, 256> {
 /// gains 1 to 4 % with two consumers and loses 3 % with three.
 template <class Shape>
 constexpr bool sums_pay() {
-  return Shape::kVDim == 64 || (Shape::kVDim == 128 && Shape::kConsumers == 2);
+  return Shape::kVDim == 64 || (Shape::kQkDim == 128 && Shape::kVDim == 128 && Shape::kConsumers == 2);
 }
 
 }  // namespace flashkernel::cuda::sm90a
