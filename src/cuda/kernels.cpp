@@ -447,6 +447,8 @@ KernelTable<AttentionBackwardParams> cuda_kernels() {
     hopper_backward<DType::kBFloat16, 96>("attention_bwd/cuda/sm90a/bf16/d96"),
     hopper_backward<DType::kFloat16, 128>("attention_bwd/cuda/sm90a/f16/d128"),
     hopper_backward<DType::kBFloat16, 128>("attention_bwd/cuda/sm90a/bf16/d128"),
+    hopper_backward<DType::kFloat16, 192, 128>("attention_bwd/cuda/sm90a/f16/d192_v128"),
+    hopper_backward<DType::kBFloat16, 192, 128>("attention_bwd/cuda/sm90a/bf16/d192_v128"),
     hopper_backward<DType::kFloat16, 192>("attention_bwd/cuda/sm90a/f16/d192"),
     hopper_backward<DType::kBFloat16, 192>("attention_bwd/cuda/sm90a/bf16/d192"),
     hopper_backward<DType::kFloat16, 256>("attention_bwd/cuda/sm90a/f16/d256"),

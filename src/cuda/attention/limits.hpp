@@ -43,7 +43,8 @@ inline constexpr HeadDims kNarrowHeadDims[] = {{32, 32}, {64, 64}, {96, 96}, {12
 inline constexpr HeadDims kHopperForwardHeadDims[] = {{64, 64},   {96, 96},   {128, 128}, {192, 128},
                                                       {192, 192}, {256, 256}, {512, 512}};
 inline constexpr HeadDims kHopperScoredHeadDims[] = {{64, 64}, {128, 128}};
-inline constexpr HeadDims kHopperBackwardHeadDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}};
+inline constexpr HeadDims kHopperBackwardHeadDims[] = {{64, 64},   {96, 96},   {128, 128},
+                                                       {192, 128}, {192, 192}, {256, 256}};
 inline constexpr HeadDims kDecodeHeadDims[] = {{64, 64}, {128, 128}, {192, 192}, {256, 256}, {512, 512}};
 inline constexpr HeadDims kFewQueriesHeadDims[] = {{64, 64}, {128, 128}};
 inline constexpr HeadDims kDecodeQuantizedHeadDims[] = {{64, 64}, {128, 128}, {256, 256}, {512, 512}};

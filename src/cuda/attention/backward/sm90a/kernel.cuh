@@ -232,8 +232,9 @@ template <DType kDtype, int kQkDim, int kVDim>
 void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   using T = Element<kDtype>;
   const CudaDeviceGuard guard(p.forward.device.index);
-  if (p.forward.has_score_modifier())
-    return launch_attention_bwd<BackwardShape<kQkDim, kVDim>, T, true>(p, workspace, native(stream));
+  if constexpr (backward_takes_modifiers(kQkDim, kVDim))
+    if (p.forward.has_score_modifier())
+      return launch_attention_bwd<BackwardShape<kQkDim, kVDim>, T, true>(p, workspace, native(stream));
   if constexpr (kQkDim == JoinedBackwardShape::kQkDim && kVDim == JoinedBackwardShape::kVDim)
     if (!p.invariant && joined_is_faster(p.forward))
       return may_mask(p.forward) ? launch_attention_bwd<JoinedBackwardShape, T, true>(p, workspace, native(stream))

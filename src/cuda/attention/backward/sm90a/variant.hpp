@@ -17,6 +17,8 @@ namespace flashkernel::cuda::sm90a {
 constexpr int backward_block_m(int dim) { return dim <= 64 ? 128 : 64; }
 /// Over 128 two warpgroups share the columns of 64 keys (wide.cuh).
 constexpr bool backward_is_wide(int dim) { return dim > 128; }
+/// The code for two head dims over 128 spills registers where scores get more than a scale.
+constexpr bool backward_takes_modifiers(int qk, int v) { return qk == v; }
 constexpr int backward_block_n(int dim) { return backward_is_wide(dim) ? 64 : 128; }
 inline constexpr int kBackwardBlockN = 128;  // of the shapes that may cut items
 
@@ -136,6 +138,8 @@ Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   if (!HeadDims{kQkDim, kVDim}.hold(f.head_dim, f.head_dim_v)) return kTooSmallHeadDims;
   if (f.is_paged()) return "it takes no paged keys and values";
   if (const Verdict bias = takes_bias<kDtype>(p, HeadDims{kQkDim, kVDim}); !bias) return bias;
+  if (!backward_takes_modifiers(kQkDim, kVDim) && f.has_score_modifier())
+    return "it takes no softcap, bias, ALiBi or packed mask";
   if (f.alibi_slopes && f.alibi == Alibi::kSqrt) return "it takes no ALiBi of square roots";
   if (f.alibi_slopes && f.softcap > 0.0f) return "it takes no ALiBi under a softcap";
   // Lengths are 32-bit in the kernel, with room for windows; so are coordinates and the number of tiles.
