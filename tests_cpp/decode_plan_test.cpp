@@ -72,6 +72,22 @@ TEST(DecodePlan, BothRowsCanBeForcedWhereTheyAreLegal) {
   EXPECT_EQ(takes(call(64, 65536, 33, 1)), std::pair(false, false));
 }
 
+TEST(DecodePlan, LongRowsLeaveRoomForFewQueriesAndWarps) {
+  const auto takes = [](std::int64_t group) {
+    AttentionParams p = call(4, 4096, group, 1);
+    p.head_dim = p.head_dim_v = 512;
+    return bool(attention_decode_supports<DType::kFloat16, 512, 512, DecodeMerge::kApart>(p));
+  };
+  EXPECT_TRUE(takes(8));
+  EXPECT_FALSE(takes(9));
+  // A warp's ring and result take 80 KB.
+  for (const auto& [kilobytes, warps] : {std::pair{99, 1}, {163, 1}, {227, 2}}) {
+    const DecodePlan plan = plan_decode<512, 512, 2>(call(4, 4096, 8, 1), DecodeMerge::kApart, device(108, kilobytes));
+    EXPECT_EQ(plan.warps, warps) << kilobytes;
+    EXPECT_LE(plan.shared_bytes, kilobytes * 1024);
+  }
+}
+
 TEST(DecodePlan, BlocksOfAllHeadsCutSequencesAlikeWhereThatCostsFewOfThem) {
   EXPECT_EQ(decode_blocks(call(1, 1, 8, 8), 2, 108), 104);
   EXPECT_EQ(decode_blocks(call(1, 1, 8, 8), 1, 108), 108);    // 8-bit keys

@@ -185,7 +185,8 @@ struct WideConsumer {
     for (int d = 0; d < kHeld; ++d) ptx::ldmatrix_x4(queries[d], shared.q(0) + row_chunk(at, 2 * d + lane / 16));
   }
 
-  /// S = Q K^T of the i-th block. All but the last piece of K are free afterwards.
+  /// S = Q K^T of the i-th block. All but the last piece of K are free afterwards, and the probabilities of the block
+  /// before are there: the wait for them costs nothing while products are under way.
   __device__ void issue_scores(int i) {
     const std::uint64_t q = ptx::matrix_descriptor(shared.q(0), 16, 1024);
     const std::uint64_t k = ptx::matrix_descriptor(shared.k(0) + warpgroup * 32 * 128, 16, 1024);
@@ -206,6 +207,7 @@ struct WideConsumer {
       if (c == 0) continue;
       ptx::wgmma_wait<1>();
       release(shared.k_empty(c - 1));
+      if (c == 2 && i > 0) ptx::barrier_sync(kWideWeights, 256);
     }
   }
 
@@ -299,7 +301,6 @@ struct WideConsumer {
           for (int e = 0; e < 4; ++e) out[4 * c + e] *= factor[e / 2];
       }
     }
-    ptx::barrier_sync(kWideWeights, 256);
   }
 
   __device__ void store() {
@@ -364,6 +365,7 @@ struct WideConsumer {
       release(shared.k_empty(Shape::kChunks - 1));
       make_weights<true>(i);
     }
+    ptx::barrier_sync(kWideWeights, 256);
     issue_values(tile.num_blocks - 1);
     ptx::wgmma_wait<0>();
     ptx::hold(out);
