@@ -308,12 +308,14 @@ class ConformanceTest : public ::testing::Test {
     return family != kernel_.id && explained(family, kernel_, test_case).kernel != kernel_.id;
   }
 
-  /// Rows that round what 8-bit keys stand for to the dtype of the queries first, as a cache of that dtype would have
-  /// it: scores are off by its last place, and the LSE, which is fp32, with them.
+  /// Rows that round what 8-bit elements stand for to the dtype of the queries first, as a cache of that dtype holds
+  /// it. A score is then off by up to half of that dtype's last place times sum |q k|, and the LSE, which is fp32, with
+  /// it.
   double factor_of_rounded_inputs(const std::string& output) const {
     const auto has = [&](const char* part) { return kernel_.id.find(part) != std::string::npos; };
-    if (output != "lse" || !has("/widened/")) return 1;
-    return has("/bf16/") ? 64 : has("/f16/") ? 8 : 1;
+    if (!has("/widened/") || has("/f32/")) return 1;
+    if (output == "lse") return has("/bf16/") ? 256 : 32;
+    return 4;
   }
 
   void check(const Prepared& prepared, const Expected* expected) {
