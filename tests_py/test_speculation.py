@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from flashkernel.generate.arrays import HostArrays
 from flashkernel.generate.drafts import LookupDrafter
 from flashkernel.generate.pace import LEAST_GAIN, Acceptance, Ledger, StepTimes, draft_lengths
 from flashkernel.generate.request import Request
+from flashkernel.generate.sampling import distribution, draw, drawn_from
 from flashkernel.generate.speculate import LOOK_EVERY, QUIET
 from flashkernel.generate.verify import Verifier, places
 from test_scheduler import KINDS, MODELS, PROMPTS, SAMPLED, SETUPS, STOP, VOCAB, alone, llama
@@ -258,7 +260,7 @@ def chi_squared(counts: np.ndarray, probabilities: np.ndarray) -> tuple[float, i
     return float(((seen - should) ** 2 / should).sum()), len(seen) - 1
 
 
-@pytest.mark.parametrize("drafts", ["lookup", "model"])
+@pytest.mark.parametrize("drafts", ["lookup", "same", "rejection"])
 def test_drawn_tokens_have_the_distribution_of_the_model(drafts: str) -> None:
     """Three tokens of 3000 draws against the model's own probabilities, the last ones drawn beside drafts."""
     vocab, count, temperature = 7, 3000, 1.5
@@ -269,13 +271,16 @@ def test_drawn_tokens_have_the_distribution_of_the_model(drafts: str) -> None:
         small.vocab_size = vocab
         small.lm_head += np.random.default_rng(seed).standard_normal(small.lm_head.shape).astype(np.float32) * 0.1
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
-    speculation = PromptLookup(3, 1, 1, adaptive=False) if drafts == "lookup" else DraftModel(other, 3, adaptive=False)
+    speculation: Any = PromptLookup(3, 1, 1, adaptive=False)
+    if drafts != "lookup":
+        speculation = DraftModel(other, 3, adaptive=False, rule=drafts)
     engine = Engine(model, page_size=16, max_batch=128, speculation=speculation)
     got = texts(
         engine, [prompt] * count, 4, sampling=SamplingOptions(temperature=temperature, seed=17), stop_tokens=set()
     )
     stats = engine.stats
-    assert stats.accepted_tokens > 300 and stats.accepted_tokens < 0.9 * stats.drafted_tokens
+    least = {"lookup": 0.03, "same": 0.2, "rejection": 0.5}[drafts]
+    assert least < stats.accepted_tokens / stats.drafted_tokens < 0.9
     plain = Engine(model, page_size=64)
     joint: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):  # the exact probability of each beginning of three tokens
@@ -299,6 +304,41 @@ def test_drawn_tokens_have_the_distribution_of_the_model(drafts: str) -> None:
     # The bound can fail: that of a rule which takes one draft in six without looking at it is beyond.
     value, bound = statistic([[a, b, a] if i % 6 == 0 else [a, b, c] for i, (a, b, c, _) in enumerate(got)])
     assert value > bound
+
+
+@pytest.mark.parametrize("sampling", KINDS.values(), ids=KINDS)
+def test_the_rejection_rule_is_repeatable(sampling: SamplingOptions) -> None:
+    """The same drafts give the same text, in any batch; greedy text is that of plain steps. Log-probabilities are those
+    of the tokens that were kept.
+    """
+    speculation = DraftModel(OTHER, 1, adaptive=False, rule="rejection")
+    options: dict[str, Any] = dict(sampling=replace(sampling, logprobs=0), stop_tokens=frozenset())
+    together = texts(Engine(MODELS["numpy"], page_size=16, speculation=speculation), PROMPTS, 40, **options)
+    requests = []
+    for i, prompt in enumerate(PROMPTS):
+        engine = Engine(MODELS["numpy"], page_size=64, speculation=speculation)
+        requests.append(engine.submit(prompt, max_new_tokens=40, sequence=i, **options))
+        while not engine.idle:
+            engine.step()
+    assert [request.generated for request in requests] == together
+    plain = [alone("numpy", prompt, 40, sampling, i, frozenset()) for i, prompt in enumerate(PROMPTS)]
+    assert (together == plain) == sampling.greedy
+    for request in requests:
+        scores = engine.score(request.tokens)[len(request.prompt) - 1 :]
+        np.testing.assert_allclose([event.logprob for event in request.outbox], scores, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"typical_p": 0.6}])
+def test_distribution_is_that_of_the_draws(limits: dict[str, Any]) -> None:
+    logits = (np.random.default_rng(4).standard_normal(40) * 1.5).astype(np.float32)
+    options = SamplingOptions(temperature=1.2, **limits)
+    likely = distribution(logits, options)
+    drawn = [
+        draw(logits, 1.2, options.top_k, options.top_p, (i + 0.5) / 4000, options.min_p, options.typical_p)
+        for i in range(4000)
+    ]
+    assert np.abs(np.bincount(drawn, minlength=40) - 4000 * likely).max() < 2
+    assert [drawn_from(likely, u) in drawn for u in (0.0, 0.5, 1 - 1e-16)] == [True] * 3
 
 
 # --- where drafts come from
@@ -337,6 +377,7 @@ def test_lookup() -> None:
         (lambda: PromptLookup(tokens=0), "speculation.tokens=0; an integer in [1, 64]"),
         (lambda: PromptLookup(ngram=2, min_ngram=3), "speculation.min_ngram=3; an integer in [1, 2]"),
         (lambda: DraftModel(MODELS["numpy"], tokens=65), "speculation.tokens=65"),
+        (lambda: DraftModel(MODELS["numpy"], rule="any"), "speculation.rule='any'; one of same, rejection"),
         (lambda: Engine(MODELS["numpy"], speculation="lookup"), "speculation is a str"),
         (
             lambda: Engine(load_model(find_model("demo"), device="cpu"), speculation=DraftModel(OTHER)),

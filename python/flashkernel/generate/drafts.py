@@ -13,8 +13,11 @@ import flashkernel as fk
 
 from .decode import Row
 from .request import Request
+from .sampling import Draws, SamplingOptions, adjust, distribution, drawn_from
 from .sequences import Sequences
 from .speculation import PromptLookup
+
+DRAFT, ACCEPTANCE = 1, 2  # purposes of numbers under the rejection rule
 
 __all__ = ["Drafter", "LookupDrafter", "ModelDrafter"]
 
@@ -99,18 +102,20 @@ class _Draft:
     shadow: Request  # with the draft model's pages; it shares the list of generated tokens
     confirmed: int = 0  # tokens of the text at its last draft
     guessed: list[int] = field(default_factory=list)  # those of that draft
+    likely: list[np.ndarray] = field(default_factory=list)  # by the rejection rule: what each was drawn from
     slots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # of the steps to come
 
 
 class ModelDrafter(Drafter):
-    """A draft model. sequences: its own cache and decode steps.
+    """A draft model. sequences: its own cache and decode steps. rejection: its tokens are drawn by numbers of their
+    own, from probabilities that are kept.
 
     A draft of k tokens takes k + 1 steps without a look at their tokens: the last one writes the keys and values of
     token k, so that a draft of which all was right needs no other computation before the next.
     """
 
-    def __init__(self, sequences: Sequences):
-        self._sequences = sequences
+    def __init__(self, sequences: Sequences, rejection: bool):
+        self._sequences, self._rejection = sequences, rejection
         self._drafts: dict[Request, _Draft] = {}
         self.read = 0  # tokens of prompts that the last `propose` computed
 
@@ -155,9 +160,18 @@ class ModelDrafter(Drafter):
                 frozenset(),
                 generated=request.generated,
             )
+            shadow.random = Draws(request.sampling, request.sequence, purpose=DRAFT)
             draft = self._drafts[request] = _Draft(shadow)
-        draft.shadow.random = copy.copy(request.random)
+        place = request.random.place
+        if self._rejection:
+            draft.shadow.random.place = place
+        else:
+            draft.shadow.random = copy.copy(request.random)
         return draft
+
+    def likely(self, request: Request) -> list[np.ndarray]:
+        """float64 [vocab] for each token of the last draft: the probabilities that it was drawn from."""
+        return self._drafts[request].likely
 
     def _release(self, draft: _Draft) -> None:
         self._sequences.release(draft.shadow)
@@ -212,5 +226,28 @@ class ModelDrafter(Drafter):
             sequences.drop_unseen(draft.shadow, length)
             rows.append(Row(draft.shadow, length, draft.slots, sequences.cache.pages(draft.shadow.handle)))
         last = np.array([draft.shadow.tokens[-1] for draft in drafts], np.int64)
+        if self._rejection:
+            return self._draw(drafts, rows, steps, last)
         tokens, _, _ = sequences.decoder.run(rows, steps, last)()
+        return tokens
+
+    def _draw(self, drafts: list[_Draft], rows: list[Row | None], steps: int, last: np.ndarray) -> np.ndarray:
+        arrays, tokens = self._sequences.model.arrays, np.zeros((steps, len(drafts)), np.int64)
+        greedy = list[Row]()  # what they look like to a step that chooses no tokens
+        for row, draft in zip(rows, drafts, strict=True):
+            assert row is not None
+            draft.likely, view = [], copy.copy(draft.shadow)
+            view.sampling = SamplingOptions()
+            greedy.append(replace(row, request=view))
+        for step in range(steps):
+            now = [replace(row, length=row.length + step, slots=row.slots[step : step + 1]) for row in greedy]
+            logits = self._sequences.decoder.run_logits(now, last if step == 0 else tokens[step - 1])
+            if step == steps - 1:
+                break  # for its keys and values alone
+            for i, (row, draft) in enumerate(zip(arrays.to_float32(logits), drafts, strict=True)):
+                shadow = draft.shadow
+                before = [*shadow.generated, *tokens[:step, i].tolist()]
+                draft.likely.append(distribution(adjust(row, shadow.sampling, shadow.prompt, before), shadow.sampling))
+                (uniform,) = shadow.random.uniforms(shadow.random.place + step, 1)
+                tokens[step, i] = drawn_from(draft.likely[-1], uniform)
         return tokens

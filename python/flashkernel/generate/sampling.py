@@ -19,7 +19,17 @@ import flashkernel as fk
 from .errors import NonFiniteLogitsError
 from .sampling_options import SamplingOptions
 
-__all__ = ["Draws", "Sampler", "SamplingOptions", "adjust", "draw", "log_probabilities", "penalise"]
+__all__ = [
+    "Draws",
+    "Sampler",
+    "SamplingOptions",
+    "adjust",
+    "distribution",
+    "draw",
+    "drawn_from",
+    "log_probabilities",
+    "penalise",
+]
 
 
 FIRST = 256  # tokens that are sorted first, where a draw may need no more
@@ -28,8 +38,10 @@ FIRST = 256  # tokens that are sorted first, where a draw may need no more
 class Draws:
     """The random numbers of one sequence: number n is Philox4x32-10 at counter n under the sequence's key."""
 
-    def __init__(self, options: SamplingOptions, sequence: int):
-        key = np.random.SeedSequence([options.seed, sequence]).generate_state(1, np.uint64)
+    def __init__(self, options: SamplingOptions, sequence: int, purpose: int = 0):
+        """purpose: 0: tokens; others give other numbers for the same sequence."""
+        entropy = [options.seed, sequence] + [purpose] * (purpose > 0)
+        key = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
         self.key = int(key.view(np.int64)[0])
         self.place = 0  # of the next number
 
@@ -141,6 +153,37 @@ def draw(
     whole = total if top_p == 1 and min_p == 0 and typical_p == 1 else cumulative[-1]
     drawn = np.searchsorted(cumulative, uniform * whole, side="right")
     return int(candidates[min(int(drawn), candidates.size - 1)])
+
+
+def distribution(logits: np.ndarray, options: SamplingOptions) -> np.ndarray:
+    """float64 [vocab]: the probability of each token to be drawn by `draw`; float32 logits [vocab] as `adjust` gives
+    them. All of it goes to the best one where the options are greedy or a logit is not finite.
+    """
+    best = int(np.argmax(logits))
+    if options.greedy or not math.isfinite(logits[best]):
+        return (np.arange(logits.size) == best).astype(np.float64)
+    scores = logits.astype(np.float64) / options.temperature
+    if 0 < options.top_k < scores.size:
+        scores[scores < np.partition(scores, -options.top_k)[-options.top_k]] = -np.inf
+    likely = np.exp(scores - scores.max())
+    likely /= likely.sum()
+    if options.top_p < 1:
+        order = np.argsort(-likely, kind="stable")
+        before = np.cumsum(likely[order]) - likely[order]
+        likely[order[before >= options.top_p]] = 0
+    if options.min_p > 0:
+        likely[likely < options.min_p * likely.max()] = 0
+    if options.typical_p < 1:
+        kept = np.flatnonzero(likely)
+        likely[kept[~_typical(likely[kept], options.typical_p)]] = 0
+    return likely / likely.sum()
+
+
+def drawn_from(likely: np.ndarray, uniform: float) -> int:
+    """The token at which the cumulative of float64 probabilities [vocab], of any sum, passes `uniform` in [0, 1)."""
+    cumulative = np.cumsum(likely)
+    place = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    return min(place, int(np.flatnonzero(likely)[-1]))
 
 
 def _best_first(scores: np.ndarray, probabilities: np.ndarray, reach: float) -> np.ndarray:

@@ -4,7 +4,8 @@ Lossless by construction: behind every drafted token the model's own choice is c
 that the sequence would have drawn with at that place, and a draft is kept up to the first token that differs from it.
 So a sequence gives the tokens that it gives without drafts, drawn ones too. The chance that a drawn token equals a
 given draft is its probability, as in the rejection rule of Leviathan et al. (2023) and Chen et al. (2023) for a draft
-that is certain of itself; a draft model draws with the same numbers as the model that verifies.
+that is certain of itself; a draft model draws with the same numbers as the model that verifies. `DraftModel` may ask
+for that rule itself, which keeps the distribution and not the text.
 
 Rejected tokens' pages go back at once. A draft takes pages only where they are free: nobody is preempted for it.
 """
@@ -12,16 +13,18 @@ Rejected tokens' pages go back at once. A draft takes pages only where they are 
 from __future__ import annotations
 
 import copy
+import math
 import time
 import weakref
 
 import numpy as np
 
-from .drafts import Drafter, LookupDrafter, ModelDrafter
+from .drafts import ACCEPTANCE, Drafter, LookupDrafter, ModelDrafter
 from .pace import Acceptance, Ledger, StepTimes, draft_lengths
 from .request import Request
+from .sampling import Draws, adjust, distribution, drawn_from, log_probabilities
 from .sequences import Events, Sequences
-from .speculation import PromptLookup, Speculation
+from .speculation import DraftModel, PromptLookup, Speculation
 from .verify import DraftRow, Verifier
 
 __all__ = ["Speculator"]
@@ -43,7 +46,7 @@ class Speculator:
             self.drafter: Drafter = LookupDrafter(speculation)
         else:
             assert drafts is not None
-            self.drafter = ModelDrafter(drafts)
+            self.drafter = ModelDrafter(drafts, speculation.rule == "rejection")
         self.verifier = Verifier(
             sequences.model,
             sequences.pool,
@@ -153,6 +156,7 @@ class Speculator:
             pairs = list(zip(requests, drafts, strict=True))
             behind = [_behind(request, draft[:j]) for request, draft in pairs for j in range(len(draft) + 1)]
             chosen, values, scores = sequences.choose_tokens(logits, behind)
+            host = sequences.model.arrays.to_float32(logits) if self._rejects else None
         except BaseException:
             for request, length in zip(requests, lengths, strict=True):  # as it was: the caller may try again
                 cache.truncate(request.handle, length)
@@ -161,8 +165,15 @@ class Speculator:
         at = 0
         for request, draft, length in zip(requests, drafts, lengths, strict=True):
             right = 0
-            while right < len(draft) and chosen[at + right] == draft[right]:
-                right += 1
+            if draft and host is not None and not request.sampling.greedy:
+                rows_of = slice(at, at + 1 + len(draft))
+                right = self._reject(request, draft, host[rows_of], chosen[rows_of], values[rows_of])
+                if scores is not None:
+                    likely = log_probabilities(host[rows_of])
+                    scores.chosen[0, rows_of] = np.take_along_axis(likely, chosen[rows_of, None], axis=1)[:, 0]
+            else:
+                while right < len(draft) and chosen[at + right] == draft[right]:
+                    right += 1
             cache.truncate(request.handle, length + 1 + right)
             if not request.sampling.greedy:
                 request.random.take(right + 1)
@@ -176,6 +187,37 @@ class Speculator:
                     events += sequences.accept(request, int(chosen[j]), float(values[j]), scores, (0, j))
             at += 1 + len(draft)
         return events
+
+    @property
+    def _rejects(self) -> bool:
+        return isinstance(self.speculation, DraftModel) and self.speculation.rule == "rejection"
+
+    def _reject(
+        self, request: Request, draft: list[int], logits: np.ndarray, chosen: np.ndarray, values: np.ndarray
+    ) -> int:
+        """The rejection rule: how many tokens of a draft are kept. Writes them, and what is drawn in the place of the
+        first other one, to `chosen`, and their logits to `values`; float32 logits [draft and one, vocab].
+
+        A token x is kept with the chance min(1, p(x) / q(x)), p of the model and q of the draft model; in the place of
+        one that is not kept, a token is drawn from max(0, p - q).
+        """
+        assert isinstance(self.drafter, ModelDrafter)
+        place, options = request.random.place, request.sampling
+        accept = Draws(options, request.sequence, purpose=ACCEPTANCE).uniforms(place, len(draft))
+        for j, (token, q) in enumerate(zip(draft, self.drafter.likely(request), strict=False)):
+            if not math.isfinite(values[j]):
+                return j  # the choice tells of it
+            p = distribution(adjust(logits[j], options, request.prompt, [*request.generated, *draft[:j]]), options)
+            kept = accept[j] * q[token] < p[token]
+            if kept:
+                chosen[j] = token
+            else:
+                (uniform,) = request.random.uniforms(place + j, 1)
+                chosen[j] = drawn_from(np.maximum(p - q, 0), uniform)
+            values[j] = logits[j, chosen[j]]
+            if not kept:
+                return j
+        return len(draft)
 
 
 def _behind(request: Request, draft: list[int]) -> Request:

@@ -17,6 +17,7 @@ from .model import Model
 __all__ = ["DraftModel", "PromptLookup", "Speculation", "check_speculation", "speculation_of"]
 
 MAX_DRAFT = 64  # tokens of a draft
+RULES = ("same", "rejection")
 
 
 def _check(name: str, value: int, least: int, most: int) -> None:
@@ -60,8 +61,10 @@ class DraftModel:
     model: from `load_model`, on the device of the engine's model. tokens: most tokens of a draft, 1 to 64. adaptive: as
     in `PromptLookup`. The draft model's keys and values lie in pages of their own, as many as the engine has.
 
-    It draws by the sequence's own options and numbers: where both models agree on the probabilities, they draw the same
-    token.
+    rule: "same": a drawn token of the draft is kept where the engine's model draws it, too, by the same number, so that
+    a seed gives the text that it gives without drafts. "rejection": it is kept by the rule of Leviathan et al., which
+    keeps more of them; texts have the distribution of the engine's model, and a seed gives the same text only for the
+    same drafts (adaptive=False, and pages enough). Computed on the host. Greedy texts are the same under either.
 
     Raises ValueError.
     """
@@ -69,9 +72,12 @@ class DraftModel:
     model: Model
     tokens: int = 4
     adaptive: bool = True
+    rule: str = "same"
 
     def __post_init__(self) -> None:
         _check("speculation.tokens", self.tokens, 1, MAX_DRAFT)
+        if self.rule not in RULES:
+            raise ValueError(f"generate: speculation.rule={self.rule!r}; one of {', '.join(RULES)} is needed")
 
 
 Speculation = PromptLookup | DraftModel
