@@ -183,8 +183,10 @@ constexpr const char* kTorchOps[] = {"attention",
                                      "rope_table",
                                      "softmax",
                                      "swiglu"};
-// Those of them that have a gradient.
-bool has_gradient(const std::string& op) { return op.rfind("kv_", 0) != 0 && op != "attention_paged" && op != "attention_mla_decode"; }
+// Whether one of these ops has a gradient.
+bool has_gradient(const std::string& op) {
+  return op.rfind("kv_", 0) != 0 && op != "attention_paged" && op != "attention_mla_decode";
+}
 
 std::string torch_op(const std::string& op) {
   for (const char* known : kTorchOps)

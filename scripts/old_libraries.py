@@ -30,7 +30,7 @@ ONCE_APART = {
     "librt.so.1": r"(__)?(aio|lio|mq|shm|timer)_",
     "libpthread.so.0": r"_*pthread_|(sem|thrd|mtx|cnd|tss)_|call_once$",
 }
-# Of libraries that nothing here needs: not offered.
+# Libraries that nothing here needs are not offered.
 ELSEWHERE = r"(__)?(dn|ns|res)_|gai_|getaddrinfo_a|log(in|out|wtmp)|(open|fork)pty"
 # Names newer than glibc 2.28 that headers and libstdc++.a use. "There may be other threads" is always right. From glibc
 # 2.38 on, headers rename the readers of numbers to those of C23, which take 0b101 too; the old ones do not.
@@ -77,7 +77,7 @@ def exported(library: pathlib.Path) -> list[Symbol]:
 
 
 def old_interface(symbols: list[Symbol]) -> list[Symbol]:
-    """Of each name the newest version that is allowed."""
+    """The newest allowed version of each name."""
     newest: dict[str, Symbol] = {}
     for symbol in symbols:
         if allowed(symbol.version) and (

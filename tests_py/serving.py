@@ -38,7 +38,7 @@ class Server:
         self.thread = threading.Thread(target=self.uvicorn.run, kwargs={"sockets": [self.listener]}, daemon=True)
 
     def stop(self) -> None:
-        """As a signal does: returns when all answers are complete."""
+        """Stops the server as a signal does, and returns when all answers are complete."""
         self.uvicorn.should_exit = True
         self.thread.join(120)
         assert not self.thread.is_alive()

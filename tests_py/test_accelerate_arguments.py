@@ -429,7 +429,7 @@ def test_known_processors_stay_on_the_engine() -> None:
     "more", [{}, {"logits_processor": [Favour()]}, {"do_sample": True}], ids=["greedy", "a processor", "sampled"]
 )
 def test_nan_weights_are_an_error(more: dict[str, Any]) -> None:
-    """Where the stock greedy search emits token 0 for ever."""
+    """The stock greedy search emits token 0 for ever there."""
     model = accelerate(make("llama"), page_size=16)
     with torch.no_grad():
         model.lm_head.weight[17, 3] = float("nan")

@@ -202,7 +202,7 @@ SMALL = ("half and back", "bfloat16 and back", "a head that is tied", "resized",
 
 @pytest.fixture(params=["gpt2", "gpt2 as on a GPU", "llama", "llama-3.2 as on a GPU", "qwen2"])
 def family(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """As on a GPU: Conv1D's matrices are turned, and the output layer has rows to a multiple of 64."""
+    """A model kept as on a GPU: Conv1D's matrices are transposed, and the output layer's rows are a multiple of 64."""
     if request.param.endswith("GPU"):
         rows = TorchArrays.output_rows
 
@@ -242,7 +242,7 @@ def test_generate_change_generate(family: str, name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_another_dtype(family: str, dtype: Any) -> None:
-    """As an engine that was made in that dtype; Transformers' own tokens are compared in float32 above."""
+    """The tokens are those of an engine made in that dtype; the test above compares Transformers' own in float32."""
     model = accelerate(make(family), page_size=16)
     ours(model)
     model.to(dtype)
@@ -405,7 +405,7 @@ def test_refused_with_a_sentence_until_it_is_undone(name: str) -> None:
 
 
 def test_dropout_is_refused_when_it_would_happen() -> None:
-    """Not at `accelerate`, and not where nothing is dropped; switching the mode makes nothing anew."""
+    """`accelerate` does not refuse it, nor does a call that drops nothing; switching the mode rebuilds nothing."""
     model = accelerate(make("gpt2").train(), page_size=16)
     inner = model.flashkernel.model
     with pytest.raises(NotImplementedError, match=r"drop drops out 0\.1 of its values .*call model\.eval"):

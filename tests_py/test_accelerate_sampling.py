@@ -42,7 +42,7 @@ def test_greedy_with_biases_is_the_engines_own(options: dict[str, Any], only_the
 
 
 def test_penalties_of_openai(only_the_engine: None) -> None:
-    """By keyword; the stock model with the processor gives the same ids, and other ones than without penalties."""
+    """Penalties by keyword give the ids of the stock model with the processor, and other ids than without them."""
     options: dict[str, Any] = dict(
         max_new_tokens=24, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(IDS)
     )

@@ -73,7 +73,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def training_result() -> dict[str, Any]:
-    """As scripts/compare_training.py writes it."""
+    """A result as scripts/compare_training.py writes it."""
     runs = [
         {
             "kernels": kernels,

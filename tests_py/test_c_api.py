@@ -36,7 +36,7 @@ def test_the_c_header_has_it(op: str) -> None:
 
 
 def test_a_promised_function_neither_goes_nor_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is made is compared above; here: the tool adds lines to the promise and takes none away."""
+    """The tool adds lines to the promise and takes none away. (The test above compares what it makes.)"""
     made = c_api.files()
     monkeypatch.setattr(c_api, "files", lambda: {c_api.PROMISED: made[c_api.PROMISED].replace("int64_t*", "int32_t*")})
     monkeypatch.setattr(sys, "argv", ["c_api"])

@@ -461,7 +461,7 @@ def test_layouts_that_are_refused(layout: str, tmp_path: Path) -> None:
 
 
 def test_mutated_folders_compute_what_transformers_computes(tmp_path: Path) -> None:
-    """Of some hundred seeded changes to configs, indices and weights, those that both load: prefill, decode and eos."""
+    """Some hundred seeded changes to configs, indices and weights. What both load agrees in prefill, decode and eos."""
     fuzzer = checkpoint_fuzz.Fuzzer(tmp_path)
     ids = [token % 24 for token in IDS]
     compared = 0

@@ -39,7 +39,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of address sp
 @linux
 @pytest.mark.parametrize("seed", range(2))
 def test_mutated_folders_get_typed_errors(seed: int) -> None:
-    """In a process of its own: a crash or an abort there is a failure here."""
+    """The folders are loaded in another process: a crash or an abort there is a failure here."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(
         [sys.executable, checkpoint_fuzz.__file__, str(seed), "1500"],

@@ -134,7 +134,7 @@ def test_missing_torch_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 def test_command_is_installed_and_needs_no_torch(tmp_path: Path) -> None:
-    """As a user runs it: another process, where torch and transformers can't be imported."""
+    """The command runs as a user starts it: another process, where torch and transformers can't be imported."""
     for name in ("torch", "transformers"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not here')\n")
     environment = {

@@ -188,7 +188,7 @@ def test_every_pair_is_worked_on_once(kind, bounds) -> None:
 
 
 def test_zigzag_is_two_calls_at_most() -> None:
-    """Of a causal zig-zag a rank makes one call a step: all queries over half of the keys, or half over all."""
+    """In a causal zig-zag a rank makes one call a step: all queries over half of the keys, or half over all."""
     chunks = layout.chunks_of((64,) * 4, "zigzag")
     for reader, owner in itertools.product(range(4), repeat=2):
         (call,) = layout.calls(chunks[reader], chunks[owner], None, 0)

@@ -434,7 +434,7 @@ def test_an_lse_changes_nothing_of_the_output(dim, batch, heads_kv):
 @pytest.mark.parametrize("dim", [64, 96, 128])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["f16", "bf16"])
 def test_a_last_round_for_half_of_the_gpu(dtype, dim):
-    """In any order, two blocks share an item of the last two rounds; in order, each item is one block's."""
+    """Where sums may have any order, two blocks share an item of the last two rounds; else each item has one block."""
     blocks = torch.cuda.get_device_properties(0).multi_processor_count
     heads = next(h for h in range(1, 400) if 9 * h > 2 * blocks and blocks < 3 * (9 * h % blocks) < 2 * blocks)
     q, grad = (normal(1, heads, 1640, dim, dtype=dtype, seed=s) for s in (0, 3))

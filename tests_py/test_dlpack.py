@@ -46,7 +46,7 @@ class TestImport:
         assert isinstance(out, np.ndarray)
 
     def test_torch_gets_tensors_of_its_own_making(self):
-        """Not views of foreign memory: a storage that can be resized, and in every dtype and shape."""
+        """They are no views of foreign memory: their storage can be resized, in every dtype and shape."""
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             for shape in ((2, 3), (0, 3), (1, 2, 1, 2)):
                 values = torch.ones(shape, dtype=dtype)

@@ -91,7 +91,7 @@ ALIASES = {"flashkernel": "fk", "flashkernel.torch": "fkt", "flashkernel.triton"
 
 
 def test_a_module_has_one_alias():
-    """In pages, docstrings, examples and tests: what is read in one place is so in the next."""
+    """A module has the same alias in pages, docstrings, examples and tests."""
     folders = ("bindings", "docs", "examples", "lab", "python", "scripts", "tests_py", "tools")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     wrong = []

@@ -194,7 +194,7 @@ def test_tokens_equal_the_model_that_was_written(case: str, tmp_path: Path, recw
     ],
 )
 def test_a_field_matters(case: str, key: str, value: Any, tmp_path: Path) -> None:
-    """With another value the tokens are others, so that the test above would see it unread."""
+    """Another value gives other tokens, so the test above would fail if the field were not read."""
     model = family_model(CASES[case][0], **CASES[case][1])
     file = converted(model, arch_of(case))
     file.metadata[key] = value

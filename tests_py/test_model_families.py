@@ -123,7 +123,7 @@ def test_logits_and_tokens_equal_the_stock_model(
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_feature_matters(feature: str) -> None:
-    """Without it the logits are others, so that the test above would see it missing."""
+    """Without the feature the logits are others, so the test above would fail if it were missing."""
     case, changes = FEATURES[feature]
     stock = family_model(case)
     tensors = {name: tensor.detach() for name, tensor in stock.named_parameters(remove_duplicate=False)}

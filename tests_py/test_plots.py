@@ -26,7 +26,7 @@ def drawn() -> list[plots.Figure]:
 
 
 def check_legend(made: Any) -> None:
-    """As laid out: every legend inside of the picture, and no curve, mark or axes behind it."""
+    """Every legend lies inside the picture, and no curve, mark or axis behind it."""
     canvas = FigureCanvasAgg(made)
     canvas.draw()
     renderer = canvas.get_renderer()
@@ -101,7 +101,7 @@ def seen(colour: str, sight: str) -> np.ndarray:
 
 
 def test_lines_of_a_picture_are_told_apart(drawn: list[plots.Figure]) -> None:
-    """By colour, or by how they are drawn: dashes and marks."""
+    """Lines differ in colour, or in dashes and marks."""
     for figure in drawn:
         for lines in figure.panels.values():
             for one, other in itertools.combinations(lines, 2):

@@ -56,7 +56,7 @@ def quickstart(environment: dict[str, str], *words: str, closed: bool = False, *
 
 @pytest.mark.parametrize("stdin", ["/dev/null", "spaces", "closed"])
 def test_without_a_message_it_asks_one_of_its_own(stdin: str, environment: dict[str, str]) -> None:
-    """As in a Dockerfile: the run ends well, shows an answer, and says how to go on."""
+    """Without a terminal, as in a Dockerfile, the run ends well, shows an answer, and says how to go on."""
     given: dict[str, object] = {"input": " \n\n"} if stdin == "spaces" else {"stdin": subprocess.DEVNULL}
     out = quickstart(environment, closed=stdin == "closed", **given)
     assert "asked: What is the capital of France?\n" in out

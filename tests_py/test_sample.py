@@ -16,7 +16,7 @@ ROWS, VOCAB = 40, 700
 
 
 def options(random: np.random.Generator, rows: int = ROWS) -> dict[str, np.ndarray]:
-    """Of each row others, some rows greedy."""
+    """Options that differ from row to row; some rows are greedy."""
     return {
         "temperature": random.choice([0.0, 0.25, 0.75, 1.0, 3.0], rows).astype(np.float32),
         "top_k": random.choice([0, 1, 3, 40, VOCAB + 5], rows).astype(np.int32),

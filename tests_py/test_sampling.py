@@ -263,7 +263,7 @@ def test_nan_with_everything_is_an_error() -> None:
 def test_draws_that_sort_little_are_those_that_sort_all(
     seed: int, scale: float, top_k: int, top_p: float, min_p: float, typical_p: float, ties: bool
 ) -> None:
-    """Of a larger vocabulary only the best tokens are sorted; torch's path sorts all of them."""
+    """With a larger vocabulary only the best tokens are sorted; torch's path sorts all of them."""
     random = np.random.default_rng(seed)
     logits = (random.standard_normal((8, 3000)) * scale).astype(np.float32)
     logits = np.round(logits) if ties else logits

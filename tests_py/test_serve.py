@@ -381,7 +381,7 @@ def test_logits_that_are_not_finite_end_one_job(server: Server, monkeypatch: pyt
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_engine_thread_that_ends_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who wait are told, and so are those who come later."""
+    """Requests that wait get an error, and so do later ones."""
 
     def broken(self: TextOutput) -> str:
         raise RuntimeError("planted")

@@ -212,8 +212,8 @@ def test_nan_inside_of_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("kv_dtype", [None, "int8"])
 def test_the_form_of_a_graph(window: int | None, kv_dtype: str | None) -> None:
-    """As many places for each sequence, what a CUDA graph needs: the same tokens, with empty places before a draft and
-    rows without a sequence, over windows and 8-bit pages.
+    """Each sequence has the same number of places, as a CUDA graph needs. The tokens are the same with empty places
+    before a draft and rows without a sequence, over windows and 8-bit pages.
     """
     model = llama(HostArrays(), model_type="mistral", sliding_window=window) if window else MODELS["numpy"]
     prompts = PROMPTS[:3]

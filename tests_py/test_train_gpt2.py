@@ -168,7 +168,7 @@ def example() -> ModuleType:
 
 
 def test_muon_is_torchs(example: ModuleType) -> None:
-    """With whole matrices; batches of products round a little differently."""
+    """The step equals torch's Muon on whole matrices; batches of products round a little differently."""
     shapes = [(8, 24), (24, 8), (8, 8), (8, 24)]
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(shape, generator=generator) for shape in shapes]

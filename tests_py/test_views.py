@@ -188,7 +188,7 @@ def expect_refused_overlap_within(call: OpCall) -> None:
 
 
 class Triton:
-    """In the place of the module flashkernel: the Triton ops on the memory of NumPy arrays, in the interpreter."""
+    """Stands in for the module flashkernel: the Triton ops on the memory of NumPy arrays, in the interpreter."""
 
     def __getattr__(self, name: str) -> Any:
         import torch
@@ -226,7 +226,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @each_triton_call
 def test_triton_refuses_the_overlap_that_the_library_refuses(call: OpCall, triton: None) -> None:
-    """With nothing written; and what both serve gives what copies give."""
+    """A refused call writes nothing, and a call that both serve gives the result of copies."""
     refused = 0
     for name in call.written:
         tried = False
@@ -272,7 +272,7 @@ def test_what_triton_writes_names_no_element_twice(call: OpCall, triton: None) -
 
 
 def test_triton_tells_shared_memory_exactly() -> None:
-    """Of random small views: against the addresses of all of their elements."""
+    """Random small views: the answer is compared with the addresses of all of their elements."""
     if not HAS_TRITON_WHEELS:
         pytest.skip(NO_TRITON_WHEELS)
     import torch

@@ -305,7 +305,7 @@ def test_eight_bit_pages(kv_cache_dtype: str, pages: torch.dtype) -> None:
 @pytest.mark.parametrize("heads_first", [True, False])
 @pytest.mark.parametrize("kv_cache_dtype", ["int8_per_token_head", "fp8_per_token_head"])
 def test_pages_with_a_scale_of_each_token_and_head(kv_cache_dtype: str, heads_first: bool) -> None:
-    """In the tensor that vLLM makes for the backend's spec; vLLM gives these layers no scales."""
+    """The pages lie in the tensor that vLLM makes for the backend's spec; vLLM gives these layers no scales."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, get_kv_quant_mode
 
     is_int8 = kv_cache_dtype.startswith("int8")

@@ -52,7 +52,7 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def points(rows: Iterable[dict[str, Any]], known: dict[str, dict[str, float]]) -> list[Point]:
-    """Of a GPU's rows that have our rate and a peer's; ours is the faster of our modes where the peer's is not
+    """Points of a GPU's rows that have our rate and a peer's; ours is the faster of our modes where the peer's is not
     deterministic either. known: what `recorded` has, for an H200's rows; else nothing."""
     found = []
     for row in rows:

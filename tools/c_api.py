@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-# Of kv_ops.hpp: another form of kv_append, and what check_block_table throws, as numbers.
+# Functions of kv_ops.hpp that are no op: another form of kv_append, and the numbers that check_block_table throws.
 MORE_FUNCTIONS = ("kv_append_to_sequences", "find_bad_page")
 PROMISED = "tests_cpp/c_api/functions.txt"
 GLUE = "~"  # a space at which no line is broken

@@ -21,7 +21,7 @@ NODE = 8  # GPUs that NVLink joins
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one GPU: FLOP/s of attention, and bytes/s that it receives while it sends as many."""
+    """Rates of one GPU: FLOP/s of attention, and bytes/s that it receives while it sends as many."""
 
     forward: float = 600e12
     backward: float = 550e12
@@ -29,7 +29,7 @@ class Rates:
     network: float = 45e9
 
     def link(self, gpus: int) -> float:
-        """Of the slowest message of a step: some leave the node as soon as there is more than one."""
+        """Bytes/s of a step's slowest message. Some messages leave the node as soon as there is more than one node."""
         return self.nvlink if gpus <= NODE else self.network
 
 

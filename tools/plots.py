@@ -82,7 +82,7 @@ def _panel(row: dict[str, Any], kind: str) -> str:
 
 
 def _note(machine: dict[str, Any], labels: dict[str, str]) -> str:
-    """Where and when, and whose version the run has not kept."""
+    """The line below a plot: machine and date, and the peers whose version the run does not record."""
     where = str(machine.get("gpu") or f"{machine.get('cpu', '?')}, {machine.get('threads', '?')} threads")
     bare = [
         label for name, label in sorted(labels.items()) if label in peers.NAMES.values() and peers.has_version(name)
@@ -92,7 +92,7 @@ def _note(machine: dict[str, Any], labels: dict[str, str]) -> str:
 
 
 def figures(section: str, rows: Iterable[dict[str, Any]], machine: dict[str, Any] | None = None) -> list[Figure]:
-    """Of the rows that have a sequence and a head_dim; only panels with two points or more on some line."""
+    """Figures of the rows that have a sequence and a head_dim. A panel needs a line of two points or more."""
     found: dict[str, Figure] = {}
     for row in rows:
         shape = row["shape"]

@@ -82,7 +82,7 @@ class Launch(dict[str, float]):
 
     @property
     def flop(self) -> float | None:
-        """By counters: fp32 lanes, and the tensor cores' operations where ncu counts them."""
+        """Operations by ncu's counters: fp32 lanes, and tensor cores where ncu counts them."""
         if "ffma" not in self:
             return None
         types = ("f16", "bf16", "tf32")

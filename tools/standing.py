@@ -56,7 +56,7 @@ class Suite:
 
     @property
     def is_survey(self) -> bool:
-        """Of shapes from models and servers, by `flashkernel bench survey`."""
+        """Whether `flashkernel bench survey` wrote it: shapes from models and servers."""
         return str(self.runs[0]["command"]).startswith("flashkernel bench survey")
 
     @property

@@ -98,7 +98,7 @@ def describe(source: str, code: dict[str, str], logs: dict[str, str]) -> list[di
                 "blocks_per_sm": blocks,
                 "instructions": len(path),
                 "mix": mix(path),
-                # Of a block's turn: each of its warps in a part of the multiprocessor.
+                # Cycles of a block's turn: the warps that it has in one part of the multiprocessor.
                 "pipes": {unit: round(warps * cycles) for unit, cycles in pipe_cycles(path, machine).items()},
                 "simulated": round(simulate(path, machine, blocks, warps) / blocks),
             }
@@ -160,7 +160,7 @@ def work_of(kernel: str) -> tuple[float, float]:
 
 
 def seconds(kernel: str, tflops: float) -> float:
-    """Of that call on a T4 at that rate, or of its bytes from DRAM, if they take longer."""
+    """Seconds of the call on a T4 at that rate, or of reading its bytes from DRAM if that takes longer."""
     flop, size = work_of(kernel)
     return max(flop / tflops * 1e-12, size / MACHINES["t4"].dram_gb * 1e-9)
 

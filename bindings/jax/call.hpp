@@ -151,7 +151,7 @@ ffi::Error handle(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::
   }
 }
 
-/// Of every handler.
+/// What every handler binds: all arguments, results and attributes.
 inline auto binding() { return ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs(); }
 
 }  // namespace flashkernel::jax

@@ -69,7 +69,7 @@ void named_barrier(unsigned id, unsigned threads, bool wait, Where where) {
   if (wait) suspend();
 }
 
-// That of the current thread's cluster.
+// The barrier of the current thread's cluster.
 static Barrier& cluster_barrier() { return machine().blocks[current->rank - cluster_rank()].cluster_barrier; }
 
 void cluster_arrive(Where where) {

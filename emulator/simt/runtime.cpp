@@ -42,7 +42,8 @@ int compute_capability() {
   return value;
 }
 
-// Of one block, opted in (CUDA C++ programming guide, technical specifications per compute capability).
+// Shared memory of one block that opted in (CUDA C++ programming guide, technical specifications per compute
+// capability).
 int most_shared_bytes() {
   switch (compute_capability()) {
     case 75: return 64 * 1024;

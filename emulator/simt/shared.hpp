@@ -35,7 +35,7 @@ struct SharedPlace {
 };
 std::size_t shadow_cells();
 bool find_shared(const void* address, SharedPlace*);
-/// Of a 32-bit address, the current thread's block's or one that map_shared made.
+/// For a 32-bit address of the current thread's block, or one that map_shared made.
 SharedPlace place_of(std::uint32_t shared_address);
 
 /// Forgets the copies that a thread of the last block never waited for.

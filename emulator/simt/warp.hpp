@@ -25,7 +25,7 @@ struct Warp {
   WgmmaQueue wgmma;
 };
 
-/// Of the current thread's warp.
+/// A thread of the current thread's warp.
 inline const Thread& lane(unsigned number) { return *current->warp->threads[number]; }
 
 }  // namespace simt

@@ -26,7 +26,7 @@ struct Device {
 /// Most dims of a tensor.
 inline constexpr int kMaxDims = 8;
 
-/// Of a linear layer.
+/// What a linear layer applies to its result.
 enum class Activation : std::uint8_t {
   kNone,
   kGeluTanh,  ///< 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
@@ -43,7 +43,7 @@ enum class WeightFormat : std::uint8_t {
   kQ8_0,  ///< uint8 [out, in / 32 * 34]: GGUF's Q8_0, an fp16 scale d before 32 int8; d * q
 };
 
-/// Of a loss over the rows.
+/// What becomes of the losses of the rows.
 enum class Reduction : std::uint8_t { kNone, kSum, kMean };
 
 }  // namespace flashkernel

@@ -45,7 +45,7 @@ class AttentionOptions(NamedTuple):
     """What the slopes are multiplied with: "distance", "signed" or "sqrt"."""
 
     def keywords(self) -> dict[str, Any]:
-        """As the ops take them. What is None is left out: that is its default, and not every op has a bias."""
+        """The options as keywords of an op, without those that are None: not every op has a bias."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     def refusal(self) -> str | None:

@@ -5,7 +5,7 @@
 
 namespace flashkernel {
 
-/// Of num_workers() threads, those that a call of so many steps is worth: one for each 32768 (the environment variable
+/// How many of the num_workers() threads a call of so many steps is worth: one for each 32768 (the environment variable
 /// FLASHKERNEL_STEPS_PER_THREAD). A step is a multiplication with an addition, or an element read and written; so many
 /// take 2 to 10 us of a core. To wake a thread takes some 30, so a tiny call runs in its caller. No result depends on
 /// it.

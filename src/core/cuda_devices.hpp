@@ -5,7 +5,7 @@
 
 namespace flashkernel {
 
-/// Of a device that does not exist, the compute capability is 0, and so is all else. Cached, never throws.
+/// The facts of a GPU. All numbers are 0 for a device that does not exist. Cached, never throws.
 const DeviceFacts& cuda_device_facts(int index) noexcept;
 
 /// 75 for compute capability 7.5; 0 when there is no such device. Cached, never throws.

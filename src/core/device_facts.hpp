@@ -17,8 +17,8 @@ struct DeviceFacts {
   int num_sms = 0;
   int max_shared_bytes_per_block = 0;       // with the opt-in
   const ClusterCounts* clusters = nullptr;  // null: plans ask the runtime about the kernel that they are for
-  /// Of a call, not of the device: it is made in the invariant mode. A plan then cuts sums alike for all calls of a
-  /// kind.
+  /// Whether the call is made in the invariant mode: a fact about the call, not the device. A plan then cuts sums alike
+  /// for all calls of a kind.
   bool invariant = false;
 };
 

@@ -70,7 +70,8 @@ constexpr std::array<char, 48> text_of_head_dims() {
 }
 template <const char* const& kFamily, int kQkDim, int kVDim>
 inline constexpr std::array<char, 48> kTextOfHeadDims = text_of_head_dims<kFamily, kQkDim, kVDim>();
-/// Of a family's instance: "tiled_sm80_d128", or "tiled_sm80_d192_v128" where the head dim of values is another one.
+/// The name of a family's instance: "tiled_sm80_d128", or "tiled_sm80_d192_v128" where the head dim of values is
+/// another one.
 template <const char* const& kFamily, int kQkDim, int kVDim>
 inline constexpr const char* of_head_dims = kTextOfHeadDims<kFamily, kQkDim, kVDim>.data();
 

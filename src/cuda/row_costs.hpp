@@ -20,7 +20,7 @@ inline constexpr std::int64_t kShortestRowOfRing = 1024;
 /// With more, 16-bit elements spill: five times slower than walking the row.
 inline constexpr std::int64_t kMostHeldOf16Bits = 64 * 1024, kMostHeldOf32Bits = 128 * 1024;
 
-/// Of norms' gradients, whose sums of columns lie in registers too.
+/// The same for gradients of norms, whose sums of columns lie in registers too.
 inline constexpr std::int64_t kMostHeldByNormBwd = 16 * 1024;
 
 inline std::int64_t row_bytes(DType dtype, std::int64_t columns) {

@@ -93,7 +93,8 @@ constexpr KernelEntry<Params> by_mode(const char* name, Devices devices, const c
                      launch_by_mode<Params, kLaunch>);
 }
 
-// Which calls have a row's arithmetic in the invariant mode, of those that no row before it has (KernelEntry).
+// The functions below say which calls a row serves in the invariant mode. A call belongs to the first row of the table
+// whose function says yes (KernelEntry).
 
 /// Copies leave by the copy engine, whose rows are 16 bytes: dims are whole vectors of 16-bit elements.
 constexpr bool is_eights(std::int64_t a, std::int64_t b) { return a % 8 == 0 && b % 8 == 0; }
@@ -134,7 +135,7 @@ bool is_held(const SoftmaxOrItsGradient& p) {
   return cuda::is_held_row(p.dtype, p.columns) && is_whole_vectors(p.dtype, p.columns);
 }
 
-/// Of gradients of norms: whole vectors, in a shape that every GPU runs.
+/// Whether rows of a norm's gradient are whole vectors of 16 bytes, in a form that every GPU has a kernel for.
 inline bool is_in_vectors(const NormBackwardParams& p) {
   const bool weights = !p.weight || p.weight.dtype == p.dtype || p.weight.dtype == DType::kFloat32;
   return p.rows > 0 && weights && is_whole_vectors(p.dtype, p.features) &&

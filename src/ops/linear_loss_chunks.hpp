@@ -13,10 +13,11 @@ namespace flashkernel {
 
 /// Columns that a block sums at once: 16 a thread of 256.
 inline constexpr std::int64_t kCudaLossSegment = 4096;
-/// Of logits: they stay in the L2 of a Hopper GPU (50 MB) between the product that writes them and the kernel that
-/// reads them, and 4096 rows of 4096 columns in half precision are four rounds of its multiprocessors.
+/// The most bytes of logits at once. So many stay in the L2 of a Hopper GPU (50 MB) between the product that writes
+/// them and the kernel that reads them, and 4096 rows of 4096 columns in half precision are four rounds of its
+/// multiprocessors.
 inline constexpr std::int64_t kCudaLogitBytes = std::int64_t{32} << 20;
-/// Of a part of the weight's gradient that is not written where it belongs.
+/// The most bytes of a part of the weight's gradient that is summed apart before it is added to the gradient.
 inline constexpr std::int64_t kCudaPartBytes = std::int64_t{64} << 20;
 /// On the CPU 512 rows of 1024 columns are 2 MiB of fp32, which a core's or its neighbours' cache holds.
 inline constexpr std::int64_t kCpuLossSegment = 1024, kCpuLossRows = 512;

@@ -33,7 +33,7 @@ static inline FK_HOST_DEVICE void join_columns(LossState& row, const LossState& 
   row.weight += next.weight;
 }
 
-/// Of a row that was seen whole: its cross-entropy, without its z-loss.
+/// The cross-entropy, without z-loss, of a row whose columns have all been seen.
 static inline FK_HOST_DEVICE float loss_of(const LossState& row, float smoothing, float target_weight, float classes) {
   const float log_sum = logf(row.sum), origin = loss_origin(row.maximum);
   const float loss = target_weight * (log_sum + (origin - row.hit));

@@ -19,7 +19,7 @@ using Unsigned = std::uint64_t;  // wraps where a view is not sane, which is loo
 Unsigned unsigned_magnitude(std::int64_t value) {
   return value < 0 ? Unsigned{0} - static_cast<Unsigned>(value) : static_cast<Unsigned>(value);
 }
-/// Of strides known to be sane.
+/// The absolute value. Strides were checked before: none is the least int64, which has none.
 std::int64_t magnitude(std::int64_t value) { return value < 0 ? -value : value; }
 
 std::int64_t gcd(std::int64_t a, std::int64_t b) {
@@ -120,7 +120,7 @@ class Equation {
       if (--*work < 0) return Overlap::kUnknown;
       const std::int64_t rest = target - step * x;
       if (rest % divisor != 0) continue;
-      // Of the values to come, only those of the same remainder leave a multiple of the divisor.
+      // Of the values that follow, only those with the same remainder leave a multiple of the divisor.
       stride = divisor / gcd(step, divisor);
       const Overlap found = search(i - 1, rest, work);
       if (found != Overlap::kNo) return found;

@@ -48,10 +48,10 @@ inline bool is_invariant_call(const ExecutionContext& context) noexcept {
   return context.invariant || invariant_scopes.load(std::memory_order_relaxed) > 0;
 }
 
-/// Of the processor: its CPU features alone.
+/// The facts of the processor: its CPU features alone.
 const DeviceFacts& processor_facts();
 
-/// Of the processor, or of a GPU. A GPU that does not exist has the compute capability 0.
+/// The facts of the processor or of a GPU. A GPU that does not exist has the compute capability 0.
 inline const DeviceFacts& facts_of(Device device) {
   return device.is_cuda() ? cuda_device_facts(device.index) : processor_facts();
 }
@@ -62,9 +62,10 @@ inline bool is_available(const RowState& row, const DeviceFacts& facts) noexcept
   return row.cc_min <= facts.compute_capability && facts.compute_capability <= row.cc_max;
 }
 
-/// Of a row that is not available: what it needs and what is there, by name.
+/// Why a row is not available: what it needs and what the device has, by name.
 std::string why_unavailable(const RowState& row, Device device, const DeviceFacts& facts);
-/// Of a row that accepts a call of the invariant mode and has another arithmetic than calls of its kind; null: none.
+/// Why a row that accepts a call is not used in the invariant mode: its arithmetic is not the one of such calls
+/// (`arithmetic`; null: no row has it).
 std::string why_not_invariant(const RowState& row, const char* arithmetic);
 std::string lacking_features(std::uint32_t needed, std::uint32_t present);      // bits of CpuFeature
 std::string other_capability(int least, int most, int present, Device device);  // 75 = 7.5

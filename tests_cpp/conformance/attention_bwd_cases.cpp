@@ -437,7 +437,8 @@ void long_cases(CaseList& list, DType dtype) {
     list.add(std::string("long_varlen_") + mask.name + "_" + short_name(dtype),
              [varlen](Call& call) { build_attention_varlen_backward(call, varlen); });
   }
-  // So many keys that first tiles come early there, too: of six sequences, two groups on an H200, six in the emulator.
+  // Enough keys for the first tiles to come early here too: six sequences in two groups on an H200, six in the
+  // emulator.
   varlen.common.mask = kFull;
   varlen.common.any_order = true;
   varlen.common.repeats = 1;

@@ -42,7 +42,7 @@ void mask_cases(const Add& add, DType dtype) {
                            return false;
                          }};
     add("tree" + suffix, spec);
-    // Of each head. Row 4 sees nothing, keys 64 to 191 nobody from query 64 on; NaN lies behind the mask.
+    // A mask for each head. Row 4 sees no key; no query from 64 on sees keys 64 to 191. Hidden elements are NaN.
     spec.bits = BitsSpec{{2, 4, 150}, [](auto b, auto h, auto i, auto j) {
                            if (i == 4 || j == 77 || (i >= 64 && j >= 64 && j < 192)) return false;
                            return scattered(b, h, i, j);

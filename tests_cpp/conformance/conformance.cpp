@@ -266,7 +266,7 @@ class ConformanceTest : public ::testing::Test {
     bool ran_usual = false;
     for (const int threads : {usual, 1, 2, 3}) {
       if (threads != usual && device().is_cuda()) break;  // the CPU's threads change nothing there
-      // Nor do they change what a scalar kernel does with memory: it splits its work without asking for their number.
+      // A scalar kernel splits its work without asking for the number of threads, so it does the same with memory.
       if (threads != usual && is_oracle && !expected) break;
       if (threads == usual && ran_usual) continue;
       ran_usual = true;

@@ -16,7 +16,7 @@ void device_free(Device device, void* pointer);
 void copy_to_device(Device device, void* to, const void* from, std::size_t bytes);
 void copy_from_device(Device device, void* to, const void* from, std::size_t bytes);
 
-/// Of the first device; 0 if there is none.
+/// Multiprocessors of the first GPU; 0 if there is none.
 int multiprocessors();
 
 }  // namespace flashkernel::conformance

@@ -28,7 +28,7 @@ struct Spec {
   DType cache() const { return is_quantized(pages_dtype) ? pages_dtype : dtype; }
 };
 
-/// Of 8-bit pages: one a head, given; or one a token and head. Absent otherwise.
+/// Scales of 8-bit pages: one for each head, given; or one for each token and head. Absent for other pages.
 KvScales make_scales(Call& call, const Spec& s, bool written) {
   if (!is_quantized(s.pages_dtype)) return {};
   KvScales scales;

@@ -224,7 +224,7 @@ void forward_cases(CaseList& list) {
     // Results of 192 columns leave by the copy engine: without a pre-activation, with tanh-GELU or no activation.
     waves("o544_long", 1544, 544, Activation::kGeluTanh, [](Spec& spec) { spec.y.gap = 8; });
     waves("o544_long_silu", 1544, 544, Activation::kSilu, [](Spec&) {});
-    // Nor where tiles have fewer rows than a copy brings: three of 192 columns a multiprocessor.
+    // They do not where tiles have fewer rows than a copy brings: three tiles of 192 columns a multiprocessor.
     add("short_rows", {dtype, 100, 392, gpu ? 76032 : 2304, false, Activation::kNone}, "/large/ping_pong");
     for (const LinearEdge& edge : kLinearEdges) {
       Spec edges{dtype,   gpu ? kEdgeRows : kEdgeRowsEmulated,

@@ -32,7 +32,7 @@ namespace {
 constexpr std::int64_t kGuard = 64;                           // watched elements on both sides
 constexpr std::int64_t kSparseBytes = std::int64_t{1} << 26;  // 64 MiB: from here on, only around the elements
 
-// Of an IEEE format: as types, so that a loop over elements knows its format while it is compiled.
+// An IEEE format as a type: a loop over elements knows its format while it is compiled.
 template <int kMantissa, int kExponent>
 struct Format {
   static constexpr int mantissa_bits = kMantissa, exponent_bits = kExponent, bias = (1 << (kExponent - 1)) - 1;
@@ -187,10 +187,10 @@ std::uint64_t Random::bits() {
 
 double Random::uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
 
-// Of two uniform numbers in [0, 1): sqrt(-2 log(1 - u)) cos(2 pi v). Tests spend a good part of their time on it, so
-// that logarithm and cosine are polynomials without a branch, which compilers make vectors of; within two units in the
-// last place of a double. Written out, since under a sanitizer a loop over the coefficients stays one, with its
-// divisions.
+// A normal number from two uniform ones in [0, 1): sqrt(-2 log(1 - u)) cos(2 pi v). Tests spend a good part of their
+// time on it, so that logarithm and cosine are polynomials without a branch, which compilers make vectors of; within
+// two units in the last place of a double. Written out, since under a sanitizer a loop over the coefficients stays one,
+// with its divisions.
 FK_INLINE double box_muller(double u, double v) {
   // 1 - u = m 2^e with m between sqrt(1/2) and sqrt(2); log(m) by the series of 2 artanh(s), |s| < 0.172.
   constexpr std::uint64_t kRootHalf = 0x3fe6a09e667f3bcdull, kOffset = 64;

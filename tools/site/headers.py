@@ -79,7 +79,7 @@ def _public(code: str) -> str:
 
 
 def _unconditional(body: str) -> str:
-    """Without what is for one compiler or language alone."""
+    """The text of a header without the parts for one compiler or language."""
     kept, depth = [], 0
     for line in body.splitlines():
         depth += line.startswith("#if")

@@ -312,7 +312,7 @@ def rope_tables(s: Settings, dtype: str, seq: int, dim: int, theta: float = 1000
 
 
 def rope(q: Any, k: Any, cos: Any, sin: Any) -> Any:
-    """As Transformers does it: rotate_half with tables of the full head dim, made beforehand."""
+    """RoPE as in Transformers: rotate_half with tables of the full head dim, made beforehand."""
     cat = require_torch().cat
 
     def rotate(x: Any) -> Any:

@@ -212,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """As it could be typed again, without the places of files."""
+    """The command line of this run, without paths of files."""
     words = ["flashkernel bench", *args.group]
     for name in ("kernels", "without", "part", "threads", "budget", "steady"):
         if getattr(args, name):

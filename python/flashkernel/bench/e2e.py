@@ -58,7 +58,7 @@ class Shape:
 
 @dataclass
 class Times:
-    """Of one provider on one row, in seconds."""
+    """The times of one provider on one row, in seconds."""
 
     ready: float  # from the loaded model to the end of the first, untimed run
     first: list[float] = field(default_factory=list)  # until the first tokens
@@ -133,7 +133,7 @@ def build(name: str, dtype: str, device: str, quick: bool, seed: int = 0) -> Any
 
 
 def kv_bytes(config: Any, itemsize: int) -> int:
-    """Of one token, all layers."""
+    """Bytes of keys and values of one token in all layers."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return 2 * int(config.num_hidden_layers) * int(heads) * int(head_dim) * itemsize

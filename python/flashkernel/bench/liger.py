@@ -36,7 +36,7 @@ def rms_norm_residual(x: Any, residual: Any, weight: Any) -> Any:
 
 
 def rms_norm_backward(grad_out: Any, x: Any, weight: Any, rstd: Any) -> Any:
-    """In place, as it is by default; elsewhere it zeroes the gradient before it writes it."""
+    """Writes over grad_out, which is its default. Out of place it would fill the gradient with zeros first."""
     module, in_place = _op("rms_norm"), True
     mode = module._str_to_casting_mode["llama"]
     return module.rms_norm_backward(grad_out, x, weight, rstd, 0.0, mode, *_block(x.shape[-1]), in_place, None)

@@ -125,7 +125,7 @@ def machine_info(device: str) -> dict[str, Any]:
 
 
 def last_level_cache_bytes() -> int:
-    """As Linux tells it of the first processor; 64 MiB where nobody does."""
+    """Bytes of the last-level cache of the first processor, from Linux; 64 MiB where that is unknown."""
     sizes = [64 << 10]
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         sizes.append(int(file.read_text().strip().removesuffix("K")))

@@ -66,7 +66,7 @@ def gelu_linear(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def linear(x: Any, weight: Any, bias: Any) -> Any:
-    """With its tuner's choice of tiles and parts of k, in an order that doesn't change from run to run."""
+    """quack's linear with its tuner's choice of tiles and parts of k, summed in the same order in each run."""
     gemm = _module("gemm_interface")
     if gemm is None:
         return baselines.refuse("this quack has no gemm_interface")

@@ -49,7 +49,7 @@ def check_places(*files: str | None) -> None:
 
 
 def write_json(path: Path, run: dict[str, Any]) -> None:
-    """In one step: whoever reads the file sees a whole one. To stdout if the path is -."""
+    """Writes a run in one step, so that a reader never sees half a file. The path - is stdout."""
     head = {key: value for key, value in run.items() if key != "rows"}
     text = json.dumps({"schema": SCHEMA, **_rounded(head)}, indent=1)[:-2]
     rows = ",\n".join(_lines(row) for row in _rounded(run["rows"]))

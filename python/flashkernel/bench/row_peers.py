@@ -14,7 +14,7 @@ LIBRARIES = {"liger": liger, "quack": quack}
 
 
 def providers(s: Settings, name: str, sets: Sequence[Arguments]) -> Iterator[Provider]:
-    """Of the baseline of that name, with the same arguments, from every library that has such an op."""
+    """Providers from every library that has the op of the baseline `name`, with the same arguments."""
     if not s.cuda:
         return
     for library, known in LIBRARIES.items():

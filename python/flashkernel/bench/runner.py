@@ -294,7 +294,7 @@ class Session:
         return described
 
     def _limit(self, case: Case, work: Work, providers: dict[str, Any]) -> dict[str, Any] | None:
-        """By providers that do less work than the row, timed in turn with it, where there are any; else by ceilings."""
+        """A row's limit: from providers that do less work, timed in turn with it, if it has any; else ceilings."""
         timed = {name: p["p50"] for name, p in providers.items() if p["kind"] == LIMIT}
         if timed:
             return {"bound": "memory", "seconds": min(timed.values()), "by": min(timed, key=timed.__getitem__)}

@@ -33,7 +33,7 @@ def seconds(value: float) -> str:
 
 
 def _rate(row: dict[str, Any], provider: dict[str, Any]) -> str:
-    """By what the row is bound by."""
+    """FLOP/s or bytes/s, by what the row is bound by."""
     memory = row["limit"] is not None and row["limit"]["bound"] == "memory"
     if provider["tflops"] and not memory and row["group"] != "decode":
         tera = provider["tflops"]
@@ -103,7 +103,7 @@ def table(rows: Iterable[dict[str, Any]], head: Sequence[str] = HEAD) -> str:
 
 
 def _share(row: dict[str, Any], provider: dict[str, Any]) -> str:
-    """With a star where more than 100 % would be printed."""
+    """The share of the limit, with a star where it is more than 100 %."""
     share = provider.get("share_of_limit")
     return f"{share:.0%} {row['limit']['bound']}{' *' if round(share * 100) > 100 else ''}" if share else "-"
 
@@ -134,7 +134,7 @@ def listing(rows: Iterable[dict[str, Any]], columns: int) -> str:
 
 
 def _failures(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is printed of the refusals: those of ours, and what is wrong."""
+    """The failures that are printed: refusals of our own, and whatever is wrong."""
     return [
         (name, reason)
         for name, reason in row["refused"].items()

@@ -61,7 +61,7 @@ class CausalMask(torch.Tensor):
 
     @property
     def plain(self) -> bool:
-        """Whether nobody has changed it in place, as far as can be known: inference tensors count no versions."""
+        """Whether the mask has not changed since it was made, as far as is known: inference tensors have no version."""
         return self._whole is None or (self._versions is not None and self._counted() == self._versions)
 
     def _counted(self) -> tuple[int, int] | None:

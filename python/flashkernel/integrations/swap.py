@@ -229,7 +229,7 @@ class _Lease:
 
     @classmethod
     def of(cls, layer: torch.nn.Module) -> _Lease:
-        """What is switched now in a layer."""
+        """The lease of what is switched in a layer now."""
         with _lock:
             modules = [(module, _held[module].ours) for module in layer.modules() if module in _held]
             return cls(modules, [config for config in configs_of(layer) if id(config) in _configs])
@@ -363,7 +363,7 @@ def _choose(
             continue
         fused = classes[stock]
         rotates, layer = stock.__name__.endswith("Attention"), _is_layer(fused)
-        # Of a layer and of attention only the class is wanted: each module in them is called as it is.
+        # A layer or an attention module gives its class alone: the modules inside are called as they are.
         why = replaced(stock, family) or replaced(module) or (None if rotates or layer else weights(module))
         why = why or fused.misfit(module) or (tables[0] if rotates and tables else None)
         if why is None:

@@ -102,7 +102,7 @@ def scaled_dot_product_attention(
 
 
 def _other_dims(query: Any, key: Any, value: Any, attn_mask: Any, is_causal: bool, scale: Any, enable_gqa: bool) -> Any:
-    """By way of 4 dims: with 2 or 3 the missing ones have size 1, of more the leading ones are joined."""
+    """Attention of tensors of 2, 3 or more than 4 dims: size 1 is put for missing dims; leading ones are joined."""
     dims = max(query.dim(), key.dim(), value.dim())
     if min(query.dim(), key.dim(), value.dim()) < 2:
         raise ValueError(

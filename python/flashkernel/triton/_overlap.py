@@ -57,7 +57,7 @@ class _Equation:
                 raise _TooLongError
             rest = target - step * x
             if rest % divisor == 0:
-                # Of the values to come, only those of the same remainder leave a multiple of the divisor.
+                # Of the values that follow, only those with the same remainder leave a multiple of the divisor.
                 stride = divisor // math.gcd(step, divisor)
                 if self._search(i - 1, rest):
                     return True

@@ -20,7 +20,7 @@ _NEEDED = "float32 [heads_kv] or [num_pages, heads_kv, page_size]"
 
 @dataclass(frozen=True)
 class Scales:
-    """Of 8-bit pages: float32 [heads_kv], or one a token [num_pages, heads_kv, page_size]."""
+    """The scales of 8-bit pages: float32 [heads_kv], or one for each token [num_pages, heads_kv, page_size]."""
 
     k: torch.Tensor
     v: torch.Tensor

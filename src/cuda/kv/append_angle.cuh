@@ -6,8 +6,8 @@
 
 namespace flashkernel::cuda {
 
-/// Of pair `pair`, whose frequency `half_turns` is not used where there is a table. A position outside the table makes
-/// NaN: the host reads no positions here.
+/// Cosine and sine of pair `pair`. Its frequency `half_turns` is not used where there is a table. A position outside
+/// the table makes NaN: the host reads no positions here.
 __device__ inline void append_angle(const KvAppendParams& p, std::int64_t token, int pair, double half_turns,
                                     float* cosine, float* sine) {
   const std::int64_t position = p.position(token);

@@ -31,7 +31,7 @@ struct Place {
   float* scale;
 };
 
-/// Of k, v or q: this block's.
+/// What this block reads of k, v or q.
 template <class T>
 struct Source {
   const T* data;

@@ -25,7 +25,7 @@ struct RowLayout {
   }
 };
 
-/// Of k and v.
+/// The layouts of k and v, in this order.
 struct Layouts {
   RowLayout of[2];
 };

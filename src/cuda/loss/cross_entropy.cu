@@ -191,8 +191,8 @@ __global__ void __launch_bounds__(kWalkThreads, blocks_of(2048, kWalkThreads))
   if (thread == 0) finish_row(p, row, target, to_float(hit), all.maximum, logf(all.sum), total, losses);
 }
 
-// Of all rows, by one block: the sum of their losses (where there are any), and how many are not ignored. A thread asks
-// for eight rows before it waits for the first.
+// One block sums the losses of all rows (where they were written) and counts the rows that are not ignored. A thread
+// asks for eight rows before it waits for the first.
 constexpr int kSumThreads = 1024, kSumBatch = 8;
 struct AllRows {
   float loss, counted;

@@ -46,7 +46,7 @@ class RowMoments {
   }
 
  private:
-  /// Of the row, held by this warp.
+  /// How many elements of the row this warp holds.
   __device__ static int elements_of(int warp, int columns) {
     int vectors = 0;
 #pragma unroll

@@ -113,7 +113,7 @@ inline std::int64_t column_blocks(const NormBackwardParams& p) {
   return ceil_div(p.features * static_cast<std::int64_t>(dtype_bytes(p.dtype)), kThreads * 16);
 }
 
-/// Of the column sums: by the shape alone.
+/// In how many chunks of rows the columns are summed. It follows from the shape alone.
 inline int num_chunks(const NormBackwardParams& p) {
   const std::int64_t wanted = std::max<std::int64_t>(1, kBlocks / column_blocks(p));
   return static_cast<int>(std::max<std::int64_t>(1, std::min(wanted, ceil_div(p.rows, kRows))));

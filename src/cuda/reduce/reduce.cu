@@ -79,7 +79,7 @@ struct Chains {
       }
     }
   }
-  /// Of chain i, whose elements are at first + i, step apart.
+  /// The result of chain i, whose elements are at first + i, `step` apart.
   __device__ Partial result(int i, std::int64_t first, std::int64_t step) const {
     if constexpr (kOp == ReduceOp::kArgmax) return {value[i], first + turn[i] * step + i};
     return {value[i], -1};
@@ -110,7 +110,7 @@ __device__ inline Stored<kOp> stored(Partial partial) {
 __device__ inline Partial partial_of(float value) { return {value, -1}; }
 __device__ inline Partial partial_of(Partial partial) { return partial; }
 
-/// Of a block of kBlock threads, in its first warp.
+/// Combines the results of a block of kBlock threads. Its first warp has the answer.
 template <ReduceOp kOp, int kBlock = kThreads>
 __device__ inline Partial block_combine(Partial mine) {
   constexpr int kWarps = kBlock / kWarp;

@@ -218,7 +218,7 @@ bool vectorizable(const RopeParams& p) {
     return is_aligned(data, 16) && (p.batch == 1 || batch % elements == 0) && head % elements == 0 &&
            (p.seq == 1 || token % elements == 0);
   };
-  // Of a table a thread takes as many numbers, of any dtype, at once.
+  // From a table, of any dtype, a thread reads as many numbers at once as from x.
   const auto table_fits = [&](const void* data, std::int64_t batch, std::int64_t row) {
     const auto size = std::min<std::int64_t>(16, elements * static_cast<std::int64_t>(dtype_bytes(p.table_dtype)));
     const std::int64_t at_once = size / static_cast<std::int64_t>(dtype_bytes(p.table_dtype));

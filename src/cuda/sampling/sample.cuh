@@ -490,7 +490,8 @@ class RowSampler {
     return first_ + i;
   }
 
-  /// Of a token under the logits as they came. best: that of the logits with bias and penalties.
+  /// The log-probability of a token under the logits as they came, without bias and penalties. `best` is the largest
+  /// logit with them.
   __device__ float log_probability(std::uint64_t best, std::int64_t token) {
     const float most = logit_of_order(p_.adjusts() ? largest(best_of(false)) : best);
     std::uint64_t mine = 0;

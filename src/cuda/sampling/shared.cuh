@@ -15,7 +15,7 @@ constexpr std::uint32_t kNear = 12u << sampling::kFractionBits;
 constexpr int kNearBins = static_cast<int>(kNear >> kFirstShift), kFarBin = kNearBins;
 constexpr int kAllBins = static_cast<int>(sampling::kFar >> kFirstShift);
 constexpr int kListed = 128;  // near tokens of a warp; more are not listed
-/// So many tokens at a limit are compared with each other.
+/// The most tokens at a limit that are compared with each other.
 constexpr int kFinalists = 128;
 static_assert(kFinalists <= kThreads && kFinalists % kWarp == 0, "a thread each");
 constexpr int kScanThreads = kBins / 4, kScanWarps = kScanThreads / kWarp;  // four bins each

@@ -18,7 +18,8 @@ struct RopeFrequencies {
   double half_turns[kMostFrequencies];
 };
 
-/// Of the pairs from `first_pair` on, as many as there are and fit; zeros where they come from `inv_freq`.
+/// The frequencies of the pairs from `first_pair` on, as many as there are and fit. All are zero where `inv_freq` gives
+/// them.
 inline RopeFrequencies rope_frequencies(const RopeSpec& spec, std::int64_t first_pair = 0) {
   struct Last {
     RopeFrequencies table{};
@@ -39,13 +40,13 @@ inline RopeFrequencies rope_frequencies(const RopeSpec& spec, std::int64_t first
   return last.table;
 }
 
-/// Of pair `first_pair + at`, with the table made for first_pair.
+/// The frequency of pair `first_pair + at`. `frequencies` was made for first_pair.
 __device__ inline double half_turns_per_token(const RopeSpec& spec, const RopeFrequencies& frequencies, int at,
                                               int first_pair = 0) {
   return spec.inv_freq ? static_cast<double>(spec.inv_freq[first_pair + at]) * kInversePi : frequencies.half_turns[at];
 }
 
-/// Of a position at a frequency given in half turns per token (frequency / pi).
+/// Cosine and sine of a position's angle. The frequency is in half turns per token (frequency / pi).
 __device__ inline void rope_angle(std::int64_t position, double half_turns_per_token, float* cosine, float* sine) {
   // Past int32 nothing would be left of the angle's precision. The host reads no positions here: NaN says it.
   const double in_range = position == static_cast<std::int32_t>(position) ? static_cast<double>(position) : NAN;

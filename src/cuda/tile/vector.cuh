@@ -51,7 +51,7 @@ __device__ inline Packed<T, N> load_kept(const T* from, bool there) {
   return packed;
 }
 
-/// Of results that are larger than the L2 cache: 16 bytes.
+/// Stores 16 bytes of a result that is larger than the L2 cache.
 template <class T, int N>
 __device__ inline void store_leaving(T* to, const Packed<T, N>& packed) {
   static_assert(sizeof(packed) == 16);

@@ -57,7 +57,7 @@ SMALL = (Layer("llama", 64, 96, 4, 2, 16), Layer("gpt2", 48, 96, 3, 3, 16, llama
 
 
 def _tensors(s: Settings, layer: Layer, batch: int, cache: int, dtype: str) -> SimpleNamespace:
-    """Of one layer. The new token is the cache's last."""
+    """The tensors of one layer. The new token is the cache's last."""
     inputs, hidden = Inputs(s.device, dtype), layer.hidden
 
     def matrix(out: int, into: int) -> Any:

@@ -17,7 +17,7 @@ TEMPERATURE, TOP_P = 0.7, 0.9
 
 
 def logits_of(s: Settings, dtype: str, rows: int, vocabulary: int) -> list[Any]:
-    """As many [rows, vocabulary] as keep a cache from holding the next one."""
+    """Tensors [rows, vocabulary], so many that no call finds its own in a cache."""
     inputs = Inputs(s.device, dtype)
     size = float(rows * vocabulary * ITEM_BYTES[dtype])
     return [inputs.randn(rows, vocabulary) for _ in range(inputs.sets(size, from_memory=s.cuda))]
@@ -55,7 +55,7 @@ def sample_work(s: Settings, dtype: str, rows: int, vocabulary: int) -> Work:
 
 
 def _drawn(logits: Any) -> Any:
-    """As libraries in torch do it: sort, cut off, draw by exponential noise, which waits for nothing."""
+    """Draws tokens as libraries in torch do: sort, cut off, draw by exponential noise, which waits for nothing."""
     torch = baselines.require_torch()
     likely, ids = torch.softmax(logits.float() / TEMPERATURE, -1).sort(-1, descending=True)
     likely = likely.masked_fill(likely.cumsum(-1) - likely >= TOP_P, 0.0)

@@ -98,7 +98,7 @@ class Attention:
 
     @property
     def pairs(self) -> float:
-        """Of a query and a key that it sees, in one head."""
+        """Pairs of a query and a key that it sees, in one head."""
         if self.lengths:
             return sum(length * (length + 1) / 2 if self.causal else float(length * length) for length in self.lengths)
         left, right = self.window
@@ -133,7 +133,7 @@ class Attention:
 
 @dataclass
 class Tensors:
-    """Of one row: equal sets, so many that a call finds none of its own in the cache."""
+    """The tensors of one row: equal sets, so many that no call finds its own in a cache."""
 
     sets: list[tuple[Any, Any, Any]]  # q, k, v: [batch, heads, seq, dim] views of [batch, seq, heads, dim]; or packed
     pools: list[tuple[Any, Any]]  # pages of k and v

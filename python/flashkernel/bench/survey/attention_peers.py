@@ -94,7 +94,7 @@ def _swapped(*tensors: Any) -> list[Any]:
 
 
 def _result(row: Any, tensors: Any, out: Any, lse: Any) -> Any:
-    """As our op gives it. A sink is one more term of the softmax's denominator, which the LSE can make up for."""
+    """The result as our op gives it. A sink is one more term of the softmax's denominator, added here by the LSE."""
     out = out.transpose(1, 2) if out.ndim == 4 else out
     if row.sinks:
         torch = baselines.require_torch()

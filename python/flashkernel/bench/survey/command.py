@@ -19,7 +19,7 @@ from .tables import FAMILIES, Spec
 __all__ = ["cases", "run"]
 
 SECONDS = 2.0  # of a row by default
-QUICK = 8  # every so many-th row of a family
+QUICK = 8  # one row in so many of a family
 WRITE_EVERY = 25  # rows, so that a run that is cut off leaves what it has; the file grows with each
 
 
@@ -57,7 +57,7 @@ def _failed(case: Case, error: BaseException) -> dict[str, Any]:
 
 
 def _write(path: str, result: dict[str, Any]) -> None:
-    """As JSON; packed where the name ends in .gz."""
+    """Writes a result as JSON, compressed where the name ends in .gz."""
     from ..results import write_json
 
     plain = Path(path.removesuffix(".gz"))

@@ -157,7 +157,7 @@ def _short(value: Any) -> str:
     return repr(value) if isinstance(value, (str, int, float, bool)) else type(value).__name__
 
 
-# Of the model's own arguments, those that change nothing here.
+# Arguments of the model that change nothing here.
 _HARMLESS = (
     "assistant_tokenizer",
     "attention_mask",

@@ -27,7 +27,7 @@ _EXTENDS = (ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.SPLIT_PREFILL)
 
 @dataclass
 class Batch:
-    """Where the keys of a step's queries lie. starts: of each sequence's queries, for an extend."""
+    """Where the keys of a step's queries lie. `starts` says where each sequence's queries begin, for an extend."""
 
     block_table: torch.Tensor  # int32 [sequences, blocks]
     seq_lens: torch.Tensor  # int32 [sequences]

@@ -25,7 +25,7 @@ class Slot {
   __device__ Words<T>& operator[](int j) const {
     return reinterpret_cast<Words<T>*>(bytes_)[j * S::kThreads + static_cast<int>(threadIdx.x)];
   }
-  /// Of `row`, from the block's first column on: under way until this thread waits for its copies.
+  /// Starts the copy of the block's columns of `row`. It is under way until this thread waits for its copies.
   __device__ void fetch(const T* row, const typename S::template Held<T>& shape) const {
 #pragma unroll
     for (int j = 0; j < S::kVectors; ++j)
@@ -101,7 +101,7 @@ class Addend {
 template <bool kLayerNorm>
 using Message = std::conditional_t<kLayerNorm, float4, float>;
 
-/// Of what this warp holds of a row; past the row's end stand zeros, which are no part of squares about a mean.
+/// The moments of the elements that this warp holds. Zeros past the row's end are left out of squares about a mean.
 template <bool kLayerNorm, class S, class Held>
 __device__ inline Message<kLayerNorm> part_of_warp(Held& row, int columns) {
   constexpr int N = Held::N;

@@ -21,7 +21,7 @@ class Spec(Protocol):
 
     @property
     def shape(self) -> dict[str, Any]:
-        """For plots and CSV."""
+        """The shape of a row by the names that plots and CSV use."""
 
     def shrunk(self) -> Spec:
         """Scaled down for a CPU."""
