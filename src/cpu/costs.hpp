@@ -45,7 +45,7 @@ constexpr std::int64_t amx_pays_from(DType dtype, bool has_fp16) {
   return dtype == DType::kBFloat16 || (has_fp16 && dtype == DType::kFloat16) ? kAmxMinRows : kAmxSplitMinRows;
 }
 
-/// Of a row that packs its operands whatever their number.
+/// The cost of a row that packs its operands however few they are.
 template <class Params, int kRate>
 float packed_cost_us(const Params& params, const DeviceFacts& facts) {
   return static_cast<float>(kOutsideItsRange * cost_us<Params, kRate>(params, facts));

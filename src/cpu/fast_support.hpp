@@ -86,7 +86,7 @@ Verdict takes_all(const Params&) {
   return Verdict::ok();
 }
 
-/// Of a row whose `supports` asks for dtypes alone: the calls that it is for in the invariant mode.
+/// The calls that a row whose `supports` asks for dtypes alone is for in the invariant mode.
 template <class Params, Verdict (*kSupports)(const Params&)>
 bool takes(const Params& p) {
   return static_cast<bool>(kSupports(p));

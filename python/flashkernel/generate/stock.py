@@ -49,7 +49,7 @@ class StockEngine:
         try:
             model = (
                 AutoModelForCausalLM.from_pretrained(
-                    # Of a file Transformers makes config and weights itself, which lie beside no config.json.
+                    # Transformers makes config and weights from the file itself: no config.json lies beside it.
                     str(Path(directory).parent),
                     gguf_file=Path(directory).name,
                     dtype=getattr(torch, dtype),

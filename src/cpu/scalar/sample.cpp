@@ -71,7 +71,7 @@ Limit limit_of(const sampling::Row& row, const std::uint32_t* distances, std::in
     if (mass == 0) return limit;  // nothing is near the best one: another thread has written logits meanwhile
     const std::uint64_t least = sampling::least_mass(mass, row.top_p);
     const Found found = find(distances, vocab, 0, least);
-    // Of equal tokens as many as it takes, by their ids.
+    // As many of the equal tokens as are needed, in the order of their ids.
     const std::uint64_t each = sampling::weight(found.distance);
     std::uint64_t needed = (least - found.mass_before + each - 1) / each;
     limit.distance = found.distance;

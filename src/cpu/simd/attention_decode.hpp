@@ -49,7 +49,7 @@ struct DecodeScratch {  // rows: kTaskRows, or kDecodeRows where tasks take one 
   float* total_l;
   std::int64_t q_stride, o_stride;
 
-  // That of the rows from `row` on.
+  // The scratch memory of the rows from `row` on.
   DecodeScratch from(std::int64_t row) const {
     DecodeScratch w = *this;
     w.q += row * q_stride;

@@ -14,7 +14,7 @@ constexpr int kWidth = 8;  // elements of a thread
 
 constexpr int kBlocksPerMultiprocessor = 8;
 
-/// Of K or V.
+/// The layout of K or V.
 struct Columns {
   std::int64_t stride_page, stride_head, stride_token;
   int dim, pitch;  // of the pages, and of the workspace

@@ -25,7 +25,7 @@ struct BackwardShape {
   static constexpr int kConsumerWarps = kKeyWarps + kQueryWarps;
   // Slots of Q and of dO, and slots of dS. By measurement, d64 needs more room for dS, and d128 for Q and dO.
   static constexpr int kStages = kWidest <= 64 || kWide ? 2 : 3, kScoreSlots = kWidest <= 64 ? 3 : 2;
-  // Of K, which the dQ warpgroup needs to the end; V has one, which is free early.
+  // Slots of K, which the dQ warpgroup needs to the end. V has one slot, which is free early.
   static constexpr int kKeySlots = kWidest > 192 ? 1 : 2;
   static constexpr int kWeightSlots = kWide ? 2 : 0;  // of P
   // A key thread holds (kQkDim + kVDim) / 2 of dK and dV (kWide: half of it), kBlockM / 2 of scores, kBlockM / 4 of P

@@ -141,7 +141,7 @@ class Producer {
     return (granule + lane() * plan.key_lanes) * kGranule;
   }
 
-  /// Of what was fetched.
+  /// The addresses of what was fetched.
   __device__ void make_addresses(const AttentionParams& p, const DecodePlan& plan) {
     const int key = key_of_lane(p, next_.granule, plan);
     const int first = max(next_.first_key - key, 0);

@@ -7,7 +7,7 @@
 
 namespace flashkernel::cuda::sm90a {
 
-/// Of a call that decode takes otherwise: what a cluster for each sequence and kv head asks for.
+/// What a cluster for each sequence and kv head asks of a call that decode takes in other ways.
 inline Verdict check_group(const AttentionParams& p) {
   if (p.heads_kv < 1 || p.heads_q % p.heads_kv != 0 || p.heads_q / p.heads_kv > kGroupRows || p.batch < 1)
     return "it takes 1 to 32 query heads for each kv head";

@@ -47,7 +47,7 @@ inline constexpr double kForwardKeyUs = 0.0125;     // the same in the forward k
 inline constexpr double kKeyOf64RowsUs = 0.0094;    // 64 rows x 1 key, alone on a multiprocessor
 inline constexpr double kKeyOfTwo64RowsUs = 0.011;  // the same of each of two blocks on one
 inline constexpr double kMemoryRate = 4.0e6, kSmRate = 57e3, kL2Rate = 5.5e6, kMergeRate = 40e3, kMergeUs = 2.0;
-// Of the forward kernel over the same keys: with a tile for each multiprocessor, and with many.
+// Rates of the forward kernel over the same keys: with one tile for each multiprocessor, and with many.
 inline constexpr double kForwardMemoryRate = 3.2e6, kForwardMemoryRateOfMany = 3.6e6;
 
 /// Keys of the longest sequence that its queries see together.

@@ -60,7 +60,7 @@ inline bool takes_direct(const FewRowsExtent& p) {
          p.k <= 8 * kFewRowsChunk * kMostDirectChunks[0];
 }
 
-/// Of a call that the kernel takes: a block a multiprocessor, with as few features as that takes.
+/// The plan of a call that the kernel takes: one block for each multiprocessor, with as few features as that allows.
 inline FewRowsDirectPlan direct(const FewRowsExtent& p, int num_sms) {
   FewRowsDirectPlan plan;
   plan.chunks = static_cast<int>(ceil_div(p.k, 8 * kFewRowsChunk));
@@ -162,7 +162,7 @@ inline bool is_stream(const FewRowsExtent& p, int num_sms, const FewRowsBlocksPl
 
 }  // namespace few_rows_plan
 
-/// Of the three kernels, the best one for the call.
+/// The best of the three kernels for the call.
 inline FewRowsPlan plan_few_rows(const FewRowsExtent& p, const GemmDevice& device) {
   if (few_rows_plan::is_direct(p, device.num_sms)) return few_rows_plan::direct(p, device.num_sms);
   const FewRowsBlocksPlan blocks = few_rows_plan::blocks(p, device);

@@ -126,7 +126,7 @@ __device__ inline void finish_own(const GemmArguments& p, const FinishedTile<T, 
   });
 }
 
-/// Those of the right half of the other warpgroup's last tile.
+/// Finishes the right half of the other warpgroup's last tile.
 template <class T, class Shape>
 __device__ inline void finish_given(const GemmArguments& p, const FinishedTile<T, Shape>& of, char* shared, int group) {
   const bool sent = by_sender<T, Shape>(p, of, shared, group, [&](auto activation, const auto& sender) {

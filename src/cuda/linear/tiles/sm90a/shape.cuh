@@ -40,7 +40,8 @@ struct GemmShape {
   // k-tiles by which a cooperative tile's second warpgroup is behind the first one in the end: that one's epilogue, or
   // its exchange with other blocks, runs under its products.
   static constexpr int kBehind = kCluster > 1 ? 4 : !kPingPong && kTileN == 96 ? 2 : 0;
-  // Of TileIndex. Of many rounds these were the fastest, of one large ones (lab/notebooks/linear_cuda_log.md).
+  // For TileIndex. With many rounds these were the fastest, with one round large ones
+  // (lab/notebooks/linear_cuda_log.md).
   static constexpr int kMostGroupRows = !kPingPong ? 16 : kTileN == 128 ? 4 : 6;
   static constexpr int kThreads = 128 * kConsumers + (kCluster > 1 ? 32 : 128);
   static constexpr int kPartsM = kPingPong ? 2 : 1;  // of 64 rows a warpgroup
@@ -59,9 +60,10 @@ struct GemmShape {
                                                                     : 16 * kColumns * 2;  // of a warp
   static constexpr int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
   static constexpr int kStageBytes = kBytesA + kBytesB;
-  // Of bias: a place a warpgroup, in fp32; kNeighbours: of four tiles, in T (see load_bias).
+  // Places of the bias: one for each warpgroup, in fp32; with kNeighbours one for each of four tiles, in T (see
+  // load_bias).
   static constexpr int kBiasPlaces = kNeighbours ? 4 : kConsumers, kBiasBytes = kTileN * (kNeighbours ? 2 : 4);
-  // Of a cluster: a tile's chunks of 8 columns, which its blocks share, and the others' sums of the largest share.
+  // A cluster's blocks share a tile's chunks of 8 columns. A block has room for the others' sums of the largest share.
   static constexpr int kChunks = kTileN / 8, kChunkBytes = kTileM * 8 * 4,
                        kMostChunks = (kChunks + kCluster - 1) / kCluster;
   static constexpr int kMailBytes = (kCluster - 1) * kMostChunks * kChunkBytes;

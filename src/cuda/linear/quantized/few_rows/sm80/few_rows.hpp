@@ -29,7 +29,7 @@ struct QuantizedRow {
 /// Rows of x of a block: 8 tokens8, and features: 16 frags. With more rows a warp has twice the features for what it
 /// reads of x.
 FK_HOST_DEVICE constexpr int quantized_frags(int tokens8) { return tokens8 == 1 ? 1 : 2; }
-/// Of a block; fewer with more sums, which are registers.
+/// The most warps of a block. There are fewer with more sums, which are registers.
 FK_HOST_DEVICE constexpr int quantized_most_warps(int tokens8) { return tokens8 == 1 ? 8 : 4; }
 /// Chunks of a warp under way: about 9 KB of 4 bits, 14 of 8 bits; twice the features take nearly as much again.
 FK_HOST_DEVICE constexpr int quantized_stages(WeightFormat format, int tokens8) {
