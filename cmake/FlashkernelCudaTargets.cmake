@@ -11,7 +11,7 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 # FLASHKERNEL_CUDA_FAST_COMPILE: to see that the kernels compile, not to run them. PTX by the compiler's quickest form is enough,
 # where an architecture of the list is virtual: ptxas and half of cicc are left out. That form breaks what is written for 9.0a
 # (setmaxnreg is ignored, wgmma waits after each), so one instance of each of those kernels is compiled as for users, and checked
-# (ptxas_checked.sh, kernel_resources.py): attention's in tests_cpp/checked_instances, the others' in the library itself.
+# (ptxas_checked.sh, kernel_resources.py): in tests_cpp/checked_instances for attention and linear's tiles, in the library for the others.
 set(_fast_compile "")
 if(FLASHKERNEL_CUDA_FAST_COMPILE AND CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
   set(_fast_compile --Ofast-compile=max)
@@ -140,9 +140,9 @@ flashkernel_add_cuda_objects(flashkernel_cuda_sm75 "${_sm75_architectures}" ${_c
 
 # Kernels for Hopper alone (wgmma, TMA, setmaxnreg) exist for 9.0a alone. Without 9.0 in the list the table has no row of them.
 if(FK_WITH_SM90A)
-  if(_fast_compile)  # attention, and linear for fp16, which has the kernels of bf16
+  if(_fast_compile)  # attention, linear's tiles, and fp16's twins of bf16's kernels
     set(_twins ${_cuda_sm90a})
-    list(FILTER _twins INCLUDE REGEX "/(linear/.*/(gemm_)?f16|attention/.*)\\.cu$")
+    list(FILTER _twins INCLUDE REGEX "/(linear/.*/(f16|gemm_b?f16)|attention/.*)\\.cu$")
     list(REMOVE_ITEM _cuda_sm90a ${_twins})
     flashkernel_add_cuda_objects(flashkernel_cuda_twins "90a-virtual" ${_twins})
   endif()
