@@ -26,6 +26,7 @@ def threads() -> Any:
     torch.set_num_threads(before[1])
 
 
+@pytest.mark.long
 def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "e2e.json"
     assert main([*RUN, "--without", "hf_static_compile,vllm", "--json", str(file)]) == 0

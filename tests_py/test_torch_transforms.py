@@ -292,11 +292,17 @@ with torch.no_grad():
     "imports, call, said",
     [
         ("import flashkernel as fk, torch", "rms_norm(x)", "call flashkernel.torch.rms_norm, which torch.compile can"),
-        ("import torch, torch._dynamo, flashkernel as fk", "softmax(x) * 4", "call flashkernel.torch.softmax, which"),
-        (
+        pytest.param(
+            "import torch, torch._dynamo, flashkernel as fk",
+            "softmax(x) * 4",
+            "call flashkernel.torch.softmax, which",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
             "import torch, flashkernel as fk, flashkernel.torch",
             "add(x, x) / 2",
             "flashkernel.torch has no op of that name",
+            marks=pytest.mark.long,
         ),
     ],
 )
