@@ -34,7 +34,7 @@ emulation=${FLASHKERNEL_CUDA_EMULATION:-$([ "$(uname -sm)" = "Linux x86_64" ] &&
 emulated_sample=5 racecheck=OFF share=1 conformance_share=1 fast_compile=OFF
 case ${FLASHKERNEL_CI:-} in
   quick)
-    emulated_sample=30 share=5 conformance_share=8 fast_compile=ON
+    emulated_sample=40 share=5 conformance_share=8 fast_compile=ON
     : "${FLASHKERNEL_CUDA_ARCHITECTURES:=90-virtual}" ;;
   full)
     emulated_sample=1 racecheck=ON
