@@ -51,7 +51,7 @@ inline void deallocate(void* pointer) noexcept {
 
 }  // namespace flashkernel::testing
 
-// All forms: those that are left out would be the runtime's own.
+// All forms are here: the runtime would supply a form that is left out.
 void* operator new(std::size_t size) {
   return flashkernel::testing::allocate_or_throw(size, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
 }

@@ -1,5 +1,5 @@
 // The order of the Hopper forward kernel's tiles (cuda/attention/forward/sm90a/order.hpp): host code, tested without a
-// GPU. That every tile is taken once, and by one block, is conformance's.
+// GPU. Conformance shows that every tile is taken once, and by one block.
 #include "cuda/attention/forward/sm90a/order.hpp"
 
 #include <gtest/gtest.h>

@@ -45,7 +45,7 @@ class KernelPath:
     # --- forcing and counting
 
     def force_kernels(self, wanted: str) -> None:
-        """Stands for flashkernel.force_kernels: what runs while a test forces kernels itself is not the path's."""
+        """Stands for flashkernel.force_kernels: calls while a test forces kernels itself do not count for the path."""
         self.count()
         self._force(wanted)
         self._before = {x.id: x.calls for x in fk.kernels()} if fk.forced_kernels() == self.patterns else None

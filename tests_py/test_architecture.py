@@ -75,7 +75,7 @@ OWN_PREFIXES = ("flashkernel/", "c/", "core/", "ops/", "cpu/", "cuda/", "memory/
 
 
 def law_of(path: Path) -> tuple[str, ...]:
-    if path.name == "cuda_resource.cpp":  # the one file of src/memory that is CUDA's
+    if path.name == "cuda_resource.cpp":  # the one file of src/memory that uses CUDA
         return (*LAW["src/memory"], "cuda/host/")
     folder = path.relative_to(ROOT).parent.as_posix()
     while folder not in LAW:

@@ -1,4 +1,4 @@
-"""What is CUDA's alone: streams, graphs, devices, lengths that the host does not read. The op tests cover the rest."""
+"""What only CUDA has: streams, graphs, devices, lengths that the host does not read. The op tests cover the rest."""
 
 from __future__ import annotations
 

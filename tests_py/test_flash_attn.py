@@ -507,7 +507,7 @@ def test_refusals() -> None:
         fa3.flash_attn_func(q, q, q, qv=q)
     with pytest.raises(NotImplementedError, match="attention_chunk=4; 0 is needed"):
         fa3.flash_attn_varlen_func(q[0], q[0], q[0], cu, cu, 4, 4, attention_chunk=4)
-    # The shapes are the caller's, in the caller's layout.
+    # Shapes are those that the caller gave, in the caller's layout.
     with pytest.raises(ValueError, match=r"flash_attn_func: q \[1, 4, 2, 8\] torch.float32, k \[1, 4, 3, 8\]"):
         fa.flash_attn_func(q, *[torch.randn(1, 4, 3, 8)] * 2)
     with pytest.raises(ValueError, match=r"qkv has shape \[1, 4, 2, 8\]; \[batch, seq, 3, heads, head_dim\] is needed"):
@@ -523,7 +523,7 @@ def test_refusals() -> None:
 
 
 def test_tables_of_arguments() -> None:
-    """The order is the package's: calls pass these by position."""
+    """Parameters have the order of the package, since calls pass them by position."""
     assert list(inspect.signature(fa.flash_attn_func).parameters) == (
         "q k v dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs".split()
     )

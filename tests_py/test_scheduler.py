@@ -435,7 +435,7 @@ def test_masked_logits_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_lockstep_gives_the_logits_of_the_engine(kind: str) -> None:
-    """Greedy choices by the caller are the engine's own; sequences may be left out; the prefix index serves both."""
+    """A caller that chooses greedily gets the engine's tokens; sequences may be left out; the index serves both."""
     engine = Engine(MODELS[kind], page_size=16, prefill_chunk=20)
     arrays = MODELS[kind].arrays
     expected = [alone(kind, prompt, 25, SamplingOptions()) for prompt in PROMPTS]

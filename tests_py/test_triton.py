@@ -1,4 +1,4 @@
-"""What is the Triton backend's alone: how it is chosen, what it refuses, traps in its own tiles, and that it is
+"""What only the Triton backend has: how it is chosen, what it refuses, traps in its own tiles, and that it is
 optional.
 
 The op tests cover the rest: they run with backend="triton" as with every framework (conftest.py).

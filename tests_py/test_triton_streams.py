@@ -53,7 +53,7 @@ def watched(monkeypatch, run):
                 watch.depth -= 1
 
     def launch(self, kernel, programs, **arguments):
-        """What a kernel does is the interpreter's, which calls torch for it."""
+        """The interpreter does a kernel's work, and calls torch for it."""
 
     monkeypatch.setattr(Call, "on_device", on_device)
     monkeypatch.setattr(Call, "launch", launch)

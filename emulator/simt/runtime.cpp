@@ -1,4 +1,4 @@
-// The runtime API of the emulated device: see toolkit/runtime_api.h. Device memory is malloc's, so that
+// The runtime API of the emulated device: see toolkit/runtime_api.h. Device memory comes from malloc, so that
 // AddressSanitizer watches it; fresh memory is poison.
 #include <unistd.h>
 

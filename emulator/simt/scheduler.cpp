@@ -56,7 +56,7 @@ std::string here_text(const Thread& thread) {
   return "block " + text(machine().blocks[thread.rank].index) + ", thread " + text(thread.index);
 }
 
-// A number of turns, from 1 to `most`, after which some block of those that run now will stand still; 0: none will.
+// Chooses a number of turns, from 1 to `most`, after which one of the running blocks stands still; 0: none does.
 void plan_freeze() {
   Machine& m = machine();
   const char* const most = std::getenv("FK_EMULATOR_FREEZE");
@@ -326,7 +326,7 @@ void set_order() {
   }
 }
 
-// FK_EMULATOR_RESIDENT of them, as far as there is shared memory for them.
+// How many clusters run at once: FK_EMULATOR_RESIDENT, or fewer where shared memory does not hold so many.
 unsigned clusters_at_once(unsigned cluster, std::uint64_t clusters) {
   const char* const wanted = std::getenv("FK_EMULATOR_RESIDENT");
   const std::uint64_t most = std::min<std::uint64_t>(kMostClusterBlocks / cluster, clusters);

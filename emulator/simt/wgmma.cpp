@@ -178,8 +178,8 @@ void wgmma_commit(Where where) {
   });
 }
 
-// A batch is the warpgroup's: it is over when the products of all four warps are, so that one warp's wait vouches for
-// what the others read. Accumulators come in at each warp's own wait.
+// A batch belongs to the warpgroup: it is over when the products of all four warps are, so that one warp's wait vouches
+// for what the others read. Accumulators come in at each warp's own wait.
 void wgmma_wait(unsigned batches_left, Where where) {
   WgmmaQueue& mine = current->warp->wgmma;
   const unsigned done = mine.committed > batches_left ? mine.committed - batches_left : 0;

@@ -49,7 +49,7 @@ void reserve(std::vector<T>& vector, std::size_t size) {
 }
 
 /// A number that no other cache of this process has had: it tells a sequence's handle from those of other caches, also
-/// of one that lay at the same address. 0 is nobody's.
+/// of one that lay at the same address. No cache has 0.
 std::uint64_t next_number() noexcept {
   static std::atomic<std::uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;

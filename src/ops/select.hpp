@@ -202,7 +202,7 @@ Choice<Params> choose(const Params& params, DeviceType device, const DeviceFacts
   return cheapest(false);
 }
 
-/// The row that serves the call in the invariant mode; `facts` are in_mode's.
+/// The row that serves the call in the invariant mode; `facts` are those that in_mode returned.
 template <class Params>
 Choice<Params> choose_invariant(const Params& params, DeviceType device, const DeviceFacts& facts) {
   const char* const arithmetic = invariant_arithmetic(params, device, facts);

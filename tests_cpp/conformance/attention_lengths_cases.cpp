@@ -102,7 +102,8 @@ void bounds_cases(CaseList& list) {
     }
 }
 
-// Warpgroups of 64 queries in threes that end with their sequence: what stands before its first row is another one's.
+// Warpgroups of 64 queries in threes that end with their sequence: the rows before its first one belong to another
+// sequence.
 void threes_cases(CaseList& list) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
     for (const Mask& mask : {kFull, kCausal, kMasks[3]}) {

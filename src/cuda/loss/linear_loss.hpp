@@ -1,5 +1,5 @@
 // What linear_cross_entropy and its gradient do with a chunk of logits, in plain device code for any GPU. Rows are in
-// cuda/kernels.cpp; the products are linear's.
+// cuda/kernels.cpp; linear computes the products.
 #pragma once
 
 #include "flashkernel/stream.hpp"

@@ -1,5 +1,6 @@
 // A tile of 16-bit rows on its way from global to shared memory on a GPU without cp.async: `fetch` starts the loads
-// into registers, matrix products run while they are under way, `store` puts them in place. The layout is SharedTile's.
+// into registers, matrix products run while they are under way, `store` puts them in place. The layout is that of
+// SharedTile.
 #pragma once
 
 #include "cuda/tile/shared_tile.cuh"

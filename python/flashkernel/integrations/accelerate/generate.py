@@ -122,7 +122,7 @@ def _speculation(model: Any, kwargs: dict[str, Any]) -> Speculation | None:
 
 
 def _prepared(kind: Any) -> Any:
-    """A subclass whose decoding methods are the engine's; its objects share a model's attributes."""
+    """A subclass that decodes by the engine; its objects share the attributes of a model."""
     if kind in _kinds:
         return _kinds[kind]
     methods: dict[str, Any] = {
