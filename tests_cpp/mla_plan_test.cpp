@@ -1,10 +1,10 @@
-// How MLA decoding on 8.0 and 9.0 groups heads and what it takes (cuda/attention/mla/*/variant.hpp): host code, tested
-// without a GPU.
+// How MLA decoding on 8.0 and 9.0 groups heads, and what 8.0 takes (cuda/attention/mla/sm80/variant.hpp, and plan.hpp
+// of sm90a): host code, tested without a GPU.
 #include "cuda/attention/mla/sm80/variant.hpp"
 
 #include <gtest/gtest.h>
 
-#include "cuda/attention/mla/sm90a/variant.hpp"
+#include "cuda/attention/mla/sm90a/plan.hpp"
 
 namespace flashkernel::cuda::sm80 {
 namespace {
@@ -74,26 +74,18 @@ TEST(MlaPlan, TakesLatentRowsOfDeepSeek) {
   EXPECT_FALSE(takes(p));
 }
 
-TEST(MlaPlan, HopperTakesWhatItsCopyEngineCanAddress) {
-  alignas(16) static const char memory[16] = {};
-  MlaDecodeParams params = call(4, 128, 1, 4096);
-  AttentionParams& p = params.attention;
-  p.k = p.v = memory;
-  p.page_size = 64, p.num_pages = 256, p.stride_k_head = kMlaDim;
-  const auto takes = [&] { return bool(sm90a::mla_decode_supports<DType::kFloat16>(params)); };
-  EXPECT_TRUE(takes());
-  EXPECT_EQ(sm90a::plan_mla_decode(p, device(132, 227)).box_rows, 64);
-  EXPECT_EQ(sm90a::plan_mla_decode(p, device(132, 227)).head_groups, 2);
-  p.page_size = 24, p.stride_k_batch = 24 * kMlaDim;
-  EXPECT_TRUE(takes());
-  EXPECT_EQ(sm90a::plan_mla_decode(p, device(132, 227)).box_rows, 8);
-  p.page_size = 20;
-  EXPECT_FALSE(takes());
-  p.page_size = 64, p.stride_k_batch = 64 * kMlaDim;
-  p.seq_q = 2, p.causal = true;
-  EXPECT_FALSE(takes());
-  p.causal = false;
-  EXPECT_TRUE(takes());
+TEST(MlaPlan, HoppersCopiesLieInOnePage) {
+  const auto plan = [](std::int64_t heads, std::int64_t seq_q, std::int64_t page_size) {
+    MlaDecodeParams params = call(4, heads, seq_q, 4096);
+    params.attention.page_size = page_size;
+    return sm90a::plan_mla_decode(params.attention, device(132, 227));
+  };
+  for (const auto& [page_size, rows] : {std::pair{64, 64}, {128, 64}, {32, 32}, {24, 8}, {8, 8}})
+    EXPECT_EQ(plan(128, 1, page_size).box_rows, rows) << page_size;
+  EXPECT_EQ(plan(128, 1, 64).head_groups, 2);
+  EXPECT_EQ(plan(16, 4, 64).head_groups, 1);
+  EXPECT_EQ(plan(16, 4, 64).rows, 64);
+  EXPECT_EQ(plan(17, 4, 64).head_groups, 17);
 }
 
 }  // namespace

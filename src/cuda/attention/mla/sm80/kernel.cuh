@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(kMlaWarps* kWarp, 1)
   // The segment that the block is in, and the next one: in shared memory, registers are full.
   __shared__ SegmentWalk walk;
   __shared__ Segment segments[2];
-  __shared__ bool there[2];
+  __shared__ int there[2];       // words: of two bytes a compiler may read both
   __shared__ int not_finite[2];  // of a tile, and of the next one
   const SegmentWalk my_walk(p, schedule, static_cast<int>(blockIdx.x));
   if (threadIdx.x == 0) {
