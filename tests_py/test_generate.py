@@ -4,7 +4,9 @@ errors.
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -239,18 +241,40 @@ def test_kernels_run(tmp_path: Path) -> None:
         ([[1] * 500], "at most 0"),
         ([[97]], "id 97"),
         ([[-1]], "id -1"),
+        ([[1], [1, 1.5]], "prompt 1 has 1.5; integers are needed"),
+        ([["1"]], "prompt 0 has '1'; integers are needed"),
+        ([1], "prompt 0 has 1; integers are needed"),
+        (["a text"], "prompt 0 has 'a text'; integers are needed"),
     ],
 )
 def test_bad_prompts(prompts: list[list[int]], text: str, tmp_path: Path) -> None:
     engine = Engine(load_model(gpt2(tmp_path)))
     with pytest.raises(PromptError, match=text):
         engine.generate(prompts, max_new_tokens=20)
+    with pytest.raises(PromptError, match=text.replace("prompt 1", "prompt 0")):
+        engine.lockstep(prompts[-1:], 20)
+
+
+def test_tokens_are_integers_of_any_kind(tmp_path: Path) -> None:
+    engine = Engine(load_model(gpt2(tmp_path)))
+    want = [event.token for event in engine.generate([[1, 2]], max_new_tokens=3)]
+    for prompts in (np.array([[1, 2]]), [np.array([1, 2], np.int32)], [(np.int64(1), 2)]):
+        assert [event.token for event in engine.generate(prompts, max_new_tokens=3)] == want
+    with pytest.raises(PromptError, match="stop_tokens has 'ab'; integers are needed"):
+        engine.generate([[1]], stop_tokens="ab")
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"^Engine: it holds a cache of pages"):
+            copied(engine)
 
 
 def test_bad_counts(tmp_path: Path) -> None:
     model = load_model(gpt2(tmp_path))
     with pytest.raises(ValueError, match="max_new_tokens=0"):
         Engine(model).generate([[1]], max_new_tokens=0)
+    with pytest.raises(ValueError, match=r"max_new_tokens=2\.5; an integer"):
+        Engine(model).generate([[1]], max_new_tokens=2.5)
+    with pytest.raises(ValueError, match=r"n=1\.5; an integer"):
+        Engine(model).generate([[1]], max_new_tokens=2, n=1.5)
     with pytest.raises(ValueError, match="prefill_chunk=0"):
         Engine(model, prefill_chunk=0)
     with pytest.raises(ValueError, match="page_size"):

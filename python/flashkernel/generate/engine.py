@@ -17,7 +17,7 @@ import flashkernel as fk
 from .alone import LEFT_BEHIND, Turn, alone
 from .lockstep import Lockstep
 from .model import Model, PagedBatch
-from .request import GenerationStats, Request, TokenEvent, check_request
+from .request import GenerationStats, Request, TokenEvent, check_request, token_ids
 from .sampling import SamplingOptions
 from .scheduler import Scheduler
 from .sequences import Events
@@ -99,6 +99,9 @@ class Engine:
         self._backlog: list[Request] = []  # requests that need a larger cache, which is made when this one is idle
         self._submitted = 0
         self._agree("Engine", page_size, num_pages, self._options)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("Engine: it holds a cache of pages, which is neither copied nor pickled; make another one")
 
     def abandon(self) -> None:
         """Forgets all requests and pages without giving them back: for the child of a fork in the midst of a step."""
@@ -189,11 +192,11 @@ class Engine:
         too small for one of the sequences alone; NonFiniteLogitsError (a RuntimeError) after the tokens before it.
         """
         self.follow()
-        ids = [[int(token) for token in prompt] for prompt in prompts]
+        ids = [token_ids(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
         sampling = sampling or SamplingOptions()
         self._agree("generate", ids, max_new_tokens, sampling, sorted(self._stop(stop_tokens)), n, stop_strings)
         check_request(ids, max_new_tokens, self.model.vocab_size, self.model.max_positions, sampling)
-        if n < 1:
+        if not hasattr(n, "__index__") or n < 1:
             raise ValueError(f"generate: n={n}; an integer >= 1 is needed")
         strings = check_stop_strings(stop_strings)
         if strings and tokenizer is None:
@@ -225,7 +228,7 @@ class Engine:
         Raises PromptError, ValueError, flashkernel.OutOfPagesError (num_pages is too small for it alone).
         """
         self.follow()
-        ids = [int(token) for token in prompt]
+        ids = token_ids(prompt, "the prompt")
         sampling = sampling or SamplingOptions()
         self._agree("submit", ids, max_new_tokens, sampling, sorted(self._stop(stop_tokens)), sequence)
         check_request([ids], max_new_tokens, self.model.vocab_size, self.model.max_positions, sampling)
@@ -278,7 +281,7 @@ class Engine:
         In the engine's own pages while it is idle, else in others. Raises as `generate` does, and OutOfPagesError if
         num_pages are too few for all of them at once.
         """
-        ids = [[int(token) for token in prompt] for prompt in prompts]
+        ids = [token_ids(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
         self._agree("lockstep", ids, max_new_tokens)
         self.follow(max(map(len, ids), default=0) + max_new_tokens)
         check_request(ids, max_new_tokens, self.model.vocab_size, self.model.max_positions)
@@ -311,7 +314,7 @@ class Engine:
         Computed in chunks of `prefill_chunk` over a cache of its own. exp(-mean) is the perplexity of a text. In the
         invariant mode these are, to the bit, the `logprob` of the events by which `generate` gave the tokens.
         """
-        ids = [int(token) for token in tokens]
+        ids = token_ids(tokens, "the text")
         if len(ids) < 2:
             raise ValueError(f"score: {len(ids)} tokens; two or more are needed")
         self._agree("score", ids)
@@ -347,7 +350,7 @@ class Engine:
         return np.concatenate(scores).astype(np.float32)
 
     def _stop(self, stop_tokens: frozenset[int] | set[int] | None) -> frozenset[int]:
-        return frozenset(self.model.stop_tokens if stop_tokens is None else stop_tokens)
+        return frozenset(self.model.stop_tokens if stop_tokens is None else token_ids(stop_tokens, "stop_tokens"))
 
     def _request(
         self,

@@ -6,8 +6,9 @@ Used by engine.py, scheduler.py and stock.py.
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from .errors import NonFiniteLogitsError, PromptError
 from .sampling import Draws, SamplingOptions
 
-__all__ = ["GenerationStats", "Request", "TokenEvent", "check_request"]
+__all__ = ["GenerationStats", "Request", "TokenEvent", "check_request", "token_ids"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,16 @@ class Request:
         return self.max_new_tokens - len(self.generated) - self.in_flight
 
 
+def token_ids(tokens: Iterable[Any], what: str) -> list[int]:
+    """The ids as ints. Raises PromptError for what is no integer: 1.5 is no token, nor is a letter."""
+    try:
+        return list(map(operator.index, tokens))
+    except TypeError:
+        listed = isinstance(tokens, Iterable) and not isinstance(tokens, str)
+        given = next((token for token in tokens if not hasattr(token, "__index__")), tokens) if listed else tokens
+        raise PromptError(f"generate: {what} has {given!r:.60}; integers are needed") from None
+
+
 def check_request(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
@@ -110,7 +121,7 @@ def check_request(
     """Raises PromptError or ValueError for what no model with these limits could run."""
     if not prompts:
         raise PromptError("generate: no prompts; one or more are needed")
-    if max_new_tokens < 1:
+    if not hasattr(max_new_tokens, "__index__") or max_new_tokens < 1:
         raise ValueError(f"generate: max_new_tokens={max_new_tokens}; an integer >= 1 is needed")
     for index, prompt in enumerate(prompts):
         if len(prompt) == 0:

@@ -18,7 +18,7 @@ from .files import shown
 from .gguf_checkpoint import GgufCheckpoint
 from .gguf_file import is_gguf
 from .model import stop_tokens
-from .request import GenerationStats, TokenEvent, check_request
+from .request import GenerationStats, TokenEvent, check_request, token_ids
 from .sampling import Sampler, SamplingOptions, log_probabilities
 from .text_output import TextOutput, check_stop_strings
 from .tokenizer import TextTokenizer
@@ -89,7 +89,7 @@ class StockEngine:
         tokenizer: TextTokenizer | None = None,
     ) -> Iterator[TokenEvent]:
         """See `Engine.generate`. Prompts are padded on the left, the padding masked."""
-        ids = [[int(token) for token in prompt] for prompt in prompts]
+        ids = [token_ids(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
         sampling = sampling or SamplingOptions()
         check_request(ids, max_new_tokens, self.vocab_size, self.max_positions, sampling)
         stop = frozenset(self.stop_tokens if stop_tokens is None else stop_tokens)
