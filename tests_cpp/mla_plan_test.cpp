@@ -27,6 +27,17 @@ DeviceFacts device(int num_sms, int shared_kilobytes) {
   return facts;
 }
 
+TEST(MlaPlan, FewRowsAreForTheKernelOf80) {
+  const auto has_rows = [](std::int64_t batch, std::int64_t heads, std::int64_t seq_q) {
+    return sm90a::has_mla_rows(call(batch, heads, seq_q, 4096).attention);
+  };
+  EXPECT_FALSE(has_rows(1, 128, 1));
+  EXPECT_FALSE(has_rows(8, 16, 1));
+  EXPECT_TRUE(has_rows(8, 64, 1));
+  EXPECT_TRUE(has_rows(32, 16, 1));
+  EXPECT_TRUE(has_rows(1, 128, 4));
+}
+
 TEST(MlaPlan, GroupsDivideTheHeadsAndFillTiles) {
   const auto group = [](std::int64_t heads, std::int64_t seq_q) {
     return mla_group(call(1, heads, seq_q, 64).attention);

@@ -45,7 +45,7 @@ def configure(folder: Path, gpus: str | None, nvcc: bool = True, env: dict | Non
     program(folder / "nvcc", "printf 'sm_75\\nsm_80\\nsm_86\\nsm_90\\nsm_100\\n'\n")
     options = {
         "CMAKE_CUDA_COMPILER": str(folder / "nvcc") if nvcc else "CMAKE_CUDA_COMPILER-NOTFOUND",
-        "FLASHKERNEL_NVIDIA_SMI": str(smi) if gpus is not None else "FLASHKERNEL_NVIDIA_SMI-NOTFOUND",
+        "FLASHKERNEL_NVIDIA_SMI": str(smi) if gpus is not None else "OFF",  # NOTFOUND would be looked for
         **options,
     }
     if NINJA:  # or else CMake's default, make

@@ -315,7 +315,7 @@ class ConformanceTest : public ::testing::Test {
     const auto has = [&](const char* part) { return kernel_.id.find(part) != std::string::npos; };
     if (!has("/widened/") || has("/f32/")) return 1;
     if (output == "lse") return has("/bf16/") ? 256 : 32;
-    return 4;
+    return 8;  // weights of scores that are off; they are off most where scores are large
   }
 
   void check(const Prepared& prepared, const Expected* expected) {

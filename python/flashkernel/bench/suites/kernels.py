@@ -145,6 +145,27 @@ def _merge_states(s: Settings, r: Representative) -> Pair:
     }  # fmt: skip
 
 
+def _mla_decode(s: Settings, r: Representative) -> Pair:
+    """DeepSeek's decoding: 64 heads over one latent row a token, beside two matrix products of torch."""
+    torch = baselines.require_torch()
+    batch, heads, keys = s.pick(quick=(1, 16, 64), cpu=(1, 16, 1024), cuda=(32, 64, 4096))
+    inputs = Inputs(s.device, r.dtype)
+    q, pages = inputs.randn(batch, heads, 1, 576), inputs.randn(batch * keys // 64, 64, 576)
+    table = inputs.permutation(batch * keys // 64).int().reshape(batch, keys // 64)
+    lengths = inputs.index([keys] * batch)
+    ours = each(fk.attention_mla_decode, [(q, pages, table, lengths)], scale=192**-0.5)
+
+    def products(q: Any, pages: Any, table: Any) -> Any:
+        latent = pages[table].reshape(batch, keys, 576)
+        weights = torch.softmax(torch.matmul(q[:, :, 0], latent.mT).float() * 192**-0.5, -1).to(q.dtype)
+        return torch.matmul(weights, latent[..., :512])[:, :, None]
+
+    flop = 2.0 * batch * heads * keys * (576 + 512)
+    peers = [Provider("eager", each(products, [(q, pages, table.long())]), PEER)]
+    return ours, peers, {"flop": flop, "read": nbytes(q, pages), "written": nbytes(q) * 512 // 576,
+                         "sizes": f"{batch} x {keys} keys, {heads} heads"}  # fmt: skip
+
+
 def _of(work: Work, sizes: str) -> Pair:
     """A suite's row: its own providers' calls are forced here, the peers stay."""
     ours = next(p for p in work.providers if p.kind == OURS)
@@ -242,6 +263,7 @@ def _find_bad_page(s: Settings, r: Representative) -> Pair:
 OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
     "attention_fwd": _attention_fwd,
     "attention_bwd": _attention_bwd,
+    "attention_mla_decode": _mla_decode,
     "merge_states": _merge_states,
     "linear": _linear,
     "linear_bwd": _linear_bwd,

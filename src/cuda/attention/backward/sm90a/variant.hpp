@@ -17,8 +17,8 @@ namespace flashkernel::cuda::sm90a {
 constexpr int backward_block_m(int dim) { return dim <= 64 ? 128 : 64; }
 /// Over 128 two warpgroups share the columns of 64 keys (wide.cuh).
 constexpr bool backward_is_wide(int dim) { return dim > 128; }
-/// The code for two head dims over 128 spills registers where scores get more than a scale.
-constexpr bool backward_takes_modifiers(int qk, int v) { return qk == v; }
+/// With two head dims, one of them over 128, the code for scores that get more than a scale spills registers.
+constexpr bool backward_takes_modifiers(int qk, int v) { return qk == v || !backward_is_wide(qk > v ? qk : v); }
 constexpr int backward_block_n(int dim) { return backward_is_wide(dim) ? 64 : 128; }
 inline constexpr int kBackwardBlockN = 128;  // of the shapes that may cut items
 

@@ -37,6 +37,12 @@ inline std::int64_t mla_group(const AttentionParams& p) {
   return 1;
 }
 
+/// Query rows of a call from which on this kernel is faster than that of 8.0. With fewer, a call waits for the merge:
+/// each block leaves a part of every row, and a block that merges reads those of all blocks. Measured at 128 and 512
+/// rows.
+inline constexpr std::int64_t kLeastMlaRows = 512;
+inline bool has_mla_rows(const AttentionParams& p) { return p.batch * p.heads_q * p.seq_q >= kLeastMlaRows; }
+
 inline MlaPlan plan_mla_decode(const AttentionParams& p, const DeviceFacts& device) {
   constexpr float kLog2E = 1.4426950408889634f;
   MlaPlan plan;
