@@ -15,7 +15,7 @@ NAMES = {  # providers by their names for readers
     "flashkernel": "FlashKernel", "any_order": "FlashKernel, any order of sums", "sdpa": "torch SDPA",
     "contiguous": "FlashKernel, contiguous", "sdpa_cudnn": "cuDNN", "sdpa_flash": "FlashAttention-2",
     "fa3": "FlashAttention-3", "fa4": "FlashAttention-4", "sdpa_efficient": "torch's efficient SDPA",
-    "sdpa_math": "torch's math SDPA",
+    "sdpa_math": "torch's math SDPA", "flex": "FlexAttention, compiled",
     "eager": "torch eager", "compile": "torch.compile", "cublaslt_gelu": "cuBLASLt", "fa3_paged": "FlashAttention-3",
     "fa3_planned": "FlashAttention-3 with a plan", "flashinfer": "FlashInfer", "liger": "Liger",
     "flashinfer_cuda_cores": "FlashInfer without tensor cores", "triton": "our Triton kernel",
@@ -43,6 +43,7 @@ STYLES = {
     "sdpa": Style("#0072B2", "s"),
     "sdpa_efficient": Style("#CC79A7", "P"),
     "sdpa_math": Style("#000000", "X"),
+    "flex": Style("#999933", "H"),
     "eager": Style("#000000", "X"),
     "compile": Style("#0072B2", "s"),
     "cublaslt_gelu": Style("#0072B2", "s"),
@@ -80,7 +81,7 @@ FAMILIES = (
 _OWNERS = {
     "sdpa_cudnn": "cudnn", "sdpa": "torch", "sdpa_flash": "torch", "sdpa_efficient": "torch", "sdpa_math": "torch",
     "eager": "torch", "compile": "torch", "cublaslt_gelu": "torch_cuda", "triton": "triton", "fa3": "flash_attn_3",
-    "fa3_paged": "flash_attn_3", "fa3_planned": "flash_attn_3", "fa4": "flash_attn_4", "flashinfer": "flashinfer",
+    "fa3_paged": "flash_attn_3", "fa3_planned": "flash_attn_3", "fa4": "flash_attn_4", "flashinfer": "flashinfer", "flex": "torch",
     "flashinfer_cuda_cores": "flashinfer", "liger": "liger_kernel", "quack": "quack_kernels", "stock": "torch",
 }  # fmt: skip
 _INSIDE = {"torch": "torch", "torch_cuda": "CUDA", "triton": "Triton"}  # whose version is not the provider's own
