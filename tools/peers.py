@@ -43,7 +43,7 @@ STYLES = {
     "sdpa": Style("#0072B2", "s"),
     "sdpa_efficient": Style("#CC79A7", "P"),
     "sdpa_math": Style("#000000", "X"),
-    "flex": Style("#999933", "H"),
+    "flex": Style("#999933", "H", "--"),
     "eager": Style("#000000", "X"),
     "compile": Style("#0072B2", "s"),
     "cublaslt_gelu": Style("#0072B2", "s"),
@@ -81,7 +81,8 @@ FAMILIES = (
 _OWNERS = {
     "sdpa_cudnn": "cudnn", "sdpa": "torch", "sdpa_flash": "torch", "sdpa_efficient": "torch", "sdpa_math": "torch",
     "eager": "torch", "compile": "torch", "cublaslt_gelu": "torch_cuda", "triton": "triton", "fa3": "flash_attn_3",
-    "fa3_paged": "flash_attn_3", "fa3_planned": "flash_attn_3", "fa4": "flash_attn_4", "flashinfer": "flashinfer", "flex": "torch",
+    "fa3_paged": "flash_attn_3", "fa3_planned": "flash_attn_3", "fa4": "flash_attn_4", "flashinfer": "flashinfer",
+    "flex": "torch",
     "flashinfer_cuda_cores": "flashinfer", "liger": "liger_kernel", "quack": "quack_kernels", "stock": "torch",
 }  # fmt: skip
 _INSIDE = {"torch": "torch", "torch_cuda": "CUDA", "triton": "Triton"}  # whose version is not the provider's own
