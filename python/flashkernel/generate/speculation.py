@@ -61,10 +61,11 @@ class DraftModel:
     model: from `load_model`, on the device of the engine's model. tokens: most tokens of a draft, 1 to 64. adaptive: as
     in `PromptLookup`. The draft model's keys and values lie in pages of their own, as many as the engine has.
 
-    rule: "same": a drawn token of the draft is kept where the engine's model draws it, too, by the same number, so that
-    a seed gives the text that it gives without drafts. "rejection": it is kept by the rule of Leviathan et al., which
-    keeps more of them; texts have the distribution of the engine's model, and a seed gives the same text only for the
-    same drafts (adaptive=False, and pages enough). Computed on the host. Greedy texts are the same under either.
+    rule: which drawn tokens of the draft are kept. "same": those that the engine's model draws with the same random
+    number. A seed then gives the text that it gives without drafts. "rejection": those that the rule of Leviathan et
+    al. accepts, which are more. Texts then have the distribution of the engine's model, and a seed repeats a text only
+    where the drafts are the same (adaptive=False, and pages enough). The host computes this rule. Greedy texts are the
+    same under both rules.
 
     Raises ValueError.
     """
