@@ -38,6 +38,16 @@ __device__ inline float warp_reduce(float value, Op op) {
   return value;
 }
 
+/// The sum over the lanes up to this one.
+__device__ inline unsigned sum_through_lane(unsigned value, int lane) {
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const unsigned other = __shfl_up_sync(kFullMask, value, step);
+    if (lane >= step) value += other;
+  }
+  return value;
+}
+
 /// kThreads is the block's size; `scratch` holds kThreads / 32 floats and may be used again after the next
 /// __syncthreads.
 template <int kThreads, class Op>

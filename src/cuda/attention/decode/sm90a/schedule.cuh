@@ -55,14 +55,7 @@ class ClusterSchedule {
       this->length = max(0, min(length, static_cast<int>(last) * kGranule) - skipped_ * kGranule);
       count = last - first;
     }
-    unsigned through = count;  // of the sequences up to this lane's
-    if constexpr (!kAlone) {
-#pragma unroll
-      for (int step = 1; step < kWarp; step *= 2) {
-        const unsigned other = __shfl_up_sync(kFullMask, through, step);
-        if (lane_ >= step) through += other;
-      }
-    }
+    const unsigned through = kAlone ? count : sum_through_lane(count, lane_);  // of the sequences up to this lane's
     start = through - count;
     total = __shfl_sync(kFullMask, through, kAlone ? 0 : kWarp - 1);
     if (!kAlone && plan.groups > 1) take_group(plan.groups, group);

@@ -48,12 +48,7 @@ class SharedSchedule {
     for (int k = 0; k < kPerLane; ++k) {  // every warp adds up, the first one writes
       if (k * kWarp >= num_sequences) break;
       const unsigned count = static_cast<unsigned>(lengths.of[k] + kGranule - 1) / kGranule;
-      unsigned through = count;  // of the sequences up to this lane's
-#pragma unroll
-      for (int step = 1; step < kWarp; step *= 2) {
-        const unsigned other = __shfl_up_sync(kFullMask, through, step);
-        if (lane() >= step) through += other;
-      }
+      const unsigned through = sum_through_lane(count, lane());  // of the sequences up to this lane's
       if (threadIdx.x < kWarp) {
         table.start[k * kWarp + lane()] = total + through - count;
         table.length[k * kWarp + lane()] = lengths.of[k];

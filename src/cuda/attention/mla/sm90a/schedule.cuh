@@ -57,12 +57,7 @@ class MlaSchedule {
     unsigned before = 0;
     for (int base = 0; base < p.batch && group < groups_; base += kWarp) {
       const unsigned count = mla_tiles_of(p, base + lane_);
-      unsigned through = count;  // of the sequences up to this lane's
-#pragma unroll
-      for (int step = 1; step < kWarp; step *= 2) {
-        const unsigned other = __shfl_up_sync(kFullMask, through, step);
-        if (lane_ >= step) through += other;
-      }
+      const unsigned through = sum_through_lane(count, lane_);  // of the sequences up to this lane's
       const unsigned past = __ballot_sync(kFullMask, before + through > within);
       if (past != 0) {
         const int at = __ffs(static_cast<int>(past)) - 1;
