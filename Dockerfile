@@ -1,5 +1,5 @@
 # docker build -t flashkernel . && docker run --gpus all flashkernel        runs all tests (without --gpus all: on the CPU)
-# docker run --gpus all flashkernel flashkernel generate --prompt "def main():"
+# docker run --gpus all flashkernel flashkernel generate --model demo --prompt "def main():"
 # Any other Debian or Ubuntu with Python >= 3.10: --build-arg BASE=debian:bookworm (no CUDA there: the CPU alone).
 ARG BASE=nvidia/cuda:13.0.1-devel-ubuntu24.04
 FROM ${BASE}

@@ -35,7 +35,6 @@ endif()
 set(_license "Apache-2.0")
 set(_package_url "")
 if(FLASHKERNEL_PYTHON)
-  set(_license "Apache-2.0 AND PSF-2.0")  # the package has a checkpoint in it, see pyproject.toml
   set(_package_url "\n      \"purl\": \"pkg:pypi/flashkernel@${PROJECT_VERSION}\",")
 endif()
 

@@ -1,10 +1,10 @@
-"""Text from a checkpoint, token by token: the one that the package ships, or the directory given as argument."""
+"""Text from a checkpoint, token by token: the demo model (`pip install ./demo`), or the directory given as argument."""
 
 import sys
 
-from flashkernel.generate import Engine, SamplingOptions, TextStream, TextTokenizer, default_model, load_model
+from flashkernel.generate import Engine, SamplingOptions, TextStream, TextTokenizer, find_model, load_model
 
-directory = sys.argv[1] if len(sys.argv) > 1 else default_model()
+directory = sys.argv[1] if len(sys.argv) > 1 else find_model("demo")
 prompt = "def read_lines(path):\n"
 
 tokenizer = TextTokenizer(directory)

@@ -4,7 +4,7 @@
 The model is a stock one of Transformers; attention, layer norms, MLPs (linear + GELU in one kernel) and the loss run on
 FlashKernel's kernels, forward and backward, unless --kernels stock says otherwise. On a GPU a whole step, optimizers
 included, is one CUDA graph. The result is a Hugging Face checkpoint folder (GPT2LMHeadModel in fp16), the format that
-FlashKernel reads. The default arguments are those of the checkpoint in python/flashkernel/models/gpt2-python: minutes
+FlashKernel reads. The default arguments are those of the checkpoint in demo/flashkernel_demo/gpt2-python: minutes
 on a data-centre GPU. To try the script on a CPU, in about 20 seconds:
 
     python examples/train_gpt2.py --quick --out /tmp/gpt2-quick

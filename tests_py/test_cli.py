@@ -14,7 +14,7 @@ import pytest
 
 import flashkernel as fk
 from flashkernel.cli import main
-from flashkernel.generate import Engine, SamplingOptions, TextTokenizer, default_model, load_model
+from flashkernel.generate import Engine, SamplingOptions, TextTokenizer, find_model, load_model
 
 PROMPT = "def fibonacci(n):"
 
@@ -28,7 +28,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
 
 
 def test_generate_prints_text_and_statistics(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "--prompt", PROMPT, "--max-new-tokens", "24"]) == 0
+    assert main(["generate", "--model", "demo", "--prompt", PROMPT, "--max-new-tokens", "24"]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith(PROMPT) and "tokens/s" not in printed.out
     assert "tokens/s" in printed.err and "device   " in printed.err
@@ -37,6 +37,8 @@ def test_generate_prints_text_and_statistics(capsys: pytest.CaptureFixture[str])
 def test_generate_json_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     args = (
         "generate",
+        "--model",
+        "demo",
         "--prompt",
         PROMPT,
         "--prompt",
@@ -52,7 +54,7 @@ def test_generate_json_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert [s["tokens"] for s in first["sequences"]] == [s["tokens"] for s in again["sequences"]]
     assert [s["tokens"] for s in first["sequences"]] != [s["tokens"] for s in other["sequences"]]
     assert [len(s["tokens"]) for s in first["sequences"]] == [16, 16]
-    tokenizer = TextTokenizer(default_model())
+    tokenizer = TextTokenizer(find_model("demo"))
     for sequence in first["sequences"]:
         assert sequence["text"] == tokenizer.decode(sequence["tokens"]) or "\ufffd" in sequence["text"]
     assert first["decode_tokens"] == 30 and first["decode_tokens_per_second"] > 0
@@ -62,14 +64,28 @@ def test_generate_json_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
 def test_stock_path_writes_the_same_text(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    args = ("generate", "--prompt", PROMPT, "--prompt", "class Point:\n    def", "--max-new-tokens", "32", "--greedy")
+    args = (
+        "generate",
+        "--model",
+        "demo",
+        "--prompt",
+        PROMPT,
+        "--prompt",
+        "class Point:\n    def",
+        "--max-new-tokens",
+        "32",
+        "--greedy",
+    )
     ours, stock = run_json(capsys, *args), run_json(capsys, *args, "--no-flashkernel")
     assert ours["sequences"] == stock["sequences"]
     assert stock["kernels"] == {} and not stock["flashkernel"]
 
 
 def test_batch_prints_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "--prompt", "import os", "--prompt", "class A", "--max-new-tokens", "8"]) == 0
+    assert (
+        main(["generate", "--model", "demo", "--prompt", "import os", "--prompt", "class A", "--max-new-tokens", "8"])
+        == 0
+    )
     out = capsys.readouterr().out
     assert out.index("prompt 1 of 2") < out.index("import os") < out.index("prompt 2 of 2") < out.index("class A")
 
@@ -80,7 +96,9 @@ def test_threads_and_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     before = fk.get_num_threads()
     monkeypatch.setattr(sys, "stdin", io.StringIO("import "))
     try:
-        result = run_json(capsys, "generate", "--prompt", "-", "--max-new-tokens", "4", "--threads", "1")
+        result = run_json(
+            capsys, "generate", "--model", "demo", "--prompt", "-", "--max-new-tokens", "4", "--threads", "1"
+        )
     finally:
         fk.set_num_threads(before)
     assert result["threads"] == 1 and result["sequences"][0]["prompt"] == "import "
@@ -90,9 +108,9 @@ def test_threads_and_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     ("args", "text"),
     [
         (["generate"], "--prompt"),
-        (["generate", "--prompt", "x", "--model", "/nowhere"], "not a directory"),
-        (["generate", "--prompt", "x", "--greedy", "--top-k", "5"], "--greedy"),
-        (["generate", "--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["generate", "--model", "demo", "--prompt", "x", "--model", "/nowhere"], "not a directory"),
+        (["generate", "--model", "demo", "--prompt", "x", "--greedy", "--top-k", "5"], "--greedy"),
+        (["generate", "--model", "demo", "--prompt", "x", "--temperature", "-1"], "temperature"),
         (["kernels", "nothing"], "attention_fwd"),
     ],
 )
@@ -102,13 +120,28 @@ def test_bad_input_exits_with_2(args: list[str], text: str, capsys: pytest.Captu
 
 
 def test_too_long_a_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "--prompt", "x", "--max-new-tokens", "100000"]) == 2
+    assert main(["generate", "--model", "demo", "--prompt", "x", "--max-new-tokens", "100000"]) == 2
     assert "context" in capsys.readouterr().err
 
 
 def test_too_few_pages_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        main(["generate", "--prompt", "x " * 40, "--max-new-tokens", "8", "--page-size", "16", "--num-pages", "1"]) == 1
+        main(
+            [
+                "generate",
+                "--model",
+                "demo",
+                "--prompt",
+                "x " * 40,
+                "--max-new-tokens",
+                "8",
+                "--page-size",
+                "16",
+                "--num-pages",
+                "1",
+            ]
+        )
+        == 1
     )
     assert "page" in capsys.readouterr().err
 
@@ -123,7 +156,7 @@ def test_usage_errors_exit_with_2() -> None:
 @pytest.mark.parametrize("count", ["0", "-3", "many", "1.5", ""])
 def test_counts_say_what_they_need(count: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["generate", "--prompt", "x", "--max-new-tokens", count])
+        main(["generate", "--model", "demo", "--prompt", "x", "--max-new-tokens", count])
     assert f"{count!r}: an integer >= 1 is needed" in capsys.readouterr().err
 
 
@@ -141,7 +174,18 @@ def test_command_is_installed_and_needs_no_torch(tmp_path: Path) -> None:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
     }
-    command = [sys.executable, "-m", "flashkernel.cli", "generate", "--prompt", PROMPT, "--max-new-tokens", "8"]
+    command = [
+        sys.executable,
+        "-m",
+        "flashkernel.cli",
+        "generate",
+        "--model",
+        "demo",
+        "--prompt",
+        PROMPT,
+        "--max-new-tokens",
+        "8",
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(PROMPT)
@@ -153,7 +197,18 @@ def test_command_is_installed_and_needs_no_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_text_that_the_terminal_lacks_is_replaced(encoding: str) -> None:
     """A pipe on Windows, or a C locale: the text goes on, with a mark where a character can't be shown."""
-    command = [sys.executable, "-m", "flashkernel.cli", "generate", "--prompt", "# \u2603", "--max-new-tokens", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "flashkernel.cli",
+        "generate",
+        "--model",
+        "demo",
+        "--prompt",
+        "# \u2603",
+        "--max-new-tokens",
+        "4",
+    ]
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0" if os.name == "nt" else "1"}
     done = subprocess.run(command, env=environment, capture_output=True)
     assert done.returncode == 0 and done.stdout.startswith(b"# ?"), done.stderr
@@ -212,9 +267,20 @@ def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_generate_options_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     """Each option of the command line changes the text as the engine's own option does."""
-    args = ("generate", "--prompt", PROMPT, "--max-new-tokens", "20", "--ignore-eos", "--temperature", "1.3")
-    model = Engine(load_model(default_model(), device="cpu"))
-    ids = TextTokenizer(default_model()).encode(PROMPT)
+    args = (
+        "generate",
+        "--model",
+        "demo",
+        "--prompt",
+        PROMPT,
+        "--max-new-tokens",
+        "20",
+        "--ignore-eos",
+        "--temperature",
+        "1.3",
+    )
+    model = Engine(load_model(find_model("demo"), device="cpu"))
+    ids = TextTokenizer(find_model("demo")).encode(PROMPT)
     texts = []
     for name, value, options in (
         ("--seed", "3", {"seed": 3}),
@@ -238,7 +304,7 @@ def test_generate_options_reach_the_engine(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_generate_n_stop_and_logprobs(capsys: pytest.CaptureFixture[str]) -> None:
-    args = ("generate", "--prompt", PROMPT, "--max-new-tokens", "30", "--min-p", "0.1", "-n", "3")
+    args = ("generate", "--model", "demo", "--prompt", PROMPT, "--max-new-tokens", "30", "--min-p", "0.1", "-n", "3")
     plain = run_json(capsys, *args, "--ignore-eos")["sequences"]
     assert len({sequence["text"] for sequence in plain}) == 3
     stop = plain[0]["text"][5:8]
@@ -248,8 +314,8 @@ def test_generate_n_stop_and_logprobs(capsys: pytest.CaptureFixture[str]) -> Non
         assert stop not in sequence["text"]
         assert len(sequence["logprobs"]) == len(sequence["top_logprobs"]) == len(sequence["tokens"])
         assert all(len(top) == 2 and top[0]["logprob"] >= top[1]["logprob"] for top in sequence["top_logprobs"])
-    assert main(["generate", "--prompt", PROMPT, "--logprobs", "2"]) == 2
+    assert main(["generate", "--model", "demo", "--prompt", PROMPT, "--logprobs", "2"]) == 2
     assert "--logprobs without --json" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["generate", "--prompt", PROMPT, "--logit-bias", "x=1"])
+        main(["generate", "--model", "demo", "--prompt", PROMPT, "--logit-bias", "x=1"])
     assert "a token id and a number" in capsys.readouterr().err

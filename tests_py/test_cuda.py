@@ -498,9 +498,9 @@ def test_memory_stats_of_the_device():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_generation_on_the_gpu_equals_the_cpu(dtype):
-    from flashkernel.generate import Engine, TextTokenizer, default_model, load_model
+    from flashkernel.generate import Engine, TextTokenizer, find_model, load_model
 
-    directory = default_model()
+    directory = find_model("demo")
     tokenizer = TextTokenizer(directory)
     prompts = [tokenizer.encode(text) for text in ("import os\n\ndef ", "class Stack:\n    def __init__", "x")]
     texts = []

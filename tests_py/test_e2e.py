@@ -1,5 +1,5 @@
 """Whole models against stock Transformers: on a GPU GPT-2 124M and Llama-3.2-1B's shape with random weights, on the CPU
-the same architectures made small; and the shipped checkpoint's perplexity.
+the same architectures made small; and the demo checkpoint's perplexity.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ pytest.importorskip("safetensors")
 pytest.importorskip("tokenizers")
 
 from flashkernel.bench.e2e import build
-from flashkernel.generate import Engine, SamplingOptions, TextTokenizer, default_model, load_model
+from flashkernel.generate import Engine, SamplingOptions, TextTokenizer, find_model, load_model
 from flashkernel.generate.arrays import available_devices
 from flashkernel.generate.decode import decode_step
 from flashkernel.generate.sampling_options import wanted
@@ -132,35 +132,33 @@ def test_decoded_logits_equal_those_of_a_prefill(stock: Any) -> None:
 
 
 def text() -> str:
-    """Python that the shipped model has not been trained on: this repository's."""
+    """Python that the demo model has not been trained on: this repository's."""
     root = Path(__file__).resolve().parent
     return "".join((root / name).read_text(encoding="utf-8") for name in ("conftest.py", "test_e2e.py"))
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_perplexity_of_the_shipped_checkpoint(device: str) -> None:
+def test_perplexity_of_the_demo_checkpoint(device: str) -> None:
     import transformers
 
-    ids = TextTokenizer(default_model()).encode(text())[:1024]
+    ids = TextTokenizer(find_model("demo")).encode(text())[:1024]
     assert len(ids) == 1024
-    model = (
-        transformers.AutoModelForCausalLM.from_pretrained(str(default_model()), dtype=torch.float32).to(device).eval()
-    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(find_model("demo"), dtype=torch.float32).to(device).eval()
     with torch.inference_mode():
         logits = model(torch.tensor([ids], device=device)).logits[0, :-1].double().cpu()
         theirs = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:])).exp().item()
-    engine = Engine(load_model(default_model(), device=device), prefill_chunk=300)
+    engine = Engine(load_model(find_model("demo"), device=device), prefill_chunk=300)
     scores = engine.score(ids)
     assert scores.shape == (1023,) and scores.dtype == np.float32
     ours = float(np.exp(-scores.astype(np.float64).mean()))
     assert 2 < theirs < 100  # it knows Python
     assert abs(ours / theirs - 1) < 2e-5
-    half = Engine(load_model(default_model(), device=device, dtype="float16")).score(ids).astype(np.float64)
+    half = Engine(load_model(find_model("demo"), device=device, dtype="float16")).score(ids).astype(np.float64)
     assert abs(float(np.exp(-half.mean())) / theirs - 1) < 2e-3
 
 
 def test_score_refuses_what_it_cannot_do() -> None:
-    engine = Engine(load_model(default_model(), device="cpu"))
+    engine = Engine(load_model(find_model("demo"), device="cpu"))
     with pytest.raises(ValueError, match="two or more"):
         engine.score([1])
     with pytest.raises(ValueError, match="1024"):

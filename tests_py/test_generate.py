@@ -26,7 +26,7 @@ from flashkernel.generate import (
     TextStream,
     TextTokenizer,
     UnsupportedModelError,
-    default_model,
+    find_model,
     load_model,
 )
 from flashkernel.generate.checkpoint import Checkpoint, bfloat16_to_float32, float32_to_bfloat16
@@ -502,19 +502,19 @@ def test_seeds_repeat_and_differ(tmp_path: Path) -> None:
     assert run(1) == run(1) != run(2)
 
 
-# --- the checkpoint that the package ships
+# --- the demo checkpoint
 
 
-def test_shipped_checkpoint_equals_the_stock_model() -> None:
+def test_demo_checkpoint_equals_the_stock_model() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    tokenizer = TextTokenizer(default_model())
+    tokenizer = TextTokenizer(find_model("demo"))
     prompts = [
         tokenizer.encode(text) for text in ("def fibonacci(n):", "import os\n\nclass", "for i in range(10):\n    ")
     ]
-    engine = Engine(load_model(default_model()))
+    engine = Engine(load_model(find_model("demo")))
     got = tokens_of(engine.generate(prompts, max_new_tokens=48, stop_tokens=frozenset()), len(prompts))
-    model = transformers.GPT2LMHeadModel.from_pretrained(default_model(), dtype=torch.float32).eval()
+    model = transformers.GPT2LMHeadModel.from_pretrained(find_model("demo"), dtype=torch.float32).eval()
     for prompt, tokens in zip(prompts, got, strict=True):
         ids = torch.tensor([prompt])
         expected = model.generate(
@@ -529,14 +529,8 @@ def test_shipped_checkpoint_equals_the_stock_model() -> None:
         assert tokens == expected[0, len(prompt) :].tolist()
 
 
-def test_shipped_checkpoint_is_small_and_whole() -> None:
-    files = [path for path in default_model().rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 8 * 2**20
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in files}
-
-
 def test_text_stream_equals_decoding_at_once() -> None:
-    tokenizer = TextTokenizer(default_model())
+    tokenizer = TextTokenizer(find_model("demo"))
     text = "naïve = 'λ → 日本語 🙂'  # tabs\tand   spaces\n"
     prompt = tokenizer.encode("# coding: utf-8\n")
     ids = tokenizer.encode(text)
@@ -555,7 +549,7 @@ def test_text_stream_equals_decoding_at_once() -> None:
 def test_vocabulary_and_merges_of_older_checkpoints(tmp_path: Path) -> None:
     """vocab.json and merges.txt without tokenizer.json: the ids are those of Transformers' GPT-2 tokenizer."""
     transformers = pytest.importorskip("transformers")
-    bpe = json.loads((default_model() / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    bpe = json.loads((find_model("demo") / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in bpe["merges"]]
     (tmp_path / "vocab.json").write_text(json.dumps(bpe["vocab"]))
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]), encoding="utf-8")
@@ -572,7 +566,7 @@ def test_vocabulary_and_merges_of_older_checkpoints(tmp_path: Path) -> None:
 
 def test_a_prompt_that_is_not_text_is_refused() -> None:
     with pytest.raises(PromptError, match="character 2 of the prompt"):
-        TextTokenizer(default_model()).encode("# \udcff")
+        TextTokenizer(find_model("demo")).encode("# \udcff")
 
 
 def test_copy_of_a_checkpoint_directory_works_anywhere(tmp_path: Path) -> None:

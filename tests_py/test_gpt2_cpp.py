@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("safetensors")
 pytest.importorskip("tokenizers")
 
-from flashkernel.generate import Engine, TextTokenizer, default_model, load_model
+from flashkernel.generate import Engine, TextTokenizer, find_model, load_model
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "gpt2_cpp"
 if not EXAMPLE.is_dir():
@@ -48,7 +48,7 @@ ENCODED = [
 
 def cases() -> tuple[list[dict[str, Any]], float]:
     """The cases, and the least distance between the best and the second best logit of any chosen token."""
-    model, tokenizer = load_model(default_model(), device="cpu"), TextTokenizer(default_model())
+    model, tokenizer = load_model(find_model("demo"), device="cpu"), TextTokenizer(find_model("demo"))
     forward, margins = model.forward, []
 
     def spy(*args: Any) -> Any:

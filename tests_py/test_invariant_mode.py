@@ -20,7 +20,7 @@ import flashkernel as fk
 import flashkernel.torch as fkt
 from conftest import HAS_GPU, TORCH
 from flashkernel.generate import Engine, SamplingOptions, load_model
-from flashkernel.generate.model_names import default_model
+from flashkernel.generate.model_names import find_model
 from flashkernel.quantized import quantize
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -218,7 +218,7 @@ def tiny_llama(folder: Path) -> Path:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_rollout_score_and_trainer_agree_to_the_bit(family, dtype, device, tmp_path):
-    folder = default_model() if family == "gpt2" else tiny_llama(tmp_path)
+    folder = find_model("demo") if family == "gpt2" else tiny_llama(tmp_path)
     model = load_model(folder, device=device, dtype=dtype)
     forward = gpt2 if family == "gpt2" else llama
     draw = random.Random(7)
@@ -245,7 +245,7 @@ def test_rollout_score_and_trainer_agree_to_the_bit(family, dtype, device, tmp_p
 
 def test_a_policy_that_has_just_generated_has_no_divergence_from_its_trainer():
     """A loop as GRPO's: roll out, take the ratio of the trainer's probabilities and the rollout's, step, roll out."""
-    model = load_model(default_model(), device="cpu")
+    model = load_model(find_model("demo"), device="cpu")
     policy = weights(model.lm_head).clone().requires_grad_()
     engine, prompt = Engine(model, page_size=16), [1, 2, 3, 4, 5]
     sampling = SamplingOptions(temperature=1.0, seed=1, logprobs=0)

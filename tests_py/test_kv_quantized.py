@@ -258,11 +258,11 @@ def test_copies_on_write_and_page_copies_take_scales_along() -> None:
 def test_generate(kv_dtype: str) -> None:
     pytest.importorskip("safetensors")
     pytest.importorskip("tokenizers")
-    from flashkernel.generate import Engine, TextTokenizer, default_model, load_model
+    from flashkernel.generate import Engine, TextTokenizer, find_model, load_model
 
-    tokenizer = TextTokenizer(default_model())
+    tokenizer = TextTokenizer(find_model("demo"))
     prompts = [tokenizer.encode(text) for text in ("if __name__ == ", "import os\nimport sys\n\ndef main():\n")]
-    model = load_model(default_model(), device="cpu")
+    model = load_model(find_model("demo"), device="cpu")
     texts = []
     for kind in (None, kv_dtype):
         engine = Engine(model, kv_dtype=kind, page_size=16)

@@ -23,7 +23,18 @@ from flashkernel.bench.tables import ABOVE, listing
 from flashkernel.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
-GENERATE = ["generate", "--prompt", "import os", "--max-new-tokens", "4", "--ignore-eos", "--device", "cpu"]
+GENERATE = [
+    "generate",
+    "--model",
+    "demo",
+    "--prompt",
+    "import os",
+    "--max-new-tokens",
+    "4",
+    "--ignore-eos",
+    "--device",
+    "cpu",
+]
 BENCH = ["bench", "norm", "--quick", "--device", "cpu", "--case", "rms_norm 16", "--dtype", "float32"]
 STATISTICS = re.compile(r"tokens/s|prefill|\d written|^device   ", re.MULTILINE)
 
@@ -193,8 +204,8 @@ def test_an_encoding_that_knows_few_characters(name: str, commands: dict[str, li
         ([], "COMMAND"),
         (["nothing"], "invalid choice"),
         (["generate"], "no --prompt"),
-        (["generate", "--prompt", "x", "--model", "/no\nwhere"], "not a directory"),
-        (["generate", "--prompt", "x", "--dtype", "int8"], "int8"),
+        (["generate", "--model", "demo", "--prompt", "x", "--model", "/no\nwhere"], "not a directory"),
+        (["generate", "--model", "demo", "--prompt", "x", "--dtype", "int8"], "int8"),
         (["chat", "/nowhere"], "not a directory"),
         (["serve", "--port", "70000"], "--port 70000"),
         (["serve", "--port", "x"], "--port"),

@@ -22,7 +22,7 @@ from flashkernel.generate import (
     SamplingOptions,
     TextOutput,
     TextTokenizer,
-    default_model,
+    find_model,
     load_model,
 )
 from flashkernel.generate.arrays import HostArrays, TorchArrays
@@ -33,8 +33,8 @@ from flashkernel.generate.sampling import Sampler, adjust, draw
 from flashkernel.generate.sampling_options import wanted
 
 VOCAB = 53
-ENGINE = Engine(load_model(default_model(), device="cpu"), page_size=16)
-TOKENIZER = TextTokenizer(default_model())
+ENGINE = Engine(load_model(find_model("demo"), device="cpu"), page_size=16)
+TOKENIZER = TextTokenizer(find_model("demo"))
 PROMPT = TOKENIZER.encode("def main(argv")
 
 
@@ -329,7 +329,7 @@ def test_stock_engine_gives_the_same_events() -> None:
         temperature=0.9, typical_p=0.9, frequency_penalty=0.3, seed=2, logprobs=2, logit_bias={5: -3.0}
     )
     options: dict[str, Any] = dict(max_new_tokens=24, sampling=sampling, n=2, stop_strings=["("], tokenizer=TOKENIZER)
-    expected = list(StockEngine(default_model(), device="cpu").generate([PROMPT], **options))
+    expected = list(StockEngine(find_model("demo"), device="cpu").generate([PROMPT], **options))
     got = list(ENGINE.generate([PROMPT], **options))
     assert sorted((e.sequence, e.token, e.finish) for e in got) == sorted(
         (e.sequence, e.token, e.finish) for e in expected

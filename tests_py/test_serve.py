@@ -23,7 +23,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
-from flashkernel.generate import Engine, PromptLookup, SamplingOptions, TextOutput, default_model
+from flashkernel.generate import Engine, PromptLookup, SamplingOptions, TextOutput, find_model
 from serving import MODEL, NAME, TOKENIZER, Server, http, render, serving, until
 
 PROMPT = "def fibonacci(n):"
@@ -399,7 +399,7 @@ def test_an_engine_thread_that_ends_leaves_nobody_waiting(monkeypatch: pytest.Mo
 
 def test_a_signal_loses_nothing() -> None:
     """`flashkernel serve` in a process of its own: SIGTERM while answers are written, and all come to their end."""
-    command = [sys.executable, "-m", "flashkernel", "serve", "--port", "0", "--name", NAME]
+    command = [sys.executable, "-m", "flashkernel", "serve", "--model", "demo", "--port", "0", "--name", NAME]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         assert process.stderr is not None
@@ -466,7 +466,7 @@ def test_json_says_where_it_listens(
     monkeypatch.setattr(uvicorn.Server, "run", run)
     monkeypatch.delenv("FLASHKERNEL_API_KEY", raising=False)
     options = ["--api-key", key] if key else ["--kv-dtype", "int8"]
-    assert main(["serve", "--json", "--port", "0", "--name", NAME, "--device", "cpu", *options]) == 0
+    assert main(["serve", "--model", "demo", "--json", "--port", "0", "--name", NAME, "--device", "cpu", *options]) == 0
     (facts,) = seen
     assert capsys.readouterr() == ("", "")
     assert facts["url"] == f"http://127.0.0.1:{facts['port']}/v1" and facts["page"] == facts["url"][:-2]
@@ -485,7 +485,7 @@ def test_bad_options_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["--kv-memory", "0.0001"], "needs"),
         (["--max-batch", "0"], "--max-batch 0; an integer >= 1"),
         (["--port", "70000"], "--port 70000"),
-        (["--model", str(default_model() / "none")], "none"),
+        (["--model", str(find_model("demo") / "none")], "none"),
     ):
-        assert main(["serve", *options]) == 2
+        assert main(["serve", "--model", "demo", *options]) == 2
         assert text in capsys.readouterr().err

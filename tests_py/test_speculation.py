@@ -518,6 +518,8 @@ def test_steps_run_ahead_where_nothing_repeats() -> None:
 def test_the_command(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = [
         "generate",
+        "--model",
+        "demo",
         "--device",
         "cpu",
         "--prompt",

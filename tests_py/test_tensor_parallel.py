@@ -201,14 +201,25 @@ def test_without_a_group() -> None:
 
 def test_the_command_needs_torchrun(capsys, monkeypatch) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert main(["generate", "--prompt", "x", "--tensor-parallel"]) == 2
+    assert main(["generate", "--model", "demo", "--prompt", "x", "--tensor-parallel"]) == 2
     assert "--tensor-parallel without torchrun; run `torchrun" in capsys.readouterr().err
 
 
 @pytest.mark.long
 def test_the_command() -> None:
     """torchrun finds a free port by itself; the first process writes for all, what one process alone writes."""
-    asked = ["generate", "--prompt", "def main(", "--max-new-tokens", "12", "--device", "cpu", "--json"]
+    asked = [
+        "generate",
+        "--model",
+        "demo",
+        "--prompt",
+        "def main(",
+        "--max-new-tokens",
+        "12",
+        "--device",
+        "cpu",
+        "--json",
+    ]
     module = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     texts = []
     for command in ([sys.executable, "-m"], module):

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from flashkernel.generate import CheckpointError, TextTokenizer, default_model
+from flashkernel.generate import CheckpointError, TextTokenizer, find_model
 
 SPECIAL = ["<unk>", "<s>", "</s>"]
 FLAGS: list[dict[str, Any]] = [
@@ -71,6 +71,6 @@ def test_same_ids_or_a_refusal(name: str, kind: str, prefix: bool, tmp_path: Pat
     assert served >= 2 * (len(FLAGS) if name == "PreTrainedTokenizerFast" else 1)
 
 
-def test_the_default_model() -> None:
-    expected = transformers.AutoTokenizer.from_pretrained(default_model())("import os").input_ids
-    assert TextTokenizer(default_model()).encode("import os") == expected
+def test_the_demo_model() -> None:
+    expected = transformers.AutoTokenizer.from_pretrained(find_model("demo"))("import os").input_ids
+    assert TextTokenizer(find_model("demo")).encode("import os") == expected

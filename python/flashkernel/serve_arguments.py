@@ -11,7 +11,7 @@ __all__ = ["add_serve_arguments"]
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", default="demo", metavar="MODEL", help="a checkpoint folder, a .gguf file, smollm2 or demo")
+    add("--model", default="smollm2", metavar="MODEL", help="a checkpoint folder, a .gguf file, smollm2 or demo")
     add("--name", help="what clients call the model (default: the name of its folder or file)")
     add("--host", default="127.0.0.1", help="address to listen on; others than loopback can be reached from outside")
     add("--port", type=int, default=8000, help="port to listen on; 0: any free one")

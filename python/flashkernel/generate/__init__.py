@@ -1,9 +1,9 @@
 """Text generation without torch: a GPT-2 or Llama checkpoint, or a GGUF file, through FlashKernel's kernels and its
 paged KV-cache.
 
->>> from flashkernel.generate import Engine, TextTokenizer, default_model, load_model
->>> engine = Engine(load_model(default_model()))
->>> tokenizer = TextTokenizer(default_model())
+>>> from flashkernel.generate import Engine, TextTokenizer, find_model, load_model
+>>> engine = Engine(load_model(find_model("demo")))
+>>> tokenizer = TextTokenizer(find_model("demo"))
 >>> ids = tokenizer.encode("def main(argv")
 >>> events = engine.generate([ids], max_new_tokens=4)  # an iterator: tokens as they come
 >>> len([event.token for event in events])
@@ -27,7 +27,7 @@ from .errors import (
 )
 from .gpt2 import Gpt2 as _Gpt2  # noqa: F401
 from .model import Model, load_model
-from .model_names import default_model, find_model
+from .model_names import find_model
 from .sampling_options import SamplingOptions
 from .speculation import DraftModel, PromptLookup
 from .text_output import TextOutput
@@ -51,7 +51,6 @@ __all__ = [
     "TextTokenizer",
     "TokenEvent",
     "UnsupportedModelError",
-    "default_model",
     "find_model",
     "load_model",
 ]

@@ -24,8 +24,8 @@ __all__ = ["Lockstep"]
 class Lockstep:
     """A context manager: it gives the pages back at its end.
 
-    >>> from flashkernel.generate import Engine, default_model, load_model
-    >>> engine = Engine(load_model(default_model(), device="cpu"))
+    >>> from flashkernel.generate import Engine, find_model, load_model
+    >>> engine = Engine(load_model(find_model("demo"), device="cpu"))
     >>> with engine.lockstep([[10, 11], [12]], max_new_tokens=2) as batch:
     ...     first = batch.prefill()
     ...     second = batch.step(first.argmax(axis=-1))

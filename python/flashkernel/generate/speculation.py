@@ -36,8 +36,8 @@ class PromptLookup:
 
     Raises ValueError.
 
-    >>> from flashkernel.generate import Engine, PromptLookup, default_model, load_model
-    >>> engine = Engine(load_model(default_model(), device="cpu"), speculation=PromptLookup(tokens=6))
+    >>> from flashkernel.generate import Engine, PromptLookup, find_model, load_model
+    >>> engine = Engine(load_model(find_model("demo"), device="cpu"), speculation=PromptLookup(tokens=6))
     >>> tokens = [event.token for event in engine.generate([[40, 41, 42] * 4], max_new_tokens=12)]
     >>> engine.stats.accepted_tokens <= engine.stats.drafted_tokens
     True

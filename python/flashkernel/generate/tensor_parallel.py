@@ -51,10 +51,10 @@ class TensorParallel:
     Source: Shoeybi et al., Megatron-LM (2019).
 
     >>> import torch.distributed as dist
-    >>> from flashkernel.generate import Engine, default_model, load_model
+    >>> from flashkernel.generate import Engine, find_model, load_model
     >>> from flashkernel.generate.tensor_parallel import TensorParallel
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: no arguments
-    >>> model = load_model(default_model(), device="cpu", tensor_parallel=TensorParallel())
+    >>> model = load_model(find_model("demo"), device="cpu", tensor_parallel=TensorParallel())
     >>> [event.token for event in Engine(model).generate([[10, 11, 12]], max_new_tokens=2)] != []
     True
     >>> dist.destroy_process_group()

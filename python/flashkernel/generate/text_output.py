@@ -26,8 +26,8 @@ def check_stop_strings(strings: Sequence[str]) -> tuple[str, ...]:
 class TextOutput:
     """`put` each token, then `end`; both give the text that may be shown now. `stopped`: a stop string was found.
 
-    >>> from flashkernel.generate import TextTokenizer, default_model
-    >>> tokenizer = TextTokenizer(default_model())
+    >>> from flashkernel.generate import TextTokenizer, find_model
+    >>> tokenizer = TextTokenizer(find_model("demo"))
     >>> output = TextOutput(tokenizer, stop=["lo w"])
     >>> "".join(output.put(token) for token in tokenizer.encode("hello world")), output.stopped
     ('hel', True)
