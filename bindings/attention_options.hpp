@@ -107,4 +107,13 @@ inline std::int64_t largest_step(const TensorView& cu_seqlens) {
   return largest;
 }
 
+/// What max_seqlen_q of a paged call is where it is not given.
+inline std::int64_t longest_of_queries(const TensorView& q, const TensorView& cu_seqlens_q,
+                                       std::optional<std::int64_t> given) {
+  if (given) return *given;
+  if (!cu_seqlens_q.defined()) return extent(q, -2);
+  const std::int64_t longest = largest_step(cu_seqlens_q);
+  return longest < 0 ? extent(q, 0) : longest;  // on a GPU: no sequence is longer than all of them
+}
+
 }  // namespace flashkernel::python

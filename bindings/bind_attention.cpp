@@ -98,13 +98,7 @@ nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages,
   AttentionOptions options = given.parse(call);
   options.check_pages = check;
   options.kv_scales = parse_kv_scales(call, kv_scales, false);
-  std::int64_t longest = max_seqlen_q.value_or(-1);
-  if (!cu_q.defined()) {
-    if (!max_seqlen_q) longest = extent(q_view, -2);
-  } else if (!max_seqlen_q) {
-    longest = largest_step(cu_q);
-    if (longest < 0) longest = extent(q_view, 0);  // on a GPU: no sequence is longer than all of them
-  }
+  const std::int64_t longest = longest_of_queries(q_view, cu_q, max_seqlen_q);
   Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(extent(v_view, -1)));
   Output lse;
   if (return_lse)

@@ -166,6 +166,7 @@ bool is_true(const nb::object& answer) {
 
 // The ops that flashkernel.torch has.
 constexpr const char* kTorchOps[] = {"attention",
+                                     "attention_cascade",
                                      "attention_mla_decode",
                                      "attention_paged",
                                      "attention_varlen",
@@ -185,7 +186,8 @@ constexpr const char* kTorchOps[] = {"attention",
                                      "swiglu"};
 // Whether one of these ops has a gradient.
 bool has_gradient(const std::string& op) {
-  return op.rfind("kv_", 0) != 0 && op != "attention_paged" && op != "attention_mla_decode";
+  return op.rfind("kv_", 0) != 0 && op != "attention_cascade" && op != "attention_paged" &&
+         op != "attention_mla_decode";
 }
 
 std::string torch_op(const std::string& op) {

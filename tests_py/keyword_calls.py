@@ -51,6 +51,17 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             {"grad_out": f(1, 2, 4, 8), "q": q, "k": f(1, 2, 4, 8), "v": f(1, 2, 4, 8), "out": out, "lse": lse}
             | {"mask": bits, **extras},
         ),
+        "attention_cascade": (
+            "attention_cascade",
+            {"q": f(2, 2, 1, 8), **pages, "prefix_table": table["block_table"][:, :1], "prefix_lens": i(16)}
+            | {"block_table": torch.zeros(2, 1, dtype=torch.int32), "seq_lens": i(3, 4), "cu_prefix_q": i(0, 2)}
+            | {"sinks": f(2), "out": f(2, 2, 1, 8)},
+        ),
+        "attention_cascade, 8 bits": (
+            "attention_cascade",
+            {"q": packed, **bytes_, "prefix_table": table["block_table"], "prefix_lens": i(20), **table}
+            | {"cu_seqlens_q": i(0, 4), "kv_scales": token_scales, "out": f(4, 2, 8)},
+        ),
         "attention_mla_decode": (
             "attention_mla_decode",
             {

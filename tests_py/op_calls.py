@@ -276,7 +276,22 @@ def _attention() -> list[OpCall]:
     out, lse = (np.array(r) for r in fk.attention(q, k, v, bias=bias, return_lse=True))
     other, other_lse = _numbers(2, 4, 5, 8, seed=4), _numbers(2, 4, 5, seed=4)
     grads = {"grad_q": _empty(*q.shape), "grad_k": _empty(*k.shape), "grad_v": _empty(*v.shape)}
-    rows = ("q", "k", "v", "out", "grad", "grad_q", "grad_k", "grad_v", "a", "b", "k_pages", "v_pages", "table")
+    rows = (
+        "q",
+        "k",
+        "v",
+        "out",
+        "grad",
+        "grad_q",
+        "grad_k",
+        "grad_v",
+        "a",
+        "b",
+        "k_pages",
+        "v_pages",
+        "table",
+        "prefix",
+    )
     cu_q, cu_k = _i32(0, 4, 10), _i32(0, 5, 14)
     vq, vk, vv, vgrad = _numbers(10, 4, 16), _numbers(14, 2, 16), _numbers(14, 2, 8), _numbers(10, 4, 8)
     vout, vlse = (np.array(r) for r in fk.attention_varlen(vq, vk, vv, cu_q, cu_k, 6, 9, return_lse=True))
@@ -284,7 +299,7 @@ def _attention() -> list[OpCall]:
     vgrads = {"grad_q": _empty(*vq.shape), "grad_k": _empty(*vk.shape), "grad_v": _empty(*vv.shape)}
     pages = {"k_pages": _numbers(6, 4, 2, 16), "v_pages": _numbers(6, 4, 2, 8)}
     paged = {**pages, "table": _i32([5, 2, 0], [1, 3, 4]), "lens": _i32(7, 10)}
-    flat = ("cu_q", "cu_k", "lens")
+    flat = ("cu_q", "cu_k", "lens", "prefix_lens", "groups")
     return [
         OpCall(
             "attention",
@@ -309,6 +324,18 @@ def _attention() -> list[OpCall]:
                 a.grad, a.q, a.k, a.v, a.out, a.lse, a.cu_q, a.cu_k, 6, 9, grads=(a.grad_q, a.grad_k, a.grad_v)
             ),
             {"grad": vgrad, **varlen, "out": vout, "lse": vlse}, vgrads, rows, flat,
+        ),
+        OpCall(
+            "attention_cascade",
+            lambda a: fk.attention_cascade(
+                a.q, a.k_pages, a.v_pages, a.prefix, a.prefix_lens, a.table, a.lens,
+                cu_prefix_q=a.groups, cu_seqlens_q=a.cu_q, return_lse=True, out=a.out,
+            ),
+            {
+                "q": vq, **paged, "cu_q": cu_q, "prefix": _i32([4, 5], [5, 0]), "prefix_lens": _i32(7, 2),
+                "groups": cu_q,
+            },
+            {"out": _empty(10, 4, 8)}, rows, flat,
         ),
         OpCall(
             "attention_mla_decode",

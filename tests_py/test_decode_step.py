@@ -15,7 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashkernel as fk
 from flashkernel.generate import Engine, SamplingOptions
-from flashkernel.generate.decode import Decoder, DecodeState, Row, decode_step, row_bucket, wanted_by
+from flashkernel.generate.decode import (
+    Decoder,
+    DecodeState,
+    Row,
+    common_pages,
+    decode_step,
+    row_bucket,
+    wanted_by,
+)
 from flashkernel.generate.device_sampling import draw_rows, penalise_rows
 from flashkernel.generate.request import Request
 from flashkernel.generate.sampling import draw, penalise
@@ -61,8 +69,8 @@ def no_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("rows", [1, 4])
-def test_a_step_is_fit_for_a_graph(rows: int, options: SamplingOptions, no_conversions: None) -> None:
+@pytest.mark.parametrize("rows, common", [(1, 0), (4, 0), (4, 1)])
+def test_a_step_is_fit_for_a_graph(rows: int, common: int, options: SamplingOptions, no_conversions: None) -> None:
     """Two steps with other lengths, pages and rows in use: the same calls on the same shapes, static arrays in place,
     and no value that the host reads. A graph of the first would therefore do what the second does.
     """
@@ -75,18 +83,21 @@ def test_a_step_is_fit_for_a_graph(rows: int, options: SamplingOptions, no_conve
     def request() -> Request:
         return Request(1, 0, [1], 9, options, frozenset())
 
-    decode_step(model, pool, state, rows, kind)  # a process's first call makes what later ones find, as a warm-up does
+    decode_step(
+        model, pool, state, rows, kind, common > 0
+    )  # a process's first call makes what later ones find, as a warm-up does
     traces, addresses = [], []
-    for length in (3, 40):
+    for length in (19, 40):
         row = Row(request(), length, np.arange(length, length + 2), np.arange(1 + length // 16, dtype=np.int32))
         loaded = [row, *[None] * (rows - 1)]
         assert wanted_by(loaded) == kind
-        state.load(loaded, 2, np.full(rows, 7))
+        state.load(loaded, 2, np.full(rows, 7), common * (length // 16), 16)
         with NoHostReads() as mode:
-            decode_step(model, pool, state, rows, kind)
+            decode_step(model, pool, state, rows, kind, common > 0)
         traces.append(mode.calls)
         choice = state.choice
-        statics = [state.control, state.table, state.tokens, state.history, state.positions, state.step, state.chosen]
+        statics = [state.common_table, state.own_table, state.own_lengths, state.common_tokens]
+        statics += [state.control, state.table, state.tokens, state.history, state.positions, state.step, state.chosen]
         statics += [
             choice.numbers,
             choice.integers,
@@ -130,6 +141,52 @@ def test_a_parked_step_writes_no_key() -> None:
         decode_step(model, pool, state, 3, Wanted())
     assert all((pages(layer) == 7).all() for layer in range(2) for pages in (pool.k_pages, pool.v_pages))
     assert state.lengths.tolist() == [0, 0, 0] and ((state.tokens >= 0) & (state.tokens < VOCAB)).all()
+
+
+def test_common_pages() -> None:
+    request = Request(1, 0, [1], 9, SamplingOptions(), frozenset())
+
+    def row(length: int, *pages: int) -> Row:
+        return Row(request, length, np.empty(0, np.int64), np.array(pages, np.int32))
+
+    rows = [row(40, 3, 1, 5), None, row(50, 3, 1, 6, 7), row(33, 3, 1, 5)]
+    assert common_pages(rows, 16) == 2
+    assert common_pages([*rows, row(31, 3, 1)], 16) == 1  # its second page is not full
+    assert common_pages([*rows, row(40, 3, 2, 5)], 16) == 1
+    assert common_pages([*rows, row(40, 4, 1, 5)], 16) == 0
+    assert common_pages([row(40, 3, 1, 5), None], 16) == 0 and common_pages([], 16) == 0
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_common_pages_are_read_once(model: Any, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that begin alike: the same tokens as from steps that read whole tables, and every step is a cascade."""
+    calls: list[int] = []
+    cascade = fk.attention_cascade
+
+    def counted(q: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(q.shape[0])
+        return cascade(q, *args, **kwargs)
+
+    monkeypatch.setattr(fk, "attention_cascade", counted)
+    begin = [(7 * i) % VOCAB for i in range(50)]
+    prompts = [[*begin, *more] for more in ([1], [2, 3], [9] * 20, [4])]
+
+    def tokens() -> list[Any]:
+        engine = Engine(model, page_size=16, steps=steps, max_batch=4)
+        list(engine.generate([begin], max_new_tokens=1))  # its pages are those of the others
+        events = list(engine.generate(prompts, max_new_tokens=6, stop_tokens=frozenset()))
+        return sorted(((event.sequence, event.token) for event in events), key=lambda pair: pair[0])
+
+    expected = tokens()
+    assert not calls  # so few bytes are not worth it
+    monkeypatch.setattr("flashkernel.generate.decode.WORTH_SHARING_BYTES", {False: 1, True: 1})
+    assert tokens() == expected
+    assert calls.count(4) >= 2
+    calls.clear()
+    with fk.invariant():
+        tokens()
+    assert not calls
 
 
 def test_row_buckets() -> None:

@@ -20,8 +20,9 @@ NO_NUMBERS = {"check_block_table"}  # it looks at a table and raises: nothing fo
 # sample's sums are of 64-bit integers in bins of shared memory, which Triton has no way to add to in place.
 # A loss takes up the chunks of a product; Triton's `linear` and `cross_entropy` have the logits between them.
 LINEAR_LOSSES = {op for op in OPS if op.startswith(("linear_cross_entropy", "linear_selected_log_prob"))}
-# quantized_linear takes bytes apart in registers, and has no twin yet; nor has attention_mla_decode.
-NO_TWIN = NO_NUMBERS | LINEAR_LOSSES | {"sample", "quantized_linear", "attention_mla_decode"}
+# quantized_linear takes bytes apart in registers, and has no twin yet; nor have attention_mla_decode and
+# attention_cascade, which is attention_paged and merge_states in one call.
+NO_TWIN = NO_NUMBERS | LINEAR_LOSSES | {"sample", "quantized_linear", "attention_mla_decode", "attention_cascade"}
 
 
 @pytest.mark.parametrize("op", KERNEL_OPS)

@@ -29,7 +29,8 @@ INPUTS = [
 WRITTEN = [
     pytest.param(case, path, id=f"{case}-{'.'.join(map(str, path))}") for case in CASES for path in written(case)
 ]
-WITHOUT_GRADIENT = {"attention_mla_decode", "attention_paged", "kv_append", "kv_read", "sample"}  # of flashkernel.torch
+# Of flashkernel.torch.
+WITHOUT_GRADIENT = {"attention_cascade", "attention_mla_decode", "attention_paged", "kv_append", "kv_read", "sample"}
 
 
 def run(case, path=None, value=None):

@@ -18,6 +18,12 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+def cascade_tables() -> tuple[Any, ...]:
+    """Prefix table and length, own tables and lengths."""
+    index = torch.tensor([[2]], dtype=torch.int32), torch.tensor([[1], [3]], dtype=torch.int32)
+    return index[0], torch.tensor([16]), index[1], torch.tensor([3, 16])
+
+
 def opcheck_cases() -> dict[str, tuple[Any, ...]]:
     ops = torch.ops.flashkernel
     q, k, v = randn(1, 4, 5, 8), randn(1, 2, 6, 8), randn(1, 2, 6, 8)
@@ -35,6 +41,10 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
         "attention_varlen": (
             ops.attention_varlen,
             (randn(5, 4, 8), randn(5, 2, 8), randn(5, 2, 8), cu, cu, 3, 3, slopes, sinks, *options),
+        ),
+        "attention_cascade": (
+            ops.attention_cascade,
+            (*paged_arguments()[:3], *cascade_tables(), *[None] * 7, True, 0.5, None),
         ),
         "attention_mla_decode": (
             ops.attention_mla_decode,

@@ -47,6 +47,32 @@ FK_API fk_status fk_attention_paged(const fk_tensor* q, const fk_tensor* k_pages
     int64_t max_seqlen_q, const fk_tensor* out, const fk_tensor* lse, const fk_attention_options* options,
     const fk_context* context);
 
+// ---- Attention of sequences that begin with the same tokens: the pages of a common prefix are read once for all of them.
+
+// attention_paged of sequences in groups, each of which has one prefix in common. Every query sees all keys of its
+// group's prefix, then those of its own sequence: softmax over both together. q, k_pages, v_pages, cu_seqlens_q,
+// max_seqlen_q, out and lse as in attention_paged; block_table and seq_lens describe what follows the prefix, the new
+// keys among it. prefix_table int32 [groups, max_prefix_pages], prefix_lens int32 or int64 [groups] (tokens; any
+// number, 0 too), cu_prefix_q int32 or int64 [groups + 1]: which rows of q (batch * seq_q, or total_q of them, in
+// order) each group has: 0 first, never decreasing, the number of rows last. It may be absent where there is one
+// group. A sequence's queries belong to one group. Of the options causal, softcap, scale, sinks, check_pages and
+// kv_scales are taken. With `causal` a sequence has at least as many keys of its own as queries. q's rows lie at one
+// stride: of q [batch, heads_q, seq_q, head_dim] with more than one query, seq lies next to batch in memory.
+// `explain` tells of the part over the prefixes; a kernel is a candidate if it takes both parts.
+FK_API fk_status fk_attention_cascade(const fk_tensor* q, const fk_tensor* k_pages, const fk_tensor* v_pages,
+    const fk_tensor* prefix_table, const fk_tensor* prefix_lens, const fk_tensor* cu_prefix_q,
+    const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* cu_seqlens_q,
+    int64_t max_seqlen_q, const fk_tensor* out, const fk_tensor* lse, const fk_attention_options* options,
+    const fk_context* context);
+
+// ---- Attention: softmax(scale * Q K^T) V and its gradient; dense, variable-length and paged.
+//
+// Order of operations on a score s = scale * <q_i, k_j>: softcap (c * tanh(s / c)), then bias and ALiBi (-slope * |i
+// + seq_k - seq_q - j|, or as AttentionOptions::alibi says), then masks; attention sinks join the softmax's
+// denominator only. `causal` and `window` are aligned bottom-right: query i stands at position i + seq_k - seq_q.
+// Softmax runs in fp32. LSE is the natural logarithm of the denominator, sink included. A row that sees no key gives
+// output 0, LSE -inf (with a sink: LSE = sink) and gradient 0.
+
 // Gradients of fk_attention, recomputed from q, k, v, out and lse (all as the forward pass took and gave them).
 // `grad_lse` fp32, shape of lse, may be absent. `deterministic`: bit for bit the same on every run; false allows
 // atomics.

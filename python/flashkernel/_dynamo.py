@@ -68,6 +68,7 @@ def register(ops: dict[str, Any]) -> None:
 
 TRACEABLE: tuple[str, ...] = (
     "attention",
+    "attention_cascade",
     "attention_mla_decode",
     "attention_paged",
     "attention_varlen",

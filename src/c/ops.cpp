@@ -6,6 +6,7 @@
 #include "c/call.hpp"
 
 #include "flashkernel/attention.hpp"
+#include "flashkernel/attention_cascade.hpp"
 #include "flashkernel/attention_mla.hpp"
 #include "flashkernel/elementwise.hpp"
 #include "flashkernel/kv_ops.hpp"
@@ -49,6 +50,21 @@ fk_status fk_attention_paged(const fk_tensor* q, const fk_tensor* k_pages, const
     const Call c("attention_paged");
     flashkernel::attention_paged(c.tensor("q", q), c.tensor("k_pages", k_pages), c.tensor("v_pages", v_pages),
         c.tensor("block_table", block_table), c.tensor("seq_lens", seq_lens),
+        c.tensor("cu_seqlens_q", cu_seqlens_q), max_seqlen_q, c.tensor("out", out), c.tensor("lse", lse),
+        c.attention_options("options", options), c.context("context", context));
+  });
+}
+
+fk_status fk_attention_cascade(const fk_tensor* q, const fk_tensor* k_pages, const fk_tensor* v_pages,
+    const fk_tensor* prefix_table, const fk_tensor* prefix_lens, const fk_tensor* cu_prefix_q,
+    const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* cu_seqlens_q,
+    int64_t max_seqlen_q, const fk_tensor* out, const fk_tensor* lse, const fk_attention_options* options,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("attention_cascade");
+    flashkernel::attention_cascade(c.tensor("q", q), c.tensor("k_pages", k_pages), c.tensor("v_pages", v_pages),
+        c.tensor("prefix_table", prefix_table), c.tensor("prefix_lens", prefix_lens),
+        c.tensor("cu_prefix_q", cu_prefix_q), c.tensor("block_table", block_table), c.tensor("seq_lens", seq_lens),
         c.tensor("cu_seqlens_q", cu_seqlens_q), max_seqlen_q, c.tensor("out", out), c.tensor("lse", lse),
         c.attention_options("options", options), c.context("context", context));
   });

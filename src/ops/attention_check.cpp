@@ -355,15 +355,15 @@ void set_block_table(const TensorView& block_table, AttentionParams& p) {
   p.stride_block_table = block_table.strides[0];
 }
 
-void check_lengths(const Checker& check, AttentionParams& p) {
+void check_lengths(const Checker& check, AttentionParams& p, const PagedNames& names) {
   p.seq_k = p.max_pages * p.page_size;
   if (!check.device().is_cpu()) return;
   std::int64_t longest = 0;
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const std::int64_t length = p.seq_lens[b];
     if (length < 0 || length > p.max_pages * p.page_size)
-      throw BadBlockTable(check.op() + ": seq_lens[" + std::to_string(b) + "]=" + std::to_string(length) +
-                              "; block_table has room for 0 to " + std::to_string(p.max_pages * p.page_size) +
+      throw BadBlockTable(check.op() + ": " + names.lengths + "[" + std::to_string(b) + "]=" + std::to_string(length) +
+                              "; " + names.table + " has room for 0 to " + std::to_string(p.max_pages * p.page_size) +
                               " tokens a sequence",
                           b, -1, length);
     longest = std::max(longest, length);
@@ -371,7 +371,7 @@ void check_lengths(const Checker& check, AttentionParams& p) {
   p.seq_k = longest;
 }
 
-void check_page_ids(const Checker& check, IndexCopies& copies, AttentionParams& p) {
+void check_page_ids(const Checker& check, IndexCopies& copies, AttentionParams& p, const PagedNames& names) {
   if (!check.device().is_cpu()) return;
   const auto pages_of = [&](std::int64_t b) { return (p.k_length(b) + p.page_size - 1) / p.page_size; };
   const std::int64_t most = (p.seq_k + p.page_size - 1) / p.page_size;  // seq_k: the longest, by check_lengths
@@ -382,8 +382,9 @@ void check_page_ids(const Checker& check, IndexCopies& copies, AttentionParams& 
     const std::int32_t* pages = p.block_table + b * p.stride_block_table;
     for (std::int64_t page = p.first_key(b, 0, p.q_length(b), length) / p.page_size; page < used; ++page)
       if (pages[page] < 0 || pages[page] >= p.num_pages)
-        throw BadBlockTable(check.op() + ": block_table[" + std::to_string(b) + ", " + std::to_string(page) + "]=" +
-                                std::to_string(pages[page]) + "; page ids are 0 to " + std::to_string(p.num_pages - 1),
+        throw BadBlockTable(check.op() + ": " + names.table + "[" + std::to_string(b) + ", " + std::to_string(page) +
+                                "]=" + std::to_string(pages[page]) + "; page ids are 0 to " +
+                                std::to_string(p.num_pages - 1),
                             b, page, pages[page]);
   }
 }

@@ -32,8 +32,14 @@ void check_paged(const Checker& check, const TensorView& q, const TensorView& k_
 /// The table of a paged call, checked before.
 void set_block_table(const TensorView& block_table, AttentionParams& params);
 
+/// What messages call a page table and the lengths of its rows.
+struct PagedNames {
+  const char* table = "block_table";
+  const char* lengths = "seq_lens";
+};
+
 /// `seq_lens` of a paged call, where the host reads them, and the longest of them; after set_block_table.
-void check_lengths(const Checker& check, AttentionParams& params);
+void check_lengths(const Checker& check, AttentionParams& params, const PagedNames& names = {});
 
 /// Per-sequence bounds of a paged or variable-length call: first keys, and tokens in use. Before check_options.
 void check_bounds(const Checker& check, const AttentionOptions& options, IndexCopies& copies, AttentionParams& params);
@@ -44,7 +50,7 @@ void check_options(const Checker& check, const AttentionOptions& options, Attent
 
 /// Where the host reads them, the page ids that some query may look at: those wholly before the window of a sequence's
 /// first query, and past its last key, are free. After check_paged and check_options; the params then name a copy.
-void check_page_ids(const Checker& check, IndexCopies& copies, AttentionParams& params);
+void check_page_ids(const Checker& check, IndexCopies& copies, AttentionParams& params, const PagedNames& names = {});
 
 /// `view`'s shape is `like`'s, except that dim by dim nothing else is said: for gradients and tensors that mirror
 /// another.

@@ -22,7 +22,7 @@ namespace flashkernel {
 /// those of the C++ headers and of the Python package, which have the same names.
 template <class Params>
 struct Op {
-  const char* functions[4];  // null behind the last
+  const char* functions[4];  // null behind the last, where there are fewer
 };
 
 template <class... Params>
@@ -31,7 +31,7 @@ template <class... Params>
 OpList(Op<Params>...) -> OpList<Params...>;
 
 inline constexpr OpList kOps{
-    Op<AttentionParams>{{"attention", "attention_varlen", "attention_paged"}},
+    Op<AttentionParams>{{"attention", "attention_varlen", "attention_paged", "attention_cascade"}},
     Op<AttentionBackwardParams>{{"attention_backward", "attention_varlen_backward"}},
     Op<MlaDecodeParams>{{"attention_mla_decode"}},
     Op<MergeStatesParams>{{"merge_states"}},

@@ -19,11 +19,14 @@ import flashkernel as fk
 
 from .arrays import HostArrays
 from .choice import RowChoice, Scores
-from .model import Model, PagedBatch
+from .model import CommonPages, Model, PagedBatch
 from .request import Request
 from .sampling_options import Wanted, wanted
 
 __all__ = ["DecodeState", "Decoder", "Row", "decode_step", "row_bucket", "wanted_by"]
+
+# Bytes of a layer's keys and values, on the CPU and on a GPU, that a cascade must save (docs/ops/cascade.md).
+WORTH_SHARING_BYTES = {False: 16 << 20, True: 32 << 20}
 
 
 def row_bucket(rows: int) -> int:
@@ -43,6 +46,19 @@ class Row:
     pages: np.ndarray  # int32 [pages]
 
 
+def common_pages(rows: Sequence[Row | None], page_size: int) -> int:
+    """How many pages, full of tokens, all these sequences begin with; 0 for a sequence alone."""
+    present = [row for row in rows if row is not None]
+    if len(present) < 2:
+        return 0
+    first = present[0].pages
+    most = min(row.length for row in present) // page_size
+    for row in present[1:]:
+        differ = np.flatnonzero(row.pages[:most] != first[:most])
+        most = int(differ[0]) if len(differ) else most
+    return most
+
+
 def wanted_by(rows: Sequence[Row | None]) -> Wanted:
     """What choosing the tokens of these rows takes."""
     return wanted(row.request.sampling for row in rows if row is not None)
@@ -54,45 +70,62 @@ class DecodeState:
     def __init__(self, arrays: HostArrays, rows: int, width: int, steps: int, vocab_size: int):
         self.arrays, self.rows, self.width, self.steps = arrays, rows, width, steps
         # One vector, so that the host sends it in one copy:
-        #   counters:   positions [rows], lengths [rows], the step's number [1]
+        #   counters:   positions [rows], lengths [rows], lengths behind the common pages [rows], the step's number [1]
         #   increments: what a step adds to them: 1, or 0 for a row without a sequence
         #   slots_ahead [steps, rows]: where the tokens of each step go
-        self._counters = 2 * rows + 1
-        self.control = arrays.zeros((2 * self._counters + steps * rows,), "int64")
+        #   common_tokens [1]: tokens in the pages that all rows begin with
+        self._counters = 3 * rows + 1
+        self.control = arrays.zeros((2 * self._counters + steps * rows + 1,), "int64")
         self.counters = self.control[: self._counters]
         self.increments = self.control[self._counters : 2 * self._counters]
         self.positions, self.lengths = self.counters[:rows], self.counters[rows : 2 * rows]
-        self.step = self.counters[2 * rows :]
-        self.slots_ahead = self.control[2 * self._counters :].reshape(steps, rows)
+        self.own_lengths = self.counters[2 * rows : 3 * rows]
+        self.step = self.counters[3 * rows :]
+        self.slots_ahead = self.control[2 * self._counters : -1].reshape(steps, rows)
+        self.common_tokens = self.control[-1:]
         self.table = arrays.zeros((rows, width), "int32")
+        self.common_table = arrays.zeros((1, width), "int32")
+        self.own_table = arrays.zeros((rows, width), "int32")
         self.tokens = arrays.zeros((rows,), "int64")
         self.history = arrays.zeros((steps, rows), "int64")
         self.chosen = arrays.activations((steps, rows))  # the logits of those tokens: the host looks for NaN and inf
         self.choice = RowChoice(arrays, rows, steps, vocab_size)
         self.park()
 
-    def _control(self, rows: Sequence[Row | None], steps: int) -> np.ndarray:
-        control = np.zeros(2 * self._counters + self.steps * self.rows, np.int64)
+    def _control(self, rows: Sequence[Row | None], steps: int, common: int = 0) -> np.ndarray:
+        control = np.zeros(2 * self._counters + self.steps * self.rows + 1, np.int64)
         counters, increments = control[: self._counters], control[self._counters : 2 * self._counters]
-        slots = control[2 * self._counters :].reshape(self.steps, self.rows)
+        slots = control[2 * self._counters : -1].reshape(self.steps, self.rows)
+        control[-1] = common
         slots[:] = -1
         counters[-1], increments[-1] = -1, 1  # a step begins by adding
         for i, row in enumerate(rows):
             if row is not None:
                 counters[i], counters[self.rows + i] = row.length - 1, row.length
-                increments[i] = increments[self.rows + i] = 1
+                counters[2 * self.rows + i] = row.length - common
+                increments[i] = increments[self.rows + i] = increments[2 * self.rows + i] = 1
                 slots[:steps, i] = row.slots
         return control
 
-    def load(self, rows: Sequence[Row | None], steps: int, tokens: np.ndarray | None) -> None:
-        """Sends what the next `steps` steps need. tokens: the last token of each row; None: they are on the device."""
+    def load(
+        self, rows: Sequence[Row | None], steps: int, tokens: np.ndarray | None, common: int = 0, page_size: int = 0
+    ) -> None:
+        """Sends what the next `steps` steps need. tokens: the last token of each row; None: they are on the device.
+        common: how many pages all rows begin with, which the steps read once; 0: they read whole tables.
+        """
         write = self.arrays.write
-        write(self.control, self._control(rows, steps))
+        write(self.control, self._control(rows, steps, common * page_size))
         table = np.full((len(rows), self.width), -1, np.int32)
         for i, row in enumerate(rows):
             if row is not None:
                 table[i, : len(row.pages)] = row.pages
         write(self.table[: len(rows)], table)
+        if common:
+            present = next(i for i, row in enumerate(rows) if row is not None)
+            write(self.common_table, table[present : present + 1])
+            own = np.full_like(table, -1)
+            own[:, : self.width - common] = table[:, common:]
+            write(self.own_table[: len(rows)], own)
         if tokens is not None:
             write(self.tokens[: len(tokens)], tokens)
         requests = [None if row is None else row.request for row in rows]
@@ -105,10 +138,14 @@ class DecodeState:
         self.arrays.write(self.control, control)
 
 
-def decode_logits(model: Model, pool: fk.KvPagePool, state: DecodeState, rows: int) -> Any:
-    """Logits [rows, vocab] for the first `rows` rows: counters move on, keys and values are written."""
+def decode_logits(model: Model, pool: fk.KvPagePool, state: DecodeState, rows: int, cascade: bool = False) -> Any:
+    """Logits [rows, vocab] for the first `rows` rows: counters move on, keys and values are written.
+
+    cascade: the pages that all rows begin with, as they were loaded, are read once for all of them.
+    """
     arrays = state.arrays
     arrays.increase(state.counters, state.increments)
+    own = state.own_table[:rows], state.own_lengths[:rows]
     batch = PagedBatch(
         tokens=state.tokens[:rows],
         positions=state.positions[:rows],
@@ -118,14 +155,17 @@ def decode_logits(model: Model, pool: fk.KvPagePool, state: DecodeState, rows: i
         block_table=state.table[:rows],
         seq_lens=state.lengths[:rows],
         last_rows=None,
+        common=CommonPages(state.common_table, state.common_tokens, *own) if cascade else None,
     )
     return model.forward(batch, pool)
 
 
-def decode_step(model: Model, pool: fk.KvPagePool, state: DecodeState, rows: int, wanted: Wanted) -> None:
+def decode_step(
+    model: Model, pool: fk.KvPagePool, state: DecodeState, rows: int, wanted: Wanted, cascade: bool = False
+) -> None:
     """One token for each of the first `rows` rows: `tokens`, and a row of `history` and of `chosen`, are written."""
     arrays, tokens = state.arrays, state.tokens[:rows]
-    logits = decode_logits(model, pool, state, rows)
+    logits = decode_logits(model, pool, state, rows, cascade)
     state.choice.choose(logits, rows, state.step, wanted, tokens)
     arrays.store_row(state.history, state.step, state.tokens)
     # NaN and +inf win the choice, so that the logit of the token tells of them.
@@ -144,9 +184,13 @@ class Decoder:
         self.model, self.pool = model, pool
         self.state = DecodeState(model.arrays, rows, width, steps, model.vocab_size)
         self._by_graph = model.arrays.asynchronous if graphs is None else graphs
-        self._steps: dict[tuple[int, Wanted], Callable[[], None]] = {}
-        self._logits_steps: dict[int, tuple[Callable[[], None], list[Any]]] = {}
+        self._steps: dict[tuple[int, Wanted, bool], Callable[[], None]] = {}
+        self._logits_steps: dict[tuple[int, bool], tuple[Callable[[], None], list[Any]]] = {}
         self._graph_memory: Any = None
+        # Of one layer's keys and values: what is not read again, and from where on that pays for two calls more.
+        width = {"float32": 4, "float16": 2, "bfloat16": 2}.get(pool.dtype, 1)
+        self._page_bytes = width * pool.page_size * pool.heads_kv * (pool.head_dim + pool.head_dim_v)
+        self._least_bytes = WORTH_SHARING_BYTES[model.arrays.asynchronous]
 
     def run(
         self, rows: Sequence[Row | None], steps: int, tokens: np.ndarray | None
@@ -154,10 +198,10 @@ class Decoder:
         """Starts `steps` steps; the function returned waits for them and gives their tokens, int64 [steps, rows], the
         logits of these, float32, and log-probabilities where some row asks for them.
         """
-        count, kind = min(row_bucket(len(rows)), self.state.rows), wanted_by(rows)
-        step = self.prepare(count, kind)
+        count, kind, common = min(row_bucket(len(rows)), self.state.rows), wanted_by(rows), self._worth_sharing(rows)
+        step = self.prepare(count, kind, common > 0)
         try:
-            self.state.load([*rows, *[None] * (count - len(rows))], steps, tokens)
+            self.state.load([*rows, *[None] * (count - len(rows))], steps, tokens, common, self.pool.page_size)
             for _ in range(steps):
                 step()
             found = self.model.arrays.fetch(self.state.history[:steps])
@@ -170,27 +214,38 @@ class Decoder:
 
     def run_logits(self, rows: Sequence[Row | None], tokens: np.ndarray) -> Any:
         """One step that chooses no tokens: its logits [rows, vocab], which the next one may overwrite."""
-        count = min(row_bucket(len(rows)), self.state.rows)
-        if count not in self._logits_steps:
+        count, common = min(row_bucket(len(rows)), self.state.rows), self._worth_sharing(rows)
+        key = count, common > 0
+        if key not in self._logits_steps:
             found: list[Any] = [None]
 
             def step() -> None:
-                found[0] = decode_logits(self.model, self.pool, self.state, count)
+                found[0] = decode_logits(self.model, self.pool, self.state, *key)
 
-            self._logits_steps[count] = (self._capture(step) if self._by_graph else step), found
-        step, found = self._logits_steps[count]
-        self.state.load([*rows, *[None] * (count - len(rows))], 1, tokens)
+            self._logits_steps[key] = (self._capture(step) if self._by_graph else step), found
+        step, found = self._logits_steps[key]
+        self.state.load([*rows, *[None] * (count - len(rows))], 1, tokens, common, self.pool.page_size)
         step()
         return found[0][: len(rows)]
 
-    def prepare(self, rows: int, wanted: Wanted) -> Callable[[], None]:
+    def _worth_sharing(self, rows: Sequence[Row | None]) -> int:
+        """The pages that all rows begin with, if it is faster to read them once; else 0. In the invariant mode it is
+        0, where a token's bits must not depend on who else is there.
+        """
+        if fk.is_invariant() or self.model.window is not None:
+            return 0
+        common = common_pages(rows, self.pool.page_size)
+        others = sum(row is not None for row in rows) - 1
+        return common if others * common * self._page_bytes >= self._least_bytes else 0
+
+    def prepare(self, rows: int, wanted: Wanted, cascade: bool = False) -> Callable[[], None]:
         """The step for `rows` rows; captures its graph if there is none yet. No step may be under way in this state."""
-        key = (rows, wanted)
+        key = (rows, wanted, cascade)
         if key not in self._steps:
             self.state.choice.reserve(wanted)
 
             def step() -> None:
-                decode_step(self.model, self.pool, self.state, rows, wanted)
+                decode_step(self.model, self.pool, self.state, rows, wanted, cascade)
 
             self._steps[key] = self._capture(step) if self._by_graph else step
         return self._steps[key]

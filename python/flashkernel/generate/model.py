@@ -45,6 +45,16 @@ _BUFFERS = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 
 
 @dataclass
+class CommonPages:
+    """The pages that all sequences of a step begin with, and what follows them in each."""
+
+    table: Any  # int32 [1, max_pages]
+    lens: Any  # int64 [1]: tokens in them
+    own_table: Any  # int32 [batch, max_pages]
+    own_lens: Any  # int64 [batch]
+
+
+@dataclass
 class PagedBatch:
     """The new tokens of some sequences side by side, and where their keys and values go and stand."""
 
@@ -56,6 +66,7 @@ class PagedBatch:
     block_table: Any  # int32 [batch, max_pages]
     seq_lens: Any  # int32 or int64 [batch]: tokens in the cache, the new ones included
     last_rows: np.ndarray | None  # rows of `tokens` whose logits are wanted; None: all
+    common: CommonPages | None = None  # of sequences with one new token each: read the common pages once
 
 
 class Split(NamedTuple):
@@ -121,22 +132,24 @@ class Model(ABC):
         """
         one_each = batch.cu_seqlens is None  # then q is [batch, heads_q, 1, head_dim]
         k_pages, v_pages = self.pages(pool, layer)
-        out = fk.attention_paged(
-            q[:, :, None] if one_each else q,
-            k_pages,
-            v_pages,
-            batch.block_table,
-            batch.seq_lens,
-            cu_seqlens_q=batch.cu_seqlens,
-            max_seqlen_q=None if one_each else batch.max_seqlen,
-            causal=True,
-            window=None if window is None else (window - 1, 0),
-            scale=scale,
-            softcap=softcap,
-            sinks=sinks,
-            **self.kv_options(pool, layer),
-            **self.arrays.op_options,
-        )
+        options = {"causal": True, "scale": scale, "softcap": softcap, "sinks": sinks}
+        options |= {**self.kv_options(pool, layer), **self.arrays.op_options}
+        if batch.common is not None and window is None:
+            common = batch.common
+            tables = common.table, common.lens, common.own_table, common.own_lens
+            out = fk.attention_cascade(q[:, :, None], k_pages, v_pages, *tables, **options)
+        else:
+            out = fk.attention_paged(
+                q[:, :, None] if one_each else q,
+                k_pages,
+                v_pages,
+                batch.block_table,
+                batch.seq_lens,
+                cu_seqlens_q=batch.cu_seqlens,
+                max_seqlen_q=None if one_each else batch.max_seqlen,
+                window=None if window is None else (window - 1, 0),
+                **options,
+            )
         return out.reshape(out.shape[0], self.heads_q * self.head_dim)
 
     # --- one model over several ranks; heads_q, heads_kv and the inner size are then those of this rank

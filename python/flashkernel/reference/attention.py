@@ -14,6 +14,7 @@ from flashkernel.reference.kv_ops import kv_read
 __all__ = [
     "attention",
     "attention_backward",
+    "attention_cascade",
     "attention_mla_decode",
     "attention_paged",
     "attention_varlen",
@@ -273,6 +274,49 @@ def attention_paged(
     flat = f64(q).transpose(0, 2, 1, 3).reshape(batch * seq_q, heads, head_dim)
     starts = [b * seq_q for b in range(batch + 1)]
     out, lse = attention_varlen(flat, k_all, v_all, starts, lengths, **options)
+    out = out.reshape(batch, seq_q, heads, -1).transpose(0, 2, 1, 3)
+    return out, lse.reshape(heads, batch, seq_q).transpose(1, 0, 2)
+
+
+def attention_cascade(
+    q: ArrayLike,
+    k_pages: ArrayLike,
+    v_pages: ArrayLike,
+    prefix_table: NDArray[Any],
+    prefix_lens: NDArray[Any],
+    block_table: NDArray[Any],
+    seq_lens: NDArray[Any],
+    *,
+    cu_prefix_q: Lengths | None = None,
+    cu_seqlens_q: Lengths | None = None,
+    **options: Any,
+) -> tuple[Float, Float]:
+    """(out, lse) of `flashkernel.attention_cascade`: a sequence's keys are its group's prefix, then its own."""
+    batch, dense = len(seq_lens), cu_seqlens_q is None
+    rows = np.arange(batch + 1) * np.shape(q)[-2] if cu_seqlens_q is None else np.asarray(cu_seqlens_q)
+    groups = np.array([0, rows[-1]]) if cu_prefix_q is None else np.asarray(cu_prefix_q)
+    prefixes, own = (
+        kv_read(k_pages, v_pages, prefix_table, prefix_lens),
+        kv_read(k_pages, v_pages, block_table, seq_lens),
+    )
+    keys: list[Float] = []
+    values: list[Float] = []
+    lengths = [0]
+    for b in range(batch):
+        # A sequence without queries has no group, and its keys are seen by nobody.
+        g = min(int(np.searchsorted(groups, rows[b], side="right")) - 1, len(prefix_lens) - 1)
+        for parts, of in ((keys, 0), (values, 1)):
+            parts.append(np.concatenate([prefixes[of][g, : prefix_lens[g]], own[of][b, : seq_lens[b]]]))
+        lengths.append(lengths[-1] + len(keys[-1]))
+    if not batch:
+        return np.zeros((*np.shape(q)[:-1], np.shape(v_pages)[3])), np.full(np.shape(q)[:-1], -np.inf)
+    flat = f64(q)
+    if dense:
+        _, heads, seq_q, head_dim = np.shape(q)
+        flat = flat.transpose(0, 2, 1, 3).reshape(batch * seq_q, heads, head_dim)
+    out, lse = attention_varlen(flat, np.concatenate(keys), np.concatenate(values), rows, lengths, **options)
+    if not dense:
+        return out, lse
     out = out.reshape(batch, seq_q, heads, -1).transpose(0, 2, 1, 3)
     return out, lse.reshape(heads, batch, seq_q).transpose(1, 0, 2)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from . import flash_impl as _flash_impl
 from .attention import attention, attention_varlen, pack_mask
+from .cascade import attention_cascade
 from .elementwise import log_softmax, softmax, swiglu
 from .kv_cache import attention_paged, kv_append, kv_read
 from .linear import Linear, linear
@@ -29,6 +30,7 @@ __all__ = [
     "LinearCrossEntropyLoss",
     "RMSNorm",
     "attention",
+    "attention_cascade",
     "attention_mla_decode",
     "attention_paged",
     "attention_varlen",

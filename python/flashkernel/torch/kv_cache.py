@@ -22,7 +22,7 @@ __all__ = ["attention_paged", "kv_append", "kv_read"]
 Scales = tuple[torch.Tensor, torch.Tensor] | None
 
 
-def _split(op: str, kv_scales: Any) -> tuple[Any, Any]:
+def split_scales(op: str, kv_scales: Any) -> tuple[Any, Any]:
     """(k_scales, v_scales), or two times None: a schema has no pairs."""
     if kv_scales is None:
         return None, None
@@ -31,16 +31,16 @@ def _split(op: str, kv_scales: Any) -> tuple[Any, Any]:
     return kv_scales[0], kv_scales[1]
 
 
-def _join(k_scales: Any, v_scales: Any) -> Any:
+def join_scales(k_scales: Any, v_scales: Any) -> Any:
     return None if k_scales is None and v_scales is None else (k_scales, v_scales)
 
 
-def _name(dtype: Any) -> str | None:
+def dtype_name(dtype: Any) -> str | None:
     """int8 for torch.int8 and for "int8"."""
     return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
-def _needs_gradient(*tensors: Any) -> bool:
+def needs_gradient(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
@@ -68,7 +68,7 @@ def _paged_kernel(
         seq_lens,
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
-        kv_scales=_join(k_scales, v_scales),
+        kv_scales=join_scales(k_scales, v_scales),
         kv_dtype=kv_dtype,
         **from_schema(*options),
         return_lse=True,
@@ -206,8 +206,8 @@ def attention_paged(
     >>> fkt.attention_paged(torch.ones(1, 4, 1, 8), pages, pages, table, lengths, kv_scales=scales)[0, 0]
     tensor([[0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000]])
     """
-    k_scales, v_scales = _split("attention_paged", kv_scales)
-    if _needs_gradient(q, k_pages, v_pages, alibi_slopes, sinks, k_scales, v_scales):
+    k_scales, v_scales = split_scales("attention_paged", kv_scales)
+    if needs_gradient(q, k_pages, v_pages, alibi_slopes, sinks, k_scales, v_scales):
         raise NotImplementedError(_PAGED_HAS_NO_GRADIENT)
     if direct(q, k_pages, v_pages, alibi_slopes, sinks, k_scales, v_scales):
         return fk.attention_paged(
@@ -239,7 +239,7 @@ def attention_paged(
         max_seqlen_q,
         k_scales,
         v_scales,
-        _name(kv_dtype),
+        dtype_name(kv_dtype),
         *to_schema(AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, alibi=alibi)),
     )
     return (out, lse) if return_lse else out
@@ -270,7 +270,9 @@ def _append_kernel(
     if positions is not None:
         rope = {"positions": positions, "theta": theta, "rotary_dim": rotary_dim, "interleaved": interleaved}
         rope |= {"inv_freq": inv_freq, "q": q, "cos": cos, "sin": sin}
-    out = fk.kv_append(k, v, k_pages, v_pages, slots, rope=rope, kv_scales=_join(k_scales, v_scales), kv_dtype=kv_dtype)
+    out = fk.kv_append(
+        k, v, k_pages, v_pages, slots, rope=rope, kv_scales=join_scales(k_scales, v_scales), kv_dtype=kv_dtype
+    )
     return empty(k) if out is None else out
 
 
@@ -350,7 +352,7 @@ def kv_append(
     >>> k_pages[1, 1, 0].float() * scales[0][1, 0, 1]
     tensor([0., 1., 2., 4.])
     """
-    k_scales, v_scales = _split("kv_append", kv_scales)
+    k_scales, v_scales = split_scales("kv_append", kv_scales)
     if rope is not None:
         if not isinstance(rope, dict):
             raise ValueError(f"kv_append: rope={rope!r}; None or a dict with 'positions' is needed")
@@ -362,7 +364,7 @@ def kv_append(
     turn: Any = rope or {}
     q = turn.get("q")
     tensors = (k, v, k_pages, v_pages, k_scales, v_scales, q, turn.get("cos"), turn.get("sin"))
-    if _needs_gradient(*tensors):
+    if needs_gradient(*tensors):
         raise NotImplementedError(
             "kv_append: an argument requires a gradient, and a cache has none; call it under torch.no_grad()"
         )
@@ -376,7 +378,7 @@ def kv_append(
         slots,
         k_scales,
         v_scales,
-        _name(kv_dtype),
+        dtype_name(kv_dtype),
         turn.get("positions"),
         turn.get("theta", 10000.0),
         turn.get("rotary_dim"),
@@ -409,9 +411,9 @@ def _read_kernel(
         block_table,
         seq_lens,
         max_seq=max_seq,
-        kv_scales=_join(k_scales, v_scales),
+        kv_scales=join_scales(k_scales, v_scales),
         kv_dtype=kv_dtype,
-        out_dtype=_name(out_dtype),
+        out_dtype=dtype_name(out_dtype),
     )
 
 
@@ -471,8 +473,8 @@ def kv_read(
     tensor([[1.5000, 1.5000],
             [0.0000, 0.0000]])
     """
-    k_scales, v_scales = _split("kv_read", kv_scales)
-    if _needs_gradient(k_pages, v_pages, k_scales, v_scales):
+    k_scales, v_scales = split_scales("kv_read", kv_scales)
+    if needs_gradient(k_pages, v_pages, k_scales, v_scales):
         raise NotImplementedError(
             "kv_read: an argument requires a gradient, and a cache has none; call it under torch.no_grad()"
         )
@@ -485,11 +487,11 @@ def kv_read(
             max_seq=max_seq,
             kv_scales=kv_scales,
             kv_dtype=kv_dtype,
-            out_dtype=_name(out_dtype),
+            out_dtype=dtype_name(out_dtype),
         )
     if max_seq is None:
         raise ValueError("kv_read: max_seq is missing; it is needed where the call is traced or compiled")
     read: tuple[torch.Tensor, torch.Tensor] = _read(
-        k_pages, v_pages, block_table, seq_lens, max_seq, k_scales, v_scales, _name(kv_dtype), out_dtype
+        k_pages, v_pages, block_table, seq_lens, max_seq, k_scales, v_scales, dtype_name(kv_dtype), out_dtype
     )
     return read
