@@ -162,6 +162,79 @@ TEST(Invariance, AttentionWithOptions) {
   check_attention(alibi);
 }
 
+/// Keys of several chunks (forward/sm90a/chunks.hpp), of which queries side by side see different numbers: prefilled,
+/// where one thread block folds the chunks of a tile, and in calls of few queries, where blocks share them in ways that
+/// depend on the batch.
+void check_chunks_of_keys(const Keys& call) {
+  constexpr std::int64_t kHeads = 4, kHeadsKv = 2, kLength = 1205, kQueries = 210, kFirst = kLength - kQueries,
+                         kPage = 8;
+  constexpr std::int64_t kPages = (kLength + kPage - 1) / kPage;
+  AttentionOptions options = call.options;
+  options.causal = true;
+  const TestTensor q = random("q", call.dtype, {kQueries, kHeads, call.dim}, 1);
+  const TestTensor k = random("k", call.dtype, {kPages * kPage, kHeadsKv, call.dim}, 2, 0.05),
+                   v = random("v", call.dtype, k.shape(), 3);
+  TestTensor whole = make("whole", call.dtype, q.shape()), lse = make("lse", DType::kFloat32, {kQueries, kHeads});
+  const auto lse_of = [&](const TestTensor& of, std::int64_t rows) {
+    return TensorView(of.view().data, DType::kFloat32, {1, kHeads, rows}, {rows * kHeads, 1, kHeads}, kGpu);
+  };
+  const auto part = [&](std::int64_t begin, std::int64_t end, const TestTensor& out, const TestTensor& to_lse) {
+    attention(heads_first(rows_of(q, begin, end - begin)), heads_first(rows_of(k, 0, kFirst + end)),
+              heads_first(rows_of(v, 0, kFirst + end)), heads_first(rows_of(out, 0, end - begin)),
+              lse_of(to_lse, end - begin), options);
+  };
+  part(0, kQueries, whole, lse);
+  for (const auto& [begin, end] : {std::pair{0, 1}, std::pair{20, 50}, std::pair{29, 30}, std::pair{209, 210}}) {
+    TestTensor out = make("out", call.dtype, {end - begin, kHeads, call.dim}),
+               own = make("own", DType::kFloat32, {end - begin, kHeads});
+    part(begin, end, out, own);
+    expect_same(out, 0, whole, begin, end - begin, "few queries");
+    expect_same(own, 0, lse, begin, end - begin, "LSE of few queries");
+  }
+  // The keys as pages: a batch of sequences that end at different queries.
+  const std::vector<std::int64_t> ends{kLength, 700, kLength - 1, 1, kFirst + 3};
+  std::vector<std::int64_t> ids;
+  for (std::size_t b = 0; b < ends.size(); ++b)
+    for (std::int64_t i = 0; i < kPages; ++i) ids.push_back(i);
+  const TestTensor table = integers("table", ids), lengths = integers("lengths", ends);
+  const auto pages = [&](const TestTensor& x) {
+    return TensorView(x.view().data, call.dtype, {kPages, kPage, kHeadsKv, call.dim},
+                      {kPage * kHeadsKv * call.dim, kHeadsKv * call.dim, call.dim, 1}, kGpu);
+  };
+  const auto batch = static_cast<std::int64_t>(ends.size());
+  TestTensor last("last", call.dtype, {batch, kHeads, call.dim}, {}, kGpu);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t row = std::max<std::int64_t>(0, ends[static_cast<std::size_t>(b)] - kFirst - 1);
+    for (std::int64_t i = 0; i < kHeads * call.dim; ++i)
+      last.set(b * kHeads * call.dim + i, q.get(row * kHeads * call.dim + i));
+  }
+  last.upload();
+  TestTensor decoded = make("decoded", call.dtype, last.shape());
+  const auto one_each = [&](const TensorView& x) {
+    return TensorView(x.data, x.dtype, {batch, kHeads, 1, call.dim}, {x.strides[0], x.strides[1], x.strides[0], 1},
+                      kGpu);
+  };
+  attention_paged(one_each(last.view()), pages(k), pages(v),
+                  TensorView(table.view().data, DType::kInt32, {batch, kPages}, {kPages, 1}, kGpu), lengths.view(), {},
+                  1, one_each(decoded.view()), {}, options);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t end = ends[static_cast<std::size_t>(b)];
+    if (end > kFirst) expect_same(decoded, b, whole, end - kFirst - 1, 1, "decoded in a batch");
+  }
+}
+
+TEST(Invariance, AttentionInChunksOfKeys) {
+  const InvariantScope scope;
+  check_chunks_of_keys({DType::kFloat16, 64});
+  Keys windowed{DType::kBFloat16, 128};
+  windowed.options.window_left = 900, windowed.options.window_right = 0;
+  check_chunks_of_keys(windowed);
+  const TestTensor sinks = random("sinks", DType::kFloat32, {4}, 5);
+  Keys with_sinks{DType::kBFloat16, 64};
+  with_sinks.options.sinks = sinks.view();
+  check_chunks_of_keys(with_sinks);
+}
+
 /// `run(first, rows, out)` computes rows of a problem of `all` rows.
 template <class Run>
 void check_rows(const char* what, DType dtype, std::int64_t all, std::int64_t columns, Run run) {

@@ -167,13 +167,14 @@ inline std::int64_t dense_pitch(const AttentionParams& f) { return f.seq_q; }
 // Rows of attention's instances.
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> hopper_forward(const char* name) {
-  return of_head_dims<cuda::kHopperForwardHeadDims, kQkDim, kVDim>(
-      invariant(by_mode<AttentionParams, cuda::sm90a::attention_fwd<kDtype, kQkDim, kVDim>>(
-                    name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kQkDim, kVDim>,
-                    cuda::sm90a::attention_fwd_supports<kDtype, kQkDim, kVDim>,
-                    cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm90a>,
-                                               cuda::kHopperForwardHeadDims, kQkDim, kVDim>),
-                is_plain_attention<kDtype, kQkDim, kVDim>));
+  return of_head_dims<cuda::kHopperForwardHeadDims, kQkDim, kVDim>(invariant(
+      row<AttentionParams>(name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kQkDim, kVDim>,
+                           cuda::sm90a::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+                           cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardSm90a>,
+                                                      cuda::kHopperForwardHeadDims, kQkDim, kVDim>,
+                           cuda::sm90a::attention_fwd_plan<kQkDim, kVDim>,
+                           cuda::sm90a::launch_attention_fwd<kDtype, kQkDim, kVDim>),
+      is_plain_attention<kDtype, kQkDim, kVDim>));
 }
 template <DType kDtype, int kDim>
 constexpr KernelEntry<AttentionParams> hopper_forward_wide(const char* name) {

@@ -8,6 +8,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/attention/forward/sm90a/epilogue.cuh"
+#include "cuda/attention/forward/sm90a/parts.cuh"
 #include "cuda/attention/forward/sm90a/redo.cuh"
 #include "cuda/attention/forward/sm90a/scored.cuh"
 
@@ -19,13 +20,14 @@ enum NamedBarrier : int { kTurn = 1, kWarpgroup = 5 };  // one of each per consu
 /// kModified: scores get a softcap, a scale that is not positive, or what a scored call adds, before their
 /// exponentials.
 template <class Shape, class T, bool kModified>
-struct Consumer {
+struct Consumer : TotalOf<Shape> {
   // With two places for Q, the first scores of a tile are under way while the output of the previous tile is finished.
   static constexpr bool kOverlap = !kModified && Shape::kQSlots > 1;
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kScores = kBlockN / 2;       // a thread's elements of 64 x kBlockN
   static constexpr int kValueSteps = kBlockN / 16;  // of 16 keys
   static constexpr int kOut = Shape::kVDim / 2 + (Shape::kSums ? 4 : 0);
+  static constexpr bool kInChunks = Shape::kChunkBlocks > 0, kFolds = Shape::kFolds;
 
   const AttentionParams& p;
   const typename Shape::Plan& plan;
@@ -184,11 +186,11 @@ struct Consumer {
 
   /// Computes the weights of a later block from its scores, with the shift of the blocks before. A warp in which an
   /// exponential is too large repeats it, with new maxima for the rows that have such a one. The values of the previous
-  /// block are in the output.
-  __device__ void guess_weights() {
+  /// block are in the output. `is_final`: the rows have their maxima.
+  __device__ void guess_weights(bool is_final = false) {
     float sum[2];
 #pragma unroll 1
-    for (bool is_final = false;; is_final = true) {
+    for (;; is_final = true) {
       const bool is_over = fill_weights<T, !Shape::kSums>(score, weights, rows, plan.scale_log2, is_final, sum);
       // Without this the compiler would keep all exponentials, and add them only once it is known that the sum is
       // needed.
@@ -205,10 +207,18 @@ struct Consumer {
     rows.sum[1] += sum[1];
   }
 
+  /// Whether a block is the first one of a chunk that is walked.
+  __device__ static bool opens_chunk(int block) {
+    if constexpr (kInChunks) return block % Shape::kChunkBlocks == Shape::kChunkBlocks - 1;
+    return false;
+  }
+
   /// Computes the scores of block `block`, while the previous block gets its values, added to `out` if `accumulate`.
   /// The exponentials come after the wait for the values. Where a branch kept them before it, d64 and d128 were 4 to 8
   /// % slower. (For modified scores the source has them before the wait, and ptxas moves them behind it.)
-  __device__ void step(const TileRecord& tile, int block, bool masked, bool accumulate, int is_last) {
+  /// `opens`: the block is the first one of a chunk of keys.
+  __device__ void step(const TileRecord& tile, int block, bool masked, bool accumulate, int is_last,
+                       bool opens = false) {
     wait_for_keys();
     take_turn();
     ptx::hold(score);
@@ -234,8 +244,19 @@ struct Consumer {
       if (rescale) rescale_output(factor);
     } else {
       take_values();
-      guess_weights();
+      if constexpr (kInChunks)
+        if (opens) end_chunk(tile, block / Shape::kChunkBlocks + 1);
+      guess_weights(opens);
     }
+  }
+
+  /// Puts the chunk whose values are in the output where it belongs, and gives the rows the maxima of the next chunk.
+  __device__ void end_chunk(const TileRecord& tile, int chunk) {
+    if constexpr (kFolds) this->template add<false>(out, rows, plan.scale_log2, shared.total(warpgroup));
+    if constexpr (Shape::kParts) store_part<Shape>(p, plan, tile, chunk, out, rows);
+    rows.clear();
+    float factor[2];
+    renew_maxima(score, rows, {true, true}, plan.scale_log2, factor);
   }
 
   /// Multiplies the values of the last block of a tile.
@@ -259,8 +280,16 @@ struct Consumer {
   __device__ void finish_pending() {
     const TileRecord& tile = *shared.record(tiles.count - 1, warpgroup);
     float factor[2];
-    finish_factors<Shape>(p, tile, out, rows, kModified, factor);
-    if (pending.partly_masked && has_nan(out)) *shared.met_nan(warpgroup) = 1;
+    if constexpr (Shape::kParts) {
+      const int chunk = (tile.end_block - tile.num_blocks) / Shape::kChunkBlocks;
+      return store_part<Shape>(p, plan, tile, chunk, out, rows);
+    }
+    if constexpr (kFolds) {
+      this->template add<true>(out, rows, plan.scale_log2, shared.total(warpgroup));
+      this->clear(shared.total(warpgroup));
+    }
+    finish_factors<Shape, kFolds>(p, tile, out, rows, kModified, factor);
+    if ((kFolds || pending.partly_masked) && has_nan(out)) *shared.met_nan(warpgroup) = 1;
     const OutputRecord at{tile.b, tile.h, tile.first_query, min(64, tile.range.q_len - tile.first_query)};
     if constexpr (Shape::kOutInValues > 0) return hand_over(at, factor);
     if (Shape::kQSlots == 1) {
@@ -372,6 +401,7 @@ struct Consumer {
     outputs = {};
     biases = {};
     pending = {};
+    if constexpr (kFolds) this->clear(shared.total(warpgroup));
     if (Shape::kTurns && warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is warpgroup 0's
     for (;; ++tiles.count) {
       // Whether the previous tile is pending is read from shared memory, not kept. ptxas takes such a value for
@@ -396,7 +426,7 @@ struct Consumer {
       }
       if (num_blocks < 0) break;
       if (num_blocks == 0) {
-        store_empty_rows<Shape, T>(p, tile);
+        if constexpr (!Shape::kParts) store_empty_rows<Shape, T>(p, tile);
         ptx::barrier_sync(kWarpgroup + warpgroup, 128);
         ptx::mbarrier_arrive(shared.q_empty(tiles.slot(), warpgroup));
         continue;
@@ -413,19 +443,28 @@ struct Consumer {
       modify_and_mask(tile, block, masked());
       first_weights();
       if (overlap) retire_pending();
-      pending = {block > end ? 1 : 0, partly_masked ? 1 : 0};
+      pending = {block > end && !opens_chunk(end) ? 1 : 0, partly_masked ? 1 : 0};
       if (p.is_varlen_k() || p.is_paged()) {
         const int past = tile.range.k_len - block * kBlockN;
         if (past < kBlockN) clear_values(past);
       }
       --block;
       int accumulate = 0;
-      for (; block >= end; --block, accumulate = 1) step(tile, block, masked(), accumulate, block == end);
+      if constexpr (kInChunks) {
+        for (; block >= end; --block) {
+          const bool opens = opens_chunk(block);
+          step(tile, block, masked(), accumulate, block == end, opens);
+          accumulate = !opens;
+        }
+      } else {
+        for (; block >= end; --block, accumulate = 1) step(tile, block, masked(), accumulate, block == end);
+      }
     }
     if constexpr (Shape::kOutInValues > 0) ptx::mbarrier_wait(shared.out_empty(warpgroup), outputs.parity() ^ 1);
     ptx::bulk_wait<0>();
     ptx::barrier_sync(kWarpgroup + warpgroup, 128);
-    if (*shared.met_nan(warpgroup)) redo_tiles<Shape, T>(p, plan, warpgroup);
+    if constexpr (!Shape::kParts)
+      if (*shared.met_nan(warpgroup)) redo_tiles<Shape, T>(p, plan, warpgroup);
   }
 };
 

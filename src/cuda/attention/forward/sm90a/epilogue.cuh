@@ -155,6 +155,18 @@ __device__ inline bool has_nan(const float (&out)[kCount]) {
   return all != all;
 }
 
+/// The LSE of a row whose sum is `total`; puts the share of a sink into the factor.
+__device__ inline float lse_of_row(const AttentionParams& p, const TileRecord& tile, float maximum,
+                                   bool scores_are_final, float total, float* factor) {
+  SoftmaxState state;
+  state.maximum = scores_are_final || maximum == -INFINITY ? maximum : maximum * p.scale;
+  state.sum = total;
+  if (!p.sinks) return state.sum == 0.0f ? -INFINITY : SoftmaxState::shift(state.maximum) + logf(state.sum);
+  float lse;
+  *factor = state.finish(p.sinks, tile.h, &lse);
+  return lse;
+}
+
 /// Stores the LSE of the thread's two rows, whose sums are `total`, and puts the share of a sink into the factors.
 __device__ inline void apply_sinks_and_store_lse(const AttentionParams& p, const TileRecord& tile,
                                                  const RunningRows& rows, bool scores_are_final,
@@ -162,15 +174,7 @@ __device__ inline void apply_sinks_and_store_lse(const AttentionParams& p, const
   const int first = tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    SoftmaxState state;
-    state.maximum =
-        scores_are_final || rows.maximum[half] == -INFINITY ? rows.maximum[half] : rows.maximum[half] * p.scale;
-    state.sum = total[half];
-    float lse;
-    if (p.sinks)
-      factor[half] = state.finish(p.sinks, tile.h, &lse);
-    else
-      lse = state.sum == 0.0f ? -INFINITY : SoftmaxState::shift(state.maximum) + logf(state.sum);
+    const float lse = lse_of_row(p, tile, rows.maximum[half], scores_are_final, total[half], &factor[half]);
     const int i = first + 8 * half;
     if (p.lse && threadIdx.x % 4 == 0 && i < tile.range.q_len) p.lse[p.lse_offset(tile.b, tile.h, i)] = lse;
   }
@@ -178,8 +182,8 @@ __device__ inline void apply_sinks_and_store_lse(const AttentionParams& p, const
 
 /// The factors of a thread's two rows; 0 for a row that has seen no key. A warp works alone here, and often no other
 /// warp has work. Therefore the LSE and sinks, which few calls ask for, stay behind one branch, and sums and exchanges,
-/// which wait for their own results, are split into several independent ones.
-template <class Shape, int kOut>
+/// which wait for their own results, are split into several independent ones. kWhole: sums are those of whole rows.
+template <class Shape, bool kWhole = false, int kOut>
 __device__ inline void finish_factors(const AttentionParams& p, const TileRecord& tile, const float (&out)[kOut],
                                       const RunningRows& rows, bool scores_are_final, float (&factor)[2]) {
   float total[2];
@@ -187,6 +191,8 @@ __device__ inline void finish_factors(const AttentionParams& p, const TileRecord
   for (int half = 0; half < 2; ++half) {
     if constexpr (Shape::kSums) {
       total[half] = out[Shape::kVDim / 2 + 2 * half];
+    } else if constexpr (kWhole) {
+      total[half] = rows.sum[half];
     } else {
       total[half] = rows.sum[half];
       total[half] += __shfl_xor_sync(kFullMask, total[half], 1);

@@ -11,6 +11,7 @@
 //                                                         epilogue.cuh  writes the output and the LSE
 //                                                         redo.cuh      computes single rows again (see below)
 //                                                         scored.cuh    bias, ALiBi and the packed mask
+//   chunks.cuh    chunks of keys, in the invariant mode   parts.cuh     their states, where thread blocks share a tile
 // lab/notebooks/attention_hopper.md draws the schedule.
 //
 // Invariant on NaN: a masked pair has the weight 0, but if its value is NaN, the tensor core computes 0 * NaN = NaN.
@@ -25,6 +26,7 @@
 #include "cuda/ptx/grid.cuh"
 #include "cuda/attention/forward/sm90a/variant.hpp"
 #include "cuda/attention/forward/sm90a/consumer.cuh"
+#include "cuda/attention/forward/sm90a/merge_parts.cuh"
 #include "cuda/attention/forward/sm90a/producer.cuh"
 #include "cuda/attention/forward/sm90a/scored.cuh"
 #include "cuda/attention/forward/sm90a/tiles.cuh"
@@ -43,7 +45,7 @@ __device__ inline void fill_ones(const SharedLayout<Shape>& shared) {
 }
 
 template <class Shape, class T, bool kModified>
-__global__ void __launch_bounds__(Shape::kThreads, 1)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
     attention_fwd_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ typename Shape::Plan plan,
                          const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
                          const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_out) {
@@ -96,7 +98,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
   } else {
     ptx::increase_registers<Shape::kConsumerRegisters>();
-    Consumer<Shape, T, kModified> consumer{p, plan, shared, &map_out, warpgroup - 1};
+    Consumer<Shape, T, kModified> consumer{{}, p, plan, shared, &map_out, warpgroup - 1};
     consumer.run();
   }
 }
@@ -173,15 +175,15 @@ inline void plan_bias(const AttentionParams& p, ScoredPlan* plan) {
   plan->bias_policy = plan->bias_heads && plan->bias_batches ? ptx::kL2EvictFirst : ptx::kL2EvictNormal;
 }
 
+/// Launches the kernel with a plan whose own part, beyond ForwardPlan, is there.
 template <class Shape, class T, bool kModified>
-void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
+void launch_planned(const AttentionParams& p, typename Shape::Plan plan, cudaStream_t stream) {
   const CudaDeviceProperties& device = cuda_device_properties(p.device.index);
-  typename Shape::Plan plan{};
   static_cast<ForwardPlan&>(plan) = forward_plan<Shape, kModified>(p, device);
-  if constexpr (Shape::kScored) plan_bias(p, &plan);
   const auto box = static_cast<std::uint32_t>(plan.kv_box_rows);
-  LaunchShape shape{static_cast<unsigned>(count_blocks(p, plan.items, device.num_sms)), Shape::kThreads,
-                    SharedLayout<Shape>::kBytes, stream};
+  int blocks = count_blocks(p, plan.items, device.num_sms);
+  if constexpr (Shape::kParts) blocks = std::min(plan.items * plan.splits, Shape::kResident * device.num_sms);
+  LaunchShape shape{static_cast<unsigned>(blocks), Shape::kThreads, SharedLayout<Shape>::kBytes, stream};
   shape.early = true;
   launch("attention_fwd sm90a", attention_fwd_kernel<Shape, T, kModified>, shape, p, plan,
          make_tensor_map("attention_fwd q", q_map(p, 64)), make_tensor_map("attention_fwd k", kv_map(p, false, box)),
@@ -189,22 +191,11 @@ void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
          make_tensor_map("attention_fwd out", out_map(p, 64)));
 }
 
-/// A call of one query a head, with the query heads of a kv head as rows of one tile: K and V are read once for all of
-/// them. Rows do not touch each other's bits.
-inline AttentionParams heads_as_rows(AttentionParams p) {
-  const std::int64_t group = p.heads_q / p.heads_kv;
-  // Sinks belong to heads. A window without a left side shows the only query all keys.
-  if (p.seq_q != 1 || p.is_varlen_q() || group == 1 || p.sinks || p.window_left >= 0) return p;
-  p.heads_q = p.heads_kv;
-  p.seq_q = group;
-  p.window_right = -1;
-  p.stride_q_token = p.stride_q_head;
-  p.stride_q_head *= group;
-  p.stride_out_token = p.stride_out_head;
-  p.stride_out_head *= group;
-  p.stride_lse_token = p.stride_lse_head;
-  p.stride_lse_head *= group;
-  return p;
+template <class Shape, class T, bool kModified>
+void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
+  typename Shape::Plan plan{};
+  if constexpr (Shape::kScored) plan_bias(p, &plan);
+  launch_planned<Shape, T, kModified>(p, plan, stream);
 }
 
 /// An entry of the table.
@@ -218,15 +209,39 @@ void attention_fwd(const AttentionParams& given, bool invariant, void*, Stream s
   if (p.softcap > 0.0f || !(p.scale > 0.0f))
     return launch_attention_fwd<ForwardShape<typename ForwardTiles<kQkDim, kVDim>::Modified>, T, true>(p,
                                                                                                        native(stream));
-  if (invariant)
-    return launch_attention_fwd<ForwardShape<typename ForwardTiles<kQkDim, kVDim>::Invariant>, T, false>(
-        p, native(stream));
+  if constexpr (!kInChunks<kQkDim, kVDim>)
+    if (invariant)
+      return launch_attention_fwd<ForwardShape<typename ForwardTiles<kQkDim, kVDim>::Invariant>, T, false>(
+          p, native(stream));
   ForwardTiles<kQkDim, kVDim>::choose(p, [&](auto tile) {
     using Shape = ForwardShape<decltype(tile)>;
     if constexpr (sums_pay<Shape>())
       if (!p.lse) return launch_attention_fwd<SummedShape<Shape>, T, false>(p, native(stream));
     launch_attention_fwd<Shape, T, false>(p, native(stream));
   });
+}
+
+/// An entry of the table: calls of the invariant mode whose keys come in chunks.
+template <DType kDtype, int kQkDim, int kVDim>
+void attention_fwd_in_chunks(const AttentionParams& given, int splits, void* workspace, Stream stream) {
+  using T = Element<kDtype>;
+  using Tiles = ForwardTiles<kQkDim, kVDim>;
+  if (given.batch * given.heads_q * given.seq_q == 0) return;
+  const CudaDeviceGuard guard(given.device.index);
+  const AttentionParams p = heads_as_rows(given);
+  if (splits == 0) return launch_attention_fwd<ForwardShape<typename Tiles::Invariant>, T, false>(p, native(stream));
+  using Shape = PartsShape<typename Tiles::FewRows>;
+  PartsPlan plan{};
+  plan.splits = splits;
+  plan.most_chunks = static_cast<int>(most_chunks<kVDim>(p));
+  plan.rows = static_cast<int>(p.seq_q);
+  const std::int64_t rows = p.batch * p.heads_q * p.seq_q;
+  plan.out = static_cast<float*>(workspace);
+  plan.states = reinterpret_cast<float2*>(plan.out + rows * plan.most_chunks * kVDim);
+  launch_planned<Shape, T, false>(p, plan, native(stream));
+  static_cast<ForwardPlan&>(plan) = forward_plan<Shape, false>(p, cuda_device_properties(p.device.index));
+  launch("attention_fwd sm90a parts", merge_parts_kernel<Shape, T>,
+         {static_cast<unsigned>(rows), kVDim, 0, native(stream), true}, p, plan);
 }
 
 /// An entry of the table.

@@ -8,6 +8,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/attention/forward/sm90a/epilogue.cuh"
+#include "cuda/attention/forward/sm90a/parts.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
@@ -157,7 +158,7 @@ __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan&
 /// work: if lengths changed meanwhile, two readers might wait for each other forever. The first tile is found before
 /// the previous kernel has ended, unless that takes lengths from memory, which the previous kernel may write.
 template <class Shape>
-__device__ inline void produce_queries(const AttentionParams& p, const ForwardPlan& plan,
+__device__ inline void produce_queries(const AttentionParams& p, const typename Shape::Plan& plan,
                                        const SharedLayout<Shape>& shared, const CUtensorMap* map) {
   Ring<SharedLayout<Shape>::kRecords> found;
   Ring<Shape::kQSlots> told;
@@ -166,8 +167,12 @@ __device__ inline void produce_queries(const AttentionParams& p, const ForwardPl
   for (unsigned round = 0; more; ++round) {
     TileRecord* const tile = shared.found(found.count);
     ptx::mbarrier_wait(shared.found_empty(found.slot()), found.parity() ^ 1);
-    more = locate_tile<Shape>(p, plan, round, tile);
+    if constexpr (Shape::kParts)
+      more = locate_part<Shape>(p, plan, round, tile);
+    else
+      more = locate_tile<Shape>(p, plan, round, tile);
     if (more && tile->first_query + Shape::kBlockM <= 0) continue;  // a shorter sequence has no such tile
+    if (Shape::kParts && more && tile->num_blocks == 0) continue;   // nor one of few keys a share for every block
     if (!more) tile->num_blocks = -1;
     ptx::mbarrier_arrive(shared.found_full(found.slot()));
     ++found.count;

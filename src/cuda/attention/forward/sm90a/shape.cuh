@@ -31,6 +31,13 @@ struct ForwardTile {
   /// Warpgroups issue their products in turn. If not, each goes on as far as the slots allow. Every second tile then
   /// gives its rows to the warpgroups in reverse, so that under a causal mask no warpgroup always has the longer rows.
   static constexpr bool kTurns = true;
+  /// In the invariant mode a chunk of keys is kChunkBlocks blocks (chunks.cuh); 0: keys are not cut.
+  static constexpr int kChunkBlocks = 0;
+  /// The total of a tile's chunks lies in shared memory, not in registers.
+  static constexpr bool kTotalShared = false;
+  /// The state of each chunk leaves for the workspace (parts.cuh), not the output.
+  static constexpr bool kParts = false;
+  static constexpr int kResident = 1;  // thread blocks of a multiprocessor
 };
 
 struct ForwardPlan;
@@ -39,22 +46,27 @@ struct ForwardPlan;
 template <class Tile>
 struct ForwardShape : Tile {
   using Tile::kConsumers, Tile::kBlockN, Tile::kQSlots, Tile::kQkDim, Tile::kVDim, Tile::kStages, Tile::kOutSlots;
+  using Tile::kParts;
   using Plan = ForwardPlan;
   static constexpr bool kSums = false;                   // see SummedShape
   static constexpr bool kScored = false;                 // see ScoredShape (scored.cuh)
   static constexpr int kBiasStages = 0, kBiasBytes = 0;  // slots of a consumer, and bytes of one
-  static_assert((kOutSlots == 0) == (kQSlots > 1), "the output leaves through one of two places of Q, or its own");
+  static_assert(kParts || (kOutSlots == 0) == (kQSlots > 1),
+                "the output leaves through one of two places of Q, or its own");
+  static constexpr bool kFolds = Tile::kChunkBlocks > 0 && !kParts;
+  static constexpr int kTotalBytes =
+      kFolds ? 128 * 16 * (1 + (Tile::kTotalShared ? kVDim / 8 : 0)) : 0;  // a consumer's
   static constexpr int kBlockM = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
-  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
+  static constexpr int kProducerRegisters = kConsumers <= 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 1 ? 216 : kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads) / Tile::kResident);
   // A tile lies as blocks of 64 columns: lines of 128 bytes, swizzled.
   static constexpr int kQkBlocks = (kQkDim + 63) / 64, kVBlocks = (kVDim + 63) / 64;
   static constexpr int kQBlockBytes = 64 * 128, kKvBlockBytes = kBlockN * 128;
   static constexpr int kQBytes = kQkBlocks * kQBlockBytes;  // of one warpgroup
   static constexpr int kKBytes = kQkBlocks * kKvBlockBytes, kVBytes = kVBlocks * kKvBlockBytes;
-  static constexpr int kOutInValues = kQSlots > 1 ? 0 : kVBlocks - kOutSlots;  // of a warpgroup's column blocks
+  static constexpr int kOutInValues = kQSlots > 1 || kParts ? 0 : kVBlocks - kOutSlots;  // of its column blocks
   static_assert(kConsumers * kOutInValues * kQBlockBytes <= kVBytes, "the slot of values has no room");
   static_assert(kQSlots == 1 || kVBlocks <= kQkBlocks, "the place of Q has no room for the output");
   static constexpr int kTileBytes =
@@ -93,14 +105,15 @@ template <class Shape>
 struct SharedLayout {
   static constexpr int kOnesBytes = Shape::kSums ? Shape::kKvBlockBytes : 0, kValueBytes = Shape::kVBytes + kOnesBytes;
   static constexpr int kBiasBase = Shape::kTileBytes + Shape::kStages * kOnesBytes;
-  static constexpr int kTileBytes = kBiasBase + Shape::kConsumers * Shape::kBiasStages * Shape::kBiasBytes;
+  static constexpr int kTotalBase = kBiasBase + Shape::kConsumers * Shape::kBiasStages * Shape::kBiasBytes;
+  static constexpr int kTileBytes = kTotalBase + Shape::kConsumers * Shape::kTotalBytes;
   static constexpr int kRecords = 4;
   static constexpr int kBarriers = 2 * Shape::kQSlots * Shape::kConsumers + 4 * Shape::kStages + 2 * kRecords +
                                    2 * Shape::kConsumers + 2 * Shape::kBiasStages * Shape::kConsumers;
   static constexpr int kRecordBytes = (sizeof(TileRecord) + 15) / 16 * 16;
   static constexpr int kBytes = kTileBytes + kBarriers * 8 + kRecords * (Shape::kConsumers + 1) * kRecordBytes +
                                 Shape::kConsumers * static_cast<int>(sizeof(OutputRecord) + sizeof(int));
-  static_assert(kBytes <= 227 * 1024, "a block of sm_90 has 227 KB");
+  static_assert(kBytes <= 228 * 1024 / Shape::kResident - 1024, "a multiprocessor of 9.0 has 228 KB, a block's 1 KB");
 
   std::uint32_t base;
 
@@ -138,6 +151,7 @@ struct SharedLayout {
   __device__ std::uint32_t bias(int slot, int warpgroup) const {
     return base + kBiasBase + (warpgroup * Shape::kBiasStages + slot) * Shape::kBiasBytes;
   }
+  __device__ std::uint32_t total(int warpgroup) const { return base + kTotalBase + warpgroup * Shape::kTotalBytes; }
   __device__ std::uint32_t bias_full(int slot, int warpgroup) const {
     return out_empty(Shape::kConsumers) + 8 * (slot * Shape::kConsumers + warpgroup);
   }
@@ -176,6 +190,27 @@ struct ForwardPlan {
   std::uint64_t out_policy;        // of the L2 cache
 };
 
+/// Fills in what the record of a tile says of its rows and keys. The head has `lighter` tiles after this one.
+template <class Shape>
+__device__ inline void fill_tile(const AttentionParams& p, const ForwardPlan& plan, unsigned head, unsigned lighter,
+                                 TileRecord* tile) {
+  tile->b = static_cast<int>(head / static_cast<unsigned>(plan.heads_q));
+  tile->h = static_cast<int>(head % static_cast<unsigned>(plan.heads_q));
+  tile->g = tile->h / plan.group;
+  tile->range.q_len = static_cast<int>(p.q_length(tile->b));
+  tile->range.k_len = p.is_paged() ? max(0, min(plan.most_keys, static_cast<int>(p.seq_lens[tile->b])))
+                                   : static_cast<int>(p.k_length(tile->b));
+  const int shift = tile->range.k_len - tile->range.q_len;
+  tile->range.left = shift - plan.window_left;
+  tile->range.right = shift + plan.window_right + 1;
+  tile->range.start = static_cast<int>(p.k_start(tile->b, tile->range.k_len));
+  tile->first_query = first_row_of_tile((tile->range.q_len + 63) / 64, Shape::kConsumers, static_cast<int>(lighter));
+  const int last_query = min(tile->range.q_len, tile->first_query + Shape::kBlockM) - 1;
+  const int first_key = tile->range.first(max(0, tile->first_query)), last_key = tile->range.last(last_query);
+  tile->end_block = (last_key + Shape::kBlockN - 1) / Shape::kBlockN;
+  tile->num_blocks = last_key > first_key ? tile->end_block - first_key / Shape::kBlockN : 0;
+}
+
 /// Finds the tile of the block's `round`-th turn in the order of the plan; returns false when none is left. Pairs come
 /// first: the heaviest and the lightest tile of a head that are left. All pairs are the same work, and blocks side by
 /// side read the same keys. The tiles of the last heads follow one by one, so that all blocks end together. Blocks that
@@ -208,21 +243,7 @@ __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& 
     lighter = in_group / group_heads;
   }
   tile->round = round;
-  tile->b = static_cast<int>(head / static_cast<unsigned>(plan.heads_q));
-  tile->h = static_cast<int>(head % static_cast<unsigned>(plan.heads_q));
-  tile->g = tile->h / plan.group;
-  tile->range.q_len = static_cast<int>(p.q_length(tile->b));
-  tile->range.k_len = p.is_paged() ? max(0, min(plan.most_keys, static_cast<int>(p.seq_lens[tile->b])))
-                                   : static_cast<int>(p.k_length(tile->b));
-  const int shift = tile->range.k_len - tile->range.q_len;
-  tile->range.left = shift - plan.window_left;
-  tile->range.right = shift + plan.window_right + 1;
-  tile->range.start = static_cast<int>(p.k_start(tile->b, tile->range.k_len));
-  tile->first_query = first_row_of_tile((tile->range.q_len + 63) / 64, Shape::kConsumers, static_cast<int>(lighter));
-  const int last_query = min(tile->range.q_len, tile->first_query + Shape::kBlockM) - 1;
-  const int first_key = tile->range.first(max(0, tile->first_query)), last_key = tile->range.last(last_query);
-  tile->end_block = (last_key + Shape::kBlockN - 1) / Shape::kBlockN;
-  tile->num_blocks = last_key > first_key ? tile->end_block - first_key / Shape::kBlockN : 0;
+  fill_tile<Shape>(p, plan, head, lighter, tile);
   return true;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/host/ceil_div.hpp"
+#include "cuda/attention/forward/sm90a/chunks.hpp"
 #include "cuda/attention/forward/sm90a/shape.cuh"
 #include "ops/attention_params.hpp"
 
@@ -25,7 +26,8 @@ inline bool fills_three(const AttentionParams& p) {
 /// Q, kStages for K and as many for V, and those for the output. `choose` picks the tile that was the fastest for a
 /// call of this size (lab/notebooks/attention_hopper.md). Modified is the tile for calls with a softcap, which needs
 /// registers, Scored for those with a bias, ALiBi or a packed mask. Invariant is that of every other call in the
-/// invariant mode: the bits of a row depend on kBlockN.
+/// invariant mode: the bits of a row depend on kBlockN. Where keys come in chunks (chunks.cuh), FewRows is that of
+/// calls with up to 64 queries of a head, two of whose thread blocks share a multiprocessor.
 template <int kQkDim, int kVDim>
 struct ForwardTiles;
 template <>
@@ -46,7 +48,16 @@ struct ForwardTiles<64, 64> {
   struct Scored : ForwardTile<64> {  // 2 x 16 + 4 x 16 KB, and 2 x 32 KB of bias; three warpgroups lack registers
     static constexpr int kConsumers = 2, kBlockN = 128, kQSlots = 2;
   };
-  using Invariant = Long;
+  struct Invariant : ForwardTile<64> {  // 2 x 24 + 4 x 16 KB, and 3 x 18 KB of totals
+    static constexpr int kConsumers = 3, kBlockN = kKeysOfBlock<64>, kQSlots = 2, kChunkBlocks = kBlocksOfChunk;
+    static constexpr bool kTotalShared = true;
+  };
+  struct FewRows : ForwardTile<64> {  // 8 + 6 x 16 KB
+    static constexpr int kConsumers = 1, kBlockN = kKeysOfBlock<64>, kQSlots = 1, kStages = 3;
+    static constexpr int kChunkBlocks = kBlocksOfChunk;
+    static constexpr int kResident = 2;
+    static constexpr bool kTurns = false, kParts = true;
+  };
   template <class F>
   static void choose(const AttentionParams& p, F&& launch_with) {
     // With 192 queries or fewer, at least a quarter of a tile of four warpgroups would be padding.
@@ -91,7 +102,15 @@ struct ForwardTiles<128, 128> {
   struct Scored : ForwardTile<128> {  // 2 x 32 + 4 x 24 KB, and 2 x 24 KB of bias
     static constexpr int kConsumers = 2, kBlockN = 96, kQSlots = 2;
   };
-  using Invariant = Two;
+  struct Invariant : ForwardTile<128> {  // 2 x 32 + 6 x 24 KB, and 2 x 2 KB of totals
+    static constexpr int kConsumers = 2, kBlockN = kKeysOfBlock<128>, kQSlots = 2, kStages = 3;
+    static constexpr int kChunkBlocks = kBlocksOfChunk;
+  };
+  struct FewRows : ForwardTile<128> {  // 16 + 4 x 24 KB
+    static constexpr int kConsumers = 1, kBlockN = kKeysOfBlock<128>, kQSlots = 1, kChunkBlocks = kBlocksOfChunk;
+    static constexpr int kResident = 2;
+    static constexpr bool kTurns = false, kParts = true;
+  };
   template <class F>
   static void choose(const AttentionParams& p, F&& launch_with) {
     if (fills_three(p)) return launch_with(Three{});

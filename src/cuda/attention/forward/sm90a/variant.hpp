@@ -2,11 +2,13 @@
 // kernel.cuh.
 #pragma once
 
+#include "cuda/attention/forward/sm90a/chunks.hpp"
 #include "cuda/attention/limits.hpp"
 #include "cuda/attention/tensor_maps.hpp"
 #include "flashkernel/stream.hpp"
 #include "ops/attention_params.hpp"
 #include "ops/kernel_entry.hpp"
+#include "ops/plan.hpp"
 
 namespace flashkernel::cuda::sm90a {
 
@@ -29,9 +31,27 @@ Verdict attention_fwd_supports(const AttentionParams& p) {
   return Verdict::ok();
 }
 
-/// Launches the kernel: an entry of the table. In the invariant mode every call has the same tiles of keys.
+/// Launches the kernel. In the invariant mode every call has the same tiles of keys.
 template <DType kDtype, int kQkDim, int kVDim>
 void attention_fwd(const AttentionParams& p, bool invariant, void* workspace, Stream stream);
+/// The same for calls of the invariant mode whose keys come in chunks (chunks.hpp).
+template <DType kDtype, int kQkDim, int kVDim>
+void attention_fwd_in_chunks(const AttentionParams& p, int splits, void* workspace, Stream stream);
+
+template <int kQkDim, int kVDim>
+Plan attention_fwd_plan(const AttentionParams& p, const DeviceFacts& facts) {
+  const ForwardMode mode = forward_mode<kQkDim, kVDim>(p, facts);
+  return Plan::of(mode, mode.splits > 0 ? static_cast<std::size_t>(bytes_of_parts<kVDim>(p)) : 0);
+}
+/// An entry of the table.
+template <DType kDtype, int kQkDim, int kVDim>
+void launch_attention_fwd(const AttentionParams& p, const Plan& plan, void* workspace, Stream stream) {
+  const ForwardMode& mode = plan.as<ForwardMode>();
+  if constexpr (kInChunks<kQkDim, kVDim>)
+    if (mode.invariant && has_plain_scores(p))
+      return attention_fwd_in_chunks<kDtype, kQkDim, kVDim>(p, mode.splits, workspace, stream);
+  attention_fwd<kDtype, kQkDim, kVDim>(p, mode.invariant, workspace, stream);
+}
 
 /// Launches the kernel for head dims over 256 (wide.cuh): an entry of the table.
 template <DType kDtype>
