@@ -3,6 +3,7 @@ budget does, and that a wrong answer has no time."""
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -405,6 +406,16 @@ def test_optional_providers_appear_where_their_module_can_be_imported(monkeypatc
     left_out = LikeCuda(device="cpu", quick=True, without=frozenset({"triton", "fa3", "sdpa_flash"}))
     providers = next(iter(GROUPS["attention_forward"](left_out))).build().providers
     assert not {"triton", "fa3", "sdpa_flash"} & {p.name for p in providers}
+
+
+def test_a_door_that_is_not_open_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """jax is installed, and this build of the library has no handlers for it."""
+    found = {"flashkernel.torch": importlib.import_module("flashkernel.torch"), "jax": SimpleNamespace()}
+    found["flashkernel.flash_attn"] = importlib.import_module("flashkernel.flash_attn")
+    monkeypatch.setattr(baselines, "optional", found.get)
+    (door,) = GROUPS["doors"](Settings(device="cpu", quick=True))
+    row = Session(Settings(), CpuDevice(), Rule(0, 3, 1.0), {"read": 1e9, "copy": 5e8}).row(door)
+    assert row["agrees"] and not row["refused"] and {"torch_op", "sdpa_door"} < row["providers"].keys()
 
 
 def test_every_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -507,18 +507,18 @@ def test_refusals() -> None:
         fa3.flash_attn_func(q, q, q, qv=q)
     with pytest.raises(NotImplementedError, match="attention_chunk=4; 0 is needed"):
         fa3.flash_attn_varlen_func(q[0], q[0], q[0], cu, cu, 4, 4, attention_chunk=4)
-    # Shapes are those that the caller gave, in the caller's layout.
-    with pytest.raises(ValueError, match=r"flash_attn_func: q \[1, 4, 2, 8\] torch.float32, k \[1, 4, 3, 8\]"):
+    # A ValueError, and a RuntimeError as the package has it. Shapes are those that the caller gave, in the caller's layout.
+    with pytest.raises(fa.ArgumentError, match=r"flash_attn_func: q \[1, 4, 2, 8\] torch.float32, k \[1, 4, 3, 8\]"):
         fa.flash_attn_func(q, *[torch.randn(1, 4, 3, 8)] * 2)
-    with pytest.raises(ValueError, match=r"qkv has shape \[1, 4, 2, 8\]; \[batch, seq, 3, heads, head_dim\] is needed"):
+    with pytest.raises(fa.ArgumentError, match=r"qkv has shape \[1, 4, 2, 8\]; \[batch, seq, 3, heads, head_dim\] is needed"):
         fa.flash_attn_qkvpacked_func(q)
-    with pytest.raises(ValueError, match="a token is appended at position 4 of a cache of 4 tokens"):
+    with pytest.raises(fa.ArgumentError, match="a token is appended at position 4 of a cache of 4 tokens"):
         fa.flash_attn_with_kvcache(q[:, :1], q.clone(), q.clone(), q[:, :1], q[:, :1], cache_seqlens=4)
-    with pytest.raises(ValueError, match="k and v without cache_seqlens"):
+    with pytest.raises(fa.ArgumentError, match="k and v without cache_seqlens"):
         fa.flash_attn_with_kvcache(q, q, q, q, q)
-    with pytest.raises(ValueError, match="v is missing"):
+    with pytest.raises(fa.ArgumentError, match="v is missing"):
         fa.flash_attn_with_kvcache(q, q, q, q, cache_seqlens=0)
-    with pytest.raises(ValueError, match="rotary tables without k and v"):
+    with pytest.raises(fa.ArgumentError, match="rotary tables without k and v"):
         fa.flash_attn_with_kvcache(q, q, q, rotary_cos=torch.ones(4, 4), rotary_sin=torch.ones(4, 4))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import flashkernel as fk
 import flashkernel.torch as fkt
 from flashkernel import flash_attn as fa
 from flashkernel.flash_attn import _cache
@@ -168,3 +169,13 @@ def test_a_second_derivative_is_refused() -> None:
         assert torch.equal(grad, plain)
         with pytest.raises(NotImplementedError, match=f"^{op}: second derivatives are not implemented"):
             grad.sum().backward()
+
+
+def test_errors_are_of_both_kinds() -> None:
+    """ValueError as in the rest of the library, RuntimeError as the package has it; with the numbers of their class."""
+    assert issubclass(fa.ArgumentError, ValueError) and issubclass(fa.ArgumentError, RuntimeError)
+    q, pages, table = torch.zeros(1, 1, 2, 8), torch.zeros(2, 16, 2, 8), torch.zeros(1, 1, dtype=torch.int32)
+    for of, length in ((table, 17), (table + 7, 16)):
+        with pytest.raises(fa.ArgumentError, match="block_table") as raised:
+            fa.flash_attn_with_kvcache(q, pages, pages, block_table=of, cache_seqlens=length)
+        assert isinstance(raised.value, fk.BlockTableError) and raised.value.sequence == 0

@@ -14,6 +14,7 @@ names.
 
 from __future__ import annotations
 
+from ._errors import ArgumentError
 from ._install import VERSION, install, installed, uninstall
 from .flash_attn_interface import (
     flash_attn_func,
@@ -27,6 +28,7 @@ from .flash_attn_interface import (
 
 __all__ = [
     "VERSION",
+    "ArgumentError",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",

@@ -16,6 +16,7 @@ import flashkernel.torch as fkt
 from flashkernel import _C
 
 from ..torch._library import autocast, dense, direct, like
+from ._errors import as_both
 
 __all__ = [
     "attention",
@@ -66,8 +67,7 @@ def refuse_fp8(op: str, q: torch.Tensor, **scales: Any) -> None:
 def shapes(op: str, error: Exception, layout: str, **tensors: Any) -> Exception:
     """The library's error with the shapes that the caller passed, in the caller's layout."""
     given = ", ".join(f"{name} {list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items())
-    kind = ValueError if isinstance(error, IndexError) else type(error)
-    return kind(f"{op}: {given}; {layout} is needed: {error}")
+    return as_both(error, f"{op}: {given}; {layout} is needed: {error}")
 
 
 _tokens_first: Any = vars(_C)["_attention_tokens_first"]  # no parts of the package's interface

@@ -17,6 +17,7 @@ from flashkernel import _C
 
 from ..torch._library import dense, direct
 from ._attention import shapes
+from ._errors import ArgumentError
 
 __all__ = ["attend_pages", "single_token_pages", "token_places", "with_cache"]
 
@@ -275,13 +276,13 @@ def with_cache(
 ) -> Any:
     """Appends k and v, rotated with q where there are tables, and attends over the cache."""
     if (k is None) != (v is None):
-        raise ValueError(f"{op}: {'v' if v is None else 'k'} is missing; new keys and values come together")
+        raise ArgumentError(f"{op}: {'v' if v is None else 'k'} is missing; new keys and values come together")
     if (rotary_cos is None) != (rotary_sin is None):
-        raise ValueError(f"{op}: rotary_{'sin' if rotary_sin is None else 'cos'} is missing; both tables are needed")
+        raise ArgumentError(f"{op}: rotary_{'sin' if rotary_sin is None else 'cos'} is missing; both tables are needed")
     if rotary_cos is not None and k is None:
-        raise ValueError(f"{op}: rotary tables without k and v; they are for the tokens that are appended")
+        raise ArgumentError(f"{op}: rotary tables without k and v; they are for the tokens that are appended")
     if k is not None and cache_seqlens is None:
-        raise ValueError(f"{op}: k and v without cache_seqlens, which says where they are appended")
+        raise ArgumentError(f"{op}: k and v without cache_seqlens, which says where they are appended")
     if k is not None and torch.is_grad_enabled() and (k_cache.requires_grad or v_cache.requires_grad):
         raise NotImplementedError(
             f"{op}: a cache that requires a gradient is written to; call it under torch.no_grad()"
@@ -358,7 +359,7 @@ def _append(
     """
     fits = at < capacity
     if at.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(fits.all()):
-        raise ValueError(f"{op}: a token is appended at position {int(at.max())} of a cache of {capacity} tokens")
+        raise ArgumentError(f"{op}: a token is appended at position {int(at.max())} of a cache of {capacity} tokens")
     page_size = k_cache.shape[1]
     inside = at.clamp(max=capacity - 1)
     slots = table[sequence, inside // page_size].long() * page_size + inside % page_size

@@ -16,6 +16,7 @@ import flashkernel as fk
 from ..torch._library import dense
 from . import _attention as door
 from ._cache import attend_pages, token_places, with_cache
+from ._errors import ArgumentError
 
 __all__ = [
     "flash_attn_combine",
@@ -122,7 +123,7 @@ def flash_attn_qkvpacked_func(
         heads_kv = (qkv.shape[2] - num_heads_q) // 2
         q, k, v = qkv.split([num_heads_q, heads_kv, heads_kv], dim=2)
     else:
-        raise ValueError(
+        raise ArgumentError(
             f"{op}: qkv has shape {list(qkv.shape)}, num_heads_q={num_heads_q}; [batch, seq, 3, heads, head_dim] is "
             "needed, or [batch, seq, heads_q + 2 * heads_kv, head_dim] with num_heads_q"
         )
@@ -239,7 +240,7 @@ def flash_attn_combine(
     2.0
     """
     if out_partial.dim() != 5 or lse_partial.shape != out_partial.shape[:-1]:
-        raise ValueError(
+        raise ArgumentError(
             f"flash_attn_combine: out_partial {list(out_partial.shape)}, lse_partial {list(lse_partial.shape)}; "
             "[splits, batch, seq, heads, head_dim] and [splits, batch, seq, heads] are needed"
         )

@@ -14,6 +14,7 @@ import torch
 
 from . import _attention as door
 from ._cache import attend_pages, with_cache
+from ._errors import ArgumentError
 
 __all__ = [
     "flash_attn_func",
@@ -267,7 +268,7 @@ def flash_attn_varlen_qkvpacked_func(
 def _unpacked(op: str, name: str, packed: torch.Tensor, dims: int, parts: int) -> tuple[torch.Tensor, ...]:
     if packed.dim() != dims or packed.shape[-3] != parts:
         layout = f"[{'batch, seq' if dims == 5 else 'total'}, {parts}, heads, head_dim]"
-        raise ValueError(f"{op}: {name} has shape {list(packed.shape)}; {layout} is needed")
+        raise ArgumentError(f"{op}: {name} has shape {list(packed.shape)}; {layout} is needed")
     parts_of: tuple[torch.Tensor, ...] = packed.unbind(-3)
     return parts_of
 

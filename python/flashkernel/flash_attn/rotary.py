@@ -11,6 +11,7 @@ import flashkernel.torch as fkt
 
 from ..torch._library import dense, direct, refuse_transforms
 from ._cache import token_places
+from ._errors import ArgumentError
 
 __all__ = [
     "apply_rotary_emb",
@@ -52,7 +53,7 @@ def apply_rotary_emb(
     dims = 4 if cu_seqlens is None else 3
     if x.dim() != dims:
         layout = "[batch, seq, heads, head_dim]" if dims == 4 else "[total, heads, head_dim] beside cu_seqlens"
-        raise ValueError(f"apply_rotary_emb: x has shape {list(x.shape)}; {layout} is needed")
+        raise ArgumentError(f"apply_rotary_emb: x has shape {list(x.shape)}; {layout} is needed")
     if inplace:
         return _in_place("apply_rotary_emb", x, [(cos, sin)], interleaved, seqlen_offsets, cu_seqlens, _whole)
     cos, sin, positions = _places("apply_rotary_emb", x, cos, sin, seqlen_offsets, cu_seqlens)
@@ -72,7 +73,7 @@ def _heads_first(x: Any) -> Any:
 def _places(op: str, x: Any, cos: Any, sin: Any, offsets: Any, cu_seqlens: Any) -> tuple[Any, Any, Any]:
     """The tables and the positions of x's tokens in them; None: 0, 1, 2, ..."""
     if cos.dtype != sin.dtype or cos.shape != sin.shape:
-        raise ValueError(
+        raise ArgumentError(
             f"{op}: cos {list(cos.shape)} {cos.dtype} but sin {list(sin.shape)} {sin.dtype}; they must be alike"
         )
     if cu_seqlens is not None:
@@ -164,7 +165,7 @@ def apply_rotary_emb_qkv_(
             return x[:, :, :num_heads_q], x[:, :, num_heads_q:heads_qk]
 
     else:
-        raise ValueError(
+        raise ArgumentError(
             f"apply_rotary_emb_qkv_: qkv has shape {list(qkv.shape)}, num_heads_q={num_heads_q}; [batch, seq, 3, "
             "heads, head_dim] is needed, or [batch, seq, heads_q + 2 * heads_kv, head_dim] with num_heads_q"
         )
@@ -187,7 +188,7 @@ def apply_rotary_emb_kv_(
     tensor([-1.,  1.,  1.,  1.])
     """
     if kv.dim() != 5 or kv.shape[2] != 2:
-        raise ValueError(
+        raise ArgumentError(
             f"apply_rotary_emb_kv_: kv has shape {list(kv.shape)}; [batch, seq, 2, heads, head_dim] is needed"
         )
     return _in_place(
