@@ -16,8 +16,9 @@ void rises(std::initializer_list<int> rates) {
 TEST(CudaCosts, NewerFamiliesAreFasterAndSplitsBeatThemAllForFewQueries) {
   using namespace rates;
   rises({kNaive.few, kTiled.few, kForwardSm75.few, kForwardSm80.few, kForwardScoredSm90a.few, kForwardSm90a.few,
-         kDecode.few, kDecodeSm80.few, kDecodeSm90a.few});
-  rises({kNaive.many, kTiled.many, kForwardSm75.many, kForwardSm80.many, kForwardScoredSm90a.many, kForwardSm90a.many});
+         kForwardShort.few, kDecode.few, kDecodeSm80.few, kDecodeSm90a.few});
+  rises({kNaive.many, kTiled.many, kForwardSm75.many, kForwardSm80.many, kForwardScoredSm90a.many, kForwardSm90a.many,
+         kForwardShort.many});
   rises({kLinearTiles.few, kLinearSm75.few, kLinearSm80.few, kLinearFewRows.few, kLinearSm90a.few,
          kLinearFewRowsSm80.few, kLinearFewRowsSm90a.few});
   rises({kLinearTiles.few, kQuantizedFewRowsSm80.few});
@@ -26,6 +27,18 @@ TEST(CudaCosts, NewerFamiliesAreFasterAndSplitsBeatThemAllForFewQueries) {
   rises({kGradientGeneric, kGradientSm75, kGradientSm80, kGradientSm90a});
   rises({kBackwardGeneric, kBackwardSm75, kBackwardSm80, kBackwardSm90a});
   rises({kRowsByElement, kRowsTwice, kRowsGeneric, kRowsInClusters});
+}
+
+TEST(CudaCosts, SmallTilesAreForShortSequences) {
+  AttentionParams p;
+  p.batch = 256, p.heads_q = 32, p.heads_kv = 8, p.seq_q = p.seq_k = 60, p.head_dim = p.head_dim_v = 64;
+  EXPECT_LT(attention_short_cost_us(p, DeviceFacts()), attention_us(p, rates::kForwardSm90a));
+  p.seq_q = p.seq_k = kMostShortQueries, p.bias.data = &p;
+  EXPECT_LT(attention_short_cost_us(p, DeviceFacts()), attention_us(p, rates::kForwardScoredSm90a));
+  p.seq_q = kMostShortQueries + 1;
+  EXPECT_GT(attention_short_cost_us(p, DeviceFacts()), attention_us(p, rates::kForwardScoredSm90a));
+  p.seq_q = 1, p.seq_k = kMostShortKeys + 1;
+  EXPECT_GT(attention_short_cost_us(p, DeviceFacts()), attention_us(p, rates::kForwardSm90a));
 }
 
 TEST(CudaCosts, OutsideItsRangeAVariantIsBehindTheNextFamily) {

@@ -15,6 +15,7 @@ inline constexpr const char* kNaive = "naive";
 inline constexpr const char* kTiled = "tiled";
 inline constexpr const char* kTiledSm75 = "tiled_sm75";
 inline constexpr const char* kTiledSm80 = "tiled_sm80";
+inline constexpr const char* kTiledShortSm80 = "tiled_short_sm80";
 inline constexpr const char* kTiledSm80F32 = "tiled_sm80_f32";
 inline constexpr const char* kTiledSm90a = "tiled_sm90a";
 inline constexpr const char* kTiledScoredSm90a = "tiled_scored_sm90a";

@@ -46,6 +46,8 @@ struct Rates {
 namespace rates {
 inline constexpr Rates kNaive{10000, 100000}, kTiled{50000, 1000000}, kForwardSm75{100000, 30000000},
     kForwardSm80{200000, 150000000}, kForwardSm90a{300000, 350000000}, kForwardScoredSm90a{250000, 250000000};
+/// Short sequences in small tiles: ahead of every other forward kernel in its range.
+inline constexpr Rates kForwardShort{310000, 360000000};
 // A split over keys reads them with the whole device, whatever the number of heads: for a few queries it is ahead of
 // any kernel that walks the keys in one block.
 inline constexpr Rates kDecode{400000, 1}, kDecodeSm80{1600000, 1}, kDecodeSm90a{1800000, 1};
@@ -83,6 +85,13 @@ float attention_cost_us(const AttentionParams& p, const DeviceFacts&) {
 template <const Rates& kRates, class Params = LinearParams>
 float linear_cost_us(const Params& p, const DeviceFacts&) {
   return static_cast<float>(linear_us(p, kRates));
+}
+
+/// Queries and keys of the longest sequence up to which small tiles are ahead: larger ones would stay empty in part.
+inline constexpr std::int64_t kMostShortQueries = 64, kMostShortKeys = 128;
+inline float attention_short_cost_us(const AttentionParams& p, const DeviceFacts&) {
+  const double us = attention_us(p, rates::kForwardShort);
+  return static_cast<float>(p.seq_q <= kMostShortQueries && p.seq_k <= kMostShortKeys ? us : kOutsideItsRange * us);
 }
 
 inline const AttentionParams& forward_of(const AttentionParams& p) { return p; }

@@ -205,6 +205,15 @@ constexpr KernelEntry<AttentionParams> ampere_forward(const char* name) {
                                                cuda::kTiledHeadDims, kQkDim, kVDim>),
                 has_head_dims<kDtype, kQkDim, kVDim>));
 }
+/// Its order of keys is that of its own tiles: in the invariant mode a call belongs to the row above.
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> ampere_forward_short(const char* name) {
+  return of_head_dims<cuda::kShortHeadDims, kQkDim,
+                      kVDim>(plain<AttentionParams, cuda::sm80::attention_fwd_short<kDtype, kQkDim, kVDim>>(
+      name, kAmpere, arithmetic::of_head_dims<arithmetic::kTiledShortSm80, kQkDim, kVDim>,
+      cuda::sm80::attention_fwd_supports<kDtype, kQkDim, kVDim>,
+      cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_short_cost_us, cuda::kShortHeadDims, kQkDim, kVDim>));
+}
 /// For the head dims that no other forward kernel of 8.0 holds.
 template <DType kDtype, int kDim>
 constexpr KernelEntry<AttentionParams> ampere_forward_wide(const char* name) {

@@ -258,7 +258,8 @@ void paged_cases(CaseList& list) {
 }
 
 // Rows that are queries of all heads of a group, over keys in parts: groups that fill a tile of 64 or 128 rows, and
-// that end within one; lengths that leave blocks without keys, and sequences without any; queries side by side.
+// that end within one; lengths that leave blocks without keys, and sequences without any; queries side by side. Pages
+// of whole lines of the copy engine's swizzle, and smaller or odd ones, whose rows are gathered.
 void few_queries_cases(CaseList& list) {
   struct Group {
     std::int64_t heads, heads_kv, queries;
@@ -287,6 +288,9 @@ void few_queries_cases(CaseList& list) {
         spec.common.lse = !spec.common.lse;
         list.add("paged_few_queries_side_by_side_" + heads, [spec](Call& call) { build_attention_paged(call, spec); })
             .is_for(row);
+        spec.page_size = number % 3 == 0 ? 1 : number % 3 == 1 ? 12 : 3;
+        list.add("paged_few_queries_gathered_" + heads, [spec](Call& call) { build_attention_paged(call, spec); })
+            .is_for(row);
         AttentionSpec dense = spec.common;
         dense.batch = 1;
         dense.seq_q = group.queries;
@@ -298,6 +302,37 @@ void few_queries_cases(CaseList& list) {
     }
 }
 
+// Sequences of one small tile or a few: side by side, and with a bias over each.
+void short_cases(CaseList& list) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+    for (const std::int64_t d : {32, 64, 128}) {
+      const std::string row = std::string("attention_fwd/cuda/sm80/short/") +
+                              (dtype == DType::kFloat16 ? "f16" : "bf16") + "/d" + std::to_string(d);
+      const std::string name = "_d" + std::to_string(d) + "_" + short_name(dtype);
+      for (const Mask& mask : {kFull, kCausal, kMasks[3]}) {
+        VarlenSpec spec;
+        spec.common.dtype = dtype;
+        spec.common.heads_q = 4;
+        spec.common.head_dim = d;
+        spec.common.mask = mask;
+        spec.common.lse = d != 64;
+        spec.lengths_q = {30, 60, 45, 0, 1, 64, 63, 17};
+        spec.lengths_k = {30, 60, 45, 9, 64, 64, 70, 0};
+        list.add(std::string("varlen_short_") + mask.name + name,
+                 [spec](Call& call) { build_attention_varlen(call, spec); })
+            .is_for(row);
+      }
+      AttentionSpec window;
+      window.dtype = dtype;
+      window.batch = 5;
+      window.heads_q = window.heads_kv = 3;
+      window.seq_q = window.seq_k = 49;
+      window.head_dim = d;
+      window.bias = BiasSpec{{1, 3, 49, 49}, dtype};
+      list.add("short_bias" + name, [window](Call& call) { build_attention(call, window); }).is_for(row);
+    }
+}
+
 void cases(CaseList& list) {
   varlen_cases(list);
   bounds_cases(list);
@@ -306,6 +341,7 @@ void cases(CaseList& list) {
   without_lse_cases(list);
   paged_cases(list);
   few_queries_cases(list);
+  short_cases(list);
 }
 
 const OpCases registration("attention_fwd", cases);

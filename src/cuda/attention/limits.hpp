@@ -38,6 +38,7 @@ constexpr bool is_smallest(const HeadDims (&built)[kPairs], HeadDims own, std::i
 // DeepSeek's prefill.
 inline constexpr HeadDims kTiledHeadDims[] = {{32, 32},   {64, 64},   {96, 96},  {128, 128},
                                               {192, 128}, {192, 192}, {256, 256}};
+inline constexpr HeadDims kShortHeadDims[] = {{32, 32}, {64, 64}, {128, 128}};
 inline constexpr HeadDims kWideHeadDims[] = {{256, 256}, {512, 512}};  // the first: of kernels for rows that fit a warp
 inline constexpr HeadDims kNarrowHeadDims[] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}};  // backward: fp32, and 7.5
 inline constexpr HeadDims kHopperForwardHeadDims[] = {{64, 64},   {96, 96},   {128, 128}, {192, 128},

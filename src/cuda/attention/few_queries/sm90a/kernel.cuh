@@ -5,7 +5,7 @@
 //
 //   variant.hpp   which calls                                consumer.cuh  both products and the softmax
 //   plan.hpp      how many parts, the model                  shape.cuh     where a tile lies in shared memory
-//   rows.cuh      rows, their ends, the merge
+//   rows.cuh      rows, their ends, the merge                gather.cuh    keys in small pages, without the copy engine
 //
 // Invariant on NaN: a masked pair has the weight 0, but if its value is NaN, the tensor core computes 0 * NaN = NaN.
 // Therefore a row whose result is not finite, and that does not see all keys, is computed again from those that it sees
@@ -15,6 +15,7 @@
 #include <numeric>
 
 #include "cuda/attention/few_queries/sm90a/consumer.cuh"
+#include "cuda/attention/few_queries/sm90a/gather.cuh"
 #include "cuda/attention/few_queries/sm90a/variant.hpp"
 #include "cuda/attention/forward/sm90a/producer.cuh"
 #include "cuda/attention/forward/sm90a/redo.cuh"
@@ -83,10 +84,15 @@ struct KeyPart {
 };
 
 /// One warp loads the keys and values of a part.
-template <class Shape>
+template <class Shape, class T>
 __device__ inline void produce_part(const AttentionParams& p, const ForwardPlan& walk, const Shape& shared,
                                     const CUtensorMap* map_k, const CUtensorMap* map_v, const RowTile& tile,
                                     const KeyPart& keys, bool leaves) {
+  if (gathers_keys(p)) {
+    KeyGatherer<Shape, T> gatherer{p, shared, tile.b, tile.g, tile.range.k_len, ptx::l2_policy(leaves)};
+    gatherer.run(keys.end, keys.count);
+    return;
+  }
   TileRecord record;
   record.b = tile.b, record.g = tile.g, record.end_block = keys.end, record.range = tile.range;
   const int lane_keys = p.is_paged() ? KeyWalk<Shape>::first_key_of_lane(walk) : 0;
@@ -277,7 +283,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResidents)
   if (warp >= 4 * Shape::kConsumers) {
     if constexpr (Shape::kHandsOver) ptx::decrease_registers<Shape::kProducerRegisters>();
     if (warp == 4 * Shape::kConsumers) {
-      if (part < keys.parts) produce_part(p, walk, shared, &map_k, &map_v, tile, keys, plan.leaves);
+      if (part < keys.parts) produce_part<Shape, T>(p, walk, shared, &map_k, &map_v, tile, keys, plan.leaves);
       ptx::allow_next_kernel();
     }
     __syncwarp();
@@ -295,7 +301,7 @@ void launch_few_queries(const AttentionParams& p, const FewQueriesPlan& plan, vo
   walk.kv_box_rows = static_cast<int>(p.is_paged() ? std::gcd<std::int64_t, std::int64_t>(p.page_size, Shape::kBlockN)
                                                    : Shape::kBlockN);
   walk.block_pieces = Shape::kBlockN / walk.kv_box_rows;
-  walk.batch_blocks = kWarp / walk.block_pieces;
+  walk.batch_blocks = kWarp / walk.block_pieces;  // 0 where keys are gathered, without a walk
   walk.max_pages = static_cast<int>(std::min<std::int64_t>(p.max_pages, kMostTokens));
   walk.scale_log2 = p.scale * kLog2E;
   const auto box = static_cast<std::uint32_t>(walk.kv_box_rows);

@@ -21,7 +21,6 @@ Verdict few_queries_supports(const AttentionParams& p) {
   if (p.seq_q > kMostTokens || p.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
   if (p.total_k > 0x7fffffff || p.num_pages > 0x7fffffff) return "there are over 2^31 rows or pages";
   if (p.heads_q * (p.seq_q / 64 + 1) > 0xffff || p.batch > 0xffff) return "the grid has no room for so many rows";
-  if (p.is_paged() && p.page_size % 8 != 0) return "page_size must be a multiple of 8";
   const auto vectors = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && a % 8 == 0 && b % 8 == 0 && c % 8 == 0;
   };

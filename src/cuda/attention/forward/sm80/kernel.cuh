@@ -30,29 +30,33 @@ namespace flashkernel::cuda::sm80 {
 // Plain scores: scale only. 32 rows a warp: each fragment of K and V serves two matrix instructions. Registers hold the
 // scores (kBlockN / 8 * 4 a 16-row slice) and the output (kVDim / 8 * 4), 192 of the 255 at d64, d128. From a kVDim of
 // 192 on, a warp takes 16 rows. K and V share the slots of the ring, so a slot has room for the wider of the two.
-template <int kQkDim_, int kVDim_, bool kModified>
+//
+// kShort: a tile of 64 queries and 64 keys, with 16 rows a warp. Two to four blocks share a multiprocessor. What a
+// short sequence takes is the latency of its loads, one after the other: the other blocks compute meanwhile.
+template <int kQkDim_, int kVDim_, bool kModified, bool kShort>
 struct ForwardShape {
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = std::max(kQkDim, kVDim);
   using QkTile = SharedTile<kQkDim>;
   using VTile = SharedTile<kVDim>;
   static constexpr int kWarps = 4;
-  static constexpr int kSlices = !kModified && kWidest <= 128 ? 2 : 1;  // of 16 rows a warp
+  static constexpr int kSlices = !kModified && !kShort && kWidest <= 128 ? 2 : 1;  // of 16 rows a warp
   static constexpr int kBlockM = kWarps * kSlices * 16;
-  static constexpr int kBlockN = !kModified && kWidest <= 64 ? 128 : 64;
+  static constexpr int kBlockN = !kModified && !kShort && kWidest <= 64 ? 128 : 64;
   static constexpr int kStages = kWidest <= 128 ? 3 : 2;  // 64 and 80 KB at d64, d128: two blocks fit every 8.0 and 9.0
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kMinBlocks = 2;  // 255 registers
+  static constexpr int kShortBlocks = kWidest <= 64 ? 4 : kModified ? 2 : 3;  // 128, 255, 168 registers
+  static constexpr int kMinBlocks = kShort ? kShortBlocks : 2;                // with two, 255
   static constexpr int kSlotBytes = kBlockN * kWidest * 2;
   static constexpr int kSharedBytes = kBlockM * QkTile::kPitch + kStages * kSlotBytes;
   static_assert(kVDim <= kQkDim, "a warp's rows of the output leave through the place of its rows of Q");
   static_assert(kSharedBytes + 1024 <= kLeastSharedBytes, "and what the kernel declares itself");
 };
 
-template <class T, int kQkDim, int kVDim, bool kModified>
-__global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThreads,
-                                  ForwardShape<kQkDim, kVDim, kModified>::kMinBlocks)
+template <class T, int kQkDim, int kVDim, bool kModified, bool kShort>
+__global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>::kThreads,
+                                  ForwardShape<kQkDim, kVDim, kModified, kShort>::kMinBlocks)
     attention_fwd_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ ForwardPlan plan) {
-  using Shape = ForwardShape<kQkDim, kVDim, kModified>;
+  using Shape = ForwardShape<kQkDim, kVDim, kModified, kShort>;
   using QkTile = typename Shape::QkTile;
   using VTile = typename Shape::VTile;
   constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kStages = Shape::kStages;
@@ -178,6 +182,15 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
       bool multiplies = true;
       if constexpr (kModified)
         multiplies = read_mask<kBlockN>(p, b, h, first_query + row_in_block, last_query, first_j, lane, shown);
+      // Blocks of 16 keys, counted from the tile's first one, that a row of the warp sees. Of a short sequence many
+      // rows and keys of a tile are none.
+      [[maybe_unused]] int end_n = kBlockN / 16;
+      if constexpr (kShort) {
+        const int first = first_query + warp * kSlices * 16, last = min(last_query, first + kSlices * 16 - 1);
+        const int keys = first <= last ? range.last(last) - first_j : 0;
+        end_n = max(0, min(end_n, (keys + 15) / 16));
+        multiplies = multiplies && end_n > 0;
+      }
 
       // S = Q K^T
       ptx::cp_async_wait<kStages - 2>();
@@ -194,6 +207,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
             ptx::ldmatrix_x4(a[s], QkTile::at_slice(lane_q, d) + s * 16 * QkTile::kPitch);
 #pragma unroll
           for (int n = 0; n < kBlockN / 16; ++n) {
+            if (kShort && n >= end_n) continue;
             std::uint32_t keys[4];
             ptx::ldmatrix_x4(keys, QkTile::at_slice(from, d) + n * 16 * QkTile::kPitch);
 #pragma unroll
@@ -333,6 +347,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
       if (!multiplies) continue;
 #pragma unroll
       for (int n = 0; n < kBlockN / 16; ++n) {
+        if (kShort && n >= end_n) continue;  // weights of 0
         std::uint32_t a[kSlices][4];
 #pragma unroll
         for (int s = 0; s < kSlices; ++s)
@@ -442,27 +457,39 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
   }
 }
 
-template <class T, int kQkDim, int kVDim, bool kModified>
+template <class T, int kQkDim, int kVDim, bool kModified, bool kShort>
 void launch_attention_fwd(const AttentionParams& p, cudaStream_t stream) {
-  using Shape = ForwardShape<kQkDim, kVDim, kModified>;
-  const auto kernel = attention_fwd_kernel<T, kQkDim, kVDim, kModified>;
+  using Shape = ForwardShape<kQkDim, kVDim, kModified, kShort>;
+  const auto kernel = attention_fwd_kernel<T, kQkDim, kVDim, kModified, kShort>;
   const ForwardPlan plan = forward_plan(p, Shape::kBlockM, Shape::kBlockN);
   const std::int64_t heads = p.batch * p.heads_q;
   launch("attention_fwd sm80", kernel,
          {static_cast<unsigned>(heads * plan.q_tiles), Shape::kThreads, Shape::kSharedBytes, stream}, p, plan);
 }
 
-/// An entry of the table. Scores that only scale (by a positive number, so that the largest product is the largest
-/// score) take the plain kernel.
-template <DType kDtype, int kQkDim, int kVDim>
-void attention_fwd(const AttentionParams& p, void*, Stream stream) {
+/// Scores that only scale (by a positive number, so that the largest product is the largest score) take the plain
+/// kernel.
+template <DType kDtype, int kQkDim, int kVDim, bool kShort>
+void attention_fwd_of(const AttentionParams& p, Stream stream) {
   using T = Element<kDtype>;
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   if (p.has_score_modifier() || !(p.scale > 0.0f))
-    launch_attention_fwd<T, kQkDim, kVDim, true>(p, native(stream));
+    launch_attention_fwd<T, kQkDim, kVDim, true, kShort>(p, native(stream));
   else
-    launch_attention_fwd<T, kQkDim, kVDim, false>(p, native(stream));
+    launch_attention_fwd<T, kQkDim, kVDim, false, kShort>(p, native(stream));
+}
+
+/// An entry of the table.
+template <DType kDtype, int kQkDim, int kVDim>
+void attention_fwd(const AttentionParams& p, void*, Stream stream) {
+  attention_fwd_of<kDtype, kQkDim, kVDim, false>(p, stream);
+}
+
+/// An entry of the table.
+template <DType kDtype, int kQkDim, int kVDim>
+void attention_fwd_short(const AttentionParams& p, void*, Stream stream) {
+  attention_fwd_of<kDtype, kQkDim, kVDim, true>(p, stream);
 }
 
 }  // namespace flashkernel::cuda::sm80

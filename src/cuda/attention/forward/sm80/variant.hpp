@@ -23,6 +23,10 @@ Verdict attention_fwd_supports(const AttentionParams& p) {
 template <DType kDtype, int kQkDim, int kVDim>
 void attention_fwd(const AttentionParams& p, void* workspace, Stream stream);
 
+/// The same in tiles of 64 queries by 64 keys, for short sequences: an entry of the table.
+template <DType kDtype, int kQkDim, int kVDim>
+void attention_fwd_short(const AttentionParams& p, void* workspace, Stream stream);
+
 /// Launches the kernel for head dims over 256 (wide.cuh): an entry of the table.
 template <DType kDtype, int kDim>
 void attention_fwd_wide(const AttentionParams& p, void* workspace, Stream stream);
