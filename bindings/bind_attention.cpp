@@ -68,6 +68,30 @@ nb::object attention_tokens_first(nb::handle q, nb::handle k, nb::handle v, std:
   return finish(call, output, lse, return_lse);
 }
 
+// torch's scaled_dot_product_attention without a mask: q, k and v [batch, heads, seq, head_dim]; with causal, query i
+// sees the keys 0 to i. None where tensors must be changed first, or heads differ as torch does not allow it.
+nb::object attention_top_left(nb::handle q, nb::handle k, nb::handle v, nb::handle out, std::optional<double> scale,
+                              bool causal, bool enable_gqa) {
+  Call call("attention", nb::none(), nb::none());
+  TensorView q_view = call.input("q", q), k_view = call.input("k", k), v_view = call.input("v", v);
+  for (const TensorView* view : {&q_view, &k_view, &v_view})
+    if (view->ndim != 4 || view->shape[0] != q_view.shape[0] || (view->strides[3] != 1 && view->shape[3] > 1))
+      return nb::none();
+  const std::int64_t heads = k_view.shape[1];
+  if (v_view.shape[1] != heads || (heads != q_view.shape[1] && heads != 1 && !enable_gqa)) return nb::none();
+  AttentionOptions options = flash_options(call, scale, false, -1, -1, 0.0, nb::none(), nb::none());
+  const std::int64_t seq_q = q_view.shape[2], seq_k = k_view.shape[2];
+  if (causal && v_view.shape[2] != seq_k) return nb::none();
+  options.causal = causal && seq_q <= seq_k;
+  if (causal && seq_q > seq_k) options.window_right = seq_q - seq_k;
+  if (causal && seq_q < seq_k) k_view.shape[2] = v_view.shape[2] = seq_q;  // what no query sees
+  Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(v_view.shape[3]));
+  call.run([&](const ExecutionContext& context) {
+    flashkernel::attention(q_view, k_view, v_view, output.view, TensorView(), options, context);
+  });
+  return call.result(output);
+}
+
 nb::object attention_varlen(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
                             std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, const SequenceOptions& given,
                             bool return_lse, nb::handle out, nb::handle stream, nb::handle dtype) {
@@ -267,6 +291,13 @@ True
       "None, "
       "sinks: SupportsDLPack | None = None, return_lse: bool = False) -> ArrayT, ArrayT if return_lse",
       "attention of [batch, seq, heads, head_dim], for flashkernel.flash_attn; None where q, k or v needs a copy.");
+
+  def_op<&attention_top_left>(
+      module,
+      "def _attention_top_left(q: ArrayT, k: SupportsDLPack, v: SupportsDLPack, out: SupportsDLPack | None, scale: "
+      "float "
+      "| None, causal: bool, enable_gqa: bool) -> ArrayT",
+      "scaled_dot_product_attention without a mask, for flashkernel.torch; None where tensors must be changed first.");
 
   def_op<&attention_varlen_used>(
       module,

@@ -6,10 +6,20 @@ from typing import Any
 
 import torch
 
-from ._library import dense
+from flashkernel import _C
+
+from ._library import dense, direct, like
 from .attention import attention, attention_varlen, pack_mask
 
 __all__ = ["mask_option", "scaled_dot_product_attention", "top_left"]
+
+
+_top_left: Any = vars(_C)["_attention_top_left"]  # no part of the package's interface
+
+
+def _out(query: Any, value: Any) -> Any:
+    """Memory for the result, where it is not simply contiguous: in query's order of dims if it has query's shape."""
+    return like(query) if not query.is_contiguous() and value.shape[-1] == query.shape[-1] else None
 
 
 def top_left(seq_q: int, seq_k: int, k: Any, v: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -79,6 +89,11 @@ def scaled_dot_product_attention(
     >>> fkt.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True).shape
     torch.Size([2, 4, 3, 8])
     """
+    if attn_mask is None and not dropout_p and direct(query, key, value) and not query.is_nested:
+        if not torch._C._is_any_autocast_enabled():
+            found = _top_left(query, key, value, _out(query, value), scale, is_causal, enable_gqa)
+            if found is not None:
+                return found  # type: ignore[no-any-return]
     if dropout_p:
         raise NotImplementedError(
             f"scaled_dot_product_attention: dropout_p={dropout_p}; 0 is needed: attention dropout is not implemented"
