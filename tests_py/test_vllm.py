@@ -108,8 +108,9 @@ def test_int8_pages_with_scales_of_tokens_in_the_engine(weights: Path) -> None:
     for event in oracle.generate(prompts, max_new_tokens=24, stop_tokens=frozenset()):
         expected[event.sequence].append(event.token)
     written = [tokens for batch in found["tokens"] for tokens in batch]
-    # Seen: 189 of 192. One answer parts after 21 tokens, where the two best logits of rounded keys are 0.7 apart;
-    # it is not known why. A cache that is read wrongly throughout agrees in the first tokens at most.
+    # Seen: 189 of 192. One answer parts after 21 tokens: there the own engine parts from itself with another number of
+    # sequences in a step too, but in its invariant mode (lab/notebooks/vllm_int8.md). A cache that is read wrongly
+    # throughout agrees in the first tokens at most.
     same = [
         next((i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), len(ours))
         for ours, theirs in zip(written, expected, strict=True)
@@ -137,7 +138,7 @@ def test_the_cpu_platform_obeys(name: str) -> None:
     assert "cpu_attn" in CpuPlatform.get_attn_backend_cls(None, config())
     assert "cpu_attn" in CpuPlatform.get_attn_backend_cls(AttentionBackendEnum.CPU_ATTN, config())
     with pytest.raises(ValueError, match="head_size not supported"):
-        CpuPlatform.get_attn_backend_cls(member, config(head_size=512))
+        CpuPlatform.get_attn_backend_cls(member, config(head_size=520))
 
 
 def test_a_name_that_another_plugin_has_taken_stays_with_it() -> None:
@@ -328,6 +329,39 @@ def test_pages_with_a_scale_of_each_token_and_head(kv_cache_dtype: str, heads_fi
     assert (found - sequences.expected(*read)).abs().max() < 1e-2
     plain = FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=dim, dtype=torch.bfloat16)
     assert FlashKernelBackend.customize_spec(plain) is plain
+
+
+@pytest.mark.parametrize("is_neox", [True, False])
+def test_the_fused_update_is_vllms_own_layers_one_after_another(is_neox: bool) -> None:
+    """RMSNorm of each head, RotaryEmbedding and the update, as vLLM's unfused graph calls them."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.layernorm import RMSNorm
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    fused, apart = Sequences(), Sequences()
+    heads, heads_kv, dim, count = fused.heads, fused.heads_kv, fused.dim, sum(fused.queries)
+    generator = torch.Generator().manual_seed(3)
+    qkv = torch.randn(count, (heads + 2 * heads_kv) * dim, generator=generator)
+    positions = torch.randint(0, 64, (count,), generator=generator)
+    slots = torch.randperm(8 * fused.block, generator=generator)[:count]
+    with set_current_vllm_config(VllmConfig()):
+        norms = [RMSNorm(dim, eps=1e-6) for _ in range(2)]
+        rotary = RotaryEmbedding(dim, dim, 64, 10000.0, is_neox, torch.float32)
+    for norm in norms:
+        norm.weight.data = 1 + 0.3 * torch.randn(dim, generator=generator)
+    implementation = fused.implementation()
+    assert implementation.fused_qk_norm_rope_kvcache_supported()
+    q_out, k_out = torch.empty(count, heads * dim), torch.empty(count, heads_kv * dim)
+    weights = [norm.weight.data for norm in norms]
+    implementation.do_qk_norm_rope_kvcache_update(
+        fused.layer, qkv, q_out, k_out, positions, *weights, 1e-6, rotary.cos_sin_cache, is_neox, fused.cache, slots
+    )
+    q, k, v = qkv.view(count, -1, dim).split([heads, heads_kv, heads_kv], 1)
+    q, k = (norm.forward_native(x.contiguous()).flatten(1) for norm, x in zip(norms, (q, k), strict=True))
+    q, k = rotary.forward_native(positions, q, k)
+    implementation.do_kv_cache_update(apart.layer, k.view(count, heads_kv, dim), v, apart.cache, slots)
+    assert torch.allclose(q_out, q, atol=1e-5) and torch.allclose(fused.cache, apart.cache, atol=1e-5)
+    assert fused.cache.abs().max() > 1
 
 
 def test_an_encoder_sees_all_of_its_own_sequence() -> None:

@@ -27,6 +27,7 @@ from vllm.v1.attention.backend import (
 import flashkernel as fk
 
 from . import pages
+from .fused import FusedUpdates
 
 __all__ = ["Batch", "Builder", "CustomBackend", "FlashKernelBackend", "Implementation"]
 
@@ -173,7 +174,7 @@ class _Converted:
         return self._value
 
 
-class Implementation(AttentionImpl):
+class Implementation(FusedUpdates, AttentionImpl):
     """The attention of one layer."""
 
     def __init__(
