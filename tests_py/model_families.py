@@ -32,6 +32,12 @@ LONGROPE = {
 GEMMA = dict(head_dim=16, query_pre_attn_scalar=12, sliding_window=7)
 EXPERTS = dict(num_experts_per_tok=2, num_local_experts=4)
 
+MLA_YARN = {**YARN, "mscale": 0.8, "mscale_all_dim": 1.3}
+LATENT = dict(
+    num_key_value_heads=6, kv_lora_rank=40, q_lora_rank=None, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10,
+    first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=24,
+)  # fmt: skip
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2", dict(GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0)),
     "gemma2-no-caps": (
@@ -94,6 +100,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOss",
         dict(EXPERTS, layer_types=["full_attention"] * 3, rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
     ),
+    "deepseek-v2-lite": (
+        "DeepseekV2",
+        dict(LATENT, n_shared_experts=2, routed_scaling_factor=1.5, rope_parameters=MLA_YARN),
+    ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {
+            **LATENT, "q_lora_rank": 32, "n_shared_experts": 1, "routed_scaling_factor": 4.0, "num_experts_per_tok": 3,
+            "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "attention_bias": True,
+            "mlp_bias": True, "rms_norm_eps": 1e-4,
+        },
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        dict({**LATENT, "q_lora_rank": 32}, n_shared_experts=1, n_group=4, topk_group=2, rope_parameters=MLA_YARN),
+    ),
+    "deepseek-v3-halves": (
+        "DeepseekV3",
+        dict(LATENT, n_shared_experts=1, n_group=2, topk_group=1, rope_interleave=False, norm_topk_prob=False),
+    ),
 }  # fmt: skip
 
 # What each family has besides Llama: the field that takes it away, and how. Only fields that change no shape.
@@ -124,6 +150,12 @@ FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     "weights of experts": ("qwen3-moe", dict(norm_topk_prob=True)),
     "limit of the gate": ("gpt-oss", dict(swiglu_limit=7.0)),
     "alpha of the gate": ("gpt-oss", dict(swiglu_alpha=1.7)),
+    "scale of scores by YaRN": ("deepseek-v2-lite", dict(rope_parameters={**MLA_YARN, "mscale_all_dim": 0.8})),
+    "factor of experts": ("deepseek-v2-lite", dict(routed_scaling_factor=1.0)),
+    "groups of experts": ("deepseek-v2", dict(topk_method="greedy")),
+    "pairs of RoPE": ("deepseek-v3", dict(rope_interleave=False)),
+    "best groups of experts": ("deepseek-v3", dict(topk_group=4)),
+    "weights of corrected experts": ("deepseek-v3", dict(norm_topk_prob=False)),
 }
 
 
@@ -152,4 +184,7 @@ def family_model(case: str, **changes: Any) -> Any:
                 parameter.normal_(std=0.25, generator=generator)
             else:
                 parameter.normal_(std=0.1, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.2, generator=generator)
     return model

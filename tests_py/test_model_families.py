@@ -126,7 +126,7 @@ def test_a_feature_matters(feature: str) -> None:
     """Without the feature the logits are others, so the test above would fail if it were missing."""
     case, changes = FEATURES[feature]
     stock = family_model(case)
-    tensors = {name: tensor.detach() for name, tensor in stock.named_parameters(remove_duplicate=False)}
+    tensors = stock.state_dict()
     config = stock.config.to_dict()
     found = [
         logits_of(DecoderModel(MemoryCheckpoint(one, tensors), TorchArrays("float32", "cpu")), PROMPTS[1])
@@ -173,7 +173,7 @@ def test_graphs_on_a_gpu_give_stock_tokens(case: str) -> None:
     assert model.generate(IDS.cuda(), **options)[:, IDS.shape[1] :].tolist() == stock_tokens(other)
 
 
-HALF = ["gemma2", "gemma3", "phi3-longrope-partial", "granite", "olmo2", "gpt-oss", "mixtral"]
+HALF = ["gemma2", "gemma3", "phi3-longrope-partial", "granite", "olmo2", "gpt-oss", "mixtral", "deepseek-v2"]
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
@@ -188,7 +188,7 @@ def test_bfloat16_is_as_close_to_float32_as_eagers(case: str, kind: str) -> None
     else:
         from flashkernel.generate.arrays import HostArrays
 
-        tensors = {name: p.detach().float().numpy() for name, p in stock.named_parameters(remove_duplicate=False)}
+        tensors = {name: tensor.float().numpy() for name, tensor in stock.state_dict().items()}
         model = DecoderModel(MemoryCheckpoint(stock.config.to_dict(), tensors), HostArrays("bfloat16"))
     ours, theirs = np.abs(logits_of(model, PROMPTS[1]) - exact), np.abs(low - exact)
     assert 0 < ours.mean() <= 1.2 * theirs.mean()
@@ -205,7 +205,7 @@ def expert_block(case: str, device: str) -> ExpertBlock:
 @needs_triton
 @pytest.mark.parametrize("tokens", [1, 19])
 @pytest.mark.parametrize("grouped", [True, False])
-@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe", "gpt-oss", "deepseek-v3"])
 def test_experts_by_each_way_are_the_same(
     case: str, grouped: bool, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,9 +216,11 @@ def test_experts_by_each_way_are_the_same(
     x = torch.randn(1, 48, generator=torch.Generator().manual_seed(2)).expand(tokens, -1).contiguous()
     with torch.no_grad():
         sparse = block(x)
-        chosen = block.arrays.route(
-            fk.linear(x, block.router_weight, block.router_bias), block.each, block.softmax_first, False
-        )[1]
+        if block.routing is not None:
+            chosen = block.routing(x)[1]
+        else:
+            logits = fk.linear(x, block.router_weight, block.router_bias)
+            chosen = block.arrays.route(logits, block.each, block.softmax_first, False)[1]
         spare = next(i for i in range(block.gate_up.shape[0]) if i not in chosen)
         gpu.down[spare] = float("inf")
         monkeypatch.setattr(gpu.arrays, "asynchronous", True)
@@ -230,7 +232,7 @@ def test_experts_by_each_way_are_the_same(
     torch.testing.assert_close(on_a_gpu, sparse, rtol=1e-5, atol=1e-6 * max(1.0, sparse.abs().max().item()))
 
 
-@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe"])
+@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe", "deepseek-v2"])
 def test_stacked_experts_on_disk(case: str, tmp_path: Path) -> None:
     """Checkpoints with one matrix for each expert, and those with all in one, give the same weights."""
     stock = family_model(case)
@@ -239,7 +241,7 @@ def test_stacked_experts_on_disk(case: str, tmp_path: Path) -> None:
     found = []
     for name in ("each", "stacked"):
         model: Any = load_model(tmp_path / name, device="cpu")
-        found.append(model.layers[0].mlp)
+        found.append(model.layers[-1].mlp)
     np.testing.assert_array_equal(found[0].gate_up, found[1].gate_up)
     np.testing.assert_array_equal(found[0].down, found[1].down)
     from safetensors import safe_open
@@ -274,6 +276,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "4 positive numbers are needed",
     ),
     "MXFP4": ("gpt-oss", dict(quantization_config={"quant_method": "mxfp4"}), "mxfp4"),
+    "latent rows in Llama": ("llama-yarn", dict(kv_lora_rank=512), "kv_lora_rank=512, which"),
+    "another routing in V2": ("deepseek-v2-lite", dict(topk_method="noaux_tc"), "topk_method='noaux_tc'; greedy or"),
+    "another routing in V3": ("deepseek-v3", dict(topk_method="greedy"), "topk_method='greedy', which"),
+    "scores of V3 in V2": ("deepseek-v2", dict(scoring_func="sigmoid"), "scoring_func='sigmoid', which"),
+    "normed weights in V2": ("deepseek-v2", dict(norm_topk_prob=True), "norm_topk_prob=True, which"),
+    "every other layer with experts": ("deepseek-v3", dict(moe_layer_freq=2), "moe_layer_freq=2, which"),
+    "groups that are too few": ("deepseek-v3", dict(topk_group=1, num_experts_per_tok=3), "topk_group=1 and"),
+    "wide latent rows": ("deepseek-v3", dict(kv_lora_rank=600), "kv_lora_rank=600 and qk_rope_head_dim=8"),
+    "fewer heads of keys": ("deepseek-v2-lite", dict(num_key_value_heads=2), "num_key_value_heads=2; one number"),
+    "a bias beside none": ("deepseek-v2-lite", dict(attention_bias=True), "attention_bias=true and q_lora_rank=null"),
+    "longrope of DeepSeek": (
+        "deepseek-v3",
+        dict(rope_parameters={"rope_type": "longrope", "factor": 2.0}),
+        "rope_type='longrope'; default, linear, dynamic, llama3 or yarn",
+    ),
     "vision": ("gemma3", dict(model_type="gemma3"), "model_type='gemma3'"),
 }
 
@@ -326,10 +343,15 @@ def test_numbers_of_modules_are_compared() -> None:
         ("granite", "model.layers.0", "residual_multiplier"),
         ("gemma2", "model.layers.1.self_attn", "attn_logit_softcapping"),
         ("gpt-oss", "model.layers.0.mlp.experts", "limit"),
+        ("deepseek-v2", "model.layers.1.self_attn.kv_a_layernorm", "variance_epsilon"),
+        ("deepseek-v3", "model.layers.1.mlp.gate", "routed_scaling_factor"),
+        ("deepseek-v3", "model.layers.1.self_attn", "scaling"),
     ):
         model = family_model(case)
         setattr(model.get_submodule(name), key, 0.75)
-        with pytest.raises(NotImplementedError, match=rf"{re.escape(name)} has {key}=0\.75"):
+        with pytest.raises(
+            NotImplementedError, match=rf"{re.escape(name)} has {key.replace('variance_epsilon', 'eps')}=0\.75"
+        ):
             accelerate(model)
 
 

@@ -38,7 +38,7 @@ DECODERS = [
     ),
     *("phi3", "gpt_neox", "gptj", "codegen", "opt", "biogpt", "starcoder2", "stablelm", "olmo2", "cohere", "cohere2"),
     *("granite", "nemotron", "gpt_oss", "llama4_text", "smollm3", "persimmon", "gpt_bigcode", "glm4", "exaone4"),
-    *("modernbert-decoder", "diffllama", "doge", "ctrl", "vaultgemma", "minimax"),
+    *("modernbert-decoder", "diffllama", "doge", "ctrl", "vaultgemma", "minimax", "deepseek_v2", "deepseek_v3"),
 ]
 ENCODERS = [
     *("bert", "roberta", "distilbert", "albert", "electra", "splinter", "esm", "modernbert", "camembert", "layoutlm"),

@@ -43,6 +43,8 @@ def _fields(kind: type, changes: dict[str, Any]) -> dict[str, Any]:
             continue
         if not isinstance(known[name], (list, tuple)) or isinstance(value, list):
             fields[name] = value
+    if "kv_lora_rank" in known:  # each head has keys and values of its own
+        fields["num_key_value_heads"] = fields["num_attention_heads"]
     if "attention_types" in known:  # GPT-Neo's
         fields["attention_types"] = [[["global", "local"], 1]]
     if layers := getattr(stock, "layer_types", None):

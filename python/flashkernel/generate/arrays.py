@@ -95,6 +95,10 @@ class HostArrays:
         """Zeros in the model's dtype."""
         return np.zeros(shape, np.uint16 if self.dtype == "bfloat16" else self.dtype)
 
+    def space(self, shape: tuple[int, ...]) -> Any:
+        """An array in the model's dtype, to be written whole before it is read."""
+        return np.empty(shape, np.uint16 if self.dtype == "bfloat16" else self.dtype)
+
     # --- reading and writing them; nothing here waits for the device but `to_host` and the functions that `fetch` and
     # `fetch_float` give
 
@@ -186,6 +190,31 @@ class HostArrays:
         if normalised or not softmax_first:
             weights = weights / weights.sum(axis=-1, keepdims=True)
         return weights, chosen
+
+    def probabilities(self, values: Any, sigmoid: bool) -> Any:
+        """Softmax, or sigmoid, of float32 rows."""
+        if sigmoid:
+            with np.errstate(over="ignore"):  # exp gives infinity, and the sigmoid 0
+                return 1 / (1 + np.exp(-values))
+        values = np.exp(values - values.max(axis=-1, keepdims=True))
+        return values / values.sum(axis=-1, keepdims=True)
+
+    def masked(self, values: Any, mask: Any) -> Any:
+        """Float32 values where the mask is true, -inf elsewhere."""
+        return np.where(mask, values, np.float32(-np.inf))
+
+    def columns(self, table: Any, columns: Any) -> Any:
+        """table[i, columns[i, j]]: [rows, n], int64 [rows, m]."""
+        return np.take_along_axis(table, columns, axis=-1)
+
+    def view(self, pages: Any) -> Any:
+        """A pool's pages as an array that can be sliced."""
+        return pages
+
+    def per_head(self, x: Any, weight: Any, out: Any) -> None:
+        """out[:, h] = x[:, h] weight[h]: [rows, heads, k], [heads, k, n], [rows, heads, n], of any strides."""
+        for h in range(weight.shape[0]):
+            fk.linear(x[:, h], weight[h].T, out=out[:, h], **self.op_options)
 
     def groups(self, chosen: Any, count: int) -> Any:
         """Pairs of a row and one of its `chosen` places, int64 [rows, n], sorted by place: a `Groups` of `count`,
@@ -348,6 +377,9 @@ class TorchArrays(HostArrays):
     def activations(self, shape: tuple[int, ...]) -> Any:
         return self._torch.zeros(shape, dtype=self._dtype, device=self.device)
 
+    def space(self, shape: tuple[int, ...]) -> Any:
+        return self._torch.empty(shape, dtype=self._dtype, device=self.device)
+
     def take(self, table: Any, rows: Any) -> Any:
         rows = rows if isinstance(rows, self._torch.Tensor) else self.index(rows, "int64")
         return self._torch.index_select(table, 0, rows)
@@ -437,6 +469,26 @@ class TorchArrays(HostArrays):
         elif normalised:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights, chosen
+
+    def probabilities(self, values: Any, sigmoid: bool) -> Any:
+        return self._torch.sigmoid(values) if sigmoid else self._torch.softmax(values, dim=-1)
+
+    def masked(self, values: Any, mask: Any) -> Any:
+        return values.masked_fill(~mask, float("-inf"))
+
+    def columns(self, table: Any, columns: Any) -> Any:
+        return table.gather(1, columns)
+
+    def view(self, pages: Any) -> Any:
+        # -1: work on pages is queued on whichever stream is current, also while a graph is captured.
+        return self._torch.utils.dlpack.from_dlpack(pages.__dlpack__(stream=-1))
+
+    def per_head(self, x: Any, weight: Any, out: Any) -> None:
+        """One batched product, which the invariant mode does not know."""
+        if fk.is_invariant():
+            super().per_head(x, weight, out)
+        else:
+            self._torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
 
     def groups(self, chosen: Any, count: int) -> Any:
         try:

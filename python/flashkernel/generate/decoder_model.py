@@ -23,6 +23,7 @@ from .errors import CheckpointError, UnsupportedModelError
 from .experts import ExpertBlock, read_experts
 from .families import FAMILIES, MAX_HEAD_DIM, check_foreign, layer_ropes, layer_windows
 from .files import describe
+from .latent_attention import EPS, LatentAttention, LatentSizes, Way, latent_scale, latent_sizes, read_latent, way
 from .model import (
     ONCE,
     Model,
@@ -33,7 +34,7 @@ from .model import (
     refuse_windows,
     require_layers,
 )
-from .rope_scaling import Rope
+from .rope_scaling import Rope, rope_parameters
 
 __all__ = ["DecoderModel"]
 
@@ -44,6 +45,7 @@ class _Mlp:
     gate_up_bias: Any
     down_weight: Any
     down_bias: Any
+    inner: int
 
 
 @dataclass
@@ -62,6 +64,8 @@ class _Layer:
     result_norm: Any  # of what the MLP gives
     window: int | None  # most keys that a query sees
     rope: Rope | None
+    latent: LatentAttention | None  # in the place of Q, K and V
+    shared: _Mlp | None  # whose result is added to that of the experts
 
 
 class DecoderModel(Model, model_types=FAMILIES):
@@ -82,7 +86,7 @@ class DecoderModel(Model, model_types=FAMILIES):
         self.num_layers = config["num_hidden_layers"]
         self.heads_q = config["num_attention_heads"]
         self.heads_kv = config["num_key_value_heads"] or self.heads_q
-        self.head_dim = config["head_dim"] or hidden // self.heads_q
+        self.head_dim = config.get("head_dim") or hidden // self.heads_q
         self.max_positions = config["max_position_embeddings"]
         foreign = [name for name in ("sliding_window", "layer_types") if name not in family.fields]
         refuse_windows(checkpoint.config, self.max_positions, *foreign)
@@ -98,6 +102,7 @@ class DecoderModel(Model, model_types=FAMILIES):
                 f"load_model: config.json has num_attention_heads={self.heads_q} and num_key_value_heads="
                 f"{self.heads_kv}; the first must be a multiple of the second"
             )
+        self.sizes = latent_sizes(config) if family.latent else None
         self._share(config)
         prefix = base_prefix(checkpoint, "model")
         first = next(name for name in family.norms if name is not None)
@@ -107,10 +112,13 @@ class DecoderModel(Model, model_types=FAMILIES):
         windows = layer_windows(family, config, self.num_layers)
         sizes = [size for size in windows if size is not None]
         self.window = max(sizes) if sizes and len(sizes) == len(windows) else None
-        self.ropes, names = layer_ropes(family, checkpoint.config, config, windows, self.head_dim)
+        rotated = self.head_dim if self.sizes is None else self.sizes.turned
+        self.ropes, names = layer_ropes(family, checkpoint.config, config, windows, rotated)
         for rope in self.ropes.values():
             self._place(rope, checkpoint.rope_divisors)
         self._read_numbers(config)
+        if self.sizes is not None:
+            self._keep_latents(self.sizes, config)
         embedding, head = embedding_and_head(
             checkpoint, prefix + "embed_tokens.weight", prefix, config["tie_word_embeddings"]
         )
@@ -172,6 +180,14 @@ class DecoderModel(Model, model_types=FAMILIES):
         if "swiglu_alpha" in config:
             self.numbers.update(alpha=config["swiglu_alpha"], limit=config["swiglu_limit"])
 
+    def _keep_latents(self, sizes: LatentSizes, config: dict[str, Any]) -> None:
+        """The cache has one row a token. Nothing is read of its values, which can't be none."""
+        self.heads_kv, self.head_dim, self.head_dim_v, self.latent_cache = 1, sizes.row, 1, True
+        self.scale = self.numbers["scaling"] = latent_scale(sizes, rope_parameters(self.config))
+        self.numbers["routed_scaling_factor"] = config["routed_scaling_factor"]
+        for name in ("q_a_layernorm", "kv_a_layernorm"):
+            self.numbers[f"{name}.variance_epsilon"] = EPS
+
     def _read_weights(
         self,
         config: dict[str, Any],
@@ -187,7 +203,7 @@ class DecoderModel(Model, model_types=FAMILIES):
         qkv_bias = family.qkv_bias or out_bias
         mlp_bias = config.get("mlp_bias", False)
         q_size, kv_size = self.heads_q * self.head_dim, self.heads_kv * self.head_dim
-        inner = self.inner
+        sizes = self.sizes
 
         def read(name: str, *shape: int) -> Any:
             return self.read(checkpoint, prefix + name, shape)
@@ -214,22 +230,18 @@ class DecoderModel(Model, model_types=FAMILIES):
             self.stacked.append(([prefix + name for name in full], whole))
             return whole
 
-        def floats(name: str, size: int, offset: float) -> Any:
-            source = read(name, size)
+        def floats(name: str, offset: float, *shape: int) -> Any:
+            source = read(name, *shape)
             made = arrays.float_weight(source, offset)
             self.derived.append((made, source, offset))
             return made
 
         def norm(name: str, size: int) -> Any:
             if family.norm_offset:
-                return floats(name + ".weight", size, family.norm_offset)
+                return floats(name + ".weight", family.norm_offset, size)
             return arrays.weight(read(name + ".weight", size))
 
-        def mlp(i: int) -> _Mlp | ExpertBlock:
-            at = f"layers.{i}.mlp."
-            if family.experts is not None and _has_experts(config, i):
-                stacked = f"{prefix}{at}experts.gate_up_proj" in checkpoint
-                return read_experts(family.experts, config, arrays, f"layers.{i}.", read, stacked)
+        def dense(at: str, inner: int) -> _Mlp:
             gate_up = [(at + "gate_proj", inner), (at + "up_proj", inner)]
             gate_up = [(at + "gate_up_proj", 2 * inner)] if family.fused else gate_up
             down = [(at + "down_proj", hidden)]
@@ -238,7 +250,17 @@ class DecoderModel(Model, model_types=FAMILIES):
                 stack(gate_up, "bias", mlp_bias),
                 stack(down, "weight", True, inner),
                 stack(down, "bias", mlp_bias),
+                inner,
             )
+
+        def mlp(i: int) -> tuple[_Mlp | ExpertBlock, _Mlp | None]:
+            at = f"layers.{i}.mlp."
+            if family.experts is None or not _has_experts(config, i):
+                return dense(at, self.inner), None
+            stacked = f"{prefix}{at}experts.gate_up_proj" in checkpoint
+            experts = read_experts(family.experts, config, arrays, f"layers.{i}.", read, floats, stacked)
+            shared = config.get("n_shared_experts", 0) * config.get("moe_intermediate_size", 0)
+            return experts, dense(at + "shared_experts.", shared) if shared else None
 
         def table(name: str) -> Any:
             """The rows of the vocabulary."""
@@ -257,22 +279,30 @@ class DecoderModel(Model, model_types=FAMILIES):
             out = [(at + "o_proj", hidden)]
             whole = family.qk_norm == "whole"
             name = ropes[i]
+            rope = None if name is None else self.ropes[name]
+            latent = None
+            if sizes is not None:
+                assert rope is not None
+                latent, qkv = read_latent(arrays, config, sizes, at, rope, stack, norm), []
+            experts, shared = mlp(i)
             self.layers.append(
                 _Layer(
                     norms[0],
-                    stack(qkv, "weight", True, hidden),
-                    stack(qkv, "bias", qkv_bias),
+                    stack(qkv, "weight", bool(qkv), hidden),
+                    stack(qkv, "bias", bool(qkv) and qkv_bias),
                     norm(at + "q_norm", q_size if whole else self.head_dim) if family.qk_norm else None,
                     norm(at + "k_norm", kv_size if whole else self.head_dim) if family.qk_norm else None,
-                    floats(at + "sinks", self.heads_q, 0.0) if family.sinks else None,
-                    stack(out, "weight", True, q_size),
+                    floats(at + "sinks", 0.0, self.heads_q) if family.sinks else None,
+                    stack(out, "weight", True, q_size if sizes is None else self.heads_q * sizes.value),
                     stack(out, "bias", out_bias),
                     norms[1],
                     norms[2],
-                    mlp(i),
+                    experts,
                     norms[3],
                     windows[i],
-                    None if name is None else self.ropes[name],
+                    rope,
+                    latent,
+                    shared,
                 )
             )
         self.norm = norm("norm", hidden)
@@ -296,10 +326,11 @@ class DecoderModel(Model, model_types=FAMILIES):
             residual = arrays.scaled(residual, self.embedding_factor)
         before = self.layers[0].input_norm
         x = residual if before is None else fk.rms_norm(residual, before, eps=self.eps, **arrays.op_options)
+        to_latents = None if self.sizes is None else way(arrays, batch, pool.page_size)
         for i, layer in enumerate(self.layers):
-            x = self._attention(x, layer, i, batch, pool)
+            x = self._attention(x, layer, i, batch, pool, to_latents)
             x, residual = self._join(x, residual, layer.attention_norm, layer.mlp_norm)
-            x = layer.mlp(x) if isinstance(layer.mlp, ExpertBlock) else self._mlp(x, layer.mlp)
+            x = self._feed(x, layer)
             if i + 1 < self.num_layers:
                 x, residual = self._join(x, residual, layer.result_norm, self.layers[i + 1].input_norm)
         # Only the rows whose logits are wanted go through the last norm and the (large) output layer.
@@ -330,8 +361,15 @@ class DecoderModel(Model, model_types=FAMILIES):
         x, residual = fk.rms_norm(x, before, residual=residual, eps=self.eps, **options)
         return x, residual
 
-    def _attention(self, x: Any, layer: _Layer, i: int, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
+    def _attention(
+        self, x: Any, layer: _Layer, i: int, batch: PagedBatch, pool: fk.KvPagePool, to_latents: Way | None
+    ) -> Any:
         options = self.arrays.op_options
+        if layer.latent is not None:
+            assert to_latents is not None
+            pages = self.arrays.view(self.pages(pool, i)[0])
+            x = layer.latent(x, batch, to_latents, pages, self.scale)
+            return self.summed(self._linear(x, layer.out_weight, layer.out_bias))
         heads_q, heads_kv, head_dim = self.heads_q, self.heads_kv, self.head_dim
         qkv = self._linear(x, layer.qkv_weight, layer.qkv_bias)
         if self.family.qk_norm == "whole":
@@ -368,8 +406,16 @@ class DecoderModel(Model, model_types=FAMILIES):
         x = self.attend(q, pool, i, batch, scale, layer.window, self.softcap, layer.sinks)
         return self.summed(self._linear(x, layer.out_weight, layer.out_bias))
 
+    def _feed(self, x: Any, layer: _Layer) -> Any:
+        """What stands behind attention: an MLP, or experts and perhaps an MLP beside them."""
+        if not isinstance(layer.mlp, ExpertBlock):
+            return self._mlp(x, layer.mlp)
+        if layer.shared is None:
+            return layer.mlp(x)
+        return fk.add(layer.mlp(x), self._mlp(x, layer.shared), **self.arrays.op_options)
+
     def _mlp(self, x: Any, mlp: _Mlp) -> Any:
-        options, inner = self.arrays.op_options, self.inner
+        options, inner = self.arrays.op_options, mlp.inner
         if self.activation == "silu":
             gate_up = self._linear(x, mlp.gate_up_weight, mlp.gate_up_bias)
             x = fk.swiglu(gate_up[:, :inner], gate_up[:, inner:], **options)
@@ -388,6 +434,8 @@ def _joined(parts: list[QuantizedWeight | None]) -> QuantizedWeight | None:
 
 
 def _has_experts(config: dict[str, Any], layer: int) -> bool:
-    """Whether a layer has experts; in Qwen3-MoE some may have an MLP."""
+    """Whether a layer has experts; in Qwen3-MoE some may have an MLP, in DeepSeek the first ones."""
+    if layer < config.get("first_k_dense_replace", 0):
+        return False
     dense = config.get("mlp_only_layers") or ()
     return layer not in dense and (layer + 1) % config.get("decoder_sparse_step", 1) == 0

@@ -16,7 +16,7 @@ import flashkernel as fk
 
 from .alone import LEFT_BEHIND, Turn, alone
 from .lockstep import Lockstep
-from .model import Model, PagedBatch
+from .model import HostBatch, Model, PagedBatch
 from .request import GenerationStats, Request, TokenEvent, check_request, token_ids
 from .sampling import SamplingOptions
 from .scheduler import Scheduler
@@ -79,6 +79,7 @@ class Engine:
             raise ValueError(f"generate: num_pages={num_pages}; an integer >= 1 is needed")
         if kv_dtype is not None and kv_dtype not in KV_DTYPES:
             raise ValueError(f"generate: kv_dtype={kv_dtype!r}; None or one of {', '.join(KV_DTYPES)} is needed")
+        model.check_kv_dtype(kv_dtype)
         check_speculation(speculation, model)
         self.model = model
         self.page_size = page_size
@@ -337,6 +338,7 @@ class Engine:
                 block_table=arrays.index(table),
                 seq_lens=arrays.index([end]),
                 last_rows=None,
+                host=HostBatch(np.array([0, len(part)]), table, np.array([end])),
             )
             logits, after = self.model.forward(batch, scheduler.pool), np.array(ids[begin + 1 : end + 1])[:, None]
             if fk.is_invariant():

@@ -18,6 +18,7 @@ import flashkernel as fk
 
 from .arrays import HostArrays
 from .errors import CheckpointError
+from .routing import Routing
 
 __all__ = ["ExpertBlock", "Experts", "read_experts"]
 
@@ -31,6 +32,7 @@ class Experts:
     parts: tuple[str, str, str] | None  # an expert's gate, up and down there; None: they are always stacked
     normalised: bool | None = None  # whether the weights of a token add up to 1; None: as norm_topk_prob says
     softmax_first: bool = True  # over all experts; else over those that were chosen
+    routing: Callable[..., Routing] | None = None  # DeepSeek's; None: the largest ones, as the fields above say
     clamped: bool = False  # GPT-OSS: biases, gate and up in turns, and a gate with limits
 
 
@@ -49,6 +51,7 @@ class ExpertBlock:
     normalised: bool
     softmax_first: bool
     clamp: tuple[float, float] | None  # alpha and limit of a clamped gate
+    routing: Routing | None = None  # which has the router's weight, and says who goes where; router_weight is None then
 
     def _gated(self, gate_up: Any) -> Any:
         if self.clamp is not None:
@@ -68,8 +71,11 @@ class ExpertBlock:
     def __call__(self, x: Any) -> Any:
         """x [tokens, hidden] through its experts; sums are float32, rounded once."""
         arrays = self.arrays
-        logits = fk.linear(x, self.router_weight, self.router_bias, **arrays.op_options)
-        weights, chosen = arrays.route(logits, self.each, self.softmax_first, self.normalised)
+        if self.routing is not None:
+            weights, chosen = self.routing(x)
+        else:
+            logits = fk.linear(x, self.router_weight, self.router_bias, **arrays.op_options)
+            weights, chosen = arrays.route(logits, self.each, self.softmax_first, self.normalised)
         if arrays.asynchronous:
             groups = arrays.groups(chosen, self.gate_up.shape[0])
             if groups is not None:
@@ -93,14 +99,16 @@ def read_experts(
     arrays: HostArrays,
     at: str,
     read: Callable[..., Any],
+    floats: Callable[..., Any],
     stacked: bool,
 ) -> ExpertBlock:
     """The experts of the layer whose names begin with `at`.
 
-    config: the fields that have been read. read: a tensor by its name within the decoder, and its shape.
+    config: the fields that have been read. read: a tensor by its name within the decoder, and its shape. floats: the
+        same in float32 whatever the model's dtype.
     stacked: whether the checkpoint has one tensor for all experts of a layer, as models in memory do.
     """
-    count = config["num_local_experts"] if "num_local_experts" in config else config["num_experts"]
+    count = next(config[name] for name in ("num_local_experts", "num_experts", "n_routed_experts") if name in config)
     each = config["num_experts_per_tok"]
     if each > count:
         raise CheckpointError(
@@ -136,9 +144,10 @@ def read_experts(
             arrays.weight(np.stack([one(i, gate, up, rows=inner, columns=hidden) for i in range(count)])),
             arrays.weight(np.stack([one(i, down, rows=hidden, columns=inner) for i in range(count)])),
         ]
+    routing = None if kind.routing is None else kind.routing(arrays, config, router, floats)
     return ExpertBlock(
         arrays,
-        arrays.weight(read(f"{router}.weight", count, hidden)),
+        arrays.weight(read(f"{router}.weight", count, hidden)) if routing is None else None,
         biases[0],
         weights[0],
         biases[1],
@@ -148,4 +157,5 @@ def read_experts(
         config.get("norm_topk_prob", False) if kind.normalised is None else kind.normalised,
         kind.softmax_first,
         (config["swiglu_alpha"], config["swiglu_limit"]) if kind.clamped else None,
+        routing,
     )

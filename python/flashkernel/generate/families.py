@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .config import Field, array, flag, integer, mapping, number, read_field, text
+from .config import NEEDED, Field, array, flag, integer, mapping, number, read_field, text
 from .errors import CheckpointError, UnsupportedModelError
 from .experts import Experts
 from .files import describe
+from .latent_attention import LATENT_FIELDS
 from .rope_scaling import ROPE_TYPES, Rope, read_rope, rope_parameters
+from .routing import read_v2, read_v3
 
 __all__ = ["FAMILIES", "MAX_HEAD_DIM", "Family", "check_foreign", "layer_ropes", "layer_windows"]
 
@@ -47,6 +49,7 @@ class Family:
     qk_norm: Literal["head", "whole"] | None = None  # whether each head of Q and K is normed, or all at once
     qkv_bias: bool = False  # whatever attention_bias says, which stands for Q, K, V and output
     fused: bool = False  # whether the checkpoint has Q, K and V as one matrix, and gate and up
+    latent: bool = False  # whether keys and values come out of latent rows (latent_attention.py)
     sinks: bool = False  # whether each head has one more key without a value
     embedding_root: bool = False  # whether embeddings are multiplied by the root of hidden_size
     slides: Callable[[Mapping[str, Any], int], bool] = _everywhere  # layers with the window, unless layer_types says so
@@ -108,6 +111,20 @@ _GEMMA = {
     "attn_logit_softcapping": number(50.0, 1e-6, null=True),
     "final_logit_softcapping": number(30.0, 1e-6, null=True),
 }
+_DEEPSEEK = {
+    **{name: entry for name, entry in _LLAMA.items() if name != "head_dim"},
+    **LATENT_FIELDS,
+    "attention_bias": flag(False),
+    "n_shared_experts": integer(2),
+    "num_experts_per_tok": integer(NEEDED),
+    "first_k_dense_replace": integer(0, low=0),
+    "moe_layer_freq": integer(1),
+    "routed_scaling_factor": number(1.0, -1e6, 1e6),
+    "n_group": integer(None, null=True),
+    "topk_group": integer(None, null=True),
+    "norm_topk_prob": flag(False),
+}
+_DEEPSEEK_ROPES = ("default", "linear", "dynamic", "llama3", "yarn")
 _GEMMA_NORMS = (
     "input_layernorm",
     "post_attention_layernorm",
@@ -282,6 +299,49 @@ FAMILIES: dict[str, Family] = {
         },
         experts=Experts("mlp", "router", None, softmax_first=False, clamped=True),
     ),
+    "deepseek_v2": Family(
+        {
+            **_DEEPSEEK,
+            "vocab_size": integer(102400),
+            "mlp_bias": flag(False),
+            "moe_intermediate_size": integer(1407),
+            "n_routed_experts": integer(64, alias="num_experts"),
+            "scoring_func": text("softmax"),
+            "topk_method": text("greedy"),
+        },
+        "deepseek_v2",
+        latent=True,
+        rope_types=_DEEPSEEK_ROPES,
+        experts=Experts("mlp", "gate", ("gate_proj", "up_proj", "down_proj"), routing=read_v2),
+    ),
+    "deepseek_v3": Family(
+        {
+            **_DEEPSEEK,
+            "vocab_size": integer(129280),
+            "hidden_size": integer(7168),
+            "intermediate_size": integer(18432),
+            "num_hidden_layers": integer(61),
+            "num_attention_heads": integer(128),
+            "num_key_value_heads": integer(128, null=True),
+            "max_position_embeddings": integer(4096),
+            "moe_intermediate_size": integer(2048),
+            "n_routed_experts": integer(256, alias="num_local_experts"),
+            "n_shared_experts": integer(1),
+            "num_experts_per_tok": integer(8),
+            "first_k_dense_replace": integer(3, low=0),
+            "routed_scaling_factor": number(2.5, -1e6, 1e6),
+            "n_group": integer(8),
+            "topk_group": integer(4),
+            "norm_topk_prob": flag(True),
+            "scoring_func": text("sigmoid"),
+            "topk_method": text("noaux_tc"),
+            "rope_interleave": flag(True),
+        },
+        "deepseek_v3",
+        latent=True,
+        rope_types=_DEEPSEEK_ROPES,
+        experts=Experts("mlp", "gate", ("gate_proj", "up_proj", "down_proj"), routing=read_v3),
+    ),
 }  # fmt: skip
 
 # Fields that change what a model computes, with the values that say nothing.
@@ -290,7 +350,10 @@ _MEANINGFUL: dict[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (None,),
     "embedding_multiplier": (None, 1),
     "final_logit_softcapping": (None,),
+    "kv_lora_rank": (None,),
     "logits_scaling": (None, 1),
+    "n_routed_experts": (None, 0),
+    "n_shared_experts": (None, 0),
     "no_rope_layers": (None, []),
     "num_experts": (None, 0),
     "num_local_experts": (None, 0),

@@ -29,7 +29,7 @@ from .gguf_file import is_gguf
 if TYPE_CHECKING:
     from .tensor_parallel import TensorParallel
 
-__all__ = ["ONCE", "Model", "PagedBatch", "Split", "build_model", "load_model", "stop_tokens"]
+__all__ = ["ONCE", "HostBatch", "Model", "PagedBatch", "Split", "build_model", "load_model", "stop_tokens"]
 
 # Hugging Face's names of activations, by the fused epilogue of `linear` that computes them.
 ACTIVATIONS = {
@@ -55,6 +55,15 @@ class CommonPages:
 
 
 @dataclass
+class HostBatch:
+    """What the host knows of a ragged batch: the values of `PagedBatch`'s arrays of the same names."""
+
+    cu_seqlens: np.ndarray  # [batch + 1]
+    block_table: np.ndarray  # int32 [batch, max_pages]
+    seq_lens: np.ndarray  # [batch]
+
+
+@dataclass
 class PagedBatch:
     """The new tokens of some sequences side by side, and where their keys and values go and stand."""
 
@@ -67,6 +76,9 @@ class PagedBatch:
     seq_lens: Any  # int32 or int64 [batch]: tokens in the cache, the new ones included
     last_rows: np.ndarray | None  # rows of `tokens` whose logits are wanted; None: all
     common: CommonPages | None = None  # of sequences with one new token each: read the common pages once
+    # None: lengths and pages are known to the device alone, and every sequence has max_seqlen new tokens (some of which
+    # may be empty places with slot -1), as where the batch is part of a CUDA graph.
+    host: HostBatch | None = None
 
 
 class Split(NamedTuple):
@@ -92,7 +104,9 @@ class Model(ABC):
     num_layers: int
     heads_q: int
     heads_kv: int
-    head_dim: int
+    head_dim: int  # of the cache, as heads_kv
+    head_dim_v: int | None = None  # of the values in the cache; None: head_dim
+    latent_cache: bool = False  # whether the cache holds latent rows, which are never 8-bit elements
     max_positions: int
     vocab_size: int
     window: int | None = None  # most keys that a query of any layer sees, its own included; None: all
@@ -151,6 +165,14 @@ class Model(ABC):
                 **options,
             )
         return out.reshape(out.shape[0], self.heads_q * self.head_dim)
+
+    def check_kv_dtype(self, kv_dtype: str | None) -> None:
+        """Raises UnsupportedModelError for elements that the model's cache can't have."""
+        if kv_dtype is not None and self.latent_cache:
+            raise UnsupportedModelError(
+                f"generate: kv_dtype={kv_dtype!r} with model_type={describe(self.config.get('model_type'))}, whose "
+                "cache holds latent rows in the model's dtype; None is needed"
+            )
 
     # --- one model over several ranks; heads_q, heads_kv and the inner size are then those of this rank
 
@@ -288,7 +310,7 @@ def load_model(
     tensor_parallel: TensorParallel | None = None,
 ) -> Model:
     """Loads a local Hugging Face checkpoint of one of the families in docs/generate.md (GPT-2, Llama, Mistral, Mixtral,
-    Qwen2, Qwen3, Gemma 2 and 3, Phi-3, SmolLM3, OLMo2, Granite, GPT-OSS), or a GGUF file.
+    Qwen2, Qwen3, Gemma 2 and 3, Phi-3, SmolLM3, OLMo2, Granite, GPT-OSS, DeepSeek-V2 and V3), or a GGUF file.
 
     directory: holds config.json and model.safetensors, or shards with model.safetensors.index.json; pickles are
         refused. The files are those that Transformers would read; tensors that the config has no use for are left out

@@ -18,7 +18,7 @@ import flashkernel as fk
 from .choice import RowChoice, Scores
 from .decode import Decoder
 from .errors import NonFiniteLogitsError
-from .model import Model, PagedBatch
+from .model import HostBatch, Model, PagedBatch
 from .request import GenerationStats, Request, TokenEvent
 from .sampling_options import wanted
 
@@ -55,6 +55,7 @@ class Sequences:
             num_pages,
             model.heads_kv,
             model.head_dim,
+            head_dim_v=model.head_dim_v,
             page_size=page_size,
             num_layers=model.num_layers,
             dtype=kv_dtype or model.arrays.dtype,
@@ -141,6 +142,7 @@ class Sequences:
             block_table=arrays.index(table),
             seq_lens=arrays.index(ends),
             last_rows=(cu_seqlens[1:] - 1)[done].astype(np.int64),
+            host=HostBatch(cu_seqlens, table, ends),
         )
         return self.model.forward(batch, self.pool)
 

@@ -16,7 +16,7 @@ import numpy as np
 import flashkernel as fk
 
 from .decode import row_bucket
-from .model import Model, PagedBatch
+from .model import HostBatch, Model, PagedBatch
 
 __all__ = ["DraftRow", "Verifier", "places"]
 
@@ -68,15 +68,18 @@ class Verifier:
         table = np.full((len(rows), max(len(row.pages) for row in rows)), -1, np.int32)
         for i, row in enumerate(rows):
             table[i, : len(row.pages)] = row.pages
+        cu_seqlens = np.concatenate([[0], np.cumsum(counts)])
+        lengths = np.array([row.length + len(row.tokens) for row in rows])
         batch = PagedBatch(
             tokens=arrays.index(np.concatenate([row.tokens for row in rows]), "int64"),
             positions=arrays.index(np.concatenate([row.length + np.arange(len(row.tokens)) for row in rows])),
             slots=arrays.index(np.concatenate([row.slots for row in rows]), "int64"),
-            cu_seqlens=arrays.index(np.concatenate([[0], np.cumsum(counts)])),
+            cu_seqlens=arrays.index(cu_seqlens),
             max_seqlen=int(counts.max()),
             block_table=arrays.index(table),
-            seq_lens=arrays.index([row.length + len(row.tokens) for row in rows]),
+            seq_lens=arrays.index(lengths),
             last_rows=None,
+            host=HostBatch(cu_seqlens, table, lengths),
         )
         return self.model.forward(batch, self.pool)
 

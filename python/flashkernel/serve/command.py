@@ -27,7 +27,8 @@ def pages_of(model: Model, context: int, page_size: int, max_batch: int, kv_dtyp
     Raises ValueError if not even one such sequence fits.
     """
     element, scales = (1, 4) if kv_dtype else (4 if model.arrays.dtype == "float32" else 2, 0)
-    page = 2 * model.num_layers * model.heads_kv * page_size * (model.head_dim * element + scales)
+    columns = model.head_dim + (model.head_dim if model.head_dim_v is None else model.head_dim_v)
+    page = model.num_layers * model.heads_kv * page_size * (columns * element + 2 * scales)
     one = -(-context // page_size)
     pages = min(one * max_batch, int(memory // page))
     if pages < one:

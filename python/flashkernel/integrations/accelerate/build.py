@@ -27,11 +27,14 @@ __all__ = ["build"]
 
 
 class _Parameters(Mapping[str, torch.Tensor]):
-    """A model's parameters by name, and which of them were read."""
+    """A model's parameters by name, and which of them were read; and the buffers that are saved with them."""
 
     def __init__(self, model: Any):
         self._found = dict(model.named_parameters(remove_duplicate=False))
-        self.read: set[int] = set()
+        kept = model.state_dict(keep_vars=True)
+        buffers = {name: tensor for name, tensor in model.named_buffers() if name in kept}
+        self._found |= buffers
+        self.read: set[int] = {id(tensor) for tensor in buffers.values()}  # nobody has to read them
 
     def __getitem__(self, name: str) -> torch.Tensor:
         parameter = self._found[name]
@@ -57,8 +60,13 @@ def _one_place(model: Any) -> tuple[str, torch.device]:
     dtype = str(weight.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise NotImplementedError(f"accelerate: the model's dtype is {dtype}; one of {', '.join(DTYPES)} is needed")
+    # Of routers that Transformers keeps in float32 the engine takes the numbers in float32 too.
+    wide = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
     odd = {
-        f"{p.dtype} on {p.device}" for p in model.parameters() if (p.dtype, p.device) != (weight.dtype, weight.device)
+        f"{p.dtype} on {p.device}"
+        for name, p in model.named_parameters()
+        if (p.dtype, p.device) != (weight.dtype, weight.device)
+        and not (p.dtype == torch.float32 and p.device == weight.device and name.endswith(tuple(wide)))
     }
     if odd:
         raise NotImplementedError(
@@ -121,8 +129,9 @@ def build(model: Any, before: Model | None = None) -> Model:
 def _check_numbers(model: Any, inner: SharesParameters) -> None:
     """Numbers that modules keep beside the config."""
     for name, module in model.named_modules():
-        for key, needed in inner.numbers.items():
-            value = getattr(module, key, None)
+        for key in [key for key in inner.numbers if "." not in key]:
+            value, needed = getattr(module, key, None), inner.numbers[key]
+            needed = inner.numbers.get(f"{name.rpartition('.')[2]}.{key}", needed)
             if isinstance(value, (int, float)) and not np.isclose(value, needed, rtol=1e-6, atol=0):
                 shown = "eps" if key == "variance_epsilon" else key
                 raise NotImplementedError(

@@ -43,7 +43,8 @@ class SharesParameters(Protocol):
 
     @property
     def numbers(self) -> Mapping[str, float]:
-        """Numbers that modules of the stock model keep beside its config, by the names of their attributes."""
+        """Numbers that modules of the stock model keep beside its config, by the names of their attributes; "x.eps" is
+        that of modules named x."""
 
     @property
     def ropes(self) -> Mapping[str, Rope]:
