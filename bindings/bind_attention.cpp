@@ -111,8 +111,9 @@ nb::object attention_varlen(nb::handle q, nb::handle k, nb::handle v, nb::handle
 
 nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages, nb::handle block_table,
                            nb::handle seq_lens, nb::handle cu_seqlens_q, std::optional<std::int64_t> max_seqlen_q,
-                           const SequenceOptions& given, bool return_lse, bool check, nb::handle kv_scales,
-                           nb::handle kv_dtype, nb::handle out, nb::handle stream, nb::handle dtype) {
+                           const SequenceOptions& given, nb::handle mask, bool return_lse, bool check,
+                           nb::handle kv_scales, nb::handle kv_dtype, nb::handle out, nb::handle stream,
+                           nb::handle dtype) {
   Call call("attention_paged", stream, dtype);
   const TensorView q_view = call.input("q", q);
   TensorView k_view = call.input("k_pages", k_pages), v_view = call.input("v_pages", v_pages);
@@ -120,6 +121,7 @@ nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages,
   const TensorView table = call.input("block_table", block_table), lengths = call.input("seq_lens", seq_lens),
                    cu_q = call.optional_input("cu_seqlens_q", cu_seqlens_q);
   AttentionOptions options = given.parse(call);
+  options.mask = call.optional_input("mask", mask);
   options.check_pages = check;
   options.kv_scales = parse_kv_scales(call, kv_scales, false);
   const std::int64_t longest = longest_of_queries(q_view, cu_q, max_seqlen_q);
@@ -357,7 +359,8 @@ Example:
       "SupportsDLPack, seq_lens: SupportsDLPack, *, cu_seqlens_q: SupportsDLPack | None = None, max_seqlen_q: "
       "int | None = None, causal: bool = False, window: Window = None, softcap: float = 0.0, scale: float | "
       "None = None, alibi_slopes: SupportsDLPack | None = None, alibi: str = 'distance', sinks: SupportsDLPack | "
-      "None = None, return_lse: bool = False, check: bool = False, kv_scales: tuple[SupportsDLPack, SupportsDLPack] | "
+      "None = None, mask: SupportsDLPack | None = None, return_lse: bool = False, check: bool = False, kv_scales: "
+      "tuple[SupportsDLPack, SupportsDLPack] | "
       "None "
       "= None, kv_dtype: typing.Any = None, out: ArrayT | None = None, stream: typing.Any = None, dtype: "
       "typing.Any = None, backend: str | None = None) -> ArrayT, ArrayT if return_lse",
@@ -377,6 +380,10 @@ cu_seqlens_q: int32 or int64 [batch + 1]: where each sequence's queries start.
 max_seqlen_q: bound of the query lengths. With cu_seqlens_q by default found from it on the CPU, and total_q on a GPU, where a
    tighter one is faster.
 causal, window, softcap, scale, alibi_slopes, alibi, sinks: as in `attention`, with each sequence's own seq_k.
+mask: int32, bits of `pack_mask` for the last keys of each sequence, as many as it has queries; the keys before are seen by all.
+   So a tree of drafts is verified: query i sees key j of the last ones where the bit says so. Broadcastable to [batch, heads_q,
+   seq_q, (seq_q + 31) // 32], or with cu_seqlens_q to [heads_q, total_q, (max_seqlen_q + 31) // 32], whose last dim may be larger.
+   causal and window hide keys beside it.
 return_lse: also return the LSE, float32 [batch, heads_q, seq_q] or [heads_q, total_q].
 check: on a GPU, look at the table first and raise BlockTableError as `check_block_table` does, at the price of waiting for
    the stream. On the CPU tables are always checked.

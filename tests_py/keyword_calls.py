@@ -77,6 +77,10 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             "attention_paged",
             {"q": f(1, 2, 4, 8), **pages, **table, "alibi_slopes": f(2), "sinks": f(2), "out": f(1, 2, 4, 8)},
         ),
+        "attention_paged, masked": (
+            "attention_paged",
+            {"q": f(1, 2, 4, 8), **pages, **table, "mask": torch.full((4, 1), 7, dtype=torch.int32)},
+        ),
         "attention_paged, 8 bits": (
             "attention_paged",
             {"q": packed, **bytes_, **table, "cu_seqlens_q": i(0, 4), "kv_scales": token_scales, "out": f(4, 2, 8)},

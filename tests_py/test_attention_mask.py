@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import flashkernel as fk
-from flashkernel import reference
+from conftest import Maker, f64, on_host
+from flashkernel import reference, testing
 
 SHAPES = [(9,), (3, 1), (2, 33), (2, 1, 4, 64), (3, 70)]
 
@@ -173,3 +174,73 @@ def test_torch_compile_packs_too() -> None:
     torch.testing.assert_close(
         compiled(q, k, v, mask, enable_gqa=True), fkt.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
     )
+
+
+def _tree(count: int) -> np.ndarray:
+    """Query i sees its ancestors i // 2, i // 4, .. and itself, counted from 1."""
+    seen = np.zeros((count, count), bool)
+    for i in range(count):
+        at = i + 1
+        while at:
+            seen[i, at - 1] = True
+            at //= 2
+    return seen
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_trees_over_pages(framework: str, dtype: str) -> None:
+    """Bits of the last keys, alone and beside other options; of queries side by side, rows lie below each other."""
+    make = Maker(framework, dtype)
+    k, v = make.normal(8, 16, 2, 32), make.normal(8, 16, 2, 32)
+    table, lengths = make.index([[3, 0, 5], [7, 1, 2]], np.int32), make.index([47, 9])
+    q, words = make.normal(2, 4, 40, 32), reference.pack_mask(_tree(40))
+    packed = make.normal(14, 4, 32)
+    rows = np.zeros((1, 14, 2), np.int32)  # one word more than the 9 queries need
+    rows[0, :9, :1], rows[0, 9:, :1] = reference.pack_mask(_tree(9)), reference.pack_mask(_tree(5))
+    heads = reference.pack_mask(np.random.default_rng(3).random((4, 40, 40)) < 0.4)
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        (q, {"mask": words}),
+        (q, {"mask": heads, "softcap": 3.0, "causal": True}),
+        (packed, {"mask": rows, "cu_seqlens_q": np.array([0, 9, 14])}),
+    ]
+    for queries, options in calls:
+        given = {
+            name: make.index(value, value.dtype) if isinstance(value, np.ndarray) else value
+            for name, value in options.items()
+        }
+        out, lse = fk.attention_paged(queries, k, v, table, lengths, return_lse=True, **given, **make.kwargs)
+        truth, true_lse = reference.attention_paged(
+            f64(queries), f64(k), f64(v), on_host(table), on_host(lengths), **options
+        )
+        make.check(out, truth)
+        testing.assert_close(lse, true_lse, "float32")
+
+
+def test_a_mask_over_pages_is_one_of_dense_keys() -> None:
+    rng = np.random.default_rng(4)
+    pages = rng.standard_normal((4, 16, 2, 24)).astype(np.float32)
+    q, table = rng.standard_normal((1, 4, 6, 24)).astype(np.float32), np.array([[2, 0, 3]], np.int32)
+    keys = pages[table[0]].reshape(1, 48, 2, 24)[:, :37].transpose(0, 2, 1, 3)
+    whole = np.concatenate([np.ones((6, 31), bool), _tree(6)], 1)
+    expected = fk.attention(q, keys, keys, mask=fk.pack_mask(whole))
+    found = fk.attention_paged(q, pages, pages, table, np.array([37]), mask=fk.pack_mask(_tree(6)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mask, varlen, sentence",
+    [
+        (np.zeros((33, 1), np.int32), False, r"mask\.shape\[0\]=33; needs 1 or 40 to broadcast to"),
+        (np.zeros((3, 40, 2), np.int32), False, r"mask\.shape\[0\]=3; needs 1 or 4 "),
+        (np.zeros((40, 1), np.int32), False, r"mask\.shape\[1\]=1; needs 2 or more to hold the bits of 40 keys"),
+        (np.zeros((1, 2), np.int32), True, r"mask\.shape\[0\]=1; needs 40 to broadcast to \[heads_q, total_q"),
+        (np.zeros((1, 1, 40, 2), np.int32), True, "needs 2 to 3 dims"),
+        (np.zeros((40, 2), bool), False, "mask has dtype bool"),
+    ],
+)
+def test_masks_over_pages_that_do_not_fit(mask: np.ndarray, varlen: bool, sentence: str) -> None:
+    pages, table = np.zeros((2, 16, 2, 8), np.float32), np.array([[0, 1]], np.int32)
+    shape = (40, 4, 8) if varlen else (1, 4, 40, 8)
+    options = {"cu_seqlens_q": np.array([0, 40])} if varlen else {}
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        fk.attention_paged(np.zeros(shape, np.float32), pages, pages, table, np.array([20]), mask=mask, **options)

@@ -50,7 +50,7 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
             ops.attention_mla_decode,
             (randn(2, 4, 1, 24, grad=False), randn(4, 16, 24, grad=False), *paged_arguments()[3:], 0.25, 16, True),
         ),
-        "attention_paged": (ops.attention_paged, (*paged_arguments(), *[None] * 7, *options)),
+        "attention_paged": (ops.attention_paged, (*paged_arguments(), *[None] * 8, *options)),
         "linear": (ops.linear, (x, w, b, "gelu_tanh", True)),
         "quantized_linear": (
             ops.quantized_linear,

@@ -77,7 +77,7 @@ def test_the_dispatcher_gives_what_the_library_gives(kind: str, per_token: bool,
     for mine, other in zip(ours.stored(), theirs.stored(), strict=True):
         assert torch.equal(mine, other)
     out, lse = ops.attention_paged(
-        ours.q, *ours.pages, None, None, *scales, None, None, None, True, -1, -1, 0.0, None, "distance"
+        ours.q, *ours.pages, None, None, *scales, None, None, None, None, True, -1, -1, 0.0, None, "distance"
     )
     expected = fkt.attention_paged(ours.q, *ours.pages, causal=True, return_lse=True, kv_scales=ours.scales)
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
@@ -143,7 +143,23 @@ def test_opcheck(name: str, per_token: bool, device: str) -> None:
     op, arguments = {
         "attention_paged": (
             ops.attention_paged,
-            (cache.q, *cache.pages, None, None, *cache.scales, None, None, None, True, -1, -1, 0.0, None, "distance"),
+            (
+                cache.q,
+                *cache.pages,
+                None,
+                None,
+                *cache.scales,
+                None,
+                None,
+                None,
+                None,
+                True,
+                -1,
+                -1,
+                0.0,
+                None,
+                "distance",
+            ),
         ),
         "kv_append": (ops.kv_append, (*token, None, 1e4, None, False, None, None)),
         "kv_append_rope": (ops.kv_append, (*token, positions, 1e4, None, False, None, q)),

@@ -35,7 +35,10 @@ struct AttentionOptions {
   KvScales kv_scales;  ///< of pages that hold float8_e4m3fn or int8; paged attention only
   /// Packed boolean mask, int32, broadcastable to [batch, heads_q, seq_q, (seq_k + 31) / 32], but for its last dim
   /// (dims of size 1 broadcast; fewer dims are aligned right). Query i may see key j where bit j % 32 of word j / 32 is
-  /// set; pack_mask makes it. Dense attention only.
+  /// set; pack_mask makes it. Dense and paged attention. Over pages the bits are those of the last keys of a sequence,
+  /// as many as it has queries, and all keys before are seen: a tree of drafts to verify. It is then broadcastable to
+  /// [batch, heads_q, seq_q, (seq_q + 31) / 32], or with cu_seqlens_q to [heads_q, total_q, (max_seqlen_q + 31) / 32];
+  /// rows may hold more words.
   TensorView mask;
   Alibi alibi = Alibi::kDistance;  ///< what alibi_slopes are multiplied with
   /// int32 or int64 [batch]: no query sees the keys of its sequence before this one (padding on the left). Positions

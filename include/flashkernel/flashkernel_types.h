@@ -47,13 +47,7 @@ enum { FK_ACTIVATION_NONE = 0, FK_ACTIVATION_GELU_TANH = 1, FK_ACTIVATION_GELU =
 
 // How a row of weights in few bits lies in memory (WeightFormat of types.hpp).
 typedef int32_t fk_weight_format;
-enum {
-  FK_WEIGHT_INT4 = 0,
-  FK_WEIGHT_INT8 = 1,
-  FK_WEIGHT_Q4_0 = 2,
-  FK_WEIGHT_Q4_1 = 3,
-  FK_WEIGHT_Q8_0 = 4
-};
+enum { FK_WEIGHT_INT4 = 0, FK_WEIGHT_INT8 = 1, FK_WEIGHT_Q4_0 = 2, FK_WEIGHT_Q4_1 = 3, FK_WEIGHT_Q8_0 = 4 };
 
 // What ALiBi adds to a score, d being the distance from a key to the query's position: -slope * |d|, -slope * d, or
 // -slope * sqrt(d) for keys before the position and 0 for others.
@@ -119,7 +113,7 @@ typedef struct fk_attention_options {
   const fk_tensor* alibi_slopes;  // float32 [heads_q] or [batch, heads_q]
   const fk_tensor* sinks;         // float32 [heads_q]: logits of a key without a value
   const fk_kv_scales* kv_scales;  // of 8-bit pages; paged attention only
-  const fk_tensor* mask;          // int32 bits of fk_pack_mask, broadcastable but for its last dim; dense only
+  const fk_tensor* mask;          // int32 bits of fk_pack_mask, broadcastable but for its last dim; dense and paged
   fk_alibi alibi;                 // what alibi_slopes are multiplied with
   const fk_tensor* k_starts;      // int32 or int64 [batch]: the first key of each sequence that is seen; paged only
   const fk_tensor* seqused_q;     // int32 or int64 [batch]: how many tokens of each sequence count; variable-length
@@ -159,10 +153,10 @@ typedef struct fk_kv_append_rope {
 // Sequences that get tokens: token n of those for sequence b goes to position seq_lens[b] + n of it.
 typedef struct fk_kv_append_places {
   size_t size;
-  const fk_tensor* block_table;     // int32 [batch, max_pages]
-  const fk_tensor* seq_lens;        // int32 or int64 [batch]: how many tokens each sequence has before the call
-  const fk_tensor* cu_seqlens;      // int32 or int64 [batch + 1]: where each sequence's tokens begin; NULL: all get as many
-  const fk_tensor* positions;       // int32 or int64 [batch]: RoPE's, of the first token of each; NULL: seq_lens
+  const fk_tensor* block_table;  // int32 [batch, max_pages]
+  const fk_tensor* seq_lens;     // int32 or int64 [batch]: how many tokens each sequence has before the call
+  const fk_tensor* cu_seqlens;  // int32 or int64 [batch + 1]: where each sequence's tokens begin; NULL: all get as many
+  const fk_tensor* positions;   // int32 or int64 [batch]: RoPE's, of the first token of each; NULL: seq_lens
   const fk_tensor* seq_lens_after;  // int32 [batch], written: how many tokens each has after the call; or NULL
 } fk_kv_append_places;
 
@@ -197,11 +191,11 @@ typedef struct fk_cross_entropy_options {
 
 typedef struct fk_linear_cross_entropy_options {
   size_t size;
-  int64_t ignore_index;     // rows with this target count nothing; default -100
-  float label_smoothing;    // in [0, 1)
-  float z_loss;             // at least 0: z_loss * lse^2 is added to the loss of each counted row
-  float softcap;            // above 0: logits become softcap * tanh(logits / softcap)
-  fk_reduction reduction;   // default FK_REDUCTION_MEAN
+  int64_t ignore_index;    // rows with this target count nothing; default -100
+  float label_smoothing;   // in [0, 1)
+  float z_loss;            // at least 0: z_loss * lse^2 is added to the loss of each counted row
+  float softcap;           // above 0: logits become softcap * tanh(logits / softcap)
+  fk_reduction reduction;  // default FK_REDUCTION_MEAN
 } fk_linear_cross_entropy_options;
 
 // Defaults. `size` is sizeof(*struct), which becomes its first field. FK_INVALID_ARGUMENT: NULL, or a size that is no

@@ -22,7 +22,7 @@ _WINDOW = "a pair (left, right) of token counts, None for unbounded, is needed"
 class AttentionOptions(NamedTuple):
     """Query i of a sequence stands at position i + seq_k - seq_q among its keys.
 
-    Fields are in the order of the signatures, bias and mask apart, which dense attention alone has, and `alibi`.
+    Fields are in the order of the signatures, bias and mask apart, which not every op has, and `alibi`.
     """
 
     causal: bool = False
@@ -40,7 +40,8 @@ class AttentionOptions(NamedTuple):
     bias: Any = None
     """Added to the scores after softcap; broadcasts to [batch, heads_q, seq_q, seq_k]."""
     mask: Any = None
-    """The bits of `pack_mask`, int32 [batch, heads_q, seq_q, (seq_k + 31) // 32]; the first three dims broadcast."""
+    """The bits of `pack_mask`, int32 [batch, heads_q, seq_q, (seq_k + 31) // 32]; the first three dims broadcast.
+    Over pages: of the last seq_q keys."""
     alibi: str = "distance"
     """What the slopes are multiplied with: "distance", "signed" or "sqrt"."""
 

@@ -20,6 +20,7 @@ constexpr PagedNames kPrefixNames{"prefix_table", "prefix_lens"};
 void check_options_taken(const Checker& check, const AttentionOptions& options) {
   const char* const needed = "; it is for attention_paged: a prefix is seen as a whole";
   if (options.window_left != -1 || options.window_right != -1) check.fail(std::string("a window is given") + needed);
+  if (options.mask.defined()) check.fail(std::string("mask is given") + needed);
   for (const NamedView& other :
        {NamedView{"alibi_slopes", options.alibi_slopes}, NamedView{"k_starts", options.k_starts}})
     if (other.view.defined()) check.fail(std::string(other.name) + " are given" + needed);

@@ -194,9 +194,34 @@ void check_bias(const Checker& check, const TensorView& bias, AttentionParams& p
   p.bias = {bias.data, bias.dtype, strides[0], strides[1], strides[2], strides[3]};
 }
 
+// Bits of the last queries' keys: [batch, heads_q, seq_q, words], or [heads_q, total_q, words].
+void check_mask_of_pages(const Checker& check, const TensorView& mask, AttentionParams& p) {
+  const int full_dims = p.is_varlen_q() ? 3 : 4, last = mask.ndim - 1;
+  check.ndim("mask", mask, p.is_varlen_q() ? 2 : 1, full_dims);
+  const std::int64_t words = (p.seq_q + 31) / 32;
+  const std::int64_t full[3] = {p.is_varlen_q() ? 1 : p.batch, p.heads_q, p.is_varlen_q() ? p.total_q : p.seq_q};
+  const std::string shape =
+      p.is_varlen_q() ? "[heads_q, total_q, (max_seqlen_q + 31) / 32]" : "[batch, heads_q, seq_q, (seq_q + 31) / 32]";
+  std::int64_t strides[3] = {0, 0, 0};
+  for (int d = 0; d < last; ++d) {
+    const int full_d = 3 - last + d;
+    const bool broadcasts = mask.shape[d] == 1 && !(p.is_varlen_q() && full_d == 2);
+    if (mask.shape[d] != full[full_d] && !broadcasts)
+      check.fail(shape_text("mask", mask, d) + "; needs " + (p.is_varlen_q() && full_d == 2 ? "" : "1 or ") +
+                 std::to_string(full[full_d]) + " to broadcast to " + shape + ", the bits of the last queries' keys");
+    strides[full_d] = mask.shape[d] == 1 ? 0 : mask.strides[d];
+  }
+  if (mask.shape[last] < words)
+    check.fail(shape_text("mask", mask, last) + "; needs " + std::to_string(words) + " or more to hold the bits of " +
+               std::to_string(p.seq_q) + " keys, as many as there are queries");
+  check.last_dim_contiguous("mask", mask);
+  if (mask.numel() > 0) p.mask = {static_cast<const std::uint32_t*>(mask.data), strides[0], strides[1], strides[2]};
+}
+
 void check_mask(const Checker& check, const TensorView& mask, AttentionParams& p) {
-  if (p.has_lengths()) check.fail("mask is given; it is for dense attention only");
+  if (p.has_lengths() && !p.is_paged()) check.fail("mask is given; it is for dense and paged attention only");
   check.dtype("mask", mask, DType::kInt32);
+  if (p.is_paged()) return check_mask_of_pages(check, mask, p);
   check.ndim("mask", mask, 1, 4);
   const std::int64_t full[4] = {p.batch, p.heads_q, p.seq_q, (p.seq_k + 31) / 32};
   std::int64_t strides[4] = {0, 0, 0, 0};

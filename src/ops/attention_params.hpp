@@ -21,8 +21,9 @@ struct AttentionBias {
   std::int64_t stride_batch = 0, stride_head = 0, stride_q = 0, stride_k = 0;
 };
 
-/// Packed boolean mask [batch, heads_q, seq_q, words]: query i may see key j where bit j % 32 of word j / 32 of its row
-/// is set. A broadcast dim has stride 0; strides count words.
+/// Packed boolean mask [batch, heads_q, seq_q, words], or [heads_q, total_q, words] of queries side by side: query i
+/// may see key j where bit j % 32 of word j / 32 of its row is set. Over pages bit 0 is the first of the last q_len
+/// keys of a sequence, and all keys before it are shown. A broadcast dim has stride 0; strides count words.
 struct AttentionMask {
   const std::uint32_t* data = nullptr;
   std::int64_t stride_batch = 0, stride_head = 0, stride_q = 0;
@@ -30,6 +31,7 @@ struct AttentionMask {
   FK_HOST_DEVICE const std::uint32_t* row(std::int64_t b, std::int64_t h, std::int64_t i) const {
     return data + b * stride_batch + h * stride_head + i * stride_q;
   }
+  /// Of dense keys.
   FK_HOST_DEVICE bool hides(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
     return data && (row(b, h, i)[j / 32] >> (j % 32) & 1u) == 0;
   }
@@ -87,6 +89,17 @@ struct AttentionParams {
   /// Sequences have lengths of their own, which lie in memory.
   FK_HOST_DEVICE bool has_lengths() const { return is_varlen_q() || is_varlen_k() || is_paged(); }
   FK_HOST_DEVICE bool has_score_modifier() const { return softcap > 0 || bias.data || alibi_slopes || mask.data; }
+  /// The row of the mask of query i of sequence b.
+  FK_HOST_DEVICE const std::uint32_t* mask_row(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return is_varlen_q() ? mask.row(0, h, q_begin(b) + i) : mask.row(b, h, i);
+  }
+  /// Whether the mask hides key j from query i of sequence b, which has these lengths.
+  FK_HOST_DEVICE bool mask_hides(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, std::int64_t q_len,
+                                 std::int64_t k_len) const {
+    if (!is_paged()) return mask.hides(b, h, i, j);
+    const std::int64_t bit = j - (k_len - q_len);
+    return mask.data && bit >= 0 && (mask_row(b, h, i)[bit / 32] >> (bit % 32) & 1u) == 0;
+  }
   /// Scores of -inf hide pairs that neither the causal mask nor the window hides.
   FK_HOST_DEVICE bool hides_by_score() const { return bias.data || mask.data; }
   /// What ALiBi adds to a score; `distance` is i + k_len - q_len - j, above 0 for keys before the query's position.

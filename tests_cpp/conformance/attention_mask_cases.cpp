@@ -1,5 +1,6 @@
 // Cases of attention's packed masks, forward and backward: padding, blocks, trees, masks of each head; rows that see
-// nothing, tiles that nobody sees, NaN behind a mask; beside every other option. And of the forms of ALiBi.
+// nothing, tiles that nobody sees, NaN behind a mask; beside every other option. Trees over pages. And of the forms of
+// ALiBi.
 #include "conformance/attention_spec.hpp"
 
 namespace flashkernel::conformance {
@@ -126,7 +127,79 @@ void backward_cases(CaseList& list) {
   }
 }
 
-const OpCases forward("attention_fwd", forward_cases), backward("attention_bwd", backward_cases);
+// Query i of a tree of drafts sees its ancestors, i / 2, i / 4, .. and itself, counted from 1.
+bool sees_ancestor(std::int64_t i, std::int64_t j) {
+  for (std::int64_t a = i + 1; a > 0; a /= 2)
+    if (j + 1 == a) return true;
+  return false;
+}
+
+// Over pages a mask has bits for the last keys, as many as there are queries.
+void pages_cases(CaseList& list) {
+  for (const DType dtype : kFloatTypes)
+    for (const std::int64_t head_dim : {64, 128}) {
+      const std::string suffix = "_d" + std::to_string(head_dim) + "_" + short_name(dtype);
+      const auto add = [&](const std::string& name, PagedSpec spec) -> Case& {
+        spec.common.dtype = dtype;
+        spec.common.head_dim = head_dim;
+        return list.add("tree_paged_" + name + suffix, [spec](Call& call) { build_attention_paged(call, spec); });
+      };
+      PagedSpec spec;
+      AttentionSpec& common = spec.common;
+      common.heads_q = 4;
+      common.seq_q = 7;
+      common.bits = BitsSpec{{7}, [](auto, auto, auto i, auto j) { return sees_ancestor(i, j); }};
+      spec.lengths = {100, 7, 33, 5, 0, 64};  // of 5 keys the queries' own are the last ones
+      add("of_7", spec);
+      common.mask = kCausal;
+      common.softcap = 3, common.alibi_dims = 2, common.sinks = true;
+      spec.starts = {3, 0, 40, 1, 0, 60};
+      add("features", spec);
+      spec = {};
+      common.heads_q = 4, common.heads_kv = 1;
+      common.seq_q = 40;  // two words, which no block of keys begins with
+      common.bits =
+          BitsSpec{{2, 1, 40}, [](auto b, auto, auto i, auto j) { return b == 0 ? sees_ancestor(i, j) : i == j; }};
+      spec.lengths = {1100, 45};
+      spec.page_size = 64;
+      Case& long_one = add("of_40", spec);
+      if (dtype != DType::kFloat32)
+        long_one.is_for(std::string("attention_fwd/cuda/sm90a/few_queries/") +
+                        (dtype == DType::kFloat16 ? "f16" : "bf16") + "/d" + std::to_string(head_dim));
+      // A mask for each head; nobody sees the third key from behind, whose elements are NaN in every page.
+      common.bits = BitsSpec{{4, 40}, [](auto b, auto h, auto i, auto j) { return j != 37 && scattered(b, h, i, j); }};
+      spec.lengths = {62};
+      common.adjust = [head_dim](AttentionTensors& t) {
+        for (std::int64_t page = 0; page < 3; ++page)
+          for (std::int64_t c = 0; c < head_dim; ++c) {
+            t.k->set_at({page, 59, 0, c}, kNan);
+            t.v->set_at({page, 59, 0, c}, kNan);
+          }
+      };
+      add("hides_nan", spec);
+      spec = {};
+      common.heads_q = 4;
+      spec.lengths_q = {5, 0, 70, 1, 33};
+      spec.lengths = {130, 9, 200, 17, 33};
+      common.bits = BitsSpec{{1, 109}, [](auto, auto, auto i, auto j) { return (i + 3 * j) % 4 != 0; }};
+      common.bits->layout = {{}, {}, 2, 1};
+      add("side_by_side", spec);
+      if (head_dim == 128 && dtype != DType::kFloat32) {
+        spec.lengths_q.clear();
+        common.seq_q = 12;
+        common.bits = BitsSpec{{12}, [](auto, auto, auto i, auto j) { return sees_ancestor(i, j); }};
+        spec.pages_dtype = DType::kInt8;
+        add("int8", spec);
+      }
+    }
+}
+
+void all_forward_cases(CaseList& list) {
+  forward_cases(list);
+  pages_cases(list);
+}
+
+const OpCases forward("attention_fwd", all_forward_cases), backward("attention_bwd", backward_cases);
 
 }  // namespace
 }  // namespace flashkernel::conformance

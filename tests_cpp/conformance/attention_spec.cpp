@@ -250,6 +250,7 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
     }
   if (s.adjust) s.adjust(t);
 
+  s.seq_k = varlen ? longest(spec.lengths_q) : s.seq_q;  // the keys that a packed mask has bits for
   AttentionOptions options = make_options(call, s);
   options.check_pages = spec.check_pages;
   if (!spec.starts.empty())

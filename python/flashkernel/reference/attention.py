@@ -264,6 +264,10 @@ def attention_paged(
     **options: Any,
 ) -> tuple[Float, Float]:
     """(out, lse) of `flashkernel.attention_paged`: gathers each sequence and attends to it."""
+    if (mask := options.pop("mask", None)) is not None:
+        return _paged_with_mask(
+            q, k_pages, v_pages, block_table, seq_lens, np.asarray(mask), cu_seqlens_q=cu_seqlens_q, **options
+        )
     k, v = kv_read(k_pages, v_pages, block_table, seq_lens)
     lengths = np.concatenate([[0], np.cumsum(seq_lens)])
     k_all = np.concatenate([k[b, :n] for b, n in enumerate(seq_lens)])
@@ -276,6 +280,49 @@ def attention_paged(
     out, lse = attention_varlen(flat, k_all, v_all, starts, lengths, **options)
     out = out.reshape(batch, seq_q, heads, -1).transpose(0, 2, 1, 3)
     return out, lse.reshape(heads, batch, seq_q).transpose(1, 0, 2)
+
+
+def _paged_with_mask(
+    q: ArrayLike,
+    k_pages: ArrayLike,
+    v_pages: ArrayLike,
+    block_table: NDArray[Any],
+    seq_lens: NDArray[Any],
+    mask: NDArray[Any],
+    *,
+    cu_seqlens_q: Lengths | None,
+    **options: Any,
+) -> tuple[Float, Float]:
+    """`attention_paged` whose mask has the bits of each sequence's last keys; the keys before are seen."""
+    k, v = kv_read(k_pages, v_pages, block_table, seq_lens)
+    slopes, heads = options.pop("alibi_slopes", None), np.shape(q)[1]
+    out, lse = np.zeros((*np.shape(q)[:-1], v.shape[3])), np.full(np.shape(q)[:-1], -np.inf)
+    bits = np.broadcast_to(mask, (*np.shape(q)[:-1], mask.shape[-1])) if cu_seqlens_q is None else mask
+    if cu_seqlens_q is not None:
+        lse = lse.T.copy()
+    for b, length in enumerate(map(int, seq_lens)):
+        if cu_seqlens_q is None:
+            queries, words = f64(q)[b], bits[b]
+        else:
+            rows = slice(int(cu_seqlens_q[b]), int(cu_seqlens_q[b + 1]))
+            queries, words = f64(q)[rows].transpose(1, 0, 2), bits[..., rows, :]
+        count = queries.shape[1]
+        last = _unpack(words, max(count, 1))[..., :count]
+        seen = np.concatenate(
+            [np.ones((*last.shape[:-1], max(0, length - count)), bool), last[..., count - min(count, length) :]], -1
+        )
+        own = None if slopes is None else np.broadcast_to(np.atleast_2d(slopes), (len(seq_lens), heads))[b]
+        keys, values = (x[b, :length].transpose(1, 0, 2)[None] for x in (k, v))
+        if not seen.shape[-1]:
+            seen = np.ones((count, 1), bool)
+        o, s = attention(
+            queries[None], keys, values, mask=pack_mask(seen)[..., : -(-length // 32)], alibi_slopes=own, **options
+        )
+        if cu_seqlens_q is None:
+            out[b], lse[b] = o[0], s[0]
+        else:
+            out[rows], lse[:, rows] = o[0].transpose(1, 0, 2), s[0]
+    return out, lse
 
 
 def attention_cascade(

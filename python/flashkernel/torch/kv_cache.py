@@ -58,6 +58,7 @@ def _paged_kernel(
     k_scales: Any,
     v_scales: Any,
     kv_dtype: str | None,
+    mask: Any,
     *options: Any,
 ) -> Any:
     return fk.attention_paged(
@@ -70,7 +71,7 @@ def _paged_kernel(
         max_seqlen_q=max_seqlen_q,
         kv_scales=join_scales(k_scales, v_scales),
         kv_dtype=kv_dtype,
-        **from_schema(*options),
+        **{**from_schema(*options), "mask": mask},
         return_lse=True,
     )
 
@@ -88,7 +89,7 @@ _PAGED_HAS_NO_GRADIENT = (
 )
 _paged = define(
     "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor? "
-    "cu_seqlens_q, int? max_seqlen_q, Tensor? k_scales, Tensor? v_scales, str? kv_dtype, "
+    "cu_seqlens_q, int? max_seqlen_q, Tensor? k_scales, Tensor? v_scales, str? kv_dtype, Tensor? mask, "
     f"{VARLEN}) -> (Tensor, Tensor)",
     _paged_kernel,
     _paged_fake,
@@ -113,6 +114,7 @@ def attention_paged(
     alibi_slopes: torch.Tensor | None = None,
     alibi: str = "distance",
     sinks: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
     return_lse: Literal[False] = False,
     kv_scales: Scales = None,
     kv_dtype: Any = None,
@@ -136,6 +138,7 @@ def attention_paged(
     alibi_slopes: torch.Tensor | None = None,
     alibi: str = "distance",
     sinks: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
     return_lse: Literal[True],
     kv_scales: Scales = None,
     kv_dtype: Any = None,
@@ -159,6 +162,7 @@ def attention_paged(
     alibi_slopes: torch.Tensor | None = None,
     alibi: str = "distance",
     sinks: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
     return_lse: bool = False,
     kv_scales: Scales = None,
     kv_dtype: Any = None,
@@ -181,6 +185,7 @@ def attention_paged(
     alibi_slopes: torch.Tensor | None = None,
     alibi: str = "distance",
     sinks: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
     return_lse: bool = False,
     kv_scales: Scales = None,
     kv_dtype: Any = None,
@@ -191,6 +196,7 @@ def attention_paged(
     k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; q's dtype, or torch.float8_e4m3fn or
        torch.int8, both the same.
     block_table: int32 [batch, max_pages]; seq_lens: int32 or int64 [batch].
+    mask: int32, bits for the last keys of each sequence, as many as it has queries (a tree of drafts).
     kv_scales: with 8-bit pages, and only with them: (k_scales, v_scales), float32 [heads_kv] or [num_pages, heads_kv,
        page_size]; number = element * scale.
     kv_dtype: torch.float8_e4m3fn or torch.int8: what the bytes of torch.uint8 pages are.
@@ -221,6 +227,7 @@ def attention_paged(
             alibi_slopes=alibi_slopes,
             alibi=alibi,
             sinks=sinks,
+            mask=mask,
             causal=causal,
             window=window,
             softcap=softcap,
@@ -240,6 +247,7 @@ def attention_paged(
         k_scales,
         v_scales,
         dtype_name(kv_dtype),
+        mask,
         *to_schema(AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, alibi=alibi)),
     )
     return (out, lse) if return_lse else out

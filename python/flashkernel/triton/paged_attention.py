@@ -178,6 +178,7 @@ def attention_paged(
     alibi_slopes: Any = None,
     alibi: str = "distance",
     sinks: Any = None,
+    mask: Any = None,
     return_lse: bool = False,
     check: bool = False,
     kv_scales: Any = None,
@@ -196,7 +197,8 @@ def attention_paged(
     to it once they are multiplied by their scale.
 
     Returns out, or (out, lse). Raises: ValueError for arguments that don't fit, NotImplementedError for check=True (it
-    would wait for the stream; `flashkernel.check_block_table` does that) and for arrays that Triton does not serve.
+    would wait for the stream; `flashkernel.check_block_table` does that), for a mask and for arrays that Triton does
+    not serve.
 
     Source: Kwon et al., PagedAttention (2023); Dao et al., Flash-Decoding (2023).
 
@@ -233,7 +235,7 @@ def attention_paged(
         call.need(q.shape[0] == batch, f"q.shape[0]={q.shape[0]} but block_table.shape[0]={batch}; they must match")
         longest = q.shape[2]
     max_keys = table.shape[1] * k_pages.shape[1]
-    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, alibi=alibi)
+    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, mask=mask, alibi=alibi)
     chosen = options(call, q4, max_keys, given_options, batch=batch)
     result = call.output("out", out, (*q.shape[:-1], v_pages.shape[3]), q.dtype)
     out4 = result.transpose(0, 1).unsqueeze(0) if is_varlen else result

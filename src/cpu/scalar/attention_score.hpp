@@ -55,7 +55,7 @@ Score attention_score(const AttentionParams& p, const Row& q, std::int64_t b, st
       case Alibi::kSqrt: score.value -= slope * std::sqrt(distance > 0 ? distance : 0.0); break;
     }
   }
-  if (p.mask.hides(b, h, i, j)) score.value = kMinusInfinity;
+  if (p.mask_hides(b, h, i, j, q_length, k_length)) score.value = kMinusInfinity;
   return score;
 }
 

@@ -197,6 +197,17 @@ inline std::uint32_t mask_bits(const std::uint32_t* mask, std::int64_t j, std::i
   return static_cast<std::uint32_t>(bits >> (j % 32));
 }
 
+// The same of query i of a sequence, whose mask may be of its last keys alone.
+template <class T, class K>
+inline std::uint32_t shown_keys(const Sequence<T, K>& seq, std::int64_t h, std::int64_t i, std::int64_t j) {
+  const std::uint32_t* const mask = seq.p->mask_row(seq.b, h, i);
+  if (!seq.p->is_paged()) return mask_bits(mask, j, seq.k_len);
+  const std::int64_t bit = j - (seq.k_len - seq.q_len);
+  if (bit >= 0) return mask_bits(mask, bit, seq.q_len);
+  if (bit <= -Vec::kWidth) return ~0u;
+  return mask_bits(mask, 0, seq.q_len) << -bit | ((1u << -bit) - 1);
+}
+
 // Vec::kWidth scores: those of hidden keys become -inf, whatever they are.
 inline void hide_scores(std::uint32_t bits, float* s) {
   constexpr std::uint32_t kAll = (1u << Vec::kWidth) - 1;
@@ -208,10 +219,15 @@ inline void hide_scores(std::uint32_t bits, float* s) {
 template <class T, class K>
 inline bool mask_hides_block(const Sequence<T, K>& seq, std::int64_t row0, std::int64_t row1, std::int64_t first,
                              std::int64_t last) {
-  const AttentionMask& mask = seq.p->mask;
-  if (!mask.data) return false;
+  if (!seq.p->mask.data) return false;
+  if (seq.p->is_paged()) {
+    const std::int64_t before = seq.k_len - seq.q_len;  // these are shown
+    if (first < before) return false;
+    first -= before;
+    last = imin<std::int64_t>(last - before, seq.q_len);
+  }
   for (std::int64_t row = row0; row < row1; ++row) {
-    const std::uint32_t* words = mask.row(seq.b, seq.head(row), seq.token(row));
+    const std::uint32_t* words = seq.p->mask_row(seq.b, seq.head(row), seq.token(row));
     for (std::int64_t word = first / 32; word * 32 < last; ++word)
       if (words[word] != 0) return false;
   }
@@ -249,7 +265,7 @@ inline void modify_scores(const Sequence<T, K>& seq, std::int64_t row, std::int6
     }
     if (p.alibi_slopes) t = add_alibi(p, slope, i + seq.k_len - seq.q_len - j, t);
     Vec::store(s + x, t);
-    if (p.mask.data) hide_scores(mask_bits(p.mask.row(seq.b, h, i), j, seq.k_len), s + x);
+    if (p.mask.data) hide_scores(shown_keys(seq, h, i, j), s + x);
   }
 }
 
@@ -257,7 +273,7 @@ inline void modify_scores(const Sequence<T, K>& seq, std::int64_t row, std::int6
 template <class T, class K>
 inline bool score_hides(const Sequence<T, K>& seq, std::int64_t row, std::int64_t j) {
   const AttentionBias& bias = seq.p->bias;
-  if (seq.p->mask.hides(seq.b, seq.head(row), seq.token(row), j)) return true;
+  if (seq.p->mask_hides(seq.b, seq.head(row), seq.token(row), j, seq.q_len, seq.k_len)) return true;
   if (!bias.data) return false;
   const std::int64_t at =
       seq.b * bias.stride_batch + seq.head(row) * bias.stride_head + seq.token(row) * bias.stride_q + j * bias.stride_k;

@@ -37,6 +37,23 @@ __device__ inline std::uint64_t mask_keys(const AttentionParams& p, std::int64_t
   return static_cast<std::uint64_t>(high) << 32 | words[0];
 }
 
+/// The same of the forward kernels, whose keys may lie in pages: the mask then has the bits of a sequence's last keys,
+/// from key `shift` = k_len - q_len on, and shows the keys before. first_j is a multiple of kCount, `shift` need not
+/// be.
+template <int kCount>
+__device__ inline std::uint64_t mask_keys(const AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i,
+                                          int first_j, int shift) {
+  if (!p.is_paged()) return mask_keys<kCount>(p, b, h, i, first_j);
+  const int bit = first_j - shift;
+  if (!p.mask.data || bit <= -kCount) return ~std::uint64_t{0};
+  const std::uint32_t* const row = p.mask_row(b, h, i);
+  const int words = static_cast<int>((p.seq_q + 31) / 32), first = bit >> 5;  // rounds down
+  const auto word = [&](int w) { return w < 0 ? ~std::uint32_t{0} : w < words ? row[w] : 0u; };
+  const std::uint32_t middle = word(first + 1), low = __funnelshift_r(word(first), middle, bit & 31);
+  if constexpr (kCount <= 32) return low & static_cast<std::uint32_t>((std::uint64_t{1} << kCount) - 1);
+  return static_cast<std::uint64_t>(__funnelshift_r(middle, word(first + 2), bit & 31)) << 32 | low;
+}
+
 /// Applies scale, softcap, bias, ALiBi and the packed mask, in the order of docs/numerics.md. `capped` gets the score
 /// right after the softcap, for its gradient.
 __device__ inline float modified_score(const AttentionParams& p, const ScoreContext& at, std::int64_t i, std::int64_t j,
@@ -48,7 +65,7 @@ __device__ inline float modified_score(const AttentionParams& p, const ScoreCont
     s += load_typed(p.bias.data, p.bias.dtype,
                     at.b * p.bias.stride_batch + at.h * p.bias.stride_head + i * p.bias.stride_q + j * p.bias.stride_k);
   if (p.alibi_slopes) s += p.alibi_term(at.slope, static_cast<float>(i + at.k_len - at.q_len - j));
-  if (p.mask.hides(at.b, at.h, i, j)) s = -INFINITY;
+  if (p.mask_hides(at.b, at.h, i, j, at.q_len, at.k_len)) s = -INFINITY;
   return s;
 }
 

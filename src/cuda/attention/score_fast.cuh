@@ -18,14 +18,15 @@ __device__ inline float tanh_exp2(float x) {
 /// row of the warp sees a key of the tile: then both products can be left out.
 template <int kBlockN, int kSlices>
 __device__ __forceinline__ bool read_mask(const AttentionParams& p, std::int64_t b, std::int64_t h, int lane_row,
-                                          int last_query, int first_j, int lane, std::uint64_t (&shown)[kSlices][2]) {
+                                          int last_query, int first_j, int shift, int lane,
+                                          std::uint64_t (&shown)[kSlices][2]) {
   std::uint64_t any = 0;
 #pragma unroll
   for (int s = 0; s < kSlices; ++s)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = min(lane_row + 16 * s + 8 * half, last_query);
-      any |= shown[s][half] = mask_keys<kBlockN>(p, b, h, row, first_j);
+      any |= shown[s][half] = mask_keys<kBlockN>(p, b, h, row, first_j, shift);
       shown[s][half] >>= 2 * (lane % 4);
     }
   return __any_sync(kFullMask, any != 0);

@@ -120,7 +120,8 @@ pub struct AttentionOptions<'a> {
     pub scale: Option<f32>,
     /// Broadcastable to [batch, heads_q, seq_q, seq_k]; dense attention only.
     pub bias: Option<View<'a>>,
-    /// The words of [`pack_mask`], i32, whose first dims are broadcastable to [batch, heads_q, seq_q]; dense attention only.
+    /// The words of [`pack_mask`], i32, whose first dims are broadcastable to [batch, heads_q, seq_q]; dense attention, and
+    /// over pages bits of the last seq_q keys.
     pub mask: Option<View<'a>>,
     /// f32 [heads_q] or [batch, heads_q].
     pub alibi_slopes: Option<View<'a>>,

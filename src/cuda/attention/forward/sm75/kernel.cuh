@@ -177,7 +177,8 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified>::kThrea
     [[maybe_unused]] std::uint64_t shown[kSlices][2];
     bool multiplies = true;
     if constexpr (kModified)
-      multiplies = read_mask<kBlockN>(p, b, h, first_query + row_in_block, last_query, first_j, lane, shown);
+      multiplies = read_mask<kBlockN>(p, b, h, first_query + row_in_block, last_query, first_j,
+                                      range.k_len - range.q_len, lane, shown);
 
     // S = Q K^T. Nobody reads K's place: every warp has passed the barrier between the two products.
     store_k(tile);

@@ -181,7 +181,8 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
       [[maybe_unused]] std::uint64_t shown[kSlices][2];
       bool multiplies = true;
       if constexpr (kModified)
-        multiplies = read_mask<kBlockN>(p, b, h, first_query + row_in_block, last_query, first_j, lane, shown);
+        multiplies = read_mask<kBlockN>(p, b, h, first_query + row_in_block, last_query, first_j,
+                                        range.k_len - range.q_len, lane, shown);
       // Blocks of 16 keys, counted from the tile's first one, that a row of the warp sees. Of a short sequence many
       // rows and keys of a tile are none.
       [[maybe_unused]] int end_n = kBlockN / 16;

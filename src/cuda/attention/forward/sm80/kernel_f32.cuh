@@ -209,7 +209,8 @@ __global__ void __launch_bounds__(ForwardShapeF32<kQkDim, kVDim, kModified>::kTh
           const int i = first_query + row_in_block + 16 * s + 8 * half, row = min(i, last_query);
           const int begin = block.range.first(row), end = i <= last_query ? block.range.last(row) : 0;
           const std::uint64_t shown =
-              mask_keys<kBlockN>(p, b, h, row, first_j) >> 2 * (lane % 4);  // bit 8 n + e: of this lane's key
+              mask_keys<kBlockN>(p, b, h, row, first_j, block.range.k_len - block.range.q_len) >>
+              2 * (lane % 4);  // bit 8 n + e: of this lane's key
           const char* bias_row = static_cast<const char*>(p.bias.data) +
                                  (b * p.bias.stride_batch + h * p.bias.stride_head + row * p.bias.stride_q) *
                                      (p.bias.dtype == DType::kFloat32 ? 4 : 2);

@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(WideShape<kDim, kBlockN>::kThreads, 1)
             bias_row = static_cast<const char*>(p.bias.data) +
                        (b * p.bias.stride_batch + h * p.bias.stride_head + row * p.bias.stride_q) *
                            (p.bias.dtype == DType::kFloat32 ? 4 : 2);
-            shown = static_cast<std::uint32_t>(mask_keys<kBlockN>(p, b, h, row, first_j)) >>
+            shown = static_cast<std::uint32_t>(mask_keys<kBlockN>(p, b, h, row, first_j, range.k_len - range.q_len)) >>
                     (side * kHalfKeys + 2 * (lane % 4));
           }
 #pragma unroll

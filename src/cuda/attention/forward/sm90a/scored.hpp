@@ -38,6 +38,7 @@ Verdict attention_fwd_scored_supports(const AttentionParams& p) {
     if (bias_from(p) == BiasFrom::kTiles && !fits_tensor_map(bias_map(p)))
       return "its copy engine needs a bias and rows of it at multiples of 16 bytes, and positive strides";
   }
+  if (p.mask.data && p.is_paged()) return "it takes no packed mask over pages";
   AttentionParams rest = p;
   rest.bias.data = rest.mask.data = nullptr;
   rest.alibi_slopes = nullptr;
