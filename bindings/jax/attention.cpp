@@ -22,19 +22,21 @@ AttentionOptions options_of(const Call& call) {
 }
 
 void forward(const Call& call) {
-  attention(call("q"), call("k"), call("v"), call("out"), call("lse"), options_of(call));
+  attention(call("q"), call("k"), call("v"), call("out"), call("lse"), options_of(call), call.context());
 }
 
 void backward(const Call& call) {
   const AttentionGradients gradients{call("grad_q"), call("grad_k"), call("grad_v"), call("grad_bias"),
                                      call("grad_sinks")};
   attention_backward(call("grad_out"), call("q"), call("k"), call("v"), call("out"), call("lse"), call("grad_lse"),
-                     gradients, options_of(call));
+                     gradients, options_of(call), true, call.context());
 }
 
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(flashkernel_jax_attention, handle<forward>, binding());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(flashkernel_jax_attention_cuda, handle_cuda<forward>, cuda_binding());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(flashkernel_jax_attention_backward, handle<backward>, binding());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(flashkernel_jax_attention_backward_cuda, handle_cuda<backward>, cuda_binding());
 
 }  // namespace flashkernel::jax

@@ -43,8 +43,10 @@ T attribute(const ffi::Dictionary& attributes, std::string_view name) {
 
 class Call {
  public:
-  Call(const ffi::Dictionary& attributes, ffi::RemainingArgs operands, ffi::RemainingRets results)
-      : attributes_(attributes) {
+  /// device: where all arrays lie; stream: XLA's, on which the kernels are queued.
+  Call(const ffi::Dictionary& attributes, ffi::RemainingArgs operands, ffi::RemainingRets results, Device device,
+       Stream stream)
+      : attributes_(attributes), device_(device), stream_(stream) {
     const auto names = split(attribute<std::string_view>(attributes, "operands"), operands.size());
     for (std::size_t i = 0; i < names.size(); ++i) add(names[i], *operands.get<ffi::AnyBuffer>(i));
     const auto outputs = split(attribute<std::string_view>(attributes, "results"), results.size());
@@ -54,6 +56,12 @@ class Call {
   template <typename T>
   T get(std::string_view name) const {
     return attribute<T>(attributes_, name);
+  }
+
+  ExecutionContext context() const {
+    ExecutionContext context;
+    context.stream = stream_;
+    return context;
   }
 
   /// The view of `name` in the present slice, absent where the call has no such array.
@@ -119,6 +127,7 @@ class Call {
     Array array{named.first, static_cast<char*>(buffer.untyped_data()), {shape.begin(), shape.begin() + leading}, {}};
     array.view.data = array.data;
     array.view.dtype = dtype_of(buffer.element_type());
+    array.view.device = device_;
     array.view.ndim = rank;
     std::int64_t stride = 1;
     for (int d = rank; d-- > 0;) {
@@ -130,14 +139,17 @@ class Call {
   }
 
   const ffi::Dictionary& attributes_;
+  Device device_;
+  Stream stream_;
   std::vector<Array> arrays_;
 };
 
 /// Runs an op on each slice; its errors become XLA's, with their text.
 template <void (*op)(const Call&)>
-ffi::Error handle(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
+ffi::Error run(Device device, Stream stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
+               const ffi::Dictionary& attributes) {
   try {
-    Call call(attributes, operands, results);
+    Call call(attributes, operands, results, device, stream);
     call.each_slice([&] { op(call); });
     return ffi::Error::Success();
   } catch (const InvalidArgument& error) {
@@ -151,7 +163,29 @@ ffi::Error handle(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::
   }
 }
 
+/// A handler of the CPU, where a call returns when its work is done.
+template <void (*op)(const Call&)>
+ffi::Error handle(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
+  return run<op>(Device{}, Stream{}, operands, results, attributes);
+}
+
+/// A handler of CUDA, which queues the work on XLA's stream.
+template <void (*op)(const Call&)>
+ffi::Error handle_cuda(void* stream, std::int32_t ordinal, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                       ffi::Dictionary attributes) {
+  return run<op>(Device::cuda(ordinal), Stream{stream}, operands, results, attributes);
+}
+
 /// What every handler binds: all arguments, results and attributes.
 inline auto binding() { return ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs(); }
+
+inline auto cuda_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<void*>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .RemainingArgs()
+      .RemainingRets()
+      .Attrs();
+}
 
 }  // namespace flashkernel::jax

@@ -1,7 +1,8 @@
 """FlashKernel's ops for JAX: under `jit`, `grad`, `vmap` and `shard_map`, by XLA's foreign function interface.
 
 Each op is one custom call with a gradient of its own (`jax.custom_vjp`), so `jax.grad` works once, and `jax.jvp` and
-second derivatives are refused by JAX. `vmap` calls the kernel for each slice, inside one custom call. On the CPU.
+second derivatives are refused by JAX. `vmap` calls the kernel for each slice, inside one custom call. On the CPU, and
+on CUDA in a build with it.
 
 >>> import jax.numpy as jnp                # doctest: +SKIP
 >>> import flashkernel.jax as fkj          # doctest: +SKIP

@@ -36,7 +36,8 @@ def _register() -> None:
     library = ctypes.CDLL(str(found))
     for op in OPS:
         for symbol in (f"flashkernel_jax_{op}", f"flashkernel_jax_{op}_backward"):
-            jax.ffi.register_ffi_target(symbol, jax.ffi.pycapsule(getattr(library, symbol)), platform="cpu")
+            for platform, handler in (("cpu", symbol), ("CUDA", f"{symbol}_cuda")):
+                jax.ffi.register_ffi_target(symbol, jax.ffi.pycapsule(getattr(library, handler)), platform=platform)
 
 
 _register()
