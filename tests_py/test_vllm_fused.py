@@ -69,12 +69,13 @@ def test_fused_updates(dtype: Any, pages: Any, is_neox: bool, norms: bool) -> No
     q, k, v = qkv.view(12, -1, DIM).split([HEADS, HEADS_KV, HEADS_KV], 1)
     given, layer = qkv.clone(), Layer()
     if norms:
-        meant_q, meant_k = (turned(normed(x, w), positions, table, is_neox) for x, w in zip((q, k), weights, strict=True))
-        q_out, k_out = (torch.full((12, heads * DIM), torch.nan, dtype=dtype, device=DEVICE) for heads in (HEADS, HEADS_KV))
+        heads = [normed(x, weight) for x, weight in zip((q, k), weights, strict=True)]
+        meant_q, meant_k = (turned(x, positions, table, is_neox) for x in heads)
+        q_out, k_out = (torch.full((12, n * DIM), torch.nan, dtype=dtype, device=DEVICE) for n in (HEADS, HEADS_KV))
         layer.do_qk_norm_rope_kvcache_update(
             SimpleNamespace(), qkv, q_out, k_out, positions, *weights, 1e-6, table, is_neox, cache, slots
         )
-        assert torch.equal(qkv, given) and near(k_out.view_as(k), normed(k, weights[1]), dtype)
+        assert torch.equal(qkv, given) and near(k_out.view_as(k), heads[1], dtype)
         found_q = q_out.view_as(q)
     else:
         meant_q, meant_k = (turned(x, positions, table, is_neox) for x in (q, k))

@@ -1,5 +1,5 @@
-"""Errors that are of both kinds: ValueError, as everywhere in the library, and RuntimeError, which flash-attn raises for
-the same calls, so that code written for either catches them.
+"""Errors of both kinds: ValueError, as everywhere in the library, and RuntimeError, which flash-attn raises for the
+same calls, so that code written for either catches them.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def scaled_dot_product_attention(
         if not torch._C._is_any_autocast_enabled():
             found = _top_left(query, key, value, _out(query, value), scale, is_causal, enable_gqa)
             if found is not None:
-                return found  # type: ignore[no-any-return]
+                return found
     if dropout_p:
         raise NotImplementedError(
             f"scaled_dot_product_attention: dropout_p={dropout_p}; 0 is needed: attention dropout is not implemented"

@@ -44,7 +44,8 @@ class FusedUpdates:
         kv_cache: torch.Tensor,
         layer_slot_mapping: torch.Tensor,
     ) -> None:
-        """One kernel: turns query [tokens, heads, head_size] in place, and writes turned keys and values to their slots.
+        """One kernel: turns query [tokens, heads, head_size] in place, and writes turned keys, and values, to their
+        slots.
 
         positions: [tokens]. cos_sin_cache: [positions, rotary_dim], the cosines before the sines. key itself stays as
         it is: attention reads the pages.
@@ -54,7 +55,7 @@ class FusedUpdates:
         count, half = layer_slot_mapping.shape[0], cos_sin_cache.shape[-1] // 2
         queries = query.view(query.shape[0], self.num_heads, self.head_size)[:count]
         k, v, elements = self._pages(layer, kv_cache)
-        rope = {
+        rope: Any = {
             "positions": positions[:count],
             "cos": cos_sin_cache[:, :half],
             "sin": cos_sin_cache[:, half:],
@@ -63,7 +64,8 @@ class FusedUpdates:
             "q_out": queries,
         }
         shape = key.shape[0], self.num_kv_heads, self.head_size
-        fk.kv_append(key.view(shape)[:count], value.view(shape)[:count], k, v, layer_slot_mapping, rope=rope, **elements)
+        new_k, new_v = (x.view(shape)[:count] for x in (key, value))
+        fk.kv_append(new_k, new_v, k, v, layer_slot_mapping, rope=rope, **elements)
 
     def do_qk_norm_rope_kvcache_update(
         self,
