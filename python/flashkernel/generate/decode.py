@@ -26,7 +26,7 @@ from .sampling_options import Wanted, wanted
 __all__ = ["DecodeState", "Decoder", "Row", "decode_step", "row_bucket", "wanted_by"]
 
 # Bytes of a layer's keys and values, on the CPU and on a GPU, that a cascade must save (docs/ops/cascade.md).
-WORTH_SHARING_BYTES = {False: 16 << 20, True: 32 << 20}
+WORTH_SHARING_BYTES = {False: 16 << 20, True: 96 << 20}
 
 
 def row_bucket(rows: int) -> int:
