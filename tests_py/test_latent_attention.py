@@ -99,6 +99,16 @@ def test_speculation_preemption_and_waiting_change_nothing(case: str) -> None:
         assert tokens_of(engine, PROMPTS) == expected
 
 
+def test_common_pages_are_read_by_each_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step over latent rows has no second form, which would be captured for nothing."""
+    monkeypatch.setattr("flashkernel.generate.decode.WORTH_SHARING_BYTES", {False: 0, True: 0})
+    engine = Engine(engine_model("deepseek-v3"), page_size=16)
+    alone = tokens_of(engine, PROMPTS[1:2])
+    assert tokens_of(engine, PROMPTS[1:2] * 3) == alone * 3
+    steps = engine._scheduler.decoder._steps
+    assert steps and not any(cascade for *_, cascade in steps)
+
+
 @pytest.mark.parametrize("fixed", [False, True])
 def test_a_verification_gives_the_logits_of_single_steps(fixed: bool) -> None:
     """Drafts of several lengths; `fixed` is the form that a CUDA graph is made of."""

@@ -230,9 +230,10 @@ class Decoder:
 
     def _worth_sharing(self, rows: Sequence[Row | None]) -> int:
         """The pages that all rows begin with, if it is faster to read them once; else 0. In the invariant mode it is
-        0, where a token's bits must not depend on who else is there.
+        0, where a token's bits must not depend on who else is there; over latent rows too, for which there is no
+        cascade.
         """
-        if fk.is_invariant() or self.model.window is not None:
+        if fk.is_invariant() or self.model.window is not None or self.model.latent_cache:
             return 0
         common = common_pages(rows, self.pool.page_size)
         others = sum(row is not None for row in rows) - 1
