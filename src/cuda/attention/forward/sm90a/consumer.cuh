@@ -289,7 +289,7 @@ struct Consumer : TotalOf<Shape> {
       this->clear(shared.total(warpgroup));
     }
     finish_factors<Shape, kFolds>(p, tile, out, rows, kModified, factor);
-    if ((kFolds || pending.partly_masked) && has_nan(out)) *shared.met_nan(warpgroup) = 1;
+    if (kFolds ? has_any_nan(out) : pending.partly_masked && has_nan(out)) *shared.met_nan(warpgroup) = 1;
     const OutputRecord at{tile.b, tile.h, tile.first_query, min(64, tile.range.q_len - tile.first_query)};
     if constexpr (Shape::kOutInValues > 0) return hand_over(at, factor);
     if (Shape::kQSlots == 1) {

@@ -155,6 +155,17 @@ __device__ inline bool has_nan(const float (&out)[kCount]) {
   return all != all;
 }
 
+/// The same of all of a thread's results: where chunks of keys are folded, a row that does not see the value's chunk
+/// does not show it.
+template <int kCount>
+__device__ inline bool has_any_nan(const float (&out)[kCount]) {
+  float zero[4] = {};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) zero[i % 4] = fmaf(out[i], 0.0f, zero[i % 4]);
+  const float all = (zero[0] + zero[1]) + (zero[2] + zero[3]);
+  return all != all;
+}
+
 /// The LSE of a row whose sum is `total`; puts the share of a sink into the factor.
 __device__ inline float lse_of_row(const AttentionParams& p, const TileRecord& tile, float maximum,
                                    bool scores_are_final, float total, float* factor) {
