@@ -449,8 +449,8 @@ Output Call::allocate(DType dtype, const Shape& shape) {
     nb::object type;
     if (dtype == DType::kBFloat16) {
       type = ml_dtype_.is_valid() ? ml_dtype_ : nb::object(nb::str("uint16"));
-    } else {
-      type = nb::str(dtype_name(dtype));
+    } else {  // NumPy has no float8 of its own: its bytes
+      type = nb::str(dtype_name(dtype == DType::kFloat8E4M3 ? DType::kUInt8 : dtype));
     }
     nb::object extents = nb::steal(PyTuple_New(shape.ndim));
     for (int d = 0; d < shape.ndim; ++d) PyTuple_SetItem(extents.ptr(), d, PyLong_FromLongLong(shape.dims[d]));

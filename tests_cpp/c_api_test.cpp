@@ -99,21 +99,31 @@ TEST(CApi, NormsAndLinearAndTheirGradients) {
       {{3, 8}, {3, 8}, {3}, {3}},
       [&](auto& out) {
         auto saved = made(fk_norm_saved_init);
-        saved.residual_out = &out[1].c, saved.mean = &out[2].c, saved.rstd = &out[3].c;
+        saved.residual_out = &out[1].c, saved.mean = &out[2].c, saved.rstd = &out[3].c, saved.weight_offset = 1;
         return fk_layer_norm(&xv.c, &rv.c, &wv.c, &bv.c, &out[0].c, &saved, 0.5f, nullptr);
       },
       [&](auto& out) {
-        fk::layer_norm(xv.cpp, rv.cpp, wv.cpp, bv.cpp, out[0].cpp, {out[1].cpp, out[2].cpp, out[3].cpp}, 0.5f);
+        fk::layer_norm(xv.cpp, rv.cpp, wv.cpp, bv.cpp, out[0].cpp, {out[1].cpp, out[2].cpp, out[3].cpp, 1.0f}, 0.5f);
+      });
+  expect_same(  // of a program that was compiled before there was an offset
+      {{3, 8}, {3}},
+      [&](auto& out) {
+        auto saved = made(fk_norm_saved_init);
+        saved.rstd = &out[1].c, saved.weight_offset = 5, saved.size = offsetof(fk_norm_saved, weight_offset);
+        return fk_rms_norm(&xv.c, nullptr, &wv.c, &out[0].c, &saved, 0.5f, nullptr);
+      },
+      [&](auto& out) {
+        fk::rms_norm(xv.cpp, {}, wv.cpp, out[0].cpp, {{}, {}, out[1].cpp}, 0.5f);
       });
   expect_same(
       {{3, 8}, {8}, {8}},
       [&](auto& g) {
         auto gradients = made(fk_norm_gradients_init);
-        gradients.x = &g[0].c, gradients.weight = &g[1].c, gradients.bias = &g[2].c;
+        gradients.x = &g[0].c, gradients.weight = &g[1].c, gradients.bias = &g[2].c, gradients.weight_offset = 1;
         return fk_layer_norm_backward(&gv.c, &xv.c, &wv.c, &mv.c, &sv.c, &rv.c, &gradients, nullptr);
       },
       [&](auto& g) {
-        fk::layer_norm_backward(gv.cpp, xv.cpp, wv.cpp, mv.cpp, sv.cpp, rv.cpp, {g[0].cpp, g[1].cpp, g[2].cpp});
+        fk::layer_norm_backward(gv.cpp, xv.cpp, wv.cpp, mv.cpp, sv.cpp, rv.cpp, {g[0].cpp, g[1].cpp, g[2].cpp, 1.0f});
       });
   for (const fk_activation activation :
        {FK_ACTIVATION_NONE, FK_ACTIVATION_GELU_TANH, FK_ACTIVATION_GELU, FK_ACTIVATION_SILU})

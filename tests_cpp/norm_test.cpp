@@ -206,7 +206,7 @@ TEST(Norm, Refusals) {
     expect_refused<InvalidArgument>([&] { layer_norm(a, r, w, b, o, saved, eps); }, "layer_norm", fragments,
                                     {&out, &sum, &mean, &rstd, &x, &residual});
   };
-  TestTensor seven(f32, {7}), half(DType::kFloat16, {2, 8}), half_weight(DType::kFloat16, {8}),
+  TestTensor seven(f32, {7}), half(DType::kFloat16, {2, 8}), whole_weight(DType::kInt32, {8}),
       reversed(f32, {2, 8}, Layout::kReversed);
   TestTensor scalar(f32, Shape{}), nothing(f32, {2, 0}), gaps(f32, {2}, Shape{3}), half_mean(DType::kFloat16, {2}),
       overlapped(f32, {2, 8}, Shape{0, 1});
@@ -215,7 +215,10 @@ TEST(Norm, Refusals) {
   refused(scalar, {}, weight, bias, scalar, {}, 1e-5f, {"x is float32[] on cpu; needs 1 to 8 dims"});
   refused(nothing, {}, {}, {}, nothing, {}, 1e-5f, {"last dim is 0", "at least one feature"});
   refused(x, {}, seven, bias, out, {}, 1e-5f, {"weight.shape[0]=7", "needs 8"});
-  refused(x, {}, half_weight, bias, out, {}, 1e-5f, {"weight is float16", "needs float32"});
+  refused(x, {}, whole_weight, bias, out, {}, 1e-5f, {"weight is int32", "needs float32, float16 or bfloat16"});
+  refused(x, {}, {}, {}, out, {{}, {}, {}, 1.0f}, 1e-5f, {"saved.weight_offset=1", "weight is absent"});
+  refused(x, {}, weight, {}, out, {{}, {}, {}, std::numeric_limits<float>::infinity()}, 1e-5f,
+          {"saved.weight_offset=inf", "needs a finite number"});
   refused(half, {}, weight, bias, out, {}, 1e-5f, {"out is float32", "needs float16"});
   refused(reversed, {}, weight, bias, out, {}, 1e-5f, {"x.stride[1]=2", "contiguous"});
   refused(x, residual, weight, bias, out, {}, 1e-5f,
@@ -348,7 +351,7 @@ TEST(NormBackward, Refusals) {
   const DType f32 = DType::kFloat32;
   TestTensor h(f32, {2, 8}), grad_out(f32, {2, 8}), weight(f32, {8}), mean(f32, {2}), rstd(f32, {2}),
       grad_x(f32, {2, 8}), grad_weight(f32, {8});
-  TestTensor half(DType::kFloat16, {8}), three(f32, {3}), narrow(f32, {2, 7});
+  TestTensor whole(DType::kInt32, {8}), three(f32, {3}), narrow(f32, {2, 7});
   const auto refused = [&](const TensorView& g, const TensorView& m, const TensorView& r,
                            const NormGradients& gradients, std::vector<std::string> fragments) {
     expect_refused<InvalidArgument>([&] { layer_norm_backward(g, h, weight, m, r, {}, gradients); },
@@ -358,7 +361,7 @@ TEST(NormBackward, Refusals) {
   refused(grad_out, mean, {}, {grad_x, {}, {}}, {"rstd is absent"});
   refused(grad_out, mean, three, {grad_x, {}, {}}, {"rstd.shape[0]=3", "h.shape[0]=2"});
   refused(narrow, mean, rstd, {grad_x, {}, {}}, {"grad_out is", "shapes must match"});
-  refused(grad_out, mean, rstd, {grad_x, half, {}}, {"gradients.weight is float16", "needs float32"});
+  refused(grad_out, mean, rstd, {grad_x, whole, {}}, {"gradients.weight is int32", "needs float32"});
   refused(grad_out, mean, rstd, {h, {}, {}}, {"gradients.x shares memory with h"});
   expect_refused<InvalidArgument>(
       [&] {

@@ -140,6 +140,12 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             "layer_norm_backward",
             {"grad_out": f(3, 4), "h": x, "weight": f(4), "mean": mean, "rstd": rstd, "grad_residual_out": f(3, 4)},
         ),
+        "layer_norm_quantized": (
+            "layer_norm_quantized",
+            {"x": x, "bias": f(4), **row, "out_dtype": "int8"}
+            | {"out": torch.zeros(3, 4, dtype=torch.int8), "scales": f(3)},
+        ),
+        "layer_norm_quantized, one scale": ("layer_norm_quantized", {"x": x, "scale": f(1)}),
         "linear": ("linear", {"x": x, "weight": f(5, 4), "bias": f(5), "out": f(3, 5)}),
         "linear_backward": (
             "linear_backward",
@@ -175,6 +181,11 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             "rms_norm_backward",
             {"grad_out": f(3, 4), "h": x, "weight": f(4), "rstd": rstd, "grad_residual_out": f(3, 4)},
         ),
+        "rms_norm_quantized": (
+            "rms_norm_quantized",
+            {"x": x, **row, "out_dtype": "int8", "out": torch.zeros(3, 4, dtype=torch.int8), "scales": f(3)},
+        ),
+        "rms_norm_quantized, one scale": ("rms_norm_quantized", {"x": x, "scale": f(1)}),
         "rope": ("rope", {"q": f(1, 2, 4, 8), "k": q, **turned, "out": (f(1, 2, 4, 8), f(1, 2, 4, 8))}),
         "rope_table": (
             "rope_table",
@@ -234,7 +245,9 @@ def written(case: str) -> list[Path]:
     paths = [
         path
         for path in arrays(keywords)
-        if path[0] in ("out", "grads", "residual_out", "logprob") or path[-1] == "q_out"
+        if path[0] in ("out", "grads", "residual_out", "logprob")
+        or path[-1] == "q_out"
+        or (path[0] == "scales" and op.endswith("norm_quantized"))
     ]
     if op.endswith("_backward"):  # whose `out` is what the forward pass gave
         paths = [path for path in paths if path[0] == "grads" or op == "cross_entropy_backward"]

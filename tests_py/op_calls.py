@@ -118,6 +118,16 @@ def _norms() -> list[OpCall]:
             {"x": x, "weight": weight, "residual": residual}, written, rows, vectors,
         ),
         OpCall(
+            "layer_norm_quantized",
+            lambda a: fk.layer_norm_quantized(a.x, a.weight, a.bias, out_dtype="int8"),
+            inputs, {}, rows, vectors,
+        ),
+        OpCall(
+            "rms_norm_quantized",
+            lambda a: fk.rms_norm_quantized(a.x, a.weight, residual=a.residual, residual_out=a.residual_out),
+            {"x": x, "weight": weight, "residual": residual}, {"residual_out": _empty(2, 3, 4, 16)}, rows, vectors,
+        ),
+        OpCall(
             "layer_norm_backward",
             lambda a: fk.layer_norm_backward(
                 a.grad, a.h, a.weight, a.mean, a.rstd, grad_residual_out=a.extra, need_weight=False, need_bias=False

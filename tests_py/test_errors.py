@@ -99,6 +99,7 @@ CASES = [
     (lambda: fk.argmax(f(2, 3), 1, out=f(2)), "argmax: out"),
     (lambda: fk.layer_norm(f(2, 3), f(2)), "weight"),
     (lambda: fk.layer_norm(f(2, 3), eps=-1.0), "eps"),
+    (lambda: fk.rms_norm(f(2, 3), weight_offset=1.0), "weight_offset=1.0* but weight is absent"),
     (lambda: fk.rms_norm(f(2, 3), residual=f(3, 3)), "residual"),
     (lambda: fk.rms_norm(f(2, 3), residual_out=f(2, 3)), "residual_out without residual"),
     (lambda: fk.cross_entropy(f(2, 3), i(0, 3)), "targets"),

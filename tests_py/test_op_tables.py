@@ -20,9 +20,12 @@ NO_NUMBERS = {"check_block_table"}  # it looks at a table and raises: nothing fo
 # sample's sums are of 64-bit integers in bins of shared memory, which Triton has no way to add to in place.
 # A loss takes up the chunks of a product; Triton's `linear` and `cross_entropy` have the logits between them.
 LINEAR_LOSSES = {op for op in OPS if op.startswith(("linear_cross_entropy", "linear_selected_log_prob"))}
+# Norms with an output of 8 bits have no twin yet.
+QUANTIZED_NORMS = {"layer_norm_quantized", "rms_norm_quantized"}
 # quantized_linear takes bytes apart in registers, and has no twin yet; nor have attention_mla_decode and
 # attention_cascade, which is attention_paged and merge_states in one call.
-NO_TWIN = NO_NUMBERS | LINEAR_LOSSES | {"sample", "quantized_linear", "attention_mla_decode", "attention_cascade"}
+ATTENTION = {"attention_mla_decode", "attention_cascade"}
+NO_TWIN = NO_NUMBERS | LINEAR_LOSSES | QUANTIZED_NORMS | ATTENTION | {"sample", "quantized_linear"}
 
 
 @pytest.mark.parametrize("op", KERNEL_OPS)

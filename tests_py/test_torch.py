@@ -394,6 +394,8 @@ def test_gradcheck() -> None:
         gradcheck(lambda x, w, b, a=activation: fkt.linear(x, w, b, activation=a), (3, 4), (2, 4), (2,))
     gradcheck(lambda x, w, b, r: fkt.layer_norm(x, w, b, residual=r, eps=0.1), (3, 4), (4,), (4,), (3, 4))
     gradcheck(lambda x, w, r: fkt.rms_norm(x, w, residual=r, eps=0.1), (3, 4), (4,), (3, 4))
+    gradcheck(lambda x, w, b: fkt.layer_norm(x, w, b, eps=0.1, weight_offset=1.0), (3, 4), (4,), (4,))
+    gradcheck(lambda x, w: fkt.rms_norm(x, w, eps=0.1, weight_offset=1.0), (3, 4), (4,))
     gradcheck(lambda q, k: fkt.rope(q, k), (1, 2, 3, 4), (1, 1, 3, 4))
     gradcheck(fkt.swiglu, (3, 4), (3, 4))
     gradcheck(fkt.softmax, (3, 4))

@@ -61,6 +61,12 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
         "layer_norm_residual": (ops.layer_norm, (x, randn(3, 8), randn(8), randn(8), 1e-5)),
         "rms_norm": (ops.rms_norm, (x, None, randn(8), 1e-6)),
         "rms_norm_residual": (ops.rms_norm, (x, randn(3, 8), randn(8), 1e-6)),
+        "rms_norm_quantized": (ops.rms_norm_quantized, (x.detach(), None, torch.ones(8), None, torch.int8, 1e-6)),
+        "layer_norm_quantized": (
+            ops.layer_norm_quantized,
+            (x.detach(), randn(3, 8, grad=False), *[torch.ones(8)] * 2, torch.tensor(0.1), torch.int8, 1e-5, 1.0),
+        ),
+        "rms_norm_weight_offset": (ops.rms_norm, (x, None, torch.ones(8, dtype=torch.bfloat16), 1e-6, 1.0)),
         "rope": (ops.rope, (q, randn(1, 2, 5, 8), None, None, 1e4, None, False, False)),
         "rope_table": (ops.rope_table, (q, randn(1, 2, 5, 8), cos, cos, None, False, False)),
         "swiglu": (ops.swiglu, (x, randn(3, 8))),
@@ -75,6 +81,15 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
 def test_opcheck(name: str) -> None:
     op, arguments = opcheck_cases()[name]
     torch.library.opcheck(op.default, arguments)
+
+
+def test_quantized_norm_compiles() -> None:
+    x, weight = torch.randn(5, 64), torch.randn(64)
+    expected = fk.rms_norm_quantized(x, weight, weight_offset=1.0)
+    norm = lambda x: fkt.rms_norm_quantized(x * 1, weight, weight_offset=1.0)
+    got = torch.compile(norm, fullgraph=True, backend="aot_eager")(x)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.dtype == theirs.dtype and torch.equal(ours.float(), theirs.float())
 
 
 def test_sample_compiles_and_has_no_gradient() -> None:

@@ -46,7 +46,12 @@ cases = pytest.mark.parametrize("name", OPS)
 def test_every_op_is_here():
     names = {name for name in fkt.__all__ if name[0].islower()}
     composed = {"scaled_dot_product_attention"}  # of attention, whose sentences it says: test_sdpa.py
-    no_gradient = {"pack_mask", "sample"}  # their results are integers: test_torch_compile.py
+    no_gradient = {
+        "layer_norm_quantized",
+        "pack_mask",
+        "rms_norm_quantized",
+        "sample",
+    }  # their results are of 8 bits, or integers: test_torch_compile.py
     assert set(OPS) | CACHES | no_gradient == names - composed == set(_dynamo.TRACEABLE)
 
 

@@ -44,6 +44,7 @@ SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"linear(?:_bwd)?/cuda/generic", (CUDA + "linear/generic/",)),
     (r"(norm|softmax)(?:_bwd)?/cuda/sm90a", (CUDA + r"\1/sm90a/",)),
     (r"norm_bwd/cuda", (CUDA + "norm/norm_bwd",)),
+    (r"norm/cuda/generic/quantized", (CUDA + "norm/norm_quantized",)),
     (r"norm/cuda", (CUDA + "norm/norm_fwd",)),
     (r"softmax(?:_bwd)?/cuda", (CUDA + "softmax/softmax.",)),
     (r"cross_entropy(?:_bwd)?/cuda", (CUDA + "loss/cross_entropy.",)),

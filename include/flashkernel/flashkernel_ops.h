@@ -217,9 +217,9 @@ FK_API fk_status fk_log_softmax_backward(const fk_tensor* grad_out, const fk_ten
 // ---- LayerNorm and RMSNorm over the last dim, with an optional fused residual add, and their gradients.
 
 // h = x + residual, rounded to x's dtype as residual_out stores it (or h = x); out = (h - mean(h)) / sqrt(var(h) +
-// eps) * weight + bias. x [..., features]; weight and bias [features], x's dtype or fp32, may be absent. Statistics
-// in fp32, two passes (no E[x^2] - E[x]^2). Last dims are contiguous, mean and rstd wholly so. out and residual_out
-// may each be the same tensor as x or residual, but not as each other.
+// eps) * weight + bias. x [..., features]; weight and bias [features], each float32, float16 or bfloat16 whatever x
+// is, may be absent. Statistics in fp32, two passes (no E[x^2] - E[x]^2). Last dims are contiguous, mean and rstd
+// wholly so. out and residual_out may each be the same tensor as x or residual, but not as each other.
 FK_API fk_status fk_layer_norm(const fk_tensor* x, const fk_tensor* residual, const fk_tensor* weight,
     const fk_tensor* bias, const fk_tensor* out, const fk_norm_saved* saved, float eps,
     const fk_context* context);
@@ -227,6 +227,21 @@ FK_API fk_status fk_layer_norm(const fk_tensor* x, const fk_tensor* residual, co
 // h = x + residual (or x); out = h / sqrt(mean(h^2) + eps) * weight (Zhang and Sennrich, 2019).
 FK_API fk_status fk_rms_norm(const fk_tensor* x, const fk_tensor* residual, const fk_tensor* weight,
     const fk_tensor* out, const fk_norm_saved* saved, float eps, const fk_context* context);
+
+// As layer_norm, with an output in 8 bits: element * scale is the number. out: float8_e4m3fn or int8, x's shape, last
+// dim contiguous; it shares no memory with x or residual. Either `scale` is given, one float32 number (0 or 1 dims)
+// that is read on the device, or `scales` is written: float32, x's shape less the last dim, contiguous, each the
+// largest magnitude of its row over 448 or 127, at least 2^-100. The norm is not rounded to x's dtype on the way.
+// Elements are rounded to nearest even and saturated to +-448 or +-127 (infinities too); float8_e4m3fn keeps NaN,
+// int8 stores 0 for it, and a scale of its own becomes NaN.
+FK_API fk_status fk_layer_norm_quantized(const fk_tensor* x, const fk_tensor* residual, const fk_tensor* weight,
+    const fk_tensor* bias, const fk_tensor* scale, const fk_tensor* out, const fk_tensor* scales,
+    const fk_norm_saved* saved, float eps, const fk_context* context);
+
+// As rms_norm, with an output in 8 bits: as layer_norm_quantized has it.
+FK_API fk_status fk_rms_norm_quantized(const fk_tensor* x, const fk_tensor* residual, const fk_tensor* weight,
+    const fk_tensor* scale, const fk_tensor* out, const fk_tensor* scales, const fk_norm_saved* saved,
+    float eps, const fk_context* context);
 
 // `h` is what was normalised (x, or residual_out). `grad_residual_out` is added to the gradient of h; may be absent.
 // Where gradients of weight or bias are wanted, the leading dims must fold into rows with one stride.

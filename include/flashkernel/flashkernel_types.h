@@ -160,19 +160,21 @@ typedef struct fk_kv_append_places {
   const fk_tensor* seq_lens_after;  // int32 [batch], written: how many tokens each has after the call; or NULL
 } fk_kv_append_places;
 
-// What a norm writes beside its output; a NULL tensor is not written.
+// What a norm writes beside its output, and what it adds to its weight; a NULL tensor is not written.
 typedef struct fk_norm_saved {
   size_t size;
   const fk_tensor* residual_out;  // x + residual, shape and dtype of x (needed when residual is given)
   const fk_tensor* mean;          // float32, x's shape less the last dim (LayerNorm only)
   const fk_tensor* rstd;          // float32, x's shape less the last dim
+  float weight_offset;            // h is scaled by weight + weight_offset; default 0
 } fk_norm_saved;
 
 typedef struct fk_norm_gradients {
   size_t size;
   const fk_tensor* x;       // gradient of x and of residual (they are equal); shape and dtype of x
-  const fk_tensor* weight;  // shape of weight, its dtype or float32; NULL: not computed
+  const fk_tensor* weight;  // shape of weight, any floating dtype; NULL: not computed
   const fk_tensor* bias;    // the same for the bias
+  float weight_offset;      // as given to the norm; default 0
 } fk_norm_gradients;
 
 typedef struct fk_linear_gradients {

@@ -6,17 +6,19 @@
 
 namespace flashkernel {
 
-/// What a norm writes beside its output; absent views are not written.
+/// What a norm writes beside its output, and what it adds to its weight; absent views are not written.
 struct NormSaved {
   TensorView residual_out;  ///< x + residual, shape and dtype of x (required when `residual` is given)
   TensorView mean;          ///< fp32, x's shape less the last dim (LayerNorm only)
   TensorView rstd;          ///< fp32, x's shape less the last dim
+  float weight_offset = 0;  ///< h is scaled by weight + weight_offset: 1 for weights that are stored less 1 (Gemma)
 };
 
 /// h = x + residual, rounded to x's dtype as residual_out stores it (or h = x);
-/// out = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias. x [..., features]; weight and bias [features], x's dtype
-/// or fp32, may be absent. Statistics in fp32, two passes (no E[x^2] - E[x]^2). Last dims are contiguous, mean and rstd
-/// wholly so. out and residual_out may each be the same tensor as x or residual, but not as each other.
+/// out = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias. x [..., features]; weight and bias [features], each
+/// float32, float16 or bfloat16 whatever x is, may be absent. Statistics in fp32, two passes (no E[x^2] - E[x]^2). Last
+/// dims are contiguous, mean and rstd wholly so. out and residual_out may each be the same tensor as x or residual, but
+/// not as each other.
 FK_API void layer_norm(const TensorView& x, const TensorView& residual, const TensorView& weight,
                        const TensorView& bias, const TensorView& out, const NormSaved& saved = {}, float eps = 1e-5f,
                        const ExecutionContext& context = {});
@@ -25,9 +27,25 @@ FK_API void layer_norm(const TensorView& x, const TensorView& residual, const Te
 FK_API void rms_norm(const TensorView& x, const TensorView& residual, const TensorView& weight, const TensorView& out,
                      const NormSaved& saved = {}, float eps = 1e-6f, const ExecutionContext& context = {});
 
+/// As layer_norm, with an output in 8 bits: element * scale is the number. out: float8_e4m3fn or int8, x's shape, last
+/// dim contiguous; it shares no memory with x or residual. Either `scale` is given, one float32 number (0 or 1 dims)
+/// that is read on the device, or `scales` is written: float32, x's shape less the last dim, contiguous, each the
+/// largest magnitude of its row over 448 or 127, at least 2^-100. The norm is not rounded to x's dtype on the way.
+/// Elements are rounded to nearest even and saturated to +-448 or +-127 (infinities too); float8_e4m3fn keeps NaN, int8
+/// stores 0 for it, and a scale of its own becomes NaN.
+FK_API void layer_norm_quantized(const TensorView& x, const TensorView& residual, const TensorView& weight,
+                                 const TensorView& bias, const TensorView& scale, const TensorView& out,
+                                 const TensorView& scales, const NormSaved& saved = {}, float eps = 1e-5f,
+                                 const ExecutionContext& context = {});
+/// As rms_norm, with an output in 8 bits: as layer_norm_quantized has it.
+FK_API void rms_norm_quantized(const TensorView& x, const TensorView& residual, const TensorView& weight,
+                               const TensorView& scale, const TensorView& out, const TensorView& scales,
+                               const NormSaved& saved = {}, float eps = 1e-6f, const ExecutionContext& context = {});
+
 struct NormGradients {
   TensorView x;             ///< gradient of x and of residual (they are equal); shape and dtype of x
-  TensorView weight, bias;  ///< shape of weight, its dtype or fp32; absent ones are not computed
+  TensorView weight, bias;  ///< shape of weight, any floating dtype; absent ones are not computed
+  float weight_offset = 0;  ///< as given to the norm
 };
 
 /// `h` is what was normalised (x, or residual_out). `grad_residual_out` is added to the gradient of h; may be absent.

@@ -238,6 +238,15 @@ def _norm(inputs: Inputs, shape: tuple[int, int] = (7, 64)) -> _Pairs:
     return [(layer, reference.layer_norm(h, w[1], b[1])[0]), (hidden, h), *_both(inputs, "rms_norm", x, w)]
 
 
+def _norm_quantized(inputs: Inputs, shape: tuple[int, int] = (7, 64)) -> _Pairs:
+    """What the elements stand for, which may be half of an int8 step off."""
+    x, w = inputs.randn(*shape), inputs.randn(shape[1])
+    elements, scales = fk.rms_norm_quantized(x[0], w[0], out_dtype="int8", **inputs.options)
+    truth, true_scales = reference.rms_norm_quantized(x[1], w[1], out_dtype="int8")
+    off = np.abs(inputs.get(elements) - truth)
+    return [(scales, true_scales), (inputs.float32(np.maximum(off, 1)), np.ones_like(truth))]
+
+
 def _norm_bwd(inputs: Inputs, features: int = 64) -> _Pairs:
     g, x, w = inputs.randn(7, features), inputs.randn(7, features), inputs.randn(features)
     _, mean, rstd = (_float32(inputs, value) for value in reference.layer_norm(x[1]))
@@ -406,7 +415,10 @@ CASES: dict[str, list[_Case]] = {
     "reduce": [_reduce_scattered],
     "softmax": [_softmax_fwd, *(partial(_softmax_fwd, shape=shape) for shape in _ROWS)],
     "softmax_bwd": [_softmax_bwd, *(partial(_softmax_bwd, shape=shape) for shape in _ROWS)],
-    "norm": [_norm, *(partial(_norm, shape=shape) for shape in (_LONG_ROWS, *_ROWS_OF_A_CLUSTER))],
+    "norm": [
+        *(partial(_norm, shape=shape) for shape in _ROWS),
+        *(partial(_norm_quantized, shape=shape) for shape in (_WHOLE_VECTORS, _LONG_ROWS)),
+    ],
     "norm_bwd": [_norm_bwd, partial(_norm_bwd, features=1024)],
     "cross_entropy": [_cross_entropy],
     "cross_entropy_bwd": [_cross_entropy_bwd],

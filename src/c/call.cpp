@@ -177,13 +177,13 @@ KvScales Call::kv_scales(const char* name, const fk_kv_scales* given) const {
 NormSaved Call::norm_saved(const char* name, const fk_norm_saved* given) const {
   if (!given) return {};
   const fk_norm_saved c = take(name, *given, fk_norm_saved{});
-  return {tensor("residual_out", c.residual_out), tensor("mean", c.mean), tensor("rstd", c.rstd)};
+  return {tensor("residual_out", c.residual_out), tensor("mean", c.mean), tensor("rstd", c.rstd), c.weight_offset};
 }
 
 NormGradients Call::norm_gradients(const char* name, const fk_norm_gradients* given) const {
   if (!given) return {};
   const fk_norm_gradients c = take(name, *given, fk_norm_gradients{});
-  return {tensor("grad_x", c.x), tensor("grad_weight", c.weight), tensor("grad_bias", c.bias)};
+  return {tensor("grad_x", c.x), tensor("grad_weight", c.weight), tensor("grad_bias", c.bias), c.weight_offset};
 }
 
 LinearGradients Call::linear_gradients(const char* name, const fk_linear_gradients* given) const {

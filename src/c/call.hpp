@@ -38,6 +38,10 @@ template <class Struct>
 inline constexpr std::size_t kFirstSize = sizeof(Struct);
 template <>
 inline constexpr std::size_t kFirstSize<fk_attention_options> = offsetof(fk_attention_options, k_starts);
+template <>
+inline constexpr std::size_t kFirstSize<fk_norm_saved> = offsetof(fk_norm_saved, weight_offset);
+template <>
+inline constexpr std::size_t kFirstSize<fk_norm_gradients> = offsetof(fk_norm_gradients, weight_offset);
 
 /// InvalidArgument unless `size` is that of a version of the struct that this library knows.
 void check_size(const char* what, std::size_t size, std::size_t first, std::size_t known);

@@ -283,6 +283,28 @@ fk_status fk_rms_norm(const fk_tensor* x, const fk_tensor* residual, const fk_te
   });
 }
 
+fk_status fk_layer_norm_quantized(const fk_tensor* x, const fk_tensor* residual, const fk_tensor* weight,
+    const fk_tensor* bias, const fk_tensor* scale, const fk_tensor* out, const fk_tensor* scales,
+    const fk_norm_saved* saved, float eps, const fk_context* context) {
+  return guarded([&] {
+    const Call c("layer_norm_quantized");
+    flashkernel::layer_norm_quantized(c.tensor("x", x), c.tensor("residual", residual), c.tensor("weight", weight),
+        c.tensor("bias", bias), c.tensor("scale", scale), c.tensor("out", out), c.tensor("scales", scales),
+        c.norm_saved("saved", saved), eps, c.context("context", context));
+  });
+}
+
+fk_status fk_rms_norm_quantized(const fk_tensor* x, const fk_tensor* residual, const fk_tensor* weight,
+    const fk_tensor* scale, const fk_tensor* out, const fk_tensor* scales, const fk_norm_saved* saved,
+    float eps, const fk_context* context) {
+  return guarded([&] {
+    const Call c("rms_norm_quantized");
+    flashkernel::rms_norm_quantized(c.tensor("x", x), c.tensor("residual", residual), c.tensor("weight", weight),
+        c.tensor("scale", scale), c.tensor("out", out), c.tensor("scales", scales), c.norm_saved("saved", saved),
+        eps, c.context("context", context));
+  });
+}
+
 fk_status fk_layer_norm_backward(const fk_tensor* grad_out, const fk_tensor* h, const fk_tensor* weight,
     const fk_tensor* mean, const fk_tensor* rstd, const fk_tensor* grad_residual_out,
     const fk_norm_gradients* gradients, const fk_context* context) {

@@ -133,7 +133,11 @@ KernelTable<NormParams> cuda_kernels() {
     planned_rows<NormParams, 1>("norm/cuda/generic/held", cuda::norm_held_supports, cuda::plan_norm_held,
                                 cuda::norm_fwd),
     planned_rows<NormParams, 2>("norm/cuda/generic/walked", cuda::norm_walked_supports, cuda::plan_norm_walked,
-                                cuda::norm_fwd)
+                                cuda::norm_fwd),
+    planned_rows<NormParams, 1>("norm/cuda/generic/quantized_held", cuda::norm_quantized_held_supports,
+                                cuda::plan_norm_quantized_held, cuda::norm_fwd),
+    planned_rows<NormParams, 2>("norm/cuda/generic/quantized_walked", cuda::norm_quantized_walked_supports,
+                                cuda::plan_norm_quantized_walked, cuda::norm_fwd)
   };
   return table(rows);
 }

@@ -137,9 +137,7 @@ bool is_held(const SoftmaxOrItsGradient& p) {
 
 /// Whether rows of a norm's gradient are whole vectors of 16 bytes, in a form that every GPU has a kernel for.
 inline bool is_in_vectors(const NormBackwardParams& p) {
-  const bool weights = !p.weight || p.weight.dtype == p.dtype || p.weight.dtype == DType::kFloat32;
-  return p.rows > 0 && weights && is_whole_vectors(p.dtype, p.features) &&
-         (p.kind == NormKind::kLayerNorm || !p.grad_bias);
+  return p.rows > 0 && is_whole_vectors(p.dtype, p.features) && (p.kind == NormKind::kLayerNorm || !p.grad_bias);
 }
 inline bool is_held(const NormBackwardParams& p) {
   return is_in_vectors(p) && cuda::row_bytes(p.dtype, p.features) <= cuda::kMostHeldByNormBwd;

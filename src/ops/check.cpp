@@ -139,6 +139,12 @@ TypedPointer Checker::optional_vector(const char* name, const TensorView& view, 
   return {view.data, view.dtype};
 }
 
+TypedPointer Checker::optional_floating_vector(const char* name, const TensorView& view, std::int64_t length) const {
+  if (!view.defined()) return {};
+  floating(name, view);
+  return optional_vector(name, view, length, view.dtype);
+}
+
 namespace {
 
 template <class Index>

@@ -51,6 +51,8 @@ class Checker {
   void float32_or(const char* name, const TensorView& view, DType op_dtype) const;
   /// A vector of `length` in fp32 or the op's dtype, contiguous; an absent view gives a null pointer.
   TypedPointer optional_vector(const char* name, const TensorView& view, std::int64_t length, DType op_dtype) const;
+  /// The same in any floating dtype.
+  TypedPointer optional_floating_vector(const char* name, const TensorView& view, std::int64_t length) const;
   /// A written tensor must share no element with the other, in whole or in part. Interleaved slices of one buffer pass:
   /// the answer is exact. Absent views pass. What cannot be told by bounded work is refused (ops/overlap.hpp).
   void no_overlap(const char* name, const TensorView& written, const char* other_name, const TensorView& other) const;

@@ -13,17 +13,24 @@ struct NormParams {
 
   NormKind kind = NormKind::kLayerNorm;
   DType dtype = DType::kFloat32;
+  DType out_dtype = DType::kFloat8E4M3;  // of an output of 8 bits; else out is of `dtype`
   Device device{};
   std::int64_t rows = 0, features = 0;
   float eps = 1e-5f;
+  float weight_offset = 0;         // added to each weight; 0 where there are none
   const void* x = nullptr;         // [rows, features], rows stride_x_row apart, last dim contiguous (so with all below)
   const void* residual = nullptr;  // may be null
-  TypedPointer weight, bias;       // [features], contiguous; may be null
+  TypedPointer weight, bias;       // [features], contiguous, of any floating dtype; may be null
   void* out = nullptr;
   void* residual_out = nullptr;  // null when residual is
+  const float* scale = nullptr;  // of an output of 8 bits: one number; null where each row has one in `scales`
+  float* scales = nullptr;       // [rows], contiguous; null otherwise
   float* mean = nullptr;         // [rows], contiguous; may be null
   float* rstd = nullptr;         // [rows], contiguous; may be null
   std::int64_t stride_x_row = 0, stride_residual_row = 0, stride_out_row = 0, stride_residual_out_row = 0;
+
+  /// Whether the output is of 8 bits.
+  FK_HOST_DEVICE bool is_quantized() const { return scale || scales; }
 };
 
 struct NormBackwardParams {
@@ -36,7 +43,8 @@ struct NormBackwardParams {
   const void* grad_out = nullptr;
   const void* h = nullptr;
   const void* grad_residual_out = nullptr;  // may be null
-  TypedPointer weight;                      // may be null
+  TypedPointer weight;                      // of any floating dtype; may be null
+  float weight_offset = 0;                  // added to each weight; 0 where there are none
   const float* mean = nullptr;              // null for RMSNorm
   const float* rstd = nullptr;
   void* grad_x = nullptr;       // may be null

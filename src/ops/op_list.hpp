@@ -46,7 +46,7 @@ inline constexpr OpList kOps{
     Op<ReduceParams>{{"reduce_sum", "reduce_mean", "reduce_max", "argmax"}},
     Op<SoftmaxParams>{{"softmax", "log_softmax"}},
     Op<SoftmaxBackwardParams>{{"softmax_backward", "log_softmax_backward"}},
-    Op<NormParams>{{"layer_norm", "rms_norm"}},
+    Op<NormParams>{{"layer_norm", "rms_norm", "layer_norm_quantized", "rms_norm_quantized"}},
     Op<NormBackwardParams>{{"layer_norm_backward", "rms_norm_backward"}},
     Op<SampleParams>{{"sample"}},
     Op<CrossEntropyParams>{{"cross_entropy"}},

@@ -50,11 +50,13 @@ struct KvQuantization {
 };
 
 /// Largest number that an 8-bit element holds; a scale of its own maps a row's largest magnitude to it.
-FK_HOST_DEVICE constexpr float largest_element(DType dtype) { return dtype == DType::kFloat8E4M3 ? 448.0f : 127.0f; }
+FK_HOST_DEVICE static constexpr float largest_element(DType dtype) {
+  return dtype == DType::kFloat8E4M3 ? 448.0f : 127.0f;
+}
 
 /// The scale of a row whose largest magnitude is `largest` (NaN where int8 has to keep one). Never 0, nor infinite, so
 /// that 1 / scale is a number; 2^-100 is below what any row of fp16 needs and far from where fp32 loses bits.
-FK_HOST_DEVICE inline float row_scale(float largest, float largest_element) {
+FK_HOST_DEVICE static inline float row_scale(float largest, float largest_element) {
   constexpr float kLeast = 7.888609052210118e-31f, kMost = 3.4028234663852886e38f;
   const float scale = (largest > kMost ? kMost : largest) / largest_element;
   return scale < kLeast ? kLeast : scale;

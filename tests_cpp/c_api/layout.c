@@ -75,11 +75,13 @@ int main(void) {
   printf("fk_norm_saved.residual_out %u\n", (unsigned)offsetof(fk_norm_saved, residual_out));
   printf("fk_norm_saved.mean %u\n", (unsigned)offsetof(fk_norm_saved, mean));
   printf("fk_norm_saved.rstd %u\n", (unsigned)offsetof(fk_norm_saved, rstd));
+  printf("fk_norm_saved.weight_offset %u\n", (unsigned)offsetof(fk_norm_saved, weight_offset));
   printf("fk_norm_gradients %u\n", (unsigned)sizeof(fk_norm_gradients));
   printf("fk_norm_gradients.size %u\n", (unsigned)offsetof(fk_norm_gradients, size));
   printf("fk_norm_gradients.x %u\n", (unsigned)offsetof(fk_norm_gradients, x));
   printf("fk_norm_gradients.weight %u\n", (unsigned)offsetof(fk_norm_gradients, weight));
   printf("fk_norm_gradients.bias %u\n", (unsigned)offsetof(fk_norm_gradients, bias));
+  printf("fk_norm_gradients.weight_offset %u\n", (unsigned)offsetof(fk_norm_gradients, weight_offset));
   printf("fk_linear_gradients %u\n", (unsigned)sizeof(fk_linear_gradients));
   printf("fk_linear_gradients.size %u\n", (unsigned)offsetof(fk_linear_gradients, size));
   printf("fk_linear_gradients.x %u\n", (unsigned)offsetof(fk_linear_gradients, x));

@@ -1,6 +1,7 @@
 // Cases of norm and norm_bwd: LayerNorm and RMSNorm with every optional piece on and off.
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "conformance/conformance.hpp"
@@ -20,13 +21,25 @@ struct Spec {
   bool in_place = false;
   double mean = 0.3;
   std::function<void(TestTensor&)> adjust = {};
+  bool other_parameters = false;  // of a 16-bit dtype that the rows do not have, and a bias of a third one
+  float offset = 0;               // of weights
+  std::optional<DType> quantized = {};
+  double scale = 0;  // of all rows; 0: each has one
 };
+
+DType weight_dtype(const Spec& s) {
+  if (s.other_parameters) return s.dtype == DType::kBFloat16 ? DType::kFloat16 : DType::kBFloat16;
+  return s.fp32_parameters ? DType::kFloat32 : s.dtype;
+}
+DType bias_dtype(const Spec& s) {
+  if (s.other_parameters) return s.dtype == DType::kFloat32 ? DType::kFloat16 : DType::kFloat32;
+  return weight_dtype(s);
+}
 
 TensorView view_of(const TestTensor* tensor) { return tensor ? tensor->view() : TensorView(); }
 
 void build(Call& call, const Spec& s) {
   const Shape rows(s.shape.begin(), s.shape.end() - 1);
-  const DType parameter = s.fp32_parameters ? DType::kFloat32 : s.dtype;
   TestTensor& x = s.in_place ? call.in_out("x", s.dtype, s.shape, s.x) : call.input("x", s.dtype, s.shape, s.x);
   x.transform([&](double value) { return value + s.mean; });
   if (s.adjust) s.adjust(x);
@@ -36,15 +49,33 @@ void build(Call& call, const Spec& s) {
                           : &call.input("residual", s.dtype, s.shape, s.residual_layout);
     sum = s.in_place ? residual : &call.output("residual_out", s.dtype, s.shape, s.x);
   }
-  TestTensor* weight = s.weight ? &call.input("weight", parameter, {s.shape.back()}) : nullptr;
-  TestTensor* bias = s.bias && !s.rms ? &call.input("bias", parameter, {s.shape.back()}) : nullptr;
-  TestTensor* out = s.in_place ? &x : &call.output("out", s.dtype, s.shape, s.out);
+  TestTensor* weight = s.weight ? &call.input("weight", weight_dtype(s), {s.shape.back()}) : nullptr;
+  TestTensor* bias = s.bias && !s.rms ? &call.input("bias", bias_dtype(s), {s.shape.back()}) : nullptr;
+  // A number next to half way between two elements may be rounded to either: a step apart.
+  TestTensor* out = s.quantized  ? &call.output("out", *s.quantized, s.shape, s.out, 2)
+                    : s.in_place ? &x
+                                 : &call.output("out", s.dtype, s.shape, s.out);
+  TestTensor *scale = nullptr, *scales = nullptr;
+  if (s.scale != 0) {
+    scale = &call.input("scale", DType::kFloat32, {1});
+    scale->transform([&](double) { return s.scale; });
+  } else if (s.quantized) {
+    scales = &call.output("scales", DType::kFloat32, rows);
+  }
+  const bool quantized = s.quantized.has_value();
   TestTensor* mean = s.saved && !s.rms ? &call.output("mean", DType::kFloat32, rows) : nullptr;
   TestTensor* rstd = s.saved ? &call.output("rstd", DType::kFloat32, rows) : nullptr;
   const bool rms = s.rms;
+  const float offset = s.offset;
   call.run = [=, &x](const ExecutionContext& context) {
-    const NormSaved saved{view_of(sum), view_of(mean), view_of(rstd)};
-    if (rms) {
+    const NormSaved saved{view_of(sum), view_of(mean), view_of(rstd), offset};
+    if (quantized && rms) {
+      rms_norm_quantized(x.view(), view_of(residual), view_of(weight), view_of(scale), out->view(), view_of(scales),
+                         saved, 1e-5f, context);
+    } else if (quantized) {
+      layer_norm_quantized(x.view(), view_of(residual), view_of(weight), view_of(bias), view_of(scale), out->view(),
+                           view_of(scales), saved, 1e-5f, context);
+    } else if (rms) {
       rms_norm(x.view(), view_of(residual), view_of(weight), out->view(), saved, 1e-5f, context);
     } else {
       layer_norm(x.view(), view_of(residual), view_of(weight), view_of(bias), out->view(), saved, 1e-5f, context);
@@ -54,11 +85,10 @@ void build(Call& call, const Spec& s) {
 
 void build_backward(Call& call, const Spec& s) {
   const Shape rows(s.shape.begin(), s.shape.end() - 1);
-  const DType parameter = s.fp32_parameters ? DType::kFloat32 : s.dtype;
   TestTensor& grad_out = call.input("grad_out", s.dtype, s.shape, s.out);
   TestTensor& h = call.input("h", s.dtype, s.shape, s.x);
   if (s.adjust) s.adjust(h);
-  TestTensor* weight = s.weight ? &call.input("weight", parameter, {s.shape.back()}) : nullptr;
+  TestTensor* weight = s.weight ? &call.input("weight", weight_dtype(s), {s.shape.back()}) : nullptr;
   TestTensor* mean = s.rms ? nullptr : &call.input("mean", DType::kFloat32, rows);
   TestTensor& rstd = call.input("rstd", DType::kFloat32, rows);
   rstd.transform([](double value) { return 0.5 + std::abs(value); });
@@ -68,11 +98,12 @@ void build_backward(Call& call, const Spec& s) {
                           : &call.input("grad_residual_out", s.dtype, s.shape, s.residual_layout);
   }
   grad_x = s.in_place ? residual : &call.output("grad_x", s.dtype, s.shape, s.x);
-  TestTensor* grad_weight = s.weight ? &call.output("grad_weight", parameter, {s.shape.back()}) : nullptr;
-  TestTensor* grad_bias = s.bias && !s.rms ? &call.output("grad_bias", parameter, {s.shape.back()}) : nullptr;
+  TestTensor* grad_weight = s.weight ? &call.output("grad_weight", weight_dtype(s), {s.shape.back()}) : nullptr;
+  TestTensor* grad_bias = s.bias && !s.rms ? &call.output("grad_bias", bias_dtype(s), {s.shape.back()}) : nullptr;
   const bool rms = s.rms;
+  const float offset = s.offset;
   call.run = [=, &grad_out, &h, &rstd](const ExecutionContext& context) {
-    const NormGradients gradients{grad_x->view(), view_of(grad_weight), view_of(grad_bias)};
+    const NormGradients gradients{grad_x->view(), view_of(grad_weight), view_of(grad_bias), offset};
     if (rms) {
       rms_norm_backward(grad_out.view(), h.view(), view_of(weight), rstd.view(), view_of(residual), gradients, context);
     } else {
@@ -80,6 +111,63 @@ void build_backward(Call& call, const Spec& s) {
                           gradients, context);
     }
   };
+}
+
+/// Outputs of 8 bits: rows that a warp, a block or nobody holds, whole vectors and not.
+void quantized_cases(CaseList& list) {
+  each_dtype([&](DType dtype, const std::string& suffix) {
+    for (const bool rms : {false, true})
+      for (const DType to : {DType::kFloat8E4M3, DType::kInt8}) {
+        const auto add = [&](const std::string& name, Spec spec) {
+          spec.quantized = to;
+          list.add((to == DType::kInt8 ? "int8_" : "e4m3_") + std::string(rms ? "rms_" : "layer_") + name + suffix,
+                   [=](Call& call) { build(call, spec); });
+        };
+        for (const auto& [count, n] : {std::pair{7, 1},
+                                       {5, 33},
+                                       {9, 100},
+                                       {13, 512},
+                                       {9, 1024},
+                                       {5, 2048},
+                                       {5, 3000},
+                                       {3, 8192},
+                                       {3, 16384},
+                                       {2, 20008},
+                                       {2, 40000}}) {
+          Spec own{dtype, rms, {count, n}};
+          add("row_scales" + std::to_string(n), own);
+          own.residual = own.other_parameters = true;
+          own.offset = 1;
+          own.scale = 0.02;
+          add("scale_residual" + std::to_string(n), own);
+        }
+        Spec plain{dtype, rms, {3, 4, 72}};
+        plain.weight = plain.bias = plain.saved = false;
+        plain.residual = plain.fp32_parameters = true;
+        add("row_scales_plain", plain);
+        plain.out.gap = 3, plain.out.offset = 1, plain.x.gap = 5;
+        plain.shape = {12, 72};
+        add("gaps", plain);
+        plain.x = plain.out = {};
+        plain.out.gap = 8, plain.shape = {6, 1024};
+        add("gaps_of_whole_vectors", plain);
+        add("no_rows", {dtype, rms, {0, 50}});
+        add("vector", {dtype, rms, {64}});
+        // One row of zeros; NaN and an infinity in others.
+        for (const std::int64_t n : {50, 1024}) {
+          Spec special{dtype, rms, {4, n}};
+          special.adjust = [n](TestTensor& x) {
+            for (std::int64_t i = 0; i < n; ++i) x.set(i, 0);
+            x.set(n + 3, std::numeric_limits<double>::quiet_NaN());
+            x.set(2 * n + 9, std::numeric_limits<double>::infinity());
+          };
+          special.bias = false;
+          add("special_rows" + std::to_string(n), special);
+          special.scale = 0.05;
+          add("special_rows_scale" + std::to_string(n), special);
+        }
+      }
+  });
 }
 
 template <void (*kBuild)(Call&, const Spec&)>
@@ -174,6 +262,19 @@ void cases(CaseList& list) {
         longest.residual = true;
         add("long_rows_longest_residual", longest);
       }
+      // Weights of other dtypes than the rows, and an offset of theirs, in every kernel.
+      for (const auto& [count, n] :
+           {std::pair{12, 70}, {41, 512}, {37, 1024}, {19, 4096}, {9, 8192}, {7, 16384}, {3, 40000}, {1, 131072}}) {
+        Spec other{dtype, rms, {count, n}};
+        other.offset = 1;
+        add("weight_offset" + std::to_string(n), other);
+        other.residual = true;
+        add("weight_offset_residual" + std::to_string(n), other);
+        other.other_parameters = true;
+        add("other_parameters_residual" + std::to_string(n), other);
+        other.residual = false;
+        add("other_parameters" + std::to_string(n), other);
+      }
       add("vector", {dtype, rms, {50}});
       add("no_rows", {dtype, rms, {0, 50}});
       Spec spec{dtype, rms, {3, 4, 70}};
@@ -220,6 +321,7 @@ void cases(CaseList& list) {
 }
 
 const OpCases forward("norm", cases<build>);
+const OpCases forward_quantized("norm", quantized_cases);
 const OpCases backward("norm_bwd", cases<build_backward>);
 
 }  // namespace

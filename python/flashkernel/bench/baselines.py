@@ -253,6 +253,14 @@ def rms_norm(x: Any, weight: Any) -> Any:
     return require_torch().nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-6)
 
 
+def rms_norm_quantized(x: Any, weight: Any) -> Any:
+    """(elements, scales): float8_e4m3fn, a scale a row."""
+    torch = require_torch()
+    y = torch.nn.functional.rms_norm(x.float(), (x.shape[-1],), weight.float(), 1e-6)
+    scales = (y.abs().amax(-1) / 448.0).clamp_min(2.0**-100)
+    return (y / scales[:, None]).clamp(-448.0, 448.0).to(torch.float8_e4m3fn), scales
+
+
 def layer_norm_residual(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
     hidden = x + residual
     return layer_norm(hidden, weight, bias), hidden

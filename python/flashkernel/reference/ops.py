@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flashkernel.reference._common import Float, f64
+from flashkernel.reference.kv_ops import kv_quantize
 
 __all__ = [
     "activate",
@@ -18,6 +19,7 @@ __all__ = [
     "cross_entropy_backward",
     "layer_norm",
     "layer_norm_backward",
+    "layer_norm_quantized",
     "linear",
     "linear_backward",
     "log_softmax",
@@ -28,6 +30,7 @@ __all__ = [
     "reduce_sum",
     "rms_norm",
     "rms_norm_backward",
+    "rms_norm_quantized",
     "rope",
     "rope_table",
     "sample",
@@ -330,22 +333,58 @@ def layer_norm(
     bias: ArrayLike | None = None,
     *,
     eps: float = 1e-5,
+    weight_offset: float = 0.0,
 ) -> tuple[Float, Float, Float]:
     """(out, mean, rstd) over the last dim."""
     h = f64(x)
     mean = h.mean(-1)
     rstd = 1.0 / np.sqrt(((h - mean[..., None]) ** 2).mean(-1) + eps)
     out = (h - mean[..., None]) * rstd[..., None]
-    out = out if weight is None else out * f64(weight)
+    out = out if weight is None else out * (f64(weight) + weight_offset)
     return out if bias is None else out + f64(bias), mean, rstd
 
 
-def rms_norm(x: ArrayLike, weight: ArrayLike | None = None, *, eps: float = 1e-6) -> tuple[Float, Float]:
+def rms_norm(
+    x: ArrayLike, weight: ArrayLike | None = None, *, eps: float = 1e-6, weight_offset: float = 0.0
+) -> tuple[Float, Float]:
     """(out, rstd) over the last dim."""
     h = f64(x)
     rstd = 1.0 / np.sqrt((h * h).mean(-1) + eps)
     out = h * rstd[..., None]
-    return out if weight is None else out * f64(weight), rstd
+    return out if weight is None else out * (f64(weight) + weight_offset), rstd
+
+
+def layer_norm_quantized(
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    out_dtype: str = "float8_e4m3fn",
+    scale: ArrayLike | None = None,
+    eps: float = 1e-5,
+    weight_offset: float = 0.0,
+) -> tuple[Float, Float]:
+    """(elements, scale): the norm is element * scale. Elements are rounded as `kv_quantize` says."""
+    out, _, _ = layer_norm(x, weight, bias, eps=eps, weight_offset=weight_offset)
+    return _quantize(out, out_dtype, scale)
+
+
+def rms_norm_quantized(
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    *,
+    out_dtype: str = "float8_e4m3fn",
+    scale: ArrayLike | None = None,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+) -> tuple[Float, Float]:
+    """As `layer_norm_quantized`."""
+    return _quantize(rms_norm(x, weight, eps=eps, weight_offset=weight_offset)[0], out_dtype, scale)
+
+
+def _quantize(values: Float, out_dtype: str, scale: ArrayLike | None) -> tuple[Float, Float]:
+    elements, scales = kv_quantize(values, out_dtype, None if scale is None else f64(scale).reshape(()))
+    return elements, scales if scale is None else f64(scale)
 
 
 def layer_norm_backward(
@@ -356,11 +395,12 @@ def layer_norm_backward(
     rstd: ArrayLike,
     *,
     grad_residual_out: ArrayLike | None = None,
+    weight_offset: float = 0.0,
 ) -> tuple[Float, Float, Float]:
     """(grad_x, grad_weight, grad_bias)."""
     g, r = f64(grad_out), f64(rstd)[..., None]
     n = (f64(h) - f64(mean)[..., None]) * r
-    gw = g if weight is None else g * f64(weight)
+    gw = g if weight is None else g * (f64(weight) + weight_offset)
     grad_x = r * (gw - gw.mean(-1, keepdims=True) - n * (gw * n).mean(-1, keepdims=True))
     grad_x = grad_x if grad_residual_out is None else grad_x + f64(grad_residual_out)
     features = g.shape[-1]
@@ -374,11 +414,12 @@ def rms_norm_backward(
     rstd: ArrayLike,
     *,
     grad_residual_out: ArrayLike | None = None,
+    weight_offset: float = 0.0,
 ) -> tuple[Float, Float]:
     """(grad_x, grad_weight)."""
     g, r = f64(grad_out), f64(rstd)[..., None]
     n = f64(h) * r
-    gw = g if weight is None else g * f64(weight)
+    gw = g if weight is None else g * (f64(weight) + weight_offset)
     grad_x = r * (gw - n * (gw * n).mean(-1, keepdims=True))
     grad_x = grad_x if grad_residual_out is None else grad_x + f64(grad_residual_out)
     return grad_x, (g * n).reshape(-1, g.shape[-1]).sum(0)

@@ -17,7 +17,7 @@ from .linear import Linear, linear
 from .linear_loss import LinearCrossEntropyLoss, linear_cross_entropy, linear_selected_log_prob
 from .loss import cross_entropy
 from .mla import attention_mla_decode
-from .norm import RMSNorm, layer_norm, rms_norm
+from .norm import RMSNorm, layer_norm, layer_norm_quantized, rms_norm, rms_norm_quantized
 from .quantized_linear import quantized_linear
 from .rope import rope, rope_table
 from .sampling import sample
@@ -38,6 +38,7 @@ __all__ = [
     "kv_append",
     "kv_read",
     "layer_norm",
+    "layer_norm_quantized",
     "linear",
     "linear_cross_entropy",
     "linear_selected_log_prob",
@@ -45,6 +46,7 @@ __all__ = [
     "pack_mask",
     "quantized_linear",
     "rms_norm",
+    "rms_norm_quantized",
     "rope",
     "rope_table",
     "sample",

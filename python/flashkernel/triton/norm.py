@@ -33,9 +33,11 @@ def _read(x_ptr, residual_ptr, h_ptr, col, n, HAS_RESIDUAL: tl.constexpr):
 
 
 @device_function
-def _write(out_ptr, weight_ptr, bias_ptr, value, col, n, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):
+def _write(
+    out_ptr, weight_ptr, bias_ptr, value, offset, col, n, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr
+):  # fmt: skip
     if HAS_WEIGHT:
-        value = value * widen(tl.load(weight_ptr + col, mask=col < n, other=0.0))
+        value = value * (widen(tl.load(weight_ptr + col, mask=col < n, other=0.0)) + offset)
     if HAS_BIAS:
         value = value + widen(tl.load(bias_ptr + col, mask=col < n, other=0.0))
     tl.store(out_ptr + col, narrow(value, out_ptr.dtype.element_ty), mask=col < n)
@@ -44,6 +46,7 @@ def _write(out_ptr, weight_ptr, bias_ptr, value, col, n, HAS_WEIGHT: tl.constexp
 @triton.jit
 def _norm(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, h_ptr, mean_ptr, rstd_ptr, x_t, residual_t, out_t, h_t, n, eps,
+    weight_offset,
     HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATS: tl.constexpr,
     IS_RMS: tl.constexpr, IS_ONE_TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -64,7 +67,7 @@ def _norm(
         centred = tl.where(col < n, h - mean, 0.0)
         variance = tl.sum(centred * centred, 0) / n
         rstd = 1.0 / tl.sqrt_rn(variance + eps)
-        _write(out_ptr, weight_ptr, bias_ptr, centred * rstd, col, n, HAS_WEIGHT, HAS_BIAS)
+        _write(out_ptr, weight_ptr, bias_ptr, centred * rstd, weight_offset, col, n, HAS_WEIGHT, HAS_BIAS)
     else:
         total = tl.full([BLOCK], 0.0, tl.float32)
         for start in range(0, n, BLOCK):
@@ -80,7 +83,9 @@ def _norm(
         rstd = 1.0 / tl.sqrt_rn(tl.sum(squares, 0) / n + eps)
         for start in range(0, n, BLOCK):
             h = widen(tl.load(h_ptr + start + col, mask=start + col < n, other=0.0))
-            _write(out_ptr, weight_ptr, bias_ptr, (h - mean) * rstd, start + col, n, HAS_WEIGHT, HAS_BIAS)
+            _write(
+                out_ptr, weight_ptr, bias_ptr, (h - mean) * rstd, weight_offset, start + col, n, HAS_WEIGHT, HAS_BIAS
+            )
     if HAS_STATS:
         tl.store(rstd_ptr + row, rstd)
         if not IS_RMS:
@@ -89,7 +94,7 @@ def _norm(
 
 @triton.jit
 def _input_gradient(
-    grad_ptr, h_ptr, weight_ptr, mean_ptr, rstd_ptr, residual_ptr, out_ptr, grad_t, h_t, residual_t, n,
+    grad_ptr, h_ptr, weight_ptr, mean_ptr, rstd_ptr, residual_ptr, out_ptr, grad_t, h_t, residual_t, n, weight_offset,
     HAS_WEIGHT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_RMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """rstd (g - mean(g) - n mean(g n)) + residual's gradient, with g = grad weight and n = (h - mean) rstd."""
@@ -106,7 +111,7 @@ def _input_gradient(
         col = start + tl.arange(0, BLOCK)
         g = widen(tl.load(grad_ptr + col, mask=col < n, other=0.0))
         if HAS_WEIGHT:
-            g = g * widen(tl.load(weight_ptr + col, mask=col < n, other=0.0))
+            g = g * (widen(tl.load(weight_ptr + col, mask=col < n, other=0.0)) + weight_offset)
         h = widen(tl.load(h_ptr + col, mask=col < n, other=0.0))
         sums += g
         products += g * tl.where(col < n, (h - mean) * rstd, 0.0)
@@ -118,7 +123,7 @@ def _input_gradient(
         col = start + tl.arange(0, BLOCK)
         g = widen(tl.load(grad_ptr + col, mask=col < n, other=0.0))
         if HAS_WEIGHT:
-            g = g * widen(tl.load(weight_ptr + col, mask=col < n, other=0.0))
+            g = g * (widen(tl.load(weight_ptr + col, mask=col < n, other=0.0)) + weight_offset)
         h = widen(tl.load(h_ptr + col, mask=col < n, other=0.0))
         value = rstd * (g - level - (h - mean) * rstd * along)
         if HAS_RESIDUAL:
@@ -158,9 +163,14 @@ def _weight_gradients(
 def _parameter(call: Call, name: str, p: Any, x: torch.Tensor) -> Any:
     if p is None:
         return None
-    p = call.floats(name, p, 1, like=x, or_float32=True)
+    p = call.floats(name, p, 1)
     call.shape(name, p, x.shape[-1:])
     return p
+
+
+def _check_offset(call: Call, weight: Any, offset: float) -> None:
+    call.need(math.isfinite(offset), f"weight_offset={offset}; a finite number is needed")
+    call.need(offset == 0 or weight is not None, f"weight_offset={offset} but weight is absent; a weight is needed")
 
 
 def _warps(block: int) -> int:
@@ -168,14 +178,15 @@ def _warps(block: int) -> int:
 
 
 def _forward(
-    op: str, x: Any, weight: Any, bias: Any, eps: float, residual: Any, return_stats: bool, out: Any, residual_out: Any,
-    stream: Any, dtype: Any,
+    op: str, x: Any, weight: Any, bias: Any, eps: float, weight_offset: float, residual: Any, return_stats: bool,
+    out: Any, residual_out: Any, stream: Any, dtype: Any,
 ) -> Any:  # fmt: skip
     call = Call(op, stream, dtype)
     is_rms = op == "rms_norm"
     x = call.floats("x", x, (1, 8))
     call.need(math.isfinite(eps) and eps >= 0, f"eps={eps}; 0 or a positive number is needed")
     weight, bias = _parameter(call, "weight", weight, x), _parameter(call, "bias", bias, x)
+    _check_offset(call, weight, weight_offset)
     if residual is not None:
         residual = call.floats("residual", residual, x.dim(), like=x)
         call.shape("residual", residual, x.shape)
@@ -197,7 +208,8 @@ def _forward(
             _norm, x_rows.shape[0], x_ptr=x_rows, residual_ptr=residual_rows, weight_ptr=weight, bias_ptr=bias,
             out_ptr=out_rows, h_ptr=h_rows, mean_ptr=mean, rstd_ptr=rstd, x_t=x_rows.stride(0),
             residual_t=0 if residual_rows is None else residual_rows.stride(0), out_t=out_rows.stride(0),
-            h_t=0 if h_rows is None else h_rows.stride(0), n=n, eps=float(eps), HAS_RESIDUAL=residual is not None,
+            h_t=0 if h_rows is None else h_rows.stride(0), n=n, eps=float(eps), weight_offset=float(weight_offset),
+            HAS_RESIDUAL=residual is not None,
             HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, HAS_STATS=return_stats, IS_RMS=is_rms,
             IS_ONE_TILE=n <= block, BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip
@@ -206,8 +218,8 @@ def _forward(
 
 
 def _backward(
-    op: str, grad_out: Any, h: Any, weight: Any, mean: Any, rstd: Any, grad_residual_out: Any, need_weight: bool,
-    need_bias: bool, stream: Any, dtype: Any,
+    op: str, grad_out: Any, h: Any, weight: Any, mean: Any, rstd: Any, grad_residual_out: Any,
+    weight_offset: float, need_weight: bool, need_bias: bool, stream: Any, dtype: Any,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     call = Call(op, stream, dtype)
     is_rms = op == "rms_norm_backward"
@@ -215,6 +227,7 @@ def _backward(
     grad_out = call.floats("grad_out", grad_out, h.dim(), like=h)
     call.shape("grad_out", grad_out, h.shape)
     weight = _parameter(call, "weight", weight, h)
+    _check_offset(call, weight, weight_offset)
     rstd = call.float32("rstd", rstd, h.shape[:-1])
     mean = None if is_rms else call.float32("mean", mean, h.shape[:-1])
     for name, x in (("mean", mean), ("rstd", rstd)):
@@ -239,8 +252,9 @@ def _backward(
     call.launch(
         _input_gradient, rows, grad_ptr=g, h_ptr=h_rows, weight_ptr=weight, mean_ptr=mean, rstd_ptr=rstd,
         residual_ptr=extra, out_ptr=grad_x, grad_t=g.stride(0), h_t=h_rows.stride(0),
-        residual_t=0 if extra is None else extra.stride(0), n=n, HAS_WEIGHT=weight is not None,
-        HAS_RESIDUAL=extra is not None, IS_RMS=is_rms, BLOCK=block, num_warps=_warps(block),
+        residual_t=0 if extra is None else extra.stride(0), n=n, weight_offset=float(weight_offset),
+        HAS_WEIGHT=weight is not None, HAS_RESIDUAL=extra is not None, IS_RMS=is_rms,
+        BLOCK=block, num_warps=_warps(block),
     )  # fmt: skip
     if grad_weight is not None or grad_bias is not None:
         block_m, block_n = 16, min(128, power_of_two(n))
@@ -265,6 +279,7 @@ def layer_norm(
     bias: Any = None,
     *,
     eps: float = 1e-5,
+    weight_offset: float = 0.0,
     residual: Any = None,
     return_stats: bool = False,
     out: Any = None,
@@ -272,10 +287,10 @@ def layer_norm(
     stream: Any = None,
     dtype: Any = None,
 ) -> Any:
-    """(h - mean(h)) / sqrt(var(h) + eps) * weight + bias with h = x + residual, as `flashkernel.layer_norm`; x [...,
-    features].
+    """(h - mean(h)) / sqrt(var(h) + eps) * (weight + weight_offset) + bias with h = x + residual, as
+    `flashkernel.layer_norm`; x [..., features].
 
-    weight, bias: [features], x's dtype or float32. Returns out; then h if residual is given; then mean and rstd if
+    weight, bias: [features], any floating dtype. Returns out; then h if residual is given; then mean and rstd if
     return_stats.
     Raises: ValueError for arguments that don't fit, NotImplementedError for leading dims that no one stride can walk
     and for arrays that Triton does not serve.
@@ -288,7 +303,9 @@ def layer_norm(
     >>> fk_triton.layer_norm(torch.tensor([[-1.0, 1.0]], device=fk_triton.default_device()), eps=0.0).tolist()
     [[-1.0, 1.0]]
     """
-    return _forward("layer_norm", x, weight, bias, eps, residual, return_stats, out, residual_out, stream, dtype)
+    return _forward(
+        "layer_norm", x, weight, bias, eps, weight_offset, residual, return_stats, out, residual_out, stream, dtype
+    )
 
 
 def rms_norm(
@@ -296,6 +313,7 @@ def rms_norm(
     weight: Any = None,
     *,
     eps: float = 1e-6,
+    weight_offset: float = 0.0,
     residual: Any = None,
     return_stats: bool = False,
     out: Any = None,
@@ -303,7 +321,8 @@ def rms_norm(
     stream: Any = None,
     dtype: Any = None,
 ) -> Any:
-    """h / sqrt(mean(h^2) + eps) * weight with h = x + residual, as `flashkernel.rms_norm`; x [..., features].
+    """h / sqrt(mean(h^2) + eps) * (weight + weight_offset) with h = x + residual, as `flashkernel.rms_norm`; x [...,
+    features].
 
     Returns out; then h if residual is given; then rstd if return_stats. Raises: as `layer_norm`.
 
@@ -315,7 +334,9 @@ def rms_norm(
     >>> fk_triton.rms_norm(torch.full((1, 4), 2.0, device=fk_triton.default_device()), eps=0.0).tolist()
     [[1.0, 1.0, 1.0, 1.0]]
     """
-    return _forward("rms_norm", x, weight, None, eps, residual, return_stats, out, residual_out, stream, dtype)
+    return _forward(
+        "rms_norm", x, weight, None, eps, weight_offset, residual, return_stats, out, residual_out, stream, dtype
+    )
 
 
 def layer_norm_backward(
@@ -326,6 +347,7 @@ def layer_norm_backward(
     rstd: Any,
     *,
     grad_residual_out: Any = None,
+    weight_offset: float = 0.0,
     need_weight: bool = True,
     need_bias: bool = True,
     stream: Any = None,
@@ -346,7 +368,18 @@ def layer_norm_backward(
     [-1.0, 1.0]
     """
     return _backward(
-        "layer_norm_backward", grad_out, h, weight, mean, rstd, grad_residual_out, need_weight, need_bias, stream, dtype
+        "layer_norm_backward",
+        grad_out,
+        h,
+        weight,
+        mean,
+        rstd,
+        grad_residual_out,
+        weight_offset,
+        need_weight,
+        need_bias,
+        stream,
+        dtype,
     )
 
 
@@ -357,6 +390,7 @@ def rms_norm_backward(
     rstd: Any,
     *,
     grad_residual_out: Any = None,
+    weight_offset: float = 0.0,
     need_weight: bool = True,
     stream: Any = None,
     dtype: Any = None,
@@ -372,5 +406,16 @@ def rms_norm_backward(
     [1.0, 1.0, 1.0, 1.0]
     """
     return _backward(
-        "rms_norm_backward", grad_out, h, weight, None, rstd, grad_residual_out, need_weight, False, stream, dtype
+        "rms_norm_backward",
+        grad_out,
+        h,
+        weight,
+        None,
+        rstd,
+        grad_residual_out,
+        weight_offset,
+        need_weight,
+        False,
+        stream,
+        dtype,
     )[:2]

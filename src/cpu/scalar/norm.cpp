@@ -1,5 +1,7 @@
 // LayerNorm and RMSNorm (Zhang and Sennrich, 2019) with fused residual add, and their gradients, one row at a time.
 #include <cmath>
+#include <limits>
+#include <vector>
 
 #include "core/thread_pool.hpp"
 #include "cpu/scalar/element.hpp"
@@ -7,6 +9,29 @@
 
 namespace flashkernel::cpu_scalar {
 namespace {
+
+// A row's scale, its own where rows have one each, and its elements of 8 bits.
+void quantize_row(const NormParams& p, std::int64_t row, const std::vector<float>& values) {
+  const bool is_int8 = p.out_dtype == DType::kInt8;
+  if (p.scales) {
+    float largest = 0;
+    bool has_nan = false;
+    for (const float value : values) {
+      has_nan = has_nan || std::isnan(value);
+      if (std::abs(value) > largest) largest = std::abs(value);
+    }
+    if (has_nan && is_int8) largest = std::numeric_limits<float>::quiet_NaN();
+    p.scales[row] = row_scale(largest, largest_element(p.out_dtype));
+  }
+  const float inverse = 1.0f / (p.scales ? p.scales[row] : *p.scale);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::int64_t at = row * p.stride_out_row + static_cast<std::int64_t>(i);
+    if (is_int8)
+      static_cast<Int8*>(p.out)[at] = from_float<Int8>(values[i] * inverse);
+    else
+      static_cast<Float8E4M3*>(p.out)[at] = from_float<Float8E4M3>(values[i] * inverse);
+  }
+}
 
 template <class T>
 void norm_row(const NormParams& p, std::int64_t row) {
@@ -30,11 +55,20 @@ void norm_row(const NormParams& p, std::int64_t row) {
     squares += centred * centred;
   }
   const double rstd = 1.0 / std::sqrt(squares / count + static_cast<double>(p.eps));
+  std::vector<float> wide(!p.is_quantized() ? 0 : static_cast<std::size_t>(p.features));
+  const auto write = [&](std::int64_t i, double value) {
+    if (wide.empty())
+      store<T>(p.out, row * p.stride_out_row + i, value);
+    else
+      wide[static_cast<std::size_t>(i)] = static_cast<float>(value);
+  };
   for (std::int64_t i = 0; i < p.features; ++i) {
     const double normalised = (load<T>(h, i) - mean) * rstd;
-    const double scaled = p.weight ? normalised * load(p.weight, i) : normalised;
-    store<T>(p.out, row * p.stride_out_row + i, p.bias ? scaled + load(p.bias, i) : scaled);
+    const double scaled =
+        p.weight ? normalised * (load(p.weight, i) + static_cast<double>(p.weight_offset)) : normalised;
+    write(i, p.bias ? scaled + load(p.bias, i) : scaled);
   }
+  if (p.is_quantized()) quantize_row(p, row, wide);
   if (p.mean) p.mean[row] = static_cast<float>(mean);
   if (p.rstd) p.rstd[row] = static_cast<float>(rstd);
 }
@@ -51,7 +85,7 @@ template <class T>
 void grad_x_row(const NormBackwardParams& p, std::int64_t row) {
   const auto weighted = [&](std::int64_t i) {
     const double grad = load<T>(p.grad_out, row * p.stride_grad_out_row + i);
-    return p.weight ? grad * load(p.weight, i) : grad;
+    return p.weight ? grad * (load(p.weight, i) + static_cast<double>(p.weight_offset)) : grad;
   };
   double sum = 0.0, dot = 0.0;
   for (std::int64_t i = 0; i < p.features; ++i) {

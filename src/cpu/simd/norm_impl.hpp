@@ -4,6 +4,7 @@
 // chunks in order.
 #pragma once
 
+#include "cpu/simd/quantize.hpp"
 #include "cpu/simd/row_plan.hpp"
 #include "cpu/simd/rows.hpp"
 #include "ops/norm_params.hpp"
@@ -35,14 +36,22 @@ inline void norm_row(const NormParams& p, std::int64_t row) {
   });
   const float rstd = 1.0f / sqrtf(squares / count + p.eps);
   const Reg scale = Simd::set1(rstd);
-  T* const out = static_cast<T*>(p.out) + row * p.stride_out_row;
   const MixedVector weight{p.weight.data, p.weight.dtype}, bias{p.bias.data, p.bias.dtype};
-  for_vectors(n, [&](std::int64_t c, int lanes) {
+  const Reg offset = Simd::set1(p.weight_offset);
+  const auto result = [&](std::int64_t c, int lanes) {
     Reg y = Simd::mul(Simd::sub(load_lanes(h + c, lanes), center), scale);
-    if (weight.data) y = Simd::mul(y, weight.at(c, n));
+    if (weight.data) y = Simd::mul(y, Simd::add(weight.at(c, n), offset));
     if (bias.data) y = Simd::add(y, bias.at(c, n));
-    save_lanes(out + c, y, lanes);
-  });
+    return y;
+  };
+  if (!p.is_quantized()) {
+    T* const out = static_cast<T*>(p.out) + row * p.stride_out_row;
+    for_vectors(n, [&](std::int64_t c, int lanes) { save_lanes(out + c, result(c, lanes), lanes); });
+  } else {
+    auto* const out = static_cast<std::uint8_t*>(p.out) + row * p.stride_out_row;
+    if (p.scales) p.scales[row] = scale_of_row(n, p.out_dtype, result);
+    quantize_row(n, p.out_dtype, p.scales ? p.scales[row] : *p.scale, out, result);
+  }
   if (p.mean) p.mean[row] = mean;
   if (p.rstd) p.rstd[row] = rstd;
 }
@@ -64,13 +73,14 @@ inline void norm_backward_row(const NormBackwardParams& p, std::int64_t row, flo
   const T* const h = static_cast<const T*>(p.h) + row * p.stride_h_row;
   const Reg center = Simd::set1(p.mean ? p.mean[row] : 0.0f), rstd = Simd::set1(p.rstd[row]);
   const MixedVector weight{p.weight.data, p.weight.dtype};
+  const Reg offset = Simd::set1(p.weight_offset);
   Reg sum = Simd::zero(), dot = Simd::zero();
   for_vectors(n, [&](std::int64_t c, int lanes) {
     const Reg raw = load_lanes(grad + c, lanes);
     // Lanes past the row: grad is 0 there, but 0 * rstd * mean may be NaN where rstd is infinite.
     Reg normalised = Simd::mul(Simd::sub(load_lanes(h + c, lanes), center), rstd);
     if (lanes < Simd::kWidth) normalised = Simd::select(Simd::lanes(lanes), normalised, Simd::zero());
-    const Reg g = weight.data ? Simd::mul(raw, weight.at(c, n)) : raw;
+    const Reg g = weight.data ? Simd::mul(raw, Simd::add(weight.at(c, n), offset)) : raw;
     sum = Simd::add(sum, g);
     dot = Simd::fma(g, normalised, dot);
     if (weight_sums) Simd::save(weight_sums + c, Simd::fma(raw, normalised, Simd::load(weight_sums + c)));
@@ -86,7 +96,7 @@ inline void norm_backward_row(const NormBackwardParams& p, std::int64_t row, flo
   for_vectors(n, [&](std::int64_t c, int lanes) {
     const Reg raw = load_lanes(grad + c, lanes);
     const Reg normalised = Simd::mul(Simd::sub(load_lanes(h + c, lanes), center), rstd);
-    const Reg g = weight.data ? Simd::mul(raw, weight.at(c, n)) : raw;
+    const Reg g = weight.data ? Simd::mul(raw, Simd::add(weight.at(c, n), offset)) : raw;
     Reg y = Simd::mul(rstd, Simd::fnma(normalised, mean_dot, Simd::sub(g, mean_grad)));
     if (more) y = Simd::add(y, load_lanes(more + c, lanes));
     save_lanes(out + c, y, lanes);
@@ -130,11 +140,8 @@ inline void norm_backward_typed(const NormBackwardParams& p, void* workspace) {
   parallel_for(chunks, 1, run);
   // Without rows there is no workspace and the gradients are 0.
   const auto finish = [&](const float* sums, void* out, DType dtype) {
-    if (dtype == DType::kFloat32) {
-      add_chunks(sums, chunks, pitch, p.features, static_cast<float*>(out));
-    } else {
-      add_chunks(sums, chunks, pitch, p.features, static_cast<T*>(out));
-    }
+    visit_type(dtype,
+               [&](auto type) { add_chunks(sums, chunks, pitch, p.features, static_cast<decltype(type)*>(out)); });
   };
   if (p.grad_weight) finish(weight_sums, p.grad_weight, p.grad_weight_dtype);
   if (p.grad_bias) finish(bias_sums, p.grad_bias, p.grad_bias_dtype);

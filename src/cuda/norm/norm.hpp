@@ -10,13 +10,19 @@
 
 namespace flashkernel::cuda {
 
+inline constexpr const char* kWrites8Bits = "writes no elements of 8 bits";
 /// Any rows: each is read again for its results.
 Verdict norm_walked_supports(const NormParams&);
 Plan plan_norm_walked(const NormParams&, const DeviceFacts&);
 /// Whole vectors, in rows that a block holds: each is read once.
 Verdict norm_held_supports(const NormParams&);
 Plan plan_norm_held(const NormParams&, const DeviceFacts&);
-/// Both; the plan is a BlockRows.
+/// The same two for an output of 8 bits.
+Verdict norm_quantized_walked_supports(const NormParams&);
+Plan plan_norm_quantized_walked(const NormParams&, const DeviceFacts&);
+Verdict norm_quantized_held_supports(const NormParams&);
+Plan plan_norm_quantized_held(const NormParams&, const DeviceFacts&);
+/// All four; the plan is a BlockRows.
 void norm_fwd(const NormParams&, const Plan&, void* workspace, Stream);
 /// Any rows, element by element.
 Verdict norm_bwd_supports(const NormBackwardParams&);

@@ -19,6 +19,11 @@ __device__ float normalised(const NormBackwardParams& p, const T* h, std::int64_
   return (to_float(h[i]) - mean) * p.rstd[row];
 }
 
+// weight + offset of element i, or 1.
+__device__ float scale_at(const NormBackwardParams& p, std::int64_t i) {
+  return p.weight ? load_typed(p.weight.data, p.weight.dtype, i) + p.weight_offset : 1.0f;
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads) grad_x_kernel(const NormBackwardParams p) {
   __shared__ float scratch[kThreads / kWarp];
@@ -31,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) grad_x_kernel(const NormBackwardPara
 
   float sum = 0.0f, dot = 0.0f;  // of g * w, and of g * w * x_hat
   for (std::int64_t i = threadIdx.x; i < p.features; i += kThreads) {
-    const float g = to_float(grad_out[i]) * (p.weight ? load_typed(p.weight.data, p.weight.dtype, i) : 1.0f);
+    const float g = to_float(grad_out[i]) * scale_at(p, i);
     sum += g;
     dot += g * normalised(p, h, row, i);
   }
@@ -40,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) grad_x_kernel(const NormBackwardPara
   dot = block_reduce<kThreads>(dot, scratch, Sum{}) * inverse_features;
   if (p.kind == NormKind::kRmsNorm) sum = 0.0f;
   for (std::int64_t i = threadIdx.x; i < p.features; i += kThreads) {
-    const float g = to_float(grad_out[i]) * (p.weight ? load_typed(p.weight.data, p.weight.dtype, i) : 1.0f);
+    const float g = to_float(grad_out[i]) * scale_at(p, i);
     float result = p.rstd[row] * (g - sum - normalised(p, h, row, i) * dot);
     if (grad_residual) result += to_float(grad_residual[i]);
     grad_x[i] = from_float<T>(result);

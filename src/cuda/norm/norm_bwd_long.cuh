@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(const NormBackwardPa
     for (int j = 0; j < kBatch; ++j) {
       if (j > 0 && !two) break;
       float weight[N];
-      read_norm_weight<T>(p.weight, at + j * kStep, weight);
+      read_norm_weight(p.weight, p.weight_offset, at + j * kStep, weight);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         const float gw = to_float(grads[j].values[i]) * weight[i];
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
   const T* const residual = p.grad_residual_out ? static_cast<const T*>(p.grad_residual_out) + column : nullptr;
   T* const grad_x = p.grad_x ? static_cast<T*>(p.grad_x) + column : nullptr;
   float weight[N], sums[N] = {}, bias_sums[kLayerNorm ? N : 1] = {};
-  read_norm_weight<T>(p.weight, column, weight);
+  read_norm_weight(p.weight, p.weight_offset, column, weight);
 
   for (std::int64_t base = first; base < last; base += kRows) {
     Vector grads[kRows], values[kRows], more[kRows];

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, (Shape<T, kLayerNorm, kThreads, kVec
   const float inverse_features = 1.0f / static_cast<float>(features);
 
   const auto read_weight = [&](int j, float(&weight)[N]) {
-    read_norm_weight<T>(holds(j) ? p.weight : TypedPointer{}, column + j * kStep, weight);
+    read_norm_weight(holds(j) ? p.weight : TypedPointer{}, p.weight_offset, column + j * kStep, weight);
   };
   float weights[S::kHoldWeights ? kVectors : 1][N];
   if constexpr (S::kHoldWeights) {
@@ -251,11 +251,10 @@ inline bool are_vectors(const NormBackwardParams& p) {
   const auto aligned = [&](const void* data, std::int64_t stride) {
     return !data || (is_aligned(data, 16) && (p.rows == 1 || stride * bytes % 16 == 0));
   };
-  const bool weights =
-      !p.weight || ((p.weight.dtype == p.dtype || p.weight.dtype == DType::kFloat32) && is_aligned(p.weight.data, 16));
-  return p.rows > 0 && p.features * bytes % 16 == 0 && weights && (p.kind == NormKind::kLayerNorm || !p.grad_bias) &&
-         aligned(p.grad_out, p.stride_grad_out_row) && aligned(p.h, p.stride_h_row) &&
-         aligned(p.grad_x, p.stride_grad_x_row) && aligned(p.grad_residual_out, p.stride_grad_residual_out_row);
+  return p.rows > 0 && p.features * bytes % 16 == 0 && is_aligned(p.weight.data, 16) &&
+         (p.kind == NormKind::kLayerNorm || !p.grad_bias) && aligned(p.grad_out, p.stride_grad_out_row) &&
+         aligned(p.h, p.stride_h_row) && aligned(p.grad_x, p.stride_grad_x_row) &&
+         aligned(p.grad_residual_out, p.stride_grad_residual_out_row);
 }
 
 /// Whether a block holds a row of p: are_vectors, and not too many.

@@ -102,7 +102,7 @@ bool with_held_kernel(const NormParams& p, std::int64_t vectors, std::int64_t ro
       return p.kind == NormKind::kLayerNorm ? with_plain_kernel<T, W, true>(vectors, f)
                                             : with_plain_kernel<T, W, false>(vectors, f);
     };
-    if (weights_are_fp32(p) ? plain(0.0f) : plain(T{})) return true;
+    if (weights_are(p, p.dtype) ? plain(T{}) : weights_are(p, DType::kFloat32) && plain(0.0f)) return true;
     if (vectors <= 96) return f(held_kernel<T, 32, 4, 3, 1024, false>, 32, 4), true;
     if (vectors <= 128) return false;
     if (vectors <= 192) return f(held_kernel<T, 96, 1, 2, 1280, false>, 96, 1), true;
@@ -145,6 +145,7 @@ void norm_fwd(const NormParams& p, const Plan& plan, void*, Stream stream) {
 }
 
 Verdict norm_walked_supports(const NormParams& p) {
+  if (p.is_quantized()) return kWrites8Bits;
   return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
 }
 

@@ -1,8 +1,10 @@
 // LayerNorm and RMSNorm of one row: held in registers, or walked from memory. Called by the norm kernels.
 #pragma once
 
+#include "cuda/host/launch.hpp"
 #include "cuda/tile/held_row.cuh"
 #include "cuda/norm/moments.cuh"
+#include "cuda/norm/norm_weight.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/row.cuh"
 #include "cuda/tile/vector.cuh"
@@ -10,22 +12,25 @@
 
 namespace flashkernel::cuda {
 
-__host__ __device__ inline bool weights_are_fp32(const NormParams& p) {
-  return p.weight ? p.weight.dtype == DType::kFloat32 : p.bias && p.bias.dtype == DType::kFloat32;
+/// Whether weight and bias, where there are any, are of `dtype`.
+__host__ __device__ inline bool weights_are(const NormParams& p, DType dtype) {
+  return (!p.weight || p.weight.dtype == dtype) && (!p.bias || p.bias.dtype == dtype);
 }
 
-/// Whether every row starts on a 16-byte boundary and is whole vectors, and weight and bias are of x's dtype or fp32.
+/// Whether every row starts on a 16-byte boundary (an output of 8 bits where a vector of x has its elements) and is
+/// whole vectors, and weight and bias start on one.
 inline bool norm_rows_are_vectors(const NormParams& p) {
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(p.dtype));
   const auto aligned = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
   const auto fits = [&](const void* data, std::int64_t stride) {
     return !data || (aligned(data) && (p.rows == 1 || stride * bytes % 16 == 0));
   };
-  const DType weights = weights_are_fp32(p) ? DType::kFloat32 : p.dtype;
-  const auto weights_fit = [&](const TypedPointer& w) { return !w || (w.dtype == weights && aligned(w.data)); };
-  return p.features * bytes % 16 == 0 && weights_fit(p.weight) && weights_fit(p.bias) && fits(p.x, p.stride_x_row) &&
-         fits(p.residual, p.stride_residual_row) && fits(p.out, p.stride_out_row) &&
-         fits(p.residual_out, p.stride_residual_out_row);
+  const std::int64_t elements = 16 / bytes;
+  const bool out_fits = !p.is_quantized() ? fits(p.out, p.stride_out_row)
+                                          : is_aligned(p.out, static_cast<std::size_t>(elements)) &&
+                                                (p.rows == 1 || p.stride_out_row % elements == 0);
+  return p.features * bytes % 16 == 0 && aligned(p.weight.data) && aligned(p.bias.data) && fits(p.x, p.stride_x_row) &&
+         fits(p.residual, p.stride_residual_row) && out_fits && fits(p.residual_out, p.stride_residual_out_row);
 }
 
 /// What both ways of reading a row have in common.
@@ -56,11 +61,11 @@ __device__ inline void norm_held_row(const NormParams& p, std::int64_t row, floa
     });
     if (p.residual_out) h.store(static_cast<T*>(p.residual_out) + row * p.stride_residual_out_row);
   }
-  const bool wide = sizeof(T) == 2 && weights_are_fp32(p);
+  const bool mixed = !weights_are(p, dtype_of<T>);
   const auto load_weight = [&](auto& to, int j) {
-    to.load(static_cast<const T*>(p.weight.data), j, p.weight && !wide);
+    to.load(static_cast<const T*>(p.weight.data), j, p.weight && !mixed);
   };
-  const auto load_bias = [&](auto& to, int j) { to.load(static_cast<const T*>(p.bias.data), j, p.bias && !wide); };
+  const auto load_bias = [&](auto& to, int j) { to.load(static_cast<const T*>(p.bias.data), j, p.bias && !mixed); };
   Held weight(columns, kOnes<T>), bias(columns);
   if constexpr (kWeightsFirst) {
 #pragma unroll
@@ -88,14 +93,14 @@ __device__ inline void norm_held_row(const NormParams& p, std::int64_t row, floa
   save_statistics(p, row, mean, rstd);
 
   const auto result = [&](float value, float w, float b) { return fmaf((value - mean) * rstd, w, b); };
-  if (wide) {
+  if (mixed) {
     h.change([&](int j, float(&values)[N]) {
       if (!h.holds(j)) return;
 #pragma unroll
       for (int i = 0; i < N; i += 4) {
-        float w[4] = {1.0f, 1.0f, 1.0f, 1.0f}, b[4] = {};
-        if (p.weight) load_floats(w, static_cast<const float*>(p.weight.data) + h.first(j) + i);
-        if (p.bias) load_floats(b, static_cast<const float*>(p.bias.data) + h.first(j) + i);
+        float w[4], b[4];
+        read_norm_weight(p.weight, p.weight_offset, h.first(j) + i, w);
+        read_norm_vector(p.bias, h.first(j) + i, 0.0f, b);
 #pragma unroll
         for (int k = 0; k < 4; ++k) values[i + k] = result(values[i + k], w[k], b[k]);
       }
@@ -107,7 +112,7 @@ __device__ inline void norm_held_row(const NormParams& p, std::int64_t row, floa
       weight.floats(j, w);
       bias.floats(j, b);
 #pragma unroll
-      for (int i = 0; i < N; ++i) values[i] = result(values[i], w[i], b[i]);
+      for (int i = 0; i < N; ++i) values[i] = result(values[i], w[i] + p.weight_offset, b[i]);
     });
   }
   h.store(static_cast<T*>(p.out) + row * p.stride_out_row);
@@ -180,8 +185,10 @@ __device__ inline void norm_plain_row(const NormParams& p, std::int64_t row, flo
     weight[j].floats(w);
     if constexpr (kLayerNorm) bias[j].floats(b);
 #pragma unroll
-    for (int i = 0; i < N; ++i)
+    for (int i = 0; i < N; ++i) {
+      w[i] += p.weight_offset;
       values[i] = kLayerNorm ? fmaf((values[i] - m.mean) * rstd, w[i], b[i]) : values[i] * rstd * w[i];
+    }
     h.store(out, j, values);
   }
 }
@@ -259,34 +266,38 @@ __device__ inline void norm_row(const NormParams& p, std::int64_t row, Add add) 
   const float rstd = rsqrtf(variance + p.eps);
   save_statistics(p, row, mean, rstd);
 
-  const auto finish = [&](auto weight_type) {
-    using W = decltype(weight_type);
-    const W* const weights = p.weight ? static_cast<const W*>(p.weight.data) : nullptr;
-    const W* const biases = p.bias ? static_cast<const W*>(p.bias.data) : nullptr;
+  // kStep weights at a time: those of another dtype than the rows leave no registers for all.
+  const auto finish = [&](auto step, auto read) {
+    constexpr int kStep = step.value;
     h.each(load_again, [&](std::int64_t first, float(&values)[N]) {
-      float weight[N], bias[N], result[N];
+      float result[N];
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        weight[i] = 1.0f;
-        bias[i] = 0.0f;
+      for (int i = 0; i < N; i += kStep) {
+        float weight[kStep], bias[kStep];
+        read(p.weight, first + i, 1.0f, weight);
+        read(p.bias, first + i, 0.0f, bias);
+#pragma unroll
+        for (int k = 0; k < kStep; ++k)
+          result[i + k] = fmaf((values[i + k] - mean) * rstd, weight[k] + p.weight_offset, bias[k]);
       }
-      if (weights) load_wide(weight, weights + first);
-      if (biases) load_wide(bias, biases + first);
-#pragma unroll
-      for (int i = 0; i < N; ++i) result[i] = fmaf((values[i] - mean) * rstd, weight[i], bias[i]);
       store(out + first, pack_vector<T>(result));
     });
   };
-  // Weights of x's dtype or fp32: any other dtype comes to the kernel of single elements, N == 1.
   if constexpr (N > 1) {
-    if (dtype_of<T> != DType::kFloat32 && weights_are_fp32(p)) {
-      finish(0.0f);
+    if (weights_are(p, dtype_of<T>)) {
+      finish(Constant<N>{}, [](const TypedPointer& from, std::int64_t first, float missing, float(&values)[N]) {
+#pragma unroll
+        for (float& value : values) value = missing;
+        if (from) load_wide(values, static_cast<const T*>(from.data) + first);
+      });
     } else {
-      finish(T{});
+      finish(Constant<4>{}, [](const TypedPointer& from, std::int64_t first, float missing, float(&values)[4]) {
+        read_norm_vector(from, first, missing, values);
+      });
     }
   } else {
     h.each(load_again, [&](std::int64_t i, float(&values)[N]) {
-      const float weight = p.weight ? load_typed(p.weight.data, p.weight.dtype, i) : 1.0f;
+      const float weight = p.weight ? load_typed(p.weight.data, p.weight.dtype, i) + p.weight_offset : 1.0f;
       const float bias = p.bias ? load_typed(p.bias.data, p.bias.dtype, i) : 0.0f;
       out[i] = from_float<T>(fmaf((values[0] - mean) * rstd, weight, bias));
     });

@@ -1,5 +1,5 @@
-// A vector of a norm's weight as floats, for the kernels of norm backward: 1 where there is no weight. Invariant: the
-// weight is of the rows' dtype T or fp32, and on a 16-byte boundary (the callers' supports functions ask for it).
+// A vector of a norm's weight or bias as floats, for the kernels of norms forward and backward, of any floating dtype.
+// Invariant: it is on a 16-byte boundary (the callers' supports functions ask for it).
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,28 @@
 
 namespace flashkernel::cuda {
 
-template <class T>
-__device__ inline void read_norm_weight(const TypedPointer& from, std::int64_t column,
-                                        float (&weight)[kVectorElements<T>]) {
+/// N elements from `column` on; all are `missing` where there is no vector.
+template <int N>
+__device__ inline void read_norm_vector(const TypedPointer& from, std::int64_t column, float missing,
+                                        float (&values)[N]) {
 #pragma unroll
-  for (float& one : weight) one = 1.0f;
+  for (float& value : values) value = missing;
   if (!from) return;
-  if (from.dtype == dtype_of<T>) {
-    load_floats(weight, static_cast<const T*>(from.data) + column);
-  } else {
-    load_wide(weight, static_cast<const float*>(from.data) + column);
+  switch (from.dtype) {
+    case DType::kFloat16: load_wide(values, static_cast<const __half*>(from.data) + column); break;
+    case DType::kBFloat16: load_wide(values, static_cast<const __nv_bfloat16*>(from.data) + column); break;
+    default: load_wide(values, static_cast<const float*>(from.data) + column);
   }
+}
+
+/// By what a row is scaled: weight + offset, or 1 where there is no weight.
+template <int N>
+__device__ inline void read_norm_weight(const TypedPointer& from, float offset, std::int64_t column,
+                                        float (&weight)[N]) {
+  read_norm_vector(from, column, 1.0f, weight);
+  if (!from) return;
+#pragma unroll
+  for (float& value : weight) value += offset;
 }
 
 }  // namespace flashkernel::cuda

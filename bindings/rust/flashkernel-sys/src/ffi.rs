@@ -183,6 +183,7 @@ pub struct fk_norm_saved {
     pub residual_out: *const fk_tensor,
     pub mean: *const fk_tensor,
     pub rstd: *const fk_tensor,
+    pub weight_offset: f32,
 }
 
 #[repr(C)]
@@ -192,6 +193,7 @@ pub struct fk_norm_gradients {
     pub x: *const fk_tensor,
     pub weight: *const fk_tensor,
     pub bias: *const fk_tensor,
+    pub weight_offset: f32,
 }
 
 #[repr(C)]
@@ -367,6 +369,8 @@ extern "C" {
     pub fn fk_log_softmax_backward(grad_out: *const fk_tensor, out: *const fk_tensor, grad_x: *const fk_tensor, axis: i32, context: *const fk_context) -> fk_status;
     pub fn fk_layer_norm(x: *const fk_tensor, residual: *const fk_tensor, weight: *const fk_tensor, bias: *const fk_tensor, out: *const fk_tensor, saved: *const fk_norm_saved, eps: f32, context: *const fk_context) -> fk_status;
     pub fn fk_rms_norm(x: *const fk_tensor, residual: *const fk_tensor, weight: *const fk_tensor, out: *const fk_tensor, saved: *const fk_norm_saved, eps: f32, context: *const fk_context) -> fk_status;
+    pub fn fk_layer_norm_quantized(x: *const fk_tensor, residual: *const fk_tensor, weight: *const fk_tensor, bias: *const fk_tensor, scale: *const fk_tensor, out: *const fk_tensor, scales: *const fk_tensor, saved: *const fk_norm_saved, eps: f32, context: *const fk_context) -> fk_status;
+    pub fn fk_rms_norm_quantized(x: *const fk_tensor, residual: *const fk_tensor, weight: *const fk_tensor, scale: *const fk_tensor, out: *const fk_tensor, scales: *const fk_tensor, saved: *const fk_norm_saved, eps: f32, context: *const fk_context) -> fk_status;
     pub fn fk_layer_norm_backward(grad_out: *const fk_tensor, h: *const fk_tensor, weight: *const fk_tensor, mean: *const fk_tensor, rstd: *const fk_tensor, grad_residual_out: *const fk_tensor, gradients: *const fk_norm_gradients, context: *const fk_context) -> fk_status;
     pub fn fk_rms_norm_backward(grad_out: *const fk_tensor, h: *const fk_tensor, weight: *const fk_tensor, rstd: *const fk_tensor, grad_residual_out: *const fk_tensor, gradients: *const fk_norm_gradients, context: *const fk_context) -> fk_status;
     pub fn fk_sample(logits: *const fk_tensor, temperature: *const fk_tensor, top_k: *const fk_tensor, top_p: *const fk_tensor, min_p: *const fk_tensor, bias: *const fk_tensor, history: *const fk_tensor, repetition_penalty: *const fk_tensor, frequency_penalty: *const fk_tensor, presence_penalty: *const fk_tensor, seed: *const fk_tensor, offset: *const fk_tensor, out: *const fk_tensor, logprob: *const fk_tensor, context: *const fk_context) -> fk_status;

@@ -20,6 +20,7 @@ from . import decode, linear, linear_loss, quantized_linear, rows, sampling
 
 __all__ = ["OPS", "Representative", "call_for", "kernels", "representative"]
 
+MODES = ("decode", "decode_quantized", "few_rows", "long_rows", "quantized_held", "quantized_walked", "walked")
 _SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
 
 
@@ -52,9 +53,7 @@ def representative(kernel_id: str, dtype: str | None = None) -> Representative:
     elif dtype is None:
         matmul = op in ("attention_fwd", "attention_bwd", "linear", "linear_bwd")
         dtype = "float32" if backend == "cpu" else "float16" if matmul else "bfloat16"
-    mode = next(
-        (part for part in parts if part in ("decode", "decode_quantized", "few_rows", "long_rows", "walked")), ""
-    )
+    mode = next((part for part in parts if part in MODES), "")
     bucket = next((int(part[1:]) for part in parts if re.fullmatch(r"d\d+", part)), 0)
     if op in ("attention_fwd", "attention_bwd"):
         bucket = bucket or (64 if backend == "cpu" else 128)
@@ -204,6 +203,15 @@ def _matrix(op: Any, what: str = "") -> Callable[[Settings, Representative], Pai
     return make
 
 
+def _norm(s: Settings, r: Representative) -> Pair:
+    if not r.mode.startswith("quantized"):
+        return _matrix(rows.NORMS["rms_norm"], "RMS, ")(s, r)
+    count, columns = s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))
+    if r.mode == "quantized_walked":
+        count, columns = s.pick(quick=(2, 40000), cpu=(8, 131072), cuda=(512, 262144))
+    return _of(rows.norm_quantized_work(s, r.dtype, count, columns), f"RMS to float8, {count} x {columns}")
+
+
 def _norm_bwd(s: Settings, r: Representative) -> Pair:
     count, columns = s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))
     if r.mode in ("long_rows", "walked"):
@@ -274,7 +282,7 @@ OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
     "reduce": _matrix(rows.ELEMENTWISE["sum"], "sums of rows, "),
     "softmax": _matrix(rows.ELEMENTWISE["softmax"]),
     "softmax_bwd": _matrix(rows.ELEMENTWISE["softmax_backward"]),
-    "norm": _matrix(rows.NORMS["rms_norm"], "RMS, "),
+    "norm": _norm,
     "norm_bwd": _norm_bwd,
     "rope": _rope,
     "sample": _sample,

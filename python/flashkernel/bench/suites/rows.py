@@ -12,7 +12,8 @@ from .. import baselines, row_peers
 from ..case import ITEM_BYTES, OURS, TOLERANCE, Case, Inputs, Provider, Settings, Work, each, nbytes
 
 __all__ = [
-    "NORMS", "call_overhead", "cross_entropy", "elementwise", "norm", "norm_backward", "rope", "row_work",
+    "NORMS", "call_overhead", "cross_entropy", "elementwise", "norm", "norm_backward", "norm_quantized_work", "rope",
+    "row_work",
 ]  # fmt: skip
 
 # Ours with its options (a lambda: of a library and the arguments), torch's, how many arguments [rows, columns] and
@@ -84,6 +85,29 @@ def _of_matrices(s: Settings, group: str, ops: dict[str, MatrixOp]) -> Iterator[
 
 def norm(s: Settings) -> Iterator[Case]:
     yield from _of_matrices(s, "norm", NORMS)
+    yield from norm_quantized(s)
+
+
+def norm_quantized_work(s: Settings, dtype: str, rows: int, columns: int) -> Work:
+    """RMSNorm to float8_e4m3fn with a scale a row, beside the same in PyTorch's ops, eager and compiled."""
+    inputs = Inputs(s.device, dtype)
+    weight, size = inputs.randn(columns), float(rows * columns * ITEM_BYTES[dtype])
+    written = float(rows * columns + 4 * rows)
+    sets = [(inputs.randn(rows, columns), weight) for _ in range(inputs.sets(size + written, from_memory=s.cuda))]
+    providers = [
+        *baselines.ours(s, fk.rms_norm_quantized, sets),
+        *baselines.stock(s, baselines.rms_norm_quantized, sets),
+    ]
+    # A number next to half way between two elements of float8 may become either: an eighth of it apart.
+    return Work(providers, 0.2, read=size + nbytes(weight), written=written)
+
+
+def norm_quantized(s: Settings) -> Iterator[Case]:
+    for rows, columns in _matrices(s):
+        for dtype in s.dtypes_of(("bfloat16",) if s.cuda else ("float32",)):
+            named = {"op": "rms_norm_quantized", "rows": rows, "columns": columns}
+            build = partial(norm_quantized_work, s, dtype, rows, columns)
+            yield Case("norm", f"rms_norm_quantized {rows} x {columns}", dtype, s.device, build, named)
 
 
 def elementwise(s: Settings) -> Iterator[Case]:

@@ -36,9 +36,9 @@ struct RowsPlan {
   int batch = 1;  // rows; less than the kernel's kRows where all clusters would not have one
 };
 
-/// Which calls a kernel is for. kAny asks at run time, in the loop over vectors, for a residual and for fp32 weights
-/// beside 16-bit rows; the others are for calls with neither. kPacked has the weights in registers as they are in
-/// memory, and no branch between a row's vectors.
+/// Which calls a kernel is for. kAny asks at run time, in the loop over vectors, for a residual and for weights of
+/// another dtype than the rows; the others are for calls with neither. kPacked has the weights in registers as they are
+/// in memory, and no branch between a row's vectors.
 enum class Calls { kAny, kPlain, kPacked };
 
 /// kThreads threads hold a part of kRows rows, kVectors vectors each; kBlocks blocks an SM. kKeep: g * w and h less its
@@ -58,7 +58,7 @@ struct Shape {
   static constexpr bool kResidualEarly = kSums * kVectors * N < 64;
   static constexpr int kBlocks = kBlocksOf;  // by 512 threads an SM: 128 registers a thread, 64 KB a stage
   // Dynamic shared memory: the ring, [stage][row][grad_out, h][vector][thread], weights (those
-  // of fp32 beside rows of 16 bits find no room: they are read from memory for each row), the cluster's mail.
+  // of another dtype than the rows may find no room: they are read from memory for each row), the cluster's mail.
   static constexpr int kTensorBytes = kVectors * kThreads * 16, kRowBytes = 2 * kTensorBytes;
   static constexpr int kStageBytes = kRows * kRowBytes, kRingBytes = kStages * kStageBytes;
   static constexpr int kMailBytes = 2 * kRows * kMostBlocks * 8;  // two turns of {sum, dot}
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     }
     ptx::cp_async_commit();
   };
-  const bool wide_weights = S::kAny && sizeof(T) == 2 && p.weight && p.weight.dtype == DType::kFloat32;
+  const bool other_weights = S::kAny && p.weight && p.weight.dtype != dtype_of<T>;
   const bool has_residual = S::kAny && p.grad_residual_out;
   const auto weight_slot = [&](int j) { return shared + S::kRingBytes + (j * S::kThreads + thread) * 16; };
   if constexpr (S::kShareWeights) {
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll
         for (int i = 0; i < N; ++i) ones[i] = 1.0f;
         store_floats(reinterpret_cast<T*>(weight_slot(j)), ones);
-      } else if (!wide_weights) {
+      } else if (!other_weights) {
         ptx::cp_async_16(ptx::shared_address(weight_slot(j)), static_cast<const T*>(p.weight.data) + column + j * kStep,
                          holds(j) ? 16 : 0);
       }
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     reinterpret_cast<const Vector*>(from)->floats(values);
   };
   const auto read_weight = [&](int j, float(&weight)[N]) {
-    read_norm_weight<T>(holds(j) ? p.weight : TypedPointer{}, column + j * kStep, weight);
+    read_norm_weight(holds(j) ? p.weight : TypedPointer{}, p.weight_offset, column + j * kStep, weight);
   };
   float weights[S::kHoldWeights ? kVectors : 1][N];
   if constexpr (S::kHoldWeights) {
@@ -248,11 +248,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll
       for (auto& word : packed[j].words) ptx::settle(word);
       packed[j].floats(again);
+#pragma unroll
+      for (float& weight : again) weight += p.weight_offset;
     } else if constexpr (S::kShareWeights) {
-      if (wide_weights) {
+      if (other_weights) {
         read_weight(j, again);
       } else {
         read_shared(weight_slot(j), again);
+#pragma unroll
+        for (float& weight : again) weight += p.weight_offset;
       }
     }
 #pragma unroll
@@ -382,7 +386,7 @@ int blocks_of_cluster(std::int64_t vectors) {
   return blocks;
 }
 
-/// The shapes that an H200 found faster for calls with neither residual nor fp32 weights beside 16-bit rows; false
+/// The shapes that an H200 found faster for calls with neither residual nor weights of another dtype; false
 /// where it found none.
 template <class T, bool kLayerNorm, class F>
 bool with_plain_shape(std::int64_t vectors, F f) {
@@ -473,9 +477,7 @@ Verdict norm_bwd_rows_supports(const NormBackwardParams& p) {
   const auto aligned = [&](const void* data, std::int64_t stride) {
     return !data || (is_aligned(data, 16) && (p.rows == 1 || stride * bytes % 16 == 0));
   };
-  const bool weights =
-      !p.weight || ((p.weight.dtype == p.dtype || p.weight.dtype == DType::kFloat32) && is_aligned(p.weight.data, 16));
-  if (p.features * bytes % 16 != 0 || !weights || !aligned(p.grad_out, p.stride_grad_out_row) ||
+  if (p.features * bytes % 16 != 0 || !is_aligned(p.weight.data, 16) || !aligned(p.grad_out, p.stride_grad_out_row) ||
       !aligned(p.h, p.stride_h_row) || !aligned(p.grad_x, p.stride_grad_x_row) ||
       !aligned(p.grad_residual_out, p.stride_grad_residual_out_row))
     return Verdict("needs rows and weights on 16-byte boundaries");

@@ -6,6 +6,7 @@
 
 #include "cuda/pipeline/long_rows.cuh"
 #include "cuda/norm/moments.cuh"
+#include "cuda/norm/norm.hpp"
 #include "cuda/norm/norm_row.cuh"
 #include "cuda/pipeline/turn.cuh"
 
@@ -227,8 +228,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
       weight.read(h, j).floats(w);
       if constexpr (kLayerNorm) bias.read(h, j).floats(b);
 #pragma unroll
-      for (int i = 0; i < N; ++i)
+      for (int i = 0; i < N; ++i) {
+        w[i] += p.weight_offset;
         values[i] = kLayerNorm ? fmaf((values[i] - m.mean) * rstd, w[i], b[i]) : values[i] * rstd * w[i];
+      }
       h.store(out, j, values);
       if constexpr (S::kWalks) h.load_next(next, j, more);
     }
@@ -273,6 +276,7 @@ void with_kernel(const NormParams& p, F f) {
 }  // namespace
 
 Verdict norm_long_rows_supports(const NormParams& p) {
+  if (p.is_quantized()) return kWrites8Bits;
   Verdict verdict = lr::serves(p.dtype, p.features, norm_rows_are_vectors(p));
   if (!verdict) return verdict;
   const auto fits = [&](const TypedPointer& weight) { return !weight || weight.dtype == p.dtype; };
