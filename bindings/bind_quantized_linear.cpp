@@ -32,7 +32,9 @@ nb::object quantized_linear(nb::handle x, nb::handle weight, nb::handle scales, 
   const TensorView x_view = call.input("x", x), weight_view = call.input("weight", weight),
                    scales_view = call.optional_input("scales", scales),
                    zeros_view = call.optional_input("zeros", zeros), bias_view = call.optional_input("bias", bias);
-  Output output = call.output("out", out, x_view.dtype, Shape(x_view).with_last(extent(weight_view, 0)));
+  // A weight of three dims has 16 rows side by side.
+  const std::int64_t out_features = extent(weight_view, 0) * (weight_view.ndim == 3 ? 16 : 1);
+  Output output = call.output("out", out, x_view.dtype, Shape(x_view).with_last(out_features));
   call.run([&](const ExecutionContext& context) {
     flashkernel::quantized_linear(x_view, weight_view, scales_view, zeros_view, bias_view, output.view, layout, kind,
                                   context);
@@ -48,11 +50,14 @@ void bind_quantized_linear(nb::module_& module) {
       "None = None, out: ArrayT | None = None, stream: typing.Any = None, dtype: typing.Any = None) -> ArrayT",
       R"doc(activation(x W^T + bias) for a weight W of 4 or 8 bits with a scale for each block of it.
 
-x: [..., in_features], up to 8 dims; float32, float16 or bfloat16. It is not quantised.
+x: [..., in_features], up to 8 dims; float32, float16 or bfloat16. It is not quantised; beside tiles it may become integers of 24
+   or 16 bits (docs/numerics.md).
 weight: [out_features, bytes of a row]. What a row holds, in blocks of 32 elements, `format` says:
    "int4" (uint8, in_features / 2 bytes): byte i of a block's 16 has element i in its low half, element 16 + i in its high half;
    "int8" (int8, in_features bytes);
    "q4_0", "q4_1", "q8_0" (uint8): the blocks of a GGUF file as they are, 18, 20 and 34 bytes.
+   Three dims are tiles of "q4_0", "q4_1" or "q8_0" as `flashkernel.quantized.tiled` makes them, for the CPU:
+   [out_features / 16, in_features / 32, bytes of 16 blocks].
 scales, zeros: [out_features, groups], float32, float16 or bfloat16, for "int4" and "int8" alone; an element is scale * (q - zero).
    in_features / groups neighbours of a row are a group: a multiple of 32, or, of int8, the whole row.
    Without zeros the zero is 8 for "int4" and 0 for "int8".

@@ -70,8 +70,9 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_CXX_COMPILE
   # Each level tunes for the processors that have it; contraction to FMA is meant.
   set(_avx2_flags -mavx2 -mfma -mf16c -mtune=haswell)
   set(_avx512_flags ${_avx2_flags} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mprefer-vector-width=512)
+  set(_avx512_vnni_flags ${_avx512_flags} -mavx512vnni)
   set(_amx_flags ${_avx512_flags} -mavx512bf16 -mamx-tile -mamx-bf16)
-  set(_isas avx2 avx512)
+  set(_isas avx2 avx512 avx512_vnni)
   if(CMAKE_SYSTEM_NAME STREQUAL "Linux")  # the only system that is asked for tile state, see core/cpu_features.cpp
     list(APPEND _isas amx)
   endif()
@@ -80,15 +81,16 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_CXX_COMPILE
   if(FLASHKERNEL_CPU STREQUAL "native" AND NOT CMAKE_CROSSCOMPILING)
     include(CheckCXXSourceRuns)
     set(_avx512_feature avx512bw)
+    set(_avx512_vnni_feature avx512vnni)
     set(_amx_feature amx-tile)
-    foreach(_isa avx512 amx)
+    foreach(_isa avx512 avx512_vnni amx)
       check_cxx_source_runs("int main() { return !__builtin_cpu_supports(\"${_${_isa}_feature}\"); }" FLASHKERNEL_HAS_${_isa})
       if(NOT FLASHKERNEL_HAS_${_isa})
         list(REMOVE_ITEM _isas ${_isa})
       endif()
     endforeach()
   elseif(FLASHKERNEL_CPU MATCHES "^(scalar|avx2|avx512)$")  # nothing above it: less to compile where only some of it is run
-    set(_levels scalar avx2 avx512 amx)
+    set(_levels scalar avx2 avx512 avx512_vnni amx)
     list(FIND _levels ${FLASHKERNEL_CPU} _highest)
     foreach(_isa IN LISTS _isas)
       list(FIND _levels ${_isa} _level)
@@ -112,6 +114,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_CXX_COMPILE
     # GCC aligns the stack to 16 bytes there, yet spills wider registers with aligned moves (its bug 54412).
     list(APPEND _avx2_flags -Wa,-muse-unaligned-vector-move)
     list(APPEND _avx512_flags -Wa,-muse-unaligned-vector-move)
+    list(APPEND _avx512_vnni_flags -Wa,-muse-unaligned-vector-move)
   endif()
   foreach(_isa IN LISTS _isas)
     file(GLOB _sources CONFIGURE_DEPENDS ${_src}/cpu/${_isa}/*.cpp)

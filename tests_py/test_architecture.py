@@ -46,6 +46,7 @@ LAW: dict[str, tuple[str, ...]] = {
     "src/cpu/simd": ("flashkernel/", "core/", "OPS", "cpu/simd/"),
     "src/cpu/avx2": ("flashkernel/", "core/", "OPS", "CPU", "cpu/simd/", "cpu/avx2/"),
     "src/cpu/avx512": ("flashkernel/", "core/", "OPS", "CPU", "cpu/simd/", "cpu/avx512/"),
+    "src/cpu/avx512_vnni": ("flashkernel/", "core/", "OPS", "CPU", "cpu/simd/", "cpu/avx512_vnni/"),
     "src/cpu/amx": ("flashkernel/", "core/", "OPS", "CPU", "cpu/simd/", "cpu/amx/"),
     "src/cuda": ("flashkernel/", "core/", "OPS", "cuda/", "memory/device_resources.hpp"),
     "src/cuda/ptx": ("cuda/ptx/",),

@@ -15,7 +15,7 @@ from flashkernel.generate.arrays import TorchArrays
 from flashkernel.generate.errors import UnsupportedModelError
 from flashkernel.generate.gguf_checkpoint import GgufCheckpoint
 from flashkernel.generate.model import build_model
-from flashkernel.quantized import FORMATS, QuantizedWeight, dequantize, from_awq, from_gptq, quantize
+from flashkernel.quantized import FORMATS, QuantizedWeight, dequantize, from_awq, from_gptq, quantize, tiled, untiled
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -71,6 +71,49 @@ def test_bits_are_those_of_the_dequantised_weight(name: str, rows: int, isa: str
     with fk.force(f"linear/cpu/{isa}"):
         expected = fk.linear(x, dequantize(weight))
     np.testing.assert_array_equal(got, expected)
+
+
+TILED = {name: tiled(gguf(name, 80)) for name in ("q4_0", "q4_1", "q8_0")}
+
+
+@pytest.mark.parametrize("rows", [1, 5, 13, 40])
+@pytest.mark.parametrize("name", TILED)
+def test_tiles(name: str, rows: int) -> None:
+    """Blocks of 16 rows side by side are the same numbers, to fp32's own error."""
+    weight, plain = TILED[name], gguf(name, 80)
+    np.testing.assert_array_equal(untiled(weight).weight, plain.weight)
+    np.testing.assert_array_equal(dequantize(weight), dequantize(plain))
+    x, bias = numbers(rows, 160), numbers(80)
+    exact = reference.quantized_linear(x, plain.weight, bias=bias, format=name)
+    np.testing.assert_array_equal(reference.quantized_linear(x, weight.weight, bias=bias, format=name), exact)
+    error = np.abs(weight.linear(x, bias) - exact).max()
+    assert error <= 2 * np.abs(plain.linear(x, bias) - exact).max() + 2e-7 * np.abs(exact).max()
+
+
+def test_what_a_row_gives_over_tiles_depends_on_that_row_alone() -> None:
+    x = numbers(5, 160)
+    x[2, 7] = np.inf  # its row goes another way
+    x[4] *= 1e-30
+    for weight in TILED.values():
+        with np.errstate(invalid="ignore"):
+            together = weight.linear(x)
+        np.testing.assert_array_equal(together, np.concatenate([weight.linear(row[None]) for row in x]))
+
+
+def test_what_has_no_tiles_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^tiled: format='int4'"):
+        tiled(WEIGHTS["int4, 32"])
+    with pytest.raises(ValueError, match=r"^tiled: format='q8_0', weight \[70, 170\]"):
+        tiled(WEIGHTS["q8_0"])
+    with pytest.raises(ValueError, match=r"^QuantizedWeight: rows of a tiled weight"):
+        TILED["q8_0"][:16]
+    x, tiles = np.ones((2, 160), np.float32), TILED["q8_0"].weight
+    with pytest.raises(ValueError, match=r"^quantized_linear: weight of 3 dims with format=int4"):
+        fk.quantized_linear(x, tiles, np.ones((80, 5), np.float32))
+    with pytest.raises(ValueError, match=r"^quantized_linear: weight.shape\[1\]=4"):
+        fk.quantized_linear(x, tiles[:, :4], format="q8_0")
+    with pytest.raises(ValueError, match=r"^quantized_linear: weight.strides\[1\]="):
+        fk.quantized_linear(x, np.repeat(tiles, 2, axis=1)[:, ::2], format="q8_0")
 
 
 def test_rows_of_a_weight() -> None:
@@ -200,22 +243,22 @@ def test_what_cannot_stay_quantised_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("activation", [None, "gelu_tanh"])
-@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("name", [*WEIGHTS, "tiles"])
 def test_gradients(name: str, activation: str | None) -> None:
     torch = pytest.importorskip("torch")
     import flashkernel.torch as fkt
 
-    weight = WEIGHTS[name]
+    weight = TILED["q4_1"] if name == "tiles" else WEIGHTS[name]
     parts = [None if part is None else torch.from_numpy(part) for part in (weight.weight, weight.scales, weight.zeros)]
     results = []
     for dense in (False, True):
         x = torch.from_numpy(numbers(5, weight.shape[1])).requires_grad_()
-        bias = torch.from_numpy(numbers(70)).requires_grad_()
+        bias = torch.from_numpy(numbers(weight.shape[0])).requires_grad_()
         if dense:
             out = fkt.linear(x, torch.from_numpy(dequantize(weight)), bias, activation=activation)
         else:
             out = fkt.quantized_linear(x, *parts, bias, format=weight.format, activation=activation)
-        out.backward(torch.from_numpy(numbers(5, 70)))
+        out.backward(torch.from_numpy(numbers(5, weight.shape[0])))
         results.append((out.detach(), x.grad, bias.grad))
     for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))

@@ -64,6 +64,7 @@ SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"attention_(\w+)/cpu/([a-z0-9]+)(?:_fp16)?(?:_packed)?$", (CPU + r"\2/attention_\1", CPU + "simd/attention_")),
     (r"quantized_linear/cuda/sm80/\w+/few_rows", (CUDA + "linear/quantized/few_rows/sm80/",)),
     (r"quantized_linear/cuda/generic", (CUDA + "linear/quantized/generic/", CUDA + "linear/generic/gemm.")),
+    (r"quantized_linear/cpu/(avx512_vnni|amx)$", (CPU + r"\1/quantized_linear.", CPU + "simd/weight_tiles")),
     (r"quantized_linear/cpu/([a-z0-9]+)", (CPU + r"\1/quantized_linear.", CPU + "simd/quantized_linear_impl.")),
     (r"linear(?:_bwd)?/cpu/amx(?:_fp16)?(?:_packed)?$", (CPU + "amx/linear.", CPU + "amx/gemm_amx.")),
     (r"linear(?:_bwd)?/cpu/([a-z0-9]+)", (CPU + r"\1/linear.", CPU + "simd/linear_impl.", CPU + "simd/gem")),

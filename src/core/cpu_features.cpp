@@ -79,6 +79,7 @@ std::uint32_t detect() {
     features |= kCpuAvx512;
     if (bit(leaf7_1.eax, 5)) features |= kCpuAvx512Bf16;
     if (bit(leaf7.edx, 23)) features |= kCpuAvx512Fp16;
+    if (bit(leaf7.ecx, 11)) features |= kCpuAvx512Vnni;
     if ((states & kTiles) == kTiles && bit(leaf7.edx, 24) && bit(leaf7.edx, 22) && request_amx()) {
       features |= kCpuAmxBf16;
       if (bit(leaf7_1.eax, 21)) features |= kCpuAmxFp16;
@@ -108,6 +109,7 @@ std::string cpu_feature_names(std::uint32_t features) {
     const char* name;
   } kNames[] = {{kCpuAvx2, "avx2"},
                 {kCpuAvx512, "avx512"},
+                {kCpuAvx512Vnni, "avx512_vnni"},
                 {kCpuAvx512Bf16, "avx512_bf16"},
                 {kCpuAvx512Fp16, "avx512_fp16"},
                 {kCpuAmxBf16, "amx_bf16"},

@@ -15,6 +15,7 @@ enum CpuFeature : std::uint32_t {
   kCpuAvx512Fp16 = 1u << 3,
   kCpuAmxBf16 = 1u << 4,  // with AMX-TILE and the kernel's permission to use it
   kCpuAmxFp16 = 1u << 5,
+  kCpuAvx512Vnni = 1u << 6,
 };
 
 /// Bits of CpuFeature. Read once; asks the kernel for permission to use AMX on the first call.

@@ -3,8 +3,10 @@
 #pragma once
 
 #include "cpu/simd/gemm_plan.hpp"
+#include "cpu/simd/weight_tiles_plan.hpp"
 #include "ops/kernel_entry.hpp"
 #include "ops/linear_params.hpp"
+#include "ops/quantized_linear_params.hpp"
 
 namespace flashkernel::cpu {
 
@@ -21,6 +23,7 @@ namespace arithmetic {
 inline constexpr const char* kScalar = "scalar";
 inline constexpr const char* kAvx2 = "avx2";
 inline constexpr const char* kAvx512 = "avx512";
+inline constexpr const char* kAvx512Vnni = "avx512_vnni";
 inline constexpr const char* kAmx = "amx";
 inline constexpr const char* kAmxFp16 = "amx_fp16";
 /// Operands are packed into panels, whatever the number of rows: linear and attention, which without that take fewer
@@ -57,6 +60,12 @@ float amx_linear_cost_us(const LinearParams& p, const DeviceFacts& facts) {
   constexpr int kRate = kHasFp16 ? rates::kAmxFp16 : rates::kAmx;
   if (p.rows < amx_pays_from(p.dtype, kHasFp16)) return cost_us<LinearParams, rates::kAmxFewRows>(p, facts);
   return cost_us<LinearParams, kRate>(p, facts);
+}
+
+/// quantized_linear over tiles by AMX: the weight becomes bf16 for so many rows at a time.
+inline float amx_tiles_cost_us(const QuantizedLinearParams& p, const DeviceFacts& facts) {
+  if (p.rows < kTiledMinRows) return cost_us<QuantizedLinearParams, rates::kAmxFewRows>(p, facts);
+  return cost_us<QuantizedLinearParams, rates::kAmx>(p, facts);
 }
 
 }  // namespace flashkernel::cpu

@@ -35,11 +35,16 @@ FK_DECLARE_FAST_OPS
 }
 #undef FK_DECLARE_FAST_OPS
 
+namespace avx512_vnni {
+void quantized_linear_tiles(const QuantizedLinearParams&, void*, Stream);
+}
+
 namespace amx {
 void linear(const LinearParams&, void*, Stream);
 void linear_fp16(const LinearParams&, void*, Stream);
 void linear_backward(const LinearBackwardParams&, void*, Stream);
 void linear_backward_fp16(const LinearBackwardParams&, void*, Stream);
+void quantized_linear_tiles(const QuantizedLinearParams&, void*, Stream);
 }  // namespace amx
 
 }  // namespace flashkernel::cpu

@@ -8,24 +8,27 @@
 #include "cpu/fast_ops.hpp"
 #include "cpu/simd/gemm_plan.hpp"
 #include "cpu/simd/row_plan.hpp"
+#include "cpu/simd/weight_tiles_plan.hpp"
 #include "ops/kernel_entry.hpp"
 
 namespace flashkernel::cpu {
 namespace {
 
-enum class Isa { kAvx2, kAvx512, kAmx, kAmxFp16 };
+enum class Isa { kAvx2, kAvx512, kAvx512Vnni, kAmx, kAmxFp16 };
 
 constexpr std::uint32_t features_of(Isa isa) {
-  return isa == Isa::kAvx2     ? kCpuAvx2
-         : isa == Isa::kAvx512 ? kCpuAvx2 | kCpuAvx512
-         : isa == Isa::kAmx    ? kCpuAvx2 | kCpuAvx512 | kCpuAvx512Bf16 | kCpuAmxBf16
-                               : kCpuAvx2 | kCpuAvx512 | kCpuAvx512Bf16 | kCpuAmxBf16 | kCpuAmxFp16;
+  return isa == Isa::kAvx2         ? kCpuAvx2
+         : isa == Isa::kAvx512     ? kCpuAvx2 | kCpuAvx512
+         : isa == Isa::kAvx512Vnni ? kCpuAvx2 | kCpuAvx512 | kCpuAvx512Vnni
+         : isa == Isa::kAmx        ? kCpuAvx2 | kCpuAvx512 | kCpuAvx512Bf16 | kCpuAmxBf16
+                                   : kCpuAvx2 | kCpuAvx512 | kCpuAvx512Bf16 | kCpuAmxBf16 | kCpuAmxFp16;
 }
 constexpr const char* arithmetic_of(Isa isa) {
-  return isa == Isa::kAvx2     ? arithmetic::kAvx2
-         : isa == Isa::kAvx512 ? arithmetic::kAvx512
-         : isa == Isa::kAmx    ? arithmetic::kAmx
-                               : arithmetic::kAmxFp16;
+  return isa == Isa::kAvx2         ? arithmetic::kAvx2
+         : isa == Isa::kAvx512     ? arithmetic::kAvx512
+         : isa == Isa::kAvx512Vnni ? arithmetic::kAvx512Vnni
+         : isa == Isa::kAmx        ? arithmetic::kAmx
+                                   : arithmetic::kAmxFp16;
 }
 constexpr const char* packed_arithmetic_of(Isa isa) {
   return isa == Isa::kAvx2     ? arithmetic::kAvx2Packed
@@ -34,10 +37,10 @@ constexpr const char* packed_arithmetic_of(Isa isa) {
                                : arithmetic::kAmxFp16Packed;
 }
 constexpr int rate_of(Isa isa) {
-  return isa == Isa::kAvx2     ? rates::kAvx2
-         : isa == Isa::kAvx512 ? rates::kAvx512
-         : isa == Isa::kAmx    ? rates::kAmx
-                               : rates::kAmxFp16;
+  return isa == Isa::kAvx2                                ? rates::kAvx2
+         : isa == Isa::kAvx512 || isa == Isa::kAvx512Vnni ? rates::kAvx512
+         : isa == Isa::kAmx                               ? rates::kAmx
+                                                          : rates::kAmxFp16;
 }
 
 /// The calls that the fast rows of an op are for in the invariant mode.
@@ -136,6 +139,25 @@ template <Isa kIsa>
 std::size_t quantized_linear_workspace(const QuantizedLinearParams& p) {
   if (p.rows <= kGemvRows) return static_cast<std::size_t>(p.rows * gemv_pitch(p.in_features) * 4);
   return quantized_linear_packed_workspace<kIsa>(p);
+}
+
+Verdict rows_of_blocks(const QuantizedLinearParams& p) {
+  return p.tiles ? Verdict("takes no tiles of 16 rows") : Verdict::ok();
+}
+Verdict tiles_of_rows(const QuantizedLinearParams& p) {
+  return p.tiles ? Verdict::ok() : Verdict("takes tiles of 16 rows");
+}
+/// x as integers.
+std::size_t vnni_tiles_workspace(const QuantizedLinearParams& p) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(p.dtype));
+  return static_cast<std::size_t>(x_planes_bytes(p.rows, p.in_features / quantized::kBlock, x_planes(bytes)));
+}
+/// Some rows of x in bf16 parts, and for each thread some of the weight in bf16.
+std::size_t amx_tiles_workspace(const QuantizedLinearParams& p) {
+  const std::int64_t blocks = p.in_features / quantized::kBlock;
+  const std::int64_t parts = x_parts(static_cast<std::int64_t>(dtype_bytes(p.dtype)), p.dtype == DType::kBFloat16);
+  return static_cast<std::size_t>(gemm_round_up(tiled_x_bytes(p.rows, blocks, parts), 64) +
+                                  num_workers() * gemm_round_up(tiled_worker_bytes(blocks), 64));
 }
 
 /// One scratch a thread, and grad_out * activation' when there is an activation.

@@ -227,20 +227,31 @@ KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
 template <>
 KernelTable<QuantizedLinearParams> cpu_kernels<QuantizedLinearParams>() {
   static constexpr KernelEntry<QuantizedLinearParams> kRows[] = {
+#if defined(FK_CPU_AMX)
+    cpu::one_of_two_orders(cpu::fast_row<QuantizedLinearParams, cpu::Isa::kAmx, cpu::amx::quantized_linear_tiles>(
+        "quantized_linear/cpu/amx", cpu::tiles_of_rows, plan_workspace<QuantizedLinearParams, cpu::amx_tiles_workspace>,
+        cpu::amx_tiles_cost_us)),
+#endif
+#if defined(FK_CPU_AVX512_VNNI)
+    invariant(cpu::fast_row<QuantizedLinearParams, cpu::Isa::kAvx512Vnni, cpu::avx512_vnni::quantized_linear_tiles>(
+                  "quantized_linear/cpu/avx512_vnni", cpu::tiles_of_rows,
+                  plan_workspace<QuantizedLinearParams, cpu::vnni_tiles_workspace>),
+              cpu::takes<QuantizedLinearParams, cpu::tiles_of_rows>),
+#endif
 #if defined(FK_CPU_AVX512)
     cpu::one_of_two_orders(cpu::fast_row<QuantizedLinearParams, cpu::Isa::kAvx512, cpu::avx512::quantized_linear>(
-        "quantized_linear/cpu/avx512", cpu::takes_all<QuantizedLinearParams>,
+        "quantized_linear/cpu/avx512", cpu::rows_of_blocks,
         plan_workspace<QuantizedLinearParams, cpu::quantized_linear_workspace<cpu::Isa::kAvx512>>)),
     cpu::packed_row<QuantizedLinearParams, cpu::Isa::kAvx512, cpu::avx512::quantized_linear_packed>(
-        "quantized_linear/cpu/avx512_packed", cpu::takes_all<QuantizedLinearParams>,
+        "quantized_linear/cpu/avx512_packed", cpu::rows_of_blocks,
         plan_workspace<QuantizedLinearParams, cpu::quantized_linear_packed_workspace<cpu::Isa::kAvx512>>),
 #endif
 #if defined(FK_CPU_AVX2)
     cpu::one_of_two_orders(cpu::fast_row<QuantizedLinearParams, cpu::Isa::kAvx2, cpu::avx2::quantized_linear>(
-        "quantized_linear/cpu/avx2", cpu::takes_all<QuantizedLinearParams>,
+        "quantized_linear/cpu/avx2", cpu::rows_of_blocks,
         plan_workspace<QuantizedLinearParams, cpu::quantized_linear_workspace<cpu::Isa::kAvx2>>)),
     cpu::packed_row<QuantizedLinearParams, cpu::Isa::kAvx2, cpu::avx2::quantized_linear_packed>(
-        "quantized_linear/cpu/avx2_packed", cpu::takes_all<QuantizedLinearParams>,
+        "quantized_linear/cpu/avx2_packed", cpu::rows_of_blocks,
         plan_workspace<QuantizedLinearParams, cpu::quantized_linear_packed_workspace<cpu::Isa::kAvx2>>),
 #endif
     scalar_row<QuantizedLinearParams, cpu_scalar::quantized_linear>("quantized_linear/cpu/scalar"),

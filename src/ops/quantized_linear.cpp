@@ -55,6 +55,21 @@ void take_groups(const Checker& check, const TensorView& scales, const TensorVie
   params.stride_zeros_row = zeros.strides[0];
 }
 
+/// A weight whose 16 rows lie side by side.
+void take_tiles(const Checker& check, const TensorView& weight, const QuantizedLinearParams& params) {
+  if (!quantized::is_gguf(params.format))
+    check.fail("weight of 3 dims with format=" + std::string(name_of(params.format)) +
+               "; tiles of 16 rows are made of q4_0, q4_1 and q8_0 alone, other formats need 2 dims");
+  const std::int64_t blocks = params.in_features / quantized::kBlock;
+  check.extent("weight", weight, 1, blocks, "the blocks of 32 elements in x's last dim");
+  check.extent("weight", weight, 2, quantized::kTileRows * quantized::block_bytes(params.format),
+               "the bytes of 16 blocks in this format");
+  if (blocks > 1 && weight.strides[1] != weight.shape[2])
+    check.fail("weight.strides[1]=" + std::to_string(weight.strides[1]) +
+               "; tiles of one group of rows must follow each other, " + std::to_string(weight.shape[2]) +
+               " bytes apart");
+}
+
 }  // namespace
 
 void quantized_linear(const TensorView& x, const TensorView& weight, const TensorView& scales, const TensorView& zeros,
@@ -71,19 +86,24 @@ void quantized_linear(const TensorView& x, const TensorView& weight, const Tenso
   check.ndim("x", x, 1, kMaxDims);
   check.last_dim_contiguous("x", x);
   check.dtype("weight", weight, format == WeightFormat::kInt8 ? DType::kInt8 : DType::kUInt8);
-  check.ndim("weight", weight, 2, 2);
+  check.ndim("weight", weight, 2, 3);
   check.last_dim_contiguous("weight", weight);
   params.dtype = x.dtype;
   params.device = x.device;
   params.format = format;
   params.in_features = x.shape[x.ndim - 1];
-  params.out_features = weight.shape[0];
+  params.tiles = weight.ndim == 3;
+  params.out_features = weight.shape[0] * (params.tiles ? quantized::kTileRows : 1);
   params.activation = activation;
   if (format != WeightFormat::kInt8 && params.in_features % quantized::kBlock != 0)
     check.fail("x has last dim " + std::to_string(params.in_features) + " with format=" + name_of(format) +
                "; a multiple of 32 is needed");
-  check.extent("weight", weight, 1, quantized::row_bytes(format, params.in_features),
-               "the bytes of a row of x's last dim in this format");
+  if (params.tiles) {
+    take_tiles(check, weight, params);
+  } else {
+    check.extent("weight", weight, 1, quantized::row_bytes(format, params.in_features),
+                 "the bytes of a row of x's last dim in this format");
+  }
   params.weight = static_cast<const std::uint8_t*>(weight.data);
   params.stride_weight_row = weight.strides[0];
   take_groups(check, scales, zeros, params);
@@ -93,7 +113,8 @@ void quantized_linear(const TensorView& x, const TensorView& weight, const Tenso
   check.ndim("out", out, x.ndim, x.ndim);
   for (int d = 0; d < x.ndim - 1; ++d)
     check.extent("out", out, d, x.shape[d], ("x.shape[" + std::to_string(d) + "]").c_str());
-  check.extent("out", out, out.ndim - 1, params.out_features, "weight.shape[0]");
+  check.extent("out", out, out.ndim - 1, params.out_features,
+               params.tiles ? "16 * weight.shape[0]" : "weight.shape[0]");
   check.last_dim_contiguous("out", out);
   check.writable("out", out);
   check.apart("out", out, {{"x", x}, {"weight", weight}, {"scales", scales}, {"zeros", zeros}, {"bias", bias}});

@@ -12,9 +12,12 @@ struct QuantizedLinearParams {
   DType dtype = DType::kFloat32;  // of x and out
   Device device{};
   WeightFormat format = WeightFormat::kInt4;
+  // Blocks of 16 rows of the weight lie side by side, 2 bytes and then 4 at a time (flashkernel/quantized_linear.hpp):
+  // stride_weight_row bytes are between two groups of 16 rows.
+  bool tiles = false;
   std::int64_t rows = 0, in_features = 0, out_features = 0;
   const void* x = nullptr;               // [rows, in_features], rows stride_x_row apart, last dim contiguous
-  const std::uint8_t* weight = nullptr;  // rows stride_weight_row bytes apart
+  const std::uint8_t* weight = nullptr;  // rows (tiles: groups of 16 rows) stride_weight_row bytes apart
   std::int64_t group = 32;               // neighbours of a row with one scale; a multiple of 32, or in_features
   // [out_features, in_features / group] of one dtype, last dim contiguous; null where the blocks hold them.
   TypedPointer scales, zeros;
@@ -31,7 +34,8 @@ inline double work_of(const QuantizedLinearParams& p) {
 
 namespace quantized {
 
-inline constexpr std::int64_t kBlock = 32;  // elements
+inline constexpr std::int64_t kBlock = 32;     // elements
+inline constexpr std::int64_t kTileRows = 16;  // whose blocks lie side by side in a tile
 
 FK_HOST_DEVICE constexpr bool is_int8(WeightFormat format) {
   return format == WeightFormat::kInt8 || format == WeightFormat::kQ8_0;

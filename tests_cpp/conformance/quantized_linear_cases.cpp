@@ -37,6 +37,7 @@ struct Spec {
   bool bias = true, bias_fp32 = false;
   Layout x = {}, y = {};
   std::int64_t weight_gap = 0, scale_gap = 0;
+  bool tiles = false;                            // blocks of 16 rows side by side
   std::function<void(TestTensor&)> adjust = {};  // x
 };
 
@@ -61,6 +62,21 @@ void fill_weight(Call& call, const Spec& spec, TestTensor& weight) {
     }
     for (int i = 0; i < layout.elements; ++i) bytes.push_back(byte());
   }
+  if (spec.tiles) {
+    // 2 bytes of a head and 4 bytes of elements of each of 16 rows, in turn.
+    const std::int64_t size = layout.head + layout.elements, row = spec.in / kBlock * size;
+    std::vector<double> tiles;
+    for (std::int64_t o = 0; o < spec.out; o += 16)
+      for (std::int64_t b = 0; b < row; b += size)
+        for (std::int64_t at = 0; at < size;) {
+          const std::int64_t unit = at < layout.head ? 2 : 4;
+          for (std::int64_t r = o; r < o + 16; ++r)
+            for (std::int64_t i = 0; i < unit; ++i)
+              tiles.push_back(bytes[static_cast<std::size_t>(r * row + b + at + i)]);
+          at += unit;
+        }
+    bytes = std::move(tiles);
+  }
   weight.fill(bytes);
 }
 
@@ -69,8 +85,11 @@ void build(Call& call, const Spec& spec) {
   const BlockLayout layout = layout_of(spec.format);
   const std::int64_t bytes = int8 ? spec.in : spec.in / kBlock * (layout.head + layout.elements);
   TestTensor& x = call.input("x", spec.dtype, {spec.rows, spec.in}, spec.x);
+  const std::int64_t blocks = spec.in / kBlock;
   TestTensor& weight =
-      call.input("weight", int8 ? DType::kInt8 : DType::kUInt8, {spec.out, bytes}, {{}, {}, spec.weight_gap});
+      spec.tiles
+          ? call.input("weight", DType::kUInt8, {spec.out / 16, blocks, 16 * (layout.head + layout.elements)})
+          : call.input("weight", int8 ? DType::kInt8 : DType::kUInt8, {spec.out, bytes}, {{}, {}, spec.weight_gap});
   if (!weight.blank()) fill_weight(call, spec, weight);
   TestTensor *scales = nullptr, *zeros = nullptr;
   if (!gguf) {
@@ -169,6 +188,46 @@ void cases(CaseList& list) {
         for (std::int64_t i = 128; i < 256; ++i) x.set(i, 100 * x.get(i));
       };
       add(name + "_special_values", special);
+    }
+    // Blocks of 16 rows side by side: fewer rows and more than one of each kernel's passes, a last half of 32 outputs.
+    for (const Kind& kind : kKinds) {
+      if (layout_of(kind.format).head == 0) continue;
+      for (const auto& [rows, in, out] : std::vector<std::array<std::int64_t, 3>>{{1, 128, 64},
+                                                                                  {2, 1152, 48},
+                                                                                  {3, 32, 16},
+                                                                                  {4, 96, 208},
+                                                                                  {7, 640, 32},
+                                                                                  {9, 576, 80},
+                                                                                  {17, 288, 48},
+                                                                                  {33, 256, 144},
+                                                                                  {64, 1536, 96},
+                                                                                  {290, 160, 48}}) {
+        Spec spec{dtype, kind.format, rows, in, out};
+        spec.tiles = true;
+        spec.bias = rows != 4;
+        spec.bias_fp32 = rows == 9;
+        if (rows == 7 || rows == 33) spec.activation = Activation::kSilu;
+        if (rows == 3 || rows == 17) {
+          spec.x.gap = 3, spec.x.offset = 1;
+          spec.y.gap = 7, spec.y.offset = 1;
+        }
+        if (rows == 9)
+          spec.adjust = [](TestTensor& x) {  // blocks far apart in size, one of zeros
+            for (std::int64_t i = 0; i < 32; ++i) {
+              x.set(2 * 576 + i, 1000 * x.get(2 * 576 + i));
+              x.set(4 * 576 + 64 + i, 0);
+            }
+          };
+        if (rows == 64)
+          spec.adjust = [](TestTensor& x) { x.set(3 * 1536 + 5, std::numeric_limits<double>::quiet_NaN()); };
+        if (rows == 2) spec.adjust = [](TestTensor& x) { x.set(1152 + 700, std::numeric_limits<double>::infinity()); };
+        add(std::string(kind.name) + "_tiles_r" + std::to_string(rows) + "_i" + std::to_string(in) + "_o" +
+                std::to_string(out),
+            spec);
+      }
+      Spec none{dtype, kind.format, 3, 0, 32};
+      none.tiles = true;
+      add(std::string(kind.name) + "_tiles_no_in_features", none);
     }
     // Rows of int8 that end within a block; k of none.
     for (const std::int64_t rows : {1, 5, 40})

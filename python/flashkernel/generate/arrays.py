@@ -15,7 +15,7 @@ import numpy as np
 
 import flashkernel as fk
 
-from ..quantized import QuantizedWeight, dequantize, dequantize_tensor
+from ..quantized import TILE_ROWS, QuantizedWeight, dequantize, dequantize_tensor, tiled
 from .checkpoint import bfloat16_to_float32, float32_to_bfloat16
 from .sampling import draw, log_probabilities, penalise
 
@@ -70,8 +70,12 @@ class HostArrays:
         return np.concatenate(parts, dim)
 
     def blocks(self, weight: QuantizedWeight) -> QuantizedWeight:
-        """A matrix of a GGUF file that stays in its blocks."""
+        """A matrix of a GGUF file that stays in its blocks, whose rows `take_blocks` looks up."""
         return weight
+
+    def for_linear(self, weight: QuantizedWeight) -> QuantizedWeight:
+        """What `blocks` gave, in the layout that `quantized_linear` likes best here."""
+        return tiled(weight) if _likes_tiles() and weight.shape[0] % TILE_ROWS == 0 else weight
 
     def take_blocks(self, weight: QuantizedWeight, rows: Any) -> Any:
         """Rows of it, as numbers."""
@@ -350,6 +354,9 @@ class TorchArrays(HostArrays):
         whole[:, :size] = weight.weight
         return QuantizedWeight(self._place(whole)[:, :size], None, None, weight.format)
 
+    def for_linear(self, weight: QuantizedWeight) -> QuantizedWeight:
+        return weight
+
     def take_blocks(self, weight: QuantizedWeight, rows: Any) -> Any:
         return dequantize_tensor(self.take(weight.weight, rows), None, None, weight.format, self._dtype)
 
@@ -561,6 +568,11 @@ class CudaArrays(TorchArrays):
         except ImportError:
             return False
         return bool(torch.cuda.is_available())
+
+
+def _likes_tiles() -> bool:
+    """Whether a kernel here reads blocks of 16 rows side by side."""
+    return any(kernel.id == "quantized_linear/cpu/avx512_vnni" and kernel.available for kernel in fk.kernels())
 
 
 _NAMESPACES: dict[str, type[HostArrays]] = {"cuda": CudaArrays, "cpu": HostArrays}

@@ -225,7 +225,7 @@ class DecoderModel(Model, model_types=FAMILIES):
                 parts = [checkpoint.blocks(prefix + name, shape) for name, shape in zip(full, shapes, strict=True)]
                 joined = _joined(parts)
                 if joined is not None:
-                    return arrays.blocks(joined)
+                    return arrays.for_linear(arrays.blocks(joined))
             whole = arrays.stack([read(name, rows, *tail) for name, (_, rows) in zip(full, names, strict=True)])
             self.stacked.append(([prefix + name for name in full], whole))
             return whole
@@ -311,7 +311,10 @@ class DecoderModel(Model, model_types=FAMILIES):
             return
         tied = head == embedding
         rows = self.embedding if tied else table(head)
-        self.lm_head = rows if isinstance(rows, QuantizedWeight) else arrays.output_rows(rows)
+        if isinstance(rows, QuantizedWeight):
+            self.lm_head = arrays.for_linear(rows)
+            return
+        self.lm_head = arrays.output_rows(rows)
         if self.lm_head is not rows:
             self.stacked.append(([head], self.lm_head))
             self.embedding = self.lm_head[: self.vocab_size] if tied else self.embedding

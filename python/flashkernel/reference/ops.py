@@ -145,6 +145,12 @@ def quantized_linear(
 ) -> Float:
     """activation(x W^T + bias) of a weight in few bits; `flashkernel.quantized_linear` has the formats."""
     packed = np.asarray(weight)
+    if packed.ndim == 3:  # tiles: blocks of 16 rows side by side, 2 bytes and then 4 at a time
+        head = {"q4_0": 2, "q4_1": 4, "q8_0": 2}[format]
+        heads = packed[..., : 16 * head].reshape(*packed.shape[:2], -1, 16, 2)
+        words = packed[..., 16 * head :].reshape(*packed.shape[:2], -1, 16, 4)
+        parts = [part.swapaxes(2, 3).reshape(*packed.shape[:2], 16, -1) for part in (heads, words)]
+        packed = np.concatenate(parts, -1).swapaxes(1, 2).reshape(packed.shape[0] * 16, -1)
     rows = packed.shape[0]
     if format == "int8":
         q = f64(packed.astype(np.int8))

@@ -20,7 +20,7 @@ def _kernel(x: Any, weight: Any, scales: Any, zeros: Any, bias: Any, format: str
 
 
 def _fake(x: Any, weight: Any, scales: Any, zeros: Any, bias: Any, format: str, activation: str | None) -> Any:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+    return x.new_empty((*x.shape[:-1], weight.shape[0] * (16 if weight.dim() == 3 else 1)))
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:

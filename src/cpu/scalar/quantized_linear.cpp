@@ -17,10 +17,23 @@ double half_at(const std::uint8_t* from) {
   return static_cast<double>(to_float(half));
 }
 
+/// Block `block` of an output's row of weights, copied to `to` where 16 of them lie side by side.
+const std::uint8_t* block_at(const QuantizedLinearParams& p, std::int64_t out, std::int64_t block, std::uint8_t* to) {
+  const std::int64_t size = quantized::block_bytes(p.format), head = quantized::head_bytes(p.format);
+  if (!p.tiles) return p.weight + out * p.stride_weight_row + block * size;
+  constexpr std::int64_t kRows = quantized::kTileRows;
+  const std::uint8_t* const tile = p.weight + out / kRows * p.stride_weight_row + block * kRows * size;
+  const std::int64_t row = out % kRows;
+  for (std::int64_t i = 0; i < head; i += 2) std::memcpy(to + i, tile + i * kRows + 2 * row, 2);
+  for (std::int64_t i = head; i < size; i += 4) std::memcpy(to + i, tile + i * kRows + 4 * row, 4);
+  return to;
+}
+
 /// Element i of an output's row of weights.
 double element(const QuantizedLinearParams& p, std::int64_t out, std::int64_t i) {
   const std::int64_t block = i / quantized::kBlock, at = i % quantized::kBlock;
-  const std::uint8_t* const from = p.weight + out * p.stride_weight_row + block * quantized::block_bytes(p.format);
+  std::uint8_t own[34];
+  const std::uint8_t* const from = block_at(p, out, block, own);
   const std::uint8_t* const elements = from + quantized::head_bytes(p.format);
   const double q = quantized::is_int8(p.format)
                        ? static_cast<double>(static_cast<std::int8_t>(elements[at]))

@@ -48,6 +48,7 @@ __global__ void __launch_bounds__(kGemmThreads) quantized_linear_kernel(const Qu
 }  // namespace
 
 Verdict quantized_linear_supports(const QuantizedLinearParams& p) {
+  if (p.tiles) return "it takes no tiles of 16 rows";
   return p.rows <= 65535LL * kTileM ? Verdict::ok() : Verdict("more than 4194240 rows");
 }
 

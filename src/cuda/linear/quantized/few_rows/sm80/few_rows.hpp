@@ -81,6 +81,7 @@ Verdict quantized_few_rows_supports(const QuantizedLinearParams& p) {
   constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // indices are 32-bit
   constexpr std::int64_t kMostRowBytes = std::int64_t{1} << 26;  // offsets within 32 rows too
   if (p.dtype != kDtype) return "it is built for another dtype";
+  if (p.tiles) return "it takes no tiles of 16 rows";
   if (p.in_features > kMostElements || p.out_features > kMostElements || p.rows > kMostElements / 1024)
     return "in_features or out_features is over 2^30, or rows over 2^20";
   if (p.in_features % quantized::kBlock != 0) return "in_features must be a multiple of 32";
