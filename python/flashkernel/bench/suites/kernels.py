@@ -54,6 +54,8 @@ def representative(kernel_id: str, dtype: str | None = None) -> Representative:
         matmul = op in ("attention_fwd", "attention_bwd", "linear", "linear_bwd")
         dtype = "float32" if backend == "cpu" else "float16" if matmul else "bfloat16"
     mode = next((part for part in parts if part in MODES), "")
+    if op == "quantized_linear" and parts[0] in ("amx", "avx512_vnni"):
+        mode = "tiles"
     bucket = next((int(part[1:]) for part in parts if re.fullmatch(r"d\d+", part)), 0)
     if op in ("attention_fwd", "attention_bwd"):
         bucket = bucket or (64 if backend == "cpu" else 128)
@@ -184,8 +186,9 @@ def _linear(s: Settings, r: Representative) -> Pair:
 
 def _quantized_linear(s: Settings, r: Representative) -> Pair:
     count, features, outputs = s.pick(quick=(4, 256, 128), cpu=(1, 576, 1536), cuda=(1, 4096, 28672))
-    work = quantized_linear.quantized_linear_work(s, r.dtype, count, features, outputs, "q4_0")
-    return _of(work, f"q4_0, {count} x {features} -> {outputs}")
+    tiles = r.mode == "tiles"
+    work = quantized_linear.quantized_linear_work(s, r.dtype, count, features, outputs, "q4_0", tiles)
+    return _of(work, f"q4_0{' in tiles' if tiles else ''}, {count} x {features} -> {outputs}")
 
 
 def _linear_bwd(s: Settings, r: Representative) -> Pair:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import flashkernel as fk
-from flashkernel.quantized import FORMATS, dequantize_tensor
+from flashkernel.quantized import FORMATS, QuantizedWeight, dequantize_tensor, tiled
 
 from .. import baselines
 from ..case import OURS, TOLERANCE, Case, Inputs, Provider, Settings, Work, each, nbytes
@@ -28,12 +28,16 @@ def _blocks(s: Settings, outputs: int, features: int, format: str) -> Any:
     return blocks.reshape(outputs, -1)
 
 
-def quantized_linear_work(s: Settings, dtype: str, rows: int, features: int, outputs: int, format: str) -> Work:
+def quantized_linear_work(
+    s: Settings, dtype: str, rows: int, features: int, outputs: int, format: str, tiles: bool = False
+) -> Work:
     inputs = Inputs(s.device, dtype)
     x = inputs.randn(rows, features)
     weight = _blocks(s, outputs, features, format)
-    copies = [weight.clone() for _ in range(inputs.sets(nbytes(weight), from_memory=s.cuda))]
     wide = dequantize_tensor(weight, None, None, format, x.dtype)
+    if tiles:
+        weight = baselines.require_torch().as_tensor(tiled(QuantizedWeight(weight, None, None, format)).weight)
+    copies = [weight.clone() for _ in range(inputs.sets(nbytes(weight), from_memory=s.cuda))]
     wide_copies = [wide.clone() for _ in range(inputs.sets(nbytes(wide), from_memory=s.cuda))]
     ours = each(fk.quantized_linear, [(x, one) for one in copies], format=format)
     providers = [Provider("flashkernel", ours, OURS)]

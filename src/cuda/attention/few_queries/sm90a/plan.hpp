@@ -113,12 +113,25 @@ inline constexpr std::int64_t kMostFewQueries = 256, kFewestKeys = 512;
 /// It must be ahead of the forward kernel by more than the models are wrong.
 inline constexpr double kFewQueriesMargin = 0.9;
 
-/// Whether the call is for this kernel, of the calls that it takes. One query of at most 32 heads is for the kernels of
-/// decode. From two queries on, those reach half of what 64 rows on wgmma do; beyond 32 rows the forward kernel stands
+/// Whether a call of one query and at most 32 heads a kv head is for this kernel, where sm90a/decode does not take it.
+/// Where heads share keys it is ahead of sm80/decode by a tenth to a third, for many sequences from 256 keys on; heads
+/// with keys of their own leave 63 rows of 64 empty, which is level once the device is full.
+inline bool is_for_one_query(const AttentionParams& p, std::int64_t num_sms) {
+  const std::int64_t items = p.batch * p.heads_kv;
+  if (keys_seen(p) < kFewestKeys) return p.heads_q > p.heads_kv && items >= 8 * num_sms && keys_seen(p) >= 256;
+  return p.heads_q > p.heads_kv || items <= num_sms;
+}
+
+/// Whether the call is for this kernel, of the calls that it takes. From two queries on, the kernels of decode reach
+/// half of what 64 rows on wgmma do, but where a warp has to gather the keys. Beyond 32 rows the forward kernel stands
 /// against this one. It has no parts of keys, and a tile of one head's queries, which few of them leave empty.
 inline bool is_for_few_queries(const AttentionParams& p, std::int64_t num_sms) {
-  if (p.seq_q > kMostFewQueries || keys_seen(p) < kFewestKeys) return false;
-  if (has_few_queries(p)) return p.seq_q > 1;
+  if (p.seq_q > kMostFewQueries) return false;
+  if (has_few_queries(p)) {
+    if (p.is_paged() && p.page_size % 8 != 0) return false;
+    return p.seq_q > 1 ? keys_seen(p) >= kFewestKeys : is_for_one_query(p, num_sms);
+  }
+  if (keys_seen(p) < kFewestKeys) return false;
   const std::int64_t tiles = p.batch * p.heads_q * ceil_div(p.seq_q, std::int64_t{128});
   const double products = static_cast<double>(ceil_div(tiles, num_sms) * keys_seen(p)) * kForwardKeyUs *
                           static_cast<double>(p.head_dim + 64) / 192;

@@ -17,7 +17,7 @@ namespace flashkernel::cuda::sm90a {
 
 /// Blocks of keys of a chunk, and keys of a block. Smaller chunks give a single sequence to more thread blocks, larger
 /// ones are folded less often.
-inline constexpr int kBlocksOfChunk = 8;
+inline constexpr int kBlocksOfChunk = 4;
 template <int kDim>
 inline constexpr int kKeysOfBlock = kDim == 64 ? 128 : 96;
 template <int kDim>

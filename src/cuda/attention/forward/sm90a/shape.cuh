@@ -50,7 +50,6 @@ struct ForwardShape : Tile {
   using Plan = ForwardPlan;
   static constexpr bool kSums = false;                   // see SummedShape
   static constexpr bool kScored = false;                 // see ScoredShape (scored.cuh)
-  static constexpr bool kTakesBits = false;              // whether it takes a packed mask all the same
   static constexpr int kBiasStages = 0, kBiasBytes = 0;  // slots of a consumer, and bytes of one
   static_assert(kParts || (kOutSlots == 0) == (kQSlots > 1),
                 "the output leaves through one of two places of Q, or its own");
