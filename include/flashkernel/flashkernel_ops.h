@@ -166,7 +166,11 @@ FK_API fk_status fk_linear_backward(const fk_tensor* grad_out, const fk_tensor* 
 // an element is scale * (q - zero); without zeros an int4 has the zero 8 and an int8 the zero 0. A group is
 // in_features / groups neighbours of a row: a multiple of 32, or one group for the whole row of int8. The formats of
 // GGUF files hold their scales in their blocks; scales and zeros are absent there. Sums are fp32. Last dims are
-// contiguous. Outputs need memory of their own.
+// contiguous. Outputs need memory of their own.  On the CPU a weight in GGUF's formats may be tiles [out_features /
+// 16, in_features / 32, bytes of 16 blocks], each the blocks of 16 rows side by side: their numbers of 2 bytes, the
+// first of each row, the second of each row, then 4 bytes of each row's elements at a time. AVX512-VNNI and AMX read
+// them fastest. AVX512-VNNI takes x as integers of 24 bits (fp32) or 16 bits (fp16, bf16) with one scale for 32
+// neighbours: docs/numerics.md.
 FK_API fk_status fk_quantized_linear(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* scales,
     const fk_tensor* zeros, const fk_tensor* bias, const fk_tensor* out, fk_weight_format format,
     fk_activation activation, const fk_context* context);
