@@ -53,10 +53,15 @@ TEST(FewQueriesPlan, ServesWhatTheForwardKernelCannotSpread) {
   EXPECT_TRUE(is_for(call(8, 4096, 64, 16, 16)));
   for (const std::int64_t batch : {1, 16, 64}) EXPECT_TRUE(is_for(call(batch, 4096, 1, 48, 1)));
   EXPECT_FALSE(is_for(call(1, 8192, 1)));             // decode
-  EXPECT_FALSE(is_for(call(1, 8192, 512)));           // tiles enough
-  EXPECT_FALSE(is_for(call(64, 128, 64, 12, 12)));    // few keys
-  EXPECT_FALSE(is_for(call(32, 1024, 128)));          // as many tiles as the device takes for long
-  EXPECT_FALSE(is_for(call(32, 1024, 128, 32, 32)));  // nor has a group more rows than a head
+  EXPECT_FALSE(is_for(call(1, 256, 1, 16, 4, 112)));  // few keys
+  EXPECT_TRUE(is_for(call(1, 4096, 1, 16, 4, 112)));  // a head dim that decode on wgmma is not built for
+  EXPECT_TRUE(is_for(call(1024, 256, 1)));            // more sequences than it takes
+  EXPECT_TRUE(is_for(call(1, 2048, 1, 32, 32, 80)));
+  EXPECT_FALSE(is_for(call(16, 2048, 1, 32, 32, 80)));  // 32 heads with keys of their own, on a full device
+  EXPECT_FALSE(is_for(call(1, 8192, 512)));             // tiles enough
+  EXPECT_FALSE(is_for(call(64, 128, 64, 12, 12)));      // few keys
+  EXPECT_FALSE(is_for(call(32, 1024, 128)));            // as many tiles as the device takes for long
+  EXPECT_FALSE(is_for(call(32, 1024, 128, 32, 32)));    // nor has a group more rows than a head
 }
 
 TEST(FewQueriesPlan, TheModelHasTheBytesAndTheProducts) {

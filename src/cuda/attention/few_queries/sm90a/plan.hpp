@@ -113,10 +113,13 @@ inline constexpr std::int64_t kMostFewQueries = 256, kFewestKeys = 512;
 /// It must be ahead of the forward kernel by more than the models are wrong.
 inline constexpr double kFewQueriesMargin = 0.9;
 
-/// Whether a call of one query and at most 32 heads a kv head is for this kernel, where sm90a/decode does not take it.
+/// Sequences up to which sm90a/decode takes a call.
+inline constexpr std::int64_t kMostSequencesOfDecode = 256;
+/// Whether a call of one query and at most 32 heads a kv head is for this kernel: of those that sm90a/decode refuses.
 /// Where heads share keys it is ahead of sm80/decode by a tenth to a third, for many sequences from 256 keys on; heads
 /// with keys of their own leave 63 rows of 64 empty, which is level once the device is full.
 inline bool is_for_one_query(const AttentionParams& p, std::int64_t num_sms) {
+  if (p.window_left < 0 && p.batch <= kMostSequencesOfDecode && (p.head_dim == 64 || p.head_dim == 128)) return false;
   const std::int64_t items = p.batch * p.heads_kv;
   if (keys_seen(p) < kFewestKeys) return p.heads_q > p.heads_kv && items >= 8 * num_sms && keys_seen(p) >= 256;
   return p.heads_q > p.heads_kv || items <= num_sms;
