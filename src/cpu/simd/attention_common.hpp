@@ -197,10 +197,18 @@ inline std::uint32_t mask_bits(const std::uint32_t* mask, std::int64_t j, std::i
   return static_cast<std::uint32_t>(bits >> (j % 32));
 }
 
-// The same of query i of a sequence, whose mask may be of its last keys alone.
+// The row of the packed mask of query i of a sequence. A member of the params would be a function of the whole library,
+// compiled for a newer instruction set (tests_cpp/no_weak_symbols.cmake).
+template <class T, class K>
+inline const std::uint32_t* mask_row(const Sequence<T, K>& seq, std::int64_t h, std::int64_t i) {
+  const AttentionParams& p = *seq.p;
+  return p.is_varlen_q() ? p.mask.row(0, h, p.q_begin(seq.b) + i) : p.mask.row(seq.b, h, i);
+}
+
+// The bits of query i of a sequence from key j on, whose mask may be of its last keys alone.
 template <class T, class K>
 inline std::uint32_t shown_keys(const Sequence<T, K>& seq, std::int64_t h, std::int64_t i, std::int64_t j) {
-  const std::uint32_t* const mask = seq.p->mask_row(seq.b, h, i);
+  const std::uint32_t* const mask = mask_row(seq, h, i);
   if (!seq.p->is_paged()) return mask_bits(mask, j, seq.k_len);
   const std::int64_t bit = j - (seq.k_len - seq.q_len);
   if (bit >= 0) return mask_bits(mask, bit, seq.q_len);
@@ -227,7 +235,7 @@ inline bool mask_hides_block(const Sequence<T, K>& seq, std::int64_t row0, std::
     last = imin<std::int64_t>(last - before, seq.q_len);
   }
   for (std::int64_t row = row0; row < row1; ++row) {
-    const std::uint32_t* words = seq.p->mask_row(seq.b, seq.head(row), seq.token(row));
+    const std::uint32_t* words = mask_row(seq, seq.head(row), seq.token(row));
     for (std::int64_t word = first / 32; word * 32 < last; ++word)
       if (words[word] != 0) return false;
   }
@@ -273,7 +281,10 @@ inline void modify_scores(const Sequence<T, K>& seq, std::int64_t row, std::int6
 template <class T, class K>
 inline bool score_hides(const Sequence<T, K>& seq, std::int64_t row, std::int64_t j) {
   const AttentionBias& bias = seq.p->bias;
-  if (seq.p->mask_hides(seq.b, seq.head(row), seq.token(row), j, seq.q_len, seq.k_len)) return true;
+  if (seq.p->mask.data) {
+    const std::int64_t bit = seq.p->is_paged() ? j - (seq.k_len - seq.q_len) : j;
+    if (bit >= 0 && (mask_row(seq, seq.head(row), seq.token(row))[bit / 32] >> (bit % 32) & 1u) == 0) return true;
+  }
   if (!bias.data) return false;
   const std::int64_t at =
       seq.b * bias.stride_batch + seq.head(row) * bias.stride_head + seq.token(row) * bias.stride_q + j * bias.stride_k;
