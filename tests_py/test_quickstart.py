@@ -71,7 +71,7 @@ def test_a_message_is_handed_on(environment: dict[str, str]) -> None:
 
 def test_arguments_are_generates(environment: dict[str, str]) -> None:
     out = quickstart(environment, "--prompt", "class Stack:", stdin=subprocess.DEVNULL)
-    assert "argv: generate --prompt class Stack:\n" in out and "SmolLM2" not in out
+    assert "argv: generate --model demo --prompt class Stack:\n" in out and "SmolLM2" not in out
 
 
 def test_a_terminal_gets_a_conversation(environment: dict[str, str]) -> None:

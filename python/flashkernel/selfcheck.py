@@ -25,6 +25,7 @@ import flashkernel as fk
 
 from . import reference, testing
 from .ops import OPS
+from .quantized import QuantizedWeight, tiled
 
 __all__ = ["SAMPLES", "CheckResult", "Inputs", "Sample", "check_kernel", "check_kernels", "samples_of"]
 
@@ -361,6 +362,15 @@ def _quantized_linear(inputs: Inputs) -> Sample:
     return Sample("quantized_linear", arguments)
 
 
+def _quantized_linear_tiles(inputs: Inputs) -> _Pairs:
+    """q8_0 with the blocks of 16 rows side by side."""
+    blocks = (np.arange(32 * 2 * 34).reshape(32, 2, 34) * 37 % 251).astype(np.uint8)
+    blocks[..., :2] = np.linspace(0.01, 0.03, 64).astype(np.float16).reshape(32, 2, 1).view(np.uint8)
+    tiles = tiled(QuantizedWeight(blocks.reshape(32, -1), None, None, "q8_0")).weight
+    arguments = inputs.randn(16, 64), (inputs.bytes(tiles), tiles)
+    return Sample("quantized_linear", arguments, {"format": "q8_0"}).pairs(inputs)
+
+
 def _sample(inputs: Inputs) -> Sample:
     """Draws from the whole row, from the best five, and from 0.6 of the probability, in turns."""
     row = np.arange(inputs.rows[0])
@@ -412,6 +422,7 @@ CASES: dict[str, list[_Case]] = {
         lambda inputs: _linear(inputs, 96, 2048),
         _linear_transposed,
     ],
+    "quantized_linear": [_quantized_linear_tiles],
     "reduce": [_reduce_scattered],
     "softmax": [_softmax_fwd, *(partial(_softmax_fwd, shape=shape) for shape in _ROWS)],
     "softmax_bwd": [_softmax_bwd, *(partial(_softmax_bwd, shape=shape) for shape in _ROWS)],
