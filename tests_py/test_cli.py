@@ -17,6 +17,7 @@ from flashkernel.cli import main
 from flashkernel.generate import Engine, SamplingOptions, TextTokenizer, find_model, load_model
 
 PROMPT = "def fibonacci(n):"
+GENERATE = ("generate", "--model", "demo")
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
@@ -28,7 +29,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
 
 
 def test_generate_prints_text_and_statistics(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "--model", "demo", "--prompt", PROMPT, "--max-new-tokens", "24"]) == 0
+    assert main([*GENERATE, "--prompt", PROMPT, "--max-new-tokens", "24"]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith(PROMPT) and "tokens/s" not in printed.out
     assert "tokens/s" in printed.err and "device   " in printed.err
@@ -36,9 +37,7 @@ def test_generate_prints_text_and_statistics(capsys: pytest.CaptureFixture[str])
 
 def test_generate_json_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     args = (
-        "generate",
-        "--model",
-        "demo",
+        *GENERATE,
         "--prompt",
         PROMPT,
         "--prompt",
@@ -65,9 +64,7 @@ def test_stock_path_writes_the_same_text(capsys: pytest.CaptureFixture[str]) -> 
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     args = (
-        "generate",
-        "--model",
-        "demo",
+        *GENERATE,
         "--prompt",
         PROMPT,
         "--prompt",
@@ -82,10 +79,7 @@ def test_stock_path_writes_the_same_text(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_batch_prints_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["generate", "--model", "demo", "--prompt", "import os", "--prompt", "class A", "--max-new-tokens", "8"])
-        == 0
-    )
+    assert main([*GENERATE, "--prompt", "import os", "--prompt", "class A", "--max-new-tokens", "8"]) == 0
     out = capsys.readouterr().out
     assert out.index("prompt 1 of 2") < out.index("import os") < out.index("prompt 2 of 2") < out.index("class A")
 
@@ -96,9 +90,7 @@ def test_threads_and_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     before = fk.get_num_threads()
     monkeypatch.setattr(sys, "stdin", io.StringIO("import "))
     try:
-        result = run_json(
-            capsys, "generate", "--model", "demo", "--prompt", "-", "--max-new-tokens", "4", "--threads", "1"
-        )
+        result = run_json(capsys, *GENERATE, "--prompt", "-", "--max-new-tokens", "4", "--threads", "1")
     finally:
         fk.set_num_threads(before)
     assert result["threads"] == 1 and result["sequences"][0]["prompt"] == "import "
@@ -108,9 +100,9 @@ def test_threads_and_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     ("args", "text"),
     [
         (["generate"], "--prompt"),
-        (["generate", "--model", "demo", "--prompt", "x", "--model", "/nowhere"], "not a directory"),
-        (["generate", "--model", "demo", "--prompt", "x", "--greedy", "--top-k", "5"], "--greedy"),
-        (["generate", "--model", "demo", "--prompt", "x", "--temperature", "-1"], "temperature"),
+        ([*GENERATE, "--prompt", "x", "--model", "/nowhere"], "not a directory"),
+        ([*GENERATE, "--prompt", "x", "--greedy", "--top-k", "5"], "--greedy"),
+        ([*GENERATE, "--prompt", "x", "--temperature", "-1"], "temperature"),
         (["kernels", "nothing"], "attention_fwd"),
     ],
 )
@@ -120,7 +112,7 @@ def test_bad_input_exits_with_2(args: list[str], text: str, capsys: pytest.Captu
 
 
 def test_too_long_a_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "--model", "demo", "--prompt", "x", "--max-new-tokens", "100000"]) == 2
+    assert main([*GENERATE, "--prompt", "x", "--max-new-tokens", "100000"]) == 2
     assert "context" in capsys.readouterr().err
 
 
@@ -128,9 +120,7 @@ def test_too_few_pages_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(
             [
-                "generate",
-                "--model",
-                "demo",
+                *GENERATE,
                 "--prompt",
                 "x " * 40,
                 "--max-new-tokens",
@@ -156,7 +146,7 @@ def test_usage_errors_exit_with_2() -> None:
 @pytest.mark.parametrize("count", ["0", "-3", "many", "1.5", ""])
 def test_counts_say_what_they_need(count: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["generate", "--model", "demo", "--prompt", "x", "--max-new-tokens", count])
+        main([*GENERATE, "--prompt", "x", "--max-new-tokens", count])
     assert f"{count!r}: an integer >= 1 is needed" in capsys.readouterr().err
 
 
@@ -178,9 +168,7 @@ def test_command_is_installed_and_needs_no_torch(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "flashkernel.cli",
-        "generate",
-        "--model",
-        "demo",
+        *GENERATE,
         "--prompt",
         PROMPT,
         "--max-new-tokens",
@@ -201,9 +189,7 @@ def test_text_that_the_terminal_lacks_is_replaced(encoding: str) -> None:
         sys.executable,
         "-m",
         "flashkernel.cli",
-        "generate",
-        "--model",
-        "demo",
+        *GENERATE,
         "--prompt",
         "# \u2603",
         "--max-new-tokens",
@@ -268,9 +254,7 @@ def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_generate_options_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     """Each option of the command line changes the text as the engine's own option does."""
     args = (
-        "generate",
-        "--model",
-        "demo",
+        *GENERATE,
         "--prompt",
         PROMPT,
         "--max-new-tokens",
@@ -304,7 +288,7 @@ def test_generate_options_reach_the_engine(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_generate_n_stop_and_logprobs(capsys: pytest.CaptureFixture[str]) -> None:
-    args = ("generate", "--model", "demo", "--prompt", PROMPT, "--max-new-tokens", "30", "--min-p", "0.1", "-n", "3")
+    args = (*GENERATE, "--prompt", PROMPT, "--max-new-tokens", "30", "--min-p", "0.1", "-n", "3")
     plain = run_json(capsys, *args, "--ignore-eos")["sequences"]
     assert len({sequence["text"] for sequence in plain}) == 3
     stop = plain[0]["text"][5:8]
@@ -314,8 +298,8 @@ def test_generate_n_stop_and_logprobs(capsys: pytest.CaptureFixture[str]) -> Non
         assert stop not in sequence["text"]
         assert len(sequence["logprobs"]) == len(sequence["top_logprobs"]) == len(sequence["tokens"])
         assert all(len(top) == 2 and top[0]["logprob"] >= top[1]["logprob"] for top in sequence["top_logprobs"])
-    assert main(["generate", "--model", "demo", "--prompt", PROMPT, "--logprobs", "2"]) == 2
+    assert main([*GENERATE, "--prompt", PROMPT, "--logprobs", "2"]) == 2
     assert "--logprobs without --json" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["generate", "--model", "demo", "--prompt", PROMPT, "--logit-bias", "x=1"])
+        main([*GENERATE, "--prompt", PROMPT, "--logit-bias", "x=1"])
     assert "a token id and a number" in capsys.readouterr().err
