@@ -227,20 +227,53 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(const LinearCrossEnt
   }
 }
 
-template <class Part, class Out>
+/// Elements of a part that a thread adds at once.
+constexpr int kAdded = 8;
+
+template <class T>
+struct alignas(sizeof(T) * kAdded < 16 ? sizeof(T) * kAdded : 16) Added {
+  T values[kAdded];
+};
+
+/// A block adds a row. kPacked: every row begins at a multiple of 16 bytes and is whole packs long.
+template <class Part, class Out, bool kPacked>
 __global__ void __launch_bounds__(kThreads) accumulate_kernel(const LinearCrossEntropyBackwardParams p) {
+  constexpr int N = kPacked ? kAdded : 1;
   take_turn();
-  const std::int64_t all = p.rows * p.columns, step = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < all; i += step) {
-    const std::int64_t row = i / p.columns, c = i % p.columns;
-    float* const place = p.sum + row * p.stride_sum_row + c;
-    float sum = to_float(static_cast<const Part*>(p.part.data)[i]);
-    if (!p.is_first) sum += *place;
-    if (p.out)
-      static_cast<Out*>(p.out)[row * p.stride_out_row + c] = from_float<Out>(sum);
-    else
-      *place = sum;
+  const std::int64_t row = blockIdx.x;
+  const Part* const parts = static_cast<const Part*>(p.part.data) + row * p.columns;
+  float* const sums = p.sum + row * p.stride_sum_row;
+  Out* const out = p.out ? static_cast<Out*>(p.out) + row * p.stride_out_row : nullptr;
+  for (std::int64_t c = static_cast<std::int64_t>(threadIdx.x) * N; c < p.columns; c += kThreads * N) {
+    if constexpr (kPacked) {
+      const auto part = *reinterpret_cast<const Added<Part>*>(parts + c);
+      Added<float> sum{};
+      if (!p.is_first) sum = *reinterpret_cast<const Added<float>*>(sums + c);
+      Added<Out> rounded;
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const float value = to_float(part.values[i]);
+        sum.values[i] = p.is_first ? value : value + sum.values[i];
+        rounded.values[i] = from_float<Out>(sum.values[i]);
+      }
+      if (out)
+        *reinterpret_cast<Added<Out>*>(out + c) = rounded;
+      else
+        *reinterpret_cast<Added<float>*>(sums + c) = sum;
+    } else {
+      float sum = to_float(parts[c]);
+      if (!p.is_first) sum += sums[c];
+      if (out)
+        out[c] = from_float<Out>(sum);
+      else
+        sums[c] = sum;
+    }
   }
+}
+
+/// Whether rows of `bytes` an element begin at multiples of 16 bytes.
+bool in_vectors(const void* data, std::int64_t stride, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride * static_cast<std::int64_t>(bytes) % 16 == 0;
 }
 
 }  // namespace
@@ -288,11 +321,17 @@ void linear_cross_entropy_bwd(const LinearCrossEntropyBackwardParams& p, void*, 
       launch("linear_cross_entropy_bwd", gradient_kernel<decltype(zero)>,
              {static_cast<unsigned>(p.rows), kThreads, 0, native(stream), true}, p);
     });
+  const bool packed = p.columns % kAdded == 0 && in_vectors(p.part.data, p.columns, dtype_bytes(p.part.dtype)) &&
+                      in_vectors(p.sum, p.stride_sum_row, sizeof(float)) &&
+                      in_vectors(p.out, p.stride_out_row, dtype_bytes(p.out_dtype));
   visit_floating(p.part.dtype, [&](auto part) {
     visit_floating(p.out_dtype, [&](auto out) {
-      const unsigned blocks = grid_size(ceil_div(p.rows * p.columns, std::int64_t{kThreads}), p.device.index, 16);
-      launch("linear_cross_entropy_bwd: add", accumulate_kernel<decltype(part), decltype(out)>,
-             {blocks, kThreads, 0, native(stream), true}, p);
+      const auto run = [&](auto kernel) {
+        launch("linear_cross_entropy_bwd: add", kernel,
+               {static_cast<unsigned>(p.rows), kThreads, 0, native(stream), true}, p);
+      };
+      if (packed) return run(accumulate_kernel<decltype(part), decltype(out), true>);
+      run(accumulate_kernel<decltype(part), decltype(out), false>);
     });
   });
 }
