@@ -81,3 +81,87 @@ def late(pairs: Any, folder: str) -> Any:
         if count == 3 and dist.get_rank() == 1:
             return "late"
     return "no error"
+
+
+def leads(pairs: Any, folder: str, asked: list[tuple[str, dict[str, Any], tuple[str, ...]]]) -> Any:
+    """Rank 0 submits, cancels and steps; rank 1 repeats it. What rank 0 got, and what is left at each."""
+    import torch.distributed as dist
+
+    from flashkernel.generate import Engine, PromptError, TextOutput, TextTokenizer
+    from flashkernel.generate.leading import LeadingEngine, follow
+
+    tokenizer, options = TextTokenizer(folder), {"page_size": 16, "num_pages": 12, "max_batch": 2}
+    model = _model(folder, None)
+    if dist.get_rank() > 0:
+        engine = Engine(model, **options)
+        follow(engine, tokenizer)
+        return {"idle": engine.idle, "pages": engine.pages_in_use, "preemptions": engine.stats.preemptions}
+    refusals, requests = [], []
+    with LeadingEngine(model, **options).leading() as engine:
+        engine.reserve(64)
+        for prompt, more, strings in asked:
+            ids = tokenizer.encode(prompt)
+            until = TextOutput(tokenizer, ids, strings).until
+            requests.append(engine.submit(ids, until=until, stop_strings=strings, **more))
+        cancelled = engine.submit(tokenizer.encode("x"), max_new_tokens=40)
+        for call in (
+            lambda: engine.submit([1], max_new_tokens=10**6),
+            lambda: engine.submit([10**6]),
+            lambda: engine.reserve(64),
+            lambda: engine.generate([[1]]),
+            lambda: engine.score([1, 2]),
+        ):
+            try:
+                call()
+            except (PromptError, ValueError) as error:
+                refusals.append(str(error))
+        for step in range(1000):
+            if engine.idle:
+                break
+            engine.step()
+            if step == 2:
+                engine.cancel(cancelled)
+        found = [(request.generated, request.finish) for request in requests]
+        left = {"idle": engine.idle, "pages": engine.pages_in_use, "preemptions": engine.stats.preemptions}
+    return {"found": found, "refusals": refusals, "left": left, "cancelled": cancelled.finish}
+
+
+def leader_dies(pairs: Any, folder: str) -> Any:
+    """Rank 0 ends while rank 1 waits for its next call."""
+    import os
+
+    import torch.distributed as dist
+
+    from flashkernel.generate import Engine
+    from flashkernel.generate.leading import LeadingEngine, follow
+
+    model = _model(folder, None)
+    if dist.get_rank() > 0:
+        follow(Engine(model))
+        return "no error"
+    with LeadingEngine(model).leading() as engine:
+        engine.submit([1, 2, 3], max_new_tokens=4)
+        engine.step()
+        os._exit(0)
+
+
+def patience(pairs: Any, folder: str) -> Any:
+    """An idle leader says that it is still there, more often than its followers lose patience."""
+    import time
+
+    import torch.distributed as dist
+
+    from flashkernel.generate import Engine, load_model
+    from flashkernel.generate.leading import LeadingEngine, follow
+    from flashkernel.generate.tensor_parallel import TensorParallel
+
+    model = load_model(folder, device="cpu", tensor_parallel=TensorParallel(timeout=2.0))
+    if dist.get_rank() > 0:
+        follow(Engine(model))
+        return "dismissed"
+    with LeadingEngine(model).leading() as engine:
+        time.sleep(5.0)
+        request = engine.submit([1, 2, 3], max_new_tokens=2, stop_tokens=frozenset())
+        while request.finish is None:
+            engine.step()
+        return len(request.generated)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from . import __version__
-from .sampling_arguments import add_sampling_arguments, add_speculation_arguments
+from .sampling_arguments import add_sampling_arguments, add_speculation_arguments, add_tensor_parallel_argument
 from .serve_arguments import add_serve_arguments
 from .terminal import fitted, visible, width
 
@@ -117,12 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--num-pages", type=_positive, metavar="N", help="pages of the KV-cache (default: as many as the request needs)"
     )
-    add(
-        "--tensor-parallel",
-        action="store_true",
-        help="share the model among the processes of torchrun, one a GPU: "
-        "torchrun --nproc-per-node 2 -m flashkernel generate --tensor-parallel ...; the first one writes",
-    )
+    add_tensor_parallel_argument(add, "generate")
     add(
         "--no-flashkernel",
         action="store_true",
@@ -165,6 +160,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_sampling_arguments(chat)
     _add_machine(add)
     add_speculation_arguments(add)
+    add_tensor_parallel_argument(add, "chat")
 
     serve = commands.add_parser(
         "serve",

@@ -136,3 +136,14 @@ def add_speculation_arguments(add: Callable[..., Any]) -> None:
         help="most guessed tokens a step and sequence, 1 to 64 (default: 8 of lookup, 4 of a model); fewer are tried "
         "where they do not pay",
     )
+
+
+def add_tensor_parallel_argument(add: Callable[..., Any], command: str) -> None:
+    """What generate, chat and serve share of one model on several GPUs (docs/tensor_parallel.md)."""
+    add(
+        "--tensor-parallel",
+        action="store_true",
+        help="share the model among the processes of torchrun, one a GPU: "
+        f"torchrun --nproc-per-node 2 -m flashkernel {command} --tensor-parallel ...; callers have to do with the "
+        "first one alone",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .sampling_arguments import add_speculation_arguments
+from .sampling_arguments import add_speculation_arguments, add_tensor_parallel_argument
 
 __all__ = ["add_serve_arguments"]
 
@@ -25,6 +25,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--kv-dtype", choices=["fp8", "int8"], help="elements of the KV-cache (default: those of --dtype)")
     add_speculation_arguments(add)
+    add_tensor_parallel_argument(add, "serve")
     add("--page-size", type=int, choices=[16, 32, 64, 128, 256], default=64, help="tokens per KV-cache page")
     add("--kv-memory", type=float, default=2.0, metavar="GIB", help="most memory of the KV-cache")
     add("--max-batch", type=int, default=64, metavar="N", help="sequences computed at once; others wait")

@@ -63,6 +63,10 @@ class Chat:
         self.request: Request | None = None
 
     @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @property
     def stats(self) -> GenerationStats:
         """Counts and times of the last answer."""
         return self._engine.stats

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -23,12 +24,12 @@ from ..terminal import visible
 from .arrays import ALIASES
 from .chat import PAGE_SIZE, Chat, pages_for
 from .chat_template import ChatTemplate
-from .engine import Engine
 from .errors import PromptError
 from .model import load_model
 from .model_names import find_model
 from .speculation import speculation_of
 from .tokenizer import TextTokenizer
+from .torchrun import led, make_engine, shared
 
 __all__ = ["run"]
 
@@ -64,7 +65,16 @@ class _Interrupt:
             signal.signal(signal.SIGINT, before)
 
 
-def _open(args: argparse.Namespace) -> Chat:
+@contextlib.contextmanager
+def _open(args: argparse.Namespace) -> Iterator[Chat | None]:
+    """The conversation; None at a process that has only followed the first one."""
+    with shared("chat", args) as group:
+        chat, tokenizer = _load(args, group)
+        with led(chat.engine, tokenizer) as here:
+            yield chat if here else None
+
+
+def _load(args: argparse.Namespace, group: Any) -> tuple[Chat, TextTokenizer]:
     model = find_model(args.model)
     if sys.stderr.isatty():
         _say(f"loading {model.name}")
@@ -76,19 +86,20 @@ def _open(args: argparse.Namespace) -> Chat:
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         dtype = ALIASES.get(args.dtype, args.dtype)
-        loaded = load_model(model, device=args.device, dtype=dtype, weights=args.weights)
+        loaded = load_model(model, device=args.device, dtype=dtype, weights=args.weights, tensor_parallel=group)
     for note in notes:
         _say(f"flashkernel chat: warning: {note.message}")
     context = min(args.context, loaded.max_positions)
-    engine = Engine(
+    engine = make_engine(
         loaded,
+        group,
         page_size=PAGE_SIZE,
         num_pages=pages_for(context),
         kv_dtype=args.kv_dtype,
         max_batch=1,
         speculation=speculation_of(args.speculate, args.speculate_tokens, args.device, dtype),
     )
-    return Chat(
+    chat = Chat(
         engine,
         tokenizer,
         template,
@@ -98,6 +109,7 @@ def _open(args: argparse.Namespace) -> Chat:
         max_tokens=args.max_tokens,
         sampling=sampling,
     )
+    return chat, tokenizer
 
 
 def _answer(chat: Chat, message: str, interrupt: _Interrupt | None, as_json: bool) -> None:
@@ -191,13 +203,18 @@ def _converse(chat: Chat, as_json: bool) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if sys.stdin.isatty():
-        _converse(_open(args), args.json)
+        with _open(args) as chat:
+            if chat is not None:
+                _converse(chat, args.json)
         return 0
-    message = sys.stdin.read().strip()
-    if not message:
+    first = not args.tensor_parallel or os.environ.get("RANK", "0") == "0"  # of torchrun's processes the one that reads
+    message = sys.stdin.read().strip() if first else ""
+    if first and not message:
         raise ValueError(
             "chat: stdin is no terminal and holds no message; a message is needed, as in `echo Hello | flashkernel "
             "chat`, or a terminal, in a container that of `docker run -it`"
         )
-    _answer(_open(args), message, None, args.json)
+    with _open(args) as chat:
+        if chat is not None:
+            _answer(chat, message, None, args.json)
     return 0

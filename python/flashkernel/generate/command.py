@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -23,6 +21,7 @@ from .request import GenerationStats, TokenEvent
 from .sampling_options import SamplingOptions
 from .speculation import speculation_of
 from .text_output import check_stop_strings
+from .torchrun import shared
 
 __all__ = ["run"]
 
@@ -79,30 +78,6 @@ def _calls() -> dict[str, int]:
     return {kernel.id: kernel.calls for kernel in fk.kernels()}
 
 
-def _open_group(args: argparse.Namespace) -> Any:
-    """The group of torchrun's processes as `load_model` takes it; None without --tensor-parallel."""
-    if not args.tensor_parallel:
-        return None
-    if args.no_flashkernel or "-" in args.prompt:
-        other = "--no-flashkernel" if args.no_flashkernel else "--prompt -"
-        raise ValueError(f"generate: --tensor-parallel together with {other}; leave one of them out")
-    if "LOCAL_RANK" not in os.environ:
-        raise ValueError(
-            "generate: --tensor-parallel without torchrun; run "
-            "`torchrun --nproc-per-node 2 -m flashkernel generate --tensor-parallel ...`"
-        )
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependencyError("generate: --tensor-parallel needs torch; run `pip install torch`") from error
-    from .tensor_parallel import TensorParallel
-
-    if args.device != "cpu" and torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    torch.distributed.init_process_group()  # gloo for the host and NCCL where there are GPUs
-    return TensorParallel()
-
-
 def _open_engine(args: argparse.Namespace, model: Path, group: Any, progress: Any) -> tuple[Any, str, int]:
     """The engine, its device, and its number of threads. Warnings of loading go to stderr, a line each."""
     dtype = ALIASES.get(args.dtype, args.dtype)
@@ -153,18 +128,11 @@ def run(args: argparse.Namespace) -> int:
     stop_strings = check_stop_strings(args.stop)
     prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompt for _ in range(args.n)]
     model = find_model(args.model)
-    group = _open_group(args)
-    if group is None:
-        return _generate(args, sampling, stop_strings, prompts, model, None)
-    try:
-        with contextlib.ExitStack() as stack:
-            if group.rank:  # the first process writes for all
-                nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-                stack.enter_context(contextlib.redirect_stdout(nowhere))
-                stack.enter_context(contextlib.redirect_stderr(nowhere))
-            return _generate(args, sampling, stop_strings, prompts, model, group)
-    finally:
-        group.close()
+    if args.tensor_parallel and (args.no_flashkernel or "-" in args.prompt):
+        other = "--no-flashkernel" if args.no_flashkernel else "--prompt -"
+        raise ValueError(f"generate: --tensor-parallel together with {other}; leave one of them out")
+    with shared("generate", args) as group:
+        return _generate(args, sampling, stop_strings, prompts, model, group)
 
 
 def _generate(

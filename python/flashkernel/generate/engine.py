@@ -221,10 +221,12 @@ class Engine:
         stop_tokens: frozenset[int] | set[int] | None = None,
         sequence: int = 0,
         until: Callable[[int], bool] | None = None,
+        stop_strings: Sequence[str] = (),
     ) -> Request:
         """A request that `step` works on from now on, beside the others; what it has generated is in `.generated`, and
         `.finish` says why it ended. sequence: a number for its events, and which of the seed's draws it gets.
         until: called with each new token, in order; True ends the sequence with "stop". It must not raise.
+        stop_strings: what `until` looks for; only a LeadingEngine, whose calls other ranks repeat, wants to know.
 
         Raises PromptError, ValueError, flashkernel.OutOfPagesError (num_pages is too small for it alone).
         """

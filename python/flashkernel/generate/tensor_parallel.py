@@ -3,7 +3,8 @@
 Shoeybi et al., Megatron-LM (2019): each rank has some heads and some columns of the MLP's inner layer, so a layer needs
 two sums over the ranks, one behind the output projection of attention and one behind the MLP's. The output layer's
 rows are dealt, too; its logits are joined, so that every rank draws the same tokens. Embeddings and norms are whole on
-every rank. Nobody leads: every rank makes the same calls of the engine in the same order, and gets the same tokens.
+every rank. Every rank makes the same calls of the engine in the same order, and gets the same tokens; leading.py lets
+one rank lead.
 
 Used by model.py, the models and engine.py. This module needs torch, and nothing else of this package imports it.
 """
@@ -183,6 +184,29 @@ class TensorParallel:
                 )
             if arguments != given:
                 raise ValueError(f"{WHO}: {name}: rank {rank} has other arguments than rank 0; the same are needed")
+
+    def tell(self, kind: int, payload: bytes = b"") -> None:
+        """Sends a message from rank 0 to all others, which `hear` it."""
+        self._message(torch.tensor([kind, len(payload)], dtype=torch.int64), payload)
+
+    def hear(self) -> tuple[int, bytes]:
+        """The next message of rank 0. Raises PeerError."""
+        return self._message(torch.zeros(2, dtype=torch.int64), b"")
+
+    def _message(self, head: torch.Tensor, payload: bytes) -> tuple[int, bytes]:
+        if self.size == 1:
+            return int(head[0]), payload
+        kind, size = self._broadcast(head).tolist()
+        body = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8) if size else None
+        return kind, b"" if body is None else self._broadcast(body).numpy().tobytes()
+
+    def _broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        what, tensor = "a message of rank 0", tensor.to(self._device)
+        call = functools.partial(
+            dist.broadcast, tensor, dist.get_global_rank(self.group, 0), group=self.group, async_op=True
+        )
+        _ranks.wait(WHO, what, [_ranks.guarded(WHO, what, call)], tensor, self.timeout)
+        return tensor.cpu()
 
     def watch(self, event: Any) -> None:
         """Waits for work on a GPU in which sums may wait for other ranks. Raises PeerError."""

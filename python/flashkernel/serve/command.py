@@ -8,12 +8,15 @@ import math
 import os
 import socket
 import sys
+from pathlib import Path
+from typing import Any
 
 import flashkernel as fk
 
 from ..generate import Engine, MissingDependencyError, Model, TextTokenizer, find_model, load_model
 from ..generate.engine import KV_DTYPES
 from ..generate.speculation import speculation_of
+from ..generate.torchrun import led, make_engine, shared
 from ..terminal import visible
 
 __all__ = ["pages_of", "run"]
@@ -53,9 +56,9 @@ def _check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401
 
-        from . import Settings, chat_renderer, create_app
+        from . import create_app  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
             f"serve: the package {error.name} is not installed; run `pip install flashkernel[serve]`"
@@ -63,20 +66,37 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     if args.threads:
         fk.set_num_threads(args.threads)
+    with shared("serve", args) as group:
+        return _run(args, group)
+
+
+def _run(args: argparse.Namespace, group: Any) -> int:
     path = find_model(args.model)
     tokenizer = TextTokenizer(path)
-    model = load_model(path, device=args.device, dtype=args.dtype, weights=args.weights)
+    model = load_model(path, device=args.device, dtype=args.dtype, weights=args.weights, tensor_parallel=group)
     context = min(model.max_positions, args.max_context or model.max_positions)
     kv_dtype = KV_DTYPES[args.kv_dtype] if args.kv_dtype else None
     pages = pages_of(model, context, args.page_size, args.max_batch, kv_dtype, args.kv_memory * 2**30)
-    engine = Engine(
+    engine = make_engine(
         model,
+        group,
         page_size=args.page_size,
         num_pages=pages,
         max_batch=args.max_batch,
         kv_dtype=args.kv_dtype,
         speculation=speculation_of(args.speculate, args.speculate_tokens, args.device, args.dtype),
     )
+    with led(engine, tokenizer) as here:
+        if here:
+            _listen(args, engine, tokenizer, path, context)
+    return 0
+
+
+def _listen(args: argparse.Namespace, engine: Engine, tokenizer: TextTokenizer, path: Path, context: int) -> None:
+    import uvicorn
+
+    from . import Settings, chat_renderer, create_app
+
     key = args.api_key or os.environ.get("FLASHKERNEL_API_KEY") or None
     local = args.host in ("localhost", "127.0.0.1", "::1")
     settings = Settings(
@@ -110,11 +130,11 @@ def run(args: argparse.Namespace) -> int:
                 "host": args.host,
                 "port": port,
                 "api_key": key is not None,
-                "device": model.arrays.device,
+                "device": engine.model.arrays.device,
                 "dtype": args.dtype,
                 "kv_dtype": args.kv_dtype,
                 "context": context,
-                "pages": pages,
+                "pages": engine.num_pages,
                 "page_size": args.page_size,
                 "speculate": args.speculate,
             }
@@ -122,14 +142,14 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(f"serving {visible(settings.name)} at {address}/v1, chat page at /", file=sys.stderr)
             print(
-                f"{model.arrays.device}, {args.dtype}, context {context}, {pages} pages of {args.page_size} tokens",
+                f"{engine.model.arrays.device}, {args.dtype}, context {context}, {engine.num_pages} pages of "
+                f"{args.page_size} tokens",
                 file=sys.stderr,
             )
         if not local and key is None:
             print("warning: this address can be reached from outside and there is no --api-key", file=sys.stderr)
         sys.stderr.flush()
         uvicorn.Server(config).run(sockets=[listener])
-    return 0
 
 
 def _bind(host: str, port: int) -> socket.socket:

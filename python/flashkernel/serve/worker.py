@@ -157,6 +157,7 @@ class Worker:
                     stop_tokens=frozenset() if call.ignore_eos else None,
                     sequence=index,
                     until=sequence.until,
+                    stop_strings=call.stop,
                 )
                 self._active[request] = sequence
                 self.metrics.prompt_tokens.inc(len(prompt))
