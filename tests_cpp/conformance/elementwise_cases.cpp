@@ -63,6 +63,9 @@ void cases(CaseList& list) {
     add_case("scalar", {dtype, {}});
     add_case("empty", {dtype, {3, 0, 4}});
     add_case("rows_with_gaps", {dtype, {5, 77}, {{}, {}, 3, 1}, {{}, {}, 5}, {{}, {}, 1, 3}});
+    add_case("halves_of_rows", {dtype, {37, 64}, {{}, {}, 64}, {{}, {}, 64, 64}});
+    add_case("rows_of_vectors", {dtype, {3, 5, 40}, {{}, {1, 0, 2}, 8}, {{}, {}, 0, 0, {0}}, {{}, {}, 16, 8}});
+    add_case("rows_of_vectors_but_one", {dtype, {6, 32}, {{}, {}, 8}, {{}, {}, 8, 1}, {{}, {}, 24}});
     add_case("permuted_alike", {dtype, {3, 5, 7, 11}, {{}, {2, 0, 3, 1}}, {{}, {2, 0, 3, 1}}, {{}, {2, 0, 3, 1}}});
     add_case("permuted_apart", {dtype, {3, 5, 7, 11}, {{}, {3, 2, 1, 0}}, {{}, {0, 2, 1, 3}, 2}, {{}, {1, 0, 3, 2}}});
     add_case(

@@ -1,7 +1,8 @@
 // add, SwiGLU and its gradient over strided tensors of up to kMaxDims merged dims. Contiguous operands (one dim of
 // stride 1 after merging) go 16 bytes a lane, one vector of each tensor a thread and no loop: the blocks that run at a
-// time lie side by side in memory, and a finished one makes room for the next loads at once. Anything else goes one
-// element a lane.
+// time lie side by side in memory, and a finished one makes room for the next loads at once. So do rows that are
+// contiguous in all tensors and begin at multiples of 16 bytes, such as the halves of a gate and up projection.
+// Anything else goes one element a lane.
 #include "cuda/elementwise/elementwise.hpp"
 #include "cuda/host/launch.hpp"
 #include "cuda/tile/activation.cuh"
@@ -73,16 +74,15 @@ struct Tensors {
   void* out[Op::kOutputs];  // null: not wanted
 };
 
+/// One vector of each tensor, at that element of it.
 template <class T, class Op>
-__global__ void __launch_bounds__(kVectorThreads) contiguous_kernel(const Tensors<Op> tensors, std::int64_t vectors) {
+__device__ inline void apply_vector(const Tensors<Op>& tensors,
+                                    const std::int64_t (&offset)[Op::kInputs + Op::kOutputs]) {
   constexpr int N = kVectorElements<T>;
-  take_turn();
-  const std::int64_t v = static_cast<std::int64_t>(blockIdx.x) * kVectorThreads + threadIdx.x;
-  if (v >= vectors) return;
   Packed<T, N> in[Op::kInputs];
   float out[Op::kOutputs][N];
 #pragma unroll
-  for (int t = 0; t < Op::kInputs; ++t) in[t] = load_vector<N>(static_cast<const T*>(tensors.in[t]) + v * N);
+  for (int t = 0; t < Op::kInputs; ++t) in[t] = load_vector<N>(static_cast<const T*>(tensors.in[t]) + offset[t]);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     float a[Op::kInputs], b[Op::kOutputs];
@@ -94,7 +94,39 @@ __global__ void __launch_bounds__(kVectorThreads) contiguous_kernel(const Tensor
   }
 #pragma unroll
   for (int t = 0; t < Op::kOutputs; ++t)
-    if (tensors.out[t]) store_floats(static_cast<T*>(tensors.out[t]) + v * N, out[t]);
+    if (tensors.out[t]) store_floats(static_cast<T*>(tensors.out[t]) + offset[Op::kInputs + t], out[t]);
+}
+
+template <class T, class Op>
+__global__ void __launch_bounds__(kVectorThreads) contiguous_kernel(const Tensors<Op> tensors, std::int64_t vectors) {
+  take_turn();
+  const std::int64_t v = static_cast<std::int64_t>(blockIdx.x) * kVectorThreads + threadIdx.x;
+  if (v >= vectors) return;
+  std::int64_t offset[Op::kInputs + Op::kOutputs];
+#pragma unroll
+  for (std::int64_t& place : offset) place = v * kVectorElements<T>;
+  apply_vector<T>(tensors, offset);
+}
+
+/// `layout` of the dims but the last, which is `row_vectors` vectors long.
+template <class T, class Op>
+__global__ void __launch_bounds__(kVectorThreads)
+    rows_kernel(const Tensors<Op> tensors, const Layout<Op::kInputs + Op::kOutputs> layout, std::uint32_t row_vectors,
+                std::uint32_t vectors) {
+  take_turn();
+  const std::uint32_t v = blockIdx.x * kVectorThreads + threadIdx.x;
+  if (v >= vectors) return;
+  const std::uint32_t row = v / row_vectors, place = (v - row * row_vectors) * kVectorElements<T>;
+  std::int64_t offset[Op::kInputs + Op::kOutputs];
+  if (layout.ndim == 1) {  // no division
+#pragma unroll
+    for (int t = 0; t < Op::kInputs + Op::kOutputs; ++t) offset[t] = row * layout.strides[t][0];
+  } else {
+    layout.offsets(row, offset);
+  }
+#pragma unroll
+  for (std::int64_t& to : offset) to += place;
+  apply_vector<T>(tensors, offset);
 }
 
 template <class T, class Op>
@@ -113,6 +145,22 @@ __global__ void __launch_bounds__(kThreads)
     for (int t = 0; t < Op::kOutputs; ++t)
       if (tensors.out[t]) static_cast<T*>(tensors.out[t])[offset[Op::kInputs + t]] = from_float<T>(out[t]);
   }
+}
+
+/// Whether rows of the last dim are whole vectors in every tensor, so many that threads can count them.
+template <class Op>
+bool in_row_vectors(std::size_t element_bytes, int ndim, const std::int64_t* shape, const Tensors<Op>& tensors,
+                    const std::int64_t* const (&strides)[Op::kInputs + Op::kOutputs], std::int64_t count) {
+  const std::int64_t elements = 16 / static_cast<std::int64_t>(element_bytes);
+  if (ndim < 2 || shape[ndim - 1] % elements != 0 || count / elements >= 0x7fffffff) return false;
+  for (int t = 0; t < Op::kInputs + Op::kOutputs; ++t) {
+    const void* data = t < Op::kInputs ? tensors.in[t] : tensors.out[t - Op::kInputs];
+    if (!data) continue;
+    if (strides[t][ndim - 1] != 1 || !is_aligned(data, 16)) return false;
+    for (int d = 0; d < ndim - 1; ++d)
+      if (strides[t][d] % elements != 0) return false;
+  }
+  return true;
 }
 
 /// `strides` in the order inputs, outputs.
@@ -147,6 +195,14 @@ void run(DType dtype, Device device, int ndim, const std::int64_t* shape, const 
     for (int d = 0; d < ndim; ++d) layout.shape[d] = shape[d];
     for (int t = 0; t < kTensors; ++t)
       for (int d = 0; d < ndim; ++d) layout.strides[t][d] = strides[t][d];
+    if (in_row_vectors(sizeof(T), ndim, shape, tensors, strides, count)) {
+      layout.ndim = ndim - 1;
+      const auto vectors = static_cast<std::uint32_t>(count / N);
+      launch(name, rows_kernel<T, Op>,
+             {static_cast<unsigned>(ceil_div(vectors, kVectorThreads)), kVectorThreads, 0, native(stream), true},
+             tensors, layout, static_cast<std::uint32_t>(shape[ndim - 1] / N), vectors);
+      return;
+    }
     for (int t = 0; t < Op::kInputs; ++t) rest.in[t] = static_cast<const T*>(tensors.in[t]) + done;
     for (int t = 0; t < Op::kOutputs; ++t)
       if (tensors.out[t]) rest.out[t] = static_cast<T*>(tensors.out[t]) + done;
