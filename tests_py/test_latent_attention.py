@@ -25,8 +25,9 @@ from flashkernel.generate import (
 )
 from flashkernel.generate.arrays import HostArrays, TorchArrays
 from flashkernel.generate.checkpoint import MemoryCheckpoint
+from flashkernel.generate.fixed_step import TokenRow
 from flashkernel.generate.model import HostBatch, PagedBatch, build_model
-from flashkernel.generate.verify import DraftRow, Verifier
+from flashkernel.generate.verify import Verifier
 from flashkernel.integrations.transformers import accelerate
 from flashkernel.serve.command import pages_of
 from model_families import family_model
@@ -122,7 +123,7 @@ def test_a_verification_gives_the_logits_of_single_steps(fixed: bool) -> None:
         slots = scheduler.cache.append(handle, len(ids))
         if known > 0:
             fill(model, scheduler.pool, ids[:known], slots[:known], scheduler.cache.block_table([handle])[0])
-        rows.append(DraftRow(ids[known:], known, slots[known:], scheduler.cache.block_table([handle])[0][0]))
+        rows.append(TokenRow(ids[known:], known, slots[known:], scheduler.cache.block_table([handle])[0][0]))
         expected.append(logits[known:])
     got = Verifier(model, scheduler.pool, rows=5, width=4, fixed=fixed).run(rows)
     want = np.concatenate(expected)

@@ -37,12 +37,13 @@ class Engine:
     page_size: tokens per page: 16, 32, 64, 128 or 256.
     num_pages: pages of the pool; None: as many as the requests at hand can need at most. With fewer, requests wait for
         pages, and the youngest may have to be computed again.
-    prefill_chunk: most prompt tokens in one forward step, which bounds the memory of activations.
+    prefill_chunk: most prompt tokens in one forward step, which bounds the memory of activations; None: 2048 on the
+        CPU, 8192 on a GPU.
     max_batch: most sequences at once; others wait.
     steps: decode steps between two looks at their tokens; None: 1 on the CPU, 8 on a GPU.
     run_ahead: start the next steps before the last ones are read; None: on a GPU.
     prefix_sharing: keep full pages for later requests that begin with the same tokens.
-    graphs: replay decode steps as CUDA graphs; None: on a GPU.
+    graphs: replay decode steps, and short prompts of a shape that came before, as CUDA graphs; None: on a GPU.
     kv_dtype: "fp8" (float8_e4m3fn) or "int8": elements of the cache, with a scale a token and head, for half the
         memory of 16 bits and less accuracy (docs/numerics.md); None: the model's dtype.
     speculation: `PromptLookup` or `DraftModel`: steps verify guessed tokens, which changes no token
@@ -61,7 +62,7 @@ class Engine:
         *,
         page_size: int = 256,
         num_pages: int | None = None,
-        prefill_chunk: int = 2048,
+        prefill_chunk: int | None = None,
         max_batch: int = 64,
         steps: int | None = None,
         run_ahead: bool | None = None,
@@ -72,6 +73,7 @@ class Engine:
     ):
         asynchronous = model.arrays.asynchronous
         steps = (8 if asynchronous else 1) if steps is None else steps
+        prefill_chunk = (8192 if asynchronous else 2048) if prefill_chunk is None else prefill_chunk
         for name, value in (("prefill_chunk", prefill_chunk), ("max_batch", max_batch), ("steps", steps)):
             if value < 1:
                 raise ValueError(f"generate: {name}={value}; an integer >= 1 is needed")

@@ -74,7 +74,7 @@ class PagedBatch:
     max_seqlen: int  # most new tokens of a sequence
     block_table: Any  # int32 [batch, max_pages]
     seq_lens: Any  # int32 or int64 [batch]: tokens in the cache, the new ones included
-    last_rows: np.ndarray | None  # rows of `tokens` whose logits are wanted; None: all
+    last_rows: Any  # int64, on the host or the device: rows of `tokens` whose logits are wanted; None: all
     common: CommonPages | None = None  # of sequences with one new token each: read the common pages once
     # None: lengths and pages are known to the device alone, and every sequence has max_seqlen new tokens (some of which
     # may be empty places with slot -1), as where the batch is part of a CUDA graph.

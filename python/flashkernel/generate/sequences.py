@@ -18,7 +18,9 @@ import flashkernel as fk
 from .choice import RowChoice, Scores
 from .decode import Decoder
 from .errors import NonFiniteLogitsError
+from .fixed_step import TokenRow
 from .model import HostBatch, Model, PagedBatch
+from .prompt_graphs import PromptGraphs
 from .request import GenerationStats, Request, TokenEvent
 from .sampling_options import wanted
 
@@ -65,6 +67,7 @@ class Sequences:
         self.decoder = Decoder(
             model, self.pool, rows=max_batch, width=self.pages_for(max_tokens), steps=steps, graphs=graphs
         )
+        self.prompt_graphs = PromptGraphs(model, self.pool, rows=max_batch, width=self.pages_for(max_tokens))
         self.running: list[Request] = []  # those that decode, by order
         self.failed: list[Request] = []  # those whose errors nobody has seen yet
         self.stats = GenerationStats()
@@ -125,10 +128,15 @@ class Sequences:
         complete then.
         """
         arrays = self.model.arrays
+        done = np.array([count == len(request.slots) for request, count in chunk])
+        if self.by_graph and done.all():
+            logits = self.prompt_graphs.run([self._row(request) for request, _ in chunk])
+            if logits is not None:
+                self.count_pages()
+                return logits
         counts = np.array([count for _, count in chunk])
         cu_seqlens = np.concatenate([[0], np.cumsum(counts)])
         ends = np.array([request.prefilled + count for request, count in chunk])
-        done = np.array([count == len(request.slots) for request, count in chunk])
         table, _ = self.cache.block_table([request.handle for request, _ in chunk])
         tokens = [request.tokens[request.prefilled : request.prefilled + count] for request, count in chunk]
         positions = [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
@@ -145,6 +153,11 @@ class Sequences:
             host=HostBatch(cu_seqlens, table, ends),
         )
         return self.model.forward(batch, self.pool)
+
+    def _row(self, request: Request) -> TokenRow:
+        """All tokens of its prompt that are left to compute."""
+        tokens = request.tokens[request.prefilled :]
+        return TokenRow(tokens, request.prefilled, request.slots, self.cache.pages(request.handle))
 
     def count_prompts(self, chunk: list[tuple[Request, int]]) -> None:
         """Takes down that these tokens were computed; until then they can be computed again."""

@@ -20,12 +20,13 @@ import weakref
 import numpy as np
 
 from .drafts import ACCEPTANCE, Drafter, LookupDrafter, ModelDrafter
+from .fixed_step import TokenRow
 from .pace import Acceptance, Ledger, StepTimes, draft_lengths
 from .request import Request
 from .sampling import Draws, adjust, distribution, drawn_from, log_probabilities
 from .sequences import Events, Sequences
 from .speculation import DraftModel, PromptLookup, Speculation
-from .verify import DraftRow, Verifier
+from .verify import Verifier
 
 __all__ = ["Speculator"]
 
@@ -142,7 +143,7 @@ class Speculator:
 
     def _verify(self, requests: list[Request], drafts: list[list[int]]) -> Events:
         sequences, cache = self.sequences, self.sequences.cache
-        rows: list[DraftRow] = []
+        rows: list[TokenRow] = []
         for request in requests:
             sequences.drop_unseen(request, cache.length(request.handle))
         lengths = [cache.length(request.handle) for request in requests]
@@ -150,7 +151,7 @@ class Speculator:
             for request, draft, length in zip(requests, drafts, lengths, strict=True):
                 slots = cache.append(request.handle, 1 + len(draft))
                 tokens = [request.generated[-1], *draft]
-                rows.append(DraftRow(tokens, length, slots, cache.pages(request.handle)))
+                rows.append(TokenRow(tokens, length, slots, cache.pages(request.handle)))
             sequences.count_pages()
             logits = self.verifier.run(rows)
             pairs = list(zip(requests, drafts, strict=True))

@@ -7,6 +7,8 @@ weight: some 0.3 ms for the 360 modules and parameters of a Llama of 1B.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -120,9 +122,32 @@ class FollowingEngine(Engine):
         self._watch: Watch | None = Watch(stock)
         self._stale = False  # whether pages may be of weights from before
         self._fingerprint: list[int] | None = None  # of the weights that kept pages were computed with
+        self._looks_once, self._has_looked = False, False
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """For a request whose first step comes right behind its call: nothing changes the model between them, so one
+        look is enough.
+        """
+        self._looks_once, self._has_looked = True, False
+        try:
+            yield
+        finally:
+            self._looks_once = False
 
     def follow(self, tokens: int = 0) -> None:
         """tokens: of the longest request that may find or leave pages."""
+        if not (self._looks_once and self._has_looked):
+            self._look()
+            self._has_looked = True
+        assert self._watch is not None
+        if tokens > self.page_size and self._options["prefix_sharing"]:
+            found = self._watch.fingerprint()
+            if found != self._fingerprint:
+                self.forget_prefixes()
+            self._fingerprint = found
+
+    def _look(self) -> None:
         reason = "what the last call refused" if self._watch is None else self._watch.changed()
         if reason is not None:
             self._refuse_while_running(reason)
@@ -138,11 +163,6 @@ class FollowingEngine(Engine):
         assert self._watch is not None
         self._watch.check_training()
         _refresh(self.model)
-        if tokens > self.page_size and self._options["prefix_sharing"]:
-            found = self._watch.fingerprint()
-            if found != self._fingerprint:
-                self.forget_prefixes()
-            self._fingerprint = found
 
     def _refuse_while_running(self, what: str) -> None:
         if not self.idle:

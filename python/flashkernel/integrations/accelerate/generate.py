@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Mapping
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -271,8 +272,10 @@ def _by_engine(
     streamer: Any,
 ) -> torch.Tensor:
     new: list[list[int]] = [[] for _ in prompts]
-    events = engine.generate(prompts, max_new_tokens=count, sampling=choices.sampling, stop_tokens=choices.stop)
-    for event in events:
+    with engine.at_once():
+        events = engine.generate(prompts, max_new_tokens=count, sampling=choices.sampling, stop_tokens=choices.stop)
+        first = list(islice(events, 1))
+    for event in chain(first, events):
         new[event.sequence].append(event.token)
         if streamer is not None:
             streamer.put(torch.tensor([event.token]))
