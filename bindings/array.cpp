@@ -3,24 +3,50 @@
 
 #include "array_type.hpp"
 
+#include <atomic>
 #include <cstring>
 
 #include "flashkernel/error.hpp"
 #include "flashkernel/memory_resource.hpp"
+#include "flashkernel/stream_order.hpp"
 
 namespace flashkernel::python {
 namespace {
+
+// Arrays whose capsules have gone while another stream than their own may still read them: DLPack does not say when it
+// is done. They wait for the next point at which the library waits for the device. A list without a lock, since
+// deleters run in any thread, with the GIL or without it.
+struct Retired {
+  Array array;
+  Retired* next = nullptr;
+};
+std::atomic<Retired*> retired{nullptr};
+
+void retire(Array array) {
+  auto* node = new Retired{std::move(array), retired.load(std::memory_order_relaxed)};
+  while (!retired.compare_exchange_weak(node->next, node)) {
+  }
+}
+
+void free_retired(Retired* node) {
+  while (node) {
+    Retired* next = node->next;
+    delete node;
+    node = next;
+  }
+}
 
 // What a DLPack capsule keeps alive: one block with the struct, the shape and the memory's owner.
 template <class Managed>
 struct Export {
   Managed managed{};
   Array array;
+  bool is_read_elsewhere = false;  // on another stream than the array's
 };
 
 template <class Managed>
-Managed* make_export(const Array& array) {
-  auto* exported = new Export<Managed>{{}, array};
+Managed* make_export(const Array& array, bool is_read_elsewhere) {
+  auto* exported = new Export<Managed>{{}, array, is_read_elsewhere && array.is_cached};
   dlpack::Tensor& tensor = exported->managed.tensor;
   TensorView& view = exported->array.view;
   tensor.data = view.data;
@@ -31,7 +57,11 @@ Managed* make_export(const Array& array) {
   tensor.shape = view.shape;
   tensor.strides = view.strides;
   exported->managed.context = exported;
-  exported->managed.deleter = [](Managed* managed) { delete static_cast<Export<Managed>*>(managed->context); };
+  exported->managed.deleter = [](Managed* managed) {
+    auto* exported = static_cast<Export<Managed>*>(managed->context);
+    if (exported->is_read_elsewhere) retire(std::move(exported->array));
+    delete exported;
+  };
   return &exported->managed;
 }
 
@@ -69,26 +99,27 @@ nb::object export_dlpack(const Array& array, nb::handle stream, nb::handle max_v
   if (!dl_device.is_none() && pair_of("dl_device", dl_device) != type)
     throw nb::buffer_error(
         "Array.__dlpack__: dl_device is another kind of device; copies between devices are not made");
+  bool is_read_elsewhere = false;
   if (array.view.device.is_cuda() && !stream.is_none()) {
     // -1: the consumer synchronises by itself. 1 and 0: the legacy default stream.
     std::intptr_t consumer = 0;
     if (!nb::try_cast(stream, consumer))
       throw nb::type_error(("Array.__dlpack__: stream=" + short_repr(stream) + "; None or an int is needed").c_str());
     const auto producer = reinterpret_cast<std::intptr_t>(array.stream.handle);
-    const bool same = consumer == -1 || consumer == producer || (consumer == 1 && producer == 0);
-    if (!same)
-      throw nb::buffer_error(
-          "Array.__dlpack__: the array was written on another stream; use it on the stream it was made on, or "
-          "synchronise and pass stream=-1");
+    is_read_elsewhere = consumer != -1 && consumer != producer && !(consumer == 1 && producer == 0);
+    if (is_read_elsewhere) {
+      if (retired.load(std::memory_order_relaxed)) wait_for(array.view.device, array.stream);
+      order_streams(array.view.device, array.stream, Stream{reinterpret_cast<void*>(consumer)});
+    }
   }
   if (!max_version.is_none() && pair_of("max_version", max_version) >= 1) {
-    auto* managed = make_export<dlpack::ManagedTensorVersioned>(array);
+    auto* managed = make_export<dlpack::ManagedTensorVersioned>(array, is_read_elsewhere);
     managed->version = dlpack::kVersion;
     return make_capsule(managed, "dltensor_versioned", [](PyObject* capsule) {
       delete_unused<dlpack::ManagedTensorVersioned>(capsule, "dltensor_versioned");
     });
   }
-  return make_capsule(make_export<dlpack::ManagedTensor>(array), "dltensor",
+  return make_capsule(make_export<dlpack::ManagedTensor>(array, is_read_elsewhere), "dltensor",
                       [](PyObject* capsule) { delete_unused<dlpack::ManagedTensor>(capsule, "dltensor"); });
 }
 
@@ -137,6 +168,7 @@ Array Array::allocate(DType dtype, const Shape& shape, Device device, Stream str
   array.owner = std::shared_ptr<void>(
       data, [&resource, bytes, stream](void* pointer) { resource.deallocate(pointer, bytes, stream); });
   array.stream = stream;
+  array.is_cached = true;
   array.view.data = data;
   array.view.dtype = dtype;
   array.view.device = device;
@@ -150,6 +182,19 @@ Array Array::allocate(DType dtype, const Shape& shape, Device device, Stream str
   return array;
 }
 
+void wait_for(Device device, Stream stream) {
+  Retired* const gone = retired.exchange(nullptr);
+  try {
+    const nb::gil_scoped_release release;
+    for (const Retired* node = gone; node; node = node->next) synchronize(node->array.view.device);
+    synchronize(device, stream);
+  } catch (...) {  // the device is lost, and nobody reads any more
+    free_retired(gone);
+    throw;
+  }
+  free_retired(gone);
+}
+
 nb::object to_numpy(Array array) {
   const bool is_cuda = array.view.device.is_cuda();
   nb::object object = nb::cast(std::move(array));
@@ -161,7 +206,7 @@ void bind_array(nb::module_& module) {
 
 Exports itself through DLPack (``torch.from_dlpack(array)``, ``jax.numpy.from_dlpack(array)``) and, on the CPU, through
 NumPy's array interface (``numpy.asarray(array)``; bfloat16 arrives as uint16). The memory lives as long as anything that
-was made from it. Every op takes it as it is. On a GPU, import it on the stream on which it was written.)doc")
+was made from it. Every op takes it as it is. On a GPU, a stream that imports it waits for the stream that writes it.)doc")
       .def_prop_ro(
           "shape", [](const Array& array) { return tuple_of(array.view.shape, array.view.ndim); },
           nb::sig("def shape(self) -> tuple[int, ...]"), "Extents.")

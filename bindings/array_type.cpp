@@ -56,6 +56,7 @@ ArrayType look_up(PyTypeObject* type) {
   } else if (attribute_or_null(handle, "__dlpack__").is_valid() &&
              attribute_or_null(handle, "__dlpack_device__").is_valid()) {
     entry.framework = Framework::kProtocol;
+    entry.is_cupy = derives_from(handle, "cupy", {"ndarray"});
   }
   return entry;
 }

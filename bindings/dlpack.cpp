@@ -272,7 +272,7 @@ void Call::import_numpy(const char* name, nb::handle array, bool write, TensorVi
   check_view(name, view, 0);
 }
 
-void Call::import_protocol(const char* name, nb::handle array, bool write, TensorView& view) {
+void Call::import_protocol(const char* name, nb::handle array, bool is_cupy, bool write, TensorView& view) {
   const nb::object place = array.attr("__dlpack_device__")();
   std::int64_t device_type = 0, device_index = 0;
   if (!int_at(place, 0, device_type) || !int_at(place, 1, device_index) || device_index < 0)
@@ -281,6 +281,8 @@ void Call::import_protocol(const char* name, nb::handle array, bool write, Tenso
   nb::dict arguments;
   if (on_gpu(static_cast<std::int32_t>(device_type))) {
     find_stream(nullptr, flashkernel::Device::cuda(static_cast<int>(device_index)));
+    // Who names a stream sees to it that inputs outlive their use there.
+    waits_ = waits_ || (!is_cupy && stream_argument_.is_none());
     // 1 is the legacy default stream; 0 is ambiguous in the protocol and refused by its users.
     const auto handle = reinterpret_cast<std::uintptr_t>(stream_.handle);
     arguments["stream"] = nb::int_(handle == 0 ? std::uintptr_t{1} : handle);
@@ -347,7 +349,7 @@ void Call::import(const char* name, nb::handle array, bool write, TensorView& vi
       view = nb::cast<const Array&>(array).view;
       bytes_ += kFewBytes + 1;
       break;
-    case Framework::kProtocol: import_protocol(name, array, write, view); break;
+    case Framework::kProtocol: import_protocol(name, array, type.is_cupy, write, view); break;
     case Framework::kNotArray: throw nb::type_error(not_an_array(op_, name, array).c_str());
   }
   if (!has_first_) adopt_first(type, array, view);
@@ -371,6 +373,8 @@ void Call::check_torch(const char* name, nb::handle tensor, bool write, const Te
 }
 
 void Call::count_changes() const { increment_versions(written_, num_written_); }
+
+void Call::wait() const { wait_for(device_, stream_); }
 
 void Call::adopt_first(const ArrayType& type, nb::handle array, const TensorView& view) {
   has_first_ = true;

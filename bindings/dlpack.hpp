@@ -35,6 +35,7 @@ struct ArrayType {
   const dlpack::ExchangeApi* api = nullptr;
   /// There are no read-only torch tensors, so that those written to need not be managed, which is what tells.
   bool is_torch = false;
+  bool is_cupy = false;  ///< the current stream can be asked for
 };
 
 /// What torch is recording on this thread.
@@ -125,7 +126,9 @@ class Call {
     } else {
       function(context);
     }
-    if (num_written_ != 0 && !context.explain) count_changes();
+    if (context.explain) return;
+    if (waits_) wait();
+    if (num_written_ != 0) count_changes();
   }
 
   /// What Python gets for an output, once the op has run.
@@ -142,9 +145,10 @@ class Call {
   void import(const char* name, nb::handle array, bool write, TensorView& view);
   void import_tensor(const char* name, const dlpack::Tensor& tensor, TensorView& view);
   void import_numpy(const char* name, nb::handle array, bool write, TensorView& view);
-  void import_protocol(const char* name, nb::handle array, bool write, TensorView& view);
+  void import_protocol(const char* name, nb::handle array, bool is_cupy, bool write, TensorView& view);
   void check_torch(const char* name, nb::handle tensor, bool write, const TensorView& view);
   void count_changes() const;
+  void wait() const;
   void check_view(const char* name, TensorView& view, std::uint64_t byte_offset);
   void adopt_first(const ArrayType& type, nb::handle array, const TensorView& view);
   DType uint16_as(const char* name, bool is_bfloat16_array);
@@ -156,6 +160,8 @@ class Call {
   bool uint16_is_bfloat16_ = false;
   bool has_first_ = false;
   bool stream_known_ = false;
+  /// An array's owner has a stream of its own that nobody tells (JAX), and may reuse its memory when the call is over.
+  bool waits_ = false;
   nb::object ml_dtype_;  // bfloat16 of ml_dtypes, once an argument had it: outputs are the same kind
   Device device_{};
   Stream stream_{};

@@ -133,6 +133,48 @@ def test_stream_argument():
     assert torch.isfinite(fk.linear(x, weight)).all()
 
 
+class Array:
+    """A tensor as DLPack's protocol alone shows it: results are arrays of the library's own."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+def test_another_stream_waits_for_the_one_that_writes():
+    x, side = normal(256, 1024), torch.cuda.Stream()
+    late = torch.full_like(x, float("nan"))
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(x)
+        own = fk.softmax(Array(late), stream=side)
+    assert isinstance(own, fk.Array)
+    out = torch.from_dlpack(own)  # for the default stream
+    assert torch.equal(out.clone(), fk.softmax(x))
+
+
+def test_memory_that_another_stream_reads_goes_to_nobody_else():
+    x, side = normal(256, 1024), torch.cuda.Stream()
+    own = fk.softmax(Array(x))
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        read = torch.from_dlpack(own)
+        copy, place = read.clone(), read.data_ptr()
+    del own, read
+    other = torch.from_dlpack(fk.softmax(Array(-x)))
+    assert other.data_ptr() != place
+    torch.cuda.synchronize()
+    assert torch.equal(copy, fk.softmax(x)) and torch.equal(other, fk.softmax(-x))
+    # The call before has waited for all streams: what was kept has gone back.
+    assert torch.from_dlpack(fk.softmax(Array(x))).data_ptr() == place
+
+
 def test_graph_replay_with_other_lengths_and_pages():
     heads, dim, page_size, num_pages = 2, 64, 16, 32
     k_pages, v_pages = normal(num_pages, page_size, heads, dim), normal(num_pages, page_size, heads, dim, seed=1)

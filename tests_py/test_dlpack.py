@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import weakref
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -76,6 +77,28 @@ class TestImport:
             assert isinstance(out, fk.Array) and out.shape == (2, 3) and out.dtype == "float32" and out.device == "cpu"
             np.testing.assert_array_equal(np.asarray(out), 2 * x(2, 3))
             assert "stream" not in lender.calls[-1]
+
+    def test_the_stream_that_arrays_of_a_gpu_are_asked_for(self, monkeypatch):
+        """The caller's; else CuPy's current one; else the legacy default stream, which is 1 in the protocol."""
+
+        class OnGpu(Lender):
+            def __dlpack__(self, *, stream, max_version):  # memory that this build can read
+                self.calls.append(stream)
+                return self.array.__dlpack__(max_version=max_version)
+
+        class Mine:
+            def __cuda_stream__(self):
+                return 0, 9
+
+        lender = OnGpu(x(2, 3), device=(2, 0))
+        for stream in (None, 7, Mine(), 1):
+            np.testing.assert_array_equal(np.asarray(fk.add(lender, lender, stream=stream)), 2 * x(2, 3))
+        assert lender.calls == [1, 1, 7, 7, 9, 9, 1, 1]
+        cupy = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=5)))
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        fk.add(lender, lender)
+        fk.add(lender, lender, stream=7)
+        assert lender.calls[-4:] == [5, 5, 7, 7]
 
     def test_an_array_namespace_gets_its_own_arrays_back(self):
         class Space:
