@@ -21,8 +21,9 @@ import jax
 import jax.numpy as jnp
 
 ROOT = Path(__file__).resolve().parents[1]
-DEVICES = jax.devices("cpu")
-jax.config.update("jax_default_matmul_precision", "highest")  # on a GPU the formulas would be of 10 bits
+# The formulas run on the CPU: there they are exact, and XLA compiles their many steps in less time than for a GPU.
+CPUS = jax.devices("cpu")
+DEVICES = jax.devices() if len(jax.devices()) > 1 else CPUS  # those of shard_map
 
 
 class Op(NamedTuple):
@@ -186,20 +187,34 @@ def differentiable(op: Op) -> tuple[int, ...]:
 
 
 def same(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
-    found, expected = jax.tree.leaves(found), jax.tree.leaves(expected)
-    for have, want in zip(found, expected, strict=True):
+    for have, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert have.shape == want.shape and have.dtype == want.dtype
         np.testing.assert_allclose(have, want, rtol=tolerance, atol=tolerance)
+
+
+def with_gradients(op: Op, function: Callable[..., Any], wrap: Callable[..., Any] = lambda f: f) -> Callable[..., Any]:
+    """One program for results and gradients: on a GPU it is the number of programs that takes the time."""
+    results, gradients = wrap(function), wrap(jax.grad(scalar(function), differentiable(op)))
+    return jax.jit(lambda *arguments: (results(*arguments), gradients(*arguments)))
+
+
+def on_cpu(arguments: Any) -> Any:
+    return jax.device_put(arguments, CPUS[0])
 
 
 @names
 def test_results_and_gradients(name: str) -> None:
     op = OPS[name]
-    same(op.ours(*op.arguments), op.formula(*op.arguments))
-    same(jax.jit(op.ours)(*op.arguments), op.formula(*op.arguments))
-    wanted = jax.grad(scalar(op.formula), differentiable(op))(*op.arguments)
-    same(jax.grad(scalar(op.ours), differentiable(op))(*op.arguments), wanted)
-    same(jax.jit(jax.grad(scalar(op.ours), differentiable(op)))(*op.arguments), wanted)
+    want = with_gradients(op, op.formula)(*on_cpu(op.arguments))
+    same(with_gradients(op, op.ours)(*op.arguments), want)
+    same(op.ours(*op.arguments), want[0])
+
+
+@pytest.mark.parametrize("name", ["attention sinks", "rms_norm weight", "linear silu", "cross_entropy"])
+def test_gradients_without_jit(name: str) -> None:
+    op = OPS[name]
+    want = jax.jit(jax.grad(scalar(op.formula), differentiable(op)))(*on_cpu(op.arguments))
+    same(jax.grad(scalar(op.ours), differentiable(op))(*op.arguments), want)
 
 
 @names
@@ -211,41 +226,48 @@ def test_vmap(name: str) -> None:
     def stacked(array: Any, axis: int | None) -> Any:
         return array if axis is None else jnp.stack([array * s.astype(array.dtype) for s in scales])
 
-    arguments = [stacked(x, axis) for x, axis in zip(op.arguments, op.batched, strict=True)]
-    gradient = [jax.grad(scalar(f), differentiable(op)) for f in (op.ours, op.formula)]
-    same(*(jax.vmap(f, op.batched)(*arguments) for f in (op.ours, op.formula)))
-    same(*(jax.jit(jax.vmap(f, op.batched))(*arguments) for f in gradient))
-    twice = [jnp.stack([x, x + 1]) if i == 0 else x for i, x in enumerate(arguments)]
+    def once(function: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.vmap(function, op.batched)
+
+    arguments = [stacked(x, axis) for x, axis in zip(on_cpu(op.arguments), op.batched, strict=True)]
+    placed = jax.device_put(arguments, jax.devices()[0])
+    # A gradient adds up cosines of results as large as 20.
+    same(with_gradients(op, op.ours, once)(*placed), with_gradients(op, op.formula, once)(*arguments), tolerance=1e-4)
+    first = on_cpu(op.arguments[0]) if op.batched[0] is None else arguments[0]
+    twice = [jnp.stack([first, first + 1]), *arguments[1:]]
     outer = tuple(0 if i == 0 else None for i in range(len(arguments)))
-    if op.batched[0] is None:
-        twice[0] = jnp.stack([arguments[0], arguments[0] + 1])
-    same(*(jax.vmap(jax.vmap(f, op.batched), outer)(*twice) for f in (op.ours, op.formula)))
+    ours, formula = (jax.jit(jax.vmap(once(f), outer)) for f in (op.ours, op.formula))
+    same(ours(*jax.device_put(twice, jax.devices()[0])), formula(*twice), tolerance=1e-4)
 
 
 @names
 def test_shard_map(name: str) -> None:
     """Arguments that are whole on each device get the gradients of all devices' rows."""
-    assert len(DEVICES) >= 2, "XLA_FLAGS came too late"
+    assert len(CPUS) >= 2, "XLA_FLAGS came too late"
     op = OPS[name]
-    mesh = jax.make_mesh((2,), ("i",), devices=DEVICES[:2], axis_types=(jax.sharding.AxisType.Auto,))
     specs = tuple(jax.P("i") if cut else jax.P() for cut in op.sharded)
 
-    def whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(function: Callable[..., Any], devices: list[Any]) -> Any:
+        mesh = jax.make_mesh((2,), ("i",), devices=devices[:2], axis_types=(jax.sharding.AxisType.Auto,))
+
         def local(*arguments: Any) -> Any:
             return jax.lax.psum(scalar(function)(*arguments), "i")
 
-        return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=jax.P())
+        placed = [
+            jax.device_put(np.asarray(x), jax.sharding.NamedSharding(mesh, spec))
+            for x, spec in zip(op.arguments, specs, strict=True)
+        ]
+        total = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=jax.P())
+        return jax.jit(jax.value_and_grad(total, differentiable(op)))(*placed)
 
-    same(*(jax.jit(whole(f))(*op.arguments) for f in (op.ours, op.formula)), tolerance=1e-4)
-    gradient = [jax.jit(jax.grad(whole(f), differentiable(op))) for f in (op.ours, op.formula)]
-    same(*(f(*op.arguments) for f in gradient), tolerance=1e-4)
+    same(run(op.ours, DEVICES), run(op.formula, CPUS), tolerance=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bits(dtype: str) -> None:
     q, k, v = (x.astype(dtype) for x in OPS["attention"].arguments)
     out = fkj.attention(q, k, v, causal=True)
-    want = attention(*(x.astype(jnp.float32) for x in (q, k, v)), options={"causal": True})
+    want = attention(*(x.astype(jnp.float32) for x in on_cpu((q, k, v))), options={"causal": True})
     assert out.dtype == dtype
     np.testing.assert_allclose(out.astype(jnp.float32), want, atol=2e-2, rtol=2e-2)
     gradient = jax.grad(lambda x, w: fkj.rms_norm(x, w).astype(jnp.float32).sum(), (0, 1))(X.astype(dtype), W)
@@ -291,9 +313,8 @@ def test_refusals(call: Callable[[], Any], says: str) -> None:
 
 def test_the_librarys_own_refusals_come_through() -> None:
     """Values are known when the call runs, on the CPU."""
-    x = jax.device_put(X, DEVICES[0])
-    with jax.default_device(DEVICES[0]):
-        _refused_values(x)
+    with jax.default_device(CPUS[0]):
+        _refused_values(on_cpu(X))
 
 
 def _refused_values(x: Any) -> None:
