@@ -33,24 +33,54 @@ inline Alibi parse_alibi(const Call& call, const std::string& form) {
   call.fail("alibi=\"" + form + "\"; needs \"distance\", \"signed\" or \"sqrt\"");
 }
 
-/// Stands in an op's C++ parameters for `causal, window, softcap, scale, bias, mask, alibi_slopes, alibi, sinks` of its
-/// signature, in this order; without bias and mask for ops that have none.
+/// A boolean array as one of bytes: its own memory under the type that the library reads.
+inline nb::object as_bytes(nb::handle mask) {
+  nb::object dtype = attribute_or_null(mask, "dtype");
+  if (!dtype.is_valid()) return nb::borrow(mask);
+  const std::string name = text_of(dtype);
+  if (name == "torch.bool") return mask.attr("view")(nb::module_::import_("torch").attr("uint8"));
+  if (name == "bool") return mask.attr("view")("uint8");
+  return nb::borrow(mask);
+}
+
+/// block_size is a number of tokens, or a pair: of queries, of keys.
+inline void parse_block_size(const Call& call, nb::handle given, AttentionOptions& options) {
+  const auto tokens = [&](nb::handle value) {
+    std::int64_t size = 0;
+    if (!nb::try_cast(value, size))
+      call.fail("block_size=" + short_repr(given) + "; a number of tokens, or a pair (of queries, of keys), is needed");
+    return size;
+  };
+  if (nb::isinstance<nb::int_>(given)) {
+    options.block_size_q = options.block_size_k = tokens(given);
+    return;
+  }
+  const auto [of_queries, of_keys] =
+      parse_pair(call, "block_size", given, "a number of tokens, or a pair (of queries, of keys),");
+  options.block_size_q = tokens(of_queries);
+  options.block_size_k = tokens(of_keys);
+}
+
+/// Stands in an op's C++ parameters for `causal, window, softcap, scale, bias, mask, block_mask, block_size,
+/// alibi_slopes, alibi, sinks` of its signature, in this order; without bias to block_size for ops that have none.
 template <bool kHasBias>
 struct GivenOptions {
-  static constexpr int kParameters = kHasBias ? 9 : 7;
+  static constexpr int kParameters = kHasBias ? 11 : 7;
 
   bool causal = false;
   nb::handle window;
   double softcap = 0;
   std::optional<double> scale;
-  nb::handle bias, mask, alibi_slopes, sinks;
+  nb::handle bias, mask, block_mask, block_size, alibi_slopes, sinks;
+  mutable nb::object blocks_held, mask_held;  // what parse() made
   std::string alibi = "distance";
 
   int take(PyObject** values) {
     int i = 0;
     const auto next = [&](auto& to) { return convert(values[i], to) && ++i; };
     const bool taken = next(causal) && next(window) && next(softcap) && next(scale) &&
-                       (!kHasBias || (next(bias) && next(mask))) && next(alibi_slopes) && next(alibi) && next(sinks);
+                       (!kHasBias || (next(bias) && next(mask) && next(block_mask) && next(block_size))) &&
+                       next(alibi_slopes) && next(alibi) && next(sinks);
     return taken ? -1 : i;
   }
 
@@ -62,12 +92,33 @@ struct GivenOptions {
     if (scale) options.scale = static_cast<float>(*scale);
     if (kHasBias) {
       options.bias = call.optional_input("bias", bias);
-      options.mask = call.optional_input("mask", mask);
+      if (!block_mask.is_none())
+        parse_block_mask(call, options);
+      else
+        options.mask = call.optional_input("mask", mask);
     }
     if (alibi != "distance") options.alibi = parse_alibi(call, alibi);
     options.alibi_slopes = call.optional_input("alibi_slopes", alibi_slopes);
     options.sinks = call.optional_input("sinks", sinks);
     return options;
+  }
+
+ private:
+  // An array, or a flashkernel.BlockMask, whose size and mask count where it has them.
+  void parse_block_mask(Call& call, AttentionOptions& options) const {
+    nb::object blocks = nb::borrow(block_mask), size = nb::borrow(block_size);
+    mask_held = nb::borrow(mask);
+    if (nb::object own = attribute_or_null(block_mask, "blocks"); own.is_valid()) {
+      blocks = own;
+      size = nb::borrow(block_mask.attr("block_size"));
+      const nb::object own_mask = nb::borrow(block_mask.attr("mask"));
+      if (!mask.is_none() && !own_mask.is_none()) call.fail("mask is given, but block_mask has one already");
+      if (mask.is_none()) mask_held = own_mask;
+    }
+    blocks_held = as_bytes(blocks);
+    options.block_mask = call.input("block_mask", blocks_held);
+    parse_block_size(call, size, options);
+    options.mask = call.optional_input("mask", mask_held);
   }
 };
 using DenseOptions = GivenOptions<true>;

@@ -189,16 +189,6 @@ nb::object attention_paged_tokens_first(nb::handle q, nb::handle k_pages, nb::ha
   return finish(call, output, lse, return_lse);
 }
 
-// A boolean array as one of bytes: its own memory under the type that the library reads.
-nb::object as_bytes(nb::handle mask) {
-  nb::object dtype = attribute_or_null(mask, "dtype");
-  if (!dtype.is_valid()) return nb::borrow(mask);
-  const std::string name = text_of(dtype);
-  if (name == "torch.bool") return mask.attr("view")(nb::module_::import_("torch").attr("uint8"));
-  if (name == "bool") return mask.attr("view")("uint8");
-  return nb::borrow(mask);
-}
-
 nb::object pack_mask(nb::handle mask, nb::handle out, nb::handle stream) {
   Call call("pack_mask", stream, nb::none());
   const nb::object bytes = as_bytes(mask);
@@ -241,7 +231,9 @@ void bind_attention(nb::module_& module) {
       module,
       "def attention(q: ArrayT, k: SupportsDLPack, v: SupportsDLPack, *, causal: bool = False, window: Window "
       "= None, softcap: float = 0.0, scale: float | None = None, bias: SupportsDLPack | None = None, mask: "
-      "SupportsDLPack | None = None, alibi_slopes: SupportsDLPack | None = None, alibi: str = 'distance', sinks: "
+      "SupportsDLPack | None = None, block_mask: SupportsDLPack | BlockMask | None = None, block_size: int | "
+      "tuple[int, "
+      "int] = 128, alibi_slopes: SupportsDLPack | None = None, alibi: str = 'distance', sinks: "
       "SupportsDLPack | None = None, return_lse: bool = "
       "False, out: ArrayT | None = None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | "
       "None = None) -> ArrayT, ArrayT if return_lse",
@@ -262,6 +254,12 @@ scale: factor of the scores; default 1 / sqrt(head_dim).
 bias: added to the scores after softcap; float32 or q's dtype, broadcastable to [batch, heads_q, seq_q, seq_k].
 mask: int32, the bits that `pack_mask` makes of a boolean mask, broadcastable to [batch, heads_q, seq_q, (seq_k + 31) // 32]
    but for its last dim; a key whose bit is 0 is not seen. It joins causal and window.
+block_mask: which blocks of queries and keys are computed at all: bool or uint8 [batch or 1, heads_q or 1, blocks of queries,
+   blocks of keys], fewer dims are aligned right. 0 hides all pairs of a block; 1 (True) shows those that `mask` shows, all
+   without a mask; 2 shows all of them, whatever `mask` says. It joins causal and window. Or a `BlockMask`, which brings
+   block_size and mask along. On a GPU it is read while the call runs.
+block_size: tokens of a block of block_mask, or a pair (of queries, of keys); a power of two from 64 on. Dims of block_mask are
+   those of seq_q and seq_k divided by it, rounded up.
 alibi_slopes: float32 [heads_q] or [batch, heads_q]; adds -slope * abs(d) where d = i + seq_k - seq_q - j.
 alibi: "distance" is that; "signed" adds -slope * d, "sqrt" adds -slope * sqrt(d) for keys before the position and 0 for others.
 sinks: float32 [heads_q]; the logit of one more key without a value.

@@ -123,7 +123,8 @@ void bind_attention_backward(nb::module_& module) {
       "def attention_backward(grad_out: ArrayT, q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, out: "
       "SupportsDLPack, lse: SupportsDLPack, *, causal: bool = False, window: Window = None, softcap: float = "
       "0.0, scale: float | None = None, bias: SupportsDLPack | None = None, mask: SupportsDLPack | None = "
-      "None, alibi_slopes: SupportsDLPack | None = None, alibi: str = 'distance', sinks: SupportsDLPack | None = None, "
+      "None, block_mask: SupportsDLPack | BlockMask | None = None, block_size: int | tuple[int, int] = 128, "
+      "alibi_slopes: SupportsDLPack | None = None, alibi: str = 'distance', sinks: SupportsDLPack | None = None, "
       "grad_lse: SupportsDLPack | None = None, need_bias: "
       "bool = False, need_sinks: bool = False, deterministic: bool = True, grads: tuple[ArrayT, ArrayT, "
       "ArrayT] | None = None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) "
@@ -133,7 +134,7 @@ void bind_attention_backward(nb::module_& module) {
 dV = P^T dO; dS = P * (dO V^T - rowsum(dO * O)); dQ = scale * dS K; dK = scale * dS^T Q.
 
 grad_out: [batch, heads_q, seq_q, head_dim_v], q's dtype.
-q, k, v, causal, window, softcap, scale, bias, mask, alibi_slopes, alibi, sinks: as given to `attention`.
+q, k, v, causal, window, softcap, scale, bias, mask, block_mask, block_size, alibi_slopes, alibi, sinks: as given to `attention`.
 out, lse: what `attention(..., return_lse=True)` gave.
 grad_lse: float32, lse's shape: the gradient that arrives at the LSE, if any.
 need_bias, need_sinks: also return those gradients; bias's in bias's shape (broadcast dims are summed), sinks' [heads_q].

@@ -51,6 +51,16 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             {"grad_out": f(1, 2, 4, 8), "q": q, "k": f(1, 2, 4, 8), "v": f(1, 2, 4, 8), "out": out, "lse": lse}
             | {"mask": bits, **extras},
         ),
+        "attention, blocks": (
+            "attention",
+            {"q": f(1, 2, 4, 8), "k": q, "v": f(1, 2, 4, 8), "block_mask": torch.ones(1, 1, dtype=torch.uint8)}
+            | {"block_size": (64, 128)},
+        ),
+        "attention_backward, blocks": (
+            "attention_backward",
+            {"grad_out": f(1, 2, 4, 8), "q": q, "k": f(1, 2, 4, 8), "v": f(1, 2, 4, 8), "out": out, "lse": lse}
+            | {"block_mask": torch.ones(1, 1, dtype=torch.uint8), **extras},
+        ),
         "attention_cascade": (
             "attention_cascade",
             {"q": f(2, 2, 1, 8), **pages, "prefix_table": table["block_table"][:, :1], "prefix_lens": i(16)}

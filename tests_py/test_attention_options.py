@@ -33,7 +33,12 @@ def taking_options() -> list[Any]:
 @pytest.mark.parametrize("function", taking_options())
 def test_signatures_have_every_option_with_its_default(function: Callable[..., Any]) -> None:
     parameters = inspect.signature(function).parameters
-    without = {"bias", "mask"} if "varlen" in function.__name__ else {"bias"} if "paged" in function.__name__ else set()
+    blocks = {"block_mask", "block_size"}
+    without = {
+        "attention_varlen": {"bias", "mask", *blocks},
+        "attention_varlen_backward": {"bias", "mask", *blocks},
+        "attention_paged": {"bias", *blocks},
+    }.get(function.__name__, set())
     for name in AttentionOptions._fields:
         assert (name in parameters) == (name not in without), name
         if name in parameters:
@@ -75,10 +80,14 @@ def test_refusals(options: dict[str, Any], sentence: str | None) -> None:
 
 
 def test_torch_schemas_name_every_option_once() -> None:
-    from flashkernel.torch._attention_options import DENSE, NUM_DENSE, NUM_VARLEN, from_schema, to_schema
+    from flashkernel.torch import _attention_options as schemas
 
-    names = [argument.split()[-1] for argument in DENSE.split(", ")]
-    assert len(names) == NUM_DENSE == NUM_VARLEN + 2
-    assert {name.removesuffix("_left").removesuffix("_right") for name in names} == set(AttentionOptions._fields)
-    options = AttentionOptions(True, (3, -1), 2.0, 0.5, "slopes", "sinks", "bias", "mask", "signed")
-    assert AttentionOptions(**from_schema(options.bias, options.mask, *to_schema(options))) == options
+    names = [argument.split()[-1] for argument in schemas.DENSE.split(", ")]
+    assert len(names) == schemas.NUM_DENSE == schemas.NUM_VARLEN + 5
+    sides = ("_left", "_right", "_q", "_k")
+    plain = {next((name.removesuffix(side) for side in sides if name.endswith(side)), name) for name in names}
+    assert plain == set(AttentionOptions._fields)
+    options = AttentionOptions(True, (3, -1), 2.0, 0.5, "slopes", "sinks", "bias", "mask", "signed", "blocks", (64, 9))
+    assert AttentionOptions(**schemas.from_schema(*schemas.to_dense_schema(options))) == options
+    others = options._replace(bias=None, mask=None, block_mask=None, block_size=128)
+    assert AttentionOptions(**schemas.from_schema(*schemas.to_schema(others))) == others

@@ -34,9 +34,16 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
     x, w, b = randn(3, 8), randn(6, 8), randn(6)
     cos = torch.randn(1, 5, 4)
     return {
-        "attention": (ops.attention, (q, k, v, bias, None, slopes, sinks, *options)),
-        "attention_masked": (ops.attention, (q, k, v, bias, mask, slopes, sinks, *options[:-1], "signed")),
-        "attention_plain": (ops.attention, (q, k, v, *[None] * 4, *options)),
+        "attention": (ops.attention, (q, k, v, bias, None, None, slopes, sinks, *options, 128, 128)),
+        "attention_masked": (
+            ops.attention,
+            (q, k, v, bias, mask, None, slopes, sinks, *options[:-1], "signed", 128, 128),
+        ),
+        "attention_blocks": (
+            ops.attention,
+            (q, k, v, None, mask, torch.ones(4, 1, 1, dtype=torch.bool), None, None, *options, 64, 128),
+        ),
+        "attention_plain": (ops.attention, (q, k, v, *[None] * 5, *options, 128, 128)),
         "pack_mask": (ops.pack_mask, (torch.rand(2, 5, 40) < 0.7,)),
         "attention_varlen": (
             ops.attention_varlen,

@@ -15,6 +15,7 @@ from typing_extensions import assert_type
 import flashkernel as fk
 import flashkernel.torch as fkt
 import flashkernel.triton as fk_triton
+from flashkernel.masks import BlockMask
 from flashkernel.typing import KvAppendRopeWithQ
 
 Numpy: TypeAlias = NDArray[Any]
@@ -62,6 +63,7 @@ def flags(q: Numpy, flag: bool, maybe: Tensor | None, t: Tensor, anything: Any) 
 def numpy(x: Numpy, rope: KvAppendRopeWithQ) -> None:
     assert_type(fk.attention(x, x, x, causal=True), Numpy)
     assert_type(fk.attention(x, x, x, return_lse=False), Numpy)
+    assert_type(fk.attention(x, x, x, block_mask=BlockMask.from_dense(x), block_size=(64, 128)), Numpy)
     assert_type(fk.attention(x, x, x, return_lse=True), tuple[Numpy, Numpy])
     assert_type(fk.attention_varlen(x, x, x, x, x, 1, 1), Numpy)
     assert_type(fk.attention_varlen(x, x, x, x, x, 1, 1, return_lse=True), tuple[Numpy, Numpy])

@@ -47,6 +47,12 @@ struct AttentionOptions {
   /// int32 or int64 [batch]: how many tokens at the start of each sequence count, at most its length by cu_seqlens.
   /// Rows of out, lse and gradients past them are left as they are. Variable-length attention only.
   TensorView seqused_q, seqused_k;
+  /// Block mask, uint8 [batch or 1, heads_q or 1, blocks of queries, blocks of keys] with any strides (fewer dims are
+  /// aligned right; a boolean tensor's bytes will do): 0 hides all pairs of a block, 1 shows those that `mask` shows
+  /// (all, without a mask), 2 shows all of them whatever `mask` says. It joins causal and window. Kernels leave hidden
+  /// blocks out. Dense attention only.
+  TensorView block_mask;
+  std::int64_t block_size_q = 128, block_size_k = 128;  ///< tokens of a block: a power of two from 64 on
 };
 
 /// Dense attention. q [batch, heads_q, seq_q, head_dim], k [batch, heads_kv, seq_k, head_dim],

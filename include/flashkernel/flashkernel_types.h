@@ -118,6 +118,10 @@ typedef struct fk_attention_options {
   const fk_tensor* k_starts;      // int32 or int64 [batch]: the first key of each sequence that is seen; paged only
   const fk_tensor* seqused_q;     // int32 or int64 [batch]: how many tokens of each sequence count; variable-length
   const fk_tensor* seqused_k;     // only. Rows of out, lse and gradients past them are not written
+  const fk_tensor* block_mask;  // uint8 [batch or 1, heads_q or 1, blocks of queries, blocks of keys]: 0 hides a block,
+                                // 1 shows what mask shows, 2 shows all of it; dense only
+  int64_t block_size_q;         // tokens of a block, a power of two from 64 on; default 128
+  int64_t block_size_k;
 } fk_attention_options;
 
 // What the backward pass of attention writes; a NULL gradient is not computed.

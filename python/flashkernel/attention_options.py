@@ -22,7 +22,7 @@ _WINDOW = "a pair (left, right) of token counts, None for unbounded, is needed"
 class AttentionOptions(NamedTuple):
     """Query i of a sequence stands at position i + seq_k - seq_q among its keys.
 
-    Fields are in the order of the signatures, bias and mask apart, which not every op has, and `alibi`.
+    Fields are in the order of the signatures, but for those that not every op has (bias, the masks), and `alibi`.
     """
 
     causal: bool = False
@@ -44,10 +44,22 @@ class AttentionOptions(NamedTuple):
     Over pages: of the last seq_q keys."""
     alibi: str = "distance"
     """What the slopes are multiplied with: "distance", "signed" or "sqrt"."""
+    block_mask: Any = None
+    """uint8 or bool [batch or 1, heads_q or 1, blocks of queries, blocks of keys]: which blocks are seen; 2: all of
+    the block, whatever `mask` says. Or a flashkernel.masks.BlockMask."""
+    block_size: int | tuple[int, int] = 128
+    """Tokens of a block of block_mask, or a pair (of queries, of keys)."""
 
     def keywords(self) -> dict[str, Any]:
         """The options as keywords of an op, without those that are None: not every op has a bias."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
+        given = {name: value for name, value in self._asdict().items() if value is not None}
+        if self.block_mask is None:
+            del given["block_size"]
+        return given
+
+    def block_sizes(self) -> tuple[int, int]:
+        """Queries and keys of a block."""
+        return (self.block_size, self.block_size) if isinstance(self.block_size, int) else self.block_size
 
     def refusal(self) -> str | None:
         """What is wrong with the numbers among them, as the end of a sentence "op: ..."; None: nothing."""

@@ -128,6 +128,9 @@ AttentionOptions Call::attention_options(const char* name, const fk_attention_op
   options.k_starts = tensor("k_starts", c.k_starts);
   options.seqused_q = tensor("seqused_q", c.seqused_q);
   options.seqused_k = tensor("seqused_k", c.seqused_k);
+  options.block_mask = tensor("block_mask", c.block_mask);
+  options.block_size_q = c.block_size_q;
+  options.block_size_k = c.block_size_k;
   return options;
 }
 

@@ -13,6 +13,8 @@ fk_attention_options default_attention_options() noexcept {
   c.window_left = options.window_left;
   c.window_right = options.window_right;
   c.softcap = options.softcap;
+  c.block_size_q = options.block_size_q;
+  c.block_size_k = options.block_size_k;
   return c;
 }
 

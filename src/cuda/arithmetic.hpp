@@ -19,6 +19,7 @@ inline constexpr const char* kTiledShortSm80 = "tiled_short_sm80";
 inline constexpr const char* kTiledSm80F32 = "tiled_sm80_f32";
 inline constexpr const char* kTiledSm90a = "tiled_sm90a";
 inline constexpr const char* kTiledScoredSm90a = "tiled_scored_sm90a";
+inline constexpr const char* kTiledSparseSm90a = "tiled_sparse_sm90a";
 /// The same over 8-bit pages that were rounded to the dtype of the queries before.
 inline constexpr const char* kWidenedSm75 = "widened_sm75";
 inline constexpr const char* kWidenedSm80 = "widened_sm80";

@@ -14,6 +14,7 @@
 #include "cuda/attention/forward/sm75/variant.hpp"
 #include "cuda/attention/forward/sm80/variant.hpp"
 #include "cuda/attention/forward/sm90a/scored.hpp"
+#include "cuda/attention/forward/sm90a/sparse.hpp"
 #include "cuda/attention/forward/sm90a/variant.hpp"
 #include "cuda/attention/generic.hpp"
 #include "cuda/attention/mla/mla.hpp"
@@ -106,7 +107,7 @@ bool has_head_dims(const AttentionParams& p) {
 template <DType kDtype, int kQkDim, int kVDim>
 bool is_plain_attention(const AttentionParams& p) {
   return has_head_dims<kDtype, kQkDim, kVDim>(p) && is_eights(p.head_dim, p.head_dim_v) && !p.bias.data &&
-         !p.mask.data && !p.alibi_slopes;
+         !p.mask.is_given() && !p.alibi_slopes;
 }
 template <DType kDtype, int kQkDim, int kVDim>
 bool has_gradient_head_dims(const AttentionBackwardParams& p) {
@@ -190,6 +191,15 @@ constexpr KernelEntry<AttentionParams> hopper_forward_scored(const char* name) {
       plain<AttentionParams, cuda::sm90a::attention_fwd_scored<kDtype, kQkDim, kVDim>>(
           name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledScoredSm90a, kQkDim, kVDim>,
           cuda::sm90a::attention_fwd_scored_supports<kDtype, kQkDim, kVDim>,
+          cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardScoredSm90a>,
+                                     cuda::kHopperScoredHeadDims, kQkDim, kVDim>));
+}
+template <DType kDtype, int kQkDim, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> hopper_forward_sparse(const char* name) {
+  return of_head_dims<cuda::kHopperScoredHeadDims, kQkDim, kVDim>(
+      plain<AttentionParams, cuda::sm90a::attention_fwd_sparse<kDtype, kQkDim, kVDim>>(
+          name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSparseSm90a, kQkDim, kVDim>,
+          cuda::sm90a::attention_fwd_sparse_supports<kDtype, kQkDim, kVDim>,
           cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardScoredSm90a>,
                                      cuda::kHopperScoredHeadDims, kQkDim, kVDim>));
 }

@@ -13,6 +13,7 @@ void check_written(const Checker& check, const TensorView& out, const TensorView
                    const AttentionOptions& options) {
   const std::initializer_list<NamedView> inputs = {{"bias", options.bias},
                                                    {"mask", options.mask},
+                                                   {"block_mask", options.block_mask},
                                                    {"alibi_slopes", options.alibi_slopes},
                                                    {"sinks", options.sinks},
                                                    {"k_starts", options.k_starts},

@@ -97,6 +97,7 @@ void check_and_run(const Checker& check, const TensorView& grad_out, const Tenso
                             {"grad_lse", grad_lse},
                             {"bias", options.bias},
                             {"mask", options.mask},
+                            {"block_mask", options.block_mask},
                             {"alibi_slopes", options.alibi_slopes},
                             {"sinks", options.sinks},
                             {"seqused_q", options.seqused_q},

@@ -215,7 +215,7 @@ void check_mask_of_pages(const Checker& check, const TensorView& mask, Attention
     check.fail(shape_text("mask", mask, last) + "; needs " + std::to_string(words) + " or more to hold the bits of " +
                std::to_string(p.seq_q) + " keys, as many as there are queries");
   check.last_dim_contiguous("mask", mask);
-  if (mask.numel() > 0) p.mask = {static_cast<const std::uint32_t*>(mask.data), strides[0], strides[1], strides[2]};
+  if (mask.numel() > 0) p.mask = {static_cast<const std::uint32_t*>(mask.data), strides[0], strides[1], strides[2], {}};
 }
 
 void check_mask(const Checker& check, const TensorView& mask, AttentionParams& p) {
@@ -234,7 +234,42 @@ void check_mask(const Checker& check, const TensorView& mask, AttentionParams& p
     strides[full_d] = mask.shape[d] == 1 ? 0 : mask.strides[d];
   }
   check.last_dim_contiguous("mask", mask);
-  if (mask.numel() > 0) p.mask = {static_cast<const std::uint32_t*>(mask.data), strides[0], strides[1], strides[2]};
+  if (mask.numel() > 0) p.mask = {static_cast<const std::uint32_t*>(mask.data), strides[0], strides[1], strides[2], {}};
+}
+
+// log2 of a block's size.
+int block_shift(const Checker& check, const char* name, std::int64_t size) {
+  int shift = 6;
+  while (shift < 30 && std::int64_t{1} << shift < size) ++shift;
+  if (std::int64_t{1} << shift != size)
+    check.fail(std::string(name) + "=" + std::to_string(size) +
+               "; blocks of a block mask are a power of two from 64 on, to 2^30");
+  return shift;
+}
+
+void check_block_mask(const Checker& check, const AttentionOptions& options, AttentionParams& p) {
+  const TensorView& blocks = options.block_mask;
+  if (p.has_lengths()) check.fail("block_mask is given; it is for dense attention only");
+  check.dtype("block_mask", blocks, DType::kUInt8);
+  check.ndim("block_mask", blocks, 2, 4);
+  AttentionBlocks to;
+  to.data = static_cast<const std::uint8_t*>(blocks.data);
+  to.shift_q = block_shift(check, "block_size_q", options.block_size_q);
+  to.shift_k = block_shift(check, "block_size_k", options.block_size_k);
+  const auto count = [](std::int64_t tokens, int shift) { return (tokens + (std::int64_t{1} << shift) - 1) >> shift; };
+  const std::int64_t full[4] = {p.batch, p.heads_q, count(p.seq_q, to.shift_q), count(p.seq_k, to.shift_k)};
+  std::int64_t strides[4] = {0, 0, 0, 0};
+  for (int d = 0; d < blocks.ndim; ++d) {
+    const int full_d = 4 - blocks.ndim + d;
+    if (blocks.shape[d] != full[full_d] && (full_d >= 2 || blocks.shape[d] != 1))
+      check.fail(shape_text("block_mask", blocks, d) + "; needs " + (full_d >= 2 ? "" : "1 or ") +
+                 std::to_string(full[full_d]) +
+                 " to broadcast to [batch, heads_q, blocks of queries, blocks of keys], in blocks of " +
+                 std::to_string(options.block_size_q) + " by " + std::to_string(options.block_size_k));
+    strides[full_d] = blocks.shape[d] == 1 ? 0 : blocks.strides[d];
+  }
+  to.stride_batch = strides[0], to.stride_head = strides[1], to.stride_q = strides[2], to.stride_k = strides[3];
+  if (blocks.numel() > 0) p.mask.blocks = to;
 }
 
 }  // namespace
@@ -454,6 +489,7 @@ void check_options(const Checker& check, const AttentionOptions& options, Attent
   p.causal = p.window_right == 0;
   if (options.bias.defined()) check_bias(check, options.bias, p);
   if (options.mask.defined()) check_mask(check, options.mask, p);
+  if (options.block_mask.defined()) check_block_mask(check, options, p);
   p.alibi = options.alibi;
   if (options.alibi_slopes.defined()) {
     const TensorView& slopes = options.alibi_slopes;

@@ -21,18 +21,49 @@ struct AttentionBias {
   std::int64_t stride_batch = 0, stride_head = 0, stride_q = 0, stride_k = 0;
 };
 
+/// What a block of a block mask says of its pairs.
+enum : std::uint8_t {
+  kBlockHidden = 0,
+  kBlockShown = 1,  // but for what the packed mask hides
+  kBlockWhole = 2   // all pairs are shown, whatever the packed mask says (as is every higher number)
+};
+
+/// Block mask of dense attention, [batch, heads_q, blocks of queries, blocks of keys] in bytes. A block is 2^shift
+/// queries, or keys, at least 2^6: 64 keys from a multiple of 64 on lie in one. A broadcast dim has stride 0.
+struct AttentionBlocks {
+  const std::uint8_t* data = nullptr;
+  std::int64_t stride_batch = 0, stride_head = 0, stride_q = 0, stride_k = 0;
+  int shift_q = 0, shift_k = 0;
+
+  /// The entries of the blocks of keys of query i, stride_k apart.
+  FK_HOST_DEVICE const std::uint8_t* row(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return data + b * stride_batch + h * stride_head + (i >> shift_q) * stride_q;
+  }
+  FK_HOST_DEVICE std::uint8_t at(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    return row(b, h, i)[(j >> shift_k) * stride_k];
+  }
+};
+
 /// Packed boolean mask [batch, heads_q, seq_q, words], or [heads_q, total_q, words] of queries side by side: query i
 /// may see key j where bit j % 32 of word j / 32 of its row is set. Over pages bit 0 is the first of the last q_len
-/// keys of a sequence, and all keys before it are shown. A broadcast dim has stride 0; strides count words.
+/// keys of a sequence, and all keys before it are shown. A broadcast dim has stride 0; strides count words. `blocks`
+/// is a mask of its own, or says in which blocks the bits count.
 struct AttentionMask {
   const std::uint32_t* data = nullptr;
   std::int64_t stride_batch = 0, stride_head = 0, stride_q = 0;
+  AttentionBlocks blocks;
 
+  /// Whether there is a mask of either kind.
+  FK_HOST_DEVICE bool is_given() const { return data || blocks.data; }
   FK_HOST_DEVICE const std::uint32_t* row(std::int64_t b, std::int64_t h, std::int64_t i) const {
     return data + b * stride_batch + h * stride_head + i * stride_q;
   }
   /// Of dense keys.
   FK_HOST_DEVICE bool hides(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    if (blocks.data) {
+      const std::uint8_t block = blocks.at(b, h, i, j);
+      if (block != kBlockShown) return block == kBlockHidden;
+    }
     return data && (row(b, h, i)[j / 32] >> (j % 32) & 1u) == 0;
   }
 };
@@ -88,7 +119,7 @@ struct AttentionParams {
   FK_HOST_DEVICE bool is_paged() const { return block_table != nullptr; }
   /// Sequences have lengths of their own, which lie in memory.
   FK_HOST_DEVICE bool has_lengths() const { return is_varlen_q() || is_varlen_k() || is_paged(); }
-  FK_HOST_DEVICE bool has_score_modifier() const { return softcap > 0 || bias.data || alibi_slopes || mask.data; }
+  FK_HOST_DEVICE bool has_score_modifier() const { return softcap > 0 || bias.data || alibi_slopes || mask.is_given(); }
   /// The row of the mask of query i of sequence b.
   FK_HOST_DEVICE const std::uint32_t* mask_row(std::int64_t b, std::int64_t h, std::int64_t i) const {
     return is_varlen_q() ? mask.row(0, h, q_begin(b) + i) : mask.row(b, h, i);
@@ -101,7 +132,7 @@ struct AttentionParams {
     return mask.data && bit >= 0 && (mask_row(b, h, i)[bit / 32] >> (bit % 32) & 1u) == 0;
   }
   /// Scores of -inf hide pairs that neither the causal mask nor the window hides.
-  FK_HOST_DEVICE bool hides_by_score() const { return bias.data || mask.data; }
+  FK_HOST_DEVICE bool hides_by_score() const { return bias.data || mask.is_given(); }
   /// What ALiBi adds to a score; `distance` is i + k_len - q_len - j, above 0 for keys before the query's position.
   FK_HOST_DEVICE float alibi_term(float slope, float distance) const {
     if (alibi == Alibi::kDistance) return -slope * fabsf(distance);

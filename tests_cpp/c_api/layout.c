@@ -41,6 +41,9 @@ int main(void) {
   printf("fk_attention_options.k_starts %u\n", (unsigned)offsetof(fk_attention_options, k_starts));
   printf("fk_attention_options.seqused_q %u\n", (unsigned)offsetof(fk_attention_options, seqused_q));
   printf("fk_attention_options.seqused_k %u\n", (unsigned)offsetof(fk_attention_options, seqused_k));
+  printf("fk_attention_options.block_mask %u\n", (unsigned)offsetof(fk_attention_options, block_mask));
+  printf("fk_attention_options.block_size_q %u\n", (unsigned)offsetof(fk_attention_options, block_size_q));
+  printf("fk_attention_options.block_size_k %u\n", (unsigned)offsetof(fk_attention_options, block_size_k));
   printf("fk_attention_gradients %u\n", (unsigned)sizeof(fk_attention_gradients));
   printf("fk_attention_gradients.size %u\n", (unsigned)offsetof(fk_attention_gradients, size));
   printf("fk_attention_gradients.q %u\n", (unsigned)offsetof(fk_attention_gradients, q));

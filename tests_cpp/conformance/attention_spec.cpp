@@ -41,6 +41,21 @@ AttentionOptions make_options(Call& call, const AttentionSpec& spec) {
     const TestTensor& mask = call.indices("mask", DType::kInt32, shape, values, spec.bits->layout);
     options.mask = mask.view();
   }
+  if (spec.blocks) {
+    const BlocksSpec& blocks = *spec.blocks;
+    const std::int64_t rows = (spec.seq_q + blocks.size_q - 1) / blocks.size_q,
+                       columns = (spec.seq_k + blocks.size_k - 1) / blocks.size_k;
+    std::vector<std::int64_t> values;
+    for (std::int64_t b = 0; b < blocks.batch; ++b)
+      for (std::int64_t h = 0; h < blocks.heads; ++h)
+        for (std::int64_t row = 0; row < rows; ++row)
+          for (std::int64_t column = 0; column < columns; ++column) values.push_back(blocks.entry(b, h, row, column));
+    options.block_mask =
+        call.indices("block_mask", DType::kUInt8, {blocks.batch, blocks.heads, rows, columns}, values, blocks.layout)
+            .view();
+    options.block_size_q = blocks.size_q;
+    options.block_size_k = blocks.size_k;
+  }
   options.alibi = spec.alibi;
   if (spec.alibi_dims) {
     const Shape shape = spec.alibi_dims == 1 ? Shape{spec.heads_q} : Shape{spec.batch, spec.heads_q};
@@ -77,7 +92,8 @@ void run_oracle(const Call& call, const AttentionOptions& options, TestTensor& o
                 Forward&& forward) {
   call.compute_once({&out, &lse}, [&] {
     AttentionOptions host = options;
-    for (TensorView* view : {&host.bias, &host.mask, &host.alibi_slopes, &host.sinks, &host.seqused_q, &host.seqused_k})
+    for (TensorView* view :
+         {&host.bias, &host.mask, &host.block_mask, &host.alibi_slopes, &host.sinks, &host.seqused_q, &host.seqused_k})
       *view = call.on_host(*view);
     const std::string before = forced_kernels();
     force_kernels("attention_fwd/cpu/scalar");

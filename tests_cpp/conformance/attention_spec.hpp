@@ -36,6 +36,14 @@ struct BitsSpec {
   Layout layout = {};
 };
 
+/// A block mask: its first dims (each 1 or the full extent), the size of a block, and what is said of a block.
+struct BlocksSpec {
+  std::int64_t batch, heads;
+  std::int64_t size_q, size_k;
+  std::function<int(std::int64_t b, std::int64_t h, std::int64_t q_block, std::int64_t k_block)> entry;
+  Layout layout = {};
+};
+
 /// The tensors of a built call, for adjustments: NaN here, a huge value there.
 struct AttentionTensors {
   TestTensor* q = nullptr;
@@ -55,6 +63,7 @@ struct AttentionSpec {
   std::optional<float> scale = {};
   std::optional<BiasSpec> bias = {};
   std::optional<BitsSpec> bits = {};
+  std::optional<BlocksSpec> blocks = {};
   int alibi_dims = 0;  // 1: [heads_q], 2: [batch, heads_q]
   Alibi alibi = Alibi::kDistance;
   bool sinks = false;

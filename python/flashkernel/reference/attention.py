@@ -46,6 +46,21 @@ def _unpack(mask: ArrayLike, seq_k: int) -> NDArray[np.bool_]:
     return (np.asarray(mask).astype(np.int64)[..., j // 32] >> (j % 32) & 1) != 0
 
 
+def _shown(options: AttentionOptions, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Which keys the packed mask and the block mask show to each query, broadcast to [batch, heads, seq_q, seq_k]."""
+    blocks, sizes, mask = options.block_mask, options.block_sizes(), options.mask
+    if hasattr(blocks, "blocks"):  # a BlockMask
+        blocks, sizes, own = blocks
+        mask = own if mask is None else mask
+    seen = np.ones(shape, bool) if mask is None else np.broadcast_to(_unpack(mask, shape[-1]), shape)
+    if blocks is None:
+        return seen
+    wide = np.asarray(blocks).astype(int)
+    for axis, size, length in ((-2, sizes[0], shape[-2]), (-1, sizes[1], shape[-1])):
+        wide = np.take(np.repeat(wide, size, axis), np.arange(length), axis)
+    return np.broadcast_to(wide, shape) > np.where(seen, 0, 1)
+
+
 def pack_mask(mask: ArrayLike) -> NDArray[np.int32]:
     """The bits of a boolean mask: key j of a row is bit j % 32 of word j // 32."""
     seen = np.asarray(mask) != 0
@@ -60,8 +75,7 @@ def _scores(q: Float, k: Float, options: AttentionOptions) -> tuple[Float, Float
     seq_k = k.shape[2]
     factor, softcap = options.factor(head_dim), options.softcap
     visible = _visible(seq_q, seq_k, options)
-    if options.mask is not None:
-        visible = visible & np.broadcast_to(_unpack(options.mask, seq_k), (*q.shape[:3], seq_k))
+    visible = visible & _shown(options, (*q.shape[:3], seq_k))
     with np.errstate(invalid="ignore", over="ignore"):
         score = factor * np.einsum("bhid,bhjd->bhij", q, k)
         slope = np.ones_like(score)
@@ -129,13 +143,18 @@ def attention(
     sinks: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     alibi: str = "distance",
+    block_mask: Any = None,
+    block_size: int | tuple[int, int] = 128,
 ) -> tuple[Float, Float]:
     """(out, lse) of `flashkernel.attention`: softmax(scale * q k^T) v with every feature."""
     shape = np.shape(q)
     q4, k4, v4 = _as_4d(f64(q)), _as_4d(f64(k)), _as_4d(f64(v))
     group = q4.shape[1] // max(k4.shape[1], 1)
     k4, v4 = np.repeat(k4, group, 1), np.repeat(v4, group, 1)
-    score, _ = _scores(q4, k4, AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi))
+    options = AttentionOptions(
+        causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi, block_mask, block_size
+    )
+    score, _ = _scores(q4, k4, options)
     probability, lse, _ = _normalise(score, sinks)
     out = _weigh(probability, v4, ~np.isneginf(score))
     return out.reshape(*shape[:-1], v4.shape[-1]), lse.reshape(shape[:-1])
@@ -157,13 +176,17 @@ def attention_backward(
     grad_lse: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     alibi: str = "distance",
+    block_mask: Any = None,
+    block_size: int | tuple[int, int] = 128,
 ) -> dict[str, Float | None]:
     """Gradients of q, k, v, bias and sinks by name; out and lse are computed again, in float64."""
     q4, k4, v4, g4 = (_as_4d(f64(x)) for x in (q, k, v, grad_out))
     batch, heads, _, head_dim = q4.shape
     heads_kv, seq_k = k4.shape[1], k4.shape[2]
     group = heads // max(heads_kv, 1)
-    options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi)
+    options = AttentionOptions(
+        causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi, block_mask, block_size
+    )
     wide_k, wide_v = np.repeat(k4, group, 1), np.repeat(v4, group, 1)
     score, slope = _scores(q4, wide_k, options)
     probability, _, share = _normalise(score, sinks)

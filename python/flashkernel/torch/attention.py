@@ -11,8 +11,9 @@ import torch
 
 import flashkernel as fk
 from flashkernel.attention_options import AttentionOptions
+from flashkernel.masks import BlockMask
 
-from ._attention_options import DENSE, NUM_DENSE, NUM_VARLEN, VARLEN, from_schema, to_schema
+from ._attention_options import DENSE, NUM_DENSE, NUM_VARLEN, VARLEN, from_schema, to_dense_schema, to_schema
 from ._library import autocast, define, dense, direct, empty, like, no_second_derivative
 
 __all__ = ["attention", "attention_varlen", "pack_mask"]
@@ -69,7 +70,7 @@ def _attention_backward_kernel(
 
 
 def _attention_backward_fake(grad_out: Any, grad_lse: Any, q: Any, k: Any, v: Any, *others: Any) -> Any:
-    bias, sinks = others[2], others[5]
+    bias, sinks = others[2], others[6]
     need_bias, need_sinks = others[-3:-1]
     return (
         like(q),
@@ -81,8 +82,8 @@ def _attention_backward_fake(grad_out: Any, grad_lse: Any, q: Any, k: Any, v: An
 
 
 def _attention_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, bias, mask, alibi_slopes, sinks, *options = inputs
-    ctx.save_for_backward(q, k, v, *output, bias, mask, alibi_slopes, sinks)
+    q, k, v, bias, mask, block_mask, alibi_slopes, sinks, *options = inputs
+    ctx.save_for_backward(q, k, v, *output, bias, mask, block_mask, alibi_slopes, sinks)
     ctx.options = options
     ctx.set_materialize_grads(False)
 
@@ -91,12 +92,12 @@ def _attention_grad(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
     q, k, v, out, lse, *tensors = ctx.saved_tensors
     if grad_out is None and grad_lse is None:
         return (None,) * (3 + NUM_DENSE)
-    need_bias, need_sinks = ctx.needs_input_grad[3], ctx.needs_input_grad[6]
+    need_bias, need_sinks = ctx.needs_input_grad[3], ctx.needs_input_grad[7]
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     grads = _attention_backward(
         grad_out, grad_lse, q, k, v, out, lse, *tensors, *ctx.options, need_bias, need_sinks, True
     )
-    of_options = grads[3] if need_bias else None, None, None, grads[4] if need_sinks else None
+    of_options = grads[3] if need_bias else None, None, None, None, grads[4] if need_sinks else None
     return *grads[:3], *of_options, *(None,) * (NUM_DENSE - len(of_options))
 
 
@@ -130,6 +131,8 @@ def attention(
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
+    block_mask: torch.Tensor | BlockMask | None = None,
+    block_size: int | tuple[int, int] = 128,
     alibi_slopes: torch.Tensor | None = None,
     alibi: str = "distance",
     sinks: torch.Tensor | None = None,
@@ -149,6 +152,8 @@ def attention(
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
+    block_mask: torch.Tensor | BlockMask | None = None,
+    block_size: int | tuple[int, int] = 128,
     alibi_slopes: torch.Tensor | None = None,
     alibi: str = "distance",
     sinks: torch.Tensor | None = None,
@@ -168,6 +173,8 @@ def attention(
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
+    block_mask: torch.Tensor | BlockMask | None = None,
+    block_size: int | tuple[int, int] = 128,
     alibi_slopes: torch.Tensor | None = None,
     alibi: str = "distance",
     sinks: torch.Tensor | None = None,
@@ -186,13 +193,16 @@ def attention(
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
+    block_mask: torch.Tensor | BlockMask | None = None,
+    block_size: int | tuple[int, int] = 128,
     alibi_slopes: torch.Tensor | None = None,
     alibi: str = "distance",
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`flashkernel.attention` with gradients of q, k, v, bias and sinks, also through the LSE; works under
-    torch.compile, and under torch.autocast in its dtype. `mask` is what `pack_mask` gives.
+    torch.compile, and under torch.autocast in its dtype. `mask` is what `pack_mask` gives; `block_mask` a tensor of
+    blocks, or a `flashkernel.masks.BlockMask` of tensors on q's device.
 
     Heads come before seq: [batch, heads, seq, head_dim], as in torch's scaled_dot_product_attention. Tensors in
     flash-attn's order [batch, seq, heads, head_dim] are passed as ``q.transpose(1, 2)``, a view that costs nothing.
@@ -207,13 +217,20 @@ def attention(
     torch.Size([1, 2, 4, 8])
     """
     q, k, v = autocast(q, k, v)
-    if direct(q, k, v, bias, mask, alibi_slopes, sinks):
+    if isinstance(block_mask, BlockMask):
+        if mask is not None and block_mask.mask is not None:
+            raise ValueError("attention: mask is given, but block_mask has one already")
+        mask = block_mask.mask if mask is None else mask
+        block_mask, block_size, _ = block_mask
+    if direct(q, k, v, bias, mask, block_mask, alibi_slopes, sinks):
         return fk.attention(
             q,
             k,
             v,
             bias=bias,
             mask=mask,
+            block_mask=block_mask,
+            block_size=block_size,
             alibi_slopes=alibi_slopes,
             alibi=alibi,
             sinks=sinks,
@@ -224,8 +241,10 @@ def attention(
             return_lse=return_lse,
             out=None if q.is_contiguous() else _new_out(q, v),
         )
-    options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, alibi=alibi)
-    out, lse = _attention(q, k, v, bias, mask, *to_schema(options))
+    options = AttentionOptions(
+        causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi, block_mask, block_size
+    )
+    out, lse = _attention(q, k, v, *to_dense_schema(options))
     return (out, lse) if return_lse else out
 
 

@@ -121,6 +121,8 @@ def options(call: Call, q: torch.Tensor, seq_k: int, given: AttentionOptions, *,
         call.fail(refusal)
     if given.mask is not None:
         call.refuse("mask is given; the Triton kernels read no packed mask")
+    if given.block_mask is not None:
+        call.refuse("block_mask is given; the Triton kernels read no block mask")
     if given.alibi != "distance":
         call.refuse(f'alibi={given.alibi!r}; the Triton kernels have "distance" alone')
     left, right = given.sides()

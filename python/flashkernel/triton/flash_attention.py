@@ -238,6 +238,8 @@ def attention(
     scale: float | None = None,
     bias: Any = None,
     mask: Any = None,
+    block_mask: Any = None,
+    block_size: int | tuple[int, int] = 128,
     alibi_slopes: Any = None,
     alibi: str = "distance",
     sinks: Any = None,
@@ -266,7 +268,9 @@ def attention(
     call = Call("attention", stream, dtype)
     shape = q.shape if isinstance(q, torch.Tensor) else ()
     q4, k4, v4 = dense(call, q, k, v)
-    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi)
+    given_options = AttentionOptions(
+        causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi, block_mask, block_size
+    )
     chosen = options(call, q4, k4.shape[2], given_options)
     result = call.output("out", out, (*shape[:-1], v4.shape[-1]), q4.dtype)
     lse = call.empty(q4.shape[:-1], torch.float32) if return_lse else None

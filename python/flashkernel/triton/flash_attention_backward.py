@@ -483,6 +483,8 @@ def attention_backward(
     scale: float | None = None,
     bias: Any = None,
     mask: Any = None,
+    block_mask: Any = None,
+    block_size: int | tuple[int, int] = 128,
     alibi_slopes: Any = None,
     alibi: str = "distance",
     sinks: Any = None,
@@ -494,8 +496,7 @@ def attention_backward(
     stream: Any = None,
     dtype: Any = None,
 ) -> tuple[Any, ...]:
-    """Gradients of `attention`, as `flashkernel.attention_backward`; deterministic always, so `deterministic` changes
-    nothing.
+    """Gradients of `attention`, as `flashkernel.attention_backward`; deterministic always.
 
     grad_out [batch, heads_q, seq_q, head_dim_v], q's dtype; out, lse: what `attention(..., return_lse=True)` gave.
 
@@ -523,7 +524,8 @@ def attention_backward(
     grad_lse3 = None if grad_lse is None else call.float32("grad_lse", grad_lse, shapes[0][:-1]).view(q4.shape[:-1])
     call.need(not need_bias or bias is not None, "need_bias=True without a bias")
     call.need(not need_sinks or sinks is not None, "need_sinks=True without sinks")
-    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi)
+    others = bias, mask, alibi, block_mask, block_size
+    given_options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, *others)
     chosen = options(call, q4, k4.shape[2], given_options)
     given = given_gradients(call, grads, (q, k, v))
     dq, dk, dv, delta, common = _launch_backward(call, q4, k4, v4, grad4, out4, lse3, grad_lse3, chosen)

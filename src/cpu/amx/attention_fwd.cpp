@@ -249,6 +249,7 @@ void amx_task(const Sequence<typename S::Element>& seq, std::int64_t row0, std::
   for (std::int64_t key0 = first / kKeyBlock * kKeyBlock; key0 < last; key0 += kKeyBlock) {
     const int block_from = static_cast<int>(imax<std::int64_t>(first - key0, 0)) / 32 * 32;
     const int block_to = static_cast<int>(imin<std::int64_t>(last - key0, kKeyBlock));
+    if (mask_hides_block(seq, row0, row1, key0 + block_from, key0 + block_to)) continue;
     bool bad_k = false, bad_v = false;
     for (int c = block_from; c < block_to; c += 32) {
       for (int half = 0; half < 32; half += 16) {

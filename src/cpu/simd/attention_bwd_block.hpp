@@ -248,7 +248,7 @@ inline void pair_row(const BackwardSequence<T>& seq, std::int64_t row, std::int6
   const Vec::Reg softcap = Vec::set1(p.softcap), one = Vec::set1(1.0f);
   const Vec::Reg minus_lse = Vec::set1(-row_lse), log2e = Vec::set1(kLog2E), minus_delta = Vec::set1(-delta);
   const Vec::Reg rest = Vec::set1(lse_rest), hidden = Vec::set1(kNegInf);
-  const bool plain = !cap && !p.bias.data && !p.alibi_slopes && !p.mask.data;
+  const bool plain = !cap && !p.bias.data && !p.alibi_slopes && !p.mask.data && !p.mask.blocks.data;
   const std::int64_t bias_offset = seq.b * p.bias.stride_batch + h * p.bias.stride_head + i * p.bias.stride_q;
   const Vec::Reg slope = Vec::set1(p.alibi_slopes ? -p.alibi_slopes[seq.b * p.stride_alibi_batch + h] : 0.0f);
   const int a = lo / W * W, e = static_cast<int>(round_up(hi, W));
@@ -279,10 +279,10 @@ inline void pair_row(const BackwardSequence<T>& seq, std::int64_t row, std::int6
       }
       if (p.alibi_slopes) t = add_alibi(p, slope, i + seq.k_len - seq.q_len - key0 - x, t);
       t = Vec::sub(Vec::add(t, minus_lse), rest);
-      if (p.mask.data) {
+      if (p.mask.data || p.mask.blocks.data) {
         float lanes[W];
         Vec::store(lanes, t);
-        hide_scores(mask_bits(p.mask.row(seq.b, h, i), key0 + x, seq.k_len), lanes);
+        hide_scores(shown_keys(seq, h, i, key0 + x), lanes);
         t = Vec::load(lanes);
       }
     }

@@ -149,7 +149,7 @@ inline void load_scales(const Sequence<T, K>& seq, const KvScale& scale, std::in
 // A plain scaled row needs no pass of its own: exp2((s - max) * scale * log2 e) takes the scale along (if it keeps the
 // order).
 inline bool plain_scores(const AttentionParams& p) {
-  return !(p.softcap > 0) && !p.bias.data && !p.alibi_slopes && !p.mask.data && p.scale > 0;
+  return !(p.softcap > 0) && !p.bias.data && !p.alibi_slopes && !p.mask.data && !p.mask.blocks.data && p.scale > 0;
 }
 // Logits in the score buffer times this are in units of log 2.
 inline float log2_factor(const AttentionParams& p) { return plain_scores(p) ? p.scale * kLog2E : kLog2E; }
@@ -197,6 +197,21 @@ inline std::uint32_t mask_bits(const std::uint32_t* mask, std::int64_t j, std::i
   return static_cast<std::uint32_t>(bits >> (j % 32));
 }
 
+// What the block mask says of query i and key j. Free functions for the same reason as mask_row.
+inline std::uint8_t block_at(const AttentionBlocks& blocks, std::int64_t b, std::int64_t h, std::int64_t i,
+                             std::int64_t j) {
+  return blocks.data[b * blocks.stride_batch + h * blocks.stride_head + (i >> blocks.shift_q) * blocks.stride_q +
+                     (j >> blocks.shift_k) * blocks.stride_k];
+}
+// Whether the block mask hides all keys [first, last), below k_len, from query i.
+inline bool blocks_hide(const AttentionBlocks& blocks, std::int64_t b, std::int64_t h, std::int64_t i,
+                        std::int64_t first, std::int64_t last) {
+  const std::int64_t step = std::int64_t{1} << blocks.shift_k;
+  for (std::int64_t j = first / step * step; j < last; j += step)
+    if (block_at(blocks, b, h, i, j) != kBlockHidden) return false;
+  return true;
+}
+
 // The row of the packed mask of query i of a sequence. A member of the params would be a function of the whole library,
 // compiled for a newer instruction set (tests_cpp/no_weak_symbols.cmake).
 template <class T, class K>
@@ -208,6 +223,11 @@ inline const std::uint32_t* mask_row(const Sequence<T, K>& seq, std::int64_t h, 
 // The bits of query i of a sequence from key j on, whose mask may be of its last keys alone.
 template <class T, class K>
 inline std::uint32_t shown_keys(const Sequence<T, K>& seq, std::int64_t h, std::int64_t i, std::int64_t j) {
+  const AttentionMask& given = seq.p->mask;
+  if (given.blocks.data && j < seq.k_len) {
+    const std::uint8_t block = block_at(given.blocks, seq.b, h, i, j);
+    if (block != kBlockShown || !given.data) return block == kBlockHidden ? 0u : ~0u;
+  }
   const std::uint32_t* const mask = mask_row(seq, h, i);
   if (!seq.p->is_paged()) return mask_bits(mask, j, seq.k_len);
   const std::int64_t bit = j - (seq.k_len - seq.q_len);
@@ -223,10 +243,20 @@ inline void hide_scores(std::uint32_t bits, float* s) {
   for (int i = 0; i < Vec::kWidth; ++i) s[i] = bits >> i & 1u ? s[i] : kNegInf;
 }
 
-// Whether the packed mask hides all keys [first, last) from all rows [row0, row1).
+// Whether the masks hide all keys [first, last) from all rows [row0, row1).
 template <class T, class K>
 inline bool mask_hides_block(const Sequence<T, K>& seq, std::int64_t row0, std::int64_t row1, std::int64_t first,
                              std::int64_t last) {
+  const AttentionBlocks& blocks = seq.p->mask.blocks;
+  if (blocks.data) {
+    // Rows are token-major: those of a group of heads and of one block of queries lie side by side.
+    bool hidden = true;
+    const std::int64_t step = seq.group << blocks.shift_q, heads = blocks.stride_head == 0 ? 1 : seq.group;
+    for (std::int64_t row = row0; row < row1 && hidden; row = (row / step + 1) * step)
+      for (std::int64_t h = 0; h < heads && hidden; ++h)
+        hidden = blocks_hide(blocks, seq.b, seq.head0 + h, seq.token(row), first, imin(last, seq.k_len));
+    return hidden;
+  }
   if (!seq.p->mask.data) return false;
   if (seq.p->is_paged()) {
     const std::int64_t before = seq.k_len - seq.q_len;  // these are shown
@@ -273,7 +303,7 @@ inline void modify_scores(const Sequence<T, K>& seq, std::int64_t row, std::int6
     }
     if (p.alibi_slopes) t = add_alibi(p, slope, i + seq.k_len - seq.q_len - j, t);
     Vec::store(s + x, t);
-    if (p.mask.data) hide_scores(shown_keys(seq, h, i, j), s + x);
+    if (p.mask.data || p.mask.blocks.data) hide_scores(shown_keys(seq, h, i, j), s + x);
   }
 }
 
@@ -281,7 +311,9 @@ inline void modify_scores(const Sequence<T, K>& seq, std::int64_t row, std::int6
 template <class T, class K>
 inline bool score_hides(const Sequence<T, K>& seq, std::int64_t row, std::int64_t j) {
   const AttentionBias& bias = seq.p->bias;
-  if (seq.p->mask.data) {
+  if (seq.p->mask.blocks.data) {
+    if ((shown_keys(seq, seq.head(row), seq.token(row), j) & 1u) == 0) return true;
+  } else if (seq.p->mask.data) {
     const std::int64_t bit = seq.p->is_paged() ? j - (seq.k_len - seq.q_len) : j;
     if (bit >= 0 && (mask_row(seq, seq.head(row), seq.token(row))[bit / 32] >> (bit % 32) & 1u) == 0) return true;
   }

@@ -23,13 +23,18 @@ struct ScoreContext {
 };
 
 /// Bit n says whether the packed mask shows key first_j + n to query i, for the kCount keys from first_j on, a multiple
-/// of kCount. Without a mask all bits are set.
+/// of kCount, which lie in one block of a block mask. Without a mask all bits are set.
 template <int kCount>
 __device__ inline std::uint64_t mask_keys(const AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i,
                                           int first_j) {
   static_assert(kCount == 64 || kCount == 32 || kCount == 16, "inside one word, or two whole ones");
-  if (!p.mask.data) return ~std::uint64_t{0};
+  if (!p.mask.is_given()) return ~std::uint64_t{0};
   if (first_j >= p.seq_k) return 0;
+  if (p.mask.blocks.data) {
+    const std::uint8_t block = p.mask.blocks.at(b, h, i, first_j);
+    if (block == kBlockHidden) return 0;
+    if (block != kBlockShown || !p.mask.data) return ~std::uint64_t{0};
+  }
   const std::uint32_t* const words = p.mask.row(b, h, i) + first_j / 32;
   if constexpr (kCount < 64)
     return words[0] >> first_j % 32 & static_cast<std::uint32_t>((std::uint64_t{1} << kCount) - 1);

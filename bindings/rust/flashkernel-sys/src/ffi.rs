@@ -129,6 +129,9 @@ pub struct fk_attention_options {
     pub k_starts: *const fk_tensor,
     pub seqused_q: *const fk_tensor,
     pub seqused_k: *const fk_tensor,
+    pub block_mask: *const fk_tensor,
+    pub block_size_q: i64,
+    pub block_size_k: i64,
 }
 
 #[repr(C)]

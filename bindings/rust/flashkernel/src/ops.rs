@@ -133,6 +133,11 @@ pub struct AttentionOptions<'a> {
     /// i32 or i64 [batch]: how many tokens at the start of each sequence count; variable lengths only.
     pub seqused_q: Option<View<'a>>,
     pub seqused_k: Option<View<'a>>,
+    /// u8 [batch or 1, heads_q or 1, blocks of queries, blocks of keys]: 0 hides a block, 1 shows what `mask` shows, 2 shows
+    /// all of it; dense attention only.
+    pub block_mask: Option<View<'a>>,
+    /// Queries and keys of a block, powers of two from 64 on; `None`: 128 by 128.
+    pub block_size: Option<(usize, usize)>,
 }
 
 impl AttentionOptions<'_> {
@@ -160,6 +165,11 @@ impl AttentionOptions<'_> {
         c.k_starts = optional(self.k_starts.as_ref());
         c.seqused_q = optional(self.seqused_q.as_ref());
         c.seqused_k = optional(self.seqused_k.as_ref());
+        c.block_mask = optional(self.block_mask.as_ref());
+        if let Some((queries, keys)) = self.block_size {
+            c.block_size_q = i64::try_from(queries).unwrap_or(i64::MAX);
+            c.block_size_k = i64::try_from(keys).unwrap_or(i64::MAX);
+        }
         Ok(c)
     }
 }

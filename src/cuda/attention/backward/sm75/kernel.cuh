@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kModified>::kThre
                                 rows.range.last(first_column) < rows.first_row + kRows
                           : rows.range.first(rows.last_row) > first_column ||
                                 rows.range.last(rows.first_row) < first_column + kColumns;
-    if constexpr (kModified) masked = masked || f.mask.data;
+    if constexpr (kModified) masked = masked || f.mask.is_given();
 
     const int column = first_column + half * kPart + 2 * (lane % 4);  // + 8 n + e % 2
     const auto product = [&](auto tile, auto& to, auto is_held, const auto& held, std::uint32_t x, std::uint32_t y) {

@@ -34,6 +34,7 @@
 #include "cuda/attention/backward/sm80/registers.cuh"
 #include "cuda/attention/score_fast.cuh"
 #include "cuda/attention/key_range.cuh"
+#include "cuda/attention/shown_blocks.cuh"
 #include "cuda/tile/reduce.cuh"
 
 namespace flashkernel::cuda::sm80 {
@@ -133,9 +134,15 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
   const auto before = [&](Place at) {
     return at.tile > block.first_tile ? Place{at.h, at.tile - 1} : Place{at.h - 1, block.end_tile - 1};
   };
+  // Whether a block mask shows any pair of a step. If not, the step is left out, but for its turn in the order of dQ.
+  const auto is_shown = [&](Place at) {
+    const AttentionBlocks& blocks = f.mask.blocks;
+    if (!Shape::kModified || !blocks.data) return true;
+    return cuda::is_shown<kBlockN>(blocks, blocks.row(block.b, at.h, at.tile * kBlockM), first_key, block.range.k_len);
+  };
   // Q, dO, LSE and D.
-  const auto start_copy = [&](int step, Place at) {
-    if (step < block.steps) {
+  const auto start_copy = [&](int step, Place at, bool shown) {
+    if (step < block.steps && shown) {
       const int m = at.tile * kBlockM, stage = step % Shape::kStages;
       const std::int64_t h = at.h;
       const bool whole = m + kBlockM <= block.range.q_len;
@@ -168,7 +175,8 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
   load_keys(f.k, f.stride_k_batch, f.stride_k_head, f.stride_k_token, f.head_dim, plan.vectors_k, Shape::kK);
   load_keys(f.v, f.stride_v_batch, f.stride_v_head, f.stride_v_token, f.head_dim_v, plan.vectors_v, Shape::kV);
   Place at{static_cast<int>(block.g) * block.group, block.first_tile};
-  start_copy(0, at);
+  bool shown = block.steps > 0 && is_shown(at), was_shown = true;
+  start_copy(0, at, shown);
 
   const bool ordered = plan.ordered && p.grad_q;
   const bool keeps_order = ordered && threadIdx.x == kThreads - 1;
@@ -179,7 +187,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
     const int first = block.range.first(m) / kBlockN, last = (block.range.last(last_m) - 1) / kBlockN;
     return max(0, block.chunk - first) + min(block.chunk + static_cast<int>(plan.chunk.value) - 1, last) - block.n_tile;
   };
-  const auto add_grad_q = [&](int step, Place at) {
+  const auto add_grad_q = [&](int step, Place at, bool shown) {
     if (!p.grad_q || step < 0) return;
     if (Shape::kWarpsM * Shape::kWarpsD < Shape::kWarps && warp >= Shape::kWarpsM * Shape::kWarpsD) return;
     constexpr int kQSlices = Shape::kQSlices, kColumnTiles = Shape::kColumns / 8;
@@ -196,6 +204,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
     for (int c = 0; c < kColumnTiles / 2; ++c) lane_k[c] = Rows::at_slice(base + Shape::kK + lane_a, column_slice + c);
 #pragma unroll
     for (int n = 0; n < kBlockN / 16; ++n) {
+      if (Shape::kModified && !shown) break;
       std::uint32_t a[kQSlices][4];
 #pragma unroll
       for (int s = 0; s < kQSlices; ++s) ptx::ldmatrix_x4_trans(a[s], lane_s[s] + n * 16 * Scores::kPitch);
@@ -212,6 +221,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
     }
     float* const sums = plan.sums + static_cast<std::int64_t>(tile_index(at)) * (kBlockM * kQkDim);
     const bool first = ordered && turn_of(at) == 0;  // nobody has been here: the sums need not be zeroed before
+    if (Shape::kModified && !shown && !first) return;
 #pragma unroll
     for (int s = 0; s < kQSlices; ++s)
 #pragma unroll
@@ -258,18 +268,27 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
     if (keeps_order && block.turns_missing > 0) await_turn(before(at));
     __syncthreads();  // this step's tiles are there; the last step's are read and its dS is there
     if (ordered) pass_turn(keeps_order && step > 1, before(before(at)));
-    if (!kOwnCode) start_copy(step + 1, after(at));
+    const bool next_shown = step + 1 < block.steps && is_shown(after(at));
+    if (!kOwnCode) start_copy(step + 1, after(at), next_shown);
     if (Shape::kGradSBuffers == 1 && p.grad_q) {
-      add_grad_q(step - 1, before(at));
+      add_grad_q(step - 1, before(at), was_shown);
       __syncthreads();
-    } else if (team == 1) {
-      add_grad_q(step - 1, before(at));
+    } else if (team == 1 || (Shape::kModified && !shown)) {
+      add_grad_q(step - 1, before(at), was_shown);
+    }
+    const bool left_out = Shape::kModified && !shown, earlier_shown = was_shown;
+    was_shown = shown;
+    shown = next_shown;
+    if (left_out) {
+      if (keeps_order) block.turns_missing = turn_of(at) - ptx::load_relaxed(plan.counters + tile_index(at));
+      continue;
     }
     const std::uint32_t step_s = base + Shape::kGradS + step % Shape::kGradSBuffers * Shape::kGradSBytes;
 
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
-      if (kOwnCode && part == kParts - 1) start_copy(step + 1, after(at));  // before, they delay the first products
+      if (kOwnCode && part == kParts - 1)
+        start_copy(step + 1, after(at), true);  // before, they delay the first products
       const std::uint32_t part_offset = stage * Shape::kQBytes + part * kPart * Rows::kPitch;
       Fragments<kSlices, kPart / 8> tile;  // S^T, P^T; dP^T, dS^T
       const float* const per_query =
@@ -467,7 +486,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
         }
       };
       if (team == 0) {
-        if (Shape::kGradSBuffers > 1 && part == kParts - 1) add_grad_q(step - 1, before(at));
+        if (Shape::kGradSBuffers > 1 && part == kParts - 1) add_grad_q(step - 1, before(at), earlier_shown);
         if constexpr (kOwnCode) {
 #pragma unroll
           for (int n = 0; n < kPart / 16; ++n) {
@@ -540,7 +559,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
   ptx::cp_async_wait<0>();
   if (keeps_order && block.turns_missing > 0) await_turn(before(at));
   __syncthreads();
-  add_grad_q(block.steps - 1, before(at));
+  add_grad_q(block.steps - 1, before(at), was_shown);
   __syncthreads();  // all of K is read
   pass_turn(keeps_order && block.steps > 1, before(before(at)));
   pass_turn(keeps_order && block.steps > 0, before(at));
@@ -572,22 +591,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim, kKind>::kThreads,
       static_cast<T*>(to) + row_offset(f.is_varlen_k(), f.is_varlen_k() ? f.k_begin(block.b) : 0, block.b, block.g,
                                        warp_first, team == 0 ? p.stride_grad_v_batch : p.stride_grad_k_batch,
                                        team == 0 ? p.stride_grad_v_head : p.stride_grad_k_head, stride_token);
-#pragma unroll 4
-  for (int at = lane; at < kSlices * 16 * Rows::kChunks; at += 32) {
-    const int row = at / Rows::kChunks, column = at % Rows::kChunks * 8;
-    if (warp_first + row >= block.range.k_len || column >= dim) continue;
-    const uint4 packed =
-        *reinterpret_cast<const uint4*>(__cvta_shared_to_generic(rows + Rows::offset(row, column / 8)));
-    T* const target = row0 + row * stride_token + column;
-    if (vectors && column + 8 <= dim) {
-      *reinterpret_cast<uint4*>(target) = packed;
-    } else {
-      const T* values = reinterpret_cast<const T*>(&packed);
-#pragma unroll
-      for (int e = 0; e < 8; ++e)
-        if (column + e < dim) target[e] = values[e];
-    }
-  }
+  store_rows<T, Rows, kSlices * 16>(rows, row0, stride_token, block.range.k_len - warp_first, dim, vectors);
 }
 
 }  // namespace flashkernel::cuda::sm80

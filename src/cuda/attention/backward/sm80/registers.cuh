@@ -57,4 +57,26 @@ __device__ inline void first_product_by_halves(Fragments<kSlices, kTiles>& resul
   }
 }
 
+/// Stores a warp's kRows rows of a tile in shared memory, `left` of which the sequence has, to global memory.
+template <class T, class Rows, int kRows>
+__device__ inline void store_rows(std::uint32_t rows, T* to, std::int64_t stride_token, int left, int dim,
+                                  bool vectors) {
+#pragma unroll 4
+  for (int at = threadIdx.x % 32; at < kRows * Rows::kChunks; at += 32) {
+    const int row = at / Rows::kChunks, column = at % Rows::kChunks * 8;
+    if (row >= left || column >= dim) continue;
+    const uint4 packed =
+        *reinterpret_cast<const uint4*>(__cvta_shared_to_generic(rows + Rows::offset(row, column / 8)));
+    T* const target = to + row * stride_token + column;
+    if (vectors && column + 8 <= dim) {
+      *reinterpret_cast<uint4*>(target) = packed;
+    } else {
+      const T* values = reinterpret_cast<const T*>(&packed);
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        if (column + e < dim) target[e] = values[e];
+    }
+  }
+}
+
 }  // namespace flashkernel::cuda::sm80

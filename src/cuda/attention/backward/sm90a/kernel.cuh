@@ -8,6 +8,7 @@
 //   producer.cuh  loads by TMA                     queries.cuh   dQ
 //   epilogue.cuh  writes gradients                 joined.cuh    dK, dV and dQ by the same warpgroups
 //   wide.cuh      dK and dV at head dims over 128  bias.cuh      the gradient of a bias
+//   sparse.cuh    lists of steps, with a block mask
 // lab/notebooks/attention_hopper.md draws the schedule.
 //
 // Invariant on NaN: masked pairs are zero before each product, and what lies outside of the tensors is zero. What is
@@ -23,6 +24,7 @@
 #include "cuda/attention/backward/sm90a/prepare.cuh"
 #include "cuda/attention/backward/sm90a/producer.cuh"
 #include "cuda/attention/backward/sm90a/queries.cuh"
+#include "cuda/attention/backward/sm90a/sparse.cuh"
 #include "cuda/attention/backward/sm90a/wide.cuh"
 
 namespace flashkernel::cuda::sm90a {
@@ -188,7 +190,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   // The last group of heads has all of the cut items, and begins with others: the first tiles of keys.
   while (plan.last_heads(at_once) * (plan.k_tiles - 1) < cut.items) ++at_once;
   plan.set_groups(at_once, first_tiles_lead(call));
-  plan.last_writes = !Shape::kJoined && plan.ordered && last_writes(f, plan.k_tiles);
+  plan.last_writes = !Shape::kJoined && !Shape::kSparse && plan.ordered && last_writes(f, plan.k_tiles);
   plan.scale_log2 = f.scale * 1.4426950408889634f;
   plan.delta = reinterpret_cast<float*>(bytes);
   plan.rows = reinterpret_cast<float*>(bytes + layout.rows);
@@ -198,8 +200,24 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.not_finite = reinterpret_cast<int*>(bytes + layout.not_finite);
   plan.given = reinterpret_cast<int*>(bytes + layout.given);
   plan.parts = reinterpret_cast<float*>(bytes + layout.parts);
+  plan.adders = plan.num_steps = nullptr;
+  plan.orders = nullptr;
+  plan.steps = nullptr;
 
   const auto q_blocks = static_cast<unsigned>(f.batch * f.heads_q * plan.q_tiles);
+  if constexpr (Shape::kSparse) {
+    plan.adders = reinterpret_cast<int*>(bytes + layout.adders);
+    plan.orders = reinterpret_cast<std::uint16_t*>(bytes + layout.orders);
+    plan.num_steps = reinterpret_cast<int*>(bytes + layout.num_steps);
+    plan.steps = reinterpret_cast<SparseStep*>(bytes + layout.steps);
+    const auto blocks = [](int lists) { return static_cast<unsigned>((lists + kListWarps - 1) / kListWarps); };
+    if (q_blocks > 0)
+      launch("attention_bwd sm90a: order", order_kernel<Shape>,
+             {blocks(static_cast<int>(q_blocks)), kListWarps * kWarp, 0, s}, p, plan, static_cast<int>(q_blocks));
+    if (items > 0)
+      launch("attention_bwd sm90a: steps", steps_kernel<Shape>, {blocks(items), kListWarps * kWarp, 0, s}, p, plan,
+             items);
+  }
   if (q_blocks == 0) {
     // No queries: nothing but zeros for the keys, and the ticket and flag that prepare_kernel would have reset.
     cuda_check(cudaMemsetAsync(plan.ticket, 0, 2 * sizeof(int), s), "attention_bwd sm90a: ticket");
@@ -231,6 +249,8 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
 template <DType kDtype, int kQkDim, int kVDim>
 void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream stream) {
   using T = Element<kDtype>;
+  if constexpr (backward_takes_block_mask(kQkDim, kVDim))
+    if (p.forward.mask.blocks.data) return attention_bwd_sparse<kDtype, kQkDim, kVDim>(p, workspace, stream);
   const CudaDeviceGuard guard(p.forward.device.index);
   if constexpr (backward_takes_modifiers(kQkDim, kVDim))
     if (p.forward.has_score_modifier())
@@ -240,6 +260,13 @@ void attention_bwd(const AttentionBackwardParams& p, void* workspace, Stream str
       return may_mask(p.forward) ? launch_attention_bwd<JoinedBackwardShape, T, true>(p, workspace, native(stream))
                                  : launch_attention_bwd<JoinedBackwardShape, T, false>(p, workspace, native(stream));
   launch_attention_bwd<BackwardShape<kQkDim, kVDim>, T, false>(p, workspace, native(stream));
+}
+
+template <DType kDtype, int kQkDim, int kVDim>
+void attention_bwd_sparse(const AttentionBackwardParams& p, void* workspace, Stream stream) {
+  static_assert(backward_takes_block_mask(kQkDim, kVDim), "one head dim");
+  const CudaDeviceGuard guard(p.forward.device.index);
+  launch_attention_bwd<SparseBackwardShape<kQkDim>, Element<kDtype>, false>(p, workspace, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm90a

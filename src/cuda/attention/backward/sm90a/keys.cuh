@@ -291,6 +291,39 @@ struct KeyConsumer {
     return masked;
   }
 
+  /// P^T of the pairs that a block mask hides is zero. The step's record is read again here: kept from where the tile
+  /// was read, it would be spilled.
+  __device__ void hide_blocks(const BackwardItem& item, int first_key, int first_query) {
+    const AttentionParams& f = p.forward;
+    const SparseStep of = *shared.step(at.slot());
+    const unsigned states = of.states(warpgroup);
+    if (states == kAllWhole) return;
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n) {
+      const unsigned state = states >> n / 4 * 2 & 3;
+      if (state == kBlockHidden) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) scores[8 * n + e] = 0.0f;
+      }
+      if (state != kBlockShown || first_key >= item.range.k_len) continue;
+      const std::uint32_t* const words =
+          f.mask.row(item.b, item.g * plan.group + of.head(), 0) + first_key / 32;  // rows: less than 2^31 words
+      std::uint32_t query = first_query + 16 * n + 2 * (lane() % 4);
+      ptx::hold(query);  // or the addresses of all groups are worked out before the first one, and spilled
+      const int stride = static_cast<int>(f.mask.stride_q), last = item.range.q_len - 1;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const std::uint32_t shown =
+            words[min(static_cast<int>(query) + r / 2 * 8 + r % 2, last) * stride] >> (first_key % 32 + lane() / 4);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          if ((shown >> 8 * half & 1u) == 0) scores[8 * n + r / 2 * 4 + 2 * half + r % 2] = 0.0f;
+      }
+    }
+  }
+  /// The states of a step that hides nothing.
+  static constexpr unsigned kAllWhole = Shape::kBlockM == 128 ? 0xa : 0x2;
+
   /// S^T of a tile of queries -> P^T in `scores`. `heads` of its group, with its own one, are left of the tile.
   __device__ void weigh(const BackwardItem& item, int tile, int heads, bool masked) {
     if constexpr (kStash) ptx::mbarrier_wait(shared.grad_s_empty(scored.slot()), scored.parity() ^ 1);
@@ -328,6 +361,7 @@ struct KeyConsumer {
         for (int i = 0; i < kBlockM / 2; ++i)
           if (mask.hides(i)) scores[i] = 0.0f;
       }
+      if constexpr (Shape::kSparse) hide_blocks(item, first_key, first_query);
       if constexpr (kStash) {
 #pragma unroll
         for (int n = 0; n < kSteps; ++n) keep(n, reinterpret_cast<const float(&)[8]>(scores[8 * n]));
@@ -335,9 +369,19 @@ struct KeyConsumer {
     }
   }
 
+  /// With a block mask, the step whose Q is there says which tile it is.
+  __device__ void find_tile(const BackwardItem& item, int& tile, std::uint32_t& masked) const {
+    if constexpr (Shape::kSparse) {
+      tile = shared.step(at.slot())->tile();
+      masked = is_masked(item, tile);
+    }
+  }
+
   /// The scores of an item's first tile of queries.
   __device__ void open(const BackwardItem& item, int tile, int heads) {
     ptx::mbarrier_wait(shared.q_full(at.slot()), at.parity());
+    std::uint32_t masked = is_masked(item, tile);
+    find_tile(item, tile, masked);
     ptx::mbarrier_wait(shared.k_full(keys.slot()), keys.parity());
     ptx::hold(scores);
     ptx::wgmma_fence();
@@ -345,7 +389,7 @@ struct KeyConsumer {
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::hold(scores);
-    weigh(item, tile, heads, is_masked(item, tile));
+    weigh(item, tile, heads, masked);
     ptx::mbarrier_wait(shared.v_full(), values.parity());
   }
 
@@ -384,6 +428,7 @@ struct KeyConsumer {
     std::uint32_t masked = 0;
     if constexpr (!kLast) masked = is_masked(item, next_tile);
     if constexpr (!kLast) ptx::mbarrier_wait(shared.q_full(at.slot()), at.parity());
+    if constexpr (!kLast) find_tile(item, next_tile, masked);
     ptx::hold(scores);
     hold_operand(operand);
     ptx::hold(grad_k);

@@ -73,6 +73,11 @@ __device__ inline void take_item(const AttentionBackwardParams& p, const Backwar
       if (range->left > 0) cut_item(plan, range, item);
     }
     item->steps = item->tiles * plan.group;
+    if constexpr (Shape::kSparse) {
+      const int keys_index = static_cast<int>(head) * plan.k_tiles + item->n_tile;
+      item->steps = plan.num_steps[keys_index];
+      item->first_step = static_cast<std::int64_t>(keys_index) * (plan.q_tiles * plan.group);
+    }
     // The first query of a tile sees the last key, the last query the first key; no key is past the end.
     const int whole = first_key + Shape::kBlockN <= keys.k_len;
     item->first_whole =
@@ -113,17 +118,19 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
     const int steps = item->steps;
     if (steps < 0) return;
     if (steps == 0) continue;
-    BackwardPlace place(*item, plan.group);
+    auto place = first_place<Shape>(plan, *item);
 #pragma unroll 1
-    for (int left = steps; left > 0; --left, ++at.count, place.advance(*item, plan.group)) {
+    for (int left = steps; left > 0; --left, ++at.count, advance<Shape>(place, plan, *item)) {
       const std::uint32_t stage = at.slot();
       ptx::mbarrier_wait(shared.q_empty(stage), at.parity() ^ 1);
+      if constexpr (Shape::kSparse) *shared.step(stage) = place.now;
       ptx::mbarrier_arrive_expect(shared.q_full(stage), Shape::kQBytes + Shape::kRowsBytes);
       load_tile<Shape::kQkBlocks>(shared.q(stage), Shape::kQBlockBytes, map_q, shared.q_full(stage), kKeep,
-                                  item->q_row + place.tile * Shape::kBlockM, place.h, f.is_varlen_q() ? 0 : item->b);
+                                  item->q_row + place.q_tile() * Shape::kBlockM, place.head(*item, plan.group),
+                                  f.is_varlen_q() ? 0 : item->b);
       // With a tensor map: compute-sanitizer takes a copy without one for a write by this thread, and reports races.
       ptx::tma_load(shared.rows(stage), map_rows, shared.q_full(stage), kKeep, 0,
-                    plan.tile_index(f.heads_q, item->b, place.h, place.tile));
+                    plan.tile_index(f.heads_q, item->b, place.head(*item, plan.group), place.q_tile()));
       if (left == item->steps) {  // K and V after the first Q, whose slot is free before theirs
         const std::uint32_t slot = keys.slot();
         const int row = item->k_row + item->n_tile * Shape::kBlockN, b = f.is_varlen_k() ? 0 : item->b;
@@ -139,7 +146,7 @@ __device__ inline void produce_gradients(const AttentionBackwardParams& p, const
       ptx::mbarrier_wait(shared.grad_out_empty(stage), at.parity() ^ 1);
       ptx::mbarrier_arrive_expect(shared.grad_out_full(stage), Shape::kGradOutBytes);
       load_tile<Shape::kVBlocks>(shared.grad_out(stage), Shape::kQBlockBytes, map_grad_out, shared.grad_out_full(stage),
-                                 kKeep, item->q_row + place.tile * Shape::kBlockM, place.h,
+                                 kKeep, item->q_row + place.q_tile() * Shape::kBlockM, place.head(*item, plan.group),
                                  f.is_varlen_q() ? 0 : item->b);
     }
   }
@@ -156,9 +163,9 @@ __device__ inline void walk_steps(const BackwardPlan& plan, const BackwardLayout
     const int steps = item.steps;
     if (steps < 0) return;
     if (wanted) {
-      BackwardPlace place(item, plan.group);
+      auto place = first_place<Shape>(plan, item);
 #pragma unroll 1
-      for (int i = 0; i < steps; ++i, place.advance(item, plan.group)) step(item, place);
+      for (int i = 0; i < steps; ++i, advance<Shape>(place, plan, item)) step(item, place);
     }
     ptx::mbarrier_arrive(shared.item_empty(items.slot()));
   }
@@ -170,10 +177,11 @@ template <class Shape>
 __device__ inline void await_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                    const BackwardLayout<Shape>& shared) {
   Ring<BackwardLayout<Shape>::kTurns> turns;
-  walk_steps<Shape>(plan, shared, p.grad_q, [&](const BackwardItem& item, const BackwardPlace& place) {
-    const int turn = item.n_tile - item.first_adder<Shape>(place.tile);
+  walk_steps<Shape>(plan, shared, p.grad_q, [&](const BackwardItem& item, const PlaceOf<Shape>& place) {
+    const int turn = place.template before<Shape>(item);
     if (turn == 0) return;
-    const int* const counter = plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
+    const int* const counter =
+        plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.head(item, plan.group), place.q_tile());
     ptx::mbarrier_wait(shared.turn_empty(turns.slot()), turns.parity() ^ 1);
     while (ptx::load_acquire(counter) < plan.awaited(turn)) {
     }
@@ -188,11 +196,13 @@ template <class Shape>
 __device__ inline void pass_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                   const BackwardLayout<Shape>& shared) {
   Ring<BackwardLayout<Shape>::kPasses> passes;
-  walk_steps<Shape>(plan, shared, p.grad_q, [&](const BackwardItem& item, const BackwardPlace& place) {
-    const int turn = item.n_tile - item.first_adder<Shape>(place.tile);
-    if (!plan.passes(turn, item.n_tile == item.last_adder<Shape>(place.tile))) return;
+  walk_steps<Shape>(plan, shared, p.grad_q, [&](const BackwardItem& item, const PlaceOf<Shape>& place) {
+    const int turn = place.template before<Shape>(item);
+    if (!plan.passes(turn, place.template is_last<Shape>(item))) return;
     ptx::mbarrier_wait(shared.pass_full(passes.slot()), passes.parity());
-    ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile), turn + 1);
+    ptx::store_release(
+        plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.head(item, plan.group), place.q_tile()),
+        turn + 1);
     ptx::mbarrier_arrive(shared.pass_empty(passes.slot()));
     ++passes.count;
   });
@@ -204,13 +214,13 @@ template <class Shape>
 __device__ inline void publish_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                      const BackwardLayout<Shape>& shared) {
   Ring<BackwardLayout<Shape>::kTurns> turns;
-  walk_steps<Shape>(plan, shared, true, [&](const BackwardItem& item, const BackwardPlace& place) {
+  walk_steps<Shape>(plan, shared, true, [&](const BackwardItem& item, const PlaceOf<Shape>& place) {
     BackwardTurn turn;
-    turn.tile = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
+    turn.tile = plan.tile_index(p.forward.heads_q, item.b, place.head(item, plan.group), place.q_tile());
     turn.how = p.grad_q ? BackwardTurn::kAdd : BackwardTurn::kDrop;
     ptx::mbarrier_wait(shared.pass_empty(turns.slot()), turns.parity() ^ 1);
     if (p.grad_q) {
-      const int before = item.n_tile - item.first_adder<Shape>(place.tile);
+      const int before = place.template before<Shape>(item);
       if (before == 0) turn.how = BackwardTurn::kStore;
       while (before > 0 && ptx::load_acquire(plan.counters + turn.tile) < plan.awaited(before)) {
       }
@@ -226,11 +236,13 @@ template <class Shape>
 __device__ inline void pass_published_turns(const AttentionBackwardParams& p, const BackwardPlan& plan,
                                             const BackwardLayout<Shape>& shared) {
   Ring<BackwardLayout<Shape>::kTurns> turns;
-  walk_steps<Shape>(plan, shared, true, [&](const BackwardItem& item, const BackwardPlace& place) {
+  walk_steps<Shape>(plan, shared, true, [&](const BackwardItem& item, const PlaceOf<Shape>& place) {
     ptx::mbarrier_wait(shared.pass_full(turns.slot()), turns.parity());
-    const int before = item.n_tile - item.first_adder<Shape>(place.tile);
-    if (p.grad_q && plan.passes(before, item.n_tile == item.last_adder<Shape>(place.tile)))
-      ptx::store_release(plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile), before + 1);
+    const int before = place.template before<Shape>(item);
+    if (p.grad_q && plan.passes(before, place.template is_last<Shape>(item)))
+      ptx::store_release(
+          plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.head(item, plan.group), place.q_tile()),
+          before + 1);
     ptx::mbarrier_arrive(shared.pass_empty(turns.slot()));
     ++turns.count;
   });

@@ -52,10 +52,10 @@ struct QueryConsumer {
   }
 
   /// One step, whose dS is there.
-  __device__ void step(const BackwardItem& item, const BackwardPlace& place, int last_of_item) {
-    const int index = plan.tile_index(p.forward.heads_q, item.b, place.h, place.tile);
-    const int turn = item.n_tile - item.first_adder<Shape>(place.tile);  // tiles of keys that come before
-    const auto is_last = [&] { return item.n_tile == item.last_adder<Shape>(place.tile); };  // kept, it would spill
+  __device__ void step(const BackwardItem& item, const PlaceOf<Shape>& place, int last_of_item) {
+    const int index = plan.tile_index(p.forward.heads_q, item.b, place.head(item, plan.group), place.q_tile());
+    const int turn = place.template before<Shape>(item);                       // tiles of keys that come before
+    const auto is_last = [&] { return place.template is_last<Shape>(item); };  // kept, it would spill
     float sum[32];
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice)
@@ -77,7 +77,7 @@ struct QueryConsumer {
         float* const to = plan.sums + static_cast<std::int64_t>(index) * (Shape::kBlockM * kQkDim) +
                           Shape::sum_index(slice, 8 * block, threadIdx.x % 128);
         constexpr int kStride = Shape::sum_index(0, 1, 0);
-        if (plan.last_writes && is_last()) {
+        if (!Shape::kSparse && plan.last_writes && is_last()) {
           if (turn > 0) {
 #pragma unroll
             for (int c = 0; c < tiles; ++c) {
@@ -85,9 +85,10 @@ struct QueryConsumer {
               sum[4 * c] += other.x, sum[4 * c + 1] += other.y, sum[4 * c + 2] += other.z, sum[4 * c + 3] += other.w;
             }
           }
-          const int first_query = place.tile * Shape::kBlockM + 64 * slice;
+          const int first_query = place.q_tile() * Shape::kBlockM + 64 * slice;
           FiniteCheck<1> finite;
-          store_fragment<64, false>(sum, p.forward.scale, grad_q_row<T>(p, item.b, place.h, first_query) + 64 * block,
+          store_fragment<64, false>(sum, p.forward.scale,
+                                    grad_q_row<T>(p, item.b, place.head(item, plan.group), first_query) + 64 * block,
                                     p.stride_grad_q_token, item.range.q_len - first_query,
                                     static_cast<int>(p.forward.head_dim) - 64 * block, finite);
           finite.report(plan.not_finite);
@@ -122,9 +123,9 @@ struct QueryConsumer {
       if (steps < 0) return;
       if (steps > 0) {
         ptx::mbarrier_wait(shared.k_full(item.key_slot), keys.parity());
-        BackwardPlace place(item, plan.group);
+        auto place = first_place<Shape>(plan, item);
 #pragma unroll 1
-        for (int left = steps; left > 0; --left, place.advance(item, plan.group)) {
+        for (int left = steps; left > 0; --left, advance<Shape>(place, plan, item)) {
           ptx::mbarrier_wait(shared.grad_s_full(scored.slot()), scored.parity());
           if (p.grad_q) {
             step(item, place, left == 1);
@@ -154,6 +155,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim>::kBlockM * 2)
   const int q_len = range.q_len, first_query = at.tile * Shape::kBlockM;
   if (first_query >= q_len) return;
   // A tile that sees no keys has no sum; prepare_kernel has written zeros.
+  if (plan.adders && plan.adders[at.index] == 0) return;
   if (range.first(first_query) >= range.last(min(q_len, first_query + Shape::kBlockM) - 1)) return;
   const float* const sums = plan.sums + static_cast<std::int64_t>(at.index) * (Shape::kBlockM * kQkDim);
   const int slice = static_cast<int>(threadIdx.x) / 128, row = first_query + 64 * slice;

@@ -2,6 +2,8 @@
 // producer, its two kinds of consumers and the kernels before and after it share.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/attention/backward/sm90a/variant.hpp"
 #include "cuda/attention/backward/sm90a/order.hpp"
 #include "cuda/attention/key_range.cuh"
@@ -16,6 +18,7 @@ namespace flashkernel::cuda::sm90a {
 template <int kQkDim_, int kVDim_>
 struct BackwardShape {
   static constexpr bool kJoined = false, kMayCut = false;  // BackwardCut
+  static constexpr bool kSparse = false;                   // see SparseBackwardShape (sparse.cuh)
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = HeadDims{kQkDim, kVDim}.widest();
   static constexpr bool kWide = backward_is_wide(kWidest);
   static constexpr int kBlockM = backward_block_m(kWidest), kBlockN = backward_block_n(kWidest);
@@ -71,6 +74,7 @@ struct BackwardItem {
   int q_row, k_row;             // of the sequence, the first ones in q and k
   int first_whole, last_whole;  // tiles of queries [first, last) see all of the keys
   KeyWindow range;
+  std::int64_t first_step;  // with a block mask: where the item's steps begin in plan.steps
   /// Whether the block has all of the item's tiles of queries. If it has some, another block has the others, and this
   /// one gives its sums to that block or takes them from it.
   enum Share : int { kAll, kGives, kTakes };
@@ -111,6 +115,60 @@ struct BackwardPlace {
     h = wraps ? item.g * group : h;
     tile -= wraps;
   }
+  __device__ int head(const BackwardItem&, int) const { return h; }
+  __device__ int q_tile() const { return tile; }
+  /// How many tiles of keys add to the dQ of this tile of queries before the item's, and whether none does after it.
+  template <class Shape>
+  __device__ int before(const BackwardItem& item) const {
+    return item.n_tile - item.first_adder<Shape>(tile);
+  }
+  template <class Shape>
+  __device__ bool is_last(const BackwardItem& item) const {
+    return item.n_tile == item.last_adder<Shape>(tile);
+  }
+};
+
+/// A step of a call with a block mask: a tile of queries of one head to which the mask shows something of an item's
+/// keys (sparse.cuh makes the lists). Two words.
+struct SparseStep {
+  // Of 64 keys of warpgroup w and 64 queries n of the tile, two bits from bit 4 w + 2 n of `states` on say what
+  // AttentionBlocks say. The tile of queries has the other bits.
+  std::uint32_t tile_and_states;
+  // How many tiles of keys add to the tile's dQ before; whether none does after; the head, counted in its group.
+  std::uint32_t order;
+  static constexpr std::uint32_t kMostHeads = 512, kMostBefore = 1u << 22;
+
+  SparseStep() = default;
+  __device__ SparseStep(int tile, unsigned states, int before, bool last, int head)
+      : tile_and_states(static_cast<std::uint32_t>(tile) << 8 | states),
+        order(static_cast<std::uint32_t>(before) << 10 | static_cast<std::uint32_t>(last) << 9 |
+              static_cast<std::uint32_t>(head)) {}
+  __device__ int tile() const { return static_cast<int>(tile_and_states >> 8); }
+  __device__ unsigned states(int warpgroup) const { return tile_and_states >> 4 * warpgroup & 15; }
+  __device__ int before() const { return static_cast<int>(order >> 10); }
+  __device__ bool is_last() const { return (order >> 9 & 1) != 0; }
+  __device__ int head() const { return static_cast<int>(order & (kMostHeads - 1)); }
+};
+
+/// BackwardPlace of such a call: it walks the list. (What can be had from the record again is not kept.)
+struct SparsePlace {
+  int index = 0;
+  SparseStep now;
+  __device__ SparsePlace(const BackwardItem& item, const SparseStep* steps) : now(steps[item.first_step]) {}
+  __device__ void advance(const BackwardItem& item, const SparseStep* steps) {
+    index = min(index + 1, item.steps - 1);  // behind the list there is nothing to read
+    now = steps[item.first_step + index];
+  }
+  __device__ int head(const BackwardItem& item, int group) const { return item.g * group + now.head(); }
+  __device__ int q_tile() const { return now.tile(); }
+  template <class Shape>
+  __device__ int before(const BackwardItem&) const {
+    return now.before();
+  }
+  template <class Shape>
+  __device__ bool is_last(const BackwardItem&) const {
+    return now.is_last();
+  }
 };
 
 /// What the host works out once per launch.
@@ -131,6 +189,13 @@ struct BackwardPlan : BackwardOrder {
   int* not_finite;  // becomes 1 when some gradient is not finite
   int* given;       // lanes that have given, of each range
   float* parts;     // what they gave: a block's sums of dK and dV as fragments
+  // With a block mask, else null: for each tile of queries of all heads how many tiles of keys add to its dQ; of each
+  // pair of tiles the order, or kNoOrder; for each tile of keys of all kv heads how many steps it has, and those.
+  int* adders;
+  std::uint16_t* orders;
+  int* num_steps;
+  SparseStep* steps;
+  static constexpr std::uint16_t kNoOrder = 0xffff;
 
   __device__ int tile_index(int heads_q, int b, int h, int tile) const { return (b * heads_q + h) * q_tiles + tile; }
 
@@ -140,6 +205,25 @@ struct BackwardPlan : BackwardOrder {
   /// Whether that block counts itself afterwards.
   __device__ bool passes(int before, bool last) const { return !last && (ordered || before == 0); }
 };
+
+template <class Shape>
+using PlaceOf = std::conditional_t<Shape::kSparse, SparsePlace, BackwardPlace>;
+
+/// The first step of an item.
+template <class Shape>
+__device__ inline PlaceOf<Shape> first_place(const BackwardPlan& plan, const BackwardItem& item) {
+  if constexpr (Shape::kSparse)
+    return SparsePlace(item, plan.steps);
+  else
+    return BackwardPlace(item, plan.group);
+}
+template <class Shape>
+__device__ inline void advance(PlaceOf<Shape>& place, const BackwardPlan& plan, const BackwardItem& item) {
+  if constexpr (Shape::kSparse)
+    place.advance(item, plan.steps);
+  else
+    place.advance(item, plan.group);
+}
 
 /// The tile of queries that a block of the kernels before and after the pass works on. Heads vary fastest: in most
 /// calls the heads of a token are neighbours in memory, so that blocks that run side by side read and write whole
@@ -172,7 +256,8 @@ struct BackwardLayout {
   static constexpr int kRecordBytes = (sizeof(BackwardItem) + 15) / 16 * 16;
   static constexpr int kTurnRecord = kRecord + kItems * kRecordBytes;
   static constexpr int kRange = kTurnRecord + kTurns * static_cast<int>(sizeof(BackwardTurn));
-  static constexpr int kBytes = kRange + static_cast<int>(sizeof(BackwardRange));
+  static constexpr int kStepRecord = kRange + static_cast<int>(sizeof(BackwardRange));
+  static constexpr int kBytes = kStepRecord + (Shape::kSparse ? kStages * static_cast<int>(sizeof(SparseStep)) : 0);
   static_assert(kBytes <= 227 * 1024, "a block of sm_90 has 227 KB");
 
   std::uint32_t base;
@@ -206,6 +291,10 @@ struct BackwardLayout {
   }
   __device__ BackwardRange* range() const {
     return static_cast<BackwardRange*>(__cvta_shared_to_generic(base + kRange));
+  }
+  /// With a block mask: the step whose Q a stage holds.
+  __device__ SparseStep* step(int stage) const {
+    return static_cast<SparseStep*>(__cvta_shared_to_generic(base + kStepRecord + stage * sizeof(SparseStep)));
   }
   __device__ BackwardItem* item(int slot) const {
     return static_cast<BackwardItem*>(__cvta_shared_to_generic(base + kRecord + slot * kRecordBytes));

@@ -85,11 +85,12 @@ struct BackwardCut {
 
 /// The workspace: -D as [batch, heads_q, seq_q] in fp32 (for the repair), then per tile of queries block_m of -LSE in
 /// base 2 and block_m of -D, the sums of dQ in fp32 tiles of block_m * dims.qk, one counter a tile, the ticket, the
-/// flag, and for each range of cut items a counter and a block's sums of dK and dV.
+/// flag, and for each range of cut items a counter and a block's sums of dK and dV. With a block mask, its lists of
+/// steps (BackwardPlan).
 struct BackwardWorkspace {
   std::int64_t tiles = 0;  // a head
-  std::int64_t rows = 0, sums = 0, counters = 0, ticket = 0, not_finite = 0, given = 0, parts = 0,
-               bytes = 0;  // byte offsets
+  std::int64_t rows = 0, sums = 0, counters = 0, ticket = 0, not_finite = 0, given = 0, parts = 0, steps = 0,
+               num_steps = 0, adders = 0, orders = 0, bytes = 0;  // byte offsets
 
   BackwardWorkspace(const AttentionBackwardParams& p, HeadDims dims) {
     const AttentionParams& f = p.forward;
@@ -104,6 +105,13 @@ struct BackwardWorkspace {
     given = not_finite + 4;
     parts = (given + ranges * 4 + 255) / 256 * 256;
     bytes = parts + ranges * kBackwardBlockN * (dims.qk + dims.v) * 4;
+    if (!f.mask.blocks.data) return;
+    const std::int64_t block_n = backward_block_n(dims.widest()), k_tiles = (f.seq_k + block_n - 1) / block_n;
+    steps = (bytes + 255) / 256 * 256;
+    num_steps = steps + heads * tiles * k_tiles * 8;
+    adders = num_steps + f.batch * f.heads_kv * k_tiles * 4;
+    orders = adders + heads * tiles * 4;
+    bytes = orders + heads * tiles * k_tiles * 2;
   }
 };
 
@@ -119,7 +127,7 @@ Verdict takes_bias(const AttentionBackwardParams& p, HeadDims dims) {
   if (f.bias.stride_q < 0 || f.bias.stride_q * f.seq_q + f.seq_k > 0x7fffffff)
     return "a head of the bias has over 2^31 elements";
   if (!p.grad_bias) return Verdict::ok();
-  if (f.mask.data) return "it takes no gradient of a bias beside a packed mask";
+  if (f.mask.is_given()) return "it takes no gradient of a bias beside a packed mask";
   const std::int64_t sizes[4] = {f.batch, f.heads_q, f.seq_q, f.seq_k};
   const std::int64_t strides[4] = {f.bias.stride_batch, f.bias.stride_head, f.bias.stride_q, f.bias.stride_k};
   for (int d = 0; d < 4; ++d) {
@@ -131,14 +139,30 @@ Verdict takes_bias(const AttentionBackwardParams& p, HeadDims dims) {
   return Verdict::ok();
 }
 
+/// Of a block mask, sparse.cuh makes lists of the steps that are left.
+constexpr bool backward_takes_block_mask(int qk, int v) { return qk == v && (qk == 64 || qk == 128); }
+inline Verdict takes_block_mask(const AttentionBackwardParams& p, int qk, int v) {
+  const AttentionParams& f = p.forward;
+  if (!f.mask.blocks.data) return Verdict::ok();
+  if (!backward_takes_block_mask(qk, v)) return "it takes a block mask up to head_dim 128 only";
+  if (f.softcap > 0.0f || f.bias.data || f.alibi_slopes)
+    return "it takes no softcap, bias or ALiBi beside a block mask";
+  if (f.heads_q / std::max<std::int64_t>(1, f.heads_kv) > 512 || f.seq_k > (std::int64_t{1} << 22) ||
+      f.seq_q > (std::int64_t{1} << 28))
+    return "a block mask is over groups of 512 heads, 2^22 keys or 2^28 queries";
+  if (f.mask.stride_q < 0 || f.mask.stride_q * f.seq_q > 0x7fffffff) return "a head of the mask has over 2^31 words";
+  return Verdict::ok();
+}
+
 template <DType kDtype, int kQkDim, int kVDim>
 Verdict attention_bwd_supports(const AttentionBackwardParams& p) {
   const AttentionParams& f = p.forward;
   if (f.dtype != kDtype) return "it is built for another dtype";
   if (!HeadDims{kQkDim, kVDim}.hold(f.head_dim, f.head_dim_v)) return kTooSmallHeadDims;
   if (f.is_paged()) return "it takes no paged keys and values";
+  if (const Verdict blocks = takes_block_mask(p, kQkDim, kVDim); !blocks) return blocks;
   if (const Verdict bias = takes_bias<kDtype>(p, HeadDims{kQkDim, kVDim}); !bias) return bias;
-  if (!backward_takes_modifiers(kQkDim, kVDim) && f.has_score_modifier())
+  if (!f.mask.blocks.data && !backward_takes_modifiers(kQkDim, kVDim) && f.has_score_modifier())
     return "it takes no softcap, bias, ALiBi or packed mask";
   if (f.alibi_slopes && f.alibi == Alibi::kSqrt) return "it takes no ALiBi of square roots";
   if (f.alibi_slopes && f.softcap > 0.0f) return "it takes no ALiBi under a softcap";
@@ -164,6 +188,10 @@ template <int kQkDim, int kVDim>
 std::size_t attention_bwd_workspace(const AttentionBackwardParams& p) {
   return static_cast<std::size_t>(BackwardWorkspace(p, HeadDims{kQkDim, kVDim}).bytes);
 }
+
+/// Launches the kernel for calls with a block mask.
+template <DType kDtype, int kQkDim, int kVDim>
+void attention_bwd_sparse(const AttentionBackwardParams& p, void* workspace, Stream stream);
 
 /// Launches the kernel: an entry of the table.
 template <DType kDtype, int kQkDim, int kVDim>

@@ -175,7 +175,7 @@ Verdict decode_supports(const AttentionParams& p, std::int64_t vector) {
   if (kMerge == DecodeMerge::kWithin && decode_rows(p) > kMostRowsWithin)
     return "it takes at most 16 query rows for each kv head";
   if (p.bias.data) return "it takes no additive bias";
-  if (p.mask.data) return "it takes no packed mask";
+  if (p.mask.is_given()) return "it takes no packed mask or block mask";
   if (p.is_paged() && p.page_size % kGranule != 0 && (vector != 8 || kGranule % p.page_size != 0))
     return vector == 8 ? "page_size must be a multiple of 16, or 1, 2, 4 or 8" : "page_size must be a multiple of 16";
   const auto rows_of_16_bytes = [vector](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {

@@ -22,6 +22,7 @@
 #include "cuda/attention/score_fast.cuh"
 #include "cuda/attention/key_range.cuh"
 #include "cuda/attention/not_finite.cuh"
+#include "cuda/attention/shown_blocks.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
@@ -80,7 +81,14 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
   const int first_key = range.first(first_query), last_key = range.last(last_query);
   // Tiles of keys [first_tile, end_tile); those outside of block.[first_full, end_full) are masked for some query.
   const int first_tile = first_key / kBlockN, end_tile = (last_key + kBlockN - 1) / kBlockN;
-  const int num_tiles = last_key > first_key ? end_tile - first_tile : 0;
+  // The tile of keys that follows one in the walk; first_tile - 1: none. Hidden blocks are left out.
+  const auto after = [&](int tile) {
+    if constexpr (kModified)
+      if (p.mask.blocks.data)
+        return shown_tile_before<kBlockN>(p.mask.blocks, p.mask.blocks.row(b, h, first_query), tile, first_tile);
+    return tile - 1;
+  };
+  const int top_tile = last_key > first_key ? after(end_tile) : first_tile - 1;
   // What the loop needs once a phase waits in shared memory: registers are full.
   __shared__ struct {
     const T *k, *v;
@@ -140,15 +148,15 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
           return p.is_paged() ? page_row(base, stride_page, stride_token, j) : base + j * stride_token;
         });
   };
-  // The copy of V (or K) of the t-th tile; no tile left: an empty group, so that the counts stay right.
-  const auto start_copy = [&](bool of_v, int t, std::uint32_t slot) {
-    if (t < num_tiles) {
+  // The copy of V (or K) of a tile; no tile left: an empty group, so that the counts stay right.
+  const auto start_copy = [&](bool of_v, int tile, std::uint32_t slot) {
+    if (tile >= first_tile) {
       if (of_v)
         load_keys(std::integral_constant<int, kVDim>{}, block.v, p.stride_v_batch, p.stride_v_token,
-                  static_cast<int>(p.head_dim_v), plan.vectors_v, end_tile - 1 - t, slot);
+                  static_cast<int>(p.head_dim_v), plan.vectors_v, tile, slot);
       else
         load_keys(std::integral_constant<int, kQkDim>{}, block.k, p.stride_k_batch, p.stride_k_token,
-                  static_cast<int>(p.head_dim), plan.vectors_k, end_tile - 1 - t, slot);
+                  static_cast<int>(p.head_dim), plan.vectors_k, tile, slot);
     }
     ptx::cp_async_commit();
   };
@@ -171,12 +179,13 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
       sum[s][0] = sum[s][1] = 0.0f;
     }
 #pragma unroll
-    for (int item = 0; item < kStages - 1; ++item) start_copy(item % 2, item / 2, ring + item * kSlotBytes);
+    for (int item = 0; item < kStages - 1; ++item) start_copy(item % 2, top_tile, ring + item * kSlotBytes);
     const auto slot_of = [&](unsigned item) { return ring + item % kStages * kSlotBytes; };
 
-    for (int t = 0; t < num_tiles; ++t) {
-      const unsigned item = 2 * static_cast<unsigned>(t);  // K; V is the next one
-      const int tile = end_tile - 1 - t, first_j = tile * kBlockN;
+    unsigned item = 0;  // K; V is the next one
+    for (int tile = top_tile, next; tile >= first_tile; tile = next, item += 2) {
+      next = after(tile);
+      const int first_j = tile * kBlockN;
       const bool masked = tile < block.first_full || tile >= block.end_full;
       [[maybe_unused]] std::uint64_t shown[kSlices][2];
       bool multiplies = true;
@@ -196,7 +205,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
       // S = Q K^T
       ptx::cp_async_wait<kStages - 2>();
       __syncthreads();  // K is there for all, and the slot that is filled next is read by nobody
-      start_copy(kStages % 2 == 0, t + (kStages - 1) / 2, slot_of(item + kStages - 1));
+      start_copy(kStages % 2 == 0, kStages > 2 ? next : tile, slot_of(item + kStages - 1));
       float score[kSlices][kBlockN / 8][4] = {};
       if (multiplies) {
         const std::uint32_t from = slot_of(item) + lane_k;
@@ -223,7 +232,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
       // V is there, and every warp has read K.
       ptx::cp_async_wait<kStages - 2>();
       __syncthreads();
-      start_copy(kStages % 2 != 0, t + kStages / 2, slot_of(item + kStages));
+      start_copy(kStages % 2 != 0, next, slot_of(item + kStages));
 
       if constexpr (kModified) {
 #pragma unroll
@@ -390,7 +399,8 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
     if (!__syncthreads_or(zero != zero)) break;
   }
 
-  if (num_tiles == 0) __syncthreads();  // no phase has waited for the others' copies of Q, whose place is reused now
+  if (top_tile < first_tile)
+    __syncthreads();  // no phase has waited for the others' copies of Q, whose place is reused now
 
   // The four lanes of a row share its 2 * kSlices rows: each finishes one (with one slice two the same).
   constexpr int kRows = 2 * kSlices;

@@ -11,6 +11,7 @@
 #include "cuda/attention/forward/sm90a/parts.cuh"
 #include "cuda/attention/forward/sm90a/redo.cuh"
 #include "cuda/attention/forward/sm90a/scored.cuh"
+#include "cuda/attention/forward/sm90a/sparse.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
@@ -44,6 +45,7 @@ struct Consumer : TotalOf<Shape> {
   std::uint32_t weights[kValueSteps][4];  // exponentials of the previous block, as operands for its values
   std::uint32_t queries[Shape::kHeld > 0 ? Shape::kHeld : 1][4];  // the first steps of Q, as operands of the scores
   RunningRows rows;
+  ShownBlock shown;  // with a block mask: the block of the scores
 
   __device__ static bool is_leader() { return threadIdx.x % 128 == 0; }
 
@@ -60,7 +62,10 @@ struct Consumer : TotalOf<Shape> {
       ptx::barrier_arrive(kTurn + (warpgroup + 1 == Shape::kConsumers ? 0 : warpgroup + 1), 256);
   }
 
-  __device__ void wait_for_keys() const { ptx::mbarrier_wait(shared.k_full(blocks.slot()), blocks.parity()); }
+  __device__ void wait_for_keys() {
+    ptx::mbarrier_wait(shared.k_full(blocks.slot()), blocks.parity());
+    if constexpr (Shape::kSparse) shown = *shared.shown(blocks.slot());
+  }
   __device__ void wait_for_values() const {
     ptx::mbarrier_wait(shared.v_full(blocks.before().slot()), blocks.before().parity());
   }
@@ -160,9 +165,10 @@ struct Consumer : TotalOf<Shape> {
       add_to_scores(tile, block);
     else if constexpr (kModified)
       modify_scores(score, p.scale, p.softcap);
-    if (masked)
-      mask_scores(score, tile.range, tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4,
-                  block * kBlockN + 2 * static_cast<int>(threadIdx.x % 4));
+    const int first_query = tile.first_query + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    if constexpr (Shape::kSparse)
+      hide_blocks<kBlockN>(score, p, tile, shown.of(warpgroup), first_query, block * kBlockN);
+    if (masked) mask_scores(score, tile.range, first_query, block * kBlockN + 2 * static_cast<int>(threadIdx.x % 4));
   }
 
   __device__ void rescale_output(const float (&factor)[2]) {
@@ -216,10 +222,14 @@ struct Consumer : TotalOf<Shape> {
   /// Computes the scores of block `block`, while the previous block gets its values, added to `out` if `accumulate`.
   /// The exponentials come after the wait for the values. Where a branch kept them before it, d64 and d128 were 4 to 8
   /// % slower. (For modified scores the source has them before the wait, and ptxas moves them behind it.)
-  /// `opens`: the block is the first one of a chunk of keys.
+  /// `opens`: the block is the first one of a chunk of keys. With a block mask, the slot says which block it is.
   __device__ void step(const TileRecord& tile, int block, bool masked, bool accumulate, int is_last,
                        bool opens = false) {
     wait_for_keys();
+    if constexpr (Shape::kSparse) {
+      block = shown.block;
+      masked = block >= tile.end_full || block < tile.first_full;
+    }
     take_turn();
     ptx::hold(score);
     ptx::wgmma_fence();
@@ -415,7 +425,7 @@ struct Consumer : TotalOf<Shape> {
       const int num_blocks = tile.num_blocks, end = tile.end_block - num_blocks;
       int block = tile.end_block - 1;
       const int last_key = tile.last_key;
-      const bool skips = block > end && block * kBlockN >= last_key;
+      const bool skips = !Shape::kSparse && block > end && block * kBlockN >= last_key;
 
       // The scores of the first block follow the last values of the previous tile, whose output is finished meanwhile.
       const int overlap = kOverlap && is_pending && num_blocks > 0 && !skips;
@@ -432,18 +442,21 @@ struct Consumer : TotalOf<Shape> {
         continue;
       }
       if (!overlap) {
-        for (; block > end && block * kBlockN >= last_key; --block) skip_block();
+        if constexpr (!Shape::kSparse)
+          for (; block > end && block * kBlockN >= last_key; --block) skip_block();
         open_tile<false>(block == end);
       }
 
       const int first_full = tile.first_full, end_full = tile.end_full;
       const auto masked = [&] { return block >= end_full || block < first_full; };
-      const bool partly_masked = masked() || end < first_full || (Shape::kScored && p.hides_by_score());
+      const bool partly_masked =
+          masked() || end < first_full || Shape::kSparse || (Shape::kScored && p.hides_by_score());
       rows.clear();
       modify_and_mask(tile, block, masked());
       first_weights();
       if (overlap) retire_pending();
-      pending = {block > end && !opens_chunk(end) ? 1 : 0, partly_masked ? 1 : 0};
+      const bool has_more = Shape::kSparse ? !shown.is_last() : block > end;
+      pending = {has_more && !opens_chunk(end) ? 1 : 0, partly_masked ? 1 : 0};
       if (p.is_varlen_k() || p.is_paged()) {
         const int past = tile.range.k_len - block * kBlockN;
         if (past < kBlockN) clear_values(past);
@@ -456,6 +469,8 @@ struct Consumer : TotalOf<Shape> {
           step(tile, block, masked(), accumulate, block == end, opens);
           accumulate = !opens;
         }
+      } else if constexpr (Shape::kSparse) {
+        for (; !shown.is_last(); accumulate = 1) step(tile, 0, false, accumulate, 0);
       } else {
         for (; block >= end; --block, accumulate = 1) step(tile, block, masked(), accumulate, block == end);
       }

@@ -11,6 +11,7 @@
 //                                                         epilogue.cuh  writes the output and the LSE
 //                                                         redo.cuh      computes single rows again (see below)
 //                                                         scored.cuh    bias, ALiBi and the packed mask
+//                                                         sparse.cuh    block masks
 //   chunks.cuh    chunks of keys, in the invariant mode   parts.cuh     their states, where thread blocks share a tile
 // lab/notebooks/attention_hopper.md draws the schedule.
 //
@@ -105,7 +106,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
 
 /// One block a multiprocessor. If all tiles have the same work, fewer blocks, as long as they need no more rounds.
 inline int count_blocks(const AttentionParams& p, int items, int multiprocessors) {
-  if (items <= multiprocessors || p.window_right >= 0 || p.has_lengths()) return std::min(items, multiprocessors);
+  if (items <= multiprocessors || p.window_right >= 0 || p.has_lengths() || p.mask.blocks.data)
+    return std::min(items, multiprocessors);
   return static_cast<int>(ceil_div(items, ceil_div(items, multiprocessors)));
 }
 
@@ -251,6 +253,15 @@ void attention_fwd_scored(const AttentionParams& p, void*, Stream stream) {
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   launch_attention_fwd<ScoredShape<typename ForwardTiles<kQkDim, kVDim>::Scored>, T, true>(p, native(stream));
+}
+
+/// An entry of the table.
+template <DType kDtype, int kQkDim, int kVDim>
+void attention_fwd_sparse(const AttentionParams& p, void*, Stream stream) {
+  using T = Element<kDtype>;
+  if (p.batch * p.heads_q * p.seq_q == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  launch_attention_fwd<SparseShape<typename ForwardTiles<kQkDim, kVDim>::Sparse>, T, false>(p, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm90a

@@ -9,6 +9,7 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/attention/forward/sm90a/epilogue.cuh"
 #include "cuda/attention/forward/sm90a/parts.cuh"
+#include "cuda/attention/forward/sm90a/sparse.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
@@ -74,16 +75,18 @@ struct KeyWalk {
   }
 };
 
-/// Loads a block into its slot, once the slot is free.
+/// Loads a block into its slot, once the slot is free. `shown`: what the warp of K says of it.
 template <class Shape, bool kOfV>
 __device__ inline void load_keys(const AttentionParams& p, const ForwardPlan& plan, const SharedLayout<Shape>& shared,
-                                 const CUtensorMap* map, const KeyPlace& place, int g,
-                                 const Ring<Shape::kStages>& ring) {
+                                 const CUtensorMap* map, const KeyPlace& place, int g, const Ring<Shape::kStages>& ring,
+                                 [[maybe_unused]] const ShownBlock& shown = {}) {
   const int lane = static_cast<int>(threadIdx.x % kWarp),
             at = lane * (p.is_paged() ? plan.kv_box_rows : Shape::kBlockN);
   const std::uint32_t barrier = kOfV ? shared.v_full(ring.slot()) : shared.k_full(ring.slot());
   const std::uint32_t slot = kOfV ? shared.v(ring.slot()) : shared.k(ring.slot());
   ptx::mbarrier_wait(kOfV ? shared.v_empty(ring.slot()) : shared.k_empty(ring.slot()), ring.parity() ^ 1);
+  if constexpr (Shape::kSparse && !kOfV)
+    if (lane == 0) *shared.shown(ring.slot()) = shown;
   if (lane == 0) ptx::mbarrier_arrive_expect(barrier, kOfV ? Shape::kVBytes : Shape::kKBytes);
   __syncwarp();
   if (at < Shape::kBlockN) {
@@ -141,6 +144,13 @@ __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan&
     if (tile.num_blocks <= 0) {
       if (kSends) sender.flush(at);
       if (tile.num_blocks < 0) return;
+    } else if constexpr (Shape::kSparse) {
+      ShownWalk<Shape> walk{tile.end_block};
+      for (ShownBlock now = walk.next(p, tile), next; now.block >= 0; now = next, ++at.count) {
+        next = walk.next(p, tile);
+        if (next.block < 0) now.states |= ShownBlock::kLast;
+        load_keys<Shape, kOfV>(p, plan, shared, map, {now.block * Shape::kBlockN, tile.b}, tile.g, at, now);
+      }
     } else {
       KeyWalk<Shape> walk(p, plan, tile, lane_keys);
 #pragma unroll 1

@@ -51,6 +51,7 @@ __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile
       } else {
         score = dot * p.scale;
         if (p.softcap > 0.0f) score = p.softcap * tanh_exp2(score / p.softcap);
+        if (Shape::kSparse && p.mask.hides(tile.b, tile.h, i, j0 + lane)) score = -INFINITY;
       }
     }
     float highest = fmaxf(state.maximum, score);
@@ -65,7 +66,9 @@ __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile
 #pragma unroll 1
     for (int j = j0; j < min(j0 + 32, last); ++j) {
       // A score of -inf hides the key and whatever its value holds.
-      if (Shape::kScored && p.hides_by_score() && __shfl_sync(kFullMask, score, j - j0) == -INFINITY) continue;
+      if ((Shape::kScored || Shape::kSparse) && p.hides_by_score() &&
+          __shfl_sync(kFullMask, score, j - j0) == -INFINITY)
+        continue;
       const float w = __shfl_sync(kFullMask, weight, j - j0);
       const T* const v =
           static_cast<const T*>(p.v) + row_of_key(p, tile, j, p.stride_v_batch, p.stride_v_head, p.stride_v_token);

@@ -39,6 +39,7 @@ Verdict attention_fwd_scored_supports(const AttentionParams& p) {
       return "its copy engine needs a bias and rows of it at multiples of 16 bytes, and positive strides";
   }
   if (p.mask.data && p.is_paged()) return "it takes no packed mask over pages";
+  if (p.mask.blocks.data) return "it takes no block mask";
   AttentionParams rest = p;
   rest.bias.data = rest.mask.data = nullptr;
   rest.alibi_slopes = nullptr;

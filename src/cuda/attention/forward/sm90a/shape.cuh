@@ -50,6 +50,7 @@ struct ForwardShape : Tile {
   using Plan = ForwardPlan;
   static constexpr bool kSums = false;                   // see SummedShape
   static constexpr bool kScored = false;                 // see ScoredShape (scored.cuh)
+  static constexpr bool kSparse = false;                 // see SparseShape (sparse.cuh)
   static constexpr int kBiasStages = 0, kBiasBytes = 0;  // slots of a consumer, and bytes of one
   static_assert(kParts || (kOutSlots == 0) == (kQSlots > 1),
                 "the output leaves through one of two places of Q, or its own");
@@ -100,6 +101,17 @@ struct OutputRecord {
   int rows;  // that the sequence has, of 64
 };
 
+/// Of a call with a block mask: which block of keys a slot holds, and what the mask says of it. A block of keys is one
+/// or two halves of 64 keys, which lie in one block of the mask each.
+struct ShownBlock {
+  int block = -1;       // below 0: there is none
+  unsigned states = 0;  // two bits for half n of consumer w, from bit 4 w + 2 n on, as AttentionBlocks has them
+  static constexpr unsigned kLast = 1u << 31;  // among the states: the tile has no more blocks
+
+  __device__ bool is_last() const { return (states & kLast) != 0; }
+  __device__ unsigned of(int warpgroup) const { return states >> 4 * warpgroup & 15; }
+};
+
 /// Where things lie in dynamic shared memory, as 32-bit addresses.
 template <class Shape>
 struct SharedLayout {
@@ -112,7 +124,8 @@ struct SharedLayout {
                                    2 * Shape::kConsumers + 2 * Shape::kBiasStages * Shape::kConsumers;
   static constexpr int kRecordBytes = (sizeof(TileRecord) + 15) / 16 * 16;
   static constexpr int kBytes = kTileBytes + kBarriers * 8 + kRecords * (Shape::kConsumers + 1) * kRecordBytes +
-                                Shape::kConsumers * static_cast<int>(sizeof(OutputRecord) + sizeof(int));
+                                Shape::kConsumers * static_cast<int>(sizeof(OutputRecord) + sizeof(int)) +
+                                (Shape::kSparse ? Shape::kStages * static_cast<int>(sizeof(ShownBlock)) : 0);
   static_assert(kBytes <= 228 * 1024 / Shape::kResident - 1024, "a multiprocessor of 9.0 has 228 KB, a block's 1 KB");
 
   std::uint32_t base;
@@ -173,6 +186,10 @@ struct SharedLayout {
   }
   /// 1 once the warpgroup has met a row whose result is not finite, perhaps because of a masked pair.
   __device__ int* met_nan(int warpgroup) const { return reinterpret_cast<int*>(output(Shape::kConsumers)) + warpgroup; }
+  /// What a slot of keys holds, where blocks are left out.
+  __device__ ShownBlock* shown(int stage) const {
+    return reinterpret_cast<ShownBlock*>(met_nan(Shape::kConsumers)) + stage;
+  }
 };
 
 /// What the host works out once per launch.
@@ -190,6 +207,38 @@ struct ForwardPlan {
   std::uint64_t out_policy;        // of the L2 cache
 };
 
+/// The first row of a warpgroup in a tile of the thread block. A warpgroup whose rows would lie before the first row of
+/// the sequence, or behind its end, gets a row past its end, and so has nothing to do.
+template <class Shape>
+__device__ inline int first_row(const TileRecord& tile, int warpgroup) {
+  const bool reversed = !Shape::kTurns && tile.round % 2;
+  const int row = tile.first_query + 64 * (reversed ? Shape::kConsumers - 1 - warpgroup : warpgroup);
+  return row < 0 ? tile.range.q_len : min(row, tile.range.q_len);
+}
+
+/// What a block mask says of a block of keys for the rows of a tile: ShownBlock::states. 0: all is hidden.
+template <class Shape>
+__device__ inline unsigned block_states(const AttentionParams& p, const TileRecord& tile, int block) {
+  static_assert(Shape::kBlockN % 64 == 0 && Shape::kBlockN <= 128 && Shape::kConsumers <= 4, "four bits a consumer");
+  const AttentionBlocks& blocks = p.mask.blocks;
+  unsigned states = 0;
+#pragma unroll
+  for (int w = 0; w < Shape::kConsumers; ++w) {
+    const int row = first_row<Shape>(tile, w);
+    if (row >= tile.range.q_len) continue;
+    const std::uint8_t* const entries = blocks.row(tile.b, tile.h, row);
+#pragma unroll
+    for (int n = 0; n < Shape::kBlockN / 64; ++n) {
+      const int j = block * Shape::kBlockN + 64 * n;
+      if (j >= tile.range.k_len) continue;
+      const unsigned entry = entries[(j >> blocks.shift_k) * blocks.stride_k];
+      const unsigned state = entry == kBlockShown && p.mask.data ? kBlockShown : kBlockWhole;
+      states |= (entry == kBlockHidden ? 0u : state) << (4 * w + 2 * n);
+    }
+  }
+  return states;
+}
+
 /// Fills in what the record of a tile says of its rows and keys. The head has `lighter` tiles after this one.
 template <class Shape>
 __device__ inline void fill_tile(const AttentionParams& p, const ForwardPlan& plan, unsigned head, unsigned lighter,
@@ -204,11 +253,18 @@ __device__ inline void fill_tile(const AttentionParams& p, const ForwardPlan& pl
   tile->range.left = shift - plan.window_left;
   tile->range.right = shift + plan.window_right + 1;
   tile->range.start = static_cast<int>(p.k_start(tile->b, tile->range.k_len));
-  tile->first_query = first_row_of_tile((tile->range.q_len + 63) / 64, Shape::kConsumers, static_cast<int>(lighter));
+  // With a block mask whole tiles begin with the sequence, as the mask's blocks of queries do.
+  const int row_groups = (tile->range.q_len + 63) / 64;
+  const int filled = (row_groups + Shape::kConsumers - 1) / Shape::kConsumers * Shape::kConsumers;
+  tile->first_query =
+      first_row_of_tile(Shape::kSparse ? filled : row_groups, Shape::kConsumers, static_cast<int>(lighter));
   const int last_query = min(tile->range.q_len, tile->first_query + Shape::kBlockM) - 1;
   const int first_key = tile->range.first(max(0, tile->first_query)), last_key = tile->range.last(last_query);
   tile->end_block = (last_key + Shape::kBlockN - 1) / Shape::kBlockN;
   tile->num_blocks = last_key > first_key ? tile->end_block - first_key / Shape::kBlockN : 0;
+  if constexpr (Shape::kSparse)  // the last block is one that is shown
+    for (; tile->num_blocks > 0 && block_states<Shape>(p, *tile, tile->end_block - 1) == 0; --tile->num_blocks)
+      --tile->end_block;
 }
 
 /// Finds the tile of the block's `round`-th turn in the order of the plan; returns false when none is left. Pairs come
@@ -245,15 +301,6 @@ __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& 
   tile->round = round;
   fill_tile<Shape>(p, plan, head, lighter, tile);
   return true;
-}
-
-/// The first row of a warpgroup in a tile of the thread block. A warpgroup whose rows would lie before the first row of
-/// the sequence gets a row past its end, and so has nothing to do.
-template <class Shape>
-__device__ inline int first_row(const TileRecord& tile, int warpgroup) {
-  const bool reversed = !Shape::kTurns && tile.round % 2;
-  const int row = tile.first_query + 64 * (reversed ? Shape::kConsumers - 1 - warpgroup : warpgroup);
-  return row < 0 ? tile.range.q_len : row;
 }
 
 /// The end of the keys that the 64 rows from `first` on see; 0 where they are no rows of the sequence.

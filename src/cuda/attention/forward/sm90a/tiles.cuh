@@ -25,9 +25,10 @@ inline bool fills_three(const AttentionParams& p) {
 /// The tile sizes for a pair of head dims. The comments add up their shared memory, at most 227 KB: kQSlots places for
 /// Q, kStages for K and as many for V, and those for the output. `choose` picks the tile that was the fastest for a
 /// call of this size (lab/notebooks/attention_hopper.md). Modified is the tile for calls with a softcap, which needs
-/// registers, Scored for those with a bias, ALiBi or a packed mask. Invariant is that of every other call in the
-/// invariant mode: the bits of a row depend on kBlockN. Where keys come in chunks (chunks.cuh), FewRows is that of
-/// calls with up to 64 queries of a head, two of whose thread blocks share a multiprocessor.
+/// registers, Scored for those with a bias, ALiBi or a packed mask, Sparse for those with a block mask. Invariant is
+/// that of every other call in the invariant mode: the bits of a row depend on kBlockN. Where keys come in chunks
+/// (chunks.cuh), FewRows is that of calls with up to 64 queries of a head, two of whose thread blocks share a
+/// multiprocessor.
 template <int kQkDim, int kVDim>
 struct ForwardTiles;
 template <>
@@ -47,6 +48,9 @@ struct ForwardTiles<64, 64> {
   };
   struct Scored : ForwardTile<64> {  // 2 x 16 + 4 x 16 KB, and 2 x 32 KB of bias; three warpgroups lack registers
     static constexpr int kConsumers = 2, kBlockN = 128, kQSlots = 2;
+  };
+  struct Sparse : ForwardTile<64> {  // 2 x 16 + 6 x 16 KB: blocks of 128 queries are whole tiles
+    static constexpr int kConsumers = 2, kBlockN = 128, kQSlots = 2, kStages = 3;
   };
   struct Invariant : ForwardTile<64> {  // 2 x 24 + 4 x 16 KB, and 3 x 18 KB of totals
     static constexpr int kConsumers = 3, kBlockN = kKeysOfBlock<64>, kQSlots = 2, kChunkBlocks = kBlocksOfChunk;
@@ -99,6 +103,7 @@ struct ForwardTiles<128, 128> {
     static constexpr int kConsumers = 2, kBlockN = 128, kQSlots = 2;
   };
   using Modified = Two;
+  using Sparse = Two;
   struct Scored : ForwardTile<128> {  // 2 x 32 + 4 x 24 KB, and 2 x 24 KB of bias
     static constexpr int kConsumers = 2, kBlockN = 96, kQSlots = 2;
   };

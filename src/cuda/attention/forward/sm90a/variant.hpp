@@ -17,7 +17,7 @@ Verdict attention_fwd_supports(const AttentionParams& p) {
   if (p.dtype != kDtype) return "it is built for another dtype";
   if (!HeadDims{kQkDim, kVDim}.hold(p.head_dim, p.head_dim_v)) return kTooSmallHeadDims;
   if (p.bias.data) return "it takes no additive bias";
-  if (p.mask.data) return "it takes no packed mask";
+  if (p.mask.is_given()) return "it takes no packed mask or block mask";
   if (p.alibi_slopes) return "it takes no ALiBi slopes";
   // Coordinates and the number of tiles have 32 bits.
   if (p.seq_q > kMostTokens || p.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";
