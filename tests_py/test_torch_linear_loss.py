@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flashkernel.torch as fkt
+from flashkernel.torch import _linear_loss_at_once
 
 F = torch.nn.functional
 
@@ -44,6 +45,63 @@ def test_as_torch(weighted, smoothing, reduction):
     wanted = gradients(theirs(x, weight, targets, bias, class_weights, **options), x, weight, bias)
     for got, want in zip(ours, wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("rows", [1024, 32, 7])
+def test_gradients_with_the_loss(monkeypatch, rows, reduction, smoothing):
+    """Without computing the logits again, in one chunk of rows or more."""
+    monkeypatch.setattr(_linear_loss_at_once, "_rows_of_a_chunk", lambda x: rows)
+    x, weight, bias, targets = parts(classes=1101)
+    options = {"label_smoothing": smoothing, "reduction": reduction}
+    loss, lse = fkt.linear_cross_entropy(x, weight, targets, bias, **options, return_lse=True, recompute=False)
+    wanted = gradients(3 * theirs(x, weight, targets, bias, **options), x, weight, bias)
+    for _ in range(2):  # the gradients that were kept are not scaled in place
+        ours = [3 * loss.detach(), *torch.autograd.grad(3 * loss, (x, weight, bias), retain_graph=True)]
+        for got, want in zip(ours, wanted, strict=True):
+            torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(lse, F.linear(x, weight, bias).logsumexp(-1), rtol=2e-5, atol=2e-5)
+    assert not lse.requires_grad
+    (alone,) = torch.autograd.grad(fkt.linear_cross_entropy(x.detach(), weight, targets, recompute=False), weight)
+    (theirs_alone,) = torch.autograd.grad(theirs(x.detach(), weight, targets, None), weight)
+    torch.testing.assert_close(alone, theirs_alone, rtol=2e-5, atol=2e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            fkt.linear_cross_entropy(x, weight, targets, bias, **options, recompute=False), wanted[0] / 3
+        )
+
+
+def test_what_needs_its_logits_again():
+    x, weight, _, targets = parts()
+    for options, reason in (
+        ({"reduction": "none"}, "reduction='none'"),
+        ({"z_loss": 0.1}, "z_loss"),
+        ({"softcap": 5.0}, "softcap"),
+        ({"class_weights": torch.ones(1100)}, "class_weights"),
+    ):
+        with pytest.raises(NotImplementedError, match=f"recompute=False with {reason}"):
+            fkt.linear_cross_entropy(x, weight, targets, **options, recompute=False)
+
+
+def test_gradients_with_the_loss_under_compile_and_transforms():
+    x, weight, bias, targets = parts(classes=50)
+    flat, indices = x.detach().flatten(0, 1), targets.flatten()
+
+    def step(flat, weight):
+        return fkt.linear_cross_entropy(flat, weight, indices, recompute=False)
+
+    wanted = torch.func.grad(lambda f, w: theirs(f, w, indices, None), argnums=(0, 1))(flat, weight.detach())
+    torch.testing.assert_close(
+        torch.func.grad(step, argnums=(0, 1))(flat, weight.detach()), wanted, rtol=2e-5, atol=2e-5
+    )
+    flat.requires_grad_()
+    loss = torch.compile(step, fullgraph=True, backend="aot_eager")(flat, weight)
+    torch.testing.assert_close(torch.autograd.grad(loss, (flat, weight)), wanted, rtol=2e-5, atol=2e-5)
+    torch.library.opcheck(
+        torch.ops.flashkernel.linear_cross_entropy_at_once.default,
+        (flat, weight, indices, bias, -100, 0.1, "mean", True, True, True),
+    )
 
 
 def test_a_loss_a_token_and_the_returned_parts():

@@ -11,6 +11,7 @@ import torch
 import flashkernel as fk
 
 from ._library import autocast, define, dense, direct, empty, no_second_derivative
+from ._linear_loss_at_once import linear_loss_at_once, serves, why_not
 
 __all__ = ["LinearCrossEntropyLoss", "linear_cross_entropy", "linear_selected_log_prob"]
 
@@ -212,10 +213,16 @@ def linear_cross_entropy(
     reduction: Reduction = "mean",
     return_z_loss: bool = False,
     return_lse: bool = False,
+    recompute: bool | None = None,
 ) -> Any:
     """Cross-entropy of the logits x weight^T + bias against class indices, with gradients of x, weight and bias;
     `flashkernel.linear_cross_entropy` has the options. x is [..., features], targets [...]; a loss a token has the
     shape of targets. Under torch.autocast in its dtype. The z-loss and lse that are returned carry no gradient.
+
+    recompute: True: the logits are computed a chunk at a time, and again for the gradients. False: the gradients are
+        worked out with the loss and kept until they are asked for, which takes three products, not four, and for
+        logits memory of twice the weight's; "sum" and "mean" without class_weights, z_loss and softcap have it. None:
+        False on a GPU where it is to be had and gradients are wanted (not in the invariant mode), else True.
 
     >>> import torch, flashkernel.torch as fkt
     >>> weight = torch.ones(4, 8, requires_grad=True)
@@ -226,7 +233,17 @@ def linear_cross_entropy(
     x, weight, bias = autocast(x, weight, bias)
     flat, indices = _rows(x), targets.reshape(-1)
     options = ignore_index, label_smoothing, z_loss, softcap, reduction
-    if direct(flat, weight, bias, class_weights):
+    if recompute is False and (reason := why_not(class_weights, z_loss, softcap, reduction)) is not None:
+        raise NotImplementedError(f"linear_cross_entropy: recompute=False with {reason}; True or None is needed")
+    if recompute is None:
+        recompute = not serves(flat, weight, bias, class_weights, z_loss, softcap, reduction)
+    if not recompute:
+        needs = flat.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad
+        loss, lse = linear_loss_at_once(flat, weight, indices, bias, ignore_index, label_smoothing, reduction, *needs)[
+            :2
+        ]
+        results = loss, torch.zeros_like(loss), lse
+    elif direct(flat, weight, bias, class_weights):
         results = _loss_kernel(flat, weight, indices, bias, class_weights, *options)
     else:
         results = _loss(flat, weight, indices, bias, class_weights, *options)
@@ -281,10 +298,14 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         z_loss: float = 0.0,
         softcap: float = 0.0,
         reduction: Reduction = "mean",
+        recompute: bool | None = None,
     ):
         super().__init__()
         self.register_buffer("class_weights", class_weights)
-        self.options = _options(ignore_index, label_smoothing, z_loss, softcap, reduction)
+        self.options = {
+            **_options(ignore_index, label_smoothing, z_loss, softcap, reduction),
+            "recompute": recompute,
+        }
 
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, bias: torch.Tensor | None = None
