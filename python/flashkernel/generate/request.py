@@ -132,11 +132,9 @@ def check_request(
                 f"context holds {max_positions}: shorten the prompt or ask for at most "
                 f"{max(0, max_positions - len(prompt))} new tokens"
             )
-        for token in prompt:
-            if not 0 <= token < vocab_size:
-                raise PromptError(
-                    f"generate: prompt {index} has the token id {token}; ids in [0, {vocab_size}) are needed"
-                )
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            token = next(token for token in prompt if not 0 <= token < vocab_size)
+            raise PromptError(f"generate: prompt {index} has the token id {token}; ids in [0, {vocab_size}) are needed")
     biases = () if sampling is None else sampling.biases
     for token, _ in biases:
         if token >= vocab_size:

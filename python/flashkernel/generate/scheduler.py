@@ -168,9 +168,13 @@ class Scheduler(Sequences):
         return self.pages_for(most) > self.pages_for(len(request.prompt) + len(request.generated))
 
     def _admit(self) -> None:
+        if not self.waiting:
+            return
+        growing = sum(map(self._grows, self.running)) + sum(map(self._grows, self.prefilling))
         while self.waiting and len(self.running) + len(self.prefilling) < self.max_batch:
             request = self.waiting[0]
-            if self._awaits_prefix(request) or not self._reserve(request):
+            growing += self._grows(request)
+            if self._awaits_prefix(request) or not self._reserve(request, growing):
                 return
             self.prefilling.append(self.waiting.pop(0))
 
@@ -182,15 +186,16 @@ class Scheduler(Sequences):
             and any(other.tokens[: self.page_size] == first for other in self.prefilling)
         )
 
-    def _reserve(self, request: Request) -> bool:
-        """Takes the pages of all tokens of a request, unless running ones are about to need them."""
+    def _reserve(self, request: Request, growing: int) -> bool:
+        """Takes the pages of all tokens of a request, unless running ones are about to need them. growing: how many
+        requests may need a page more, this one included.
+        """
         cache, tokens = self.cache, request.tokens
-        active = self.running + self.prefilling
         handle = cache.create(np.array(tokens, np.int32)) if self.prefix_sharing else cache.create()
         try:
             found = cache.length(handle)
             wanted = self.pages_for(len(tokens)) - cache.num_pages(handle)
-            if active and wanted + sum(map(self._grows, [*active, request])) > self.pages_available():
+            if (self.running or self.prefilling) and wanted + growing > self.pages_available():
                 cache.free(handle)
                 return False
             request.slots = cache.append(handle, len(tokens) - found)
