@@ -46,9 +46,16 @@ RopeArgument parse_rope(Call& call, nb::handle argument) {
       rope.q = call.optional_input("rope['q']", value);
     else if (name == "q_out")
       q_out = nb::borrow(value);
+    else if (name == "q_norm")
+      rope.q_norm = call.optional_input("rope['q_norm']", value);
+    else if (name == "k_norm")
+      rope.k_norm = call.optional_input("rope['k_norm']", value);
+    else if (name == "norm_eps")
+      ok = nb::try_cast(value, rope.norm_eps);
     else
       call.fail("rope has the key '" + name +
-                "'; positions, theta, rotary_dim, interleaved, inv_freq, cos, sin, q and q_out are known");
+                "'; positions, theta, rotary_dim, interleaved, inv_freq, cos, sin, q, q_out, q_norm, k_norm and "
+                "norm_eps are known");
     if (!ok) call.fail("rope['" + name + "']=" + short_repr(value) + "; a value of another type is needed");
   }
   if (!rope.positions.defined()) call.fail("rope has no 'positions'; int32 or int64 [tokens] is needed");
@@ -237,6 +244,8 @@ k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v], the 
 slots: int32 or int64 [tokens], as `KvCache.append` gives them; a negative slot is skipped.
 rope: rotates k on the way: a dict with "positions" (int32 or int64 [tokens]) and, as in `rope`, "theta", "rotary_dim",
    "interleaved", "inv_freq", or as in `rope_table` "cos" and "sin" [max_positions, rotary_dim / 2]; with "q" [tokens, heads_q, head_dim] also q, into "q_out" or a new array.
+   "q_norm" and "k_norm" [head_dim]: weights of RMSNorm with "norm_eps" (1e-6) of each head of q and of k before it is rotated, as `rms_norm`
+   with its result in k's dtype; not for 8-bit pages, nor on a GPU for heads of more than 512 elements.
 kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or [num_pages, heads_kv,
    page_size]; number = element * scale.
    Scales [heads_kv] are read. Scales of tokens are written: the largest magnitude of the token's head / 448 or 127.

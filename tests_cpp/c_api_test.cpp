@@ -281,7 +281,7 @@ TEST(CApi, EightBitPagesWithRopeAndScales) {
       EXPECT_OK(fk_kv_append(&kv.c, &vv.c, &kp.c, &vp.c, &scales, &sv.c, &rope, nullptr));
       EXPECT_OK(fk_kv_read(&kp.c, &vp.c, &scales, &tv.c, &lv.c, &kr.c, &vr.c, nullptr));
     } else {
-      fk::KvAppendRope rope{pv.cpp, {}, qv.cpp, qo.cpp, {}, {}};
+      fk::KvAppendRope rope{pv.cpp, {}, qv.cpp, qo.cpp, {}, {}, {}, {}};
       rope.options.theta = 50.0;
       fk::kv_append(kv.cpp, vv.cpp, kp.cpp, vp.cpp, {ks.cpp, vs.cpp}, sv.cpp, rope);
       fk::kv_read(kp.cpp, vp.cpp, {ks.cpp, vs.cpp}, tv.cpp, lv.cpp, kr.cpp, vr.cpp);

@@ -122,6 +122,11 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             }
             | {"rope": {**turned, "q": f(4, 2, 8), "q_out": f(4, 2, 8)}},
         ),
+        "kv_append, norms": (
+            "kv_append",
+            {"k": packed, "v": f(4, 2, 8), "k_pages": f(2, 16, 2, 8), "v_pages": f(2, 16, 2, 8)}
+            | {"slots": i(0, 1, 2, 17), "rope": {**turned, "q": f(4, 2, 8), "q_norm": f(8), "k_norm": f(8)}},
+        ),
         "kv_append, tables": (
             "kv_append",
             {"k": packed, "v": f(4, 2, 8), "k_pages": f(2, 16, 2, 8), "v_pages": f(2, 16, 2, 8)}

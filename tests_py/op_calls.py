@@ -405,6 +405,15 @@ def _pages() -> list[OpCall]:
             {**pools, "q_out": _empty(*q.shape)}, rows, flat,
         ),
         OpCall(
+            "kv_append_with_norms",
+            lambda a: fk.kv_append(
+                a.k, a.v, a.k_pages, a.v_pages, a.slots,
+                rope={"positions": a.positions, "q": a.q, "q_out": a.q_out, "q_norm": a.weight, "k_norm": a.weight},
+            ),
+            {"k": k, "v": v, "q": q, "slots": slots, "positions": positions, "weight": _numbers(16)},
+            {**pools, "q_out": _empty(*q.shape)}, rows, (*flat, "weight"),
+        ),
+        OpCall(
             "kv_append_of_bytes",
             lambda a: fk.kv_append(a.k, a.v, a.k_pages, a.v_pages, a.slots, kv_scales=(a.k_scales, a.v_scales)),
             {"k": k, "v": v, "slots": slots}, {**bytes_, **scales}, rows, flat,

@@ -64,6 +64,50 @@ def test_append_with_tables(make, interleaved, table):
             fk.kv_append(k, v, k_pages, v_pages, make.index([3, 2, 1, 0]), rope={**rope, **wrong}, **make.kwargs)
 
 
+@pytest.mark.parametrize("weights", ["float32", None])
+def test_append_with_norms(make, weights):
+    """The bits of rms_norm before kv_append on the CPU; close to the oracle everywhere. Either norm may be absent."""
+    k, v, q = make.normal(4, 2, 16), make.normal(4, 2, 8), make.normal(4, 6, 16)
+    norms = {name: make.array(1 + 0.3 * make.rng.standard_normal(16), weights) for name in ("q_norm", "k_norm")}
+    positions, slots = [7, 0, 123456, 3], make.index([3, 2, 1, 0])
+    rope = {"positions": make.index(positions), "theta": 500.0, "rotary_dim": 8, "norm_eps": 1e-5}
+    for names in (("q_norm", "k_norm"), ("q_norm",), ("k_norm",)):
+        given = {name: norms[name] for name in names}
+        pages = [make.array(np.zeros((1, 16, 2, dim))) for dim in (16, 8)]
+        turned = fk.kv_append(k, v, *pages, slots, rope={**rope, **given, "q": q}, **make.kwargs)
+        meant = [
+            reference.rope(
+                (reference.rms_norm(f64(x), f64(norms[name]), eps=1e-5)[0] if name in given else f64(x)).transpose(
+                    1, 0, 2
+                )[None],
+                None,
+                np.array(positions),
+                theta=500.0,
+                rotary_dim=8,
+            )[0][0].transpose(1, 0, 2)
+            for x, name in ((q, "q_norm"), (k, "k_norm"))
+        ]
+        make.check(turned, meant[0])
+        make.check(pages[0][0, :4], meant[1][::-1])
+        np.testing.assert_array_equal(f64(pages[1])[0, :4], f64(v)[::-1])
+    alone = {"k_norm": norms["k_norm"]}
+    fk.kv_append(k, v, *pages, slots, rope={**rope, **alone}, **make.kwargs)
+    make.check(pages[0][0, :4], meant[1][::-1])
+    wrong = [{"q_norm": norms["q_norm"]}, {"k_norm": make.array(np.ones(8))}]
+    wrong += [{**alone, "norm_eps": -1.0}] if make.framework != "triton" else []
+    for more in wrong:
+        with pytest.raises(ValueError, match=r"kv_append|rms_norm"):
+            fk.kv_append(k, v, *pages, slots, rope={**rope, **more}, **make.kwargs)
+
+
+def test_norms_and_8_bit_pages_are_refused():
+    k, pages = np.ones((1, 2, 8), np.float32), np.zeros((1, 16, 2, 8), np.int8)
+    scales = np.ones(2, np.float32), np.ones(2, np.float32)
+    with pytest.raises(NotImplementedError, match="k_norm with pages of 8 bits"):
+        rope = {"positions": np.array([0]), "k_norm": np.ones(8, np.float32)}
+        fk.kv_append(k, k, pages, pages.copy(), np.array([0]), rope=rope, kv_scales=scales)
+
+
 def test_read(make):
     k_pages, v_pages = make.normal(4, 16, 2, 8), make.normal(4, 16, 2, 4)
     table, lengths = np.array([[3, 0], [1, -1], [-1, -1]], np.int32), np.array([20, 16, 0])

@@ -172,6 +172,26 @@ def test_opcheck(name: str, per_token: bool, device: str) -> None:
     torch.library.opcheck(op.default, arguments)
 
 
+def test_append_with_norms(device: str) -> None:
+    """As an op of a graph: the bits of the plain call, and of norms beforehand."""
+    torch.manual_seed(0)
+    k, q = torch.randn(5, 2, 8, device=device), torch.randn(5, 4, 8, device=device)
+    weights = [torch.randn(8, device=device) for _ in range(2)]
+    positions, slots = torch.arange(5, device=device), torch.arange(5, device=device)
+    pages = [torch.zeros(2, 16, 2, 8, device=device) for _ in range(6)]
+    rope: Any = {"positions": positions, "q": q, "q_norm": weights[0], "k_norm": weights[1], "norm_eps": 1e-4}
+    plain = fkt.kv_append(k, k, *pages[:2], slots, rope=rope)
+    arguments = (positions, 1e4, None, False, None, q, None, None, *weights, 1e-4)
+    op = torch.ops.flashkernel.kv_append
+    assert torch.equal(op(k, k, *pages[2:4], slots, None, None, None, *arguments), plain)
+    normed = [fkt.rms_norm(x, weight, eps=1e-4) for x, weight in zip((q, k), weights, strict=True)]
+    apart = fkt.kv_append(normed[1], k, *pages[4:], slots, rope={"positions": positions, "q": normed[0]})
+    torch.testing.assert_close(apart, plain)
+    torch.testing.assert_close(pages[4], pages[0])
+    assert torch.equal(pages[2], pages[0]) and torch.equal(pages[3], pages[1])
+    torch.library.opcheck(op.default, (k, k, *pages[2:4], slots, None, None, None, *arguments))
+
+
 def decode_step(cache: tuple[Any, ...], k: Any, v: Any, slots: Any, positions: Any, q: Any, scales: Any) -> Any:
     """Append with RoPE, attention over the pages, and what a page holds afterwards, in one graph."""
     k_pages, v_pages, table, lengths = cache

@@ -113,7 +113,7 @@ def test_every_array_that_an_op_takes_is_in_a_call():
         for name, type_ in get_type_hints(kind).items()
         if "DLPack" in str(type_)
     }
-    assert {name for _, name in of_rope} == {"positions", "inv_freq", "cos", "sin", "q", "q_out"}
+    assert {name for _, name in of_rope} == {"positions", "inv_freq", "cos", "sin", "q", "q_out", "q_norm", "k_norm"}
     for op in OPS:
         taken = {
             (name,)

@@ -133,6 +133,7 @@ def numpy(x: Numpy, rope: KvAppendRopeWithQ) -> None:
     assert_type(fk.linear_selected_log_prob_backward(x, x, x, x, x), tuple[Numpy, Numpy, Numpy])
     assert_type(fk.kv_append(x, x, x, x, x, rope=rope), Numpy)
     assert_type(fk.kv_append(x, x, x, x, x, rope={"positions": x, "q": x}), Numpy)
+    assert_type(fk.kv_append(x, x, x, x, x, rope={"positions": x, "q": x, "q_norm": x, "norm_eps": 0.1}), Numpy)
     assert_type(fk.kv_append(x, x, x, x, x), None)
     assert_type(fk.kv_append(x, x, x, x, x, rope={"positions": x}), None)
     assert_type(fk.kv_read(x, x, x, x), tuple[Numpy, Numpy])

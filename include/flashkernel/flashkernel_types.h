@@ -152,6 +152,9 @@ typedef struct fk_kv_append_rope {
   const fk_tensor* q_out;          // shape and dtype of q; NULL with q
   const fk_tensor* cos;            // [max_positions, rotary_dim / 2], with sin in place of theta; or NULL
   const fk_tensor* sin;            // as cos
+  const fk_tensor* q_norm;         // [head_dim], weights of RMSNorm of q's heads before they are rotated; or NULL
+  const fk_tensor* k_norm;         // the same of k's
+  float norm_eps;                  // default 1e-6
 } fk_kv_append_rope;
 
 // Sequences that get tokens: token n of those for sequence b goes to position seq_lens[b] + n of it.

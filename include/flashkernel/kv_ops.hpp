@@ -10,7 +10,8 @@
 
 namespace flashkernel {
 
-/// RoPE fused into `kv_append`: rotates k (and q, if given) by `positions` [tokens] on the way.
+/// RoPE fused into `kv_append`: rotates k (and q, if given) by `positions` [tokens] on the way, normed before if there
+/// are weights for that.
 struct KvAppendRope {
   TensorView positions;  ///< int32 or int64 [tokens]
   RopeOptions options;
@@ -19,6 +20,11 @@ struct KvAppendRope {
   /// rotary_dim comes from them (`theta` is not used). A position outside is InvalidArgument where positions are on the
   /// host, NaN on a GPU. Absent: in-kernel sin and cos.
   TensorView cos, sin;
+  /// RMSNorm of each head, as `rms_norm` gives it: weights [head_dim] of q's heads and of k's, of any floating dtype.
+  /// What is rotated is rounded to k's dtype. Absent: not normed. Unsupported with 8-bit pages, and on a GPU for heads
+  /// of more than 512 elements.
+  TensorView q_norm, k_norm;
+  float norm_eps = 1e-6f;  ///< added to the mean of squares
 };
 
 /// Writes token t of k and v to slot `slots[t]` = page * page_size + offset; a negative slot is skipped.

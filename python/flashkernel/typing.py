@@ -45,7 +45,7 @@ class _KvAppendRopeQ(_KvAppendRopePositions):
 
 
 class KvAppendRope(_KvAppendRopePositions, total=False):
-    """RoPE fused into `kv_append`; only ``positions`` is required."""
+    """RoPE fused into `kv_append`; only ``positions`` is required. k_norm: RMSNorm's weight, [head_dim]."""
 
     theta: float
     rotary_dim: int | None
@@ -53,12 +53,14 @@ class KvAppendRope(_KvAppendRopePositions, total=False):
     inv_freq: SupportsDLPack | None
     cos: SupportsDLPack | None
     sin: SupportsDLPack | None
+    k_norm: SupportsDLPack | None
+    norm_eps: float
     q: None
     q_out: None
 
 
 class KvAppendRopeWithQ(_KvAppendRopeQ, total=False):
-    """RoPE fused into `kv_append`, for a ``q`` too, which the call returns rotated."""
+    """RoPE fused into `kv_append`, for a ``q`` too, which the call returns rotated; after norms of heads, if given."""
 
     theta: float
     rotary_dim: int | None
@@ -66,4 +68,7 @@ class KvAppendRopeWithQ(_KvAppendRopeQ, total=False):
     inv_freq: SupportsDLPack | None
     cos: SupportsDLPack | None
     sin: SupportsDLPack | None
+    q_norm: SupportsDLPack | None
+    k_norm: SupportsDLPack | None
+    norm_eps: float
     q_out: SupportsDLPack | None

@@ -155,13 +155,16 @@ RopeOptions Call::rope_options(const char* name, const fk_rope_options* given) c
 
 std::optional<KvAppendRope> Call::kv_append_rope(const char* name, const fk_kv_append_rope* given) const {
   if (!given) return std::nullopt;
-  const fk_kv_append_rope c = take(name, *given, fk_kv_append_rope{});
+  const fk_kv_append_rope c = take(name, *given, default_kv_append_rope());
   return KvAppendRope{tensor("rope.positions", c.positions),
                       rope_options("rope.options", c.options),
                       tensor("rope.q", c.q),
                       tensor("rope.q_out", c.q_out),
                       tensor("rope.cos", c.cos),
-                      tensor("rope.sin", c.sin)};
+                      tensor("rope.sin", c.sin),
+                      tensor("rope.q_norm", c.q_norm),
+                      tensor("rope.k_norm", c.k_norm),
+                      c.norm_eps};
 }
 
 KvAppendPlaces Call::kv_append_places(const char* name, const fk_kv_append_places* given) const {

@@ -77,6 +77,7 @@ fk_tensor tensor_in_c(const TensorView& view);
 
 fk_attention_options default_attention_options() noexcept;
 fk_rope_options default_rope_options() noexcept;
+fk_kv_append_rope default_kv_append_rope() noexcept;
 fk_cross_entropy_options default_cross_entropy_options() noexcept;
 fk_linear_cross_entropy_options default_linear_cross_entropy_options() noexcept;
 

@@ -24,6 +24,13 @@ fk_rope_options default_rope_options() noexcept {
           options.interleaved,     options.inverse, /*inv_freq=*/nullptr};
 }
 
+fk_kv_append_rope default_kv_append_rope() noexcept {
+  fk_kv_append_rope c{};
+  c.size = sizeof c;
+  c.norm_eps = KvAppendRope().norm_eps;
+  return c;
+}
+
 fk_cross_entropy_options default_cross_entropy_options() noexcept {
   const CrossEntropyOptions options;
   return {sizeof(fk_cross_entropy_options), options.ignore_index, options.label_smoothing,
@@ -60,7 +67,7 @@ fk_status fk_rope_options_init(fk_rope_options* options, size_t size) {
   return guarded([&] { give("rope_options", default_rope_options(), options, size); });
 }
 fk_status fk_kv_append_rope_init(fk_kv_append_rope* rope, size_t size) {
-  return guarded([&] { give("kv_append_rope", fk_kv_append_rope{}, rope, size); });
+  return guarded([&] { give("kv_append_rope", default_kv_append_rope(), rope, size); });
 }
 fk_status fk_kv_append_places_init(fk_kv_append_places* places, size_t size) {
   return guarded([&] { give("kv_append_places", fk_kv_append_places{}, places, size); });

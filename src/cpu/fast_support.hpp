@@ -222,6 +222,7 @@ Verdict rope_supports(const RopeParams& p) {
 }
 Verdict kv_append_supports(const KvAppendParams& p) {
   if (p.pages.quantization) return "it takes no 8-bit pages";
+  if (p.has_norm() && p.pages.head_dim > kMaxRotaryDim) return "norms heads of up to 1024 elements";
   return !p.has_rope || p.rope.rotary_dim <= kMaxRotaryDim ? Verdict::ok() : Verdict("takes rotary_dim up to 1024");
 }
 

@@ -169,6 +169,14 @@ void set_rope(const Checker& check, const KvAppendRope& rope, const TensorView& 
                            "rows of the table");
   else
     check_positions(check, "rope.positions", params.positions, params.tokens);
+  params.k_norm = check.optional_floating_vector("rope.k_norm", rope.k_norm, params.pages.head_dim);
+  params.q_norm = check.optional_floating_vector("rope.q_norm", rope.q_norm, params.pages.head_dim);
+  params.norm_eps = rope.norm_eps;
+  check.require(rope.norm_eps >= 0.0f, "rope.norm_eps=" + std::to_string(rope.norm_eps) + "; must not be negative");
+  check.require(!rope.q_norm.defined() || rope.q.defined(), "rope.q_norm is given without rope.q");
+  if (params.has_norm() && params.pages.quantization)
+    throw Unsupported(
+        "kv_append: rope.q_norm and rope.k_norm with pages of 8 bits; norm q and k before, or use wider pages");
   if (rope.q.defined() != rope.q_out.defined())
     check.fail(std::string(rope.q.defined() ? "rope.q_out" : "rope.q") +
                " is absent; give both rope.q and rope.q_out, or neither");
@@ -185,7 +193,9 @@ void set_rope(const Checker& check, const KvAppendRope& rope, const TensorView& 
                {"rope.positions", rope.positions},
                {"rope.inv_freq", rope.options.inv_freq},
                {"rope.cos", rope.cos},
-               {"rope.sin", rope.sin}});
+               {"rope.sin", rope.sin},
+               {"rope.q_norm", rope.q_norm},
+               {"rope.k_norm", rope.k_norm}});
   params.heads_q = rope.q.shape[1];
   params.q = rope.q.data;
   params.q_out = rope.q_out.data;
@@ -225,7 +235,9 @@ void append(const TensorView& k, const TensorView& v, const TensorView& k_pages,
                  {"rope.q", rope->q},
                  {"rope.inv_freq", rope->options.inv_freq},
                  {"rope.cos", rope->cos},
-                 {"rope.sin", rope->sin}});
+                 {"rope.sin", rope->sin},
+                 {"rope.q_norm", rope->q_norm},
+                 {"rope.k_norm", rope->k_norm}});
   };
   check_written("k_pages", k_pages);
   check_written("v_pages", v_pages);

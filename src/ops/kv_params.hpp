@@ -81,6 +81,9 @@ struct KvAppendParams {
   const void* q = nullptr;   // [tokens, heads_q, head_dim]
   void* q_out = nullptr;
   std::int64_t stride_q_token = 0, stride_q_head = 0, stride_q_out_token = 0, stride_q_out_head = 0;
+  TypedPointer q_norm, k_norm;  // [head_dim] weights of RMSNorm before the rotation; null: none
+  float norm_eps = 0.0f;
+  FK_HOST_DEVICE bool has_norm() const { return q_norm || k_norm; }
 
   FK_HOST_DEVICE std::int64_t slot(std::int64_t token) const {
     return places ? places.slot(token, pages.page_size) : slots[token];

@@ -66,6 +66,9 @@ int main(void) {
   printf("fk_kv_append_rope.q_out %u\n", (unsigned)offsetof(fk_kv_append_rope, q_out));
   printf("fk_kv_append_rope.cos %u\n", (unsigned)offsetof(fk_kv_append_rope, cos));
   printf("fk_kv_append_rope.sin %u\n", (unsigned)offsetof(fk_kv_append_rope, sin));
+  printf("fk_kv_append_rope.q_norm %u\n", (unsigned)offsetof(fk_kv_append_rope, q_norm));
+  printf("fk_kv_append_rope.k_norm %u\n", (unsigned)offsetof(fk_kv_append_rope, k_norm));
+  printf("fk_kv_append_rope.norm_eps %u\n", (unsigned)offsetof(fk_kv_append_rope, norm_eps));
   printf("fk_kv_append_places %u\n", (unsigned)sizeof(fk_kv_append_places));
   printf("fk_kv_append_places.size %u\n", (unsigned)offsetof(fk_kv_append_places, size));
   printf("fk_kv_append_places.block_table %u\n", (unsigned)offsetof(fk_kv_append_places, block_table));

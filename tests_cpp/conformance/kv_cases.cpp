@@ -22,7 +22,9 @@ struct Spec {
   bool token_scales = false;
   std::int64_t table_rows = 0;  // of cos and sin for RoPE; 0: none
   DType table_dtype = DType::kFloat32;
-  bool places = false;      // tokens go behind those of their sequences
+  bool places = false;  // tokens go behind those of their sequences
+  bool norms = false;   // RMSNorm of heads before they are rotated
+  DType norm_dtype = DType::kFloat32;
   bool odd_values = false;  // NaN, infinities, zeros and values far apart
 
   DType cache() const { return is_quantized(pages_dtype) ? pages_dtype : dtype; }
@@ -63,7 +65,8 @@ DType index_dtype(const Spec& s) { return s.dtype == DType::kBFloat16 ? DType::k
 
 void build_append(Call& call, const Spec& s) {
   // Angles in fp32 and in fp64 part where an 8-bit element is rounded: by one step then.
-  const double factor = s.rope && is_quantized(s.pages_dtype) ? 2 : 1;
+  // Normed numbers are rounded before they are turned: a neighbour then, and both of a pair.
+  const double factor = s.norms ? 3 : s.rope && is_quantized(s.pages_dtype) ? 2 : 1;
   TestTensor& k_pages = call.in_out("k_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim}, s.k_pages, factor);
   TestTensor& v_pages = call.in_out("v_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim_v}, s.v_pages);
   TestTensor& k = call.input("k", s.dtype, {s.tokens, s.heads, s.dim}, s.k);
@@ -107,9 +110,11 @@ void build_append(Call& call, const Spec& s) {
   TestTensor *q = nullptr, *q_out = nullptr;
   if (s.heads_q > 0) {
     const Shape shape{s.tokens, s.heads_q, s.dim};
-    q = s.in_place ? &call.in_out("q", s.dtype, shape, s.q) : &call.input("q", s.dtype, shape, s.q);
-    q_out = s.in_place ? q : &call.output("q_out", s.dtype, shape);
+    q = s.in_place ? &call.in_out("q", s.dtype, shape, s.q, factor) : &call.input("q", s.dtype, shape, s.q);
+    q_out = s.in_place ? q : &call.output("q_out", s.dtype, shape, {}, factor);
   }
+  TestTensor* const k_norm = s.norms ? &call.input("k_norm", s.norm_dtype, {s.dim}) : nullptr;
+  TestTensor* const q_norm = s.norms && q ? &call.input("q_norm", s.norm_dtype, {s.dim}) : nullptr;
   TestTensor *cos = nullptr, *sin = nullptr;
   if (s.table_rows > 0) {
     const Shape shape{s.table_rows, (s.rotary < 0 ? s.dim : s.rotary) / 2};
@@ -124,6 +129,8 @@ void build_append(Call& call, const Spec& s) {
     rope.options = options;
     if (cos) rope.cos = cos->view(), rope.sin = sin->view();
     if (q) rope.q = q->view(), rope.q_out = q_out->view();
+    if (k_norm) rope.k_norm = k_norm->view();
+    if (q_norm) rope.q_norm = q_norm->view();
     if (s.places)
       kv_append_to_sequences(k.view(), v.view(), k_pages.view(), v_pages.view(), scales, places, rope, context);
     else
@@ -278,6 +285,30 @@ void rope_cases(DType dtype, const Add& add) {
   }
 }
 
+template <class Add>
+void norm_cases(DType dtype, const Add& add) {
+  for (const bool interleaved : {false, true}) {
+    const std::string form = interleaved ? "_interleaved" : "_halves";
+    Spec spec{dtype, 6, 16, 3, 64, 48};
+    spec.tokens = 20, spec.rope = spec.norms = true, spec.interleaved = interleaved;
+    add("norm_k_only" + form, spec);
+    spec.heads_q = 5;
+    for (const std::int64_t dim : {2, 34, 96, 128, 512}) {
+      spec.dim = dim;
+      add("norm" + std::to_string(dim) + form, spec);
+    }
+    spec.dim = 64, spec.rotary = 48, spec.norm_dtype = dtype;
+    spec.q = {{}, {1, 0, 2}, 5, 1};
+    add("norm_partial" + form, spec);
+    spec.in_place = true;
+    add("norm_in_place" + form, spec);
+    spec.table_rows = 90, spec.places = true;
+    add("norm_table_behind" + form, spec);
+    spec.dim = 640, spec.rotary = -1, spec.places = false;  // more than a GPU's kernel norms
+    add("norm640" + form, spec);
+  }
+}
+
 template <Build kBuild>
 void cases(CaseList& list) {
   each_dtype([&](DType dtype, const std::string& suffix) {
@@ -293,6 +324,7 @@ void cases(CaseList& list) {
     add("strides_past_2_31", far);
     if (kBuild != static_cast<Build>(build_append)) return;
     rope_cases(dtype, add);
+    norm_cases(dtype, add);
     for (const bool interleaved : {false, true}) {
       const std::string form = interleaved ? "_interleaved" : "_halves";
       Spec large{dtype, 2, 16, 2, 640, 16};  // more pairs than a block of threads takes

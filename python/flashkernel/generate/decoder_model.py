@@ -383,13 +383,16 @@ class DecoderModel(Model, model_types=FAMILIES):
                 fk.rms_norm(rows, weight, eps=self.eps, out=rows, **options)
         qkv = qkv.reshape(qkv.shape[0], heads_q + 2 * heads_kv, head_dim)
         q, k, v = qkv[:, :heads_q], qkv[:, heads_q : heads_q + heads_kv], qkv[:, heads_q + heads_kv :]
-        if self.family.qk_norm == "head":
+        scale, turned, quantized = self.scale, layer.rope, self.kv_options(pool, i)
+        # kv_append norms heads on their way, too, but before a rotation alone and into pages of their dtype.
+        norms = self.family.qk_norm == "head"
+        if norms and (turned is None or quantized):
             fk.rms_norm(q, layer.q_norm, eps=self.eps, out=q, **options)
             fk.rms_norm(k, layer.k_norm, eps=self.eps, out=k, **options)
-        scale, turned = self.scale, layer.rope
+            norms = False
         k_pages, v_pages = self.pages(pool, i)
         if turned is None:
-            fk.kv_append(k, v, k_pages, v_pages, batch.slots, **self.kv_options(pool, i), **options)
+            fk.kv_append(k, v, k_pages, v_pages, batch.slots, **quantized, **options)
         else:
             # Rotates k on its way into the pages and q in place.
             rope: KvAppendRopeWithQ = {
@@ -400,7 +403,9 @@ class DecoderModel(Model, model_types=FAMILIES):
                 "rotary_dim": turned.rotary_dim,
                 "inv_freq": turned.inv_freq,
             }
-            fk.kv_append(k, v, k_pages, v_pages, batch.slots, rope=rope, **self.kv_options(pool, i), **options)
+            if norms:
+                rope |= {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "norm_eps": self.eps}
+            fk.kv_append(k, v, k_pages, v_pages, batch.slots, rope=rope, **quantized, **options)
             # A factor of q and k each counts twice in their product.
             if turned.rotary_dim == head_dim:
                 scale *= turned.factor**2

@@ -273,11 +273,15 @@ def _append_kernel(
     q: Any,
     cos: Any = None,
     sin: Any = None,
+    q_norm: Any = None,
+    k_norm: Any = None,
+    norm_eps: float = 1e-6,
 ) -> Any:
     rope: Any = None
     if positions is not None:
         rope = {"positions": positions, "theta": theta, "rotary_dim": rotary_dim, "interleaved": interleaved}
         rope |= {"inv_freq": inv_freq, "q": q, "cos": cos, "sin": sin}
+        rope |= {"q_norm": q_norm, "k_norm": k_norm, "norm_eps": norm_eps}
     out = fk.kv_append(
         k, v, k_pages, v_pages, slots, rope=rope, kv_scales=join_scales(k_scales, v_scales), kv_dtype=kv_dtype
     )
@@ -292,11 +296,13 @@ def _append_fake(k: Any, v: Any, *others: Any) -> Any:
 _append = define(
     "kv_append(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor slots, Tensor(c!)? k_scales, "
     "Tensor(d!)? v_scales, str? kv_dtype, Tensor? positions, float theta, int? rotary_dim, bool interleaved, "
-    "Tensor? inv_freq, Tensor? q, Tensor? cos=None, Tensor? sin=None) -> Tensor",
+    "Tensor? inv_freq, Tensor? q, Tensor? cos=None, Tensor? sin=None, Tensor? q_norm=None, Tensor? k_norm=None, "
+    "float norm_eps=1e-6) -> Tensor",
     _append_kernel,
     _append_fake,
 )
-_ROPE_KEYS = ("positions", "theta", "rotary_dim", "interleaved", "inv_freq", "cos", "sin", "q")
+_NORM_KEYS = ("q_norm", "k_norm", "norm_eps")
+_ROPE_KEYS = ("positions", "theta", "rotary_dim", "interleaved", "inv_freq", "cos", "sin", *_NORM_KEYS, "q")
 
 
 @overload
@@ -371,7 +377,8 @@ def kv_append(
             raise ValueError("kv_append: rope has no 'positions'; int32 or int64 [tokens] is needed")
     turn: Any = rope or {}
     q = turn.get("q")
-    tensors = (k, v, k_pages, v_pages, k_scales, v_scales, q, turn.get("cos"), turn.get("sin"))
+    names = ("cos", "sin", "q_norm", "k_norm")
+    tensors = (k, v, k_pages, v_pages, k_scales, v_scales, q, *map(turn.get, names))
     if needs_gradient(*tensors):
         raise NotImplementedError(
             "kv_append: an argument requires a gradient, and a cache has none; call it under torch.no_grad()"
@@ -393,8 +400,8 @@ def kv_append(
         turn.get("interleaved", False),
         turn.get("inv_freq"),
         q,
-        turn.get("cos"),
-        turn.get("sin"),
+        *map(turn.get, names),
+        turn.get("norm_eps", 1e-6),
     )
     return None if q is None else out
 

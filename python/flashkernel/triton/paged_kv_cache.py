@@ -15,10 +15,12 @@ import triton.language as tl
 
 from ._host import Call, device_function, power_of_two
 from ._pages import check_pages, check_table, page_arguments, write_pages
+from .norm import rms_norm
 from .quantized_kv_cache import append_quantized, copy_scales, read_quantized
 from .rope import angles, check_inv_freq, log2_theta, rotate_heads, rotation, table_row
 
-_ROPE_KEYS = ("positions", "theta", "rotary_dim", "interleaved", "inv_freq", "cos", "sin", "q", "q_out")
+_NORM_KEYS = ("q_norm", "k_norm", "norm_eps")
+_ROPE_KEYS = ("positions", "theta", "rotary_dim", "interleaved", "inv_freq", "cos", "sin", *_NORM_KEYS, "q", "q_out")
 
 
 @device_function
@@ -150,8 +152,9 @@ def kv_append(
     """pages[slots[t] // page_size, slots[t] % page_size] = token t, as `flashkernel.kv_append`; k [tokens, heads_kv,
     head_dim].
 
-    rope: a dict with "positions" and, as there, "theta", "rotary_dim", "interleaved", "inv_freq", "q", "q_out". A slot
-    that is negative or past the last page is skipped: the host reads no slots.
+    rope: a dict with "positions" and, as there, "theta", "rotary_dim", "interleaved", "inv_freq", "q", "q_out",
+    "q_norm", "k_norm", "norm_eps"; here a norm is a kernel of its own. A slot that is negative or past the last page is
+    skipped: the host reads no slots.
 
     Returns the rotated q if rope has one, else None. Copies are exact, rotation is float32; what goes into pages of 8
     bits (kv_scales, kv_dtype) is rounded as there, to the same bits. Raises: ValueError for arguments that don't fit,
@@ -182,6 +185,7 @@ def kv_append(
     call.shape("slots", slots, k.shape[:1])
     call.need(slots.shape[0] < 2 or slots.stride(0) == 1, f"slots.strides[0]={slots.stride(0)}; 1 is needed")
     positions = inv_freq = cos = sin = q = q_out = None
+    norms: dict[str, Any] = {}
     log_theta = 0.0
     turned: dict[str, int] = {"PAIRS": 1, "BLOCK": 1, "BLOCK_REST": 1, "BLOCK_HEADS": 1}
     if rope is not None:
@@ -210,14 +214,25 @@ def kv_append(
         del turned["HEAD_DIM"]
         log_theta = log2_theta(call, float(rope.get("theta", 10000.0)))
         inv_freq = check_inv_freq(call, "rope['inv_freq']", rope.get("inv_freq"), turned["PAIRS"])
+        norms = {name: rope[name] for name in ("q_norm", "k_norm") if rope.get(name) is not None}
+        for name, weight in norms.items():
+            norms[name] = call.floats(f"rope['{name}']", weight, 1)
+            call.shape(f"rope['{name}']", norms[name], k.shape[2:])
         if rope.get("q") is not None:
             q = call.floats("rope['q']", rope["q"], 3, like=k)
             call.shape("rope['q']", q, (k.shape[0], q.shape[1], k.shape[2]))
             q_out = call.output("rope['q_out']", rope.get("q_out"), q.shape, q.dtype, may_be=("rope['q']",))
         else:
             call.need(rope.get("q_out") is None, "rope has 'q_out' without 'q'")
+        call.need(not norms or scales is None, "rope has norms, which go with pages of k's dtype only")
+        call.need("q_norm" not in norms or q is not None, "rope has 'q_norm' without 'q'")
     quantized = {} if scales is None else {**scales.arguments(), "PER_TOKEN": scales.per_token}
     write_pages(call, k_pages, v_pages, scales)
+    eps = rope.get("norm_eps", 1e-6) if norms else 0.0
+    if "q_norm" in norms:
+        q = rms_norm(q, norms["q_norm"], eps=eps, stream=stream, dtype=dtype)
+    if "k_norm" in norms:
+        k = rms_norm(k, norms["k_norm"], eps=eps, stream=stream, dtype=dtype)
     call.launch(
         _append if scales is None else append_quantized, k.shape[0], k_ptr=k, v_ptr=v,
         slots_ptr=slots, positions_ptr=positions, inv_freq_ptr=inv_freq, cos_ptr=cos, sin_ptr=sin,

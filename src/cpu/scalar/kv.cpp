@@ -25,8 +25,25 @@ Rotation rotation_of(const KvAppendParams& p, std::int64_t pair, std::int64_t to
           load_as(p.table.dtype, p.table.sin, position * p.table.stride_sin + pair)};
 }
 
+// RMSNorm of a head (Zhang and Sennrich, 2019), rounded to its dtype.
 template <class T>
-void rotate_head(const KvAppendParams& p, std::int64_t token, const T* in, T* out) {
+std::vector<T> normed_head(const KvAppendParams& p, TypedPointer weight, const T* in) {
+  std::vector<T> out(static_cast<std::size_t>(p.pages.head_dim));
+  double squares = 0.0;
+  for (std::int64_t i = 0; i < p.pages.head_dim; ++i) squares += load<T>(in, i) * load<T>(in, i);
+  const double mean = squares / static_cast<double>(p.pages.head_dim);
+  const double rstd = 1.0 / std::sqrt(mean + static_cast<double>(p.norm_eps));
+  for (std::int64_t i = 0; i < p.pages.head_dim; ++i) store<T>(out.data(), i, load<T>(in, i) * rstd * load(weight, i));
+  return out;
+}
+
+template <class T>
+void rotate_head(const KvAppendParams& p, std::int64_t token, TypedPointer norm, const T* in, T* out) {
+  std::vector<T> normed;
+  if (norm) {
+    normed = normed_head(p, norm, in);
+    in = normed.data();
+  }
   for (std::int64_t pair = 0; pair < p.rope.rotary_dim / 2; ++pair)
     rotate_pair(p.rope, pair, rotation_of(p, pair, token), in, out);
   copy_unrotated(p.rope, p.pages.head_dim, in, out);
@@ -92,7 +109,7 @@ void append_token(const KvAppendParams& p, std::int64_t token) {
       T* v_page = static_cast<T*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot +
                   h * pages.stride_v_head;
       if (p.has_rope) {
-        rotate_head(p, token, k, k_page);
+        rotate_head(p, token, p.k_norm, k, k_page);
       } else {
         copy(k, k_page, pages.head_dim);
       }
@@ -100,7 +117,7 @@ void append_token(const KvAppendParams& p, std::int64_t token) {
     }
   }
   for (std::int64_t h = 0; h < p.heads_q; ++h)
-    rotate_head(p, token, static_cast<const T*>(p.q) + token * p.stride_q_token + h * p.stride_q_head,
+    rotate_head(p, token, p.q_norm, static_cast<const T*>(p.q) + token * p.stride_q_token + h * p.stride_q_head,
                 static_cast<T*>(p.q_out) + token * p.stride_q_out_token + h * p.stride_q_out_head);
 }
 

@@ -150,6 +150,24 @@ inline void rope_typed(const RopeParams& p) {
   parallel_for(p.batch * blocks, rows_per_task(bytes), run);
 }
 
+/// RMSNorm of a head (Zhang and Sennrich, 2019), rounded to its dtype.
+template <class T>
+inline void norm_head(const KvAppendParams& p, TypedPointer weight, const T* in, T* out) {
+  const std::int64_t n = p.pages.head_dim;
+  const float squares = sum_of(n, [&](std::int64_t c, int lanes) {
+    const Reg x = load_lanes(in + c, lanes);
+    return Simd::mul(x, x);
+  });
+  const Reg rstd = Simd::set1(1.0f / sqrtf(squares / static_cast<float>(n) + p.norm_eps));
+  visit_type(weight.dtype, [&](auto type) {
+    using Weight = decltype(type);
+    const Weight* const w = static_cast<const Weight*>(weight.data);
+    for_vectors(n, [&](std::int64_t c, int lanes) {
+      save_lanes(out + c, Simd::mul(Simd::mul(load_lanes(in + c, lanes), rstd), load_lanes(w + c, lanes)), lanes);
+    });
+  });
+}
+
 template <class T>
 inline void kv_append_typed(const KvAppendParams& p) {
   const KvPages& pages = p.pages;
@@ -157,6 +175,11 @@ inline void kv_append_typed(const KvAppendParams& p) {
   if (p.has_rope && !p.table) rope_frequencies(p.rope, frequency);
   auto run = [&](std::int64_t begin, std::int64_t end, int) {
     RopeRow row;
+    T normed[2 * kMaxPairs];
+    const auto turn = [&](TypedPointer norm, const T* in, T* out) {
+      if (norm) norm_head(p, norm, in, normed);
+      rotate_head(p.rope, row, pages.head_dim, norm ? normed : in, out);
+    };
     for (std::int64_t t = begin; t < end; ++t) {
       if (p.has_rope) {
         const std::int64_t position = index_at(p.positions, t), pairs = p.rope.rotary_dim / 2;
@@ -178,7 +201,7 @@ inline void kv_append_typed(const KvAppendParams& p) {
           T* const v_slot = static_cast<T*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot +
                             h * pages.stride_v_head;
           if (p.has_rope) {
-            rotate_head(p.rope, row, pages.head_dim, k, k_slot);
+            turn(p.k_norm, k, k_slot);
           } else {
             memcpy(k_slot, k, static_cast<std::size_t>(pages.head_dim) * sizeof(T));
           }
@@ -186,9 +209,8 @@ inline void kv_append_typed(const KvAppendParams& p) {
         }
       }
       for (std::int64_t h = 0; h < p.heads_q; ++h)
-        rotate_head(p.rope, row, pages.head_dim,
-                    static_cast<const T*>(p.q) + t * p.stride_q_token + h * p.stride_q_head,
-                    static_cast<T*>(p.q_out) + t * p.stride_q_out_token + h * p.stride_q_out_head);
+        turn(p.q_norm, static_cast<const T*>(p.q) + t * p.stride_q_token + h * p.stride_q_head,
+             static_cast<T*>(p.q_out) + t * p.stride_q_out_token + h * p.stride_q_out_head);
     }
   };
   const std::int64_t elements = pages.heads_kv * (pages.head_dim + pages.head_dim_v) + p.heads_q * pages.head_dim;

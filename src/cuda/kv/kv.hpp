@@ -10,9 +10,13 @@
 
 namespace flashkernel::cuda {
 
+/// Largest head that kv_append norms: its weights lie in shared memory.
+inline constexpr int kMostNormedDim = 512;
+
 Verdict kv_append_supports(const KvAppendParams&);
 void kv_append(const KvAppendParams&, void* workspace, Stream);
 void kv_append_rope(const KvAppendParams&, Stream);           // its part for calls with RoPE
+void kv_append_norm(const KvAppendParams&, Stream);           // and with norms of heads before it
 Verdict kv_append_quantized_supports(const KvAppendParams&);  // kv_append and kv_read for 8-bit pages
 void kv_append_quantized(const KvAppendParams&, Stream);
 bool kv_append_in_registers(const KvAppendParams&);  // whether kv_append_quantized_rows takes it

@@ -1,7 +1,7 @@
-// KV append without RoPE (with it: kv_append_rope.cu; into 8-bit pages: kv_quantized.cu), gather and page copy. Bound
-// by memory: rows move in units of 16 bytes where everything is aligned for it (else of one element), a warp a row,
-// four units a lane in flight; heads that lie side by side at both ends make one row. All page arithmetic is 64-bit. A
-// slot or page id out of range moves nothing: these kernels stay in bounds whatever the table holds.
+// KV append without RoPE (with it: kv_append_rope.cu, kv_append_norm.cu; into 8-bit pages: kv_quantized.cu), gather and
+// page copy. Bound by memory: rows move in units of 16 bytes where everything is aligned for it (else of one element),
+// a warp a row, four units a lane in flight; heads that lie side by side at both ends make one row. All page arithmetic
+// is 64-bit. A slot or page id out of range moves nothing: these kernels stay in bounds whatever the table holds.
 #include "cuda/kv/kv.hpp"
 #include "cuda/kv/lengths_after.cuh"
 #include "cuda/host/launch.hpp"
@@ -196,12 +196,14 @@ LaunchShape shape_for(std::int64_t rows, cudaStream_t stream) {
 }  // namespace
 
 Verdict kv_append_supports(const KvAppendParams& p) {
+  if (p.has_norm() && p.pages.head_dim > kMostNormedDim) return "norms heads of up to 512 elements";
   return p.pages.quantization ? kv_append_quantized_supports(p) : Verdict::ok();
 }
 void kv_append(const KvAppendParams& p, void*, Stream stream) {
   if (p.tokens == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   if (p.pages.quantization) return kv_append_quantized(p, stream);
+  if (p.has_norm()) return kv_append_norm(p, stream);
   if (p.has_rope) return kv_append_rope(p, stream);
   with_units(p.dtype, k_rows(p.pages, p.k, 0, p.stride_k_token, p.stride_k_head),
              v_rows(p.pages, p.v, 0, p.stride_v_token, p.stride_v_head),

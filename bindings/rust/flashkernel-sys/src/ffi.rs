@@ -166,6 +166,9 @@ pub struct fk_kv_append_rope {
     pub q_out: *const fk_tensor,
     pub cos: *const fk_tensor,
     pub sin: *const fk_tensor,
+    pub q_norm: *const fk_tensor,
+    pub k_norm: *const fk_tensor,
+    pub norm_eps: f32,
 }
 
 #[repr(C)]

@@ -52,20 +52,9 @@ class FusedUpdates:
         """
         if self._encoder:
             return
-        count, half = layer_slot_mapping.shape[0], cos_sin_cache.shape[-1] // 2
-        queries = query.view(query.shape[0], self.num_heads, self.head_size)[:count]
-        k, v, elements = self._pages(layer, kv_cache)
-        rope: Any = {
-            "positions": positions[:count],
-            "cos": cos_sin_cache[:, :half],
-            "sin": cos_sin_cache[:, half:],
-            "interleaved": not is_neox,
-            "q": queries,
-            "q_out": queries,
-        }
-        shape = key.shape[0], self.num_kv_heads, self.head_size
-        new_k, new_v = (x.view(shape)[:count] for x in (key, value))
-        fk.kv_append(new_k, new_v, k, v, layer_slot_mapping, rope=rope, **elements)
+        queries = query.view(query.shape[0], self.num_heads, self.head_size)
+        k, v = (x.view(key.shape[0], self.num_kv_heads, self.head_size) for x in (key, value))
+        self._update(layer, queries, queries, k, v, positions, cos_sin_cache, is_neox, kv_cache, layer_slot_mapping, {})
 
     def do_qk_norm_rope_kvcache_update(
         self,
@@ -82,18 +71,48 @@ class FusedUpdates:
         kv_cache: torch.Tensor,
         layer_slot_mapping: torch.Tensor,
     ) -> None:
-        """Three kernels: RMSNorm of each head of the queries, of the keys, and the update above.
+        """One kernel: RMSNorm of each head of the queries and keys, and the update above. With pages of 8 bits, three.
 
-        qkv: [tokens, (heads + 2 * kv heads) * head_size], read where it lies. q_weight, k_weight: [head_size]. q_out is
-        the queries, normed and turned; k_out the keys, normed alone: the turned ones are in the pages, where attention
-        reads them. Between the steps numbers are rounded to qkv's dtype, as the unfused graph rounds them.
+        qkv: [tokens, (heads + 2 * kv heads) * head_size], read where it lies. q_weight, k_weight: [head_size]. q_out
+        gets the queries, normed and turned. Keys go into the pages, where attention reads them: k_out is scratch, which
+        nobody reads. Between the steps numbers are rounded to qkv's dtype, as the unfused graph rounds them.
         """
+        if self._encoder:
+            return
         tokens, size = qkv.shape[0], self.head_size
         heads = qkv.view(tokens, self.num_heads + 2 * self.num_kv_heads, size)
         q, k, v = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
-        normed_q, normed_k = q_out.view(tokens, self.num_heads, size), k_out.view(tokens, self.num_kv_heads, size)
-        fk.rms_norm(q, q_weight, eps=rms_norm_eps, out=normed_q)
-        fk.rms_norm(k, k_weight, eps=rms_norm_eps, out=normed_k)
-        self.do_rope_and_kv_cache_update(
-            layer, normed_q, normed_k, v, positions, cos_sin_cache, is_neox, kv_cache, layer_slot_mapping
-        )
+        queries, keys = q_out.view(tokens, self.num_heads, size), k_out.view(tokens, self.num_kv_heads, size)
+        norms: dict[str, Any] = {"q_norm": q_weight, "k_norm": k_weight, "norm_eps": rms_norm_eps}
+        if self._pages(layer, kv_cache)[2]:
+            q = fk.rms_norm(q, q_weight, eps=rms_norm_eps, out=queries)
+            k, norms = fk.rms_norm(k, k_weight, eps=rms_norm_eps, out=keys), {}
+        self._update(layer, q, queries, k, v, positions, cos_sin_cache, is_neox, kv_cache, layer_slot_mapping, norms)
+
+    def _update(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        query_out: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin_cache: torch.Tensor,
+        is_neox: bool,
+        kv_cache: torch.Tensor,
+        slots: torch.Tensor,
+        norms: dict[str, Any],
+    ) -> None:
+        """Heads [tokens, heads, head_size]; those of padding, past the slots, are left as they are."""
+        count, half = slots.shape[0], cos_sin_cache.shape[-1] // 2
+        k, v, elements = self._pages(layer, kv_cache)
+        rope: Any = {
+            "positions": positions[:count],
+            "cos": cos_sin_cache[:, :half],
+            "sin": cos_sin_cache[:, half:],
+            "interleaved": not is_neox,
+            "q": query[:count],
+            "q_out": query_out[:count],
+            **norms,
+        }
+        fk.kv_append(key[:count], value[:count], k, v, slots, rope=rope, **elements)
