@@ -186,7 +186,8 @@ def test_accelerate_on_a_model_whose_router_stays_in_float32(tmp_path: Any) -> N
     """`from_pretrained` keeps that of V3 so in a 16-bit model; not every release does."""
     family_model("deepseek-v3").save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    model.model.layers[1].mlp.gate.float()
+    if model.model.layers[1].mlp.gate.weight.dtype != torch.float32:
+        pytest.skip("this release of Transformers keeps no router in float32")
     inner = accelerate(model).flashkernel.model
     assert inner.layers[1].mlp.routing.weight.data_ptr() == model.model.layers[1].mlp.gate.weight.data_ptr()
     out = model.generate(IDS, attention_mask=LEFT, max_new_tokens=NEW, do_sample=False, eos_token_id=None)
