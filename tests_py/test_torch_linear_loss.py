@@ -49,10 +49,11 @@ def test_as_torch(weighted, smoothing, reduction):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-@pytest.mark.parametrize("rows", [1024, 32, 7])
-def test_gradients_with_the_loss(monkeypatch, rows, reduction, smoothing):
-    """Without computing the logits again, in one chunk of rows or more."""
+@pytest.mark.parametrize(("rows", "classes"), [(1024, 5000), (32, 500), (7, 5000)])
+def test_gradients_with_the_loss(monkeypatch, rows, classes, reduction, smoothing):
+    """Without computing the logits again, in one chunk of rows or more, and x's in one of classes or more."""
     monkeypatch.setattr(_linear_loss_at_once, "_rows_of_a_chunk", lambda x: rows)
+    monkeypatch.setattr(_linear_loss_at_once, "MOST_CLASSES", classes)
     x, weight, bias, targets = parts(classes=1101)
     options = {"label_smoothing": smoothing, "reduction": reduction}
     loss, lse = fkt.linear_cross_entropy(x, weight, targets, bias, **options, return_lse=True, recompute=False)
