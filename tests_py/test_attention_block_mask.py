@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import flashkernel as fk
+from conftest import HAS_GPU, on_host
 from flashkernel import reference
 from flashkernel.masks import BlockMask
 
@@ -22,11 +23,11 @@ def _arrays(seq_q: int, seq_k: int, heads_kv: int = 2, head_dim: int = 48) -> tu
 def _pairs(mask: BlockMask, seq_q: int, seq_k: int) -> np.ndarray:
     """The pairs that a mask shows, pair by pair as its definition says."""
     rows, keys = np.arange(seq_q) // mask.block_size[0], np.arange(seq_k) // mask.block_size[1]
-    entries = np.asarray(mask.blocks).astype(int)[..., rows[:, None], keys[None, :]]
+    entries = on_host(mask.blocks).astype(int)[..., rows[:, None], keys[None, :]]
     if mask.mask is None:
         return entries > 0
     j = np.arange(seq_k)
-    bits = (np.asarray(mask.mask).view(np.uint32)[..., j // 32] >> (j % 32).astype(np.uint32) & 1) != 0
+    bits = (on_host(mask.mask).view(np.uint32)[..., j // 32] >> (j % 32).astype(np.uint32) & 1) != 0
     return (entries == 2) | ((entries == 1) & bits)
 
 
@@ -113,16 +114,17 @@ def test_from_flex(size: Any) -> None:
     torch = pytest.importorskip("torch")
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     fkt = pytest.importorskip("flashkernel.torch")
-    document = torch.arange(500) // 130
+    device = "cuda" if HAS_GPU else "cpu"
+    document = torch.arange(500, device=device) // 130
 
     def sees(b: Any, h: Any, i: Any, j: Any) -> Any:
         return (document[i] == document[j]) & (j <= i + 40 * h)
 
-    theirs = flex.create_block_mask(sees, None, 4, 300, 500, device="cpu", BLOCK_SIZE=size)
+    theirs = flex.create_block_mask(sees, None, 4, 300, 500, device=device, BLOCK_SIZE=size)
     mask = BlockMask.from_flex(theirs)
-    i, j, h = torch.arange(300)[:, None], torch.arange(500)[None, :], torch.arange(4)[:, None, None]
-    np.testing.assert_array_equal(_pairs(mask, 300, 500)[0], sees(0, h, i, j).numpy())
-    q, k, v = (torch.from_numpy(x) for x in _arrays(300, 500))
+    i, j, h = (torch.arange(n, device=device) for n in (300, 500, 4))
+    np.testing.assert_array_equal(_pairs(mask, 300, 500)[0], on_host(sees(0, h[:, None, None], i[:, None], j)))
+    q, k, v = (torch.from_numpy(x).to(device) for x in _arrays(300, 500))
     expected = flex.flex_attention(q, k, v, block_mask=theirs, enable_gqa=True)
     torch.testing.assert_close(fkt.attention(q, k, v, block_mask=mask), expected, atol=3e-6, rtol=0)
 
@@ -130,8 +132,9 @@ def test_from_flex(size: Any) -> None:
 def test_torch_gradients_and_compile() -> None:
     torch = pytest.importorskip("torch")
     fkt = pytest.importorskip("flashkernel.torch")
-    q, k, v = (torch.from_numpy(x).requires_grad_() for x in _arrays(150, 333))
-    blocks = torch.rand(4, 3, 3, generator=torch.Generator().manual_seed(1)) < 0.6
+    device = "cuda" if HAS_GPU else "cpu"
+    q, k, v = (torch.from_numpy(x).to(device).requires_grad_() for x in _arrays(150, 333))
+    blocks = (torch.rand(4, 3, 3, generator=torch.Generator().manual_seed(1)) < 0.6).to(device)
     blocks[:, :, 0] = True
     wide = blocks.repeat_interleave(64, 1)[:, :150].repeat_interleave(128, 2)[..., :333]
     theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=wide, enable_gqa=True)
