@@ -335,8 +335,9 @@ TEST(CApi, BoundsOfSequencesAndTokensThatFollowThem) {
       },
       [&](auto& out) { fk::attention_paged(two.cpp, pv.cpp, pv.cpp, tv.cpp, counts.cpp, {}, 1, out[0].cpp, {}, cpp); });
 
-  Floats k_pages[2], v_pages[2];
+  Floats k_pages[2], v_pages[2], weight = random_floats(8, 4);
   std::vector<int32_t> after[2];
+  const Both wv(weight, {8});
   for (int api = 0; api < 2; ++api) {
     k_pages[api].resize(4 * 2 * 8), v_pages[api].resize(4 * 2 * 8), after[api].resize(2);
     const Both kp(k_pages[api], {4, 2, 1, 8}), vp(v_pages[api], {4, 2, 1, 8}), av(after[api].data(), FK_INT32, {2});
@@ -345,10 +346,13 @@ TEST(CApi, BoundsOfSequencesAndTokensThatFollowThem) {
       places.block_table = &tv.c, places.seq_lens = &lv.c, places.cu_seqlens = &sv.c, places.positions = &fv.c,
       places.seq_lens_after = &av.c;
       auto rope = made(fk_kv_append_rope_init);
+      EXPECT_EQ(rope.norm_eps, 1e-6f);
+      rope.k_norm = &wv.c, rope.norm_eps = 0.5f;
       EXPECT_OK(fk_kv_append_to_sequences(&kv.c, &kv.c, &kp.c, &vp.c, nullptr, &places, &rope, nullptr));
     } else {
-      fk::kv_append_to_sequences(kv.cpp, kv.cpp, kp.cpp, vp.cpp, {}, {tv.cpp, lv.cpp, sv.cpp, fv.cpp, av.cpp},
-                                 fk::KvAppendRope{});
+      fk::KvAppendRope rope;
+      rope.k_norm = wv.cpp, rope.norm_eps = 0.5f;
+      fk::kv_append_to_sequences(kv.cpp, kv.cpp, kp.cpp, vp.cpp, {}, {tv.cpp, lv.cpp, sv.cpp, fv.cpp, av.cpp}, rope);
     }
   }
   EXPECT_EQ(k_pages[0], k_pages[1]);
