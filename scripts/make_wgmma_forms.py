@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes src/cuda/ptx/wgmma_forms.inc: one overload of wgmma_ss and wgmma_rs per width of the accumulator.
+"""Writes src/cuda/ptx/wgmma_forms.inc: one overload of wgmma_ss and wgmma_rs, and of their 8-bit kin, per width of the
+accumulator.
 
 An asm statement must spell its operands out, and neither templates nor a handful of macros can count them.
     python scripts/make_wgmma_forms.py
@@ -46,6 +47,32 @@ __device__ inline void {name}(float (&d)[{count}], {a}, std::uint64_t b, bool ac
 """
 
 
+def form_8bit(n: int, a_in_registers: bool) -> str:
+    count = n // 2
+    text = "\n".join(f'      "{line}"' for line in split(",".join(f"%{i}" for i in range(count))))
+    operands = [f'"+f"(d[{i}])' for i in range(count)]
+    outputs = "\n".join("        " + ", ".join(operands[i : i + 8]) + "," for i in range(0, count, 8)).removesuffix(",")
+    if a_in_registers:
+        a, name, used = "const std::uint32_t (&a)[4]", "wgmma_fp8_rs", 4
+        a_text = "{" + ",".join(f"%{count + i}" for i in range(4)) + "}"
+        a_operand = ", ".join(f'"r"(a[{i}])' for i in range(4))
+    else:
+        a, name, used = "std::uint64_t a", "wgmma_fp8_ss", 1
+        a_text, a_operand = f"%{count}", '"l"(a)'
+    b, accumulate, dtype = count + used, count + used + 1, count + used + 2
+    return f"""
+template <class A, class B = A>
+__device__ inline void {name}(float (&d)[{count}], {a}, std::uint64_t b, bool accumulate) {{
+  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{accumulate}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.%{dtype}.%{dtype + 1} {{"
+{text}
+      "}}, {a_text}, %{b}, p, 1, 1;\\n}}"
+      : {outputs.lstrip()}
+      : {a_operand}, "l"(b), "r"(static_cast<int>(accumulate)), "C"(WgmmaType<A>::kName), "C"(WgmmaType<B>::kName));
+}}
+"""
+
+
 def split(registers: str) -> list[str]:
     parts = registers.split(",")
     lines = [",".join(parts[i : i + 16]) + "," for i in range(0, len(parts), 16)]
@@ -56,7 +83,8 @@ def split(registers: str) -> list[str]:
 def main() -> None:
     target = Path(__file__).resolve().parents[1] / "src" / "cuda" / "ptx" / "wgmma_forms.inc"
     target.write_text(
-        HEADER + "".join(form(n, registers) for n in WIDTHS for registers in (False, True)), encoding="utf-8"
+        HEADER + "".join(of(n, registers) for of in (form, form_8bit) for n in WIDTHS for registers in (False, True)),
+        encoding="utf-8",
     )
 
 

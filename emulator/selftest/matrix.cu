@@ -129,15 +129,17 @@ CUtensorMap map_of(const T* data, int rows, int columns, int box_rows, int box_c
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns) * sizeof(T)};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[] = {1, 1};
-  EXPECT_EQ(
-      cuTensorMapEncodeTiled(&map, sizeof(T) == 2 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-                             2, const_cast<T*>(data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                             swizzle_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
-                             : swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                             : swizzle_bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
-                                                   : CU_TENSOR_MAP_SWIZZLE_NONE,
-                             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-      CUDA_SUCCESS);
+  EXPECT_EQ(cuTensorMapEncodeTiled(&map,
+                                   sizeof(T) == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                   : sizeof(T) == 2 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                    : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                                   2, const_cast<T*>(data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                   swizzle_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                   : swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                   : swizzle_bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                         : CU_TENSOR_MAP_SWIZZLE_NONE,
+                                   CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+            CUDA_SUCCESS);
   return map;
 }
 
@@ -226,6 +228,97 @@ TEST(EmulatorMatrix, WgmmaOnTilesThatTmaBrings) {
   test_wgmma<__half, 24, true, false>();
   test_wgmma<__half, 128, false, true, true>();
   test_wgmma<__nv_bfloat16, 80, false, false, true>();
+}
+
+// Bytes of the 8-bit formats and what they stand for, written out here a second time.
+struct Format8 {
+  int exponent_bits, bias;
+  float of(std::uint8_t bits) const {
+    const int mantissa_bits = 7 - exponent_bits, exponent = bits >> mantissa_bits & ((1 << exponent_bits) - 1);
+    const int mantissa = bits & ((1 << mantissa_bits) - 1);
+    const double magnitude = exponent ? std::ldexp(1.0 + std::ldexp(mantissa, -mantissa_bits), exponent - bias)
+                                      : std::ldexp(mantissa, 1 - bias - mantissa_bits);
+    return static_cast<float>(bits & 0x80 ? -magnitude : magnitude);
+  }
+};
+template <class T>
+constexpr Format8 kFormat8 = std::is_same_v<T, ptx::E4m3> ? Format8{4, 7} : Format8{5, 15};
+
+// Both signs, exponents of 1/4 to 2 and some subnormals. Sums are made in the same order on both sides.
+template <class T>
+std::vector<std::uint8_t> bytes8(int seed, int count) {
+  std::vector<std::uint8_t> all;
+  const int bits = 7 - kFormat8<T>.exponent_bits;
+  for (int i = 0; i < count; ++i) {
+    const int draw = (i * 7919 + seed * 104729) % 1009;
+    const int exponent = draw % 97 == 0 ? 0 : kFormat8<T>.bias - 2 + draw / 16 % 4;
+    all.push_back(static_cast<std::uint8_t>((draw & 1) << 7 | exponent << bits | (draw >> 1 & ((1 << bits) - 1))));
+  }
+  return all;
+}
+
+// c = a b for 64 x kN x 128 of 8-bit numbers, one line of 128 bytes each row.
+template <class A, class B, int kN, bool kFromRegisters>
+__global__ void wgmma_fp8_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                                 const std::uint8_t* a, float* c) {
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  __shared__ __align__(8) unsigned long long barrier;
+  const std::uint32_t full = ptx::shared_address(&barrier);
+  const std::uint32_t tile_a = ptx::shared_address(tiles), tile_b = tile_a + 64 * 128;
+  if (threadIdx.x == 0) ptx::mbarrier_init(full, 1);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_arrive_expect(full, (64 + kN) * 128);
+    ptx::tma_load(tile_a, &map_a, full, ptx::l2_evict_first(), 0, 0);
+    ptx::tma_load(tile_b, &map_b, full, ptx::l2_evict_last(), 0, 0);
+  }
+  ptx::mbarrier_wait(full, 0);
+  float d[kN / 2];
+  ptx::wgmma_fence();
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  for (int k = 0; k < 128; k += 32) {
+    const std::uint64_t of_b = ptx::matrix_descriptor(tile_b + k, 0, 1024);
+    if constexpr (kFromRegisters) {
+      std::uint32_t r[4];
+      for (int i = 0; i < 4; ++i)
+        std::memcpy(&r[i], a + (16 * warp + lane / 4 + 8 * (i % 2)) * 128 + k + 16 * (i / 2) + 4 * (lane % 4), 4);
+      ptx::wgmma_fp8_rs<A, B>(d, r, of_b, k > 0);
+    } else {
+      ptx::wgmma_fp8_ss<A, B>(d, ptx::matrix_descriptor(tile_a + k, 0, 1024), of_b, k > 0);
+    }
+  }
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  for (int column = 0; column < kN / 8; ++column)
+    for (int i = 0; i < 4; ++i)
+      c[(16 * warp + lane / 4 + 8 * (i / 2)) * kN + 8 * column + 2 * (lane % 4) + i % 2] = d[4 * column + i];
+}
+
+template <class A, class B, int kN, bool kFromRegisters>
+void test_wgmma_fp8() {
+  const auto a = bytes8<A>(3, 64 * 128), b = bytes8<B>(4, kN * 128);
+  std::vector<float> wide_a, wide_b;
+  for (const std::uint8_t bits : a) wide_a.push_back(kFormat8<A>.of(bits));
+  for (const std::uint8_t bits : b) wide_b.push_back(kFormat8<B>.of(bits));
+  const DeviceVector<std::uint8_t> on_a(a), on_b(b);
+  const DeviceVector<float> c(64 * kN);
+  const CUtensorMap map_a = map_of(on_a.data(), 64, 128, 64, 128, 128);
+  const CUtensorMap map_b = map_of(on_b.data(), kN, 128, kN, 128, 128);
+  const auto kernel = wgmma_fp8_kernel<A, B, kN, kFromRegisters>;
+  for (const char* name : kOrders) {
+    const Order order(name);
+    ASSERT_EQ(
+        launch(1, 128, (64 + kN) * 128, kernel, map_a, map_b, static_cast<const std::uint8_t*>(on_a.data()), c.data()),
+        "");
+    EXPECT_EQ(c.values(), product(wide_a, wide_b, 64, kN, 128));
+  }
+}
+
+TEST(EmulatorMatrix, WgmmaOfEightBits) {
+  test_wgmma_fp8<ptx::E4m3, ptx::E4m3, 128, false>();
+  test_wgmma_fp8<ptx::E4m3, ptx::E4m3, 24, true>();
+  test_wgmma_fp8<ptx::E5m2, ptx::E4m3, 64, true>();
+  test_wgmma_fp8<ptx::E4m3, ptx::E5m2, 256, false>();
 }
 
 __global__ void early_write_kernel(bool write) {

@@ -12,11 +12,13 @@ namespace {
 // A matrix operand in shared memory, as its descriptor tells.
 struct Operand {
   std::uint32_t address, leading, stride, line;  // line: bytes of the swizzle, 0 without
+  std::uint32_t bytes;                           // of an element
 
-  explicit Operand(std::uint64_t descriptor, Where where)
+  Operand(std::uint64_t descriptor, WgmmaElement element, Where where)
       : address(static_cast<std::uint32_t>(descriptor & 0x3fff) << 4),
         leading(static_cast<std::uint32_t>(descriptor >> 16 & 0x3fff) << 4),
-        stride(static_cast<std::uint32_t>(descriptor >> 32 & 0x3fff) << 4) {
+        stride(static_cast<std::uint32_t>(descriptor >> 32 & 0x3fff) << 4),
+        bytes(bytes_of(element)) {
     constexpr std::uint32_t kLines[] = {0, 128, 64, 32};
     line = kLines[descriptor >> 62];
     if (descriptor >> 49 & 7) fault("wgmma in " + text(where) + ": the emulator knows no base offset in descriptors");
@@ -26,10 +28,11 @@ struct Operand {
   std::uint32_t place(bool k_major, std::uint32_t row, std::uint32_t k) const {
     std::uint32_t at = address;
     if (line == 0) {  // core matrices of 8 x 16 bytes, each in one piece
-      at += k_major ? row / 8 * stride + k / 8 * leading + row % 8 * 16 + k % 8 * 2
+      const std::uint32_t per_chunk = 16 / bytes;
+      at += k_major ? row / 8 * stride + k / per_chunk * leading + row % 8 * 16 + k % per_chunk * bytes
                     : row / 8 * stride + k / 8 * leading + k % 8 * 16 + row % 8 * 2;
     } else if (k_major) {
-      at += row / 8 * stride + row % 8 * line + k * 2;
+      at += row / 8 * stride + row % 8 * line + k * bytes;
     } else {
       const std::uint32_t per_line = line / 2;
       at += row / per_line * leading + k / 8 * stride + k % 8 * line + row % per_line * 2;
@@ -39,43 +42,50 @@ struct Operand {
   }
 };
 
-constexpr int kDepth = 16;
+float value_of(WgmmaElement element, std::uint32_t bits) {
+  switch (element) {
+    case WgmmaElement::kF16: return fp16_to_float(static_cast<std::uint16_t>(bits));
+    case WgmmaElement::kBf16: return bf16_to_float(static_cast<std::uint16_t>(bits));
+    case WgmmaElement::kE4m3: return e4m3_to_float(static_cast<std::uint8_t>(bits));
+    default: return e5m2_to_float(static_cast<std::uint8_t>(bits));
+  }
+}
 
-float element(const Wgmma& op, const Operand& from, bool k_major, std::uint32_t row, std::uint32_t k) {
-  std::uint16_t bits;
-  std::memcpy(&bits, shared_pointer(from.place(k_major, row, k)), 2);
-  return op.bf16 ? bf16_to_float(bits) : fp16_to_float(bits);
+float read(WgmmaElement element, const Operand& from, bool k_major, std::uint32_t row, std::uint32_t k) {
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, shared_pointer(from.place(k_major, row, k)), from.bytes);
+  return value_of(element, bits);
 }
 
 // Reads the operands out of shared memory.
 void fetch(Wgmma& op) {
   const auto columns = static_cast<std::uint32_t>(op.columns);
-  op.operands.resize(kDepth * (16 + columns));
+  const std::uint32_t depth = op.depth(), bytes = bytes_of(op.a_element), in_register = 4 / bytes;
+  op.operands.resize(depth * (16 + columns));
   float* const a = op.operands.data();
-  float* const b = a + 16 * kDepth;
+  float* const b = a + 16 * depth;
   if (op.a_in_registers) {
-    for (int lane = 0; lane < 32; ++lane)
-      for (int r = 0; r < 4; ++r)
-        for (int e = 0; e < 2; ++e) {
-          const auto bits = static_cast<std::uint16_t>(op.a_registers[lane][r] >> 16 * e);
-          a[(lane / 4 + 8 * (r % 2)) * kDepth + 8 * (r / 2) + 2 * (lane % 4) + e] =
-              op.bf16 ? bf16_to_float(bits) : fp16_to_float(bits);
-        }
+    for (std::uint32_t lane = 0; lane < 32; ++lane)
+      for (std::uint32_t r = 0; r < 4; ++r)
+        for (std::uint32_t e = 0; e < in_register; ++e)
+          a[(lane / 4 + 8 * (r % 2)) * depth + in_register * (4 * (r / 2) + lane % 4) + e] =
+              value_of(op.a_element, op.a_registers[lane][r] >> 8 * bytes * e);
   } else {
-    const Operand from(op.a, op.where);
+    const Operand from(op.a, op.a_element, op.where);
     for (std::uint32_t m = 0; m < 16; ++m)
-      for (std::uint32_t k = 0; k < kDepth; ++k)
-        a[m * kDepth + k] = element(op, from, !op.transposed_a, 16 * op.warp_in_group + m, k);
+      for (std::uint32_t k = 0; k < depth; ++k)
+        a[m * depth + k] = read(op.a_element, from, !op.transposed_a, 16 * op.warp_in_group + m, k);
   }
-  const Operand from(op.b, op.where);
+  const Operand from(op.b, op.b_element, op.where);
   for (std::uint32_t n = 0; n < columns; ++n)
-    for (std::uint32_t k = 0; k < kDepth; ++k) b[k * columns + n] = element(op, from, !op.transposed_b, n, k);
+    for (std::uint32_t k = 0; k < depth; ++k) b[k * columns + n] = read(op.b_element, from, !op.transposed_b, n, k);
 }
 
 // Adds the product to the warp's accumulators.
 void accumulate(const Wgmma& op) {
+  const int depth = static_cast<int>(op.depth());
   const float* const a = op.operands.data();
-  const float* const b = a + 16 * kDepth;
+  const float* const b = a + 16 * depth;
   float d[16][256];
   const auto each = [&](auto f) {  // f(row, column, index in lane's d, lane)
     for (int lane = 0; lane < 32; ++lane)
@@ -91,8 +101,8 @@ void accumulate(const Wgmma& op) {
   }
   each([&](int m, int n, int i, int lane) { d[m][n] = op.accumulate ? op.d[lane][i] : 0.0f; });
   for (int m = 0; m < 16; ++m)
-    for (int k = 0; k < kDepth; ++k)
-      for (int n = 0; n < op.columns; ++n) d[m][n] += a[m * kDepth + k] * b[k * op.columns + n];
+    for (int k = 0; k < depth; ++k)
+      for (int n = 0; n < op.columns; ++n) d[m][n] += a[m * depth + k] * b[k * op.columns + n];
   each([&](int m, int n, int i, int lane) { op.d[lane][i] = d[m][n]; });
 }
 
@@ -101,14 +111,15 @@ void announce_reads(const Warp& warp, WgmmaQueue& queue, const Wgmma& op) {
   if (queue.agent == 0) queue.agent = race::new_agent();
   const race::Clock clock = race::of_warp(warp);
   const std::uint32_t piece = queue.committed + 1;
-  // Pieces of 8 elements: along k, or along the rows where those lie side by side.
+  // Pieces of 16 bytes: along k, or along the rows where those lie side by side.
   const auto announce = [&](const Operand& from, bool k_major, std::uint32_t first, std::uint32_t rows) {
-    for (std::uint32_t row = first; row < first + rows; row += k_major ? 1 : 8)
-      for (std::uint32_t k = 0; k < kDepth; k += k_major ? 8 : 1)
+    const std::uint32_t step = 16 / from.bytes;
+    for (std::uint32_t row = first; row < first + rows; row += k_major ? 1 : step)
+      for (std::uint32_t k = 0; k < op.depth(); k += k_major ? step : 1)
         race::engine_read(clock, from.place(k_major, row, k), 16, queue.agent, piece, current->code);
   };
-  if (!op.a_in_registers) announce(Operand(op.a, op.where), !op.transposed_a, 16 * op.warp_in_group, 16);
-  announce(Operand(op.b, op.where), !op.transposed_b, 0, static_cast<std::uint32_t>(op.columns));
+  if (!op.a_in_registers) announce(Operand(op.a, op.a_element, op.where), !op.transposed_a, 16 * op.warp_in_group, 16);
+  announce(Operand(op.b, op.b_element, op.where), !op.transposed_b, 0, static_cast<std::uint32_t>(op.columns));
 }
 
 constexpr std::uint32_t kWholeWarp = 0xffffffffu;

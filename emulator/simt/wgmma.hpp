@@ -12,8 +12,13 @@
 
 namespace simt {
 
+enum class WgmmaElement : std::uint8_t { kF16, kBf16, kE4m3, kE5m2 };
+
+constexpr std::uint32_t bytes_of(WgmmaElement element) { return element < WgmmaElement::kE4m3 ? 2 : 1; }
+
 struct Wgmma {
-  bool bf16, a_in_registers, transposed_a, transposed_b, accumulate;
+  WgmmaElement a_element, b_element;  // of the same size
+  bool a_in_registers, transposed_a, transposed_b, accumulate;
   int columns;
   std::uint64_t a, b;  // descriptors
   std::uint32_t a_registers[32][4];
@@ -21,7 +26,9 @@ struct Wgmma {
   Where where;
   unsigned warp_in_group;
   std::vector<float> before;    // the accumulators when they were handed over; empty behind another one on the same
-  std::vector<float> operands;  // a [16, 16] and b [16, columns], once they are read
+  std::vector<float> operands;  // a [16, depth] and b [depth, columns], once they are read
+
+  std::uint32_t depth() const { return 32 / bytes_of(a_element); }  // 16 of 16 bits, 32 of 8
 };
 
 struct WgmmaBatch {

@@ -1,5 +1,5 @@
 // Rounding between fp32 and the 16-bit formats, to nearest even; NaN becomes 0x7fff as on the device. For the
-// emulator's cuda_fp16.h and cuda_bf16.h, and for its tensor cores.
+// emulator's cuda_fp16.h and cuda_bf16.h, and for its tensor cores, which read the 8-bit formats as well.
 #pragma once
 
 #ifdef __F16C__
@@ -53,6 +53,15 @@ inline std::uint16_t float_to_fp16(float x) {
   }
   return static_cast<std::uint16_t>(sign | ((rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13));
 #endif
+}
+
+/// E5M2 is the upper byte of fp16. E4M3FN has no infinity, and NaN where all bits but the sign are ones.
+inline float e5m2_to_float(std::uint8_t bits) { return fp16_to_float(static_cast<std::uint16_t>(bits << 8)); }
+inline float e4m3_to_float(std::uint8_t bits) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x80) << 24, rest = bits & 0x7f;
+  if (rest == 0x7f) return float_from_bits(sign | 0x7fffffff);
+  const float magnitude = rest < 8 ? static_cast<float>(rest) * 0x1p-9f : float_from_bits((rest << 20) + (120u << 23));
+  return sign ? -magnitude : magnitude;
 }
 
 }  // namespace simt

@@ -35,7 +35,17 @@ inline void hold(V&) {}
 template <class V, int kCount>
 inline void hold(V (&)[kCount]) {}
 
+struct E4m3;
+struct E5m2;
+
 namespace emulated {
+
+template <class T>
+constexpr simt::WgmmaElement wgmma_element() {
+  if (std::is_same_v<T, E4m3>) return simt::WgmmaElement::kE4m3;
+  if (std::is_same_v<T, E5m2>) return simt::WgmmaElement::kE5m2;
+  return std::is_same_v<T, __nv_bfloat16> ? simt::WgmmaElement::kBf16 : simt::WgmmaElement::kF16;
+}
 
 struct WgmmaLane {
   float* d;
@@ -45,13 +55,14 @@ struct WgmmaLane {
   Where where;
 };
 
-template <class T, bool kTransA, bool kTransB, int kCount>
+template <class A, class B, bool kTransA, bool kTransB, int kCount>
 inline void issue_wgmma(void* const* data, std::uint32_t lanes) {
   static_assert(kCount % 4 == 0 && kCount >= 4 && kCount <= 128, "64 x 8 to 64 x 256 in steps of 8 columns");
   if (lanes != 0xffffffffu) simt::fault("wgmma: some lanes of the warp are missing");
   const auto& first = *static_cast<const WgmmaLane*>(data[0]);
   simt::Wgmma op{};
-  op.bf16 = std::is_same_v<T, __nv_bfloat16>;
+  op.a_element = wgmma_element<A>();
+  op.b_element = wgmma_element<B>();
   op.a_in_registers = first.a_registers != nullptr;
   op.transposed_a = kTransA;
   op.transposed_b = kTransB;
@@ -77,14 +88,28 @@ template <class T, bool kTransA = false, bool kTransB = false, int kCount>
 SIMT_INLINE void wgmma_ss(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bool accumulate,
                           Where where = Where::here()) {
   emulated::WgmmaLane mine{d, nullptr, a, b, accumulate, where};
-  simt::collective("wgmma", 0xffffffffu, where, &mine, emulated::issue_wgmma<T, kTransA, kTransB, kCount>);
+  simt::collective("wgmma", 0xffffffffu, where, &mine, emulated::issue_wgmma<T, T, kTransA, kTransB, kCount>);
 }
 
 template <class T, bool kTransB = false, int kCount>
 SIMT_INLINE void wgmma_rs(float (&d)[kCount], const std::uint32_t (&a)[4], std::uint64_t b, bool accumulate,
                           Where where = Where::here()) {
   emulated::WgmmaLane mine{d, a, 0, b, accumulate, where};
-  simt::collective("wgmma", 0xffffffffu, where, &mine, emulated::issue_wgmma<T, false, kTransB, kCount>);
+  simt::collective("wgmma", 0xffffffffu, where, &mine, emulated::issue_wgmma<T, T, false, kTransB, kCount>);
+}
+
+template <class A, class B = A, int kCount>
+SIMT_INLINE void wgmma_fp8_ss(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bool accumulate,
+                              Where where = Where::here()) {
+  emulated::WgmmaLane mine{d, nullptr, a, b, accumulate, where};
+  simt::collective("wgmma", 0xffffffffu, where, &mine, emulated::issue_wgmma<A, B, false, false, kCount>);
+}
+
+template <class A, class B = A, int kCount>
+SIMT_INLINE void wgmma_fp8_rs(float (&d)[kCount], const std::uint32_t (&a)[4], std::uint64_t b, bool accumulate,
+                              Where where = Where::here()) {
+  emulated::WgmmaLane mine{d, a, 0, b, accumulate, where};
+  simt::collective("wgmma", 0xffffffffu, where, &mine, emulated::issue_wgmma<A, B, false, false, kCount>);
 }
 
 }  // namespace flashkernel::cuda::ptx

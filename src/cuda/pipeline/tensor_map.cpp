@@ -30,6 +30,9 @@ CUtensorMapDataType data_type(DType dtype) {
   switch (dtype) {
     case DType::kFloat16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case DType::kBFloat16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case DType::kFloat8E4M3:
+    case DType::kInt8:
+    case DType::kUInt8: return CU_TENSOR_MAP_DATA_TYPE_UINT8;
     default: return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   }
 }
