@@ -1,6 +1,7 @@
 // See tensor_map.hpp and toolkit/cuda.h.
 #include "simt/tensor_map.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -84,7 +85,9 @@ void issue_load(std::uint32_t shared, const CUtensorMap& encoded, std::uint32_t 
     const EnginePiece piece = mbarrier_piece(map_shared(barrier, rank), where);
     each_element(map, coordinates, [&](unsigned char*, std::uint32_t offset) {
       const std::uint32_t to = map_shared(swizzled(shared + offset, map.swizzle_bytes), rank);
-      race::engine_write(to, map.element_bytes, piece.agent, piece.piece, code);
+      // Two bytes have one record (race.cpp): of 8-bit elements each second one writes it, for both.
+      if (map.element_bytes > 1 || offset % 2 == 0)
+        race::engine_write(to, std::max<std::uint32_t>(map.element_bytes, 2), piece.agent, piece.piece, code);
       std::memset(byte_at(to), kPoison, map.element_bytes);
     });
     defer([=] {
