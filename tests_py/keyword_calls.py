@@ -183,6 +183,15 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             {"out_a": x, "lse_a": f(3), "out_b": f(3, 4), "lse_b": f(3), "out": (f(3, 4), f(3))},
         ),
         "pack_mask": ("pack_mask", {"mask": x > 0, "out": torch.zeros(3, 1, dtype=torch.int32)}),
+        "linear_fp8": (
+            "linear_fp8",
+            {"x": f(3, 8).to(torch.float8_e4m3fn), "weight": f(5, 8).to(torch.float8_e4m3fn), "x_scale": f(3, 1)}
+            | {"weight_scale": f(5, 1), "bias": f(5).bfloat16(), "out": f(3, 5).bfloat16()},
+        ),
+        "quantize_fp8_blocks": (
+            "quantize_fp8_blocks",
+            {"x": f(3, 8), "out": f(3, 8).to(torch.float8_e4m3fn), "scales": f(3, 1)},
+        ),
         "quantized_linear": (
             "quantized_linear",
             {"x": f(3, 32), "weight": torch.full((5, 16), 0x5B, dtype=torch.uint8), "scales": f(5, 1)}

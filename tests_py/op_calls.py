@@ -235,6 +235,13 @@ def _linear() -> list[OpCall]:
         "zeros": np.arange(48, dtype=np.float32).reshape(24, 2) % 16,
         "bias": bias,
     }
+    narrow = {
+        "x": (np.arange(24 * 136) * 37 % 120).astype(np.uint8).reshape(2, 3, 4, 136),
+        "weight": (np.arange(24 * 136) * 41 % 120 + 128 * (np.arange(24 * 136) % 2)).astype(np.uint8).reshape(24, 136),
+        "x_scale": np.linspace(0.001, 0.002, 48, dtype=np.float32).reshape(2, 3, 4, 2),
+        "weight_scale": np.linspace(0.001, 0.003, 48, dtype=np.float32).reshape(24, 2),
+        "bias": bias,
+    }
     return [
         OpCall(
             "linear",
@@ -247,6 +254,18 @@ def _linear() -> list[OpCall]:
                 a.grad, a.x, a.weight, a.pre, activation="gelu", need_weight=False, need_bias=False
             ),
             {"grad": grad, "x": x, "weight": weight, "pre": pre}, {}, rows,
+        ),
+        OpCall(
+            "linear_fp8",
+            lambda a: fk.linear_fp8(
+                a.x, a.weight, a.x_scale, a.weight_scale, a.bias, activation="silu", out_dtype="float32", out=a.out
+            ),
+            narrow, {"out": _empty(2, 3, 4, 24)}, ("x", "weight", "out"), ("bias",),
+        ),
+        OpCall(
+            "quantize_fp8_blocks",
+            lambda a: fk.quantize_fp8_blocks(a.x, scales=a.scales),
+            {"x": _numbers(2, 3, 4, 136)}, {"scales": _empty(2, 3, 4, 2)}, ("x",),
         ),
         OpCall(
             "quantized_linear",

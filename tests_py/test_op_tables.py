@@ -22,10 +22,11 @@ NO_NUMBERS = {"check_block_table"}  # it looks at a table and raises: nothing fo
 LINEAR_LOSSES = {op for op in OPS if op.startswith(("linear_cross_entropy", "linear_selected_log_prob"))}
 # Norms with an output of 8 bits have no twin yet.
 QUANTIZED_NORMS = {"layer_norm_quantized", "rms_norm_quantized"}
-# quantized_linear takes bytes apart in registers, and has no twin yet; nor have attention_mla_decode and
-# attention_cascade, which is attention_paged and merge_states in one call.
+# quantized_linear takes bytes apart in registers, and has no twin yet; nor have ops of 8-bit floats,
+# attention_mla_decode and attention_cascade, which is attention_paged and merge_states in one call.
 ATTENTION = {"attention_mla_decode", "attention_cascade"}
-NO_TWIN = NO_NUMBERS | LINEAR_LOSSES | QUANTIZED_NORMS | ATTENTION | {"sample", "quantized_linear"}
+FLOAT8 = {"linear_fp8", "quantize_fp8_blocks"}
+NO_TWIN = NO_NUMBERS | LINEAR_LOSSES | QUANTIZED_NORMS | ATTENTION | FLOAT8 | {"sample", "quantized_linear"}
 
 
 @pytest.mark.parametrize("op", KERNEL_OPS)

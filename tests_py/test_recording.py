@@ -31,7 +31,7 @@ WRITTEN = [
 ]
 WITHOUT_GRADIENT = {  # of flashkernel.torch
     "attention_cascade", "attention_mla_decode", "attention_paged", "kv_append", "kv_read", "layer_norm_quantized",
-    "rms_norm_quantized", "sample",
+    "quantize_fp8_blocks", "rms_norm_quantized", "sample",
 }  # fmt: skip
 
 

@@ -63,6 +63,11 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
             ops.quantized_linear,
             (randn(3, 64), torch.randint(256, (6, 32), dtype=torch.uint8), torch.rand(6, 2), None, b, "int4", "silu"),
         ),
+        "linear_fp8": (
+            ops.linear_fp8,
+            (randn(3, 64), randn(6, 64, grad=False).to(torch.float8_e4m3fn), None, torch.rand(1, 1), b, "silu", None),
+        ),
+        "quantize_fp8_blocks": (ops.quantize_fp8_blocks, (randn(3, 130, grad=False),)),
         "linear_plain": (ops.linear, (x, w, None, None, True)),
         "layer_norm": (ops.layer_norm, (x, None, randn(8), randn(8), 1e-5)),
         "layer_norm_residual": (ops.layer_norm, (x, randn(3, 8), randn(8), randn(8), 1e-5)),

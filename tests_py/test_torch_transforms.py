@@ -22,6 +22,7 @@ def f(*shape):
 q, packed, cu = f(1, 2, 4, 8), f(4, 2, 8), torch.tensor([0, 4], dtype=torch.int32)
 weight, row, angles = f(3, 4), f(3), f(4, 4)
 blocks, steps = torch.full((3, 16), 0x5B, dtype=torch.uint8), f(3, 1)  # of a weight in 4 bits
+eighths = f(3, 32).to(torch.float8_e4m3fn)
 # Each op as a function of one tensor.
 OPS = {
     "attention": (lambda x: fkt.attention(x, q, x, causal=True), q),
@@ -31,6 +32,7 @@ OPS = {
     "linear": (lambda x: fkt.linear(x, weight, row, activation="silu"), f(2, 4)),
     "linear_cross_entropy": (lambda x: fkt.linear_cross_entropy(x, weight, torch.tensor([0, 2]), row), f(2, 4)),
     "linear_selected_log_prob": (lambda x: fkt.linear_selected_log_prob(x, weight, torch.tensor([0, 2])), f(2, 4)),
+    "linear_fp8": (lambda x: fkt.linear_fp8(x, eighths, None, steps[:1], row, activation="silu"), f(2, 32)),
     "log_softmax": (fkt.log_softmax, f(2, 4)),
     "quantized_linear": (lambda x: fkt.quantized_linear(x, blocks, steps, None, row, activation="silu"), f(2, 32)),
     "rms_norm": (lambda x: fkt.rms_norm(x, x[0]), f(2, 4)),
@@ -49,6 +51,7 @@ def test_every_op_is_here():
     no_gradient = {
         "layer_norm_quantized",
         "pack_mask",
+        "quantize_fp8_blocks",
         "rms_norm_quantized",
         "sample",
     }  # their results are of 8 bits, or integers: test_torch_compile.py
@@ -196,7 +199,7 @@ def test_second_derivatives(name):
         (expected,) = torch.autograd.grad(first.sum(), leaf)
         torch.testing.assert_close(twice(x), expected)
         return
-    gradient = {"quantized_linear": "linear"}.get(name, name)  # its gradient is linear's
+    gradient = {"quantized_linear": "linear", "linear_fp8": "linear"}.get(name, name)  # its gradient is linear's
     with pytest.raises(NotImplementedError, match=f"{gradient}_backward: second derivatives are not implemented"):
         twice(x)
 

@@ -26,6 +26,7 @@ import flashkernel as fk
 from . import reference, testing
 from .ops import OPS
 from .quantized import QuantizedWeight, tiled
+from .reference.ops import float8_numbers
 
 __all__ = ["SAMPLES", "CheckResult", "Inputs", "Sample", "check_kernel", "check_kernels", "samples_of"]
 
@@ -86,6 +87,15 @@ class Inputs:
 
     def bytes(self, values: Any) -> Any:
         return self._put(np.asarray(values, dtype=np.uint8))
+
+    def float8(self, bits: np.ndarray) -> Any:
+        """Bits of float8_e4m3fn; as they are for NumPy, which has no such type."""
+        tensor = self._put(bits)
+        if self._as_numpy:
+            return tensor
+        import torch
+
+        return tensor.view(torch.float8_e4m3fn)
 
     def _put(self, array: np.ndarray, bfloat16: bool = False) -> Any:
         if self._as_numpy:
@@ -371,6 +381,28 @@ def _quantized_linear_tiles(inputs: Inputs) -> _Pairs:
     return Sample("quantized_linear", arguments, {"format": "q8_0"}).pairs(inputs)
 
 
+def _linear_fp8(inputs: Inputs, rows: int = 5, outputs: int = 192) -> Sample:
+    """Small integers, whose sums are exact in the tensor cores of 9.0 too; blocks of 128 x 128, the last ones short."""
+    whole = np.array([0x00, 0x38, 0x40, 0x44, 0x48, 0xB8, 0xC0, 0xC4, 0xC8], np.uint8)  # 0, 1 to 4, -1 to -4
+    x = whole[np.arange(rows * 208).reshape(rows, 208) * 37 % 101 % 9]
+    weight = whole[np.arange(outputs * 208).reshape(outputs, 208) * 41 % 103 % 9]
+    arguments = (
+        (inputs.float8(x), x),
+        (inputs.float8(weight), weight),
+        _float32(inputs, np.linspace(0.1, 0.2, rows * 2).reshape(rows, 2)),
+        _float32(inputs, np.linspace(0.1, 0.3, -(-outputs // 128) * 2).reshape(-1, 2)),
+    )
+    return Sample("linear_fp8", arguments, {"out_dtype": inputs.dtype})
+
+
+def _quantize_fp8_blocks(inputs: Inputs, features: int = 256) -> _Pairs:
+    x = inputs.randn(7, features)
+    elements, scales = fk.quantize_fp8_blocks(x[0], **inputs.options)
+    truth, true_scales = reference.quantize_fp8_blocks(x[1])
+    numbers = float8_numbers(elements) if isinstance(elements, np.ndarray) else inputs.get(elements)
+    return [(scales, true_scales), (inputs.float32(numbers), truth)]
+
+
 def _sample(inputs: Inputs) -> Sample:
     """Draws from the whole row, from the best five, and from 0.6 of the probability, in turns."""
     row = np.arange(inputs.rows[0])
@@ -385,6 +417,7 @@ SAMPLES: dict[str, Callable[[Inputs], Sample]] = {
     "argmax": _matrices("argmax", 1, options={"axis": -1}),
     "attention_mla_decode": _attention_mla_decode,
     "linear_backward": _linear_backward,
+    "linear_fp8": _linear_fp8,
     "merge_states": _merge_states,
     "pack_mask": _pack_mask,
     "quantized_linear": _quantized_linear,
@@ -422,6 +455,8 @@ CASES: dict[str, list[_Case]] = {
         lambda inputs: _linear(inputs, 96, 2048),
         _linear_transposed,
     ],
+    "linear_fp8": [lambda inputs: _linear_fp8(inputs, 150).pairs(inputs)],
+    "quantize_fp8_blocks": [_quantize_fp8_blocks, lambda inputs: _quantize_fp8_blocks(inputs, 150)],
     "quantized_linear": [_quantized_linear_tiles],
     "reduce": [_reduce_scattered],
     "softmax": [_softmax_fwd, *(partial(_softmax_fwd, shape=shape) for shape in _ROWS)],

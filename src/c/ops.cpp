@@ -11,6 +11,7 @@
 #include "flashkernel/elementwise.hpp"
 #include "flashkernel/kv_ops.hpp"
 #include "flashkernel/linear.hpp"
+#include "flashkernel/linear_fp8.hpp"
 #include "flashkernel/loss.hpp"
 #include "flashkernel/norm.hpp"
 #include "flashkernel/quantized_linear.hpp"
@@ -176,6 +177,26 @@ fk_status fk_quantized_linear(const fk_tensor* x, const fk_tensor* weight, const
     flashkernel::quantized_linear(c.tensor("x", x), c.tensor("weight", weight), c.tensor("scales", scales),
         c.tensor("zeros", zeros), c.tensor("bias", bias), c.tensor("out", out), c.weight_format("format", format),
         c.activation("activation", activation), c.context("context", context));
+  });
+}
+
+fk_status fk_linear_fp8(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* x_scale,
+    const fk_tensor* weight_scale, const fk_tensor* bias, const fk_tensor* out, fk_activation activation,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("linear_fp8");
+    flashkernel::linear_fp8(c.tensor("x", x), c.tensor("weight", weight), c.tensor("x_scale", x_scale),
+        c.tensor("weight_scale", weight_scale), c.tensor("bias", bias), c.tensor("out", out),
+        c.activation("activation", activation), c.context("context", context));
+  });
+}
+
+fk_status fk_quantize_fp8_blocks(const fk_tensor* x, const fk_tensor* out, const fk_tensor* scales,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("quantize_fp8_blocks");
+    flashkernel::quantize_fp8_blocks(c.tensor("x", x), c.tensor("out", out), c.tensor("scales", scales),
+        c.context("context", context));
   });
 }
 

@@ -12,6 +12,7 @@ namespace flashkernel::cpu {
   void linear_backward(const LinearBackwardParams&, void*, Stream);                           \
   void quantized_linear(const QuantizedLinearParams&, void*, Stream);                         \
   void quantized_linear_packed(const QuantizedLinearParams&, void*, Stream);                  \
+  void linear_fp8(const LinearFp8Params&, void*, Stream);                                     \
   void norm(const NormParams&, void*, Stream);                                                \
   void norm_backward(const NormBackwardParams&, void*, Stream);                               \
   void softmax(const SoftmaxParams&, void*, Stream);                                          \

@@ -141,6 +141,13 @@ std::size_t quantized_linear_workspace(const QuantizedLinearParams& p) {
   return quantized_linear_packed_workspace<kIsa>(p);
 }
 
+/// x in fp32 beside what packs the weight.
+template <Isa kIsa>
+std::size_t linear_fp8_workspace(const LinearFp8Params& p) {
+  return static_cast<std::size_t>(p.rows * gemv_pitch(p.in_features) * 4 +
+                                  num_workers() * gemm_worker_bytes(blocks_of(kIsa, DType::kFloat32)));
+}
+
 Verdict rows_of_blocks(const QuantizedLinearParams& p) {
   return p.tiles ? Verdict("takes no tiles of 16 rows") : Verdict::ok();
 }

@@ -260,6 +260,32 @@ KernelTable<QuantizedLinearParams> cpu_kernels<QuantizedLinearParams>() {
 }
 
 template <>
+KernelTable<LinearFp8Params> cpu_kernels<LinearFp8Params>() {
+  static constexpr KernelEntry<LinearFp8Params> kRows[] = {
+#if defined(FK_CPU_AVX512)
+    cpu::fast_row<LinearFp8Params, cpu::Isa::kAvx512, cpu::avx512::linear_fp8>(
+        "linear_fp8/cpu/avx512", cpu::takes_all<LinearFp8Params>,
+        plan_workspace<LinearFp8Params, cpu::linear_fp8_workspace<cpu::Isa::kAvx512>>),
+#endif
+#if defined(FK_CPU_AVX2)
+    cpu::fast_row<LinearFp8Params, cpu::Isa::kAvx2, cpu::avx2::linear_fp8>(
+        "linear_fp8/cpu/avx2", cpu::takes_all<LinearFp8Params>,
+        plan_workspace<LinearFp8Params, cpu::linear_fp8_workspace<cpu::Isa::kAvx2>>),
+#endif
+    scalar_row<LinearFp8Params, cpu_scalar::linear_fp8>("linear_fp8/cpu/scalar"),
+  };
+  return table(kRows);
+}
+
+template <>
+KernelTable<QuantizeFp8Params> cpu_kernels<QuantizeFp8Params>() {
+  static constexpr KernelEntry<QuantizeFp8Params> kRows[] = {
+      scalar_row<QuantizeFp8Params, cpu_scalar::quantize_fp8_blocks>("quantize_fp8_blocks/cpu/scalar"),
+  };
+  return table(kRows);
+}
+
+template <>
 KernelTable<AddParams> cpu_kernels<AddParams>() {
   static constexpr KernelEntry<AddParams> kRows[] = {
       FK_FAST_ROWS(AddParams, "add", add, add_supports, nullptr)

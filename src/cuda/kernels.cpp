@@ -105,6 +105,32 @@ KernelTable<QuantizedLinearParams> cuda_kernels() {
 }
 
 template <>
+KernelTable<LinearFp8Params> cuda_kernels() {
+  static constexpr KernelEntry<LinearFp8Params> rows[] = {
+#if FK_WITH_SM90A
+    row<LinearFp8Params>("linear_fp8/cuda/sm90a/few_rows", kHopper, arithmetic::kFp8PartsSm90a,
+                         cuda::sm90a::linear_fp8_few_rows_supports, cuda::sm90a::linear_fp8_few_rows_cost_us,
+                         cuda::sm90a::plan_linear_fp8_few_rows, cuda::sm90a::linear_fp8_few_rows),
+    invariant(row<LinearFp8Params>("linear_fp8/cuda/sm90a/tiles", kHopper, arithmetic::kFp8Sm90a,
+                                   cuda::sm90a::linear_fp8_tiles_supports, cuda::sm90a::linear_fp8_tiles_cost_us,
+                                   cuda::sm90a::plan_linear_fp8_tiles, cuda::sm90a::linear_fp8_tiles),
+              cuda::sm90a::linear_fp8_tiles_is_invariant),
+#endif
+    invariant(plain<LinearFp8Params, cuda::linear_fp8>("linear_fp8/cuda/generic", kEvery, arithmetic::kTiled,
+                                                       cuda::linear_fp8_supports,
+                                                       cuda::linear_cost_us<rates::kLinearTiles, LinearFp8Params>))
+  };
+  return table(rows);
+}
+
+template <>
+KernelTable<QuantizeFp8Params> cuda_kernels() {
+  static constexpr KernelEntry<QuantizeFp8Params> rows[] = {generic<QuantizeFp8Params, cuda::quantize_fp8_blocks>(
+      "quantize_fp8_blocks/cuda/generic", cuda::quantize_fp8_supports)};
+  return table(rows);
+}
+
+template <>
 KernelTable<LinearBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<LinearBackwardParams> rows[] = {
 #if FK_WITH_SM90A

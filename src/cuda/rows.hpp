@@ -23,6 +23,8 @@
 #include "cuda/attention/widened/variant.hpp"
 #include "cuda/costs.hpp"
 #include "cuda/linear/few_rows/sm90a/plan.hpp"
+#include "cuda/linear/fp8/generic/linear_fp8.hpp"
+#include "cuda/linear/fp8/sm90a/linear_fp8.hpp"
 #include "cuda/linear/generic/linear.hpp"
 #include "cuda/linear/gradient.hpp"
 #include "cuda/linear/tiles/sm75/linear.hpp"

@@ -6,6 +6,7 @@
 #include "ops/attention_params.hpp"
 #include "ops/elementwise_params.hpp"
 #include "ops/kv_params.hpp"
+#include "ops/linear_fp8_params.hpp"
 #include "ops/linear_loss_params.hpp"
 #include "ops/linear_params.hpp"
 #include "ops/loss_params.hpp"
@@ -40,6 +41,8 @@ inline constexpr OpList kOps{
     Op<LinearParams>{{"linear"}},
     Op<LinearBackwardParams>{{"linear_backward"}},
     Op<QuantizedLinearParams>{{"quantized_linear"}},
+    Op<LinearFp8Params>{{"linear_fp8"}},
+    Op<QuantizeFp8Params>{{"quantize_fp8_blocks"}},
     Op<AddParams>{{"add"}},
     Op<SwigluParams>{{"swiglu"}},
     Op<SwigluBackwardParams>{{"swiglu_backward"}},

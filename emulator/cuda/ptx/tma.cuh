@@ -62,6 +62,11 @@ SIMT_INLINE void tma_load_multicast(std::uint32_t shared, const CUtensorMap* map
                                     Where where = Where::here()) {
   emulated::load(shared, map, barrier, simt::bits_of_cluster(blocks), where, c0, c1, c2, c3);
 }
+SIMT_INLINE void tma_load_multicast(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier,
+                                    std::uint16_t blocks, std::uint64_t, int c0, int c1, int c2, int c3, int c4,
+                                    Where where = Where::here()) {
+  emulated::load(shared, map, barrier, simt::bits_of_cluster(blocks), where, c0, c1, c2, c3, c4);
+}
 
 SIMT_INLINE void tma_store(const CUtensorMap* map, std::uint32_t shared, int c0, int c1) {
   emulated::store(map, shared, simt::Move::kStore, c0, c1);

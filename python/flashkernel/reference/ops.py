@@ -22,8 +22,10 @@ __all__ = [
     "layer_norm_quantized",
     "linear",
     "linear_backward",
+    "linear_fp8",
     "log_softmax",
     "log_softmax_backward",
+    "quantize_fp8_blocks",
     "quantized_linear",
     "reduce_max",
     "reduce_mean",
@@ -131,6 +133,60 @@ def linear(
     if bias is not None:
         pre = pre + f64(bias)
     return activate(pre, activation)[0], pre
+
+
+def float8_numbers(x: ArrayLike) -> Float:
+    """float8_e4m3fn as numbers: uint8 arrays hold their bits, others the numbers themselves."""
+    bits = np.asarray(x)
+    if bits.dtype != np.uint8:
+        return f64(bits)
+    exponent, mantissa = (bits >> 3 & 15).astype(np.int64), (bits & 7).astype(np.float64)
+    size = np.where(exponent > 0, np.ldexp(8 + mantissa, exponent - 10), np.ldexp(mantissa, -9))
+    return np.where(bits & 127 == 127, np.nan, np.where(bits & 128, -size, size))
+
+
+def _per_element(scale: ArrayLike, shape: tuple[int, ...], block_rows: bool) -> Float:
+    """A scale for each element; block_rows: rows of `scale` may be for 128 rows."""
+    s = f64(scale)
+    if s.size == 1:
+        return np.broadcast_to(s.reshape(()), shape)
+    if s.ndim < len(shape):
+        s = s[..., None]
+    if block_rows and s.shape[0] != shape[0]:
+        s = np.repeat(s, 128, axis=0)[: shape[0]]
+    if s.shape[-1] != 1:
+        s = np.repeat(s, 128, axis=-1)[..., : shape[-1]]
+    return np.broadcast_to(s, shape)
+
+
+def linear_fp8(
+    x: ArrayLike,
+    weight: ArrayLike,
+    x_scale: ArrayLike | None,
+    weight_scale: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    activation: str | None = None,
+    out_dtype: Any = None,
+) -> Float:
+    """activation(x W^T + bias) of float8_e4m3fn; x of more bits (x_scale None) is rounded first. uint8 arrays are bits,
+    others hold the numbers. out_dtype has no meaning here."""
+    if x_scale is None:
+        x, x_scale = quantize_fp8_blocks(x)
+    q, w = float8_numbers(x), float8_numbers(weight)
+    q, w = q * _per_element(x_scale, q.shape, False), w * _per_element(weight_scale, w.shape, True)
+    return linear(q, w, bias, activation=activation)[0]
+
+
+def quantize_fp8_blocks(x: ArrayLike) -> tuple[Float, Float]:
+    """(elements, scales) of each 128 neighbours of a row, rounded as `kv_quantize` says."""
+    values = np.asarray(x)
+    features = values.shape[-1]
+    blocks = -(-features // 128)
+    padded = np.zeros((*values.shape[:-1], blocks * 128), np.float64)
+    padded[..., :features] = f64(values)
+    elements, scales = kv_quantize(padded.reshape(*values.shape[:-1], blocks, 128), "float8_e4m3fn")
+    return elements.reshape(padded.shape)[..., :features], scales
 
 
 def quantized_linear(

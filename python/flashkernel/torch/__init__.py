@@ -14,6 +14,7 @@ from .cascade import attention_cascade
 from .elementwise import log_softmax, softmax, swiglu
 from .kv_cache import attention_paged, kv_append, kv_read
 from .linear import Linear, linear
+from .linear_fp8 import linear_fp8, quantize_fp8_blocks
 from .linear_loss import LinearCrossEntropyLoss, linear_cross_entropy, linear_selected_log_prob
 from .loss import cross_entropy
 from .mla import attention_mla_decode
@@ -41,9 +42,11 @@ __all__ = [
     "layer_norm_quantized",
     "linear",
     "linear_cross_entropy",
+    "linear_fp8",
     "linear_selected_log_prob",
     "log_softmax",
     "pack_mask",
+    "quantize_fp8_blocks",
     "quantized_linear",
     "rms_norm",
     "rms_norm_quantized",

@@ -24,6 +24,8 @@ void linear(const LinearParams& params, void* workspace, Stream stream);
 std::size_t linear_backward_workspace(const LinearBackwardParams& params);
 void linear_backward(const LinearBackwardParams& params, void* workspace, Stream stream);
 void quantized_linear(const QuantizedLinearParams& params, void* workspace, Stream stream);
+void linear_fp8(const LinearFp8Params& params, void* workspace, Stream stream);
+void quantize_fp8_blocks(const QuantizeFp8Params& params, void* workspace, Stream stream);
 
 // elementwise
 void add(const AddParams& params, void* workspace, Stream stream);

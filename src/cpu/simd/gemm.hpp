@@ -68,9 +68,9 @@ struct GemmScratch {
   std::int64_t* held;  // held[0]: first row in a, held[1]: first column in b; -1: nothing
 };
 
-template <class Micro, class T, class B>
+template <class Micro, class T, class B, class Out>
 inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const Operand<T>& a, const B& b,
-                 const Epilogue<T>& epilogue, void* workspace) {
+                 const Epilogue<Out>& epilogue, void* workspace) {
   constexpr GemmBlocks kB = Micro::kBlocks;
   constexpr std::int64_t kBytes = gemm_worker_bytes(kB);
   if (m <= 0 || n <= 0) return;

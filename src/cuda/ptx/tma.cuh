@@ -101,6 +101,16 @@ __device__ inline void tma_load_multicast(std::uint32_t shared, const CUtensorMa
       "r"(c3)
       : "memory");
 }
+__device__ inline void tma_load_multicast(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier,
+                                          std::uint16_t blocks, std::uint64_t policy, int c0, int c1, int c2, int c3,
+                                          int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+      " [%0], [%1, {%5, %6, %7, %8, %9}], [%2], %3, %4;" ::"r"(shared),
+      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(barrier), "h"(blocks), "l"(policy), "r"(c0), "r"(c1), "r"(c2),
+      "r"(c3), "r"(c4)
+      : "memory");
+}
 
 /// `shared` -> box of the map's size at (c0, c1, ...); in the thread's open group.
 __device__ inline void tma_store(const CUtensorMap* map, std::uint32_t shared, int c0, int c1) {

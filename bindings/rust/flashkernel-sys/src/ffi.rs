@@ -362,6 +362,8 @@ extern "C" {
     pub fn fk_linear(x: *const fk_tensor, weight: *const fk_tensor, bias: *const fk_tensor, out: *const fk_tensor, preactivation: *const fk_tensor, activation: fk_activation, context: *const fk_context) -> fk_status;
     pub fn fk_linear_backward(grad_out: *const fk_tensor, x: *const fk_tensor, weight: *const fk_tensor, preactivation: *const fk_tensor, gradients: *const fk_linear_gradients, activation: fk_activation, context: *const fk_context) -> fk_status;
     pub fn fk_quantized_linear(x: *const fk_tensor, weight: *const fk_tensor, scales: *const fk_tensor, zeros: *const fk_tensor, bias: *const fk_tensor, out: *const fk_tensor, format: fk_weight_format, activation: fk_activation, context: *const fk_context) -> fk_status;
+    pub fn fk_linear_fp8(x: *const fk_tensor, weight: *const fk_tensor, x_scale: *const fk_tensor, weight_scale: *const fk_tensor, bias: *const fk_tensor, out: *const fk_tensor, activation: fk_activation, context: *const fk_context) -> fk_status;
+    pub fn fk_quantize_fp8_blocks(x: *const fk_tensor, out: *const fk_tensor, scales: *const fk_tensor, context: *const fk_context) -> fk_status;
     pub fn fk_add(a: *const fk_tensor, b: *const fk_tensor, out: *const fk_tensor, context: *const fk_context) -> fk_status;
     pub fn fk_swiglu(gate: *const fk_tensor, up: *const fk_tensor, out: *const fk_tensor, context: *const fk_context) -> fk_status;
     pub fn fk_swiglu_backward(grad_out: *const fk_tensor, gate: *const fk_tensor, up: *const fk_tensor, grad_gate: *const fk_tensor, grad_up: *const fk_tensor, context: *const fk_context) -> fk_status;

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..case import Case, Settings
-from . import attention, decode, decode_chain, doors, kernels, linear, linear_loss, quantized_linear, rows
+from . import attention, decode, decode_chain, doors, kernels, linear, linear_fp8, linear_loss, quantized_linear, rows
 
 __all__ = ["GROUPS", "SUITES", "select"]
 
@@ -28,6 +28,7 @@ GROUPS: dict[str, Callable[[Settings], Iterator[Case]]] = {
     "linear": linear.linear,
     "linear_backward": linear.linear_backward,
     "quantized_linear": quantized_linear.quantized_linear,
+    "linear_fp8": linear_fp8.linear_fp8,
     "norm": rows.norm,
     "norm_backward": rows.norm_backward,
     "rope": rows.rope,

@@ -16,7 +16,7 @@ from ... import selfcheck
 from ...selfcheck import samples_of
 from .. import baselines
 from ..case import DTYPES, OURS, PEER, TOLERANCE, Case, Inputs, Provider, Settings, Work, attention_flop, each, nbytes
-from . import decode, linear, linear_loss, quantized_linear, rows, sampling
+from . import decode, linear, linear_fp8, linear_loss, quantized_linear, rows, sampling
 
 __all__ = ["OPS", "Representative", "call_for", "kernels", "representative"]
 
@@ -191,6 +191,19 @@ def _quantized_linear(s: Settings, r: Representative) -> Pair:
     return _of(work, f"q4_0{' in tiles' if tiles else ''}, {count} x {features} -> {outputs}")
 
 
+def _linear_fp8(s: Settings, r: Representative) -> Pair:
+    few = s.pick(quick=(4, 256, 128), cpu=(1, 576, 1536), cuda=(1, 4096, 16384))
+    many = s.pick(quick=(32, 128, 192), cpu=(32, 576, 1536), cuda=(4096, 4096, 4096))
+    count, features, outputs = few if r.mode == "few_rows" else many
+    work = linear_fp8.linear_fp8_work(s, count, features, outputs, "blocks")
+    return _of(work, f"scales of blocks, {count} x {features} -> {outputs}")
+
+
+def _quantize_fp8(s: Settings, r: Representative) -> Pair:
+    count, columns = s.pick(quick=(16, 128), cpu=(512, 1024), cuda=(32768, 4096))
+    return _of(linear_fp8.quantize_fp8_work(s, r.dtype, count, columns), f"{count} x {columns}")
+
+
 def _linear_bwd(s: Settings, r: Representative) -> Pair:
     count, features, outputs = s.pick(quick=(32, 64, 128), cpu=(128, 768, 768), cuda=(4096, 4096, 4096))
     return _of(linear.linear_backward_work(s, r.dtype, count, features, outputs), f"{count} x {features} -> {outputs}")
@@ -279,6 +292,8 @@ OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
     "linear": _linear,
     "linear_bwd": _linear_bwd,
     "quantized_linear": _quantized_linear,
+    "linear_fp8": _linear_fp8,
+    "quantize_fp8_blocks": _quantize_fp8,
     "add": _matrix(rows.ELEMENTWISE["add"]),
     "swiglu": _matrix(rows.ELEMENTWISE["swiglu"]),
     "swiglu_bwd": _matrix(rows.ELEMENTWISE["swiglu_backward"]),
