@@ -235,8 +235,12 @@ def test_what_cannot_stay_quantised_is_refused(tmp_path: Path) -> None:
     path = file_of("Q4_1", tmp_path)
     with pytest.raises(ValueError, match=r"^load_model: weights='int4'; 'quantized', "):
         load_model(path, weights="int4")
+    pytest.importorskip("transformers")
+    from model_families import family_model
+
+    family_model("olmo2").save_pretrained(tmp_path / "numbers")
     with pytest.raises(UnsupportedModelError, match=r"^load_model: weights='quantized' with a checkpoint that is no"):
-        load_model(tmp_path, device="cpu", weights="quantized")
+        load_model(tmp_path / "numbers", device="cpu", weights="quantized")
 
 
 # --- torch

@@ -1,4 +1,5 @@
-"""Weights in 4 or 8 bits for `flashkernel.quantized_linear`: quantising, dequantising, and other layouts read.
+"""Weights in 4 or 8 bits for `flashkernel.quantized_linear` and `flashkernel.linear_fp8`: quantising, dequantising, and
+other layouts read.
 
 Everything here runs once, when a model is loaded, on NumPy arrays of the host; torch tensors are taken too.
 """
@@ -18,6 +19,7 @@ __all__ = [
     "dequantize",
     "dequantize_tensor",
     "from_awq",
+    "from_fp8",
     "from_gptq",
     "quantize",
     "tiled",
@@ -28,15 +30,17 @@ __all__ = [
 FORMATS = {"int4": (0, 16), "int8": (0, 32), "q4_0": (2, 16), "q4_1": (4, 16), "q8_0": (2, 32)}
 BLOCK = 32
 TILE_ROWS = 16
+FP8, FP8_BLOCK = "fp8_block", 128  # float8_e4m3fn with a scale for 128 x 128, and its side
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where a column's four bits lie in a word
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedWeight:
-    """A weight [out_features, in_features] as `quantized_linear` takes it.
+    """A weight [out_features, in_features] as `quantized_linear` takes it, or in the format "fp8_block" `linear_fp8`.
 
     weight: [out_features, bytes of a row], or tiles of 16 rows (`tiled`); scales and zeros: [out_features, groups], or
-    None as the format wants it.
+    None as the format wants it. "fp8_block": float8_e4m3fn (or its bits in uint8) [out_features, in_features], scales
+    float32 [out_features / 128, in_features / 128], rounded up.
     """
 
     weight: Any
@@ -50,23 +54,34 @@ class QuantizedWeight:
             groups, blocks, _ = self.weight.shape
             return groups * TILE_ROWS, blocks * BLOCK
         rows, size = self.weight.shape
-        return rows, size if self.format == "int8" else size // sum(FORMATS[self.format]) * BLOCK
+        return rows, size if self.format in ("int8", FP8) else size // sum(FORMATS[self.format]) * BLOCK
 
     def __getitem__(self, rows: slice) -> QuantizedWeight:
-        """Some rows of it, on the same memory. Raises ValueError for rows of tiles."""
+        """Some rows of it, on the same memory. Raises ValueError for rows of tiles, and of "fp8_block" for a first one
+        that begins no block of 128."""
         if len(self.weight.shape) == 3:
             raise ValueError("QuantizedWeight: rows of a tiled weight were asked for; `untiled` of it is needed")
+        if self.format == FP8:
+            first, last, step = rows.indices(self.shape[0])
+            if first % FP8_BLOCK or step != 1:
+                raise ValueError(
+                    f"QuantizedWeight: rows {first}:{last}:{step}; a first one of a block of 128 is needed"
+                )
+            scales = self.scales[first // FP8_BLOCK : -(-last // FP8_BLOCK)]
+            return QuantizedWeight(self.weight[rows], scales, None, self.format)
         scales, zeros = (None if part is None else part[rows] for part in (self.scales, self.zeros))
         return QuantizedWeight(self.weight[rows], scales, zeros, self.format)
 
     def linear(self, x: Any, bias: Any = None, **options: Any) -> Any:
-        """`quantized_linear` of x with this weight.
+        """`quantized_linear`, or `linear_fp8`, of x with this weight.
 
         >>> import numpy as np
         >>> from flashkernel.quantized import quantize
         >>> quantize(np.eye(32, dtype=np.float32)).linear(np.ones((1, 32), np.float32)).round(2)[0, :3].tolist()
         [1.0, 1.0, 1.0]
         """
+        if self.format == FP8:
+            return _C.linear_fp8(x, self.weight, None, self.scales, bias, **options)
         return _C.quantized_linear(x, self.weight, self.scales, self.zeros, bias, format=self.format, **options)
 
 
@@ -197,6 +212,8 @@ def dequantize(weight: QuantizedWeight) -> np.ndarray:
     """
     if len(weight.weight.shape) == 3:
         weight = untiled(weight)
+    if weight.format == FP8:
+        return from_fp8(weight.weight, weight.scales)
     packed = _numpy(weight.weight)
     rows, columns = weight.shape
     head, size = FORMATS[weight.format]
@@ -254,6 +271,33 @@ def dequantize_tensor(weight: Any, scales: Any, zeros: Any, format: str, dtype: 
         values = q.reshape(rows, scales.shape[1], -1) - (zero if zeros is None else zeros.float()[..., None])
         values = values * scales.float()[..., None]
     return values.reshape(rows, -1).to(dtype)
+
+
+def _fp8_numbers() -> np.ndarray:
+    """What each byte of float8_e4m3fn stands for, float32 [256]."""
+    bits = np.arange(256)
+    exponent, mantissa = bits >> 3 & 15, (bits & 7).astype(np.float32)
+    size = np.where(exponent > 0, np.ldexp(8 + mantissa, exponent - 10), np.ldexp(mantissa, -9))
+    return np.where(bits & 127 == 127, np.nan, np.where(bits & 128, -size, size)).astype(np.float32)
+
+
+def from_fp8(weight: Any, scales: Any) -> np.ndarray:
+    """The numbers of float8_e4m3fn [..., rows, columns] with a scale for each 128 x 128, float32.
+
+    weight: its bits in uint8, or a torch tensor of float8_e4m3fn; scales: [..., rows / 128, columns / 128], rounded up.
+
+    >>> import numpy as np
+    >>> from flashkernel.quantized import from_fp8
+    >>> from_fp8(np.full((1, 2), 0x38, np.uint8), np.full((1, 1), 0.5, np.float32)).tolist()
+    [[0.5, 0.5]]
+    """
+    if not isinstance(weight, np.ndarray):
+        import torch
+
+        weight = weight.view(torch.uint8).cpu().numpy()
+    rows, columns = weight.shape[-2:]
+    wide = np.repeat(np.repeat(_numpy(scales).astype(np.float32), FP8_BLOCK, -2), FP8_BLOCK, -1)
+    return _fp8_numbers()[weight] * wide[..., :rows, :columns]
 
 
 def _nibbles(words: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> np.ndarray:

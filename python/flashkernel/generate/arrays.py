@@ -15,7 +15,7 @@ import numpy as np
 
 import flashkernel as fk
 
-from ..quantized import TILE_ROWS, QuantizedWeight, dequantize, dequantize_tensor, tiled
+from ..quantized import FP8, TILE_ROWS, QuantizedWeight, dequantize, dequantize_tensor, tiled
 from .checkpoint import bfloat16_to_float32, float32_to_bfloat16
 from .sampling import draw, log_probabilities, penalise
 
@@ -70,12 +70,19 @@ class HostArrays:
         return np.concatenate(parts, dim)
 
     def blocks(self, weight: QuantizedWeight) -> QuantizedWeight:
-        """A matrix of a GGUF file that stays in its blocks, whose rows `take_blocks` looks up."""
+        """A matrix of a file that stays in its blocks, whose rows `take_blocks` looks up."""
         return weight
 
     def for_linear(self, weight: QuantizedWeight) -> QuantizedWeight:
         """What `blocks` gave, in the layout that `quantized_linear` likes best here."""
-        return tiled(weight) if _likes_tiles() and weight.shape[0] % TILE_ROWS == 0 else weight
+        return tiled(weight) if weight.format != FP8 and _likes_tiles() and weight.shape[0] % TILE_ROWS == 0 else weight
+
+    def linear(self, x: Any, weight: Any, bias: Any = None, **options: Any) -> Any:
+        """`linear` of a weight of numbers, or of one that `for_linear` gave."""
+        options.update(self.op_options)
+        if isinstance(weight, QuantizedWeight):
+            return weight.linear(x, bias, **options)
+        return fk.linear(x, weight, bias, **options)
 
     def take_blocks(self, weight: QuantizedWeight, rows: Any) -> Any:
         """Rows of it, as numbers."""
@@ -350,6 +357,13 @@ class TorchArrays(HostArrays):
     def blocks(self, weight: QuantizedWeight) -> QuantizedWeight:
         """On the device, rows at multiples of 16 bytes: what the kernel for a decode step's rows reads."""
         rows, size = weight.weight.shape
+        if weight.format == FP8:
+            import torch
+
+            whole = np.zeros((rows, size + -size % 16), np.uint8)
+            whole[:, :size] = weight.weight
+            packed = self._place(whole)[:, :size].view(torch.float8_e4m3fn)
+            return QuantizedWeight(packed, self._place(np.ascontiguousarray(weight.scales)), None, FP8)
         whole = np.zeros((rows, size + -size % 16), np.uint8)
         whole[:, :size] = weight.weight
         return QuantizedWeight(self._place(whole)[:, :size], None, None, weight.format)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..quantized import QuantizedWeight
+from ..quantized import FP8, FP8_BLOCK, QuantizedWeight, from_fp8
 from .errors import CheckpointError, UnsupportedModelError
 from .files import MAX_INDEX_BYTES, describe, is_file, read_json, require_directory, shown
 from .safetensors_file import SafetensorsFile, bfloat16_to_float32
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "MemoryCheckpoint", "bfloat16_to_float32", "float32_to_bfloat16"]
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_SCALE = "_scale_inv"  # behind the name of a tensor in float8_e4m3fn: what its elements are multiplied with
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -34,15 +35,45 @@ def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
 
 
+def _is_fp8(quantization: Any) -> bool:
+    """Whether the weights are float8_e4m3fn with a scale for each 128 x 128; False: they are not quantised.
+
+    Raises UnsupportedModelError for any other quantisation.
+    """
+    if quantization is None:
+        return False
+    method: Any = quantization
+    if isinstance(quantization, dict):
+        method = quantization.get("quant_method", "no quant_method")
+        fits = {
+            "weight_block_size": quantization.get("weight_block_size") == [FP8_BLOCK, FP8_BLOCK],
+            "activation_scheme": quantization.get("activation_scheme", "dynamic") == "dynamic",
+            "fmt": quantization.get("fmt", "e4m3") == "e4m3",
+        }
+        if method == "fp8":
+            for name, right in fits.items():
+                if not right:
+                    raise UnsupportedModelError(
+                        f"load_model: config.json has fp8 weights with {name}={describe(quantization.get(name))}; "
+                        "weight_block_size [128, 128], activation_scheme dynamic and fmt e4m3 are needed"
+                    )
+            return True
+    raise UnsupportedModelError(
+        f"load_model: config.json has a quantization_config ({describe(method)}); weights in F32, F16, BF16 or "
+        "F64, or in fp8 with weight_block_size [128, 128], are needed"
+    )
+
+
 class Checkpoint:
     """The config and the weights of one checkpoint directory.
 
     Raises CheckpointError if config.json or safetensors weights are missing or broken, UnsupportedModelError for an
-    adapter and for quantised weights.
+    adapter and for quantised weights but float8_e4m3fn with a scale for each 128 x 128 (DeepSeek-V3, Qwen3-FP8).
     """
 
     rope_divisors: np.ndarray | None = None  # float32 [head_dim / 2], of RoPE's frequencies; only GGUF files have them
     parallel: TensorParallel | None = None  # the ranks that share the model that is made of it
+    keep_blocks = False  # whether matrices in float8_e4m3fn are given as they are to who asks for `blocks`
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
@@ -59,13 +90,7 @@ class Checkpoint:
                 "needed"
             )
         self.config = config
-        if config.get("quantization_config") is not None:
-            method = config["quantization_config"]
-            method = method.get("quant_method", "no quant_method") if isinstance(method, dict) else method
-            raise UnsupportedModelError(
-                f"load_model: config.json has a quantization_config ({describe(method)}); weights in F32, F16, BF16 or "
-                "F64 are needed"
-            )
+        self.is_fp8 = _is_fp8(config.get("quantization_config"))
         self.generation_config = self._read_json("generation_config.json")  # None: there is no such file
         self._files = self._find(self._weight_file())
         self._unread = set(self._files)
@@ -171,11 +196,29 @@ class Checkpoint:
                 f"load_model: {shown(name)} has shape {shown(list(got))}; the config needs {list(shape)}"
             )
         self._unread.discard(name)
+        if self._is_float8(name):
+            return from_fp8(self._files[name].bits(name), self._scales(name))
         return self._files[name].read(name)
+
+    def _is_float8(self, name: str) -> bool:
+        return self.is_fp8 and self._files[name].dtype(name) == "F8_E4M3"
+
+    def _scales(self, name: str) -> np.ndarray:
+        """The scales of a tensor in float8_e4m3fn, one for each 128 x 128."""
+        shape = self._files[name].shape(name)
+        if len(shape) < 2:
+            raise CheckpointError(f"load_model: {shown(name)} in F8_E4M3 has shape {list(shape)}; 2 dims are needed")
+        blocks = tuple(-(-extent // FP8_BLOCK) for extent in shape[-2:])
+        return self.read(name + _SCALE, (*shape[:-2], *blocks))
 
     def blocks(self, name: str, shape: tuple[int, ...]) -> QuantizedWeight | None:
         """A matrix of a file in few bits that stays in them; None: there is none, and `read` has its numbers."""
-        return None
+        if not self.keep_blocks or name not in self or not self._is_float8(name):
+            return None
+        if len(shape) != 2 or self._files[name].shape(name) != tuple(shape):
+            return None  # `read` says what is wrong
+        self._unread.discard(name)
+        return QuantizedWeight(self._files[name].bits(name), self._scales(name), None, FP8)
 
     def same(self, name: str, other: str) -> bool:
         """Whether two tensors hold the same values."""

@@ -15,7 +15,7 @@ import numpy as np
 import flashkernel as fk
 from flashkernel.typing import KvAppendRopeWithQ
 
-from ..quantized import QuantizedWeight
+from ..quantized import FP8, FP8_BLOCK, QuantizedWeight
 from .arrays import HostArrays
 from .checkpoint import Checkpoint, MemoryCheckpoint
 from .config import read_fields
@@ -215,12 +215,13 @@ class DecoderModel(Model, model_types=FAMILIES):
         # (array, tensor, offset): what was worked out of a tensor of the checkpoint, float32: tensor + offset.
         self.derived: list[tuple[Any, Any, float]] = []
 
-        def stack(names: list[tuple[str, int]], what: str, present: bool, *tail: int) -> Any:
-            """Some projections of the same input as one matrix (or one bias), rows one below the other."""
+        def stack(names: list[tuple[str, int]], what: str, present: bool, *tail: int, blocks: bool = True) -> Any:
+            """Some projections of the same input as one matrix (or one bias), rows one below the other; `blocks`: it
+            may stay in few bits."""
             if not present:
                 return None
             full = [f"{name}.{what}" for name, _ in names]
-            if what == "weight":
+            if what == "weight" and blocks:
                 shapes = [(rows, *tail) for _, rows in names]
                 parts = [checkpoint.blocks(prefix + name, shape) for name, shape in zip(full, shapes, strict=True)]
                 joined = _joined(parts)
@@ -346,10 +347,7 @@ class DecoderModel(Model, model_types=FAMILIES):
         return logits if self.logits_softcap is None else arrays.softcapped(logits, self.logits_softcap)
 
     def _linear(self, x: Any, weight: Any, bias: Any = None, **options: Any) -> Any:
-        options.update(self.arrays.op_options)
-        if isinstance(weight, QuantizedWeight):
-            return weight.linear(x, bias, **options)
-        return fk.linear(x, weight, bias, **options)
+        return self.arrays.linear(x, weight, bias, **options)
 
     def _join(self, x: Any, residual: Any, after: Any, before: Any) -> tuple[Any, Any]:
         """What comes next and the residual, of a result x: normed by `after`, added, and the sum normed by `before`."""
@@ -434,11 +432,15 @@ class DecoderModel(Model, model_types=FAMILIES):
 
 
 def _joined(parts: list[QuantizedWeight | None]) -> QuantizedWeight | None:
-    """Matrices in blocks one below the other; None where they have no one format."""
+    """Matrices in blocks one below the other; None where they have no one format, or blocks of many rows end within."""
     kept = [part for part in parts if part is not None]
     if len(kept) != len(parts) or len({part.format for part in kept}) > 1:
         return None
-    return QuantizedWeight(np.concatenate([part.weight for part in kept]), None, None, kept[0].format)
+    fp8 = kept[0].format == FP8
+    if fp8 and any(part.shape[0] % FP8_BLOCK for part in kept[:-1]):
+        return None
+    scales = np.concatenate([part.scales for part in kept]) if fp8 else None
+    return QuantizedWeight(np.concatenate([part.weight for part in kept]), scales, None, kept[0].format)
 
 
 def _has_experts(config: dict[str, Any], layer: int) -> bool:

@@ -153,7 +153,8 @@ class GgufCheckpoint(Checkpoint):
 
     def __init__(self, path: str | Path, *, keep_blocks: bool = False):
         self.directory = Path(path)
-        self._keep_blocks = keep_blocks
+        self.is_fp8 = False
+        self.keep_blocks = keep_blocks
         file = GgufFile(path)
         self._file, self._label = file, shown(file.path.name)
         metadata = file.metadata
@@ -312,7 +313,7 @@ class GgufCheckpoint(Checkpoint):
         return divisors
 
     def blocks(self, name: str, shape: tuple[int, ...]) -> QuantizedWeight | None:
-        if not self._keep_blocks or name not in self or self._files[name].shape(name) != tuple(shape):
+        if not self.keep_blocks or name not in self or self._files[name].shape(name) != tuple(shape):
             return None  # `read` says what is wrong
         found: QuantizedWeight | None = self._files[name].blocks(name)
         if found is not None:

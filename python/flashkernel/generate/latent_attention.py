@@ -164,11 +164,11 @@ class LatentAttention:
         """x [tokens, hidden] to [tokens, heads * value]; pages: [num_pages, page_size, 1, row], which get new rows."""
         arrays, sizes, options = self.arrays, self.sizes, self.arrays.op_options
         tokens, rank = x.shape[0], sizes.rank
-        x = fk.linear(x, self.in_weight, self.in_bias, **options)
+        x = arrays.linear(x, self.in_weight, self.in_bias)
         behind = x.shape[1] - sizes.row
         q = x[:, :behind]
         if self.q_weight is not None:
-            q = fk.linear(fk.rms_norm(q, self.q_norm, eps=EPS, **options), self.q_weight, **options)
+            q = arrays.linear(fk.rms_norm(q, self.q_norm, eps=EPS, **options), self.q_weight)
         q = q.reshape(tokens, self.heads, sizes.query)
         latent = fk.rms_norm(x[:, behind : behind + rank], self.norm, eps=EPS, **options)
         wide = None if way.table is None else arrays.space((tokens, self.heads, sizes.row))
@@ -268,5 +268,5 @@ def read_latent(
         None if q_rank is None else norm(at + "q_a_layernorm", q_rank),
         None if q_rank is None else stack([(at + "q_b_proj", q_size)], "weight", True, q_rank),
         norm(at + "kv_a_layernorm", sizes.rank),
-        stack(up, "weight", True, sizes.rank),
+        stack(up, "weight", True, sizes.rank, blocks=False),  # its halves meet queries and values of each head
     )

@@ -321,7 +321,10 @@ def load_model(
     dtype: "float32", "float16" or "bfloat16", of weights, activations and cache.
     weights: of a GGUF file, "quantized" (matrices of Q4_0, Q4_1 and Q8_0 stay in their blocks, less than a third of
         the memory of 16 bits) or "dequantized"; None: the first on the CPU, where the tokens in float32 are the
-        same, and the second on a GPU. Sums are float32 either way.
+        same, and the second on a GPU. Sums are float32 either way. Of a checkpoint in fp8 with a scale for each
+        128 x 128 (DeepSeek-V3, Qwen3-FP8), "quantized" (matrices but those of experts stay in 8 bits, and what they
+        multiply is rounded to 8 bits, as such models are meant to run) or "dequantized"; None: the first on GPUs of
+        9.0, the second elsewhere.
     tensor_parallel: the ranks that share the model (docs/tensor_parallel.md), whose matrices are dequantised; every one
         of them makes this call. None: this process has all of it.
 
@@ -350,15 +353,20 @@ def load_model(
     return model
 
 
-def _keeps_blocks(weights: str | None, gguf: bool, device: str) -> bool:
+def _keeps_blocks(weights: str | None, gguf: bool, fp8: bool, device: str) -> bool:
     """Whether a file's quantised matrices stay in their blocks."""
-    if weights not in (None, "quantized", "dequantized"):
-        raise ValueError(f"load_model: weights={weights!r}; 'quantized', 'dequantized' or None is needed")
-    if weights == "quantized" and not gguf:
+    if weights == "quantized" and not gguf and not fp8:
         raise UnsupportedModelError(
-            "load_model: weights='quantized' with a checkpoint that is no GGUF file; a GGUF file is needed"
+            "load_model: weights='quantized' with a checkpoint that is no GGUF file and not in fp8; one of these is "
+            "needed"
         )
-    return gguf and (weights == "quantized" or (weights is None and device == "cpu"))
+    if weights is not None:
+        return weights == "quantized"
+    if fp8:  # other devices have no fast kernel for it
+        return device == "cuda" and any(
+            kernel.available and kernel.id.startswith("linear_fp8/cuda/sm90a") for kernel in fk.kernels()
+        )
+    return gguf and device == "cpu"
 
 
 def _load(
@@ -368,10 +376,13 @@ def _load(
         raise UnsupportedModelError(
             "load_model: weights='quantized' with tensor_parallel; 'dequantized' or None is needed"
         )
+    if weights not in (None, "quantized", "dequantized"):
+        raise ValueError(f"load_model: weights={weights!r}; 'quantized', 'dequantized' or None is needed")
     whole = is_gguf(directory)
-    keep = _keeps_blocks(weights, whole, arrays.device) and parallel is None
     try:
-        checkpoint = GgufCheckpoint(directory, keep_blocks=keep) if whole else Checkpoint(directory)
+        checkpoint = GgufCheckpoint(directory) if whole else Checkpoint(directory)
+        keep = _keeps_blocks(weights, whole, checkpoint.is_fp8, arrays.device)
+        checkpoint.keep_blocks = keep and parallel is None
         checkpoint.parallel = parallel
         return checkpoint, build_model(checkpoint, arrays)
     except MemoryError as error:

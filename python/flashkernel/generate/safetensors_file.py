@@ -71,6 +71,15 @@ class SafetensorsFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
 
+    def dtype(self, name: str) -> str:
+        """As the file spells it: "BF16"."""
+        return self._entries[name].dtype
+
+    def bits(self, name: str) -> np.ndarray:
+        """The bytes of a tensor of 8-bit elements, in memory of its own."""
+        entry = self._entries[name]
+        return np.array(self._map(entry, "u1").reshape(entry.shape))
+
     def _map(self, entry: _Entry, dtype: str) -> Any:
         """The bytes of a tensor as a flat array that lies in the file."""
         count = entry.size // np.dtype(dtype).itemsize
