@@ -206,6 +206,21 @@ MOST_LINES = 600
 WRITTEN = {*CXX, ".c", ".py", ".rs", ".cmake", ".txt", ".sh", ".yml"}  # .txt: CMakeLists
 
 
+# ptxas of CUDA 12.9 and 13.0 gives max(0, min(a, b)) == b the machine code of max(0, min(a, b)) == a on 9.0 and later.
+# KeyWindow::last is such an expression; KeyWindow::sees_last_key asks without it.
+CLAMP_COMPARED = re.compile(r"\blast\([^;&|?]*\) *[=!]=|[=!]= *[\w.]*\blast\(|max\(0, *m(in|ax)\([^;&|?]*\)\) *[=!]=")
+
+
+def test_no_clamped_number_is_compared_with_its_bound() -> None:
+    for bad in ("range.last(at.query) == range.k_len", "k_len != range.last(i)", "max(0, min(a, b)) == b"):
+        assert CLAMP_COMPARED.search(bad)
+    found = []
+    for path in sources("src/cuda"):
+        code = re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
+        found += [f"{path.relative_to(ROOT)}: {match.group()}" for match in CLAMP_COMPARED.finditer(code)]
+    assert not found, found
+
+
 def test_files_are_short() -> None:
     folders = ("include", "src", "bindings", "python", "emulator", "tests_cpp", "tests_py", "tools", "scripts")
     files = sources(*folders, "cmake", "examples", ".github", suffixes=WRITTEN)

@@ -23,6 +23,9 @@ struct KeyWindow {
   }
   __device__ int first(int i) const { return max(0, i + left); }
   __device__ int last(int i) const { return max(0, min(k_len, i + right)); }
+  /// Whether query i sees all keys up to the last one. To be asked here, never as last(i) == k_len: ptxas of CUDA 12.9
+  /// and 13.0 gives max(0, min(a, b)) == b the code of max(0, min(a, b)) == a on 9.0 and later.
+  __device__ bool sees_last_key(int i) const { return i + right >= k_len; }
   /// Queries that see key j are [first_query(j), last_query(j)).
   __device__ int first_query(int j) const { return max(0, j - right + 1); }
   __device__ int last_query(int j) const { return min(q_len, j - left + 1); }

@@ -100,6 +100,26 @@ struct FewQueriesConsumer {
         for (int e = 0; e < 2; ++e)
           if (8 * c + e >= end || 8 * c + e < begin) score[4 * c + 2 * half + e] = -INFINITY;
     }
+    if (p.mask.data) hide_by_bits(block);
+  }
+  /// The same for the keys that the packed mask hides, which has bits for the last ones (attention_params.hpp).
+  __device__ void hide_by_bits(int block) {
+    constexpr int kWord = kBlockN < 64 ? kBlockN : 64;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const RowPlace at = tile.place(thread_row(half));
+#pragma unroll
+      for (int part = 0; part < kBlockN / kWord; ++part) {
+        const std::uint64_t shown = mask_keys<kWord>(p, tile.b, at.head, at.query, block * kBlockN + part * kWord,
+                                                     tile.range.k_len - tile.range.q_len) >>
+                                    2 * (threadIdx.x % 4);
+#pragma unroll
+        for (int c = 0; c < kWord / 8; ++c)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if ((shown >> (8 * c + e) & 1) == 0) score[4 * (part * kWord / 8 + c) + 2 * half + e] = -INFINITY;
+      }
+    }
   }
 
   /// The weights of a later block, with the shift of the blocks before. A warp in which an exponential is too large
@@ -150,7 +170,8 @@ struct FewQueriesConsumer {
       last_key[half] = tile.range.last(i);
     }
     const int first_full = (tile.range.first(tile.place(64 * warpgroup + 63).query) + kBlockN - 1) / kBlockN;
-    const int end_full = tile.range.last(tile.place(64 * warpgroup).query) / kBlockN;
+    const int all_see = p.mask.data ? tile.range.k_len - tile.range.q_len : tile.range.k_len;
+    const int end_full = min(all_see, tile.range.last(tile.place(64 * warpgroup).query)) / kBlockN;
     int block = end - 1;
     issue_scores();
     ptx::wgmma_wait<0>();

@@ -61,7 +61,7 @@ struct KeyGatherer {
       if (page >= 0 && page < p.num_pages)
         own = page * stride_page + static_cast<unsigned>(first + lane()) % page_size() * stride_token;
       page = look_up(first + kWarp < begin + kBlockN ? first + kWarp : after);
-#pragma unroll 4
+#pragma unroll 2
       for (int row = 0; row < kWarp; row += kRows) {
         const std::int64_t at = __shfl_sync(kFullMask, own, row + sub);
         const bool there = has_column && at >= 0;

@@ -55,7 +55,7 @@ __device__ inline void redo_rows(const AttentionParams& p, const RowTile& tile, 
 #pragma unroll 1
   for (int row = first + static_cast<int>(threadIdx.x / kWarp); row < end; row += Shape::kConsumerThreads / kWarp) {
     const RowPlace at = tile.place(row);
-    if (tile.range.first(at.query) == 0 && tile.range.last(at.query) == tile.range.k_len) continue;
+    if (!p.mask.data && tile.range.first(at.query) == 0 && tile.range.sees_last_key(at.query)) continue;
     const T* const out = static_cast<const T*>(p.out) + at.out_offset(p, tile.b);
     float zero = 0.0f;  // NaN once any element is not finite
     for (int column = lane; column < p.head_dim_v; column += kWarp) zero = fmaf(to_float(out[column]), 0.0f, zero);

@@ -24,8 +24,8 @@ template <int kQkDim_, int kVDim_, int kConsumers_>
 struct FewQueriesShape {
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kConsumers = kConsumers_;
   static constexpr int kBlockM = 64 * kConsumers, kBlockN = few_queries_block_keys(kConsumers);
-  static constexpr bool kScored = false;  // for redo.cuh
-  static constexpr bool kSparse = false;
+  static constexpr bool kScored = false, kSparse = false;  // for redo.cuh and producer.cuh
+  static constexpr bool kTakesBits = true;
   static constexpr bool kHandsOver = kConsumers > 1;
   static constexpr int kConsumerThreads = 128 * kConsumers, kThreads = kConsumerThreads + (kHandsOver ? 128 : 32);
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // with kHandsOver

@@ -15,7 +15,9 @@ Verdict few_queries_supports(const AttentionParams& p) {
   if (p.dtype != kDtype) return "it is built for another dtype";
   if (!HeadDims{kQkDim, kVDim}.hold(p.head_dim, p.head_dim_v)) return kTooSmallHeadDims;
   if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) return "head_dim must be a multiple of 8";
-  if (p.has_score_modifier()) return "it takes no bias, packed mask, ALiBi or softcap";
+  if (p.softcap > 0 || p.bias.data || p.alibi_slopes || p.mask.blocks.data)
+    return "it takes no bias, ALiBi, softcap or block mask";
+  if (p.mask.data && !p.is_paged()) return "it takes a packed mask over pages only, where most keys are seen by all";
   if (!(p.scale > 0.0f)) return "its scale must be positive";
   if (p.heads_kv <= 0 || p.heads_q % p.heads_kv != 0) return "each kv head needs the same number of query heads";
   if (p.seq_q > kMostTokens || p.seq_k > kMostTokens) return "seq_q or seq_k is over 2^29";

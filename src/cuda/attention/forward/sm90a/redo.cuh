@@ -51,7 +51,8 @@ __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile
       } else {
         score = dot * p.scale;
         if (p.softcap > 0.0f) score = p.softcap * tanh_exp2(score / p.softcap);
-        if (Shape::kSparse && p.mask.hides(tile.b, tile.h, i, j0 + lane)) score = -INFINITY;
+        if constexpr (Shape::kTakesBits)
+          if (p.mask_hides(tile.b, tile.h, i, j0 + lane, tile.range.q_len, tile.range.k_len)) score = -INFINITY;
       }
     }
     float highest = fmaxf(state.maximum, score);
@@ -66,7 +67,7 @@ __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile
 #pragma unroll 1
     for (int j = j0; j < min(j0 + 32, last); ++j) {
       // A score of -inf hides the key and whatever its value holds.
-      if ((Shape::kScored || Shape::kSparse) && p.hides_by_score() &&
+      if ((Shape::kScored || Shape::kTakesBits) && p.hides_by_score() &&
           __shfl_sync(kFullMask, score, j - j0) == -INFINITY)
         continue;
       const float w = __shfl_sync(kFullMask, weight, j - j0);

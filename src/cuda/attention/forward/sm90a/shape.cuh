@@ -51,6 +51,7 @@ struct ForwardShape : Tile {
   static constexpr bool kSums = false;                   // see SummedShape
   static constexpr bool kScored = false;                 // see ScoredShape (scored.cuh)
   static constexpr bool kSparse = false;                 // see SparseShape (sparse.cuh)
+  static constexpr bool kTakesBits = false;              // whether redo_row reads a packed mask though not kScored
   static constexpr int kBiasStages = 0, kBiasBytes = 0;  // slots of a consumer, and bytes of one
   static_assert(kParts || (kOutSlots == 0) == (kQSlots > 1),
                 "the output leaves through one of two places of Q, or its own");

@@ -12,7 +12,7 @@ namespace flashkernel::cuda::sm90a {
 
 template <class Tile>
 struct SparseShape : ForwardShape<Tile> {
-  static constexpr bool kSparse = true;
+  static constexpr bool kSparse = true, kTakesBits = true;
   static_assert(Tile::kTurns && Tile::kQSlots > 1,
                 "a consumer's rows are the same in every tile, and Q need not leave");
 };

@@ -30,7 +30,7 @@ namespace flashkernel::cuda::sm90a {
 /// Tiles lie as chunks of 64 columns: 64 lines of 128 bytes, swizzled.
 struct WideShape {
   static constexpr int kQkDim = 512, kVDim = 512, kBlockN = 64;
-  static constexpr bool kScored = false, kSparse = false;        // for redo.cuh
+  static constexpr bool kScored = false, kSparse = false, kTakesBits = false;
   static constexpr int kThreads = 384, kChunks = 8, kUnits = 4;  // pieces of K: a chunk; of V: 16 rows of all chunks
   static constexpr int kChunkBytes = 64 * 128, kTileBytes = kChunks * kChunkBytes, kUnitBytes = kTileBytes / kUnits;
   static constexpr int kArrivals = 2 * 8;  // that free a piece: the consumers' warps of both blocks
