@@ -83,16 +83,17 @@ struct KeyPart {
   }
 };
 
-/// One warp loads the keys and values of a part.
+/// The warps behind the consumers load the keys and values of a part: the first one, or all of them row by row.
 template <class Shape, class T>
 __device__ inline void produce_part(const AttentionParams& p, const ForwardPlan& walk, const Shape& shared,
                                     const CUtensorMap* map_k, const CUtensorMap* map_v, const RowTile& tile,
-                                    const KeyPart& keys, bool leaves) {
+                                    const KeyPart& keys, int warp, bool leaves) {
   if (gathers_keys(p)) {
-    KeyGatherer<Shape, T> gatherer{p, shared, tile.b, tile.g, tile.range.k_len, ptx::l2_policy(leaves)};
+    KeyGatherer<Shape, T> gatherer{p, shared, tile.b, tile.g, tile.range.k_len, warp * kWarp, ptx::l2_policy(leaves)};
     gatherer.run(keys.end, keys.count);
     return;
   }
+  if (warp > 0) return;
   TileRecord record;
   record.b = tile.b, record.g = tile.g, record.end_block = keys.end, record.range = tile.range;
   const int lane_keys = p.is_paged() ? KeyWalk<Shape>::first_key_of_lane(walk) : 0;
@@ -116,7 +117,8 @@ struct Slice {
 
   template <class Shape>
   __device__ static Slice find(const RowTile& tile, const KeyPart& keys, int part, int cluster) {
-    const int number = part / cluster, rank = part - number * cluster, rows = Shape::kBlockM / cluster;
+    const int number = part / cluster, rank = part - number * cluster;
+    const int rows = (Shape::kBlockM / 2 + cluster - 1) / cluster * 2;  // whose states are read in pairs
     return {rank * rows, min(tile.rows, (rank + 1) * rows), number, (keys.parts + cluster - 1) / cluster,
             max(0, min(cluster, keys.parts - number * cluster))};
   }
@@ -129,19 +131,25 @@ __device__ inline bool merge_slice(const AttentionParams& p, const Shape& shared
                                    const Slice& slice, const PartsOfTile<Shape>& all, int* counter) {
   constexpr int kColumns = Shape::kVDim / kWarp, kWarps = Shape::kConsumerThreads / kWarp;
   constexpr int kConsumers = Shape::kConsumers + 1;  // a barrier of their own, behind those of the warpgroups
+  constexpr int kRows = 2;                           // at once, of a warp
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
   bool not_finite = false;
 #pragma unroll 1
-  for (int row = slice.first + warp; row < slice.end; row += kWarps) {
-    float2 own{-INFINITY, 0.0f};
-    if (lane < slice.parts) {
-      const std::uint32_t state = shared.part_state(row & ~1);  // of two rows: 16 bytes
-      const float4 two = ptx::load_cluster_4(ptx::map_shared(state, static_cast<std::uint32_t>(lane)));
-      own = row & 1 ? float2{two.z, two.w} : float2{two.x, two.y};
+  for (int row = slice.first + kRows * warp; row < slice.end; row += kRows * kWarps) {
+    float2 own[kRows];
+    std::uint32_t place[kRows];
+    MergedRow<kColumns> merged[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      place[r] = shared.part_row(row + r) + lane * kColumns / 4 * 16;
+      own[r] = float2{-INFINITY, 0.0f};
     }
-    const std::uint32_t place = shared.part_row(row) + lane * kColumns / 4 * 16;
-    MergedRow<kColumns> merged = merge_row<kColumns>(slice.parts, own, [&](int i) {
-      const float4 four = ptx::load_cluster_4(ptx::map_shared(place, static_cast<std::uint32_t>(i)));
+    if (lane < slice.parts) {  // of two rows: 16 bytes
+      const float4 two = ptx::load_cluster_4(ptx::map_shared(shared.part_state(row), static_cast<std::uint32_t>(lane)));
+      own[0] = float2{two.x, two.y}, own[1] = float2{two.z, two.w};
+    }
+    merge_rows<kColumns, kRows>(slice.parts, own, merged, [&](int r, int i) {
+      const float4 four = ptx::load_cluster_4(ptx::map_shared(place[r], static_cast<std::uint32_t>(i)));
       Packed<float, kColumns> part;
       if constexpr (kColumns == 4) {
         part.values[0] = four.x, part.values[1] = four.y, part.values[2] = four.z, part.values[3] = four.w;
@@ -150,11 +158,15 @@ __device__ inline bool merge_slice(const AttentionParams& p, const Shape& shared
       }
       return part;
     });
-    if (slice.clusters <= 1) {
-      not_finite |= store_merged_row<T>(p, tile.b, tile.place(row), merged);
-    } else {
-      store_floats(all.values(slice.number, row) + lane * kColumns, merged.values);
-      if (lane == 0) *all.state(slice.number, row) = float2{merged.maximum, merged.sum};
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (row + r >= slice.end) break;
+      if (slice.clusters <= 1) {
+        not_finite |= store_merged_row<T>(p, tile.b, tile.place(row + r), merged[r]);
+      } else {
+        store_floats(all.values(slice.number, row + r) + lane * kColumns, merged[r].values);
+        if (lane == 0) *all.state(slice.number, row + r) = float2{merged[r].maximum, merged[r].sum};
+      }
     }
   }
   if (slice.clusters <= 1) return not_finite;
@@ -164,12 +176,19 @@ __device__ inline bool merge_slice(const AttentionParams& p, const Shape& shared
   meet();
   if (!shared.notes().is_last) return false;
 #pragma unroll 1
-  for (int row = slice.first + warp; row < slice.end; row += kWarps) {
-    const float2 own = lane < slice.clusters ? *all.state(lane, row) : float2{-INFINITY, 0.0f};
-    MergedRow<kColumns> merged = merge_row<kColumns>(slice.clusters, own, [&](int i) {
-      return load_vector<kColumns>(static_cast<const float*>(all.values(i, row)) + lane * kColumns);
+  for (int row = slice.first + kRows * warp; row < slice.end; row += kRows * kWarps) {
+    float2 own[kRows];
+    MergedRow<kColumns> merged[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      own[r] = lane < slice.clusters ? *all.state(lane, min(row + r, slice.end - 1)) : float2{-INFINITY, 0.0f};
+    merge_rows<kColumns, kRows>(slice.clusters, own, merged, [&](int r, int i) {
+      return load_vector<kColumns>(static_cast<const float*>(all.values(i, min(row + r, slice.end - 1))) +
+                                   lane * kColumns);
     });
-    not_finite |= store_merged_row<T>(p, tile.b, tile.place(row), merged);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      if (row + r < slice.end) not_finite |= store_merged_row<T>(p, tile.b, tile.place(row + r), merged[r]);
   }
   return not_finite;
 }
@@ -184,8 +203,8 @@ __device__ inline void pass_cluster(int cluster) {
   ptx::cluster_wait();
 }
 
-/// The consumers of a block: its part of the keys, and its rows of the cluster's parts. Every block of the grid leaves
-/// the counters once (pipeline/departure.cuh).
+/// The consumers of a block: its part of the keys, and its rows of the cluster's parts. Where several clusters share a
+/// tile, every block of the grid leaves the counters once (pipeline/departure.cuh).
 template <class Shape, class T>
 __device__ inline void consume_part(const AttentionParams& p, const FewQueriesPlan& plan, const Shape& shared,
                                     const RowTile& tile, const KeyPart& keys, int part, float scale_log2,
@@ -214,7 +233,8 @@ __device__ inline void consume_part(const AttentionParams& p, const FewQueriesPl
     if (keys.parts != 1) {
       slice = Slice::find<Shape>(tile, keys, part, plan.cluster);
       const PartsOfTile<Shape> all(workspace, item, items, plan.splits / plan.cluster);
-      int* const counter = counters + item * plan.cluster + (part - slice.number * plan.cluster);
+      int* const counter =
+          slice.clusters > 1 ? counters + item * plan.cluster + (part - slice.number * plan.cluster) : nullptr;
       // Where the rows see no key, the first cluster says so.
       if (slice.number < max(1, slice.clusters))
         not_finite = merge_slice<Shape, T>(p, shared, tile, slice, all, counter);
@@ -229,11 +249,11 @@ __device__ inline void consume_part(const AttentionParams& p, const FewQueriesPl
       store_merged_row<T>(p, tile.b, tile.place(row), none);
     }
   }
-  if (plan.splits > 1) departure.announce();
+  if (plan.splits > plan.cluster) departure.announce();
   if (not_finite) shared.notes().met_nan = 1;
   meet();
   if (shared.notes().met_nan) redo_rows<Shape, T>(p, tile, slice.first, slice.end);
-  if (plan.splits > 1) departure.finish();
+  if (plan.splits > plan.cluster) departure.finish();
 }
 
 /// Grid: parts of the keys; tiles of a kv head, then kv heads; sequences.
@@ -247,9 +267,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResidents)
   if (threadIdx.x == 0) {
     ptx::tma_prefetch_map(&map_k);
     ptx::tma_prefetch_map(&map_v);
+    const unsigned loaders = gathers_keys(p) ? Shape::kGatherWarps : 1;
     for (int stage = 0; stage < Shape::kStages; ++stage) {
-      ptx::mbarrier_init(shared.k_full(stage), 1);
-      ptx::mbarrier_init(shared.v_full(stage), 1);
+      ptx::mbarrier_init(shared.k_full(stage), loaders);
+      ptx::mbarrier_init(shared.v_full(stage), loaders);
       ptx::mbarrier_init(shared.k_empty(stage), 4 * Shape::kConsumers);
       ptx::mbarrier_init(shared.v_empty(stage), 4 * Shape::kConsumers);
     }
@@ -272,7 +293,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResidents)
   tile.rows = min(Shape::kBlockM, tile.range.q_len * plan.group - tile.first);
   if (tile.rows <= 0) {  // a shorter sequence has no such tile
     pass_cluster(plan.cluster);
-    if (plan.splits == 1) return;
+    if (plan.splits == plan.cluster) return;
     Departure departure(counters, static_cast<int>(gridDim.y * gridDim.z) * plan.cluster);
     departure.announce_without_use();
     departure.finish();
@@ -282,10 +303,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResidents)
   const int warp = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / kWarp, 0));
   if (warp >= 4 * Shape::kConsumers) {
     if constexpr (Shape::kHandsOver) ptx::decrease_registers<Shape::kProducerRegisters>();
-    if (warp == 4 * Shape::kConsumers) {
-      if (part < keys.parts) produce_part<Shape, T>(p, walk, shared, &map_k, &map_v, tile, keys, plan.leaves);
-      ptx::allow_next_kernel();
-    }
+    const int loader = warp - 4 * Shape::kConsumers;
+    if (part < keys.parts) produce_part<Shape, T>(p, walk, shared, &map_k, &map_v, tile, keys, loader, plan.leaves);
+    if (loader == 0) ptx::allow_next_kernel();
     __syncwarp();
     pass_cluster(plan.cluster);
   } else {
@@ -316,7 +336,7 @@ void launch_few_queries(const AttentionParams& p, const FewQueriesPlan& plan, vo
            make_tensor_map("attention_fwd k", kv_map(p, false, box)),
            make_tensor_map("attention_fwd v", kv_map(p, true, box)), static_cast<float*>(workspace), counters);
   };
-  if (plan.splits == 1) return start(nullptr);
+  if (plan.splits == plan.cluster) return start(nullptr);  // no two clusters have parts of a tile
   const ZeroedMemory counters(p.device.index, Departure::bytes(items * plan.cluster), stream);
   start(static_cast<int*>(counters.data()));
 }

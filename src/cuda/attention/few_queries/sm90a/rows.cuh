@@ -60,25 +60,31 @@ struct MergedRow {
   float maximum = -INFINITY, sum = 0.0f;
 };
 
-/// Merges `parts` parts of a row, at most 32, in their order. load(part) gives a lane's columns of a part's numerators;
-/// `own` is the maximum and the sum of the part with the lane's number.
-template <int kColumns, class Load>
-__device__ inline MergedRow<kColumns> merge_row(int parts, float2 own, Load load) {
-  MergedRow<kColumns> row;
-  row.maximum = own.x;
+/// Merges `parts` parts of rows, at most 32, in their order. load(r, i) gives a lane's columns of part i's numerators
+/// of row r; `own` has the row's maximum and sum in the part with the lane's number. Several rows at once, because a
+/// load takes long.
+template <int kColumns, int kRows, class Load>
+__device__ inline void merge_rows(int parts, const float2 (&own)[kRows], MergedRow<kColumns> (&rows)[kRows],
+                                  Load load) {
+  float factor[kRows];
 #pragma unroll
-  for (int step = 1; step < kWarp; step *= 2)
-    row.maximum = fmaxf(row.maximum, __shfl_xor_sync(kFullMask, row.maximum, step));
-  const float factor = ptx::exp2_approx(own.x - SoftmaxState::shift(row.maximum));
-#pragma unroll 8
-  for (int i = 0; i < parts; ++i) {
-    const Packed<float, kColumns> part = load(i);
-    const float weight = __shfl_sync(kFullMask, factor, i);
-    row.sum = fmaf(__shfl_sync(kFullMask, own.y, i), weight, row.sum);
+  for (int r = 0; r < kRows; ++r) {
+    rows[r].maximum = own[r].x;
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) row.values[c] = fmaf(part.values[c], weight, row.values[c]);
+    for (int step = 1; step < kWarp; step *= 2)
+      rows[r].maximum = fmaxf(rows[r].maximum, __shfl_xor_sync(kFullMask, rows[r].maximum, step));
+    factor[r] = ptx::exp2_approx(own[r].x - SoftmaxState::shift(rows[r].maximum));
   }
-  return row;
+#pragma unroll 4
+  for (int i = 0; i < parts; ++i)
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const Packed<float, kColumns> part = load(r, i);
+      const float weight = __shfl_sync(kFullMask, factor[r], i);
+      rows[r].sum = fmaf(__shfl_sync(kFullMask, own[r].y, i), weight, rows[r].sum);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) rows[r].values[c] = fmaf(part.values[c], weight, rows[r].values[c]);
+    }
 }
 
 /// Finishes a row and stores it. Returns whether the lane has stored a value that is not finite.

@@ -17,9 +17,9 @@ struct FewQueriesNotes {
   int met_nan;  // a result is not finite
 };
 
-/// kConsumers warpgroups of 64 rows each, and behind them the producer, whose first warp loads keys. With one warpgroup
-/// two blocks share a multiprocessor: one of them computes while the other one waits. With two the producer is a
-/// warpgroup as well, since only whole ones can hand over registers.
+/// kConsumers warpgroups of 64 rows each, and behind them the producer, whose first warp loads keys, or all of whose
+/// warps gather them. With one warpgroup two blocks share a multiprocessor: one of them computes while the other one
+/// waits. With two the producer is a warpgroup as well, since only whole ones can hand over registers.
 template <int kQkDim_, int kVDim_, int kConsumers_>
 struct FewQueriesShape {
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kConsumers = kConsumers_;
@@ -27,7 +27,8 @@ struct FewQueriesShape {
   static constexpr bool kScored = false, kSparse = false;  // for redo.cuh and producer.cuh
   static constexpr bool kTakesBits = true;
   static constexpr bool kHandsOver = kConsumers > 1;
-  static constexpr int kConsumerThreads = 128 * kConsumers, kThreads = kConsumerThreads + (kHandsOver ? 128 : 32);
+  static constexpr int kConsumerThreads = 128 * kConsumers, kGatherWarps = kHandsOver ? 4 : 2;
+  static constexpr int kThreads = kConsumerThreads + 32 * kGatherWarps;
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // with kHandsOver
   static_assert(!kHandsOver || kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
   static constexpr int kResidents = few_queries_residents(kConsumers);
