@@ -72,6 +72,22 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             {"q": packed, **bytes_, "prefix_table": table["block_table"], "prefix_lens": i(20), **table}
             | {"cu_seqlens_q": i(0, 4), "kv_scales": token_scales, "out": f(4, 2, 8)},
         ),
+        "attention_fp8": (
+            "attention_fp8",
+            {
+                **{name: f(1, 2, 4, 16).to(torch.float8_e4m3fn).view(torch.uint8) for name in "qkv"},
+                **{"q_scale": f(1, 2), "k_scale": f(1, 2), "v_scale": f(1, 2)},
+                **of_heads,
+                "out": f(1, 2, 4, 16).bfloat16(),
+            },
+        ),
+        "attention_fp8, lengths": (
+            "attention_fp8",
+            {
+                **{name: f(4, 2, 16).to(torch.float8_e4m3fn).view(torch.uint8) for name in "qkv"},
+                **{"cu_seqlens_q": i(0, 4), "cu_seqlens_k": i(0, 4), "seqused_q": i(3), "seqused_k": i(4)},
+            },
+        ),
         "attention_mla_decode": (
             "attention_mla_decode",
             {

@@ -43,6 +43,12 @@ def _empty(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return np.full(shape, -7, dtype)
 
 
+def _float8(*shape: int, seed: int = 0) -> np.ndarray:
+    """Bits of e4m3 numbers of either sign, from 1/2 to 1.875."""
+    rng = np.random.default_rng([seed, *shape])
+    return (rng.integers(0x30, 0x40, shape) + 128 * rng.integers(0, 2, shape)).astype(np.uint8)
+
+
 def _i32(*values: Any) -> np.ndarray:
     return np.array(values, np.int32)
 
@@ -365,6 +371,15 @@ def _attention() -> list[OpCall]:
                 "groups": cu_q,
             },
             {"out": _empty(10, 4, 8)}, rows, flat,
+        ),
+        OpCall(
+            "attention_fp8",
+            lambda a: fk.attention_fp8(a.q, a.k, a.v, a.qs, a.ks, a.vs, scale=0.3, return_lse=True, out=a.out),
+            {
+                **{"q": _float8(2, 4, 5, 16), "k": _float8(2, 2, 7, 16), "v": _float8(2, 2, 7, 16)},
+                **{"qs": _numbers(2, 2), "ks": _numbers(2, 2), "vs": _numbers(2, 2)},
+            },
+            {"out": _empty(2, 4, 5, 16, dtype=np.float16)}, ("q", "k", "v", "out"), flat,
         ),
         OpCall(
             "attention_mla_decode",

@@ -499,10 +499,6 @@ def test_refusals() -> None:
     ):
         with pytest.raises(NotImplementedError, match=r"flash_attn_\w+: dropout_p=0.1; 0 is needed"):
             refused()
-    with pytest.raises(NotImplementedError, match="flash_attn_func: k_descale is given; float8"):
-        fa3.flash_attn_func(q, q, q, k_descale=torch.ones(1, 2))
-    with pytest.raises(NotImplementedError, match=r"flash_attn_func: q is torch.float8_e4m3fn; float8"):
-        fa3.flash_attn_func(*[q.to(torch.float8_e4m3fn)] * 3)
     with pytest.raises(NotImplementedError, match="qv is given"):
         fa3.flash_attn_func(q, q, q, qv=q)
     with pytest.raises(NotImplementedError, match="attention_chunk=4; 0 is needed"):

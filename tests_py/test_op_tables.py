@@ -25,7 +25,7 @@ QUANTIZED_NORMS = {"layer_norm_quantized", "rms_norm_quantized"}
 # quantized_linear takes bytes apart in registers, and has no twin yet; nor have ops of 8-bit floats,
 # attention_mla_decode and attention_cascade, which is attention_paged and merge_states in one call.
 ATTENTION = {"attention_mla_decode", "attention_cascade"}
-FLOAT8 = {"linear_fp8", "quantize_fp8_blocks"}
+FLOAT8 = {"attention_fp8", "linear_fp8", "quantize_fp8_blocks"}
 NO_TWIN = NO_NUMBERS | LINEAR_LOSSES | QUANTIZED_NORMS | ATTENTION | FLOAT8 | {"sample", "quantized_linear"}
 
 

@@ -30,8 +30,8 @@ WRITTEN = [
     pytest.param(case, path, id=f"{case}-{'.'.join(map(str, path))}") for case in CASES for path in written(case)
 ]
 WITHOUT_GRADIENT = {  # of flashkernel.torch
-    "attention_cascade", "attention_mla_decode", "attention_paged", "kv_append", "kv_read", "layer_norm_quantized",
-    "quantize_fp8_blocks", "rms_norm_quantized", "sample",
+    "attention_cascade", "attention_fp8", "attention_mla_decode", "attention_paged", "kv_append", "kv_read",
+    "layer_norm_quantized", "quantize_fp8_blocks", "rms_norm_quantized", "sample",
 }  # fmt: skip
 
 

@@ -53,6 +53,14 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
             ops.attention_cascade,
             (*paged_arguments()[:3], *cascade_tables(), *[None] * 7, True, 0.5, None),
         ),
+        "attention_fp8": (
+            ops.attention_fp8,
+            (
+                *(torch.randn(2, heads, 5, 16).to(torch.float8_e4m3fn).view(torch.uint8) for heads in (4, 2, 2)),
+                *[torch.rand(2, 2) + 0.5, None, torch.tensor(0.5), None, None, None, None, True, -1, -1, 0.0, 0.3],
+                *[torch.rand(4), "distance", torch.rand(4), None, None, torch.bfloat16],
+            ),
+        ),
         "attention_mla_decode": (
             ops.attention_mla_decode,
             (randn(2, 4, 1, 24, grad=False), randn(4, 16, 24, grad=False), *paged_arguments()[3:], 0.25, 16, True),

@@ -103,6 +103,21 @@ FK_API fk_status fk_attention_mla_decode(const fk_tensor* q, const fk_tensor* la
     const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* out, const fk_tensor* lse,
     float scale, int32_t causal, int32_t check_pages, const fk_context* context);
 
+// ---- Attention of 8-bit floating point queries, keys and values with scales beside them, and a 16-bit output.
+
+// softmax(scale * Q K^T) V where Q, K and V are float8_e4m3fn elements times a scale. Dense without cu_seqlens: q
+// [batch, heads_q, seq_q, head_dim], k and v [batch, heads_kv, seq_k, *], out as q with v's head dim, lse fp32
+// [batch, heads_q, seq_q] (may be absent); 2 to 4 dims. With cu_seqlens_q and cu_seqlens_k (both): layouts and
+// lengths of fk_attention_varlen. out is float16 or bfloat16.  q_scale, k_scale and v_scale are fp32, each absent
+// (1), one number (0 dims or one element; on q's device, or on the host, where it is read during the call), or
+// broadcastable to [batch, heads_kv]: a query head has the scale of its kv head. Options: causal, window, softcap,
+// scale, ALiBi, sinks, seqused. There is no gradient.  Kernels on 8-bit tensor cores round the weights of keys to
+// e4m3 before the second product (docs/numerics.md).
+FK_API fk_status fk_attention_fp8(const fk_tensor* q, const fk_tensor* k, const fk_tensor* v, const fk_tensor* q_scale,
+    const fk_tensor* k_scale, const fk_tensor* v_scale, const fk_tensor* cu_seqlens_q,
+    const fk_tensor* cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, const fk_tensor* out,
+    const fk_tensor* lse, const fk_attention_options* options, const fk_context* context);
+
 // ---- Attention: softmax(scale * Q K^T) V and its gradient; dense, variable-length and paged.
 //
 // Order of operations on a score s = scale * <q_i, k_j>: softcap (c * tanh(s / c)), then bias and ALiBi (-slope * |i

@@ -69,6 +69,7 @@ def register(ops: dict[str, Any]) -> None:
 TRACEABLE: tuple[str, ...] = (
     "attention",
     "attention_cascade",
+    "attention_fp8",
     "attention_mla_decode",
     "attention_paged",
     "attention_varlen",

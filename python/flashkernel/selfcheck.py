@@ -203,6 +203,28 @@ def _attention_mla_decode(inputs: Inputs, seq_q: int = 2) -> Sample:
     return Sample("attention_mla_decode", arguments, {"scale": 0.0722, "causal": seq_q > 1})
 
 
+def _attention_fp8(inputs: Inputs) -> _Pairs:
+    """Scores are whole numbers times ln 2: weights are powers of two, and rounding them to e4m3 is exact."""
+    if inputs.dtype == "float32":
+        raise NotImplementedError("attention_fp8: its output has 16 bits")
+    place = np.arange(2 * 33 * inputs.head_dim)
+    q64 = np.where(place % 13 == 0, np.where(place % 2, 1.0, -1.0), 0.0)[: 2 * 9 * inputs.head_dim]
+    k64 = np.where(place % 7 == 0, np.where(place % 4 < 2, 1.0, -1.0), 0.0)[: 33 * inputs.head_dim]
+    v64 = (place * 5 % 17 - 8.0)[: 33 * inputs.head_dim] / 4
+    arrays = [x.reshape(1, -1, n, inputs.head_dim) for x, n in ((q64, 9), (k64, 33), (v64, 33))]
+    bits = [inputs.bytes(_e4m3_bits(x)) for x in arrays]
+    options = {"scale": float(np.log(2.0)), "causal": True}
+    out = fk.attention_fp8(*bits, 2.0, 0.5, 0.25, out_dtype=inputs.dtype, **options, **inputs.options)
+    return [(out, reference.attention_fp8(*arrays, 2.0, 0.5, 0.25, **options)[0])]
+
+
+def _e4m3_bits(values: np.ndarray) -> np.ndarray:
+    """Of numbers that e4m3 has: 0, or 2^-6 and more."""
+    mantissa, exponent = np.frexp(np.abs(values))
+    bits = np.where(values == 0, 0, (exponent + 6) * 8 + np.rint(mantissa * 16).astype(np.int64) - 8)
+    return (bits + np.where(values < 0, 128, 0)).astype(np.uint8)
+
+
 def _attention_bwd(inputs: Inputs) -> _Pairs:
     (q, q64), (k, k64), (v, v64), (g, g64) = (inputs.randn(1, 2, 33, inputs.head_dim) for _ in range(4))
     out, lse = reference.attention(q64, k64, v64, causal=True)
@@ -446,6 +468,7 @@ CASES: dict[str, list[_Case]] = {
         _attention_paged_int8,
     ],
     "attention_bwd": [_attention_bwd],
+    "attention_fp8": [_attention_fp8],
     "attention_mla_decode": [lambda inputs: _attention_mla_decode(inputs, 1).pairs(inputs)],
     "linear": [
         _linear,

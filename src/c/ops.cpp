@@ -7,6 +7,7 @@
 
 #include "flashkernel/attention.hpp"
 #include "flashkernel/attention_cascade.hpp"
+#include "flashkernel/attention_fp8.hpp"
 #include "flashkernel/attention_mla.hpp"
 #include "flashkernel/elementwise.hpp"
 #include "flashkernel/kv_ops.hpp"
@@ -108,6 +109,19 @@ fk_status fk_attention_mla_decode(const fk_tensor* q, const fk_tensor* latent_pa
         c.tensor("block_table", block_table), c.tensor("seq_lens", seq_lens), c.tensor("out", out),
         c.tensor("lse", lse), scale, c.flag("causal", causal), c.flag("check_pages", check_pages),
         c.context("context", context));
+  });
+}
+
+fk_status fk_attention_fp8(const fk_tensor* q, const fk_tensor* k, const fk_tensor* v, const fk_tensor* q_scale,
+    const fk_tensor* k_scale, const fk_tensor* v_scale, const fk_tensor* cu_seqlens_q,
+    const fk_tensor* cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, const fk_tensor* out,
+    const fk_tensor* lse, const fk_attention_options* options, const fk_context* context) {
+  return guarded([&] {
+    const Call c("attention_fp8");
+    flashkernel::attention_fp8(c.tensor("q", q), c.tensor("k", k), c.tensor("v", v), c.tensor("q_scale", q_scale),
+        c.tensor("k_scale", k_scale), c.tensor("v_scale", v_scale), c.tensor("cu_seqlens_q", cu_seqlens_q),
+        c.tensor("cu_seqlens_k", cu_seqlens_k), max_seqlen_q, max_seqlen_k, c.tensor("out", out),
+        c.tensor("lse", lse), c.attention_options("options", options), c.context("context", context));
   });
 }
 

@@ -16,6 +16,7 @@
 #define FK_FAST_ROWS(Params, id, function, supports, plan)
 #endif
 #include "core/cpu_features.hpp"
+#include "cpu/attention_fp8.hpp"
 #include "cpu/costs.hpp"
 #include "cpu/scalar/kernels.hpp"
 #include "ops/op_list.hpp"
@@ -141,6 +142,25 @@ KernelTable<MlaDecodeParams> cpu_kernels<MlaDecodeParams>() {
         plan_workspace<MlaDecodeParams, latent_bytes<cpu::avx2::attention_fwd_packed_workspace>>),
 #endif
     scalar_row<MlaDecodeParams, cpu_scalar::attention_mla_decode>("attention_mla_decode/cpu/scalar"),
+  };
+  return table(kRows);
+}
+
+template <>
+KernelTable<Float8AttentionParams> cpu_kernels<Float8AttentionParams>() {
+  static constexpr KernelEntry<Float8AttentionParams> kRows[] = {
+#if defined(FK_CPU_AVX512)
+    cpu::fast_row<Float8AttentionParams, cpu::Isa::kAvx512, cpu::attention_fp8<cpu::avx512::attention_fwd_packed>>(
+        "attention_fp8/cpu/avx512", cpu::takes_all<Float8AttentionParams>,
+        plan_workspace<Float8AttentionParams,
+                       cpu::attention_fp8_workspace<cpu::avx512::attention_fwd_packed_workspace>>),
+#endif
+#if defined(FK_CPU_AVX2)
+    cpu::fast_row<Float8AttentionParams, cpu::Isa::kAvx2, cpu::attention_fp8<cpu::avx2::attention_fwd_packed>>(
+        "attention_fp8/cpu/avx2", cpu::takes_all<Float8AttentionParams>,
+        plan_workspace<Float8AttentionParams, cpu::attention_fp8_workspace<cpu::avx2::attention_fwd_packed_workspace>>),
+#endif
+    scalar_row<Float8AttentionParams, cpu_scalar::attention_fp8>("attention_fp8/cpu/scalar"),
   };
   return table(kRows);
 }

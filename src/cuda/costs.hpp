@@ -46,6 +46,8 @@ struct Rates {
 namespace rates {
 inline constexpr Rates kNaive{10000, 100000}, kTiled{50000, 1000000}, kForwardSm75{100000, 30000000},
     kForwardSm80{200000, 150000000}, kForwardSm90a{300000, 350000000}, kForwardScoredSm90a{250000, 250000000};
+/// Operands of 8 bits: not timed yet, and before the kernels that widen them.
+inline constexpr Rates kForwardFloat8Sm90a{350000, 600000000};
 /// Short sequences in small tiles: before every other forward kernel in its range (lab/cliffs.md).
 inline constexpr Rates kForwardShort{310000, 360000000};
 // A split over keys reads them with the whole device, whatever the number of heads: for a few queries it is ahead of

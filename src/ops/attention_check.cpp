@@ -16,10 +16,16 @@ void match(const Checker& check, const char* name, const TensorView& view, int d
                " must match");
 }
 
-// dtype, dims and layout that q, k, v and out share.
+// dtype, dims and layout that q, k, v and out share; out has another dtype where they have 8 bits.
 void check_operand(const Checker& check, const char* name, const TensorView& view, const TensorView& q, int least,
-                   int most) {
-  check.floating(name, view);
+                   int most, AttentionPass pass = AttentionPass::kForward) {
+  if (pass == AttentionPass::kForwardFloat8) {
+    check.tensor(name, view);
+    if (view.dtype != DType::kFloat8E4M3)
+      check.fail(std::string(name) + " is " + dtype_name(view.dtype) + "; needs float8_e4m3fn");
+  } else {
+    check.floating(name, view);
+  }
   if (view.dtype != q.dtype)
     check.fail(std::string(name) + " is " + dtype_name(view.dtype) + " but q is " + dtype_name(q.dtype) +
                "; dtypes must match");
@@ -67,14 +73,22 @@ void check_results(const Checker& check, const TensorView& out, const TensorView
   check_apart(check, out, lse, {{"q", q}, {k_name, k}, {v_name, v}});
 }
 
+void check_out(const Checker& check, const TensorView& out, const TensorView& q, int ndim, AttentionPass pass) {
+  if (pass != AttentionPass::kForwardFloat8) return check_operand(check, "out", out, q, ndim, ndim);
+  check.floating("out", out);
+  if (out.dtype == DType::kFloat32) check.fail("out is float32; needs float16 or bfloat16");
+  check.ndim("out", out, ndim, ndim);
+  check.last_dim_contiguous("out", out);
+}
+
 // out is q's shape with v's head dim, lse q's shape without one: q [batch, heads, seq, head_dim] by 2 to 4 dims.
 void check_dense_results(const Checker& check, const TensorView& q, const char* v_name, const TensorView& v,
                          const TensorView& out, const TensorView& lse, AttentionPass pass) {
   const int ndim = q.ndim;
-  check_operand(check, "out", out, q, ndim, ndim);
+  check_out(check, out, q, ndim, pass);
   for (int d = 0; d < ndim - 1; ++d) match(check, "out", out, d, "q", q, d, "shapes");
   match(check, "out", out, ndim - 1, v_name, v, v.ndim - 1, "head dims");
-  if (!lse.defined() && pass == AttentionPass::kForward) return;
+  if (!lse.defined() && pass != AttentionPass::kBackward) return;
   check.dtype("lse", lse, DType::kFloat32);
   check.ndim("lse", lse, ndim - 1, ndim - 1);
   for (int d = 0; d < ndim - 1; ++d) match(check, "lse", lse, d, "q", q, d, "shapes");
@@ -83,11 +97,11 @@ void check_dense_results(const Checker& check, const TensorView& q, const char* 
 // q and out [total_q, heads, *], lse [heads, total_q].
 void check_varlen_results(const Checker& check, const TensorView& q, const char* v_name, const TensorView& v,
                           const TensorView& out, const TensorView& lse, AttentionPass pass) {
-  check_operand(check, "out", out, q, 3, 3);
+  check_out(check, out, q, 3, pass);
   match(check, "out", out, 0, "q", q, 0, "rows");
   match(check, "out", out, 1, "q", q, 1, "heads");
   match(check, "out", out, 2, v_name, v, v.ndim - 1, "head dims");
-  if (!lse.defined() && pass == AttentionPass::kForward) return;
+  if (!lse.defined() && pass != AttentionPass::kBackward) return;
   check.dtype("lse", lse, DType::kFloat32);
   check.ndim("lse", lse, 2, 2);
   match(check, "lse", lse, 0, "q", q, 1, "heads");
@@ -283,9 +297,9 @@ void check_mirror(const Checker& check, const char* name, const TensorView& view
 
 void check_dense(const Checker& check, const TensorView& q, const TensorView& k, const TensorView& v,
                  const TensorView& out, const TensorView& lse, AttentionPass pass, AttentionParams& p) {
-  check_operand(check, "q", q, q, 2, 4);
-  check_operand(check, "k", k, q, q.ndim, q.ndim);
-  check_operand(check, "v", v, q, q.ndim, q.ndim);
+  check_operand(check, "q", q, q, 2, 4, pass);
+  check_operand(check, "k", k, q, q.ndim, q.ndim, pass);
+  check_operand(check, "v", v, q, q.ndim, q.ndim, pass);
   const int head_dim = q.ndim - 1, seq = q.ndim - 2, heads = q.ndim - 3;
   check_head_dim(check, "q", q);
   check_head_dim(check, "v", v);
@@ -319,9 +333,9 @@ void check_varlen(const Checker& check, const TensorView& q, const TensorView& k
                   const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k, std::int64_t max_seqlen_q,
                   std::int64_t max_seqlen_k, const TensorView& out, const TensorView& lse, AttentionPass pass,
                   IndexCopies& copies, AttentionParams& p) {
-  check_operand(check, "q", q, q, 3, 3);
-  check_operand(check, "k", k, q, 3, 3);
-  check_operand(check, "v", v, q, 3, 3);
+  check_operand(check, "q", q, q, 3, 3, pass);
+  check_operand(check, "k", k, q, 3, 3, pass);
+  check_operand(check, "v", v, q, 3, 3, pass);
   check_head_dim(check, "q", q);
   check_head_dim(check, "v", v);
   match(check, "k", k, 2, "q", q, 2, "head dims");
@@ -330,7 +344,7 @@ void check_varlen(const Checker& check, const TensorView& q, const TensorView& k
   match(check, "v", v, 1, "k", k, 1, "heads");
   check_varlen_results(check, q, "v", v, out, lse, pass);
   check_results(check, out, lse, q, "k", k, "v", v, pass);
-  if (pass == AttentionPass::kForward)
+  if (pass != AttentionPass::kBackward)
     check_apart(check, out, lse, {{"cu_seqlens_q", cu_seqlens_q}, {"cu_seqlens_k", cu_seqlens_k}});
   p.batch = batch_of(check, "cu_seqlens_q", cu_seqlens_q);
   p.cu_seqlens_q = check.index_array("cu_seqlens_q", cu_seqlens_q, p.batch + 1, copies);

@@ -9,8 +9,9 @@
 
 namespace flashkernel {
 
-/// Forward writes out and lse; backward reads them, and needs both.
-enum class AttentionPass { kForward, kBackward };
+/// Forward writes out and lse; backward reads them, and needs both. Forward of float8 has q, k and v of 8 bits, and out
+/// of 16.
+enum class AttentionPass { kForward, kBackward, kForwardFloat8 };
 
 /// q, k, v, out, lse of a dense call (2 to 4 dims, all the same number).
 void check_dense(const Checker& check, const TensorView& q, const TensorView& k, const TensorView& v,

@@ -2,6 +2,7 @@
 // CUDA, `flashkernel::ops()`, and through that the Python module, its Triton switch, doctor, bench and the tests.
 #pragma once
 
+#include "ops/attention_fp8_params.hpp"
 #include "ops/attention_mla_params.hpp"
 #include "ops/attention_params.hpp"
 #include "ops/elementwise_params.hpp"
@@ -35,6 +36,7 @@ inline constexpr OpList kOps{
     Op<AttentionParams>{{"attention", "attention_varlen", "attention_paged", "attention_cascade"}},
     Op<AttentionBackwardParams>{{"attention_backward", "attention_varlen_backward"}},
     Op<MlaDecodeParams>{{"attention_mla_decode"}},
+    Op<Float8AttentionParams>{{"attention_fp8"}},
     Op<MergeStatesParams>{{"merge_states"}},
     Op<PackMaskParams>{{"pack_mask"}},
     Op<RopeParams>{{"rope", "rope_table"}},

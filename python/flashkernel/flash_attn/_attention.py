@@ -20,6 +20,7 @@ from ._errors import as_both
 
 __all__ = [
     "attention",
+    "attention_fp8",
     "attention_varlen",
     "attention_varlen_used",
     "options",
@@ -56,7 +57,7 @@ def refuse_dropout(op: str, dropout_p: float) -> NoReturn:
 
 
 def refuse_fp8(op: str, q: torch.Tensor, **scales: Any) -> None:
-    needed = "float8 queries and keys are not implemented, float32, float16 or bfloat16 is needed"
+    needed = "float8 over a cache is not implemented, float32, float16 or bfloat16 is needed"
     for name, scale in scales.items():
         if scale is not None:
             raise NotImplementedError(f"{op}: {name} is given; {needed}")
@@ -202,6 +203,38 @@ class _Recorded(torch.autograd.Function):
 def _heads_first(x: Any) -> Any:
     """A view; a copy only where the last dim is strided, which no kernel reads (flash-attn copies there too)."""
     return dense(x).transpose(1, 2)
+
+
+def attention_fp8(
+    op: str,
+    tensors: Any,
+    scales: Any,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    sinks: Any,
+    return_lse: bool,
+    lengths: Any = None,
+) -> Any:
+    """out in bfloat16, or (out, lse), of q, k and v of 8 bits; layouts and errors as those of the other functions.
+
+    tensors: q, k, v. scales: theirs, [batch, heads_kv] or None. lengths: of sequences side by side: cu_seqlens_q and
+       _k, max_seqlen_q and _k, seqused_q and _k.
+    """
+    chosen: dict[str, Any] = options(softmax_scale, causal, window_size, softcap, None, sinks)
+    del chosen["alibi_slopes"]
+    if lengths is not None:
+        names = "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_q", "seqused_k"
+        chosen.update(zip(names, lengths, strict=True))
+    place = dense if lengths is not None else _heads_first
+    try:
+        out, lse = fkt.attention_fp8(*map(place, tensors), *scales, return_lse=True, **chosen)
+    except (ValueError, IndexError) as error:
+        q, k, v = tensors
+        raise shapes(op, error, _DENSE if lengths is None else _VARLEN, q=q, k=k, v=v) from None
+    out = out if lengths is not None else out.transpose(1, 2)
+    return (out, lse) if return_lse else out
 
 
 class _Used(torch.autograd.Function):

@@ -1,8 +1,9 @@
 """The functions of `flash_attn_interface` (flash-attn 3) over FlashKernel, with `s_aux`: attention sinks.
 
 Names, arguments, defaults and layouts are the package's. `num_splits`, `pack_gqa`, `sm_margin` and
-`scheduler_metadata` say how to use a GPU and are accepted: the kernels here choose for themselves. Refused by name:
-float8 scales (`q_descale`, ...), `qv`, `attention_chunk`. Source: Shah et al., FlashAttention-3 (2024).
+`scheduler_metadata` say how to use a GPU and are accepted: the kernels here choose for themselves. float8_e4m3fn q, k
+and v, with `q_descale`, `k_descale` and `v_descale` [batch, heads_kv], give bfloat16 and no gradients. Refused by name:
+float8 over a cache, `qv`, `attention_chunk`. Source: Shah et al., FlashAttention-3 (2024).
 """
 
 from __future__ import annotations
@@ -30,14 +31,25 @@ __all__ = [
 Window = tuple[int, int]
 
 
-def _refuse(op: str, q: Any, qv: Any, attention_chunk: int, q_descale: Any, k_descale: Any, v_descale: Any) -> None:
+def _refuse(
+    op: str, q: Any, qv: Any, attention_chunk: int, q_descale: Any, k_descale: Any, v_descale: Any, cache: bool = False
+) -> bool:
+    """Refuses what is not implemented. True: q is of 8 bits."""
     if qv is q_descale is k_descale is v_descale is None and not attention_chunk and q.dtype.itemsize != 1:
-        return  # every call comes here
+        return False  # every call comes here
     if qv is not None:
         raise NotImplementedError(f"{op}: qv is given; queries of the values are not implemented, None is needed")
     if attention_chunk:
         raise NotImplementedError(f"{op}: attention_chunk={attention_chunk}; 0 is needed: chunks are not implemented")
-    door.refuse_fp8(op, q, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    if cache:
+        door.refuse_fp8(op, q, **scales)
+    elif q.dtype.itemsize != 1:
+        name = next(name for name, scale in scales.items() if scale is not None)
+        raise NotImplementedError(f"{op}: {name} is given but q is {q.dtype}; float8_e4m3fn is needed")
+    elif q.dtype != torch.float8_e4m3fn:
+        raise NotImplementedError(f"{op}: q is {q.dtype}; of 8 bits, float8_e4m3fn is needed")
+    return True
 
 
 def flash_attn_func(
@@ -76,8 +88,13 @@ def flash_attn_func(
     torch.Size([1, 4, 3])
     """
     op = "flash_attn_func"
-    _refuse(op, q, qv, attention_chunk, q_descale, k_descale, v_descale)
+    eight_bits = _refuse(op, q, qv, attention_chunk, q_descale, k_descale, v_descale)
     sinks = _sinks(s_aux)
+    if eight_bits:
+        scales = q_descale, k_descale, v_descale
+        return door.attention_fp8(
+            op, (q, k, v), scales, softmax_scale, causal, window_size, softcap, sinks, return_attn_probs
+        )
     return door.attention(
         op, q, k, v, softmax_scale, causal, window_size, softcap, None, sinks, return_attn_probs
     )  # fmt: skip
@@ -111,7 +128,7 @@ def flash_attn_qkvpacked_func(
     torch.Size([1, 5, 4, 16])
     """
     op = "flash_attn_qkvpacked_func"
-    _refuse(op, qkv, None, attention_chunk, q_descale, k_descale, v_descale)
+    eight_bits = _refuse(op, qkv, None, attention_chunk, q_descale, k_descale, v_descale)
     if qkv.dim() == 5 and qkv.shape[2] == 3:
         q, k, v = qkv.unbind(2)
     elif (
@@ -126,6 +143,11 @@ def flash_attn_qkvpacked_func(
         raise ArgumentError(
             f"{op}: qkv has shape {list(qkv.shape)}, num_heads_q={num_heads_q}; [batch, seq, 3, heads, head_dim] is "
             "needed, or [batch, seq, heads_q + 2 * heads_kv, head_dim] with num_heads_q"
+        )
+    if eight_bits:
+        scales = q_descale, k_descale, v_descale
+        return door.attention_fp8(
+            op, (q, k, v), scales, softmax_scale, causal, window_size, softcap, None, return_attn_probs
         )
     return door.attention(
         op, q, k, v, softmax_scale, causal, window_size, softcap, None, None, return_attn_probs
@@ -176,8 +198,14 @@ def flash_attn_varlen_func(
     torch.Size([5, 2, 8])
     """
     op = "flash_attn_varlen_func"
-    _refuse(op, q, qv, attention_chunk, q_descale, k_descale, v_descale)
+    eight_bits = _refuse(op, q, qv, attention_chunk, q_descale, k_descale, v_descale)
     sinks = _sinks(s_aux)
+    if eight_bits:
+        return door.attention_fp8(
+            op, (q, k, v), (q_descale, k_descale, v_descale), softmax_scale, causal, window_size, softcap, sinks,
+            return_attn_probs,
+            (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k),
+        )  # fmt: skip
     options = door.options(softmax_scale, causal, window_size, softcap, None, sinks)
     if seqused_q is None and seqused_k is None:
         return door.attention_varlen(
@@ -304,7 +332,7 @@ def flash_attn_with_kvcache(
     torch.Size([1, 1, 4, 8])
     """
     op = "flash_attn_with_kvcache"
-    _refuse(op, q, qv, attention_chunk, q_descale, k_descale, v_descale)
+    _refuse(op, q, qv, attention_chunk, q_descale, k_descale, v_descale, cache=True)
     result = with_cache(
         op,
         q,

@@ -15,6 +15,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_cascade",
+    "attention_fp8",
     "attention_mla_decode",
     "attention_paged",
     "attention_varlen",
@@ -404,6 +405,43 @@ def attention_mla_decode(
     """(out, lse) of `flashkernel.attention_mla_decode`: paged attention whose values are the keys' first columns."""
     keys = f64(latent_pages)[:, :, None]
     return attention_paged(q, keys, keys[..., :head_dim_v], block_table, seq_lens, scale=scale, causal=causal)
+
+
+def attention_fp8(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    q_scale: ArrayLike = 1.0,
+    k_scale: ArrayLike = 1.0,
+    v_scale: ArrayLike = 1.0,
+    *,
+    cu_seqlens_q: Lengths | None = None,
+    cu_seqlens_k: Lengths | None = None,
+    **options: Any,
+) -> tuple[Float, Float]:
+    """(out, lse) of `flashkernel.attention_fp8`: attention of the numbers that elements stand for.
+
+    q, k, v: elements as numbers. Options as for `attention` or `attention_varlen`.
+    """
+    varlen = cu_seqlens_q is not None
+    batch = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else _as_4d(f64(q)).shape[0]
+    heads_kv = np.shape(k)[1] if varlen else _as_4d(f64(k)).shape[1]
+
+    def numbers(x: ArrayLike, scale: ArrayLike, starts: Lengths | None) -> Float:
+        heads = np.shape(x)[1] if starts is not None else _as_4d(f64(x)).shape[1]
+        factors = np.repeat(np.broadcast_to(f64(scale), (batch, heads_kv)), heads // max(heads_kv, 1), 1)
+        if starts is None:
+            return (_as_4d(f64(x)) * factors[:, :, None, None]).reshape(np.shape(x))
+        return f64(x) * np.repeat(factors, np.diff(np.asarray(starts)), 0)[:, :, None]
+
+    operands = (
+        numbers(q, q_scale, cu_seqlens_q),
+        numbers(k, k_scale, cu_seqlens_k),
+        numbers(v, v_scale, cu_seqlens_k),
+    )
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        return attention(*operands, **options)
+    return attention_varlen(*operands, cu_seqlens_q, cu_seqlens_k, **options)
 
 
 def merge_states(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from . import flash_impl as _flash_impl
 from .attention import attention, attention_varlen, pack_mask
+from .attention_fp8 import attention_fp8
 from .cascade import attention_cascade
 from .elementwise import log_softmax, softmax, swiglu
 from .kv_cache import attention_paged, kv_append, kv_read
@@ -32,6 +33,7 @@ __all__ = [
     "RMSNorm",
     "attention",
     "attention_cascade",
+    "attention_fp8",
     "attention_mla_decode",
     "attention_paged",
     "attention_varlen",

@@ -49,5 +49,7 @@ inline constexpr HeadDims kHopperBackwardHeadDims[] = {{64, 64},   {96, 96},   {
 inline constexpr HeadDims kDecodeHeadDims[] = {{64, 64}, {128, 128}, {192, 192}, {256, 256}, {512, 512}};
 inline constexpr HeadDims kFewQueriesHeadDims[] = {{64, 64}, {128, 128}};
 inline constexpr HeadDims kDecodeQuantizedHeadDims[] = {{64, 64}, {128, 128}, {256, 256}, {512, 512}};
+inline constexpr HeadDims kFloat8HeadDims[] = {{64, 64}, {128, 128}, {256, 256}};
+inline constexpr HeadDims kFloat8WidenedHeadDims[] = {{64, 64}, {128, 128}, {256, 256}};
 
 }  // namespace flashkernel::cuda

@@ -167,6 +167,21 @@ def _mla_decode(s: Settings, r: Representative) -> Pair:
                          "sizes": f"{batch} x {keys} keys, {heads} heads"}  # fmt: skip
 
 
+def _attention_fp8(s: Settings, r: Representative) -> Pair:
+    """Beside torch's attention of the same numbers in 16 bits."""
+    torch = baselines.require_torch()
+    dim = r.head_dim or 128
+    batch, heads, seq = s.pick(quick=(1, 2, 64), cpu=(1, 8, 1024), cuda=(4, 16, 4096))
+    dtype = "float16" if r.dtype == "float16" else "bfloat16"
+    inputs = Inputs(s.device, dtype)
+    numbers = [inputs.randn(batch, heads, seq, dim) for _ in range(3)]
+    ours = each(fk.attention_fp8, [tuple(x.to(torch.float8_e4m3fn) for x in numbers)], out_dtype=dtype)
+    peer = Provider("sdpa, 16 bits", each(torch.nn.functional.scaled_dot_product_attention, [tuple(numbers)]), PEER)
+    size = nbytes(*numbers)
+    return ours, [peer], {"flop": 4.0 * batch * heads * seq * seq * dim, "read": size // 2, "written": size // 3,
+                          "sizes": f"{batch} x {heads} x {seq} x {dim}"}  # fmt: skip
+
+
 def _of(work: Work, sizes: str) -> Pair:
     """A suite's row: its own providers' calls are forced here, the peers stay."""
     ours = next(p for p in work.providers if p.kind == OURS)
@@ -288,6 +303,7 @@ OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
     "attention_fwd": _attention_fwd,
     "attention_bwd": _attention_bwd,
     "attention_mla_decode": _mla_decode,
+    "attention_fp8": _attention_fp8,
     "merge_states": _merge_states,
     "linear": _linear,
     "linear_bwd": _linear_bwd,

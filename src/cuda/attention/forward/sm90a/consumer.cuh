@@ -8,6 +8,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/attention/forward/sm90a/epilogue.cuh"
+#include "cuda/attention/forward/sm90a/float8.cuh"
 #include "cuda/attention/forward/sm90a/parts.cuh"
 #include "cuda/attention/forward/sm90a/redo.cuh"
 #include "cuda/attention/forward/sm90a/scored.cuh"
@@ -21,12 +22,13 @@ enum NamedBarrier : int { kTurn = 1, kWarpgroup = 5 };  // one of each per consu
 /// kModified: scores get a softcap, a scale that is not positive, or what a scored call adds, before their
 /// exponentials.
 template <class Shape, class T, bool kModified>
-struct Consumer : TotalOf<Shape> {
+struct Consumer : TotalOf<Shape>, ScalesOf<Shape> {
   // With two places for Q, the first scores of a tile are under way while the output of the previous tile is finished.
   static constexpr bool kOverlap = !kModified && Shape::kQSlots > 1;
   static constexpr int kBlockN = Shape::kBlockN;
-  static constexpr int kScores = kBlockN / 2;       // a thread's elements of 64 x kBlockN
-  static constexpr int kValueSteps = kBlockN / 16;  // of 16 keys
+  static constexpr int kScores = kBlockN / 2;                        // a thread's elements of 64 x kBlockN
+  static constexpr int kValueSteps = kBlockN / Shape::kStepColumns;  // of 16 keys; 32 of 8 bits
+  static constexpr bool kEightBits = Shape::kEightBits;
   static constexpr int kOut = Shape::kVDim / 2 + (Shape::kSums ? 4 : 0);
   static constexpr bool kInChunks = Shape::kChunkBlocks > 0, kFolds = Shape::kFolds;
 
@@ -85,16 +87,23 @@ struct Consumer : TotalOf<Shape> {
 #pragma unroll
     for (int d = 0; d < Shape::kHeld; ++d) ptx::wgmma_rs<T>(score, queries[d], keys_of(d), d > 0);
 #pragma unroll
-    for (int d = Shape::kHeld; d < Shape::kQkDim / 16; ++d)
-      ptx::wgmma_ss<T>(score, q + (d / 4 * Shape::kQBlockBytes + d % 4 * 32) / 16, keys_of(d), d > 0);
+    for (int d = Shape::kHeld; d < Shape::kQkDim / Shape::kStepColumns; ++d) {
+      const std::uint64_t queries_of_d = q + (d / 4 * Shape::kQBlockBytes + d % 4 * 32) / 16;
+      if constexpr (kEightBits)
+        ptx::wgmma_fp8_ss<ptx::E4m3>(score, queries_of_d, keys_of(d), d > 0);
+      else
+        ptx::wgmma_ss<T>(score, queries_of_d, keys_of(d), d > 0);
+    }
   }
 
   /// O += P V for the keys of the slot; only issues.
   __device__ void issue_values(bool accumulate) {
+    if constexpr (kEightBits)
+      return issue_transposed_values<Shape>(out, weights, shared.v(blocks.before().slot()), accumulate);
     const std::uint64_t v = ptx::matrix_descriptor(shared.v(blocks.before().slot()), Shape::kKvBlockBytes, 1024);
 #pragma unroll
     for (int n = 0; n < kValueSteps; ++n)
-      ptx::wgmma_rs<T, true>(out, weights[n], v + n * 2048 / 16, n > 0 || accumulate);
+      if constexpr (!kEightBits) ptx::wgmma_rs<T, true>(out, weights[n], v + n * 2048 / 16, n > 0 || accumulate);
   }
 
   __device__ void hold_values() {
@@ -159,8 +168,17 @@ struct Consumer : TotalOf<Shape> {
         hide_keys<kBlockN>(score, half, p, tile, min(first_query + 8 * half, tile.range.q_len - 1), block * kBlockN);
   }
 
+  /// What the exponentials multiply scores with.
+  __device__ float scale_log2() const {
+    if constexpr (kEightBits)
+      return this->score_scale;
+    else
+      return plan.scale_log2;
+  }
+
   /// Finishes scores that are more than products, and applies the mask where asked.
   __device__ void modify_and_mask(const TileRecord& tile, int block, bool masked) {
+    if constexpr (kEightBits) this->scale_first(score);
     if constexpr (Shape::kScored)
       add_to_scores(tile, block);
     else if constexpr (kModified)
@@ -185,9 +203,24 @@ struct Consumer : TotalOf<Shape> {
       exponentials(score, rows, plan.scale_log2, factor);
       pack_weights();
     } else {
-      renew_maxima(score, rows, {true, true}, plan.scale_log2, factor);
-      fill_weights<T, !Shape::kSums>(score, weights, rows, plan.scale_log2, true, rows.sum);
+      renew_maxima(score, rows, {true, true}, scale_log2(), factor);
+      fill<!Shape::kSums>(true, rows.sum);
     }
+  }
+
+  /// Fills the weights of a block (fill_weights); true where one is too large.
+  template <bool kSum>
+  __device__ bool fill(bool is_final, float (&sum)[2]) {
+    if constexpr (kEightBits)
+      return fill_eight_bit_weights<kSum>(score, weights, rows, scale_log2(), is_final, sum);
+    else
+      return fill_weights<T, kSum>(score, weights, rows, scale_log2(), is_final, sum);
+  }
+  __device__ bool row_has_large(int half) const {
+    if constexpr (kEightBits)
+      return eight_bit_row_is_over(weights, half);
+    else
+      return row_is_over<T>(weights, half);
   }
 
   /// Computes the weights of a later block from its scores, with the shift of the blocks before. A warp in which an
@@ -197,14 +230,14 @@ struct Consumer : TotalOf<Shape> {
     float sum[2];
 #pragma unroll 1
     for (;; is_final = true) {
-      const bool is_over = fill_weights<T, !Shape::kSums>(score, weights, rows, plan.scale_log2, is_final, sum);
+      const bool is_over = fill<!Shape::kSums>(is_final, sum);
       // Without this the compiler would keep all exponentials, and add them only once it is known that the sum is
       // needed.
       if constexpr (!Shape::kSums) ptx::hold(sum);
       if (is_final || !__any_sync(kFullMask, is_over)) break;
-      const bool moves[2] = {row_is_over<T>(weights, 0), row_is_over<T>(weights, 1)};
+      const bool moves[2] = {row_has_large(0), row_has_large(1)};
       float factor[2];
-      renew_maxima(score, rows, moves, plan.scale_log2, factor);
+      renew_maxima(score, rows, moves, scale_log2(), factor);
       rows.sum[0] *= factor[0];
       rows.sum[1] *= factor[1];
       rescale_output(factor);
@@ -298,7 +331,10 @@ struct Consumer : TotalOf<Shape> {
       this->template add<true>(out, rows, plan.scale_log2, shared.total(warpgroup));
       this->clear(shared.total(warpgroup));
     }
-    finish_factors<Shape, kFolds>(p, tile, out, rows, kModified, factor);
+    if constexpr (kEightBits)
+      finish_eight_bit_factors(p, tile, rows, *this, factor);
+    else
+      finish_factors<Shape, kFolds>(p, tile, out, rows, kModified, factor);
     if (kFolds ? has_any_nan(out) : pending.partly_masked && has_nan(out)) *shared.met_nan(warpgroup) = 1;
     const OutputRecord at{tile.b, tile.h, tile.first_query, min(64, tile.range.q_len - tile.first_query)};
     if constexpr (Shape::kOutInValues > 0) return hand_over(at, factor);
@@ -423,6 +459,9 @@ struct Consumer : TotalOf<Shape> {
       const TileRecord& tile = *shared.record(tiles.count, warpgroup);
       load_queries();
       const int num_blocks = tile.num_blocks, end = tile.end_block - num_blocks;
+      ScalesOf<Shape> scales{};
+      if constexpr (kEightBits)
+        if (num_blocks > 0) scales = scales_of_tile<Shape>(plan, tile);  // the record of no tile has no head
       int block = tile.end_block - 1;
       const int last_key = tile.last_key;
       const bool skips = !Shape::kSparse && block > end && block * kBlockN >= last_key;
@@ -452,12 +491,13 @@ struct Consumer : TotalOf<Shape> {
       const bool partly_masked =
           masked() || end < first_full || Shape::kSparse || (Shape::kScored && p.hides_by_score());
       rows.clear();
+      static_cast<ScalesOf<Shape>&>(*this) = scales;
       modify_and_mask(tile, block, masked());
       first_weights();
       if (overlap) retire_pending();
       const bool has_more = Shape::kSparse ? !shown.is_last() : block > end;
       pending = {has_more && !opens_chunk(end) ? 1 : 0, partly_masked ? 1 : 0};
-      if (p.is_varlen_k() || p.is_paged()) {
+      if (!kEightBits && (p.is_varlen_k() || p.is_paged())) {
         const int past = tile.range.k_len - block * kBlockN;
         if (past < kBlockN) clear_values(past);
       }

@@ -31,6 +31,7 @@
 #include "cuda/attention/forward/sm90a/producer.cuh"
 #include "cuda/attention/forward/sm90a/scored.cuh"
 #include "cuda/attention/forward/sm90a/tiles.cuh"
+#include "cuda/attention/forward/sm90a/transpose_values.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
     }
   } else {
     ptx::increase_registers<Shape::kConsumerRegisters>();
-    Consumer<Shape, T, kModified> consumer{{}, p, plan, shared, &map_out, warpgroup - 1};
+    Consumer<Shape, T, kModified> consumer{{}, {}, p, plan, shared, &map_out, warpgroup - 1};
     consumer.run();
   }
 }
@@ -262,6 +263,34 @@ void attention_fwd_sparse(const AttentionParams& p, void*, Stream stream) {
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   launch_attention_fwd<SparseShape<typename ForwardTiles<kQkDim, kVDim>::Sparse>, T, false>(p, native(stream));
+}
+
+template <int kDim>
+std::size_t attention_fp8_workspace(const Float8AttentionParams& p) {
+  return TransposedValues::of<Float8Tile<kDim>::kBlockN>(p.attention).bytes(p.attention);
+}
+
+/// An entry of the table.
+template <DType kOut, int kDim>
+void attention_fp8(const Float8AttentionParams& call, void* workspace, Stream stream) {
+  using Shape = Float8Shape<Float8Tile<kDim>>;
+  const AttentionParams& p = call.attention;
+  if (p.batch * p.heads_q * p.seq_q == 0) return;
+  const CudaDeviceGuard guard(p.device.index);
+  const auto values = TransposedValues::of<Shape::kBlockN>(p);
+  transpose_values<Shape::kBlockN>(p, values, workspace, native(stream));
+  const CudaDeviceProperties& device = cuda_device_properties(p.device.index);
+  Float8Plan plan{};
+  static_cast<ForwardPlan&>(plan) = forward_plan<Shape, false>(p, device);
+  plan.q = call.q, plan.k = call.k, plan.v = call.v;
+  LaunchShape shape{static_cast<unsigned>(count_blocks(p, plan.items, device.num_sms)), Shape::kThreads,
+                    SharedLayout<Shape>::kBytes, native(stream)};
+  shape.early = true;
+  launch("attention_fp8 sm90a", attention_fwd_kernel<Shape, Element<kOut>, false>, shape, p, plan,
+         make_tensor_map("attention_fp8 q", float8_q_map(p, 64)),
+         make_tensor_map("attention_fp8 k", float8_k_map(p, Shape::kBlockN)),
+         make_tensor_map("attention_fp8 v", transposed_map(p, values, workspace, Shape::kVLine, Shape::kVDim)),
+         make_tensor_map("attention_fp8 out", float8_out_map(call)));
 }
 
 }  // namespace flashkernel::cuda::sm90a

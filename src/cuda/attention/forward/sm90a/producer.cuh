@@ -8,6 +8,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/attention/forward/sm90a/epilogue.cuh"
+#include "cuda/attention/forward/sm90a/float8.hpp"
 #include "cuda/attention/forward/sm90a/parts.cuh"
 #include "cuda/attention/forward/sm90a/sparse.cuh"
 
@@ -89,12 +90,20 @@ __device__ inline void load_keys(const AttentionParams& p, const ForwardPlan& pl
     if (lane == 0) *shared.shown(ring.slot()) = shown;
   if (lane == 0) ptx::mbarrier_arrive_expect(barrier, kOfV ? Shape::kVBytes : Shape::kKBytes);
   __syncwarp();
+  if constexpr (Shape::kEightBits && kOfV) {
+    if (lane == 0)
+#pragma unroll
+      for (int c = 0; c < Shape::kBlockN / Shape::kVLine; ++c)
+        ptx::tma_load(slot + c * Shape::kVDim * Shape::kVLine, map, barrier, ptx::l2_evict_last(),
+                      place.row + c * Shape::kVLine, 0, g, place.image);
+    return;
+  }
   if (at < Shape::kBlockN) {
     const int image = place.image < 0 ? static_cast<int>(p.num_pages) : place.image;
 #pragma unroll
     for (int c = 0; c < (kOfV ? Shape::kVBlocks : Shape::kQkBlocks); ++c)
-      ptx::tma_load(slot + c * Shape::kKvBlockBytes + at * 128, map, barrier, ptx::l2_evict_last(), c * 64, place.row,
-                    g, image);
+      ptx::tma_load(slot + c * Shape::kKvBlockBytes + at * 128, map, barrier, ptx::l2_evict_last(),
+                    c * Shape::kLineColumns, place.row, g, image);
   }
 }
 
@@ -117,12 +126,12 @@ __device__ inline void publish(const AttentionParams& p, const SharedLayout<Shap
       ptx::mbarrier_arrive(barrier);
       continue;
     }
-    ptx::mbarrier_arrive_expect(barrier, Shape::kQBytes);
+    ptx::mbarrier_arrive_expect(barrier, Shape::kQLoadBytes);
     const int row = first + (p.is_varlen_q() ? static_cast<int>(p.q_begin(tile.b)) : 0);
 #pragma unroll
     for (int c = 0; c < Shape::kQkBlocks; ++c)
-      ptx::tma_load(shared.q(at.slot(), w) + c * Shape::kQBlockBytes, map_q, barrier, ptx::l2_evict_first(), c * 64,
-                    row, tile.h, p.is_varlen_q() ? 0 : tile.b);
+      ptx::tma_load(shared.q(at.slot(), w) + c * Shape::kQBlockBytes, map_q, barrier, ptx::l2_evict_first(),
+                    c * Shape::kLineColumns, row, tile.h, p.is_varlen_q() ? 0 : tile.b);
   }
 }
 
@@ -153,6 +162,11 @@ __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan&
       }
     } else {
       KeyWalk<Shape> walk(p, plan, tile, lane_keys);
+      if constexpr (Shape::kEightBits && kOfV)
+        if (p.is_varlen_k()) {
+          const int begin = static_cast<int>(p.k_begin(tile.b));
+          walk.key += first_transposed_key<Shape::kBlockN>(begin, tile.b) - begin;
+        }
 #pragma unroll 1
       for (int i = tile.num_blocks; i > 0; --i, ++at.count) {
         if (kSends) sender.before_load(at);

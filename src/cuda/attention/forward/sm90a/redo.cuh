@@ -8,6 +8,7 @@
 #include "cuda/attention/score.cuh"
 #include "cuda/attention/score_fast.cuh"
 #include "cuda/tile/convert.cuh"
+#include "cuda/tile/quantized.cuh"
 #include "cuda/tile/reduce.cuh"
 
 namespace flashkernel::cuda::sm90a {
@@ -28,12 +29,14 @@ __device__ inline std::int64_t row_of_key(const AttentionParams& p, const TileRe
 
 /// One warp computes one row from global memory, and reads only what the row sees. The tensor cores cannot do that when
 /// a masked key or value is NaN or infinite, since they compute 0 * NaN = NaN. This is rare and slow.
-template <class Shape, class T>
-__device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile, int i) {
+/// E: the elements of q, k and v, which count score_scale (for p.scale) and value_scale.
+template <class Shape, class T, class E>
+__device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile, int i, float score_scale,
+                                float value_scale) {
   constexpr float kLog2E = 1.4426950408889634f;
   constexpr int kColumns = (Shape::kVDim + 31) / 32;  // a lane
   const int lane = threadIdx.x % 32;
-  const T* const q = static_cast<const T*>(p.q) + p.q_offset(tile.b, tile.h, i);
+  const E* const q = static_cast<const E*>(p.q) + p.q_offset(tile.b, tile.h, i);
   const int first = tile.range.first(i), last = tile.range.last(i);
   float out[kColumns] = {};
   SoftmaxState state;
@@ -41,7 +44,7 @@ __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile
   for (int j0 = first; j0 < last; j0 += 32) {
     float score = -INFINITY;
     if (j0 + lane < last) {
-      const T* const k = static_cast<const T*>(p.k) +
+      const E* const k = static_cast<const E*>(p.k) +
                          row_of_key(p, tile, j0 + lane, p.stride_k_batch, p.stride_k_head, p.stride_k_token);
       float dot = 0.0f;
 #pragma unroll 1
@@ -49,7 +52,7 @@ __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile
       if constexpr (Shape::kScored) {
         score = modified_score(p, ScoreContext(p, tile.b, tile.h), i, j0 + lane, dot);
       } else {
-        score = dot * p.scale;
+        score = dot * score_scale;
         if (p.softcap > 0.0f) score = p.softcap * tanh_exp2(score / p.softcap);
         if constexpr (Shape::kTakesBits)
           if (p.mask_hides(tile.b, tile.h, i, j0 + lane, tile.range.q_len, tile.range.k_len)) score = -INFINITY;
@@ -71,15 +74,15 @@ __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile
           __shfl_sync(kFullMask, score, j - j0) == -INFINITY)
         continue;
       const float w = __shfl_sync(kFullMask, weight, j - j0);
-      const T* const v =
-          static_cast<const T*>(p.v) + row_of_key(p, tile, j, p.stride_v_batch, p.stride_v_head, p.stride_v_token);
+      const E* const v =
+          static_cast<const E*>(p.v) + row_of_key(p, tile, j, p.stride_v_batch, p.stride_v_head, p.stride_v_token);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c)
         if (lane + 32 * c < p.head_dim_v) out[c] = fmaf(w, to_float(v[lane + 32 * c]), out[c]);
     }
   }
   float lse;
-  const float factor = state.finish(p.sinks, tile.h, &lse);
+  const float factor = state.finish(p.sinks, tile.h, &lse) * value_scale;
   if (p.lse && lane == 0) p.lse[p.lse_offset(tile.b, tile.h, i)] = lse;
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
@@ -90,9 +93,14 @@ __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile
   }
 }
 
+template <class Shape, class T>
+__device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile, int i) {
+  redo_row<Shape, T, T>(p, tile, i, p.scale, 1.0f);
+}
+
 /// Walks the block's tiles again, reads the warp's rows of the output and computes those that are not finite.
 template <class Shape, class T>
-__device__ inline void redo_tiles(const AttentionParams& p, const ForwardPlan& plan, int warpgroup) {
+__device__ inline void redo_tiles(const AttentionParams& p, const typename Shape::Plan& plan, int warpgroup) {
   const int lane = threadIdx.x % 32;
   TileRecord tile;
 #pragma unroll 1
@@ -105,7 +113,12 @@ __device__ inline void redo_tiles(const AttentionParams& p, const ForwardPlan& p
       float zero = 0.0f;  // NaN once any element is not finite
 #pragma unroll 1
       for (int column = lane; column < p.head_dim_v; column += 32) zero = fmaf(to_float(row[column]), 0.0f, zero);
-      if (__any_sync(kFullMask, zero != zero)) redo_row<Shape, T>(p, tile, i);
+      if (!__any_sync(kFullMask, zero != zero)) continue;
+      if constexpr (Shape::kEightBits)
+        redo_row<Shape, T, Float8>(p, tile, i, p.scale * plan.q.at(tile.b, tile.g) * plan.k.at(tile.b, tile.g),
+                                   plan.v.at(tile.b, tile.g));
+      else
+        redo_row<Shape, T>(p, tile, i);
     }
   }
 }

@@ -38,6 +38,8 @@ struct ForwardTile {
   /// The state of each chunk leaves for the workspace (parts.cuh), not the output.
   static constexpr bool kParts = false;
   static constexpr int kResident = 1;  // thread blocks of a multiprocessor
+  /// Q, K and V are e4m3, and V lies transposed (float8.cuh).
+  static constexpr bool kEightBits = false;
 };
 
 struct ForwardPlan;
@@ -46,7 +48,7 @@ struct ForwardPlan;
 template <class Tile>
 struct ForwardShape : Tile {
   using Tile::kConsumers, Tile::kBlockN, Tile::kQSlots, Tile::kQkDim, Tile::kVDim, Tile::kStages, Tile::kOutSlots;
-  using Tile::kParts;
+  using Tile::kParts, Tile::kEightBits;
   using Plan = ForwardPlan;
   static constexpr bool kSums = false;                   // see SummedShape
   static constexpr bool kScored = false;                 // see ScoredShape (scored.cuh)
@@ -63,14 +65,21 @@ struct ForwardShape : Tile {
   static constexpr int kProducerRegisters = kConsumers <= 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 1 ? 216 : kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads) / Tile::kResident);
-  // A tile lies as blocks of 64 columns: lines of 128 bytes, swizzled.
-  static constexpr int kQkBlocks = (kQkDim + 63) / 64, kVBlocks = (kVDim + 63) / 64;
+  // A tile lies as blocks of 64 columns: lines of 128 bytes, swizzled. Of 8 bits, a line has 128 columns.
+  static constexpr int kLineColumns = kEightBits ? 128 : 64, kStepColumns = kEightBits ? 32 : 16;  // of a line, a step
+  static constexpr int kQkBlocks = (kQkDim + kLineColumns - 1) / kLineColumns, kVBlocks = (kVDim + 63) / 64;
   static constexpr int kQBlockBytes = 64 * 128, kKvBlockBytes = kBlockN * 128;
-  static constexpr int kQBytes = kQkBlocks * kQBlockBytes;  // of one warpgroup
-  static constexpr int kKBytes = kQkBlocks * kKvBlockBytes, kVBytes = kVBlocks * kKvBlockBytes;
+  static constexpr int kQLoadBytes = kQkBlocks * kQBlockBytes;  // of one warpgroup
+  // Of 8 bits, the place of Q has to hold an output that is wider.
+  static constexpr int kQBytes = (kEightBits && kQSlots > 1 ? kVBlocks : kQkBlocks) * kQBlockBytes;
+  static constexpr int kKBytes = kQkBlocks * kKvBlockBytes;
+  // Transposed values lie in lines of as many keys as divide a block.
+  static constexpr int kVLine = kBlockN % 128 == 0 ? 128 : kBlockN % 64 == 0 ? 64 : 32;
+  static_assert(!kEightBits || kBlockN % kVLine == 0);
+  static constexpr int kVBytes = kEightBits ? kVDim * kBlockN : kVBlocks * kKvBlockBytes;
   static constexpr int kOutInValues = kQSlots > 1 || kParts ? 0 : kVBlocks - kOutSlots;  // of its column blocks
   static_assert(kConsumers * kOutInValues * kQBlockBytes <= kVBytes, "the slot of values has no room");
-  static_assert(kQSlots == 1 || kVBlocks <= kQkBlocks, "the place of Q has no room for the output");
+  static_assert(kQSlots == 1 || kVBlocks * kQBlockBytes <= kQBytes, "the place of Q has no room for the output");
   static constexpr int kTileBytes =
       kQSlots * kConsumers * kQBytes + kStages * (kKBytes + kVBytes) + kConsumers * kOutSlots * kQBlockBytes;
 };
