@@ -6,11 +6,15 @@
 namespace flashkernel::python {
 namespace {
 
-nb::object pages(const PyKvPagePool& self, bool is_k, std::int64_t layer, bool raw) {
+nb::object as_array(const PyKvPagePool& self, const TensorView& view, bool raw) {
   Array array;
-  array.view = is_k ? self.pool->k_pages(layer) : self.pool->v_pages(layer);
+  array.view = view;
   array.owner = self.pool;
   return raw ? nb::cast(std::move(array)) : to_numpy(std::move(array));
+}
+
+nb::object pages(const PyKvPagePool& self, bool is_k, std::int64_t layer, bool raw) {
+  return as_array(self, is_k ? self.pool->k_pages(layer) : self.pool->v_pages(layer), raw);
 }
 
 }  // namespace
@@ -104,6 +108,16 @@ Example:
           "layer"_a = 0, nb::kw_only(), "raw"_a = false,
           nb::sig("def v_pages(self, layer: int = 0, *, raw: bool = False) -> Array if raw else typing.Any"),
           "Values of one layer, [num_pages, page_size, heads_kv, head_dim_v]; else as `k_pages`.")
+      .def(
+          "k_layers", [](const PyKvPagePool& self, bool raw) { return as_array(self, self.pool->k_layers(), raw); },
+          nb::kw_only(), "raw"_a = false,
+          nb::sig("def k_layers(self, *, raw: bool = False) -> Array if raw else typing.Any"),
+          "Keys of all layers, [num_layers, num_pages, page_size, heads_kv, head_dim]; else as `k_pages`.")
+      .def(
+          "v_layers", [](const PyKvPagePool& self, bool raw) { return as_array(self, self.pool->v_layers(), raw); },
+          nb::kw_only(), "raw"_a = false,
+          nb::sig("def v_layers(self, *, raw: bool = False) -> Array if raw else typing.Any"),
+          "Values of all layers, [num_layers, num_pages, page_size, heads_kv, head_dim_v]; else as `k_pages`.")
       .def(
           "scales",
           [](const PyKvPagePool& self, std::int64_t layer, bool raw) -> nb::object {

@@ -127,6 +127,14 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             "cross_entropy_backward",
             {"grad_loss": f(), "logits": x, "targets": i(0, 1, 2), "lse": f(3), "out": f(3, 4)},
         ),
+        "decode_step": (
+            "decode_step",
+            {"tokens": i(4, 0), "positions": i(5, 1), "slots": i(13, 2), "seq_lens": i(6, 3)}
+            | {"block_table": torch.tensor([[1, 3], [0, 2]], dtype=torch.int32), "embedding": f(5, 8), "norms": f(5, 8)}
+            | {"qkv_weight": f(2, 32, 8), "out_weight": f(2, 8, 16), "gate_up_weight": f(2, 12, 8)}
+            | {"down_weight": f(2, 8, 6), "head_weight": f(7, 8), "inv_freq": f(4), "k_pages": f(2, 4, 4, 1, 8)}
+            | {"v_pages": f(2, 4, 4, 1, 8), "out": f(2, 7), "timeline": torch.zeros(1, 11, 4, dtype=torch.int64)},
+        ),
         "kv_append": (
             "kv_append",
             {
@@ -291,6 +299,7 @@ def written(case: str) -> list[Path]:
     ]
     if op.endswith("_backward"):  # whose `out` is what the forward pass gave
         paths = [path for path in paths if path[0] == "grads" or op == "cross_entropy_backward"]
-    if op in ("kv_append", "kv_copy_pages"):
-        paths += [path for path in arrays(keywords) if path[0] in ("k_pages", "v_pages", "kv_scales")]
+    if op in ("kv_append", "kv_copy_pages", "decode_step"):
+        in_place = "k_pages", "v_pages", "kv_scales", "timeline"
+        paths += [path for path in arrays(keywords) if path[0] in in_place]
     return paths

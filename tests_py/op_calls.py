@@ -480,6 +480,26 @@ def _pages() -> list[OpCall]:
     ]  # fmt: skip
 
 
+def _steps() -> list[OpCall]:
+    names = ("embedding", "norms", "qkv", "output", "gate_up", "down", "head", "inv_freq")
+    shapes = (5, 8), (5, 8), (2, 48, 8), (2, 8, 16), (2, 12, 8), (2, 8, 6), (7, 8), (4,)
+    inputs = {name: _numbers(*shape, seed=i) for i, (name, shape) in enumerate(zip(names, shapes, strict=True))}
+    inputs |= {"tokens": np.array([4, 0]), "positions": np.array([5, 1]), "slots": np.array([13, 2])}
+    inputs |= {"table": _i32([1, 3], [0, 2]), "lens": _i32(6, 3)}
+    pages = {name: _numbers(2, 4, 4, 2, 8, seed=i) for i, name in enumerate(("k_pages", "v_pages"))}
+    return [
+        OpCall(
+            "decode_step",
+            lambda a: fk.decode_step(
+                a.tokens, a.positions, a.slots, a.table, a.lens, *(getattr(a, name) for name in names), a.k_pages,
+                a.v_pages, out=a.out,
+            ),
+            inputs, {**pages, "out": _empty(2, 7)},
+            (*names[:-1], "table", "k_pages", "v_pages", "out"), ("tokens", "positions", "slots", "lens", "inv_freq"),
+        ),
+    ]  # fmt: skip
+
+
 def op_calls() -> list[OpCall]:
     return [
         call
@@ -495,6 +515,7 @@ def op_calls() -> list[OpCall]:
             _rope,
             _attention,
             _pages,
+            _steps,
         )
         for call in family()
     ]

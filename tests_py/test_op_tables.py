@@ -27,6 +27,7 @@ QUANTIZED_NORMS = {"layer_norm_quantized", "rms_norm_quantized"}
 ATTENTION = {"attention_mla_decode", "attention_cascade"}
 FLOAT8 = {"attention_fp8", "linear_fp8", "quantize_fp8_blocks"}
 NO_TWIN = NO_NUMBERS | LINEAR_LOSSES | QUANTIZED_NORMS | ATTENTION | FLOAT8 | {"sample", "quantized_linear"}
+NO_TWIN |= {"decode_step"}  # a chain of ops, each of which has a twin
 
 
 @pytest.mark.parametrize("op", KERNEL_OPS)

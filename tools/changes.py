@@ -57,6 +57,7 @@ SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(reduce|rope)/cuda", (CUDA + r"\1/",)),
     (r"pack_mask/cuda", (CUDA + "mask/",)),
     (r"sample/cuda", (CUDA + "sampling/",)),
+    (r"decode_step/cuda/sm90a/(\w+)", (CUDA + "decode_step/",)),
     (r"find_bad_page/cuda", (CUDA + "kv/find_bad_page.",)),
     (r"kv_\w+/cuda", (CUDA + "kv/kv_",)),
     (r"(?:linear_fp8|quantize_fp8_blocks)/cpu/scalar", (CPU + "scalar/linear_fp8.",)),

@@ -330,6 +330,7 @@ void set_order() {
 unsigned clusters_at_once(unsigned cluster, std::uint64_t clusters) {
   const char* const wanted = std::getenv("FK_EMULATOR_RESIDENT");
   const std::uint64_t most = std::min<std::uint64_t>(kMostClusterBlocks / cluster, clusters);
+  if (machine().all_at_once) return static_cast<unsigned>(most);
   return wanted ? std::clamp(std::atoi(wanted), 1, static_cast<int>(most)) : 1;
 }
 
@@ -410,6 +411,7 @@ std::string run_grid(Index3 grid, Index3 block_shape, unsigned cluster, std::siz
   return "";
 }
 
+void run_all_at_once(bool all) { machine().all_at_once = all; }
 unsigned running_blocks() { return static_cast<unsigned>(machine().blocks.size()); }
 unsigned blocks_of_cluster() { return machine().cluster; }
 unsigned cluster_rank() { return current->rank % machine().cluster; }

@@ -62,6 +62,10 @@ class FK_API KvPagePool {
   TensorView k_pages(std::int64_t layer = 0) const;
   /// [num_pages, page_size, heads_kv, head_dim_v]
   TensorView v_pages(std::int64_t layer = 0) const;
+  /// [num_layers, num_pages, page_size, heads_kv, head_dim]: the same of all layers.
+  TensorView k_layers() const;
+  /// [num_layers, num_pages, page_size, heads_kv, head_dim_v].
+  TensorView v_layers() const;
   /// float32 [num_pages, heads_kv, page_size] of one layer, beside pages of 8-bit elements; else absent.
   KvScales scales(std::int64_t layer = 0) const;
 

@@ -9,6 +9,7 @@
 #include "flashkernel/attention_cascade.hpp"
 #include "flashkernel/attention_fp8.hpp"
 #include "flashkernel/attention_mla.hpp"
+#include "flashkernel/decode_step.hpp"
 #include "flashkernel/elementwise.hpp"
 #include "flashkernel/kv_ops.hpp"
 #include "flashkernel/linear.hpp"
@@ -483,6 +484,24 @@ fk_status fk_check_block_table(const fk_tensor* block_table, const fk_tensor* se
     const Call c("check_block_table");
     flashkernel::check_block_table(c.tensor("block_table", block_table), c.tensor("seq_lens", seq_lens), num_pages,
         page_size, c.context("context", context));
+  });
+}
+
+fk_status fk_decode_step(const fk_tensor* tokens, const fk_tensor* positions, const fk_tensor* slots,
+    const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* embedding, const fk_tensor* norms,
+    const fk_tensor* qkv_weight, const fk_tensor* out_weight, const fk_tensor* gate_up_weight,
+    const fk_tensor* down_weight, const fk_tensor* head_weight, const fk_tensor* inv_freq,
+    const fk_tensor* k_pages, const fk_tensor* v_pages, const fk_tensor* logits, float eps, float scale,
+    const fk_tensor* timeline, const fk_context* context) {
+  return guarded([&] {
+    const Call c("decode_step");
+    flashkernel::decode_step(c.tensor("tokens", tokens), c.tensor("positions", positions), c.tensor("slots", slots),
+        c.tensor("block_table", block_table), c.tensor("seq_lens", seq_lens), c.tensor("embedding", embedding),
+        c.tensor("norms", norms), c.tensor("qkv_weight", qkv_weight), c.tensor("out_weight", out_weight),
+        c.tensor("gate_up_weight", gate_up_weight), c.tensor("down_weight", down_weight),
+        c.tensor("head_weight", head_weight), c.tensor("inv_freq", inv_freq), c.tensor("k_pages", k_pages),
+        c.tensor("v_pages", v_pages), c.tensor("logits", logits), eps, scale, c.tensor("timeline", timeline),
+        c.context("context", context));
   });
 }
 

@@ -471,4 +471,13 @@ KernelTable<FindBadPageParams> cpu_kernels<FindBadPageParams>() {
   return table(kRows);
 }
 
+template <>
+KernelTable<DecodeStepParams> cpu_kernels<DecodeStepParams>() {
+  static constexpr KernelEntry<DecodeStepParams> kRows[] = {
+      scalar_row<DecodeStepParams, cpu_scalar::decode_step>(
+          "decode_step/cpu/scalar", plan_workspace<DecodeStepParams, cpu_scalar::decode_step_workspace>),
+  };
+  return table(kRows);
+}
+
 }  // namespace flashkernel

@@ -49,6 +49,7 @@ inline constexpr const char* kSplitKSm90a = "tiles_split_k_sm90a";      // k in 
 inline constexpr const char* kQuantizedSm80 = "quantized_blocks_sm80";  // of 32, each scaled; k in parts of a warp
 inline constexpr const char* kFp8Sm90a = "fp8_sm90a";                   // 128 after 128, each scaled
 inline constexpr const char* kFp8PartsSm90a = "fp8_parts_sm90a";        // the same in the parts of a cluster's blocks
+inline constexpr const char* kDecodeStep = "decode_step_sm90a";  // k in parts of a warp, keys in parts of a block
 /// Rows that a block holds, and rows that it reads twice.
 inline constexpr const char* kHeldRow = "held_row";
 inline constexpr const char* kWalkedRow = "walked_row";

@@ -30,6 +30,8 @@ inline constexpr int kBackwardGeneric = 5000000, kBackwardSm75 = 50000000, kBack
                      kBackwardSm90a = 270000000;
 /// MLA decoding: terms in a microsecond.
 inline constexpr int kMlaGeneric = 5000000, kMlaSm80 = 150000000, kMlaSm90a = 300000000;
+/// A whole decode step: terms in a microsecond.
+inline constexpr int kDecodeStep = 2000000, kDecodePhases = 1000000;
 }  // namespace rates
 
 template <class Params, int kRate>

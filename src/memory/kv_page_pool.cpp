@@ -165,6 +165,16 @@ struct KvPagePool::Impl {
   }
 
   /// The scales beside a view of pages.
+  /// Layers lie one after another.
+  TensorView all_layers(const TensorView& first) const {
+    TensorView view = first;
+    view.ndim = first.ndim + 1;
+    for (int d = 0; d < first.ndim; ++d) view.shape[d + 1] = first.shape[d], view.strides[d + 1] = first.strides[d];
+    view.shape[0] = options.num_layers;
+    view.strides[0] = first.shape[0] * first.strides[0];
+    return view;
+  }
+
   TensorView scale_view(std::byte* data, std::int64_t layer) const {
     return TensorView(data + scales_bytes / options.num_layers * layer, DType::kFloat32,
                       {options.num_pages, options.heads_kv, options.page_size}, options.device);
@@ -268,6 +278,9 @@ TensorView KvPagePool::k_pages(std::int64_t layer) const {
 TensorView KvPagePool::v_pages(std::int64_t layer) const {
   return impl_->view("v_pages", impl_->v_data, impl_->v_bytes, impl_->options.head_dim_v, layer);
 }
+
+TensorView KvPagePool::k_layers() const { return impl_->all_layers(k_pages()); }
+TensorView KvPagePool::v_layers() const { return impl_->all_layers(v_pages()); }
 
 KvScales KvPagePool::scales(std::int64_t layer) const {
   (void)k_pages(layer);  // a layer that there is

@@ -5,6 +5,7 @@
 #include "ops/attention_fp8_params.hpp"
 #include "ops/attention_mla_params.hpp"
 #include "ops/attention_params.hpp"
+#include "ops/decode_step_params.hpp"
 #include "ops/elementwise_params.hpp"
 #include "ops/kv_params.hpp"
 #include "ops/linear_fp8_params.hpp"
@@ -62,6 +63,7 @@ inline constexpr OpList kOps{
     Op<KvReadParams>{{"kv_read"}},
     Op<KvCopyParams>{{"kv_copy_pages"}},
     Op<FindBadPageParams>{{"check_block_table"}},
+    Op<DecodeStepParams>{{"decode_step"}},
 };
 
 }  // namespace flashkernel

@@ -62,4 +62,8 @@ void kv_read(const KvReadParams& params, void* workspace, Stream stream);
 void kv_copy_pages(const KvCopyParams& params, void* workspace, Stream stream);
 void find_bad_page(const FindBadPageParams& params, void* workspace, Stream stream);
 
+// decode_step
+std::size_t decode_step_workspace(const DecodeStepParams& params);
+void decode_step(const DecodeStepParams& params, void* workspace, Stream stream);
+
 }  // namespace flashkernel::cpu_scalar

@@ -283,6 +283,33 @@ def _kv(op: str, s: Settings, r: Representative) -> Pair:
     return _of(decode.kv_work(s, r.dtype, op, tokens, 16), f"{tokens} tokens, 8 heads, d128, pages of 16")
 
 
+def _decode_step(s: Settings, r: Representative) -> Pair:
+    """One row of a decoder; on a GPU of Llama-3.2-1B's sizes, 128 tokens into its text."""
+    sizes = s.pick(quick=(2, 64, 2, 1, 96, 101), cpu=(2, 256, 4, 2, 512, 1024), cuda=(16, 2048, 32, 8, 8192, 128256))
+    layers, hidden, heads, heads_kv, inner, vocab = sizes
+    dim, inputs = 64, Inputs(s.device, r.dtype)
+
+    def weight(*shape: int) -> Any:
+        return inputs.randn(*shape) * shape[-1] ** -0.5
+
+    weights = [
+        weight(vocab, hidden),
+        inputs.randn(2 * layers + 1, hidden),
+        weight(layers, (heads + 2 * heads_kv) * dim, hidden),
+        weight(layers, hidden, heads * dim),
+        weight(layers, 2 * inner, hidden),
+        weight(layers, hidden, inner),
+        weight(vocab, hidden),
+    ]
+    pages = [inputs.randn(layers, 9, 16, heads_kv, dim) for _ in range(2)]
+    places = [inputs.index([7]), inputs.index([128]), inputs.index([128])]
+    table = [inputs.index([[*range(9)]]).int(), inputs.index([129])]
+    frequencies = Inputs(s.device, "float32").randn(dim // 2).abs()
+    ours = each(fk.decode_step, [(*places, *table, *weights, frequencies, *pages)])
+    moved = {"read": nbytes(*weights[2:], *pages), "written": nbytes(weights[0][:1])}
+    return ours, [], {**moved, "sizes": f"{layers} layers of {hidden}, {vocab} tokens"}
+
+
 def _checked(*arguments: Any) -> bool:
     fk.check_block_table(*arguments)  # raises where it finds one
     return True
@@ -329,6 +356,7 @@ OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
     "kv_read": partial(_kv, "kv_read"),
     "kv_copy_pages": partial(_kv, "kv_copy_pages"),
     "find_bad_page": _find_bad_page,
+    "decode_step": _decode_step,
 }
 
 

@@ -1,0 +1,112 @@
+// A whole decode step in one launch, for up to 8 rows of a dense decoder of Llama's kind.
+//
+// One block a multiprocessor, all of them on the GPU at once, each with a list of instructions (cuda/decode_step/
+// list.hpp). A list names what a block computes, which counter it waits for before that, and which one it raises
+// afterwards. One warp copies weights and nothing else: it walks the same list without waiting for any counter, as far
+// ahead as the ring lets it, so that memory is read while the others wait for each other. Eight warps
+// compute. A slot has 1024 elements of each of 8 rows of a matrix; two units of 8 rows are summed up before the
+// warps, which share k, add their sums.
+//
+// Launched without `chained`, a launch is one phase, its blocks wait for nobody, and the order of launches takes the
+// counters' place: the same lists, one launch an instruction.
+#pragma once
+
+#include "cuda/decode_step/sm90a/attention.cuh"
+#include "cuda/decode_step/sm90a/linear.cuh"
+#include "cuda/pipeline/departure.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/tile/rope.cuh"
+
+namespace flashkernel::cuda::decode_step {
+
+/// The warp that copies. In the order in which linear() takes the slots.
+template <class T>
+__device__ inline void produce(const Run& run, Shared& shared) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  Ring<kSlots> ring;
+  for (int phase = run.first_phase; phase < run.last_phase; ++phase) {
+    const Instruction ins = instruction_of(run.g, static_cast<int>(blockIdx.x), phase);
+    if (ins.op == Opcode::kAttention) continue;
+    for (int group = 0; group < ins.count; group += kGroupUnits)
+      for (int part = 0; part < ins.k; part += kPartK)
+        for (int unit = group; unit < min(group + kGroupUnits, ins.count); ++unit) {
+          const T* const row =
+              matrix_row<T>(run.p, ins.op, ins.layer, run.g.row_of(ins.op, ins.first + unit, lane % kUnitRows));
+          for (int k = part; k < min(part + kPartK, ins.k); k += kSlotK, ++ring.count) {
+            const auto bytes = static_cast<std::uint32_t>(min(kSlotK, ins.k - k)) * 2;
+            const std::uint32_t slot = ring.slot(), full = ptx::shared_address(&shared.full[slot]);
+            if (lane == 0) {
+              ptx::mbarrier_wait(ptx::shared_address(&shared.empty[slot]), ring.parity() ^ 1);
+              ptx::mbarrier_arrive_expect(full, kUnitRows * bytes);
+            }
+            __syncwarp();
+            if (lane < kUnitRows)
+              ptx::bulk_load(ptx::shared_address(shared.ring + slot * kSlotBytes + lane * kRowPitch), row + k, bytes,
+                             full, ptx::kL2EvictFirst);
+          }
+        }
+  }
+}
+
+/// Embeddings of the tokens become the residual. Every block writes the same, and has done so before any of them adds
+/// to it, which waits for attention.
+template <class T>
+__device__ inline void look_up(const Run& run) {
+  for (int row = 0; row < run.g.rows; ++row) {
+    const std::int64_t token = run.p.tokens[row];
+    const bool there = token >= 0 && token < run.p.vocab;
+    const T* const from = static_cast<const T*>(run.p.embedding) + (there ? token * run.p.stride_embedding_row : 0);
+    uint4* const to = reinterpret_cast<uint4*>(static_cast<T*>(run.residual) + row * run.g.hidden);
+    for (int at = static_cast<int>(threadIdx.x); at < run.g.hidden / 8; at += kConsumers)
+      to[at] = there ? reinterpret_cast<const uint4*>(from)[at] : make_uint4(~0u, ~0u, ~0u, ~0u);  // NaN in any dtype
+  }
+  meet();
+}
+
+template <class T, int D>
+__global__ void __launch_bounds__(kThreads, 1) decode_step_kernel(const __grid_constant__ Run run) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.full[slot]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&shared.empty[slot]), kWarps);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  for (int at = static_cast<int>(threadIdx.x); at < run.g.rows * D / 2; at += kThreads) {
+    const int row = at / (D / 2), pair = at % (D / 2);
+    float2& turn = shared.turns[row][pair];
+    rope_angle(run.p.positions[row], static_cast<double>(run.p.inv_freq[pair]) * kInversePi, &turn.x, &turn.y);
+  }
+  if (static_cast<int>(threadIdx.x) < run.g.rows) {
+    const int length = static_cast<int>(run.p.seq_lens[threadIdx.x]);
+    shared.lengths[threadIdx.x] = length;
+    shared.parts[threadIdx.x] = parts_of(run.g, length);
+  }
+  __syncthreads();
+  if (threadIdx.x >= kConsumers) {
+    ptx::decrease_registers<kCopyRegisters>();
+    if (threadIdx.x / kWarp == kWarps) produce<T>(run, shared);
+    return;
+  }
+  ptx::increase_registers<kComputeRegisters>();
+  if (run.first_phase == 0 && instruction_of(run.g, static_cast<int>(blockIdx.x), 0).count > 0) look_up<T>(run);
+  Ring<kSlots> ring;
+  int exchange = 0;
+  for (int phase = run.first_phase; phase < run.last_phase; ++phase) {
+    const Instruction ins = instruction_of(run.g, static_cast<int>(blockIdx.x), phase);
+    if (ins.count == 0) continue;
+    if (ins.op == Opcode::kAttention)
+      attention<T, D>(run, ins, phase, shared);
+    else
+      linear<T, D>(run, ins, phase, ring, exchange, shared);
+    raise(run, ins, phase);
+  }
+  if (!run.chained) return;
+  Departure leaving(run.counters, run.g.phases() * kCounterStride);
+  leaving.announce();
+  leaving.finish();
+}
+
+}  // namespace flashkernel::cuda::decode_step
