@@ -20,6 +20,7 @@ import flashkernel as fk
 from .arrays import HostArrays
 from .choice import RowChoice, Scores
 from .model import CommonPages, Model, PagedBatch
+from .one_launch import MOST_ROWS, OneLaunch
 from .request import Request
 from .sampling_options import Wanted, wanted
 
@@ -138,10 +139,18 @@ class DecodeState:
         self.arrays.write(self.control, control)
 
 
-def decode_logits(model: Model, pool: fk.KvPagePool, state: DecodeState, rows: int, cascade: bool = False) -> Any:
+def decode_logits(
+    model: Model,
+    pool: fk.KvPagePool,
+    state: DecodeState,
+    rows: int,
+    cascade: bool = False,
+    one_launch: OneLaunch | None = None,
+) -> Any:
     """Logits [rows, vocab] for the first `rows` rows: counters move on, keys and values are written.
 
     cascade: the pages that all rows begin with, as they were loaded, are read once for all of them.
+    one_launch: computes the step of up to MOST_ROWS rows without a cascade, but in the invariant mode.
     """
     arrays = state.arrays
     arrays.increase(state.counters, state.increments)
@@ -157,15 +166,23 @@ def decode_logits(model: Model, pool: fk.KvPagePool, state: DecodeState, rows: i
         last_rows=None,
         common=CommonPages(state.common_table, state.common_tokens, *own) if cascade else None,
     )
+    if one_launch is not None and rows <= MOST_ROWS and not cascade and not fk.is_invariant():
+        return one_launch.forward(batch)
     return model.forward(batch, pool)
 
 
 def decode_step(
-    model: Model, pool: fk.KvPagePool, state: DecodeState, rows: int, wanted: Wanted, cascade: bool = False
+    model: Model,
+    pool: fk.KvPagePool,
+    state: DecodeState,
+    rows: int,
+    wanted: Wanted,
+    cascade: bool = False,
+    one_launch: OneLaunch | None = None,
 ) -> None:
     """One token for each of the first `rows` rows: `tokens`, and a row of `history` and of `chosen`, are written."""
     arrays, tokens = state.arrays, state.tokens[:rows]
-    logits = decode_logits(model, pool, state, rows, cascade)
+    logits = decode_logits(model, pool, state, rows, cascade, one_launch)
     state.choice.choose(logits, rows, state.step, wanted, tokens)
     arrays.store_row(state.history, state.step, state.tokens)
     # NaN and +inf win the choice, so that the logit of the token tells of them.
@@ -176,12 +193,22 @@ class Decoder:
     """Runs decode steps, by CUDA graphs where the arrays are on a GPU.
 
     graphs: None: where the device is asynchronous; False: never.
+    one_launch: compute steps of up to MOST_ROWS rows by one op.
     """
 
     def __init__(
-        self, model: Model, pool: fk.KvPagePool, *, rows: int, width: int, steps: int, graphs: bool | None = None
+        self,
+        model: Model,
+        pool: fk.KvPagePool,
+        *,
+        rows: int,
+        width: int,
+        steps: int,
+        graphs: bool | None = None,
+        one_launch: bool = False,
     ):
         self.model, self.pool = model, pool
+        self.one_launch = OneLaunch(model, pool) if one_launch else None
         self.state = DecodeState(model.arrays, rows, width, steps, model.vocab_size)
         self._by_graph = model.arrays.asynchronous if graphs is None else graphs
         self._steps: dict[tuple[int, Wanted, bool], Callable[[], None]] = {}
@@ -220,7 +247,7 @@ class Decoder:
             found: list[Any] = [None]
 
             def step() -> None:
-                found[0] = decode_logits(self.model, self.pool, self.state, *key)
+                found[0] = decode_logits(self.model, self.pool, self.state, *key, self.one_launch)
 
             self._logits_steps[key] = (self._capture(step) if self._by_graph else step), found
         step, found = self._logits_steps[key]
@@ -246,7 +273,7 @@ class Decoder:
             self.state.choice.reserve(wanted)
 
             def step() -> None:
-                decode_step(self.model, self.pool, self.state, rows, wanted, cascade)
+                decode_step(self.model, self.pool, self.state, rows, wanted, cascade, self.one_launch)
 
             self._steps[key] = self._capture(step) if self._by_graph else step
         return self._steps[key]

@@ -69,6 +69,8 @@ class _Layer:
 
 
 class DecoderModel(Model, model_types=FAMILIES):
+    piled: tuple[Any, ...] | None = None  # the weights as one_launch.py takes them, made by the first who needs them
+
     def __init__(self, checkpoint: Checkpoint | MemoryCheckpoint, arrays: HostArrays):
         super().__init__(checkpoint, arrays)
         kind = checkpoint.config.get("model_type", "llama")

@@ -46,6 +46,9 @@ class Engine:
     graphs: replay decode steps, and short prompts of a shape that came before, as CUDA graphs; None: on a GPU.
     kv_dtype: "fp8" (float8_e4m3fn) or "int8": elements of the cache, with a scale a token and head, for half the
         memory of 16 bits and less accuracy (docs/numerics.md); None: the model's dtype.
+    one_launch: compute decode steps of up to 8 rows by one op, `flashkernel.decode_step`, in one launch on a GPU of 9.0
+        (docs/ops/decode_step.md). For plain decoders of Llama's kind, whose matrices are copied into stacks;
+        UnsupportedModelError for others, when the cache is made.
     speculation: `PromptLookup` or `DraftModel`: steps verify guessed tokens, which changes no token
         (docs/speculation.md).
 
@@ -70,6 +73,7 @@ class Engine:
         graphs: bool | None = None,
         kv_dtype: str | None = None,
         speculation: Speculation | None = None,
+        one_launch: bool = False,
     ):
         asynchronous = model.arrays.asynchronous
         steps = (8 if asynchronous else 1) if steps is None else steps
@@ -96,6 +100,7 @@ class Engine:
             "graphs": graphs,
             "kv_dtype": None if kv_dtype is None else KV_DTYPES[kv_dtype],
             "speculation": speculation,
+            "one_launch": one_launch,
         }
         self.turn = Turn(self)
         self._scheduler: Scheduler | None = None

@@ -60,7 +60,7 @@ class Scheduler(Sequences):
         super().__init__(model, num_pages=num_pages, **options)
         self.run_ahead = run_ahead
         # A draft may begin a page more than its sequence has.
-        self._draft_options = {**options, "num_pages": num_pages + min(self.max_batch, num_pages)}
+        self._draft_options = {**options, "one_launch": False, "num_pages": num_pages + min(self.max_batch, num_pages)}
         self.speculator: Speculator | None = None
         self._kept: Speculator | None = None  # the last one
         self.speculate(speculation)

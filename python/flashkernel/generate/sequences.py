@@ -20,6 +20,7 @@ from .decode import Decoder
 from .errors import NonFiniteLogitsError
 from .fixed_step import TokenRow
 from .model import HostBatch, Model, PagedBatch
+from .one_launch import matrices
 from .prompt_graphs import PromptGraphs
 from .request import GenerationStats, Request, TokenEvent
 from .sampling_options import wanted
@@ -48,6 +49,7 @@ class Sequences:
         prefix_sharing: bool,
         graphs: bool | None = None,
         kv_dtype: str | None = None,
+        one_launch: bool = False,
     ):
         self.model, self.page_size, self.num_pages, self.max_tokens = model, page_size, num_pages, max_tokens
         self.max_batch, self.prefill_chunk, self.steps = max_batch, prefill_chunk, steps
@@ -65,9 +67,16 @@ class Sequences:
         )
         self.cache = fk.KvCache(self.pool)
         self.decoder = Decoder(
-            model, self.pool, rows=max_batch, width=self.pages_for(max_tokens), steps=steps, graphs=graphs
+            model,
+            self.pool,
+            rows=max_batch,
+            width=self.pages_for(max_tokens),
+            steps=steps,
+            graphs=graphs,
+            one_launch=one_launch,
         )
         self.prompt_graphs = PromptGraphs(model, self.pool, rows=max_batch, width=self.pages_for(max_tokens))
+        self._matrices = matrices(model)  # kept while graphs of this object name them
         self.running: list[Request] = []  # those that decode, by order
         self.failed: list[Request] = []  # those whose errors nobody has seen yet
         self.stats = GenerationStats()
