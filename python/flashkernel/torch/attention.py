@@ -221,15 +221,17 @@ def attention(
         if mask is not None and block_mask.mask is not None:
             raise ValueError("attention: mask is given, but block_mask has one already")
         mask = block_mask.mask if mask is None else mask
-        block_mask, block_size, _ = block_mask
-    if direct(q, k, v, bias, mask, block_mask, alibi_slopes, sinks):
+        blocks, block_size, _ = block_mask
+    else:
+        blocks = block_mask
+    if direct(q, k, v, bias, mask, blocks, alibi_slopes, sinks):
         return fk.attention(
             q,
             k,
             v,
             bias=bias,
             mask=mask,
-            block_mask=block_mask,
+            block_mask=blocks,
             block_size=block_size,
             alibi_slopes=alibi_slopes,
             alibi=alibi,
@@ -242,7 +244,7 @@ def attention(
             out=None if q.is_contiguous() else _new_out(q, v),
         )
     options = AttentionOptions(
-        causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi, block_mask, block_size
+        causal, window, softcap, scale, alibi_slopes, sinks, bias, mask, alibi, blocks, block_size
     )
     out, lse = _attention(q, k, v, *to_dense_schema(options))
     return (out, lse) if return_lse else out
