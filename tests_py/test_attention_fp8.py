@@ -153,8 +153,25 @@ def test_flash_attn_3(varlen):
         fa3.flash_attn_with_kvcache(q, k, v, q_descale=PER_HEAD)
     with pytest.raises(NotImplementedError, match=r"flash_attn_with_kvcache: q is torch.float8_e4m3fn; float8 over a"):
         fa3.flash_attn_with_kvcache(q, k, v)
-    with pytest.raises(NotImplementedError, match=r"flash_attn_func: q is torch.float8_e5m2; of 8 bits, float8_e4m3fn"):
-        fa3.flash_attn_func(*[x.float().to(torch.float8_e5m2) for x in (q, k, v)])
+    with pytest.raises(NotImplementedError, match=r"flash_attn_func: q is torch.int8; of 8 bits, float8_e4m3fn"):
+        fa3.flash_attn_func(*[x.to(torch.int8) for x in (q, k, v)])
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+def test_e5m2_goes_by_way_of_16_bits(varlen):
+    import flashkernel.torch as fkt
+
+    q, k, v = (x.float().to(torch.float8_e5m2) for x in operands(seq_q=9, seq_k=9))
+    truth, _ = reference.attention_fp8(*map(f64, (q, k, v)), PER_HEAD.numpy(), 0.5, PER_HEAD.numpy(), causal=True)
+    options = {"causal": True, "out_dtype": torch.float16}
+    if varlen:
+        starts = torch.tensor([0, 9, 18], dtype=torch.int32)
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        options |= {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 9, "max_seqlen_k": 9}
+    out = fkt.attention_fp8(q, k, v, PER_HEAD, 0.5, PER_HEAD, **options)
+    if varlen:
+        out = out.unflatten(0, (2, 9)).transpose(1, 2)
+    testing.assert_close(out, truth, "float16", scale=4)  # operands are rounded once more
 
 
 def test_weights_are_powers_of_two_where_scores_are_whole():

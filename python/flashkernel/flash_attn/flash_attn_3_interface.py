@@ -47,8 +47,8 @@ def _refuse(
     elif q.dtype.itemsize != 1:
         name = next(name for name, scale in scales.items() if scale is not None)
         raise NotImplementedError(f"{op}: {name} is given but q is {q.dtype}; float8_e4m3fn is needed")
-    elif q.dtype != torch.float8_e4m3fn:
-        raise NotImplementedError(f"{op}: q is {q.dtype}; of 8 bits, float8_e4m3fn is needed")
+    elif q.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
+        raise NotImplementedError(f"{op}: q is {q.dtype}; of 8 bits, float8_e4m3fn or float8_e5m2 is needed")
     return True
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 
 import flashkernel as fk
 
 from ._library import define, direct, refuse_gradient
+from .attention import attention, attention_varlen
 
 __all__ = ["attention_fp8"]
 
-_Scale = torch.Tensor | float | None
+_Scale: TypeAlias = torch.Tensor | float | None
 _NAMES = ("q_scale", "k_scale", "v_scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "causal")
 
 
@@ -61,6 +62,21 @@ def _tensor(scale: _Scale, like: torch.Tensor) -> torch.Tensor | None:
     if scale is None or isinstance(scale, torch.Tensor):
         return scale
     return torch.full((), scale, dtype=torch.float32, device=like.device)
+
+
+def _numbers(x: torch.Tensor, scale: _Scale, heads_kv: int, starts: torch.Tensor | None, dtype: Any) -> torch.Tensor:
+    """Elements times scales, in 16 bits."""
+    numbers = x.to(dtype)
+    if scale is None:
+        return numbers
+    if not isinstance(scale, torch.Tensor) or scale.numel() == 1:
+        return numbers * scale
+    heads = x.shape[1]
+    batch = x.shape[0] if starts is None else starts.shape[0] - 1
+    factors = scale.expand(batch, heads_kv).repeat_interleave(heads // heads_kv, 1)
+    if starts is None:
+        return (numbers * factors[:, :, None, None]).to(dtype)
+    return (numbers * factors.repeat_interleave(starts.diff(), 0, output_size=x.shape[0])[:, :, None]).to(dtype)
 
 
 @overload
@@ -140,7 +156,8 @@ def attention_fp8(
     """`flashkernel.attention_fp8` for inference; works under torch.compile.
 
     q: [batch, heads_q, seq_q, head_dim]; k, v: [batch, heads_kv, seq_k, *]; float8_e4m3fn, or its bytes. With
-       cu_seqlens_q and cu_seqlens_k: [total_q, heads_q, head_dim] and [total_k, heads_kv, *].
+       cu_seqlens_q and cu_seqlens_k: [total_q, heads_q, head_dim] and [total_k, heads_kv, *]. Where one of them is
+       float8_e5m2, all become 16 bits first, and attention of those runs; seqused_* are not taken then.
     q_scale, k_scale, v_scale: a number, or float32 that broadcasts to [batch, heads_kv]; None: 1.
     max_seqlen_q, max_seqlen_k, causal, window, softcap, scale, alibi_slopes, alibi, sinks, seqused_q, seqused_k: as
        there.
@@ -161,6 +178,21 @@ def attention_fp8(
         raise NotImplementedError(_NO_GRADIENT)
     left, right = (-1 if side is None else side for side in window or (None, None))
     scales = q_scale, k_scale, v_scale
+    if torch.float8_e5m2 in (q.dtype, k.dtype, v.dtype):
+        if seqused_q is not None or seqused_k is not None:
+            raise NotImplementedError("attention_fp8: seqused_q or seqused_k is given with float8_e5m2")
+        heads_kv = k.shape[1]
+        starts = cu_seqlens_q, cu_seqlens_k, cu_seqlens_k
+        wide = [_numbers(*each, out_dtype) for each in zip((q, k, v), scales, (heads_kv,) * 3, starts, strict=True)]
+        options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "scale": scale}
+        options.update(alibi_slopes=alibi_slopes, alibi=alibi, sinks=sinks, return_lse=return_lse)
+        if cu_seqlens_q is None or cu_seqlens_k is None:
+            result: Any = attention(wide[0], wide[1], wide[2], **options)
+        else:
+            longest = (q.shape[0] if max_seqlen_q is None else max_seqlen_q,
+                       k.shape[0] if max_seqlen_k is None else max_seqlen_k)  # fmt: skip
+            result = attention_varlen(wide[0], wide[1], wide[2], cu_seqlens_q, cu_seqlens_k, *longest, **options)
+        return result
     lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     rest = causal, left, right, softcap, scale, alibi_slopes, alibi, sinks, seqused_q, seqused_k, out_dtype
     if direct(*(x for x in tensors if isinstance(x, torch.Tensor))):
