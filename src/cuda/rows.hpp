@@ -202,7 +202,8 @@ constexpr KernelEntry<AttentionParams> hopper_forward_scored(const char* name) {
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> hopper_forward_sparse(const char* name) {
   return of_head_dims<cuda::kHopperScoredHeadDims, kQkDim, kVDim>(
-      plain<AttentionParams, cuda::sm90a::attention_fwd_sparse<kDtype, kQkDim, kVDim>>(
+      plain<AttentionParams, cuda::sm90a::attention_fwd_sparse<kDtype, kQkDim, kVDim>,
+            cuda::sm90a::attention_fwd_sparse_workspace>(
           name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSparseSm90a, kQkDim, kVDim>,
           cuda::sm90a::attention_fwd_sparse_supports<kDtype, kQkDim, kVDim>,
           cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<rates::kForwardScoredSm90a>,

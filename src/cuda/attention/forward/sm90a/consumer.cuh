@@ -485,6 +485,7 @@ struct Consumer : TotalOf<Shape>, ScalesOf<Shape> {
           for (; block > end && block * kBlockN >= last_key; --block) skip_block();
         open_tile<false>(block == end);
       }
+      if constexpr (Shape::kSparse) block = shown.block;
 
       const int first_full = tile.first_full, end_full = tile.end_full;
       const auto masked = [&] { return block >= end_full || block < first_full; };
@@ -519,7 +520,7 @@ struct Consumer : TotalOf<Shape>, ScalesOf<Shape> {
     ptx::bulk_wait<0>();
     ptx::barrier_sync(kWarpgroup + warpgroup, 128);
     if constexpr (!Shape::kParts)
-      if (*shared.met_nan(warpgroup)) redo_tiles<Shape, T>(p, plan, warpgroup);
+      if (*shared.met_nan(warpgroup)) redo_tiles<Shape, T>(p, plan, shared, warpgroup);
   }
 };
 

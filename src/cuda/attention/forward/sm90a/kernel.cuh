@@ -24,6 +24,7 @@
 #include <type_traits>
 
 #include "cuda/host/launch.hpp"
+#include "cuda/host/zeroed_memory.hpp"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/attention/forward/sm90a/variant.hpp"
 #include "cuda/attention/forward/sm90a/consumer.cuh"
@@ -80,6 +81,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
       ptx::mbarrier_init(shared.out_empty(w), 1);
     }
     for (int w = 0; w < Shape::kConsumers; ++w) *shared.met_nan(w) = 0;
+    if constexpr (Shape::kSparse) *shared.taken() = -1;
     ptx::fence_mbarrier_init();
   }
   if constexpr (Shape::kSums) fill_ones<Shape, T>(shared);
@@ -135,7 +137,7 @@ TileOrder tile_order(const AttentionParams& p, const CudaDeviceProperties& devic
       static_cast<double>(key_bytes * p.heads_kv) / static_cast<double>(p.heads_q * std::int64_t{device.l2_bytes});
   call.num_sms = device.num_sms;
   call.may_mix = Shape::kQkDim > 64;
-  call.may_pair = Shape::kBlockM != 192 && p.window_left < 0 && !p.has_lengths();
+  call.may_pair = !Shape::kSparse && Shape::kBlockM != 192 && p.window_left < 0 && !p.has_lengths();
   return remembered_order(call);
 }
 
@@ -258,11 +260,16 @@ void attention_fwd_scored(const AttentionParams& p, void*, Stream stream) {
 
 /// An entry of the table.
 template <DType kDtype, int kQkDim, int kVDim>
-void attention_fwd_sparse(const AttentionParams& p, void*, Stream stream) {
-  using T = Element<kDtype>;
+void attention_fwd_sparse(const AttentionParams& p, void* workspace, Stream stream) {
+  using Shape = SparseShape<typename ForwardTiles<kQkDim, kVDim>::Sparse>;
+  static_assert(Shape::kBlockM == 128, "of which the workspace is made");
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
-  launch_attention_fwd<SparseShape<typename ForwardTiles<kQkDim, kVDim>::Sparse>, T, false>(p, native(stream));
+  const ZeroedMemory counters(p.device.index, 2 * sizeof(int), stream);
+  SparsePlan plan{};
+  plan.counters = static_cast<int*>(counters.data());
+  plan.before = static_cast<int*>(workspace);
+  launch_planned<Shape, Element<kDtype>, false>(p, plan, native(stream));
 }
 
 template <int kDim>

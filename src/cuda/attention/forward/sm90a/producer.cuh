@@ -155,7 +155,7 @@ __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan&
       if (tile.num_blocks < 0) return;
     } else if constexpr (Shape::kSparse) {
       ShownWalk<Shape> walk{tile.end_block};
-      for (ShownBlock now = walk.next(p, tile), next; now.block >= 0; now = next, ++at.count) {
+      for (ShownBlock now = walk.first(p, tile), next; now.block >= 0; now = next, ++at.count) {
         next = walk.next(p, tile);
         if (next.block < 0) now.states |= ShownBlock::kLast;
         load_keys<Shape, kOfV>(p, plan, shared, map, {now.block * Shape::kBlockN, tile.b}, tile.g, at, now);
@@ -180,19 +180,22 @@ __device__ inline void produce_keys(const AttentionParams& p, const ForwardPlan&
 
 /// One thread finds the tiles, also for the warps of keys, and loads Q. No other thread reads lengths while there is
 /// work: if lengths changed meanwhile, two readers might wait for each other forever. The first tile is found before
-/// the previous kernel has ended, unless that takes lengths from memory, which the previous kernel may write.
+/// the previous kernel has ended, unless that takes lengths or a block mask from memory, which the previous kernel may
+/// write.
 template <class Shape>
 __device__ inline void produce_queries(const AttentionParams& p, const typename Shape::Plan& plan,
                                        const SharedLayout<Shape>& shared, const CUtensorMap* map) {
   Ring<SharedLayout<Shape>::kRecords> found;
   Ring<Shape::kQSlots> told;
-  if (p.has_lengths()) ptx::wait_for_previous_kernel();
+  if (p.has_lengths() || Shape::kSparse) ptx::wait_for_previous_kernel();
   bool more = true;
   for (unsigned round = 0; more; ++round) {
     TileRecord* const tile = shared.found(found.count);
     ptx::mbarrier_wait(shared.found_empty(found.slot()), found.parity() ^ 1);
     if constexpr (Shape::kParts)
       more = locate_part<Shape>(p, plan, round, tile);
+    else if constexpr (Shape::kSparse)
+      more = take_tile<Shape>(p, plan, shared, tile);
     else
       more = locate_tile<Shape>(p, plan, round, tile);
     if (more && tile->first_query + Shape::kBlockM <= 0) continue;  // a shorter sequence has no such tile

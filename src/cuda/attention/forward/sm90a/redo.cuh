@@ -5,6 +5,7 @@
 
 #include "cuda/ptx/math.cuh"
 #include "cuda/attention/forward/sm90a/shape.cuh"
+#include "cuda/attention/forward/sm90a/sparse.cuh"
 #include "cuda/attention/score.cuh"
 #include "cuda/attention/score_fast.cuh"
 #include "cuda/tile/convert.cuh"
@@ -98,28 +99,43 @@ __device__ inline void redo_row(const AttentionParams& p, const TileRecord& tile
   redo_row<Shape, T, T>(p, tile, i, p.scale, 1.0f);
 }
 
-/// Walks the block's tiles again, reads the warp's rows of the output and computes those that are not finite.
+/// Reads the warp's rows of a tile's output and computes those that are not finite.
 template <class Shape, class T>
-__device__ inline void redo_tiles(const AttentionParams& p, const typename Shape::Plan& plan, int warpgroup) {
+__device__ inline void redo_tile(const AttentionParams& p, const typename Shape::Plan& plan, const TileRecord& tile,
+                                 int warpgroup) {
+  if (tile.num_blocks == 0) return;
   const int lane = threadIdx.x % 32;
+  const int first = first_row<Shape>(tile, warpgroup) + static_cast<int>(threadIdx.x % 128) / 32 * 16;
+#pragma unroll 1
+  for (int i = first; i < min(first + 16, tile.range.q_len); ++i) {
+    const T* const row = static_cast<const T*>(p.out) + p.out_offset(tile.b, tile.h, i);
+    float zero = 0.0f;  // NaN once any element is not finite
+#pragma unroll 1
+    for (int column = lane; column < p.head_dim_v; column += 32) zero = fmaf(to_float(row[column]), 0.0f, zero);
+    if (!__any_sync(kFullMask, zero != zero)) continue;
+    if constexpr (Shape::kEightBits)
+      redo_row<Shape, T, Float8>(p, tile, i, p.scale * plan.q.at(tile.b, tile.g) * plan.k.at(tile.b, tile.g),
+                                 plan.v.at(tile.b, tile.g));
+    else
+      redo_row<Shape, T>(p, tile, i);
+  }
+}
+
+/// Walks the block's tiles again.
+template <class Shape, class T>
+__device__ inline void redo_tiles(const AttentionParams& p, const typename Shape::Plan& plan,
+                                  const SharedLayout<Shape>& shared, int warpgroup) {
   TileRecord tile;
+  if constexpr (Shape::kSparse) {
 #pragma unroll 1
-  for (unsigned round = 0; locate_tile<Shape>(p, plan, round, &tile); ++round) {
-    if (tile.num_blocks == 0) continue;
-    const int first = first_row<Shape>(tile, warpgroup) + static_cast<int>(threadIdx.x % 128) / 32 * 16;
-#pragma unroll 1
-    for (int i = first; i < min(first + 16, tile.range.q_len); ++i) {
-      const T* const row = static_cast<const T*>(p.out) + p.out_offset(tile.b, tile.h, i);
-      float zero = 0.0f;  // NaN once any element is not finite
-#pragma unroll 1
-      for (int column = lane; column < p.head_dim_v; column += 32) zero = fmaf(to_float(row[column]), 0.0f, zero);
-      if (!__any_sync(kFullMask, zero != zero)) continue;
-      if constexpr (Shape::kEightBits)
-        redo_row<Shape, T, Float8>(p, tile, i, p.scale * plan.q.at(tile.b, tile.g) * plan.k.at(tile.b, tile.g),
-                                   plan.v.at(tile.b, tile.g));
-      else
-        redo_row<Shape, T>(p, tile, i);
+    for (int index = *shared.taken(); index >= 0; index = plan.before[index]) {
+      fill_ticket<Shape>(p, plan, index, &tile);
+      redo_tile<Shape, T>(p, plan, tile, warpgroup);
     }
+  } else {
+#pragma unroll 1
+    for (unsigned round = 0; locate_tile<Shape>(p, plan, round, &tile); ++round)
+      redo_tile<Shape, T>(p, plan, tile, warpgroup);
   }
 }
 

@@ -135,7 +135,7 @@ struct SharedLayout {
   static constexpr int kRecordBytes = (sizeof(TileRecord) + 15) / 16 * 16;
   static constexpr int kBytes = kTileBytes + kBarriers * 8 + kRecords * (Shape::kConsumers + 1) * kRecordBytes +
                                 Shape::kConsumers * static_cast<int>(sizeof(OutputRecord) + sizeof(int)) +
-                                (Shape::kSparse ? Shape::kStages * static_cast<int>(sizeof(ShownBlock)) : 0);
+                                (Shape::kSparse ? Shape::kStages * static_cast<int>(sizeof(ShownBlock)) + 8 : 0);
   static_assert(kBytes <= 228 * 1024 / Shape::kResident - 1024, "a multiprocessor of 9.0 has 228 KB, a block's 1 KB");
 
   std::uint32_t base;
@@ -200,6 +200,8 @@ struct SharedLayout {
   __device__ ShownBlock* shown(int stage) const {
     return reinterpret_cast<ShownBlock*>(met_nan(Shape::kConsumers)) + stage;
   }
+  /// The tile that the thread block has taken last, where it takes them by ticket; -1: none.
+  __device__ int* taken() const { return reinterpret_cast<int*>(shown(Shape::kStages)); }
 };
 
 /// What the host works out once per launch.
@@ -272,9 +274,17 @@ __device__ inline void fill_tile(const AttentionParams& p, const ForwardPlan& pl
   const int first_key = tile->range.first(max(0, tile->first_query)), last_key = tile->range.last(last_query);
   tile->end_block = (last_key + Shape::kBlockN - 1) / Shape::kBlockN;
   tile->num_blocks = last_key > first_key ? tile->end_block - first_key / Shape::kBlockN : 0;
-  if constexpr (Shape::kSparse)  // the last block is one that is shown
-    for (; tile->num_blocks > 0 && block_states<Shape>(p, *tile, tile->end_block - 1) == 0; --tile->num_blocks)
-      --tile->end_block;
+}
+
+/// The head of the index'th tile of those that are not taken in pairs, and how many lighter tiles of it come after.
+__device__ inline void place_of_index(const ForwardPlan& plan, unsigned index, unsigned* head, unsigned* lighter) {
+  const TileOrder& order = plan.order;
+  const unsigned groups = order.groups, group_tiles = plan.group_tiles;
+  const unsigned group = min(index / group_tiles, groups - 1), in_group = index - group * group_tiles;
+  const unsigned first_head = order.paired_heads + group * order.heads_at_once;
+  const unsigned group_heads = group + 1 < groups ? order.heads_at_once : plan.heads - first_head;
+  *head = first_head + in_group % group_heads;
+  *lighter = in_group / group_heads;
 }
 
 /// Finds the tile of the block's `round`-th turn in the order of the plan; returns false when none is left. Pairs come
@@ -300,13 +310,7 @@ __device__ inline bool locate_tile(const AttentionParams& p, const ForwardPlan& 
     if (begins && round == paired) index = block - rest;
     index += order.paired_heads * plan.q_tiles;
     if (index >= static_cast<unsigned>(plan.items)) return false;
-    index -= order.paired_heads * plan.q_tiles;
-    const unsigned groups = order.groups, group_tiles = plan.group_tiles;
-    const unsigned group = min(index / group_tiles, groups - 1), in_group = index - group * group_tiles;
-    const unsigned first_head = order.paired_heads + group * order.heads_at_once;
-    const unsigned group_heads = group + 1 < groups ? order.heads_at_once : plan.heads - first_head;
-    head = first_head + in_group % group_heads;
-    lighter = in_group / group_heads;
+    place_of_index(plan, index - order.paired_heads * plan.q_tiles, &head, &lighter);
   }
   tile->round = round;
   fill_tile<Shape>(p, plan, head, lighter, tile);

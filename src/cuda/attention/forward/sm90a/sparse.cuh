@@ -10,14 +10,45 @@
 
 namespace flashkernel::cuda::sm90a {
 
+/// Tiles have unequal work that the host does not know: thread blocks take them by ticket.
+struct SparsePlan : ForwardPlan {
+  int* counters;  // the next ticket, and thread blocks that have found no tile; 0 before and after
+  int* before;    // of each tile: which one its thread block had taken before it; -1: none
+};
+
 template <class Tile>
 struct SparseShape : ForwardShape<Tile> {
+  using Plan = SparsePlan;
   static constexpr bool kSparse = true, kTakesBits = true;
   static_assert(Tile::kTurns && Tile::kQSlots > 1,
                 "a consumer's rows are the same in every tile, and Q need not leave");
 };
 
+template <class Shape>
+__device__ inline void fill_ticket(const AttentionParams& p, const ForwardPlan& plan, int index, TileRecord* tile) {
+  unsigned head, lighter;
+  place_of_index(plan, static_cast<unsigned>(index), &head, &lighter);
+  tile->round = 0;
+  fill_tile<Shape>(p, plan, head, lighter, tile);
+}
+
+/// Takes the next tile; returns false when none is left. The last thread block to find none leaves the counters at 0.
+template <class Shape>
+__device__ inline bool take_tile(const AttentionParams& p, const SparsePlan& plan, const SharedLayout<Shape>& shared,
+                                 TileRecord* tile) {
+  const int index = atomicAdd(plan.counters, 1);
+  if (index >= plan.items) {
+    if (atomicAdd(plan.counters + 1, 1) == static_cast<int>(gridDim.x) - 1) plan.counters[0] = plan.counters[1] = 0;
+    return false;
+  }
+  plan.before[index] = *shared.taken();
+  *shared.taken() = index;
+  fill_ticket<Shape>(p, plan, index, tile);
+  return true;
+}
+
 /// The blocks of a tile that the mask shows, the last one first. A warp looks at 32 blocks at a time, one in each lane.
+/// Of a tile that sees nothing it is the last block, all of which is hidden: so the consumers need not be told before.
 template <class Shape>
 struct ShownWalk {
   int before;          // blocks before this one have not been looked at
@@ -36,6 +67,10 @@ struct ShownWalk {
     const int from = __ffs(static_cast<int>(found)) - 1;
     found &= found - 1;
     return {before + kWarp - 1 - from, __shfl_sync(kFullMask, states, from)};
+  }
+  __device__ ShownBlock first(const AttentionParams& p, const TileRecord& tile) {
+    const ShownBlock found = next(p, tile);
+    return found.block < 0 ? ShownBlock{tile.end_block - 1, 0} : found;
   }
 };
 

@@ -15,6 +15,11 @@ Verdict attention_fwd_sparse_supports(const AttentionParams& p) {
   return attention_fwd_supports<kDtype, kQkDim, kVDim>(rest);
 }
 
+/// A number for each tile of 128 queries.
+inline std::size_t attention_fwd_sparse_workspace(const AttentionParams& p) {
+  return static_cast<std::size_t>(p.batch * p.heads_q * ((p.seq_q + 127) / 128)) * sizeof(int);
+}
+
 /// Launches the kernel: an entry of the table.
 template <DType kDtype, int kQkDim, int kVDim>
 void attention_fwd_sparse(const AttentionParams& p, void* workspace, Stream stream);
