@@ -70,7 +70,7 @@ def test_parts_and_families_make_the_whole(capsys: pytest.CaptureFixture[str]) -
 def test_the_rows_ask_for_what_models_do() -> None:
     """Every option and mode of the families' promise is in the tables."""
     rows = [row for specs in FAMILIES.values() for row in specs if isinstance(row, Attention)]
-    for option in ("bias", "alibi", "sinks", "softcap", "lse", "kv8", "lengths", "page", "causal"):
+    for option in ("bias", "alibi", "sinks", "softcap", "blocks", "lse", "kv8", "lengths", "page", "causal"):
         assert {bool(getattr(row, option)) for row in rows} == {True, False}, option
     assert {row.dim for row in rows if row.backward} >= {32, 64, 80, 96, 112, 128, 160, 192, 256}
     assert {row.deterministic for row in rows if row.backward} == {True, False}

@@ -38,6 +38,7 @@ class Attention:
     sinks: bool = False
     alibi: bool = False
     bias: bool = False  # [1, heads, queries, keys]
+    blocks: float = 0.0  # the part of the blocks of 128 by 128 that a block mask shows; 0: there is no mask
     lengths: tuple[int, ...] = ()
     lse: bool = False
     backward: bool = False
@@ -61,6 +62,7 @@ class Attention:
             f"window {self.window[0]},{self.window[1]}" if self.window != (-1, -1) else "",
             f"softcap {self.softcap:g}" if self.softcap else "",
             *(word for word in ("sinks", "alibi", "bias") if getattr(self, word)),
+            f"{self.blocks:.0%} of blocks" if self.blocks else "",
             "LSE" if self.lse else "",
             ("deterministic" if self.deterministic else "any order") if self.backward else "",
         ]
@@ -103,7 +105,7 @@ class Attention:
             return sum(length * (length + 1) / 2 if self.causal else float(length * length) for length in self.lengths)
         left, right = self.window
         if left < 0 and right < 0 and not self.causal:
-            return float(self.batch * self.queries * self.keys)
+            return self.batch * self.queries * self.keys * (self.blocks or 1.0)
         after = 0 if self.causal else self.keys if right < 0 else right
         before = self.keys if left < 0 else left
         offset = self.keys - self.queries
@@ -143,6 +145,7 @@ class Tensors:
     bias: list[Any] | None = None
     slopes: Any = None
     sinks: Any = None
+    blocks: Any = None  # bool [1, heads, blocks of queries, blocks of keys]
     grad: Any = None
 
     @staticmethod
@@ -177,6 +180,10 @@ class Tensors:
             tensors.slopes = 2.0 ** (-8.0 * steps / row.heads)
         if row.sinks:
             tensors.sinks = torch.randn(row.heads, device=s.device)
+        if row.blocks:
+            shape = (1, row.heads, -(-row.queries // 128), -(-row.keys // 128))
+            tensors.blocks = torch.rand(shape, device=s.device) < row.blocks
+            tensors.blocks |= torch.eye(*shape[2:], dtype=torch.bool, device=s.device)  # no query sees nothing
         if row.backward:
             tensors.grad = inputs.randn(*q.shape) if row.lengths else inputs.heads(*q.shape)
         return tensors
@@ -192,6 +199,8 @@ def _options(row: Attention, tensors: Tensors) -> dict[str, Any]:
         options["alibi_slopes"] = tensors.slopes
     if row.sinks:
         options["sinks"] = tensors.sinks
+    if row.blocks:
+        options["block_mask"] = tensors.blocks
     return options
 
 

@@ -286,7 +286,7 @@ def _flashinfer(row: Any, tensors: Any) -> Calls:
 def _flex(s: Settings, row: Any, tensors: Any) -> Calls:
     """FlexAttention, compiled: where no other has the option."""
     torch = baselines.require_torch()
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
     offset = row.keys - row.queries
     left = row.window[0] if row.window[0] >= 0 else row.keys
@@ -302,9 +302,15 @@ def _flex(s: Settings, row: Any, tensors: Any) -> Calls:
             score = score - tensors.slopes[h] * (i + offset - j).abs()
         return score
 
-    mask = create_block_mask(seen, None, None, row.queries, row.keys, device=s.device)
+    if row.blocks:
+        whole = tensors.blocks.int()
+        counts, order = whole.sum(-1).int(), torch.argsort(whole, dim=-1, descending=True, stable=True).int()
+        mask = BlockMask.from_kv_blocks(torch.zeros_like(counts), order, counts, order, BLOCK_SIZE=128)
+    else:
+        mask = create_block_mask(seen, None, None, row.queries, row.keys, device=s.device)
     compiled = torch.compile(flex_attention, dynamic=False)
-    options = {"score_mod": changed, "block_mask": mask, "enable_gqa": row.heads != row.heads_kv, "return_lse": True}
+    changes = changed if row.softcap or row.alibi else None
+    options = {"score_mod": changes, "block_mask": mask, "enable_gqa": row.heads != row.heads_kv, "return_lse": True}
 
     def call(q: Any, k: Any, v: Any) -> Any:
         out, lse = compiled(q, k, v, **options)
@@ -330,8 +336,10 @@ def providers(s: Settings, row: Any, tensors: Any) -> Iterator[Provider]:
     if row.page and plain and baselines.optional("flashinfer") is not None:
         made["flashinfer"] = partial(_flashinfer, row, tensors)
     if "compile" not in s.without and not (row.backward or row.lengths or row.page or row.bias):
-        if row.softcap or row.sinks or row.alibi:
+        if row.softcap or row.sinks or row.alibi or row.blocks:
             made["flex"] = partial(_flex, s, row, tensors)
+    if row.blocks:  # the others have none
+        made = {name: make for name, make in made.items() if name == "flex"}
     for name, make in made.items():
         if name in s.without:
             continue

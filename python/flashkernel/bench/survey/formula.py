@@ -49,6 +49,9 @@ def _one(row: Any, tensors: Any, q: Any, k: Any, v: Any, bias: Any) -> tuple[Any
     hidden = _hidden(row, queries, keys, q.device)
     if hidden is not None:
         scores = scores.masked_fill(hidden, -torch.inf)
+    if row.blocks:
+        seen = tensors.blocks.repeat_interleave(128, 2)[:, :, :queries].repeat_interleave(128, 3)[..., :keys]
+        scores = scores.masked_fill(~seen, -torch.inf)
     lse = torch.logsumexp(scores, -1)
     if row.sinks:
         lse = torch.logaddexp(lse, tensors.sinks[None, :, None])

@@ -1,4 +1,4 @@
-"""Bias, ALiBi, windows, sinks, softcap: forward, and backward where models train with them."""
+"""Bias, ALiBi, windows, sinks, softcap, block masks: forward, and backward where models train with them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def _decode(model: str, heads: int, heads_kv: int, dim: int, batch: int, keys: i
 
 
 GEMMA = {"softcap": 50.0, "dtype": "bfloat16"}
+SPARSE = replace(_full("block mask", 16, 128, 1, 16384), dtype="bfloat16")
 MISTRAL = {"window": (4095, 0), "dtype": "bfloat16"}
 
 ROWS = (
@@ -60,4 +61,8 @@ ROWS = (
     *(replace(_decode("gemma2-9b", 16, 8, 256, b, k), softcap=50.0) for b, k in ((1, 4096), (16, 2048), (64, 2048))),
     replace(_row("grok-like", 48, 8, 128, 1, 4096), softcap=30.0, dtype="bfloat16"),
     replace(_row("gemma2-27b", 32, 16, 128, 1, 4096), softcap=50.0, dtype="bfloat16", backward=True),
+    # blocks that are left out
+    *(replace(SPARSE, blocks=part) for part in (0.1, 0.25, 0.5)),
+    replace(SPARSE, blocks=0.25, dim=64),
+    *(replace(SPARSE, blocks=0.25, dim=dim, backward=True) for dim in (64, 128)),
 )
