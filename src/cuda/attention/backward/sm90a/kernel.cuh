@@ -201,6 +201,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.given = reinterpret_cast<int*>(bytes + layout.given);
   plan.parts = reinterpret_cast<float*>(bytes + layout.parts);
   plan.adders = plan.num_steps = nullptr;
+  plan.list_batches = plan.list_heads_q = plan.list_heads_kv = 0;
   plan.orders = nullptr;
   plan.steps = nullptr;
 
@@ -210,13 +211,16 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
     plan.orders = reinterpret_cast<std::uint16_t*>(bytes + layout.orders);
     plan.num_steps = reinterpret_cast<int*>(bytes + layout.num_steps);
     plan.steps = reinterpret_cast<SparseStep*>(bytes + layout.steps);
-    const auto blocks = [](int lists) { return static_cast<unsigned>((lists + kListWarps - 1) / kListWarps); };
-    if (q_blocks > 0)
-      launch("attention_bwd sm90a: order", order_kernel<Shape>,
-             {blocks(static_cast<int>(q_blocks)), kListWarps * kWarp, 0, s}, p, plan, static_cast<int>(q_blocks));
-    if (items > 0)
-      launch("attention_bwd sm90a: steps", steps_kernel<Shape>, {blocks(items), kListWarps * kWarp, 0, s}, p, plan,
-             items);
+    const SparseLists lists(f);
+    plan.list_batches = static_cast<int>(lists.batches);
+    plan.list_heads_q = static_cast<int>(lists.heads_q), plan.list_heads_kv = static_cast<int>(lists.heads_kv);
+    const int of_queries = plan.list_batches * plan.list_heads_q * plan.q_tiles;
+    const int of_keys = plan.list_batches * plan.list_heads_kv * plan.k_tiles;
+    const auto shape = [&](int count) {
+      return LaunchShape{static_cast<unsigned>((count + kListWarps - 1) / kListWarps), kListWarps * kWarp, 0, s};
+    };
+    if (q_blocks > 0) launch("attention_bwd sm90a: order", order_kernel<Shape>, shape(of_queries), p, plan, of_queries);
+    if (items > 0) launch("attention_bwd sm90a: steps", steps_kernel<Shape>, shape(of_keys), p, plan, of_keys);
   }
   if (q_blocks == 0) {
     // No queries: nothing but zeros for the keys, and the ticket and flag that prepare_kernel would have reset.

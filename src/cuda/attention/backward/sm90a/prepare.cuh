@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(256)
   };
   multiply_rows(sum, out_row, grad_out_row, lane * 8, static_cast<int>(f.head_dim_v));
   const bool sees_nothing = range.first(m) >= range.last(min(q_len, m + kBlockM) - 1);
-  if (p.grad_q && (sees_nothing || (plan.adders && plan.adders[at.index] == 0))) {
+  if (p.grad_q && (sees_nothing || (plan.adders && plan.adders[plan.query_list(b, h, tile)] == 0))) {
     store_zero_rows(grad_q_row<T>(p, b, h, m), p.stride_grad_q_token, min(kBlockM, q_len - m),
                     static_cast<int>(f.head_dim), threadIdx.x, 256);
   }

@@ -74,7 +74,7 @@ __device__ inline void take_item(const AttentionBackwardParams& p, const Backwar
     }
     item->steps = item->tiles * plan.group;
     if constexpr (Shape::kSparse) {
-      const int keys_index = static_cast<int>(head) * plan.k_tiles + item->n_tile;
+      const int keys_index = plan.key_list(item->b, item->g, item->n_tile);
       item->steps = plan.num_steps[keys_index];
       item->first_step = static_cast<std::int64_t>(keys_index) * (plan.q_tiles * plan.group);
     }

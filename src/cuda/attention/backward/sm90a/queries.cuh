@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(BackwardShape<kQkDim, kVDim>::kBlockM * 2)
   const int q_len = range.q_len, first_query = at.tile * Shape::kBlockM;
   if (first_query >= q_len) return;
   // A tile that sees no keys has no sum; prepare_kernel has written zeros.
-  if (plan.adders && plan.adders[at.index] == 0) return;
+  if (plan.adders && plan.adders[plan.query_list(at.b, at.h, at.tile)] == 0) return;
   if (range.first(first_query) >= range.last(min(q_len, first_query + Shape::kBlockM) - 1)) return;
   const float* const sums = plan.sums + static_cast<std::int64_t>(at.index) * (Shape::kBlockM * kQkDim);
   const int slice = static_cast<int>(threadIdx.x) / 128, row = first_query + 64 * slice;

@@ -189,8 +189,10 @@ struct BackwardPlan : BackwardOrder {
   int* not_finite;  // becomes 1 when some gradient is not finite
   int* given;       // lanes that have given, of each range
   float* parts;     // what they gave: a block's sums of dK and dV as fragments
-  // With a block mask, else null: for each tile of queries of all heads how many tiles of keys add to its dQ; of each
-  // pair of tiles the order, or kNoOrder; for each tile of keys of all kv heads how many steps it has, and those.
+  // With a block mask, else null, and the same for heads or sequences that share a mask: for each tile of queries of
+  // all heads how many tiles of keys add to its dQ; of each pair of tiles the order, or kNoOrder; for each tile of keys
+  // of all kv heads how many steps it has, and those.
+  int list_batches, list_heads_q, list_heads_kv;  // SparseLists
   int* adders;
   std::uint16_t* orders;
   int* num_steps;
@@ -198,6 +200,13 @@ struct BackwardPlan : BackwardOrder {
   static constexpr std::uint16_t kNoOrder = 0xffff;
 
   __device__ int tile_index(int heads_q, int b, int h, int tile) const { return (b * heads_q + h) * q_tiles + tile; }
+  /// The place of a tile of queries in `adders`, and of one of keys in `num_steps`.
+  __device__ int query_list(int b, int h, int tile) const {
+    return ((list_batches == 1 ? 0 : b) * list_heads_q + (list_heads_q == 1 ? 0 : h)) * q_tiles + tile;
+  }
+  __device__ int key_list(int b, int g, int n_tile) const {
+    return ((list_batches == 1 ? 0 : b) * list_heads_kv + (list_heads_kv == 1 ? 0 : g)) * k_tiles + n_tile;
+  }
 
   /// What the counter of a tile must be before a block adds, where `before` blocks precede it in the order of keys: all
   /// of them must have added, or, where the order does not matter, the first one.

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kListWarps* kWarp)
   const int index = static_cast<int>(blockIdx.x) * kListWarps + static_cast<int>(threadIdx.x) / kWarp;
   if (index >= lists) return;
   const int lane = threadIdx.x % kWarp, tile = index % plan.q_tiles, head = index / plan.q_tiles;
-  const int h = head % static_cast<int>(f.heads_q), b = head / static_cast<int>(f.heads_q);
+  const int h = head % plan.list_heads_q, b = head / plan.list_heads_q;
   const KeyWindow range(f, b);
   const int m = tile * Shape::kBlockM;
   const int first_key = range.first(m), last_key = range.last(min(range.q_len, m + Shape::kBlockM) - 1);
@@ -75,14 +75,14 @@ __global__ void __launch_bounds__(kListWarps* kWarp)
   const int index = static_cast<int>(blockIdx.x) * kListWarps + static_cast<int>(threadIdx.x) / kWarp;
   if (index >= lists) return;
   const int lane = threadIdx.x % kWarp, n_tile = index % plan.k_tiles, head = index / plan.k_tiles;
-  const int g = head % static_cast<int>(f.heads_kv), b = head / static_cast<int>(f.heads_kv);
+  const int g = head % plan.list_heads_kv, b = head / plan.list_heads_kv;
   const int most = plan.q_tiles * plan.group;
   SparseStep* const steps = plan.steps + static_cast<std::int64_t>(index) * most;
   int count = 0;
   for (int s0 = 0; s0 < most; s0 += kWarp) {
     const int s = s0 + lane, tile = plan.q_tiles - 1 - s / plan.group, of_group = s % plan.group;
     const int h = g * plan.group + of_group;
-    const int queries = tile < 0 ? 0 : plan.tile_index(static_cast<int>(f.heads_q), b, h, tile);
+    const int queries = tile < 0 ? 0 : plan.query_list(b, h, tile);
     const int order = tile < 0 ? int{BackwardPlan::kNoOrder}
                                : plan.orders[static_cast<std::int64_t>(queries) * plan.k_tiles + n_tile];
     const bool shown = order != BackwardPlan::kNoOrder;

@@ -83,6 +83,15 @@ struct BackwardCut {
   }
 };
 
+/// How many lists of steps there are (sparse.cuh): a mask that broadcasts has one for all heads, or all sequences.
+struct SparseLists {
+  std::int64_t batches, heads_q, heads_kv;
+  explicit SparseLists(const AttentionParams& f)
+      : batches(f.mask.blocks.stride_batch == 0 ? 1 : f.batch),
+        heads_q(f.mask.blocks.stride_head == 0 ? 1 : f.heads_q),
+        heads_kv(f.mask.blocks.stride_head == 0 ? 1 : f.heads_kv) {}
+};
+
 /// The workspace: -D as [batch, heads_q, seq_q] in fp32 (for the repair), then per tile of queries block_m of -LSE in
 /// base 2 and block_m of -D, the sums of dQ in fp32 tiles of block_m * dims.qk, one counter a tile, the ticket, the
 /// flag, and for each range of cut items a counter and a block's sums of dK and dV. With a block mask, its lists of
@@ -107,11 +116,16 @@ struct BackwardWorkspace {
     bytes = parts + ranges * kBackwardBlockN * (dims.qk + dims.v) * 4;
     if (!f.mask.blocks.data) return;
     const std::int64_t block_n = backward_block_n(dims.widest()), k_tiles = (f.seq_k + block_n - 1) / block_n;
+    const SparseLists lists(f);
+    const std::int64_t of_queries = lists.batches * lists.heads_q * tiles,
+                       of_keys = lists.batches * lists.heads_kv * k_tiles;
     steps = (bytes + 255) / 256 * 256;
-    num_steps = steps + heads * tiles * k_tiles * 8;
-    adders = num_steps + f.batch * f.heads_kv * k_tiles * 4;
-    orders = adders + heads * tiles * 4;
-    bytes = orders + heads * tiles * k_tiles * 2;
+    num_steps = steps + lists.batches *
+                            (lists.heads_q == 1 ? f.heads_q / std::max<std::int64_t>(1, f.heads_kv) : f.heads_q) *
+                            tiles * k_tiles * 8;
+    adders = num_steps + of_keys * 4;
+    orders = adders + of_queries * 4;
+    bytes = orders + of_queries * k_tiles * 2;
   }
 };
 
