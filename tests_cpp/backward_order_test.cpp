@@ -118,6 +118,15 @@ TEST(BackwardHeadsAtOnce, OfABandAreAsManyAsOfShortSequences) {
   EXPECT_FALSE(first_tiles_lead(band));
 }
 
+TEST(BackwardHeadsAtOnce, WithABlockMaskInOrderAreFour) {
+  BackwardCall sparse = causal_call(128, 16384, true);
+  sparse.uneven = sparse.joined = false, sparse.sparse = true;
+  EXPECT_EQ(choose_heads_at_once(sparse), 4);
+  sparse.ordered = false;
+  EXPECT_EQ(choose_heads_at_once(sparse), 1);  // nobody waits: what fits the L2 cache
+  EXPECT_FALSE(first_tiles_lead(sparse));
+}
+
 TEST(BackwardHeadsAtOnce, AGroupHasAtMostWhatIsWantedAndTheLastOneIsNoneTooMany) {
   for (int heads = 1; heads <= 40; ++heads)
     for (int wanted = 0; wanted <= 50; ++wanted) {

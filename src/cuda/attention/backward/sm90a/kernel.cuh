@@ -123,6 +123,7 @@ BackwardCall backward_call(const AttentionParams& f, const BackwardPlan& plan, c
   call.heads = plan.heads, call.k_tiles = plan.k_tiles, call.q_tiles = plan.q_tiles, call.group = plan.group;
   call.ordered = plan.ordered;
   call.joined = Shape::kJoined;
+  call.sparse = Shape::kSparse;
   call.uneven = (f.window_right >= 0) != (f.window_left >= 0);
   if (f.window_right >= 0 && f.window_left >= 0)
     call.band_tiles = (f.window_left + f.window_right + Shape::kBlockN) / Shape::kBlockM + 1;
@@ -201,7 +202,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
   plan.given = reinterpret_cast<int*>(bytes + layout.given);
   plan.parts = reinterpret_cast<float*>(bytes + layout.parts);
   plan.adders = plan.num_steps = nullptr;
-  plan.list_batches = plan.list_heads_q = plan.list_heads_kv = 0;
+  plan.list_batches = plan.list_heads_q = plan.list_heads_kv = plan.zeroed = 0;
   plan.orders = nullptr;
   plan.steps = nullptr;
 
@@ -212,6 +213,7 @@ void launch_attention_bwd(const AttentionBackwardParams& p, void* workspace, cud
     plan.num_steps = reinterpret_cast<int*>(bytes + layout.num_steps);
     plan.steps = reinterpret_cast<SparseStep*>(bytes + layout.steps);
     const SparseLists lists(f);
+    plan.zeroed = !plan.ordered;
     plan.list_batches = static_cast<int>(lists.batches);
     plan.list_heads_q = static_cast<int>(lists.heads_q), plan.list_heads_kv = static_cast<int>(lists.heads_kv);
     const int of_queries = plan.list_batches * plan.list_heads_q * plan.q_tiles;

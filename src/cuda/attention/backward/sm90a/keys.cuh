@@ -295,30 +295,35 @@ struct KeyConsumer {
   /// was read, it would be spilled.
   __device__ void hide_blocks(const BackwardItem& item, int first_key, int first_query) {
     const AttentionParams& f = p.forward;
-    const SparseStep of = *shared.step(at.slot());
-    const unsigned states = of.states(warpgroup);
+    const SparseStep* const of = shared.step(at.slot());
+    const unsigned states = of->states(warpgroup);
     if (states == kAllWhole) return;
+    constexpr int kWords = kBlockM == 64 ? 2 : 1;  // at a time: more would be spilled with more queries
 #pragma unroll
-    for (int n = 0; n < kSteps; ++n) {
-      const unsigned state = states >> n / 4 * 2 & 3;
-      if (state == kBlockHidden) {
+    for (int q = 0; q < kBlockM; q += 32 * kWords) {
+      const unsigned state = states >> q / 64 * 2 & 3;
+      if (state == kBlockWhole) continue;
+      // A word has the bits of the warp's 16 keys for one query. A lane reads those of kWords queries, for all lanes.
+      std::uint32_t words[kWords] = {};
+      if (state == kBlockShown && first_key < item.range.k_len) {  // a head's words: less than 2^31
+        std::uint32_t query = first_query + q + lane();
+        ptx::hold(query);  // or all words are read before the first is used, and spilled
+        const std::uint32_t* const from = f.mask.row(item.b, item.g * plan.group + of->head(), 0) + first_key / 32;
+        const int stride = static_cast<int>(f.mask.stride_q), last = item.range.q_len - 1;
 #pragma unroll
-        for (int e = 0; e < 8; ++e) scores[8 * n + e] = 0.0f;
+        for (int m = 0; m < kWords; ++m)
+          words[m] = from[min(static_cast<int>(query) + 32 * m, last) * stride] >> first_key % 32;
       }
-      if (state != kBlockShown || first_key >= item.range.k_len) continue;
-      const std::uint32_t* const words =
-          f.mask.row(item.b, item.g * plan.group + of.head(), 0) + first_key / 32;  // rows: less than 2^31 words
-      std::uint32_t query = first_query + 16 * n + 2 * (lane() % 4);
-      ptx::hold(query);  // or the addresses of all groups are worked out before the first one, and spilled
-      const int stride = static_cast<int>(f.mask.stride_q), last = item.range.q_len - 1;
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const std::uint32_t shown =
-            words[min(static_cast<int>(query) + r / 2 * 8 + r % 2, last) * stride] >> (first_key % 32 + lane() / 4);
+      for (int n = q / 16; n < q / 16 + 2 * kWords; ++n)
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          if ((shown >> 8 * half & 1u) == 0) scores[8 * n + r / 2 * 4 + 2 * half + r % 2] = 0.0f;
-      }
+        for (int r = 0; r < 4; ++r) {
+          const int from = n % 2 * 16 + 2 * (lane() % 4) + r / 2 * 8 + r % 2;
+          const std::uint32_t shown = __shfl_sync(kFullMask, words[n / 2 % kWords], from) >> lane() / 4;
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            if ((shown >> 8 * half & 1u) == 0) scores[8 * n + r / 2 * 4 + 2 * half + r % 2] = 0.0f;
+        }
     }
   }
   /// The states of a step that hides nothing.

@@ -66,6 +66,7 @@ struct BackwardCall {
   int group = 1;                            // heads_q / heads_kv
   bool ordered = false;                     // blocks add to a tile of dQ in the order of their keys
   bool joined = false;                      // the key warpgroups make dQ themselves, and wait in every step
+  bool sparse = false;                      // a block mask says which steps an item has; no block waits but in order
   bool uneven = false;                      // items have more steps the lower their keys are, as under a causal mask
   std::int64_t band_tiles = 0;  // under a window with two sides: tiles of queries that see a tile of keys; 0 elsewhere
   std::int64_t head_bytes = 0;  // of a kv head, what is read and added to again and again: Q, dO and the sums of dQ
@@ -86,7 +87,7 @@ inline bool order_is_cheap(bool joined, int k_tiles) { return !joined && k_tiles
 /// for a short time, and early tiles cost up to 2 % in steady runs. Under a window with two sides each tile of keys is
 /// the first one for some queries.
 inline bool first_tiles_lead(const BackwardCall& call) {
-  return !call.ordered && call.band_tiles == 0 && call.k_tiles > (call.joined ? 64 : 32);
+  return !call.ordered && !call.sparse && call.band_tiles == 0 && call.k_tiles > (call.joined ? 64 : 32);
 }
 
 /// The size of a group of heads, such that all groups are about alike: a small group at the end would not fill the
@@ -139,9 +140,14 @@ inline int heads_in_cache(const BackwardCall& call) {
   return alike_in_size(call.heads, call.l2_bytes * 3 / 10 / std::max<std::int64_t>(1, call.head_bytes));
 }
 
+/// The same in order with a block mask: items of a head may have to wait for one that has many steps, or steps that
+/// look up the packed mask. Those of other heads run meanwhile. Not measured yet.
+inline int heads_of_chains(const BackwardCall& call) { return alike_in_size(call.heads, 4); }
+
 /// BackwardOrder::heads_at_once for a call.
 inline int choose_heads_at_once(const BackwardCall& call) {
   if (call.heads == 0) return 1;
+  if (call.sparse) return std::max(heads_in_cache(call), call.ordered ? heads_of_chains(call) : 1);
   if (call.ordered) return heads_apart(call);
   const bool lead = first_tiles_lead(call);
   if (lead && !call.joined) return heads_in_cache(call);

@@ -87,6 +87,11 @@ __global__ void __launch_bounds__(256)
     store_zero_rows(grad_q_row<T>(p, b, h, m), p.stride_grad_q_token, min(kBlockM, q_len - m),
                     static_cast<int>(f.head_dim), threadIdx.x, 256);
   }
+  if (plan.zeroed && p.grad_q) {
+    float4* const sums =
+        reinterpret_cast<float4*>(plan.sums + static_cast<std::int64_t>(at.index) * (kBlockM * kQkDim));
+    for (int i = threadIdx.x; i < kBlockM * kQkDim / 4; i += 256) sums[i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
+  }
 #pragma unroll
   for (int i = 0; i < kBlockM / kRows; ++i) {
 #pragma unroll

@@ -57,7 +57,7 @@ __device__ inline void take_item(const AttentionBackwardParams& p, const Backwar
     const auto [head, tile] = plan.place(index);
     item->b = static_cast<int>(head / static_cast<unsigned>(f.heads_kv));
     item->g = static_cast<int>(head % static_cast<unsigned>(f.heads_kv));
-    item->n_tile = static_cast<int>(tile);
+    item->n_tile = Shape::kSparse ? plan.k_tiles - 1 - static_cast<int>(tile) : static_cast<int>(tile);
     const KeyWindow keys(f, item->b);
     const int first_key = item->n_tile * Shape::kBlockN;
     if (first_key >= keys.k_len) continue;  // a shorter sequence has no such tile
@@ -179,7 +179,7 @@ __device__ inline void await_turns(const AttentionBackwardParams& p, const Backw
   Ring<BackwardLayout<Shape>::kTurns> turns;
   walk_steps<Shape>(plan, shared, p.grad_q, [&](const BackwardItem& item, const PlaceOf<Shape>& place) {
     const int turn = place.template before<Shape>(item);
-    if (turn == 0) return;
+    if (turn == 0 || plan.adds_freely<Shape>()) return;
     const int* const counter =
         plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.head(item, plan.group), place.q_tile());
     ptx::mbarrier_wait(shared.turn_empty(turns.slot()), turns.parity() ^ 1);
@@ -198,7 +198,7 @@ __device__ inline void pass_turns(const AttentionBackwardParams& p, const Backwa
   Ring<BackwardLayout<Shape>::kPasses> passes;
   walk_steps<Shape>(plan, shared, p.grad_q, [&](const BackwardItem& item, const PlaceOf<Shape>& place) {
     const int turn = place.template before<Shape>(item);
-    if (!plan.passes(turn, place.template is_last<Shape>(item))) return;
+    if (plan.adds_freely<Shape>() || !plan.passes(turn, place.template is_last<Shape>(item))) return;
     ptx::mbarrier_wait(shared.pass_full(passes.slot()), passes.parity());
     ptx::store_release(
         plan.counters + plan.tile_index(p.forward.heads_q, item.b, place.head(item, plan.group), place.q_tile()),

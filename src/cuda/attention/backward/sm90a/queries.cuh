@@ -68,7 +68,7 @@ struct QueryConsumer {
           release(shared.grad_s_empty(scored.slot()));
           if (last_of_item) release(shared.k_empty(item.key_slot));
         }
-        if (slice + block == 0 && turn > 0) {
+        if (slice + block == 0 && turn > 0 && !plan.adds_freely<Shape>()) {
           ptx::mbarrier_wait(shared.turn_full(turns.slot()), turns.parity());
           __syncwarp();  // all lanes have seen it
           release(shared.turn_empty(turns.slot()));
@@ -92,7 +92,7 @@ struct QueryConsumer {
                                     p.stride_grad_q_token, item.range.q_len - first_query,
                                     static_cast<int>(p.forward.head_dim) - 64 * block, finite);
           finite.report(plan.not_finite);
-        } else if (turn == 0) {
+        } else if (turn == 0 && !plan.adds_freely<Shape>()) {
 #pragma unroll
           for (int c = 0; c < tiles; ++c)
             *reinterpret_cast<float4*>(to + c * kStride) =
@@ -103,7 +103,7 @@ struct QueryConsumer {
             ptx::reduce_add_4(to + c * kStride, sum[4 * c], sum[4 * c + 1], sum[4 * c + 2], sum[4 * c + 3]);
         }
       }
-    if (plan.passes(turn, is_last())) {
+    if (!plan.adds_freely<Shape>() && plan.passes(turn, is_last())) {
       ptx::mbarrier_wait(shared.pass_empty(passes.slot()), passes.parity() ^ 1);
       __syncwarp();
       release(shared.pass_full(passes.slot()));

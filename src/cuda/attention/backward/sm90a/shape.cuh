@@ -193,6 +193,7 @@ struct BackwardPlan : BackwardOrder {
   // all heads how many tiles of keys add to its dQ; of each pair of tiles the order, or kNoOrder; for each tile of keys
   // of all kv heads how many steps it has, and those.
   int list_batches, list_heads_q, list_heads_kv;  // SparseLists
+  int zeroed;  // sums of dQ start as zeros, and nobody waits: the first one to add to a tile may be a long item's
   int* adders;
   std::uint16_t* orders;
   int* num_steps;
@@ -213,6 +214,10 @@ struct BackwardPlan : BackwardOrder {
   __device__ int awaited(int before) const { return ordered ? before : min(before, 1); }
   /// Whether that block counts itself afterwards.
   __device__ bool passes(int before, bool last) const { return !last && (ordered || before == 0); }
+  template <class Shape>
+  __device__ bool adds_freely() const {
+    return Shape::kSparse && zeroed;
+  }
 };
 
 template <class Shape>

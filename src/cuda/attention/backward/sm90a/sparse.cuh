@@ -38,7 +38,9 @@ __device__ inline unsigned step_states(const AttentionParams& f, int b, int h, i
 
 inline constexpr int kListWarps = 4;  // of a block of the two kernels; each has a list of its own
 
-/// A warp for each tile of queries of all heads: the order of those tiles of keys that add to its dQ.
+/// A warp for each tile of queries of all heads: the order of those tiles of keys that add to its dQ, the last one
+/// first. (Where all queries see the first keys beside some near them, the tile of the first keys has by far the most
+/// steps. It comes last, and no other waits for it.)
 template <class Shape>
 __global__ void __launch_bounds__(kListWarps* kWarp)
     order_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ BackwardPlan plan,
@@ -54,11 +56,11 @@ __global__ void __launch_bounds__(kListWarps* kWarp)
   std::uint16_t* const orders = plan.orders + static_cast<std::int64_t>(index) * plan.k_tiles;
   int count = 0;
   for (int n0 = 0; n0 < plan.k_tiles; n0 += kWarp) {
-    const int n = n0 + lane;
-    const bool inside = n < plan.k_tiles && n * Shape::kBlockN < last_key && (n + 1) * Shape::kBlockN > first_key;
+    const int n = plan.k_tiles - 1 - n0 - lane;
+    const bool inside = n >= 0 && n * Shape::kBlockN < last_key && (n + 1) * Shape::kBlockN > first_key;
     const bool shown = inside && step_states<Shape>(f, b, h, tile, n) != 0;
     const unsigned found = __ballot_sync(kFullMask, shown);
-    if (n < plan.k_tiles)
+    if (n >= 0)
       orders[n] =
           shown ? static_cast<std::uint16_t>(count + __popc(found & ((1u << lane) - 1))) : BackwardPlan::kNoOrder;
     count += __popc(found);
