@@ -156,6 +156,12 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             {"k": packed, "v": f(4, 2, 8), "k_pages": f(2, 16, 2, 8), "v_pages": f(2, 16, 2, 8)}
             | {"slots": i(0, 1, 2, 17), "rope": {"positions": i(0, 1, 2, 3), "cos": f(4, 4), "sin": f(4, 4)}},
         ),
+        "qkv_append": (
+            "qkv_append",
+            {"x": f(4, 6), "weight": f(56, 6), "k_pages": f(2, 16, 2, 8), "v_pages": f(2, 16, 2, 8)}
+            | {"slots": i(0, 1, 2, 17), "bias": f(56), "norm_weight": f(6), "norm_bias": f(6), "norm": "layer"}
+            | {"rope": turned, "constant_weights": True, "out": f(4, 3, 8)},
+        ),
         "kv_append, 8 bits": (
             "kv_append",
             {"k": packed, "v": f(4, 2, 8), **bytes_, "slots": i(0, 1, 2, 17), "kv_scales": token_scales},
@@ -186,6 +192,15 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
         ),
         "layer_norm_quantized, one scale": ("layer_norm_quantized", {"x": x, "scale": f(1)}),
         "linear": ("linear", {"x": x, "weight": f(5, 4), "bias": f(5), "out": f(3, 5)}),
+        "fused_linear": (
+            "fused_linear",
+            {"x": x, "weight": f(6, 4), "bias": f(6), "norm_weight": f(4), "residual": f(3, 3), "eps": 1e-5}
+            | {"activation": "swiglu", "constant_weights": True, "out": f(3, 3)},
+        ),
+        "fused_linear, LayerNorm": (
+            "fused_linear",
+            {"x": x, "weight": f(5, 4), "norm_weight": f(4), "norm_bias": f(4), "norm": "layer"},
+        ),
         "linear_backward": (
             "linear_backward",
             {"grad_out": f(3, 5), "x": x, "weight": f(5, 4), "preactivation": f(3, 5), "activation": "silu"},
@@ -299,7 +314,7 @@ def written(case: str) -> list[Path]:
     ]
     if op.endswith("_backward"):  # whose `out` is what the forward pass gave
         paths = [path for path in paths if path[0] == "grads" or op == "cross_entropy_backward"]
-    if op in ("kv_append", "kv_copy_pages", "decode_step"):
+    if op in ("kv_append", "kv_copy_pages", "decode_step", "qkv_append"):
         in_place = "k_pages", "v_pages", "kv_scales", "timeline"
         paths += [path for path in arrays(keywords) if path[0] in in_place]
     return paths

@@ -280,6 +280,12 @@ def _linear() -> list[OpCall]:
             ),
             packed, {"out": _empty(2, 3, 4, 24)}, ("x", "weight", "scales", "zeros", "out"), ("bias",),
         ),
+        OpCall(
+            "fused_linear",
+            lambda a: fk.fused_linear(a.x, a.weight, a.bias, a.norm, residual=a.residual, activation="gelu", out=a.out),
+            {"x": x, "weight": weight, "bias": bias, "norm": _numbers(x.shape[-1]), "residual": _numbers(2, 3, 4, 24)},
+            {"out": _empty(2, 3, 4, 24)}, ("x", "weight", "residual", "out"), ("bias", "norm"),
+        ),
     ]  # fmt: skip
 
 
@@ -446,6 +452,19 @@ def _pages() -> list[OpCall]:
             ),
             {"k": k, "v": v, "q": q, "slots": slots, "positions": positions, "weight": _numbers(16)},
             {**pools, "q_out": _empty(*q.shape)}, rows, (*flat, "weight"),
+        ),
+        OpCall(
+            "qkv_append",
+            lambda a: fk.qkv_append(
+                a.x, a.weight, a.k_pages, a.v_pages, a.slots, a.bias, a.norm, out=a.q_out,
+                rope={"positions": a.positions, "inv_freq": a.inv_freq},
+            ),
+            {
+                "x": _numbers(5, 12), "weight": _numbers(8 * 16, 12), "slots": slots, "bias": _numbers(8 * 16),
+                "norm": _numbers(12), "positions": positions, "inv_freq": inv_freq,
+            },
+            {"k_pages": pools["k_pages"], "v_pages": _numbers(6, 4, 2, 16), "q_out": _empty(*q.shape)},
+            ("x", "weight", "k_pages", "v_pages"), (*flat, "bias", "norm", "q_out"),
         ),
         OpCall(
             "kv_append_of_bytes",

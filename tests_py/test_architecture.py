@@ -88,7 +88,8 @@ def law_of(path: Path) -> tuple[str, ...]:
 ARCH = re.compile(r"/(sm\d+a?)/")
 
 
-TABLE = ("src/cuda/kernels.cpp", "src/cuda/rows.hpp")  # which name every row, and what kinds of rows there are
+# Which name every row, and what kinds of rows there are.
+TABLE = ("src/cuda/kernels.cpp", "src/cuda/fused_kernels.cpp", "src/cuda/rows.hpp")
 
 
 def crosses_archs(path: str, include: str) -> bool:

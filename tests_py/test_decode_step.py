@@ -232,18 +232,8 @@ def test_device_sampling_draws_what_the_host_draws(
     assert got == [draw(row, *options) for row in penalised]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("gpt2", {"norm": 5, "linear": 9, "kv_append": 2, "attention_fwd": 2, "add": 1, "reduce": 1, "torch": 7}),
-        (
-            "llama-1b",
-            {"norm": 5, "linear": 9, "kv_append": 2, "attention_fwd": 2, "swiglu": 2, "reduce": 1, "torch": 6},
-        ),
-    ],
-)
-def test_launches_of_a_step(name: str, expected: dict[str, int]) -> None:
-    """What docs/end_to_end.md counts, for two layers: an op more is a launch more in every layer."""
+def launches(name: str) -> dict[str, int]:
+    """How often each op is called in a step of one row of a model with two layers."""
     pytest.importorskip("transformers")
     from flashkernel.bench.e2e import build
     from flashkernel.integrations.accelerate import accelerate
@@ -261,7 +251,38 @@ def test_launches_of_a_step(name: str, expected: dict[str, int]) -> None:
             found[kernel.op] = found.get(kernel.op, 0) + kernel.calls - before[kernel.id]
     views = ("empty", "select.", "slice", "view", "alias", "unsqueeze")  # nothing for a GPU to do
     found["torch"] = sum(not call[0].startswith(tuple(f"aten.{view}" for view in views)) for call in mode.calls)
-    assert found == expected
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "composed"),
+    [
+        # Without RoPE the queries and the keys and values are two products.
+        ("gpt2", {"norm": 7, "linear": 11, "kv_append": 2, "add": 5, "torch": 7}),
+        ("llama-1b", {"norm": 5, "linear": 9, "kv_append": 2, "add": 4, "swiglu": 2, "torch": 6}),
+    ],
+)
+def test_launches_of_a_fused_step(name: str, composed: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other table of docs/end_to_end.md: what a GPU runs for few rows. On the CPU an op is composed of others."""
+    from flashkernel.generate.model import Model
+
+    monkeypatch.setattr(Model, "fused", True)
+    assert launches(name) == {"qkv_append": 2, "fused_linear": 6, "attention_fwd": 2, "reduce": 1, **composed}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt2", {"norm": 5, "linear": 9, "kv_append": 2, "attention_fwd": 2, "add": 1, "reduce": 1, "torch": 7}),
+        (
+            "llama-1b",
+            {"norm": 5, "linear": 9, "kv_append": 2, "attention_fwd": 2, "swiglu": 2, "reduce": 1, "torch": 6},
+        ),
+    ],
+)
+def test_launches_of_a_step(name: str, expected: dict[str, int]) -> None:
+    """What docs/end_to_end.md counts, for two layers: an op more is a launch more in every layer."""
+    assert launches(name) == expected
 
 
 def test_a_capture_changes_nothing_that_steps_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import flashkernel as fk
 from keyword_calls import arrays, calls, replaced, written
 
 # What an op writes to by its nature, and what only torch's tensors can be.
-IN_PLACE = {"kv_append", "kv_copy_pages"}
+IN_PLACE = {"kv_append", "kv_copy_pages", "qkv_append"}
 OUTPUTS = ("out", "residual_out", "grads", "q_out", "logprob")
 CASES = calls()
 PLATFORMS = ["cpu", *(["gpu"] if fk.num_cuda_devices() and jax.devices()[0].platform == "gpu" else [])]

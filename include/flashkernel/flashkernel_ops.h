@@ -212,6 +212,38 @@ FK_API fk_status fk_linear_fp8(const fk_tensor* x, const fk_tensor* weight, cons
 FK_API fk_status fk_quantize_fp8_blocks(const fk_tensor* x, const fk_tensor* out, const fk_tensor* scales,
     const fk_context* context);
 
+// ---- A linear with the norm before it and with what follows it, for decode steps.
+
+// out = activation(norm(x) W^T + bias) + residual; with `gated`, out = activation(gate) * up + residual, where gate
+// and up are the first and the last out_features of norm(x) W^T + bias. x [..., in_features] (up to 8 dims), weight
+// [out_features, in_features] (with `gated` [2 out_features, in_features]; either dim contiguous), bias one for each
+// row of weight or absent (x's dtype or fp32). norm_weight [in_features] (any floating dtype) asks for a norm of x:
+// RMSNorm, with `centred` LayerNorm, whose norm_bias may be given; absent: there is none. residual: out's shape or
+// absent. out [..., out_features], which may be the same tensor as residual. `gated` needs activation kSilu (SwiGLU).
+// The norm is rounded to x's dtype, as fk_rms_norm and fk_layer_norm give it; sums are fp32. A kernel may round what
+// stands before the residual or the gate to x's dtype, as the ops by themselves do. constant_weights: a promise that
+// no work which is still under way on the stream writes weight, bias, norm_weight or norm_bias. A kernel may then
+// read them while the kernel in front of it still runs. Work that ended before a kernel which is not launched early
+// (of any other library) keeps the promise.
+FK_API fk_status fk_fused_linear(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* bias,
+    const fk_tensor* norm_weight, const fk_tensor* norm_bias, const fk_tensor* residual, const fk_tensor* out,
+    fk_activation activation, int32_t gated, int32_t centred, float eps, int32_t constant_weights,
+    const fk_context* context);
+
+// ---- The projection of queries, keys and values of a decode step, with the norm before it, RoPE, and keys and values
+// into their pages.
+
+// Heads of norm(x) W^T + bias: those of q are turned and written to q_out, those of k are turned and go with those of
+// v to the pages' slots, as fk_kv_append puts them. x [tokens, in_features], weight [(heads_q + 2 heads_kv) head_dim,
+// in_features] (either dim contiguous): heads of q, then of k, then of v. bias, norm_weight, norm_bias, centred, eps
+// and constant_weights as in fk_fused_linear. k_pages, v_pages [num_pages, page_size, heads_kv, head_dim] of x's
+// dtype, slots int32 or int64 [tokens]. rope: without q and q_out; absent: nothing is turned. q_out [tokens, heads_q,
+// head_dim], heads side by side. Sums are fp32; a kernel may round them to x's dtype before they are turned.
+FK_API fk_status fk_qkv_append(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* bias,
+    const fk_tensor* norm_weight, const fk_tensor* norm_bias, const fk_tensor* k_pages,
+    const fk_tensor* v_pages, const fk_tensor* slots, const fk_kv_append_rope* rope, const fk_tensor* q_out,
+    int32_t centred, float eps, int32_t constant_weights, const fk_context* context);
+
 // ---- Elementwise kernels of the block: residual add and the gated unit.
 
 // out = a + b, same shape and dtype (float32, float16, bfloat16), any strides; out may alias a or b.

@@ -74,6 +74,7 @@ TRACEABLE: tuple[str, ...] = (
     "attention_paged",
     "attention_varlen",
     "cross_entropy",
+    "fused_linear",
     "kv_append",
     "kv_read",
     "layer_norm",

@@ -27,6 +27,7 @@ from . import reference, testing
 from .ops import OPS
 from .quantized import QuantizedWeight, tiled
 from .reference.ops import float8_numbers
+from .typing import KvAppendRope
 
 __all__ = ["SAMPLES", "CheckResult", "Inputs", "Sample", "check_kernel", "check_kernels", "samples_of"]
 
@@ -336,6 +337,19 @@ def _kv_append(inputs: Inputs) -> _Pairs:
     return list(zip((kp, vp), reference.kv_append(k64, v64, kp64, vp64, slots), strict=True))
 
 
+def _qkv_append(inputs: Inputs, tokens: int = 3, rope: bool = True) -> _Pairs:
+    """A step's queries, keys and values, turned or not; one slot is skipped."""
+    (x, x64), (w, w64), (g, g64) = inputs.randn(tokens, 64), inputs.randn(8 * 32, 64), inputs.randn(64)
+    (kp, kp64), (vp, vp64) = inputs.randn(2, 16, 2, 32), inputs.randn(2, 16, 2, 32)
+    slots, at = [20, -1, 3, 8][:tokens], [5, 0, 77, 3][:tokens]
+    turned: KvAppendRope | None = {"positions": inputs.index(at)} if rope else None
+    q = fk.qkv_append(x, w, kp, vp, inputs.index(slots), None, g, rope=turned, **inputs.options)
+    truth = reference.qkv_append(
+        x64, w64, kp64, vp64, slots, None, g64, rope={"positions": np.array(at)} if rope else None
+    )
+    return list(zip((q, kp, vp), truth, strict=True))
+
+
 def _kv_read(inputs: Inputs) -> _Pairs:
     pages = inputs.randn(3, 16, 2, 64), inputs.randn(3, 16, 2, 64)
     table, lengths = _indices(inputs, [[2, 0]]), _indices(inputs, [21])
@@ -457,6 +471,12 @@ def _quantize_fp8_blocks(inputs: Inputs, features: int = 256) -> _Pairs:
     return [(scales, true_scales), (inputs.float32(numbers), truth)]
 
 
+def _fused_linear(inputs: Inputs, rows: int = 1) -> Sample:
+    """The first half of an MLP: norm, gate and up, SwiGLU."""
+    arguments = inputs.randn(rows, 64), inputs.randn(96, 64), inputs.randn(96), inputs.randn(64)
+    return Sample("fused_linear", arguments, {"activation": "swiglu"})
+
+
 def _sample(inputs: Inputs) -> Sample:
     """Draws from the whole row, from the best five, and from 0.6 of the probability, in turns."""
     row = np.arange(inputs.rows[0])
@@ -470,6 +490,7 @@ SAMPLES: dict[str, Callable[[Inputs], Sample]] = {
     "add": _matrices("add", 2),
     "argmax": _matrices("argmax", 1, options={"axis": -1}),
     "attention_mla_decode": _attention_mla_decode,
+    "fused_linear": _fused_linear,
     "linear_backward": _linear_backward,
     "linear_fp8": _linear_fp8,
     "merge_states": _merge_states,
@@ -512,6 +533,7 @@ CASES: dict[str, list[_Case]] = {
     ],
     "linear_fp8": [lambda inputs: _linear_fp8(inputs, 150).pairs(inputs)],
     "quantize_fp8_blocks": [_quantize_fp8_blocks, lambda inputs: _quantize_fp8_blocks(inputs, 150)],
+    "fused_linear": [lambda inputs: _fused_linear(inputs, 4).pairs(inputs)],
     "quantized_linear": [_quantized_linear_tiles],
     "reduce": [_reduce_scattered],
     "softmax": [_softmax_fwd, *(partial(_softmax_fwd, shape=shape) for shape in _ROWS)],
@@ -526,6 +548,7 @@ CASES: dict[str, list[_Case]] = {
     "linear_cross_entropy": [_linear_cross_entropy, _linear_selected_log_prob],
     "linear_cross_entropy_bwd": [_linear_cross_entropy_bwd],
     "kv_append": [_kv_append],
+    "qkv_append": [_qkv_append, lambda inputs: _qkv_append(inputs, 1, rope=False)],
     "kv_read": [_kv_read],
     "kv_copy_pages": [_kv_copy_pages],
     "find_bad_page": [_find_bad_page],

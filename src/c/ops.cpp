@@ -11,11 +11,13 @@
 #include "flashkernel/attention_mla.hpp"
 #include "flashkernel/decode_step.hpp"
 #include "flashkernel/elementwise.hpp"
+#include "flashkernel/fused_linear.hpp"
 #include "flashkernel/kv_ops.hpp"
 #include "flashkernel/linear.hpp"
 #include "flashkernel/linear_fp8.hpp"
 #include "flashkernel/loss.hpp"
 #include "flashkernel/norm.hpp"
+#include "flashkernel/qkv_append.hpp"
 #include "flashkernel/quantized_linear.hpp"
 #include "flashkernel/reduce.hpp"
 #include "flashkernel/rope.hpp"
@@ -211,6 +213,33 @@ fk_status fk_quantize_fp8_blocks(const fk_tensor* x, const fk_tensor* out, const
   return guarded([&] {
     const Call c("quantize_fp8_blocks");
     flashkernel::quantize_fp8_blocks(c.tensor("x", x), c.tensor("out", out), c.tensor("scales", scales),
+        c.context("context", context));
+  });
+}
+
+fk_status fk_fused_linear(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* bias,
+    const fk_tensor* norm_weight, const fk_tensor* norm_bias, const fk_tensor* residual, const fk_tensor* out,
+    fk_activation activation, int32_t gated, int32_t centred, float eps, int32_t constant_weights,
+    const fk_context* context) {
+  return guarded([&] {
+    const Call c("fused_linear");
+    flashkernel::fused_linear(c.tensor("x", x), c.tensor("weight", weight), c.tensor("bias", bias),
+        c.tensor("norm_weight", norm_weight), c.tensor("norm_bias", norm_bias), c.tensor("residual", residual),
+        c.tensor("out", out), c.activation("activation", activation), c.flag("gated", gated),
+        c.flag("centred", centred), eps, c.flag("constant_weights", constant_weights), c.context("context", context));
+  });
+}
+
+fk_status fk_qkv_append(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* bias,
+    const fk_tensor* norm_weight, const fk_tensor* norm_bias, const fk_tensor* k_pages,
+    const fk_tensor* v_pages, const fk_tensor* slots, const fk_kv_append_rope* rope, const fk_tensor* q_out,
+    int32_t centred, float eps, int32_t constant_weights, const fk_context* context) {
+  return guarded([&] {
+    const Call c("qkv_append");
+    flashkernel::qkv_append(c.tensor("x", x), c.tensor("weight", weight), c.tensor("bias", bias),
+        c.tensor("norm_weight", norm_weight), c.tensor("norm_bias", norm_bias), c.tensor("k_pages", k_pages),
+        c.tensor("v_pages", v_pages), c.tensor("slots", slots), c.kv_append_rope("rope", rope),
+        c.tensor("q_out", q_out), c.flag("centred", centred), eps, c.flag("constant_weights", constant_weights),
         c.context("context", context));
   });
 }

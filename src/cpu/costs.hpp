@@ -32,6 +32,8 @@ inline constexpr const char* kAvx2Packed = "avx2_packed";
 inline constexpr const char* kAvx512Packed = "avx512_packed";
 inline constexpr const char* kAmxPacked = "amx_packed";
 inline constexpr const char* kAmxFp16Packed = "amx_fp16_packed";
+/// That of the ops which a call is composed of.
+inline constexpr const char* kComposed = "composed";
 }  // namespace arithmetic
 
 template <class Params, int kRate>

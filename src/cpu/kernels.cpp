@@ -245,6 +245,28 @@ KernelTable<LinearBackwardParams> cpu_kernels<LinearBackwardParams>() {
 }
 
 template <>
+KernelTable<FusedLinearParams> cpu_kernels<FusedLinearParams>() {
+  static constexpr KernelEntry<FusedLinearParams> kRows[] = {
+      {"fused_linear/cpu/composed", DeviceType::kCpu, 0, 0, kCpuAny, cpu::arithmetic::kComposed,
+       accept_all<FusedLinearParams>, cpu::cost_us<FusedLinearParams, cpu::rates::kAvx2>, plan_composed_fused_linear,
+       composed_fused_linear, nullptr, every_call<FusedLinearParams>},
+      scalar_row<FusedLinearParams, cpu_scalar::fused_linear>("fused_linear/cpu/scalar"),
+  };
+  return table(kRows);
+}
+
+template <>
+KernelTable<QkvAppendParams> cpu_kernels<QkvAppendParams>() {
+  static constexpr KernelEntry<QkvAppendParams> kRows[] = {
+      {"qkv_append/cpu/composed", DeviceType::kCpu, 0, 0, kCpuAny, cpu::arithmetic::kComposed,
+       accept_all<QkvAppendParams>, cpu::cost_us<QkvAppendParams, cpu::rates::kAvx2>, plan_composed_qkv_append,
+       composed_qkv_append, nullptr, every_call<QkvAppendParams>},
+      scalar_row<QkvAppendParams, cpu_scalar::qkv_append>("qkv_append/cpu/scalar"),
+  };
+  return table(kRows);
+}
+
+template <>
 KernelTable<QuantizedLinearParams> cpu_kernels<QuantizedLinearParams>() {
   static constexpr KernelEntry<QuantizedLinearParams> kRows[] = {
 #if defined(FK_CPU_AMX)

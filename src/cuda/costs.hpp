@@ -60,7 +60,8 @@ inline constexpr Rates kFewQueriesSm90a{1700000, 360000000};
 
 inline constexpr Rates kLinearTiles{50000, 10000000}, kLinearSm75{100000, 100000000}, kLinearSm80{200000, 200000000},
     kLinearFewRows{400000, 1}, kLinearSm90a{800000, 350000000}, kLinearFewRowsSm80{1600000, 1},
-    kLinearFewRowsSm90a{2000000, 1}, kQuantizedFewRowsSm80{4000000, 60000000};
+    kLinearFewRowsSm90a{2000000, 1}, kQuantizedFewRowsSm80{4000000, 60000000}, kFusedFewRowsSm80{2000000, 1},
+    kFusedComposed{1000000, 300000000};
 }  // namespace rates
 
 /// Query rows of a kv head up to which a call of attention is bound by reading keys and values.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ops/check.hpp"
+#include "ops/kv_append_check.hpp"
 #include "ops/kv_params.hpp"
 #include "ops/kv_scales.hpp"
 #include "ops/page_table.hpp"
@@ -205,10 +206,11 @@ void set_rope(const Checker& check, const KvAppendRope& rope, const TensorView& 
   params.stride_q_out_head = rope.q_out.strides[1];
 }
 
-void append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
-            const KvScales& scales, const TensorView& slots, const KvAppendPlaces* places,
-            const std::optional<KvAppendRope>& rope, const ExecutionContext& context) {
-  const Checker check("kv_append", k_pages.device);
+/// All that a call asks for. places: null: by slots; `known`: what the host knows of them.
+KvAppendParams check_append(const Checker& check, const TensorView& k, const TensorView& v, const TensorView& k_pages,
+                            const TensorView& v_pages, const KvScales& scales, const TensorView& slots,
+                            const KvAppendPlaces* places, const std::optional<KvAppendRope>& rope, IndexCopies& copies,
+                            KvPlaces& known) {
   KvAppendParams params;
   params.pages = check_pages(check, k_pages, v_pages, scales, true);
   if (params.pages.quantization) check.floating("k", k);
@@ -251,8 +253,6 @@ void append(const TensorView& k, const TensorView& v, const TensorView& k_pages,
   params.stride_k_head = k.strides[1];
   params.stride_v_token = v.strides[0];
   params.stride_v_head = v.strides[1];
-  IndexCopies copies(check.device());
-  KvPlaces known;
   if (places) {
     known = set_places(check, *places, rope.has_value(), copies, params);
     if (places->seq_lens_after.defined()) {
@@ -277,6 +277,16 @@ void append(const TensorView& k, const TensorView& v, const TensorView& k_pages,
     check.apart("rope.q_out", rope->q_out,
                 {{"k", k}, {"v", v}, {"slots", slots}, {"k_scales", scales.k}, {"v_scales", scales.v}});
   }
+  return params;
+}
+
+void append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
+            const KvScales& scales, const TensorView& slots, const KvAppendPlaces* places,
+            const std::optional<KvAppendRope>& rope, const ExecutionContext& context) {
+  const Checker check("kv_append", k_pages.device);
+  IndexCopies copies(check.device());
+  KvPlaces known;
+  const KvAppendParams params = check_append(check, k, v, k_pages, v_pages, scales, slots, places, rope, copies, known);
   if (params.tokens == 0 && !context.explain) return;
   dispatch(params, params.device, context);
   if (params.device.is_cpu() && known.seq_lens_after && !context.explain)
@@ -285,6 +295,13 @@ void append(const TensorView& k, const TensorView& v, const TensorView& k_pages,
 }
 
 }  // namespace
+
+KvAppendParams check_kv_append(const Checker& check, const TensorView& k, const TensorView& v,
+                               const TensorView& k_pages, const TensorView& v_pages, const KvScales& scales,
+                               const TensorView& slots, const std::optional<KvAppendRope>& rope, IndexCopies& copies) {
+  KvPlaces known;
+  return check_append(check, k, v, k_pages, v_pages, scales, slots, nullptr, rope, copies, known);
+}
 
 void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
                const TensorView& slots, const std::optional<KvAppendRope>& rope, const ExecutionContext& context) {

@@ -7,6 +7,7 @@
 #include "ops/attention_params.hpp"
 #include "ops/decode_step_params.hpp"
 #include "ops/elementwise_params.hpp"
+#include "ops/fused_linear_params.hpp"
 #include "ops/kv_params.hpp"
 #include "ops/linear_fp8_params.hpp"
 #include "ops/linear_loss_params.hpp"
@@ -14,6 +15,7 @@
 #include "ops/loss_params.hpp"
 #include "ops/mask_params.hpp"
 #include "ops/norm_params.hpp"
+#include "ops/qkv_append_params.hpp"
 #include "ops/quantized_linear_params.hpp"
 #include "ops/reduce_params.hpp"
 #include "ops/rope_params.hpp"
@@ -46,6 +48,8 @@ inline constexpr OpList kOps{
     Op<QuantizedLinearParams>{{"quantized_linear"}},
     Op<LinearFp8Params>{{"linear_fp8"}},
     Op<QuantizeFp8Params>{{"quantize_fp8_blocks"}},
+    Op<FusedLinearParams>{{"fused_linear"}},
+    Op<QkvAppendParams>{{"qkv_append"}},
     Op<AddParams>{{"add"}},
     Op<SwigluParams>{{"swiglu"}},
     Op<SwigluBackwardParams>{{"swiglu_backward"}},

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import flashkernel as fk
-from flashkernel.typing import KvAppendRopeWithQ
+from flashkernel.typing import KvAppendRope, KvAppendRopeWithQ
 
 from ..quantized import FP8, FP8_BLOCK, QuantizedWeight
 from .arrays import HostArrays
@@ -330,6 +330,8 @@ class DecoderModel(Model, model_types=FAMILIES):
             residual = arrays.take(self.embedding, batch.tokens)
         if self.embedding_factor != 1.0:
             residual = arrays.scaled(residual, self.embedding_factor)
+        if all(map(self._can_fuse, self.layers)) and self.fuses(batch, pool, *self._linear_weights(self.layers[0])):
+            return self._logits(self._fused_layers(residual, batch, pool))
         before = self.layers[0].input_norm
         x = residual if before is None else fk.rms_norm(residual, before, eps=self.eps, **arrays.op_options)
         to_latents = None if self.sizes is None else way(arrays, batch, pool.page_size)
@@ -343,10 +345,76 @@ class DecoderModel(Model, model_types=FAMILIES):
         if batch.last_rows is not None:
             x, residual = arrays.take(x, batch.last_rows), arrays.take(residual, batch.last_rows)
         x, _ = self._join(x, residual, self.layers[-1].result_norm, self.norm)
+        return self._logits(x)
+
+    def _logits(self, x: Any) -> Any:
+        arrays = self.arrays
         logits = self.whole(self._linear(x, self.lm_head))
         if self.logits_factor != 1.0:
             logits = arrays.scaled(logits, self.logits_factor)
         return logits if self.logits_softcap is None else arrays.softcapped(logits, self.logits_softcap)
+
+    def _can_fuse(self, layer: _Layer) -> bool:
+        """Whether a layer is a norm before attention, a norm before an MLP with SwiGLU, and plain sums behind them; its
+        keys go to their pages as the linear gives them, or turned as whole heads.
+        """
+        if layer.q_norm is not None or (layer.rope is not None and layer.rope.rotary_dim != self.head_dim):
+            return False
+        plain = layer.attention_norm is None and layer.result_norm is None and self.residual_factor == 1.0
+        normed = layer.input_norm is not None and layer.mlp_norm is not None and layer.latent is None
+        if not (plain and normed and self.activation == "silu" and isinstance(layer.mlp, _Mlp)):
+            return False
+        weights = self._linear_weights(layer)
+        return layer.shared is None and not any(isinstance(weight, QuantizedWeight) for weight in weights)
+
+    def _linear_weights(self, layer: _Layer) -> tuple[Any, ...]:
+        mlp = layer.mlp
+        assert isinstance(mlp, _Mlp)
+        return layer.qkv_weight, layer.out_weight, mlp.gate_up_weight, mlp.down_weight
+
+    def _fused_layers(self, residual: Any, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
+        """All layers and the last norm, with five ops in a layer but attention: what a norm gives goes into its linear
+        without a way through memory, and the residual leaves with the product that is added to it.
+        """
+        options: dict[str, Any] = {"constant_weights": True, **self.arrays.op_options}
+        for i, layer in enumerate(self.layers):
+            mlp = layer.mlp
+            assert isinstance(mlp, _Mlp)
+            x = self._append_and_attend(residual, layer, i, batch, pool, options)
+            residual = fk.fused_linear(x, layer.out_weight, layer.out_bias, residual=residual, **options)
+            x = fk.fused_linear(
+                residual,
+                mlp.gate_up_weight,
+                mlp.gate_up_bias,
+                layer.mlp_norm,
+                eps=self.eps,
+                activation="swiglu",
+                **options,
+            )
+            residual = fk.fused_linear(x, mlp.down_weight, mlp.down_bias, residual=residual, **options)
+        return fk.rms_norm(residual, self.norm, eps=self.eps, **self.arrays.op_options)
+
+    def _append_and_attend(
+        self, x: Any, layer: _Layer, i: int, batch: PagedBatch, pool: fk.KvPagePool, options: dict[str, Any]
+    ) -> Any:
+        """Attention of the rows of the residual stream, by one op for all that comes before it."""
+        turned, scale = layer.rope, self.scale
+        rope: KvAppendRope | None = None
+        if turned is not None:
+            rope = {"positions": batch.positions, "theta": turned.theta, "inv_freq": turned.inv_freq}
+            scale *= turned.factor**2
+        q = fk.qkv_append(
+            x,
+            layer.qkv_weight,
+            *self.pages(pool, i),
+            batch.slots,
+            layer.qkv_bias,
+            layer.input_norm,
+            rope=rope,
+            eps=self.eps,
+            **options,
+        )
+        return self.attend(q, pool, i, batch, scale, layer.window, self.softcap, layer.sinks)
 
     def _linear(self, x: Any, weight: Any, bias: Any = None, **options: Any) -> Any:
         return self.arrays.linear(x, weight, bias, **options)
@@ -367,14 +435,18 @@ class DecoderModel(Model, model_types=FAMILIES):
     def _attention(
         self, x: Any, layer: _Layer, i: int, batch: PagedBatch, pool: fk.KvPagePool, to_latents: Way | None
     ) -> Any:
-        options = self.arrays.op_options
         if layer.latent is not None:
             assert to_latents is not None
             pages = self.arrays.view(self.pages(pool, i)[0])
             x = layer.latent(x, batch, to_latents, pages, self.scale)
             return self.summed(self._linear(x, layer.out_weight, layer.out_bias))
+        x = self._attend_rows(self._linear(x, layer.qkv_weight, layer.qkv_bias), layer, i, batch, pool)
+        return self.summed(self._linear(x, layer.out_weight, layer.out_bias))
+
+    def _attend_rows(self, qkv: Any, layer: _Layer, i: int, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
+        """Attention of the rows of Q, K and V as the linear gives them, which this writes to."""
+        options = self.arrays.op_options
         heads_q, heads_kv, head_dim = self.heads_q, self.heads_kv, self.head_dim
-        qkv = self._linear(x, layer.qkv_weight, layer.qkv_bias)
         if self.family.qk_norm == "whole":
             for rows, weight in (
                 (qkv[:, : heads_q * head_dim], layer.q_norm),
@@ -411,8 +483,7 @@ class DecoderModel(Model, model_types=FAMILIES):
                 scale *= turned.factor**2
             elif turned.factor != 1.0:
                 self.arrays.scale_in_place(q[..., : turned.rotary_dim], turned.factor**2)
-        x = self.attend(q, pool, i, batch, scale, layer.window, self.softcap, layer.sinks)
-        return self.summed(self._linear(x, layer.out_weight, layer.out_bias))
+        return self.attend(q, pool, i, batch, scale, layer.window, self.softcap, layer.sinks)
 
     def _feed(self, x: Any, layer: _Layer) -> Any:
         """What stands behind attention: an MLP, or experts and perhaps an MLP beside them."""

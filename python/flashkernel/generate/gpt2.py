@@ -169,14 +169,12 @@ class Gpt2(Model, model_types=("gpt2",)):
         take, options = self.arrays.take, self.arrays.op_options
         residual = fk.add(take(self.wte, batch.tokens), take(self.wpe, batch.positions), **options)
         first = self.layers[0]
+        if self.fuses(batch, pool, first.attn_weight, first.fc_weight):
+            return self._fused_logits(residual, batch, pool)
         x = fk.layer_norm(residual, first.ln_1_weight, first.ln_1_bias, eps=self.eps, **options)
         for i, layer in enumerate(self.layers):
             qkv = fk.linear(x, layer.attn_weight, layer.attn_bias, **options)
-            qkv = qkv.reshape(qkv.shape[0], 3, self.heads_q, self.head_dim)
-            k_pages, v_pages = self.pages(pool, i)
-            kv_options = self.kv_options(pool, i)
-            fk.kv_append(qkv[:, 1], qkv[:, 2], k_pages, v_pages, batch.slots, **kv_options, **options)
-            x = self.attend(qkv[:, 0], pool, i, batch, layer.scale)
+            x = self._attend_rows(qkv, layer, i, batch, pool)
             x = self.summed(fk.linear(x, layer.attn_proj_weight, layer.attn_proj_bias, **options))
             x, residual = fk.layer_norm(
                 x, layer.ln_2_weight, layer.ln_2_bias, residual=residual, eps=self.eps, **options
@@ -195,3 +193,33 @@ class Gpt2(Model, model_types=("gpt2",)):
             x.reshape(-1, self.hidden), self.ln_f_weight, self.ln_f_bias, residual=residual, eps=self.eps, **options
         )
         return self.whole(fk.linear(x, self.lm_head, **options))
+
+    def _attend_rows(self, qkv: Any, layer: _Layer, i: int, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
+        """Attention of the rows of Q, K and V as the linear gives them."""
+        qkv = qkv.reshape(qkv.shape[0], 3, self.heads_q, self.head_dim)
+        k_pages, v_pages = self.pages(pool, i)
+        options = {**self.kv_options(pool, i), **self.arrays.op_options}
+        fk.kv_append(qkv[:, 1], qkv[:, 2], k_pages, v_pages, batch.slots, **options)
+        return self.attend(qkv[:, 0], pool, i, batch, layer.scale)
+
+    def _fused_logits(self, residual: Any, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
+        """What `forward` gives, with norms and residuals in the linears beside them."""
+        options: dict[str, Any] = {"constant_weights": True, **self.arrays.op_options}
+        norm: dict[str, Any] = {"norm": "layer", "eps": self.eps, **options}
+        for i, layer in enumerate(self.layers):
+            weights = layer.attn_bias, layer.ln_1_weight, layer.ln_1_bias
+            q = fk.qkv_append(residual, layer.attn_weight, *self.pages(pool, i), batch.slots, *weights, **norm)
+            x = self.attend(q, pool, i, batch, layer.scale)
+            residual = fk.fused_linear(x, layer.attn_proj_weight, layer.attn_proj_bias, residual=residual, **options)
+            x = fk.fused_linear(
+                residual,
+                layer.fc_weight,
+                layer.fc_bias,
+                layer.ln_2_weight,
+                layer.ln_2_bias,
+                activation=self.activation,
+                **norm,
+            )
+            residual = fk.fused_linear(x, layer.fc_proj_weight, layer.fc_proj_bias, residual=residual, **options)
+        x = fk.layer_norm(residual, self.ln_f_weight, self.ln_f_bias, eps=self.eps, **self.arrays.op_options)
+        return self.whole(fk.linear(x, self.lm_head, **self.arrays.op_options))

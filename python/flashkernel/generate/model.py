@@ -40,6 +40,10 @@ ACTIVATIONS = {
     "gelu_python": "gelu",
 }
 
+# Where steps are made of `flashkernel.fused_linear` and `qkv_append`: up to how many rows, and numbers in a matrix, a
+# GPU ran them faster than the ops that they stand for (lab/notebooks/linear_fused.md).
+FUSED_ROWS, FUSED_NUMBERS = 1, 1 << 25
+
 # Masks and tables that older versions of Transformers saved beside the weights.
 _BUFFERS = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 
@@ -110,6 +114,9 @@ class Model(ABC):
     max_positions: int
     vocab_size: int
     window: int | None = None  # most keys that a query of any layer sees, its own included; None: all
+    # Whether decode steps of few rows take norms, gates and residuals with the linears beside them; None: where that is
+    # faster, on a GPU in 16 bits.
+    fused: bool | None = None
     splits: Mapping[str, Split] = {}  # by the last two parts of a tensor's name, as "q_proj.weight"
 
     def __init_subclass__(cls, model_types: Iterable[str] = (), **kwargs: Any) -> None:
@@ -165,6 +172,20 @@ class Model(ABC):
                 **options,
             )
         return out.reshape(out.shape[0], self.heads_q * self.head_dim)
+
+    def fuses(self, batch: PagedBatch, pool: fk.KvPagePool, *weights: Any) -> bool:
+        """Whether this step's linears, with these weights and others like them, are `flashkernel.fused_linear`. Not in
+        the invariant mode, where a token's bits must not depend on how many rows there are, and not before pages of
+        8 bits.
+        """
+        few = batch.cu_seqlens is None and batch.last_rows is None and batch.tokens.shape[0] <= FUSED_ROWS
+        if not few or self.parallel is not None or pool.dtype != self.arrays.dtype or fk.is_invariant():
+            return False
+        if self.fused is not None:
+            return self.fused
+        # The kernel takes chunks of 32 of k.
+        fit = all(w.shape[0] * w.shape[1] <= FUSED_NUMBERS and w.shape[1] % 32 == 0 for w in weights)
+        return self.arrays.asynchronous and self.arrays.dtype != "float32" and fit
 
     def check_kv_dtype(self, kv_dtype: str | None) -> None:
         """Raises UnsupportedModelError for elements that the model's cache can't have."""

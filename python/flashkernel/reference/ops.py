@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flashkernel.reference._common import Float, f64
-from flashkernel.reference.kv_ops import kv_quantize
+from flashkernel.reference.kv_ops import kv_append, kv_quantize
 
 __all__ = [
     "activate",
@@ -17,6 +18,7 @@ __all__ = [
     "argmax",
     "cross_entropy",
     "cross_entropy_backward",
+    "fused_linear",
     "layer_norm",
     "layer_norm_backward",
     "layer_norm_quantized",
@@ -25,6 +27,7 @@ __all__ = [
     "linear_fp8",
     "log_softmax",
     "log_softmax_backward",
+    "qkv_append",
     "quantize_fp8_blocks",
     "quantized_linear",
     "reduce_max",
@@ -78,6 +81,9 @@ def rope(
     cos, sin = np.cos(angle), np.sin(angle)
     rotated = None if k is None else _rotate(k, cos, sin, interleaved, inverse)
     return _rotate(q, cos, sin, interleaved, inverse), rotated
+
+
+_rope = rope  # where an argument has its name
 
 
 def rope_table(
@@ -224,6 +230,58 @@ def quantized_linear(
         zero = (8.0 if format == "int4" else 0.0) if zeros is None else f64(zeros)[..., None]
         numbers = scale * (q.reshape(rows, scale.shape[1], -1) - zero)
     return linear(x, numbers.reshape(rows, -1), bias, activation=activation)[0]
+
+
+def fused_linear(
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    norm_weight: ArrayLike | None = None,
+    norm_bias: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
+    *,
+    norm: str = "rms",
+    eps: float = 1e-6,
+    activation: str | None = None,
+) -> Float:
+    """activation(norm(x) weight^T + bias) + residual; "swiglu" is silu(gate) * up. Nothing is rounded."""
+    y = f64(x)
+    if norm_weight is not None and norm == "layer":
+        y = layer_norm(y, norm_weight, norm_bias, eps=eps)[0]
+    elif norm_weight is not None:
+        y = rms_norm(y, norm_weight, eps=eps)[0]
+    gated = activation == "swiglu"
+    out = linear(y, weight, bias, activation=None if gated else activation)[0]
+    if gated:
+        out = swiglu(*np.split(out, 2, axis=-1))
+    return out if residual is None else out + f64(residual)
+
+
+def qkv_append(
+    x: ArrayLike,
+    weight: ArrayLike,
+    k_pages: ArrayLike,
+    v_pages: ArrayLike,
+    slots: Sequence[int],
+    bias: ArrayLike | None = None,
+    norm_weight: ArrayLike | None = None,
+    norm_bias: ArrayLike | None = None,
+    *,
+    rope: Mapping[str, Any] | None = None,
+    norm: str = "rms",
+    eps: float = 1e-6,
+) -> tuple[Float, Float, Float]:
+    """(q, and copies of the pages with k and v written) of the heads of norm(x) weight^T + bias. Nothing is rounded."""
+    heads_kv, head_dim = np.shape(k_pages)[2:]
+    product = fused_linear(x, weight, bias, norm_weight, norm_bias, norm=norm, eps=eps)
+    heads = product.reshape(len(product), -1, head_dim).swapaxes(0, 1)[None]  # as rope has them
+    q, k, v = np.split(heads, [-2 * heads_kv, -heads_kv], axis=1)
+    if rope is not None:
+        q, turned = (rope_table if "cos" in rope else _rope)(q, k, **rope)
+        assert turned is not None
+        k = turned
+    q, k, v = (part[0].swapaxes(0, 1) for part in (q, k, v))
+    return (q, *kv_append(k, v, k_pages, v_pages, slots))
 
 
 def linear_backward(

@@ -13,6 +13,7 @@ from .attention import attention, attention_varlen, pack_mask
 from .attention_fp8 import attention_fp8
 from .cascade import attention_cascade
 from .elementwise import log_softmax, softmax, swiglu
+from .fused_linear import fused_linear
 from .kv_cache import attention_paged, kv_append, kv_read
 from .linear import Linear, linear
 from .linear_fp8 import linear_fp8, quantize_fp8_blocks
@@ -38,6 +39,7 @@ __all__ = [
     "attention_paged",
     "attention_varlen",
     "cross_entropy",
+    "fused_linear",
     "kv_append",
     "kv_read",
     "layer_norm",

@@ -27,6 +27,8 @@ void linear_backward(const LinearBackwardParams& params, void* workspace, Stream
 void quantized_linear(const QuantizedLinearParams& params, void* workspace, Stream stream);
 void linear_fp8(const LinearFp8Params& params, void* workspace, Stream stream);
 void quantize_fp8_blocks(const QuantizeFp8Params& params, void* workspace, Stream stream);
+void fused_linear(const FusedLinearParams& params, void* workspace, Stream stream);
+void qkv_append(const QkvAppendParams& params, void* workspace, Stream stream);
 
 // elementwise
 void add(const AddParams& params, void* workspace, Stream stream);

@@ -14,9 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import flashkernel as fk
+from flashkernel.generate.model import FUSED_NUMBERS, FUSED_ROWS
 
 from .. import baselines
-from ..case import ITEM_BYTES, OURS, TOLERANCE, Case, Inputs, Provider, Settings, Work, each
+from ..case import ITEM_BYTES, OURS, TOLERANCE, VARIANT, Case, Inputs, Provider, Settings, Work, each
 
 __all__ = ["decode_chain"]
 
@@ -64,6 +65,7 @@ def _tensors(s: Settings, layer: Layer, batch: int, cache: int, dtype: str) -> S
         return inputs.randn(out, into, scale=1 / math.sqrt(into))
 
     t = SimpleNamespace(x=inputs.randn(batch, hidden), residual=inputs.randn(batch, hidden))
+    t.sum = t.x + t.residual
     t.norms = [inputs.randn(hidden), inputs.randn(hidden)]
     t.qkv, t.o = matrix(layer.qkv, hidden), matrix(hidden, layer.heads * layer.dim)
     t.up, t.down = matrix(layer.up, hidden), matrix(hidden, layer.inner)
@@ -100,6 +102,25 @@ def _ours(layer: Layer, t: Any) -> Any:
     return fk.linear(fk.swiglu(gate, up), t.down), residual
 
 
+def _fused(layer: Layer, t: Any) -> Any:
+    """The same by fused ops, as the engine's steps of few rows are made. What `_ours` adds in its first norm is one
+    tensor here: the ops before have added it.
+    """
+    batch = t.x.shape[0]
+    bias = t.biases if not layer.llama else [None] * 6
+    kind = "rms" if layer.llama else "layer"
+    constant: dict[str, Any] = {"constant_weights": True}
+    norm: dict[str, Any] = {"norm": kind, "eps": 1e-6 if layer.llama else 1e-5, **constant}
+    rope: Any = {"positions": t.positions, "theta": THETA} if layer.llama else None
+    q = fk.qkv_append(t.sum, t.qkv, t.k_pages, t.v_pages, t.slots, bias[2], t.norms[0], bias[0], rope=rope, **norm)
+    out = fk.attention_paged(q.unsqueeze(2), t.k_pages, t.v_pages, t.table, t.lengths, causal=True)
+    residual = fk.fused_linear(out.reshape(batch, -1), t.o, bias[3], residual=t.sum, **constant)
+    h = fk.fused_linear(
+        residual, t.up, bias[4], t.norms[1], bias[1], activation="swiglu" if layer.llama else "gelu_tanh", **norm
+    )
+    return fk.fused_linear(h, t.down, bias[5], **constant), residual
+
+
 def _eager(layer: Layer, t: Any) -> Any:
     """The same by torch, over a cache without pages."""
     functional = baselines.require_torch().nn.functional
@@ -128,7 +149,12 @@ def _work(s: Settings, layer: Layer, batch: int, cache: int, dtype: str) -> Work
     read = size * (layer.weights + 2 * batch * layer.heads_kv * cache * layer.dim)
     sets = Inputs(s.device, dtype).sets(read, from_memory=s.cuda)
     layers = [_tensors(s, layer, batch, cache, dtype) for _ in range(sets)]
-    providers = [Provider("flashkernel", each(partial(_ours, layer), [(t,) for t in layers]), OURS)]
+    ops = each(partial(_ours, layer), [(t,) for t in layers])
+    if s.cuda and batch <= FUSED_ROWS and layer.hidden * max(layer.qkv, layer.up) <= FUSED_NUMBERS:
+        fused = each(partial(_fused, layer), [(t,) for t in layers])
+        providers = [Provider("flashkernel", fused, OURS), Provider("flashkernel, op by op", ops, VARIANT)]
+    else:
+        providers = [Provider("flashkernel", ops, OURS)]
     providers += baselines.stock(s, partial(_eager, layer), [(t,) for t in layers])
     # Five ops behind one another, each of which rounds.
     return Work(providers, 4 * TOLERANCE[dtype], read=read, written=size * batch * layer.hidden)

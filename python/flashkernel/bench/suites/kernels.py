@@ -16,7 +16,7 @@ from ... import selfcheck
 from ...selfcheck import samples_of
 from .. import baselines
 from ..case import DTYPES, OURS, PEER, TOLERANCE, Case, Inputs, Provider, Settings, Work, attention_flop, each, nbytes
-from . import decode, linear, linear_fp8, linear_loss, quantized_linear, rows, sampling
+from . import decode, fused_linear, linear, linear_fp8, linear_loss, quantized_linear, rows, sampling
 
 __all__ = ["OPS", "Representative", "call_for", "kernels", "representative"]
 
@@ -219,6 +219,18 @@ def _quantize_fp8(s: Settings, r: Representative) -> Pair:
     return _of(linear_fp8.quantize_fp8_work(s, r.dtype, count, columns), f"{count} x {columns}")
 
 
+def _fused_linear(s: Settings, r: Representative) -> Pair:
+    count, features, inner = s.pick(quick=(2, 256, 64), cpu=(1, 576, 1536), cuda=(1, 2048, 8192))
+    work = fused_linear.fused_linear_work(s, r.dtype, count, features, inner)
+    return _of(work, f"norm, {count} x {features} -> 2 x {inner}, SwiGLU")
+
+
+def _qkv_append(s: Settings, r: Representative) -> Pair:
+    count, features, heads = s.pick(quick=(2, 256, 8), cpu=(1, 576, 9), cuda=(1, 2048, 32))
+    work = fused_linear.qkv_append_work(s, r.dtype, count, features, heads)
+    return _of(work, f"norm, {count} x {features} -> {heads} + 2 x {fused_linear.HEADS_KV} heads, RoPE")
+
+
 def _linear_bwd(s: Settings, r: Representative) -> Pair:
     count, features, outputs = s.pick(quick=(32, 64, 128), cpu=(128, 768, 768), cuda=(4096, 4096, 4096))
     return _of(linear.linear_backward_work(s, r.dtype, count, features, outputs), f"{count} x {features} -> {outputs}")
@@ -337,6 +349,8 @@ OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
     "quantized_linear": _quantized_linear,
     "linear_fp8": _linear_fp8,
     "quantize_fp8_blocks": _quantize_fp8,
+    "fused_linear": _fused_linear,
+    "qkv_append": _qkv_append,
     "add": _matrix(rows.ELEMENTWISE["add"]),
     "swiglu": _matrix(rows.ELEMENTWISE["swiglu"]),
     "swiglu_bwd": _matrix(rows.ELEMENTWISE["swiglu_backward"]),
